@@ -1,0 +1,42 @@
+// Offline packing: offsets for buffers whose lifetimes are known (dynamic storage allocation).
+//
+// lower/upper are positions in a linear order; a buffer lives in [lower, upper). Two buffers that
+// live at a common position never share a byte. Deterministic: a pure function of its input.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace sluice {
+
+struct Lifetime {
+  std::uint64_t lower = 0;
+  std::uint64_t upper = 0;  // exclusive; upper > lower
+  std::uint64_t bytes = 0;  // > 0
+};
+
+struct Packing {
+  std::vector<std::uint64_t> offsets_bytes;  // as the input's order
+  std::uint64_t capacity_bytes = 0;          // max(offset + bytes)
+  std::uint64_t lower_bound_bytes = 0;       // the largest sum of sizes live at once
+};
+
+// Every offset is a multiple of `alignment_bytes`. Best of several greedy orders (by size, by area,
+// by start, each best-fit); O(n log n + n * overlaps).
+Packing pack_lifetimes(std::span<const Lifetime> lifetimes, std::uint64_t alignment_bytes);
+
+// Equal-sized items: assigns slots (optimal for intervals: as many as the deepest overlap). Among
+// free slots takes the one that has been free longest, so that reuse waits least.
+// counts: how many slots each item needs. Returns slots per item, and their number.
+struct SlotAssignment {
+  std::vector<std::vector<std::uint32_t>> slots;
+  std::uint32_t slot_count = 0;
+};
+SlotAssignment assign_slots(std::span<const Lifetime> lifetimes_in_slots);  // bytes: slots needed
+
+// Throws InternalError where two overlapping lifetimes share bytes or an offset is misaligned.
+void check_packing(std::span<const Lifetime> lifetimes, const Packing& packing,
+                   std::uint64_t alignment_bytes);
+
+}  // namespace sluice

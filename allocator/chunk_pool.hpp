@@ -1,0 +1,43 @@
+// Equal slots of device memory for model states: no fragmentation by construction.
+//
+// A *window* is a contiguous virtual range over a list of slots. Every window that the schedule
+// will use is mapped once, at set-up; two windows may show the same slots (the schedule orders their
+// uses), so in steady state nothing is mapped, unmapped or allocated. Kernels see one contiguous
+// unit whatever the chunk size.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "allocator/page_pool.hpp"
+
+namespace sluice {
+
+class ChunkPool {
+ public:
+  // Takes `slot_count` chunk handles from `pages` at once (throws OutOfMemory).
+  ChunkPool(Device& device, PagePool& pages, std::uint32_t slot_count, Category category);
+  ~ChunkPool();
+
+  // Maps `slots` in order into a fresh range and returns its address; the window lives as long as
+  // the pool. Slots may repeat across windows, not within one.
+  std::byte* map_window(std::span<const std::uint32_t> slots);
+
+  std::uint32_t slot_count() const { return static_cast<std::uint32_t>(slots_.size()); }
+  std::uint64_t slot_bytes() const;
+  std::uint64_t window_count() const { return windows_.size(); }
+  void check_invariants() const;
+
+ private:
+  struct Window {
+    AddressRange range;
+    std::vector<Mapping> mappings;  // destroyed before range
+  };
+  Device& device_;
+  PagePool& pages_;
+  std::vector<PagePool::Handle*> slots_;
+  std::vector<Window> windows_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,75 @@
+// The budget ledger: every byte of every tier is charged to a category before any driver or system
+// call that obtains it. Caps are hard. Thread-safe.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+
+#include "base/error.hpp"
+#include "base/memory_kinds.hpp"
+
+namespace sluice {
+
+class Ledger;
+
+// A charge. Move-only; gives its bytes back when destroyed.
+class Reservation {
+ public:
+  Reservation() = default;
+  Reservation(Reservation&& other) noexcept;
+  Reservation& operator=(Reservation&& other) noexcept;
+  Reservation(const Reservation&) = delete;
+  Reservation& operator=(const Reservation&) = delete;
+  ~Reservation();
+  std::uint64_t bytes() const { return bytes_; }
+  // Gives back `bytes` of this charge now (bytes <= bytes()).
+  void shrink(std::uint64_t bytes);
+
+ private:
+  friend class Ledger;
+  Reservation(Ledger* ledger, Tier tier, Category category, std::uint64_t bytes)
+      : ledger_(ledger), tier_(tier), category_(category), bytes_(bytes) {}
+  Ledger* ledger_ = nullptr;
+  Tier tier_ = Tier::kDevice;
+  Category category_ = Category::kExternal;
+  std::uint64_t bytes_ = 0;
+};
+
+struct LedgerTotals {
+  std::uint64_t live_bytes = 0;
+  std::uint64_t peak_bytes = 0;
+  std::array<std::uint64_t, kCategoryCount> live_by_category{};
+  std::array<std::uint64_t, kCategoryCount> peak_by_category{};
+};
+
+class Ledger {
+ public:
+  // caps in bytes per tier; UINT64_MAX: no cap.
+  explicit Ledger(std::array<std::uint64_t, kTierCount> caps_bytes);
+  ~Ledger();  // CHECKs nothing; outstanding reservations must be gone before
+
+  // A cap inside a tier's cap, for one category.
+  void set_category_cap(Tier tier, Category category, std::uint64_t bytes);
+
+  // Empty when it does not fit.
+  std::optional<Reservation> try_reserve(Tier tier, Category category, std::uint64_t bytes);
+  // Throws OutOfMemory with requested and available bytes.
+  Reservation reserve(Tier tier, Category category, std::uint64_t bytes);
+
+  std::uint64_t cap_bytes(Tier tier) const;
+  LedgerTotals totals(Tier tier) const;
+  // Sums agree with live reservations; live <= cap. Throws InternalError.
+  void check_invariants() const;
+
+ private:
+  friend class Reservation;
+  void give_back(Tier tier, Category category, std::uint64_t bytes) noexcept;
+  mutable std::mutex mutex_;
+  std::array<std::uint64_t, kTierCount> caps_;
+  std::array<std::array<std::uint64_t, kCategoryCount>, kTierCount> category_caps_;
+  std::array<LedgerTotals, kTierCount> totals_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,51 @@
+// Physical handles of device memory in two sizes: a page (2 MiB) and a chunk slot.
+//
+// The pool charges the ledger, then the device; freed handles are kept for reuse by either size's
+// next request (a chunk request may not be served from pages: a handle's size is fixed at creation).
+// Not thread-safe: one owner, at set-up and at planned phase changes.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "allocator/ledger.hpp"
+#include "device/device.hpp"
+
+namespace sluice {
+
+class PagePool {
+ public:
+  // chunk_bytes: a multiple of the device granularity.
+  PagePool(Device& device, Ledger& ledger, std::uint64_t chunk_bytes);
+
+  struct Handle {
+    PhysicalBlock block;
+    Reservation charge;
+  };
+
+  // Taken from the free list or created. Throws OutOfMemory. `category` is charged while it is out
+  // and after it is put back (the memory stays ours) until trim().
+  Handle* take_page(Category category);
+  Handle* take_chunk(Category category);
+  void put_back(Handle* handle);
+  // Returns all free handles to the device.
+  void trim();
+
+  std::uint64_t chunk_bytes() const { return chunk_bytes_; }
+  std::uint64_t page_bytes() const;
+  std::uint64_t live_handles() const;
+  std::uint64_t free_handles() const;
+  void check_invariants() const;
+
+ private:
+  Handle* take(std::vector<Handle*>& free_list, std::uint64_t bytes, Category category);
+  Device& device_;
+  Ledger& ledger_;
+  std::uint64_t chunk_bytes_;
+  std::deque<Handle> handles_;
+  std::vector<Handle*> free_pages_;
+  std::vector<Handle*> free_chunks_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,62 @@
+// Element types and the two roundings of fp32 to bf16 (DESIGN: arithmetic contract).
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace sluice {
+
+enum class DType : std::uint8_t { kF64, kF32, kBF16, kF16, kI64, kI32, kU16, kU8 };
+
+constexpr std::size_t dtype_bytes(DType type) {
+  switch (type) {
+    case DType::kF64:
+    case DType::kI64:
+      return 8;
+    case DType::kF32:
+    case DType::kI32:
+      return 4;
+    case DType::kBF16:
+    case DType::kF16:
+    case DType::kU16:
+      return 2;
+    case DType::kU8:
+      return 1;
+  }
+  return 0;
+}
+
+// The safetensors spelling: "F32", "BF16", ...
+std::string_view dtype_name(DType type);
+
+// A bf16 number in memory. Arithmetic happens in fp32.
+struct bf16 {
+  std::uint16_t bits = 0;
+};
+
+constexpr float to_float(bf16 value) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
+}
+
+// Round to nearest, ties to even. NaN stays NaN (quiet). For activations and gradients.
+constexpr bf16 bf16_from_float(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) {
+    return bf16{static_cast<std::uint16_t>((bits >> 16) | 0x40u)};
+  }
+  return bf16{static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+}
+
+// Round to nearest, ties away from zero, in integer arithmetic: for *weights* only. The remainder
+// master - weight then always fits a signed 16-bit integer (split master, DESIGN section 6).
+constexpr bf16 bf16_weight_from_float(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) {
+    return bf16{static_cast<std::uint16_t>((bits >> 16) | 0x40u)};
+  }
+  return bf16{static_cast<std::uint16_t>((bits + 0x8000u) >> 16)};
+}
+
+}  // namespace sluice

@@ -1,0 +1,64 @@
+// The trace recorder: spans on lanes and counter samples, with interned names and a given clock.
+//
+// One format for the executor and the simulator, so plan and run compare line by line. Thread-safe;
+// `span` and `counter` take one lock and append to a vector reserved in advance.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace sluice {
+
+using TraceId = std::uint32_t;
+
+struct TraceSpan {
+  TraceId track;  // a lane
+  TraceId name;   // an op
+  std::int64_t begin_ns;
+  std::int64_t end_ns;
+  std::int32_t unit;         // -1: none
+  std::int32_t microbatch;   // -1: none
+  std::uint64_t bytes;
+  std::uint32_t step;
+};
+
+struct TraceCounter {
+  TraceId name;  // "device/weight", ...
+  std::int64_t time_ns;
+  double value;
+};
+
+class TraceRecorder {
+ public:
+  // now_ns: steady nanoseconds; the simulator injects its own.
+  explicit TraceRecorder(std::function<std::int64_t()> now_ns = {});
+
+  TraceId intern(std::string_view name);
+  std::string_view name_of(TraceId id) const;
+  std::int64_t now_ns() const { return now_ns_(); }
+
+  void span(const TraceSpan& span);
+  void counter(TraceId name, std::int64_t time_ns, double value);
+  void clear();
+
+  std::vector<TraceSpan> spans() const;
+  std::vector<TraceCounter> counters() const;
+
+  // The file format of a run directory: JSON with "names", "spans", "counters" (arrays of arrays).
+  std::string to_json() const;
+
+ private:
+  std::function<std::int64_t()> now_ns_;
+  mutable std::mutex mutex_;
+  std::vector<std::string> names_;                      // guarded by mutex_
+  std::unordered_map<std::string, TraceId> ids_;        // guarded by mutex_
+  std::vector<TraceSpan> spans_;                        // guarded by mutex_
+  std::vector<TraceCounter> counters_;                  // guarded by mutex_
+};
+
+}  // namespace sluice

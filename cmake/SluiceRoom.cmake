@@ -1,0 +1,44 @@
+# One target per folder ("room"), flags in one place.
+include(GNUInstallDirs)
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+
+# -ffp-contract=off: the arithmetic contract forbids fused multiply-adds that the source does not
+# write (gcc contracts intrinsics too).
+add_library(sluice_flags INTERFACE)
+target_compile_options(sluice_flags INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor
+                                              -ffp-contract=off -fno-math-errno)
+target_include_directories(sluice_flags INTERFACE "${CMAKE_SOURCE_DIR}")
+if(SLUICE_WERROR)
+  target_compile_options(sluice_flags INTERFACE -Werror)
+endif()
+if(SLUICE_SANITIZE)
+  target_compile_options(sluice_flags INTERFACE -fsanitize=${SLUICE_SANITIZE}
+                                                -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_link_options(sluice_flags INTERFACE -fsanitize=${SLUICE_SANITIZE})
+endif()
+
+# sluice_room(NAME SOURCES … [DEPS …] [PRIVATE_DEPS …]) makes library sluice_NAME, alias sluice::NAME.
+function(sluice_room name)
+  cmake_parse_arguments(ROOM "" "" "SOURCES;DEPS;PRIVATE_DEPS" ${ARGN})
+  add_library(sluice_${name} STATIC ${ROOM_SOURCES})
+  add_library(sluice::${name} ALIAS sluice_${name})
+  target_link_libraries(sluice_${name} PUBLIC sluice_flags ${ROOM_DEPS} PRIVATE ${ROOM_PRIVATE_DEPS})
+endfunction()
+
+# sluice_test(NAME SOURCES … DEPS … [LABELS …] [TIMEOUT s]): one GoogleTest binary, one ctest entry per test.
+function(sluice_test name)
+  cmake_parse_arguments(TEST "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  if(NOT TEST_TIMEOUT)
+    set(TEST_TIMEOUT 300)
+  endif()
+  add_executable(test_${name} ${TEST_SOURCES})
+  target_link_libraries(test_${name} PRIVATE ${TEST_DEPS} GTest::gtest GTest::gtest_main)
+  include(GoogleTest)
+  gtest_discover_tests(test_${name} TEST_PREFIX "${name}/" DISCOVERY_TIMEOUT 60
+    PROPERTIES TIMEOUT ${TEST_TIMEOUT} LABELS "${TEST_LABELS}")
+endfunction()

@@ -1,0 +1,182 @@
+// The schedule IR: a training step as plain data (DESIGN section 8).
+//
+// A Schedule is a list of instructions in an order in which they could run one after another. Each
+// instruction belongs to a lane of a rank; a lane runs its instructions in list order; across lanes
+// only `deps` order. Buffers have explicit lifetimes: a transient buffer is born by the first
+// instruction that writes it and dies with the Release that names it; a persistent buffer (a *home*)
+// lives through the whole run. Ids are indices.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.hpp"
+#include "base/memory_kinds.hpp"
+
+namespace sluice {
+
+enum class Op : std::uint8_t {
+  // compute
+  kForward,
+  kRecompute,
+  kBackwardInput,
+  kBackwardWeight,
+  kLoss,
+  kExternal,  // the compute is somebody else's: a host framework signals its end
+  // communication
+  kGather,
+  kReduceScatter,
+  kAllReduce,
+  kSendForward,
+  kRecvForward,
+  kSendBackward,
+  kRecvBackward,
+  // movement
+  kUpload,
+  kDownload,
+  kStorageRead,
+  kStorageWrite,
+  kCommit,
+  kSpillActivation,
+  kFetchActivation,
+  kEncode,
+  kDecode,
+  // optimizer
+  kAccumulateGrad,
+  kFoldGrad,   // adds the accumulator of a tied use into its tensor's
+  kGradNorm,   // fp64 partial sums of squares of one chunk
+  kClipFactor, // folds all partials in tensor order into the step's scalar
+  kOptimizerStep,
+  // control
+  kRelease,
+  kBarrier,
+};
+std::string_view op_name(Op op);
+
+enum class Lane : std::uint8_t {
+  kCompute,
+  kH2D,
+  kD2H,
+  kComm,
+  kStorageRead,
+  kStorageWrite,
+  kOptimizer,
+};
+inline constexpr std::size_t kLaneCount = 7;
+std::string_view lane_name(Lane lane);
+
+using BufferId = std::uint32_t;
+using InstructionId = std::uint32_t;
+inline constexpr std::uint32_t kNoId = 0xffffffffu;
+
+// What a buffer holds besides model state; part of the meaning of a value.
+enum class BufferRole : std::uint8_t {
+  kState,       // model state: see kind, unit, chunk
+  kTokens,      // input and target ids of a micro-batch
+  kActivation,  // output of a unit
+  kSaved,       // what forward keeps for backward
+  kGradOut,     // gradient of a unit's output
+  kWeightContext,  // what BackwardInput keeps for BackwardWeight
+  kWorkspace,
+  kLoss,
+  kNormPartial,
+  kScalar,      // the clip factor
+};
+
+struct Buffer {
+  BufferId id = kNoId;
+  BufferRole role = BufferRole::kState;
+  Tier tier = Tier::kDevice;
+  Category category = Category::kActivation;
+  DType dtype = DType::kU8;
+  std::uint64_t bytes = 0;
+  std::int32_t rank = 0;
+  std::int32_t unit = -1;
+  std::int32_t microbatch = -1;
+  // Model state: elements [first_elem, first_elem + elems) of the unit's flat element space.
+  StateKind kind = StateKind::kNone;
+  std::int32_t chunk = -1;  // -1: the whole unit (a window)
+  std::uint64_t first_elem = 0;
+  std::uint64_t elems = 0;
+  // Model state: at entry of the step a home holds `version`; what the step makes is version + 1.
+  std::int32_t version = 0;
+  bool persistent = false;
+  // A device window is made of chunk slots (chunk_pool.hpp); others lie in their tier's arena.
+  bool window = false;
+
+  // Filled by the placement pass. Arena buffers and homes: bytes from the tier's base.
+  std::uint64_t offset_bytes = 0;
+  std::vector<std::uint32_t> slots;  // windows: slot numbers in order
+};
+
+// A part of a buffer that an instruction touches. elems-based for state, so that a window and its
+// chunks meet; bytes == 0 means all of it.
+struct Use {
+  BufferId buffer = kNoId;
+  std::uint64_t offset_bytes = 0;
+  std::uint64_t bytes = 0;
+};
+
+// A run-time scalar that decides whether an instruction takes effect.
+enum class Guard : std::uint8_t { kNone, kGradientsFinite, kClipAccepted, kExpertUsed };
+
+struct Instruction {
+  InstructionId id = kNoId;
+  Op op = Op::kBarrier;
+  Lane lane = Lane::kCompute;
+  std::int32_t rank = 0;
+  std::int32_t unit = -1;
+  std::int32_t layer = -1;
+  std::int32_t microbatch = -1;
+  std::int32_t chunk = -1;
+  std::vector<Use> reads;
+  std::vector<Use> writes;
+  std::vector<InstructionId> deps;  // of other lanes (or earlier in this one: implied)
+  Guard guard = Guard::kNone;
+  std::int32_t peer = -1;  // sends and receives: the other rank
+  std::int32_t group = -1;
+  std::int32_t tag = -1;
+  std::uint64_t bytes = 0;  // what crosses the lane's link
+  double cost_s = 0.0;      // alone on the machine; the simulator shares cores and links
+};
+
+// Where a chunk's state lies between steps.
+struct Residency {
+  StateKind kind = StateKind::kNone;
+  std::int32_t unit = -1;
+  std::int32_t chunk = -1;
+  BufferId home = kNoId;
+  std::int32_t version = 0;
+};
+
+struct Schedule {
+  std::int32_t ranks = 1;
+  std::vector<Buffer> buffers;
+  std::vector<Instruction> instructions;
+  std::vector<Residency> entry;
+  std::vector<Residency> exit;
+  // Bytes that the placement pass found necessary, per tier; device counts slots and arena pages.
+  std::array<std::uint64_t, kTierCount> peak_bytes{};
+  std::uint32_t slot_count = 0;
+  std::uint64_t slot_bytes = 0;
+  std::uint64_t device_arena_bytes = 0;
+  std::uint64_t pinned_arena_bytes = 0;
+};
+
+// Movement in one run of the schedule, by link.
+struct LinkBytes {
+  std::uint64_t upload = 0, download = 0, storage_read = 0, storage_write = 0;
+  bool operator==(const LinkBytes&) const = default;
+};
+LinkBytes link_bytes(const Schedule& schedule);
+
+std::string schedule_to_json(const Schedule& schedule);
+// Throws InputError naming the first thing that is wrong.
+Schedule schedule_from_json(std::string_view text);
+// The compute order in torch pipelining's CSV: one row per rank, cells "0F0,0I0,0W0" (unit, op, micro-batch).
+std::string schedule_to_csv(const Schedule& schedule);
+
+}  // namespace sluice

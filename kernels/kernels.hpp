@@ -1,0 +1,190 @@
+// The math of a training step: stateless operations on buffers handed in, workspace included.
+//
+// One interface, an implementation per device: kernels/host (oneDNN, Highway, oneTBB) and
+// kernels/cuda. A call is made from inside Stream::launch: on the host it computes before it
+// returns; on CUDA it queues on the stream given by set_stream.
+//
+// Conventions. Row-major. `act` dtypes are kBF16 or kF32 (one for all activations, weights and
+// gradients of a call, named `dtype`). Sums are fp32, rounded once (to nearest even) when stored.
+// Workspaces are 256-byte aligned and at least as large as the matching *_workspace_bytes, which is
+// a pure function of the shape (and of the machine). Ranges of different arguments never overlap
+// unless "in place" is said. Results are the same bits for any number of threads: work is cut by
+// shape alone, and no sum depends on who computes it.
+// Errors: a shape that breaks a stated bound throws InternalError; nothing else fails.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "base/dtype.hpp"
+
+namespace sluice {
+
+// C[m, n] = op(A) op(B) (+ bias[n]); leading dimensions are dense.
+// op(A) is [m, k]: stored [m, k], or [k, m] when transpose_a. op(B) is [k, n]: stored [k, n], or
+// [n, k] when transpose_b. Never accumulates into C (DESIGN law 2: no beta = 1).
+struct GemmShape {
+  std::int64_t m = 0, n = 0, k = 0;
+  bool transpose_a = false;
+  bool transpose_b = false;
+  DType dtype = DType::kBF16;   // of A, B and bias
+  DType output = DType::kBF16;  // of C: dtype or kF32
+};
+
+// Causal self-attention over packed rows: qkv [batch, time, (heads + 2*kv_heads) * head_dim], each
+// row holding q (heads), then k (kv_heads), then v (kv_heads). heads % kv_heads == 0; scale
+// 1/sqrt(head_dim).
+struct AttentionShape {
+  std::int64_t batch = 0, time = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  DType dtype = DType::kBF16;
+};
+
+struct NormShape {
+  std::int64_t rows = 0, cols = 0;
+  bool rms = false;  // RMSNorm: no mean, no bias
+  float epsilon = 1e-5f;
+  DType dtype = DType::kBF16;
+};
+
+// Language-model head with softmax cross-entropy. x [rows, hidden]; w [vocab, hidden]; targets
+// [rows] int32 in [0, vocab). Logits are made a slice at a time and never held whole.
+struct HeadShape {
+  std::int64_t rows = 0, hidden = 0, vocab = 0;
+  DType dtype = DType::kBF16;
+};
+
+// A tensor's piece inside a chunk: elements [begin, end) of the chunk, with one weight decay.
+struct ParameterSegment {
+  std::int64_t begin = 0, end = 0;
+  float weight_decay = 0.0f;
+};
+
+// Scalars of one AdamW step. bias_correction_i = 1 - beta_i^step. grad_scale multiplies the gradient
+// (clip factor). Update, each operation rounded separately (no fused multiply-add):
+//   g = round_bf16(grad) * grad_scale   (the rounding only where gradients are kept in fp32 for bf16)
+//   m = beta1*m + (1-beta1)*g;  v = beta2*v + (1-beta2)*(g*g)
+//   w = w - lr*weight_decay*w;  w = w - lr * (m / bc1) / (sqrt(v / bc2) + epsilon)
+struct AdamWScalars {
+  float lr = 0, beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f;
+  float bias_correction1 = 1, bias_correction2 = 1;
+  float grad_scale = 1;
+};
+
+struct AdamWBuffers {
+  const void* grad = nullptr;
+  DType grad_dtype = DType::kBF16;
+  bool round_grad_to_bf16 = false;  // an fp32 accumulator of bf16 gradients: rounded once, here
+  float* master = nullptr;
+  float* moment1 = nullptr;
+  float* moment2 = nullptr;
+  void* weight = nullptr;  // out; null when the weight is the master (fp32 training)
+  DType weight_dtype = DType::kBF16;  // rounded to nearest, ties away
+  std::int64_t elems = 0;
+};
+
+class Kernels {
+ public:
+  virtual ~Kernels() = default;
+  // Where CUDA queues; ignored on the host.
+  virtual void set_stream(void* native) = 0;
+  // What a result's bits depend on: instruction set of the GEMM library and the like ("avx2-f32").
+  virtual const char* arithmetic() const = 0;
+
+  virtual std::uint64_t gemm_workspace_bytes(const GemmShape& shape) const = 0;
+  virtual void gemm(const GemmShape& shape, const void* a, const void* b, const void* bias, void* c,
+                    void* workspace) = 0;
+
+  // out[cols] = sum over rows of x[rows, cols].
+  virtual void column_sum(const void* x, void* out, std::int64_t rows, std::int64_t cols,
+                          DType dtype) = 0;
+
+  // y = norm(x) * weight (+ bias); mean and rstd are fp32 [rows] (mean unused for rms; may be null).
+  virtual void norm_forward(const NormShape& shape, const void* x, const void* weight,
+                            const void* bias, void* y, float* mean, float* rstd) = 0;
+  // dx = gradient of x (+ residual, elementwise, where given: the other branch's gradient).
+  virtual void norm_backward_input(const NormShape& shape, const void* dy, const void* x,
+                                   const void* weight, const float* mean, const float* rstd,
+                                   const void* residual, void* dx) = 0;
+  // dweight [cols], dbias [cols] (null for rms).
+  virtual void norm_backward_weight(const NormShape& shape, const void* dy, const void* x,
+                                    const float* mean, const float* rstd, void* dweight,
+                                    void* dbias) = 0;
+
+  // out = a + b, elementwise; in place allowed.
+  virtual void add(const void* a, const void* b, void* out, std::int64_t elems, DType dtype) = 0;
+
+  // GELU, tanh approximation (GPT-2).
+  virtual void gelu_forward(const void* x, void* y, std::int64_t elems, DType dtype) = 0;
+  virtual void gelu_backward(const void* dy, const void* x, void* dx, std::int64_t elems,
+                             DType dtype) = 0;
+  // x [rows, 2*cols] = gate | up; y [rows, cols] = silu(gate) * up; dx as x.
+  virtual void swiglu_forward(const void* x, void* y, std::int64_t rows, std::int64_t cols,
+                              DType dtype) = 0;
+  virtual void swiglu_backward(const void* dy, const void* x, void* dx, std::int64_t rows,
+                               std::int64_t cols, DType dtype) = 0;
+
+  // Rotary embedding, half-split (Llama), in place on the q and k parts of qkv rows; position t of a
+  // row is its index in time. inverse: the transpose, for gradients.
+  virtual void rope(const AttentionShape& shape, float base, bool inverse, void* qkv) = 0;
+
+  virtual std::uint64_t attention_workspace_bytes(const AttentionShape& shape) const = 0;
+  // out [batch, time, heads*head_dim]; lse fp32 [batch, heads, time] (log-sum-exp of scaled scores).
+  virtual void attention_forward(const AttentionShape& shape, const void* qkv, void* out, float* lse,
+                                 void* workspace) = 0;
+  virtual void attention_backward(const AttentionShape& shape, const void* dout, const void* qkv,
+                                  const void* out, const float* lse, void* dqkv,
+                                  void* workspace) = 0;
+
+  // out[r, :] = table[tokens[r], :] + positions[r % time, :] (positions null: none). tokens in [0, vocab).
+  virtual void embedding_forward(const std::int32_t* tokens, const void* table, const void* positions,
+                                 void* out, std::int64_t rows, std::int64_t time,
+                                 std::int64_t hidden, DType dtype) = 0;
+  // dtable [vocab, hidden] and dpositions [max_time, hidden] (null: none), both written whole. Sums in row order.
+  virtual std::uint64_t embedding_backward_workspace_bytes(std::int64_t rows, std::int64_t vocab) const = 0;
+  virtual void embedding_backward(const std::int32_t* tokens, const void* dout, void* dtable,
+                                  void* dpositions, std::int64_t rows, std::int64_t time,
+                                  std::int64_t vocab, std::int64_t max_time, std::int64_t hidden,
+                                  DType dtype, void* workspace) = 0;
+
+  virtual std::uint64_t head_workspace_bytes(const HeadShape& shape) const = 0;
+  // loss_sum (one fp64): sum over rows of -log softmax(x w^T)[target], added in row order; lse fp32 [rows].
+  // dx [rows, hidden] = loss_scale * d(loss_sum)/dx; null: not computed (evaluation).
+  virtual void head_forward(const HeadShape& shape, const void* x, const void* w,
+                            const std::int32_t* targets, float loss_scale, double* loss_sum,
+                            float* lse, void* dx, void* workspace) = 0;
+  // dw [vocab, hidden] = loss_scale * d(loss_sum)/dw, from lse; a slice of the vocabulary at a time.
+  virtual void head_backward_weight(const HeadShape& shape, const void* x, const void* w,
+                                    const std::int32_t* targets, float loss_scale, const float* lse,
+                                    void* dw, void* workspace) = 0;
+
+  // accumulator (fp32) = first ? grad : accumulator + grad; grad of grad_dtype.
+  virtual void accumulate(float* accumulator, const void* grad, DType grad_dtype, bool first,
+                          std::int64_t elems) = 0;
+  // into = into + from, both of one dtype, summed in fp32: folds the accumulator of a tied use.
+  virtual void fold(void* into, const void* from, DType dtype, std::int64_t elems) = 0;
+  // partial[i] = fp64 sum of squares of block i, in element order; blocks are [begin, end) element
+  // ranges of grad. round_to_bf16: each element is rounded to bf16 first.
+  struct Block {
+    std::int64_t begin = 0, end = 0;
+  };
+  virtual void squared_norm_blocks(const void* grad, DType dtype, bool round_to_bf16,
+                                   std::span<const Block> blocks, double* partial) = 0;
+
+  virtual void adamw(const AdamWBuffers& buffers, std::span<const ParameterSegment> segments,
+                     const AdamWScalars& scalars) = 0;
+  // out = in, converted (fp32 <-> bf16 ties-to-even, or weight rounding ties-away).
+  virtual void cast(const void* in, DType in_dtype, void* out, DType out_dtype, bool weight_rounding,
+                    std::int64_t elems) = 0;
+};
+
+// threads: TBB workers incl. the caller; 0: all cores. use_bf16_gemm: kAuto takes oneDNN's bf16
+// matmul where the CPU has native bf16 instructions, else converts panels to fp32.
+enum class Bf16Gemm { kAuto, kNative, kViaF32 };
+struct HostKernelOptions {
+  int threads = 0;
+  Bf16Gemm bf16_gemm = Bf16Gemm::kAuto;
+};
+std::unique_ptr<Kernels> make_host_kernels(const HostKernelOptions& options);
+
+}  // namespace sluice

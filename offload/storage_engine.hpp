@@ -1,0 +1,105 @@
+// Storage I/O: submit reads and writes, get completions. io_uring and posix behind one interface.
+//
+// The engine owns alignment: offsets, lengths and addresses may be arbitrary (an unaligned request
+// goes through an aligned bounce buffer; a read-modify-write of its edge blocks); aligned requests
+// from registered memory take the fast path (O_DIRECT, fixed buffers). Every completion's result is checked; short transfers
+// are resubmitted for the remainder; a request ends once: fully done or failed.
+// Threads: submit() from any thread; callbacks run on the engine's completion thread, never inline in
+// submit(), and must not block or throw.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/deadline.hpp"
+#include "base/error.hpp"
+
+namespace sluice {
+
+using StorageFileId = std::uint32_t;
+
+enum class StorageOp : std::uint8_t { kRead, kWrite };
+
+struct StorageRequest {
+  StorageOp op = StorageOp::kRead;
+  StorageFileId file = 0;
+  std::uint64_t offset = 0;
+  void* data = nullptr;  // stays valid until the callback has run
+  std::uint64_t bytes = 0;
+};
+
+// Counted by the engine itself: requested bytes of requests that ended well, bounce excluded.
+struct StorageCounters {
+  std::uint64_t read_bytes = 0;
+  std::uint64_t write_bytes = 0;
+  std::uint64_t reads = 0;
+  std::uint64_t writes = 0;
+  std::uint64_t resubmitted = 0;  // continuations of short transfers
+  std::uint64_t bounced = 0;      // requests that were not aligned
+  std::uint64_t allocated_bytes = 0;  // preallocated file space, now
+  std::uint64_t peak_allocated_bytes = 0;
+};
+
+enum class StorageFileMode : std::uint8_t {
+  kScratch,    // created, then unlinked at once: nothing is left behind whatever happens
+  kCreate,     // created, must not exist; stays
+  kReadOnly,   // opened for reading
+};
+
+class StorageEngine {
+ public:
+  // error: null when all bytes moved.
+  using Callback = std::function<void(std::exception_ptr error)>;
+  virtual ~StorageEngine() = default;
+
+  virtual std::string name() const = 0;  // "io_uring" or "posix"
+  // Creates with mode 0600 and preallocates `bytes` (fallocate). Not enough room: InputError naming the path, the needed and the available bytes.
+  // Other failures: IoError.
+  virtual StorageFileId open(const std::string& path, StorageFileMode mode, std::uint64_t bytes) = 0;
+  virtual void close(StorageFileId file) = 0;
+
+  // Memory that requests will mostly use (the pinned arena): registered once with the kernel.
+  virtual void register_memory(void* data, std::uint64_t bytes) = 0;
+
+  // Queues one request. Blocks (at most kDefaultDeadlineSeconds, then TimeoutError) while the queue is full.
+  virtual void submit(const StorageRequest& request, Callback done) = 0;
+  // Waits for all submitted requests. Does not report their errors (their callbacks did).
+  virtual void drain(Deadline deadline) = 0;
+  // fdatasync. IoError on failure; never retried.
+  virtual void flush(StorageFileId file) = 0;
+
+  virtual StorageCounters counters() const = 0;
+
+  // Blocking convenience for set-up and checkpoints: submit and wait; throws the request's error.
+  void transfer(const StorageRequest& request);
+};
+
+struct StorageOptions {
+  std::uint32_t queue_depth = 32;
+  std::uint64_t request_bytes = 1 << 20;  // larger requests are split into pieces of this
+  std::uint32_t threads = 4;              // posix: pool size
+};
+
+// kind: "io_uring", "posix" or "auto" (io_uring where a ring can be made, else posix, said once in the log).
+// Throws InputError where "io_uring" is asked for and the kernel refuses it.
+std::unique_ptr<StorageEngine> make_storage_engine(const std::string& kind, const StorageOptions& options);
+// Why io_uring cannot be used here; empty when it can.
+std::string io_uring_unavailable_reason();
+
+// Faults from a seedless plan: the Nth operation (0-based; reads, writes, flushes counted together) fails.
+enum class StorageFault : std::uint8_t { kNone, kEio, kEnospc, kShortTransfer };
+struct FaultPlan {
+  StorageFault fault = StorageFault::kNone;
+  std::uint64_t at_operation = 0;
+  bool forever = false;  // every operation from the Nth on, else that one alone
+};
+// Wraps an engine. kShortTransfer moves half of the bytes, then the remainder is resubmitted as a new operation
+// (forever: never gets past half: the request ends with IoError, short transfer, after a bounded number of tries).
+std::unique_ptr<StorageEngine> make_faulty_engine(std::unique_ptr<StorageEngine> inner, FaultPlan plan);
+// Operations that the decorator has seen; to size a sweep.
+std::uint64_t faulty_engine_operations(const StorageEngine& engine);
+
+}  // namespace sluice
