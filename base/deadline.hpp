@@ -2,13 +2,16 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 
 namespace sluice {
 
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
-  static Deadline after(std::chrono::nanoseconds duration) { return Deadline(Clock::now() + duration); }
+  static Deadline after(std::chrono::nanoseconds duration) {
+    return Deadline(Clock::now() + duration);
+  }
   static Deadline after_seconds(double seconds) {
     return after(std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)));
   }

@@ -66,7 +66,8 @@ class TimeoutError : public Error {
   std::string_view code() const noexcept override { return "timeout"; }
 };
 
-// The device runtime reported a failure (a CUDA status, an mmap that failed, a race found in debug).
+// The device runtime reported a failure (a CUDA status, an mmap that failed, a race found in
+// debug).
 class DeviceError : public Error {
  public:
   using Error::Error;
@@ -86,10 +87,10 @@ class InternalError : public Error {
 }  // namespace sluice
 
 // Always on. The second form adds a detail, built only on failure.
-#define SLUICE_CHECK(condition)                                               \
-  do {                                                                        \
-    if (!(condition)) [[unlikely]]                                            \
-      ::sluice::throw_check_failed(#condition, __FILE__, __LINE__, {});       \
+#define SLUICE_CHECK(condition)                                         \
+  do {                                                                  \
+    if (!(condition)) [[unlikely]]                                      \
+      ::sluice::throw_check_failed(#condition, __FILE__, __LINE__, {}); \
   } while (false)
 #define SLUICE_CHECK_MSG(condition, detail)                                   \
   do {                                                                        \

@@ -33,7 +33,8 @@ class CounterRng {
 // FNV-1a of a name: the purpose of a CounterRng.
 constexpr std::uint64_t stream_of(const char* name) {
   std::uint64_t hash = 14695981039346656037ull;
-  for (; *name != '\0'; ++name) hash = (hash ^ static_cast<unsigned char>(*name)) * 1099511628211ull;
+  for (; *name != '\0'; ++name)
+    hash = (hash ^ static_cast<unsigned char>(*name)) * 1099511628211ull;
   return hash;
 }
 

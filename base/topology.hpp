@@ -7,7 +7,7 @@
 namespace sluice {
 
 struct HostTopology {
-  int cores = 1;             // physical cores this process may use
+  int cores = 1;  // physical cores this process may use
   int numa_nodes = 1;
   std::uint64_t memory_bytes = 0;         // of the machine
   std::uint64_t available_bytes = 0;      // MemAvailable now, no more than what the cgroup leaves

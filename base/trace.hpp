@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -21,8 +22,8 @@ struct TraceSpan {
   TraceId name;   // an op
   std::int64_t begin_ns;
   std::int64_t end_ns;
-  std::int32_t unit;         // -1: none
-  std::int32_t microbatch;   // -1: none
+  std::int32_t unit;        // -1: none
+  std::int32_t microbatch;  // -1: none
   std::uint64_t bytes;
   std::uint32_t step;
 };
@@ -39,6 +40,7 @@ class TraceRecorder {
   explicit TraceRecorder(std::function<std::int64_t()> now_ns = {});
 
   TraceId intern(std::string_view name);
+  // Valid as long as the recorder.
   std::string_view name_of(TraceId id) const;
   std::int64_t now_ns() const { return now_ns_(); }
 
@@ -49,16 +51,21 @@ class TraceRecorder {
   std::vector<TraceSpan> spans() const;
   std::vector<TraceCounter> counters() const;
 
-  // The file format of a run directory: JSON with "names", "spans", "counters" (arrays of arrays).
+  // The file format of a run directory, one JSON object; ids index "names", times are nanoseconds
+  // of the recorder's clock, unit and microbatch are -1 where there is none, value is null where it
+  // is not finite:
+  //   {"names":[…],
+  //    "spans":[[track,name,begin_ns,end_ns,unit,microbatch,bytes,step],…],
+  //    "counters":[[name,time_ns,value],…]}
   std::string to_json() const;
 
  private:
   std::function<std::int64_t()> now_ns_;
   mutable std::mutex mutex_;
-  std::vector<std::string> names_;                      // guarded by mutex_
-  std::unordered_map<std::string, TraceId> ids_;        // guarded by mutex_
-  std::vector<TraceSpan> spans_;                        // guarded by mutex_
-  std::vector<TraceCounter> counters_;                  // guarded by mutex_
+  std::deque<std::string> names_;                 // guarded by mutex_; addresses are stable
+  std::unordered_map<std::string, TraceId> ids_;  // guarded by mutex_
+  std::vector<TraceSpan> spans_;                  // guarded by mutex_
+  std::vector<TraceCounter> counters_;            // guarded by mutex_
 };
 
 }  // namespace sluice

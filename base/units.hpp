@@ -12,7 +12,8 @@ inline constexpr std::uint64_t kKiB = 1024;
 inline constexpr std::uint64_t kMiB = 1024 * kKiB;
 inline constexpr std::uint64_t kGiB = 1024 * kMiB;
 
-// Every tensor starts at a multiple of this (cuBLASLt's fastest kernels want it; so do AVX-512 loads).
+// Every tensor starts at a multiple of this (cuBLASLt's fastest kernels want it; so do AVX-512
+// loads).
 inline constexpr std::uint64_t kTensorAlignmentBytes = 256;
 // Pages of device virtual memory: CUDA's minimum granularity, obeyed by the host device too.
 inline constexpr std::uint64_t kPageBytes = 2 * kMiB;

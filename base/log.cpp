@@ -1,0 +1,43 @@
+#include "base/log.hpp"
+
+#include <memory>
+#include <mutex>
+#include <utility>
+
+namespace sluice {
+
+namespace {
+
+using Sink = std::function<void(LogLevel, const std::string&)>;
+
+// The one global of the library: messages come from worker threads that no caller handed a sink.
+// Never destroyed, so that a thread that ends after main() may still log.
+struct SinkHolder {
+  std::mutex mutex;
+  std::shared_ptr<const Sink> sink;  // guarded by mutex; null: drop
+};
+
+SinkHolder& holder() {
+  static auto* const instance = new SinkHolder;
+  return *instance;
+}
+
+}  // namespace
+
+void set_log_sink(std::function<void(LogLevel, const std::string&)> sink) {
+  auto replacement = sink ? std::make_shared<const Sink>(std::move(sink)) : nullptr;
+  const std::lock_guard lock(holder().mutex);
+  holder().sink.swap(replacement);
+}
+
+void log(LogLevel level, const std::string& message) {
+  std::shared_ptr<const Sink> sink;
+  {
+    const std::lock_guard lock(holder().mutex);
+    sink = holder().sink;
+  }
+  // Called outside the lock, so that a sink may itself log or replace the sink.
+  if (sink) (*sink)(level, message);
+}
+
+}  // namespace sluice

@@ -1,0 +1,103 @@
+#include "base/topology.hpp"
+
+#include <hwloc.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <memory>
+#include <sstream>
+
+#include "base/cgroup.hpp"
+#include "base/error.hpp"
+#include "base/units.hpp"
+
+namespace sluice {
+
+namespace {
+
+struct DestroyTopology {
+  void operator()(hwloc_topology_t topology) const { hwloc_topology_destroy(topology); }
+};
+using TopologyHandle = std::unique_ptr<hwloc_topology, DestroyTopology>;
+
+struct FreeBitmap {
+  void operator()(hwloc_bitmap_t bitmap) const { hwloc_bitmap_free(bitmap); }
+};
+using BitmapHandle = std::unique_ptr<hwloc_bitmap_s, FreeBitmap>;
+
+TopologyHandle load_topology() {
+  hwloc_topology_t raw = nullptr;
+  if (hwloc_topology_init(&raw) != 0) throw Error("hwloc could not start reading the topology");
+  TopologyHandle topology(raw);
+  if (hwloc_topology_load(raw) != 0) throw Error("hwloc could not read this machine's topology");
+  return topology;
+}
+
+// Cores that hold at least one processing unit of this process's affinity mask.
+int count_usable_cores(hwloc_topology_t topology) {
+  const BitmapHandle allowed(hwloc_bitmap_alloc());
+  if (!allowed) throw Error("hwloc had no memory for a CPU set");
+  if (hwloc_get_cpubind(topology, allowed.get(), HWLOC_CPUBIND_PROCESS) != 0) {
+    hwloc_bitmap_copy(allowed.get(), hwloc_topology_get_allowed_cpuset(topology));
+  }
+  for (const hwloc_obj_type_t type : {HWLOC_OBJ_CORE, HWLOC_OBJ_PU}) {
+    int cores = 0;
+    hwloc_obj_t object = nullptr;
+    while ((object = hwloc_get_next_obj_by_type(topology, type, object)) != nullptr) {
+      if (hwloc_bitmap_intersects(object->cpuset, allowed.get()) != 0) ++cores;
+    }
+    if (cores > 0) return cores;  // some virtual machines show processing units but no cores
+  }
+  return 1;
+}
+
+std::string read_cpu_name(hwloc_topology_t topology) {
+  const hwloc_obj_t package = hwloc_get_obj_by_type(topology, HWLOC_OBJ_PACKAGE, 0);
+  for (const hwloc_obj_t object : {package, hwloc_get_root_obj(topology)}) {
+    if (object == nullptr) continue;
+    const char* name = hwloc_obj_get_info_by_name(object, "CPUModel");
+    if (name != nullptr) return name;
+  }
+  return "unknown";
+}
+
+// proc(5), /proc/meminfo: "MemAvailable:   123 kB" (kB means KiB there).
+void read_meminfo(HostTopology& host) {
+  std::ifstream file("/proc/meminfo");
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream fields(line);
+    std::string key;
+    std::uint64_t kib = 0;
+    if (!(fields >> key >> kib)) continue;
+    if (key == "MemTotal:") host.memory_bytes = kib * kKiB;
+    if (key == "MemAvailable:") host.available_bytes = kib * kKiB;
+  }
+  if (host.memory_bytes == 0) throw Error("/proc/meminfo does not state MemTotal");
+}
+
+std::uint64_t read_memlock_limit_bytes() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return 0;
+  return limit.rlim_cur == RLIM_INFINITY ? std::numeric_limits<std::uint64_t>::max()
+                                         : static_cast<std::uint64_t>(limit.rlim_cur);
+}
+
+}  // namespace
+
+HostTopology read_host_topology() {
+  HostTopology host;
+  const TopologyHandle topology = load_topology();
+  host.cores = count_usable_cores(topology.get());
+  host.numa_nodes = std::max(1, hwloc_get_nbobjs_by_type(topology.get(), HWLOC_OBJ_NUMANODE));
+  host.cpu_name = read_cpu_name(topology.get());
+  read_meminfo(host);
+  const CgroupMemory cgroup = read_cgroup_memory();
+  host.cgroup_limit_bytes = cgroup.limit_bytes;
+  host.available_bytes = std::min(host.available_bytes, cgroup.left_bytes);
+  host.memlock_limit_bytes = read_memlock_limit_bytes();
+  return host;
+}
+
+}  // namespace sluice
