@@ -38,7 +38,16 @@ function(sluice_test name)
   endif()
   add_executable(test_${name} ${TEST_SOURCES})
   target_link_libraries(test_${name} PRIVATE ${TEST_DEPS} GTest::gtest GTest::gtest_main)
+  # `tests_short` builds what the sanitizer presets run (ctest -L short).
+  if(NOT TARGET tests_short)
+    add_custom_target(tests_short)
+  endif()
+  if("short" IN_LIST TEST_LABELS)
+    add_dependencies(tests_short test_${name})
+  endif()
   include(GoogleTest)
+  # A list inside PROPERTIES must reach ctest as one argument.
+  string(REPLACE ";" "\\;" labels "${TEST_LABELS}")
   gtest_discover_tests(test_${name} TEST_PREFIX "${name}/" DISCOVERY_TIMEOUT 60
-    PROPERTIES TIMEOUT ${TEST_TIMEOUT} LABELS "${TEST_LABELS}")
+    PROPERTIES TIMEOUT ${TEST_TIMEOUT} LABELS "${labels}")
 endfunction()
