@@ -6,6 +6,7 @@
 #include <oneapi/tbb/partitioner.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "base/error.hpp"
 
@@ -16,18 +17,32 @@ Parallel::Parallel(int threads)
   SLUICE_CHECK(threads >= 0);
 }
 
+int Parallel::workers(std::int64_t count) const {
+  return static_cast<int>(std::clamp<std::int64_t>(count, 1, threads_));
+}
+
 void Parallel::for_each_worker(std::int64_t count,
                                const std::function<void(std::int64_t, int)>& body) const {
-  if (count <= 1 || threads_ == 1) {
+  const int team = workers(count);
+  if (team == 1) {
     for (std::int64_t i = 0; i < count; ++i) body(i, 0);
     return;
   }
+  // One task per worker, each taking the next piece until none is left: pieces of unequal weight
+  // balance, and a worker's number does not depend on where oneTBB places the task.
+  std::atomic<std::int64_t> next{0};
   arena_.execute([&] {
     tbb::parallel_for(
-        tbb::blocked_range<std::int64_t>(0, count, 1),
-        [&](const tbb::blocked_range<std::int64_t>& range) {
-          const int worker = tbb::this_task_arena::current_thread_index();
-          for (std::int64_t i = range.begin(); i != range.end(); ++i) body(i, worker);
+        tbb::blocked_range<int>(0, team, 1),
+        [&](const tbb::blocked_range<int>& range) {
+          for (int worker = range.begin(); worker != range.end(); ++worker) {
+            try {
+              for (std::int64_t i = next++; i < count; i = next++) body(i, worker);
+            } catch (...) {
+              next = count;  // nobody begins another piece
+              throw;
+            }
+          }
         },
         tbb::simple_partitioner());
   });

@@ -25,8 +25,11 @@ class Parallel {
   // thrown by a body is rethrown here; indices not yet begun are then skipped.
   void for_each(std::int64_t count, const std::function<void(std::int64_t)>& body) const;
 
-  // body(index, worker): worker in [0, threads()), and no two bodies of one call run at the same
-  // time with the same worker: it names scratch memory.
+  // How many workers a call over `count` pieces has: what per-worker scratch is multiplied by.
+  int workers(std::int64_t count) const;
+
+  // body(index, worker): worker in [0, workers(count)), and no two bodies of one call run at the
+  // same time with the same worker: it names scratch memory. Indices are begun in ascending order.
   void for_each_worker(std::int64_t count,
                        const std::function<void(std::int64_t, int)>& body) const;
 
