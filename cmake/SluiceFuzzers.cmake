@@ -1,0 +1,11 @@
+# Target `fuzzers`: every executable fuzz_* of tests/fuzz. tools/test builds it and runs each one.
+if(SLUICE_FUZZERS AND SLUICE_TESTS AND NOT TARGET fuzzers)
+  add_custom_target(fuzzers)
+  if(EXISTS "${CMAKE_SOURCE_DIR}/tests/fuzz/CMakeLists.txt")
+    get_property(fuzz_targets DIRECTORY "${CMAKE_SOURCE_DIR}/tests/fuzz" PROPERTY BUILDSYSTEM_TARGETS)
+    list(FILTER fuzz_targets INCLUDE REGEX "^fuzz_")
+    if(fuzz_targets)
+      add_dependencies(fuzzers ${fuzz_targets})
+    endif()
+  endif()
+endif()
