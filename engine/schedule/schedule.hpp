@@ -3,8 +3,8 @@
 // A Schedule is a list of instructions in an order in which they could run one after another. Each
 // instruction belongs to a lane of a rank; a lane runs its instructions in list order; across lanes
 // only `deps` order. Buffers have explicit lifetimes: a transient buffer is born by the first
-// instruction that writes it and dies with the Release that names it; a persistent buffer (a *home*)
-// lives through the whole run. Ids are indices.
+// instruction that writes it and dies with the Release that names it; a persistent buffer (a
+// *home*) lives through the whole run. Ids are indices.
 #pragma once
 
 #include <array>
@@ -46,16 +46,21 @@ enum class Op : std::uint8_t {
   kDecode,
   // optimizer
   kAccumulateGrad,
-  kFoldGrad,   // adds the accumulator of a tied use into its tensor's
-  kGradNorm,   // fp64 partial sums of squares of one chunk
-  kClipFactor, // folds all partials in tensor order into the step's scalar
+  kFoldGrad,    // adds the accumulator of a tied use into its tensor's
+  kGradNorm,    // fp64 partial sums of squares of one chunk
+  kClipFactor,  // folds all partials in tensor order into the step's scalar
   kOptimizerStep,
   // control
   kRelease,
   kBarrier,
 };
+inline constexpr std::size_t kOpCount = 29;
 std::string_view op_name(Op op);
 
+// Compute, copy, comm and optimizer lanes run one instruction at a time. The two storage lanes are
+// pipelined: their instructions start in list order and *retire* (count as done for `deps`) in list
+// order, but several may be in flight; where one must wait for an earlier one of its own lane, that
+// is an explicit dep.
 enum class Lane : std::uint8_t {
   kCompute,
   kH2D,
@@ -66,6 +71,9 @@ enum class Lane : std::uint8_t {
   kOptimizer,
 };
 inline constexpr std::size_t kLaneCount = 7;
+constexpr bool lane_is_pipelined(Lane lane) {
+  return lane == Lane::kStorageRead || lane == Lane::kStorageWrite;
+}
 std::string_view lane_name(Lane lane);
 
 using BufferId = std::uint32_t;
@@ -74,17 +82,19 @@ inline constexpr std::uint32_t kNoId = 0xffffffffu;
 
 // What a buffer holds besides model state; part of the meaning of a value.
 enum class BufferRole : std::uint8_t {
-  kState,       // model state: see kind, unit, chunk
-  kTokens,      // input and target ids of a micro-batch
-  kActivation,  // output of a unit
-  kSaved,       // what forward keeps for backward
-  kGradOut,     // gradient of a unit's output
+  kState,          // model state: see kind, unit, chunk
+  kTokens,         // input and target ids of a micro-batch
+  kActivation,     // output of a unit
+  kSaved,          // what forward keeps for backward
+  kGradOut,        // gradient of a unit's output
   kWeightContext,  // what BackwardInput keeps for BackwardWeight
   kWorkspace,
   kLoss,
   kNormPartial,
-  kScalar,      // the clip factor
+  kScalar,  // the clip factor
 };
+inline constexpr std::size_t kBufferRoleCount = 10;
+std::string_view role_name(BufferRole role);
 
 struct Buffer {
   BufferId id = kNoId;
@@ -122,6 +132,8 @@ struct Use {
 
 // A run-time scalar that decides whether an instruction takes effect.
 enum class Guard : std::uint8_t { kNone, kGradientsFinite, kClipAccepted, kExpertUsed };
+inline constexpr std::size_t kGuardCount = 4;
+std::string_view guard_name(Guard guard);
 
 struct Instruction {
   InstructionId id = kNoId;
@@ -166,7 +178,8 @@ struct Schedule {
   std::uint64_t pinned_arena_bytes = 0;
 };
 
-// Movement in one run of the schedule, by link.
+// Movement in one run of the schedule, by link: sums of `bytes` over the h2d, d2h and storage
+// lanes.
 struct LinkBytes {
   std::uint64_t upload = 0, download = 0, storage_read = 0, storage_write = 0;
   bool operator==(const LinkBytes&) const = default;
@@ -176,7 +189,8 @@ LinkBytes link_bytes(const Schedule& schedule);
 std::string schedule_to_json(const Schedule& schedule);
 // Throws InputError naming the first thing that is wrong.
 Schedule schedule_from_json(std::string_view text);
-// The compute order in torch pipelining's CSV: one row per rank, cells "0F0,0I0,0W0" (unit, op, micro-batch).
+// The compute order in torch pipelining's CSV: one row per rank, cells "0F0,0I0,0W0" (unit, op,
+// micro-batch).
 std::string schedule_to_csv(const Schedule& schedule);
 
 }  // namespace sluice

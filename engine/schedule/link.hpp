@@ -1,0 +1,17 @@
+// The linking pass: deps from what instructions touch.
+#pragma once
+
+#include "engine/schedule/schedule.hpp"
+
+namespace sluice {
+
+// Sets `id` of every instruction and buffer to its index, and `deps` from the data hazards of list
+// order: read after write, write after read, write after write on overlapping bytes of one buffer.
+// A Release touches all bytes of the buffers that it names (in reads or writes). A Commit waits for
+// every earlier StorageWrite of its rank; a Barrier for everything earlier of its rank, and
+// everything later of its rank for it. Deps that lane order or other deps imply are left out; deps
+// present before are kept where they say something.
+// Throws InternalError where a use names no buffer, one of another rank, or bytes outside it.
+void link(Schedule& schedule);
+
+}  // namespace sluice

@@ -1,0 +1,61 @@
+#include "engine/schedule/schedule.hpp"
+
+namespace sluice {
+namespace {
+
+constexpr std::array<std::string_view, kOpCount> kOpNames{
+    "Forward",     "Recompute",     "BackwardInput",  "BackwardWeight",  "Loss",
+    "External",    "Gather",        "ReduceScatter",  "AllReduce",       "SendForward",
+    "RecvForward", "SendBackward",  "RecvBackward",   "Upload",          "Download",
+    "StorageRead", "StorageWrite",  "Commit",         "SpillActivation", "FetchActivation",
+    "Encode",      "Decode",        "AccumulateGrad", "FoldGrad",        "GradNorm",
+    "ClipFactor",  "OptimizerStep", "Release",        "Barrier"};
+constexpr std::array<std::string_view, kLaneCount> kLaneNames{
+    "compute", "h2d", "d2h", "comm", "storage_read", "storage_write", "optimizer"};
+constexpr std::array<std::string_view, kBufferRoleCount> kRoleNames{
+    "state",          "tokens",    "activation", "saved",        "grad_out",
+    "weight_context", "workspace", "loss",       "norm_partial", "scalar"};
+constexpr std::array<std::string_view, kGuardCount> kGuardNames{"none", "gradients_finite",
+                                                                "clip_accepted", "expert_used"};
+
+}  // namespace
+
+std::string_view op_name(Op op) {
+  return kOpNames[static_cast<std::size_t>(op)];
+}
+std::string_view lane_name(Lane lane) {
+  return kLaneNames[static_cast<std::size_t>(lane)];
+}
+std::string_view role_name(BufferRole role) {
+  return kRoleNames[static_cast<std::size_t>(role)];
+}
+std::string_view guard_name(Guard guard) {
+  return kGuardNames[static_cast<std::size_t>(guard)];
+}
+
+LinkBytes link_bytes(const Schedule& schedule) {
+  LinkBytes total;
+  for (const Instruction& instruction : schedule.instructions) {
+    switch (instruction.lane) {
+      case Lane::kH2D:
+        total.upload += instruction.bytes;
+        break;
+      case Lane::kD2H:
+        total.download += instruction.bytes;
+        break;
+      case Lane::kStorageRead:
+        total.storage_read += instruction.bytes;
+        break;
+      case Lane::kStorageWrite:
+        total.storage_write += instruction.bytes;
+        break;
+      case Lane::kCompute:
+      case Lane::kComm:
+      case Lane::kOptimizer:
+        break;
+    }
+  }
+  return total;
+}
+
+}  // namespace sluice
