@@ -50,13 +50,16 @@ class Ledger {
   explicit Ledger(std::array<std::uint64_t, kTierCount> caps_bytes);
   ~Ledger();  // CHECKs nothing; outstanding reservations must be gone before
 
-  // A cap inside a tier's cap, for one category.
+  // A cap inside a tier's cap, for one category; not below what it holds (InternalError).
   void set_category_cap(Tier tier, Category category, std::uint64_t bytes);
 
   // Empty when it does not fit.
   std::optional<Reservation> try_reserve(Tier tier, Category category, std::uint64_t bytes);
   // Throws OutOfMemory with requested and available bytes.
   Reservation reserve(Tier tier, Category category, std::uint64_t bytes);
+  // Moves a charge to another category of its tier in one step: nobody can take the room between.
+  // Throws OutOfMemory where the category's cap forbids it; the charge is then as it was.
+  void recategorise(Reservation& reservation, Category category);
 
   std::uint64_t cap_bytes(Tier tier) const;
   LedgerTotals totals(Tier tier) const;
@@ -66,10 +69,13 @@ class Ledger {
  private:
   friend class Reservation;
   void give_back(Tier tier, Category category, std::uint64_t bytes) noexcept;
+  // With mutex_ held.
+  std::uint64_t available_locked(Tier tier, Category category) const;
+  void charge_locked(Tier tier, Category category, std::uint64_t bytes);
   mutable std::mutex mutex_;
   std::array<std::uint64_t, kTierCount> caps_;
-  std::array<std::array<std::uint64_t, kCategoryCount>, kTierCount> category_caps_;
-  std::array<LedgerTotals, kTierCount> totals_;
+  std::array<std::array<std::uint64_t, kCategoryCount>, kTierCount> category_caps_;  // by mutex_
+  std::array<LedgerTotals, kTierCount> totals_;                                      // by mutex_
 };
 
 }  // namespace sluice

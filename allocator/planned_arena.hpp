@@ -14,8 +14,11 @@ class PlannedArena {
   // Maps round_up(bytes, page) of memory. bytes may be 0.
   PlannedArena(Device& device, PagePool& pages, std::uint64_t bytes, Category category);
   ~PlannedArena();
+  PlannedArena(const PlannedArena&) = delete;
+  PlannedArena& operator=(const PlannedArena&) = delete;
+  // offset_bytes <= bytes(): the end has an address too. Null in an arena of 0 bytes.
   std::byte* at(std::uint64_t offset_bytes) const;
-  std::uint64_t bytes() const { return bytes_; }
+  std::uint64_t bytes() const { return bytes_; }  // mapped: whole pages
 
  private:
   PagePool& pages_;

@@ -19,8 +19,10 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // destination: [size * count]; source: [count]. In place where source == destination + rank*count.
-  virtual void all_gather(const void* source, void* destination, std::uint64_t count, DType dtype) = 0;
+  // destination: [size * count]; source: [count]. In place where source == destination +
+  // rank*count.
+  virtual void all_gather(const void* source, void* destination, std::uint64_t count,
+                          DType dtype) = 0;
   // source: [size * count]; destination: [count], the sum over ranks of this rank's part.
   virtual void reduce_scatter(const void* source, void* destination, std::uint64_t count,
                               DType dtype) = 0;

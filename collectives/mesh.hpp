@@ -19,7 +19,9 @@ class Mesh {
   // not equal world_size, naming both.
   Mesh(std::array<int, kMeshDimensionCount> degrees, int world_size);
   int world_size() const { return world_size_; }
-  int degree(MeshDimension dimension) const { return degrees_[static_cast<std::size_t>(dimension)]; }
+  int degree(MeshDimension dimension) const {
+    return degrees_[static_cast<std::size_t>(dimension)];
+  }
   std::array<int, kMeshDimensionCount> coordinates(int rank) const;
   int rank_at(const std::array<int, kMeshDimensionCount>& coordinates) const;
   // The ranks that differ from `rank` in `dimension` only, ascending; `rank` among them.

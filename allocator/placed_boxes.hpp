@@ -1,0 +1,59 @@
+// Boxes in the plane of time and addresses: what a packing has placed so far, and the gaps between.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+namespace sluice {
+
+// A buffer in compressed time: lives in [lower, upper), positions are small ranks.
+struct Box {
+  std::int32_t lower = 0;
+  std::int32_t upper = 0;
+  std::uint64_t bytes = 0;
+};
+
+enum class Fit : std::uint8_t {
+  kFirst,  // the lowest gap that is large enough
+  kBest,   // the smallest gap that is large enough, lowest of equals; above all only if none is
+};
+
+// The placed boxes, sorted by offset. A query walks all of them, but looks at 64 lifetimes at a
+// time with a loop that compilers turn into SIMD, and then only at those that overlap in time:
+// measured several times cheaper than an interval tree plus a sort by offset at 2,000 to 20,000
+// boxes. Kept in blocks, so that an insertion moves at most kWidth entries.
+class PlacedBoxes {
+ public:
+  void clear();
+  // The offset where `box` goes; it is not inserted.
+  std::uint64_t find_offset(const Box& box, Fit fit);
+  void insert(const Box& box, std::uint64_t offset_bytes);
+  // Entries examined since construction, a measure of time that does not depend on the machine.
+  std::uint64_t work() const { return work_; }
+
+ private:
+  static constexpr std::uint32_t kWidth = 256;  // entries per block, a multiple of 64
+  // Entries from `count` on are empty lifetimes, which overlap nothing.
+  struct Block {
+    std::uint32_t count = 0;
+    std::array<std::int32_t, kWidth> lower;
+    std::array<std::int32_t, kWidth> upper;
+    std::array<std::uint64_t, kWidth> begin_bytes;
+    std::array<std::uint64_t, kWidth> end_bytes;
+    void clear_from(std::uint32_t first);
+    void insert_at(std::uint32_t at, const Box& box, std::uint64_t offset_bytes);
+  };
+  static std::uint64_t overlap_mask(const Block& block, std::uint32_t first, const Box& box);
+  std::uint32_t add_block();
+  void split(std::size_t position);
+
+  std::vector<Block> blocks_;  // storage, reused by clear()
+  std::uint32_t blocks_used_ = 0;
+  std::vector<std::uint32_t> order_;  // blocks by offset; none is empty
+  std::uint64_t work_ = 0;
+};
+
+}  // namespace sluice
