@@ -1,7 +1,7 @@
 // Gradient plumbing on the host: column sums, accumulation, norms, casts. Arguments as in Kernels
 // (kernels/kernels.hpp). All of it is part of the arithmetic contract (DESIGN section 7): no fused
-// multiply-add, integer bf16 rounding, sums in an order that the shape alone fixes. The bits are the
-// same for every thread count and every instruction set.
+// multiply-add, integer bf16 rounding, sums in an order that the shape alone fixes. The bits are
+// the same for every thread count and every instruction set.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace sluice::host {
 
 class Parallel;
 
-// Sums blocks of kSumRows rows (kernels/host/column_blocks.hpp) in row order, then the blocks in
+// Sums blocks of kSumRows rows (kernels/host/column_sums.hpp) in row order, then the blocks in
 // order, all in fp32.
 void column_sum(const Parallel& parallel, const void* x, void* out, std::int64_t rows,
                 std::int64_t cols, DType dtype);

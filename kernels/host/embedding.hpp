@@ -18,7 +18,7 @@ std::uint64_t embedding_backward_workspace_bytes(std::int64_t rows, std::int64_t
 // of dtable and adds in row order. Throws InternalError for a token outside [0, vocab).
 void embedding_backward(const Parallel& parallel, const std::int32_t* tokens, const void* dout,
                         void* dtable, void* dpositions, std::int64_t rows, std::int64_t time,
-                        std::int64_t vocab, std::int64_t max_time, std::int64_t hidden,
-                        DType dtype, void* workspace);
+                        std::int64_t vocab, std::int64_t max_time, std::int64_t hidden, DType dtype,
+                        void* workspace);
 
 }  // namespace sluice::host

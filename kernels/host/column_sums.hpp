@@ -1,0 +1,60 @@
+// Sums down the columns of a row-major matrix, in an order that the shape alone fixes: blocks of
+// kSumRows rows in row order, then the blocks in order (which also keeps the fp32 error of a long
+// sum small). One task sums kTileCols columns. Included once for each instruction set, as simd.hpp.
+#ifndef SLUICE_KERNELS_HOST_COLUMN_SUMS_SIZES
+#define SLUICE_KERNELS_HOST_COLUMN_SUMS_SIZES
+
+#include <cstdint>
+
+namespace sluice::host {
+
+inline constexpr std::int64_t kSumRows = 64;
+// 128 bytes of bf16: a pair of cache lines, which the hardware fetches together.
+inline constexpr std::int64_t kTileCols = 64;
+
+}  // namespace sluice::host
+
+#endif
+
+#if defined(SLUICE_KERNELS_HOST_COLUMN_SUMS) == defined(HWY_TARGET_TOGGLE)
+#ifdef SLUICE_KERNELS_HOST_COLUMN_SUMS
+#undef SLUICE_KERNELS_HOST_COLUMN_SUMS
+#else
+#define SLUICE_KERNELS_HOST_COLUMN_SUMS
+#endif
+
+#include "kernels/host/simd.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace sluice::host::HWY_NAMESPACE {
+
+// totals[k][c] = sum over rows of term k at column c, for c in [0, cols), cols <= kTileCols.
+// terms(tag, row, c, out): out[k] = term k of that row's columns from c on.
+template <int K, class Terms>
+HWY_INLINE void column_sums(std::int64_t rows, std::int64_t cols, float (&totals)[K][kTileCols],
+                            const Terms& terms) {
+  for (auto& total : totals) {
+    for (float& sum : total) sum = 0.0f;
+  }
+  for (std::int64_t first = 0; first < rows; first += kSumRows) {
+    const std::int64_t last = first + kSumRows < rows ? first + kSumRows : rows;
+    float block[K][kTileCols] = {};
+    for (std::int64_t row = first; row < last; ++row) {
+      for_lanes(0, cols, [&](auto d, std::int64_t c) HWY_ATTR {
+        hn::Vec<decltype(d)> values[K];
+        terms(d, row, c, values);
+        for (int k = 0; k < K; ++k) {
+          hn::StoreU(hn::Add(hn::LoadU(d, block[k] + c), values[k]), d, block[k] + c);
+        }
+      });
+    }
+    for (int k = 0; k < K; ++k) {
+      for (std::int64_t c = 0; c < cols; ++c) totals[k][c] += block[k][c];
+    }
+  }
+}
+
+}  // namespace sluice::host::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,164 @@
+// What the SIMD kernels of this folder share: loads and stores of fp32 and bf16, tails, lane sums.
+//
+// Included once for each instruction set by Highway's foreach_target (hence the toggle instead of
+// `#pragma once` around the code). Nothing in here fuses a multiply with an add, and no result
+// depends on the width of a vector. Vectors have at most 16 fp32 lanes.
+#if defined(SLUICE_KERNELS_HOST_SIMD) == defined(HWY_TARGET_TOGGLE)
+#ifdef SLUICE_KERNELS_HOST_SIMD
+#undef SLUICE_KERNELS_HOST_SIMD
+#else
+#define SLUICE_KERNELS_HOST_SIMD
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstdint>
+
+#include "base/dtype.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace sluice::host::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+// fp32 lanes of the instruction set, and one lane for tails: the same code, hence the same bits.
+using WideTag = hn::CappedTag<float, 16>;
+using OneTag = hn::CappedTag<float, 1>;
+
+template <class D>
+using BitsOf = hn::RebindToUnsigned<D>;
+template <class D>
+using HalfBitsOf = hn::Rebind<std::uint16_t, D>;
+
+// --- bf16 <-> fp32, in integer arithmetic
+// ---------------------------------------------------------
+
+template <class D>
+HWY_INLINE hn::Vec<D> load(D d, const float* from) {
+  return hn::LoadU(d, from);
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> load(D d, const bf16* from) {
+  const auto half = hn::LoadU(HalfBitsOf<D>(), &from->bits);
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(BitsOf<D>(), half)));
+}
+
+// The upper 16 bits of the result are the rounded number, the lower ones garbage. NaN stays a quiet
+// NaN: its payload could round away, or carry into the sign.
+template <class D, class VBits>
+HWY_INLINE VBits quiet_nan_or(D, hn::Vec<D> value, VBits rounded) {
+  const BitsOf<D> bits_tag;
+  const auto quiet = hn::Or(hn::BitCast(bits_tag, value), hn::Set(bits_tag, 0x400000u));
+  return hn::IfThenElse(hn::RebindMask(bits_tag, hn::IsNaN(value)), quiet, rounded);
+}
+
+// bf16_from_float (nearest, ties to even) and bf16_weight_from_float (ties away), as upper halves.
+template <class D>
+HWY_INLINE hn::Vec<BitsOf<D>> round_even_bits(D d, hn::Vec<D> value) {
+  const BitsOf<D> bits_tag;
+  const auto bits = hn::BitCast(bits_tag, value);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(bits_tag, 1u));
+  return quiet_nan_or(d, value, hn::Add(hn::Add(bits, hn::Set(bits_tag, 0x7fffu)), odd));
+}
+
+template <class D>
+HWY_INLINE hn::Vec<BitsOf<D>> round_away_bits(D d, hn::Vec<D> value) {
+  const BitsOf<D> bits_tag;
+  const auto bits = hn::BitCast(bits_tag, value);
+  return quiet_nan_or(d, value, hn::Add(bits, hn::Set(bits_tag, 0x8000u)));
+}
+
+template <class D>
+HWY_INLINE void store_upper_half(D, hn::Vec<BitsOf<D>> bits, bf16* to) {
+  // Shifted right the lanes are below 2^16, so the saturating demotion of int32 keeps them whole.
+  const auto small = hn::BitCast(hn::RebindToSigned<D>(), hn::ShiftRight<16>(bits));
+  hn::StoreU(hn::DemoteTo(HalfBitsOf<D>(), small), HalfBitsOf<D>(), &to->bits);
+}
+
+// Stores an activation or a gradient: rounded to nearest even.
+template <class D>
+HWY_INLINE void store(D d, hn::Vec<D> value, float* to) {
+  hn::StoreU(value, d, to);
+}
+template <class D>
+HWY_INLINE void store(D d, hn::Vec<D> value, bf16* to) {
+  store_upper_half(d, round_even_bits(d, value), to);
+}
+
+// Stores a weight: rounded to nearest, ties away.
+template <class D>
+HWY_INLINE void store_weight(D d, hn::Vec<D> value, float* to) {
+  hn::StoreU(value, d, to);
+}
+template <class D>
+HWY_INLINE void store_weight(D d, hn::Vec<D> value, bf16* to) {
+  store_upper_half(d, round_away_bits(d, value), to);
+}
+
+// fp32 -> bf16 (nearest even) -> fp32.
+template <class D>
+HWY_INLINE hn::Vec<D> through_bf16(D d, hn::Vec<D> value) {
+  const auto upper = hn::And(round_even_bits(d, value), hn::Set(BitsOf<D>(), 0xffff0000u));
+  return hn::BitCast(d, upper);
+}
+
+// --- loops
+// ----------------------------------------------------------------------------------------
+
+// body(tag, i) for every i in [begin, end): whole vectors, then single lanes. `body` is a lambda
+// with HWY_ATTR before its brace.
+template <class Body>
+HWY_INLINE void for_lanes(std::int64_t begin, std::int64_t end, const Body& body) {
+  const WideTag wide;
+  const auto step = static_cast<std::int64_t>(hn::Lanes(wide));
+  std::int64_t i = begin;
+  for (; i + step <= end; i += step) body(wide, i);
+  for (; i < end; ++i) body(OneTag(), i);
+}
+
+// The fp32 sums of K terms over [0, count): element i is added to virtual lane i % 16, then lanes
+// fold pairwise (8, 4, 2, 1 apart), whatever the width of a vector.
+// terms(tag, i, out): out[k] = term k of the elements from i on.
+template <int K, class Terms>
+HWY_INLINE void lane_sums(std::int64_t count, float (&sums)[K], const Terms& terms) {
+  constexpr std::int64_t kLanes = 16;
+  const WideTag wide;
+  constexpr std::int64_t kStep = hn::MaxLanes(WideTag());
+  static_assert(kLanes % kStep == 0);
+  using Vector = hn::Vec<WideTag>;
+  Vector totals[K][kLanes / kStep];
+  for (auto& total : totals) {
+    for (Vector& part : total) part = hn::Zero(wide);
+  }
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (std::int64_t part = 0; part < kLanes / kStep; ++part) {
+      Vector values[K];
+      terms(wide, i + part * kStep, values);
+      for (int k = 0; k < K; ++k) totals[k][part] = hn::Add(totals[k][part], values[k]);
+    }
+  }
+  float lanes[K][kLanes];
+  for (int k = 0; k < K; ++k) {
+    for (std::int64_t part = 0; part < kLanes / kStep; ++part) {
+      hn::StoreU(totals[k][part], wide, lanes[k] + part * kStep);
+    }
+  }
+  for (; i < count; ++i) {
+    hn::Vec<OneTag> values[K];
+    terms(OneTag(), i, values);
+    for (int k = 0; k < K; ++k) lanes[k][i % kLanes] += hn::GetLane(values[k]);
+  }
+  for (int k = 0; k < K; ++k) {
+    for (std::int64_t width = kLanes / 2; width > 0; width /= 2) {
+      for (std::int64_t lane = 0; lane < width; ++lane) lanes[k][lane] += lanes[k][lane + width];
+    }
+    sums[k] = lanes[k][0];
+  }
+}
+
+}  // namespace sluice::host::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
