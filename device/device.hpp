@@ -3,7 +3,8 @@
 // Two implementations: device/host (CPU memory, everywhere) and device/cuda (a GPU). Both obey the
 // same laws, checked by one typed contract suite (tests/contract/device_contract.hpp):
 //   - memory is capped at `facts().capacity_bytes`; passing it throws OutOfMemory(kDevice);
-//   - virtual memory has a granularity; a PhysicalBlock is mapped whole or not at all; access is set
+//   - virtual memory has a granularity; a PhysicalBlock is mapped whole or not at all; access is
+//   set
 //     by map(); one block may be mapped at several ranges at once (aliases);
 //   - streams are asynchronous in-order queues; events order streams among each other;
 //   - a failure inside queued work is kept by the stream and by every later event of it, and is
@@ -44,7 +45,7 @@ struct DeviceFacts {
 
 // Counted by the device itself, independent of the ledger (law: plan = run is measured twice).
 struct DeviceCounters {
-  std::uint64_t live_bytes = 0;        // physical blocks + raw buffers
+  std::uint64_t live_bytes = 0;  // physical blocks + raw buffers
   std::uint64_t peak_bytes = 0;
   std::uint64_t allocation_calls = 0;  // create_block and allocate
   std::uint64_t map_calls = 0;
@@ -56,11 +57,13 @@ struct DeviceCounters {
 class Event {
  public:
   virtual ~Event() = default;
-  // True once all work queued before the last record has finished (or failed). True if never recorded.
+  // True once all work queued before the last record has finished (or failed). True if never
+  // recorded.
   virtual bool done() const = 0;
   // Blocks the calling thread; throws the stream's stored error, or TimeoutError naming `what`.
   virtual void synchronize(Deadline deadline, const char* what) const = 0;
-  // Steady nanoseconds (Device::now_ns clock) at which the recorded point was reached; done() first.
+  // Steady nanoseconds (Device::now_ns clock) at which the recorded point was reached; done()
+  // first.
   virtual std::int64_t time_ns() const = 0;
 };
 
@@ -124,8 +127,9 @@ class DeviceResource {
 using AddressRange = DeviceResource<struct AddressRangeTag>;    // reserved addresses, no memory
 using PhysicalBlock = DeviceResource<struct PhysicalBlockTag>;  // memory, no address (data() null)
 using Mapping = DeviceResource<struct MappingTag>;              // a block at an address of a range
-using RawBuffer = DeviceResource<struct RawBufferTag>;          // memory with an address (malloc-like)
-using HostRegistration = DeviceResource<struct HostRegistrationTag>;  // host pages known to the device
+using RawBuffer = DeviceResource<struct RawBufferTag>;  // memory with an address (malloc-like)
+using HostRegistration =
+    DeviceResource<struct HostRegistrationTag>;  // host pages known to the device
 
 class Device {
  public:
@@ -143,8 +147,9 @@ class Device {
   virtual std::unique_ptr<Stream> create_stream(const std::string& name) = 0;
   virtual std::unique_ptr<Event> create_event() = 0;
 
-  // Virtual memory. bytes and offset are multiples of facts().granularity_bytes (else InternalError).
-  // Destruction order is Mapping, then block and range; a Mapping must outlive its queued users.
+  // Virtual memory. bytes and offset are multiples of facts().granularity_bytes (else
+  // InternalError). Destruction order is Mapping, then block and range; a Mapping must outlive its
+  // queued users.
   virtual AddressRange reserve(std::uint64_t bytes) = 0;
   virtual PhysicalBlock create_block(std::uint64_t bytes) = 0;
   virtual Mapping map(const AddressRange& range, std::uint64_t offset_bytes,

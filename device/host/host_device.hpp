@@ -1,9 +1,10 @@
 // A device made of CPU memory: what the whole engine runs on where there is no GPU.
 //
 // Physical blocks are extents of one memfd; map() is mmap(MAP_FIXED | MAP_SHARED) into a reserved
-// range, so remapping really moves pages and one block can be seen at several addresses. Each stream
-// has a worker thread. Copies of kind host-to-device and device-to-host take the time of the link
-// model where one is set (a copy holds its direction of the link for latency + bytes / bandwidth).
+// range, so remapping really moves pages and one block can be seen at several addresses. Each
+// stream has a worker thread. Copies of kind host-to-device and device-to-host take the time of the
+// link model where one is set (a copy holds its direction of the link for latency + bytes /
+// bandwidth).
 #pragma once
 
 #include <cstdint>

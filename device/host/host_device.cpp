@@ -1,0 +1,112 @@
+#include "device/host/host_device.hpp"
+
+#include <chrono>
+#include <utility>
+
+#include "base/topology.hpp"
+#include "device/host/host_event.hpp"
+#include "device/host/host_runtime.hpp"
+#include "device/host/host_stream.hpp"
+
+namespace sluice {
+
+namespace {
+
+class HostDevice final : public Device {
+ public:
+  explicit HostDevice(const HostDeviceOptions& options)
+      : runtime_(std::make_shared<HostRuntime>(options)) {
+    facts_.backend = "host";
+    facts_.name = read_host_topology().cpu_name;
+    facts_.capacity_bytes = options.capacity_bytes;
+    facts_.granularity_bytes = kPageBytes;
+  }
+
+  const DeviceFacts& facts() const override { return facts_; }
+  std::int64_t now_ns() const override { return host_now_ns(); }
+  DeviceCounters counters() const override {
+    DeviceCounters counters = runtime_->memory.counters();
+    for (std::size_t kind = 0; kind < kCopyKindCount; ++kind) {
+      counters.copied_bytes[kind] = runtime_->copied_bytes[kind].load(std::memory_order_relaxed);
+    }
+    return counters;
+  }
+
+  std::unique_ptr<Stream> create_stream(const std::string& name) override {
+    return std::make_unique<HostStream>(runtime_, name);
+  }
+  std::unique_ptr<Event> create_event() override { return std::make_unique<HostEvent>(runtime_); }
+
+  AddressRange reserve(std::uint64_t bytes) override {
+    return own<AddressRange>(runtime_->memory.reserve(bytes));
+  }
+  PhysicalBlock create_block(std::uint64_t bytes) override {
+    return own<PhysicalBlock>(runtime_->memory.create_block(bytes));
+  }
+  Mapping map(const AddressRange& range, std::uint64_t offset_bytes,
+              const PhysicalBlock& block) override {
+    return own<Mapping>(runtime_->memory.map(range.handle(), offset_bytes, block.handle()));
+  }
+  RawBuffer allocate(std::uint64_t bytes) override {
+    return own<RawBuffer>(runtime_->memory.allocate(bytes));
+  }
+  HostRegistration register_host(void* data, std::uint64_t bytes) override {
+    return own<HostRegistration>(runtime_->memory.register_host(data, bytes));
+  }
+
+  HostRuntime& runtime() { return *runtime_; }
+
+ protected:
+  void release(AddressRange& range) noexcept override {
+    runtime_->memory.release_range(range.handle());
+  }
+  void release(PhysicalBlock& block) noexcept override {
+    runtime_->memory.release_block(block.handle());
+  }
+  void release(Mapping& mapping) noexcept override { runtime_->memory.unmap(mapping.handle()); }
+  void release(RawBuffer& buffer) noexcept override {
+    runtime_->memory.deallocate(buffer.handle());
+  }
+  void release(HostRegistration& registration) noexcept override {
+    runtime_->memory.unregister_host(registration.handle());
+  }
+
+ private:
+  template <typename Resource>
+  Resource own(const HostMemory::Placement& placement) {
+    return Resource(this, placement.data, placement.bytes, placement.handle);
+  }
+
+  DeviceFacts facts_;
+  const std::shared_ptr<HostRuntime> runtime_;
+};
+
+}  // namespace
+
+std::int64_t host_now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+std::unique_ptr<Device> make_host_device(const HostDeviceOptions& options) {
+  if (options.capacity_bytes == 0) {
+    throw InputError("the host device needs a capacity of at least one byte");
+  }
+  if (!(options.link_bandwidth_bytes_per_s >= 0.0) || !(options.link_latency_s >= 0.0)) {
+    throw InputError("the link of the host device needs a bandwidth and a latency of 0 or more");
+  }
+  return std::make_unique<HostDevice>(options);
+}
+
+void check_host_access(Device& device, const void* data, std::uint64_t bytes, bool writes) {
+  auto* const host = dynamic_cast<HostDevice*>(&device);
+  if (host == nullptr || host->runtime().races == nullptr || bytes == 0) return;
+  std::vector<HostMemory::PhysicalSpan> spans;
+  host->runtime().memory.locate(data, bytes, spans);
+  std::vector<RaceDetector::Access> accesses;
+  for (const auto& span : spans) accesses.push_back({span, writes});
+  if (const auto race = host->runtime().races->check_host(accesses)) throw DeviceError(*race);
+}
+
+}  // namespace sluice

@@ -1,0 +1,49 @@
+#include "device/host/host_link.hpp"
+
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+namespace sluice {
+
+HostLink::HostLink(const HostDeviceOptions& options)
+    : bandwidth_bytes_per_s_(options.link_bandwidth_bytes_per_s),
+      latency_s_(options.link_latency_s) {}
+
+// By ticket: std::mutex alone would let a stream of back-to-back copies starve the others.
+void HostLink::acquire() {
+  std::unique_lock lock(mutex_);
+  const std::uint64_t ticket = next_ticket_++;
+  const Deadline deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
+  while (serving_ticket_ != ticket) {
+    if (turn_changed_.wait_until(lock, deadline.time()) == std::cv_status::timeout &&
+        serving_ticket_ != ticket) {
+      throw TimeoutError("the modelled link between host and device memory");
+    }
+  }
+}
+
+void HostLink::release() {
+  {
+    const std::lock_guard lock(mutex_);
+    ++serving_ticket_;
+  }
+  turn_changed_.notify_all();
+}
+
+void HostLink::copy(void* destination, const void* source, std::uint64_t bytes) {
+  if (bandwidth_bytes_per_s_ <= 0.0 && latency_s_ <= 0.0) {
+    std::memcpy(destination, source, bytes);
+    return;
+  }
+  acquire();
+  const auto begin = std::chrono::steady_clock::now();
+  double seconds = latency_s_;
+  if (bandwidth_bytes_per_s_ > 0.0) seconds += static_cast<double>(bytes) / bandwidth_bytes_per_s_;
+  std::memcpy(destination, source, bytes);
+  std::this_thread::sleep_until(begin +
+                                std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)));
+  release();
+}
+
+}  // namespace sluice

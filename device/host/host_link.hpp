@@ -1,0 +1,34 @@
+// One direction of the link between host and device memory: copies pass one at a time, in the order
+// in which they asked, and each holds it for at least latency + bytes / bandwidth.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+
+#include "device/host/host_device.hpp"
+
+namespace sluice {
+
+class HostLink {
+ public:
+  explicit HostLink(const HostDeviceOptions& options);
+
+  // Copies; blocks the calling worker until the link has been free and the copy's time has passed.
+  // Without a model it is memcpy. Throws TimeoutError where the link is not free in time.
+  void copy(void* destination, const void* source, std::uint64_t bytes);
+
+ private:
+  void acquire();
+  void release();
+
+  const double bandwidth_bytes_per_s_;  // 0: unlimited
+  const double latency_s_;
+  std::mutex mutex_;
+  std::condition_variable turn_changed_;
+  std::uint64_t next_ticket_ = 0;     // guarded by mutex_
+  std::uint64_t serving_ticket_ = 0;  // guarded by mutex_
+};
+
+}  // namespace sluice
