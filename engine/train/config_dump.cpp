@@ -1,0 +1,91 @@
+// The resolved configuration and the list of keys as text, all read off the schema.
+#include <xxhash.h>
+
+#include <array>
+#include <nlohmann/json.hpp>
+
+#include "engine/train/config_schema.hpp"
+
+namespace sluice {
+
+namespace {
+
+// "memory.place" and "weight" of "memory.place.weight".
+std::pair<std::string, std::string> split_path(const std::string& path) {
+  const auto dot = path.rfind('.');
+  return {path.substr(0, dot), path.substr(dot + 1)};
+}
+
+}  // namespace
+
+std::string config_to_toml(const Config& config) {
+  std::string text;
+  std::string section;
+  for (const ConfigKey& key : config_schema()) {
+    const auto top = key.path.substr(0, key.path.find('.'));
+    if (top != section) {
+      text += (section.empty() ? "[" : "\n[") + top + "]\n";
+      section = top;
+    }
+    text += key.path.substr(top.size() + 1) + " = " + format_value(key, key.read(config)) + "\n";
+  }
+  return text;
+}
+
+std::string config_to_json(const Config& config) {
+  nlohmann::ordered_json document;
+  for (const ConfigKey& key : config_schema()) {
+    const auto [section, name] = split_path(key.path);
+    std::string pointer = "/" + section;
+    for (char& c : pointer) {
+      if (c == '.') c = '/';
+    }
+    auto& place = document[nlohmann::ordered_json::json_pointer(pointer + "/" + name)];
+    std::visit([&](const auto& value) { place = value; }, key.read(config));
+  }
+  // Paths need not be UTF-8: bytes that are not become U+FFFD rather than an exception.
+  return document.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+std::string config_help() {
+  std::string text;
+  std::string section;
+  const Config defaults;
+  for (const ConfigKey& key : config_schema()) {
+    const auto top = key.path.substr(0, key.path.find('.'));
+    if (top != section) {
+      text += (section.empty() ? "[" : "\n[") + top + "]\n";
+      section = top;
+    }
+    const std::string standard = key.required ? "required"
+                                 : !key.derived_default.empty()
+                                     ? "default: " + key.derived_default
+                                     : "default: " + format_value(key, key.read(defaults));
+    text += "  " + key.path + "\n      " + key.doc + "\n      " + describe_expected(key) + "; " +
+            standard + "\n";
+  }
+  return text;
+}
+
+std::string config_hash(const Config& config) {
+  std::string text;
+  for (const ConfigKey& key : config_schema()) {
+    if (!key.determines_result) continue;
+    // Only the cosine looks at the number of steps.
+    if (key.path == "train.steps" && config.optimizer.schedule == Config::LrSchedule::kConstant) {
+      continue;
+    }
+    text += key.path + " = " + format_value(key, key.read(config)) + "\n";
+  }
+  XXH128_canonical_t digest;
+  XXH128_canonicalFromHash(&digest, XXH3_128bits(text.data(), text.size()));
+  std::string hex;
+  for (const unsigned char byte : digest.digest) {
+    constexpr std::string_view digits = "0123456789abcdef";
+    hex += digits[byte >> 4];
+    hex += digits[byte & 15];
+  }
+  return hex;
+}
+
+}  // namespace sluice

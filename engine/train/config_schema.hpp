@@ -1,0 +1,68 @@
+// The table of configuration keys, and the values that pass between text and Config.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "engine/train/config.hpp"
+
+namespace sluice {
+
+// What a key takes. A choice and a text are both strings; bytes are an integer or "64MiB"; a rate
+// is a number of bytes per second or "16GiB/s"; a duration is seconds or "10us".
+enum class ConfigKind : std::uint8_t {
+  kBool,
+  kInteger,
+  kReal,
+  kText,
+  kChoice,
+  kBytes,
+  kRate,
+  kDuration,
+  kTextList,
+  kRealPair,
+};
+
+// kBool bool; kInteger and kBytes int64; kReal, kRate and kDuration double; kText and kChoice
+// string.
+using ConfigValue = std::variant<bool, std::int64_t, double, std::string, std::vector<std::string>,
+                                 std::vector<double>>;
+
+struct ConfigKey {
+  std::string path;  // "memory.place.weight"
+  ConfigKind kind = ConfigKind::kText;
+  std::string doc;
+  std::string derived_default;       // what stands for the default where it is computed
+  std::vector<std::string> choices;  // kChoice, in the enumerators' order
+  std::int64_t least = 0, most = 0;  // kInteger, kBytes
+  std::int64_t multiple_of = 1;      // kBytes
+  double lower = 0.0, upper = 0.0;   // kReal, kRate, kDuration, each of kRealPair
+  bool upper_excluded = false, lower_excluded = false;
+  bool required = false;
+  bool determines_result = false;  // part of config_hash
+  std::function<ConfigValue(const Config&)> read;
+  std::function<void(Config&, const ConfigValue&)> assign;  // of an accepted value
+};
+
+// All keys, in the order of the documentation.
+const std::vector<ConfigKey>& config_schema();
+// Null where there is none.
+const ConfigKey* find_config_key(std::string_view path);
+
+// What the key takes, as it stands in messages and in the help: "an integer from 1 to 4096".
+std::string describe_expected(const ConfigKey& key);
+// A value as TOML; parse it again and the same value comes out.
+std::string format_value(const ConfigKey& key, const ConfigValue& value);
+// The value that a `--set` text means for this key; nothing where it means none. Ranges not
+// checked.
+std::optional<ConfigValue> value_from_text(const ConfigKey& key, std::string_view text);
+// Whether a value of the right type is in the key's range.
+bool in_range(const ConfigKey& key, const ConfigValue& value);
+
+}  // namespace sluice

@@ -1,0 +1,267 @@
+// Values of configuration keys: text to value, value to text, ranges.
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+
+#include "engine/train/config_schema.hpp"
+
+namespace sluice {
+
+namespace {
+
+template <class Number>
+std::optional<Number> parse_number(std::string_view text) {
+  if (text.starts_with('+')) text.remove_prefix(1);
+  Number value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+// Shortest decimal that reads back to the same double.
+std::string format_real(double value) {
+  std::array<char, 64> buffer{};
+  const auto [end, error] = std::to_chars(buffer.data(), buffer.data() + buffer.size(), value);
+  std::string text(buffer.data(), error == std::errc() ? end : buffer.data());
+  // TOML tells an integer from a float by its point or exponent; keys that take reals take both.
+  if (text.find_first_of(".en") == std::string::npos) text += ".0";
+  return text;
+}
+
+// A TOML basic string.
+std::string quote(std::string_view text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      result += '\\';
+      result += c;
+    } else if (byte < 0x20 || byte == 0x7f) {
+      std::array<char, 8> escape{};
+      std::snprintf(escape.data(), escape.size(), "\\u%04X", byte);
+      result += escape.data();
+    } else {
+      result += c;
+    }
+  }
+  return result + '"';
+}
+
+std::string_view trim(std::string_view text) {
+  const auto first = text.find_first_not_of(" \t");
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
+}
+
+// "a, b" and "[a, b]" alike; quotes around an element are taken off.
+std::vector<std::string_view> split_list(std::string_view text) {
+  text = trim(text);
+  if (text.size() >= 2 && text.front() == '[' && text.back() == ']') {
+    text = trim(text.substr(1, text.size() - 2));
+  }
+  std::vector<std::string_view> elements;
+  while (!text.empty()) {
+    const auto comma = text.find(',');
+    auto element = trim(text.substr(0, comma));
+    if (element.size() >= 2 && (element.front() == '"' || element.front() == '\'') &&
+        element.back() == element.front()) {
+      element = element.substr(1, element.size() - 2);
+    }
+    elements.push_back(element);
+    if (comma == std::string_view::npos) break;
+    text.remove_prefix(comma + 1);
+  }
+  return elements;
+}
+
+std::optional<ConfigValue> parse_duration(std::string_view text) {
+  constexpr std::array<std::pair<std::string_view, double>, 4> units{
+      {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1.0}}};
+  for (const auto& [suffix, seconds] : units) {
+    if (!text.ends_with(suffix)) continue;
+    const auto number = parse_number<double>(text.substr(0, text.size() - suffix.size()));
+    if (!number) return std::nullopt;
+    return ConfigValue(*number * seconds);
+  }
+  const auto number = parse_number<double>(text);
+  return number ? std::optional(ConfigValue(*number)) : std::nullopt;
+}
+
+std::optional<ConfigValue> parse_rate(std::string_view text) {
+  if (text.ends_with("/s")) text.remove_suffix(2);
+  if (const auto number = parse_number<double>(text)) return ConfigValue(*number);
+  const auto bytes = parse_bytes(text);
+  return bytes ? std::optional(ConfigValue(static_cast<double>(*bytes))) : std::nullopt;
+}
+
+std::optional<ConfigValue> parse_byte_count(std::string_view text) {
+  const auto bytes = parse_bytes(text);
+  if (!bytes || *bytes > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
+    return std::nullopt;
+  }
+  return ConfigValue(static_cast<std::int64_t>(*bytes));
+}
+
+std::string describe_reals(const ConfigKey& key) {
+  return std::string(key.lower_excluded ? "above " : "from ") + format_real(key.lower) +
+         (key.upper_excluded ? " to below " : " to ") + format_real(key.upper);
+}
+
+bool real_in_range(const ConfigKey& key, double value) {
+  // Written so that NaN fails.
+  const bool low = key.lower_excluded ? value > key.lower : value >= key.lower;
+  const bool high = key.upper_excluded ? value < key.upper : value <= key.upper;
+  return low && high;
+}
+
+}  // namespace
+
+std::string describe_expected(const ConfigKey& key) {
+  switch (key.kind) {
+    case ConfigKind::kBool:
+      return "true or false";
+    case ConfigKind::kInteger:
+      return "an integer from " + std::to_string(key.least) + " to " + std::to_string(key.most);
+    case ConfigKind::kReal:
+      return "a number " + describe_reals(key);
+    case ConfigKind::kText:
+      return "a string";
+    case ConfigKind::kChoice: {
+      std::string text;
+      for (std::size_t i = 0; i < key.choices.size(); ++i) {
+        if (i > 0) text += i + 1 == key.choices.size() ? " or " : ", ";
+        text += quote(key.choices[i]);
+      }
+      return text;
+    }
+    case ConfigKind::kBytes: {
+      const auto size = [](std::int64_t bytes) {
+        return format_bytes_exact(static_cast<std::uint64_t>(bytes));
+      };
+      std::string text =
+          "a byte count such as \"64MiB\", from " + size(key.least) + " to " + size(key.most);
+      if (key.multiple_of > 1) text += ", a multiple of " + size(key.multiple_of);
+      return text;
+    }
+    case ConfigKind::kRate:
+      return "bytes per second, a number or such as \"16GiB/s\", " + describe_reals(key);
+    case ConfigKind::kDuration:
+      return "seconds, a number or such as \"10us\", " + describe_reals(key);
+    case ConfigKind::kTextList:
+      return "a list of strings, none of them empty";
+    case ConfigKind::kRealPair:
+      return "a list of two numbers, each " + describe_reals(key);
+  }
+  return {};
+}
+
+std::string format_value(const ConfigKey& key, const ConfigValue& value) {
+  switch (key.kind) {
+    case ConfigKind::kBool:
+      return std::get<bool>(value) ? "true" : "false";
+    case ConfigKind::kInteger:
+      return std::to_string(std::get<std::int64_t>(value));
+    case ConfigKind::kReal:
+    case ConfigKind::kRate:
+    case ConfigKind::kDuration:
+      return format_real(std::get<double>(value));
+    case ConfigKind::kText:
+    case ConfigKind::kChoice:
+      return quote(std::get<std::string>(value));
+    case ConfigKind::kBytes:
+      return quote(format_bytes_exact(static_cast<std::uint64_t>(std::get<std::int64_t>(value))));
+    case ConfigKind::kTextList: {
+      std::string text;
+      for (const auto& element : std::get<std::vector<std::string>>(value)) {
+        if (!text.empty()) text += ", ";
+        text += quote(element);
+      }
+      return std::string("[").append(text).append("]");
+    }
+    case ConfigKind::kRealPair: {
+      const auto& pair = std::get<std::vector<double>>(value);
+      std::string text = "[";
+      text.append(format_real(pair.at(0))).append(", ").append(format_real(pair.at(1)));
+      return text.append("]");
+    }
+  }
+  return {};
+}
+
+std::optional<ConfigValue> value_from_text(const ConfigKey& key, std::string_view text) {
+  switch (key.kind) {
+    case ConfigKind::kBool:
+      if (text == "true") return ConfigValue(true);
+      if (text == "false") return ConfigValue(false);
+      return std::nullopt;
+    case ConfigKind::kInteger: {
+      const auto number = parse_number<std::int64_t>(text);
+      return number ? std::optional(ConfigValue(*number)) : std::nullopt;
+    }
+    case ConfigKind::kReal: {
+      const auto number = parse_number<double>(text);
+      return number ? std::optional(ConfigValue(*number)) : std::nullopt;
+    }
+    case ConfigKind::kText:
+    case ConfigKind::kChoice:
+      return ConfigValue(std::string(text));
+    case ConfigKind::kBytes:
+      return parse_byte_count(text);
+    case ConfigKind::kRate:
+      return parse_rate(text);
+    case ConfigKind::kDuration:
+      return parse_duration(text);
+    case ConfigKind::kTextList: {
+      std::vector<std::string> elements;
+      for (const auto element : split_list(text)) elements.emplace_back(element);
+      return ConfigValue(std::move(elements));
+    }
+    case ConfigKind::kRealPair: {
+      std::vector<double> numbers;
+      for (const auto element : split_list(text)) {
+        const auto number = parse_number<double>(element);
+        if (!number) return std::nullopt;
+        numbers.push_back(*number);
+      }
+      return ConfigValue(std::move(numbers));
+    }
+  }
+  return std::nullopt;
+}
+
+bool in_range(const ConfigKey& key, const ConfigValue& value) {
+  switch (key.kind) {
+    case ConfigKind::kBool:
+      return true;
+    case ConfigKind::kInteger:
+    case ConfigKind::kBytes: {
+      const auto number = std::get<std::int64_t>(value);
+      return number >= key.least && number <= key.most && number % key.multiple_of == 0;
+    }
+    case ConfigKind::kReal:
+    case ConfigKind::kRate:
+    case ConfigKind::kDuration:
+      return real_in_range(key, std::get<double>(value));
+    case ConfigKind::kChoice:
+      for (const auto& choice : key.choices) {
+        if (choice == std::get<std::string>(value)) return true;
+      }
+      return false;
+    case ConfigKind::kText:
+      // Paths end at a NUL: a text with one would name another file than it shows.
+      return std::get<std::string>(value).find('\0') == std::string::npos;
+    case ConfigKind::kTextList:
+      for (const auto& element : std::get<std::vector<std::string>>(value)) {
+        if (element.empty() || element.find('\0') != std::string::npos) return false;
+      }
+      return true;
+    case ConfigKind::kRealPair: {
+      const auto& pair = std::get<std::vector<double>>(value);
+      return pair.size() == 2 && real_in_range(key, pair[0]) && real_in_range(key, pair[1]);
+    }
+  }
+  return false;
+}
+
+}  // namespace sluice

@@ -1,0 +1,11 @@
+// The kinds of training data, shared by the configuration and the data reader.
+#pragma once
+
+#include <cstdint>
+
+namespace sluice {
+
+// kBytes: any file, a token per byte. kLlmc: llm.c's `.bin`. kMegatron: `.idx` beside `.bin`.
+enum class DataFormat : std::uint8_t { kBytes, kLlmc, kMegatron };
+
+}  // namespace sluice
