@@ -1,0 +1,354 @@
+// A transformer block, pre-norm: x + attention(norm(x)), then r + mlp(norm(r)).
+//
+// GPT-2: LayerNorm, biases, GELU. Llama: RMSNorm, no biases, rotary positions, SwiGLU. Both may
+// share key/value heads among query heads.
+#include <cmath>
+
+#include "engine/model/model.hpp"
+#include "engine/model/region.hpp"
+
+namespace sluice {
+namespace {
+
+constexpr float kRopeBase = 10000.0f;
+
+// Indices into the layout; the same for both families, biases where the family has them.
+struct BlockTensors {
+  std::size_t norm1 = 0, norm1_bias = 0, qkv = 0, qkv_bias = 0, output = 0, output_bias = 0;
+  std::size_t norm2 = 0, norm2_bias = 0, up = 0, up_bias = 0, down = 0, down_bias = 0;
+};
+
+struct BlockPlan {
+  std::vector<TensorSpec> tensors;
+  BlockTensors at;
+};
+
+BlockPlan plan_block(const ModelShape& shape, std::int64_t index) {
+  const std::string prefix = "blocks." + std::to_string(index) + ".";
+  const bool biased = !shape.is_llama();
+  // GPT-2: the projections into the residual stream start smaller, by 1/sqrt(2 * layers).
+  const float residual_std = 0.02f / std::sqrt(2.0f * static_cast<float>(shape.layers));
+  const std::int64_t up_rows = shape.is_llama() ? 2 * shape.ffn : shape.ffn;
+  BlockPlan plan;
+  const auto matrix = [&](const char* name, std::int64_t rows, std::int64_t cols, float std_dev) {
+    plan.tensors.push_back({prefix + name + ".weight", {rows, cols}, Init::kNormal, std_dev, true});
+    return plan.tensors.size() - 1;
+  };
+  const auto vector = [&](const char* name, std::int64_t size, Init init) {
+    plan.tensors.push_back({prefix + name, {size}, init, 0.0f, false});
+    return plan.tensors.size() - 1;
+  };
+  // Matrices first: the short vectors then pack densely behind them.
+  plan.at.qkv = matrix("attention.qkv", shape.qkv_cols(), shape.hidden, 0.02f);
+  plan.at.output = matrix("attention.output", shape.hidden, shape.hidden, residual_std);
+  plan.at.up = matrix("mlp.up", up_rows, shape.hidden, 0.02f);
+  plan.at.down = matrix("mlp.down", shape.hidden, shape.ffn, residual_std);
+  plan.at.norm1 = vector("norm1.weight", shape.hidden, Init::kOnes);
+  plan.at.norm2 = vector("norm2.weight", shape.hidden, Init::kOnes);
+  if (biased) {
+    plan.at.norm1_bias = vector("norm1.bias", shape.hidden, Init::kZeros);
+    plan.at.norm2_bias = vector("norm2.bias", shape.hidden, Init::kZeros);
+    plan.at.qkv_bias = vector("attention.qkv.bias", shape.qkv_cols(), Init::kZeros);
+    plan.at.output_bias = vector("attention.output.bias", shape.hidden, Init::kZeros);
+    plan.at.up_bias = vector("mlp.up.bias", up_rows, Init::kZeros);
+    plan.at.down_bias = vector("mlp.down.bias", shape.hidden, Init::kZeros);
+  }
+  return plan;
+}
+
+class BlockLayer final : public Layer {
+ public:
+  BlockLayer(const ModelShape& shape, BlockPlan plan)
+      : Layer(UnitLayout(std::move(plan.tensors))), shape_(shape), index_(plan.at) {}
+
+  std::vector<SaveSpec> saves(const BatchShape& batch) const override {
+    const std::uint64_t stats = rows(batch) * sizeof(float);
+    const std::uint64_t heads = static_cast<std::uint64_t>(shape_.heads);
+    return {{"normed1", act(batch, shape_.hidden)},
+            {"mean1", stats},
+            {"rstd1", stats},
+            {"qkv", act(batch, shape_.qkv_cols())},
+            {"attention", act(batch, shape_.hidden)},
+            {"log_sum_exp", stats * heads},
+            {"residual", act(batch, shape_.hidden)},
+            {"normed2", act(batch, shape_.hidden)},
+            {"mean2", stats},
+            {"rstd2", stats},
+            {"up", act(batch, up_cols())},
+            {"activated", act(batch, shape_.ffn)}};
+  }
+
+  PassNeeds needs(const BatchShape& batch, const Kernels& kernels) const override {
+    PassNeeds needs;
+    needs.output_bytes = act(batch, shape_.hidden);
+    for (const SaveSpec& save : saves(batch)) {
+      needs.saved_bytes += round_up(save.bytes, kTensorAlignmentBytes);
+    }
+    Region context;
+    cut_context(batch, context);
+    needs.context_bytes = context.used_bytes();
+    const std::uint64_t attention = kernels.attention_workspace_bytes(attention_shape(batch));
+    const auto largest = [&](std::initializer_list<GemmShape> gemms, std::uint64_t other) {
+      for (const GemmShape& gemm : gemms) {
+        other = std::max(other, kernels.gemm_workspace_bytes(gemm));
+      }
+      return other;
+    };
+    needs.forward_workspace_bytes =
+        needs.output_bytes + kTensorAlignmentBytes +
+        largest({linear(batch, shape_.qkv_cols(), shape_.hidden),
+                 linear(batch, shape_.hidden, shape_.hidden),
+                 linear(batch, up_cols(), shape_.hidden), linear(batch, shape_.hidden, shape_.ffn)},
+                attention);
+    const std::uint64_t widest = std::max(shape_.ffn, shape_.hidden);
+    needs.backward_input_workspace_bytes =
+        act(batch, static_cast<std::int64_t>(widest)) + kTensorAlignmentBytes +
+        largest({linear_input(batch, shape_.qkv_cols(), shape_.hidden),
+                 linear_input(batch, shape_.hidden, shape_.hidden),
+                 linear_input(batch, up_cols(), shape_.hidden),
+                 linear_input(batch, shape_.hidden, shape_.ffn)},
+                attention);
+    needs.backward_weight_workspace_bytes =
+        largest({linear_weight(batch, shape_.qkv_cols(), shape_.hidden),
+                 linear_weight(batch, shape_.hidden, shape_.hidden),
+                 linear_weight(batch, up_cols(), shape_.hidden),
+                 linear_weight(batch, shape_.hidden, shape_.ffn)},
+                0);
+    return needs;
+  }
+
+  PassWork work(const BatchShape& batch, Pass pass) const override {
+    const double row_count = static_cast<double>(batch.rows());
+    const double down = 2.0 * row_count * static_cast<double>(shape_.hidden * shape_.ffn);
+    const double gemm = 2.0 * row_count * static_cast<double>(shape_.hidden) *
+                            static_cast<double>(shape_.qkv_cols() + shape_.hidden + up_cols()) +
+                        down;
+    // Scores and their product with the values, the causal half of them.
+    const double attention = 2.0 * row_count * static_cast<double>(batch.seq * shape_.hidden);
+    const double row_bytes = static_cast<double>(dtype_bytes(batch.dtype)) * row_count;
+    const double moved =
+        row_bytes * static_cast<double>(10 * shape_.hidden + 2 * up_cols() + 2 * shape_.ffn);
+    PassWork work;
+    switch (pass) {
+      case Pass::kForward:
+      case Pass::kLoss:
+        work = {gemm, attention, moved};
+        break;
+      case Pass::kRecompute:
+        work = {gemm - down, attention, moved};
+        break;
+      case Pass::kBackwardInput:
+        work = {gemm, 2.5 * attention, 1.5 * moved};
+        break;
+      case Pass::kBackwardWeight:
+        work = {gemm, 0.0, moved};
+        break;
+    }
+    return work;
+  }
+
+  void forward(Kernels& kernels, const BatchShape& batch, const PassBuffers& at) const override {
+    const Saved saved = cut_saved(batch, at.saved);
+    Region workspace(at.workspace);
+    std::byte* projected = workspace.take(act(batch, shape_.hidden));
+    std::byte* scratch = workspace.take(0);
+    const DType dtype = batch.dtype;
+
+    kernels.norm_forward(norm_shape(batch), at.input, weight(at, index_.norm1, dtype),
+                         bias(at, index_.norm1_bias, dtype), saved.normed1, saved.mean1,
+                         saved.rstd1);
+    kernels.gemm(linear(batch, shape_.qkv_cols(), shape_.hidden), saved.normed1,
+                 weight(at, index_.qkv, dtype), bias(at, index_.qkv_bias, dtype), saved.qkv,
+                 scratch);
+    if (shape_.is_llama()) kernels.rope(attention_shape(batch), kRopeBase, false, saved.qkv);
+    kernels.attention_forward(attention_shape(batch), saved.qkv, saved.attention, saved.log_sum_exp,
+                              scratch);
+    kernels.gemm(linear(batch, shape_.hidden, shape_.hidden), saved.attention,
+                 weight(at, index_.output, dtype), bias(at, index_.output_bias, dtype), projected,
+                 scratch);
+    kernels.add(at.input, projected, saved.residual, batch.rows() * shape_.hidden, dtype);
+    kernels.norm_forward(norm_shape(batch), saved.residual, weight(at, index_.norm2, dtype),
+                         bias(at, index_.norm2_bias, dtype), saved.normed2, saved.mean2,
+                         saved.rstd2);
+    kernels.gemm(linear(batch, up_cols(), shape_.hidden), saved.normed2,
+                 weight(at, index_.up, dtype), bias(at, index_.up_bias, dtype), saved.up, scratch);
+    activate(kernels, batch, saved);
+    if (at.output == nullptr) return;  // a recompute wants only what is saved
+    kernels.gemm(linear(batch, shape_.hidden, shape_.ffn), saved.activated,
+                 weight(at, index_.down, dtype), bias(at, index_.down_bias, dtype), projected,
+                 scratch);
+    kernels.add(saved.residual, projected, at.output, batch.rows() * shape_.hidden, dtype);
+  }
+
+  void backward_input(Kernels& kernels, const BatchShape& batch,
+                      const PassBuffers& at) const override {
+    const Saved saved = cut_saved(batch, at.saved);
+    Region context_region(at.context);
+    const Context context = cut_context(batch, context_region);
+    Region workspace(at.workspace);
+    std::byte* wide = workspace.take(act(batch, std::max(shape_.ffn, shape_.hidden)));
+    std::byte* scratch = workspace.take(0);
+    const DType dtype = batch.dtype;
+
+    kernels.gemm(linear_input(batch, shape_.hidden, shape_.ffn), at.grad_output,
+                 weight(at, index_.down, dtype), nullptr, wide, scratch);
+    activate_backward(kernels, batch, wide, saved, context);
+    kernels.gemm(linear_input(batch, up_cols(), shape_.hidden), context.up,
+                 weight(at, index_.up, dtype), nullptr, context.normed2, scratch);
+    kernels.norm_backward_input(norm_shape(batch), context.normed2, saved.residual,
+                                weight(at, index_.norm2, dtype), saved.mean2, saved.rstd2,
+                                at.grad_output, context.residual);
+    kernels.gemm(linear_input(batch, shape_.hidden, shape_.hidden), context.residual,
+                 weight(at, index_.output, dtype), nullptr, wide, scratch);
+    kernels.attention_backward(attention_shape(batch), wide, saved.qkv, saved.attention,
+                               saved.log_sum_exp, context.qkv, scratch);
+    if (shape_.is_llama()) kernels.rope(attention_shape(batch), kRopeBase, true, context.qkv);
+    kernels.gemm(linear_input(batch, shape_.qkv_cols(), shape_.hidden), context.qkv,
+                 weight(at, index_.qkv, dtype), nullptr, context.normed1, scratch);
+    kernels.norm_backward_input(norm_shape(batch), context.normed1, at.input,
+                                weight(at, index_.norm1, dtype), saved.mean1, saved.rstd1,
+                                context.residual, at.grad_input);
+  }
+
+  void backward_weight(Kernels& kernels, const BatchShape& batch,
+                       const PassBuffers& at) const override {
+    const Saved saved = cut_saved(batch, at.saved);
+    Region context_region(at.context);
+    const Context context = cut_context(batch, context_region);
+    const DType dtype = batch.dtype;
+    clear_gaps(kernels, at.grad_weights, dtype);
+
+    linear_gradient(kernels, batch, at, shape_.hidden, shape_.ffn, at.grad_output, saved.activated,
+                    index_.down, index_.down_bias);
+    linear_gradient(kernels, batch, at, up_cols(), shape_.hidden, context.up, saved.normed2,
+                    index_.up, index_.up_bias);
+    linear_gradient(kernels, batch, at, shape_.hidden, shape_.hidden, context.residual,
+                    saved.attention, index_.output, index_.output_bias);
+    linear_gradient(kernels, batch, at, shape_.qkv_cols(), shape_.hidden, context.qkv,
+                    saved.normed1, index_.qkv, index_.qkv_bias);
+    kernels.norm_backward_weight(norm_shape(batch), context.normed2, saved.residual, saved.mean2,
+                                 saved.rstd2, tensor(at.grad_weights, index_.norm2, dtype),
+                                 bias_gradient(at, index_.norm2_bias, dtype));
+    kernels.norm_backward_weight(norm_shape(batch), context.normed1, at.input, saved.mean1,
+                                 saved.rstd1, tensor(at.grad_weights, index_.norm1, dtype),
+                                 bias_gradient(at, index_.norm1_bias, dtype));
+  }
+
+ private:
+  struct Saved {
+    std::byte *normed1, *qkv, *attention, *residual, *normed2, *up, *activated;
+    float *mean1, *rstd1, *log_sum_exp, *mean2, *rstd2;
+  };
+  // Gradients that BackwardWeight needs: of each linear layer's output and each norm's output.
+  struct Context {
+    std::byte *up, *normed2, *residual, *qkv, *normed1;
+  };
+
+  std::uint64_t rows(const BatchShape& batch) const {
+    return static_cast<std::uint64_t>(batch.rows());
+  }
+  std::uint64_t act(const BatchShape& batch, std::int64_t cols) const {
+    return rows(batch) * static_cast<std::uint64_t>(cols) * dtype_bytes(batch.dtype);
+  }
+  std::int64_t up_cols() const { return shape_.is_llama() ? 2 * shape_.ffn : shape_.ffn; }
+
+  Saved cut_saved(const BatchShape& batch, std::byte* base) const {
+    const std::vector<SaveSpec> specs = saves(batch);
+    Region region(base);
+    std::size_t next = 0;
+    const auto bytes = [&] { return region.take(specs[next++].bytes); };
+    const auto stats = [&] { return reinterpret_cast<float*>(region.take(specs[next++].bytes)); };
+    Saved saved{};
+    saved.normed1 = bytes();
+    saved.mean1 = stats();
+    saved.rstd1 = stats();
+    saved.qkv = bytes();
+    saved.attention = bytes();
+    saved.log_sum_exp = stats();
+    saved.residual = bytes();
+    saved.normed2 = bytes();
+    saved.mean2 = stats();
+    saved.rstd2 = stats();
+    saved.up = bytes();
+    saved.activated = bytes();
+    return saved;
+  }
+
+  Context cut_context(const BatchShape& batch, Region& region) const {
+    Context context{};
+    context.up = region.take(act(batch, up_cols()));
+    context.normed2 = region.take(act(batch, shape_.hidden));
+    context.residual = region.take(act(batch, shape_.hidden));
+    context.qkv = region.take(act(batch, shape_.qkv_cols()));
+    context.normed1 = region.take(act(batch, shape_.hidden));
+    return context;
+  }
+
+  NormShape norm_shape(const BatchShape& batch) const {
+    return {batch.rows(), shape_.hidden, shape_.is_llama(), 1e-5f, batch.dtype};
+  }
+  AttentionShape attention_shape(const BatchShape& batch) const {
+    return {batch.micro_batch, batch.seq,         shape_.heads,
+            shape_.kv_heads,   shape_.head_dim(), batch.dtype};
+  }
+
+  // A linear layer with weight [out, in]: y = x w^T; dx = dy w; dw = dy^T x.
+  GemmShape linear(const BatchShape& batch, std::int64_t out, std::int64_t in) const {
+    return {batch.rows(), out, in, false, true, batch.dtype, batch.dtype};
+  }
+  GemmShape linear_input(const BatchShape& batch, std::int64_t out, std::int64_t in) const {
+    return {batch.rows(), in, out, false, false, batch.dtype, batch.dtype};
+  }
+  GemmShape linear_weight(const BatchShape& batch, std::int64_t out, std::int64_t in) const {
+    return {out, in, batch.rows(), true, false, batch.dtype, batch.dtype};
+  }
+
+  const std::byte* weight(const PassBuffers& at, std::size_t index, DType dtype) const {
+    return tensor(at.weights, index, dtype);
+  }
+  const std::byte* bias(const PassBuffers& at, std::size_t index, DType dtype) const {
+    return shape_.is_llama() ? nullptr : tensor(at.weights, index, dtype);
+  }
+  std::byte* bias_gradient(const PassBuffers& at, std::size_t index, DType dtype) const {
+    return shape_.is_llama() ? nullptr : tensor(at.grad_weights, index, dtype);
+  }
+
+  void activate(Kernels& kernels, const BatchShape& batch, const Saved& saved) const {
+    if (shape_.is_llama()) {
+      kernels.swiglu_forward(saved.up, saved.activated, batch.rows(), shape_.ffn, batch.dtype);
+    } else {
+      kernels.gelu_forward(saved.up, saved.activated, batch.rows() * shape_.ffn, batch.dtype);
+    }
+  }
+
+  void activate_backward(Kernels& kernels, const BatchShape& batch, const std::byte* grad,
+                         const Saved& saved, const Context& context) const {
+    if (shape_.is_llama()) {
+      kernels.swiglu_backward(grad, saved.up, context.up, batch.rows(), shape_.ffn, batch.dtype);
+    } else {
+      kernels.gelu_backward(grad, saved.up, context.up, batch.rows() * shape_.ffn, batch.dtype);
+    }
+  }
+
+  void linear_gradient(Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
+                       std::int64_t out, std::int64_t in, const std::byte* grad_output,
+                       const std::byte* input, std::size_t weight_index,
+                       std::size_t bias_index) const {
+    kernels.gemm(linear_weight(batch, out, in), grad_output, input, nullptr,
+                 tensor(at.grad_weights, weight_index, batch.dtype), at.workspace);
+    if (std::byte* grad = bias_gradient(at, bias_index, batch.dtype); grad != nullptr) {
+      kernels.column_sum(grad_output, grad, batch.rows(), out, batch.dtype);
+    }
+  }
+
+  ModelShape shape_;
+  BlockTensors index_;
+};
+
+}  // namespace
+
+std::unique_ptr<Layer> make_block_layer(const ModelShape& shape, std::int64_t index) {
+  return std::make_unique<BlockLayer>(shape, plan_block(shape, index));
+}
+
+}  // namespace sluice

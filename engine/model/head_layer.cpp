@@ -1,0 +1,163 @@
+// Final norm, language-model head and softmax cross-entropy.
+#include "engine/model/model.hpp"
+#include "engine/model/region.hpp"
+
+namespace sluice {
+namespace {
+
+std::vector<TensorSpec> head_tensors(const ModelShape& shape) {
+  std::vector<TensorSpec> tensors;
+  tensors.push_back({"head.norm.weight", {shape.hidden}, Init::kOnes, 0.0f, false});
+  if (!shape.is_llama()) {
+    tensors.push_back({"head.norm.bias", {shape.hidden}, Init::kZeros, 0.0f, false});
+  }
+  if (!shape.tie_embeddings) {
+    tensors.push_back({"head.weight", {shape.vocab, shape.hidden}, Init::kNormal, 0.02f, true});
+  }
+  return tensors;
+}
+
+class HeadLayer final : public Layer {
+ public:
+  explicit HeadLayer(const ModelShape& shape)
+      : Layer(UnitLayout(head_tensors(shape))), shape_(shape) {}
+
+  std::vector<SaveSpec> saves(const BatchShape& batch) const override {
+    const auto rows = static_cast<std::uint64_t>(batch.rows());
+    const std::uint64_t hidden_bytes =
+        rows * static_cast<std::uint64_t>(shape_.hidden) * dtype_bytes(batch.dtype);
+    return {{"normed", hidden_bytes},
+            {"mean", rows * sizeof(float)},
+            {"rstd", rows * sizeof(float)},
+            {"log_sum_exp", rows * sizeof(float)},
+            {"normed_grad", hidden_bytes}};
+  }
+
+  PassNeeds needs(const BatchShape& batch, const Kernels& kernels) const override {
+    PassNeeds needs;
+    for (const SaveSpec& save : saves(batch)) {
+      needs.saved_bytes += round_up(save.bytes, kTensorAlignmentBytes);
+    }
+    const std::uint64_t head = kernels.head_workspace_bytes(head_shape(batch));
+    needs.forward_workspace_bytes = head;
+    needs.backward_weight_workspace_bytes = head;
+    return needs;
+  }
+
+  PassWork work(const BatchShape& batch, Pass pass) const override {
+    const double rows = static_cast<double>(batch.rows());
+    const double gemm = 2.0 * rows * static_cast<double>(shape_.hidden * shape_.vocab);
+    const double row_bytes =
+        rows * static_cast<double>(shape_.hidden) * static_cast<double>(dtype_bytes(batch.dtype));
+    PassWork work;
+    work.elementwise_bytes = 3.0 * row_bytes;
+    switch (pass) {
+      case Pass::kForward:
+      case Pass::kRecompute:
+        work.gemm_flops = gemm;
+        break;
+      case Pass::kLoss:
+      case Pass::kBackwardWeight:
+        work.gemm_flops = 2.0 * gemm;
+        break;
+      case Pass::kBackwardInput:
+        break;
+    }
+    if (pass != Pass::kBackwardInput) {
+      work.elementwise_bytes += 8.0 * rows * static_cast<double>(shape_.vocab);
+    }
+    return work;
+  }
+
+  // Evaluation: the loss alone.
+  void forward(Kernels& kernels, const BatchShape& batch, const PassBuffers& at) const override {
+    run(kernels, batch, at, false);
+  }
+  void loss(Kernels& kernels, const BatchShape& batch, const PassBuffers& at) const override {
+    run(kernels, batch, at, true);
+  }
+
+  void backward_input(Kernels& kernels, const BatchShape& batch,
+                      const PassBuffers& at) const override {
+    const Saved saved = cut(batch, at.saved);
+    kernels.norm_backward_input(norm_shape(batch), saved.normed_grad, at.input,
+                                tensor(at.weights, 0, batch.dtype), saved.mean, saved.rstd, nullptr,
+                                at.grad_input);
+  }
+
+  void backward_weight(Kernels& kernels, const BatchShape& batch,
+                       const PassBuffers& at) const override {
+    const Saved saved = cut(batch, at.saved);
+    clear_gaps(kernels, at.grad_weights, batch.dtype);
+    kernels.norm_backward_weight(
+        norm_shape(batch), saved.normed_grad, at.input, saved.mean, saved.rstd,
+        tensor(at.grad_weights, 0, batch.dtype),
+        shape_.is_llama() ? nullptr : tensor(at.grad_weights, 1, batch.dtype));
+    std::byte* table_grad = shape_.tie_embeddings
+                                ? at.tied_grad_weights
+                                : tensor(at.grad_weights, table_index(), batch.dtype);
+    if (shape_.tie_embeddings) {
+      // The tied gradient is padded to whole norm blocks, as the embedding unit is.
+      const std::uint64_t elems = static_cast<std::uint64_t>(shape_.vocab * shape_.hidden);
+      const std::uint64_t gap = round_up(elems, kNormBlockElems) - elems;
+      const std::uint64_t elem_bytes = dtype_bytes(batch.dtype);
+      if (gap > 0) kernels.zero(table_grad + elems * elem_bytes, gap * elem_bytes);
+    }
+    kernels.head_backward_weight(head_shape(batch), saved.normed, table(batch, at), at.targets,
+                                 at.loss_scale, saved.log_sum_exp, table_grad, at.workspace);
+  }
+
+ private:
+  struct Saved {
+    std::byte* normed;
+    float* mean;
+    float* rstd;
+    float* log_sum_exp;
+    std::byte* normed_grad;
+  };
+
+  Saved cut(const BatchShape& batch, std::byte* base) const {
+    const std::vector<SaveSpec> specs = saves(batch);
+    Region region(base);
+    Saved saved{};
+    saved.normed = region.take(specs[0].bytes);
+    saved.mean = reinterpret_cast<float*>(region.take(specs[1].bytes));
+    saved.rstd = reinterpret_cast<float*>(region.take(specs[2].bytes));
+    saved.log_sum_exp = reinterpret_cast<float*>(region.take(specs[3].bytes));
+    saved.normed_grad = region.take(specs[4].bytes);
+    return saved;
+  }
+
+  std::size_t table_index() const { return shape_.is_llama() ? 1 : 2; }
+
+  const std::byte* table(const BatchShape& batch, const PassBuffers& at) const {
+    return shape_.tie_embeddings ? at.tied_weights : tensor(at.weights, table_index(), batch.dtype);
+  }
+
+  NormShape norm_shape(const BatchShape& batch) const {
+    return {batch.rows(), shape_.hidden, shape_.is_llama(), 1e-5f, batch.dtype};
+  }
+  HeadShape head_shape(const BatchShape& batch) const {
+    return {batch.rows(), shape_.hidden, shape_.vocab, batch.dtype};
+  }
+
+  void run(Kernels& kernels, const BatchShape& batch, const PassBuffers& at, bool train) const {
+    const Saved saved = cut(batch, at.saved);
+    kernels.norm_forward(norm_shape(batch), at.input, tensor(at.weights, 0, batch.dtype),
+                         shape_.is_llama() ? nullptr : tensor(at.weights, 1, batch.dtype),
+                         saved.normed, saved.mean, saved.rstd);
+    kernels.head_forward(head_shape(batch), saved.normed, table(batch, at), at.targets,
+                         at.loss_scale, at.loss, saved.log_sum_exp,
+                         train ? saved.normed_grad : nullptr, at.workspace);
+  }
+
+  ModelShape shape_;
+};
+
+}  // namespace
+
+std::unique_ptr<Layer> make_head_layer(const ModelShape& shape) {
+  return std::make_unique<HeadLayer>(shape);
+}
+
+}  // namespace sluice

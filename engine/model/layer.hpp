@@ -1,0 +1,108 @@
+// A unit of a model as a layer with explicit passes (no tape).
+//
+// A layer declares its tensors, what its forward pass keeps for backward (SaveSpec) and how much
+// memory each pass needs, before anything runs: that is what lets the planner count bytes. Its
+// passes work on addresses handed in and allocate nothing. Backward is split: `backward_input`
+// makes the gradient of the input and keeps the gradients of its linear outputs in `context`;
+// `backward_weight` makes the parameter gradients from them.
+//
+// rows = micro_batch * seq; activations are [rows, hidden], row-major, of `dtype`.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/dtype.hpp"
+#include "engine/model/unit_layout.hpp"
+#include "kernels/kernels.hpp"
+
+namespace sluice {
+
+enum class SavePolicy : std::uint8_t { kKeep, kRecompute, kSpill, kEncode };
+
+// One tensor that forward keeps for backward.
+struct SaveSpec {
+  std::string id;
+  std::uint64_t bytes = 0;
+  SavePolicy policy = SavePolicy::kKeep;
+};
+
+struct BatchShape {
+  std::int64_t micro_batch = 1;
+  std::int64_t seq = 1;
+  DType dtype = DType::kBF16;
+  std::int64_t rows() const { return micro_batch * seq; }
+};
+
+// Addresses of one pass of one unit and micro-batch. Unused ones are null.
+struct PassBuffers {
+  const std::byte* weights = nullptr;       // this unit's window
+  const std::byte* tied_weights = nullptr;  // head of a tied model: the embedding unit's window
+  const std::int32_t* tokens = nullptr;     // [rows]
+  const std::int32_t* targets = nullptr;    // [rows]
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;  // null in a recompute: not wanted
+  std::byte* saved = nullptr;   // written by forward, read by backward
+  std::byte* context = nullptr;
+  const std::byte* grad_output = nullptr;
+  std::byte* grad_input = nullptr;
+  std::byte* grad_weights = nullptr;       // this unit's gradient window, written whole
+  std::byte* tied_grad_weights = nullptr;  // head of a tied model: gradient of this use
+  double* loss = nullptr;                  // sum over rows
+  float loss_scale = 1.0f;
+  std::byte* workspace = nullptr;
+};
+
+// Bytes and work of each pass.
+struct PassNeeds {
+  std::uint64_t output_bytes = 0;
+  std::uint64_t saved_bytes = 0;
+  std::uint64_t context_bytes = 0;
+  std::uint64_t forward_workspace_bytes = 0;
+  std::uint64_t backward_input_workspace_bytes = 0;
+  std::uint64_t backward_weight_workspace_bytes = 0;
+};
+
+// Work of one pass, for the cost model.
+struct PassWork {
+  double gemm_flops = 0;
+  double attention_flops = 0;
+  double elementwise_bytes = 0;
+};
+
+enum class Pass : std::uint8_t { kForward, kRecompute, kBackwardInput, kBackwardWeight, kLoss };
+
+class Layer {
+ public:
+  explicit Layer(UnitLayout layout) : layout_(std::move(layout)) {}
+  virtual ~Layer() = default;
+  const UnitLayout& layout() const { return layout_; }
+  virtual std::vector<SaveSpec> saves(const BatchShape& shape) const = 0;
+  virtual PassNeeds needs(const BatchShape& shape, const Kernels& kernels) const = 0;
+  virtual PassWork work(const BatchShape& shape, Pass pass) const = 0;
+
+  virtual void forward(Kernels& kernels, const BatchShape& shape, const PassBuffers& at) const = 0;
+  // Head only: forward, loss and the gradient of the normed input. Others: InternalError.
+  virtual void loss(Kernels& kernels, const BatchShape& shape, const PassBuffers& at) const;
+  // Embedding: InternalError (it has no input to differentiate).
+  virtual void backward_input(Kernels& kernels, const BatchShape& shape,
+                              const PassBuffers& at) const = 0;
+  virtual void backward_weight(Kernels& kernels, const BatchShape& shape,
+                               const PassBuffers& at) const = 0;
+
+ protected:
+  // Address of tensor `index` of the layout in a window of elements of `dtype`.
+  template <typename Byte>
+  Byte* tensor(Byte* window, std::size_t index, DType dtype) const {
+    return window + layout_.tensors()[index].first_elem * dtype_bytes(dtype);
+  }
+  // Gaps of a gradient window are zeroed before its tensors are written.
+  void clear_gaps(Kernels& kernels, std::byte* grad_window, DType dtype) const;
+
+ private:
+  UnitLayout layout_;
+};
+
+}  // namespace sluice

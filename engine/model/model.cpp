@@ -1,0 +1,51 @@
+#include "engine/model/model.hpp"
+
+#include "base/error.hpp"
+
+namespace sluice {
+
+void Layer::loss(Kernels&, const BatchShape&, const PassBuffers&) const {
+  throw InternalError("this layer has no loss");
+}
+
+void Layer::clear_gaps(Kernels& kernels, std::byte* grad_window, DType dtype) const {
+  const std::size_t elem_bytes = dtype_bytes(dtype);
+  std::uint64_t cursor = 0;
+  const auto clear = [&](std::uint64_t begin, std::uint64_t end) {
+    if (end > begin) kernels.zero(grad_window + begin * elem_bytes, (end - begin) * elem_bytes);
+  };
+  for (const PlacedTensor& tensor : layout_.tensors()) {
+    clear(cursor, tensor.first_elem);
+    cursor = tensor.first_elem + tensor.spec.elems();
+  }
+  clear(cursor, layout_.elems());
+}
+
+Model::Model(const ModelShape& shape) : shape_(shape) {
+  Unit embedding;
+  embedding.name = "embedding";
+  embedding.layer = make_embedding_layer(shape);
+  embedding.has_input = false;
+  units_.push_back(std::move(embedding));
+  for (std::int64_t i = 0; i < shape.layers; ++i) {
+    Unit block;
+    block.name = "blocks." + std::to_string(i);
+    block.layer = make_block_layer(shape, i);
+    block.recomputable = true;
+    units_.push_back(std::move(block));
+  }
+  Unit head;
+  head.name = "head";
+  head.layer = make_head_layer(shape);
+  head.is_head = true;
+  head.borrows = shape.tie_embeddings ? 0 : -1;
+  units_.push_back(std::move(head));
+}
+
+std::uint64_t Model::parameter_count() const {
+  std::uint64_t total = 0;
+  for (const Unit& unit : units_) total += unit.layer->layout().parameter_count();
+  return total;
+}
+
+}  // namespace sluice

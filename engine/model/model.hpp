@@ -1,0 +1,52 @@
+// A decoder-only language model as a list of units: embedding, blocks, head.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/model/layer.hpp"
+
+namespace sluice {
+
+enum class ModelFamily : std::uint8_t { kGpt2, kLlama };
+
+struct ModelShape {
+  ModelFamily family = ModelFamily::kGpt2;
+  std::int64_t layers = 0, hidden = 0, heads = 0, kv_heads = 0, ffn = 0, vocab = 0, max_seq = 0;
+  bool tie_embeddings = true;
+
+  std::int64_t head_dim() const { return hidden / heads; }
+  std::int64_t qkv_cols() const { return (heads + 2 * kv_heads) * head_dim(); }
+  bool is_llama() const { return family == ModelFamily::kLlama; }
+};
+
+struct Unit {
+  std::string name;  // "embedding", "blocks.0", ..., "head"
+  std::unique_ptr<Layer> layer;
+  bool has_input = true;  // false: the embedding (no gradient of its input)
+  bool is_head = false;
+  bool recomputable = false;
+  std::int32_t borrows = -1;  // the unit whose first tensor it also reads (tied head: 0)
+};
+
+class Model {
+ public:
+  // Precondition: the shape passed the configuration's checks.
+  explicit Model(const ModelShape& shape);
+  const ModelShape& shape() const { return shape_; }
+  const std::vector<Unit>& units() const { return units_; }
+  std::uint64_t parameter_count() const;
+
+ private:
+  ModelShape shape_;
+  std::vector<Unit> units_;
+};
+
+// Layers, each in a file of its own.
+std::unique_ptr<Layer> make_embedding_layer(const ModelShape& shape);
+std::unique_ptr<Layer> make_block_layer(const ModelShape& shape, std::int64_t index);
+std::unique_ptr<Layer> make_head_layer(const ModelShape& shape);
+
+}  // namespace sluice

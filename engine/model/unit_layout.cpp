@@ -1,0 +1,55 @@
+#include "engine/model/unit_layout.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "base/units.hpp"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kSmallAlignmentElems = kTensorAlignmentBytes / 2;
+
+std::uint64_t place(std::uint64_t cursor, std::uint64_t elems) {
+  if (elems >= kNormBlockElems) return round_up(cursor, kNormBlockElems);
+  const std::uint64_t start = round_up(cursor, kSmallAlignmentElems);
+  const bool straddles = start / kNormBlockElems != (start + elems - 1) / kNormBlockElems;
+  return straddles ? round_up(cursor, kNormBlockElems) : start;
+}
+
+}  // namespace
+
+std::uint64_t TensorSpec::elems() const {
+  std::uint64_t product = 1;
+  for (const std::int64_t dim : shape) product *= static_cast<std::uint64_t>(dim);
+  return product;
+}
+
+UnitLayout::UnitLayout(std::vector<TensorSpec> tensors) {
+  std::uint64_t cursor = 0;
+  for (TensorSpec& spec : tensors) {
+    const std::uint64_t elems = spec.elems();
+    SLUICE_CHECK_MSG(elems > 0, spec.name);
+    const std::uint64_t first = place(cursor, elems);
+    for (std::uint64_t begin = 0; begin < elems; begin += kNormBlockElems) {
+      blocks_.push_back({first + begin, first + std::min(begin + kNormBlockElems, elems)});
+    }
+    tensors_.push_back({std::move(spec), first});
+    cursor = first + elems;
+    parameters_ += elems;
+  }
+  elems_ = round_up(cursor, kNormBlockElems);
+}
+
+std::pair<std::size_t, std::size_t> UnitLayout::norm_block_range(std::uint64_t begin,
+                                                                 std::uint64_t end) const {
+  const auto starts_before = [](const NormBlock& block, std::uint64_t elem) {
+    return block.begin < elem;
+  };
+  const auto first = std::lower_bound(blocks_.begin(), blocks_.end(), begin, starts_before);
+  const auto last = std::lower_bound(blocks_.begin(), blocks_.end(), end, starts_before);
+  return {static_cast<std::size_t>(first - blocks_.begin()),
+          static_cast<std::size_t>(last - blocks_.begin())};
+}
+
+}  // namespace sluice

@@ -1,0 +1,26 @@
+// Generators: a model's footprint and options in, the list of a step's instructions out.
+//
+// The result has reads, writes and releases, but no `deps` and no places: link() and pack() add
+// them (compile_* below does all). All schedules of one run share the same persistent buffers, with
+// the same ids: tokens, losses and the homes of model state.
+#pragma once
+
+#include "engine/schedule/schedule.hpp"
+#include "engine/schedule/step_model.hpp"
+
+namespace sluice {
+
+// One training step, plain order: per micro-batch forward, loss, backward; then the optimizer.
+Schedule generate_training_step(const StepModel& model, const StepOptions& options);
+// The loss of one micro-batch; changes no state.
+Schedule generate_evaluation(const StepModel& model, const StepOptions& options);
+
+// Generated, linked and packed.
+Schedule compile_training_step(const StepModel& model, const StepOptions& options);
+Schedule compile_evaluation(const StepModel& model, const StepOptions& options);
+
+// Throws InputError where no schedule exists for a placement (a device optimizer needs device
+// weights and gradients).
+void check_placement(const Placement& placement);
+
+}  // namespace sluice

@@ -1,0 +1,67 @@
+// What a schedule generator needs to know: sizes of a model's units, and the options of one step.
+// Plain data, no kernels: the same generator serves a real run, a plan for other hardware, and
+// tests.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/dtype.hpp"
+#include "base/memory_kinds.hpp"
+#include "base/units.hpp"
+
+namespace sluice {
+
+struct UnitFootprint {
+  std::string name;
+  std::uint64_t elems = 0;  // of the flat element space; a multiple of 4,096
+  bool has_input = true;
+  bool is_head = false;
+  bool recomputable = false;
+  std::int32_t borrows = -1;  // the unit whose window it also reads (tied head)
+  // Per micro-batch.
+  std::uint64_t output_bytes = 0;
+  std::uint64_t saved_bytes = 0;
+  std::uint64_t context_bytes = 0;
+  std::uint64_t forward_workspace_bytes = 0;
+  std::uint64_t backward_input_workspace_bytes = 0;
+  std::uint64_t backward_weight_workspace_bytes = 0;
+  // norm_blocks_before[i]: norm blocks that begin before element 4,096 * i; size elems/4,096 + 1.
+  std::vector<std::uint64_t> norm_blocks_before;
+};
+
+struct StepModel {
+  std::vector<UnitFootprint> units;
+  // Tied head: elements of the borrowed tensor, a multiple of 4,096; it is the first of its unit.
+  std::uint64_t tied_elems = 0;
+  std::uint64_t token_bytes = 0;  // tokens and targets of one micro-batch
+  DType dtype = DType::kBF16;     // of weights and gradients; kF32: the weight is its own master
+  bool has_master() const { return dtype != DType::kF32; }
+};
+
+// Where each unit's state of a kind lies between uses.
+struct Placement {
+  std::vector<Tier> weight;
+  std::vector<Tier> gradient;
+  std::vector<Tier> optimizer;  // master and both moments
+};
+
+struct StepOptions {
+  std::int32_t microbatches = 1;
+  bool recompute = false;
+  std::uint64_t chunk_bytes = 2 * kMiB;  // device slot; a multiple of the device granularity
+  std::uint64_t piece_elems = 262144;    // in flight between pinned and storage; multiple of 4,096
+  std::int32_t prefetch = 1;             // units fetched ahead of the one in use
+  std::uint64_t weight_slots = 0;        // slots that fetched weights may take; 0: just enough
+  std::int32_t stream_lookahead = 2;     // pieces read ahead of the one being updated
+  Placement placement;
+};
+
+// Dtype of the gradient as it waits for the optimizer: fp32 where micro-batches are summed.
+constexpr DType accumulator_dtype(const StepModel& model, std::int32_t microbatches) {
+  return microbatches > 1 ? DType::kF32 : model.dtype;
+}
+
+}  // namespace sluice
