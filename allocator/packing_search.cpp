@@ -149,8 +149,9 @@ void Search::try_greedy_orders(std::uint64_t work_budget) {
   for (std::size_t which = 0; which < kGreedyOrders && !finished(); ++which) {
     const Order order = order_by(which);
     for (const Fit fit : {Fit::kBest, Fit::kFirst}) {
-      const bool must = which == 0 || (which == 1 && fit == Fit::kBest);
-      if (finished() || (!must && work() > work_budget)) return;
+      const bool must = which < 2 && fit == Fit::kBest;
+      if (finished()) return;
+      if (!must && work() > work_budget) continue;
       if (place(order, fit, best_.capacity_bytes - 1)) keep(order, fit);
     }
   }
@@ -182,7 +183,7 @@ Order Search::neighbour(const Order& order, std::uint64_t draw) const {
 // Accepts what is not worse, so that it can walk over plateaus; place() gives up at the first box
 // above the best capacity, which makes most bad neighbours cheap.
 void Search::improve(std::uint64_t work_budget) {
-  constexpr std::uint64_t kMaxRounds = 4096;
+  constexpr std::uint64_t kMaxRounds = 4096;  // where boxes are few, the budget lasts for ever
   const CounterRng rng(0, stream_of("allocator/packing"));
   for (std::uint64_t round = 0; round < kMaxRounds && !finished(); ++round) {
     if (work() > work_budget) return;

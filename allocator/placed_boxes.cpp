@@ -61,7 +61,7 @@ std::uint64_t PlacedBoxes::find_offset(const Box& box, Fit fit) {
     const Block& block = blocks_[id];
     for (std::uint32_t first = 0; first < block.count; first += 64) {
       std::uint64_t mask = overlap_mask(block, first, box);
-      work_ += 8 + static_cast<std::uint64_t>(std::popcount(mask));
+      work_ += 16 + static_cast<std::uint64_t>(std::popcount(mask));
       for (; mask != 0; mask &= mask - 1) {
         const std::uint32_t i = first + static_cast<std::uint32_t>(std::countr_zero(mask));
         const std::uint64_t begin = block.begin_bytes[i];
