@@ -1,0 +1,324 @@
+#include "engine/runtime/executor.hpp"
+
+#include <chrono>
+#include <deque>
+
+#include "base/error.hpp"
+#include "engine/runtime/run_state.hpp"
+
+namespace sluice {
+
+void OperationRunner::run_external(const Program&, const Instruction& instruction,
+                                   std::function<void(std::exception_ptr)>) {
+  throw InternalError("no host framework is attached to run " + describe(instruction));
+}
+
+// Shared: a completion that comes after a deadline must still find it.
+struct Executor::RunState : RunProgress, std::enable_shared_from_this<Executor::RunState> {
+  RunState(const Program& program, Device& device, TraceRecorder* recorder, std::uint32_t at_step,
+           Deadline deadline)
+      : RunProgress(program, device, recorder != nullptr, deadline),
+        trace(recorder),
+        step(at_step) {}
+  TraceRecorder* trace;
+  std::uint32_t step;
+};
+
+struct Executor::LaneState {
+  // Storage lanes: transfers that have ended, published to others in lane order.
+  std::vector<std::uint8_t> ended;  // by position in the lane; guarded by mutex
+  std::size_t published = 0;        // guarded by mutex
+  std::size_t in_flight = 0;        // guarded by mutex
+  std::mutex mutex;
+  std::condition_variable drained;
+};
+
+namespace {
+
+std::size_t stream_index(Lane lane) {
+  switch (lane) {
+    case Lane::kH2D:
+      return 1;
+    case Lane::kD2H:
+      return 2;
+    default:
+      return 0;
+  }
+}
+
+}  // namespace
+
+Executor::Executor(Device& device, StripedSpace& storage, OperationRunner& runner,
+                   double deadline_seconds)
+    : device_(device), storage_(storage), runner_(runner), deadline_seconds_(deadline_seconds) {
+  streams_[0] = device.create_stream("compute");
+  streams_[1] = device.create_stream("h2d");
+  streams_[2] = device.create_stream("d2h");
+  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+    lanes_.push_back(std::make_unique<LaneState>());
+    threads_.emplace_back([this, lane] { lane_loop(lane); });
+  }
+}
+
+Executor::~Executor() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  run_changed_.notify_all();
+  threads_.clear();  // joins
+}
+
+void Executor::lane_loop(std::size_t lane) {
+  std::uint64_t seen = 0;
+  while (true) {
+    RunState* run = nullptr;
+    {
+      std::unique_lock lock(mutex_);
+      run_changed_.wait(lock, [&] { return stopping_ || generation_ != seen; });
+      if (stopping_) return;
+      seen = generation_;
+      run = current_;
+    }
+    try {
+      run_lane(*run, lane);
+    } catch (const RunAborted&) {
+      // Another lane failed and kept the reason.
+    } catch (...) {
+      run->fail(std::current_exception());
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      --lanes_running_;
+    }
+    run_changed_.notify_all();
+  }
+}
+
+RunStatistics Executor::run(const Program& program, TraceRecorder* trace, std::uint32_t step) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto shared = std::make_shared<RunState>(program, device_, trace, step,
+                                                 Deadline::after_seconds(deadline_seconds_));
+  RunState& run = *shared;
+  {
+    std::unique_lock lock(mutex_);
+    current_ = &run;
+    lanes_running_ = kLaneCount;
+    ++generation_;
+    run_changed_.notify_all();
+    // Every lane ends by itself: each of its waits has the run's deadline.
+    run_changed_.wait(lock, [&] { return lanes_running_ == 0; });
+    current_ = nullptr;
+  }
+  if (run.failed()) std::rethrow_exception(run.error());
+  RunStatistics statistics;
+  statistics.seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  double busy_seconds = 0;
+  for (const Instruction& instruction : program.schedule().instructions) {
+    if (!run.is_timed(instruction)) continue;
+    const std::int64_t begin_ns = run.begin_event(instruction.id).time_ns();
+    const std::int64_t end_ns = run.end_event(instruction.id).time_ns();
+    if (instruction.lane == Lane::kCompute) {
+      busy_seconds += static_cast<double>(end_ns - begin_ns) * 1e-9;
+    }
+    if (trace != nullptr) record_span(run, instruction, begin_ns, end_ns);
+  }
+  statistics.compute_stalled_seconds = std::max(0.0, statistics.seconds - busy_seconds);
+  return statistics;
+}
+
+void Executor::run_lane(RunState& run, std::size_t lane) {
+  switch (static_cast<Lane>(lane)) {
+    case Lane::kCompute:
+    case Lane::kH2D:
+    case Lane::kD2H:
+      return run_device_lane(run, lane);
+    case Lane::kOptimizer:
+      return run_optimizer_lane(run);
+    case Lane::kStorageRead:
+    case Lane::kStorageWrite:
+      return run_storage_lane(run, lane);
+    case Lane::kComm:
+      SLUICE_CHECK_MSG(run.program().lane(Lane::kComm).empty(), "one rank has nobody to talk to");
+      return;
+  }
+}
+
+void Executor::record_span(RunState& run, const Instruction& instruction, std::int64_t begin_ns,
+                           std::int64_t end_ns) {
+  TraceSpan span{};
+  span.track = run.trace->intern(lane_name(instruction.lane));
+  span.name = run.trace->intern(op_name(instruction.op));
+  span.begin_ns = begin_ns;
+  span.end_ns = end_ns;
+  span.unit = instruction.unit;
+  span.microbatch = instruction.microbatch;
+  span.bytes = instruction.bytes;
+  span.step = run.step;
+  run.trace->span(span);
+}
+
+// Blocks this host thread until everything that `instruction` depends on is done.
+void Executor::wait_on_host(RunState& run, const Instruction& instruction) {
+  for (const InstructionId dep : instruction.deps) {
+    const Instruction& awaited = run.program().schedule().instructions[dep];
+    if (is_device_lane(awaited.lane)) {
+      run.await(dep, Progress::kIssued, instruction);
+      run.end_event(dep).synchronize(run.deadline(), describe(awaited).c_str());
+    } else {
+      run.await(dep, Progress::kDone, instruction);
+    }
+  }
+}
+
+void Executor::run_device_lane(RunState& run, std::size_t lane) {
+  Stream& stream = *streams_[stream_index(static_cast<Lane>(lane))];
+  const auto& instructions = run.program().schedule().instructions;
+  try {
+    for (const InstructionId id : run.program().lane(static_cast<Lane>(lane))) {
+      const Instruction& instruction = instructions[id];
+      for (const InstructionId dep : instruction.deps) {
+        const Instruction& awaited = instructions[dep];
+        if (awaited.lane == instruction.lane) continue;  // the stream is in order
+        if (is_device_lane(awaited.lane)) {
+          run.await(dep, Progress::kIssued, instruction);
+          stream.wait(run.end_event(dep));
+        } else {
+          run.await(dep, Progress::kDone, instruction);
+        }
+      }
+      if (run.is_timed(instruction)) stream.record(run.begin_event(id));
+      issue(run, instruction, stream);
+      if (run.has_end_event(id)) stream.record(run.end_event(id));
+      run.set(id, Progress::kIssued);
+    }
+  } catch (...) {
+    run.fail(std::current_exception());
+  }
+  // Empties the queue also after a failure: nothing may run on when memory goes.
+  stream.synchronize(Deadline::after_seconds(deadline_seconds_));
+}
+
+void Executor::issue(RunState& run, const Instruction& instruction, Stream& stream) {
+  const Program& program = run.program();
+  switch (instruction.op) {
+    case Op::kRelease:
+      return;
+    case Op::kUpload:
+    case Op::kDownload: {
+      const Place& from = program.reads(instruction.id).front();
+      const Place& to = program.writes(instruction.id).front();
+      SLUICE_CHECK(from.bytes == to.bytes);
+      const CopyKind kind =
+          instruction.op == Op::kUpload ? CopyKind::kHostToDevice : CopyKind::kDeviceToHost;
+      return stream.copy(to.data, from.data, from.bytes, kind);
+    }
+    case Op::kExternal: {
+      // The host framework must see finished inputs, and later work must see its outputs.
+      stream.synchronize(run.deadline());
+      const auto signalled = std::make_shared<std::atomic<bool>>(false);
+      const InstructionId id = instruction.id;
+      runner_.run_external(
+          program, instruction,
+          [shared = run.shared_from_this(), signalled, id](std::exception_ptr error) {
+            if (error) shared->fail(error);
+            signalled->store(true);
+            shared->set(id, Progress::kWaiting);  // wakes the wait below
+          });
+      return run.await_until([&] { return signalled->load(); }, describe(instruction));
+    }
+    default:
+      return runner_.run_on_device(program, instruction, stream);
+  }
+}
+
+void Executor::run_optimizer_lane(RunState& run) {
+  const auto& instructions = run.program().schedule().instructions;
+  for (const InstructionId id : run.program().lane(Lane::kOptimizer)) {
+    const Instruction& instruction = instructions[id];
+    wait_on_host(run, instruction);
+    if (run.failed()) throw RunAborted{};
+    if (instruction.op != Op::kRelease) {
+      const std::int64_t begin_ns = device_.now_ns();
+      runner_.run_on_host(run.program(), instruction);
+      if (run.trace != nullptr) record_span(run, instruction, begin_ns, device_.now_ns());
+    }
+    run.set(id, Progress::kDone);
+  }
+}
+
+void Executor::run_storage_lane(RunState& run, std::size_t lane_number) {
+  const auto lane = static_cast<Lane>(lane_number);
+  LaneState& state = *lanes_[lane_number];
+  const std::vector<InstructionId>& list = run.program().lane(lane);
+  const auto& instructions = run.program().schedule().instructions;
+  {
+    const std::lock_guard lock(state.mutex);
+    state.ended.assign(list.size(), 0);
+    state.published = 0;
+  }
+  // Marks position `at` as ended and publishes the longest finished prefix.
+  const auto end = [&run, &state, &list](std::size_t at) {
+    const std::lock_guard lock(state.mutex);
+    state.ended[at] = 1;
+    while (state.published < list.size() && state.ended[state.published] != 0) {
+      run.set(list[state.published++], Progress::kDone);
+    }
+  };
+  const auto submit = [&](const Instruction& instruction, std::size_t at) {
+    const bool read = instruction.op == Op::kStorageRead;
+    const Place& from = run.program().reads(instruction.id).front();
+    const Place& to = run.program().writes(instruction.id).front();
+    const Place& memory = read ? to : from;
+    const Place& storage = read ? from : to;
+    SLUICE_CHECK(memory.bytes == storage.bytes);
+    const std::int64_t begin_ns = device_.now_ns();
+    {
+      const std::lock_guard lock(state.mutex);
+      ++state.in_flight;
+    }
+    storage_.submit(read ? StorageOp::kRead : StorageOp::kWrite, storage.storage_offset,
+                    memory.data, memory.bytes,
+                    [this, shared = run.shared_from_this(), &run, &state, &instruction, end, at,
+                     begin_ns](std::exception_ptr error) {
+                      if (error) {
+                        run.fail(error);
+                      } else {
+                        if (run.trace != nullptr) {
+                          record_span(run, instruction, begin_ns, device_.now_ns());
+                        }
+                        end(at);
+                      }
+                      const std::lock_guard lock(state.mutex);
+                      --state.in_flight;
+                      state.drained.notify_all();
+                    });
+  };
+  std::exception_ptr error;
+  try {
+    for (std::size_t at = 0; at < list.size(); ++at) {
+      const Instruction& instruction = instructions[list[at]];
+      wait_on_host(run, instruction);
+      for (const InstructionId earlier : run.program().storage_conflicts(instruction.id)) {
+        run.await(earlier, Progress::kDone, instruction);
+      }
+      if (run.failed()) throw RunAborted{};
+      if (instruction.op == Op::kRelease) {
+        end(at);
+      } else {
+        submit(instruction, at);
+      }
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  std::unique_lock lock(state.mutex);
+  const bool drained =
+      state.drained.wait_until(lock, Deadline::after_seconds(deadline_seconds_).time(),
+                               [&] { return state.in_flight == 0; });
+  if (!drained) throw TimeoutError("storage transfers in flight at the end of a step");
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace sluice

@@ -1,0 +1,246 @@
+#include "engine/runtime/model_runner.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.hpp"
+
+namespace sluice {
+namespace {
+
+const Place& state(const std::vector<Place>& places, StateKind kind, std::int32_t unit) {
+  const Place* place = find_state(places, kind, unit);
+  SLUICE_CHECK(place != nullptr);
+  return *place;
+}
+
+std::byte* data_of(const Place* place) {
+  return place == nullptr ? nullptr : place->data;
+}
+
+// First element of a state use in its unit's element space.
+std::uint64_t first_elem(const Program& program, const Place& place, const Use& use) {
+  static_cast<void>(program);
+  return place.buffer->first_elem + use.offset_bytes / dtype_bytes(place.buffer->dtype);
+}
+
+std::vector<MemoryAccess> accesses_of(const Program& program, InstructionId id) {
+  std::vector<MemoryAccess> accesses;
+  for (const Place& place : program.reads(id)) {
+    if (place.buffer->tier == Tier::kDevice) accesses.push_back({place.data, place.bytes, false});
+  }
+  for (const Place& place : program.writes(id)) {
+    if (place.buffer->tier == Tier::kDevice) accesses.push_back({place.data, place.bytes, true});
+  }
+  return accesses;
+}
+
+}  // namespace
+
+ModelRunner::ModelRunner(const Model& model, const BatchShape& batch, std::int32_t microbatches,
+                         Kernels& device_kernels, Kernels& host_kernels)
+    : model_(model),
+      batch_(batch),
+      microbatches_(microbatches),
+      device_kernels_(device_kernels),
+      host_kernels_(host_kernels) {}
+
+PassBuffers ModelRunner::pass_buffers(const Program& program,
+                                      const Instruction& instruction) const {
+  const auto& reads = program.reads(instruction.id);
+  const auto& writes = program.writes(instruction.id);
+  const Unit& unit = model_.units()[static_cast<std::size_t>(instruction.unit)];
+  PassBuffers at;
+  at.weights = data_of(find_state(reads, StateKind::kWeight, instruction.unit));
+  if (unit.borrows >= 0) {
+    at.tied_weights = data_of(find_state(reads, StateKind::kWeight, unit.borrows));
+  }
+  if (const Place* tokens = find_place(reads, BufferRole::kTokens); tokens != nullptr) {
+    at.tokens = reinterpret_cast<const std::int32_t*>(tokens->data);
+    at.targets = at.tokens + batch_.rows();
+  }
+  at.input = data_of(find_place(reads, BufferRole::kActivation));
+  at.output = data_of(find_place(writes, BufferRole::kActivation));
+  at.saved = data_of(find_place(writes, BufferRole::kSaved));
+  if (at.saved == nullptr) at.saved = data_of(find_place(reads, BufferRole::kSaved));
+  at.context = data_of(find_place(writes, BufferRole::kWeightContext));
+  if (at.context == nullptr) at.context = data_of(find_place(reads, BufferRole::kWeightContext));
+  at.grad_output = data_of(find_place(reads, BufferRole::kGradOut));
+  at.grad_input = data_of(find_place(writes, BufferRole::kGradOut));
+  at.grad_weights = data_of(find_state(writes, StateKind::kGradient, instruction.unit));
+  const auto tied_unit = static_cast<std::int32_t>(model_.units().size());
+  at.tied_grad_weights = data_of(find_state(writes, StateKind::kGradient, tied_unit));
+  at.loss = reinterpret_cast<double*>(data_of(find_place(writes, BufferRole::kLoss)));
+  at.loss_scale = static_cast<float>(1.0 / static_cast<double>(batch_.rows() * microbatches_));
+  at.workspace = data_of(find_place(writes, BufferRole::kWorkspace));
+  return at;
+}
+
+void ModelRunner::run_pass(const Instruction& instruction, const PassBuffers& buffers) {
+  const Layer& layer = *model_.units()[static_cast<std::size_t>(instruction.unit)].layer;
+  switch (instruction.op) {
+    case Op::kForward:
+    case Op::kRecompute:
+      return layer.forward(device_kernels_, batch_, buffers);
+    case Op::kLoss:
+      return layer.loss(device_kernels_, batch_, buffers);
+    case Op::kBackwardInput:
+      return layer.backward_input(device_kernels_, batch_, buffers);
+    case Op::kBackwardWeight:
+      return layer.backward_weight(device_kernels_, batch_, buffers);
+    default:
+      throw InternalError("not a pass: " + std::string(op_name(instruction.op)));
+  }
+}
+
+void ModelRunner::run_on_device(const Program& program, const Instruction& instruction,
+                                Stream& stream) {
+  const std::vector<MemoryAccess> accesses = accesses_of(program, instruction.id);
+  switch (instruction.op) {
+    case Op::kAccumulateGrad:
+    case Op::kFoldGrad:
+    case Op::kGradNorm:
+    case Op::kOptimizerStep:
+      return stream.launch(
+          [this, &program, &instruction, native = stream.native()] {
+            device_kernels_.set_stream(native);
+            run_state_operation(device_kernels_, program, instruction);
+          },
+          accesses);
+    default:
+      return stream.launch(
+          [this, &instruction, buffers = pass_buffers(program, instruction),
+           native = stream.native()] {
+            device_kernels_.set_stream(native);
+            run_pass(instruction, buffers);
+          },
+          accesses);
+  }
+}
+
+void ModelRunner::run_on_host(const Program& program, const Instruction& instruction) {
+  if (instruction.op == Op::kClipFactor) return clip_factor(program, instruction);
+  run_state_operation(host_kernels_, program, instruction);
+}
+
+void ModelRunner::run_state_operation(Kernels& kernels, const Program& program,
+                                      const Instruction& instruction) const {
+  switch (instruction.op) {
+    case Op::kAccumulateGrad:
+      return accumulate(kernels, program, instruction);
+    case Op::kFoldGrad:
+      return fold(kernels, program, instruction);
+    case Op::kGradNorm:
+      return norm(kernels, program, instruction);
+    case Op::kOptimizerStep:
+      return optimizer_step(kernels, program, instruction);
+    default:
+      throw InternalError("no such operation: " + std::string(op_name(instruction.op)));
+  }
+}
+
+// reads: the micro-batch's gradient, then (not for the first micro-batch) the sum; writes: the sum.
+void ModelRunner::accumulate(Kernels& kernels, const Program& program,
+                             const Instruction& instruction) const {
+  const auto& reads = program.reads(instruction.id);
+  const Place& sum = program.writes(instruction.id).front();
+  kernels.accumulate(reinterpret_cast<float*>(sum.data), reads.front().data,
+                     reads.front().buffer->dtype, reads.size() == 1,
+                     static_cast<std::int64_t>(sum.bytes / sizeof(float)));
+}
+
+// reads: into, from.
+void ModelRunner::fold(Kernels& kernels, const Program& program,
+                       const Instruction& instruction) const {
+  const auto& reads = program.reads(instruction.id);
+  const DType dtype = reads[0].buffer->dtype;
+  kernels.fold(reads[0].data, reads[1].data, dtype,
+               static_cast<std::int64_t>(reads[0].bytes / dtype_bytes(dtype)));
+}
+
+void ModelRunner::norm(Kernels& kernels, const Program& program,
+                       const Instruction& instruction) const {
+  const Place& gradient = program.reads(instruction.id).front();
+  const Place& partials = program.writes(instruction.id).front();
+  const DType dtype = gradient.buffer->dtype;
+  const std::uint64_t begin = first_elem(program, gradient, instruction.reads.front());
+  const std::uint64_t end = begin + gradient.bytes / dtype_bytes(dtype);
+  const UnitLayout& layout =
+      model_.units()[static_cast<std::size_t>(instruction.unit)].layer->layout();
+  const auto [first, last] = layout.norm_block_range(begin, end);
+  std::vector<Kernels::Block> blocks;
+  blocks.reserve(last - first);
+  for (std::size_t i = first; i < last; ++i) {
+    const NormBlock& block = layout.norm_blocks()[i];
+    blocks.push_back({static_cast<std::int64_t>(block.begin - begin),
+                      static_cast<std::int64_t>(block.end - begin)});
+  }
+  SLUICE_CHECK(partials.bytes == blocks.size() * sizeof(double));
+  const bool round = sums_micro_batches() && batch_.dtype == DType::kBF16;
+  kernels.squared_norm_blocks(gradient.data, dtype, round, blocks,
+                              reinterpret_cast<double*>(partials.data));
+}
+
+void ModelRunner::clip_factor(const Program& program, const Instruction& instruction) {
+  const Place& partials = program.reads(instruction.id).front();
+  const auto* values = reinterpret_cast<const double*>(partials.data);
+  const std::size_t count = partials.bytes / sizeof(double);
+  double sum = 0;
+  for (std::size_t i = 0; i < count; ++i) sum += values[i];  // tensor order
+  const double norm = std::sqrt(sum);
+  const bool clips = scalars_.clip > 0 && norm > scalars_.clip;
+  auto* scalar = reinterpret_cast<double*>(program.writes(instruction.id).front().data);
+  scalar[0] = norm;
+  scalar[1] = clips ? scalars_.clip / norm : 1.0;
+  results_.grad_norm = norm;
+  results_.finite = std::isfinite(norm);
+  if (!results_.finite) {
+    throw Error(
+        "the gradient norm is not finite: training has diverged; lower optimizer.lr or set "
+        "train.clip");
+  }
+}
+
+void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
+                                 const Instruction& instruction) const {
+  const auto& reads = program.reads(instruction.id);
+  const auto& writes = program.writes(instruction.id);
+  const std::int32_t unit = instruction.unit;
+  const Place& gradient = state(reads, StateKind::kGradient, unit);
+  const Place& moment1 = state(writes, StateKind::kMoment1, unit);
+  const Place& weight = state(writes, StateKind::kWeight, unit);
+  const Place* master = find_state(writes, StateKind::kMaster, unit);
+
+  AdamWBuffers buffers;
+  buffers.grad = gradient.data;
+  buffers.grad_dtype = gradient.buffer->dtype;
+  buffers.round_grad_to_bf16 = sums_micro_batches() && batch_.dtype == DType::kBF16;
+  buffers.master = reinterpret_cast<float*>(master != nullptr ? master->data : weight.data);
+  buffers.moment1 = reinterpret_cast<float*>(moment1.data);
+  buffers.moment2 = reinterpret_cast<float*>(state(writes, StateKind::kMoment2, unit).data);
+  buffers.weight = master != nullptr ? weight.data : nullptr;
+  buffers.weight_dtype = weight.buffer->dtype;
+  buffers.elems = static_cast<std::int64_t>(moment1.bytes / sizeof(float));
+
+  // Tensors that reach into this piece.
+  std::size_t moment1_use = 0;
+  while (instruction.writes[moment1_use].buffer != moment1.buffer->id) ++moment1_use;
+  const std::uint64_t begin = first_elem(program, moment1, instruction.writes[moment1_use]);
+  const std::uint64_t end = begin + static_cast<std::uint64_t>(buffers.elems);
+  std::vector<ParameterSegment> segments;
+  for (const PlacedTensor& tensor :
+       model_.units()[static_cast<std::size_t>(unit)].layer->layout().tensors()) {
+    const std::uint64_t first = std::max(tensor.first_elem, begin);
+    const std::uint64_t last = std::min(tensor.first_elem + tensor.spec.elems(), end);
+    if (first >= last) continue;
+    segments.push_back({static_cast<std::int64_t>(first - begin),
+                        static_cast<std::int64_t>(last - begin),
+                        tensor.spec.decay ? scalars_.weight_decay : 0.0f});
+  }
+  AdamWScalars scalars = scalars_.adamw;
+  const Place* clip = find_place(reads, BufferRole::kScalar);
+  scalars.grad_scale = static_cast<float>(reinterpret_cast<const double*>(clip->data)[1]);
+  kernels.adamw(buffers, segments, scalars);
+}
+
+}  // namespace sluice

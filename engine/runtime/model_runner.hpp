@@ -1,0 +1,65 @@
+// Carries out a schedule's compute and optimizer instructions with a model's layers and the
+// kernels.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/model/model.hpp"
+#include "engine/runtime/executor.hpp"
+
+namespace sluice {
+
+// The numbers of one step that the schedule leaves open.
+struct StepScalars {
+  AdamWScalars adamw;         // grad_scale is set by the clip factor
+  float weight_decay = 0.0f;  // for tensors that decay
+  double clip = 0.0;          // 0: no clipping
+};
+
+// Results of a step, read after Executor::run.
+struct StepResults {
+  double grad_norm = 0;
+  bool finite = true;
+};
+
+class ModelRunner final : public OperationRunner {
+ public:
+  // device_kernels run inside the compute stream; host_kernels on the optimizer lane's thread.
+  // microbatches: of the training step; losses are means over all of its tokens.
+  ModelRunner(const Model& model, const BatchShape& batch, std::int32_t microbatches,
+              Kernels& device_kernels, Kernels& host_kernels);
+
+  void set_scalars(const StepScalars& scalars) { scalars_ = scalars; }
+  const StepResults& results() const { return results_; }
+
+  void run_on_device(const Program& program, const Instruction& instruction,
+                     Stream& stream) override;
+  void run_on_host(const Program& program, const Instruction& instruction) override;
+
+  // The addresses of a compute instruction, as its layer takes them.
+  PassBuffers pass_buffers(const Program& program, const Instruction& instruction) const;
+  // Runs a compute instruction's layer now, on this thread.
+  void run_pass(const Instruction& instruction, const PassBuffers& buffers);
+
+ private:
+  void accumulate(Kernels& kernels, const Program& program, const Instruction& instruction) const;
+  void fold(Kernels& kernels, const Program& program, const Instruction& instruction) const;
+  void norm(Kernels& kernels, const Program& program, const Instruction& instruction) const;
+  void clip_factor(const Program& program, const Instruction& instruction);
+  void optimizer_step(Kernels& kernels, const Program& program,
+                      const Instruction& instruction) const;
+  void run_state_operation(Kernels& kernels, const Program& program,
+                           const Instruction& instruction) const;
+  bool sums_micro_batches() const { return microbatches_ > 1; }
+
+  const Model& model_;
+  BatchShape batch_;
+  std::int32_t microbatches_;
+  Kernels& device_kernels_;
+  Kernels& host_kernels_;
+  StepScalars scalars_;
+  StepResults results_;
+};
+
+}  // namespace sluice

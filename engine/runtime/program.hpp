@@ -1,0 +1,56 @@
+// A schedule made ready to run: every use resolved to an address, every lane to its list.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "engine/runtime/run_memory.hpp"
+#include "engine/schedule/schedule.hpp"
+
+namespace sluice {
+
+// A resolved Use. On storage: data null, offset in the striped space.
+struct Place {
+  std::byte* data = nullptr;
+  std::uint64_t storage_offset = 0;
+  std::uint64_t bytes = 0;
+  const Buffer* buffer = nullptr;
+};
+
+class Program {
+ public:
+  // The schedule must outlive the program. Maps windows: set-up only.
+  Program(const Schedule& schedule, RunMemory& memory);
+
+  const Schedule& schedule() const { return schedule_; }
+  const std::vector<InstructionId>& lane(Lane lane) const {
+    return lanes_[static_cast<std::size_t>(lane)];
+  }
+  const std::vector<Place>& reads(InstructionId id) const { return reads_[id]; }
+  const std::vector<Place>& writes(InstructionId id) const { return writes_[id]; }
+  // Some other lane waits for it.
+  bool awaited(InstructionId id) const { return awaited_[id]; }
+  // Of a storage lane: earlier instructions of the same lane whose bytes on storage it overlaps;
+  // they must have ended before it starts (such lanes keep several transfers in flight).
+  const std::vector<InstructionId>& storage_conflicts(InstructionId id) const {
+    return storage_conflicts_[id];
+  }
+
+ private:
+  std::vector<Place> resolve(const std::vector<Use>& uses, RunMemory& memory);
+  void find_storage_conflicts(Lane lane);
+
+  const Schedule& schedule_;
+  std::array<std::vector<InstructionId>, kLaneCount> lanes_;
+  std::vector<std::byte*> addresses_;  // by buffer
+  std::vector<std::vector<Place>> reads_;
+  std::vector<std::vector<Place>> writes_;
+  std::vector<bool> awaited_;
+  std::vector<std::vector<InstructionId>> storage_conflicts_;
+};
+
+// The place among `places` whose buffer has this role or kind; null where there is none.
+const Place* find_place(const std::vector<Place>& places, BufferRole role);
+const Place* find_state(const std::vector<Place>& places, StateKind kind, std::int32_t unit);
+
+}  // namespace sluice

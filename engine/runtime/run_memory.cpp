@@ -1,0 +1,68 @@
+#include "engine/runtime/run_memory.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "base/units.hpp"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kPinnedPageBytes = 4096;
+
+}  // namespace
+
+std::array<std::uint64_t, kTierCount> MemoryNeed::peak_bytes() const {
+  return {slot_count * slot_bytes + round_up(device_arena_bytes, kPageBytes),
+          round_up(pinned_bytes, kPinnedPageBytes), storage_bytes};
+}
+
+std::uint64_t persistent_pinned_bytes(const Schedule& schedule) {
+  std::uint64_t bytes = 0;
+  for (const Buffer& buffer : schedule.buffers) {
+    if (buffer.persistent && buffer.tier == Tier::kPinned) {
+      bytes = std::max(bytes, buffer.offset_bytes + buffer.bytes);
+    }
+  }
+  return round_up(bytes, kPinnedPageBytes);
+}
+
+MemoryNeed memory_need(std::span<const Schedule* const> schedules, std::uint64_t io_window_bytes) {
+  MemoryNeed need;
+  for (const Schedule* schedule : schedules) {
+    need.slot_count = std::max(need.slot_count, schedule->slot_count);
+    need.slot_bytes = schedule->slot_bytes;
+    need.device_arena_bytes = std::max(need.device_arena_bytes, schedule->device_arena_bytes);
+    need.pinned_bytes = std::max({need.pinned_bytes, schedule->pinned_arena_bytes,
+                                  persistent_pinned_bytes(*schedule) + io_window_bytes});
+    need.storage_bytes = std::max(need.storage_bytes, schedule->peak_bytes[2]);
+  }
+  return need;
+}
+
+RunMemory::RunMemory(Device& device, Ledger& ledger, StorageEngine* engine,
+                     const std::vector<std::string>& storage_paths, const MemoryNeed& need)
+    : pages_(device, ledger, std::max(need.slot_bytes, device.facts().granularity_bytes)),
+      slots_(device, pages_, need.slot_count, Category::kWeight),
+      arena_(device, pages_, need.device_arena_bytes, Category::kActivation),
+      pinned_(device, ledger, need.pinned_bytes, Category::kOptimizer),
+      storage_(engine, ledger, storage_paths, need.storage_bytes) {
+  if (need.storage_bytes > 0) engine->register_memory(pinned_.data(), pinned_.bytes());
+}
+
+std::byte* RunMemory::address(const Buffer& buffer) {
+  switch (buffer.tier) {
+    case Tier::kPinned:
+      return pinned_.at(buffer.offset_bytes);
+    case Tier::kStorage:
+      throw InternalError("a storage buffer has no address");
+    case Tier::kDevice:
+      break;
+  }
+  if (!buffer.window) return arena_.at(buffer.offset_bytes);
+  const auto [it, fresh] = windows_.try_emplace(buffer.slots, nullptr);
+  if (fresh) it->second = slots_.map_window(buffer.slots);
+  return it->second;
+}
+
+}  // namespace sluice

@@ -1,0 +1,64 @@
+// All the memory of a run, obtained once before the first step and held to its end.
+//
+// Device: chunk slots, with a window mapped for every way in which the schedules use them, and one
+// planned arena. Pinned: one arena for homes and staging. Storage: one striped space. Sizes come
+// from the packed schedules; nothing is allocated afterwards.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "allocator/chunk_pool.hpp"
+#include "allocator/pinned_arena.hpp"
+#include "allocator/planned_arena.hpp"
+#include "engine/schedule/schedule.hpp"
+#include "offload/striped_space.hpp"
+
+namespace sluice {
+
+// The largest need of several schedules that share one run's memory.
+struct MemoryNeed {
+  std::uint32_t slot_count = 0;
+  std::uint64_t slot_bytes = 0;
+  std::uint64_t device_arena_bytes = 0;
+  std::uint64_t pinned_bytes = 0;
+  std::uint64_t storage_bytes = 0;
+
+  // As the ledger is charged: whole pages.
+  std::array<std::uint64_t, kTierCount> peak_bytes() const;
+};
+
+// Also covers the window through which state is filled and saved between steps: `io_window_bytes`
+// of pinned memory, shared with the steps' staging.
+MemoryNeed memory_need(std::span<const Schedule* const> schedules, std::uint64_t io_window_bytes);
+
+class RunMemory {
+ public:
+  // engine may be null when need.storage_bytes is 0.
+  RunMemory(Device& device, Ledger& ledger, StorageEngine* engine,
+            const std::vector<std::string>& storage_paths, const MemoryNeed& need);
+
+  // Address of a device or pinned buffer; windows are mapped on first request (set-up only).
+  std::byte* address(const Buffer& buffer);
+  StripedSpace& storage() { return storage_; }
+  // Pinned memory for set-up and checkpoints, only between steps. Shares bytes with staging, so it
+  // starts behind the persistent pinned buffers.
+  std::byte* io_window(std::uint64_t persistent_pinned_bytes) {
+    return pinned_.at(persistent_pinned_bytes);
+  }
+
+ private:
+  PagePool pages_;
+  ChunkPool slots_;
+  PlannedArena arena_;
+  PinnedArena pinned_;
+  StripedSpace storage_;
+  std::map<std::vector<std::uint32_t>, std::byte*> windows_;
+};
+
+// Bytes of the pinned arena that persistent buffers take (they come first).
+std::uint64_t persistent_pinned_bytes(const Schedule& schedule);
+
+}  // namespace sluice

@@ -1,0 +1,60 @@
+#include "engine/runtime/run_state.hpp"
+
+namespace sluice {
+
+std::string describe(const Instruction& instruction) {
+  std::string text(op_name(instruction.op));
+  if (instruction.unit >= 0) text += " of unit " + std::to_string(instruction.unit);
+  if (instruction.microbatch >= 0) {
+    text += ", micro-batch " + std::to_string(instruction.microbatch);
+  }
+  return text + ", on lane " + std::string(lane_name(instruction.lane));
+}
+
+RunProgress::RunProgress(const Program& program, Device& device, bool timed, Deadline deadline)
+    : program_(program),
+      timed_(timed),
+      deadline_(deadline),
+      progress_(program.schedule().instructions.size()) {
+  begin_events_.resize(progress_.size());
+  end_events_.resize(progress_.size());
+  for (const Instruction& instruction : program.schedule().instructions) {
+    if (!is_device_lane(instruction.lane)) continue;
+    const bool span = is_timed(instruction);
+    if (span) begin_events_[instruction.id] = device.create_event();
+    if (span || program.awaited(instruction.id)) {
+      end_events_[instruction.id] = device.create_event();
+    }
+  }
+}
+
+void RunProgress::set(InstructionId id, Progress progress) {
+  {
+    const std::lock_guard lock(mutex_);
+    progress_[id].store(progress);
+  }
+  changed_.notify_all();
+}
+
+void RunProgress::await(InstructionId id, Progress at_least, const Instruction& waiter) {
+  if (progress_[id].load() >= at_least) return;
+  const Instruction& awaited = program_.schedule().instructions[id];
+  await_until([&] { return progress_[id].load() >= at_least; },
+              describe(awaited) + ", awaited by " + describe(waiter));
+}
+
+void RunProgress::fail(std::exception_ptr error) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!error_) error_ = error;
+    failed_.store(true);
+  }
+  changed_.notify_all();
+}
+
+std::exception_ptr RunProgress::error() const {
+  const std::lock_guard lock(mutex_);
+  return error_;
+}
+
+}  // namespace sluice

@@ -1,0 +1,84 @@
+// The state of one pass through a program: what is issued, what is done, and the first failure.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/deadline.hpp"
+#include "device/device.hpp"
+#include "engine/runtime/program.hpp"
+
+namespace sluice {
+
+// Thrown inside a lane when another lane has failed; never leaves the executor.
+struct RunAborted {};
+
+constexpr bool is_device_lane(Lane lane) {
+  return lane == Lane::kCompute || lane == Lane::kH2D || lane == Lane::kD2H;
+}
+
+enum class Progress : std::uint8_t { kWaiting, kIssued, kDone };
+
+class RunProgress {
+ public:
+  RunProgress(const Program& program, Device& device, bool timed, Deadline deadline);
+
+  const Program& program() const { return program_; }
+  Deadline deadline() const { return deadline_; }
+  // Compute instructions always (the stalls of a step); all device lanes when a trace is wanted.
+  bool is_timed(const Instruction& instruction) const {
+    return instruction.op != Op::kRelease && is_device_lane(instruction.lane) &&
+           (timed_ || instruction.lane == Lane::kCompute);
+  }
+
+  void set(InstructionId id, Progress progress);
+  Progress get(InstructionId id) const { return progress_[id].load(); }
+
+  // Blocks until the instruction is at least issued (device lanes) or done (others). Throws
+  // RunAborted when the run failed, TimeoutError past the deadline.
+  void await(InstructionId id, Progress at_least, const Instruction& waiter);
+  // Blocks until predicate() holds; notified by set() and fail().
+  template <typename Predicate>
+  void await_until(Predicate predicate, const std::string& what);
+
+  // Keeps the first failure and wakes everybody.
+  void fail(std::exception_ptr error);
+  bool failed() const { return failed_.load(); }
+  std::exception_ptr error() const;
+
+  // Of a device-lane instruction that is awaited by another lane, or timed.
+  Event& end_event(InstructionId id) { return *end_events_[id]; }
+  bool has_end_event(InstructionId id) const { return end_events_[id] != nullptr; }
+  Event& begin_event(InstructionId id) { return *begin_events_[id]; }
+
+ private:
+  const Program& program_;
+  bool timed_;
+  Deadline deadline_;
+  std::vector<std::atomic<Progress>> progress_;
+  std::vector<std::unique_ptr<Event>> begin_events_;
+  std::vector<std::unique_ptr<Event>> end_events_;
+  std::atomic<bool> failed_{false};
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::exception_ptr error_;  // guarded by mutex_
+};
+
+// "upload of unit 3 on lane h2d", for messages.
+std::string describe(const Instruction& instruction);
+
+template <typename Predicate>
+void RunProgress::await_until(Predicate predicate, const std::string& what) {
+  std::unique_lock lock(mutex_);
+  const bool in_time =
+      changed_.wait_until(lock, deadline_.time(), [&] { return failed_.load() || predicate(); });
+  if (failed_.load()) throw RunAborted{};
+  if (!in_time) throw TimeoutError(what);
+}
+
+}  // namespace sluice

@@ -1,0 +1,48 @@
+// The storage tier as one linear space of bytes, striped over several paths.
+//
+// Byte b of the space lies in stripe b / kStripeBytes; stripe s lies on path s mod paths. Files are
+// preallocated, so a full disk is an error at start, and unlinked at once (scratch): nothing is
+// left behind, whatever happens. The ledger is charged before any file is made.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "allocator/ledger.hpp"
+#include "base/units.hpp"
+#include "offload/storage_engine.hpp"
+
+namespace sluice {
+
+class StripedSpace {
+ public:
+  static constexpr std::uint64_t kStripeBytes = 4 * kMiB;
+
+  // Makes one file per path. bytes may be 0: no files, and engine may be null. Throws OutOfMemory
+  // (ledger), InputError (a path cannot be written or is too small, needed and available bytes
+  // named), IoError.
+  StripedSpace(StorageEngine* engine, Ledger& ledger, const std::vector<std::string>& paths,
+               std::uint64_t bytes);
+  ~StripedSpace();
+  StripedSpace(const StripedSpace&) = delete;
+  StripedSpace& operator=(const StripedSpace&) = delete;
+
+  // Moves [offset, offset + bytes) of the space; `done` runs once, after the last part, with the
+  // first error or null (on the engine's completion thread).
+  void submit(StorageOp op, std::uint64_t offset, void* data, std::uint64_t bytes,
+              StorageEngine::Callback done);
+  // Submits and waits; throws the error.
+  void transfer(StorageOp op, std::uint64_t offset, void* data, std::uint64_t bytes);
+
+  std::uint64_t bytes() const { return bytes_; }
+
+ private:
+  StorageEngine* engine_;
+  Reservation charge_;
+  std::uint64_t bytes_;
+  std::vector<StorageFileId> files_;
+};
+
+}  // namespace sluice
