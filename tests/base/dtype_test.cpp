@@ -1,0 +1,100 @@
+#include "base/dtype.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "base/rng.hpp"
+
+namespace sluice {
+namespace {
+
+enum class Ties { kEven, kAway };
+
+// The two bf16 neighbours of |value| in double, where all differences below are exact. What follows
+// the largest finite number is 2^128: from half-way on, IEEE rounds to infinity.
+double magnitude_of(std::uint32_t upper_bits) {
+  if (upper_bits == 0x7f80u) return std::ldexp(1.0, 128);
+  return static_cast<double>(std::bit_cast<float>(upper_bits << 16));
+}
+
+std::uint16_t round_by_double(float value, Ties ties) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
+  const std::uint32_t lower = (bits & 0x7fffffffu) >> 16;
+  const double magnitude = std::fabs(static_cast<double>(value));
+  if (std::isinf(magnitude)) return sign | 0x7f80u;
+  const double below = magnitude - magnitude_of(lower);
+  const double above = magnitude_of(lower + 1) - magnitude;
+  const bool up = below > above || (below == above && (ties == Ties::kAway || (lower & 1u) != 0));
+  return static_cast<std::uint16_t>(sign | (lower + (up ? 1u : 0u)));
+}
+
+void expect_rounded(std::uint32_t bits) {
+  const auto value = std::bit_cast<float>(bits);
+  const bf16 nearest_even = bf16_from_float(value);
+  const bf16 nearest_away = bf16_weight_from_float(value);
+  if (std::isnan(value)) {
+    ASSERT_TRUE(std::isnan(to_float(nearest_even))) << std::hex << bits;
+    ASSERT_TRUE(std::isnan(to_float(nearest_away))) << std::hex << bits;
+    ASSERT_NE(nearest_even.bits & 0x40u, 0u) << "a quiet NaN, of " << std::hex << bits;
+    return;
+  }
+  ASSERT_EQ(nearest_even.bits, round_by_double(value, Ties::kEven)) << std::hex << bits;
+  ASSERT_EQ(nearest_away.bits, round_by_double(value, Ties::kAway)) << std::hex << bits;
+  // What the split master stores beside the weight.
+  const auto remainder = static_cast<std::int64_t>(bits) -
+                         static_cast<std::int64_t>(std::uint32_t{nearest_away.bits} << 16);
+  ASSERT_GE(remainder, -32768) << std::hex << bits;
+  ASSERT_LE(remainder, 32767) << std::hex << bits;
+}
+
+// Every upper half (sign, exponent, kept mantissa) with every lower half where a rounding changes.
+TEST(Bf16, RoundsAsADoubleReferenceDoes) {
+  std::vector<std::uint32_t> lowers{0x0000, 0x0001, 0x3fff, 0x4000, 0x7ffe, 0x7fff,
+                                    0x8000, 0x8001, 0x8002, 0xc000, 0xfffe, 0xffff};
+  const CounterRng rng(7, stream_of("bf16"));
+  for (std::uint32_t upper = 0; upper < 0x10000u; ++upper) {
+    for (const std::uint32_t lower : lowers) {
+      expect_rounded((upper << 16) | lower);
+      if (HasFatalFailure()) return;
+    }
+    expect_rounded((upper << 16) | static_cast<std::uint32_t>(rng.below(upper, 0x10000)));
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Every lower half, for upper halves at the edges: zero, subnormal, odd, even, largest, infinity.
+TEST(Bf16, RoundsEveryLowerHalfAtTheEdges) {
+  for (const std::uint32_t upper : {0x0000u, 0x0001u, 0x007fu, 0x0080u, 0x3f80u, 0x3f81u, 0x7f7eu,
+                                    0x7f7fu, 0x7f80u, 0x8000u, 0xbf81u, 0xff7fu, 0xff80u}) {
+    for (std::uint32_t lower = 0; lower < 0x10000u; ++lower) {
+      expect_rounded((upper << 16) | lower);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(Bf16, EveryNumberSurvivesTheWayThroughFloat) {
+  for (std::uint32_t bits = 0; bits < 0x10000u; ++bits) {
+    const bf16 value{static_cast<std::uint16_t>(bits)};
+    if (std::isnan(to_float(value))) continue;
+    ASSERT_EQ(bf16_from_float(to_float(value)).bits, bits);
+    ASSERT_EQ(bf16_weight_from_float(to_float(value)).bits, bits);
+  }
+}
+
+TEST(DType, NamesAndSizesAgree) {
+  EXPECT_EQ(dtype_name(DType::kF32), "F32");
+  EXPECT_EQ(dtype_name(DType::kBF16), "BF16");
+  // safetensors spells the width in the name.
+  for (const DType type : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kI64,
+                           DType::kI32, DType::kU16, DType::kU8}) {
+    const std::string name(dtype_name(type));
+    EXPECT_EQ(8 * dtype_bytes(type), std::stoul(name.substr(name.find_first_of("0123456789"))));
+  }
+}
+
+}  // namespace
+}  // namespace sluice
