@@ -2,10 +2,14 @@
 //
 // The engine owns alignment: offsets, lengths and addresses may be arbitrary (an unaligned request
 // goes through an aligned bounce buffer; a read-modify-write of its edge blocks); aligned requests
-// from registered memory take the fast path (O_DIRECT, fixed buffers). Every completion's result is checked; short transfers
-// are resubmitted for the remainder; a request ends once: fully done or failed.
-// Threads: submit() from any thread; callbacks run on the engine's completion thread, never inline in
-// submit(), and must not block or throw.
+// from registered memory take the fast path (O_DIRECT, fixed buffers). Every completion's result is
+// checked; short transfers are resubmitted for the remainder; a request ends once: fully done or
+// failed. Threads: submit() from any thread; callbacks run on the engine's one completion thread,
+// never inline in submit(), and must not block or throw. They may submit (without waiting for
+// room). Requests under way at once must not overlap unless all are reads; unaligned neighbours
+// that share a block are fine. Destruction ends requests that have not begun with IoError
+// (ECANCELED) and waits for the others. A file id that is not open, or a write to a file opened for
+// reading, is InternalError in submit().
 #pragma once
 
 #include <cstdint>
@@ -32,21 +36,22 @@ struct StorageRequest {
 };
 
 // Counted by the engine itself: requested bytes of requests that ended well, bounce excluded.
+// Requests of zero bytes end well and are not counted.
 struct StorageCounters {
   std::uint64_t read_bytes = 0;
   std::uint64_t write_bytes = 0;
   std::uint64_t reads = 0;
   std::uint64_t writes = 0;
-  std::uint64_t resubmitted = 0;  // continuations of short transfers
-  std::uint64_t bounced = 0;      // requests that were not aligned
+  std::uint64_t resubmitted = 0;      // continuations of short transfers
+  std::uint64_t bounced = 0;          // requests that were not aligned
   std::uint64_t allocated_bytes = 0;  // preallocated file space, now
   std::uint64_t peak_allocated_bytes = 0;
 };
 
 enum class StorageFileMode : std::uint8_t {
-  kScratch,    // created, then unlinked at once: nothing is left behind whatever happens
-  kCreate,     // created, must not exist; stays
-  kReadOnly,   // opened for reading
+  kScratch,   // created, then unlinked at once: nothing is left behind whatever happens
+  kCreate,    // created, must not exist; stays, with exactly the size given to open()
+  kReadOnly,  // opened for reading; its size is the file's own
 };
 
 class StorageEngine {
@@ -56,19 +61,27 @@ class StorageEngine {
   virtual ~StorageEngine() = default;
 
   virtual std::string name() const = 0;  // "io_uring" or "posix"
-  // Creates with mode 0600 and preallocates `bytes` (fallocate). Not enough room: InputError naming the path, the needed and the available bytes.
-  // Other failures: IoError.
-  virtual StorageFileId open(const std::string& path, StorageFileMode mode, std::uint64_t bytes) = 0;
+  // Creates with mode 0600 and preallocates `bytes` (fallocate; ignored for kReadOnly). InputError:
+  // not enough room (names the path, the needed and the available bytes), a directory that cannot
+  // hold it, a file that exists already (created modes) or does not (kReadOnly). Other failures:
+  // IoError. Transfers outside [0, size) end with IoError: reads short (errno 0), writes ENOSPC.
+  virtual StorageFileId open(const std::string& path, StorageFileMode mode,
+                             std::uint64_t bytes) = 0;
+  // Waits for the file's requests first.
   virtual void close(StorageFileId file) = 0;
 
-  // Memory that requests will mostly use (the pinned arena): registered once with the kernel.
+  // Memory that requests will mostly use (the pinned arena): registered once with the kernel, which
+  // keeps its pages until the engine is destroyed. Refused (memlock): one log line, and transfers
+  // go on without.
   virtual void register_memory(void* data, std::uint64_t bytes) = 0;
 
-  // Queues one request. Blocks (at most kDefaultDeadlineSeconds, then TimeoutError) while the queue is full.
+  // Queues one request. Blocks (at most kDefaultDeadlineSeconds, then TimeoutError) while the queue
+  // is full.
   virtual void submit(const StorageRequest& request, Callback done) = 0;
   // Waits for all submitted requests. Does not report their errors (their callbacks did).
   virtual void drain(Deadline deadline) = 0;
-  // fdatasync. IoError on failure; never retried.
+  // fdatasync: covers the writes whose callbacks have run. IoError on failure; never retried (every
+  // later flush of the file fails too).
   virtual void flush(StorageFileId file) = 0;
 
   virtual StorageCounters counters() const = 0;
@@ -83,22 +96,27 @@ struct StorageOptions {
   std::uint32_t threads = 4;              // posix: pool size
 };
 
-// kind: "io_uring", "posix" or "auto" (io_uring where a ring can be made, else posix, said once in the log).
-// Throws InputError where "io_uring" is asked for and the kernel refuses it.
-std::unique_ptr<StorageEngine> make_storage_engine(const std::string& kind, const StorageOptions& options);
+// kind: "io_uring", "posix" or "auto" (io_uring where a ring can be made, else posix, said once in
+// the log). Throws InputError where "io_uring" is asked for and the kernel refuses it.
+std::unique_ptr<StorageEngine> make_storage_engine(const std::string& kind,
+                                                   const StorageOptions& options);
 // Why io_uring cannot be used here; empty when it can.
 std::string io_uring_unavailable_reason();
 
-// Faults from a seedless plan: the Nth operation (0-based; reads, writes, flushes counted together) fails.
+// Faults from a seedless plan: the Nth operation (0-based; reads, writes, flushes and opens that
+// preallocate, counted together) fails. A short transfer means nothing to a flush or an open: they
+// pass, and count. A preallocation fails with IoError (the disk filled up after it was checked).
 enum class StorageFault : std::uint8_t { kNone, kEio, kEnospc, kShortTransfer };
 struct FaultPlan {
   StorageFault fault = StorageFault::kNone;
   std::uint64_t at_operation = 0;
   bool forever = false;  // every operation from the Nth on, else that one alone
 };
-// Wraps an engine. kShortTransfer moves half of the bytes, then the remainder is resubmitted as a new operation
-// (forever: never gets past half: the request ends with IoError, short transfer, after a bounded number of tries).
-std::unique_ptr<StorageEngine> make_faulty_engine(std::unique_ptr<StorageEngine> inner, FaultPlan plan);
+// Wraps an engine. kShortTransfer moves half of the bytes, then the remainder is resubmitted as a
+// new operation (forever: never gets past half: the request ends with IoError, short transfer,
+// after a bounded number of tries).
+std::unique_ptr<StorageEngine> make_faulty_engine(std::unique_ptr<StorageEngine> inner,
+                                                  FaultPlan plan);
 // Operations that the decorator has seen; to size a sweep.
 std::uint64_t faulty_engine_operations(const StorageEngine& engine);
 

@@ -1,0 +1,545 @@
+// The storage engine on io_uring (man 7 io_uring): one thread owns the ring; it cuts requests,
+// submits in batches, reaps, and runs the callbacks. One system call per batch, none per request.
+//
+// The ring is made with SINGLE_ISSUER | DEFER_TASKRUN where the kernel has them (6.1): completions
+// are then processed only when this thread asks, so no interrupt hits the compute threads. Hence
+// everything that touches the ring, registration too, is done by that thread (run_on_ring).
+
+#include <liburing.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <future>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "base/log.hpp"
+#include "base/units.hpp"
+#include "offload/queued_engine.hpp"
+
+namespace sluice {
+namespace {
+
+constexpr unsigned kFileSlots = 64;              // registered files; more are used by descriptor
+constexpr unsigned kBufferSlots = 64;            // registered regions of at most kMaxRegionBytes
+constexpr std::uint64_t kMaxRegionBytes = kGiB;  // the kernel's bound on one registered buffer
+constexpr int kBounceBuffers = 4;
+constexpr std::uint64_t kWakeTag = std::uint64_t{1} << 32;  // user_data of the eventfd read
+// How long the ring thread sleeps at most before it looks around: work arrives by eventfd, so this
+// only bounds what a lost wake-up could cost.
+constexpr __kernel_timespec kTick{1, 0};
+
+std::string error_text(int error_number) {
+  return std::strerror(error_number);
+}
+
+// RAII over the ring, made with the best flags that the kernel takes.
+class Ring {
+ public:
+  explicit Ring(unsigned entries) {
+    constexpr std::array<unsigned, 3> flag_sets{
+        IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN, IORING_SETUP_COOP_TASKRUN, 0};
+    int status = -EINVAL;
+    for (const unsigned flags : flag_sets) {
+      status = io_uring_queue_init(entries, &ring_, flags);
+      if (status != -EINVAL) break;
+    }
+    if (status < 0) throw IoError("io_uring_setup", "io_uring", 0, 0, -status);
+  }
+  ~Ring() { io_uring_queue_exit(&ring_); }
+  Ring(const Ring&) = delete;
+  Ring& operator=(const Ring&) = delete;
+  io_uring* get() { return &ring_; }
+
+ private:
+  io_uring ring_{};
+};
+
+class Descriptor {
+ public:
+  explicit Descriptor(int value) : value_(value) {}
+  ~Descriptor() {
+    if (value_ >= 0) ::close(value_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return value_; }
+
+ private:
+  int value_;
+};
+
+struct Region {
+  std::byte* begin;
+  std::byte* end;
+  int slot;
+};
+
+struct FreeBytes {
+  void operator()(std::byte* data) const { std::free(data); }
+};
+
+class IoUringEngine final : public QueuedEngine {
+ public:
+  explicit IoUringEngine(const StorageOptions& options);
+  ~IoUringEngine() override;
+
+  std::string name() const override { return "io_uring"; }
+  void register_memory(void* data, std::uint64_t bytes) override;
+
+ protected:
+  void wake_locked() override;
+  void attach(const std::shared_ptr<OpenFile>& file) override;
+  void detach(const std::shared_ptr<OpenFile>& file) override;
+
+ private:
+  // A piece under way.
+  struct Slot {
+    ActiveRequestPtr request;
+    PieceTransfer transfer;
+    int bounce = -1;
+  };
+
+  void run(std::promise<void> started) noexcept;
+  void set_up();
+  void loop();
+  bool collect();
+  bool issue();
+  bool start_piece(const ActiveRequestPtr& request);
+  void queue_call(std::uint32_t slot_index);
+  void arm_wake();
+  io_uring_sqe* next_sqe();
+  void submit_and_wait();
+  void reap();
+  void complete(std::uint32_t slot_index, int result);
+  void end_slot(std::uint32_t slot_index);
+  void run_broken(int error_number) noexcept;
+  void run_on_ring(std::function<void()> command);
+  int register_region(std::byte* data, std::uint64_t bytes);
+  bool set_file_slot(int slot, int descriptor);
+  int registered_slot(const std::byte* data, std::uint64_t bytes) const;
+
+  Descriptor wake_event_;
+  std::uint64_t wake_value_ = 0;                 // the kernel writes it
+  bool sleeping_ = false;                        // guarded by mutex_: a wake-up is needed
+  std::vector<std::function<void()>> commands_;  // guarded by mutex_
+
+  // Of the ring thread alone:
+  std::unique_ptr<Ring> ring_;
+  std::deque<ActiveRequestPtr> waiting_;  // not wholly cut yet, in order
+  std::vector<Slot> slots_;
+  std::vector<std::uint32_t> free_slots_;
+  std::unique_ptr<std::byte[], FreeBytes> bounce_;
+  std::vector<int> free_bounces_;
+  bool edge_write_under_way_ = false;  // one at a time (aligned_transfer.hpp)
+  bool wake_armed_ = false;
+  std::vector<Region> regions_;
+  bool buffers_registered_ = false;
+  bool files_registered_ = false;
+  std::vector<int> free_file_slots_;
+
+  std::thread thread_;
+};
+
+IoUringEngine::IoUringEngine(const StorageOptions& options)
+    : QueuedEngine(options), wake_event_(::eventfd(0, EFD_CLOEXEC)) {
+  if (wake_event_.get() < 0) throw IoError("eventfd", "io_uring", 0, 0, errno);
+  std::promise<void> started;
+  auto outcome = started.get_future();
+  thread_ =
+      std::thread([this, promise = std::move(started)]() mutable { run(std::move(promise)); });
+  try {
+    if (outcome.wait_for(std::chrono::seconds(30)) != std::future_status::ready) {
+      throw TimeoutError("io_uring to be set up");
+    }
+    outcome.get();
+  } catch (...) {
+    thread_.join();
+    throw;
+  }
+}
+
+// Waits for what is under way without a deadline of its own: memory that the kernel may still write
+// must not be freed, and the kernel ends every block request (with an error after the driver's
+// timeout).
+IoUringEngine::~IoUringEngine() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    sleeping_ = true;  // whatever it does: one wake-up more
+    wake_locked();
+  }
+  thread_.join();
+}
+
+void IoUringEngine::wake_locked() {
+  // The ring thread itself looks at incoming_ again after every callback.
+  if (!sleeping_ || on_completion_thread()) return;
+  sleeping_ = false;
+  const std::uint64_t one = 1;
+  // Fails only if the counter is full, which is as good as a wake-up.
+  if (::write(wake_event_.get(), &one, sizeof one) < 0 && errno != EAGAIN) {
+    log(LogLevel::kWarning, "io_uring: waking the ring thread failed: " + error_text(errno));
+  }
+}
+
+void IoUringEngine::run(std::promise<void> started) noexcept {
+  completion_thread_ = std::this_thread::get_id();
+  try {
+    set_up();
+  } catch (...) {
+    started.set_exception(std::current_exception());
+    return;
+  }
+  started.set_value();
+  try {
+    loop();
+  } catch (const IoError& error) {
+    log(LogLevel::kWarning, std::string("the io_uring ring broke: ") + error.what());
+    run_broken(error.error_number);
+  } catch (const std::exception& error) {
+    log(LogLevel::kWarning, std::string("the io_uring thread failed: ") + error.what());
+    run_broken(EIO);
+  }
+}
+
+void IoUringEngine::set_up() {
+  // One entry more than pieces: the eventfd read.
+  ring_ = std::make_unique<Ring>(options_.queue_depth + 1);
+  slots_.resize(options_.queue_depth);
+  for (std::uint32_t i = 0; i < options_.queue_depth; ++i) free_slots_.push_back(i);
+  bounce_.reset(static_cast<std::byte*>(
+      std::aligned_alloc(kMaxAlignmentBytes, kBounceBuffers * kBounceBytes)));
+  if (!bounce_) throw std::bad_alloc();
+  for (int i = 0; i < kBounceBuffers; ++i) free_bounces_.push_back(i);
+  if (io_uring_register_files_sparse(ring_->get(), kFileSlots) == 0) {
+    files_registered_ = true;
+    for (int i = kFileSlots; i-- > 0;) free_file_slots_.push_back(i);
+  }
+  buffers_registered_ = io_uring_register_buffers_sparse(ring_->get(), kBufferSlots) == 0;
+}
+
+void IoUringEngine::loop() {
+  while (collect()) {
+    if (issue()) continue;  // a callback may have submitted more
+    submit_and_wait();
+    reap();
+  }
+}
+
+// Takes over what was submitted and runs commands. False: stopping, and nothing is left.
+bool IoUringEngine::collect() {
+  std::vector<std::function<void()>> commands;
+  bool stopping = false;
+  {
+    const std::lock_guard lock(mutex_);
+    while (!incoming_.empty()) {
+      waiting_.push_back(std::move(incoming_.front()));
+      incoming_.pop_front();
+    }
+    commands.swap(commands_);
+    stopping = stopping_;
+    // While every slot is taken, a completion will come before a new request could start.
+    sleeping_ = !free_slots_.empty() || stopping;
+  }
+  for (const auto& command : commands) command();
+  if (!stopping) return true;
+  for (const auto& request : waiting_) request->fail(ECANCELED);
+  return !waiting_.empty() || free_slots_.size() != slots_.size() || wake_armed_;
+}
+
+// True: a request ended here (empty, failed or cancelled) and its callback has run.
+bool IoUringEngine::issue() {
+  bool called_back = false;
+  while (!waiting_.empty()) {
+    const ActiveRequestPtr request = waiting_.front();
+    if (!request->cursor.done()) {
+      if (!start_piece(request)) break;
+      continue;
+    }
+    waiting_.pop_front();
+    if (!request->ended()) continue;  // the last of its pieces under way ends it
+    finish(request);
+    called_back = true;
+  }
+  return called_back;
+}
+
+// False: no slot, bounce buffer or edge turn now; a completion will bring it.
+bool IoUringEngine::start_piece(const ActiveRequestPtr& request) {
+  if (free_slots_.empty()) return false;
+  const Piece piece = request->cursor.peek();
+  const StorageOp op = request->request.op;
+  const bool edge_write = piece.kind == Piece::Kind::kEdge && op == StorageOp::kWrite;
+  if (edge_write && edge_write_under_way_) return false;
+  Slot slot;
+  if (piece.kind != Piece::Kind::kDirect) {
+    if (free_bounces_.empty()) return false;
+    slot.bounce = free_bounces_.back();
+    free_bounces_.pop_back();
+  }
+  if (edge_write) edge_write_under_way_ = true;
+  std::byte* bounce = slot.bounce < 0 ? nullptr : bounce_.get() + slot.bounce * kBounceBytes;
+  slot.request = request;
+  slot.transfer = PieceTransfer(piece, op, request->file->file.alignment(), bounce);
+  request->cursor.pop();
+  ++request->pieces_in_flight;
+  const std::uint32_t index = free_slots_.back();
+  free_slots_.pop_back();
+  slots_[index] = std::move(slot);
+  queue_call(index);
+  return true;
+}
+
+void IoUringEngine::queue_call(std::uint32_t slot_index) {
+  const Slot& slot = slots_[slot_index];
+  const OpenFile& file = *slot.request->file;
+  const auto call = slot.transfer.call();
+  const auto length = static_cast<unsigned>(call.bytes);
+  const int descriptor = file.slot >= 0 ? file.slot : file.file.descriptor();
+  const int region = registered_slot(call.data, call.bytes);
+  io_uring_sqe* sqe = next_sqe();
+  if (call.op == StorageOp::kRead) {
+    if (region >= 0) {
+      io_uring_prep_read_fixed(sqe, descriptor, call.data, length, call.offset, region);
+    } else {
+      io_uring_prep_read(sqe, descriptor, call.data, length, call.offset);
+    }
+  } else if (region >= 0) {
+    io_uring_prep_write_fixed(sqe, descriptor, call.data, length, call.offset, region);
+  } else {
+    io_uring_prep_write(sqe, descriptor, call.data, length, call.offset);
+  }
+  if (file.slot >= 0) io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
+  io_uring_sqe_set_data64(sqe, slot_index);
+}
+
+void IoUringEngine::arm_wake() {
+  io_uring_sqe* sqe = next_sqe();
+  io_uring_prep_read(sqe, wake_event_.get(), &wake_value_, sizeof wake_value_, 0);
+  io_uring_sqe_set_data64(sqe, kWakeTag);
+  wake_armed_ = true;
+}
+
+io_uring_sqe* IoUringEngine::next_sqe() {
+  io_uring_sqe* sqe = io_uring_get_sqe(ring_->get());
+  if (sqe != nullptr) return sqe;
+  // Calls under way never outnumber the ring's entries, but those that a busy kernel has not taken
+  // yet (EAGAIN, EBUSY) stay in the queue.
+  const int status = io_uring_submit(ring_->get());
+  sqe = io_uring_get_sqe(ring_->get());
+  if (sqe == nullptr)
+    throw IoError("io_uring_enter", "io_uring", 0, 0, status < 0 ? -status : EBUSY);
+  return sqe;
+}
+
+void IoUringEngine::submit_and_wait() {
+  if (!wake_armed_) {
+    bool stopping = false;
+    {
+      const std::lock_guard lock(mutex_);
+      stopping = stopping_;
+    }
+    if (!stopping) arm_wake();
+  }
+  if (!wake_armed_ && free_slots_.size() == slots_.size()) return;  // nothing will complete
+  io_uring_cqe* cqe = nullptr;
+  __kernel_timespec tick = kTick;
+  const int status = io_uring_submit_and_wait_timeout(ring_->get(), &cqe, 1, &tick, nullptr);
+  switch (status < 0 ? -status : 0) {
+    case 0:
+    case ETIME:
+    case EINTR:
+      return;
+    case EAGAIN:  // no memory for requests now
+    case EBUSY:   // completions must be reaped first
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return;
+    default:
+      throw IoError("io_uring_enter", "io_uring", 0, 0, -status);
+  }
+}
+
+void IoUringEngine::reap() {
+  // Copied out before any of it is handled: handling queues new calls and runs callbacks.
+  std::array<std::pair<std::uint64_t, int>, 64> batch;
+  while (true) {
+    std::size_t count = 0;
+    unsigned head = 0;
+    io_uring_cqe* cqe = nullptr;
+    io_uring_for_each_cqe(ring_->get(), head, cqe) {
+      if (count == batch.size()) break;
+      batch[count++] = {cqe->user_data, cqe->res};
+    }
+    io_uring_cq_advance(ring_->get(), static_cast<unsigned>(count));
+    for (std::size_t i = 0; i < count; ++i) {
+      if (batch[i].first == kWakeTag) {
+        wake_armed_ = false;
+      } else {
+        complete(static_cast<std::uint32_t>(batch[i].first), batch[i].second);
+      }
+    }
+    if (count < batch.size()) return;
+  }
+}
+
+void IoUringEngine::complete(std::uint32_t slot_index, int result) {
+  Slot& slot = slots_[slot_index];
+  if (result < 0 && retry_buffered(*slot.request, result)) {
+    queue_call(slot_index);
+    return;
+  }
+  switch (slot.transfer.advance(result)) {
+    case PieceTransfer::State::kContinue:
+      queue_call(slot_index);
+      return;
+    case PieceTransfer::State::kFailed:
+      slot.request->fail(slot.transfer.error());
+      break;
+    case PieceTransfer::State::kDone:
+      break;
+  }
+  end_slot(slot_index);
+}
+
+void IoUringEngine::end_slot(std::uint32_t slot_index) {
+  Slot slot = std::move(slots_[slot_index]);
+  slots_[slot_index] = Slot{};
+  free_slots_.push_back(slot_index);
+  if (slot.bounce >= 0) free_bounces_.push_back(slot.bounce);
+  ActiveRequestPtr& request = slot.request;
+  if (slot.transfer.piece().kind == Piece::Kind::kEdge &&
+      request->request.op == StorageOp::kWrite) {
+    edge_write_under_way_ = false;
+  }
+  request->resubmitted += slot.transfer.resubmitted();
+  --request->pieces_in_flight;
+  if (!request->ended()) return;
+  // One that failed before all of it was cut still stands in the queue.
+  if (request->error) std::erase(waiting_, request);
+  finish(std::move(request));
+}
+
+// The kernel refused the ring itself (never seen; a bug or a kernel out of memory). Everything ends
+// with that error until the engine is destroyed. The ring goes first: closing it cancels what can
+// be.
+void IoUringEngine::run_broken(int error_number) noexcept {
+  ring_.reset();
+  for (std::uint32_t i = 0; i < slots_.size(); ++i) {
+    if (!slots_[i].request) continue;
+    slots_[i].request->fail(error_number);
+    end_slot(i);
+  }
+  wake_armed_ = false;
+  buffers_registered_ = files_registered_ = false;
+  while (true) {
+    for (const auto& request : waiting_) request->fail(error_number);
+    issue();
+    if (!collect()) return;
+    if (!waiting_.empty()) continue;
+    std::uint64_t value = 0;
+    // EINTR only makes another round.
+    if (::read(wake_event_.get(), &value, sizeof value) < 0 && errno != EINTR) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+}
+
+void IoUringEngine::run_on_ring(std::function<void()> command) {
+  if (on_completion_thread()) {
+    command();
+    return;
+  }
+  auto task = std::make_shared<std::packaged_task<void()>>(std::move(command));
+  auto outcome = task->get_future();
+  {
+    const std::lock_guard lock(mutex_);
+    commands_.push_back([task] { (*task)(); });
+    sleeping_ = true;  // even with all slots taken
+    wake_locked();
+  }
+  const auto deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
+  if (outcome.wait_until(deadline.time()) != std::future_status::ready) {
+    throw TimeoutError("the io_uring thread to take a registration");
+  }
+  outcome.get();
+}
+
+void IoUringEngine::register_memory(void* data, std::uint64_t bytes) {
+  // Shared: the command may run after a caller that has timed out.
+  const auto outcome = std::make_shared<int>(0);
+  run_on_ring([this, data, bytes, outcome] {
+    auto* begin = static_cast<std::byte*>(data);
+    for (std::uint64_t done = 0; done < bytes && *outcome == 0;) {
+      const std::uint64_t part = std::min(bytes - done, kMaxRegionBytes);
+      *outcome = register_region(begin + done, part);
+      done += part;
+    }
+  });
+  const int error = *outcome;
+  if (error == 0) return;
+  log(LogLevel::kWarning, "io_uring: registering " + format_bytes(bytes) + " of memory failed (" +
+                              error_text(error) +
+                              (error == ENOMEM ? "; raise RLIMIT_MEMLOCK, `ulimit -l`" : "") +
+                              "); transfers go on without, at some CPU cost");
+}
+
+// An errno, or 0.
+int IoUringEngine::register_region(std::byte* data, std::uint64_t bytes) {
+  if (!buffers_registered_) return ENOTSUP;
+  if (regions_.size() >= kBufferSlots) return ENOSPC;
+  const auto slot = static_cast<int>(regions_.size());
+  const iovec vector{data, bytes};
+  const int status = io_uring_register_buffers_update_tag(ring_->get(), static_cast<unsigned>(slot),
+                                                          &vector, nullptr, 1);
+  if (status < 0) return -status;
+  regions_.push_back({data, data + bytes, slot});
+  return 0;
+}
+
+int IoUringEngine::registered_slot(const std::byte* data, std::uint64_t bytes) const {
+  for (const Region& region : regions_) {
+    if (data >= region.begin && data + bytes <= region.end) return region.slot;
+  }
+  return -1;
+}
+
+void IoUringEngine::attach(const std::shared_ptr<OpenFile>& file) {
+  run_on_ring([this, file] {
+    if (!files_registered_ || free_file_slots_.empty()) return;
+    const int slot = free_file_slots_.back();
+    // Where it is refused the file is used by its descriptor: only a little slower.
+    if (!set_file_slot(slot, file->file.descriptor())) return;
+    free_file_slots_.pop_back();
+    file->slot = slot;
+  });
+}
+
+void IoUringEngine::detach(const std::shared_ptr<OpenFile>& file) {
+  if (file->slot < 0) return;
+  run_on_ring([this, file] {
+    // A slot that cannot be cleared is not used again.
+    if (files_registered_ && set_file_slot(file->slot, -1)) free_file_slots_.push_back(file->slot);
+  });
+}
+
+bool IoUringEngine::set_file_slot(int slot, int descriptor) {
+  return io_uring_register_files_update(ring_->get(), static_cast<unsigned>(slot), &descriptor,
+                                        1) == 1;
+}
+
+}  // namespace
+
+std::unique_ptr<StorageEngine> make_io_uring_engine(const StorageOptions& options) {
+  return std::make_unique<IoUringEngine>(options);
+}
+
+}  // namespace sluice

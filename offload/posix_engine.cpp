@@ -1,0 +1,162 @@
+// The storage engine for places where io_uring is blocked: a pool of threads with pread and pwrite,
+// and one thread that runs the callbacks. Same cutting, alignment and laws as the io_uring engine.
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <condition_variable>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <stop_token>
+#include <vector>
+
+#include "base/log.hpp"
+#include "offload/queued_engine.hpp"
+
+namespace sluice {
+namespace {
+
+class PosixEngine final : public QueuedEngine {
+ public:
+  explicit PosixEngine(const StorageOptions& options) : QueuedEngine(options) {
+    try {
+      for (std::uint32_t i = 0; i < options.threads; ++i) {
+        workers_.emplace_back([this] { work(); });
+      }
+      completer_ = std::jthread([this] { complete(); });
+      completion_thread_ = completer_.get_id();
+    } catch (...) {
+      stop();
+      throw;
+    }
+  }
+  ~PosixEngine() override { stop(); }
+
+  std::string name() const override { return "posix"; }
+  void register_memory(void*, std::uint64_t) override {}  // pread knows no registration
+
+ protected:
+  void wake_locked() override { work_ready_.notify_one(); }
+
+ private:
+  // Requests not begun end with ECANCELED; what is under way is waited for.
+  void stop() noexcept {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+      for (auto& request : incoming_) request->fail(ECANCELED);
+    }
+    work_ready_.notify_all();
+    workers_.clear();  // joins
+    {
+      const std::lock_guard lock(mutex_);
+      workers_gone_ = true;
+    }
+    ended_ready_.notify_all();
+    if (completer_.joinable()) completer_.join();
+  }
+
+  void work() noexcept {
+    const std::unique_ptr<std::byte[], decltype(&std::free)> bounce(
+        static_cast<std::byte*>(std::aligned_alloc(kMaxAlignmentBytes, kBounceBytes)), &std::free);
+    std::unique_lock lock(mutex_);
+    while (true) {
+      work_ready_.wait(lock, [&] { return stopping_ || !incoming_.empty(); });
+      if (incoming_.empty()) return;
+      const ActiveRequestPtr request = incoming_.front();
+      if (request->cursor.done()) {  // failed, empty or cancelled: nothing to move
+        incoming_.pop_front();
+        if (request->ended()) end_locked(request);
+        continue;
+      }
+      const Piece piece = request->cursor.peek();
+      request->cursor.pop();
+      ++request->pieces_in_flight;
+      if (request->cursor.done()) {
+        incoming_.pop_front();
+      } else {
+        work_ready_.notify_one();  // the rest of it, for another worker
+      }
+      lock.unlock();
+      std::uint64_t resubmitted = 0;
+      const std::exception_ptr error = move(*request, piece, bounce.get(), resubmitted);
+      lock.lock();
+      request->resubmitted += resubmitted;
+      if (error) request->fail(error);
+      --request->pieces_in_flight;
+      if (!request->ended()) continue;
+      // One that failed before all of it was cut may still stand in the queue.
+      if (request->error) std::erase(incoming_, request);
+      end_locked(request);
+    }
+  }
+
+  // Moves one piece; the error, or null.
+  std::exception_ptr move(ActiveRequest& request, const Piece& piece, std::byte* bounce,
+                          std::uint64_t& resubmitted) noexcept {
+    try {
+      const StorageOp op = request.request.op;
+      std::unique_lock<std::mutex> edge(edge_mutex_, std::defer_lock);
+      if (piece.kind == Piece::Kind::kEdge && op == StorageOp::kWrite) edge.lock();
+      if (piece.kind != Piece::Kind::kDirect && bounce == nullptr) throw std::bad_alloc();
+      StorageFile& file = request.file->file;
+      PieceTransfer transfer(piece, op, file.alignment(), bounce);
+      auto state = PieceTransfer::State::kContinue;
+      while (state == PieceTransfer::State::kContinue) {
+        const auto call = transfer.call();
+        const auto offset = static_cast<off_t>(call.offset);
+        const ssize_t moved = call.op == StorageOp::kRead
+                                  ? ::pread(file.descriptor(), call.data, call.bytes, offset)
+                                  : ::pwrite(file.descriptor(), call.data, call.bytes, offset);
+        const std::int64_t result = moved < 0 ? -errno : moved;
+        if (moved < 0 && retry_buffered(request, result)) continue;
+        state = transfer.advance(result);
+      }
+      resubmitted = transfer.resubmitted();
+      if (state == PieceTransfer::State::kDone) return nullptr;
+      throw IoError(op == StorageOp::kRead ? "read" : "write", file.path(), piece.offset,
+                    piece.bytes, transfer.error());
+    } catch (...) {
+      return std::current_exception();
+    }
+  }
+
+  void end_locked(ActiveRequestPtr request) {
+    ended_.push_back(std::move(request));
+    ended_ready_.notify_one();
+  }
+
+  void complete() noexcept {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      ended_ready_.wait(lock, [&] { return workers_gone_ || !ended_.empty(); });
+      if (ended_.empty()) {
+        // What callbacks submitted after the workers had gone: it has failed already.
+        ended_.swap(incoming_);
+        if (ended_.empty()) return;
+      }
+      ActiveRequestPtr request = std::move(ended_.front());
+      ended_.pop_front();
+      lock.unlock();
+      finish(std::move(request));
+      lock.lock();
+    }
+  }
+
+  std::mutex edge_mutex_;  // one edge write at a time (aligned_transfer.hpp)
+  std::condition_variable work_ready_;
+  std::condition_variable ended_ready_;
+  std::deque<ActiveRequestPtr> ended_;  // guarded by mutex_, as all below
+  bool workers_gone_ = false;
+  std::vector<std::jthread> workers_;
+  std::jthread completer_;
+};
+
+}  // namespace
+
+std::unique_ptr<StorageEngine> make_posix_engine(const StorageOptions& options) {
+  return std::make_unique<PosixEngine>(options);
+}
+
+}  // namespace sluice

@@ -1,0 +1,183 @@
+#include "offload/queued_engine.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "base/log.hpp"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kMinRequestBytes = 4096;
+constexpr std::uint64_t kMaxRequestBytes = std::uint64_t{1}
+                                           << 30;  // one call moves less than 2 GiB
+
+const char* op_name(StorageOp op) {
+  return op == StorageOp::kRead ? "read" : "write";
+}
+
+std::exception_ptr io_error(const ActiveRequest& request, int error_number) {
+  return std::make_exception_ptr(IoError(op_name(request.request.op), request.file->file.path(),
+                                         request.request.offset, request.request.bytes,
+                                         error_number));
+}
+
+}  // namespace
+
+void ActiveRequest::fail(std::exception_ptr reason) {
+  if (!error) error = std::move(reason);
+  cursor.abandon();
+}
+
+void ActiveRequest::fail(int error_number) {
+  fail(io_error(*this, error_number));
+}
+
+QueuedEngine::QueuedEngine(const StorageOptions& options) : options_(options) {
+  SLUICE_CHECK(options.queue_depth >= 1 && options.queue_depth <= 4096);
+  SLUICE_CHECK(options.threads >= 1 && options.threads <= 256);
+  SLUICE_CHECK(options.request_bytes >= kMinRequestBytes &&
+               options.request_bytes <= kMaxRequestBytes);
+}
+
+StorageFileId QueuedEngine::open(const std::string& path, StorageFileMode mode,
+                                 std::uint64_t bytes) {
+  auto opened = std::make_shared<OpenFile>(path, mode, bytes);
+  if (!opened->file.direct()) say_buffered_once(path);
+  attach(opened);
+  const std::lock_guard lock(mutex_);
+  const StorageFileId id = next_file_++;
+  counters_.allocated_bytes += opened->file.allocated_bytes();
+  counters_.peak_allocated_bytes =
+      std::max(counters_.peak_allocated_bytes, counters_.allocated_bytes);
+  files_.emplace(id, std::move(opened));
+  return id;
+}
+
+void QueuedEngine::close(StorageFileId id) {
+  std::shared_ptr<OpenFile> closing;
+  {
+    std::unique_lock lock(mutex_);
+    closing = find_locked(id, "close");
+    SLUICE_CHECK_MSG(!on_completion_thread() || closing->outstanding == 0,
+                     "a callback closed a file with requests under way");
+    const auto deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
+    if (!changed_.wait_until(lock, deadline.time(), [&] { return closing->outstanding == 0; })) {
+      throw TimeoutError("the requests of storage file '" + closing->file.path() + "' to end");
+    }
+    if (files_.erase(id) == 0) return;  // closed by another thread meanwhile
+    counters_.allocated_bytes -= closing->file.allocated_bytes();
+  }
+  detach(closing);
+  closing->file.close();
+}
+
+void QueuedEngine::submit(const StorageRequest& request, Callback done) {
+  SLUICE_CHECK(done != nullptr);
+  SLUICE_CHECK(request.data != nullptr || request.bytes == 0);
+  std::unique_lock lock(mutex_);
+  auto file = find_locked(request.file, "submit");
+  SLUICE_CHECK_MSG(request.op == StorageOp::kRead || file->file.writable(),
+                   "a write to '" + file->file.path() + "', which is open for reading");
+  const std::uint64_t capacity = std::uint64_t{options_.queue_depth} * kQueuedRequestsPerDepth;
+  if (!on_completion_thread()) {
+    const auto deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
+    if (!changed_.wait_until(lock, deadline.time(), [&] { return outstanding_ < capacity; })) {
+      throw TimeoutError("room in the storage queue");
+    }
+    // The lock was released meanwhile: the file may have been closed.
+    SLUICE_CHECK(file == find_locked(request.file, "submit"));
+  }
+  const std::uint64_t file_bytes = file->file.bytes();
+  const PieceCursor cursor(request, file->file.alignment(), options_.request_bytes);
+  auto active = std::make_shared<ActiveRequest>(
+      ActiveRequest{request, std::move(done), std::move(file), cursor, 0, 0, false, nullptr});
+  active->bounced = !cursor.aligned();
+  if (request.bytes > file_bytes || request.offset > file_bytes - request.bytes) {
+    // A read would end short; a write would leave the preallocated space.
+    active->fail(request.op == StorageOp::kRead ? 0 : ENOSPC);
+  }
+  if (stopping_) active->fail(ECANCELED);
+  incoming_.push_back(active);
+  ++active->file->outstanding;
+  ++outstanding_;
+  wake_locked();
+}
+
+void QueuedEngine::drain(Deadline deadline) {
+  SLUICE_CHECK_MSG(!on_completion_thread(), "drain() in a completion callback");
+  std::unique_lock lock(mutex_);
+  if (!changed_.wait_until(lock, deadline.time(), [&] { return outstanding_ == 0; })) {
+    throw TimeoutError(std::to_string(outstanding_) + " storage requests to end");
+  }
+}
+
+void QueuedEngine::flush(StorageFileId id) {
+  std::shared_ptr<OpenFile> file;
+  {
+    const std::lock_guard lock(mutex_);
+    file = find_locked(id, "flush");
+  }
+  file->file.sync();
+}
+
+StorageCounters QueuedEngine::counters() const {
+  const std::lock_guard lock(mutex_);
+  return counters_;
+}
+
+void QueuedEngine::finish(ActiveRequestPtr request) noexcept {
+  const StorageRequest& what = request->request;
+  {
+    const std::lock_guard lock(mutex_);
+    counters_.resubmitted += request->resubmitted;
+    if (what.bytes > 0 && !request->error) {
+      if (request->bounced) ++counters_.bounced;
+      ++(what.op == StorageOp::kRead ? counters_.reads : counters_.writes);
+      (what.op == StorageOp::kRead ? counters_.read_bytes : counters_.write_bytes) += what.bytes;
+    }
+  }
+  try {
+    request->done(request->error);
+  } catch (const std::exception& error) {
+    log(LogLevel::kWarning,
+        std::string("a storage callback threw, which it must not: ") + error.what());
+  } catch (...) {
+    log(LogLevel::kWarning, "a storage callback threw, which it must not");
+  }
+  request->done = nullptr;  // what it holds goes before drain() returns
+  {
+    const std::lock_guard lock(mutex_);
+    --request->file->outstanding;
+    --outstanding_;
+  }
+  changed_.notify_all();
+}
+
+bool QueuedEngine::retry_buffered(ActiveRequest& request, std::int64_t result) {
+  StorageFile& file = request.file->file;
+  if ((result != -EINVAL && result != -EOPNOTSUPP) || !file.direct()) return false;
+  try {
+    file.stop_direct();
+  } catch (const IoError&) {
+    return false;  // the transfer's own error is the one to report
+  }
+  say_buffered_once(file.path());
+  return true;
+}
+
+std::shared_ptr<OpenFile> QueuedEngine::find_locked(StorageFileId id, const char* what) const {
+  const auto found = files_.find(id);
+  SLUICE_CHECK_MSG(found != files_.end(),
+                   std::string(what) + ": no open storage file " + std::to_string(id));
+  return found->second;
+}
+
+void QueuedEngine::say_buffered_once(const std::string& path) {
+  if (buffered_said_.exchange(true)) return;
+  log(LogLevel::kWarning,
+      "no direct I/O on the file system of '" + path + "': storage goes through the page cache");
+}
+
+}  // namespace sluice

@@ -1,0 +1,101 @@
+// What both storage engines share: files by id, the bounded queue, counters, the end of requests.
+//
+// A request's life: submit() puts it on incoming_ -> the engine's own thread(s) cut it into pieces
+// and move them -> finish() on the one completion thread: count, call back, make room. Queue bound:
+// queue_depth * kQueuedRequestsPerDepth requests that have not ended; callbacks may submit more
+// without waiting (each has just made room for one).
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "offload/aligned_transfer.hpp"
+#include "offload/storage_engine.hpp"
+#include "offload/storage_file.hpp"
+
+namespace sluice {
+
+inline constexpr std::uint32_t kQueuedRequestsPerDepth = 8;
+
+// A file with an id, and how many of its requests have not ended.
+struct OpenFile {
+  OpenFile(const std::string& path, StorageFileMode mode, std::uint64_t bytes)
+      : file(path, mode, bytes) {}
+  StorageFile file;
+  std::uint64_t outstanding = 0;  // guarded by QueuedEngine::mutex_
+  int slot = -1;                  // the engine's own name for it (io_uring: registered file)
+};
+
+struct ActiveRequest {
+  StorageRequest request;
+  StorageEngine::Callback done;
+  std::shared_ptr<OpenFile> file;
+  PieceCursor cursor;  // as is pieces_in_flight: of the thread (or under the lock) that cuts
+  std::uint32_t pieces_in_flight = 0;
+  std::uint64_t resubmitted = 0;
+  bool bounced = false;
+  std::exception_ptr error;  // the first
+
+  // Keeps the first error; no further piece is cut.
+  void fail(std::exception_ptr reason);
+  void fail(int error_number);
+  bool ended() const { return cursor.done() && pieces_in_flight == 0; }
+};
+using ActiveRequestPtr = std::shared_ptr<ActiveRequest>;
+
+class QueuedEngine : public StorageEngine {
+ public:
+  StorageFileId open(const std::string& path, StorageFileMode mode, std::uint64_t bytes) override;
+  void close(StorageFileId file) override;
+  void submit(const StorageRequest& request, Callback done) override;
+  void drain(Deadline deadline) override;
+  void flush(StorageFileId file) override;
+  StorageCounters counters() const override;
+
+ protected:
+  explicit QueuedEngine(const StorageOptions& options);
+
+  // A request is on incoming_; called with mutex_ held.
+  virtual void wake_locked() = 0;
+  // A file came or goes; without lock, no request of it outstanding.
+  virtual void attach(const std::shared_ptr<OpenFile>&) {}
+  virtual void detach(const std::shared_ptr<OpenFile>&) {}
+
+  // The request has ended: counts it, calls back, makes room. Completion thread, no lock held.
+  void finish(ActiveRequestPtr request) noexcept;
+  // One call of a transfer failed on a file with direct I/O: true when the file now goes through
+  // the page cache and the call is to be made again.
+  bool retry_buffered(ActiveRequest& request, std::int64_t result);
+  bool on_completion_thread() const {
+    return std::this_thread::get_id() == completion_thread_.load();
+  }
+
+  const StorageOptions options_;
+  mutable std::mutex mutex_;
+  std::deque<ActiveRequestPtr> incoming_;  // guarded by mutex_
+  bool stopping_ =
+      false;  // guarded by mutex_; set by destructors: what is submitted now is cancelled
+  std::atomic<std::thread::id> completion_thread_{};
+
+ private:
+  std::shared_ptr<OpenFile> find_locked(StorageFileId file, const char* what) const;
+  void say_buffered_once(const std::string& path);
+
+  std::condition_variable changed_;                           // a request has ended
+  std::map<StorageFileId, std::shared_ptr<OpenFile>> files_;  // guarded by mutex_
+  StorageFileId next_file_ = 1;                               // guarded by mutex_; never used again
+  std::uint64_t outstanding_ = 0;                             // guarded by mutex_
+  StorageCounters counters_;                                  // guarded by mutex_
+  std::atomic<bool> buffered_said_ = false;
+};
+
+std::unique_ptr<StorageEngine> make_io_uring_engine(const StorageOptions& options);
+std::unique_ptr<StorageEngine> make_posix_engine(const StorageOptions& options);
+
+}  // namespace sluice

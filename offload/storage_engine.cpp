@@ -1,0 +1,69 @@
+#include "offload/storage_engine.hpp"
+
+#include <liburing.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+
+#include "base/log.hpp"
+#include "offload/queued_engine.hpp"
+
+namespace sluice {
+
+void StorageEngine::transfer(const StorageRequest& request) {
+  struct Outcome {
+    std::mutex mutex;
+    std::condition_variable ready;
+    bool done = false;
+    std::exception_ptr error;
+  };
+  // Shared: the callback may come after a wait that timed out.
+  const auto outcome = std::make_shared<Outcome>();
+  submit(request, [outcome](std::exception_ptr error) {
+    const std::lock_guard lock(outcome->mutex);
+    outcome->done = true;
+    outcome->error = std::move(error);
+    outcome->ready.notify_all();
+  });
+  std::unique_lock lock(outcome->mutex);
+  const auto deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
+  if (!outcome->ready.wait_until(lock, deadline.time(), [&] { return outcome->done; })) {
+    throw TimeoutError("a storage transfer of " + std::to_string(request.bytes) + " bytes");
+  }
+  if (outcome->error) std::rethrow_exception(outcome->error);
+}
+
+std::string io_uring_unavailable_reason() {
+  io_uring ring{};
+  const int status = io_uring_queue_init(2, &ring, 0);
+  if (status < 0) {
+    std::string reason = std::string("io_uring_setup: ") + std::strerror(-status);
+    if (status == -EPERM)
+      reason += " (blocked by a container profile or sysctl kernel.io_uring_disabled)";
+    if (status == -ENOSYS) reason += " (the kernel has no io_uring)";
+    return reason;
+  }
+  // EXT_ARG (Linux 5.11): waits with a timeout that need no timeout request of their own.
+  const bool recent = (ring.features & IORING_FEAT_EXT_ARG) != 0;
+  io_uring_queue_exit(&ring);
+  return recent ? std::string() : "the kernel's io_uring is older than Linux 5.11";
+}
+
+std::unique_ptr<StorageEngine> make_storage_engine(const std::string& kind,
+                                                   const StorageOptions& options) {
+  if (kind == "posix") return make_posix_engine(options);
+  if (kind != "io_uring" && kind != "auto") {
+    throw InputError("storage engine '" + kind + "' is unknown; use auto, io_uring or posix");
+  }
+  const std::string reason = io_uring_unavailable_reason();
+  if (reason.empty()) return make_io_uring_engine(options);
+  if (kind == "io_uring") {
+    throw InputError("storage engine io_uring cannot be used here: " + reason +
+                     "; use posix or auto");
+  }
+  log(LogLevel::kInfo, "storage engine posix: io_uring cannot be used here: " + reason);
+  return make_posix_engine(options);
+}
+
+}  // namespace sluice

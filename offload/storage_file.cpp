@@ -1,0 +1,212 @@
+#include "offload/storage_file.hpp"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "base/log.hpp"
+
+namespace sluice {
+namespace {
+
+// off_t is signed: no file is longer.
+constexpr std::uint64_t kMaxFileBytes = std::numeric_limits<std::int64_t>::max();
+
+std::string parent_directory(const std::string& path) {
+  const auto slash = path.find_last_of('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+[[noreturn]] void throw_no_room(const std::string& path, std::uint64_t needed,
+                                std::uint64_t available) {
+  throw InputError("storage file '" + path + "' needs " + std::to_string(needed) + " bytes, and " +
+                   std::to_string(available) + " bytes are available there");
+}
+
+// Free bytes of the file system of `descriptor`, no more than what this process may write to one
+// file.
+std::uint64_t available_bytes(int descriptor, const std::string& path) {
+  struct statvfs facts {};
+  if (::fstatvfs(descriptor, &facts) != 0) throw IoError("statvfs", path, 0, 0, errno);
+  std::uint64_t available = std::uint64_t{facts.f_bavail} * facts.f_frsize;
+  struct rlimit limit {};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) != 0) throw IoError("getrlimit", path, 0, 0, errno);
+  if (limit.rlim_cur != RLIM_INFINITY) {
+    available = std::min<std::uint64_t>(available, limit.rlim_cur);
+  }
+  return available;
+}
+
+[[noreturn]] void throw_open_failed(const std::string& path, bool reading, int error) {
+  const std::string reason = std::strerror(error);
+  switch (error) {
+    case EEXIST:
+      throw InputError("storage file '" + path + "' exists already; remove it or name another");
+    case EACCES:
+    case EPERM:
+    case EROFS:
+    case ENOENT:
+    case ENOTDIR:
+    case EISDIR:
+    case ENAMETOOLONG:
+      if (reading) throw InputError("file '" + path + "' cannot be read: " + reason);
+      throw InputError("directory '" + parent_directory(path) + "' cannot hold the storage file '" +
+                       path + "': " + reason);
+    case ENOSPC:
+    case EDQUOT:
+      throw InputError("directory '" + parent_directory(path) +
+                       "' has no room for the storage file '" + path + "': " + reason);
+    default:
+      throw IoError("open", path, 0, 0, error);
+  }
+}
+
+}  // namespace
+
+StorageFile::StorageFile(std::string path, StorageFileMode mode, std::uint64_t bytes)
+    : path_(std::move(path)), mode_(mode), bytes_(bytes) {
+  open_descriptor();
+  try {
+    if (writable()) preallocate();
+    find_alignment();
+  } catch (...) {
+    abandon();
+    throw;
+  }
+}
+
+StorageFile::~StorageFile() {
+  if (descriptor_ < 0) return;
+  try {
+    close();
+  } catch (const std::exception& error) {
+    log(LogLevel::kWarning, error.what());
+  }
+}
+
+void StorageFile::open_descriptor() {
+  const int flags = O_CLOEXEC | (writable() ? O_RDWR | O_CREAT | O_EXCL : O_RDONLY);
+  do {
+    descriptor_ = ::open(path_.c_str(), flags, 0600);
+  } while (descriptor_ < 0 && errno == EINTR);
+  if (descriptor_ < 0) throw_open_failed(path_, !writable(), errno);
+  if (mode_ == StorageFileMode::kScratch && ::unlink(path_.c_str()) != 0) {
+    const int error = errno;
+    abandon();
+    throw IoError("unlink", path_, 0, 0, error);
+  }
+  if (!writable()) {
+    struct stat facts {};
+    const bool known = ::fstat(descriptor_, &facts) == 0;
+    if (known && S_ISREG(facts.st_mode)) {
+      bytes_ = static_cast<std::uint64_t>(facts.st_size);
+      return;
+    }
+    const int error = errno;
+    abandon();
+    if (known) throw InputError("file '" + path_ + "' is not a regular file");
+    throw IoError("stat", path_, 0, 0, error);
+  }
+}
+
+void StorageFile::preallocate() {
+  if (bytes_ == 0) return;
+  // Before fallocate: it would raise SIGXFSZ above RLIMIT_FSIZE, and fill the disk before it fails.
+  const std::uint64_t available = available_bytes(descriptor_, path_);
+  if (bytes_ > available || bytes_ > kMaxFileBytes) throw_no_room(path_, bytes_, available);
+  const auto length = static_cast<off_t>(bytes_);
+  int status = 0;
+  do {
+    status = ::fallocate(descriptor_, 0, 0, length);
+  } while (status != 0 && errno == EINTR);
+  if (status == 0) return;
+  if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) {
+    throw_no_room(path_, bytes_, available_bytes(descriptor_, path_));
+  }
+  if (errno != EOPNOTSUPP && errno != ENOSYS) throw IoError("fallocate", path_, 0, bytes_, errno);
+  // Space cannot be promised on this file system; the size can.
+  log(LogLevel::kWarning,
+      "the file system of '" + path_ +
+          "' cannot preallocate; running out of space there will be found late");
+  if (::ftruncate(descriptor_, length) != 0) throw IoError("ftruncate", path_, 0, bytes_, errno);
+}
+
+void StorageFile::find_alignment() {
+  DirectAlignment wanted{kFallbackAlignmentBytes, kFallbackAlignmentBytes};
+#ifdef STATX_DIOALIGN
+  struct statx facts {};
+  if (::statx(descriptor_, "", AT_EMPTY_PATH, STATX_DIOALIGN, &facts) == 0 &&
+      (facts.stx_mask & STATX_DIOALIGN) != 0) {
+    wanted = {facts.stx_dio_mem_align, facts.stx_dio_offset_align};
+  }
+#endif
+  const auto usable = [](std::uint32_t value) { return value > 0 && value <= kMaxAlignmentBytes; };
+  if (!usable(wanted.memory_bytes) || !usable(wanted.offset_bytes)) return;
+  // Set afterwards, not at open: open(O_CREAT | O_DIRECT) may create the file and then fail.
+  const int flags = ::fcntl(descriptor_, F_GETFL);
+  if (flags < 0) throw IoError("fcntl", path_, 0, 0, errno);
+  if (::fcntl(descriptor_, F_SETFL, flags | O_DIRECT) != 0) {
+    if (errno == EINVAL || errno == EOPNOTSUPP) return;
+    throw IoError("fcntl", path_, 0, 0, errno);
+  }
+  alignment_ = wanted;
+  direct_ = true;
+}
+
+void StorageFile::stop_direct() {
+  const int flags = ::fcntl(descriptor_, F_GETFL);
+  if (flags < 0 || ::fcntl(descriptor_, F_SETFL, flags & ~O_DIRECT) != 0) {
+    throw IoError("fcntl", path_, 0, 0, errno);
+  }
+  direct_ = false;
+}
+
+void StorageFile::trim() {
+  struct stat facts {};
+  if (::fstat(descriptor_, &facts) != 0) throw IoError("stat", path_, 0, 0, errno);
+  if (static_cast<std::uint64_t>(facts.st_size) <= bytes_) return;
+  if (::ftruncate(descriptor_, static_cast<off_t>(bytes_)) != 0) {
+    throw IoError("ftruncate", path_, 0, bytes_, errno);
+  }
+}
+
+void StorageFile::sync() {
+  const std::lock_guard lock(sync_mutex_);
+  if (sync_error_ != 0) throw IoError("fdatasync", path_, 0, bytes_, sync_error_);
+  if (writable()) trim();
+  if (::fdatasync(descriptor_) != 0) {
+    sync_error_ = errno;
+    throw IoError("fdatasync", path_, 0, bytes_, sync_error_);
+  }
+}
+
+void StorageFile::close() {
+  const int descriptor = descriptor_;
+  try {
+    if (mode_ == StorageFileMode::kCreate) trim();
+  } catch (...) {
+    descriptor_ = -1;
+    ::close(descriptor);
+    throw;
+  }
+  descriptor_ = -1;
+  // EINTR: Linux has closed it all the same.
+  if (::close(descriptor) != 0 && errno != EINTR) throw IoError("close", path_, 0, 0, errno);
+}
+
+void StorageFile::abandon() noexcept {
+  ::close(descriptor_);
+  descriptor_ = -1;
+  if (mode_ == StorageFileMode::kCreate) ::unlink(path_.c_str());
+}
+
+}  // namespace sluice

@@ -1,0 +1,526 @@
+// What every storage engine promises (offload/storage_engine.hpp). Instantiate with a type that has
+//   static std::unique_ptr<StorageEngine> make(const StorageOptions&);
+//   static std::string unavailable_reason();   // empty: run
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/log.hpp"
+#include "base/units.hpp"
+#include "offload/storage_engine.hpp"
+#include "tests/support/temp_directory.hpp"
+
+namespace sluice::testing {
+
+// Page-aligned bytes; at(offset) may be anything.
+class AlignedBytes {
+ public:
+  explicit AlignedBytes(std::uint64_t bytes)
+      : bytes_(bytes),
+        data_(static_cast<std::byte*>(std::aligned_alloc(4096, round_up(bytes + 1, 4096)))) {
+    std::memset(data_, 0, round_up(bytes + 1, 4096));
+  }
+  ~AlignedBytes() { std::free(data_); }
+  AlignedBytes(const AlignedBytes&) = delete;
+  AlignedBytes& operator=(const AlignedBytes&) = delete;
+  std::byte* at(std::uint64_t offset = 0) const { return data_ + offset; }
+  std::uint64_t bytes() const { return bytes_; }
+  void fill(std::uint64_t seed) {
+    std::mt19937_64 random(seed);
+    for (std::uint64_t i = 0; i < bytes_; ++i) data_[i] = static_cast<std::byte>(random());
+  }
+
+ private:
+  std::uint64_t bytes_;
+  std::byte* data_;
+};
+
+inline std::uint64_t hash_of(const std::byte* data, std::uint64_t bytes) {
+  return XXH3_64bits(data, bytes);
+}
+
+// Collects the ends of requests.
+class Ends {
+ public:
+  StorageEngine::Callback callback() {
+    return [this](std::exception_ptr error) {
+      const std::lock_guard lock(mutex_);
+      ++ended_;
+      if (error) errors_.push_back(error);
+      threads_.insert(std::this_thread::get_id());
+    };
+  }
+  std::size_t ended() const {
+    const std::lock_guard lock(mutex_);
+    return ended_;
+  }
+  std::vector<std::exception_ptr> errors() const {
+    const std::lock_guard lock(mutex_);
+    return errors_;
+  }
+  std::set<std::thread::id> threads() const {
+    const std::lock_guard lock(mutex_);
+    return threads_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::size_t ended_ = 0;
+  std::vector<std::exception_ptr> errors_;
+  std::set<std::thread::id> threads_;
+};
+
+template <typename Factory>
+class StorageContract : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string reason = Factory::unavailable_reason();
+    if (!reason.empty()) GTEST_SKIP() << reason;
+    StorageOptions options;
+    options.queue_depth = 8;
+    options.request_bytes = 64 * kKiB;  // small, so that requests are split
+    engine_ = Factory::make(options);
+  }
+  StorageFileId scratch(std::uint64_t bytes) {
+    return engine_->open(directory_.file("scratch"), StorageFileMode::kScratch, bytes);
+  }
+  static Deadline soon() { return Deadline::after_seconds(60); }
+  void read(StorageFileId file, std::uint64_t offset, void* data, std::uint64_t bytes) {
+    engine_->transfer({StorageOp::kRead, file, offset, data, bytes});
+  }
+  void write(StorageFileId file, std::uint64_t offset, void* data, std::uint64_t bytes) {
+    engine_->transfer({StorageOp::kWrite, file, offset, data, bytes});
+  }
+  std::string open_error(const std::string& path, StorageFileMode mode, std::uint64_t bytes) {
+    try {
+      engine_->open(path, mode, bytes);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return {};
+  }
+
+  TempDirectory directory_;
+  std::unique_ptr<StorageEngine> engine_;
+};
+
+TYPED_TEST_SUITE_P(StorageContract);
+
+TYPED_TEST_P(StorageContract, ReadsWhatWasWrittenAtAnyOffsetSizeAndAddress) {
+  constexpr std::uint64_t kFileBytes = 1 * kMiB + 777;
+  const auto file = this->scratch(kFileBytes);
+  AlignedBytes model(kFileBytes);
+  AlignedBytes buffer(400 * kKiB);
+  buffer.fill(1);
+  std::mt19937_64 random(2);
+  std::uint64_t written = 0;
+  std::uint64_t checked = 0;
+  for (int i = 0; i < 150; ++i) {
+    const bool aligned = random() % 4 == 0;
+    const std::uint64_t unit = aligned ? 4096 : 1;
+    const std::uint64_t most = random() % 3 == 0 ? 300 * kKiB : 6000;
+    const std::uint64_t bytes = round_up(1 + random() % most, unit);
+    const std::uint64_t offset = random() % (kFileBytes - bytes) / unit * unit;
+    std::byte* data = buffer.at(random() % (buffer.bytes() - bytes) / unit * unit);
+    if (random() % 2 == 0) {
+      this->write(file, offset, data, bytes);
+      std::memcpy(model.at(offset), data, bytes);
+      written += bytes;
+    } else {
+      this->read(file, offset, data, bytes);
+      ASSERT_EQ(hash_of(data, bytes), hash_of(model.at(offset), bytes)) << "round " << i;
+      checked += bytes;
+    }
+  }
+  AlignedBytes whole(kFileBytes);
+  this->read(file, 0, whole.at(), kFileBytes);
+  EXPECT_EQ(hash_of(whole.at(), kFileBytes), hash_of(model.at(), kFileBytes));
+  const auto counters = this->engine_->counters();
+  EXPECT_EQ(counters.write_bytes, written);
+  EXPECT_EQ(counters.read_bytes, checked + kFileBytes);
+  EXPECT_EQ(counters.reads + counters.writes, 151u);
+  EXPECT_GT(counters.bounced, 0u);
+}
+
+TYPED_TEST_P(StorageContract, AlignedRequestsAreNotBounced) {
+  const auto file = this->scratch(1 * kMiB);
+  AlignedBytes data(1 * kMiB);
+  data.fill(3);
+  this->engine_->register_memory(data.at(), data.bytes());
+  this->write(file, 0, data.at(), data.bytes());
+  const std::uint64_t hash = hash_of(data.at(), data.bytes());
+  std::memset(data.at(), 0, data.bytes());
+  this->read(file, 0, data.at(), data.bytes());
+  EXPECT_EQ(hash_of(data.at(), data.bytes()), hash);
+  EXPECT_EQ(this->engine_->counters().bounced, 0u);
+}
+
+TYPED_TEST_P(StorageContract, ThreadsSeeTheirOwnWrites) {
+  // Pieces of 10,007 bytes: neighbours of different threads share blocks.
+  constexpr std::uint64_t kPieceBytes = 10007;
+  constexpr int kThreads = 4;
+  constexpr int kPieces = 20;
+  const auto file = this->scratch(kPieceBytes * kThreads * kPieces);
+  std::atomic<int> wrong = 0;
+  {
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&, t] {
+        AlignedBytes out(kPieceBytes);
+        AlignedBytes in(kPieceBytes);
+        for (int i = 0; i < kPieces; ++i) {
+          const std::uint64_t offset = static_cast<std::uint64_t>(i * kThreads + t) * kPieceBytes;
+          out.fill(offset);
+          this->write(file, offset, out.at(), kPieceBytes);
+          this->read(file, offset, in.at(), kPieceBytes);
+          if (hash_of(in.at(), kPieceBytes) != hash_of(out.at(), kPieceBytes)) ++wrong;
+        }
+      });
+    }
+  }
+  EXPECT_EQ(wrong, 0);
+  AlignedBytes expected(kPieceBytes);
+  AlignedBytes found(kPieceBytes);
+  for (std::uint64_t i = 0; i < kThreads * kPieces; ++i) {
+    expected.fill(i * kPieceBytes);
+    this->read(file, i * kPieceBytes, found.at(), kPieceBytes);
+    ASSERT_EQ(hash_of(found.at(), kPieceBytes), hash_of(expected.at(), kPieceBytes)) << i;
+  }
+}
+
+TYPED_TEST_P(StorageContract, UnalignedNeighboursUnderWayAtOnceKeepAllBytes) {
+  constexpr std::uint64_t kPieceBytes = 100;
+  constexpr std::uint64_t kPieces = 300;
+  const auto file = this->scratch(kPieceBytes * kPieces);
+  AlignedBytes data(kPieceBytes * kPieces);
+  data.fill(5);
+  Ends ends;
+  for (std::uint64_t i = 0; i < kPieces; ++i) {
+    this->engine_->submit(
+        {StorageOp::kWrite, file, i * kPieceBytes, data.at(i * kPieceBytes), kPieceBytes},
+        ends.callback());
+  }
+  this->engine_->drain(this->soon());
+  EXPECT_TRUE(ends.errors().empty());
+  AlignedBytes found(data.bytes());
+  this->read(file, 0, found.at(), found.bytes());
+  EXPECT_EQ(hash_of(found.at(), found.bytes()), hash_of(data.at(), data.bytes()));
+}
+
+TYPED_TEST_P(StorageContract, CallbacksRunOnOneThreadThatIsNotTheCallers) {
+  const auto file = this->scratch(64 * kKiB);
+  AlignedBytes data(4096);
+  Ends ends;
+  for (int i = 0; i < 50; ++i) {
+    this->engine_->submit({StorageOp::kRead, file, 4096, data.at(), i % 2 == 0 ? 4096u : 0u},
+                          ends.callback());
+  }
+  this->engine_->drain(this->soon());
+  EXPECT_EQ(ends.ended(), 50u);
+  EXPECT_EQ(ends.threads().size(), 1u);
+  EXPECT_EQ(ends.threads().count(std::this_thread::get_id()), 0u);
+}
+
+TYPED_TEST_P(StorageContract, CallbacksMaySubmitWhenTheQueueIsFull) {
+  const auto file = this->scratch(64 * kKiB);
+  AlignedBytes data(4096);
+  std::atomic<int> left = 400;
+  StorageEngine& engine = *this->engine_;
+  std::function<void(std::exception_ptr)> next = [&](std::exception_ptr) {
+    if (--left > 0) engine.submit({StorageOp::kRead, file, 0, data.at(), 4096}, next);
+  };
+  for (int i = 0; i < 100; ++i) engine.submit({StorageOp::kRead, file, 0, data.at(), 4096}, next);
+  engine.drain(this->soon());
+  EXPECT_LE(left, 0);
+}
+
+TYPED_TEST_P(StorageContract, AThrowingCallbackHarmsNoOther) {
+  const auto file = this->scratch(64 * kKiB);
+  AlignedBytes data(4096);
+  this->engine_->submit({StorageOp::kRead, file, 0, data.at(), 4096},
+                        [](std::exception_ptr) { throw std::runtime_error("on purpose"); });
+  this->engine_->submit({StorageOp::kRead, file, 0, data.at(), 4096},
+                        [](std::exception_ptr) { throw 1; });
+  this->read(file, 0, data.at(), 4096);
+  this->engine_->drain(this->soon());
+}
+
+TYPED_TEST_P(StorageContract, DrainEndsAtItsDeadline) {
+  const auto file = this->scratch(64 * kKiB);
+  AlignedBytes data(4096);
+  std::promise<void> release;
+  this->engine_->submit({StorageOp::kRead, file, 0, data.at(), 4096},
+                        [&](std::exception_ptr) { release.get_future().wait(); });
+  EXPECT_THROW(this->engine_->drain(Deadline::after_seconds(0.02)), TimeoutError);
+  release.set_value();
+  this->engine_->drain(this->soon());
+}
+
+TYPED_TEST_P(StorageContract, RangesOutsideTheFileAreErrorsOfTheRequest) {
+  const auto file = this->scratch(10000);
+  AlignedBytes data(8192);
+  const std::uint64_t huge = ~std::uint64_t{0};
+  for (const std::uint64_t offset :
+       {std::uint64_t{9000}, std::uint64_t{10000}, huge - 4096, huge, std::uint64_t{1} << 63}) {
+    try {
+      this->read(file, offset, data.at(), 4096);
+      FAIL() << offset;
+    } catch (const IoError& error) {
+      EXPECT_EQ(error.error_number, 0);
+      EXPECT_EQ(error.offset, offset);
+    }
+    try {
+      this->write(file, offset, data.at(), 4096);
+      FAIL() << offset;
+    } catch (const IoError& error) {
+      EXPECT_EQ(error.error_number, ENOSPC);
+    }
+  }
+  EXPECT_THROW(this->read(file, 0, data.at(), huge), IoError);
+  this->write(file, 10000 - 4096, data.at(), 4096);
+}
+
+TYPED_TEST_P(StorageContract, AReadOnlyFileIsReadToItsLastByteAndNoFurther) {
+  const std::string path = this->directory_.file("given");
+  std::string text(5003, 'x');
+  text.back() = 'y';
+  std::ofstream(path) << text;
+  const auto file = this->engine_->open(path, StorageFileMode::kReadOnly, 0);
+  AlignedBytes data(8192);
+  this->read(file, 0, data.at(), text.size());
+  EXPECT_EQ(std::memcmp(data.at(), text.data(), text.size()), 0);
+  this->read(file, 5002, data.at(1), 1);
+  EXPECT_EQ(data.at(1)[0], std::byte{'y'});
+  EXPECT_THROW(this->read(file, 0, data.at(), text.size() + 1), IoError);
+  EXPECT_THROW(this->write(file, 0, data.at(), 1), InternalError);
+  EXPECT_EQ(this->engine_->counters().allocated_bytes, 0u);
+}
+
+TYPED_TEST_P(StorageContract, AFileThatShrankUnderneathEndsShort) {
+  const std::string path = this->directory_.file("shrinks");
+  std::ofstream(path) << std::string(256 * kKiB, 'x');
+  const auto file = this->engine_->open(path, StorageFileMode::kReadOnly, 0);
+  std::filesystem::resize_file(path, 100 * kKiB + 10);
+  AlignedBytes data(256 * kKiB);
+  try {
+    this->read(file, 0, data.at(), data.bytes());
+    FAIL();
+  } catch (const IoError& error) {
+    EXPECT_EQ(error.error_number, 0);
+    EXPECT_NE(std::string(error.what()).find(path), std::string::npos);
+  }
+}
+
+TYPED_TEST_P(StorageContract, AClosedFileIsRefused) {
+  AlignedBytes data(4096);
+  const auto file = this->scratch(4096);
+  this->engine_->close(file);
+  EXPECT_THROW(this->read(file, 0, data.at(), 4096), InternalError);
+  EXPECT_THROW(this->engine_->close(file), InternalError);
+  EXPECT_THROW(this->engine_->flush(file), InternalError);
+  EXPECT_THROW(this->read(12345, 0, data.at(), 4096), InternalError);
+  EXPECT_NE(this->scratch(4096), file);
+}
+
+TYPED_TEST_P(StorageContract, ClosingWaitsForTheFilesRequests) {
+  const auto file = this->scratch(4 * kMiB);
+  AlignedBytes data(4 * kMiB);
+  Ends ends;
+  for (std::uint64_t i = 0; i < 8; ++i) {
+    this->engine_->submit(
+        {StorageOp::kWrite, file, i * 512 * kKiB, data.at(i * 512 * kKiB), 512 * kKiB},
+        ends.callback());
+  }
+  this->engine_->close(file);
+  EXPECT_EQ(ends.ended(), 8u);
+  EXPECT_TRUE(ends.errors().empty());
+}
+
+TYPED_TEST_P(StorageContract, AnEmptyRequestEndsWell) {
+  const auto file = this->scratch(4096);
+  this->read(file, 0, nullptr, 0);
+  this->write(file, 4096, nullptr, 0);
+  EXPECT_EQ(this->engine_->counters().reads, 0u);
+}
+
+TYPED_TEST_P(StorageContract, ScratchFilesLeaveNothingAndCreatedFilesHaveTheirSize) {
+  const auto gone = this->scratch(1 * kMiB);
+  EXPECT_TRUE(std::filesystem::is_empty(this->directory_.path()));
+  const std::string path = this->directory_.file("kept");
+  const auto kept = this->engine_->open(path, StorageFileMode::kCreate, 5001);
+  EXPECT_EQ(this->engine_->counters().allocated_bytes, 1 * kMiB + 5001);
+  AlignedBytes data(5001);
+  data.fill(9);
+  this->write(kept, 0, data.at(), 5001);
+  this->engine_->flush(kept);
+  EXPECT_EQ(std::filesystem::file_size(path), 5001u);
+  this->write(kept, 5000, data.at(), 1);
+  this->engine_->close(kept);
+  this->engine_->close(gone);
+  EXPECT_EQ(std::filesystem::file_size(path), 5001u);
+  struct stat facts {};
+  ASSERT_EQ(::stat(path.c_str(), &facts), 0);
+  EXPECT_EQ(facts.st_mode & 0777u, 0600u);
+  EXPECT_EQ(this->engine_->counters().allocated_bytes, 0u);
+  EXPECT_EQ(this->engine_->counters().peak_allocated_bytes, 1 * kMiB + 5001);
+}
+
+TYPED_TEST_P(StorageContract, OpenRefusesWithASentenceThatNamesThePlace) {
+  const std::string taken = this->directory_.file("taken");
+  std::ofstream(taken) << "precious";
+  for (const auto mode : {StorageFileMode::kCreate, StorageFileMode::kScratch}) {
+    EXPECT_NE(this->open_error(taken, mode, 4096).find("exists already"), std::string::npos);
+  }
+  EXPECT_EQ(std::filesystem::file_size(taken), 8u);
+  const std::string nowhere = this->directory_.file("absent/file");
+  EXPECT_NE(
+      this->open_error(nowhere, StorageFileMode::kScratch, 1).find(this->directory_.file("absent")),
+      std::string::npos);
+  EXPECT_NE(this->open_error(this->directory_.file("absent"), StorageFileMode::kReadOnly, 0)
+                .find("absent"),
+            std::string::npos);
+  EXPECT_NE(this->open_error(this->directory_.path(), StorageFileMode::kReadOnly, 0)
+                .find("not a regular"),
+            std::string::npos);
+  // root may write anywhere, so as somebody else.
+  const uid_t user = ::geteuid();
+  ASSERT_EQ(::chmod(this->directory_.path().c_str(), 0555), 0);
+  if (user == 0) {
+    ASSERT_EQ(::seteuid(65534), 0);
+  }
+  const std::string message =
+      this->open_error(this->directory_.file("new"), StorageFileMode::kCreate, 1);
+  if (user == 0) {
+    ASSERT_EQ(::seteuid(0), 0);
+  }
+  ASSERT_EQ(::chmod(this->directory_.path().c_str(), 0755), 0);
+  EXPECT_NE(message.find("directory '" + this->directory_.path().string()), std::string::npos)
+      << message;
+}
+
+TYPED_TEST_P(StorageContract, TooLittleRoomIsRefusedWithBothFigures) {
+  const std::string path = this->directory_.file("large");
+  const std::uint64_t needed = std::uint64_t{1} << 55;
+  for (const std::uint64_t bytes : {needed, ~std::uint64_t{0}}) {
+    const std::string message = this->open_error(path, StorageFileMode::kCreate, bytes);
+    EXPECT_NE(message.find(path), std::string::npos);
+    EXPECT_NE(message.find(std::to_string(bytes)), std::string::npos) << message;
+    EXPECT_NE(message.find("bytes are available"), std::string::npos);
+  }
+  struct rlimit limit {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &limit), 0);
+  const struct rlimit small { 64 * kKiB, limit.rlim_max };
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  const std::string message = this->open_error(path, StorageFileMode::kCreate, 128 * kKiB);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+  EXPECT_NE(message.find("131072"), std::string::npos) << message;
+  EXPECT_NE(message.find("65536 bytes are available"), std::string::npos) << message;
+  EXPECT_TRUE(std::filesystem::is_empty(this->directory_.path()));
+}
+
+TYPED_TEST_P(StorageContract, DestructionEndsEveryRequestOnce) {
+  AlignedBytes data(8 * kMiB);
+  Ends ends;
+  {
+    const auto file = this->scratch(8 * kMiB);
+    for (std::uint64_t i = 0; i < 32; ++i) {
+      const std::uint64_t offset = i * 256 * kKiB;
+      this->engine_->submit({StorageOp::kWrite, file, offset, data.at(offset), 256 * kKiB},
+                            ends.callback());
+    }
+    this->engine_.reset();
+  }
+  EXPECT_EQ(ends.ended(), 32u);
+  for (const auto& error : ends.errors()) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const IoError& io) {
+      EXPECT_EQ(io.error_number, ECANCELED);
+    }
+  }
+}
+
+TYPED_TEST_P(StorageContract, MemoryThatCannotBeRegisteredCostsOneLogLine) {
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  set_log_sink([&](LogLevel, const std::string& line) {
+    const std::lock_guard lock(mutex);
+    lines.push_back(line);
+  });
+  this->engine_->register_memory(reinterpret_cast<void*>(std::uintptr_t{4096}), 3 * kGiB);
+  set_log_sink({});
+  EXPECT_LE(lines.size(), 1u);
+  if (this->engine_->name() == "io_uring") {
+    EXPECT_EQ(lines.size(), 1u);
+  }
+  const auto file = this->scratch(64 * kKiB);
+  AlignedBytes data(64 * kKiB);
+  this->write(file, 0, data.at(), data.bytes());
+}
+
+TYPED_TEST_P(StorageContract, WorksOnATmpfs) {
+  const std::filesystem::path memory = "/dev/shm";
+  if (!std::filesystem::is_directory(memory)) GTEST_SKIP() << "no " << memory;
+  const TempDirectory directory(memory);
+  const auto file = this->engine_->open(directory.file("data"), StorageFileMode::kScratch, 300001);
+  AlignedBytes out(300001);
+  AlignedBytes in(300001);
+  out.fill(4);
+  this->write(file, 0, out.at(), 200000);
+  this->write(file, 200000, out.at(200000), 100001);
+  this->engine_->flush(file);
+  this->read(file, 0, in.at(), in.bytes());
+  EXPECT_EQ(hash_of(in.at(), in.bytes()), hash_of(out.at(), out.bytes()));
+}
+
+TYPED_TEST_P(StorageContract, ManyFilesAtOnce) {
+  // More than the ring registers.
+  std::vector<StorageFileId> files;
+  AlignedBytes data(4096);
+  for (int i = 0; i < 100; ++i) {
+    files.push_back(this->engine_->open(this->directory_.file(std::to_string(i)),
+                                        StorageFileMode::kScratch, 4096));
+    data.fill(static_cast<std::uint64_t>(i));
+    this->write(files.back(), 0, data.at(), 4096);
+  }
+  AlignedBytes found(4096);
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    data.fill(i);
+    this->read(files[i], 0, found.at(), 4096);
+    ASSERT_EQ(hash_of(found.at(), 4096), hash_of(data.at(), 4096)) << i;
+    this->engine_->close(files[i]);
+  }
+}
+
+REGISTER_TYPED_TEST_SUITE_P(
+    StorageContract, ReadsWhatWasWrittenAtAnyOffsetSizeAndAddress, AlignedRequestsAreNotBounced,
+    ThreadsSeeTheirOwnWrites, UnalignedNeighboursUnderWayAtOnceKeepAllBytes,
+    CallbacksRunOnOneThreadThatIsNotTheCallers, CallbacksMaySubmitWhenTheQueueIsFull,
+    AThrowingCallbackHarmsNoOther, DrainEndsAtItsDeadline,
+    RangesOutsideTheFileAreErrorsOfTheRequest, AReadOnlyFileIsReadToItsLastByteAndNoFurther,
+    AFileThatShrankUnderneathEndsShort, AClosedFileIsRefused, ClosingWaitsForTheFilesRequests,
+    AnEmptyRequestEndsWell, ScratchFilesLeaveNothingAndCreatedFilesHaveTheirSize,
+    OpenRefusesWithASentenceThatNamesThePlace, TooLittleRoomIsRefusedWithBothFigures,
+    DestructionEndsEveryRequestOnce, MemoryThatCannotBeRegisteredCostsOneLogLine, WorksOnATmpfs,
+    ManyFilesAtOnce);
+
+}  // namespace sluice::testing

@@ -1,0 +1,140 @@
+// Every operation of a small scenario fails once and for ever, in every way: it ends with the right
+// bytes or with a clear error, each callback runs once, and nothing hangs.
+#include <gtest/gtest.h>
+
+#include "tests/contract/storage_contract.hpp"
+
+namespace sluice::testing {
+namespace {
+
+constexpr std::uint64_t kPieceBytes = 9001;
+constexpr std::uint64_t kPieces = 5;
+// open + writes + flush + reads
+constexpr std::uint64_t kOperations = 1 + kPieces + 1 + kPieces;
+
+struct Outcome {
+  std::string error;         // empty: ended well
+  bool right_bytes = false;  // what was read is what was written
+  std::uint64_t operations = 0;
+  StorageCounters counters;
+};
+
+void run_all(StorageEngine& engine, StorageOp op, StorageFileId file, std::byte* data) {
+  Ends ends;
+  for (std::uint64_t i = 0; i < kPieces; ++i) {
+    engine.submit({op, file, i * kPieceBytes, data + i * kPieceBytes, kPieceBytes},
+                  ends.callback());
+  }
+  engine.drain(Deadline::after_seconds(30));
+  EXPECT_EQ(ends.ended(), kPieces);
+  EXPECT_EQ(ends.threads().count(std::this_thread::get_id()), 0u);
+  if (!ends.errors().empty()) std::rethrow_exception(ends.errors().front());
+}
+
+Outcome run_scenario(const std::string& kind, const TempDirectory& directory, FaultPlan plan) {
+  StorageOptions options;
+  options.threads = 2;
+  const auto engine = make_faulty_engine(make_storage_engine(kind, options), plan);
+  AlignedBytes out(kPieces * kPieceBytes);
+  AlignedBytes in(kPieces * kPieceBytes);
+  out.fill(plan.at_operation);
+  Outcome outcome;
+  try {
+    const auto file = engine->open(directory.file("data"), StorageFileMode::kScratch, out.bytes());
+    run_all(*engine, StorageOp::kWrite, file, out.at());
+    engine->flush(file);
+    run_all(*engine, StorageOp::kRead, file, in.at());
+    outcome.right_bytes = hash_of(in.at(), in.bytes()) == hash_of(out.at(), out.bytes());
+  } catch (const IoError& error) {
+    outcome.error = error.what();
+    EXPECT_EQ(error.exit_status(), 3);
+    EXPECT_NE(outcome.error.find(directory.file("data")), std::string::npos) << outcome.error;
+  }
+  outcome.operations = faulty_engine_operations(*engine);
+  outcome.counters = engine->counters();
+  return outcome;
+}
+
+class FaultSweep : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    const std::string reason = GetParam() == "io_uring" ? io_uring_unavailable_reason() : "";
+    if (!reason.empty()) GTEST_SKIP() << reason;
+  }
+  TempDirectory directory_;
+};
+
+TEST_P(FaultSweep, WithoutAFaultEverythingIsCounted) {
+  const Outcome outcome = run_scenario(GetParam(), directory_, {});
+  EXPECT_EQ(outcome.error, "");
+  EXPECT_TRUE(outcome.right_bytes);
+  EXPECT_EQ(outcome.operations, kOperations);
+}
+
+TEST_P(FaultSweep, AnErrorAnywhereEndsWithIoError) {
+  for (const auto fault : {StorageFault::kEio, StorageFault::kEnospc}) {
+    for (const bool forever : {false, true}) {
+      for (std::uint64_t n = 0; n < kOperations; ++n) {
+        const Outcome outcome = run_scenario(GetParam(), directory_, {fault, n, forever});
+        EXPECT_NE(outcome.error, "") << "operation " << n;
+      }
+      const Outcome beyond = run_scenario(GetParam(), directory_, {fault, kOperations, forever});
+      EXPECT_EQ(beyond.error, "");
+    }
+  }
+}
+
+TEST_P(FaultSweep, AShortTransferOnceIsResumed) {
+  for (std::uint64_t n = 0; n < kOperations; ++n) {
+    const Outcome outcome =
+        run_scenario(GetParam(), directory_, {StorageFault::kShortTransfer, n, false});
+    EXPECT_EQ(outcome.error, "") << "operation " << n;
+    EXPECT_TRUE(outcome.right_bytes) << "operation " << n;
+    const bool is_transfer = n != 0 && n != kPieces + 1;
+    EXPECT_EQ(outcome.operations, kOperations + (is_transfer ? 1 : 0)) << "operation " << n;
+    EXPECT_EQ(outcome.counters.reads, kPieces);
+    EXPECT_EQ(outcome.counters.writes, kPieces);
+    EXPECT_EQ(outcome.counters.read_bytes, kPieces * kPieceBytes);
+    EXPECT_EQ(outcome.counters.write_bytes, kPieces * kPieceBytes);
+    if (is_transfer) {
+      EXPECT_GE(outcome.counters.resubmitted, 1u);
+    }
+  }
+}
+
+TEST_P(FaultSweep, AShortTransferForEverEndsWithIoErrorAfterBoundedTries) {
+  for (std::uint64_t n = 0; n < kOperations; ++n) {
+    const Outcome outcome =
+        run_scenario(GetParam(), directory_, {StorageFault::kShortTransfer, n, true});
+    EXPECT_NE(outcome.error, "") << "operation " << n;
+    EXPECT_LT(outcome.operations, 10 * kOperations);
+  }
+}
+
+TEST_P(FaultSweep, AFaultWhileTheEngineGoesAwayStillEndsItsRequest) {
+  for (const auto fault : {StorageFault::kEio, StorageFault::kShortTransfer}) {
+    AlignedBytes data(1 * kMiB);
+    Ends ends;
+    {
+      const auto engine = make_faulty_engine(make_storage_engine(GetParam(), {}), {fault, 1, true});
+      const auto file = engine->open(directory_.file("data"), StorageFileMode::kScratch, 1 * kMiB);
+      for (std::uint64_t i = 0; i < 16; ++i) {
+        engine->submit({StorageOp::kWrite, file, i * 64 * kKiB, data.at(i * 64 * kKiB), 64 * kKiB},
+                       ends.callback());
+      }
+    }
+    EXPECT_EQ(ends.ended(), 16u);
+    EXPECT_EQ(ends.errors().size(), 16u);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Engines, FaultSweep, ::testing::Values("io_uring", "posix"),
+                         [](const auto& engine) { return engine.param; });
+
+TEST(FaultEngine, OperationsOfAnotherEngineAreNotAsked) {
+  const auto engine = make_storage_engine("posix", {});
+  EXPECT_THROW(faulty_engine_operations(*engine), InternalError);
+}
+
+}  // namespace
+}  // namespace sluice::testing
