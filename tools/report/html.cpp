@@ -1,0 +1,225 @@
+// The page is written by page.js in the reader's browser; this file gives it the facts as JSON.
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "tools/report/page.hpp"
+#include "tools/report/report.hpp"
+#include "tools/report/run_directory.hpp"
+#include "tools/report/trace_analysis.hpp"
+
+namespace sluice {
+
+namespace {
+
+using Json = nlohmann::json;
+
+// What a screen can show and a browser draws at once; the longest spans are kept.
+constexpr std::size_t kMaxDrawnSpans = 200000;
+constexpr std::size_t kMaxMemorySamples = 2000;
+constexpr std::size_t kMaxCurvePoints = 4000;
+constexpr std::size_t kMaxListedStalls = 20;
+
+template <typename T>
+Json or_null(const std::optional<T>& value) {
+  return value ? Json(*value) : Json(nullptr);
+}
+// JSON has no NaN.
+Json finite_or_null(double value) {
+  return std::isfinite(value) ? Json(value) : Json(nullptr);
+}
+
+Json span_json(const TraceFile& trace, std::uint32_t index) {
+  const TraceSpan& span = trace.spans[index];
+  return {{"lane", trace.names[span.track]},
+          {"op", trace.names[span.name]},
+          {"begin", span.begin_ns},
+          {"end", span.end_ns},
+          {"unit", span.unit},
+          {"microbatch", span.microbatch},
+          {"bytes", span.bytes}};
+}
+
+// Every step while they are few; then every n-th and the last.
+Json curves_json(const std::vector<StepFacts>& steps) {
+  Json curves = {{"step", Json::array()},         {"loss", Json::array()},
+                 {"grad_norm", Json::array()},    {"lr", Json::array()},
+                 {"tokens_per_s", Json::array()}, {"step_time_s", Json::array()},
+                 {"stalled", Json::array()}};
+  const std::size_t stride = steps.size() / kMaxCurvePoints + 1;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    if (i % stride != 0 && i + 1 != steps.size()) continue;
+    curves["step"].push_back(steps[i].step);
+    curves["loss"].push_back(finite_or_null(steps[i].loss));
+    curves["grad_norm"].push_back(finite_or_null(steps[i].grad_norm));
+    curves["lr"].push_back(finite_or_null(steps[i].lr));
+    curves["tokens_per_s"].push_back(finite_or_null(steps[i].tokens_per_s));
+    curves["step_time_s"].push_back(finite_or_null(steps[i].step_time_s));
+    curves["stalled"].push_back(finite_or_null(steps[i].stalled_fraction));
+  }
+  return curves;
+}
+
+Json memory_json(const TraceFile& trace, Tier tier) {
+  const MemorySeries series = memory_of(trace, tier, kMaxMemorySamples);
+  Json categories = Json::array();
+  for (const Category category : series.categories) categories.push_back(category_name(category));
+  return {{"categories", categories},
+          {"time", series.time_ns},
+          {"bytes", series.bytes},
+          {"peak", series.peak_bytes}};
+}
+
+// Spans as arrays, lane by lane: [row, op, begin, duration, unit, microbatch, bytes, step].
+Json lanes_json(const TraceFile& trace, const std::vector<LaneView>& lanes) {
+  std::int64_t shortest_ns = 0;
+  if (trace.spans.size() > kMaxDrawnSpans) {
+    std::vector<std::int64_t> durations;
+    for (const TraceSpan& span : trace.spans) durations.push_back(span.end_ns - span.begin_ns);
+    std::nth_element(durations.begin(), durations.begin() + kMaxDrawnSpans, durations.end(),
+                     std::greater<>());
+    shortest_ns = durations[kMaxDrawnSpans] + 1;
+  }
+  std::size_t left_out = 0;
+  Json tracks = Json::array();
+  for (const LaneView& lane : lanes) {
+    Json spans = Json::array();
+    for (std::size_t i = 0; i < lane.spans.size(); ++i) {
+      const TraceSpan& span = trace.spans[lane.spans[i]];
+      if (span.end_ns - span.begin_ns < shortest_ns) {
+        ++left_out;
+        continue;
+      }
+      spans.push_back({lane.rows[i], span.name, span.begin_ns, span.end_ns - span.begin_ns,
+                       span.unit, span.microbatch, span.bytes, span.step});
+    }
+    tracks.push_back({{"name", trace.names[lane.track]},
+                      {"rows", lane.row_count},
+                      {"busy", lane.busy_ns},
+                      {"spans", std::move(spans)}});
+  }
+  return {{"names", trace.names},
+          {"end", trace.end_ns},
+          {"steps", step_count(trace)},
+          {"left_out", left_out},
+          {"tracks", std::move(tracks)}};
+}
+
+Json stalls_json(const TraceFile& trace) {
+  std::vector<Stall> stalls = stalls_of(trace);
+  std::int64_t total_ns = 0;
+  Json by_cause = Json::object();
+  for (const Stall& stall : stalls) {
+    total_ns += stall.end_ns - stall.begin_ns;
+    const std::string cause = stall.waited_for
+                                  ? trace.names[trace.spans[*stall.waited_for].track] + " · " +
+                                        trace.names[trace.spans[*stall.waited_for].name]
+                                  : "nothing on another lane";
+    by_cause[cause] = by_cause.value(cause, std::int64_t{0}) + (stall.end_ns - stall.begin_ns);
+  }
+  std::stable_sort(stalls.begin(), stalls.end(), [](const Stall& a, const Stall& b) {
+    return a.end_ns - a.begin_ns > b.end_ns - b.begin_ns;
+  });
+  Json list = Json::array();
+  for (std::size_t i = 0; i < std::min(stalls.size(), kMaxListedStalls); ++i) {
+    const Stall& stall = stalls[i];
+    list.push_back(
+        {{"begin", stall.begin_ns},
+         {"end", stall.end_ns},
+         {"waited_for", stall.waited_for ? span_json(trace, *stall.waited_for) : Json(nullptr)},
+         {"next", stall.next ? span_json(trace, *stall.next) : Json(nullptr)}});
+  }
+  return {{"total", total_ns}, {"count", stalls.size()}, {"by_cause", by_cause}, {"longest", list}};
+}
+
+// The median step after the first, which pays for what happens once.
+std::optional<double> typical_step_time_s(const std::vector<StepFacts>& steps) {
+  std::vector<double> times;
+  for (std::size_t i = steps.size() > 1 ? 1 : 0; i < steps.size(); ++i) {
+    if (std::isfinite(steps[i].step_time_s)) times.push_back(steps[i].step_time_s);
+  }
+  if (times.empty()) return std::nullopt;
+  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
+}
+
+Json comparison_json(const RunDirectory& run) {
+  Json rows = Json::array();
+  const auto row = [&](const std::string& what, const char* unit, Json plan, Json measured) {
+    if (plan.is_null() && measured.is_null()) return;
+    rows.push_back(
+        {{"what", what}, {"unit", unit}, {"plan", std::move(plan)}, {"run", std::move(measured)}});
+  };
+  row("Step time, median after the first", "s", or_null(run.plan.quantities.step_time_s),
+      or_null(typical_step_time_s(run.steps)));
+  for (std::size_t link = 0; link < kLinkCount; ++link) {
+    std::string what = kLinkNames[link];
+    std::replace(what.begin(), what.end(), '_', ' ');
+    row("Moved in one step: " + what, "bytes", or_null(run.plan.quantities.bytes_moved[link]),
+        run.steps.empty() ? Json(nullptr) : or_null(run.steps.back().bytes_moved[link]));
+  }
+  for (const Tier tier : kTiers) {
+    const auto i = static_cast<std::size_t>(tier);
+    row("Peak: " + std::string(tier_name(tier)), "bytes",
+        or_null(run.plan.quantities.peak_bytes[i]), or_null(run.run_peak_bytes[i]));
+  }
+  return rows;
+}
+
+Json page_data(const RunDirectory& run) {
+  Json evaluations = {{"step", Json::array()}, {"loss", Json::array()}};
+  for (const EvaluationFacts& evaluation : run.evaluations) {
+    evaluations["step"].push_back(evaluation.step);
+    evaluations["loss"].push_back(finite_or_null(evaluation.loss));
+  }
+  Json memory = Json::array();
+  for (const Tier tier : kTiers) {
+    const auto i = static_cast<std::size_t>(tier);
+    memory.push_back({{"tier", tier_name(tier)},
+                      {"budget", or_null(run.budget_bytes[i])},
+                      {"plan_peak", or_null(run.plan.quantities.peak_bytes[i])},
+                      {"run_peak", or_null(run.run_peak_bytes[i])},
+                      {"plan", memory_json(run.plan_trace, tier)},
+                      {"run", memory_json(run.run_trace, tier)}});
+  }
+  // The last part of "runs/demo/" is empty.
+  const auto name =
+      run.path.filename().empty() ? run.path.parent_path().filename() : run.path.filename();
+  return {{"name", name.string()},
+          {"config", run.config_text},
+          {"parameters", or_null(run.plan.parameters)},
+          {"state_bytes", or_null(run.plan.state_bytes)},
+          {"bound_by", run.plan.bound_by},
+          {"weights_hash", or_null(run.weights_hash)},
+          {"steps", curves_json(run.steps)},
+          {"evaluations", evaluations},
+          {"comparison", comparison_json(run)},
+          {"memory", memory},
+          {"plan", lanes_json(run.plan_trace, lanes_of(run.plan_trace))},
+          {"run", lanes_json(run.run_trace, lanes_of(run.run_trace))},
+          {"stalls", {{"plan", stalls_json(run.plan_trace)}, {"run", stalls_json(run.run_trace)}}}};
+}
+
+}  // namespace
+
+std::string render_html_report(const std::filesystem::path& run_dir) {
+  // Text from files must not end the script element: '<' travels as an escape. Bytes that are no
+  // UTF-8 (a config's comment, a directory's name) become U+FFFD.
+  const std::string data =
+      page_data(load_run_directory(run_dir)).dump(-1, ' ', false, Json::error_handler_t::replace);
+  std::string page;
+  page.reserve(kPageHead.size() + data.size() + kPageTail.size());
+  page += kPageHead;
+  for (const char c : data) {
+    if (c == '<') {
+      page += "\\u003c";
+    } else {
+      page += c;
+    }
+  }
+  page += kPageTail;
+  return page;
+}
+
+}  // namespace sluice
