@@ -1,0 +1,216 @@
+#include "kernels/host/elementwise.hpp"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <limits>
+
+#include "base/error.hpp"
+#include "tests/kernels/dtype_array.hpp"
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+namespace sluice::host {
+namespace {
+
+// Around vectors, pieces of 32,768 elements and blocks of 4,096.
+const std::int64_t kSizes[] = {0, 1, 7, 16, 33, 4096, 32768 + 5, 100003};
+
+// Every sign, exponent and upper mantissa with the lower halves that rounding turns on: zeros,
+// denormals, infinities and NaNs are among them.
+std::vector<float> rounding_cases() {
+  std::vector<float> values;
+  for (std::uint32_t upper = 0; upper < 0x10000u; ++upper) {
+    for (const std::uint32_t lower : {0x0u, 0x1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+      values.push_back(std::bit_cast<float>(upper << 16 | lower));
+    }
+  }
+  return values;
+}
+
+std::uint16_t half_bits(const DTypeArray& array, std::size_t i) {
+  std::uint16_t bits;
+  std::memcpy(&bits, array.bytes().data() + 2 * i, 2);
+  return bits;
+}
+
+DTypeArray cast_to(const Parallel& parallel, const DTypeArray& in, DType out_type, bool weight) {
+  DTypeArray out(out_type, static_cast<std::int64_t>(in.size()));
+  cast(parallel, in.data(), in.type(), out.data(), out_type, weight,
+       static_cast<std::int64_t>(in.size()));
+  return out;
+}
+
+TEST(Cast, RoundsGradientsToEvenAndWeightsAway) {
+  const std::vector<float> values = rounding_cases();
+  const DTypeArray in(DType::kF32, values);
+  for (const bool weight : {false, true}) {
+    const DTypeArray out = same_bits_everywhere(
+        [&](const Parallel& parallel) { return cast_to(parallel, in, DType::kBF16, weight); });
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const bf16 want = weight ? bf16_weight_from_float(values[i]) : bf16_from_float(values[i]);
+      wrong += half_bits(out, i) != want.bits;
+    }
+    EXPECT_EQ(wrong, 0u) << (weight ? "weights" : "gradients");
+  }
+}
+
+TEST(Cast, WidensExactlyAndCopiesEqualTypes) {
+  std::vector<float> values = rounding_cases();
+  const DTypeArray narrow =
+      cast_to(Parallel(1), DTypeArray(DType::kF32, values), DType::kBF16, true);
+  const DTypeArray wide = same_bits_everywhere(
+      [&](const Parallel& parallel) { return cast_to(parallel, narrow, DType::kF32, false); });
+  for (std::size_t i = 0; i < wide.size(); ++i) {
+    std::uint32_t bits;
+    std::memcpy(&bits, wide.bytes().data() + 4 * i, 4);
+    ASSERT_EQ(bits, static_cast<std::uint32_t>(half_bits(narrow, i)) << 16);
+  }
+  EXPECT_TRUE(cast_to(Parallel(2), narrow, DType::kBF16, false) == narrow);
+  EXPECT_TRUE(cast_to(Parallel(2), wide, DType::kF32, true) == wide);
+}
+
+TEST(Cast, RefusesOtherTypes) {
+  std::int32_t in[4] = {};
+  float out[4] = {};
+  EXPECT_THROW(cast(Parallel(1), in, DType::kI32, out, DType::kF32, false, 4), InternalError);
+}
+
+class ElementwiseOf : public testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(DTypes, ElementwiseOf, testing::Values(DType::kF32, DType::kBF16),
+                         [](const auto& variant) {
+                           return std::string(dtype_name(variant.param));
+                         });
+
+TEST_P(ElementwiseOf, AccumulateAddsInFp32ToTheBit) {
+  for (const std::int64_t elems : kSizes) {
+    const DTypeArray grad(GetParam(), normal_floats(elems, 1));
+    const DTypeArray before(DType::kF32, normal_floats(elems, 2));
+    for (const bool first : {false, true}) {
+      const DTypeArray after = same_bits_everywhere([&](const Parallel& parallel) {
+        DTypeArray sum = before;
+        accumulate(parallel, static_cast<float*>(sum.data()), grad.data(), grad.type(), first,
+                   elems);
+        return sum;
+      });
+      for (std::size_t i = 0; i < grad.size(); ++i) {
+        ASSERT_EQ(after[i], first ? grad[i] : before[i] + grad[i]) << i << " of " << elems;
+      }
+    }
+  }
+}
+
+TEST_P(ElementwiseOf, FoldRoundsTheSumOnce) {
+  for (const std::int64_t elems : kSizes) {
+    const DTypeArray from(GetParam(), normal_floats(elems, 3));
+    const DTypeArray before(GetParam(), normal_floats(elems, 4));
+    const DTypeArray after = same_bits_everywhere([&](const Parallel& parallel) {
+      DTypeArray into = before;
+      fold(parallel, into.data(), from.data(), GetParam(), elems);
+      return into;
+    });
+    DTypeArray want(GetParam(), elems);
+    for (std::size_t i = 0; i < from.size(); ++i) want.set(i, before[i] + from[i]);
+    EXPECT_TRUE(after == want) << elems;
+  }
+}
+
+// The documented order, element by element.
+double norm_in_lanes(const DTypeArray& grad, const Kernels::Block& block, bool round) {
+  double lanes[16] = {};
+  for (std::int64_t i = block.begin; i < block.end; ++i) {
+    float value = grad[static_cast<std::size_t>(i)];
+    if (round) value = to_float(bf16_from_float(value));
+    lanes[(i - block.begin) % 16] += static_cast<double>(value) * value;
+  }
+  for (int width = 8; width > 0; width /= 2) {
+    for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  }
+  return lanes[0];
+}
+
+TEST_P(ElementwiseOf, SquaredNormKeepsItsDocumentedOrder) {
+  const std::int64_t elems = 12 * 4096 + 77;
+  std::vector<float> values = normal_floats(elems, 5, 1e-3f);
+  values[17] = 1e-42f;  // a denormal
+  const DTypeArray grad(GetParam(), values);
+  std::vector<Kernels::Block> blocks;
+  for (std::int64_t begin = 0; begin < elems; begin += 4096) {
+    blocks.push_back({begin, std::min(elems, begin + 4096)});
+  }
+  blocks.push_back({100, 100});
+  blocks.push_back({33, 50});
+  for (const bool round : {false, true}) {
+    on_every_target([&](const Parallel& parallel, const std::string& name) {
+      std::vector<double> partial(blocks.size(), -1.0);
+      squared_norm_blocks(parallel, grad.data(), GetParam(), round, blocks, partial.data());
+      for (std::size_t b = 0; b < blocks.size(); ++b) {
+        EXPECT_EQ(partial[b], norm_in_lanes(grad, blocks[b], round)) << name << " block " << b;
+      }
+    });
+  }
+  squared_norm_blocks(Parallel(1), grad.data(), GetParam(), false, {}, nullptr);
+}
+
+TEST_P(ElementwiseOf, SquaredNormCarriesInfinityAndNan) {
+  std::vector<float> values(64, 1.0f);
+  values[3] = std::numeric_limits<float>::infinity();
+  values[40] = std::numeric_limits<float>::quiet_NaN();
+  const DTypeArray grad(GetParam(), values);
+  const Kernels::Block blocks[] = {{0, 32}, {32, 64}};
+  double partial[2];
+  squared_norm_blocks(Parallel(1), grad.data(), GetParam(), true, blocks, partial);
+  EXPECT_TRUE(std::isinf(partial[0]));
+  EXPECT_TRUE(std::isnan(partial[1]));
+}
+
+TEST_P(ElementwiseOf, ColumnSumIsExactToOneRounding) {
+  struct Case {
+    std::int64_t rows, cols;
+  };
+  for (const Case& at : {Case{0, 5}, Case{1, 1}, Case{3, 64}, Case{200, 130}, Case{1000, 37}}) {
+    const DTypeArray x(GetParam(), normal_floats(at.rows * at.cols, 6));
+    const DTypeArray out = same_bits_everywhere([&](const Parallel& parallel) {
+      DTypeArray sums(GetParam(), at.cols);
+      column_sum(parallel, x.data(), sums.data(), at.rows, at.cols, GetParam());
+      return sums;
+    });
+    for (std::int64_t c = 0; c < at.cols; ++c) {
+      double want = 0.0, magnitude = 0.0;
+      for (std::int64_t r = 0; r < at.rows; ++r) {
+        const double value = x[static_cast<std::size_t>(r * at.cols + c)];
+        want += value;
+        magnitude += std::abs(value);
+      }
+      EXPECT_NEAR(out[static_cast<std::size_t>(c)], want,
+                  rounding_of(GetParam()) * std::abs(want) + 1e-6 * magnitude);
+    }
+  }
+}
+
+#if defined(__SSE2__)
+// The caller may run with denormals flushed (MXCSR FTZ, DAZ) or with another rounding.
+TEST(IeeeArithmetic, KeepsDenormalsWhateverTheCallerHasSet) {
+  const std::int64_t elems = 100000;
+  std::vector<float> small(static_cast<std::size_t>(elems), 3e-42f);
+  const DTypeArray grad(DType::kF32, small);
+  for (const int threads : {1, 3}) {
+    const Parallel parallel(threads);
+    DTypeArray sum = grad;
+    const unsigned before = _mm_getcsr();
+    const unsigned flushed = before | 0x8040u | 0x2000u;  // FTZ, DAZ, rounding down
+    _mm_setcsr(flushed);
+    accumulate(parallel, static_cast<float*>(sum.data()), grad.data(), DType::kF32, false, elems);
+    const unsigned after = _mm_getcsr();
+    _mm_setcsr(before);
+    EXPECT_EQ(after & 0xffc0u, flushed & 0xffc0u);
+    for (std::size_t i = 0; i < sum.size(); ++i) ASSERT_EQ(sum[i], 3e-42f + 3e-42f) << i;
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace sluice::host
