@@ -15,10 +15,18 @@ namespace {
 constexpr std::uint64_t kHostPageBytes = 4 * kKiB;
 constexpr std::uint64_t kHugePageBytes = 2 * kMiB;
 
+// Near the end of the range rounding would wrap around to a small arena; left as it is, no cap that
+// a machine can have admits it, and mmap refuses it.
+std::uint64_t whole_pages(std::uint64_t bytes) {
+  const std::uint64_t rounded = round_up(bytes, kHostPageBytes);
+  return rounded < bytes ? bytes : rounded;
+}
+
 // [bytes] of anonymous memory that starts at a huge page, so that all but the tail can be backed by
 // them. The kernel aligns to huge pages by itself only since 6.7: reserve more, cut both ends off.
 std::byte* map_huge_aligned(std::uint64_t bytes) {
   const std::uint64_t reserved_bytes = bytes + kHugePageBytes;
+  SLUICE_CHECK(reserved_bytes > bytes);
   void* reserved = ::mmap(nullptr, reserved_bytes, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) {
@@ -60,7 +68,7 @@ bool lock_or_warn(std::byte* data, std::uint64_t bytes) {
 }  // namespace
 
 PinnedArena::PinnedArena(Device& device, Ledger& ledger, std::uint64_t bytes, Category category)
-    : bytes_(round_up(bytes, kHostPageBytes)) {
+    : bytes_(whole_pages(bytes)) {
   charge_ = ledger.reserve(Tier::kPinned, category, bytes_);
   if (bytes_ == 0) return;
   data_ = map_huge_aligned(bytes_);

@@ -4,6 +4,7 @@ namespace sluice {
 
 PlannedArena::PlannedArena(Device& device, PagePool& pages, std::uint64_t bytes, Category category)
     : pages_(pages), bytes_(round_up(bytes, pages.page_bytes())) {
+  SLUICE_CHECK(bytes_ >= bytes);  // rounding did not wrap around
   if (bytes_ == 0) return;
   const std::uint64_t page_bytes = pages.page_bytes();
   const std::uint64_t page_count = bytes_ / page_bytes;

@@ -1,0 +1,68 @@
+// A device that passes every call on, and fails the Nth one that obtains something.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "device/device.hpp"
+
+namespace sluice {
+
+// Resources belong to the inner device, so their release does not come through here.
+class FailingDevice final : public Device {
+ public:
+  explicit FailingDevice(Device& inner) : inner_(inner) {}
+  // The call number `call` from now on (0: the next) throws DeviceError; -1: none.
+  void fail_call(std::int64_t call) { remaining_ = call; }
+  // Calls that obtained something, or tried to.
+  std::uint64_t calls() const { return calls_; }
+
+  const DeviceFacts& facts() const override { return inner_.facts(); }
+  DeviceCounters counters() const override { return inner_.counters(); }
+  std::int64_t now_ns() const override { return inner_.now_ns(); }
+  std::unique_ptr<Stream> create_stream(const std::string& name) override {
+    return inner_.create_stream(name);
+  }
+  std::unique_ptr<Event> create_event() override { return inner_.create_event(); }
+  AddressRange reserve(std::uint64_t bytes) override {
+    count("reserve");
+    return inner_.reserve(bytes);
+  }
+  PhysicalBlock create_block(std::uint64_t bytes) override {
+    count("create_block");
+    return inner_.create_block(bytes);
+  }
+  Mapping map(const AddressRange& range, std::uint64_t offset_bytes,
+              const PhysicalBlock& block) override {
+    count("map");
+    return inner_.map(range, offset_bytes, block);
+  }
+  RawBuffer allocate(std::uint64_t bytes) override {
+    count("allocate");
+    return inner_.allocate(bytes);
+  }
+  HostRegistration register_host(void* data, std::uint64_t bytes) override {
+    count("register_host");
+    return inner_.register_host(data, bytes);
+  }
+
+ protected:
+  void release(AddressRange&) noexcept override {}
+  void release(PhysicalBlock&) noexcept override {}
+  void release(Mapping&) noexcept override {}
+  void release(RawBuffer&) noexcept override {}
+  void release(HostRegistration&) noexcept override {}
+
+ private:
+  void count(const char* call) {
+    ++calls_;
+    if (remaining_ >= 0 && remaining_-- == 0) {
+      throw DeviceError(std::string("injected failure of ") + call);
+    }
+  }
+  Device& inner_;
+  std::int64_t remaining_ = -1;
+  std::uint64_t calls_ = 0;
+};
+
+}  // namespace sluice
