@@ -1,0 +1,291 @@
+#include "engine/schedule/symbolic_ops.hpp"
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+namespace sluice::symbolic {
+namespace {
+
+// Domains of hash_words, apart from ops.
+constexpr std::uint64_t kMoved = 101, kScratch = 102, kPartial = 103, kFolded = 104, kAbsent = 105,
+                        kSlice = 106;
+
+std::uint64_t word(std::int32_t value) {
+  return static_cast<std::uint64_t>(value);
+}
+
+// Byte `offset` of a state buffer, counted in bytes of its unit's elements; else of the buffer.
+std::uint64_t extent_base(const Buffer& buffer) {
+  return buffer.role == BufferRole::kState ? buffer.first_elem * dtype_bytes(buffer.dtype) : 0;
+}
+
+// A part that lies where it does not belong is another value.
+Term placed_term(const Buffer& buffer, const Part& part) {
+  const std::uint64_t home = extent_base(buffer) + part.begin;
+  if (part.origin == home) return part.term;
+  return hash_words({kMoved, part.term.low, part.term.high, part.origin - home});
+}
+
+// All that one read says, for ops that take it as a whole.
+Term whole_term(const ReadValue& read) {
+  const Buffer& buffer = *read.buffer;
+  const bool state = buffer.role == BufferRole::kState;
+  const bool all = read.begin == 0 && read.end == buffer.bytes;
+  if (!state && all && read.parts.size() == 1) return placed_term(buffer, read.parts[0]);
+  const std::uint64_t elem_bytes = state ? dtype_bytes(buffer.dtype) : 1;
+  TermHash hash;
+  hash.add(kSlice);
+  for (const Part& part : read.parts) {
+    hash.add(placed_term(buffer, part));
+    hash.add((extent_base(buffer) + part.begin) / elem_bytes);
+    hash.add((extent_base(buffer) + part.end) / elem_bytes);
+  }
+  return hash.value();
+}
+
+std::uint64_t op_word(Op op) {
+  // A Recompute makes what Forward made; a head's Loss is its forward.
+  if (op == Op::kRecompute || op == Op::kLoss) op = Op::kForward;
+  return static_cast<std::uint64_t>(op);
+}
+
+bool is_copy_op(Op op) {
+  switch (op) {
+    case Op::kUpload:
+    case Op::kDownload:
+    case Op::kStorageRead:
+    case Op::kStorageWrite:
+    case Op::kSpillActivation:
+    case Op::kFetchActivation:
+    case Op::kRecvForward:
+    case Op::kRecvBackward:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Order in which an elementwise op combines its inputs: by state kind; a sum before its addend.
+std::vector<const ReadValue*> in_canonical_order(const std::vector<ReadValue>& reads) {
+  std::vector<const ReadValue*> order;
+  for (const ReadValue& read : reads) order.push_back(&read);
+  std::stable_sort(order.begin(), order.end(), [](const ReadValue* a, const ReadValue* b) {
+    const auto key = [](const ReadValue* read) {
+      return std::tuple(read->buffer->role, read->buffer->kind, !read->in_place);
+    };
+    return key(a) < key(b);
+  });
+  return order;
+}
+
+}  // namespace
+
+void SymbolicOps::apply(const Instruction& instruction, const std::vector<ReadValue>& reads,
+                        const std::vector<WriteTarget>& writes, const Emit& emit) {
+  if (is_copy_op(instruction.op)) {
+    copy(reads, writes, emit);
+    return;
+  }
+  switch (instruction.op) {
+    case Op::kGather:
+    case Op::kReduceScatter:
+    case Op::kAllReduce:
+    case Op::kEncode:
+    case Op::kDecode:
+    case Op::kAccumulateGrad:
+    case Op::kFoldGrad:
+    case Op::kOptimizerStep:
+      elementwise(instruction, reads, writes, emit);
+      break;
+    case Op::kGradNorm:
+      grad_norm(reads, writes, emit);
+      break;
+    case Op::kClipFactor:
+      clip_factor(reads, writes, emit);
+      break;
+    case Op::kForward:
+    case Op::kRecompute:
+    case Op::kBackwardInput:
+    case Op::kBackwardWeight:
+    case Op::kLoss:
+    case Op::kExternal:
+      compute(instruction, reads, writes, emit);
+      break;
+    default:  // sends, control
+      break;
+  }
+}
+
+void SymbolicOps::copy(const std::vector<ReadValue>& reads, const std::vector<WriteTarget>& writes,
+                       const Emit& emit) {
+  std::size_t at = 0;        // write
+  std::uint64_t filled = 0;  // bytes of it
+  for (const ReadValue& read : reads) {
+    for (const Part& part : read.parts) {
+      std::uint64_t taken = 0;
+      while (taken < part.end - part.begin && at < writes.size()) {
+        const WriteTarget& target = writes[at];
+        const std::uint64_t room = target.end - target.begin - filled;
+        const std::uint64_t bytes = std::min(room, part.end - part.begin - taken);
+        emit(target, Part{target.begin + filled, target.begin + filled + bytes, part.term,
+                          part.origin + taken});
+        taken += bytes;
+        filled += bytes;
+        if (filled == target.end - target.begin) {
+          ++at;
+          filled = 0;
+        }
+      }
+    }
+  }
+}
+
+std::vector<SymbolicOps::Run> SymbolicOps::runs_of(const ReadValue& read) {
+  std::vector<Run> runs;
+  const Buffer& buffer = *read.buffer;
+  const std::uint64_t elem_bytes = dtype_bytes(buffer.dtype);
+  for (const Part& part : read.parts) {
+    runs.push_back({buffer.unit, (extent_base(buffer) + part.begin) / elem_bytes,
+                    (extent_base(buffer) + part.end) / elem_bytes, placed_term(buffer, part)});
+  }
+  return runs;
+}
+
+Term SymbolicOps::fold(std::vector<Run> runs) {
+  std::sort(runs.begin(), runs.end());
+  runs.erase(std::unique(runs.begin(), runs.end()), runs.end());
+  std::vector<Run> merged;
+  for (const Run& run : runs) {
+    if (!merged.empty() && merged.back().unit == run.unit && merged.back().end == run.begin &&
+        merged.back().term == run.term) {
+      merged.back().end = run.end;
+    } else {
+      merged.push_back(run);
+    }
+  }
+  TermHash hash;
+  hash.add(kFolded);
+  for (const Run& run : merged) {
+    hash.add(word(run.unit));
+    hash.add(run.begin);
+    hash.add(run.end);
+    hash.add(run.term);
+  }
+  return hash.value();
+}
+
+void SymbolicOps::elementwise(const Instruction& instruction, const std::vector<ReadValue>& reads,
+                              const std::vector<WriteTarget>& writes, const Emit& emit) {
+  struct Input {
+    const ReadValue* read;
+    std::vector<Run> runs;  // empty: a scalar
+    Term scalar;
+  };
+  std::vector<Input> inputs;
+  std::set<std::uint64_t> borders;
+  for (const ReadValue* read : in_canonical_order(reads)) {
+    Input input{read, {}, {}};
+    if (read->buffer->role == BufferRole::kState) {
+      input.runs = runs_of(*read);
+    } else {
+      input.scalar = whole_term(*read);
+    }
+    for (const Run& run : input.runs) borders.insert({run.begin, run.end});
+    inputs.push_back(std::move(input));
+  }
+  for (const WriteTarget& target : writes) {
+    const Buffer& buffer = *target.buffer;
+    const std::uint64_t elem_bytes = dtype_bytes(buffer.dtype);
+    const std::uint64_t base = extent_base(buffer);
+    std::uint64_t begin = (base + target.begin) / elem_bytes;
+    const std::uint64_t stop = (base + target.end) / elem_bytes;
+    while (begin < stop) {
+      const auto border = borders.upper_bound(begin);
+      const std::uint64_t end = border == borders.end() ? stop : std::min(*border, stop);
+      TermHash hash;
+      Term only{};
+      hash.add(op_word(instruction.op));
+      hash.add(word(instruction.unit));
+      hash.add(static_cast<std::uint64_t>(buffer.kind));
+      for (const Input& input : inputs) {
+        Term term = input.runs.empty() ? input.scalar : hash_words({kAbsent});
+        for (const Run& run : input.runs) {
+          if (run.begin <= begin && end <= run.end) only = term = run.term;
+        }
+        hash.add(term);
+      }
+      const Term made = instruction.op == Op::kGather ? only : hash.value();
+      emit(target,
+           Part{begin * elem_bytes - base, end * elem_bytes - base, made, begin * elem_bytes});
+      begin = end;
+    }
+  }
+}
+
+void SymbolicOps::compute(const Instruction& instruction, const std::vector<ReadValue>& reads,
+                          const std::vector<WriteTarget>& writes, const Emit& emit) {
+  TermHash hash;
+  hash.add(op_word(instruction.op));
+  hash.add(word(instruction.unit));
+  hash.add(word(instruction.layer));
+  hash.add(word(instruction.microbatch));
+  for (const ReadValue& read : reads) {
+    if (read.buffer->role != BufferRole::kWorkspace) hash.add(whole_term(read));
+  }
+  const Term inputs = hash.value();
+  std::map<BufferRole, std::uint64_t> made;  // outputs so far, by role
+  for (const WriteTarget& target : writes) {
+    const Buffer& buffer = *target.buffer;
+    const bool state = buffer.role == BufferRole::kState;
+    const std::uint64_t number = state ? word(buffer.unit) : made[buffer.role]++;
+    const std::uint64_t domain =
+        buffer.role == BufferRole::kWorkspace ? kScratch + instruction.id : 0;
+    const Term term =
+        hash_words({inputs.low, inputs.high, domain, static_cast<std::uint64_t>(buffer.role),
+                    static_cast<std::uint64_t>(buffer.kind), number});
+    emit(target, Part{target.begin, target.end, term, extent_base(buffer) + target.begin});
+    if (buffer.role == BufferRole::kLoss) losses_[buffer.microbatch] = term;
+  }
+}
+
+void SymbolicOps::grad_norm(const std::vector<ReadValue>& reads,
+                            const std::vector<WriteTarget>& writes, const Emit& emit) {
+  NormPartial partial;
+  for (const ReadValue& read : reads) {
+    for (const Run& run : runs_of(read)) partial.runs.push_back(run);
+  }
+  const Term folded = fold(partial.runs);
+  for (const WriteTarget& target : writes) {
+    partial.bytes = target.end - target.begin;
+    const Term term = hash_words({kPartial, folded.low, folded.high, partial.bytes});
+    norm_partials_[term] = partial;
+    emit(target, Part{target.begin, target.end, term, 0});
+  }
+}
+
+void SymbolicOps::clip_factor(const std::vector<ReadValue>& reads,
+                              const std::vector<WriteTarget>& writes, const Emit& emit) {
+  std::vector<Run> runs;
+  TermHash odd;  // parts that are no whole partial
+  for (const ReadValue& read : reads) {
+    for (const Part& part : read.parts) {
+      const auto partial = norm_partials_.find(part.term);
+      if (partial != norm_partials_.end() && part.origin == 0 &&
+          partial->second.bytes == part.end - part.begin) {
+        runs.insert(runs.end(), partial->second.runs.begin(), partial->second.runs.end());
+      } else {
+        odd.add(part.term);
+        odd.add(part.origin);
+        odd.add(part.end - part.begin);
+      }
+    }
+  }
+  const Term folded = fold(std::move(runs));
+  norm_ = hash_words({folded.low, folded.high, odd.value().low, odd.value().high});
+  for (const WriteTarget& target : writes) {
+    emit(target, Part{target.begin, target.end, *norm_, target.begin});
+  }
+}
+
+}  // namespace sluice::symbolic

@@ -1,0 +1,43 @@
+// Proof that a schedule may run, whatever the timing of its lanes.
+//
+// Independent of the passes that made it (link, pack). What is accepted:
+//  - refers only to what exists; the list is a sequential order of deps and lanes;
+//  - has no data race: any two uses of common bytes, one of them a write, are ordered by lane order
+//    and deps. So every timing computes what list order computes, and the rest is checked in list
+//    order, once per outcome of the guards;
+//  - reads only bytes that were written, or hold a value at entry (tokens; homes named in `entry`);
+//    uses no buffer after its Release, releases every transient buffer once, after all its users;
+//  - copies like to like; wastes no state, activation or gradient (each write is read or outlives
+//    the step); reads all weights at one version; accumulates each gradient's micro-batches in
+//    order without a gap, and uses it (fold, norm, optimizer) only when complete;
+//  - leaves every home of `exit` at the version that exit names (or, where a guard said no, at
+//  entry's);
+//  - never has two buffers in the same bytes or slots unless one's Release is ordered before the
+//    other's writes; keeps all places inside the arenas, these inside peak_bytes, and these inside
+//    the budgets;
+//  - matches every send with a receive (order per peer and tag, bytes); cannot deadlock even where
+//  a
+//    send waits for its receive.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "engine/schedule/schedule.hpp"
+
+namespace sluice {
+
+inline constexpr std::array<std::uint64_t, kTierCount> kNoBudgets{
+    std::numeric_limits<std::uint64_t>::max(), std::numeric_limits<std::uint64_t>::max(),
+    std::numeric_limits<std::uint64_t>::max()};
+
+// Empty: accepted. Else the first problems, each a sentence that names instruction and buffer.
+// Linear in instructions and uses, times the outcomes of the guards (50,000 instructions: < 1 s).
+std::vector<std::string> validate(
+    const Schedule& schedule,
+    const std::array<std::uint64_t, kTierCount>& budgets_bytes = kNoBudgets);
+
+}  // namespace sluice

@@ -1,0 +1,75 @@
+// The parts of validate (private to it): what was found, and what is known to happen before what.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "engine/schedule/schedule.hpp"
+
+namespace sluice::validation {
+
+// Collects sentences up to a limit: one broken dep can break thousands of uses.
+class Problems {
+ public:
+  void add(std::string sentence) {
+    if (!full()) sentences_.push_back(std::move(sentence));
+  }
+  bool full() const { return sentences_.size() >= kMost; }
+  std::size_t count() const { return sentences_.size(); }
+  bool none() const { return sentences_.empty(); }
+  std::vector<std::string> take() { return std::move(sentences_); }
+
+ private:
+  static constexpr std::size_t kMost = 16;
+  std::vector<std::string> sentences_;
+};
+
+// "instruction 12 (Upload of unit 3, micro-batch 0)"
+std::string describe(const Instruction& instruction);
+// "buffer 7 (weight of unit 3 in device)"
+std::string describe(const Buffer& buffer);
+
+// Bytes of the buffer that a use touches.
+struct ByteRange {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+ByteRange bytes_of(const Use& use, const Buffer& buffer);
+
+// Moves bytes without changing them.
+bool is_copy(Op op);
+bool is_compute(Op op);
+bool is_send(Op op);
+bool is_receive(Op op);
+bool is_collective(Op op);
+
+// Which instructions of the same rank are done before one starts: by lane order and deps.
+class HappensBefore {
+ public:
+  explicit HappensBefore(const Schedule& schedule);
+  // `before` is done whenever `after` starts. Both of one rank.
+  bool done_before(InstructionId before, InstructionId after) const {
+    return position_[before] <=
+           start_[after][static_cast<std::size_t>(schedule_.instructions[before].lane)];
+  }
+
+ private:
+  using Counts = std::array<std::uint32_t, kLaneCount>;
+  const Schedule& schedule_;
+  std::vector<std::uint32_t> position_;
+  std::vector<Counts> start_;
+};
+
+// Ids, ranks, ranges, lifetimes' Releases. The other checks run only where this finds nothing.
+void check_structure(const Schedule& schedule, Problems& problems);
+// Sends and receives, collectives, absence of cycles.
+void check_messages(const Schedule& schedule, Problems& problems);
+// Races and values: for one outcome of the guards (guard g takes effect where taken[g]).
+void check_contents(const Schedule& schedule, const HappensBefore& order,
+                    const std::array<bool, kGuardCount>& taken, Problems& problems);
+// Places and capacities.
+void check_places(const Schedule& schedule, const HappensBefore& order,
+                  const std::array<std::uint64_t, kTierCount>& budgets_bytes, Problems& problems);
+
+}  // namespace sluice::validation

@@ -1,0 +1,88 @@
+// Small training steps for tests of schedules: models of a few units, and options that cover tiers,
+// dtypes, micro-batches, recomputation, chunk and piece sizes. Plain data, no kernels.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/rng.hpp"
+#include "engine/schedule/generate.hpp"
+
+namespace sluice::testing {
+
+// Embedding, `blocks` equal blocks and a head, as a decoder has. Sizes are small but uneven, so
+// that the last piece and the last slot of a unit are partly filled.
+inline StepModel example_model(int blocks, bool tied, DType dtype) {
+  StepModel model;
+  model.dtype = dtype;
+  model.token_bytes = 512;
+  const auto add = [&](const char* name, std::uint64_t elems) -> UnitFootprint& {
+    UnitFootprint unit;
+    unit.name = name;
+    unit.elems = elems;
+    unit.output_bytes = 8192;
+    unit.saved_bytes = 12288;
+    unit.context_bytes = 4096;
+    unit.forward_workspace_bytes = 2048;
+    unit.backward_input_workspace_bytes = 4096;
+    unit.backward_weight_workspace_bytes = 1024;
+    for (std::uint64_t block = 0; block <= elems / 4096; ++block) {
+      unit.norm_blocks_before.push_back(block);
+    }
+    model.units.push_back(std::move(unit));
+    return model.units.back();
+  };
+  UnitFootprint& embedding = add("embedding", 5 * 4096);
+  embedding.has_input = false;
+  embedding.saved_bytes = 0;
+  embedding.context_bytes = 0;
+  for (int i = 0; i < blocks; ++i) add("block", 7 * 4096).recomputable = true;
+  UnitFootprint& head = add("head", tied ? 4096 : 6 * 4096);
+  head.is_head = true;
+  head.output_bytes = 0;
+  if (tied) {
+    head.borrows = 0;
+    model.tied_elems = 3 * 4096;
+  }
+  return model;
+}
+
+inline Placement placed(std::size_t units, Tier weight, Tier gradient, Tier optimizer) {
+  return {std::vector<Tier>(units, weight), std::vector<Tier>(units, gradient),
+          std::vector<Tier>(units, optimizer)};
+}
+
+inline StepOptions example_options(const StepModel& model, Tier weight, Tier gradient,
+                                   Tier optimizer) {
+  StepOptions options;
+  options.microbatches = 2;
+  options.chunk_bytes = 2 * 4096 * 4;
+  options.piece_elems = 3 * 4096;
+  options.placement = placed(model.units.size(), weight, gradient, optimizer);
+  return options;
+}
+
+// Anything that a run may be configured to; a function of the seed.
+inline StepOptions random_options(const StepModel& model, std::int32_t microbatches,
+                                  std::uint64_t seed) {
+  const CounterRng random(seed, stream_of("test/step_options"));
+  std::uint64_t draw = 0;
+  const auto below = [&](std::uint64_t bound) { return random.below(draw++, bound); };
+  StepOptions options;
+  options.microbatches = microbatches;
+  options.recompute = below(2) == 0;
+  options.chunk_bytes = 4096 * (4 + 4 * below(4));
+  options.piece_elems = 4096 * (1 + below(8));
+  options.prefetch = static_cast<std::int32_t>(below(3));
+  options.stream_lookahead = static_cast<std::int32_t>(1 + below(3));
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    const auto optimizer = static_cast<Tier>(below(3));
+    const bool device = optimizer == Tier::kDevice;
+    options.placement.optimizer.push_back(optimizer);
+    options.placement.weight.push_back(device ? Tier::kDevice : static_cast<Tier>(below(3)));
+    options.placement.gradient.push_back(device ? Tier::kDevice : static_cast<Tier>(below(3)));
+  }
+  return options;
+}
+
+}  // namespace sluice::testing
