@@ -95,6 +95,9 @@ class Kernels {
   virtual void gemm(const GemmShape& shape, const void* a, const void* b, const void* bias, void* c,
                     void* workspace) = 0;
 
+  // Sets `bytes` bytes to zero.
+  virtual void zero(void* data, std::uint64_t bytes) = 0;
+
   // out[cols] = sum over rows of x[rows, cols].
   virtual void column_sum(const void* x, void* out, std::int64_t rows, std::int64_t cols,
                           DType dtype) = 0;

@@ -13,7 +13,9 @@
 namespace sluice::host {
 
 Parallel::Parallel(int threads)
-    : threads_(threads == 0 ? tbb::info::default_concurrency() : threads), arena_(threads_, 1) {
+    : threads_(threads == 0 ? tbb::info::default_concurrency() : threads),
+      // An arena above the cores makes oneTBB print a warning; the surplus workers just take turns.
+      arena_(std::min(threads_, tbb::info::default_concurrency()), 1) {
   SLUICE_CHECK(threads >= 0);
 }
 

@@ -1,0 +1,271 @@
+#include "kernels/host/gemm.hpp"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "base/error.hpp"
+#include "base/units.hpp"
+#include "kernels/host/gemm_cut.hpp"
+#include "kernels/host/onednn.hpp"
+#include "kernels/host/parallel.hpp"
+#include "kernels/host/rows.hpp"
+
+namespace sluice::host {
+namespace {
+
+// Panels of bf16 operands stay in the last-level cache beside their tiles. The conversion costs one
+// load per element and super-block: with panels of 64 rows or more, a few percent of the product.
+constexpr std::int64_t kPanelBytes = 4 * kMiB;
+constexpr std::int64_t kLeastPanel = 64;
+
+Cut panels(std::int64_t extent, std::int64_t k, bool widened) {
+  if (!widened) return Cut(extent, extent, 1);
+  const std::int64_t rows = kPanelBytes / (k * std::int64_t{sizeof(float)});
+  return Cut(extent, std::max(kLeastPanel, rows / kLeastPanel * kLeastPanel), kLeastPanel);
+}
+
+bool is_bf16(const Operand& operand) {
+  return operand.dtype == DType::kBF16;
+}
+
+std::int64_t padded_bytes(std::int64_t floats) {
+  return static_cast<std::int64_t>(
+      round_up(static_cast<std::uint64_t>(floats) * sizeof(float), kTensorAlignmentBytes));
+}
+
+// Super-blocks of the output, and how the workspace is used for one: panel of A, panel of B, then
+// an fp32 tile for each worker.
+struct PanelPlan {
+  Cut rows, cols;
+  std::int64_t a_bytes = 0, b_bytes = 0, tile_bytes = 0, most_tiles = 0;
+
+  explicit PanelPlan(const Product& p)
+      : rows(panels(p.m, p.k, is_bf16(p.a))), cols(panels(p.n, p.k, is_bf16(p.b))) {
+    if (is_bf16(p.a)) a_bytes = padded_bytes(rows.size * p.k);
+    if (is_bf16(p.b)) b_bytes = padded_bytes(cols.size * p.k);
+    if (p.c_dtype == DType::kBF16) {
+      tile_bytes = padded_bytes(std::min(p.m, Tiles::kMostRows) * std::min(p.n, Tiles::kMostCols));
+    }
+    most_tiles = Tiles::most(rows.size, cols.size);
+  }
+};
+
+const void* at(const void* base, std::int64_t index, DType dtype) {
+  return static_cast<const std::byte*>(base) +
+         index * static_cast<std::int64_t>(dtype_bytes(dtype));
+}
+
+void* at(void* base, std::int64_t index, DType dtype) {
+  return static_cast<std::byte*>(base) + index * static_cast<std::int64_t>(dtype_bytes(dtype));
+}
+
+// The part of an operand that one super-block needs: `length` rows of op(A) or columns of op(B)
+// from `begin` on, all of k. `across`: they are columns as stored.
+class Panel {
+ public:
+  Panel(const Operand& operand, bool across, std::int64_t begin, std::int64_t length,
+        std::int64_t k, float* widened)
+      : source_(at(operand.data, across ? begin : begin * operand.stride, operand.dtype)),
+        source_stride_(operand.stride),
+        across_(across),
+        stored_rows_(across ? k : length),
+        stored_cols_(across ? length : k),
+        widened_(is_bf16(operand) ? widened : nullptr),
+        blocks_(stored_rows_, std::max<std::int64_t>(1, kBlockElems / stored_cols_), 1) {}
+
+  // Widening, in blocks that any thread may do; none for an fp32 operand.
+  std::int64_t blocks() const { return widened_ != nullptr ? blocks_.parts : 0; }
+  void widen(std::int64_t block) const {
+    const std::int64_t begin = blocks_.begin(block);
+    widen_block(static_cast<const bf16*>(source_) + begin * source_stride_, source_stride_,
+                blocks_.length(block), stored_cols_, widened_ + begin * stored_cols_, stored_cols_);
+  }
+
+  std::int64_t stride() const { return widened_ != nullptr ? stored_cols_ : source_stride_; }
+  const float* from(std::int64_t index) const {
+    const float* const base = widened_ != nullptr ? widened_ : static_cast<const float*>(source_);
+    return base + (across_ ? index : index * stride());
+  }
+
+ private:
+  static constexpr std::int64_t kBlockElems = 32 << 10;  // 192 KiB read and written: an L2's share
+
+  const void* source_;
+  std::int64_t source_stride_;
+  bool across_;
+  std::int64_t stored_rows_, stored_cols_;
+  float* widened_;
+  Cut blocks_;
+};
+
+// Rows [row, row + rows) and columns [col, col + cols) of C, rows and columns of the panels from
+// panel_row and panel_col on.
+struct Tile {
+  std::int64_t row, col, rows, cols, panel_row, panel_col;
+};
+
+void compute_tile(const Product& p, const Tile& tile, const Panel& a, const Panel& b,
+                  float* scratch) {
+  void* const c = at(p.c, tile.row * p.c_stride + tile.col, p.c_dtype);
+  const bool direct = p.c_dtype == DType::kF32;
+  float* const sums = direct ? static_cast<float*>(c) : scratch;
+  const std::int64_t stride = direct ? p.c_stride : tile.cols;
+  const SgemmShape shape{
+      tile.rows, tile.cols, p.k, p.a.transposed, p.b.transposed, 1.0f, p.accumulate ? 1.0f : 0.0f};
+  sgemm(shape, a.from(tile.panel_row), a.stride(), b.from(tile.panel_col), b.stride(), sums,
+        stride);
+  if (direct && p.bias == nullptr) return;
+  store_block({.rows = tile.rows,
+               .cols = tile.cols,
+               .from = sums,
+               .from_stride = stride,
+               .to = c,
+               .to_dtype = p.c_dtype,
+               .to_stride = p.c_stride,
+               .bias = p.bias != nullptr ? at(p.bias, tile.col, p.bias_dtype) : nullptr,
+               .bias_dtype = p.bias_dtype});
+}
+
+MatmulKey key_of(const Product& p, std::int64_t rows, std::int64_t cols) {
+  MatmulKey key;
+  key.m = rows;
+  key.n = cols;
+  key.k = p.k;
+  key.a_stride = p.a.stride;
+  key.b_stride = p.b.stride;
+  key.c_stride = p.c_stride;
+  key.transpose_a = p.a.transposed;
+  key.transpose_b = p.b.transposed;
+  key.bias = p.bias != nullptr;
+  key.accumulate = p.accumulate;
+  key.dtype = p.a.dtype;
+  key.bias_dtype = p.bias_dtype;
+  key.c_dtype = p.c_dtype;
+  return key;
+}
+
+void check(const Product& p) {
+  const auto known = [](DType type) { return type == DType::kBF16 || type == DType::kF32; };
+  SLUICE_CHECK(p.m > 0 && p.n > 0 && p.k > 0);
+  SLUICE_CHECK(known(p.a.dtype) && known(p.b.dtype) && known(p.c_dtype) && known(p.bias_dtype));
+  SLUICE_CHECK(!p.accumulate || (p.c_dtype == DType::kF32 && p.bias == nullptr));
+}
+
+}  // namespace
+
+Product product_of(const GemmShape& shape, const void* a, const void* b, const void* bias,
+                   void* c) {
+  SLUICE_CHECK(shape.output == shape.dtype || shape.output == DType::kF32);
+  Product p;
+  p.m = shape.m;
+  p.n = shape.n;
+  p.k = shape.k;
+  p.a = {a, shape.dtype, shape.transpose_a, shape.transpose_a ? shape.m : shape.k};
+  p.b = {b, shape.dtype, shape.transpose_b, shape.transpose_b ? shape.k : shape.n};
+  p.bias = bias;
+  p.bias_dtype = shape.dtype;
+  p.c = c;
+  p.c_dtype = shape.output;
+  p.c_stride = shape.n;
+  return p;
+}
+
+Gemm::Gemm(const Parallel& parallel, Bf16Gemm mode) : parallel_(parallel) {
+  if (mode == Bf16Gemm::kNative && !onednn_has_bf16()) {
+    throw InputError(
+        "native bf16 GEMM was asked for, but oneDNN has none for this CPU: choose auto or f32");
+  }
+  native_bf16_ = mode == Bf16Gemm::kNative || (mode == Bf16Gemm::kAuto && onednn_has_fast_bf16());
+  if (native_bf16_) matmuls_ = std::make_unique<MatmulCache>();
+}
+
+bool Gemm::runs_native(const Product& p) const {
+  return native_bf16_ && is_bf16(p.a) && is_bf16(p.b);
+}
+
+std::uint64_t Gemm::workspace_bytes(const Product& p) const {
+  check(p);
+  if (runs_native(p)) {
+    const auto workers = parallel_.workers(Tiles::of(p.m, p.n).count());
+    return scratchpad_bytes(p) * static_cast<std::uint64_t>(workers);
+  }
+  const PanelPlan plan(p);
+  return static_cast<std::uint64_t>(plan.a_bytes + plan.b_bytes +
+                                    plan.tile_bytes * parallel_.workers(plan.most_tiles));
+}
+
+void Gemm::run(const Product& p, void* workspace) const {
+  check(p);
+  if (runs_native(p)) {
+    run_native(p, static_cast<std::byte*>(workspace));
+  } else {
+    run_via_f32(p, static_cast<std::byte*>(workspace));
+  }
+}
+
+void Gemm::run_via_f32(const Product& p, std::byte* workspace) const {
+  const PanelPlan plan(p);
+  auto* const a_panel = reinterpret_cast<float*>(workspace);
+  auto* const b_panel = reinterpret_cast<float*>(workspace + plan.a_bytes);
+  std::byte* const tiles_scratch = workspace + plan.a_bytes + plan.b_bytes;
+  for (std::int64_t j = 0; j < plan.cols.parts; ++j) {
+    const std::int64_t n = plan.cols.length(j);
+    const Panel b(p.b, !p.b.transposed, plan.cols.begin(j), n, p.k, b_panel);
+    for (std::int64_t i = 0; i < plan.rows.parts; ++i) {
+      const std::int64_t m = plan.rows.length(i);
+      const Panel a(p.a, p.a.transposed, plan.rows.begin(i), m, p.k, a_panel);
+      // A single panel of A is widened once and for all; B's once per column of super-blocks.
+      const std::int64_t a_blocks = plan.rows.parts > 1 || j == 0 ? a.blocks() : 0;
+      const std::int64_t b_blocks = i == 0 ? b.blocks() : 0;
+      parallel_.for_each(a_blocks + b_blocks, [&](std::int64_t block) {
+        block < a_blocks ? a.widen(block) : b.widen(block - a_blocks);
+      });
+      const Tiles tiles = Tiles::of(m, n);
+      parallel_.for_each_worker(tiles.count(), [&](std::int64_t index, int worker) {
+        const std::int64_t r = index % tiles.rows.parts, c = index / tiles.rows.parts;
+        const Tile tile{plan.rows.begin(i) + tiles.rows.begin(r),
+                        plan.cols.begin(j) + tiles.cols.begin(c),
+                        tiles.rows.length(r),
+                        tiles.cols.length(c),
+                        tiles.rows.begin(r),
+                        tiles.cols.begin(c)};
+        auto* const scratch = reinterpret_cast<float*>(tiles_scratch + worker * plan.tile_bytes);
+        compute_tile(p, tile, a, b, scratch);
+      });
+    }
+  }
+}
+
+// The most that any of the (at most four) tile shapes wants, with a bias or without: a GemmShape
+// does not say whether one will come.
+std::uint64_t Gemm::scratchpad_bytes(const Product& p) const {
+  const Tiles tiles = Tiles::of(p.m, p.n);
+  std::uint64_t most = 0;
+  for (const std::int64_t r : {std::int64_t{0}, tiles.rows.parts - 1}) {
+    for (const std::int64_t c : {std::int64_t{0}, tiles.cols.parts - 1}) {
+      auto key = key_of(p, tiles.rows.length(r), tiles.cols.length(c));
+      for (const bool bias : {false, true}) {
+        key.bias = bias && !p.accumulate;
+        most = std::max<std::uint64_t>(most, matmuls_->scratchpad_bytes(key));
+      }
+    }
+  }
+  return round_up(most, kTensorAlignmentBytes);
+}
+
+void Gemm::run_native(const Product& p, std::byte* workspace) const {
+  const Tiles tiles = Tiles::of(p.m, p.n);
+  const std::uint64_t stride = scratchpad_bytes(p);
+  parallel_.for_each_worker(tiles.count(), [&](std::int64_t index, int worker) {
+    const std::int64_t r = index % tiles.rows.parts, c = index / tiles.rows.parts;
+    const std::int64_t row = tiles.rows.begin(r), col = tiles.cols.begin(c);
+    const auto key = key_of(p, tiles.rows.length(r), tiles.cols.length(c));
+    const void* const bias = p.bias != nullptr ? at(p.bias, col, p.bias_dtype) : nullptr;
+    matmuls_->run(key, at(p.a.data, p.a.transposed ? row : row * p.a.stride, p.a.dtype),
+                  at(p.b.data, p.b.transposed ? col * p.b.stride : col, p.b.dtype), bias,
+                  at(p.c, row * p.c_stride + col, p.c_dtype),
+                  workspace + static_cast<std::uint64_t>(worker) * stride);
+  });
+}
+
+}  // namespace sluice::host

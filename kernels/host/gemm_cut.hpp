@@ -1,0 +1,53 @@
+// How a product's output is cut: by shape alone, never by the number of threads.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace sluice::host {
+
+// An extent cut into `parts` pieces of `size` (the last one shorter): as even as pieces that are a
+// multiple of `multiple` can be, none above `most` (a multiple of `multiple` too, or the extent).
+struct Cut {
+  std::int64_t extent, size, parts;
+
+  Cut(std::int64_t whole, std::int64_t most, std::int64_t multiple) : extent(whole) {
+    const std::int64_t wanted = quotient_up(whole, std::min(most, whole));
+    const std::int64_t even = quotient_up(whole, wanted);
+    size = std::min(whole, quotient_up(even, multiple) * multiple);
+    parts = quotient_up(whole, size);
+  }
+
+  std::int64_t begin(std::int64_t part) const { return part * size; }
+  std::int64_t length(std::int64_t part) const { return std::min(size, extent - part * size); }
+
+  static constexpr std::int64_t quotient_up(std::int64_t a, std::int64_t b) {
+    return (a + b - 1) / b;
+  }
+};
+
+// Tiles of a block [m, n]: from 128 x 256 (fp32: 128 KiB, an eighth of an L2 cache) down to 64 x
+// 64, the largest that gives work to sixteen threads.
+struct Tiles {
+  static constexpr std::int64_t kMostRows = 128, kMostCols = 256, kLeast = 64;
+
+  Cut rows, cols;
+
+  static Tiles of(std::int64_t m, std::int64_t n) {
+    constexpr std::int64_t kEnough = 16;
+    constexpr std::int64_t kSizes[][2] = {{kMostRows, kMostCols}, {128, 128}, {kLeast, 128}};
+    for (const auto& size : kSizes) {
+      const Tiles tiles{Cut(m, size[0], 16), Cut(n, size[1], 16)};
+      if (tiles.count() >= kEnough) return tiles;
+    }
+    return {Cut(m, kLeast, 16), Cut(n, kLeast, 16)};
+  }
+  // No block inside of [m, n] has more tiles than this.
+  static std::int64_t most(std::int64_t m, std::int64_t n) {
+    return Cut::quotient_up(m, kLeast) * Cut::quotient_up(n, kLeast);
+  }
+
+  std::int64_t count() const { return rows.parts * cols.parts; }
+};
+
+}  // namespace sluice::host

@@ -1,0 +1,249 @@
+#include "kernels/host/head.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+
+#include "base/error.hpp"
+#include "base/units.hpp"
+#include "kernels/host/gemm.hpp"
+#include "kernels/host/gemm_cut.hpp"
+#include "kernels/host/ieee_arithmetic.hpp"
+#include "kernels/host/parallel.hpp"
+#include "kernels/host/rows.hpp"
+
+namespace sluice::host {
+namespace {
+
+// A slice reads all of w (or x) once, whatever its size: 64 rows keep that a small part of the
+// work, 4 MiB keep the logits in the last-level cache.
+constexpr std::int64_t kLogitsBytes = 4 * kMiB;
+constexpr std::int64_t kLeastSlice = 64;
+// dx = dlogits w sums over the vocabulary in steps of this many columns, one after the other, so
+// that the widened panels of w stay small.
+constexpr std::int64_t kVocabStep = 8192;
+
+// Slices of `extent` rows (columns), each of `other` logits.
+Cut slices(std::int64_t extent, std::int64_t other) {
+  const std::int64_t rows = kLogitsBytes / (other * std::int64_t{sizeof(float)});
+  return Cut(extent, std::max(kLeastSlice, rows / kLeastSlice * kLeastSlice), 1);
+}
+
+std::uint64_t padded(std::int64_t elems, std::size_t elem_bytes) {
+  return round_up(static_cast<std::uint64_t>(elems) * elem_bytes, kTensorAlignmentBytes);
+}
+
+void check(const HeadShape& shape) {
+  SLUICE_CHECK(shape.rows > 0 && shape.hidden > 0 && shape.vocab > 0);
+  SLUICE_CHECK(shape.dtype == DType::kBF16 || shape.dtype == DType::kF32);
+}
+
+const void* offset(const void* base, std::int64_t elems, DType dtype) {
+  return static_cast<const std::byte*>(base) + elems * std::int64_t(dtype_bytes(dtype));
+}
+
+// The products of both passes over one buffer of logits, which holds their gradient afterwards.
+class Products {
+ public:
+  Products(const Gemm& gemm, const HeadShape& shape) : gemm_(gemm), shape_(shape) {}
+
+  // Gradients of logits lie as bf16 at the start of each fp32 row.
+  bool narrow() const { return gemm_.native_bf16() && shape_.dtype == DType::kBF16; }
+
+  // logits [rows, cols] = x[rows, hidden] w[cols, hidden]^T.
+  Product logits(const void* x, std::int64_t rows, const void* w, std::int64_t cols,
+                 float* to) const {
+    Product p;
+    p.m = rows, p.n = cols, p.k = shape_.hidden;
+    p.a = {x, shape_.dtype, false, shape_.hidden};
+    p.b = {w, shape_.dtype, true, shape_.hidden};
+    p.c = to, p.c_stride = cols;
+    return p;
+  }
+
+  // sums [rows, hidden] (fp32; +=, where `add`) = dlogits[:, first .. first + steps] w[those rows].
+  Product dx_step(const float* dlogits, std::int64_t rows, const void* w, std::int64_t first,
+                  std::int64_t steps, bool add, float* sums) const {
+    Product p;
+    p.m = rows, p.n = shape_.hidden, p.k = steps;
+    p.a = gradient(dlogits, first, shape_.vocab, false);
+    p.b = {offset(w, first * shape_.hidden, shape_.dtype), shape_.dtype, false, shape_.hidden};
+    p.c = sums, p.c_stride = shape_.hidden;
+    p.accumulate = add;
+    return p;
+  }
+
+  // dw [cols, hidden] = dlogits[rows, cols]^T x[rows, hidden].
+  Product dw(const float* dlogits, std::int64_t cols, const void* x, void* to) const {
+    Product p;
+    p.m = cols, p.n = shape_.hidden, p.k = shape_.rows;
+    p.a = gradient(dlogits, 0, cols, true);
+    p.b = {x, shape_.dtype, false, shape_.hidden};
+    p.c = to, p.c_dtype = shape_.dtype, p.c_stride = shape_.hidden;
+    return p;
+  }
+
+ private:
+  Operand gradient(const float* dlogits, std::int64_t first, std::int64_t cols,
+                   bool transposed) const {
+    if (narrow()) return {offset(dlogits, first, DType::kBF16), DType::kBF16, transposed, 2 * cols};
+    return {dlogits + first, DType::kF32, transposed, cols};
+  }
+
+  const Gemm& gemm_;
+  const HeadShape& shape_;
+};
+
+// Workspace of head_forward: logits, losses, fp32 dx of a slice (bf16 only), GEMM.
+struct ForwardPlan {
+  Cut rows, steps;
+  std::uint64_t logits_bytes, losses_bytes, sums_bytes, gemm_bytes = 0;
+
+  ForwardPlan(const Gemm& gemm, const HeadShape& shape)
+      : rows(slices(shape.rows, shape.vocab)),
+        steps(shape.vocab, kVocabStep, 64),
+        logits_bytes(padded(rows.size * shape.vocab, sizeof(float))),
+        losses_bytes(padded(rows.size, sizeof(double))),
+        sums_bytes(shape.dtype == DType::kF32 ? 0
+                                              : padded(rows.size * shape.hidden, sizeof(float))) {
+    const Products products(gemm, shape);
+    for (const std::int64_t slice : {rows.size, rows.length(rows.parts - 1)}) {
+      const auto logits = products.logits(nullptr, slice, nullptr, shape.vocab, nullptr);
+      gemm_bytes = std::max(gemm_bytes, gemm.workspace_bytes(logits));
+      for (const std::int64_t step : {steps.size, steps.length(steps.parts - 1)}) {
+        for (const bool add : {false, true}) {
+          const auto dx = products.dx_step(nullptr, slice, nullptr, 0, step, add, nullptr);
+          gemm_bytes = std::max(gemm_bytes, gemm.workspace_bytes(dx));
+        }
+      }
+    }
+  }
+  std::uint64_t bytes() const { return logits_bytes + losses_bytes + sums_bytes + gemm_bytes; }
+};
+
+// Workspace of head_backward_weight: logits, GEMM.
+struct WeightPlan {
+  Cut cols;
+  std::uint64_t logits_bytes, gemm_bytes = 0;
+
+  WeightPlan(const Gemm& gemm, const HeadShape& shape)
+      : cols(slices(shape.vocab, shape.rows)),
+        logits_bytes(padded(shape.rows * cols.size, sizeof(float))) {
+    const Products products(gemm, shape);
+    for (const std::int64_t slice : {cols.size, cols.length(cols.parts - 1)}) {
+      const auto logits = products.logits(nullptr, shape.rows, nullptr, slice, nullptr);
+      const auto dw = products.dw(nullptr, slice, nullptr, nullptr);
+      gemm_bytes = std::max({gemm_bytes, gemm.workspace_bytes(logits), gemm.workspace_bytes(dw)});
+    }
+  }
+  std::uint64_t bytes() const { return logits_bytes + gemm_bytes; }
+};
+
+struct RowLoss {
+  double loss;
+  float lse;
+};
+
+// Loss of one row of logits; where `gradient`, the row becomes loss_scale * (softmax - onehot).
+RowLoss finish_row(float* row, std::int64_t vocab, std::int32_t target, float loss_scale,
+                   bool gradient, bool narrow) {
+  SLUICE_CHECK(target >= 0 && target < vocab);
+  const float target_logit = row[target];
+  const float shift = row_max(row, vocab);
+  const float sum =
+      gradient ? exp_row(row, vocab, 1.0f, shift) : sum_exp_row(row, vocab, 1.0f, shift);
+  // In fp64: the difference of two large logits keeps its small part.
+  const double log_sum = std::log(static_cast<double>(sum));
+  if (gradient) {
+    const float target_probability = row[target] / sum;
+    scale_row(row, vocab, loss_scale / sum);
+    row[target] = loss_scale * (target_probability - 1.0f);
+    if (narrow) narrow_row_in_place(row, vocab);
+  }
+  return {log_sum + (static_cast<double>(shift) - static_cast<double>(target_logit)),
+          static_cast<float>(static_cast<double>(shift) + log_sum)};
+}
+
+}  // namespace
+
+std::uint64_t head_workspace_bytes(const Gemm& gemm, const HeadShape& shape) {
+  check(shape);
+  return std::max(ForwardPlan(gemm, shape).bytes(), WeightPlan(gemm, shape).bytes());
+}
+
+void head_forward(const Parallel& parallel, const Gemm& gemm, const HeadShape& shape, const void* x,
+                  const void* w, const std::int32_t* targets, float loss_scale, double* loss_sum,
+                  float* lse, void* dx, void* workspace) {
+  check(shape);
+  const ForwardPlan plan(gemm, shape);
+  const Products products(gemm, shape);
+  auto* const bytes = static_cast<std::byte*>(workspace);
+  auto* const logits = reinterpret_cast<float*>(bytes);
+  auto* const losses = reinterpret_cast<double*>(bytes + plan.logits_bytes);
+  auto* const sums = reinterpret_cast<float*>(bytes + plan.logits_bytes + plan.losses_bytes);
+  std::byte* const scratch = bytes + plan.logits_bytes + plan.losses_bytes + plan.sums_bytes;
+  double total = 0.0;
+  for (std::int64_t slice = 0; slice < plan.rows.parts; ++slice) {
+    const std::int64_t begin = plan.rows.begin(slice), rows = plan.rows.length(slice);
+    gemm.run(
+        products.logits(offset(x, begin * shape.hidden, shape.dtype), rows, w, shape.vocab, logits),
+        scratch);
+    parallel.for_each(rows, [&](std::int64_t r) {
+      const IeeeArithmetic ieee;
+      const RowLoss row = finish_row(logits + r * shape.vocab, shape.vocab, targets[begin + r],
+                                     loss_scale, dx != nullptr, products.narrow());
+      losses[r] = row.loss;
+      lse[begin + r] = row.lse;
+    });
+    for (std::int64_t r = 0; r < rows; ++r) total += losses[r];
+    if (dx == nullptr) continue;
+    void* const to = const_cast<void*>(offset(dx, begin * shape.hidden, shape.dtype));
+    float* const into = shape.dtype == DType::kF32 ? static_cast<float*>(to) : sums;
+    for (std::int64_t step = 0; step < plan.steps.parts; ++step) {
+      gemm.run(products.dx_step(logits, rows, w, plan.steps.begin(step), plan.steps.length(step),
+                                step > 0, into),
+               scratch);
+    }
+    if (into != sums) continue;
+    parallel.for_each(rows, [&](std::int64_t r) {
+      store_block({.rows = 1,
+                   .cols = shape.hidden,
+                   .from = sums + r * shape.hidden,
+                   .from_stride = shape.hidden,
+                   .to = const_cast<void*>(offset(to, r * shape.hidden, shape.dtype)),
+                   .to_dtype = shape.dtype,
+                   .to_stride = shape.hidden});
+    });
+  }
+  *loss_sum = total;
+}
+
+void head_backward_weight(const Parallel& parallel, const Gemm& gemm, const HeadShape& shape,
+                          const void* x, const void* w, const std::int32_t* targets,
+                          float loss_scale, const float* lse, void* dw, void* workspace) {
+  check(shape);
+  const WeightPlan plan(gemm, shape);
+  const Products products(gemm, shape);
+  auto* const logits = static_cast<float*>(workspace);
+  std::byte* const scratch = static_cast<std::byte*>(workspace) + plan.logits_bytes;
+  for (std::int64_t slice = 0; slice < plan.cols.parts; ++slice) {
+    const std::int64_t begin = plan.cols.begin(slice), cols = plan.cols.length(slice);
+    const std::int64_t first = begin * shape.hidden;
+    gemm.run(products.logits(x, shape.rows, offset(w, first, shape.dtype), cols, logits), scratch);
+    parallel.for_blocks(shape.rows, 64, [&](std::int64_t row_begin, std::int64_t row_end) {
+      const IeeeArithmetic ieee;
+      for (std::int64_t r = row_begin; r < row_end; ++r) {
+        float* const row = logits + r * cols;
+        exp_row(row, cols, 1.0f, lse[r]);
+        const std::int64_t target = targets[r] - begin;
+        if (target >= 0 && target < cols) row[target] -= 1.0f;
+        scale_row(row, cols, loss_scale);
+        if (products.narrow()) narrow_row_in_place(row, cols);
+      }
+    });
+    gemm.run(products.dw(logits, cols, x, const_cast<void*>(offset(dw, first, shape.dtype))),
+             scratch);
+  }
+}
+
+}  // namespace sluice::host

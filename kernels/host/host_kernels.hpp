@@ -1,0 +1,83 @@
+// Kernels for device memory that is CPU memory: each call computes on a fixed team of oneTBB
+// threads before it returns. Thread-safe: lanes may call at once, each with buffers and workspace
+// of its own.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "kernels/host/gemm.hpp"
+#include "kernels/host/parallel.hpp"
+#include "kernels/kernels.hpp"
+
+namespace sluice::host {
+
+class HostKernels final : public Kernels {
+ public:
+  // Throws InputError where options ask for native bf16 that the CPU has not.
+  explicit HostKernels(const HostKernelOptions& options);
+
+  void set_stream(void* native) override;
+  const char* arithmetic() const override;
+  std::uint64_t gemm_workspace_bytes(const GemmShape& shape) const override;
+  void gemm(const GemmShape& shape, const void* a, const void* b, const void* bias, void* c,
+            void* workspace) override;
+  void zero(void* data, std::uint64_t bytes) override;
+  void column_sum(const void* x, void* out, std::int64_t rows, std::int64_t cols,
+                  DType dtype) override;
+  void norm_forward(const NormShape& shape, const void* x, const void* weight, const void* bias,
+                    void* y, float* mean, float* rstd) override;
+  void norm_backward_input(const NormShape& shape, const void* dy, const void* x,
+                           const void* weight, const float* mean, const float* rstd,
+                           const void* residual, void* dx) override;
+  void norm_backward_weight(const NormShape& shape, const void* dy, const void* x,
+                            const float* mean, const float* rstd, void* dweight,
+                            void* dbias) override;
+  void add(const void* a, const void* b, void* out, std::int64_t elems, DType dtype) override;
+  void gelu_forward(const void* x, void* y, std::int64_t elems, DType dtype) override;
+  void gelu_backward(const void* dy, const void* x, void* dx, std::int64_t elems,
+                     DType dtype) override;
+  void swiglu_forward(const void* x, void* y, std::int64_t rows, std::int64_t cols,
+                      DType dtype) override;
+  void swiglu_backward(const void* dy, const void* x, void* dx, std::int64_t rows,
+                       std::int64_t cols, DType dtype) override;
+  void rope(const AttentionShape& shape, float base, bool inverse, void* qkv) override;
+  std::uint64_t attention_workspace_bytes(const AttentionShape& shape) const override;
+  void attention_forward(const AttentionShape& shape, const void* qkv, void* out, float* lse,
+                         void* workspace) override;
+  void attention_backward(const AttentionShape& shape, const void* dout, const void* qkv,
+                          const void* out, const float* lse, void* dqkv, void* workspace) override;
+  void embedding_forward(const std::int32_t* tokens, const void* table, const void* positions,
+                         void* out, std::int64_t rows, std::int64_t time, std::int64_t hidden,
+                         DType dtype) override;
+  std::uint64_t embedding_backward_workspace_bytes(std::int64_t rows,
+                                                   std::int64_t vocab) const override;
+  void embedding_backward(const std::int32_t* tokens, const void* dout, void* dtable,
+                          void* dpositions, std::int64_t rows, std::int64_t time,
+                          std::int64_t vocab, std::int64_t max_time, std::int64_t hidden,
+                          DType dtype, void* workspace) override;
+  std::uint64_t head_workspace_bytes(const HeadShape& shape) const override;
+  void head_forward(const HeadShape& shape, const void* x, const void* w,
+                    const std::int32_t* targets, float loss_scale, double* loss_sum, float* lse,
+                    void* dx, void* workspace) override;
+  void head_backward_weight(const HeadShape& shape, const void* x, const void* w,
+                            const std::int32_t* targets, float loss_scale, const float* lse,
+                            void* dw, void* workspace) override;
+  void accumulate(float* accumulator, const void* grad, DType grad_dtype, bool first,
+                  std::int64_t elems) override;
+  void fold(void* into, const void* from, DType dtype, std::int64_t elems) override;
+  void squared_norm_blocks(const void* grad, DType dtype, bool round_to_bf16,
+                           std::span<const Block> blocks, double* partial) override;
+  void adamw(const AdamWBuffers& buffers, std::span<const ParameterSegment> segments,
+             const AdamWScalars& scalars) override;
+  void cast(const void* in, DType in_dtype, void* out, DType out_dtype, bool weight_rounding,
+            std::int64_t elems) override;
+
+ private:
+  Parallel parallel_;
+  Gemm gemm_;
+  std::string arithmetic_;
+};
+
+}  // namespace sluice::host

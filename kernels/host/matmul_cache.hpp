@@ -1,0 +1,48 @@
+// oneDNN matmul primitives for one thread, made once for each shape and kept.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "base/dtype.hpp"
+
+namespace sluice::host {
+
+// C[m, n] = op(A) op(B) (+ bias[n]), or += where `accumulate` (fp32 C). Strides in elements, as
+// stored; a transposed operand is stored [k, m] or [n, k]. A and B have one dtype (kBF16 or kF32).
+struct MatmulKey {
+  std::int64_t m = 0, n = 0, k = 0;
+  std::int64_t a_stride = 0, b_stride = 0, c_stride = 0;
+  bool transpose_a = false, transpose_b = false;
+  bool bias = false, accumulate = false;
+  DType dtype = DType::kBF16, bias_dtype = DType::kBF16, c_dtype = DType::kBF16;
+
+  auto operator<=>(const MatmulKey&) const = default;
+};
+
+// Thread-safe. Holds one primitive per shape asked for: as many as the model has distinct tiles.
+class MatmulCache {
+ public:
+  MatmulCache();
+  ~MatmulCache();
+
+  // Bytes of scratchpad that run() needs for this shape; 64-byte aligned when handed in.
+  std::size_t scratchpad_bytes(const MatmulKey& key);
+  // On the calling thread alone. Throws DeviceError when oneDNN refuses.
+  void run(const MatmulKey& key, const void* a, const void* b, const void* bias, void* c,
+           void* scratchpad);
+
+ private:
+  struct Entry;
+  struct Engine;
+  const Entry& entry(const MatmulKey& key);
+
+  std::unique_ptr<Engine> engine_;
+  std::mutex mutex_;
+  std::map<MatmulKey, std::unique_ptr<Entry>> entries_;  // guarded by mutex_; entries never move
+};
+
+}  // namespace sluice::host
