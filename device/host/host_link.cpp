@@ -14,19 +14,23 @@ HostLink::HostLink(const HostDeviceOptions& options)
 void HostLink::acquire() {
   std::unique_lock lock(mutex_);
   const std::uint64_t ticket = next_ticket_++;
+  waiting_.push_back(ticket);
   const Deadline deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
-  while (serving_ticket_ != ticket) {
-    if (turn_changed_.wait_until(lock, deadline.time()) == std::cv_status::timeout &&
-        serving_ticket_ != ticket) {
-      throw TimeoutError("the modelled link between host and device memory");
-    }
+  if (!turn_changed_.wait_until(lock, deadline.time(),
+                                [&] { return !busy_ && waiting_.front() == ticket; })) {
+    std::erase(waiting_, ticket);
+    lock.unlock();
+    turn_changed_.notify_all();
+    throw TimeoutError("the modelled link between host and device memory");
   }
+  waiting_.pop_front();
+  busy_ = true;
 }
 
 void HostLink::release() {
   {
     const std::lock_guard lock(mutex_);
-    ++serving_ticket_;
+    busy_ = false;
   }
   turn_changed_.notify_all();
 }

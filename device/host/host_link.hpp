@@ -4,7 +4,7 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
+#include <deque>
 #include <mutex>
 
 #include "device/host/host_device.hpp"
@@ -27,8 +27,9 @@ class HostLink {
   const double latency_s_;
   std::mutex mutex_;
   std::condition_variable turn_changed_;
-  std::uint64_t next_ticket_ = 0;     // guarded by mutex_
-  std::uint64_t serving_ticket_ = 0;  // guarded by mutex_
+  std::uint64_t next_ticket_ = 0;      // guarded by mutex_
+  std::deque<std::uint64_t> waiting_;  // guarded by mutex_; tickets in order of arrival
+  bool busy_ = false;                  // guarded by mutex_
 };
 
 }  // namespace sluice

@@ -1,0 +1,314 @@
+// Races found, and race-free programs left alone. The queued work is empty: only what it says it
+// touches matters.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <bitset>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/rng.hpp"
+#include "device/host/host_device.hpp"
+
+namespace sluice {
+namespace {
+
+Deadline soon() {
+  return Deadline::after_seconds(60);
+}
+
+class RaceTest : public testing::Test {
+ protected:
+  void touch(Stream& stream, std::uint64_t begin, std::uint64_t end, bool writes) {
+    const MemoryAccess access{buffer_.data() + begin, end - begin, writes};
+    stream.launch([] {}, {&access, 1});
+  }
+  void read(Stream& stream, std::uint64_t begin, std::uint64_t end) {
+    touch(stream, begin, end, false);
+  }
+  void write(Stream& stream, std::uint64_t begin, std::uint64_t end) {
+    touch(stream, begin, end, true);
+  }
+  static std::string race_of(Stream& stream) {
+    try {
+      stream.synchronize(soon());
+    } catch (const DeviceError& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  std::unique_ptr<Device> device_ = make_host_device({.detect_races = true});
+  RawBuffer buffer_ = device_->allocate(4096);
+  std::unique_ptr<Stream> a_ = device_->create_stream("alpha");
+  std::unique_ptr<Stream> b_ = device_->create_stream("beta");
+  std::unique_ptr<Stream> c_ = device_->create_stream("gamma");
+  std::unique_ptr<Event> event_ = device_->create_event();
+};
+
+TEST_F(RaceTest, AReadBesideAWriteIsFoundAndDescribed) {
+  write(*a_, 0, 1024);
+  read(*b_, 512, 2048);
+  const std::string race = race_of(*b_);
+  EXPECT_NE(race.find("stream 'beta' reads"), std::string::npos) << race;
+  EXPECT_NE(race.find("stream 'alpha' writes"), std::string::npos) << race;
+  std::array<char, 64> range{};
+  const auto base = reinterpret_cast<std::uintptr_t>(buffer_.data());
+  std::snprintf(range.data(), range.size(), "[0x%llx, 0x%llx)",
+                static_cast<unsigned long long>(base + 512),
+                static_cast<unsigned long long>(base + 1024));
+  EXPECT_NE(race.find(range.data()), std::string::npos) << race << " has no " << range.data();
+  EXPECT_EQ(race_of(*a_), "");  // only the stream that came second is blamed
+}
+
+TEST_F(RaceTest, AWriteBesideAReadOrAWriteIsFound) {
+  read(*a_, 0, 100);
+  write(*b_, 99, 100);
+  EXPECT_NE(race_of(*b_), "");
+  write(*a_, 200, 300);
+  write(*c_, 299, 400);
+  EXPECT_NE(race_of(*c_), "");
+}
+
+TEST_F(RaceTest, ReadsAndNeighboursAreFree) {
+  read(*a_, 0, 100);
+  read(*b_, 0, 100);
+  write(*a_, 100, 200);
+  write(*b_, 200, 300);
+  read(*c_, 300, 300);  // empty
+  EXPECT_EQ(race_of(*a_) + race_of(*b_) + race_of(*c_), "");
+}
+
+TEST_F(RaceTest, AnEventOrders) {
+  write(*a_, 0, 100);
+  a_->record(*event_);
+  b_->wait(*event_);
+  write(*b_, 0, 100);
+  const auto second = device_->create_event();
+  b_->record(*second);
+  c_->wait(*second);  // after beta, hence after alpha
+  read(*c_, 0, 100);
+  EXPECT_EQ(race_of(*a_) + race_of(*b_) + race_of(*c_), "");
+}
+
+TEST_F(RaceTest, AnEventRecordedTooEarlyDoesNotOrder) {
+  a_->record(*event_);
+  write(*a_, 0, 100);
+  b_->wait(*event_);
+  read(*b_, 0, 100);
+  EXPECT_NE(race_of(*b_), "");
+}
+
+TEST_F(RaceTest, AnEventRecordedAgainAfterTheWaitDoesNotOrder) {
+  a_->record(*event_);
+  b_->wait(*event_);
+  write(*a_, 0, 100);
+  a_->record(*event_);
+  read(*b_, 0, 100);
+  EXPECT_NE(race_of(*b_), "");
+}
+
+TEST_F(RaceTest, AForgottenReaderIsFoundBehindALaterOne) {
+  read(*a_, 0, 100);
+  read(*b_, 0, 100);
+  b_->record(*event_);
+  c_->wait(*event_);
+  write(*c_, 0, 100);  // ordered after beta's read, not after alpha's
+  const std::string race = race_of(*c_);
+  EXPECT_NE(race.find("'alpha' reads"), std::string::npos) << race;
+}
+
+TEST_F(RaceTest, WhatTheHostKnowsToBeDoneIsOrdered) {
+  write(*a_, 0, 100);
+  a_->synchronize(soon());
+  write(*b_, 0, 100);
+  b_->record(*event_);
+  event_->synchronize(soon(), "beta");
+  write(*c_, 0, 100);
+  const auto polled = device_->create_event();
+  c_->record(*polled);
+  const Deadline deadline = soon();
+  while (!polled->done() && !deadline.passed()) std::this_thread::yield();
+  write(*a_, 0, 100);
+  a_->synchronize(soon());
+  auto passing = device_->create_stream("passing");
+  write(*passing, 0, 100);
+  passing.reset();  // drained
+  write(*a_, 0, 100);
+  EXPECT_EQ(race_of(*a_) + race_of(*b_) + race_of(*c_), "");
+}
+
+TEST_F(RaceTest, CopiesTouchBothEnds) {
+  std::vector<std::byte> host(256);
+  a_->copy(buffer_.data(), host.data(), 256, CopyKind::kHostToDevice);
+  b_->copy(host.data(), buffer_.data() + 1024, 256, CopyKind::kDeviceToHost);
+  const std::string race = race_of(*b_);  // overwrites the source of the copy above
+  EXPECT_NE(race.find("'alpha' reads"), std::string::npos) << race;
+  read(*c_, 0, 256);
+  EXPECT_NE(race_of(*c_).find("'alpha' writes"), std::string::npos);
+}
+
+TEST_F(RaceTest, ARacingEntryDoesNotRun) {
+  write(*a_, 0, 100);
+  bool ran = false;
+  const MemoryAccess access{buffer_.data(), 100, true};
+  b_->launch([&] { ran = true; }, {&access, 1});
+  EXPECT_NE(race_of(*b_), "");
+  EXPECT_FALSE(ran);
+}
+
+TEST_F(RaceTest, AliasesAreOneMemory) {
+  const AddressRange range = device_->reserve(3 * kPageBytes);
+  const PhysicalBlock block = device_->create_block(kPageBytes);
+  const PhysicalBlock other = device_->create_block(kPageBytes);
+  const Mapping low = device_->map(range, 0, block);
+  const Mapping middle = device_->map(range, kPageBytes, other);
+  const Mapping high = device_->map(range, 2 * kPageBytes, block);
+  const MemoryAccess first{low.data() + 100, 50, true};
+  const MemoryAccess elsewhere{middle.data() + 100, 50, true};
+  const MemoryAccess alias{high.data() + 149, 1, true};
+  a_->launch([] {}, {&first, 1});
+  b_->launch([] {}, {&elsewhere, 1});
+  c_->launch([] {}, {&alias, 1});
+  EXPECT_EQ(race_of(*b_), "");
+  EXPECT_NE(race_of(*c_).find("'alpha' writes"), std::string::npos);
+}
+
+// The same address with other memory behind it is other memory.
+TEST_F(RaceTest, RemappedAddressesAreOtherMemory) {
+  const AddressRange range = device_->reserve(kPageBytes);
+  const PhysicalBlock first = device_->create_block(kPageBytes);
+  const PhysicalBlock second = device_->create_block(kPageBytes);
+  const MemoryAccess access{range.data(), 64, true};
+  a_->launch([] {}, {&access, 1});
+  EXPECT_NE(race_of(*a_).find("nothing is mapped"), std::string::npos);
+  {
+    const Mapping mapping = device_->map(range, 0, first);
+    b_->launch([] {}, {&access, 1});
+  }
+  const Mapping mapping = device_->map(range, 0, second);
+  c_->launch([] {}, {&access, 1});
+  EXPECT_EQ(race_of(*b_) + race_of(*c_), "");
+}
+
+TEST_F(RaceTest, TheHostIsCheckedToo) {
+  check_host_access(*device_, buffer_.data(), 4096, true);
+  write(*a_, 0, 100);
+  a_->record(*event_);
+  EXPECT_THROW(check_host_access(*device_, buffer_.data() + 99, 1, false), DeviceError);
+  check_host_access(*device_, buffer_.data() + 100, 1, true);
+  event_->synchronize(soon(), "alpha");
+  check_host_access(*device_, buffer_.data(), 4096, true);
+  read(*b_, 0, 100);
+  check_host_access(*device_, buffer_.data(), 100, false);
+  EXPECT_THROW(check_host_access(*device_, buffer_.data(), 100, true), DeviceError);
+  b_->synchronize(soon());
+  check_host_access(*device_, buffer_.data(), 100, true);
+}
+
+TEST(RaceDetectionOff, ReportsNothing) {
+  const auto device = make_host_device({});
+  const RawBuffer buffer = device->allocate(64);
+  const auto a = device->create_stream("a");
+  const auto b = device->create_stream("b");
+  const MemoryAccess access{buffer.data(), 64, true};
+  a->launch([] {}, {&access, 1});
+  b->launch([] {}, {&access, 1});
+  check_host_access(*device, buffer.data(), 64, true);
+  a->synchronize(soon());
+  b->synchronize(soon());
+}
+
+// Random programs, judged by an independent oracle: reachability in the graph of entries.
+struct Program {
+  static constexpr std::size_t kStreams = 4;
+  static constexpr std::size_t kEntries = 40;
+  static constexpr std::uint64_t kBytes = 64;
+
+  struct Entry {
+    std::size_t stream;
+    std::uint64_t begin;
+    std::uint64_t end;
+    bool writes;
+    std::bitset<kEntries> after;  // all that is ordered before it
+  };
+
+  // How often an entry waits for the last entry of another stream, of 16.
+  Program(std::uint64_t seed, std::uint64_t wait_rate)
+      : rng(seed, stream_of("race_programs")), wait_rate_of_16(wait_rate) {}
+
+  // Queues the program; returns whether the oracle knows a race in it.
+  bool run(const std::vector<std::unique_ptr<Stream>>& streams, Device& device, std::byte* memory) {
+    std::vector<std::unique_ptr<Event>> events;
+    std::array<std::bitset<kEntries>, kStreams> known;
+    std::vector<Entry> entries;
+    for (std::size_t i = 0; i < kEntries; ++i) {
+      const std::size_t stream = draw(kStreams);
+      for (std::size_t earlier = 0; earlier < i; ++earlier) {
+        if (draw(16 * kStreams) >= wait_rate_of_16) continue;
+        streams[stream]->wait(*events[earlier]);
+        known[stream] |= entries[earlier].after;
+        known[stream].set(earlier);
+      }
+      const std::uint64_t begin = draw(kBytes);
+      Entry entry{stream, begin, begin + 1 + draw(kBytes - begin), draw(3) == 0, known[stream]};
+      const MemoryAccess access{memory + entry.begin, entry.end - entry.begin, entry.writes};
+      streams[stream]->launch([] {}, {&access, 1});
+      known[stream].set(i);
+      events.push_back(device.create_event());
+      streams[stream]->record(*events.back());
+      entries.push_back(entry);
+    }
+    return has_race(entries);
+  }
+
+  static bool has_race(const std::vector<Entry>& entries) {
+    for (std::size_t later = 0; later < entries.size(); ++later) {
+      for (std::size_t earlier = 0; earlier < later; ++earlier) {
+        const Entry& x = entries[earlier];
+        const Entry& y = entries[later];
+        const bool overlap = x.begin < y.end && y.begin < x.end;
+        if (overlap && (x.writes || y.writes) && !y.after.test(earlier)) return true;
+      }
+    }
+    return false;
+  }
+
+  std::uint64_t draw(std::uint64_t bound) { return rng.below(next++, bound); }
+
+  CounterRng rng;
+  std::uint64_t wait_rate_of_16;
+  std::uint64_t next = 0;
+};
+
+TEST(RaceDetection, AgreesWithReachabilityOnRandomPrograms) {
+  int racy = 0;
+  int clean = 0;
+  for (std::uint64_t seed = 0; seed < 150; ++seed) {
+    const auto device = make_host_device({.detect_races = true});
+    const RawBuffer buffer = device->allocate(Program::kBytes);
+    std::vector<std::unique_ptr<Stream>> streams;
+    for (std::size_t i = 0; i < Program::kStreams; ++i) {
+      streams.push_back(device->create_stream(std::string("s").append(std::to_string(i))));
+    }
+    Program program(seed, seed % 3 == 0 ? 64 : 4 + seed % 60);
+    const bool expected = program.run(streams, *device, buffer.data());
+    bool found = false;
+    for (const auto& stream : streams) {
+      try {
+        stream->synchronize(soon());
+      } catch (const DeviceError&) {
+        found = true;
+      }
+    }
+    ASSERT_EQ(found, expected) << "seed " << seed;
+    (expected ? racy : clean) += 1;
+  }
+  // Both sorts must occur, or the comparison says nothing.
+  EXPECT_GT(racy, 30);
+  EXPECT_GT(clean, 30);
+}
+
+}  // namespace
+}  // namespace sluice
