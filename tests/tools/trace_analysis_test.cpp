@@ -91,6 +91,7 @@ TEST(Stalls, TheTailOfAStepIsOneAndAnIdleHostHasNoCause) {
   TraceFile trace;
   trace.names = {"compute", "storage_write", "Op"};
   trace.spans = {{0, 2, 0, 1'000'000, -1, -1, 0, 1},
+                 {1, 2, 0, 500'000, -1, -1, 64, 1},  // over before the first wait
                  {0, 2, 2'000'000, 3'000'000, -1, -1, 0, 1},
                  {1, 2, 2'500'000, 9'000'000, -1, -1, 64, 1}};
   trace.end_ns = 9'000'000;
@@ -99,7 +100,7 @@ TEST(Stalls, TheTailOfAStepIsOneAndAnIdleHostHasNoCause) {
   EXPECT_FALSE(stalls[0].waited_for.has_value());
   EXPECT_EQ(stalls[1].begin_ns, 3'000'000);
   EXPECT_EQ(stalls[1].end_ns, 9'000'000);
-  EXPECT_EQ(stalls[1].waited_for, std::optional<std::uint32_t>(2));
+  EXPECT_EQ(stalls[1].waited_for, std::optional<std::uint32_t>(3));
   EXPECT_FALSE(stalls[1].next.has_value());
 }
 

@@ -6,6 +6,8 @@ const $ = (id) => document.getElementById(id);
 // Okabe and Ito's palette, told apart by every common form of colour blindness.
 const CATEGORY_COLORS = { weight: "#0072b2", gradient: "#d55e00", optimizer: "#e69f00", activation: "#009e73",
   workspace: "#56b4e9", communication: "#cc79a7", external: "#999999" };
+// From the bottom of a stack up: what stays as it is first, so that what moves is seen to move.
+const STACK_ORDER = ["external", "workspace", "communication", "weight", "optimizer", "gradient", "activation"];
 const OP_GROUPS = [
   { name: "forward", color: "#0072b2", match: /^(Forward|External)$/ },
   { name: "recompute", color: "#56b4e9", match: /^Recompute$/ },
@@ -15,6 +17,7 @@ const OP_GROUPS = [
   { name: "storage read", color: "#d55e00", match: /^StorageRead$/ },
   { name: "storage write, commit", color: "#cc79a7", match: /^(StorageWrite|Commit)$/ },
   { name: "optimizer", color: "#3d3d5c", match: /^OptimizerStep$/ },
+  { name: "gradient sums and norm", color: "#8b5fbf", match: /^(AccumulateGrad|FoldGrad|GradNorm|ClipFactor)$/ },
   { name: "communication", color: "#8c6d31", match: /^(Gather|ReduceScatter|AllReduce|Send.*|Recv.*)$/ },
   { name: "other", color: "#9aa4ae", match: /./ },
 ];
@@ -265,7 +268,9 @@ function memoryChart(title, series, end, top, budget) {
   const x = [0, Math.max(end, 1)];
   const chart = frame(x, [0, top], { height: 170, binary: true, yText: bytesText, xText: timeText });
   const floor = new Array(series.time.length).fill(0);
-  series.categories.forEach((category, c) => {
+  const stack = series.categories.map((category, c) => [category, c])
+    .sort((a, b) => STACK_ORDER.indexOf(a[0]) - STACK_ORDER.indexOf(b[0]));
+  for (const [category, c] of stack) {
     // Step function: up the top edge left to right, back along the floor.
     let upper = "", lower = "";
     series.time.forEach((time, i) => {
@@ -277,7 +282,7 @@ function memoryChart(title, series, end, top, budget) {
       floor[i] += series.bytes[c][i];
     });
     chart.root.append(svg("path", { d: "M" + upper.slice(1) + lower + "Z", fill: CATEGORY_COLORS[category] ?? "#999", "fill-opacity": 0.88 }));
-  });
+  }
   if (present(budget)) {
     const inside = budget <= top;
     const y = inside ? chart.py(budget) : chart.box.top;
