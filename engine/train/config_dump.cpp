@@ -1,10 +1,8 @@
 // The resolved configuration and the list of keys as text, all read off the schema.
-#include <xxhash.h>
-
-#include <array>
 #include <nlohmann/json.hpp>
 
 #include "engine/train/config_schema.hpp"
+#include "engine/train/digest.hpp"
 
 namespace sluice {
 
@@ -77,15 +75,9 @@ std::string config_hash(const Config& config) {
     }
     text += key.path + " = " + format_value(key, key.read(config)) + "\n";
   }
-  XXH128_canonical_t digest;
-  XXH128_canonicalFromHash(&digest, XXH3_128bits(text.data(), text.size()));
-  std::string hex;
-  for (const unsigned char byte : digest.digest) {
-    constexpr std::string_view digits = "0123456789abcdef";
-    hex += digits[byte >> 4];
-    hex += digits[byte & 15];
-  }
-  return hex;
+  Digest digest;
+  digest.update(text.data(), text.size());
+  return digest.finish().hex();
 }
 
 }  // namespace sluice

@@ -225,9 +225,9 @@ class Loader {
   [[noreturn]] void throw_unknown_below(std::string origin, std::string path,
                                         const toml::node& node) const {
     if (const auto* table = node.as_table(); table && !table->empty()) {
-      const auto& [name, child] = *table->begin();
-      origin = origin_of(child, name);
-      path += "." + std::string(name.str());
+      const auto first = table->begin();  // kept: its pair lives in the iterator
+      origin = origin_of(first->second, first->first);
+      path += "." + std::string(first->first.str());
     }
     throw_unknown(origin, path);
   }

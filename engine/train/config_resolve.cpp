@@ -9,6 +9,7 @@ namespace {
 
 // Tokens of a micro-batch: keeps products with ffn, layers and element size below 2^63.
 constexpr std::int64_t kMaxMicroBatchTokens = 1 << 22;
+constexpr std::int64_t kMaxRunTokens = std::int64_t{1} << 60;
 
 void require_keys(const Config& config, const ConfigOrigins& origins) {
   // A model that is imported brings its own shape.
@@ -71,6 +72,15 @@ void check_train(const Config& config, const ConfigOrigins& origins) {
     throw InputError(origins.of("train.micro_batch") + ": train.micro_batch * train.seq is " +
                      text_of(train.micro_batch * train.seq) + ", which must be at most " +
                      text_of(kMaxMicroBatchTokens));
+  }
+  // The data order counts samples, the log tokens: both must stay below 2^63.
+  std::int64_t tokens = train.micro_batch * train.seq;
+  if (__builtin_mul_overflow(tokens, train.accumulate, &tokens) ||
+      __builtin_mul_overflow(tokens, train.steps, &tokens) || tokens > kMaxRunTokens) {
+    throw InputError(origins.of("train.steps") +
+                     ": train.steps * accumulate * micro_batch * seq, the tokens of the run, must be "
+                     "at most " +
+                     text_of(kMaxRunTokens));
   }
   if (train.accumulate % train.fold_groups != 0) {
     throw InputError(origins.of("train.fold_groups") + ": train.fold_groups is " +

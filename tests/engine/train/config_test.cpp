@@ -1,0 +1,216 @@
+#include "engine/train/config.hpp"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/error.hpp"
+#include "engine/train/config_schema.hpp"
+#include "tests/engine/train/scratch_directory.hpp"
+
+namespace sluice {
+namespace {
+
+const std::string kSmall = "[model]\nlayers = 2\nhidden = 64\nheads = 4\n";
+
+Config parse(const std::string& text, const std::vector<std::string>& overrides = {}) {
+  return parse_config(text, "run.toml", overrides);
+}
+std::string refusal(const std::string& text, const std::vector<std::string>& overrides = {}) {
+  return message_of<InputError>([&] { parse(text, overrides); });
+}
+
+TEST(Config, FillsInWhatWasNotSaid) {
+  const Config gpt2 = parse(kSmall + "[train]\nseq = 128\n");
+  EXPECT_EQ(gpt2.model.kv_heads, 4);
+  EXPECT_EQ(gpt2.model.ffn, 256);
+  EXPECT_EQ(gpt2.model.vocab, 256);
+  EXPECT_EQ(gpt2.model.max_seq, 128);
+  EXPECT_TRUE(gpt2.model.tie_embeddings);
+  EXPECT_EQ(gpt2.memory.storage_paths, std::vector<std::string>{"runs/default/storage"});
+  EXPECT_EQ(gpt2.checkpoint.dir, "runs/default/checkpoints");
+
+  const Config llama = parse(kSmall + "family = \"llama\"\n");
+  EXPECT_EQ(llama.model.ffn, 192);  // 8/3 * 64 = 170.7, up to a multiple of 64
+  EXPECT_FALSE(llama.model.tie_embeddings);
+}
+
+TEST(Config, ReadsEveryKindOfValue) {
+  const Config config =
+      parse(kSmall +
+                "[data]\npaths = [\"a\", \"b\"]\n[optimizer]\nbetas = [0, 0.5]\nlr = 1\n"
+                "[memory]\ndevice = \"1.5GiB\"\npinned = 4096\nlink_latency = \"10us\"\n"
+                "link_bandwidth = \"16GiB/s\"\nplace.weight = \"pinned\"\n",
+            {"memory.chunk=4MiB", "model.tie_embeddings=false", "memory.storage_paths=x,y",
+             "train.clip=0.5"});
+  EXPECT_EQ(config.data.paths, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(config.optimizer.beta1, 0.0);
+  EXPECT_EQ(config.optimizer.beta2, 0.5);
+  EXPECT_EQ(config.memory.device_bytes, 3 * kGiB / 2);
+  EXPECT_EQ(config.memory.pinned_bytes, 4096u);
+  EXPECT_DOUBLE_EQ(config.memory.link_latency_s, 1e-5);
+  EXPECT_EQ(config.memory.link_bandwidth_bytes_per_s, 16.0 * kGiB);
+  EXPECT_EQ(config.memory.place.weight, Config::Place::kPinned);
+  EXPECT_EQ(config.memory.chunk_bytes, 4 * kMiB);
+  EXPECT_FALSE(config.model.tie_embeddings);
+  EXPECT_EQ(config.memory.storage_paths, (std::vector<std::string>{"x", "y"}));
+  EXPECT_EQ(config.train.clip, 0.5);
+}
+
+TEST(Config, TheLastOverrideWins) {
+  EXPECT_EQ(parse(kSmall, {"train.steps=5", "train.steps=7"}).train.steps, 7);
+}
+
+TEST(Config, AnUnknownKeyNamesTheNearestKnownOne) {
+  EXPECT_EQ(refusal(kSmall + "[memory]\n\ndevise = \"1GiB\"\n"),
+            "run.toml:7: unknown key 'memory.devise'; did you mean 'memory.device'?");
+  EXPECT_EQ(refusal(kSmall + "[memroy]\ndevice = 1\n"),
+            "run.toml:6: unknown key 'memroy.device'; did you mean 'memory.device'?");
+  EXPECT_EQ(refusal(kSmall, {"train.lr=1"}),
+            "--set train.lr=1: unknown key 'train.lr'; did you mean 'optimizer.lr'?");
+  EXPECT_EQ(refusal(kSmall + "[memory.place]\nweights = \"pinned\"\n"),
+            "run.toml:6: unknown key 'memory.place.weights'; did you mean 'memory.place.weight'?");
+}
+
+TEST(Config, AMistypedValueNamesTheKeyWhatWasGivenAndWhatIsRight) {
+  EXPECT_EQ(refusal("[model]\nlayers = \"two\"\n"),
+            "run.toml:2: model.layers must be an integer from 1 to 4096; got \"two\"");
+  EXPECT_EQ(refusal(kSmall + "[memory]\ndevice = \"lots\"\n"),
+            "run.toml:6: memory.device must be a byte count such as \"64MiB\", from 0 to 1024TiB; "
+            "got \"lots\"");
+  EXPECT_EQ(refusal(kSmall, {"recompute.policy=all"}),
+            "--set recompute.policy=all: recompute.policy must be \"none\", \"unit\" or \"auto\"; "
+            "got \"all\"");
+  EXPECT_EQ(refusal("memory = 3\n"), "run.toml:1: memory is a section, written [memory]; got 3");
+  EXPECT_NE(refusal(kSmall + "[train]\nsteps = 1.5\n").find("got 1.5"), std::string::npos);
+}
+
+TEST(Config, RangesAreKept) {
+  for (const std::string assignment :
+       {"model.layers=0", "model.layers=4097", "memory.chunk=3MiB", "memory.chunk=0",
+        "memory.device=-1", "optimizer.betas=0.9,1.0", "optimizer.betas=0.9", "optimizer.eps=0",
+        "optimizer.lr=nan", "train.clip=inf", "data.eval_fraction=1", "train.seed=-1",
+        "train.seed=99999999999999999999", "parallel.zero=4", "memory.link_latency=2s",
+        "log.every=0", "memory.storage_paths=a,,b"}) {
+    EXPECT_NE(refusal(kSmall, {assignment}).find(" must be "), std::string::npos) << assignment;
+  }
+}
+
+TEST(Config, ValuesThatDisagreeAreRefused) {
+  EXPECT_EQ(refusal(kSmall, {"model.heads=3"}),
+            "--set model.heads=3: model.heads is 3, which must divide model.hidden, 64");
+  EXPECT_NE(refusal(kSmall, {"model.kv_heads=3"}).find("divide model.heads, 4"), std::string::npos);
+  EXPECT_NE(refusal(kSmall, {"model.family=llama", "model.heads=64"}).find("even"),
+            std::string::npos);
+  EXPECT_NE(refusal(kSmall, {"train.seq=64", "model.max_seq=32"}).find("at most model.max_seq, 32"),
+            std::string::npos);
+  EXPECT_NE(refusal(kSmall, {"train.eval_every=5"}).find("data.eval_fraction"), std::string::npos);
+  EXPECT_NE(refusal(kSmall, {"train.accumulate=4", "train.fold_groups=3"}).find("divide"),
+            std::string::npos);
+  EXPECT_NE(refusal(kSmall, {"train.seq=1048576", "train.micro_batch=8"}).find("4194304"),
+            std::string::npos);
+  EXPECT_NE(refusal(kSmall, {"train.steps=1000000000000", "train.accumulate=1048576"})
+                .find("tokens of the run"),
+            std::string::npos);
+  EXPECT_EQ(refusal("[model]\nlayers = 1\nhidden = 8\n"),
+            "run.toml: model.heads is missing; it must be an integer from 1 to 16384");
+}
+
+TEST(Config, BrokenTomlNamesTheLine) {
+  EXPECT_EQ(refusal("[model]\nlayers = = 2\n").rfind("run.toml:2: not valid TOML: ", 0), 0u);
+  EXPECT_NE(refusal("[model]\nlayers = 2\nlayers = 3\n").find("run.toml:3"), std::string::npos);
+  EXPECT_NE(refusal(kSmall, {"no equals sign"}).find("write key=value"), std::string::npos);
+  EXPECT_EQ(refusal(std::string(2 << 20, '#')).rfind("run.toml has 2097152 bytes", 0), 0u);
+  // Deep nesting must end in a refusal, not in a stack overflow.
+  EXPECT_FALSE(refusal("x = " + std::string(100000, '[')).empty());
+}
+
+TEST(Config, TheDumpReadsBackToTheSameConfiguration) {
+  const Config config =
+      parse(kSmall, {"data.paths=we\"ird\\na\tme,b", "optimizer.lr=0.1", "memory.device=96MiB",
+                     "memory.link_latency=3us", "checkpoint.mode=durable", "train.precision=fp16"});
+  const std::string text = config_to_toml(config);
+  const Config again = parse(text);
+  EXPECT_EQ(config_to_toml(again), text);
+  EXPECT_EQ(again.data.paths, config.data.paths);
+  EXPECT_EQ(again.optimizer.lr, 0.1);
+  EXPECT_EQ(again.memory.link_latency_s, config.memory.link_latency_s);
+  const auto json = nlohmann::json::parse(config_to_json(config));
+  EXPECT_EQ(json["memory"]["device"], 96 * kMiB);
+  EXPECT_EQ(json["memory"]["place"]["weight"], "auto");
+  EXPECT_EQ(json["optimizer"]["betas"][1], 0.95);
+}
+
+TEST(Config, EveryKeyIsListedOnceAndCanBeSetToItsOwnValue) {
+  std::set<std::string> paths;
+  const std::string help = config_help();
+  const Config config = parse(kSmall);
+  for (const ConfigKey& key : config_schema()) {
+    EXPECT_TRUE(paths.insert(key.path).second) << key.path;
+    EXPECT_NE(help.find("  " + key.path + "\n"), std::string::npos) << key.path;
+    EXPECT_TRUE(in_range(key, key.read(config))) << key.path;
+    Config other = config;
+    key.assign(other, key.read(config));
+    EXPECT_EQ(config_to_toml(other), config_to_toml(config)) << key.path;
+  }
+}
+
+TEST(Config, EachChoiceComesBackAsItWasWritten) {
+  for (const ConfigKey& key : config_schema()) {
+    for (const std::string& choice : key.choices) {
+      Config config;
+      key.assign(config, ConfigValue(choice));
+      EXPECT_EQ(std::get<std::string>(key.read(config)), choice) << key.path;
+    }
+  }
+  Config config;
+  find_config_key("optimizer.placement")->assign(config, ConfigValue(std::string("speculative")));
+  EXPECT_EQ(config.optimizer.placement, Config::OptimizerPlacement::kSpeculative);
+}
+
+TEST(Config, WhatIsNotBuiltYetIsRefusedByName) {
+  EXPECT_NO_THROW(check_supported(parse(kSmall)));
+  for (const std::string assignment :
+       {"train.precision=fp16", "optimizer.states=split", "optimizer.placement=next_forward",
+        "data.format=megatron", "parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2",
+        "parallel.context=2", "parallel.zero=1", "parallel.schedule=1f1b",
+        "checkpoint.mode=durable", "model.from=somewhere", "memory.backend=cuda",
+        "train.reduction=sequential", "train.fold_groups=2"}) {
+    const Config config = parse(kSmall, {"train.accumulate=2", assignment});
+    const std::string words = message_of<InputError>([&] { check_supported(config); });
+    EXPECT_EQ(words.rfind(assignment.substr(0, assignment.find('=')), 0), 0u) << words;
+    EXPECT_NE(words.find("is not available in this version"), std::string::npos);
+  }
+}
+
+TEST(ConfigHash, ChangesWithWhatDeterminesResultsAndWithNothingElse) {
+  const std::string plain = config_hash(parse(kSmall));
+  EXPECT_EQ(plain.size(), 32u);
+  for (const std::string assignment :
+       {"memory.device=64MiB", "memory.place.weight=storage", "memory.chunk=4MiB",
+        "memory.prefetch=7", "recompute.policy=unit", "checkpoint.every=3", "log.dir=elsewhere",
+        "optimizer.placement=after_backward", "train.threads=2"}) {
+    EXPECT_EQ(config_hash(parse(kSmall, {assignment})), plain) << assignment;
+  }
+  for (const std::string assignment :
+       {"model.hidden=128", "model.vocab=300", "train.seed=2", "train.steps=7", "train.seq=32",
+        "optimizer.lr=0.5", "data.paths=x", "train.precision=fp32", "train.clip=2"}) {
+    EXPECT_NE(config_hash(parse(kSmall, {assignment})), plain) << assignment;
+  }
+  const std::string constant = "optimizer.schedule=constant";
+  EXPECT_EQ(config_hash(parse(kSmall, {constant})),
+            config_hash(parse(kSmall, {constant, "train.steps=7"})));
+}
+
+TEST(Config, AFileThatCannotBeReadIsNamed) {
+  const ScratchDirectory scratch;
+  const auto missing = scratch / "missing.toml";
+  EXPECT_NE(message_of<InputError>([&] { load_config(missing); }).find(missing), std::string::npos);
+  EXPECT_NE(message_of<InputError>([&] { load_config(scratch.path()); }).find(scratch.path()),
+            std::string::npos);
+  EXPECT_EQ(load_config(scratch.write("run.toml", kSmall)).model.hidden, 64);
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,111 @@
+#include "engine/train/manifest.hpp"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "base/error.hpp"
+#include "engine/train/posix_file.hpp"
+#include "tests/engine/train/scratch_directory.hpp"
+
+namespace sluice {
+namespace {
+
+CheckpointManifest example() {
+  CheckpointManifest manifest;
+  manifest.step = 1234567890123;
+  manifest.seed = 18446744073709551615u;
+  manifest.config_hash = std::string(32, 'a');
+  manifest.data_fingerprint = std::string(32, 'b');
+  manifest.arithmetic = "host avx512_bf16 \"oneDNN\" 2.6.3";
+  manifest.threads = 2;
+  manifest.precision = "bf16";
+  manifest.weights_hash = "0123456789abcdef0123456789abcdef";
+  manifest.model = {{"layers", "12"}, {"family", "gpt2"}};
+  manifest.files = {{"weights.safetensors", 12, std::string(32, '0')},
+                    {"state", 0, std::string(32, '1')}};
+  return manifest;
+}
+
+std::string replaced(const std::string& from, const std::string& to) {
+  std::string text = format_manifest(example());
+  const auto at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
+std::string refusal(const std::string& text) {
+  return message_of<InputError>([&] { parse_manifest(text, "manifest.json"); });
+}
+
+TEST(Manifest, ReadsBackWhatItWrites) {
+  EXPECT_EQ(parse_manifest(format_manifest(example()), "m"), example());
+}
+
+TEST(Manifest, UnknownMembersArePassedOver) {
+  EXPECT_EQ(parse_manifest(replaced("\"threads\"", "\"later\": [1], \"threads\""), "m"), example());
+}
+
+TEST(Manifest, WrongMembersAreRefusedByName) {
+  EXPECT_EQ(refusal(replaced("\"threads\": 2", "\"threads\": -2")),
+            "manifest.json: 'threads' must be a whole number, not negative");
+  EXPECT_EQ(refusal(replaced("\"threads\": 2", "\"thread\": 2")),
+            "manifest.json: 'threads' is missing");
+  EXPECT_NE(refusal(replaced("\"version\": 1", "\"version\": 2")).find("'version' is not 1"),
+            std::string::npos);
+  EXPECT_NE(refusal(replaced("sluice checkpoint", "other")).find("'format'"), std::string::npos);
+  EXPECT_NE(refusal(replaced("0123456789abcdef01", "0123456789ABCDEF01")).find("32 hex digits"),
+            std::string::npos);
+  EXPECT_NE(
+      refusal(replaced("\"layers\": \"12\"", "\"layers\": 12")).find("'layers' must be a string"),
+      std::string::npos);
+  EXPECT_NE(refusal(replaced("\"state\"", "\"../state\"")).find("bare file name"),
+            std::string::npos);
+  EXPECT_NE(refusal(replaced("\"state\"", "\"..\"")).find("bare file name"), std::string::npos);
+  EXPECT_NE(refusal(replaced("\"state\"", "\"weights.safetensors\"")).find("twice"),
+            std::string::npos);
+  EXPECT_NE(refusal(replaced("\"bytes\": 12", "\"bytes\": 1e30")).find("'bytes'"),
+            std::string::npos);
+  EXPECT_NE(refusal(replaced("\"seed\"", "\"step\"")).find("stands twice"), std::string::npos);
+  EXPECT_NE(refusal(replaced("\"threads\"", "\"later\": [[[[[[[[1]]]]]]]], \"threads\""))
+                .find("nested too deeply"),
+            std::string::npos);
+  EXPECT_NE(refusal("[]").find("must be an object"), std::string::npos);
+  EXPECT_NE(refusal("{").find("not valid JSON"), std::string::npos);
+  EXPECT_NE(refusal("").find("not valid JSON"), std::string::npos);
+}
+
+TEST(Manifest, IsSavedWhole) {
+  const ScratchDirectory scratch;
+  const auto path = scratch / "manifest.json";
+  save_manifest(example(), path);
+  auto second = example();
+  second.step = 7;
+  save_manifest(second, path);
+  EXPECT_EQ(load_manifest(path), second);
+  EXPECT_FALSE(std::filesystem::exists(path + ".tmp"));
+  EXPECT_NE(message_of<InputError>([&] { load_manifest(scratch / "none"); }).find("none"),
+            std::string::npos);
+}
+
+TEST(Manifest, FilesThatAreNotAsItSaysAreNamed) {
+  const ScratchDirectory scratch;
+  const auto path = scratch.write("state", std::string(3 << 20, 'x'));
+  CheckpointManifest manifest = example();
+  manifest.files = {{"state", 3 << 20, hash_file(path)}};
+  EXPECT_NO_THROW(verify_files(manifest, scratch.path()));
+  const auto refused = [&] {
+    return message_of<InputError>([&] { verify_files(manifest, scratch.path()); });
+  };
+  std::string changed(3 << 20, 'x');
+  changed[2500000] = 'y';
+  scratch.write("state", changed);
+  EXPECT_EQ(refused(), path + " is corrupt: its checksum is not the manifest's");
+  scratch.write("state", "x");
+  EXPECT_NE(refused().find("has 1 bytes; its manifest says 3145728"), std::string::npos);
+  std::filesystem::remove(path);
+  EXPECT_NE(refused().find("cannot be read"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace sluice
