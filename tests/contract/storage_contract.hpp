@@ -228,11 +228,12 @@ TYPED_TEST_P(StorageContract, UnalignedNeighboursUnderWayAtOnceKeepAllBytes) {
 
 TYPED_TEST_P(StorageContract, CallbacksRunOnOneThreadThatIsNotTheCallers) {
   const auto file = this->scratch(64 * kKiB);
-  AlignedBytes data(4096);
+  AlignedBytes data(50 * 4096);
   Ends ends;
-  for (int i = 0; i < 50; ++i) {
-    this->engine_->submit({StorageOp::kRead, file, 4096, data.at(), i % 2 == 0 ? 4096u : 0u},
-                          ends.callback());
+  for (std::uint64_t i = 0; i < 50; ++i) {
+    this->engine_->submit(
+        {StorageOp::kRead, file, 4096, data.at(i * 4096), i % 2 == 0 ? 4096u : 0u},
+        ends.callback());
   }
   this->engine_->drain(this->soon());
   EXPECT_EQ(ends.ended(), 50u);
@@ -241,26 +242,30 @@ TYPED_TEST_P(StorageContract, CallbacksRunOnOneThreadThatIsNotTheCallers) {
 }
 
 TYPED_TEST_P(StorageContract, CallbacksMaySubmitWhenTheQueueIsFull) {
+  constexpr std::uint64_t kChains = 100;
   const auto file = this->scratch(64 * kKiB);
-  AlignedBytes data(4096);
+  AlignedBytes data(kChains * 4096);  // a buffer for each chain
   std::atomic<int> left = 400;
   StorageEngine& engine = *this->engine_;
-  std::function<void(std::exception_ptr)> next = [&](std::exception_ptr) {
-    if (--left > 0) engine.submit({StorageOp::kRead, file, 0, data.at(), 4096}, next);
+  std::function<void(std::uint64_t)> next = [&](std::uint64_t chain) {
+    engine.submit({StorageOp::kRead, file, 0, data.at(chain * 4096), 4096},
+                  [&, chain](std::exception_ptr) {
+                    if (--left > 0) next(chain);
+                  });
   };
-  for (int i = 0; i < 100; ++i) engine.submit({StorageOp::kRead, file, 0, data.at(), 4096}, next);
+  for (std::uint64_t chain = 0; chain < kChains; ++chain) next(chain);
   engine.drain(this->soon());
   EXPECT_LE(left, 0);
 }
 
 TYPED_TEST_P(StorageContract, AThrowingCallbackHarmsNoOther) {
   const auto file = this->scratch(64 * kKiB);
-  AlignedBytes data(4096);
+  AlignedBytes data(3 * 4096);
   this->engine_->submit({StorageOp::kRead, file, 0, data.at(), 4096},
                         [](std::exception_ptr) { throw std::runtime_error("on purpose"); });
-  this->engine_->submit({StorageOp::kRead, file, 0, data.at(), 4096},
+  this->engine_->submit({StorageOp::kRead, file, 0, data.at(4096), 4096},
                         [](std::exception_ptr) { throw 1; });
-  this->read(file, 0, data.at(), 4096);
+  this->read(file, 0, data.at(8192), 4096);
   this->engine_->drain(this->soon());
 }
 
