@@ -1,0 +1,234 @@
+#include "engine/planner/hardware_profile.hpp"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string_view>
+
+#include "base/error.hpp"
+#include "base/units.hpp"
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view kFormat = "sluice-hardware-profile";
+constexpr int kVersion = 1;
+constexpr std::uint64_t kMaxFileBytes = kMiB;
+constexpr double kMaxRate = 1e18;  // of anything per second: beyond the fastest machine there is
+constexpr double kMaxSeconds = 100.0;  // of one latency
+constexpr std::int64_t kMaxDimension = std::int64_t{1} << 31;
+constexpr std::size_t kMaxGemmRates = 1000;
+constexpr std::size_t kMaxNameBytes = 256;
+
+// The members that are one number: their key, place and bound.
+struct NumberKey {
+  const char* key;
+  double HardwareProfile::*member;
+  double most;
+};
+constexpr NumberKey kNumbers[] = {
+    {"memory_bandwidth_bytes_per_s", &HardwareProfile::memory_bandwidth_bytes_per_s, kMaxRate},
+    {"single_core_copy_bytes_per_s", &HardwareProfile::single_core_copy_bytes_per_s, kMaxRate},
+    {"storage_read_bytes_per_s", &HardwareProfile::storage_read_bytes_per_s, kMaxRate},
+    {"storage_write_bytes_per_s", &HardwareProfile::storage_write_bytes_per_s, kMaxRate},
+    {"storage_duplex_bytes_per_s", &HardwareProfile::storage_duplex_bytes_per_s, kMaxRate},
+    {"storage_latency_s", &HardwareProfile::storage_latency_s, kMaxSeconds},
+    {"gemm_f32_flops_per_s", &HardwareProfile::gemm_f32_flops_per_s, kMaxRate},
+    {"gemm_bf16_flops_per_s", &HardwareProfile::gemm_bf16_flops_per_s, kMaxRate},
+    {"adam_params_per_s", &HardwareProfile::adam_params_per_s, kMaxRate},
+    {"launch_overhead_s", &HardwareProfile::launch_overhead_s, kMaxSeconds},
+};
+
+// Takes members out of one JSON object, and complains with the name of the source and of the key.
+class ObjectReader {
+ public:
+  ObjectReader(const json& object, std::string source, std::string prefix)
+      : object_(object), source_(std::move(source)), prefix_(std::move(prefix)) {
+    if (!object.is_object()) refuse("", "must be a JSON object");
+  }
+
+  [[noreturn]] void refuse(const std::string& key, const std::string& reason) const {
+    throw InputError("hardware profile '" + source_ + "': " + prefix_ + key +
+                     (prefix_.empty() && key.empty() ? "it " : " ") + reason);
+  }
+
+  const json& get(const std::string& key) {
+    known_.insert(key);
+    const auto found = object_.find(key);
+    if (found == object_.end()) refuse(key, "is missing; run `sluice doctor` to measure it");
+    return *found;
+  }
+  double number(const std::string& key, double most) {
+    const json& value = get(key);
+    const double result = value.is_number() ? value.get<double>() : 0.0;
+    // Not-a-number fails both comparisons.
+    if (!(result > 0.0 && result <= most)) {
+      refuse(key, "must be a number above 0, at most " + json(most).dump());
+    }
+    return result;
+  }
+  std::int64_t integer(const std::string& key, std::int64_t most) {
+    const json& value = get(key);
+    const bool fits = value.is_number_unsigned() && value.get<std::uint64_t>() >= 1 &&
+                      value.get<std::uint64_t>() <= static_cast<std::uint64_t>(most);
+    if (!fits) refuse(key, "must be a whole number from 1 to " + std::to_string(most));
+    return value.get<std::int64_t>();
+  }
+  std::string text(const std::string& key) {
+    const json& value = get(key);
+    if (!value.is_string() || value.get_ref<const std::string&>().size() > kMaxNameBytes) {
+      refuse(key, "must be a string of at most " + std::to_string(kMaxNameBytes) + " bytes");
+    }
+    return value.get<std::string>();
+  }
+  void refuse_unknown() const {
+    for (const auto& [key, value] : object_.items()) {
+      if (!known_.contains(key)) refuse("'" + key + "'", "is no key of a hardware profile");
+    }
+  }
+
+ private:
+  const json& object_;
+  std::string source_;
+  std::string prefix_;
+  std::set<std::string> known_;
+};
+
+DType gemm_dtype(ObjectReader& reader) {
+  const std::string name = reader.text("dtype");
+  if (name == dtype_name(DType::kF32)) return DType::kF32;
+  if (name == dtype_name(DType::kBF16)) return DType::kBF16;
+  reader.refuse("dtype", "must be F32 or BF16");
+}
+
+std::vector<GemmRate> read_gemm_rates(ObjectReader& profile, const std::string& source) {
+  const json& list = profile.get("gemm_rates");
+  if (!list.is_array() || list.size() > kMaxGemmRates) {
+    profile.refuse("gemm_rates",
+                   "must be an array of at most " + std::to_string(kMaxGemmRates) + " objects");
+  }
+  std::vector<GemmRate> rates;
+  for (const json& entry : list) {
+    ObjectReader reader(entry, source, "gemm_rates[" + std::to_string(rates.size()) + "].");
+    GemmRate rate;
+    rate.m = reader.integer("m", kMaxDimension);
+    rate.n = reader.integer("n", kMaxDimension);
+    rate.k = reader.integer("k", kMaxDimension);
+    rate.dtype = gemm_dtype(reader);
+    rate.flops_per_s = reader.number("flops_per_s", kMaxRate);
+    reader.refuse_unknown();
+    rates.push_back(rate);
+  }
+  return rates;
+}
+
+}  // namespace
+
+std::string to_json(const HardwareProfile& profile) {
+  json object{{"format", kFormat},
+              {"version", kVersion},
+              {"backend", profile.backend},
+              {"cpu_name", profile.cpu_name},
+              {"cores", profile.cores}};
+  for (const NumberKey& number : kNumbers) object[number.key] = profile.*number.member;
+  object["gemm_rates"] = json::array();
+  for (const GemmRate& rate : profile.gemm_rates) {
+    object["gemm_rates"].push_back({{"m", rate.m},
+                                    {"n", rate.n},
+                                    {"k", rate.k},
+                                    {"dtype", dtype_name(rate.dtype)},
+                                    {"flops_per_s", rate.flops_per_s}});
+  }
+  // A processor's name that is not UTF-8 must not stop a measurement from being saved.
+  return object.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+HardwareProfile profile_from_json(const std::string& text, const std::string& source) {
+  const json object = json::parse(text, nullptr, false);
+  if (object.is_discarded()) {
+    throw InputError("hardware profile '" + source +
+                     "' is not JSON; run `sluice doctor` to write it anew");
+  }
+  ObjectReader reader(object, source, "");
+  if (reader.text("format") != kFormat)
+    reader.refuse("format", "must be \"" + std::string(kFormat) + "\"");
+  if (reader.integer("version", 1'000'000) != kVersion) {
+    reader.refuse("version", "must be " + std::to_string(kVersion));
+  }
+  HardwareProfile profile;
+  profile.backend = reader.text("backend");
+  if (profile.backend != "host" && profile.backend != "cuda") {
+    reader.refuse("backend", "must be \"host\" or \"cuda\"");
+  }
+  profile.cpu_name = reader.text("cpu_name");
+  profile.cores = static_cast<std::int32_t>(reader.integer("cores", 1'000'000));
+  for (const NumberKey& number : kNumbers) {
+    profile.*number.member = reader.number(number.key, number.most);
+  }
+  profile.gemm_rates = read_gemm_rates(reader, source);
+  reader.refuse_unknown();
+  return profile;
+}
+
+HardwareProfile load_profile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    throw InputError("hardware profile '" + path +
+                     "' cannot be read; run `sluice doctor` to measure one");
+  }
+  std::string text(kMaxFileBytes + 1, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (file.bad()) throw IoError("read", path, 0, text.size(), EIO);
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  if (text.size() > kMaxFileBytes) {
+    throw InputError("hardware profile '" + path + "' is longer than 1 MiB, so it is none");
+  }
+  return profile_from_json(text, path);
+}
+
+void save_profile(const HardwareProfile& profile, const std::string& path) {
+  namespace fs = std::filesystem;
+  const fs::path target(path);
+  std::error_code status;
+  if (target.has_parent_path()) fs::create_directories(target.parent_path(), status);
+  if (status) throw IoError("mkdir", target.parent_path().string(), 0, 0, status.value());
+  const std::string text = to_json(profile);
+  const std::string fresh = path + "." + std::to_string(::getpid());
+  std::ofstream file(fresh, std::ios::binary | std::ios::trunc);
+  if (!file) throw IoError("open", fresh, 0, 0, errno);
+  file << text;
+  file.close();
+  if (!file) {
+    fs::remove(fresh, status);
+    throw IoError("write", fresh, 0, text.size(), EIO);
+  }
+  fs::rename(fresh, target, status);
+  if (status) throw IoError("rename", path, 0, 0, status.value());
+}
+
+std::string default_profile_path() {
+  const auto absolute = [](const char* name) -> std::string {
+    const char* value = std::getenv(name);
+    return value != nullptr && value[0] == '/' ? value : "";
+  };
+  const std::string cache = absolute("XDG_CACHE_HOME");
+  if (!cache.empty()) return cache + "/sluice/hardware.json";
+  const std::string home = absolute("HOME");
+  return home.empty() ? "" : home + "/.cache/sluice/hardware.json";
+}
+
+HardwareProfile load_profile_or_default(const std::string& path) {
+  std::error_code unreadable;
+  if (path.empty() || !std::filesystem::exists(path, unreadable)) return HardwareProfile{};
+  return load_profile(path);
+}
+
+}  // namespace sluice
