@@ -1,0 +1,407 @@
+// Schedules as JSON: what a person can read and a test can damage. Defaults are left out; unknown
+// keys, unknown words, and numbers that point nowhere are refused.
+#include <cmath>
+#include <initializer_list>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "engine/schedule/schedule.hpp"
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::string_view kFormat = "sluice.schedule";
+constexpr std::int64_t kVersion = 1;
+// Bounds that keep sums in 64 bits and vectors by rank small.
+constexpr std::int64_t kMostRanks = 1 << 20;
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 56;
+
+constexpr std::array<std::string_view, 8> kDTypeNames{"F64", "F32", "BF16", "F16",
+                                                      "I64", "I32", "U16",  "U8"};
+
+// The names of an enumeration in order of its values.
+template <typename Enum, std::size_t kCount, typename NameOf>
+std::array<std::string_view, kCount> names_of(NameOf name_of) {
+  std::array<std::string_view, kCount> names;
+  for (std::size_t i = 0; i < kCount; ++i) names[i] = name_of(static_cast<Enum>(i));
+  return names;
+}
+const auto op_names = [] { return names_of<Op, kOpCount>(op_name); };
+const auto lane_names = [] { return names_of<Lane, kLaneCount>(lane_name); };
+const auto role_names = [] { return names_of<BufferRole, kBufferRoleCount>(role_name); };
+const auto guard_names = [] { return names_of<Guard, kGuardCount>(guard_name); };
+const auto tier_names = [] { return names_of<Tier, kTierCount>(tier_name); };
+const auto category_names = [] { return names_of<Category, kCategoryCount>(category_name); };
+const auto kind_names = [] { return names_of<StateKind, kStateKindCount + 1>(state_kind_name); };
+
+[[noreturn]] void refuse(const std::string& where, const std::string& what) {
+  throw InputError("schedule: " + where + ": " + what);
+}
+
+// ---- writing
+
+json uses_to_json(const std::vector<Use>& uses) {
+  json list = json::array();
+  for (const Use& use : uses) {
+    if (use.bytes == 0 && use.offset_bytes == 0) {
+      list.push_back(json::array({use.buffer}));
+    } else {
+      list.push_back(json::array({use.buffer, use.offset_bytes, use.bytes}));
+    }
+  }
+  return list;
+}
+
+template <typename T>
+void put(json& object, const char* key, T value, T fallback) {
+  if (value != fallback) object[key] = value;
+}
+
+json buffer_to_json(const Buffer& buffer) {
+  json object;
+  object["role"] = role_name(buffer.role);
+  object["tier"] = tier_name(buffer.tier);
+  object["category"] = category_name(buffer.category);
+  object["dtype"] = kDTypeNames[static_cast<std::size_t>(buffer.dtype)];
+  object["bytes"] = buffer.bytes;
+  put(object, "rank", buffer.rank, 0);
+  put(object, "unit", buffer.unit, -1);
+  put(object, "microbatch", buffer.microbatch, -1);
+  if (buffer.kind != StateKind::kNone) object["kind"] = state_kind_name(buffer.kind);
+  put(object, "chunk", buffer.chunk, -1);
+  put(object, "first_elem", buffer.first_elem, std::uint64_t{0});
+  put(object, "elems", buffer.elems, std::uint64_t{0});
+  put(object, "version", buffer.version, 0);
+  put(object, "persistent", buffer.persistent, false);
+  put(object, "window", buffer.window, false);
+  put(object, "offset_bytes", buffer.offset_bytes, std::uint64_t{0});
+  if (!buffer.slots.empty()) object["slots"] = buffer.slots;
+  return object;
+}
+
+json instruction_to_json(const Instruction& instruction) {
+  json object;
+  object["op"] = op_name(instruction.op);
+  object["lane"] = lane_name(instruction.lane);
+  put(object, "rank", instruction.rank, 0);
+  put(object, "unit", instruction.unit, -1);
+  put(object, "layer", instruction.layer, -1);
+  put(object, "microbatch", instruction.microbatch, -1);
+  put(object, "chunk", instruction.chunk, -1);
+  if (!instruction.reads.empty()) object["reads"] = uses_to_json(instruction.reads);
+  if (!instruction.writes.empty()) object["writes"] = uses_to_json(instruction.writes);
+  if (!instruction.deps.empty()) object["deps"] = instruction.deps;
+  if (instruction.guard != Guard::kNone) object["guard"] = guard_name(instruction.guard);
+  put(object, "peer", instruction.peer, -1);
+  put(object, "group", instruction.group, -1);
+  put(object, "tag", instruction.tag, -1);
+  put(object, "bytes", instruction.bytes, std::uint64_t{0});
+  put(object, "cost_s", instruction.cost_s, 0.0);
+  return object;
+}
+
+json residencies_to_json(const std::vector<Residency>& residencies) {
+  json list = json::array();
+  for (const Residency& residency : residencies) {
+    list.push_back({{"kind", state_kind_name(residency.kind)},
+                    {"unit", residency.unit},
+                    {"chunk", residency.chunk},
+                    {"home", residency.home},
+                    {"version", residency.version}});
+  }
+  return list;
+}
+
+// ---- reading
+
+// Reads one object. `known`: " key key key ", every key that it may have.
+class Fields {
+ public:
+  Fields(const json& object, std::string where, std::string_view known)
+      : object_(object), where_(std::move(where)) {
+    if (!object.is_object()) refuse(where_, "must be an object");
+    for (const auto& [key, value] : object.items()) {
+      if (known.find(" " + key + " ") == std::string_view::npos) {
+        refuse(where_, "has an unknown key \"" + key.substr(0, 40) + "\"");
+      }
+    }
+  }
+
+  const json* find(const char* key) {
+    const auto at = object_.find(key);
+    return at == object_.end() ? nullptr : &*at;
+  }
+  const json& need(const char* key) {
+    const json* value = find(key);
+    if (value == nullptr) refuse(where_, "\"" + std::string(key) + "\" is missing");
+    return *value;
+  }
+
+  std::int32_t integer(const char* key, std::int32_t fallback, std::int64_t least,
+                       std::int64_t most) {
+    const json* value = find(key);
+    return value == nullptr ? fallback : static_cast<std::int32_t>(whole(*value, key, least, most));
+  }
+  std::int32_t integer(const char* key, std::int32_t fallback) {
+    return integer(key, fallback, -1, std::numeric_limits<std::int32_t>::max());
+  }
+  std::uint64_t bytes(const char* key, std::uint64_t most = kMostBytes) {
+    const json* value = find(key);
+    return value == nullptr ? 0 : natural(*value, key, most);
+  }
+  bool flag(const char* key) {
+    const json* value = find(key);
+    if (value == nullptr) return false;
+    if (!value->is_boolean()) refuse_key(key, "must be true or false");
+    return value->get<bool>();
+  }
+  double seconds(const char* key) {
+    const json* value = find(key);
+    if (value == nullptr) return 0.0;
+    if (!value->is_number() || !(value->get<double>() >= 0) ||
+        !std::isfinite(value->get<double>())) {
+      refuse_key(key, "must be a number of seconds, 0 or more");
+    }
+    return value->get<double>();
+  }
+  template <typename Enum, typename Names>
+  Enum word(const char* key, const Names& names, const json* value) {
+    if (!value->is_string()) refuse_key(key, "must be a word");
+    const auto& text = value->get_ref<const std::string&>();
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      if (names[i] == text) return static_cast<Enum>(i);
+    }
+    refuse_key(key, "knows no \"" + text.substr(0, 40) + "\"");
+  }
+  template <typename Enum, typename Names>
+  Enum word(const char* key, const Names& names) {
+    return word<Enum>(key, names, &need(key));
+  }
+  const json& list(const char* key) {
+    static const json empty = json::array();
+    const json* value = find(key);
+    if (value == nullptr) return empty;
+    if (!value->is_array()) refuse_key(key, "must be a list");
+    return *value;
+  }
+  std::vector<std::uint32_t> indices(const char* key, std::uint64_t count) {
+    std::vector<std::uint32_t> values;
+    for (const json& item : list(key)) {
+      values.push_back(static_cast<std::uint32_t>(index(item, key, count)));
+    }
+    return values;
+  }
+  // A natural number below `count`.
+  std::uint64_t index(const json& value, const char* key, std::uint64_t count) {
+    if (!value.is_number_unsigned() || value.get<std::uint64_t>() >= count) {
+      refuse_key(key, "must be below " + std::to_string(count));
+    }
+    return value.get<std::uint64_t>();
+  }
+  std::uint64_t natural(const json& value, const char* key, std::uint64_t most) {
+    if (!value.is_number_unsigned() || value.get<std::uint64_t>() > most) {
+      refuse_key(key, "must be a whole number from 0 to " + std::to_string(most));
+    }
+    return value.get<std::uint64_t>();
+  }
+
+ private:
+  std::int64_t whole(const json& value, const char* key, std::int64_t least, std::int64_t most) {
+    const bool fits = value.is_number_integer() &&
+                      (!value.is_number_unsigned() ||
+                       value.get<std::uint64_t>() <= static_cast<std::uint64_t>(most));
+    if (!fits || value.get<std::int64_t>() < least || value.get<std::int64_t>() > most) {
+      refuse_key(key, "must be a whole number from " + std::to_string(least) + " to " +
+                          std::to_string(most));
+    }
+    return value.get<std::int64_t>();
+  }
+  [[noreturn]] void refuse_key(const char* key, const std::string& what) {
+    refuse(where_, "\"" + std::string(key) + "\" " + what);
+  }
+
+  const json& object_;
+  std::string where_;
+};
+
+Buffer buffer_from_json(const json& object, BufferId id, const Schedule& schedule) {
+  Fields fields(
+      object, "buffer " + std::to_string(id),
+      " role tier category dtype bytes rank unit microbatch kind chunk first_elem elems version "
+      "persistent window offset_bytes slots ");
+  Buffer buffer;
+  buffer.id = id;
+  buffer.role = fields.word<BufferRole>("role", role_names());
+  buffer.tier = fields.word<Tier>("tier", tier_names());
+  buffer.category = fields.word<Category>("category", category_names());
+  buffer.dtype = fields.word<DType>("dtype", kDTypeNames);
+  buffer.bytes = fields.natural(fields.need("bytes"), "bytes", kMostBytes);
+  buffer.rank = fields.integer("rank", 0, 0, schedule.ranks - 1);
+  buffer.unit = fields.integer("unit", -1);
+  buffer.microbatch = fields.integer("microbatch", -1);
+  if (const json* kind = fields.find("kind")) {
+    buffer.kind = fields.word<StateKind>("kind", kind_names(), kind);
+  }
+  buffer.chunk = fields.integer("chunk", -1);
+  buffer.first_elem = fields.bytes("first_elem");
+  buffer.elems = fields.bytes("elems");
+  buffer.version = fields.integer("version", 0);
+  buffer.persistent = fields.flag("persistent");
+  buffer.window = fields.flag("window");
+  buffer.offset_bytes = fields.bytes("offset_bytes");
+  buffer.slots = fields.indices("slots", schedule.slot_count);
+  return buffer;
+}
+
+std::vector<Use> uses_from_json(Fields& fields, const char* key, const Schedule& schedule,
+                                const std::string& where) {
+  std::vector<Use> uses;
+  for (const json& item : fields.list(key)) {
+    if (!item.is_array() || (item.size() != 1 && item.size() != 3)) {
+      refuse(where, "\"" + std::string(key) + "\" holds [buffer] or [buffer, offset, bytes]");
+    }
+    Use use;
+    use.buffer = static_cast<BufferId>(fields.index(item[0], key, schedule.buffers.size()));
+    if (item.size() == 3) {
+      const std::uint64_t bytes = schedule.buffers[use.buffer].bytes;
+      use.offset_bytes = fields.natural(item[1], key, bytes);
+      use.bytes = fields.natural(item[2], key, bytes - use.offset_bytes);
+    }
+    uses.push_back(use);
+  }
+  return uses;
+}
+
+Instruction instruction_from_json(const json& object, InstructionId id, const Schedule& schedule) {
+  const std::string where = "instruction " + std::to_string(id);
+  Fields fields(
+      object, where,
+      " op lane rank unit layer microbatch chunk reads writes deps guard peer group tag bytes "
+      "cost_s ");
+  Instruction instruction;
+  instruction.id = id;
+  instruction.op = fields.word<Op>("op", op_names());
+  instruction.lane = fields.word<Lane>("lane", lane_names());
+  instruction.rank = fields.integer("rank", 0, 0, schedule.ranks - 1);
+  instruction.unit = fields.integer("unit", -1);
+  instruction.layer = fields.integer("layer", -1);
+  instruction.microbatch = fields.integer("microbatch", -1);
+  instruction.chunk = fields.integer("chunk", -1);
+  instruction.reads = uses_from_json(fields, "reads", schedule, where);
+  instruction.writes = uses_from_json(fields, "writes", schedule, where);
+  instruction.deps = fields.indices("deps", id);
+  if (const json* guard = fields.find("guard")) {
+    instruction.guard = fields.word<Guard>("guard", guard_names(), guard);
+  }
+  instruction.peer = fields.integer("peer", -1, -1, schedule.ranks - 1);
+  instruction.group = fields.integer("group", -1);
+  instruction.tag = fields.integer("tag", -1);
+  instruction.bytes = fields.bytes("bytes");
+  instruction.cost_s = fields.seconds("cost_s");
+  return instruction;
+}
+
+std::vector<Residency> residencies_from_json(Fields& fields, const char* key,
+                                             const Schedule& schedule) {
+  std::vector<Residency> residencies;
+  for (const json& item : fields.list(key)) {
+    Fields entry(item, std::string(key) + " " + std::to_string(residencies.size()),
+                 " kind unit chunk home version ");
+    Residency residency;
+    residency.kind = entry.word<StateKind>("kind", kind_names());
+    residency.unit = entry.integer("unit", -1);
+    residency.chunk = entry.integer("chunk", -1);
+    residency.home =
+        static_cast<BufferId>(entry.index(entry.need("home"), "home", schedule.buffers.size()));
+    residency.version = entry.integer("version", 0);
+    residencies.push_back(residency);
+  }
+  return residencies;
+}
+
+// The list, after a check that its indices fit an id.
+const json& bounded_list(Fields& fields, const char* key) {
+  const json& list = fields.list(key);
+  if (list.size() >= kNoId) refuse(key, "has too many entries");
+  return list;
+}
+
+Schedule read_schedule(const json& document) {
+  Fields fields(
+      document, "document",
+      " format version ranks buffers instructions entry exit peak_bytes slot_count slot_bytes "
+      "device_arena_bytes pinned_arena_bytes ");
+  const json& format = fields.need("format");
+  if (!format.is_string() || format.get_ref<const std::string&>() != kFormat) {
+    refuse("document", "\"format\" must be \"" + std::string(kFormat) + "\"");
+  }
+  if (fields.integer("version", 0, 0, 1 << 20) != kVersion) {
+    refuse("document", "\"version\" must be " + std::to_string(kVersion));
+  }
+  Schedule schedule;
+  schedule.ranks = fields.integer("ranks", 1, 1, kMostRanks);
+  schedule.slot_count = static_cast<std::uint32_t>(fields.bytes("slot_count", 1u << 24));
+  schedule.slot_bytes = fields.bytes("slot_bytes", std::uint64_t{1} << 38);
+  schedule.device_arena_bytes = fields.bytes("device_arena_bytes");
+  schedule.pinned_arena_bytes = fields.bytes("pinned_arena_bytes");
+  const json& peaks = fields.need("peak_bytes");
+  if (!peaks.is_array() || peaks.size() != kTierCount) {
+    refuse("document", "\"peak_bytes\" must be a list of three numbers");
+  }
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    schedule.peak_bytes[tier] = fields.natural(peaks[tier], "peak_bytes", kMostBytes * 128);
+  }
+  for (const json& item : bounded_list(fields, "buffers")) {
+    schedule.buffers.push_back(
+        buffer_from_json(item, static_cast<BufferId>(schedule.buffers.size()), schedule));
+  }
+  for (const json& item : bounded_list(fields, "instructions")) {
+    schedule.instructions.push_back(instruction_from_json(
+        item, static_cast<InstructionId>(schedule.instructions.size()), schedule));
+  }
+  schedule.entry = residencies_from_json(fields, "entry", schedule);
+  schedule.exit = residencies_from_json(fields, "exit", schedule);
+  return schedule;
+}
+
+}  // namespace
+
+std::string schedule_to_json(const Schedule& schedule) {
+  json document;
+  document["format"] = kFormat;
+  document["version"] = kVersion;
+  document["ranks"] = schedule.ranks;
+  document["slot_count"] = schedule.slot_count;
+  document["slot_bytes"] = schedule.slot_bytes;
+  document["device_arena_bytes"] = schedule.device_arena_bytes;
+  document["pinned_arena_bytes"] = schedule.pinned_arena_bytes;
+  document["peak_bytes"] = schedule.peak_bytes;
+  document["buffers"] = json::array();
+  for (const Buffer& buffer : schedule.buffers) {
+    document["buffers"].push_back(buffer_to_json(buffer));
+  }
+  document["instructions"] = json::array();
+  for (const Instruction& instruction : schedule.instructions) {
+    document["instructions"].push_back(instruction_to_json(instruction));
+  }
+  document["entry"] = residencies_to_json(schedule.entry);
+  document["exit"] = residencies_to_json(schedule.exit);
+  return document.dump();
+}
+
+Schedule schedule_from_json(std::string_view text) {
+  json document;
+  try {
+    document = json::parse(text);
+  } catch (const json::parse_error& error) {
+    throw InputError("schedule: no JSON at byte " + std::to_string(error.byte));
+  } catch (const json::exception&) {
+    throw InputError("schedule: holds a number out of range");
+  }
+  return read_schedule(document);
+}
+
+}  // namespace sluice
