@@ -84,6 +84,8 @@ std::vector<std::string> validate(const Schedule& schedule,
   validation::Problems problems;
   validation::check_structure(schedule, problems);
   if (!problems.none()) return problems.take();
+  validation::check_meaning(schedule, problems);
+  if (!problems.none()) return problems.take();
   validation::check_messages(schedule, problems);
   const validation::HappensBefore order(schedule);
   validation::check_places(schedule, order, budgets_bytes, problems);

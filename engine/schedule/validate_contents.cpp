@@ -21,6 +21,7 @@ struct Content {
   bool written = false;
   std::int32_t version = 0;
   std::int32_t microbatch = -1;
+  InstructionId maker = kNoId;  // who computed it; copies keep it
   bool operator==(const Content&) const = default;
 };
 
@@ -44,6 +45,7 @@ class ContentCheck {
         problems_(problems),
         spans_(schedule.buffers.size()),
         released_(schedule.buffers.size(), false),
+        outlives_(schedule.buffers.size(), false),
         all_taken_(std::find(taken.begin(), taken.end(), false) == taken.end()),
         weight_version_(static_cast<std::size_t>(schedule.ranks)) {}
 
@@ -61,7 +63,7 @@ class ContentCheck {
       for (const Use& use : instruction.writes) check_write(instruction, use);
       for (const Use& use : instruction.reads) note_reader(instruction, use);
       const std::size_t problems_before = problems_.count();
-      check_meaning(instruction);
+      check_values(instruction);
       if (problems_.count() == problems_before) write(instruction);
     }
     leave();
@@ -74,6 +76,11 @@ class ContentCheck {
   }
 
   void enter() {
+    // Homes outlive the step where exit says so, and losses do; a gradient is used up within.
+    for (const Buffer& buffer : schedule_.buffers) {
+      outlives_[buffer.id] = buffer.persistent && buffer.role != BufferRole::kState;
+    }
+    for (const Residency& residency : schedule_.exit) outlives_[residency.home] = true;
     for (const Buffer& buffer : schedule_.buffers) {
       Span span;
       span.end = buffer.bytes;
@@ -84,7 +91,7 @@ class ContentCheck {
     }
     for (const Residency& residency : schedule_.entry) {
       spans_[residency.home].begin()->second.content =
-          Content{true, residency.version, kAllMicrobatches};
+          Content{true, residency.version, kAllMicrobatches, kNoId};
     }
     for (const Instruction& instruction : schedule_.instructions) {
       if (instruction.op != Op::kAccumulateGrad) continue;
@@ -157,20 +164,19 @@ class ContentCheck {
       for (const InstructionId reader : span.readers) {
         require_order(reader, instruction, use);
       }
-      refuse_waste(instruction, use, span);
+      refuse_waste(buffer_of(use), span);
     });
   }
 
   // A write of state, activation or gradient that nobody reads is a lost step of the computation.
-  void refuse_waste(const Instruction& instruction, const Use& use, const Span& span) {
-    const Buffer& buffer = buffer_of(use);
-    const bool matters = buffer.role == BufferRole::kState ||
-                         buffer.role == BufferRole::kActivation ||
-                         buffer.role == BufferRole::kGradOut;
+  void refuse_waste(const Buffer& buffer, const Span& span) {
+    const bool matters =
+        buffer.role == BufferRole::kState || buffer.role == BufferRole::kActivation ||
+        buffer.role == BufferRole::kGradOut || buffer.role == BufferRole::kNormPartial ||
+        buffer.role == BufferRole::kLoss;
     if (span.read || span.writer == kNoId || !matters || !all_taken_) return;
-    problems_.add(describe(instruction) + " ends what " +
-                  describe(schedule_.instructions[span.writer]) + " wrote to " + describe(buffer) +
-                  ", which nothing has read");
+    problems_.add("what " + describe(schedule_.instructions[span.writer]) + " wrote to " +
+                  describe(buffer) + " is lost unread");
   }
 
   void release(const Instruction& instruction) {
@@ -205,65 +211,21 @@ class ContentCheck {
     last[instruction.lane] = instruction.id;
   }
 
-  void check_meaning(const Instruction& instruction) {
-    check_microbatch(instruction);
-    if (is_copy(instruction.op)) check_copy(instruction);
+  void check_values(const Instruction& instruction) {
     if (is_compute(instruction.op)) check_weights(instruction);
     if (instruction.op == Op::kAccumulateGrad) check_accumulation(instruction);
     if (instruction.op == Op::kFoldGrad || instruction.op == Op::kGradNorm ||
         instruction.op == Op::kOptimizerStep) {
       check_complete(instruction);
     }
-    if (instruction.op == Op::kOptimizerStep) check_one_version(instruction);
+    if (instruction.op == Op::kOptimizerStep) {
+      check_one_version(instruction);
+      check_normed(instruction);
+    }
     if (instruction.op == Op::kAccumulateGrad || instruction.op == Op::kFoldGrad) {
-      check_not_finished(instruction);
+      check_not_normed(instruction);
     }
-    if (instruction.op == Op::kGradNorm) finish_gradients(instruction);
-  }
-
-  // What a micro-batch made is for that micro-batch.
-  void check_microbatch(const Instruction& instruction) {
-    if (instruction.microbatch < 0) return;
-    for (const auto* uses : {&instruction.reads, &instruction.writes}) {
-      for (const Use& use : *uses) {
-        const Buffer& buffer = buffer_of(use);
-        if (buffer.role == BufferRole::kState || buffer.microbatch < 0 ||
-            buffer.microbatch == instruction.microbatch) {
-          continue;
-        }
-        problems_.add(describe(instruction) + " uses " + describe(buffer) + " of micro-batch " +
-                      std::to_string(buffer.microbatch));
-      }
-    }
-  }
-
-  void check_copy(const Instruction& instruction) {
-    if (instruction.reads.size() != instruction.writes.size()) {
-      problems_.add(describe(instruction) + " copies to another number of places than from");
-      return;
-    }
-    for (std::size_t k = 0; k < instruction.reads.size(); ++k) {
-      const Use& from_use = instruction.reads[k];
-      const Use& to_use = instruction.writes[k];
-      const Buffer& from = buffer_of(from_use);
-      const Buffer& to = buffer_of(to_use);
-      const ByteRange source = bytes_of(from_use, from);
-      const ByteRange target = bytes_of(to_use, to);
-      bool like = source.end - source.begin == target.end - target.begin && from.role == to.role;
-      if (from.role == BufferRole::kState) {
-        like = like && from.kind == to.kind && from.unit == to.unit && from.dtype == to.dtype &&
-               first_elem(from, source) == first_elem(to, target);
-      } else {
-        like = like && from.microbatch == to.microbatch;
-      }
-      if (!like) {
-        problems_.add(describe(instruction) + " copies " + describe(from) + " to " + describe(to) +
-                      ", which do not correspond");
-      }
-    }
-  }
-  static std::uint64_t first_elem(const Buffer& buffer, const ByteRange& range) {
-    return buffer.first_elem + range.begin / dtype_bytes(buffer.dtype);
+    if (instruction.op == Op::kGradNorm) note_normed(instruction);
   }
 
   void check_weights(const Instruction& instruction) {
@@ -354,40 +316,72 @@ class ContentCheck {
     return mixed ? std::nullopt : version;
   }
 
+  // Calls f(normed) for what GradNorm has seen of elements [begin, end) of the gradient of a unit.
+  struct Normed {
+    std::uint64_t end = 0;
+    InstructionId maker = kNoId;
+  };
+  template <typename F>
+  void for_normed(const Buffer& buffer, std::uint64_t begin, std::uint64_t end, F f) const {
+    const auto unit = normed_.find({buffer.rank, buffer.unit});
+    if (unit == normed_.end()) return;
+    auto at = unit->second.lower_bound(end);
+    while (at != unit->second.begin() && std::prev(at)->second.end > begin) f((--at)->second);
+  }
+  // Calls f(first element, end element, content) for the gradients that the instruction reads.
+  template <typename F>
+  void for_gradients(const Instruction& instruction, F f) {
+    for (const Use& use : instruction.reads) {
+      const Buffer& buffer = buffer_of(use);
+      if (!is_gradient(buffer)) continue;
+      const std::uint64_t elem_bytes = dtype_bytes(buffer.dtype);
+      for_parts(use, false, [&](std::uint64_t begin, std::uint64_t end, Span& span) {
+        f(buffer, buffer.first_elem + begin / elem_bytes, buffer.first_elem + end / elem_bytes,
+          span.content);
+      });
+    }
+  }
+
   // Once its norm is taken a gradient stays as it is.
-  void check_not_finished(const Instruction& instruction) {
+  void check_not_normed(const Instruction& instruction) {
     for (const Use& use : instruction.writes) {
       const Buffer& buffer = buffer_of(use);
-      const auto finished = finished_.find({buffer.rank, buffer.unit});
-      if (finished == finished_.end()) continue;
-      const auto [begin, end] = elems_of(use);
-      auto after = finished->second.lower_bound(end);
-      if (after == finished->second.begin() || std::prev(after)->second <= begin) continue;
+      const ByteRange range = bytes_of(use, buffer);
+      const std::uint64_t elem_bytes = dtype_bytes(buffer.dtype);
+      bool normed = false;
+      for_normed(buffer, buffer.first_elem + range.begin / elem_bytes,
+                 buffer.first_elem + range.end / elem_bytes, [&](const Normed&) { normed = true; });
+      if (!normed) continue;
       problems_.add(describe(instruction) + " changes " + describe(buffer) +
                     " after its norm was taken");
     }
   }
-  void finish_gradients(const Instruction& instruction) {
-    for (const Use& use : instruction.reads) {
-      const Buffer& buffer = buffer_of(use);
-      if (!is_gradient(buffer)) continue;
-      const auto [begin, end] = elems_of(use);
-      std::uint64_t& held_end = finished_[{buffer.rank, buffer.unit}][begin];
-      held_end = std::max(held_end, end);
-    }
+  void note_normed(const Instruction& instruction) {
+    for_gradients(instruction, [&](const Buffer& buffer, std::uint64_t begin, std::uint64_t end,
+                                   const Content& content) {
+      bool again = false;
+      for_normed(buffer, begin, end, [&](const Normed&) { again = true; });
+      if (again) problems_.add(describe(instruction) + " takes a norm a second time");
+      normed_[{buffer.rank, buffer.unit}][begin] = Normed{end, content.maker};
+    });
   }
-  std::pair<std::uint64_t, std::uint64_t> elems_of(const Use& use) const {
-    const Buffer& buffer = buffer_of(use);
-    const ByteRange range = bytes_of(use, buffer);
-    const std::uint64_t elem_bytes = dtype_bytes(buffer.dtype);
-    return {buffer.first_elem + range.begin / elem_bytes,
-            buffer.first_elem + range.end / elem_bytes};
+  // What is applied is what the norm was taken of.
+  void check_normed(const Instruction& instruction) {
+    for_gradients(instruction, [&](const Buffer& buffer, std::uint64_t begin, std::uint64_t end,
+                                   const Content& content) {
+      bool same = true;
+      for_normed(buffer, begin, end,
+                 [&](const Normed& normed) { same = same && normed.maker == content.maker; });
+      if (same) return;
+      problems_.add(describe(instruction) + " applies another value of " + describe(buffer) +
+                    " than its norm was taken of");
+    });
   }
 
   void write(const Instruction& instruction) {
     // A gradient has the version of the weights that it will make.
     const auto weights = weight_version_[static_cast<std::size_t>(instruction.rank)];
-    Content content{true, weights.value_or(0) + 1, instruction.microbatch};
+    Content content{true, weights.value_or(0) + 1, instruction.microbatch, instruction.id};
     if (instruction.op == Op::kOptimizerStep) {
       content.version = state_version(instruction, false).value_or(0) + 1;
     } else if (instruction.op == Op::kAccumulateGrad) {
@@ -413,7 +407,7 @@ class ContentCheck {
     span.content = content;
     span.writer = instruction.id;
     span.readers.fill(kNoId);
-    span.read = buffer_of(use).persistent;  // outlives the step
+    span.read = outlives_[use.buffer];
     spans[range.begin] = span;
   }
 
@@ -438,6 +432,10 @@ class ContentCheck {
   }
 
   void leave() {
+    for (const Buffer& buffer : schedule_.buffers) {
+      if (!buffer.persistent) continue;
+      for (const auto& [begin, span] : spans_[buffer.id]) refuse_waste(buffer, span);
+    }
     std::map<BufferId, std::int32_t> entry_version;
     for (const Residency& residency : schedule_.entry) {
       entry_version[residency.home] = residency.version;
@@ -468,10 +466,11 @@ class ContentCheck {
   Problems& problems_;
   std::vector<Spans> spans_;
   std::vector<bool> released_;
+  std::vector<bool> outlives_;  // what it holds is of use after the schedule
   bool all_taken_;
   std::vector<std::optional<std::int32_t>> weight_version_;  // by rank: what compute reads
   std::map<std::int32_t, std::int32_t> first_microbatch_, last_microbatch_;  // by rank: of sums
-  std::map<RankUnit, std::map<std::uint64_t, std::uint64_t>> finished_;      // elements with a norm
+  std::map<RankUnit, std::map<std::uint64_t, Normed>> normed_;               // by first element
   std::map<std::int32_t, InstructionId> last_storage_write_, barrier_;       // by rank
   std::map<std::int32_t, std::map<Lane, InstructionId>> last_of_lane_;
 };

@@ -70,6 +70,9 @@ class Meetings {
       if (used_bytes(send.reads) != used_bytes(receive.writes) || send.bytes != receive.bytes) {
         problems_.add(describe(send) + " and " + describe(receive) + " differ in bytes");
       }
+      if (send.microbatch != receive.microbatch) {
+        problems_.add(describe(send) + " is received for another micro-batch");
+      }
       if (send.id > receive.id) {
         problems_.add(describe(receive) + " is listed before its send");
       }

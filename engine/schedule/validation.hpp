@@ -65,6 +65,8 @@ class HappensBefore {
 void check_structure(const Schedule& schedule, Problems& problems);
 // Sends and receives, collectives, absence of cycles.
 void check_messages(const Schedule& schedule, Problems& problems);
+// Whether each op's uses correspond: copies like to like, units and micro-batches their own.
+void check_meaning(const Schedule& schedule, Problems& problems);
 // Races and values: for one outcome of the guards (guard g takes effect where taken[g]).
 void check_contents(const Schedule& schedule, const HappensBefore& order,
                     const std::array<bool, kGuardCount>& taken, Problems& problems);

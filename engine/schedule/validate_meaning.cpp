@@ -1,0 +1,208 @@
+// Part of validate: what an op's uses must have to do with each other and with the op.
+//
+// A schedule that satisfies all orders may still read the wrong thing. What can be known without
+// the model: a copy's two ends correspond; what a unit or micro-batch made serves that unit or
+// micro-batch; every pass over a unit reads the same weights and inputs as its forward pass.
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "engine/schedule/validation.hpp"
+
+namespace sluice::validation {
+namespace {
+
+struct ElemRange {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  bool operator==(const ElemRange&) const = default;
+};
+
+class MeaningCheck {
+ public:
+  MeaningCheck(const Schedule& schedule, Problems& problems)
+      : schedule_(schedule), problems_(problems) {}
+
+  void run() {
+    for (const Instruction& instruction : schedule_.instructions) {
+      if (problems_.full()) return;
+      if (instruction.op == Op::kRelease) continue;
+      check_microbatch(instruction);
+      if (is_copy(instruction.op)) check_copy(instruction);
+      if (is_copy(instruction.op) || is_send(instruction.op)) check_unit(instruction);
+      if (is_compute(instruction.op)) check_compute(instruction);
+      switch (instruction.op) {
+        case Op::kAccumulateGrad:
+        case Op::kFoldGrad:
+        case Op::kGradNorm:
+        case Op::kOptimizerStep:
+          check_update(instruction);
+          break;
+        default:
+          break;
+      }
+    }
+  }
+
+ private:
+  const Buffer& buffer_of(const Use& use) const { return schedule_.buffers[use.buffer]; }
+  static bool is_state(const Buffer& buffer) { return buffer.role == BufferRole::kState; }
+  ElemRange elems_of(const Use& use) const {
+    const Buffer& buffer = buffer_of(use);
+    const ByteRange range = bytes_of(use, buffer);
+    const std::uint64_t elem_bytes = dtype_bytes(buffer.dtype);
+    return {buffer.first_elem + range.begin / elem_bytes,
+            buffer.first_elem + range.end / elem_bytes};
+  }
+
+  // What a micro-batch made is for that micro-batch.
+  void check_microbatch(const Instruction& instruction) {
+    if (instruction.microbatch < 0) return;
+    for (const auto* uses : {&instruction.reads, &instruction.writes}) {
+      for (const Use& use : *uses) {
+        const Buffer& buffer = buffer_of(use);
+        if (is_state(buffer) || buffer.microbatch < 0 ||
+            buffer.microbatch == instruction.microbatch) {
+          continue;
+        }
+        problems_.add(describe(instruction) + " uses " + describe(buffer) + " of micro-batch " +
+                      std::to_string(buffer.microbatch));
+      }
+    }
+  }
+
+  void check_copy(const Instruction& instruction) {
+    if (instruction.reads.size() != instruction.writes.size()) {
+      problems_.add(describe(instruction) + " copies to another number of places than from");
+      return;
+    }
+    for (std::size_t k = 0; k < instruction.reads.size(); ++k) {
+      const Use& from_use = instruction.reads[k];
+      const Use& to_use = instruction.writes[k];
+      const Buffer& from = buffer_of(from_use);
+      const Buffer& to = buffer_of(to_use);
+      const ByteRange source = bytes_of(from_use, from);
+      const ByteRange target = bytes_of(to_use, to);
+      bool like = source.end - source.begin == target.end - target.begin && from.role == to.role;
+      if (is_state(from)) {
+        like = like && from.kind == to.kind && from.unit == to.unit && from.dtype == to.dtype &&
+               elems_of(from_use) == elems_of(to_use);
+      } else {
+        like = like && from.microbatch == to.microbatch;
+      }
+      if (like) continue;
+      problems_.add(describe(instruction) + " copies " + describe(from) + " to " + describe(to) +
+                    ", which do not correspond");
+    }
+  }
+
+  void check_unit(const Instruction& instruction) {
+    if (instruction.unit < 0) return;
+    for (const Use& use : instruction.reads) {
+      const Buffer& buffer = buffer_of(use);
+      if (buffer.unit < 0 || buffer.unit == instruction.unit) continue;
+      problems_.add(describe(instruction) + " moves " + describe(buffer));
+    }
+  }
+
+  // Units whose weights and outputs an instruction reads.
+  struct Sources {
+    std::vector<std::int32_t> weights;
+    std::vector<std::int32_t> inputs;
+  };
+  static bool within(const std::vector<std::int32_t>& part, const std::vector<std::int32_t>& all) {
+    return std::includes(all.begin(), all.end(), part.begin(), part.end());
+  }
+
+  void check_compute(const Instruction& instruction) {
+    if (instruction.unit < 0 || instruction.op == Op::kExternal) return;
+    Sources sources;
+    for (const Use& use : instruction.reads) {
+      const Buffer& buffer = buffer_of(use);
+      if (buffer.role == BufferRole::kActivation) sources.inputs.push_back(buffer.unit);
+      if (is_state(buffer)) sources.weights.push_back(buffer.unit);
+      const bool own = buffer.role == BufferRole::kSaved ||
+                       buffer.role == BufferRole::kWeightContext ||
+                       buffer.role == BufferRole::kGradOut;
+      if ((own && buffer.unit >= 0 && buffer.unit != instruction.unit) ||
+          (is_state(buffer) && buffer.kind != StateKind::kWeight)) {
+        problems_.add(describe(instruction) + " reads " + describe(buffer));
+      }
+    }
+    std::sort(sources.inputs.begin(), sources.inputs.end());
+    std::sort(sources.weights.begin(), sources.weights.end());
+    const bool forward = instruction.op == Op::kForward || instruction.op == Op::kLoss;
+    const auto key = std::tuple(instruction.rank, instruction.unit, instruction.layer);
+    const auto [at, fresh] = forward_.try_emplace(key, sources);
+    const Sources& first = at->second;
+    bool consistent =
+        within(sources.inputs, first.inputs) && within(sources.weights, first.weights);
+    if (forward)
+      consistent = consistent && sources.inputs == first.inputs && sources.weights == first.weights;
+    if (!sources.weights.empty()) {
+      consistent = consistent && std::binary_search(sources.weights.begin(), sources.weights.end(),
+                                                    instruction.unit);
+    }
+    if (!consistent) {
+      problems_.add(describe(instruction) +
+                    " reads weights or inputs of other units than the unit's first pass");
+    }
+  }
+
+  // Elementwise updates: one unit, one range of elements, no kind twice.
+  void check_update(const Instruction& instruction) {
+    std::vector<ElemRange> ranges;
+    bool one_range = true;
+    bool own_unit = true;
+    std::array<int, kStateKindCount + 1> read{};
+    std::array<int, kStateKindCount + 1> written{};
+    for (const bool writes : {false, true}) {
+      for (const Use& use : writes ? instruction.writes : instruction.reads) {
+        const Buffer& buffer = buffer_of(use);
+        if (!is_state(buffer)) continue;
+        ++(writes ? written : read)[static_cast<std::size_t>(buffer.kind)];
+        ranges.push_back(elems_of(use));
+        one_range = one_range && (ranges.back() == ranges.front());
+        const bool fold_source = instruction.op == Op::kFoldGrad && !writes;
+        own_unit = own_unit && (fold_source || buffer.unit == instruction.unit);
+      }
+    }
+    const auto gradients = read[static_cast<std::size_t>(StateKind::kGradient)];
+    bool kinds = true;
+    if (instruction.op == Op::kOptimizerStep) {
+      kinds = gradients == 1 &&
+              std::all_of(read.begin(), read.end(), [](int n) { return n < 2; }) &&
+              std::all_of(written.begin(), written.end(), [](int n) { return n < 2; });
+    } else {
+      for (std::size_t kind = 0; kind < read.size(); ++kind) {
+        const bool gradient = kind == static_cast<std::size_t>(StateKind::kGradient);
+        kinds = kinds && (gradient || (read[kind] == 0 && written[kind] == 0));
+      }
+    }
+    if (instruction.op == Op::kFoldGrad) kinds = kinds && gradients == 2 && folds_two(instruction);
+    if (one_range && own_unit && kinds) return;
+    problems_.add(describe(instruction) + " mixes units, kinds or element ranges");
+  }
+
+  // A fold adds another unit's gradient to the one that it writes.
+  bool folds_two(const Instruction& instruction) const {
+    int own = 0;
+    for (const Use& use : instruction.reads) {
+      if (is_state(buffer_of(use)) && buffer_of(use).unit == instruction.unit) ++own;
+    }
+    return own == 1;
+  }
+
+  const Schedule& schedule_;
+  Problems& problems_;
+  std::map<std::tuple<std::int32_t, std::int32_t, std::int32_t>, Sources> forward_;
+};
+
+}  // namespace
+
+void check_meaning(const Schedule& schedule, Problems& problems) {
+  MeaningCheck(schedule, problems).run();
+}
+
+}  // namespace sluice::validation

@@ -1,0 +1,263 @@
+// Seeded damage to compiled schedules: the mutations that validate must refuse where they matter.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "base/rng.hpp"
+#include "engine/schedule/schedule.hpp"
+
+namespace sluice::testing {
+
+enum class Mutation : std::uint8_t {
+  kDropFetch,       // an Upload, Download, StorageRead or StorageWrite is missing
+  kDropAny,         // any instruction but a Release is missing
+  kSwapNeighbours,  // two neighbours of the list change places
+  kSwapInLane,      // two neighbours of a lane change places, and what they wait for with them
+  kDropDep,
+  kEarlyRelease,  // a Release moves up past the last use of its buffer
+  kDropRelease,
+  kShrinkBuffer,      // a buffer is declared smaller
+  kOverlap,           // a buffer is placed on another's memory
+  kMoveLane,          // an instruction runs on another lane
+  kRedirectUse,       // a use names another buffer
+  kUnmatchedMessage,  // a send or receive is missing, or has another tag
+};
+inline constexpr std::size_t kMutationCount = 12;
+inline constexpr std::array<std::string_view, kMutationCount> kMutationNames{
+    "drop_fetch", "drop_any",      "swap_neighbours", "swap_in_lane",
+    "drop_dep",   "early_release", "drop_release",    "shrink_buffer",
+    "overlap",    "move_lane",     "redirect_use",    "unmatched_message"};
+
+class Mutator {
+ public:
+  Mutator(const Schedule& schedule, std::uint64_t seed)
+      : schedule_(schedule), random_(seed, stream_of("test/mutate")) {}
+
+  // Nothing where the schedule offers no place for this mutation.
+  std::optional<Schedule> mutate(Mutation mutation) {
+    switch (mutation) {
+      case Mutation::kDropFetch:
+        return drop([](const Instruction& i) {
+          return i.op == Op::kUpload || i.op == Op::kDownload || i.op == Op::kStorageRead ||
+                 i.op == Op::kStorageWrite;
+        });
+      case Mutation::kDropAny:
+        return drop([](const Instruction& i) { return i.op != Op::kRelease; });
+      case Mutation::kDropRelease:
+        return drop([](const Instruction& i) { return i.op == Op::kRelease; });
+      case Mutation::kSwapNeighbours:
+        return swap_neighbours();
+      case Mutation::kSwapInLane:
+        return swap_in_lane();
+      case Mutation::kDropDep:
+        return drop_dep();
+      case Mutation::kEarlyRelease:
+        return early_release();
+      case Mutation::kShrinkBuffer:
+        return shrink_buffer();
+      case Mutation::kOverlap:
+        return overlap();
+      case Mutation::kMoveLane:
+        return move_lane();
+      case Mutation::kRedirectUse:
+        return redirect_use();
+      case Mutation::kUnmatchedMessage:
+        return unmatched_message();
+    }
+    return std::nullopt;
+  }
+
+ private:
+  using Pick = std::optional<std::size_t>;
+
+  std::size_t below(std::size_t bound) { return random_.below(draw_++, bound); }
+  // One of the items for which `wanted` holds.
+  template <typename T, typename Wanted>
+  Pick pick(const std::vector<T>& items, Wanted wanted) {
+    std::vector<std::size_t> places;
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      if (wanted(items[i])) places.push_back(i);
+    }
+    if (places.empty()) return std::nullopt;
+    return places[below(places.size())];
+  }
+
+  // The schedule with its instructions in another order (old positions in new order; missing ones
+  // are dropped), deps following their instructions.
+  Schedule reordered(const std::vector<std::size_t>& order) const {
+    Schedule mutant = schedule_;
+    mutant.instructions.clear();
+    std::vector<InstructionId> new_id(schedule_.instructions.size(), kNoId);
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      new_id[order[i]] = static_cast<InstructionId>(i);
+    }
+    for (const std::size_t old : order) {
+      Instruction instruction = schedule_.instructions[old];
+      instruction.id = new_id[old];
+      std::vector<InstructionId> deps;
+      for (const InstructionId dep : instruction.deps) {
+        if (new_id[dep] != kNoId) deps.push_back(new_id[dep]);
+      }
+      instruction.deps = std::move(deps);
+      mutant.instructions.push_back(std::move(instruction));
+    }
+    return mutant;
+  }
+  std::vector<std::size_t> list_order() const {
+    std::vector<std::size_t> order(schedule_.instructions.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    return order;
+  }
+
+  // Whoever waited for it waits for what it waited for, so that only its effect is missing.
+  template <typename Wanted>
+  std::optional<Schedule> drop(Wanted wanted) {
+    const Pick victim = pick(schedule_.instructions, wanted);
+    if (!victim) return std::nullopt;
+    Schedule source = schedule_;
+    const std::vector<InstructionId>& inherited = source.instructions[*victim].deps;
+    for (Instruction& instruction : source.instructions) {
+      if (std::find(instruction.deps.begin(), instruction.deps.end(), *victim) !=
+          instruction.deps.end()) {
+        instruction.deps.insert(instruction.deps.end(), inherited.begin(), inherited.end());
+      }
+    }
+    std::vector<std::size_t> order = list_order();
+    order.erase(order.begin() + static_cast<std::ptrdiff_t>(*victim));
+    return Mutator(source, 0).reordered(order);
+  }
+
+  std::optional<Schedule> swap_neighbours() {
+    std::vector<std::size_t> order = list_order();
+    if (order.size() < 2) return std::nullopt;
+    const std::size_t at = below(order.size() - 1);
+    std::swap(order[at], order[at + 1]);
+    return reordered(order);
+  }
+
+  // The later one moves to just before the earlier one, so all deps of others stay in list order.
+  std::optional<Schedule> swap_in_lane() {
+    if (schedule_.instructions.empty()) return std::nullopt;
+    const std::size_t later = below(schedule_.instructions.size());
+    const Instruction& moved = schedule_.instructions[later];
+    for (std::size_t i = later; i-- > 0;) {
+      const Instruction& earlier = schedule_.instructions[i];
+      if (earlier.lane != moved.lane || earlier.rank != moved.rank) continue;
+      std::vector<std::size_t> order = list_order();
+      std::rotate(order.begin() + static_cast<std::ptrdiff_t>(i),
+                  order.begin() + static_cast<std::ptrdiff_t>(later),
+                  order.begin() + static_cast<std::ptrdiff_t>(later + 1));
+      Schedule mutant = reordered(order);
+      // Deps on what is now later cannot be kept.
+      std::erase_if(mutant.instructions[i].deps, [&](InstructionId dep) { return dep >= i; });
+      return mutant;
+    }
+    return std::nullopt;
+  }
+
+  std::optional<Schedule> drop_dep() {
+    const Pick victim =
+        pick(schedule_.instructions, [](const Instruction& i) { return !i.deps.empty(); });
+    if (!victim) return std::nullopt;
+    Schedule mutant = schedule_;
+    std::vector<InstructionId>& deps = mutant.instructions[*victim].deps;
+    deps.erase(deps.begin() + static_cast<std::ptrdiff_t>(below(deps.size())));
+    return mutant;
+  }
+
+  std::optional<Schedule> early_release() {
+    const Pick release = pick(schedule_.instructions, [](const Instruction& i) {
+      return i.op == Op::kRelease && i.id > 0;
+    });
+    if (!release) return std::nullopt;
+    const std::size_t distance = 1 + below(std::min<std::size_t>(*release, 12));
+    std::vector<std::size_t> order = list_order();
+    const auto to = order.begin() + static_cast<std::ptrdiff_t>(*release - distance);
+    std::rotate(to, order.begin() + static_cast<std::ptrdiff_t>(*release),
+                order.begin() + static_cast<std::ptrdiff_t>(*release + 1));
+    Schedule mutant = reordered(order);
+    const std::size_t at = *release - distance;
+    std::erase_if(mutant.instructions[at].deps, [&](InstructionId dep) { return dep >= at; });
+    return mutant;
+  }
+
+  std::optional<Schedule> shrink_buffer() {
+    const Pick victim = pick(schedule_.buffers, [](const Buffer& b) { return b.bytes > 1; });
+    if (!victim) return std::nullopt;
+    Schedule mutant = schedule_;
+    Buffer& buffer = mutant.buffers[*victim];
+    if (buffer.window && buffer.slots.size() > 1 && below(2) == 0) {
+      buffer.slots.pop_back();
+    } else {
+      buffer.bytes = buffer.bytes / 2;
+    }
+    return mutant;
+  }
+
+  std::optional<Schedule> overlap() {
+    const Pick victim = pick(schedule_.buffers, [](const Buffer&) { return true; });
+    if (!victim) return std::nullopt;
+    Schedule mutant = schedule_;
+    Buffer& buffer = mutant.buffers[*victim];
+    const Pick other = pick(schedule_.buffers, [&](const Buffer& b) {
+      return b.id != buffer.id && b.tier == buffer.tier && b.window == buffer.window &&
+             b.rank == buffer.rank;
+    });
+    if (!other) return std::nullopt;
+    const Buffer& place = schedule_.buffers[*other];
+    if (buffer.window) {
+      buffer.slots[below(buffer.slots.size())] = place.slots[below(place.slots.size())];
+    } else {
+      buffer.offset_bytes = place.offset_bytes;
+    }
+    return mutant;
+  }
+
+  std::optional<Schedule> move_lane() {
+    const Pick victim = pick(schedule_.instructions, [](const Instruction&) { return true; });
+    if (!victim) return std::nullopt;
+    Schedule mutant = schedule_;
+    Instruction& instruction = mutant.instructions[*victim];
+    const auto lane = static_cast<std::size_t>(instruction.lane);
+    instruction.lane = static_cast<Lane>((lane + 1 + below(kLaneCount - 1)) % kLaneCount);
+    return mutant;
+  }
+
+  std::optional<Schedule> redirect_use() {
+    const Pick victim =
+        pick(schedule_.instructions, [](const Instruction& i) { return !i.reads.empty(); });
+    if (!victim) return std::nullopt;
+    Schedule mutant = schedule_;
+    Use& use = mutant.instructions[*victim].reads[below(mutant.instructions[*victim].reads.size())];
+    const Buffer& original = schedule_.buffers[use.buffer];
+    const Pick other = pick(schedule_.buffers, [&](const Buffer& b) {
+      return b.id != original.id && b.role == original.role && b.tier == original.tier &&
+             b.bytes == original.bytes && b.rank == original.rank;
+    });
+    if (!other) return std::nullopt;
+    use.buffer = static_cast<BufferId>(*other);
+    return mutant;
+  }
+
+  std::optional<Schedule> unmatched_message() {
+    const auto is_message = [](const Instruction& i) {
+      return i.op == Op::kSendForward || i.op == Op::kRecvForward || i.op == Op::kSendBackward ||
+             i.op == Op::kRecvBackward;
+    };
+    if (below(2) == 0) return drop(is_message);
+    const Pick victim = pick(schedule_.instructions, is_message);
+    if (!victim) return std::nullopt;
+    Schedule mutant = schedule_;
+    mutant.instructions[*victim].tag += 1 + static_cast<std::int32_t>(below(2));
+    return mutant;
+  }
+
+  const Schedule& schedule_;
+  CounterRng random_;
+  std::uint64_t draw_ = 0;
+};
+
+}  // namespace sluice::testing
