@@ -1,0 +1,35 @@
+// Any TOML and any overrides: a resolved configuration whose dump reads back to itself, or an
+// InputError. The input is the file's text; behind its first NUL, if it has one, overrides
+// separated by NULs.
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/error.hpp"
+#include "engine/train/config.hpp"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  std::string_view input(reinterpret_cast<const char*>(data), size);
+  std::vector<std::string> parts;
+  for (;;) {
+    const auto end = input.find('\0');
+    parts.emplace_back(input.substr(0, end));
+    if (end == std::string_view::npos) break;
+    input.remove_prefix(end + 1);
+  }
+  const std::string text = parts.front();
+  parts.erase(parts.begin());
+  try {
+    const sluice::Config config = sluice::parse_config(text, "fuzz.toml", parts);
+    sluice::config_to_json(config);
+    const std::string dump = sluice::config_to_toml(config);
+    const sluice::Config again = sluice::parse_config(dump, "dump.toml");
+    if (sluice::config_to_toml(again) != dump) __builtin_trap();
+    if (sluice::config_hash(again) != sluice::config_hash(config)) __builtin_trap();
+    sluice::check_supported(config);
+  } catch (const sluice::InputError&) {
+  }
+  return 0;
+}

@@ -1,0 +1,77 @@
+// Writes one directory of valid inputs per fuzz target: `make_corpus DIR`. Fuzzers start from them.
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "engine/train/config.hpp"
+#include "engine/train/manifest.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using std::string_literals::operator""s;
+
+void write(const fs::path& path, const std::string& content) {
+  fs::create_directories(path.parent_path());
+  std::ofstream file(path, std::ios::binary);
+  file << content;
+  if (!file.flush()) throw std::runtime_error("cannot write " + path.native());
+}
+
+std::string llmc_file(std::int32_t magic, std::int32_t version, std::size_t width) {
+  std::vector<std::int32_t> header(256, 0);
+  header[0] = magic;
+  header[1] = version;
+  header[2] = 32;
+  std::string text(1024, '\0');
+  std::memcpy(text.data(), header.data(), text.size());
+  for (std::uint32_t token = 0; token < 32; ++token) {
+    text.append(reinterpret_cast<const char*>(&token), width);
+  }
+  return text;
+}
+
+std::string safetensors_file() {
+  const std::string json = R"({"__metadata__":{"format":"pt"},)"
+                           R"("a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
+                           R"("b":{"dtype":"BF16","shape":[],"data_offsets":[24,26]},)"
+                           R"("c":{"dtype":"U8","shape":[0,5],"data_offsets":[26,26]}}  )";
+  const std::uint64_t length = json.size();
+  std::string text(8, '\0');
+  std::memcpy(text.data(), &length, text.size());
+  return text + json + std::string(26, 'x');
+}
+
+std::string manifest_file() {
+  sluice::CheckpointManifest manifest;
+  manifest.step = 20;
+  manifest.seed = 1;
+  manifest.config_hash = manifest.data_fingerprint = manifest.weights_hash = std::string(32, '0');
+  manifest.arithmetic = "host avx2";
+  manifest.precision = "bf16";
+  manifest.threads = 2;
+  manifest.model = {{"layers", "2"}};
+  manifest.files = {{"weights.safetensors", 1000, std::string(32, 'f')}};
+  return sluice::format_manifest(manifest);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  const fs::path root = argv[1];
+  const std::string model = "[model]\nlayers = 2\nhidden = 64\nheads = 4\n";
+  write(root / "config/small", model);
+  write(root / "config/every_key", sluice::config_to_toml(sluice::parse_config(model, "small")));
+  write(root / "config/overrides",
+        model + "\0memory.device=64MiB\0memory.link_latency=10us\0data.paths=a,b"s);
+  // The first byte is fuzz_bin's choice of format and vocabulary.
+  write(root / "bin/u16", "\1" + llmc_file(20240520, 1, 2));
+  write(root / "bin/u32", "\7" + llmc_file(20240801, 7, 4));
+  write(root / "bin/text", "\4It was the best of times, it was the worst of times.");
+  write(root / "safetensors/three", safetensors_file());
+  write(root / "manifest/one", manifest_file());
+  return 0;
+}
