@@ -147,6 +147,7 @@ TEST_F(RaceTest, CopiesTouchBothEnds) {
   EXPECT_NE(race.find("'alpha' reads"), std::string::npos) << race;
   read(*c_, 0, 256);
   EXPECT_NE(race_of(*c_).find("'alpha' writes"), std::string::npos);
+  EXPECT_EQ(race_of(*a_), "");  // and `host` must outlive the copy
 }
 
 TEST_F(RaceTest, ARacingEntryDoesNotRun) {
