@@ -116,11 +116,11 @@ TEST_F(PagePoolTest, RefusesBrokenUse) {
 }
 
 TEST_F(PagePoolTest, SeededRandomOperationsKeepTheInvariants) {
-  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
     PagePool pool(device_, ledger_, kChunk);
     const CounterRng rng(seed, stream_of("page_pool"));
     std::vector<PagePool::Handle*> held;
-    for (std::uint64_t i = 0; i < 200; ++i) {
+    for (std::uint64_t i = 0; i < 150; ++i) {
       const std::uint64_t what = rng.below(3 * i, 16);
       const auto category = static_cast<Category>(rng.below(3 * i + 1, kCategoryCount));
       try {
