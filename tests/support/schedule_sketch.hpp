@@ -1,0 +1,85 @@
+// A few lines per hand-built schedule: buffers and instructions with whole-buffer uses.
+#pragma once
+
+#include <initializer_list>
+#include <utility>
+
+#include "engine/schedule/link.hpp"
+#include "engine/schedule/pack.hpp"
+
+namespace sluice::testing {
+
+class ScheduleSketch {
+ public:
+  Schedule schedule;
+
+  ScheduleSketch() { schedule.slot_bytes = 65536; }
+
+  BufferId buffer(BufferRole role, Tier tier, std::uint64_t bytes, std::int32_t unit = 0,
+                  std::int32_t microbatch = 0) {
+    Buffer made;
+    made.role = role;
+    made.tier = tier;
+    made.bytes = bytes;
+    made.unit = unit;
+    made.microbatch = microbatch;
+    return add(made);
+  }
+  BufferId state(StateKind kind, Tier tier, std::uint64_t first_elem, std::uint64_t elems,
+                 std::int32_t unit = 0) {
+    Buffer made;
+    made.kind = kind;
+    made.tier = tier;
+    made.dtype = DType::kF32;
+    made.category = Category::kWeight;
+    made.first_elem = first_elem;
+    made.elems = elems;
+    made.bytes = elems * 4;
+    made.unit = unit;
+    return add(made);
+  }
+  // A persistent state buffer that holds version 0 at entry, and `exit_version` at exit.
+  BufferId home(StateKind kind, Tier tier, std::uint64_t elems, std::int32_t exit_version,
+                std::int32_t unit = 0) {
+    const BufferId id = state(kind, tier, 0, elems, unit);
+    schedule.buffers[id].persistent = true;
+    schedule.entry.push_back({kind, unit, -1, id, 0});
+    schedule.exit.push_back({kind, unit, -1, id, exit_version});
+    return id;
+  }
+  Instruction& emit(Op op, Lane lane, std::initializer_list<Use> reads,
+                    std::initializer_list<Use> writes) {
+    Instruction made;
+    made.op = op;
+    made.lane = lane;
+    made.unit = 0;
+    made.layer = 0;
+    made.microbatch = op == Op::kOptimizerStep || op == Op::kGradNorm ? -1 : 0;
+    made.reads = reads;
+    made.writes = writes;
+    made.cost_s = 1.0;
+    schedule.instructions.push_back(std::move(made));
+    return schedule.instructions.back();
+  }
+  void release(Lane lane, BufferId id) { emit(Op::kRelease, lane, {{id, 0, 0}}, {}).cost_s = 0; }
+
+  Schedule compiled() {
+    link(schedule);
+    pack(schedule);
+    return schedule;
+  }
+
+ private:
+  BufferId add(Buffer made) {
+    made.id = static_cast<BufferId>(schedule.buffers.size());
+    schedule.buffers.push_back(made);
+    return made.id;
+  }
+};
+
+// All of a buffer.
+inline Use all(BufferId id) {
+  return {id, 0, 0};
+}
+
+}  // namespace sluice::testing
