@@ -91,9 +91,6 @@ namespace {
 
 HWY_EXPORT(adamw_range);
 
-// 28 bytes an element of gradient, states and weight: about 0.5 MiB, within an L2.
-constexpr std::int64_t kPieceElems = 16384;
-
 void check(const AdamWBuffers& buffers, std::span<const ParameterSegment> segments) {
   const auto known = [](DType type) { return type == DType::kBF16 || type == DType::kF32; };
   SLUICE_CHECK(known(buffers.grad_dtype));
@@ -112,7 +109,7 @@ void check(const AdamWBuffers& buffers, std::span<const ParameterSegment> segmen
 void adamw(const Parallel& parallel, const AdamWBuffers& buffers,
            std::span<const ParameterSegment> segments, const AdamWScalars& scalars) {
   check(buffers, segments);
-  parallel.for_blocks(buffers.elems, kPieceElems, [&](std::int64_t begin, std::int64_t end) {
+  parallel.for_blocks(buffers.elems, kAdamWPieceElems, [&](std::int64_t begin, std::int64_t end) {
     const IeeeArithmetic ieee;
     auto segment = std::partition_point(
         segments.begin(), segments.end(),

@@ -4,6 +4,7 @@
 // instruction set and every way a tensor is cut into segments.
 #pragma once
 
+#include <cstdint>
 #include <span>
 
 #include "kernels/kernels.hpp"
@@ -11,6 +12,10 @@
 namespace sluice::host {
 
 class Parallel;
+
+// Elements to a task. 28 bytes for each, of gradient, states and weight: about 0.5 MiB, within an
+// L2.
+inline constexpr std::int64_t kAdamWPieceElems = 16384;
 
 // Segments ascend and do not overlap; elements outside of all of them are neither read nor written.
 // Throws InternalError for segments that leave [0, elems) or overlap, and for dtypes other than
