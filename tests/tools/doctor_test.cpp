@@ -1,0 +1,115 @@
+#include "tools/doctor/doctor.hpp"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "device/host/host_device.hpp"
+#include "tests/support/temp_directory.hpp"
+#include "tools/doctor/checks.hpp"
+
+namespace sluice::testing {
+namespace {
+
+using nlohmann::json;
+
+TEST(DoctorChecks, TheSelectedWordIsTheBracketedOne) {
+  EXPECT_EQ(selected_word("always [madvise] never\n"), "madvise");
+  EXPECT_EQ(selected_word("[never]"), "never");
+  for (const char* text : {"", "always madvise", "a] [b", "["})
+    EXPECT_EQ(selected_word(text), "") << text;
+}
+
+TEST(DoctorChecks, CpuFeaturesAreWholeWordsOfTheFirstProcessor) {
+  EXPECT_EQ(cpu_features("vendor: x\nflags\t\t: fpu avx2 avx512_bf16x fma\n\nflags: avx512f\n"),
+            (std::vector<std::string>{"avx2", "fma"}));
+  EXPECT_EQ(cpu_features("Features : fp asimd bf16"), (std::vector<std::string>{"asimd", "bf16"}));
+  EXPECT_TRUE(cpu_features("flags").empty());
+}
+
+TEST(DoctorChecks, EachFailureHasItsFixAndEachSuccessNone) {
+  const TempDirectory directory;
+  for (const std::string& place : {directory.path().string(), directory.file("absent")}) {
+    std::set<std::string> names;
+    for (const DoctorCheck& check : run_checks(place)) {
+      EXPECT_TRUE(names.insert(check.name).second) << check.name;
+      EXPECT_EQ(check.ok, check.fix.empty()) << check.name;
+      EXPECT_FALSE(check.detail.empty()) << check.name;
+      if (place == directory.file("absent") &&
+          (check.name == "direct_io" || check.name == "disk")) {
+        EXPECT_FALSE(check.ok) << check.name;
+      }
+    }
+    EXPECT_EQ(names.size(), 9u);
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+}
+
+class DoctorRun : public ::testing::Test {
+ protected:
+  DoctorRun() : kernels_(make_host_kernels({})), device_(make_host_device({})) {
+    options_.json = true;
+    options_.measure.kernels = kernels_.get();
+    options_.measure.device = device_.get();
+    options_.measure.storage_directory = directory_.path().string();
+    options_.measure.seconds_each = 0.001;
+    options_.measure.storage_bytes = 4 * kMiB;
+    options_.measure.array_bytes = 4 * kMiB;
+    options_.profile_path = directory_.file("hardware.json");
+  }
+  json last_event(int expected_status) {
+    std::stringstream out;
+    EXPECT_EQ(run_doctor(options_, out), expected_status);
+    json last;
+    for (std::string line; std::getline(out, line);) {
+      last = json::parse(line);
+      EXPECT_EQ(last.at("event"), "doctor");
+      EXPECT_EQ(last.contains("fix"), last.at("ok") == false);
+    }
+    return last;
+  }
+
+  TempDirectory directory_;
+  std::unique_ptr<Kernels> kernels_;
+  std::unique_ptr<Device> device_;
+  DoctorOptions options_;
+};
+
+TEST_F(DoctorRun, MeasuresAndSavesAProfileThatLoads) {
+  const json event = last_event(0);
+  EXPECT_EQ(event.at("check"), "measure");
+  EXPECT_EQ(event.at("ok"), true);
+  const HardwareProfile profile = load_profile(options_.profile_path);
+  EXPECT_EQ(json::parse(to_json(profile)), event.at("value"));
+  EXPECT_EQ(profile.backend, "host");
+  EXPECT_EQ(profile.gemm_rates.size(), 8u);
+  // Nothing but the profile is left.
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 1);
+}
+
+TEST_F(DoctorRun, AStorageDirectoryThatIsNotThereIsBadInput) {
+  options_.measure.storage_directory = directory_.file("absent");
+  const json event = last_event(2);
+  EXPECT_NE(event.at("detail").get<std::string>().find("absent"), std::string::npos);
+  EXPECT_FALSE(std::filesystem::exists(options_.profile_path));
+}
+
+TEST_F(DoctorRun, AProfileThatCannotBeSavedIsBadInput) {
+  options_.profile_path = "/proc/sluice/hardware.json";
+  EXPECT_EQ(last_event(2).at("ok"), false);
+}
+
+TEST_F(DoctorRun, TextNamesTheChecksAndTheRates) {
+  options_.json = false;
+  std::stringstream out;
+  EXPECT_EQ(run_doctor(options_, out), 0);
+  for (const char* word : {"io_uring", "memlock", "storage duplex", "GFLOP/s", "hardware.json"}) {
+    EXPECT_NE(out.str().find(word), std::string::npos) << word;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::testing

@@ -1,0 +1,162 @@
+#include "tools/bench/bench_storage.hpp"
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <new>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/units.hpp"
+#include "tools/bench/fio.hpp"
+#include "tools/bench/storage_rates.hpp"
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::uint64_t kMaxRingBytes = 8 * kMiB;
+constexpr std::uint64_t kMinFileBytes = 16 * kMiB;
+// Rewriting and reading go on until the time is up or the file has been passed so often.
+constexpr std::uint64_t kPasses = 16;
+
+struct NamedMix {
+  StorageMix mix;
+  const char* name;
+};
+constexpr std::array<NamedMix, 3> kMixes{
+    {{StorageMix::kRead, "read"}, {StorageMix::kWrite, "write"}, {StorageMix::kDuplex, "duplex"}}};
+
+// A directory of its own, so that nothing of the user's can be in the way; removed with its files.
+class OwnDirectory {
+ public:
+  explicit OwnDirectory(const std::string& parent) {
+    std::string pattern = parent + "/sluice_bench_XXXXXX";
+    if (::mkdtemp(pattern.data()) == nullptr) {
+      throw InputError("directory '" + parent +
+                       "' cannot hold the benchmark's file: " + std::strerror(errno));
+    }
+    path_ = pattern;
+  }
+  ~OwnDirectory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  OwnDirectory(const OwnDirectory&) = delete;
+  OwnDirectory& operator=(const OwnDirectory&) = delete;
+  std::string file(const char* name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+struct FreeBytes {
+  void operator()(std::byte* data) const { std::free(data); }
+};
+using Ring = std::unique_ptr<std::byte[], FreeBytes>;
+
+Ring make_ring(std::uint64_t bytes) {
+  Ring ring(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, round_up(bytes, kPageBytes))));
+  if (!ring) throw std::bad_alloc();
+  // Not all one byte: storage that compresses or maps away zeros would be measured doing nothing.
+  std::uint64_t state = 0x9e3779b97f4a7c15ull;
+  for (std::uint64_t i = 0; i < bytes; i += sizeof state) {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    std::memcpy(ring.get() + i, &state, sizeof state);
+  }
+  return ring;
+}
+
+void check(const StorageBenchOptions& options) {
+  const bool block_ok = options.block_bytes >= 4096 && options.block_bytes % 4096 == 0;
+  if (!block_ok) throw InputError("bench storage: the block must be a multiple of 4096 bytes");
+  if (options.depth < 2 || options.block_bytes > kMaxRingBytes / options.depth) {
+    throw InputError("bench storage: depth must be at least 2, and depth times block at most 8MiB");
+  }
+  if (options.bytes < kMinFileBytes)
+    throw InputError("bench storage: the size must be at least 16MiB");
+  if (!(options.seconds > 0 && options.seconds <= 3600)) {
+    throw InputError("bench storage: the time must be above 0 s and at most 3600 s");
+  }
+}
+
+void add(json& figures, const std::string& prefix, const StorageRate& rate) {
+  constexpr auto kBytesPerGib = static_cast<double>(kGiB);
+  figures[prefix + "_gib_per_s"] = rate.bytes_per_s() / kBytesPerGib;
+  figures[prefix + "_cpu_ms_per_gib"] = rate.cpu_s_per_byte() * kBytesPerGib * 1e3;
+}
+
+double ratio(double value, double yardstick) {
+  return yardstick > 0 ? value / yardstick : 0;
+}
+
+// The engine's three rates. The file is left behind, written as far as `written` says.
+std::array<StorageRate, 3> measure_engine(const StorageBenchOptions& options,
+                                          const std::string& path, json& figures,
+                                          std::uint64_t& written) {
+  StorageOptions engine_options;
+  engine_options.queue_depth = options.depth;
+  const std::uint64_t ring_bytes = options.block_bytes * options.depth;
+  const Ring ring = make_ring(ring_bytes);
+  const auto engine = make_storage_engine(options.engine, engine_options);
+  figures["engine"] = engine->name();
+  figures["ring_bytes"] = ring_bytes;
+  engine->register_memory(ring.get(), ring_bytes);
+  StorageLoad load;
+  load.file_bytes = options.bytes / options.block_bytes * options.block_bytes;
+  load.file = engine->open(path, StorageFileMode::kCreate, load.file_bytes);
+  load.block_bytes = options.block_bytes;
+  load.depth = options.depth;
+  load.seconds = options.seconds;
+  // The first pass turns preallocated extents into written ones; it is not what training does in
+  // its steady state, so it is reported apart and the write rate is taken on the second.
+  load.bytes = load.file_bytes;
+  const StorageRate first = measure_storage(*engine, load, StorageMix::kWrite, ring.get());
+  add(figures, "first_write", first);
+  written = std::max(first.bytes / options.block_bytes, std::uint64_t{2}) * options.block_bytes;
+  load.file_bytes = std::min(written, load.file_bytes);
+  load.bytes = load.file_bytes * kPasses;
+  std::array<StorageRate, 3> rates;
+  for (std::size_t i = 0; i < kMixes.size(); ++i) {
+    rates[i] = measure_storage(*engine, load, kMixes[i].mix, ring.get());
+  }
+  engine->close(load.file);
+  return rates;
+}
+
+}  // namespace
+
+json run_storage_bench(const StorageBenchOptions& options) {
+  check(options);
+  const OwnDirectory directory(options.directory);
+  json figures{{"block_bytes", options.block_bytes}, {"depth", options.depth}};
+  FioLoad fio;
+  fio.file = directory.file("data");
+  fio.scratch = directory.file("fio.json");
+  fio.block_bytes = options.block_bytes;
+  fio.depth = options.depth;
+  fio.seconds = options.seconds;
+  const auto rates = measure_engine(options, fio.file, figures, fio.bytes);
+  figures["file_bytes"] = fio.bytes;
+  for (std::size_t i = 0; i < kMixes.size(); ++i) {
+    const std::string name = kMixes[i].name;
+    add(figures, name, rates[i]);
+    const auto yardstick = run_fio(fio, kMixes[i].mix);
+    if (!yardstick) {
+      figures["fio"] = "not installed";
+      continue;
+    }
+    add(figures, "fio_" + name, *yardstick);
+    figures["ratio_" + name] = ratio(rates[i].bytes_per_s(), yardstick->bytes_per_s());
+    figures["cpu_ratio_" + name] = ratio(rates[i].cpu_s_per_byte(), yardstick->cpu_s_per_byte());
+  }
+  return {{"event", "bench"}, {"name", "storage"}, {"figures", figures}};
+}
+
+}  // namespace sluice

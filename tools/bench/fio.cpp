@@ -1,0 +1,118 @@
+#include "tools/bench/fio.hpp"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <vector>
+
+#include "base/deadline.hpp"
+#include "base/error.hpp"
+
+extern char** environ;
+
+namespace sluice {
+namespace {
+
+constexpr double kGraceSeconds =
+    60;  // beyond the run time, for fio to start and to write its answer
+
+// Starts the program with nothing on its standard streams. 0: not installed.
+pid_t start(std::vector<std::string> arguments) {
+  std::vector<char*> pointers;
+  for (std::string& argument : arguments) pointers.push_back(argument.data());
+  pointers.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  int status = ::posix_spawn_file_actions_init(&actions);
+  for (const int stream : {0, 1, 2}) {
+    if (status != 0) break;
+    status = ::posix_spawn_file_actions_addopen(&actions, stream, "/dev/null", O_RDWR, 0);
+  }
+  pid_t child = 0;
+  if (status == 0) {
+    status = ::posix_spawnp(&child, pointers[0], &actions, nullptr, pointers.data(), environ);
+  }
+  ::posix_spawn_file_actions_destroy(&actions);
+  if (status == ENOENT) return 0;
+  if (status != 0) throw IoError("posix_spawn", arguments[0], 0, 0, status);
+  return child;
+}
+
+// The exit status. Past the deadline the child is killed and reaped: TimeoutError.
+int wait_for(pid_t child, Deadline deadline) {
+  bool killed = false;
+  while (true) {
+    int status = 0;
+    const pid_t ended = ::waitpid(child, &status, killed ? 0 : WNOHANG);
+    if (ended == child) {
+      if (killed) throw TimeoutError("fio to end");
+      return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    }
+    if (ended < 0 && errno != EINTR) throw IoError("waitpid", "fio", 0, 0, errno);
+    if (!killed && deadline.passed()) {
+      ::kill(child, SIGKILL);
+      killed = true;
+    }
+    if (!killed) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+const char* fio_mix(StorageMix mix) {
+  if (mix == StorageMix::kRead) return "--rw=read";
+  return mix == StorageMix::kWrite ? "--rw=write" : "--rw=rw";
+}
+
+}  // namespace
+
+std::optional<StorageRate> run_fio(const FioLoad& load, StorageMix mix) {
+  const double seconds = std::ceil(load.seconds);
+  const pid_t child = start(
+      {"fio", "--name=sluice", "--filename=" + load.file, "--size=" + std::to_string(load.bytes),
+       "--bs=" + std::to_string(load.block_bytes), "--iodepth=" + std::to_string(load.depth),
+       "--ioengine=io_uring", "--direct=1", "--fixedbufs=1", "--registerfiles=1",
+       "--fallocate=none", "--overwrite=1", "--time_based=1", "--randrepeat=1",
+       "--runtime=" + std::to_string(static_cast<int>(seconds)), "--output-format=json",
+       "--output=" + load.scratch, fio_mix(mix)});
+  if (child == 0) return std::nullopt;
+  const int status = wait_for(child, Deadline::after_seconds(seconds + kGraceSeconds));
+  std::ifstream file(load.scratch, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  std::error_code ignored;  // the directory is removed by its owner
+  std::filesystem::remove(load.scratch, ignored);
+  if (status != 0) throw Error("fio ended with status " + std::to_string(status));
+  return parse_fio(text);
+}
+
+StorageRate parse_fio(const std::string& text) {
+  // Warnings may stand before the object.
+  const auto begin = text.find('{');
+  const auto document = nlohmann::json::parse(
+      begin == std::string::npos ? std::string() : text.substr(begin), nullptr, false);
+  try {
+    const auto& job = document.at("jobs").at(0);
+    StorageRate rate;
+    double longest_ms = 0;
+    for (const char* direction : {"read", "write"}) {
+      rate.bytes += job.at(direction).at("io_bytes").get<std::uint64_t>();
+      longest_ms = std::max(longest_ms, job.at(direction).at("runtime").get<double>());
+    }
+    rate.seconds = longest_ms * 1e-3;
+    const double cpu_percent = job.at("usr_cpu").get<double>() + job.at("sys_cpu").get<double>();
+    rate.cpu_seconds = cpu_percent * 1e-2 * job.at("job_runtime").get<double>() * 1e-3;
+    return rate;
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(std::string("fio's answer is not understood: ") + error.what());
+  }
+}
+
+}  // namespace sluice

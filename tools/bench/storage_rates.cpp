@@ -1,0 +1,123 @@
+#include "tools/bench/storage_rates.hpp"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <exception>
+#include <mutex>
+#include <vector>
+
+#include "base/rng.hpp"
+
+namespace sluice {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+double process_cpu_seconds() {
+  struct rusage usage {};
+  if (::getrusage(RUSAGE_SELF, &usage) != 0) throw IoError("getrusage", "self", 0, 0, errno);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+// Blocks in order, round and round: of the first half (reads) or the second (writes) in duplex.
+struct Range {
+  std::uint64_t first_block = 0;
+  std::uint64_t blocks = 1;
+  std::atomic<std::uint64_t> next = 0;
+};
+
+class Load {
+ public:
+  Load(StorageEngine& engine, const StorageLoad& load, StorageMix mix, std::byte* staging)
+      : engine_(engine), load_(load), mix_(mix), staging_(staging) {
+    const std::uint64_t blocks = load.file_bytes / load.block_bytes;
+    SLUICE_CHECK(blocks >= 2 && load.depth >= 1);
+    const std::uint64_t half = mix == StorageMix::kDuplex ? blocks / 2 : 0;
+    reads_.blocks = half > 0 ? half : blocks;
+    writes_.first_block = half;
+    writes_.blocks = blocks - half;
+  }
+
+  StorageRate run() {
+    const double cpu_before = process_cpu_seconds();
+    begin_ = Clock::now();
+    for (std::uint32_t slot = 0; slot < load_.depth; ++slot) submit(slot);
+    engine_.drain(Deadline::after_seconds(load_.seconds + kDefaultDeadlineSeconds));
+    StorageRate rate;
+    rate.seconds = seconds_since(begin_);
+    rate.cpu_seconds = process_cpu_seconds() - cpu_before;
+    rate.bytes = moved_.load();
+    const std::lock_guard lock(mutex_);
+    if (error_) std::rethrow_exception(error_);
+    return rate;
+  }
+
+ private:
+  // Each slot is a chain: the end of its request submits its next, on the completion thread.
+  void submit(std::uint32_t slot) {
+    const bool write = mix_ == StorageMix::kWrite || (mix_ == StorageMix::kDuplex && slot % 2 == 1);
+    Range& range = write ? writes_ : reads_;
+    StorageRequest request;
+    request.op = write ? StorageOp::kWrite : StorageOp::kRead;
+    request.file = load_.file;
+    request.bytes = load_.block_bytes;
+    request.offset = (range.first_block + range.next++ % range.blocks) * load_.block_bytes;
+    request.data = staging_ + slot * load_.block_bytes;
+    engine_.submit(request, [this, slot](std::exception_ptr error) { ended(slot, error); });
+  }
+
+  void ended(std::uint32_t slot, const std::exception_ptr& error) {
+    if (error) {
+      const std::lock_guard lock(mutex_);
+      if (!error_) error_ = error;
+      return;
+    }
+    const std::uint64_t moved = moved_ += load_.block_bytes;
+    const std::uint64_t coming = (load_.depth - 1) * load_.block_bytes;
+    if (moved + coming < load_.bytes && seconds_since(begin_) < load_.seconds) submit(slot);
+  }
+
+  StorageEngine& engine_;
+  const StorageLoad load_;
+  const StorageMix mix_;
+  std::byte* const staging_;
+  Clock::time_point begin_;
+  Range reads_;
+  Range writes_;
+  std::atomic<std::uint64_t> moved_ = 0;
+  std::mutex mutex_;
+  std::exception_ptr error_;  // guarded by mutex_; the first
+};
+
+}  // namespace
+
+StorageRate measure_storage(StorageEngine& engine, const StorageLoad& load, StorageMix mix,
+                            void* staging) {
+  return Load(engine, load, mix, static_cast<std::byte*>(staging)).run();
+}
+
+double measure_storage_latency(StorageEngine& engine, StorageFileId file, std::uint64_t file_bytes,
+                               void* staging) {
+  constexpr std::uint64_t kReadBytes = 4096;
+  constexpr std::uint64_t kReads = 64;
+  const CounterRng offsets(1, stream_of("storage latency"));
+  const auto begin = Clock::now();
+  for (std::uint64_t i = 0; i < kReads; ++i) {
+    const std::uint64_t offset = offsets.below(i, file_bytes / kReadBytes) * kReadBytes;
+    engine.transfer({StorageOp::kRead, file, offset, staging, kReadBytes});
+  }
+  return seconds_since(begin) / static_cast<double>(kReads);
+}
+
+}  // namespace sluice

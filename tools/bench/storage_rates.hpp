@@ -1,0 +1,39 @@
+// How fast a storage engine moves data through a small hot staging ring: what training does to it.
+#pragma once
+
+#include <cstdint>
+
+#include "offload/storage_engine.hpp"
+
+namespace sluice {
+
+struct StorageLoad {
+  StorageFileId file = 0;
+  std::uint64_t file_bytes = 0;  // the region used; a multiple of block_bytes
+  std::uint64_t block_bytes = 512 * 1024;
+  std::uint32_t depth = 16;       // requests under way; depth * block_bytes is the staging ring
+  double seconds = 1.0;           // an upper bound; ends earlier when bytes have moved
+  std::uint64_t bytes = 1 << 30;  // to move in all
+};
+
+enum class StorageMix : std::uint8_t { kRead, kWrite, kDuplex };
+
+struct StorageRate {
+  std::uint64_t bytes = 0;
+  double seconds = 0;
+  double cpu_seconds = 0;  // of the whole process, user and system
+  double bytes_per_s() const { return seconds > 0 ? static_cast<double>(bytes) / seconds : 0; }
+  double cpu_s_per_byte() const { return bytes > 0 ? cpu_seconds / static_cast<double>(bytes) : 0; }
+};
+
+// Sequential blocks, each slot of the ring on its own block; duplex: even slots read the first half
+// of the region, odd ones write the second. staging: depth * block_bytes, page-aligned, registered
+// by the caller. Throws the first request's error; TimeoutError.
+StorageRate measure_storage(StorageEngine& engine, const StorageLoad& load, StorageMix mix,
+                            void* staging);
+
+// The mean time of one 4 KiB read after another at scattered offsets.
+double measure_storage_latency(StorageEngine& engine, StorageFileId file, std::uint64_t file_bytes,
+                               void* staging);
+
+}  // namespace sluice

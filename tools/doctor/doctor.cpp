@@ -1,0 +1,97 @@
+#include "tools/doctor/doctor.hpp"
+
+#include <iomanip>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "base/units.hpp"
+#include "tools/doctor/checks.hpp"
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+
+void print(const DoctorCheck& check, bool as_json, std::ostream& out) {
+  if (!as_json) {
+    out << (check.ok ? "  ok    " : "  fail  ") << std::left << std::setw(14) << check.name
+        << check.detail << '\n';
+    if (!check.ok) out << "        fix: " << check.fix << '\n';
+    return;
+  }
+  json event{{"event", "doctor"},
+             {"check", check.name},
+             {"ok", check.ok},
+             {"value", check.value},
+             {"detail", check.detail}};
+  if (!check.ok) event["fix"] = check.fix;
+  out << event.dump(-1, ' ', false, json::error_handler_t::replace) << '\n';
+}
+
+std::string rate_text(double bytes_per_s) {
+  return format_bytes(static_cast<std::uint64_t>(bytes_per_s)) + "/s";
+}
+
+std::string giga(double value, const char* unit) {
+  std::ostringstream text;
+  text << std::setprecision(3) << value * 1e-9 << ' ' << unit;
+  return text.str();
+}
+
+void print_profile(const HardwareProfile& profile, std::ostream& out) {
+  const auto line = [&](const char* name, const std::string& value) {
+    out << "  " << std::left << std::setw(24) << name << value << '\n';
+  };
+  out << profile.cpu_name << ", " << profile.cores << " cores\n";
+  line("memory, all cores", rate_text(profile.memory_bandwidth_bytes_per_s));
+  line("copy, one core", rate_text(profile.single_core_copy_bytes_per_s));
+  line("storage read", rate_text(profile.storage_read_bytes_per_s));
+  line("storage write", rate_text(profile.storage_write_bytes_per_s));
+  line("storage duplex", rate_text(profile.storage_duplex_bytes_per_s));
+  line("storage latency", format_seconds(profile.storage_latency_s));
+  line("matrix product fp32", giga(profile.gemm_f32_flops_per_s, "GFLOP/s"));
+  line("matrix product bf16", giga(profile.gemm_bf16_flops_per_s, "GFLOP/s"));
+  line("AdamW", giga(profile.adam_params_per_s, "G parameters/s"));
+  line("launch", format_seconds(profile.launch_overhead_s));
+}
+
+// Measures and saves. The text for people goes to `out` at once; the check is what is left to
+// report.
+DoctorCheck measure(const DoctorOptions& options, std::ostream& out, int& status) {
+  DoctorCheck check{"measure", true, nullptr, "", ""};
+  try {
+    const HardwareProfile profile = measure_hardware(options.measure);
+    check.value = json::parse(to_json(profile));
+    if (!options.json) print_profile(profile, out);
+    if (options.profile_path.empty()) {
+      check.detail = "profile not saved";
+    } else {
+      save_profile(profile, options.profile_path);
+      check.detail = "profile saved in '" + options.profile_path + "'";
+    }
+    status = 0;
+  } catch (const Error& error) {
+    check.ok = false;
+    check.detail = error.what();
+    check.fix =
+        "Name a storage directory and a profile file that can be written, with some disk space "
+        "free.";
+    // A profile that cannot be saved is bad input here, though saving it fails like any write.
+    status = check.value.is_null() ? error.exit_status() : 2;
+  }
+  return check;
+}
+
+}  // namespace
+
+int run_doctor(const DoctorOptions& options, std::ostream& out) {
+  for (const DoctorCheck& check : run_checks(options.measure.storage_directory)) {
+    print(check, options.json, out);
+  }
+  int status = 0;
+  print(measure(options, out, status), options.json, out);
+  out.flush();
+  return status;
+}
+
+}  // namespace sluice

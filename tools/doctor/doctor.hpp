@@ -1,0 +1,25 @@
+// `sluice doctor`: what this machine can do, measured; each failure with its fix; the measurements
+// saved as the hardware profile that `sluice plan` uses.
+#pragma once
+
+#include <ostream>
+#include <string>
+
+#include "tools/doctor/measure.hpp"
+
+namespace sluice {
+
+struct DoctorOptions {
+  MeasureOptions measure;    // kernels and device given by the caller
+  bool json = false;         // one event per line, else text for people
+  std::string profile_path;  // where the profile goes; empty: it is not saved
+};
+
+// Events: {"event":"doctor","check":"io_uring","ok":true,"value":…,"detail":…,"fix":…} for each
+// check (fix only where ok is false), then one
+// {"event":"doctor","check":"measure","ok":…,"value":{profile},…}. Returns the exit status: 0, also
+// where checks fail (saying so is its work). 2: the storage directory cannot be used or the profile
+// cannot be saved, so nothing was saved; 3: a measurement failed. Both are reported like checks.
+int run_doctor(const DoctorOptions& options, std::ostream& out);
+
+}  // namespace sluice
