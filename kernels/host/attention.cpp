@@ -98,20 +98,23 @@ class Layout {
 // One worker's part of the workspace.
 struct Scratch {
   float *k, *v, *dk, *dv;   // [time, head_dim]
-  float *scores, *dscores;  // [64, time]
+  float *scores, *dscores;  // [64, score_stride]
   float *q, *rows, *drows;  // [64, head_dim]
   float* out;               // [64, head_dim]
   float* factor;            // [64]
+  std::int64_t score_stride;
 
   static std::int64_t floats(const AttentionShape& shape) {
     const std::int64_t block = std::min(kQueryRows, shape.time);
-    const std::int64_t all = 4 * shape.time * shape.head_dim + 2 * block * shape.time +
-                             4 * block * shape.head_dim + block;
+    const std::int64_t all = 4 * shape.time * shape.head_dim +
+                             2 * block * unaliased_stride(shape.time) + 4 * block * shape.head_dim +
+                             block;
     return static_cast<std::int64_t>(
         round_up(static_cast<std::uint64_t>(all), kTensorAlignmentBytes / sizeof(float)));
   }
 
-  Scratch(const AttentionShape& shape, void* workspace, int worker) {
+  Scratch(const AttentionShape& shape, void* workspace, int worker)
+      : score_stride(unaliased_stride(shape.time)) {
     const std::int64_t block = std::min(kQueryRows, shape.time);
     const std::int64_t panel = shape.time * shape.head_dim;
     float* next = static_cast<float*>(workspace) + worker * floats(shape);
@@ -121,7 +124,8 @@ struct Scratch {
       return taken;
     };
     k = take(panel), v = take(panel), dk = take(panel), dv = take(panel);
-    scores = take(block * shape.time), dscores = take(block * shape.time);
+    scores = take(block * score_stride);
+    dscores = take(block * score_stride);
     q = take(block * shape.head_dim), rows = take(block * shape.head_dim);
     drows = take(block * shape.head_dim), out = take(block * shape.head_dim);
     factor = take(block);
@@ -135,20 +139,20 @@ struct QueryBlock {
   std::int64_t visible(std::int64_t row) const { return begin + row + 1; }
 };
 
-// scores [rows, keys] = q k^T, unscaled.
+// scratch.scores [rows, keys] = q k^T, unscaled.
 void multiply_scores(const QueryBlock& block, std::int64_t head_dim, const View& q, const View& k,
-                     float* scores) {
+                     const Scratch& scratch) {
   const SgemmShape shape{.m = block.rows, .n = block.keys(), .k = head_dim, .transpose_b = true};
-  sgemm(shape, q.data, q.stride, k.data, k.stride, scores, block.keys());
+  sgemm(shape, q.data, q.stride, k.data, k.stride, scratch.scores, scratch.score_stride);
 }
 
 void forward_block(const QueryBlock& block, std::int64_t head_dim, float scale, const View& q,
                    const View& k, const View& v, const Rows& out, float* lse,
                    const Scratch& scratch) {
   const std::int64_t keys = block.keys();
-  multiply_scores(block, head_dim, q, k, scratch.scores);
+  multiply_scores(block, head_dim, q, k, scratch);
   for (std::int64_t r = 0; r < block.rows; ++r) {
-    float* const row = scratch.scores + r * keys;
+    float* const row = scratch.scores + r * scratch.score_stride;
     const std::int64_t visible = block.visible(r);
     const float shift = scale * row_max(row, visible);
     const float sum = exp_row(row, visible, scale, shift);
@@ -157,7 +161,7 @@ void forward_block(const QueryBlock& block, std::int64_t head_dim, float scale, 
     scratch.factor[r] = 1.0f / sum;
   }
   const SgemmShape shape{.m = block.rows, .n = head_dim, .k = keys};
-  sgemm(shape, scratch.scores, keys, v.data, v.stride, scratch.out, head_dim);
+  sgemm(shape, scratch.scores, scratch.score_stride, v.data, v.stride, scratch.out, head_dim);
   store(scratch.out, block.rows, head_dim, scratch.factor, out.at(block.begin, 0));
 }
 
@@ -175,12 +179,12 @@ void backward_block(const QueryBlock& block, std::int64_t head_dim, float scale,
   const View q = widened(head.q.at(block.begin, 0), block.rows, head_dim, scratch.q);
   const View out = widened(head.out.at(block.begin, 0), block.rows, head_dim, scratch.rows);
   const View dout = widened(head.dout.at(block.begin, 0), block.rows, head_dim, scratch.drows);
-  multiply_scores(block, head_dim, q, k, scratch.scores);
+  multiply_scores(block, head_dim, q, k, scratch);
   sgemm({.m = block.rows, .n = keys, .k = head_dim, .transpose_b = true}, dout.data, dout.stride,
-        v.data, v.stride, scratch.dscores, keys);
+        v.data, v.stride, scratch.dscores, scratch.score_stride);
   for (std::int64_t r = 0; r < block.rows; ++r) {
-    float* const probability = scratch.scores + r * keys;
-    float* const grad = scratch.dscores + r * keys;
+    float* const probability = scratch.scores + r * scratch.score_stride;
+    float* const grad = scratch.dscores + r * scratch.score_stride;
     const std::int64_t visible = block.visible(r);
     const float delta = dot_row(dout.row(r), out.row(r), head_dim);
     exp_row(probability, visible, scale, head.lse[block.begin + r]);
@@ -190,10 +194,11 @@ void backward_block(const QueryBlock& block, std::int64_t head_dim, float scale,
   }
   const SgemmShape over_rows{
       .m = keys, .n = head_dim, .k = block.rows, .transpose_a = true, .beta = first ? 0.0f : 1.0f};
-  sgemm(over_rows, scratch.scores, keys, dout.data, dout.stride, scratch.dv, head_dim);
-  sgemm(over_rows, scratch.dscores, keys, q.data, q.stride, scratch.dk, head_dim);
-  sgemm({.m = block.rows, .n = head_dim, .k = keys}, scratch.dscores, keys, k.data, k.stride,
-        scratch.out, head_dim);
+  sgemm(over_rows, scratch.scores, scratch.score_stride, dout.data, dout.stride, scratch.dv,
+        head_dim);
+  sgemm(over_rows, scratch.dscores, scratch.score_stride, q.data, q.stride, scratch.dk, head_dim);
+  sgemm({.m = block.rows, .n = head_dim, .k = keys}, scratch.dscores, scratch.score_stride, k.data,
+        k.stride, scratch.out, head_dim);
   store(scratch.out, block.rows, head_dim, nullptr, head.dq.at(block.begin, 0));
 }
 

@@ -18,14 +18,32 @@ namespace {
 constexpr std::int64_t kPanelBytes = 4 * kMiB;
 constexpr std::int64_t kLeastPanel = 64;
 
-Cut panels(std::int64_t extent, std::int64_t k, bool widened) {
-  if (!widened) return Cut(extent, extent, 1);
+Cut panels(std::int64_t extent, std::int64_t k, bool copied) {
+  if (!copied) return Cut(extent, extent, 1);
   const std::int64_t rows = kPanelBytes / (k * std::int64_t{sizeof(float)});
   return Cut(extent, std::max(kLeastPanel, rows / kLeastPanel * kLeastPanel), kLeastPanel);
 }
 
 bool is_bf16(const Operand& operand) {
   return operand.dtype == DType::kBF16;
+}
+
+// Whether rows of op(A), or columns of op(B), are columns as stored.
+bool a_across(const Product& p) {
+  return p.a.transposed;
+}
+bool b_across(const Product& p) {
+  return !p.b.transposed;
+}
+
+// bf16 operands are widened into panels, fp32 ones copied where reading them in place is slow.
+bool takes_panel(const Operand& operand, bool across) {
+  return is_bf16(operand) || (across && aliases(operand.stride));
+}
+
+// Floats of a panel of `length` rows (or columns) with all of k.
+std::int64_t panel_floats(std::int64_t length, std::int64_t k, bool across) {
+  return across ? k * unaliased_stride(length) : length * unaliased_stride(k);
 }
 
 std::int64_t padded_bytes(std::int64_t floats) {
@@ -40,9 +58,14 @@ struct PanelPlan {
   std::int64_t a_bytes = 0, b_bytes = 0, tile_bytes = 0, most_tiles = 0;
 
   explicit PanelPlan(const Product& p)
-      : rows(panels(p.m, p.k, is_bf16(p.a))), cols(panels(p.n, p.k, is_bf16(p.b))) {
-    if (is_bf16(p.a)) a_bytes = padded_bytes(rows.size * p.k);
-    if (is_bf16(p.b)) b_bytes = padded_bytes(cols.size * p.k);
+      : rows(panels(p.m, p.k, takes_panel(p.a, a_across(p)))),
+        cols(panels(p.n, p.k, takes_panel(p.b, b_across(p)))) {
+    if (takes_panel(p.a, a_across(p))) {
+      a_bytes = padded_bytes(panel_floats(rows.size, p.k, a_across(p)));
+    }
+    if (takes_panel(p.b, b_across(p))) {
+      b_bytes = padded_bytes(panel_floats(cols.size, p.k, b_across(p)));
+    }
     if (p.c_dtype == DType::kBF16) {
       tile_bytes = padded_bytes(std::min(p.m, Tiles::kMostRows) * std::min(p.n, Tiles::kMostCols));
     }
@@ -60,30 +83,40 @@ void* at(void* base, std::int64_t index, DType dtype) {
 }
 
 // The part of an operand that one super-block needs: `length` rows of op(A) or columns of op(B)
-// from `begin` on, all of k. `across`: they are columns as stored.
+// from `begin` on, all of k.
 class Panel {
  public:
   Panel(const Operand& operand, bool across, std::int64_t begin, std::int64_t length,
-        std::int64_t k, float* widened)
+        std::int64_t k, float* copy)
       : source_(at(operand.data, across ? begin : begin * operand.stride, operand.dtype)),
+        dtype_(operand.dtype),
         source_stride_(operand.stride),
         across_(across),
-        stored_rows_(across ? k : length),
         stored_cols_(across ? length : k),
-        widened_(is_bf16(operand) ? widened : nullptr),
-        blocks_(stored_rows_, std::max<std::int64_t>(1, kBlockElems / stored_cols_), 1) {}
+        copy_(takes_panel(operand, across) ? copy : nullptr),
+        copy_stride_(unaliased_stride(stored_cols_)),
+        blocks_(across ? k : length, std::max<std::int64_t>(1, kBlockElems / stored_cols_), 1) {}
 
-  // Widening, in blocks that any thread may do; none for an fp32 operand.
-  std::int64_t blocks() const { return widened_ != nullptr ? blocks_.parts : 0; }
-  void widen(std::int64_t block) const {
-    const std::int64_t begin = blocks_.begin(block);
-    widen_block(static_cast<const bf16*>(source_) + begin * source_stride_, source_stride_,
-                blocks_.length(block), stored_cols_, widened_ + begin * stored_cols_, stored_cols_);
+  // The copy is made in blocks that any thread may do; none where the operand is read in place.
+  std::int64_t blocks() const { return copy_ != nullptr ? blocks_.parts : 0; }
+  void fill(std::int64_t block) const {
+    const std::int64_t begin = blocks_.begin(block), rows = blocks_.length(block);
+    const void* const from = at(source_, begin * source_stride_, dtype_);
+    float* const to = copy_ + begin * copy_stride_;
+    if (dtype_ == DType::kBF16) {
+      widen_block(static_cast<const bf16*>(from), source_stride_, rows, stored_cols_, to,
+                  copy_stride_);
+      return;
+    }
+    for (std::int64_t r = 0; r < rows; ++r) {
+      std::copy_n(static_cast<const float*>(from) + r * source_stride_, stored_cols_,
+                  to + r * copy_stride_);
+    }
   }
 
-  std::int64_t stride() const { return widened_ != nullptr ? stored_cols_ : source_stride_; }
+  std::int64_t stride() const { return copy_ != nullptr ? copy_stride_ : source_stride_; }
   const float* from(std::int64_t index) const {
-    const float* const base = widened_ != nullptr ? widened_ : static_cast<const float*>(source_);
+    const float* const base = copy_ != nullptr ? copy_ : static_cast<const float*>(source_);
     return base + (across_ ? index : index * stride());
   }
 
@@ -91,10 +124,12 @@ class Panel {
   static constexpr std::int64_t kBlockElems = 32 << 10;  // 192 KiB read and written: an L2's share
 
   const void* source_;
+  DType dtype_;
   std::int64_t source_stride_;
   bool across_;
-  std::int64_t stored_rows_, stored_cols_;
-  float* widened_;
+  std::int64_t stored_cols_;
+  float* copy_;
+  std::int64_t copy_stride_;
   Cut blocks_;
 };
 
@@ -210,15 +245,15 @@ void Gemm::run_via_f32(const Product& p, std::byte* workspace) const {
   std::byte* const tiles_scratch = workspace + plan.a_bytes + plan.b_bytes;
   for (std::int64_t j = 0; j < plan.cols.parts; ++j) {
     const std::int64_t n = plan.cols.length(j);
-    const Panel b(p.b, !p.b.transposed, plan.cols.begin(j), n, p.k, b_panel);
+    const Panel b(p.b, b_across(p), plan.cols.begin(j), n, p.k, b_panel);
     for (std::int64_t i = 0; i < plan.rows.parts; ++i) {
       const std::int64_t m = plan.rows.length(i);
-      const Panel a(p.a, p.a.transposed, plan.rows.begin(i), m, p.k, a_panel);
-      // A single panel of A is widened once and for all; B's once per column of super-blocks.
+      const Panel a(p.a, a_across(p), plan.rows.begin(i), m, p.k, a_panel);
+      // A single panel of A is filled once and for all; B's once per column of super-blocks.
       const std::int64_t a_blocks = plan.rows.parts > 1 || j == 0 ? a.blocks() : 0;
       const std::int64_t b_blocks = i == 0 ? b.blocks() : 0;
       parallel_.for_each(a_blocks + b_blocks, [&](std::int64_t block) {
-        block < a_blocks ? a.widen(block) : b.widen(block - a_blocks);
+        block < a_blocks ? a.fill(block) : b.fill(block - a_blocks);
       });
       const Tiles tiles = Tiles::of(m, n);
       parallel_.for_each_worker(tiles.count(), [&](std::int64_t index, int worker) {

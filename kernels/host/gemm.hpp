@@ -54,10 +54,10 @@ class Gemm {
   // Products of two bf16 factors run natively (and rounding dlogits to bf16 pays off).
   bool native_bf16() const { return native_bf16_; }
 
-  // Via fp32: for each bf16 operand a panel of at most max(4 MiB, 64 rows (or columns) * k * 4
-  // bytes), and, for bf16 output, one fp32 tile of at most 128 KiB per worker. Native: oneDNN's
-  // scratchpad per worker. Pointers in `product` are not looked at. A function of shape and
-  // threads().
+  // Via fp32: for each bf16 (or copied) operand a panel of at most max(4 MiB, 64 rows (or columns)
+  // * k * 4 bytes), and, for bf16 output, one fp32 tile of at most 128 KiB per worker. Native:
+  // oneDNN's scratchpad per worker. Pointers in `product` are not looked at. A function of shape
+  // and threads().
   std::uint64_t workspace_bytes(const Product& product) const;
 
   // workspace: 256-byte aligned. Any number of threads may call at once, each with its own.

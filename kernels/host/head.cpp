@@ -42,10 +42,12 @@ const void* offset(const void* base, std::int64_t elems, DType dtype) {
   return static_cast<const std::byte*>(base) + elems * std::int64_t(dtype_bytes(dtype));
 }
 
-// The products of both passes over one buffer of logits, which holds their gradient afterwards.
+// The products of both passes over one buffer of logits (`stride` floats from row to row), which
+// holds their gradient afterwards.
 class Products {
  public:
-  Products(const Gemm& gemm, const HeadShape& shape) : gemm_(gemm), shape_(shape) {}
+  Products(const Gemm& gemm, const HeadShape& shape, std::int64_t stride)
+      : gemm_(gemm), shape_(shape), stride_(stride) {}
 
   // Gradients of logits lie as bf16 at the start of each fp32 row.
   bool narrow() const { return gemm_.native_bf16() && shape_.dtype == DType::kBF16; }
@@ -57,7 +59,7 @@ class Products {
     p.m = rows, p.n = cols, p.k = shape_.hidden;
     p.a = {x, shape_.dtype, false, shape_.hidden};
     p.b = {w, shape_.dtype, true, shape_.hidden};
-    p.c = to, p.c_stride = cols;
+    p.c = to, p.c_stride = stride_;
     return p;
   }
 
@@ -66,7 +68,7 @@ class Products {
                   std::int64_t steps, bool add, float* sums) const {
     Product p;
     p.m = rows, p.n = shape_.hidden, p.k = steps;
-    p.a = gradient(dlogits, first, shape_.vocab, false);
+    p.a = gradient(dlogits, first, false);
     p.b = {offset(w, first * shape_.hidden, shape_.dtype), shape_.dtype, false, shape_.hidden};
     p.c = sums, p.c_stride = shape_.hidden;
     p.accumulate = add;
@@ -77,36 +79,38 @@ class Products {
   Product dw(const float* dlogits, std::int64_t cols, const void* x, void* to) const {
     Product p;
     p.m = cols, p.n = shape_.hidden, p.k = shape_.rows;
-    p.a = gradient(dlogits, 0, cols, true);
+    p.a = gradient(dlogits, 0, true);
     p.b = {x, shape_.dtype, false, shape_.hidden};
     p.c = to, p.c_dtype = shape_.dtype, p.c_stride = shape_.hidden;
     return p;
   }
 
  private:
-  Operand gradient(const float* dlogits, std::int64_t first, std::int64_t cols,
-                   bool transposed) const {
-    if (narrow()) return {offset(dlogits, first, DType::kBF16), DType::kBF16, transposed, 2 * cols};
-    return {dlogits + first, DType::kF32, transposed, cols};
+  Operand gradient(const float* dlogits, std::int64_t first, bool transposed) const {
+    if (!narrow()) return {dlogits + first, DType::kF32, transposed, stride_};
+    return {offset(dlogits, first, DType::kBF16), DType::kBF16, transposed, 2 * stride_};
   }
 
   const Gemm& gemm_;
   const HeadShape& shape_;
+  std::int64_t stride_;
 };
 
 // Workspace of head_forward: logits, losses, fp32 dx of a slice (bf16 only), GEMM.
 struct ForwardPlan {
   Cut rows, steps;
+  std::int64_t stride;
   std::uint64_t logits_bytes, losses_bytes, sums_bytes, gemm_bytes = 0;
 
   ForwardPlan(const Gemm& gemm, const HeadShape& shape)
       : rows(slices(shape.rows, shape.vocab)),
         steps(shape.vocab, kVocabStep, 64),
-        logits_bytes(padded(rows.size * shape.vocab, sizeof(float))),
+        stride(unaliased_stride(shape.vocab)),
+        logits_bytes(padded(rows.size * stride, sizeof(float))),
         losses_bytes(padded(rows.size, sizeof(double))),
         sums_bytes(shape.dtype == DType::kF32 ? 0
                                               : padded(rows.size * shape.hidden, sizeof(float))) {
-    const Products products(gemm, shape);
+    const Products products(gemm, shape, stride);
     for (const std::int64_t slice : {rows.size, rows.length(rows.parts - 1)}) {
       const auto logits = products.logits(nullptr, slice, nullptr, shape.vocab, nullptr);
       gemm_bytes = std::max(gemm_bytes, gemm.workspace_bytes(logits));
@@ -124,12 +128,14 @@ struct ForwardPlan {
 // Workspace of head_backward_weight: logits, GEMM.
 struct WeightPlan {
   Cut cols;
+  std::int64_t stride;
   std::uint64_t logits_bytes, gemm_bytes = 0;
 
   WeightPlan(const Gemm& gemm, const HeadShape& shape)
       : cols(slices(shape.vocab, shape.rows)),
-        logits_bytes(padded(shape.rows * cols.size, sizeof(float))) {
-    const Products products(gemm, shape);
+        stride(unaliased_stride(cols.size)),
+        logits_bytes(padded(shape.rows * stride, sizeof(float))) {
+    const Products products(gemm, shape, stride);
     for (const std::int64_t slice : {cols.size, cols.length(cols.parts - 1)}) {
       const auto logits = products.logits(nullptr, shape.rows, nullptr, slice, nullptr);
       const auto dw = products.dw(nullptr, slice, nullptr, nullptr);
@@ -176,7 +182,7 @@ void head_forward(const Parallel& parallel, const Gemm& gemm, const HeadShape& s
                   float* lse, void* dx, void* workspace) {
   check(shape);
   const ForwardPlan plan(gemm, shape);
-  const Products products(gemm, shape);
+  const Products products(gemm, shape, plan.stride);
   auto* const bytes = static_cast<std::byte*>(workspace);
   auto* const logits = reinterpret_cast<float*>(bytes);
   auto* const losses = reinterpret_cast<double*>(bytes + plan.logits_bytes);
@@ -190,7 +196,7 @@ void head_forward(const Parallel& parallel, const Gemm& gemm, const HeadShape& s
         scratch);
     parallel.for_each(rows, [&](std::int64_t r) {
       const IeeeArithmetic ieee;
-      const RowLoss row = finish_row(logits + r * shape.vocab, shape.vocab, targets[begin + r],
+      const RowLoss row = finish_row(logits + r * plan.stride, shape.vocab, targets[begin + r],
                                      loss_scale, dx != nullptr, products.narrow());
       losses[r] = row.loss;
       lse[begin + r] = row.lse;
@@ -223,7 +229,7 @@ void head_backward_weight(const Parallel& parallel, const Gemm& gemm, const Head
                           float loss_scale, const float* lse, void* dw, void* workspace) {
   check(shape);
   const WeightPlan plan(gemm, shape);
-  const Products products(gemm, shape);
+  const Products products(gemm, shape, plan.stride);
   auto* const logits = static_cast<float*>(workspace);
   std::byte* const scratch = static_cast<std::byte*>(workspace) + plan.logits_bytes;
   for (std::int64_t slice = 0; slice < plan.cols.parts; ++slice) {
@@ -233,7 +239,7 @@ void head_backward_weight(const Parallel& parallel, const Gemm& gemm, const Head
     parallel.for_blocks(shape.rows, 64, [&](std::int64_t row_begin, std::int64_t row_end) {
       const IeeeArithmetic ieee;
       for (std::int64_t r = row_begin; r < row_end; ++r) {
-        float* const row = logits + r * cols;
+        float* const row = logits + r * plan.stride;
         exp_row(row, cols, 1.0f, lse[r]);
         const std::int64_t target = targets[r] - begin;
         if (target >= 0 && target < cols) row[target] -= 1.0f;

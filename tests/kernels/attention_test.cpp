@@ -49,9 +49,9 @@ reference::Doubles doubles(const DTypeArray& array) {
 }
 
 // Around the blocks of 64 query rows, with odd head sizes and every kind of grouping.
-const AttentionShape kShapes[] = {{1, 1, 1, 1, 1},    {2, 17, 3, 3, 8},  {1, 63, 4, 2, 7},
-                                  {1, 64, 2, 1, 16},  {1, 65, 2, 2, 64}, {3, 130, 6, 2, 20},
-                                  {1, 257, 4, 1, 128}};
+const AttentionShape kShapes[] = {{1, 1, 1, 1, 1},     {2, 17, 3, 3, 8},  {1, 63, 4, 2, 7},
+                                  {1, 64, 2, 1, 16},   {1, 65, 2, 2, 64}, {3, 130, 6, 2, 20},
+                                  {1, 257, 4, 1, 128}, {1, 520, 1, 1, 4}, {1, 512, 2, 1, 4}};
 
 class AttentionOf : public testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(DTypes, AttentionOf, testing::Values(DType::kF32, DType::kBF16),

@@ -76,7 +76,8 @@ struct Size {
 TEST(Gemm, MatchesFp64OnEveryKindAndOddSizes) {
   const auto kernels = make_host_kernels({.threads = 2});
   const Size sizes[] = {{1, 1, 1},    {1, 17, 63},   {17, 1, 5},     {63, 65, 1},
-                        {64, 64, 64}, {17, 300, 63}, {129, 257, 31}, {200, 130, 77}};
+                        {64, 64, 64}, {17, 300, 63}, {129, 257, 31}, {200, 130, 77},
+                        {512, 5, 9},  {5, 1024, 9},  {3, 4, 512}};
   for (const Size& size : sizes) {
     for_each_kind(size.m, size.n, size.k, [&](const GemmShape& shape) {
       const Factors in(shape);
@@ -142,9 +143,13 @@ TEST(Gemm, CarriesNanAndInfinity) {
 TEST(Gemm, KeepsItsWorkspaceToAFewMiB) {
   const auto kernels = make_host_kernels({.threads = 4});
   const GemmShape shape{8192, 50304, 4096, false, true, DType::kBF16, DType::kBF16};
-  EXPECT_LE(kernels->gemm_workspace_bytes(shape), 2 * 4 * kMiB + 4 * 128 * kKiB);
+  // Two panels of 256 rows, a cache line of padding each, and four tiles.
+  EXPECT_LE(kernels->gemm_workspace_bytes(shape), 2 * (4 * kMiB + 256 * 64) + 4 * 128 * kKiB);
   const GemmShape wide{8192, 50304, 4096, false, true, DType::kF32, DType::kF32};
   EXPECT_EQ(kernels->gemm_workspace_bytes(wide), 0u);
+  // Columns 512 floats apart are copied, a panel at a time.
+  const GemmShape across{8192, 50304, 4096, true, true, DType::kF32, DType::kF32};
+  EXPECT_LE(kernels->gemm_workspace_bytes(across), 4 * kMiB + 4096 * 64);
 }
 
 TEST(Gemm, ComputesForSeveralCallersAtOnce) {

@@ -70,8 +70,10 @@ double allowed(const HeadShape& s, double want) {
 
 // Slices of rows: vocab 20000 leaves 64 rows each; vocabulary steps of 8192: three, the last
 // ragged.
-const HeadShape kShapes[] = {{1, 1, 1}, {1, 17, 63}, {17, 63, 257}, {130, 24, 1000}};
+const HeadShape kShapes[] = {{1, 1, 1}, {1, 17, 63}, {17, 63, 257}, {130, 24, 1000}, {20, 8, 512}};
 const HeadShape kSliced = {130, 5, 20000};
+// Two slices of the vocabulary, the last one shorter.
+const HeadShape kColumns = {1000, 3, 1501};
 
 class HeadOf : public testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(DTypes, HeadOf, testing::Values(DType::kF32, DType::kBF16),
@@ -86,7 +88,8 @@ void expect_loss_right(const Batch& in, const Result& got) {
 }
 
 TEST_P(HeadOf, LossMatchesFp64) {
-  for (HeadShape s : {kShapes[0], kShapes[1], kShapes[2], kShapes[3], kSliced}) {
+  for (HeadShape s :
+       {kShapes[0], kShapes[1], kShapes[2], kShapes[3], kShapes[4], kSliced, kColumns}) {
     s.dtype = GetParam();
     const Batch in(s);
     expect_loss_right(in, run(in, 2));
@@ -118,9 +121,7 @@ TEST_P(HeadOf, GradientsMatchFiniteDifferencesOfFp64) {
 
 // Many slices and vocabulary steps, against (softmax - onehot) w and (softmax - onehot)^T x in
 // fp64.
-TEST_P(HeadOf, GradientsMatchFp64OverManySlices) {
-  HeadShape s = kSliced;
-  s.dtype = GetParam();
+void expect_gradients_right(const HeadShape& s) {
   const Batch in(s);
   const Result got = run(in, 2);
   const auto x = doubles(in.x), w = doubles(in.w);
@@ -147,8 +148,15 @@ TEST_P(HeadOf, GradientsMatchFp64OverManySlices) {
   }
 }
 
+TEST_P(HeadOf, GradientsMatchFp64OverManySlices) {
+  for (HeadShape s : {kSliced, kColumns}) {
+    s.dtype = GetParam();
+    expect_gradients_right(s);
+  }
+}
+
 TEST_P(HeadOf, BitsDoNotDependOnTheThreadCount) {
-  for (HeadShape s : {kShapes[2], kShapes[3], kSliced}) {
+  for (HeadShape s : {kShapes[2], kShapes[3], kShapes[4], kSliced, kColumns}) {
     s.dtype = GetParam();
     const Batch in(s);
     const Result one = run(in, 1);
