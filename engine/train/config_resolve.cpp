@@ -77,10 +77,11 @@ void check_train(const Config& config, const ConfigOrigins& origins) {
   std::int64_t tokens = train.micro_batch * train.seq;
   if (__builtin_mul_overflow(tokens, train.accumulate, &tokens) ||
       __builtin_mul_overflow(tokens, train.steps, &tokens) || tokens > kMaxRunTokens) {
-    throw InputError(origins.of("train.steps") +
-                     ": train.steps * accumulate * micro_batch * seq, the tokens of the run, must be "
-                     "at most " +
-                     text_of(kMaxRunTokens));
+    throw InputError(
+        origins.of("train.steps") +
+        ": train.steps * accumulate * micro_batch * seq, the tokens of the run, must be "
+        "at most " +
+        text_of(kMaxRunTokens));
   }
   if (train.accumulate % train.fold_groups != 0) {
     throw InputError(origins.of("train.fold_groups") + ": train.fold_groups is " +

@@ -97,6 +97,15 @@ TEST(Config, RangesAreKept) {
   }
 }
 
+TEST(Config, RangesAreKeptInTheFileToo) {
+  EXPECT_EQ(refusal(kSmall + "[log]\nevery = 0\n"),
+            "run.toml:6: log.every must be an integer from 1 to 1000000000000; got 0");
+  EXPECT_NE(refusal(kSmall + "[memory]\nchunk = \"3MiB\"\n").find("a multiple of 2MiB"),
+            std::string::npos);
+  EXPECT_NE(refusal(kSmall + "[optimizer]\nbetas = [0.9]\n").find("got a list of 1 values"),
+            std::string::npos);
+}
+
 TEST(Config, ValuesThatDisagreeAreRefused) {
   EXPECT_EQ(refusal(kSmall, {"model.heads=3"}),
             "--set model.heads=3: model.heads is 3, which must divide model.hidden, 64");
