@@ -1,0 +1,177 @@
+#include "engine/planner/candidates.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/units.hpp"
+
+namespace sluice {
+namespace {
+
+using Place = Config::Place;
+
+// Of each kind: the tier of its first units, and of the others. quarters: how many quarters of the
+// elements are `first`.
+struct KindPlace {
+  Tier first = Tier::kDevice;
+  Tier rest = Tier::kDevice;
+  int quarters = 4;
+};
+
+struct Rung {
+  KindPlace weight, gradient, optimizer;
+};
+
+constexpr KindPlace whole(Tier tier) {
+  return {tier, tier, 4};
+}
+constexpr KindPlace kD = whole(Tier::kDevice);
+constexpr KindPlace kP = whole(Tier::kPinned);
+constexpr KindPlace kS = whole(Tier::kStorage);
+constexpr KindPlace pinned_quarters(int quarters) {
+  return {Tier::kPinned, Tier::kStorage, quarters};
+}
+
+// Fastest first: what is touched most often leaves the device last, and storage is filled last.
+const std::vector<Rung>& ladder() {
+  static const std::vector<Rung> rungs{
+      {kD, kD, kD},
+      {kD, kD, kP},
+      {kD, kP, kP},
+      {kP, kP, kP},
+      {kP, kP, pinned_quarters(3)},
+      {kP, kP, pinned_quarters(2)},
+      {kP, kP, pinned_quarters(1)},
+      {kP, kP, kS},
+      {kD, kD, kS},
+      {kD, kP, kS},
+      {kP, kS, kS},
+      {kS, kP, kS},
+      {kS, kS, kS},
+      {kD, kS, kS},
+  };
+  return rungs;
+}
+
+bool apply_fixed(Place wanted, KindPlace& place) {
+  if (wanted == Place::kAuto) return true;
+  const Tier tier = static_cast<Tier>(static_cast<int>(wanted) - static_cast<int>(Place::kDevice));
+  place = whole(tier);
+  return true;
+}
+
+bool same(const KindPlace& a, const KindPlace& b) {
+  return a.first == b.first && a.rest == b.rest && a.quarters == b.quarters;
+}
+
+bool possible(const Rung& rung) {
+  return rung.optimizer.first != Tier::kDevice ||
+         (rung.weight.first == Tier::kDevice && rung.gradient.first == Tier::kDevice);
+}
+
+std::vector<Rung> rungs_for(const Config& config) {
+  const auto& place = config.memory.place;
+  const bool all_fixed = place.weight != Place::kAuto && place.gradient != Place::kAuto &&
+                         place.optimizer != Place::kAuto;
+  std::vector<Rung> rungs;
+  for (Rung rung : ladder()) {
+    apply_fixed(place.weight, rung.weight);
+    apply_fixed(place.gradient, rung.gradient);
+    apply_fixed(place.optimizer, rung.optimizer);
+    if (!possible(rung) && !all_fixed) continue;
+    const bool known = std::any_of(rungs.begin(), rungs.end(), [&](const Rung& other) {
+      return same(other.weight, rung.weight) && same(other.gradient, rung.gradient) &&
+             same(other.optimizer, rung.optimizer);
+    });
+    if (!known) rungs.push_back(rung);
+  }
+  return rungs;
+}
+
+// Units in order until their elements reach the share.
+std::vector<Tier> spread(const KindPlace& place, const StepModel& model) {
+  std::uint64_t total = 0;
+  for (const UnitFootprint& unit : model.units) total += unit.elems;
+  const std::uint64_t share = total / 4 * static_cast<std::uint64_t>(place.quarters);
+  std::vector<Tier> tiers;
+  std::uint64_t seen = 0;
+  for (const UnitFootprint& unit : model.units) {
+    seen += unit.elems;
+    const bool first = place.quarters == 4 || seen <= share;
+    tiers.push_back(first ? place.first : place.rest);
+  }
+  return tiers;
+}
+
+// A power of two near a sixteenth of the largest unit: enough pieces to overlap, few enough that an
+// instruction's overhead is small; 256 KiB to 4 MiB of fp32 state.
+std::uint64_t usual_piece_elems(const StepModel& model) {
+  std::uint64_t largest = 0;
+  for (const UnitFootprint& unit : model.units) largest = std::max(largest, unit.elems);
+  std::uint64_t piece = 65536;
+  while (piece < 1048576 && piece * 16 < largest) piece *= 2;
+  return piece;
+}
+
+}  // namespace
+
+std::vector<StepOptions> plan_candidates(const Config& config, const StepModel& model) {
+  std::uint64_t all_slots = 0;
+  for (const UnitFootprint& unit : model.units) {
+    all_slots += ceil_div(unit.elems * dtype_bytes(model.dtype), config.memory.chunk_bytes);
+  }
+  std::vector<bool> recompute_choices;
+  if (config.recompute.policy != Config::Recompute::kUnit) recompute_choices.push_back(false);
+  if (config.recompute.policy != Config::Recompute::kNone) recompute_choices.push_back(true);
+
+  std::vector<StepOptions> candidates;
+  for (const Rung& rung : rungs_for(config)) {
+    StepOptions base;
+    base.microbatches = static_cast<std::int32_t>(config.train.accumulate);
+    base.chunk_bytes = config.memory.chunk_bytes;
+    base.piece_elems = usual_piece_elems(model);
+    base.placement = {spread(rung.weight, model), spread(rung.gradient, model),
+                      spread(rung.optimizer, model)};
+    for (const bool recompute : recompute_choices) {
+      base.recompute = recompute;
+      const auto add = [&](std::int64_t prefetch, std::uint64_t slots, bool frugal) {
+        StepOptions options = base;
+        options.prefetch = static_cast<std::int32_t>(prefetch);
+        options.weight_slots = slots;
+        if (frugal) {
+          options.piece_elems = 65536;
+          options.stream_lookahead = 0;
+        }
+        candidates.push_back(std::move(options));
+      };
+      const std::int64_t prefetch = config.memory.prefetch;
+      const bool fetched = rung.weight.first != Tier::kDevice;
+      if (fetched) add(prefetch, all_slots, false);
+      add(prefetch, 0, false);
+      if (fetched && prefetch > 1) add(1, 0, false);
+      if (fetched) add(1, 0, true);
+      add(0, 0, true);
+    }
+  }
+  return candidates;
+}
+
+std::array<std::uint64_t, kTierCount> home_bytes(const StepModel& model,
+                                                 const StepOptions& options) {
+  std::array<std::uint64_t, kTierCount> bytes{};
+  const std::uint64_t weight = dtype_bytes(model.dtype);
+  const std::uint64_t gradient = dtype_bytes(accumulator_dtype(model, options.microbatches));
+  const std::uint64_t states = model.has_master() ? 12 : 8;
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    const std::uint64_t elems = model.units[unit].elems;
+    const auto add = [&](const std::vector<Tier>& tiers, std::uint64_t elem_bytes) {
+      bytes[static_cast<std::size_t>(tiers[unit])] += elems * elem_bytes;
+    };
+    add(options.placement.weight, weight);
+    add(options.placement.gradient, gradient);
+    add(options.placement.optimizer, states);
+  }
+  return bytes;
+}
+
+}  // namespace sluice

@@ -1,0 +1,21 @@
+// The plans that are considered for a configuration, best first.
+//
+// A candidate is a complete set of step options; what it needs of each tier does not depend on the
+// budgets. So a configuration fits exactly when some candidate fits, more memory never turns a plan
+// into a refusal, and the least budget that fits is a minimum over the candidates.
+#pragma once
+
+#include <vector>
+
+#include "engine/schedule/step_model.hpp"
+#include "engine/train/config.hpp"
+
+namespace sluice {
+
+std::vector<StepOptions> plan_candidates(const Config& config, const StepModel& model);
+
+// Bytes of each tier that model state takes between steps: no plan with this placement needs less.
+std::array<std::uint64_t, kTierCount> home_bytes(const StepModel& model,
+                                                 const StepOptions& options);
+
+}  // namespace sluice

@@ -1,0 +1,51 @@
+#include "engine/planner/footprint.hpp"
+
+#include "base/units.hpp"
+
+namespace sluice {
+namespace {
+
+// norm_blocks_before[i]: blocks of the layout that begin before element 4,096 * i.
+std::vector<std::uint64_t> norm_blocks_before(const UnitLayout& layout) {
+  std::vector<std::uint64_t> before;
+  std::uint64_t seen = 0;
+  for (std::uint64_t elem = 0; elem <= layout.elems(); elem += kNormBlockElems) {
+    while (seen < layout.norm_blocks().size() && layout.norm_blocks()[seen].begin < elem) ++seen;
+    before.push_back(seen);
+  }
+  return before;
+}
+
+}  // namespace
+
+StepModel make_step_model(const Model& model, const BatchShape& batch, const Kernels& kernels) {
+  StepModel step;
+  step.dtype = batch.dtype;
+  step.token_bytes = 2 * static_cast<std::uint64_t>(batch.rows()) * sizeof(std::int32_t);
+  for (const Unit& unit : model.units()) {
+    const PassNeeds needs = unit.layer->needs(batch, kernels);
+    UnitFootprint footprint;
+    footprint.name = unit.name;
+    footprint.elems = unit.layer->layout().elems();
+    footprint.has_input = unit.has_input;
+    footprint.is_head = unit.is_head;
+    footprint.recomputable = unit.recomputable;
+    footprint.borrows = unit.borrows;
+    footprint.output_bytes = needs.output_bytes;
+    footprint.saved_bytes = needs.saved_bytes;
+    footprint.context_bytes = needs.context_bytes;
+    footprint.forward_workspace_bytes = needs.forward_workspace_bytes;
+    footprint.backward_input_workspace_bytes = needs.backward_input_workspace_bytes;
+    footprint.backward_weight_workspace_bytes = needs.backward_weight_workspace_bytes;
+    footprint.norm_blocks_before = norm_blocks_before(unit.layer->layout());
+    if (unit.borrows >= 0) {
+      const Unit& lender = model.units()[static_cast<std::size_t>(unit.borrows)];
+      step.tied_elems =
+          round_up(lender.layer->layout().tensors().front().spec.elems(), kNormBlockElems);
+    }
+    step.units.push_back(std::move(footprint));
+  }
+  return step;
+}
+
+}  // namespace sluice

@@ -1,0 +1,216 @@
+#include "engine/planner/plan.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/error.hpp"
+#include "base/units.hpp"
+#include "engine/planner/candidates.hpp"
+#include "engine/planner/cost_model.hpp"
+#include "engine/planner/footprint.hpp"
+#include "engine/runtime/state_store.hpp"
+#include "engine/schedule/generate.hpp"
+
+namespace sluice {
+namespace {
+
+// Candidates that fit are tried in order of preference; the fastest of the first few is taken.
+constexpr std::size_t kSimulatedCandidates = 4;
+// Budgets are suggested in steps of this.
+constexpr std::uint64_t kSuggestionStepBytes = 2 * kMiB;
+constexpr std::array<const char*, kTierCount> kBudgetKeys{"memory.device", "memory.pinned",
+                                                          "memory.storage"};
+
+bool fits(const TierBytes& needed, const TierBytes& budgets) {
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    if (needed[tier] > budgets[tier]) return false;
+  }
+  return true;
+}
+
+struct Compiled {
+  StepOptions options;
+  Schedule training;
+  Schedule evaluation;
+  MemoryNeed need;
+};
+
+Compiled compile_candidate(const StepModel& model, const StepOptions& options) {
+  Compiled compiled{
+      options, compile_training_step(model, options), compile_evaluation(model, options), {}};
+  const std::array<const Schedule*, 2> schedules{&compiled.training, &compiled.evaluation};
+  compiled.need = memory_need(schedules, StateStore::kWindowBytes);
+  return compiled;
+}
+
+std::string busiest_lane(const Simulation& simulation) {
+  const auto& busy = simulation.busy_s.front();
+  const auto at =
+      static_cast<std::size_t>(std::max_element(busy.begin(), busy.end()) - busy.begin());
+  const auto lane = static_cast<Lane>(at);
+  if (lane == Lane::kStorageRead || lane == Lane::kStorageWrite) return "storage";
+  return std::string(lane_name(lane));
+}
+
+std::uint64_t state_bytes(const StepModel& model, const StepOptions& options) {
+  std::uint64_t total = 0;
+  for (const std::uint64_t bytes : home_bytes(model, options)) total += bytes;
+  return total;
+}
+
+// What every candidate would need, for a refusal.
+class Refuser {
+ public:
+  Refuser(const StepModel& model, const TierBytes& budgets) : model_(model), budgets_(budgets) {}
+
+  void consider(const TierBytes& needed) { needs_.push_back(needed); }
+
+  Refusal refusal() const {
+    Refusal refusal;
+    refusal.available_bytes = budgets_;
+    refusal.needed_bytes = nearest();
+    for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+      if (const auto least = least_budget(tier)) {
+        refusal.suggestions.push_back({{kBudgetKeys[tier], *least}});
+      }
+    }
+    if (refusal.suggestions.empty()) {
+      Suggestion joint;
+      for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+        if (refusal.needed_bytes[tier] > budgets_[tier]) {
+          joint.emplace_back(kBudgetKeys[tier],
+                             round_up(refusal.needed_bytes[tier], kSuggestionStepBytes));
+        }
+      }
+      refusal.suggestions.push_back(std::move(joint));
+    }
+    return refusal;
+  }
+
+ private:
+  // The least value of one budget with which some candidate fits, the others as they are.
+  std::optional<std::uint64_t> least_budget(std::size_t tier) const {
+    std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
+    for (const TierBytes& needed : needs_) {
+      TierBytes others = budgets_;
+      others[tier] = std::numeric_limits<std::uint64_t>::max();
+      if (fits(needed, others)) least = std::min(least, needed[tier]);
+    }
+    if (least == std::numeric_limits<std::uint64_t>::max()) return std::nullopt;
+    return round_up(least, kSuggestionStepBytes);
+  }
+
+  // The candidate that lacks the fewest bytes in all.
+  TierBytes nearest() const {
+    SLUICE_CHECK(!needs_.empty());
+    const auto shortfall = [&](const TierBytes& needed) {
+      std::uint64_t bytes = 0;
+      for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+        if (needed[tier] > budgets_[tier]) bytes += needed[tier] - budgets_[tier];
+      }
+      return bytes;
+    };
+    return *std::min_element(
+        needs_.begin(), needs_.end(),
+        [&](const TierBytes& a, const TierBytes& b) { return shortfall(a) < shortfall(b); });
+  }
+
+  const StepModel& model_;
+  TierBytes budgets_;
+  std::vector<TierBytes> needs_;
+};
+
+Plan finish_plan(Compiled compiled, const StepModel& step_model, const Model& model,
+                 Simulation simulation) {
+  Plan plan;
+  plan.options = std::move(compiled.options);
+  plan.training = std::move(compiled.training);
+  plan.evaluation = std::move(compiled.evaluation);
+  plan.need = compiled.need;
+  plan.peak_bytes = compiled.need.peak_bytes();
+  plan.step_bytes = link_bytes(plan.training);
+  plan.evaluation_bytes = link_bytes(plan.evaluation);
+  plan.bound_by = busiest_lane(simulation);
+  plan.simulation = std::move(simulation);
+  plan.parameters = model.parameter_count();
+  plan.state_bytes = state_bytes(step_model, plan.options);
+  return plan;
+}
+
+}  // namespace
+
+std::string Refusal::sentence() const {
+  std::string text = "does not fit:";
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    if (needed_bytes[tier] <= available_bytes[tier]) continue;
+    text += " " + std::string(kBudgetKeys[tier]) + " needs " +
+            format_bytes_exact(round_up(needed_bytes[tier], kSuggestionStepBytes)) + " and has " +
+            format_bytes_exact(available_bytes[tier]) + ";";
+  }
+  text += " smallest change that fits:";
+  for (std::size_t i = 0; i < suggestions.size(); ++i) {
+    if (i > 0) text += " or";
+    for (const auto& [key, bytes] : suggestions[i]) {
+      text += " --set " + key + "=" + format_bytes_exact(bytes);
+    }
+  }
+  return text;
+}
+
+ModelShape model_shape(const Config& config) {
+  ModelShape shape;
+  shape.family =
+      config.model.family == Config::Family::kLlama ? ModelFamily::kLlama : ModelFamily::kGpt2;
+  shape.layers = config.model.layers;
+  shape.hidden = config.model.hidden;
+  shape.heads = config.model.heads;
+  shape.kv_heads = config.model.kv_heads;
+  shape.ffn = config.model.ffn;
+  shape.vocab = config.model.vocab;
+  shape.max_seq = config.model.max_seq;
+  shape.tie_embeddings = config.model.tie_embeddings;
+  return shape;
+}
+
+BatchShape batch_shape(const Config& config) {
+  const DType dtype =
+      config.train.precision == Config::Precision::kFP32 ? DType::kF32 : DType::kBF16;
+  return {config.train.micro_batch, config.train.seq, dtype};
+}
+
+std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
+                                      const Kernels& kernels, const HardwareProfile& hardware) {
+  const BatchShape batch = batch_shape(config);
+  const StepModel step_model = make_step_model(model, batch, kernels);
+  const TierBytes budgets{config.memory.device_bytes, config.memory.pinned_bytes,
+                          config.memory.storage_bytes};
+  const CostModel costs(config, model, batch, hardware);
+  const std::vector<StepOptions> candidates = plan_candidates(config, step_model);
+  SLUICE_CHECK(!candidates.empty());
+  for (const StepOptions& options : candidates) check_placement(options.placement);
+
+  std::optional<Compiled> best;
+  Simulation best_simulation;
+  std::size_t simulated = 0;
+  for (const StepOptions& options : candidates) {
+    if (!fits(home_bytes(step_model, options), budgets)) continue;
+    Compiled compiled = compile_candidate(step_model, options);
+    if (!fits(compiled.need.peak_bytes(), budgets)) continue;
+    costs.apply(compiled.training);
+    Simulation simulation = simulate(compiled.training, costs.simulation_model());
+    if (!best || simulation.total_s < best_simulation.total_s) {
+      best = std::move(compiled);
+      best_simulation = std::move(simulation);
+    }
+    if (++simulated == kSimulatedCandidates) break;
+  }
+  if (best) return finish_plan(std::move(*best), step_model, model, std::move(best_simulation));
+
+  Refuser refuser(step_model, budgets);
+  for (const StepOptions& options : candidates) {
+    refuser.consider(compile_candidate(step_model, options).need.peak_bytes());
+  }
+  return refuser.refusal();
+}
+
+}  // namespace sluice

@@ -1,0 +1,57 @@
+// Plan or refuse: the cheapest way to run a configuration inside its budgets, known before anything
+// is allocated; or what is missing, and the smallest change that would fit.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "engine/model/model.hpp"
+#include "engine/planner/hardware_profile.hpp"
+#include "engine/runtime/run_memory.hpp"
+#include "engine/schedule/schedule.hpp"
+#include "engine/schedule/simulate.hpp"
+#include "engine/schedule/step_model.hpp"
+#include "engine/train/config.hpp"
+
+namespace sluice {
+
+using TierBytes = std::array<std::uint64_t, kTierCount>;
+
+struct Plan {
+  StepOptions options;
+  Schedule training;
+  Schedule evaluation;
+  MemoryNeed need;
+  TierBytes peak_bytes{};  // what the ledger will be charged
+  LinkBytes step_bytes;    // moved by one training step
+  LinkBytes evaluation_bytes;
+  Simulation simulation;  // of one training step
+  std::string
+      bound_by;  // the lane that is busiest: "compute", "storage", "h2d", "d2h", "optimizer"
+  std::uint64_t parameters = 0;
+  std::uint64_t state_bytes = 0;  // weights, gradients, master, moments, wherever they lie
+};
+
+// One change that fits: keys and their least values.
+using Suggestion = std::vector<std::pair<std::string, std::uint64_t>>;
+
+struct Refusal {
+  TierBytes needed_bytes{};     // of the candidate that comes nearest
+  TierBytes available_bytes{};  // the budgets
+  std::vector<Suggestion> suggestions;
+  std::string sentence() const;
+};
+
+// Shapes as the configuration gives them.
+ModelShape model_shape(const Config& config);
+BatchShape batch_shape(const Config& config);
+
+// Deterministic in its arguments. Throws InputError where no schedule exists for the placement.
+std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
+                                      const Kernels& kernels, const HardwareProfile& hardware);
+
+}  // namespace sluice

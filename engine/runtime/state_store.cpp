@@ -1,0 +1,69 @@
+#include "engine/runtime/state_store.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+
+namespace sluice {
+
+StateStore::StateStore(Device& device, RunMemory& memory, const Schedule& schedule)
+    : memory_(memory),
+      stream_(device.create_stream("state")),
+      window_(memory.io_window(persistent_pinned_bytes(schedule))) {
+  for (const Buffer& buffer : schedule.buffers) {
+    if (!buffer.persistent || buffer.role != BufferRole::kState) continue;
+    const auto unit = static_cast<std::size_t>(buffer.unit);
+    if (homes_.size() <= unit) homes_.resize(unit + 1, {});
+    homes_[unit][static_cast<std::size_t>(buffer.kind)] = &buffer;
+  }
+}
+
+const Buffer* StateStore::home(StateKind kind, std::int32_t unit) const {
+  return homes_[static_cast<std::size_t>(unit)][static_cast<std::size_t>(kind)];
+}
+
+void StateStore::move(const Buffer& home, std::uint64_t begin, std::uint64_t end, std::byte* window,
+                      Access access) {
+  const std::uint64_t elem_bytes = dtype_bytes(home.dtype);
+  const std::uint64_t offset = begin * elem_bytes;
+  const std::uint64_t bytes = (end - begin) * elem_bytes;
+  if (home.tier == Tier::kStorage) {
+    const StorageOp op = access == Access::kRead ? StorageOp::kRead : StorageOp::kWrite;
+    memory_.storage().transfer(op, home.offset_bytes + offset, window, bytes);
+    return;
+  }
+  std::byte* device = memory_.address(home) + offset;
+  if (access == Access::kRead) {
+    stream_->copy(window, device, bytes, CopyKind::kDeviceToHost);
+  } else {
+    stream_->copy(device, window, bytes, CopyKind::kHostToDevice);
+  }
+  stream_->synchronize(Deadline::after_seconds(kDefaultDeadlineSeconds));
+}
+
+void StateStore::visit(std::span<const StateKind> kinds, std::int32_t unit, std::uint64_t begin,
+                       std::uint64_t end, Access access, const Visitor& visitor) {
+  SLUICE_CHECK(kinds.size() <= 4);
+  for (std::uint64_t cursor = begin; cursor < end; cursor += kWindowElems) {
+    const std::uint64_t piece_end = std::min(cursor + kWindowElems, end);
+    std::array<std::byte*, 4> data{};
+    for (std::size_t i = 0; i < kinds.size(); ++i) {
+      const Buffer* at = home(kinds[i], unit);
+      SLUICE_CHECK(at != nullptr);
+      if (at->tier == Tier::kPinned) {
+        data[i] = memory_.address(*at) + cursor * dtype_bytes(at->dtype);
+      } else {
+        data[i] = window_ + i * kWindowElems * 4;
+        if (access == Access::kRead) move(*at, cursor, piece_end, data[i], access);
+      }
+    }
+    visitor(cursor, piece_end, std::span<std::byte* const>(data.data(), kinds.size()));
+    if (access == Access::kRead) continue;
+    for (std::size_t i = 0; i < kinds.size(); ++i) {
+      const Buffer* at = home(kinds[i], unit);
+      if (at->tier != Tier::kPinned) move(*at, cursor, piece_end, data[i], access);
+    }
+  }
+}
+
+}  // namespace sluice

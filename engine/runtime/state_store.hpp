@@ -1,0 +1,53 @@
+// Model state between steps: filled at the start, read for checkpoints, in place where it can be.
+//
+// Homes in pinned memory are visited where they lie; those on the device and on storage go through
+// the pinned I/O window, a piece at a time, so no more than the window is ever held. Not for use
+// while a schedule runs. Movement here is counted by the device and the storage engine like any
+// other.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "device/device.hpp"
+#include "engine/runtime/run_memory.hpp"
+
+namespace sluice {
+
+class StateStore {
+ public:
+  // What the I/O window must hold: one piece of every kind of state at once.
+  static constexpr std::uint64_t kWindowElems = 65536;
+  static constexpr std::uint64_t kWindowBytes = kWindowElems * (4 + 4 + 4 + 4);
+
+  enum class Access { kRead, kWrite };
+  // data[i]: elements [begin, end) of the i-th kind asked for.
+  using Visitor =
+      std::function<void(std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data)>;
+
+  // `schedule`: any of the run's packed schedules (they share the homes).
+  StateStore(Device& device, RunMemory& memory, const Schedule& schedule);
+
+  bool has(StateKind kind, std::int32_t unit) const { return home(kind, unit) != nullptr; }
+  DType dtype(StateKind kind, std::int32_t unit) const { return home(kind, unit)->dtype; }
+
+  // Calls visitor for consecutive ranges that cover elements [begin, end) of the unit, with all
+  // `kinds` side by side. begin and end: multiples of 4,096 or the unit's end.
+  // kWrite: what visitor leaves there goes to the home. Throws IoError, DeviceError, TimeoutError.
+  void visit(std::span<const StateKind> kinds, std::int32_t unit, std::uint64_t begin,
+             std::uint64_t end, Access access, const Visitor& visitor);
+
+ private:
+  const Buffer* home(StateKind kind, std::int32_t unit) const;
+  void move(const Buffer& home, std::uint64_t begin, std::uint64_t end, std::byte* window,
+            Access access);
+
+  RunMemory& memory_;
+  std::unique_ptr<Stream> stream_;
+  std::byte* window_;
+  std::vector<std::array<const Buffer*, kStateKindCount>> homes_;  // by unit
+};
+
+}  // namespace sluice

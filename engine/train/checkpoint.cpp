@@ -1,0 +1,97 @@
+#include "engine/train/checkpoint.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+
+namespace sluice {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kStateFile = "state.safetensors";
+constexpr const char* kManifestFile = "manifest.json";
+constexpr std::size_t kKeptCheckpoints = 2;
+
+std::string checkpoint_name(std::int64_t step) {
+  std::string digits = std::to_string(step);
+  digits.insert(0, digits.size() < 8 ? 8 - digits.size() : 0, '0');
+  return "step-" + digits;
+}
+
+// Complete checkpoints, newest first.
+std::vector<fs::path> checkpoints_in(const std::string& directory) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("step-") && name.find('.') == std::string::npos) {
+      found.push_back(entry.path());
+    }
+  }
+  std::sort(found.begin(), found.end(), [](const fs::path& a, const fs::path& b) {
+    const std::string left = a.filename().string();
+    const std::string right = b.filename().string();
+    return left.size() != right.size() ? left.size() > right.size() : left > right;
+  });
+  return found;
+}
+
+}  // namespace
+
+CheckpointFound find_checkpoint(const std::string& directory) {
+  std::string newest_failure;
+  for (const fs::path& path : checkpoints_in(directory)) {
+    try {
+      CheckpointFound found{path.string(), load_manifest((path / kManifestFile).string())};
+      verify_files(found.manifest, path.string());
+      return found;
+    } catch (const Error& error) {
+      if (newest_failure.empty()) newest_failure = error.what();
+      log(LogLevel::kWarning, "checkpoint passed over: " + std::string(error.what()));
+    }
+  }
+  throw InputError(newest_failure.empty() ? directory + ": holds no checkpoint to resume from"
+                                          : newest_failure);
+}
+
+void check_checkpoint(const CheckpointFound& found, const Config& config, const Model& model,
+                      DType weight_dtype, const std::string& data_fingerprint) {
+  const SafetensorsReader reader(found.directory + "/" + kStateFile);
+  ModelState::check(reader, model, weight_dtype);
+  if (found.manifest.config_hash != config_hash(config)) {
+    throw InputError(found.directory +
+                     ": was made with other [data], [train] or [optimizer] settings; resume with "
+                     "the configuration in the run directory's config.toml");
+  }
+  if (found.manifest.data_fingerprint != data_fingerprint) {
+    throw InputError(found.directory + ": was made with other data than data.paths holds now");
+  }
+}
+
+void save_checkpoint(const std::string& directory, CheckpointManifest manifest, ModelState& state) {
+  const fs::path target = fs::path(directory) / checkpoint_name(manifest.step);
+  const fs::path temporary = target.string() + ".tmp";
+  fs::remove_all(temporary);
+  fs::create_directories(temporary);
+  const std::string file = (temporary / kStateFile).string();
+  state.save(file);
+  manifest.weights_hash = state.weights_hash();
+  manifest.files = {{kStateFile, fs::file_size(file), hash_file(file)}};
+  save_manifest(manifest, (temporary / kManifestFile).string());
+  fs::remove_all(target);  // the same step again, after a resume
+  rename_durably(temporary.string(), target.string());
+
+  const std::vector<fs::path> all = checkpoints_in(directory);
+  for (std::size_t i = kKeptCheckpoints; i < all.size(); ++i) fs::remove_all(all[i]);
+}
+
+void load_checkpoint(const CheckpointFound& found, ModelState& state) {
+  const SafetensorsReader reader(found.directory + "/" + kStateFile);
+  state.load(reader);
+}
+
+}  // namespace sluice

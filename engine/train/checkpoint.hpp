@@ -1,0 +1,35 @@
+// Checkpoints of a run: DIR/step-00000020/{state.safetensors, manifest.json}.
+//
+// Written to a temporary directory and renamed when whole and on the disk: a checkpoint either
+// verifies or does not count. Resuming takes the newest that verifies.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "engine/train/config.hpp"
+#include "engine/train/manifest.hpp"
+#include "engine/train/model_state.hpp"
+
+namespace sluice {
+
+struct CheckpointFound {
+  std::string directory;
+  CheckpointManifest manifest;
+};
+
+// The newest checkpoint under `directory` whose manifest and files verify. Throws InputError where
+// there is none, with the reason of the newest that failed.
+CheckpointFound find_checkpoint(const std::string& directory);
+
+// Throws InputError where the checkpoint is of another model (first differing tensor named), of
+// another configuration, or of other data.
+void check_checkpoint(const CheckpointFound& found, const Config& config, const Model& model,
+                      DType weight_dtype, const std::string& data_fingerprint);
+
+// Keeps the newest two. manifest: all but `files` and `weights_hash`.
+void save_checkpoint(const std::string& directory, CheckpointManifest manifest, ModelState& state);
+void load_checkpoint(const CheckpointFound& found, ModelState& state);
+
+}  // namespace sluice

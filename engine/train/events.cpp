@@ -1,0 +1,77 @@
+#include "engine/train/events.hpp"
+
+#include "base/units.hpp"
+
+namespace sluice {
+
+RunEvent tier_bytes_json(const TierBytes& bytes) {
+  RunEvent json = RunEvent::object();
+  for (const Tier tier : kTiers) {
+    json[std::string(tier_name(tier))] = bytes[static_cast<std::size_t>(tier)];
+  }
+  return json;
+}
+
+RunEvent link_bytes_json(const LinkBytes& bytes) {
+  return {{"upload", bytes.upload},
+          {"download", bytes.download},
+          {"storage_read", bytes.storage_read},
+          {"storage_write", bytes.storage_write}};
+}
+
+namespace {
+
+// "pinned", or bytes per tier where the units of one kind are spread.
+RunEvent placement_json(const Plan& plan) {
+  const auto kind = [&](const std::vector<Tier>& tiers) {
+    RunEvent counts = RunEvent::object();
+    for (const Tier tier : tiers) {
+      const std::string name(tier_name(tier));
+      counts[name] = counts.value(name, 0) + 1;
+    }
+    return counts;
+  };
+  const Placement& placement = plan.options.placement;
+  return {{"weight", kind(placement.weight)},
+          {"gradient", kind(placement.gradient)},
+          {"optimizer", kind(placement.optimizer)}};
+}
+
+}  // namespace
+
+RunEvent plan_event(const Plan& plan) {
+  return {{"event", "plan"},
+          {"fits", true},
+          {"peak_bytes", tier_bytes_json(plan.peak_bytes)},
+          {"bytes_moved", link_bytes_json(plan.step_bytes)},
+          {"step_time_s", plan.simulation.total_s},
+          {"bound_by", plan.bound_by},
+          {"parameters", plan.parameters},
+          {"state_bytes", plan.state_bytes},
+          {"recompute", plan.options.recompute ? "unit" : "none"},
+          {"prefetch", plan.options.prefetch},
+          {"units_by_tier", placement_json(plan)},
+          {"evaluation_bytes_moved", link_bytes_json(plan.evaluation_bytes)}};
+}
+
+RunEvent refused_event(const Refusal& refusal) {
+  RunEvent tiers = RunEvent::object();
+  for (const Tier tier : kTiers) {
+    const auto at = static_cast<std::size_t>(tier);
+    if (refusal.needed_bytes[at] <= refusal.available_bytes[at]) continue;
+    tiers[std::string(tier_name(tier))] = {{"needed", refusal.needed_bytes[at]},
+                                           {"available", refusal.available_bytes[at]}};
+  }
+  RunEvent suggestions = RunEvent::array();
+  for (const Suggestion& suggestion : refusal.suggestions) {
+    RunEvent change = RunEvent::object();
+    for (const auto& [key, bytes] : suggestion) change[key] = format_bytes_exact(bytes);
+    suggestions.push_back(change);
+  }
+  return {{"event", "refused"},
+          {"tiers", tiers},
+          {"suggestions", suggestions},
+          {"message", refusal.sentence()}};
+}
+
+}  // namespace sluice

@@ -1,0 +1,23 @@
+// The JSON events of a run (DESIGN section 9): one object per line, for scripts and for the report.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "base/memory_kinds.hpp"
+#include "engine/planner/plan.hpp"
+#include "engine/schedule/schedule.hpp"
+
+namespace sluice {
+
+using RunEvent = nlohmann::ordered_json;
+using EventSink = std::function<void(const RunEvent&)>;
+
+RunEvent tier_bytes_json(const TierBytes& bytes);
+RunEvent link_bytes_json(const LinkBytes& bytes);
+RunEvent plan_event(const Plan& plan);
+RunEvent refused_event(const Refusal& refusal);
+
+}  // namespace sluice

@@ -1,0 +1,145 @@
+#include "engine/train/session.hpp"
+
+#include <cmath>
+
+#include "base/error.hpp"
+#include "device/host/host_device.hpp"
+
+namespace sluice {
+namespace {
+
+std::unique_ptr<Device> make_device(const Config& config, const Plan& plan) {
+  HostDeviceOptions options;
+  // The plan is exact: the device is asked for no byte more.
+  options.capacity_bytes = std::max<std::uint64_t>(plan.peak_bytes[0], kPageBytes);
+  options.link_bandwidth_bytes_per_s = config.memory.link_bandwidth_bytes_per_s;
+  options.link_latency_s = config.memory.link_latency_s;
+  return make_host_device(options);
+}
+
+const char* engine_kind(Config::StorageEngineKind kind) {
+  switch (kind) {
+    case Config::StorageEngineKind::kIoUring:
+      return "io_uring";
+    case Config::StorageEngineKind::kPosix:
+      return "posix";
+    case Config::StorageEngineKind::kAuto:
+      break;
+  }
+  return "auto";
+}
+
+std::unique_ptr<StorageEngine> make_storage(const Config& config, const Plan& plan,
+                                            const StorageWrapper& wrap) {
+  if (plan.need.storage_bytes == 0) return nullptr;
+  auto engine = make_storage_engine(engine_kind(config.memory.storage_engine), StorageOptions{});
+  return wrap ? wrap(std::move(engine)) : std::move(engine);
+}
+
+LinkBytes difference(const LinkBytes& after, const LinkBytes& before) {
+  return {after.upload - before.upload, after.download - before.download,
+          after.storage_read - before.storage_read, after.storage_write - before.storage_write};
+}
+
+}  // namespace
+
+Session::Session(const Config& config, const Model& model, const Plan& plan,
+                 Kernels& device_kernels, Kernels& host_kernels, const StorageWrapper& wrap_storage)
+    : config_(config),
+      plan_(plan),
+      batch_(batch_shape(config)),
+      device_(make_device(config, plan)),
+      ledger_(
+          {config.memory.device_bytes, config.memory.pinned_bytes, config.memory.storage_bytes}),
+      storage_(make_storage(config, plan, wrap_storage)),
+      memory_(*device_, ledger_, storage_.get(), config.memory.storage_paths, plan.need),
+      training_(plan.training, memory_),
+      evaluation_(plan.evaluation, memory_),
+      runner_(model, batch_, plan.options.microbatches, device_kernels, host_kernels),
+      executor_(*device_, memory_.storage(), runner_),
+      store_(*device_, memory_, plan.training),
+      state_(model, store_, batch_.dtype) {}
+
+const Buffer& Session::host_buffer(BufferRole role, std::int64_t microbatch) const {
+  for (const Buffer& buffer : plan_.training.buffers) {
+    if (buffer.persistent && buffer.role == role && buffer.microbatch == microbatch) return buffer;
+  }
+  throw InternalError("the schedule has no such buffer");
+}
+
+std::int32_t* Session::tokens_of(std::int64_t microbatch) {
+  return reinterpret_cast<std::int32_t*>(
+      memory_.address(host_buffer(BufferRole::kTokens, microbatch)));
+}
+
+double Session::loss_of(std::int64_t microbatch) {
+  return *reinterpret_cast<const double*>(
+      memory_.address(host_buffer(BufferRole::kLoss, microbatch)));
+}
+
+StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& fill,
+                                TraceRecorder* trace) {
+  for (std::int64_t mb = 0; mb < plan_.options.microbatches; ++mb) {
+    fill(mb, tokens_of(mb), tokens_of(mb) + batch_.rows());
+  }
+  const auto& optimizer = config_.optimizer;
+  StepScalars scalars;
+  scalars.adamw.lr = static_cast<float>(lr);
+  scalars.adamw.beta1 = static_cast<float>(optimizer.beta1);
+  scalars.adamw.beta2 = static_cast<float>(optimizer.beta2);
+  scalars.adamw.epsilon = static_cast<float>(optimizer.eps);
+  const auto updates = static_cast<double>(step + 1);
+  scalars.adamw.bias_correction1 = static_cast<float>(1.0 - std::pow(optimizer.beta1, updates));
+  scalars.adamw.bias_correction2 = static_cast<float>(1.0 - std::pow(optimizer.beta2, updates));
+  scalars.weight_decay = static_cast<float>(optimizer.weight_decay);
+  scalars.clip = config_.train.clip;
+  runner_.set_scalars(scalars);
+
+  const LinkBytes before = moved_bytes();
+  const RunStatistics statistics =
+      executor_.run(training_, trace, static_cast<std::uint32_t>(step + 1));
+  StepOutcome outcome;
+  outcome.moved = difference(moved_bytes(), before);
+  outcome.seconds = statistics.seconds;
+  outcome.stalled_fraction = statistics.compute_stalled_seconds / statistics.seconds;
+  outcome.grad_norm = runner_.results().grad_norm;
+  double sum = 0;
+  for (std::int64_t mb = 0; mb < plan_.options.microbatches; ++mb) sum += loss_of(mb);
+  outcome.loss = sum / static_cast<double>(batch_.rows() * plan_.options.microbatches);
+  return outcome;
+}
+
+double Session::evaluate(const FillTokens& fill) {
+  fill(0, tokens_of(0), tokens_of(0) + batch_.rows());
+  executor_.run(evaluation_);
+  return loss_of(0) / static_cast<double>(batch_.rows());
+}
+
+TierBytes Session::peak_bytes() const {
+  TierBytes bytes{};
+  for (const Tier tier : kTiers) {
+    bytes[static_cast<std::size_t>(tier)] = ledger_.totals(tier).peak_bytes;
+  }
+  return bytes;
+}
+
+TierBytes Session::measured_peak_bytes() const {
+  return {device_->counters().peak_bytes, memory_.pinned_bytes(),
+          storage_ ? storage_->counters().peak_allocated_bytes : 0};
+}
+
+LinkBytes Session::moved_bytes() const {
+  const DeviceCounters device = device_->counters();
+  const StorageCounters storage = storage_ ? storage_->counters() : StorageCounters{};
+  return {device.copied_bytes[static_cast<std::size_t>(CopyKind::kHostToDevice)],
+          device.copied_bytes[static_cast<std::size_t>(CopyKind::kDeviceToHost)],
+          storage.read_bytes, storage.write_bytes};
+}
+
+std::uint64_t Session::allocation_calls() const {
+  const DeviceCounters device = device_->counters();
+  return device.allocation_calls + device.map_calls + device.registration_calls +
+         (storage_ ? storage_->counters().allocated_bytes : 0);
+}
+
+}  // namespace sluice

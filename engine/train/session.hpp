@@ -1,0 +1,77 @@
+// A planned run made real: device, memory, storage, programs and executor, ready to take steps.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "allocator/ledger.hpp"
+#include "engine/planner/plan.hpp"
+#include "engine/runtime/executor.hpp"
+#include "engine/runtime/model_runner.hpp"
+#include "engine/runtime/run_memory.hpp"
+#include "engine/runtime/state_store.hpp"
+#include "engine/train/config.hpp"
+#include "engine/train/model_state.hpp"
+
+namespace sluice {
+
+using StorageWrapper =
+    std::function<std::unique_ptr<StorageEngine>(std::unique_ptr<StorageEngine>)>;
+
+struct StepOutcome {
+  double loss = 0;  // mean over the step's tokens
+  double grad_norm = 0;
+  double seconds = 0;
+  double stalled_fraction = 0;
+  LinkBytes moved;  // as the device and the storage engine counted
+};
+
+class Session {
+ public:
+  // Fills the host's token buffers of a micro-batch: tokens [rows], targets [rows].
+  using FillTokens =
+      std::function<void(std::int64_t microbatch, std::int32_t* tokens, std::int32_t* targets)>;
+
+  // Takes all memory at once. config, model and plan must outlive it. wrap_storage may be empty.
+  Session(const Config& config, const Model& model, const Plan& plan, Kernels& device_kernels,
+          Kernels& host_kernels, const StorageWrapper& wrap_storage = {});
+
+  // One optimizer step; `step` counts from 0. trace may be null.
+  StepOutcome train_step(std::int64_t step, double lr, const FillTokens& fill,
+                         TraceRecorder* trace = nullptr);
+  // Mean loss of one evaluation batch.
+  double evaluate(const FillTokens& fill);
+
+  ModelState& state() { return state_; }
+  ModelRunner& runner() { return runner_; }
+  const Program& training_program() const { return training_; }
+  // As charged to the ledger, and as the device and the storage engine measured themselves.
+  TierBytes peak_bytes() const;
+  TierBytes measured_peak_bytes() const;
+  LinkBytes moved_bytes() const;
+  // Driver, pinned and file-space allocations so far: constant once training has begun (law 9).
+  std::uint64_t allocation_calls() const;
+  std::string storage_engine_name() const { return storage_ ? storage_->name() : "none"; }
+
+ private:
+  std::int32_t* tokens_of(std::int64_t microbatch);
+  double loss_of(std::int64_t microbatch);
+  const Buffer& host_buffer(BufferRole role, std::int64_t microbatch) const;
+
+  const Config& config_;
+  const Plan& plan_;
+  BatchShape batch_;
+  std::unique_ptr<Device> device_;
+  Ledger ledger_;
+  std::unique_ptr<StorageEngine> storage_;
+  RunMemory memory_;
+  Program training_;
+  Program evaluation_;
+  ModelRunner runner_;
+  Executor executor_;
+  StateStore store_;
+  ModelState state_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,287 @@
+#include "engine/train/training_run.hpp"
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "engine/planner/cost_model.hpp"
+#include "engine/planner/machine_check.hpp"
+#include "engine/train/lr_schedule.hpp"
+#include "engine/train/posix_file.hpp"
+#include "engine/train/session.hpp"
+
+namespace sluice {
+namespace {
+
+namespace fs = std::filesystem;
+
+void write_text(const fs::path& path, const std::string& text) {
+  PosixFile file = PosixFile::create(path.string());
+  file.write_all(0, std::as_bytes(std::span(text.data(), text.size())));
+}
+
+DatasetOptions dataset_options(const Config& config) {
+  DatasetOptions options;
+  options.paths = config.data.paths;
+  options.format = config.data.format;
+  options.vocab = config.model.vocab;
+  options.eval_fraction = config.data.eval_fraction;
+  options.seq = config.train.seq;
+  options.micro_batch = config.train.micro_batch;
+  options.accumulate = config.train.accumulate;
+  options.seed = config.train.seed;
+  return options;
+}
+
+LrSchedule lr_schedule(const Config& config) {
+  const auto shape = config.optimizer.schedule == Config::LrSchedule::kCosine
+                         ? LrSchedule::Shape::kCosine
+                         : LrSchedule::Shape::kConstant;
+  return {shape, config.optimizer.lr, config.optimizer.warmup, config.train.steps};
+}
+
+// The run directory: what stands in it, and who writes what. An earlier run's checkpoints are never
+// overwritten: a fresh start moves them aside.
+class RunFiles {
+ public:
+  RunFiles(const Config& config, bool fresh) : directory_(config.log.dir) {
+    fs::create_directories(directory_);
+    for (const std::string& path : config.memory.storage_paths) fs::create_directories(path);
+    if (fresh) set_aside(config.checkpoint.dir);
+    fs::create_directories(config.checkpoint.dir);
+    write_text(directory_ / "config.toml", config_to_toml(config));
+    const auto mode = fresh ? std::ios::trunc : std::ios::app;
+    events_.open(directory_ / "events.jsonl", std::ios::out | mode);
+    if (!events_) throw InputError("log.dir: '" + config.log.dir + "' cannot be written");
+  }
+
+  void event(const RunEvent& event) { events_ << event.dump() << '\n' << std::flush; }
+  void text(const char* name, const std::string& text) { write_text(directory_ / name, text); }
+  std::string path(const char* name) const { return (directory_ / name).string(); }
+
+ private:
+  static void set_aside(const fs::path& checkpoints) {
+    if (!fs::exists(checkpoints) || fs::is_empty(checkpoints)) return;
+    for (int i = 1;; ++i) {
+      const fs::path aside = checkpoints.string() + "." + std::to_string(i);
+      if (fs::exists(aside)) continue;
+      fs::rename(checkpoints, aside);
+      log(LogLevel::kInfo, "an earlier run's checkpoints are now in " + aside.string());
+      return;
+    }
+  }
+
+  fs::path directory_;
+  std::ofstream events_;
+};
+
+class Trainer {
+ public:
+  Trainer(const Config& config, const TrainingOptions& options, const Dataset& data,
+          const Model& model, const Plan& plan, Kernels& device_kernels, Kernels& host_kernels,
+          RunFiles& files, const EventSink& events, const StepObserver& observe)
+      : config_(config),
+        options_(options),
+        data_(data),
+        files_(files),
+        events_(events),
+        observe_(observe),
+        arithmetic_(device_kernels.arithmetic()),
+        session_(config, model, plan, device_kernels, host_kernels, options.wrap_storage),
+        lr_(lr_schedule(config)) {}
+
+  void start(const std::optional<CheckpointFound>& found) {
+    if (found) {
+      load_checkpoint(*found, session_.state());
+      step_ = found->manifest.step;
+    } else {
+      session_.state().initialize(config_.train.seed);
+    }
+    first_step_ = step_;
+    saved_step_ = step_;
+  }
+
+  TrainingEnd run() {
+    const std::int64_t last = options_.stop_at_step.value_or(config_.train.steps);
+    while (step_ < last) {
+      one_step(last);
+      const bool stop = options_.stop_signal != nullptr && options_.stop_signal->load() != 0;
+      const bool due = config_.checkpoint.every > 0 && step_ % config_.checkpoint.every == 0;
+      if (stop || due) save();
+      if (stop) return TrainingEnd::kInterrupted;
+    }
+    finish();
+    return TrainingEnd::kDone;
+  }
+
+ private:
+  void emit(const RunEvent& event) {
+    files_.event(event);
+    events_(event);
+  }
+
+  void one_step(std::int64_t last) {
+    // The third step is steady; a shorter run is traced at its last.
+    const bool traced = step_ - first_step_ == std::min<std::int64_t>(2, last - first_step_ - 1);
+    TraceRecorder trace;
+    const double lr = lr_.lr_at(step_);
+    const StepOutcome outcome = session_.train_step(
+        step_, lr,
+        [&](std::int64_t mb, std::int32_t* tokens, std::int32_t* targets) {
+          data_.fill(step_, mb, tokens, targets);
+        },
+        traced ? &trace : nullptr);
+    ++step_;
+    if (traced) files_.text("trace.json", trace.to_json());
+    add(outcome.moved);
+    report(outcome, lr, last);
+    const bool evaluates = config_.train.eval_every > 0 && step_ % config_.train.eval_every == 0;
+    if (evaluates && data_.eval_batches() > 0) evaluate();
+  }
+
+  void report(const StepOutcome& outcome, double lr, std::int64_t last) {
+    StepReport report;
+    report.step = step_;
+    report.last_step = last;
+    report.loss = outcome.loss;
+    report.grad_norm = outcome.grad_norm;
+    report.lr = lr;
+    report.step_time_s = outcome.seconds;
+    report.tokens_per_s = static_cast<double>(config_.train.seq * config_.train.micro_batch *
+                                              config_.train.accumulate) /
+                          outcome.seconds;
+    report.stalled_fraction = outcome.stalled_fraction;
+    report.moved = outcome.moved;
+    const bool logged = config_.log.every > 0 && (step_ % config_.log.every == 0 || step_ == last);
+    if (logged) {
+      emit({{"event", "step"},
+            {"step", report.step},
+            {"loss", report.loss},
+            {"grad_norm", report.grad_norm},
+            {"lr", report.lr},
+            {"tokens_per_s", report.tokens_per_s},
+            {"step_time_s", report.step_time_s},
+            {"stalled_fraction", report.stalled_fraction},
+            {"bytes_moved", link_bytes_json(report.moved)}});
+    }
+    observe_(report);
+  }
+
+  void evaluate() {
+    const LinkBytes before = session_.moved_bytes();
+    double sum = 0;
+    const std::int64_t batches = data_.eval_batches();
+    for (std::int64_t i = 0; i < batches; ++i) {
+      sum += session_.evaluate([&](std::int64_t, std::int32_t* tokens, std::int32_t* targets) {
+        data_.fill_eval(i, tokens, targets);
+      });
+    }
+    const LinkBytes after = session_.moved_bytes();
+    add({after.upload - before.upload, after.download - before.download,
+         after.storage_read - before.storage_read, after.storage_write - before.storage_write});
+    emit({{"event", "eval"}, {"step", step_}, {"loss", sum / static_cast<double>(batches)}});
+  }
+
+  void save() {
+    CheckpointManifest manifest;
+    manifest.step = step_;
+    manifest.seed = config_.train.seed;
+    manifest.config_hash = config_hash(config_);
+    manifest.data_fingerprint = data_.fingerprint();
+    manifest.arithmetic = arithmetic_;
+    manifest.threads = config_.train.threads;
+    manifest.precision = config_.train.precision == Config::Precision::kFP32 ? "fp32" : "bf16";
+    save_checkpoint(config_.checkpoint.dir, std::move(manifest), session_.state());
+    saved_step_ = step_;
+    emit({{"event", "checkpoint"}, {"step", step_}, {"dir", config_.checkpoint.dir}});
+  }
+
+  void finish() {
+    if (saved_step_ != step_) save();
+    session_.state().export_weights(files_.path("weights.safetensors"));
+    emit({{"event", "done"},
+          {"steps", step_},
+          {"weights_hash", session_.state().weights_hash()},
+          {"peak_bytes", tier_bytes_json(session_.peak_bytes())},
+          {"measured_peak_bytes", tier_bytes_json(session_.measured_peak_bytes())},
+          {"bytes_moved", link_bytes_json(total_)},
+          {"storage_engine", session_.storage_engine_name()},
+          {"arithmetic", arithmetic_}});
+  }
+
+  void add(const LinkBytes& moved) {
+    total_.upload += moved.upload;
+    total_.download += moved.download;
+    total_.storage_read += moved.storage_read;
+    total_.storage_write += moved.storage_write;
+  }
+
+  const Config& config_;
+  const TrainingOptions& options_;
+  const Dataset& data_;
+  RunFiles& files_;
+  const EventSink& events_;
+  const StepObserver& observe_;
+  std::string arithmetic_;
+  Session session_;
+  LrSchedule lr_;
+  std::int64_t step_ = 0;        // finished
+  std::int64_t saved_step_ = 0;  // of the newest checkpoint
+  std::int64_t first_step_ = 0;  // where this process began
+  LinkBytes total_;
+};
+
+void write_plan(const Config& config, const Model& model, const HardwareProfile& hardware,
+                const Plan& plan, RunFiles& files) {
+  files.text("plan.json", plan_event(plan).dump() + "\n");
+  TraceRecorder trace;
+  const BatchShape batch = batch_shape(config);
+  simulate(plan.training, CostModel(config, model, batch, hardware).simulation_model(), &trace);
+  files.text("plan_trace.json", trace.to_json());
+}
+
+}  // namespace
+
+TrainingEnd train(const Config& given, const TrainingOptions& options, const EventSink& events,
+                  const StepObserver& observe) {
+  Config config = given;
+  if (!options.resume.empty()) {
+    if (config.checkpoint.dir == config.log.dir + "/checkpoints") {
+      config.checkpoint.dir = options.resume + "/checkpoints";
+    }
+    config.log.dir = options.resume;
+  }
+  check_supported(config);
+  check_memory_budgets(config);
+  const Dataset data(dataset_options(config));
+  const Model model(model_shape(config));
+  const HostKernelOptions kernel_options{static_cast<int>(config.train.threads), Bf16Gemm::kAuto};
+  const std::unique_ptr<Kernels> device_kernels = make_host_kernels(kernel_options);
+  const std::unique_ptr<Kernels> host_kernels = make_host_kernels(kernel_options);
+  const HardwareProfile hardware = load_profile_or_default(default_profile_path());
+  const auto planned = make_plan(config, model, *device_kernels, hardware);
+  if (const auto* refusal = std::get_if<Refusal>(&planned)) {
+    events(refused_event(*refusal));
+    return TrainingEnd::kRefused;
+  }
+  const Plan& plan = std::get<Plan>(planned);
+  check_storage_paths(config, plan.need.storage_bytes);
+  std::optional<CheckpointFound> found;
+  if (!options.resume.empty()) {
+    found = find_checkpoint(config.checkpoint.dir);
+    check_checkpoint(*found, config, model, batch_shape(config).dtype, data.fingerprint());
+  }
+
+  RunFiles files(config, !found);
+  files.event(plan_event(plan));
+  events(plan_event(plan));
+  write_plan(config, model, hardware, plan, files);
+  Trainer trainer(config, options, data, model, plan, *device_kernels, *host_kernels, files, events,
+                  observe);
+  trainer.start(found);
+  return trainer.run();
+}
+
+}  // namespace sluice

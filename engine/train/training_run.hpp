@@ -1,0 +1,45 @@
+// A training run from configuration to final weights: plan, memory, steps, evaluation, checkpoints.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "engine/train/checkpoint.hpp"
+#include "engine/train/config.hpp"
+#include "engine/train/data.hpp"
+#include "engine/train/events.hpp"
+
+namespace sluice {
+
+struct TrainingOptions {
+  std::optional<std::int64_t> stop_at_step;  // stop after so many steps in all; the learning-rate
+                                             // schedule keeps train.steps
+  std::string resume;                        // a run directory; empty: train afresh
+  // Set by a signal handler: finish the step, save, return kInterrupted. May be null.
+  const std::atomic<int>* stop_signal = nullptr;
+  // Faults for tests: wraps the storage engine that the run made.
+  std::function<std::unique_ptr<StorageEngine>(std::unique_ptr<StorageEngine>)> wrap_storage;
+};
+
+enum class TrainingEnd { kDone, kRefused, kInterrupted };
+
+// What a person sees while it runs; called on the training thread.
+struct StepReport {
+  std::int64_t step = 0;  // finished, from 1
+  std::int64_t last_step = 0;
+  double loss = 0, grad_norm = 0, lr = 0, tokens_per_s = 0, step_time_s = 0;
+  double stalled_fraction = 0;
+  LinkBytes moved;
+};
+using StepObserver = std::function<void(const StepReport&)>;
+
+// Emits the events plan or refused, step, eval, checkpoint, done. Writes into config.log.dir:
+// config.toml, plan.json, plan_trace.json, trace.json, events.jsonl, weights.safetensors.
+// Throws InputError before anything was touched; Error for a fault at run time.
+TrainingEnd train(const Config& config, const TrainingOptions& options, const EventSink& events,
+                  const StepObserver& observe);
+
+}  // namespace sluice

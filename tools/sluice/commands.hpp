@@ -1,0 +1,55 @@
+// The commands of the `sluice` program. Each returns an exit status (DESIGN section 9); errors are
+// thrown and reported by main. stdout holds JSON events alone where --json is given.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace sluice::cli {
+
+struct ConfigArguments {
+  std::string path;
+  std::vector<std::string> overrides;  // "key=value"
+};
+
+struct TrainArguments {
+  ConfigArguments config;
+  std::optional<std::int64_t> steps;
+  std::string resume;
+  bool json = false;
+};
+int train_command(const TrainArguments& arguments);
+
+struct PlanArguments {
+  ConfigArguments config;
+  std::string hardware;  // a profile; empty: this machine's
+  std::int64_t world = 1;
+  std::string trace;  // where the simulated step's trace goes; empty: nowhere
+  bool json = false;
+};
+int plan_command(const PlanArguments& arguments);
+
+struct DoctorArguments {
+  std::string storage_path = ".";
+  bool json = false;
+};
+int doctor_command(const DoctorArguments& arguments);
+
+struct BenchArguments {
+  std::string name;
+  std::string storage_path = ".";
+  std::int64_t threads = 0;
+  bool json = false;
+};
+int bench_command(const BenchArguments& arguments);
+
+struct ReportArguments {
+  std::string run;
+  std::string format = "html";
+  std::string output;  // empty: RUN/report.html or RUN/trace.perfetto.json
+};
+int report_command(const ReportArguments& arguments);
+
+}  // namespace sluice::cli

@@ -1,0 +1,84 @@
+// Commands that look and measure: doctor, bench, report.
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "device/host/host_device.hpp"
+#include "engine/planner/hardware_profile.hpp"
+#include "kernels/kernels.hpp"
+#include "tools/bench/bench_adam.hpp"
+#include "tools/bench/bench_storage.hpp"
+#include "tools/doctor/doctor.hpp"
+#include "tools/report/report.hpp"
+#include "tools/sluice/commands.hpp"
+
+namespace sluice::cli {
+namespace {
+
+void print_figures(const nlohmann::json& event) {
+  for (const auto& [name, value] : event["figures"].items()) {
+    std::cout << name << ": " << value << '\n';
+  }
+}
+
+}  // namespace
+
+int doctor_command(const DoctorArguments& arguments) {
+  const std::unique_ptr<Kernels> kernels = make_host_kernels({});
+  const std::unique_ptr<Device> device = make_host_device({});
+  DoctorOptions options;
+  options.measure.kernels = kernels.get();
+  options.measure.device = device.get();
+  options.measure.storage_directory = arguments.storage_path;
+  options.json = arguments.json;
+  options.profile_path = default_profile_path();
+  return run_doctor(options, std::cout);
+}
+
+int bench_command(const BenchArguments& arguments) {
+  nlohmann::json event;
+  if (arguments.name == "adam") {
+    AdamBenchOptions options;
+    options.threads = static_cast<int>(arguments.threads);
+    event = run_adam_bench(options);
+  } else if (arguments.name == "storage") {
+    StorageBenchOptions options;
+    options.directory = arguments.storage_path;
+    event = run_storage_bench(options);
+  } else {
+    throw InputError("bench '" + arguments.name + "' does not exist; there are: adam, storage");
+  }
+  if (arguments.json) {
+    std::cout << event.dump() << std::endl;
+  } else {
+    print_figures(event);
+  }
+  return 0;
+}
+
+int report_command(const ReportArguments& arguments) {
+  std::string text;
+  std::string name;
+  if (arguments.format == "html") {
+    text = render_html_report(arguments.run);
+    name = "report.html";
+  } else if (arguments.format == "perfetto") {
+    text = render_perfetto(arguments.run);
+    name = "trace.perfetto.json";
+  } else {
+    throw InputError("--format '" + arguments.format +
+                     "' does not exist; there are: html, perfetto");
+  }
+  const std::string output = arguments.output.empty()
+                                 ? (std::filesystem::path(arguments.run) / name).string()
+                                 : arguments.output;
+  std::ofstream file(output, std::ios::trunc | std::ios::binary);
+  file << text;
+  if (!file.flush()) throw InputError("-o: '" + output + "' cannot be written");
+  std::cerr << output << '\n';
+  return 0;
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,106 @@
+// The sluice command line (DESIGN section 9).
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "engine/train/config.hpp"
+#include "tools/sluice/commands.hpp"
+
+namespace {
+
+using sluice::cli::ConfigArguments;
+
+void add_config(CLI::App& command, ConfigArguments& config) {
+  command.add_option("CONFIG", config.path, "TOML configuration")->required();
+  command.add_option("--set", config.overrides, "KEY=VALUE, any key, e.g. memory.device=64MiB");
+}
+
+// One sentence on stderr, and as an event where --json was given.
+int report_error(const std::exception& error, int status, std::string_view code, bool json) {
+  std::fprintf(stderr, "sluice: %s\n", error.what());
+  if (json) {
+    const nlohmann::ordered_json event{
+        {"event", "error"}, {"code", std::string(code)}, {"message", error.what()}};
+    std::cout << event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << std::endl;
+  }
+  return status;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  sluice::set_log_sink([](sluice::LogLevel level, const std::string& message) {
+    if (level != sluice::LogLevel::kDebug) std::fprintf(stderr, "sluice: %s\n", message.c_str());
+  });
+  CLI::App app{"Sluice trains models larger than GPU memory."};
+  app.set_version_flag("--version", "sluice " SLUICE_VERSION);
+  app.require_subcommand(0, 1);
+  bool help_config = false;
+  app.add_flag("--help-config", help_config, "Print every configuration key and exit");
+
+  sluice::cli::TrainArguments train;
+  CLI::App* train_app = app.add_subcommand("train", "Train a model");
+  add_config(*train_app, train.config);
+  train_app->add_option("--steps", train.steps, "Stop after this many steps in all")
+      ->check(CLI::PositiveNumber);
+  train_app->add_option("--resume", train.resume,
+                        "Continue the run in this directory (its log.dir)");
+  train_app->add_flag("--json", train.json, "Events on stdout, one JSON object per line");
+
+  sluice::cli::PlanArguments plan;
+  CLI::App* plan_app = app.add_subcommand("plan", "Say what a run would need, or what would fit");
+  add_config(*plan_app, plan.config);
+  plan_app->add_option("--hardware", plan.hardware, "A hardware profile (written by doctor)");
+  plan_app->add_option("--world", plan.world, "Number of ranks");
+  plan_app->add_option("--trace", plan.trace, "Write the simulated step's trace here");
+  plan_app->add_flag("--json", plan.json, "Events on stdout");
+
+  sluice::cli::DoctorArguments doctor;
+  CLI::App* doctor_app = app.add_subcommand("doctor", "Measure this machine; say what is missing");
+  doctor_app->add_option("--storage", doctor.storage_path, "A directory on the disk to measure");
+  doctor_app->add_flag("--json", doctor.json, "Events on stdout");
+
+  sluice::cli::BenchArguments bench;
+  CLI::App* bench_app = app.add_subcommand("bench", "Measure a part beside its limit");
+  bench_app->add_option("NAME", bench.name, "adam or storage")->required();
+  bench_app->add_option("--storage", bench.storage_path, "A directory on the disk to measure");
+  bench_app->add_option("--threads", bench.threads, "Threads; 0: all cores");
+  bench_app->add_flag("--json", bench.json, "Events on stdout");
+
+  sluice::cli::ReportArguments report;
+  CLI::App* report_app = app.add_subcommand("report", "Show a run: memory, lanes, plan beside run");
+  report_app->add_option("RUN", report.run, "A run directory (log.dir)")->required();
+  report_app->add_option("--format", report.format, "html or perfetto");
+  report_app->add_option("-o", report.output, "The file to write");
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& success) {
+    return app.exit(success);  // --help, --version
+  } catch (const CLI::ParseError& error) {
+    app.exit(error);
+    return 2;
+  }
+
+  const bool json = train.json || plan.json || doctor.json || bench.json;
+  try {
+    if (help_config) {
+      std::cout << sluice::config_help();
+      return 0;
+    }
+    if (train_app->parsed()) return sluice::cli::train_command(train);
+    if (plan_app->parsed()) return sluice::cli::plan_command(plan);
+    if (doctor_app->parsed()) return sluice::cli::doctor_command(doctor);
+    if (bench_app->parsed()) return sluice::cli::bench_command(bench);
+    if (report_app->parsed()) return sluice::cli::report_command(report);
+    std::cout << app.help();
+    return 2;
+  } catch (const sluice::Error& error) {
+    return report_error(error, error.exit_status(), error.code(), json);
+  } catch (const std::exception& error) {
+    return report_error(error, 3, "fault", json);
+  }
+}

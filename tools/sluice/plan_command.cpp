@@ -1,0 +1,54 @@
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+
+#include "base/error.hpp"
+#include "engine/planner/cost_model.hpp"
+#include "engine/planner/machine_check.hpp"
+#include "engine/train/events.hpp"
+#include "tools/sluice/commands.hpp"
+#include "tools/sluice/progress.hpp"
+
+namespace sluice::cli {
+
+int plan_command(const PlanArguments& arguments) {
+  if (arguments.world != 1) {
+    throw InputError("--world " + std::to_string(arguments.world) +
+                     ": more than one rank is not available in this version; use --world 1");
+  }
+  const Config config = load_config(arguments.config.path, arguments.config.overrides);
+  check_supported(config);
+  const bool this_machine = arguments.hardware.empty();
+  if (this_machine) check_memory_budgets(config);
+  const Model model(model_shape(config));
+  const std::unique_ptr<Kernels> kernels =
+      make_host_kernels({static_cast<int>(config.train.threads), Bf16Gemm::kAuto});
+  const HardwareProfile hardware = this_machine ? load_profile_or_default(default_profile_path())
+                                                : load_profile(arguments.hardware);
+  const auto planned = make_plan(config, model, *kernels, hardware);
+  if (const auto* refusal = std::get_if<Refusal>(&planned)) {
+    if (arguments.json) std::cout << refused_event(*refusal).dump() << std::endl;
+    std::fprintf(stderr, "sluice: %s: %s\n", arguments.config.path.c_str(),
+                 refusal->sentence().c_str());
+    return 2;
+  }
+  const Plan& plan = std::get<Plan>(planned);
+  if (this_machine) check_storage_paths(config, plan.need.storage_bytes);
+  const RunEvent event = plan_event(plan);
+  if (arguments.json) {
+    std::cout << event.dump() << std::endl;
+  } else {
+    Progress(config).plan(event);
+  }
+  if (!arguments.trace.empty()) {
+    TraceRecorder trace;
+    const BatchShape batch = batch_shape(config);
+    simulate(plan.training, CostModel(config, model, batch, hardware).simulation_model(), &trace);
+    std::ofstream file(arguments.trace, std::ios::trunc);
+    file << trace.to_json();
+    if (!file.flush()) throw InputError("--trace: '" + arguments.trace + "' cannot be written");
+  }
+  return 0;
+}
+
+}  // namespace sluice::cli

@@ -1,0 +1,105 @@
+#include "tools/sluice/progress.hpp"
+
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "base/units.hpp"
+
+namespace sluice::cli {
+namespace {
+
+std::string tier_line(const RunEvent& bytes) {
+  return "device " + format_bytes(bytes["device"].get<std::uint64_t>()) + ", pinned " +
+         format_bytes(bytes["pinned"].get<std::uint64_t>()) + ", storage " +
+         format_bytes(bytes["storage"].get<std::uint64_t>());
+}
+
+std::string moved_line(const RunEvent& bytes) {
+  return "up " + format_bytes(bytes["upload"].get<std::uint64_t>()) + ", down " +
+         format_bytes(bytes["download"].get<std::uint64_t>()) + ", storage read " +
+         format_bytes(bytes["storage_read"].get<std::uint64_t>()) + ", written " +
+         format_bytes(bytes["storage_write"].get<std::uint64_t>());
+}
+
+}  // namespace
+
+void Progress::plan(const RunEvent& plan) const {
+  const auto state = plan["state_bytes"].get<std::uint64_t>();
+  std::fprintf(stderr, "model    %.1f M parameters, %s of training state\n",
+               static_cast<double>(plan["parameters"].get<std::uint64_t>()) * 1e-6,
+               format_bytes(state).c_str());
+  std::fprintf(stderr, "plan     %s (recompute: %s)\n", tier_line(plan["peak_bytes"]).c_str(),
+               plan["recompute"].get<std::string>().c_str());
+  std::fprintf(stderr, "a step   %s; about %s, bound by %s\n",
+               moved_line(plan["bytes_moved"]).c_str(),
+               format_seconds(plan["step_time_s"].get<double>()).c_str(),
+               plan["bound_by"].get<std::string>().c_str());
+}
+
+void Progress::end_line() {
+  if (line_open_) std::fputc('\n', stderr);
+  line_open_ = false;
+}
+
+void Progress::step(const StepReport& report) {
+  if (first_step_ < 0) {
+    first_step_ = report.step;
+    first_loss_ = report.loss;
+    tokens_per_s_ = report.tokens_per_s;
+  }
+  last_loss_ = report.loss;
+  tokens_per_s_ += 0.2 * (report.tokens_per_s - tokens_per_s_);
+  const bool terminal = isatty(STDERR_FILENO) != 0;
+  const std::int64_t every = config_.log.every > 0 ? config_.log.every : report.last_step;
+  if (!terminal && report.step % every != 0 && report.step != report.last_step) return;
+
+  const double elapsed =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+  const auto finished = static_cast<double>(report.step - first_step_ + 1);
+  const double eta = elapsed / finished * static_cast<double>(report.last_step - report.step);
+  const double storage_bytes =
+      static_cast<double>(report.moved.storage_read + report.moved.storage_write);
+  std::fprintf(stderr,
+               "%sstep %lld/%lld  loss %.4f  norm %.3f  %.0f tokens/s  up %s  down %s  storage %s "
+               "(%.2f GB/s)  stalled %.0f%%  ETA %s%s",
+               terminal ? "\r\033[K" : "", static_cast<long long>(report.step),
+               static_cast<long long>(report.last_step), report.loss, report.grad_norm,
+               tokens_per_s_, format_bytes(report.moved.upload).c_str(),
+               format_bytes(report.moved.download).c_str(),
+               format_bytes(report.moved.storage_read + report.moved.storage_write).c_str(),
+               storage_bytes / report.step_time_s * 1e-9, 100.0 * report.stalled_fraction,
+               format_seconds(eta).c_str(), terminal ? "" : "\n");
+  std::fflush(stderr);
+  line_open_ = terminal;
+}
+
+void Progress::event(const RunEvent& event) {
+  const std::string kind = event["event"];
+  if (kind == "eval") {
+    end_line();
+    std::fprintf(stderr, "eval     step %lld: loss %.4f\n",
+                 static_cast<long long>(event["step"].get<std::int64_t>()),
+                 event["loss"].get<double>());
+  } else if (kind == "checkpoint") {
+    end_line();
+    std::fprintf(stderr, "saved    step %lld in %s\n",
+                 static_cast<long long>(event["step"].get<std::int64_t>()),
+                 event["dir"].get<std::string>().c_str());
+  } else if (kind == "done") {
+    end_line();
+    const double elapsed =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+    std::fprintf(stderr, "done     %lld steps in %s, loss %.4f -> %.4f\n",
+                 static_cast<long long>(event["steps"].get<std::int64_t>()),
+                 format_seconds(elapsed).c_str(), first_loss_, last_loss_);
+    std::fprintf(stderr, "memory   %s (peak)\n", tier_line(event["peak_bytes"]).c_str());
+    std::fprintf(stderr, "moved    %s (%s)\n", moved_line(event["bytes_moved"]).c_str(),
+                 event["storage_engine"].get<std::string>().c_str());
+    std::fprintf(stderr, "weights  %s/weights.safetensors, hash %s\n", config_.log.dir.c_str(),
+                 event["weights_hash"].get<std::string>().c_str());
+    std::fprintf(stderr, "report   sluice report %s\n", config_.log.dir.c_str());
+  }
+}
+
+}  // namespace sluice::cli
