@@ -7,8 +7,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <memory>
-#include <new>
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
@@ -55,23 +53,6 @@ class OwnDirectory {
  private:
   std::string path_;
 };
-
-struct FreeBytes {
-  void operator()(std::byte* data) const { std::free(data); }
-};
-using Ring = std::unique_ptr<std::byte[], FreeBytes>;
-
-Ring make_ring(std::uint64_t bytes) {
-  Ring ring(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, round_up(bytes, kPageBytes))));
-  if (!ring) throw std::bad_alloc();
-  // Not all one byte: storage that compresses or maps away zeros would be measured doing nothing.
-  std::uint64_t state = 0x9e3779b97f4a7c15ull;
-  for (std::uint64_t i = 0; i < bytes; i += sizeof state) {
-    state = state * 6364136223846793005ull + 1442695040888963407ull;
-    std::memcpy(ring.get() + i, &state, sizeof state);
-  }
-  return ring;
-}
 
 void check(const StorageBenchOptions& options) {
   const bool block_ok = options.block_bytes >= 4096 && options.block_bytes % 4096 == 0;
@@ -145,21 +126,20 @@ json run_storage_bench(const StorageBenchOptions& options) {
   fio.scratch = directory.file("fio.json");
   fio.block_bytes = options.block_bytes;
   fio.depth = options.depth;
-  const std::uint64_t ring_bytes = options.block_bytes * options.depth;
-  const Ring ring = make_ring(ring_bytes);
+  const StagingRing ring(options.block_bytes * options.depth);
   StorageOptions engine_options;
   engine_options.queue_depth = options.depth;
   const auto engine = make_storage_engine(options.engine, engine_options);
-  engine->register_memory(ring.get(), ring_bytes);
+  engine->register_memory(ring.data(), ring.bytes());
   load.file = engine->open(fio.file, StorageFileMode::kCreate, load.file_bytes);
   json figures{{"engine", engine->name()},
                {"block_bytes", options.block_bytes},
                {"depth", options.depth},
-               {"ring_bytes", ring_bytes}};
-  load.file_bytes = write_first(*engine, load, ring.get(), figures);
+               {"ring_bytes", ring.bytes()}};
+  load.file_bytes = write_first(*engine, load, ring.data(), figures);
   fio.bytes = load.file_bytes;
   figures["file_bytes"] = load.file_bytes;
-  for (const NamedMix& mix : kMixes) measure_mix(*engine, load, mix, fio, ring.get(), figures);
+  for (const NamedMix& mix : kMixes) measure_mix(*engine, load, mix, fio, ring.data(), figures);
   engine->close(load.file);
   return {{"event", "bench"}, {"name", "storage"}, {"figures", figures}};
 }

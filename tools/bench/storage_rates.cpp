@@ -1,16 +1,19 @@
 #include "tools/bench/storage_rates.hpp"
 
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <vector>
 
 #include "base/rng.hpp"
+#include "base/units.hpp"
 
 namespace sluice {
 namespace {
@@ -101,6 +104,28 @@ class Load {
 };
 
 }  // namespace
+
+StagingRing::StagingRing(std::uint64_t bytes) : bytes_(round_up(bytes, kPageBytes)) {
+  // One huge page more than needed: mmap aligns to small pages only.
+  allocated_bytes_ = bytes_ + kPageBytes;
+  void* memory =
+      ::mmap(nullptr, allocated_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw OutOfMemory(Tier::kPinned, Category::kExternal, bytes_, 0);
+  allocation_ = static_cast<std::byte*>(memory);
+  data_ =
+      reinterpret_cast<std::byte*>(round_up(reinterpret_cast<std::uintptr_t>(memory), kPageBytes));
+  // Refused where the kernel has no huge pages: then it is only slower.
+  static_cast<void>(::madvise(data_, bytes_, MADV_HUGEPAGE));
+  std::uint64_t state = 0x9e3779b97f4a7c15ull;
+  for (std::uint64_t i = 0; i < bytes_; i += sizeof state) {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;  // Knuth's MMIX generator
+    std::memcpy(data_ + i, &state, sizeof state);
+  }
+}
+
+StagingRing::~StagingRing() {
+  ::munmap(allocation_, allocated_bytes_);
+}
 
 StorageRate measure_storage(StorageEngine& engine, const StorageLoad& load, StorageMix mix,
                             void* staging) {

@@ -1,11 +1,32 @@
 // How fast a storage engine moves data through a small hot staging ring: what training does to it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "offload/storage_engine.hpp"
 
 namespace sluice {
+
+// The memory that blocks pass through: huge pages by madvise, as in the pinned arena (a block of 4
+// KiB pages costs the kernel a segment for each page), filled with numbers that no storage
+// compresses away.
+class StagingRing {
+ public:
+  // Rounded up to 2 MiB. OutOfMemory (tier pinned) where the system has none.
+  explicit StagingRing(std::uint64_t bytes);
+  ~StagingRing();
+  StagingRing(const StagingRing&) = delete;
+  StagingRing& operator=(const StagingRing&) = delete;
+  std::byte* data() const { return data_; }
+  std::uint64_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* allocation_ = nullptr;
+  std::uint64_t allocated_bytes_ = 0;
+  std::byte* data_ = nullptr;
+  std::uint64_t bytes_ = 0;
+};
 
 struct StorageLoad {
   StorageFileId file = 0;

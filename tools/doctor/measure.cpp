@@ -185,32 +185,28 @@ std::uint64_t trial_bytes(const MeasureOptions& options, std::uint64_t block_byt
 void measure_disk(const MeasureOptions& options, HardwareProfile& profile) {
   StorageLoad load;
   load.file_bytes = trial_bytes(options, load.block_bytes);
-  const std::uint64_t ring_bytes = load.block_bytes * load.depth;
-  const Bytes ring = make_bytes(ring_bytes);
-  // Not all zeros: some storage never writes those.
-  for (std::uint64_t i = 0; i < ring_bytes; ++i)
-    ring[i] = static_cast<std::byte>(i * 131 + i / 4096);
+  const StagingRing ring(load.block_bytes * load.depth);
   StorageOptions engine_options;
   engine_options.queue_depth = load.depth;
   const auto engine = make_storage_engine(options.storage_engine, engine_options);
-  engine->register_memory(ring.get(), ring_bytes);
+  engine->register_memory(ring.data(), ring.bytes());
   load.file =
       engine->open(options.storage_directory + "/.sluice_doctor_" + std::to_string(::getpid()),
                    StorageFileMode::kScratch, load.file_bytes);
   // Once over the whole file, untimed: reading extents that were never written costs nothing.
   load.bytes = load.file_bytes;
   load.seconds = kDefaultDeadlineSeconds;
-  measure_storage(*engine, load, StorageMix::kWrite, ring.get());
+  measure_storage(*engine, load, StorageMix::kWrite, ring.data());
   load.bytes = std::uint64_t{1} << 50;  // the time decides
   load.seconds = 2 * options.seconds_each;
   const auto rate = [&](StorageMix mix) {
-    return measure_storage(*engine, load, mix, ring.get()).bytes_per_s();
+    return measure_storage(*engine, load, mix, ring.data()).bytes_per_s();
   };
   profile.storage_read_bytes_per_s = rate(StorageMix::kRead);
   profile.storage_write_bytes_per_s = rate(StorageMix::kWrite);
   profile.storage_duplex_bytes_per_s = rate(StorageMix::kDuplex);
   profile.storage_latency_s =
-      measure_storage_latency(*engine, load.file, load.file_bytes, ring.get());
+      measure_storage_latency(*engine, load.file, load.file_bytes, ring.data());
   engine->close(load.file);
 }
 
