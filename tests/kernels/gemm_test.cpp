@@ -112,6 +112,17 @@ TEST(Gemm, BitsDoNotDependOnTheThreadCount) {
   }
 }
 
+// Long enough for every worker to wake up and take tiles, each into its own part of the workspace.
+TEST(Gemm, WorkersDoNotDisturbEachOther) {
+  const GemmShape shape{640, 1024, 96, false, true, DType::kBF16, DType::kBF16};
+  const Factors in(shape);
+  const DTypeArray one = multiply(*make_host_kernels({.threads = 1}), shape, in, true);
+  const auto kernels = make_host_kernels({.threads = 4});
+  for (int i = 0; i < 40; ++i) {
+    ASSERT_TRUE(multiply(*kernels, shape, in, true) == one) << "run " << i;
+  }
+}
+
 // bf16 goes through the same fp32 sums: exact powers and small integers leave nothing to round.
 TEST(Gemm, RoundsBf16OutputOnceToEvenAfterTheBias) {
   const auto kernels = make_host_kernels({.threads = 1, .bf16_gemm = Bf16Gemm::kViaF32});
