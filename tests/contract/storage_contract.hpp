@@ -464,6 +464,27 @@ TYPED_TEST_P(StorageContract, DestructionEndsEveryRequestOnce) {
   }
 }
 
+TYPED_TEST_P(StorageContract, ChainsOfRequestsEndWithTheEngine) {
+  constexpr std::uint64_t kChains = 16;
+  AlignedBytes data(kChains * 64 * kKiB);
+  const auto file = this->scratch(1 * kMiB);
+  StorageEngine& engine = *this->engine_;
+  std::atomic<std::uint64_t> cancelled = 0;
+  std::function<void(std::uint64_t)> next = [&](std::uint64_t chain) {
+    engine.submit({StorageOp::kRead, file, 0, data.at(chain * 64 * kKiB), 64 * kKiB},
+                  [&, chain](std::exception_ptr error) {
+                    if (error) {
+                      ++cancelled;
+                    } else {
+                      next(chain);
+                    }
+                  });
+  };
+  for (std::uint64_t chain = 0; chain < kChains; ++chain) next(chain);
+  this->engine_.reset();
+  EXPECT_EQ(cancelled, kChains);
+}
+
 TYPED_TEST_P(StorageContract, MemoryThatCannotBeRegisteredCostsOneLogLine) {
   std::mutex mutex;
   std::vector<std::string> lines;
@@ -525,7 +546,7 @@ REGISTER_TYPED_TEST_SUITE_P(
     AFileThatShrankUnderneathEndsShort, AClosedFileIsRefused, ClosingWaitsForTheFilesRequests,
     AnEmptyRequestEndsWell, ScratchFilesLeaveNothingAndCreatedFilesHaveTheirSize,
     OpenRefusesWithASentenceThatNamesThePlace, TooLittleRoomIsRefusedWithBothFigures,
-    DestructionEndsEveryRequestOnce, MemoryThatCannotBeRegisteredCostsOneLogLine, WorksOnATmpfs,
-    ManyFilesAtOnce);
+    DestructionEndsEveryRequestOnce, ChainsOfRequestsEndWithTheEngine,
+    MemoryThatCannotBeRegisteredCostsOneLogLine, WorksOnATmpfs, ManyFilesAtOnce);
 
 }  // namespace sluice::testing

@@ -119,6 +119,24 @@ TEST(AlignedTransfer, AnAddressThatOnlyTheMiddleSharesIsDirectThere) {
                                              Piece::Kind::kEdge}));
 }
 
+TEST(AlignedTransfer, ABlockBeyondTheEndIsWrittenAsZerosAroundTheBytes) {
+  const DirectAlignment alignment{512, 512};
+  MoodyFile file(700, alignment, 8);
+  AlignedBytes data(10);
+  data.fill(1);
+  AlignedBytes bounce(kBounceBytes);
+  std::memset(bounce.at(), 0xff, 512);  // what an earlier transfer left there
+  const Piece piece =
+      PieceCursor({StorageOp::kWrite, 0, 800, data.at(), 10}, alignment, 4096).peek();
+  PieceTransfer transfer(piece, StorageOp::kWrite, alignment, bounce.at());
+  while (transfer.advance(file.serve(transfer.call())) == State::kContinue) continue;
+  ASSERT_EQ(file.content.size(), 1024u);
+  for (std::uint64_t i = 0; i < 1024; ++i) {
+    const bool inside = i >= 800 && i < 810;
+    ASSERT_EQ(file.content[i], inside ? data.at(i - 800)[0] : std::byte{0}) << i;
+  }
+}
+
 TEST(AlignedTransfer, AnErrorEndsItAndKeepsTheErrno) {
   AlignedBytes data(4096);
   PieceCursor cursor({StorageOp::kWrite, 0, 0, data.at(), 4096}, {512, 512}, 4096);
