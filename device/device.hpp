@@ -8,7 +8,8 @@
 //     by map(); one block may be mapped at several ranges at once (aliases);
 //   - streams are asynchronous in-order queues; events order streams among each other;
 //   - a failure inside queued work is kept by the stream and by every later event of it, and is
-//     thrown by the next synchronize; work queued after it is dropped.
+//     thrown by every later synchronize; work queued after it is dropped. A stream that waits for
+//     such an event takes the failure over.
 // Threads: Device is thread-safe; one Stream is used by one thread at a time; Event is thread-safe.
 #pragma once
 

@@ -17,6 +17,8 @@ template <typename... Handlers>
 struct Overloaded : Handlers... {
   using Handlers::operator()...;
 };
+template <typename... Handlers>  // clang 14 deduces none for aggregates
+Overloaded(Handlers...)->Overloaded<Handlers...>;
 
 bool disjoint(const void* a, const void* b, std::uint64_t bytes) {
   const auto first = reinterpret_cast<std::uintptr_t>(a);
