@@ -60,11 +60,11 @@ struct ParameterSegment {
   float weight_decay = 0.0f;
 };
 
-// Scalars of one AdamW step. bias_correction_i = 1 - beta_i^step. grad_scale multiplies the gradient
-// (clip factor). Update, each operation rounded separately (no fused multiply-add):
-//   g = round_bf16(grad) * grad_scale   (the rounding only where gradients are kept in fp32 for bf16)
-//   m = beta1*m + (1-beta1)*g;  v = beta2*v + (1-beta2)*(g*g)
-//   w = w - lr*weight_decay*w;  w = w - lr * (m / bc1) / (sqrt(v / bc2) + epsilon)
+// Scalars of one AdamW step. bias_correction_i = 1 - beta_i^step. grad_scale multiplies the
+// gradient (clip factor). Update, each operation rounded separately (no fused multiply-add):
+//   g = round_bf16(grad) * grad_scale   (the rounding only where gradients are kept in fp32 for
+//   bf16) m = beta1*m + (1-beta1)*g;  v = beta2*v + (1-beta2)*(g*g) w = w - lr*weight_decay*w;  w =
+//   w - lr * (m / bc1) / (sqrt(v / bc2) + epsilon)
 struct AdamWScalars {
   float lr = 0, beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f;
   float bias_correction1 = 1, bias_correction2 = 1;
@@ -78,7 +78,7 @@ struct AdamWBuffers {
   float* master = nullptr;
   float* moment1 = nullptr;
   float* moment2 = nullptr;
-  void* weight = nullptr;  // out; null when the weight is the master (fp32 training)
+  void* weight = nullptr;             // out; null when the weight is the master (fp32 training)
   DType weight_dtype = DType::kBF16;  // rounded to nearest, ties away
   std::int64_t elems = 0;
 };
@@ -102,7 +102,8 @@ class Kernels {
   virtual void column_sum(const void* x, void* out, std::int64_t rows, std::int64_t cols,
                           DType dtype) = 0;
 
-  // y = norm(x) * weight (+ bias); mean and rstd are fp32 [rows] (mean unused for rms; may be null).
+  // y = norm(x) * weight (+ bias); mean and rstd are fp32 [rows] (mean unused for rms; may be
+  // null).
   virtual void norm_forward(const NormShape& shape, const void* x, const void* weight,
                             const void* bias, void* y, float* mean, float* rstd) = 0;
   // dx = gradient of x (+ residual, elementwise, where given: the other branch's gradient).
@@ -127,36 +128,41 @@ class Kernels {
   virtual void swiglu_backward(const void* dy, const void* x, void* dx, std::int64_t rows,
                                std::int64_t cols, DType dtype) = 0;
 
-  // Rotary embedding, half-split (Llama), in place on the q and k parts of qkv rows; position t of a
-  // row is its index in time. inverse: the transpose, for gradients.
+  // Rotary embedding, half-split (Llama), in place on the q and k parts of qkv rows; position t of
+  // a row is its index in time. inverse: the transpose, for gradients.
   virtual void rope(const AttentionShape& shape, float base, bool inverse, void* qkv) = 0;
 
   virtual std::uint64_t attention_workspace_bytes(const AttentionShape& shape) const = 0;
-  // out [batch, time, heads*head_dim]; lse fp32 [batch, heads, time] (log-sum-exp of scaled scores).
-  virtual void attention_forward(const AttentionShape& shape, const void* qkv, void* out, float* lse,
-                                 void* workspace) = 0;
+  // out [batch, time, heads*head_dim]; lse fp32 [batch, heads, time] (log-sum-exp of scaled
+  // scores).
+  virtual void attention_forward(const AttentionShape& shape, const void* qkv, void* out,
+                                 float* lse, void* workspace) = 0;
   virtual void attention_backward(const AttentionShape& shape, const void* dout, const void* qkv,
                                   const void* out, const float* lse, void* dqkv,
                                   void* workspace) = 0;
 
-  // out[r, :] = table[tokens[r], :] + positions[r % time, :] (positions null: none). tokens in [0, vocab).
-  virtual void embedding_forward(const std::int32_t* tokens, const void* table, const void* positions,
-                                 void* out, std::int64_t rows, std::int64_t time,
-                                 std::int64_t hidden, DType dtype) = 0;
-  // dtable [vocab, hidden] and dpositions [max_time, hidden] (null: none), both written whole. Sums in row order.
-  virtual std::uint64_t embedding_backward_workspace_bytes(std::int64_t rows, std::int64_t vocab) const = 0;
+  // out[r, :] = table[tokens[r], :] + positions[r % time, :] (positions null: none). tokens in [0,
+  // vocab).
+  virtual void embedding_forward(const std::int32_t* tokens, const void* table,
+                                 const void* positions, void* out, std::int64_t rows,
+                                 std::int64_t time, std::int64_t hidden, DType dtype) = 0;
+  // dtable [vocab, hidden] and dpositions [max_time, hidden] (null: none), both written whole. Sums
+  // in row order.
+  virtual std::uint64_t embedding_backward_workspace_bytes(std::int64_t rows,
+                                                           std::int64_t vocab) const = 0;
   virtual void embedding_backward(const std::int32_t* tokens, const void* dout, void* dtable,
                                   void* dpositions, std::int64_t rows, std::int64_t time,
                                   std::int64_t vocab, std::int64_t max_time, std::int64_t hidden,
                                   DType dtype, void* workspace) = 0;
 
   virtual std::uint64_t head_workspace_bytes(const HeadShape& shape) const = 0;
-  // loss_sum (one fp64): sum over rows of -log softmax(x w^T)[target], added in row order; lse fp32 [rows].
-  // dx [rows, hidden] = loss_scale * d(loss_sum)/dx; null: not computed (evaluation).
+  // loss_sum (one fp64): sum over rows of -log softmax(x w^T)[target], added in row order; lse fp32
+  // [rows]. dx [rows, hidden] = loss_scale * d(loss_sum)/dx; null: not computed (evaluation).
   virtual void head_forward(const HeadShape& shape, const void* x, const void* w,
                             const std::int32_t* targets, float loss_scale, double* loss_sum,
                             float* lse, void* dx, void* workspace) = 0;
-  // dw [vocab, hidden] = loss_scale * d(loss_sum)/dw, from lse; a slice of the vocabulary at a time.
+  // dw [vocab, hidden] = loss_scale * d(loss_sum)/dw, from lse; a slice of the vocabulary at a
+  // time.
   virtual void head_backward_weight(const HeadShape& shape, const void* x, const void* w,
                                     const std::int32_t* targets, float loss_scale, const float* lse,
                                     void* dw, void* workspace) = 0;
@@ -177,8 +183,8 @@ class Kernels {
   virtual void adamw(const AdamWBuffers& buffers, std::span<const ParameterSegment> segments,
                      const AdamWScalars& scalars) = 0;
   // out = in, converted (fp32 <-> bf16 ties-to-even, or weight rounding ties-away).
-  virtual void cast(const void* in, DType in_dtype, void* out, DType out_dtype, bool weight_rounding,
-                    std::int64_t elems) = 0;
+  virtual void cast(const void* in, DType in_dtype, void* out, DType out_dtype,
+                    bool weight_rounding, std::int64_t elems) = 0;
 };
 
 // threads: TBB workers incl. the caller; 0: all cores. use_bf16_gemm: kAuto takes oneDNN's bf16

@@ -1,15 +1,16 @@
 #include "engine/runtime/executor.hpp"
 
+#include <algorithm>
 #include <chrono>
-#include <deque>
 
 #include "base/error.hpp"
 #include "engine/runtime/run_state.hpp"
+#include "engine/schedule/memory_timeline.hpp"
 
 namespace sluice {
 
 void OperationRunner::run_external(const Program&, const Instruction& instruction,
-                                   std::function<void(std::exception_ptr)>) {
+                                   const std::function<void(std::exception_ptr)>&) {
   throw InternalError("no host framework is attached to run " + describe(instruction));
 }
 
@@ -19,9 +20,12 @@ struct Executor::RunState : RunProgress, std::enable_shared_from_this<Executor::
            Deadline deadline)
       : RunProgress(program, device, recorder != nullptr, deadline),
         trace(recorder),
-        step(at_step) {}
+        step(at_step),
+        times(program.schedule().instructions.size()) {}
   TraceRecorder* trace;
   std::uint32_t step;
+  // Begin and end of each instruction of a traced run, device nanoseconds; one writer each.
+  std::vector<std::pair<std::int64_t, std::int64_t>> times;
 };
 
 struct Executor::LaneState {
@@ -124,6 +128,7 @@ RunStatistics Executor::run(const Program& program, TraceRecorder* trace, std::u
     }
     if (trace != nullptr) record_span(run, instruction, begin_ns, end_ns);
   }
+  if (trace != nullptr) record_memory(run);
   statistics.compute_stalled_seconds = std::max(0.0, statistics.seconds - busy_seconds);
   return statistics;
 }
@@ -157,6 +162,48 @@ void Executor::record_span(RunState& run, const Instruction& instruction, std::i
   span.bytes = instruction.bytes;
   span.step = run.step;
   run.trace->span(span);
+  run.times[instruction.id] = {begin_ns, end_ns};
+}
+
+// Memory counters from the times at which buffers were first written and last used.
+void Executor::record_memory(RunState& run) {
+  const Schedule& schedule = run.program().schedule();
+  std::vector<std::int64_t> last_use_ns(schedule.buffers.size(), 0);
+  struct Moment {
+    std::int64_t time_ns;
+    const Instruction* instruction;
+    bool ends;
+  };
+  std::vector<Moment> moments;
+  for (const Instruction& instruction : schedule.instructions) {
+    if (instruction.op == Op::kRelease) {
+      std::int64_t time_ns = 0;
+      for (const Use& use : instruction.reads) {
+        time_ns = std::max(time_ns, last_use_ns[use.buffer]);
+      }
+      moments.push_back({time_ns, &instruction, true});
+      continue;
+    }
+    const auto [begin_ns, end_ns] = run.times[instruction.id];
+    for (const auto* uses : {&instruction.reads, &instruction.writes}) {
+      for (const Use& use : *uses) {
+        last_use_ns[use.buffer] = std::max(last_use_ns[use.buffer], end_ns);
+      }
+    }
+    moments.push_back({begin_ns, &instruction, false});
+  }
+  std::stable_sort(moments.begin(), moments.end(),
+                   [](const Moment& a, const Moment& b) { return a.time_ns < b.time_ns; });
+  if (moments.empty()) return;
+  const auto seconds = [](std::int64_t ns) { return static_cast<double>(ns) * 1e-9; };
+  MemoryTimeline memory(schedule, run.trace, seconds(moments.front().time_ns));
+  for (const Moment& moment : moments) {
+    if (moment.ends) {
+      memory.end(*moment.instruction, seconds(moment.time_ns));
+    } else {
+      memory.start(*moment.instruction, seconds(moment.time_ns));
+    }
+  }
 }
 
 // Blocks this host thread until everything that `instruction` depends on is done.

@@ -35,7 +35,7 @@ class OperationRunner {
   // kExternal: starts somebody else's compute; `signal` is called, from any thread, when it is
   // done.
   virtual void run_external(const Program& program, const Instruction& instruction,
-                            std::function<void(std::exception_ptr)> signal);
+                            const std::function<void(std::exception_ptr)>& signal);
 };
 
 struct RunStatistics {
@@ -63,6 +63,7 @@ class Executor {
   void run_storage_lane(RunState& run, std::size_t lane);
   void issue(RunState& run, const Instruction& instruction, Stream& stream);
   void wait_on_host(RunState& run, const Instruction& instruction);
+  void record_memory(RunState& run);
   void record_span(RunState& run, const Instruction& instruction, std::int64_t begin_ns,
                    std::int64_t end_ns);
 

@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "base/error.hpp"
-#include "engine/schedule/simulation_memory.hpp"
+#include "engine/schedule/memory_timeline.hpp"
 
 namespace sluice {
 namespace {
@@ -319,7 +319,7 @@ class Simulator {
   TraceRecorder* trace_;
   std::uint32_t step_;
   Meetings meetings_;
-  SimulationMemory memory_;
+  MemoryTimeline memory_;
   std::vector<RankState> ranks_;
   std::vector<std::uint32_t> waits_;              // deps and messages not done, by instruction
   std::vector<std::vector<InstructionId>> next_;  // who waits for it

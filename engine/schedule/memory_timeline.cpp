@@ -1,4 +1,4 @@
-#include "engine/schedule/simulation_memory.hpp"
+#include "engine/schedule/memory_timeline.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,7 @@ std::int64_t trace_ns(double time_s) {
   return std::llround(time_s * 1e9);
 }
 
-SimulationMemory::SimulationMemory(const Schedule& schedule, TraceRecorder* trace)
+MemoryTimeline::MemoryTimeline(const Schedule& schedule, TraceRecorder* trace, double begin_s)
     : schedule_(schedule),
       trace_(trace),
       live_bytes_(static_cast<std::size_t>(schedule.ranks)),
@@ -19,15 +19,15 @@ SimulationMemory::SimulationMemory(const Schedule& schedule, TraceRecorder* trac
   for (const Buffer& buffer : schedule.buffers) {
     if (!buffer.persistent) continue;
     born_[buffer.id] = true;
-    add(buffer, 0.0);
+    add(buffer, begin_s);
   }
 }
 
-std::uint64_t SimulationMemory::footprint_bytes(const Buffer& buffer) const {
+std::uint64_t MemoryTimeline::footprint_bytes(const Buffer& buffer) const {
   return buffer.window ? buffer.slots.size() * schedule_.slot_bytes : buffer.bytes;
 }
 
-void SimulationMemory::start(const Instruction& instruction, double now_s) {
+void MemoryTimeline::start(const Instruction& instruction, double now_s) {
   if (instruction.op == Op::kRelease) return;
   for (const Use& use : instruction.writes) {
     if (born_[use.buffer]) continue;
@@ -36,13 +36,13 @@ void SimulationMemory::start(const Instruction& instruction, double now_s) {
   }
 }
 
-void SimulationMemory::end(const Instruction& instruction, double now_s) {
+void MemoryTimeline::end(const Instruction& instruction, double now_s) {
   if (instruction.op != Op::kRelease) return;
   for (const Use& use : instruction.reads) remove(schedule_.buffers[use.buffer], now_s);
   for (const Use& use : instruction.writes) remove(schedule_.buffers[use.buffer], now_s);
 }
 
-void SimulationMemory::add(const Buffer& buffer, double now_s) {
+void MemoryTimeline::add(const Buffer& buffer, double now_s) {
   const auto rank = static_cast<std::size_t>(buffer.rank);
   const auto tier = static_cast<std::size_t>(buffer.tier);
   const std::uint64_t bytes = footprint_bytes(buffer);
@@ -52,7 +52,7 @@ void SimulationMemory::add(const Buffer& buffer, double now_s) {
   sample(buffer, now_s);
 }
 
-void SimulationMemory::remove(const Buffer& buffer, double now_s) {
+void MemoryTimeline::remove(const Buffer& buffer, double now_s) {
   const auto rank = static_cast<std::size_t>(buffer.rank);
   const auto tier = static_cast<std::size_t>(buffer.tier);
   const std::uint64_t bytes = footprint_bytes(buffer);
@@ -61,7 +61,7 @@ void SimulationMemory::remove(const Buffer& buffer, double now_s) {
   sample(buffer, now_s);
 }
 
-void SimulationMemory::sample(const Buffer& buffer, double now_s) {
+void MemoryTimeline::sample(const Buffer& buffer, double now_s) {
   if (trace_ == nullptr) return;
   std::string name = schedule_.ranks == 1 ? "" : "rank" + std::to_string(buffer.rank) + "/";
   name += tier_name(buffer.tier);

@@ -1,4 +1,5 @@
-// Live bytes by tier and category while a schedule is simulated (private to simulate).
+// Live bytes by tier and category while a schedule runs or is simulated: the memory counters of a
+// trace.
 #pragma once
 
 #include <array>
@@ -12,10 +13,10 @@ namespace sluice {
 
 std::int64_t trace_ns(double time_s);
 
-class SimulationMemory {
+class MemoryTimeline {
  public:
-  // Persistent buffers are live from the start. `trace` may be null.
-  SimulationMemory(const Schedule& schedule, TraceRecorder* trace);
+  // Persistent buffers are live from begin_s on. `trace` may be null.
+  MemoryTimeline(const Schedule& schedule, TraceRecorder* trace, double begin_s = 0.0);
 
   // A buffer is born when the first instruction that writes it starts, and dies when its Release
   // ends.
