@@ -1,0 +1,112 @@
+// What the plan says is what the run does: peak bytes of each tier and bytes moved over each link,
+// exactly; and nothing is allocated once training has begun.
+#include <gtest/gtest.h>
+
+#include "tests/support/planned_session.hpp"
+#include "tests/support/random_training.hpp"
+
+namespace sluice {
+namespace {
+
+using testing::Draws;
+using testing::Overrides;
+using testing::PlannedSession;
+using testing::TrainingBench;
+using testing::TrainingRecord;
+using testing::operator+;
+
+// Ample budgets for most, and for the rest exactly what the first plan needs.
+constexpr std::uint64_t kConfigurations = 24;
+
+std::string bytes_setting(const std::string& tier, const RunEvent& peak) {
+  return "memory." + tier + "=" + std::to_string(peak.at(tier).get<std::uint64_t>());
+}
+
+void expect_plan_equals_run(const TrainingRecord& run, const Config& config) {
+  ASSERT_EQ(run.end, TrainingEnd::kDone);
+  const RunEvent& peak = run.plan.at("peak_bytes");
+  EXPECT_EQ(run.done.at("peak_bytes"), peak);
+  EXPECT_EQ(run.done.at("measured_peak_bytes"), peak);
+  EXPECT_LE(peak.at("device"), config.memory.device_bytes);
+  EXPECT_LE(peak.at("pinned"), config.memory.pinned_bytes);
+  EXPECT_LE(peak.at("storage"), config.memory.storage_bytes);
+  ASSERT_EQ(run.steps.size(), 2u);
+  for (const RunEvent& step : run.steps) {
+    EXPECT_EQ(step.at("bytes_moved"), run.plan.at("bytes_moved"));
+  }
+  for (const char* link : {"upload", "download", "storage_read", "storage_write"}) {
+    const auto step = run.plan.at("bytes_moved").at(link).get<std::uint64_t>();
+    EXPECT_EQ(run.done.at("bytes_moved").at(link), 2 * step) << link;
+  }
+}
+
+TEST(PlanEqualsRun, ForVariedConfigurations) {
+  const TrainingBench bench;
+  std::uint64_t moved_by_storage = 0;
+  for (std::uint64_t seed = 0; seed < kConfigurations; ++seed) {
+    Draws draw(seed, "test/plan_equals_run");
+    const Overrides overrides = testing::random_model(draw) + testing::random_placement(draw) +
+                                testing::random_movement(draw) + Overrides{"train.steps=2"};
+    SCOPED_TRACE(::testing::PrintToString(overrides));
+    const std::string name = "run" + std::to_string(seed);
+    const Config config = bench.config(name, overrides);
+    const TrainingRecord run = TrainingBench::run(config);
+    expect_plan_equals_run(run, config);
+    if (HasFatalFailure()) continue;
+    moved_by_storage += run.plan.at("bytes_moved").at("storage_read").get<std::uint64_t>();
+    if (seed % 3 != 0) continue;
+    SCOPED_TRACE("budgets as planned");
+    const RunEvent& peak = run.plan.at("peak_bytes");
+    const Config exact =
+        bench.config(name + "_exact", overrides + Overrides{bytes_setting("device", peak),
+                                                            bytes_setting("pinned", peak),
+                                                            bytes_setting("storage", peak)});
+    expect_plan_equals_run(TrainingBench::run(exact), exact);
+  }
+  EXPECT_GT(moved_by_storage, 0u);
+}
+
+TEST(PlanEqualsRun, AlsoForEvaluation) {
+  const TrainingBench bench;
+  for (std::uint64_t seed = 100; seed < 106; ++seed) {
+    Draws draw(seed, "test/plan_equals_run");
+    const Overrides overrides = testing::random_model(draw) + testing::random_placement(draw) +
+                                testing::random_movement(draw);
+    SCOPED_TRACE(::testing::PrintToString(overrides));
+    const Config config = bench.config("run", overrides);
+    PlannedSession run(config);
+    run.step(0);
+    const LinkBytes before = run.session().moved_bytes();
+    run.evaluate();
+    const LinkBytes after = run.session().moved_bytes();
+    EXPECT_EQ((LinkBytes{after.upload - before.upload, after.download - before.download,
+                         after.storage_read - before.storage_read,
+                         after.storage_write - before.storage_write}),
+              run.plan().evaluation_bytes);
+  }
+}
+
+// DESIGN law 9.
+TEST(SteadyState, AllocatesNothing) {
+  const TrainingBench bench;
+  for (const char* place : {"device", "pinned", "storage"}) {
+    SCOPED_TRACE(place);
+    const Config config =
+        bench.config("run", Overrides{"model.layers=2", "model.hidden=64", "model.heads=4",
+                                      "train.seq=16", "train.accumulate=2"} +
+                                testing::places(place, place, place));
+    PlannedSession run(config);
+    run.step(0);
+    const std::uint64_t calls = run.session().allocation_calls();
+    EXPECT_GT(calls, 0u);
+    for (std::int64_t step = 1; step < 5; ++step) EXPECT_GT(run.step(step).loss, 0.0);
+    EXPECT_GT(run.evaluate(), 0.0);
+    EXPECT_EQ(run.session().state().weights_hash().size(), 32u);
+    run.step(5);
+    EXPECT_EQ(run.session().allocation_calls(), calls);
+    EXPECT_EQ(run.session().measured_peak_bytes(), run.plan().peak_bytes);
+  }
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,49 @@
+// A Session of a configuration, with its model, plan and kernels, that takes steps on made-up
+// tokens; for tests that need to look inside a run.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+
+#include "engine/train/session.hpp"
+
+namespace sluice::testing {
+
+class PlannedSession {
+ public:
+  // change_plan: what the test does to the plan before it is run; may be empty.
+  explicit PlannedSession(const Config& config, const std::function<void(Plan&)>& change_plan = {})
+      : config_(config), model_(model_shape(config)), kernels_(make_host_kernels({1})) {
+    plan_ = std::get<Plan>(make_plan(config_, model_, *kernels_, HardwareProfile{}));
+    if (change_plan) change_plan(plan_);
+    for (const std::string& path : config_.memory.storage_paths) {
+      std::filesystem::create_directories(path);
+    }
+    session_ = std::make_unique<Session>(config_, model_, plan_, *kernels_, *kernels_);
+    session_->state().initialize(config_.train.seed);
+  }
+
+  const Plan& plan() const { return plan_; }
+  Session& session() { return *session_; }
+  StepOutcome step(std::int64_t number) { return session_->train_step(number, 1e-2, fill()); }
+  double evaluate() { return session_->evaluate(fill()); }
+
+ private:
+  Session::FillTokens fill() const {
+    return [this](std::int64_t microbatch, std::int32_t* tokens, std::int32_t* targets) {
+      for (std::int64_t i = 0; i < batch_shape(config_).rows(); ++i) {
+        tokens[i] = static_cast<std::int32_t>((i * 7 + microbatch) % config_.model.vocab);
+        targets[i] = static_cast<std::int32_t>((i * 7 + 7 + microbatch) % config_.model.vocab);
+      }
+    };
+  }
+
+  Config config_;
+  Model model_;
+  std::unique_ptr<Kernels> kernels_;
+  Plan plan_;
+  std::unique_ptr<Session> session_;
+};
+
+}  // namespace sluice::testing

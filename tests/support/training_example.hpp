@@ -1,0 +1,106 @@
+// Whole training runs for tests: a text to learn, a configuration from overrides, and what a run
+// reported, kept to the bit.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "base/rng.hpp"
+#include "engine/train/training_run.hpp"
+#include "tests/support/temp_directory.hpp"
+
+namespace sluice::testing {
+
+using Overrides = std::vector<std::string>;
+
+inline Overrides operator+(Overrides first, const Overrides& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+// Words in a seeded order: a byte-level model learns their spelling within a few steps.
+inline std::string example_text(std::size_t bytes) {
+  static constexpr const char* kWords[] = {"weight ",   "gradient ", "tier ",   "chunk ",
+                                           "schedule ", "storage ",  "lane.\n", "fetch "};
+  const CounterRng random(7, stream_of("test/text"));
+  std::string text;
+  for (std::uint64_t i = 0; text.size() < bytes; ++i) text += kWords[random.below(i, 8)];
+  return text;
+}
+
+// What one process of a run reported; doubles as their bits.
+struct TrainingRecord {
+  TrainingEnd end = TrainingEnd::kRefused;
+  std::vector<std::uint64_t> losses, norms;  // of each step
+  std::vector<std::uint64_t> eval_losses;
+  std::string weights_hash;  // empty where the run did not end
+  RunEvent plan, done;
+  std::vector<RunEvent> steps;
+
+  double loss(std::size_t step) const { return std::bit_cast<double>(losses.at(step)); }
+  // Appends what a resumed process reported.
+  void append(const TrainingRecord& rest) {
+    losses.insert(losses.end(), rest.losses.begin(), rest.losses.end());
+    norms.insert(norms.end(), rest.norms.begin(), rest.norms.end());
+    eval_losses.insert(eval_losses.end(), rest.eval_losses.begin(), rest.eval_losses.end());
+    end = rest.end;
+    weights_hash = rest.weights_hash;
+  }
+};
+
+// A directory with a text and room for runs.
+class TrainingBench {
+ public:
+  TrainingBench() {
+    std::ofstream(directory_.file("text"), std::ios::binary) << example_text(8000);
+  }
+
+  std::string run_directory(const std::string& run) const { return directory_.file(run); }
+
+  // The overrides come last, so that they win.
+  Config config(const std::string& run, const Overrides& overrides) const {
+    const Overrides base{"data.paths=[\"" + directory_.file("text") + "\"]",
+                         "log.dir=" + run_directory(run), "memory.storage=1GiB",
+                         "memory.device=256MiB", "memory.pinned=256MiB"};
+    return parse_config("", "test", base + overrides);
+  }
+
+  // observe: called after each step, may be empty.
+  static TrainingRecord run(const Config& config, const TrainingOptions& options = {},
+                            const StepObserver& observe = {}) {
+    TrainingRecord record;
+    const EventSink sink = [&](const RunEvent& event) {
+      const auto& kind = event.at("event");
+      if (kind == "plan") record.plan = event;
+      if (kind == "step") record.steps.push_back(event);
+      if (kind == "eval") {
+        record.eval_losses.push_back(std::bit_cast<std::uint64_t>(event.at("loss").get<double>()));
+      }
+      if (kind == "done") {
+        record.done = event;
+        record.weights_hash = event.at("weights_hash").get<std::string>();
+      }
+    };
+    record.end = train(config, options, sink, [&](const StepReport& report) {
+      record.losses.push_back(std::bit_cast<std::uint64_t>(report.loss));
+      record.norms.push_back(std::bit_cast<std::uint64_t>(report.grad_norm));
+      if (observe) observe(report);
+    });
+    return record;
+  }
+
+ private:
+  TempDirectory directory_;
+};
+
+inline Overrides places(const std::string& weight, const std::string& gradient,
+                        const std::string& optimizer) {
+  return {"memory.place.weight=" + weight, "memory.place.gradient=" + gradient,
+          "memory.place.optimizer=" + optimizer};
+}
+
+}  // namespace sluice::testing
