@@ -1,13 +1,20 @@
 #include "engine/planner/machine_check.hpp"
 
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <limits>
+#include <map>
+#include <optional>
+#include <vector>
 
 #include "base/error.hpp"
 #include "base/topology.hpp"
-#include "base/units.hpp"
+#include "engine/train/config_schema.hpp"
+#include "offload/storage_engine.hpp"
 
 namespace sluice {
 namespace {
@@ -24,42 +31,129 @@ fs::path nearest_existing(const fs::path& path) {
   return at;
 }
 
+void check_directory(const char* key, const std::string& path) {
+  const fs::path existing = nearest_existing(path);
+  std::error_code error;
+  if (!fs::is_directory(existing, error)) {
+    throw InputError(std::string(key) + ": '" + path + "' cannot be a directory: '" +
+                     existing.string() + "' is a file");
+  }
+  if (access(existing.c_str(), W_OK | X_OK) != 0) {
+    throw InputError(std::string(key) + ": '" + path + "' cannot be written");
+  }
+}
+
+// State is striped evenly over the storage paths; those on one file system share its free space.
+struct StorageRoom {
+  std::string path;         // one on the file system
+  std::uint64_t paths = 0;  // that lie on it
+  std::uint64_t available_bytes = 0;
+};
+
+std::vector<StorageRoom> storage_rooms(const Config& config) {
+  std::map<dev_t, StorageRoom> rooms;
+  for (const std::string& path : config.memory.storage_paths) {
+    const fs::path existing = nearest_existing(path);
+    struct stat status {};
+    struct statvfs facts {};
+    if (stat(existing.c_str(), &status) != 0 || statvfs(existing.c_str(), &facts) != 0) {
+      throw InputError("memory.storage_paths: the free space of '" + path + "' cannot be read");
+    }
+    const auto available = static_cast<std::uint64_t>(facts.f_bavail) * facts.f_frsize;
+    StorageRoom& room =
+        rooms.try_emplace(status.st_dev, StorageRoom{path, 0, available}).first->second;
+    ++room.paths;
+  }
+  std::vector<StorageRoom> list;
+  for (auto& [device, room] : rooms) list.push_back(std::move(room));
+  return list;
+}
+
+// What can be striped over all paths: the fullest file system decides.
+std::uint64_t free_storage_bytes(const Config& config) {
+  std::uint64_t each = std::numeric_limits<std::uint64_t>::max();
+  for (const StorageRoom& room : storage_rooms(config)) {
+    each = std::min(each, room.available_bytes / room.paths);
+  }
+  return each * config.memory.storage_paths.size();
+}
+
+// Why the machine cannot give these budgets; none where it can.
+std::optional<std::string> excess(const Config& config, std::uint64_t available_memory_bytes,
+                                  std::uint64_t free_storage_bytes) {
+  const auto& memory = config.memory;
+  // On the host backend the device's memory is the machine's too.
+  const std::uint64_t asked = memory.device_bytes + memory.pinned_bytes;
+  if (asked > available_memory_bytes) {
+    return "memory.device = " + format_bytes_exact(memory.device_bytes) +
+           " and memory.pinned = " + format_bytes_exact(memory.pinned_bytes) +
+           " are together more than the " + format_bytes(available_memory_bytes) +
+           " of memory that is available here; lower one of them";
+  }
+  if (memory.storage_bytes != Config::kAutoBytes && memory.storage_bytes > free_storage_bytes) {
+    return "memory.storage = " + format_bytes_exact(memory.storage_bytes) + " is more than the " +
+           format_bytes(free_storage_bytes) + " that is free on '" + memory.storage_paths.front() +
+           (memory.storage_paths.size() > 1 ? "' and the other storage paths" : "'") +
+           "; lower it, or name other memory.storage_paths";
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
-void check_memory_budgets(const Config& config) {
-  const HostTopology topology = read_host_topology();
-  const std::uint64_t asked = config.memory.device_bytes + config.memory.pinned_bytes;
-  // On the host backend the device's memory is the machine's too.
-  if (asked > topology.available_bytes) {
-    throw InputError("memory.device + memory.pinned = " + format_bytes_exact(asked) +
-                     " is more than the " + format_bytes(topology.available_bytes) +
-                     " of memory that is available here; lower one of them");
-  }
+void resolve_auto_budgets(Config& config) {
+  if (config.memory.storage_bytes != Config::kAutoBytes) return;
+  config.memory.storage_bytes = std::min(free_storage_bytes(config), kMostAutoStorageBytes);
+}
+
+void resolve_auto_budgets_elsewhere(Config& config) {
+  if (config.memory.storage_bytes != Config::kAutoBytes) return;
+  config.memory.storage_bytes = kMostAutoStorageBytes;
+}
+
+void check_budgets(const Config& config) {
+  const auto why = excess(config, read_host_topology().available_bytes, free_storage_bytes(config));
+  if (why) throw InputError(*why);
+}
+
+void keep_possible_suggestions(Refusal& refusal, const Config& config) {
+  const std::uint64_t memory = read_host_topology().available_bytes;
+  const std::uint64_t storage = free_storage_bytes(config);
+  std::erase_if(refusal.suggestions, [&](const Suggestion& suggestion) {
+    Config changed = config;
+    for (const auto& [key, bytes] : suggestion) {
+      find_config_key(key)->assign(changed, static_cast<std::int64_t>(bytes));
+    }
+    return excess(changed, memory, storage).has_value();
+  });
 }
 
 void check_storage_paths(const Config& config, std::uint64_t needed_bytes) {
   if (needed_bytes == 0) return;
-  const auto& paths = config.memory.storage_paths;
-  const std::uint64_t share = ceil_div(needed_bytes, paths.size());
-  for (const std::string& path : paths) {
-    const fs::path existing = nearest_existing(path);
-    std::error_code error;
-    if (!fs::is_directory(existing, error)) {
-      throw InputError("memory.storage_paths: '" + path + "' is no directory");
-    }
-    if (access(existing.c_str(), W_OK | X_OK) != 0) {
-      throw InputError("memory.storage_paths: '" + path + "' cannot be written");
-    }
-    struct statvfs facts {};
-    if (statvfs(existing.c_str(), &facts) != 0) {
-      throw InputError("memory.storage_paths: the free space of '" + path + "' cannot be read");
-    }
-    const std::uint64_t available = static_cast<std::uint64_t>(facts.f_bavail) * facts.f_frsize;
-    if (share > available) {
-      throw InputError("memory.storage_paths: '" + path + "' needs " + format_bytes_exact(share) +
-                       " and has " + format_bytes_exact(available) + " available");
+  const auto& memory = config.memory;
+  for (const std::string& path : memory.storage_paths) {
+    check_directory("memory.storage_paths", path);
+  }
+  const std::uint64_t share = ceil_div(needed_bytes, memory.storage_paths.size());
+  for (const StorageRoom& room : storage_rooms(config)) {
+    if (share * room.paths > room.available_bytes) {
+      throw InputError("memory.storage_paths: '" + room.path + "' needs " +
+                       format_bytes_exact(share * room.paths) + " and has " +
+                       format_bytes_exact(room.available_bytes) + " available");
     }
   }
+  if (memory.storage_engine == Config::StorageEngineKind::kIoUring) {
+    const std::string why = io_uring_unavailable_reason();
+    if (!why.empty()) {
+      throw InputError("memory.storage_engine = \"io_uring\" cannot be used here: " + why +
+                       "; \"auto\" or \"posix\" can");
+    }
+  }
+}
+
+void check_run_directories(const Config& config) {
+  check_directory("log.dir", config.log.dir);
+  check_directory("checkpoint.dir", config.checkpoint.dir);
 }
 
 }  // namespace sluice

@@ -147,6 +147,11 @@ std::string Refusal::sentence() const {
             format_bytes_exact(round_up(needed_bytes[tier], kSuggestionStepBytes)) + " and has " +
             format_bytes_exact(available_bytes[tier]) + ";";
   }
+  if (suggestions.empty()) {
+    return text +
+           " no budget that this machine has room for would do; a smaller model or batch, or "
+           "memory.storage_paths with more room, might";
+  }
   text += " smallest change that fits:";
   for (std::size_t i = 0; i < suggestions.size(); ++i) {
     if (i > 0) text += " or";

@@ -43,19 +43,21 @@ std::vector<fs::path> checkpoints_in(const std::string& directory) {
 }  // namespace
 
 CheckpointFound find_checkpoint(const std::string& directory) {
-  std::string newest_failure;
+  std::vector<std::string> failures;  // newest first
   for (const fs::path& path : checkpoints_in(directory)) {
     try {
       CheckpointFound found{path.string(), load_manifest((path / kManifestFile).string())};
       verify_files(found.manifest, path.string());
+      for (const std::string& failure : failures) {
+        log(LogLevel::kWarning, "checkpoint passed over: " + failure);
+      }
       return found;
     } catch (const Error& error) {
-      if (newest_failure.empty()) newest_failure = error.what();
-      log(LogLevel::kWarning, "checkpoint passed over: " + std::string(error.what()));
+      failures.emplace_back(error.what());
     }
   }
-  throw InputError(newest_failure.empty() ? directory + ": holds no checkpoint to resume from"
-                                          : newest_failure);
+  throw InputError(failures.empty() ? directory + ": holds no checkpoint to resume from"
+                                    : failures.front());
 }
 
 void check_checkpoint(const CheckpointFound& found, const Config& config, const Model& model,
@@ -70,6 +72,32 @@ void check_checkpoint(const CheckpointFound& found, const Config& config, const 
   if (found.manifest.data_fingerprint != data_fingerprint) {
     throw InputError(found.directory + ": was made with other data than data.paths holds now");
   }
+}
+
+void check_arithmetic(const CheckpointFound& found, const std::string& arithmetic) {
+  if (found.manifest.arithmetic == arithmetic) return;
+  throw InputError(found.directory + ": was computed by '" + found.manifest.arithmetic +
+                   "' and would go on by '" + arithmetic +
+                   "', whose results differ in the last bits; --accept-arithmetic goes on all the "
+                   "same");
+}
+
+void set_aside_checkpoints(const std::string& directory) {
+  std::vector<fs::path> earlier;
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
+    if (entry.path().filename().string().starts_with("step-")) earlier.push_back(entry.path());
+  }
+  if (earlier.empty()) return;
+  fs::path beside = fs::absolute(directory).lexically_normal();
+  if (!beside.has_filename()) beside = beside.parent_path();  // "checkpoints/"
+  fs::path aside;
+  for (int i = 1; aside.empty() || fs::exists(aside); ++i) {
+    aside = beside.string() + "." + std::to_string(i);
+  }
+  fs::create_directories(aside);
+  for (const fs::path& path : earlier) fs::rename(path, aside / path.filename());
+  log(LogLevel::kInfo, "an earlier run's checkpoints are now in " + aside.string());
 }
 
 void save_checkpoint(const std::string& directory, CheckpointManifest manifest, ModelState& state) {

@@ -19,14 +19,22 @@ struct CheckpointFound {
   CheckpointManifest manifest;
 };
 
-// The newest checkpoint under `directory` whose manifest and files verify. Throws InputError where
-// there is none, with the reason of the newest that failed.
+// The newest checkpoint under `directory` whose manifest and files verify; newer ones that do not
+// are named in the log. Throws InputError where there is none, with the reason of the newest that
+// failed.
 CheckpointFound find_checkpoint(const std::string& directory);
 
 // Throws InputError where the checkpoint is of another model (first differing tensor named), of
 // another configuration, or of other data.
 void check_checkpoint(const CheckpointFound& found, const Config& config, const Model& model,
                       DType weight_dtype, const std::string& data_fingerprint);
+
+// Throws InputError where the checkpoint was computed by other arithmetic (Kernels::arithmetic()).
+void check_arithmetic(const CheckpointFound& found, const std::string& arithmetic);
+
+// Moves an earlier run's checkpoints, whole or not, out of `directory` to the first of DIRECTORY.1,
+// DIRECTORY.2, … that is free, and says so in the log. Nothing else there is touched.
+void set_aside_checkpoints(const std::string& directory);
 
 // Keeps the newest two. manifest: all but `files` and `weights_hash`.
 void save_checkpoint(const std::string& directory, CheckpointManifest manifest, ModelState& state);

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <string_view>
@@ -41,6 +42,10 @@ struct Config {
   enum class Recompute : std::uint8_t { kNone, kUnit, kAuto };
   enum class PipelineSchedule : std::uint8_t { kPlain, kGPipe, k1F1B, kInterleaved, kVertical };
   enum class CheckpointMode : std::uint8_t { kScratch, kDurable };
+
+  // "auto": what the machine has (planner/machine_check.hpp puts the number in its place). Larger
+  // than every number a budget may be.
+  static constexpr std::uint64_t kAutoBytes = std::numeric_limits<std::uint64_t>::max();
 
   struct {
     Family family = Family::kGpt2;
@@ -90,7 +95,7 @@ struct Config {
     // Budgets: hard caps per tier.
     std::uint64_t device_bytes = kGiB;
     std::uint64_t pinned_bytes = 2 * kGiB;
-    std::uint64_t storage_bytes = 64 * kGiB;
+    std::uint64_t storage_bytes = kAutoBytes;
     std::vector<std::string> storage_paths;  // directories; derived: [log.dir + "/storage"]
     StorageEngineKind storage_engine = StorageEngineKind::kAuto;
     std::uint64_t chunk_bytes = kPageBytes;  // a multiple of kPageBytes

@@ -142,6 +142,7 @@ std::optional<ConfigValue> value_from_node(const ConfigKey& key, const toml::nod
     case ConfigKind::kChoice:
       return text ? std::optional(ConfigValue(text->get())) : std::nullopt;
     case ConfigKind::kBytes:
+    case ConfigKind::kBytesOrAuto:
       if (const auto* number = node.as_integer()) return ConfigValue(number->get());
       return text ? value_from_text(key, text->get()) : std::nullopt;
     case ConfigKind::kReal:

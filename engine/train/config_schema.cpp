@@ -63,6 +63,24 @@ ConfigKey bytes(std::string path, Field field, std::int64_t least, std::int64_t 
   return key;
 }
 
+// The field holds Config::kAutoBytes for "auto".
+template <class Field>
+ConfigKey bytes_or_auto(std::string path, Field field, std::int64_t least, std::int64_t most,
+                        std::string doc) {
+  ConfigKey key = bytes(std::move(path), field, least, most, std::move(doc));
+  key.kind = ConfigKind::kBytesOrAuto;
+  key.read = [field](const Config& config) {
+    const std::uint64_t value = field(config);
+    return value == Config::kAutoBytes ? ConfigValue(std::string("auto"))
+                                       : ConfigValue(static_cast<std::int64_t>(value));
+  };
+  key.assign = [field](Config& config, const ConfigValue& value) {
+    const auto* number = std::get_if<std::int64_t>(&value);
+    field(config) = number ? static_cast<std::uint64_t>(*number) : Config::kAutoBytes;
+  };
+  return key;
+}
+
 template <class Field>
 ConfigKey real(std::string path, Field field, double lower, double upper, std::string doc,
                ConfigKind kind = ConfigKind::kReal) {
@@ -230,8 +248,8 @@ void add_memory(Keys& keys) {
             "budget of device memory"));
   add(bytes("memory.pinned", SLUICE_FIELD(memory.pinned_bytes), 0, kMaxBudget,
             "budget of pinned host memory"));
-  add(bytes("memory.storage", SLUICE_FIELD(memory.storage_bytes), 0, kMaxBudget,
-            "budget of storage, over all paths"));
+  add(bytes_or_auto("memory.storage", SLUICE_FIELD(memory.storage_bytes), 0, kMaxBudget,
+                    "budget of storage, over all paths; auto: what is free there, at most 64GiB"));
   add(derived(texts("memory.storage_paths", SLUICE_FIELD(memory.storage_paths),
                     "directories for state on storage; striped when several"),
               "[log.dir + \"/storage\"]"));

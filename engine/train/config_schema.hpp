@@ -14,8 +14,9 @@
 
 namespace sluice {
 
-// What a key takes. A choice and a text are both strings; bytes are an integer or "64MiB"; a rate
-// is a number of bytes per second or "16GiB/s"; a duration is seconds or "10us".
+// What a key takes. A choice and a text are both strings; bytes are an integer or "64MiB", and for
+// kBytesOrAuto also "auto"; a rate is a number of bytes per second or "16GiB/s"; a duration is
+// seconds or "10us".
 enum class ConfigKind : std::uint8_t {
   kBool,
   kInteger,
@@ -23,14 +24,15 @@ enum class ConfigKind : std::uint8_t {
   kText,
   kChoice,
   kBytes,
+  kBytesOrAuto,
   kRate,
   kDuration,
   kTextList,
   kRealPair,
 };
 
-// kBool bool; kInteger and kBytes int64; kReal, kRate and kDuration double; kText and kChoice
-// string.
+// kBool bool; kInteger and kBytes int64; kBytesOrAuto int64 or the string "auto"; kReal, kRate and
+// kDuration double; kText and kChoice string.
 using ConfigValue = std::variant<bool, std::int64_t, double, std::string, std::vector<std::string>,
                                  std::vector<double>>;
 
@@ -40,7 +42,7 @@ struct ConfigKey {
   std::string doc;
   std::string derived_default;       // what stands for the default where it is computed
   std::vector<std::string> choices;  // kChoice, in the enumerators' order
-  std::int64_t least = 0, most = 0;  // kInteger, kBytes
+  std::int64_t least = 0, most = 0;  // kInteger, kBytes, kBytesOrAuto
   std::int64_t multiple_of = 1;      // kBytes
   double lower = 0.0, upper = 0.0;   // kReal, kRate, kDuration, each of kRealPair
   bool upper_excluded = false, lower_excluded = false;

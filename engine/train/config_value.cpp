@@ -135,12 +135,13 @@ std::string describe_expected(const ConfigKey& key) {
       }
       return text;
     }
-    case ConfigKind::kBytes: {
+    case ConfigKind::kBytes:
+    case ConfigKind::kBytesOrAuto: {
       const auto size = [](std::int64_t bytes) {
         return format_bytes_exact(static_cast<std::uint64_t>(bytes));
       };
-      std::string text =
-          "a byte count such as \"64MiB\", from " + size(key.least) + " to " + size(key.most);
+      std::string text = key.kind == ConfigKind::kBytesOrAuto ? "\"auto\" or " : "";
+      text += "a byte count such as \"64MiB\", from " + size(key.least) + " to " + size(key.most);
       if (key.multiple_of > 1) text += ", a multiple of " + size(key.multiple_of);
       return text;
     }
@@ -169,6 +170,9 @@ std::string format_value(const ConfigKey& key, const ConfigValue& value) {
     case ConfigKind::kText:
     case ConfigKind::kChoice:
       return quote(std::get<std::string>(value));
+    case ConfigKind::kBytesOrAuto:
+      if (const auto* text = std::get_if<std::string>(&value)) return quote(*text);
+      [[fallthrough]];
     case ConfigKind::kBytes:
       return quote(format_bytes_exact(static_cast<std::uint64_t>(std::get<std::int64_t>(value))));
     case ConfigKind::kTextList: {
@@ -206,6 +210,9 @@ std::optional<ConfigValue> value_from_text(const ConfigKey& key, std::string_vie
     case ConfigKind::kText:
     case ConfigKind::kChoice:
       return ConfigValue(std::string(text));
+    case ConfigKind::kBytesOrAuto:
+      if (text == "auto") return ConfigValue(std::string(text));
+      [[fallthrough]];
     case ConfigKind::kBytes:
       return parse_byte_count(text);
     case ConfigKind::kRate:
@@ -234,6 +241,9 @@ bool in_range(const ConfigKey& key, const ConfigValue& value) {
   switch (key.kind) {
     case ConfigKind::kBool:
       return true;
+    case ConfigKind::kBytesOrAuto:
+      if (std::holds_alternative<std::string>(value)) return true;
+      [[fallthrough]];
     case ConfigKind::kInteger:
     case ConfigKind::kBytes: {
       const auto number = std::get<std::int64_t>(value);

@@ -1,5 +1,6 @@
 #include "engine/train/training_run.hpp"
 
+#include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -42,19 +43,27 @@ LrSchedule lr_schedule(const Config& config) {
   return {shape, config.optimizer.lr, config.optimizer.warmup, config.train.steps};
 }
 
+void make_directory(const fs::path& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) throw IoError("mkdir", path.string(), 0, 0, error.value());
+}
+
 // The run directory: what stands in it, and who writes what. An earlier run's checkpoints are never
 // overwritten: a fresh start moves them aside.
 class RunFiles {
  public:
-  RunFiles(const Config& config, bool fresh) : directory_(config.log.dir) {
-    fs::create_directories(directory_);
-    for (const std::string& path : config.memory.storage_paths) fs::create_directories(path);
-    if (fresh) set_aside(config.checkpoint.dir);
-    fs::create_directories(config.checkpoint.dir);
+  RunFiles(const Config& config, bool uses_storage, bool fresh) : directory_(config.log.dir) {
+    make_directory(directory_);
+    if (uses_storage) {
+      for (const std::string& path : config.memory.storage_paths) make_directory(path);
+    }
+    if (fresh) set_aside_checkpoints(config.checkpoint.dir);
+    make_directory(config.checkpoint.dir);
     write_text(directory_ / "config.toml", config_to_toml(config));
     const auto mode = fresh ? std::ios::trunc : std::ios::app;
     events_.open(directory_ / "events.jsonl", std::ios::out | mode);
-    if (!events_) throw InputError("log.dir: '" + config.log.dir + "' cannot be written");
+    if (!events_) throw IoError("open", (directory_ / "events.jsonl").string(), 0, 0, errno);
   }
 
   void event(const RunEvent& event) { events_ << event.dump() << '\n' << std::flush; }
@@ -62,17 +71,6 @@ class RunFiles {
   std::string path(const char* name) const { return (directory_ / name).string(); }
 
  private:
-  static void set_aside(const fs::path& checkpoints) {
-    if (!fs::exists(checkpoints) || fs::is_empty(checkpoints)) return;
-    for (int i = 1;; ++i) {
-      const fs::path aside = checkpoints.string() + "." + std::to_string(i);
-      if (fs::exists(aside)) continue;
-      fs::rename(checkpoints, aside);
-      log(LogLevel::kInfo, "an earlier run's checkpoints are now in " + aside.string());
-      return;
-    }
-  }
-
   fs::path directory_;
   std::ofstream events_;
 };
@@ -244,25 +242,34 @@ void write_plan(const Config& config, const Model& model, const HardwareProfile&
 
 }  // namespace
 
+void use_run_directory(Config& config, const std::string& directory) {
+  if (config.memory.storage_paths == std::vector<std::string>{config.log.dir + "/storage"}) {
+    config.memory.storage_paths = {directory + "/storage"};
+  }
+  if (config.checkpoint.dir == config.log.dir + "/checkpoints") {
+    config.checkpoint.dir = directory + "/checkpoints";
+  }
+  config.log.dir = directory;
+}
+
 TrainingEnd train(const Config& given, const TrainingOptions& options, const EventSink& events,
                   const StepObserver& observe) {
-  Config config = given;
-  if (!options.resume.empty()) {
-    if (config.checkpoint.dir == config.log.dir + "/checkpoints") {
-      config.checkpoint.dir = options.resume + "/checkpoints";
-    }
-    config.log.dir = options.resume;
-  }
+  Config written = given;  // config.toml keeps its "auto"
+  if (!options.resume.empty()) use_run_directory(written, options.resume);
+  Config config = written;
   check_supported(config);
-  check_memory_budgets(config);
+  check_run_directories(config);
+  resolve_auto_budgets(config);
+  check_budgets(config);
   const Dataset data(dataset_options(config));
   const Model model(model_shape(config));
   const HostKernelOptions kernel_options{static_cast<int>(config.train.threads), Bf16Gemm::kAuto};
   const std::unique_ptr<Kernels> device_kernels = make_host_kernels(kernel_options);
   const std::unique_ptr<Kernels> host_kernels = make_host_kernels(kernel_options);
   const HardwareProfile hardware = load_profile_or_default(default_profile_path());
-  const auto planned = make_plan(config, model, *device_kernels, hardware);
-  if (const auto* refusal = std::get_if<Refusal>(&planned)) {
+  auto planned = make_plan(config, model, *device_kernels, hardware);
+  if (auto* refusal = std::get_if<Refusal>(&planned)) {
+    keep_possible_suggestions(*refusal, config);
     events(refused_event(*refusal));
     return TrainingEnd::kRefused;
   }
@@ -272,9 +279,13 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   if (!options.resume.empty()) {
     found = find_checkpoint(config.checkpoint.dir);
     check_checkpoint(*found, config, model, batch_shape(config).dtype, data.fingerprint());
+    if (!options.accept_other_arithmetic) {
+      check_arithmetic(*found, device_kernels->arithmetic());
+    }
   }
 
-  RunFiles files(config, !found);
+  // Nothing has been created or changed up to here.
+  RunFiles files(written, plan.need.storage_bytes > 0, !found);
   files.event(plan_event(plan));
   events(plan_event(plan));
   write_plan(config, model, hardware, plan, files);

@@ -18,6 +18,8 @@ struct TrainingOptions {
   std::optional<std::int64_t> stop_at_step;  // stop after so many steps in all; the learning-rate
                                              // schedule keeps train.steps
   std::string resume;                        // a run directory; empty: train afresh
+  // Resume although this machine's products round otherwise than those of the checkpoint's did.
+  bool accept_other_arithmetic = false;
   // Set by a signal handler: finish the step, save, return kInterrupted. May be null.
   const std::atomic<int>* stop_signal = nullptr;
   // Faults for tests: wraps the storage engine that the run made.
@@ -35,6 +37,9 @@ struct StepReport {
   LinkBytes moved;
 };
 using StepObserver = std::function<void(const StepReport&)>;
+
+// Makes `directory` the run's: log.dir, and what lies below it by default.
+void use_run_directory(Config& config, const std::string& directory);
 
 // Emits the events plan or refused, step, eval, checkpoint, done. Writes into config.log.dir:
 // config.toml, plan.json, plan_trace.json, trace.json, events.jsonl, weights.safetensors.

@@ -18,6 +18,7 @@ struct TrainArguments {
   ConfigArguments config;
   std::optional<std::int64_t> steps;
   std::string resume;
+  bool accept_arithmetic = false;
   bool json = false;
 };
 int train_command(const TrainArguments& arguments);
@@ -33,6 +34,7 @@ int plan_command(const PlanArguments& arguments);
 
 struct DoctorArguments {
   std::string storage_path = ".";
+  double seconds = 0.25;  // for each figure
   bool json = false;
 };
 int doctor_command(const DoctorArguments& arguments);
@@ -41,6 +43,9 @@ struct BenchArguments {
   std::string name;
   std::string storage_path = ".";
   std::int64_t threads = 0;
+  std::optional<std::int64_t> elems;  // adam
+  std::string bytes;                  // storage: of the file; empty: the default
+  std::optional<double> seconds;      // storage: for each figure
   bool json = false;
 };
 int bench_command(const BenchArguments& arguments);

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/units.hpp"
 #include "device/host/host_device.hpp"
 #include "engine/planner/hardware_profile.hpp"
 #include "kernels/kernels.hpp"
@@ -32,6 +33,7 @@ int doctor_command(const DoctorArguments& arguments) {
   options.measure.kernels = kernels.get();
   options.measure.device = device.get();
   options.measure.storage_directory = arguments.storage_path;
+  options.measure.seconds_each = arguments.seconds;
   options.json = arguments.json;
   options.profile_path = default_profile_path();
   return run_doctor(options, std::cout);
@@ -42,10 +44,19 @@ int bench_command(const BenchArguments& arguments) {
   if (arguments.name == "adam") {
     AdamBenchOptions options;
     options.threads = static_cast<int>(arguments.threads);
+    options.elems = arguments.elems.value_or(options.elems);
     event = run_adam_bench(options);
   } else if (arguments.name == "storage") {
     StorageBenchOptions options;
     options.directory = arguments.storage_path;
+    options.seconds = arguments.seconds.value_or(options.seconds);
+    if (!arguments.bytes.empty()) {
+      const auto bytes = parse_bytes(arguments.bytes);
+      if (!bytes) {
+        throw InputError("--bytes '" + arguments.bytes + "' must be a byte count such as 1GiB");
+      }
+      options.bytes = *bytes;
+    }
     event = run_storage_bench(options);
   } else {
     throw InputError("bench '" + arguments.name + "' does not exist; there are: adam, storage");

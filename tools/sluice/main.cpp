@@ -1,5 +1,6 @@
 // The sluice command line (DESIGN section 9).
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -48,6 +49,8 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   train_app->add_option("--resume", train.resume,
                         "Continue the run in this directory (its log.dir)");
+  train_app->add_flag("--accept-arithmetic", train.accept_arithmetic,
+                      "Resume although the products of this machine round otherwise");
   train_app->add_flag("--json", train.json, "Events on stdout, one JSON object per line");
 
   sluice::cli::PlanArguments plan;
@@ -61,13 +64,19 @@ int main(int argc, char** argv) {
   sluice::cli::DoctorArguments doctor;
   CLI::App* doctor_app = app.add_subcommand("doctor", "Measure this machine; say what is missing");
   doctor_app->add_option("--storage", doctor.storage_path, "A directory on the disk to measure");
+  doctor_app->add_option("--seconds", doctor.seconds, "About what each figure takes")
+      ->check(CLI::Range(0.001, 60.0));
   doctor_app->add_flag("--json", doctor.json, "Events on stdout");
 
   sluice::cli::BenchArguments bench;
   CLI::App* bench_app = app.add_subcommand("bench", "Measure a part beside its limit");
   bench_app->add_option("NAME", bench.name, "adam or storage")->required();
   bench_app->add_option("--storage", bench.storage_path, "A directory on the disk to measure");
-  bench_app->add_option("--threads", bench.threads, "Threads; 0: all cores");
+  bench_app->add_option("--threads", bench.threads, "Threads; 0: all cores")
+      ->check(CLI::Range(0, 4096));
+  bench_app->add_option("--elems", bench.elems, "adam: parameters to update");
+  bench_app->add_option("--bytes", bench.bytes, "storage: size of the file, such as 1GiB");
+  bench_app->add_option("--seconds", bench.seconds, "storage: at most, for each figure");
   bench_app->add_flag("--json", bench.json, "Events on stdout");
 
   sluice::cli::ReportArguments report;
@@ -76,16 +85,18 @@ int main(int argc, char** argv) {
   report_app->add_option("--format", report.format, "html or perfetto");
   report_app->add_option("-o", report.output, "The file to write");
 
+  // Before parsing: errors of parsing are events too.
+  const bool json = std::any_of(
+      argv + 1, argv + argc, [](const char* word) { return std::string_view(word) == "--json"; });
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {
     return app.exit(success);  // --help, --version
   } catch (const CLI::ParseError& error) {
-    app.exit(error);
-    return 2;
+    return report_error(sluice::InputError(error.what() + std::string("; see sluice --help")), 2,
+                        "bad_input", json);
   }
 
-  const bool json = train.json || plan.json || doctor.json || bench.json;
   try {
     if (help_config) {
       std::cout << sluice::config_help();

@@ -16,17 +16,23 @@ int plan_command(const PlanArguments& arguments) {
     throw InputError("--world " + std::to_string(arguments.world) +
                      ": more than one rank is not available in this version; use --world 1");
   }
-  const Config config = load_config(arguments.config.path, arguments.config.overrides);
+  Config config = load_config(arguments.config.path, arguments.config.overrides);
   check_supported(config);
   const bool this_machine = arguments.hardware.empty();
-  if (this_machine) check_memory_budgets(config);
+  if (this_machine) {
+    resolve_auto_budgets(config);
+    check_budgets(config);
+  } else {
+    resolve_auto_budgets_elsewhere(config);
+  }
   const Model model(model_shape(config));
   const std::unique_ptr<Kernels> kernels =
       make_host_kernels({static_cast<int>(config.train.threads), Bf16Gemm::kAuto});
   const HardwareProfile hardware = this_machine ? load_profile_or_default(default_profile_path())
                                                 : load_profile(arguments.hardware);
-  const auto planned = make_plan(config, model, *kernels, hardware);
-  if (const auto* refusal = std::get_if<Refusal>(&planned)) {
+  auto planned = make_plan(config, model, *kernels, hardware);
+  if (auto* refusal = std::get_if<Refusal>(&planned)) {
+    if (this_machine) keep_possible_suggestions(*refusal, config);
     if (arguments.json) std::cout << refused_event(*refusal).dump() << std::endl;
     std::fprintf(stderr, "sluice: %s: %s\n", arguments.config.path.c_str(),
                  refusal->sentence().c_str());

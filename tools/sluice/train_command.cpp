@@ -31,11 +31,13 @@ void catch_signals() {
 }  // namespace
 
 int train_command(const TrainArguments& arguments) {
-  const Config config = load_config(arguments.config.path, arguments.config.overrides);
+  Config config = load_config(arguments.config.path, arguments.config.overrides);
+  if (!arguments.resume.empty()) use_run_directory(config, arguments.resume);
   catch_signals();
   TrainingOptions options;
   options.stop_at_step = arguments.steps;
   options.resume = arguments.resume;
+  options.accept_other_arithmetic = arguments.accept_arithmetic;
   options.stop_signal = &stop_signal;
   Progress progress(config);
   std::string refusal;
