@@ -1,0 +1,57 @@
+// The program itself, run in a directory of its own that holds a small configuration and a text.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/support/child_process.hpp"
+#include "tests/support/temp_directory.hpp"
+
+namespace sluice::testing {
+
+using Json = nlohmann::json;
+using Words = std::vector<std::string>;
+
+inline constexpr std::chrono::seconds kCliDeadline{60};
+
+// Every line of text; a last one without its newline is a failure of the test.
+std::vector<std::string> lines_of(const std::string& text);
+// stdout of a command that was given --json: each line an object with the member "event".
+std::vector<Json> events_of(const ChildOutcome& outcome);
+// The events of one kind.
+std::vector<Json> events_of(const ChildOutcome& outcome, const std::string& kind);
+
+void write_file(const std::filesystem::path& path, const std::string& bytes);
+std::string read_file(const std::filesystem::path& path);
+
+// An llm.c file of 16-bit tokens.
+std::string llmc_bytes(const std::vector<std::uint16_t>& tokens);
+
+class CliTest : public ::testing::Test {
+ protected:
+  CliTest();
+
+  const std::filesystem::path& path() const { return directory_.path(); }
+  std::filesystem::path path(const std::string& name) const { return directory_.path() / name; }
+
+  std::unique_ptr<ChildProcess> start(const Words& arguments) const;
+  ChildOutcome run(const Words& arguments) const;
+  // Runs and expects exit 0.
+  ChildOutcome succeed(const Words& arguments) const;
+
+  // Every file under the directory with its bytes and its time of writing; directories with "/".
+  std::map<std::string, std::string> snapshot() const;
+
+  // The command is refused: exit 2, one sentence on stderr with all of `words`, and nothing on disk
+  // was created or changed. With --json among the arguments, an event too. Returns the sentence.
+  std::string expect_refused(const Words& arguments, const Words& words) const;
+
+ private:
+  TempDirectory directory_;
+};
+
+}  // namespace sluice::testing
