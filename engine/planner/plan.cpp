@@ -100,13 +100,15 @@ class Refuser {
     return round_up(least, kSuggestionStepBytes);
   }
 
-  // The candidate that lacks the fewest bytes in all.
+  // The candidate that lacks the fewest bytes in all, counted as they would be suggested: where two
+  // differ by less than a step, the larger one's suggestion would not be the smallest.
   TierBytes nearest() const {
     SLUICE_CHECK(!needs_.empty());
     const auto shortfall = [&](const TierBytes& needed) {
       std::uint64_t bytes = 0;
       for (std::size_t tier = 0; tier < kTierCount; ++tier) {
-        if (needed[tier] > budgets_[tier]) bytes += needed[tier] - budgets_[tier];
+        if (needed[tier] <= budgets_[tier]) continue;
+        bytes += round_up(needed[tier], kSuggestionStepBytes) - budgets_[tier];
       }
       return bytes;
     };
