@@ -265,13 +265,12 @@ void Executor::issue(RunState& run, const Instruction& instruction, Stream& stre
       // The host framework must see finished inputs, and later work must see its outputs.
       stream.synchronize(run.deadline());
       const auto signalled = std::make_shared<std::atomic<bool>>(false);
-      const InstructionId id = instruction.id;
       runner_.run_external(
           program, instruction,
-          [shared = run.shared_from_this(), signalled, id](std::exception_ptr error) {
+          [shared = run.shared_from_this(), signalled](std::exception_ptr error) {
             if (error) shared->fail(error);
             signalled->store(true);
-            shared->set(id, Progress::kWaiting);  // wakes the wait below
+            shared->wake();
           });
       return run.await_until([&] { return signalled->load(); }, describe(instruction));
     }

@@ -36,6 +36,12 @@ void RunProgress::set(InstructionId id, Progress progress) {
   changed_.notify_all();
 }
 
+void RunProgress::wake() {
+  // The lock: a waiter is either before its look at the predicate, or already waiting.
+  { const std::lock_guard lock(mutex_); }
+  changed_.notify_all();
+}
+
 void RunProgress::await(InstructionId id, Progress at_least, const Instruction& waiter) {
   if (progress_[id].load() >= at_least) return;
   const Instruction& awaited = program_.schedule().instructions[id];

@@ -42,10 +42,12 @@ class RunProgress {
   // Blocks until the instruction is at least issued (device lanes) or done (others). Throws
   // RunAborted when the run failed, TimeoutError past the deadline.
   void await(InstructionId id, Progress at_least, const Instruction& waiter);
-  // Blocks until predicate() holds; notified by set() and fail().
+  // Blocks until predicate() holds; looks at it when set(), wake() or fail() is called.
   template <typename Predicate>
   void await_until(Predicate predicate, const std::string& what);
 
+  // Lets await_until look again: something that its predicate reads has changed.
+  void wake();
   // Keeps the first failure and wakes everybody.
   void fail(std::exception_ptr error);
   bool failed() const { return failed_.load(); }
