@@ -123,6 +123,12 @@ void ModelRunner::run_on_host(const Program& program, const Instruction& instruc
   run_state_operation(host_kernels_, program, instruction);
 }
 
+void ModelRunner::run_external(const Program& program, const Instruction& instruction,
+                               const std::function<void(std::exception_ptr)>& signal) {
+  if (!framework_) return OperationRunner::run_external(program, instruction, signal);
+  framework_(program, instruction, signal);
+}
+
 void ModelRunner::run_state_operation(Kernels& kernels, const Program& program,
                                       const Instruction& instruction) const {
   switch (instruction.op) {

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "engine/model/model.hpp"
@@ -30,12 +33,22 @@ class ModelRunner final : public OperationRunner {
   ModelRunner(const Model& model, const BatchShape& batch, std::int32_t microbatches,
               Kernels& device_kernels, Kernels& host_kernels);
 
+  // Compute that is somebody else's (Op::kExternal): starts the instruction's work, on any thread,
+  // and has `signal` called once when it is done; with an exception where it failed. `program` and
+  // `instruction` stay valid until then, and so must `framework` itself.
+  using Framework = std::function<void(const Program& program, const Instruction& instruction,
+                                       const std::function<void(std::exception_ptr)>& signal)>;
+  void attach_framework(Framework framework) { framework_ = std::move(framework); }
+
   void set_scalars(const StepScalars& scalars) { scalars_ = scalars; }
   const StepResults& results() const { return results_; }
 
   void run_on_device(const Program& program, const Instruction& instruction,
                      Stream& stream) override;
   void run_on_host(const Program& program, const Instruction& instruction) override;
+  // InternalError where no framework is attached.
+  void run_external(const Program& program, const Instruction& instruction,
+                    const std::function<void(std::exception_ptr)>& signal) override;
 
   // The addresses of a compute instruction, as its layer takes them.
   PassBuffers pass_buffers(const Program& program, const Instruction& instruction) const;
@@ -60,6 +73,7 @@ class ModelRunner final : public OperationRunner {
   Kernels& host_kernels_;
   StepScalars scalars_;
   StepResults results_;
+  Framework framework_;
 };
 
 }  // namespace sluice
