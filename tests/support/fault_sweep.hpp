@@ -1,0 +1,90 @@
+// A short training run whose Nth storage operation fails: either it ends with the bits of the
+// healthy run, or with an error of exit status 3 that says what happened. Never anything between.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <optional>
+
+#include "base/error.hpp"
+#include "offload/storage_engine.hpp"
+#include "tests/support/training_example.hpp"
+
+namespace sluice::testing {
+
+class FaultSweep {
+ public:
+  // engine: memory.storage_engine.
+  explicit FaultSweep(const std::string& engine)
+      : config_(bench_.config(
+            "run", Overrides{"model.layers=1", "model.hidden=32", "model.heads=2", "train.seq=16",
+                             "train.micro_batch=1", "train.accumulate=2", "train.steps=3",
+                             "memory.storage_engine=" + engine} +
+                       places("storage", "storage", "storage"))) {
+    const Outcome healthy = run({});
+    if (!healthy.error.empty()) throw std::runtime_error(healthy.error);
+    healthy_hash_ = healthy.weights_hash;
+    operations_ = healthy.operations;
+  }
+
+  // Reads, writes, flushes and preallocations of the healthy run.
+  std::uint64_t operations() const { return operations_; }
+
+  void expect_right_bits_or_error(const FaultPlan& plan) const {
+    SCOPED_TRACE("operation " + std::to_string(plan.at_operation) + " of " +
+                 std::to_string(operations_) + ", fault " +
+                 std::to_string(static_cast<int>(plan.fault)) + (plan.forever ? " forever" : ""));
+    const Outcome outcome = run(plan);
+    if (outcome.error.empty()) {
+      // A short transfer is resumed; the other faults are never passed over.
+      EXPECT_EQ(plan.fault, StorageFault::kShortTransfer);
+      EXPECT_EQ(outcome.weights_hash, healthy_hash_);
+    } else {
+      EXPECT_EQ(outcome.exit_status, 3) << outcome.error;
+      EXPECT_FALSE(plan.fault == StorageFault::kShortTransfer && !plan.forever) << outcome.error;
+      EXPECT_GT(outcome.error.size(), 10u);
+    }
+    // Scratch files are unlinked when they are made: nothing is left whatever happened.
+    EXPECT_TRUE(std::filesystem::is_empty(config_.memory.storage_paths.front()));
+  }
+
+ private:
+  struct Outcome {
+    std::string error;  // empty: ended well
+    int exit_status = 0;
+    std::string weights_hash;
+    std::uint64_t operations = 0;
+  };
+
+  Outcome run(const FaultPlan& plan) const {
+    std::filesystem::remove_all(config_.log.dir);
+    const StorageEngine* engine = nullptr;
+    Outcome outcome;
+    TrainingOptions options;
+    options.wrap_storage = [&](std::unique_ptr<StorageEngine> inner) {
+      auto faulty = make_faulty_engine(std::move(inner), plan);
+      engine = faulty.get();
+      return faulty;
+    };
+    const EventSink sink = [&](const RunEvent& event) {
+      if (event.at("event") != "done") return;
+      outcome.weights_hash = event.at("weights_hash").get<std::string>();
+      outcome.operations = faulty_engine_operations(*engine);
+    };
+    try {
+      train(config_, options, sink, [](const StepReport&) {});
+    } catch (const Error& error) {
+      outcome.error = error.what();
+      outcome.exit_status = error.exit_status();
+    }
+    return outcome;
+  }
+
+  TrainingBench bench_;
+  Config config_;
+  std::string healthy_hash_;
+  std::uint64_t operations_ = 0;
+};
+
+}  // namespace sluice::testing
