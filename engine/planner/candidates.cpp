@@ -53,11 +53,9 @@ const std::vector<Rung>& ladder() {
   return rungs;
 }
 
-bool apply_fixed(Place wanted, KindPlace& place) {
-  if (wanted == Place::kAuto) return true;
-  const Tier tier = static_cast<Tier>(static_cast<int>(wanted) - static_cast<int>(Place::kDevice));
-  place = whole(tier);
-  return true;
+void apply_fixed(Place wanted, KindPlace& place) {
+  if (wanted == Place::kAuto) return;
+  place = whole(static_cast<Tier>(static_cast<int>(wanted) - static_cast<int>(Place::kDevice)));
 }
 
 bool same(const KindPlace& a, const KindPlace& b) {
@@ -115,7 +113,7 @@ std::uint64_t usual_piece_elems(const StepModel& model) {
 
 }  // namespace
 
-std::vector<StepOptions> plan_candidates(const Config& config, const StepModel& model) {
+std::vector<CandidateGroup> plan_candidates(const Config& config, const StepModel& model) {
   std::uint64_t all_slots = 0;
   for (const UnitFootprint& unit : model.units) {
     all_slots += ceil_div(unit.elems * dtype_bytes(model.dtype), config.memory.chunk_bytes);
@@ -124,8 +122,9 @@ std::vector<StepOptions> plan_candidates(const Config& config, const StepModel& 
   if (config.recompute.policy != Config::Recompute::kUnit) recompute_choices.push_back(false);
   if (config.recompute.policy != Config::Recompute::kNone) recompute_choices.push_back(true);
 
-  std::vector<StepOptions> candidates;
+  std::vector<CandidateGroup> groups;
   for (const Rung& rung : rungs_for(config)) {
+    CandidateGroup candidates;
     StepOptions base;
     base.microbatches = static_cast<std::int32_t>(config.train.accumulate);
     base.chunk_bytes = config.memory.chunk_bytes;
@@ -152,8 +151,9 @@ std::vector<StepOptions> plan_candidates(const Config& config, const StepModel& 
       if (fetched) add(1, 0, true);
       add(0, 0, true);
     }
+    groups.push_back(std::move(candidates));
   }
-  return candidates;
+  return groups;
 }
 
 std::array<std::uint64_t, kTierCount> home_bytes(const StepModel& model,

@@ -1,8 +1,10 @@
 // The plans that are considered for a configuration, best first.
 //
 // A candidate is a complete set of step options; what it needs of each tier does not depend on the
-// budgets. So a configuration fits exactly when some candidate fits, more memory never turns a plan
-// into a refusal, and the least budget that fits is a minimum over the candidates.
+// budgets. Candidates of one placement form a group; the last of a group is its most frugal, and a
+// group is considered only where that one fits. So a configuration fits exactly when the most
+// frugal candidate of some group fits, more memory never turns a plan into a refusal, and the least
+// budget that fits is a minimum over the groups.
 #pragma once
 
 #include <vector>
@@ -12,7 +14,9 @@
 
 namespace sluice {
 
-std::vector<StepOptions> plan_candidates(const Config& config, const StepModel& model);
+// Never empty; no group is.
+using CandidateGroup = std::vector<StepOptions>;
+std::vector<CandidateGroup> plan_candidates(const Config& config, const StepModel& model);
 
 // Bytes of each tier that model state takes between steps: no plan with this placement needs less.
 std::array<std::uint64_t, kTierCount> home_bytes(const StepModel& model,

@@ -33,11 +33,12 @@ struct Compiled {
   Schedule training;
   Schedule evaluation;
   MemoryNeed need;
+  Simulation simulation;
 };
 
 Compiled compile_candidate(const StepModel& model, const StepOptions& options) {
   Compiled compiled{
-      options, compile_training_step(model, options), compile_evaluation(model, options), {}};
+      options, compile_training_step(model, options), compile_evaluation(model, options), {}, {}};
   const std::array<const Schedule*, 2> schedules{&compiled.training, &compiled.evaluation};
   compiled.need = memory_need(schedules, StateStore::kWindowBytes);
   return compiled;
@@ -58,10 +59,48 @@ std::uint64_t state_bytes(const StepModel& model, const StepOptions& options) {
   return total;
 }
 
-// What every candidate would need, for a refusal.
+// Takes the fastest of the first few candidates that fit.
+class Search {
+ public:
+  Search(const StepModel& model, const TierBytes& budgets, const CostModel& costs)
+      : model_(model), budgets_(budgets), costs_(costs) {}
+
+  void consider(const CandidateGroup& group) {
+    if (simulated_ == kSimulatedCandidates) return;
+    if (!fits(home_bytes(model_, group.back()), budgets_)) return;
+    Compiled frugal = compile_candidate(model_, group.back());
+    if (!fits(frugal.need.peak_bytes(), budgets_)) return;
+    for (std::size_t i = 0; i + 1 < group.size() && simulated_ < kSimulatedCandidates; ++i) {
+      Compiled compiled = compile_candidate(model_, group[i]);
+      if (fits(compiled.need.peak_bytes(), budgets_)) try_out(std::move(compiled));
+    }
+    if (simulated_ < kSimulatedCandidates) try_out(std::move(frugal));
+  }
+
+  bool found() const { return best_.has_value(); }
+  Compiled take() { return std::move(*best_); }
+
+ private:
+  void try_out(Compiled compiled) {
+    costs_.apply(compiled.training);
+    compiled.simulation = simulate(compiled.training, costs_.simulation_model());
+    ++simulated_;
+    if (!best_ || compiled.simulation.total_s < best_->simulation.total_s) {
+      best_ = std::move(compiled);
+    }
+  }
+
+  const StepModel& model_;
+  const TierBytes& budgets_;
+  const CostModel& costs_;
+  std::optional<Compiled> best_;
+  std::size_t simulated_ = 0;
+};
+
+// What every placement needs at least, for a refusal.
 class Refuser {
  public:
-  Refuser(const StepModel& model, const TierBytes& budgets) : model_(model), budgets_(budgets) {}
+  explicit Refuser(const TierBytes& budgets) : budgets_(budgets) {}
 
   void consider(const TierBytes& needed) { needs_.push_back(needed); }
 
@@ -117,13 +156,11 @@ class Refuser {
         [&](const TierBytes& a, const TierBytes& b) { return shortfall(a) < shortfall(b); });
   }
 
-  const StepModel& model_;
   TierBytes budgets_;
   std::vector<TierBytes> needs_;
 };
 
-Plan finish_plan(Compiled compiled, const StepModel& step_model, const Model& model,
-                 Simulation simulation) {
+Plan finish_plan(Compiled compiled, const StepModel& step_model, const Model& model) {
   Plan plan;
   plan.options = std::move(compiled.options);
   plan.training = std::move(compiled.training);
@@ -132,8 +169,8 @@ Plan finish_plan(Compiled compiled, const StepModel& step_model, const Model& mo
   plan.peak_bytes = compiled.need.peak_bytes();
   plan.step_bytes = link_bytes(plan.training);
   plan.evaluation_bytes = link_bytes(plan.evaluation);
-  plan.bound_by = busiest_lane(simulation);
-  plan.simulation = std::move(simulation);
+  plan.bound_by = busiest_lane(compiled.simulation);
+  plan.simulation = std::move(compiled.simulation);
   plan.parameters = model.parameter_count();
   plan.state_bytes = state_bytes(step_model, plan.options);
   return plan;
@@ -192,30 +229,16 @@ std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
   const TierBytes budgets{config.memory.device_bytes, config.memory.pinned_bytes,
                           config.memory.storage_bytes};
   const CostModel costs(config, model, batch, hardware);
-  const std::vector<StepOptions> candidates = plan_candidates(config, step_model);
-  SLUICE_CHECK(!candidates.empty());
-  for (const StepOptions& options : candidates) check_placement(options.placement);
+  const std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
+  for (const CandidateGroup& group : groups) check_placement(group.front().placement);
 
-  std::optional<Compiled> best;
-  Simulation best_simulation;
-  std::size_t simulated = 0;
-  for (const StepOptions& options : candidates) {
-    if (!fits(home_bytes(step_model, options), budgets)) continue;
-    Compiled compiled = compile_candidate(step_model, options);
-    if (!fits(compiled.need.peak_bytes(), budgets)) continue;
-    costs.apply(compiled.training);
-    Simulation simulation = simulate(compiled.training, costs.simulation_model());
-    if (!best || simulation.total_s < best_simulation.total_s) {
-      best = std::move(compiled);
-      best_simulation = std::move(simulation);
-    }
-    if (++simulated == kSimulatedCandidates) break;
-  }
-  if (best) return finish_plan(std::move(*best), step_model, model, std::move(best_simulation));
+  Search search(step_model, budgets, costs);
+  for (const CandidateGroup& group : groups) search.consider(group);
+  if (search.found()) return finish_plan(search.take(), step_model, model);
 
-  Refuser refuser(step_model, budgets);
-  for (const StepOptions& options : candidates) {
-    refuser.consider(compile_candidate(step_model, options).need.peak_bytes());
+  Refuser refuser(budgets);
+  for (const CandidateGroup& group : groups) {
+    refuser.consider(compile_candidate(step_model, group.back()).need.peak_bytes());
   }
   return refuser.refusal();
 }

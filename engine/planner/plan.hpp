@@ -40,8 +40,8 @@ struct Plan {
 using Suggestion = std::vector<std::pair<std::string, std::uint64_t>>;
 
 struct Refusal {
-  TierBytes needed_bytes{};     // of the candidate that comes nearest
-  TierBytes available_bytes{};  // the budgets
+  TierBytes needed_bytes{};             // of the candidate that comes nearest
+  TierBytes available_bytes{};          // the budgets
   std::vector<Suggestion> suggestions;  // empty: none that the machine has room for
   std::string sentence() const;
 };

@@ -69,7 +69,7 @@ void Progress::step(const StepReport& report) {
                format_bytes(report.moved.download).c_str(),
                format_bytes(report.moved.storage_read + report.moved.storage_write).c_str(),
                storage_bytes / report.step_time_s * 1e-9, 100.0 * report.stalled_fraction,
-               format_seconds(eta).c_str(), terminal ? "" : "\n");
+               eta > 0 ? format_seconds(eta).c_str() : "-", terminal ? "" : "\n");
   std::fflush(stderr);
   line_open_ = terminal;
 }
