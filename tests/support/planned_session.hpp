@@ -28,14 +28,18 @@ class PlannedSession {
   Session& session() { return *session_; }
   StepOutcome step(std::int64_t number) { return session_->train_step(number, 1e-2, fill()); }
   double evaluate() { return session_->evaluate(fill()); }
+  // The same for every step.
+  void fill_tokens(std::int64_t microbatch, std::int32_t* tokens, std::int32_t* targets) const {
+    for (std::int64_t i = 0; i < batch_shape(config_).rows(); ++i) {
+      tokens[i] = static_cast<std::int32_t>((i * 7 + microbatch) % config_.model.vocab);
+      targets[i] = static_cast<std::int32_t>((i * 7 + 7 + microbatch) % config_.model.vocab);
+    }
+  }
 
  private:
   Session::FillTokens fill() const {
     return [this](std::int64_t microbatch, std::int32_t* tokens, std::int32_t* targets) {
-      for (std::int64_t i = 0; i < batch_shape(config_).rows(); ++i) {
-        tokens[i] = static_cast<std::int32_t>((i * 7 + microbatch) % config_.model.vocab);
-        targets[i] = static_cast<std::int32_t>((i * 7 + 7 + microbatch) % config_.model.vocab);
-      }
+      fill_tokens(microbatch, tokens, targets);
     };
   }
 
