@@ -141,6 +141,23 @@ TEST(PlanOrRefuse, MoreMemoryNeverHurts) {
   EXPECT_GT(plans, 5u);
 }
 
+// Two candidates whose shortfalls differ by less than a step of suggestions: the smaller shortfall
+// once made the larger suggestion.
+TEST(PlanOrRefuse, AChangeOfSeveralBudgetsIsMinimalToo) {
+  const TrainingBench bench;
+  const Config config = bench.config(
+      "run",
+      Overrides{"model.family=gpt2", "model.layers=4", "model.hidden=72", "model.heads=6",
+                "model.kv_heads=3", "model.vocab=300", "model.tie_embeddings=false", "model.ffn=40",
+                "train.seq=16", "train.micro_batch=1", "memory.prefetch=1", "recompute.policy=none",
+                "memory.device=2MiB", "memory.pinned=1MiB", "memory.storage=2MiB"} +
+          testing::places("storage", "storage", "auto"));
+  const auto result = planned(config);
+  const Refusal& refusal = std::get<Refusal>(result);
+  EXPECT_GT(refusal.suggestions.front().size(), 1u);
+  expect_minimal(refusal, config);
+}
+
 // Refused by train() before anything is touched.
 TEST(PlanOrRefuse, ARefusedRunLeavesNothingBehind) {
   const TrainingBench bench;
