@@ -265,13 +265,12 @@ void Executor::issue(RunState& run, const Instruction& instruction, Stream& stre
       // The host framework must see finished inputs, and later work must see its outputs.
       stream.synchronize(run.deadline());
       const auto signalled = std::make_shared<std::atomic<bool>>(false);
-      runner_.run_external(
-          program, instruction,
-          [shared = run.shared_from_this(), signalled](std::exception_ptr error) {
-            if (error) shared->fail(error);
-            signalled->store(true);
-            shared->wake();
-          });
+      runner_.run_external(program, instruction,
+                           [shared = run.shared_from_this(), signalled](std::exception_ptr error) {
+                             if (error) shared->fail(error);
+                             signalled->store(true);
+                             shared->wake();
+                           });
       return run.await_until([&] { return signalled->load(); }, describe(instruction));
     }
     default:

@@ -19,8 +19,7 @@ std::byte* data_of(const Place* place) {
 }
 
 // First element of a state use in its unit's element space.
-std::uint64_t first_elem(const Program& program, const Place& place, const Use& use) {
-  static_cast<void>(program);
+std::uint64_t first_elem(const Place& place, const Use& use) {
   return place.buffer->first_elem + use.offset_bytes / dtype_bytes(place.buffer->dtype);
 }
 
@@ -169,7 +168,7 @@ void ModelRunner::norm(Kernels& kernels, const Program& program,
   const Place& gradient = program.reads(instruction.id).front();
   const Place& partials = program.writes(instruction.id).front();
   const DType dtype = gradient.buffer->dtype;
-  const std::uint64_t begin = first_elem(program, gradient, instruction.reads.front());
+  const std::uint64_t begin = first_elem(gradient, instruction.reads.front());
   const std::uint64_t end = begin + gradient.bytes / dtype_bytes(dtype);
   const UnitLayout& layout =
       model_.units()[static_cast<std::size_t>(instruction.unit)].layer->layout();
@@ -231,7 +230,7 @@ void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
   // Tensors that reach into this piece.
   std::size_t moment1_use = 0;
   while (instruction.writes[moment1_use].buffer != moment1.buffer->id) ++moment1_use;
-  const std::uint64_t begin = first_elem(program, moment1, instruction.writes[moment1_use]);
+  const std::uint64_t begin = first_elem(moment1, instruction.writes[moment1_use]);
   const std::uint64_t end = begin + static_cast<std::uint64_t>(buffers.elems);
   std::vector<ParameterSegment> segments;
   for (const PlacedTensor& tensor :

@@ -106,81 +106,96 @@ class StepGenerator {
     return builder_.add_device(role, Category::kActivation, bytes, unit, item.microbatch);
   }
 
-  void emit_compute(const ComputeItem& item, const std::vector<BufferId>& windows) {
-    std::vector<BufferId> reads = windows;
+  // What one pass touches, and what follows it.
+  struct PassUses {
+    std::vector<BufferId> reads;
     std::vector<BufferId> writes;
     BufferId loss = kNoId;
     std::vector<std::pair<std::int32_t, BufferId>> gradients;  // (unit, window written)
+    std::uint64_t workspace_bytes = 0;
+  };
+
+  void use_forward(const ComputeItem& item, PassUses& uses) {
     const auto at = static_cast<std::size_t>(item.unit);
     const UnitFootprint& unit = footprint(item.unit);
-    std::uint64_t workspace_bytes = unit.forward_workspace_bytes;
-    const auto read_input = [&] { reads.push_back(at > 0 ? now_.output[at - 1] : now_.tokens); };
+    uses.workspace_bytes = unit.forward_workspace_bytes;
+    now_.saved[at] = activation(BufferRole::kSaved, unit.saved_bytes, item, item.unit);
+    if (item.op == Op::kRecompute) {
+      uses.writes = {now_.saved[at]};
+    } else if (unit.is_head) {
+      uses.reads.push_back(now_.tokens);
+      uses.loss = builder_.add_device(BufferRole::kLoss, Category::kActivation, sizeof(double), -1,
+                                      item.microbatch);
+      uses.writes = {uses.loss, now_.saved[at]};
+    } else {
+      now_.output[at] = activation(BufferRole::kActivation, unit.output_bytes, item, item.unit);
+      uses.writes = {now_.output[at], now_.saved[at]};
+    }
+  }
 
+  void use_backward_input(const ComputeItem& item, PassUses& uses) {
+    const auto at = static_cast<std::size_t>(item.unit);
+    const UnitFootprint& unit = footprint(item.unit);
+    uses.workspace_bytes = unit.backward_input_workspace_bytes;
+    uses.reads.insert(uses.reads.end(), {now_.saved[at], now_.grad_output[at]});
+    now_.context[at] = activation(BufferRole::kWeightContext, unit.context_bytes, item, item.unit);
+    now_.grad_output[at - 1] = activation(
+        BufferRole::kGradOut, footprint(item.unit - 1).output_bytes, item, item.unit - 1);
+    uses.writes = {now_.grad_output[at - 1], now_.context[at]};
+  }
+
+  void use_backward_weight(const ComputeItem& item, PassUses& uses) {
+    const auto at = static_cast<std::size_t>(item.unit);
+    const UnitFootprint& unit = footprint(item.unit);
+    uses.workspace_bytes = unit.backward_weight_workspace_bytes;
+    if (unit.is_head) uses.reads.push_back(now_.tokens);
+    uses.reads.insert(uses.reads.end(), {now_.saved[at], now_.context[at], now_.grad_output[at]});
+    const auto target = [&](std::int32_t gradient_unit) {
+      const BufferId window = gradient_target(builder_, gradient_unit, item.microbatch);
+      uses.gradients.emplace_back(gradient_unit, window);
+      uses.writes.push_back(window);
+    };
+    target(item.unit);
+    if (unit.borrows >= 0) target(builder_.tied_unit());
+  }
+
+  void emit_compute(const ComputeItem& item, const std::vector<BufferId>& windows) {
+    PassUses uses;
+    uses.reads = windows;
+    const auto at = static_cast<std::size_t>(item.unit);
+    uses.reads.push_back(at > 0 ? now_.output[at - 1] : now_.tokens);
     switch (item.op) {
       case Op::kForward:
       case Op::kLoss:
-        read_input();
-        now_.saved[at] = activation(BufferRole::kSaved, unit.saved_bytes, item, item.unit);
-        if (unit.is_head) {
-          reads.push_back(now_.tokens);
-          loss = builder_.add_device(BufferRole::kLoss, Category::kActivation, sizeof(double), -1,
-                                     item.microbatch);
-          writes = {loss, now_.saved[at]};
-        } else {
-          now_.output[at] = activation(BufferRole::kActivation, unit.output_bytes, item, item.unit);
-          writes = {now_.output[at], now_.saved[at]};
-        }
-        break;
       case Op::kRecompute:
-        read_input();
-        now_.saved[at] = activation(BufferRole::kSaved, unit.saved_bytes, item, item.unit);
-        writes = {now_.saved[at]};
+        use_forward(item, uses);
         break;
       case Op::kBackwardInput:
-        read_input();
-        reads.push_back(now_.saved[at]);
-        reads.push_back(now_.grad_output[at]);
-        now_.context[at] =
-            activation(BufferRole::kWeightContext, unit.context_bytes, item, item.unit);
-        now_.grad_output[at - 1] = activation(
-            BufferRole::kGradOut, footprint(item.unit - 1).output_bytes, item, item.unit - 1);
-        writes = {now_.grad_output[at - 1], now_.context[at]};
-        workspace_bytes = unit.backward_input_workspace_bytes;
+        use_backward_input(item, uses);
         break;
       case Op::kBackwardWeight:
-        read_input();
-        if (unit.is_head) reads.push_back(now_.tokens);
-        reads.push_back(now_.saved[at]);
-        reads.push_back(now_.context[at]);
-        reads.push_back(now_.grad_output[at]);
-        gradients.push_back({item.unit, gradient_target(builder_, item.unit, item.microbatch)});
-        if (unit.borrows >= 0) {
-          gradients.push_back({builder_.tied_unit(),
-                               gradient_target(builder_, builder_.tied_unit(), item.microbatch)});
-        }
-        for (const auto& [_, window] : gradients) writes.push_back(window);
-        workspace_bytes = unit.backward_weight_workspace_bytes;
+        use_backward_weight(item, uses);
         break;
       default:
         throw InternalError("not a compute item");
     }
-    writes.push_back(builder_.add_device(BufferRole::kWorkspace, Category::kWorkspace,
-                                         workspace_bytes, item.unit, item.microbatch));
+    uses.writes.push_back(builder_.add_device(BufferRole::kWorkspace, Category::kWorkspace,
+                                              uses.workspace_bytes, item.unit, item.microbatch));
 
     Instruction& instruction = builder_.emit(item.op, Lane::kCompute, item.unit, item.microbatch);
-    for (const BufferId id : reads) {
+    for (const BufferId id : uses.reads) {
       if (id != kNoId) instruction.reads.push_back({id, 0, 0});
     }
-    for (const BufferId id : writes) {
+    for (const BufferId id : uses.writes) {
       if (id != kNoId) instruction.writes.push_back({id, 0, 0});
     }
-
-    if (loss != kNoId) {
-      builder_.move(Op::kDownload, Lane::kD2H, -1, item.microbatch, -1, {loss, 0, sizeof(double)},
+    if (uses.loss != kNoId) {
+      builder_.move(Op::kDownload, Lane::kD2H, -1, item.microbatch, -1,
+                    {uses.loss, 0, sizeof(double)},
                     {builder_.host_loss(item.microbatch), 0, sizeof(double)}, sizeof(double));
     }
-    for (const auto& [gradient_unit, window] : gradients) {
-      emit_gradient_path(builder_, gradient_unit, item.microbatch, window);
+    for (const auto& [unit, window] : uses.gradients) {
+      emit_gradient_path(builder_, unit, item.microbatch, window);
     }
   }
 
