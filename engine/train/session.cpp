@@ -8,12 +8,20 @@
 namespace sluice {
 namespace {
 
+// A debug build reports every use of device memory that no event orders.
+#ifdef NDEBUG
+constexpr bool kDetectRaces = false;
+#else
+constexpr bool kDetectRaces = true;
+#endif
+
 std::unique_ptr<Device> make_device(const Config& config, const Plan& plan) {
   HostDeviceOptions options;
   // The plan is exact: the device is asked for no byte more.
   options.capacity_bytes = std::max<std::uint64_t>(plan.peak_bytes[0], kPageBytes);
   options.link_bandwidth_bytes_per_s = config.memory.link_bandwidth_bytes_per_s;
   options.link_latency_s = config.memory.link_latency_s;
+  options.detect_races = kDetectRaces;
   return make_host_device(options);
 }
 
