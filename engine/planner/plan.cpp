@@ -21,6 +21,23 @@ constexpr std::uint64_t kSuggestionStepBytes = 2 * kMiB;
 constexpr std::array<const char*, kTierCount> kBudgetKeys{"memory.device", "memory.pinned",
                                                           "memory.storage"};
 
+// A step of more instructions than this takes minutes and gigabytes to plan.
+constexpr std::uint64_t kMaxInstructions = 2'000'000;
+
+// An estimate that grows as the schedule does: passes, fetches and gradients of every micro-batch,
+// then the optimizer.
+void check_step_size(const StepModel& model, const StepOptions& options) {
+  std::uint64_t pieces = 0;
+  for (const UnitFootprint& unit : model.units) pieces += ceil_div(unit.elems, options.piece_elems);
+  const auto microbatches = static_cast<std::uint64_t>(options.microbatches);
+  const std::uint64_t count = microbatches * (12 * model.units.size() + 6 * pieces) + 10 * pieces;
+  if (count > kMaxInstructions) {
+    throw InputError("a step of this configuration would have about " + std::to_string(count) +
+                     " instructions, and at most " + std::to_string(kMaxInstructions) +
+                     " can be planned; lower train.accumulate or model.layers");
+  }
+}
+
 bool fits(const TierBytes& needed, const TierBytes& budgets) {
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
     if (needed[tier] > budgets[tier]) return false;
@@ -232,6 +249,7 @@ std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
   const std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
   for (const CandidateGroup& group : groups) check_placement(group.front().placement);
 
+  check_step_size(step_model, groups.front().front());
   Search search(step_model, budgets, costs);
   for (const CandidateGroup& group : groups) search.consider(group);
   if (search.found()) return finish_plan(search.take(), step_model, model);
