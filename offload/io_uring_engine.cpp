@@ -425,7 +425,7 @@ void IoUringEngine::end_slot(std::uint32_t slot_index) {
   if (!request->ended()) return;
   // One that failed before all of it was cut still stands in the queue.
   if (request->error) std::erase(waiting_, request);
-  finish(std::move(request));
+  finish(request);
 }
 
 // The kernel refused the ring itself (never seen; a bug or a kernel out of memory). Everything ends

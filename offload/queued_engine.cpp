@@ -127,7 +127,7 @@ StorageCounters QueuedEngine::counters() const {
   return counters_;
 }
 
-void QueuedEngine::finish(ActiveRequestPtr request) noexcept {
+void QueuedEngine::finish(const ActiveRequestPtr& request) noexcept {
   const StorageRequest& what = request->request;
   {
     const std::lock_guard lock(mutex_);

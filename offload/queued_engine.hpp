@@ -68,7 +68,7 @@ class QueuedEngine : public StorageEngine {
   virtual void detach(const std::shared_ptr<OpenFile>&) {}
 
   // The request has ended: counts it, calls back, makes room. Completion thread, no lock held.
-  void finish(ActiveRequestPtr request) noexcept;
+  void finish(const ActiveRequestPtr& request) noexcept;
   // One call of a transfer failed on a file with direct I/O: true when the file now goes through
   // the page cache and the call is to be made again.
   bool retry_buffered(ActiveRequest& request, std::int64_t result);

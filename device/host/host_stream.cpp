@@ -10,6 +10,10 @@ namespace sluice {
 
 namespace {
 
+// A stream may rightly wait for another through a long step; who waits for the stream has the
+// deadline that matters.
+constexpr double kStreamWaitSeconds = 24 * 3600.0;
+
 // Entries queued before launch() blocks; a step of some thousand instructions never does.
 constexpr std::size_t kQueueLimit = 1 << 16;
 
@@ -173,7 +177,7 @@ void HostStream::execute(Entry& entry) noexcept {
     std::visit(
         Overloaded{[](Launch& launch) { launch.work(); }, [this](Copy& copy) { run_copy(copy); },
                    [&error](Wait& wait) {
-                     error = wait.point->wait(Deadline::after_seconds(kDefaultDeadlineSeconds),
+                     error = wait.point->wait(Deadline::after_seconds(kStreamWaitSeconds),
                                               "an event that a stream waits for");
                    },
                    [&error](Fail& fail) { error = fail.error; }, [](Record&) {}},

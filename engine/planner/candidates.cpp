@@ -69,14 +69,12 @@ bool possible(const Rung& rung) {
 
 std::vector<Rung> rungs_for(const Config& config) {
   const auto& place = config.memory.place;
-  const bool all_fixed = place.weight != Place::kAuto && place.gradient != Place::kAuto &&
-                         place.optimizer != Place::kAuto;
   std::vector<Rung> rungs;
   for (Rung rung : ladder()) {
     apply_fixed(place.weight, rung.weight);
     apply_fixed(place.gradient, rung.gradient);
     apply_fixed(place.optimizer, rung.optimizer);
-    if (!possible(rung) && !all_fixed) continue;
+    if (!possible(rung)) continue;
     const bool known = std::any_of(rungs.begin(), rungs.end(), [&](const Rung& other) {
       return same(other.weight, rung.weight) && same(other.gradient, rung.gradient) &&
              same(other.optimizer, rung.optimizer);
@@ -138,7 +136,7 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
         options.prefetch = static_cast<std::int32_t>(prefetch);
         options.weight_slots = slots;
         if (frugal) {
-          options.piece_elems = 65536;
+          options.piece_elems = std::max<std::uint64_t>(65536, base.piece_elems / 4);
           options.stream_lookahead = 0;
         }
         candidates.push_back(std::move(options));
@@ -147,7 +145,8 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
       const bool fetched = rung.weight.first != Tier::kDevice;
       if (fetched) add(prefetch, all_slots, false);
       add(prefetch, 0, false);
-      if (fetched && prefetch > 1) add(1, 0, false);
+      for (std::int64_t fewer = prefetch / 2; fetched && fewer > 0; fewer /= 2)
+        add(fewer, 0, false);
       if (fetched) add(1, 0, true);
       add(0, 0, true);
     }

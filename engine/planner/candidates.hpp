@@ -14,7 +14,8 @@
 
 namespace sluice {
 
-// Never empty; no group is.
+// No group is empty. No group at all: the placement that memory.place.* asks for cannot be run (a
+// device optimizer needs device weights and gradients).
 using CandidateGroup = std::vector<StepOptions>;
 std::vector<CandidateGroup> plan_candidates(const Config& config, const StepModel& model);
 

@@ -156,4 +156,33 @@ void check_run_directories(const Config& config) {
   check_directory("checkpoint.dir", config.checkpoint.dir);
 }
 
+void check_checkpoint_room(const Config& config, std::uint64_t checkpoint_bytes,
+                           std::uint64_t storage_bytes) {
+  struct stat status {};
+  struct statvfs facts {};
+  const std::string existing = nearest_existing(config.checkpoint.dir).string();
+  if (stat(existing.c_str(), &status) != 0 || statvfs(existing.c_str(), &facts) != 0) {
+    throw InputError("checkpoint.dir: the free space of '" + config.checkpoint.dir +
+                     "' cannot be read");
+  }
+  // Storage paths on the same file system take their share first.
+  std::uint64_t needed = checkpoint_bytes;
+  if (storage_bytes > 0) {
+    const std::uint64_t share = ceil_div(storage_bytes, config.memory.storage_paths.size());
+    for (const std::string& path : config.memory.storage_paths) {
+      struct stat other {};
+      const bool same =
+          stat(nearest_existing(path).c_str(), &other) == 0 && other.st_dev == status.st_dev;
+      if (same) needed += share;
+    }
+  }
+  const auto available = static_cast<std::uint64_t>(facts.f_bavail) * facts.f_frsize;
+  if (needed > available) {
+    throw InputError("checkpoint.dir: '" + config.checkpoint.dir + "' needs " +
+                     format_bytes_exact(needed) + " (a checkpoint, the final weights" +
+                     (needed > checkpoint_bytes ? " and the storage tier beside it" : "") +
+                     ") and has " + format_bytes_exact(available) + " available");
+  }
+}
+
 }  // namespace sluice

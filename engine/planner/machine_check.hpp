@@ -30,5 +30,9 @@ void keep_possible_suggestions(Refusal& refusal, const Config& config);
 void check_storage_paths(const Config& config, std::uint64_t needed_bytes);
 // log.dir and checkpoint.dir: directories that can be written (or made). Throws InputError.
 void check_run_directories(const Config& config);
+// Room for one checkpoint and the final weights, beside the storage tier where they share a file
+// system: a run must not end at its first save. Throws InputError with needed and available bytes.
+void check_checkpoint_room(const Config& config, std::uint64_t checkpoint_bytes,
+                           std::uint64_t storage_bytes);
 
 }  // namespace sluice

@@ -177,7 +177,8 @@ class Refuser {
   std::vector<TierBytes> needs_;
 };
 
-Plan finish_plan(Compiled compiled, const StepModel& step_model, const Model& model) {
+Plan finish_plan(Compiled compiled, const StepModel& step_model, const Model& model,
+                 const HardwareProfile& hardware) {
   Plan plan;
   plan.options = std::move(compiled.options);
   plan.training = std::move(compiled.training);
@@ -188,6 +189,7 @@ Plan finish_plan(Compiled compiled, const StepModel& step_model, const Model& mo
   plan.evaluation_bytes = link_bytes(plan.evaluation);
   plan.bound_by = busiest_lane(compiled.simulation);
   plan.simulation = std::move(compiled.simulation);
+  plan.profile = hardware.cpu_name;
   plan.parameters = model.parameter_count();
   plan.state_bytes = state_bytes(step_model, plan.options);
   return plan;
@@ -247,12 +249,16 @@ std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
                           config.memory.storage_bytes};
   const CostModel costs(config, model, batch, hardware);
   const std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
-  for (const CandidateGroup& group : groups) check_placement(group.front().placement);
+  if (groups.empty()) {
+    throw InputError(
+        "memory.place.optimizer = \"device\" needs memory.place.weight and "
+        "memory.place.gradient = \"device\" too");
+  }
 
   check_step_size(step_model, groups.front().front());
   Search search(step_model, budgets, costs);
   for (const CandidateGroup& group : groups) search.consider(group);
-  if (search.found()) return finish_plan(search.take(), step_model, model);
+  if (search.found()) return finish_plan(search.take(), step_model, model, hardware);
 
   Refuser refuser(budgets);
   for (const CandidateGroup& group : groups) {

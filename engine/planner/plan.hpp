@@ -31,7 +31,8 @@ struct Plan {
   LinkBytes evaluation_bytes;
   Simulation simulation;  // of one training step
   std::string
-      bound_by;  // the lane that is busiest: "compute", "storage", "h2d", "d2h", "optimizer"
+      bound_by;         // the lane that is busiest: "compute", "storage", "h2d", "d2h", "optimizer"
+  std::string profile;  // the measured machine's name, "unmeasured" for the default profile
   std::uint64_t parameters = 0;
   std::uint64_t state_bytes = 0;  // weights, gradients, master, moments, wherever they lie
 };

@@ -271,7 +271,14 @@ void Executor::issue(RunState& run, const Instruction& instruction, Stream& stre
                              signalled->store(true);
                              shared->wake();
                            });
-      return run.await_until([&] { return signalled->load(); }, describe(instruction));
+      try {
+        run.await_until([&] { return signalled->load(); }, describe(instruction));
+      } catch (const RunAborted&) {
+        // Another lane failed. The framework still uses these buffers: let it end.
+        run.await_after_failure([&] { return signalled->load(); });
+        throw;
+      }
+      return;
     }
     default:
       return runner_.run_on_device(program, instruction, stream);
@@ -359,10 +366,14 @@ void Executor::run_storage_lane(RunState& run, std::size_t lane_number) {
     error = std::current_exception();
   }
   std::unique_lock lock(state.mutex);
-  const bool drained =
-      state.drained.wait_until(lock, Deadline::after_seconds(deadline_seconds_).time(),
-                               [&] { return state.in_flight == 0; });
-  if (!drained) throw TimeoutError("storage transfers in flight at the end of a step");
+  const auto idle = [&] { return state.in_flight == 0; };
+  if (!state.drained.wait_until(lock, Deadline::after_seconds(deadline_seconds_).time(), idle)) {
+    run.fail(
+        std::make_exception_ptr(TimeoutError("storage transfers in flight at the end of a step")));
+    // The kernel may still write this memory and the callbacks still use this run: there is no
+    // safe way on but to wait (as the engine's destructor does).
+    state.drained.wait(lock, idle);
+  }
   if (error) std::rethrow_exception(error);
 }
 

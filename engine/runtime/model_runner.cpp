@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/error.hpp"
 
@@ -37,12 +38,13 @@ std::vector<MemoryAccess> accesses_of(const Program& program, InstructionId id) 
 }  // namespace
 
 ModelRunner::ModelRunner(const Model& model, const BatchShape& batch, std::int32_t microbatches,
-                         Kernels& device_kernels, Kernels& host_kernels)
+                         Kernels& device_kernels, Kernels& host_kernels, Communicator& communicator)
     : model_(model),
       batch_(batch),
       microbatches_(microbatches),
       device_kernels_(device_kernels),
-      host_kernels_(host_kernels) {}
+      host_kernels_(host_kernels),
+      communicator_(communicator) {}
 
 PassBuffers ModelRunner::pass_buffers(const Program& program,
                                       const Instruction& instruction) const {
@@ -192,7 +194,10 @@ void ModelRunner::clip_factor(const Program& program, const Instruction& instruc
   const std::size_t count = partials.bytes / sizeof(double);
   double sum = 0;
   for (std::size_t i = 0; i < count; ++i) sum += values[i];  // tensor order
-  const double norm = std::sqrt(sum);
+  // Each rank's sum of its shards, folded in rank order.
+  std::vector<double> sums(static_cast<std::size_t>(communicator_.size()));
+  communicator_.all_gather(&sum, sums.data(), 1, DType::kF64);
+  const double norm = std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0));
   const bool clips = scalars_.clip > 0 && norm > scalars_.clip;
   auto* scalar = reinterpret_cast<double*>(program.writes(instruction.id).front().data);
   scalar[0] = norm;

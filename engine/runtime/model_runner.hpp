@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "collectives/communicator.hpp"
 #include "engine/model/model.hpp"
 #include "engine/runtime/executor.hpp"
 
@@ -31,7 +32,7 @@ class ModelRunner final : public OperationRunner {
   // device_kernels run inside the compute stream; host_kernels on the optimizer lane's thread.
   // microbatches: of the training step; losses are means over all of its tokens.
   ModelRunner(const Model& model, const BatchShape& batch, std::int32_t microbatches,
-              Kernels& device_kernels, Kernels& host_kernels);
+              Kernels& device_kernels, Kernels& host_kernels, Communicator& communicator);
 
   // Compute that is somebody else's (Op::kExternal): starts the instruction's work, on any thread,
   // and has `signal` called once when it is done; with an exception where it failed. `program` and
@@ -71,6 +72,7 @@ class ModelRunner final : public OperationRunner {
   std::int32_t microbatches_;
   Kernels& device_kernels_;
   Kernels& host_kernels_;
+  Communicator& communicator_;
   StepScalars scalars_;
   StepResults results_;
   Framework framework_;

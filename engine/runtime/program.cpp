@@ -20,10 +20,15 @@ Program::Program(const Schedule& schedule, RunMemory& memory) : schedule_(schedu
       reads_[instruction.id] = resolve(instruction.reads, memory);
       writes_[instruction.id] = resolve(instruction.writes, memory);
     }
-    for (const InstructionId dep : instruction.deps) awaited_[dep] = true;
+    for (const InstructionId dep : instruction.deps) {
+      // Streams are in order by themselves; other lanes wait for their own earlier instructions
+      // too.
+      const Lane lane = schedule.instructions[dep].lane;
+      const bool stream = lane == Lane::kCompute || lane == Lane::kH2D || lane == Lane::kD2H;
+      if (!stream || lane != instruction.lane) awaited_[dep] = true;
+    }
   }
-  find_storage_conflicts(Lane::kStorageRead);
-  find_storage_conflicts(Lane::kStorageWrite);
+  find_storage_conflicts();
 }
 
 std::vector<Place> Program::resolve(const std::vector<Use>& uses, RunMemory& memory) {
@@ -46,26 +51,30 @@ std::vector<Place> Program::resolve(const std::vector<Use>& uses, RunMemory& mem
   return places;
 }
 
-void Program::find_storage_conflicts(Lane lane) {
-  // Latest toucher of each start offset seen so far; ranges on storage are homes' pieces.
-  struct Extent {
-    std::uint64_t end;
-    InstructionId last;
-  };
-  std::map<std::uint64_t, Extent> touched;
-  for (const InstructionId id : this->lane(lane)) {
-    const std::vector<Place>& places = lane == Lane::kStorageRead ? reads_[id] : writes_[id];
-    for (const Place& place : places) {
-      if (place.data != nullptr || lane == Lane::kStorageRead) continue;
+// Reads of one lane never conflict with each other; writes do where they overlap.
+void Program::find_storage_conflicts() {
+  // Who wrote each extent last: disjoint half-open ranges, begin -> (end, writer).
+  std::map<std::uint64_t, std::pair<std::uint64_t, InstructionId>> written;
+  for (const InstructionId id : lane(Lane::kStorageWrite)) {
+    for (const Place& place : writes_[id]) {
       const std::uint64_t begin = place.storage_offset;
       const std::uint64_t end = begin + place.bytes;
-      auto it = touched.upper_bound(begin);
-      if (it != touched.begin()) --it;
-      while (it != touched.end() && it->first < end) {
-        if (it->second.end > begin) storage_conflicts_[id].push_back(it->second.last);
-        ++it;
+      auto it = written.upper_bound(begin);
+      if (it != written.begin()) --it;
+      while (it != written.end() && it->first < end) {
+        const std::uint64_t old_begin = it->first;
+        const auto [old_end, writer] = it->second;
+        if (old_end <= begin) {
+          ++it;
+          continue;
+        }
+        storage_conflicts_[id].push_back(writer);
+        awaited_[writer] = true;
+        it = written.erase(it);
+        if (old_begin < begin) written[old_begin] = {begin, writer};
+        if (old_end > end) it = written.emplace(end, std::pair(old_end, writer)).first;
       }
-      touched[begin] = {end, id};
+      written[begin] = {end, id};
     }
   }
 }

@@ -28,17 +28,17 @@ class Program {
   }
   const std::vector<Place>& reads(InstructionId id) const { return reads_[id]; }
   const std::vector<Place>& writes(InstructionId id) const { return writes_[id]; }
-  // Some other lane waits for it.
+  // Something waits for it by name: another lane, or a later write to the same bytes.
   bool awaited(InstructionId id) const { return awaited_[id]; }
-  // Of a storage lane: earlier instructions of the same lane whose bytes on storage it overlaps;
-  // they must have ended before it starts (such lanes keep several transfers in flight).
+  // Of the storage_write lane: earlier writes of the same bytes, which must have ended before it
+  // starts (such lanes keep several transfers in flight).
   const std::vector<InstructionId>& storage_conflicts(InstructionId id) const {
     return storage_conflicts_[id];
   }
 
  private:
   std::vector<Place> resolve(const std::vector<Use>& uses, RunMemory& memory);
-  void find_storage_conflicts(Lane lane);
+  void find_storage_conflicts();
 
   const Schedule& schedule_;
   std::array<std::vector<InstructionId>, kLaneCount> lanes_;

@@ -29,6 +29,10 @@ RunProgress::RunProgress(const Program& program, Device& device, bool timed, Dea
 }
 
 void RunProgress::set(InstructionId id, Progress progress) {
+  if (!program_.awaited(id)) {
+    progress_[id].store(progress);
+    return;  // nobody waits: no need to wake every lane
+  }
   {
     const std::lock_guard lock(mutex_);
     progress_[id].store(progress);

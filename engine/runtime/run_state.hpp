@@ -46,6 +46,13 @@ class RunProgress {
   template <typename Predicate>
   void await_until(Predicate predicate, const std::string& what);
 
+  // The same where the run has failed already; gives up at the deadline.
+  template <typename Predicate>
+  void await_after_failure(Predicate predicate) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, deadline_.time(), predicate);
+  }
+
   // Lets await_until look again: something that its predicate reads has changed.
   void wake();
   // Keeps the first failure and wakes everybody.

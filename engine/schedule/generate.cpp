@@ -213,17 +213,6 @@ Schedule compile(Schedule schedule) {
 
 }  // namespace
 
-void check_placement(const Placement& placement) {
-  for (std::size_t unit = 0; unit < placement.optimizer.size(); ++unit) {
-    if (placement.optimizer[unit] == Tier::kDevice &&
-        (placement.weight[unit] != Tier::kDevice || placement.gradient[unit] != Tier::kDevice)) {
-      throw InputError(
-          "memory.place.optimizer = \"device\" needs memory.place.weight and "
-          "memory.place.gradient = \"device\" too");
-    }
-  }
-}
-
 Schedule generate_training_step(const StepModel& model, const StepOptions& options) {
   return StepGenerator(model, options).training_step();
 }

@@ -19,8 +19,4 @@ Schedule generate_evaluation(const StepModel& model, const StepOptions& options)
 Schedule compile_training_step(const StepModel& model, const StepOptions& options);
 Schedule compile_evaluation(const StepModel& model, const StepOptions& options);
 
-// Throws InputError where no schedule exists for a placement (a device optimizer needs device
-// weights and gradients).
-void check_placement(const Placement& placement);
-
 }  // namespace sluice

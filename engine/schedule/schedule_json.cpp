@@ -29,13 +29,13 @@ std::array<std::string_view, kCount> names_of(NameOf name_of) {
   for (std::size_t i = 0; i < kCount; ++i) names[i] = name_of(static_cast<Enum>(i));
   return names;
 }
-const auto op_names = [] { return names_of<Op, kOpCount>(op_name); };
-const auto lane_names = [] { return names_of<Lane, kLaneCount>(lane_name); };
-const auto role_names = [] { return names_of<BufferRole, kBufferRoleCount>(role_name); };
-const auto guard_names = [] { return names_of<Guard, kGuardCount>(guard_name); };
-const auto tier_names = [] { return names_of<Tier, kTierCount>(tier_name); };
-const auto category_names = [] { return names_of<Category, kCategoryCount>(category_name); };
-const auto kind_names = [] { return names_of<StateKind, kStateKindCount + 1>(state_kind_name); };
+const auto kOpNames = [] { return names_of<Op, kOpCount>(op_name); };
+const auto kLaneNames = [] { return names_of<Lane, kLaneCount>(lane_name); };
+const auto kRoleNames = [] { return names_of<BufferRole, kBufferRoleCount>(role_name); };
+const auto kGuardNames = [] { return names_of<Guard, kGuardCount>(guard_name); };
+const auto kTierNames = [] { return names_of<Tier, kTierCount>(tier_name); };
+const auto kCategoryNames = [] { return names_of<Category, kCategoryCount>(category_name); };
+const auto kKindNames = [] { return names_of<StateKind, kStateKindCount + 1>(state_kind_name); };
 
 [[noreturn]] void refuse(const std::string& where, const std::string& what) {
   throw InputError("schedule: " + where + ": " + what);
@@ -234,16 +234,16 @@ Buffer buffer_from_json(const json& object, BufferId id, const Schedule& schedul
       "persistent window offset_bytes slots ");
   Buffer buffer;
   buffer.id = id;
-  buffer.role = fields.word<BufferRole>("role", role_names());
-  buffer.tier = fields.word<Tier>("tier", tier_names());
-  buffer.category = fields.word<Category>("category", category_names());
+  buffer.role = fields.word<BufferRole>("role", kRoleNames());
+  buffer.tier = fields.word<Tier>("tier", kTierNames());
+  buffer.category = fields.word<Category>("category", kCategoryNames());
   buffer.dtype = fields.word<DType>("dtype", kDTypeNames);
   buffer.bytes = fields.natural(fields.need("bytes"), "bytes", kMostBytes);
   buffer.rank = fields.integer("rank", 0, 0, schedule.ranks - 1);
   buffer.unit = fields.integer("unit", -1);
   buffer.microbatch = fields.integer("microbatch", -1);
   if (const json* kind = fields.find("kind")) {
-    buffer.kind = fields.word<StateKind>("kind", kind_names(), kind);
+    buffer.kind = fields.word<StateKind>("kind", kKindNames(), kind);
   }
   buffer.chunk = fields.integer("chunk", -1);
   buffer.first_elem = fields.bytes("first_elem");
@@ -283,8 +283,8 @@ Instruction instruction_from_json(const json& object, InstructionId id, const Sc
       "cost_s ");
   Instruction instruction;
   instruction.id = id;
-  instruction.op = fields.word<Op>("op", op_names());
-  instruction.lane = fields.word<Lane>("lane", lane_names());
+  instruction.op = fields.word<Op>("op", kOpNames());
+  instruction.lane = fields.word<Lane>("lane", kLaneNames());
   instruction.rank = fields.integer("rank", 0, 0, schedule.ranks - 1);
   instruction.unit = fields.integer("unit", -1);
   instruction.layer = fields.integer("layer", -1);
@@ -294,7 +294,7 @@ Instruction instruction_from_json(const json& object, InstructionId id, const Sc
   instruction.writes = uses_from_json(fields, "writes", schedule, where);
   instruction.deps = fields.indices("deps", id);
   if (const json* guard = fields.find("guard")) {
-    instruction.guard = fields.word<Guard>("guard", guard_names(), guard);
+    instruction.guard = fields.word<Guard>("guard", kGuardNames(), guard);
   }
   instruction.peer = fields.integer("peer", -1, -1, schedule.ranks - 1);
   instruction.group = fields.integer("group", -1);
@@ -311,7 +311,7 @@ std::vector<Residency> residencies_from_json(Fields& fields, const char* key,
     Fields entry(item, std::string(key) + " " + std::to_string(residencies.size()),
                  " kind unit chunk home version ");
     Residency residency;
-    residency.kind = entry.word<StateKind>("kind", kind_names());
+    residency.kind = entry.word<StateKind>("kind", kKindNames());
     residency.unit = entry.integer("unit", -1);
     residency.chunk = entry.integer("chunk", -1);
     residency.home =

@@ -40,6 +40,17 @@ std::vector<fs::path> checkpoints_in(const std::string& directory) {
   return found;
 }
 
+// What a run that was killed while saving left behind.
+void remove_unfinished(const std::string& directory) {
+  std::vector<fs::path> unfinished;
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("step-") && name.ends_with(".tmp")) unfinished.push_back(entry.path());
+  }
+  for (const fs::path& path : unfinished) fs::remove_all(path);
+}
+
 }  // namespace
 
 CheckpointFound find_checkpoint(const std::string& directory) {
@@ -65,9 +76,10 @@ void check_checkpoint(const CheckpointFound& found, const Config& config, const 
   const SafetensorsReader reader(found.directory + "/" + kStateFile);
   ModelState::check(reader, model, weight_dtype);
   if (found.manifest.config_hash != config_hash(config)) {
-    throw InputError(found.directory +
-                     ": was made with other [data], [train] or [optimizer] settings; resume with "
-                     "the configuration in the run directory's config.toml");
+    throw InputError(
+        found.directory +
+        ": was made with other [model], [data], [train] or [optimizer] settings; resume with "
+        "the configuration in the run directory's config.toml");
   }
   if (found.manifest.data_fingerprint != data_fingerprint) {
     throw InputError(found.directory + ": was made with other data than data.paths holds now");
@@ -103,7 +115,7 @@ void set_aside_checkpoints(const std::string& directory) {
 void save_checkpoint(const std::string& directory, CheckpointManifest manifest, ModelState& state) {
   const fs::path target = fs::path(directory) / checkpoint_name(manifest.step);
   const fs::path temporary = target.string() + ".tmp";
-  fs::remove_all(temporary);
+  remove_unfinished(directory);
   fs::create_directories(temporary);
   const std::string file = (temporary / kStateFile).string();
   state.save(file);

@@ -91,7 +91,8 @@ ConfigKey real(std::string path, Field field, double lower, double upper, std::s
 }
 
 template <class Field>
-ConfigKey choice(std::string path, Field field, std::vector<std::string> choices, std::string doc) {
+ConfigKey choice(std::string path, Field field, const std::vector<std::string>& choices,
+                 std::string doc) {
   ConfigKey key = make_key(std::move(path), ConfigKind::kChoice, std::move(doc), field);
   using Enum = std::remove_reference_t<decltype(field(std::declval<Config&>()))>;
   key.choices = choices;
@@ -131,10 +132,7 @@ ConfigKey decisive(ConfigKey key) {
 }
 
 // The member of a Config as a function of a Config, const or not.
-#define SLUICE_FIELD(member) \
-  [](auto& c) -> auto& {     \
-    return c.member;         \
-  }
+#define SLUICE_FIELD(member) ([](auto& c) -> auto& { return c.member; })
 
 using Keys = std::vector<ConfigKey>;
 

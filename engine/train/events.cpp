@@ -46,6 +46,7 @@ RunEvent plan_event(const Plan& plan) {
           {"bytes_moved", link_bytes_json(plan.step_bytes)},
           {"step_time_s", plan.simulation.total_s},
           {"bound_by", plan.bound_by},
+          {"profile", plan.profile},
           {"parameters", plan.parameters},
           {"state_bytes", plan.state_bytes},
           {"recompute", plan.options.recompute ? "unit" : "none"},

@@ -8,6 +8,13 @@
 namespace sluice {
 namespace {
 
+// A pass through a schedule that takes this much longer than planned is hung.
+constexpr double kDeadlinePerPlannedStep = 20.0;
+
+double deadline_seconds(const Plan& plan) {
+  return std::max(kDefaultDeadlineSeconds, kDeadlinePerPlannedStep * plan.simulation.total_s);
+}
+
 // A debug build reports every use of device memory that no event orders.
 #ifdef NDEBUG
 constexpr bool kDetectRaces = false;
@@ -56,6 +63,7 @@ Session::Session(const Config& config, const Model& model, const Plan& plan,
     : config_(config),
       plan_(plan),
       batch_(batch_shape(config)),
+      communicator_(make_single_communicator()),
       device_(make_device(config, plan)),
       ledger_(
           {config.memory.device_bytes, config.memory.pinned_bytes, config.memory.storage_bytes}),
@@ -63,8 +71,9 @@ Session::Session(const Config& config, const Model& model, const Plan& plan,
       memory_(*device_, ledger_, storage_.get(), config.memory.storage_paths, plan.need),
       training_(plan.training, memory_),
       evaluation_(plan.evaluation, memory_),
-      runner_(model, batch_, plan.options.microbatches, device_kernels, host_kernels),
-      executor_(*device_, memory_.storage(), runner_),
+      runner_(model, batch_, plan.options.microbatches, device_kernels, host_kernels,
+              *communicator_),
+      executor_(*device_, memory_.storage(), runner_, deadline_seconds(plan)),
       store_(*device_, memory_, plan.training),
       state_(model, store_, batch_.dtype) {}
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "allocator/ledger.hpp"
+#include "collectives/communicator.hpp"
 #include "engine/planner/plan.hpp"
 #include "engine/runtime/executor.hpp"
 #include "engine/runtime/model_runner.hpp"
@@ -44,6 +45,7 @@ class Session {
   double evaluate(const FillTokens& fill);
 
   ModelState& state() { return state_; }
+  Communicator& communicator() { return *communicator_; }
   ModelRunner& runner() { return runner_; }
   const Program& training_program() const { return training_; }
   // As charged to the ledger, and as the device and the storage engine measured themselves.
@@ -62,6 +64,7 @@ class Session {
   const Config& config_;
   const Plan& plan_;
   BatchShape batch_;
+  std::unique_ptr<Communicator> communicator_;
   std::unique_ptr<Device> device_;
   Ledger ledger_;
   std::unique_ptr<StorageEngine> storage_;

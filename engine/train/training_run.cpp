@@ -11,6 +11,7 @@
 #include "engine/planner/machine_check.hpp"
 #include "engine/train/lr_schedule.hpp"
 #include "engine/train/posix_file.hpp"
+#include "engine/train/run_lock.hpp"
 #include "engine/train/session.hpp"
 
 namespace sluice {
@@ -18,9 +19,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// A checkpoint (14 in bf16, 12 in fp32) and the exported weights (2, 4).
+constexpr std::uint64_t kSavedBytesPerParameter = 16;
+
 void write_text(const fs::path& path, const std::string& text) {
-  PosixFile file = PosixFile::create(path.string());
+  // Beside it, then renamed: what was there stays whole until the new text is.
+  const std::string temporary = path.string() + ".tmp";
+  PosixFile file = PosixFile::create(temporary);
   file.write_all(0, std::as_bytes(std::span(text.data(), text.size())));
+  rename_durably(temporary, path.string());
 }
 
 DatasetOptions dataset_options(const Config& config) {
@@ -46,15 +53,15 @@ LrSchedule lr_schedule(const Config& config) {
 void make_directory(const fs::path& path) {
   std::error_code error;
   fs::create_directories(path, error);
-  if (error) throw IoError("mkdir", path.string(), 0, 0, error.value());
+  if (error) throw InputError("'" + path.string() + "' cannot be made: " + error.message());
 }
 
 // The run directory: what stands in it, and who writes what. An earlier run's checkpoints are never
 // overwritten: a fresh start moves them aside.
 class RunFiles {
  public:
-  RunFiles(const Config& config, bool uses_storage, bool fresh) : directory_(config.log.dir) {
-    make_directory(directory_);
+  RunFiles(const Config& config, bool uses_storage, bool fresh)
+      : directory_(made(config.log.dir)), lock_(config.log.dir) {
     if (uses_storage) {
       for (const std::string& path : config.memory.storage_paths) make_directory(path);
     }
@@ -66,12 +73,21 @@ class RunFiles {
     if (!events_) throw IoError("open", (directory_ / "events.jsonl").string(), 0, 0, errno);
   }
 
-  void event(const RunEvent& event) { events_ << event.dump() << '\n' << std::flush; }
+  void event(const RunEvent& event) {
+    events_ << event.dump() << '\n' << std::flush;
+    if (!events_) throw IoError("write", path("events.jsonl"), 0, 0, errno);
+  }
   void text(const char* name, const std::string& text) { write_text(directory_ / name, text); }
   std::string path(const char* name) const { return (directory_ / name).string(); }
 
  private:
+  static const std::string& made(const std::string& directory) {
+    make_directory(directory);
+    return directory;
+  }
+
   fs::path directory_;
+  RunLock lock_;
   std::ofstream events_;
 };
 
@@ -94,6 +110,7 @@ class Trainer {
     if (found) {
       load_checkpoint(*found, session_.state());
       step_ = found->manifest.step;
+      emit({{"event", "resume"}, {"step", step_}, {"dir", found->directory}});
     } else {
       session_.state().initialize(config_.train.seed);
     }
@@ -105,16 +122,23 @@ class Trainer {
     const std::int64_t last = options_.stop_at_step.value_or(config_.train.steps);
     while (step_ < last) {
       one_step(last);
-      const bool stop = options_.stop_signal != nullptr && options_.stop_signal->load() != 0;
+      const bool stop = stop_asked();
       const bool due = config_.checkpoint.every > 0 && step_ % config_.checkpoint.every == 0;
       if (stop || due) save();
-      if (stop) return TrainingEnd::kInterrupted;
+      if (stop && step_ < last) return TrainingEnd::kInterrupted;
     }
     finish();
     return TrainingEnd::kDone;
   }
 
  private:
+  // All ranks stop at the same step: any one's signal stops all.
+  bool stop_asked() {
+    std::int32_t asked = options_.stop_signal != nullptr && options_.stop_signal->load() != 0;
+    session_.communicator().all_reduce(&asked, 1, DType::kI32);
+    return asked != 0;
+  }
+
   void emit(const RunEvent& event) {
     files_.event(event);
     events_(event);
@@ -275,6 +299,7 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   }
   const Plan& plan = std::get<Plan>(planned);
   check_storage_paths(config, plan.need.storage_bytes);
+  check_checkpoint_room(config, plan.parameters * kSavedBytesPerParameter, plan.need.storage_bytes);
   std::optional<CheckpointFound> found;
   if (!options.resume.empty()) {
     found = find_checkpoint(config.checkpoint.dir);

@@ -46,7 +46,7 @@ int main(int argc, char** argv) {
   CLI::App* train_app = app.add_subcommand("train", "Train a model");
   add_config(*train_app, train.config);
   train_app->add_option("--steps", train.steps, "Stop after this many steps in all")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1000000000000}));
   train_app->add_option("--resume", train.resume,
                         "Continue the run in this directory (its log.dir)");
   train_app->add_flag("--accept-arithmetic", train.accept_arithmetic,
@@ -102,13 +102,21 @@ int main(int argc, char** argv) {
       std::cout << sluice::config_help();
       return 0;
     }
-    if (train_app->parsed()) return sluice::cli::train_command(train);
-    if (plan_app->parsed()) return sluice::cli::plan_command(plan);
-    if (doctor_app->parsed()) return sluice::cli::doctor_command(doctor);
-    if (bench_app->parsed()) return sluice::cli::bench_command(bench);
-    if (report_app->parsed()) return sluice::cli::report_command(report);
-    std::cout << app.help();
-    return 2;
+    if (train_app->count("--resume") > 0 && train.resume.empty()) {
+      throw sluice::InputError("--resume names no directory; give the run's log.dir");
+    }
+    const auto run = [&] {
+      if (train_app->parsed()) return sluice::cli::train_command(train);
+      if (plan_app->parsed()) return sluice::cli::plan_command(plan);
+      if (doctor_app->parsed()) return sluice::cli::doctor_command(doctor);
+      if (bench_app->parsed()) return sluice::cli::bench_command(bench);
+      if (report_app->parsed()) return sluice::cli::report_command(report);
+      std::cout << app.help();
+      return 2;
+    };
+    const int status = run();
+    if (!std::cout.flush()) throw sluice::Error("the output cannot be written to stdout");
+    return status;
   } catch (const sluice::Error& error) {
     return report_error(error, error.exit_status(), error.code(), json);
   } catch (const std::exception& error) {

@@ -35,6 +35,10 @@ void Progress::plan(const RunEvent& plan) const {
                moved_line(plan["bytes_moved"]).c_str(),
                format_seconds(plan["step_time_s"].get<double>()).c_str(),
                plan["bound_by"].get<std::string>().c_str());
+  if (plan["profile"] == "unmeasured") {
+    std::fprintf(stderr,
+                 "         (times of a default machine: `sluice doctor` measures this one)\n");
+  }
 }
 
 void Progress::end_line() {
@@ -90,9 +94,14 @@ void Progress::event(const RunEvent& event) {
     end_line();
     const double elapsed =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-    std::fprintf(stderr, "done     %lld steps in %s, loss %.4f -> %.4f\n",
-                 static_cast<long long>(event["steps"].get<std::int64_t>()),
-                 format_seconds(elapsed).c_str(), first_loss_, last_loss_);
+    std::fprintf(stderr, "done     %lld steps",
+                 static_cast<long long>(event["steps"].get<std::int64_t>()));
+    if (first_step_ >= 0) {
+      std::fprintf(stderr, ", the last %lld of them in %s, loss %.4f -> %.4f",
+                   static_cast<long long>(event["steps"].get<std::int64_t>() - first_step_ + 1),
+                   format_seconds(elapsed).c_str(), first_loss_, last_loss_);
+    }
+    std::fputc('\n', stderr);
     std::fprintf(stderr, "memory   %s (peak)\n", tier_line(event["peak_bytes"]).c_str());
     std::fprintf(stderr, "moved    %s (%s)\n", moved_line(event["bytes_moved"]).c_str(),
                  event["storage_engine"].get<std::string>().c_str());

@@ -21,6 +21,9 @@ void catch_signals() {
   struct sigaction action {};
   action.sa_handler = on_signal;
   sigemptyset(&action.sa_mask);
+  // Writing to a closed pipe or past a file size limit is an error of that write, not our end.
+  std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);
   for (const int signal : {SIGINT, SIGTERM}) {
     if (sigaction(signal, &action, nullptr) != 0) {
       throw Error("signal handlers cannot be set");
@@ -41,10 +44,18 @@ int train_command(const TrainArguments& arguments) {
   options.stop_signal = &stop_signal;
   Progress progress(config);
   std::string refusal;
+  bool output_failed = false;
   const TrainingEnd end = train(
       config, options,
       [&](const RunEvent& event) {
-        if (arguments.json) std::cout << event.dump() << std::endl;
+        if (arguments.json && !output_failed) {
+          std::cout << event.dump() << std::endl;
+          if (!std::cout) {
+            // Nobody reads any more: save and stop, as for a signal.
+            output_failed = true;
+            stop_signal.store(SIGPIPE);
+          }
+        }
         if (event["event"] == "plan") {
           progress.plan(event);
         } else if (event["event"] == "refused") {
@@ -54,11 +65,14 @@ int train_command(const TrainArguments& arguments) {
         }
       },
       [&](const StepReport& report) { progress.step(report); });
+  if (output_failed) throw Error("events cannot be written to stdout; the run is saved");
   switch (end) {
     case TrainingEnd::kRefused:
       std::fprintf(stderr, "sluice: %s: %s\n", arguments.config.path.c_str(), refusal.c_str());
       return 2;
     case TrainingEnd::kInterrupted:
+      std::fprintf(stderr, "stopped  by signal %d; continue with --resume %s\n", stop_signal.load(),
+                   arguments.resume.empty() ? config.log.dir.c_str() : arguments.resume.c_str());
       return 128 + stop_signal.load();
     case TrainingEnd::kDone:
       break;

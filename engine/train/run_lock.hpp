@@ -1,0 +1,21 @@
+// One run per directory: an advisory lock that ends with the process, however it ends.
+#pragma once
+
+#include <string>
+
+namespace sluice {
+
+class RunLock {
+ public:
+  // Locks DIRECTORY/lock (mode 0600). Throws InputError where another process holds it, naming it;
+  // IoError where the file cannot be made.
+  explicit RunLock(const std::string& directory);
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+
+ private:
+  int descriptor_ = -1;
+};
+
+}  // namespace sluice
