@@ -98,7 +98,7 @@ void Progress::event(const RunEvent& event) {
                  static_cast<long long>(event["steps"].get<std::int64_t>()));
     if (first_step_ >= 0) {
       std::fprintf(stderr, ", the last %lld of them in %s, loss %.4f -> %.4f",
-                   static_cast<long long>(event["steps"].get<std::int64_t>() - first_step_ + 1),
+                   static_cast<long long>(event["steps"].get<std::int64_t>()) - first_step_ + 1,
                    format_seconds(elapsed).c_str(), first_loss_, last_loss_);
     }
     std::fputc('\n', stderr);

@@ -20,7 +20,7 @@ class Progress {
   void end_line();
   const Config& config_;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-  std::int64_t first_step_ = -1;
+  long long first_step_ = -1;
   double first_loss_ = 0;
   double last_loss_ = 0;
   double tokens_per_s_ = 0;
