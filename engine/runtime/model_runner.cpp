@@ -203,8 +203,7 @@ void ModelRunner::clip_factor(const Program& program, const Instruction& instruc
   scalar[0] = norm;
   scalar[1] = clips ? scalars_.clip / norm : 1.0;
   results_.grad_norm = norm;
-  results_.finite = std::isfinite(norm);
-  if (!results_.finite) {
+  if (!std::isfinite(norm)) {
     throw Error(
         "the gradient norm is not finite: training has diverged; lower optimizer.lr or set "
         "train.clip");

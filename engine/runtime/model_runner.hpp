@@ -24,7 +24,6 @@ struct StepScalars {
 // Results of a step, read after Executor::run.
 struct StepResults {
   double grad_norm = 0;
-  bool finite = true;
 };
 
 class ModelRunner final : public OperationRunner {

@@ -37,7 +37,6 @@ class RunProgress {
   }
 
   void set(InstructionId id, Progress progress);
-  Progress get(InstructionId id) const { return progress_[id].load(); }
 
   // Blocks until the instruction is at least issued (device lanes) or done (others). Throws
   // RunAborted when the run failed, TimeoutError past the deadline.

@@ -30,7 +30,6 @@ class StateStore {
   // `schedule`: any of the run's packed schedules (they share the homes).
   StateStore(Device& device, RunMemory& memory, const Schedule& schedule);
 
-  bool has(StateKind kind, std::int32_t unit) const { return home(kind, unit) != nullptr; }
   DType dtype(StateKind kind, std::int32_t unit) const { return home(kind, unit)->dtype; }
 
   // Calls visitor for consecutive ranges that cover elements [begin, end) of the unit, with all
