@@ -139,7 +139,7 @@ class PosixEngine final : public QueuedEngine {
       ActiveRequestPtr request = std::move(ended_.front());
       ended_.pop_front();
       lock.unlock();
-      finish(std::move(request));
+      finish(request);
       lock.lock();
     }
   }
