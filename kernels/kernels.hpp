@@ -172,8 +172,9 @@ class Kernels {
                           std::int64_t elems) = 0;
   // into = into + from, both of one dtype, summed in fp32: folds the accumulator of a tied use.
   virtual void fold(void* into, const void* from, DType dtype, std::int64_t elems) = 0;
-  // partial[i] = fp64 sum of squares of block i, in element order; blocks are [begin, end) element
-  // ranges of grad. round_to_bf16: each element is rounded to bf16 first.
+  // partial[i] = fp64 sum of squares of block i in 16 lanes, element j in lane j % 16, folded by
+  // halves (8, 4, 2, 1); blocks are [begin, end) element ranges of grad. round_to_bf16: each
+  // element is rounded to bf16 first.
   struct Block {
     std::int64_t begin = 0, end = 0;
   };

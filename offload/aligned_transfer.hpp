@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #include "offload/storage_engine.hpp"
 #include "offload/storage_file.hpp"
@@ -71,6 +72,8 @@ class PieceTransfer {
   Call call() const;
   // Its result: bytes moved, or -errno. kContinue: make call() again.
   State advance(std::int64_t result);
+  // Whether call() may be made once more through the page cache: true the first time.
+  bool take_buffered_retry() { return !std::exchange(buffered_retry_taken_, true); }
 
   // Why it failed: an errno, or 0 for a transfer that ends short (end of file).
   int error() const { return error_; }
@@ -85,6 +88,7 @@ class PieceTransfer {
   StorageOp stage_ = StorageOp::kRead;
   std::byte* buffer_ = nullptr;
   bool bounced_ = false;
+  bool buffered_retry_taken_ = false;
   std::uint32_t block_bytes_ = 1;
   std::uint32_t retries_ = 0;           // of calls in a row that moved nothing
   std::uint64_t moved_ = 0;             // of piece_.io_bytes, in this stage

@@ -122,6 +122,7 @@ class IoUringEngine final : public QueuedEngine {
   void complete(std::uint32_t slot_index, int result);
   void end_slot(std::uint32_t slot_index);
   void run_broken(int error_number) noexcept;
+  void await_kernel() noexcept;
   void run_on_ring(std::function<void()> command);
   int register_region(std::byte* data, std::uint64_t bytes);
   bool set_file_slot(int slot, int descriptor);
@@ -139,6 +140,8 @@ class IoUringEngine final : public QueuedEngine {
   std::vector<std::uint32_t> free_slots_;
   std::unique_ptr<std::byte[], FreeBytes> bounce_;
   std::vector<int> free_bounces_;
+  std::uint64_t calls_queued_ = 0;  // since the ring was made
+  std::uint64_t calls_reaped_ = 0;
   bool edge_write_under_way_ = false;  // one at a time (aligned_transfer.hpp)
   bool wake_armed_ = false;
   std::vector<Region> regions_;
@@ -162,6 +165,11 @@ IoUringEngine::IoUringEngine(const StorageOptions& options)
     }
     outcome.get();
   } catch (...) {
+    {
+      // A set-up that ends late must not go on to serve an engine that nobody has.
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
     thread_.join();
     throw;
   }
@@ -331,13 +339,15 @@ void IoUringEngine::arm_wake() {
 
 io_uring_sqe* IoUringEngine::next_sqe() {
   io_uring_sqe* sqe = io_uring_get_sqe(ring_->get());
-  if (sqe != nullptr) return sqe;
-  // Calls under way never outnumber the ring's entries, but those that a busy kernel has not taken
-  // yet (EAGAIN, EBUSY) stay in the queue.
-  const int status = io_uring_submit(ring_->get());
-  sqe = io_uring_get_sqe(ring_->get());
-  if (sqe == nullptr)
-    throw IoError("io_uring_enter", "io_uring", 0, 0, status < 0 ? -status : EBUSY);
+  if (sqe == nullptr) {
+    // Calls under way never outnumber the ring's entries, but those that a busy kernel has not
+    // taken yet (EAGAIN, EBUSY) stay in the queue.
+    const int status = io_uring_submit(ring_->get());
+    sqe = io_uring_get_sqe(ring_->get());
+    if (sqe == nullptr)
+      throw IoError("io_uring_enter", "io_uring", 0, 0, status < 0 ? -status : EBUSY);
+  }
+  ++calls_queued_;
   return sqe;
 }
 
@@ -380,6 +390,7 @@ void IoUringEngine::reap() {
       batch[count++] = {cqe->user_data, cqe->res};
     }
     io_uring_cq_advance(ring_->get(), static_cast<unsigned>(count));
+    calls_reaped_ += count;
     for (std::size_t i = 0; i < count; ++i) {
       if (batch[i].first == kWakeTag) {
         wake_armed_ = false;
@@ -393,7 +404,7 @@ void IoUringEngine::reap() {
 
 void IoUringEngine::complete(std::uint32_t slot_index, int result) {
   Slot& slot = slots_[slot_index];
-  if (result < 0 && retry_buffered(*slot.request, result)) {
+  if (result < 0 && retry_buffered(*slot.request, slot.transfer, result)) {
     queue_call(slot_index);
     return;
   }
@@ -429,9 +440,10 @@ void IoUringEngine::end_slot(std::uint32_t slot_index) {
 }
 
 // The kernel refused the ring itself (never seen; a bug or a kernel out of memory). Everything ends
-// with that error until the engine is destroyed. The ring goes first: closing it cancels what can
-// be.
+// with that error until the engine is destroyed. What the kernel holds is waited for first: a
+// request that has ended may be freed by its owner.
 void IoUringEngine::run_broken(int error_number) noexcept {
+  await_kernel();
   ring_.reset();
   for (std::uint32_t i = 0; i < slots_.size(); ++i) {
     if (!slots_[i].request) continue;
@@ -450,6 +462,25 @@ void IoUringEngine::run_broken(int error_number) noexcept {
     if (::read(wake_event_.get(), &value, sizeof value) < 0 && errno != EINTR) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
+  }
+}
+
+// Until every call that the kernel has taken is complete; at most 30 s.
+void IoUringEngine::await_kernel() noexcept {
+  const auto deadline = Deadline::after_seconds(30);
+  while (calls_reaped_ + io_uring_sq_ready(ring_->get()) < calls_queued_) {
+    io_uring_get_events(ring_->get());  // fails where the ring does: completions may come even so
+    io_uring_cqe* cqe = nullptr;
+    if (io_uring_peek_cqe(ring_->get(), &cqe) == 0) {
+      io_uring_cqe_seen(ring_->get(), cqe);
+      ++calls_reaped_;
+      continue;
+    }
+    if (deadline.passed()) {
+      log(LogLevel::kWarning, "io_uring: some transfers have not ended; their memory may change");
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 

@@ -110,7 +110,7 @@ class PosixEngine final : public QueuedEngine {
                                   ? ::pread(file.descriptor(), call.data, call.bytes, offset)
                                   : ::pwrite(file.descriptor(), call.data, call.bytes, offset);
         const std::int64_t result = moved < 0 ? -errno : moved;
-        if (moved < 0 && retry_buffered(request, result)) continue;
+        if (moved < 0 && retry_buffered(request, transfer, result)) continue;
         state = transfer.advance(result);
       }
       resubmitted = transfer.resubmitted();

@@ -155,9 +155,11 @@ void QueuedEngine::finish(const ActiveRequestPtr& request) noexcept {
   changed_.notify_all();
 }
 
-bool QueuedEngine::retry_buffered(ActiveRequest& request, std::int64_t result) {
+bool QueuedEngine::retry_buffered(ActiveRequest& request, PieceTransfer& transfer,
+                                  std::int64_t result) {
+  if ((result != -EINVAL && result != -EOPNOTSUPP) || !transfer.take_buffered_retry()) return false;
   StorageFile& file = request.file->file;
-  if ((result != -EINVAL && result != -EOPNOTSUPP) || !file.direct()) return false;
+  if (!file.direct()) return true;
   try {
     file.stop_direct();
   } catch (const IoError&) {

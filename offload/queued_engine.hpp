@@ -69,9 +69,10 @@ class QueuedEngine : public StorageEngine {
 
   // The request has ended: counts it, calls back, makes room. Completion thread, no lock held.
   void finish(const ActiveRequestPtr& request) noexcept;
-  // One call of a transfer failed on a file with direct I/O: true when the file now goes through
-  // the page cache and the call is to be made again.
-  bool retry_buffered(ActiveRequest& request, std::int64_t result);
+  // One call of a transfer failed: true when direct I/O may have been the reason, the file now goes
+  // through the page cache, and the call is to be made again (once: others of the file may have
+  // been under way when the first was refused).
+  bool retry_buffered(ActiveRequest& request, PieceTransfer& transfer, std::int64_t result);
   bool on_completion_thread() const {
     return std::this_thread::get_id() == completion_thread_.load();
   }

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "base/error.hpp"
-#include "kernels/host/ieee_arithmetic.hpp"
 #include "kernels/host/parallel.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -255,7 +254,6 @@ void add(const Parallel& parallel, const void* a, const void* b, void* out, std:
          DType dtype) {
   check_float(dtype);
   parallel.for_blocks(elems, kPieceElems, [&](std::int64_t begin, std::int64_t end) {
-    const IeeeArithmetic ieee;
     HWY_DYNAMIC_DISPATCH(add_range)(a, b, out, begin, end, dtype);
   });
 }
@@ -264,7 +262,6 @@ void gelu_forward(const Parallel& parallel, const void* x, void* y, std::int64_t
                   DType dtype) {
   check_float(dtype);
   parallel.for_blocks(elems, kPieceElems, [&](std::int64_t begin, std::int64_t end) {
-    const IeeeArithmetic ieee;
     HWY_DYNAMIC_DISPATCH(gelu_forward_range)(x, y, begin, end, dtype);
   });
 }
@@ -273,7 +270,6 @@ void gelu_backward(const Parallel& parallel, const void* dy, const void* x, void
                    std::int64_t elems, DType dtype) {
   check_float(dtype);
   parallel.for_blocks(elems, kPieceElems, [&](std::int64_t begin, std::int64_t end) {
-    const IeeeArithmetic ieee;
     HWY_DYNAMIC_DISPATCH(gelu_backward_range)(dy, x, dx, begin, end, dtype);
   });
 }
@@ -282,7 +278,6 @@ void swiglu_forward(const Parallel& parallel, const void* x, void* y, std::int64
                     std::int64_t cols, DType dtype) {
   check_float(dtype);
   parallel.for_blocks(rows, rows_per_piece(cols), [&](std::int64_t first, std::int64_t last) {
-    const IeeeArithmetic ieee;
     HWY_DYNAMIC_DISPATCH(swiglu_forward_rows)(x, y, first, last, cols, dtype);
   });
 }
@@ -291,7 +286,6 @@ void swiglu_backward(const Parallel& parallel, const void* dy, const void* x, vo
                      std::int64_t rows, std::int64_t cols, DType dtype) {
   check_float(dtype);
   parallel.for_blocks(rows, rows_per_piece(cols), [&](std::int64_t first, std::int64_t last) {
-    const IeeeArithmetic ieee;
     HWY_DYNAMIC_DISPATCH(swiglu_backward_rows)(dy, x, dx, first, last, cols, dtype);
   });
 }
@@ -303,7 +297,6 @@ void rope(const Parallel& parallel, const AttentionShape& shape, float base, boo
   const std::int64_t pieces = (shape.time + kRopePositions - 1) / kRopePositions;
   const std::int64_t sequence = shape.time * (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
   parallel.for_each(shape.batch * pieces, [&](std::int64_t task) {
-    const IeeeArithmetic ieee;
     const std::int64_t first = task % pieces * kRopePositions;
     rope_piece(shape, base, inverse, task / pieces * sequence, first,
                std::min(shape.time, first + kRopePositions), qkv);

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/error.hpp"
-#include "kernels/host/ieee_arithmetic.hpp"
 #include "kernels/host/parallel.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -122,7 +121,6 @@ void adamw(const Parallel& parallel, const AdamWBuffers& buffers,
            std::span<const ParameterSegment> segments, const AdamWScalars& scalars) {
   check(buffers, segments);
   parallel.for_blocks(buffers.elems, kAdamWPieceElems, [&](std::int64_t begin, std::int64_t end) {
-    const IeeeArithmetic ieee;
     auto segment = std::partition_point(
         segments.begin(), segments.end(),
         [begin](const ParameterSegment& before) { return before.end <= begin; });

@@ -7,7 +7,6 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "kernels/host/gemm_cut.hpp"
-#include "kernels/host/ieee_arithmetic.hpp"
 #include "kernels/host/onednn.hpp"
 #include "kernels/host/parallel.hpp"
 #include "kernels/host/rows.hpp"
@@ -224,7 +223,6 @@ void attention_forward(const Parallel& parallel, const AttentionShape& shape, co
   const std::int64_t blocks = Cut::quotient_up(shape.time, kQueryRows);
   const std::int64_t pairs = shape.batch * shape.kv_heads;
   parallel.for_each_worker(pairs * segments, [&](std::int64_t task, int worker) {
-    const IeeeArithmetic ieee;
     const Scratch scratch(shape, workspace, worker);
     // Late segments see more keys: begun first. A segment is every `segments`-th block.
     const std::int64_t segment = segments - 1 - task / pairs;
@@ -252,7 +250,6 @@ void attention_backward(const Parallel& parallel, const AttentionShape& shape, c
   const Layout layout(shape);
   const std::int64_t head_dim = shape.head_dim;
   parallel.for_each_worker(shape.batch * shape.kv_heads, [&](std::int64_t task, int worker) {
-    const IeeeArithmetic ieee;
     const Scratch scratch(shape, workspace, worker);
     const std::int64_t batch = task / shape.kv_heads, kv_head = task % shape.kv_heads;
     const View k = widened(layout.k(qkv, batch, kv_head), shape.time, head_dim, scratch.k);

@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "base/error.hpp"
-#include "kernels/host/ieee_arithmetic.hpp"
 #include "kernels/host/parallel.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -173,7 +172,6 @@ void column_sum(const Parallel& parallel, const void* x, void* out, std::int64_t
                 std::int64_t cols, DType dtype) {
   check_float(dtype);
   parallel.for_blocks(cols, kTileCols, [&](std::int64_t begin, std::int64_t end) {
-    const IeeeArithmetic ieee;
     HWY_DYNAMIC_DISPATCH(column_sum_tile)(x, out, rows, cols, begin, end - begin, dtype);
   });
 }
@@ -182,7 +180,6 @@ void accumulate(const Parallel& parallel, float* accumulator, const void* grad, 
                 bool first, std::int64_t elems) {
   check_float(grad_dtype);
   parallel.for_blocks(elems, kPieceElems, [&](std::int64_t begin, std::int64_t end) {
-    const IeeeArithmetic ieee;
     HWY_DYNAMIC_DISPATCH(accumulate_range)(accumulator, grad, grad_dtype, first, begin, end);
   });
 }
@@ -190,7 +187,6 @@ void accumulate(const Parallel& parallel, float* accumulator, const void* grad, 
 void fold(const Parallel& parallel, void* into, const void* from, DType dtype, std::int64_t elems) {
   check_float(dtype);
   parallel.for_blocks(elems, kPieceElems, [&](std::int64_t begin, std::int64_t end) {
-    const IeeeArithmetic ieee;
     HWY_DYNAMIC_DISPATCH(fold_range)(into, from, dtype, begin, end);
   });
 }
@@ -201,7 +197,6 @@ void squared_norm_blocks(const Parallel& parallel, const void* grad, DType dtype
   check_float(dtype);
   const auto count = static_cast<std::int64_t>(blocks.size());
   parallel.for_blocks(count, kBlocksPerTask, [&](std::int64_t begin, std::int64_t end) {
-    const IeeeArithmetic ieee;
     for (std::int64_t i = begin; i < end; ++i) {
       const Kernels::Block& block = blocks[static_cast<std::size_t>(i)];
       partial[i] = HWY_DYNAMIC_DISPATCH(squared_norm_block)(grad, dtype, round_to_bf16, block.begin,

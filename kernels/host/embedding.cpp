@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "base/error.hpp"
-#include "kernels/host/ieee_arithmetic.hpp"
 #include "kernels/host/parallel.hpp"
 #include "kernels/host/row_list.hpp"
 
@@ -111,7 +110,6 @@ void sum_into_table(const Parallel& parallel, const void* dout, void* table,
   const std::int64_t pieces = (table_rows + kTableRows - 1) / kTableRows;
   const auto elem_bytes = static_cast<std::int64_t>(dtype_bytes(dtype));
   parallel.for_each(pieces * tiles, [&](std::int64_t task) {
-    const IeeeArithmetic ieee;
     const std::int64_t begin = task % tiles * kEmbeddingTile;
     const std::int64_t cols = std::min(kEmbeddingTile, hidden - begin);
     const std::int64_t first = task / tiles * kTableRows;
@@ -138,7 +136,6 @@ void embedding_forward(const Parallel& parallel, const std::int32_t* tokens, con
   const auto row_bytes = hidden * static_cast<std::int64_t>(dtype_bytes(dtype));
   const std::int64_t piece = std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(1, hidden));
   parallel.for_blocks(rows, piece, [&](std::int64_t first, std::int64_t last) {
-    const IeeeArithmetic ieee;
     for (std::int64_t row = first; row < last; ++row) {
       if (positions != nullptr) {
         HWY_DYNAMIC_DISPATCH(add_rows)

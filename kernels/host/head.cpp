@@ -8,7 +8,6 @@
 #include "base/units.hpp"
 #include "kernels/host/gemm.hpp"
 #include "kernels/host/gemm_cut.hpp"
-#include "kernels/host/ieee_arithmetic.hpp"
 #include "kernels/host/parallel.hpp"
 #include "kernels/host/rows.hpp"
 
@@ -195,7 +194,6 @@ void head_forward(const Parallel& parallel, const Gemm& gemm, const HeadShape& s
         products.logits(offset(x, begin * shape.hidden, shape.dtype), rows, w, shape.vocab, logits),
         scratch);
     parallel.for_each(rows, [&](std::int64_t r) {
-      const IeeeArithmetic ieee;
       const RowLoss row = finish_row(logits + r * plan.stride, shape.vocab, targets[begin + r],
                                      loss_scale, dx != nullptr, products.narrow());
       losses[r] = row.loss;
@@ -237,7 +235,6 @@ void head_backward_weight(const Parallel& parallel, const Gemm& gemm, const Head
     const std::int64_t first = begin * shape.hidden;
     gemm.run(products.logits(x, shape.rows, offset(w, first, shape.dtype), cols, logits), scratch);
     parallel.for_blocks(shape.rows, 64, [&](std::int64_t row_begin, std::int64_t row_end) {
-      const IeeeArithmetic ieee;
       for (std::int64_t r = row_begin; r < row_end; ++r) {
         float* const row = logits + r * plan.stride;
         exp_row(row, cols, 1.0f, lse[r]);

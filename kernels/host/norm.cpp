@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "base/error.hpp"
-#include "kernels/host/ieee_arithmetic.hpp"
 #include "kernels/host/parallel.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -184,7 +183,6 @@ void norm_forward(const Parallel& parallel, const NormShape& shape, const void* 
   check(shape, mean);
   parallel.for_blocks(shape.rows, rows_per_piece(shape.cols),
                       [&](std::int64_t first, std::int64_t last) {
-                        const IeeeArithmetic ieee;
                         HWY_DYNAMIC_DISPATCH(forward_rows)
                         (shape, x, weight, bias, y, mean, rstd, first, last);
                       });
@@ -196,7 +194,6 @@ void norm_backward_input(const Parallel& parallel, const NormShape& shape, const
   check(shape, mean);
   parallel.for_blocks(shape.rows, rows_per_piece(shape.cols),
                       [&](std::int64_t first, std::int64_t last) {
-                        const IeeeArithmetic ieee;
                         HWY_DYNAMIC_DISPATCH(backward_input_rows)
                         (shape, dy, x, weight, mean, rstd, residual, dx, first, last);
                       });
@@ -207,7 +204,6 @@ void norm_backward_weight(const Parallel& parallel, const NormShape& shape, cons
                           void* dbias) {
   check(shape, mean);
   parallel.for_blocks(shape.cols, kTileCols, [&](std::int64_t begin, std::int64_t end) {
-    const IeeeArithmetic ieee;
     HWY_DYNAMIC_DISPATCH(backward_weight_tile)
     (shape, dy, x, mean, rstd, dweight, dbias, begin, end - begin);
   });

@@ -9,6 +9,7 @@
 #include <atomic>
 
 #include "base/error.hpp"
+#include "kernels/host/ieee_arithmetic.hpp"
 
 namespace sluice::host {
 
@@ -27,6 +28,7 @@ void Parallel::for_each_worker(std::int64_t count,
                                const std::function<void(std::int64_t, int)>& body) const {
   const int team = workers(count);
   if (team == 1) {
+    const IeeeArithmetic ieee;
     for (std::int64_t i = 0; i < count; ++i) body(i, 0);
     return;
   }
@@ -37,6 +39,7 @@ void Parallel::for_each_worker(std::int64_t count,
     tbb::parallel_for(
         tbb::blocked_range<int>(0, team, 1),
         [&](const tbb::blocked_range<int>& range) {
+          const IeeeArithmetic ieee;
           for (int worker = range.begin(); worker != range.end(); ++worker) {
             try {
               for (std::int64_t i = next++; i < count; i = next++) body(i, worker);

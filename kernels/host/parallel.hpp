@@ -2,9 +2,11 @@
 //
 // A kernel divides its output into pieces whose number and bounds follow from the shape (never from
 // threads()), each piece is computed by one thread in a fixed order, and no two pieces write the
-// same element. Which thread takes a piece is free; the bits cannot tell. Threads: any number of
-// threads may call at once. Bodies must not call for_each themselves: a thread that waits inside a
-// body could pick up another piece and find its worker's scratch in use.
+// same element. Which thread takes a piece is free; the bits cannot tell. Every body runs with IEEE
+// arithmetic (ieee_arithmetic.hpp), whatever its thread had before.
+//
+// Threads: any number of threads may call at once. Bodies must not call for_each themselves: a
+// thread that waits inside a body could pick up another piece and find its worker's scratch in use.
 #pragma once
 
 #include <oneapi/tbb/task_arena.h>
