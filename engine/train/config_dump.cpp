@@ -61,6 +61,8 @@ std::string config_help() {
                                      : "default: " + format_value(key, key.read(defaults));
     text += "  " + key.path + "\n      " + key.doc + "\n      " + describe_expected(key) + "; " +
             standard + "\n";
+    const std::string refused = unavailable_values(key.path);
+    if (!refused.empty()) text += "      not in this version: " + key.path + " " + refused + "\n";
   }
   return text;
 }

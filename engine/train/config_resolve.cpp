@@ -106,36 +106,4 @@ void resolve_config(Config& config, const ConfigOrigins& origins) {
   check_train(config, origins);
 }
 
-void check_supported(const Config& config) {
-  struct Missing {
-    bool asked;
-    const char* words;
-  };
-  const auto& parallel = config.parallel;
-  const Missing missing[] = {
-      {!config.model.from.empty(), "model.from (start from Hugging Face weights)"},
-      {config.data.format == DataFormat::kMegatron, "data.format = \"megatron\""},
-      {config.train.precision == Config::Precision::kFP16, "train.precision = \"fp16\""},
-      {config.train.reduction == Config::Reduction::kSequential,
-       "train.reduction = \"sequential\""},
-      {config.train.fold_groups > 1, "train.fold_groups above 1"},
-      {config.optimizer.states != Config::States::kFP32, "optimizer.states other than \"fp32\""},
-      {config.optimizer.placement != Config::OptimizerPlacement::kAuto &&
-           config.optimizer.placement != Config::OptimizerPlacement::kAfterBackward,
-       "optimizer.placement other than \"auto\" and \"after_backward\""},
-      {config.memory.backend == Config::Backend::kCuda, "memory.backend = \"cuda\""},
-      {parallel.data > 1, "parallel.data above 1"},
-      {parallel.tensor > 1, "parallel.tensor above 1"},
-      {parallel.pipeline > 1, "parallel.pipeline above 1"},
-      {parallel.context > 1, "parallel.context above 1"},
-      {parallel.zero > 0, "parallel.zero above 0"},
-      {parallel.schedule != Config::PipelineSchedule::kPlain,
-       "parallel.schedule other than \"plain\""},
-      {config.checkpoint.mode == Config::CheckpointMode::kDurable, "checkpoint.mode = \"durable\""},
-  };
-  for (const Missing& item : missing) {
-    if (item.asked) throw InputError(std::string(item.words) + " is not available in this version");
-  }
-}
-
 }  // namespace sluice

@@ -188,7 +188,9 @@ TEST(Config, WhatIsNotBuiltYetIsRefusedByName) {
         "train.reduction=sequential", "train.fold_groups=2"}) {
     const Config config = parse(kSmall, {"train.accumulate=2", assignment});
     const std::string words = message_of<InputError>([&] { check_supported(config); });
-    EXPECT_EQ(words.rfind(assignment.substr(0, assignment.find('=')), 0), 0u) << words;
+    const std::string path = assignment.substr(0, assignment.find('='));
+    EXPECT_EQ(words.rfind(path, 0), 0u) << words;
+    EXPECT_NE(config_help().find("not in this version: " + path + " "), std::string::npos) << path;
     EXPECT_NE(words.find("is not available in this version"), std::string::npos);
   }
 }
