@@ -11,20 +11,12 @@
 #include "kernels/kernels.hpp"
 #include "tools/bench/bench_adam.hpp"
 #include "tools/bench/bench_storage.hpp"
+#include "tools/bench/bench_table.hpp"
 #include "tools/doctor/doctor.hpp"
 #include "tools/report/report.hpp"
 #include "tools/sluice/commands.hpp"
 
 namespace sluice::cli {
-namespace {
-
-void print_figures(const nlohmann::json& event) {
-  for (const auto& [name, value] : event["figures"].items()) {
-    std::cout << name << ": " << value << '\n';
-  }
-}
-
-}  // namespace
 
 int doctor_command(const DoctorArguments& arguments) {
   const std::unique_ptr<Kernels> kernels = make_host_kernels({});
@@ -64,7 +56,7 @@ int bench_command(const BenchArguments& arguments) {
   if (arguments.json) {
     std::cout << event.dump() << std::endl;
   } else {
-    print_figures(event);
+    std::cout << bench_table(event);
   }
   return 0;
 }

@@ -110,7 +110,13 @@ TEST_F(Measure, BenchesPrintTheirFigures) {
     EXPECT_TRUE(storage.contains(mix + std::string("_cpu_ms_per_gib"))) << mix;
   }
   const ChildOutcome people = succeed({"bench", "adam", "--elems", "262144", "--threads", "1"});
-  EXPECT_TRUE(holds(people.out, "bf16_params_per_s: ")) << people.out;
+  EXPECT_TRUE(holds(people.out, "bf16 -> bf16, fp32 states")) << people.out;
+  EXPECT_TRUE(holds(people.out, "limit: the same bytes")) << people.out;
+  const ChildOutcome table = succeed({"bench", "storage", "--bytes", "16MiB", "--seconds", "0.02"});
+  EXPECT_TRUE(holds(table.out, "CPU ms/GiB")) << table.out;
+  for (const char* mix : {"\nread ", "\nwrite ", "\nduplex "}) {
+    EXPECT_TRUE(holds(table.out, mix)) << table.out;
+  }
 }
 
 }  // namespace

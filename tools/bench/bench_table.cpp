@@ -1,0 +1,70 @@
+#include "tools/bench/bench_table.hpp"
+
+#include <cstdarg>
+#include <cstdio>
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+
+[[gnu::format(printf, 1, 2)]] std::string formatted(const char* format, ...) {
+  char text[256];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  return text;
+}
+
+std::string adam_table(const json& figures) {
+  std::string text = formatted("fused AdamW, %d threads, %s, median of %d rounds\n\n",
+                               figures["threads"].get<int>(),
+                               figures["instruction_set"].get_ref<const std::string&>().c_str(),
+                               figures["rounds"].get<int>()) +
+                     formatted("%-28s %12s %12s %10s %7s\n", "gradient -> weight", "M params/s",
+                               "limit", "GiB/s", "ratio");
+  for (const char* grad : {"bf16", "f32"}) {
+    const auto figure = [&](const char* name) {
+      return figures[std::string(grad) + name].get<double>();
+    };
+    text += formatted("%-28s %12.0f %12.0f %10.1f %7.2f\n",
+                      (std::string(grad) + " -> bf16, fp32 states").c_str(),
+                      figure("_params_per_s") / 1e6, figure("_traffic_params_per_s") / 1e6,
+                      figure("_gib_per_s"), figure("_ratio"));
+  }
+  return text + "\nlimit: the same bytes read and written with no arithmetic, in the same run\n";
+}
+
+std::string storage_table(const json& figures) {
+  const bool fio = !figures.contains("fio");
+  std::string text =
+      formatted("%s, %llu KiB requests, %d in flight, a file of %llu MiB\n\n",
+                figures["engine"].get_ref<const std::string&>().c_str(),
+                figures["block_bytes"].get<unsigned long long>() >> 10, figures["depth"].get<int>(),
+                figures["file_bytes"].get<unsigned long long>() >> 20);
+  text += formatted("%-8s %8s %11s", "", "GiB/s", "CPU ms/GiB");
+  if (fio) text += formatted(" %10s %15s %7s", "fio GiB/s", "fio CPU ms/GiB", "ratio");
+  text += '\n';
+  for (const std::string mix : {"read", "write", "duplex"}) {
+    const auto figure = [&](const std::string& name) { return figures[name].get<double>(); };
+    text += formatted("%-8s %8.2f %11.1f", mix.c_str(), figure(mix + "_gib_per_s"),
+                      figure(mix + "_cpu_ms_per_gib"));
+    if (fio) {
+      text += formatted(" %10.2f %15.1f %7.2f", figure("fio_" + mix + "_gib_per_s"),
+                        figure("fio_" + mix + "_cpu_ms_per_gib"), figure("ratio_" + mix));
+    }
+    text += '\n';
+  }
+  if (!fio) text += "\nfio is not installed: nothing to compare with\n";
+  return text;
+}
+
+}  // namespace
+
+std::string bench_table(const json& event) {
+  const json& figures = event["figures"];
+  return event["name"] == "adam" ? adam_table(figures) : storage_table(figures);
+}
+
+}  // namespace sluice

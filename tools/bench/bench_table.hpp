@@ -1,0 +1,12 @@
+// The figures of a bench as a table for people; --json gives all of them.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace sluice {
+
+// event: what run_adam_bench or run_storage_bench gave.
+std::string bench_table(const nlohmann::json& event);
+
+}  // namespace sluice
