@@ -51,6 +51,7 @@ struct DeviceCounters {
   std::uint64_t allocation_calls = 0;  // create_block and allocate
   std::uint64_t map_calls = 0;
   std::uint64_t registration_calls = 0;
+  std::uint64_t created_events = 0;
   std::array<std::uint64_t, kCopyKindCount> copied_bytes{};  // completed copies, by CopyKind
 };
 

@@ -1,5 +1,6 @@
 #include "device/host/host_device.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <utility>
 
@@ -26,6 +27,7 @@ class HostDevice final : public Device {
   std::int64_t now_ns() const override { return host_now_ns(); }
   DeviceCounters counters() const override {
     DeviceCounters counters = runtime_->memory.counters();
+    counters.created_events = created_events_.load(std::memory_order_relaxed);
     for (std::size_t kind = 0; kind < kCopyKindCount; ++kind) {
       counters.copied_bytes[kind] = runtime_->copied_bytes[kind].load(std::memory_order_relaxed);
     }
@@ -35,7 +37,10 @@ class HostDevice final : public Device {
   std::unique_ptr<Stream> create_stream(const std::string& name) override {
     return std::make_unique<HostStream>(runtime_, name);
   }
-  std::unique_ptr<Event> create_event() override { return std::make_unique<HostEvent>(runtime_); }
+  std::unique_ptr<Event> create_event() override {
+    created_events_.fetch_add(1, std::memory_order_relaxed);
+    return std::make_unique<HostEvent>(runtime_);
+  }
 
   AddressRange reserve(std::uint64_t bytes) override {
     return own<AddressRange>(runtime_->memory.reserve(bytes));
@@ -79,6 +84,7 @@ class HostDevice final : public Device {
 
   DeviceFacts facts_;
   const std::shared_ptr<HostRuntime> runtime_;
+  std::atomic<std::uint64_t> created_events_ = 0;
 };
 
 }  // namespace

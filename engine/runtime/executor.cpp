@@ -16,9 +16,9 @@ void OperationRunner::run_external(const Program&, const Instruction& instructio
 
 // Shared: a completion that comes after a deadline must still find it.
 struct Executor::RunState : RunProgress, std::enable_shared_from_this<Executor::RunState> {
-  RunState(const Program& program, Device& device, TraceRecorder* recorder, std::uint32_t at_step,
-           Deadline deadline)
-      : RunProgress(program, device, recorder != nullptr, deadline),
+  RunState(const Program& program, EventPool& events, TraceRecorder* recorder,
+           std::uint32_t at_step, Deadline deadline)
+      : RunProgress(program, events, recorder != nullptr, deadline),
         trace(recorder),
         step(at_step),
         times(program.schedule().instructions.size()) {}
@@ -54,7 +54,11 @@ std::size_t stream_index(Lane lane) {
 
 Executor::Executor(Device& device, StripedSpace& storage, OperationRunner& runner,
                    double deadline_seconds)
-    : device_(device), storage_(storage), runner_(runner), deadline_seconds_(deadline_seconds) {
+    : device_(device),
+      storage_(storage),
+      runner_(runner),
+      deadline_seconds_(deadline_seconds),
+      events_(std::make_unique<EventPool>(device)) {
   streams_[0] = device.create_stream("compute");
   streams_[1] = device.create_stream("h2d");
   streams_[2] = device.create_stream("d2h");
@@ -71,6 +75,10 @@ Executor::~Executor() {
   }
   run_changed_.notify_all();
   threads_.clear();  // joins
+}
+
+void Executor::prepare(const Program& program) {
+  events_->reserve(program);
 }
 
 void Executor::lane_loop(std::size_t lane) {
@@ -101,7 +109,7 @@ void Executor::lane_loop(std::size_t lane) {
 
 RunStatistics Executor::run(const Program& program, TraceRecorder* trace, std::uint32_t step) {
   const auto begin = std::chrono::steady_clock::now();
-  const auto shared = std::make_shared<RunState>(program, device_, trace, step,
+  const auto shared = std::make_shared<RunState>(program, *events_, trace, step,
                                                  Deadline::after_seconds(deadline_seconds_));
   RunState& run = *shared;
   {

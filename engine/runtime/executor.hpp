@@ -43,12 +43,16 @@ struct RunStatistics {
   double compute_stalled_seconds = 0;  // in which the compute lane had nothing to do
 };
 
+class EventPool;
+
 class Executor {
  public:
   Executor(Device& device, StripedSpace& storage, OperationRunner& runner,
            double deadline_seconds = kDefaultDeadlineSeconds);
   ~Executor();
 
+  // Creates the events that the program's runs will use; else its first run does.
+  void prepare(const Program& program);
   // Runs once through. trace: null, or the recorder that gets a span per instruction.
   // Throws the first failure; TimeoutError names the instruction that was waited for.
   RunStatistics run(const Program& program, TraceRecorder* trace = nullptr, std::uint32_t step = 0);
@@ -71,6 +75,7 @@ class Executor {
   StripedSpace& storage_;
   OperationRunner& runner_;
   double deadline_seconds_;
+  std::unique_ptr<EventPool> events_;
   std::array<std::unique_ptr<Stream>, 3> streams_;  // compute, h2d, d2h
   std::vector<std::unique_ptr<LaneState>> lanes_;
   std::mutex mutex_;

@@ -11,19 +11,33 @@ std::string describe(const Instruction& instruction) {
   return text + ", on lane " + std::string(lane_name(instruction.lane));
 }
 
-RunProgress::RunProgress(const Program& program, Device& device, bool timed, Deadline deadline)
+Event& EventPool::at(std::size_t at) {
+  while (events_.size() <= at) events_.push_back(device_.create_event());
+  return *events_[at];
+}
+
+void EventPool::reserve(const Program& program) {
+  std::size_t most = 0;
+  for (const Instruction& instruction : program.schedule().instructions) {
+    if (is_device_lane(instruction.lane)) most += 2;
+  }
+  if (most > 0) at(most - 1);
+}
+
+RunProgress::RunProgress(const Program& program, EventPool& events, bool timed, Deadline deadline)
     : program_(program),
       timed_(timed),
       deadline_(deadline),
       progress_(program.schedule().instructions.size()) {
   begin_events_.resize(progress_.size());
   end_events_.resize(progress_.size());
+  std::size_t taken = 0;
   for (const Instruction& instruction : program.schedule().instructions) {
     if (!is_device_lane(instruction.lane)) continue;
     const bool span = is_timed(instruction);
-    if (span) begin_events_[instruction.id] = device.create_event();
+    if (span) begin_events_[instruction.id] = &events.at(taken++);
     if (span || program.awaited(instruction.id)) {
-      end_events_[instruction.id] = device.create_event();
+      end_events_[instruction.id] = &events.at(taken++);
     }
   }
 }

@@ -24,9 +24,24 @@ constexpr bool is_device_lane(Lane lane) {
 
 enum class Progress : std::uint8_t { kWaiting, kIssued, kDone };
 
+// Events that one run after another records anew: no run after the first creates any. Not
+// thread-safe; a run hands out its events when it begins.
+class EventPool {
+ public:
+  explicit EventPool(Device& device) : device_(device) {}
+  // As many as the program's runs will take, traced or not.
+  void reserve(const Program& program);
+  // The at-th event.
+  Event& at(std::size_t at);
+
+ private:
+  Device& device_;
+  std::vector<std::unique_ptr<Event>> events_;
+};
+
 class RunProgress {
  public:
-  RunProgress(const Program& program, Device& device, bool timed, Deadline deadline);
+  RunProgress(const Program& program, EventPool& events, bool timed, Deadline deadline);
 
   const Program& program() const { return program_; }
   Deadline deadline() const { return deadline_; }
@@ -69,8 +84,8 @@ class RunProgress {
   bool timed_;
   Deadline deadline_;
   std::vector<std::atomic<Progress>> progress_;
-  std::vector<std::unique_ptr<Event>> begin_events_;
-  std::vector<std::unique_ptr<Event>> end_events_;
+  std::vector<Event*> begin_events_;  // null: none
+  std::vector<Event*> end_events_;
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
   std::condition_variable changed_;

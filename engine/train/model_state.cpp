@@ -1,8 +1,5 @@
 #include "engine/train/model_state.hpp"
 
-#include <tbb/blocked_range.h>
-#include <tbb/parallel_for.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -45,18 +42,19 @@ Overlap overlap(const PlacedTensor& tensor, std::uint64_t begin, std::uint64_t e
 }
 
 // Elements [part.first, part.last) of a tensor, fp32.
-void fill_tensor(const TensorSpec& spec, std::uint64_t seed, Overlap part, float* out) {
+void fill_tensor(const host::Parallel& parallel, const TensorSpec& spec, std::uint64_t seed,
+                 Overlap part, float* out) {
   if (spec.init != Init::kNormal) {
     std::fill(out, out + (part.last - part.first), spec.init == Init::kOnes ? 1.0f : 0.0f);
     return;
   }
   const CounterRng rng(seed, stream_of(("init/" + spec.name).c_str()));
-  tbb::parallel_for(tbb::blocked_range<std::uint64_t>(part.first, part.last, 8192),
-                    [&](const tbb::blocked_range<std::uint64_t>& range) {
-                      for (std::uint64_t i = range.begin(); i < range.end(); ++i) {
-                        out[i - part.first] = spec.init_std * rng.normal(i);
-                      }
-                    });
+  const auto elems = static_cast<std::int64_t>(part.last - part.first);
+  parallel.for_blocks(elems, 8192, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      out[i] = spec.init_std * rng.normal(part.first + static_cast<std::uint64_t>(i));
+    }
+  });
 }
 
 }  // namespace
@@ -78,7 +76,8 @@ void ModelState::fill_piece(const UnitLayout& layout, std::uint64_t seed, std::u
   for (const PlacedTensor& tensor : layout.tensors()) {
     const Overlap part = overlap(tensor, begin, end);
     if (part.empty()) continue;
-    fill_tensor(tensor.spec, seed, part, master + (tensor.first_elem + part.first - begin));
+    fill_tensor(parallel_, tensor.spec, seed, part,
+                master + (tensor.first_elem + part.first - begin));
   }
   if (!has_master()) return;
   auto* weight = reinterpret_cast<bf16*>(data[0]);

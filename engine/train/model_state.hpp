@@ -12,6 +12,7 @@
 #include "engine/model/model.hpp"
 #include "engine/runtime/state_store.hpp"
 #include "engine/train/safetensors.hpp"
+#include "kernels/host/parallel.hpp"
 
 namespace sluice {
 
@@ -47,6 +48,7 @@ class ModelState {
   const Model& model_;
   StateStore& store_;
   DType weight_dtype_;
+  host::Parallel parallel_{0};
 };
 
 }  // namespace sluice

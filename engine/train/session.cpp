@@ -75,7 +75,10 @@ Session::Session(const Config& config, const Model& model, const Plan& plan,
               *communicator_),
       executor_(*device_, memory_.storage(), runner_, deadline_seconds(plan)),
       store_(*device_, memory_, plan.training),
-      state_(model, store_, batch_.dtype) {}
+      state_(model, store_, batch_.dtype) {
+  executor_.prepare(training_);
+  executor_.prepare(evaluation_);
+}
 
 const Buffer& Session::host_buffer(BufferRole role, std::int64_t microbatch) const {
   for (const Buffer& buffer : plan_.training.buffers) {
@@ -156,7 +159,7 @@ LinkBytes Session::moved_bytes() const {
 std::uint64_t Session::allocation_calls() const {
   const DeviceCounters device = device_->counters();
   return device.allocation_calls + device.map_calls + device.registration_calls +
-         (storage_ ? storage_->counters().allocated_bytes : 0);
+         device.created_events + (storage_ ? storage_->counters().allocated_bytes : 0);
 }
 
 }  // namespace sluice

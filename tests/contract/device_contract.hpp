@@ -293,7 +293,9 @@ TYPED_TEST_P(DeviceContract, DestroyingAStreamDrainsIt) {
 }
 
 TYPED_TEST_P(DeviceContract, AnUnrecordedEventHoldsNothingUp) {
+  const std::uint64_t before = this->device_->counters().created_events;
   const auto event = this->device_->create_event();
+  EXPECT_EQ(this->device_->counters().created_events, before + 1);
   EXPECT_TRUE(event->done());
   event->synchronize(contract_deadline(), "nothing");
   this->stream_->wait(*event);

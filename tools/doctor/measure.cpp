@@ -1,8 +1,5 @@
 #include "tools/doctor/measure.hpp"
 
-#include <oneapi/tbb/blocked_range.h>
-#include <oneapi/tbb/parallel_for.h>
-#include <oneapi/tbb/partitioner.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -19,6 +16,7 @@
 #include <vector>
 
 #include "base/topology.hpp"
+#include "kernels/host/parallel.hpp"
 #include "offload/storage_engine.hpp"
 #include "tools/bench/storage_rates.hpp"
 
@@ -78,15 +76,11 @@ void measure_memory(const MeasureOptions& options, HardwareProfile& profile) {
   auto* a = reinterpret_cast<float*>(first.get());
   const auto* b = reinterpret_cast<const float*>(second.get());
   const auto* c = reinterpret_cast<const float*>(third.get());
-  // The same split each time: each core keeps its pages (and their NUMA node).
-  tbb::static_partitioner partitioner;
+  const host::Parallel parallel(0);
   const Times triad = repeat(options.seconds_each, [&] {
-    tbb::parallel_for(
-        tbb::blocked_range<std::int64_t>(0, elems, kGrain),
-        [&](const tbb::blocked_range<std::int64_t>& range) {
-          for (std::int64_t i = range.begin(); i < range.end(); ++i) a[i] = b[i] + 3.0f * c[i];
-        },
-        partitioner);
+    parallel.for_blocks(elems, kGrain, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) a[i] = b[i] + 3.0f * c[i];
+    });
   });
   profile.memory_bandwidth_bytes_per_s =
       3.0 * sizeof(float) * static_cast<double>(elems) / triad.best;
