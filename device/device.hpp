@@ -51,6 +51,7 @@ struct DeviceCounters {
   std::uint64_t allocation_calls = 0;  // create_block and allocate
   std::uint64_t map_calls = 0;
   std::uint64_t registration_calls = 0;
+  std::uint64_t peak_registered_bytes = 0;  // of host memory known to the device
   std::uint64_t created_events = 0;
   std::array<std::uint64_t, kCopyKindCount> copied_bytes{};  // completed copies, by CopyKind
 };
@@ -161,6 +162,10 @@ class Device {
   virtual RawBuffer allocate(std::uint64_t bytes) = 0;
   // Makes host pages fast to copy (cudaHostRegister). data page-aligned.
   virtual HostRegistration register_host(void* data, std::uint64_t bytes) = 0;
+
+  // On a debugging device: the calling host thread touches [data, data + bytes); throws DeviceError
+  // when queued work that writes it (or reads it, if `writes`) is not known to have finished.
+  virtual void check_host_access(const void* /*data*/, std::uint64_t /*bytes*/, bool /*writes*/) {}
 
  protected:
   template <typename Tag>

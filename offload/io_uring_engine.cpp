@@ -140,8 +140,9 @@ class IoUringEngine final : public QueuedEngine {
   std::vector<std::uint32_t> free_slots_;
   std::unique_ptr<std::byte[], FreeBytes> bounce_;
   std::vector<int> free_bounces_;
-  std::uint64_t calls_queued_ = 0;  // since the ring was made
+  std::uint64_t calls_queued_ = 0;  // transfers, since the ring was made
   std::uint64_t calls_reaped_ = 0;
+  bool wake_unsubmitted_ = false;      // the eventfd read stands in the submission queue
   bool edge_write_under_way_ = false;  // one at a time (aligned_transfer.hpp)
   bool wake_armed_ = false;
   std::vector<Region> regions_;
@@ -328,13 +329,14 @@ void IoUringEngine::queue_call(std::uint32_t slot_index) {
   }
   if (file.slot >= 0) io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
   io_uring_sqe_set_data64(sqe, slot_index);
+  ++calls_queued_;
 }
 
 void IoUringEngine::arm_wake() {
   io_uring_sqe* sqe = next_sqe();
   io_uring_prep_read(sqe, wake_event_.get(), &wake_value_, sizeof wake_value_, 0);
   io_uring_sqe_set_data64(sqe, kWakeTag);
-  wake_armed_ = true;
+  wake_armed_ = wake_unsubmitted_ = true;
 }
 
 io_uring_sqe* IoUringEngine::next_sqe() {
@@ -347,7 +349,6 @@ io_uring_sqe* IoUringEngine::next_sqe() {
     if (sqe == nullptr)
       throw IoError("io_uring_enter", "io_uring", 0, 0, status < 0 ? -status : EBUSY);
   }
-  ++calls_queued_;
   return sqe;
 }
 
@@ -364,6 +365,7 @@ void IoUringEngine::submit_and_wait() {
   io_uring_cqe* cqe = nullptr;
   __kernel_timespec tick = kTick;
   const int status = io_uring_submit_and_wait_timeout(ring_->get(), &cqe, 1, &tick, nullptr);
+  if (io_uring_sq_ready(ring_->get()) == 0) wake_unsubmitted_ = false;
   switch (status < 0 ? -status : 0) {
     case 0:
     case ETIME:
@@ -390,11 +392,11 @@ void IoUringEngine::reap() {
       batch[count++] = {cqe->user_data, cqe->res};
     }
     io_uring_cq_advance(ring_->get(), static_cast<unsigned>(count));
-    calls_reaped_ += count;
     for (std::size_t i = 0; i < count; ++i) {
       if (batch[i].first == kWakeTag) {
         wake_armed_ = false;
       } else {
+        ++calls_reaped_;
         complete(static_cast<std::uint32_t>(batch[i].first), batch[i].second);
       }
     }
@@ -465,15 +467,18 @@ void IoUringEngine::run_broken(int error_number) noexcept {
   }
 }
 
-// Until every call that the kernel has taken is complete; at most 30 s.
+// Until every transfer that the kernel has taken is complete. At most a minute: where the ring
+// cannot even tell of completions, the block layer's own timeout (30 s by default) has ended them
+// by then.
 void IoUringEngine::await_kernel() noexcept {
-  const auto deadline = Deadline::after_seconds(30);
-  while (calls_reaped_ + io_uring_sq_ready(ring_->get()) < calls_queued_) {
+  const auto deadline = Deadline::after_seconds(60);
+  const std::uint64_t unsubmitted = io_uring_sq_ready(ring_->get()) - (wake_unsubmitted_ ? 1 : 0);
+  while (calls_reaped_ + unsubmitted < calls_queued_) {
     io_uring_get_events(ring_->get());  // fails where the ring does: completions may come even so
     io_uring_cqe* cqe = nullptr;
     if (io_uring_peek_cqe(ring_->get(), &cqe) == 0) {
+      if (cqe->user_data != kWakeTag) ++calls_reaped_;
       io_uring_cqe_seen(ring_->get(), cqe);
-      ++calls_reaped_;
       continue;
     }
     if (deadline.passed()) {

@@ -58,6 +58,14 @@ class HostDevice final : public Device {
   HostRegistration register_host(void* data, std::uint64_t bytes) override {
     return own<HostRegistration>(runtime_->memory.register_host(data, bytes));
   }
+  void check_host_access(const void* data, std::uint64_t bytes, bool writes) override {
+    if (runtime_->races == nullptr || bytes == 0) return;
+    std::vector<HostMemory::PhysicalSpan> spans;
+    runtime_->memory.locate(data, bytes, spans);
+    std::vector<RaceDetector::Access> accesses;
+    for (const auto& span : spans) accesses.push_back({span, writes});
+    if (const auto race = runtime_->races->check_host(accesses)) throw DeviceError(*race);
+  }
 
   HostRuntime& runtime() { return *runtime_; }
 
@@ -103,16 +111,6 @@ std::unique_ptr<Device> make_host_device(const HostDeviceOptions& options) {
     throw InputError("the link of the host device needs a bandwidth and a latency of 0 or more");
   }
   return std::make_unique<HostDevice>(options);
-}
-
-void check_host_access(Device& device, const void* data, std::uint64_t bytes, bool writes) {
-  auto* const host = dynamic_cast<HostDevice*>(&device);
-  if (host == nullptr || host->runtime().races == nullptr || bytes == 0) return;
-  std::vector<HostMemory::PhysicalSpan> spans;
-  host->runtime().memory.locate(data, bytes, spans);
-  std::vector<RaceDetector::Access> accesses;
-  for (const auto& span : spans) accesses.push_back({span, writes});
-  if (const auto race = host->runtime().races->check_host(accesses)) throw DeviceError(*race);
 }
 
 }  // namespace sluice

@@ -26,8 +26,4 @@ struct HostDeviceOptions {
 
 std::unique_ptr<Device> make_host_device(const HostDeviceOptions& options);
 
-// For a debug device: the calling host thread touches [data, data+bytes); throws DeviceError when
-// queued work that writes it (or reads it, if `writes`) is not known to have finished.
-void check_host_access(Device& device, const void* data, std::uint64_t bytes, bool writes);
-
 }  // namespace sluice

@@ -311,12 +311,17 @@ HostMemory::Placement HostMemory::register_host(void* data, std::uint64_t bytes)
       "host memory is registered once");
   registered_.emplace(begin, bytes);
   ++counters_.registration_calls;
+  registered_bytes_ += bytes;
+  counters_.peak_registered_bytes = std::max(counters_.peak_registered_bytes, registered_bytes_);
   return {data, bytes, begin};
 }
 
 void HostMemory::unregister_host(std::uint64_t handle) noexcept {
   const std::lock_guard lock(mutex_);
-  registered_.erase(handle);
+  const auto entry = registered_.find(handle);
+  if (entry == registered_.end()) return;
+  registered_bytes_ -= entry->second;
+  registered_.erase(entry);
 }
 
 DeviceCounters HostMemory::counters() const {

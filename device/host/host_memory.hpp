@@ -98,6 +98,7 @@ class HostMemory {
 
   mutable std::mutex mutex_;  // guards all below
   DeviceCounters counters_;
+  std::uint64_t registered_bytes_ = 0;
   std::uint64_t next_handle_ = 1;
   std::uint64_t file_bytes_ = 0;
   std::map<std::uint64_t, Extent> extents_;

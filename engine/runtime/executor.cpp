@@ -227,6 +227,18 @@ void Executor::wait_on_host(RunState& run, const Instruction& instruction) {
   }
 }
 
+// What a host lane is about to touch: a debugging device knows whether its own work is done with
+// it.
+void Executor::check_host_access(RunState& run, const Instruction& instruction) {
+  const auto check = [this](const std::vector<Place>& places, bool writes) {
+    for (const Place& place : places) {
+      if (place.data != nullptr) device_.check_host_access(place.data, place.bytes, writes);
+    }
+  };
+  check(run.program().reads(instruction.id), false);
+  check(run.program().writes(instruction.id), true);
+}
+
 void Executor::run_device_lane(RunState& run, std::size_t lane) {
   Stream& stream = *streams_[stream_index(static_cast<Lane>(lane))];
   const auto& instructions = run.program().schedule().instructions;
@@ -300,6 +312,7 @@ void Executor::run_optimizer_lane(RunState& run) {
     wait_on_host(run, instruction);
     if (run.failed()) throw RunAborted{};
     if (instruction.op != Op::kRelease) {
+      check_host_access(run, instruction);
       const std::int64_t begin_ns = device_.now_ns();
       runner_.run_on_host(run.program(), instruction);
       if (run.trace != nullptr) record_span(run, instruction, begin_ns, device_.now_ns());
@@ -367,6 +380,7 @@ void Executor::run_storage_lane(RunState& run, std::size_t lane_number) {
       if (instruction.op == Op::kRelease) {
         end(at);
       } else {
+        check_host_access(run, instruction);
         submit(instruction, at);
       }
     }

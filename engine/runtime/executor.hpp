@@ -67,6 +67,7 @@ class Executor {
   void run_storage_lane(RunState& run, std::size_t lane);
   void issue(RunState& run, const Instruction& instruction, Stream& stream);
   void wait_on_host(RunState& run, const Instruction& instruction);
+  void check_host_access(RunState& run, const Instruction& instruction);
   void record_memory(RunState& run);
   void record_span(RunState& run, const Instruction& instruction, std::int64_t begin_ns,
                    std::int64_t end_ns);

@@ -43,7 +43,6 @@ class RunMemory {
   // Address of a device or pinned buffer; windows are mapped on first request (set-up only).
   std::byte* address(const Buffer& buffer);
   StripedSpace& storage() { return storage_; }
-  std::uint64_t pinned_bytes() const { return pinned_.bytes(); }
   // Pinned memory for set-up and checkpoints, only between steps. Shares bytes with staging, so it
   // starts behind the persistent pinned buffers.
   std::byte* io_window(std::uint64_t persistent_pinned_bytes) {

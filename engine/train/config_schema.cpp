@@ -197,8 +197,9 @@ void add_train(Keys& keys) {
   add(decisive(integer("train.fold_groups", SLUICE_FIELD(train.fold_groups), 1, kMaxRanks,
                        "sum gradients as this many data-parallel ranks would; divides "
                        "train.accumulate")));
-  add(integer("train.threads", SLUICE_FIELD(train.threads), 0, 4096,
-              "compute threads, fixed for the run; 0: one per physical core"));
+  add(integer(
+      "train.threads", SLUICE_FIELD(train.threads), 0, 4096,
+      "compute threads, fixed for the run; 0: one per logical processor that the process may use"));
 }
 
 void add_optimizer(Keys& keys) {

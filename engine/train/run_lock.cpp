@@ -11,7 +11,7 @@
 
 namespace sluice {
 
-RunLock::RunLock(const std::string& directory) {
+RunLock::RunLock(const std::string& key, const std::string& directory) {
   const std::string path = directory + "/lock";
   descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (descriptor_ < 0) throw IoError("open", path, 0, 0, errno);
@@ -21,9 +21,9 @@ RunLock::RunLock(const std::string& directory) {
     const ssize_t bytes = ::pread(descriptor_, holder.data(), holder.size() - 1, 0);
     ::close(descriptor_);
     if (error != EWOULDBLOCK) throw IoError("flock", path, 0, 0, error);
-    throw InputError("log.dir: '" + directory + "' is in use by another run" +
+    throw InputError(key + ": '" + directory + "' is in use by another run" +
                      (bytes > 0 ? " (process " + std::string(holder.data()) + ")" : std::string()) +
-                     "; name another log.dir or wait for it");
+                     "; name another " + key + " or wait for it");
   }
   // For the message above; a run that cannot write it still holds the lock.
   const std::string self = std::to_string(::getpid());

@@ -7,9 +7,9 @@ namespace sluice {
 
 class RunLock {
  public:
-  // Locks DIRECTORY/lock (mode 0600). Throws InputError where another process holds it, naming it;
-  // IoError where the file cannot be made.
-  explicit RunLock(const std::string& directory);
+  // Locks DIRECTORY/lock (mode 0600); key: what names the directory, "log.dir". Throws InputError
+  // where another run holds it, naming its process; IoError where the file cannot be made.
+  RunLock(const std::string& key, const std::string& directory);
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;

@@ -144,7 +144,8 @@ TierBytes Session::peak_bytes() const {
 }
 
 TierBytes Session::measured_peak_bytes() const {
-  return {device_->counters().peak_bytes, memory_.pinned_bytes(),
+  const DeviceCounters device = device_->counters();
+  return {device.peak_bytes, device.peak_registered_bytes,
           storage_ ? storage_->counters().peak_allocated_bytes : 0};
 }
 

@@ -7,20 +7,35 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/units.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/machine_check.hpp"
 #include "engine/train/lr_schedule.hpp"
 #include "engine/train/posix_file.hpp"
 #include "engine/train/run_lock.hpp"
 #include "engine/train/session.hpp"
+#include "kernels/host/parallel.hpp"
 
 namespace sluice {
 namespace {
 
 namespace fs = std::filesystem;
 
-// A checkpoint (14 in bf16, 12 in fp32) and the exported weights (2, 4).
-constexpr std::uint64_t kSavedBytesPerParameter = 16;
+// Bytes that the run will add to checkpoint.dir at most: checkpoints (the newest two are kept while
+// a third is written) and the exported weights, which may lie on the same file system.
+std::uint64_t saved_bytes(const Config& config, std::uint64_t parameters, bool resumes) {
+  const bool fp32 = config.train.precision == Config::Precision::kFP32;
+  const std::uint64_t checkpoint = fp32 ? 12 : 14;
+  const std::uint64_t weights = fp32 ? 4 : 2;
+  const std::uint64_t most_saves =
+      config.checkpoint.every > 0 ? ceil_div(static_cast<std::uint64_t>(config.train.steps),
+                                             static_cast<std::uint64_t>(config.checkpoint.every))
+                                  : 1;
+  // What an earlier run left makes room as the new ones come.
+  const std::uint64_t kept = resumes ? 1 : 0;
+  const auto checkpoints = std::clamp<std::uint64_t>(most_saves, 1, 3 - kept);
+  return parameters * (checkpoints * checkpoint + weights);
+}
 
 void write_text(const fs::path& path, const std::string& text) {
   // Beside it, then renamed: what was there stays whole until the new text is.
@@ -56,21 +71,46 @@ void make_directory(const fs::path& path) {
   if (error) throw InputError("'" + path.string() + "' cannot be made: " + error.message());
 }
 
+// A run that was killed may have left half a line: the next event must not be joined to it.
+void cut_unfinished_line(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file) return;
+  auto bytes = static_cast<std::int64_t>(file.tellg());
+  const std::int64_t size = bytes;
+  for (char last = 0; bytes > 0; --bytes) {
+    file.seekg(bytes - 1);
+    if (!file.get(last) || last == '\n') break;
+  }
+  file.close();
+  if (bytes < size) fs::resize_file(path, static_cast<std::uintmax_t>(bytes));
+}
+
 // The run directory: what stands in it, and who writes what. An earlier run's checkpoints are never
 // overwritten: a fresh start moves them aside.
 class RunFiles {
  public:
-  RunFiles(const Config& config, bool uses_storage, bool fresh)
-      : directory_(made(config.log.dir)), lock_(config.log.dir) {
+  // Makes and locks the directories; what an earlier run left in them stands until begin().
+  RunFiles(const Config& config, bool uses_storage)
+      : directory_(made(config.log.dir)), lock_("log.dir", config.log.dir) {
     if (uses_storage) {
       for (const std::string& path : config.memory.storage_paths) make_directory(path);
     }
-    if (fresh) set_aside_checkpoints(config.checkpoint.dir);
     make_directory(config.checkpoint.dir);
+    if (!fs::equivalent(config.checkpoint.dir, config.log.dir)) {
+      checkpoint_lock_.emplace("checkpoint.dir", config.checkpoint.dir);
+    }
+  }
+
+  void begin(const Config& config, bool fresh) {
+    const fs::path events = directory_ / "events.jsonl";
+    if (fresh) {
+      set_aside_checkpoints(config.checkpoint.dir);
+    } else {
+      cut_unfinished_line(events);
+    }
     write_text(directory_ / "config.toml", config_to_toml(config));
-    const auto mode = fresh ? std::ios::trunc : std::ios::app;
-    events_.open(directory_ / "events.jsonl", std::ios::out | mode);
-    if (!events_) throw IoError("open", (directory_ / "events.jsonl").string(), 0, 0, errno);
+    events_.open(events, std::ios::out | (fresh ? std::ios::trunc : std::ios::app));
+    if (!events_) throw IoError("open", events.string(), 0, 0, errno);
   }
 
   void event(const RunEvent& event) {
@@ -88,6 +128,7 @@ class RunFiles {
 
   fs::path directory_;
   RunLock lock_;
+  std::optional<RunLock> checkpoint_lock_;
   std::ofstream events_;
 };
 
@@ -176,7 +217,8 @@ class Trainer {
                           outcome.seconds;
     report.stalled_fraction = outcome.stalled_fraction;
     report.moved = outcome.moved;
-    const bool logged = config_.log.every > 0 && (step_ % config_.log.every == 0 || step_ == last);
+    const bool logged = config_.log.every > 0 && (step_ % config_.log.every == 0 || step_ == last ||
+                                                  step_ == first_step_ + 1);
     if (logged) {
       emit({{"event", "step"},
             {"step", report.step},
@@ -195,14 +237,16 @@ class Trainer {
     const LinkBytes before = session_.moved_bytes();
     double sum = 0;
     const std::int64_t batches = data_.eval_batches();
-    for (std::int64_t i = 0; i < batches; ++i) {
+    std::int64_t done = 0;
+    for (; done < batches && !stop_asked(); ++done) {
       sum += session_.evaluate([&](std::int64_t, std::int32_t* tokens, std::int32_t* targets) {
-        data_.fill_eval(i, tokens, targets);
+        data_.fill_eval(done, tokens, targets);
       });
     }
     const LinkBytes after = session_.moved_bytes();
     add({after.upload - before.upload, after.download - before.download,
          after.storage_read - before.storage_read, after.storage_write - before.storage_write});
+    if (done < batches) return;  // asked to stop: a part of the data is no evaluation
     emit({{"event", "eval"}, {"step", step_}, {"loss", sum / static_cast<double>(batches)}});
   }
 
@@ -287,6 +331,7 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   check_budgets(config);
   const Dataset data(dataset_options(config));
   const Model model(model_shape(config));
+  if (config.train.threads == 0) config.train.threads = host::Parallel::default_threads();
   const HostKernelOptions kernel_options{static_cast<int>(config.train.threads), Bf16Gemm::kAuto};
   const std::unique_ptr<Kernels> device_kernels = make_host_kernels(kernel_options);
   const std::unique_ptr<Kernels> host_kernels = make_host_kernels(kernel_options);
@@ -299,7 +344,8 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   }
   const Plan& plan = std::get<Plan>(planned);
   check_storage_paths(config, plan.need.storage_bytes);
-  check_checkpoint_room(config, plan.parameters * kSavedBytesPerParameter, plan.need.storage_bytes);
+  check_checkpoint_room(config, saved_bytes(config, plan.parameters, !options.resume.empty()),
+                        plan.need.storage_bytes);
   std::optional<CheckpointFound> found;
   if (!options.resume.empty()) {
     found = find_checkpoint(config.checkpoint.dir);
@@ -309,13 +355,15 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
     }
   }
 
-  // Nothing has been created or changed up to here.
-  RunFiles files(written, plan.need.storage_bytes > 0, !found);
+  // Nothing has been created or changed up to here; an earlier run's files stand until all memory
+  // of this one is there.
+  RunFiles files(written, plan.need.storage_bytes > 0);
+  Trainer trainer(config, options, data, model, plan, *device_kernels, *host_kernels, files, events,
+                  observe);
+  files.begin(written, !found);
   files.event(plan_event(plan));
   events(plan_event(plan));
   write_plan(config, model, hardware, plan, files);
-  Trainer trainer(config, options, data, model, plan, *device_kernels, *host_kernels, files, events,
-                  observe);
   trainer.start(found);
   return trainer.run();
 }

@@ -40,14 +40,21 @@ class HandOver {
   void give() {}
   void take() {}
 #endif
+
+ private:
+  [[maybe_unused]] char address_ = 0;
 };
 
 }  // namespace
 
+int Parallel::default_threads() {
+  return tbb::info::default_concurrency();
+}
+
 Parallel::Parallel(int threads)
-    : threads_(threads == 0 ? tbb::info::default_concurrency() : threads),
+    : threads_(threads == 0 ? default_threads() : threads),
       // An arena above the cores makes oneTBB print a warning; the surplus workers just take turns.
-      arena_(std::min(threads_, tbb::info::default_concurrency()), 1) {
+      arena_(std::min(threads_, default_threads()), 1) {
   SLUICE_CHECK(threads >= 0);
 }
 
@@ -66,31 +73,36 @@ void Parallel::for_each_worker(std::int64_t count,
   // One task per worker, each taking the next piece until none is left: pieces of unequal weight
   // balance, and a worker's number does not depend on where oneTBB places the task.
   std::atomic<std::int64_t> next{0};
-  HandOver handover;
+  HandOver begin, end;
   const auto run_worker = [&](int worker) {
     const IeeeArithmetic ieee;
     try {
-      for (std::int64_t i = next++; i < count; i = next++) body(i, worker);
+      // Relaxed: pieces are independent, and ThreadSanitizer is to see that they are.
+      while (true) {
+        const std::int64_t i = next.fetch_add(1, std::memory_order_relaxed);
+        if (i >= count) break;
+        body(i, worker);
+      }
     } catch (...) {
-      next = count;  // nobody begins another piece
+      next.store(count, std::memory_order_relaxed);  // nobody begins another piece
       throw;
     }
   };
   const auto run_team = [&]() SLUICE_READS_BEFORE_TAKE {
-    handover.take();
+    begin.take();
     tbb::parallel_for(
         tbb::blocked_range<int>(0, team, 1),
         [&](const tbb::blocked_range<int>& range) SLUICE_READS_BEFORE_TAKE {
-          handover.take();
+          begin.take();
           for (int worker = range.begin(); worker != range.end(); ++worker) run_worker(worker);
-          handover.give();
+          end.give();
         },
         tbb::simple_partitioner());
-    handover.give();
+    end.give();
   };
-  handover.give();
+  begin.give();
   arena_.execute(run_team);  // by this thread or, where the arena is full, by one of its workers
-  handover.take();
+  end.take();
 }
 
 void Parallel::for_each(std::int64_t count, const std::function<void(std::int64_t)>& body) const {

@@ -18,7 +18,9 @@ namespace sluice::host {
 
 class Parallel {
  public:
-  // threads: size of the team including the caller; 0: the cores this process may run on.
+  // The logical processors that this process may run on.
+  static int default_threads();
+  // threads: size of the team including the caller; 0: default_threads().
   explicit Parallel(int threads);
 
   int threads() const { return threads_; }

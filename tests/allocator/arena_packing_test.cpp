@@ -221,7 +221,7 @@ TEST(CheckPacking, FindsEveryKindOfMistake) {
   const Lifetimes lifetimes{{0, 4, 256}, {2, 6, 512}, {4, 8, 256}};
   Packing good{{0, 256, 0}, 768, 768};
   EXPECT_NO_THROW(check_packing(lifetimes, good, 256));
-  const auto expect_refused = [&](Packing packing) {
+  const auto expect_refused = [&](const Packing& packing) {
     EXPECT_THROW(check_packing(lifetimes, packing, 256), InternalError);
   };
   expect_refused({{0, 0, 0}, 512, 768});          // two at one offset

@@ -65,7 +65,7 @@ TEST(Log, GoesToTheSinkAndNowhereElse) {
 }
 
 TEST(Log, MayBeCalledWhileTheSinkChanges) {
-  std::jthread writer([](std::stop_token stop) {
+  std::jthread writer([](const std::stop_token& stop) {
     while (!stop.stop_requested()) log(LogLevel::kDebug, "x");
   });
   for (int i = 0; i < 200; ++i)

@@ -248,6 +248,7 @@ TYPED_TEST_P(DeviceContract, HostPagesAreRegisteredOnce) {
     const HostRegistration registration = this->device_->register_host(pages.get(), kBytes);
     EXPECT_EQ(registration.data(), pages.get());
     EXPECT_EQ(this->device_->counters().registration_calls, 1u);
+    EXPECT_EQ(this->device_->counters().peak_registered_bytes, kBytes);
     EXPECT_THROW(this->device_->register_host(pages.get() + 4096, 4096), InternalError);
     const RawBuffer buffer = this->device_->allocate(kBytes);
     this->stream_->copy(buffer.data(), pages.get(), kBytes, CopyKind::kHostToDevice);
@@ -258,6 +259,7 @@ TYPED_TEST_P(DeviceContract, HostPagesAreRegisteredOnce) {
   EXPECT_THROW(this->device_->register_host(pages.get(), 0), InternalError);
   const HostRegistration again = this->device_->register_host(pages.get(), kBytes);
   EXPECT_EQ(this->device_->counters().registration_calls, 2u);
+  EXPECT_EQ(this->device_->counters().peak_registered_bytes, kBytes);
 }
 
 TYPED_TEST_P(DeviceContract, AStreamRunsInOrder) {

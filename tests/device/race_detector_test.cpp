@@ -57,7 +57,7 @@ TEST_F(RaceTest, AReadBesideAWriteIsFoundAndDescribed) {
   std::array<char, 64> range{};
   const auto base = reinterpret_cast<std::uintptr_t>(buffer_.data());
   std::snprintf(range.data(), range.size(), "[0x%llx, 0x%llx)",
-                static_cast<unsigned long long>(base + 512),
+                static_cast<unsigned long long>(base) + 512,
                 static_cast<unsigned long long>(base + 1024));
   EXPECT_NE(race.find(range.data()), std::string::npos) << race << " has no " << range.data();
   EXPECT_EQ(race_of(*a_), "");  // only the stream that came second is blamed
@@ -227,18 +227,18 @@ TEST_F(RaceTest, RemappedAddressesAreOtherMemory) {
 }
 
 TEST_F(RaceTest, TheHostIsCheckedToo) {
-  check_host_access(*device_, buffer_.data(), 4096, true);
+  device_->check_host_access(buffer_.data(), 4096, true);
   write(*a_, 0, 100);
   a_->record(*event_);
-  EXPECT_THROW(check_host_access(*device_, buffer_.data() + 99, 1, false), DeviceError);
-  check_host_access(*device_, buffer_.data() + 100, 1, true);
+  EXPECT_THROW(device_->check_host_access(buffer_.data() + 99, 1, false), DeviceError);
+  device_->check_host_access(buffer_.data() + 100, 1, true);
   event_->synchronize(soon(), "alpha");
-  check_host_access(*device_, buffer_.data(), 4096, true);
+  device_->check_host_access(buffer_.data(), 4096, true);
   read(*b_, 0, 100);
-  check_host_access(*device_, buffer_.data(), 100, false);
-  EXPECT_THROW(check_host_access(*device_, buffer_.data(), 100, true), DeviceError);
+  device_->check_host_access(buffer_.data(), 100, false);
+  EXPECT_THROW(device_->check_host_access(buffer_.data(), 100, true), DeviceError);
   b_->synchronize(soon());
-  check_host_access(*device_, buffer_.data(), 100, true);
+  device_->check_host_access(buffer_.data(), 100, true);
 }
 
 TEST(RaceDetectionOff, ReportsNothing) {
@@ -249,7 +249,7 @@ TEST(RaceDetectionOff, ReportsNothing) {
   const MemoryAccess access{buffer.data(), 64, true};
   a->launch([] {}, {&access, 1});
   b->launch([] {}, {&access, 1});
-  check_host_access(*device, buffer.data(), 64, true);
+  device->check_host_access(buffer.data(), 64, true);
   a->synchronize(soon());
   b->synchronize(soon());
 }

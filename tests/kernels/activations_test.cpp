@@ -117,7 +117,7 @@ struct Gated {
   DTypeArray x, dy;
 
   // Gates from the sweep, ups at random.
-  Gated(DType dtype, std::int64_t cols_) : rows(0), cols(cols_), x(dtype, 0), dy(dtype, 0) {
+  Gated(DType dtype, std::int64_t width) : rows(0), cols(width), x(dtype, 0), dy(dtype, 0) {
     const std::vector<float> gates = sweep();
     rows = static_cast<std::int64_t>(gates.size()) / cols;
     const std::vector<float> ups = normal_floats(rows * cols, 4);

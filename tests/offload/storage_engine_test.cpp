@@ -1,6 +1,13 @@
 #include "offload/storage_engine.hpp"
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <future>
+
 #include "tests/contract/storage_contract.hpp"
+#include "tests/support/temp_directory.hpp"
 
 namespace sluice::testing {
 namespace {
@@ -36,6 +43,42 @@ TEST(StorageFactory, AutoTakesIoUringWhereTheKernelHasIt) {
 
 TEST(StorageFactory, AnUnknownKindIsRefused) {
   EXPECT_THROW(make_storage_engine("aio", {}), InputError);
+}
+
+// Takes the kernel's side of the ring away: io_uring_enter fails from now on.
+void break_rings() {
+  const int null = ::open("/dev/null", O_RDWR);
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code error;
+    const auto target = std::filesystem::read_symlink(entry.path(), error);
+    if (target == "anon_inode:[io_uring]") ::dup2(null, std::stoi(entry.path().filename()));
+  }
+  ::close(null);
+}
+
+TEST(IoUringEngine, ARingThatBreaksEndsItsRequestsWithAnErrorAndHangsNobody) {
+  if (!io_uring_unavailable_reason().empty()) GTEST_SKIP() << io_uring_unavailable_reason();
+  constexpr std::uint64_t kBytes = 1 << 20;
+  const TempDirectory directory;
+  const std::unique_ptr<std::byte, void (*)(void*)> data(
+      static_cast<std::byte*>(std::aligned_alloc(4096, kBytes)), std::free);
+  std::fill(data.get(), data.get() + kBytes, std::byte{1});
+  const auto engine = make_storage_engine("io_uring", {});
+  const StorageFileId file = engine->open(directory.file("data"), StorageFileMode::kCreate, kBytes);
+  const auto write = [&] {
+    auto ended = std::make_shared<std::promise<void>>();
+    engine->submit({StorageOp::kWrite, file, 0, data.get(), kBytes},
+                   [ended](const std::exception_ptr& error) {
+                     error ? ended->set_exception(error) : ended->set_value();
+                   });
+    std::future<void> outcome = ended->get_future();
+    EXPECT_EQ(outcome.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+    outcome.get();
+  };
+  write();
+  break_rings();
+  EXPECT_THROW(write(), IoError);
+  EXPECT_THROW(write(), IoError);  // and for ever
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
@@ -52,6 +53,20 @@ TEST(StorageBench, GivesEveryFigureAndLeavesNothing) {
     EXPECT_LE(figures.at("ring_bytes").get<std::uint64_t>(), 8 * kMiB);
   }
   EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+}
+
+// A fio that cannot run (no io_uring for it, no direct I/O) costs its own figures only.
+TEST(StorageBench, AFioThatFailsIsSaid) {
+  const TempDirectory programs;
+  std::ofstream(programs.file("fio")) << "#!/bin/sh\nexit 7\n";
+  std::filesystem::permissions(programs.file("fio"), std::filesystem::perms::owner_all);
+  const TempDirectory directory;
+  const std::string before = std::getenv("PATH");
+  ::setenv("PATH", (programs.path().string() + ":" + before).c_str(), 1);
+  const json event = run_storage_bench(small_run(directory));
+  ::setenv("PATH", before.c_str(), 1);
+  EXPECT_GT(event.at("figures").at("read_gib_per_s").get<double>(), 0);
+  EXPECT_EQ(event.at("figures").at("fio"), "failed: fio ended with status 7");
 }
 
 TEST(StorageBench, BadOptionsAreRefused) {

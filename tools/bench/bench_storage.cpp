@@ -91,6 +91,18 @@ std::uint64_t write_first(StorageEngine& engine, StorageLoad load, void* ring, j
   return std::min(written, load.file_bytes);
 }
 
+// Without fio, or with one that cannot run here, our own figures stand alone.
+std::optional<StorageRate> try_fio(const FioLoad& load, StorageMix mix, std::string& why_not) {
+  try {
+    auto rate = run_fio(load, mix);
+    if (!rate) why_not = "not installed";
+    return rate;
+  } catch (const Error& error) {
+    why_not = std::string("failed: ") + error.what();
+    return std::nullopt;
+  }
+}
+
 // Engine, fio, engine: what drifts (a shared disk, a cache that empties) meets both alike.
 void measure_mix(StorageEngine& engine, StorageLoad load, const NamedMix& mix, FioLoad fio,
                  void* ring, json& figures) {
@@ -99,11 +111,12 @@ void measure_mix(StorageEngine& engine, StorageLoad load, const NamedMix& mix, F
   load.bytes = load.file_bytes * kPasses;
   const std::string name = mix.name;
   const StorageRate before = measure_storage(engine, load, mix.mix, ring);
-  const auto yardstick = run_fio(fio, mix.mix);
+  std::string why_not;
+  const auto yardstick = try_fio(fio, mix.mix, why_not);
   const StorageRate rate = sum(before, measure_storage(engine, load, mix.mix, ring));
   add(figures, name, rate);
   if (!yardstick) {
-    figures["fio"] = "not installed";
+    figures["fio"] = why_not;
     return;
   }
   add(figures, "fio_" + name, *yardstick);

@@ -18,7 +18,8 @@ struct StorageBenchOptions {
 
 // {"event":"bench","name":"storage","figures":{engine, block_bytes, depth, ring_bytes,
 //   {read,write,duplex}_gib_per_s, {…}_cpu_ms_per_gib, and where fio is installed fio_… of the same
-//   and ratio_{read,write,duplex} (engine / fio; CPU: cpu_ratio_…), else "fio":"not installed"}}
+//   and ratio_{read,write,duplex} (engine / fio; CPU: cpu_ratio_…), else "fio": "not installed" or
+//   why it failed}}
 // The engine's ring lies in huge pages, as training's does; fio's buffers, which it allocates
 // itself, lie in small ones. Where that decides (many segments for each block), the ratios say so.
 // InputError: bad options, no room, no such directory. IoError. Rates are of one run of a shared

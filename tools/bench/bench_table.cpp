@@ -56,7 +56,7 @@ std::string storage_table(const json& figures) {
     }
     text += '\n';
   }
-  if (!fio) text += "\nfio is not installed: nothing to compare with\n";
+  if (!fio) text += "\nnothing to compare with: fio " + figures["fio"].get<std::string>() + "\n";
   return text;
 }
 

@@ -171,10 +171,16 @@ void take_event(const Path& file, const Json& event, RunDirectory& run) {
     const auto step = count_of(file, event, "step");
     if (!step) refuse(file, "a " + kind + " event without 'step'");
     const double loss = number_of(file, event, "loss");
+    // A run that went on from an older checkpoint tells these steps again: the later telling holds.
+    const auto drop_retold = [&step](auto& earlier) {
+      while (!earlier.empty() && earlier.back().step >= *step) earlier.pop_back();
+    };
     if (kind != "step") {
+      drop_retold(run.evaluations);
       run.evaluations.push_back({*step, loss});
       return;
     }
+    drop_retold(run.steps);
     run.steps.push_back({*step, loss, number_of(file, event, "grad_norm"),
                          number_of(file, event, "lr"), number_of(file, event, "tokens_per_s"),
                          number_of(file, event, "step_time_s"),

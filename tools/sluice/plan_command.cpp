@@ -6,6 +6,7 @@
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/machine_check.hpp"
 #include "engine/train/events.hpp"
+#include "kernels/host/parallel.hpp"
 #include "tools/sluice/commands.hpp"
 #include "tools/sluice/progress.hpp"
 
@@ -26,10 +27,13 @@ int plan_command(const PlanArguments& arguments) {
     resolve_auto_budgets_elsewhere(config);
   }
   const Model model(model_shape(config));
-  const std::unique_ptr<Kernels> kernels =
-      make_host_kernels({static_cast<int>(config.train.threads), Bf16Gemm::kAuto});
   const HardwareProfile hardware = this_machine ? load_profile_or_default(default_profile_path())
                                                 : load_profile(arguments.hardware);
+  if (config.train.threads == 0) {
+    config.train.threads = this_machine ? host::Parallel::default_threads() : hardware.cores;
+  }
+  const std::unique_ptr<Kernels> kernels =
+      make_host_kernels({static_cast<int>(config.train.threads), Bf16Gemm::kAuto});
   auto planned = make_plan(config, model, *kernels, hardware);
   if (auto* refusal = std::get_if<Refusal>(&planned)) {
     if (this_machine) keep_possible_suggestions(*refusal, config);

@@ -56,7 +56,8 @@ void Progress::step(const StepReport& report) {
   tokens_per_s_ += 0.2 * (report.tokens_per_s - tokens_per_s_);
   const bool terminal = isatty(STDERR_FILENO) != 0;
   const std::int64_t every = config_.log.every > 0 ? config_.log.every : report.last_step;
-  if (!terminal && report.step % every != 0 && report.step != report.last_step) return;
+  const bool ends = report.step == first_step_ || report.step == report.last_step;
+  if (!terminal && report.step % every != 0 && !ends) return;
 
   const double elapsed =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();

@@ -40,7 +40,7 @@ bool is_pass(const Instruction& instruction) {
 // A host framework: runs passes on a thread of its own, and knows which pass each External is.
 class ForeignFramework {
  public:
-  ForeignFramework() : thread_([this](std::stop_token stop) { work(stop); }) {}
+  ForeignFramework() : thread_([this](const std::stop_token& stop) { work(stop); }) {}
 
   // Makes every pass of the plan External.
   void take_over(Plan& plan) {

@@ -134,7 +134,7 @@ std::string CliTest::expect_refused(const Words& arguments, const Words& words) 
   EXPECT_TRUE(snapshot() == before) << "something was created or changed";
   const std::vector<std::string> lines = lines_of(outcome.err);
   EXPECT_EQ(lines.size(), 1u);
-  const std::string sentence = lines.empty() ? "" : lines.front();
+  std::string sentence = lines.empty() ? "" : lines.front();
   EXPECT_TRUE(sentence.starts_with("sluice: "));
   for (const std::string& word : words) {
     EXPECT_NE(sentence.find(word), std::string::npos) << "no '" << word << "'";

@@ -47,6 +47,26 @@ TEST_F(Resume, TakesTheRunDirectoryWhateverTheConfigurationNames) {
   EXPECT_NE(outcome.err.find("moved/weights.safetensors"), std::string::npos) << outcome.err;
 }
 
+TEST_F(Resume, CutsTheHalfLineOfAKilledRun) {
+  const std::string events = read_file(path("run/events.jsonl"));
+  write_file(path("run/events.jsonl"), events + R"({"event":"step","st)");
+  drop_oldest();
+  succeed(resume());
+  for (const std::string& line : lines_of(read_file(path("run/events.jsonl")))) {
+    EXPECT_TRUE(Json::accept(line)) << line;
+  }
+  succeed({"report", "run"});
+}
+
+TEST_F(Resume, ItsManifestHoldsTheThreadTeam) {
+  EXPECT_EQ(Json::parse(read_file(newest("manifest.json"))).at("threads"), 1);
+  succeed({"train", "config.toml", "--set", "train.steps=1", "train.threads=0", "log.dir=other"});
+  EXPECT_GE(Json::parse(read_file(path("other/checkpoints/step-00000001/manifest.json")))
+                .at("threads")
+                .get<int>(),
+            1);
+}
+
 TEST_F(Resume, FromTheRunsOwnConfiguration) {
   const ChildOutcome outcome = succeed({"train", "run/config.toml", "--json", "--resume", "run"});
   EXPECT_EQ(events_of(outcome, "done").at(0).at("weights_hash"), hash_);

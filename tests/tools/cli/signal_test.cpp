@@ -9,7 +9,6 @@
 namespace sluice::testing {
 namespace {
 
-namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
@@ -57,6 +56,20 @@ TEST_F(Signals, TerminateFinishesTheStepAndResumeEndsAsIfNothingHadBeen) {
 
 TEST_F(Signals, InterruptDoesTheSameWithItsOwnStatus) {
   expect_stop_and_resume(SIGINT, 130);
+}
+
+// The evaluation of step 2 is cut short; the checkpoint of the step is not.
+TEST_F(Signals, AnEvaluationIsNotWaitedFor) {
+  const auto child = start({"train", "config.toml", "--json", "--set", kSteps, "--set", kSlowLink,
+                            "--set", "memory.place.weight=pinned", "data.eval_fraction=0.5",
+                            "train.eval_every=2", "train.micro_batch=1"});
+  child->wait_for_output(R"("event":"step","step":2,)", kCliDeadline);
+  child->send(SIGTERM);
+  const ChildOutcome stopped = child->wait(kCliDeadline);
+  EXPECT_EQ(stopped.exit_status, 143) << stopped.err;
+  EXPECT_TRUE(events_of(stopped, "eval").empty());
+  ASSERT_EQ(events_of(stopped).back().at("event"), "checkpoint");
+  EXPECT_EQ(events_of(stopped).back().at("step"), 2);
 }
 
 TEST_F(Signals, ASecondOneEndsTheProgramAtOnce) {
