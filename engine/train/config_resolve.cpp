@@ -9,6 +9,9 @@ namespace {
 
 // Tokens of a micro-batch: keeps products with ffn, layers and element size below 2^63.
 constexpr std::int64_t kMaxMicroBatchTokens = 1 << 22;
+// A larger model's step could not be planned (kMaxInstructions of the planner), and describing it
+// would take gigabytes.
+constexpr double kMaxParameters = 137e9;
 constexpr std::int64_t kMaxRunTokens = std::int64_t{1} << 60;
 
 void require_keys(const Config& config, const ConfigOrigins& origins) {
@@ -43,6 +46,20 @@ std::string text_of(std::int64_t value) {
   return std::to_string(value);
 }
 
+// Matrices alone, in floating point: the product of four keys may pass 2^63.
+double parameters_of(const Config& config) {
+  const auto& model = config.model;
+  const auto hidden = static_cast<double>(model.hidden);
+  const auto heads = static_cast<double>(model.heads);
+  const auto key_value = hidden * static_cast<double>(model.kv_heads) / heads;
+  const double products = config.model.family == Config::Family::kLlama ? 3 : 2;
+  const double block = 2 * hidden * hidden + 2 * hidden * key_value +
+                       products * hidden * static_cast<double>(model.ffn);
+  const double tables = model.tie_embeddings ? 1 : 2;
+  return static_cast<double>(model.layers) * block +
+         tables * static_cast<double>(model.vocab) * hidden;
+}
+
 void check_model(const Config& config, const ConfigOrigins& origins) {
   const auto& model = config.model;
   if (!model.from.empty()) return;
@@ -59,6 +76,14 @@ void check_model(const Config& config, const ConfigOrigins& origins) {
     throw InputError(origins.of("model.heads") + ": model.hidden / model.heads is " +
                      text_of(model.hidden / model.heads) +
                      ", which must be even for the rotary positions of llama");
+  }
+  const double parameters = parameters_of(config);
+  if (parameters > kMaxParameters) {
+    throw InputError(origins.of("model.layers") + ": model.layers, model.hidden, model.ffn and " +
+                     "model.vocab make " + text_of(static_cast<std::int64_t>(parameters * 1e-9)) +
+                     " billion parameters; at most " +
+                     text_of(static_cast<std::int64_t>(kMaxParameters * 1e-9)) +
+                     " billion can be planned");
   }
   if (config.train.seq > model.max_seq) {
     throw InputError(origins.of("train.seq") + ": train.seq is " + text_of(config.train.seq) +

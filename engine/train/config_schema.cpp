@@ -264,8 +264,9 @@ void add_memory(Keys& keys) {
              "where weights rest; auto: the fastest tier with room"));
   add(choice("memory.place.gradient", SLUICE_FIELD(memory.place.gradient), places,
              "where gradients rest"));
-  add(choice("memory.place.optimizer", SLUICE_FIELD(memory.place.optimizer), places,
-             "where master weights and moments rest"));
+  add(choice(
+      "memory.place.optimizer", SLUICE_FIELD(memory.place.optimizer), places,
+      "where master weights and moments rest; \"device\" needs weight and gradient there too"));
   add(real("memory.link_bandwidth", SLUICE_FIELD(memory.link_bandwidth_bytes_per_s), 0.0, kHuge,
            "host device: modelled bandwidth of each direction of the link; 0: off",
            ConfigKind::kRate));

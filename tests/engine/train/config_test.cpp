@@ -86,6 +86,16 @@ TEST(Config, AMistypedValueNamesTheKeyWhatWasGivenAndWhatIsRight) {
   EXPECT_NE(refusal(kSmall + "[train]\nsteps = 1.5\n").find("got 1.5"), std::string::npos);
 }
 
+// Each key is in its range; their product is not.
+TEST(Config, AModelThatCannotBePlannedIsRefusedBeforeItIsDescribed) {
+  for (const std::string hidden : {"16384", "262144"}) {
+    const std::string words = refusal(kSmall, {"model.layers=4096", "model.hidden=" + hidden});
+    EXPECT_NE(words.find("model.layers"), std::string::npos) << words;
+    EXPECT_NE(words.find("at most 137 billion"), std::string::npos) << words;
+  }
+  EXPECT_NO_THROW(parse(kSmall, {"model.layers=96", "model.hidden=8192"}));
+}
+
 TEST(Config, RangesAreKept) {
   for (const std::string assignment :
        {"model.layers=0", "model.layers=4097", "memory.chunk=3MiB", "memory.chunk=0",
