@@ -117,36 +117,6 @@ class BlockLayer final : public Layer {
     return needs;
   }
 
-  PassWork work(const BatchShape& batch, Pass pass) const override {
-    const double row_count = static_cast<double>(batch.rows());
-    const double down = 2.0 * row_count * static_cast<double>(shape_.hidden * shape_.ffn);
-    const double gemm = 2.0 * row_count * static_cast<double>(shape_.hidden) *
-                            static_cast<double>(shape_.qkv_cols() + shape_.hidden + up_cols()) +
-                        down;
-    // Scores and their product with the values, the causal half of them.
-    const double attention = 2.0 * row_count * static_cast<double>(batch.seq * shape_.hidden);
-    const double row_bytes = static_cast<double>(dtype_bytes(batch.dtype)) * row_count;
-    const double moved =
-        row_bytes * static_cast<double>(10 * shape_.hidden + 2 * up_cols() + 2 * shape_.ffn);
-    PassWork work;
-    switch (pass) {
-      case Pass::kForward:
-      case Pass::kLoss:
-        work = {gemm, attention, moved};
-        break;
-      case Pass::kRecompute:
-        work = {gemm - down, attention, moved};
-        break;
-      case Pass::kBackwardInput:
-        work = {gemm, 2.5 * attention, 1.5 * moved};
-        break;
-      case Pass::kBackwardWeight:
-        work = {gemm, 0.0, moved};
-        break;
-    }
-    return work;
-  }
-
   void forward(Kernels& kernels, const BatchShape& batch, const PassBuffers& at) const override {
     const Saved saved = cut_saved(batch, at.saved);
     Region workspace(at.workspace);

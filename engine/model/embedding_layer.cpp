@@ -33,17 +33,6 @@ class EmbeddingLayer final : public Layer {
     return needs;
   }
 
-  PassWork work(const BatchShape& batch, Pass pass) const override {
-    const double row_bytes =
-        static_cast<double>(shape_.hidden) * static_cast<double>(dtype_bytes(batch.dtype));
-    PassWork work;
-    work.elementwise_bytes = 3.0 * static_cast<double>(batch.rows()) * row_bytes;
-    if (pass == Pass::kBackwardWeight) {
-      work.elementwise_bytes += static_cast<double>(shape_.vocab) * row_bytes;
-    }
-    return work;
-  }
-
   void forward(Kernels& kernels, const BatchShape& batch, const PassBuffers& at) const override {
     kernels.embedding_forward(at.tokens, tensor(at.weights, 0, batch.dtype),
                               has_positions() ? tensor(at.weights, 1, batch.dtype) : nullptr,

@@ -44,31 +44,6 @@ class HeadLayer final : public Layer {
     return needs;
   }
 
-  PassWork work(const BatchShape& batch, Pass pass) const override {
-    const double rows = static_cast<double>(batch.rows());
-    const double gemm = 2.0 * rows * static_cast<double>(shape_.hidden * shape_.vocab);
-    const double row_bytes =
-        rows * static_cast<double>(shape_.hidden) * static_cast<double>(dtype_bytes(batch.dtype));
-    PassWork work;
-    work.elementwise_bytes = 3.0 * row_bytes;
-    switch (pass) {
-      case Pass::kForward:
-      case Pass::kRecompute:
-        work.gemm_flops = gemm;
-        break;
-      case Pass::kLoss:
-      case Pass::kBackwardWeight:
-        work.gemm_flops = 2.0 * gemm;
-        break;
-      case Pass::kBackwardInput:
-        break;
-    }
-    if (pass != Pass::kBackwardInput) {
-      work.elementwise_bytes += 8.0 * rows * static_cast<double>(shape_.vocab);
-    }
-    return work;
-  }
-
   // Evaluation: the loss alone.
   void forward(Kernels& kernels, const BatchShape& batch, const PassBuffers& at) const override {
     run(kernels, batch, at, false);

@@ -65,15 +65,6 @@ struct PassNeeds {
   std::uint64_t backward_weight_workspace_bytes = 0;
 };
 
-// Work of one pass, for the cost model.
-struct PassWork {
-  double gemm_flops = 0;
-  double attention_flops = 0;
-  double elementwise_bytes = 0;
-};
-
-enum class Pass : std::uint8_t { kForward, kRecompute, kBackwardInput, kBackwardWeight, kLoss };
-
 class Layer {
  public:
   explicit Layer(UnitLayout layout) : layout_(std::move(layout)) {}
@@ -81,7 +72,6 @@ class Layer {
   const UnitLayout& layout() const { return layout_; }
   virtual std::vector<SaveSpec> saves(const BatchShape& shape) const = 0;
   virtual PassNeeds needs(const BatchShape& shape, const Kernels& kernels) const = 0;
-  virtual PassWork work(const BatchShape& shape, Pass pass) const = 0;
 
   virtual void forward(Kernels& kernels, const BatchShape& shape, const PassBuffers& at) const = 0;
   // Head only: forward, loss and the gradient of the normed input. Others: InternalError.

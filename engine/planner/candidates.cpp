@@ -99,13 +99,16 @@ std::vector<Tier> spread(const KindPlace& place, const StepModel& model) {
   return tiers;
 }
 
-// A power of two near a sixteenth of the largest unit: enough pieces to overlap, few enough that an
-// instruction's overhead is small; 256 KiB to 4 MiB of fp32 state.
+// 256 KiB of fp32 state: where memory is short.
+constexpr std::uint64_t kSmallPieceElems = 65536;
+
+// A power of two near a sixteenth of the largest unit, 1 to 4 MiB of fp32 state: enough pieces to
+// overlap, and transfers long enough that a storage device is near its bandwidth with few of them.
 std::uint64_t usual_piece_elems(const StepModel& model) {
   std::uint64_t largest = 0;
   for (const UnitFootprint& unit : model.units) largest = std::max(largest, unit.elems);
-  std::uint64_t piece = 65536;
-  while (piece < 1048576 && piece * 16 < largest) piece *= 2;
+  std::uint64_t piece = 4 * kSmallPieceElems;
+  while (piece < 16 * kSmallPieceElems && piece * 16 < largest) piece *= 2;
   return piece;
 }
 
@@ -131,24 +134,25 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
                       spread(rung.optimizer, model)};
     for (const bool recompute : recompute_choices) {
       base.recompute = recompute;
-      const auto add = [&](std::int64_t prefetch, std::uint64_t slots, bool frugal) {
+      enum class Pieces { kUsual, kSmall, kSmallOneByOne };
+      const auto add = [&](std::int64_t prefetch, std::uint64_t slots, Pieces pieces) {
         StepOptions options = base;
         options.prefetch = static_cast<std::int32_t>(prefetch);
         options.weight_slots = slots;
-        if (frugal) {
-          options.piece_elems = std::max<std::uint64_t>(65536, base.piece_elems / 4);
-          options.stream_lookahead = 0;
-        }
+        if (pieces != Pieces::kUsual) options.piece_elems = kSmallPieceElems;
+        if (pieces == Pieces::kSmallOneByOne) options.stream_lookahead = 0;
         candidates.push_back(std::move(options));
       };
       const std::int64_t prefetch = config.memory.prefetch;
       const bool fetched = rung.weight.first != Tier::kDevice;
-      if (fetched) add(prefetch, all_slots, false);
-      add(prefetch, 0, false);
-      for (std::int64_t fewer = prefetch / 2; fetched && fewer > 0; fewer /= 2)
-        add(fewer, 0, false);
-      if (fetched) add(1, 0, true);
-      add(0, 0, true);
+      if (fetched) add(prefetch, all_slots, Pieces::kUsual);
+      add(prefetch, 0, Pieces::kUsual);
+      for (std::int64_t fewer = prefetch / 2; fetched && fewer > 0; fewer /= 2) {
+        add(fewer, 0, Pieces::kUsual);
+      }
+      add(std::min<std::int64_t>(prefetch, 1), 0, Pieces::kSmall);
+      if (fetched) add(1, 0, Pieces::kSmallOneByOne);
+      add(0, 0, Pieces::kSmallOneByOne);
     }
     groups.push_back(std::move(candidates));
   }

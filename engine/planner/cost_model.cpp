@@ -1,33 +1,13 @@
 #include "engine/planner/cost_model.hpp"
 
 #include <algorithm>
-#include <optional>
+#include <string>
+
+#include "base/error.hpp"
+#include "base/units.hpp"
 
 namespace sluice {
 namespace {
-
-// Attention's products are small and its softmax is not a product: measured on the host kernels
-// against a large GEMM of the same operations.
-constexpr double kAttentionEfficiency = 0.6;
-// Handing an instruction from one lane's thread to another's, measured on the host backend.
-constexpr double kHandOverSeconds = 2e-5;
-
-std::optional<Pass> pass_of(Op op) {
-  switch (op) {
-    case Op::kForward:
-      return Pass::kForward;
-    case Op::kRecompute:
-      return Pass::kRecompute;
-    case Op::kLoss:
-      return Pass::kLoss;
-    case Op::kBackwardInput:
-      return Pass::kBackwardInput;
-    case Op::kBackwardWeight:
-      return Pass::kBackwardWeight;
-    default:
-      return std::nullopt;
-  }
-}
 
 std::uint64_t touched_bytes(const Schedule& schedule, const Instruction& instruction) {
   std::uint64_t bytes = 0;
@@ -39,30 +19,112 @@ std::uint64_t touched_bytes(const Schedule& schedule, const Instruction& instruc
   return bytes;
 }
 
-// Parameters that an OptimizerStep updates: elements of its first moment.
-std::uint64_t updated_elems(const Schedule& schedule, const Instruction& instruction) {
+const Buffer& buffer_of(const Schedule& schedule, const Use& use) {
+  return schedule.buffers[use.buffer];
+}
+
+std::int64_t elems_of(const Schedule& schedule, const Use& use) {
+  const Buffer& buffer = buffer_of(schedule, use);
+  return static_cast<std::int64_t>((use.bytes == 0 ? buffer.bytes : use.bytes) /
+                                   dtype_bytes(buffer.dtype));
+}
+
+const Use* find_written(const Schedule& schedule, const Instruction& instruction, StateKind kind) {
   for (const Use& use : instruction.writes) {
-    const Buffer& buffer = schedule.buffers[use.buffer];
-    if (buffer.kind == StateKind::kMoment1) {
-      return (use.bytes == 0 ? buffer.bytes : use.bytes) / sizeof(float);
-    }
+    if (buffer_of(schedule, use).kind == kind) return &use;
   }
-  return 0;
+  return nullptr;
+}
+
+// An address for calls that only count: never read.
+std::byte* some_address() {
+  return reinterpret_cast<std::byte*>(kPageBytes);
 }
 
 }  // namespace
 
-double CostModel::pass_s(std::int32_t unit, Pass pass) const {
-  const PassWork work = model_.units()[static_cast<std::size_t>(unit)].layer->work(batch_, pass);
-  const double flops_per_s = batch_.dtype == DType::kF32 ? hardware_.gemm_f32_flops_per_s
-                                                         : hardware_.gemm_bf16_flops_per_s;
-  return work.gemm_flops / flops_per_s +
-         work.attention_flops / (kAttentionEfficiency * flops_per_s) +
-         work.elementwise_bytes / hardware_.memory_bandwidth_bytes_per_s;
+CostModel::CostModel(const Config& config, const Model& model, const BatchShape& batch,
+                     const HardwareProfile& hardware)
+    : config_(config),
+      model_(model),
+      batch_(batch),
+      hardware_(hardware),
+      kernels_(hardware, static_cast<int>(config.train.threads)) {}
+
+double CostModel::pass_s(std::int32_t unit, Op pass) {
+  const auto [found, fresh] = pass_s_.try_emplace({unit, pass}, 0.0);
+  if (!fresh) return found->second;
+  const Layer& layer = *model_.units()[static_cast<std::size_t>(unit)].layer;
+  PassBuffers at;
+  at.weights = at.tied_weights = at.input = at.grad_output = some_address();
+  at.saved = at.context = at.grad_input = at.workspace = some_address();
+  at.grad_weights = at.tied_grad_weights = some_address();
+  at.output = pass == Op::kRecompute ? nullptr : some_address();
+  kernels_.reset();
+  switch (pass) {
+    case Op::kForward:
+    case Op::kRecompute:
+      layer.forward(kernels_, batch_, at);
+      break;
+    case Op::kLoss:
+      layer.loss(kernels_, batch_, at);
+      break;
+    case Op::kBackwardInput:
+      layer.backward_input(kernels_, batch_, at);
+      break;
+    case Op::kBackwardWeight:
+      layer.backward_weight(kernels_, batch_, at);
+      break;
+    default:
+      throw InternalError("not a pass: " + std::string(op_name(pass)));
+  }
+  return found->second = kernels_.seconds();
+}
+
+double CostModel::state_operation_s(const Schedule& schedule, const Instruction& instruction) {
+  kernels_.reset();
+  switch (instruction.op) {
+    case Op::kAccumulateGrad: {
+      const Use& gradient = instruction.reads.front();
+      kernels_.accumulate(nullptr, nullptr, buffer_of(schedule, gradient).dtype, false,
+                          elems_of(schedule, gradient));
+      break;
+    }
+    case Op::kFoldGrad: {
+      const Use& gradient = instruction.reads.front();
+      kernels_.fold(nullptr, nullptr, buffer_of(schedule, gradient).dtype,
+                    elems_of(schedule, gradient));
+      break;
+    }
+    case Op::kGradNorm: {
+      const Use& gradient = instruction.reads.front();
+      const Kernels::Block all{0, elems_of(schedule, gradient)};
+      kernels_.squared_norm_blocks(nullptr, buffer_of(schedule, gradient).dtype, false, {&all, 1},
+                                   nullptr);
+      break;
+    }
+    default: {
+      SLUICE_CHECK(instruction.op == Op::kOptimizerStep);
+      AdamWBuffers buffers;
+      if (find_written(schedule, instruction, StateKind::kMaster) != nullptr) {
+        buffers.weight = some_address();
+        buffers.weight_dtype = batch_.dtype;
+      }
+      const Use* moment = find_written(schedule, instruction, StateKind::kMoment1);
+      SLUICE_CHECK(moment != nullptr);
+      buffers.elems = elems_of(schedule, *moment);
+      kernels_.adamw(buffers, {}, {});
+      break;
+    }
+  }
+  return kernels_.seconds();
 }
 
 double CostModel::copy_s(std::uint64_t bytes) const {
-  const double memcpy_s = static_cast<double>(bytes) / hardware_.single_core_copy_bytes_per_s;
+  const OperationGrid* const grid = hardware_.find(TimedOperation::kCopy, DType::kU8);
+  const double memcpy_s =
+      grid != nullptr ? grid->seconds_at({static_cast<std::int64_t>(bytes), 1, 1})
+                      : static_cast<double>(bytes) / hardware_.single_core_copy_bytes_per_s;
   double link_s = config_.memory.link_latency_s;
   if (config_.memory.link_bandwidth_bytes_per_s > 0) {
     link_s += static_cast<double>(bytes) / config_.memory.link_bandwidth_bytes_per_s;
@@ -70,19 +132,35 @@ double CostModel::copy_s(std::uint64_t bytes) const {
   return std::max(memcpy_s, link_s);
 }
 
-double CostModel::instruction_s(const Schedule& schedule, const Instruction& instruction) const {
-  if (const auto pass = pass_of(instruction.op)) return pass_s(instruction.unit, *pass);
+double CostModel::transfer_s(TimedOperation operation, std::uint64_t bytes) const {
+  const OperationGrid* const grid = hardware_.find(operation, DType::kU8);
+  if (grid != nullptr) return grid->seconds_at({static_cast<std::int64_t>(bytes), 1, 1});
+  return hardware_.storage_latency_s +
+         static_cast<double>(bytes) / (operation == TimedOperation::kStorageRead
+                                           ? hardware_.storage_read_bytes_per_s
+                                           : hardware_.storage_write_bytes_per_s);
+}
+
+double CostModel::instruction_s(const Schedule& schedule, const Instruction& instruction) {
   switch (instruction.op) {
+    case Op::kForward:
+    case Op::kRecompute:
+    case Op::kLoss:
+    case Op::kBackwardInput:
+    case Op::kBackwardWeight:
+      return pass_s(instruction.unit, instruction.op);
     case Op::kUpload:
     case Op::kDownload:
       return copy_s(instruction.bytes);
     case Op::kStorageRead:
-      return static_cast<double>(instruction.bytes) / hardware_.storage_read_bytes_per_s;
+      return transfer_s(TimedOperation::kStorageRead, instruction.bytes);
     case Op::kStorageWrite:
-      return static_cast<double>(instruction.bytes) / hardware_.storage_write_bytes_per_s;
+      return transfer_s(TimedOperation::kStorageWrite, instruction.bytes);
+    case Op::kAccumulateGrad:
+    case Op::kFoldGrad:
+    case Op::kGradNorm:
     case Op::kOptimizerStep:
-      return static_cast<double>(updated_elems(schedule, instruction)) /
-             hardware_.adam_params_per_s;
+      return state_operation_s(schedule, instruction);
     case Op::kRelease:
       return 0.0;
     default:
@@ -91,10 +169,23 @@ double CostModel::instruction_s(const Schedule& schedule, const Instruction& ins
   }
 }
 
-void CostModel::apply(Schedule& schedule) const {
+// What comes before the work itself: on the instruction's own lane little, across lanes a wake-up. A
+// transfer's time has the wake-up of who waits for it already.
+double CostModel::overhead_s(const Schedule& schedule, const Instruction& instruction) const {
+  if (instruction.op == Op::kRelease) return 0.0;
+  const bool woken = std::any_of(
+      instruction.deps.begin(), instruction.deps.end(), [&](InstructionId dep) {
+        const Instruction& awaited = schedule.instructions[dep];
+        return awaited.op != Op::kRelease && awaited.lane != instruction.lane &&
+               !lane_is_pipelined(awaited.lane);
+      });
+  return woken ? hardware_.hand_over_s : hardware_.launch_overhead_s;
+}
+
+void CostModel::apply(Schedule& schedule) {
   for (Instruction& instruction : schedule.instructions) {
-    const double overhead = instruction.op == Op::kRelease ? 0.0 : kHandOverSeconds;
-    instruction.cost_s = overhead + instruction_s(schedule, instruction);
+    instruction.cost_s =
+        overhead_s(schedule, instruction) + instruction_s(schedule, instruction);
   }
 }
 
@@ -105,17 +196,21 @@ SimulationModel CostModel::simulation_model() const {
   const auto use = [&](Lane lane, double cores) {
     model.cores_used[static_cast<std::size_t>(lane)] = cores;
   };
-  use(Lane::kCompute, hardware_.cores);
-  use(Lane::kOptimizer, hardware_.cores);
+  const double team = std::min<double>(hardware_.cores, static_cast<double>(config_.train.threads));
+  use(Lane::kCompute, team);
+  use(Lane::kOptimizer, team);
   use(Lane::kH2D, 1.0);
   use(Lane::kD2H, 1.0);
   use(Lane::kStorageRead, 0.1);
   use(Lane::kStorageWrite, 0.1);
-  // Shares of the two lanes' own rates when both are busy.
-  const double alone =
-      std::max(hardware_.storage_read_bytes_per_s, hardware_.storage_write_bytes_per_s);
-  model.storage_duplex =
-      std::clamp(hardware_.storage_duplex_bytes_per_s / std::max(alone, 1.0), 0.1, 2.0);
+  model.storage_read_bytes_per_s = hardware_.storage_read_bytes_per_s;
+  model.storage_write_bytes_per_s = hardware_.storage_write_bytes_per_s;
+  model.storage_overlap = hardware_.storage_overlap;
+  // In duplex either lane moves half of the bytes.
+  const double each = hardware_.storage_duplex_bytes_per_s / 2;
+  model.storage_duplex = std::clamp(each / hardware_.storage_read_bytes_per_s +
+                                        each / hardware_.storage_write_bytes_per_s,
+                                    0.1, 2.0);
   model.storage_depth = 8;
   return model;
 }

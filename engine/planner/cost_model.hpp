@@ -2,8 +2,13 @@
 // instructions share cores and links.
 #pragma once
 
+#include <cstdint>
+#include <map>
+#include <utility>
+
 #include "engine/model/model.hpp"
 #include "engine/planner/hardware_profile.hpp"
+#include "engine/planner/priced_kernels.hpp"
 #include "engine/schedule/schedule.hpp"
 #include "engine/schedule/simulate.hpp"
 #include "engine/train/config.hpp"
@@ -12,24 +17,28 @@ namespace sluice {
 
 class CostModel {
  public:
-  // All arguments must outlive it.
+  // All arguments must outlive it. config.train.threads is resolved (not 0).
   CostModel(const Config& config, const Model& model, const BatchShape& batch,
-            const HardwareProfile& hardware)
-      : config_(config), model_(model), batch_(batch), hardware_(hardware) {}
+            const HardwareProfile& hardware);
 
   // Sets cost_s of every instruction.
-  void apply(Schedule& schedule) const;
+  void apply(Schedule& schedule);
   SimulationModel simulation_model() const;
 
  private:
-  double pass_s(std::int32_t unit, Pass pass) const;
+  double pass_s(std::int32_t unit, Op pass);
+  double state_operation_s(const Schedule& schedule, const Instruction& instruction);
   double copy_s(std::uint64_t bytes) const;
-  double instruction_s(const Schedule& schedule, const Instruction& instruction) const;
+  double transfer_s(TimedOperation operation, std::uint64_t bytes) const;
+  double instruction_s(const Schedule& schedule, const Instruction& instruction);
+  double overhead_s(const Schedule& schedule, const Instruction& instruction) const;
 
   const Config& config_;
   const Model& model_;
   const BatchShape& batch_;
   const HardwareProfile& hardware_;
+  PricedKernels kernels_;
+  std::map<std::pair<std::int32_t, Op>, double> pass_s_;  // those asked for
 };
 
 }  // namespace sluice

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdlib>
@@ -20,12 +21,12 @@ namespace {
 using nlohmann::json;
 
 constexpr std::string_view kFormat = "sluice-hardware-profile";
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 constexpr std::uint64_t kMaxFileBytes = kMiB;
 constexpr double kMaxRate = 1e18;  // of anything per second: beyond the fastest machine there is
 constexpr double kMaxSeconds = 100.0;  // of one latency
 constexpr std::int64_t kMaxDimension = std::int64_t{1} << 31;
-constexpr std::size_t kMaxGemmRates = 1000;
+constexpr std::size_t kMaxAxisPoints = 64;
 constexpr std::size_t kMaxNameBytes = 256;
 
 // The members that are one number: their key, place and bound.
@@ -41,10 +42,12 @@ constexpr NumberKey kNumbers[] = {
     {"storage_write_bytes_per_s", &HardwareProfile::storage_write_bytes_per_s, kMaxRate},
     {"storage_duplex_bytes_per_s", &HardwareProfile::storage_duplex_bytes_per_s, kMaxRate},
     {"storage_latency_s", &HardwareProfile::storage_latency_s, kMaxSeconds},
+    {"storage_overlap", &HardwareProfile::storage_overlap, 1.0},
     {"gemm_f32_flops_per_s", &HardwareProfile::gemm_f32_flops_per_s, kMaxRate},
     {"gemm_bf16_flops_per_s", &HardwareProfile::gemm_bf16_flops_per_s, kMaxRate},
     {"adam_params_per_s", &HardwareProfile::adam_params_per_s, kMaxRate},
     {"launch_overhead_s", &HardwareProfile::launch_overhead_s, kMaxSeconds},
+    {"hand_over_s", &HardwareProfile::hand_over_s, kMaxSeconds},
 };
 
 // Takes members out of one JSON object, and complains with the name of the source and of the key.
@@ -102,35 +105,79 @@ class ObjectReader {
   std::set<std::string> known_;
 };
 
-DType gemm_dtype(ObjectReader& reader) {
+DType read_dtype(ObjectReader& reader) {
   const std::string name = reader.text("dtype");
   if (name == dtype_name(DType::kF32)) return DType::kF32;
   if (name == dtype_name(DType::kBF16)) return DType::kBF16;
-  reader.refuse("dtype", "must be F32 or BF16");
+  if (name == dtype_name(DType::kU8)) return DType::kU8;
+  reader.refuse("dtype", "must be F32, BF16 or U8");
 }
 
-std::vector<GemmRate> read_gemm_rates(ObjectReader& profile, const std::string& source) {
-  const json& list = profile.get("gemm_rates");
-  if (!list.is_array() || list.size() > kMaxGemmRates) {
-    profile.refuse("gemm_rates",
-                   "must be an array of at most " + std::to_string(kMaxGemmRates) + " objects");
+std::vector<std::int64_t> read_axis(const ObjectReader& reader, const json& list) {
+  std::vector<std::int64_t> axis;
+  const bool sized = list.is_array() && !list.empty() && list.size() <= kMaxAxisPoints;
+  for (std::size_t i = 0; sized && i < list.size(); ++i) {
+    const std::int64_t least = axis.empty() ? 1 : axis.back() + 1;
+    if (!list[i].is_number_integer() || list[i] < least || list[i] > kMaxDimension) break;
+    axis.push_back(list[i].get<std::int64_t>());
   }
-  std::vector<GemmRate> rates;
+  if (!sized || axis.size() != list.size()) {
+    reader.refuse("axes", "must be three arrays of 1 to " + std::to_string(kMaxAxisPoints) +
+                              " ascending whole numbers above 0");
+  }
+  return axis;
+}
+
+OperationGrid read_grid(ObjectReader& reader) {
+  OperationGrid grid;
+  const auto operation = timed_operation_named(reader.text("operation"));
+  if (!operation) reader.refuse("operation", "is none that is timed");
+  grid.operation = *operation;
+  grid.dtype = read_dtype(reader);
+  const json& axes = reader.get("axes");
+  if (!axes.is_array() || axes.size() != grid.axes.size()) {
+    reader.refuse("axes", "must be three arrays");
+  }
+  for (std::size_t i = 0; i < axes.size(); ++i) grid.axes[i] = read_axis(reader, axes[i]);
+  const json& seconds = reader.get("seconds");
+  const bool all = seconds.is_array() && seconds.size() == grid.points();
+  for (std::size_t i = 0; all && i < seconds.size(); ++i) {
+    const double value = seconds[i].is_number() ? seconds[i].get<double>() : 0.0;
+    if (!(value > 0.0 && value <= kMaxSeconds)) break;
+    grid.seconds.push_back(value);
+  }
+  if (!all || grid.seconds.size() != grid.points()) {
+    reader.refuse("seconds", "must be " + std::to_string(grid.points()) +
+                                 " numbers above 0, one for each combination of the axes");
+  }
+  reader.refuse_unknown();
+  return grid;
+}
+
+std::vector<OperationGrid> read_grids(ObjectReader& profile, const std::string& source) {
+  const json& list = profile.get("operations");
+  if (!list.is_array()) profile.refuse("operations", "must be an array of objects");
+  std::vector<OperationGrid> grids;
+  std::set<std::pair<TimedOperation, DType>> seen;
   for (const json& entry : list) {
-    ObjectReader reader(entry, source, "gemm_rates[" + std::to_string(rates.size()) + "].");
-    GemmRate rate;
-    rate.m = reader.integer("m", kMaxDimension);
-    rate.n = reader.integer("n", kMaxDimension);
-    rate.k = reader.integer("k", kMaxDimension);
-    rate.dtype = gemm_dtype(reader);
-    rate.flops_per_s = reader.number("flops_per_s", kMaxRate);
-    reader.refuse_unknown();
-    rates.push_back(rate);
+    ObjectReader reader(entry, source, "operations[" + std::to_string(grids.size()) + "].");
+    grids.push_back(read_grid(reader));
+    if (!seen.emplace(grids.back().operation, grids.back().dtype).second) {
+      reader.refuse("operation", "is there twice with this dtype");
+    }
   }
-  return rates;
+  return grids;
 }
 
 }  // namespace
+
+const OperationGrid* HardwareProfile::find(TimedOperation operation, DType dtype) const {
+  const auto found =
+      std::find_if(operations.begin(), operations.end(), [&](const OperationGrid& grid) {
+        return grid.operation == operation && grid.dtype == dtype;
+      });
+  return found == operations.end() ? nullptr : &*found;
+}
 
 std::string to_json(const HardwareProfile& profile) {
   json object{{"format", kFormat},
@@ -139,16 +186,15 @@ std::string to_json(const HardwareProfile& profile) {
               {"cpu_name", profile.cpu_name},
               {"cores", profile.cores}};
   for (const NumberKey& number : kNumbers) object[number.key] = profile.*number.member;
-  object["gemm_rates"] = json::array();
-  for (const GemmRate& rate : profile.gemm_rates) {
-    object["gemm_rates"].push_back({{"m", rate.m},
-                                    {"n", rate.n},
-                                    {"k", rate.k},
-                                    {"dtype", dtype_name(rate.dtype)},
-                                    {"flops_per_s", rate.flops_per_s}});
+  object["operations"] = json::array();
+  for (const OperationGrid& grid : profile.operations) {
+    object["operations"].push_back({{"operation", timed_operation_name(grid.operation)},
+                                 {"dtype", dtype_name(grid.dtype)},
+                                 {"axes", grid.axes},
+                                 {"seconds", grid.seconds}});
   }
   // A processor's name that is not UTF-8 must not stop a measurement from being saved.
-  return object.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+  return object.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
 }
 
 HardwareProfile profile_from_json(const std::string& text, const std::string& source) {
@@ -161,7 +207,8 @@ HardwareProfile profile_from_json(const std::string& text, const std::string& so
   if (reader.text("format") != kFormat)
     reader.refuse("format", "must be \"" + std::string(kFormat) + "\"");
   if (reader.integer("version", 1'000'000) != kVersion) {
-    reader.refuse("version", "must be " + std::to_string(kVersion));
+    reader.refuse("version", "must be " + std::to_string(kVersion) +
+                                 "; run `sluice doctor` to measure this machine anew");
   }
   HardwareProfile profile;
   profile.backend = reader.text("backend");
@@ -173,7 +220,7 @@ HardwareProfile profile_from_json(const std::string& text, const std::string& so
   for (const NumberKey& number : kNumbers) {
     profile.*number.member = reader.number(number.key, number.most);
   }
-  profile.gemm_rates = read_gemm_rates(reader, source);
+  profile.operations = read_grids(reader, source);
   reader.refuse_unknown();
   return profile;
 }

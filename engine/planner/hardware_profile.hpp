@@ -6,16 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "base/dtype.hpp"
+#include "engine/planner/operation_times.hpp"
 
 namespace sluice {
-
-// One matrix product C[m, n] = A[m, k] B[k, n] and what it reached (2*m*n*k operations each).
-struct GemmRate {
-  std::int64_t m = 0, n = 0, k = 0;
-  DType dtype = DType::kF32;  // kF32 or kBF16
-  double flops_per_s = 0;
-};
 
 // The values here are the default profile: those of a small virtual machine (2 cores with AVX2, one
 // memory channel's share, a network or virtual disk), rounded to one digit. They are low on
@@ -33,12 +26,17 @@ struct HardwareProfile {
   double storage_write_bytes_per_s = 8e8;
   double storage_duplex_bytes_per_s = 1e9;
   double storage_latency_s = 2e-4;  // one read of 4 KiB, alone
-  // Matrix products on all cores: the geometric mean over gemm_rates of each dtype.
-  double gemm_f32_flops_per_s = 8e10;
+  double storage_overlap = 0.3;  // what a further read of 256 KiB under way adds to the rate of one
+  double gemm_f32_flops_per_s = 8e10;  // a large matrix product on all cores
   double gemm_bf16_flops_per_s = 8e10;
-  std::vector<GemmRate> gemm_rates;
   double adam_params_per_s = 4e8;   // bf16 gradient and weight, fp32 states; all cores
   double launch_overhead_s = 1e-5;  // one empty Stream::launch, queued back to back
+  double hand_over_s = 2e-5;        // from the end of a stream's work to the start of another's
+  // At most one for each operation and dtype. What has none is priced by the rates above.
+  std::vector<OperationGrid> operations;
+
+  // Null where there is none.
+  const OperationGrid* find(TimedOperation operation, DType dtype) const;
 };
 
 // JSON, one object; numbers round-trip.

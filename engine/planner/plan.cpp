@@ -79,7 +79,7 @@ std::uint64_t state_bytes(const StepModel& model, const StepOptions& options) {
 // Takes the fastest of the first few candidates that fit.
 class Search {
  public:
-  Search(const StepModel& model, const TierBytes& budgets, const CostModel& costs)
+  Search(const StepModel& model, const TierBytes& budgets, CostModel& costs)
       : model_(model), budgets_(budgets), costs_(costs) {}
 
   void consider(const CandidateGroup& group) {
@@ -109,7 +109,7 @@ class Search {
 
   const StepModel& model_;
   const TierBytes& budgets_;
-  const CostModel& costs_;
+  CostModel& costs_;
   std::optional<Compiled> best_;
   std::size_t simulated_ = 0;
 };
@@ -247,7 +247,7 @@ std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
   const StepModel step_model = make_step_model(model, batch, kernels);
   const TierBytes budgets{config.memory.device_bytes, config.memory.pinned_bytes,
                           config.memory.storage_bytes};
-  const CostModel costs(config, model, batch, hardware);
+  CostModel costs(config, model, batch, hardware);
   const std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
   if (groups.empty()) {
     throw InputError(

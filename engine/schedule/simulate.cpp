@@ -260,26 +260,47 @@ class Simulator {
     return all;
   }
 
+  // The part of its lane's bandwidth that a transfer takes when alone.
+  double storage_demand(const Instruction& instruction) const {
+    const double bandwidth = instruction.lane == Lane::kStorageRead
+                                 ? model_.storage_read_bytes_per_s
+                                 : model_.storage_write_bytes_per_s;
+    if (bandwidth <= 0 || instruction.cost_s <= 0) return 1.0;
+    return std::min(1.0, static_cast<double>(instruction.bytes) / bandwidth / instruction.cost_s);
+  }
+
   // Sets the rank's rates, and the event of the next end.
   void share(std::size_t rank_index) {
     RankState& rank = ranks_[rank_index];
     double cores = 0.0;
-    std::array<std::size_t, kLaneCount> active{};
+    std::array<double, kLaneCount> storage{};  // sums of demands
+    double transfers = 0.0;
     for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
-      for (const InFlight& work : rank.lanes[lane].in_flight) active[lane] += work.ended ? 0 : 1;
-      if (active[lane] > 0) cores += model_.cores_used[lane];
+      bool active = false;
+      for (const InFlight& work : rank.lanes[lane].in_flight) {
+        if (work.ended) continue;
+        active = true;
+        if (lane_is_pipelined(static_cast<Lane>(lane))) {
+          storage[lane] += storage_demand(schedule_.instructions[work.id]);
+          transfers += 1;
+        }
+      }
+      if (active) cores += model_.cores_used[lane];
     }
     const double core_rate = model_.cores > 0 && cores > model_.cores ? model_.cores / cores : 1.0;
-    const bool duplex = active[static_cast<std::size_t>(Lane::kStorageRead)] > 0 &&
-                        active[static_cast<std::size_t>(Lane::kStorageWrite)] > 0;
-    const double duplex_rate = duplex ? std::min(1.0, model_.storage_duplex / 2) : 1.0;
+    // A queue of transfers gains less than its length; each lane stays within its own bandwidth, and
+    // both together within what they reach in duplex.
+    const double queue_rate =
+        transfers > 1 ? (1 + (transfers - 1) * model_.storage_overlap) / transfers : 1.0;
+    double both = 0.0;
+    for (const double demand : storage) both += std::min(1.0, demand * queue_rate);
+    const double duplex_rate = both > model_.storage_duplex ? model_.storage_duplex / both : 1.0;
     double next_end_s = kNever;
     for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
       double rate = 1.0;
       if (model_.cores_used[lane] > 0) rate = core_rate;
       if (lane_is_pipelined(static_cast<Lane>(lane))) {
-        rate = std::min(rate, duplex_rate) /
-               static_cast<double>(std::max<std::size_t>(1, active[lane]));
+        rate = std::min(rate, duplex_rate * std::min(queue_rate, 1.0 / std::max(1.0, storage[lane])));
       }
       for (InFlight& work : rank.lanes[lane].in_flight) {
         work.rate = rate;

@@ -3,8 +3,8 @@
 //
 // An instruction runs from when its lane and deps let it; `cost_s` is its time alone on the
 // machine. While several run, each progresses at the rate that the shared resources of its rank
-// leave it: cores in proportion to demand, the storage device's duplex limit, and the storage
-// lanes' own bandwidth among their instructions in flight. A message arrives when its send has
+// leave it: cores in proportion to demand, and the storage device's bandwidth, of which a transfer
+// alone (it waits for most of its time) takes only a share. A message arrives when its send has
 // ended; its receive then takes its own cost. Collectives run from when all members have reached
 // them.
 #pragma once
@@ -24,6 +24,11 @@ struct SimulationModel {
   // no limit.
   double cores = 0.0;
   std::array<double, kLaneCount> cores_used{};
+  // What many transfers of a lane reach together; 0: a single one takes all there is.
+  double storage_read_bytes_per_s = 0.0;
+  double storage_write_bytes_per_s = 0.0;
+  // What each further transfer under way (of either lane) adds to the rate of one alone.
+  double storage_overlap = 1.0;
   // Reading and writing at once: sum of the two lanes' rates, each relative to its rate alone. 1:
   // they share one pipe; 2: full duplex.
   double storage_duplex = 2.0;

@@ -75,7 +75,7 @@ struct Config {
     std::int64_t eval_every = 0;  // steps; 0: never
     Reduction reduction = Reduction::kGrouped;
     std::int64_t fold_groups = 1;
-    std::int64_t threads = 0;  // compute threads; 0: one per physical core
+    std::int64_t threads = 0;  // compute threads; 0: one per logical processor
   } train;
 
   struct {

@@ -132,17 +132,18 @@ StorageRate measure_storage(StorageEngine& engine, const StorageLoad& load, Stor
   return Load(engine, load, mix, static_cast<std::byte*>(staging)).run();
 }
 
-double measure_storage_latency(StorageEngine& engine, StorageFileId file, std::uint64_t file_bytes,
-                               void* staging) {
-  constexpr std::uint64_t kReadBytes = 4096;
-  constexpr std::uint64_t kReads = 64;
-  const CounterRng offsets(1, stream_of("storage latency"));
+double measure_transfer_alone(StorageEngine& engine, StorageRequest request,
+                              std::uint64_t file_bytes, double seconds) {
+  constexpr std::uint64_t kLeast = 8;
+  const CounterRng offsets(1, stream_of("transfer alone"));
   const auto begin = Clock::now();
-  for (std::uint64_t i = 0; i < kReads; ++i) {
-    const std::uint64_t offset = offsets.below(i, file_bytes / kReadBytes) * kReadBytes;
-    engine.transfer({StorageOp::kRead, file, offset, staging, kReadBytes});
+  std::uint64_t count = 0;
+  while (count < kLeast || seconds_since(begin) < seconds) {
+    request.offset = offsets.below(count, file_bytes / request.bytes) * request.bytes;
+    engine.transfer(request);
+    ++count;
   }
-  return seconds_since(begin) / static_cast<double>(kReads);
+  return seconds_since(begin) / static_cast<double>(count);
 }
 
 }  // namespace sluice

@@ -53,8 +53,9 @@ struct StorageRate {
 StorageRate measure_storage(StorageEngine& engine, const StorageLoad& load, StorageMix mix,
                             void* staging);
 
-// The mean time of one 4 KiB read after another at scattered offsets.
-double measure_storage_latency(StorageEngine& engine, StorageFileId file, std::uint64_t file_bytes,
-                               void* staging);
+// The mean time of `request` at scattered offsets within file_bytes, one after another: from asking
+// to the asking thread's waking. For about `seconds`, and at least a few times.
+double measure_transfer_alone(StorageEngine& engine, StorageRequest request,
+                              std::uint64_t file_bytes, double seconds);
 
 }  // namespace sluice

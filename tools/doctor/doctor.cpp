@@ -53,6 +53,7 @@ void print_profile(const HardwareProfile& profile, std::ostream& out) {
   line("matrix product bf16", giga(profile.gemm_bf16_flops_per_s, "GFLOP/s"));
   line("AdamW", giga(profile.adam_params_per_s, "G parameters/s"));
   line("launch", format_seconds(profile.launch_overhead_s));
+  line("hand over", format_seconds(profile.hand_over_s));
 }
 
 // Measures and saves. The text for people goes to `out` at once; the check is what is left to

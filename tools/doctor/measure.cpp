@@ -19,25 +19,12 @@
 #include "kernels/host/parallel.hpp"
 #include "offload/storage_engine.hpp"
 #include "tools/bench/storage_rates.hpp"
+#include "tools/doctor/aligned_bytes.hpp"
 
 namespace sluice {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-struct FreeBytes {
-  void operator()(std::byte* data) const { std::free(data); }
-};
-using Bytes = std::unique_ptr<std::byte[], FreeBytes>;
-
-// Zeroed, so that every page is there; 2 MiB-aligned.
-Bytes make_bytes(std::uint64_t bytes) {
-  const std::uint64_t size = round_up(std::max<std::uint64_t>(bytes, 1), kPageBytes);
-  Bytes data(static_cast<std::byte*>(std::aligned_alloc(kPageBytes, size)));
-  if (!data) throw std::bad_alloc();
-  std::memset(data.get(), 0, size);
-  return data;
-}
 
 double seconds_of(const std::function<void()>& work) {
   const auto begin = Clock::now();
@@ -70,9 +57,9 @@ Times repeat(double seconds, const std::function<void()>& work) {
 void measure_memory(const MeasureOptions& options, HardwareProfile& profile) {
   const auto elems = static_cast<std::int64_t>(options.array_bytes / sizeof(float));
   constexpr std::int64_t kGrain = 1 << 18;
-  const Bytes first = make_bytes(options.array_bytes);
-  const Bytes second = make_bytes(options.array_bytes);
-  const Bytes third = make_bytes(options.array_bytes);
+  const AlignedBytes first = make_bytes(options.array_bytes);
+  const AlignedBytes second = make_bytes(options.array_bytes);
+  const AlignedBytes third = make_bytes(options.array_bytes);
   auto* a = reinterpret_cast<float*>(first.get());
   const auto* b = reinterpret_cast<const float*>(second.get());
   const auto* c = reinterpret_cast<const float*>(third.get());
@@ -89,70 +76,23 @@ void measure_memory(const MeasureOptions& options, HardwareProfile& profile) {
   profile.single_core_copy_bytes_per_s = static_cast<double>(bytes) / copy.best;
 }
 
-// Shapes of a small decoder: a square product, an MLP's two, and one with few rows (a micro-batch).
-constexpr std::array<GemmRate, 4> kGemmShapes{{{512, 768, 768, DType::kF32, 0},
-                                               {512, 3072, 768, DType::kF32, 0},
-                                               {512, 768, 3072, DType::kF32, 0},
-                                               {128, 1024, 1024, DType::kF32, 0}}};
-
-GemmRate measure_gemm(Kernels& kernels, GemmRate rate, double seconds) {
-  GemmShape shape;
-  shape.m = rate.m;
-  shape.n = rate.n;
-  shape.k = rate.k;
-  shape.transpose_b = true;  // weights are kept [out, in]
-  shape.dtype = rate.dtype;
-  shape.output = rate.dtype;
-  const auto bytes = [&](std::int64_t rows, std::int64_t cols) {
-    return make_bytes(static_cast<std::uint64_t>(rows * cols) * dtype_bytes(rate.dtype));
-  };
-  const Bytes a = bytes(rate.m, rate.k);
-  const Bytes b = bytes(rate.n, rate.k);
-  const Bytes c = bytes(rate.m, rate.n);
-  const Bytes workspace = make_bytes(kernels.gemm_workspace_bytes(shape));
-  const Times times = repeat(
-      seconds, [&] { kernels.gemm(shape, a.get(), b.get(), nullptr, c.get(), workspace.get()); });
-  const double operations =
-      2.0 * static_cast<double>(rate.m) * static_cast<double>(rate.n) * static_cast<double>(rate.k);
-  rate.flops_per_s = operations / times.mean;
-  return rate;
-}
-
-void measure_gemms(const MeasureOptions& options, HardwareProfile& profile) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    double log_sum = 0;
-    for (GemmRate shape : kGemmShapes) {
-      shape.dtype = dtype;
-      profile.gemm_rates.push_back(measure_gemm(*options.kernels, shape, options.seconds_each / 2));
-      log_sum += std::log(profile.gemm_rates.back().flops_per_s);
-    }
-    const double mean = std::exp(log_sum / static_cast<double>(kGemmShapes.size()));
-    (dtype == DType::kF32 ? profile.gemm_f32_flops_per_s : profile.gemm_bf16_flops_per_s) = mean;
+void measure_kernels(const MeasureOptions& options, HardwareProfile& profile) {
+  for (OperationGrid& grid : measure_kernel_grids(*options.kernels, options.grids)) {
+    profile.operations.push_back(std::move(grid));
   }
-}
-
-void measure_adam(const MeasureOptions& options, HardwareProfile& profile) {
-  // 16 bytes for each parameter: streamed from memory, as in training.
-  const auto elems = static_cast<std::int64_t>(options.array_bytes / 16);
-  const Bytes grad = make_bytes(static_cast<std::uint64_t>(elems) * sizeof(bf16));
-  const Bytes weight = make_bytes(static_cast<std::uint64_t>(elems) * sizeof(bf16));
-  const Bytes master = make_bytes(static_cast<std::uint64_t>(elems) * sizeof(float));
-  const Bytes moment1 = make_bytes(static_cast<std::uint64_t>(elems) * sizeof(float));
-  const Bytes moment2 = make_bytes(static_cast<std::uint64_t>(elems) * sizeof(float));
-  AdamWBuffers buffers;
-  buffers.grad = grad.get();
-  buffers.master = reinterpret_cast<float*>(master.get());
-  buffers.moment1 = reinterpret_cast<float*>(moment1.get());
-  buffers.moment2 = reinterpret_cast<float*>(moment2.get());
-  buffers.weight = weight.get();
-  buffers.elems = elems;
-  const ParameterSegment all{0, elems, 0.1f};
-  AdamWScalars scalars;
-  scalars.lr = 1e-3f;
-  const Times times = repeat(options.seconds_each, [&] {
-    options.kernels->adamw(buffers, {&all, 1}, scalars);
-  });
-  profile.adam_params_per_s = static_cast<double>(elems) / times.mean;
+  // What is told to people, and prices what has no grid.
+  for (const OperationGrid& grid : profile.operations) {
+    constexpr OperationSize kLargeProduct{512, 1024, 1024};
+    constexpr std::int64_t kPiece = 1 << 20;
+    if (grid.operation == TimedOperation::kGemmNT) {
+      const double rate = 2.0 * 512 * 1024 * 1024 / grid.seconds_at(kLargeProduct);
+      (grid.dtype == DType::kF32 ? profile.gemm_f32_flops_per_s : profile.gemm_bf16_flops_per_s) =
+          rate;
+    }
+    if (grid.operation == TimedOperation::kAdamW && grid.dtype == DType::kBF16) {
+      profile.adam_params_per_s = static_cast<double>(kPiece) / grid.seconds_at({kPiece, 1, 1});
+    }
+  }
 }
 
 void measure_launch(const MeasureOptions& options, HardwareProfile& profile) {
@@ -163,6 +103,53 @@ void measure_launch(const MeasureOptions& options, HardwareProfile& profile) {
     stream->synchronize(Deadline::after_seconds(kDefaultDeadlineSeconds));
   });
   profile.launch_overhead_s = times.mean / kLaunches;
+
+  // There and back again; each way the other side has had time to fall asleep.
+  constexpr int kRounds = 50;
+  constexpr auto kWork = std::chrono::microseconds(100);
+  const auto other = options.device->create_stream("doctor2");
+  const auto there = options.device->create_event();
+  const auto back = options.device->create_event();
+  const auto work = [kWork] {
+    for (const auto end = Clock::now() + kWork; Clock::now() < end;) {
+    }
+  };
+  const Times rounds = repeat(options.seconds_each / 4, [&] {
+    for (int i = 0; i < kRounds; ++i) {
+      stream->launch(work);
+      stream->record(*there);
+      other->wait(*there);
+      other->launch(work);
+      other->record(*back);
+      stream->wait(*back);
+    }
+    stream->synchronize(Deadline::after_seconds(kDefaultDeadlineSeconds));
+  });
+  const double worked_s = std::chrono::duration<double>(kWork).count();
+  profile.hand_over_s =
+      std::max(rounds.mean / (2 * kRounds) - worked_s, profile.launch_overhead_s);
+}
+
+// Copies between pages and the device, one after another in a stream.
+OperationGrid measure_copies(const MeasureOptions& options) {
+  OperationGrid grid{TimedOperation::kCopy, DType::kU8, {{{4096, 65536, 1048576}, {1}, {1}}}, {}};
+  const std::uint64_t bytes = std::min<std::uint64_t>(options.array_bytes, 64 * kMiB);
+  const AlignedBytes host = make_bytes(bytes);
+  const RawBuffer there = options.device->allocate(bytes);
+  const auto stream = options.device->create_stream("doctor");
+  for (const std::int64_t size : grid.axes[0]) {
+    const auto piece = static_cast<std::uint64_t>(size);
+    const std::uint64_t pieces = std::min<std::uint64_t>(bytes / piece, 1024);
+    const Times times = repeat(options.seconds_each / 4, [&] {
+      for (std::uint64_t i = 0; i < pieces; ++i) {
+        stream->copy(there.data() + i * piece, host.get() + i * piece, piece,
+                     CopyKind::kHostToDevice);
+      }
+      stream->synchronize(Deadline::after_seconds(kDefaultDeadlineSeconds));
+    });
+    grid.seconds.push_back(times.mean / static_cast<double>(pieces));
+  }
+  return grid;
 }
 
 std::uint64_t trial_bytes(const MeasureOptions& options, std::uint64_t block_bytes) {
@@ -199,8 +186,31 @@ void measure_disk(const MeasureOptions& options, HardwareProfile& profile) {
   profile.storage_read_bytes_per_s = rate(StorageMix::kRead);
   profile.storage_write_bytes_per_s = rate(StorageMix::kWrite);
   profile.storage_duplex_bytes_per_s = rate(StorageMix::kDuplex);
-  profile.storage_latency_s =
-      measure_storage_latency(*engine, load.file, load.file_bytes, ring.data());
+  // Four reads at once against one after another.
+  load.block_bytes = 256 * kKiB;
+  load.seconds = options.seconds_each / 2;
+  load.depth = 1;
+  const double one = rate(StorageMix::kRead);
+  load.depth = 4;
+  profile.storage_overlap = std::clamp((rate(StorageMix::kRead) / one - 1) / 3, 0.01, 1.0);
+  const auto alone = [&](StorageOp op, std::uint64_t bytes) {
+    return measure_transfer_alone(
+        *engine, {op, load.file, 0, ring.data(), bytes}, load.file_bytes, options.seconds_each / 4);
+  };
+  profile.storage_latency_s = alone(StorageOp::kRead, 4096);
+  for (const auto& [operation, op] : {std::pair(TimedOperation::kStorageRead, StorageOp::kRead),
+                                      std::pair(TimedOperation::kStorageWrite, StorageOp::kWrite)}) {
+    OperationGrid grid{operation, DType::kU8, {{{4096, 65536, 262144, 1048576, 4194304}, {1}, {1}}},
+                       {}};
+    for (const std::int64_t size : grid.axes[0]) {
+      const auto bytes = static_cast<std::uint64_t>(size);
+      if (bytes <= ring.bytes() && bytes <= load.file_bytes) {
+        grid.seconds.push_back(alone(op, bytes));
+      }
+    }
+    grid.axes[0].resize(grid.seconds.size());
+    profile.operations.push_back(std::move(grid));
+  }
   engine->close(load.file);
 }
 
@@ -215,9 +225,9 @@ HardwareProfile measure_hardware(const MeasureOptions& options) {
   profile.cores = std::max(host.cores, 1);
   measure_disk(options, profile);  // first: it is what most often cannot be done
   measure_memory(options, profile);
-  measure_gemms(options, profile);
-  measure_adam(options, profile);
+  measure_kernels(options, profile);
   measure_launch(options, profile);
+  profile.operations.push_back(measure_copies(options));
   return profile;
 }
 

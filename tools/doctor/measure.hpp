@@ -6,6 +6,7 @@
 #include "device/device.hpp"
 #include "engine/planner/hardware_profile.hpp"
 #include "kernels/kernels.hpp"
+#include "tools/doctor/measure_kernels.hpp"
 
 namespace sluice {
 
@@ -14,7 +15,8 @@ struct MeasureOptions {
   Device* device = nullptr;    // for the overhead of a launch
   std::string storage_directory = ".";
   std::string storage_engine = "auto";
-  double seconds_each = 0.25;  // about what one figure takes; about fifteen figures
+  double seconds_each = 0.25;  // about what one figure takes, but for the kernels
+  GridOptions grids;
   // Of the trial file, at most (an eighth of what is free).
   std::uint64_t storage_bytes = 512 * kMiB;
   // Of each of the arrays that are streamed; the default passes the last-level caches in use.

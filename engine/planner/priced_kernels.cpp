@@ -1,0 +1,200 @@
+#include "engine/planner/priced_kernels.hpp"
+
+#include <algorithm>
+
+namespace sluice {
+namespace {
+
+// Without a grid: attention's products are small and its softmax is not a product.
+constexpr double kAttentionEfficiency = 0.6;
+
+double product(const OperationSize& size) {
+  double result = 1;
+  for (const std::int64_t extent : size) result *= static_cast<double>(extent);
+  return result;
+}
+
+double bytes_of(DType dtype) {
+  return static_cast<double>(dtype_bytes(dtype));
+}
+
+TimedOperation gemm_operation(const GemmShape& shape) {
+  if (shape.transpose_a) return TimedOperation::kGemmTN;
+  return shape.transpose_b ? TimedOperation::kGemmNT : TimedOperation::kGemmNN;
+}
+
+OperationSize attention_size(const AttentionShape& shape) {
+  return {shape.batch * shape.heads, shape.time, shape.head_dim};
+}
+
+OperationSize head_size(const HeadShape& shape) {
+  return {shape.rows, shape.vocab, shape.hidden};
+}
+
+}  // namespace
+
+PricedKernels::PricedKernels(const HardwareProfile& hardware, int threads)
+    : hardware_(hardware),
+      slowdown_(std::max(1.0, static_cast<double>(hardware.cores) / std::max(threads, 1))) {}
+
+double PricedKernels::product_s(double flops, DType dtype) const {
+  return flops / (dtype == DType::kF32 ? hardware_.gemm_f32_flops_per_s
+                                       : hardware_.gemm_bf16_flops_per_s);
+}
+
+double PricedKernels::stream_s(double bytes) const {
+  return bytes / hardware_.memory_bandwidth_bytes_per_s;
+}
+
+// Two products, and the logits twice.
+double PricedKernels::plain_head_s(const OperationSize& size, DType dtype) const {
+  return product_s(4 * product(size), dtype) +
+         stream_s(8.0 * static_cast<double>(size[0] * size[1]));
+}
+
+void PricedKernels::charge(TimedOperation operation, DType dtype, const OperationSize& size,
+                           double plain_s) {
+  const OperationGrid* const grid = hardware_.find(operation, dtype);
+  charge_plain(grid != nullptr ? grid->seconds_at(size) : plain_s);
+}
+
+void PricedKernels::charge_elems(TimedOperation operation, DType dtype, std::int64_t elems,
+                                 double bytes_per_elem) {
+  charge(operation, dtype, {elems, 1, 1}, stream_s(static_cast<double>(elems) * bytes_per_elem));
+}
+
+void PricedKernels::gemm(const GemmShape& shape, const void*, const void*, const void*, void*,
+                         void*) {
+  const OperationSize size{shape.m, shape.n, shape.k};
+  charge(gemm_operation(shape), shape.dtype, size, product_s(2 * product(size), shape.dtype));
+}
+
+void PricedKernels::zero(void*, std::uint64_t bytes) {
+  charge_plain(stream_s(static_cast<double>(bytes)));
+}
+
+void PricedKernels::column_sum(const void*, void*, std::int64_t rows, std::int64_t cols,
+                               DType dtype) {
+  charge_elems(TimedOperation::kColumnSum, dtype, rows * cols, bytes_of(dtype));
+}
+
+void PricedKernels::norm_forward(const NormShape& shape, const void*, const void*, const void*,
+                                 void*, float*, float*) {
+  charge_elems(TimedOperation::kNormForward, shape.dtype, shape.rows * shape.cols,
+               2 * bytes_of(shape.dtype));
+}
+
+void PricedKernels::norm_backward_input(const NormShape& shape, const void*, const void*,
+                                        const void*, const float*, const float*, const void*,
+                                        void*) {
+  charge_elems(TimedOperation::kNormBackwardInput, shape.dtype, shape.rows * shape.cols,
+               4 * bytes_of(shape.dtype));
+}
+
+void PricedKernels::norm_backward_weight(const NormShape& shape, const void*, const void*,
+                                         const float*, const float*, void*, void*) {
+  charge_elems(TimedOperation::kNormBackwardWeight, shape.dtype, shape.rows * shape.cols,
+               2 * bytes_of(shape.dtype));
+}
+
+void PricedKernels::add(const void*, const void*, void*, std::int64_t elems, DType dtype) {
+  charge_elems(TimedOperation::kAdd, dtype, elems, 3 * bytes_of(dtype));
+}
+
+void PricedKernels::gelu_forward(const void*, void*, std::int64_t elems, DType dtype) {
+  charge_elems(TimedOperation::kGeluForward, dtype, elems, 2 * bytes_of(dtype));
+}
+
+void PricedKernels::gelu_backward(const void*, const void*, void*, std::int64_t elems,
+                                  DType dtype) {
+  charge_elems(TimedOperation::kGeluBackward, dtype, elems, 3 * bytes_of(dtype));
+}
+
+void PricedKernels::swiglu_forward(const void*, void*, std::int64_t rows, std::int64_t cols,
+                                   DType dtype) {
+  charge_elems(TimedOperation::kSwigluForward, dtype, rows * cols, 3 * bytes_of(dtype));
+}
+
+void PricedKernels::swiglu_backward(const void*, const void*, void*, std::int64_t rows,
+                                    std::int64_t cols, DType dtype) {
+  charge_elems(TimedOperation::kSwigluBackward, dtype, rows * cols, 5 * bytes_of(dtype));
+}
+
+void PricedKernels::rope(const AttentionShape& shape, float, bool, void*) {
+  charge_elems(TimedOperation::kRope, shape.dtype,
+               shape.batch * shape.time * (shape.heads + shape.kv_heads) * shape.head_dim,
+               2 * bytes_of(shape.dtype));
+}
+
+void PricedKernels::attention_forward(const AttentionShape& shape, const void*, void*, float*,
+                                      void*) {
+  // Scores and their product with the values, the causal half of them.
+  const OperationSize size = attention_size(shape);
+  const double flops = 2 * product(size) * static_cast<double>(shape.time);
+  charge(TimedOperation::kAttentionForward, shape.dtype, size,
+         product_s(flops / kAttentionEfficiency, shape.dtype));
+}
+
+void PricedKernels::attention_backward(const AttentionShape& shape, const void*, const void*,
+                                       const void*, const float*, void*, void*) {
+  const OperationSize size = attention_size(shape);
+  const double flops = 5 * product(size) * static_cast<double>(shape.time);
+  charge(TimedOperation::kAttentionBackward, shape.dtype, size,
+         product_s(flops / kAttentionEfficiency, shape.dtype));
+}
+
+void PricedKernels::embedding_forward(const std::int32_t*, const void*, const void*, void*,
+                                      std::int64_t rows, std::int64_t, std::int64_t hidden,
+                                      DType dtype) {
+  charge_elems(TimedOperation::kEmbeddingForward, dtype, rows * hidden, 3 * bytes_of(dtype));
+}
+
+void PricedKernels::embedding_backward(const std::int32_t*, const void*, void*, void*,
+                                       std::int64_t rows, std::int64_t, std::int64_t vocab,
+                                       std::int64_t, std::int64_t hidden, DType dtype, void*) {
+  charge_elems(TimedOperation::kEmbeddingBackward, dtype, (rows + vocab) * hidden,
+               2 * bytes_of(dtype));
+}
+
+void PricedKernels::head_forward(const HeadShape& shape, const void*, const void*,
+                                 const std::int32_t*, float, double*, float*, void*, void*) {
+  const OperationSize size = head_size(shape);
+  charge(TimedOperation::kHeadForward, shape.dtype, size, plain_head_s(size, shape.dtype));
+}
+
+void PricedKernels::head_backward_weight(const HeadShape& shape, const void*, const void*,
+                                         const std::int32_t*, float, const float*, void*, void*) {
+  const OperationSize size = head_size(shape);
+  charge(TimedOperation::kHeadBackward, shape.dtype, size, plain_head_s(size, shape.dtype));
+}
+
+void PricedKernels::accumulate(float*, const void*, DType grad_dtype, bool, std::int64_t elems) {
+  charge_elems(TimedOperation::kAccumulate, grad_dtype, elems,
+               2 * sizeof(float) + bytes_of(grad_dtype));
+}
+
+void PricedKernels::fold(void*, const void*, DType dtype, std::int64_t elems) {
+  charge_plain(stream_s(3 * bytes_of(dtype) * static_cast<double>(elems)));
+}
+
+void PricedKernels::squared_norm_blocks(const void*, DType dtype, bool,
+                                        std::span<const Block> blocks, double*) {
+  std::int64_t elems = 0;
+  for (const Block& block : blocks) elems += block.end - block.begin;
+  charge_elems(TimedOperation::kSquaredNorm, dtype, elems, bytes_of(dtype));
+}
+
+void PricedKernels::adamw(const AdamWBuffers& buffers, std::span<const ParameterSegment>,
+                          const AdamWScalars&) {
+  const DType dtype = buffers.weight == nullptr ? DType::kF32 : buffers.weight_dtype;
+  charge(TimedOperation::kAdamW, dtype, {buffers.elems, 1, 1},
+         static_cast<double>(buffers.elems) / hardware_.adam_params_per_s);
+}
+
+void PricedKernels::cast(const void*, DType in_dtype, void*, DType out_dtype, bool,
+                         std::int64_t elems) {
+  charge_plain(
+      stream_s((bytes_of(in_dtype) + bytes_of(out_dtype)) * static_cast<double>(elems)));
+}
+
+}  // namespace sluice

@@ -1,0 +1,93 @@
+// Kernels that compute nothing: each call adds what it would take on the described machine. A
+// layer's pass run on them is priced call by call, so a layer need not say a second time what it
+// does.
+#pragma once
+
+#include "engine/planner/hardware_profile.hpp"
+#include "kernels/kernels.hpp"
+
+namespace sluice {
+
+class PricedKernels final : public Kernels {
+ public:
+  // `hardware` must outlive it. threads: of the run's kernels; a profile is measured on all cores.
+  PricedKernels(const HardwareProfile& hardware, int threads);
+
+  // Of all calls since the last reset.
+  double seconds() const { return seconds_; }
+  void reset() { seconds_ = 0; }
+
+  void set_stream(void*) override {}
+  const char* arithmetic() const override { return "priced"; }
+
+  std::uint64_t gemm_workspace_bytes(const GemmShape&) const override { return 0; }
+  void gemm(const GemmShape& shape, const void* a, const void* b, const void* bias, void* c,
+            void* workspace) override;
+  void zero(void* data, std::uint64_t bytes) override;
+  void column_sum(const void* x, void* out, std::int64_t rows, std::int64_t cols,
+                  DType dtype) override;
+  void norm_forward(const NormShape& shape, const void* x, const void* weight, const void* bias,
+                    void* y, float* mean, float* rstd) override;
+  void norm_backward_input(const NormShape& shape, const void* dy, const void* x,
+                           const void* weight, const float* mean, const float* rstd,
+                           const void* residual, void* dx) override;
+  void norm_backward_weight(const NormShape& shape, const void* dy, const void* x,
+                            const float* mean, const float* rstd, void* dweight,
+                            void* dbias) override;
+  void add(const void* a, const void* b, void* out, std::int64_t elems, DType dtype) override;
+  void gelu_forward(const void* x, void* y, std::int64_t elems, DType dtype) override;
+  void gelu_backward(const void* dy, const void* x, void* dx, std::int64_t elems,
+                     DType dtype) override;
+  void swiglu_forward(const void* x, void* y, std::int64_t rows, std::int64_t cols,
+                      DType dtype) override;
+  void swiglu_backward(const void* dy, const void* x, void* dx, std::int64_t rows,
+                       std::int64_t cols, DType dtype) override;
+  void rope(const AttentionShape& shape, float base, bool inverse, void* qkv) override;
+  std::uint64_t attention_workspace_bytes(const AttentionShape&) const override { return 0; }
+  void attention_forward(const AttentionShape& shape, const void* qkv, void* out, float* lse,
+                         void* workspace) override;
+  void attention_backward(const AttentionShape& shape, const void* dout, const void* qkv,
+                          const void* out, const float* lse, void* dqkv, void* workspace) override;
+  void embedding_forward(const std::int32_t* tokens, const void* table, const void* positions,
+                         void* out, std::int64_t rows, std::int64_t time, std::int64_t hidden,
+                         DType dtype) override;
+  std::uint64_t embedding_backward_workspace_bytes(std::int64_t, std::int64_t) const override {
+    return 0;
+  }
+  void embedding_backward(const std::int32_t* tokens, const void* dout, void* dtable,
+                          void* dpositions, std::int64_t rows, std::int64_t time,
+                          std::int64_t vocab, std::int64_t max_time, std::int64_t hidden,
+                          DType dtype, void* workspace) override;
+  std::uint64_t head_workspace_bytes(const HeadShape&) const override { return 0; }
+  void head_forward(const HeadShape& shape, const void* x, const void* w,
+                    const std::int32_t* targets, float loss_scale, double* loss_sum, float* lse,
+                    void* dx, void* workspace) override;
+  void head_backward_weight(const HeadShape& shape, const void* x, const void* w,
+                            const std::int32_t* targets, float loss_scale, const float* lse,
+                            void* dw, void* workspace) override;
+  void accumulate(float* accumulator, const void* grad, DType grad_dtype, bool first,
+                  std::int64_t elems) override;
+  void fold(void* into, const void* from, DType dtype, std::int64_t elems) override;
+  void squared_norm_blocks(const void* grad, DType dtype, bool round_to_bf16,
+                           std::span<const Block> blocks, double* partial) override;
+  void adamw(const AdamWBuffers& buffers, std::span<const ParameterSegment> segments,
+             const AdamWScalars& scalars) override;
+  void cast(const void* in, DType in_dtype, void* out, DType out_dtype, bool weight_rounding,
+            std::int64_t elems) override;
+
+ private:
+  // From the operation's grid; without one, `plain_s`.
+  void charge(TimedOperation operation, DType dtype, const OperationSize& size, double plain_s);
+  void charge_elems(TimedOperation operation, DType dtype, std::int64_t elems, double bytes_per_elem);
+  void charge_plain(double seconds) { seconds_ += seconds * slowdown_; }
+  // At the machine's plain rates.
+  double product_s(double flops, DType dtype) const;
+  double stream_s(double bytes) const;
+  double plain_head_s(const OperationSize& size, DType dtype) const;
+
+  const HardwareProfile& hardware_;
+  double slowdown_;
+  double seconds_ = 0;
+};
+
+}  // namespace sluice

@@ -1,0 +1,415 @@
+#include "tools/doctor/measure_kernels.hpp"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <functional>
+
+#include "base/error.hpp"
+#include "base/units.hpp"
+#include "tools/doctor/aligned_bytes.hpp"
+
+namespace sluice {
+namespace {
+
+using Axis = std::vector<std::int64_t>;
+
+// Rows of the elementwise kernels that work by rows.
+constexpr std::int64_t kCols = 256;
+
+// Hands out parts of one block, anew for every point.
+class Arena {
+ public:
+  explicit Arena(std::uint64_t bytes) : data_(make_bytes(bytes)), bytes_(bytes) {}
+
+  void reset() { used_ = 0; }
+  std::byte* take(std::uint64_t bytes) {
+    std::byte* const data = data_.get() + used_;
+    used_ += round_up(std::max<std::uint64_t>(bytes, 1), kTensorAlignmentBytes);
+    SLUICE_CHECK_MSG(used_ <= bytes_, "a kernel's buffers do not fit");
+    return data;
+  }
+  std::byte* elems(std::int64_t count, DType dtype) {
+    return take(static_cast<std::uint64_t>(count) * dtype_bytes(dtype));
+  }
+  float* floats(std::int64_t count) {
+    return reinterpret_cast<float*>(elems(count, DType::kF32));
+  }
+  // Words of a vocabulary, all as often.
+  std::int32_t* words(std::int64_t count, std::int64_t vocab) {
+    auto* const words = reinterpret_cast<std::int32_t*>(
+        take(static_cast<std::uint64_t>(count) * sizeof(std::int32_t)));
+    for (std::int64_t i = 0; i < count; ++i) words[i] = static_cast<std::int32_t>(i * 7 % vocab);
+    return words;
+  }
+
+ private:
+  AlignedBytes data_;
+  std::uint64_t bytes_;
+  std::uint64_t used_ = 0;
+};
+
+using Call = std::function<void()>;
+
+struct Case {
+  TimedOperation operation;
+  std::array<Axis, 3> axes;
+  // Buffers from the arena, and the call to be timed.
+  std::function<Call(const OperationSize&, DType)> make;
+};
+
+// Makes the calls. Buffers hold zeros: no kernel's time depends on the values.
+class Cases {
+ public:
+  Cases(Kernels& kernels, Arena& arena, std::uint64_t state_bytes)
+      : kernels_(kernels), arena_(arena), state_bytes_(state_bytes) {}
+
+  std::vector<Case> all() {
+    const Axis rows{16, 64, 256, 1024};
+    const Axis features{32, 128, 512, 2048};
+    const Axis elems{1 << 10, 1 << 14, 1 << 18, 1 << 22};
+    const Axis state{1 << 12, 1 << 16, 1 << 20};
+    const Axis one{1};
+    const auto by_elems = [&](TimedOperation operation, Call (Cases::*make)(std::int64_t, DType)) {
+      return Case{operation, {elems, one, one}, [this, make](const OperationSize& size, DType dtype) {
+                    return (this->*make)(size[0], dtype);
+                  }};
+    };
+    const auto by_state = [&](TimedOperation operation, Call (Cases::*make)(std::int64_t, DType)) {
+      Case made = by_elems(operation, make);
+      made.axes[0] = state;
+      return made;
+    };
+    const auto gemm_case = [&](TimedOperation operation, std::array<Axis, 3> axes, bool a, bool b) {
+      return Case{operation, std::move(axes), [this, a, b](const OperationSize& size, DType dtype) {
+                    return gemm(size, a, b, dtype);
+                  }};
+    };
+    const auto attention_case = [&](TimedOperation operation, bool forward) {
+      return Case{operation,
+                  {Axis{1, 4, 16}, Axis{32, 128, 512}, Axis{16, 64, 128}},
+                  [this, forward](const OperationSize& size, DType dtype) {
+                    return attention(size, forward, dtype);
+                  }};
+    };
+    const auto head_case = [&](TimedOperation operation, bool forward) {
+      return Case{operation,
+                  {rows, Axis{256, 4096}, Axis{64, 256, 1024}},
+                  [this, forward](const OperationSize& size, DType dtype) {
+                    return head(size, forward, dtype);
+                  }};
+    };
+    using K = TimedOperation;
+    return {
+        gemm_case(K::kGemmNN, {rows, features, features}, false, false),
+        gemm_case(K::kGemmNT, {rows, features, features}, false, true),
+        gemm_case(K::kGemmTN, {features, features, rows}, true, false),
+        head_case(K::kHeadForward, true),
+        head_case(K::kHeadBackward, false),
+        attention_case(K::kAttentionForward, true),
+        attention_case(K::kAttentionBackward, false),
+        by_elems(K::kNormForward, &Cases::norm_forward),
+        by_elems(K::kNormBackwardInput, &Cases::norm_backward_input),
+        by_elems(K::kNormBackwardWeight, &Cases::norm_backward_weight),
+        by_elems(K::kColumnSum, &Cases::column_sum),
+        by_elems(K::kAdd, &Cases::add),
+        by_elems(K::kGeluForward, &Cases::gelu_forward),
+        by_elems(K::kGeluBackward, &Cases::gelu_backward),
+        by_elems(K::kSwigluForward, &Cases::swiglu_forward),
+        by_elems(K::kSwigluBackward, &Cases::swiglu_backward),
+        by_elems(K::kRope, &Cases::rope),
+        by_elems(K::kEmbeddingForward, &Cases::embedding_forward),
+        by_elems(K::kEmbeddingBackward, &Cases::embedding_backward),
+        by_state(K::kAccumulate, &Cases::accumulate),
+        by_state(K::kSquaredNorm, &Cases::squared_norm),
+        by_state(K::kAdamW, &Cases::adamw),
+    };
+  }
+
+ private:
+  // How many sets of operands a product takes turns with: a layer's weights and gradients have left
+  // the nearer caches by the time it runs again.
+  static std::size_t cool_sets(std::uint64_t bytes) {
+    constexpr std::uint64_t kCoolBytes = 32 * kMiB;
+    return std::clamp<std::uint64_t>(kCoolBytes / bytes, 1, 64);
+  }
+
+  Call gemm(const OperationSize& size, bool transpose_a, bool transpose_b, DType dtype) {
+    const auto [m, n, k] = size;
+    const GemmShape shape{m, n, k, transpose_a, transpose_b, dtype, dtype};
+    struct Operands {
+      std::byte *a, *b, *c;
+    };
+    std::vector<Operands> sets(cool_sets((m * k + n * k + m * n) * dtype_bytes(dtype)));
+    for (Operands& set : sets) {
+      set = {arena_.elems(m * k, dtype), arena_.elems(n * k, dtype), arena_.elems(m * n, dtype)};
+    }
+    return [this, shape, sets, workspace = arena_.take(kernels_.gemm_workspace_bytes(shape)),
+            next = std::size_t{0}]() mutable {
+      const Operands& set = sets[next++ % sets.size()];
+      kernels_.gemm(shape, set.a, set.b, nullptr, set.c, workspace);
+    };
+  }
+  Call head(const OperationSize& size, bool forward, DType dtype) {
+    const auto [rows, vocab, hidden] = size;
+    const HeadShape shape{rows, hidden, vocab, dtype};
+    return [this, shape, forward, x = arena_.elems(rows * hidden, dtype),
+            dx = arena_.elems(rows * hidden, dtype), w = arena_.elems(vocab * hidden, dtype),
+            dw = arena_.elems(vocab * hidden, dtype), targets = arena_.words(rows, vocab),
+            lse = arena_.floats(rows),
+            workspace = arena_.take(kernels_.head_workspace_bytes(shape))] {
+      double loss = 0;
+      if (forward) {
+        kernels_.head_forward(shape, x, w, targets, 1.0f, &loss, lse, dx, workspace);
+      } else {
+        kernels_.head_backward_weight(shape, x, w, targets, 1.0f, lse, dw, workspace);
+      }
+    };
+  }
+  Call attention(const OperationSize& size, bool forward, DType dtype) {
+    const auto [heads, time, head_dim] = size;
+    const AttentionShape shape{1, time, heads, heads, head_dim, dtype};
+    const std::int64_t elems = heads * time * head_dim;
+    return [this, shape, forward, qkv = arena_.elems(3 * elems, dtype),
+            dqkv = arena_.elems(3 * elems, dtype), out = arena_.elems(elems, dtype),
+            dout = arena_.elems(elems, dtype), lse = arena_.floats(heads * time),
+            workspace = arena_.take(kernels_.attention_workspace_bytes(shape))] {
+      if (forward) {
+        kernels_.attention_forward(shape, qkv, out, lse, workspace);
+      } else {
+        kernels_.attention_backward(shape, dout, qkv, out, lse, dqkv, workspace);
+      }
+    };
+  }
+
+  struct NormBuffers {
+    NormShape shape;
+    std::byte *x, *dy, *residual, *out, *weight, *dweight;
+    float *mean, *rstd;
+  };
+  NormBuffers norm_buffers(std::int64_t elems, DType dtype) {
+    const std::int64_t rows = elems / kCols;
+    return {{rows, kCols, true, 1e-5f, dtype},
+            arena_.elems(elems, dtype),
+            arena_.elems(elems, dtype),
+            arena_.elems(elems, dtype),
+            arena_.elems(elems, dtype),
+            arena_.elems(kCols, dtype),
+            arena_.elems(kCols, dtype),
+            arena_.floats(rows),
+            arena_.floats(rows)};
+  }
+  Call norm_forward(std::int64_t elems, DType dtype) {
+    return [this, at = norm_buffers(elems, dtype)] {
+      kernels_.norm_forward(at.shape, at.x, at.weight, nullptr, at.out, at.mean, at.rstd);
+    };
+  }
+  Call norm_backward_input(std::int64_t elems, DType dtype) {
+    return [this, at = norm_buffers(elems, dtype)] {
+      kernels_.norm_backward_input(at.shape, at.dy, at.x, at.weight, at.mean, at.rstd, at.residual,
+                                   at.out);
+    };
+  }
+  Call norm_backward_weight(std::int64_t elems, DType dtype) {
+    return [this, at = norm_buffers(elems, dtype)] {
+      kernels_.norm_backward_weight(at.shape, at.dy, at.x, at.mean, at.rstd, at.dweight, nullptr);
+    };
+  }
+
+  Call column_sum(std::int64_t elems, DType dtype) {
+    return [this, elems, dtype, x = arena_.elems(elems, dtype), out = arena_.elems(kCols, dtype)] {
+      kernels_.column_sum(x, out, elems / kCols, kCols, dtype);
+    };
+  }
+  Call add(std::int64_t elems, DType dtype) {
+    return [this, elems, dtype, a = arena_.elems(elems, dtype), b = arena_.elems(elems, dtype),
+            out = arena_.elems(elems, dtype)] { kernels_.add(a, b, out, elems, dtype); };
+  }
+  Call gelu_forward(std::int64_t elems, DType dtype) {
+    return [this, elems, dtype, x = arena_.elems(elems, dtype), y = arena_.elems(elems, dtype)] {
+      kernels_.gelu_forward(x, y, elems, dtype);
+    };
+  }
+  Call gelu_backward(std::int64_t elems, DType dtype) {
+    return [this, elems, dtype, dy = arena_.elems(elems, dtype), x = arena_.elems(elems, dtype),
+            dx = arena_.elems(elems, dtype)] { kernels_.gelu_backward(dy, x, dx, elems, dtype); };
+  }
+  Call swiglu_forward(std::int64_t elems, DType dtype) {
+    return [this, elems, dtype, x = arena_.elems(2 * elems, dtype),
+            y = arena_.elems(elems, dtype)] {
+      kernels_.swiglu_forward(x, y, elems / kCols, kCols, dtype);
+    };
+  }
+  Call swiglu_backward(std::int64_t elems, DType dtype) {
+    return [this, elems, dtype, dy = arena_.elems(elems, dtype),
+            x = arena_.elems(2 * elems, dtype), dx = arena_.elems(2 * elems, dtype)] {
+      kernels_.swiglu_backward(dy, x, dx, elems / kCols, kCols, dtype);
+    };
+  }
+  // Two heads of 64 with a key/value head for each: 256 elements a row are turned, of 384.
+  Call rope(std::int64_t elems, DType dtype) {
+    const std::int64_t rows = elems / kCols;
+    const AttentionShape shape{1, rows, 2, 2, 64, dtype};
+    return [this, shape, qkv = arena_.elems(rows * 384, dtype)] {
+      kernels_.rope(shape, 1e4f, false, qkv);
+    };
+  }
+  Call embedding_forward(std::int64_t elems, DType dtype) {
+    const std::int64_t rows = elems / kCols;
+    return [this, rows, dtype, words = arena_.words(rows, kCols),
+            table = arena_.elems(kCols * kCols, dtype), out = arena_.elems(elems, dtype)] {
+      kernels_.embedding_forward(words, table, nullptr, out, rows, rows, kCols, dtype);
+    };
+  }
+  // As many rows as words in the table.
+  Call embedding_backward(std::int64_t elems, DType dtype) {
+    const std::int64_t rows = elems / kCols / 2;
+    return [this, rows, dtype, words = arena_.words(rows, rows),
+            dout = arena_.elems(rows * kCols, dtype), dtable = arena_.elems(rows * kCols, dtype),
+            workspace = arena_.take(kernels_.embedding_backward_workspace_bytes(rows, rows))] {
+      kernels_.embedding_backward(words, dout, dtable, nullptr, rows, rows, rows, rows, kCols,
+                                  dtype, workspace);
+    };
+  }
+
+  // Starts of pieces of `elems` elements, one after another through the state's memory.
+  class Walk {
+   public:
+    Walk(std::uint64_t bytes, std::uint64_t elem_bytes, std::int64_t elems)
+        : elems_(elems),
+          pieces_(std::max<std::int64_t>(
+              1, static_cast<std::int64_t>(bytes / elem_bytes) / std::max<std::int64_t>(elems, 1))) {
+    }
+    std::int64_t total() const { return pieces_ * elems_; }
+    std::int64_t next() {
+      piece_ = (piece_ + 1) % pieces_;
+      return piece_ * elems_;
+    }
+
+   private:
+    std::int64_t elems_;
+    std::int64_t pieces_;
+    std::int64_t piece_ = 0;
+  };
+
+  Call accumulate(std::int64_t elems, DType dtype) {
+    Walk walk(state_bytes_, sizeof(float) + dtype_bytes(dtype), elems);
+    return [this, elems, dtype, sum = arena_.floats(walk.total()),
+            grad = arena_.elems(walk.total(), dtype), walk]() mutable {
+      const std::int64_t at = walk.next();
+      kernels_.accumulate(sum + at, grad + at * static_cast<std::int64_t>(dtype_bytes(dtype)),
+                          dtype, false, elems);
+    };
+  }
+  Call squared_norm(std::int64_t elems, DType dtype) {
+    Walk walk(state_bytes_, dtype_bytes(dtype), elems);
+    constexpr std::int64_t kBlock = 4096;
+    std::vector<Kernels::Block> blocks;
+    for (std::int64_t begin = 0; begin < elems; begin += kBlock) {
+      blocks.push_back({begin, std::min(elems, begin + kBlock)});
+    }
+    return [this, dtype, grad = arena_.elems(walk.total(), dtype),
+            partial = reinterpret_cast<double*>(arena_.take(blocks.size() * sizeof(double))),
+            blocks, walk]() mutable {
+      kernels_.squared_norm_blocks(
+          grad + walk.next() * static_cast<std::int64_t>(dtype_bytes(dtype)), dtype, false, blocks,
+          partial);
+    };
+  }
+  Call adamw(std::int64_t elems, DType dtype) {
+    Walk walk(state_bytes_, 12 + 2 * dtype_bytes(dtype), elems);
+    const bool has_master = dtype != DType::kF32;
+    std::byte* const grad = arena_.elems(walk.total(), dtype);
+    std::byte* const weight = has_master ? arena_.elems(walk.total(), dtype) : nullptr;
+    float* const master = arena_.floats(walk.total());
+    float* const moment1 = arena_.floats(walk.total());
+    float* const moment2 = arena_.floats(walk.total());
+    return [=, this]() mutable {
+      const std::int64_t at = walk.next();
+      const std::int64_t offset = at * static_cast<std::int64_t>(dtype_bytes(dtype));
+      AdamWBuffers buffers;
+      buffers.grad = grad + offset;
+      buffers.grad_dtype = dtype;
+      buffers.master = master + at;
+      buffers.moment1 = moment1 + at;
+      buffers.moment2 = moment2 + at;
+      buffers.weight = has_master ? weight + offset : nullptr;
+      buffers.weight_dtype = dtype;
+      buffers.elems = elems;
+      const ParameterSegment all{0, elems, 0.1f};
+      kernels_.adamw(buffers, {&all, 1}, {.lr = 1e-3f});
+    };
+  }
+
+  Kernels& kernels_;
+  Arena& arena_;
+  std::uint64_t state_bytes_;
+};
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// The median call: a moment's disturbance does not count.
+double call_seconds(const Call& call, double least_seconds) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::size_t kLeastCalls = 3;
+  constexpr double kLong = 4;  // so many times the least: the first call says enough
+  std::vector<double> times;
+  double total = 0;
+  while (times.size() < kLeastCalls || total < least_seconds) {
+    const auto begin = Clock::now();
+    call();
+    const double taken = std::chrono::duration<double>(Clock::now() - begin).count();
+    if (times.empty() && taken > kLong * least_seconds) return taken;
+    times.push_back(std::max(taken, 1e-9));
+    total += taken;
+  }
+  return median(std::move(times));
+}
+
+}  // namespace
+
+std::vector<OperationGrid> measure_kernel_grids(Kernels& kernels,
+                                             const GridOptions& options) {
+  SLUICE_CHECK(options.rounds > 0 && options.points_each_axis > 0);
+  // Beside the state, the largest elementwise kernel: 5 arrays of 4 Mi fp32.
+  Arena arena(options.state_bytes + 128 * kMiB);
+  std::vector<OperationGrid> grids;
+  std::vector<std::vector<std::vector<double>>> times;  // by grid, point, round
+  Cases maker(kernels, arena, options.state_bytes);
+  std::vector<Case> cases = maker.all();
+  for (Case& each : cases) {
+    for (Axis& axis : each.axes) axis.resize(std::min(axis.size(), options.points_each_axis));
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      grids.push_back({each.operation, dtype, each.axes, {}});
+      times.emplace_back(grids.back().points());
+    }
+  }
+  for (int round = 0; round < options.rounds; ++round) {
+    for (std::size_t i = 0; i < grids.size(); ++i) {
+      const OperationGrid& grid = grids[i];
+      std::size_t point = 0;
+      for (const std::int64_t first : grid.axes[0]) {
+        for (const std::int64_t second : grid.axes[1]) {
+          for (const std::int64_t third : grid.axes[2]) {
+            arena.reset();
+            const Call call = cases[i / 2].make({first, second, third}, grid.dtype);
+            times[i][point++].push_back(call_seconds(call, options.seconds_each));
+          }
+        }
+      }
+    }
+  }
+  for (std::size_t i = 0; i < grids.size(); ++i) {
+    for (std::vector<double>& rounds : times[i]) {
+      grids[i].seconds.push_back(median(std::move(rounds)));
+    }
+  }
+  return grids;
+}
+
+}  // namespace sluice
