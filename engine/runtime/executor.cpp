@@ -218,6 +218,8 @@ void Executor::record_memory(RunState& run) {
 void Executor::wait_on_host(RunState& run, const Instruction& instruction) {
   for (const InstructionId dep : instruction.deps) {
     const Instruction& awaited = run.program().schedule().instructions[dep];
+    // Published in lane order, so behind what it depends on: the lane need not stop for it.
+    if (retires_behind(awaited, instruction)) continue;
     if (is_device_lane(awaited.lane)) {
       run.await(dep, Progress::kIssued, instruction);
       run.end_event(dep).synchronize(run.deadline(), describe(awaited).c_str());

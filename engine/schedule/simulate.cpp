@@ -91,6 +91,7 @@ class Simulator {
       rank_of(instruction).lanes[lane_of(instruction)].waiting.push_back(instruction.id);
       for (const InstructionId dep : instruction.deps) {
         SLUICE_CHECK(dep < instruction.id);
+        if (retires_behind(schedule.instructions[dep], instruction)) continue;
         next_[dep].push_back(instruction.id);
         ++waits_[instruction.id];
       }
@@ -232,9 +233,11 @@ class Simulator {
     bool free_of_cost = false;
     while (!lane.waiting.empty()) {
       const Instruction& next = schedule_.instructions[lane.waiting.front()];
-      const std::size_t depth =
+      const std::ptrdiff_t depth =
           lane_is_pipelined(next.lane) ? std::max(1u, model_.storage_depth) : 1;
-      if (lane.in_flight.size() >= depth || waits_[next.id] != 0) break;
+      const auto under_way = std::count_if(lane.in_flight.begin(), lane.in_flight.end(),
+                                           [](const InFlight& work) { return !work.ended; });
+      if (under_way >= depth || waits_[next.id] != 0) break;
       if (!meeting_complete(next.id)) break;
       lane.waiting.pop_front();
       lane.in_flight.push_back({next.id, next.cost_s, now_s_});

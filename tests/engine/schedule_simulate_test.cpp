@@ -67,6 +67,41 @@ TEST(Simulate, AStorageLaneHasSeveralInFlight) {
   EXPECT_NEAR(simulate(schedule, model).busy_s[0][at(Lane::kStorageRead)], 4.0, 1e-9);
 }
 
+// A transfer alone waits for most of its time; several fill the bandwidth, each adding a part.
+TEST(Simulate, TransfersAtOnceFillTheBandwidth) {
+  ScheduleSketch sketch;
+  for (int i = 0; i < 4; ++i) sketch.emit(Op::kForward, Lane::kStorageRead, {}, {}).bytes = 100;
+  const Schedule schedule = sketch.compiled();
+  SimulationModel model;
+  model.storage_read_bytes_per_s = 200;  // each takes half of it when alone
+  EXPECT_NEAR(simulate(schedule, model).total_s, 2.0, 1e-9);
+  model.storage_read_bytes_per_s = 1000;
+  EXPECT_NEAR(simulate(schedule, model).total_s, 1.0, 1e-9);
+  model.storage_overlap = 1.0 / 3;  // four at once: twice as fast as one
+  EXPECT_NEAR(simulate(schedule, model).total_s, 2.0, 1e-9);
+  model.storage_overlap = 0;
+  EXPECT_NEAR(simulate(schedule, model).total_s, 4.0, 1e-9);
+  model.storage_depth = 2;
+  EXPECT_NEAR(simulate(schedule, model).total_s, 4.0, 1e-9);
+}
+
+// A Release behind a transfer says when its buffer is free; the lane's next transfer need not wait.
+TEST(Simulate, AReleaseDoesNotHoldUpAStorageLane) {
+  ScheduleSketch sketch;
+  const BufferId from = sketch.home(StateKind::kMaster, Tier::kStorage, 16384, 0);
+  for (int i = 0; i < 2; ++i) {
+    const BufferId piece = sketch.state(StateKind::kMaster, Tier::kPinned, 0, 16384);
+    sketch.emit(Op::kStorageRead, Lane::kStorageRead, {all(from)}, {all(piece)}).bytes = 65536;
+    sketch.release(Lane::kStorageRead, piece);
+  }
+  Schedule schedule = sketch.compiled();
+  EXPECT_EQ(schedule.instructions[1].deps, std::vector<InstructionId>{0});
+  schedule.instructions[2].deps.clear();  // as if it had other memory
+  SimulationModel model;
+  model.storage_read_bytes_per_s = 1e6;
+  EXPECT_NEAR(simulate(schedule, model).total_s, 1.0, 1e-9);
+}
+
 TEST(Simulate, StallIsTheComputeLanesIdleTime) {
   ScheduleSketch sketch;
   const BufferId home = sketch.home(StateKind::kWeight, Tier::kPinned, 64, 0);

@@ -58,6 +58,8 @@ class DoctorRun : public ::testing::Test {
     options_.measure.seconds_each = 0.001;
     options_.measure.storage_bytes = 4 * kMiB;
     options_.measure.array_bytes = 4 * kMiB;
+    options_.measure.grids = {
+        .rounds = 1, .seconds_each = 1e-6, .state_bytes = 4 * kMiB, .points_each_axis = 2};
     options_.profile_path = directory_.file("hardware.json");
   }
   json last_event(int expected_status) {
@@ -85,7 +87,14 @@ TEST_F(DoctorRun, MeasuresAndSavesAProfileThatLoads) {
   const HardwareProfile profile = load_profile(options_.profile_path);
   EXPECT_EQ(json::parse(to_json(profile)), event.at("value"));
   EXPECT_EQ(profile.backend, "host");
-  EXPECT_EQ(profile.gemm_rates.size(), 8u);
+  // Every operation is measured: kernels in both dtypes, copies and transfers as bytes.
+  for (std::size_t i = 0; i < kTimedOperationCount; ++i) {
+    const auto operation = static_cast<TimedOperation>(i);
+    const bool bytes = operation >= TimedOperation::kCopy;
+    EXPECT_EQ(profile.find(operation, DType::kU8) != nullptr, bytes) << i;
+    EXPECT_EQ(profile.find(operation, DType::kF32) != nullptr, !bytes) << i;
+    EXPECT_EQ(profile.find(operation, DType::kBF16) != nullptr, !bytes) << i;
+  }
   // Nothing but the profile is left.
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 1);
 }

@@ -1,4 +1,5 @@
 // Commands that look and measure: doctor, bench, report.
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -18,6 +19,14 @@
 
 namespace sluice::cli {
 
+namespace {
+
+// Of measuring all kernels: at the default of --seconds, as many as are of use.
+constexpr double kSecondsARound = 0.035;
+constexpr int kMostRounds = 100;
+
+}  // namespace
+
 int doctor_command(const DoctorArguments& arguments) {
   const std::unique_ptr<Kernels> kernels = make_host_kernels({});
   const std::unique_ptr<Device> device = make_host_device({});
@@ -26,6 +35,8 @@ int doctor_command(const DoctorArguments& arguments) {
   options.measure.device = device.get();
   options.measure.storage_directory = arguments.storage_path;
   options.measure.seconds_each = arguments.seconds;
+  options.measure.grids.rounds =
+      std::clamp(static_cast<int>(arguments.seconds / kSecondsARound), 1, kMostRounds);
   options.json = arguments.json;
   options.profile_path = default_profile_path();
   return run_doctor(options, std::cout);

@@ -21,8 +21,9 @@ HardwareProfile sample() {
   profile.cpu_name = "A processor";
   profile.cores = 7;
   profile.storage_read_bytes_per_s = 1.0 / 3.0 * 1e9;  // needs all digits
-  profile.gemm_rates = {{512, 768, 3072, DType::kF32, 1.23456789e11},
-                        {1, 2, 3, DType::kBF16, 5e10}};
+  profile.operations = {
+      {TimedOperation::kGemmNT, DType::kBF16, {{{16, 64}, {32, 512}, {8}}}, {1e-6, 2e-6, 3e-6, 1.0 / 3}},
+      {TimedOperation::kStorageRead, DType::kU8, {{{4096}, {1}, {1}}}, {2e-4}}};
   return profile;
 }
 
@@ -40,7 +41,12 @@ TEST(HardwareProfile, ReadsBackWhatItWrote) {
   EXPECT_EQ(to_json(profile_from_json(text, "x")), text);
   EXPECT_EQ(profile_from_json(text, "x").storage_read_bytes_per_s,
             sample().storage_read_bytes_per_s);
-  EXPECT_EQ(profile_from_json(text, "x").gemm_rates.at(1).dtype, DType::kBF16);
+  const HardwareProfile read = profile_from_json(text, "x");
+  const OperationGrid* const grid = read.find(TimedOperation::kGemmNT, DType::kBF16);
+  ASSERT_NE(grid, nullptr);
+  EXPECT_EQ(grid->seconds.at(3), 1.0 / 3);
+  EXPECT_EQ(grid->axes[1].at(1), 512);
+  EXPECT_EQ(read.find(TimedOperation::kGemmNT, DType::kF32), nullptr);
 }
 
 TEST(HardwareProfile, EveryKeyIsNeededAndNoOtherIsTaken) {
@@ -68,17 +74,29 @@ TEST(HardwareProfile, ValuesOutOfBoundsAreRefusedByName) {
       EXPECT_NE(refusal(changed.dump()).find(key), std::string::npos) << key << " = " << wrong;
     }
   }
-  json changed = whole;
-  changed["gemm_rates"][1]["m"] = 0;
-  EXPECT_NE(refusal(changed.dump()).find("gemm_rates[1].m"), std::string::npos);
-  changed = whole;
-  changed["gemm_rates"][0]["dtype"] = "F16";
-  EXPECT_NE(refusal(changed.dump()).find("gemm_rates[0].dtype"), std::string::npos);
+  const auto refused = [&](const char* key, const json& wrong) {
+    json changed = whole;
+    changed["operations"][0][key] = wrong;
+    const std::string message = refusal(changed.dump());
+    EXPECT_NE(message.find("operations[0]." + std::string(key)), std::string::npos) << message;
+  };
+  refused("operation", "gemm");
+  refused("dtype", "F16");
+  for (const char* axes : {"[[16],[1]]", "[[16,64],[32,512],[]]", "[[64,16],[32,512],[8]]",
+                           "[[16,64],[0,512],[8]]", "[[16,1.5],[32,512],[8]]", "7"}) {
+    refused("axes", json::parse(axes));
+  }
+  for (const char* seconds : {"[1,2,3]", "[1,2,3,0]", "[1,2,3,\"4\"]", "[1,2,3,1e9]", "{}"}) {
+    refused("seconds", json::parse(seconds));
+  }
+  json twice = whole;
+  twice["operations"].push_back(twice["operations"][1]);
+  EXPECT_NE(refusal(twice.dump()).find("operations[2].operation"), std::string::npos);
 }
 
 TEST(HardwareProfile, TextThatIsNoProfileIsRefused) {
   for (const char* text :
-       {"", "{", "[]", "12", "nul", "{\"format\":\"sluice-hardware-profile\",\"version\":2}"}) {
+       {"", "{", "[]", "12", "nul", "{\"format\":\"sluice-hardware-profile\",\"version\":1}"}) {
     EXPECT_NE(refusal(text).find("given.json"), std::string::npos) << text;
   }
 }

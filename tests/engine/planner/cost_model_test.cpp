@@ -1,0 +1,123 @@
+// Prices against what can be worked out by hand from a profile.
+#include "engine/planner/cost_model.hpp"
+
+#include <gtest/gtest.h>
+
+#include "engine/planner/plan.hpp"
+
+namespace sluice::testing {
+namespace {
+
+class CostModelTest : public ::testing::Test {
+ protected:
+  CostModelTest() {
+    config_.model.family = Config::Family::kGpt2;
+    config_.model.layers = 1;
+    config_.model.hidden = 64;
+    config_.model.heads = 2;
+    config_.model.kv_heads = 2;
+    config_.model.ffn = 256;
+    config_.model.vocab = 256;
+    config_.model.max_seq = 32;
+    config_.train.seq = 32;
+    config_.train.micro_batch = 2;
+    config_.train.precision = Config::Precision::kFP32;
+    config_.train.threads = 2;
+    // Only products cost anything to speak of: 1 operation a second.
+    hardware_.gemm_f32_flops_per_s = 1.0;
+    hardware_.memory_bandwidth_bytes_per_s = 1e15;
+    hardware_.launch_overhead_s = hardware_.hand_over_s = 1e-9;
+  }
+  double price(Instruction instruction, std::vector<Instruction> before = {},
+               std::vector<Buffer> buffers = {}) {
+    Schedule schedule;
+    schedule.instructions = std::move(before);
+    instruction.id = static_cast<InstructionId>(schedule.instructions.size());
+    schedule.instructions.push_back(instruction);
+    schedule.buffers = std::move(buffers);
+    const Model model(model_shape(config_));
+    const BatchShape batch = batch_shape(config_);
+    CostModel(config_, model, batch, hardware_).apply(schedule);
+    return schedule.instructions.back().cost_s;
+  }
+  static Instruction of(Op op, Lane lane, std::int32_t unit = 1) {
+    Instruction instruction;
+    instruction.op = op;
+    instruction.lane = lane;
+    instruction.unit = unit;
+    return instruction;
+  }
+  double pass(Op op) { return price(of(op, Lane::kCompute)); }
+
+  // Rows times inputs times outputs of the block's four linear layers, and attention.
+  static constexpr double kRows = 64, kHidden = 64, kFfn = 256;
+  static constexpr double kLinear = 2 * kRows * kHidden * (4 * kHidden + 2 * kFfn);
+  static constexpr double kAttention = 2 * (2 * 2) * 32 * 32 * 32 / 0.6;
+
+  Config config_;
+  HardwareProfile hardware_;
+};
+
+TEST_F(CostModelTest, APassCostsWhatItsKernelsCost) {
+  EXPECT_NEAR(pass(Op::kForward) / (kLinear + kAttention), 1, 1e-6);
+  EXPECT_NEAR(pass(Op::kBackwardInput) / (kLinear + 2.5 * kAttention), 1, 1e-6);
+  EXPECT_NEAR(pass(Op::kBackwardWeight) / kLinear, 1, 1e-6);
+  // A recompute leaves out the last product.
+  EXPECT_NEAR(pass(Op::kForward) - pass(Op::kRecompute), 2 * kRows * kHidden * kFfn, 1);
+}
+
+TEST_F(CostModelTest, FewerThreadsThanTheProfilesTakeLonger) {
+  const double both = pass(Op::kForward);
+  config_.train.threads = 1;
+  EXPECT_NEAR(pass(Op::kForward) / both, 2, 1e-6);
+  config_.train.threads = 4;  // more than there are: no faster
+  EXPECT_NEAR(pass(Op::kForward) / both, 1, 1e-6);
+}
+
+TEST_F(CostModelTest, AMeasuredGridGoesBeforeTheRate) {
+  // All products with B transposed take a second, whatever their size: four in a forward pass.
+  hardware_.operations.push_back({TimedOperation::kGemmNT,
+                                  DType::kF32,
+                                  {{{1 << 20}, {1 << 20}, {1 << 20}}},
+                                  {1.0}});
+  EXPECT_NEAR(pass(Op::kForward) - kAttention, 4, 1e-3);
+  EXPECT_NEAR(pass(Op::kBackwardWeight) / kLinear, 1, 1e-6);
+}
+
+TEST_F(CostModelTest, ATransferHasALatencyAndACopyItsLink) {
+  Instruction read = of(Op::kStorageRead, Lane::kStorageRead);
+  read.bytes = 1'000'000;
+  hardware_.storage_latency_s = 0.5;
+  hardware_.storage_read_bytes_per_s = 1e6;
+  EXPECT_NEAR(price(read), 1.5, 1e-6);
+  hardware_.operations.push_back(
+      {TimedOperation::kStorageRead, DType::kU8, {{{1'000'000}, {1}, {1}}}, {0.25}});
+  EXPECT_NEAR(price(read), 0.25, 1e-6);
+
+  Instruction copy = of(Op::kUpload, Lane::kH2D);
+  copy.bytes = 1'000'000;
+  hardware_.single_core_copy_bytes_per_s = 1e7;
+  EXPECT_NEAR(price(copy), 0.1, 1e-6);
+  config_.memory.link_bandwidth_bytes_per_s = 1e6;
+  config_.memory.link_latency_s = 2;
+  EXPECT_NEAR(price(copy), 3, 1e-6);
+}
+
+TEST_F(CostModelTest, OnlyWhatAnotherLaneWakesPaysForIt) {
+  hardware_.launch_overhead_s = 1;
+  hardware_.hand_over_s = 10;
+  Instruction first = of(Op::kUpload, Lane::kH2D);
+  Instruction second = of(Op::kDownload, Lane::kD2H);
+  EXPECT_NEAR(price(second, {first}), 1, 1e-3);
+  second.deps = {0};
+  EXPECT_NEAR(price(second, {first}), 10, 1e-3);
+  second.lane = Lane::kH2D;
+  EXPECT_NEAR(price(second, {first}), 1, 1e-3);
+  // A transfer's own time has the wake-up.
+  second.lane = Lane::kD2H;
+  first.lane = Lane::kStorageRead;
+  EXPECT_NEAR(price(second, {first}), 1, 1e-3);
+}
+
+}  // namespace
+}  // namespace sluice::testing
