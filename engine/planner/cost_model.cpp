@@ -122,9 +122,9 @@ double CostModel::state_operation_s(const Schedule& schedule, const Instruction&
 
 double CostModel::copy_s(std::uint64_t bytes) const {
   const OperationGrid* const grid = hardware_.find(TimedOperation::kCopy, DType::kU8);
-  const double memcpy_s =
-      grid != nullptr ? grid->seconds_at({static_cast<std::int64_t>(bytes), 1, 1})
-                      : static_cast<double>(bytes) / hardware_.single_core_copy_bytes_per_s;
+  const double memcpy_s = grid != nullptr
+                              ? grid->seconds_at({static_cast<std::int64_t>(bytes), 1, 1})
+                              : static_cast<double>(bytes) / hardware_.single_core_copy_bytes_per_s;
   double link_s = config_.memory.link_latency_s;
   if (config_.memory.link_bandwidth_bytes_per_s > 0) {
     link_s += static_cast<double>(bytes) / config_.memory.link_bandwidth_bytes_per_s;
@@ -169,12 +169,12 @@ double CostModel::instruction_s(const Schedule& schedule, const Instruction& ins
   }
 }
 
-// What comes before the work itself: on the instruction's own lane little, across lanes a wake-up. A
-// transfer's time has the wake-up of who waits for it already.
+// What comes before the work itself: on the instruction's own lane little, across lanes a wake-up.
+// A transfer's time has the wake-up of who waits for it already.
 double CostModel::overhead_s(const Schedule& schedule, const Instruction& instruction) const {
   if (instruction.op == Op::kRelease) return 0.0;
-  const bool woken = std::any_of(
-      instruction.deps.begin(), instruction.deps.end(), [&](InstructionId dep) {
+  const bool woken =
+      std::any_of(instruction.deps.begin(), instruction.deps.end(), [&](InstructionId dep) {
         const Instruction& awaited = schedule.instructions[dep];
         return awaited.op != Op::kRelease && awaited.lane != instruction.lane &&
                !lane_is_pipelined(awaited.lane);
@@ -184,8 +184,7 @@ double CostModel::overhead_s(const Schedule& schedule, const Instruction& instru
 
 void CostModel::apply(Schedule& schedule) {
   for (Instruction& instruction : schedule.instructions) {
-    instruction.cost_s =
-        overhead_s(schedule, instruction) + instruction_s(schedule, instruction);
+    instruction.cost_s = overhead_s(schedule, instruction) + instruction_s(schedule, instruction);
   }
 }
 
@@ -208,9 +207,9 @@ SimulationModel CostModel::simulation_model() const {
   model.storage_overlap = hardware_.storage_overlap;
   // In duplex either lane moves half of the bytes.
   const double each = hardware_.storage_duplex_bytes_per_s / 2;
-  model.storage_duplex = std::clamp(each / hardware_.storage_read_bytes_per_s +
-                                        each / hardware_.storage_write_bytes_per_s,
-                                    0.1, 2.0);
+  model.storage_duplex = std::clamp(
+      each / hardware_.storage_read_bytes_per_s + each / hardware_.storage_write_bytes_per_s, 0.1,
+      2.0);
   model.storage_depth = 8;
   return model;
 }

@@ -189,9 +189,9 @@ std::string to_json(const HardwareProfile& profile) {
   object["operations"] = json::array();
   for (const OperationGrid& grid : profile.operations) {
     object["operations"].push_back({{"operation", timed_operation_name(grid.operation)},
-                                 {"dtype", dtype_name(grid.dtype)},
-                                 {"axes", grid.axes},
-                                 {"seconds", grid.seconds}});
+                                    {"dtype", dtype_name(grid.dtype)},
+                                    {"axes", grid.axes},
+                                    {"seconds", grid.seconds}});
   }
   // A processor's name that is not UTF-8 must not stop a measurement from being saved.
   return object.dump(1, ' ', false, json::error_handler_t::replace) + "\n";

@@ -29,16 +29,16 @@ enum class TimedOperation : std::uint8_t {
   kAdd,
   kGeluForward,
   kGeluBackward,
-  kSwigluForward,     // of y
-  kSwigluBackward,    // of dy
-  kRope,              // that are turned
-  kEmbeddingForward,  // of out
+  kSwigluForward,      // of y
+  kSwigluBackward,     // of dy
+  kRope,               // that are turned
+  kEmbeddingForward,   // of out
   kEmbeddingBackward,  // of dout and dtable together
   kAccumulate,
   kSquaredNorm,
-  kAdamW,         // dtype: of the weight
-  kCopy,          // bytes, here and in what follows; between host and device; dtype kU8
-  kStorageRead,   // one transfer, nothing else under way: from asking to waking who asked
+  kAdamW,        // dtype: of the weight
+  kCopy,         // bytes, here and in what follows; between host and device; dtype kU8
+  kStorageRead,  // one transfer, nothing else under way: from asking to waking who asked
   kStorageWrite,
 };
 inline constexpr std::size_t kTimedOperationCount = 25;

@@ -38,8 +38,8 @@ PricedKernels::PricedKernels(const HardwareProfile& hardware, int threads)
       slowdown_(std::max(1.0, static_cast<double>(hardware.cores) / std::max(threads, 1))) {}
 
 double PricedKernels::product_s(double flops, DType dtype) const {
-  return flops / (dtype == DType::kF32 ? hardware_.gemm_f32_flops_per_s
-                                       : hardware_.gemm_bf16_flops_per_s);
+  return flops /
+         (dtype == DType::kF32 ? hardware_.gemm_f32_flops_per_s : hardware_.gemm_bf16_flops_per_s);
 }
 
 double PricedKernels::stream_s(double bytes) const {
@@ -193,8 +193,7 @@ void PricedKernels::adamw(const AdamWBuffers& buffers, std::span<const Parameter
 
 void PricedKernels::cast(const void*, DType in_dtype, void*, DType out_dtype, bool,
                          std::int64_t elems) {
-  charge_plain(
-      stream_s((bytes_of(in_dtype) + bytes_of(out_dtype)) * static_cast<double>(elems)));
+  charge_plain(stream_s((bytes_of(in_dtype) + bytes_of(out_dtype)) * static_cast<double>(elems)));
 }
 
 }  // namespace sluice

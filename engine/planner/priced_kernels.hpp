@@ -78,7 +78,8 @@ class PricedKernels final : public Kernels {
  private:
   // From the operation's grid; without one, `plain_s`.
   void charge(TimedOperation operation, DType dtype, const OperationSize& size, double plain_s);
-  void charge_elems(TimedOperation operation, DType dtype, std::int64_t elems, double bytes_per_elem);
+  void charge_elems(TimedOperation operation, DType dtype, std::int64_t elems,
+                    double bytes_per_elem);
   void charge_plain(double seconds) { seconds_ += seconds * slowdown_; }
   // At the machine's plain rates.
   double product_s(double flops, DType dtype) const;

@@ -155,8 +155,8 @@ struct Instruction {
   double cost_s = 0.0;      // alone on the machine; the simulator shares cores and links
 };
 
-// Whether lane order alone makes `later` done after `earlier`, so that its lane need not stop for it:
-// a Release in a pipelined lane, which does nothing and retires behind the lane's transfers.
+// Whether lane order alone makes `later` done after `earlier`, so that its lane need not stop for
+// it: a Release in a pipelined lane, which does nothing and retires behind the lane's transfers.
 inline bool retires_behind(const Instruction& earlier, const Instruction& later) {
   return later.op == Op::kRelease && lane_is_pipelined(later.lane) && earlier.lane == later.lane &&
          earlier.rank == later.rank;

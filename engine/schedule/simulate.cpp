@@ -291,8 +291,8 @@ class Simulator {
       if (active) cores += model_.cores_used[lane];
     }
     const double core_rate = model_.cores > 0 && cores > model_.cores ? model_.cores / cores : 1.0;
-    // A queue of transfers gains less than its length; each lane stays within its own bandwidth, and
-    // both together within what they reach in duplex.
+    // A queue of transfers gains less than its length; each lane stays within its own bandwidth,
+    // and both together within what they reach in duplex.
     const double queue_rate =
         transfers > 1 ? (1 + (transfers - 1) * model_.storage_overlap) / transfers : 1.0;
     double both = 0.0;
@@ -303,7 +303,8 @@ class Simulator {
       double rate = 1.0;
       if (model_.cores_used[lane] > 0) rate = core_rate;
       if (lane_is_pipelined(static_cast<Lane>(lane))) {
-        rate = std::min(rate, duplex_rate * std::min(queue_rate, 1.0 / std::max(1.0, storage[lane])));
+        rate =
+            std::min(rate, duplex_rate * std::min(queue_rate, 1.0 / std::max(1.0, storage[lane])));
       }
       for (InFlight& work : rank.lanes[lane].in_flight) {
         work.rate = rate;

@@ -196,7 +196,8 @@ class Loader {
     const auto text = assignment.substr(equals + 1);
     const ConfigKey* key = find_config_key(path);
     if (!key) throw_unknown(origin, path);
-    const auto value = value_from_text(*key, text);
+    // As it stands in a file too: log.dir="runs/a" from a shell that kept the quotes.
+    const auto value = value_from_text(*key, without_quotes(text));
     if (!value || !in_range(*key, *value)) {
       throw_mistyped(origin, *key, quoted(text));
     }

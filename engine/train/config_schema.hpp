@@ -64,6 +64,8 @@ std::string describe_expected(const ConfigKey& key);
 std::string unavailable_values(std::string_view path);
 // A value as TOML; parse it again and the same value comes out.
 std::string format_value(const ConfigKey& key, const ConfigValue& value);
+// Without one pair of quotes around it, if there is one.
+std::string_view without_quotes(std::string_view text);
 // The value that a `--set` text means for this key; nothing where it means none. Ranges not
 // checked.
 std::optional<ConfigValue> value_from_text(const ConfigKey& key, std::string_view text);

@@ -64,11 +64,7 @@ std::vector<std::string_view> split_list(std::string_view text) {
   while (!text.empty()) {
     const auto comma = text.find(',');
     auto element = trim(text.substr(0, comma));
-    if (element.size() >= 2 && (element.front() == '"' || element.front() == '\'') &&
-        element.back() == element.front()) {
-      element = element.substr(1, element.size() - 2);
-    }
-    elements.push_back(element);
+    elements.push_back(without_quotes(element));
     if (comma == std::string_view::npos) break;
     text.remove_prefix(comma + 1);
   }
@@ -116,6 +112,12 @@ bool real_in_range(const ConfigKey& key, double value) {
 }
 
 }  // namespace
+
+std::string_view without_quotes(std::string_view text) {
+  const bool quoted = text.size() >= 2 && (text.front() == '"' || text.front() == '\'') &&
+                      text.back() == text.front();
+  return quoted ? text.substr(1, text.size() - 2) : text;
+}
 
 std::string describe_expected(const ConfigKey& key) {
   switch (key.kind) {

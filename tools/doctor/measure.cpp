@@ -126,8 +126,7 @@ void measure_launch(const MeasureOptions& options, HardwareProfile& profile) {
     stream->synchronize(Deadline::after_seconds(kDefaultDeadlineSeconds));
   });
   const double worked_s = std::chrono::duration<double>(kWork).count();
-  profile.hand_over_s =
-      std::max(rounds.mean / (2 * kRounds) - worked_s, profile.launch_overhead_s);
+  profile.hand_over_s = std::max(rounds.mean / (2 * kRounds) - worked_s, profile.launch_overhead_s);
 }
 
 // Copies between pages and the device, one after another in a stream.
@@ -194,14 +193,15 @@ void measure_disk(const MeasureOptions& options, HardwareProfile& profile) {
   load.depth = 4;
   profile.storage_overlap = std::clamp((rate(StorageMix::kRead) / one - 1) / 3, 0.01, 1.0);
   const auto alone = [&](StorageOp op, std::uint64_t bytes) {
-    return measure_transfer_alone(
-        *engine, {op, load.file, 0, ring.data(), bytes}, load.file_bytes, options.seconds_each / 4);
+    return measure_transfer_alone(*engine, {op, load.file, 0, ring.data(), bytes}, load.file_bytes,
+                                  options.seconds_each / 4);
   };
   profile.storage_latency_s = alone(StorageOp::kRead, 4096);
-  for (const auto& [operation, op] : {std::pair(TimedOperation::kStorageRead, StorageOp::kRead),
-                                      std::pair(TimedOperation::kStorageWrite, StorageOp::kWrite)}) {
-    OperationGrid grid{operation, DType::kU8, {{{4096, 65536, 262144, 1048576, 4194304}, {1}, {1}}},
-                       {}};
+  for (const auto& [operation, op] :
+       {std::pair(TimedOperation::kStorageRead, StorageOp::kRead),
+        std::pair(TimedOperation::kStorageWrite, StorageOp::kWrite)}) {
+    OperationGrid grid{
+        operation, DType::kU8, {{{4096, 65536, 262144, 1048576, 4194304}, {1}, {1}}}, {}};
     for (const std::int64_t size : grid.axes[0]) {
       const auto bytes = static_cast<std::uint64_t>(size);
       if (bytes <= ring.bytes() && bytes <= load.file_bytes) {

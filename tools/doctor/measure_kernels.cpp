@@ -33,9 +33,7 @@ class Arena {
   std::byte* elems(std::int64_t count, DType dtype) {
     return take(static_cast<std::uint64_t>(count) * dtype_bytes(dtype));
   }
-  float* floats(std::int64_t count) {
-    return reinterpret_cast<float*>(elems(count, DType::kF32));
-  }
+  float* floats(std::int64_t count) { return reinterpret_cast<float*>(elems(count, DType::kF32)); }
   // Words of a vocabulary, all as often.
   std::int32_t* words(std::int64_t count, std::int64_t vocab) {
     auto* const words = reinterpret_cast<std::int32_t*>(
@@ -72,9 +70,10 @@ class Cases {
     const Axis state{1 << 12, 1 << 16, 1 << 20};
     const Axis one{1};
     const auto by_elems = [&](TimedOperation operation, Call (Cases::*make)(std::int64_t, DType)) {
-      return Case{operation, {elems, one, one}, [this, make](const OperationSize& size, DType dtype) {
-                    return (this->*make)(size[0], dtype);
-                  }};
+      return Case{
+          operation, {elems, one, one}, [this, make](const OperationSize& size, DType dtype) {
+            return (this->*make)(size[0], dtype);
+          }};
     };
     const auto by_state = [&](TimedOperation operation, Call (Cases::*make)(std::int64_t, DType)) {
       Case made = by_elems(operation, make);
@@ -154,18 +153,18 @@ class Cases {
   Call head(const OperationSize& size, bool forward, DType dtype) {
     const auto [rows, vocab, hidden] = size;
     const HeadShape shape{rows, hidden, vocab, dtype};
-    return [this, shape, forward, x = arena_.elems(rows * hidden, dtype),
-            dx = arena_.elems(rows * hidden, dtype), w = arena_.elems(vocab * hidden, dtype),
-            dw = arena_.elems(vocab * hidden, dtype), targets = arena_.words(rows, vocab),
-            lse = arena_.floats(rows),
-            workspace = arena_.take(kernels_.head_workspace_bytes(shape))] {
-      double loss = 0;
-      if (forward) {
-        kernels_.head_forward(shape, x, w, targets, 1.0f, &loss, lse, dx, workspace);
-      } else {
-        kernels_.head_backward_weight(shape, x, w, targets, 1.0f, lse, dw, workspace);
-      }
-    };
+    return
+        [this, shape, forward, x = arena_.elems(rows * hidden, dtype),
+         dx = arena_.elems(rows * hidden, dtype), w = arena_.elems(vocab * hidden, dtype),
+         dw = arena_.elems(vocab * hidden, dtype), targets = arena_.words(rows, vocab),
+         lse = arena_.floats(rows), workspace = arena_.take(kernels_.head_workspace_bytes(shape))] {
+          double loss = 0;
+          if (forward) {
+            kernels_.head_forward(shape, x, w, targets, 1.0f, &loss, lse, dx, workspace);
+          } else {
+            kernels_.head_backward_weight(shape, x, w, targets, 1.0f, lse, dw, workspace);
+          }
+        };
   }
   Call attention(const OperationSize& size, bool forward, DType dtype) {
     const auto [heads, time, head_dim] = size;
@@ -190,15 +189,10 @@ class Cases {
   };
   NormBuffers norm_buffers(std::int64_t elems, DType dtype) {
     const std::int64_t rows = elems / kCols;
-    return {{rows, kCols, true, 1e-5f, dtype},
-            arena_.elems(elems, dtype),
-            arena_.elems(elems, dtype),
-            arena_.elems(elems, dtype),
-            arena_.elems(elems, dtype),
-            arena_.elems(kCols, dtype),
-            arena_.elems(kCols, dtype),
-            arena_.floats(rows),
-            arena_.floats(rows)};
+    return {
+        {rows, kCols, true, 1e-5f, dtype}, arena_.elems(elems, dtype), arena_.elems(elems, dtype),
+        arena_.elems(elems, dtype),        arena_.elems(elems, dtype), arena_.elems(kCols, dtype),
+        arena_.elems(kCols, dtype),        arena_.floats(rows),        arena_.floats(rows)};
   }
   Call norm_forward(std::int64_t elems, DType dtype) {
     return [this, at = norm_buffers(elems, dtype)] {
@@ -236,14 +230,14 @@ class Cases {
             dx = arena_.elems(elems, dtype)] { kernels_.gelu_backward(dy, x, dx, elems, dtype); };
   }
   Call swiglu_forward(std::int64_t elems, DType dtype) {
-    return [this, elems, dtype, x = arena_.elems(2 * elems, dtype),
-            y = arena_.elems(elems, dtype)] {
-      kernels_.swiglu_forward(x, y, elems / kCols, kCols, dtype);
-    };
+    return
+        [this, elems, dtype, x = arena_.elems(2 * elems, dtype), y = arena_.elems(elems, dtype)] {
+          kernels_.swiglu_forward(x, y, elems / kCols, kCols, dtype);
+        };
   }
   Call swiglu_backward(std::int64_t elems, DType dtype) {
-    return [this, elems, dtype, dy = arena_.elems(elems, dtype),
-            x = arena_.elems(2 * elems, dtype), dx = arena_.elems(2 * elems, dtype)] {
+    return [this, elems, dtype, dy = arena_.elems(elems, dtype), x = arena_.elems(2 * elems, dtype),
+            dx = arena_.elems(2 * elems, dtype)] {
       kernels_.swiglu_backward(dy, x, dx, elems / kCols, kCols, dtype);
     };
   }
@@ -278,9 +272,8 @@ class Cases {
    public:
     Walk(std::uint64_t bytes, std::uint64_t elem_bytes, std::int64_t elems)
         : elems_(elems),
-          pieces_(std::max<std::int64_t>(
-              1, static_cast<std::int64_t>(bytes / elem_bytes) / std::max<std::int64_t>(elems, 1))) {
-    }
+          pieces_(std::max<std::int64_t>(1, static_cast<std::int64_t>(bytes / elem_bytes) /
+                                                std::max<std::int64_t>(elems, 1))) {}
     std::int64_t total() const { return pieces_ * elems_; }
     std::int64_t next() {
       piece_ = (piece_ + 1) % pieces_;
@@ -373,8 +366,7 @@ double call_seconds(const Call& call, double least_seconds) {
 
 }  // namespace
 
-std::vector<OperationGrid> measure_kernel_grids(Kernels& kernels,
-                                             const GridOptions& options) {
+std::vector<OperationGrid> measure_kernel_grids(Kernels& kernels, const GridOptions& options) {
   SLUICE_CHECK(options.rounds > 0 && options.points_each_axis > 0);
   // Beside the state, the largest elementwise kernel: 5 arrays of 4 Mi fp32.
   Arena arena(options.state_bytes + 128 * kMiB);

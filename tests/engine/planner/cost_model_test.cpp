@@ -76,10 +76,8 @@ TEST_F(CostModelTest, FewerThreadsThanTheProfilesTakeLonger) {
 
 TEST_F(CostModelTest, AMeasuredGridGoesBeforeTheRate) {
   // All products with B transposed take a second, whatever their size: four in a forward pass.
-  hardware_.operations.push_back({TimedOperation::kGemmNT,
-                                  DType::kF32,
-                                  {{{1 << 20}, {1 << 20}, {1 << 20}}},
-                                  {1.0}});
+  hardware_.operations.push_back(
+      {TimedOperation::kGemmNT, DType::kF32, {{{1 << 20}, {1 << 20}, {1 << 20}}}, {1.0}});
   EXPECT_NEAR(pass(Op::kForward) - kAttention, 4, 1e-3);
   EXPECT_NEAR(pass(Op::kBackwardWeight) / kLinear, 1, 1e-6);
 }

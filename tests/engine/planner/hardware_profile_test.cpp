@@ -21,9 +21,11 @@ HardwareProfile sample() {
   profile.cpu_name = "A processor";
   profile.cores = 7;
   profile.storage_read_bytes_per_s = 1.0 / 3.0 * 1e9;  // needs all digits
-  profile.operations = {
-      {TimedOperation::kGemmNT, DType::kBF16, {{{16, 64}, {32, 512}, {8}}}, {1e-6, 2e-6, 3e-6, 1.0 / 3}},
-      {TimedOperation::kStorageRead, DType::kU8, {{{4096}, {1}, {1}}}, {2e-4}}};
+  profile.operations = {{TimedOperation::kGemmNT,
+                         DType::kBF16,
+                         {{{16, 64}, {32, 512}, {8}}},
+                         {1e-6, 2e-6, 3e-6, 1.0 / 3}},
+                        {TimedOperation::kStorageRead, DType::kU8, {{{4096}, {1}, {1}}}, {2e-4}}};
   return profile;
 }
 

@@ -62,6 +62,14 @@ TEST(Config, TheLastOverrideWins) {
   EXPECT_EQ(parse(kSmall, {"train.steps=5", "train.steps=7"}).train.steps, 7);
 }
 
+TEST(Config, AnOverrideMayKeepTheQuotesOfAFile) {
+  EXPECT_EQ(parse(kSmall, {"log.dir=\"a run\""}).log.dir, "a run");
+  EXPECT_EQ(parse(kSmall, {"log.dir='b'"}).log.dir, "b");
+  EXPECT_EQ(parse(kSmall, {"log.dir=c\""}).log.dir, "c\"");
+  EXPECT_EQ(parse(kSmall, {"recompute.policy=\"unit\""}).recompute.policy,
+            Config::Recompute::kUnit);
+}
+
 TEST(Config, AnUnknownKeyNamesTheNearestKnownOne) {
   EXPECT_EQ(refusal(kSmall + "[memory]\n\ndevise = \"1GiB\"\n"),
             "run.toml:7: unknown key 'memory.devise'; did you mean 'memory.device'?");
