@@ -55,7 +55,7 @@ struct PassBuffers {
   std::byte* workspace = nullptr;
 };
 
-// Bytes and work of each pass.
+// Bytes of each pass.
 struct PassNeeds {
   std::uint64_t output_bytes = 0;
   std::uint64_t saved_bytes = 0;

@@ -99,17 +99,33 @@ std::vector<Tier> spread(const KindPlace& place, const StepModel& model) {
   return tiers;
 }
 
-// 256 KiB of fp32 state: where memory is short.
-constexpr std::uint64_t kSmallPieceElems = 65536;
+// 256 KiB of fp32 state.
+constexpr std::uint64_t kLeastPieceElems = 65536;
+// Of a model: each is a dozen instructions of a step, and planning takes as long as there are many.
+constexpr std::uint64_t kMostPieces = 32768;
 
-// A power of two near a sixteenth of the largest unit, 1 to 4 MiB of fp32 state: enough pieces to
-// overlap, and transfers long enough that a storage device is near its bandwidth with few of them.
+// The least power of two from `piece` on that cuts the model into few enough.
+std::uint64_t few_pieces(const StepModel& model, std::uint64_t piece) {
+  std::uint64_t total = 0;
+  for (const UnitFootprint& unit : model.units) total += unit.elems;
+  while (total / piece > kMostPieces) piece *= 2;
+  return piece;
+}
+
+// Near a sixteenth of the largest unit, 1 to 4 MiB of fp32 state but for the largest models: enough
+// pieces to overlap, and transfers long enough that a storage device is near its bandwidth with few
+// of them.
 std::uint64_t usual_piece_elems(const StepModel& model) {
   std::uint64_t largest = 0;
   for (const UnitFootprint& unit : model.units) largest = std::max(largest, unit.elems);
-  std::uint64_t piece = 4 * kSmallPieceElems;
-  while (piece < 16 * kSmallPieceElems && piece * 16 < largest) piece *= 2;
-  return piece;
+  std::uint64_t piece = 4 * kLeastPieceElems;
+  while (piece < 16 * kLeastPieceElems && piece * 16 < largest) piece *= 2;
+  return few_pieces(model, piece);
+}
+
+// Where memory is short.
+std::uint64_t small_piece_elems(const StepModel& model) {
+  return few_pieces(model, std::max(kLeastPieceElems, usual_piece_elems(model) / 4));
 }
 
 }  // namespace
@@ -139,7 +155,7 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
         StepOptions options = base;
         options.prefetch = static_cast<std::int32_t>(prefetch);
         options.weight_slots = slots;
-        if (pieces != Pieces::kUsual) options.piece_elems = kSmallPieceElems;
+        if (pieces != Pieces::kUsual) options.piece_elems = small_piece_elems(model);
         if (pieces == Pieces::kSmallOneByOne) options.stream_lookahead = 0;
         candidates.push_back(std::move(options));
       };
@@ -150,8 +166,9 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
       for (std::int64_t fewer = prefetch / 2; fetched && fewer > 0; fewer /= 2) {
         add(fewer, 0, Pieces::kUsual);
       }
-      add(std::min<std::int64_t>(prefetch, 1), 0, Pieces::kSmall);
-      if (fetched) add(1, 0, Pieces::kSmallOneByOne);
+      const std::int64_t least = std::min<std::int64_t>(prefetch, 1);
+      if (!same(rung.optimizer, kD)) add(least, 0, Pieces::kSmall);
+      if (fetched) add(least, 0, Pieces::kSmallOneByOne);
       add(0, 0, Pieces::kSmallOneByOne);
     }
     groups.push_back(std::move(candidates));

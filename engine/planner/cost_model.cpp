@@ -49,7 +49,8 @@ CostModel::CostModel(const Config& config, const Model& model, const BatchShape&
       model_(model),
       batch_(batch),
       hardware_(hardware),
-      kernels_(hardware, static_cast<int>(config.train.threads)) {}
+      threads_(config.train.threads > 0 ? static_cast<int>(config.train.threads) : hardware.cores),
+      kernels_(hardware, threads_) {}
 
 double CostModel::pass_s(std::int32_t unit, Op pass) {
   const auto [found, fresh] = pass_s_.try_emplace({unit, pass}, 0.0);
@@ -195,7 +196,7 @@ SimulationModel CostModel::simulation_model() const {
   const auto use = [&](Lane lane, double cores) {
     model.cores_used[static_cast<std::size_t>(lane)] = cores;
   };
-  const double team = std::min<double>(hardware_.cores, static_cast<double>(config_.train.threads));
+  const double team = std::min(hardware_.cores, threads_);
   use(Lane::kCompute, team);
   use(Lane::kOptimizer, team);
   use(Lane::kH2D, 1.0);

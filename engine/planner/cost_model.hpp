@@ -17,7 +17,7 @@ namespace sluice {
 
 class CostModel {
  public:
-  // All arguments must outlive it. config.train.threads is resolved (not 0).
+  // All arguments must outlive it. config.train.threads = 0: the profile's cores.
   CostModel(const Config& config, const Model& model, const BatchShape& batch,
             const HardwareProfile& hardware);
 
@@ -37,6 +37,7 @@ class CostModel {
   const Model& model_;
   const BatchShape& batch_;
   const HardwareProfile& hardware_;
+  int threads_;
   PricedKernels kernels_;
   std::map<std::pair<std::int32_t, Op>, double> pass_s_;  // those asked for
 };

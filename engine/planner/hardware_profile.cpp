@@ -134,6 +134,9 @@ OperationGrid read_grid(ObjectReader& reader) {
   if (!operation) reader.refuse("operation", "is none that is timed");
   grid.operation = *operation;
   grid.dtype = read_dtype(reader);
+  if ((grid.dtype == DType::kU8) != is_in_bytes(grid.operation)) {
+    reader.refuse("dtype", "is none of this operation's");
+  }
   const json& axes = reader.get("axes");
   if (!axes.is_array() || axes.size() != grid.axes.size()) {
     reader.refuse("axes", "must be three arrays");

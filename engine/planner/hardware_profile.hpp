@@ -26,7 +26,8 @@ struct HardwareProfile {
   double storage_write_bytes_per_s = 8e8;
   double storage_duplex_bytes_per_s = 1e9;
   double storage_latency_s = 2e-4;  // one read of 4 KiB, alone
-  double storage_overlap = 0.3;  // what a further read of 256 KiB under way adds to the rate of one
+  // What each further transfer of 256 KiB under way adds to the rate of one, up to the bandwidth.
+  double storage_overlap = 0.3;
   double gemm_f32_flops_per_s = 8e10;  // a large matrix product on all cores
   double gemm_bf16_flops_per_s = 8e10;
   double adam_params_per_s = 4e8;   // bf16 gradient and weight, fp32 states; all cores
@@ -35,7 +36,7 @@ struct HardwareProfile {
   // At most one for each operation and dtype. What has none is priced by the rates above.
   std::vector<OperationGrid> operations;
 
-  // Null where there is none.
+  // Null where there is none; valid until `operations` changes.
   const OperationGrid* find(TimedOperation operation, DType dtype) const;
 };
 

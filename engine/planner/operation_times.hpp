@@ -41,6 +41,9 @@ enum class TimedOperation : std::uint8_t {
   kStorageRead,  // one transfer, nothing else under way: from asking to waking who asked
   kStorageWrite,
 };
+constexpr bool is_in_bytes(TimedOperation operation) {
+  return operation >= TimedOperation::kCopy;
+}
 inline constexpr std::size_t kTimedOperationCount = 25;
 std::string_view timed_operation_name(TimedOperation operation);  // "gemm_nn"
 std::optional<TimedOperation> timed_operation_named(std::string_view name);
@@ -57,9 +60,9 @@ struct OperationGrid {
   std::vector<double> seconds;
 
   std::size_t points() const { return axes[0].size() * axes[1].size() * axes[2].size(); }
-  // Between the grid's points: time for each unit of work (the product of the sizes), linear in the
-  // logarithms. Below the grid: as at its edge (what is left there is overhead). Above: at the
-  // edge's rate.
+  // Seconds. Between the grid's points: time for each unit of work (the product of the sizes),
+  // linear in the logarithms. Below the grid: as at its edge (what is left there is overhead).
+  // Above: at the edge's rate. InternalError where `seconds` is not of points().
   double seconds_at(const OperationSize& size) const;
 };
 

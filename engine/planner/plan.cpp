@@ -255,7 +255,7 @@ std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
         "memory.place.gradient = \"device\" too");
   }
 
-  check_step_size(step_model, groups.front().front());
+  check_step_size(step_model, groups.front().back());
   Search search(step_model, budgets, costs);
   for (const CandidateGroup& group : groups) search.consider(group);
   if (search.found()) return finish_plan(search.take(), step_model, model, hardware);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/error.hpp"
+
 namespace sluice {
 namespace {
 
@@ -34,8 +36,9 @@ OperationSize head_size(const HeadShape& shape) {
 }  // namespace
 
 PricedKernels::PricedKernels(const HardwareProfile& hardware, int threads)
-    : hardware_(hardware),
-      slowdown_(std::max(1.0, static_cast<double>(hardware.cores) / std::max(threads, 1))) {}
+    : hardware_(hardware), slowdown_(std::max(1.0, static_cast<double>(hardware.cores) / threads)) {
+  SLUICE_CHECK(threads > 0);
+}
 
 double PricedKernels::product_s(double flops, DType dtype) const {
   return flops /
@@ -126,21 +129,28 @@ void PricedKernels::rope(const AttentionShape& shape, float, bool, void*) {
                2 * bytes_of(shape.dtype));
 }
 
+// A grid keeps its edge's rate for each element; attention's work grows with the square of time.
+void PricedKernels::charge_attention(TimedOperation operation, DType dtype,
+                                     const OperationSize& size, double flops) {
+  const OperationGrid* const grid = hardware_.find(operation, dtype);
+  if (grid == nullptr) return charge_plain(product_s(flops / kAttentionEfficiency, dtype));
+  const double beyond = static_cast<double>(size[1]) / static_cast<double>(grid->axes[1].back());
+  charge_plain(grid->seconds_at(size) * std::max(1.0, beyond));
+}
+
 void PricedKernels::attention_forward(const AttentionShape& shape, const void*, void*, float*,
                                       void*) {
   // Scores and their product with the values, the causal half of them.
   const OperationSize size = attention_size(shape);
   const double flops = 2 * product(size) * static_cast<double>(shape.time);
-  charge(TimedOperation::kAttentionForward, shape.dtype, size,
-         product_s(flops / kAttentionEfficiency, shape.dtype));
+  charge_attention(TimedOperation::kAttentionForward, shape.dtype, size, flops);
 }
 
 void PricedKernels::attention_backward(const AttentionShape& shape, const void*, const void*,
                                        const void*, const float*, void*, void*) {
   const OperationSize size = attention_size(shape);
   const double flops = 5 * product(size) * static_cast<double>(shape.time);
-  charge(TimedOperation::kAttentionBackward, shape.dtype, size,
-         product_s(flops / kAttentionEfficiency, shape.dtype));
+  charge_attention(TimedOperation::kAttentionBackward, shape.dtype, size, flops);
 }
 
 void PricedKernels::embedding_forward(const std::int32_t*, const void*, const void*, void*,

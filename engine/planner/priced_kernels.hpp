@@ -10,7 +10,8 @@ namespace sluice {
 
 class PricedKernels final : public Kernels {
  public:
-  // `hardware` must outlive it. threads: of the run's kernels; a profile is measured on all cores.
+  // `hardware` must outlive it. threads: of the run's kernels, above 0 (InternalError); a profile
+  // is measured on all cores.
   PricedKernels(const HardwareProfile& hardware, int threads);
 
   // Of all calls since the last reset.
@@ -80,6 +81,8 @@ class PricedKernels final : public Kernels {
   void charge(TimedOperation operation, DType dtype, const OperationSize& size, double plain_s);
   void charge_elems(TimedOperation operation, DType dtype, std::int64_t elems,
                     double bytes_per_elem);
+  void charge_attention(TimedOperation operation, DType dtype, const OperationSize& size,
+                        double flops);
   void charge_plain(double seconds) { seconds_ += seconds * slowdown_; }
   // At the machine's plain rates.
   double product_s(double flops, DType dtype) const;

@@ -21,6 +21,7 @@ Program::Program(const Schedule& schedule, RunMemory& memory) : schedule_(schedu
       writes_[instruction.id] = resolve(instruction.writes, memory);
     }
     for (const InstructionId dep : instruction.deps) {
+      if (retires_behind(schedule.instructions[dep], instruction)) continue;
       // Streams are in order by themselves; other lanes wait for their own earlier instructions
       // too.
       const Lane lane = schedule.instructions[dep].lane;

@@ -180,11 +180,16 @@ class Machine {
   bool can_start(const LaneState& lane) const {
     if (lane.waiting.empty()) return false;
     const Instruction& next = schedule_.instructions[lane.waiting.front()];
-    const std::size_t depth =
-        lane_is_pipelined(next.lane) ? std::max(1u, options_.storage_depth) : 1;
-    return lane.in_flight.size() < depth &&
-           std::all_of(next.deps.begin(), next.deps.end(),
-                       [&](InstructionId dep) { return done_[dep]; });
+    const bool pipelined = lane_is_pipelined(next.lane);
+    const std::size_t depth = pipelined ? std::max(1u, options_.storage_depth) : 1;
+    const auto under_way =
+        std::count_if(lane.in_flight.begin(), lane.in_flight.end(), [&](InstructionId id) {
+          return !pipelined || schedule_.instructions[id].op != Op::kRelease;
+        });
+    return static_cast<std::size_t>(under_way) < depth &&
+           std::all_of(next.deps.begin(), next.deps.end(), [&](InstructionId dep) {
+             return done_[dep] || retires_behind(schedule_.instructions[dep], next);
+           });
   }
   bool can_finish(const LaneState& lane) const {
     if (lane.in_flight.empty()) return false;
@@ -240,6 +245,14 @@ class Machine {
     lane.in_flight.push_back(id);
     started_[id] = true;
     if (!options_.guards_taken[static_cast<std::size_t>(instruction.guard)]) return;
+    // Of a pipelined lane: it happens when it retires.
+    if (instruction.op == Op::kRelease && lane_is_pipelined(instruction.lane)) return;
+    occupy(id);
+  }
+
+  // Reads the values; from here on the instruction's memory is in use.
+  void occupy(InstructionId id) {
+    const Instruction& instruction = schedule_.instructions[id];
     Running& running = running_[id];
     SymbolicMemory& memory = memory_[static_cast<std::size_t>(instruction.rank)];
     const bool release = instruction.op == Op::kRelease;
@@ -310,6 +323,7 @@ class Machine {
     if (!options_.guards_taken[static_cast<std::size_t>(instruction.guard)]) return;
     SymbolicMemory& memory = memory_[static_cast<std::size_t>(instruction.rank)];
     if (instruction.op == Op::kRelease) {
+      if (lane_is_pipelined(instruction.lane)) occupy(id);
       for (const auto* uses : {&instruction.reads, &instruction.writes}) {
         for (const Use& use : *uses) memory.poison(schedule_.buffers[use.buffer]);
       }

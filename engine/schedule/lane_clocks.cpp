@@ -32,7 +32,7 @@ void LaneClocks::begin(const Instruction& instruction) {
   SLUICE_CHECK(current_ == nullptr);
   current_ = &instruction;
   const LaneState& lane = lane_of(instruction);
-  start_ = lane_is_pipelined(instruction.lane) ? lane.start : lane.done;
+  start_ = onward_ = lane_is_pipelined(instruction.lane) ? lane.start : lane.done;
 }
 
 bool LaneClocks::ordered(InstructionId before) const {
@@ -43,12 +43,13 @@ bool LaneClocks::ordered(InstructionId before) const {
 void LaneClocks::require(InstructionId before) {
   SLUICE_CHECK(before < current_->id && schedule_.instructions[before].rank == current_->rank);
   join(start_, done_[before]);
+  if (!retires_behind(schedule_.instructions[before], *current_)) join(onward_, done_[before]);
 }
 
 void LaneClocks::end() {
   LaneState& lane = lane_of(*current_);
   positions_[current_->id] = ++lane.count;
-  lane.start = start_;
+  lane.start = onward_;
   join(lane.done, start_);
   lane.done[static_cast<std::size_t>(current_->lane)] = lane.count;
   done_[current_->id] = lane.done;

@@ -1,9 +1,11 @@
 // What is done when an instruction starts: vector clocks over the lanes of one rank.
 //
 // The k-th instruction of a lane is done implies that the first k are (lanes retire in order), so a
-// clock is one count per lane. Ranks meet only through messages, which carry no buffer hazards, so
-// clocks of different ranks never mix and cost does not grow with the number of ranks.
-// Used by the passes that add deps (link, pack); validate has its own.
+// clock is one count per lane. A Release of a pipelined lane is done behind its lane's transfers,
+// yet the lane goes on before (retires_behind): what it waits for in its own lane, later ones do
+// not know. Ranks meet only through messages, which carry no buffer hazards, so clocks of different
+// ranks never mix and cost does not grow with the number of ranks. Used by the passes that add deps
+// (link, pack); validate has its own.
 #pragma once
 
 #include <array>
@@ -29,7 +31,7 @@ class LaneClocks {
   // counts[lane]: how many instructions of the lane are done.
   using Clock = std::array<std::uint32_t, kLaneCount>;
   struct LaneState {
-    Clock start{};  // of the last instruction begun
+    Clock start{};  // what the next instruction of a pipelined lane knows
     Clock done{};
     std::uint32_t count = 0;
   };
@@ -41,6 +43,7 @@ class LaneClocks {
   std::vector<Clock> done_;                               // by instruction
   const Instruction* current_ = nullptr;
   Clock start_{};
+  Clock onward_{};  // what of start_ its lane's next instruction knows too
 };
 
 // Adds to `instruction.deps` those of `candidates` (earlier instructions of its rank) that lane

@@ -60,7 +60,8 @@ std::string_view op_name(Op op);
 // Compute, copy, comm and optimizer lanes run one instruction at a time. The two storage lanes are
 // pipelined: their instructions start in list order and *retire* (count as done for `deps`) in list
 // order, but several may be in flight; where one must wait for an earlier one of its own lane, that
-// is an explicit dep.
+// is an explicit dep. A Release waits for such a dep only to retire (retires_behind): the lane goes
+// on meanwhile.
 enum class Lane : std::uint8_t {
   kCompute,
   kH2D,

@@ -206,6 +206,7 @@ class Simulator {
         const InstructionId id = lane.in_flight.front().id;
         lane.in_flight.pop_front();
         done_[id] = true;
+        memory_.end(schedule_.instructions[id], now_s_);
         for (const InstructionId after : next_[id]) {
           --waits_[after];
           touch(static_cast<std::size_t>(schedule_.instructions[after].rank));
@@ -295,9 +296,13 @@ class Simulator {
     // and both together within what they reach in duplex.
     const double queue_rate =
         transfers > 1 ? (1 + (transfers - 1) * model_.storage_overlap) / transfers : 1.0;
-    double both = 0.0;
-    for (const double demand : storage) both += std::min(1.0, demand * queue_rate);
-    const double duplex_rate = both > model_.storage_duplex ? model_.storage_duplex / both : 1.0;
+    const auto demand_of = [&](Lane lane) {
+      return std::min(1.0, storage[static_cast<std::size_t>(lane)] * queue_rate);
+    };
+    const double reads = demand_of(Lane::kStorageRead);
+    const double writes = demand_of(Lane::kStorageWrite);
+    const bool duplex = reads > 0 && writes > 0 && reads + writes > model_.storage_duplex;
+    const double duplex_rate = duplex ? model_.storage_duplex / (reads + writes) : 1.0;
     double next_end_s = kNever;
     for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
       double rate = 1.0;
@@ -317,7 +322,6 @@ class Simulator {
 
   void record(const InFlight& work) {
     const Instruction& instruction = schedule_.instructions[work.id];
-    memory_.end(instruction, now_s_);
     if (trace_ == nullptr || instruction.op == Op::kRelease) return;
     trace_->span(
         {tracks_[static_cast<std::size_t>(instruction.rank) * kLaneCount + lane_of(instruction)],

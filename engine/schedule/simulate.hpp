@@ -27,7 +27,8 @@ struct SimulationModel {
   // What many transfers of a lane reach together; 0: a single one takes all there is.
   double storage_read_bytes_per_s = 0.0;
   double storage_write_bytes_per_s = 0.0;
-  // What each further transfer under way (of either lane) adds to the rate of one alone.
+  // What each further transfer under way, of either lane, adds to the rate of one alone: the device
+  // and its driver are shared, also where its bandwidth is not.
   double storage_overlap = 1.0;
   // Reading and writing at once: sum of the two lanes' rates, each relative to its rate alone. 1:
   // they share one pipe; 2: full duplex.

@@ -51,7 +51,8 @@ HappensBefore::HappensBefore(const Schedule& schedule)
     : schedule_(schedule),
       position_(schedule.instructions.size()),
       start_(schedule.instructions.size()) {
-  // Of each lane so far: its length, what its last instruction knew at its start and at its end.
+  // Of each lane so far: its length, what a next instruction knows that starts while the last one
+  // runs, and what is known at the last one's end.
   struct LaneTail {
     std::uint32_t length = 0;
     Counts start{};
@@ -65,12 +66,17 @@ HappensBefore::HappensBefore(const Schedule& schedule)
   for (const Instruction& instruction : schedule.instructions) {
     const auto lane = static_cast<std::size_t>(instruction.lane);
     LaneTail& tail = tails[static_cast<std::size_t>(instruction.rank)][lane];
-    // A pipelined lane starts an instruction while its predecessor runs, yet retires in order.
+    // A pipelined lane starts an instruction while its predecessor runs, yet retires in order. It
+    // goes on before a Release that only retires behind a transfer.
     Counts& start = start_[instruction.id];
     start = lane_is_pipelined(instruction.lane) ? tail.start : tail.end;
-    for (const InstructionId dep : instruction.deps) merge(start, end[dep]);
+    Counts onward = start;
+    for (const InstructionId dep : instruction.deps) {
+      merge(start, end[dep]);
+      if (!retires_behind(schedule.instructions[dep], instruction)) merge(onward, end[dep]);
+    }
     position_[instruction.id] = ++tail.length;
-    tail.start = start;
+    tail.start = onward;
     merge(tail.end, start);
     tail.end[lane] = tail.length;
     end[instruction.id] = tail.end;

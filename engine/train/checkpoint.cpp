@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
+#include <set>
 #include <vector>
 
 #include "base/error.hpp"
@@ -51,6 +53,26 @@ void remove_unfinished(const std::string& directory) {
   for (const fs::path& path : unfinished) fs::remove_all(path);
 }
 
+// Names the first key, in the order of the alphabet, whose value is another one now.
+void check_settings(const CheckpointFound& found, const std::map<std::string, std::string>& now) {
+  const auto value_in = [](const std::map<std::string, std::string>& settings,
+                           const std::string& key) {
+    const auto entry = settings.find(key);
+    return entry == settings.end() ? std::string("not set") : entry->second;
+  };
+  std::set<std::string> keys;
+  for (const auto* settings : {&found.manifest.settings, &now}) {
+    for (const auto& [key, value] : *settings) keys.insert(key);
+  }
+  for (const std::string& key : keys) {
+    const std::string before = value_in(found.manifest.settings, key);
+    if (before == value_in(now, key)) continue;
+    throw InputError(found.directory + ": was made with " + key + " = " + before + ", which is " +
+                     value_in(now, key) +
+                     " now; resume with the configuration in the run directory's config.toml");
+  }
+}
+
 }  // namespace
 
 CheckpointFound find_checkpoint(const std::string& directory) {
@@ -75,12 +97,7 @@ void check_checkpoint(const CheckpointFound& found, const Config& config, const 
                       DType weight_dtype, const std::string& data_fingerprint) {
   const SafetensorsReader reader(found.directory + "/" + kStateFile);
   ModelState::check(reader, model, weight_dtype);
-  if (found.manifest.config_hash != config_hash(config)) {
-    throw InputError(
-        found.directory +
-        ": was made with other [model], [data], [train] or [optimizer] settings; resume with "
-        "the configuration in the run directory's config.toml");
-  }
+  check_settings(found, result_settings(config));
   if (found.manifest.data_fingerprint != data_fingerprint) {
     throw InputError(found.directory + ": was made with other data than data.paths holds now");
   }

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -147,10 +148,10 @@ std::string config_to_json(const Config& config);
 // Every key with its type, range, default and meaning, for people.
 std::string config_help();
 
-// 32 hex digits over the keys that determine a run's result: the same for two configurations
-// exactly when one may resume the other's checkpoint. Left out: where memory is, how often things
-// are logged, and train.steps under the constant schedule (under cosine it shapes the learning
-// rate).
-std::string config_hash(const Config& config);
+// The keys that determine a run's result, with their values as TOML: the same for two
+// configurations exactly when one may resume the other's checkpoint. Left out: where memory is, how
+// often things are logged, and train.steps under the constant schedule (under cosine it shapes the
+// learning rate).
+std::map<std::string, std::string> result_settings(const Config& config);
 
 }  // namespace sluice

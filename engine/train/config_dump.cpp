@@ -67,19 +67,17 @@ std::string config_help() {
   return text;
 }
 
-std::string config_hash(const Config& config) {
-  std::string text;
+std::map<std::string, std::string> result_settings(const Config& config) {
+  std::map<std::string, std::string> settings;
   for (const ConfigKey& key : config_schema()) {
     if (!key.determines_result) continue;
     // Only the cosine looks at the number of steps.
     if (key.path == "train.steps" && config.optimizer.schedule == Config::LrSchedule::kConstant) {
       continue;
     }
-    text += key.path + " = " + format_value(key, key.read(config)) + "\n";
+    settings[key.path] = format_value(key, key.read(config));
   }
-  Digest digest;
-  digest.update(text.data(), text.size());
-  return digest.finish().hex();
+  return settings;
 }
 
 }  // namespace sluice

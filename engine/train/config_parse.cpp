@@ -83,6 +83,21 @@ std::string nearest_key(std::string_view path) {
                    given);
 }
 
+// Values that a file writes in quotes may keep them in --set: log.dir="runs/a".
+bool quoted_in_files(ConfigKind kind) {
+  switch (kind) {
+    case ConfigKind::kText:
+    case ConfigKind::kChoice:
+    case ConfigKind::kBytes:
+    case ConfigKind::kBytesOrAuto:
+    case ConfigKind::kRate:
+    case ConfigKind::kDuration:
+      return true;
+    default:
+      return false;
+  }
+}
+
 bool is_section(std::string_view path) {
   return std::any_of(config_schema().begin(), config_schema().end(), [&](const ConfigKey& key) {
     return key.path.size() > path.size() && key.path.starts_with(path) &&
@@ -196,8 +211,8 @@ class Loader {
     const auto text = assignment.substr(equals + 1);
     const ConfigKey* key = find_config_key(path);
     if (!key) throw_unknown(origin, path);
-    // As it stands in a file too: log.dir="runs/a" from a shell that kept the quotes.
-    const auto value = value_from_text(*key, without_quotes(text));
+    const auto value =
+        value_from_text(*key, quoted_in_files(key->kind) ? without_quotes(text) : text);
     if (!value || !in_range(*key, *value)) {
       throw_mistyped(origin, *key, quoted(text));
     }

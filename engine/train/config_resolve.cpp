@@ -9,8 +9,7 @@ namespace {
 
 // Tokens of a micro-batch: keeps products with ffn, layers and element size below 2^63.
 constexpr std::int64_t kMaxMicroBatchTokens = 1 << 22;
-// A larger model's step could not be planned (kMaxInstructions of the planner), and describing it
-// would take gigabytes.
+// Describing a larger model would take gigabytes: every norm block of 4,096 elements is listed.
 constexpr double kMaxParameters = 137e9;
 constexpr std::int64_t kMaxRunTokens = std::int64_t{1} << 60;
 

@@ -47,7 +47,7 @@ struct ConfigKey {
   double lower = 0.0, upper = 0.0;   // kReal, kRate, kDuration, each of kRealPair
   bool upper_excluded = false, lower_excluded = false;
   bool required = false;
-  bool determines_result = false;  // part of config_hash
+  bool determines_result = false;  // part of result_settings()
   std::function<ConfigValue(const Config&)> read;
   std::function<void(Config&, const ConfigValue&)> assign;  // of an accepted value
 };

@@ -95,14 +95,11 @@ std::string format_manifest(const CheckpointManifest& manifest) {
   document["format"] = "sluice checkpoint";
   document["version"] = CheckpointManifest::kVersion;
   document["step"] = manifest.step;
-  document["seed"] = manifest.seed;
-  document["config_hash"] = manifest.config_hash;
   document["data_fingerprint"] = manifest.data_fingerprint;
   document["arithmetic"] = manifest.arithmetic;
   document["threads"] = manifest.threads;
-  document["precision"] = manifest.precision;
   document["weights_hash"] = manifest.weights_hash;
-  document["model"] = manifest.model;
+  document["settings"] = manifest.settings;
   document["files"] = nlohmann::ordered_json::array();
   for (const ManifestFile& file : manifest.files) {
     document["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3", file.xxh3}});
@@ -121,21 +118,18 @@ CheckpointManifest parse_manifest(std::string_view json, const std::string& name
     reader.fail("format", "must be \"sluice checkpoint\"");
   }
   if (reader.count("version") != CheckpointManifest::kVersion) {
-    reader.fail("version", "is not 1, the only version that this program reads");
+    reader.fail("version", "is not 2, the only version that this program reads");
   }
   CheckpointManifest manifest;
   manifest.step = reader.small_count("step");
-  manifest.seed = reader.count("seed");
-  manifest.config_hash = reader.digest("config_hash");
   manifest.data_fingerprint = reader.digest("data_fingerprint");
   manifest.arithmetic = reader.text("arithmetic");
   manifest.threads = reader.small_count("threads");
-  manifest.precision = reader.text("precision");
   manifest.weights_hash = reader.digest("weights_hash");
-  const Json& model = reader.member("model");
-  const ObjectReader model_reader(model, name + ": 'model'");
-  for (const auto& [key, value] : model.items()) {
-    manifest.model[key] = model_reader.text(key.c_str());
+  const Json& settings = reader.member("settings");
+  const ObjectReader settings_reader(settings, name + ": 'settings'");
+  for (const auto& [key, value] : settings.items()) {
+    manifest.settings[key] = settings_reader.text(key.c_str());
   }
   const Json& files = reader.member("files");
   if (!files.is_array()) reader.fail("files", "must be a list");

@@ -24,20 +24,16 @@ struct ManifestFile {
 };
 
 struct CheckpointManifest {
-  static constexpr std::int64_t kVersion = 1;
+  static constexpr std::int64_t kVersion = 2;
 
-  std::int64_t step = 0;  // steps finished; the data position follows from it
-  std::uint64_t seed = 0;
-  std::string config_hash;       // config_hash(), 32 hex digits
+  std::int64_t step = 0;         // steps finished; the data position follows from it
   std::string data_fingerprint;  // Dataset::fingerprint(), 32 hex digits
   // What the bits of a GEMM depend on (device, library, instruction set), and the team that made
   // them.
   std::string arithmetic;
   std::int64_t threads = 0;
-  std::string precision;
-  std::string weights_hash;  // 32 hex digits
-  // The [model] section, key to value as text, for messages when another model is resumed.
-  std::map<std::string, std::string> model;
+  std::string weights_hash;                     // 32 hex digits
+  std::map<std::string, std::string> settings;  // result_settings()
   std::vector<ManifestFile> files;
 
   bool operator==(const CheckpointManifest&) const = default;

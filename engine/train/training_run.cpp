@@ -253,12 +253,10 @@ class Trainer {
   void save() {
     CheckpointManifest manifest;
     manifest.step = step_;
-    manifest.seed = config_.train.seed;
-    manifest.config_hash = config_hash(config_);
+    manifest.settings = result_settings(config_);
     manifest.data_fingerprint = data_.fingerprint();
     manifest.arithmetic = arithmetic_;
     manifest.threads = config_.train.threads;
-    manifest.precision = config_.train.precision == Config::Precision::kFP32 ? "fp32" : "bf16";
     save_checkpoint(config_.checkpoint.dir, std::move(manifest), session_.state());
     saved_step_ = step_;
     emit({{"event", "checkpoint"}, {"step", step_}, {"dir", config_.checkpoint.dir}});

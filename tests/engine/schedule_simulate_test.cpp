@@ -49,6 +49,10 @@ TEST(Simulate, ReadingAndWritingShareTheStorageDevice) {
   EXPECT_NEAR(simulate(schedule, model).total_s, 1.6, 1e-9);
   model.storage_duplex = 1.0;
   EXPECT_NEAR(simulate(schedule, model).total_s, 2.0, 1e-9);
+  // Mixing costs more than half here; a lane alone does not pay for it.
+  model.storage_duplex = 0.5;
+  EXPECT_NEAR(simulate(schedule, model).total_s, 4.0, 1e-9);
+  EXPECT_NEAR(simulate(side_by_side(Lane::kStorageRead, Lane::kCompute), model).total_s, 1.0, 1e-9);
 }
 
 // In flight together they share the lane's bandwidth: no faster, but the second does not wait to
@@ -81,8 +85,9 @@ TEST(Simulate, TransfersAtOnceFillTheBandwidth) {
   EXPECT_NEAR(simulate(schedule, model).total_s, 2.0, 1e-9);
   model.storage_overlap = 0;
   EXPECT_NEAR(simulate(schedule, model).total_s, 4.0, 1e-9);
+  model.storage_overlap = 1;
   model.storage_depth = 2;
-  EXPECT_NEAR(simulate(schedule, model).total_s, 4.0, 1e-9);
+  EXPECT_NEAR(simulate(schedule, model).total_s, 2.0, 1e-9);
 }
 
 // A Release behind a transfer says when its buffer is free; the lane's next transfer need not wait.
@@ -100,6 +105,25 @@ TEST(Simulate, AReleaseDoesNotHoldUpAStorageLane) {
   SimulationModel model;
   model.storage_read_bytes_per_s = 1e6;
   EXPECT_NEAR(simulate(schedule, model).total_s, 1.0, 1e-9);
+}
+
+// What it frees is there until the transfer in front of it has ended.
+TEST(Simulate, AReleaseInAStorageLaneTakesEffectWhenItRetires) {
+  ScheduleSketch sketch;
+  const BufferId home = sketch.home(StateKind::kMaster, Tier::kStorage, 16384, 0);
+  const BufferId piece = sketch.state(StateKind::kMaster, Tier::kPinned, 0, 16384);
+  sketch.emit(Op::kForward, Lane::kCompute, {}, {all(piece)}).cost_s = 0.5;
+  sketch.emit(Op::kStorageWrite, Lane::kStorageWrite, {all(piece)}, {all(home)});
+  sketch.release(Lane::kStorageWrite, piece);
+  TraceRecorder trace;
+  simulate(sketch.compiled(), {}, &trace);
+  std::int64_t freed_ns = 0;
+  for (const TraceCounter& counter : trace.counters()) {
+    if (trace.name_of(counter.name) == "pinned/weight" && counter.value == 0) {
+      freed_ns = counter.time_ns;
+    }
+  }
+  EXPECT_EQ(freed_ns, 1'500'000'000);
 }
 
 TEST(Simulate, StallIsTheComputeLanesIdleTime) {

@@ -251,6 +251,33 @@ TEST(Interpret, ReportsFreedMissingAndRacingMemory) {
             std::string::npos);
 }
 
+// Two writes of one place, a Release between them: only a dep keeps the second behind the first.
+TEST(Interpret, AStorageLaneGoesOnBeforeItsReleasesRetire) {
+  ScheduleSketch sketch;
+  const BufferId home = sketch.home(StateKind::kMaster, Tier::kStorage, 64, 0);
+  const BufferId first = sketch.state(StateKind::kMaster, Tier::kPinned, 0, 64);
+  const BufferId second = sketch.state(StateKind::kMaster, Tier::kPinned, 0, 64);
+  sketch.emit(Op::kForward, Lane::kCompute, {}, {all(first)});
+  sketch.emit(Op::kForward, Lane::kCompute, {}, {all(second)});
+  sketch.emit(Op::kStorageWrite, Lane::kStorageWrite, {all(first)}, {all(home)});
+  sketch.release(Lane::kStorageWrite, first);
+  sketch.emit(Op::kStorageWrite, Lane::kStorageWrite, {all(second)}, {all(home)});
+  sketch.release(Lane::kStorageWrite, second);
+  Schedule schedule = sketch.compiled();
+  InterpretOptions options;
+  options.timing = Timing::kOverlap;
+  EXPECT_TRUE(interpret(schedule, options).errors.empty());
+  const auto mentions_sharing = [](const std::vector<std::string>& problems, const char* words) {
+    return std::any_of(problems.begin(), problems.end(), [&](const std::string& problem) {
+      return problem.find(words) != std::string::npos;
+    });
+  };
+  EXPECT_FALSE(mentions_sharing(validate(schedule), "instruction 4"));
+  schedule.instructions[4].deps = {1};
+  EXPECT_TRUE(mentions_sharing(interpret(schedule, options).errors, "while it runs"));
+  EXPECT_TRUE(mentions_sharing(validate(schedule), "instruction 4"));
+}
+
 TEST(Interpret, TellsMicrobatchesUnitsAndOrderApart) {
   const StepModel model = testing::example_model(2, false, DType::kBF16);
   StepOptions options =

@@ -47,12 +47,10 @@ std::string safetensors_file() {
 std::string manifest_file() {
   sluice::CheckpointManifest manifest;
   manifest.step = 20;
-  manifest.seed = 1;
-  manifest.config_hash = manifest.data_fingerprint = manifest.weights_hash = std::string(32, '0');
+  manifest.data_fingerprint = manifest.weights_hash = std::string(32, '0');
   manifest.arithmetic = "host avx2";
-  manifest.precision = "bf16";
   manifest.threads = 2;
-  manifest.model = {{"layers", "2"}};
+  manifest.settings = {{"model.layers", "2"}};
   manifest.files = {{"weights.safetensors", 1000, std::string(32, 'f')}};
   return sluice::format_manifest(manifest);
 }

@@ -12,7 +12,7 @@ namespace sluice {
 
 struct MeasureOptions {
   Kernels* kernels = nullptr;  // of the device that trains; used on the calling thread alone
-  Device* device = nullptr;    // for the overhead of a launch
+  Device* device = nullptr;    // for launches, hand-overs and copies
   std::string storage_directory = ".";
   std::string storage_engine = "auto";
   double seconds_each = 0.25;  // about what one figure takes, but for the kernels

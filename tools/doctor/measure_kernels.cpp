@@ -23,7 +23,11 @@ class Arena {
  public:
   explicit Arena(std::uint64_t bytes) : data_(make_bytes(bytes)), bytes_(bytes) {}
 
-  void reset() { used_ = 0; }
+  // Zeroes what was used: a later point must not compute on what an earlier one left.
+  void reset() {
+    std::memset(data_.get(), 0, used_);
+    used_ = 0;
+  }
   std::byte* take(std::uint64_t bytes) {
     std::byte* const data = data_.get() + used_;
     used_ += round_up(std::max<std::uint64_t>(bytes, 1), kTensorAlignmentBytes);
@@ -57,7 +61,7 @@ struct Case {
   std::function<Call(const OperationSize&, DType)> make;
 };
 
-// Makes the calls. Buffers hold zeros: no kernel's time depends on the values.
+// Makes the calls. Buffers hold zeros at first, and no subnormal numbers later: those are slow.
 class Cases {
  public:
   Cases(Kernels& kernels, Arena& arena, std::uint64_t state_bytes)

@@ -20,7 +20,8 @@ struct GridOptions {
   std::size_t points_each_axis = 8;  // at most: the smallest
 };
 
-// Both dtypes of every kernel. Uses the calling thread and the kernels' own.
+// Both dtypes of every kernel in TimedOperation; norms as RMSNorm. Uses the calling thread and the
+// kernels' own.
 std::vector<OperationGrid> measure_kernel_grids(Kernels& kernels, const GridOptions& options);
 
 }  // namespace sluice

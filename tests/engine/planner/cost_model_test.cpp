@@ -66,6 +66,68 @@ TEST_F(CostModelTest, APassCostsWhatItsKernelsCost) {
   EXPECT_NEAR(pass(Op::kForward) - pass(Op::kRecompute), 2 * kRows * kHidden * kFfn, 1);
 }
 
+// Time is attention's own axis: its work grows with the square.
+TEST_F(CostModelTest, AttentionBeyondItsGridGrowsWithTheSquareOfTime) {
+  for (const TimedOperation operation :
+       {TimedOperation::kAttentionForward, TimedOperation::kAttentionBackward}) {
+    hardware_.operations.push_back({operation, DType::kF32, {{{4}, {16}, {32}}}, {1e6}});
+  }
+  // Twice the grid's time: four times its seconds.
+  EXPECT_NEAR(pass(Op::kForward) - kLinear, 4e6, 1e3);
+  EXPECT_NEAR(pass(Op::kBackwardInput) - kLinear, 4e6, 1e3);
+}
+
+TEST_F(CostModelTest, StateOperationsArePricedByTheirElements) {
+  const auto grid = [&](TimedOperation operation, DType dtype, double seconds) {
+    hardware_.operations.push_back({operation, dtype, {{{1000}, {1}, {1}}}, {seconds}});
+  };
+  grid(TimedOperation::kAccumulate, DType::kBF16, 1);
+  grid(TimedOperation::kSquaredNorm, DType::kF32, 2);
+  grid(TimedOperation::kAdamW, DType::kF32, 3);
+  grid(TimedOperation::kAdamW, DType::kBF16, 4);
+  const auto buffer = [](StateKind kind, DType dtype, BufferId id) {
+    Buffer made;
+    made.id = id;
+    made.kind = kind;
+    made.dtype = dtype;
+    made.bytes = 10'000 * dtype_bytes(dtype);
+    return made;
+  };
+  const std::vector<Buffer> buffers{
+      buffer(StateKind::kGradient, DType::kBF16, 0), buffer(StateKind::kGradient, DType::kF32, 1),
+      buffer(StateKind::kMoment1, DType::kF32, 2), buffer(StateKind::kMaster, DType::kF32, 3)};
+  Instruction accumulate = of(Op::kAccumulateGrad, Lane::kOptimizer);
+  accumulate.reads = {{0, 0, 4000}, {1, 0, 8000}};
+  accumulate.writes = {{1, 0, 8000}};
+  EXPECT_NEAR(price(accumulate, {}, buffers), 2, 1e-6);
+  Instruction norm = of(Op::kGradNorm, Lane::kOptimizer);
+  norm.reads = {{1, 0, 0}};
+  EXPECT_NEAR(price(norm, {}, buffers), 20, 1e-6);
+  Instruction step = of(Op::kOptimizerStep, Lane::kOptimizer);
+  step.writes = {{2, 0, 4000}};
+  EXPECT_NEAR(price(step, {}, buffers), 3, 1e-6);
+  config_.train.precision = Config::Precision::kBF16;
+  step.writes.push_back({3, 0, 4000});
+  EXPECT_NEAR(price(step, {}, buffers), 4, 1e-6);
+}
+
+TEST_F(CostModelTest, DuplexIsMeasuredAgainstBothRates) {
+  hardware_.cores = 8;
+  hardware_.storage_read_bytes_per_s = 2e9;
+  hardware_.storage_write_bytes_per_s = 1e9;
+  hardware_.storage_duplex_bytes_per_s = 1e9;
+  const Model model(model_shape(config_));
+  const BatchShape batch = batch_shape(config_);
+  const auto simulation_model = [&] {
+    return CostModel(config_, model, batch, hardware_).simulation_model();
+  };
+  EXPECT_NEAR(simulation_model().storage_duplex, 0.25 + 0.5, 1e-9);
+  const auto compute = static_cast<std::size_t>(Lane::kCompute);
+  EXPECT_EQ(simulation_model().cores_used[compute], 2);
+  config_.train.threads = 0;  // all
+  EXPECT_EQ(simulation_model().cores_used[compute], 8);
+}
+
 TEST_F(CostModelTest, FewerThreadsThanTheProfilesTakeLonger) {
   const double both = pass(Op::kForward);
   config_.train.threads = 1;

@@ -14,14 +14,11 @@ namespace {
 CheckpointManifest example() {
   CheckpointManifest manifest;
   manifest.step = 1234567890123;
-  manifest.seed = 18446744073709551615u;
-  manifest.config_hash = std::string(32, 'a');
   manifest.data_fingerprint = std::string(32, 'b');
   manifest.arithmetic = "host avx512_bf16 \"oneDNN\" 2.6.3";
   manifest.threads = 2;
-  manifest.precision = "bf16";
   manifest.weights_hash = "0123456789abcdef0123456789abcdef";
-  manifest.model = {{"layers", "12"}, {"family", "gpt2"}};
+  manifest.settings = {{"model.layers", "12"}, {"model.family", "\"gpt2\""}};
   manifest.files = {{"weights.safetensors", 12, std::string(32, '0')},
                     {"state", 0, std::string(32, '1')}};
   return manifest;
@@ -51,14 +48,14 @@ TEST(Manifest, WrongMembersAreRefusedByName) {
             "manifest.json: 'threads' must be a whole number, not negative");
   EXPECT_EQ(refusal(replaced("\"threads\": 2", "\"thread\": 2")),
             "manifest.json: 'threads' is missing");
-  EXPECT_NE(refusal(replaced("\"version\": 1", "\"version\": 2")).find("'version' is not 1"),
+  EXPECT_NE(refusal(replaced("\"version\": 2", "\"version\": 1")).find("'version' is not 2"),
             std::string::npos);
   EXPECT_NE(refusal(replaced("sluice checkpoint", "other")).find("'format'"), std::string::npos);
   EXPECT_NE(refusal(replaced("0123456789abcdef01", "0123456789ABCDEF01")).find("32 hex digits"),
             std::string::npos);
-  EXPECT_NE(
-      refusal(replaced("\"layers\": \"12\"", "\"layers\": 12")).find("'layers' must be a string"),
-      std::string::npos);
+  EXPECT_NE(refusal(replaced("\"model.layers\": \"12\"", "\"model.layers\": 12"))
+                .find("'model.layers' must be a string"),
+            std::string::npos);
   EXPECT_NE(refusal(replaced("\"state\"", "\"../state\"")).find("bare file name"),
             std::string::npos);
   EXPECT_NE(refusal(replaced("\"state\"", "\"..\"")).find("bare file name"), std::string::npos);
@@ -66,7 +63,8 @@ TEST(Manifest, WrongMembersAreRefusedByName) {
             std::string::npos);
   EXPECT_NE(refusal(replaced("\"bytes\": 12", "\"bytes\": 1e30")).find("'bytes'"),
             std::string::npos);
-  EXPECT_NE(refusal(replaced("\"seed\"", "\"step\"")).find("stands twice"), std::string::npos);
+  EXPECT_NE(refusal(replaced("\"arithmetic\"", "\"step\"")).find("stands twice"),
+            std::string::npos);
   EXPECT_NE(refusal(replaced("\"threads\"", "\"later\": [[[[[[[[1]]]]]]]], \"threads\""))
                 .find("nested too deeply"),
             std::string::npos);

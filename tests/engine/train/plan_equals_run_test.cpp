@@ -87,6 +87,31 @@ TEST(PlanEqualsRun, AlsoForEvaluation) {
 }
 
 // DESIGN law 9.
+// The states of a piece are written side by side: no lane stops at the Release behind a write.
+TEST(StorageLanes, WriteSeveralPiecesAtOnce) {
+  const TrainingBench bench;
+  const Config config =
+      bench.config("run", {"model.layers=2", "model.hidden=256", "model.heads=4",
+                           "model.max_seq=16", "train.seq=16", "memory.place.optimizer=storage"});
+  PlannedSession run(config);
+  TraceRecorder trace;
+  const auto fill = [&](std::int64_t microbatch, std::int32_t* tokens, std::int32_t* targets) {
+    run.fill_tokens(microbatch, tokens, targets);
+  };
+  for (std::int64_t step = 0; step < 3; ++step) {
+    run.session().train_step(step, 1e-3, fill, &trace);
+  }
+  std::vector<std::pair<std::int64_t, std::int64_t>> writes;
+  for (const TraceSpan& span : trace.spans()) {
+    if (trace.name_of(span.name) == "StorageWrite") writes.emplace_back(span.begin_ns, span.end_ns);
+  }
+  std::sort(writes.begin(), writes.end());
+  std::size_t at_once = 0;
+  for (std::size_t i = 1; i < writes.size(); ++i) at_once += writes[i].first < writes[i - 1].second;
+  EXPECT_GT(writes.size(), 10u);
+  EXPECT_GT(at_once, writes.size() / 10);
+}
+
 TEST(SteadyState, AllocatesNothing) {
   const TrainingBench bench;
   for (const char* place : {"device", "pinned", "storage"}) {

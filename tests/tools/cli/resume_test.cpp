@@ -98,8 +98,10 @@ TEST_F(Resume, OfAnotherModelNamesTheFirstTensorThatDiffers) {
 }
 
 TEST_F(Resume, WithOtherSettingsOrDataIsRefused) {
-  expect_refused(resume({"--set", "train.seed=2"}), {"other", "settings", "config.toml"});
-  expect_refused(resume({"--set", "optimizer.lr=0.5"}), {"other", "settings"});
+  expect_refused(resume({"--set", "train.seed=2"}),
+                 {"train.seed = 1", "which is 2 now", "config.toml"});
+  expect_refused(resume({"--set", "optimizer.lr=0.5"}), {"optimizer.lr", "which is 0.5 now"});
+  expect_refused(resume({"--set", "train.steps=9"}), {"train.steps = 2, which is 9 now"});
   write_file(path("text.txt"), read_file(path("text.txt")) + "One line more.\n");
   expect_refused(resume(), {"other data", "data.paths"});
 }
