@@ -43,7 +43,7 @@ struct Range {
 class Load {
  public:
   Load(StorageEngine& engine, const StorageLoad& load, StorageMix mix, std::byte* staging)
-      : engine_(engine), load_(load), mix_(mix), staging_(staging) {
+      : engine_(engine), load_(load), mix_(mix), staging_(staging), turns_(load.depth) {
     const std::uint64_t blocks = load.file_bytes / load.block_bytes;
     SLUICE_CHECK(blocks >= 2 && load.depth >= 1);
     const std::uint64_t half = mix == StorageMix::kDuplex ? blocks / 2 : 0;
@@ -69,7 +69,8 @@ class Load {
  private:
   // Each slot is a chain: the end of its request submits its next, on the completion thread.
   void submit(std::uint32_t slot) {
-    const bool write = mix_ == StorageMix::kWrite || (mix_ == StorageMix::kDuplex && slot % 2 == 1);
+    const bool turn = (turns_[slot]++ + slot) % 2 == 1;
+    const bool write = mix_ == StorageMix::kWrite || (mix_ == StorageMix::kDuplex && turn);
     Range& range = write ? writes_ : reads_;
     StorageRequest request;
     request.op = write ? StorageOp::kWrite : StorageOp::kRead;
@@ -96,6 +97,7 @@ class Load {
   const StorageMix mix_;
   std::byte* const staging_;
   Clock::time_point begin_;
+  std::vector<std::uint32_t> turns_;  // requests so far, by slot; used by its chain alone
   Range reads_;
   Range writes_;
   std::atomic<std::uint64_t> moved_ = 0;
