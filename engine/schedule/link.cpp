@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
+#include <map>
 #include <vector>
 
 #include "base/error.hpp"
@@ -13,35 +15,35 @@ namespace {
 // The last write of a byte range and the reads since. Of each lane only the last reader is kept: a
 // lane retires in order.
 struct Segment {
-  std::uint64_t begin = 0;
   std::uint64_t end = 0;
   InstructionId writer = kNoId;
   std::vector<InstructionId> readers;
 };
 
-// All bytes of one buffer, in order, without holes.
+// All bytes of one buffer, without holes. A map: buffers of ten thousands of pieces are touched from
+// either end.
 class BufferHistory {
  public:
-  explicit BufferHistory(std::uint64_t bytes) { segments_.push_back(Segment{0, bytes, kNoId, {}}); }
+  explicit BufferHistory(std::uint64_t bytes) { segments_[0] = Segment{bytes, kNoId, {}}; }
 
   void collect_writers(std::uint64_t begin, std::uint64_t end,
                        std::vector<InstructionId>& out) const {
-    for (auto it = find(begin); it != segments_.end() && it->begin < end; ++it) {
-      if (it->writer != kNoId) out.push_back(it->writer);
+    for (auto it = holding(begin); it != segments_.end() && it->first < end; ++it) {
+      if (it->second.writer != kNoId) out.push_back(it->second.writer);
     }
   }
   void collect_all(std::uint64_t begin, std::uint64_t end, std::vector<InstructionId>& out) const {
-    for (auto it = find(begin); it != segments_.end() && it->begin < end; ++it) {
-      if (it->writer != kNoId) out.push_back(it->writer);
-      out.insert(out.end(), it->readers.begin(), it->readers.end());
+    for (auto it = holding(begin); it != segments_.end() && it->first < end; ++it) {
+      const Segment& segment = it->second;
+      if (segment.writer != kNoId) out.push_back(segment.writer);
+      out.insert(out.end(), segment.readers.begin(), segment.readers.end());
     }
   }
   void read(std::uint64_t begin, std::uint64_t end, const Instruction& reader,
             const std::vector<Instruction>& instructions) {
-    split(begin);
     split(end);
-    for (std::size_t at = index(begin); at < segments_.size() && segments_[at].begin < end; ++at) {
-      std::vector<InstructionId>& readers = segments_[at].readers;
+    for (auto it = split(begin); it != segments_.end() && it->first < end; ++it) {
+      std::vector<InstructionId>& readers = it->second.readers;
       const auto same = std::find_if(readers.begin(), readers.end(), [&](InstructionId id) {
         return instructions[id].lane == reader.lane;
       });
@@ -53,38 +55,30 @@ class BufferHistory {
     }
   }
   void write(std::uint64_t begin, std::uint64_t end, InstructionId writer) {
-    split(begin);
-    split(end);
-    const std::size_t first = index(begin);
-    std::size_t last = first;
-    while (last < segments_.size() && segments_[last].begin < end) ++last;
-    segments_[first] = Segment{begin, end, writer, {}};
-    segments_.erase(segments_.begin() + static_cast<std::ptrdiff_t>(first + 1),
-                    segments_.begin() + static_cast<std::ptrdiff_t>(last));
+    const auto last = split(end);
+    const auto first = split(begin);
+    first->second = Segment{end, writer, {}};
+    segments_.erase(std::next(first), last);
   }
 
  private:
-  std::vector<Segment>::const_iterator find(std::uint64_t begin) const {
-    return segments_.begin() + static_cast<std::ptrdiff_t>(index(begin));
-  }
+  using Segments = std::map<std::uint64_t, Segment>;  // by begin
+
   // The segment that holds byte `at`.
-  std::size_t index(std::uint64_t at) const {
-    const auto after =
-        std::upper_bound(segments_.begin(), segments_.end(), at,
-                         [](std::uint64_t value, const Segment& s) { return value < s.begin; });
-    return static_cast<std::size_t>(after - segments_.begin()) - 1;
+  Segments::const_iterator holding(std::uint64_t at) const {
+    return std::prev(segments_.upper_bound(at));
   }
-  void split(std::uint64_t at) {
-    if (at >= segments_.back().end) return;
-    const std::size_t where = index(at);
-    if (segments_[where].begin == at) return;
-    Segment tail = segments_[where];
-    tail.begin = at;
-    segments_[where].end = at;
-    segments_.insert(segments_.begin() + static_cast<std::ptrdiff_t>(where + 1), std::move(tail));
+  // The segment that begins at `at`, made if need be; the end of all where that is no byte.
+  Segments::iterator split(std::uint64_t at) {
+    const auto it = std::prev(segments_.upper_bound(at));
+    if (it->first == at) return it;
+    if (at >= it->second.end) return segments_.end();
+    Segment tail = it->second;
+    it->second.end = at;
+    return segments_.emplace_hint(std::next(it), at, std::move(tail));
   }
 
-  std::vector<Segment> segments_;
+  Segments segments_;
 };
 
 class Linker {
