@@ -20,8 +20,8 @@ struct Segment {
   std::vector<InstructionId> readers;
 };
 
-// All bytes of one buffer, without holes. A map: buffers of ten thousands of pieces are touched from
-// either end.
+// All bytes of one buffer, without holes. A map: buffers of ten thousands of pieces are touched
+// from either end.
 class BufferHistory {
  public:
   explicit BufferHistory(std::uint64_t bytes) { segments_[0] = Segment{bytes, kNoId, {}}; }
