@@ -1,5 +1,8 @@
 #include "engine/train/config_resolve.hpp"
 
+#include <filesystem>
+#include <set>
+
 #include "base/error.hpp"
 #include "engine/train/config_schema.hpp"
 
@@ -121,6 +124,17 @@ void check_train(const Config& config, const ConfigOrigins& origins) {
   }
 }
 
+// Twice the same directory would count its room and its bandwidth twice.
+void check_storage_paths(const Config& config, const ConfigOrigins& origins) {
+  std::set<std::filesystem::path> seen;
+  for (const std::string& path : config.memory.storage_paths) {
+    if (!seen.insert((std::filesystem::path(path) / "").lexically_normal()).second) {
+      throw InputError(origins.of("memory.storage_paths") + ": memory.storage_paths names '" +
+                       path + "' twice; each must be another directory");
+    }
+  }
+}
+
 }  // namespace
 
 void resolve_config(Config& config, const ConfigOrigins& origins) {
@@ -128,6 +142,7 @@ void resolve_config(Config& config, const ConfigOrigins& origins) {
   derive_defaults(config, origins);
   check_model(config, origins);
   check_train(config, origins);
+  check_storage_paths(config, origins);
 }
 
 }  // namespace sluice

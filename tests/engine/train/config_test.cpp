@@ -74,6 +74,12 @@ TEST(Config, AnOverrideMayKeepTheQuotesOfAFile) {
             Config::Recompute::kUnit);
 }
 
+TEST(Config, AStoragePathStandsOnce) {
+  EXPECT_NE(refusal(kSmall, {"memory.storage_paths=a,b,./a/"}).find("names './a/' twice"),
+            std::string::npos);
+  EXPECT_EQ(parse(kSmall, {"memory.storage_paths=a,b,a/c"}).memory.storage_paths.size(), 3u);
+}
+
 TEST(Config, AnUnknownKeyNamesTheNearestKnownOne) {
   EXPECT_EQ(refusal(kSmall + "[memory]\n\ndevise = \"1GiB\"\n"),
             "run.toml:7: unknown key 'memory.devise'; did you mean 'memory.device'?");
