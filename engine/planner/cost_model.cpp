@@ -9,29 +9,26 @@
 namespace sluice {
 namespace {
 
+std::uint64_t bytes_of(const Schedule& schedule, const Use& use) {
+  return use.bytes == 0 ? schedule.buffers[use.buffer].bytes : use.bytes;
+}
+
 std::uint64_t touched_bytes(const Schedule& schedule, const Instruction& instruction) {
   std::uint64_t bytes = 0;
   for (const auto* uses : {&instruction.reads, &instruction.writes}) {
-    for (const Use& use : *uses) {
-      bytes += use.bytes == 0 ? schedule.buffers[use.buffer].bytes : use.bytes;
-    }
+    for (const Use& use : *uses) bytes += bytes_of(schedule, use);
   }
   return bytes;
 }
 
-const Buffer& buffer_of(const Schedule& schedule, const Use& use) {
-  return schedule.buffers[use.buffer];
-}
-
 std::int64_t elems_of(const Schedule& schedule, const Use& use) {
-  const Buffer& buffer = buffer_of(schedule, use);
-  return static_cast<std::int64_t>((use.bytes == 0 ? buffer.bytes : use.bytes) /
-                                   dtype_bytes(buffer.dtype));
+  const DType dtype = schedule.buffers[use.buffer].dtype;
+  return static_cast<std::int64_t>(bytes_of(schedule, use) / dtype_bytes(dtype));
 }
 
 const Use* find_written(const Schedule& schedule, const Instruction& instruction, StateKind kind) {
   for (const Use& use : instruction.writes) {
-    if (buffer_of(schedule, use).kind == kind) return &use;
+    if (schedule.buffers[use.buffer].kind == kind) return &use;
   }
   return nullptr;
 }
@@ -84,24 +81,20 @@ double CostModel::pass_s(std::int32_t unit, Op pass) {
 
 double CostModel::state_operation_s(const Schedule& schedule, const Instruction& instruction) {
   kernels_.reset();
+  // The first thing that each of them reads; all but the step are priced by it.
+  const Use& gradient = instruction.reads.front();
+  const DType dtype = schedule.buffers[gradient.buffer].dtype;
+  const std::int64_t elems = elems_of(schedule, gradient);
   switch (instruction.op) {
-    case Op::kAccumulateGrad: {
-      const Use& gradient = instruction.reads.front();
-      kernels_.accumulate(nullptr, nullptr, buffer_of(schedule, gradient).dtype, false,
-                          elems_of(schedule, gradient));
+    case Op::kAccumulateGrad:
+      kernels_.accumulate(nullptr, nullptr, dtype, false, elems);
       break;
-    }
-    case Op::kFoldGrad: {
-      const Use& gradient = instruction.reads.front();
-      kernels_.fold(nullptr, nullptr, buffer_of(schedule, gradient).dtype,
-                    elems_of(schedule, gradient));
+    case Op::kFoldGrad:
+      kernels_.fold(nullptr, nullptr, dtype, elems);
       break;
-    }
     case Op::kGradNorm: {
-      const Use& gradient = instruction.reads.front();
-      const Kernels::Block all{0, elems_of(schedule, gradient)};
-      kernels_.squared_norm_blocks(nullptr, buffer_of(schedule, gradient).dtype, false, {&all, 1},
-                                   nullptr);
+      const Kernels::Block all{0, elems};
+      kernels_.squared_norm_blocks(nullptr, dtype, false, {&all, 1}, nullptr);
       break;
     }
     default: {

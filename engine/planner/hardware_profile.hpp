@@ -21,7 +21,8 @@ struct HardwareProfile {
   double memory_bandwidth_bytes_per_s = 2e10;
   // memcpy by one thread: bytes copied (each is read once and written once).
   double single_core_copy_bytes_per_s = 6e9;
-  // Through the storage engine, requests of 512 KiB, 16 at once; duplex: reads and writes together.
+  // Through the storage engine, requests of 512 KiB, 16 at once; duplex: as many bytes read as
+  // written, counted together.
   double storage_read_bytes_per_s = 1e9;
   double storage_write_bytes_per_s = 8e8;
   double storage_duplex_bytes_per_s = 1e9;

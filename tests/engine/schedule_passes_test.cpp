@@ -76,16 +76,7 @@ TEST(Link, HazardsWithinAPipelinedLaneAreExplicit) {
 
 // A Release there does not stop its lane: what it waits for is no news to the next.
 TEST(Link, AReleaseInAPipelinedLaneOrdersNothingBehindIt) {
-  ScheduleSketch sketch;
-  const BufferId home = sketch.home(StateKind::kMaster, Tier::kStorage, 64, 0);
-  const BufferId first = sketch.state(StateKind::kMaster, Tier::kPinned, 0, 64);
-  const BufferId second = sketch.state(StateKind::kMaster, Tier::kPinned, 0, 64);
-  sketch.emit(Op::kForward, Lane::kCompute, {}, {all(first)});
-  sketch.emit(Op::kForward, Lane::kCompute, {}, {all(second)});
-  sketch.emit(Op::kStorageWrite, Lane::kStorageWrite, {all(first)}, {all(home)});
-  sketch.release(Lane::kStorageWrite, first);
-  sketch.emit(Op::kStorageWrite, Lane::kStorageWrite, {all(second)}, {all(home)});
-  sketch.release(Lane::kStorageWrite, second);
+  ScheduleSketch sketch = testing::two_writes_of_one_home();
   sketch.emit(Op::kCommit, Lane::kStorageWrite, {}, {});
   const Schedule schedule = sketch.compiled();
   EXPECT_EQ(schedule.instructions[3].deps, Ids{2});

@@ -253,16 +253,7 @@ TEST(Interpret, ReportsFreedMissingAndRacingMemory) {
 
 // Two writes of one place, a Release between them: only a dep keeps the second behind the first.
 TEST(Interpret, AStorageLaneGoesOnBeforeItsReleasesRetire) {
-  ScheduleSketch sketch;
-  const BufferId home = sketch.home(StateKind::kMaster, Tier::kStorage, 64, 0);
-  const BufferId first = sketch.state(StateKind::kMaster, Tier::kPinned, 0, 64);
-  const BufferId second = sketch.state(StateKind::kMaster, Tier::kPinned, 0, 64);
-  sketch.emit(Op::kForward, Lane::kCompute, {}, {all(first)});
-  sketch.emit(Op::kForward, Lane::kCompute, {}, {all(second)});
-  sketch.emit(Op::kStorageWrite, Lane::kStorageWrite, {all(first)}, {all(home)});
-  sketch.release(Lane::kStorageWrite, first);
-  sketch.emit(Op::kStorageWrite, Lane::kStorageWrite, {all(second)}, {all(home)});
-  sketch.release(Lane::kStorageWrite, second);
+  ScheduleSketch sketch = testing::two_writes_of_one_home();
   Schedule schedule = sketch.compiled();
   InterpretOptions options;
   options.timing = Timing::kOverlap;

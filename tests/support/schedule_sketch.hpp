@@ -82,4 +82,20 @@ inline Use all(BufferId id) {
   return {id, 0, 0};
 }
 
+// Two pieces written to one home, each released behind its write: instructions 2 to 5, all in the
+// lane of storage writes.
+inline ScheduleSketch two_writes_of_one_home() {
+  ScheduleSketch sketch;
+  const BufferId home = sketch.home(StateKind::kMaster, Tier::kStorage, 64, 0);
+  const BufferId first = sketch.state(StateKind::kMaster, Tier::kPinned, 0, 64);
+  const BufferId second = sketch.state(StateKind::kMaster, Tier::kPinned, 0, 64);
+  sketch.emit(Op::kForward, Lane::kCompute, {}, {all(first)});
+  sketch.emit(Op::kForward, Lane::kCompute, {}, {all(second)});
+  for (const BufferId piece : {first, second}) {
+    sketch.emit(Op::kStorageWrite, Lane::kStorageWrite, {all(piece)}, {all(home)});
+    sketch.release(Lane::kStorageWrite, piece);
+  }
+  return sketch;
+}
+
 }  // namespace sluice::testing

@@ -1,5 +1,6 @@
 // Commands that look and measure: doctor, bench, report.
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -23,7 +24,7 @@ namespace {
 
 // All kernels are measured once for so much of --seconds: seven times at its default.
 constexpr double kSecondsARound = 0.25 / 7;
-constexpr int kMostRounds = 100;
+constexpr double kMostRounds = 100;
 
 }  // namespace
 
@@ -35,8 +36,8 @@ int doctor_command(const DoctorArguments& arguments) {
   options.measure.device = device.get();
   options.measure.storage_directory = arguments.storage_path;
   options.measure.seconds_each = arguments.seconds;
-  options.measure.grids.rounds =
-      std::clamp(static_cast<int>(arguments.seconds / kSecondsARound), 1, kMostRounds);
+  options.measure.grids.rounds = static_cast<int>(
+      std::clamp(std::round(arguments.seconds / kSecondsARound), 1.0, kMostRounds));
   options.json = arguments.json;
   options.profile_path = default_profile_path();
   return run_doctor(options, std::cout);

@@ -104,6 +104,7 @@ TEST_F(CostModelTest, StateOperationsArePricedByTheirElements) {
   norm.reads = {{1, 0, 0}};
   EXPECT_NEAR(price(norm, {}, buffers), 20, 1e-6);
   Instruction step = of(Op::kOptimizerStep, Lane::kOptimizer);
+  step.reads = {{1, 0, 4000}};
   step.writes = {{2, 0, 4000}};
   EXPECT_NEAR(price(step, {}, buffers), 3, 1e-6);
   config_.train.precision = Config::Precision::kBF16;
