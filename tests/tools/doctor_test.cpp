@@ -54,12 +54,13 @@ class DoctorRun : public ::testing::Test {
     options_.json = true;
     options_.measure.kernels = kernels_.get();
     options_.measure.device = device_.get();
-    options_.measure.storage_directory = directory_.path().string();
+    options_.measure.disk.directory = directory_.path().string();
+    options_.measure.rounds = 2;
     options_.measure.seconds_each = 0.001;
-    options_.measure.storage_bytes = 4 * kMiB;
+    options_.measure.disk.file_bytes = 4 * kMiB;
     options_.measure.array_bytes = 4 * kMiB;
-    options_.measure.grids = {
-        .rounds = 1, .seconds_each = 1e-6, .state_bytes = 4 * kMiB, .points_each_axis = 2};
+    options_.measure.kernel = {
+        .seconds_each = 1e-6, .state_bytes = 4 * kMiB, .points_each_axis = 2};
     options_.profile_path = directory_.file("hardware.json");
   }
   json last_event(int expected_status) {
@@ -100,7 +101,7 @@ TEST_F(DoctorRun, MeasuresAndSavesAProfileThatLoads) {
 }
 
 TEST_F(DoctorRun, AStorageDirectoryThatIsNotThereIsBadInput) {
-  options_.measure.storage_directory = directory_.file("absent");
+  options_.measure.disk.directory = directory_.file("absent");
   const json event = last_event(2);
   EXPECT_NE(event.at("detail").get<std::string>().find("absent"), std::string::npos);
   EXPECT_FALSE(std::filesystem::exists(options_.profile_path));

@@ -86,7 +86,7 @@ DoctorCheck measure(const DoctorOptions& options, std::ostream& out, int& status
 }  // namespace
 
 int run_doctor(const DoctorOptions& options, std::ostream& out) {
-  for (const DoctorCheck& check : run_checks(options.measure.storage_directory)) {
+  for (const DoctorCheck& check : run_checks(options.measure.disk.directory)) {
     print(check, options.json, out);
   }
   int status = 0;

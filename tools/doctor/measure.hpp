@@ -1,11 +1,12 @@
 // Measuring a machine: the hardware profile that plans are made with.
 #pragma once
 
-#include <string>
+#include <cstdint>
 
 #include "device/device.hpp"
 #include "engine/planner/hardware_profile.hpp"
 #include "kernels/kernels.hpp"
+#include "tools/doctor/measure_disk.hpp"
 #include "tools/doctor/measure_kernels.hpp"
 
 namespace sluice {
@@ -13,18 +14,18 @@ namespace sluice {
 struct MeasureOptions {
   Kernels* kernels = nullptr;  // of the device that trains; used on the calling thread alone
   Device* device = nullptr;    // for launches, hand-overs and copies
-  std::string storage_directory = ".";
-  std::string storage_engine = "auto";
-  double seconds_each = 0.25;  // about what one figure takes, but for the kernels
-  GridOptions grids;
-  // Of the trial file, at most (an eighth of what is free).
-  std::uint64_t storage_bytes = 512 * kMiB;
+  // Every figure is measured once a round, and the median round kept: what disturbs a machine lasts
+  // for seconds.
+  int rounds = 7;
+  double seconds_each = 0.036;  // about what one figure takes in a round, but for the kernels
+  DiskOptions disk;
+  KernelOptions kernel;
   // Of each of the arrays that are streamed; the default passes the last-level caches in use.
   std::uint64_t array_bytes = 128 * kMiB;
 };
 
-// All cores, the best of several runs for memory, the mean for the rest. Needs up to 400 MiB of
-// memory. InputError: a storage directory that cannot be used. IoError, TimeoutError.
+// Needs up to 700 MiB of memory. InputError: a storage directory that cannot be used. IoError,
+// TimeoutError.
 HardwareProfile measure_hardware(const MeasureOptions& options);
 
 }  // namespace sluice

@@ -5,10 +5,13 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <utility>
+#include <vector>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "tools/doctor/aligned_bytes.hpp"
+#include "tools/doctor/samples.hpp"
 
 namespace sluice {
 namespace {
@@ -344,68 +347,97 @@ class Cases {
   std::uint64_t state_bytes_;
 };
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 // The median call: a moment's disturbance does not count.
 double call_seconds(const Call& call, double least_seconds) {
   using Clock = std::chrono::steady_clock;
   constexpr std::size_t kLeastCalls = 3;
   constexpr double kLong = 4;  // so many times the least: the first call says enough
-  std::vector<double> times;
+  Samples times;
   double total = 0;
-  while (times.size() < kLeastCalls || total < least_seconds) {
+  while (times.count() < kLeastCalls || total < least_seconds) {
     const auto begin = Clock::now();
     call();
     const double taken = std::chrono::duration<double>(Clock::now() - begin).count();
-    if (times.empty() && taken > kLong * least_seconds) return taken;
-    times.push_back(std::max(taken, 1e-9));
+    if (times.count() == 0 && taken > kLong * least_seconds) return taken;
+    times.add(std::max(taken, 1e-9));
     total += taken;
   }
-  return median(std::move(times));
+  return times.median();
 }
 
 }  // namespace
 
-std::vector<OperationGrid> measure_kernel_grids(Kernels& kernels, const GridOptions& options) {
-  SLUICE_CHECK(options.rounds > 0 && options.points_each_axis > 0);
-  // Beside the state, the largest elementwise kernel: 5 arrays of 4 Mi fp32.
-  Arena arena(options.state_bytes + 128 * kMiB);
-  std::vector<OperationGrid> grids;
-  std::vector<std::vector<std::vector<double>>> times;  // by grid, point, round
-  Cases maker(kernels, arena, options.state_bytes);
-  std::vector<Case> cases = maker.all();
-  for (Case& each : cases) {
-    for (Axis& axis : each.axes) axis.resize(std::min(axis.size(), options.points_each_axis));
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      grids.push_back({each.operation, dtype, each.axes, {}});
-      times.emplace_back(grids.back().points());
+struct KernelTrial::State {
+  struct Grid {
+    const Case* measured;
+    DType dtype;
+    std::vector<Samples> seconds;  // by point, the last axis fastest
+  };
+
+  State(Kernels& kernels, const KernelOptions& chosen)
+      : options(chosen),
+        // Beside the state, the largest elementwise kernel: 5 arrays of 4 Mi fp32.
+        arena(chosen.state_bytes + 128 * kMiB),
+        maker(kernels, arena, chosen.state_bytes),
+        cases(maker.all()) {
+    SLUICE_CHECK(options.points_each_axis > 0);
+    for (Case& each : cases) {
+      std::size_t points = 1;
+      for (Axis& axis : each.axes) {
+        axis.resize(std::min(axis.size(), options.points_each_axis));
+        points *= axis.size();
+      }
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        grids.push_back({&each, dtype, std::vector<Samples>(points)});
+      }
     }
   }
-  for (int round = 0; round < options.rounds; ++round) {
-    for (std::size_t i = 0; i < grids.size(); ++i) {
-      const OperationGrid& grid = grids[i];
-      std::size_t point = 0;
-      for (const std::int64_t first : grid.axes[0]) {
-        for (const std::int64_t second : grid.axes[1]) {
-          for (const std::int64_t third : grid.axes[2]) {
-            arena.reset();
-            const Call call = cases[i / 2].make({first, second, third}, grid.dtype);
-            times[i][point++].push_back(call_seconds(call, options.seconds_each));
-          }
+
+  const KernelOptions options;
+  Arena arena;
+  Cases maker;
+  std::vector<Case> cases;
+  std::vector<Grid> grids;
+};
+
+KernelTrial::KernelTrial(Kernels& kernels, const KernelOptions& options)
+    : state_(std::make_unique<State>(kernels, options)) {}
+
+KernelTrial::~KernelTrial() = default;
+
+void KernelTrial::measure_round() {
+  for (State::Grid& grid : state_->grids) {
+    const Case& measured = *grid.measured;
+    std::size_t point = 0;
+    for (const std::int64_t first : measured.axes[0]) {
+      for (const std::int64_t second : measured.axes[1]) {
+        for (const std::int64_t third : measured.axes[2]) {
+          state_->arena.reset();
+          const Call call = measured.make({first, second, third}, grid.dtype);
+          grid.seconds[point++].add(call_seconds(call, state_->options.seconds_each));
         }
       }
     }
   }
-  for (std::size_t i = 0; i < grids.size(); ++i) {
-    for (std::vector<double>& rounds : times[i]) {
-      grids[i].seconds.push_back(median(std::move(rounds)));
+}
+
+void KernelTrial::save(HardwareProfile& profile) const {
+  constexpr OperationSize kLargeProduct{512, 1024, 1024};
+  constexpr std::int64_t kPiece = 1 << 20;
+  for (const State::Grid& measured : state_->grids) {
+    OperationGrid grid{measured.measured->operation, measured.dtype, measured.measured->axes, {}};
+    for (const Samples& seconds : measured.seconds) grid.seconds.push_back(seconds.median());
+    // What is told to people, and prices what has no grid.
+    if (grid.operation == TimedOperation::kGemmNT) {
+      const double rate = 2.0 * 512 * 1024 * 1024 / grid.seconds_at(kLargeProduct);
+      (grid.dtype == DType::kF32 ? profile.gemm_f32_flops_per_s : profile.gemm_bf16_flops_per_s) =
+          rate;
     }
+    if (grid.operation == TimedOperation::kAdamW && grid.dtype == DType::kBF16) {
+      profile.adam_params_per_s = static_cast<double>(kPiece) / grid.seconds_at({kPiece, 1, 1});
+    }
+    profile.operations.push_back(std::move(grid));
   }
-  return grids;
 }
 
 }  // namespace sluice

@@ -2,26 +2,37 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <memory>
 
 #include "base/units.hpp"
-#include "engine/planner/operation_times.hpp"
+#include "engine/planner/hardware_profile.hpp"
 #include "kernels/kernels.hpp"
 
 namespace sluice {
 
-struct GridOptions {
-  // Every point is measured once a round, and the median round kept: what disturbs a machine lasts
-  // for seconds.
-  int rounds = 7;
+struct KernelOptions {
   double seconds_each = 0.002;  // of one point in one round, about
   // State kernels walk through this much memory, as training does; others repeat in place.
   std::uint64_t state_bytes = 128 * kMiB;
   std::size_t points_each_axis = 8;  // at most: the smallest
 };
 
-// Both dtypes of every kernel in TimedOperation; norms as RMSNorm. Uses the calling thread and the
-// kernels' own.
-std::vector<OperationGrid> measure_kernel_grids(Kernels& kernels, const GridOptions& options);
+class KernelTrial {
+ public:
+  // `kernels` must outlive it; a round uses the calling thread and the kernels' own.
+  KernelTrial(Kernels& kernels, const KernelOptions& options);
+  ~KernelTrial();
+  KernelTrial(const KernelTrial&) = delete;
+  KernelTrial& operator=(const KernelTrial&) = delete;
+
+  void measure_round();
+  // The median of the rounds: at least one. Both dtypes of every kernel in TimedOperation, norms as
+  // RMSNorm, and the rates of products and AdamW that people are told.
+  void save(HardwareProfile& profile) const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace sluice

@@ -22,7 +22,7 @@ namespace sluice::cli {
 
 namespace {
 
-// All kernels are measured once for so much of --seconds: seven times at its default.
+// All is measured once for so much of --seconds: seven times at its default.
 constexpr double kSecondsARound = 0.25 / 7;
 constexpr double kMostRounds = 100;
 
@@ -34,9 +34,8 @@ int doctor_command(const DoctorArguments& arguments) {
   DoctorOptions options;
   options.measure.kernels = kernels.get();
   options.measure.device = device.get();
-  options.measure.storage_directory = arguments.storage_path;
-  options.measure.seconds_each = arguments.seconds;
-  options.measure.grids.rounds = static_cast<int>(
+  options.measure.disk.directory = arguments.storage_path;
+  options.measure.rounds = static_cast<int>(
       std::clamp(std::round(arguments.seconds / kSecondsARound), 1.0, kMostRounds));
   options.json = arguments.json;
   options.profile_path = default_profile_path();
