@@ -114,16 +114,20 @@ double CostModel::state_operation_s(const Schedule& schedule, const Instruction&
   return kernels_.seconds();
 }
 
-double CostModel::copy_s(std::uint64_t bytes) const {
+double CostModel::memcpy_s(std::uint64_t bytes) const {
   const OperationGrid* const grid = hardware_.find(TimedOperation::kCopy, DType::kU8);
-  const double memcpy_s = grid != nullptr
-                              ? grid->seconds_at({static_cast<std::int64_t>(bytes), 1, 1})
-                              : static_cast<double>(bytes) / hardware_.single_core_copy_bytes_per_s;
-  double link_s = config_.memory.link_latency_s;
-  if (config_.memory.link_bandwidth_bytes_per_s > 0) {
-    link_s += static_cast<double>(bytes) / config_.memory.link_bandwidth_bytes_per_s;
-  }
-  return std::max(memcpy_s, link_s);
+  if (grid != nullptr) return grid->seconds_at({static_cast<std::int64_t>(bytes), 1, 1});
+  return static_cast<double>(bytes) / hardware_.single_core_copy_bytes_per_s;
+}
+
+double CostModel::link_s(std::uint64_t bytes) const {
+  const double bandwidth = config_.memory.link_bandwidth_bytes_per_s;
+  return config_.memory.link_latency_s +
+         (bandwidth > 0 ? static_cast<double>(bytes) / bandwidth : 0.0);
+}
+
+double CostModel::copy_s(std::uint64_t bytes) const {
+  return std::max(memcpy_s(bytes), link_s(bytes));
 }
 
 double CostModel::transfer_s(TimedOperation operation, std::uint64_t bytes) const {
@@ -192,8 +196,11 @@ SimulationModel CostModel::simulation_model() const {
   const double team = std::min(hardware_.cores, threads_);
   use(Lane::kCompute, team);
   use(Lane::kOptimizer, team);
-  use(Lane::kH2D, 1.0);
-  use(Lane::kD2H, 1.0);
+  // Waiting for a slow link leaves the core to others.
+  constexpr std::uint64_t kTypicalCopy = kMiB;
+  const double copying = memcpy_s(kTypicalCopy) / copy_s(kTypicalCopy);
+  use(Lane::kH2D, copying);
+  use(Lane::kD2H, copying);
   use(Lane::kStorageRead, 0.1);
   use(Lane::kStorageWrite, 0.1);
   model.storage_read_bytes_per_s = hardware_.storage_read_bytes_per_s;

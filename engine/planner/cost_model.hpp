@@ -28,6 +28,8 @@ class CostModel {
  private:
   double pass_s(std::int32_t unit, Op pass);
   double state_operation_s(const Schedule& schedule, const Instruction& instruction);
+  double memcpy_s(std::uint64_t bytes) const;
+  double link_s(std::uint64_t bytes) const;
   double copy_s(std::uint64_t bytes) const;
   double transfer_s(TimedOperation operation, std::uint64_t bytes) const;
   double instruction_s(const Schedule& schedule, const Instruction& instruction);

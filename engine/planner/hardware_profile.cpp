@@ -21,7 +21,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::string_view kFormat = "sluice-hardware-profile";
-constexpr int kVersion = 2;
+constexpr int kVersion = 3;
 constexpr std::uint64_t kMaxFileBytes = kMiB;
 constexpr double kMaxRate = 1e18;  // of anything per second: beyond the fastest machine there is
 constexpr double kMaxSeconds = 100.0;  // of one latency
@@ -45,6 +45,7 @@ constexpr NumberKey kNumbers[] = {
     {"storage_overlap", &HardwareProfile::storage_overlap, 1.0},
     {"gemm_f32_flops_per_s", &HardwareProfile::gemm_f32_flops_per_s, kMaxRate},
     {"gemm_bf16_flops_per_s", &HardwareProfile::gemm_bf16_flops_per_s, kMaxRate},
+    {"core_scaling", &HardwareProfile::core_scaling, 1.0},
     {"adam_params_per_s", &HardwareProfile::adam_params_per_s, kMaxRate},
     {"launch_overhead_s", &HardwareProfile::launch_overhead_s, kMaxSeconds},
     {"hand_over_s", &HardwareProfile::hand_over_s, kMaxSeconds},

@@ -31,6 +31,8 @@ struct HardwareProfile {
   double storage_overlap = 0.3;
   double gemm_f32_flops_per_s = 8e10;  // a large matrix product on all cores
   double gemm_bf16_flops_per_s = 8e10;
+  // What each core beyond the first adds to a large product, of what one does alone.
+  double core_scaling = 1.0;
   double adam_params_per_s = 4e8;   // bf16 gradient and weight, fp32 states; all cores
   double launch_overhead_s = 1e-5;  // one empty Stream::launch, queued back to back
   double hand_over_s = 2e-5;        // from the end of a stream's work to the start of another's

@@ -35,9 +35,10 @@ OperationSize head_size(const HeadShape& shape) {
 
 }  // namespace
 
-PricedKernels::PricedKernels(const HardwareProfile& hardware, int threads)
-    : hardware_(hardware), slowdown_(std::max(1.0, static_cast<double>(hardware.cores) / threads)) {
+PricedKernels::PricedKernels(const HardwareProfile& hardware, int threads) : hardware_(hardware) {
   SLUICE_CHECK(threads > 0);
+  const auto speed = [&](int cores) { return 1 + (cores - 1) * hardware.core_scaling; };
+  slowdown_ = std::max(1.0, speed(hardware.cores) / speed(threads));
 }
 
 double PricedKernels::product_s(double flops, DType dtype) const {

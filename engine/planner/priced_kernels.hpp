@@ -90,7 +90,7 @@ class PricedKernels final : public Kernels {
   double plain_head_s(const OperationSize& size, DType dtype) const;
 
   const HardwareProfile& hardware_;
-  double slowdown_;
+  double slowdown_ = 1;
   double seconds_ = 0;
 };
 

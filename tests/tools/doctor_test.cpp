@@ -50,17 +50,22 @@ TEST(DoctorChecks, EachFailureHasItsFixAndEachSuccessNone) {
 
 class DoctorRun : public ::testing::Test {
  protected:
-  DoctorRun() : kernels_(make_host_kernels({})), device_(make_host_device({})) {
+  DoctorRun()
+      : all_(make_host_kernels({})),
+        one_core_(make_host_kernels({.threads = 1})),
+        device_(make_host_device({})) {
     options_.json = true;
-    options_.measure.kernels = kernels_.get();
     options_.measure.device = device_.get();
     options_.measure.disk.directory = directory_.path().string();
     options_.measure.rounds = 2;
     options_.measure.seconds_each = 0.001;
     options_.measure.disk.file_bytes = 4 * kMiB;
     options_.measure.array_bytes = 4 * kMiB;
-    options_.measure.kernel = {
-        .seconds_each = 1e-6, .state_bytes = 4 * kMiB, .points_each_axis = 2};
+    options_.measure.kernel = {.all = all_.get(),
+                               .one_core = one_core_.get(),
+                               .seconds_each = 1e-6,
+                               .state_bytes = 4 * kMiB,
+                               .points_each_axis = 2};
     options_.profile_path = directory_.file("hardware.json");
   }
   json last_event(int expected_status) {
@@ -76,7 +81,8 @@ class DoctorRun : public ::testing::Test {
   }
 
   TempDirectory directory_;
-  std::unique_ptr<Kernels> kernels_;
+  std::unique_ptr<Kernels> all_;
+  std::unique_ptr<Kernels> one_core_;
   std::unique_ptr<Device> device_;
   DoctorOptions options_;
 };
@@ -88,6 +94,7 @@ TEST_F(DoctorRun, MeasuresAndSavesAProfileThatLoads) {
   const HardwareProfile profile = load_profile(options_.profile_path);
   EXPECT_EQ(json::parse(to_json(profile)), event.at("value"));
   EXPECT_EQ(profile.backend, "host");
+  EXPECT_GT(profile.core_scaling, 0);
   // Every operation is measured: kernels in both dtypes, copies and transfers as bytes.
   for (std::size_t i = 0; i < kTimedOperationCount; ++i) {
     const auto operation = static_cast<TimedOperation>(i);

@@ -168,11 +168,10 @@ class DeviceTrial {
 }  // namespace
 
 HardwareProfile measure_hardware(const MeasureOptions& options) {
-  SLUICE_CHECK(options.kernels != nullptr && options.device != nullptr);
-  SLUICE_CHECK(options.rounds > 0 && options.seconds_each > 0);
+  SLUICE_CHECK(options.device != nullptr && options.rounds > 0 && options.seconds_each > 0);
   DiskTrial disk(options.disk);  // first: it is what most often cannot be done
   DeviceTrial device(*options.device, options.array_bytes);
-  KernelTrial kernels(*options.kernels, options.kernel);
+  KernelTrial kernels(options.kernel);
   for (int round = 0; round < options.rounds; ++round) {
     disk.measure_round(options.seconds_each);
     device.measure_round(options.seconds_each);

@@ -12,8 +12,7 @@
 namespace sluice {
 
 struct MeasureOptions {
-  Kernels* kernels = nullptr;  // of the device that trains; used on the calling thread alone
-  Device* device = nullptr;    // for launches, hand-overs and copies
+  Device* device = nullptr;  // for launches, hand-overs and copies
   // Every figure is measured once a round, and the median round kept: what disturbs a machine lasts
   // for seconds.
   int rounds = 7;

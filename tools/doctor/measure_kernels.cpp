@@ -133,6 +133,9 @@ class Cases {
     };
   }
 
+  // What a layer's forward pass is mostly made of.
+  Call product(const OperationSize& size, DType dtype) { return gemm(size, false, true, dtype); }
+
  private:
   // How many sets of operands a product takes turns with: a layer's weights and gradients have left
   // the nearer caches by the time it runs again.
@@ -374,11 +377,11 @@ struct KernelTrial::State {
     std::vector<Samples> seconds;  // by point, the last axis fastest
   };
 
-  State(Kernels& kernels, const KernelOptions& chosen)
+  explicit State(const KernelOptions& chosen)
       : options(chosen),
         // Beside the state, the largest elementwise kernel: 5 arrays of 4 Mi fp32.
         arena(chosen.state_bytes + 128 * kMiB),
-        maker(kernels, arena, chosen.state_bytes),
+        maker(*chosen.all, arena, chosen.state_bytes),
         cases(maker.all()) {
     SLUICE_CHECK(options.points_each_axis > 0);
     for (Case& each : cases) {
@@ -393,15 +396,31 @@ struct KernelTrial::State {
     }
   }
 
+  // How much faster a product is on all cores, the two measured side by side.
+  void measure_scaling() {
+    constexpr OperationSize kProduct{256, 512, 512};
+    constexpr double kSeconds = 0.02;
+    const auto seconds_on = [&](Kernels& kernels) {
+      arena.reset();
+      return call_seconds(Cases(kernels, arena, options.state_bytes).product(kProduct, DType::kF32),
+                          kSeconds);
+    };
+    const double one = seconds_on(*options.one_core);
+    speedup.add(one / seconds_on(*options.all));
+  }
+
   const KernelOptions options;
   Arena arena;
   Cases maker;
   std::vector<Case> cases;
   std::vector<Grid> grids;
+  Samples speedup;
 };
 
-KernelTrial::KernelTrial(Kernels& kernels, const KernelOptions& options)
-    : state_(std::make_unique<State>(kernels, options)) {}
+KernelTrial::KernelTrial(const KernelOptions& options) {
+  SLUICE_CHECK(options.all != nullptr && options.one_core != nullptr);
+  state_ = std::make_unique<State>(options);
+}
 
 KernelTrial::~KernelTrial() = default;
 
@@ -419,9 +438,14 @@ void KernelTrial::measure_round() {
       }
     }
   }
+  state_->measure_scaling();
 }
 
 void KernelTrial::save(HardwareProfile& profile) const {
+  if (profile.cores > 1) {
+    profile.core_scaling =
+        std::clamp((state_->speedup.median() - 1) / (profile.cores - 1), 0.01, 1.0);
+  }
   constexpr OperationSize kLargeProduct{512, 1024, 1024};
   constexpr std::int64_t kPiece = 1 << 20;
   for (const State::Grid& measured : state_->grids) {

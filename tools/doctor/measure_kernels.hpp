@@ -11,6 +11,8 @@
 namespace sluice {
 
 struct KernelOptions {
+  Kernels* all = nullptr;       // on all cores
+  Kernels* one_core = nullptr;  // the same on one
   double seconds_each = 0.002;  // of one point in one round, about
   // State kernels walk through this much memory, as training does; others repeat in place.
   std::uint64_t state_bytes = 128 * kMiB;
@@ -19,15 +21,15 @@ struct KernelOptions {
 
 class KernelTrial {
  public:
-  // `kernels` must outlive it; a round uses the calling thread and the kernels' own.
-  KernelTrial(Kernels& kernels, const KernelOptions& options);
+  // The kernels must outlive it; a round uses the calling thread and the kernels' own.
+  explicit KernelTrial(const KernelOptions& options);
   ~KernelTrial();
   KernelTrial(const KernelTrial&) = delete;
   KernelTrial& operator=(const KernelTrial&) = delete;
 
   void measure_round();
-  // The median of the rounds: at least one. Both dtypes of every kernel in TimedOperation, norms as
-  // RMSNorm, and the rates of products and AdamW that people are told.
+  // The median of the rounds: at least one. profile.cores must be set. Both dtypes of every kernel
+  // in TimedOperation, norms as RMSNorm, and the rates of products and AdamW that people are told.
   void save(HardwareProfile& profile) const;
 
  private:

@@ -29,10 +29,12 @@ constexpr double kMostRounds = 100;
 }  // namespace
 
 int doctor_command(const DoctorArguments& arguments) {
-  const std::unique_ptr<Kernels> kernels = make_host_kernels({});
+  const std::unique_ptr<Kernels> all = make_host_kernels({});
+  const std::unique_ptr<Kernels> one_core = make_host_kernels({.threads = 1});
   const std::unique_ptr<Device> device = make_host_device({});
   DoctorOptions options;
-  options.measure.kernels = kernels.get();
+  options.measure.kernel.all = all.get();
+  options.measure.kernel.one_core = one_core.get();
   options.measure.device = device.get();
   options.measure.disk.directory = arguments.storage_path;
   options.measure.rounds = static_cast<int>(

@@ -129,12 +129,28 @@ TEST_F(CostModelTest, DuplexIsMeasuredAgainstBothRates) {
   EXPECT_EQ(simulation_model().cores_used[compute], 8);
 }
 
+TEST_F(CostModelTest, ACopyThatWaitsForItsLinkLeavesTheCore) {
+  const Model model(model_shape(config_));
+  const BatchShape batch = batch_shape(config_);
+  const auto upload_cores = [&] {
+    return CostModel(config_, model, batch, hardware_)
+        .simulation_model()
+        .cores_used[static_cast<std::size_t>(Lane::kH2D)];
+  };
+  EXPECT_EQ(upload_cores(), 1);
+  config_.memory.link_bandwidth_bytes_per_s = hardware_.single_core_copy_bytes_per_s / 4;
+  EXPECT_NEAR(upload_cores(), 0.25, 1e-9);
+}
+
 TEST_F(CostModelTest, FewerThreadsThanTheProfilesTakeLonger) {
   const double both = pass(Op::kForward);
   config_.train.threads = 1;
   EXPECT_NEAR(pass(Op::kForward) / both, 2, 1e-6);
   config_.train.threads = 4;  // more than there are: no faster
   EXPECT_NEAR(pass(Op::kForward) / both, 1, 1e-6);
+  hardware_.core_scaling = 0.5;  // the second core adds half
+  config_.train.threads = 1;
+  EXPECT_NEAR(pass(Op::kForward) / both, 1.5, 1e-6);
 }
 
 TEST_F(CostModelTest, AMeasuredGridGoesBeforeTheRate) {
