@@ -8,6 +8,7 @@
 #include <numeric>
 #include <string>
 
+#include "allocator/exact_packing.hpp"
 #include "allocator/packing_search.hpp"
 #include "base/error.hpp"
 #include "base/units.hpp"
@@ -18,6 +19,13 @@ namespace {
 // In PlacedBoxes::work units; one took 2 to 4 ns on a 2-core server, so 10 to 20 ms in all. Twenty
 // times as much bought less than 0.5% of capacity on the shapes of training steps.
 constexpr std::uint64_t kWorkBudget = 5'000'000;
+
+// Of the exhaustive search at the bound, and at each capacity between: some 3 s and 1 s on the
+// same server where it gives up.
+constexpr std::uint64_t kBoundWorkBudget = 800'000'000;
+constexpr std::uint64_t kBetweenWorkBudget = 300'000'000;
+// Between capacities that are this close it does not look further.
+constexpr double kCloseEnough = 1e-3;
 
 using Indices = std::vector<std::uint32_t>;
 
@@ -55,23 +63,11 @@ void sweep(std::span<const Lifetime> lifetimes, const Begin& begin, const End& e
   std::for_each(next_end, by_upper.end(), end);
 }
 
-std::uint64_t largest_live_sum(std::span<const Lifetime> lifetimes) {
-  std::uint64_t live = 0;
-  std::uint64_t largest = 0;
-  sweep(
-      lifetimes,
-      [&](std::uint32_t i) {
-        live += lifetimes[i].bytes;
-        largest = std::max(largest, live);
-      },
-      [&](std::uint32_t i) { live -= lifetimes[i].bytes; });
-  return largest;
-}
-
 // Buffers that share no position with any other component's, in compressed time.
 struct Component {
   Indices members;
   std::vector<Box> boxes;
+  std::vector<std::uint64_t> durations;  // by box, in uncompressed time
   std::int32_t position_count = 0;
   std::uint64_t bound_bytes = 0;
 };
@@ -94,9 +90,10 @@ Component make_component(std::span<const Lifetime> padded, Indices members) {
     own.push_back(padded[i]);
     component.boxes.push_back(
         {rank_of(padded[i].lower), rank_of(padded[i].upper), padded[i].bytes});
+    component.durations.push_back(padded[i].upper - padded[i].lower);
   }
   component.position_count = static_cast<std::int32_t>(starts.size());
-  component.bound_bytes = largest_live_sum(own);
+  component.bound_bytes = peak_live(own);
   component.members = std::move(members);
   return component;
 }
@@ -117,14 +114,53 @@ std::vector<Component> split_components(std::span<const Lifetime> padded) {
   return components;
 }
 
+// Exhaustive search towards the target. Each capacity that it gives up at is a new lower end.
+void improve_exactly(const Component& component, std::uint64_t target_bytes, BoxPacking& found) {
+  std::uint64_t budget = kBoundWorkBudget;
+  std::uint64_t capacity = target_bytes;
+  while (capacity < found.capacity_bytes) {
+    ExactPacking exact = pack_exactly(component.boxes, component.durations,
+                                      component.position_count, capacity, budget);
+    if (exact.outcome == SkylineOutcome::kPacked) {
+      found.capacity_bytes = 0;
+      for (std::size_t i = 0; i < component.boxes.size(); ++i) {
+        found.capacity_bytes =
+            std::max(found.capacity_bytes, exact.offsets_bytes[i] + component.boxes[i].bytes);
+      }
+      found.offsets_bytes = std::move(exact.offsets_bytes);
+      if (capacity == target_bytes) return;
+    } else {
+      target_bytes = capacity;
+    }
+    const std::uint64_t gap = found.capacity_bytes - target_bytes;
+    if (static_cast<double>(gap) < kCloseEnough * static_cast<double>(target_bytes)) return;
+    capacity = target_bytes + gap / 2;
+    budget = kBetweenWorkBudget;
+  }
+}
+
 }  // namespace
 
-Packing pack_lifetimes(std::span<const Lifetime> lifetimes, std::uint64_t alignment_bytes) {
+std::uint64_t peak_live(std::span<const Lifetime> lifetimes) {
+  std::uint64_t live = 0;
+  std::uint64_t largest = 0;
+  sweep(
+      lifetimes,
+      [&](std::uint32_t i) {
+        live += lifetimes[i].bytes;
+        largest = std::max(largest, live);
+      },
+      [&](std::uint32_t i) { live -= lifetimes[i].bytes; });
+  return largest;
+}
+
+Packing pack_lifetimes(std::span<const Lifetime> lifetimes, std::uint64_t alignment_bytes,
+                       PackingEffort effort, std::uint64_t enough_bytes) {
   SLUICE_CHECK(alignment_bytes > 0);
   check_lifetimes(lifetimes);
   Packing packing;
   packing.offsets_bytes.resize(lifetimes.size());
-  packing.lower_bound_bytes = largest_live_sum(lifetimes);
+  packing.lower_bound_bytes = peak_live(lifetimes);
 
   // With every size rounded up, every offset that stacks them is aligned by itself.
   std::vector<Lifetime> padded(lifetimes.begin(), lifetimes.end());
@@ -133,12 +169,14 @@ Packing pack_lifetimes(std::span<const Lifetime> lifetimes, std::uint64_t alignm
   // The hardest first: the others need only stay below what it took.
   std::stable_sort(components.begin(), components.end(),
                    [](const auto& a, const auto& b) { return a.bound_bytes > b.bound_bytes; });
-  std::uint64_t target_bytes = components.empty() ? 0 : components.front().bound_bytes;
+  std::uint64_t target_bytes = enough_bytes;
+  if (!components.empty()) target_bytes = std::max(target_bytes, components.front().bound_bytes);
   for (const Component& component : components) {
     const std::uint64_t budget =
         kWorkBudget * component.members.size() / lifetimes.size();  // a component's share
-    const BoxPacking found =
+    BoxPacking found =
         search_packing(component.boxes, component.position_count, target_bytes, budget);
+    if (effort == PackingEffort::kThorough) improve_exactly(component, target_bytes, found);
     target_bytes = std::max(target_bytes, found.capacity_bytes);
     for (std::size_t k = 0; k < component.members.size(); ++k) {
       packing.offsets_bytes[component.members[k]] = found.offsets_bytes[k];
@@ -154,7 +192,7 @@ Packing pack_lifetimes(std::span<const Lifetime> lifetimes, std::uint64_t alignm
 SlotAssignment assign_slots(std::span<const Lifetime> lifetimes_in_slots) {
   check_lifetimes(lifetimes_in_slots);
   SlotAssignment assignment;
-  const std::uint64_t count = largest_live_sum(lifetimes_in_slots);
+  const std::uint64_t count = peak_live(lifetimes_in_slots);
   SLUICE_CHECK(count <= std::numeric_limits<std::uint32_t>::max());
   assignment.slot_count = static_cast<std::uint32_t>(count);
   assignment.slots.resize(lifetimes_in_slots.size());
@@ -187,7 +225,7 @@ void check_packing(std::span<const Lifetime> lifetimes, const Packing& packing,
     capacity_bytes = std::max(capacity_bytes, offset + lifetimes[i].bytes);
   }
   SLUICE_CHECK(packing.capacity_bytes == capacity_bytes);
-  SLUICE_CHECK(packing.lower_bound_bytes == largest_live_sum(lifetimes));
+  SLUICE_CHECK(packing.lower_bound_bytes == peak_live(lifetimes));
 
   // What is live is disjoint, so in the order of offsets only neighbours can collide.
   std::map<std::uint64_t, std::uint32_t> live;

@@ -57,4 +57,11 @@ struct ReportArguments {
 };
 int report_command(const ReportArguments& arguments);
 
+struct ReplayArguments {
+  std::string trace;
+  std::string capacity;  // bytes that are enough; empty: as few as can be
+  bool json = false;
+};
+int replay_command(const ReplayArguments& arguments);
+
 }  // namespace sluice::cli

@@ -1,10 +1,12 @@
-// Commands that look and measure: doctor, bench, report.
+// Commands that look and measure: doctor, bench, report, replay.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
@@ -15,6 +17,8 @@
 #include "tools/bench/bench_storage.hpp"
 #include "tools/bench/bench_table.hpp"
 #include "tools/doctor/doctor.hpp"
+#include "tools/replay/lifetime_csv.hpp"
+#include "tools/replay/replay_packing.hpp"
 #include "tools/report/report.hpp"
 #include "tools/sluice/commands.hpp"
 
@@ -25,6 +29,14 @@ namespace {
 // All is measured once for so much of --seconds: seven times at its default.
 constexpr double kSecondsARound = 0.25 / 7;
 constexpr double kMostRounds = 100;
+
+// Nothing where `text` is empty.
+std::optional<std::uint64_t> bytes_argument(const std::string& option, const std::string& text) {
+  if (text.empty()) return std::nullopt;
+  const auto bytes = parse_bytes(text);
+  if (!bytes) throw InputError(option + " '" + text + "' must be a byte count such as 1GiB");
+  return bytes;
+}
 
 }  // namespace
 
@@ -55,13 +67,7 @@ int bench_command(const BenchArguments& arguments) {
     StorageBenchOptions options;
     options.directory = arguments.storage_path;
     options.seconds = arguments.seconds.value_or(options.seconds);
-    if (!arguments.bytes.empty()) {
-      const auto bytes = parse_bytes(arguments.bytes);
-      if (!bytes) {
-        throw InputError("--bytes '" + arguments.bytes + "' must be a byte count such as 1GiB");
-      }
-      options.bytes = *bytes;
-    }
+    options.bytes = bytes_argument("--bytes", arguments.bytes).value_or(options.bytes);
     event = run_storage_bench(options);
   } else {
     throw InputError("bench '" + arguments.name + "' does not exist; there are: adam, storage");
@@ -94,6 +100,18 @@ int report_command(const ReportArguments& arguments) {
   file << text;
   if (!file.flush()) throw InputError("-o: '" + output + "' cannot be written");
   std::cerr << output << '\n';
+  return 0;
+}
+
+int replay_command(const ReplayArguments& arguments) {
+  const auto capacity_bytes = bytes_argument("--capacity", arguments.capacity);
+  const nlohmann::json event =
+      replay_packing(read_lifetime_csv(arguments.trace), arguments.trace, capacity_bytes);
+  if (arguments.json) {
+    std::cout << event.dump() << std::endl;
+  } else {
+    std::cout << replay_table(event);
+  }
   return 0;
 }
 

@@ -85,6 +85,15 @@ int main(int argc, char** argv) {
   report_app->add_option("--format", report.format, "html or perfetto");
   report_app->add_option("-o", report.output, "The file to write");
 
+  sluice::cli::ReplayArguments replay;
+  CLI::App* replay_app =
+      app.add_subcommand("replay", "Pack recorded buffers: what each policy needs");
+  replay_app->add_option("TRACE", replay.trace, "Lifetimes as CSV: id,lower,upper,size")
+      ->required();
+  replay_app->add_option("--capacity", replay.capacity,
+                         "Bytes that are enough, such as 1GiB: say who fits");
+  replay_app->add_flag("--json", replay.json, "Events on stdout");
+
   // Before parsing: errors of parsing are events too.
   const bool json = std::any_of(
       argv + 1, argv + argc, [](const char* word) { return std::string_view(word) == "--json"; });
@@ -111,6 +120,7 @@ int main(int argc, char** argv) {
       if (doctor_app->parsed()) return sluice::cli::doctor_command(doctor);
       if (bench_app->parsed()) return sluice::cli::bench_command(bench);
       if (report_app->parsed()) return sluice::cli::report_command(report);
+      if (replay_app->parsed()) return sluice::cli::replay_command(replay);
       std::cout << app.help();
       return 2;
     };
