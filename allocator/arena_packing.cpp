@@ -24,6 +24,8 @@ constexpr std::uint64_t kWorkBudget = 5'000'000;
 // same server where it gives up.
 constexpr std::uint64_t kBoundWorkBudget = 800'000'000;
 constexpr std::uint64_t kBetweenWorkBudget = 300'000'000;
+// Of a component: more are beyond exhaustive search, and mostly at the bound without it.
+constexpr std::size_t kMostExactBoxes = 16384;
 // Between capacities that are this close it does not look further.
 constexpr double kCloseEnough = 1e-3;
 
@@ -114,13 +116,14 @@ std::vector<Component> split_components(std::span<const Lifetime> padded) {
   return components;
 }
 
-// Exhaustive search towards the target. Each capacity that it gives up at is a new lower end.
+// Exhaustive search at the target, then between what it cannot pack and what is found.
 void improve_exactly(const Component& component, std::uint64_t target_bytes, BoxPacking& found) {
-  std::uint64_t budget = kBoundWorkBudget;
-  std::uint64_t capacity = target_bytes;
-  while (capacity < found.capacity_bytes) {
-    ExactPacking exact = pack_exactly(component.boxes, component.durations,
-                                      component.position_count, capacity, budget);
+  std::uint64_t missed_bytes = target_bytes;  // a capacity that was tried in vain
+  for (std::uint64_t capacity = target_bytes; capacity < found.capacity_bytes;
+       capacity = missed_bytes + (found.capacity_bytes - missed_bytes) / 2) {
+    ExactPacking exact =
+        pack_exactly(component.boxes, component.durations, component.position_count, capacity,
+                     capacity == target_bytes ? kBoundWorkBudget : kBetweenWorkBudget);
     if (exact.outcome == SkylineOutcome::kPacked) {
       found.capacity_bytes = 0;
       for (std::size_t i = 0; i < component.boxes.size(); ++i) {
@@ -128,14 +131,12 @@ void improve_exactly(const Component& component, std::uint64_t target_bytes, Box
             std::max(found.capacity_bytes, exact.offsets_bytes[i] + component.boxes[i].bytes);
       }
       found.offsets_bytes = std::move(exact.offsets_bytes);
-      if (capacity == target_bytes) return;
     } else {
-      target_bytes = capacity;
+      missed_bytes = capacity;
     }
-    const std::uint64_t gap = found.capacity_bytes - target_bytes;
-    if (static_cast<double>(gap) < kCloseEnough * static_cast<double>(target_bytes)) return;
-    capacity = target_bytes + gap / 2;
-    budget = kBetweenWorkBudget;
+    if (found.capacity_bytes <= missed_bytes + 1) return;
+    const auto gap = static_cast<double>(found.capacity_bytes - missed_bytes);
+    if (gap < kCloseEnough * static_cast<double>(target_bytes)) return;
   }
 }
 
@@ -176,7 +177,9 @@ Packing pack_lifetimes(std::span<const Lifetime> lifetimes, std::uint64_t alignm
         kWorkBudget * component.members.size() / lifetimes.size();  // a component's share
     BoxPacking found =
         search_packing(component.boxes, component.position_count, target_bytes, budget);
-    if (effort == PackingEffort::kThorough) improve_exactly(component, target_bytes, found);
+    const bool exact =
+        effort == PackingEffort::kThorough && component.boxes.size() <= kMostExactBoxes;
+    if (exact) improve_exactly(component, target_bytes, found);
     target_bytes = std::max(target_bytes, found.capacity_bytes);
     for (std::size_t k = 0; k < component.members.size(); ++k) {
       packing.offsets_bytes[component.members[k]] = found.offsets_bytes[k];

@@ -29,11 +29,12 @@ enum class PackingEffort : std::uint8_t { kQuick, kThorough };
 
 // Every offset is a multiple of `alignment_bytes`. Best of several greedy orders (by size, area,
 // start, length, contention; best and first fit), then of a local search over orders towards the
-// bound; thorough: then of exhaustive search at the bound and, where that gives up, between. Cut
-// off by a count of operations, never by time. At most O(n^2) per order, with 1/64 of the constant
-// for what does not overlap. Sizes are rounded up to the alignment while packing, so the result may
-// be up to alignment_bytes - 1 above what unrounded sizes allow. lower < upper, bytes > 0, their
-// sum below 2^62 (InternalError). Does not look for less than `enough_bytes`.
+// bound; thorough: then of exhaustive search (parts of at most 16,384 buffers) at the bound and,
+// where that gives up, between. Cut off by a count of operations, never by time. At most O(n^2) per
+// order, with 1/64 of the constant for what does not overlap. Sizes are rounded up to the alignment
+// while packing, so the result may be up to alignment_bytes - 1 above what unrounded sizes allow.
+// lower < upper, bytes > 0, their sum below 2^62 (InternalError). Does not look for less than
+// `enough_bytes`.
 Packing pack_lifetimes(std::span<const Lifetime> lifetimes, std::uint64_t alignment_bytes,
                        PackingEffort effort = PackingEffort::kQuick,
                        std::uint64_t enough_bytes = 0);

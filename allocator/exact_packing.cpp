@@ -156,7 +156,8 @@ class Attempt {
   const std::vector<Units>& offsets() const { return offsets_; }
 
  private:
-  std::size_t count_unplaced(Window window) const {
+  std::size_t count_unplaced(Window window) {
+    work_ += offsets_.size();
     std::size_t count = 0;
     for (std::size_t i = 0; i < offsets_.size(); ++i) {
       count += static_cast<std::size_t>(offsets_[i] == kFree && window.meets(instance_.boxes()[i]));
@@ -181,12 +182,12 @@ class Attempt {
 
   // What may move: what is not placed yet, beside it what lives only near the edge that the window
   // has moved, or also what reaches there, in growing distances; at last all. Fewest first.
-  std::vector<std::vector<bool>> movable(Window window, bool leftwards,
-                                         std::int32_t least_reach) const {
+  std::vector<std::vector<bool>> movable(Window window, bool leftwards, std::int32_t least_reach) {
     const std::span<const Box> boxes = instance_.boxes();
     const std::int32_t width = window.end - window.begin;
     std::vector<std::pair<std::size_t, std::vector<bool>>> found;
     const auto add = [&](std::int32_t reach, bool only) {
+      work_ += boxes.size();
       std::vector<bool> free(boxes.size());
       std::size_t count = 0;
       for (std::size_t i = 0; i < boxes.size(); ++i) {
@@ -225,7 +226,7 @@ class Attempt {
       const SkylineProblem problem = sub_problem(window, free, order, chosen);
       SkylineSearch search(problem, std::min(budget, work_budget_ - work_));
       const SkylineOutcome outcome = search.run();
-      work_ += search.work();
+      work_ += search.work() + offsets_.size();
       if (outcome == SkylineOutcome::kPacked) {
         for (std::size_t k = 0; k < chosen.size(); ++k) offsets_[chosen[k]] = search.offsets()[k];
       }

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstddef>
 #include <deque>
+#include <iterator>
 #include <numeric>
 #include <optional>
 #include <tuple>
@@ -80,7 +81,7 @@ class SkylineSearch::Impl {
         offsets_(problem.boxes.size()),
         obstacles_(problem.boxes.size()),
         twin_(problem.boxes.size()),
-        later_mates_(problem.boxes.size()) {
+        mates_(problem.boxes.size()) {
     const auto positions = static_cast<std::size_t>(problem.position_count);
     for (auto* heights : {&lowest_, &second_, &stacked_}) heights->resize(positions);
     lowest_owner_.resize(positions);
@@ -95,11 +96,13 @@ class SkylineSearch::Impl {
                      [&](Index a, Index b) { return offsets_[a] > offsets_[b]; });
     for (Index i = 0; i < problem.boxes.size(); ++i) {
       if (is_fixed(i)) continue;
-      find_mates(i);
       for (auto f = fixed_.rbegin(); f != fixed_.rend(); ++f) {
         if (meet(box(i), box(*f))) obstacles_[i].push_back(*f);
       }
+      work_ += fixed_.size();
     }
+    find_mates();
+    work_ += problem.boxes.size();
   }
 
   SkylineOutcome run() {
@@ -123,13 +126,25 @@ class SkylineSearch::Impl {
     return a.lower < b.upper && b.lower < a.upper;
   }
 
-  void find_mates(Index i) {
-    for (Index j = 0; j < problem_.boxes.size(); ++j) {
-      const bool mates =
-          std::tie(box(i).lower, box(i).upper) == std::tie(box(j).lower, box(j).upper);
-      if (!mates || is_fixed(j)) continue;
-      if (j > i) later_mates_[i].push_back(j);
-      if (j < i && box(i).size == box(j).size) twin_[i] = j;
+  void find_mates() {
+    std::vector<Index> order;
+    for (Index i = 0; i < problem_.boxes.size(); ++i) {
+      if (!is_fixed(i)) order.push_back(i);
+    }
+    const auto lifetime = [&](Index i) { return std::tie(box(i).lower, box(i).upper); };
+    std::stable_sort(order.begin(), order.end(),
+                     [&](Index a, Index b) { return lifetime(a) < lifetime(b); });
+    for (auto begin = order.begin(); begin != order.end();) {
+      const auto end = std::find_if(begin, order.end(),
+                                    [&](Index i) { return lifetime(i) != lifetime(*begin); });
+      for (auto one = begin; one != end; ++one) {
+        mates_[*one] = mate_groups_.size();
+        const auto twin = std::find_if(std::reverse_iterator(one), std::reverse_iterator(begin),
+                                       [&](Index i) { return box(i).size == box(*one).size; });
+        if (twin != std::reverse_iterator(begin)) twin_[*one] = *twin;
+      }
+      mate_groups_.emplace_back(begin, end);
+      begin = end;
     }
   }
 
@@ -147,8 +162,9 @@ class SkylineSearch::Impl {
   bool passed_over(Index i, Units floor, const Last& last) const {
     if (last.box && (floor < last.offset || (floor == last.offset && i <= *last.box))) return true;
     if (twin_[i] && placed_[*twin_[i]] == 0) return true;
-    return std::any_of(later_mates_[i].begin(), later_mates_[i].end(), [&](Index mate) {
-      return placed_[mate] != 0 && offsets_[mate] + box(mate).size == floor;
+    const std::vector<Index>& mates = mate_groups_[mates_[i]];
+    return std::any_of(mates.rbegin(), mates.rend(), [&](Index mate) {
+      return mate > i && placed_[mate] != 0 && offsets_[mate] + box(mate).size == floor;
     });
   }
 
@@ -364,7 +380,8 @@ class SkylineSearch::Impl {
   std::vector<Index> fixed_;                   // highest first
   std::vector<std::vector<Index>> obstacles_;  // by box: the fixed ones that meet it, lowest first
   std::vector<std::optional<Index>> twin_;  // by box: the one before it of equal lifetime and size
-  std::vector<std::vector<Index>> later_mates_;  // by box: those after it of equal lifetime
+  std::vector<std::size_t> mates_;          // by box: its group
+  std::vector<std::vector<Index>> mate_groups_;  // of equal lifetime, in order
   std::deque<Unplaced> frames_;                  // a stack; references stay valid as it grows
   std::size_t used_ = 0;
   // Scratch, by position.

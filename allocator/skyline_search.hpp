@@ -9,7 +9,8 @@
 //   that meets it bounds it; once that bound fails, no later choice at the node can succeed;
 // - at every position, what cannot lie below a height must fit above it, for each height;
 // - of boxes alike in lifetime and size the first in order lies lowest;
-// - sub-problems that have failed are remembered, whatever lies beneath them.
+// - sub-problems that have failed are remembered, whatever lies beneath them, by keys of 64 bits:
+//   but for a collision of keys, kImpossible is a proof.
 #pragma once
 
 #include <cstdint>

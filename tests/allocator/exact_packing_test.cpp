@@ -212,5 +212,16 @@ TEST(ArenaPacking, ThoroughReachesWhatOrdersMiss) {
   EXPECT_GT(quick_misses, 4);
 }
 
+// The least capacity, 7, is one above what is live at once: there is nothing to try between.
+TEST(ArenaPacking, ThoroughEndsWhereTheBoundIsOutOfReach) {
+  const std::vector<Lifetime> lifetimes{
+      {2, 4, 1}, {3, 4, 1}, {4, 6, 3}, {5, 7, 3}, {0, 1, 1}, {1, 3, 3}, {2, 5, 1}, {6, 7, 1},
+      {6, 7, 1}, {3, 5, 1}, {0, 1, 1}, {6, 7, 1}, {1, 2, 2}, {1, 3, 1}, {3, 5, 1}, {0, 1, 3}};
+  const Packing packing = pack_lifetimes(lifetimes, 1, PackingEffort::kThorough);
+  check_packing(lifetimes, packing, 1);
+  EXPECT_EQ(packing.lower_bound_bytes, 6u);
+  EXPECT_EQ(packing.capacity_bytes, 7u);
+}
+
 }  // namespace
 }  // namespace sluice

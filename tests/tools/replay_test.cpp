@@ -30,12 +30,16 @@ TEST(LifetimeCsv, ColumnsStandInAnyOrder) {
   EXPECT_EQ(lifetimes[1].bytes, 9u);
 }
 
+TEST(LifetimeCsv, AByteOrderMarkIsNoPartOfTheHeader) {
+  EXPECT_EQ(parse_lifetime_csv("\xef\xbb\xbfid,lower,upper,size\n0,1,2,3\n", "x").size(), 1u);
+}
+
 TEST(LifetimeCsv, WhatIsWrongIsNamedWithItsLine) {
   const std::string header = "id,lower,upper,size\n";
   const std::pair<std::string, const char*> cases[] = {
       {"", "names no buffer"},
       {header, "names no buffer"},
-      {"buffer,start,end,size\n0,1,2,3\n", "line 1: the first line must be"},
+      {"buffer,start,end,size\n0,1,2,3\n", "line 1: the first line must be exactly"},
       {header + "0,1,2\n", "line 2: must have 4 fields, not 3"},
       {header + "0,1,2,3\n1,-1,2,3\n", "line 3: lower '-1' must be a whole number"},
       {header + "0,1,2.5,3\n", "upper '2.5'"},

@@ -16,6 +16,7 @@ namespace sluice {
 namespace {
 
 constexpr std::uint64_t kMaxFileBytes = 64 * kMiB;
+constexpr std::size_t kMaxBuffers = 100'000;  // packing takes time by their square
 // Together below what packing can add up.
 constexpr std::uint64_t kMaxTotalBytes = (std::uint64_t{1} << 62) - 1;
 constexpr std::array<std::string_view, 4> kColumns{"id", "lower", "upper", "size"};
@@ -40,6 +41,14 @@ std::optional<std::uint64_t> parse_number(std::string_view text) {
   return value;
 }
 
+std::string printable(std::string_view text) {
+  std::string result(text);
+  for (char& c : result) {
+    if (c < ' ' || c > '~') c = '?';
+  }
+  return result;
+}
+
 class Reader {
  public:
   explicit Reader(std::string source) : source_(std::move(source)) {}
@@ -51,7 +60,8 @@ class Reader {
       const auto found = std::find(names.begin(), names.end(), kColumns[c]);
       if (found == names.end() || names.size() != kColumns.size()) {
         refuse(
-            "the first line must be the columns id,lower,upper,size (upper: the position after "
+            "the first line must be exactly the columns id,lower,upper,size (upper: the position "
+            "after "
             "the last)");
       }
       places_[c] = static_cast<std::size_t>(found - names.begin());
@@ -68,7 +78,7 @@ class Reader {
       const std::string_view field = fields[places_[column]];
       const auto value = parse_number(field);
       if (!value) {
-        refuse(std::string(kColumns[column]) + " '" + std::string(field.substr(0, 40)) +
+        refuse(std::string(kColumns[column]) + " '" + printable(field.substr(0, 40)) +
                "' must be a whole number below 2^64");
       }
       return *value;
@@ -99,11 +109,17 @@ class Reader {
 std::vector<Lifetime> parse_lifetime_csv(const std::string& text, const std::string& source) {
   Reader reader(source);
   std::vector<Lifetime> lifetimes;
-  std::istringstream lines(text);
+  constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+  std::istringstream lines(text.starts_with(kByteOrderMark) ? text.substr(kByteOrderMark.size())
+                                                            : text);
   bool has_header = false;
   for (std::string line; std::getline(lines, line);) {
     reader.next_line();
     if (line.find_first_not_of(" \r") == std::string::npos) continue;
+    if (lifetimes.size() == kMaxBuffers) {
+      throw InputError("'" + source + "' has more than " + std::to_string(kMaxBuffers) +
+                       " buffers, the most that can be packed");
+    }
     if (has_header) {
       lifetimes.push_back(reader.read_buffer(line));
     } else {

@@ -85,7 +85,7 @@ std::string replay_table(const nlohmann::json& event) {
   std::ostringstream out;
   out << event.at("source").get<std::string>() << ": " << event.at("buffers") << " buffers, "
       << format_bytes(event.at("peak_live_bytes").get<std::uint64_t>()) << " live at most\n"
-      << "policy    least capacity            above live   time\n";
+      << "policy    needs                     above live   time\n";
   for (const nlohmann::json& policy : event.at("policies")) {
     const auto bytes = policy.at("capacity_bytes").get<std::uint64_t>();
     out << std::left << std::setw(10) << policy.at("policy").get<std::string>() << std::setw(12)

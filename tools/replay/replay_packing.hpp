@@ -15,7 +15,8 @@ namespace sluice {
 // {"event":"replay", "source", "buffers", "peak_live_bytes", "policies":[{"policy",
 // "capacity_bytes", "above_peak_live" (capacity / peak live - 1), "seconds"}]}. Policies: "online"
 // (best fit in the order of time: a caching allocator that knows no future), "quick" (what the
-// trainer's plans use) and "planned" (thorough; up to some 20 s where the bound is out of reach).
+// trainer's plans use) and "planned" (thorough; some 20 s where the bound is out of
+// reach, longer where buffers are tens of thousands).
 nlohmann::json replay_packing(std::span<const Lifetime> lifetimes, const std::string& source,
                               std::optional<std::uint64_t> capacity_bytes);
 

@@ -44,7 +44,7 @@ struct BenchArguments {
   std::string storage_path = ".";
   std::int64_t threads = 0;
   std::optional<std::int64_t> elems;  // adam
-  std::string bytes;                  // storage: of the file; empty: the default
+  std::optional<std::string> bytes;   // storage: of the file
   std::optional<double> seconds;      // storage: for each figure
   bool json = false;
 };
@@ -59,7 +59,7 @@ int report_command(const ReportArguments& arguments);
 
 struct ReplayArguments {
   std::string trace;
-  std::string capacity;  // bytes that are enough; empty: as few as can be
+  std::optional<std::string> capacity;  // bytes that are enough; none: as few as can be
   bool json = false;
 };
 int replay_command(const ReplayArguments& arguments);

@@ -30,11 +30,13 @@ namespace {
 constexpr double kSecondsARound = 0.25 / 7;
 constexpr double kMostRounds = 100;
 
-// Nothing where `text` is empty.
-std::optional<std::uint64_t> bytes_argument(const std::string& option, const std::string& text) {
-  if (text.empty()) return std::nullopt;
-  const auto bytes = parse_bytes(text);
-  if (!bytes) throw InputError(option + " '" + text + "' must be a byte count such as 1GiB");
+std::optional<std::uint64_t> bytes_argument(const std::string& option,
+                                            const std::optional<std::string>& text) {
+  if (!text) return std::nullopt;
+  const auto bytes = parse_bytes(*text);
+  if (!bytes || *bytes == 0) {
+    throw InputError(option + " '" + *text + "' must be a byte count above 0, such as 1GiB");
+  }
   return bytes;
 }
 
@@ -108,7 +110,8 @@ int replay_command(const ReplayArguments& arguments) {
   const nlohmann::json event =
       replay_packing(read_lifetime_csv(arguments.trace), arguments.trace, capacity_bytes);
   if (arguments.json) {
-    std::cout << event.dump() << std::endl;
+    // A path need not be UTF-8.
+    std::cout << event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << std::endl;
   } else {
     std::cout << replay_table(event);
   }

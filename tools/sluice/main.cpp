@@ -86,8 +86,10 @@ int main(int argc, char** argv) {
   report_app->add_option("-o", report.output, "The file to write");
 
   sluice::cli::ReplayArguments replay;
-  CLI::App* replay_app =
-      app.add_subcommand("replay", "Pack recorded buffers: what each policy needs");
+  CLI::App* replay_app = app.add_subcommand(
+      "replay",
+      "Pack recorded buffers: what each policy needs (online: best fit as they come; quick: "
+      "as plans are packed; planned: exhaustive search)");
   replay_app->add_option("TRACE", replay.trace, "Lifetimes as CSV: id,lower,upper,size")
       ->required();
   replay_app->add_option("--capacity", replay.capacity,
