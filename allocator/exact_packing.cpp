@@ -156,8 +156,20 @@ class Attempt {
   const std::vector<Units>& offsets() const { return offsets_; }
 
  private:
+  // A walk over all boxes beside looks at their positions.
+  void count_walk() { work_ += offsets_.size() / 16 + 1; }
+
+  std::vector<bool> unplaced(Window window) {
+    count_walk();
+    std::vector<bool> free(offsets_.size());
+    for (std::size_t i = 0; i < offsets_.size(); ++i) {
+      free[i] = offsets_[i] == kFree && window.meets(instance_.boxes()[i]);
+    }
+    return free;
+  }
+
   std::size_t count_unplaced(Window window) {
-    work_ += offsets_.size();
+    count_walk();
     std::size_t count = 0;
     for (std::size_t i = 0; i < offsets_.size(); ++i) {
       count += static_cast<std::size_t>(offsets_[i] == kFree && window.meets(instance_.boxes()[i]));
@@ -168,6 +180,10 @@ class Attempt {
   // Places what the window has taken in, moving as little as possible of what was placed: all
   // choices of what may move with a small budget, then with larger ones.
   SkylineOutcome repack(Window window, bool leftwards, const Growth& growth) {
+    // Mostly enough.
+    const SkylineOutcome alone =
+        search(window, unplaced(window), growth.first_order, growth.least_budget);
+    if (alone == SkylineOutcome::kPacked || work_ >= work_budget_) return alone;
     const std::vector<std::vector<bool>> choices = movable(window, leftwards, growth.least_reach);
     auto first = choices.begin();  // those before were shown to be too few
     for (std::uint64_t budget = growth.least_budget; first != choices.end(); budget *= 2) {
@@ -187,7 +203,7 @@ class Attempt {
     const std::int32_t width = window.end - window.begin;
     std::vector<std::pair<std::size_t, std::vector<bool>>> found;
     const auto add = [&](std::int32_t reach, bool only) {
-      work_ += boxes.size();
+      count_walk();
       std::vector<bool> free(boxes.size());
       std::size_t count = 0;
       for (std::size_t i = 0; i < boxes.size(); ++i) {
@@ -226,7 +242,8 @@ class Attempt {
       const SkylineProblem problem = sub_problem(window, free, order, chosen);
       SkylineSearch search(problem, std::min(budget, work_budget_ - work_));
       const SkylineOutcome outcome = search.run();
-      work_ += search.work() + offsets_.size();
+      work_ += search.work();
+      count_walk();
       if (outcome == SkylineOutcome::kPacked) {
         for (std::size_t k = 0; k < chosen.size(); ++k) offsets_[chosen[k]] = search.offsets()[k];
       }
