@@ -24,7 +24,7 @@ constexpr std::uint64_t kWorkBudget = 5'000'000;
 // same server where it gives up.
 constexpr std::uint64_t kBoundWorkBudget = 800'000'000;
 constexpr std::uint64_t kBetweenWorkBudget = 300'000'000;
-// Of a component: more are beyond exhaustive search, and mostly at the bound without it.
+// Of a component; its set-up takes time by the square of more.
 constexpr std::size_t kMostExactBoxes = 16384;
 // Between capacities that are this close it does not look further.
 constexpr double kCloseEnough = 1e-3;

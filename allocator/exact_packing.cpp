@@ -219,7 +219,6 @@ class Attempt {
                                      [&](const auto& other) { return other.first == count; });
       if (!known) found.emplace_back(count, std::move(free));
     };
-    add(0, true);
     for (std::int32_t reach = least_reach; reach < width; reach += (reach + 1) / 2) {
       add(reach, true);
       add(reach, false);

@@ -59,10 +59,7 @@ class Reader {
     for (std::size_t c = 0; c < kColumns.size(); ++c) {
       const auto found = std::find(names.begin(), names.end(), kColumns[c]);
       if (found == names.end() || names.size() != kColumns.size()) {
-        refuse(
-            "the first line must be exactly the columns id,lower,upper,size (upper: the position "
-            "after "
-            "the last)");
+        refuse("the first line must be exactly the columns id,lower,upper,size (upper: exclusive)");
       }
       places_[c] = static_cast<std::size_t>(found - names.begin());
     }

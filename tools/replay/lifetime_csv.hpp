@@ -8,10 +8,9 @@
 
 namespace sluice {
 
-// First line: the columns id, lower, upper and size, in any order; then a line for each buffer,
-// which lives in [lower, upper) and takes `size` bytes. Whole numbers without a sign, but for the
-// id; at most 100,000 of them, in 64 MiB
-// of text. InputError with the file, the line and what would be right.
+// First line: the columns id, lower, upper and size, in any order; then a line for each buffer (at
+// most 100,000), which lives in [lower, upper) and takes `size` bytes: whole numbers without a
+// sign. At most 64 MiB. InputError with the file, the line and what would be right.
 std::vector<Lifetime> read_lifetime_csv(const std::string& path);
 // `source`: the name for messages.
 std::vector<Lifetime> parse_lifetime_csv(const std::string& text, const std::string& source);
