@@ -18,6 +18,18 @@ PagePool::Handle* PagePool::take_page(Category category) {
   return take(free_list_of(page_bytes()), page_bytes(), category);
 }
 
+PagePool::Handle* PagePool::try_take_page(Category category) {
+  if (free_list_of(page_bytes()).empty()) {
+    // Asked first: out of memory is an answer here, and an exception costs microseconds.
+    if (!ledger_.try_reserve(Tier::kDevice, category, page_bytes())) return nullptr;
+  }
+  try {
+    return take_page(category);
+  } catch (const OutOfMemory&) {
+    return nullptr;
+  }
+}
+
 PagePool::Handle* PagePool::take_chunk(Category category) {
   return take(free_list_of(chunk_bytes_), chunk_bytes_, category);
 }

@@ -32,6 +32,8 @@ class PagePool {
   // category moves its charge.
   Handle* take_page(Category category);
   Handle* take_chunk(Category category);
+  // Null where the budget or the device has no room for it.
+  Handle* try_take_page(Category category);
   // The handle must be unmapped. Fails only for a handle that is not out (InternalError).
   void put_back(Handle* handle);
   // Returns all free handles to the device.

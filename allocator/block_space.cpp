@@ -1,0 +1,315 @@
+#include "allocator/block_space.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "allocator/address_segment.hpp"
+#include "base/error.hpp"
+#include "base/units.hpp"
+
+namespace sluice {
+
+BlockSpace::BlockSpace(BlockStore& store, std::uint64_t page_bytes)
+    : store_(store), page_bytes_(page_bytes) {
+  SLUICE_CHECK(page_bytes % kAlignment == 0);
+}
+
+std::uint32_t BlockSpace::bin_of(std::uint64_t bytes) {
+  const std::uint64_t units = bytes / kAlignment;
+  if (units < kExactBins) return static_cast<std::uint32_t>(units);
+  const auto power = static_cast<std::uint32_t>(std::bit_width(units)) - 1;  // >= 7
+  const auto sub = static_cast<std::uint32_t>((units >> (power - 6)) & (kBinsPerPower - 1));
+  return kExactBins + (power - 7) * kBinsPerPower + sub;
+}
+
+Block* BlockSpace::new_record() {
+  if (spare_records_ == nullptr) return store_.take();
+  Block* const block = spare_records_;
+  spare_records_ = block->list_next;
+  const std::uint32_t id = block->id;
+  *block = Block{};
+  block->id = id;
+  return block;
+}
+
+void BlockSpace::drop_record(Block* block) {
+  block->list_next = spare_records_;
+  spare_records_ = block;
+}
+
+Block** BlockSpace::list_of(const Block& block) {
+  return block.kind == BlockKind::kHollow ? &hollows_ : &bins_[bin_of(block.bytes)];
+}
+
+void BlockSpace::link(Block* block) {
+  Block** const list = list_of(*block);
+  block->list_previous = nullptr;
+  block->list_next = *list;
+  if (*list != nullptr) (*list)->list_previous = block;
+  *list = block;
+  if (block->kind == BlockKind::kFree) {
+    const std::uint32_t bin = bin_of(block->bytes);
+    occupied_[bin / 64] |= std::uint64_t{1} << (bin % 64);
+  }
+}
+
+void BlockSpace::unlink(Block* block) {
+  Block** const list = list_of(*block);
+  if (block->list_previous != nullptr) {
+    block->list_previous->list_next = block->list_next;
+  } else {
+    *list = block->list_next;
+    if (*list == nullptr && block->kind == BlockKind::kFree) {
+      const std::uint32_t bin = bin_of(block->bytes);
+      occupied_[bin / 64] &= ~(std::uint64_t{1} << (bin % 64));
+    }
+  }
+  if (block->list_next != nullptr) block->list_next->list_previous = block->list_previous;
+}
+
+std::uint32_t BlockSpace::next_bin(std::uint32_t from) const {
+  if (from >= kBinCount) return kBinCount;
+  std::size_t word = from / 64;
+  std::uint64_t bits = occupied_[word] & (~std::uint64_t{0} << (from % 64));
+  while (bits == 0) {
+    if (++word == occupied_.size()) return kBinCount;
+    bits = occupied_[word];
+  }
+  return static_cast<std::uint32_t>(word * 64) + static_cast<std::uint32_t>(std::countr_zero(bits));
+}
+
+void BlockSpace::add_range(std::uint64_t address, std::uint64_t bytes, AddressSegment* segment) {
+  SLUICE_CHECK(address % page_bytes_ == 0 && bytes > 0 && bytes % page_bytes_ == 0);
+  range_starts_.reserve(range_starts_.size() + 1);
+  Block* const block = store_.take();
+  block->address = address;
+  block->bytes = bytes;
+  block->segment = segment;
+  block->kind = BlockKind::kHollow;
+  range_starts_.push_back(block);
+  link(block);
+}
+
+Block* BlockSpace::find_free(std::uint64_t bytes) const {
+  Block* best = nullptr;
+  const std::uint32_t own_bin = bin_of(bytes);
+  for (std::uint32_t bin = next_bin(own_bin); bin < kBinCount; bin = next_bin(bin + 1)) {
+    int scanned = 0;
+    for (Block* block = bins_[bin]; block != nullptr && scanned < kScan; block = block->list_next) {
+      ++scanned;
+      if (block->bytes < bytes) continue;  // only in the bin that `bytes` itself falls into
+      if (best == nullptr || block->bytes < best->bytes ||
+          (block->bytes == best->bytes && block->address < best->address)) {
+        best = block;
+      }
+    }
+    if (best != nullptr) return best;
+  }
+  return nullptr;
+}
+
+Block* BlockSpace::split(Block* block, std::uint64_t address) {
+  Block* const rest = new_record();
+  rest->address = address;
+  rest->bytes = block->address + block->bytes - address;
+  rest->segment = block->segment;
+  rest->kind = block->kind;
+  rest->previous = block;
+  rest->next = block->next;
+  if (rest->next != nullptr) rest->next->previous = rest;
+  block->next = rest;
+  block->bytes -= rest->bytes;
+  return rest;
+}
+
+Block* BlockSpace::merge(Block* block) {
+  Block* const before = block->previous;
+  if (before != nullptr && before->kind == block->kind) {
+    unlink(before);
+    before->bytes += block->bytes;
+    before->next = block->next;
+    if (block->next != nullptr) block->next->previous = before;
+    drop_record(block);
+    block = before;
+  }
+  Block* const after = block->next;
+  if (after != nullptr && after->kind == block->kind) {
+    unlink(after);
+    block->bytes += after->bytes;
+    block->next = after->next;
+    if (after->next != nullptr) after->next->previous = block;
+    drop_record(after);
+  }
+  link(block);
+  return block;
+}
+
+Block* BlockSpace::take(Block* free_block, std::uint64_t address, std::uint64_t bytes) {
+  SLUICE_CHECK(free_block->kind == BlockKind::kFree && address >= free_block->address &&
+               address + bytes <= free_block->address + free_block->bytes);
+  unlink(free_block);
+  Block* block = free_block;
+  if (address > free_block->address) {
+    block = split(free_block, address);
+    link(free_block);
+  }
+  if (block->bytes > bytes) link(split(block, address + bytes));
+  block->kind = BlockKind::kUsed;
+  block->segment->set_block(address, block->id);
+  free_bytes_ -= bytes;
+  used_bytes_ += bytes;
+  return block;
+}
+
+Block* BlockSpace::give_back(Block* block) {
+  SLUICE_CHECK(block->kind == BlockKind::kUsed);
+  block->segment->clear_block(block->address);
+  block->kind = BlockKind::kFree;
+  used_bytes_ -= block->bytes;
+  free_bytes_ += block->bytes;
+  return merge(block);
+}
+
+Block* BlockSpace::change_page(Block* block, std::uint64_t page_address, BlockKind kind) {
+  SLUICE_CHECK(page_address % page_bytes_ == 0 && page_address >= block->address &&
+               page_address + page_bytes_ <= block->address + block->bytes);
+  unlink(block);
+  Block* page = block;
+  if (page_address > block->address) {
+    page = split(block, page_address);
+    link(block);
+  }
+  if (page->bytes > page_bytes_) link(split(page, page_address + page_bytes_));
+  page->kind = kind;
+  return merge(page);
+}
+
+Block* BlockSpace::fill(Block* hollow, std::uint64_t page_address) {
+  SLUICE_CHECK(hollow->kind == BlockKind::kHollow);
+  Block* const block = change_page(hollow, page_address, BlockKind::kFree);
+  free_bytes_ += page_bytes_;
+  return block;
+}
+
+Block* BlockSpace::hollow(Block* free_block, std::uint64_t page_address) {
+  SLUICE_CHECK(free_block->kind == BlockKind::kFree);
+  Block* const block = change_page(free_block, page_address, BlockKind::kHollow);
+  free_bytes_ -= page_bytes_;
+  return block;
+}
+
+std::uint64_t BlockSpace::first_page(const Block& block) const {
+  return round_up(block.address, page_bytes_);
+}
+
+std::uint64_t BlockSpace::page_count(const Block& block) const {
+  const std::uint64_t begin = first_page(block);
+  const std::uint64_t end = (block.address + block.bytes) / page_bytes_ * page_bytes_;
+  return end > begin ? (end - begin) / page_bytes_ : 0;
+}
+
+void BlockSpace::consider_run(
+    Block* first, std::uint64_t bytes,
+    const std::function<double(const AddressSegment&, std::uint64_t page)>& page_cost,
+    std::optional<Window>& best) const {
+  std::uint64_t end = 0;
+  for (Block* block = first; block != nullptr && block->kind != BlockKind::kUsed;
+       block = block->next) {
+    end = block->address + block->bytes;
+  }
+  const auto consider = [&](Block* block, std::uint64_t address) {
+    double cost = 0.0;
+    for (Block* part = block; part->address < address + bytes; part = part->next) {
+      if (part->kind == BlockKind::kHollow) {
+        const std::uint64_t low = std::max(part->address, address / page_bytes_ * page_bytes_);
+        const std::uint64_t high = std::min(part->address + part->bytes, address + bytes);
+        for (std::uint64_t page = low; page < high; page += page_bytes_) {
+          cost += page_cost(*part->segment, page);
+          if (best && cost > best->cost) return;
+        }
+      }
+      if (part->next == nullptr) break;
+    }
+    if (!best || cost < best->cost || (cost == best->cost && address < best->address)) {
+      best = Window{address, block, cost};
+    }
+  };
+  for (Block* block = first; block != nullptr && block->kind != BlockKind::kUsed;
+       block = block->next) {
+    if (end - block->address >= bytes) consider(block, block->address);
+    // Against the end of the run, where that end has memory.
+    const bool is_last = block->address + block->bytes == end;
+    if (is_last && block->kind == BlockKind::kFree && end - first->address >= bytes) {
+      Block* holder = block;
+      while (holder->address > end - bytes) holder = holder->previous;
+      consider(holder, end - bytes);
+    }
+  }
+}
+
+std::optional<BlockSpace::Window> BlockSpace::find_window(
+    std::uint64_t bytes,
+    const std::function<double(const AddressSegment&, std::uint64_t page)>& page_cost) const {
+  std::optional<Window> best;
+  for (Block* block = hollows_; block != nullptr; block = block->list_next) {
+    // A run is looked at from its first hollow block; a free one may stand before it.
+    Block* first = block;
+    if (first->previous != nullptr && first->previous->kind == BlockKind::kFree) {
+      first = first->previous;
+    }
+    if (first->previous != nullptr && first->previous->kind == BlockKind::kHollow) continue;
+    consider_run(first, bytes, page_cost, best);
+  }
+  return best;
+}
+
+void BlockSpace::visit_large_free(const std::function<bool(Block*)>& visit) const {
+  const std::uint32_t least_bin = bin_of(page_bytes_);
+  for (std::uint32_t bin = kBinCount; bin-- > least_bin;) {
+    for (Block* block = bins_[bin]; block != nullptr; block = block->list_next) {
+      if (page_count(*block) > 0 && !visit(block)) return;
+    }
+  }
+}
+
+void BlockSpace::visit_all(const std::function<void(const Block&)>& visit) const {
+  for (const Block* start : range_starts_) {
+    for (const Block* block = start; block != nullptr; block = block->next) visit(*block);
+  }
+}
+
+void BlockSpace::check_invariants() const {
+  std::uint64_t used_bytes = 0;
+  std::uint64_t free_bytes = 0;
+  std::uint64_t free_count = 0;
+  visit_all([&](const Block& block) {
+    SLUICE_CHECK(block.bytes > 0 && block.bytes % kAlignment == 0);
+    SLUICE_CHECK(block.address % kAlignment == 0);
+    if (block.kind == BlockKind::kUsed) used_bytes += block.bytes;
+    if (block.kind == BlockKind::kFree) {
+      free_bytes += block.bytes;
+      ++free_count;
+    }
+    if (block.kind == BlockKind::kHollow) {
+      SLUICE_CHECK(block.address % page_bytes_ == 0 && block.bytes % page_bytes_ == 0);
+    }
+    if (block.next != nullptr) {
+      SLUICE_CHECK(block.next->previous == &block);
+      SLUICE_CHECK(block.next->address == block.address + block.bytes);
+      SLUICE_CHECK(block.kind == BlockKind::kUsed || block.next->kind != block.kind);
+    }
+  });
+  SLUICE_CHECK(used_bytes == used_bytes_ && free_bytes == free_bytes_);
+  std::uint64_t binned_count = 0;
+  for (std::uint32_t bin = 0; bin < kBinCount; ++bin) {
+    const bool marked = (occupied_[bin / 64] >> (bin % 64) & 1) != 0;
+    SLUICE_CHECK(marked == (bins_[bin] != nullptr));
+    for (const Block* block = bins_[bin]; block != nullptr; block = block->list_next) {
+      SLUICE_CHECK(block->kind == BlockKind::kFree && bin_of(block->bytes) == bin);
+      ++binned_count;
+    }
+  }
+  SLUICE_CHECK(binned_count == free_count);
+}
+
+}  // namespace sluice

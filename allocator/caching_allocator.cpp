@@ -1,0 +1,386 @@
+#include "allocator/caching_allocator.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "allocator/page_mover.hpp"
+#include "base/error.hpp"
+#include "base/log.hpp"
+
+namespace sluice {
+namespace {
+
+constexpr std::int64_t kSettleBytes = 1 << 20;
+
+std::uint64_t address_of(const void* data) {
+  return reinterpret_cast<std::uint64_t>(data);
+}
+
+}  // namespace
+
+CachingAllocator::CachingAllocator(Device& device, PagePool& pages,
+                                   const CachingAllocatorOptions& options)
+    : device_(device),
+      pages_(pages),
+      options_(options),
+      page_bytes_(pages.page_bytes()),
+      pool_table_(std::make_unique<std::atomic<StreamPool*>[]>(kMaxPools)),
+      remaps_left_(options.remap_budget_pages) {
+  segment_tables_.push_back(std::make_unique<SegmentTable>());
+  segments_.store(segment_tables_.back().get());
+}
+
+CachingAllocator::~CachingAllocator() {
+  for (StreamPool& pool : pools_) {
+    try {
+      pool.stream.synchronize(Deadline::after_seconds(kDefaultDeadlineSeconds));
+    } catch (const Error& error) {
+      log(LogLevel::kWarning, std::string("caching allocator: at its end, ") + error.what());
+    }
+  }
+  for (StreamPool& pool : pools_) pool.segments.clear();  // unmapped before the memory goes back
+  for (const PhysicalPage& page : physical_) {
+    if (page.handle != nullptr) pages_.put_back(page.handle);
+  }
+}
+
+StreamId CachingAllocator::add_stream(Stream& stream, bool movable) {
+  const std::lock_guard growth(growth_mutex_);
+  const auto id = static_cast<StreamId>(pools_.size());
+  SLUICE_CHECK_MSG(id < kMaxPools, "more than 1,024 streams");
+  pools_.emplace_back(id, stream, movable, store_, page_bytes_);
+  pool_table_[id].store(&pools_.back(), std::memory_order_release);
+  pool_count_.store(id + 1, std::memory_order_release);
+  return id;
+}
+
+void CachingAllocator::add_eviction_callback(EvictionCallback callback) {
+  const std::lock_guard growth(growth_mutex_);
+  callbacks_.push_back(std::move(callback));
+}
+
+Block* CachingAllocator::find_block(const void* data) const {
+  const std::uint64_t address = address_of(data);
+  // The table was published before any address of its segments was given out.
+  const SegmentTable& table = *segments_.load(std::memory_order_acquire);
+  auto after = std::upper_bound(
+      table.begin(), table.end(), address,
+      [](std::uint64_t value, const AddressSegment* segment) { return value < segment->base(); });
+  if (after != table.begin()) {
+    const AddressSegment& segment = **std::prev(after);
+    if (segment.contains(address)) {
+      const std::uint32_t id = segment.find_block(address);
+      if (id != AddressSegment::kNoBlock) {
+        Block* const block = store_.at(id);
+        SLUICE_CHECK_MSG(!block->cached && !block->pending, "freed twice");
+        return block;
+      }
+    }
+  }
+  SLUICE_CHECK_MSG(false, "not an address that this allocator gave and still counts as used");
+  return nullptr;
+}
+
+void CachingAllocator::publish_segments() {
+  auto table = std::make_unique<SegmentTable>();
+  for (const StreamPool& pool : pools_) {
+    for (const auto& segment : pool.segments) table->push_back(segment.get());
+  }
+  std::sort(table->begin(), table->end(),
+            [](const AddressSegment* a, const AddressSegment* b) { return a->base() < b->base(); });
+  segment_tables_.push_back(std::move(table));
+  segments_.store(segment_tables_.back().get(), std::memory_order_release);
+}
+
+// With the cache's lock held.
+void CachingAllocator::count(ThreadCache& cache, Category category, std::int64_t bytes) {
+  cache.live_by_category[static_cast<std::size_t>(category)] += bytes;
+  cache.unsettled_bytes += bytes;
+  if (cache.unsettled_bytes >= kSettleBytes || cache.unsettled_bytes <= -kSettleBytes) {
+    settle(cache);
+  }
+}
+
+void CachingAllocator::settle(ThreadCache& cache) {
+  const std::int64_t change = std::exchange(cache.unsettled_bytes, 0);
+  // Relaxed: totals order nothing.
+  const std::int64_t live = live_bytes_.fetch_add(change, std::memory_order_relaxed) + change;
+  std::int64_t peak = peak_live_bytes_.load(std::memory_order_relaxed);
+  while (live > peak &&
+         !peak_live_bytes_.compare_exchange_weak(peak, live, std::memory_order_relaxed)) {
+  }
+}
+
+std::byte* CachingAllocator::allocate(const AllocationRequest& request) {
+  if (request.bytes == 0) return nullptr;
+  SLUICE_CHECK_MSG(request.stream < pool_count_.load(std::memory_order_acquire),
+                   "a stream that was not added");
+  StreamPool& pool = *pool_table_[request.stream].load(std::memory_order_acquire);
+  const std::uint64_t bytes = round_up(request.bytes, BlockSpace::kAlignment);
+  ThreadCache& cache = caches_.mine();
+  Block* block = nullptr;
+  if (bytes <= StreamPool::kSmallBytes) {
+    const std::lock_guard lock(cache.mutex);
+    block = cache.pop(&pool, bytes);
+    if (block != nullptr) {
+      ++cache.cache_hits;
+      ++cache.allocation_count;
+      count(cache, request.category, static_cast<std::int64_t>(request.bytes));
+    }
+  }
+  if (block == nullptr) {
+    block = allocate_from(pool, bytes);
+    if (block == nullptr) block = allocate_slowly(pool, bytes);
+    const std::lock_guard lock(cache.mutex);
+    ++cache.allocation_count;
+    count(cache, request.category, static_cast<std::int64_t>(request.bytes));
+  }
+  block->cached = false;
+  block->requested_bytes = request.bytes;
+  block->category = request.category;
+  block->name = request.name;
+  return reinterpret_cast<std::byte*>(block->address);
+}
+
+Block* CachingAllocator::allocate_from(StreamPool& pool, std::uint64_t bytes) {
+  const std::lock_guard lock(pool.mutex);
+  pool.settle_front();
+  BlockSpace& space = pool.space_for(bytes);
+  Block* const block = space.find_free(bytes);
+  return block == nullptr ? nullptr : space.take(block, block->address, bytes);
+}
+
+void CachingAllocator::free(std::byte* data) {
+  if (data == nullptr) return;
+  Block* const block = find_block(data);
+  StreamPool& pool = block->segment->pool();
+  const Category category = block->category;
+  const auto requested_bytes = static_cast<std::int64_t>(block->requested_bytes);
+  ThreadCache& cache = caches_.mine();
+  Block* evicted = nullptr;
+  bool kept = false;
+  {
+    const std::lock_guard lock(cache.mutex);
+    ++cache.free_count;
+    count(cache, category, -requested_bytes);
+    if (!block->used_across && block->bytes <= StreamPool::kSmallBytes) {
+      kept = cache.push(&pool, block, options_.thread_cache_bytes, evicted);
+      if (kept) block->cached = true;
+    }
+  }
+  if (evicted != nullptr) put_back_all(evicted, false);
+  if (kept) return;
+  const std::lock_guard lock(pool.mutex);
+  if (block->used_across) {
+    free_pending(pool, block);
+  } else {
+    pool.put_back(block);
+  }
+}
+
+void CachingAllocator::record_use(std::byte* data, StreamId stream) {
+  Block* const block = find_block(data);
+  StreamPool& pool = block->segment->pool();
+  SLUICE_CHECK_MSG(stream < pool_count_.load(std::memory_order_acquire),
+                   "a stream that was not added");
+  if (pool.id == stream) return;
+  const std::lock_guard lock(pool.mutex);
+  std::vector<StreamId>& uses = pool.other_uses[block];
+  if (std::find(uses.begin(), uses.end(), stream) == uses.end()) uses.push_back(stream);
+  block->used_across = true;
+}
+
+// With the pool's lock held.
+void CachingAllocator::free_pending(StreamPool& pool, Block* block) {
+  PendingFree pending{block, {}};
+  const auto uses = pool.other_uses.find(block);
+  for (const StreamId other : uses->second) {
+    std::shared_ptr<Event> event = device_.create_event();
+    pool_table_[other].load(std::memory_order_acquire)->stream.record(*event);
+    pending.events.push_back(std::move(event));
+  }
+  pool.pending.push_back(std::move(pending));
+  pool.other_uses.erase(uses);
+  pool.pending_bytes += block->bytes;
+  block->used_across = false;
+  block->pending = true;
+}
+
+std::uint64_t CachingAllocator::block_bytes(const std::byte* data) const {
+  return find_block(data)->bytes;
+}
+
+// locked: all pools are.
+void CachingAllocator::put_back_all(Block* list, bool locked) {
+  while (list != nullptr) {
+    Block* const block = std::exchange(list, list->list_next);
+    StreamPool& pool = block->segment->pool();
+    if (locked) {
+      pool.put_back(block);
+    } else {
+      const std::lock_guard lock(pool.mutex);
+      pool.put_back(block);
+    }
+  }
+}
+
+void CachingAllocator::drain_caches(bool locked) {
+  Block* all = nullptr;
+  caches_.for_each([&](ThreadCache& cache) {
+    const std::lock_guard lock(cache.mutex);
+    Block* list = cache.drain();
+    while (list != nullptr) {
+      Block* const block = std::exchange(list, list->list_next);
+      block->list_next = all;
+      all = block;
+    }
+  });
+  put_back_all(all, locked);
+}
+
+std::vector<std::unique_lock<std::mutex>> CachingAllocator::lock_pools() {
+  std::vector<std::unique_lock<std::mutex>> locks;
+  locks.reserve(pools_.size());
+  for (StreamPool& pool : pools_) locks.emplace_back(pool.mutex);
+  return locks;
+}
+
+Block* CachingAllocator::allocate_slowly(StreamPool& pool, std::uint64_t bytes) {
+  bool asked = false;
+  for (;;) {
+    std::vector<EvictionCallback> callbacks;
+    {
+      const std::lock_guard growth(growth_mutex_);
+      const auto locks = lock_pools();
+      ++slow_count_;
+      drain_caches(true);
+      for (StreamPool& one : pools_) one.settle_front();
+      BlockSpace& space = pool.space_for(bytes);
+      if (Block* const block = space.find_free(bytes)) {
+        return space.take(block, block->address, bytes);
+      }
+      const bool above_soft_cap = held_pages_ * page_bytes_ + bytes > options_.soft_cap_bytes;
+      if (callbacks_.empty() || asked || !above_soft_cap) {
+        if (Block* const block = allocate_under_locks(pool, bytes)) return block;
+        if (callbacks_.empty() || asked) throw_out_of_memory(pool, bytes);
+      }
+      callbacks = callbacks_;
+    }
+    asked = true;
+    for (const EvictionCallback& callback : callbacks) callback(bytes);
+  }
+}
+
+Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t bytes) {
+  PageMover mover(*this, pool);
+  if (Block* const block = mover.make_room(bytes, false)) return block;
+  pages_.trim();  // handles of the other size that nobody uses
+  do {
+    BlockSpace& space = pool.space_for(bytes);
+    if (Block* const block = space.find_free(bytes)) {
+      return space.take(block, block->address, bytes);
+    }
+    if (Block* const block = mover.make_room(bytes, true)) return block;
+  } while (mover.wait_for_pending(bytes));
+  return nullptr;
+}
+
+void CachingAllocator::throw_out_of_memory(const StreamPool& /*pool*/, std::uint64_t bytes) {
+  std::uint64_t free_bytes = 0;
+  for (const StreamPool& one : pools_)
+    free_bytes += one.small.free_bytes() + one.large.free_bytes();
+  throw OutOfMemory(Tier::kDevice, options_.category, bytes, free_bytes);
+}
+
+void CachingAllocator::begin_step() {
+  const std::lock_guard growth(growth_mutex_);
+  remaps_left_ = options_.remap_budget_pages;
+}
+
+void CachingAllocator::release_cached() {
+  const std::lock_guard growth(growth_mutex_);
+  const auto locks = lock_pools();
+  drain_caches(true);
+  release_cached_locked();
+}
+
+void CachingAllocator::release_cached_locked() {
+  const Deadline deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
+  ++flushes_;
+  for (StreamPool& pool : pools_) {
+    pool.stream.synchronize(deadline);
+    ++synchronisations_;
+  }
+  for (StreamPool& pool : pools_) pool.settle_front();
+  for (StreamPool& pool : pools_) {
+    if (!pool.movable) continue;
+    for (BlockSpace* space : {&pool.small, &pool.large}) {
+      std::vector<Block*> blocks;
+      space->visit_large_free([&](Block* block) {
+        blocks.push_back(block);
+        return true;
+      });
+      for (Block* block : blocks) {
+        const std::uint64_t first = space->first_page(*block);
+        for (std::uint64_t n = space->page_count(*block); n-- > 0;) {
+          const std::uint64_t address = first + n * page_bytes_;
+          PhysicalPage& page = *block->segment->slot_at(address).page;
+          space->hollow(block, address);  // from the end: `block` stays the part before
+          page.holder = nullptr;
+          while (page.aliases != nullptr) {
+            PageSlot& slot = *page.aliases;
+            page.aliases = slot.next_alias;
+            slot.mapping = Mapping();
+            slot.page = nullptr;
+            slot.next_alias = nullptr;
+            slot.busy_until = nullptr;
+          }
+          pages_.put_back(std::exchange(page.handle, nullptr));
+          spare_.push_back(&page);
+          --held_pages_;
+        }
+      }
+    }
+  }
+  pages_.trim();
+}
+
+CachingAllocatorStatistics CachingAllocator::statistics() {
+  const std::lock_guard growth(growth_mutex_);
+  const auto locks = lock_pools();
+  CachingAllocatorStatistics result;
+  std::array<std::int64_t, kCategoryCount> live{};
+  caches_.for_each([&](ThreadCache& cache) {
+    const std::lock_guard lock(cache.mutex);
+    settle(cache);
+    for (std::size_t c = 0; c < kCategoryCount; ++c) live[c] += cache.live_by_category[c];
+    result.cached_bytes += cache.cached_bytes();
+    result.allocation_count += cache.allocation_count;
+    result.free_count += cache.free_count;
+    result.cache_hits += cache.cache_hits;
+  });
+  for (std::size_t c = 0; c < kCategoryCount; ++c) {
+    result.live_by_category[c] = static_cast<std::uint64_t>(live[c]);
+  }
+  result.live_bytes = static_cast<std::uint64_t>(live_bytes_.load());
+  result.peak_live_bytes = static_cast<std::uint64_t>(peak_live_bytes_.load());
+  for (const StreamPool& pool : pools_) {
+    result.pending_bytes += pool.pending_bytes;
+    result.used_bytes += pool.small.used_bytes() + pool.large.used_bytes();
+    result.free_bytes += pool.small.free_bytes() + pool.large.free_bytes();
+  }
+  result.used_bytes -= result.pending_bytes + result.cached_bytes;
+  result.reserved_bytes = held_pages_ * page_bytes_;
+  result.peak_reserved_bytes = peak_pages_ * page_bytes_;
+  result.slow_count = slow_count_;
+  result.fresh_pages = fresh_pages_;
+  result.remaps = remaps_;
+  result.reclaims = reclaims_;
+  result.flushes = flushes_;
+  result.event_waits = event_waits_;
+  result.synchronisations = synchronisations_;
+  return result;
+}
+
+}  // namespace sluice

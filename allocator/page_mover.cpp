@@ -1,0 +1,297 @@
+#include "allocator/page_mover.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "base/error.hpp"
+
+namespace sluice {
+
+void PageMover::collect_victims() {
+  victims_.clear();
+  for (StreamPool& pool : allocator_.pools_) {
+    if (!pool.movable) continue;
+    for (BlockSpace* space : {&pool.small, &pool.large}) {
+      space->visit_large_free([&](Block* block) {
+        victims_.emplace(block->address, Victim{block, &pool, space});
+        return true;
+      });
+    }
+  }
+}
+
+PageMover::Victims::iterator PageMover::find_victim(std::uint64_t address) {
+  auto after = victims_.upper_bound(address);
+  if (after == victims_.begin()) return victims_.end();
+  const auto victim = std::prev(after);
+  const Block& block = *victim->second.block;
+  const bool holds = address + allocator_.page_bytes_ <= block.address + block.bytes;
+  return holds ? victim : victims_.end();
+}
+
+std::uint64_t PageMover::victim_pages() const {
+  std::uint64_t pages = 0;
+  for (const auto& [address, victim] : victims_) pages += victim.space->page_count(*victim.block);
+  return pages;
+}
+
+void PageMover::spare_run(Block* block) {
+  while (block->previous != nullptr && block->previous->kind != BlockKind::kUsed) {
+    block = block->previous;
+  }
+  for (; block != nullptr && block->kind != BlockKind::kUsed; block = block->next) {
+    victims_.erase(block->address);
+  }
+}
+
+void PageMover::add_segment(BlockSpace& space, std::uint64_t bytes) {
+  const bool is_small = &space == &requester_.small;
+  // Small blocks need few addresses; whoever asks for more than a segment gets one as large.
+  const std::uint64_t usual_bytes = allocator_.options_.segment_bytes / (is_small ? 16 : 1);
+  const std::uint64_t page_bytes = allocator_.page_bytes_;
+  const std::uint64_t segment_bytes = round_up(std::max(usual_bytes, bytes), page_bytes);
+  auto segment = std::make_unique<AddressSegment>(allocator_.device_.reserve(segment_bytes),
+                                                  page_bytes, requester_, is_small);
+  space.add_range(segment->base(), segment->bytes(), segment.get());
+  requester_.segments.push_back(std::move(segment));
+  allocator_.publish_segments();
+}
+
+double PageMover::cost_of(const AddressSegment& segment, std::uint64_t page_address) {
+  const PageSlot& slot = segment.slot_at(page_address);
+  if (slot.page == nullptr) return 1.0;
+  const PageSlot* const holder = slot.page->holder;
+  if (find_victim(holder->segment->address_of(*holder)) != victims_.end()) return 0.0625;
+  // Another page is shown here, which must be unmapped first, and waited for if it is busy.
+  const bool busy = slot.busy_until != nullptr && !slot.busy_until->done();
+  return busy ? 16.0 : 1.5;
+}
+
+Block* PageMover::make_room(std::uint64_t bytes, bool by_all_means) {
+  BlockSpace& space = requester_.space_for(bytes);
+  collect_victims();
+  const auto cost = [this](const AddressSegment& segment, std::uint64_t page) {
+    return cost_of(segment, page);
+  };
+  auto window = space.find_window(bytes, cost);
+  if (!window) {
+    add_segment(space, bytes);
+    window = space.find_window(bytes, cost);
+  }
+  SLUICE_CHECK(window.has_value());
+  spare_run(window->first);
+  const std::uint64_t page_bytes = allocator_.page_bytes_;
+  const std::uint64_t end = window->address + bytes;
+  std::vector<std::uint64_t> missing;
+  for (const Block* block = window->first; block != nullptr && block->address < end;
+       block = block->next) {
+    if (block->kind != BlockKind::kHollow) continue;
+    const std::uint64_t low = std::max(block->address, window->address / page_bytes * page_bytes);
+    const std::uint64_t high = std::min(block->address + block->bytes, end);
+    for (std::uint64_t page = low; page < high; page += page_bytes) missing.push_back(page);
+  }
+  Block* cursor = window->first;
+  for (std::size_t i = 0; i < missing.size(); ++i) {
+    while (cursor->address + cursor->bytes <= missing[i]) cursor = cursor->next;
+    PageSlot& slot = cursor->segment->slot_at(missing[i]);
+    const std::uint64_t wanted_pages = missing.size() - i;
+    const bool has_page = reclaim(slot) ||
+                          (allocator_.remaps_left_ > 0 && steal(slot, wanted_pages)) ||
+                          take_fresh(slot) || (by_all_means && steal(slot, wanted_pages));
+    if (!has_page) return nullptr;
+    cursor = space.fill(cursor, missing[i]);
+  }
+  while (cursor->address + cursor->bytes <= window->address) cursor = cursor->next;
+  return space.take(cursor, window->address, bytes);
+}
+
+bool PageMover::reclaim(PageSlot& slot) {
+  if (slot.page == nullptr) return false;
+  PageSlot& holder = *slot.page->holder;
+  const auto victim = find_victim(holder.segment->address_of(holder));
+  if (victim == victims_.end()) return false;
+  move(victim, holder, slot);
+  ++allocator_.reclaims_;
+  return true;
+}
+
+bool PageMover::steal(PageSlot& slot, std::uint64_t wanted_pages) {
+  auto victim = victims_.find(current_victim_);
+  if (victim == victims_.end()) victim = choose_victim(wanted_pages);
+  if (victim == victims_.end()) return false;
+  current_victim_ = victim->first;
+  const BlockSpace& space = *victim->second.space;
+  const Block& block = *victim->second.block;
+  // From the end, so that the rest is still the block that begins here.
+  const std::uint64_t page_address =
+      space.first_page(block) + (space.page_count(block) - 1) * allocator_.page_bytes_;
+  PageSlot& from = block.segment->slot_at(page_address);
+  show(slot, *from.page);
+  move(victim, from, slot);
+  ++allocator_.remaps_;
+  if (allocator_.remaps_left_ > 0) --allocator_.remaps_left_;
+  return true;
+}
+
+bool PageMover::take_fresh(PageSlot& slot) {
+  PagePool::Handle* const handle = allocator_.pages_.try_take_page(allocator_.options_.category);
+  if (handle == nullptr) return false;
+  if (allocator_.spare_.empty()) {
+    allocator_.spare_.reserve(allocator_.physical_.size() + 1);
+    allocator_.spare_.push_back(&allocator_.physical_.emplace_back());
+  }
+  PhysicalPage& page = *allocator_.spare_.back();
+  page.handle = handle;
+  try {
+    show(slot, page);
+  } catch (...) {
+    allocator_.pages_.put_back(handle);
+    page.handle = nullptr;
+    throw;
+  }
+  allocator_.spare_.pop_back();
+  page.holder = &slot;
+  ++allocator_.fresh_pages_;
+  ++allocator_.held_pages_;
+  allocator_.peak_pages_ = std::max(allocator_.peak_pages_, allocator_.held_pages_);
+  return true;
+}
+
+// The requester's own memory first: another stream's costs a wait. Of these the smallest block that
+// suffices, so that large ones stay whole; else the largest.
+PageMover::Victims::iterator PageMover::choose_victim(std::uint64_t wanted_pages) {
+  auto best = victims_.end();
+  std::uint64_t best_pages = 0;
+  for (auto victim = victims_.begin(); victim != victims_.end(); ++victim) {
+    const std::uint64_t pages = victim->second.space->page_count(*victim->second.block);
+    if (pages == 0) continue;
+    if (best != victims_.end()) {
+      const bool own = victim->second.pool == &requester_;
+      const bool best_own = best->second.pool == &requester_;
+      if (own != best_own) {
+        if (best_own) continue;
+      } else if (best_pages >= wanted_pages ? (pages < wanted_pages || pages >= best_pages)
+                                            : pages <= best_pages) {
+        continue;
+      }
+    }
+    best = victim;
+    best_pages = pages;
+  }
+  return best;
+}
+
+void PageMover::move(Victims::iterator victim, PageSlot& from, PageSlot& slot) {
+  const Victim giver = victim->second;
+  const std::uint64_t begin = giver.block->address;
+  const std::uint64_t end = begin + giver.block->bytes;
+  const std::uint64_t page_address = from.segment->address_of(from);
+  from.busy_until = event_of(*giver.pool);
+  slot.busy_until = nullptr;
+  slot.page->holder = &slot;
+  victims_.erase(victim);
+  Block* const hollow = giver.space->hollow(giver.block, page_address);
+  // What is left of the victim lies on either side of the hollow page.
+  for (Block* rest : {hollow->previous, hollow->next}) {
+    if (rest == nullptr || rest->kind != BlockKind::kFree) continue;
+    if (rest->address >= begin && rest->address < end) {
+      victims_.emplace(rest->address, Victim{rest, giver.pool, giver.space});
+    }
+  }
+}
+
+void PageMover::show(PageSlot& slot, PhysicalPage& page) {
+  if (slot.page != nullptr) {
+    if (slot.busy_until != nullptr && !slot.busy_until->done()) {
+      ++allocator_.synchronisations_;
+      slot.busy_until->synchronize(Deadline::after_seconds(kDefaultDeadlineSeconds),
+                                   "work on addresses that are to show another page");
+    }
+    PageSlot** link = &slot.page->aliases;
+    while (*link != &slot) link = &(*link)->next_alias;
+    *link = slot.next_alias;
+    slot.page = nullptr;
+    slot.mapping = Mapping();
+  }
+  AddressSegment& segment = *slot.segment;
+  slot.mapping = allocator_.device_.map(segment.range(), segment.address_of(slot) - segment.base(),
+                                        page.handle->block);
+  slot.busy_until = nullptr;
+  slot.page = &page;
+  slot.next_alias = page.aliases;
+  page.aliases = &slot;
+}
+
+const std::shared_ptr<Event>& PageMover::event_of(StreamPool& pool) {
+  std::shared_ptr<Event>& event = events_[&pool];
+  if (event == nullptr) {
+    event = allocator_.device_.create_event();
+    pool.stream.record(*event);
+    if (&pool != &requester_) {
+      requester_.stream.wait(*event);
+      ++allocator_.event_waits_;
+    }
+  }
+  return event;
+}
+
+bool PageMover::wait_for_pending(std::uint64_t bytes) {
+  struct Candidate {
+    StreamPool* pool;
+    std::size_t index;
+    std::uint64_t pages;
+    std::uint64_t bytes;
+  };
+  const BlockSpace& space = requester_.space_for(bytes);
+  std::vector<Candidate> candidates;
+  const auto sufficient = [&](const Candidate& one, std::uint64_t missing_pages) {
+    const Block& block = *one.pool->pending[one.index].block;
+    return one.pages >= missing_pages ||
+           (&one.pool->space_of(block) == &space && one.bytes >= bytes);
+  };
+  for (StreamPool& pool : allocator_.pools_) {
+    for (std::size_t i = 0; i < pool.pending.size(); ++i) {
+      const Block& block = *pool.pending[i].block;
+      const std::uint64_t pages = pool.movable ? pool.space_of(block).page_count(block) : 0;
+      candidates.push_back({&pool, i, pages, block.bytes});
+    }
+  }
+  if (candidates.empty()) return false;
+  collect_victims();
+  const std::uint64_t whole_pages =
+      round_up(bytes, allocator_.page_bytes_) / allocator_.page_bytes_;
+  const std::uint64_t found_pages = std::min(victim_pages(), whole_pages - 1);
+  const std::uint64_t missing_pages = whole_pages - found_pages;
+  std::sort(candidates.begin(), candidates.end(),
+            [](const Candidate& a, const Candidate& b) { return a.bytes > b.bytes; });
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  for (std::size_t i = candidates.size(); i-- > 0 && end == 0;) {
+    if (sufficient(candidates[i], missing_pages)) begin = i, end = i + 1;
+  }
+  if (end == 0) {
+    for (std::uint64_t pages = 0; end < candidates.size() && pages < missing_pages; ++end) {
+      pages += candidates[end].pages;
+    }
+  }
+  // From the back of each queue, so that indices stay.
+  std::sort(candidates.begin() + static_cast<std::ptrdiff_t>(begin),
+            candidates.begin() + static_cast<std::ptrdiff_t>(end),
+            [](const Candidate& a, const Candidate& b) { return a.index > b.index; });
+  for (std::size_t i = begin; i < end; ++i) {
+    StreamPool& pool = *candidates[i].pool;
+    const auto place = pool.pending.begin() + static_cast<std::ptrdiff_t>(candidates[i].index);
+    for (const auto& event : place->events) {
+      pool.stream.wait(*event);
+      ++allocator_.event_waits_;
+    }
+    Block* const block = place->block;
+    pool.pending.erase(place);
+    pool.pending_bytes -= block->bytes;
+    pool.put_back(block);
+  }
+  return true;
+}
+
+}  // namespace sluice

@@ -1,0 +1,73 @@
+// The memory that one stream may reuse in its own order: two spaces of blocks, small and large.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "allocator/address_segment.hpp"
+#include "allocator/block_space.hpp"
+
+namespace sluice {
+
+using StreamId = std::uint32_t;
+
+// A block that its caller gave back while other streams had work on it queued.
+struct PendingFree {
+  Block* block = nullptr;
+  std::vector<std::shared_ptr<Event>> events;
+
+  bool done() const {
+    for (const auto& event : events) {
+      if (!event->done()) return false;
+    }
+    return true;
+  }
+};
+
+class StreamPool {
+ public:
+  static constexpr std::uint64_t kSmallBytes = 1 * kMiB;  // the largest block of the small space
+
+  StreamPool(StreamId its_id, Stream& its_stream, bool is_movable, BlockStore& store,
+             std::uint64_t page_bytes)
+      : id(its_id),
+        stream(its_stream),
+        movable(is_movable),
+        small(store, page_bytes),
+        large(store, page_bytes) {}
+
+  BlockSpace& space_for(std::uint64_t bytes) { return bytes <= kSmallBytes ? small : large; }
+  BlockSpace& space_of(const Block& block) { return block.segment->is_small() ? small : large; }
+
+  // A used block becomes free. The lock is held.
+  void put_back(Block* block) {
+    block->cached = block->pending = false;
+    space_of(*block).give_back(block);
+  }
+  // Puts back the pending blocks at the front whose events have happened.
+  void settle_front() {
+    while (!pending.empty() && pending.front().done()) {
+      pending_bytes -= pending.front().block->bytes;
+      put_back(pending.front().block);
+      pending.pop_front();
+    }
+  }
+
+  const StreamId id;
+  Stream& stream;
+  const bool movable;  // its free pages may be given to other addresses
+
+  std::mutex mutex;  // guards all below
+  BlockSpace small;
+  BlockSpace large;
+  std::vector<std::unique_ptr<AddressSegment>> segments;
+  std::deque<PendingFree> pending;  // in the order they were freed
+  std::uint64_t pending_bytes = 0;
+  std::unordered_map<const Block*, std::vector<StreamId>> other_uses;  // of blocks used_across
+};
+
+}  // namespace sluice

@@ -1,0 +1,156 @@
+// What a thread keeps to itself: small blocks that it freed, by exact size and stream, and its part
+// of the statistics. Settled with the pools before they grow, so nothing that is kept here can be
+// the cause of an out-of-memory.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "allocator/block_store.hpp"
+
+namespace sluice {
+
+// Held for some nanoseconds; almost never contended. A waiter yields, for the holder may have been
+// preempted.
+class SpinLock {
+ public:
+  void lock() {
+    for (int spins = 0; flag_.test_and_set(std::memory_order_acquire); ++spins) {
+      if (spins >= 64) std::this_thread::yield();
+    }
+  }
+  void unlock() { flag_.clear(std::memory_order_release); }
+
+ private:
+  std::atomic_flag flag_;
+};
+
+class StreamPool;
+
+class alignas(64) ThreadCache {
+ public:
+  static constexpr std::uint32_t kMaxPerBin = 32;
+
+  SpinLock mutex;  // guards all below; taken last, after a pool's
+
+  // A block of exactly `bytes` of `pool`, or null.
+  Block* pop(const StreamPool* pool, std::uint64_t bytes) {
+    Bin& bin = bins_[index_of(pool, bytes)];
+    if (bin.head == nullptr || bin.pool != pool || bin.bytes != bytes) return nullptr;
+    Block* const block = bin.head;
+    bin.head = block->list_next;
+    --bin.count;
+    cached_bytes_ -= bytes;
+    return block;
+  }
+
+  // Keeps `block` of `pool`, or returns false: it is full. What had to make room for it is appended
+  // to `evicted`, linked by list_next.
+  bool push(const StreamPool* pool, Block* block, std::uint64_t limit_bytes, Block*& evicted) {
+    if (cached_bytes_ + block->bytes > limit_bytes) return false;
+    Bin& bin = bins_[index_of(pool, block->bytes)];
+    if (bin.head != nullptr && (bin.pool != pool || bin.bytes != block->bytes)) empty(bin, evicted);
+    if (bin.head == nullptr) {
+      bin.pool = pool;
+      bin.bytes = block->bytes;
+      bin.count = 0;
+    }
+    if (bin.count == kMaxPerBin) return false;
+    block->list_next = bin.head;
+    bin.head = block;
+    ++bin.count;
+    cached_bytes_ += block->bytes;
+    return true;
+  }
+
+  // All blocks, linked by list_next.
+  Block* drain() {
+    Block* all = nullptr;
+    if (cached_bytes_ == 0) return all;
+    for (Bin& bin : bins_) empty(bin, all);
+    return all;
+  }
+
+  std::uint64_t cached_bytes() const { return cached_bytes_; }
+
+  // Since the cache was made; negative where this thread frees what others allocated.
+  std::array<std::int64_t, kCategoryCount> live_by_category{};
+  std::int64_t unsettled_bytes = 0;  // not yet in the allocator's total
+  std::uint64_t allocation_count = 0;
+  std::uint64_t free_count = 0;
+  std::uint64_t cache_hits = 0;
+
+ private:
+  struct Bin {
+    const StreamPool* pool = nullptr;
+    std::uint64_t bytes = 0;
+    Block* head = nullptr;
+    std::uint32_t count = 0;
+  };
+
+  static std::size_t index_of(const StreamPool* pool, std::uint64_t bytes) {
+    const std::uint64_t mixed = (bytes / 512 + reinterpret_cast<std::uint64_t>(pool) / 64) *
+                                std::uint64_t{0x9E3779B97F4A7C15};  // 2^64 / golden ratio
+    return mixed >> 56U;
+  }
+  void empty(Bin& bin, Block*& all) {
+    while (bin.head != nullptr) {
+      Block* const block = bin.head;
+      bin.head = block->list_next;
+      cached_bytes_ -= block->bytes;
+      block->list_next = all;
+      all = block;
+    }
+    bin.count = 0;
+  }
+
+  std::array<Bin, 256> bins_{};
+  std::uint64_t cached_bytes_ = 0;
+};
+
+// The caches of one allocator's threads. Outlives both: a thread that ends hands its cache on to
+// the next that comes.
+class ThreadCaches {
+ public:
+  // This thread's; made at its first call.
+  ThreadCache& mine();
+  // Every cache that was ever made. `visit` may lock it.
+  template <typename Visit>
+  void for_each(Visit visit) const {
+    const std::lock_guard lock(state_->mutex);
+    for (const std::unique_ptr<ThreadCache>& cache : state_->caches) visit(*cache);
+  }
+
+ private:
+  friend struct ThreadCacheSeats;
+  struct State {
+    std::mutex mutex;
+    std::vector<std::unique_ptr<ThreadCache>> caches;  // guarded by mutex
+    std::vector<ThreadCache*> idle;                    // guarded by mutex
+  };
+  ThreadCache& find_or_make();
+
+  static std::uint64_t next_serial();
+  const std::uint64_t serial_ = next_serial();  // never given twice, unlike an address
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+namespace detail {
+struct LastThreadCache {
+  std::uint64_t serial = 0;
+  ThreadCache* cache = nullptr;
+};
+extern constinit thread_local LastThreadCache last_thread_cache;
+}  // namespace detail
+
+inline ThreadCache& ThreadCaches::mine() {
+  const detail::LastThreadCache& last = detail::last_thread_cache;
+  return last.serial == serial_ ? *last.cache : find_or_make();
+}
+
+}  // namespace sluice

@@ -1,0 +1,57 @@
+// A device that holds nothing and counts everything: addresses without memory, for replays and for
+// timing an allocator alone.
+//
+// Its streams run nothing, so all that is queued on them is done at once, except an event recorded
+// while hold_events() is on: that one is done when it is released, as a trace says.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "device/device.hpp"
+
+namespace sluice {
+
+class CountingDevice final : public Device {
+ public:
+  explicit CountingDevice(std::uint64_t capacity_bytes);
+
+  const DeviceFacts& facts() const override { return facts_; }
+  DeviceCounters counters() const override { return counters_; }
+  std::int64_t now_ns() const override { return 0; }
+  std::unique_ptr<Stream> create_stream(const std::string& name) override;
+  std::unique_ptr<Event> create_event() override;
+  AddressRange reserve(std::uint64_t bytes) override;
+  PhysicalBlock create_block(std::uint64_t bytes) override;
+  Mapping map(const AddressRange& range, std::uint64_t offset_bytes,
+              const PhysicalBlock& block) override;
+  RawBuffer allocate(std::uint64_t bytes) override;
+  HostRegistration register_host(void* data, std::uint64_t bytes) override;
+
+  // Shared by the events that were recorded while it was the current hold; they are done once it is
+  // released, or once a stream was made to wait for them (which a replay counts, not simulates).
+  struct Hold {
+    bool released = false;
+  };
+  void hold_events(std::shared_ptr<Hold> hold) { hold_ = std::move(hold); }
+  const std::shared_ptr<Hold>& hold() const { return hold_; }
+
+ protected:
+  void release(AddressRange&) noexcept override {}
+  void release(PhysicalBlock& block) noexcept override;
+  void release(Mapping&) noexcept override {}
+  void release(RawBuffer& buffer) noexcept override;
+  void release(HostRegistration&) noexcept override {}
+
+ private:
+  void take(std::uint64_t bytes);
+
+  DeviceFacts facts_;
+  DeviceCounters counters_;
+  std::uint64_t next_address_ = std::uint64_t{1} << 44;  // below what no process on x86-64 has
+  std::uint64_t next_handle_ = 1;
+  std::shared_ptr<Hold> hold_;
+};
+
+}  // namespace sluice
