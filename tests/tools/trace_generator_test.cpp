@@ -1,0 +1,182 @@
+#include "tools/replay/trace_generator.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "base/error.hpp"
+#include "base/units.hpp"
+#include "tools/replay/generated/model_states.hpp"
+#include "tools/replay/generated/transformer_pass.hpp"
+
+namespace sluice::testing {
+namespace {
+
+bool same_trace(const MemoryTrace& a, const MemoryTrace& b) {
+  const auto allocation_key = [](const TraceAllocation& one) {
+    return std::tuple(one.bytes, one.stream, one.pool, one.category, one.name);
+  };
+  return std::equal(a.allocations.begin(), a.allocations.end(), b.allocations.begin(),
+                    b.allocations.end(),
+                    [&](const TraceAllocation& x, const TraceAllocation& y) {
+                      return allocation_key(x) == allocation_key(y);
+                    }) &&
+         std::equal(a.operations.begin(), a.operations.end(), b.operations.begin(),
+                    b.operations.end(), [](const TraceOperation& x, const TraceOperation& y) {
+                      return x.action == y.action && x.allocation == y.allocation;
+                    });
+}
+
+MemoryTrace make(const std::string& family, std::uint64_t seed) {
+  GeneratorOptions options;
+  options.family = family;
+  options.seed = seed;
+  return generate_trace(options);
+}
+
+std::string refusal(const GeneratorOptions& options) {
+  try {
+    static_cast<void>(generate_trace(options));
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// Live bytes where each iteration begins.
+std::vector<std::uint64_t> bytes_at_steps(const MemoryTrace& trace) {
+  std::vector<std::uint64_t> result;
+  std::uint64_t live_bytes = 0;
+  for (const TraceOperation& operation : trace.operations) {
+    const std::uint64_t bytes = trace.allocations[operation.allocation].bytes;
+    if (operation.action == TraceAction::kStep) result.push_back(live_bytes);
+    if (operation.action == TraceAction::kAlloc) live_bytes += bytes;
+    if (operation.action == TraceAction::kFree || operation.action == TraceAction::kFreePending) {
+      live_bytes -= bytes;
+    }
+  }
+  result.push_back(live_bytes);
+  return result;
+}
+
+class GeneratedTrace : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(GeneratedTrace, IsSoundAndOfThePromisedScale) {
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    const MemoryTrace trace = make(GetParam(), seed);
+    check_trace(trace);
+    EXPECT_EQ(trace.format, "generated");
+    const std::uint64_t peak_bytes = peak_live_bytes(trace);
+    EXPECT_GE(peak_bytes, 5 * kGiB) << trace.source;
+    EXPECT_LE(peak_bytes, 60 * kGiB) << trace.source;
+    EXPECT_GE(trace.operations.size(), 15'000u) << trace.source;
+    EXPECT_LE(trace.operations.size(), 220'000u) << trace.source;
+    const auto steps =
+        std::count_if(trace.operations.begin(), trace.operations.end(),
+                      [](const TraceOperation& one) { return one.action == TraceAction::kStep; });
+    EXPECT_EQ(steps, 8) << trace.source;
+    const auto small = std::count_if(trace.allocations.begin(), trace.allocations.end(),
+                                     [](const TraceAllocation& one) { return one.bytes < kMiB; });
+    EXPECT_GE(small * 8, static_cast<std::ptrdiff_t>(trace.allocations.size())) << trace.source;
+    for (const TraceAllocation& one : trace.allocations) {
+      ASSERT_NE(one.name, 0u);
+      ASSERT_LT(one.name, trace.names.size());
+      ASSERT_GT(one.bytes, 0u);
+    }
+  }
+}
+
+// What stays after the first iteration (states, workspaces) is all that stays: nothing leaks.
+TEST_P(GeneratedTrace, HoldsTheSameAfterEachIterationFromTheSecondOn) {
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+    const std::vector<std::uint64_t> held = bytes_at_steps(make(GetParam(), seed));
+    for (std::size_t i = 3; i < held.size(); ++i) EXPECT_EQ(held[i], held[2]) << seed;
+    EXPECT_GT(held[1], held[0]) << seed;
+  }
+}
+
+TEST_P(GeneratedTrace, IsAFunctionOfItsSeed) {
+  const MemoryTrace trace = make(GetParam(), 5);
+  EXPECT_TRUE(same_trace(trace, make(GetParam(), 5)));
+  EXPECT_FALSE(same_trace(trace, make(GetParam(), 6)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, GeneratedTrace, ::testing::ValuesIn(generator_families()),
+                         [](const auto& family) { return family.param; });
+
+TEST(TraceGenerator, UsesOfOtherStreamsEndLater) {
+  for (const char* family : {"zero3", "pipeline", "moe"}) {
+    const MemoryTrace trace = make(family, 1);
+    std::size_t pending = 0;
+    for (const TraceOperation& operation : trace.operations) {
+      if (operation.action == TraceAction::kFreePending) ++pending;
+    }
+    EXPECT_GT(pending, 200u) << family;
+  }
+}
+
+TEST(TraceGenerator, RefusesWhatItCannotMean) {
+  GeneratorOptions options;
+  options.family = "sparse";
+  EXPECT_NE(refusal(options).find("'sparse' must be one of dense, zero3"), std::string::npos);
+  options = {};
+  options.iterations = 0;
+  EXPECT_NE(refusal(options).find("iterations = 0"), std::string::npos);
+  options = {};
+  options.element_bytes = 3;
+  EXPECT_NE(refusal(options).find("element_bytes = 3"), std::string::npos);
+  options = {};
+  options.layers = 257;
+  EXPECT_NE(refusal(options).find("layers = 257 must be 0 (drawn), or 1 to 256"),
+            std::string::npos);
+  options = {};
+  options.hidden = 1000;
+  options.heads = 7;
+  EXPECT_NE(refusal(options).find("multiple of heads"), std::string::npos);
+  options = {};
+  options.family = "pipeline";
+  options.stages = 4;
+  options.micro_batches = 6;
+  EXPECT_NE(refusal(options).find("multiple of stages"), std::string::npos);
+}
+
+// The rule of thumb: 34 bytes per token and hidden element for a block with 16-bit elements and
+// dropout, without attention's matrix.
+TEST(TransformerPass, ABlockSavesWhatTheRuleOfThumbSays) {
+  generated::TransformerShape shape;
+  shape.layers = 1;
+  shape.hidden = 2048;
+  shape.heads = shape.kv_heads = 16;
+  shape.ffn = 4 * 2048;
+  shape.vocab = 32'000;
+  shape.is_gated = false;
+  const generated::Batch batch{4, 1024};
+  generated::TraceRecorder recorder(1, 0);
+  generated::FrozenWeights none;
+  generated::TransformerPass pass(recorder, shape, none);
+  pass.set_batch(batch);
+  generated::SavedBlock saved;
+  const std::uint64_t stream_bytes = batch.tokens() * shape.hidden * 2;
+  const generated::BufferId input = recorder.alloc(stream_bytes, Category::kActivation, "input");
+  generated::BufferId output = pass.forward_block(1, input, saved);
+  recorder.free(output);
+  const MemoryTrace trace = recorder.finish();
+  check_trace(trace);
+  std::uint64_t saved_bytes = 0;
+  std::vector<bool> live(trace.allocations.size(), false);
+  for (const TraceOperation& one : trace.operations) {
+    live[one.allocation] = one.action == TraceAction::kAlloc;
+  }
+  for (std::size_t i = 0; i < live.size(); ++i) {
+    if (live[i]) saved_bytes += trace.allocations[i].bytes;
+  }
+  const std::uint64_t rule_bytes = 34 * batch.tokens() * shape.hidden;
+  // Statistics of rows: two norms of two numbers, a logarithm for each head, in 32 bits.
+  const std::uint64_t statistics_bytes = batch.tokens() * (2 * 8 + shape.heads * 4) + 16;
+  EXPECT_EQ(saved_bytes, rule_bytes + statistics_bytes);
+  EXPECT_EQ(saved_block_bytes(shape, batch.tokens()), rule_bytes);
+}
+
+}  // namespace
+}  // namespace sluice::testing

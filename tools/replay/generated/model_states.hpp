@@ -1,0 +1,92 @@
+// Weights, gradients and optimizer states, where they stay in device memory, and the step.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tools/replay/generated/draws.hpp"
+#include "tools/replay/generated/transformer_pass.hpp"
+
+namespace sluice::generated {
+
+enum class OptimizerKind : std::uint8_t {
+  kFused,      // no temporaries
+  kForeach,    // lists of temporaries, each as large as all parameters
+  kPerTensor,  // temporaries of one parameter at a time
+};
+
+struct StateOptions {
+  std::uint64_t weight_bytes = 2;    // of an element
+  std::uint64_t gradient_bytes = 2;  // of an element
+  bool has_master = true;            // a 32-bit copy of each weight, with the states
+  bool has_buckets = false;          // DDP: gradients are also copied to buckets
+  std::uint64_t shards = 1;          // optimizer states are split over as many ranks
+  OptimizerKind optimizer = OptimizerKind::kFused;
+};
+
+// Where the states of a model are while its units run.
+class UnitStates : public GradientSink {
+ public:
+  virtual void allocate_weights() = 0;
+  virtual void before_forward(std::size_t /*unit*/) {}
+  virtual void after_forward(std::size_t /*unit*/) {}
+  virtual void before_backward(std::size_t /*unit*/) {}
+  virtual void after_backward(std::size_t /*unit*/) {}
+  // After the last backward of iteration `iteration`: norms, clipping, update; frees gradients.
+  virtual void optimizer_step(std::uint32_t iteration) = 0;
+};
+
+// All in device memory.
+class ModelStates : public UnitStates {
+ public:
+  ModelStates(TraceRecorder& recorder, std::vector<std::vector<Parameter>> units,
+              const StateOptions& options);
+
+  // Weights. Gradients appear with the first backward, states with the first optimizer step.
+  void allocate_weights() override;
+  bool wants(std::size_t unit, std::uint32_t parameter) const override;
+  // The first of an iteration stays; others are added to it and die.
+  void accept(std::size_t unit, std::uint32_t parameter, BufferId gradient) override;
+  void optimizer_step(std::uint32_t iteration) override;
+
+ private:
+  struct State {
+    BufferId gradient = kNoBuffer;
+    bool has_moments = false;
+  };
+  // Calls with each unit and index of a parameter.
+  template <typename F>
+  void for_each(F&& f);
+  void make_buckets(std::uint64_t first_bytes);
+  void clip_gradients();
+  void make_moments();
+  void update();
+
+  TraceRecorder& recorder_;
+  std::vector<std::vector<Parameter>> units_;
+  std::vector<std::vector<State>> states_;
+  std::vector<BufferId> buckets_;
+  StateOptions options_;
+};
+
+// LoRA: the base is frozen, adapters are trained in 32 bits.
+class AdapterStates : public UnitStates {
+ public:
+  AdapterStates(TraceRecorder& recorder, const TransformerShape& shape, std::uint64_t rank);
+  void allocate_weights() override { states_.allocate_weights(); }
+  bool wants(std::size_t unit, std::uint32_t parameter) const override;
+  void accept(std::size_t unit, std::uint32_t parameter, BufferId gradient) override;
+  void optimizer_step(std::uint32_t iteration) override { states_.optimizer_step(iteration); }
+
+ private:
+  ModelStates states_;
+};
+
+// No weight wants a gradient.
+class FrozenWeights : public GradientSink {
+ public:
+  bool wants(std::size_t, std::uint32_t) const override { return false; }
+  void accept(std::size_t, std::uint32_t, BufferId) override {}
+};
+
+}  // namespace sluice::generated

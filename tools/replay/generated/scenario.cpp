@@ -1,0 +1,214 @@
+#include "tools/replay/generated/scenario.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/units.hpp"
+
+namespace sluice::generated {
+namespace {
+
+void check_bounds(const GeneratorOptions& options) {
+  struct Bound {
+    const char* key;
+    std::uint32_t value, low, high;
+  };
+  const Bound bounds[] = {
+      {"micro_batches", options.micro_batches, 1, 256},
+      {"layers", options.layers, 1, 256},
+      {"hidden", options.hidden, 64, 65'536},
+      {"heads", options.heads, 1, 512},
+      {"kv_heads", options.kv_heads, 1, 512},
+      {"ffn", options.ffn, 64, 262'144},
+      {"vocab", options.vocab, 64, 1'048'576},
+      {"sequence", options.sequence, 16, 1'048'576},
+      {"micro_batch", options.micro_batch, 1, 4'096},
+      {"element_bytes", options.element_bytes, 2, 4},
+      {"ranks", options.ranks, 1, 65'536},
+      {"stages", options.stages, 1, 64},
+      {"chunks", options.chunks, 1, 16},
+  };
+  const auto refuse = [](const std::string& key, std::uint32_t value, const std::string& rule) {
+    throw InputError("trace generator: " + key + " = " + std::to_string(value) + " must be " +
+                     rule);
+  };
+  for (const Bound& bound : bounds) {
+    if (bound.value != 0 && (bound.value < bound.low || bound.value > bound.high)) {
+      refuse(bound.key, bound.value,
+             "0 (drawn), or " + std::to_string(bound.low) + " to " + std::to_string(bound.high));
+    }
+  }
+  if (options.iterations < 1 || options.iterations > 1'000) {
+    refuse("iterations", options.iterations, "1 to 1000");
+  }
+  if (options.completion_jitter > 10'000) {
+    refuse("completion_jitter", options.completion_jitter, "at most 10000");
+  }
+  if (options.element_bytes == 3) refuse("element_bytes", 3, "2 or 4");
+}
+
+std::uint64_t step_of_four(Draws& draws, const std::uint64_t (&range)[2]) {
+  return range[0] + 4 * draws.below((range[1] - range[0]) / 4 + 1);
+}
+
+std::uint64_t power_of_two(Draws& draws, const std::uint64_t (&range)[2]) {
+  std::uint64_t doublings = 0;
+  while ((range[0] << (doublings + 1)) <= range[1]) ++doublings;
+  return range[0] << draws.below(doublings + 1);
+}
+
+std::uint64_t choose(std::uint64_t given, std::uint64_t drawn) {
+  return given ? given : drawn;
+}
+
+// All is drawn, whether given or not: giving one leaves the others as they were.
+TransformerShape make_shape(const GeneratorOptions& options, const FamilyRanges& ranges,
+                            Draws& draws) {
+  TransformerShape shape;
+  shape.is_gated = draws.chance(0.6);
+  shape.is_fused = draws.chance(0.6);
+  shape.layers = choose(options.layers, step_of_four(draws, ranges.layers));
+  const std::uint64_t drawn_heads = step_of_four(draws, ranges.heads);
+  const std::uint64_t drawn_groups = draws.one_of({1, 1, 2, 4});
+  const std::uint64_t drawn_vocab = draws.one_of({32'000, 32'768, 50'304, 65'536, 128'256});
+  if (options.heads != 0) {
+    shape.heads = options.heads;
+  } else if (options.hidden != 0) {
+    shape.heads = std::max<std::uint64_t>(1, options.hidden / 128);
+  } else {
+    shape.heads = drawn_heads;
+  }
+  shape.hidden = choose(options.hidden, shape.heads * 128);
+  const bool divides = shape.is_gated && shape.heads % drawn_groups == 0;
+  shape.kv_heads = choose(options.kv_heads, divides ? shape.heads / drawn_groups : shape.heads);
+  // SwiGLU has three matrices for two: 8h/3, rounded as Llama does.
+  const std::uint64_t gated_ffn = round_up(shape.hidden * 8 / 3, 256);
+  shape.ffn = choose(options.ffn, shape.is_gated ? gated_ffn : 4 * shape.hidden);
+  shape.vocab = choose(options.vocab, drawn_vocab);
+  shape.element_bytes = choose(options.element_bytes, 2);
+  if (shape.hidden % shape.heads != 0 || shape.heads % shape.kv_heads != 0) {
+    throw InputError("trace generator: hidden = " + std::to_string(shape.hidden) +
+                     " must be a multiple of heads = " + std::to_string(shape.heads) +
+                     ", and that of kv_heads = " + std::to_string(shape.kv_heads));
+  }
+  return shape;
+}
+
+}  // namespace
+
+Scenario make_scenario(const GeneratorOptions& options, const FamilyRanges& ranges) {
+  check_bounds(options);
+  Draws draws(options.seed, ("generated/shape/" + options.family).c_str());
+  Scenario scenario;
+  scenario.options = options;
+  scenario.iterations = options.iterations;
+  scenario.shape = make_shape(options, ranges, draws);
+  scenario.batch.sequence = choose(options.sequence, power_of_two(draws, ranges.sequence));
+  scenario.batch.sequences = options.micro_batch;
+  scenario.micro_batches = choose(options.micro_batches,
+                                  draws.between(ranges.micro_batches[0], ranges.micro_batches[1]));
+  scenario.ranks = choose(options.ranks, power_of_two(draws, ranges.ranks));
+  scenario.stages = choose(options.stages, draws.one_of({2, 4, 4, 8}));
+  scenario.chunks = choose(options.chunks, draws.one_of({1, 2, 2, 4}));
+  return scenario;
+}
+
+void fit_micro_batch(Scenario& scenario, const PeakTarget& target) {
+  Draws draws(scenario.options.seed, "generated/target");
+  const std::uint64_t aim_bytes =
+      std::max(draws.between(12 * kGiB, 48 * kGiB), target.fixed_bytes + 2 * kGiB);
+  if (scenario.batch.sequences != 0) return;
+  const std::uint64_t room_bytes = aim_bytes - target.fixed_bytes;
+  std::uint64_t each_bytes = std::max<std::uint64_t>(1, target.bytes_per_sequence);
+  constexpr std::uint64_t kShortest = 256;
+  while (each_bytes > room_bytes && scenario.options.sequence == 0 &&
+         scenario.batch.sequence > kShortest) {
+    scenario.batch.sequence /= 2;
+    each_bytes /= 2;
+  }
+  scenario.batch.sequences = std::clamp<std::uint64_t>(room_bytes / each_bytes, 1, 64);
+}
+
+std::uint64_t sharded_state_bytes(const Scenario& scenario, std::uint64_t elements) {
+  return elements * 2 * scenario.shape.element_bytes + elements * 12 / scenario.ranks;
+}
+
+std::uint64_t bytes_per_sequence(const Scenario& scenario, std::uint64_t saved_layers) {
+  const std::uint64_t tokens = scenario.batch.sequence;
+  return saved_layers * saved_block_bytes(scenario.shape, tokens) +
+         loss_peak_bytes(scenario.shape, tokens);
+}
+
+void warm_up(TraceRecorder& recorder, std::uint64_t seed) {
+  Draws draws(seed, "generated/warm_up");
+  // cuBLAS and cuBLASLt keep theirs.
+  recorder.alloc(draws.chance(0.5) ? 32 * kMiB : 8 * kMiB + 128 * kKiB, Category::kWorkspace,
+                 "cublas.workspace");
+  recorder.alloc(kMiB, Category::kWorkspace, "cublaslt.workspace");
+  const std::uint64_t trials = draws.between(2, 12);
+  for (std::uint64_t trial = 0; trial < trials; ++trial) {
+    // Written between timings, so that each starts with a cold cache.
+    BufferId flush = recorder.alloc(256 * kMiB, Category::kWorkspace, "autotune.cache");
+    recorder.temporary(draws.between(1, 4096) * 64 * kKiB, Category::kWorkspace, "autotune.trial");
+    recorder.free(flush);
+  }
+}
+
+void log_iteration(TraceRecorder& recorder, const Scenario& scenario, std::uint64_t iteration) {
+  const std::uint32_t every = scenario.options.log_every;
+  if (every == 0 || iteration % every != 0) return;
+  std::vector<BufferId> values;
+  for (int i = 0; i < 4; ++i) {
+    values.push_back(recorder.alloc(4, Category::kExternal, "log.value"));
+  }
+  BufferId gathered = recorder.alloc(4 * scenario.ranks, Category::kCommunication, "log.gather");
+  for (BufferId& one : values) recorder.free(one);
+  recorder.free(gathered);
+}
+
+void run_micro_batch(TraceRecorder& recorder, TransformerPass& pass, UnitStates& states,
+                     std::uint64_t layers, std::uint64_t checkpoint_every) {
+  const std::size_t head = layers + 1;
+  const auto is_checkpointed = [&](std::size_t unit) {
+    return checkpoint_every != 0 && (unit - 1) % checkpoint_every == 0;
+  };
+  std::vector<SavedBlock> blocks(layers);
+  SavedHead saved_head;
+  pass.set_saving(true);
+  PassInputs inputs = pass.begin_inputs();
+  states.before_forward(0);
+  BufferId stream = pass.forward_embedding(inputs);
+  states.after_forward(0);
+  for (std::size_t unit = 1; unit < head; ++unit) {
+    states.before_forward(unit);
+    pass.set_saving(!is_checkpointed(unit), true);
+    stream = pass.forward_block(unit, stream, blocks[unit - 1]);
+    states.after_forward(unit);
+  }
+  pass.set_saving(true);
+  states.before_forward(head);
+  pass.forward_head(head, stream, saved_head);
+  states.after_forward(head);
+  states.before_backward(head);
+  BufferId gradient = pass.backward_head(head, saved_head);
+  states.after_backward(head);
+  for (std::size_t unit = head - 1; unit > 0; --unit) {
+    states.before_backward(unit);
+    SavedBlock& saved = blocks[unit - 1];
+    BufferId output = kNoBuffer;
+    if (is_checkpointed(unit)) output = pass.forward_block(unit, saved.input, saved);
+    gradient = pass.backward_block(unit, gradient, saved);
+    recorder.free(output);
+    states.after_backward(unit);
+  }
+  states.before_backward(0);
+  pass.backward_embedding(gradient);
+  states.after_backward(0);
+  pass.end_inputs(inputs);
+  pass.end_pass();
+}
+
+}  // namespace sluice::generated

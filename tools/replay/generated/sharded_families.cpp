@@ -1,0 +1,94 @@
+// Families whose states are sharded: zero3, and recompute with or without the shards.
+#include "base/units.hpp"
+#include "tools/replay/generated/scenario.hpp"
+#include "tools/replay/generated/sharded_states.hpp"
+
+namespace sluice::generated {
+namespace {
+
+constexpr FamilyRanges kZero3Ranges{{28, 40}, {32, 48}, {1024, 4096}, {1, 2}, {8, 64}};
+constexpr FamilyRanges kRecomputeRanges{{24, 36}, {24, 40}, {4096, 16'384}, {1, 2}, {8, 64}};
+
+ShardOptions draw_shards(const Scenario& scenario) {
+  Draws draws(scenario.options.seed, "generated/shards");
+  ShardOptions shards;
+  shards.ranks = scenario.ranks;
+  shards.element_bytes = scenario.shape.element_bytes;
+  shards.prefetch_units = draws.between(1, 3);
+  shards.gathers_parameters = draws.chance(0.4);
+  shards.offloads_optimizer = draws.chance(0.6);
+  // DeepSpeed's default bucket is 5e8 elements; smaller ones are common.
+  const std::uint64_t bucket_elements = draws.one_of({50'000'000, 100'000'000, 500'000'000});
+  if (shards.offloads_optimizer && draws.chance(0.5)) shards.bucket_elements = bucket_elements;
+  shards.completion_delay = draws.between(4, 40);
+  return shards;
+}
+
+// Shards, and what is whole at once: units in use or fetched ahead, gradients, the bucket.
+std::uint64_t state_bytes(const Scenario& scenario, const ShardOptions& shards) {
+  const std::uint64_t e = shards.element_bytes;
+  const auto units = model_units(scenario.shape);
+  const std::uint64_t per_element = shards.offloads_optimizer ? e : 2 * e + 12;
+  const std::uint64_t unit_bytes = element_count(block_layout(scenario.shape).parameters) * e;
+  return element_count(units) / shards.ranks * per_element +
+         (shards.prefetch_units + 3) * unit_bytes + 2 * element_count(units.back()) * e +
+         shards.bucket_elements * e;
+}
+
+void train(TraceRecorder& recorder, const Scenario& scenario, UnitStates& states,
+           std::uint64_t checkpoint_every) {
+  TransformerPass pass(recorder, scenario.shape, states);
+  pass.set_batch(scenario.batch);
+  states.allocate_weights();
+  for (std::uint32_t iteration = 0; iteration < scenario.iterations; ++iteration) {
+    recorder.step();
+    if (iteration == 0) warm_up(recorder, scenario.options.seed);
+    for (std::uint64_t m = 0; m < scenario.micro_batches; ++m) {
+      run_micro_batch(recorder, pass, states, scenario.shape.layers, checkpoint_every);
+    }
+    states.optimizer_step(iteration);
+    log_iteration(recorder, scenario, iteration);
+  }
+}
+
+}  // namespace
+
+void generate_zero3(TraceRecorder& recorder, const GeneratorOptions& options) {
+  Scenario scenario = make_scenario(options, kZero3Ranges);
+  const ShardOptions shards = draw_shards(scenario);
+  fit_micro_batch(scenario, {state_bytes(scenario, shards),
+                             bytes_per_sequence(scenario, scenario.shape.layers)});
+  ShardedStates states(recorder, model_units(scenario.shape), shards);
+  train(recorder, scenario, states, 0);
+}
+
+void generate_recompute(TraceRecorder& recorder, const GeneratorOptions& options) {
+  Scenario scenario = make_scenario(options, kRecomputeRanges);
+  Draws draws(options.seed, "generated/recompute");
+  const std::uint64_t checkpoint_every = draws.chance(0.6) ? 1 : 2;
+  const bool is_sharded = draws.chance(0.6);
+  const std::uint64_t layers = scenario.shape.layers;
+  // One input for each checkpoint, and one block as it is run again.
+  const std::uint64_t whole_layers = checkpoint_every == 1 ? 1 : layers / 2 + 1;
+  const std::uint64_t per_sequence =
+      bytes_per_sequence(scenario, whole_layers) +
+      layers * scenario.batch.sequence * scenario.shape.hidden * scenario.shape.element_bytes;
+  if (is_sharded) {
+    const ShardOptions shards = draw_shards(scenario);
+    fit_micro_batch(scenario, {state_bytes(scenario, shards), per_sequence});
+    ShardedStates states(recorder, model_units(scenario.shape), shards);
+    train(recorder, scenario, states, checkpoint_every);
+    return;
+  }
+  // The optimizer's states are split over the ranks (ZeRO-1).
+  StateOptions state_options;
+  state_options.weight_bytes = state_options.gradient_bytes = scenario.shape.element_bytes;
+  state_options.shards = scenario.ranks;
+  fit_micro_batch(
+      scenario,
+      {sharded_state_bytes(scenario, element_count(model_units(scenario.shape))), per_sequence});
+  ModelStates states(recorder, model_units(scenario.shape), state_options);
+  train(recorder, scenario, states, checkpoint_every);
+}
+
+}  // namespace sluice::generated

@@ -1,0 +1,54 @@
+// Writes a MemoryTrace as a caller of an allocator would make it happen.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "allocator/memory_trace.hpp"
+#include "tools/replay/generated/draws.hpp"
+
+namespace sluice::generated {
+
+using BufferId = std::uint32_t;
+inline constexpr BufferId kNoBuffer = UINT32_MAX;
+
+inline constexpr std::uint64_t kComputeStream = 0;
+inline constexpr std::uint64_t kCommunicationStream = 1;
+inline constexpr std::uint64_t kCopyStream = 2;
+
+class TraceRecorder {
+ public:
+  // completion_jitter: record_stream's delays grow by [0, jitter] operations.
+  TraceRecorder(std::uint64_t seed, std::uint32_t completion_jitter);
+
+  BufferId alloc(std::uint64_t bytes, Category category, std::string_view name,
+                 std::uint64_t stream = kComputeStream);
+  // Used on another stream too: once freed it is pending, until `delay` more operations have
+  // happened.
+  void record_stream(BufferId id, std::uint64_t delay) { delays_[id] = delay; }
+  // kNoBuffer: nothing; sets `id` to it.
+  void free(BufferId& id);
+  // A buffer that dies at once.
+  void temporary(std::uint64_t bytes, Category category, std::string_view name);
+  void step();
+  void flush();
+  // Completes what is pending. What is live stays so.
+  MemoryTrace finish();
+
+ private:
+  void push(TraceAction action, std::uint32_t allocation);
+  void append(TraceAction action, std::uint32_t allocation);
+  std::uint32_t name_index(std::string_view name);
+
+  MemoryTrace trace_;
+  std::unordered_map<std::string, std::uint32_t> name_indices_;
+  std::unordered_map<BufferId, std::uint64_t> delays_;
+  std::multimap<std::uint64_t, BufferId> completions_;  // by count of operations
+  Draws draws_;
+  std::uint32_t completion_jitter_;
+};
+
+}  // namespace sluice::generated

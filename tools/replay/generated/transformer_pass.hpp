@@ -1,0 +1,157 @@
+// What forward and backward passes of a transformer ask an allocator for, operation by operation.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tools/replay/generated/trace_recorder.hpp"
+#include "tools/replay/generated/transformer_shape.hpp"
+
+namespace sluice::generated {
+
+// LoRA's weights, in a block: A and B of q, A and B of v, counted from here.
+inline constexpr std::uint32_t kFirstAdapter = 1u << 16;
+
+// Takes each gradient of a weight as backward makes it. Units as model_units numbers them.
+class GradientSink {
+ public:
+  virtual ~GradientSink() = default;
+  // False: the weight is frozen, and no gradient of it is computed.
+  virtual bool wants(std::size_t unit, std::uint32_t parameter) const = 0;
+  virtual void accept(std::size_t unit, std::uint32_t parameter, BufferId gradient) = 0;
+};
+
+// What a norm keeps beside its input.
+struct SavedNorm {
+  BufferId output = kNoBuffer;
+  BufferId statistics = kNoBuffer;
+  BufferId upcast = kNoBuffer;  // not fused: the input in 32 bits
+  BufferId normalised = kNoBuffer;
+};
+
+struct SavedAttention {
+  SavedNorm norm;
+  std::vector<BufferId> qkv;  // q, k, v, or the fused one
+  BufferId output = kNoBuffer;
+  BufferId log_sum_exp = kNoBuffer;
+  BufferId rng_state = kNoBuffer;
+  BufferId dropout_mask = kNoBuffer;
+  std::vector<BufferId> adapters;  // LoRA: input times A, for q and v
+};
+
+struct SavedMlp {
+  SavedNorm norm;
+  BufferId gate = kNoBuffer;  // or the one before GELU
+  BufferId up = kNoBuffer;
+  BufferId activated = kNoBuffer;
+  BufferId product = kNoBuffer;
+  BufferId dropout_mask = kNoBuffer;
+};
+
+struct SavedBlock {
+  BufferId input = kNoBuffer;   // the residual stream
+  BufferId middle = kNoBuffer;  // between attention and MLP
+  SavedAttention attention;
+  SavedMlp mlp;
+};
+
+struct SavedHead {
+  BufferId input = kNoBuffer;
+  SavedNorm norm;
+  BufferId logits = kNoBuffer;
+  BufferId logits32 = kNoBuffer;
+  BufferId log_probabilities = kNoBuffer;
+  BufferId loss = kNoBuffer;
+};
+
+// What a whole model's pass carries from forward to backward.
+struct PassInputs {
+  BufferId ids = kNoBuffer;
+  BufferId labels = kNoBuffer;
+  std::vector<BufferId> positions;  // cos, sin, or position ids
+};
+
+class TransformerPass {
+ public:
+  // adapter_rank: LoRA on q and v; 0: none. weight_copies: autocast; 32-bit weights are copied to
+  // 16 bits, and the copy kept until its gradient is computed.
+  TransformerPass(TraceRecorder& recorder, const TransformerShape& shape, GradientSink& sink,
+                  std::uint64_t adapter_rank = 0, bool weight_copies = false);
+
+  void set_batch(const Batch& batch) { batch_ = batch; }
+  const Batch& batch() const { return batch_; }
+  // Not saving: backward will not follow; keeps_input: but forward again, from a block's input.
+  void set_saving(bool saving, bool keeps_input = false) {
+    saving_ = saving;
+    keeps_input_ = keeps_input;
+  }
+
+  PassInputs begin_inputs();
+  void end_inputs(PassInputs& inputs);
+  // Returns the residual stream.
+  BufferId forward_embedding(PassInputs& inputs);
+  void backward_embedding(BufferId gradient);
+
+  // Take the residual stream and return the next; `saved` owns the input (unless it was freed).
+  BufferId forward_block(std::size_t unit, BufferId input, SavedBlock& saved);
+  BufferId backward_block(std::size_t unit, BufferId gradient, SavedBlock& saved);
+
+  // The halves, where what stands between them differs (experts).
+  BufferId forward_attention(std::size_t unit, BufferId input, SavedBlock& saved);
+  BufferId backward_attention(std::size_t unit, BufferId gradient, SavedBlock& saved);
+  void forward_norm(SavedNorm& saved, std::uint64_t rows, std::string_view name);
+  BufferId backward_norm(std::size_t unit, std::uint32_t parameter, SavedNorm& saved,
+                         BufferId gradient, std::uint64_t rows, std::string_view name);
+  // Takes `branch`, returns its sum with the residual stream.
+  BufferId add_residual(BufferId branch);
+  BufferId linear(std::size_t unit, std::uint32_t parameter, std::uint64_t rows, std::uint64_t in,
+                  std::uint64_t out, std::string_view name);
+  // Gradients of weight and bias to the sink; returns that of the input. Frees `gradient`.
+  BufferId linear_backward(std::size_t unit, std::uint32_t parameter, std::uint64_t rows,
+                           std::uint64_t in, std::uint64_t out, BufferId& gradient,
+                           std::string_view name);
+  // Sum of two gradients of the same tensor, into the first.
+  void accumulate(BufferId& into, BufferId other);
+
+  // unit: the last. Forward to the loss; without saving, log-probabilities of the labels.
+  void forward_head(std::size_t unit, BufferId input, SavedHead& saved);
+  BufferId backward_head(std::size_t unit, SavedHead& saved);
+
+  void keep_or_free(BufferId& id);
+  // Frees what is left of autocast's copies of weights.
+  void end_pass();
+
+ private:
+  BufferId activation(std::uint64_t bytes, std::string_view name);
+  BufferId workspace(std::uint64_t bytes, std::string_view name);
+  void gradient_of(std::size_t unit, std::uint32_t parameter, std::uint64_t elements,
+                   std::string_view name);
+  void rotate(BufferId& id, std::uint64_t width, std::string_view name);
+  BufferId dropout(BufferId input, BufferId& mask, std::string_view name);
+  BufferId forward_mlp(std::size_t unit, BufferId& middle, SavedMlp& saved);
+  BufferId backward_mlp(std::size_t unit, BufferId gradient, SavedMlp& saved);
+  void attend(SavedAttention& saved);
+  std::vector<BufferId> backward_attend(SavedAttention& saved, BufferId& gradient);
+  void forward_adapter(SavedAttention& saved, BufferId& output, std::uint64_t out);
+  // index: of A. The input's gradient is added to one that exists.
+  void backward_adapter(std::size_t unit, std::uint32_t index, SavedAttention& saved,
+                        std::uint64_t out);
+  void free_norm(SavedNorm& saved);
+  std::uint32_t head_weight() const { return shape_.is_gated ? 1 : 2; }  // after the norm's bias
+
+  TraceRecorder& recorder_;
+  TransformerShape shape_;
+  GradientSink& sink_;
+  BlockLayout layout_;
+  std::uint64_t adapter_rank_;
+  bool weight_copies_;
+  std::map<std::pair<std::size_t, std::uint32_t>, BufferId> copies_;  // by unit and parameter
+  Batch batch_;
+  bool saving_ = true;
+  bool keeps_input_ = false;
+};
+
+}  // namespace sluice::generated

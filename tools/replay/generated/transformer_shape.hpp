@@ -1,0 +1,65 @@
+// What a transformer's sizes are: parameters, and bytes that a block saves for its backward pass.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace sluice::generated {
+
+// A decoder. Gated: RMSNorm, rotary positions, SwiGLU, no biases (Llama); else LayerNorm, learned
+// positions, GELU, biases, dropout (GPT).
+struct TransformerShape {
+  std::uint64_t layers = 0;
+  std::uint64_t hidden = 0;
+  std::uint64_t heads = 0;
+  std::uint64_t kv_heads = 0;
+  std::uint64_t ffn = 0;
+  std::uint64_t vocab = 0;
+  std::uint64_t element_bytes = 2;
+  bool is_gated = true;
+  // Norm, rotation and loss are each one kernel; else chains of eager operations, each with its
+  // result in memory.
+  bool is_fused = true;
+
+  std::uint64_t head_size() const { return hidden / heads; }
+  std::uint64_t kv_hidden() const { return kv_heads * head_size(); }
+};
+
+struct Batch {
+  std::uint64_t sequences = 1;
+  std::uint64_t sequence = 1;  // tokens of each, with padding
+  std::uint64_t tokens() const { return sequences * sequence; }
+};
+
+struct Parameter {
+  std::string name;
+  std::uint64_t elements = 0;
+};
+
+// Indices into a block's parameters. A bias, where there is one, follows its weight.
+struct BlockLayout {
+  std::vector<Parameter> parameters;
+  std::uint32_t norm1 = 0, q = 0, k = 0, v = 0, o = 0;
+  std::uint32_t norm2 = 0, gate = 0, up = 0, down = 0;
+};
+
+// Not gated: q is the fused projection to all of q, k, v, and gate the MLP's first layer.
+BlockLayout block_layout(const TransformerShape& shape);
+// The attention half alone.
+BlockLayout attention_layout(const TransformerShape& shape);
+
+// Embedding, blocks, head (final norm and projection to the vocabulary): the units.
+std::vector<std::vector<Parameter>> model_units(const TransformerShape& shape);
+
+std::uint64_t element_count(const std::vector<Parameter>& parameters);
+std::uint64_t element_count(const std::vector<std::vector<Parameter>>& units);
+
+// Of one block, as closed formulas: what backward needs, kept from forward; without the few bytes
+// a token of statistics. `h` is the residual stream's width; 16-bit, dropout, ffn = 4h, fused:
+// 34 bytes per token and hidden element.
+std::uint64_t saved_block_bytes(const TransformerShape& shape, std::uint64_t tokens);
+// The most that is live around the loss, forward and backward: logits and their gradients.
+std::uint64_t loss_peak_bytes(const TransformerShape& shape, std::uint64_t tokens);
+
+}  // namespace sluice::generated
