@@ -1,0 +1,97 @@
+// The rules of PyTorch's CUDACachingAllocator (DeviceCachingAllocator of c10/cuda/
+// CUDACachingAllocator.cpp, read in versions 2.2 to 2.6), with expandable_segments off or on; other
+// settings are the trace's. Known differences:
+// - A block whose events are done is free at complete(), not at the next malloc: no request comes
+//   between. One stream's events do not hold up those behind them: the trace names no such stream.
+// - An allocation in a private pool is taken to be made under a capture, so it never makes the
+//   allocator synchronise; blocks of private pools stay, for no record says when a graph died.
+// - max_non_split_rounding_mb and large_segment_size_mb have their defaults (20 MiB both), and
+//   garbage_collection_threshold is off, for traces do not carry them.
+// - With expandable segments and max_split_size, release_available_cached_blocks passes over
+//   expandable blocks; versions before 2.4 stop there with an assertion.
+// - The original also keeps hash tables of live blocks, which a dense index replaces here.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "tools/replay/peers/caching_blocks.hpp"
+#include "tools/replay/peers/caching_sizes.hpp"
+#include "tools/replay/peers/simulated_device.hpp"
+
+namespace sluice {
+
+enum class CachingSegments : std::uint8_t { kFixed, kExpandable };
+
+class CachingAllocator final : public ReplayPolicy {
+ public:
+  CachingAllocator(const MemoryTrace& trace, std::uint64_t capacity_bytes,
+                   CachingSegments segments);
+
+  std::optional<std::uint64_t> allocate(std::uint32_t id) override;
+  void free(std::uint32_t id, bool pending) override;
+  void complete(std::uint32_t id) override;
+  void flush() override { release_cached(); }
+  // flushes: calls of release_cached_blocks. synchronisations: those, as num_sync_all_streams
+  // counts them, the freeing of single blocks when memory runs out, and each unmapping.
+  PolicyCounters counters() const override { return device_.counters; }
+
+ private:
+  struct Request {
+    std::uint64_t stream;
+    std::uint64_t bytes;           // rounded
+    std::uint64_t wanted_address;  // of a new segment; 0: any
+    CachingPool* pool;
+  };
+  struct PoolPair {
+    CachingPool small;
+    CachingPool large;
+  };
+
+  // caching_allocator.cpp
+  CachingPool* pool_of(std::uint64_t pool, bool is_small);
+  CachingBlock* find_free(const Request& request);
+  CachingBlock* obtain(const Request& request);
+  bool should_split(const CachingBlock& block, std::uint64_t bytes) const;
+  CachingBlock* split(CachingBlock* block, std::uint64_t bytes);
+  void free_block(CachingBlock* block);
+  bool try_merge(CachingBlock* into, CachingBlock* from);
+
+  // caching_release.cpp
+  bool release_available(const Request& request);
+  void release_cached();
+  void complete_all_pending();
+  void release_blocks(CachingPool& pool);
+  void release_block(CachingBlock* block);
+
+  // caching_expandable.cpp
+  CachingBlock* find_expandable(const Request& request);
+  bool map_block(CachingBlock* block, std::uint64_t bytes);
+  CachingBlock* obtain_expandable(const Request& request);
+  void unmap_block(CachingBlock* block);
+  void release_segment(CachingBlock* block);
+  std::uint64_t address_space_bytes(std::uint64_t page_bytes) const;
+
+  // caching_initial.cpp
+  struct InitialRange;
+  void adopt_initial();
+  void adopt_range(const InitialRange& range);
+  CachingBlock* append_block(CachingBlock* last, const CachingBlock& value);
+  CachingBlock* append_segment(CachingBlock* last, std::size_t index, const CachingBlock& like);
+
+  const MemoryTrace& trace_;
+  SimulatedDevice device_;
+  CachingRounding round_;
+  CachingSegments segments_;
+  PoolPair pools_;
+  std::map<std::uint64_t, PoolPair> private_pools_;
+  CachingBlockStore store_;
+  std::deque<ExpandableSegment> expandable_;
+  std::vector<CachingBlock*> blocks_by_id_;  // null: not held
+  std::vector<std::uint32_t> pending_ids_;   // in order of free; some have completed since
+};
+
+}  // namespace sluice

@@ -1,0 +1,79 @@
+// What the caching allocator gives back, and when.
+#include <algorithm>
+#include <vector>
+
+#include "tools/replay/peers/caching_allocator.hpp"
+
+namespace sluice {
+
+// release_available_cached_blocks: blocks too large to be split, just enough of them for the
+// request; one that serves alone, or the largest ones together.
+bool CachingAllocator::release_available(const Request& request) {
+  const std::uint64_t limit = trace_.max_split_bytes;
+  if (limit == UINT64_MAX) return false;
+  auto& blocks = request.pool->blocks;
+  CachingBlock key;
+  key.stream = request.stream;
+  key.bytes = std::max(request.bytes, limit);
+  const auto may_go = [&](const CachingBlock* block) {
+    return block->stream == request.stream && block->segment == nullptr && !block->is_split();
+  };
+  auto found = blocks.lower_bound(&key);
+  if (found != blocks.end() && may_go(*found)) {
+    ++device_.counters.synchronisations;
+    release_block(*found);
+    return true;
+  }
+  std::uint64_t released_bytes = 0;
+  while (released_bytes < key.bytes && found != blocks.begin()) {
+    CachingBlock* const block = *std::prev(found);
+    if (block->stream != request.stream || block->bytes < limit) break;
+    if (may_go(block)) {
+      if (released_bytes == 0) ++device_.counters.synchronisations;
+      released_bytes += block->bytes;
+      release_block(block);  // leaves `found`, which stands behind it, as it is
+    } else {
+      --found;
+    }
+  }
+  return released_bytes >= key.bytes;
+}
+
+// release_cached_blocks: every segment that is free as a whole, every page of expandable ones.
+void CachingAllocator::release_cached() {
+  ++device_.counters.flushes;
+  ++device_.counters.synchronisations;
+  complete_all_pending();
+  release_blocks(pools_.large);
+  release_blocks(pools_.small);
+}
+
+void CachingAllocator::complete_all_pending() {
+  for (const std::uint32_t id : pending_ids_) complete(id);
+  pending_ids_.clear();
+}
+
+void CachingAllocator::release_blocks(CachingPool& pool) {
+  std::vector<CachingBlock*> to_unmap;  // unmapping changes the set that is walked
+  for (auto at = pool.blocks.begin(); at != pool.blocks.end();) {
+    CachingBlock* const block = *at++;
+    if (block->segment != nullptr) {
+      to_unmap.push_back(block);
+    } else if (!block->is_split()) {
+      release_block(block);
+    }
+  }
+  for (CachingBlock* const block : to_unmap) {
+    unmap_block(block);
+    if (!block->is_split()) release_segment(block);
+  }
+}
+
+void CachingAllocator::release_block(CachingBlock* block) {
+  block->pool->blocks.erase(block);
+  device_.give_back(block->bytes);
+  device_.release_addresses(block->address);
+  store_.drop(block);
+}
+
+}  // namespace sluice

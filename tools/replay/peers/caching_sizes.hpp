@@ -1,0 +1,46 @@
+// The sizes of PyTorch's caching allocator, which GMLake shares. Source: c10/cuda/
+// CUDACachingAllocator.cpp (round_size, get_allocation_size) and CUDAAllocatorConfig.cpp; since
+// 2.9 the settings are read in c10/core/AllocatorConfig.cpp, with the same values.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "allocator/memory_trace.hpp"
+
+namespace sluice {
+
+inline constexpr std::uint64_t kCachingMinBlock = 512;
+inline constexpr std::uint64_t kCachingSmallSize = std::uint64_t{1} << 20;
+inline constexpr std::uint64_t kCachingSmallBuffer = std::uint64_t{2} << 20;
+// Newer versions let large_segment_size_mb change it; no record so far says so.
+inline constexpr std::uint64_t kCachingLargeBuffer = std::uint64_t{20} << 20;
+inline constexpr std::uint64_t kCachingMinLarge = std::uint64_t{10} << 20;
+inline constexpr std::uint64_t kCachingRoundLarge = std::uint64_t{2} << 20;
+
+// `bytes` to the next multiple of `unit`.
+constexpr std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+// The segment that a rounded size is given where no free block serves.
+constexpr std::uint64_t caching_segment_bytes(std::uint64_t rounded_bytes) {
+  if (rounded_bytes <= kCachingSmallSize) return kCachingSmallBuffer;
+  if (rounded_bytes < kCachingMinLarge) return kCachingLargeBuffer;
+  return round_up(rounded_bytes, kCachingRoundLarge);
+}
+
+// round_size under a trace's roundup_power2_divisions, one for each power of two from 1 MiB; all
+// below go by the first, all from 32 GiB by the last.
+class CachingRounding {
+ public:
+  explicit CachingRounding(const MemoryTrace& trace);
+  std::uint64_t operator()(std::uint64_t bytes) const;
+
+ private:
+  static constexpr std::size_t kIntervals = 16;
+  std::array<std::uint64_t, kIntervals> divisions_{};
+};
+
+}  // namespace sluice

@@ -1,0 +1,83 @@
+#include "tools/replay/peers/simulated_device.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+
+namespace sluice {
+namespace {
+
+constexpr std::uint64_t kAlignment = std::uint64_t{2} << 20;  // of cudaMalloc at these sizes
+constexpr std::uint64_t kFirstAddress = std::uint64_t{1} << 36;
+// Past a record's last address, so that segments which it obtains later find their place free.
+constexpr std::uint64_t kSlack = std::uint64_t{1} << 40;
+// Where a record's addresses are no device's, ours may fall among them: reserve_addresses looks.
+constexpr std::uint64_t kHighestPlausible = std::uint64_t{1} << 56;
+
+std::uint64_t first_address(const MemoryTrace& trace) {
+  std::uint64_t highest = 0;
+  for (const TraceAllocation& one : trace.allocations) {
+    highest = std::max({highest, one.address, one.segment_address});
+  }
+  for (const SnapshotSegment& segment : trace.initial_segments) {
+    highest = std::max(highest, segment.address);
+  }
+  if (highest == 0 || highest > kHighestPlausible) return kFirstAddress;
+  return (highest + kSlack) / kAlignment * kAlignment;
+}
+
+}  // namespace
+
+SimulatedDevice::SimulatedDevice(const MemoryTrace& trace, std::uint64_t capacity_bytes)
+    : capacity_bytes_(capacity_bytes), next_address_(first_address(trace)) {}
+
+std::uint64_t SimulatedDevice::room_bytes() const {
+  const std::uint64_t limit = std::min(capacity_bytes_, kExbibyte);
+  return limit - std::min(limit, counters.reserved_bytes);
+}
+
+bool SimulatedDevice::try_obtain(std::uint64_t bytes, std::uint64_t handles) {
+  if (bytes > room_bytes()) return false;
+  adopt(bytes);
+  counters.driver_allocations += handles;
+  return true;
+}
+
+void SimulatedDevice::adopt(std::uint64_t bytes) {
+  counters.reserved_bytes += bytes;
+  counters.peak_reserved_bytes = std::max(counters.peak_reserved_bytes, counters.reserved_bytes);
+}
+
+void SimulatedDevice::give_back(std::uint64_t bytes) {
+  SLUICE_CHECK(bytes <= counters.reserved_bytes);
+  counters.reserved_bytes -= bytes;
+}
+
+std::uint64_t SimulatedDevice::overlap_end(std::uint64_t address, std::uint64_t bytes) const {
+  const auto after = ranges_.lower_bound(address);
+  if (after != ranges_.end() && after->first - address < bytes) return after->second;
+  if (after == ranges_.begin()) return 0;
+  const auto before = std::prev(after);
+  return before->second > address ? before->second : 0;
+}
+
+std::uint64_t SimulatedDevice::reserve_addresses(std::uint64_t bytes, std::uint64_t wanted) {
+  const bool fits = wanted != 0 && wanted <= UINT64_MAX - bytes && overlap_end(wanted, bytes) == 0;
+  std::uint64_t address = wanted;
+  if (!fits) {
+    address = next_address_;
+    while (const std::uint64_t end = overlap_end(address, bytes)) {
+      address = (end + kAlignment - 1) / kAlignment * kAlignment;
+    }
+    SLUICE_CHECK(address <= UINT64_MAX - kAlignment - bytes);
+    next_address_ = (address + bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  ranges_.emplace(address, address + bytes);
+  return address;
+}
+
+void SimulatedDevice::release_addresses(std::uint64_t address) {
+  SLUICE_CHECK(ranges_.erase(address) == 1);
+}
+
+}  // namespace sluice
