@@ -273,6 +273,12 @@ Block* CachingAllocator::allocate_slowly(StreamPool& pool, std::uint64_t bytes) 
 }
 
 Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t bytes) {
+  std::uint64_t used_bytes = bytes;
+  for (const StreamPool& one : pools_)
+    used_bytes += one.small.used_bytes() + one.large.used_bytes();
+  const auto roomy_bytes =
+      static_cast<std::uint64_t>(static_cast<double>(used_bytes) * (1.0 + options_.growth_slack));
+  unstitched_pages_ = std::max(unstitched_pages_, roomy_bytes / page_bytes_);
   PageMover mover(*this, pool);
   if (Block* const block = mover.make_room(bytes, false)) return block;
   pages_.trim();  // handles of the other size that nobody uses

@@ -40,7 +40,10 @@ struct CachingAllocatorOptions {
   std::uint64_t soft_cap_bytes = UINT64_MAX;
   // Pages mapped a second time between two begin_step() in order not to grow; beyond it the pool
   // grows while it can.
-  std::uint64_t remap_budget_pages = 4096;
+  std::uint64_t remap_budget_pages = 8192;
+  // Below the most that was in use at once, and this share more, it grows rather than move pages: a
+  // little room saves most of the moves.
+  double growth_slack = 1.0 / 64;
   std::uint64_t thread_cache_bytes = 4 * kMiB;  // for each thread
   std::uint64_t segment_bytes = 64 * kGiB;      // addresses reserved at a time
 };
@@ -153,6 +156,7 @@ class CachingAllocator {
   std::vector<PhysicalPage*> spare_;  // records without memory
   std::vector<EvictionCallback> callbacks_;
   std::uint64_t remaps_left_ = 0;
+  std::uint64_t unstitched_pages_ = 0;  // held without moving any: see growth_slack
   std::uint64_t held_pages_ = 0;
   std::uint64_t peak_pages_ = 0;
   std::uint64_t slow_count_ = 0;

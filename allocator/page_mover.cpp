@@ -14,35 +14,57 @@ void PageMover::collect_victims() {
     if (!pool.movable) continue;
     for (BlockSpace* space : {&pool.small, &pool.large}) {
       space->visit_large_free([&](Block* block) {
-        victims_.emplace(block->address, Victim{block, &pool, space});
+        const std::uint64_t first = space->first_page(*block);
+        const std::uint64_t bytes = space->page_count(*block) * allocator_.page_bytes_;
+        add_victim({block, &pool, space, first + bytes}, first);
         return true;
       });
     }
   }
 }
 
-PageMover::Victims::iterator PageMover::find_victim(std::uint64_t address) {
-  auto after = victims_.upper_bound(address);
+void PageMover::add_victim(const Victim& victim, std::uint64_t first) {
+  if (first < victim.end) victims_.emplace(first, victim);
+}
+
+PageMover::Victims::iterator PageMover::find_victim(std::uint64_t page_address) {
+  const auto after = victims_.upper_bound(page_address);
   if (after == victims_.begin()) return victims_.end();
   const auto victim = std::prev(after);
-  const Block& block = *victim->second.block;
-  const bool holds = address + allocator_.page_bytes_ <= block.address + block.bytes;
-  return holds ? victim : victims_.end();
+  return page_address < victim->second.end ? victim : victims_.end();
 }
 
-std::uint64_t PageMover::victim_pages() const {
-  std::uint64_t pages = 0;
-  for (const auto& [address, victim] : victims_) pages += victim.space->page_count(*victim.block);
-  return pages;
+std::uint64_t PageMover::pages_of(const Victims::value_type& victim) const {
+  return (victim.second.end - victim.first) / allocator_.page_bytes_;
 }
 
-void PageMover::spare_run(Block* block) {
-  while (block->previous != nullptr && block->previous->kind != BlockKind::kUsed) {
-    block = block->previous;
+void PageMover::set_window(Block* block, std::uint64_t begin, std::uint64_t end) {
+  run_ = block;
+  while (run_->previous != nullptr && run_->previous->kind != BlockKind::kUsed) {
+    run_ = run_->previous;
   }
-  for (; block != nullptr && block->kind != BlockKind::kUsed; block = block->next) {
-    victims_.erase(block->address);
+  const std::uint64_t page_bytes = allocator_.page_bytes_;
+  const std::uint64_t window_begin = begin / page_bytes * page_bytes;
+  const std::uint64_t window_end = round_up(end, page_bytes);
+  for (Block* one = run_; one != nullptr && one->kind != BlockKind::kUsed; one = one->next) {
+    if (one->kind != BlockKind::kFree) continue;
+    const auto found = victims_.find(round_up(one->address, page_bytes));
+    if (found == victims_.end()) continue;
+    const std::uint64_t first = found->first;
+    Victim before = found->second;
+    Victim after = before;
+    before.block = after.block = nullptr;
+    victims_.erase(found);
+    before.end = std::min(before.end, window_begin);
+    add_victim(before, first);
+    add_victim(after, std::max(first, window_end));
   }
+}
+
+Block* PageMover::block_in_run(std::uint64_t address) const {
+  Block* block = run_;
+  while (block->address + block->bytes <= address) block = block->next;
+  return block;
 }
 
 void PageMover::add_segment(BlockSpace& space, std::uint64_t bytes) {
@@ -80,9 +102,9 @@ Block* PageMover::make_room(std::uint64_t bytes, bool by_all_means) {
     window = space.find_window(bytes, cost);
   }
   SLUICE_CHECK(window.has_value());
-  spare_run(window->first);
   const std::uint64_t page_bytes = allocator_.page_bytes_;
   const std::uint64_t end = window->address + bytes;
+  set_window(window->first, window->address, end);
   std::vector<std::uint64_t> missing;
   for (const Block* block = window->first; block != nullptr && block->address < end;
        block = block->next) {
@@ -91,19 +113,17 @@ Block* PageMover::make_room(std::uint64_t bytes, bool by_all_means) {
     const std::uint64_t high = std::min(block->address + block->bytes, end);
     for (std::uint64_t page = low; page < high; page += page_bytes) missing.push_back(page);
   }
-  Block* cursor = window->first;
   for (std::size_t i = 0; i < missing.size(); ++i) {
-    while (cursor->address + cursor->bytes <= missing[i]) cursor = cursor->next;
-    PageSlot& slot = cursor->segment->slot_at(missing[i]);
+    PageSlot& slot = run_->segment->slot_at(missing[i]);
     const std::uint64_t wanted_pages = missing.size() - i;
-    const bool has_page = reclaim(slot) ||
-                          (allocator_.remaps_left_ > 0 && steal(slot, wanted_pages)) ||
+    const bool grows = allocator_.held_pages_ < allocator_.unstitched_pages_;
+    const bool steals = !grows && allocator_.remaps_left_ > 0;
+    const bool has_page = reclaim(slot) || (steals && steal(slot, wanted_pages)) ||
                           take_fresh(slot) || (by_all_means && steal(slot, wanted_pages));
     if (!has_page) return nullptr;
-    cursor = space.fill(cursor, missing[i]);
+    space.fill(block_in_run(missing[i]), missing[i]);
   }
-  while (cursor->address + cursor->bytes <= window->address) cursor = cursor->next;
-  return space.take(cursor, window->address, bytes);
+  return space.take(block_in_run(window->address), window->address, bytes);
 }
 
 bool PageMover::reclaim(PageSlot& slot) {
@@ -121,12 +141,11 @@ bool PageMover::steal(PageSlot& slot, std::uint64_t wanted_pages) {
   if (victim == victims_.end()) victim = choose_victim(wanted_pages);
   if (victim == victims_.end()) return false;
   current_victim_ = victim->first;
-  const BlockSpace& space = *victim->second.space;
-  const Block& block = *victim->second.block;
-  // From the end, so that the rest is still the block that begins here.
-  const std::uint64_t page_address =
-      space.first_page(block) + (space.page_count(block) - 1) * allocator_.page_bytes_;
-  PageSlot& from = block.segment->slot_at(page_address);
+  // From the end, so that the rest still begins where it did.
+  const std::uint64_t page_address = victim->second.end - allocator_.page_bytes_;
+  const Block* const block =
+      victim->second.block != nullptr ? victim->second.block : run_;  // of the same segment
+  PageSlot& from = block->segment->slot_at(page_address);
   show(slot, *from.page);
   move(victim, from, slot);
   ++allocator_.remaps_;
@@ -164,8 +183,7 @@ PageMover::Victims::iterator PageMover::choose_victim(std::uint64_t wanted_pages
   auto best = victims_.end();
   std::uint64_t best_pages = 0;
   for (auto victim = victims_.begin(); victim != victims_.end(); ++victim) {
-    const std::uint64_t pages = victim->second.space->page_count(*victim->second.block);
-    if (pages == 0) continue;
+    const std::uint64_t pages = pages_of(*victim);
     if (best != victims_.end()) {
       const bool own = victim->second.pool == &requester_;
       const bool best_own = best->second.pool == &requester_;
@@ -183,22 +201,21 @@ PageMover::Victims::iterator PageMover::choose_victim(std::uint64_t wanted_pages
 }
 
 void PageMover::move(Victims::iterator victim, PageSlot& from, PageSlot& slot) {
-  const Victim giver = victim->second;
-  const std::uint64_t begin = giver.block->address;
-  const std::uint64_t end = begin + giver.block->bytes;
+  Victim giver = victim->second;
+  const std::uint64_t first = victim->first;
   const std::uint64_t page_address = from.segment->address_of(from);
   from.busy_until = event_of(*giver.pool);
   slot.busy_until = nullptr;
   slot.page->holder = &slot;
   victims_.erase(victim);
-  Block* const hollow = giver.space->hollow(giver.block, page_address);
-  // What is left of the victim lies on either side of the hollow page.
-  for (Block* rest : {hollow->previous, hollow->next}) {
-    if (rest == nullptr || rest->kind != BlockKind::kFree) continue;
-    if (rest->address >= begin && rest->address < end) {
-      victims_.emplace(rest->address, Victim{rest, giver.pool, giver.space});
-    }
-  }
+  const bool in_run = giver.block == nullptr;
+  Block* const block = in_run ? block_in_run(page_address) : giver.block;
+  const Block* const hollow = giver.space->hollow(block, page_address);
+  Victim after = giver;
+  if (!in_run) after.block = hollow->next;
+  giver.end = page_address;
+  add_victim(giver, first);
+  add_victim(after, page_address + allocator_.page_bytes_);
 }
 
 void PageMover::show(PageSlot& slot, PhysicalPage& page) {
@@ -261,7 +278,9 @@ bool PageMover::wait_for_pending(std::uint64_t bytes) {
   collect_victims();
   const std::uint64_t whole_pages =
       round_up(bytes, allocator_.page_bytes_) / allocator_.page_bytes_;
-  const std::uint64_t found_pages = std::min(victim_pages(), whole_pages - 1);
+  std::uint64_t found_pages = 0;
+  for (const auto& victim : victims_) found_pages += pages_of(victim);
+  found_pages = std::min(found_pages, whole_pages - 1);
   const std::uint64_t missing_pages = whole_pages - found_pages;
   std::sort(candidates.begin(), candidates.end(),
             [](const Candidate& a, const Candidate& b) { return a.bytes > b.bytes; });

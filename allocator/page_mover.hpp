@@ -26,17 +26,23 @@ class PageMover {
   bool wait_for_pending(std::uint64_t bytes);
 
  private:
+  // Whole pages that nobody needs, [first, end), inside one free block.
   struct Victim {
-    Block* block;
+    Block* block;  // that holds `first`; null in the run of the window, whose blocks change
     StreamPool* pool;
     BlockSpace* space;
+    std::uint64_t end;
   };
-  using Victims = std::map<std::uint64_t, Victim>;  // free blocks with whole pages, by address
+  using Victims = std::map<std::uint64_t, Victim>;  // by first
 
   void collect_victims();
-  Victims::iterator find_victim(std::uint64_t address);  // that holds the whole page at `address`
-  std::uint64_t victim_pages() const;
-  void spare_run(Block* block);  // the free blocks around the window are no victims
+  void add_victim(const Victim& victim, std::uint64_t first);
+  Victims::iterator find_victim(std::uint64_t page_address);
+  std::uint64_t pages_of(const Victims::value_type& victim) const;
+  // From now on the pages of [begin, end) are wanted, and no victims; the blocks around them are
+  // found anew each time.
+  void set_window(Block* block, std::uint64_t begin, std::uint64_t end);
+  Block* block_in_run(std::uint64_t address) const;
   void add_segment(BlockSpace& space, std::uint64_t bytes);
   double cost_of(const AddressSegment& segment, std::uint64_t page_address);
   // Gives the slot a page by one of three ways; false: there is none.
@@ -44,7 +50,7 @@ class PageMover {
   bool steal(PageSlot& slot, std::uint64_t wanted_pages);
   bool take_fresh(PageSlot& slot);
   Victims::iterator choose_victim(std::uint64_t wanted_pages);
-  // The holder's page goes to `slot`, which shows it already or is made to.
+  // The page that `from` holds goes to `slot`, which shows it already.
   void move(Victims::iterator victim, PageSlot& from, PageSlot& slot);
   void show(PageSlot& slot, PhysicalPage& page);  // maps
   // A point in the pool's stream behind all that may use its free memory; the requester's stream
@@ -54,7 +60,9 @@ class PageMover {
   CachingAllocator& allocator_;
   StreamPool& requester_;
   Victims victims_;
-  std::uint64_t current_victim_ = 0;  // address
+  std::uint64_t current_victim_ = 0;  // its first page
+  // The first of the free and hollow blocks around the window: its record stays while they change.
+  Block* run_ = nullptr;
   std::map<StreamPool*, std::shared_ptr<Event>> events_;
 };
 

@@ -6,7 +6,7 @@
 
 namespace sluice {
 
-CachingAllocator::CachingAllocator(const MemoryTrace& trace, std::uint64_t capacity_bytes,
+TorchAllocator::TorchAllocator(const MemoryTrace& trace, std::uint64_t capacity_bytes,
                                    CachingSegments segments)
     : trace_(trace),
       device_(trace, capacity_bytes),
@@ -17,7 +17,7 @@ CachingAllocator::CachingAllocator(const MemoryTrace& trace, std::uint64_t capac
   adopt_initial();
 }
 
-std::optional<std::uint64_t> CachingAllocator::allocate(std::uint32_t id) {
+std::optional<std::uint64_t> TorchAllocator::allocate(std::uint32_t id) {
   const TraceAllocation& wanted = trace_.allocations[id];
   if (wanted.bytes >= kExbibyte) return std::nullopt;
   const std::uint64_t bytes = round_(wanted.bytes);
@@ -37,7 +37,7 @@ std::optional<std::uint64_t> CachingAllocator::allocate(std::uint32_t id) {
   return block->address;
 }
 
-void CachingAllocator::free(std::uint32_t id, bool pending) {
+void TorchAllocator::free(std::uint32_t id, bool pending) {
   CachingBlock* const block = blocks_by_id_[id];
   SLUICE_CHECK(block != nullptr && block->allocated);
   block->allocated = false;
@@ -50,7 +50,7 @@ void CachingAllocator::free(std::uint32_t id, bool pending) {
   free_block(block);
 }
 
-void CachingAllocator::complete(std::uint32_t id) {
+void TorchAllocator::complete(std::uint32_t id) {
   CachingBlock* const block = blocks_by_id_[id];
   if (block == nullptr) return;  // a synchronisation came first
   SLUICE_CHECK(block->pending);
@@ -59,7 +59,7 @@ void CachingAllocator::complete(std::uint32_t id) {
   free_block(block);
 }
 
-CachingPool* CachingAllocator::pool_of(std::uint64_t pool, bool is_small) {
+CachingPool* TorchAllocator::pool_of(std::uint64_t pool, bool is_small) {
   if (pool == 0) return is_small ? &pools_.small : &pools_.large;
   const auto [found, is_new] = private_pools_.try_emplace(pool);
   PoolPair& pair = found->second;
@@ -71,7 +71,7 @@ CachingPool* CachingAllocator::pool_of(std::uint64_t pool, bool is_small) {
 }
 
 // get_free_block.
-CachingBlock* CachingAllocator::find_free(const Request& request) {
+CachingBlock* TorchAllocator::find_free(const Request& request) {
   auto& blocks = request.pool->blocks;
   CachingBlock key;
   key.stream = request.stream;
@@ -99,7 +99,7 @@ CachingBlock* CachingAllocator::find_free(const Request& request) {
 }
 
 // alloc_block.
-CachingBlock* CachingAllocator::obtain(const Request& request) {
+CachingBlock* TorchAllocator::obtain(const Request& request) {
   if (segments_ == CachingSegments::kExpandable) return obtain_expandable(request);
   const std::uint64_t bytes = caching_segment_bytes(request.bytes);
   if (!device_.try_obtain(bytes)) return nullptr;
@@ -111,7 +111,7 @@ CachingBlock* CachingAllocator::obtain(const Request& request) {
   return store_.make(block);
 }
 
-bool CachingAllocator::should_split(const CachingBlock& block, std::uint64_t bytes) const {
+bool TorchAllocator::should_split(const CachingBlock& block, std::uint64_t bytes) const {
   const std::uint64_t remaining = block.bytes - bytes;
   if (block.pool->is_small || segments_ == CachingSegments::kExpandable) {
     return remaining >= kCachingMinBlock;
@@ -120,7 +120,7 @@ bool CachingAllocator::should_split(const CachingBlock& block, std::uint64_t byt
 }
 
 // The front of a block; the rest stays behind as a free one.
-CachingBlock* CachingAllocator::split(CachingBlock* block, std::uint64_t bytes) {
+CachingBlock* TorchAllocator::split(CachingBlock* block, std::uint64_t bytes) {
   CachingBlock* const front = store_.make(*block);
   front->bytes = bytes;
   front->splice(block->prev, block);
@@ -130,7 +130,7 @@ CachingBlock* CachingAllocator::split(CachingBlock* block, std::uint64_t bytes) 
   return front;
 }
 
-void CachingAllocator::free_block(CachingBlock* block) {
+void TorchAllocator::free_block(CachingBlock* block) {
   CachingBlock* const prev = block->prev;
   CachingBlock* const next = block->next;
   try_merge(block, prev);
@@ -139,7 +139,7 @@ void CachingAllocator::free_block(CachingBlock* block) {
 }
 
 // try_merge_blocks: `from`, a neighbour or null, becomes part of `into`.
-bool CachingAllocator::try_merge(CachingBlock* into, CachingBlock* from) {
+bool TorchAllocator::try_merge(CachingBlock* into, CachingBlock* from) {
   if (from == nullptr || !from->is_free() || into->mapped != from->mapped) return false;
   if (from->mapped) {
     from->pool->blocks.erase(from);

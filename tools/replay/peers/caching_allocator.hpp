@@ -26,9 +26,9 @@ namespace sluice {
 
 enum class CachingSegments : std::uint8_t { kFixed, kExpandable };
 
-class CachingAllocator final : public ReplayPolicy {
+class TorchAllocator final : public ReplayPolicy {
  public:
-  CachingAllocator(const MemoryTrace& trace, std::uint64_t capacity_bytes,
+  TorchAllocator(const MemoryTrace& trace, std::uint64_t capacity_bytes,
                    CachingSegments segments);
 
   std::optional<std::uint64_t> allocate(std::uint32_t id) override;

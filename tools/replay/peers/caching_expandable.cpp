@@ -14,14 +14,14 @@ constexpr std::uint64_t kUnboundedDevice = std::uint64_t{4} << 40;
 }  // namespace
 
 // 1 1/8 of the device, so that pages unmapped early in the segment may come again at its end.
-std::uint64_t CachingAllocator::address_space_bytes(std::uint64_t page_bytes) const {
+std::uint64_t TorchAllocator::address_space_bytes(std::uint64_t page_bytes) const {
   const std::uint64_t device_bytes = std::min(device_.capacity_bytes(), kUnboundedDevice);
   return round_up(device_bytes + device_bytes / 8, page_bytes);
 }
 
 // find_expandable_block: the lowest address of the stream where unmapped pages, with a free block
 // before them or free blocks between them, make up the request; else a new segment.
-CachingBlock* CachingAllocator::find_expandable(const Request& request) {
+CachingBlock* TorchAllocator::find_expandable(const Request& request) {
   auto& unmapped = request.pool->unmapped;
   const auto has_room = [&](const CachingBlock* block) {
     std::uint64_t bytes = 0;
@@ -56,7 +56,7 @@ CachingBlock* CachingAllocator::find_expandable(const Request& request) {
 
 // Maps the pages that hold the first `bytes` of an unmapped block and joins them with what is free
 // beside them; false, and nothing mapped, where memory ran out.
-bool CachingAllocator::map_block(CachingBlock* block, std::uint64_t bytes) {
+bool TorchAllocator::map_block(CachingBlock* block, std::uint64_t bytes) {
   const std::uint64_t page_bytes = block->segment->page_bytes;
   const std::uint64_t mapped_bytes = round_up(bytes, page_bytes);
   if (!device_.try_obtain(mapped_bytes, mapped_bytes / page_bytes)) return false;
@@ -78,7 +78,7 @@ bool CachingAllocator::map_block(CachingBlock* block, std::uint64_t bytes) {
 }
 
 // try_allocate_expandable_block. Pages that were mapped before memory ran out stay.
-CachingBlock* CachingAllocator::obtain_expandable(const Request& request) {
+CachingBlock* TorchAllocator::obtain_expandable(const Request& request) {
   CachingBlock* block = find_expandable(request);
   // The device's end may be nearer than the request's: such a segment is too short for it.
   if (!block->mapped && !map_block(block, std::min(block->bytes, request.bytes))) return nullptr;
@@ -95,7 +95,7 @@ CachingBlock* CachingAllocator::obtain_expandable(const Request& request) {
 }
 
 // Unmaps the whole pages inside a free block; what lies before and after them stays free.
-void CachingAllocator::unmap_block(CachingBlock* block) {
+void TorchAllocator::unmap_block(CachingBlock* block) {
   const ExpandableSegment& segment = *block->segment;
   const std::uint64_t begin =
       segment.address + round_up(block->address - segment.address, segment.page_bytes);
@@ -127,7 +127,7 @@ void CachingAllocator::unmap_block(CachingBlock* block) {
   pool.unmapped.insert(block);
 }
 
-void CachingAllocator::release_segment(CachingBlock* block) {
+void TorchAllocator::release_segment(CachingBlock* block) {
   SLUICE_CHECK(!block->mapped && block->bytes == block->segment->bytes);
   block->pool->unmapped.erase(block);
   device_.release_addresses(block->address);

@@ -11,14 +11,14 @@
 
 namespace sluice {
 
-struct CachingAllocator::InitialRange {
+struct TorchAllocator::InitialRange {
   std::uint64_t address = 0;
   std::uint64_t end = 0;
   std::uint64_t page_bytes = 0;       // 0: a fixed segment
   std::vector<std::size_t> segments;  // of the trace, by address
 };
 
-void CachingAllocator::adopt_initial() {
+void TorchAllocator::adopt_initial() {
   const auto& segments = trace_.initial_segments;
   std::vector<std::size_t> order(segments.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -53,7 +53,7 @@ void CachingAllocator::adopt_initial() {
   for (const InitialRange& range : ranges) adopt_range(range);
 }
 
-void CachingAllocator::adopt_range(const InitialRange& range) {
+void TorchAllocator::adopt_range(const InitialRange& range) {
   const SnapshotSegment& first = trace_.initial_segments[range.segments.front()];
   const std::uint64_t span = range.end - range.address;
   SLUICE_CHECK_MSG(device_.reserve_addresses(span, range.address) == range.address,
@@ -87,13 +87,13 @@ void CachingAllocator::adopt_range(const InitialRange& range) {
   append_unmapped(last, at, range.end);
 }
 
-CachingBlock* CachingAllocator::append_block(CachingBlock* last, const CachingBlock& value) {
+CachingBlock* TorchAllocator::append_block(CachingBlock* last, const CachingBlock& value) {
   CachingBlock* const block = store_.make(value);
   block->splice(last, nullptr);
   return block;
 }
 
-CachingBlock* CachingAllocator::append_segment(CachingBlock* last, std::size_t index,
+CachingBlock* TorchAllocator::append_segment(CachingBlock* last, std::size_t index,
                                                const CachingBlock& like) {
   const auto& blocks = trace_.initial_segments[index].blocks;
   for (std::size_t b = 0; b < blocks.size(); ++b) {

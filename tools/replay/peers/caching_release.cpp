@@ -8,7 +8,7 @@ namespace sluice {
 
 // release_available_cached_blocks: blocks too large to be split, just enough of them for the
 // request; one that serves alone, or the largest ones together.
-bool CachingAllocator::release_available(const Request& request) {
+bool TorchAllocator::release_available(const Request& request) {
   const std::uint64_t limit = trace_.max_split_bytes;
   if (limit == UINT64_MAX) return false;
   auto& blocks = request.pool->blocks;
@@ -40,7 +40,7 @@ bool CachingAllocator::release_available(const Request& request) {
 }
 
 // release_cached_blocks: every segment that is free as a whole, every page of expandable ones.
-void CachingAllocator::release_cached() {
+void TorchAllocator::release_cached() {
   ++device_.counters.flushes;
   ++device_.counters.synchronisations;
   complete_all_pending();
@@ -48,12 +48,12 @@ void CachingAllocator::release_cached() {
   release_blocks(pools_.small);
 }
 
-void CachingAllocator::complete_all_pending() {
+void TorchAllocator::complete_all_pending() {
   for (const std::uint32_t id : pending_ids_) complete(id);
   pending_ids_.clear();
 }
 
-void CachingAllocator::release_blocks(CachingPool& pool) {
+void TorchAllocator::release_blocks(CachingPool& pool) {
   std::vector<CachingBlock*> to_unmap;  // unmapping changes the set that is walked
   for (auto at = pool.blocks.begin(); at != pool.blocks.end();) {
     CachingBlock* const block = *at++;
@@ -69,7 +69,7 @@ void CachingAllocator::release_blocks(CachingPool& pool) {
   }
 }
 
-void CachingAllocator::release_block(CachingBlock* block) {
+void TorchAllocator::release_block(CachingBlock* block) {
   block->pool->blocks.erase(block);
   device_.give_back(block->bytes);
   device_.release_addresses(block->address);

@@ -20,11 +20,11 @@ NamedPolicy named(const char* name) {
 }  // namespace
 
 NamedPolicy native_policy() {
-  return named<CachingAllocator, CachingSegments::kFixed>("native");
+  return named<TorchAllocator, CachingSegments::kFixed>("native");
 }
 
 NamedPolicy expandable_policy() {
-  return named<CachingAllocator, CachingSegments::kExpandable>("expandable");
+  return named<TorchAllocator, CachingSegments::kExpandable>("expandable");
 }
 
 NamedPolicy bfc_policy() {
