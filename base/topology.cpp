@@ -1,52 +1,29 @@
 #include "base/topology.hpp"
 
-#include <hwloc.h>
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <fstream>
 #include <limits>
-#include <memory>
 #include <sstream>
 
 #include "base/cgroup.hpp"
 #include "base/error.hpp"
+#include "base/hwloc_handle.hpp"
 #include "base/units.hpp"
 
 namespace sluice {
 
 namespace {
 
-struct DestroyTopology {
-  void operator()(hwloc_topology_t topology) const { hwloc_topology_destroy(topology); }
-};
-using TopologyHandle = std::unique_ptr<hwloc_topology, DestroyTopology>;
-
-struct FreeBitmap {
-  void operator()(hwloc_bitmap_t bitmap) const { hwloc_bitmap_free(bitmap); }
-};
-using BitmapHandle = std::unique_ptr<hwloc_bitmap_s, FreeBitmap>;
-
-TopologyHandle load_topology() {
-  hwloc_topology_t raw = nullptr;
-  if (hwloc_topology_init(&raw) != 0) throw Error("hwloc could not start reading the topology");
-  TopologyHandle topology(raw);
-  if (hwloc_topology_load(raw) != 0) throw Error("hwloc could not read this machine's topology");
-  return topology;
-}
-
 // Cores that hold at least one processing unit of this process's affinity mask.
 int count_usable_cores(hwloc_topology_t topology) {
-  const BitmapHandle allowed(hwloc_bitmap_alloc());
-  if (!allowed) throw Error("hwloc had no memory for a CPU set");
-  if (hwloc_get_cpubind(topology, allowed.get(), HWLOC_CPUBIND_PROCESS) != 0) {
-    hwloc_bitmap_copy(allowed.get(), hwloc_topology_get_allowed_cpuset(topology));
-  }
+  const BitmapHandle usable = read_usable_cpus(topology);
   for (const hwloc_obj_type_t type : {HWLOC_OBJ_CORE, HWLOC_OBJ_PU}) {
     int cores = 0;
     hwloc_obj_t object = nullptr;
     while ((object = hwloc_get_next_obj_by_type(topology, type, object)) != nullptr) {
-      if (hwloc_bitmap_intersects(object->cpuset, allowed.get()) != 0) ++cores;
+      if (hwloc_bitmap_intersects(object->cpuset, usable.get()) != 0) ++cores;
     }
     if (cores > 0) return cores;  // some virtual machines show processing units but no cores
   }

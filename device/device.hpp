@@ -42,6 +42,7 @@ struct DeviceFacts {
   std::string name;     // "AMD EPYC ...", "NVIDIA H200"
   std::uint64_t capacity_bytes = 0;
   std::uint64_t granularity_bytes = kPageBytes;  // of physical blocks and mapping offsets
+  int numa_node = -1;  // OS index of the host's node that it hangs on; -1: none, or not known
 };
 
 // Counted by the device itself, independent of the ledger (law: plan = run is measured twice).

@@ -1,0 +1,51 @@
+// Owners of hwloc's objects, for the sources that call it.
+#pragma once
+
+#include <hwloc.h>
+
+#include <memory>
+#include <string>
+
+#include "base/error.hpp"
+
+namespace sluice {
+
+struct DestroyTopology {
+  void operator()(hwloc_topology_t topology) const { hwloc_topology_destroy(topology); }
+};
+using TopologyHandle = std::unique_ptr<hwloc_topology, DestroyTopology>;
+
+struct FreeBitmap {
+  void operator()(hwloc_bitmap_t bitmap) const { hwloc_bitmap_free(bitmap); }
+};
+using BitmapHandle = std::unique_ptr<hwloc_bitmap_s, FreeBitmap>;
+
+// This machine as the process may use it; or, where `synthetic` is not empty, the machine that it
+// describes (hwloc manual, "Synthetic topologies"), on which binding does nothing and succeeds.
+inline TopologyHandle load_topology(const std::string& synthetic = {}) {
+  hwloc_topology_t raw = nullptr;
+  if (hwloc_topology_init(&raw) != 0) throw Error("hwloc could not start reading the topology");
+  TopologyHandle topology(raw);
+  if (!synthetic.empty() && hwloc_topology_set_synthetic(raw, synthetic.c_str()) != 0) {
+    throw InputError("hwloc does not understand the synthetic topology '" + synthetic + "'");
+  }
+  if (hwloc_topology_load(raw) != 0) throw Error("hwloc could not read this machine's topology");
+  return topology;
+}
+
+inline BitmapHandle make_bitmap() {
+  BitmapHandle bitmap(hwloc_bitmap_alloc());
+  if (!bitmap) throw Error("hwloc had no memory for a set");
+  return bitmap;
+}
+
+// The processing units of this process's affinity mask.
+inline BitmapHandle read_usable_cpus(hwloc_topology_t topology) {
+  BitmapHandle usable = make_bitmap();
+  if (hwloc_get_cpubind(topology, usable.get(), HWLOC_CPUBIND_PROCESS) != 0) {
+    hwloc_bitmap_copy(usable.get(), hwloc_topology_get_allowed_cpuset(topology));
+  }
+  return usable;
+}
+
+}  // namespace sluice
