@@ -161,7 +161,8 @@ class Device {
 
   // Plain device memory, 256-byte aligned.
   virtual RawBuffer allocate(std::uint64_t bytes) = 0;
-  // Makes host pages fast to copy (cudaHostRegister). data page-aligned.
+  // Makes host pages fast to copy (cudaHostRegister). data page-aligned. One copy may cross from a
+  // registration into the one that adjoins it; a driver that cannot do this is given two copies.
   virtual HostRegistration register_host(void* data, std::uint64_t bytes) = 0;
 
   // On a debugging device: the calling host thread touches [data, data + bytes); throws DeviceError

@@ -11,13 +11,15 @@ namespace sluice {
 // Resources belong to the inner device, so their release does not come through here.
 class FailingDevice final : public Device {
  public:
-  explicit FailingDevice(Device& inner) : inner_(inner) {}
+  explicit FailingDevice(Device& inner) : inner_(inner), facts_(inner.facts()) {}
   // The call number `call` from now on (0: the next) throws DeviceError; -1: none.
   void fail_call(std::int64_t call) { remaining_ = call; }
   // Calls that obtained something, or tried to.
   std::uint64_t calls() const { return calls_; }
 
-  const DeviceFacts& facts() const override { return inner_.facts(); }
+  void set_numa_node(int os_index) { facts_.numa_node = os_index; }
+
+  const DeviceFacts& facts() const override { return facts_; }
   DeviceCounters counters() const override { return inner_.counters(); }
   std::int64_t now_ns() const override { return inner_.now_ns(); }
   std::unique_ptr<Stream> create_stream(const std::string& name) override {
@@ -61,6 +63,7 @@ class FailingDevice final : public Device {
     }
   }
   Device& inner_;
+  DeviceFacts facts_;
   std::int64_t remaining_ = -1;
   std::uint64_t calls_ = 0;
 };

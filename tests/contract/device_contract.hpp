@@ -262,6 +262,32 @@ TYPED_TEST_P(DeviceContract, HostPagesAreRegisteredOnce) {
   EXPECT_EQ(this->device_->counters().peak_registered_bytes, kBytes);
 }
 
+// A large region is registered in pieces; those who copy do not know where they end.
+TYPED_TEST_P(DeviceContract, ACopyMayCrossAdjoiningRegistrations) {
+  constexpr std::uint64_t kPieceBytes = 64 * kKiB;
+  constexpr std::uint64_t kBytes = 3 * kPieceBytes;
+  const std::unique_ptr<std::byte, void (*)(void*)> pages(
+      static_cast<std::byte*>(std::aligned_alloc(4096, kBytes)), std::free);
+  ASSERT_NE(pages, nullptr);
+  const auto pattern = contract_pattern(kBytes, 11);
+  std::memcpy(pages.get(), pattern.data(), kBytes);
+  std::vector<HostRegistration> registrations;
+  for (std::uint64_t offset = 0; offset < kBytes; offset += kPieceBytes) {
+    registrations.push_back(this->device_->register_host(pages.get() + offset, kPieceBytes));
+  }
+  const RawBuffer buffer = this->device_->allocate(kBytes);
+  this->stream_->copy(buffer.data(), pages.get(), kBytes, CopyKind::kHostToDevice);
+  EXPECT_EQ(this->download(buffer.data(), kBytes), pattern);
+  std::memset(pages.get(), 0, kBytes);
+  // Begins and ends inside a piece, two borders between.
+  const std::uint64_t begin = kPieceBytes - 256;
+  const std::uint64_t bytes = kPieceBytes + 512;
+  this->stream_->copy(pages.get() + begin, buffer.data() + begin, bytes, CopyKind::kDeviceToHost);
+  this->stream_->synchronize(contract_deadline());
+  EXPECT_EQ(std::memcmp(pages.get() + begin, pattern.data() + begin, bytes), 0);
+  EXPECT_EQ(this->device_->counters().peak_registered_bytes, kBytes);
+}
+
 TYPED_TEST_P(DeviceContract, AStreamRunsInOrder) {
   constexpr int kEntries = 200;
   constexpr std::uint64_t kBytes = 4096;
@@ -469,10 +495,11 @@ REGISTER_TYPED_TEST_SUITE_P(DeviceContract, StatesItsFacts, CopiesCarryBytesAllW
                             AddressesCostNoMemory, ABlockKeepsItsBytesWhenItMoves,
                             AliasesShowTheSameBytes, ScatteredBlocksMakeOneContiguousRange,
                             MapRefusesAWrongPlaceAndChangesNothing, HandlesMoveWithoutReleasing,
-                            HostPagesAreRegisteredOnce, AStreamRunsInOrder,
-                            DestroyingAStreamDrainsIt, AnUnrecordedEventHoldsNothingUp,
-                            EventTimesFollowTheStream, RecordingAgainReplacesThePoint,
-                            WaitMeansThePointOfTheTimeOfTheCall, EventsOrderStreamsUnderManySeeds,
-                            AFailurePoisonsItsStreamOnly, AFailureFollowsTheEventsThatCarryIt);
+                            HostPagesAreRegisteredOnce, ACopyMayCrossAdjoiningRegistrations,
+                            AStreamRunsInOrder, DestroyingAStreamDrainsIt,
+                            AnUnrecordedEventHoldsNothingUp, EventTimesFollowTheStream,
+                            RecordingAgainReplacesThePoint, WaitMeansThePointOfTheTimeOfTheCall,
+                            EventsOrderStreamsUnderManySeeds, AFailurePoisonsItsStreamOnly,
+                            AFailureFollowsTheEventsThatCarryIt);
 
 }  // namespace sluice
