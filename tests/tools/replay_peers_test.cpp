@@ -251,6 +251,13 @@ TEST(ExpandablePeer, MapsWholePagesAndGrowsInPlace) {
   EXPECT_EQ(peer.counters().driver_allocations, 3u);
 }
 
+TEST(ExpandablePeer, AFreeEndCountsTowardsWhatIsMapped) {
+  PeerScript peer(expandable_policy(), mebibytes({5, 30}));
+  const std::uint64_t first = peer.allocate(0);
+  EXPECT_EQ(peer.allocate(1), first + 5 * kMiB);  // 15 are free, 15 more: one page
+  EXPECT_EQ(peer.reserved(), 40 * kMiB);
+}
+
 TEST(ExpandablePeer, AFlushUnmapsWholePagesOnly) {
   // Pages end at 20 and 40; [12, 24) is live, so neither is free as a whole.
   PeerScript peer(expandable_policy(), mebibytes({12, 12}));
@@ -325,7 +332,8 @@ TEST(ExpandablePeer, GrowsTheSegmentThatTheTraceBeginsWith) {
 }
 
 TEST(ExpandablePeer, RangesOfOneSegmentAreFoundAgain) {
-  // Two mapped ranges of 20, at 0 and 60, all live: the gap of 40 between them is mapped first.
+  // Two mapped ranges of 20, at 0 and 60, all live. Once the second is free, the
+  // gap of 40 before it and its own 20 serve 50.
   MemoryTrace trace;
   for (const std::uint64_t at : {kGiB, kGiB + 60 * kMiB}) {
     trace.initial_segments.push_back(
@@ -335,9 +343,12 @@ TEST(ExpandablePeer, RangesOfOneSegmentAreFoundAgain) {
          .blocks = {{at, 20 * kMiB, 20 * kMiB, BlockState::kAllocated}}});
   }
   trace.initial_ids = {{0}, {1}};
-  PeerScript peer(expandable_policy(), mebibytes({20, 20, 35, 35}), UINT64_MAX, trace);
+  PeerScript peer(expandable_policy(), mebibytes({20, 20, 50, 15}), UINT64_MAX, trace);
+  peer.free(1);
   EXPECT_EQ(peer.allocate(2), kGiB + 20 * kMiB);
-  EXPECT_EQ(peer.allocate(3), kGiB + 80 * kMiB);
+  EXPECT_EQ(peer.reserved(), 80 * kMiB);
+  EXPECT_EQ(peer.allocate(3), kGiB + 70 * kMiB);
+  EXPECT_EQ(peer.reserved(), 100 * kMiB);
 }
 
 TEST(ExpandablePeer, FixedSegmentsOfThePastStayInUse) {
@@ -372,11 +383,11 @@ TEST(BfcPeer, AChunkIsSplitFromTwiceTheSizeOrWith128MiBToSpare) {
   peer.allocate(2);
   EXPECT_EQ(peer.reserved(), 512 * kMiB);
 
-  PeerScript other(bfc_policy(), mebibytes({1000, 600, 400}));
+  PeerScript other(bfc_policy(), mebibytes({1000, 850, 100}));
   const std::uint64_t begin = other.allocate(0);  // 1024
   other.free(0);
-  EXPECT_EQ(other.allocate(1), begin);               // 424 to spare: split
-  EXPECT_EQ(other.allocate(2), begin + 600 * kMiB);  // 424 < 800, 24 to spare: whole
+  EXPECT_EQ(other.allocate(1), begin);               // 174 to spare: split
+  EXPECT_EQ(other.allocate(2), begin + 850 * kMiB);  // 174 < 200, 74 to spare: whole
   EXPECT_EQ(other.reserved(), kGiB);
 }
 
@@ -551,19 +562,21 @@ TEST(GmLakePeer, AStitchedBlockInPartLeavesTheOtherPagesFree) {
 }
 
 TEST(GmLakePeer, AFlushUnderAStitchedBlockInUseTakesItsUnusedPages) {
-  // Stitched from 300 and 300; 300 of it are in use, all of one part: the other part goes back, and
-  // the stitched block with it, once its holder is done.
-  PeerScript peer(gmlake_policy(), mebibytes({300, 300, 600, 310, 302, 600}));
-  peer.allocate(0);
-  peer.allocate(1);
-  peer.free(0);
-  peer.free(1);
-  const std::uint64_t stitched = peer.allocate(2);
-  peer.free(2);
-  EXPECT_EQ(peer.allocate(3), stitched);
-  peer.policy().flush();
-  EXPECT_EQ(peer.reserved(), 600 * kMiB);  // 310 reaches into the second part
+  // Stitched from three parts of 300; 520 of it are in use, so the third part goes back, and the
+  // stitched block is no more once its holder is done.
+  PeerScript peer(gmlake_policy(), mebibytes({300, 300, 300, 900, 520, 900}));
+  for (std::uint32_t id : {0, 1, 2}) peer.allocate(id);
+  for (std::uint32_t id : {0, 1, 2}) peer.free(id);
+  const std::uint64_t stitched = peer.allocate(3);
+  EXPECT_EQ(peer.reserved(), 900 * kMiB);
   peer.free(3);
+  EXPECT_EQ(peer.allocate(4), stitched);
+  peer.policy().flush();
+  EXPECT_EQ(peer.reserved(), 600 * kMiB);
+  peer.free(4);
+  EXPECT_NE(peer.allocate(5), stitched);
+  EXPECT_EQ(peer.reserved(), 1500 * kMiB);
+  peer.free(5);
   peer.policy().flush();
   EXPECT_EQ(peer.reserved(), 0u);
 }
