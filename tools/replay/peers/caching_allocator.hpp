@@ -1,6 +1,7 @@
 // The rules of PyTorch's CUDACachingAllocator (DeviceCachingAllocator of c10/cuda/
-// CUDACachingAllocator.cpp, read in versions 2.2 to 2.6), with expandable_segments off or on; other
-// settings are the trace's. Known differences:
+// CUDACachingAllocator.cpp), with expandable_segments off or on; other settings are the trace's.
+// Random traces gave the addresses and reserved bytes of the 2.6.0 release's own library, run over
+// a CUDA runtime that only counts. Known differences:
 // - A block whose events are done is free at complete(), not at the next malloc: no request comes
 //   between. One stream's events do not hold up those behind them: the trace names no such stream.
 // - An allocation in a private pool is taken to be made under a capture, so it never makes the
@@ -8,7 +9,7 @@
 // - max_non_split_rounding_mb and large_segment_size_mb have their defaults (20 MiB both), and
 //   garbage_collection_threshold is off, for traces do not carry them.
 // - With expandable segments and max_split_size, release_available_cached_blocks passes over
-//   expandable blocks; versions before 2.4 stop there with an assertion.
+//   expandable blocks; some older versions stop there with an assertion.
 // - The original also keeps hash tables of live blocks, which a dense index replaces here.
 #pragma once
 
