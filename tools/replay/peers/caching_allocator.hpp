@@ -1,7 +1,10 @@
 // The rules of PyTorch's CUDACachingAllocator (DeviceCachingAllocator of c10/cuda/
 // CUDACachingAllocator.cpp), with expandable_segments off or on; other settings are the trace's.
 // Random traces gave the addresses and reserved bytes of the 2.6.0 release's own library, run over
-// a CUDA runtime that only counts. Known differences:
+// a CUDA runtime that only counts. So did 2.15.0's with fixed segments, but for two changes that
+// are not followed here: of free blocks of one size it takes the oldest segment's, not the one of
+// the lowest address (the same where the record gives no addresses, as simulated ones go up), and
+// it gives back its cache under a capture too. Known differences:
 // - A block whose events are done is free at complete(), not at the next malloc: no request comes
 //   between. One stream's events do not hold up those behind them: the trace names no such stream.
 // - An allocation in a private pool is taken to be made under a capture, so it never makes the
