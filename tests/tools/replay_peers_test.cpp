@@ -4,21 +4,21 @@
 #include <memory>
 
 #include "tests/tools/peer_script.hpp"
-#include "tools/replay/peers/caching_sizes.hpp"
 #include "tools/replay/peers/peers.hpp"
+#include "tools/replay/peers/torch_sizes.hpp"
 
 namespace sluice::testing {
 namespace {
 
-TEST(CachingRounding, FiveHundredTwelveBytesUnlessDivided) {
+TEST(TorchRounding, FiveHundredTwelveBytesUnlessDivided) {
   MemoryTrace trace;
-  const CachingRounding plain(trace);
+  const TorchRounding plain(trace);
   EXPECT_EQ(plain(1), 512u);
   EXPECT_EQ(plain(512), 512u);
   EXPECT_EQ(plain(513), 1024u);
   EXPECT_EQ(plain(5 * kMiB + 1), 5 * kMiB + 512);
   trace.roundup_power2_divisions = 4;
-  const CachingRounding divided(trace);
+  const TorchRounding divided(trace);
   // At most 512 * 4 bytes: by 512 still. 3000 lies between 2048 and 4096, steps of 512; 5 MiB + 1
   // between 4 and 8 MiB, steps of 1 MiB.
   EXPECT_EQ(divided(2048), 2048u);
@@ -31,7 +31,7 @@ TEST(CachingRounding, FiveHundredTwelveBytesUnlessDivided) {
   trace.roundup_divisions_by_power[0] = 2;
   trace.roundup_divisions_by_power[3] = 8;
   trace.roundup_divisions_by_power[15] = 1;
-  const CachingRounding table(trace);
+  const TorchRounding table(trace);
   EXPECT_EQ(table(kMiB + 1), kMiB + kMiB / 2);
   EXPECT_EQ(table(600 * 1024), 768u * 1024);  // between 512 and 1024 KiB, one step of 256
   EXPECT_EQ(table(2 * kMiB + 1), 2 * kMiB + 512);

@@ -23,6 +23,8 @@ struct PolicyCounters {
   std::uint64_t remaps = 0;              // handles mapped again elsewhere
   std::uint64_t synchronisations = 0;    // times that the host waited for a stream
   std::uint64_t event_waits = 0;         // times that a stream was made to wait for another
+  std::uint64_t planned_count = 0;       // allocations answered from a plan
+  std::uint64_t fallback_count = 0;      // while there was a plan, but not by it
 };
 
 class ReplayPolicy {
@@ -44,6 +46,10 @@ class ReplayPolicy {
   // The caller asks for all cached memory to be given back (torch.cuda.empty_cache).
   virtual void flush() = 0;
   virtual PolicyCounters counters() const = 0;
+  // The same as counters().reserved_bytes; asked after every operation.
+  virtual std::uint64_t reserved_bytes() const { return counters().reserved_bytes; }
+  // Whether what the policy does from here on is to be scored: a plan is in use, or none is made.
+  virtual bool is_steady() const { return true; }
 };
 
 // A policy for `trace`, which must outlive it, holding what the trace holds before its first

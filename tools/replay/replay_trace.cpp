@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <map>
+#include <optional>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
@@ -46,45 +48,113 @@ class Placements {
   std::vector<std::uint64_t> addresses_;
 };
 
+std::uint64_t initial_live_bytes(const MemoryTrace& trace) {
+  std::uint64_t live_bytes = 0;
+  for (std::size_t s = 0; s < trace.initial_segments.size(); ++s) {
+    const std::vector<SnapshotBlock>& blocks = trace.initial_segments[s].blocks;
+    for (std::size_t b = 0; b < blocks.size(); ++b) {
+      if (blocks[b].state != BlockState::kAllocated) continue;
+      live_bytes += trace.allocations[trace.initial_ids[s][b]].bytes;
+    }
+  }
+  return live_bytes;
+}
+
+// Live and reserved bytes as a replay goes on, and their peaks.
+class Tally {
+ public:
+  Tally(const ReplayPolicy& policy, std::uint64_t live_bytes)
+      : policy_(policy), live_bytes_(live_bytes) {
+    outcome.peak_live_bytes = live_bytes;
+    step(0);
+  }
+  void grow(std::uint64_t bytes) {
+    live_bytes_ += bytes;
+    outcome.peak_live_bytes = std::max(outcome.peak_live_bytes, live_bytes_);
+    if (outcome.was_steady) look();
+  }
+  void shrink(std::uint64_t bytes) { live_bytes_ -= bytes; }
+  void step(std::size_t operation) {
+    if (outcome.was_steady || !policy_.is_steady()) return;
+    outcome.was_steady = true;
+    outcome.steady_from = operation;
+    before_ = policy_.counters();
+    look();
+  }
+  void finish() {
+    outcome.counters = policy_.counters();
+    outcome.peak_reserved_bytes = outcome.counters.peak_reserved_bytes;
+    if (!outcome.was_steady) return;
+    PolicyCounters& steady = outcome.steady_counters;
+    steady = outcome.counters;
+    steady.driver_allocations -= before_.driver_allocations;
+    steady.flushes -= before_.flushes;
+    steady.remaps -= before_.remaps;
+    steady.synchronisations -= before_.synchronisations;
+    steady.event_waits -= before_.event_waits;
+    steady.planned_count -= before_.planned_count;
+    steady.fallback_count -= before_.fallback_count;
+  }
+  std::uint64_t live_bytes() const { return live_bytes_; }
+
+  ReplayOutcome outcome;
+
+ private:
+  void look() {
+    outcome.steady_peak_live_bytes = std::max(outcome.steady_peak_live_bytes, live_bytes_);
+    outcome.steady_peak_reserved_bytes =
+        std::max(outcome.steady_peak_reserved_bytes, policy_.reserved_bytes());
+  }
+  const ReplayPolicy& policy_;
+  std::uint64_t live_bytes_;
+  PolicyCounters before_;
+};
+
 }  // namespace
 
 double ReplayOutcome::fragmentation() const {
-  if (peak_reserved_bytes == 0) return 0.0;
-  return 1.0 - static_cast<double>(peak_live_bytes) / static_cast<double>(peak_reserved_bytes);
+  if (steady_peak_reserved_bytes == 0) return 0.0;
+  return 1.0 - static_cast<double>(steady_peak_live_bytes) /
+                   static_cast<double>(steady_peak_reserved_bytes);
 }
 
 ReplayOutcome replay_trace(const MemoryTrace& trace, const NamedPolicy& policy,
-                           std::uint64_t capacity_bytes, std::vector<PlacedAllocation>* placed) {
-  ReplayOutcome outcome;
-  outcome.peak_live_bytes = peak_live_bytes(trace);
+                           std::uint64_t capacity_bytes, ReplayRecord* record) {
   const auto replayed = policy.make(trace, capacity_bytes);
   std::optional<Placements> placements;
-  if (placed != nullptr) placements.emplace(trace, *placed);
-  const auto begin = std::chrono::steady_clock::now();
+  if (record != nullptr) placements.emplace(trace, record->placed);
+  Tally tally(*replayed, initial_live_bytes(trace));
+  ReplayOutcome& outcome = tally.outcome;
   outcome.completed = true;
   for (std::size_t i = 0; i < trace.operations.size(); ++i) {
     const TraceOperation& operation = trace.operations[i];
+    const std::uint32_t id = operation.allocation;
     switch (operation.action) {
       case TraceAction::kAlloc: {
-        const auto address = replayed->allocate(operation.allocation);
+        const auto address = replayed->allocate(id);
         if (!address) {
           outcome.completed = false;
           outcome.failed_operation = i;
           break;
         }
-        if (placements) placements->add(operation.allocation, *address, i);
+        tally.grow(trace.allocations[id].bytes);
+        if (!placements) break;
+        placements->add(id, *address, i);
+        record->samples.push_back({i, tally.live_bytes(), replayed->reserved_bytes()});
         break;
       }
       case TraceAction::kFree:
       case TraceAction::kFreePending:
-        if (placements) placements->remove(operation.allocation, i);
-        replayed->free(operation.allocation, operation.action == TraceAction::kFreePending);
+        tally.shrink(trace.allocations[id].bytes);
+        if (placements) placements->remove(id, i);
+        replayed->free(id, operation.action == TraceAction::kFreePending);
         break;
       case TraceAction::kFreeCompleted:
-        replayed->complete(operation.allocation);
+        replayed->complete(id);
         break;
       case TraceAction::kStep:
         replayed->step();
+        tally.step(i);
         break;
       case TraceAction::kFlush:
         replayed->flush();
@@ -92,19 +162,49 @@ ReplayOutcome replay_trace(const MemoryTrace& trace, const NamedPolicy& policy,
     }
     if (!outcome.completed) break;
   }
-  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
-  outcome.seconds = taken.count();
   if (placements) placements->finish(trace.operations.size());
-  outcome.counters = replayed->counters();
-  outcome.peak_reserved_bytes = outcome.counters.peak_reserved_bytes;
+  tally.finish();
   return outcome;
 }
 
+double replay_seconds(const MemoryTrace& trace, const NamedPolicy& policy, int rounds) {
+  double least = std::numeric_limits<double>::infinity();
+  for (int round = 0; round < rounds; ++round) {
+    const auto replayed = policy.make(trace, std::numeric_limits<std::uint64_t>::max());
+    const auto begin = std::chrono::steady_clock::now();
+    for (const TraceOperation& operation : trace.operations) {
+      switch (operation.action) {
+        case TraceAction::kAlloc:
+          replayed->allocate(operation.allocation);
+          break;
+        case TraceAction::kFree:
+          replayed->free(operation.allocation, false);
+          break;
+        case TraceAction::kFreePending:
+          replayed->free(operation.allocation, true);
+          break;
+        case TraceAction::kFreeCompleted:
+          replayed->complete(operation.allocation);
+          break;
+        case TraceAction::kStep:
+          replayed->step();
+          break;
+        case TraceAction::kFlush:
+          replayed->flush();
+          break;
+      }
+    }
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+    least = std::min(least, taken.count());
+  }
+  return least;
+}
+
 std::uint64_t least_capacity_bytes(const MemoryTrace& trace, const NamedPolicy& policy,
-                                   std::uint64_t above_bytes) {
+                                   std::uint64_t enough_bytes) {
   constexpr std::uint64_t kStep = 2 * kMiB;
   std::uint64_t low = peak_live_bytes(trace) / kStep;  // may fail; one less must
-  std::uint64_t high = round_up(above_bytes, kStep) / kStep;
+  std::uint64_t high = round_up(enough_bytes, kStep) / kStep;
   while (low < high) {
     const std::uint64_t middle = low + (high - low) / 2;
     if (replay_trace(trace, policy, middle * kStep).completed) {

@@ -2,10 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <nlohmann/json_fwd.hpp>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "tools/replay/replay_policy.hpp"
@@ -20,27 +16,47 @@ struct PlacedAllocation {
   std::size_t end = 0;  // exclusive
 };
 
+struct ReservedSample {
+  std::size_t operation = 0;
+  std::uint64_t live_bytes = 0;
+  std::uint64_t reserved_bytes = 0;
+};
+
+// Where a replay writes down what it did, for a plot. Placements are checked: two held ones that
+// share a byte are an InternalError.
+struct ReplayRecord {
+  std::vector<PlacedAllocation> placed;
+  std::vector<ReservedSample> samples;  // after each allocation
+};
+
 struct ReplayOutcome {
   bool completed = false;
-  std::size_t failed_operation = 0;       // where not completed
-  std::uint64_t peak_live_bytes = 0;      // requested bytes
-  PolicyCounters counters;                // at the end
-  std::uint64_t peak_reserved_bytes = 0;  // over the whole
-  double seconds = 0.0;                   // of the policy's calls and the loop around them
+  std::size_t failed_operation = 0;   // where not completed
+  std::uint64_t peak_live_bytes = 0;  // requested bytes, until the caller frees them
+  std::uint64_t peak_reserved_bytes = 0;
+  PolicyCounters counters;
+  // The same from where the policy is steady on; before it, and where it never is, zero.
+  bool was_steady = false;
+  std::size_t steady_from = 0;
+  std::uint64_t steady_peak_live_bytes = 0;
+  std::uint64_t steady_peak_reserved_bytes = 0;
+  PolicyCounters steady_counters;  // flushes to fallback_count: since then
 
-  // 1 - peak live / peak reserved.
+  // 1 - peak live / peak reserved, while steady.
   double fragmentation() const;
 };
 
-// Runs all operations of `trace` through a fresh policy. `placed`, if given, receives every
-// allocation; a placement that overlaps a held one is an InternalError then.
+// Runs the trace through a fresh policy, up to its end or an allocation that fails.
 ReplayOutcome replay_trace(const MemoryTrace& trace, const NamedPolicy& policy,
                            std::uint64_t capacity_bytes = UINT64_MAX,
-                           std::vector<PlacedAllocation>* placed = nullptr);
+                           ReplayRecord* record = nullptr);
 
-// The least capacity, in steps of 2 MiB, at which the trace completes. `above`: a capacity at which
+// Seconds of the policy's calls, and of the loop around them: the least of `rounds` runs.
+double replay_seconds(const MemoryTrace& trace, const NamedPolicy& policy, int rounds);
+
+// The least capacity, in steps of 2 MiB, at which the trace completes; `enough_bytes`: one at which
 // it does.
 std::uint64_t least_capacity_bytes(const MemoryTrace& trace, const NamedPolicy& policy,
-                                   std::uint64_t above_bytes);
+                                   std::uint64_t enough_bytes);
 
 }  // namespace sluice

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/error.hpp"
-#include "tools/replay/peers/caching_sizes.hpp"
+#include "tools/replay/peers/torch_sizes.hpp"
 
 namespace sluice {
 namespace {

@@ -9,7 +9,7 @@
 // way. Its settings have their defaults: fragLimit 512 MiB, reuseLimit 10, defragLevel 0, reAlloc
 // off, autoGC 1000 GiB; so have PyTorch's below it (no max_split_size, no roundup divisions).
 // Known differences:
-// - Events are done when complete() says so, as in caching_allocator.hpp, which has the rest.
+// - Events are done when complete() says so, as in torch_allocator.hpp, which has the rest.
 // - Private pools are the default pool.
 // - What the trace holds at its beginning consists of no handles: used, but never stitched.
 // remaps: handles mapped into stitched blocks, beside their first mapping, which stays.

@@ -3,9 +3,9 @@
 #include <memory>
 
 #include "tools/replay/peers/bfc_allocator.hpp"
-#include "tools/replay/peers/caching_allocator.hpp"
 #include "tools/replay/peers/gmlake.hpp"
 #include "tools/replay/peers/rmm_pool.hpp"
+#include "tools/replay/peers/torch_allocator.hpp"
 
 namespace sluice {
 namespace {
@@ -20,11 +20,11 @@ NamedPolicy named(const char* name) {
 }  // namespace
 
 NamedPolicy native_policy() {
-  return named<TorchAllocator, CachingSegments::kFixed>("native");
+  return named<TorchAllocator, TorchSegments::kFixed>("native");
 }
 
 NamedPolicy expandable_policy() {
-  return named<TorchAllocator, CachingSegments::kExpandable>("expandable");
+  return named<TorchAllocator, TorchSegments::kExpandable>("expandable");
 }
 
 NamedPolicy bfc_policy() {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "tools/replay/peers/caching_allocator.hpp"
+#include "tools/replay/peers/torch_allocator.hpp"
 
 namespace sluice {
 
@@ -29,7 +29,7 @@ void TorchAllocator::adopt_initial() {
   for (const std::size_t i : order) {
     const SnapshotSegment& segment = segments[i];
     const std::uint64_t page_bytes = segment.is_small ? kCachingSmallBuffer : kCachingLargeBuffer;
-    const bool grows = segments_ == CachingSegments::kExpandable && segment.is_expandable &&
+    const bool grows = segments_ == TorchSegments::kExpandable && segment.is_expandable &&
                        segment.bytes % page_bytes == 0;
     const auto joins = [&](const InitialRange& range) {
       const SnapshotSegment& first = segments[range.segments.front()];
@@ -58,24 +58,24 @@ void TorchAllocator::adopt_range(const InitialRange& range) {
   const std::uint64_t span = range.end - range.address;
   SLUICE_CHECK_MSG(device_.reserve_addresses(span, range.address) == range.address,
                    "initial segments overlap");
-  CachingBlock like;
+  TorchBlock like;
   like.stream = first.stream;
   like.pool = pool_of(first.pool, first.is_small);
   if (range.page_bytes != 0) {
     like.segment =
         &expandable_.emplace_back(ExpandableSegment{range.address, span, range.page_bytes});
   }
-  const auto append_unmapped = [&](CachingBlock* last, std::uint64_t begin, std::uint64_t end) {
+  const auto append_unmapped = [&](TorchBlock* last, std::uint64_t begin, std::uint64_t end) {
     if (begin >= end) return last;
-    CachingBlock gap = like;
+    TorchBlock gap = like;
     gap.address = begin;
     gap.bytes = end - begin;
     gap.mapped = false;
-    CachingBlock* const block = append_block(last, gap);
+    TorchBlock* const block = append_block(last, gap);
     like.pool->unmapped.insert(block);
     return block;
   };
-  CachingBlock* last = nullptr;
+  TorchBlock* last = nullptr;
   std::uint64_t at = range.address;
   for (const std::size_t i : range.segments) {
     const SnapshotSegment& segment = trace_.initial_segments[i];
@@ -87,17 +87,17 @@ void TorchAllocator::adopt_range(const InitialRange& range) {
   append_unmapped(last, at, range.end);
 }
 
-CachingBlock* TorchAllocator::append_block(CachingBlock* last, const CachingBlock& value) {
-  CachingBlock* const block = store_.make(value);
+TorchBlock* TorchAllocator::append_block(TorchBlock* last, const TorchBlock& value) {
+  TorchBlock* const block = store_.make(value);
   block->splice(last, nullptr);
   return block;
 }
 
-CachingBlock* TorchAllocator::append_segment(CachingBlock* last, std::size_t index,
-                                               const CachingBlock& like) {
+TorchBlock* TorchAllocator::append_segment(TorchBlock* last, std::size_t index,
+                                           const TorchBlock& like) {
   const auto& blocks = trace_.initial_segments[index].blocks;
   for (std::size_t b = 0; b < blocks.size(); ++b) {
-    CachingBlock value = like;
+    TorchBlock value = like;
     value.address = blocks[b].address;
     value.bytes = blocks[b].bytes;
     value.allocated = blocks[b].state == BlockState::kAllocated;

@@ -22,18 +22,17 @@
 #include <optional>
 #include <vector>
 
-#include "tools/replay/peers/caching_blocks.hpp"
-#include "tools/replay/peers/caching_sizes.hpp"
 #include "tools/replay/peers/simulated_device.hpp"
+#include "tools/replay/peers/torch_blocks.hpp"
+#include "tools/replay/peers/torch_sizes.hpp"
 
 namespace sluice {
 
-enum class CachingSegments : std::uint8_t { kFixed, kExpandable };
+enum class TorchSegments : std::uint8_t { kFixed, kExpandable };
 
 class TorchAllocator final : public ReplayPolicy {
  public:
-  TorchAllocator(const MemoryTrace& trace, std::uint64_t capacity_bytes,
-                   CachingSegments segments);
+  TorchAllocator(const MemoryTrace& trace, std::uint64_t capacity_bytes, TorchSegments segments);
 
   std::optional<std::uint64_t> allocate(std::uint32_t id) override;
   void free(std::uint32_t id, bool pending) override;
@@ -48,54 +47,54 @@ class TorchAllocator final : public ReplayPolicy {
     std::uint64_t stream;
     std::uint64_t bytes;           // rounded
     std::uint64_t wanted_address;  // of a new segment; 0: any
-    CachingPool* pool;
+    TorchPool* pool;
   };
   struct PoolPair {
-    CachingPool small;
-    CachingPool large;
+    TorchPool small;
+    TorchPool large;
   };
 
-  // caching_allocator.cpp
-  CachingPool* pool_of(std::uint64_t pool, bool is_small);
-  CachingBlock* find_free(const Request& request);
-  CachingBlock* obtain(const Request& request);
-  bool should_split(const CachingBlock& block, std::uint64_t bytes) const;
-  CachingBlock* split(CachingBlock* block, std::uint64_t bytes);
-  void free_block(CachingBlock* block);
-  bool try_merge(CachingBlock* into, CachingBlock* from);
+  // torch_allocator.cpp
+  TorchPool* pool_of(std::uint64_t pool, bool is_small);
+  TorchBlock* find_free(const Request& request);
+  TorchBlock* obtain(const Request& request);
+  bool should_split(const TorchBlock& block, std::uint64_t bytes) const;
+  TorchBlock* split(TorchBlock* block, std::uint64_t bytes);
+  void free_block(TorchBlock* block);
+  bool try_merge(TorchBlock* into, TorchBlock* from);
 
-  // caching_release.cpp
+  // torch_release.cpp
   bool release_available(const Request& request);
   void release_cached();
   void complete_all_pending();
-  void release_blocks(CachingPool& pool);
-  void release_block(CachingBlock* block);
+  void release_blocks(TorchPool& pool);
+  void release_block(TorchBlock* block);
 
-  // caching_expandable.cpp
-  CachingBlock* find_expandable(const Request& request);
-  bool map_block(CachingBlock* block, std::uint64_t bytes);
-  CachingBlock* obtain_expandable(const Request& request);
-  void unmap_block(CachingBlock* block);
-  void release_segment(CachingBlock* block);
+  // torch_expandable.cpp
+  TorchBlock* find_expandable(const Request& request);
+  bool map_block(TorchBlock* block, std::uint64_t bytes);
+  TorchBlock* obtain_expandable(const Request& request);
+  void unmap_block(TorchBlock* block);
+  void release_segment(TorchBlock* block);
   std::uint64_t address_space_bytes(std::uint64_t page_bytes) const;
 
-  // caching_initial.cpp
+  // torch_initial.cpp
   struct InitialRange;
   void adopt_initial();
   void adopt_range(const InitialRange& range);
-  CachingBlock* append_block(CachingBlock* last, const CachingBlock& value);
-  CachingBlock* append_segment(CachingBlock* last, std::size_t index, const CachingBlock& like);
+  TorchBlock* append_block(TorchBlock* last, const TorchBlock& value);
+  TorchBlock* append_segment(TorchBlock* last, std::size_t index, const TorchBlock& like);
 
   const MemoryTrace& trace_;
   SimulatedDevice device_;
-  CachingRounding round_;
-  CachingSegments segments_;
+  TorchRounding round_;
+  TorchSegments segments_;
   PoolPair pools_;
   std::map<std::uint64_t, PoolPair> private_pools_;
-  CachingBlockStore store_;
+  TorchBlockStore store_;
   std::deque<ExpandableSegment> expandable_;
-  std::vector<CachingBlock*> blocks_by_id_;  // null: not held
-  std::vector<std::uint32_t> pending_ids_;   // in order of free; some have completed since
+  std::vector<TorchBlock*> blocks_by_id_;   // null: not held
+  std::vector<std::uint32_t> pending_ids_;  // in order of free; some have completed since
 };
 
 }  // namespace sluice

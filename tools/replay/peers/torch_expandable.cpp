@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/error.hpp"
-#include "tools/replay/peers/caching_allocator.hpp"
+#include "tools/replay/peers/torch_allocator.hpp"
 
 namespace sluice {
 namespace {
@@ -21,20 +21,20 @@ std::uint64_t TorchAllocator::address_space_bytes(std::uint64_t page_bytes) cons
 
 // find_expandable_block: the lowest address of the stream where unmapped pages, with a free block
 // before them or free blocks between them, make up the request; else a new segment.
-CachingBlock* TorchAllocator::find_expandable(const Request& request) {
+TorchBlock* TorchAllocator::find_expandable(const Request& request) {
   auto& unmapped = request.pool->unmapped;
-  const auto has_room = [&](const CachingBlock* block) {
+  const auto has_room = [&](const TorchBlock* block) {
     std::uint64_t bytes = 0;
     for (; bytes < request.bytes && block != nullptr && block->is_free(); block = block->next) {
       bytes += block->bytes;
     }
     return bytes >= request.bytes;
   };
-  CachingBlock key;
+  TorchBlock key;
   key.stream = request.stream;
   for (auto at = unmapped.lower_bound(&key);
        at != unmapped.end() && (*at)->stream == request.stream; ++at) {
-    CachingBlock* block = *at;
+    TorchBlock* block = *at;
     if (block->prev != nullptr && block->prev->is_free()) block = block->prev;
     if (has_room(block)) return block;
   }
@@ -42,28 +42,28 @@ CachingBlock* TorchAllocator::find_expandable(const Request& request) {
       request.pool->is_small ? kCachingSmallBuffer : kCachingLargeBuffer;
   const std::uint64_t bytes = address_space_bytes(page_bytes);
   const std::uint64_t address = device_.reserve_addresses(bytes);
-  CachingBlock block;
+  TorchBlock block;
   block.stream = request.stream;
   block.bytes = bytes;
   block.address = address;
   block.pool = request.pool;
   block.segment = &expandable_.emplace_back(ExpandableSegment{address, bytes, page_bytes});
   block.mapped = false;
-  CachingBlock* const made = store_.make(block);
+  TorchBlock* const made = store_.make(block);
   unmapped.insert(made);
   return made;
 }
 
 // Maps the pages that hold the first `bytes` of an unmapped block and joins them with what is free
 // beside them; false, and nothing mapped, where memory ran out.
-bool TorchAllocator::map_block(CachingBlock* block, std::uint64_t bytes) {
+bool TorchAllocator::map_block(TorchBlock* block, std::uint64_t bytes) {
   const std::uint64_t page_bytes = block->segment->page_bytes;
   const std::uint64_t mapped_bytes = round_up(bytes, page_bytes);
   if (!device_.try_obtain(mapped_bytes, mapped_bytes / page_bytes)) return false;
-  CachingPool& pool = *block->pool;
+  TorchPool& pool = *block->pool;
   pool.unmapped.erase(block);
   if (mapped_bytes < block->bytes) {
-    CachingBlock* const rest = store_.make(*block);
+    TorchBlock* const rest = store_.make(*block);
     rest->address += mapped_bytes;
     rest->bytes -= mapped_bytes;
     rest->splice(block, block->next);
@@ -78,12 +78,12 @@ bool TorchAllocator::map_block(CachingBlock* block, std::uint64_t bytes) {
 }
 
 // try_allocate_expandable_block. Pages that were mapped before memory ran out stay.
-CachingBlock* TorchAllocator::obtain_expandable(const Request& request) {
-  CachingBlock* block = find_expandable(request);
+TorchBlock* TorchAllocator::obtain_expandable(const Request& request) {
+  TorchBlock* block = find_expandable(request);
   // The device's end may be nearer than the request's: such a segment is too short for it.
   if (!block->mapped && !map_block(block, std::min(block->bytes, request.bytes))) return nullptr;
   while (block->bytes < request.bytes) {
-    CachingBlock* const unmapped = block->next;
+    TorchBlock* const unmapped = block->next;
     if (unmapped == nullptr || unmapped->mapped) return nullptr;
     if (!map_block(unmapped, std::min(request.bytes - block->bytes, unmapped->bytes))) {
       return nullptr;
@@ -95,23 +95,23 @@ CachingBlock* TorchAllocator::obtain_expandable(const Request& request) {
 }
 
 // Unmaps the whole pages inside a free block; what lies before and after them stays free.
-void TorchAllocator::unmap_block(CachingBlock* block) {
+void TorchAllocator::unmap_block(TorchBlock* block) {
   const ExpandableSegment& segment = *block->segment;
   const std::uint64_t begin =
       segment.address + round_up(block->address - segment.address, segment.page_bytes);
   const std::uint64_t block_end = block->address + block->bytes;
   const std::uint64_t end = block_end - (block_end - segment.address) % segment.page_bytes;
   if (begin >= end) return;
-  CachingPool& pool = *block->pool;
+  TorchPool& pool = *block->pool;
   pool.blocks.erase(block);
   if (begin > block->address) {
-    CachingBlock* const before = store_.make(*block);
+    TorchBlock* const before = store_.make(*block);
     before->bytes = begin - block->address;
     before->splice(block->prev, block);
     pool.blocks.insert(before);
   }
   if (end < block_end) {
-    CachingBlock* const after = store_.make(*block);
+    TorchBlock* const after = store_.make(*block);
     after->address = end;
     after->bytes = block_end - end;
     after->splice(block, block->next);
@@ -127,7 +127,7 @@ void TorchAllocator::unmap_block(CachingBlock* block) {
   pool.unmapped.insert(block);
 }
 
-void TorchAllocator::release_segment(CachingBlock* block) {
+void TorchAllocator::release_segment(TorchBlock* block) {
   SLUICE_CHECK(!block->mapped && block->bytes == block->segment->bytes);
   block->pool->unmapped.erase(block);
   device_.release_addresses(block->address);

@@ -1,4 +1,4 @@
-#include "tools/replay/peers/caching_allocator.hpp"
+#include "tools/replay/peers/torch_allocator.hpp"
 
 #include <algorithm>
 
@@ -7,7 +7,7 @@
 namespace sluice {
 
 TorchAllocator::TorchAllocator(const MemoryTrace& trace, std::uint64_t capacity_bytes,
-                                   CachingSegments segments)
+                               TorchSegments segments)
     : trace_(trace),
       device_(trace, capacity_bytes),
       round_(trace),
@@ -23,7 +23,7 @@ std::optional<std::uint64_t> TorchAllocator::allocate(std::uint32_t id) {
   const std::uint64_t bytes = round_(wanted.bytes);
   const Request request{wanted.stream, bytes, wanted.segment_address,
                         pool_of(wanted.pool, bytes <= kCachingSmallSize)};
-  CachingBlock* block = find_free(request);
+  TorchBlock* block = find_free(request);
   if (block == nullptr) block = obtain(request);
   if (block == nullptr && release_available(request)) block = obtain(request);
   if (block == nullptr && !request.pool->is_private) {
@@ -38,7 +38,7 @@ std::optional<std::uint64_t> TorchAllocator::allocate(std::uint32_t id) {
 }
 
 void TorchAllocator::free(std::uint32_t id, bool pending) {
-  CachingBlock* const block = blocks_by_id_[id];
+  TorchBlock* const block = blocks_by_id_[id];
   SLUICE_CHECK(block != nullptr && block->allocated);
   block->allocated = false;
   if (pending) {
@@ -51,7 +51,7 @@ void TorchAllocator::free(std::uint32_t id, bool pending) {
 }
 
 void TorchAllocator::complete(std::uint32_t id) {
-  CachingBlock* const block = blocks_by_id_[id];
+  TorchBlock* const block = blocks_by_id_[id];
   if (block == nullptr) return;  // a synchronisation came first
   SLUICE_CHECK(block->pending);
   block->pending = false;
@@ -59,7 +59,7 @@ void TorchAllocator::complete(std::uint32_t id) {
   free_block(block);
 }
 
-CachingPool* TorchAllocator::pool_of(std::uint64_t pool, bool is_small) {
+TorchPool* TorchAllocator::pool_of(std::uint64_t pool, bool is_small) {
   if (pool == 0) return is_small ? &pools_.small : &pools_.large;
   const auto [found, is_new] = private_pools_.try_emplace(pool);
   PoolPair& pair = found->second;
@@ -71,16 +71,16 @@ CachingPool* TorchAllocator::pool_of(std::uint64_t pool, bool is_small) {
 }
 
 // get_free_block.
-CachingBlock* TorchAllocator::find_free(const Request& request) {
+TorchBlock* TorchAllocator::find_free(const Request& request) {
   auto& blocks = request.pool->blocks;
-  CachingBlock key;
+  TorchBlock key;
   key.stream = request.stream;
   key.bytes = request.bytes;
   auto found = blocks.lower_bound(&key);
   if (found == blocks.end() || (*found)->stream != request.stream) return nullptr;
   if ((*found)->segment != nullptr) {
     // A block that can grow in place counts as large as it could become: it is the last resort.
-    const auto growable_bytes = [](const CachingBlock* block) {
+    const auto growable_bytes = [](const TorchBlock* block) {
       return block->bytes +
              (block->next != nullptr && !block->next->mapped ? block->next->bytes : 0);
     };
@@ -90,7 +90,7 @@ CachingBlock* TorchAllocator::find_free(const Request& request) {
       found = next++;
     }
   }
-  CachingBlock* const block = *found;
+  TorchBlock* const block = *found;
   const std::uint64_t limit = trace_.max_split_bytes;
   if (request.bytes < limit && block->bytes >= limit) return nullptr;
   if (request.bytes >= limit && block->bytes >= request.bytes + kCachingLargeBuffer) return nullptr;
@@ -99,11 +99,11 @@ CachingBlock* TorchAllocator::find_free(const Request& request) {
 }
 
 // alloc_block.
-CachingBlock* TorchAllocator::obtain(const Request& request) {
-  if (segments_ == CachingSegments::kExpandable) return obtain_expandable(request);
+TorchBlock* TorchAllocator::obtain(const Request& request) {
+  if (segments_ == TorchSegments::kExpandable) return obtain_expandable(request);
   const std::uint64_t bytes = caching_segment_bytes(request.bytes);
   if (!device_.try_obtain(bytes)) return nullptr;
-  CachingBlock block;
+  TorchBlock block;
   block.stream = request.stream;
   block.bytes = bytes;
   block.address = device_.reserve_addresses(bytes, request.wanted_address);
@@ -111,17 +111,17 @@ CachingBlock* TorchAllocator::obtain(const Request& request) {
   return store_.make(block);
 }
 
-bool TorchAllocator::should_split(const CachingBlock& block, std::uint64_t bytes) const {
+bool TorchAllocator::should_split(const TorchBlock& block, std::uint64_t bytes) const {
   const std::uint64_t remaining = block.bytes - bytes;
-  if (block.pool->is_small || segments_ == CachingSegments::kExpandable) {
+  if (block.pool->is_small || segments_ == TorchSegments::kExpandable) {
     return remaining >= kCachingMinBlock;
   }
   return bytes < trace_.max_split_bytes && remaining > kCachingSmallSize;
 }
 
 // The front of a block; the rest stays behind as a free one.
-CachingBlock* TorchAllocator::split(CachingBlock* block, std::uint64_t bytes) {
-  CachingBlock* const front = store_.make(*block);
+TorchBlock* TorchAllocator::split(TorchBlock* block, std::uint64_t bytes) {
+  TorchBlock* const front = store_.make(*block);
   front->bytes = bytes;
   front->splice(block->prev, block);
   block->address += bytes;
@@ -130,16 +130,16 @@ CachingBlock* TorchAllocator::split(CachingBlock* block, std::uint64_t bytes) {
   return front;
 }
 
-void TorchAllocator::free_block(CachingBlock* block) {
-  CachingBlock* const prev = block->prev;
-  CachingBlock* const next = block->next;
+void TorchAllocator::free_block(TorchBlock* block) {
+  TorchBlock* const prev = block->prev;
+  TorchBlock* const next = block->next;
   try_merge(block, prev);
   try_merge(block, next);
   block->pool->blocks.insert(block);
 }
 
 // try_merge_blocks: `from`, a neighbour or null, becomes part of `into`.
-bool TorchAllocator::try_merge(CachingBlock* into, CachingBlock* from) {
+bool TorchAllocator::try_merge(TorchBlock* into, TorchBlock* from) {
   if (from == nullptr || !from->is_free() || into->mapped != from->mapped) return false;
   if (from->mapped) {
     from->pool->blocks.erase(from);

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "tools/replay/peers/caching_allocator.hpp"
+#include "tools/replay/peers/torch_allocator.hpp"
 
 namespace sluice {
 
@@ -12,10 +12,10 @@ bool TorchAllocator::release_available(const Request& request) {
   const std::uint64_t limit = trace_.max_split_bytes;
   if (limit == UINT64_MAX) return false;
   auto& blocks = request.pool->blocks;
-  CachingBlock key;
+  TorchBlock key;
   key.stream = request.stream;
   key.bytes = std::max(request.bytes, limit);
-  const auto may_go = [&](const CachingBlock* block) {
+  const auto may_go = [&](const TorchBlock* block) {
     return block->stream == request.stream && block->segment == nullptr && !block->is_split();
   };
   auto found = blocks.lower_bound(&key);
@@ -26,7 +26,7 @@ bool TorchAllocator::release_available(const Request& request) {
   }
   std::uint64_t released_bytes = 0;
   while (released_bytes < key.bytes && found != blocks.begin()) {
-    CachingBlock* const block = *std::prev(found);
+    TorchBlock* const block = *std::prev(found);
     if (block->stream != request.stream || block->bytes < limit) break;
     if (may_go(block)) {
       if (released_bytes == 0) ++device_.counters.synchronisations;
@@ -53,23 +53,23 @@ void TorchAllocator::complete_all_pending() {
   pending_ids_.clear();
 }
 
-void TorchAllocator::release_blocks(CachingPool& pool) {
-  std::vector<CachingBlock*> to_unmap;  // unmapping changes the set that is walked
+void TorchAllocator::release_blocks(TorchPool& pool) {
+  std::vector<TorchBlock*> to_unmap;  // unmapping changes the set that is walked
   for (auto at = pool.blocks.begin(); at != pool.blocks.end();) {
-    CachingBlock* const block = *at++;
+    TorchBlock* const block = *at++;
     if (block->segment != nullptr) {
       to_unmap.push_back(block);
     } else if (!block->is_split()) {
       release_block(block);
     }
   }
-  for (CachingBlock* const block : to_unmap) {
+  for (TorchBlock* const block : to_unmap) {
     unmap_block(block);
     if (!block->is_split()) release_segment(block);
   }
 }
 
-void TorchAllocator::release_block(CachingBlock* block) {
+void TorchAllocator::release_block(TorchBlock* block) {
   block->pool->blocks.erase(block);
   device_.give_back(block->bytes);
   device_.release_addresses(block->address);

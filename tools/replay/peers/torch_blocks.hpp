@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-struct CachingPool;
+struct TorchPool;
 
 // Addresses for more than the device holds; mapped by the page.
 struct ExpandableSegment {
@@ -19,14 +19,14 @@ struct ExpandableSegment {
   std::uint64_t page_bytes = 0;
 };
 
-struct CachingBlock {
+struct TorchBlock {
   std::uint64_t stream = 0;
   std::uint64_t bytes = 0;
   std::uint64_t address = 0;
-  CachingPool* pool = nullptr;
+  TorchPool* pool = nullptr;
   ExpandableSegment* segment = nullptr;  // null: all of one cudaMalloc
-  CachingBlock* prev = nullptr;          // neighbours in the segment
-  CachingBlock* next = nullptr;
+  TorchBlock* prev = nullptr;            // neighbours in the segment
+  TorchBlock* next = nullptr;
   bool allocated = false;
   bool pending = false;  // given back; events of other streams are outstanding
   bool mapped = true;
@@ -34,7 +34,7 @@ struct CachingBlock {
   bool is_split() const { return prev != nullptr || next != nullptr; }
   bool is_free() const { return !allocated && !pending; }
   // Puts this block between two neighbours, of which either may be null.
-  void splice(CachingBlock* before, CachingBlock* after) {
+  void splice(TorchBlock* before, TorchBlock* after) {
     if (before != nullptr) before->next = this;
     prev = before;
     if (after != nullptr) after->prev = this;
@@ -42,40 +42,40 @@ struct CachingBlock {
   }
 };
 
-struct CachingOrderBySize {
-  bool operator()(const CachingBlock* a, const CachingBlock* b) const {
+struct TorchOrderBySize {
+  bool operator()(const TorchBlock* a, const TorchBlock* b) const {
     return std::tie(a->stream, a->bytes, a->address) < std::tie(b->stream, b->bytes, b->address);
   }
 };
 
-struct CachingOrderByAddress {
-  bool operator()(const CachingBlock* a, const CachingBlock* b) const {
+struct TorchOrderByAddress {
+  bool operator()(const TorchBlock* a, const TorchBlock* b) const {
     return std::tie(a->stream, a->address) < std::tie(b->stream, b->address);
   }
 };
 
-struct CachingPool {
-  std::set<CachingBlock*, CachingOrderBySize> blocks;       // free and mapped
-  std::set<CachingBlock*, CachingOrderByAddress> unmapped;  // of expandable segments
+struct TorchPool {
+  std::set<TorchBlock*, TorchOrderBySize> blocks;       // free and mapped
+  std::set<TorchBlock*, TorchOrderByAddress> unmapped;  // of expandable segments
   bool is_small = false;
   bool is_private = false;
 };
 
 // Blocks by address that stays; dropped ones are used again.
-class CachingBlockStore {
+class TorchBlockStore {
  public:
-  CachingBlock* make(const CachingBlock& value) {
+  TorchBlock* make(const TorchBlock& value) {
     if (spare_.empty()) return &blocks_.emplace_back(value);
-    CachingBlock* const block = spare_.back();
+    TorchBlock* const block = spare_.back();
     spare_.pop_back();
     *block = value;
     return block;
   }
-  void drop(CachingBlock* block) { spare_.push_back(block); }
+  void drop(TorchBlock* block) { spare_.push_back(block); }
 
  private:
-  std::deque<CachingBlock> blocks_;
-  std::vector<CachingBlock*> spare_;
+  std::deque<TorchBlock> blocks_;
+  std::vector<TorchBlock*> spare_;
 };
 
 }  // namespace sluice

@@ -1,17 +1,17 @@
-#include "tools/replay/peers/caching_sizes.hpp"
+#include "tools/replay/peers/torch_sizes.hpp"
 
 #include <algorithm>
 #include <bit>
 
 namespace sluice {
 
-CachingRounding::CachingRounding(const MemoryTrace& trace) {
+TorchRounding::TorchRounding(const MemoryTrace& trace) {
   divisions_.fill(trace.roundup_power2_divisions);
   const auto& table = trace.roundup_divisions_by_power;
   for (std::size_t i = 0; i < std::min(table.size(), kIntervals); ++i) divisions_[i] = table[i];
 }
 
-std::uint64_t CachingRounding::operator()(std::uint64_t bytes) const {
+std::uint64_t TorchRounding::operator()(std::uint64_t bytes) const {
   if (bytes < kCachingMinBlock) return kCachingMinBlock;
   const int power = std::bit_width(bytes) - 1;
   const int interval = std::clamp(power - 20, 0, static_cast<int>(kIntervals) - 1);

@@ -33,9 +33,9 @@ constexpr std::uint64_t caching_segment_bytes(std::uint64_t rounded_bytes) {
 
 // round_size under a trace's roundup_power2_divisions, one for each power of two from 1 MiB; all
 // below go by the first, all from 32 GiB by the last.
-class CachingRounding {
+class TorchRounding {
  public:
-  explicit CachingRounding(const MemoryTrace& trace);
+  explicit TorchRounding(const MemoryTrace& trace);
   std::uint64_t operator()(std::uint64_t bytes) const;
 
  private:

@@ -1,0 +1,409 @@
+#include "allocator/planning_allocator.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+
+namespace sluice {
+namespace {
+
+// So many unexpected calls in a row, found in a row further on in the plan, are taken for the place
+// where the step has come to.
+constexpr std::size_t kStrangersToMove = 4;
+
+}  // namespace
+
+PlanningAllocator::PlanningAllocator(Device& device, CachingAllocator& allocator,
+                                     const PlanningAllocatorOptions& options)
+    : device_(device), allocator_(allocator), options_(options) {}
+
+PlanningAllocator::~PlanningAllocator() {
+  if (coming_.valid()) coming_.wait();
+  if (has_plan()) retired_.push_back(arena_);
+  for (const Arena& arena : retired_) give_back(arena);
+}
+
+StreamId PlanningAllocator::add_stream(Stream& stream, bool movable) {
+  const std::lock_guard lock(mutex_);
+  const StreamId id = allocator_.add_stream(stream, movable);
+  if (streams_.size() <= id) streams_.resize(id + 1);
+  streams_[id] = &stream;
+  return id;
+}
+
+std::byte* PlanningAllocator::allocate(const AllocationRequest& request) {
+  if (request.bytes == 0) return nullptr;
+  const Call call{request.stream, round_up(request.bytes, BlockSpace::kAlignment)};
+  {
+    const std::lock_guard lock(mutex_);
+    if (has_plan()) {
+      if (std::byte* const data = allocate_planned(call)) {
+        ++statistics_.planned_count;
+        return data;
+      }
+      ++statistics_.fallback_count;
+    }
+  }
+  std::byte* const data = allocator_.allocate(request);
+  const std::lock_guard lock(mutex_);
+  if (!has_plan()) record_allocation(data, call);
+  return data;
+}
+
+std::byte* PlanningAllocator::allocate_planned(const Call& call) {
+  pass_frees();
+  if (cursor_ == plan_.events.size()) return nullptr;
+  const StepPlan::Event& event = plan_.events[cursor_];
+  if (event.stream != call.stream || event.bytes != call.bytes) {
+    find_place_again(call);
+    return nullptr;
+  }
+  ++cursor_;
+  strangers_.clear();
+  if (event.buffer == kNotPlanned) return nullptr;
+  const Place& place = places_[event.buffer];
+  if (place.live || (!late_.empty() && overlaps_late(plan_.buffers[event.buffer]))) {
+    diverged_ = true;
+    return nullptr;
+  }
+  return hand_out(event.buffer, call.stream);
+}
+
+std::byte* PlanningAllocator::hand_out(std::uint32_t index, StreamId stream) {
+  const PlannedBuffer& buffer = plan_.buffers[index];
+  Place& place = places_[index];
+  if (diverged_) [[unlikely]] {
+    wait_for_all_others(stream);
+  } else {
+    for (const PlannedBuffer::Wait& wait : buffer.waits) {
+      const PlannedBuffer& other = plan_.buffers[wait.buffer];
+      const auto at =
+          std::find(other.release_streams.begin(), other.release_streams.end(), wait.stream) -
+          other.release_streams.begin();
+      const Place& released = places_[wait.buffer];
+      if (static_cast<std::size_t>(at) >= released.releases.size()) continue;  // not yet in use
+      streams_[stream]->wait(*released.releases[static_cast<std::size_t>(at)]);
+      ++statistics_.event_waits;
+    }
+  }
+  place.live = true;
+  holders_[place.slot] = index;
+  ++arena_.live_count;
+  ++step_planned_count_;
+  statistics_.arena_live_bytes += buffer.bytes;
+  return arena_.data + buffer.offset;
+}
+
+// Up to the next allocation. What the plan frees on the way and the caller has not is late.
+void PlanningAllocator::pass_frees() {
+  while (cursor_ < plan_.events.size() && !plan_.events[cursor_].is_alloc) {
+    const std::uint32_t buffer = plan_.events[cursor_++].buffer;
+    Place& place = places_[buffer];
+    if (!place.live || place.late) continue;
+    place.late = true;
+    late_.push_back(buffer);
+  }
+}
+
+bool PlanningAllocator::overlaps_late(const PlannedBuffer& buffer) const {
+  return std::any_of(late_.begin(), late_.end(), [&](std::uint32_t index) {
+    const PlannedBuffer& late = plan_.buffers[index];
+    return late.offset < buffer.offset + buffer.bytes && buffer.offset < late.offset + late.bytes;
+  });
+}
+
+// The call is not what is expected: something new (the next call may be the expected one), or the
+// step has left something out. Then the last calls in a row stand together further on.
+void PlanningAllocator::find_place_again(const Call& call) {
+  strangers_.push_back(call);
+  if (strangers_.size() < kStrangersToMove) return;
+  std::size_t matched = 0;
+  std::size_t first = 0;  // event of the first match
+  for (std::size_t i = cursor_; i < plan_.events.size(); ++i) {
+    const StepPlan::Event& event = plan_.events[i];
+    if (!event.is_alloc) continue;
+    const Call& wanted = strangers_[matched];
+    if (event.stream == wanted.stream && event.bytes == wanted.bytes) {
+      if (matched == 0) first = i;
+      if (++matched < strangers_.size()) continue;
+      while (cursor_ <= i) {
+        pass_frees();
+        ++cursor_;  // an allocation that is skipped, or was answered otherwise
+      }
+      strangers_.clear();
+      diverged_ = true;
+      return;
+    }
+    if (matched > 0) i = first;  // its successors may begin a match
+    matched = 0;
+  }
+  strangers_.erase(strangers_.begin());
+}
+
+// Behind everything that the other streams have queued: what was freed, was freed before now.
+void PlanningAllocator::wait_for_all_others(StreamId stream) {
+  for (std::size_t other = 0; other < streams_.size(); ++other) {
+    if (other == stream || streams_[other] == nullptr) continue;
+    const std::unique_ptr<Event> event = device_.create_event();
+    streams_[other]->record(*event);
+    streams_[stream]->wait(*event);
+    ++statistics_.event_waits;
+  }
+}
+
+void PlanningAllocator::free(std::byte* data) {
+  if (data == nullptr) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (has_plan()) {
+      if (cursor_ < plan_.events.size() && !plan_.events[cursor_].is_alloc) {
+        const std::uint32_t expected = plan_.events[cursor_].buffer;
+        if (places_[expected].live && data == arena_.data + plan_.buffers[expected].offset)
+            [[likely]] {
+          ++cursor_;
+          free_planned(expected);
+          return;
+        }
+      }
+      if (arena_.holds(data)) {
+        free_planned(holder_of(data));
+        return;
+      }
+    }
+    for (Arena& arena : retired_) {
+      if (!arena.holds(data)) continue;
+      if (--arena.live_count == 0) {
+        give_back(arena);
+        retired_.erase(retired_.begin() + (&arena - retired_.data()));
+      }
+      return;
+    }
+    record_free(data);
+  }
+  allocator_.free(data);
+}
+
+void PlanningAllocator::free_planned(std::uint32_t index) {
+  const PlannedBuffer& buffer = plan_.buffers[index];
+  Place& place = places_[index];
+  place.live = false;
+  --arena_.live_count;
+  statistics_.arena_live_bytes -= buffer.bytes;
+  if (place.late) [[unlikely]] {
+    place.late = false;
+    std::erase(late_, index);
+  }
+  if (!buffer.release_streams.empty()) {
+    place.releases.resize(buffer.release_streams.size());
+    for (std::size_t i = 0; i < buffer.release_streams.size(); ++i) {
+      if (place.releases[i] == nullptr) place.releases[i] = device_.create_event();
+      streams_[buffer.release_streams[i]]->record(*place.releases[i]);
+    }
+  }
+  // Used by streams that the plan knows nothing of: its waits do not suffice.
+  if (!place.uses.empty()) [[unlikely]] {
+    for (const StreamId use : place.uses) {
+      const std::vector<StreamId>& planned = buffer.uses;
+      if (std::find(planned.begin(), planned.end(), use) == planned.end()) diverged_ = true;
+    }
+    place.uses.clear();
+  }
+}
+
+// The live buffer that begins at `data`.
+std::uint32_t PlanningAllocator::holder_of(const std::byte* data) const {
+  const auto offset = static_cast<std::uint64_t>(data - arena_.data);
+  const auto found = std::lower_bound(offsets_.begin(), offsets_.end(), offset);
+  SLUICE_CHECK_MSG(found != offsets_.end() && *found == offset, "not the start of a block");
+  const std::uint32_t holder = holders_[static_cast<std::size_t>(found - offsets_.begin())];
+  SLUICE_CHECK_MSG(holder != kNotPlanned && places_[holder].live, "freed twice");
+  return holder;
+}
+
+void PlanningAllocator::record_use(std::byte* data, StreamId stream) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (has_plan() && arena_.holds(data)) {
+      const std::uint32_t buffer = holder_of(data);
+      if (plan_.buffers[buffer].stream == stream) return;
+      std::vector<StreamId>& uses = places_[buffer].uses;
+      if (std::find(uses.begin(), uses.end(), stream) == uses.end()) uses.push_back(stream);
+      return;
+    }
+    // A dropped plan's arena is given back behind the work of all streams.
+    if (std::any_of(retired_.begin(), retired_.end(),
+                    [&](const Arena& arena) { return arena.holds(data); })) {
+      return;
+    }
+    const auto origin = origins_.find(data);
+    if (origin != origins_.end()) {
+      std::vector<StreamId>& uses = origin->second.uses;
+      if (std::find(uses.begin(), uses.end(), stream) == uses.end()) uses.push_back(stream);
+    }
+  }
+  allocator_.record_use(data, stream);
+}
+
+void PlanningAllocator::record_allocation(const std::byte* data, const Call& call) {
+  StepEvent event;
+  event.stream = call.stream;
+  event.bytes = call.bytes;
+  event.number = now_.allocation_count++;
+  origins_[data] = {statistics_.step_count, event.number, {}};
+  now_.events.push_back(std::move(event));
+}
+
+void PlanningAllocator::record_free(const std::byte* data) {
+  const auto found = origins_.find(data);
+  if (found == origins_.end()) return;  // older than what is watched
+  Origin origin = std::move(found->second);
+  origins_.erase(found);
+  const std::uint64_t steps_ago = statistics_.step_count - origin.step;
+  if (has_plan() || steps_ago > 1) return;
+  StepEvent event;
+  event.kind = StepEvent::Kind::kFree;
+  event.number = origin.number;
+  event.steps_ago = static_cast<std::uint32_t>(steps_ago);
+  std::sort(origin.uses.begin(), origin.uses.end());
+  event.uses = std::move(origin.uses);
+  now_.events.push_back(std::move(event));
+}
+
+// What the CachingAllocator does here may take long and ask its callbacks, which may free blocks
+// through this: it is done without the lock.
+void PlanningAllocator::begin_step() {
+  std::optional<StepPlan> plan;
+  bool settle = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (has_plan()) {
+      end_planned_step();
+      // Once a whole step was served by the plan, what the steps before it needed can go.
+      settle = has_plan() && ++statistics_.planned_step_count == 1;
+    } else {
+      plan = end_watched_step();
+    }
+    ++statistics_.step_count;
+  }
+  allocator_.begin_step();
+  if (settle) allocator_.release_cached();
+  if (plan && plan->arena_bytes > 0) install(std::move(*plan));
+}
+
+void PlanningAllocator::end_planned_step() {
+  while (cursor_ < plan_.events.size()) {
+    pass_frees();
+    if (cursor_ == plan_.events.size()) break;
+    if (plan_.events[cursor_++].buffer != kNotPlanned) diverged_ = true;
+  }
+  cursor_ = 0;
+  strangers_.clear();
+  if (std::exchange(diverged_, false)) {
+    ++statistics_.diverged_steps;
+    // From here the waits of the plan suffice again.
+    for (StreamId stream = 0; stream < streams_.size(); ++stream) {
+      if (streams_[stream] != nullptr) wait_for_all_others(stream);
+    }
+  }
+  const bool good = static_cast<double>(step_planned_count_) >=
+                    options_.least_match * static_cast<double>(plan_allocation_count_);
+  bad_steps_ = good ? 0 : bad_steps_ + 1;
+  step_planned_count_ = 0;
+  if (bad_steps_ == 2) drop_plan();
+}
+
+std::optional<StepPlan> PlanningAllocator::end_watched_step() {
+  const auto effort = options_.effort;
+  if (!is_first_step_ && !coming_.valid() && now_.allocation_count > 0 &&
+      matching_share(before_, now_) >= options_.least_match) {
+    coming_ = std::async(
+        options_.in_background ? std::launch::async : std::launch::deferred,
+        [before = before_, now = now_, effort] { return plan_step(before, now, effort); });
+  }
+  // What came before the first mark is no step.
+  is_first_step_ = statistics_.step_count == 0;
+  before_ = std::exchange(now_, {});
+  if (!coming_.valid()) return std::nullopt;
+  if (options_.in_background &&
+      coming_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+    return std::nullopt;
+  }
+  return coming_.get();
+}
+
+void PlanningAllocator::install(StepPlan plan) {
+  StreamId first = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    while (streams_[first] == nullptr) ++first;
+  }
+  std::byte* data = nullptr;
+  try {
+    data = allocator_.allocate({plan.arena_bytes, first, Category::kActivation, 0});
+  } catch (const OutOfMemory& error) {
+    log(LogLevel::kInfo, "no room for an arena of " + format_bytes(plan.arena_bytes) +
+                             " beside what is held between steps: " + error.what());
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  arena_ = {data, plan.arena_bytes, 0};
+  for (StreamId stream = 0; stream < streams_.size(); ++stream) {
+    if (stream != first && streams_[stream] != nullptr) wait_for_all_others(stream);
+  }
+  plan_ = std::move(plan);
+  offsets_.clear();
+  for (const PlannedBuffer& buffer : plan_.buffers) offsets_.push_back(buffer.offset);
+  std::sort(offsets_.begin(), offsets_.end());
+  offsets_.erase(std::unique(offsets_.begin(), offsets_.end()), offsets_.end());
+  holders_.assign(offsets_.size(), kNotPlanned);
+  places_.assign(plan_.buffers.size(), {});
+  for (std::size_t b = 0; b < places_.size(); ++b) {
+    const auto slot = std::lower_bound(offsets_.begin(), offsets_.end(), plan_.buffers[b].offset);
+    places_[b].slot = static_cast<std::uint32_t>(slot - offsets_.begin());
+  }
+  plan_allocation_count_ = plan_.buffers.size();
+  cursor_ = 0;
+  bad_steps_ = 0;
+  step_planned_count_ = 0;
+  statistics_.planned_step_count = 0;
+  diverged_ = false;
+  before_ = now_ = {};
+  ++statistics_.plan_count;
+  statistics_.arena_bytes = arena_.bytes;
+  statistics_.arena_live_bytes = 0;
+}
+
+void PlanningAllocator::drop_plan() {
+  if (arena_.live_count == 0) {
+    give_back(arena_);
+  } else {
+    retired_.push_back(arena_);
+  }
+  arena_ = {};
+  plan_ = {};
+  late_.clear();
+  places_.clear();
+  origins_.clear();
+  before_ = now_ = {};
+  is_first_step_ = true;
+  statistics_.arena_bytes = statistics_.arena_live_bytes = 0;
+  statistics_.planned_step_count = 0;
+}
+
+void PlanningAllocator::give_back(const Arena& arena) {
+  for (StreamId stream = 0; stream < streams_.size(); ++stream) {
+    if (streams_[stream] != nullptr) allocator_.record_use(arena.data, stream);
+  }
+  allocator_.free(arena.data);
+}
+
+PlanningAllocatorStatistics PlanningAllocator::statistics() {
+  const std::lock_guard lock(mutex_);
+  return statistics_;
+}
+
+}  // namespace sluice
