@@ -9,8 +9,8 @@ namespace sluice {
 namespace {
 
 std::uint64_t lake_round(std::uint64_t bytes) {
-  const std::uint64_t rounded = round_up(std::max<std::uint64_t>(bytes, 1), kCachingMinBlock);
-  return rounded <= kCachingSmallSize ? rounded : round_up(rounded, kLakePage);
+  const std::uint64_t rounded = round_up(std::max<std::uint64_t>(bytes, 1), kTorchMinBlock);
+  return rounded <= kTorchSmallSize ? rounded : round_up(rounded, kLakePage);
 }
 
 }  // namespace
@@ -28,7 +28,7 @@ std::optional<std::uint64_t> GmLake::allocate(std::uint32_t id) {
   const TraceAllocation& wanted = trace_.allocations[id];
   if (wanted.bytes >= kExbibyte) return std::nullopt;
   const std::uint64_t bytes = lake_round(wanted.bytes);
-  const Request request{wanted.stream, bytes, bytes <= kCachingSmallSize};
+  const Request request{wanted.stream, bytes, bytes <= kTorchSmallSize};
   Holding holding = find_free(request);
   if (!holding) holding = stitch(request);
   if (!holding) holding = obtain(request);
@@ -87,7 +87,7 @@ GmLake::Holding GmLake::find_free(const Request& request) {
 GmLake::Holding GmLake::obtain(const Request& request) {
   LakeBlock block;
   block.stream = request.stream;
-  block.bytes = caching_segment_bytes(request.bytes);
+  block.bytes = torch_segment_bytes(request.bytes);
   block.pool = request.is_small ? &small_ : &large_;
   const std::uint64_t page_count = request.is_small ? 0 : block.bytes / kLakePage;
   if (!device_.try_obtain(block.bytes, std::max<std::uint64_t>(page_count, 1))) return {};
@@ -104,7 +104,7 @@ GmLake::Holding GmLake::obtain(const Request& request) {
 
 // A free block outside its pool, for a caller; split where enough would remain.
 GmLake::Holding GmLake::claim(LakeBlock* block, std::uint64_t bytes) {
-  const std::uint64_t least = block->pool->is_small ? kCachingMinBlock : kLakePage;
+  const std::uint64_t least = block->pool->is_small ? kTorchMinBlock : kLakePage;
   if (block->bytes - bytes >= least) block = split(block, bytes);
   block->allocated = true;
   for (std::size_t i = 0; i < block->page_count(); ++i) use_page(block->pages[i], nullptr);

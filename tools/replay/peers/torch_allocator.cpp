@@ -22,7 +22,7 @@ std::optional<std::uint64_t> TorchAllocator::allocate(std::uint32_t id) {
   if (wanted.bytes >= kExbibyte) return std::nullopt;
   const std::uint64_t bytes = round_(wanted.bytes);
   const Request request{wanted.stream, bytes, wanted.segment_address,
-                        pool_of(wanted.pool, bytes <= kCachingSmallSize)};
+                        pool_of(wanted.pool, bytes <= kTorchSmallSize)};
   TorchBlock* block = find_free(request);
   if (block == nullptr) block = obtain(request);
   if (block == nullptr && release_available(request)) block = obtain(request);
@@ -93,7 +93,7 @@ TorchBlock* TorchAllocator::find_free(const Request& request) {
   TorchBlock* const block = *found;
   const std::uint64_t limit = trace_.max_split_bytes;
   if (request.bytes < limit && block->bytes >= limit) return nullptr;
-  if (request.bytes >= limit && block->bytes >= request.bytes + kCachingLargeBuffer) return nullptr;
+  if (request.bytes >= limit && block->bytes >= request.bytes + kTorchLargeBuffer) return nullptr;
   blocks.erase(found);
   return block;
 }
@@ -101,7 +101,7 @@ TorchBlock* TorchAllocator::find_free(const Request& request) {
 // alloc_block.
 TorchBlock* TorchAllocator::obtain(const Request& request) {
   if (segments_ == TorchSegments::kExpandable) return obtain_expandable(request);
-  const std::uint64_t bytes = caching_segment_bytes(request.bytes);
+  const std::uint64_t bytes = torch_segment_bytes(request.bytes);
   if (!device_.try_obtain(bytes)) return nullptr;
   TorchBlock block;
   block.stream = request.stream;
@@ -114,9 +114,9 @@ TorchBlock* TorchAllocator::obtain(const Request& request) {
 bool TorchAllocator::should_split(const TorchBlock& block, std::uint64_t bytes) const {
   const std::uint64_t remaining = block.bytes - bytes;
   if (block.pool->is_small || segments_ == TorchSegments::kExpandable) {
-    return remaining >= kCachingMinBlock;
+    return remaining >= kTorchMinBlock;
   }
-  return bytes < trace_.max_split_bytes && remaining > kCachingSmallSize;
+  return bytes < trace_.max_split_bytes && remaining > kTorchSmallSize;
 }
 
 // The front of a block; the rest stays behind as a free one.

@@ -28,7 +28,7 @@ void TorchAllocator::adopt_initial() {
   std::vector<InitialRange> ranges;
   for (const std::size_t i : order) {
     const SnapshotSegment& segment = segments[i];
-    const std::uint64_t page_bytes = segment.is_small ? kCachingSmallBuffer : kCachingLargeBuffer;
+    const std::uint64_t page_bytes = segment.is_small ? kTorchSmallBuffer : kTorchLargeBuffer;
     const bool grows = segments_ == TorchSegments::kExpandable && segment.is_expandable &&
                        segment.bytes % page_bytes == 0;
     const auto joins = [&](const InitialRange& range) {

@@ -12,12 +12,12 @@ TorchRounding::TorchRounding(const MemoryTrace& trace) {
 }
 
 std::uint64_t TorchRounding::operator()(std::uint64_t bytes) const {
-  if (bytes < kCachingMinBlock) return kCachingMinBlock;
+  if (bytes < kTorchMinBlock) return kTorchMinBlock;
   const int power = std::bit_width(bytes) - 1;
   const int interval = std::clamp(power - 20, 0, static_cast<int>(kIntervals) - 1);
   const std::uint64_t divisions = divisions_[static_cast<std::size_t>(interval)];
-  if (divisions <= 1 || bytes <= kCachingMinBlock * divisions) {
-    return round_up(bytes, kCachingMinBlock);
+  if (divisions <= 1 || bytes <= kTorchMinBlock * divisions) {
+    return round_up(bytes, kTorchMinBlock);
   }
   if (std::has_single_bit(bytes)) return bytes;
   const std::uint64_t step = (std::uint64_t{1} << power) >> (std::bit_width(divisions) - 1);

@@ -11,13 +11,13 @@
 
 namespace sluice {
 
-inline constexpr std::uint64_t kCachingMinBlock = 512;
-inline constexpr std::uint64_t kCachingSmallSize = std::uint64_t{1} << 20;
-inline constexpr std::uint64_t kCachingSmallBuffer = std::uint64_t{2} << 20;
+inline constexpr std::uint64_t kTorchMinBlock = 512;
+inline constexpr std::uint64_t kTorchSmallSize = std::uint64_t{1} << 20;
+inline constexpr std::uint64_t kTorchSmallBuffer = std::uint64_t{2} << 20;
 // Newer versions let large_segment_size_mb change it; no record so far says so.
-inline constexpr std::uint64_t kCachingLargeBuffer = std::uint64_t{20} << 20;
-inline constexpr std::uint64_t kCachingMinLarge = std::uint64_t{10} << 20;
-inline constexpr std::uint64_t kCachingRoundLarge = std::uint64_t{2} << 20;
+inline constexpr std::uint64_t kTorchLargeBuffer = std::uint64_t{20} << 20;
+inline constexpr std::uint64_t kTorchMinLarge = std::uint64_t{10} << 20;
+inline constexpr std::uint64_t kTorchRoundLarge = std::uint64_t{2} << 20;
 
 // `bytes` to the next multiple of `unit`.
 constexpr std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) {
@@ -25,10 +25,10 @@ constexpr std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) {
 }
 
 // The segment that a rounded size is given where no free block serves.
-constexpr std::uint64_t caching_segment_bytes(std::uint64_t rounded_bytes) {
-  if (rounded_bytes <= kCachingSmallSize) return kCachingSmallBuffer;
-  if (rounded_bytes < kCachingMinLarge) return kCachingLargeBuffer;
-  return round_up(rounded_bytes, kCachingRoundLarge);
+constexpr std::uint64_t torch_segment_bytes(std::uint64_t rounded_bytes) {
+  if (rounded_bytes <= kTorchSmallSize) return kTorchSmallBuffer;
+  if (rounded_bytes < kTorchMinLarge) return kTorchLargeBuffer;
+  return round_up(rounded_bytes, kTorchRoundLarge);
 }
 
 // round_size under a trace's roundup_power2_divisions, one for each power of two from 1 MiB; all
