@@ -8,6 +8,8 @@
 #include <optional>
 #include <utility>
 
+#include "base/units.hpp"
+
 namespace sluice {
 namespace {
 
@@ -174,11 +176,10 @@ bool is_like_lifetime(std::uint8_t a, std::uint8_t b) {
   return a == kCutOff || b == kCutOff || std::max(a, b) - std::min(a, b) <= 1;
 }
 
-// Where the part that repeats with `period` begins; the sequence's size: nowhere.
-std::size_t repeating_from(const AllocationSequence& sequence, const RunIndex& shapes,
-                           std::size_t period) {
-  const std::size_t n = sequence.size();
-  std::vector<bool> is_like(n, false);
+// Which allocations have their like `period` before.
+std::vector<bool> find_like(const AllocationSequence& sequence, const RunIndex& shapes,
+                            std::size_t period) {
+  std::vector<bool> is_like(sequence.size(), false);
   for (std::size_t i = 0; i < shapes.run_count(); ++i) {
     const auto before = shapes.same_before(i, period, tolerance_of(period));
     if (!before) continue;
@@ -188,8 +189,23 @@ std::size_t repeating_from(const AllocationSequence& sequence, const RunIndex& s
       }
     }
   }
+  return is_like;
+}
+
+struct Repetition {
+  std::size_t period = 0;  // 0: none
+  std::size_t begin = 0;   // of the first that recurs
+  // Of 1 MiB or more, in the record's later half, without their like.
+  std::size_t large_misses = 0;
+};
+
+Repetition judge_period(const AllocationSequence& sequence, const RunIndex& shapes,
+                        std::size_t period) {
+  const std::size_t n = sequence.size();
+  const std::vector<bool> is_like = find_like(sequence, shapes, period);
   double count = 0, like_count = 0, bytes = 0, like_bytes = 0;
-  std::size_t begin = n;
+  std::size_t from = n;
+  Repetition result;
   for (std::size_t i = n; i-- > 0;) {
     const auto size = static_cast<double>(sequence.bytes[i]);
     count += 1;
@@ -197,35 +213,44 @@ std::size_t repeating_from(const AllocationSequence& sequence, const RunIndex& s
     if (is_like[i]) {
       like_count += 1;
       like_bytes += size;
-    }
-    if (is_like[i] && like_count >= kLikeShare * count && like_bytes >= kLikeShare * bytes) {
-      begin = i;
+      if (like_count >= kLikeShare * count && like_bytes >= kLikeShare * bytes) from = i;
+    } else if (i >= n / 2 && sequence.bytes[i] >= kMiB) {
+      ++result.large_misses;
     }
   }
-  return n - begin >= period ? begin : n;
+  if (n - from < period) return result;
+  result.period = period;
+  result.begin = from > period ? from - period : 0;
+  return result;
 }
 
-struct Repetition {
-  std::size_t period = 0;  // 0: none
-  std::size_t begin = 0;   // of the first that recurs
-};
+bool is_multiple(std::size_t large, std::size_t small) {
+  const std::size_t nearest = (large + small / 2) / small * small;
+  const std::size_t error = std::max(large, nearest) - std::min(large, nearest);
+  return nearest > small && error <= tolerance_of(large);
+}
 
 Repetition find_repetition(const AllocationSequence& sequence, const RunIndex& shapes,
                            const RunIndex& full) {
   std::vector<Repetition> found;
   std::size_t longest = 0;
   for (const std::size_t period : candidate_periods(sequence, shapes, full)) {
-    const std::size_t from = repeating_from(sequence, shapes, period);
-    if (from == sequence.size()) continue;
-    const std::size_t begin = from > period ? from - period : 0;
-    found.push_back({period, begin});
-    longest = std::max(longest, sequence.size() - begin);
+    const Repetition one = judge_period(sequence, shapes, period);
+    if (one.period == 0) continue;
+    found.push_back(one);
+    longest = std::max(longest, sequence.size() - one.begin);
   }
+  // A multiple may reach one iteration further, by what it overlooks in the first.
+  std::erase_if(found, [&](const Repetition& one) {
+    return 10 * (sequence.size() - one.begin + one.period) < 9 * longest;
+  });
+  std::sort(found.begin(), found.end(),
+            [](const Repetition& a, const Repetition& b) { return a.period < b.period; });
   Repetition best;
   for (const Repetition& one : found) {
-    // A multiple may reach one iteration further, by what it overlooks in the first.
-    const bool is_long = 10 * (sequence.size() - one.begin + one.period) >= 9 * longest;
-    if (is_long && (best.period == 0 || one.period < best.period)) best = one;
+    const bool explains_more = best.period != 0 && is_multiple(one.period, best.period) &&
+                               best.large_misses > 10 * one.large_misses;
+    if (best.period == 0 || explains_more) best = one;
   }
   return best;
 }

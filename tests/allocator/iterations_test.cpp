@@ -82,6 +82,7 @@ MemoryTrace generated(const std::string& family, std::uint64_t seed, std::uint32
   GeneratorOptions options;
   options.family = family;
   options.seed = seed;
+  options.iterations = 8;
   options.log_every = log_every;
   return generate_trace(options);
 }
@@ -213,7 +214,7 @@ class UnmarkedTrace : public ::testing::TestWithParam<std::string> {};
 // Against the marks that were taken away: the same period, beginning where little is live.
 TEST_P(UnmarkedTrace, HasThePeriodOfItsMarks) {
   const CounterRng rng(11, stream_of("iterations/cut"));
-  for (std::uint64_t seed = 0; seed < 3; ++seed) {
+  for (std::uint64_t seed = 0; seed < 2; ++seed) {
     for (const std::uint32_t log_every : {0u, 3u}) {
       const MemoryTrace marked = generated(GetParam(), seed, log_every);
       const Iterations expected = find_iterations(marked);

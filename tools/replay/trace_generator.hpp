@@ -15,7 +15,7 @@ namespace sluice {
 struct GeneratorOptions {
   std::string family = "dense";
   std::uint64_t seed = 0;
-  std::uint32_t iterations = 8;     // 1..1,000
+  std::uint32_t iterations = 6;     // 1..1,000
   std::uint32_t micro_batches = 0;  // forward and backward passes in an iteration, 1..256
   std::uint32_t layers = 0;         // 1..256
   std::uint32_t hidden = 0;         // 64..65,536; a multiple of heads

@@ -1,5 +1,6 @@
 // Reinforcement learning from feedback: generation with a growing KV cache, scoring without
 // gradients, then training of adapters; each phase has its own shapes.
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -9,18 +10,19 @@
 namespace sluice::generated {
 namespace {
 
-constexpr FamilyRanges kRlhfRanges{{12, 16}, {28, 40}, {1024, 2048}, {1, 2}, {1, 8}};
+constexpr FamilyRanges kRlhfRanges{{12, 16}, {16, 28}, {1024, 2048}, {2, 4}, {1, 8}};
 // The cache grows by as many tokens at a time as make this many steps, so that traces stay short.
 constexpr std::uint64_t kDecodeSteps = 8;
 
 class Generation {
  public:
-  Generation(TraceRecorder& recorder, const Scenario& scenario, TransformerPass& pass)
+  Generation(TraceRecorder& recorder, const TransformerShape& shape, const Batch& batch,
+             TransformerPass& pass)
       : recorder_(recorder),
-        shape_(scenario.shape),
+        shape_(shape),
         pass_(pass),
-        batch_(scenario.batch),
-        caches_(2 * scenario.shape.layers, kNoBuffer) {}
+        batch_(batch),
+        caches_(2 * shape.layers, kNoBuffer) {}
 
   // A prompt of a quarter of the sequence, and the rest sampled.
   void run() {
@@ -105,16 +107,20 @@ void generate_rlhf(TraceRecorder& recorder, const GeneratorOptions& options) {
   Scenario scenario = make_scenario(options, kRlhfRanges);
   TransformerShape& shape = scenario.shape;
   shape.is_gated = true;
+  shape.is_scaled = false;
+  shape.is_fused = true;            // as engines that generate are
   TransformerShape reward = shape;  // half as deep
   reward.layers = std::max<std::uint64_t>(1, shape.layers / 2);
   const std::uint64_t e = shape.element_bytes;
-  fit_micro_batch(scenario,
-                  {(element_count(model_units(shape)) + element_count(model_units(reward))) * e,
-                   bytes_per_sequence(scenario, shape.layers)});
+  const std::uint64_t room_bytes = fit_micro_batch(
+      scenario, {(element_count(model_units(shape)) + element_count(model_units(reward))) * e,
+                 bytes_per_sequence(scenario, shape.layers)});
   constexpr std::uint64_t kAdapterRank = 16;
-  // Rollouts are larger than training's micro-batches.
-  Scenario rollout = scenario;
-  rollout.batch.sequences *= 2;
+  // Many more sequences are sampled at once than are trained on: the cache takes half of the room.
+  const std::uint64_t cache_bytes =
+      2 * shape.layers * scenario.batch.sequence * shape.kv_hidden() * e;
+  Batch sampled = scenario.batch;
+  sampled.sequences = std::clamp<std::uint64_t>(room_bytes / 2 / cache_bytes, 1, 512);
   StateOptions frozen;
   frozen.weight_bytes = e;
   ModelStates base(recorder, model_units(shape), frozen);
@@ -130,11 +136,11 @@ void generate_rlhf(TraceRecorder& recorder, const GeneratorOptions& options) {
   for (std::uint32_t iteration = 0; iteration < scenario.iterations; ++iteration) {
     recorder.step();
     if (iteration == 0) warm_up(recorder, options.seed);
-    Generation(recorder, rollout, actor).run();
+    Generation(recorder, shape, sampled, actor).run();
     std::vector<BufferId> scores;
-    scores.push_back(score(recorder, actor, rollout.batch, shape.layers));
-    scores.push_back(score(recorder, reference, rollout.batch, shape.layers));
-    scores.push_back(score(recorder, judge, rollout.batch, reward.layers));
+    scores.push_back(score(recorder, actor, scenario.batch, shape.layers));
+    scores.push_back(score(recorder, reference, scenario.batch, shape.layers));
+    scores.push_back(score(recorder, judge, scenario.batch, reward.layers));
     recorder.flush();  // between phases, as such programs do
     actor.set_batch(scenario.batch);
     for (std::uint64_t m = 0; m < scenario.micro_batches; ++m) {

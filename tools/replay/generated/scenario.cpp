@@ -113,15 +113,16 @@ Scenario make_scenario(const GeneratorOptions& options, const FamilyRanges& rang
   scenario.ranks = choose(options.ranks, power_of_two(draws, ranges.ranks));
   scenario.stages = choose(options.stages, draws.one_of({2, 4, 4, 8}));
   scenario.chunks = choose(options.chunks, draws.one_of({1, 2, 2, 4}));
+  scenario.shape.is_scaled = draws.chance(0.35) && scenario.shape.element_bytes == 2;
   return scenario;
 }
 
-void fit_micro_batch(Scenario& scenario, const PeakTarget& target) {
+std::uint64_t fit_micro_batch(Scenario& scenario, const PeakTarget& target) {
   Draws draws(scenario.options.seed, "generated/target");
   const std::uint64_t aim_bytes =
-      std::max(draws.between(12 * kGiB, 48 * kGiB), target.fixed_bytes + 2 * kGiB);
-  if (scenario.batch.sequences != 0) return;
+      std::max(draws.between(12 * kGiB, 58 * kGiB), target.fixed_bytes + 2 * kGiB);
   const std::uint64_t room_bytes = aim_bytes - target.fixed_bytes;
+  if (scenario.batch.sequences != 0) return room_bytes;
   std::uint64_t each_bytes = std::max<std::uint64_t>(1, target.bytes_per_sequence);
   constexpr std::uint64_t kShortest = 256;
   while (each_bytes > room_bytes && scenario.options.sequence == 0 &&
@@ -130,6 +131,7 @@ void fit_micro_batch(Scenario& scenario, const PeakTarget& target) {
     each_bytes /= 2;
   }
   scenario.batch.sequences = std::clamp<std::uint64_t>(room_bytes / each_bytes, 1, 64);
+  return room_bytes;
 }
 
 std::uint64_t sharded_state_bytes(const Scenario& scenario, std::uint64_t elements) {

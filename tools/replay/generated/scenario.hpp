@@ -42,9 +42,10 @@ struct PeakTarget {
   std::uint64_t fixed_bytes = 0;         // states
   std::uint64_t bytes_per_sequence = 0;  // activations
 };
-// The most sequences, at least 1, that stay below a drawn target (12 to 48 GiB); where one does
-// not, shorter ones. Leaves what the options give.
-void fit_micro_batch(Scenario& scenario, const PeakTarget& target);
+// The most sequences, at least 1, that stay below a drawn target (12 to 58 GiB); where one does
+// not, shorter ones. Leaves what the options give. Returns what the target leaves beside
+// fixed_bytes.
+std::uint64_t fit_micro_batch(Scenario& scenario, const PeakTarget& target);
 
 // Saved activations and loss of one sequence through `layers` blocks.
 std::uint64_t bytes_per_sequence(const Scenario& scenario, std::uint64_t saved_layers);

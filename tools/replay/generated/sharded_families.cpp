@@ -6,8 +6,8 @@
 namespace sluice::generated {
 namespace {
 
-constexpr FamilyRanges kZero3Ranges{{28, 40}, {32, 48}, {1024, 4096}, {1, 2}, {8, 64}};
-constexpr FamilyRanges kRecomputeRanges{{24, 36}, {24, 40}, {4096, 16'384}, {1, 2}, {8, 64}};
+constexpr FamilyRanges kZero3Ranges{{24, 36}, {32, 48}, {1024, 4096}, {1, 2}, {8, 64}};
+constexpr FamilyRanges kRecomputeRanges{{20, 32}, {24, 40}, {4096, 16'384}, {1, 2}, {8, 64}};
 
 ShardOptions draw_shards(const Scenario& scenario) {
   Draws draws(scenario.options.seed, "generated/shards");

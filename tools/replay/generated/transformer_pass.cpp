@@ -55,15 +55,40 @@ BufferId TransformerPass::linear(std::size_t unit, std::uint32_t parameter, std:
     copies_[{unit, parameter}] =
         recorder_.alloc(in * out * shape_.element_bytes, Category::kWeight, name);
   }
-  return activation(rows * out * shape_.element_bytes, name);
+  std::vector<BufferId> operand = scaled_operand(rows * in);
+  const BufferId output = activation(rows * out * shape_.element_bytes, name);
+  free_all(operand);
+  return output;
+}
+
+std::vector<BufferId> TransformerPass::scaled_operand(std::uint64_t elements) {
+  if (!shape_.is_scaled) return {};
+  BufferId largest = workspace(4, "scaled.largest");
+  const BufferId scale = workspace(4, "scaled.scale");
+  recorder_.free(largest);
+  return {scale, workspace(elements, "scaled.operand"), workspace(4, "scaled.inverse")};
+}
+
+void TransformerPass::free_all(std::vector<BufferId>& ids) {
+  for (BufferId& id : ids) recorder_.free(id);
+  ids.clear();
 }
 
 BufferId TransformerPass::linear_backward(std::size_t unit, std::uint32_t parameter,
                                           std::uint64_t rows, std::uint64_t in, std::uint64_t out,
                                           BufferId& gradient, std::string_view name) {
+  std::vector<BufferId> operand = scaled_operand(rows * out);
   const BufferId input_gradient = activation(rows * in * shape_.element_bytes, name);
   gradient_of(unit, parameter, in * out, name);
-  if (!shape_.is_gated) gradient_of(unit, parameter + 1, out, name);
+  free_all(operand);
+  if (!shape_
+           .is_gated) {  // a sum over rows: partial sums, and counters of the blocks that are done
+    BufferId partials = workspace(out * 16 * 4, "bias.partials");
+    BufferId counters = workspace(ceil_div(out, 32) * 4, "bias.counters");
+    gradient_of(unit, parameter + 1, out, name);
+    recorder_.free(counters);
+    recorder_.free(partials);
+  }
   recorder_.free(gradient);
   return input_gradient;
 }

@@ -127,6 +127,9 @@ class TransformerPass {
  private:
   BufferId activation(std::uint64_t bytes, std::string_view name);
   BufferId workspace(std::uint64_t bytes, std::string_view name);
+  // An operand in 8 bits, with its scale; empty where products are not scaled.
+  std::vector<BufferId> scaled_operand(std::uint64_t elements);
+  void free_all(std::vector<BufferId>& ids);
   void gradient_of(std::size_t unit, std::uint32_t parameter, std::uint64_t elements,
                    std::string_view name);
   void rotate(BufferId& id, std::uint64_t width, std::string_view name);

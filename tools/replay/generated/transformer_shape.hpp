@@ -21,6 +21,8 @@ struct TransformerShape {
   // Norm, rotation and loss are each one kernel; else chains of eager operations, each with its
   // result in memory.
   bool is_fused = true;
+  // Products in 8 bits: each activation is scaled by its largest value, and copied.
+  bool is_scaled = false;
 
   std::uint64_t head_size() const { return hidden / heads; }
   std::uint64_t kv_hidden() const { return kv_heads * head_size(); }
