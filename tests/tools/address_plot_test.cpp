@@ -56,7 +56,7 @@ class XmlReader {
   std::string until(char stop) {
     const std::size_t end = text_.find(stop, at_);
     if (end == std::string::npos) fail("ends early");
-    const std::string part = text_.substr(at_, end - at_);
+    std::string part = text_.substr(at_, end - at_);
     at_ = end + 1;
     return part;
   }

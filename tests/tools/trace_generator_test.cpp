@@ -178,5 +178,61 @@ TEST(TransformerPass, ABlockSavesWhatTheRuleOfThumbSays) {
   EXPECT_EQ(saved_block_bytes(shape, batch.tokens()), rule_bytes);
 }
 
+bool has_name(const MemoryTrace& trace, const std::string& name) {
+  return std::find(trace.names.begin(), trace.names.end(), name) != trace.names.end();
+}
+
+// 16 to 22 bytes for a parameter (with an optimizer's temporaries or DDP's buckets), 34 for an
+// activation; logits.
+TEST(TraceGenerator, APeakIsWhatTheSizesSay) {
+  std::size_t seen = 0;
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    GeneratorOptions options;
+    options.seed = seed;
+    options.layers = 16;
+    options.hidden = 2048;
+    options.heads = options.kv_heads = 16;
+    options.ffn = 4 * options.hidden;
+    options.vocab = 32'000;
+    options.sequence = 2048;
+    options.micro_batch = 8;
+    const MemoryTrace trace = generate_trace(options);
+    if (!has_name(trace, "mlp.dropout")) continue;
+    ++seen;
+    const double h = 2048, tokens = 8 * 2048, layers = 16, vocab = 32'000;
+    const double parameters = layers * 12 * h * h + 2 * vocab * h;
+    const double expected = 16 * parameters + layers * 34 * tokens * h + 4 * tokens * vocab;
+    const auto peak = static_cast<double>(peak_live_bytes(trace));
+    EXPECT_GT(peak, 0.75 * expected) << trace.source;
+    EXPECT_LT(peak, 1.6 * expected) << trace.source;
+  }
+  EXPECT_GE(seen, 3u);
+}
+
+// Interleaved 1F1B holds 2(p - i - 1) + (v - 1)p + 1 chunks at most on rank i; here a chunk is one
+// layer, and each holds one logarithm of sums.
+TEST(TraceGenerator, APipelineHoldsAsManyChunksAsItsScheduleSays) {
+  std::set<std::int64_t> seen;
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    GeneratorOptions options;
+    options.family = "pipeline";
+    options.seed = seed;
+    options.stages = 4;
+    options.chunks = 2;
+    options.layers = 8;
+    options.micro_batches = 16;
+    const MemoryTrace trace = generate_trace(options);
+    std::int64_t live = 0, most = 0;
+    for (const TraceOperation& one : trace.operations) {
+      if (trace.names[trace.allocations[one.allocation].name] != "attention.log_sum_exp") continue;
+      live += one.action == TraceAction::kAlloc ? 1 : -1;
+      most = std::max(most, live);
+    }
+    EXPECT_TRUE(most == 5 || most == 7 || most == 9 || most == 11) << most;
+    seen.insert(most);
+  }
+  EXPECT_GE(seen.size(), 3u);
+}
+
 }  // namespace
 }  // namespace sluice::testing

@@ -192,11 +192,10 @@ BufferId TransformerPass::forward_block(std::size_t unit, BufferId input, SavedB
 }
 
 BufferId TransformerPass::backward_block(std::size_t unit, BufferId gradient, SavedBlock& saved) {
-  const BufferId branch = backward_mlp(unit, gradient, saved.mlp);
+  BufferId branch = backward_mlp(unit, saved.mlp);
   // The residual and the branch share the gradient, so that the sum needs its own memory.
   BufferId sum = activation(batch_.tokens() * shape_.hidden * shape_.element_bytes, "residual");
-  BufferId used = branch;
-  recorder_.free(used);
+  recorder_.free(branch);
   recorder_.free(gradient);
   recorder_.free(saved.middle);
   return backward_attention(unit, sum, saved);
@@ -227,10 +226,10 @@ BufferId TransformerPass::forward_mlp(std::size_t unit, BufferId& middle, SavedM
   return sum;
 }
 
-BufferId TransformerPass::backward_mlp(std::size_t unit, BufferId gradient, SavedMlp& saved) {
+// The gradient of its output is the residual's, which frees it.
+BufferId TransformerPass::backward_mlp(std::size_t unit, SavedMlp& saved) {
   const std::uint64_t tokens = batch_.tokens();
   const std::uint64_t inner_bytes = tokens * shape_.ffn * shape_.element_bytes;
-  static_cast<void>(gradient);  // read, and owned by the residual
   BufferId output = kNoBuffer;
   if (!shape_.is_gated) {
     output = activation(tokens * shape_.hidden * shape_.element_bytes, "mlp.dropout");

@@ -58,8 +58,8 @@ std::uint64_t element_count(const std::vector<Parameter>& parameters);
 std::uint64_t element_count(const std::vector<std::vector<Parameter>>& units);
 
 // Of one block, as closed formulas: what backward needs, kept from forward; without the few bytes
-// a token of statistics. `h` is the residual stream's width; 16-bit, dropout, ffn = 4h, fused:
-// 34 bytes per token and hidden element.
+// a token of statistics. In 16 bits, with dropout, ffn = 4 hidden, fused: 34 bytes per token and
+// hidden element.
 std::uint64_t saved_block_bytes(const TransformerShape& shape, std::uint64_t tokens);
 // The most that is live around the loss, forward and backward: logits and their gradients.
 std::uint64_t loss_peak_bytes(const TransformerShape& shape, std::uint64_t tokens);
