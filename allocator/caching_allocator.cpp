@@ -49,7 +49,7 @@ StreamId CachingAllocator::add_stream(Stream& stream, bool movable) {
   const std::lock_guard growth(growth_mutex_);
   const auto id = static_cast<StreamId>(pools_.size());
   SLUICE_CHECK_MSG(id < kMaxPools, "more than 1,024 streams");
-  pools_.emplace_back(id, stream, movable, store_, page_bytes_);
+  pools_.emplace_back(id, stream, movable, store_, page_bytes_, options_.recorder);
   pool_table_[id].store(&pools_.back(), std::memory_order_release);
   pool_count_.store(id + 1, std::memory_order_release);
   return id;
@@ -140,6 +140,10 @@ std::byte* CachingAllocator::allocate(const AllocationRequest& request) {
   block->requested_bytes = request.bytes;
   block->category = request.category;
   block->name = request.name;
+  if (options_.recorder != nullptr) {
+    options_.recorder->record(MemoryAction::kAlloc, pool.id, block->address, request.bytes,
+                              request.category, request.name);
+  }
   return reinterpret_cast<std::byte*>(block->address);
 }
 
@@ -158,6 +162,7 @@ void CachingAllocator::free(std::byte* data) {
   const Category category = block->category;
   const auto requested_bytes = static_cast<std::int64_t>(block->requested_bytes);
   ThreadCache& cache = caches_.mine();
+  if (options_.recorder != nullptr) record_free(pool, *block);
   Block* evicted = nullptr;
   bool kept = false;
   {
@@ -176,6 +181,17 @@ void CachingAllocator::free(std::byte* data) {
     free_pending(pool, block);
   } else {
     pool.put_back(block);
+  }
+}
+
+// Before the block can be anybody else's.
+void CachingAllocator::record_free(const StreamPool& pool, const Block& block) {
+  if (block.used_across) {
+    options_.recorder->record(MemoryAction::kFreeRequested, pool.id, block.address,
+                              block.requested_bytes, block.category, block.name);
+  } else {
+    options_.recorder->record_free(pool.id, block.address, block.requested_bytes, block.category,
+                                   block.name);
   }
 }
 
@@ -292,16 +308,20 @@ Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t by
   return nullptr;
 }
 
-void CachingAllocator::throw_out_of_memory(const StreamPool& /*pool*/, std::uint64_t bytes) {
+void CachingAllocator::throw_out_of_memory(const StreamPool& pool, std::uint64_t bytes) {
   std::uint64_t free_bytes = 0;
   for (const StreamPool& one : pools_)
     free_bytes += one.small.free_bytes() + one.large.free_bytes();
+  if (options_.recorder != nullptr) {
+    options_.recorder->record(MemoryAction::kOutOfMemory, pool.id, 0, bytes);
+  }
   throw OutOfMemory(Tier::kDevice, options_.category, bytes, free_bytes);
 }
 
 void CachingAllocator::begin_step() {
   const std::lock_guard growth(growth_mutex_);
   remaps_left_ = options_.remap_budget_pages;
+  if (options_.recorder != nullptr) options_.recorder->record(MemoryAction::kStep, 0, 0, 0);
 }
 
 void CachingAllocator::release_cached() {
@@ -331,6 +351,9 @@ void CachingAllocator::release_cached_locked() {
         const std::uint64_t first = space->first_page(*block);
         for (std::uint64_t n = space->page_count(*block); n-- > 0;) {
           const std::uint64_t address = first + n * page_bytes_;
+          if (options_.recorder != nullptr) {
+            options_.recorder->record(MemoryAction::kSegmentUnmap, pool.id, address, page_bytes_);
+          }
           PhysicalPage& page = *block->segment->slot_at(address).page;
           space->hollow(block, address);  // from the end: `block` stays the part before
           page.holder = nullptr;

@@ -26,7 +26,7 @@
 #include <optional>
 #include <vector>
 
-#include "allocator/memory_trace.hpp"
+#include "allocator/memory_recorder.hpp"
 #include "allocator/page_pool.hpp"
 #include "allocator/stream_pool.hpp"
 #include "allocator/thread_cache.hpp"
@@ -46,6 +46,7 @@ struct CachingAllocatorOptions {
   double growth_slack = 1.0 / 64;
   std::uint64_t thread_cache_bytes = 4 * kMiB;  // for each thread
   std::uint64_t segment_bytes = 64 * kGiB;      // addresses reserved at a time
+  MemoryRecorder* recorder = nullptr;  // what happens is written there; must outlive the allocator
 };
 
 struct AllocationRequest {
@@ -110,7 +111,7 @@ class CachingAllocator {
   void release_cached();
 
   CachingAllocatorStatistics statistics();
-  // Segments and blocks as they stand; no events, no names.
+  // Segments and blocks as they stand, and the recorder's events and names.
   MemorySnapshot snapshot();
   // Throws InternalError. The caller must not use the allocator meanwhile.
   void check_invariants();
@@ -124,6 +125,7 @@ class CachingAllocator {
   Block* allocate_under_locks(StreamPool& pool, std::uint64_t bytes);
   [[noreturn]] void throw_out_of_memory(const StreamPool& pool, std::uint64_t bytes);
   void free_pending(StreamPool& pool, Block* block);
+  void record_free(const StreamPool& pool, const Block& block);
   void put_back_all(Block* list, bool locked);
   void drain_caches(bool locked);
   void count(ThreadCache& cache, Category category, std::int64_t bytes);

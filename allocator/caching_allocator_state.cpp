@@ -12,6 +12,10 @@ MemorySnapshot CachingAllocator::snapshot() {
   const auto locks = lock_pools();
   MemorySnapshot snapshot;
   snapshot.expandable_segments = true;
+  if (options_.recorder != nullptr) {
+    snapshot.events = options_.recorder->events();
+    snapshot.names = options_.recorder->names();
+  }
   for (StreamPool& pool : pools_) {
     for (const BlockSpace* space : {&pool.small, &pool.large}) {
       // A run of blocks between hollows is a segment to whoever reads it: hollows hold nothing.

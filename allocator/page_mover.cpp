@@ -122,6 +122,7 @@ Block* PageMover::make_room(std::uint64_t bytes, bool by_all_means) {
                           take_fresh(slot) || (by_all_means && steal(slot, wanted_pages));
     if (!has_page) return nullptr;
     space.fill(block_in_run(missing[i]), missing[i]);
+    record(MemoryAction::kSegmentMap, requester_, missing[i]);
   }
   return space.take(block_in_run(window->address), window->address, bytes);
 }
@@ -211,11 +212,18 @@ void PageMover::move(Victims::iterator victim, PageSlot& from, PageSlot& slot) {
   const bool in_run = giver.block == nullptr;
   Block* const block = in_run ? block_in_run(page_address) : giver.block;
   const Block* const hollow = giver.space->hollow(block, page_address);
+  record(MemoryAction::kSegmentUnmap, *giver.pool, page_address);
   Victim after = giver;
   if (!in_run) after.block = hollow->next;
   giver.end = page_address;
   add_victim(giver, first);
   add_victim(after, page_address + allocator_.page_bytes_);
+}
+
+void PageMover::record(MemoryAction action, const StreamPool& pool, std::uint64_t page_address) {
+  MemoryRecorder* const recorder = allocator_.options_.recorder;
+  if (recorder == nullptr) return;
+  recorder->record(action, pool.id, page_address, allocator_.page_bytes_);
 }
 
 void PageMover::show(PageSlot& slot, PhysicalPage& page) {

@@ -53,6 +53,7 @@ class PageMover {
   // The page that `from` holds goes to `slot`, which shows it already.
   void move(Victims::iterator victim, PageSlot& from, PageSlot& slot);
   void show(PageSlot& slot, PhysicalPage& page);  // maps
+  void record(MemoryAction action, const StreamPool& pool, std::uint64_t page_address);
   // A point in the pool's stream behind all that may use its free memory; the requester's stream
   // is made to wait for it.
   const std::shared_ptr<Event>& event_of(StreamPool& pool);

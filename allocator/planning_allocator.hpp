@@ -22,6 +22,7 @@
 
 #include "allocator/caching_allocator.hpp"
 #include "allocator/step_plan.hpp"
+#include "base/spin_lock.hpp"
 
 namespace sluice {
 

@@ -10,6 +10,7 @@
 
 #include "allocator/address_segment.hpp"
 #include "allocator/block_space.hpp"
+#include "allocator/memory_recorder.hpp"
 
 namespace sluice {
 
@@ -33,18 +34,23 @@ class StreamPool {
   static constexpr std::uint64_t kSmallBytes = 1 * kMiB;  // the largest block of the small space
 
   StreamPool(StreamId its_id, Stream& its_stream, bool is_movable, BlockStore& store,
-             std::uint64_t page_bytes)
+             std::uint64_t page_bytes, MemoryRecorder* recorder)
       : id(its_id),
         stream(its_stream),
         movable(is_movable),
         small(store, page_bytes),
-        large(store, page_bytes) {}
+        large(store, page_bytes),
+        recorder_(recorder) {}
 
   BlockSpace& space_for(std::uint64_t bytes) { return bytes <= kSmallBytes ? small : large; }
   BlockSpace& space_of(const Block& block) { return block.segment->is_small() ? small : large; }
 
   // A used block becomes free. The lock is held.
   void put_back(Block* block) {
+    if (block->pending && recorder_ != nullptr) {
+      recorder_->record(MemoryAction::kFreeCompleted, id, block->address, block->requested_bytes,
+                        block->category, block->name);
+    }
     block->cached = block->pending = false;
     space_of(*block).give_back(block);
   }
@@ -68,6 +74,9 @@ class StreamPool {
   std::deque<PendingFree> pending;  // in the order they were freed
   std::uint64_t pending_bytes = 0;
   std::unordered_map<const Block*, std::vector<StreamId>> other_uses;  // of blocks used_across
+
+ private:
+  MemoryRecorder* const recorder_;  // null: none
 };
 
 }  // namespace sluice

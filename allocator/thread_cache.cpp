@@ -1,5 +1,7 @@
 #include "allocator/thread_cache.hpp"
 
+#include <atomic>
+
 namespace sluice {
 
 namespace detail {

@@ -4,31 +4,15 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 #include "allocator/block_store.hpp"
+#include "base/spin_lock.hpp"
 
 namespace sluice {
-
-// Held for some nanoseconds; almost never contended. A waiter yields, for the holder may have been
-// preempted.
-class SpinLock {
- public:
-  void lock() {
-    for (int spins = 0; flag_.test_and_set(std::memory_order_acquire); ++spins) {
-      if (spins >= 64) std::this_thread::yield();
-    }
-  }
-  void unlock() { flag_.clear(std::memory_order_release); }
-
- private:
-  std::atomic_flag flag_;
-};
 
 class StreamPool;
 

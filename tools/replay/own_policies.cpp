@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "tools/replay/counting_device.hpp"
+#include "device/counting/counting_device.hpp"
 
 namespace sluice {
 namespace {

@@ -1,4 +1,4 @@
-#include "tools/replay/counting_device.hpp"
+#include "device/counting/counting_device.hpp"
 
 #include <algorithm>
 #include <utility>

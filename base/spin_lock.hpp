@@ -1,0 +1,23 @@
+// A lock that is held for some nanoseconds and almost never contended.
+#pragma once
+
+#include <atomic>
+#include <thread>
+
+namespace sluice {
+
+// BasicLockable. A waiter soon yields, for the holder may have been preempted.
+class SpinLock {
+ public:
+  void lock() {
+    for (int spins = 0; flag_.test_and_set(std::memory_order_acquire); ++spins) {
+      if (spins >= 64) std::this_thread::yield();
+    }
+  }
+  void unlock() { flag_.clear(std::memory_order_release); }
+
+ private:
+  std::atomic_flag flag_;
+};
+
+}  // namespace sluice
