@@ -326,7 +326,9 @@ class PickleReader {
         result.push_back("\n\t\r\\'\""[letter]);
         ++i;
       } else {
-        result.push_back(body[i]);
+        // Without quotes bytes are Latin-1; in them they are as Python 2 had them.
+        quoted ? result.push_back(body[i])
+               : append_utf8(result, static_cast<unsigned char>(body[i]));
       }
     }
     return result;

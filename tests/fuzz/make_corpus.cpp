@@ -2,9 +2,12 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <vector>
 
+#include "allocator/memory_trace_csv.hpp"
+#include "allocator/torch_snapshot.hpp"
 #include "engine/train/config.hpp"
 #include "engine/train/manifest.hpp"
 
@@ -55,6 +58,40 @@ std::string manifest_file() {
   return sluice::format_manifest(manifest);
 }
 
+sluice::MemorySnapshot snapshot() {
+  constexpr std::uint64_t kBase = 0x7f0000000000;
+  sluice::MemorySnapshot given;
+  given.names = {"", "model.py:12 forward"};
+  auto& segment = given.segments.emplace_back();
+  segment.address = kBase;
+  segment.bytes = 2 << 20;
+  segment.blocks.push_back({.address = kBase,
+                            .bytes = 1024,
+                            .requested_bytes = 700,
+                            .state = sluice::BlockState::kAllocated,
+                            .name = 1});
+  segment.blocks.push_back({.address = kBase + 1024, .bytes = (2 << 20) - 1024});
+  for (std::uint8_t action = 0; action < 10; ++action) {
+    given.events.push_back({.action = static_cast<sluice::MemoryAction>(action),
+                            .name = 1,
+                            .address = kBase + action % 3u * 1024,
+                            .bytes = 700});
+  }
+  return given;
+}
+
+std::string snapshot_file() {
+  std::string bytes;
+  sluice::write_torch_snapshot(snapshot(), [&](std::string_view part) { bytes += part; });
+  return bytes;
+}
+
+std::string trace_csv_file() {
+  std::ostringstream out;
+  sluice::write_memory_trace_csv(snapshot(), out);
+  return out.str();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -71,5 +108,16 @@ int main(int argc, char** argv) {
   write(root / "bin/text", "\4It was the best of times, it was the worst of times.");
   write(root / "safetensors/three", safetensors_file());
   write(root / "manifest/one", manifest_file());
+  write(root / "snapshot/written", snapshot_file());
+  // By pickle.dumps of protocol 0: what text opcodes do.
+  write(
+      root / "snapshot/protocol0",
+      "(dp0\nVsegments\np1\n(lp2\nsVdevice_traces\np3\n(lp4\n(lp5\n(dp6\nVaction\np7\nValloc\np8\n"
+      "sVaddr\np9\nI512\nsVsize\np10\nL7L\nsVtime_us\np11\nI15\nsaas.");
+  // The first byte is fuzz_trace_csv's choice of format.
+  write(root / "trace_csv/ours", "\0"s + trace_csv_file());
+  write(root / "trace_csv/rmm",
+        "\1Thread,Time,Action,Pointer,Size,Stream\n1,0:0:0:0,allocate,0x200,7,0\n"
+        "1,0:0:0:0,free,0x200,7,0\n1,0:0:0:0,allocate failure,(nil),7,0\n");
   return 0;
 }

@@ -1,0 +1,96 @@
+#include "tools/replay/rmm_log.hpp"
+
+#include <gtest/gtest.h>
+
+#include "base/error.hpp"
+
+namespace sluice::testing {
+namespace {
+
+MemorySnapshot parse(const std::string& text) {
+  ByteSource source(text, "given.csv");
+  return read_rmm_log(source);
+}
+
+MemoryTrace trace(const std::string& text, TraceDefects* defects = nullptr) {
+  MemoryTrace result = trace_of(parse(text), "given.csv", "rmm", defects);
+  check_trace(result);
+  return result;
+}
+
+std::string refusal(const std::string& text) {
+  try {
+    static_cast<void>(parse(text));
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+const std::string kHeader = "Thread,Time,Action,Pointer,Size,Stream\n";
+
+TEST(RmmLog, AllocationsEndWithTheirFrees) {
+  TraceDefects defects;
+  const MemoryTrace result = trace(kHeader +
+                                       "8081,13:04:05:000123,allocate,0x7f00,100,0\n"
+                                       "8081,13:04:05:000124,allocate,0x7f80,200,0x2\n"
+                                       "8082,13:04:05:000125,free,0x7f00,100,0\n"
+                                       "8082,13:04:05:000126,allocate failure,(nil),900,0\n"
+                                       "8082,13:04:05:000127,allocate,0x7f00,300,0x1\n"
+                                       "8082,13:04:05:000128,allocate,(nil),0,0x1\n",
+                                   &defects);
+  ASSERT_EQ(result.allocations.size(), 3u);
+  EXPECT_EQ(result.allocations[1].bytes, 200u);
+  EXPECT_EQ(result.allocations[1].stream, 2u);
+  EXPECT_EQ(result.allocations[2].address, 0x7f00u);
+  ASSERT_EQ(result.operations.size(), 4u);
+  EXPECT_EQ(result.operations[2].action, TraceAction::kFree);
+  EXPECT_EQ(result.operations[2].allocation, 0u);
+  EXPECT_EQ(peak_live_bytes(result), 500u);
+  EXPECT_EQ(defects.contradictions, 0u);
+  EXPECT_EQ(result.recorded_peak_reserved_bytes, 0u);
+}
+
+TEST(RmmLog, TimesArePartsOfADay) {
+  const MemorySnapshot log = parse(kHeader +
+                                   "1,00:00:01:000002,allocate,0x1,1,0\n"
+                                   "1,01:00:00.000003,allocate,0x2,1,0\n"
+                                   "1,now,allocate,0x3,1,0\n");
+  EXPECT_EQ(log.events.at(0).time_ns, 1'000'002'000);
+  EXPECT_EQ(log.events.at(1).time_ns, 3'600'000'003'000);
+  EXPECT_EQ(log.events.at(2).time_ns, 0);
+}
+
+TEST(RmmLog, ColumnsStandInAnyOrderAndMoreArePassedOver) {
+  const MemoryTrace result = trace(
+      "Size,Pointer,Action,Stream,Time,Thread,Device\n"
+      "64,7fab,allocate_async,per_thread,x,1,0\n64,7fab,deallocate_async,per_thread,x,1,0\n");
+  ASSERT_EQ(result.operations.size(), 2u);
+  EXPECT_EQ(result.allocations[0].address, 0x7fabu);
+  EXPECT_EQ(result.allocations[0].stream, UINT64_MAX);
+}
+
+TEST(RmmLog, WhatIsFreedButNotAllocatedWasHeldBefore) {
+  const MemoryTrace result = trace(kHeader + "1,t,free,0x1000,4096,0\n");
+  ASSERT_EQ(result.initial_segments.size(), 1u);
+  EXPECT_EQ(result.initial_segments[0].bytes, 4096u);
+  EXPECT_EQ(peak_live_bytes(result), 4096u);
+}
+
+TEST(RmmLog, WhatIsWrongIsNamedWithItsLine) {
+  const std::pair<std::string, const char*> cases[] = {
+      {"", "line 1: must begin with the columns"},
+      {"Thread,Time,Action,Pointer,Size\n", "line 1: the first line must name the columns"},
+      {kHeader + "1,t,allocate,0x1,1\n", "line 2: must have 6 fields, not 5"},
+      {kHeader + "1,t,alloc,0x1,1,0\n", "line 2: Action 'alloc' must be allocate, free"},
+      {kHeader + "1,t,free,zz,1,0\n", "Pointer 'zz' must be a hexadecimal address"},
+      {kHeader + "1,t,free,0x1,-1,0\n", "Size '-1' must be a whole number of bytes"},
+  };
+  for (const auto& [text, expected] : cases) {
+    EXPECT_NE(refusal(text).find(expected), std::string::npos) << text << ": " << refusal(text);
+    EXPECT_NE(refusal(text).find("given.csv"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::testing
