@@ -95,7 +95,7 @@ class Follower {
         follow_free_requested(index);
         break;
       case MemoryAction::kFreeCompleted:
-        follow_free_completed(event);
+        follow_free_completed(index);
         break;
       default:
         follow_segment(index);
@@ -154,8 +154,9 @@ class Follower {
     life->second.is_pending = true;
   }
 
-  void follow_free_completed(const MemoryEvent& event) {
-    if (&event == snapshot_.events.data() + completed_with_) return;
+  void follow_free_completed(std::size_t index) {
+    if (index == completed_with_) return;
+    const MemoryEvent& event = snapshot_.events[index];
     const auto life = lives_.find(event.address);
     if (life == lives_.end()) {
       ++defects_.unknown_frees;

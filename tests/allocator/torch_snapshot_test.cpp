@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <utility>
 
 #include "allocator/pickle_writer.hpp"
 #include "allocator/torch_frames.hpp"
@@ -43,10 +43,10 @@ Write number(std::int64_t value) {
   return [=](PickleWriter& out) { out.integer(value); };
 }
 Write word(std::string value) {
-  return [=](PickleWriter& out) { out.text(value); };
+  return [value = std::move(value)](PickleWriter& out) { out.text(value); };
 }
 Write dict(std::vector<Entry> entries) {
-  return [=](PickleWriter& out) {
+  return [entries = std::move(entries)](PickleWriter& out) {
     out.begin_dict();
     for (const Entry& entry : entries) {
       out.text(entry.key);
@@ -56,7 +56,7 @@ Write dict(std::vector<Entry> entries) {
   };
 }
 Write list(std::vector<Write> items) {
-  return [=](PickleWriter& out) {
+  return [items = std::move(items)](PickleWriter& out) {
     out.begin_list();
     for (const Write& item : items) item(out);
     out.end_list();
