@@ -143,6 +143,19 @@ TEST(TraceOf, WhatWasHeldBeforeTheRecordHasNoAllocation) {
   EXPECT_EQ(result.defects.contradictions, 0u);
 }
 
+TEST(TraceOf, ARestTooSmallToSplitOffBelongsToItsBlock) {
+  const auto first_block_bytes = [](std::uint64_t bytes, bool is_expandable) {
+    MemorySnapshot snapshot;
+    snapshot.segments.push_back(segment(kBase, 20 * kMiB));
+    snapshot.segments[0].is_expandable = is_expandable;
+    snapshot.events = {event(kFreeRequested, kBase, bytes), event(kFreeCompleted, kBase, bytes)};
+    return convert(snapshot).trace.initial_segments.at(0).blocks.at(0).bytes;
+  };
+  EXPECT_EQ(first_block_bytes(19 * kMiB, false), 20 * kMiB);
+  EXPECT_EQ(first_block_bytes(19 * kMiB - 600, false), 19 * kMiB - 512);
+  EXPECT_EQ(first_block_bytes(19 * kMiB, true), 19 * kMiB);
+}
+
 TEST(TraceOf, SegmentsGivenBackInARowAreOneFlush) {
   MemorySnapshot snapshot;
   snapshot.events = {event(kSegmentFree, kBase, 20 * kMiB),
