@@ -14,7 +14,7 @@ namespace {
 class ReadTraceFile : public ::testing::Test {
  protected:
   std::string file(const std::string& content) {
-    const std::string path = (directory_.path() / "given").string();
+    std::string path = (directory_.path() / "given").string();
     std::ofstream(path, std::ios::binary) << content;
     return path;
   }
