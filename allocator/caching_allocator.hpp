@@ -26,8 +26,8 @@
 #include <optional>
 #include <vector>
 
-#include "allocator/memory_recorder.hpp"
 #include "allocator/page_pool.hpp"
+#include "allocator/record/memory_recorder.hpp"
 #include "allocator/stream_pool.hpp"
 #include "allocator/thread_cache.hpp"
 #include "device/device.hpp"

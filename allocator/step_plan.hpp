@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "allocator/arena_packing.hpp"
+#include "allocator/packing/arena_packing.hpp"
 #include "allocator/stream_pool.hpp"
 
 namespace sluice {

@@ -10,7 +10,7 @@
 
 #include "allocator/address_segment.hpp"
 #include "allocator/block_space.hpp"
-#include "allocator/memory_recorder.hpp"
+#include "allocator/record/memory_recorder.hpp"
 
 namespace sluice {
 

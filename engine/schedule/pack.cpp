@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "allocator/arena_packing.hpp"
+#include "allocator/packing/arena_packing.hpp"
 #include "base/error.hpp"
 #include "engine/schedule/lane_clocks.hpp"
 

@@ -1,4 +1,4 @@
-#include "allocator/arena_packing.hpp"
+#include "allocator/packing/arena_packing.hpp"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <limits>
 #include <numeric>
 
-#include "allocator/packing_search.hpp"
+#include "allocator/packing/packing_search.hpp"
 #include "base/error.hpp"
 #include "base/rng.hpp"
 

@@ -1,10 +1,10 @@
-#include "allocator/exact_packing.hpp"
+#include "allocator/packing/exact_packing.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "allocator/arena_packing.hpp"
+#include "allocator/packing/arena_packing.hpp"
 #include "base/rng.hpp"
 
 namespace sluice {

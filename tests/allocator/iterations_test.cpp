@@ -1,4 +1,4 @@
-#include "allocator/iterations.hpp"
+#include "allocator/record/iterations.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "allocator/memory_trace_csv.hpp"
+#include "allocator/record/memory_trace_csv.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,10 +1,10 @@
-#include "allocator/pickle.hpp"
+#include "allocator/record/pickle.hpp"
 
 #include <gtest/gtest.h>
 
 #include <limits>
 
-#include "allocator/pickle_writer.hpp"
+#include "allocator/record/pickle_writer.hpp"
 #include "base/error.hpp"
 
 namespace sluice::testing {

@@ -4,7 +4,7 @@
 #include <limits>
 #include <set>
 
-#include "allocator/arena_packing.hpp"
+#include "allocator/packing/arena_packing.hpp"
 #include "base/error.hpp"
 #include "base/rng.hpp"
 

@@ -1,11 +1,11 @@
-#include "allocator/torch_snapshot.hpp"
+#include "allocator/record/torch_snapshot.hpp"
 
 #include <gtest/gtest.h>
 
 #include <utility>
 
-#include "allocator/pickle_writer.hpp"
-#include "allocator/torch_frames.hpp"
+#include "allocator/record/pickle_writer.hpp"
+#include "allocator/record/torch_frames.hpp"
 #include "base/error.hpp"
 
 namespace sluice::testing {

@@ -1,4 +1,4 @@
-#include "allocator/trace_from_snapshot.hpp"
+#include "allocator/record/trace_from_snapshot.hpp"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <random>
 #include <sstream>
 
-#include "allocator/torch_snapshot.hpp"
+#include "allocator/record/torch_snapshot.hpp"
 
 namespace sluice::testing {
 namespace {

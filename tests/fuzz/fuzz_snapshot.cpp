@@ -5,8 +5,8 @@
 #include <string>
 #include <string_view>
 
-#include "allocator/torch_snapshot.hpp"
-#include "allocator/trace_from_snapshot.hpp"
+#include "allocator/record/torch_snapshot.hpp"
+#include "allocator/record/trace_from_snapshot.hpp"
 #include "base/error.hpp"
 
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "allocator/memory_trace_csv.hpp"
-#include "allocator/trace_from_snapshot.hpp"
+#include "allocator/record/memory_trace_csv.hpp"
+#include "allocator/record/trace_from_snapshot.hpp"
 #include "base/error.hpp"
 #include "tools/replay/rmm_log.hpp"
 

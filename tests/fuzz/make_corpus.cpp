@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "allocator/memory_trace_csv.hpp"
-#include "allocator/torch_snapshot.hpp"
+#include "allocator/record/memory_trace_csv.hpp"
+#include "allocator/record/torch_snapshot.hpp"
 #include "engine/train/config.hpp"
 #include "engine/train/manifest.hpp"
 

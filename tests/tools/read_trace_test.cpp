@@ -4,7 +4,7 @@
 
 #include <fstream>
 
-#include "allocator/torch_snapshot.hpp"
+#include "allocator/record/torch_snapshot.hpp"
 #include "base/error.hpp"
 #include "tests/support/temp_directory.hpp"
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "allocator/arena_packing.hpp"
+#include "allocator/packing/arena_packing.hpp"
 
 namespace sluice {
 

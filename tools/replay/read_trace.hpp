@@ -6,9 +6,9 @@
 #include <span>
 #include <string>
 
-#include "allocator/arena_packing.hpp"
-#include "allocator/memory_trace.hpp"
-#include "allocator/trace_from_snapshot.hpp"
+#include "allocator/packing/arena_packing.hpp"
+#include "allocator/record/memory_trace.hpp"
+#include "allocator/record/trace_from_snapshot.hpp"
 
 namespace sluice {
 

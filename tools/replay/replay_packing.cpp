@@ -11,7 +11,7 @@
 #include <sstream>
 #include <vector>
 
-#include "allocator/placed_boxes.hpp"
+#include "allocator/packing/placed_boxes.hpp"
 #include "base/error.hpp"
 #include "base/units.hpp"
 

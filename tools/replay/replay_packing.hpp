@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include "allocator/arena_packing.hpp"
+#include "allocator/packing/arena_packing.hpp"
 
 namespace sluice {
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/memory_trace.hpp"
+#include "allocator/record/memory_trace.hpp"
 
 namespace sluice {
 

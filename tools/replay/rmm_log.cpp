@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "allocator/csv_reader.hpp"
+#include "allocator/record/csv_reader.hpp"
 
 namespace sluice {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <string>
 
-#include "allocator/byte_source.hpp"
-#include "allocator/memory_trace.hpp"
-#include "allocator/trace_from_snapshot.hpp"
+#include "allocator/record/byte_source.hpp"
+#include "allocator/record/memory_trace.hpp"
+#include "allocator/record/trace_from_snapshot.hpp"
 
 namespace sluice {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "allocator/memory_trace.hpp"
+#include "allocator/record/memory_trace.hpp"
 
 namespace sluice {
 

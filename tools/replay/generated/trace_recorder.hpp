@@ -7,7 +7,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "allocator/memory_trace.hpp"
+#include "allocator/record/memory_trace.hpp"
 #include "tools/replay/generated/draws.hpp"
 
 namespace sluice::generated {

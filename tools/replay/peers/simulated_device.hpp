@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <map>
 
-#include "allocator/memory_trace.hpp"
+#include "allocator/record/memory_trace.hpp"
 #include "tools/replay/replay_policy.hpp"
 
 namespace sluice {

@@ -38,8 +38,7 @@ TorchBlock* TorchAllocator::find_expandable(const Request& request) {
     if (block->prev != nullptr && block->prev->is_free()) block = block->prev;
     if (has_room(block)) return block;
   }
-  const std::uint64_t page_bytes =
-      request.pool->is_small ? kTorchSmallBuffer : kTorchLargeBuffer;
+  const std::uint64_t page_bytes = request.pool->is_small ? kTorchSmallBuffer : kTorchLargeBuffer;
   const std::uint64_t bytes = address_space_bytes(page_bytes);
   const std::uint64_t address = device_.reserve_addresses(bytes);
   TorchBlock block;

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "allocator/memory_trace.hpp"
+#include "allocator/record/memory_trace.hpp"
 
 namespace sluice {
 

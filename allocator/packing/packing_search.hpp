@@ -1,0 +1,23 @@
+// The search behind pack_lifetimes: offsets for boxes whose time is already compressed.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "allocator/packing/placed_boxes.hpp"
+
+namespace sluice {
+
+struct BoxPacking {
+  std::vector<std::uint64_t> offsets_bytes;
+  std::uint64_t capacity_bytes = 0;
+};
+
+// Boxes live in positions [0, position_count). Stops as soon as the capacity is at most
+// `target_bytes`; else after `work_budget` (PlacedBoxes::work units), at least two greedy orders
+// being tried whatever the budget. Deterministic.
+BoxPacking search_packing(std::span<const Box> boxes, std::int32_t position_count,
+                          std::uint64_t target_bytes, std::uint64_t work_budget);
+
+}  // namespace sluice

@@ -1,0 +1,410 @@
+#include "allocator/packing/skyline_search.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <deque>
+#include <iterator>
+#include <numeric>
+#include <optional>
+#include <tuple>
+
+#include "base/error.hpp"
+
+namespace sluice {
+namespace {
+
+using Units = SkylineUnits;
+using Index = std::uint32_t;
+
+constexpr Units kNothing = 1 << 30;  // above every height
+
+struct Range {
+  std::int32_t begin = 0;
+  std::int32_t end = 0;
+};
+
+std::uint64_t mix(std::uint64_t x) {  // the finaliser of SplitMix64
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
+  return x ^ (x >> 31);
+}
+
+// Keys of sub-problems without a solution; the latest of those that share a place.
+class Failures {
+ public:
+  explicit Failures(std::uint64_t work_budget)
+      : keys_(std::bit_ceil(std::clamp<std::uint64_t>(work_budget / 1024, 1u << 10, 1u << 18))) {}
+  bool contains(std::uint64_t key) const { return keys_[place(key)] == key; }
+  void insert(std::uint64_t key) { keys_[place(key)] = key; }
+
+ private:
+  std::size_t place(std::uint64_t key) const { return key & (keys_.size() - 1); }
+  std::vector<std::uint64_t> keys_;
+};
+
+// Boxes of a sub-problem that are not placed yet, in the order of the problem.
+struct Unplaced {
+  std::vector<Index> box;
+  std::vector<Units> floor;  // the lowest offset that what is placed leaves it
+  // Filled by SkylineSearch::Impl::bound: a bound on where it can end up, and whether it must be
+  // lifted off its floor by a box placed later.
+  std::vector<Units> least;
+  std::vector<std::uint8_t> passed_over;
+
+  std::size_t count() const { return box.size(); }
+  void clear() {
+    box.clear();
+    floor.clear();
+  }
+  void add(Index index, Units offset) {
+    box.push_back(index);
+    floor.push_back(offset);
+  }
+};
+
+// The box placed last: later ones lie higher, or as high and later in the order.
+struct Last {
+  Units offset = 0;
+  std::optional<Index> box;
+};
+
+}  // namespace
+
+class SkylineSearch::Impl {
+ public:
+  Impl(const SkylineProblem& problem, std::uint64_t work_budget)
+      : problem_(problem),
+        work_budget_(work_budget),
+        failures_(work_budget),
+        placed_(problem.boxes.size()),
+        offsets_(problem.boxes.size()),
+        obstacles_(problem.boxes.size()),
+        twin_(problem.boxes.size()),
+        mates_(problem.boxes.size()) {
+    const auto positions = static_cast<std::size_t>(problem.position_count);
+    for (auto* heights : {&lowest_, &second_, &stacked_}) heights->resize(positions);
+    lowest_owner_.resize(positions);
+    for (Index i = 0; i < problem.boxes.size(); ++i) {
+      SLUICE_CHECK(problem.boxes[i].size > 0 && problem.boxes[i].size < kNothing);
+      if (is_fixed(i)) {
+        fixed_.push_back(i);
+        offsets_[i] = box(i).fixed_offset;
+      }
+    }
+    std::stable_sort(fixed_.begin(), fixed_.end(),
+                     [&](Index a, Index b) { return offsets_[a] > offsets_[b]; });
+    for (Index i = 0; i < problem.boxes.size(); ++i) {
+      if (is_fixed(i)) continue;
+      for (auto f = fixed_.rbegin(); f != fixed_.rend(); ++f) {
+        if (meet(box(i), box(*f))) obstacles_[i].push_back(*f);
+      }
+      work_ += fixed_.size();
+    }
+    find_mates();
+    work_ += problem.boxes.size();
+  }
+
+  SkylineOutcome run() {
+    Unplaced& all = frames_.emplace_back();
+    used_ = 1;
+    for (Index i = 0; i < problem_.boxes.size(); ++i) {
+      if (!is_fixed(i)) all.add(i, lifted(i, 0));
+    }
+    if (solve(0, {0, problem_.position_count}, {})) return SkylineOutcome::kPacked;
+    return exhausted() ? SkylineOutcome::kGaveUp : SkylineOutcome::kImpossible;
+  }
+  const std::vector<Units>& offsets() const { return offsets_; }
+  std::uint64_t work() const { return work_; }
+
+ private:
+  const SkylineBox& box(Index i) const { return problem_.boxes[i]; }
+  bool is_fixed(Index i) const { return box(i).fixed_offset >= 0; }
+  bool exhausted() const { return work_ >= work_budget_; }
+
+  static bool meet(const SkylineBox& a, const SkylineBox& b) {
+    return a.lower < b.upper && b.lower < a.upper;
+  }
+
+  void find_mates() {
+    std::vector<Index> order;
+    for (Index i = 0; i < problem_.boxes.size(); ++i) {
+      if (!is_fixed(i)) order.push_back(i);
+    }
+    const auto lifetime = [&](Index i) { return std::tie(box(i).lower, box(i).upper); };
+    std::stable_sort(order.begin(), order.end(),
+                     [&](Index a, Index b) { return lifetime(a) < lifetime(b); });
+    for (auto begin = order.begin(); begin != order.end();) {
+      const auto end = std::find_if(begin, order.end(),
+                                    [&](Index i) { return lifetime(i) != lifetime(*begin); });
+      for (auto one = begin; one != end; ++one) {
+        mates_[*one] = mate_groups_.size();
+        const auto twin = std::find_if(std::reverse_iterator(one), std::reverse_iterator(begin),
+                                       [&](Index i) { return box(i).size == box(*one).size; });
+        if (twin != std::reverse_iterator(begin)) twin_[*one] = *twin;
+      }
+      mate_groups_.emplace_back(begin, end);
+      begin = end;
+    }
+  }
+
+  // The lowest offset from `offset` on that no fixed box bars.
+  Units lifted(Index i, Units offset) const {
+    for (const Index f : obstacles_[i]) {
+      if (offset + box(i).size <= offsets_[f]) break;
+      offset = std::max(offset, offsets_[f] + box(f).size);
+    }
+    return offset;
+  }
+
+  // Whether box i must not be placed on its floor: there it would come before the last placed, or
+  // before its twin, or right above one of its lifetime that it could as well lie below.
+  bool passed_over(Index i, Units floor, const Last& last) const {
+    if (last.box && (floor < last.offset || (floor == last.offset && i <= *last.box))) return true;
+    if (twin_[i] && placed_[*twin_[i]] == 0) return true;
+    const std::vector<Index>& mates = mate_groups_[mates_[i]];
+    return std::any_of(mates.rbegin(), mates.rend(), [&](Index mate) {
+      return mate > i && placed_[mate] != 0 && offsets_[mate] + box(mate).size == floor;
+    });
+  }
+
+  template <typename Visit>
+  void each_position(Index i, Range range, const Visit& visit) {
+    const auto begin = static_cast<std::size_t>(std::max(box(i).lower, range.begin));
+    const auto end = static_cast<std::size_t>(std::min(box(i).upper, range.end));
+    for (std::size_t p = begin; p < end; ++p) visit(p);
+  }
+
+  // False: the boxes cannot all be placed. Fills `least`.
+  bool bound(Unplaced& boxes, Range range, const Last& last) {
+    boxes.least.resize(boxes.count());
+    boxes.passed_over.resize(boxes.count());
+    for (std::size_t k = 0; k < boxes.count(); ++k) {
+      const Index i = boxes.box[k];
+      boxes.least[k] = boxes.floor[k] < last.offset ? lifted(i, last.offset) : boxes.floor[k];
+      if (boxes.least[k] + box(i).size > problem_.capacity) return false;
+      boxes.passed_over[k] = static_cast<std::uint8_t>(passed_over(i, boxes.floor[k], last));
+    }
+    return lift_passed_over(boxes, range) && can_be_stacked(boxes, range);
+  }
+
+  bool lift_passed_over(Unplaced& boxes, Range range) {
+    // At each position the two lowest tops, and whose the lowest is.
+    std::fill(lowest_.begin() + range.begin, lowest_.begin() + range.end, kNothing);
+    std::fill(second_.begin() + range.begin, second_.begin() + range.end, kNothing);
+    for (std::size_t k = 0; k < boxes.count(); ++k) {
+      const Index i = boxes.box[k];
+      const Units top = boxes.least[k] + box(i).size;
+      each_position(i, range, [&](std::size_t p) {
+        if (top < lowest_[p]) {
+          second_[p] = lowest_[p];
+          lowest_[p] = top;
+          lowest_owner_[p] = i;
+        } else if (top < second_[p]) {
+          second_[p] = top;
+        }
+      });
+      work_ += static_cast<std::uint64_t>(box(i).upper - box(i).lower);
+    }
+    for (std::size_t k = 0; k < boxes.count(); ++k) {
+      if (boxes.passed_over[k] == 0) continue;
+      const Index i = boxes.box[k];
+      Units support = kNothing;
+      each_position(i, range, [&](std::size_t p) {
+        support = std::min(support, lowest_owner_[p] == i ? second_[p] : lowest_[p]);
+      });
+      if (support == kNothing) return false;
+      boxes.least[k] = lifted(i, std::max(boxes.least[k], support));
+      if (boxes.least[k] + box(i).size > problem_.capacity) return false;
+    }
+    return true;
+  }
+
+  // From the highest down: at no position may what lies at a height or above it need more room
+  // than there is.
+  bool can_be_stacked(const Unplaced& boxes, Range range) {
+    by_height_.resize(boxes.count());
+    std::iota(by_height_.begin(), by_height_.end(), Index{0});
+    std::sort(by_height_.begin(), by_height_.end(),
+              [&](Index a, Index b) { return boxes.least[a] > boxes.least[b]; });
+    std::fill(stacked_.begin() + range.begin, stacked_.begin() + range.end, 0);
+    const auto stack = [&](Index i, Units offset) {
+      Units highest = 0;
+      each_position(i, range, [&](std::size_t p) {
+        stacked_[p] += box(i).size;
+        highest = std::max(highest, stacked_[p]);
+      });
+      return highest <= problem_.capacity - offset;
+    };
+    auto next_fixed = fixed_.begin();
+    for (const Index k : by_height_) {
+      for (; next_fixed != fixed_.end() && offsets_[*next_fixed] >= boxes.least[k]; ++next_fixed) {
+        if (!stack(*next_fixed, offsets_[*next_fixed])) return false;
+      }
+      if (!stack(boxes.box[k], boxes.least[k])) return false;
+    }
+    return true;
+  }
+
+  // Runs of positions where unplaced boxes live; no box lives in two.
+  std::vector<Range> runs(const Unplaced& boxes, Range range) {
+    std::fill(stacked_.begin() + range.begin, stacked_.begin() + range.end, 0);
+    for (const Index i : boxes.box)
+      each_position(i, range, [&](std::size_t p) { stacked_[p] = 1; });
+    std::vector<Range> found;
+    for (std::int32_t p = range.begin; p < range.end; ++p) {
+      if (stacked_[static_cast<std::size_t>(p)] == 0) continue;
+      if (found.empty() || found.back().end != p) found.push_back({p, p});
+      ++found.back().end;
+    }
+    return found;
+  }
+
+  // What the future of a sub-problem depends on: whether and where each box may still be placed on
+  // its floor, and, for those passed over, the height from which they may.
+  std::uint64_t key_of(const Unplaced& boxes, const Last& last) const {
+    std::uint64_t key = 0;
+    bool any_passed_over = false;
+    for (std::size_t k = 0; k < boxes.count(); ++k) {
+      const bool passed = boxes.passed_over[k] != 0;
+      any_passed_over = any_passed_over || passed;
+      const auto floor = static_cast<std::uint64_t>(passed ? kNothing : boxes.floor[k]);
+      key += mix((std::uint64_t{boxes.box[k]} << 32) + 0x9e3779b97f4a7c15ull + floor);
+    }
+    return any_passed_over ? mix(key + static_cast<std::uint64_t>(last.offset)) : key;
+  }
+
+  std::size_t take_frame() {
+    if (used_ == frames_.size()) frames_.emplace_back();
+    frames_[used_].clear();
+    return used_++;
+  }
+
+  bool solve(std::size_t frame, Range range, const Last& last) {
+    Unplaced& boxes = frames_[frame];
+    if (boxes.count() == 0) return true;
+    if (exhausted()) return false;
+    work_ += boxes.count();
+    if (!bound(boxes, range, last)) return false;
+    const std::vector<Range> parts = runs(boxes, range);
+    if (parts.size() > 1) return solve_apart(frame, parts, last);
+    const std::uint64_t key = key_of(boxes, last);
+    if (failures_.contains(key)) return false;
+    if (place_one(frame, parts.front(), last)) return true;
+    if (!exhausted()) failures_.insert(key);
+    return false;
+  }
+
+  bool solve_apart(std::size_t frame, const std::vector<Range>& parts, const Last& last) {
+    const std::size_t mark = used_;
+    std::vector<std::size_t> frames;
+    for (std::size_t part = 0; part < parts.size(); ++part) frames.push_back(take_frame());
+    const Unplaced& boxes = frames_[frame];
+    for (std::size_t k = 0; k < boxes.count(); ++k) {
+      std::size_t part = 0;
+      while (box(boxes.box[k]).lower >= parts[part].end) ++part;
+      frames_[frames[part]].add(boxes.box[k], boxes.floor[k]);
+    }
+    std::vector<std::size_t> order(parts.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      return frames_[frames[a]].count() < frames_[frames[b]].count();
+    });
+    const bool solved = std::all_of(order.begin(), order.end(), [&](std::size_t part) {
+      return solve(frames[part], parts[part], last);
+    });
+    // Parts before the one that failed are placed no longer.
+    if (!solved) {
+      for (const Index i : frames_[frame].box) placed_[i] = 0;
+    }
+    used_ = mark;
+    return solved;
+  }
+
+  // Indices in `boxes` of those that may come next, lowest first.
+  std::vector<std::size_t> candidates(const Unplaced& boxes, const Last& last) const {
+    // A box placed no lower than where another could end would leave that one room to sink.
+    Units below = kNothing;
+    for (std::size_t k = 0; k < boxes.count(); ++k) {
+      below = std::min(below, std::max(boxes.floor[k], last.offset) + box(boxes.box[k]).size);
+    }
+    std::vector<std::size_t> found;
+    for (std::size_t k = 0; k < boxes.count(); ++k) {
+      if (boxes.floor[k] < below && boxes.passed_over[k] == 0) found.push_back(k);
+    }
+    std::stable_sort(found.begin(), found.end(),
+                     [&](std::size_t a, std::size_t b) { return boxes.floor[a] < boxes.floor[b]; });
+    return found;
+  }
+
+  // `next`: what is left when box k stands on its floor.
+  void fill_next(const Unplaced& boxes, std::size_t k, Unplaced& next) const {
+    const SkylineBox& placed = box(boxes.box[k]);
+    const Units top = boxes.floor[k] + placed.size;
+    next.clear();
+    for (std::size_t j = 0; j < boxes.count(); ++j) {
+      if (j == k) continue;
+      const Index i = boxes.box[j];
+      const bool raised = boxes.floor[j] < top && meet(box(i), placed);
+      next.add(i, raised ? lifted(i, top) : boxes.floor[j]);
+    }
+  }
+
+  bool place_one(std::size_t frame, Range range, const Last& last) {
+    const std::vector<std::size_t> choices = candidates(frames_[frame], last);
+    const std::size_t next = take_frame();
+    for (std::size_t n = 0; n < choices.size(); ++n) {
+      Unplaced& boxes = frames_[frame];
+      const Index i = boxes.box[choices[n]];
+      const Last placed{boxes.floor[choices[n]], i};
+      fill_next(boxes, choices[n], frames_[next]);
+      offsets_[i] = placed.offset;
+      placed_[i] = 1;
+      if (solve(next, range, placed)) return true;
+      placed_[i] = 0;
+      used_ = next + 1;
+      if (exhausted()) break;
+      // All choices so far are passed over from now on.
+      if (n + 1 < choices.size() && !bound(boxes, range, placed)) break;
+    }
+    used_ = next;
+    return false;
+  }
+
+  const SkylineProblem& problem_;
+  const std::uint64_t work_budget_;
+  std::uint64_t work_ = 0;
+  Failures failures_;
+  std::vector<std::uint8_t> placed_;           // by box, of those that are not fixed
+  std::vector<Units> offsets_;                 // by box
+  std::vector<Index> fixed_;                   // highest first
+  std::vector<std::vector<Index>> obstacles_;  // by box: the fixed ones that meet it, lowest first
+  std::vector<std::optional<Index>> twin_;  // by box: the one before it of equal lifetime and size
+  std::vector<std::size_t> mates_;          // by box: its group
+  std::vector<std::vector<Index>> mate_groups_;  // of equal lifetime, in order
+  std::deque<Unplaced> frames_;                  // a stack; references stay valid as it grows
+  std::size_t used_ = 0;
+  // Scratch, by position.
+  std::vector<Units> lowest_, second_, stacked_;
+  std::vector<Index> lowest_owner_;
+  std::vector<Index> by_height_;
+};
+
+SkylineSearch::SkylineSearch(const SkylineProblem& problem, std::uint64_t work_budget)
+    : impl_(std::make_unique<Impl>(problem, work_budget)) {}
+
+SkylineSearch::~SkylineSearch() = default;
+
+SkylineOutcome SkylineSearch::run() {
+  return impl_->run();
+}
+
+const std::vector<SkylineUnits>& SkylineSearch::offsets() const {
+  return impl_->offsets();
+}
+
+std::uint64_t SkylineSearch::work() const {
+  return impl_->work();
+}
+
+}  // namespace sluice

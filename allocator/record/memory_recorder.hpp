@@ -1,0 +1,66 @@
+// The last events of an allocator, in a ring, and the names of the sites that they name.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "allocator/record/memory_trace.hpp"
+#include "base/spin_lock.hpp"
+
+namespace sluice {
+
+// Thread-safe. An event takes a lock, a clock and 48 bytes; memory is taken once, at the start.
+class MemoryRecorder {
+ public:
+  // capacity_events > 0: older ones are overwritten.
+  explicit MemoryRecorder(std::size_t capacity_events);
+
+  void record(MemoryAction action, std::uint64_t stream, std::uint64_t address, std::uint64_t bytes,
+              Category category = Category::kExternal, std::uint32_t name = 0) {
+    const std::int64_t time_ns = now_ns();
+    const std::lock_guard lock(mutex_);
+    put({action, category, name, stream, address, bytes, time_ns});
+  }
+  // A block that is free at once: both events of it.
+  void record_free(std::uint64_t stream, std::uint64_t address, std::uint64_t bytes,
+                   Category category, std::uint32_t name) {
+    const std::int64_t time_ns = now_ns();
+    const std::lock_guard lock(mutex_);
+    put({MemoryAction::kFreeRequested, category, name, stream, address, bytes, time_ns});
+    put({MemoryAction::kFreeCompleted, category, name, stream, address, bytes, time_ns});
+  }
+
+  // The number of `name`; the same for the same name. 0 is "".
+  std::uint32_t intern(std::string_view name);
+
+  // Oldest first.
+  std::vector<MemoryEvent> events() const;
+  std::vector<std::string> names() const;
+  std::uint64_t recorded_count() const;  // with those overwritten
+
+ private:
+  static std::int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+  void put(const MemoryEvent& event) {
+    ring_[next_] = event;
+    if (++next_ == ring_.size()) next_ = 0;
+    ++recorded_count_;
+  }
+
+  mutable SpinLock mutex_;  // guards all below
+  std::vector<MemoryEvent> ring_;
+  std::size_t next_ = 0;
+  std::uint64_t recorded_count_ = 0;
+  std::vector<std::string> names_{""};
+  std::unordered_map<std::string, std::uint32_t> numbers_{{"", 0}};
+};
+
+}  // namespace sluice

@@ -1,0 +1,254 @@
+#include "allocator/record/trace_from_snapshot.hpp"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "allocator/record/snapshot_rollback.hpp"
+#include "base/error.hpp"
+
+namespace sluice {
+namespace {
+
+class Follower {
+ public:
+  Follower(const MemorySnapshot& snapshot, MemoryTrace& trace)
+      : snapshot_(snapshot), trace_(trace), shape_(shape_of(snapshot)) {}
+
+  TraceDefects run() {
+    RolledState state = roll_back(snapshot_);
+    trace_.operations.reserve(snapshot_.events.size());
+    trace_.initial_segments = segments_of(state, snapshot_);
+    defects_.contradictions = state.contradictions;
+    segments_ = std::move(state.segments);
+    later_segments_ = std::move(state.later_segments);
+    number_initial(state);
+    trace_.recorded_peak_reserved_bytes = segments_.reserved_bytes();
+    for (std::size_t i = 0; i < snapshot_.events.size(); ++i) follow(i);
+    trace_.recorded_end_reserved_bytes = segments_.reserved_bytes();
+    check_end();
+    return defects_;
+  }
+
+ private:
+  struct Life {
+    std::uint32_t id = 0;
+    bool is_pending = false;
+  };
+
+  std::uint32_t add_allocation(TraceAllocation allocation) {
+    if (trace_.allocations.size() >= UINT32_MAX - 1) {
+      throw InputError("'" + trace_.source + "' has more than 2^32 - 2 allocations");
+    }
+    if (allocation.name >= trace_.names.size()) allocation.name = 0;
+    trace_.allocations.push_back(allocation);
+    return static_cast<std::uint32_t>(trace_.allocations.size() - 1);
+  }
+
+  void number_initial(const RolledState& state) {
+    for (SnapshotSegment& segment : trace_.initial_segments) {
+      auto& ids = trace_.initial_ids.emplace_back();
+      for (SnapshotBlock& block : segment.blocks) {
+        if (block.name >= trace_.names.size()) block.name = 0;
+        if (block.state == BlockState::kFree) {
+          ids.push_back(UINT32_MAX);
+          continue;
+        }
+        const RolledBlock& rolled = state.blocks.at(block.address);
+        ids.push_back(add_allocation({.bytes = rolled.requested_bytes,
+                                      .stream = rolled.stream,
+                                      .pool = segment.pool,
+                                      .address = block.address,
+                                      .category = block.category,
+                                      .name = block.name}));
+        lives_[block.address] = {ids.back(), block.state == BlockState::kPendingFree};
+        segments_.begin_allocation(block.address);
+      }
+    }
+  }
+
+  void emit(TraceAction action, std::uint32_t id = 0) { trace_.operations.push_back({action, id}); }
+
+  void end(std::map<std::uint64_t, Life>::iterator life) {
+    emit(life->second.is_pending ? TraceAction::kFreeCompleted : TraceAction::kFree,
+         life->second.id);
+    segments_.end_allocation(life->first);
+    lives_.erase(life);
+  }
+
+  void follow(std::size_t index) {
+    const MemoryEvent& event = snapshot_.events[index];
+    if (event.action == MemoryAction::kStep) emit(TraceAction::kStep);
+    if (event.action == MemoryAction::kStep || event.action == MemoryAction::kOutOfMemory ||
+        event.action == MemoryAction::kSnapshot) {
+      return;
+    }
+    if (!is_followed(event.address, event.bytes)) {
+      ++defects_.contradictions;
+      return;
+    }
+    switch (event.action) {
+      case MemoryAction::kAlloc:
+        follow_alloc(index);
+        break;
+      case MemoryAction::kFreeRequested:
+        follow_free_requested(index);
+        break;
+      case MemoryAction::kFreeCompleted:
+        follow_free_completed(index);
+        break;
+      default:
+        follow_segment(index);
+        break;
+    }
+  }
+
+  void follow_alloc(std::size_t index) {
+    const MemoryEvent& event = snapshot_.events[index];
+    if (const auto life = lives_.find(event.address); life != lives_.end()) {
+      ++defects_.contradictions;
+      end(life);
+    }
+    TraceAllocation allocation{.bytes = event.bytes,
+                               .stream = event.stream,
+                               .address = event.address,
+                               .category = event.category,
+                               .name = event.name};
+    if (const SegmentMap::Entry* const segment = segments_.find(event.address)) {
+      allocation.pool = segment->second.pool;
+      // What was obtained right before it was obtained for it.
+      const MemoryEvent* const before = index > 0 ? &snapshot_.events[index - 1] : nullptr;
+      if (before != nullptr && before->action == MemoryAction::kSegmentAlloc &&
+          before->address == segment->first) {
+        allocation.segment_address = segment->first;
+      }
+    }
+    const std::uint32_t id = add_allocation(allocation);
+    lives_[event.address] = {id, false};
+    segments_.begin_allocation(event.address);
+    emit(TraceAction::kAlloc, id);
+  }
+
+  void follow_free_requested(std::size_t index) {
+    const MemoryEvent& event = snapshot_.events[index];
+    const auto life = lives_.find(event.address);
+    if (life == lives_.end()) {
+      ++defects_.unknown_frees;
+      return;
+    }
+    if (life->second.is_pending) {
+      ++defects_.contradictions;
+      return;
+    }
+    const MemoryEvent* const next =
+        index + 1 < snapshot_.events.size() ? &snapshot_.events[index + 1] : nullptr;
+    const bool completes = next != nullptr && next->action == MemoryAction::kFreeCompleted &&
+                           next->address == event.address &&
+                           is_followed(next->address, next->bytes);
+    if (completes || shape_.skips_free_completed) {
+      end(life);
+      if (completes) completed_with_ = index + 1;
+      return;
+    }
+    emit(TraceAction::kFreePending, life->second.id);
+    life->second.is_pending = true;
+  }
+
+  void follow_free_completed(std::size_t index) {
+    if (index == completed_with_) return;
+    const MemoryEvent& event = snapshot_.events[index];
+    const auto life = lives_.find(event.address);
+    if (life == lives_.end()) {
+      ++defects_.unknown_frees;
+      return;
+    }
+    if (!life->second.is_pending && !shape_.skips_free_requested) ++defects_.contradictions;
+    end(life);
+  }
+
+  void follow_segment(std::size_t index) {
+    const MemoryEvent& event = snapshot_.events[index];
+    HeldSegment segment{.bytes = event.bytes, .stream = event.stream};
+    if (!later_segments_.empty() && later_segments_.back().event == index) {
+      segment = later_segments_.back().segment;
+      segment.live_count = 0;
+      segment.bytes = event.bytes;
+      later_segments_.pop_back();
+    }
+    bool is_exact = true;
+    switch (event.action) {
+      case MemoryAction::kSegmentAlloc:
+        is_exact = segments_.add(event.address, segment);
+        break;
+      case MemoryAction::kSegmentMap:
+        is_exact = segments_.map(event.address, segment);
+        break;
+      case MemoryAction::kSegmentFree:
+        static_cast<void>(segments_.remove(event.address, event.bytes, is_exact));
+        follow_release(index);
+        break;
+      default:
+        is_exact = segments_.unmap(event.address, event.bytes).has_value();
+        follow_release(index);
+        break;
+    }
+    if (!is_exact) ++defects_.contradictions;
+    trace_.recorded_peak_reserved_bytes =
+        std::max(trace_.recorded_peak_reserved_bytes, segments_.reserved_bytes());
+  }
+
+  static bool is_release(const MemoryEvent& event) {
+    return event.action == MemoryAction::kSegmentFree ||
+           event.action == MemoryAction::kSegmentUnmap;
+  }
+
+  // One event of a row of segments given back; the last decides.
+  void follow_release(std::size_t index) {
+    const MemoryEvent& event = snapshot_.events[index];
+    released_bytes_ += event.bytes;
+    if (index + 1 < snapshot_.events.size()) {
+      const MemoryEvent& next = snapshot_.events[index + 1];
+      if (is_release(next) && is_followed(next.address, next.bytes)) return;
+    }
+    if (segments_.idle_bytes() <= released_bytes_) emit(TraceAction::kFlush);
+    released_bytes_ = 0;
+  }
+
+  void check_end() {
+    if (!shape_.has_segments || snapshot_.segments.empty()) return;
+    std::uint64_t end_bytes = 0;
+    for (const SnapshotSegment& segment : snapshot_.segments) end_bytes += segment.bytes;
+    if (trace_.recorded_end_reserved_bytes != end_bytes) ++defects_.contradictions;
+    trace_.recorded_end_reserved_bytes = end_bytes;
+    trace_.recorded_peak_reserved_bytes = std::max(trace_.recorded_peak_reserved_bytes, end_bytes);
+  }
+
+  const MemorySnapshot& snapshot_;
+  MemoryTrace& trace_;
+  RecordShape shape_;
+  TraceDefects defects_;
+  SegmentMap segments_;
+  std::vector<RolledSegment> later_segments_;
+  std::map<std::uint64_t, Life> lives_;    // by address
+  std::size_t completed_with_ = SIZE_MAX;  // the event that a kFree has taken in
+  std::uint64_t released_bytes_ = 0;       // in the row of events so far
+};
+
+}  // namespace
+
+MemoryTrace trace_of(const MemorySnapshot& snapshot, std::string source, std::string format,
+                     TraceDefects* defects) {
+  MemoryTrace trace;
+  trace.source = std::move(source);
+  trace.format = std::move(format);
+  if (!snapshot.names.empty()) trace.names = snapshot.names;
+  trace.expandable_segments = snapshot.expandable_segments;
+  trace.max_split_bytes = snapshot.max_split_bytes;
+  trace.roundup_power2_divisions = snapshot.roundup_power2_divisions;
+  trace.roundup_divisions_by_power = snapshot.roundup_divisions_by_power;
+  const TraceDefects found = Follower(snapshot, trace).run();
+  if (defects != nullptr) *defects = found;
+  return trace;
+}
+
+}  // namespace sluice
