@@ -25,8 +25,7 @@ CachingAllocator::CachingAllocator(Device& device, PagePool& pages,
       pages_(pages),
       options_(options),
       page_bytes_(pages.page_bytes()),
-      pool_table_(std::make_unique<std::atomic<StreamPool*>[]>(kMaxPools)),
-      remaps_left_(options.remap_budget_pages) {
+      pool_table_(std::make_unique<std::atomic<StreamPool*>[]>(kMaxPools)) {
   segment_tables_.push_back(std::make_unique<SegmentTable>());
   segments_.store(segment_tables_.back().get());
 }
@@ -318,9 +317,14 @@ void CachingAllocator::throw_out_of_memory(const StreamPool& pool, std::uint64_t
   throw OutOfMemory(Tier::kDevice, options_.category, bytes, free_bytes);
 }
 
+std::uint64_t CachingAllocator::remap_budget() const {
+  constexpr std::uint64_t kLeast = 8192;
+  return options_.remap_budget_pages.value_or(std::max(kLeast, held_pages_));
+}
+
 void CachingAllocator::begin_step() {
   const std::lock_guard growth(growth_mutex_);
-  remaps_left_ = options_.remap_budget_pages;
+  step_remaps_ = 0;
   if (options_.recorder != nullptr) options_.recorder->record(MemoryAction::kStep, 0, 0, 0);
 }
 

@@ -39,8 +39,9 @@ struct CachingAllocatorOptions {
   // Above so many bytes of pages the eviction callbacks are asked before the pool grows.
   std::uint64_t soft_cap_bytes = UINT64_MAX;
   // Pages mapped a second time between two begin_step() in order not to grow; beyond it the pool
-  // grows while it can.
-  std::uint64_t remap_budget_pages = 8192;
+  // grows while it can. Not given: as many as it holds, at least 8,192 (some 0.4 s of a
+  // driver that takes 50 us for each).
+  std::optional<std::uint64_t> remap_budget_pages;
   // Below the most that was in use at once, and this share more, it grows rather than move pages: a
   // little room saves most of the moves.
   double growth_slack = 1.0 / 64;
@@ -133,6 +134,7 @@ class CachingAllocator {
   void release_cached_locked();
   std::vector<std::unique_lock<std::mutex>> lock_pools();
   void publish_segments();
+  std::uint64_t remap_budget() const;
 
   Device& device_;
   PagePool& pages_;
@@ -157,7 +159,7 @@ class CachingAllocator {
   std::deque<PhysicalPage> physical_;
   std::vector<PhysicalPage*> spare_;  // records without memory
   std::vector<EvictionCallback> callbacks_;
-  std::uint64_t remaps_left_ = 0;
+  std::uint64_t step_remaps_ = 0;       // since begin_step()
   std::uint64_t unstitched_pages_ = 0;  // held without moving any: see growth_slack
   std::uint64_t held_pages_ = 0;
   std::uint64_t peak_pages_ = 0;

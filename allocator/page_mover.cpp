@@ -117,7 +117,7 @@ Block* PageMover::make_room(std::uint64_t bytes, bool by_all_means) {
     PageSlot& slot = run_->segment->slot_at(missing[i]);
     const std::uint64_t wanted_pages = missing.size() - i;
     const bool grows = allocator_.held_pages_ < allocator_.unstitched_pages_;
-    const bool steals = !grows && allocator_.remaps_left_ > 0;
+    const bool steals = !grows && allocator_.step_remaps_ < allocator_.remap_budget();
     const bool has_page = reclaim(slot) || (steals && steal(slot, wanted_pages)) ||
                           take_fresh(slot) || (by_all_means && steal(slot, wanted_pages));
     if (!has_page) return nullptr;
@@ -150,7 +150,7 @@ bool PageMover::steal(PageSlot& slot, std::uint64_t wanted_pages) {
   show(slot, *from.page);
   move(victim, from, slot);
   ++allocator_.remaps_;
-  if (allocator_.remaps_left_ > 0) --allocator_.remaps_left_;
+  ++allocator_.step_remaps_;
   return true;
 }
 

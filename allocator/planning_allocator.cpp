@@ -317,12 +317,12 @@ void PlanningAllocator::end_planned_step() {
 }
 
 std::optional<StepPlan> PlanningAllocator::end_watched_step() {
-  const auto effort = options_.effort;
   if (!is_first_step_ && !coming_.valid() && now_.allocation_count > 0 &&
+      statistics_.step_count >= next_try_ &&
       matching_share(before_, now_) >= options_.least_match) {
     coming_ = std::async(
         options_.in_background ? std::launch::async : std::launch::deferred,
-        [before = before_, now = now_, effort] { return plan_step(before, now, effort); });
+        [plan = options_.plan, before = before_, now = now_] { return plan(before, now); });
   }
   // What came before the first mark is no step.
   is_first_step_ = statistics_.step_count == 0;
@@ -345,8 +345,14 @@ void PlanningAllocator::install(StepPlan plan) {
   try {
     data = allocator_.allocate({plan.arena_bytes, first, Category::kActivation, 0});
   } catch (const OutOfMemory& error) {
-    log(LogLevel::kInfo, "no room for an arena of " + format_bytes(plan.arena_bytes) +
-                             " beside what is held between steps: " + error.what());
+    const std::lock_guard lock(mutex_);
+    if (failed_tries_ == 0) {
+      log(LogLevel::kInfo, "no room for an arena of " + format_bytes(plan.arena_bytes) +
+                               " beside what is held between steps: " + error.what());
+    }
+    next_try_ =
+        statistics_.step_count + (std::uint64_t{1} << std::min<std::uint64_t>(failed_tries_, 10));
+    ++failed_tries_;
     return;
   }
   const std::lock_guard lock(mutex_);
@@ -368,6 +374,7 @@ void PlanningAllocator::install(StepPlan plan) {
   plan_allocation_count_ = plan_.buffers.size();
   cursor_ = 0;
   bad_steps_ = 0;
+  failed_tries_ = 0;
   step_planned_count_ = 0;
   statistics_.planned_step_count = 0;
   diverged_ = false;

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -27,7 +28,11 @@
 namespace sluice {
 
 struct PlanningAllocatorOptions {
-  PackingEffort effort = PackingEffort::kQuick;
+  // Makes a plan of two steps in a row; pure, called on a thread of its own where in_background.
+  std::function<StepPlan(const StepRecording& before, const StepRecording& step)> plan =
+      [](const StepRecording& before, const StepRecording& step) {
+        return plan_step(before, step, PackingEffort::kThorough);
+      };
   // Of the allocations of two steps in a row: plan where so many are alike, watch again where fewer
   // than these were answered by the plan in two steps in a row.
   double least_match = 0.9;
@@ -139,6 +144,9 @@ class PlanningAllocator {
   std::unordered_map<const std::byte*, Origin> origins_;
   bool is_first_step_ = true;
   std::future<StepPlan> coming_;
+  // An arena that found no room is asked for again after 1, 2, 4, … more steps.
+  std::uint64_t next_try_ = 0;
+  std::uint64_t failed_tries_ = 0;
 
   PlanningAllocatorStatistics statistics_;
 };

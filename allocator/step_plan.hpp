@@ -29,6 +29,8 @@ struct StepEvent {
 struct StepRecording {
   std::vector<StepEvent> events;
   std::uint32_t allocation_count = 0;
+
+  friend bool operator==(const StepRecording&, const StepRecording&) = default;
 };
 
 // The share of the allocations that both steps have, by stream and size, whatever their order, of

@@ -138,9 +138,22 @@ NamedPolicy dynamic_policy(const CachingAllocatorOptions& options) {
 }
 
 NamedPolicy planned_policy(PackingEffort effort) {
-  return {"planned", [effort](const MemoryTrace& trace, std::uint64_t capacity_bytes) {
+  struct Made {
+    StepRecording before;
+    StepRecording step;
+    StepPlan plan;
+  };
+  const auto made = std::make_shared<std::vector<Made>>();
+  const auto plan = [effort, made](const StepRecording& before, const StepRecording& step) {
+    for (const Made& one : *made) {
+      if (one.step == step && one.before == before) return one.plan;
+    }
+    made->push_back({before, step, plan_step(before, step, effort)});
+    return made->back().plan;
+  };
+  return {"planned", [plan](const MemoryTrace& trace, std::uint64_t capacity_bytes) {
             PlanningAllocatorOptions planning;
-            planning.effort = effort;
+            planning.plan = plan;
             planning.in_background = false;  // so that each replay is the same
             return std::make_unique<OwnPolicy>(trace, capacity_bytes, CachingAllocatorOptions{},
                                                planning);

@@ -9,7 +9,7 @@ namespace sluice {
 // "dynamic": CachingAllocator, which knows no future.
 NamedPolicy dynamic_policy(const CachingAllocatorOptions& options = {});
 // "planned": PlanningAllocator, which plans a step once two in a row are alike. The trace needs
-// steps.
-NamedPolicy planned_policy(PackingEffort effort = PackingEffort::kQuick);
+// steps. Plans are kept by the policy: the next replay of the same steps makes none.
+NamedPolicy planned_policy(PackingEffort effort = PackingEffort::kThorough);
 
 }  // namespace sluice

@@ -58,8 +58,16 @@ struct ReportArguments {
 int report_command(const ReportArguments& arguments);
 
 struct ReplayArguments {
-  std::string trace;
-  std::optional<std::string> capacity;  // bytes that are enough; none: as few as can be
+  std::string trace;     // a file
+  std::string generate;  // or a family of the generator
+  std::uint64_t seed = 0;
+  std::uint32_t iterations = 6;
+  std::optional<std::int32_t> device;   // of a PyTorch snapshot
+  std::vector<std::string> policies;    // none: all
+  std::optional<std::string> capacity;  // bytes: say who fits
+  bool least = true;                    // find the least capacity of each
+  std::string plot;                     // an SVG file
+  std::string write;                    // the trace as our CSV
   bool json = false;
 };
 int replay_command(const ReplayArguments& arguments);

@@ -1,8 +1,7 @@
-// Commands that look and measure: doctor, bench, report, replay.
+// Commands that look and measure: doctor, bench, report.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -17,9 +16,8 @@
 #include "tools/bench/bench_storage.hpp"
 #include "tools/bench/bench_table.hpp"
 #include "tools/doctor/doctor.hpp"
-#include "tools/replay/lifetime_csv.hpp"
-#include "tools/replay/replay_packing.hpp"
 #include "tools/report/report.hpp"
+#include "tools/sluice/arguments.hpp"
 #include "tools/sluice/commands.hpp"
 
 namespace sluice::cli {
@@ -29,16 +27,6 @@ namespace {
 // All is measured once for so much of --seconds: seven times at its default.
 constexpr double kSecondsARound = 0.25 / 7;
 constexpr double kMostRounds = 100;
-
-std::optional<std::uint64_t> bytes_argument(const std::string& option,
-                                            const std::optional<std::string>& text) {
-  if (!text) return std::nullopt;
-  const auto bytes = parse_bytes(*text);
-  if (!bytes || *bytes == 0) {
-    throw InputError(option + " '" + *text + "' must be a byte count above 0, such as 1GiB");
-  }
-  return bytes;
-}
 
 }  // namespace
 
@@ -98,23 +86,8 @@ int report_command(const ReportArguments& arguments) {
   const std::string output = arguments.output.empty()
                                  ? (std::filesystem::path(arguments.run) / name).string()
                                  : arguments.output;
-  std::ofstream file(output, std::ios::trunc | std::ios::binary);
-  file << text;
-  if (!file.flush()) throw InputError("-o: '" + output + "' cannot be written");
+  write_output("-o", output, text);
   std::cerr << output << '\n';
-  return 0;
-}
-
-int replay_command(const ReplayArguments& arguments) {
-  const auto capacity_bytes = bytes_argument("--capacity", arguments.capacity);
-  const nlohmann::json event =
-      replay_packing(read_lifetime_csv(arguments.trace), arguments.trace, capacity_bytes);
-  if (arguments.json) {
-    // A path need not be UTF-8.
-    std::cout << event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << std::endl;
-  } else {
-    std::cout << replay_table(event);
-  }
   return 0;
 }
 

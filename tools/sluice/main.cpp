@@ -87,13 +87,27 @@ int main(int argc, char** argv) {
 
   sluice::cli::ReplayArguments replay;
   CLI::App* replay_app = app.add_subcommand(
-      "replay",
-      "Pack recorded buffers: what each policy needs (online: best fit as they come; quick: "
-      "as plans are packed; planned: exhaustive search)");
-  replay_app->add_option("TRACE", replay.trace, "Lifetimes as CSV: id,lower,upper,size")
-      ->required();
+      "replay", "Replay recorded allocations through allocators: what each reserves, and why");
+  replay_app->add_option("TRACE", replay.trace,
+                         "A PyTorch memory snapshot, an RMM log, a CSV of ours, or lifetimes to "
+                         "pack (id,lower,upper,size)");
+  replay_app->add_option("--generate", replay.generate,
+                         "Instead of a file: dense, zero3, recompute, pipeline, varlen, moe, lora "
+                         "or rlhf");
+  replay_app->add_option("--seed", replay.seed, "Of the generated trace");
+  replay_app->add_option("--iterations", replay.iterations, "Of the generated trace");
+  replay_app->add_option("--device", replay.device, "Which device of a snapshot");
+  replay_app
+      ->add_option("--policy", replay.policies,
+                   "native, expandable, bfc, rmm-pool, gmlake, dynamic, planned; all if not "
+                   "given")
+      ->delimiter(',');
   replay_app->add_option("--capacity", replay.capacity,
-                         "Bytes that are enough, such as 1GiB: say who fits");
+                         "What the device has, such as 16GiB: say who fits");
+  replay_app->add_flag("!--no-least", replay.least, "Do not search each policy's least capacity");
+  replay_app->add_option("--plot", replay.plot,
+                         "Draw addresses over time (SVG); with several policies a file for each");
+  replay_app->add_option("--write", replay.write, "Write the trace as CSV");
   replay_app->add_flag("--json", replay.json, "Events on stdout");
 
   // Before parsing: errors of parsing are events too.

@@ -1,0 +1,59 @@
+#include "tools/replay/trace_events.hpp"
+
+#include "base/units.hpp"
+
+namespace sluice {
+
+MemorySnapshot events_of(const MemoryTrace& trace) {
+  MemorySnapshot snapshot;
+  snapshot.names = trace.names;
+  std::uint64_t next_address = std::uint64_t{1} << 46;
+  std::vector<std::uint64_t> addresses;
+  addresses.reserve(trace.allocations.size());
+  for (const TraceAllocation& allocation : trace.allocations) {
+    addresses.push_back(next_address);
+    next_address += round_up(allocation.bytes, 512) + 512;
+  }
+  const auto add = [&](MemoryAction action, std::uint32_t id) {
+    const TraceAllocation& allocation = trace.allocations[id];
+    snapshot.events.push_back({action, allocation.category, allocation.name, allocation.stream,
+                               addresses[id], allocation.bytes,
+                               static_cast<std::int64_t>(snapshot.events.size())});
+  };
+  for (std::size_t s = 0; s < trace.initial_ids.size(); ++s) {
+    for (std::size_t b = 0; b < trace.initial_ids[s].size(); ++b) {
+      const BlockState state = trace.initial_segments[s].blocks[b].state;
+      if (state == BlockState::kFree) continue;
+      add(MemoryAction::kAlloc, trace.initial_ids[s][b]);
+      if (state == BlockState::kPendingFree) {
+        add(MemoryAction::kFreeRequested, trace.initial_ids[s][b]);
+      }
+    }
+  }
+  for (const TraceOperation& operation : trace.operations) {
+    switch (operation.action) {
+      case TraceAction::kAlloc:
+        add(MemoryAction::kAlloc, operation.allocation);
+        break;
+      case TraceAction::kFree:
+        add(MemoryAction::kFreeRequested, operation.allocation);
+        add(MemoryAction::kFreeCompleted, operation.allocation);
+        break;
+      case TraceAction::kFreePending:
+        add(MemoryAction::kFreeRequested, operation.allocation);
+        break;
+      case TraceAction::kFreeCompleted:
+        add(MemoryAction::kFreeCompleted, operation.allocation);
+        break;
+      case TraceAction::kStep:
+        snapshot.events.push_back({.action = MemoryAction::kStep,
+                                   .time_ns = static_cast<std::int64_t>(snapshot.events.size())});
+        break;
+      case TraceAction::kFlush:
+        break;  // the file has no word for it but segments given back
+    }
+  }
+  return snapshot;
+}
+
+}  // namespace sluice

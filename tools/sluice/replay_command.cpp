@@ -1,0 +1,90 @@
+// `sluice replay`: recorded allocations through allocators.
+#include <filesystem>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "allocator/record/memory_trace_csv.hpp"
+#include "base/error.hpp"
+#include "tools/replay/lifetime_csv.hpp"
+#include "tools/replay/read_trace.hpp"
+#include "tools/replay/replay_packing.hpp"
+#include "tools/replay/replay_report.hpp"
+#include "tools/replay/trace_events.hpp"
+#include "tools/replay/trace_generator.hpp"
+#include "tools/sluice/arguments.hpp"
+#include "tools/sluice/commands.hpp"
+
+namespace sluice::cli {
+namespace {
+
+MemoryTrace load_trace(const ReplayArguments& arguments) {
+  if (arguments.trace.empty() == arguments.generate.empty()) {
+    throw InputError("replay needs a TRACE or --generate FAMILY, one of the two");
+  }
+  if (!arguments.generate.empty()) {
+    GeneratorOptions options;
+    options.family = arguments.generate;
+    options.seed = arguments.seed;
+    options.iterations = arguments.iterations;
+    return generate_trace(options);
+  }
+  ReadTrace read = read_trace(arguments.trace, {.device = arguments.device});
+  if (read.defects.contradictions > 0 || read.defects.unknown_frees > 0) {
+    std::cerr << "warning: '" << arguments.trace << "': " << read.defects.contradictions
+              << " events contradict the snapshot, " << read.defects.unknown_frees
+              << " frees of unknown blocks left out\n";
+  }
+  return std::move(read.trace);
+}
+
+// One file for one policy; else PATH with the policy's name before its extension.
+void write_plots(const std::string& path, const SteppedTrace& stepped,
+                 const std::vector<NamedPolicy>& policies) {
+  for (const NamedPolicy& policy : policies) {
+    std::filesystem::path file(path);
+    if (policies.size() > 1) {
+      file.replace_filename(file.stem().string() + "-" + policy.name + file.extension().string());
+    }
+    write_output("--plot", file.string(), plot_replay(stepped, policy));
+    std::cerr << file.string() << '\n';
+  }
+}
+
+void print_event(const nlohmann::json& event, bool json,
+                 std::string (*table)(const nlohmann::json&)) {
+  if (json) {
+    // A path need not be UTF-8.
+    std::cout << event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << std::endl;
+  } else {
+    std::cout << table(event);
+  }
+}
+
+}  // namespace
+
+int replay_command(const ReplayArguments& arguments) {
+  const auto capacity_bytes = bytes_argument("--capacity", arguments.capacity);
+  const std::vector<NamedPolicy> policies = policies_named(arguments.policies);
+  MemoryTrace trace = load_trace(arguments);
+  if (!arguments.write.empty()) {
+    std::ostringstream text;
+    write_memory_trace_csv(events_of(trace), text);
+    write_output("--write", arguments.write, text.str());
+    std::cerr << arguments.write << '\n';
+  }
+  if (trace.format == "lifetimes" && arguments.policies.empty() && arguments.plot.empty()) {
+    print_event(replay_packing(read_lifetime_csv(arguments.trace), arguments.trace, capacity_bytes),
+                arguments.json, replay_table);
+    return 0;
+  }
+  const SteppedTrace stepped = with_steps(std::move(trace));
+  ReplayReportOptions options;
+  options.capacity_bytes = capacity_bytes;
+  options.least_capacity = arguments.least;
+  print_event(replay_report(stepped, policies, options), arguments.json, replay_report_table);
+  if (!arguments.plot.empty()) write_plots(arguments.plot, stepped, policies);
+  return 0;
+}
+
+}  // namespace sluice::cli
