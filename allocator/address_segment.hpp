@@ -81,6 +81,8 @@ class AddressSegment {
     // Relaxed: the caller got the address after set_block, through whatever gave it to this thread.
     return leaf[offset % page_bytes_ / kUnit].load(std::memory_order_relaxed) - 1;
   }
+  // After it set_block() at the address does not throw.
+  void prepare(std::uint64_t address) { entry(address); }
   void set_block(std::uint64_t address, std::uint32_t id) {
     entry(address).store(id + 1, kRelaxed);
   }

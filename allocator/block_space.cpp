@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "allocator/address_segment.hpp"
 #include "base/error.hpp"
@@ -22,10 +23,14 @@ std::uint32_t BlockSpace::bin_of(std::uint64_t bytes) {
   return kExactBins + (power - 7) * kBinsPerPower + sub;
 }
 
+void BlockSpace::reserve_records(std::uint32_t count) {
+  while (spare_count_ < count) drop_record(store_.take());
+}
+
 Block* BlockSpace::new_record() {
-  if (spare_records_ == nullptr) return store_.take();
   Block* const block = spare_records_;
   spare_records_ = block->list_next;
+  --spare_count_;
   const std::uint32_t id = block->id;
   *block = Block{};
   block->id = id;
@@ -35,6 +40,7 @@ Block* BlockSpace::new_record() {
 void BlockSpace::drop_record(Block* block) {
   block->list_next = spare_records_;
   spare_records_ = block;
+  ++spare_count_;
 }
 
 Block** BlockSpace::list_of(const Block& block) {
@@ -91,21 +97,26 @@ void BlockSpace::add_range(std::uint64_t address, std::uint64_t bytes, AddressSe
 }
 
 Block* BlockSpace::find_free(std::uint64_t bytes) const {
-  Block* best = nullptr;
   const std::uint32_t own_bin = bin_of(bytes);
   for (std::uint32_t bin = next_bin(own_bin); bin < kBinCount; bin = next_bin(bin + 1)) {
-    int scanned = 0;
-    for (Block* block = bins_[bin]; block != nullptr && scanned < kScan; block = block->list_next) {
-      ++scanned;
-      if (block->bytes < bytes) continue;  // only in the bin that `bytes` itself falls into
-      if (best == nullptr || block->bytes < best->bytes ||
-          (block->bytes == best->bytes && block->address < best->address)) {
-        best = block;
-      }
-    }
-    if (best != nullptr) return best;
+    if (Block* const best = find_in_bin(bin, bytes, kScan)) return best;
   }
-  return nullptr;
+  // Whatever comes instead costs more: beyond those scanned, its own bin may still have one.
+  return own_bin < kBinCount ? find_in_bin(own_bin, bytes, std::numeric_limits<int>::max())
+                             : nullptr;
+}
+
+Block* BlockSpace::find_in_bin(std::uint32_t bin, std::uint64_t bytes, int scan_limit) const {
+  Block* best = nullptr;
+  for (Block* block = bins_[bin]; block != nullptr && scan_limit > 0; block = block->list_next) {
+    --scan_limit;
+    if (block->bytes < bytes) continue;  // only in the bin that `bytes` itself falls into
+    if (best == nullptr || block->bytes < best->bytes ||
+        (block->bytes == best->bytes && block->address < best->address)) {
+      best = block;
+    }
+  }
+  return best;
 }
 
 Block* BlockSpace::split(Block* block, std::uint64_t address) {
@@ -147,6 +158,8 @@ Block* BlockSpace::merge(Block* block) {
 Block* BlockSpace::take(Block* free_block, std::uint64_t address, std::uint64_t bytes) {
   SLUICE_CHECK(free_block->kind == BlockKind::kFree && address >= free_block->address &&
                address + bytes <= free_block->address + free_block->bytes);
+  reserve_records(2);
+  free_block->segment->prepare(address);
   unlink(free_block);
   Block* block = free_block;
   if (address > free_block->address) {
@@ -173,6 +186,7 @@ Block* BlockSpace::give_back(Block* block) {
 Block* BlockSpace::change_page(Block* block, std::uint64_t page_address, BlockKind kind) {
   SLUICE_CHECK(page_address % page_bytes_ == 0 && page_address >= block->address &&
                page_address + page_bytes_ <= block->address + block->bytes);
+  reserve_records(2);
   unlink(block);
   Block* page = block;
   if (page_address > block->address) {

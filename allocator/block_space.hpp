@@ -30,7 +30,8 @@ class BlockSpace {
   // will say.
   void add_range(std::uint64_t address, std::uint64_t bytes, AddressSegment* segment);
 
-  // The smallest free block of at least `bytes` (a multiple of kAlignment), or null.
+  // A free block of at least `bytes` (a multiple of kAlignment), chosen as above; null: there is
+  // none. Only before it says so does it look at more blocks than kScan of a bin.
   Block* find_free(std::uint64_t bytes) const;
   // Makes [address, address + bytes) of a free block used; what is left on both sides stays free.
   Block* take(Block* free_block, std::uint64_t address, std::uint64_t bytes);
@@ -48,6 +49,10 @@ class BlockSpace {
   std::optional<Window> find_window(
       std::uint64_t bytes,
       const std::function<double(const AddressSegment&, std::uint64_t page)>& page_cost) const;
+
+  // Records at hand: each of take(), fill() and hollow() needs at most two more, sees to it before
+  // it changes anything, and throws nothing where they are there.
+  void reserve_records(std::uint32_t count);
 
   // One page of a hollow block gets memory (free), of a free block loses it (hollow). Returns the
   // block that then holds it.
@@ -74,12 +79,13 @@ class BlockSpace {
   static constexpr int kScan = 16;
 
   static std::uint32_t bin_of(std::uint64_t bytes);
-  Block* new_record();
+  Block* new_record();  // one must be at hand
   void drop_record(Block* block);
   Block** list_of(const Block& block);
   void link(Block* block);    // into the bin or the hollow list, by kind
   void unlink(Block* block);  // out of it
   std::uint32_t next_bin(std::uint32_t from) const;
+  Block* find_in_bin(std::uint32_t bin, std::uint64_t bytes, int scan_limit) const;
   // Splits off everything from `address` on as a new block of the same kind; neither is linked.
   Block* split(Block* block, std::uint64_t address);
   // `block` is not linked; takes in equal neighbours, links the whole and returns it.
@@ -97,6 +103,7 @@ class BlockSpace {
   std::array<std::uint64_t, (kBinCount + 63) / 64> occupied_{};  // a bit for each bin
   Block* hollows_ = nullptr;
   Block* spare_records_ = nullptr;  // linked by list_next; so that splitting takes no lock
+  std::uint32_t spare_count_ = 0;
   std::uint64_t used_bytes_ = 0;
   std::uint64_t free_bytes_ = 0;
 };

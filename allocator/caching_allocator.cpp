@@ -101,6 +101,24 @@ void CachingAllocator::count(ThreadCache& cache, Category category, std::int64_t
   }
 }
 
+// With the cache's lock held, which keeps whoever reads all blocks' descriptions away.
+void CachingAllocator::hand_out(ThreadCache& cache, Block& block,
+                                const AllocationRequest& request) {
+  block.cached = false;
+  block.requested_bytes = request.bytes;
+  block.category = request.category;
+  block.name = request.name;
+  ++cache.allocation_count;
+  count(cache, request.category, static_cast<std::int64_t>(request.bytes));
+  record(MemoryAction::kAlloc, block);
+}
+
+void CachingAllocator::record(MemoryAction action, const Block& block) {
+  if (options_.recorder == nullptr) return;
+  options_.recorder->record(action, block.segment->pool().id, block.address, block.requested_bytes,
+                            block.category, block.name);
+}
+
 void CachingAllocator::settle(ThreadCache& cache) {
   const std::int64_t change = std::exchange(cache.unsettled_bytes, 0);
   // Relaxed: totals order nothing.
@@ -116,6 +134,12 @@ std::byte* CachingAllocator::allocate(const AllocationRequest& request) {
   SLUICE_CHECK_MSG(request.stream < pool_count_.load(std::memory_order_acquire),
                    "a stream that was not added");
   StreamPool& pool = *pool_table_[request.stream].load(std::memory_order_acquire);
+  if (request.bytes > device_.facts().capacity_bytes) {
+    // No eviction helps; nor need addresses be reserved for it, or sums bear it.
+    const std::lock_guard growth(growth_mutex_);
+    const auto locks = lock_pools();
+    throw_out_of_memory(pool, request.bytes);
+  }
   const std::uint64_t bytes = round_up(request.bytes, BlockSpace::kAlignment);
   ThreadCache& cache = caches_.mine();
   Block* block = nullptr;
@@ -124,24 +148,14 @@ std::byte* CachingAllocator::allocate(const AllocationRequest& request) {
     block = cache.pop(&pool, bytes);
     if (block != nullptr) {
       ++cache.cache_hits;
-      ++cache.allocation_count;
-      count(cache, request.category, static_cast<std::int64_t>(request.bytes));
+      hand_out(cache, *block, request);
     }
   }
   if (block == nullptr) {
     block = allocate_from(pool, bytes);
     if (block == nullptr) block = allocate_slowly(pool, bytes);
     const std::lock_guard lock(cache.mutex);
-    ++cache.allocation_count;
-    count(cache, request.category, static_cast<std::int64_t>(request.bytes));
-  }
-  block->cached = false;
-  block->requested_bytes = request.bytes;
-  block->category = request.category;
-  block->name = request.name;
-  if (options_.recorder != nullptr) {
-    options_.recorder->record(MemoryAction::kAlloc, pool.id, block->address, request.bytes,
-                              request.category, request.name);
+    hand_out(cache, *block, request);
   }
   return reinterpret_cast<std::byte*>(block->address);
 }
@@ -161,37 +175,31 @@ void CachingAllocator::free(std::byte* data) {
   const Category category = block->category;
   const auto requested_bytes = static_cast<std::int64_t>(block->requested_bytes);
   ThreadCache& cache = caches_.mine();
-  if (options_.recorder != nullptr) record_free(pool, *block);
+  const bool used_across = block->used_across;
+  if (used_across) {  // first of all, since it may fail: then the block is not freed
+    const std::lock_guard lock(pool.mutex);
+    free_pending(pool, block);
+    record(MemoryAction::kFreeRequested, *block);  // before it can be anybody else's
+  }
   Block* evicted = nullptr;
   bool kept = false;
   {
     const std::lock_guard lock(cache.mutex);
     ++cache.free_count;
     count(cache, category, -requested_bytes);
-    if (!block->used_across && block->bytes <= StreamPool::kSmallBytes) {
+    if (!used_across && options_.recorder != nullptr) {
+      options_.recorder->record_free(pool.id, block->address, block->requested_bytes, category,
+                                     block->name);
+    }
+    if (!used_across && block->bytes <= StreamPool::kSmallBytes) {
       kept = cache.push(&pool, block, options_.thread_cache_bytes, evicted);
       if (kept) block->cached = true;
     }
   }
   if (evicted != nullptr) put_back_all(evicted, false);
-  if (kept) return;
+  if (kept || used_across) return;
   const std::lock_guard lock(pool.mutex);
-  if (block->used_across) {
-    free_pending(pool, block);
-  } else {
-    pool.put_back(block);
-  }
-}
-
-// Before the block can be anybody else's.
-void CachingAllocator::record_free(const StreamPool& pool, const Block& block) {
-  if (block.used_across) {
-    options_.recorder->record(MemoryAction::kFreeRequested, pool.id, block.address,
-                              block.requested_bytes, block.category, block.name);
-  } else {
-    options_.recorder->record_free(pool.id, block.address, block.requested_bytes, block.category,
-                                   block.name);
-  }
+  pool.put_back(block);
 }
 
 void CachingAllocator::record_use(std::byte* data, StreamId stream) {
@@ -270,7 +278,7 @@ Block* CachingAllocator::allocate_slowly(StreamPool& pool, std::uint64_t bytes) 
       const auto locks = lock_pools();
       ++slow_count_;
       drain_caches(true);
-      for (StreamPool& one : pools_) one.settle_front();
+      for (StreamPool& one : pools_) one.settle_all();
       BlockSpace& space = pool.space_for(bytes);
       if (Block* const block = space.find_free(bytes)) {
         return space.take(block, block->address, bytes);
@@ -342,7 +350,7 @@ void CachingAllocator::release_cached_locked() {
     pool.stream.synchronize(deadline);
     ++synchronisations_;
   }
-  for (StreamPool& pool : pools_) pool.settle_front();
+  for (StreamPool& pool : pools_) pool.settle_all();
   for (StreamPool& pool : pools_) {
     if (!pool.movable) continue;
     for (BlockSpace* space : {&pool.small, &pool.large}) {
@@ -384,15 +392,15 @@ CachingAllocatorStatistics CachingAllocator::statistics() {
   const auto locks = lock_pools();
   CachingAllocatorStatistics result;
   std::array<std::int64_t, kCategoryCount> live{};
-  caches_.for_each([&](ThreadCache& cache) {
-    const std::lock_guard lock(cache.mutex);
-    settle(cache);
-    for (std::size_t c = 0; c < kCategoryCount; ++c) live[c] += cache.live_by_category[c];
-    result.cached_bytes += cache.cached_bytes();
-    result.allocation_count += cache.allocation_count;
-    result.free_count += cache.free_count;
-    result.cache_hits += cache.cache_hits;
-  });
+  const ThreadCaches::AllLocked all(caches_);
+  for (const auto& cache : all.caches()) {
+    settle(*cache);
+    for (std::size_t c = 0; c < kCategoryCount; ++c) live[c] += cache->live_by_category[c];
+    result.cached_bytes += cache->cached_bytes();
+    result.allocation_count += cache->allocation_count;
+    result.free_count += cache->free_count;
+    result.cache_hits += cache->cache_hits;
+  }
   for (std::size_t c = 0; c < kCategoryCount; ++c) {
     result.live_by_category[c] = static_cast<std::uint64_t>(live[c]);
   }

@@ -41,7 +41,7 @@ struct CachingAllocatorOptions {
   // Pages mapped a second time between two begin_step() in order not to grow; beyond it the pool
   // grows while it can. Not given: as many as it holds, at least 8,192 (some 0.4 s of a
   // driver that takes 50 us for each).
-  std::optional<std::uint64_t> remap_budget_pages;
+  std::optional<std::uint64_t> remap_budget_pages = std::nullopt;
   // Below the most that was in use at once, and this share more, it grows rather than move pages: a
   // little room saves most of the moves.
   double growth_slack = 1.0 / 64;
@@ -124,12 +124,14 @@ class CachingAllocator {
   Block* allocate_from(StreamPool& pool, std::uint64_t bytes);
   Block* allocate_slowly(StreamPool& pool, std::uint64_t bytes);
   Block* allocate_under_locks(StreamPool& pool, std::uint64_t bytes);
+  // With the locks.
   [[noreturn]] void throw_out_of_memory(const StreamPool& pool, std::uint64_t bytes);
   void free_pending(StreamPool& pool, Block* block);
-  void record_free(const StreamPool& pool, const Block& block);
+  void record(MemoryAction action, const Block& block);
   void put_back_all(Block* list, bool locked);
   void drain_caches(bool locked);
   void count(ThreadCache& cache, Category category, std::int64_t bytes);
+  void hand_out(ThreadCache& cache, Block& block, const AllocationRequest& request);
   void settle(ThreadCache& cache);
   void release_cached_locked();
   std::vector<std::unique_lock<std::mutex>> lock_pools();

@@ -10,6 +10,7 @@ namespace sluice {
 MemorySnapshot CachingAllocator::snapshot() {
   const std::lock_guard growth(growth_mutex_);
   const auto locks = lock_pools();
+  const ThreadCaches::AllLocked caches(caches_);
   MemorySnapshot snapshot;
   snapshot.expandable_segments = true;
   if (options_.recorder != nullptr) {

@@ -7,6 +7,19 @@
 #include "base/error.hpp"
 
 namespace sluice {
+namespace {
+
+// What a hollow page costs, in pages to be mapped. One that is shown there already costs little;
+// another that is shown there must be unmapped first; where work on that may be queued, the host
+// would have to wait: other addresses are taken instead.
+constexpr double kShown = 1.0 / 16;
+constexpr double kEmpty = 1.0;
+constexpr double kStale = 1.5;
+constexpr double kBusy = 1e9;
+
+constexpr std::size_t kMostLooks = 1024;  // at victims, for each that is chosen
+
+}  // namespace
 
 void PageMover::collect_victims() {
   victims_.clear();
@@ -75,19 +88,23 @@ void PageMover::add_segment(BlockSpace& space, std::uint64_t bytes) {
   const std::uint64_t segment_bytes = round_up(std::max(usual_bytes, bytes), page_bytes);
   auto segment = std::make_unique<AddressSegment>(allocator_.device_.reserve(segment_bytes),
                                                   page_bytes, requester_, is_small);
-  space.add_range(segment->base(), segment->bytes(), segment.get());
-  requester_.segments.push_back(std::move(segment));
-  allocator_.publish_segments();
+  AddressSegment& added = *requester_.segments.emplace_back(std::move(segment));
+  try {
+    allocator_.publish_segments();
+  } catch (...) {
+    requester_.segments.pop_back();
+    throw;
+  }
+  space.add_range(added.base(), added.bytes(), &added);
 }
 
 double PageMover::cost_of(const AddressSegment& segment, std::uint64_t page_address) {
   const PageSlot& slot = segment.slot_at(page_address);
-  if (slot.page == nullptr) return 1.0;
+  if (slot.page == nullptr) return kEmpty;
   const PageSlot* const holder = slot.page->holder;
-  if (find_victim(holder->segment->address_of(*holder)) != victims_.end()) return 0.0625;
-  // Another page is shown here, which must be unmapped first, and waited for if it is busy.
+  if (find_victim(holder->segment->address_of(*holder)) != victims_.end()) return kShown;
   const bool busy = slot.busy_until != nullptr && !slot.busy_until->done();
-  return busy ? 16.0 : 1.5;
+  return busy ? kBusy : kStale;
 }
 
 Block* PageMover::make_room(std::uint64_t bytes, bool by_all_means) {
@@ -97,7 +114,7 @@ Block* PageMover::make_room(std::uint64_t bytes, bool by_all_means) {
     return cost_of(segment, page);
   };
   auto window = space.find_window(bytes, cost);
-  if (!window) {
+  if (!window || window->cost >= kBusy) {
     add_segment(space, bytes);
     window = space.find_window(bytes, cost);
   }
@@ -114,6 +131,7 @@ Block* PageMover::make_room(std::uint64_t bytes, bool by_all_means) {
     for (std::uint64_t page = low; page < high; page += page_bytes) missing.push_back(page);
   }
   for (std::size_t i = 0; i < missing.size(); ++i) {
+    space.reserve_records(kMoveRecords);  // so that a page that is there can be filled in
     PageSlot& slot = run_->segment->slot_at(missing[i]);
     const std::uint64_t wanted_pages = missing.size() - i;
     const bool grows = allocator_.held_pages_ < allocator_.unstitched_pages_;
@@ -155,12 +173,12 @@ bool PageMover::steal(PageSlot& slot, std::uint64_t wanted_pages) {
 }
 
 bool PageMover::take_fresh(PageSlot& slot) {
-  PagePool::Handle* const handle = allocator_.pages_.try_take_page(allocator_.options_.category);
-  if (handle == nullptr) return false;
   if (allocator_.spare_.empty()) {
     allocator_.spare_.reserve(allocator_.physical_.size() + 1);
     allocator_.spare_.push_back(&allocator_.physical_.emplace_back());
   }
+  PagePool::Handle* const handle = allocator_.pages_.try_take_page(allocator_.options_.category);
+  if (handle == nullptr) return false;
   PhysicalPage& page = *allocator_.spare_.back();
   page.handle = handle;
   try {
@@ -183,9 +201,11 @@ bool PageMover::take_fresh(PageSlot& slot) {
 PageMover::Victims::iterator PageMover::choose_victim(std::uint64_t wanted_pages) {
   auto best = victims_.end();
   std::uint64_t best_pages = 0;
+  std::size_t looks = 0;
   for (auto victim = victims_.begin(); victim != victims_.end(); ++victim) {
     const std::uint64_t pages = pages_of(*victim);
     if (best != victims_.end()) {
+      if (++looks > kMostLooks) break;
       const bool own = victim->second.pool == &requester_;
       const bool best_own = best->second.pool == &requester_;
       if (own != best_own) {
@@ -202,22 +222,27 @@ PageMover::Victims::iterator PageMover::choose_victim(std::uint64_t wanted_pages
 }
 
 void PageMover::move(Victims::iterator victim, PageSlot& from, PageSlot& slot) {
-  Victim giver = victim->second;
-  const std::uint64_t first = victim->first;
+  const Victim giver = victim->second;
   const std::uint64_t page_address = from.segment->address_of(from);
-  from.busy_until = event_of(*giver.pool);
+  const std::uint64_t page_end = page_address + allocator_.page_bytes_;
+  const std::shared_ptr<Event> event = event_of(*giver.pool);
+  giver.space->reserve_records(kMoveRecords);
+  Victim* const after =
+      page_end < giver.end ? &victims_.emplace(page_end, giver).first->second : nullptr;
+  // From here on nothing throws.
+  if (victim->first < page_address) {
+    victim->second.end = page_address;
+  } else {
+    victims_.erase(victim);
+  }
+  from.busy_until = event;
   slot.busy_until = nullptr;
   slot.page->holder = &slot;
-  victims_.erase(victim);
   const bool in_run = giver.block == nullptr;
   Block* const block = in_run ? block_in_run(page_address) : giver.block;
   const Block* const hollow = giver.space->hollow(block, page_address);
   record(MemoryAction::kSegmentUnmap, *giver.pool, page_address);
-  Victim after = giver;
-  if (!in_run) after.block = hollow->next;
-  giver.end = page_address;
-  add_victim(giver, first);
-  add_victim(after, page_address + allocator_.page_bytes_);
+  if (after != nullptr && !in_run) after->block = hollow->next;
 }
 
 void PageMover::record(MemoryAction action, const StreamPool& pool, std::uint64_t page_address) {
@@ -317,6 +342,7 @@ bool PageMover::wait_for_pending(std::uint64_t bytes) {
     pool.pending.erase(place);
     pool.pending_bytes -= block->bytes;
     pool.put_back(block);
+    events_.erase(&pool);  // recorded before that wait: the block's pages need a later one
   }
   return true;
 }

@@ -35,6 +35,9 @@ class PageMover {
   };
   using Victims = std::map<std::uint64_t, Victim>;  // by first
 
+  // A page leaves a block and fills another, perhaps of the same space: two records each.
+  static constexpr std::uint32_t kMoveRecords = 4;
+
   void collect_victims();
   void add_victim(const Victim& victim, std::uint64_t first);
   Victims::iterator find_victim(std::uint64_t page_address);

@@ -52,6 +52,7 @@ class StreamPool {
                         block->category, block->name);
     }
     block->cached = block->pending = false;
+    block->requested_bytes = 0;  // until it is handed out again
     space_of(*block).give_back(block);
   }
   // Puts back the pending blocks at the front whose events have happened.
@@ -60,6 +61,17 @@ class StreamPool {
       pending_bytes -= pending.front().block->bytes;
       put_back(pending.front().block);
       pending.pop_front();
+    }
+  }
+
+  // All whose events have happened; one that has not hides none behind it.
+  void settle_all() {
+    for (std::size_t i = pending.size(); i-- > 0;) {
+      if (!pending[i].done()) continue;
+      Block* const block = pending[i].block;
+      pending.erase(pending.begin() + static_cast<std::ptrdiff_t>(i));
+      pending_bytes -= block->bytes;
+      put_back(block);
     }
   }
 

@@ -8,6 +8,9 @@ namespace detail {
 constinit thread_local LastThreadCache last_thread_cache;
 }  // namespace detail
 
+// Set once thread_seats is destroyed; itself it never is.
+static constinit thread_local bool thread_seats_gone = false;
+
 // The caches that this thread uses, by allocator; handed on when the thread ends.
 struct ThreadCacheSeats {
   struct Seat {
@@ -25,6 +28,7 @@ struct ThreadCacheSeats {
       }
     }
     detail::last_thread_cache = {};
+    thread_seats_gone = true;
   }
 };
 
@@ -38,6 +42,12 @@ std::uint64_t ThreadCaches::next_serial() {
 }
 
 ThreadCache& ThreadCaches::find_or_make() {
+  if (thread_seats_gone) {
+    // The last destructors of a thread: a cache has its lock, so any will do, though others use it.
+    const std::lock_guard lock(state_->mutex);
+    if (state_->caches.empty()) state_->add();
+    return *state_->caches.front();
+  }
   std::vector<ThreadCacheSeats::Seat>& seats = thread_seats.seats;
   std::erase_if(seats, [](const ThreadCacheSeats::Seat& seat) { return seat.state.expired(); });
   ThreadCache* cache = nullptr;
@@ -47,14 +57,9 @@ ThreadCache& ThreadCaches::find_or_make() {
   if (cache == nullptr) {
     seats.reserve(seats.size() + 1);
     const std::lock_guard lock(state_->mutex);
-    if (state_->idle.empty()) {
-      state_->caches.push_back(std::make_unique<ThreadCache>());
-      state_->idle.reserve(state_->caches.size());
-      cache = state_->caches.back().get();
-    } else {
-      cache = state_->idle.back();
-      state_->idle.pop_back();
-    }
+    if (state_->idle.empty()) state_->idle.push_back(state_->add());
+    cache = state_->idle.back();
+    state_->idle.pop_back();
     seats.push_back({serial_, cache, state_});
   }
   detail::last_thread_cache = {serial_, cache};

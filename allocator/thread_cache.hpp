@@ -100,6 +100,8 @@ class alignas(64) ThreadCache {
 // The caches of one allocator's threads. Outlives both: a thread that ends hands its cache on to
 // the next that comes.
 class ThreadCaches {
+  struct State;
+
  public:
   // This thread's; made at its first call.
   ThreadCache& mine();
@@ -116,7 +118,31 @@ class ThreadCaches {
     std::mutex mutex;
     std::vector<std::unique_ptr<ThreadCache>> caches;  // guarded by mutex
     std::vector<ThreadCache*> idle;                    // guarded by mutex
+
+    ThreadCache* add() {
+      idle.reserve(caches.size() + 1);
+      return caches.emplace_back(std::make_unique<ThreadCache>()).get();
+    }
   };
+
+ public:
+  // Every cache, locked while this lives: what they say together is true of one moment.
+  class AllLocked {
+   public:
+    explicit AllLocked(const ThreadCaches& caches)
+        : state_(*caches.state_), state_lock_(state_.mutex) {
+      locks_.reserve(state_.caches.size());
+      for (const auto& cache : state_.caches) locks_.emplace_back(cache->mutex);
+    }
+    const std::vector<std::unique_ptr<ThreadCache>>& caches() const { return state_.caches; }
+
+   private:
+    State& state_;
+    std::unique_lock<std::mutex> state_lock_;
+    std::vector<std::unique_lock<SpinLock>> locks_;
+  };
+
+ private:
   ThreadCache& find_or_make();
 
   static std::uint64_t next_serial();

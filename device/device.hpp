@@ -10,7 +10,8 @@
 //   - a failure inside queued work is kept by the stream and by every later event of it, and is
 //     thrown by every later synchronize; work queued after it is dropped. A stream that waits for
 //     such an event takes the failure over.
-// Threads: Device is thread-safe; one Stream is used by one thread at a time; Event is thread-safe.
+// Threads: Device is thread-safe; one Stream is used by one thread at a time, except record() and
+// wait(), which any thread may call beside it; Event is thread-safe.
 #pragma once
 
 #include <array>

@@ -1,6 +1,7 @@
 // A device that passes every call on, and fails the Nth one that obtains something.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -13,7 +14,15 @@ class FailingDevice final : public Device {
  public:
   explicit FailingDevice(Device& inner) : inner_(inner), facts_(inner.facts()) {}
   // The call number `call` from now on (0: the next) throws DeviceError; -1: none.
-  void fail_call(std::int64_t call) { remaining_ = call; }
+  void fail_call(std::int64_t call) {
+    forever_ = false;
+    remaining_ = call;
+  }
+  // And so do all that follow it.
+  void fail_from_call(std::int64_t call) {
+    forever_ = true;
+    remaining_ = call;
+  }
   // Calls that obtained something, or tried to.
   std::uint64_t calls() const { return calls_; }
 
@@ -25,7 +34,10 @@ class FailingDevice final : public Device {
   std::unique_ptr<Stream> create_stream(const std::string& name) override {
     return inner_.create_stream(name);
   }
-  std::unique_ptr<Event> create_event() override { return inner_.create_event(); }
+  std::unique_ptr<Event> create_event() override {
+    count("create_event");
+    return inner_.create_event();
+  }
   AddressRange reserve(std::uint64_t bytes) override {
     count("reserve");
     return inner_.reserve(bytes);
@@ -58,14 +70,16 @@ class FailingDevice final : public Device {
  private:
   void count(const char* call) {
     ++calls_;
-    if (remaining_ >= 0 && remaining_-- == 0) {
-      throw DeviceError(std::string("injected failure of ") + call);
-    }
+    if (remaining_ < 0) return;
+    const bool fails = remaining_ == 0;
+    if (!fails || !forever_) --remaining_;
+    if (fails) throw DeviceError(std::string("injected failure of ") + call);
   }
   Device& inner_;
   DeviceFacts facts_;
-  std::int64_t remaining_ = -1;
-  std::uint64_t calls_ = 0;
+  std::atomic<std::int64_t> remaining_ = -1;
+  std::atomic<bool> forever_ = false;
+  std::atomic<std::uint64_t> calls_ = 0;
 };
 
 }  // namespace sluice
