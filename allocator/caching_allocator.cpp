@@ -296,13 +296,22 @@ Block* CachingAllocator::allocate_slowly(StreamPool& pool, std::uint64_t bytes) 
 }
 
 Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t bytes) {
-  std::uint64_t used_bytes = bytes;
-  for (const StreamPool& one : pools_)
-    used_bytes += one.small.used_bytes() + one.large.used_bytes();
+  std::uint64_t used_bytes = bytes;  // pending blocks are not: they can be waited for
+  for (const StreamPool& one : pools_) {
+    used_bytes += one.small.used_bytes() + one.large.used_bytes() - one.pending_bytes;
+  }
   const auto roomy_bytes =
       static_cast<std::uint64_t>(static_cast<double>(used_bytes) * (1.0 + options_.growth_slack));
   unstitched_pages_ = std::max(unstitched_pages_, roomy_bytes / page_bytes_);
   PageMover mover(*this, pool);
+  // Rather than grow beyond that, a stream is made to wait for another.
+  if (held_pages_ * page_bytes_ + bytes > unstitched_pages_ * page_bytes_ &&
+      mover.wait_for_pending(bytes, false)) {
+    BlockSpace& space = pool.space_for(bytes);
+    if (Block* const block = space.find_free(bytes)) {
+      return space.take(block, block->address, bytes);
+    }
+  }
   if (Block* const block = mover.make_room(bytes, false)) return block;
   pages_.trim();  // handles of the other size that nobody uses
   do {
@@ -311,7 +320,7 @@ Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t by
       return space.take(block, block->address, bytes);
     }
     if (Block* const block = mover.make_room(bytes, true)) return block;
-  } while (mover.wait_for_pending(bytes));
+  } while (mover.wait_for_pending(bytes, true));
   return nullptr;
 }
 
@@ -327,7 +336,7 @@ void CachingAllocator::throw_out_of_memory(const StreamPool& pool, std::uint64_t
 
 std::uint64_t CachingAllocator::remap_budget() const {
   constexpr std::uint64_t kLeast = 8192;
-  return options_.remap_budget_pages.value_or(std::max(kLeast, held_pages_));
+  return options_.remap_budget_pages.value_or(std::max(kLeast, 2 * held_pages_));
 }
 
 void CachingAllocator::begin_step() {

@@ -39,12 +39,12 @@ struct CachingAllocatorOptions {
   // Above so many bytes of pages the eviction callbacks are asked before the pool grows.
   std::uint64_t soft_cap_bytes = UINT64_MAX;
   // Pages mapped a second time between two begin_step() in order not to grow; beyond it the pool
-  // grows while it can. Not given: as many as it holds, at least 8,192 (some 0.4 s of a
+  // grows while it can. Not given: twice as many as it holds, at least 8,192 (some 0.4 s of a
   // driver that takes 50 us for each).
   std::optional<std::uint64_t> remap_budget_pages = std::nullopt;
   // Below the most that was in use at once, and this share more, it grows rather than move pages: a
   // little room saves most of the moves.
-  double growth_slack = 1.0 / 64;
+  double growth_slack = 1.0 / 128;
   std::uint64_t thread_cache_bytes = 4 * kMiB;  // for each thread
   std::uint64_t segment_bytes = 64 * kGiB;      // addresses reserved at a time
   MemoryRecorder* recorder = nullptr;  // what happens is written there; must outlive the allocator

@@ -286,7 +286,7 @@ const std::shared_ptr<Event>& PageMover::event_of(StreamPool& pool) {
   return event;
 }
 
-bool PageMover::wait_for_pending(std::uint64_t bytes) {
+bool PageMover::wait_for_pending(std::uint64_t bytes, bool even_if_pages_suffice) {
   struct Candidate {
     StreamPool* pool;
     std::size_t index;
@@ -313,6 +313,7 @@ bool PageMover::wait_for_pending(std::uint64_t bytes) {
       round_up(bytes, allocator_.page_bytes_) / allocator_.page_bytes_;
   std::uint64_t found_pages = 0;
   for (const auto& victim : victims_) found_pages += pages_of(victim);
+  if (found_pages >= whole_pages && !even_if_pages_suffice) return false;
   found_pages = std::min(found_pages, whole_pages - 1);
   const std::uint64_t missing_pages = whole_pages - found_pages;
   std::sort(candidates.begin(), candidates.end(),

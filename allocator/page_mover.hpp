@@ -22,8 +22,9 @@ class PageMover {
   Block* make_room(std::uint64_t bytes, bool by_all_means);
 
   // Makes the owners' streams wait for the smallest set of pending blocks that suffices for
-  // `bytes`, or for all where none does, and frees them. False: there was none.
-  bool wait_for_pending(std::uint64_t bytes);
+  // `bytes`, or for all where none does, and frees them. False: there was none, or free pages
+  // suffice without.
+  bool wait_for_pending(std::uint64_t bytes, bool even_if_pages_suffice);
 
  private:
   // Whole pages that nobody needs, [first, end), inside one free block.

@@ -65,8 +65,8 @@ Lives find_lives(const StepRecording& before, const StepRecording& step) {
   Lives result;
   result.life_of.assign(count, kNotPlanned);
   for (std::size_t n = 0; n < count; ++n) {
-    if (lives[n].end == 0) continue;
-    // Freed inside the step by this recording, or the same number was freed a step later.
+    // Not freed, or only when the next of its kind is there.
+    if (lives[n].end == 0 || lives[n].end - lives[n].begin >= step.events.size()) continue;
     result.life_of[n] = static_cast<std::uint32_t>(result.lives.size());
     result.lives.push_back(std::move(lives[n]));
   }

@@ -56,8 +56,8 @@ struct PlannedBuffer {
   std::vector<Wait> waits;
 };
 
-// Buffers are numbered in the order of their allocations, kNotPlanned where an allocation outlives
-// the next step.
+// Buffers are numbered in the order of their allocations; kNotPlanned where one is still held when
+// the next step allocates its like.
 struct StepPlan {
   struct Event {
     bool is_alloc = false;

@@ -171,7 +171,7 @@ TEST_F(CachingAllocatorTest, AnotherStreamTakesPagesBehindAnEvent) {
 }
 
 TEST_F(CachingAllocatorTest, ABlockThatOthersUseWaitsForThem) {
-  make(16);
+  make(16, {.growth_slack = 2.0});  // it may grow and need not wait
   std::byte* const data = allocate(2 * kPage, a_);
   hold_stream_b();
   allocator_->record_use(data, b_);
@@ -182,6 +182,19 @@ TEST_F(CachingAllocatorTest, ABlockThatOthersUseWaitsForThem) {
   stream_b_->synchronize(Deadline::after_seconds(60));
   EXPECT_EQ(allocate(2 * kPage, a_), data);
   EXPECT_EQ(allocator_->statistics().event_waits, 0u);
+}
+
+TEST_F(CachingAllocatorTest, RatherThanGrowMuchAStreamWaits) {
+  make(16);
+  std::byte* const data = allocate(2 * kPage, a_);
+  hold_stream_b();
+  allocator_->record_use(data, b_);
+  free(data);
+  EXPECT_EQ(allocate(2 * kPage, a_), data);  // behind b, which the host does not wait for
+  const CachingAllocatorStatistics statistics = allocator_->statistics();
+  EXPECT_EQ(statistics.event_waits, 1u);
+  EXPECT_EQ(statistics.reserved_bytes, 2 * kPage);
+  let_stream_b_go();
 }
 
 TEST_F(CachingAllocatorTest, UnderPressureItWaitsForTheSmallestPendingBlockThatSuffices) {
