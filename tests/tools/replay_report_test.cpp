@@ -1,0 +1,119 @@
+// Traces through all policies: what ours promise beside others, and what the report says.
+#include "tools/replay/replay_report.hpp"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "allocator/record/trace_from_snapshot.hpp"
+#include "base/error.hpp"
+#include "tools/replay/own_policies.hpp"
+#include "tools/replay/peers/peers.hpp"
+#include "tools/replay/trace_events.hpp"
+#include "tools/replay/trace_generator.hpp"
+
+namespace sluice {
+namespace {
+
+MemoryTrace generated(const std::string& family, std::uint64_t seed) {
+  GeneratorOptions options;
+  options.family = family;
+  options.seed = seed;
+  return generate_trace(options);
+}
+
+struct Generated {
+  std::string family;
+  std::uint64_t seed;
+};
+
+class OwnPolicies : public testing::TestWithParam<Generated> {
+ protected:
+  MemoryTrace trace_ = generated(GetParam().family, GetParam().seed);
+};
+
+TEST_P(OwnPolicies, DynamicHoldsLittleMoreThanIsLiveAndNeverMuchMoreThanExpandable) {
+  ReplayRecord record;  // checks that nothing overlaps
+  const ReplayOutcome dynamic = replay_trace(trace_, dynamic_policy(), UINT64_MAX, &record);
+  const ReplayOutcome expandable = replay_trace(trace_, expandable_policy());
+  ASSERT_TRUE(dynamic.completed);
+  EXPECT_LE(dynamic.fragmentation(), 0.03);
+  EXPECT_LE(static_cast<double>(dynamic.peak_reserved_bytes),
+            1.01 * static_cast<double>(expandable.peak_reserved_bytes));
+  EXPECT_EQ(dynamic.counters.synchronisations, 2 * dynamic.counters.flushes);
+  EXPECT_EQ(record.placed.size(), trace_.allocations.size());
+}
+
+TEST_P(OwnPolicies, PlannedHoldsWhatIsLiveAndAsksNobody) {
+  ReplayRecord record;
+  const ReplayOutcome planned =
+      replay_trace(trace_, planned_policy(PackingEffort::kThorough), UINT64_MAX, &record);
+  ASSERT_TRUE(planned.was_steady);
+  EXPECT_LE(planned.fragmentation(), 0.02);
+  EXPECT_EQ(planned.steady_counters.remaps, 0u);
+  EXPECT_EQ(planned.steady_counters.flushes, 0u);
+  EXPECT_EQ(planned.steady_counters.synchronisations, 0u);
+  EXPECT_GT(planned.steady_counters.planned_count, 100 * planned.steady_counters.fallback_count);
+}
+
+INSTANTIATE_TEST_SUITE_P(Generated, OwnPolicies,
+                         testing::Values(Generated{"dense", 2}, Generated{"zero3", 5},
+                                         Generated{"recompute", 5}, Generated{"pipeline", 2},
+                                         Generated{"lora", 1}),
+                         [](const auto& one) { return one.param.family; });
+
+TEST(ReplayReport, NamesTheKnownPolicies) {
+  EXPECT_EQ(policies_named({}).size(), 7u);
+  EXPECT_EQ(policies_named({"planned", "native"}).front().name, "native");
+  try {
+    policies_named({"jemalloc"});
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_NE(std::string(error.what()).find("gmlake, dynamic, planned"), std::string::npos);
+  }
+}
+
+TEST(ReplayReport, SaysWhatFitsAndWhatIsLeast) {
+  MemoryTrace trace;
+  trace.source = "by hand";
+  for (int i = 0; i < 3; ++i) {
+    TraceAllocation allocation;
+    allocation.bytes = std::uint64_t{12} << 20;
+    trace.allocations.push_back(allocation);
+  }
+  using enum TraceAction;
+  trace.operations = {{kAlloc, 0}, {kAlloc, 1}, {kFree, 0}, {kAlloc, 2}, {kFree, 1}, {kFree, 2}};
+  ReplayReportOptions options;
+  options.capacity_bytes = std::uint64_t{22} << 20;
+  const SteppedTrace stepped = with_steps(trace);
+  EXPECT_EQ(stepped.source, "none");
+  nlohmann::json event = replay_report(stepped, policies_named({"native", "dynamic"}), options);
+  EXPECT_EQ(event["peak_live_bytes"], 24 << 20);
+  EXPECT_EQ(event["policies"][0]["least_capacity_bytes"], 24 << 20);
+  EXPECT_EQ(event["policies"][1]["peak_reserved_bytes"], 24 << 20);
+  EXPECT_FALSE(event["policies"][1]["fits"].get<bool>());
+  options.capacity_bytes = std::uint64_t{24} << 20;
+  event = replay_report(stepped, policies_named({"dynamic"}), options);
+  EXPECT_TRUE(event["policies"][0]["fits"].get<bool>());
+  EXPECT_NE(replay_report_table(event).find("dynamic"), std::string::npos);
+}
+
+// What a generated trace is written as reads back as the same operations.
+TEST(ReplayReport, EventsOfATraceAreTheTrace) {
+  const MemoryTrace trace = generated("zero3", 3);
+  const MemoryTrace again = trace_of(events_of(trace), trace.source, "sluice");
+  ASSERT_EQ(again.operations.size(), trace.operations.size());
+  for (std::size_t i = 0; i < trace.operations.size(); ++i) {
+    ASSERT_EQ(again.operations[i].action, trace.operations[i].action) << i;
+  }
+  EXPECT_EQ(peak_live_bytes(again), peak_live_bytes(trace));
+}
+
+TEST(ReplayReport, APlotIsOneSvg) {
+  const std::string svg = plot_replay(with_steps(generated("lora", 1)), native_policy());
+  EXPECT_NE(svg.find("<svg"), std::string::npos);
+  EXPECT_NE(svg.find("</svg>"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace sluice
