@@ -2,11 +2,13 @@
 #pragma once
 
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "allocator/page_pool.hpp"
+#include "base/error.hpp"
 #include "device/device.hpp"
 
 namespace sluice {
@@ -41,11 +43,13 @@ class AddressSegment {
   AddressSegment(AddressRange range, std::uint64_t page_bytes, StreamPool& pool, bool is_small)
       : range_(std::move(range)),
         page_bytes_(page_bytes),
+        page_shift_(std::countr_zero(page_bytes)),
         pool_(pool),
         is_small_(is_small),
         base_(reinterpret_cast<std::uint64_t>(range_.data())),
-        slots_(range_.bytes() / page_bytes),
+        slots_(range_.bytes() >> page_shift_),
         leaves_(std::make_unique<std::atomic<std::atomic<std::uint32_t>*>[]>(slots_.size())) {
+    SLUICE_CHECK(std::has_single_bit(page_bytes));
     for (PageSlot& slot : slots_) slot.segment = this;
   }
   ~AddressSegment() {
@@ -61,9 +65,9 @@ class AddressSegment {
   bool is_small() const { return is_small_; }  // of the pool's small space
   const AddressRange& range() const { return range_; }
 
-  PageSlot& slot_at(std::uint64_t address) { return slots_[(address - base_) / page_bytes_]; }
+  PageSlot& slot_at(std::uint64_t address) { return slots_[(address - base_) >> page_shift_]; }
   const PageSlot& slot_at(std::uint64_t address) const {
-    return slots_[(address - base_) / page_bytes_];
+    return slots_[(address - base_) >> page_shift_];
   }
   std::uint64_t address_of(const PageSlot& slot) const {
     return base_ + static_cast<std::uint64_t>(&slot - slots_.data()) * page_bytes_;
@@ -76,10 +80,10 @@ class AddressSegment {
   std::uint32_t find_block(std::uint64_t address) const {
     const std::uint64_t offset = address - base_;
     const std::atomic<std::uint32_t>* const leaf =
-        leaves_[offset / page_bytes_].load(std::memory_order_acquire);
+        leaves_[offset >> page_shift_].load(std::memory_order_acquire);
     if (leaf == nullptr || offset % kUnit != 0) return kNoBlock;
     // Relaxed: the caller got the address after set_block, through whatever gave it to this thread.
-    return leaf[offset % page_bytes_ / kUnit].load(std::memory_order_relaxed) - 1;
+    return leaf[(offset & (page_bytes_ - 1)) / kUnit].load(std::memory_order_relaxed) - 1;
   }
   // After it set_block() at the address does not throw.
   void prepare(std::uint64_t address) { entry(address); }
@@ -95,17 +99,18 @@ class AddressSegment {
   // By one thread at a time. A leaf (16 KiB for 2 MiB) is made with the first block in its page.
   std::atomic<std::uint32_t>& entry(std::uint64_t address) {
     const std::uint64_t offset = address - base_;
-    std::atomic<std::atomic<std::uint32_t>*>& place = leaves_[offset / page_bytes_];
+    std::atomic<std::atomic<std::uint32_t>*>& place = leaves_[offset >> page_shift_];
     std::atomic<std::uint32_t>* leaf = place.load(kRelaxed);
     if (leaf == nullptr) {
       leaf = new std::atomic<std::uint32_t>[page_bytes_ / kUnit]();
       place.store(leaf, std::memory_order_release);
     }
-    return leaf[offset % page_bytes_ / kUnit];
+    return leaf[(offset & (page_bytes_ - 1)) / kUnit];
   }
 
   AddressRange range_;
   const std::uint64_t page_bytes_;
+  const int page_shift_;  // pages are powers of two: the hit path does not divide
   StreamPool& pool_;
   const bool is_small_;
   const std::uint64_t base_;

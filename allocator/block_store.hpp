@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -18,23 +19,28 @@ enum class BlockKind : std::uint8_t { kUsed, kFree, kHollow };
 
 // Links of neighbours and bins belong to the BlockSpace; what describes the allocation to whoever
 // holds the block (its user, or the cache it lies in).
-struct Block {
+//
+// What a thread's cache and its hits touch lies in the first cache line, what only the space does
+// in the second.
+struct alignas(64) Block {
   std::uint64_t address = 0;
   std::uint64_t bytes = 0;
-  Block* previous = nullptr;  // neighbours in the address range; null at its ends
-  Block* next = nullptr;
-  Block* list_previous = nullptr;  // in a bin, the hollow list, a cache
-  Block* list_next = nullptr;
   AddressSegment* segment = nullptr;
   std::uint64_t requested_bytes = 0;
-  std::uint32_t id = 0;
+  Block* list_next = nullptr;  // in a bin, the hollow list, a cache
+  Block* previous = nullptr;   // neighbours in the address range; null at its ends
+  Block* next = nullptr;
   std::uint32_t name = 0;
-  BlockKind kind = BlockKind::kHollow;
   Category category = Category::kExternal;
   bool cached = false;       // used for the space, but held by a thread's cache
   bool pending = false;      // freed, while other streams still use it
   bool used_across = false;  // recorded as used by another stream
+
+  Block* list_previous = nullptr;
+  std::uint32_t id = 0;
+  BlockKind kind = BlockKind::kHollow;
 };
+static_assert(offsetof(Block, list_previous) == 64);
 
 // Records are made and never given back: a space keeps those it does not need. Thread-safe: take
 // locks; at() does not, because a record never moves.

@@ -92,24 +92,25 @@ void CachingAllocator::publish_segments() {
   segments_.store(segment_tables_.back().get(), std::memory_order_release);
 }
 
-// With the cache's lock held.
-void CachingAllocator::count(ThreadCache& cache, Category category, std::int64_t bytes) {
-  cache.live_by_category[static_cast<std::size_t>(category)] += bytes;
-  cache.unsettled_bytes += bytes;
-  if (cache.unsettled_bytes >= kSettleBytes || cache.unsettled_bytes <= -kSettleBytes) {
-    settle(cache);
+// An allocation, or, where bytes < 0, a free. With the lock held that guards the counts.
+void CachingAllocator::count(AllocationCounts& counts, Category category, std::int64_t bytes) {
+  ++(bytes < 0 ? counts.free_count : counts.allocation_count);
+  counts.live_by_category[static_cast<std::size_t>(category)] += bytes;
+  counts.unsettled_bytes += bytes;
+  if (counts.unsettled_bytes >= kSettleBytes || counts.unsettled_bytes <= -kSettleBytes) {
+    settle(counts);
   }
 }
 
-// With the cache's lock held, which keeps whoever reads all blocks' descriptions away.
-void CachingAllocator::hand_out(ThreadCache& cache, Block& block,
+// With the lock held that guards the counts, a cache's or the pool's: either keeps whoever reads
+// all blocks' descriptions away.
+void CachingAllocator::hand_out(AllocationCounts& counts, Block& block,
                                 const AllocationRequest& request) {
   block.cached = false;
   block.requested_bytes = request.bytes;
   block.category = request.category;
   block.name = request.name;
-  ++cache.allocation_count;
-  count(cache, request.category, static_cast<std::int64_t>(request.bytes));
+  count(counts, request.category, static_cast<std::int64_t>(request.bytes));
   record(MemoryAction::kAlloc, block);
 }
 
@@ -119,8 +120,8 @@ void CachingAllocator::record(MemoryAction action, const Block& block) {
                             block.category, block.name);
 }
 
-void CachingAllocator::settle(ThreadCache& cache) {
-  const std::int64_t change = std::exchange(cache.unsettled_bytes, 0);
+void CachingAllocator::settle(AllocationCounts& counts) {
+  const std::int64_t change = std::exchange(counts.unsettled_bytes, 0);
   // Relaxed: totals order nothing.
   const std::int64_t live = live_bytes_.fetch_add(change, std::memory_order_relaxed) + change;
   std::int64_t peak = peak_live_bytes_.load(std::memory_order_relaxed);
@@ -141,31 +142,36 @@ std::byte* CachingAllocator::allocate(const AllocationRequest& request) {
     throw_out_of_memory(pool, request.bytes);
   }
   const std::uint64_t bytes = round_up(request.bytes, BlockSpace::kAlignment);
-  ThreadCache& cache = caches_.mine();
   Block* block = nullptr;
   if (bytes <= StreamPool::kSmallBytes) {
+    ThreadCache& cache = caches_.mine();
     const std::lock_guard lock(cache.mutex);
     block = cache.pop(&pool, bytes);
     if (block != nullptr) {
-      ++cache.cache_hits;
-      hand_out(cache, *block, request);
+      hand_out(cache.counts, *block, request);
     }
   }
-  if (block == nullptr) {
-    block = allocate_from(pool, bytes);
-    if (block == nullptr) block = allocate_slowly(pool, bytes);
-    const std::lock_guard lock(cache.mutex);
-    hand_out(cache, *block, request);
+  if (block == nullptr) block = allocate_from(pool, request, bytes);
+  if (block == nullptr) [[unlikely]] {
+    block = allocate_slowly(pool, bytes);
+    const std::lock_guard lock(pool.mutex);
+    hand_out(pool.counts, *block, request);
   }
   return reinterpret_cast<std::byte*>(block->address);
 }
 
-Block* CachingAllocator::allocate_from(StreamPool& pool, std::uint64_t bytes) {
+// bytes: request.bytes, rounded.
+Block* CachingAllocator::allocate_from(StreamPool& pool, const AllocationRequest& request,
+                                       std::uint64_t bytes) {
   const std::lock_guard lock(pool.mutex);
   pool.settle_front();
   BlockSpace& space = pool.space_for(bytes);
-  Block* const block = space.find_free(bytes);
-  return block == nullptr ? nullptr : space.take(block, block->address, bytes);
+  Block* block = space.find_free(bytes);
+  if (block == nullptr) return nullptr;
+  block = space.take(block, block->address, bytes);
+  // Here, for a lock of the cache would cost as much as the pool's.
+  hand_out(pool.counts, *block, request);
+  return block;
 }
 
 void CachingAllocator::free(std::byte* data) {
@@ -174,31 +180,37 @@ void CachingAllocator::free(std::byte* data) {
   StreamPool& pool = block->segment->pool();
   const Category category = block->category;
   const auto requested_bytes = static_cast<std::int64_t>(block->requested_bytes);
-  ThreadCache& cache = caches_.mine();
-  const bool used_across = block->used_across;
-  if (used_across) {  // first of all, since it may fail: then the block is not freed
+  if (block->used_across) {
     const std::lock_guard lock(pool.mutex);
-    free_pending(pool, block);
+    free_pending(pool, block);  // first of all, since it may fail: then the block is not freed
+    count(pool.counts, category, -requested_bytes);
     record(MemoryAction::kFreeRequested, *block);  // before it can be anybody else's
+    return;
   }
-  Block* evicted = nullptr;
-  bool kept = false;
-  {
-    const std::lock_guard lock(cache.mutex);
-    ++cache.free_count;
-    count(cache, category, -requested_bytes);
-    if (!used_across && options_.recorder != nullptr) {
-      options_.recorder->record_free(pool.id, block->address, block->requested_bytes, category,
-                                     block->name);
-    }
-    if (!used_across && block->bytes <= StreamPool::kSmallBytes) {
+  const auto record_free = [&] {
+    if (options_.recorder == nullptr) return;
+    options_.recorder->record_free(pool.id, block->address, block->requested_bytes, category,
+                                   block->name);
+  };
+  if (block->bytes <= StreamPool::kSmallBytes) {
+    ThreadCache& cache = caches_.mine();
+    Block* evicted = nullptr;
+    bool kept = false;
+    {
+      const std::lock_guard lock(cache.mutex);
       kept = cache.push(&pool, block, options_.thread_cache_bytes, evicted);
-      if (kept) block->cached = true;
+      if (kept) {
+        block->cached = true;
+        count(cache.counts, category, -requested_bytes);
+        record_free();
+      }
     }
+    if (evicted != nullptr) put_back_all(evicted, false);
+    if (kept) return;
   }
-  if (evicted != nullptr) put_back_all(evicted, false);
-  if (kept || used_across) return;
   const std::lock_guard lock(pool.mutex);
+  count(pool.counts, category, -requested_bytes);
+  record_free();
   pool.put_back(block);
 }
 
@@ -401,15 +413,19 @@ CachingAllocatorStatistics CachingAllocator::statistics() {
   const auto locks = lock_pools();
   CachingAllocatorStatistics result;
   std::array<std::int64_t, kCategoryCount> live{};
+  const auto add = [&](AllocationCounts& counts) {
+    settle(counts);
+    for (std::size_t c = 0; c < kCategoryCount; ++c) live[c] += counts.live_by_category[c];
+    result.allocation_count += counts.allocation_count;
+    result.free_count += counts.free_count;
+  };
   const ThreadCaches::AllLocked all(caches_);
   for (const auto& cache : all.caches()) {
-    settle(*cache);
-    for (std::size_t c = 0; c < kCategoryCount; ++c) live[c] += cache->live_by_category[c];
+    add(cache->counts);
     result.cached_bytes += cache->cached_bytes();
-    result.allocation_count += cache->allocation_count;
-    result.free_count += cache->free_count;
-    result.cache_hits += cache->cache_hits;
+    result.cache_hits += cache->counts.allocation_count;
   }
+  for (StreamPool& pool : pools_) add(pool.counts);
   for (std::size_t c = 0; c < kCategoryCount; ++c) {
     result.live_by_category[c] = static_cast<std::uint64_t>(live[c]);
   }

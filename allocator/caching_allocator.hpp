@@ -59,7 +59,7 @@ struct AllocationRequest {
 
 struct CachingAllocatorStatistics {
   std::uint64_t live_bytes = 0;       // requested and not freed
-  std::uint64_t peak_live_bytes = 0;  // to within 1 MiB for each thread
+  std::uint64_t peak_live_bytes = 0;  // to within 1 MiB for each thread and stream
   std::array<std::uint64_t, kCategoryCount> live_by_category{};
   std::uint64_t used_bytes = 0;      // live blocks, rounded
   std::uint64_t pending_bytes = 0;   // freed, still used by other streams
@@ -121,7 +121,7 @@ class CachingAllocator {
   friend class PageMover;
 
   Block* find_block(const void* data) const;
-  Block* allocate_from(StreamPool& pool, std::uint64_t bytes);
+  Block* allocate_from(StreamPool& pool, const AllocationRequest& request, std::uint64_t bytes);
   Block* allocate_slowly(StreamPool& pool, std::uint64_t bytes);
   Block* allocate_under_locks(StreamPool& pool, std::uint64_t bytes);
   // With the locks.
@@ -130,9 +130,9 @@ class CachingAllocator {
   void record(MemoryAction action, const Block& block);
   void put_back_all(Block* list, bool locked);
   void drain_caches(bool locked);
-  void count(ThreadCache& cache, Category category, std::int64_t bytes);
-  void hand_out(ThreadCache& cache, Block& block, const AllocationRequest& request);
-  void settle(ThreadCache& cache);
+  void count(AllocationCounts& counts, Category category, std::int64_t bytes);
+  void hand_out(AllocationCounts& counts, Block& block, const AllocationRequest& request);
+  void settle(AllocationCounts& counts);
   void release_cached_locked();
   std::vector<std::unique_lock<std::mutex>> lock_pools();
   void publish_segments();

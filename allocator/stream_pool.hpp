@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "allocator/address_segment.hpp"
+#include "allocator/allocation_counts.hpp"
 #include "allocator/block_space.hpp"
 #include "allocator/record/memory_recorder.hpp"
 
@@ -85,6 +86,7 @@ class StreamPool {
   std::vector<std::unique_ptr<AddressSegment>> segments;
   std::deque<PendingFree> pending;  // in the order they were freed
   std::uint64_t pending_bytes = 0;
+  AllocationCounts counts;                                             // of what no cache served
   std::unordered_map<const Block*, std::vector<StreamId>> other_uses;  // of blocks used_across
 
  private:

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <vector>
 
+#include "allocator/allocation_counts.hpp"
 #include "allocator/block_store.hpp"
 #include "base/spin_lock.hpp"
 
@@ -62,12 +63,7 @@ class alignas(64) ThreadCache {
 
   std::uint64_t cached_bytes() const { return cached_bytes_; }
 
-  // Since the cache was made; negative where this thread frees what others allocated.
-  std::array<std::int64_t, kCategoryCount> live_by_category{};
-  std::int64_t unsettled_bytes = 0;  // not yet in the allocator's total
-  std::uint64_t allocation_count = 0;
-  std::uint64_t free_count = 0;
-  std::uint64_t cache_hits = 0;
+  AllocationCounts counts;  // of what was served here: every allocation of these is a hit
 
  private:
   struct Bin {

@@ -15,6 +15,7 @@
 #include "kernels/host/adamw.hpp"
 #include "kernels/host/parallel.hpp"
 #include "tools/bench/adam_traffic.hpp"
+#include "tools/bench/median.hpp"
 
 namespace sluice {
 namespace {
@@ -41,12 +42,6 @@ class Array {
  private:
   std::unique_ptr<void, Free> memory_;
 };
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 template <class Run>
 double seconds_of(const Run& run) {

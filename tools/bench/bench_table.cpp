@@ -60,11 +60,47 @@ std::string storage_table(const json& figures) {
   return text;
 }
 
+std::string allocator_table(const json& figures) {
+  const int threads = figures["threads"].get<int>();
+  std::string text = formatted("an allocation or a free, ns, median of %d rounds\n\n",
+                               figures["rounds"].get<int>()) +
+                     formatted("%-6s %-8s %8s %8s %8s %8s %10s %8s %8s\n", "mix", "", "mean", "p50",
+                               "p99", "p99.9", "max", "ratio", "locked");
+  for (const std::string mix : {"small", "large", "step"}) {
+    for (const std::string policy : {"native", "dynamic", "planned"}) {
+      const auto figure = [&](const char* name) {
+        return figures[policy + "_" + mix + name].get<double>();
+      };
+      text += formatted("%-6s %-8s %8.1f %8.0f %8.0f %8.0f %10.0f", mix.c_str(), policy.c_str(),
+                        figure("_ns"), figure("_p50_ns"), figure("_p99_ns"), figure("_p999_ns"),
+                        figure("_max_ns"));
+      text += policy == "native"
+                  ? "\n"
+                  : formatted(" %8.2f %8.2f\n", figure("_ratio"), figure("_locked_ratio"));
+    }
+  }
+  text +=
+      formatted("\n%-6s %18s %18s %16s\n", "mix", "own streams", "one stream", "record ns/event");
+  for (const std::string mix : {"small", "large", "step"}) {
+    text += formatted("%-6s %17.2fx %17.2fx %16.1f\n", mix.c_str(),
+                      figures["own_streams_" + mix + "_scaling"].get<double>(),
+                      figures["same_stream_" + mix + "_scaling"].get<double>(),
+                      figures["record_" + mix + "_ns_per_event"].get<double>());
+  }
+  return text + formatted(
+                    "\nratio: native's mean by this one; locked: native with the locks that "
+                    "PyTorch's takes"
+                    "\nstreams: dynamic, %d threads by one\n",
+                    threads);
+}
+
 }  // namespace
 
 std::string bench_table(const json& event) {
   const json& figures = event["figures"];
-  return event["name"] == "adam" ? adam_table(figures) : storage_table(figures);
+  if (event["name"] == "adam") return adam_table(figures);
+  if (event["name"] == "allocator") return allocator_table(figures);
+  return storage_table(figures);
 }
 
 }  // namespace sluice

@@ -6,7 +6,7 @@
 
 namespace sluice {
 
-// event: what run_adam_bench or run_storage_bench gave.
+// event: what run_adam_bench, run_allocator_bench or run_storage_bench gave.
 std::string bench_table(const nlohmann::json& event);
 
 }  // namespace sluice

@@ -45,7 +45,7 @@ struct BenchArguments {
   std::int64_t threads = 0;
   std::optional<std::int64_t> elems;  // adam
   std::optional<std::string> bytes;   // storage: of the file
-  std::optional<double> seconds;      // storage: for each figure
+  std::optional<double> seconds;      // allocator, storage: for each figure
   bool json = false;
 };
 int bench_command(const BenchArguments& arguments);

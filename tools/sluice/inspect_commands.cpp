@@ -13,6 +13,7 @@
 #include "engine/planner/hardware_profile.hpp"
 #include "kernels/kernels.hpp"
 #include "tools/bench/bench_adam.hpp"
+#include "tools/bench/bench_allocator.hpp"
 #include "tools/bench/bench_storage.hpp"
 #include "tools/bench/bench_table.hpp"
 #include "tools/doctor/doctor.hpp"
@@ -53,6 +54,11 @@ int bench_command(const BenchArguments& arguments) {
     options.threads = static_cast<int>(arguments.threads);
     options.elems = arguments.elems.value_or(options.elems);
     event = run_adam_bench(options);
+  } else if (arguments.name == "allocator") {
+    AllocatorBenchOptions options;
+    options.threads = static_cast<int>(arguments.threads);
+    options.seconds = arguments.seconds.value_or(options.seconds);
+    event = run_allocator_bench(options);
   } else if (arguments.name == "storage") {
     StorageBenchOptions options;
     options.directory = arguments.storage_path;
@@ -60,7 +66,8 @@ int bench_command(const BenchArguments& arguments) {
     options.bytes = bytes_argument("--bytes", arguments.bytes).value_or(options.bytes);
     event = run_storage_bench(options);
   } else {
-    throw InputError("bench '" + arguments.name + "' does not exist; there are: adam, storage");
+    throw InputError("bench '" + arguments.name +
+                     "' does not exist; there are: adam, allocator, storage");
   }
   if (arguments.json) {
     std::cout << event.dump() << std::endl;

@@ -70,13 +70,13 @@ int main(int argc, char** argv) {
 
   sluice::cli::BenchArguments bench;
   CLI::App* bench_app = app.add_subcommand("bench", "Measure a part beside its limit");
-  bench_app->add_option("NAME", bench.name, "adam or storage")->required();
+  bench_app->add_option("NAME", bench.name, "adam, allocator or storage")->required();
   bench_app->add_option("--storage", bench.storage_path, "A directory on the disk to measure");
   bench_app->add_option("--threads", bench.threads, "Threads; 0: all cores")
       ->check(CLI::Range(0, 4096));
   bench_app->add_option("--elems", bench.elems, "adam: parameters to update");
   bench_app->add_option("--bytes", bench.bytes, "storage: size of the file, such as 1GiB");
-  bench_app->add_option("--seconds", bench.seconds, "storage: at most, for each figure");
+  bench_app->add_option("--seconds", bench.seconds, "allocator, storage: at most, for each figure");
   bench_app->add_flag("--json", bench.json, "Events on stdout");
 
   sluice::cli::ReportArguments report;

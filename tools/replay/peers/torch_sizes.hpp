@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "allocator/record/memory_trace.hpp"
+#include "base/units.hpp"
 
 namespace sluice {
 
@@ -18,11 +19,6 @@ inline constexpr std::uint64_t kTorchSmallBuffer = std::uint64_t{2} << 20;
 inline constexpr std::uint64_t kTorchLargeBuffer = std::uint64_t{20} << 20;
 inline constexpr std::uint64_t kTorchMinLarge = std::uint64_t{10} << 20;
 inline constexpr std::uint64_t kTorchRoundLarge = std::uint64_t{2} << 20;
-
-// `bytes` to the next multiple of `unit`.
-constexpr std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) {
-  return (bytes + unit - 1) / unit * unit;
-}
 
 // The segment that a rounded size is given where no free block serves.
 constexpr std::uint64_t torch_segment_bytes(std::uint64_t rounded_bytes) {

@@ -1,0 +1,374 @@
+#include "tools/bench/bench_allocator.hpp"
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "allocator/planning_allocator.hpp"
+#include "base/error.hpp"
+#include "device/counting/counting_device.hpp"
+#include "tools/bench/allocation_mix.hpp"
+#include "tools/bench/median.hpp"
+#include "tools/replay/peers/torch_allocator.hpp"
+
+namespace sluice {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using nlohmann::json;
+
+// Iterations until memory is at hand and the plan is in use: two alike, one to plan, two that it
+// serves.
+constexpr int kWarmIterations = 8;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+// A caller has allocate(index), free(index) and step(), all thin.
+//
+// The replica has no locks. kWithLocks: the two that the original takes in each call, one of the
+// device's allocator and after it one of the table of addresses.
+struct NoLock {
+  void lock() {}
+  void unlock() {}
+};
+template <bool kWithLocks>
+class NativeCaller {
+ public:
+  explicit NativeCaller(const AllocationMix& mix)
+      : allocator_(mix.trace, UINT64_MAX, TorchSegments::kFixed) {
+    for (const std::uint32_t resident : mix.resident) allocate(resident);
+  }
+  void allocate(std::uint32_t index) {
+    {
+      const std::lock_guard lock(device_mutex_);
+      if (!allocator_.allocate(index)) [[unlikely]] {
+        throw InternalError("bench allocator: native is out of memory");
+      }
+    }
+    const std::lock_guard lock(table_mutex_);
+  }
+  void free(std::uint32_t index) {
+    { const std::lock_guard lock(table_mutex_); }
+    const std::lock_guard lock(device_mutex_);
+    allocator_.free(index, false);
+  }
+  void step() {}
+
+ private:
+  std::conditional_t<kWithLocks, std::recursive_mutex, NoLock> device_mutex_;
+  std::conditional_t<kWithLocks, std::mutex, NoLock> table_mutex_;
+  TorchAllocator allocator_;
+};
+
+// One thread's calls of an allocator that others may use too.
+template <class Allocator>
+class OwnCaller {
+ public:
+  OwnCaller(Allocator& allocator, StreamId stream, const AllocationMix& mix)
+      : allocator_(allocator), addresses_(mix.trace.allocations.size()) {
+    for (const TraceAllocation& wanted : mix.trace.allocations) {
+      requests_.push_back({wanted.bytes, stream, wanted.category, wanted.name});
+    }
+  }
+  void allocate(std::uint32_t index) { addresses_[index] = allocator_.allocate(requests_[index]); }
+  void free(std::uint32_t index) { allocator_.free(addresses_[index]); }
+  void step() { allocator_.begin_step(); }
+
+ private:
+  Allocator& allocator_;
+  std::vector<AllocationRequest> requests_;
+  std::vector<std::byte*> addresses_;
+};
+
+struct OwnMemory {
+  explicit OwnMemory(MemoryRecorder* recorder = nullptr) {
+    CachingAllocatorOptions options;
+    options.recorder = recorder;
+    allocator = std::make_unique<CachingAllocator>(device, pages, options);
+  }
+  Stream& new_stream() { return *streams.emplace_back(device.create_stream("bench")); }
+
+  CountingDevice device{UINT64_MAX};
+  Ledger ledger{{UINT64_MAX, 0, 0}};
+  PagePool pages{device, ledger, kPageBytes};
+  std::vector<std::unique_ptr<Stream>> streams;
+  std::unique_ptr<CachingAllocator> allocator;
+};
+
+using DynamicCaller = OwnCaller<CachingAllocator>;
+using PlannedCaller = OwnCaller<PlanningAllocator>;
+
+template <class Caller>
+void run_iteration(Caller& caller, const AllocationMix& mix) {
+  caller.step();
+  for (const AllocationMix::Operation operation : mix.operations) {
+    if (operation.is_alloc) {
+      caller.allocate(operation.allocation);
+    } else {
+      caller.free(operation.allocation);
+    }
+  }
+}
+
+template <class Caller>
+void warm_up(Caller& caller, const AllocationMix& mix) {
+  for (int i = 0; i < kWarmIterations; ++i) run_iteration(caller, mix);
+}
+
+template <class Caller>
+void allocate_resident(Caller& caller, const AllocationMix& mix) {
+  for (const std::uint32_t resident : mix.resident) caller.allocate(resident);
+}
+
+// The mean of an iteration's operations, in the median of the iterations that fit in about
+// `seconds`: one in which the thread lost its core is no measure of the allocator.
+template <class Caller>
+double mean_ns(Caller& caller, const AllocationMix& mix, double seconds) {
+  run_iteration(caller, mix);  // the caches of the processor are another's
+  std::vector<double> iterations;
+  const auto begin = Clock::now();
+  auto last = begin;
+  do {
+    run_iteration(caller, mix);
+    const auto now = Clock::now();
+    iterations.push_back(std::chrono::duration<double, std::nano>(now - last).count());
+    last = now;
+  } while (std::chrono::duration<double>(last - begin).count() < seconds);
+  return median(std::move(iterations)) / static_cast<double>(mix.operations.size());
+}
+
+using Samples = std::vector<std::uint32_t>;  // ns
+
+// Run between two readings of the clock.
+template <class Work>
+std::uint32_t ns_of(const Work& work) {
+  const auto begin = Clock::now();
+  work();
+  const auto passed = Clock::now() - begin;
+  return static_cast<std::uint32_t>(std::clamp<std::int64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count(), 0, UINT32_MAX));
+}
+
+std::uint32_t clock_ns() {
+  Samples samples(10001);
+  for (std::uint32_t& sample : samples) sample = ns_of([] {});
+  std::nth_element(samples.begin(), samples.begin() + 5000, samples.end());
+  return samples[5000];
+}
+
+template <class Caller>
+Samples single_ns(Caller& caller, const AllocationMix& mix, double seconds) {
+  constexpr std::size_t kMostSamples = std::size_t{1} << 22;
+  Samples samples;
+  samples.reserve(kMostSamples);
+  std::fill_n(std::back_inserter(samples), kMostSamples, 1U);  // touched, so that no page is new
+  samples.clear();
+  run_iteration(caller, mix);
+  const auto begin = Clock::now();
+  do {
+    caller.step();
+    for (const AllocationMix::Operation operation : mix.operations) {
+      samples.push_back(ns_of([&] {
+        if (operation.is_alloc) {
+          caller.allocate(operation.allocation);
+        } else {
+          caller.free(operation.allocation);
+        }
+      }));
+    }
+  } while (seconds_since(begin) < seconds &&
+           samples.size() + mix.operations.size() <= kMostSamples);
+  return samples;
+}
+
+void report_single(json& figures, const std::string& prefix, Samples samples,
+                   std::uint32_t clock_cost_ns) {
+  std::sort(samples.begin(), samples.end());
+  const auto at = [&](double share) {
+    const auto place = static_cast<std::size_t>(share * static_cast<double>(samples.size() - 1));
+    // What is within the clock's own cost counts as its resolution.
+    return std::max(samples[place], clock_cost_ns + 1) - clock_cost_ns;
+  };
+  figures[prefix + "_p50_ns"] = at(0.5);
+  figures[prefix + "_p99_ns"] = at(0.99);
+  figures[prefix + "_p999_ns"] = at(0.999);
+  figures[prefix + "_max_ns"] = at(1.0);
+}
+
+// Threads over one CachingAllocator, each on a stream of its own or all on one.
+class Team {
+ public:
+  Team(const AllocationMix& mix, int threads, bool same_stream) : mix_(mix) {
+    StreamId stream = 0;
+    for (int i = 0; i < threads; ++i) {
+      if (i == 0 || !same_stream) stream = memory_.allocator->add_stream(memory_.new_stream());
+      callers_.push_back(std::make_unique<DynamicCaller>(*memory_.allocator, stream, mix));
+    }
+    static_cast<void>(ops_per_s(0.0));
+  }
+
+  // Of all threads together, each over its own time.
+  double ops_per_s(double seconds) {
+    std::barrier start(static_cast<std::ptrdiff_t>(callers_.size()));
+    std::vector<double> rates(callers_.size());
+    {
+      std::vector<std::jthread> threads;
+      for (std::size_t i = 0; i < callers_.size(); ++i) {
+        threads.emplace_back([&, i] {
+          warm_up(*callers_[i], mix_);
+          start.arrive_and_wait();
+          rates[i] = 1e9 / mean_ns(*callers_[i], mix_, seconds);
+        });
+      }
+    }
+    double sum = 0.0;
+    for (const double rate : rates) sum += rate;
+    return sum;
+  }
+
+ private:
+  const AllocationMix& mix_;
+  OwnMemory memory_;
+  std::vector<std::unique_ptr<DynamicCaller>> callers_;
+};
+
+// All that is measured on one mix.
+class MixBench {
+ public:
+  MixBench(AllocationMix mix, int threads)
+      : mix_(std::move(mix)),
+        native_(mix_),
+        native_locked_(mix_),
+        planner_(planned_memory_.device, *planned_memory_.allocator, in_step_planning()),
+        dynamic_(*memory_.allocator, memory_.allocator->add_stream(memory_.new_stream()), mix_),
+        recorded_(*recorded_memory_.allocator,
+                  recorded_memory_.allocator->add_stream(recorded_memory_.new_stream()), mix_),
+        planned_(planner_, planner_.add_stream(planned_memory_.new_stream()), mix_),
+        one_thread_(mix_, 1, false),
+        own_streams_(mix_, threads, false),
+        same_stream_(mix_, threads, true) {
+    allocate_resident(dynamic_, mix_);
+    allocate_resident(recorded_, mix_);
+    allocate_resident(planned_, mix_);
+    warm_up(native_, mix_);
+    warm_up(native_locked_, mix_);
+    warm_up(dynamic_, mix_);
+    warm_up(recorded_, mix_);
+    warm_up(planned_, mix_);
+    before_ = memory_.allocator->statistics();
+    planned_before_ = planner_.statistics();
+  }
+
+  void run_round(double seconds) {
+    const double native = mean_ns(native_, mix_, seconds);
+    const double native_locked = mean_ns(native_locked_, mix_, seconds);
+    const double dynamic = mean_ns(dynamic_, mix_, seconds);
+    const double planned = mean_ns(planned_, mix_, seconds);
+    const double recorded = mean_ns(recorded_, mix_, seconds);
+    const double one_thread = one_thread_.ops_per_s(seconds);
+    const double own_streams = own_streams_.ops_per_s(seconds);
+    const double same_stream = same_stream_.ops_per_s(seconds);
+    // An allocation is one event, a free two, and there are as many of either.
+    add("record", "ns_per_event", (recorded - dynamic) / 1.5);
+    add("native", "ns", native);
+    add("native_locked", "ns", native_locked);
+    add("dynamic", "ns", dynamic);
+    add("planned", "ns", planned);
+    add("dynamic", "locked_ratio", native_locked / dynamic);
+    add("planned", "locked_ratio", native_locked / planned);
+    add("dynamic", "ratio", native / dynamic);
+    add("planned", "ratio", native / planned);
+    add("one_thread", "ops_per_s", one_thread);
+    add("own_streams", "ops_per_s", own_streams);
+    add("own_streams", "scaling", own_streams / one_thread);
+    add("same_stream", "ops_per_s", same_stream);
+    add("same_stream", "scaling", same_stream / one_thread);
+  }
+
+  void report(json& figures, double seconds) {
+    figures[mix_.name + "_operations"] = mix_.operations.size();
+    for (const auto& [figure, values] : rounds_) figures[figure] = median(values);
+    const std::uint32_t clock_cost_ns = clock_ns();
+    report_single(figures, "native_" + mix_.name, single_ns(native_, mix_, seconds), clock_cost_ns);
+    report_single(figures, "dynamic_" + mix_.name, single_ns(dynamic_, mix_, seconds),
+                  clock_cost_ns);
+    report_single(figures, "planned_" + mix_.name, single_ns(planned_, mix_, seconds),
+                  clock_cost_ns);
+    const CachingAllocatorStatistics after = memory_.allocator->statistics();
+    figures["dynamic_" + mix_.name + "_hit_share"] =
+        1.0 - static_cast<double>(after.slow_count - before_.slow_count) /
+                  static_cast<double>(after.allocation_count - before_.allocation_count);
+    const PlanningAllocatorStatistics planned = planner_.statistics();
+    const auto answered =
+        static_cast<double>(planned.planned_count - planned_before_.planned_count);
+    figures["planned_" + mix_.name + "_share"] =
+        answered /
+        (answered + static_cast<double>(planned.fallback_count - planned_before_.fallback_count));
+  }
+
+ private:
+  static PlanningAllocatorOptions in_step_planning() {
+    PlanningAllocatorOptions options;
+    options.in_background = false;
+    return options;
+  }
+  void add(const std::string& who, const std::string& what, double value) {
+    rounds_[who + "_" + mix_.name + "_" + what].push_back(value);
+  }
+
+  const AllocationMix mix_;
+  MemoryRecorder recorder_{std::size_t{1} << 16};
+  OwnMemory memory_;
+  OwnMemory recorded_memory_{&recorder_};
+  OwnMemory planned_memory_;
+  NativeCaller<false> native_;
+  NativeCaller<true> native_locked_;
+  PlanningAllocator planner_;
+  DynamicCaller dynamic_;
+  DynamicCaller recorded_;
+  PlannedCaller planned_;
+  Team one_thread_;
+  Team own_streams_;
+  Team same_stream_;
+  CachingAllocatorStatistics before_;
+  PlanningAllocatorStatistics planned_before_;
+  std::map<std::string, std::vector<double>> rounds_;
+};
+
+}  // namespace
+
+json run_allocator_bench(const AllocatorBenchOptions& options) {
+  if (options.threads < 0 || options.threads > 1024) {
+    throw InputError("bench allocator: threads must be from 0 to 1024");
+  }
+  if (options.rounds < 1) throw InputError("bench allocator: rounds must be at least 1");
+  if (!(options.seconds > 0.0) || !std::isfinite(options.seconds)) {
+    throw InputError("bench allocator: seconds must be above 0");
+  }
+  const int threads = options.threads > 0
+                          ? options.threads
+                          : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  std::vector<std::unique_ptr<MixBench>> benches;
+  for (AllocationMix& mix : dense_mixes(options.layers)) {
+    benches.push_back(std::make_unique<MixBench>(std::move(mix), threads));
+  }
+  for (int round = 0; round < options.rounds; ++round) {
+    for (const auto& bench : benches) bench->run_round(options.seconds / options.rounds);
+  }
+  json figures = {{"threads", threads}, {"rounds", options.rounds}};
+  for (const auto& bench : benches) bench->report(figures, options.seconds);
+  return {{"event", "bench"}, {"name", "allocator"}, {"figures", figures}};
+}
+
+}  // namespace sluice
