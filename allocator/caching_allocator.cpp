@@ -139,7 +139,7 @@ std::byte* CachingAllocator::allocate(const AllocationRequest& request) {
     // No eviction helps; nor need addresses be reserved for it, or sums bear it.
     const std::lock_guard growth(growth_mutex_);
     const auto locks = lock_pools();
-    throw_out_of_memory(pool, request.bytes);
+    throw_out_of_memory(request);
   }
   const std::uint64_t bytes = round_up(request.bytes, BlockSpace::kAlignment);
   Block* block = nullptr;
@@ -153,7 +153,7 @@ std::byte* CachingAllocator::allocate(const AllocationRequest& request) {
   }
   if (block == nullptr) block = allocate_from(pool, request, bytes);
   if (block == nullptr) [[unlikely]] {
-    block = allocate_slowly(pool, bytes);
+    block = allocate_slowly(pool, request);
     const std::lock_guard lock(pool.mutex);
     hand_out(pool.counts, *block, request);
   }
@@ -281,7 +281,8 @@ std::vector<std::unique_lock<std::mutex>> CachingAllocator::lock_pools() {
   return locks;
 }
 
-Block* CachingAllocator::allocate_slowly(StreamPool& pool, std::uint64_t bytes) {
+Block* CachingAllocator::allocate_slowly(StreamPool& pool, const AllocationRequest& request) {
+  const std::uint64_t bytes = round_up(request.bytes, BlockSpace::kAlignment);
   bool asked = false;
   for (;;) {
     std::vector<EvictionCallback> callbacks;
@@ -298,7 +299,7 @@ Block* CachingAllocator::allocate_slowly(StreamPool& pool, std::uint64_t bytes) 
       const bool above_soft_cap = held_pages_ * page_bytes_ + bytes > options_.soft_cap_bytes;
       if (callbacks_.empty() || asked || !above_soft_cap) {
         if (Block* const block = allocate_under_locks(pool, bytes)) return block;
-        if (callbacks_.empty() || asked) throw_out_of_memory(pool, bytes);
+        if (callbacks_.empty() || asked) throw_out_of_memory(request);
       }
       callbacks = callbacks_;
     }
@@ -308,6 +309,10 @@ Block* CachingAllocator::allocate_slowly(StreamPool& pool, std::uint64_t bytes) 
 }
 
 Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t bytes) {
+  // Not even addresses are reserved for what can never fit.
+  if (bytes > std::min(pages_.ledger().cap_bytes(Tier::kDevice), device_.facts().capacity_bytes)) {
+    return nullptr;
+  }
   std::uint64_t used_bytes = bytes;  // pending blocks are not: they can be waited for
   for (const StreamPool& one : pools_) {
     used_bytes += one.small.used_bytes() + one.large.used_bytes() - one.pending_bytes;
@@ -334,16 +339,6 @@ Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t by
     if (Block* const block = mover.make_room(bytes, true)) return block;
   } while (mover.wait_for_pending(bytes, true));
   return nullptr;
-}
-
-void CachingAllocator::throw_out_of_memory(const StreamPool& pool, std::uint64_t bytes) {
-  std::uint64_t free_bytes = 0;
-  for (const StreamPool& one : pools_)
-    free_bytes += one.small.free_bytes() + one.large.free_bytes();
-  if (options_.recorder != nullptr) {
-    options_.recorder->record(MemoryAction::kOutOfMemory, pool.id, 0, bytes);
-  }
-  throw OutOfMemory(Tier::kDevice, options_.category, bytes, free_bytes);
 }
 
 std::uint64_t CachingAllocator::remap_budget() const {

@@ -34,6 +34,8 @@
 
 namespace sluice {
 
+struct OomReport;
+
 struct CachingAllocatorOptions {
   Category category = Category::kExternal;  // what the ledger charges its pages to
   // Above so many bytes of pages the eviction callbacks are asked before the pool grows.
@@ -96,7 +98,7 @@ class CachingAllocator {
   // free().
   void add_eviction_callback(EvictionCallback callback);
 
-  // 0 bytes: null. Throws OutOfMemory.
+  // 0 bytes: null. Throws OutOfMemoryReported (oom_report.hpp).
   std::byte* allocate(const AllocationRequest& request);
   // Null: nothing. Throws InternalError for what allocate() did not return or was freed already.
   void free(std::byte* data);
@@ -122,10 +124,12 @@ class CachingAllocator {
 
   Block* find_block(const void* data) const;
   Block* allocate_from(StreamPool& pool, const AllocationRequest& request, std::uint64_t bytes);
-  Block* allocate_slowly(StreamPool& pool, std::uint64_t bytes);
+  Block* allocate_slowly(StreamPool& pool, const AllocationRequest& request);
   Block* allocate_under_locks(StreamPool& pool, std::uint64_t bytes);
-  // With the locks.
-  [[noreturn]] void throw_out_of_memory(const StreamPool& pool, std::uint64_t bytes);
+  // With growth_mutex_ and the pools' locks; the last with the caches' too.
+  [[noreturn]] void throw_out_of_memory(const AllocationRequest& request);
+  OomReport report_out_of_memory(const AllocationRequest& request);
+  MemorySnapshot snapshot_locked();
   void free_pending(StreamPool& pool, Block* block);
   void record(MemoryAction action, const Block& block);
   void put_back_all(Block* list, bool locked);

@@ -11,6 +11,10 @@ MemorySnapshot CachingAllocator::snapshot() {
   const std::lock_guard growth(growth_mutex_);
   const auto locks = lock_pools();
   const ThreadCaches::AllLocked caches(caches_);
+  return snapshot_locked();
+}
+
+MemorySnapshot CachingAllocator::snapshot_locked() {
   MemorySnapshot snapshot;
   snapshot.expandable_segments = true;
   if (options_.recorder != nullptr) {

@@ -134,6 +134,11 @@ std::uint64_t Ledger::cap_bytes(Tier tier) const {
   return caps_[index_of(tier)];
 }
 
+std::uint64_t Ledger::category_cap_bytes(Tier tier, Category category) const {
+  const std::lock_guard lock(mutex_);
+  return category_caps_[index_of(tier)][index_of(category)];
+}
+
 LedgerTotals Ledger::totals(Tier tier) const {
   const std::lock_guard lock(mutex_);
   return totals_[index_of(tier)];

@@ -62,6 +62,7 @@ class Ledger {
   void recategorise(Reservation& reservation, Category category);
 
   std::uint64_t cap_bytes(Tier tier) const;
+  std::uint64_t category_cap_bytes(Tier tier, Category category) const;  // UINT64_MAX: none
   LedgerTotals totals(Tier tier) const;
   // Sums agree with live reservations; live <= cap. Throws InternalError.
   void check_invariants() const;

@@ -41,6 +41,7 @@ class PagePool {
 
   std::uint64_t chunk_bytes() const { return chunk_bytes_; }
   std::uint64_t page_bytes() const;
+  const Ledger& ledger() const { return ledger_; }
   std::uint64_t live_handles() const;  // taken and not put back
   std::uint64_t free_handles() const;
   void check_invariants() const;

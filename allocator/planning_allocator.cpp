@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "allocator/oom_report.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
 
@@ -48,7 +49,17 @@ std::byte* PlanningAllocator::allocate(const AllocationRequest& request) {
       ++statistics_.fallback_count;
     }
   }
-  std::byte* const data = allocator_.allocate(request);
+  std::byte* data = nullptr;
+  try {
+    data = allocator_.allocate(request);
+  } catch (const OutOfMemoryReported& error) {
+    OomReport report = *error.report;
+    {
+      const std::lock_guard lock(mutex_);
+      add_arena(report, arena_.bytes, statistics_.arena_live_bytes);
+    }
+    throw OutOfMemoryReported(std::make_shared<const OomReport>(std::move(report)));
+  }
   const std::lock_guard lock(mutex_);
   if (!has_plan()) record_allocation(data, call);
   return data;

@@ -29,7 +29,12 @@ std::string io_message(std::string_view op, std::string_view path, std::uint64_t
 
 OutOfMemory::OutOfMemory(Tier tier_in, Category category_in, std::uint64_t requested,
                          std::uint64_t available)
-    : Error(out_of_memory_message(tier_in, category_in, requested, available)),
+    : OutOfMemory(tier_in, category_in, requested, available,
+                  out_of_memory_message(tier_in, category_in, requested, available)) {}
+
+OutOfMemory::OutOfMemory(Tier tier_in, Category category_in, std::uint64_t requested,
+                         std::uint64_t available, const std::string& message)
+    : Error(message),
       tier(tier_in),
       category(category_in),
       requested_bytes(requested),

@@ -42,6 +42,11 @@ class OutOfMemory : public Error {
   Category category;
   std::uint64_t requested_bytes;
   std::uint64_t available_bytes;
+
+ protected:
+  // For those that can say more.
+  OutOfMemory(Tier tier, Category category, std::uint64_t requested_bytes,
+              std::uint64_t available_bytes, const std::string& message);
 };
 
 // A system call on a file failed, or moved fewer bytes than it must.

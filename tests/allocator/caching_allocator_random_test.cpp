@@ -80,7 +80,7 @@ class RandomSequence {
       live_.push_back(bench_.allocate(bytes, stream, category, ++mark_));
     } catch (const OutOfMemory& error) {
       ++out_of_memory_count_;
-      EXPECT_EQ(error.requested_bytes, round_up(bytes, BlockSpace::kAlignment));
+      EXPECT_EQ(error.requested_bytes, bytes);
       expect_truly_out(error.requested_bytes, stream);
       for (int i = 0; i < 3 && !live_.empty(); ++i) free_one(draw(live_.size()));
     }

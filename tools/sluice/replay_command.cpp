@@ -1,11 +1,14 @@
 // `sluice replay`: recorded allocations through allocators.
+#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "allocator/oom_text.hpp"
 #include "allocator/record/memory_trace_csv.hpp"
 #include "base/error.hpp"
+#include "tools/replay/explain_out_of_memory.hpp"
 #include "tools/replay/lifetime_csv.hpp"
 #include "tools/replay/read_trace.hpp"
 #include "tools/replay/replay_packing.hpp"
@@ -83,6 +86,18 @@ int replay_command(const ReplayArguments& arguments) {
   options.capacity_bytes = capacity_bytes;
   options.least_capacity = arguments.least;
   print_event(replay_report(stepped, policies, options), arguments.json, replay_report_table);
+  const bool has_dynamic =
+      std::any_of(policies.begin(), policies.end(),
+                  [](const NamedPolicy& policy) { return policy.name == "dynamic"; });
+  if (capacity_bytes && has_dynamic) {
+    if (const auto explained = explain_out_of_memory(stepped.trace, *capacity_bytes)) {
+      if (arguments.json) {
+        print_event(oom_json(*explained->report, &explained->fixes), true, nullptr);
+      } else {
+        std::cout << '\n' << oom_text(*explained->report, &explained->fixes);
+      }
+    }
+  }
   if (!arguments.plot.empty()) write_plots(arguments.plot, stepped, policies);
   return 0;
 }

@@ -1,0 +1,27 @@
+// Why a trace does not fit in a given memory under our own allocator, and what would let it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "allocator/oom_fixes.hpp"
+#include "allocator/oom_report.hpp"
+#include "allocator/record/memory_trace.hpp"
+
+namespace sluice {
+
+struct OutOfMemoryExplanation {
+  std::size_t failed_operation = 0;  // of the trace
+  std::shared_ptr<const OomReport> report;
+  OomFixes fixes;
+};
+
+// Replays the trace through a CachingAllocator with its default options (the policy "dynamic") on a
+// device of `capacity_bytes`, and tells of the first request that fails. Empty: it completes. A
+// trace whose first blocks do not fit fails at operation 0, with a report and no fixes.
+std::optional<OutOfMemoryExplanation> explain_out_of_memory(const MemoryTrace& trace,
+                                                            std::uint64_t capacity_bytes,
+                                                            const OomFixOptions& options = {});
+
+}  // namespace sluice
