@@ -73,15 +73,18 @@ std::byte* PlanningAllocator::allocate_planned(const Call& call) {
     find_place_again(call);
     return nullptr;
   }
-  ++cursor_;
   strangers_.clear();
-  if (event.buffer == kNotPlanned) return nullptr;
-  const Place& place = places_[event.buffer];
-  if (place.live || (!late_.empty() && overlaps_late(plan_.buffers[event.buffer]))) {
-    diverged_ = true;
-    return nullptr;
+  std::byte* data = nullptr;
+  if (event.buffer != kNotPlanned) {
+    if (places_[event.buffer].live ||
+        (!late_.empty() && overlaps_late(plan_.buffers[event.buffer]))) {
+      diverged_ = true;
+    } else {
+      data = hand_out(event.buffer, call.stream);
+    }
   }
-  return hand_out(event.buffer, call.stream);
+  ++cursor_;  // last: a call that throws may be made again
+  return data;
 }
 
 std::byte* PlanningAllocator::hand_out(std::uint32_t index, StreamId stream) {
@@ -175,13 +178,16 @@ void PlanningAllocator::free(std::byte* data) {
         const std::uint32_t expected = plan_.events[cursor_].buffer;
         if (places_[expected].live && data == arena_.data + plan_.buffers[expected].offset)
             [[likely]] {
-          ++cursor_;
           free_planned(expected);
+          ++cursor_;
           return;
         }
       }
       if (arena_.holds(data)) {
         free_planned(holder_of(data));
+        // Of several that end before a place is used again the plan waits for the last on each
+        // stream; now another may be the last.
+        if (has_waits_) diverged_ = true;
         return;
       }
     }
@@ -201,13 +207,7 @@ void PlanningAllocator::free(std::byte* data) {
 void PlanningAllocator::free_planned(std::uint32_t index) {
   const PlannedBuffer& buffer = plan_.buffers[index];
   Place& place = places_[index];
-  place.live = false;
-  --arena_.live_count;
-  statistics_.arena_live_bytes -= buffer.bytes;
-  if (place.late) [[unlikely]] {
-    place.late = false;
-    std::erase(late_, index);
-  }
+  // What may throw comes first: then the block is not freed.
   if (!buffer.release_streams.empty()) {
     place.releases.resize(buffer.release_streams.size());
     for (std::size_t i = 0; i < buffer.release_streams.size(); ++i) {
@@ -222,6 +222,13 @@ void PlanningAllocator::free_planned(std::uint32_t index) {
       if (std::find(planned.begin(), planned.end(), use) == planned.end()) diverged_ = true;
     }
     place.uses.clear();
+  }
+  place.live = false;
+  --arena_.live_count;
+  statistics_.arena_live_bytes -= buffer.bytes;
+  if (place.late) [[unlikely]] {
+    place.late = false;
+    std::erase(late_, index);
   }
 }
 
@@ -389,6 +396,8 @@ void PlanningAllocator::install(StepPlan plan) {
   step_planned_count_ = 0;
   statistics_.planned_step_count = 0;
   diverged_ = false;
+  has_waits_ = std::any_of(plan_.buffers.begin(), plan_.buffers.end(),
+                           [](const PlannedBuffer& buffer) { return !buffer.waits.empty(); });
   before_ = now_ = {};
   ++statistics_.plan_count;
   statistics_.arena_bytes = arena_.bytes;

@@ -132,7 +132,10 @@ class PlanningAllocator {
   std::size_t cursor_ = 0;              // the event that is expected next
   std::vector<std::uint32_t> late_;
   std::vector<Call> strangers_;  // the last calls in a row that were not expected
-  bool diverged_ = false;        // a planned buffer was skipped in this step: waits may be missing
+  bool has_waits_ = false;       // places of the plan pass between streams
+  // Something was skipped in this step, or freed in another order: the plan's waits may not
+  // suffice.
+  bool diverged_ = false;
   std::uint64_t step_planned_count_ = 0;
   std::uint64_t plan_allocation_count_ = 0;
   std::uint32_t bad_steps_ = 0;

@@ -223,6 +223,26 @@ TEST_F(PlanningAllocatorTest, UsesOnOtherStreamsAreWaitedFor) {
   EXPECT_EQ(statistics.arena_bytes, 4 * kPage);
 }
 
+// The plan lets stream 1 wait for what it saw freed last on stream 0; this time that is another.
+TEST_F(PlanningAllocatorTest, FreedInAnotherOrderTheLastUseIsStillWaitedFor) {
+  for (int i = 0; i < 8; ++i) {
+    planner_->begin_step();
+    std::byte* const first = allocate(kPage);
+    std::byte* const second = allocate(kPage);
+    if (i < 7) {
+      free(first);
+      free(second);
+    } else {
+      free(second);
+      fill(first, kPage, 0);
+      free(first);
+    }
+    free(allocate(2 * kPage, 1));
+  }
+  EXPECT_EQ(planner_->statistics().fallback_count, 0u);
+  EXPECT_EQ(planner_->statistics().arena_bytes, 2 * kPage);
+}
+
 // Steps drawn from a seed: mostly alike, sometimes something more, something less, late or in
 // another order. The race detector sees every two uses of a byte; patterns are checked on the way.
 TEST_F(PlanningAllocatorTest, AnySequenceKeepsEveryByteToItsOwner) {
@@ -259,7 +279,9 @@ TEST_F(PlanningAllocatorTest, AnySequenceKeepsEveryByteToItsOwner) {
           const StreamId other = static_cast<StreamId>(draw(3));
           planner_->record_use(live[i].second.data, other);
         }
-        free(live[i].second.data);
+        const Live& one = live[i].second;
+        if (draw(2) == 0) fill(one.data, one.bytes, one.stream);  // its last use may come late
+        free(one.data);
         live.erase(live.begin() + static_cast<std::ptrdiff_t>(i));
       }
     };
