@@ -66,13 +66,15 @@ std::byte* PlanningAllocator::allocate(const AllocationRequest& request) {
 }
 
 std::byte* PlanningAllocator::allocate_planned(const Call& call) {
-  pass_frees();
-  if (cursor_ == plan_.events.size()) return nullptr;
-  const StepPlan::Event& event = plan_.events[cursor_];
+  std::size_t next = cursor_;
+  while (next < plan_.events.size() && !plan_.events[next].is_alloc) ++next;
+  if (next == plan_.events.size()) return nullptr;
+  const StepPlan::Event& event = plan_.events[next];
   if (event.stream != call.stream || event.bytes != call.bytes) {
     find_place_again(call);
     return nullptr;
   }
+  pass_frees();  // up to `next`; a call that is not expected leaves them to come
   strangers_.clear();
   std::byte* data = nullptr;
   if (event.buffer != kNotPlanned) {
@@ -174,14 +176,16 @@ void PlanningAllocator::free(std::byte* data) {
   {
     const std::lock_guard lock(mutex_);
     if (has_plan()) {
-      if (cursor_ < plan_.events.size() && !plan_.events[cursor_].is_alloc) {
+      // Past frees of what was not handed out, or is free already.
+      while (cursor_ < plan_.events.size() && !plan_.events[cursor_].is_alloc) {
         const std::uint32_t expected = plan_.events[cursor_].buffer;
-        if (places_[expected].live && data == arena_.data + plan_.buffers[expected].offset)
-            [[likely]] {
+        if (places_[expected].live) {
+          if (data != arena_.data + plan_.buffers[expected].offset) break;
           free_planned(expected);
           ++cursor_;
           return;
         }
+        ++cursor_;
       }
       if (arena_.holds(data)) {
         free_planned(holder_of(data));
