@@ -67,6 +67,8 @@ class OwnPolicy final : public ReplayPolicy {
     return planner_ == nullptr || planner_->statistics().planned_step_count >= 1;
   }
 
+  MemorySnapshot snapshot() { return allocator_->snapshot(); }
+
   PolicyCounters counters() const override {
     const CachingAllocatorStatistics statistics = allocator_->statistics();
     PolicyCounters counters;
@@ -158,6 +160,41 @@ NamedPolicy planned_policy(PackingEffort effort) {
             return std::make_unique<OwnPolicy>(trace, capacity_bytes, CachingAllocatorOptions{},
                                                planning);
           }};
+}
+
+MemorySnapshot snapshot_after(const MemoryTrace& trace, std::uint64_t capacity_bytes) {
+  // An allocation maps some pages and is freed in two events; what is more is cut at the front.
+  MemoryRecorder recorder(4 * trace.operations.size() + trace.allocations.size() + 1);
+  for (const std::string& name : trace.names) recorder.intern(name);
+  CachingAllocatorOptions options;
+  options.recorder = &recorder;
+  OwnPolicy policy(trace, capacity_bytes, options, std::nullopt);
+  for (const TraceOperation& operation : trace.operations) {
+    switch (operation.action) {
+      case TraceAction::kAlloc:
+        if (!policy.allocate(operation.allocation)) {
+          throw OutOfMemory(Tier::kDevice, Category::kExternal,
+                            trace.allocations[operation.allocation].bytes, 0);
+        }
+        break;
+      case TraceAction::kFree:
+        policy.free(operation.allocation, false);
+        break;
+      case TraceAction::kFreePending:
+        policy.free(operation.allocation, true);
+        break;
+      case TraceAction::kFreeCompleted:
+        policy.complete(operation.allocation);
+        break;
+      case TraceAction::kStep:
+        policy.step();
+        break;
+      case TraceAction::kFlush:
+        policy.flush();
+        break;
+    }
+  }
+  return policy.snapshot();
 }
 
 }  // namespace sluice

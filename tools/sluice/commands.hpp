@@ -68,6 +68,7 @@ struct ReplayArguments {
   bool least = true;                    // find the least capacity of each
   std::string plot;                     // an SVG file
   std::string write;                    // the trace as our CSV
+  std::string snapshot;                 // our allocator after it, as PyTorch's pickle
   bool json = false;
 };
 int replay_command(const ReplayArguments& arguments);

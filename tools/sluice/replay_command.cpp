@@ -7,9 +7,11 @@
 
 #include "allocator/oom_text.hpp"
 #include "allocator/record/memory_trace_csv.hpp"
+#include "allocator/record/torch_snapshot.hpp"
 #include "base/error.hpp"
 #include "tools/replay/explain_out_of_memory.hpp"
 #include "tools/replay/lifetime_csv.hpp"
+#include "tools/replay/own_policies.hpp"
 #include "tools/replay/read_trace.hpp"
 #include "tools/replay/replay_packing.hpp"
 #include "tools/replay/replay_report.hpp"
@@ -76,7 +78,8 @@ int replay_command(const ReplayArguments& arguments) {
     write_output("--write", arguments.write, text.str());
     std::cerr << arguments.write << '\n';
   }
-  if (trace.format == "lifetimes" && arguments.policies.empty() && arguments.plot.empty()) {
+  if (trace.format == "lifetimes" && arguments.policies.empty() && arguments.plot.empty() &&
+      arguments.snapshot.empty()) {
     print_event(replay_packing(read_lifetime_csv(arguments.trace), arguments.trace, capacity_bytes),
                 arguments.json, replay_table);
     return 0;
@@ -99,6 +102,13 @@ int replay_command(const ReplayArguments& arguments) {
     }
   }
   if (!arguments.plot.empty()) write_plots(arguments.plot, stepped, policies);
+  if (!arguments.snapshot.empty()) {
+    std::string text;
+    write_torch_snapshot(snapshot_after(stepped.trace),
+                         [&](std::string_view part) { text += part; });
+    write_output("--snapshot", arguments.snapshot, text);
+    std::cerr << arguments.snapshot << '\n';
+  }
   return 0;
 }
 
