@@ -32,6 +32,6 @@ struct SimulationOutcome {
 };
 
 // Up to the trace's end or the first request that fails. The same for the same arguments.
-SimulationOutcome simulate(const MemoryTrace& trace, const SimulatedAllocator& allocator);
+SimulationOutcome simulate(const MemoryTrace& trace, const SimulatedAllocator& settings);
 
 }  // namespace sluice
