@@ -289,13 +289,7 @@ Block* CachingAllocator::allocate_slowly(StreamPool& pool, const AllocationReque
     {
       const std::lock_guard growth(growth_mutex_);
       const auto locks = lock_pools();
-      ++slow_count_;
-      drain_caches(true);
-      for (StreamPool& one : pools_) one.settle_all();
-      BlockSpace& space = pool.space_for(bytes);
-      if (Block* const block = space.find_free(bytes)) {
-        return space.take(block, block->address, bytes);
-      }
+      if (Block* const block = find_under_locks(pool, bytes)) return block;
       const bool above_soft_cap = held_pages_ * page_bytes_ + bytes > options_.soft_cap_bytes;
       if (callbacks_.empty() || asked || !above_soft_cap) {
         if (Block* const block = allocate_under_locks(pool, bytes)) return block;
@@ -306,6 +300,31 @@ Block* CachingAllocator::allocate_slowly(StreamPool& pool, const AllocationReque
     asked = true;
     for (const EvictionCallback& callback : callbacks) callback(bytes);
   }
+}
+
+std::byte* CachingAllocator::try_allocate(const AllocationRequest& request) {
+  if (request.bytes == 0 || request.bytes > device_.facts().capacity_bytes) return nullptr;
+  SLUICE_CHECK_MSG(request.stream < pool_count_.load(std::memory_order_acquire),
+                   "a stream that was not added");
+  StreamPool& pool = *pool_table_[request.stream].load(std::memory_order_acquire);
+  const std::uint64_t bytes = round_up(request.bytes, BlockSpace::kAlignment);
+  const std::lock_guard growth(growth_mutex_);
+  const auto locks = lock_pools();
+  Block* block = find_under_locks(pool, bytes);
+  if (block == nullptr) block = allocate_under_locks(pool, bytes);
+  if (block == nullptr) return nullptr;
+  hand_out(pool.counts, *block, request);
+  return reinterpret_cast<std::byte*>(block->address);
+}
+
+// A free block, once all that threads keep and other streams have finished with is free.
+Block* CachingAllocator::find_under_locks(StreamPool& pool, std::uint64_t bytes) {
+  ++slow_count_;
+  drain_caches(true);
+  for (StreamPool& one : pools_) one.settle_all();
+  BlockSpace& space = pool.space_for(bytes);
+  Block* const block = space.find_free(bytes);
+  return block == nullptr ? nullptr : space.take(block, block->address, bytes);
 }
 
 Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t bytes) {

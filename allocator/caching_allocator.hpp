@@ -100,6 +100,8 @@ class CachingAllocator {
 
   // 0 bytes: null. Throws OutOfMemoryReported (oom_report.hpp).
   std::byte* allocate(const AllocationRequest& request);
+  // Null where there is no room: nobody is asked for any, and nothing reported.
+  std::byte* try_allocate(const AllocationRequest& request);
   // Null: nothing. Throws InternalError for what allocate() did not return or was freed already.
   void free(std::byte* data);
   // `stream` uses the block too: after free() its memory is not reused before the work then queued
@@ -125,6 +127,7 @@ class CachingAllocator {
   Block* find_block(const void* data) const;
   Block* allocate_from(StreamPool& pool, const AllocationRequest& request, std::uint64_t bytes);
   Block* allocate_slowly(StreamPool& pool, const AllocationRequest& request);
+  Block* find_under_locks(StreamPool& pool, std::uint64_t bytes);
   Block* allocate_under_locks(StreamPool& pool, std::uint64_t bytes);
   // With growth_mutex_ and the pools' locks; the last with the caches' too.
   [[noreturn]] void throw_out_of_memory(const AllocationRequest& request);

@@ -130,17 +130,27 @@ Block* PageMover::make_room(std::uint64_t bytes, bool by_all_means) {
     const std::uint64_t high = std::min(block->address + block->bytes, end);
     for (std::uint64_t page = low; page < high; page += page_bytes) missing.push_back(page);
   }
-  for (std::size_t i = 0; i < missing.size(); ++i) {
+  const auto fill = [&](std::uint64_t page) {
+    space.fill(block_in_run(page), page);
+    record(MemoryAction::kSegmentMap, requester_, page);
+  };
+  // First what is shown already: a page that is taken for another place is not.
+  std::erase_if(missing, [&](std::uint64_t page) {
     space.reserve_records(kMoveRecords);  // so that a page that is there can be filled in
+    if (!reclaim(run_->segment->slot_at(page))) return false;
+    fill(page);
+    return true;
+  });
+  for (std::size_t i = 0; i < missing.size(); ++i) {
+    space.reserve_records(kMoveRecords);
     PageSlot& slot = run_->segment->slot_at(missing[i]);
     const std::uint64_t wanted_pages = missing.size() - i;
     const bool grows = allocator_.held_pages_ < allocator_.unstitched_pages_;
     const bool steals = !grows && allocator_.step_remaps_ < allocator_.remap_budget();
-    const bool has_page = reclaim(slot) || (steals && steal(slot, wanted_pages)) ||
-                          take_fresh(slot) || (by_all_means && steal(slot, wanted_pages));
+    const bool has_page = (steals && steal(slot, wanted_pages)) || take_fresh(slot) ||
+                          (by_all_means && steal(slot, wanted_pages));
     if (!has_page) return nullptr;
-    space.fill(block_in_run(missing[i]), missing[i]);
-    record(MemoryAction::kSegmentMap, requester_, missing[i]);
+    fill(missing[i]);
   }
   return space.take(block_in_run(window->address), window->address, bytes);
 }

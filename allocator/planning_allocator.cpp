@@ -15,6 +15,9 @@ namespace {
 // So many unexpected calls in a row, found in a row further on in the plan, are taken for the place
 // where the step has come to.
 constexpr std::size_t kStrangersToMove = 4;
+// After so many searches in vain the rest of the step is answered without plan: each looks at all
+// that is left of it.
+constexpr std::uint32_t kMostSearches = 16;
 
 }  // namespace
 
@@ -24,24 +27,30 @@ PlanningAllocator::PlanningAllocator(Device& device, CachingAllocator& allocator
 
 PlanningAllocator::~PlanningAllocator() {
   if (coming_.valid()) coming_.wait();
-  if (has_plan()) retired_.push_back(arena_);
+  if (has_plan()) retired_.push_back(std::move(arena_));
   for (const Arena& arena : retired_) give_back(arena);
 }
 
 StreamId PlanningAllocator::add_stream(Stream& stream, bool movable) {
   const std::lock_guard lock(mutex_);
   const StreamId id = allocator_.add_stream(stream, movable);
-  if (streams_.size() <= id) streams_.resize(id + 1);
+  if (streams_.size() <= id) {
+    streams_.resize(id + 1);
+    movable_.resize(id + 1);
+  }
   streams_[id] = &stream;
+  movable_[id] = movable;
   return id;
 }
 
 std::byte* PlanningAllocator::allocate(const AllocationRequest& request) {
   if (request.bytes == 0) return nullptr;
   const Call call{request.stream, round_up(request.bytes, BlockSpace::kAlignment)};
+  bool is_fixed = false;
   {
     const std::lock_guard lock(mutex_);
-    if (has_plan()) {
+    is_fixed = call.stream < movable_.size() && !movable_[call.stream];
+    if (has_plan() && !is_fixed) {
       if (std::byte* const data = allocate_planned(call)) {
         ++statistics_.planned_count;
         return data;
@@ -49,20 +58,29 @@ std::byte* PlanningAllocator::allocate(const AllocationRequest& request) {
       ++statistics_.fallback_count;
     }
   }
-  std::byte* data = nullptr;
-  try {
-    data = allocator_.allocate(request);
-  } catch (const OutOfMemoryReported& error) {
-    OomReport report = *error.report;
-    {
-      const std::lock_guard lock(mutex_);
-      add_arena(report, arena_.bytes, statistics_.arena_live_bytes);
-    }
-    throw OutOfMemoryReported(std::make_shared<const OomReport>(std::move(report)));
-  }
+  std::byte* const data = allocate_unplanned(request);
+  if (is_fixed) return data;
   const std::lock_guard lock(mutex_);
   if (!has_plan()) record_allocation(data, call);
   return data;
+}
+
+std::byte* PlanningAllocator::allocate_unplanned(const AllocationRequest& request) {
+  try {
+    return allocator_.allocate(request);
+  } catch (const OutOfMemoryReported& error) {
+    const std::lock_guard lock(mutex_);
+    // Beside an arena that nobody uses, there is room without it; else without it from the next
+    // step.
+    if (has_plan() && arena_.live_count > 0) drop_at_mark_ = true;
+    if (!has_plan() || arena_.live_count > 0) {
+      OomReport report = *error.report;
+      add_arena(report, arena_.bytes, statistics_.arena_live_bytes);
+      throw OutOfMemoryReported(std::make_shared<const OomReport>(std::move(report)));
+    }
+    drop_plan();
+  }
+  return allocator_.allocate(request);
 }
 
 std::byte* PlanningAllocator::allocate_planned(const Call& call) {
@@ -92,17 +110,19 @@ std::byte* PlanningAllocator::allocate_planned(const Call& call) {
 std::byte* PlanningAllocator::hand_out(std::uint32_t index, StreamId stream) {
   const PlannedBuffer& buffer = plan_.buffers[index];
   Place& place = places_[index];
-  if (diverged_) [[unlikely]] {
+  const auto is_stale = [&](const PlannedBuffer::Wait& wait) {
+    // What the plan waits for was freed elsewhere than planned, or did not come from the arena.
+    const Place& released = places_[wait.buffer];
+    const bool in_this_step = released.free_index < cursor_;
+    return released.freed_step != statistics_.step_count - (in_this_step ? 0 : 1);
+  };
+  if (diverged_ || std::any_of(buffer.waits.begin(), buffer.waits.end(), is_stale)) [[unlikely]] {
     wait_for_all_others(stream);
   } else {
     for (const PlannedBuffer::Wait& wait : buffer.waits) {
-      const PlannedBuffer& other = plan_.buffers[wait.buffer];
-      const auto at =
-          std::find(other.release_streams.begin(), other.release_streams.end(), wait.stream) -
-          other.release_streams.begin();
-      const Place& released = places_[wait.buffer];
-      if (static_cast<std::size_t>(at) >= released.releases.size()) continue;  // not yet in use
-      streams_[stream]->wait(*released.releases[static_cast<std::size_t>(at)]);
+      const std::vector<StreamId>& recorded = plan_.buffers[wait.buffer].release_streams;
+      const auto at = std::find(recorded.begin(), recorded.end(), wait.stream) - recorded.begin();
+      streams_[stream]->wait(*places_[wait.buffer].releases[static_cast<std::size_t>(at)]);
       ++statistics_.event_waits;
     }
   }
@@ -120,8 +140,8 @@ void PlanningAllocator::pass_frees() {
     const std::uint32_t buffer = plan_.events[cursor_++].buffer;
     Place& place = places_[buffer];
     if (!place.live || place.late) continue;
+    late_.push_back(buffer);  // has room for all
     place.late = true;
-    late_.push_back(buffer);
   }
 }
 
@@ -137,6 +157,10 @@ bool PlanningAllocator::overlaps_late(const PlannedBuffer& buffer) const {
 void PlanningAllocator::find_place_again(const Call& call) {
   strangers_.push_back(call);
   if (strangers_.size() < kStrangersToMove) return;
+  if (++failed_searches_ > kMostSearches) {
+    strangers_.clear();
+    return;
+  }
   std::size_t matched = 0;
   std::size_t first = 0;  // event of the first match
   for (std::size_t i = cursor_; i < plan_.events.size(); ++i) {
@@ -152,6 +176,7 @@ void PlanningAllocator::find_place_again(const Call& call) {
       }
       strangers_.clear();
       diverged_ = true;
+      --failed_searches_;
       return;
     }
     if (matched > 0) i = first;  // its successors may begin a match
@@ -197,6 +222,8 @@ void PlanningAllocator::free(std::byte* data) {
     }
     for (Arena& arena : retired_) {
       if (!arena.holds(data)) continue;
+      const auto offset = static_cast<std::uint64_t>(data - arena.data);
+      SLUICE_CHECK_MSG(arena.live_offsets.erase(offset) == 1, "not a block in use");
       if (--arena.live_count == 0) {
         give_back(arena);
         retired_.erase(retired_.begin() + (&arena - retired_.data()));
@@ -228,6 +255,7 @@ void PlanningAllocator::free_planned(std::uint32_t index) {
     place.uses.clear();
   }
   place.live = false;
+  place.freed_step = statistics_.step_count;
   --arena_.live_count;
   statistics_.arena_live_bytes -= buffer.bytes;
   if (place.late) [[unlikely]] {
@@ -295,10 +323,9 @@ void PlanningAllocator::record_free(const std::byte* data) {
   now_.events.push_back(std::move(event));
 }
 
-// What the CachingAllocator does here may take long and ask its callbacks, which may free blocks
-// through this: it is done without the lock.
+// What may take long (a plan, stitching the arena) is done without the lock.
 void PlanningAllocator::begin_step() {
-  std::optional<StepPlan> plan;
+  std::function<StepPlan()> plan;
   bool settle = false;
   {
     const std::lock_guard lock(mutex_);
@@ -306,14 +333,24 @@ void PlanningAllocator::begin_step() {
       end_planned_step();
       // Once a whole step was served by the plan, what the steps before it needed can go.
       settle = has_plan() && ++statistics_.planned_step_count == 1;
-    } else {
+    } else if (!is_installing_) {
       plan = end_watched_step();
+      is_installing_ = plan != nullptr;
     }
     ++statistics_.step_count;
   }
   allocator_.begin_step();
   if (settle) allocator_.release_cached();
-  if (plan && plan->arena_bytes > 0) install(std::move(*plan));
+  if (plan == nullptr) return;
+  try {
+    install(plan());
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    is_installing_ = false;
+    throw;
+  }
+  const std::lock_guard lock(mutex_);
+  is_installing_ = false;
 }
 
 void PlanningAllocator::end_planned_step() {
@@ -335,84 +372,105 @@ void PlanningAllocator::end_planned_step() {
                     options_.least_match * static_cast<double>(plan_allocation_count_);
   bad_steps_ = good ? 0 : bad_steps_ + 1;
   step_planned_count_ = 0;
-  if (bad_steps_ == 2) drop_plan();
+  failed_searches_ = 0;
+  if (bad_steps_ == 2 || std::exchange(drop_at_mark_, false)) drop_plan();
 }
 
-std::optional<StepPlan> PlanningAllocator::end_watched_step() {
-  if (!is_first_step_ && !coming_.valid() && now_.allocation_count > 0 &&
-      statistics_.step_count >= next_try_ &&
-      matching_share(before_, now_) >= options_.least_match) {
-    coming_ = std::async(
-        options_.in_background ? std::launch::async : std::launch::deferred,
-        [plan = options_.plan, before = before_, now = now_] { return plan(before, now); });
+std::function<StepPlan()> PlanningAllocator::end_watched_step() {
+  const StepRecording before = std::exchange(before_, std::exchange(now_, {}));
+  const bool compares = !std::exchange(is_first_step_, statistics_.step_count == 0);
+  if (coming_.valid()) {
+    if (coming_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return nullptr;
+    return [this] { return coming_.get(); };
   }
   // What came before the first mark is no step.
-  is_first_step_ = statistics_.step_count == 0;
-  before_ = std::exchange(now_, {});
-  if (!coming_.valid()) return std::nullopt;
-  if (options_.in_background &&
-      coming_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
-    return std::nullopt;
+  if (!compares || before_.allocation_count == 0 || statistics_.step_count < next_try_ ||
+      matching_share(before, before_) < options_.least_match) {
+    return nullptr;
   }
-  return coming_.get();
+  const auto make = [plan = options_.plan, before, step = before_] { return plan(before, step); };
+  if (!options_.in_background) return make;
+  coming_ = std::async(std::launch::async, make);
+  return nullptr;
 }
 
 void PlanningAllocator::install(StepPlan plan) {
   StreamId first = 0;
   {
     const std::lock_guard lock(mutex_);
-    while (streams_[first] == nullptr) ++first;
+    while (first < movable_.size() && !movable_[first]) ++first;
+    if (plan.arena_bytes == 0 || first == movable_.size()) return;
   }
-  std::byte* data = nullptr;
-  try {
-    data = allocator_.allocate({plan.arena_bytes, first, Category::kActivation, 0});
-  } catch (const OutOfMemory& error) {
-    const std::lock_guard lock(mutex_);
+  Arena arena{allocator_.try_allocate({plan.arena_bytes, first, Category::kActivation, 0}),
+              plan.arena_bytes,
+              0,
+              {}};
+  const std::lock_guard lock(mutex_);
+  if (arena.data == nullptr) {
     if (failed_tries_ == 0) {
       log(LogLevel::kInfo, "no room for an arena of " + format_bytes(plan.arena_bytes) +
-                               " beside what is held between steps: " + error.what());
+                               " beside what is held between steps");
     }
     next_try_ =
         statistics_.step_count + (std::uint64_t{1} << std::min<std::uint64_t>(failed_tries_, 10));
     ++failed_tries_;
     return;
   }
-  const std::lock_guard lock(mutex_);
-  arena_ = {data, plan.arena_bytes, 0};
-  for (StreamId stream = 0; stream < streams_.size(); ++stream) {
-    if (stream != first && streams_[stream] != nullptr) wait_for_all_others(stream);
+  try {
+    prepare(plan);
+    for (StreamId stream = 0; stream < streams_.size(); ++stream) {
+      if (stream != first && streams_[stream] != nullptr) wait_for_all_others(stream);
+    }
+  } catch (...) {
+    give_back(arena);
+    throw;
   }
   plan_ = std::move(plan);
-  offsets_.clear();
-  for (const PlannedBuffer& buffer : plan_.buffers) offsets_.push_back(buffer.offset);
-  std::sort(offsets_.begin(), offsets_.end());
-  offsets_.erase(std::unique(offsets_.begin(), offsets_.end()), offsets_.end());
-  holders_.assign(offsets_.size(), kNotPlanned);
-  places_.assign(plan_.buffers.size(), {});
-  for (std::size_t b = 0; b < places_.size(); ++b) {
-    const auto slot = std::lower_bound(offsets_.begin(), offsets_.end(), plan_.buffers[b].offset);
-    places_[b].slot = static_cast<std::uint32_t>(slot - offsets_.begin());
-  }
-  plan_allocation_count_ = plan_.buffers.size();
-  cursor_ = 0;
-  bad_steps_ = 0;
-  failed_tries_ = 0;
-  step_planned_count_ = 0;
-  statistics_.planned_step_count = 0;
-  diverged_ = false;
-  has_waits_ = std::any_of(plan_.buffers.begin(), plan_.buffers.end(),
-                           [](const PlannedBuffer& buffer) { return !buffer.waits.empty(); });
-  before_ = now_ = {};
+  arena_ = std::move(arena);
   ++statistics_.plan_count;
   statistics_.arena_bytes = arena_.bytes;
   statistics_.arena_live_bytes = 0;
+}
+
+// All that belongs to a plan that is about to be used.
+void PlanningAllocator::prepare(const StepPlan& plan) {
+  offsets_.clear();
+  for (const PlannedBuffer& buffer : plan.buffers) offsets_.push_back(buffer.offset);
+  std::sort(offsets_.begin(), offsets_.end());
+  offsets_.erase(std::unique(offsets_.begin(), offsets_.end()), offsets_.end());
+  holders_.assign(offsets_.size(), kNotPlanned);
+  places_.assign(plan.buffers.size(), {});
+  late_.clear();
+  late_.reserve(plan.buffers.size());
+  for (std::size_t b = 0; b < places_.size(); ++b) {
+    const auto slot = std::lower_bound(offsets_.begin(), offsets_.end(), plan.buffers[b].offset);
+    places_[b].slot = static_cast<std::uint32_t>(slot - offsets_.begin());
+  }
+  for (std::size_t i = 0; i < plan.events.size(); ++i) {
+    if (!plan.events[i].is_alloc) places_[plan.events[i].buffer].free_index = i;
+  }
+  has_waits_ = std::any_of(plan.buffers.begin(), plan.buffers.end(),
+                           [](const PlannedBuffer& buffer) { return !buffer.waits.empty(); });
+  plan_allocation_count_ = plan.buffers.size();
+  cursor_ = 0;
+  bad_steps_ = 0;
+  failed_tries_ = 0;
+  failed_searches_ = 0;
+  step_planned_count_ = 0;
+  statistics_.planned_step_count = 0;
+  diverged_ = false;
+  drop_at_mark_ = false;
+  before_ = now_ = {};
 }
 
 void PlanningAllocator::drop_plan() {
   if (arena_.live_count == 0) {
     give_back(arena_);
   } else {
-    retired_.push_back(arena_);
+    for (std::size_t b = 0; b < places_.size(); ++b) {
+      if (places_[b].live) arena_.live_offsets.insert(plan_.buffers[b].offset);
+    }
+    retired_.push_back(std::move(arena_));
   }
   arena_ = {};
   plan_ = {};

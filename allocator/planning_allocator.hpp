@@ -5,9 +5,11 @@
 // stream, an allocation that comes too early or not at all), the CachingAllocator answers. Memory
 // of the arena is handed out in the plan's order only, so a call that is in step needs no search
 // and no check; what is freed later than planned is remembered and nothing is put on top of it.
-// Where a place passes from one stream to another, the second waits for an event of the first; the
-// host waits for nothing. The arena is one block of the CachingAllocator, stitched from free pages
-// between two steps.
+// Where a place passes from one stream to another, the second waits for an event of the first. The
+// arena is one block of the CachingAllocator, stitched from free pages between two steps; once for
+// each plan, after its first step, the host waits for the streams so that what the steps before
+// needed can be given back. A request that finds no room beside an arena that is not in use gets it
+// dropped. Blocks of streams that are not movable are never planned.
 //
 // Thread-safe: one lock. The order of calls is the caller's; threads whose calls interleave
 // differently in each step find no plan.
@@ -17,13 +19,14 @@
 #include <functional>
 #include <future>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "allocator/caching_allocator.hpp"
 #include "allocator/step_plan.hpp"
-#include "base/spin_lock.hpp"
 
 namespace sluice {
 
@@ -75,7 +78,10 @@ class PlanningAllocator {
   // A planned buffer as it stands.
   struct Place {
     bool live = false;
-    bool late = false;                             // live, although the plan says it is free by now
+    bool late = false;  // live, although the plan says it is free by now
+    // When it was freed last, by the count of steps, and where the plan frees it, in its events.
+    std::uint64_t freed_step = UINT64_MAX;
+    std::size_t free_index = 0;
     std::uint32_t slot = 0;                        // of its offset, among all offsets
     std::vector<StreamId> uses;                    // other streams', since it was allocated
     std::vector<std::shared_ptr<Event>> releases;  // by PlannedBuffer::release_streams
@@ -84,6 +90,7 @@ class PlanningAllocator {
     std::byte* data = nullptr;
     std::uint64_t bytes = 0;
     std::uint64_t live_count = 0;
+    std::unordered_set<std::uint64_t> live_offsets;  // of a dropped plan's only
     bool holds(const std::byte* address) const { return address >= data && address < data + bytes; }
   };
   struct Call {
@@ -99,6 +106,7 @@ class PlanningAllocator {
 
   // All with mutex_ held.
   bool has_plan() const { return arena_.data != nullptr; }
+  std::byte* allocate_unplanned(const AllocationRequest& request);  // without mutex_
   std::byte* allocate_planned(const Call& call);
   std::byte* hand_out(std::uint32_t buffer, StreamId stream);
   void pass_frees();
@@ -108,20 +116,23 @@ class PlanningAllocator {
   void free_planned(std::uint32_t buffer);
   std::uint32_t holder_of(const std::byte* data) const;
   void end_planned_step();
-  std::optional<StepPlan> end_watched_step();
+  // Makes the plan, or waits for what makes it: to be called without the lock. Empty: none.
+  std::function<StepPlan()> end_watched_step();
   void drop_plan();
   void give_back(const Arena& arena);
   void record_allocation(const std::byte* data, const Call& call);
   void record_free(const std::byte* data);
 
   void install(StepPlan plan);  // without mutex_
+  void prepare(const StepPlan& plan);
 
   Device& device_;
   CachingAllocator& allocator_;
   const PlanningAllocatorOptions options_;
 
-  SpinLock mutex_;  // guards all below; taken before any of the CachingAllocator's
+  std::mutex mutex_;  // guards all below; taken before any of the CachingAllocator's
   std::vector<Stream*> streams_;
+  std::vector<bool> movable_;  // by stream; blocks of those that are not are never planned
 
   // The plan, and where the step stands in it.
   StepPlan plan_;
@@ -139,13 +150,16 @@ class PlanningAllocator {
   std::uint64_t step_planned_count_ = 0;
   std::uint64_t plan_allocation_count_ = 0;
   std::uint32_t bad_steps_ = 0;
-  std::vector<Arena> retired_;  // of dropped plans, with blocks in use
+  std::uint32_t failed_searches_ = 0;  // for the place of unexpected calls, in this step
+  bool drop_at_mark_ = false;          // a request failed beside the arena
+  std::vector<Arena> retired_;         // of dropped plans, with blocks in use
 
   // What is watched: the step before and this one.
   StepRecording before_;
   StepRecording now_;
   std::unordered_map<const std::byte*, Origin> origins_;
   bool is_first_step_ = true;
+  bool is_installing_ = false;
   std::future<StepPlan> coming_;
   // An arena that found no room is asked for again after 1, 2, 4, … more steps.
   std::uint64_t next_try_ = 0;

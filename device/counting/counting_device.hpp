@@ -30,7 +30,7 @@ class CountingDevice final : public Device {
   HostRegistration register_host(void* data, std::uint64_t bytes) override;
 
   // Shared by the events that were recorded while it was the current hold; they are done once it is
-  // released, or once a stream was made to wait for them (which a replay counts, not simulates).
+  // released, or the host has waited for one of them.
   struct Hold {
     bool released = false;
   };

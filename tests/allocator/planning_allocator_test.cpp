@@ -243,6 +243,84 @@ TEST_F(PlanningAllocatorTest, FreedInAnotherOrderTheLastUseIsStillWaitedFor) {
   EXPECT_EQ(planner_->statistics().arena_bytes, 2 * kPage);
 }
 
+// In the first step that a plan serves, what the last step left is not of the arena: the release
+// that the plan waits for is not there, and an earlier one counts.
+TEST_F(PlanningAllocatorTest, WhatTheLastStepLeftElsewhereHidesNoEarlierUse) {
+  for (int i = 0; i < 6; ++i) {
+    planner_->begin_step();
+    free(allocate(kPage, 1));
+    free(std::exchange(held_, nullptr));
+    free(allocate(2 * kPage, 0));
+    held_ = allocate(kPage, 1);
+  }
+  EXPECT_EQ(planner_->statistics().arena_bytes, 2 * kPage);
+  EXPECT_EQ(planner_->statistics().diverged_steps, 0u);
+  free(held_);
+}
+
+TEST_F(PlanningAllocatorTest, BlocksOfStreamsThatAreNotMovableAreNotPlanned) {
+  const std::unique_ptr<Stream> registered = device_->create_stream("registered");
+  const StreamId fixed = planner_->add_stream(*registered, false);
+  std::byte* first = nullptr;
+  for (int i = 0; i < 6; ++i) {
+    planner_->begin_step();
+    std::byte* const data = planner_->allocate({2 * kPage, fixed});
+    if (first == nullptr) first = data;
+    EXPECT_EQ(data, first);
+    free(allocate(kPage));
+    planner_->free(data);
+  }
+  EXPECT_EQ(planner_->statistics().arena_bytes, kPage);
+  planner_.reset();
+  allocator_.reset();  // before the stream
+}
+
+TEST_F(PlanningAllocatorTest, AnIdleArenaMakesRoom) {
+  for (int i = 0; i < 5; ++i) {
+    planner_->begin_step();
+    free(allocate(40 * kPage));
+  }
+  EXPECT_EQ(planner_->statistics().arena_bytes, 40 * kPage);
+  std::byte* const large = allocate(30 * kPage);
+  EXPECT_EQ(planner_->statistics().arena_bytes, 0u);
+  free(large);
+  step();
+  free(held_);
+}
+
+TEST_F(PlanningAllocatorTest, ADroppedPlansBlocksAreFreedOnce) {
+  std::vector<std::byte*> blocks;
+  for (int i = 0; i < 6; ++i) {
+    planner_->begin_step();
+    blocks = {allocate(kPage), allocate(kPage)};
+    if (i < 5) {
+      for (std::byte* block : blocks) free(block);
+    }
+  }
+  for (int i = 0; i < 3; ++i) planner_->begin_step();  // two steps without any of it
+  EXPECT_EQ(planner_->statistics().arena_bytes, 0u);
+  free(blocks[0]);
+  EXPECT_THROW(planner_->free(blocks[0]), InternalError);
+  EXPECT_THROW(planner_->free(blocks[1] + 512), InternalError);
+  free(blocks[1]);
+}
+
+TEST_F(PlanningAllocatorTest, AMarkWhileAPlanIsMadeMakesNoSecond) {
+  PlanningAllocatorOptions options;
+  options.in_background = false;
+  options.plan = [this](const StepRecording& before, const StepRecording& step) {
+    planner_->begin_step();  // as another thread may
+    return plan_step(before, step, PackingEffort::kQuick);
+  };
+  planner_ = std::make_unique<PlanningAllocator>(*device_, *allocator_, options);
+  for (std::unique_ptr<Stream>& stream : streams_) planner_->add_stream(*stream);
+  for (int i = 0; i < 8; ++i) {
+    planner_->begin_step();
+    free(planner_->allocate({kPage, 3}));
+  }
+  EXPECT_EQ(planner_->statistics().plan_count, 1u);
+}
+
 // Steps drawn from a seed: mostly alike, sometimes something more, something less, late or in
 // another order. The race detector sees every two uses of a byte; patterns are checked on the way.
 TEST_F(PlanningAllocatorTest, AnySequenceKeepsEveryByteToItsOwner) {

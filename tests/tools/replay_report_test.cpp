@@ -98,6 +98,26 @@ TEST(ReplayReport, SaysWhatFitsAndWhatIsLeast) {
   EXPECT_NE(replay_report_table(event).find("dynamic"), std::string::npos);
 }
 
+// What a record begins with must fit, too, whoever takes it over.
+TEST(ReplayReport, WhatWasHeldAtTheStartNeedsRoom) {
+  MemoryTrace trace;
+  TraceAllocation held;
+  held.bytes = std::uint64_t{64} << 20;
+  held.address = std::uint64_t{1} << 40;
+  trace.allocations = {held};
+  SnapshotSegment segment;
+  segment.address = held.address;
+  segment.bytes = held.bytes;
+  segment.blocks = {
+      {held.address, held.bytes, held.bytes, BlockState::kAllocated, Category::kExternal, 0}};
+  trace.initial_segments = {segment};
+  trace.initial_ids = {{0}};
+  for (const NamedPolicy& policy : all_policies()) {
+    EXPECT_FALSE(replay_trace(trace, policy, std::uint64_t{8} << 20).completed) << policy.name;
+    EXPECT_TRUE(replay_trace(trace, policy).completed) << policy.name;
+  }
+}
+
 // What a generated trace is written as reads back as the same operations.
 TEST(ReplayReport, EventsOfATraceAreTheTrace) {
   const MemoryTrace trace = generated("zero3", 3);

@@ -20,13 +20,13 @@ class OwnPolicy final : public ReplayPolicy {
   }
 
   std::optional<std::uint64_t> allocate(std::uint32_t id) override {
-    if (!fits_) return std::nullopt;
     try {
       return reinterpret_cast<std::uint64_t>(allocator_.allocate(id));
     } catch (const OutOfMemory&) {
       return std::nullopt;
     }
   }
+  bool is_adopted() const override { return fits_; }
   void free(std::uint32_t id, bool pending) override { allocator_.free(id, pending); }
   void complete(std::uint32_t id) override { allocator_.complete(id); }
   void step() override { allocator_.step(); }

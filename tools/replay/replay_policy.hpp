@@ -48,6 +48,8 @@ class ReplayPolicy {
   virtual PolicyCounters counters() const = 0;
   // The same as counters().reserved_bytes; asked after every operation.
   virtual std::uint64_t reserved_bytes() const { return counters().reserved_bytes; }
+  // False: what the trace holds before its first operation did not fit.
+  virtual bool is_adopted() const { return true; }
   // Whether what the policy does from here on is to be scored: a plan is in use, or none is made.
   virtual bool is_steady() const { return true; }
 };

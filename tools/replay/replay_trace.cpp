@@ -125,7 +125,12 @@ ReplayOutcome replay_trace(const MemoryTrace& trace, const NamedPolicy& policy,
   if (record != nullptr) placements.emplace(trace, record->placed);
   Tally tally(*replayed, initial_live_bytes(trace));
   ReplayOutcome& outcome = tally.outcome;
-  outcome.completed = true;
+  // Replicas take over what was held without asking whether there is room.
+  outcome.completed = replayed->is_adopted() && replayed->reserved_bytes() <= capacity_bytes;
+  if (!outcome.completed) {
+    tally.finish();
+    return outcome;
+  }
   for (std::size_t i = 0; i < trace.operations.size(); ++i) {
     const TraceOperation& operation = trace.operations[i];
     const std::uint32_t id = operation.allocation;
@@ -203,7 +208,7 @@ double replay_seconds(const MemoryTrace& trace, const NamedPolicy& policy, int r
 std::uint64_t least_capacity_bytes(const MemoryTrace& trace, const NamedPolicy& policy,
                                    std::uint64_t enough_bytes) {
   constexpr std::uint64_t kStep = 2 * kMiB;
-  std::uint64_t low = peak_live_bytes(trace) / kStep;  // may fail; one less must
+  std::uint64_t low = round_up(peak_live_bytes(trace), kStep) / kStep;  // may fail; one less must
   std::uint64_t high = round_up(enough_bytes, kStep) / kStep;
   while (low < high) {
     const std::uint64_t middle = low + (high - low) / 2;

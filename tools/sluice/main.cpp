@@ -94,9 +94,13 @@ int main(int argc, char** argv) {
   replay_app->add_option("--generate", replay.generate,
                          "Instead of a file: dense, zero3, recompute, pipeline, varlen, moe, lora "
                          "or rlhf");
-  replay_app->add_option("--seed", replay.seed, "Of the generated trace");
-  replay_app->add_option("--iterations", replay.iterations, "Of the generated trace");
-  replay_app->add_option("--device", replay.device, "Which device of a snapshot");
+  replay_app->add_option("--seed", replay.seed, "Of the generated trace")
+      ->check(CLI::NonNegativeNumber)
+      ->needs("--generate");
+  replay_app->add_option("--iterations", replay.iterations, "Of the generated trace")
+      ->needs("--generate");
+  replay_app->add_option("--device", replay.device, "Which device of a snapshot")
+      ->excludes("--generate");
   replay_app
       ->add_option("--policy", replay.policies,
                    "native, expandable, bfc, rmm-pool, gmlake, dynamic, planned; all if not "
