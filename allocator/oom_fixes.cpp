@@ -45,7 +45,7 @@ class FixSearch {
     base_.capacity_bytes = report.may_hold_bytes;
     base_.options = report.options;
     for (const OomStream& stream : report.streams) {
-      if (!stream.movable) base_.fixed_streams.push_back(stream.stream);
+      if (!stream.movable && stream.pool == 0) base_.fixed_streams.push_back(stream.stream);
     }
     // A plan's arena is the planner's: nobody can free it before this point.
     if (report.arena_bytes == 0) return;
@@ -174,10 +174,10 @@ class FixSearch {
 
   void try_movable() {
     SimulatedAllocator changed = base_;
-    changed.all_movable = true;
+    changed.fixed_streams.clear();
     std::string names;
     for (const OomStream& stream : report_.streams) {
-      if (stream.movable) continue;
+      if (stream.movable || stream.pool != 0) continue;
       if (!names.empty()) names += ", ";
       names += std::to_string(stream.stream);
     }

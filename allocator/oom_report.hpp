@@ -55,6 +55,7 @@ struct OomSite {
 
 struct OomStream {
   std::uint64_t stream = 0;
+  std::uint64_t pool = 0;  // of a trace: 0, or a private one (a graph's)
   bool movable = true;
   std::uint64_t live_bytes = 0;
   std::uint64_t pending_bytes = 0;

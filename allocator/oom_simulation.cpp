@@ -1,6 +1,7 @@
 #include "allocator/oom_simulation.hpp"
 
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "allocator/replayed_allocator.hpp"
@@ -15,7 +16,6 @@ ReplayedAllocatorOptions options_of(const SimulatedAllocator& settings) {
   options.caching.recorder = nullptr;
   options.caching.soft_cap_bytes = UINT64_MAX;  // nobody is asked here
   options.fixed_streams = settings.fixed_streams;
-  options.all_movable = settings.all_movable;
   if (settings.plans) options.planning.emplace().in_background = false;  // each run is the same
   return options;
 }
@@ -26,9 +26,9 @@ std::shared_ptr<const OomReport> in_words_of_trace(OomReport report, const Memor
   const auto stream_of = [&](std::uint64_t id) {
     return allocator.stream_name(static_cast<StreamId>(id));
   };
-  report.stream = stream_of(report.stream).value_or(report.stream);
+  if (const auto name = stream_of(report.stream)) report.stream = name->first;
   std::erase_if(report.streams, [&](const OomStream& one) { return !stream_of(one.stream); });
-  for (OomStream& stream : report.streams) stream.stream = *stream_of(stream.stream);
+  for (OomStream& one : report.streams) std::tie(one.stream, one.pool) = *stream_of(one.stream);
   const auto name_of = [&](std::uint32_t number) {
     return number < trace.names.size() ? trace.names[number] : std::string();
   };

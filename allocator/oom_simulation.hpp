@@ -15,9 +15,8 @@ struct SimulatedAllocator {
   std::uint64_t capacity_bytes = UINT64_MAX;  // of pages
   CachingAllocatorOptions options;            // its recorder is not used
   std::vector<std::uint64_t> fixed_streams;   // not movable; those of private pools never are
-  bool all_movable = false;
-  bool plans = false;               // through a PlanningAllocator
-  bool releases_each_step = false;  // release_cached() at each step
+  bool plans = false;                         // through a PlanningAllocator
+  bool releases_each_step = false;            // release_cached() at each step
   // Allocations that are freed right before the last operation.
   std::vector<std::uint32_t> freed_before_last;
 };

@@ -148,7 +148,10 @@ class Text {
     for (std::size_t s = 0; s < std::min(most.size(), kShownStreams); ++s) {
       const OomStream& one = most[s];
       line("  " +
-           left(std::to_string(one.stream) + (one.movable ? "" : " (does not move)"), kLabelWidth) +
+           left(std::to_string(one.stream) +
+                    (one.pool == 0 ? "" : " pool " + std::to_string(one.pool)) +
+                    (one.movable ? "" : " (does not move)"),
+                kLabelWidth) +
            number(one.live_bytes) + " " + number(one.pending_bytes) + " " + number(one.free_bytes) +
            " " + number(one.free_page_bytes));
     }
@@ -291,6 +294,7 @@ nlohmann::json oom_json(const OomReport& report, const OomFixes* fixes) {
   Json& streams = event["streams"] = Json::array();
   for (const OomStream& one : report.streams) {
     streams.push_back({{"stream", one.stream},
+                       {"pool", one.pool},
                        {"movable", one.movable},
                        {"live_bytes", one.live_bytes},
                        {"pending_bytes", one.pending_bytes},

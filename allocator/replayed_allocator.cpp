@@ -24,8 +24,8 @@ ReplayedAllocator::ReplayedAllocator(const MemoryTrace& trace,
     const auto& fixed = options.fixed_streams;
     const bool is_fixed =
         key.second != 0 || std::find(fixed.begin(), fixed.end(), key.first) != fixed.end();
-    id = add_stream("stream " + std::to_string(key.first), options.all_movable || !is_fixed);
-    stream_names_.push_back(key.first);
+    id = add_stream("stream " + std::to_string(key.first), !is_fixed);
+    stream_names_.push_back(key);
   }
   others_id_ = add_stream("others", true);
 }
@@ -41,7 +41,8 @@ StreamId ReplayedAllocator::add_stream(const std::string& name, bool movable) {
                    : caching_->add_stream(*streams_.back(), movable);
 }
 
-std::optional<std::uint64_t> ReplayedAllocator::stream_name(StreamId id) const {
+std::optional<std::pair<std::uint64_t, std::uint64_t>> ReplayedAllocator::stream_name(
+    StreamId id) const {
   if (id >= stream_names_.size()) return std::nullopt;
   return stream_names_[id];
 }

@@ -19,9 +19,8 @@ struct ReplayedAllocatorOptions {
   std::uint64_t capacity_bytes = UINT64_MAX;  // of the device, and the ledger's cap
   CachingAllocatorOptions caching;
   std::optional<PlanningAllocatorOptions> planning;  // none: the CachingAllocator alone
-  // Streams of the trace whose pages stay; those of private pools (of graphs) do, too.
+  // Streams of the trace whose pages stay. Those of private pools (of graphs) always do.
   std::vector<std::uint64_t> fixed_streams;
-  bool all_movable = false;
 };
 
 // The trace must outlive it.
@@ -46,9 +45,9 @@ class ReplayedAllocator {
   CountingDevice& device() { return device_; }
   CachingAllocator& caching() { return *caching_; }
   PlanningAllocator* planning() { return planning_.get(); }  // null: none
-  // The trace's name of one of the allocator's streams; none for the stream that stands for all
-  // others that use a block.
-  std::optional<std::uint64_t> stream_name(StreamId id) const;
+  // The trace's stream and pool of one of the allocator's streams; none for the stream that stands
+  // for all others that use a block.
+  std::optional<std::pair<std::uint64_t, std::uint64_t>> stream_name(StreamId id) const;
 
  private:
   StreamId add_stream(const std::string& name, bool movable);
@@ -63,7 +62,8 @@ class ReplayedAllocator {
   using StreamIds = std::map<std::pair<std::uint64_t, std::uint64_t>, StreamId>;
   StreamIds ids_;  // by stream and pool
   StreamIds::const_iterator last_ = ids_.end();
-  std::vector<std::uint64_t> stream_names_;  // by id, but for others_id_, the last
+  std::vector<std::pair<std::uint64_t, std::uint64_t>>
+      stream_names_;  // by id, but for others_id_, the last
   StreamId others_id_ = 0;
   std::vector<std::byte*> addresses_;
   std::vector<std::shared_ptr<CountingDevice::Hold>> holds_;
