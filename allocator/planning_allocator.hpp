@@ -19,7 +19,6 @@
 #include <functional>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
@@ -27,6 +26,7 @@
 
 #include "allocator/caching_allocator.hpp"
 #include "allocator/step_plan.hpp"
+#include "base/spin_lock.hpp"
 
 namespace sluice {
 
@@ -130,7 +130,9 @@ class PlanningAllocator {
   CachingAllocator& allocator_;
   const PlanningAllocatorOptions options_;
 
-  std::mutex mutex_;  // guards all below; taken before any of the CachingAllocator's
+  // Guards all below; taken before any of the CachingAllocator's. A call in step holds it for some
+  // ns.
+  SpinLock mutex_;
   std::vector<Stream*> streams_;
   std::vector<bool> movable_;  // by stream; blocks of those that are not are never planned
 

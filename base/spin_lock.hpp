@@ -1,4 +1,4 @@
-// A lock that is held for some nanoseconds and almost never contended.
+// A lock that is nearly always held for some nanoseconds only, and almost never contended.
 #pragma once
 
 #include <atomic>
