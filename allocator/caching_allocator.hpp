@@ -6,8 +6,9 @@
 // from those of other streams; a page so taken is mapped a second time where it is needed, and its
 // old addresses turn hollow. The old mapping stays, so a page that comes back needs no call of the
 // driver: a loop that repeats soon runs without any. Across streams the taker's stream waits for an
-// event of the giver's; the host waits for none. Never moved: pages of blocks that are not free,
-// and those of streams added as not movable (registered with NCCL, captured in graphs).
+// event of the giver's; the host waits for none (but in a corner that ARCHITECTURE names). Never
+// moved: pages of blocks that are not free, and those of streams added as not movable (registered
+// with NCCL, captured in graphs).
 //
 // Out of memory comes only when no sum of free pages suffices, after waiting (by event) for the
 // smallest sufficient set of blocks that other streams still use, and after the eviction callbacks.

@@ -1,7 +1,6 @@
 #include "allocator/page_mover.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 #include "base/error.hpp"

@@ -6,7 +6,7 @@
 
 namespace sluice {
 
-std::uint64_t peak_live_bytes(const MemoryTrace& trace) {
+std::uint64_t initial_live_bytes(const MemoryTrace& trace) {
   std::uint64_t live_bytes = 0;
   for (std::size_t s = 0; s < trace.initial_segments.size(); ++s) {
     const std::vector<SnapshotBlock>& blocks = trace.initial_segments[s].blocks;
@@ -16,6 +16,11 @@ std::uint64_t peak_live_bytes(const MemoryTrace& trace) {
       }
     }
   }
+  return live_bytes;
+}
+
+std::uint64_t peak_live_bytes(const MemoryTrace& trace) {
+  std::uint64_t live_bytes = initial_live_bytes(trace);
   std::uint64_t peak_bytes = live_bytes;
   for (const TraceOperation& operation : trace.operations) {
     const std::uint64_t bytes = operation.allocation < trace.allocations.size()

@@ -115,6 +115,9 @@ struct MemoryTrace {
   std::vector<std::uint64_t> roundup_divisions_by_power;
 };
 
+// Requested bytes of what is held before the first operation and not freed by the caller.
+std::uint64_t initial_live_bytes(const MemoryTrace& trace);
+
 // The largest sum of requested bytes held at once; blocks that wait for other streams count until
 // they are freed by the caller.
 std::uint64_t peak_live_bytes(const MemoryTrace& trace);

@@ -48,18 +48,6 @@ class Placements {
   std::vector<std::uint64_t> addresses_;
 };
 
-std::uint64_t initial_live_bytes(const MemoryTrace& trace) {
-  std::uint64_t live_bytes = 0;
-  for (std::size_t s = 0; s < trace.initial_segments.size(); ++s) {
-    const std::vector<SnapshotBlock>& blocks = trace.initial_segments[s].blocks;
-    for (std::size_t b = 0; b < blocks.size(); ++b) {
-      if (blocks[b].state != BlockState::kAllocated) continue;
-      live_bytes += trace.allocations[trace.initial_ids[s][b]].bytes;
-    }
-  }
-  return live_bytes;
-}
-
 // Live and reserved bytes as a replay goes on, and their peaks.
 class Tally {
  public:
