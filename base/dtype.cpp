@@ -18,10 +18,14 @@ std::string_view dtype_name(DType type) {
       return "I64";
     case DType::kI32:
       return "I32";
+    case DType::kI16:
+      return "I16";
     case DType::kU16:
       return "U16";
     case DType::kU8:
       return "U8";
+    case DType::kBlock8:
+      return "BLOCK8";
   }
   throw InternalError("an element type has a value outside its enumeration");
 }

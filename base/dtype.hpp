@@ -1,4 +1,4 @@
-// Element types and the two roundings of fp32 to bf16 (DESIGN: arithmetic contract).
+// Element types, their sizes, and the two roundings of fp32 to bf16 (DESIGN: arithmetic contract).
 #pragma once
 
 #include <bit>
@@ -8,8 +8,16 @@
 
 namespace sluice {
 
-enum class DType : std::uint8_t { kF64, kF32, kBF16, kF16, kI64, kI32, kU16, kU8 };
+// kBlock8 is a format of optimizer moments: of each 4,096 elements first the fp32 scales of its 32
+// blocks of 128, then the 4,096 8-bit codes (kernels/block8.hpp).
+enum class DType : std::uint8_t { kF64, kF32, kBF16, kF16, kI64, kI32, kI16, kU16, kU8, kBlock8 };
 
+inline constexpr std::uint64_t kBlock8Elems = 128;
+inline constexpr std::uint64_t kBlock8GroupElems = 4096;
+inline constexpr std::uint64_t kBlock8GroupBytes =
+    kBlock8GroupElems + kBlock8GroupElems / kBlock8Elems * sizeof(float);
+
+// Of one element. kBlock8: 0, an element has no bytes of its own; see bytes_of.
 constexpr std::size_t dtype_bytes(DType type) {
   switch (type) {
     case DType::kF64:
@@ -20,15 +28,38 @@ constexpr std::size_t dtype_bytes(DType type) {
       return 4;
     case DType::kBF16:
     case DType::kF16:
+    case DType::kI16:
     case DType::kU16:
       return 2;
     case DType::kU8:
       return 1;
+    case DType::kBlock8:
+      return 0;
   }
   return 0;
 }
 
-// The safetensors spelling: "F32", "BF16", ...
+// What a type comes in: elements that cannot be parted, and their bytes.
+struct DTypeGroup {
+  std::uint64_t elems = 1;
+  std::uint64_t bytes = 1;
+};
+constexpr DTypeGroup dtype_group(DType type) {
+  if (type == DType::kBlock8) return {kBlock8GroupElems, kBlock8GroupBytes};
+  return {1, dtype_bytes(type)};
+}
+
+// Between elements and bytes; elems and bytes are whole groups.
+constexpr std::uint64_t bytes_of(DType type, std::uint64_t elems) {
+  const DTypeGroup group = dtype_group(type);
+  return elems / group.elems * group.bytes;
+}
+constexpr std::uint64_t elems_in(DType type, std::uint64_t bytes) {
+  const DTypeGroup group = dtype_group(type);
+  return bytes / group.bytes * group.elems;
+}
+
+// The safetensors spelling: "F32", "BF16", ... ("BLOCK8" is ours alone.)
 std::string_view dtype_name(DType type);
 
 // A bf16 number in memory. Arithmetic happens in fp32.

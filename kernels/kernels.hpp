@@ -18,6 +18,7 @@
 #include <span>
 
 #include "base/dtype.hpp"
+#include "kernels/optimizer.hpp"
 
 namespace sluice {
 
@@ -52,35 +53,6 @@ struct NormShape {
 struct HeadShape {
   std::int64_t rows = 0, hidden = 0, vocab = 0;
   DType dtype = DType::kBF16;
-};
-
-// A tensor's piece inside a chunk: elements [begin, end) of the chunk, with one weight decay.
-struct ParameterSegment {
-  std::int64_t begin = 0, end = 0;
-  float weight_decay = 0.0f;
-};
-
-// Scalars of one AdamW step. bias_correction_i = 1 - beta_i^step. grad_scale multiplies the
-// gradient (clip factor). Update, each operation rounded separately (no fused multiply-add):
-//   g = round_bf16(grad) * grad_scale   (the rounding only where gradients are kept in fp32 for
-//   bf16) m = beta1*m + (1-beta1)*g;  v = beta2*v + (1-beta2)*(g*g) w = w - lr*weight_decay*w;  w =
-//   w - lr * (m / bc1) / (sqrt(v / bc2) + epsilon)
-struct AdamWScalars {
-  float lr = 0, beta1 = 0.9f, beta2 = 0.95f, epsilon = 1e-8f;
-  float bias_correction1 = 1, bias_correction2 = 1;
-  float grad_scale = 1;
-};
-
-struct AdamWBuffers {
-  const void* grad = nullptr;
-  DType grad_dtype = DType::kBF16;
-  bool round_grad_to_bf16 = false;  // an fp32 accumulator of bf16 gradients: rounded once, here
-  float* master = nullptr;
-  float* moment1 = nullptr;
-  float* moment2 = nullptr;
-  void* weight = nullptr;             // out; null when the weight is the master (fp32 training)
-  DType weight_dtype = DType::kBF16;  // rounded to nearest, ties away
-  std::int64_t elems = 0;
 };
 
 class Kernels {
@@ -181,8 +153,15 @@ class Kernels {
   virtual void squared_norm_blocks(const void* grad, DType dtype, bool round_to_bf16,
                                    std::span<const Block> blocks, double* partial) = 0;
 
-  virtual void adamw(const AdamWBuffers& buffers, std::span<const ParameterSegment> segments,
-                     const AdamWScalars& scalars) = 0;
+  // One update of a chunk by a rule (kernels/optimizer.hpp). In place on master, moments and
+  // weight. workspace: null where update_workspace_bytes is 0; only rules that need whole tensors
+  // take any. Errors: segments that leave the chunk or overlap, kPerTensor rules with parts of
+  // tensors: InternalError.
+  virtual std::uint64_t update_workspace_bytes(
+      const OptimizerOptions& options, std::span<const ParameterSegment> segments) const = 0;
+  virtual void update(const OptimizerOptions& options, const UpdateBuffers& buffers,
+                      std::span<const ParameterSegment> segments, const UpdateScalars& scalars,
+                      void* workspace) = 0;
   // out = in, converted (fp32 <-> bf16 ties-to-even, or weight rounding ties-away).
   virtual void cast(const void* in, DType in_dtype, void* out, DType out_dtype,
                     bool weight_rounding, std::int64_t elems) = 0;

@@ -23,14 +23,7 @@ std::uint64_t touched_bytes(const Schedule& schedule, const Instruction& instruc
 
 std::int64_t elems_of(const Schedule& schedule, const Use& use) {
   const DType dtype = schedule.buffers[use.buffer].dtype;
-  return static_cast<std::int64_t>(bytes_of(schedule, use) / dtype_bytes(dtype));
-}
-
-const Use* find_written(const Schedule& schedule, const Instruction& instruction, StateKind kind) {
-  for (const Use& use : instruction.writes) {
-    if (schedule.buffers[use.buffer].kind == kind) return &use;
-  }
-  return nullptr;
+  return static_cast<std::int64_t>(elems_in(dtype, bytes_of(schedule, use)));
 }
 
 // An address for calls that only count: never read.
@@ -99,15 +92,10 @@ double CostModel::state_operation_s(const Schedule& schedule, const Instruction&
     }
     default: {
       SLUICE_CHECK(instruction.op == Op::kOptimizerStep);
-      AdamWBuffers buffers;
-      if (find_written(schedule, instruction, StateKind::kMaster) != nullptr) {
-        buffers.weight = some_address();
-        buffers.weight_dtype = batch_.dtype;
-      }
-      const Use* moment = find_written(schedule, instruction, StateKind::kMoment1);
-      SLUICE_CHECK(moment != nullptr);
-      buffers.elems = elems_of(schedule, *moment);
-      kernels_.adamw(buffers, {}, {});
+      UpdateBuffers buffers;
+      buffers.grad_dtype = dtype;
+      buffers.elems = elems;
+      kernels_.update(optimizer_options(config_), buffers, {}, {}, nullptr);
       break;
     }
   }

@@ -241,6 +241,15 @@ BatchShape batch_shape(const Config& config) {
   return {config.train.micro_batch, config.train.seq, dtype};
 }
 
+OptimizerOptions optimizer_options(const Config& config) {
+  OptimizerOptions options;
+  options.weight = batch_shape(config).dtype;
+  options.beta1 = config.optimizer.beta1;
+  options.beta2 = config.optimizer.beta2;
+  options.epsilon = config.optimizer.eps;
+  return options;
+}
+
 std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
                                       const Kernels& kernels, const HardwareProfile& hardware) {
   const BatchShape batch = batch_shape(config);

@@ -50,6 +50,7 @@ struct Refusal {
 // Shapes as the configuration gives them.
 ModelShape model_shape(const Config& config);
 BatchShape batch_shape(const Config& config);
+OptimizerOptions optimizer_options(const Config& config);
 
 // Deterministic in its arguments. Throws InputError where no schedule exists for the placement.
 std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,

@@ -195,11 +195,16 @@ void PricedKernels::squared_norm_blocks(const void*, DType dtype, bool,
   charge_elems(TimedOperation::kSquaredNorm, dtype, elems, bytes_of(dtype));
 }
 
-void PricedKernels::adamw(const AdamWBuffers& buffers, std::span<const ParameterSegment>,
-                          const AdamWScalars&) {
-  const DType dtype = buffers.weight == nullptr ? DType::kF32 : buffers.weight_dtype;
-  charge(TimedOperation::kAdamW, dtype, {buffers.elems, 1, 1},
-         static_cast<double>(buffers.elems) / hardware_.adam_params_per_s);
+// AdamW with fp32 states is what was measured; other states and rules by the bytes that they move.
+void PricedKernels::update(const OptimizerOptions& options, const UpdateBuffers& buffers,
+                           std::span<const ParameterSegment>, const UpdateScalars&, void*) {
+  const OptimizerOptions measured{.weight = options.weight};
+  const OperationGrid* const grid = hardware_.find(TimedOperation::kAdamW, options.weight);
+  const double adamw_s = grid != nullptr
+                             ? grid->seconds_at({buffers.elems, 1, 1})
+                             : static_cast<double>(buffers.elems) / hardware_.adam_params_per_s;
+  charge_plain(adamw_s * update_bytes_per_elem(options, buffers.grad_dtype) /
+               update_bytes_per_elem(measured, options.weight));
 }
 
 void PricedKernels::cast(const void*, DType in_dtype, void*, DType out_dtype, bool,

@@ -71,8 +71,13 @@ class PricedKernels final : public Kernels {
   void fold(void* into, const void* from, DType dtype, std::int64_t elems) override;
   void squared_norm_blocks(const void* grad, DType dtype, bool round_to_bf16,
                            std::span<const Block> blocks, double* partial) override;
-  void adamw(const AdamWBuffers& buffers, std::span<const ParameterSegment> segments,
-             const AdamWScalars& scalars) override;
+  std::uint64_t update_workspace_bytes(const OptimizerOptions&,
+                                       std::span<const ParameterSegment>) const override {
+    return 0;
+  }
+  void update(const OptimizerOptions& options, const UpdateBuffers& buffers,
+              std::span<const ParameterSegment> segments, const UpdateScalars& scalars,
+              void* workspace) override;
   void cast(const void* in, DType in_dtype, void* out, DType out_dtype, bool weight_rounding,
             std::int64_t elems) override;
 

@@ -38,10 +38,12 @@ std::vector<MemoryAccess> accesses_of(const Program& program, InstructionId id) 
 }  // namespace
 
 ModelRunner::ModelRunner(const Model& model, const BatchShape& batch, std::int32_t microbatches,
-                         Kernels& device_kernels, Kernels& host_kernels, Communicator& communicator)
+                         const OptimizerOptions& optimizer, Kernels& device_kernels,
+                         Kernels& host_kernels, Communicator& communicator)
     : model_(model),
       batch_(batch),
       microbatches_(microbatches),
+      optimizer_(optimizer),
       device_kernels_(device_kernels),
       host_kernels_(host_kernels),
       communicator_(communicator) {}
@@ -220,15 +222,14 @@ void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
   const Place& weight = state(writes, StateKind::kWeight, unit);
   const Place* master = find_state(writes, StateKind::kMaster, unit);
 
-  AdamWBuffers buffers;
+  UpdateBuffers buffers;
   buffers.grad = gradient.data;
   buffers.grad_dtype = gradient.buffer->dtype;
-  buffers.round_grad_to_bf16 = sums_micro_batches() && batch_.dtype == DType::kBF16;
-  buffers.master = reinterpret_cast<float*>(master != nullptr ? master->data : weight.data);
-  buffers.moment1 = reinterpret_cast<float*>(moment1.data);
-  buffers.moment2 = reinterpret_cast<float*>(state(writes, StateKind::kMoment2, unit).data);
-  buffers.weight = master != nullptr ? weight.data : nullptr;
-  buffers.weight_dtype = weight.buffer->dtype;
+  if (sums_micro_batches()) buffers.round_grad_to = batch_.dtype;
+  buffers.weight = weight.data;
+  buffers.master = data_of(master);
+  buffers.moment1 = moment1.data;
+  buffers.moment2 = state(writes, StateKind::kMoment2, unit).data;
   buffers.elems = static_cast<std::int64_t>(moment1.bytes / sizeof(float));
 
   // Tensors that reach into this piece.
@@ -246,10 +247,10 @@ void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
                         static_cast<std::int64_t>(last - begin),
                         tensor.spec.decay ? scalars_.weight_decay : 0.0f});
   }
-  AdamWScalars scalars = scalars_.adamw;
+  UpdateScalars scalars = scalars_.update;
   const Place* clip = find_place(reads, BufferRole::kScalar);
   scalars.grad_scale = static_cast<float>(reinterpret_cast<const double*>(clip->data)[1]);
-  kernels.adamw(buffers, segments, scalars);
+  kernels.update(optimizer_, buffers, segments, scalars, nullptr);
 }
 
 }  // namespace sluice

@@ -16,7 +16,7 @@ namespace sluice {
 
 // The numbers of one step that the schedule leaves open.
 struct StepScalars {
-  AdamWScalars adamw;         // grad_scale is set by the clip factor
+  UpdateScalars update;       // grad_scale is set by the clip factor
   float weight_decay = 0.0f;  // for tensors that decay
   double clip = 0.0;          // 0: no clipping
 };
@@ -31,7 +31,8 @@ class ModelRunner final : public OperationRunner {
   // device_kernels run inside the compute stream; host_kernels on the optimizer lane's thread.
   // microbatches: of the training step; losses are means over all of its tokens.
   ModelRunner(const Model& model, const BatchShape& batch, std::int32_t microbatches,
-              Kernels& device_kernels, Kernels& host_kernels, Communicator& communicator);
+              const OptimizerOptions& optimizer, Kernels& device_kernels, Kernels& host_kernels,
+              Communicator& communicator);
 
   // Compute that is somebody else's (Op::kExternal): starts the instruction's work, on any thread,
   // and has `signal` called once when it is done; with an exception where it failed. `program` and
@@ -69,6 +70,7 @@ class ModelRunner final : public OperationRunner {
   const Model& model_;
   BatchShape batch_;
   std::int32_t microbatches_;
+  OptimizerOptions optimizer_;
   Kernels& device_kernels_;
   Kernels& host_kernels_;
   Communicator& communicator_;

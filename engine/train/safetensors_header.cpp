@@ -26,8 +26,9 @@ std::string shown(std::string_view text) {
 }
 
 std::optional<DType> dtype_of(std::string_view name) {
-  constexpr std::array<DType, 8> types{DType::kF64, DType::kF32, DType::kBF16, DType::kF16,
-                                       DType::kI64, DType::kI32, DType::kU16,  DType::kU8};
+  constexpr std::array<DType, 9> types{DType::kF64, DType::kF32, DType::kBF16,
+                                       DType::kF16, DType::kI64, DType::kI32,
+                                       DType::kI16, DType::kU16, DType::kU8};
   for (const DType type : types) {
     if (dtype_name(type) == name) return type;
   }

@@ -71,8 +71,8 @@ Session::Session(const Config& config, const Model& model, const Plan& plan,
       memory_(*device_, ledger_, storage_.get(), config.memory.storage_paths, plan.need),
       training_(plan.training, memory_),
       evaluation_(plan.evaluation, memory_),
-      runner_(model, batch_, plan.options.microbatches, device_kernels, host_kernels,
-              *communicator_),
+      runner_(model, batch_, plan.options.microbatches, optimizer_options(config), device_kernels,
+              host_kernels, *communicator_),
       executor_(*device_, memory_.storage(), runner_, deadline_seconds(plan)),
       store_(*device_, memory_, plan.training),
       state_(model, store_, batch_.dtype) {
@@ -104,13 +104,8 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   }
   const auto& optimizer = config_.optimizer;
   StepScalars scalars;
-  scalars.adamw.lr = static_cast<float>(lr);
-  scalars.adamw.beta1 = static_cast<float>(optimizer.beta1);
-  scalars.adamw.beta2 = static_cast<float>(optimizer.beta2);
-  scalars.adamw.epsilon = static_cast<float>(optimizer.eps);
-  const auto updates = static_cast<double>(step + 1);
-  scalars.adamw.bias_correction1 = static_cast<float>(1.0 - std::pow(optimizer.beta1, updates));
-  scalars.adamw.bias_correction2 = static_cast<float>(1.0 - std::pow(optimizer.beta2, updates));
+  scalars.update.lr = static_cast<float>(lr);
+  scalars.update.step = step + 1;
   scalars.weight_decay = static_cast<float>(optimizer.weight_decay);
   scalars.clip = config_.train.clip;
   runner_.set_scalars(scalars);

@@ -4,13 +4,13 @@
 #include <cstring>
 
 #include "kernels/host/activations.hpp"
-#include "kernels/host/adamw.hpp"
 #include "kernels/host/attention.hpp"
 #include "kernels/host/elementwise.hpp"
 #include "kernels/host/embedding.hpp"
 #include "kernels/host/head.hpp"
 #include "kernels/host/norm.hpp"
 #include "kernels/host/onednn.hpp"
+#include "kernels/host/optimizer/update.hpp"
 
 namespace sluice {
 namespace host {
@@ -158,9 +158,15 @@ void HostKernels::squared_norm_blocks(const void* grad, DType dtype, bool round_
   host::squared_norm_blocks(parallel_, grad, dtype, round_to_bf16, blocks, partial);
 }
 
-void HostKernels::adamw(const AdamWBuffers& buffers, std::span<const ParameterSegment> segments,
-                        const AdamWScalars& scalars) {
-  host::adamw(parallel_, buffers, segments, scalars);
+std::uint64_t HostKernels::update_workspace_bytes(
+    const OptimizerOptions& options, std::span<const ParameterSegment> segments) const {
+  return host::update_workspace_bytes(gemm_, options, segments);
+}
+
+void HostKernels::update(const OptimizerOptions& options, const UpdateBuffers& buffers,
+                         std::span<const ParameterSegment> segments, const UpdateScalars& scalars,
+                         void* workspace) {
+  host::update(parallel_, gemm_, options, buffers, segments, scalars, workspace);
 }
 
 void HostKernels::cast(const void* in, DType in_dtype, void* out, DType out_dtype,

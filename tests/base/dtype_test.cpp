@@ -90,7 +90,7 @@ TEST(DType, NamesAndSizesAgree) {
   EXPECT_EQ(dtype_name(DType::kBF16), "BF16");
   // safetensors spells the width in the name.
   for (const DType type : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kI64,
-                           DType::kI32, DType::kU16, DType::kU8}) {
+                           DType::kI32, DType::kI16, DType::kU16, DType::kU8}) {
     const std::string name(dtype_name(type));
     EXPECT_EQ(8 * dtype_bytes(type), std::stoul(name.substr(name.find_first_of("0123456789"))));
   }

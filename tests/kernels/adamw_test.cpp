@@ -1,11 +1,10 @@
-#include "kernels/host/adamw.hpp"
-
 #include <gtest/gtest.h>
 
 #include <bit>
 #include <limits>
 
 #include "base/error.hpp"
+#include "kernels/host/optimizer/rules.hpp"
 #include "tests/kernels/dtype_array.hpp"
 
 namespace sluice::host {

@@ -1,6 +1,6 @@
 #include "tools/bench/adam_traffic.hpp"
 
-#include "kernels/host/adamw.hpp"
+#include "kernels/host/optimizer/rules.hpp"
 #include "kernels/host/parallel.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -23,7 +23,7 @@ HWY_INLINE void pass_words(float* array, std::int64_t i, hn::Vec<Words> mask) {
 }
 
 // [begin, end) in whole vectors; the bench's sizes leave no remainder.
-void traffic_range(const AdamWBuffers& buffers, std::uint32_t mask, std::int64_t begin,
+void traffic_range(const UpdateBuffers& buffers, std::uint32_t mask, std::int64_t begin,
                    std::int64_t end) {
   const Words words;
   const Halves halves;
@@ -41,9 +41,9 @@ void traffic_range(const AdamWBuffers& buffers, std::uint32_t mask, std::int64_t
       hn::StoreU(hn::DemoteTo(halves, hn::BitCast(hn::RebindToSigned<Words>(), upper)), halves,
                  weight + i);
     }
-    pass_words(buffers.master, i, word_mask);
-    pass_words(buffers.moment1, i, word_mask);
-    pass_words(buffers.moment2, i, word_mask);
+    pass_words(static_cast<float*>(buffers.master), i, word_mask);
+    pass_words(static_cast<float*>(buffers.moment1), i, word_mask);
+    pass_words(static_cast<float*>(buffers.moment2), i, word_mask);
   }
 }
 
@@ -60,8 +60,9 @@ namespace sluice {
 HWY_EXPORT(traffic_range);
 HWY_EXPORT(target_name);
 
-void adam_traffic(const host::Parallel& parallel, const AdamWBuffers& buffers, std::uint32_t mask) {
-  parallel.for_blocks(buffers.elems, host::kAdamWPieceElems,
+void adam_traffic(const host::Parallel& parallel, const UpdateBuffers& buffers,
+                  std::uint32_t mask) {
+  parallel.for_blocks(buffers.elems, host::kUpdatePieceElems,
                       [&](std::int64_t begin, std::int64_t end) {
                         HWY_DYNAMIC_DISPATCH(traffic_range)(buffers, mask, begin, end);
                       });

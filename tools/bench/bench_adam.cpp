@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "kernels/host/adamw.hpp"
+#include "kernels/host/optimizer/rules.hpp"
 #include "kernels/host/parallel.hpp"
 #include "tools/bench/adam_traffic.hpp"
 #include "tools/bench/median.hpp"
@@ -64,7 +64,7 @@ class Step {
         moment2_(elems),
         weight_(elems) {
     // First touched by the threads that will work on it, in the pieces that they will take.
-    parallel.for_blocks(elems, host::kAdamWPieceElems, [&](std::int64_t begin, std::int64_t end) {
+    parallel.for_blocks(elems, host::kUpdatePieceElems, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         // A hash spread over [-1, 1): only that values vary matters.
         const auto mixed = static_cast<std::uint32_t>(i) * 2654435761u;
@@ -78,16 +78,16 @@ class Step {
       }
     });
     scalars_.lr = 1e-4f;
-    scalars_.bias_correction1 = 0.5f;
-    scalars_.bias_correction2 = 0.5f;
   }
 
   double adamw_params_per_s(DType grad_dtype) const {
-    const AdamWBuffers buffers = buffers_of(grad_dtype);
-    return rate([&] { host::adamw(parallel_, buffers, {&segment_, 1}, scalars_); });
+    const UpdateBuffers buffers = buffers_of(grad_dtype);
+    return rate([&] {
+      host::adamw(parallel_, OptimizerOptions{}, buffers, {&segment_, 1}, scalars_);
+    });
   }
   double traffic_params_per_s(DType grad_dtype) const {
-    const AdamWBuffers buffers = buffers_of(grad_dtype);
+    const UpdateBuffers buffers = buffers_of(grad_dtype);
     return rate([&] { adam_traffic(parallel_, buffers, 0); });
   }
 
@@ -97,20 +97,19 @@ class Step {
     return static_cast<double>(elems_) / seconds_of(run);
   }
 
-  AdamWBuffers buffers_of(DType grad_dtype) const {
-    AdamWBuffers buffers;
+  UpdateBuffers buffers_of(DType grad_dtype) const {
+    UpdateBuffers buffers;
     buffers.grad_dtype = grad_dtype;
     if (grad_dtype == DType::kBF16) {
       buffers.grad = grad16_.data();
     } else {
       buffers.grad = grad32_.data();
-      buffers.round_grad_to_bf16 = true;  // the accumulator of several micro-batches
+      buffers.round_grad_to = DType::kBF16;  // the accumulator of several micro-batches
     }
     buffers.master = master_.data();
     buffers.moment1 = moment1_.data();
     buffers.moment2 = moment2_.data();
     buffers.weight = weight_.data();
-    buffers.weight_dtype = DType::kBF16;
     buffers.elems = elems_;
     return buffers;
   }
@@ -118,7 +117,7 @@ class Step {
   const host::Parallel& parallel_;
   std::int64_t elems_;
   ParameterSegment segment_;
-  AdamWScalars scalars_;
+  UpdateScalars scalars_;
   Array<bf16> grad16_;
   Array<float> grad32_;
   Array<float> master_, moment1_, moment2_;
@@ -144,9 +143,9 @@ void report(nlohmann::json& figures, const std::string& prefix, const Rounds& ro
 }  // namespace
 
 nlohmann::json run_adam_bench(const AdamBenchOptions& options) {
-  if (options.elems < host::kAdamWPieceElems || options.elems % host::kAdamWPieceElems != 0) {
+  if (options.elems < host::kUpdatePieceElems || options.elems % host::kUpdatePieceElems != 0) {
     throw InputError("bench adam: elems must be a multiple of " +
-                     std::to_string(host::kAdamWPieceElems) + ", at least that many");
+                     std::to_string(host::kUpdatePieceElems) + ", at least that many");
   }
   if (options.rounds < 7) throw InputError("bench adam: rounds must be at least 7");
   if (options.threads < 0) throw InputError("bench adam: threads must not be negative");

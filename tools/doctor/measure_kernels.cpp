@@ -331,17 +331,16 @@ class Cases {
     return [=, this]() mutable {
       const std::int64_t at = walk.next();
       const std::int64_t offset = at * static_cast<std::int64_t>(dtype_bytes(dtype));
-      AdamWBuffers buffers;
+      UpdateBuffers buffers;
       buffers.grad = grad + offset;
       buffers.grad_dtype = dtype;
-      buffers.master = master + at;
+      buffers.master = has_master ? master + at : nullptr;
       buffers.moment1 = moment1 + at;
       buffers.moment2 = moment2 + at;
-      buffers.weight = has_master ? weight + offset : nullptr;
-      buffers.weight_dtype = dtype;
+      buffers.weight = has_master ? weight + offset : static_cast<void*>(master + at);
       buffers.elems = elems;
       const ParameterSegment all{0, elems, 0.1f};
-      kernels_.adamw(buffers, {&all, 1}, {.lr = 1e-3f});
+      kernels_.update({.weight = dtype}, buffers, {&all, 1}, {.lr = 1e-3f}, nullptr);
     };
   }
 

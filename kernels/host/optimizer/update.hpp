@@ -1,0 +1,23 @@
+// Kernels::update on the host: checks what it is given and calls the rule (rules.hpp).
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/optimizer.hpp"
+
+namespace sluice::host {
+
+class Gemm;
+class Parallel;
+
+std::uint64_t update_workspace_bytes(const Gemm& gemm, const OptimizerOptions& options,
+                                     std::span<const ParameterSegment> segments);
+
+// Arguments as in kernels/kernels.hpp. Throws InternalError for segments that leave [0, elems),
+// overlap, or do not suit the rule, and for formats that the rule does not have.
+void update(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& options,
+            const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
+            const UpdateScalars& scalars, void* workspace);
+
+}  // namespace sluice::host

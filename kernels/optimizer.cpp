@@ -1,0 +1,104 @@
+#include "kernels/optimizer.hpp"
+
+#include <array>
+#include <cmath>
+
+#include "base/error.hpp"
+
+namespace sluice {
+namespace {
+
+StateLayout moment1_layout(const OptimizerOptions& options) {
+  switch (options.rule) {
+    case OptimizerRule::kAdafactor:
+      return {};
+    case OptimizerRule::kSgd:
+      if (options.momentum == 0) return {};
+      break;
+    default:
+      break;
+  }
+  return {StateExtent::kPerElement, options.moments};
+}
+
+StateLayout moment2_layout(const OptimizerOptions& options) {
+  switch (options.rule) {
+    case OptimizerRule::kAdamW:
+    case OptimizerRule::kAdam:
+      return {StateExtent::kPerElement, options.moments};
+    case OptimizerRule::kAdafactor:
+    case OptimizerRule::kSm3:
+    case OptimizerRule::kMuon:
+      return {StateExtent::kPerTensor, DType::kF32};
+    case OptimizerRule::kSgd:
+    case OptimizerRule::kLion:
+      break;
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string_view optimizer_rule_name(OptimizerRule rule) {
+  constexpr std::array<std::string_view, kOptimizerRuleCount> names{
+      "adamw", "adam", "sgd", "lion", "adafactor", "sm3", "muon"};
+  return names[static_cast<std::size_t>(rule)];
+}
+
+StateLayout state_layout(const OptimizerOptions& options, StateKind kind) {
+  switch (kind) {
+    case StateKind::kMaster:
+      if (!options.has_master()) return {};
+      return {StateExtent::kPerElement, options.split_master ? DType::kI16 : DType::kF32};
+    case StateKind::kMoment1:
+      return moment1_layout(options);
+    case StateKind::kMoment2:
+      return moment2_layout(options);
+    default:
+      throw InternalError("not an optimizer's state: " + std::string(state_kind_name(kind)));
+  }
+}
+
+std::uint64_t state_elems(const OptimizerOptions& options, StateKind kind,
+                          const TensorView& tensor) {
+  SLUICE_CHECK(state_layout(options, kind).extent == StateExtent::kPerTensor);
+  const auto rows = static_cast<std::uint64_t>(tensor.rows);
+  const auto cols = static_cast<std::uint64_t>(tensor.cols);
+  if (options.rule == OptimizerRule::kMuon) return tensor.hidden_matrix ? 0 : rows * cols;
+  return rows > 1 ? rows + cols : cols;
+}
+
+bool needs_whole_tensors(const OptimizerOptions& options) {
+  return state_layout(options, StateKind::kMoment2).extent == StateExtent::kPerTensor;
+}
+
+AdamConstants adam_constants(const OptimizerOptions& options, std::int64_t step) {
+  const auto steps = static_cast<double>(step);
+  AdamConstants constants;
+  constants.beta1 = static_cast<float>(options.beta1);
+  constants.one_minus_beta1 = static_cast<float>(1.0 - options.beta1);
+  constants.beta2 = static_cast<float>(options.beta2);
+  constants.one_minus_beta2 = static_cast<float>(1.0 - options.beta2);
+  constants.epsilon = static_cast<float>(options.epsilon);
+  constants.bias_correction1 = static_cast<float>(1.0 - std::pow(options.beta1, steps));
+  constants.root_scale = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(options.beta2, steps)));
+  return constants;
+}
+
+double update_bytes_per_elem(const OptimizerOptions& options, DType grad_dtype) {
+  const auto each = [](DType type) {
+    return static_cast<double>(bytes_of(type, kBlock8GroupElems)) / kBlock8GroupElems;
+  };
+  double bytes = each(grad_dtype) + each(options.weight) * (reads_weight(options) ? 2 : 1);
+  for (const StateKind kind : {StateKind::kMaster, StateKind::kMoment1, StateKind::kMoment2}) {
+    const StateLayout layout = state_layout(options, kind);
+    if (layout.extent == StateExtent::kPerElement) bytes += 2 * each(layout.dtype);
+  }
+  return bytes;
+}
+
+bool reads_weight(const OptimizerOptions& options) {
+  return !options.has_master() || options.split_master;
+}
+
+}  // namespace sluice

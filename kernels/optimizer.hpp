@@ -1,0 +1,126 @@
+// The optimizers: which state each keeps between steps, how it is laid out, what an update must see
+// at once, and its arithmetic.
+//
+// Arithmetic of every rule (DESIGN section 7): fp32, each operation rounded on its own in the order
+// written here (no fused multiply-add), IEEE division and square root, denormals kept. So the bits
+// are the same for every instruction set, thread count, device, and way of cutting a tensor into
+// pieces. Constants of a step are computed in fp64 and rounded once (AdamConstants and the like).
+//
+//   g  = round(grad) * grad_scale      the rounding only where 16-bit gradients were summed in fp32
+//   lr = UpdateScalars::lr * ParameterSegment::lr_scale;   decay = ParameterSegment::weight_decay
+//
+//   adamw      m = b1*m + (1-b1)*g;  v = b2*v + (1-b2)*(g*g);  w = w - (lr*decay)*w
+//              w = w - (lr/bc1) * (m / (sqrt(v) * (1/sqrt(bc2)) + eps)),   bc_i = 1 - b_i^step
+//              (Loshchilov and Hutter 2019; as torch.optim.AdamW)
+//   adam       the same without the decay of w, but g = g + decay*w first (L2; torch.optim.Adam)
+//   sgd        g = g + decay*w;  m = momentum*m + g;  u = nesterov ? g + momentum*m : m
+//              w = w - lr*u          (torch.optim.SGD with dampening 0)
+//   lion       u = sign(b1*m + (1-b1)*g);  w = w - (lr*decay)*w;  w = w - lr*u
+//              m = b2*m + (1-b2)*g   (Chen et al. 2023)
+//   adafactor  torch.optim.Adafactor (Shazeer and Stern 2018): second moment as means over rows and
+//              over columns of a matrix, of all elements of a vector; no first moment
+//   sm3        SM3-II (Anil et al. 2019): per row and per column the largest accumulator; momentum
+//   b1 muon       torch.optim.Muon (Jordan 2024) for hidden matrices, its steps scaled to the RMS
+//   of
+//              AdamW's (Moonshot's 0.2 * sqrt(max(rows, cols))); adamw for all other tensors
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "base/dtype.hpp"
+#include "base/memory_kinds.hpp"
+
+namespace sluice {
+
+enum class OptimizerRule : std::uint8_t { kAdamW, kAdam, kSgd, kLion, kAdafactor, kSm3, kMuon };
+inline constexpr std::size_t kOptimizerRuleCount = 7;
+std::string_view optimizer_rule_name(OptimizerRule rule);  // "adamw"
+
+// What is fixed for a run. Each rule reads what its formula names.
+struct OptimizerOptions {
+  OptimizerRule rule = OptimizerRule::kAdamW;
+  DType weight = DType::kBF16;  // kBF16, kF16, or kF32: the weight is its own master
+  bool split_master = false;    // kBF16 weights: 16 bits beside the weight in place of the master
+  DType moments = DType::kF32;  // of per-element moments: kF32, kBF16, kBlock8
+  double beta1 = 0.9, beta2 = 0.95;
+  double epsilon = 1e-8;
+  double momentum = 0.9;         // sgd, muon
+  bool nesterov = false;         // sgd; muon always looks ahead
+  double beta2_decay = -0.8;     // adafactor
+  double clip_threshold = 1.0;   // adafactor's d
+  double relative_floor = 1e-3;  // adafactor's second epsilon: least RMS of a parameter
+  int newton_schulz_steps = 5;   // muon
+  std::uint64_t seed = 0;        // of stochastic rounding
+
+  bool has_master() const { return weight != DType::kF32; }
+};
+
+// kPerTensor: fp32 numbers that belong to whole tensors (sums over rows, ...), state_elems() of
+// each.
+enum class StateExtent : std::uint8_t { kAbsent, kPerElement, kPerTensor };
+struct StateLayout {
+  StateExtent extent = StateExtent::kAbsent;
+  DType dtype = DType::kF32;
+};
+// kind: kMaster, kMoment1 or kMoment2. The master of split_master is kI16: the signed difference
+// between the bits of the fp32 master and of the weight.
+StateLayout state_layout(const OptimizerOptions& options, StateKind kind);
+
+// A tensor as the rules that look at whole tensors see it: a matrix [rows, cols], row-major (all
+// dimensions but the last make up the rows); a vector is [1, cols].
+struct TensorView {
+  std::int64_t rows = 1, cols = 0;
+  bool hidden_matrix = false;  // a matrix between hidden activations: muon's
+};
+// Elements of a kPerTensor state of one tensor.
+std::uint64_t state_elems(const OptimizerOptions& options, StateKind kind,
+                          const TensorView& tensor);
+
+// An update is of whole tensors: no piece of one may be updated alone.
+bool needs_whole_tensors(const OptimizerOptions& options);
+// Memory traffic of an update, reads and writes, for each element; kPerTensor states not counted.
+double update_bytes_per_elem(const OptimizerOptions& options, DType grad_dtype);
+// The weight is read too, not only written.
+bool reads_weight(const OptimizerOptions& options);
+
+// A tensor's piece inside a chunk. Segments ascend and do not overlap; what lies between them is
+// neither read nor written (but in kBlock8 blocks, which are written whole: zeros stay zeros).
+struct ParameterSegment {
+  std::int64_t begin = 0, end = 0;  // elements of the chunk
+  float weight_decay = 0.0f;
+  float lr_scale = 1.0f;
+  // Number of element `begin` in the whole model: stochastic rounding is keyed by it.
+  std::uint64_t first_key = 0;
+  // Rules that need whole tensors: its shape, and where its elements begin in a kPerTensor state.
+  TensorView tensor = {};
+  std::uint64_t moment2_begin = 0;
+};
+
+struct UpdateBuffers {
+  const void* grad = nullptr;
+  DType grad_dtype = DType::kBF16;    // kBF16, kF16 or kF32
+  DType round_grad_to = DType::kF32;  // kBF16, kF16: an fp32 sum of such gradients, rounded once
+  void* weight = nullptr;             // of OptimizerOptions::weight
+  void* master = nullptr;             // null when the weight is the master
+  void* moment1 = nullptr;            // null where the rule has none
+  void* moment2 = nullptr;
+  std::int64_t elems = 0;  // of the chunk; kBlock8: multiple of 4,096
+};
+
+struct UpdateScalars {
+  float lr = 0;
+  float grad_scale = 1;   // clip factor, and 1 / loss scale
+  std::int64_t step = 1;  // of this update, from 1
+};
+
+// Constants of step `step` for adam, adamw and what muon leaves to adamw: computed in fp64.
+struct AdamConstants {
+  float beta1 = 0, one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0, epsilon = 0;
+  float bias_correction1 = 1;  // 1 - b1^step
+  float root_scale = 1;        // 1 / sqrt(1 - b2^step)
+};
+AdamConstants adam_constants(const OptimizerOptions& options, std::int64_t step);
+
+}  // namespace sluice
