@@ -28,6 +28,9 @@ inline constexpr std::size_t kCategoryCount = 7;
 // The kinds of model state that a chunk may hold. kNone: a buffer that is no model state.
 enum class StateKind : std::uint8_t { kWeight, kGradient, kMaster, kMoment1, kMoment2, kNone };
 inline constexpr std::size_t kStateKindCount = 5;
+// Those that an optimizer keeps.
+inline constexpr std::array<StateKind, 3> kOptimizerKinds{StateKind::kMaster, StateKind::kMoment1,
+                                                          StateKind::kMoment2};
 
 constexpr std::string_view tier_name(Tier tier) {
   constexpr std::array<std::string_view, kTierCount> names{"device", "pinned", "storage"};

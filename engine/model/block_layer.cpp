@@ -31,7 +31,8 @@ BlockPlan plan_block(const ModelShape& shape, std::int64_t index) {
   const std::int64_t up_rows = shape.is_llama() ? 2 * shape.ffn : shape.ffn;
   BlockPlan plan;
   const auto matrix = [&](const char* name, std::int64_t rows, std::int64_t cols, float std_dev) {
-    plan.tensors.push_back({prefix + name + ".weight", {rows, cols}, Init::kNormal, std_dev, true});
+    plan.tensors.push_back(
+        {prefix + name + ".weight", {rows, cols}, Init::kNormal, std_dev, true, true});
     return plan.tensors.size() - 1;
   };
   const auto vector = [&](const char* name, std::int64_t size, Init init) {

@@ -22,6 +22,7 @@ struct TensorSpec {
   Init init = Init::kNormal;
   float init_std = 0.02f;
   bool decay = false;  // takes part in weight decay (matrices and embeddings do, vectors do not)
+  bool hidden_matrix = false;  // a matrix between hidden activations (not embedding, not head)
 
   std::uint64_t elems() const;
 };

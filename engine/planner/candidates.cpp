@@ -101,6 +101,9 @@ std::vector<Tier> spread(const KindPlace& place, const StepModel& model) {
 
 // 256 KiB of fp32 state.
 constexpr std::uint64_t kLeastPieceElems = 65536;
+// Pieces of 8-bit moments of fewer elements would begin inside a page of storage.
+constexpr std::uint64_t kLeastBlock8PieceElems = 131072;
+static_assert(bytes_of(DType::kBlock8, kLeastBlock8PieceElems) % 4096 == 0);
 // Of a model: each is a dozen instructions of a step, and planning takes as long as there are many.
 constexpr std::uint64_t kMostPieces = 32768;
 
@@ -125,7 +128,9 @@ std::uint64_t usual_piece_elems(const StepModel& model) {
 
 // Where memory is short.
 std::uint64_t small_piece_elems(const StepModel& model) {
-  return few_pieces(model, std::max(kLeastPieceElems, usual_piece_elems(model) / 4));
+  const std::uint64_t least =
+      model.optimizer.moments == DType::kBlock8 ? kLeastBlock8PieceElems : kLeastPieceElems;
+  return few_pieces(model, std::max(least, usual_piece_elems(model) / 4));
 }
 
 }  // namespace
@@ -176,12 +181,25 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
   return groups;
 }
 
+std::uint64_t optimizer_state_bytes(const StepModel& model, std::size_t unit, StateKind kind) {
+  const StateLayout layout = state_layout(model.optimizer, kind);
+  const UnitFootprint& footprint = model.units[unit];
+  switch (layout.extent) {
+    case StateExtent::kAbsent:
+      return 0;
+    case StateExtent::kPerElement:
+      return bytes_of(layout.dtype, footprint.elems);
+    case StateExtent::kPerTensor:
+      return bytes_of(layout.dtype, footprint.tensor_state_elems);
+  }
+  return 0;
+}
+
 std::array<std::uint64_t, kTierCount> home_bytes(const StepModel& model,
                                                  const StepOptions& options) {
   std::array<std::uint64_t, kTierCount> bytes{};
   const std::uint64_t weight = dtype_bytes(model.dtype);
   const std::uint64_t gradient = dtype_bytes(accumulator_dtype(model, options.microbatches));
-  const std::uint64_t states = model.has_master() ? 12 : 8;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     const std::uint64_t elems = model.units[unit].elems;
     const auto add = [&](const std::vector<Tier>& tiers, std::uint64_t elem_bytes) {
@@ -189,7 +207,10 @@ std::array<std::uint64_t, kTierCount> home_bytes(const StepModel& model,
     };
     add(options.placement.weight, weight);
     add(options.placement.gradient, gradient);
-    add(options.placement.optimizer, states);
+    const auto tier = static_cast<std::size_t>(options.placement.optimizer[unit]);
+    for (const StateKind kind : kOptimizerKinds) {
+      bytes[tier] += optimizer_state_bytes(model, unit, kind);
+    }
   }
   return bytes;
 }

@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "base/units.hpp"
+#include "engine/planner/plan.hpp"
 
 namespace sluice {
 namespace {
@@ -40,6 +41,7 @@ CostModel::CostModel(const Config& config, const Model& model, const BatchShape&
       batch_(batch),
       hardware_(hardware),
       threads_(config.train.threads > 0 ? static_cast<int>(config.train.threads) : hardware.cores),
+      table_(parameter_table(config, model)),
       kernels_(hardware, threads_) {}
 
 double CostModel::pass_s(std::int32_t unit, Op pass) {
@@ -95,7 +97,10 @@ double CostModel::state_operation_s(const Schedule& schedule, const Instruction&
       UpdateBuffers buffers;
       buffers.grad_dtype = dtype;
       buffers.elems = elems;
-      kernels_.update(optimizer_options(config_), buffers, {}, {}, nullptr);
+      const ElemRange range = sluice::elems_of(schedule.buffers[gradient.buffer], gradient);
+      const auto segments =
+          table_.segments(static_cast<std::size_t>(instruction.unit), range.begin, range.end);
+      kernels_.update(table_.options(), buffers, segments, {}, nullptr);
       break;
     }
   }

@@ -6,7 +6,7 @@
 #include <map>
 #include <utility>
 
-#include "engine/model/model.hpp"
+#include "engine/model/parameter_table.hpp"
 #include "engine/planner/hardware_profile.hpp"
 #include "engine/planner/priced_kernels.hpp"
 #include "engine/schedule/schedule.hpp"
@@ -40,6 +40,7 @@ class CostModel {
   const BatchShape& batch_;
   const HardwareProfile& hardware_;
   int threads_;
+  ParameterTable table_;
   PricedKernels kernels_;
   std::map<std::pair<std::int32_t, Op>, double> pass_s_;  // those asked for
 };

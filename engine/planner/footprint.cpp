@@ -18,9 +18,11 @@ std::vector<std::uint64_t> norm_blocks_before(const UnitLayout& layout) {
 
 }  // namespace
 
-StepModel make_step_model(const Model& model, const BatchShape& batch, const Kernels& kernels) {
+StepModel make_step_model(const Model& model, const BatchShape& batch, const ParameterTable& table,
+                          const Kernels& kernels) {
   StepModel step;
   step.dtype = batch.dtype;
+  step.optimizer = table.options();
   step.token_bytes = 2 * static_cast<std::uint64_t>(batch.rows()) * sizeof(std::int32_t);
   for (const Unit& unit : model.units()) {
     const PassNeeds needs = unit.layer->needs(batch, kernels);
@@ -38,6 +40,10 @@ StepModel make_step_model(const Model& model, const BatchShape& batch, const Ker
     footprint.backward_input_workspace_bytes = needs.backward_input_workspace_bytes;
     footprint.backward_weight_workspace_bytes = needs.backward_weight_workspace_bytes;
     footprint.norm_blocks_before = norm_blocks_before(unit.layer->layout());
+    const std::size_t at = step.units.size();
+    footprint.tensor_state_elems = table.tensor_state_elems(at);
+    footprint.update_workspace_bytes =
+        kernels.update_workspace_bytes(table.options(), table.segments(at, 0, footprint.elems));
     if (unit.borrows >= 0) {
       const Unit& lender = model.units()[static_cast<std::size_t>(unit.borrows)];
       step.tied_elems =

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
@@ -70,10 +71,14 @@ std::string busiest_lane(const Simulation& simulation) {
   return std::string(lane_name(lane));
 }
 
-std::uint64_t state_bytes(const StepModel& model, const StepOptions& options) {
-  std::uint64_t total = 0;
-  for (const std::uint64_t bytes : home_bytes(model, options)) total += bytes;
-  return total;
+std::array<std::uint64_t, kStateKindCount> kind_bytes(const Schedule& training) {
+  std::array<std::uint64_t, kStateKindCount> bytes{};
+  for (const Buffer& buffer : training.buffers) {
+    if (buffer.persistent && buffer.role == BufferRole::kState) {
+      bytes[static_cast<std::size_t>(buffer.kind)] += buffer.bytes;
+    }
+  }
+  return bytes;
 }
 
 // Takes the fastest of the first few candidates that fit.
@@ -177,8 +182,7 @@ class Refuser {
   std::vector<TierBytes> needs_;
 };
 
-Plan finish_plan(Compiled compiled, const StepModel& step_model, const Model& model,
-                 const HardwareProfile& hardware) {
+Plan finish_plan(Compiled compiled, const Model& model, const HardwareProfile& hardware) {
   Plan plan;
   plan.options = std::move(compiled.options);
   plan.training = std::move(compiled.training);
@@ -191,7 +195,9 @@ Plan finish_plan(Compiled compiled, const StepModel& step_model, const Model& mo
   plan.simulation = std::move(compiled.simulation);
   plan.profile = hardware.cpu_name;
   plan.parameters = model.parameter_count();
-  plan.state_bytes = state_bytes(step_model, plan.options);
+  plan.kind_bytes = kind_bytes(plan.training);
+  plan.state_bytes =
+      std::accumulate(plan.kind_bytes.begin(), plan.kind_bytes.end(), std::uint64_t{0});
   return plan;
 }
 
@@ -243,17 +249,33 @@ BatchShape batch_shape(const Config& config) {
 
 OptimizerOptions optimizer_options(const Config& config) {
   OptimizerOptions options;
+  const auto& optimizer = config.optimizer;
+  options.rule = optimizer.name;
   options.weight = batch_shape(config).dtype;
-  options.beta1 = config.optimizer.beta1;
-  options.beta2 = config.optimizer.beta2;
-  options.epsilon = config.optimizer.eps;
+  options.split_master = optimizer.states == Config::States::kSplit;
+  constexpr std::array<DType, 3> kMoments{DType::kF32, DType::kBF16, DType::kBlock8};
+  options.moments = kMoments.at(static_cast<std::size_t>(optimizer.moments));
+  options.beta1 = optimizer.beta1;
+  options.beta2 = optimizer.beta2;
+  options.epsilon = optimizer.eps;
+  options.momentum = optimizer.momentum;
+  options.nesterov = optimizer.nesterov;
+  options.beta2_decay = optimizer.beta2_decay;
+  options.clip_threshold = optimizer.clip_threshold;
+  options.seed = config.train.seed;
   return options;
+}
+
+ParameterTable parameter_table(const Config& config, const Model& model) {
+  return ParameterTable(model, optimizer_options(config), config.optimizer.weight_decay,
+                        config.optimizer.groups);
 }
 
 std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
                                       const Kernels& kernels, const HardwareProfile& hardware) {
   const BatchShape batch = batch_shape(config);
-  const StepModel step_model = make_step_model(model, batch, kernels);
+  const StepModel step_model =
+      make_step_model(model, batch, parameter_table(config, model), kernels);
   const TierBytes budgets{config.memory.device_bytes, config.memory.pinned_bytes,
                           config.memory.storage_bytes};
   CostModel costs(config, model, batch, hardware);
@@ -267,7 +289,7 @@ std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
   check_step_size(step_model, groups.front().back());
   Search search(step_model, budgets, costs);
   for (const CandidateGroup& group : groups) search.consider(group);
-  if (search.found()) return finish_plan(search.take(), step_model, model, hardware);
+  if (search.found()) return finish_plan(search.take(), model, hardware);
 
   Refuser refuser(budgets);
   for (const CandidateGroup& group : groups) {

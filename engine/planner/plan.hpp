@@ -9,7 +9,7 @@
 #include <variant>
 #include <vector>
 
-#include "engine/model/model.hpp"
+#include "engine/model/parameter_table.hpp"
 #include "engine/planner/hardware_profile.hpp"
 #include "engine/runtime/run_memory.hpp"
 #include "engine/schedule/schedule.hpp"
@@ -35,6 +35,7 @@ struct Plan {
   std::string profile;  // the measured machine's name, "unmeasured" for the default profile
   std::uint64_t parameters = 0;
   std::uint64_t state_bytes = 0;  // weights, gradients, master, moments, wherever they lie
+  std::array<std::uint64_t, kStateKindCount> kind_bytes{};  // the same by kind
 };
 
 // One change that fits: keys and their least values.
@@ -51,6 +52,8 @@ struct Refusal {
 ModelShape model_shape(const Config& config);
 BatchShape batch_shape(const Config& config);
 OptimizerOptions optimizer_options(const Config& config);
+// Throws InputError naming a parameter group that matches no tensor.
+ParameterTable parameter_table(const Config& config, const Model& model);
 
 // Deterministic in its arguments. Throws InputError where no schedule exists for the placement.
 std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,

@@ -19,9 +19,13 @@ std::byte* data_of(const Place* place) {
   return place == nullptr ? nullptr : place->data;
 }
 
-// First element of a state use in its unit's element space.
-std::uint64_t first_elem(const Place& place, const Use& use) {
-  return place.buffer->first_elem + use.offset_bytes / dtype_bytes(place.buffer->dtype);
+// The elements of its unit that a place covers; `uses` holds the instruction's use of its buffer.
+ElemRange elems_at(const Place& place, const std::vector<Use>& uses) {
+  const auto use = std::find_if(uses.begin(), uses.end(), [&](const Use& candidate) {
+    return candidate.buffer == place.buffer->id;
+  });
+  SLUICE_CHECK(use != uses.end());
+  return elems_of(*place.buffer, *use);
 }
 
 std::vector<MemoryAccess> accesses_of(const Program& program, InstructionId id) {
@@ -38,12 +42,12 @@ std::vector<MemoryAccess> accesses_of(const Program& program, InstructionId id) 
 }  // namespace
 
 ModelRunner::ModelRunner(const Model& model, const BatchShape& batch, std::int32_t microbatches,
-                         const OptimizerOptions& optimizer, Kernels& device_kernels,
+                         const ParameterTable& parameters, Kernels& device_kernels,
                          Kernels& host_kernels, Communicator& communicator)
     : model_(model),
       batch_(batch),
       microbatches_(microbatches),
-      optimizer_(optimizer),
+      parameters_(parameters),
       device_kernels_(device_kernels),
       host_kernels_(host_kernels),
       communicator_(communicator) {}
@@ -172,8 +176,7 @@ void ModelRunner::norm(Kernels& kernels, const Program& program,
   const Place& gradient = program.reads(instruction.id).front();
   const Place& partials = program.writes(instruction.id).front();
   const DType dtype = gradient.buffer->dtype;
-  const std::uint64_t begin = first_elem(gradient, instruction.reads.front());
-  const std::uint64_t end = begin + gradient.bytes / dtype_bytes(dtype);
+  const auto [begin, end] = elems_at(gradient, instruction.reads);
   const UnitLayout& layout =
       model_.units()[static_cast<std::size_t>(instruction.unit)].layer->layout();
   const auto [first, last] = layout.norm_block_range(begin, end);
@@ -218,39 +221,24 @@ void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
   const auto& writes = program.writes(instruction.id);
   const std::int32_t unit = instruction.unit;
   const Place& gradient = state(reads, StateKind::kGradient, unit);
-  const Place& moment1 = state(writes, StateKind::kMoment1, unit);
-  const Place& weight = state(writes, StateKind::kWeight, unit);
-  const Place* master = find_state(writes, StateKind::kMaster, unit);
+  const ElemRange range = elems_at(gradient, instruction.reads);
 
   UpdateBuffers buffers;
   buffers.grad = gradient.data;
   buffers.grad_dtype = gradient.buffer->dtype;
   if (sums_micro_batches()) buffers.round_grad_to = batch_.dtype;
-  buffers.weight = weight.data;
-  buffers.master = data_of(master);
-  buffers.moment1 = moment1.data;
-  buffers.moment2 = state(writes, StateKind::kMoment2, unit).data;
-  buffers.elems = static_cast<std::int64_t>(moment1.bytes / sizeof(float));
+  buffers.weight = state(writes, StateKind::kWeight, unit).data;
+  buffers.master = data_of(find_state(writes, StateKind::kMaster, unit));
+  buffers.moment1 = data_of(find_state(writes, StateKind::kMoment1, unit));
+  buffers.moment2 = data_of(find_state(writes, StateKind::kMoment2, unit));
+  buffers.elems = static_cast<std::int64_t>(range.elems());
 
-  // Tensors that reach into this piece.
-  std::size_t moment1_use = 0;
-  while (instruction.writes[moment1_use].buffer != moment1.buffer->id) ++moment1_use;
-  const std::uint64_t begin = first_elem(moment1, instruction.writes[moment1_use]);
-  const std::uint64_t end = begin + static_cast<std::uint64_t>(buffers.elems);
-  std::vector<ParameterSegment> segments;
-  for (const PlacedTensor& tensor :
-       model_.units()[static_cast<std::size_t>(unit)].layer->layout().tensors()) {
-    const std::uint64_t first = std::max(tensor.first_elem, begin);
-    const std::uint64_t last = std::min(tensor.first_elem + tensor.spec.elems(), end);
-    if (first >= last) continue;
-    segments.push_back({static_cast<std::int64_t>(first - begin),
-                        static_cast<std::int64_t>(last - begin),
-                        tensor.spec.decay ? scalars_.weight_decay : 0.0f});
-  }
   UpdateScalars scalars = scalars_.update;
   const Place* clip = find_place(reads, BufferRole::kScalar);
   scalars.grad_scale = static_cast<float>(reinterpret_cast<const double*>(clip->data)[1]);
-  kernels.update(optimizer_, buffers, segments, scalars, nullptr);
+  kernels.update(parameters_.options(), buffers,
+                 parameters_.segments(static_cast<std::size_t>(unit), range.begin, range.end),
+                 scalars, data_of(find_place(writes, BufferRole::kWorkspace)));
 }
 
 }  // namespace sluice

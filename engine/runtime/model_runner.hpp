@@ -9,16 +9,15 @@
 #include <vector>
 
 #include "collectives/communicator.hpp"
-#include "engine/model/model.hpp"
+#include "engine/model/parameter_table.hpp"
 #include "engine/runtime/executor.hpp"
 
 namespace sluice {
 
 // The numbers of one step that the schedule leaves open.
 struct StepScalars {
-  UpdateScalars update;       // grad_scale is set by the clip factor
-  float weight_decay = 0.0f;  // for tensors that decay
-  double clip = 0.0;          // 0: no clipping
+  UpdateScalars update;  // grad_scale is set by the clip factor
+  double clip = 0.0;     // 0: no clipping
 };
 
 // Results of a step, read after Executor::run.
@@ -29,9 +28,10 @@ struct StepResults {
 class ModelRunner final : public OperationRunner {
  public:
   // device_kernels run inside the compute stream; host_kernels on the optimizer lane's thread.
-  // microbatches: of the training step; losses are means over all of its tokens.
+  // parameters: of the model. microbatches: of the training step; losses are means over all of its
+  // tokens.
   ModelRunner(const Model& model, const BatchShape& batch, std::int32_t microbatches,
-              const OptimizerOptions& optimizer, Kernels& device_kernels, Kernels& host_kernels,
+              const ParameterTable& parameters, Kernels& device_kernels, Kernels& host_kernels,
               Communicator& communicator);
 
   // Compute that is somebody else's (Op::kExternal): starts the instruction's work, on any thread,
@@ -70,7 +70,7 @@ class ModelRunner final : public OperationRunner {
   const Model& model_;
   BatchShape batch_;
   std::int32_t microbatches_;
-  OptimizerOptions optimizer_;
+  const ParameterTable& parameters_;
   Kernels& device_kernels_;
   Kernels& host_kernels_;
   Communicator& communicator_;

@@ -24,9 +24,8 @@ const Buffer* StateStore::home(StateKind kind, std::int32_t unit) const {
 
 void StateStore::move(const Buffer& home, std::uint64_t begin, std::uint64_t end, std::byte* window,
                       Access access) {
-  const std::uint64_t elem_bytes = dtype_bytes(home.dtype);
-  const std::uint64_t offset = begin * elem_bytes;
-  const std::uint64_t bytes = (end - begin) * elem_bytes;
+  const std::uint64_t offset = bytes_of(home.dtype, begin);
+  const std::uint64_t bytes = bytes_of(home.dtype, end - begin);
   if (home.tier == Tier::kStorage) {
     const StorageOp op = access == Access::kRead ? StorageOp::kRead : StorageOp::kWrite;
     memory_.storage().transfer(op, home.offset_bytes + offset, window, bytes);
@@ -51,7 +50,7 @@ void StateStore::visit(std::span<const StateKind> kinds, std::int32_t unit, std:
       const Buffer* at = home(kinds[i], unit);
       SLUICE_CHECK(at != nullptr);
       if (at->tier == Tier::kPinned) {
-        data[i] = memory_.address(*at) + cursor * dtype_bytes(at->dtype);
+        data[i] = memory_.address(*at) + bytes_of(at->dtype, cursor);
       } else {
         data[i] = window_ + i * kWindowElems * 4;
         if (access == Access::kRead) move(*at, cursor, piece_end, data[i], access);

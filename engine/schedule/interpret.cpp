@@ -173,7 +173,7 @@ class Machine {
       const Term term = symbolic::hash_words({kEntryState, static_cast<std::uint64_t>(home.kind),
                                               static_cast<std::uint64_t>(home.unit),
                                               static_cast<std::uint64_t>(residency.version)});
-      fill(home, term, home.first_elem * dtype_bytes(home.dtype));
+      fill(home, term, bytes_of(home.dtype, home.first_elem));
     }
   }
 

@@ -1,7 +1,8 @@
-// The optimizer after the backward pass: clip factor, then AdamW over all units in pieces.
+// The optimizer after the backward pass: clip factor, then the update of all units in pieces.
 //
 // States on the device are updated there, in place. Otherwise the update runs on the host, and each
 // state of a piece is brought to pinned memory if it is not there: read i+1, update i, write i-1.
+// Rules that need whole tensors take a unit as one piece.
 #include "engine/schedule/pipeline_pieces.hpp"
 #include "engine/schedule/step_builder.hpp"
 
@@ -15,11 +16,20 @@ struct Piece {
   std::array<BufferId, kStateKindCount> at{kNoId, kNoId, kNoId, kNoId, kNoId};
 };
 
+void add_workspace(StepBuilder& builder, Instruction& step, Tier tier) {
+  const BufferId workspace = builder.add_update_workspace(tier, step.unit);
+  if (workspace != kNoId) step.writes.push_back({workspace, 0, builder.buffer(workspace).bytes});
+}
+
 class HostOptimizer {
  public:
   explicit HostOptimizer(StepBuilder& builder) : builder_(builder) {
     for (std::int32_t unit = 0; unit < builder.unit_count(); ++unit) {
-      if (builder.home_tier(StateKind::kMoment1, unit) == Tier::kDevice) continue;
+      if (builder.optimizer_tier(unit) == Tier::kDevice) continue;
+      if (needs_whole_tensors(builder.model().optimizer)) {
+        pieces_.push_back({unit, {0, builder.unit_elems(unit)}});
+        continue;
+      }
       for (const ElemRange range : builder.pieces(builder.unit_elems(unit))) {
         pieces_.push_back({unit, range});
       }
@@ -34,9 +44,9 @@ class HostOptimizer {
   }
 
  private:
-  // bf16 weights are only written: the master is the truth.
+  // A weight that is the rounded master is only written.
   bool read_before(StateKind kind) const {
-    return kind != StateKind::kWeight || !builder_.model().has_master();
+    return kind != StateKind::kWeight || reads_weight(builder_.model().optimizer);
   }
   static bool written_after(StateKind kind) { return kind != StateKind::kGradient; }
 
@@ -54,9 +64,7 @@ class HostOptimizer {
         piece.at[k] = home;
         continue;
       }
-      const DType dtype = builder_.buffer(home).dtype;
-      piece.at[k] = builder_.add_piece(Tier::kPinned, kind, piece.unit, piece.range, dtype,
-                                       written_after(kind) ? 1 : 0);
+      piece.at[k] = builder_.add_staged(home, piece.range, written_after(kind) ? 1 : 0);
       if (!read_before(kind)) continue;
       const bool device = tier == Tier::kDevice;
       const Use from = builder_.part(home, piece.range);
@@ -77,6 +85,7 @@ class HostOptimizer {
       if (written_after(kind)) step.writes.push_back(use);
     }
     step.reads.push_back({builder_.clip_scalar(), 0, 0});
+    add_workspace(builder_, step, Tier::kPinned);
   }
 
   void put_back(const Piece& piece) {
@@ -104,10 +113,13 @@ void emit_device_update(StepBuilder& builder, std::int32_t unit) {
     const BufferId home = builder.home(kind, unit);
     if (home == kNoId) continue;
     const Use use = builder.part(home, whole);
-    if (kind != StateKind::kWeight || !builder.model().has_master()) step.reads.push_back(use);
+    if (kind != StateKind::kWeight || reads_weight(builder.model().optimizer)) {
+      step.reads.push_back(use);
+    }
     if (kind != StateKind::kGradient) step.writes.push_back(use);
   }
   step.reads.push_back({builder.clip_scalar(), 0, 0});
+  add_workspace(builder, step, Tier::kDevice);
 }
 
 }  // namespace
@@ -117,7 +129,7 @@ void emit_optimizer(StepBuilder& builder) {
   clip.reads.push_back({builder.norm_partials(), 0, 0});
   clip.writes.push_back({builder.clip_scalar(), 0, 0});
   for (std::int32_t unit = 0; unit < builder.unit_count(); ++unit) {
-    if (builder.home_tier(StateKind::kMoment1, unit) == Tier::kDevice) {
+    if (builder.optimizer_tier(unit) == Tier::kDevice) {
       emit_device_update(builder, unit);
     }
   }

@@ -1,5 +1,7 @@
 #include "engine/schedule/schedule.hpp"
 
+#include "base/error.hpp"
+
 namespace sluice {
 namespace {
 
@@ -19,6 +21,19 @@ constexpr std::array<std::string_view, kGuardCount> kGuardNames{"none", "gradien
                                                                 "clip_accepted", "expert_used"};
 
 }  // namespace
+
+ElemRange elems_of(const Buffer& buffer, const Use& use) {
+  if (use.bytes == 0)
+    return {buffer.first_elem, buffer.first_elem + elems_in(buffer.dtype, buffer.bytes)};
+  return {buffer.first_elem + elems_in(buffer.dtype, use.offset_bytes),
+          buffer.first_elem + elems_in(buffer.dtype, use.offset_bytes + use.bytes)};
+}
+
+Use use_of(const Buffer& buffer, ElemRange range) {
+  SLUICE_CHECK(range.begin >= buffer.first_elem && range.end <= buffer.first_elem + buffer.elems);
+  return {buffer.id, bytes_of(buffer.dtype, range.begin - buffer.first_elem),
+          bytes_of(buffer.dtype, range.elems())};
+}
 
 std::string_view op_name(Op op) {
   return kOpNames[static_cast<std::size_t>(op)];

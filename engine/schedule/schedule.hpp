@@ -117,10 +117,21 @@ struct Buffer {
   bool persistent = false;
   // A device window is made of chunk slots (chunk_pool.hpp); others lie in their tier's arena.
   bool window = false;
+  // State of whole tensors (sums over rows and the like): its elements are numbered on their own,
+  // and it is read and written only together with the whole unit.
+  bool per_tensor = false;
 
   // Filled by the placement pass. Arena buffers and homes: bytes from the tier's base.
   std::uint64_t offset_bytes = 0;
   std::vector<std::uint32_t> slots;  // windows: slot numbers in order
+};
+
+// A range of a unit's elements.
+struct ElemRange {
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  std::uint64_t elems() const { return end - begin; }
+  bool operator==(const ElemRange&) const = default;
 };
 
 // A part of a buffer that an instruction touches. elems-based for state, so that a window and its
@@ -130,6 +141,11 @@ struct Use {
   std::uint64_t offset_bytes = 0;
   std::uint64_t bytes = 0;
 };
+
+// The elements of its unit (per_tensor: its own) that a use of model state covers.
+ElemRange elems_of(const Buffer& buffer, const Use& use);
+// And the use of a range of elements. Precondition: whole groups of the dtype, inside the buffer.
+Use use_of(const Buffer& buffer, ElemRange range);
 
 // A run-time scalar that decides whether an instruction takes effect.
 enum class Guard : std::uint8_t { kNone, kGradientsFinite, kClipAccepted, kExpertUsed };

@@ -77,6 +77,7 @@ json buffer_to_json(const Buffer& buffer) {
   put(object, "version", buffer.version, 0);
   put(object, "persistent", buffer.persistent, false);
   put(object, "window", buffer.window, false);
+  put(object, "per_tensor", buffer.per_tensor, false);
   put(object, "offset_bytes", buffer.offset_bytes, std::uint64_t{0});
   if (!buffer.slots.empty()) object["slots"] = buffer.slots;
   return object;
@@ -231,7 +232,7 @@ Buffer buffer_from_json(const json& object, BufferId id, const Schedule& schedul
   Fields fields(
       object, "buffer " + std::to_string(id),
       " role tier category dtype bytes rank unit microbatch kind chunk first_elem elems version "
-      "persistent window offset_bytes slots ");
+      "persistent window per_tensor offset_bytes slots ");
   Buffer buffer;
   buffer.id = id;
   buffer.role = fields.word<BufferRole>("role", kRoleNames());
@@ -251,6 +252,7 @@ Buffer buffer_from_json(const json& object, BufferId id, const Schedule& schedul
   buffer.version = fields.integer("version", 0);
   buffer.persistent = fields.flag("persistent");
   buffer.window = fields.flag("window");
+  buffer.per_tensor = fields.flag("per_tensor");
   buffer.offset_bytes = fields.bytes("offset_bytes");
   buffer.slots = fields.indices("slots", schedule.slot_count);
   return buffer;

@@ -57,11 +57,25 @@ BufferId StepBuilder::add_home(StateKind kind, std::int32_t unit, Tier tier, DTy
   buffer.unit = unit;
   buffer.kind = kind;
   buffer.elems = unit_elems(unit);
-  buffer.bytes = buffer.elems * dtype_bytes(dtype);
+  buffer.bytes = bytes_of(dtype, buffer.elems);
   // Weights and 16-bit gradients on the device are read and written by kernels as whole units.
   buffer.window = tier == Tier::kDevice && dtype == model_.dtype &&
                   (kind == StateKind::kWeight || kind == StateKind::kGradient);
   return add_persistent(std::move(buffer));
+}
+
+void StepBuilder::add_optimizer_home(StateKind kind, std::int32_t unit) {
+  const StateLayout layout = state_layout(model_.optimizer, kind);
+  const std::uint64_t tensor_elems = model_.units[index(unit)].tensor_state_elems;
+  const bool per_tensor = layout.extent == StateExtent::kPerTensor;
+  if (layout.extent == StateExtent::kAbsent || (per_tensor && tensor_elems == 0)) return;
+  const BufferId id = add_home(kind, unit, optimizer_tier(unit), layout.dtype);
+  homes_[index(unit)][static_cast<std::size_t>(kind)] = id;
+  if (!per_tensor) return;
+  Buffer& buffer = schedule_.buffers[id];
+  buffer.per_tensor = true;
+  buffer.elems = tensor_elems;
+  buffer.bytes = bytes_of(layout.dtype, tensor_elems);
 }
 
 void StepBuilder::add_homes() {
@@ -76,9 +90,7 @@ void StepBuilder::add_homes() {
     const std::size_t at = index(unit);
     set(unit, StateKind::kWeight, place.weight[at], model_.dtype);
     set(unit, StateKind::kGradient, place.gradient[at], accumulator);
-    if (model_.has_master()) set(unit, StateKind::kMaster, place.optimizer[at], DType::kF32);
-    set(unit, StateKind::kMoment1, place.optimizer[at], DType::kF32);
-    set(unit, StateKind::kMoment2, place.optimizer[at], DType::kF32);
+    for (const StateKind kind : kOptimizerKinds) add_optimizer_home(kind, unit);
     norm_blocks_of_earlier_units_.push_back(norm_blocks);
     norm_blocks += model_.units[at].norm_blocks_before.back();
   }
@@ -128,7 +140,7 @@ BufferId StepBuilder::add_window(StateKind kind, std::int32_t unit, std::uint64_
   buffer.microbatch = microbatch;
   buffer.kind = kind;
   buffer.elems = elems;
-  buffer.bytes = elems * dtype_bytes(dtype);
+  buffer.bytes = bytes_of(dtype, elems);
   buffer.version = version;
   buffer.window = true;
   return add_transient(std::move(buffer));
@@ -145,9 +157,28 @@ BufferId StepBuilder::add_piece(Tier tier, StateKind kind, std::int32_t unit, El
   buffer.chunk = static_cast<std::int32_t>(range.begin / options_.piece_elems);
   buffer.first_elem = range.begin;
   buffer.elems = range.elems();
-  buffer.bytes = range.elems() * dtype_bytes(dtype);
+  buffer.bytes = bytes_of(dtype, range.elems());
   buffer.version = version;
   return add_transient(std::move(buffer));
+}
+
+BufferId StepBuilder::add_staged(BufferId home, ElemRange range, std::int32_t version) {
+  const Buffer& from = schedule_.buffers[home];
+  const bool per_tensor = from.per_tensor;
+  const ElemRange covered = per_tensor ? ElemRange{0, from.elems} : range;
+  const BufferId id = add_piece(Tier::kPinned, from.kind, from.unit, covered, from.dtype, version);
+  schedule_.buffers[id].per_tensor = per_tensor;
+  return id;
+}
+
+BufferId StepBuilder::add_update_workspace(Tier tier, std::int32_t unit) {
+  Buffer buffer;
+  buffer.role = BufferRole::kWorkspace;
+  buffer.tier = tier;
+  buffer.category = Category::kWorkspace;
+  buffer.bytes = model_.units[index(unit)].update_workspace_bytes;
+  buffer.unit = unit;
+  return buffer.bytes == 0 ? kNoId : add_transient(std::move(buffer));
 }
 
 BufferId StepBuilder::add_device(BufferRole role, Category category, std::uint64_t bytes,
@@ -165,9 +196,7 @@ BufferId StepBuilder::add_device(BufferRole role, Category category, std::uint64
 
 Use StepBuilder::part(BufferId id, ElemRange range) const {
   const Buffer& buffer = schedule_.buffers[id];
-  SLUICE_CHECK(range.begin >= buffer.first_elem && range.end <= buffer.first_elem + buffer.elems);
-  const std::uint64_t elem_bytes = dtype_bytes(buffer.dtype);
-  return {id, (range.begin - buffer.first_elem) * elem_bytes, range.elems() * elem_bytes};
+  return use_of(buffer, buffer.per_tensor ? ElemRange{0, buffer.elems} : range);
 }
 
 Instruction& StepBuilder::emit(Op op, Lane lane, std::int32_t unit, std::int32_t microbatch) {

@@ -13,13 +13,6 @@
 
 namespace sluice {
 
-// A range of a unit's elements.
-struct ElemRange {
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-  std::uint64_t elems() const { return end - begin; }
-};
-
 class StepBuilder {
  public:
   StepBuilder(const StepModel& model, const StepOptions& options);
@@ -35,6 +28,7 @@ class StepBuilder {
   // Homes: persistent, the same ids in every schedule of a run. kNoId where the run has none.
   BufferId home(StateKind kind, std::int32_t unit) const;
   Tier home_tier(StateKind kind, std::int32_t unit) const;
+  Tier optimizer_tier(std::int32_t unit) const { return options_.placement.optimizer[index(unit)]; }
   BufferId host_tokens(std::int32_t microbatch) const { return tokens_[index(microbatch)]; }
   BufferId host_loss(std::int32_t microbatch) const { return losses_[index(microbatch)]; }
   BufferId norm_partials() const { return norm_partials_; }
@@ -49,10 +43,14 @@ class StepBuilder {
   // A pinned or device piece of a unit's state.
   BufferId add_piece(Tier tier, StateKind kind, std::int32_t unit, ElemRange range, DType dtype,
                      std::int32_t version);
+  // A pinned copy of a range of a home (of all of it where it is state of whole tensors).
+  BufferId add_staged(BufferId home, ElemRange range, std::int32_t version);
+  // What an update of the unit needs besides; kNoId: nothing.
+  BufferId add_update_workspace(Tier tier, std::int32_t unit);
   BufferId add_device(BufferRole role, Category category, std::uint64_t bytes, std::int32_t unit,
                       std::int32_t microbatch);
 
-  // Part `range` of a state buffer (window, home or piece) as a Use.
+  // Part `range` of a state buffer (window, home or piece) as a Use; all of per-tensor state.
   Use part(BufferId buffer, ElemRange range) const;
 
   Instruction& emit(Op op, Lane lane, std::int32_t unit, std::int32_t microbatch);
@@ -71,6 +69,7 @@ class StepBuilder {
   void add_homes();
   BufferId add_persistent(Buffer buffer);
   BufferId add_home(StateKind kind, std::int32_t unit, Tier tier, DType dtype);
+  void add_optimizer_home(StateKind kind, std::int32_t unit);
 
   const StepModel& model_;
   const StepOptions& options_;
@@ -123,7 +122,7 @@ BufferId gradient_target(StepBuilder& builder, std::int32_t unit, std::int32_t m
 // Adds the tied use's gradient into its tensor's, and takes that unit's norm.
 void emit_tied_fold(StepBuilder& builder);
 
-// Clip factor, then AdamW over every unit, streamed in pieces.
+// Clip factor, then the update of every unit, streamed in pieces.
 void emit_optimizer(StepBuilder& builder);
 
 }  // namespace sluice

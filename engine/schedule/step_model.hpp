@@ -11,6 +11,7 @@
 #include "base/dtype.hpp"
 #include "base/memory_kinds.hpp"
 #include "base/units.hpp"
+#include "kernels/optimizer.hpp"
 
 namespace sluice {
 
@@ -28,6 +29,9 @@ struct UnitFootprint {
   std::uint64_t forward_workspace_bytes = 0;
   std::uint64_t backward_input_workspace_bytes = 0;
   std::uint64_t backward_weight_workspace_bytes = 0;
+  // Rules that need whole tensors: fp32 elements of their sums, and of an update's workspace.
+  std::uint64_t tensor_state_elems = 0;
+  std::uint64_t update_workspace_bytes = 0;
   // norm_blocks_before[i]: norm blocks that begin before element 4,096 * i; size elems/4,096 + 1.
   std::vector<std::uint64_t> norm_blocks_before;
 };
@@ -37,15 +41,15 @@ struct StepModel {
   // Tied head: elements of the borrowed tensor, a multiple of 4,096; it is the first of its unit.
   std::uint64_t tied_elems = 0;
   std::uint64_t token_bytes = 0;  // tokens and targets of one micro-batch
-  DType dtype = DType::kBF16;     // of weights and gradients; kF32: the weight is its own master
-  bool has_master() const { return dtype != DType::kF32; }
+  DType dtype = DType::kBF16;     // of weights and gradients
+  OptimizerOptions optimizer;     // optimizer.weight == dtype
 };
 
 // Where each unit's state of a kind lies between uses.
 struct Placement {
   std::vector<Tier> weight;
   std::vector<Tier> gradient;
-  std::vector<Tier> optimizer;  // master and both moments
+  std::vector<Tier> optimizer;  // master and moments
 };
 
 struct StepOptions {

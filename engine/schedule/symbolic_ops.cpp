@@ -17,7 +17,7 @@ std::uint64_t word(std::int32_t value) {
 
 // Byte `offset` of a state buffer, counted in bytes of its unit's elements; else of the buffer.
 std::uint64_t extent_base(const Buffer& buffer) {
-  return buffer.role == BufferRole::kState ? buffer.first_elem * dtype_bytes(buffer.dtype) : 0;
+  return buffer.role == BufferRole::kState ? bytes_of(buffer.dtype, buffer.first_elem) : 0;
 }
 
 // A part that lies where it does not belong is another value.
@@ -33,13 +33,13 @@ Term whole_term(const ReadValue& read) {
   const bool state = buffer.role == BufferRole::kState;
   const bool all = read.begin == 0 && read.end == buffer.bytes;
   if (!state && all && read.parts.size() == 1) return placed_term(buffer, read.parts[0]);
-  const std::uint64_t elem_bytes = state ? dtype_bytes(buffer.dtype) : 1;
+  const DType counted = state ? buffer.dtype : DType::kU8;
   TermHash hash;
   hash.add(kSlice);
   for (const Part& part : read.parts) {
     hash.add(placed_term(buffer, part));
-    hash.add((extent_base(buffer) + part.begin) / elem_bytes);
-    hash.add((extent_base(buffer) + part.end) / elem_bytes);
+    hash.add(elems_in(counted, extent_base(buffer) + part.begin));
+    hash.add(elems_in(counted, extent_base(buffer) + part.end));
   }
   return hash.value();
 }
@@ -79,6 +79,12 @@ std::vector<const ReadValue*> in_canonical_order(const std::vector<ReadValue>& r
   return order;
 }
 
+bool of_whole_tensors(const std::vector<ReadValue>& reads, const std::vector<WriteTarget>& writes) {
+  const auto per_tensor = [](const auto& value) { return value.buffer->per_tensor; };
+  return std::any_of(reads.begin(), reads.end(), per_tensor) ||
+         std::any_of(writes.begin(), writes.end(), per_tensor);
+}
+
 }  // namespace
 
 void SymbolicOps::apply(const Instruction& instruction, const std::vector<ReadValue>& reads,
@@ -95,8 +101,14 @@ void SymbolicOps::apply(const Instruction& instruction, const std::vector<ReadVa
     case Op::kDecode:
     case Op::kAccumulateGrad:
     case Op::kFoldGrad:
-    case Op::kOptimizerStep:
       elementwise(instruction, reads, writes, emit);
+      break;
+    case Op::kOptimizerStep:
+      if (of_whole_tensors(reads, writes)) {
+        update_whole(instruction, reads, writes, emit);
+      } else {
+        elementwise(instruction, reads, writes, emit);
+      }
       break;
     case Op::kGradNorm:
       grad_norm(reads, writes, emit);
@@ -144,10 +156,10 @@ void SymbolicOps::copy(const std::vector<ReadValue>& reads, const std::vector<Wr
 std::vector<SymbolicOps::Run> SymbolicOps::runs_of(const ReadValue& read) {
   std::vector<Run> runs;
   const Buffer& buffer = *read.buffer;
-  const std::uint64_t elem_bytes = dtype_bytes(buffer.dtype);
   for (const Part& part : read.parts) {
-    runs.push_back({buffer.unit, (extent_base(buffer) + part.begin) / elem_bytes,
-                    (extent_base(buffer) + part.end) / elem_bytes, placed_term(buffer, part)});
+    runs.push_back({buffer.unit, elems_in(buffer.dtype, extent_base(buffer) + part.begin),
+                    elems_in(buffer.dtype, extent_base(buffer) + part.end),
+                    placed_term(buffer, part)});
   }
   return runs;
 }
@@ -196,10 +208,9 @@ void SymbolicOps::elementwise(const Instruction& instruction, const std::vector<
   }
   for (const WriteTarget& target : writes) {
     const Buffer& buffer = *target.buffer;
-    const std::uint64_t elem_bytes = dtype_bytes(buffer.dtype);
     const std::uint64_t base = extent_base(buffer);
-    std::uint64_t begin = (base + target.begin) / elem_bytes;
-    const std::uint64_t stop = (base + target.end) / elem_bytes;
+    std::uint64_t begin = elems_in(buffer.dtype, base + target.begin);
+    const std::uint64_t stop = elems_in(buffer.dtype, base + target.end);
     while (begin < stop) {
       const auto border = borders.upper_bound(begin);
       const std::uint64_t end = border == borders.end() ? stop : std::min(*border, stop);
@@ -216,10 +227,31 @@ void SymbolicOps::elementwise(const Instruction& instruction, const std::vector<
         hash.add(term);
       }
       const Term made = instruction.op == Op::kGather ? only : hash.value();
-      emit(target,
-           Part{begin * elem_bytes - base, end * elem_bytes - base, made, begin * elem_bytes});
+      const std::uint64_t origin = bytes_of(buffer.dtype, begin);
+      emit(target, Part{origin - base, bytes_of(buffer.dtype, end) - base, made, origin});
       begin = end;
     }
+  }
+}
+
+// What is made of a unit as a whole: each result depends on all of every input.
+void SymbolicOps::update_whole(const Instruction& instruction, const std::vector<ReadValue>& reads,
+                               const std::vector<WriteTarget>& writes, const Emit& emit) {
+  TermHash hash;
+  hash.add(op_word(instruction.op));
+  hash.add(word(instruction.unit));
+  for (const ReadValue* read : in_canonical_order(reads)) {
+    const bool state = read->buffer->role == BufferRole::kState;
+    hash.add(state ? fold(runs_of(*read)) : whole_term(*read));
+  }
+  const Term inputs = hash.value();
+  for (const WriteTarget& target : writes) {
+    const Buffer& buffer = *target.buffer;
+    const std::uint64_t made = buffer.role == BufferRole::kWorkspace
+                                   ? kScratch + instruction.id
+                                   : static_cast<std::uint64_t>(buffer.kind);
+    const Term term = hash_words({inputs.low, inputs.high, made});
+    emit(target, Part{target.begin, target.end, term, extent_base(buffer) + target.begin});
   }
 }
 

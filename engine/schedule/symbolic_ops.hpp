@@ -41,6 +41,9 @@ class SymbolicOps {
   // takes the one that is there; others combine all, in order.
   static void elementwise(const Instruction& instruction, const std::vector<ReadValue>& reads,
                           const std::vector<WriteTarget>& writes, const Emit& emit);
+  // Each result depends on the whole of every input, however it came in pieces.
+  static void update_whole(const Instruction& instruction, const std::vector<ReadValue>& reads,
+                           const std::vector<WriteTarget>& writes, const Emit& emit);
   // The content of state as one term, whatever the chunks. Errors where elements overlap.
   struct Run {
     std::int32_t unit = -1;

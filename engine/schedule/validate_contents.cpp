@@ -334,10 +334,9 @@ class ContentCheck {
     for (const Use& use : instruction.reads) {
       const Buffer& buffer = buffer_of(use);
       if (!is_gradient(buffer)) continue;
-      const std::uint64_t elem_bytes = dtype_bytes(buffer.dtype);
       for_parts(use, false, [&](std::uint64_t begin, std::uint64_t end, Span& span) {
-        f(buffer, buffer.first_elem + begin / elem_bytes, buffer.first_elem + end / elem_bytes,
-          span.content);
+        f(buffer, buffer.first_elem + elems_in(buffer.dtype, begin),
+          buffer.first_elem + elems_in(buffer.dtype, end), span.content);
       });
     }
   }
@@ -346,11 +345,9 @@ class ContentCheck {
   void check_not_normed(const Instruction& instruction) {
     for (const Use& use : instruction.writes) {
       const Buffer& buffer = buffer_of(use);
-      const ByteRange range = bytes_of(use, buffer);
-      const std::uint64_t elem_bytes = dtype_bytes(buffer.dtype);
+      const ElemRange range = elems_of(buffer, use);
       bool normed = false;
-      for_normed(buffer, buffer.first_elem + range.begin / elem_bytes,
-                 buffer.first_elem + range.end / elem_bytes, [&](const Normed&) { normed = true; });
+      for_normed(buffer, range.begin, range.end, [&](const Normed&) { normed = true; });
       if (!normed) continue;
       problems_.add(describe(instruction) + " changes " + describe(buffer) +
                     " after its norm was taken");

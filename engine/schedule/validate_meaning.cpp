@@ -13,12 +13,6 @@
 namespace sluice::validation {
 namespace {
 
-struct ElemRange {
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-  bool operator==(const ElemRange&) const = default;
-};
-
 class MeaningCheck {
  public:
   MeaningCheck(const Schedule& schedule, Problems& problems)
@@ -48,13 +42,7 @@ class MeaningCheck {
  private:
   const Buffer& buffer_of(const Use& use) const { return schedule_.buffers[use.buffer]; }
   static bool is_state(const Buffer& buffer) { return buffer.role == BufferRole::kState; }
-  ElemRange elems_of(const Use& use) const {
-    const Buffer& buffer = buffer_of(use);
-    const ByteRange range = bytes_of(use, buffer);
-    const std::uint64_t elem_bytes = dtype_bytes(buffer.dtype);
-    return {buffer.first_elem + range.begin / elem_bytes,
-            buffer.first_elem + range.end / elem_bytes};
-  }
+  ElemRange elems_of(const Use& use) const { return sluice::elems_of(buffer_of(use), use); }
 
   // What a micro-batch made is for that micro-batch.
   void check_microbatch(const Instruction& instruction) {
@@ -150,7 +138,7 @@ class MeaningCheck {
     }
   }
 
-  // Elementwise updates: one unit, one range of elements, no kind twice.
+  // Updates: one unit, one range of elements, no kind twice; state of whole tensors is there whole.
   void check_update(const Instruction& instruction) {
     std::vector<ElemRange> ranges;
     bool one_range = true;
@@ -162,6 +150,10 @@ class MeaningCheck {
         const Buffer& buffer = buffer_of(use);
         if (!is_state(buffer)) continue;
         ++(writes ? written : read)[static_cast<std::size_t>(buffer.kind)];
+        if (buffer.per_tensor) {
+          one_range = one_range && covers_all(buffer, use);
+          continue;
+        }
         ranges.push_back(elems_of(use));
         one_range = one_range && (ranges.back() == ranges.front());
         const bool fold_source = instruction.op == Op::kFoldGrad && !writes;
@@ -183,6 +175,10 @@ class MeaningCheck {
     if (instruction.op == Op::kFoldGrad) kinds = kinds && gradients == 2 && folds_two(instruction);
     if (one_range && own_unit && kinds) return;
     problems_.add(describe(instruction) + " mixes units, kinds or element ranges");
+  }
+
+  static bool covers_all(const Buffer& buffer, const Use& use) {
+    return sluice::elems_of(buffer, use) == ElemRange{0, buffer.elems};
   }
 
   // A fold adds another unit's gradient to the one that it writes.

@@ -20,10 +20,9 @@ void check_buffers(const Schedule& schedule, Problems& problems) {
     }
     if (buffer.bytes == 0) problems.add(describe(buffer) + " is empty");
     if (buffer.role != BufferRole::kState) continue;
-    const std::uint64_t elem_bytes = dtype_bytes(buffer.dtype);
     if (buffer.kind == StateKind::kNone || buffer.unit < 0) {
       problems.add(describe(buffer) + " is model state of no kind or unit");
-    } else if (buffer.elems == 0 || buffer.elems > buffer.bytes / elem_bytes) {
+    } else if (buffer.elems == 0 || buffer.elems > elems_in(buffer.dtype, buffer.bytes)) {
       problems.add(describe(buffer) + " is smaller than its elements");
     } else if (buffer.first_elem > UINT64_MAX / 16 - buffer.elems) {
       problems.add(describe(buffer) + " begins past any unit's end");
@@ -45,9 +44,9 @@ void check_uses(const Schedule& schedule, const Instruction& instruction, Proble
       if (use.offset_bytes > buffer.bytes || use.bytes > buffer.bytes - use.offset_bytes) {
         problems.add(describe(instruction) + " uses bytes outside " + describe(buffer));
       }
-      const std::uint64_t elem_bytes = dtype_bytes(buffer.dtype);
+      const std::uint64_t group_bytes = dtype_group(buffer.dtype).bytes;
       if (buffer.role == BufferRole::kState &&
-          (use.offset_bytes % elem_bytes != 0 || use.bytes % elem_bytes != 0)) {
+          (use.offset_bytes % group_bytes != 0 || use.bytes % group_bytes != 0)) {
         problems.add(describe(instruction) + " splits an element of " + describe(buffer));
       }
     }

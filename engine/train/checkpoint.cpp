@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "engine/planner/plan.hpp"
 
 namespace sluice {
 namespace {
@@ -94,10 +95,10 @@ CheckpointFound find_checkpoint(const std::string& directory) {
 }
 
 void check_checkpoint(const CheckpointFound& found, const Config& config, const Model& model,
-                      DType weight_dtype, const std::string& data_fingerprint) {
+                      const std::string& data_fingerprint) {
   const SafetensorsReader reader(found.directory + "/" + kStateFile);
-  ModelState::check(reader, model, weight_dtype);
   check_settings(found, result_settings(config));
+  ModelState::check(reader, model, parameter_table(config, model));
   if (found.manifest.data_fingerprint != data_fingerprint) {
     throw InputError(found.directory + ": was made with other data than data.paths holds now");
   }

@@ -27,7 +27,7 @@ CheckpointFound find_checkpoint(const std::string& directory);
 // Throws InputError where the checkpoint is of another model (first differing tensor named), of
 // another configuration, or of other data.
 void check_checkpoint(const CheckpointFound& found, const Config& config, const Model& model,
-                      DType weight_dtype, const std::string& data_fingerprint);
+                      const std::string& data_fingerprint);
 
 // Throws InputError where the checkpoint was computed by other arithmetic (Kernels::arithmetic()).
 void check_arithmetic(const CheckpointFound& found, const std::string& arithmetic);

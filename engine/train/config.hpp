@@ -18,7 +18,9 @@
 #include <vector>
 
 #include "base/units.hpp"
+#include "engine/model/parameter_group.hpp"
 #include "engine/train/data_format.hpp"
+#include "kernels/optimizer.hpp"
 
 namespace sluice {
 
@@ -27,9 +29,9 @@ struct Config {
   enum class Family : std::uint8_t { kGpt2, kLlama };
   enum class Precision : std::uint8_t { kBF16, kFP32, kFP16 };
   enum class Reduction : std::uint8_t { kGrouped, kSequential };
-  enum class Optimizer : std::uint8_t { kAdamW };
   enum class LrSchedule : std::uint8_t { kCosine, kConstant };
   enum class States : std::uint8_t { kFP32, kSplit };
+  enum class Moments : std::uint8_t { kFP32, kBF16, k8Bit };
   enum class OptimizerPlacement : std::uint8_t {
     kAuto,
     kAfterBackward,
@@ -80,14 +82,20 @@ struct Config {
   } train;
 
   struct {
-    Optimizer name = Optimizer::kAdamW;
+    OptimizerRule name = OptimizerRule::kAdamW;
     double lr = 3e-4;
-    double beta1 = 0.9, beta2 = 0.95;
+    double beta1 = 0.9, beta2 = 0.95;  // derived: beta2 0.99 for lion
     double eps = 1e-8;
+    double momentum = 0.9;  // derived: 0.95 for muon
+    bool nesterov = false;
+    double beta2_decay = -0.8;
+    double clip_threshold = 1.0;
     double weight_decay = 0.1;
+    std::vector<ParameterGroup> groups;
     std::int64_t warmup = 0;  // steps
     LrSchedule schedule = LrSchedule::kCosine;
     States states = States::kFP32;
+    Moments moments = Moments::kFP32;
     OptimizerPlacement placement = OptimizerPlacement::kAuto;
   } optimizer;
 

@@ -6,6 +6,12 @@
 
 namespace sluice {
 
+// Found by nlohmann::json.
+static void to_json(nlohmann::ordered_json& json, const ParameterGroup& group) {
+  json = {{"match", group.match}, {"lr_scale", group.lr_scale}};
+  if (group.weight_decay) json["weight_decay"] = *group.weight_decay;
+}
+
 namespace {
 
 // "memory.place" and "weight" of "memory.place.weight".

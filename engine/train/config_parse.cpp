@@ -144,6 +144,29 @@ std::optional<ConfigValue> list_from_node(const ConfigKey& key, const toml::arra
   return ConfigValue(std::move(numbers));
 }
 
+std::optional<ConfigValue> groups_from_node(const toml::node& node) {
+  if (!node.is_array()) return std::nullopt;
+  std::vector<ParameterGroup> groups;
+  for (const toml::node& element : *node.as_array()) {
+    if (!element.is_table()) return std::nullopt;
+    ParameterGroup group;
+    for (const auto& [name, value] : *element.as_table()) {
+      const auto number = as_real(value);
+      if (name == "match" && value.is_string()) {
+        group.match = value.as_string()->get();
+      } else if (name == "lr_scale" && number) {
+        group.lr_scale = *number;
+      } else if (name == "weight_decay" && number) {
+        group.weight_decay = *number;
+      } else {
+        return std::nullopt;
+      }
+    }
+    groups.push_back(std::move(group));
+  }
+  return ConfigValue(std::move(groups));
+}
+
 std::optional<ConfigValue> value_from_node(const ConfigKey& key, const toml::node& node) {
   const auto* text = node.as_string();
   switch (key.kind) {
@@ -171,8 +194,19 @@ std::optional<ConfigValue> value_from_node(const ConfigKey& key, const toml::nod
       [[fallthrough]];
     case ConfigKind::kRealPair:
       return node.is_array() ? list_from_node(key, *node.as_array()) : std::nullopt;
+    case ConfigKind::kGroups:
+      return groups_from_node(node);
   }
   return std::nullopt;
+}
+
+std::optional<ConfigValue> groups_from_text(std::string_view text) {
+  try {
+    const toml::table table = toml::parse("groups = " + std::string(text));
+    return table.size() == 1 ? groups_from_node(*table.get("groups")) : std::nullopt;
+  } catch (const toml::parse_error&) {
+    return std::nullopt;
+  }
 }
 
 // Collects values and where each came from.
@@ -212,7 +246,9 @@ class Loader {
     const ConfigKey* key = find_config_key(path);
     if (!key) throw_unknown(origin, path);
     const auto value =
-        value_from_text(*key, quoted_in_files(key->kind) ? without_quotes(text) : text);
+        key->kind == ConfigKind::kGroups
+            ? groups_from_text(text)
+            : value_from_text(*key, quoted_in_files(key->kind) ? without_quotes(text) : text);
     if (!value || !in_range(*key, *value)) {
       throw_mistyped(origin, *key, quoted(text));
     }

@@ -38,6 +38,13 @@ void derive_defaults(Config& config, const ConfigOrigins& origins) {
   }
   if (!origins.given("model.max_seq")) model.max_seq = config.train.seq;
   if (!origins.given("model.tie_embeddings")) model.tie_embeddings = !llama;
+  auto& optimizer = config.optimizer;
+  if (!origins.given("optimizer.betas") && optimizer.name == OptimizerRule::kLion) {
+    optimizer.beta2 = 0.99;
+  }
+  if (!origins.given("optimizer.momentum") && optimizer.name == OptimizerRule::kMuon) {
+    optimizer.momentum = 0.95;
+  }
   if (config.memory.storage_paths.empty()) {
     config.memory.storage_paths = {config.log.dir + "/storage"};
   }
@@ -124,6 +131,29 @@ void check_train(const Config& config, const ConfigOrigins& origins) {
   }
 }
 
+void check_optimizer(const Config& config, const ConfigOrigins& origins) {
+  const auto& optimizer = config.optimizer;
+  const std::string name(optimizer_rule_name(optimizer.name));
+  if (optimizer.states == Config::States::kSplit &&
+      config.train.precision != Config::Precision::kBF16) {
+    throw InputError(origins.of("optimizer.states") +
+                     ": optimizer.states = \"split\" needs train.precision = \"bf16\": it keeps "
+                     "the master as a bf16 weight and what that leaves");
+  }
+  const bool sgd = optimizer.name == OptimizerRule::kSgd;
+  const bool no_moments =
+      optimizer.name == OptimizerRule::kAdafactor || (sgd && optimizer.momentum == 0);
+  if (no_moments && optimizer.moments != Config::Moments::kFP32) {
+    throw InputError(origins.of("optimizer.moments") + ": optimizer.name = \"" + name +
+                     (sgd ? "\" without momentum" : "\"") +
+                     " keeps no moment of each element; leave optimizer.moments at \"fp32\"");
+  }
+  if (optimizer.nesterov && (!sgd || optimizer.momentum == 0)) {
+    throw InputError(origins.of("optimizer.nesterov") +
+                     ": optimizer.nesterov needs optimizer.name = \"sgd\" with a momentum above 0");
+  }
+}
+
 // Twice the same directory would count its room and its bandwidth twice.
 void check_storage_paths(const Config& config, const ConfigOrigins& origins) {
   std::set<std::filesystem::path> seen;
@@ -142,6 +172,7 @@ void resolve_config(Config& config, const ConfigOrigins& origins) {
   derive_defaults(config, origins);
   check_model(config, origins);
   check_train(config, origins);
+  check_optimizer(config, origins);
   check_storage_paths(config, origins);
 }
 

@@ -204,12 +204,16 @@ void add_train(Keys& keys) {
 
 void add_optimizer(Keys& keys) {
   const auto add = [&](ConfigKey key) { keys.push_back(decisive(std::move(key))); };
-  add(choice("optimizer.name", SLUICE_FIELD(optimizer.name), {"adamw"}, "the update rule"));
-  add(real("optimizer.lr", SLUICE_FIELD(optimizer.lr), 0.0, 1e6, "peak learning rate"));
+  add(choice("optimizer.name", SLUICE_FIELD(optimizer.name),
+             {"adamw", "adam", "sgd", "lion", "adafactor", "sm3", "muon"}, "the update rule"));
+  add(real("optimizer.lr", SLUICE_FIELD(optimizer.lr), 0.0, 1e6,
+           "peak learning rate; rules want different ones (sgd about 0.1, adafactor 0.01, sm3 0.1, "
+           "lion a third of adamw's)"));
   ConfigKey betas;
   betas.path = "optimizer.betas";
   betas.kind = ConfigKind::kRealPair;
-  betas.doc = "decay of the two moments";
+  betas.doc = "decay of the two moments (adamw, adam, lion, muon's adamw; sm3 the first)";
+  betas.derived_default = "[0.9, 0.95]; lion [0.9, 0.99]";
   betas.upper = 1.0;
   betas.upper_excluded = true;
   betas.read = [](const Config& config) {
@@ -225,14 +229,36 @@ void add_optimizer(Keys& keys) {
                   "added to the root of the second moment");
   eps.lower_excluded = true;
   add(std::move(eps));
+  auto momentum = real("optimizer.momentum", SLUICE_FIELD(optimizer.momentum), 0.0, 1.0,
+                       "of sgd (0: none, and no state) and of muon");
+  momentum.upper_excluded = true;
+  momentum.derived_default = "0.9; muon 0.95";
+  add(std::move(momentum));
+  add(make_key("optimizer.nesterov", ConfigKind::kBool, "sgd looks ahead",
+               SLUICE_FIELD(optimizer.nesterov)));
+  auto decay = real("optimizer.beta2_decay", SLUICE_FIELD(optimizer.beta2_decay), -1.0, 0.0,
+                    "adafactor: the second moment forgets by 1 - step^beta2_decay");
+  add(std::move(decay));
+  auto threshold = real("optimizer.clip_threshold", SLUICE_FIELD(optimizer.clip_threshold), 0.0,
+                        kHuge, "adafactor: largest root mean square of a tensor's update");
+  threshold.lower_excluded = true;
+  add(std::move(threshold));
   add(real("optimizer.weight_decay", SLUICE_FIELD(optimizer.weight_decay), 0.0, 1e3,
-           "of matrices; biases, norms and positions have none"));
+           "of matrices and tables; biases and norms have none. Added to the gradient by adam and "
+           "sgd, taken off the weight by the others"));
+  add(make_key("optimizer.groups", ConfigKind::kGroups,
+               "tensors with another learning rate or decay; the first group that matches counts",
+               SLUICE_FIELD(optimizer.groups)));
   add(integer("optimizer.warmup", SLUICE_FIELD(optimizer.warmup), 0, kMaxSteps,
               "steps of linear rise to the peak"));
   add(choice("optimizer.schedule", SLUICE_FIELD(optimizer.schedule), {"cosine", "constant"},
              "after the warmup; cosine falls to a tenth of the peak"));
   add(choice("optimizer.states", SLUICE_FIELD(optimizer.states), {"fp32", "split"},
-             "how master weights are stored"));
+             "how master weights are stored; split: as the bf16 weight and 16 bits beside it, "
+             "lossless, 2 bytes less to keep and 6 less to move for each parameter"));
+  add(choice("optimizer.moments", SLUICE_FIELD(optimizer.moments), {"fp32", "bf16", "8bit"},
+             "how moments are stored: fp32, bf16 rounded at random, or 8 bits and a scale for each "
+             "128; the last two change results"));
   keys.push_back(choice("optimizer.placement", SLUICE_FIELD(optimizer.placement),
                         {"auto", "after_backward", "in_backward", "next_forward", "speculative"},
                         "where in a step the update runs"));

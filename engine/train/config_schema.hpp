@@ -29,12 +29,13 @@ enum class ConfigKind : std::uint8_t {
   kDuration,
   kTextList,
   kRealPair,
+  kGroups,
 };
 
 // kBool bool; kInteger and kBytes int64; kBytesOrAuto int64 or the string "auto"; kReal, kRate and
-// kDuration double; kText and kChoice string.
+// kDuration double; kText and kChoice string; kGroups parameter groups.
 using ConfigValue = std::variant<bool, std::int64_t, double, std::string, std::vector<std::string>,
-                                 std::vector<double>>;
+                                 std::vector<double>, std::vector<ParameterGroup>>;
 
 struct ConfigKey {
   std::string path;  // "memory.place.weight"
@@ -67,7 +68,7 @@ std::string format_value(const ConfigKey& key, const ConfigValue& value);
 // Without one pair of quotes around it, if there is one.
 std::string_view without_quotes(std::string_view text);
 // The value that a `--set` text means for this key; nothing where it means none. Ranges not
-// checked.
+// checked. Not for kGroups, whose text is TOML.
 std::optional<ConfigValue> value_from_text(const ConfigKey& key, std::string_view text);
 // Whether a value of the right type is in the key's range.
 bool in_range(const ConfigKey& key, const ConfigValue& value);

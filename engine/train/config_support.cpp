@@ -25,8 +25,6 @@ const std::vector<Unavailable>& unavailable() {
       {"train.reduction", "= \"sequential\"",
        [](C c) { return c.train.reduction == Config::Reduction::kSequential; }},
       {"train.fold_groups", "above 1", [](C c) { return c.train.fold_groups > 1; }},
-      {"optimizer.states", "other than \"fp32\"",
-       [](C c) { return c.optimizer.states != Config::States::kFP32; }},
       {"optimizer.placement", "other than \"auto\" and \"after_backward\"",
        [](C c) {
          return c.optimizer.placement != Config::OptimizerPlacement::kAuto &&

@@ -10,6 +10,8 @@ namespace sluice {
 
 namespace {
 
+constexpr double kMostGroupScale = 1e3;
+
 template <class Number>
 std::optional<Number> parse_number(std::string_view text) {
   if (text.starts_with('+')) text.remove_prefix(1);
@@ -155,6 +157,10 @@ std::string describe_expected(const ConfigKey& key) {
       return "a list of strings, none of them empty";
     case ConfigKind::kRealPair:
       return "a list of two numbers, each " + describe_reals(key);
+    case ConfigKind::kGroups:
+      return "a list of tables such as { match = \"*.bias\", lr_scale = 0.5, weight_decay = 0.0 }, "
+             "with match (a pattern of tensor names) and, from 0 to " +
+             format_real(kMostGroupScale) + ", lr_scale or weight_decay";
   }
   return {};
 }
@@ -190,6 +196,16 @@ std::string format_value(const ConfigKey& key, const ConfigValue& value) {
       std::string text = "[";
       text.append(format_real(pair.at(0))).append(", ").append(format_real(pair.at(1)));
       return text.append("]");
+    }
+    case ConfigKind::kGroups: {
+      std::string text;
+      for (const ParameterGroup& group : std::get<std::vector<ParameterGroup>>(value)) {
+        if (!text.empty()) text += ", ";
+        text += "{ match = " + quote(group.match) + ", lr_scale = " + format_real(group.lr_scale);
+        if (group.weight_decay) text += ", weight_decay = " + format_real(*group.weight_decay);
+        text += " }";
+      }
+      return std::string("[").append(text).append("]");
     }
   }
   return {};
@@ -235,6 +251,8 @@ std::optional<ConfigValue> value_from_text(const ConfigKey& key, std::string_vie
       }
       return ConfigValue(std::move(numbers));
     }
+    case ConfigKind::kGroups:
+      break;
   }
   return std::nullopt;
 }
@@ -272,6 +290,15 @@ bool in_range(const ConfigKey& key, const ConfigValue& value) {
       const auto& pair = std::get<std::vector<double>>(value);
       return pair.size() == 2 && real_in_range(key, pair[0]) && real_in_range(key, pair[1]);
     }
+    case ConfigKind::kGroups:
+      for (const ParameterGroup& group : std::get<std::vector<ParameterGroup>>(value)) {
+        const auto fits = [](double number) { return number >= 0 && number <= kMostGroupScale; };
+        if (group.match.empty() || group.match.find('\0') != std::string::npos ||
+            !fits(group.lr_scale) || !fits(group.weight_decay.value_or(0.0))) {
+          return false;
+        }
+      }
+      return true;
   }
   return false;
 }

@@ -37,6 +37,21 @@ RunEvent placement_json(const Plan& plan) {
           {"optimizer", kind(placement.optimizer)}};
 }
 
+// Bytes by kind, and what the optimizer keeps for each parameter (with padding).
+RunEvent state_json(const Plan& plan) {
+  RunEvent json = RunEvent::object();
+  std::uint64_t optimizer = 0;
+  for (std::size_t kind = 0; kind < kStateKindCount; ++kind) {
+    json[std::string(state_kind_name(static_cast<StateKind>(kind)))] = plan.kind_bytes[kind];
+  }
+  for (const StateKind kind : kOptimizerKinds) {
+    optimizer += plan.kind_bytes[static_cast<std::size_t>(kind)];
+  }
+  json["optimizer_bytes_per_parameter"] =
+      static_cast<double>(optimizer) / static_cast<double>(plan.parameters);
+  return json;
+}
+
 }  // namespace
 
 RunEvent plan_event(const Plan& plan) {
@@ -49,6 +64,7 @@ RunEvent plan_event(const Plan& plan) {
           {"profile", plan.profile},
           {"parameters", plan.parameters},
           {"state_bytes", plan.state_bytes},
+          {"state", state_json(plan)},
           {"recompute", plan.options.recompute ? "unit" : "none"},
           {"prefetch", plan.options.prefetch},
           {"units_by_tier", placement_json(plan)},

@@ -1,6 +1,7 @@
 #include "engine/train/model_state.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "base/error.hpp"
@@ -9,14 +10,6 @@
 
 namespace sluice {
 namespace {
-
-std::string tensor_name(StateKind kind, const std::string& name) {
-  return kind == StateKind::kWeight ? name : std::string(state_kind_name(kind)) + "." + name;
-}
-
-DType state_dtype(StateKind kind, DType weight_dtype) {
-  return kind == StateKind::kWeight ? weight_dtype : DType::kF32;
-}
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::string text = "[";
@@ -57,96 +50,106 @@ void fill_tensor(const host::Parallel& parallel, const TensorSpec& spec, std::ui
   });
 }
 
-}  // namespace
-
-std::vector<StateKind> ModelState::kinds(DType weight_dtype) {
-  if (weight_dtype == DType::kF32) {
-    return {StateKind::kWeight, StateKind::kMoment1, StateKind::kMoment2};
+// The weight rounded from its master; and the master, or what split_master keeps of it.
+void store_weights(const OptimizerOptions& options, std::span<const float> values,
+                   std::byte* weight, std::byte* master) {
+  if (master == nullptr) {
+    std::memcpy(weight, values.data(), values.size_bytes());
+    return;
   }
-  return {StateKind::kWeight, StateKind::kMaster, StateKind::kMoment1, StateKind::kMoment2};
+  SLUICE_CHECK(options.weight == DType::kBF16);
+  auto* const rounded = reinterpret_cast<bf16*>(weight);
+  for (std::size_t i = 0; i < values.size(); ++i) rounded[i] = bf16_weight_from_float(values[i]);
+  if (!options.split_master) {
+    std::memcpy(master, values.data(), values.size_bytes());
+    return;
+  }
+  auto* const remainders = reinterpret_cast<std::int16_t*>(master);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    remainders[i] = split_remainder(values[i], rounded[i]);
+  }
 }
 
-// data: weight, then master where there is one, then the moments.
-void ModelState::fill_piece(const UnitLayout& layout, std::uint64_t seed, std::uint64_t begin,
-                            std::uint64_t end, std::span<std::byte* const> data) const {
-  const std::uint64_t elems = end - begin;
-  for (std::size_t i = 1; i < data.size(); ++i) std::memset(data[i], 0, elems * sizeof(float));
-  auto* master = reinterpret_cast<float*>(has_master() ? data[1] : data[0]);
-  std::memset(master, 0, elems * sizeof(float));
+}  // namespace
+
+std::vector<float> ModelState::initial_values(const UnitLayout& layout, std::uint64_t seed,
+                                              std::uint64_t begin, std::uint64_t end) const {
+  std::vector<float> values(end - begin, 0.0f);
   for (const PlacedTensor& tensor : layout.tensors()) {
     const Overlap part = overlap(tensor, begin, end);
     if (part.empty()) continue;
     fill_tensor(parallel_, tensor.spec, seed, part,
-                master + (tensor.first_elem + part.first - begin));
+                values.data() + (tensor.first_elem + part.first - begin));
   }
-  if (!has_master()) return;
-  auto* weight = reinterpret_cast<bf16*>(data[0]);
-  for (std::uint64_t i = 0; i < elems; ++i) weight[i] = bf16_weight_from_float(master[i]);
+  return values;
+}
+
+// The weight and, where there is one, the master beside it.
+void ModelState::fill_weights(std::size_t unit, std::uint64_t seed) {
+  const UnitLayout& layout = model_.units()[unit].layer->layout();
+  std::vector<StateKind> kinds{StateKind::kWeight};
+  if (options().has_master()) kinds.push_back(StateKind::kMaster);
+  store_.visit(kinds, static_cast<std::int32_t>(unit), 0, layout.elems(),
+               StateStore::Access::kWrite,
+               [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
+                 const std::vector<float> values = initial_values(layout, seed, begin, end);
+                 store_weights(options(), values, data[0], data.size() > 1 ? data[1] : nullptr);
+               });
+}
+
+void ModelState::zero(const StateColumn& column, std::size_t unit, std::uint64_t elems) {
+  const std::array<StateKind, 1> kind{column.kind};
+  store_.visit(kind, static_cast<std::int32_t>(unit), 0, elems, StateStore::Access::kWrite,
+               [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
+                 std::memset(data[0], 0, bytes_of(column.layout.dtype, end - begin));
+               });
 }
 
 void ModelState::initialize(std::uint64_t seed) {
-  const std::vector<StateKind> all = kinds(weight_dtype_);
+  const StoredTensors tensors(model_, table_, state_columns(options()));
   for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
-    const UnitLayout& layout = model_.units()[unit].layer->layout();
-    store_.visit(all, static_cast<std::int32_t>(unit), 0, layout.elems(),
-                 StateStore::Access::kWrite,
-                 [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
-                   fill_piece(layout, seed, begin, end, data);
-                 });
-  }
-}
-
-std::vector<SafetensorsSpec> ModelState::specs(const Model& model, DType weight_dtype,
-                                               const std::vector<StateKind>& kinds) {
-  std::vector<SafetensorsSpec> specs;
-  for (const Unit& unit : model.units()) {
-    for (const PlacedTensor& tensor : unit.layer->layout().tensors()) {
-      for (const StateKind kind : kinds) {
-        specs.push_back({tensor_name(kind, tensor.spec.name), state_dtype(kind, weight_dtype),
-                         tensor.spec.shape});
-      }
+    fill_weights(unit, seed);
+    for (std::size_t k = 0; k < tensors.columns().size(); ++k) {
+      const StateColumn& column = tensors.columns()[k];
+      if (column.kind == StateKind::kWeight || column.kind == StateKind::kMaster) continue;
+      zero(column, unit, tensors.home_elems(unit, k));
     }
   }
-  return specs;
 }
 
-void ModelState::write(const std::string& path, const std::vector<StateKind>& kinds) {
-  SafetensorsWriter writer(path, specs(model_, weight_dtype_, kinds), {{"format", "sluice"}});
-  std::size_t first_spec = 0;
+void ModelState::write(const std::string& path, const StoredTensors& tensors) {
+  SafetensorsWriter writer(path, tensors.specs(), {{"format", "sluice"}});
   for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
-    const UnitLayout& layout = model_.units()[unit].layer->layout();
-    store_.visit(
-        kinds, static_cast<std::int32_t>(unit), 0, layout.elems(), StateStore::Access::kRead,
-        [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
-          for (std::size_t t = 0; t < layout.tensors().size(); ++t) {
-            const PlacedTensor& tensor = layout.tensors()[t];
-            const Overlap part = overlap(tensor, begin, end);
-            if (part.empty()) continue;
-            const std::uint64_t at = tensor.first_elem + part.first - begin;
-            for (std::size_t k = 0; k < kinds.size(); ++k) {
-              const std::uint64_t bytes = dtype_bytes(state_dtype(kinds[k], weight_dtype_));
-              writer.append(first_spec + t * kinds.size() + k,
-                            {data[k] + at * bytes, (part.last - part.first) * bytes});
-            }
-          }
-        });
-    first_spec += layout.tensors().size() * kinds.size();
+    for (std::size_t k = 0; k < tensors.columns().size(); ++k) {
+      const std::array<StateKind, 1> kind{tensors.columns()[k].kind};
+      store_.visit(kind, static_cast<std::int32_t>(unit), 0, tensors.home_elems(unit, k),
+                   StateStore::Access::kRead,
+                   [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
+                     tensors.for_parts(
+                         unit, k, begin, end, data[0],
+                         [&](std::size_t spec, std::uint64_t, std::byte* at, std::uint64_t bytes) {
+                           writer.append(spec, {at, bytes});
+                         });
+                   });
+    }
   }
   writer.finish();
 }
 
 void ModelState::save(const std::string& path) {
-  write(path, kinds(weight_dtype_));
+  write(path, StoredTensors(model_, table_, state_columns(options())));
 }
 
 void ModelState::export_weights(const std::string& path) {
   const std::string temporary = path + ".tmp";
-  write(temporary, {StateKind::kWeight});
+  write(temporary, StoredTensors(model_, table_, {weight_column(options().weight)}));
   rename_durably(temporary, path);
 }
 
-void ModelState::check(const SafetensorsReader& reader, const Model& model, DType weight_dtype) {
-  const std::vector<SafetensorsSpec> expected = specs(model, weight_dtype, kinds(weight_dtype));
+void ModelState::check(const SafetensorsReader& reader, const Model& model,
+                       const ParameterTable& table) {
+  const StoredTensors tensors(model, table, state_columns(table.options()));
+  const std::vector<SafetensorsSpec>& expected = tensors.specs();
   for (const SafetensorsSpec& spec : expected) {
     const SafetensorsTensor* tensor = reader.find(spec.name);
     if (tensor == nullptr) {
@@ -173,35 +176,34 @@ void ModelState::check(const SafetensorsReader& reader, const Model& model, DTyp
 }
 
 void ModelState::load(const SafetensorsReader& reader) {
-  const std::vector<StateKind> all = kinds(weight_dtype_);
+  const StoredTensors tensors(model_, table_, state_columns(options()));
   for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
-    const UnitLayout& layout = model_.units()[unit].layer->layout();
-    store_.visit(
-        all, static_cast<std::int32_t>(unit), 0, layout.elems(), StateStore::Access::kWrite,
-        [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
-          for (std::size_t k = 0; k < all.size(); ++k) {
-            const std::uint64_t bytes = dtype_bytes(state_dtype(all[k], weight_dtype_));
-            std::memset(data[k], 0, (end - begin) * bytes);
-            for (const PlacedTensor& tensor : layout.tensors()) {
-              const Overlap part = overlap(tensor, begin, end);
-              if (part.empty()) continue;
-              const std::uint64_t at = tensor.first_elem + part.first - begin;
-              reader.read(*reader.find(tensor_name(all[k], tensor.spec.name)), part.first * bytes,
-                          {data[k] + at * bytes, (part.last - part.first) * bytes});
-            }
-          }
-        });
+    for (std::size_t k = 0; k < tensors.columns().size(); ++k) {
+      const StateColumn& column = tensors.columns()[k];
+      const std::array<StateKind, 1> kind{column.kind};
+      store_.visit(
+          kind, static_cast<std::int32_t>(unit), 0, tensors.home_elems(unit, k),
+          StateStore::Access::kWrite,
+          [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
+            std::memset(data[0], 0, bytes_of(column.layout.dtype, end - begin));
+            tensors.for_parts(
+                unit, k, begin, end, data[0],
+                [&](std::size_t spec, std::uint64_t offset, std::byte* at, std::uint64_t bytes) {
+                  reader.read(*reader.find(tensors.specs()[spec].name), offset, {at, bytes});
+                });
+          });
+    }
   }
 }
 
 std::string ModelState::weights_hash() {
   WeightsHasher hasher;
   const std::array<StateKind, 1> weight{StateKind::kWeight};
-  const std::uint64_t bytes = dtype_bytes(weight_dtype_);
+  const std::uint64_t bytes = dtype_bytes(options().weight);
   for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
     const UnitLayout& layout = model_.units()[unit].layer->layout();
     for (const PlacedTensor& tensor : layout.tensors()) {
-      hasher.begin_tensor(tensor.spec.name, weight_dtype_, tensor.spec.shape);
+      hasher.begin_tensor(tensor.spec.name, options().weight, tensor.spec.shape);
       const std::uint64_t end = tensor.first_elem + tensor.spec.elems();
       const std::uint64_t visit_begin = tensor.first_elem / kNormBlockElems * kNormBlockElems;
       store_.visit(

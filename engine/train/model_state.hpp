@@ -1,25 +1,27 @@
 // A model's state as named tensors: filled with initial values, saved, loaded, hashed, exported.
 //
-// Weights are named as the model names them; a checkpoint holds beside "NAME" also
-// "master.NAME", "moment1.NAME" and "moment2.NAME" (fp32 training: no master). Everything streams
-// through StateStore a piece at a time; nothing is held whole.
+// Names and types in a file: stored_tensors.hpp. Everything streams through StateStore a piece at a
+// time; nothing is held whole.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "engine/model/model.hpp"
+#include "engine/model/parameter_table.hpp"
 #include "engine/runtime/state_store.hpp"
 #include "engine/train/safetensors.hpp"
+#include "engine/train/stored_tensors.hpp"
 #include "kernels/host/parallel.hpp"
 
 namespace sluice {
 
 class ModelState {
  public:
-  ModelState(const Model& model, StateStore& store, DType weight_dtype)
-      : model_(model), store_(store), weight_dtype_(weight_dtype) {}
+  // All must outlive it.
+  ModelState(const Model& model, const ParameterTable& table, StateStore& store)
+      : model_(model), table_(table), store_(store) {}
 
   // Every element is a function of (seed, tensor name, element) alone; moments are zero.
   void initialize(std::uint64_t seed);
@@ -28,7 +30,8 @@ class ModelState {
   void save(const std::string& path);
   // Throws InputError naming the first tensor that differs (missing, other dtype or shape), before
   // anything is changed.
-  static void check(const SafetensorsReader& reader, const Model& model, DType weight_dtype);
+  static void check(const SafetensorsReader& reader, const Model& model,
+                    const ParameterTable& table);
   void load(const SafetensorsReader& reader);
 
   // Weights alone, as safetensors.
@@ -37,17 +40,17 @@ class ModelState {
   std::string weights_hash();
 
  private:
-  bool has_master() const { return weight_dtype_ != DType::kF32; }
-  static std::vector<StateKind> kinds(DType weight_dtype);
-  static std::vector<SafetensorsSpec> specs(const Model& model, DType weight_dtype,
-                                            const std::vector<StateKind>& kinds);
-  void write(const std::string& path, const std::vector<StateKind>& kinds);
-  void fill_piece(const UnitLayout& layout, std::uint64_t seed, std::uint64_t begin,
-                  std::uint64_t end, std::span<std::byte* const> data) const;
+  const OptimizerOptions& options() const { return table_.options(); }
+  void write(const std::string& path, const StoredTensors& tensors);
+  void zero(const StateColumn& column, std::size_t unit, std::uint64_t elems);
+  void fill_weights(std::size_t unit, std::uint64_t seed);
+  // Elements [begin, end) of the unit's masters.
+  std::vector<float> initial_values(const UnitLayout& layout, std::uint64_t seed,
+                                    std::uint64_t begin, std::uint64_t end) const;
 
   const Model& model_;
+  const ParameterTable& table_;
   StateStore& store_;
-  DType weight_dtype_;
   host::Parallel parallel_{0};
 };
 

@@ -1,7 +1,5 @@
 #include "engine/train/session.hpp"
 
-#include <cmath>
-
 #include "base/error.hpp"
 #include "device/host/host_device.hpp"
 
@@ -63,6 +61,7 @@ Session::Session(const Config& config, const Model& model, const Plan& plan,
     : config_(config),
       plan_(plan),
       batch_(batch_shape(config)),
+      parameters_(parameter_table(config, model)),
       communicator_(make_single_communicator()),
       device_(make_device(config, plan)),
       ledger_(
@@ -71,11 +70,11 @@ Session::Session(const Config& config, const Model& model, const Plan& plan,
       memory_(*device_, ledger_, storage_.get(), config.memory.storage_paths, plan.need),
       training_(plan.training, memory_),
       evaluation_(plan.evaluation, memory_),
-      runner_(model, batch_, plan.options.microbatches, optimizer_options(config), device_kernels,
-              host_kernels, *communicator_),
+      runner_(model, batch_, plan.options.microbatches, parameters_, device_kernels, host_kernels,
+              *communicator_),
       executor_(*device_, memory_.storage(), runner_, deadline_seconds(plan)),
       store_(*device_, memory_, plan.training),
-      state_(model, store_, batch_.dtype) {
+      state_(model, parameters_, store_) {
   executor_.prepare(training_);
   executor_.prepare(evaluation_);
 }
@@ -102,11 +101,9 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   for (std::int64_t mb = 0; mb < plan_.options.microbatches; ++mb) {
     fill(mb, tokens_of(mb), tokens_of(mb) + batch_.rows());
   }
-  const auto& optimizer = config_.optimizer;
   StepScalars scalars;
   scalars.update.lr = static_cast<float>(lr);
   scalars.update.step = step + 1;
-  scalars.weight_decay = static_cast<float>(optimizer.weight_decay);
   scalars.clip = config_.train.clip;
   runner_.set_scalars(scalars);
 

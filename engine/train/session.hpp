@@ -37,6 +37,7 @@ class Session {
   // Takes all memory at once. config, model and plan must outlive it. wrap_storage may be empty.
   Session(const Config& config, const Model& model, const Plan& plan, Kernels& device_kernels,
           Kernels& host_kernels, const StorageWrapper& wrap_storage = {});
+  const ParameterTable& parameters() const { return parameters_; }
 
   // One optimizer step; `step` counts from 0. trace may be null.
   StepOutcome train_step(std::int64_t step, double lr, const FillTokens& fill,
@@ -64,6 +65,7 @@ class Session {
   const Config& config_;
   const Plan& plan_;
   BatchShape batch_;
+  ParameterTable parameters_;
   std::unique_ptr<Communicator> communicator_;
   std::unique_ptr<Device> device_;
   Ledger ledger_;

@@ -23,10 +23,13 @@ namespace fs = std::filesystem;
 
 // Bytes that the run will add to checkpoint.dir at most: checkpoints (the newest two are kept while
 // a third is written) and the exported weights, which may lie on the same file system.
-std::uint64_t saved_bytes(const Config& config, std::uint64_t parameters, bool resumes) {
-  const bool fp32 = config.train.precision == Config::Precision::kFP32;
-  const std::uint64_t checkpoint = fp32 ? 12 : 14;
-  const std::uint64_t weights = fp32 ? 4 : 2;
+std::uint64_t saved_bytes(const Config& config, const Plan& plan, bool resumes) {
+  const auto bytes = [&](StateKind kind) {
+    return plan.kind_bytes[static_cast<std::size_t>(kind)];
+  };
+  const std::uint64_t weights = bytes(StateKind::kWeight);
+  std::uint64_t checkpoint = weights;
+  for (const StateKind kind : kOptimizerKinds) checkpoint += bytes(kind);
   const std::uint64_t most_saves =
       config.checkpoint.every > 0 ? ceil_div(static_cast<std::uint64_t>(config.train.steps),
                                              static_cast<std::uint64_t>(config.checkpoint.every))
@@ -34,7 +37,7 @@ std::uint64_t saved_bytes(const Config& config, std::uint64_t parameters, bool r
   // What an earlier run left makes room as the new ones come.
   const std::uint64_t kept = resumes ? 1 : 0;
   const auto checkpoints = std::clamp<std::uint64_t>(most_saves, 1, 3 - kept);
-  return parameters * (checkpoints * checkpoint + weights);
+  return checkpoints * checkpoint + weights;
 }
 
 void write_text(const fs::path& path, const std::string& text) {
@@ -342,12 +345,12 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   }
   const Plan& plan = std::get<Plan>(planned);
   check_storage_paths(config, plan.need.storage_bytes);
-  check_checkpoint_room(config, saved_bytes(config, plan.parameters, !options.resume.empty()),
+  check_checkpoint_room(config, saved_bytes(config, plan, !options.resume.empty()),
                         plan.need.storage_bytes);
   std::optional<CheckpointFound> found;
   if (!options.resume.empty()) {
     found = find_checkpoint(config.checkpoint.dir);
-    check_checkpoint(*found, config, model, batch_shape(config).dtype, data.fingerprint());
+    check_checkpoint(*found, config, model, data.fingerprint());
     if (!options.accept_other_arithmetic) {
       check_arithmetic(*found, device_kernels->arithmetic());
     }

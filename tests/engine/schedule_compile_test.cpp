@@ -52,6 +52,28 @@ TEST(Compile, EveryPlacementIsAcceptedAndComputesThePlainStepInAnyTiming) {
   EXPECT_GT(timings, 1000);
 }
 
+// Split masters, 8-bit moments, no moments at all, sums of whole tensors.
+TEST(Compile, EveryOptimizersStateIsStreamedToThePlainStepsValues) {
+  const std::vector<OptimizerOptions> optimizers = testing::example_optimizers();
+  for (std::size_t i = 0; i < optimizers.size(); ++i) {
+    for (const DType dtype : {DType::kBF16, DType::kF32}) {
+      SCOPED_TRACE("optimizer " + std::to_string(i));
+      const StepModel model = example_model(2, true, dtype, optimizers[i]);
+      const Interpretation plain = plain_values(model, 2);
+      ASSERT_EQ(joined(plain.errors), "");
+      for (std::uint64_t seed = 0; seed < 10; ++seed) {
+        const Schedule schedule = compile_training_step(model, random_options(model, 2, seed));
+        ASSERT_EQ(joined(validate(schedule)), "") << "seed " << seed;
+        for (const InterpretOptions& timing : adverse_timings(seed, 1)) {
+          const Interpretation values = interpret(schedule, timing);
+          ASSERT_EQ(joined(values.errors), "") << "seed " << seed;
+          ASSERT_TRUE(values.same_values(plain)) << "seed " << seed;
+        }
+      }
+    }
+  }
+}
+
 TEST(Compile, EvaluationReadsTheWeightsAndChangesNothing) {
   const StepModel model = example_model(2, true, DType::kBF16);
   const Interpretation plain = interpret(compile_evaluation(

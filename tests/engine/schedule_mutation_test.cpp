@@ -117,7 +117,9 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
     const bool tied = seed % 2 == 1;
     const DType dtype = seed % 3 == 0 ? DType::kF32 : DType::kBF16;
-    const StepModel model = testing::example_model(1, tied, dtype);
+    const auto optimizers = testing::example_optimizers();
+    const StepModel model =
+        testing::example_model(1, tied, dtype, optimizers[seed % optimizers.size()]);
     const auto microbatches = static_cast<std::int32_t>(1 + seed % 3);
     campaign.attack(
         compile_training_step(model, testing::random_options(model, microbatches, seed)), seed, 12);

@@ -12,9 +12,12 @@ namespace sluice::testing {
 
 // Embedding, `blocks` equal blocks and a head, as a decoder has. Sizes are small but uneven, so
 // that the last piece and the last slot of a unit are partly filled.
-inline StepModel example_model(int blocks, bool tied, DType dtype) {
+inline StepModel example_model(int blocks, bool tied, DType dtype,
+                               OptimizerOptions optimizer = {}) {
   StepModel model;
   model.dtype = dtype;
+  model.optimizer = optimizer;
+  model.optimizer.weight = dtype;
   model.token_bytes = 512;
   const auto add = [&](const char* name, std::uint64_t elems) -> UnitFootprint& {
     UnitFootprint unit;
@@ -26,6 +29,10 @@ inline StepModel example_model(int blocks, bool tied, DType dtype) {
     unit.forward_workspace_bytes = 2048;
     unit.backward_input_workspace_bytes = 4096;
     unit.backward_weight_workspace_bytes = 1024;
+    if (needs_whole_tensors(model.optimizer)) {
+      unit.tensor_state_elems = 1024 + elems / 64;
+      unit.update_workspace_bytes = 8192;
+    }
     for (std::uint64_t block = 0; block <= elems / 4096; ++block) {
       unit.norm_blocks_before.push_back(block);
     }
@@ -45,6 +52,23 @@ inline StepModel example_model(int blocks, bool tied, DType dtype) {
     model.tied_elems = 3 * 4096;
   }
   return model;
+}
+
+// One of each way of keeping state: fp32, split master, 8-bit moments, no moments, sums of whole
+// tensors with and without a first moment.
+inline std::vector<OptimizerOptions> example_optimizers() {
+  std::vector<OptimizerOptions> optimizers(7);
+  optimizers[1].split_master = true;
+  optimizers[2].split_master = true;
+  optimizers[2].moments = DType::kBlock8;
+  optimizers[3].rule = OptimizerRule::kSgd;
+  optimizers[3].momentum = 0;
+  optimizers[4].rule = OptimizerRule::kAdafactor;
+  optimizers[5].rule = OptimizerRule::kMuon;
+  optimizers[5].moments = DType::kBF16;
+  optimizers[6].rule = OptimizerRule::kSm3;
+  optimizers[6].split_master = true;
+  return optimizers;
 }
 
 inline Placement placed(std::size_t units, Tier weight, Tier gradient, Tier optimizer) {

@@ -1,0 +1,18 @@
+// Which of a model's tensors learn at another rate or decay than the run's.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace sluice {
+
+// Tensors whose names match `match`, a shell pattern ("*.bias", "blocks.?.mlp.*"; fnmatch(3)). The
+// first group that matches counts; without one a tensor has the run's values.
+struct ParameterGroup {
+  std::string match;
+  double lr_scale = 1.0;
+  std::optional<double> weight_decay;  // also of tensors that do not decay by default
+  bool operator==(const ParameterGroup&) const = default;
+};
+
+}  // namespace sluice
