@@ -13,8 +13,8 @@ using testing::TrainingBench;
 using testing::TrainingRecord;
 using testing::operator+;
 
-const Overrides kModel{"model.family=gpt2",  "model.layers=2",     "model.hidden=64",
-                       "model.heads=4",      "train.seq=32",       "train.steps=12",
+const Overrides kModel{"model.family=gpt2",  "model.layers=2",      "model.hidden=64",
+                       "model.heads=4",      "train.seq=32",        "train.steps=12",
                        "optimizer.warmup=3", "train.micro_batch=2", "train.accumulate=2"};
 
 struct Optimizer {
@@ -32,7 +32,8 @@ std::vector<Optimizer> optimizers() {
   const Overrides block8{"optimizer.moments=8bit"};
   const Overrides fp32{"train.precision=fp32"};
   const Overrides groups{
-      "optimizer.groups=[{match=\"*.bias\",lr_scale=0.5},{match=\"embedding.*\",weight_decay=0.0}]"};
+      "optimizer.groups=[{match=\"*.bias\",lr_scale=0.5},{match=\"embedding.*\",weight_decay=0.0}"
+      "]"};
   return {{"adamw_split", split + lr("0.005") + groups},
           {"adamw_split_bf16", split + bf16 + lr("0.005")},
           {"adamw_split_8bit", split + block8 + lr("0.005")},
@@ -49,8 +50,8 @@ std::vector<Optimizer> optimizers() {
           {"muon_fp32", rule("muon") + lr("0.01") + fp32}};
 }
 
-class EveryOptimizer : public testing::TestWithParam<Optimizer> {};
-INSTANTIATE_TEST_SUITE_P(Variants, EveryOptimizer, testing::ValuesIn(optimizers()),
+class EveryOptimizer : public ::testing::TestWithParam<Optimizer> {};
+INSTANTIATE_TEST_SUITE_P(Variants, EveryOptimizer, ::testing::ValuesIn(optimizers()),
                          [](const auto& variant) { return variant.param.name; });
 
 void expect_same(const TrainingRecord& run, const TrainingRecord& reference) {
