@@ -1,4 +1,5 @@
-// Element types, their sizes, and the two roundings of fp32 to bf16 (DESIGN: arithmetic contract).
+// Element types, their sizes, and how fp32 is rounded to the 16-bit ones (DESIGN: arithmetic
+// contract).
 #pragma once
 
 #include <bit>
@@ -99,6 +100,50 @@ constexpr std::int16_t split_remainder(float master, bf16 weight) {
 constexpr float split_master_value(bf16 weight, std::int16_t remainder) {
   const std::uint32_t upper = static_cast<std::uint32_t>(weight.bits) << 16;
   return std::bit_cast<float>(upper + static_cast<std::uint32_t>(remainder));
+}
+
+// An IEEE 754 binary16 number in memory. Arithmetic happens in fp32.
+struct f16 {
+  std::uint16_t bits = 0;
+};
+
+// Exact, subnormals included; a NaN comes out quiet. No fp32 subnormal is made on the way, so that
+// a caller that flushes them gets the same.
+constexpr float to_float(f16 value) {
+  const std::uint32_t sign = (value.bits & 0x8000u) << 16;
+  const std::uint32_t magnitude = value.bits & 0x7fffu;
+  std::uint32_t bits = (magnitude << 13) + (112u << 23);  // exponent bias: 127 - 15
+  if (magnitude > 0x7c00u) {
+    bits = 0x7fc00000u | (magnitude << 13);
+  } else if (magnitude == 0x7c00u) {
+    bits = 0x7f800000u;
+  } else if (magnitude < 0x400u) {
+    bits = std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24f);
+  }
+  return std::bit_cast<float>(sign | bits);
+}
+
+// Round to nearest, ties to even, for weights as for everything else (no split master in fp16).
+// From 65,520 on it is infinity, below 2^-14 subnormal. NaN stays NaN (quiet, upper payload kept).
+constexpr f16 f16_from_float(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = (bits >> 16) & 0x8000u;
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  std::uint32_t half = 0;
+  if (magnitude > 0x7f800000u) {
+    half = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+  } else if (magnitude >= 0x477ff000u) {  // 65,520: half-way from the largest number to 2^16
+    half = 0x7c00u;
+  } else if (magnitude >= 0x38800000u) {  // 2^-14
+    half = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  } else if (magnitude > 0x33000000u) {  // 2^-25, which is half-way from 0 and goes there
+    // In units of 2^-24: the mantissa shifted out by 126 - exponent, 14 to 24 bits.
+    const std::uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
+    const std::uint32_t shift = 126u - (magnitude >> 23);
+    const std::uint32_t odd = (mantissa >> shift) & 1u;
+    half = (mantissa + ((1u << (shift - 1)) - 1u) + odd) >> shift;
+  }
+  return f16{static_cast<std::uint16_t>(sign | half)};
 }
 
 }  // namespace sluice

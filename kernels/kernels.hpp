@@ -4,13 +4,13 @@
 // kernels/cuda. A call is made from inside Stream::launch: on the host it computes before it
 // returns; on CUDA it queues on the stream given by set_stream.
 //
-// Conventions. Row-major. `act` dtypes are kBF16 or kF32 (one for all activations, weights and
-// gradients of a call, named `dtype`). Sums are fp32, rounded once (to nearest even) when stored.
-// Workspaces are 256-byte aligned and at least as large as the matching *_workspace_bytes, which is
-// a pure function of the shape (and of the machine). Ranges of different arguments never overlap
-// unless "in place" is said. Results are the same bits for any number of threads: work is cut by
-// shape alone, and no sum depends on who computes it.
-// Errors: a shape that breaks a stated bound throws InternalError; nothing else fails.
+// Conventions. Row-major. `act` dtypes are kBF16, kF16 or kF32 (one for all activations, weights
+// and gradients of a call, named `dtype`). Sums are fp32, rounded once (to nearest even) when
+// stored; what is too large for fp16 becomes infinity. Workspaces are 256-byte aligned and at least
+// as large as the matching *_workspace_bytes, which is a pure function of the shape (and of the
+// machine). Ranges of different arguments never overlap unless "in place" is said. Results are the
+// same bits for any number of threads: work is cut by shape alone, and no sum depends on who
+// computes it. Errors: a shape that breaks a stated bound throws InternalError; nothing else fails.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,11 @@
 #include "kernels/optimizer.hpp"
 
 namespace sluice {
+
+// The dtypes that activations, weights and gradients may have.
+constexpr bool is_act_dtype(DType type) {
+  return type == DType::kBF16 || type == DType::kF16 || type == DType::kF32;
+}
 
 // C[m, n] = op(A) op(B) (+ bias[n]); leading dimensions are dense.
 // op(A) is [m, k]: stored [m, k], or [k, m] when transpose_a. op(B) is [k, n]: stored [k, n], or
@@ -145,12 +150,12 @@ class Kernels {
   // into = into + from, both of one dtype, summed in fp32: folds the accumulator of a tied use.
   virtual void fold(void* into, const void* from, DType dtype, std::int64_t elems) = 0;
   // partial[i] = fp64 sum of squares of block i in 16 lanes, element j in lane j % 16, folded by
-  // halves (8, 4, 2, 1); blocks are [begin, end) element ranges of grad. round_to_bf16: each
-  // element is rounded to bf16 first.
+  // halves (8, 4, 2, 1); blocks are [begin, end) element ranges of grad. round_to: an act dtype to
+  // which each element of a fp32 grad is rounded first, to nearest even (kF32: none).
   struct Block {
     std::int64_t begin = 0, end = 0;
   };
-  virtual void squared_norm_blocks(const void* grad, DType dtype, bool round_to_bf16,
+  virtual void squared_norm_blocks(const void* grad, DType dtype, DType round_to,
                                    std::span<const Block> blocks, double* partial) = 0;
 
   // One update of a chunk by a rule (kernels/optimizer.hpp). In place on master, moments and
@@ -162,7 +167,7 @@ class Kernels {
   virtual void update(const OptimizerOptions& options, const UpdateBuffers& buffers,
                       std::span<const ParameterSegment> segments, const UpdateScalars& scalars,
                       void* workspace) = 0;
-  // out = in, converted (fp32 <-> bf16 ties-to-even, or weight rounding ties-away).
+  // out = in, converted between act dtypes, to nearest even; weight_rounding: to bf16 ties away.
   virtual void cast(const void* in, DType in_dtype, void* out, DType out_dtype,
                     bool weight_rounding, std::int64_t elems) = 0;
 };

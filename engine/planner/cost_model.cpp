@@ -89,7 +89,7 @@ double CostModel::state_operation_s(const Schedule& schedule, const Instruction&
       break;
     case Op::kGradNorm: {
       const Kernels::Block all{0, elems};
-      kernels_.squared_norm_blocks(nullptr, dtype, false, {&all, 1}, nullptr);
+      kernels_.squared_norm_blocks(nullptr, dtype, DType::kF32, {&all, 1}, nullptr);
       break;
     }
     default: {

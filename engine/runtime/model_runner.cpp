@@ -188,8 +188,9 @@ void ModelRunner::norm(Kernels& kernels, const Program& program,
                       static_cast<std::int64_t>(block.end - begin)});
   }
   SLUICE_CHECK(partials.bytes == blocks.size() * sizeof(double));
-  const bool round = sums_micro_batches() && batch_.dtype == DType::kBF16;
-  kernels.squared_norm_blocks(gradient.data, dtype, round, blocks,
+  // A fp32 sum of micro-batches is rounded once, to the gradients' own dtype.
+  const DType round_to = sums_micro_batches() ? batch_.dtype : DType::kF32;
+  kernels.squared_norm_blocks(gradient.data, dtype, round_to, blocks,
                               reinterpret_cast<double*>(partials.data));
 }
 

@@ -26,13 +26,7 @@ HWY_INLINE void add_of(const T* a, const T* b, T* out, std::int64_t begin, std::
 
 void add_range(const void* a, const void* b, void* out, std::int64_t begin, std::int64_t end,
                DType dtype) {
-  if (dtype == DType::kBF16) {
-    add_of(static_cast<const bf16*>(a), static_cast<const bf16*>(b), static_cast<bf16*>(out), begin,
-           end);
-  } else {
-    add_of(static_cast<const float*>(a), static_cast<const float*>(b), static_cast<float*>(out),
-           begin, end);
-  }
+  as_stored(dtype, [&](auto as) HWY_ATTR { add_of(as.in(a), as.in(b), as.out(out), begin, end); });
 }
 
 // --- GELU: x/2 (1 + tanh u) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3)
@@ -62,11 +56,7 @@ HWY_INLINE void gelu_forward_of(const T* x, T* y, std::int64_t begin, std::int64
 }
 
 void gelu_forward_range(const void* x, void* y, std::int64_t begin, std::int64_t end, DType dtype) {
-  if (dtype == DType::kBF16) {
-    gelu_forward_of(static_cast<const bf16*>(x), static_cast<bf16*>(y), begin, end);
-  } else {
-    gelu_forward_of(static_cast<const float*>(x), static_cast<float*>(y), begin, end);
-  }
+  as_stored(dtype, [&](auto as) HWY_ATTR { gelu_forward_of(as.in(x), as.out(y), begin, end); });
 }
 
 // d/dx x s(2u) = s + x s (1 - s) 2u', 2u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2).
@@ -90,13 +80,8 @@ HWY_INLINE void gelu_backward_of(const T* dy, const T* x, T* dx, std::int64_t be
 
 void gelu_backward_range(const void* dy, const void* x, void* dx, std::int64_t begin,
                          std::int64_t end, DType dtype) {
-  if (dtype == DType::kBF16) {
-    gelu_backward_of(static_cast<const bf16*>(dy), static_cast<const bf16*>(x),
-                     static_cast<bf16*>(dx), begin, end);
-  } else {
-    gelu_backward_of(static_cast<const float*>(dy), static_cast<const float*>(x),
-                     static_cast<float*>(dx), begin, end);
-  }
+  as_stored(dtype, [&](auto as)
+                       HWY_ATTR { gelu_backward_of(as.in(dy), as.in(x), as.out(dx), begin, end); });
 }
 
 // --- SwiGLU: silu(g) up, silu(g) = g s(g); d silu/dg = s + g s (1 - s)
@@ -118,11 +103,8 @@ HWY_INLINE void swiglu_forward_of(const T* x, T* y, std::int64_t first, std::int
 
 void swiglu_forward_rows(const void* x, void* y, std::int64_t first, std::int64_t last,
                          std::int64_t cols, DType dtype) {
-  if (dtype == DType::kBF16) {
-    swiglu_forward_of(static_cast<const bf16*>(x), static_cast<bf16*>(y), first, last, cols);
-  } else {
-    swiglu_forward_of(static_cast<const float*>(x), static_cast<float*>(y), first, last, cols);
-  }
+  as_stored(dtype,
+            [&](auto as) HWY_ATTR { swiglu_forward_of(as.in(x), as.out(y), first, last, cols); });
 }
 
 template <class T>
@@ -146,13 +128,9 @@ HWY_INLINE void swiglu_backward_of(const T* dy, const T* x, T* dx, std::int64_t 
 
 void swiglu_backward_rows(const void* dy, const void* x, void* dx, std::int64_t first,
                           std::int64_t last, std::int64_t cols, DType dtype) {
-  if (dtype == DType::kBF16) {
-    swiglu_backward_of(static_cast<const bf16*>(dy), static_cast<const bf16*>(x),
-                       static_cast<bf16*>(dx), first, last, cols);
-  } else {
-    swiglu_backward_of(static_cast<const float*>(dy), static_cast<const float*>(x),
-                       static_cast<float*>(dx), first, last, cols);
-  }
+  as_stored(dtype, [&](auto as) HWY_ATTR {
+    swiglu_backward_of(as.in(dy), as.in(x), as.out(dx), first, last, cols);
+  });
 }
 
 // --- rotary embedding
@@ -179,11 +157,9 @@ HWY_INLINE void rotate_of(T* x, std::int64_t heads, std::int64_t half, const flo
 // offset: of the first pair's lower element in x.
 void rotate_heads(void* x, std::int64_t offset, std::int64_t heads, std::int64_t half,
                   const float* cosines, const float* sines, std::int64_t count, DType dtype) {
-  if (dtype == DType::kBF16) {
-    rotate_of(static_cast<bf16*>(x) + offset, heads, half, cosines, sines, count);
-  } else {
-    rotate_of(static_cast<float*>(x) + offset, heads, half, cosines, sines, count);
-  }
+  as_stored(dtype, [&](auto as) HWY_ATTR {
+    rotate_of(as.out(x) + offset, heads, half, cosines, sines, count);
+  });
 }
 
 }  // namespace sluice::host::HWY_NAMESPACE
@@ -206,7 +182,7 @@ constexpr std::int64_t kRopePositions = 16;
 constexpr std::int64_t kRopePairs = 64;
 
 void check_float(DType type) {
-  SLUICE_CHECK(type == DType::kBF16 || type == DType::kF32);
+  SLUICE_CHECK(is_act_dtype(type));
 }
 
 std::int64_t rows_per_piece(std::int64_t cols) {

@@ -18,7 +18,7 @@ constexpr std::int64_t kQueryRows = 64;
 // The forward pass also cuts query rows where (batch, kv_head) alone would leave threads idle.
 constexpr std::int64_t kEnoughTasks = 16;
 
-// A block of rows as stored, bf16 or fp32: `stride` elements from row to row.
+// A block of rows as stored, in 16 bits or fp32: `stride` elements from row to row.
 struct Rows {
   void* data;
   DType dtype;
@@ -37,10 +37,10 @@ struct View {
   const float* row(std::int64_t index) const { return data + index * stride; }
 };
 
-// bf16 rows are widened into `scratch` [rows, cols]; fp32 rows are read where they are.
+// 16-bit rows are widened into `scratch` [rows, cols]; fp32 rows are read where they are.
 View widened(const Rows& rows, std::int64_t count, std::int64_t cols, float* scratch) {
   if (rows.dtype == DType::kF32) return {static_cast<const float*>(rows.data), rows.stride};
-  widen_block(static_cast<const bf16*>(rows.data), rows.stride, count, cols, scratch, cols);
+  widen_block(rows.data, rows.dtype, rows.stride, count, cols, scratch, cols);
   return {scratch, cols};
 }
 
@@ -62,7 +62,7 @@ class Layout {
   explicit Layout(const AttentionShape& shape) : shape_(shape) {
     SLUICE_CHECK(shape.batch > 0 && shape.time > 0 && shape.head_dim > 0);
     SLUICE_CHECK(shape.kv_heads > 0 && shape.heads > 0 && shape.heads % shape.kv_heads == 0);
-    SLUICE_CHECK(shape.dtype == DType::kBF16 || shape.dtype == DType::kF32);
+    SLUICE_CHECK(is_act_dtype(shape.dtype));
   }
   std::int64_t group() const { return shape_.heads / shape_.kv_heads; }
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(shape_.head_dim)); }

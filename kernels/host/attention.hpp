@@ -1,8 +1,8 @@
 // Causal grouped-query attention on the host; arguments as in Kernels (kernels/kernels.hpp).
 //
-// All math is fp32 (bf16 rows are widened in the workspace, outputs rounded once). Scores exist for
-// one block of 64 query rows at a time, [64, time]; the backward pass makes them again from q, k
-// and lse (FlashAttention, Dao et al. 2022, algorithm 4, without its split over keys: a row of
+// All math is fp32 (16-bit rows are widened in the workspace, outputs rounded once). Scores exist
+// for one block of 64 query rows at a time, [64, time]; the backward pass makes them again from q,
+// k and lse (FlashAttention, Dao et al. 2022, algorithm 4, without its split over keys: a row of
 // scores fits the cache here). Work is cut into (batch, kv_head) tasks, so the sums of dk and dv
 // over the heads of a group and over query blocks have one fixed order.
 #pragma once

@@ -32,13 +32,9 @@ HWY_INLINE void column_sum_of(const T* x, T* out, std::int64_t rows, std::int64_
 // Columns [begin, begin + cols) of x [rows, stride].
 void column_sum_tile(const void* x, void* out, std::int64_t rows, std::int64_t stride,
                      std::int64_t begin, std::int64_t cols, DType dtype) {
-  if (dtype == DType::kBF16) {
-    column_sum_of(static_cast<const bf16*>(x) + begin, static_cast<bf16*>(out) + begin, rows,
-                  stride, cols);
-  } else {
-    column_sum_of(static_cast<const float*>(x) + begin, static_cast<float*>(out) + begin, rows,
-                  stride, cols);
-  }
+  as_stored(dtype, [&](auto as) HWY_ATTR {
+    column_sum_of(as.in(x) + begin, as.out(out) + begin, rows, stride, cols);
+  });
 }
 
 template <class Grad>
@@ -57,11 +53,8 @@ HWY_INLINE void accumulate_of(float* accumulator, const Grad* grad, bool first, 
 
 void accumulate_range(float* accumulator, const void* grad, DType grad_dtype, bool first,
                       std::int64_t begin, std::int64_t end) {
-  if (grad_dtype == DType::kBF16) {
-    accumulate_of(accumulator, static_cast<const bf16*>(grad), first, begin, end);
-  } else {
-    accumulate_of(accumulator, static_cast<const float*>(grad), first, begin, end);
-  }
+  as_stored(grad_dtype,
+            [&](auto as) HWY_ATTR { accumulate_of(accumulator, as.in(grad), first, begin, end); });
 }
 
 template <class T>
@@ -72,16 +65,12 @@ HWY_INLINE void fold_of(T* into, const T* from, std::int64_t begin, std::int64_t
 }
 
 void fold_range(void* into, const void* from, DType dtype, std::int64_t begin, std::int64_t end) {
-  if (dtype == DType::kBF16) {
-    fold_of(static_cast<bf16*>(into), static_cast<const bf16*>(from), begin, end);
-  } else {
-    fold_of(static_cast<float*>(into), static_cast<const float*>(from), begin, end);
-  }
+  as_stored(dtype, [&](auto as) HWY_ATTR { fold_of(as.out(into), as.in(from), begin, end); });
 }
 
-// The block's sum over 16 virtual fp64 lanes (elementwise.hpp).
-template <bool kRound, class T>
-HWY_INLINE double squared_norm_of(const T* grad, std::int64_t elems) {
+// The block's sum over 16 virtual fp64 lanes (elementwise.hpp), of elements rounded to `round`.
+template <class Round, class T>
+HWY_INLINE double squared_norm_of(Round round, const T* grad, std::int64_t elems) {
   constexpr std::int64_t kLanes = 16;
   // As many fp64 lanes as fp32 lanes in the half vector that is converted at a time.
   using DoubleTag = hn::CappedTag<double, 8>;
@@ -94,8 +83,7 @@ HWY_INLINE double squared_norm_of(const T* grad, std::int64_t elems) {
   std::int64_t i = 0;
   for (; i + kLanes <= elems; i += kLanes) {
     for (std::int64_t part = 0; part < kLanes / kStep; ++part) {
-      auto narrow = load(floats, grad + i + part * kStep);
-      if constexpr (kRound) narrow = through_bf16(floats, narrow);
+      const auto narrow = through(floats, load(floats, grad + i + part * kStep), round);
       const auto value = hn::PromoteTo(doubles, narrow);
       totals[part] = hn::Add(totals[part], hn::Mul(value, value));
     }
@@ -105,9 +93,7 @@ HWY_INLINE double squared_norm_of(const T* grad, std::int64_t elems) {
     hn::StoreU(totals[part], doubles, lanes + part * kStep);
   }
   for (; i < elems; ++i) {
-    auto narrow = load(OneTag(), grad + i);
-    if constexpr (kRound) narrow = through_bf16(OneTag(), narrow);
-    const double value = hn::GetLane(narrow);
+    const double value = hn::GetLane(through(OneTag(), load(OneTag(), grad + i), round));
     lanes[i % kLanes] += value * value;
   }
   for (std::int64_t width = kLanes / 2; width > 0; width /= 2) {
@@ -116,31 +102,38 @@ HWY_INLINE double squared_norm_of(const T* grad, std::int64_t elems) {
   return lanes[0];
 }
 
-double squared_norm_block(const void* grad, DType dtype, bool round_to_bf16, std::int64_t begin,
+double squared_norm_block(const void* grad, DType dtype, DType round_to, std::int64_t begin,
                           std::int64_t end) {
-  if (dtype == DType::kBF16) {
-    return squared_norm_of<false>(static_cast<const bf16*>(grad) + begin, end - begin);
-  }
-  const float* const from = static_cast<const float*>(grad) + begin;
-  return round_to_bf16 ? squared_norm_of<true>(from, end - begin)
-                       : squared_norm_of<false>(from, end - begin);
-}
-
-void narrow_range(const float* in, bf16* out, bool weight_rounding, std::int64_t begin,
-                  std::int64_t end) {
-  if (weight_rounding) {
-    for_lanes(begin, end, [&](auto d, std::int64_t i) HWY_ATTR {
-      store_weight(d, hn::LoadU(d, in + i), out + i);
+  double sum = 0;
+  if (dtype == DType::kF32) {
+    as_stored(round_to, [&](auto round) HWY_ATTR {
+      sum = squared_norm_of(round, static_cast<const float*>(grad) + begin, end - begin);
     });
-    return;
+  } else {
+    as_stored(dtype, [&](auto as) HWY_ATTR {
+      sum = squared_norm_of(Stored<float>(), as.in(grad) + begin, end - begin);
+    });
   }
-  for_lanes(begin, end,
-            [&](auto d, std::int64_t i) HWY_ATTR { store(d, hn::LoadU(d, in + i), out + i); });
+  return sum;
 }
 
-void widen_range(const bf16* in, float* out, std::int64_t begin, std::int64_t end) {
-  for_lanes(begin, end,
-            [&](auto d, std::int64_t i) HWY_ATTR { hn::StoreU(load(d, in + i), d, out + i); });
+void cast_range(const void* in, DType in_dtype, void* out, DType out_dtype, bool weight_rounding,
+                std::int64_t begin, std::int64_t end) {
+  as_stored(in_dtype, [&](auto from) HWY_ATTR {
+    as_stored(out_dtype, [&](auto to) HWY_ATTR {
+      const auto* const source = from.in(in);
+      auto* const target = to.out(out);
+      if (weight_rounding) {
+        for_lanes(begin, end, [&](auto d, std::int64_t i) HWY_ATTR {
+          store_weight(d, load(d, source + i), target + i);
+        });
+        return;
+      }
+      for_lanes(begin, end, [&](auto d, std::int64_t i) HWY_ATTR {
+        store(d, load(d, source + i), target + i);
+      });
+    });
+  });
 }
 
 }  // namespace sluice::host::HWY_NAMESPACE
@@ -154,8 +147,7 @@ HWY_EXPORT(column_sum_tile);
 HWY_EXPORT(accumulate_range);
 HWY_EXPORT(fold_range);
 HWY_EXPORT(squared_norm_block);
-HWY_EXPORT(narrow_range);
-HWY_EXPORT(widen_range);
+HWY_EXPORT(cast_range);
 
 // 128 KiB of fp32: long enough to hide a task's cost, short enough to share out.
 constexpr std::int64_t kPieceElems = 32768;
@@ -163,7 +155,7 @@ constexpr std::int64_t kPieceElems = 32768;
 constexpr std::int64_t kBlocksPerTask = 8;
 
 void check_float(DType type) {
-  SLUICE_CHECK(type == DType::kBF16 || type == DType::kF32);
+  SLUICE_CHECK(is_act_dtype(type));
 }
 
 }  // namespace
@@ -191,16 +183,16 @@ void fold(const Parallel& parallel, void* into, const void* from, DType dtype, s
   });
 }
 
-void squared_norm_blocks(const Parallel& parallel, const void* grad, DType dtype,
-                         bool round_to_bf16, std::span<const Kernels::Block> blocks,
-                         double* partial) {
+void squared_norm_blocks(const Parallel& parallel, const void* grad, DType dtype, DType round_to,
+                         std::span<const Kernels::Block> blocks, double* partial) {
   check_float(dtype);
+  check_float(round_to);
   const auto count = static_cast<std::int64_t>(blocks.size());
   parallel.for_blocks(count, kBlocksPerTask, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const Kernels::Block& block = blocks[static_cast<std::size_t>(i)];
-      partial[i] = HWY_DYNAMIC_DISPATCH(squared_norm_block)(grad, dtype, round_to_bf16, block.begin,
-                                                            block.end);
+      partial[i] =
+          HWY_DYNAMIC_DISPATCH(squared_norm_block)(grad, dtype, round_to, block.begin, block.end);
     }
   });
 }
@@ -215,12 +207,8 @@ void cast(const Parallel& parallel, const void* in, DType in_dtype, void* out, D
       std::memcpy(static_cast<std::byte*>(out) + static_cast<std::size_t>(begin) * bytes,
                   static_cast<const std::byte*>(in) + static_cast<std::size_t>(begin) * bytes,
                   static_cast<std::size_t>(end - begin) * bytes);
-    } else if (in_dtype == DType::kF32) {
-      HWY_DYNAMIC_DISPATCH(narrow_range)
-      (static_cast<const float*>(in), static_cast<bf16*>(out), weight_rounding, begin, end);
     } else {
-      HWY_DYNAMIC_DISPATCH(widen_range)
-      (static_cast<const bf16*>(in), static_cast<float*>(out), begin, end);
+      HWY_DYNAMIC_DISPATCH(cast_range)(in, in_dtype, out, out_dtype, weight_rounding, begin, end);
     }
   });
 }

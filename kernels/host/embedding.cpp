@@ -27,15 +27,10 @@ HWY_INLINE void add_rows_of(const T* a, const T* b, T* out, std::int64_t hidden)
 // out[out_row, :] = a[a_row, :] + b[b_row, :], all of `hidden` columns.
 void add_rows(const void* a, std::int64_t a_row, const void* b, std::int64_t b_row, void* out,
               std::int64_t out_row, std::int64_t hidden, DType dtype) {
-  if (dtype == DType::kBF16) {
-    add_rows_of(static_cast<const bf16*>(a) + a_row * hidden,
-                static_cast<const bf16*>(b) + b_row * hidden,
-                static_cast<bf16*>(out) + out_row * hidden, hidden);
-  } else {
-    add_rows_of(static_cast<const float*>(a) + a_row * hidden,
-                static_cast<const float*>(b) + b_row * hidden,
-                static_cast<float*>(out) + out_row * hidden, hidden);
-  }
+  as_stored(dtype, [&](auto as) HWY_ATTR {
+    add_rows_of(as.in(a) + a_row * hidden, as.in(b) + b_row * hidden,
+                as.out(out) + out_row * hidden, hidden);
+  });
 }
 
 template <class T>
@@ -55,13 +50,9 @@ HWY_INLINE void sum_rows_of(const T* dout, const RowList& rows, T* out, std::int
 // out[out_row, begin .. begin + cols) = the sum over `rows` of dout's same columns, rounded once.
 void sum_rows(const void* dout, const RowList& rows, void* out, std::int64_t out_row,
               std::int64_t hidden, std::int64_t begin, std::int64_t cols, DType dtype) {
-  if (dtype == DType::kBF16) {
-    sum_rows_of(static_cast<const bf16*>(dout) + begin, rows,
-                static_cast<bf16*>(out) + out_row * hidden + begin, hidden, cols);
-  } else {
-    sum_rows_of(static_cast<const float*>(dout) + begin, rows,
-                static_cast<float*>(out) + out_row * hidden + begin, hidden, cols);
-  }
+  as_stored(dtype, [&](auto as) HWY_ATTR {
+    sum_rows_of(as.in(dout) + begin, rows, as.out(out) + out_row * hidden + begin, hidden, cols);
+  });
 }
 
 }  // namespace sluice::host::HWY_NAMESPACE
@@ -78,7 +69,7 @@ HWY_EXPORT(sum_rows);
 constexpr std::int64_t kTableRows = 32;
 
 void check_float(DType type) {
-  SLUICE_CHECK(type == DType::kBF16 || type == DType::kF32);
+  SLUICE_CHECK(is_act_dtype(type));
 }
 
 // Sorts row numbers by token, keeping their order. Afterwards ends[t] is one past the last place of

@@ -13,8 +13,9 @@
 namespace sluice::host {
 namespace {
 
-// Panels of bf16 operands stay in the last-level cache beside their tiles. The conversion costs one
-// load per element and super-block: with panels of 64 rows or more, a few percent of the product.
+// Panels of 16-bit operands stay in the last-level cache beside their tiles. The conversion costs
+// one load per element and super-block: with panels of 64 rows or more, a few percent of the
+// product.
 constexpr std::int64_t kPanelBytes = 4 * kMiB;
 constexpr std::int64_t kLeastPanel = 64;
 
@@ -28,6 +29,11 @@ bool is_bf16(const Operand& operand) {
   return operand.dtype == DType::kBF16;
 }
 
+// Whether it has to be widened for a fp32 product.
+bool is_narrow(const Operand& operand) {
+  return operand.dtype != DType::kF32;
+}
+
 // Whether rows of op(A), or columns of op(B), are columns as stored.
 bool a_across(const Product& p) {
   return p.a.transposed;
@@ -36,9 +42,9 @@ bool b_across(const Product& p) {
   return !p.b.transposed;
 }
 
-// bf16 operands are widened into panels, fp32 ones copied where reading them in place is slow.
+// 16-bit operands are widened into panels, fp32 ones copied where reading them in place is slow.
 bool takes_panel(const Operand& operand, bool across) {
-  return is_bf16(operand) || (across && aliases(operand.stride));
+  return is_narrow(operand) || (across && aliases(operand.stride));
 }
 
 // Floats of a panel of `length` rows (or columns) with all of k.
@@ -66,7 +72,7 @@ struct PanelPlan {
     if (takes_panel(p.b, b_across(p))) {
       b_bytes = padded_bytes(panel_floats(cols.size, p.k, b_across(p)));
     }
-    if (p.c_dtype == DType::kBF16) {
+    if (p.c_dtype != DType::kF32) {
       tile_bytes = padded_bytes(std::min(p.m, Tiles::kMostRows) * std::min(p.n, Tiles::kMostCols));
     }
     most_tiles = Tiles::most(rows.size, cols.size);
@@ -103,15 +109,7 @@ class Panel {
     const std::int64_t begin = blocks_.begin(block), rows = blocks_.length(block);
     const void* const from = at(source_, begin * source_stride_, dtype_);
     float* const to = copy_ + begin * copy_stride_;
-    if (dtype_ == DType::kBF16) {
-      widen_block(static_cast<const bf16*>(from), source_stride_, rows, stored_cols_, to,
-                  copy_stride_);
-      return;
-    }
-    for (std::int64_t r = 0; r < rows; ++r) {
-      std::copy_n(static_cast<const float*>(from) + r * source_stride_, stored_cols_,
-                  to + r * copy_stride_);
-    }
+    widen_block(from, dtype_, source_stride_, rows, stored_cols_, to, copy_stride_);
   }
 
   std::int64_t stride() const { return copy_ != nullptr ? copy_stride_ : source_stride_; }
@@ -180,9 +178,10 @@ MatmulKey key_of(const Product& p, std::int64_t rows, std::int64_t cols) {
 }
 
 void check(const Product& p) {
-  const auto known = [](DType type) { return type == DType::kBF16 || type == DType::kF32; };
   SLUICE_CHECK(p.m > 0 && p.n > 0 && p.k > 0);
-  SLUICE_CHECK(known(p.a.dtype) && known(p.b.dtype) && known(p.c_dtype) && known(p.bias_dtype));
+  for (const DType type : {p.a.dtype, p.b.dtype, p.c_dtype, p.bias_dtype}) {
+    SLUICE_CHECK(is_act_dtype(type));
+  }
   SLUICE_CHECK(!p.accumulate || (p.c_dtype == DType::kF32 && p.bias == nullptr));
 }
 
@@ -215,7 +214,8 @@ Gemm::Gemm(const Parallel& parallel, Bf16Gemm mode) : parallel_(parallel) {
 }
 
 bool Gemm::runs_native(const Product& p) const {
-  return native_bf16_ && is_bf16(p.a) && is_bf16(p.b);
+  return native_bf16_ && is_bf16(p.a) && is_bf16(p.b) && p.c_dtype != DType::kF16 &&
+         p.bias_dtype != DType::kF16;
 }
 
 std::uint64_t Gemm::workspace_bytes(const Product& p) const {

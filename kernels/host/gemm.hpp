@@ -1,11 +1,12 @@
 // Matrix products on the host, over oneDNN called one thread at a time.
 //
 // Via fp32 (any CPU): the output is cut into super-blocks, and those into tiles. For a super-block
-// the bf16 panels of A and B that it needs are widened to fp32 in the workspace (once, by all
+// the 16-bit panels of A and B that it needs are widened to fp32 in the workspace (once, by all
 // threads), then each tile is one single-threaded sgemm over the whole of k, and is rounded once on
 // its way out, with the bias added in fp32 before. fp32 operands are read where they are. Native
-// bf16 (AVX512-BF16, AMX): the same tiles, each one oneDNN matmul primitive. The cut follows from
-// the shape, k is never split, so the bits do not depend on the thread count.
+// bf16 (AVX512-BF16, AMX): the same tiles, each one oneDNN matmul primitive; fp16 goes via fp32
+// there too. The cut follows from the shape, k is never split, so the bits do not depend on the
+// thread count.
 //
 // Measured with 2 cores of an EPYC 9004 (AVX2 only): tiles reach the rate of oneDNN's own OpenMP
 // team of two or pass it, at any tile from 64 x 64 up (tools: sluice bench gemm).
@@ -54,8 +55,9 @@ class Gemm {
   // Products of two bf16 factors run natively (and rounding dlogits to bf16 pays off).
   bool native_bf16() const { return native_bf16_; }
 
-  // Via fp32: for each bf16 (or copied) operand a panel of at most max(4 MiB, 64 rows (or columns)
-  // * k * 4 bytes), and, for bf16 output, one fp32 tile of at most 128 KiB per worker. Native:
+  // Via fp32: for each 16-bit (or copied) operand a panel of at most max(4 MiB, 64 rows (or
+  // columns)
+  // * k * 4 bytes), and, for 16-bit output, one fp32 tile of at most 128 KiB per worker. Native:
   // oneDNN's scratchpad per worker. Pointers in `product` are not looked at. A function of shape
   // and threads().
   std::uint64_t workspace_bytes(const Product& product) const;

@@ -34,7 +34,7 @@ std::uint64_t padded(std::int64_t elems, std::size_t elem_bytes) {
 
 void check(const HeadShape& shape) {
   SLUICE_CHECK(shape.rows > 0 && shape.hidden > 0 && shape.vocab > 0);
-  SLUICE_CHECK(shape.dtype == DType::kBF16 || shape.dtype == DType::kF32);
+  SLUICE_CHECK(is_act_dtype(shape.dtype));
 }
 
 const void* offset(const void* base, std::int64_t elems, DType dtype) {
@@ -95,7 +95,7 @@ class Products {
   std::int64_t stride_;
 };
 
-// Workspace of head_forward: logits, losses, fp32 dx of a slice (bf16 only), GEMM.
+// Workspace of head_forward: logits, losses, fp32 dx of a slice (not for fp32), GEMM.
 struct ForwardPlan {
   Cut rows, steps;
   std::int64_t stride;

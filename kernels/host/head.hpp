@@ -4,7 +4,7 @@
 // Forward: a slice of rows at a time: fp32 logits [slice, vocab], then loss and lse per row, then
 // the logits become their gradient in place and dx follows. Weight gradient: a slice of the
 // vocabulary at a time: logits [rows, slice] again, their gradient from lse, and dw of the slice.
-// Gradients of logits stay fp32, except where GEMM is native bf16: there they are rounded once.
+// Gradients of logits stay fp32, except in bf16 where GEMM is native: there they are rounded once.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ class Gemm;
 class Parallel;
 
 // The larger of the two: logits of a slice (4 MiB, or 64 rows or columns where that is more), the
-// workspace of their products, and for bf16 a fp32 [slice, hidden].
+// workspace of their products, and for 16-bit dtypes a fp32 [slice, hidden].
 std::uint64_t head_workspace_bytes(const Gemm& gemm, const HeadShape& shape);
 
 void head_forward(const Parallel& parallel, const Gemm& gemm, const HeadShape& shape, const void* x,

@@ -153,9 +153,9 @@ void HostKernels::fold(void* into, const void* from, DType dtype, std::int64_t e
   host::fold(parallel_, into, from, dtype, elems);
 }
 
-void HostKernels::squared_norm_blocks(const void* grad, DType dtype, bool round_to_bf16,
+void HostKernels::squared_norm_blocks(const void* grad, DType dtype, DType round_to,
                                       std::span<const Block> blocks, double* partial) {
-  host::squared_norm_blocks(parallel_, grad, dtype, round_to_bf16, blocks, partial);
+  host::squared_norm_blocks(parallel_, grad, dtype, round_to, blocks, partial);
 }
 
 std::uint64_t HostKernels::update_workspace_bytes(

@@ -67,7 +67,7 @@ class HostKernels final : public Kernels {
   void accumulate(float* accumulator, const void* grad, DType grad_dtype, bool first,
                   std::int64_t elems) override;
   void fold(void* into, const void* from, DType dtype, std::int64_t elems) override;
-  void squared_norm_blocks(const void* grad, DType dtype, bool round_to_bf16,
+  void squared_norm_blocks(const void* grad, DType dtype, DType round_to,
                            std::span<const Block> blocks, double* partial) override;
   std::uint64_t update_workspace_bytes(const OptimizerOptions& options,
                                        std::span<const ParameterSegment> segments) const override;

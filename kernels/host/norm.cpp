@@ -63,13 +63,9 @@ HWY_INLINE void forward_of(const NormShape& shape, const T* x, const T* weight, 
 
 void forward_rows(const NormShape& shape, const void* x, const void* weight, const void* bias,
                   void* y, float* mean, float* rstd, std::int64_t first, std::int64_t last) {
-  if (shape.dtype == DType::kBF16) {
-    forward_of(shape, static_cast<const bf16*>(x), static_cast<const bf16*>(weight),
-               static_cast<const bf16*>(bias), static_cast<bf16*>(y), mean, rstd, first, last);
-  } else {
-    forward_of(shape, static_cast<const float*>(x), static_cast<const float*>(weight),
-               static_cast<const float*>(bias), static_cast<float*>(y), mean, rstd, first, last);
-  }
+  as_stored(shape.dtype, [&](auto as) HWY_ATTR {
+    forward_of(shape, as.in(x), as.in(weight), as.in(bias), as.out(y), mean, rstd, first, last);
+  });
 }
 
 // With xhat = (x - mean) rstd and g = dy weight:
@@ -109,15 +105,10 @@ HWY_INLINE void backward_input_of(const NormShape& shape, const T* dy, const T* 
 void backward_input_rows(const NormShape& shape, const void* dy, const void* x, const void* weight,
                          const float* mean, const float* rstd, const void* residual, void* dx,
                          std::int64_t first, std::int64_t last) {
-  if (shape.dtype == DType::kBF16) {
-    backward_input_of(shape, static_cast<const bf16*>(dy), static_cast<const bf16*>(x),
-                      static_cast<const bf16*>(weight), mean, rstd,
-                      static_cast<const bf16*>(residual), static_cast<bf16*>(dx), first, last);
-  } else {
-    backward_input_of(shape, static_cast<const float*>(dy), static_cast<const float*>(x),
-                      static_cast<const float*>(weight), mean, rstd,
-                      static_cast<const float*>(residual), static_cast<float*>(dx), first, last);
-  }
+  as_stored(shape.dtype, [&](auto as) HWY_ATTR {
+    backward_input_of(shape, as.in(dy), as.in(x), as.in(weight), mean, rstd, as.in(residual),
+                      as.out(dx), first, last);
+  });
 }
 
 // dweight = sum over rows of dy xhat, dbias = sum over rows of dy, for columns [begin, begin +
@@ -145,13 +136,10 @@ HWY_INLINE void backward_weight_of(const NormShape& shape, const T* dy, const T*
 void backward_weight_tile(const NormShape& shape, const void* dy, const void* x, const float* mean,
                           const float* rstd, void* dweight, void* dbias, std::int64_t begin,
                           std::int64_t cols) {
-  if (shape.dtype == DType::kBF16) {
-    backward_weight_of(shape, static_cast<const bf16*>(dy), static_cast<const bf16*>(x), mean, rstd,
-                       static_cast<bf16*>(dweight), static_cast<bf16*>(dbias), begin, cols);
-  } else {
-    backward_weight_of(shape, static_cast<const float*>(dy), static_cast<const float*>(x), mean,
-                       rstd, static_cast<float*>(dweight), static_cast<float*>(dbias), begin, cols);
-  }
+  as_stored(shape.dtype, [&](auto as) HWY_ATTR {
+    backward_weight_of(shape, as.in(dy), as.in(x), mean, rstd, as.out(dweight), as.out(dbias),
+                       begin, cols);
+  });
 }
 
 }  // namespace sluice::host::HWY_NAMESPACE
@@ -171,7 +159,7 @@ std::int64_t rows_per_piece(std::int64_t cols) {
 }
 
 void check(const NormShape& shape, const float* mean) {
-  SLUICE_CHECK(shape.dtype == DType::kBF16 || shape.dtype == DType::kF32);
+  SLUICE_CHECK(is_act_dtype(shape.dtype));
   SLUICE_CHECK(shape.cols > 0);
   SLUICE_CHECK_MSG(shape.rms || shape.rows == 0 || mean != nullptr, "LayerNorm keeps its means");
 }

@@ -20,14 +20,16 @@ HWY_INLINE hn::Vec<D> exp_or_nan(D d, hn::Vec<D> x) {
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
 }
 
-void widen_rows(const bf16* from, std::int64_t from_stride, std::int64_t rows, std::int64_t cols,
-                float* to, std::int64_t to_stride) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    const bf16* const in = from + r * from_stride;
-    float* const out = to + r * to_stride;
-    for_lanes(0, cols,
-              [&](auto d, std::int64_t i) HWY_ATTR { store(d, load(d, in + i), out + i); });
-  }
+void widen_rows(const void* from, DType dtype, std::int64_t from_stride, std::int64_t rows,
+                std::int64_t cols, float* to, std::int64_t to_stride) {
+  as_stored(dtype, [&](auto as) HWY_ATTR {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const auto* const in = as.in(from) + r * from_stride;
+      float* const out = to + r * to_stride;
+      for_lanes(0, cols,
+                [&](auto d, std::int64_t i) HWY_ATTR { store(d, load(d, in + i), out + i); });
+    }
+  });
 }
 
 template <class To, class Bias>
@@ -46,12 +48,11 @@ HWY_INLINE void store_rows_as(const StoreBlock& block) {
 }
 
 void store_rows(const StoreBlock& block) {
-  const bool narrow = block.to_dtype == DType::kBF16;
-  if (block.bias_dtype == DType::kBF16) {
-    narrow ? store_rows_as<bf16, bf16>(block) : store_rows_as<float, bf16>(block);
-  } else {
-    narrow ? store_rows_as<bf16, float>(block) : store_rows_as<float, float>(block);
-  }
+  as_stored(block.to_dtype, [&](auto to) HWY_ATTR {
+    as_stored(block.bias_dtype, [&](auto bias) HWY_ATTR {
+      store_rows_as<typename decltype(to)::type, typename decltype(bias)::type>(block);
+    });
+  });
 }
 
 float max_of(const float* row, std::int64_t count) {
@@ -139,9 +140,9 @@ HWY_EXPORT(dot);
 HWY_EXPORT(softmax_grad);
 HWY_EXPORT(narrow_in_place);
 
-void widen_block(const bf16* from, std::int64_t from_stride, std::int64_t rows, std::int64_t cols,
-                 float* to, std::int64_t to_stride) {
-  HWY_DYNAMIC_DISPATCH(widen_rows)(from, from_stride, rows, cols, to, to_stride);
+void widen_block(const void* from, DType dtype, std::int64_t from_stride, std::int64_t rows,
+                 std::int64_t cols, float* to, std::int64_t to_stride) {
+  HWY_DYNAMIC_DISPATCH(widen_rows)(from, dtype, from_stride, rows, cols, to, to_stride);
 }
 
 void store_block(const StoreBlock& block) {

@@ -10,9 +10,10 @@
 
 namespace sluice::host {
 
-// to[r, c] = from[r, c] for a block [rows, cols]; strides are elements between rows.
-void widen_block(const bf16* from, std::int64_t from_stride, std::int64_t rows, std::int64_t cols,
-                 float* to, std::int64_t to_stride);
+// to[r, c] = from[r, c] for a block [rows, cols] of bf16, fp16 or fp32; strides are elements
+// between rows.
+void widen_block(const void* from, DType dtype, std::int64_t from_stride, std::int64_t rows,
+                 std::int64_t cols, float* to, std::int64_t to_stride);
 
 // to[r, c] = round(from[r, c] * factor[r] + bias[c]), rounded to nearest even. factor and bias may
 // be null (bias is of dtype bias_dtype). from == to (fp32) is allowed.

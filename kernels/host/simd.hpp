@@ -1,4 +1,5 @@
-// What the SIMD kernels of this folder share: loads and stores of fp32 and bf16, tails, lane sums.
+// What the SIMD kernels of this folder share: loads and stores of fp32, bf16 and fp16, tails, lane
+// sums.
 //
 // Included once for each instruction set by Highway's foreach_target (hence the toggle instead of
 // `#pragma once` around the code). Nothing in here fuses a multiply with an add, and no result
@@ -96,11 +97,148 @@ HWY_INLINE void store_weight(D d, hn::Vec<D> value, bf16* to) {
   store_upper_half(d, round_away_bits(d, value), to);
 }
 
-// fp32 -> bf16 (nearest even) -> fp32.
+// --- fp16 <-> fp32
+// --------------------------------------------------------------------------------
+
+// Where the CPU has the conversions (x86 from AVX2 on: F16C), they give the bits of f16_from_float
+// and to_float. Elsewhere Highway's own would truncate, so it is done here.
+#undef SLUICE_HAS_F16_CONVERSIONS
+#if HWY_ARCH_X86 && HWY_TARGET < HWY_SSE4 && !defined(HWY_DISABLE_F16C)
+#define SLUICE_HAS_F16_CONVERSIONS 1
+#else
+#define SLUICE_HAS_F16_CONVERSIONS 0
+#endif
+
+#if SLUICE_HAS_F16_CONVERSIONS
+
 template <class D>
-HWY_INLINE hn::Vec<D> through_bf16(D d, hn::Vec<D> value) {
+HWY_INLINE hn::Vec<D> load(D d, const f16* from) {
+  const auto half = hn::LoadU(HalfBitsOf<D>(), &from->bits);
+  return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, D>(), half));
+}
+
+template <class D>
+HWY_INLINE void store(D, hn::Vec<D> value, f16* to) {
+  const auto half = hn::DemoteTo(hn::Rebind<hwy::float16_t, D>(), value);
+  hn::StoreU(hn::BitCast(HalfBitsOf<D>(), half), HalfBitsOf<D>(), &to->bits);
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> through_f16(D d, hn::Vec<D> value) {
+  return hn::PromoteTo(d, hn::DemoteTo(hn::Rebind<hwy::float16_t, D>(), value));
+}
+
+#else
+
+// to_float(f16), of halves in the lower 16 bits of each lane.
+template <class D>
+HWY_INLINE hn::Vec<D> widen_f16_bits(D d, hn::Vec<BitsOf<D>> half) {
+  const BitsOf<D> u;
+  const hn::RebindToSigned<D> i;
+  const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(u, 0x8000u)));
+  const auto magnitude = hn::And(half, hn::Set(u, 0x7fffu));
+  const auto wide = hn::ShiftLeft<13>(magnitude);
+  const auto tiny = hn::Mul(hn::ConvertTo(d, hn::BitCast(i, magnitude)), hn::Set(d, 0x1p-24f));
+  auto bits = hn::Add(wide, hn::Set(u, 112u << 23));
+  const auto m = hn::BitCast(i, magnitude);
+  const auto select = [&](auto mask, auto yes)
+                          HWY_ATTR { bits = hn::IfThenElse(hn::RebindMask(u, mask), yes, bits); };
+  select(hn::Lt(m, hn::Set(i, 0x400)), hn::BitCast(u, tiny));
+  select(hn::Eq(m, hn::Set(i, 0x7c00)), hn::Set(u, 0x7f800000u));
+  select(hn::Gt(m, hn::Set(i, 0x7c00)), hn::Or(wide, hn::Set(u, 0x7fc00000u)));
+  return hn::BitCast(d, hn::Or(sign, bits));
+}
+
+// f16_from_float, in the lower 16 bits of each lane.
+template <class D>
+HWY_INLINE hn::Vec<BitsOf<D>> f16_bits(D d, hn::Vec<D> value) {
+  const BitsOf<D> u;
+  const hn::RebindToSigned<D> i;
+  const auto all = hn::BitCast(u, value);
+  const auto sign = hn::And(hn::ShiftRight<16>(all), hn::Set(u, 0x8000u));
+  const auto magnitude = hn::And(all, hn::Set(u, 0x7fffffffu));
+  const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(u, 1u));
+  // Both biases at once: 0xfff rounds, -(112 << 23) moves the exponent.
+  const auto bias = hn::Set(u, 0xfffu - (112u << 23));
+  auto half = hn::ShiftRight<13>(hn::Add(hn::Add(magnitude, bias), odd));
+  // Below 2^-14 the fp32 unit can round: a number plus 0.5 is one whose last place is 2^-24.
+  const auto half_one = hn::Set(d, 0.5f);
+  const auto tiny = hn::Sub(hn::BitCast(u, hn::Add(hn::BitCast(d, magnitude), half_one)),
+                            hn::BitCast(u, half_one));
+  const auto payload = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(u, 0x3ffu));
+  const auto m = hn::BitCast(i, magnitude);
+  const auto select = [&](auto mask, auto yes)
+                          HWY_ATTR { half = hn::IfThenElse(hn::RebindMask(u, mask), yes, half); };
+  select(hn::Lt(m, hn::Set(i, 0x38800000)), tiny);
+  select(hn::Gt(m, hn::Set(i, 0x477fefff)), hn::Set(u, 0x7c00u));
+  select(hn::Gt(m, hn::Set(i, 0x7f800000)), hn::Or(payload, hn::Set(u, 0x7e00u)));
+  return hn::Or(sign, half);
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> load(D d, const f16* from) {
+  return widen_f16_bits(d, hn::PromoteTo(BitsOf<D>(), hn::LoadU(HalfBitsOf<D>(), &from->bits)));
+}
+
+template <class D>
+HWY_INLINE void store(D d, hn::Vec<D> value, f16* to) {
+  const auto small = hn::BitCast(hn::RebindToSigned<D>(), f16_bits(d, value));
+  hn::StoreU(hn::DemoteTo(HalfBitsOf<D>(), small), HalfBitsOf<D>(), &to->bits);
+}
+
+template <class D>
+HWY_INLINE hn::Vec<D> through_f16(D d, hn::Vec<D> value) {
+  return widen_f16_bits(d, f16_bits(d, value));
+}
+
+#endif  // SLUICE_HAS_F16_CONVERSIONS
+
+template <class D>
+HWY_INLINE void store_weight(D d, hn::Vec<D> value, f16* to) {
+  store(d, value, to);
+}
+
+// --- dtypes
+// ---------------------------------------------------------------------------------------
+
+// A number as it is stored: T is float, bf16 or f16, and untyped addresses are seen as it.
+template <class T>
+struct Stored {
+  using type = T;
+  static const T* in(const void* data) { return static_cast<const T*>(data); }
+  static T* out(void* data) { return static_cast<T*>(data); }
+};
+
+// body(Stored<T>()) for an act dtype (kernels.hpp). `body` is a lambda with HWY_ATTR.
+template <class Body>
+HWY_INLINE void as_stored(DType dtype, const Body& body) {
+  if (dtype == DType::kBF16) {
+    body(Stored<bf16>());
+  } else if (dtype == DType::kF16) {
+    body(Stored<f16>());
+  } else {
+    body(Stored<float>());
+  }
+}
+
+// fp32 -> T (nearest even) -> fp32.
+template <class D>
+HWY_INLINE hn::Vec<D> through(D, hn::Vec<D> value, Stored<float>) {
+  return value;
+}
+template <class D>
+HWY_INLINE hn::Vec<D> through(D d, hn::Vec<D> value, Stored<bf16>) {
   const auto upper = hn::And(round_even_bits(d, value), hn::Set(BitsOf<D>(), 0xffff0000u));
   return hn::BitCast(d, upper);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> through(D d, hn::Vec<D> value, Stored<f16>) {
+  return through_f16(d, value);
+}
+// What the optimizer's kernel calls it.
+template <class D>
+HWY_INLINE hn::Vec<D> through_bf16(D d, hn::Vec<D> value) {
+  return through(d, value, Stored<bf16>());
 }
 
 // --- loops

@@ -85,6 +85,85 @@ TEST(Bf16, EveryNumberSurvivesTheWayThroughFloat) {
   }
 }
 
+// The value of a half's magnitude, from its fields; what follows the largest number is 2^16.
+double f16_magnitude(std::uint32_t bits) {
+  const int exponent = static_cast<int>(bits >> 10);
+  const double mantissa = static_cast<double>(bits & 0x3ffu);
+  return exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024.0 + mantissa, exponent - 25);
+}
+
+// By search, in double, where every difference of neighbours is exact.
+std::uint16_t f16_by_double(float value) {
+  const auto sign = static_cast<std::uint16_t>(std::signbit(value) ? 0x8000u : 0u);
+  const double magnitude = std::fabs(static_cast<double>(value));
+  if (magnitude >= f16_magnitude(0x7c00u)) return sign | 0x7c00u;
+  std::uint32_t below = 0, above = 0x7c00u;
+  while (above - below > 1) {
+    const std::uint32_t middle = (below + above) / 2;
+    (f16_magnitude(middle) <= magnitude ? below : above) = middle;
+  }
+  const double down = magnitude - f16_magnitude(below), up = f16_magnitude(above) - magnitude;
+  const bool round_up = down > up || (down == up && (below & 1u) != 0);
+  return static_cast<std::uint16_t>(sign | (round_up ? above : below));
+}
+
+void expect_f16(std::uint32_t bits) {
+  const auto value = std::bit_cast<float>(bits);
+  const f16 half = f16_from_float(value);
+  if (std::isnan(value)) {
+    ASSERT_GT(half.bits & 0x7fffu, 0x7dffu) << "a quiet NaN, of " << std::hex << bits;
+    ASSERT_EQ(half.bits >> 15, bits >> 31);
+    return;
+  }
+  ASSERT_EQ(half.bits, f16_by_double(value)) << std::hex << bits;
+}
+
+// Around every tie: the last bit kept is fp32's bit 13, or higher in a subnormal.
+TEST(F16, RoundsAsADoubleReferenceDoes) {
+  const CounterRng rng(8, stream_of("f16"));
+  for (std::uint32_t upper = 0; upper < 0x8000u; ++upper) {
+    for (const std::uint32_t lower : {0x0000u, 0x0001u, 0x0fffu, 0x1000u, 0x1001u, 0x2fffu, 0x3000u,
+                                      0x3001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+      expect_f16((upper << 16) | lower);
+      expect_f16(0x80000000u | (upper << 16) | lower);
+    }
+    expect_f16((upper << 16) | static_cast<std::uint32_t>(rng.below(upper, 0x10000)));
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(F16, RoundsHalfWayBetweenNeighboursToEven) {
+  for (std::uint32_t lower = 0; lower < 0x7c00u; ++lower) {
+    const double middle = 0.5 * (f16_magnitude(lower) + f16_magnitude(lower + 1));
+    const auto tie = static_cast<float>(middle);
+    ASSERT_EQ(static_cast<double>(tie), middle);
+    ASSERT_EQ(f16_from_float(tie).bits, lower + (lower & 1u));
+    ASSERT_EQ(f16_from_float(std::nextafterf(tie, 0.0f)).bits, lower);
+    ASSERT_EQ(f16_from_float(std::nextafterf(tie, 1e9f)).bits, lower + 1);
+    ASSERT_EQ(f16_from_float(-tie).bits, 0x8000u | (lower + (lower & 1u)));
+  }
+}
+
+TEST(F16, EveryNumberIsWidenedExactlyAndComesBack) {
+  for (std::uint32_t bits = 0; bits < 0x10000u; ++bits) {
+    const f16 half{static_cast<std::uint16_t>(bits)};
+    const float value = to_float(half);
+    const std::uint32_t magnitude = bits & 0x7fffu;
+    if (magnitude > 0x7c00u) {
+      ASSERT_TRUE(std::isnan(value));
+      ASSERT_EQ(f16_from_float(value).bits, bits | 0x200u);
+      continue;
+    }
+    if (magnitude == 0x7c00u) {
+      ASSERT_TRUE(std::isinf(value));
+    } else {
+      ASSERT_EQ(std::fabs(static_cast<double>(value)), f16_magnitude(magnitude));
+    }
+    ASSERT_EQ(std::signbit(value), bits >= 0x8000u);
+    ASSERT_EQ(f16_from_float(value).bits, bits);
+  }
+}
+
 TEST(DType, NamesAndSizesAgree) {
   EXPECT_EQ(dtype_name(DType::kF32), "F32");
   EXPECT_EQ(dtype_name(DType::kBF16), "BF16");

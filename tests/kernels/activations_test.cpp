@@ -27,12 +27,13 @@ double slope(const Function& function, double x) {
   return (function(x + kStep) - function(x - kStep)) / (2.0 * kStep);
 }
 
-// A dense sweep of what activations see, and far beyond.
-std::vector<float> sweep() {
+// A dense sweep of what activations see, and as far beyond as the dtype goes.
+std::vector<float> sweep(DType type) {
   std::vector<float> values;
   for (int i = -6000; i <= 6000; ++i) values.push_back(static_cast<float>(i) * 1e-3f);
   for (int i = -40; i <= 40; ++i) values.push_back(static_cast<float>(i) * 0.5f);
   for (const float far : {0.0f, 1e-30f, 1e-42f, 50.0f, 100.0f, 1e4f, 1e20f, 3e38f}) {
+    if (far > largest_of(type)) continue;
     values.push_back(far);
     values.push_back(-far);
   }
@@ -40,7 +41,8 @@ std::vector<float> sweep() {
 }
 
 class ActivationOf : public testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(DTypes, ActivationOf, testing::Values(DType::kF32, DType::kBF16),
+INSTANTIATE_TEST_SUITE_P(DTypes, ActivationOf,
+                         testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& variant) {
                            return std::string(dtype_name(variant.param));
                          });
@@ -67,7 +69,7 @@ TEST_P(ActivationOf, AddRoundsOnceAlsoInPlace) {
 }
 
 TEST_P(ActivationOf, GeluIsTheTanhApproximation) {
-  const DTypeArray x(GetParam(), sweep());
+  const DTypeArray x(GetParam(), sweep(GetParam()));
   const auto elems = static_cast<std::int64_t>(x.size());
   const DTypeArray y = same_bits_everywhere([&](const Parallel& parallel) {
     DTypeArray out(GetParam(), elems);
@@ -77,13 +79,13 @@ TEST_P(ActivationOf, GeluIsTheTanhApproximation) {
   for (std::size_t i = 0; i < x.size(); ++i) {
     const double want = gelu(x[i]);
     // In the negative tail fp32 knows the exponent, up to 30, to a few 2^-24 of itself.
-    const double relative = rounding_of(GetParam()) + (x[i] < -2.0f ? 8e-6 : 6e-7);
-    ASSERT_NEAR(y[i], want, relative * std::abs(want) + 1e-38) << x[i];
+    const double relative = x[i] < -2.0f ? 8e-6 : 6e-7;
+    ASSERT_NEAR(y[i], want, relative * std::abs(want) + rounding_at(GetParam(), want)) << x[i];
   }
 }
 
 TEST_P(ActivationOf, GeluGradientIsTheSlope) {
-  const DTypeArray x(GetParam(), sweep());
+  const DTypeArray x(GetParam(), sweep(GetParam()));
   const auto elems = static_cast<std::int64_t>(x.size());
   const DTypeArray dy(GetParam(), normal_floats(elems, 3));
   const DTypeArray dx = same_bits_everywhere([&](const Parallel& parallel) {
@@ -95,7 +97,7 @@ TEST_P(ActivationOf, GeluGradientIsTheSlope) {
     const double at = std::clamp(static_cast<double>(x[i]), -20.0, 20.0);
     const double want = slope(gelu, at) * static_cast<double>(dy[i]);
     const double scale = std::abs(static_cast<double>(dy[i]));
-    ASSERT_NEAR(dx[i], want, rounding_of(GetParam()) * std::abs(want) + 2e-6 * scale) << x[i];
+    ASSERT_NEAR(dx[i], want, rounding_at(GetParam(), want) + 2e-6 * scale) << x[i];
   }
 }
 
@@ -118,7 +120,7 @@ struct Gated {
 
   // Gates from the sweep, ups at random.
   Gated(DType dtype, std::int64_t width) : rows(0), cols(width), x(dtype, 0), dy(dtype, 0) {
-    const std::vector<float> gates = sweep();
+    const std::vector<float> gates = sweep(dtype);
     rows = static_cast<std::int64_t>(gates.size()) / cols;
     const std::vector<float> ups = normal_floats(rows * cols, 4);
     std::vector<float> both;
@@ -145,9 +147,9 @@ TEST_P(ActivationOf, SwigluIsSiluTimesUp) {
     });
     for (std::int64_t i = 0; i < at.rows * cols; ++i) {
       const double want = silu(at.gate(i / cols, i % cols)) * at.up(i / cols, i % cols);
-      if (std::abs(want) > 3e38) continue;  // past fp32
+      if (std::abs(want) > largest_of(GetParam())) continue;
       ASSERT_NEAR(y[static_cast<std::size_t>(i)], want,
-                  (rounding_of(GetParam()) + 1e-6) * std::abs(want) + 1e-37)
+                  rounding_at(GetParam(), want) + 1e-6 * std::abs(want) + 1e-37)
           << at.gate(i / cols, i % cols);
     }
   }
@@ -169,11 +171,11 @@ TEST_P(ActivationOf, SwigluGradientsAreTheSlopes) {
       const double dup = dy * silu(at.gate(row, c));
       const double scale = std::abs(dy * at.up(row, c));
       const auto place = static_cast<std::size_t>(row * 2 * cols + c);
-      ASSERT_NEAR(dx[place], dgate, rounding_of(GetParam()) * std::abs(dgate) + 2e-6 * scale)
+      ASSERT_NEAR(dx[place], dgate, rounding_at(GetParam(), dgate) + 2e-6 * scale)
           << at.gate(row, c);
-      if (std::abs(dup) > 3e38) continue;
+      if (std::abs(dup) > largest_of(GetParam())) continue;
       ASSERT_NEAR(dx[place + static_cast<std::size_t>(cols)], dup,
-                  (rounding_of(GetParam()) + 1e-6) * std::abs(dup) + 1e-37);
+                  rounding_at(GetParam(), dup) + 1e-6 * std::abs(dup) + 1e-37);
     }
   }
 }

@@ -54,7 +54,8 @@ const AttentionShape kShapes[] = {{1, 1, 1, 1, 1},     {2, 17, 3, 3, 8},  {1, 63
                                   {1, 257, 4, 1, 128}, {1, 520, 1, 1, 4}, {1, 512, 2, 1, 4}};
 
 class AttentionOf : public testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(DTypes, AttentionOf, testing::Values(DType::kF32, DType::kBF16),
+INSTANTIATE_TEST_SUITE_P(DTypes, AttentionOf,
+                         testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& test) { return std::string(dtype_name(test.param)); });
 
 TEST_P(AttentionOf, ForwardMatchesFp64) {
@@ -113,11 +114,11 @@ TEST(Attention, BackwardMatchesFiniteDifferencesOfFp64) {
   }
 }
 
-// With bf16 storage only: inputs are the same numbers, saved output and results are rounded.
-TEST(Attention, Bf16BackwardStaysNearFp32) {
+// With 16-bit storage only: inputs are the same numbers, saved output and results are rounded.
+void expect_backward_near_fp32(DType dtype) {
   for (AttentionShape s : kShapes) {
     const Parallel parallel(2);
-    s.dtype = DType::kBF16;
+    s.dtype = dtype;
     const DTypeArray qkv(s.dtype, normal_floats(qkv_elems(s), 5));
     const DTypeArray dout(s.dtype, normal_floats(out_elems(s), 6));
     const DTypeArray got = backward(parallel, s, dout, qkv, forward(parallel, s, qkv));
@@ -129,14 +130,22 @@ TEST(Attention, Bf16BackwardStaysNearFp32) {
     };
     const DTypeArray wide = widen(qkv);
     const DTypeArray want = backward(parallel, s, widen(dout), wide, forward(parallel, s, wide));
-    // The saved output's rounding moves delta by about 2^-9 sqrt(head_dim), and a gradient by the
-    // probabilities that it is multiplied with.
-    const double allowed = 0x1p-8 * std::sqrt(static_cast<double>(s.head_dim));
+    // The saved output's rounding moves delta by half a rounding times sqrt(head_dim), and a
+    // gradient by the probabilities that it is multiplied with.
+    const double allowed = rounding_of(dtype) * std::sqrt(static_cast<double>(s.head_dim));
     for (std::size_t i = 0; i < want.size(); ++i) {
-      ASSERT_NEAR(got[i], want[i], allowed + rounding_of(DType::kBF16) * std::abs(want[i]))
+      ASSERT_NEAR(got[i], want[i], allowed + rounding_at(dtype, want[i]))
           << "time " << s.time << " at " << i;
     }
   }
+}
+
+TEST(Attention, Bf16BackwardStaysNearFp32) {
+  expect_backward_near_fp32(DType::kBF16);
+}
+
+TEST(Attention, Fp16BackwardStaysNearFp32) {
+  expect_backward_near_fp32(DType::kF16);
 }
 
 TEST_P(AttentionOf, BitsDoNotDependOnTheThreadCount) {

@@ -1,5 +1,5 @@
-// What the suites of the vectorised host kernels share: arrays of either dtype, and runs over every
-// instruction set and several thread counts.
+// What the suites of the vectorised host kernels share: arrays of any act dtype, and runs over
+// every instruction set and several thread counts.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -35,6 +35,9 @@ class DTypeArray {
     if (type_ == DType::kBF16) {
       const bf16 rounded = bf16_from_float(value);
       std::memcpy(bytes_.data() + 2 * i, &rounded, 2);
+    } else if (type_ == DType::kF16) {
+      const f16 rounded = f16_from_float(value);
+      std::memcpy(bytes_.data() + 2 * i, &rounded, 2);
     } else {
       std::memcpy(bytes_.data() + 4 * i, &value, 4);
     }
@@ -43,6 +46,11 @@ class DTypeArray {
   float operator[](std::size_t i) const {
     if (type_ == DType::kBF16) {
       bf16 half;
+      std::memcpy(&half, bytes_.data() + 2 * i, 2);
+      return to_float(half);
+    }
+    if (type_ == DType::kF16) {
+      f16 half;
       std::memcpy(&half, bytes_.data() + 2 * i, 2);
       return to_float(half);
     }
@@ -82,7 +90,17 @@ inline std::vector<float> normal_floats(std::int64_t elems, unsigned seed, float
 
 // The distance that one rounding to the dtype makes, relative to the number.
 inline double rounding_of(DType type) {
-  return type == DType::kBF16 ? 0x1p-8 : 0x1p-24;
+  return type == DType::kBF16 ? 0x1p-8 : type == DType::kF16 ? 0x1p-11 : 0x1p-24;
+}
+
+// The same, of one number; fp16's subnormals are 2^-24 apart, those of the others below 1e-38.
+inline double rounding_at(DType type, double value) {
+  return rounding_of(type) * std::abs(value) + (type == DType::kF16 ? 0x1p-25 : 1e-38);
+}
+
+// What is larger in magnitude may be infinity when stored.
+inline double largest_of(DType type) {
+  return type == DType::kF16 ? 65504.0 : 3e38;
 }
 
 // run(parallel, name) for every instruction set that this CPU has and the build made, by 1 and by 3

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <cmath>
 #include <limits>
 
 #include "base/error.hpp"
@@ -58,6 +59,67 @@ TEST(Cast, RoundsGradientsToEvenAndWeightsAway) {
   }
 }
 
+// Lower halves at every place where fp16 may round: its last bit is fp32's bit 13, and up to ten
+// bits higher in a subnormal.
+std::vector<float> f16_rounding_cases() {
+  std::vector<float> values = rounding_cases();
+  for (std::uint32_t sign_and_exponent = 0; sign_and_exponent < 0x200u; ++sign_and_exponent) {
+    for (std::uint32_t bit = 12; bit < 23; ++bit) {
+      for (const std::uint32_t above : {0u, 1u, 2u, 3u}) {
+        const std::uint32_t tie = ((above << (bit + 1)) | (1u << bit)) & 0x7fffffu;
+        for (const std::uint32_t mantissa : {tie - 1, tie, tie + 1}) {
+          values.push_back(std::bit_cast<float>((sign_and_exponent << 23) | mantissa));
+        }
+      }
+    }
+  }
+  for (std::uint32_t bits = 0; bits < 0x10000u; ++bits) {
+    const float value = to_float(f16{static_cast<std::uint16_t>(bits)});
+    values.insert(values.end(), {value, std::nextafterf(value, 1e9f), std::nextafterf(value, 0)});
+  }
+  return values;
+}
+
+TEST(Cast, RoundsFp16ToEvenOnEveryTarget) {
+  const std::vector<float> values = f16_rounding_cases();
+  const DTypeArray in(DType::kF32, values);
+  for (const bool weight : {false, true}) {
+    const DTypeArray out = same_bits_everywhere(
+        [&](const Parallel& parallel) { return cast_to(parallel, in, DType::kF16, weight); });
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      wrong += half_bits(out, i) != f16_from_float(values[i]).bits;
+    }
+    EXPECT_EQ(wrong, 0u) << (weight ? "weights" : "gradients");
+  }
+}
+
+// All 65,536, in every place of a vector.
+TEST(Cast, WidensEveryFp16Number) {
+  DTypeArray narrow(DType::kF16, 0x10000 + 7);
+  for (std::size_t i = 0; i < narrow.size(); ++i) {
+    const auto bits = static_cast<std::uint16_t>(i);
+    std::memcpy(static_cast<std::uint8_t*>(narrow.data()) + 2 * i, &bits, 2);
+  }
+  const DTypeArray wide = same_bits_everywhere(
+      [&](const Parallel& parallel) { return cast_to(parallel, narrow, DType::kF32, false); });
+  for (std::size_t i = 0; i < wide.size(); ++i) {
+    std::uint32_t bits;
+    std::memcpy(&bits, wide.bytes().data() + 4 * i, 4);
+    const f16 value{static_cast<std::uint16_t>(i)};
+    ASSERT_EQ(bits, std::bit_cast<std::uint32_t>(to_float(value))) << i;
+  }
+}
+
+TEST(Cast, GoesFromOneSixteenBitTypeToTheOther) {
+  const DTypeArray narrow(DType::kBF16, normal_floats(1003, 9, 1e-4f));
+  const DTypeArray half = same_bits_everywhere(
+      [&](const Parallel& parallel) { return cast_to(parallel, narrow, DType::kF16, false); });
+  for (std::size_t i = 0; i < half.size(); ++i) {
+    ASSERT_EQ(half_bits(half, i), f16_from_float(narrow[i]).bits) << i;
+  }
+}
+
 TEST(Cast, WidensExactlyAndCopiesEqualTypes) {
   std::vector<float> values = rounding_cases();
   const DTypeArray narrow =
@@ -80,7 +142,8 @@ TEST(Cast, RefusesOtherTypes) {
 }
 
 class ElementwiseOf : public testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(DTypes, ElementwiseOf, testing::Values(DType::kF32, DType::kBF16),
+INSTANTIATE_TEST_SUITE_P(DTypes, ElementwiseOf,
+                         testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& variant) {
                            return std::string(dtype_name(variant.param));
                          });
@@ -119,11 +182,11 @@ TEST_P(ElementwiseOf, FoldRoundsTheSumOnce) {
 }
 
 // The documented order, element by element.
-double norm_in_lanes(const DTypeArray& grad, const Kernels::Block& block, bool round) {
+double norm_in_lanes(const DTypeArray& grad, const Kernels::Block& block, DType round_to) {
   double lanes[16] = {};
   for (std::int64_t i = block.begin; i < block.end; ++i) {
     float value = grad[static_cast<std::size_t>(i)];
-    if (round) value = to_float(bf16_from_float(value));
+    if (grad.type() == DType::kF32) value = DTypeArray(round_to, std::vector{value})[0];
     lanes[(i - block.begin) % 16] += static_cast<double>(value) * value;
   }
   for (int width = 8; width > 0; width /= 2) {
@@ -143,7 +206,7 @@ TEST_P(ElementwiseOf, SquaredNormKeepsItsDocumentedOrder) {
   }
   blocks.push_back({100, 100});
   blocks.push_back({33, 50});
-  for (const bool round : {false, true}) {
+  for (const DType round : {DType::kF32, DType::kBF16, DType::kF16}) {
     on_every_target([&](const Parallel& parallel, const std::string& name) {
       std::vector<double> partial(blocks.size(), -1.0);
       squared_norm_blocks(parallel, grad.data(), GetParam(), round, blocks, partial.data());
@@ -152,7 +215,7 @@ TEST_P(ElementwiseOf, SquaredNormKeepsItsDocumentedOrder) {
       }
     });
   }
-  squared_norm_blocks(Parallel(1), grad.data(), GetParam(), false, {}, nullptr);
+  squared_norm_blocks(Parallel(1), grad.data(), GetParam(), DType::kF32, {}, nullptr);
 }
 
 TEST_P(ElementwiseOf, SquaredNormCarriesInfinityAndNan) {
@@ -162,9 +225,22 @@ TEST_P(ElementwiseOf, SquaredNormCarriesInfinityAndNan) {
   const DTypeArray grad(GetParam(), values);
   const Kernels::Block blocks[] = {{0, 32}, {32, 64}};
   double partial[2];
-  squared_norm_blocks(Parallel(1), grad.data(), GetParam(), true, blocks, partial);
+  squared_norm_blocks(Parallel(1), grad.data(), GetParam(), DType::kBF16, blocks, partial);
   EXPECT_TRUE(std::isinf(partial[0]));
   EXPECT_TRUE(std::isnan(partial[1]));
+}
+
+// A fp32 sum of fp16 gradients that is too large for fp16 counts as an overflow.
+TEST(SquaredNorm, OverflowsWhereRoundingDoes) {
+  const DTypeArray grad(DType::kF32, std::vector<float>(40, 65520.0f));
+  const Kernels::Block blocks[] = {{0, 17}, {17, 40}};
+  on_every_target([&](const Parallel& parallel, const std::string& name) {
+    double partial[2];
+    squared_norm_blocks(parallel, grad.data(), DType::kF32, DType::kF16, blocks, partial);
+    EXPECT_TRUE(std::isinf(partial[0]) && std::isinf(partial[1])) << name;
+    squared_norm_blocks(parallel, grad.data(), DType::kF32, DType::kBF16, blocks, partial);
+    EXPECT_TRUE(std::isfinite(partial[0]) && std::isfinite(partial[1])) << name;
+  });
 }
 
 TEST_P(ElementwiseOf, ColumnSumIsExactToOneRounding) {
@@ -186,7 +262,7 @@ TEST_P(ElementwiseOf, ColumnSumIsExactToOneRounding) {
         magnitude += std::abs(value);
       }
       EXPECT_NEAR(out[static_cast<std::size_t>(c)], want,
-                  rounding_of(GetParam()) * std::abs(want) + 1e-6 * magnitude);
+                  rounding_at(GetParam(), want) + 1e-6 * magnitude);
     }
   }
 }

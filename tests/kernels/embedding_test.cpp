@@ -27,7 +27,8 @@ std::vector<std::int32_t> tokens_of(const Shape& shape) {
 }
 
 class EmbeddingOf : public testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(DTypes, EmbeddingOf, testing::Values(DType::kF32, DType::kBF16),
+INSTANTIATE_TEST_SUITE_P(DTypes, EmbeddingOf,
+                         testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& variant) {
                            return std::string(dtype_name(variant.param));
                          });

@@ -64,7 +64,7 @@ reference::Doubles doubles(const DTypeArray& array) {
 
 // Gradients may be rounded to bf16 on the way (native bf16) and are on the way out.
 double allowed(const HeadShape& s, double want) {
-  const double gradient = s.dtype == DType::kBF16 ? 0x1p-7 : 4e-5;
+  const double gradient = 4e-5 + (s.dtype == DType::kF32 ? 0 : 2 * rounding_of(s.dtype));
   return gradient * (std::abs(want) + 0.05 * static_cast<double>(kLossScale));
 }
 
@@ -76,7 +76,7 @@ const HeadShape kSliced = {130, 5, 20000};
 const HeadShape kColumns = {1000, 3, 1501};
 
 class HeadOf : public testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(DTypes, HeadOf, testing::Values(DType::kF32, DType::kBF16),
+INSTANTIATE_TEST_SUITE_P(DTypes, HeadOf, testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& test) { return std::string(dtype_name(test.param)); });
 
 void expect_loss_right(const Batch& in, const Result& got) {

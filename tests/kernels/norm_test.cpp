@@ -102,7 +102,8 @@ class NormOf : public testing::TestWithParam<Variant> {
 };
 INSTANTIATE_TEST_SUITE_P(Variants, NormOf,
                          testing::Values(Variant{DType::kF32, false}, Variant{DType::kF32, true},
-                                         Variant{DType::kBF16, false}, Variant{DType::kBF16, true}),
+                                         Variant{DType::kBF16, false}, Variant{DType::kBF16, true},
+                                         Variant{DType::kF16, false}, Variant{DType::kF16, true}),
                          [](const auto& variant) {
                            return std::string(variant.param.rms ? "Rms" : "Layer") +
                                   std::string(dtype_name(variant.param.dtype));
@@ -224,7 +225,7 @@ TEST(Norm, LeavesANanInItsOwnRow) {
 TEST(Norm, RefusesOtherTypesAndMissingMeans) {
   Case at({DType::kF32, false}, 1, 4);
   NormShape wrong = at.shape;
-  wrong.dtype = DType::kF16;
+  wrong.dtype = DType::kI32;
   const Parallel parallel(1);
   EXPECT_THROW(norm_forward(parallel, wrong, at.x.data(), at.weight.data(), nullptr, at.dy.data(),
                             at.mean.data(), at.rstd.data()),

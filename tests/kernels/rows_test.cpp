@@ -61,7 +61,7 @@ TEST(Rows, NarrowsInPlaceAndWidensBack) {
       const std::vector<float> values = normal_floats(count, 2);
       std::vector<float> row = values, wide(values.size());
       narrow_row_in_place(row.data(), count);
-      widen_block(reinterpret_cast<const bf16*>(row.data()), count, 1, count, wide.data(), count);
+      widen_block(row.data(), DType::kBF16, count, 1, count, wide.data(), count);
       for (std::size_t i = 0; i < values.size(); ++i) {
         EXPECT_EQ(wide[i], to_float(bf16_from_float(values[i]))) << name;
       }
@@ -72,9 +72,9 @@ TEST(Rows, NarrowsInPlaceAndWidensBack) {
 TEST(Rows, StoreScalesAddsTheBiasAndRoundsOnce) {
   const std::int64_t rows = 3, cols = 21, stride = 30;
   const std::vector<float> from = normal_floats(rows * cols, 3), factor = {0.5f, 2.0f, -3.0f};
-  for (const DType bias_type : {DType::kF32, DType::kBF16}) {
+  for (const DType bias_type : {DType::kF32, DType::kBF16, DType::kF16}) {
     const DTypeArray bias(bias_type, normal_floats(cols, 4));
-    for (const DType to_type : {DType::kF32, DType::kBF16}) {
+    for (const DType to_type : {DType::kF32, DType::kBF16, DType::kF16}) {
       DTypeArray want(to_type, rows * stride);
       for (std::int64_t r = 0; r < rows; ++r) {
         for (std::int64_t c = 0; c < cols; ++c) {

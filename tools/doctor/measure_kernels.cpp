@@ -316,8 +316,8 @@ class Cases {
             partial = reinterpret_cast<double*>(arena_.take(blocks.size() * sizeof(double))),
             blocks, walk]() mutable {
       kernels_.squared_norm_blocks(
-          grad + walk.next() * static_cast<std::int64_t>(dtype_bytes(dtype)), dtype, false, blocks,
-          partial);
+          grad + walk.next() * static_cast<std::int64_t>(dtype_bytes(dtype)), dtype, DType::kF32,
+          blocks, partial);
     };
   }
   Call adamw(std::int64_t elems, DType dtype) {
