@@ -242,9 +242,18 @@ ModelShape model_shape(const Config& config) {
 }
 
 BatchShape batch_shape(const Config& config) {
-  const DType dtype =
-      config.train.precision == Config::Precision::kFP32 ? DType::kF32 : DType::kBF16;
-  return {config.train.micro_batch, config.train.seq, dtype};
+  const auto dtype = [&] {
+    switch (config.train.precision) {
+      case Config::Precision::kFP32:
+        return DType::kF32;
+      case Config::Precision::kFP16:
+        return DType::kF16;
+      case Config::Precision::kBF16:
+        break;
+    }
+    return DType::kBF16;
+  };
+  return {config.train.micro_batch, config.train.seq, dtype()};
 }
 
 OptimizerOptions optimizer_options(const Config& config) {

@@ -78,7 +78,8 @@ PassBuffers ModelRunner::pass_buffers(const Program& program,
   const auto tied_unit = static_cast<std::int32_t>(model_.units().size());
   at.tied_grad_weights = data_of(find_state(writes, StateKind::kGradient, tied_unit));
   at.loss = reinterpret_cast<double*>(data_of(find_place(writes, BufferRole::kLoss)));
-  at.loss_scale = static_cast<float>(1.0 / static_cast<double>(batch_.rows() * microbatches_));
+  at.loss_scale =
+      static_cast<float>(scalars_.loss_scale / static_cast<double>(batch_.rows() * microbatches_));
   at.workspace = data_of(find_place(writes, BufferRole::kWorkspace));
   return at;
 }
@@ -194,6 +195,22 @@ void ModelRunner::norm(Kernels& kernels, const Program& program,
                               reinterpret_cast<double*>(partials.data));
 }
 
+// `block` counts through all units in tensor order, as the partials of the norm stand.
+std::string ModelRunner::tensor_of_norm_block(std::size_t block) const {
+  for (const Unit& unit : model_.units()) {
+    const UnitLayout& layout = unit.layer->layout();
+    if (block >= layout.norm_blocks().size()) {
+      block -= layout.norm_blocks().size();
+      continue;
+    }
+    const std::uint64_t begin = layout.norm_blocks()[block].begin;
+    for (const PlacedTensor& tensor : layout.tensors()) {
+      if (begin < tensor.first_elem + tensor.spec.elems()) return tensor.spec.name;
+    }
+  }
+  throw InternalError("no tensor has this norm block");
+}
+
 void ModelRunner::clip_factor(const Program& program, const Instruction& instruction) {
   const Place& partials = program.reads(instruction.id).front();
   const auto* values = reinterpret_cast<const double*>(partials.data);
@@ -203,17 +220,33 @@ void ModelRunner::clip_factor(const Program& program, const Instruction& instruc
   // Each rank's sum of its shards, folded in rank order.
   std::vector<double> sums(static_cast<std::size_t>(communicator_.size()));
   communicator_.all_gather(&sum, sums.data(), 1, DType::kF64);
-  const double norm = std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0));
+  // Of gradients as they are without the loss scale: the division is exact.
+  const double norm =
+      std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0)) / scalars_.loss_scale;
   const bool clips = scalars_.clip > 0 && norm > scalars_.clip;
   auto* scalar = reinterpret_cast<double*>(program.writes(instruction.id).front().data);
   scalar[0] = norm;
-  scalar[1] = clips ? scalars_.clip / norm : 1.0;
+  scalar[1] = (clips ? scalars_.clip / norm : 1.0) / scalars_.loss_scale;
   results_.grad_norm = norm;
-  if (!std::isfinite(norm)) {
-    throw Error(
-        "the gradient norm is not finite: training has diverged; lower optimizer.lr or set "
-        "train.clip");
+  if (std::isfinite(norm)) return;
+  for (std::size_t i = 0; i < count && results_.overflowed_tensor.empty(); ++i) {
+    if (!std::isfinite(values[i])) results_.overflowed_tensor = tensor_of_norm_block(i);
   }
+  results_.overflow = true;
+  if (scalars_.skip_overflow) return;
+  const std::string first = results_.overflowed_tensor.empty()
+                                ? std::string()
+                                : ", first that of '" + results_.overflowed_tensor + "'";
+  throw Error("the gradient norm is not finite" + first +
+              ": training has diverged; lower optimizer.lr or set train.clip");
+}
+
+// A skipped step. A piece's states go back to their homes as they came, but for a 16-bit weight:
+// that one is only written, so it is made of the master again, which gives the bits it had.
+void ModelRunner::keep_weight(Kernels& kernels, const Place* master, const Place& weight) {
+  if (master == nullptr) return;
+  kernels.cast(master->data, DType::kF32, weight.data, weight.buffer->dtype, true,
+               static_cast<std::int64_t>(master->bytes / sizeof(float)));
 }
 
 void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
@@ -222,21 +255,24 @@ void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
   const auto& writes = program.writes(instruction.id);
   const std::int32_t unit = instruction.unit;
   const Place& gradient = state(reads, StateKind::kGradient, unit);
+  const Place& weight = state(writes, StateKind::kWeight, unit);
+  const Place* master = find_state(writes, StateKind::kMaster, unit);
+  const auto* clip = reinterpret_cast<const double*>(find_place(reads, BufferRole::kScalar)->data);
+  if (!std::isfinite(clip[0])) return keep_weight(kernels, master, weight);
   const ElemRange range = elems_at(gradient, instruction.reads);
 
   UpdateBuffers buffers;
   buffers.grad = gradient.data;
   buffers.grad_dtype = gradient.buffer->dtype;
   if (sums_micro_batches()) buffers.round_grad_to = batch_.dtype;
-  buffers.weight = state(writes, StateKind::kWeight, unit).data;
-  buffers.master = data_of(find_state(writes, StateKind::kMaster, unit));
+  buffers.weight = weight.data;
+  buffers.master = data_of(master);
   buffers.moment1 = data_of(find_state(writes, StateKind::kMoment1, unit));
   buffers.moment2 = data_of(find_state(writes, StateKind::kMoment2, unit));
   buffers.elems = static_cast<std::int64_t>(range.elems());
 
   UpdateScalars scalars = scalars_.update;
-  const Place* clip = find_place(reads, BufferRole::kScalar);
-  scalars.grad_scale = static_cast<float>(reinterpret_cast<const double*>(clip->data)[1]);
+  scalars.grad_scale = static_cast<float>(clip[1]);
   kernels.update(parameters_.options(), buffers,
                  parameters_.segments(static_cast<std::size_t>(unit), range.begin, range.end),
                  scalars, data_of(find_place(writes, BufferRole::kWorkspace)));

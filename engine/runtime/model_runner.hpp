@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,11 +19,18 @@ namespace sluice {
 struct StepScalars {
   UpdateScalars update;  // grad_scale is set by the clip factor
   double clip = 0.0;     // 0: no clipping
+  // A power of two that the loss is multiplied by; norm and update divide gradients by it.
+  double loss_scale = 1.0;
+  // Where the gradient norm is not finite: true skips the update, every state kind keeps its bits
+  // and the step goes on; false ends the run.
+  bool skip_overflow = false;
 };
 
 // Results of a step, read after Executor::run.
 struct StepResults {
-  double grad_norm = 0;
+  double grad_norm = 0;           // before clipping, of unscaled gradients
+  bool overflow = false;          // the update was skipped
+  std::string overflowed_tensor;  // the first, in tensor order, with a gradient that is not finite
 };
 
 class ModelRunner final : public OperationRunner {
@@ -41,7 +49,10 @@ class ModelRunner final : public OperationRunner {
                                        const std::function<void(std::exception_ptr)>& signal)>;
   void attach_framework(Framework framework) { framework_ = std::move(framework); }
 
-  void set_scalars(const StepScalars& scalars) { scalars_ = scalars; }
+  void set_scalars(const StepScalars& scalars) {
+    scalars_ = scalars;
+    results_ = {};
+  }
   const StepResults& results() const { return results_; }
 
   void run_on_device(const Program& program, const Instruction& instruction,
@@ -63,9 +74,11 @@ class ModelRunner final : public OperationRunner {
   void clip_factor(const Program& program, const Instruction& instruction);
   void optimizer_step(Kernels& kernels, const Program& program,
                       const Instruction& instruction) const;
+  static void keep_weight(Kernels& kernels, const Place* master, const Place& weight);
   void run_state_operation(Kernels& kernels, const Program& program,
                            const Instruction& instruction) const;
   bool sums_micro_batches() const { return microbatches_ > 1; }
+  std::string tensor_of_norm_block(std::size_t block) const;
 
   const Model& model_;
   BatchShape batch_;

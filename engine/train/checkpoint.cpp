@@ -99,6 +99,10 @@ void check_checkpoint(const CheckpointFound& found, const Config& config, const 
   const SafetensorsReader reader(found.directory + "/" + kStateFile);
   check_settings(found, result_settings(config));
   ModelState::check(reader, model, parameter_table(config, model));
+  if (batch_shape(config).dtype == DType::kF16 && !found.manifest.loss_scale) {
+    throw InputError(found.directory + "/" + kManifestFile +
+                     ": 'loss_scale' is missing, without which fp16 training cannot go on");
+  }
   if (found.manifest.data_fingerprint != data_fingerprint) {
     throw InputError(found.directory + ": was made with other data than data.paths holds now");
   }

@@ -28,6 +28,7 @@ namespace sluice {
 struct Config {
   enum class Family : std::uint8_t { kGpt2, kLlama };
   enum class Precision : std::uint8_t { kBF16, kFP32, kFP16 };
+  enum class LossScaling : std::uint8_t { kDynamic, kStatic };
   enum class Reduction : std::uint8_t { kGrouped, kSequential };
   enum class LrSchedule : std::uint8_t { kCosine, kConstant };
   enum class States : std::uint8_t { kFP32, kSplit };
@@ -73,6 +74,11 @@ struct Config {
     std::int64_t micro_batch = 4;  // samples per micro-batch
     std::int64_t accumulate = 1;   // micro-batches per step
     Precision precision = Precision::kBF16;
+    // fp16 only.
+    LossScaling loss_scaling = LossScaling::kDynamic;
+    std::int64_t loss_scale = 65536;  // a power of two
+    std::int64_t loss_scale_window = 2000;
+    std::int64_t loss_scale_patience = 16;
     std::uint64_t seed = 1;
     double clip = 1.0;            // global gradient norm; 0: no clipping
     std::int64_t eval_every = 0;  // steps; 0: never
@@ -158,8 +164,8 @@ std::string config_help();
 
 // The keys that determine a run's result, with their values as TOML: the same for two
 // configurations exactly when one may resume the other's checkpoint. Left out: where memory is, how
-// often things are logged, and train.steps under the constant schedule (under cosine it shapes the
-// learning rate).
+// often things are logged, train.steps under the constant schedule (under cosine it shapes the
+// learning rate), and the keys of loss scaling where none takes place.
 std::map<std::string, std::string> result_settings(const Config& config);
 
 }  // namespace sluice

@@ -81,6 +81,13 @@ std::map<std::string, std::string> result_settings(const Config& config) {
     if (key.path == "train.steps" && config.optimizer.schedule == Config::LrSchedule::kConstant) {
       continue;
     }
+    if (key.path.starts_with("train.loss_scal")) {
+      if (config.train.precision != Config::Precision::kFP16) continue;
+      if (key.path == "train.loss_scale_window" &&
+          config.train.loss_scaling == Config::LossScaling::kStatic) {
+        continue;
+      }
+    }
     settings[key.path] = format_value(key, key.read(config));
   }
   return settings;

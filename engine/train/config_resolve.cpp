@@ -1,5 +1,6 @@
 #include "engine/train/config_resolve.hpp"
 
+#include <bit>
 #include <filesystem>
 #include <set>
 
@@ -116,6 +117,13 @@ void check_train(const Config& config, const ConfigOrigins& origins) {
         ": train.steps * accumulate * micro_batch * seq, the tokens of the run, must be "
         "at most " +
         text_of(kMaxRunTokens));
+  }
+  if (!std::has_single_bit(static_cast<std::uint64_t>(train.loss_scale))) {
+    const auto below =
+        static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(train.loss_scale)));
+    throw InputError(origins.of("train.loss_scale") + ": train.loss_scale is " +
+                     text_of(train.loss_scale) + ", which must be a power of two, such as " +
+                     text_of(below));
   }
   if (train.accumulate % train.fold_groups != 0) {
     throw InputError(origins.of("train.fold_groups") + ": train.fold_groups is " +

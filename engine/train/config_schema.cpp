@@ -3,6 +3,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "engine/train/loss_scaler.hpp"
+
 namespace sluice {
 
 namespace {
@@ -19,6 +21,7 @@ constexpr std::int64_t kMaxFfn = 1 << 20;
 constexpr std::int64_t kMaxVocab = 1 << 24;
 constexpr std::int64_t kMaxSeq = 1 << 20;
 constexpr std::int64_t kMaxBatch = 1 << 20;
+constexpr std::int64_t kMaxLossScale = LossScaler::kMostScale;
 constexpr std::int64_t kMaxRanks = 1 << 20;
 constexpr std::int64_t kMaxBudget = std::int64_t{1} << 50;  // 1 PiB
 constexpr std::int64_t kMaxChunk = std::int64_t{1} << 30;
@@ -186,6 +189,16 @@ void add_train(Keys& keys) {
                        "micro-batches per step")));
   add(decisive(choice("train.precision", SLUICE_FIELD(train.precision), {"bf16", "fp32", "fp16"},
                       "of weights, activations and gradients; sums are fp32")));
+  add(decisive(choice("train.loss_scaling", SLUICE_FIELD(train.loss_scaling), {"dynamic", "static"},
+                      "fp16: halve the loss scale and skip the step where a gradient overflows, "
+                      "double it after train.loss_scale_window good steps; static: skip only")));
+  add(decisive(
+      integer("train.loss_scale", SLUICE_FIELD(train.loss_scale), 1, kMaxLossScale,
+              "fp16: what the loss is multiplied by, at first or always; a power of two")));
+  add(decisive(integer("train.loss_scale_window", SLUICE_FIELD(train.loss_scale_window), 1,
+                       kMaxSteps, "fp16: steps without overflow before the scale is doubled")));
+  add(decisive(integer("train.loss_scale_patience", SLUICE_FIELD(train.loss_scale_patience), 1,
+                       kMaxSteps, "fp16: overflows in a row that end the run")));
   add(decisive(integer("train.seed", SLUICE_FIELD(train.seed), 0,
                        std::numeric_limits<std::int64_t>::max(), "of weights and data order")));
   add(decisive(real("train.clip", SLUICE_FIELD(train.clip), 0.0, kHuge,

@@ -20,8 +20,6 @@ const std::vector<Unavailable>& unavailable() {
       {"model.from", "(starting from Hugging Face weights)",
        [](C c) { return !c.model.from.empty(); }},
       {"data.format", "= \"megatron\"", [](C c) { return c.data.format == DataFormat::kMegatron; }},
-      {"train.precision", "= \"fp16\"",
-       [](C c) { return c.train.precision == Config::Precision::kFP16; }},
       {"train.reduction", "= \"sequential\"",
        [](C c) { return c.train.reduction == Config::Reduction::kSequential; }},
       {"train.fold_groups", "above 1", [](C c) { return c.train.fold_groups > 1; }},

@@ -1,5 +1,6 @@
 #include "engine/train/manifest.hpp"
 
+#include <bit>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <span>
@@ -88,6 +89,27 @@ Json parse_strictly(std::string_view text, const std::string& name) {
   }
 }
 
+LossScaleState parse_loss_scale(const Json& object, const std::string& name, std::int64_t steps) {
+  const ObjectReader reader(object, name + ": 'loss_scale'");
+  LossScaleState state;
+  state.scale = reader.small_count("scale");
+  if (state.scale > LossScaler::kMostScale ||
+      !std::has_single_bit(static_cast<std::uint64_t>(state.scale))) {
+    reader.fail("scale", "must be a power of two, at most 2^32");
+  }
+  state.good_steps = reader.small_count("good_steps");
+  state.overflows = reader.small_count("overflows");
+  state.skipped_steps = reader.small_count("skipped_steps");
+  if (state.good_steps > steps) reader.fail("good_steps", "is more than the steps of the run");
+  if (state.skipped_steps > steps) {
+    reader.fail("skipped_steps", "is more than the steps of the run");
+  }
+  if (state.overflows > state.skipped_steps) {
+    reader.fail("overflows", "is more than 'skipped_steps'");
+  }
+  return state;
+}
+
 }  // namespace
 
 std::string format_manifest(const CheckpointManifest& manifest) {
@@ -99,6 +121,12 @@ std::string format_manifest(const CheckpointManifest& manifest) {
   document["arithmetic"] = manifest.arithmetic;
   document["threads"] = manifest.threads;
   document["weights_hash"] = manifest.weights_hash;
+  if (manifest.loss_scale) {
+    document["loss_scale"] = {{"scale", manifest.loss_scale->scale},
+                              {"good_steps", manifest.loss_scale->good_steps},
+                              {"overflows", manifest.loss_scale->overflows},
+                              {"skipped_steps", manifest.loss_scale->skipped_steps}};
+  }
   document["settings"] = manifest.settings;
   document["files"] = nlohmann::ordered_json::array();
   for (const ManifestFile& file : manifest.files) {
@@ -126,6 +154,9 @@ CheckpointManifest parse_manifest(std::string_view json, const std::string& name
   manifest.arithmetic = reader.text("arithmetic");
   manifest.threads = reader.small_count("threads");
   manifest.weights_hash = reader.digest("weights_hash");
+  if (document.contains("loss_scale")) {
+    manifest.loss_scale = parse_loss_scale(reader.member("loss_scale"), name, manifest.step);
+  }
   const Json& settings = reader.member("settings");
   const ObjectReader settings_reader(settings, name + ": 'settings'");
   for (const auto& [key, value] : settings.items()) {

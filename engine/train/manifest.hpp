@@ -9,9 +9,12 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "engine/train/loss_scaler.hpp"
 
 namespace sluice {
 
@@ -33,6 +36,7 @@ struct CheckpointManifest {
   std::string arithmetic;
   std::int64_t threads = 0;
   std::string weights_hash;                     // 32 hex digits
+  std::optional<LossScaleState> loss_scale;     // fp16 training's
   std::map<std::string, std::string> settings;  // result_settings()
   std::vector<ManifestFile> files;
 

@@ -57,7 +57,12 @@ void store_weights(const OptimizerOptions& options, std::span<const float> value
     std::memcpy(weight, values.data(), values.size_bytes());
     return;
   }
-  SLUICE_CHECK(options.weight == DType::kBF16);
+  if (options.weight == DType::kF16) {
+    auto* const rounded = reinterpret_cast<f16*>(weight);
+    for (std::size_t i = 0; i < values.size(); ++i) rounded[i] = f16_from_float(values[i]);
+    std::memcpy(master, values.data(), values.size_bytes());
+    return;
+  }
   auto* const rounded = reinterpret_cast<bf16*>(weight);
   for (std::size_t i = 0; i < values.size(); ++i) rounded[i] = bf16_weight_from_float(values[i]);
   if (!options.split_master) {

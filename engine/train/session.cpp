@@ -49,6 +49,18 @@ std::unique_ptr<StorageEngine> make_storage(const Config& config, const Plan& pl
   return wrap ? wrap(std::move(engine)) : std::move(engine);
 }
 
+// Without scaling outside fp16.
+LossScaleRule loss_scale_rule(const Config& config) {
+  const auto& train = config.train;
+  LossScaleRule rule;
+  if (train.precision != Config::Precision::kFP16) return rule;
+  rule.dynamic = train.loss_scaling == Config::LossScaling::kDynamic;
+  rule.initial = train.loss_scale;
+  rule.window = train.loss_scale_window;
+  rule.patience = train.loss_scale_patience;
+  return rule;
+}
+
 LinkBytes difference(const LinkBytes& after, const LinkBytes& before) {
   return {after.upload - before.upload, after.download - before.download,
           after.storage_read - before.storage_read, after.storage_write - before.storage_write};
@@ -70,6 +82,7 @@ Session::Session(const Config& config, const Model& model, const Plan& plan,
       memory_(*device_, ledger_, storage_.get(), config.memory.storage_paths, plan.need),
       training_(plan.training, memory_),
       evaluation_(plan.evaluation, memory_),
+      loss_scaler_(loss_scale_rule(config)),
       runner_(model, batch_, plan.options.microbatches, parameters_, device_kernels, host_kernels,
               *communicator_),
       executor_(*device_, memory_.storage(), runner_, deadline_seconds(plan)),
@@ -103,8 +116,11 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   }
   StepScalars scalars;
   scalars.update.lr = static_cast<float>(lr);
-  scalars.update.step = step + 1;
+  // Skipped steps are none of the optimizer's.
+  scalars.update.step = step + 1 - loss_scaler_.state().skipped_steps;
   scalars.clip = config_.train.clip;
+  scalars.loss_scale = loss_scaler_.scale();
+  scalars.skip_overflow = batch_.dtype == DType::kF16;
   runner_.set_scalars(scalars);
 
   const LinkBytes before = moved_bytes();
@@ -115,6 +131,10 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   outcome.seconds = statistics.seconds;
   outcome.stalled_fraction = statistics.compute_stalled_seconds / statistics.seconds;
   outcome.grad_norm = runner_.results().grad_norm;
+  outcome.overflow = runner_.results().overflow;
+  outcome.overflowed_tensor = runner_.results().overflowed_tensor;
+  outcome.loss_scale = loss_scaler_.scale();
+  loss_scaler_.finish_step(outcome.overflow);
   double sum = 0;
   for (std::int64_t mb = 0; mb < plan_.options.microbatches; ++mb) sum += loss_of(mb);
   outcome.loss = sum / static_cast<double>(batch_.rows() * plan_.options.microbatches);

@@ -13,6 +13,7 @@
 #include "engine/runtime/run_memory.hpp"
 #include "engine/runtime/state_store.hpp"
 #include "engine/train/config.hpp"
+#include "engine/train/loss_scaler.hpp"
 #include "engine/train/model_state.hpp"
 
 namespace sluice {
@@ -25,7 +26,10 @@ struct StepOutcome {
   double grad_norm = 0;
   double seconds = 0;
   double stalled_fraction = 0;
-  LinkBytes moved;  // as the device and the storage engine counted
+  LinkBytes moved;                // as the device and the storage engine counted
+  double loss_scale = 1;          // of this step
+  bool overflow = false;          // a gradient was not finite: the update was skipped (fp16 only)
+  std::string overflowed_tensor;  // the first such
 };
 
 class Session {
@@ -39,13 +43,16 @@ class Session {
           Kernels& host_kernels, const StorageWrapper& wrap_storage = {});
   const ParameterTable& parameters() const { return parameters_; }
 
-  // One optimizer step; `step` counts from 0. trace may be null.
+  // One optimizer step; `step` counts from 0. trace may be null. In fp16 the loss is scaled, and an
+  // update whose gradients overflow is skipped to the bit.
   StepOutcome train_step(std::int64_t step, double lr, const FillTokens& fill,
                          TraceRecorder* trace = nullptr);
   // Mean loss of one evaluation batch.
   double evaluate(const FillTokens& fill);
 
   ModelState& state() { return state_; }
+  // fp16 training's; otherwise it stays at 1.
+  LossScaler& loss_scaler() { return loss_scaler_; }
   Communicator& communicator() { return *communicator_; }
   ModelRunner& runner() { return runner_; }
   const Program& training_program() const { return training_; }
@@ -73,6 +80,7 @@ class Session {
   RunMemory memory_;
   Program training_;
   Program evaluation_;
+  LossScaler loss_scaler_;
   ModelRunner runner_;
   Executor executor_;
   StateStore store_;

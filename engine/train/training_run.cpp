@@ -154,6 +154,7 @@ class Trainer {
     if (found) {
       load_checkpoint(*found, session_.state());
       step_ = found->manifest.step;
+      if (found->manifest.loss_scale) session_.loss_scaler().restore(*found->manifest.loss_scale);
       emit({{"event", "resume"}, {"step", step_}, {"dir", found->directory}});
     } else {
       session_.state().initialize(config_.train.seed);
@@ -168,7 +169,9 @@ class Trainer {
       one_step(last);
       const bool stop = stop_asked();
       const bool due = config_.checkpoint.every > 0 && step_ % config_.checkpoint.every == 0;
-      if (stop || due) save();
+      const bool overflows = session_.loss_scaler().exhausted();
+      if (stop || due || overflows) save();
+      if (overflows) stop_overflowing();
       if (stop && step_ < last) return TrainingEnd::kInterrupted;
     }
     finish();
@@ -176,6 +179,8 @@ class Trainer {
   }
 
  private:
+  bool scales_loss() const { return config_.train.precision == Config::Precision::kFP16; }
+
   // All ranks stop at the same step: any one's signal stops all.
   bool stop_asked() {
     std::int32_t asked = options_.stop_signal != nullptr && options_.stop_signal->load() != 0;
@@ -207,6 +212,29 @@ class Trainer {
     if (evaluates && data_.eval_batches() > 0) evaluate();
   }
 
+  void note_overflow(const StepOutcome& outcome) {
+    overflowed_tensor_ = outcome.overflowed_tensor;
+    overflowed_scale_ = outcome.loss_scale;
+    log(LogLevel::kWarning, "step " + std::to_string(step_) + ": the gradient of '" +
+                                overflowed_tensor_ + "' overflowed fp16 at loss scale " +
+                                scale_text(outcome.loss_scale) +
+                                "; the update is skipped, the scale is now " +
+                                scale_text(session_.loss_scaler().scale()));
+  }
+
+  // Everything is as the last good step left it, and saved so.
+  [[noreturn]] void stop_overflowing() {
+    throw Error("training stopped at step " + std::to_string(step_) + ": gradients overflowed " +
+                "fp16 in " + std::to_string(session_.loss_scaler().state().overflows) +
+                " steps in a row, the last time that of '" + overflowed_tensor_ +
+                "' at loss scale " + scale_text(overflowed_scale_) +
+                "; lower optimizer.lr or train.loss_scale, or use train.precision = \"bf16\"");
+  }
+
+  static std::string scale_text(double scale) {
+    return std::to_string(static_cast<std::int64_t>(scale));
+  }
+
   void report(const StepOutcome& outcome, double lr, std::int64_t last) {
     StepReport report;
     report.step = step_;
@@ -220,19 +248,27 @@ class Trainer {
                           outcome.seconds;
     report.stalled_fraction = outcome.stalled_fraction;
     report.moved = outcome.moved;
+    report.overflow = outcome.overflow;
     const bool logged = config_.log.every > 0 && (step_ % config_.log.every == 0 || step_ == last ||
                                                   step_ == first_step_ + 1);
-    if (logged) {
-      emit({{"event", "step"},
-            {"step", report.step},
-            {"loss", report.loss},
-            {"grad_norm", report.grad_norm},
-            {"lr", report.lr},
-            {"tokens_per_s", report.tokens_per_s},
-            {"step_time_s", report.step_time_s},
-            {"stalled_fraction", report.stalled_fraction},
-            {"bytes_moved", link_bytes_json(report.moved)}});
+    if (logged || report.overflow) {
+      RunEvent event{{"event", "step"},
+                     {"step", report.step},
+                     {"loss", report.loss},
+                     {"grad_norm", report.grad_norm},
+                     {"lr", report.lr},
+                     {"tokens_per_s", report.tokens_per_s},
+                     {"step_time_s", report.step_time_s},
+                     {"stalled_fraction", report.stalled_fraction},
+                     {"bytes_moved", link_bytes_json(report.moved)}};
+      if (scales_loss()) {
+        event["loss_scale"] = static_cast<std::int64_t>(outcome.loss_scale);
+        event["overflow"] = outcome.overflow;
+        if (outcome.overflow) event["tensor"] = outcome.overflowed_tensor;
+      }
+      emit(event);
     }
+    if (outcome.overflow) note_overflow(outcome);
     observe_(report);
   }
 
@@ -260,6 +296,7 @@ class Trainer {
     manifest.data_fingerprint = data_.fingerprint();
     manifest.arithmetic = arithmetic_;
     manifest.threads = config_.train.threads;
+    if (scales_loss()) manifest.loss_scale = session_.loss_scaler().state();
     save_checkpoint(config_.checkpoint.dir, std::move(manifest), session_.state());
     saved_step_ = step_;
     emit({{"event", "checkpoint"}, {"step", step_}, {"dir", config_.checkpoint.dir}});
@@ -294,9 +331,11 @@ class Trainer {
   std::string arithmetic_;
   Session session_;
   LrSchedule lr_;
-  std::int64_t step_ = 0;        // finished
-  std::int64_t saved_step_ = 0;  // of the newest checkpoint
-  std::int64_t first_step_ = 0;  // where this process began
+  std::int64_t step_ = 0;          // finished
+  std::int64_t saved_step_ = 0;    // of the newest checkpoint
+  std::int64_t first_step_ = 0;    // where this process began
+  std::string overflowed_tensor_;  // of the newest overflow
+  double overflowed_scale_ = 0;
   LinkBytes total_;
 };
 

@@ -35,6 +35,7 @@ struct StepReport {
   double loss = 0, grad_norm = 0, lr = 0, tokens_per_s = 0, step_time_s = 0;
   double stalled_fraction = 0;
   LinkBytes moved;
+  bool overflow = false;  // fp16: the update was skipped
 };
 using StepObserver = std::function<void(const StepReport&)>;
 

@@ -38,17 +38,18 @@ inline Overrides random_model(Draws& draw) {
   const auto width =
       draw.pick<Width>({{32, 2, 1}, {64, 4, 2}, {72, 6, 3}, {72, 9, 1}, {96, 8, 8}, {128, 8, 2}});
   const bool llama = draw.chance(2);
-  Overrides model{llama ? "model.family=llama" : "model.family=gpt2",
-                  setting("model.layers", 1 + static_cast<std::int64_t>(draw.below(4))),
-                  setting("model.hidden", width.hidden),
-                  setting("model.heads", width.heads),
-                  setting("model.kv_heads", width.kv_heads),
-                  setting("model.vocab", draw.pick<std::int64_t>({256, 257, 300, 1000})),
-                  draw.chance(2) ? "model.tie_embeddings=true" : "model.tie_embeddings=false",
-                  setting("train.seq", draw.pick<std::int64_t>({8, 16, 31, 48, 64})),
-                  setting("train.micro_batch", 1 + static_cast<std::int64_t>(draw.below(3))),
-                  setting("train.accumulate", 1 + static_cast<std::int64_t>(draw.below(3))),
-                  draw.chance(3) ? "train.precision=fp32" : "train.precision=bf16"};
+  Overrides model{
+      llama ? "model.family=llama" : "model.family=gpt2",
+      setting("model.layers", 1 + static_cast<std::int64_t>(draw.below(4))),
+      setting("model.hidden", width.hidden),
+      setting("model.heads", width.heads),
+      setting("model.kv_heads", width.kv_heads),
+      setting("model.vocab", draw.pick<std::int64_t>({256, 257, 300, 1000})),
+      draw.chance(2) ? "model.tie_embeddings=true" : "model.tie_embeddings=false",
+      setting("train.seq", draw.pick<std::int64_t>({8, 16, 31, 48, 64})),
+      setting("train.micro_batch", 1 + static_cast<std::int64_t>(draw.below(3))),
+      setting("train.accumulate", 1 + static_cast<std::int64_t>(draw.below(3))),
+      draw.pick({"train.precision=bf16", "train.precision=fp32", "train.precision=fp16"})};
   if (draw.chance(2))
     model.push_back(setting("model.ffn", draw.pick<std::int64_t>({40, 100, 264})));
   return model;

@@ -81,7 +81,9 @@ void Progress::step(const StepReport& report) {
 
 void Progress::event(const RunEvent& event) {
   const std::string kind = event["event"];
-  if (kind == "eval") {
+  if (kind == "step") {
+    if (event.value("overflow", false)) end_line();  // a line about it follows
+  } else if (kind == "eval") {
     end_line();
     std::fprintf(stderr, "eval     step %lld: loss %.4f\n",
                  static_cast<long long>(event["step"].get<std::int64_t>()),

@@ -209,11 +209,11 @@ TEST(Config, EachChoiceComesBackAsItWasWritten) {
 TEST(Config, WhatIsNotBuiltYetIsRefusedByName) {
   EXPECT_NO_THROW(check_supported(parse(kSmall)));
   for (const std::string assignment :
-       {"train.precision=fp16", "optimizer.states=split", "optimizer.placement=next_forward",
-        "data.format=megatron", "parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2",
-        "parallel.context=2", "parallel.zero=1", "parallel.schedule=1f1b",
-        "checkpoint.mode=durable", "model.from=somewhere", "memory.backend=cuda",
-        "train.reduction=sequential", "train.fold_groups=2"}) {
+       {"optimizer.states=split", "optimizer.placement=next_forward", "data.format=megatron",
+        "parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2",
+        "parallel.zero=1", "parallel.schedule=1f1b", "checkpoint.mode=durable",
+        "model.from=somewhere", "memory.backend=cuda", "train.reduction=sequential",
+        "train.fold_groups=2"}) {
     const Config config = parse(kSmall, {"train.accumulate=2", assignment});
     const std::string words = message_of<InputError>([&] { check_supported(config); });
     const std::string path = assignment.substr(0, assignment.find('='));
@@ -240,6 +240,29 @@ TEST(ResultSettings, ChangeWithWhatDeterminesResultsAndWithNothingElse) {
   const std::string constant = "optimizer.schedule=constant";
   EXPECT_EQ(result_settings(parse(kSmall, {constant})),
             result_settings(parse(kSmall, {constant, "train.steps=7"})));
+}
+
+// The keys of loss scaling count in fp16 alone, so that they refuse no resume elsewhere.
+TEST(ResultSettings, HoldLossScalingOnlyWhereItTakesPlace) {
+  const std::vector<std::string> keys{"train.loss_scaling=static", "train.loss_scale=1024",
+                                      "train.loss_scale_window=7", "train.loss_scale_patience=3"};
+  const std::string fp16 = "train.precision=fp16";
+  for (const std::string& key : keys) {
+    EXPECT_EQ(result_settings(parse(kSmall, {key})), result_settings(parse(kSmall))) << key;
+    EXPECT_NE(result_settings(parse(kSmall, {fp16, key})), result_settings(parse(kSmall, {fp16})))
+        << key;
+  }
+  EXPECT_EQ(result_settings(parse(kSmall, {fp16, keys[0], keys[2]})),
+            result_settings(parse(kSmall, {fp16, keys[0]})));
+}
+
+TEST(Config, TheLossScaleIsAPowerOfTwo) {
+  for (const std::string scale : {"1", "65536", "4294967296"}) {
+    EXPECT_NO_THROW(parse(kSmall, {"train.loss_scale=" + scale}));
+  }
+  EXPECT_NE(refusal(kSmall, {"train.loss_scale=1000"})
+                .find("train.loss_scale is 1000, which must be a power of two, such as 512"),
+            std::string::npos);
 }
 
 TEST(Config, AFileThatCannotBeReadIsNamed) {

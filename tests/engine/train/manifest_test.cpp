@@ -39,6 +39,41 @@ TEST(Manifest, ReadsBackWhatItWrites) {
   EXPECT_EQ(parse_manifest(format_manifest(example()), "m"), example());
 }
 
+CheckpointManifest scaled() {
+  CheckpointManifest manifest = example();
+  manifest.loss_scale = LossScaleState{32768, 1999, 1, 3};
+  return manifest;
+}
+
+TEST(Manifest, KeepsTheLossScaleWhereThereIsOne) {
+  EXPECT_EQ(parse_manifest(format_manifest(scaled()), "m"), scaled());
+  EXPECT_EQ(parse_manifest(format_manifest(example()), "m").loss_scale, std::nullopt);
+}
+
+TEST(Manifest, ALossScaleThatCannotBeIsRefused) {
+  const auto refused = [](const std::string& from, const std::string& to) {
+    CheckpointManifest manifest = scaled();
+    manifest.step = 5000;
+    std::string text = format_manifest(manifest);
+    const auto at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    return refusal(text.replace(at, from.size(), to));
+  };
+  for (const char* scale : {"0", "3", "8589934592", "9007199254740992"}) {
+    EXPECT_EQ(refused("\"scale\": 32768", std::string("\"scale\": ") + scale),
+              "manifest.json: 'loss_scale': 'scale' must be a power of two, at most 2^32");
+  }
+  EXPECT_NE(refused("\"scale\": 32768", "\"scale\": 0.5").find("'scale'"), std::string::npos);
+  EXPECT_NE(refused("\"good_steps\": 1999", "\"good_steps\": 5001").find("'good_steps' is more"),
+            std::string::npos);
+  EXPECT_NE(refused("\"skipped_steps\": 3", "\"skipped_steps\": 5001").find("'skipped_steps'"),
+            std::string::npos);
+  EXPECT_NE(refused("\"overflows\": 1", "\"overflows\": 4").find("'overflows' is more"),
+            std::string::npos);
+  EXPECT_NE(refused("\"good_steps\"", "\"good\"").find("'good_steps' is missing"),
+            std::string::npos);
+}
+
 TEST(Manifest, UnknownMembersArePassedOver) {
   EXPECT_EQ(parse_manifest(replaced("\"threads\"", "\"later\": [1], \"threads\""), "m"), example());
 }

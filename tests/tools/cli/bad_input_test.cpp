@@ -35,6 +35,16 @@ TEST_F(BadInput, AMistypedValueIsAnsweredWithWhatIsRight) {
   expect_config_refused("[model]\nlayers = \"two\"\n", {"bad.toml:2", "model.layers", "integer"});
 }
 
+TEST_F(BadInput, ALossScaleThatCannotBeIsRefused) {
+  expect_set_refused("train.loss_scale=0", {"train.loss_scale", "from 1 to 4294967296", "0"});
+  expect_set_refused("train.loss_scale=8589934592", {"train.loss_scale", "from 1 to 4294967296"});
+  expect_set_refused("train.loss_scale=1000", {"train.loss_scale is 1000", "power of two", "512"});
+  expect_set_refused("train.loss_scale=dynamic", {"train.loss_scale", "an integer"});
+  expect_set_refused("train.loss_scaling=off", {"train.loss_scaling", "\"dynamic\"", "\"static\""});
+  expect_set_refused("train.loss_scale_window=0", {"train.loss_scale_window", "from 1"});
+  expect_set_refused("train.loss_scale_patience=0", {"train.loss_scale_patience", "from 1"});
+}
+
 TEST_F(BadInput, AnAssignmentWithoutItsSignIsRefused) {
   expect_set_refused("memory.device", {"key=value"});
   expect_set_refused("=1GiB", {"key=value"});
@@ -108,8 +118,8 @@ TEST_F(BadInput, BudgetsLargerThanTheMachineAreRefused) {
 
 TEST_F(BadInput, WhatThisVersionLacksIsSaid) {
   for (const char* setting :
-       {"train.precision=fp16", "parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2",
-        "parallel.context=2", "parallel.zero=1", "parallel.schedule=1f1b", "memory.backend=cuda",
+       {"parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2",
+        "parallel.zero=1", "parallel.schedule=1f1b", "memory.backend=cuda",
         "optimizer.states=split", "optimizer.placement=in_backward", "data.format=megatron",
         "train.reduction=sequential", "checkpoint.mode=durable", "model.from=somewhere"}) {
     const std::string key = std::string(setting).substr(0, std::string(setting).find('='));

@@ -67,6 +67,33 @@ TEST_F(Train, EventsComeInOrderWithTheirFields) {
   }
 }
 
+TEST_F(Train, Fp16TellsItsLossScaleAndWhereItOverflows) {
+  const ChildOutcome outcome = succeed({"train", "config.toml", "--json", "--set",
+                                        "train.precision=fp16", "train.loss_scale=1073741824"});
+  const std::vector<Json> steps = events_of(outcome, "step");
+  const Json& first = steps.at(0);
+  EXPECT_EQ(first.at("loss_scale"), 1073741824);
+  EXPECT_EQ(first.at("overflow"), true);
+  EXPECT_TRUE(first.at("grad_norm").is_null());
+  EXPECT_EQ(steps.at(1).at("loss_scale"), 536870912);
+  const std::string line = "step 1: the gradient of '" + first.at("tensor").get<std::string>() +
+                           "' overflowed fp16 at loss scale 1073741824; the update is skipped, " +
+                           "the scale is now 536870912";
+  EXPECT_NE(outcome.err.find(line), std::string::npos) << outcome.err;
+}
+
+TEST_F(Train, Fp16ThatAlwaysOverflowsEndsWithOneSentence) {
+  const ChildOutcome outcome =
+      run({"train", "config.toml", "--set", "train.precision=fp16", "train.loss_scaling=static",
+           "train.loss_scale=4294967296", "train.loss_scale_patience=2"});
+  EXPECT_EQ(outcome.exit_status, 3);
+  EXPECT_NE(outcome.err.find("training stopped at step 2: gradients overflowed fp16 in 2 steps in "
+                             "a row"),
+            std::string::npos)
+      << outcome.err;
+  EXPECT_TRUE(fs::is_regular_file(path("run/checkpoints/step-00000002/manifest.json")));
+}
+
 TEST_F(Train, PeopleReadTheirLinesOnStderrAndNothingOnStdout) {
   const ChildOutcome outcome = succeed({"train", "config.toml", "--steps", "2"});
   EXPECT_EQ(outcome.out, "");
