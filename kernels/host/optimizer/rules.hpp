@@ -9,6 +9,7 @@
 
 namespace sluice::host {
 
+class Gemm;
 class Parallel;
 
 // Elements to a task. At most 28 bytes for each, of gradient, states and weight: about 0.5 MiB,
@@ -17,5 +18,21 @@ inline constexpr std::int64_t kUpdatePieceElems = 16384;
 
 void adamw(const Parallel& parallel, const OptimizerOptions& options, const UpdateBuffers& buffers,
            std::span<const ParameterSegment> segments, const UpdateScalars& scalars);
+
+// Rules that look at whole tensors; every segment is one. workspace: 256-byte aligned, of the bytes
+// that the function beside the rule gives.
+void adafactor(const Parallel& parallel, const OptimizerOptions& options,
+               const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
+               const UpdateScalars& scalars, void* workspace);
+std::uint64_t adafactor_workspace_bytes(std::span<const ParameterSegment> segments);
+
+void sm3(const Parallel& parallel, const OptimizerOptions& options, const UpdateBuffers& buffers,
+         std::span<const ParameterSegment> segments, const UpdateScalars& scalars, void* workspace);
+std::uint64_t sm3_workspace_bytes(std::span<const ParameterSegment> segments);
+
+void muon(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& options,
+          const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
+          const UpdateScalars& scalars, void* workspace);
+std::uint64_t muon_workspace_bytes(const Gemm& gemm, std::span<const ParameterSegment> segments);
 
 }  // namespace sluice::host

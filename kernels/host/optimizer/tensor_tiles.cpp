@@ -1,0 +1,69 @@
+#include "kernels/host/optimizer/tensor_tiles.hpp"
+
+#include <algorithm>
+
+#include "base/units.hpp"
+#include "kernels/host/parallel.hpp"
+
+namespace sluice::host {
+
+Tile TensorTiles::operator[](std::int64_t index) const {
+  Tile tile;
+  tile.index = index;
+  tile.down = index / across_;
+  tile.across = index % across_;
+  tile.row = tile.down * kRows;
+  tile.col = tile.across * kCols;
+  tile.rows = std::min(kRows, rows_ - tile.row);
+  tile.cols = std::min(kCols, cols_ - tile.col);
+  return tile;
+}
+
+std::byte* WorkspaceParts::take_bytes(std::uint64_t bytes) {
+  std::byte* const part = base_ != nullptr ? base_ + used_ : nullptr;
+  used_ += round_up(bytes, kTensorAlignmentBytes);
+  return part;
+}
+
+LinePartials::LinePartials(const TensorView& tensor, WorkspaceParts& parts)
+    : tiles_(tensor),
+      rows_(tensor.rows),
+      cols_(tensor.cols),
+      row_partials_(parts.take<float>(tiles_.across() * rows_)),
+      col_partials_(parts.take<float>(tiles_.down() * cols_)) {}
+
+std::vector<TensorBatch> tensor_batches(std::span<const ParameterSegment> segments) {
+  constexpr std::int64_t kBatchElems = 1 << 20;
+  std::vector<TensorBatch> batches;
+  std::size_t first = 0;
+  std::int64_t elems = 0;
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    elems += segments[i].end - segments[i].begin;
+    if (elems < kBatchElems && i + 1 < segments.size()) continue;
+    batches.push_back(segments.subspan(first, i + 1 - first));
+    first = i + 1;
+    elems = 0;
+  }
+  return batches;
+}
+
+void for_each_piece(const Parallel& parallel, std::size_t tensors,
+                    const std::function<std::int64_t(std::size_t)>& pieces,
+                    const std::function<void(std::size_t, std::int64_t)>& body) {
+  std::vector<std::int64_t> ends;  // of each tensor's pieces, in one numbering of all
+  std::int64_t all = 0;
+  for (std::size_t i = 0; i < tensors; ++i) ends.push_back(all += pieces(i));
+  parallel.for_each(all, [&](std::int64_t piece) {
+    const auto end = std::upper_bound(ends.begin(), ends.end(), piece);
+    const auto tensor = static_cast<std::size_t>(end - ends.begin());
+    body(tensor, tensor == 0 ? piece : piece - ends[tensor - 1]);
+  });
+}
+
+double sum_in_order(const double* numbers, std::int64_t count) {
+  double sum = 0;
+  for (std::int64_t i = 0; i < count; ++i) sum += numbers[i];
+  return sum;
+}
+
+}  // namespace sluice::host

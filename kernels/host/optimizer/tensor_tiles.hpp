@@ -1,0 +1,156 @@
+// How updates that look at whole tensors cut their work: by the tensors' shapes alone.
+//
+// A tensor is cut into tiles of 64 rows and 1,024 columns. A tile leaves partial results (sums or
+// maxima) in memory of its own: one for each of its rows, one for each of its columns, one for
+// itself; whoever folds them goes over the tiles in order. So the bits depend neither on the thread
+// count nor on which tensors are updated in one call. Where sums are long they are fp64: an fp32
+// sum is of one row of a tile (1,024 elements in 16 lanes, simd.hpp's lane_sums) or of one column
+// of a tile (64 elements, in row order).
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "kernels/optimizer.hpp"
+
+namespace sluice::host {
+
+class Parallel;
+
+struct Tile {
+  std::int64_t index = 0, down = 0, across = 0;  // its number, and where it lies
+  std::int64_t row = 0, col = 0;                 // its first
+  std::int64_t rows = 0, cols = 0;               // at most 64 and 1,024
+};
+
+class TensorTiles {
+ public:
+  static constexpr std::int64_t kRows = 64, kCols = 1024;
+
+  TensorTiles() = default;
+  explicit TensorTiles(const TensorView& tensor)
+      : rows_(tensor.rows),
+        cols_(tensor.cols),
+        down_((rows_ + kRows - 1) / kRows),
+        across_((cols_ + kCols - 1) / kCols) {}
+
+  std::int64_t down() const { return down_; }      // tiles from top to bottom
+  std::int64_t across() const { return across_; }  // from left to right
+  std::int64_t count() const { return down_ * across_; }
+  Tile operator[](std::int64_t index) const;  // row by row of tiles
+
+ private:
+  std::int64_t rows_ = 0, cols_ = 0, down_ = 0, across_ = 0;
+};
+
+// Hands out the workspace in parts that begin at multiples of 256 bytes. Over null it only counts.
+class WorkspaceParts {
+ public:
+  explicit WorkspaceParts(void* workspace) : base_(static_cast<std::byte*>(workspace)) {}
+  template <class T>
+  T* take(std::int64_t elems) {
+    return reinterpret_cast<T*>(take_bytes(static_cast<std::uint64_t>(elems) * sizeof(T)));
+  }
+  std::uint64_t bytes() const { return used_; }
+
+ private:
+  std::byte* take_bytes(std::uint64_t bytes);
+
+  std::byte* base_;
+  std::uint64_t used_ = 0;
+};
+
+// What tiles leave for the lines (rows, then columns) of a matrix: an fp32 number for each line
+// that crosses the tile.
+class LinePartials {
+ public:
+  LinePartials() = default;
+  LinePartials(const TensorView& tensor, WorkspaceParts& parts);
+
+  float* rows_of(const Tile& tile) { return row_partials_ + tile.across * rows_ + tile.row; }
+  float* cols_of(const Tile& tile) { return col_partials_ + tile.down * cols_ + tile.col; }
+
+  // Lines are numbered: rows first, then columns.
+  std::int64_t lines() const { return rows_ + cols_; }
+  bool is_row(std::int64_t line) const { return line < rows_; }
+  // totals[line - begin] = fold of the partials of each line in [begin, end), from `start` on, in
+  // the order of tiles: total = fold(total, partial).
+  template <class Total, class Fold>
+  void fold(std::int64_t begin, std::int64_t end, Total start, const Fold& fold,
+            Total* totals) const {
+    std::fill_n(totals, end - begin, start);
+    const std::int64_t middle = std::clamp(rows_, begin, end);
+    if (begin < middle) {
+      fold_part(row_partials_ + begin, rows_, tiles_.across(), middle - begin, fold, totals);
+    }
+    if (middle < end) {
+      fold_part(col_partials_ + (middle - rows_), cols_, tiles_.down(), end - middle, fold,
+                totals + (middle - begin));
+    }
+  }
+
+ private:
+  template <class Total, class Fold>
+  static void fold_part(const float* partials, std::int64_t stride, std::int64_t count,
+                        std::int64_t lines, const Fold& fold, Total* totals) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      for (std::int64_t line = 0; line < lines; ++line) {
+        totals[line] = fold(totals[line], partials[i * stride + line]);
+      }
+    }
+  }
+
+  TensorTiles tiles_;
+  std::int64_t rows_ = 0, cols_ = 0;
+  float* row_partials_ = nullptr;  // [tiles across, rows]
+  float* col_partials_ = nullptr;  // [tiles down, cols]
+};
+
+// A matrix keeps statistics for its rows and its columns; one row is a vector, and keeps one for
+// each element.
+inline bool is_matrix(const TensorView& tensor) {
+  return tensor.rows > 1;
+}
+
+// Consecutive tensors that share their passes: small ones fill the threads together, and what a
+// pass has read is still in the last-level cache when the next one wants it.
+using TensorBatch = std::span<const ParameterSegment>;
+// Each has at least 2^20 elements (4 MiB of fp32), but for the last.
+std::vector<TensorBatch> tensor_batches(std::span<const ParameterSegment> segments);
+
+// body(tensor of the batch, piece of it) for every piece; `pieces` says how many each has.
+void for_each_piece(const Parallel& parallel, std::size_t tensors,
+                    const std::function<std::int64_t(std::size_t)>& pieces,
+                    const std::function<void(std::size_t, std::int64_t)>& body);
+
+// body(tensor, tile) for every tile of tensors that have `tiles`.
+template <class Tensor, class Body>
+void for_each_tile(const Parallel& parallel, std::vector<Tensor>& tensors, const Body& body) {
+  for_each_piece(
+      parallel, tensors.size(), [&](std::size_t i) { return tensors[i].tiles.count(); },
+      [&](std::size_t i, std::int64_t index) { body(tensors[i], tensors[i].tiles[index]); });
+}
+
+// body(tensor, begin, end) for blocks of at most 1,024 lines of tensors that have `partials`.
+inline constexpr std::int64_t kLinesToATask = 1024;
+template <class Tensor, class Body>
+void for_each_line_block(const Parallel& parallel, std::vector<Tensor>& tensors, const Body& body) {
+  for_each_piece(
+      parallel, tensors.size(),
+      [&](std::size_t i) {
+        return (tensors[i].partials.lines() + kLinesToATask - 1) / kLinesToATask;
+      },
+      [&](std::size_t i, std::int64_t block) {
+        const std::int64_t begin = block * kLinesToATask;
+        body(tensors[i], begin, std::min(begin + kLinesToATask, tensors[i].partials.lines()));
+      });
+}
+
+// The sum of `count` fp64 numbers, in order.
+double sum_in_order(const double* numbers, std::int64_t count);
+
+}  // namespace sluice::host
