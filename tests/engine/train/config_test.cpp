@@ -154,6 +154,49 @@ TEST(Config, ValuesThatDisagreeAreRefused) {
             "run.toml: model.heads is missing; it must be an integer from 1 to 16384");
 }
 
+TEST(Config, AnOptimizerKeepsOnlyWhatItCan) {
+  EXPECT_NE(refusal(kSmall, {"optimizer.states=split", "train.precision=fp32"})
+                .find("needs train.precision = \"bf16\""),
+            std::string::npos);
+  EXPECT_NE(refusal(kSmall, {"optimizer.name=adafactor", "optimizer.moments=8bit"})
+                .find("leave optimizer.moments at \"fp32\""),
+            std::string::npos);
+  EXPECT_NE(
+      refusal(kSmall, {"optimizer.name=sgd", "optimizer.momentum=0", "optimizer.moments=bf16"})
+          .find("without momentum keeps no moment"),
+      std::string::npos);
+  EXPECT_NE(refusal(kSmall, {"optimizer.nesterov=true"}).find("\"sgd\" with a momentum"),
+            std::string::npos);
+  EXPECT_EQ(parse(kSmall, {"optimizer.name=lion"}).optimizer.beta2, 0.99);
+  EXPECT_EQ(parse(kSmall, {"optimizer.name=lion", "optimizer.betas=0.9,0.5"}).optimizer.beta2, 0.5);
+  EXPECT_EQ(parse(kSmall, {"optimizer.name=muon"}).optimizer.momentum, 0.95);
+}
+
+TEST(Config, ParameterGroupsAreTables) {
+  const std::string file = kSmall +
+                           "[[optimizer.groups]]\nmatch = \"*.bias\"\nlr_scale = 2\n"
+                           "[[optimizer.groups]]\nmatch = \"blocks.0.*\"\nweight_decay = 0.0\n";
+  const Config config = parse(file);
+  const std::vector<ParameterGroup> wanted{{"*.bias", 2.0, {}}, {"blocks.0.*", 1.0, 0.0}};
+  EXPECT_EQ(config.optimizer.groups, wanted);
+  EXPECT_EQ(parse(config_to_toml(config)).optimizer.groups, wanted);
+  EXPECT_EQ(parse(kSmall, {"optimizer.groups=[{match=\"*.bias\",lr_scale=2.0},"
+                           "{match=\"blocks.0.*\",weight_decay=0.0}]"})
+                .optimizer.groups,
+            wanted);
+  const auto json = nlohmann::json::parse(config_to_json(config));
+  EXPECT_EQ(json["optimizer"]["groups"][0]["match"], "*.bias");
+  EXPECT_FALSE(json["optimizer"]["groups"][0].contains("weight_decay"));
+  EXPECT_NE(result_settings(config), result_settings(parse(kSmall)));
+  for (const std::string bad :
+       {"[{lr_scale=2.0}]", "[{match=\"a\",lr_scale=-1.0}]", "[{match=\"a\",rate=1.0}]", "[1]",
+        "{match=\"a\"}", "[{match=\"a\",weight_decay=nan}]", "[] \nx = 1", "["}) {
+    const std::string words = refusal(kSmall, {"optimizer.groups=" + bad});
+    EXPECT_NE(words.find("optimizer.groups must be a list of tables such as"), std::string::npos)
+        << words;
+  }
+}
+
 TEST(Config, BrokenTomlNamesTheLine) {
   EXPECT_EQ(refusal("[model]\nlayers = = 2\n").rfind("run.toml:2: not valid TOML: ", 0), 0u);
   EXPECT_NE(refusal("[model]\nlayers = 2\nlayers = 3\n").find("run.toml:3"), std::string::npos);
@@ -209,11 +252,10 @@ TEST(Config, EachChoiceComesBackAsItWasWritten) {
 TEST(Config, WhatIsNotBuiltYetIsRefusedByName) {
   EXPECT_NO_THROW(check_supported(parse(kSmall)));
   for (const std::string assignment :
-       {"optimizer.states=split", "optimizer.placement=next_forward", "data.format=megatron",
-        "parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2",
-        "parallel.zero=1", "parallel.schedule=1f1b", "checkpoint.mode=durable",
-        "model.from=somewhere", "memory.backend=cuda", "train.reduction=sequential",
-        "train.fold_groups=2"}) {
+       {"optimizer.placement=next_forward", "data.format=megatron", "parallel.data=2",
+        "parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2", "parallel.zero=1",
+        "parallel.schedule=1f1b", "checkpoint.mode=durable", "model.from=somewhere",
+        "memory.backend=cuda", "train.reduction=sequential", "train.fold_groups=2"}) {
     const Config config = parse(kSmall, {"train.accumulate=2", assignment});
     const std::string words = message_of<InputError>([&] { check_supported(config); });
     const std::string path = assignment.substr(0, assignment.find('='));
