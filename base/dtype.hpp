@@ -91,17 +91,6 @@ constexpr bf16 bf16_weight_from_float(float value) {
   return bf16{static_cast<std::uint16_t>((bits + 0x8000u) >> 16)};
 }
 
-// Split master: what the weight leaves of its master, and the master put together again. Lossless
-// for every master but NaN.
-constexpr std::int16_t split_remainder(float master, bf16 weight) {
-  const std::uint32_t upper = static_cast<std::uint32_t>(weight.bits) << 16;
-  return static_cast<std::int16_t>(std::bit_cast<std::uint32_t>(master) - upper);
-}
-constexpr float split_master_value(bf16 weight, std::int16_t remainder) {
-  const std::uint32_t upper = static_cast<std::uint32_t>(weight.bits) << 16;
-  return std::bit_cast<float>(upper + static_cast<std::uint32_t>(remainder));
-}
-
 // An IEEE 754 binary16 number in memory. Arithmetic happens in fp32.
 struct f16 {
   std::uint16_t bits = 0;

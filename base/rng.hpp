@@ -9,8 +9,10 @@ namespace sluice {
 
 using PhiloxBlock = std::array<std::uint32_t, 4>;
 
-// Ten rounds over a 128-bit counter with a 64-bit key.
-PhiloxBlock philox4x32(std::uint64_t key, std::uint64_t counter_low, std::uint64_t counter_high);
+// `rounds` rounds over a 128-bit counter with a 64-bit key. Ten is the generator's name; seven pass
+// BigCrush too (the paper's table 2).
+PhiloxBlock philox4x32(std::uint64_t key, std::uint64_t counter_low, std::uint64_t counter_high,
+                       int rounds = 10);
 
 // A stream of draws named by a seed and a 64-bit purpose (a hash of "init/<tensor>", "data", ...).
 class CounterRng {

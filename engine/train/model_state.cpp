@@ -7,6 +7,7 @@
 #include "base/error.hpp"
 #include "base/rng.hpp"
 #include "engine/train/weights_hash.hpp"
+#include "kernels/split_master.hpp"
 
 namespace sluice {
 namespace {
@@ -71,7 +72,7 @@ void store_weights(const OptimizerOptions& options, std::span<const float> value
   }
   auto* const remainders = reinterpret_cast<std::int16_t*>(master);
   for (std::size_t i = 0; i < values.size(); ++i) {
-    remainders[i] = split_remainder(values[i], rounded[i]);
+    remainders[i] = split_master(values[i]).remainder;
   }
 }
 

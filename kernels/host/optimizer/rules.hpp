@@ -16,8 +16,16 @@ class Parallel;
 // within an L2.
 inline constexpr std::int64_t kUpdatePieceElems = 16384;
 
+// Elementwise rules. Segments are as host::update checked them; a format that there is no kernel
+// for: InternalError.
 void adamw(const Parallel& parallel, const OptimizerOptions& options, const UpdateBuffers& buffers,
            std::span<const ParameterSegment> segments, const UpdateScalars& scalars);
+void adam(const Parallel& parallel, const OptimizerOptions& options, const UpdateBuffers& buffers,
+          std::span<const ParameterSegment> segments, const UpdateScalars& scalars);
+void sgd(const Parallel& parallel, const OptimizerOptions& options, const UpdateBuffers& buffers,
+         std::span<const ParameterSegment> segments, const UpdateScalars& scalars);
+void lion(const Parallel& parallel, const OptimizerOptions& options, const UpdateBuffers& buffers,
+          std::span<const ParameterSegment> segments, const UpdateScalars& scalars);
 
 // Rules that look at whole tensors; every segment is one. workspace: 256-byte aligned, of the bytes
 // that the function beside the rule gives.

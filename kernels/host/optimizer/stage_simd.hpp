@@ -1,0 +1,323 @@
+// The one loop of all elementwise rules: formats are its business, a rule is only arithmetic.
+//
+// A stage is 256 elements. 16-bit numbers are widened and narrowed in registers, in the same loop
+// as the rule; what needs more than one look at a number (8-bit blocks), or is rare, goes through
+// fp32 arrays of a stage's length, which live in the L1 cache. So a rule is compiled a dozen times
+// for each instruction set, not once for each of the formats' combinations. While one stage is
+// computed, the next one's memory is prefetched.
+//
+// Included once for each instruction set (see kernels/host/simd.hpp).
+#if defined(SLUICE_KERNELS_HOST_OPTIMIZER_STAGE) == defined(HWY_TARGET_TOGGLE)
+#ifdef SLUICE_KERNELS_HOST_OPTIMIZER_STAGE
+#undef SLUICE_KERNELS_HOST_OPTIMIZER_STAGE
+#else
+#define SLUICE_KERNELS_HOST_OPTIMIZER_STAGE
+#endif
+
+#include <hwy/cache_control.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/host/optimizer/block8_simd.hpp"
+#include "kernels/host/optimizer/noise_simd.hpp"
+#include "kernels/host/optimizer/update_arrays.hpp"
+#include "kernels/host/simd.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace sluice::host::HWY_NAMESPACE {
+
+// --- formats, in registers
+// --------------------------------------------------------------------------------------
+// Each points to its stage's first element; load(d, at) and store(d, number, at) are of element
+// `at`.
+
+template <class T>
+struct Grad {
+  const T* from;
+  template <class D>
+  HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
+    return HWY_NAMESPACE::load(d, from + at);
+  }
+};
+
+struct MasterAlone {
+  float* master;
+  template <class D>
+  HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
+    return hn::LoadU(d, master + at);
+  }
+  template <class D>
+  HWY_INLINE void store(D d, hn::Vec<D> number, std::int64_t at) const {
+    hn::StoreU(number, d, master + at);
+  }
+};
+
+// With a 16-bit weight beside it.
+template <class Weight>
+struct MasterAndWeight {
+  float* master;
+  Weight* weight;
+  template <class D>
+  HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
+    return hn::LoadU(d, master + at);
+  }
+  template <class D>
+  HWY_INLINE void store(D d, hn::Vec<D> number, std::int64_t at) const {
+    hn::StoreU(number, d, master + at);
+    store_weight(d, number, weight + at);
+  }
+};
+
+// kernels/split_master.hpp.
+struct MasterSplit {
+  bf16* weight;
+  std::int16_t* remainder;
+  template <class D>
+  HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
+    const hn::RebindToSigned<D> i;
+    const auto upper = hn::BitCast(i, HWY_NAMESPACE::load(d, weight + at));
+    const auto lower = hn::PromoteTo(i, hn::LoadU(hn::Rebind<std::int16_t, D>(), remainder + at));
+    return hn::BitCast(d, hn::Add(upper, lower));
+  }
+  template <class D>
+  HWY_INLINE void store(D d, hn::Vec<D> number, std::int64_t at) const {
+    const hn::RebindToSigned<D> i;
+    const hn::Rebind<std::int16_t, D> half;
+    store_weight(d, number, weight + at);
+    const auto lower = hn::ShiftRight<16>(hn::ShiftLeft<16>(hn::BitCast(i, number)));
+    hn::StoreU(hn::DemoteTo(half, lower), half, remainder + at);
+  }
+};
+
+struct MomentF32 {
+  float* moment;
+  template <class D>
+  HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
+    return hn::LoadU(d, moment + at);
+  }
+  template <class D>
+  HWY_INLINE void store(D d, hn::Vec<D> number, std::int64_t at) const {
+    hn::StoreU(number, d, moment + at);
+  }
+};
+
+struct MomentBF16 {
+  bf16* moment;
+  const std::uint16_t* noise;
+  template <class D>
+  HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
+    return HWY_NAMESPACE::load(d, moment + at);
+  }
+  template <class D>
+  HWY_INLINE void store(D d, hn::Vec<D> number, std::int64_t at) const {
+    const auto bits = hn::PromoteTo(BitsOf<D>(), hn::LoadU(HalfBitsOf<D>(), noise + at));
+    store_upper_half(d, round_stochastic_bits(d, number, bits), moment + at);
+  }
+};
+
+// --- prefetch
+// -------------------------------------------------------------------------------------
+
+constexpr std::int64_t kStageElems = 256;
+constexpr std::int64_t kLineElems = 16;  // fp32 in a cache line
+static_assert(kStageElems % static_cast<std::int64_t>(kBlock8Elems) == 0);
+
+// Where the next stage's memory begins, and how many bytes 16 elements of it have. Arrays that the
+// rule does not read: 0 bytes of something that is in the cache.
+struct Ahead {
+  static constexpr int kArrays = 5;
+  const std::byte* from[kArrays];
+  std::int64_t line_bytes[kArrays];
+
+  HWY_INLINE void prefetch_line() {
+    for (int k = 0; k < kArrays; ++k) {
+      hwy::Prefetch(from[k]);
+      from[k] += line_bytes[k];
+    }
+  }
+};
+
+HWY_INLINE Ahead ahead_of(const UpdateArrays& arrays, int moments, std::int64_t i,
+                          const void* cached) {
+  Ahead ahead;
+  const auto set = [&](int k, bool used, const void* array, std::int64_t elem_bytes) {
+    ahead.from[k] = static_cast<const std::byte*>(used ? array : cached);
+    ahead.line_bytes[k] = used ? kLineElems * elem_bytes : 0;
+    if (used) ahead.from[k] += i * elem_bytes;
+  };
+  const bool split = arrays.weight_format == WeightFormat::kSplitBF16;
+  const std::int64_t moment_bytes = arrays.moments == DType::kF32    ? 4
+                                    : arrays.moments == DType::kBF16 ? 2
+                                                                     : 1;
+  set(0, true, arrays.grad, arrays.grad_elem_bytes());
+  set(1, true, arrays.master, split ? 2 : 4);
+  set(2, split, arrays.weight, 2);
+  set(3, moments >= 1, arrays.moment1, moment_bytes);
+  set(4, moments >= 2, arrays.moment2, moment_bytes);
+  if (arrays.moments == DType::kBlock8) {
+    const auto elem = static_cast<std::uint64_t>(i);
+    const std::uint64_t skipped =
+        block8_place(elem / kBlock8Elems).code_bytes - elem / kBlock8Elems * kBlock8Elems;
+    for (int k = 3; k < 3 + moments; ++k) ahead.from[k] += skipped;
+  }
+  return ahead;
+}
+
+// --- a stage
+// --------------------------------------------------------------------------------------
+
+// What does not go through registers alone.
+struct StageRoom {
+  alignas(64) float grad[kStageElems];
+  alignas(64) float moment1[kStageElems];
+  alignas(64) float moment2[kStageElems];
+  // Of moment 1 and of moment 2, from a key that is a multiple of 64 on.
+  alignas(64) std::uint16_t noise[2][kStageElems + kRoundingNoiseKeys];
+};
+
+// Arguments by value: what is stored could alias what is referred to.
+template <class Rule, class GradOf, class Master, class Moment>
+HWY_NOINLINE void run_rule(const Rule rule, const GradOf grad, const Master master,
+                           const Moment moment1, const Moment moment2, Ahead ahead,
+                           const std::int64_t count) {
+  const auto apply = [&](auto d, std::int64_t at) HWY_ATTR {
+    auto m = hn::Zero(d);
+    auto v = hn::Zero(d);
+    if constexpr (Rule::kMoments >= 1) m = moment1.load(d, at);
+    if constexpr (Rule::kMoments >= 2) v = moment2.load(d, at);
+    master.store(d, rule(d, grad.load(d, at), m, v, master.load(d, at)), at);
+    if constexpr (Rule::kMoments >= 1) moment1.store(d, m, at);
+    if constexpr (Rule::kMoments >= 2) moment2.store(d, v, at);
+  };
+  std::int64_t at = 0;
+  for (; at + kLineElems <= count; at += kLineElems) {
+    ahead.prefetch_line();
+    constexpr auto kStep = static_cast<std::int64_t>(hn::MaxLanes(WideTag()));
+    for (std::int64_t lane = 0; lane < kLineElems; lane += kStep) apply(WideTag(), at + lane);
+  }
+  for_lanes(at, count, apply);
+}
+
+// body(Grad): elements from i on.
+template <class Body>
+HWY_INLINE void with_grad(const UpdateArrays& arrays, std::int64_t i, std::int64_t count,
+                          float* room, const Body& body) {
+  if (arrays.grad_format == GradFormat::kBF16) {
+    body(Grad<bf16>{static_cast<const bf16*>(arrays.grad) + i});
+    return;
+  }
+  const float* from = static_cast<const float*>(arrays.grad) + i;
+  if (arrays.grad_format == GradFormat::kF32ThroughBF16) {
+    for_lanes(0, count, [&](auto d, std::int64_t at) HWY_ATTR {
+      hn::StoreU(through_bf16(d, hn::LoadU(d, from + at)), d, room + at);
+    });
+    from = room;
+  }  // fp16, and fp32 through fp16, are widened into the room as well
+  body(Grad<float>{from});
+}
+
+template <class Body>
+HWY_INLINE void with_master(const UpdateArrays& arrays, std::int64_t i, const Body& body) {
+  switch (arrays.weight_format) {
+    case WeightFormat::kSplitBF16:
+      return body(MasterSplit{static_cast<bf16*>(arrays.weight) + i,
+                              static_cast<std::int16_t*>(arrays.master) + i});
+    case WeightFormat::kMasterBF16:
+      return body(MasterAndWeight<bf16>{static_cast<float*>(arrays.master) + i,
+                                        static_cast<bf16*>(arrays.weight) + i});
+    default:
+      return body(MasterAlone{static_cast<float*>(arrays.master) + i});
+  }
+}
+
+template <Block8Map kMap>
+HWY_INLINE void decode_blocks(const void* moment, std::int64_t i, std::int64_t count, float* room) {
+  const auto* const bytes = static_cast<const std::uint8_t*>(moment);
+  constexpr auto kBlock = static_cast<std::int64_t>(kBlock8Elems);
+  for (std::int64_t at = 0; at < count; at += kBlock) {
+    const Block8Place place = block8_place(static_cast<std::uint64_t>((i + at) / kBlock));
+    float scale;
+    std::memcpy(&scale, bytes + place.scale_bytes, sizeof scale);
+    decode_block8<kMap>(scale, bytes + place.code_bytes, room + at);
+  }
+}
+
+template <Block8Map kMap>
+HWY_INLINE void encode_blocks(float* room, std::int64_t i, std::int64_t count, void* moment) {
+  auto* const bytes = static_cast<std::uint8_t*>(moment);
+  constexpr auto kBlock = static_cast<std::int64_t>(kBlock8Elems);
+  // A tensor's last block: what lies behind its end is zero.
+  std::fill(room + count, room + (count + kBlock - 1) / kBlock * kBlock, 0.0f);
+  for (std::int64_t at = 0; at < count; at += kBlock) {
+    const Block8Place place = block8_place(static_cast<std::uint64_t>((i + at) / kBlock));
+    const float scale = encode_block8<kMap>(room + at, bytes + place.code_bytes);
+    std::memcpy(bytes + place.scale_bytes, &scale, sizeof scale);
+  }
+}
+
+// body(moment1, moment2): elements from i on, the first of which has key `key`.
+template <int kMoments, class Body>
+HWY_INLINE void with_moments(const UpdateArrays& arrays, std::int64_t i, std::int64_t count,
+                             std::uint64_t key, StageRoom& room, const Body& body) {
+  const auto moment = [i](void* array, auto* like) {
+    return array == nullptr ? nullptr : static_cast<decltype(like)>(array) + i;
+  };
+  if constexpr (kMoments == 0) {
+    body(MomentF32{nullptr}, MomentF32{nullptr});
+  } else if (arrays.moments == DType::kF32) {
+    float* const like = nullptr;
+    body(MomentF32{moment(arrays.moment1, like)}, MomentF32{moment(arrays.moment2, like)});
+  } else if (arrays.moments == DType::kBF16) {
+    const std::uint64_t skipped = key % kRoundingNoiseKeys;
+    const std::uint64_t end = skipped + static_cast<std::uint64_t>(count);
+    for (std::uint64_t at = 0; at < end; at += kRoundingNoiseKeys) {
+      fill_noise(arrays.seed, arrays.step, key - skipped + at, room.noise[0] + at,
+                 room.noise[1] + at);
+    }
+    bf16* const like = nullptr;
+    body(MomentBF16{moment(arrays.moment1, like), room.noise[0] + skipped},
+         MomentBF16{moment(arrays.moment2, like), room.noise[1] + skipped});
+  } else {
+    decode_blocks<Block8Map::kMoment1>(arrays.moment1, i, count, room.moment1);
+    if constexpr (kMoments == 2) {
+      decode_blocks<Block8Map::kMoment2>(arrays.moment2, i, count, room.moment2);
+    }
+    body(MomentF32{room.moment1}, MomentF32{room.moment2});
+    encode_blocks<Block8Map::kMoment1>(room.moment1, i, count, arrays.moment1);
+    if constexpr (kMoments == 2) {
+      encode_blocks<Block8Map::kMoment2>(room.moment2, i, count, arrays.moment2);
+    }
+  }
+}
+
+// Elements [begin, end) of the chunk, all of one segment. Rule: kMoments (0 to 2) and
+// operator()(d, g, m, v, w), which returns the new w and changes the moments that it has.
+template <class Rule>
+HWY_INLINE void update_range(const UpdateArrays& arrays, const Rule& rule,
+                             const ParameterSegment& segment, std::int64_t begin,
+                             std::int64_t end) {
+  StageRoom room;
+  for (std::int64_t i = begin; i < end; i += kStageElems) {
+    const std::int64_t count = std::min(kStageElems, end - i);
+    // The last stage asks for itself again: nothing outside the range is fetched for it.
+    const std::int64_t next = i + 2 * kStageElems <= end ? i + kStageElems : i;
+    const Ahead ahead = ahead_of(arrays, Rule::kMoments, next, &room);
+    const std::uint64_t key = segment.first_key + static_cast<std::uint64_t>(i - segment.begin);
+    with_grad(arrays, i, count, room.grad, [&](const auto& grad) HWY_ATTR {
+      with_master(arrays, i, [&](const auto& master) HWY_ATTR {
+        with_moments<Rule::kMoments>(arrays, i, count, key, room,
+                                     [&](const auto& moment1, const auto& moment2) HWY_ATTR {
+                                       run_rule(rule, grad, master, moment1, moment2, ahead, count);
+                                     });
+      });
+    });
+  }
+}
+
+}  // namespace sluice::host::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

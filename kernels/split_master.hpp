@@ -1,0 +1,31 @@
+// The split master (DESIGN section 6): an fp32 number as a bf16 weight, rounded to nearest with
+// ties away from zero, and what rounding took away, as a signed 16-bit difference of the bits.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "base/dtype.hpp"
+
+namespace sluice {
+
+struct SplitMaster {
+  bf16 weight;
+  std::int16_t remainder = 0;
+};
+
+// The difference is at least -2^15 (a tie, rounded away) and below 2^15, so it always fits; for a
+// finite number that rounds to infinity too. A NaN's is its lower half and means nothing.
+constexpr SplitMaster split_master(float master) {
+  return {bf16_weight_from_float(master),
+          static_cast<std::int16_t>(std::bit_cast<std::uint32_t>(master) & 0xffffu)};
+}
+
+// join_master(split_master(x)) is x to the bit for every x but NaN, for which it is a NaN.
+constexpr float join_master(SplitMaster split) {
+  const std::uint32_t upper = static_cast<std::uint32_t>(split.weight.bits) << 16;
+  const auto difference = static_cast<std::uint32_t>(static_cast<std::int32_t>(split.remainder));
+  return std::bit_cast<float>(upper + difference);
+}
+
+}  // namespace sluice
