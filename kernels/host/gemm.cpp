@@ -182,6 +182,8 @@ void check(const Product& p) {
   for (const DType type : {p.a.dtype, p.b.dtype, p.c_dtype, p.bias_dtype}) {
     SLUICE_CHECK(is_act_dtype(type));
   }
+  SLUICE_CHECK(!p.lower_only ||
+               (p.m == p.n && p.a.dtype == DType::kF32 && p.b.dtype == DType::kF32));
   SLUICE_CHECK(!p.accumulate || (p.c_dtype == DType::kF32 && p.bias == nullptr));
 }
 
@@ -264,6 +266,7 @@ void Gemm::run_via_f32(const Product& p, std::byte* workspace) const {
                         tiles.cols.length(c),
                         tiles.rows.begin(r),
                         tiles.cols.begin(c)};
+        if (p.lower_only && tile.col >= tile.row + tile.rows) return;
         auto* const scratch = reinterpret_cast<float*>(tiles_scratch + worker * plan.tile_bytes);
         compute_tile(p, tile, a, b, scratch);
       });

@@ -33,6 +33,8 @@ struct Operand {
 };
 
 // C[m, n] = A[m, k] B[k, n] (+ bias[n]); or C += A B where `accumulate` (C fp32, no bias).
+// lower_only: of a symmetric C; fp32 operands. Elements above the diagonal are computed or left as
+// they were, by the shape alone.
 struct Product {
   std::int64_t m = 0, n = 0, k = 0;
   Operand a, b;
@@ -42,6 +44,7 @@ struct Product {
   DType c_dtype = DType::kF32;
   std::int64_t c_stride = 0;
   bool accumulate = false;
+  bool lower_only = false;
 };
 
 // Dense operands and output, as Kernels::gemm has them.

@@ -91,12 +91,13 @@ void muon_normalize(const MuonTensor& tensor, const Tile& tile) {
   }
 }
 
-// Rows of polynomial = a I + (b gram + c gram^2), where polynomial holds gram^2.
+// Rows of polynomial = a I + (b gram + c gram^2), where polynomial holds gram^2; up to the
+// diagonal.
 void muon_polynomial(const MuonTensor& tensor, std::int64_t begin, std::int64_t end) {
   for (std::int64_t row = begin; row < end; ++row) {
     const float* const gram = tensor.gram + row * tensor.small_stride;
     float* const polynomial = tensor.polynomial + row * tensor.small_stride;
-    for_lanes(0, tensor.small, [&](auto d, std::int64_t c) HWY_ATTR {
+    for_lanes(0, row + 1, [&](auto d, std::int64_t c) HWY_ATTR {
       const auto linear = hn::Mul(hn::Set(d, kMuonB), hn::LoadU(d, gram + c));
       const auto square = hn::Mul(hn::Set(d, kMuonC), hn::LoadU(d, polynomial + c));
       hn::StoreU(hn::Add(linear, square), d, polynomial + c);
@@ -168,6 +169,7 @@ Iteration iteration_of(const MuonTensor& tensor) {
                            tensor.gram, tensor.small_stride);
   iteration.square =
       product(small, small, small, gram, gram, tensor.polynomial, tensor.small_stride);
+  iteration.gram.lower_only = iteration.square.lower_only = true;
   iteration.next = product(rows, cols, small, tall ? x : polynomial, tall ? polynomial : x,
                            tensor.other, tensor.stride);
   return iteration;
@@ -195,16 +197,33 @@ std::uint64_t products_bytes(const Gemm& gemm, const MuonTensor& tensor) {
                    gemm.workspace_bytes(iteration.next)});
 }
 
+// What lies above the diagonal, from what lies below it; in blocks that fit the nearest cache.
+void mirror(const Parallel& parallel, float* matrix, std::int64_t size, std::int64_t stride) {
+  constexpr std::int64_t kBlock = 64;
+  parallel.for_blocks(size, kBlock, [&](std::int64_t top, std::int64_t bottom) {
+    for (std::int64_t left = top; left < size; left += kBlock) {
+      const std::int64_t right = std::min(size, left + kBlock);
+      for (std::int64_t row = top; row < bottom; ++row) {
+        for (std::int64_t col = std::max(left, row + 1); col < right; ++col) {
+          matrix[row * stride + col] = matrix[col * stride + row];
+        }
+      }
+    }
+  });
+}
+
 void orthogonalize(const Parallel& parallel, const Gemm& gemm, int steps, MuonTensor& tensor,
                    void* workspace) {
   for (int step = 0; step < steps; ++step) {
     const Iteration iteration = iteration_of(tensor);
     gemm.run(iteration.gram, workspace);
+    mirror(parallel, tensor.gram, tensor.small, tensor.small_stride);
     gemm.run(iteration.square, workspace);
     parallel.for_blocks(tensor.small, TensorTiles::kRows,
                         [&](std::int64_t begin, std::int64_t end) {
                           HWY_DYNAMIC_DISPATCH(muon_polynomial)(tensor, begin, end);
                         });
+    mirror(parallel, tensor.polynomial, tensor.small, tensor.small_stride);
     gemm.run(iteration.next, workspace);
     std::swap(tensor.x, tensor.other);
   }
