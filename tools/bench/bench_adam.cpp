@@ -8,12 +8,16 @@
 #include <memory>
 #include <new>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
 #include "kernels/host/optimizer/rules.hpp"
 #include "kernels/host/parallel.hpp"
+#include "tools/bench/adam_peer_rounds.hpp"
+#include "tools/bench/adam_peers.hpp"
 #include "tools/bench/adam_traffic.hpp"
 #include "tools/bench/median.hpp"
 
@@ -140,6 +144,13 @@ void report(nlohmann::json& figures, const std::string& prefix, const Rounds& ro
   figures[prefix + "_gib_per_s"] = params_per_s * static_cast<double>(bytes_per_param) / 0x1p30;
 }
 
+std::optional<AdamPeerRounds> open_peers(const AdamBenchOptions& options, int threads) {
+  if (options.peers_python.empty()) return std::nullopt;
+  std::optional<AdamPeers> peers = AdamPeers::open(options.peers_python, threads, options.elems);
+  if (!peers) throw InputError("bench adam: there is no program " + options.peers_python);
+  return AdamPeerRounds(std::move(*peers), options.elems);
+}
+
 }  // namespace
 
 nlohmann::json run_adam_bench(const AdamBenchOptions& options) {
@@ -151,6 +162,7 @@ nlohmann::json run_adam_bench(const AdamBenchOptions& options) {
   if (options.threads < 0) throw InputError("bench adam: threads must not be negative");
   const host::Parallel parallel(options.threads);
   const Step step(parallel, options.elems);
+  std::optional<AdamPeerRounds> peers = open_peers(options, parallel.threads());
   Rounds of_bf16, of_f32;
   // The first round warms the clock and the threads, and is dropped.
   for (int round = -1; round < options.rounds; ++round) {
@@ -163,6 +175,7 @@ nlohmann::json run_adam_bench(const AdamBenchOptions& options) {
       rounds.traffic.push_back(traffic);
       rounds.ratio.push_back(adamw / traffic);
     }
+    if (peers) peers->run_round(round >= 0);
   }
   nlohmann::json figures = {{"threads", parallel.threads()},
                             {"elems", options.elems},
@@ -170,6 +183,7 @@ nlohmann::json run_adam_bench(const AdamBenchOptions& options) {
                             {"instruction_set", vector_instruction_set()}};
   report(figures, "bf16", of_bf16, 2);
   report(figures, "f32", of_f32, 4);
+  if (peers) figures["peers"] = peers->figures({{"bf16", of_bf16.adamw}, {"f32", of_f32.adamw}});
   return {{"event", "bench"}, {"name", "adam"}, {"figures", figures}};
 }
 

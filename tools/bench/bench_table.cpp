@@ -17,6 +17,26 @@ using nlohmann::json;
   return text;
 }
 
+// Each peer's rate, and each of ours by it.
+std::string peers_table(const json& peers) {
+  std::string text;
+  for (const auto& [name, peer] : peers["variants"].items()) {
+    if (text.empty()) {
+      text = formatted("\n%-24s %12s", "peer", "M params/s");
+      for (const auto& ratio : peer["ratio"].items())
+        text += formatted(" %7s", ratio.key().c_str());
+      text += '\n';
+    }
+    text += formatted("%-24s %12.0f", name.c_str(), peer["params_per_s"].get<double>() / 1e6);
+    for (const json& ratio : peer["ratio"]) text += formatted(" %6.2fx", ratio.get<double>());
+    text += "  " + peer["job"].get<std::string>() + '\n';
+  }
+  text +=
+      "\n" + peers["versions"].get<std::string>() + "; ratios: ours by the peer's, same rounds\n";
+  if (peers.contains("missing")) text += peers["missing"].get<std::string>() + "\n";
+  return text;
+}
+
 std::string adam_table(const json& figures) {
   std::string text = formatted("fused AdamW, %d threads, %s, median of %d rounds\n\n",
                                figures["threads"].get<int>(),
@@ -33,7 +53,8 @@ std::string adam_table(const json& figures) {
                       figure("_params_per_s") / 1e6, figure("_traffic_params_per_s") / 1e6,
                       figure("_gib_per_s"), figure("_ratio"));
   }
-  return text + "\nlimit: the same bytes read and written with no arithmetic, in the same run\n";
+  text += "\nlimit: the same bytes read and written with no arithmetic, in the same run\n";
+  return figures.contains("peers") ? text + peers_table(figures["peers"]) : text;
 }
 
 std::string storage_table(const json& figures) {

@@ -45,6 +45,7 @@ struct BenchArguments {
   std::int64_t threads = 0;
   std::optional<std::int64_t> elems;  // adam
   std::optional<std::string> bytes;   // storage: of the file
+  std::optional<std::string> peers;   // adam: a virtual environment, or none
   std::optional<double> seconds;      // allocator, storage: for each figure
   bool json = false;
 };

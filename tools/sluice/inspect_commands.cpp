@@ -12,6 +12,7 @@
 #include "device/host/host_device.hpp"
 #include "engine/planner/hardware_profile.hpp"
 #include "kernels/kernels.hpp"
+#include "tools/bench/adam_peers.hpp"
 #include "tools/bench/bench_adam.hpp"
 #include "tools/bench/bench_allocator.hpp"
 #include "tools/bench/bench_storage.hpp"
@@ -28,6 +29,16 @@ namespace {
 // All is measured once for so much of --seconds: seven times at its default.
 constexpr double kSecondsARound = 0.25 / 7;
 constexpr double kMostRounds = 100;
+
+// The interpreter that runs others' optimizers; empty: none.
+std::string peers_python(const std::optional<std::string>& venv) {
+  if (venv == "none") return "";
+  if (venv) return python_of(*venv);
+  if (const std::optional<std::string> python = default_peers_python()) return *python;
+  std::cerr << "sluice: nothing of others' is measured beside it: tools/bench/peers installs torch "
+               "and DeepSpeed for that\n";
+  return "";
+}
 
 }  // namespace
 
@@ -53,6 +64,7 @@ int bench_command(const BenchArguments& arguments) {
     AdamBenchOptions options;
     options.threads = static_cast<int>(arguments.threads);
     options.elems = arguments.elems.value_or(options.elems);
+    options.peers_python = peers_python(arguments.peers);
     event = run_adam_bench(options);
   } else if (arguments.name == "allocator") {
     AllocatorBenchOptions options;

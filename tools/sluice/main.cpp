@@ -75,6 +75,9 @@ int main(int argc, char** argv) {
   bench_app->add_option("--threads", bench.threads, "Threads; 0: all cores")
       ->check(CLI::Range(0, 4096));
   bench_app->add_option("--elems", bench.elems, "adam: parameters to update");
+  bench_app->add_option("--peers", bench.peers,
+                        "adam: torch and DeepSpeed beside it: a virtual environment made by "
+                        "tools/bench/peers (default: the one in the cache, if there), or none");
   bench_app->add_option("--bytes", bench.bytes, "storage: size of the file, such as 1GiB");
   bench_app->add_option("--seconds", bench.seconds, "allocator, storage: at most, for each figure");
   bench_app->add_flag("--json", bench.json, "Events on stdout");
