@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "kernels/host/optimizer/update.hpp"
+#include "kernels/host/optimizer/rules.hpp"
 #include "tests/support/temp_directory.hpp"
 #include "tools/bench/bench_adam.hpp"
 #include "tools/bench/bench_table.hpp"
