@@ -12,6 +12,7 @@
 
 #include "base/error.hpp"
 #include "engine/train/checkpoint.hpp"
+#include "engine/train/safetensors.hpp"
 #include "tests/engine/train/scratch_directory.hpp"
 #include "tests/support/planned_session.hpp"
 #include "tests/support/training_example.hpp"
@@ -258,6 +259,39 @@ TEST(Fp16, EndsWhereOverflowsDoNotStop) {
   TrainingOptions resumed;
   resumed.resume = bench.run_directory("run");
   EXPECT_NE(run(resumed).find("4 steps in a row"), std::string::npos);
+}
+
+TEST(Fp16, FilesHoldHalvesAndTheirMasters) {
+  const TrainingBench bench;
+  const Config config = bench.config("run", kModel + Overrides{"train.steps=2"});
+  TrainingBench::run(config);
+  const SafetensorsReader weights(bench.run_directory("run") + "/weights.safetensors");
+  const SafetensorsReader state(find_checkpoint(config.checkpoint.dir).directory +
+                                "/state.safetensors");
+  ASSERT_FALSE(weights.tensors().empty());
+  for (const SafetensorsTensor& tensor : weights.tensors()) {
+    EXPECT_EQ(tensor.dtype, DType::kF16) << tensor.name;
+    const auto values = [&](const SafetensorsReader& reader, const std::string& name, DType dtype) {
+      const SafetensorsTensor* found = reader.find(name);
+      EXPECT_NE(found, nullptr) << name;
+      EXPECT_EQ(found->dtype, dtype) << name;
+      std::uint64_t elems = 1;
+      for (const std::int64_t dim : found->shape) elems *= static_cast<std::uint64_t>(dim);
+      std::vector<std::byte> bytes(elems * dtype_bytes(dtype));
+      reader.read(*found, 0, bytes);
+      return bytes;
+    };
+    const std::vector<std::byte> halves = values(weights, tensor.name, DType::kF16);
+    EXPECT_EQ(values(state, tensor.name, DType::kF16), halves) << tensor.name;
+    const std::vector<std::byte> masters = values(state, "master." + tensor.name, DType::kF32);
+    for (std::size_t i = 0; i < halves.size() / 2; ++i) {
+      f16 half;
+      float master = 0;
+      std::memcpy(&half, halves.data() + 2 * i, 2);
+      std::memcpy(&master, masters.data() + 4 * i, 4);
+      ASSERT_EQ(half.bits, f16_from_float(master).bits) << tensor.name << " at " << i;
+    }
+  }
 }
 
 TEST(Fp16, ACheckpointWithoutItsScaleIsRefused) {
