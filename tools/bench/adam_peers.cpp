@@ -90,7 +90,7 @@ double AdamPeers::seconds(const std::string& variant) {
 }
 
 std::string python_of(const std::string& venv) {
-  const std::string python = (std::filesystem::path(venv) / "bin" / "python").string();
+  std::string python = (std::filesystem::path(venv) / "bin" / "python").string();
   if (::access(python.c_str(), X_OK) != 0) {
     throw InputError("--peers " + venv + ": there is no " + python +
                      "; name a virtual environment that tools/bench/peers has made");

@@ -13,6 +13,9 @@ Arrays are shared by all peers (24 bytes for each element), lie on huge pages wh
 them, and are first touched by as many threads as work on them. No peer is timed before three
 steps of it, over all elements, have given what AdamW in float64 gives (in windows at both ends and
 the middle), and each timed step is compared in the same way, outside the timed part.
+
+On a machine that does other work as well, a step waits at its barriers for threads that are not
+scheduled: some 20 ms each, which buries steps over few elements. Measure 16 M or more, alone.
 """
 import argparse
 import ctypes
@@ -81,9 +84,14 @@ class Arrays:
         for kind, values in self.values(min(elems, 1 << 18), seed, 0).items():
             for arrays in (self.f32, self.bf16):
                 repeat(arrays[kind], values)
+        self.scratch = torch.zeros(torch.get_num_threads() << 16)  # enough for each to get a part
         middle = elems // 2 - elems // 2 % 8 + 3  # no multiple of any vector
         self.windows = [slice(0, WINDOW), slice(middle, min(middle + WINDOW, elems)),
                         slice(max(elems - WINDOW, 0), elems)]
+
+    def wake_threads(self):
+        """A step in a training run finds its threads awake."""
+        self.scratch.add_(1.0)
 
     @staticmethod
     def values(count, seed, step):
@@ -148,6 +156,7 @@ class Peer:
     def timed_step(self):
         """Seconds of one step over all elements."""
         time.sleep(QUIET_SECONDS)
+        self.arrays.wake_threads()
         begin = time.perf_counter()
         self.step()
         seconds = time.perf_counter() - begin
