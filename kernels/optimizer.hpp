@@ -17,12 +17,33 @@
 //              w = w - lr*u          (torch.optim.SGD with dampening 0)
 //   lion       u = sign(b1*m + (1-b1)*g);  w = w - (lr*decay)*w;  w = w - lr*u
 //              m = b2*m + (1-b2)*g   (Chen et al. 2023)
-//   adafactor  torch.optim.Adafactor (Shazeer and Stern 2018): second moment as means over rows and
-//              over columns of a matrix, of all elements of a vector; no first moment
-//   sm3        SM3-II (Anil et al. 2019): per row and per column the largest accumulator; momentum
-//   b1 muon       torch.optim.Muon (Jordan 2024) for hidden matrices, its steps scaled to the RMS
-//   of
-//              AdamW's (Moonshot's 0.2 * sqrt(max(rows, cols))); adamw for all other tensors
+//   adafactor  s = lerp(s, mean of g*g, step^beta2_decay) for each row and column of a matrix
+//              u = g * min((1/sqrt(s_row/M)) * (1/sqrt(s_col)), 2^23)
+//                  M = max(mean of s_row, 2^-23)
+//              one row (a vector): s = lerp(s, g*g, ...) for each element
+//              u = g * min(1/sqrt(s), 2^23)
+//              w = w - (lr*decay)*w;  w = w - a*u
+//                  a = max(relative_floor, rms(w before)) * min(lr, 1/sqrt(step))
+//                      / max(1, rms(u)/clip_threshold), in fp64, rounded once
+//                  lerp(s, x, t) = t < 1/2 ? s + t*(x-s) : x - (x-s)*(1-t)
+//              (Shazeer and Stern 2018; as torch.optim.Adafactor, whose first epsilon is 2^-23 for
+//              fp32, but roots are taken of rows and columns, not of their product)
+//   sm3        A = min(A_row, A_col) + g*g;  one row (a vector): A = A + g*g
+//              m = b1*m + (1-b1)*(g / sqrt(A + 1e-30))
+//              w = w - (lr*decay)*w;  w = w - lr*m;  A_row, A_col = the largest A there (NaN: none)
+//              (SM3-II of Anil et al. 2019, in the order of google-research's sm3.py)
+//   muon       m = mu*m + (1-mu)*g;  u = mu*m + (1-mu)*g;  X = u / max(norm(u), 1e-7); then n times
+//              A = X X^T (rows > cols: X^T X, and X P below);  P = aI + (bA + cAA);  X = P X
+//              w = w - (lr*decay)*w;  w = w - (lr * 0.2 * sqrt(max(rows, cols))) * X
+//              for hidden matrices (Jordan 2024; as torch.optim.Muon, a, b, c too, the steps scaled
+//              to the RMS of AdamW's: Moonshot 2025); adamw for all other tensors.
+//              Products are the device's fp32 GEMM: only they depend on the device.
+//
+// Sums of adafactor: a tile is 64 rows by 1,024 columns; a row of a tile is summed in fp32 in 16
+// lanes (element i in lane i % 16, folded by halves), a column of a tile in fp32 in row order; then
+// fp64: partial sums of a line in the order of tiles; for an RMS, rows of a tile in order, then
+// tiles in order. The norm of muon: 256 elements in fp32 in 16 lanes; fp64 over 64 of these, then
+// over all.
 #pragma once
 
 #include <cstdint>

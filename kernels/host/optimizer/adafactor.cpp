@@ -12,6 +12,7 @@
 #include "base/error.hpp"
 #include "kernels/host/optimizer/rules.hpp"
 #include "kernels/host/optimizer/tensor_tiles.hpp"
+#include "kernels/host/optimizer/update_arrays.hpp"
 #include "kernels/host/parallel.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -19,7 +20,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "kernels/host/optimizer/chunk_rows.hpp"
+#include "kernels/host/optimizer/stage_simd.hpp"
 
 #ifndef SLUICE_KERNELS_HOST_OPTIMIZER_ADAFACTOR_TENSOR
 #define SLUICE_KERNELS_HOST_OPTIMIZER_ADAFACTOR_TENSOR
@@ -67,28 +68,48 @@ HWY_INLINE std::int64_t element(const AdafactorTensor& tensor, const Tile& tile,
   return tensor.segment->begin + (tile.row + row) * tensor.segment->tensor.cols + tile.col;
 }
 
-void adafactor_squares(const UpdateBuffers& buffers, AdafactorTensor& tensor, const Tile& tile) {
+// The fp32 sum of squares of a row of a tile; use(d, c, g) for its gradients.
+template <class Use>
+HWY_INLINE float gradient_squares(const UpdateArrays& arrays, const AdafactorTensor& tensor,
+                                  std::int64_t at, std::int64_t count, const Use& use) {
+  alignas(64) float room[TensorTiles::kCols];
+  float sum[1];
+  with_grad(arrays, at, count, room, [&](const auto& grad) HWY_ATTR {
+    lane_sums(count, sum, [&](auto d, std::int64_t c, auto* terms) HWY_ATTR {
+      const auto number = use(d, c, hn::Mul(grad.load(d, c), hn::Set(d, tensor.grad_scale)));
+      terms[0] = hn::Mul(number, number);
+    });
+  });
+  return sum[0];
+}
+
+HWY_INLINE float master_squares(const UpdateArrays& arrays, std::int64_t at, std::int64_t count) {
+  float sum[1];
+  with_master(arrays, at, [&](const auto& master) HWY_ATTR {
+    lane_sums(count, sum, [&](auto d, std::int64_t c, auto* terms) HWY_ATTR {
+      const auto w = master.load(d, c);
+      terms[0] = hn::Mul(w, w);
+    });
+  });
+  return sum[0];
+}
+
+void adafactor_squares(const UpdateArrays& arrays, AdafactorTensor& tensor, const Tile& tile) {
   const bool matrix = is_matrix(tensor.segment->tensor);
-  alignas(64) float g[TensorTiles::kCols];
   alignas(64) float cols[TensorTiles::kCols] = {};
   double weight_squares = 0;
   for (std::int64_t row = 0; row < tile.rows; ++row) {
     const std::int64_t at = element(tensor, tile, row);
-    weight_squares += squares_of(load_master(buffers, at, tile.cols, g), tile.cols);
+    weight_squares += static_cast<double>(master_squares(arrays, at, tile.cols));
     if (!matrix) continue;
-    load_gradient(buffers, tensor.grad_scale, at, tile.cols, g);
-    tensor.partials.rows_of(tile)[row] = squares_of(g, tile.cols);
-    for_lanes(0, tile.cols, [&](auto d, std::int64_t c) HWY_ATTR {
-      const auto value = hn::LoadU(d, g + c);
-      hn::StoreU(hn::Add(hn::LoadU(d, cols + c), hn::Mul(value, value)), d, cols + c);
-    });
+    tensor.partials.rows_of(tile)[row] = gradient_squares(
+        arrays, tensor, at, tile.cols, [&](auto d, std::int64_t c, auto g) HWY_ATTR {
+          hn::StoreU(hn::Add(hn::LoadU(d, cols + c), hn::Mul(g, g)), d, cols + c);
+          return g;
+        });
   }
   tensor.weight_squares[tile.index] = weight_squares;
-  if (!matrix) return;
-  float* const to = tensor.partials.cols_of(tile);
-  for_lanes(0, tile.cols, [&](auto d, std::int64_t c) HWY_ATTR {
-    hn::StoreU(hn::LoadU(d, cols + c), d, to + c);
-  });
+  if (matrix) std::copy_n(cols, tile.cols, tensor.partials.cols_of(tile));
 }
 
 // Statistics of lines [begin, end) of a matrix from the sums of squared gradients.
@@ -114,58 +135,87 @@ void adafactor_lines(AdafactorTensor& tensor, std::int64_t begin, std::int64_t e
   });
 }
 
-// The update's row of a tile, from its gradient; in place.
-HWY_INLINE void make_update(const AdafactorTensor& tensor, const Tile& tile, std::int64_t row,
-                            float* g) {
-  const bool matrix = is_matrix(tensor.segment->tensor);
-  const float* const factors = matrix ? tensor.col_roots : tensor.statistics;
-  float row_root = 0;
-  if (matrix) row_root = 1.0f / std::sqrt(tensor.statistics[tile.row + row] / tensor.row_mean);
-  for_lanes(0, tile.cols, [&](auto d, std::int64_t c) HWY_ATTR {
-    auto root = hn::LoadU(d, factors + tile.col + c);
-    root = matrix ? hn::Mul(hn::Set(d, row_root), root) : reciprocal_root(d, root);
-    const auto most = hn::Set(d, kAdafactorMostRoot);
-    root = hn::IfThenElse(hn::Gt(root, most), most, root);  // NaN stays
-    hn::StoreU(hn::Mul(hn::LoadU(d, g + c), root), d, g + c);
-  });
+template <class D>
+HWY_INLINE hn::Vec<D> at_most(D d, hn::Vec<D> root) {
+  const auto most = hn::Set(d, kAdafactorMostRoot);
+  return hn::IfThenElse(hn::Gt(root, most), most, root);  // NaN stays
 }
 
-void adafactor_update_squares(const UpdateBuffers& buffers, AdafactorTensor& tensor,
+// The update of row `row` of a tile from its gradients: (d, c, g).
+struct MatrixUpdate {
+  const float* col_roots;
+  float row_root;
+
+  MatrixUpdate(const AdafactorTensor& tensor, const Tile& tile, std::int64_t row)
+      : col_roots(tensor.col_roots + tile.col),
+        row_root(1.0f / std::sqrt(tensor.statistics[tile.row + row] / tensor.row_mean)) {}
+  template <class D>
+  HWY_INLINE hn::Vec<D> operator()(D d, std::int64_t c, hn::Vec<D> g) const {
+    const auto root = hn::Mul(hn::Set(d, row_root), hn::LoadU(d, col_roots + c));
+    return hn::Mul(g, at_most(d, root));
+  }
+};
+
+struct VectorUpdate {
+  const float* statistics;
+
+  VectorUpdate(const AdafactorTensor& tensor, const Tile& tile, std::int64_t)
+      : statistics(tensor.statistics + tile.col) {}
+  template <class D>
+  HWY_INLINE hn::Vec<D> operator()(D d, std::int64_t c, hn::Vec<D> g) const {
+    return hn::Mul(g, at_most(d, reciprocal_root(d, hn::LoadU(d, statistics + c))));
+  }
+};
+
+void adafactor_update_squares(const UpdateArrays& arrays, AdafactorTensor& tensor,
                               const Tile& tile) {
-  alignas(64) float g[TensorTiles::kCols];
   double squares = 0;
   for (std::int64_t row = 0; row < tile.rows; ++row) {
-    load_gradient(buffers, tensor.grad_scale, element(tensor, tile, row), tile.cols, g);
-    if (!is_matrix(tensor.segment->tensor)) {
-      float* const statistics = tensor.statistics + tile.col;
-      for_lanes(0, tile.cols, [&](auto d, std::int64_t c) HWY_ATTR {
-        const auto value = hn::LoadU(d, g + c);
-        const auto now = lerp(d, hn::LoadU(d, statistics + c), hn::Mul(value, value), tensor.rate);
-        hn::StoreU(now, d, statistics + c);
-      });
+    const std::int64_t at = element(tensor, tile, row);
+    if (is_matrix(tensor.segment->tensor)) {
+      const MatrixUpdate update(tensor, tile, row);
+      squares += static_cast<double>(gradient_squares(arrays, tensor, at, tile.cols, update));
+      continue;
     }
-    make_update(tensor, tile, row, g);
-    squares += squares_of(g, tile.cols);
+    const VectorUpdate update(tensor, tile, row);
+    float* const statistics = tensor.statistics + tile.col;
+    squares += static_cast<double>(gradient_squares(
+        arrays, tensor, at, tile.cols, [&](auto d, std::int64_t c, auto g) HWY_ATTR {
+          const auto before = hn::LoadU(d, statistics + c);
+          hn::StoreU(lerp(d, before, hn::Mul(g, g), tensor.rate), d, statistics + c);
+          return update(d, c, g);
+        }));
   }
   tensor.update_squares[tile.index] = squares;
 }
 
-void adafactor_apply(const UpdateBuffers& buffers, const AdafactorTensor& tensor,
-                     const Tile& tile) {
-  alignas(64) float g[TensorTiles::kCols];
-  alignas(64) float w[TensorTiles::kCols];
+template <class Update>
+HWY_INLINE void apply(const UpdateArrays& arrays, const AdafactorTensor& tensor, const Tile& tile) {
+  alignas(64) float room[TensorTiles::kCols];
+  const float grad_scale = tensor.grad_scale, lr_decay = tensor.lr_decay;
+  const float step_size = tensor.step_size;
   for (std::int64_t row = 0; row < tile.rows; ++row) {
     const std::int64_t at = element(tensor, tile, row);
-    load_gradient(buffers, tensor.grad_scale, at, tile.cols, g);
-    make_update(tensor, tile, row, g);
-    const float* const master = load_master(buffers, at, tile.cols, w);
-    for_lanes(0, tile.cols, [&](auto d, std::int64_t c) HWY_ATTR {
-      auto value = hn::LoadU(d, master + c);
-      value = hn::Sub(value, hn::Mul(hn::Set(d, tensor.lr_decay), value));
-      const auto step = hn::Mul(hn::Set(d, tensor.step_size), hn::LoadU(d, g + c));
-      hn::StoreU(hn::Sub(value, step), d, w + c);
+    const Update update(tensor, tile, row);
+    with_grad(arrays, at, tile.cols, room, [&](const auto& grad) HWY_ATTR {
+      with_master(arrays, at, [&](const auto& master) HWY_ATTR {
+        for_lanes(0, tile.cols, [=](auto d, std::int64_t c) HWY_ATTR {
+          const auto g = hn::Mul(grad.load(d, c), hn::Set(d, grad_scale));
+          auto w = master.load(d, c);
+          w = hn::Sub(w, hn::Mul(hn::Set(d, lr_decay), w));
+          w = hn::Sub(w, hn::Mul(hn::Set(d, step_size), update(d, c, g)));
+          master.store(d, w, c);
+        });
+      });
     });
-    store_master(buffers, w, at, tile.cols);
+  }
+}
+
+void adafactor_apply(const UpdateArrays& arrays, const AdafactorTensor& tensor, const Tile& tile) {
+  if (is_matrix(tensor.segment->tensor)) {
+    apply<MatrixUpdate>(arrays, tensor, tile);
+  } else {
+    apply<VectorUpdate>(arrays, tensor, tile);
   }
 }
 
@@ -235,6 +285,7 @@ std::uint64_t adafactor_workspace_bytes(std::span<const ParameterSegment> segmen
 void adafactor(const Parallel& parallel, const OptimizerOptions& options,
                const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
                const UpdateScalars& scalars, void* workspace) {
+  const UpdateArrays arrays = update_arrays(options, buffers, scalars);
   const auto step = static_cast<double>(scalars.step);
   for (const TensorBatch batch : tensor_batches(segments)) {
     WorkspaceParts parts(workspace);
@@ -247,22 +298,24 @@ void adafactor(const Parallel& parallel, const OptimizerOptions& options,
       tensor.grad_scale = scalars.grad_scale;
     }
     for_each_tile(parallel, tensors, [&](AdafactorTensor& tensor, const Tile& tile) {
-      HWY_DYNAMIC_DISPATCH(adafactor_squares)(buffers, tensor, tile);
+      HWY_DYNAMIC_DISPATCH(adafactor_squares)(arrays, tensor, tile);
     });
-    for_each_line_block(parallel, tensors,
-                        [&](AdafactorTensor& tensor, std::int64_t begin, std::int64_t end) {
-                          HWY_DYNAMIC_DISPATCH(adafactor_lines)(tensor, begin, end);
-                        });
+    for_each_block(
+        parallel, tensors.size(), [&](std::size_t i) { return tensors[i].partials.lines(); },
+        kLinesToATask,
+        [&](std::size_t i, std::int64_t begin, std::int64_t end) {
+          HWY_DYNAMIC_DISPATCH(adafactor_lines)(tensors[i], begin, end);
+        });
     for (AdafactorTensor& tensor : tensors) tensor.row_mean = mean_of_rows(tensor);
     for_each_tile(parallel, tensors, [&](AdafactorTensor& tensor, const Tile& tile) {
-      HWY_DYNAMIC_DISPATCH(adafactor_update_squares)(buffers, tensor, tile);
+      HWY_DYNAMIC_DISPATCH(adafactor_update_squares)(arrays, tensor, tile);
     });
     for (AdafactorTensor& tensor : tensors) {
       const double lr = scalars.lr * tensor.segment->lr_scale;
       tensor.step_size = step_size(options, tensor, lr, step);
     }
     for_each_tile(parallel, tensors, [&](const AdafactorTensor& tensor, const Tile& tile) {
-      HWY_DYNAMIC_DISPATCH(adafactor_apply)(buffers, tensor, tile);
+      HWY_DYNAMIC_DISPATCH(adafactor_apply)(arrays, tensor, tile);
     });
   }
 }

@@ -6,13 +6,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <type_traits>
 
 #include "base/error.hpp"
 #include "kernels/host/gemm.hpp"
 #include "kernels/host/gemm_cut.hpp"
 #include "kernels/host/optimizer/rules.hpp"
 #include "kernels/host/optimizer/tensor_tiles.hpp"
+#include "kernels/host/optimizer/update_arrays.hpp"
 #include "kernels/host/parallel.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -20,7 +20,8 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "kernels/host/optimizer/chunk_rows.hpp"
+#include "kernels/host/optimizer/adamw_simd.hpp"
+#include "kernels/host/optimizer/stage_simd.hpp"
 
 #ifndef SLUICE_KERNELS_HOST_OPTIMIZER_MUON_TENSOR
 #define SLUICE_KERNELS_HOST_OPTIMIZER_MUON_TENSOR
@@ -41,7 +42,7 @@ struct MuonTensor {
   std::int64_t small_stride = 0;
   float* gram = nullptr;        // [small, small_stride]
   float* polynomial = nullptr;  // [small, small_stride]
-  double* squares = nullptr;    // of each tile of the update
+  double* squares = nullptr;    // of each piece of the update
   float momentum = 0, one_minus_momentum = 0, grad_scale = 1;
   float norm = 1, step_size = 0, lr_decay = 0;
 };
@@ -61,32 +62,44 @@ HWY_INLINE float* x_row(const MuonTensor& tensor, const Tile& tile, std::int64_t
   return tensor.x + (tile.row + row) * tensor.stride + tile.col;
 }
 
-// The new momentum, and the update before it is orthogonalized.
-void muon_momentum(const UpdateBuffers& buffers, MuonTensor& tensor, const Tile& tile) {
-  alignas(64) float g[TensorTiles::kCols];
+// Elements [begin, end) of the tensor: the new momentum, and the update before it is
+// orthogonalized, into `other` without a stride; its squares, fp32 for each stage, fp64 over them.
+// In stages, for 8-bit moments are in blocks of elements.
+void muon_momentum(const UpdateArrays& arrays, MuonTensor& tensor, std::int64_t begin,
+                   std::int64_t end) {
+  StageRoom room;
   double squares = 0;
-  for (std::int64_t row = 0; row < tile.rows; ++row) {
-    const std::int64_t at = element(tensor, tile, row);
-    load_gradient(buffers, tensor.grad_scale, at, tile.cols, g);
-    float* const moment = static_cast<float*>(buffers.moment1) + at;
-    float* const update = x_row(tensor, tile, row);
-    for_lanes(0, tile.cols, [&](auto d, std::int64_t c) HWY_ATTR {
-      const auto kept = hn::Set(d, tensor.momentum);
-      const auto added = hn::Mul(hn::Set(d, tensor.one_minus_momentum), hn::LoadU(d, g + c));
-      const auto m = hn::Add(hn::Mul(kept, hn::LoadU(d, moment + c)), added);
-      hn::StoreU(m, d, moment + c);
-      hn::StoreU(hn::Add(hn::Mul(kept, m), added), d, update + c);
+  for (std::int64_t i = begin; i < end; i += kStageElems) {
+    const std::int64_t count = std::min(kStageElems, end - i), at = tensor.segment->begin + i;
+    const std::uint64_t key = tensor.segment->first_key + static_cast<std::uint64_t>(i);
+    float* const update = tensor.other + i;
+    float sum[1];
+    with_grad(arrays, at, count, room.grad, [&](const auto& grad) HWY_ATTR {
+      with_moments<1>(arrays, at, count, key, room, [&](const auto& moment, const auto&) HWY_ATTR {
+        lane_sums(count, sum, [&](auto d, std::int64_t c, auto* terms) HWY_ATTR {
+          const auto g = hn::Mul(grad.load(d, c), hn::Set(d, tensor.grad_scale));
+          const auto added = hn::Mul(hn::Set(d, tensor.one_minus_momentum), g);
+          const auto kept = hn::Set(d, tensor.momentum);
+          const auto m = hn::Add(hn::Mul(kept, moment.load(d, c)), added);
+          moment.store(d, m, c);
+          const auto ahead = hn::Add(hn::Mul(kept, m), added);
+          hn::StoreU(ahead, d, update + c);
+          terms[0] = hn::Mul(ahead, ahead);
+        });
+      });
     });
-    squares += squares_of(update, tile.cols);
+    squares += static_cast<double>(sum[0]);
   }
-  tensor.squares[tile.index] = squares;
+  tensor.squares[begin / kUpdatePieceElems] = squares;
 }
 
 void muon_normalize(const MuonTensor& tensor, const Tile& tile) {
+  const std::int64_t cols = tensor.segment->tensor.cols;
   for (std::int64_t row = 0; row < tile.rows; ++row) {
+    const float* const from = tensor.other + (tile.row + row) * cols + tile.col;
     float* const x = x_row(tensor, tile, row);
     for_lanes(0, tile.cols, [&](auto d, std::int64_t c) HWY_ATTR {
-      hn::StoreU(hn::Div(hn::LoadU(d, x + c), hn::Set(d, tensor.norm)), d, x + c);
+      hn::StoreU(hn::Div(hn::LoadU(d, from + c), hn::Set(d, tensor.norm)), d, x + c);
     });
   }
 }
@@ -106,19 +119,46 @@ void muon_polynomial(const MuonTensor& tensor, std::int64_t begin, std::int64_t 
   }
 }
 
-void muon_apply(const UpdateBuffers& buffers, const MuonTensor& tensor, const Tile& tile) {
-  alignas(64) float w[TensorTiles::kCols];
+void muon_apply(const UpdateArrays& arrays, const MuonTensor& tensor, const Tile& tile) {
+  const float lr_decay = tensor.lr_decay, step_size = tensor.step_size;
   for (std::int64_t row = 0; row < tile.rows; ++row) {
-    const std::int64_t at = element(tensor, tile, row);
     const float* const x = x_row(tensor, tile, row);
-    const float* const master = load_master(buffers, at, tile.cols, w);
-    for_lanes(0, tile.cols, [&](auto d, std::int64_t c) HWY_ATTR {
-      auto value = hn::LoadU(d, master + c);
-      value = hn::Sub(value, hn::Mul(hn::Set(d, tensor.lr_decay), value));
-      const auto step = hn::Mul(hn::Set(d, tensor.step_size), hn::LoadU(d, x + c));
-      hn::StoreU(hn::Sub(value, step), d, w + c);
+    with_master(arrays, element(tensor, tile, row), [&](const auto& master) HWY_ATTR {
+      for_lanes(0, tile.cols, [=](auto d, std::int64_t c) HWY_ATTR {
+        auto w = master.load(d, c);
+        w = hn::Sub(w, hn::Mul(hn::Set(d, lr_decay), w));
+        w = hn::Sub(w, hn::Mul(hn::Set(d, step_size), hn::LoadU(d, x + c)));
+        master.store(d, w, c);
+      });
     });
-    store_master(buffers, w, at, tile.cols);
+  }
+}
+
+// AdamW of elements [begin, end) of a tensor that is not Muon's; moment2: the tensor's, in fp32.
+void muon_adamw(const UpdateArrays& arrays, const AdamConstants& constants,
+                const UpdateScalars& scalars, const ParameterSegment& segment, float* moment2,
+                std::int64_t begin, std::int64_t end) {
+  const float lr = scalars.lr * segment.lr_scale;
+  const AdamW rule{constants, scalars.grad_scale, lr * segment.weight_decay,
+                   lr / constants.bias_correction1};
+  StageRoom room;
+  for (std::int64_t i = begin; i < end; i += kStageElems) {
+    const std::int64_t count = std::min(kStageElems, end - i), at = segment.begin + i;
+    const std::uint64_t key = segment.first_key + static_cast<std::uint64_t>(i);
+    float* const second = moment2 + i;
+    with_grad(arrays, at, count, room.grad, [&](const auto& grad) HWY_ATTR {
+      with_master(arrays, at, [&](const auto& master) HWY_ATTR {
+        with_moments<1>(arrays, at, count, key, room,
+                        [&](const auto& moment, const auto&) HWY_ATTR {
+                          for_lanes(0, count, [=](auto d, std::int64_t c) HWY_ATTR {
+                            auto m = moment.load(d, c), v = hn::LoadU(d, second + c);
+                            master.store(d, rule(d, grad.load(d, c), m, v, master.load(d, c)), c);
+                            moment.store(d, m, c);
+                            hn::StoreU(v, d, second + c);
+                          });
+                        });
+      });
+    });
   }
 }
 
@@ -133,6 +173,7 @@ HWY_EXPORT(muon_momentum);
 HWY_EXPORT(muon_normalize);
 HWY_EXPORT(muon_polynomial);
 HWY_EXPORT(muon_apply);
+HWY_EXPORT(muon_adamw);
 
 bool is_tall(const MuonTensor& tensor) {
   return tensor.segment->tensor.rows > tensor.segment->tensor.cols;
@@ -175,6 +216,10 @@ Iteration iteration_of(const MuonTensor& tensor) {
   return iteration;
 }
 
+std::int64_t pieces_of(const ParameterSegment& segment) {
+  return Cut::quotient_up(segment.end - segment.begin, kUpdatePieceElems);
+}
+
 MuonTensor lay_out(const ParameterSegment& segment, WorkspaceParts& parts) {
   const TensorView& shape = segment.tensor;
   MuonTensor tensor;
@@ -187,7 +232,7 @@ MuonTensor lay_out(const ParameterSegment& segment, WorkspaceParts& parts) {
   tensor.small_stride = unaliased_stride(tensor.small);
   tensor.gram = parts.take<float>(tensor.small * tensor.small_stride);
   tensor.polynomial = parts.take<float>(tensor.small * tensor.small_stride);
-  tensor.squares = parts.take<double>(tensor.tiles.count());
+  tensor.squares = parts.take<double>(pieces_of(segment));
   return tensor;
 }
 
@@ -230,7 +275,7 @@ void orthogonalize(const Parallel& parallel, const Gemm& gemm, int steps, MuonTe
 }
 
 void update_hidden(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& options,
-                   const UpdateBuffers& buffers, const ParameterSegment& segment,
+                   const UpdateArrays& arrays, const ParameterSegment& segment,
                    const UpdateScalars& scalars, void* workspace) {
   WorkspaceParts parts(workspace);
   MuonTensor tensor = lay_out(segment, parts);
@@ -246,37 +291,15 @@ void update_hidden(const Parallel& parallel, const Gemm& gemm, const OptimizerOp
   const auto for_tiles = [&](const auto& body) {
     parallel.for_each(tensor.tiles.count(), [&](std::int64_t index) { body(tensor.tiles[index]); });
   };
-  for_tiles([&](const Tile& tile) { HWY_DYNAMIC_DISPATCH(muon_momentum)(buffers, tensor, tile); });
-  const double norm = std::sqrt(sum_in_order(tensor.squares, tensor.tiles.count()));
+  parallel.for_blocks(segment.end - segment.begin, kUpdatePieceElems,
+                      [&](std::int64_t begin, std::int64_t end) {
+                        HWY_DYNAMIC_DISPATCH(muon_momentum)(arrays, tensor, begin, end);
+                      });
+  const double norm = std::sqrt(sum_in_order(tensor.squares, pieces_of(segment)));
   tensor.norm = static_cast<float>(norm < kMuonEpsilon ? kMuonEpsilon : norm);
   for_tiles([&](const Tile& tile) { HWY_DYNAMIC_DISPATCH(muon_normalize)(tensor, tile); });
   orthogonalize(parallel, gemm, options.newton_schulz_steps, tensor, products);
-  for_tiles([&](const Tile& tile) { HWY_DYNAMIC_DISPATCH(muon_apply)(buffers, tensor, tile); });
-}
-
-// AdamW of one tensor, whose second moment lies where kPerTensor states do.
-void update_other(const Parallel& parallel, const OptimizerOptions& options,
-                  const UpdateBuffers& buffers, const ParameterSegment& segment,
-                  const UpdateScalars& scalars) {
-  const auto from = [&](auto* all, DType type) {
-    using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(all)>>,
-                                    const std::byte, std::byte>;
-    const auto bytes = bytes_of(type, static_cast<std::uint64_t>(segment.begin));
-    return all != nullptr ? static_cast<Byte*>(all) + bytes : nullptr;
-  };
-  OptimizerOptions adamw_options = options;
-  adamw_options.rule = OptimizerRule::kAdamW;
-  UpdateBuffers own = buffers;
-  own.grad = from(buffers.grad, buffers.grad_dtype);
-  own.weight = from(buffers.weight, options.weight);
-  own.master = from(buffers.master, state_layout(options, StateKind::kMaster).dtype);
-  own.moment1 = from(buffers.moment1, options.moments);
-  own.moment2 = static_cast<float*>(buffers.moment2) + segment.moment2_begin;
-  own.elems = segment.end - segment.begin;
-  ParameterSegment whole = segment;
-  whole.begin = 0;
-  whole.end = own.elems;
-  adamw(parallel, adamw_options, own, {&whole, 1}, scalars);
+  for_tiles([&](const Tile& tile) { HWY_DYNAMIC_DISPATCH(muon_apply)(arrays, tensor, tile); });
 }
 
 }  // namespace
@@ -284,12 +307,24 @@ void update_other(const Parallel& parallel, const OptimizerOptions& options,
 void muon(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& options,
           const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
           const UpdateScalars& scalars, void* workspace) {
+  const UpdateArrays arrays = update_arrays(options, buffers, scalars);
+  const AdamConstants constants = adam_constants(options, scalars.step);
+  // Others first, all together: most are small.
+  for_each_block(
+      parallel, segments.size(),
+      [&](std::size_t i) {
+        const ParameterSegment& segment = segments[i];
+        return segment.tensor.hidden_matrix ? 0 : segment.end - segment.begin;
+      },
+      kUpdatePieceElems,
+      [&](std::size_t i, std::int64_t begin, std::int64_t end) {
+        float* const moment2 = static_cast<float*>(buffers.moment2) + segments[i].moment2_begin;
+        HWY_DYNAMIC_DISPATCH(muon_adamw)
+        (arrays, constants, scalars, segments[i], moment2, begin, end);
+      });
   for (const ParameterSegment& segment : segments) {
-    if (segment.tensor.hidden_matrix) {
-      update_hidden(parallel, gemm, options, buffers, segment, scalars, workspace);
-    } else {
-      update_other(parallel, options, buffers, segment, scalars);
-    }
+    if (!segment.tensor.hidden_matrix) continue;
+    update_hidden(parallel, gemm, options, arrays, segment, scalars, workspace);
   }
 }
 

@@ -33,11 +33,9 @@ void adafactor(const Parallel& parallel, const OptimizerOptions& options,
                const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
                const UpdateScalars& scalars, void* workspace);
 std::uint64_t adafactor_workspace_bytes(std::span<const ParameterSegment> segments);
-
 void sm3(const Parallel& parallel, const OptimizerOptions& options, const UpdateBuffers& buffers,
          std::span<const ParameterSegment> segments, const UpdateScalars& scalars, void* workspace);
 std::uint64_t sm3_workspace_bytes(std::span<const ParameterSegment> segments);
-
 void muon(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& options,
           const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
           const UpdateScalars& scalars, void* workspace);

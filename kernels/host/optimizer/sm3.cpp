@@ -1,12 +1,14 @@
 // SM3-II (optimizer.hpp has its arithmetic), one pass over memory: an element's accumulator is made
-// from those of its row and column as the last step left them, and used at once; tiles leave the
-// largest accumulator of each line.
+// from those of its row and column as the last step left them, and used at once. Pieces of a matrix
+// are runs of elements, whatever rows they begin and end in, for 8-bit moments are in blocks of
+// elements; each leaves the largest accumulator of the rows and columns that it met. A maximum does
+// not tell in which order it was taken.
 #include <algorithm>
 #include <cmath>
 
-#include "base/error.hpp"
 #include "kernels/host/optimizer/rules.hpp"
 #include "kernels/host/optimizer/tensor_tiles.hpp"
+#include "kernels/host/optimizer/update_arrays.hpp"
 #include "kernels/host/parallel.hpp"
 
 #undef HWY_TARGET_INCLUDE
@@ -14,7 +16,7 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "kernels/host/optimizer/chunk_rows.hpp"
+#include "kernels/host/optimizer/stage_simd.hpp"
 
 #ifndef SLUICE_KERNELS_HOST_OPTIMIZER_SM3_TENSOR
 #define SLUICE_KERNELS_HOST_OPTIMIZER_SM3_TENSOR
@@ -26,11 +28,19 @@ inline constexpr float kSm3Epsilon = 1e-30f;
 // One tensor of a batch.
 struct Sm3Tensor {
   const ParameterSegment* segment = nullptr;
-  TensorTiles tiles;
+  std::int64_t elems = 0, piece_elems = 0, pieces = 0;
   float* accumulators = nullptr;  // matrix: rows, then columns; vector: elements
-  LinePartials partials;          // matrix: maxima
+  // Maxima of a matrix. A row lies in one piece, or in two: [2, rows], of which the second counts
+  // where the row ends in another piece than it begins in. Columns: [pieces, cols].
+  float* row_partials = nullptr;
+  float* col_partials = nullptr;
   float lr = 0, lr_decay = 0;
   float beta1 = 0, one_minus_beta1 = 0, grad_scale = 1;
+
+  bool is_parted(std::int64_t row) const {
+    const std::int64_t cols = segment->tensor.cols;
+    return row * cols / piece_elems != ((row + 1) * cols - 1) / piece_elems;
+  }
 };
 
 }  // namespace sluice::host
@@ -45,78 +55,148 @@ HWY_INLINE hn::Vec<D> larger(D, hn::Vec<D> best, hn::Vec<D> other) {
   return hn::IfThenElse(hn::Gt(other, best), other, best);
 }
 
-// The largest of numbers that are not below zero; 0 where there is none. Which is met first cannot
-// be told from the result, so the width of a vector cannot either.
-HWY_INLINE float largest(const float* numbers, std::int64_t count) {
+// The largest of `best` and of numbers that are not below zero.
+HWY_INLINE float largest(float best, const float* numbers, std::int64_t count) {
   const WideTag wide;
   const auto step = static_cast<std::int64_t>(hn::Lanes(wide));
-  auto best = hn::Zero(wide);
+  auto bests = hn::Set(wide, best);
   std::int64_t i = 0;
-  for (; i + step <= count; i += step) best = larger(wide, best, hn::LoadU(wide, numbers + i));
+  for (; i + step <= count; i += step) bests = larger(wide, bests, hn::LoadU(wide, numbers + i));
   float lanes[hn::MaxLanes(WideTag())];
-  hn::StoreU(best, wide, lanes);
-  float most = 0;
-  for (std::int64_t lane = 0; lane < step; ++lane) most = std::max(most, lanes[lane]);
-  for (; i < count; ++i) most = numbers[i] > most ? numbers[i] : most;
-  return most;
+  hn::StoreU(bests, wide, lanes);
+  for (std::int64_t lane = 0; lane < step; ++lane) best = std::max(best, lanes[lane]);
+  for (; i < count; ++i) best = numbers[i] > best ? numbers[i] : best;
+  return best;
 }
 
-// One vector: the step from gradient, momentum and accumulator; the new momentum.
-template <class D>
-HWY_INLINE hn::Vec<D> momentum(D d, const Sm3Tensor& tensor, hn::Vec<D> g, hn::Vec<D> m,
-                               hn::Vec<D> accumulator) {
-  const auto root = hn::Sqrt(hn::Add(accumulator, hn::Set(d, kSm3Epsilon)));
-  const auto scaled = hn::Mul(hn::Set(d, tensor.one_minus_beta1), hn::Div(g, root));
-  return hn::Add(hn::Mul(hn::Set(d, tensor.beta1), m), scaled);
-}
+// Goes through a matrix in element order, a row or a part of one at a time, together with a piece.
+class RowRuns {
+ public:
+  RowRuns(const Sm3Tensor& tensor, std::int64_t piece)
+      : tensor_(tensor),
+        rows_(tensor.segment->tensor.rows),
+        cols_(tensor.segment->tensor.cols),
+        row_(piece * tensor.piece_elems / cols_),
+        col_(piece * tensor.piece_elems % cols_),
+        began_here_(col_ == 0),
+        col_most_(tensor.col_partials + piece * cols_) {
+    std::fill_n(col_most_, cols_, 0.0f);
+  }
 
-// Row `row` of a tile: accumulators into `accumulators`, the rest in place.
-HWY_INLINE void update_row(const UpdateBuffers& buffers, const Sm3Tensor& tensor, const Tile& tile,
-                           std::int64_t row, float* accumulators) {
-  const TensorView& shape = tensor.segment->tensor;
-  const bool matrix = is_matrix(shape);
-  const std::int64_t at = tensor.segment->begin + (tile.row + row) * shape.cols + tile.col;
-  alignas(64) float g[TensorTiles::kCols];
-  alignas(64) float w[TensorTiles::kCols];
-  load_gradient(buffers, tensor.grad_scale, at, tile.cols, g);
-  const float* const master = load_master(buffers, at, tile.cols, w);
-  float* const moment = static_cast<float*>(buffers.moment1) + at;
-  const float of_row = matrix ? tensor.accumulators[tile.row + row] : 0.0f;
-  const float* const of_cols = tensor.accumulators + (matrix ? shape.rows : 0) + tile.col;
-  for_lanes(0, tile.cols, [&](auto d, std::int64_t c) HWY_ATTR {
-    const auto gradient = hn::LoadU(d, g + c);
-    auto accumulator = hn::LoadU(d, of_cols + c);
-    if (matrix) {
-      const auto bound = hn::Set(d, of_row);
-      accumulator = hn::IfThenElse(hn::Lt(accumulator, bound), accumulator, bound);
+  // bounds[i] = the lesser of the row's and the column's accumulator, for the next `count`.
+  HWY_INLINE void bounds(float* to, std::int64_t count) const {
+    std::int64_t row = row_, col = col_;
+    while (count > 0) {
+      const std::int64_t run = std::min(count, cols_ - col);
+      const float of_row = tensor_.accumulators[row];
+      const float* const of_cols = tensor_.accumulators + rows_ + col;
+      for_lanes(0, run, [=](auto d, std::int64_t i) HWY_ATTR {
+        const auto bound = hn::Set(d, of_row), of_col = hn::LoadU(d, of_cols + i);
+        hn::StoreU(hn::IfThenElse(hn::Lt(of_col, bound), of_col, bound), d, to + i);
+      });
+      to += run;
+      count -= run;
+      col = 0;
+      ++row;
     }
-    accumulator = hn::Add(accumulator, hn::Mul(gradient, gradient));
-    hn::StoreU(accumulator, d, accumulators + c);
-    const auto m = momentum(d, tensor, gradient, hn::LoadU(d, moment + c), accumulator);
-    hn::StoreU(m, d, moment + c);
-    auto value = hn::LoadU(d, master + c);
-    value = hn::Sub(value, hn::Mul(hn::Set(d, tensor.lr_decay), value));
-    hn::StoreU(hn::Sub(value, hn::Mul(hn::Set(d, tensor.lr), m)), d, w + c);
+  }
+
+  // Takes the maxima of the next `count` accumulators, and goes behind them.
+  HWY_INLINE void take(const float* accumulators, std::int64_t count) {
+    while (count > 0) {
+      const std::int64_t run = std::min(count, cols_ - col_);
+      row_most_ = largest(row_most_, accumulators, run);
+      float* const most = col_most_ + col_;
+      for_lanes(0, run, [=](auto d, std::int64_t i) HWY_ATTR {
+        const auto now = larger(d, hn::LoadU(d, most + i), hn::LoadU(d, accumulators + i));
+        hn::StoreU(now, d, most + i);
+      });
+      accumulators += run;
+      count -= run;
+      col_ += run;
+      if (col_ == cols_) end_row();
+    }
+  }
+  void end_piece() {
+    if (col_ > 0) end_row();
+  }
+
+ private:
+  void end_row() {
+    tensor_.row_partials[began_here_ ? row_ : rows_ + row_] = row_most_;
+    row_most_ = 0;
+    began_here_ = true;
+    col_ = 0;
+    ++row_;
+  }
+
+  const Sm3Tensor& tensor_;
+  std::int64_t rows_, cols_, row_, col_;
+  bool began_here_;
+  float row_most_ = 0;
+  float* col_most_;
+};
+
+// Parameters and momenta of a stage; accumulators (before: what they were or what bounds them) too.
+// By value: what is stored could alias what is referred to.
+template <class GradOf, class Master, class Moment>
+HWY_NOINLINE void sm3_stage(const Sm3Tensor tensor, const GradOf grad, const Master master,
+                            const Moment moment, float* accumulators, std::int64_t count) {
+  for_lanes(0, count, [=](auto d, std::int64_t i) HWY_ATTR {
+    const auto g = hn::Mul(grad.load(d, i), hn::Set(d, tensor.grad_scale));
+    const auto accumulator = hn::Add(hn::LoadU(d, accumulators + i), hn::Mul(g, g));
+    hn::StoreU(accumulator, d, accumulators + i);
+    const auto root = hn::Sqrt(hn::Add(accumulator, hn::Set(d, kSm3Epsilon)));
+    const auto scaled = hn::Mul(hn::Set(d, tensor.one_minus_beta1), hn::Div(g, root));
+    const auto m = hn::Add(hn::Mul(hn::Set(d, tensor.beta1), moment.load(d, i)), scaled);
+    moment.store(d, m, i);
+    auto w = master.load(d, i);
+    w = hn::Sub(w, hn::Mul(hn::Set(d, tensor.lr_decay), w));
+    master.store(d, hn::Sub(w, hn::Mul(hn::Set(d, tensor.lr), m)), i);
   });
-  store_master(buffers, w, at, tile.cols);
 }
 
-void sm3_tile(const UpdateBuffers& buffers, Sm3Tensor& tensor, const Tile& tile) {
+// Elements [begin, end) of the tensor; stage(accumulators, first, count) around each stage.
+template <class Before, class After>
+HWY_INLINE void sm3_range(const UpdateArrays& arrays, const Sm3Tensor& tensor, std::int64_t begin,
+                          std::int64_t end, const Before& before, const After& after) {
+  StageRoom room;
+  for (std::int64_t i = begin; i < end; i += kStageElems) {
+    const std::int64_t count = std::min(kStageElems, end - i), at = tensor.segment->begin + i;
+    const std::uint64_t key = tensor.segment->first_key + static_cast<std::uint64_t>(i);
+    float* const accumulators = before(i, count);
+    with_grad(arrays, at, count, room.grad, [&](const auto& grad) HWY_ATTR {
+      with_master(arrays, at, [&](const auto& master) HWY_ATTR {
+        with_moments<1>(arrays, at, count, key, room,
+                        [&](const auto& moment, const auto&) HWY_ATTR {
+                          sm3_stage(tensor, grad, master, moment, accumulators, count);
+                        });
+      });
+    });
+    after(accumulators, count);
+  }
+}
+
+void sm3_piece(const UpdateArrays& arrays, const Sm3Tensor& tensor, std::int64_t piece) {
+  const std::int64_t begin = piece * tensor.piece_elems;
+  const std::int64_t end = std::min(tensor.elems, begin + tensor.piece_elems);
   if (!is_matrix(tensor.segment->tensor)) {
-    update_row(buffers, tensor, tile, 0, tensor.accumulators + tile.col);
+    sm3_range(
+        arrays, tensor, begin, end,
+        [&](std::int64_t i, std::int64_t) { return tensor.accumulators + i; },
+        [](const float*, std::int64_t) {});
     return;
   }
-  alignas(64) float accumulators[TensorTiles::kCols];
-  alignas(64) float cols[TensorTiles::kCols] = {};
-  for (std::int64_t row = 0; row < tile.rows; ++row) {
-    update_row(buffers, tensor, tile, row, accumulators);
-    tensor.partials.rows_of(tile)[row] = largest(accumulators, tile.cols);
-    for_lanes(0, tile.cols, [&](auto d, std::int64_t c) HWY_ATTR {
-      const auto most = larger(d, hn::LoadU(d, cols + c), hn::LoadU(d, accumulators + c));
-      hn::StoreU(most, d, cols + c);
-    });
-  }
-  std::copy_n(cols, tile.cols, tensor.partials.cols_of(tile));
+  RowRuns runs(tensor, piece);
+  alignas(64) float accumulators[kStageElems];
+  sm3_range(
+      arrays, tensor, begin, end,
+      [&](std::int64_t, std::int64_t count) HWY_ATTR {
+        runs.bounds(accumulators, count);
+        return accumulators;
+      },
+      [&](const float* now, std::int64_t count) HWY_ATTR { runs.take(now, count); });
+  runs.end_piece();
 }
 
 }  // namespace sluice::host::HWY_NAMESPACE
@@ -126,14 +206,45 @@ HWY_AFTER_NAMESPACE();
 namespace sluice::host {
 namespace {
 
-HWY_EXPORT(sm3_tile);
+HWY_EXPORT(sm3_piece);
 
 Sm3Tensor lay_out(const ParameterSegment& segment, WorkspaceParts& parts) {
+  const TensorView& shape = segment.tensor;
   Sm3Tensor tensor;
   tensor.segment = &segment;
-  tensor.tiles = TensorTiles(segment.tensor);
-  if (is_matrix(segment.tensor)) tensor.partials = LinePartials(segment.tensor, parts);
+  tensor.elems = shape.rows * shape.cols;
+  tensor.piece_elems = 16384;
+  if (is_matrix(shape)) {
+    // A row lies in at most two pieces, and maxima of columns are 1/16 of the elements at most.
+    // Stages begin at multiples of 256 elements.
+    const std::int64_t least = std::max<std::int64_t>(65536, 16 * shape.cols);
+    tensor.piece_elems = (least + 255) / 256 * 256;
+  }
+  tensor.pieces = (tensor.elems + tensor.piece_elems - 1) / tensor.piece_elems;
+  if (is_matrix(shape)) {
+    tensor.row_partials = parts.take<float>(2 * shape.rows);
+    tensor.col_partials = parts.take<float>(tensor.pieces * shape.cols);
+  }
   return tensor;
+}
+
+// New accumulators of lines (rows, then columns) from `begin` on.
+void fold_lines(const Sm3Tensor& tensor, std::int64_t begin, std::int64_t end) {
+  const std::int64_t rows = tensor.segment->tensor.rows, cols = tensor.segment->tensor.cols;
+  for (std::int64_t row = begin; row < std::min(end, rows); ++row) {
+    const float most = tensor.row_partials[row];
+    tensor.accumulators[row] =
+        tensor.is_parted(row) ? std::max(most, tensor.row_partials[rows + row]) : most;
+  }
+  float* const of_cols = tensor.accumulators + rows;
+  begin = std::max(begin, rows) - rows;
+  end -= rows;
+  for (std::int64_t piece = 0; piece < tensor.pieces; ++piece) {
+    const float* const partials = tensor.col_partials + piece * cols;
+    for (std::int64_t col = begin; col < end; ++col) {
+      of_cols[col] = piece == 0 ? partials[col] : std::max(of_cols[col], partials[col]);
+    }
+  }
 }
 
 }  // namespace
@@ -151,6 +262,7 @@ std::uint64_t sm3_workspace_bytes(std::span<const ParameterSegment> segments) {
 void sm3(const Parallel& parallel, const OptimizerOptions& options, const UpdateBuffers& buffers,
          std::span<const ParameterSegment> segments, const UpdateScalars& scalars,
          void* workspace) {
+  const UpdateArrays arrays = update_arrays(options, buffers, scalars);
   for (const TensorBatch batch : tensor_batches(segments)) {
     WorkspaceParts parts(workspace);
     std::vector<Sm3Tensor> tensors;
@@ -163,15 +275,18 @@ void sm3(const Parallel& parallel, const OptimizerOptions& options, const Update
       tensor.one_minus_beta1 = static_cast<float>(1.0 - options.beta1);
       tensor.grad_scale = scalars.grad_scale;
     }
-    for_each_tile(parallel, tensors, [&](Sm3Tensor& tensor, const Tile& tile) {
-      HWY_DYNAMIC_DISPATCH(sm3_tile)(buffers, tensor, tile);
+    const auto pieces = [&](std::size_t i) { return tensors[i].pieces; };
+    for_each_piece(parallel, tensors.size(), pieces, [&](std::size_t i, std::int64_t piece) {
+      HWY_DYNAMIC_DISPATCH(sm3_piece)(arrays, tensors[i], piece);
     });
-    for_each_line_block(
-        parallel, tensors, [](const Sm3Tensor& tensor, std::int64_t begin, std::int64_t end) {
-          tensor.partials.fold(
-              begin, end, 0.0f, [](float best, float most) { return std::max(best, most); },
-              tensor.accumulators + begin);
-        });
+    const auto lines = [&](std::size_t i) {
+      const TensorView& shape = tensors[i].segment->tensor;
+      return is_matrix(shape) ? shape.rows + shape.cols : 0;
+    };
+    for_each_block(parallel, tensors.size(), lines, kLinesToATask,
+                   [&](std::size_t i, std::int64_t begin, std::int64_t end) {
+                     fold_lines(tensors[i], begin, end);
+                   });
   }
 }
 

@@ -60,6 +60,16 @@ void for_each_piece(const Parallel& parallel, std::size_t tensors,
   });
 }
 
+void for_each_block(const Parallel& parallel, std::size_t tensors,
+                    const std::function<std::int64_t(std::size_t)>& extent, std::int64_t block,
+                    const std::function<void(std::size_t, std::int64_t, std::int64_t)>& body) {
+  for_each_piece(
+      parallel, tensors, [&](std::size_t i) { return (extent(i) + block - 1) / block; },
+      [&](std::size_t i, std::int64_t piece) {
+        body(i, piece * block, std::min((piece + 1) * block, extent(i)));
+      });
+}
+
 double sum_in_order(const double* numbers, std::int64_t count) {
   double sum = 0;
   for (std::int64_t i = 0; i < count; ++i) sum += numbers[i];

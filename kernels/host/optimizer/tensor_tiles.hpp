@@ -127,27 +127,19 @@ void for_each_piece(const Parallel& parallel, std::size_t tensors,
                     const std::function<std::int64_t(std::size_t)>& pieces,
                     const std::function<void(std::size_t, std::int64_t)>& body);
 
+// body(tensor of the batch, begin, end) for blocks of at most `block` of what each tensor has.
+void for_each_block(const Parallel& parallel, std::size_t tensors,
+                    const std::function<std::int64_t(std::size_t)>& extent, std::int64_t block,
+                    const std::function<void(std::size_t, std::int64_t, std::int64_t)>& body);
+// Lines (rows and columns) whose partial results one task folds.
+inline constexpr std::int64_t kLinesToATask = 1024;
+
 // body(tensor, tile) for every tile of tensors that have `tiles`.
 template <class Tensor, class Body>
 void for_each_tile(const Parallel& parallel, std::vector<Tensor>& tensors, const Body& body) {
   for_each_piece(
       parallel, tensors.size(), [&](std::size_t i) { return tensors[i].tiles.count(); },
       [&](std::size_t i, std::int64_t index) { body(tensors[i], tensors[i].tiles[index]); });
-}
-
-// body(tensor, begin, end) for blocks of at most 1,024 lines of tensors that have `partials`.
-inline constexpr std::int64_t kLinesToATask = 1024;
-template <class Tensor, class Body>
-void for_each_line_block(const Parallel& parallel, std::vector<Tensor>& tensors, const Body& body) {
-  for_each_piece(
-      parallel, tensors.size(),
-      [&](std::size_t i) {
-        return (tensors[i].partials.lines() + kLinesToATask - 1) / kLinesToATask;
-      },
-      [&](std::size_t i, std::int64_t block) {
-        const std::int64_t begin = block * kLinesToATask;
-        body(tensors[i], begin, std::min(begin + kLinesToATask, tensors[i].partials.lines()));
-      });
 }
 
 // The sum of `count` fp64 numbers, in order.

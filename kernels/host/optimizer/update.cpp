@@ -1,5 +1,7 @@
 #include "kernels/host/optimizer/update.hpp"
 
+#include <string>
+
 #include "base/error.hpp"
 #include "kernels/host/optimizer/rules.hpp"
 
@@ -37,14 +39,13 @@ void check_states(const OptimizerOptions& options, const UpdateBuffers& buffers)
   check(StateKind::kMoment2, buffers.moment2);
 }
 
-// Of rules that need whole tensors.
 void check_whole_tensors(const OptimizerOptions& options,
                          std::span<const ParameterSegment> segments) {
   if (!needs_whole_tensors(options)) return;
   for (const ParameterSegment& segment : segments) {
-    const auto [rows, cols, hidden] = segment.tensor;
-    // Divided, not multiplied: nothing overflows.
+    const std::int64_t rows = segment.tensor.rows, cols = segment.tensor.cols;
     const std::int64_t elems = segment.end - segment.begin;
+    // Divided, not multiplied: nothing overflows.
     SLUICE_CHECK_MSG(rows > 0 && cols > 0 && elems % cols == 0 && elems / cols == rows,
                      "every segment must be a whole tensor for this rule");
   }
@@ -89,6 +90,7 @@ void update(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& 
     case OptimizerRule::kMuon:
       return muon(parallel, gemm, options, buffers, segments, scalars, workspace);
   }
+  throw InternalError("no such optimizer rule: " + std::to_string(static_cast<int>(options.rule)));
 }
 
 }  // namespace sluice::host

@@ -40,7 +40,8 @@ inline std::vector<TensorView> shapes_of_many_tiles() {
   return {{1, 2300, false}, {130, 1100, true}, {300, 65, true}, {1, 7, false}, {65, 2049, false}};
 }
 
-// Tensors begin at multiples of 64 elements, as in a chunk; what lies between is 777 and stays so.
+// Tensors begin at multiples of 128 elements, as in a chunk of bf16; what lies between is 777 and
+// stays so.
 class TensorChunk {
  public:
   static constexpr float kGap = 777.0f;
@@ -51,16 +52,17 @@ class TensorChunk {
     std::int64_t end = 0, statistics = 0;
     for (const TensorView& shape : shapes) {
       ParameterSegment segment;
-      segment.begin = (end + 63) / 64 * 64;
+      segment.begin = (end + 127) / 128 * 128;
       segment.end = end = segment.begin + shape.rows * shape.cols;
       segment.weight_decay = 0.1f;
       segment.lr_scale = segments.size() % 2 == 0 ? 1.0f : 0.5f;
+      segment.first_key = 1000 + static_cast<std::uint64_t>(segment.begin);
       segment.tensor = shape;
       segment.moment2_begin = static_cast<std::uint64_t>(statistics);
       statistics += static_cast<std::int64_t>(state_elems(options, StateKind::kMoment2, shape)) + 3;
       segments.push_back(segment);
     }
-    elems = end + 5;
+    elems = (end + 5 + 4095) / 4096 * 4096;
     const auto gaps = [](std::int64_t count) {
       return std::vector<float>(static_cast<std::size_t>(count), kGap);
     };
@@ -107,7 +109,9 @@ class TensorChunk {
     all.round_grad_to = round_to;
     all.weight = weight.data();
     all.master = options.has_master() ? master.data() : nullptr;
-    all.moment1 = moment1.data();
+    const bool has_moment1 =
+        state_layout(options, StateKind::kMoment1).extent != StateExtent::kAbsent;
+    all.moment1 = has_moment1 ? moment1.data() : nullptr;
     all.moment2 = moment2.data();
     all.elems = elems;
     return all;

@@ -1,5 +1,10 @@
 // What holds for every rule that looks at whole tensors.
+#include <cstring>
+
 #include "base/error.hpp"
+#include "kernels/block8.hpp"
+#include "kernels/split_master.hpp"
+#include "kernels/stochastic_rounding.hpp"
 #include "tests/kernels/optimizer/tensor_chunk.hpp"
 
 namespace sluice::host {
@@ -64,8 +69,98 @@ TEST_P(WholeTensorRule, WorkspaceIsThatOfTheShapesAndFarBelowTheTensors) {
   }
   EXPECT_EQ(bytes[0], bytes[1]);
   EXPECT_EQ(bytes[0], bytes[2]);
-  // A number for each line that crosses a tile: 1/64 + 1/1,024 of the elements, and a little.
-  EXPECT_LT(bytes[0], 1024u * 2048u * 4u / 40u);
+  // Partial results of rows and columns: at most 1/30 of the elements here.
+  EXPECT_LT(bytes[0], 1024u * 2048u * 4u / 30u);
+}
+
+// A first moment in a format narrower than fp32.
+class NarrowMoment {
+ public:
+  NarrowMoment(DType format, const TensorChunk& chunk)
+      : format_(format), bytes_(bytes_of(format, static_cast<std::uint64_t>(chunk.elems))) {}
+
+  void* data() { return bytes_.data(); }
+  // Into the chunk's, for every element of a tensor.
+  void widen_to(TensorChunk& chunk) const {
+    std::vector<float> values(static_cast<std::size_t>(chunk.elems));
+    if (format_ == DType::kBlock8) {
+      block8_decode_state(Block8Map::kMoment1, bytes_.data(), values.size(), values.data());
+    } else {
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        bf16 number;
+        std::memcpy(&number, bytes_.data() + 2 * i, 2);
+        values[i] = to_float(number);
+      }
+    }
+    for_elements(chunk,
+                 [&](const ParameterSegment&, std::size_t i) { chunk.moment1.set(i, values[i]); });
+  }
+  // What the step's fp32 moments become.
+  void expect_rounded(const TensorChunk& chunk, std::int64_t step) const {
+    std::vector<float> values(static_cast<std::size_t>(chunk.elems));
+    NarrowMoment want(format_, chunk);
+    for_elements(chunk, [&](const ParameterSegment& segment, std::size_t i) {
+      values[i] = chunk.moment1[i];
+      const std::uint64_t key = segment.first_key + i - static_cast<std::size_t>(segment.begin);
+      const bf16 number =
+          bf16_stochastic(values[i], rounding_noise(chunk.options.seed, step, key, 1));
+      if (format_ == DType::kBF16) std::memcpy(want.bytes_.data() + 2 * i, &number, 2);
+    });
+    if (format_ == DType::kBlock8) {
+      block8_encode_state(Block8Map::kMoment1, values.data(), values.size(), want.bytes_.data());
+    }
+    EXPECT_TRUE(bytes_ == want.bytes_) << step;
+  }
+
+ private:
+  template <class Body>
+  static void for_elements(const TensorChunk& chunk, const Body& body) {
+    for (const ParameterSegment& segment : chunk.segments) {
+      for (std::int64_t i = segment.begin; i < segment.end; ++i) {
+        body(segment, static_cast<std::size_t>(i));
+      }
+    }
+  }
+
+  DType format_;
+  std::vector<std::uint8_t> bytes_;
+};
+
+// A step on a split master and narrow moments is the fp32 step between two conversions.
+TEST_P(WholeTensorRule, StatesOfEveryFormatTakeTheStepsOfFp32) {
+  for (const DType format : {DType::kBF16, DType::kBlock8}) {
+    TensorChunk wide({.rule = GetParam(), .seed = 77}, DType::kBF16, DType::kF32,
+                     {{130, 33, true}, {1, 2300}, {65, 2049}, {3, 5}}, 6);
+    TensorChunk narrow = wide;
+    narrow.options.split_master = true;
+    narrow.options.moments = format;
+    NarrowMoment moment(format, wide);
+    std::vector<std::int16_t> remainders(static_cast<std::size_t>(wide.elems));
+    for (std::size_t i = 0; i < remainders.size(); ++i) {
+      remainders[i] = split_master(wide.master[i]).remainder;
+    }
+    for (int step = 1; step <= 3; ++step) {
+      wide.set_grad(normal_floats(wide.elems, static_cast<unsigned>(step), 1e-2f));
+      const Parallel parallel(2);
+      if (wide.buffers().moment1 != nullptr) moment.widen_to(wide);
+      wide.update(parallel, scalars_of(step));
+      UpdateBuffers buffers = narrow.buffers();
+      buffers.grad = wide.grad.data();
+      buffers.master = remainders.data();
+      if (buffers.moment1 != nullptr) buffers.moment1 = moment.data();
+      const Gemm gemm(parallel, Bf16Gemm::kViaF32);
+      GuardedWorkspace workspace(update_workspace_bytes(gemm, narrow.options, wide.segments));
+      update(parallel, gemm, narrow.options, buffers, wide.segments, scalars_of(step),
+             workspace.data());
+      EXPECT_TRUE(narrow.weight == wide.weight && narrow.moment2 == wide.moment2) << step;
+      for (std::size_t i = 0; i < remainders.size(); ++i) {
+        bf16 weight;
+        std::memcpy(&weight, static_cast<const std::byte*>(narrow.weight.data()) + 2 * i, 2);
+        ASSERT_EQ(join_master({weight, remainders[i]}), wide.master[i]) << step << " " << i;
+      }
+      if (buffers.moment1 != nullptr) moment.expect_rounded(wide, step);
+    }
+  }
 }
 
 }  // namespace
