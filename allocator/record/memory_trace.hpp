@@ -109,6 +109,10 @@ struct MemoryTrace {
   // Of the allocator that recorded it; 0: not recorded.
   std::uint64_t recorded_peak_reserved_bytes = 0;
   std::uint64_t recorded_end_reserved_bytes = 0;
+  // It gave back a part of its cache, not all of it, to serve requests: its device was full. It
+  // does the same again, at the same requests, where it has recorded_peak_reserved_bytes: what
+  // failed then would have passed them, and what did not never did.
+  bool recorded_trimming = false;
   bool expandable_segments = false;
   std::uint64_t max_split_bytes = UINT64_MAX;
   std::uint64_t roundup_power2_divisions = 0;

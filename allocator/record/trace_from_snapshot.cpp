@@ -210,7 +210,13 @@ class Follower {
       const MemoryEvent& next = snapshot_.events[index + 1];
       if (is_release(next) && is_followed(next.address, next.bytes)) return;
     }
-    if (segments_.idle_bytes() <= released_bytes_) emit(TraceAction::kFlush);
+    // With a limit to splitting, single segments go when memory is short; a flush leaves none.
+    const bool may_be_single = snapshot_.max_split_bytes != UINT64_MAX;
+    if (segments_.idle_bytes() <= (may_be_single ? 0 : released_bytes_)) {
+      emit(TraceAction::kFlush);
+    } else {
+      trace_.recorded_trimming = true;
+    }
     released_bytes_ = 0;
   }
 

@@ -23,7 +23,8 @@ struct TraceDefects {
 //   kFreeCompleted; a record that leaves out one of the two words has kFree for the other.
 // - Segments given back in a row are one kFlush, whether the caller asked or an allocation failed:
 //   a replay of the same policy then holds what was held. Where more idle memory stayed than went,
-//   the allocator trimmed itself (garbage collection, its splitting limit), and there is none.
+//   or any under a limit to splitting, the allocator trimmed itself (garbage collection, memory
+//   short), and there is none; recorded_trimming says so.
 // - pool is that of the segment around an allocation where the end of the record knows it, else 0.
 // - A block whose allocation is before the record has the name and category of its end.
 //

@@ -180,7 +180,21 @@ TEST(TraceOf, TrimmingByTheAllocatorItselfIsNoFlush) {
   snapshot.segments.push_back(segment(kBase, 40 * kMiB));
   snapshot.events = {event(kSegmentFree, kBase + 64 * kMiB, 20 * kMiB)};
   EXPECT_EQ(operations(convert(snapshot).trace), "");
+  EXPECT_TRUE(convert(snapshot).trace.recorded_trimming);
   snapshot.segments[0].pool = 3;  // a private pool is not given back
+  EXPECT_EQ(operations(convert(snapshot).trace), "~");
+  EXPECT_FALSE(convert(snapshot).trace.recorded_trimming);
+}
+
+TEST(TraceOf, SingleSegmentsGoUnderALimitToSplitting) {
+  MemorySnapshot snapshot;
+  snapshot.segments.push_back(segment(kBase, 20 * kMiB));
+  snapshot.events = {event(kSegmentFree, kBase + 64 * kMiB, 40 * kMiB)};
+  EXPECT_EQ(operations(convert(snapshot).trace), "~");
+  snapshot.max_split_bytes = 30 * kMiB;
+  EXPECT_EQ(operations(convert(snapshot).trace), "");
+  EXPECT_TRUE(convert(snapshot).trace.recorded_trimming);
+  snapshot.segments.clear();  // nothing stays: a flush all the same
   EXPECT_EQ(operations(convert(snapshot).trace), "~");
 }
 

@@ -16,9 +16,16 @@
 namespace sluice {
 namespace {
 
+// What the device of the record had, as far as its own allocator could tell; no end for others.
+std::uint64_t capacity_of_record(const MemoryTrace& trace, const NamedPolicy& policy) {
+  const bool recorded_it = policy.name == (trace.expandable_segments ? "expandable" : "native");
+  return recorded_it && trace.recorded_trimming ? trace.recorded_peak_reserved_bytes : UINT64_MAX;
+}
+
 nlohmann::json policy_report(const MemoryTrace& trace, const NamedPolicy& policy,
                              const ReplayReportOptions& options) {
-  const ReplayOutcome outcome = replay_trace(trace, policy);
+  ReplayOutcome outcome = replay_trace(trace, policy, capacity_of_record(trace, policy));
+  if (!outcome.completed) outcome = replay_trace(trace, policy);
   nlohmann::json result{{"policy", policy.name},
                         {"peak_reserved_bytes", outcome.peak_reserved_bytes},
                         {"driver_allocations", outcome.counters.driver_allocations}};
