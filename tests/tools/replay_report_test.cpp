@@ -73,6 +73,23 @@ TEST(ReplayReport, NamesTheKnownPolicies) {
   }
 }
 
+TEST(ReplayReport, ScoresPlansByWholeIterations) {
+  MemoryTrace trace = generated("lora", 1);
+  const ReplayOutcome planned = replay_trace(trace, planned_policy(PackingEffort::kQuick));
+  ASSERT_TRUE(planned.was_steady);
+  ReplayReportOptions options;
+  options.least_capacity = false;
+  options.timing_rounds = 1;
+  const auto report = [&] {
+    return replay_report(with_steps(trace), policies_named({"planned"}), options)["policies"][0];
+  };
+  EXPECT_LE(report()["fragmentation"], 0.01);
+  // The plan's second step breaks off before much is held.
+  trace.operations.resize(planned.steady_from + 20);
+  EXPECT_FALSE(report().contains("fragmentation"));
+  EXPECT_TRUE(report().contains("peak_reserved_bytes"));
+}
+
 TEST(ReplayReport, SaysWhatFitsAndWhatIsLeast) {
   MemoryTrace trace;
   trace.source = "by hand";

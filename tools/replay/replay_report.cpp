@@ -22,6 +22,12 @@ std::uint64_t capacity_of_record(const MemoryTrace& trace, const NamedPolicy& po
   return recorded_it && trace.recorded_trimming ? trace.recorded_peak_reserved_bytes : UINT64_MAX;
 }
 
+// A rest of an iteration may hold little of what its plan reserves.
+bool served_an_iteration(const MemoryTrace& trace, const ReplayOutcome& outcome) {
+  const std::vector<IterationRange> ranges = find_iterations(trace).ranges;
+  return outcome.was_steady && !ranges.empty() && ranges.back().begin >= outcome.steady_from;
+}
+
 nlohmann::json policy_report(const MemoryTrace& trace, const NamedPolicy& policy,
                              const ReplayReportOptions& options) {
   ReplayOutcome outcome = replay_trace(trace, policy, capacity_of_record(trace, policy));
@@ -29,7 +35,7 @@ nlohmann::json policy_report(const MemoryTrace& trace, const NamedPolicy& policy
   nlohmann::json result{{"policy", policy.name},
                         {"peak_reserved_bytes", outcome.peak_reserved_bytes},
                         {"driver_allocations", outcome.counters.driver_allocations}};
-  if (outcome.was_steady) {
+  if (policy.name == "planned" ? served_an_iteration(trace, outcome) : outcome.was_steady) {
     const PolicyCounters& counters = outcome.steady_counters;
     result["fragmentation"] = outcome.fragmentation();
     result["flushes"] = counters.flushes;

@@ -40,7 +40,7 @@ struct ReplayReportOptions {
 // "synchronisations", "event_waits", "driver_allocations", "ns_per_operation", "fits"}]}. planned
 // is scored from the second step that its plan serves: "scored_from" (operation),
 // "scored_peak_live_bytes", "scored_peak_reserved_bytes", "planned", "fallbacks"; fragmentation and
-// counts are of that part, and absent where nothing was planned. The policy
+// counts are of that part, and absent where no whole iteration was served by a plan. The policy
 // that recorded the trace has what the record's device had where memory was short
 // (MemoryTrace::recorded_trimming), if it completes so; all others have no end.
 nlohmann::json replay_report(const SteppedTrace& stepped, const std::vector<NamedPolicy>& policies,
