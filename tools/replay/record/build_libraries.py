@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""Builds the libraries that PyTorch's CUDA build loads, as ones that count and compute nothing.
+
+    build_libraries.py --torch SITE-PACKAGES/torch --headers INCLUDE -o DIRECTORY
+
+--torch: an installed CUDA build of torch (pip install --no-deps torch==2.6.0, with typing_extensions,
+filelock, networkx, jinja2, MarkupSafe, fsspec, sympy, mpmath, numpy); none of NVIDIA's packages may be
+installed beside it, for torch would prefer them. --headers: the include folder of the package
+nvidia-cuda-runtime-cu12 of the same version, unpacked elsewhere (only its declarations are used).
+
+For each library that torch names and does not carry (libcudart.so.12, libcublas.so.12, ...) this makes one
+in DIRECTORY: counting_cuda.cpp or counting_math.c where they define a function, otherwise a function that
+fails with "not supported" (the runtime's: 801) or does nothing (of the libraries above it: 0).
+Needs: a C and C++ compiler, readelf, nm. Run PyTorch with LD_LIBRARY_PATH=DIRECTORY.
+"""
+
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+RUNTIME = "libcudart.so"
+DRIVER = "libcuda.so.1"
+NOT_SUPPORTED = 801  # cudaErrorNotSupported, CUDA_ERROR_NOT_SUPPORTED
+
+
+def lines_of(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+
+
+def needed_libraries(objects):
+    """Names of NVIDIA's libraries in the dynamic sections of `objects`."""
+    needed = set()
+    for path in objects:
+        for line in lines_of("readelf", "-d", str(path)):
+            found = re.search(r"\(NEEDED\).*\[(lib(?:cu|nccl)[^\]]*)\]", line)
+            if found:
+                needed.add(found.group(1))
+    return sorted(needed)
+
+
+def missing_symbols(objects, libraries):
+    """{library: {symbol}} of what `objects` leave to `libraries`: by the version that the symbol asks for,
+    else by the longest name that it begins with (cusparseLtInit: libcusparseLt.so.0)."""
+    stems = {library[3:].split(".so")[0]: library for library in libraries}
+    stems["cuda"] = next(name for name in libraries if name.startswith(RUNTIME))
+    missing = {library: set() for library in libraries}
+    for path in objects:
+        for line in lines_of("nm", "-D", "--undefined-only", str(path)):
+            symbol, _, version = line.split()[-1].partition("@")
+            if version in missing:
+                missing[version].add(symbol)
+                continue
+            fitting = [stem for stem in stems if symbol.startswith(stem)]
+            if fitting and not version:
+                missing[stems[max(fitting, key=len)]].add(symbol)
+    return missing
+
+
+def defined_symbols(obj):
+    return {line.split()[-1] for line in lines_of("nm", "--defined-only", "--extern-only", str(obj))}
+
+
+def driver_functions(lib):
+    """What PyTorch looks up in the driver by dlsym: names kept in the data of libc10_cuda, and those that
+    the loader of run-time compiled kernels (libcaffe2_nvrtc) leaves open."""
+    names = re.findall(rb"(?<=\0)(cu[A-Z]\w+)(?=\0)", (lib / "libc10_cuda.so").read_bytes())
+    wanted = lines_of("nm", "-D", "--undefined-only", str(lib / "libcaffe2_nvrtc.so"))
+    return {name.decode() for name in names} | {
+        line.split()[-1] for line in wanted if re.search(r" cu[A-Z]\w+$", line)}
+
+
+def build(library, missing, given, out, options=()):
+    """One library: `given` objects first, what they lack from a generated source."""
+    lacking = sorted(missing - set().union(*[defined_symbols(obj) for obj in given], set()))
+    status = NOT_SUPPORTED if library.startswith((RUNTIME, DRIVER)) else 0
+    source = out / (library + ".c")
+    source.write_text("".join(f"int {name}(void) {{ return {status}; }}\n" for name in lacking))
+    versions = out / (library + ".map")
+    versions.write_text(library + " { global: *; };\n")
+    subprocess.run(
+        ["c++", "-shared", "-fPIC", "-O1", "-w", "-x", "c", str(source), "-x", "none", *map(str, given),
+         "-o", str(out / library), "-Wl,-soname," + library, "-Wl,--version-script," + str(versions),
+         *options],
+        check=True)
+    source.unlink()
+    versions.unlink()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--torch", type=pathlib.Path, required=True)
+    parser.add_argument("--headers", type=pathlib.Path, required=True)
+    parser.add_argument("-o", dest="out", type=pathlib.Path, required=True)
+    given = parser.parse_args()
+    objects = sorted((given.torch / "lib").glob("lib*torch*.so")) + sorted(
+        (given.torch / "lib").glob("libc10*.so"))
+    libraries = needed_libraries(objects)
+    if not any(name.startswith(RUNTIME) for name in libraries):
+        sys.exit(f"{given.torch}: needs no CUDA runtime; give the torch folder of a CUDA build")
+    given.out.mkdir(parents=True, exist_ok=True)
+    name = next(name for name in libraries if name.startswith(RUNTIME))
+    runtime = given.out / "counting_cuda.o"
+    math = given.out / "counting_math.o"
+    subprocess.run(["c++", "-std=c++20", "-O2", "-Wall", "-fPIC", "-isystem", str(given.headers), "-c",
+                    str(HERE / "counting_cuda.cpp"), "-o", str(runtime)], check=True)
+    subprocess.run(["cc", "-O2", "-Wall", "-fPIC", "-c", str(HERE / "counting_math.c"), "-o", str(math)],
+                   check=True)
+    for library, missing in missing_symbols(objects, libraries).items():
+        wanted = [runtime] if library == name else (
+            [math] if missing & defined_symbols(math) else [])
+        build(library, missing, wanted, given.out)
+    # The driver: what is looked up in it is found in the runtime that it names.
+    build(DRIVER, driver_functions(given.torch / "lib") - defined_symbols(runtime), [], given.out,
+          ["-Wl,--no-as-needed", "-L" + str(given.out), "-l:" + name])
+    runtime.unlink()
+    math.unlink()
+
+
+if __name__ == "__main__":
+    main()
