@@ -2,22 +2,23 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "base/error.hpp"
-#include "kernels/host/adamw.hpp"
+#include "kernels/host/optimizer/rules.hpp"
 #include "kernels/host/parallel.hpp"
 #include "tools/bench/adam_traffic.hpp"
+#include "tools/bench/adam_variants.hpp"
 
 namespace sluice {
 namespace {
 
-TEST(BenchAdam, SaysRatesAndBytesOfBothGradients) {
+TEST(BenchAdam, SaysRatesAndBytesOfEveryVariant) {
   AdamBenchOptions options;
-  options.elems = 4 * host::kAdamWPieceElems;
+  options.elems = 4 * host::kUpdatePieceElems;
   options.threads = 1;
   options.rounds = 7;
   const nlohmann::json event = run_adam_bench(options);
@@ -25,48 +26,73 @@ TEST(BenchAdam, SaysRatesAndBytesOfBothGradients) {
   EXPECT_EQ(event.at("name"), "adam");
   const nlohmann::json& figures = event.at("figures");
   EXPECT_EQ(figures.at("threads"), 1);
-  EXPECT_EQ(figures.at("bf16_bytes_per_param"), 28);
-  EXPECT_EQ(figures.at("f32_bytes_per_param"), 30);
-  for (const std::string grad : {"bf16", "f32"}) {
-    EXPECT_GT(figures.at(grad + "_params_per_s"), 0.0);
-    EXPECT_GT(figures.at(grad + "_traffic_params_per_s"), 0.0);
-    EXPECT_GT(figures.at(grad + "_ratio"), 0.0);
+  const nlohmann::json& variants = figures.at("variants");
+  EXPECT_EQ(variants.size(), adam_variants().size());
+  for (const auto& [name, of] : variants.items()) {
+    EXPECT_GT(of.at("params_per_s"), 0.0) << name;
+    EXPECT_GT(of.at("traffic_params_per_s"), 0.0) << name;
+    EXPECT_GT(of.at("ratio"), 0.0) << name;
   }
+  EXPECT_EQ(variants.at("f32").at("bytes_per_param"), 28.0);
+  EXPECT_EQ(variants.at("bf16").at("bytes_per_param"), 28.0);
+  EXPECT_EQ(variants.at("split").at("bytes_per_param"), 26.0);
+  EXPECT_EQ(variants.at("split_bf16").at("bytes_per_param"), 18.0);
+  EXPECT_EQ(variants.at("split_block8").at("bytes_per_param"), 14.125);
+}
+
+TEST(BenchAdam, MeasuresWhatIsAskedFor) {
+  const nlohmann::json event =
+      run_adam_bench({host::kUpdatePieceElems, 1, 7, {"split_block8", "lion"}});
+  const nlohmann::json& variants = event.at("figures").at("variants");
+  EXPECT_EQ(variants.size(), 2u);
+  EXPECT_TRUE(variants.contains("lion"));
+  EXPECT_TRUE(variants.contains("split_block8"));
 }
 
 TEST(BenchAdam, RefusesWhatItCannotMeasure) {
+  constexpr std::int64_t kPiece = host::kUpdatePieceElems;
   for (const AdamBenchOptions& wrong :
-       {AdamBenchOptions{0, 1, 7}, AdamBenchOptions{host::kAdamWPieceElems + 1, 1, 7},
-        AdamBenchOptions{host::kAdamWPieceElems, 1, 6},
-        AdamBenchOptions{host::kAdamWPieceElems, -1, 7}}) {
+       {AdamBenchOptions{0, 1, 7, {}}, AdamBenchOptions{kPiece + 1, 1, 7, {}},
+        AdamBenchOptions{kPiece, 1, 6, {}}, AdamBenchOptions{kPiece, -1, 7, {}},
+        AdamBenchOptions{kPiece, 1, 7, {"f64"}}}) {
     EXPECT_THROW(run_adam_bench(wrong), InputError);
   }
 }
 
-// The yardstick touches every element that AdamW touches.
-TEST(BenchAdam, TrafficPassesOverEveryElement) {
-  const std::int64_t elems = 2 * host::kAdamWPieceElems;
-  const auto count = static_cast<std::size_t>(elems);
-  for (const DType grad_dtype : {DType::kBF16, DType::kF32}) {
-    std::vector<float> grad32(count, 1.0f), master(count), moment1(count), moment2(count);
-    std::vector<bf16> grad16(count, bf16_from_float(1.0f)), weight(count);
-    AdamWBuffers buffers;
-    buffers.grad = grad_dtype == DType::kBF16 ? static_cast<const void*>(grad16.data())
-                                              : static_cast<const void*>(grad32.data());
-    buffers.grad_dtype = grad_dtype;
-    buffers.master = master.data();
-    buffers.moment1 = moment1.data();
-    buffers.moment2 = moment2.data();
+// The yardstick passes every byte of every array that is read and written, and writes every byte of
+// a weight that is not read.
+TEST(BenchAdam, TrafficPassesOverEveryByte) {
+  const std::int64_t elems = 2 * host::kUpdatePieceElems;
+  for (const AdamVariant& variant : adam_variants()) {
+    const auto array = [&](StateKind kind) {
+      const StateLayout layout = state_layout(variant.options, kind);
+      const bool absent = layout.extent == StateExtent::kAbsent;
+      return std::vector<std::uint8_t>(
+          absent ? 0 : bytes_of(layout.dtype, static_cast<std::uint64_t>(elems)));
+    };
+    std::vector<std::uint8_t> grad(bytes_of(variant.grad, static_cast<std::uint64_t>(elems)));
+    std::vector<std::uint8_t> weight(
+        bytes_of(variant.options.weight, static_cast<std::uint64_t>(elems)));
+    std::vector<std::uint8_t> states[] = {array(StateKind::kMaster), array(StateKind::kMoment1),
+                                          array(StateKind::kMoment2)};
+    const auto data = [](std::vector<std::uint8_t>& bytes) {
+      return bytes.empty() ? nullptr : bytes.data();
+    };
+    UpdateBuffers buffers;
+    buffers.grad = grad.data();
+    buffers.grad_dtype = variant.grad;
     buffers.weight = weight.data();
+    buffers.master = data(states[0]);
+    buffers.moment1 = data(states[1]);
+    buffers.moment2 = data(states[2]);
     buffers.elems = elems;
-    adam_traffic(host::Parallel(2), buffers, 0x80000000u);  // flips the sign
-    const std::uint16_t flipped = grad_dtype == DType::kBF16 ? 0x3f80 : 0xbf80;
-    for (std::size_t i = 0; i < count; ++i) {
-      ASSERT_EQ(weight[i].bits, flipped) << i;
-      for (const auto* array : {&master, &moment1, &moment2}) {
-        ASSERT_TRUE(std::signbit((*array)[i])) << i;
-      }
+    adam_traffic(host::Parallel(2), variant.options, buffers, 0x81818181u);
+    const auto passed = [](std::uint8_t byte) { return byte == 0x81; };
+    EXPECT_TRUE(std::all_of(weight.begin(), weight.end(), passed)) << variant.name;
+    for (const auto& state : states) {
+      EXPECT_TRUE(std::all_of(state.begin(), state.end(), passed)) << variant.name;
     }
+    EXPECT_TRUE(std::none_of(grad.begin(), grad.end(), passed)) << variant.name;
   }
 }
 

@@ -1,10 +1,13 @@
 #include "tools/bench/adam_traffic.hpp"
 
+#include "base/error.hpp"
 #include "kernels/host/optimizer/rules.hpp"
 #include "kernels/host/parallel.hpp"
+#include "tools/bench/traffic_streams.hpp"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tools/bench/adam_traffic.cpp"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -14,36 +17,52 @@ namespace sluice::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 using Words = hn::ScalableTag<std::uint32_t>;
-using Halves = hn::Rebind<std::uint16_t, Words>;
 
-HWY_INLINE void pass_words(float* array, std::int64_t i, hn::Vec<Words> mask) {
-  const Words words;
-  auto* const at = reinterpret_cast<std::uint32_t*>(array + i);
-  hn::StoreU(hn::Xor(hn::LoadU(words, at), mask), words, at);
+// How far ahead the kernels prefetch, and for how many elements at once
+// (kernels/host/optimizer/stage_simd.hpp).
+constexpr std::int64_t kStageElems = 256;
+constexpr std::int64_t kLineElems = 16;
+// Arrays take turns after so many elements: whole vectors of every format.
+constexpr std::int64_t kTurnElems = 64;
+
+// Passes the bytes of one turn of one stream; next: that of which the memory is asked for.
+HWY_INLINE void pass(const TrafficStream& stream, std::int64_t i, std::int64_t ahead,
+                     hn::Vec<Words> mask, hn::Vec<Words>& fold) {
+  const Words tag;
+  const auto step = static_cast<std::int64_t>(hn::Lanes(tag));
+  std::byte* const data = stream.at(i);
+  const std::int64_t words = kTurnElems * stream.elem_bytes / 4;
+  auto* const at = reinterpret_cast<std::uint32_t*>(data);
+  if (stream.read && ahead != i) {
+    const std::byte* const next = stream.at(ahead);
+    for (std::int64_t k = 0; k < 4 * words; k += kLineElems * stream.elem_bytes) {
+      hwy::Prefetch(next + k);
+    }
+  }
+  if (!stream.read) {
+    for (std::int64_t k = 0; k < words; k += step) hn::StoreU(fold, tag, at + k);
+  } else if (!stream.write) {
+    for (std::int64_t k = 0; k < words; k += step) fold = hn::Xor(fold, hn::LoadU(tag, at + k));
+  } else {
+    for (std::int64_t k = 0; k < words; k += step) {
+      hn::StoreU(hn::Xor(hn::LoadU(tag, at + k), mask), tag, at + k);
+    }
+  }
+  if (!stream.block8) return;
+  if (i % static_cast<std::int64_t>(kBlock8Elems) != 0) return;
+  const auto block = static_cast<std::uint64_t>(i) / kBlock8Elems;
+  auto* const scale =
+      reinterpret_cast<std::uint32_t*>(stream.data + block8_place(block).scale_bytes);
+  *scale ^= hn::GetLane(mask);
 }
 
-// [begin, end) in whole vectors; the bench's sizes leave no remainder.
-void traffic_range(const UpdateBuffers& buffers, std::uint32_t mask, std::int64_t begin,
+void traffic_range(const TrafficStreams& streams, std::uint32_t mask, std::int64_t begin,
                    std::int64_t end) {
-  const Words words;
-  const Halves halves;
-  const auto word_mask = hn::Set(words, mask);
-  const auto step = static_cast<std::int64_t>(hn::Lanes(words));
-  auto* const weight = static_cast<std::uint16_t*>(buffers.weight);
-  for (std::int64_t i = begin; i + step <= end; i += step) {
-    if (buffers.grad_dtype == DType::kBF16) {
-      const auto grad = hn::LoadU(halves, static_cast<const std::uint16_t*>(buffers.grad) + i);
-      hn::StoreU(hn::Xor(grad, hn::Set(halves, static_cast<std::uint16_t>(mask))), halves,
-                 weight + i);
-    } else {
-      const auto grad = hn::LoadU(words, static_cast<const std::uint32_t*>(buffers.grad) + i);
-      const auto upper = hn::ShiftRight<16>(hn::Xor(grad, word_mask));
-      hn::StoreU(hn::DemoteTo(halves, hn::BitCast(hn::RebindToSigned<Words>(), upper)), halves,
-                 weight + i);
-    }
-    pass_words(static_cast<float*>(buffers.master), i, word_mask);
-    pass_words(static_cast<float*>(buffers.moment1), i, word_mask);
-    pass_words(static_cast<float*>(buffers.moment2), i, word_mask);
+  const auto masks = hn::Set(Words(), mask);
+  auto fold = masks;
+  for (std::int64_t i = begin; i < end; i += kTurnElems) {
+    const std::int64_t next = i + kStageElems < end ? i + kStageElems : i;
+    for (std::size_t k = 0; k < streams.count; ++k) pass(streams.all[k], i, next, masks, fold);
   }
 }
 
@@ -60,11 +79,13 @@ namespace sluice {
 HWY_EXPORT(traffic_range);
 HWY_EXPORT(target_name);
 
-void adam_traffic(const host::Parallel& parallel, const UpdateBuffers& buffers,
-                  std::uint32_t mask) {
+void adam_traffic(const host::Parallel& parallel, const OptimizerOptions& options,
+                  const UpdateBuffers& buffers, std::uint32_t mask) {
+  SLUICE_CHECK(buffers.elems % static_cast<std::int64_t>(kBlock8GroupElems) == 0);
+  const TrafficStreams streams = traffic_streams(options, buffers);
   parallel.for_blocks(buffers.elems, host::kUpdatePieceElems,
                       [&](std::int64_t begin, std::int64_t end) {
-                        HWY_DYNAMIC_DISPATCH(traffic_range)(buffers, mask, begin, end);
+                        HWY_DYNAMIC_DISPATCH(traffic_range)(streams, mask, begin, end);
                       });
 }
 

@@ -3,6 +3,8 @@
 #include <cstdarg>
 #include <cstdio>
 
+#include "tools/bench/adam_variants.hpp"
+
 namespace sluice {
 namespace {
 
@@ -38,20 +40,22 @@ std::string peers_table(const json& peers) {
 }
 
 std::string adam_table(const json& figures) {
-  std::string text = formatted("fused AdamW, %d threads, %s, median of %d rounds\n\n",
-                               figures["threads"].get<int>(),
-                               figures["instruction_set"].get_ref<const std::string&>().c_str(),
-                               figures["rounds"].get<int>()) +
-                     formatted("%-28s %12s %12s %10s %7s\n", "gradient -> weight", "M params/s",
-                               "limit", "GiB/s", "ratio");
-  for (const char* grad : {"bf16", "f32"}) {
-    const auto figure = [&](const char* name) {
-      return figures[std::string(grad) + name].get<double>();
-    };
-    text += formatted("%-28s %12.0f %12.0f %10.1f %7.2f\n",
-                      (std::string(grad) + " -> bf16, fp32 states").c_str(),
-                      figure("_params_per_s") / 1e6, figure("_traffic_params_per_s") / 1e6,
-                      figure("_gib_per_s"), figure("_ratio"));
+  std::string text =
+      formatted("fused updates, %d threads, %s, %lld parameters, median of %d rounds\n\n",
+                figures["threads"].get<int>(),
+                figures["instruction_set"].get_ref<const std::string&>().c_str(),
+                figures["elems"].get<long long>(), figures["rounds"].get<int>()) +
+      formatted("%-13s %-56s %10s %8s %8s %7s %6s\n", "variant", "gradient -> weight, states",
+                "M params/s", "limit", "B/param", "GiB/s", "ratio");
+  for (const AdamVariant& variant : adam_variants()) {
+    const std::string name(variant.name);
+    if (!figures["variants"].contains(name)) continue;
+    const json& of = figures["variants"][name];
+    const auto figure = [&](const char* key) { return of[key].get<double>(); };
+    text += formatted("%-13s %-56s %10.0f %8.0f %8.2f %7.1f %6.2f\n", name.c_str(),
+                      of["what"].get_ref<const std::string&>().c_str(),
+                      figure("params_per_s") / 1e6, figure("traffic_params_per_s") / 1e6,
+                      figure("bytes_per_param"), figure("gib_per_s"), figure("ratio"));
   }
   text += "\nlimit: the same bytes read and written with no arithmetic, in the same run\n";
   return figures.contains("peers") ? text + peers_table(figures["peers"]) : text;

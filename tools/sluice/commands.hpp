@@ -43,10 +43,12 @@ struct BenchArguments {
   std::string name;
   std::string storage_path = ".";
   std::int64_t threads = 0;
-  std::optional<std::int64_t> elems;  // adam
-  std::optional<std::string> bytes;   // storage: of the file
-  std::optional<std::string> peers;   // adam: a virtual environment, or none
-  std::optional<double> seconds;      // allocator, storage: for each figure
+  std::optional<std::int64_t> elems;   // adam
+  std::optional<std::int64_t> rounds;  // adam
+  std::vector<std::string> variants;   // adam
+  std::optional<std::string> peers;    // adam: a virtual environment, or none
+  std::optional<std::string> bytes;    // storage: of the file
+  std::optional<double> seconds;       // allocator, storage: for each figure
   bool json = false;
 };
 int bench_command(const BenchArguments& arguments);

@@ -64,6 +64,8 @@ int bench_command(const BenchArguments& arguments) {
     AdamBenchOptions options;
     options.threads = static_cast<int>(arguments.threads);
     options.elems = arguments.elems.value_or(options.elems);
+    options.rounds = static_cast<int>(arguments.rounds.value_or(options.rounds));
+    options.variants = arguments.variants;
     options.peers_python = peers_python(arguments.peers);
     event = run_adam_bench(options);
   } else if (arguments.name == "allocator") {

@@ -78,6 +78,11 @@ int main(int argc, char** argv) {
   bench_app->add_option("--peers", bench.peers,
                         "adam: torch and DeepSpeed beside it: a virtual environment made by "
                         "tools/bench/peers (default: the one in the cache, if there), or none");
+  bench_app->add_option("--rounds", bench.rounds, "adam: rounds, at least 7")
+      ->check(CLI::Range(0, 1000000));
+  bench_app
+      ->add_option("--variants", bench.variants, "adam: names, parted by commas; all by default")
+      ->delimiter(',');
   bench_app->add_option("--bytes", bench.bytes, "storage: size of the file, such as 1GiB");
   bench_app->add_option("--seconds", bench.seconds, "allocator, storage: at most, for each figure");
   bench_app->add_flag("--json", bench.json, "Events on stdout");

@@ -101,16 +101,20 @@ TEST_F(Measure, BenchesPrintTheirFigures) {
     return events[0].at("figures");
   };
   const Json adam = figures({"bench", "adam", "--json", "--elems", "262144", "--threads", "1"});
-  EXPECT_GT(adam.at("bf16_params_per_s").get<double>(), 0);
-  EXPECT_GT(adam.at("bf16_traffic_params_per_s").get<double>(), 0);
+  const Json& split = adam.at("variants").at("split_block8");
+  EXPECT_GT(split.at("params_per_s").get<double>(), 0);
+  EXPECT_GT(split.at("traffic_params_per_s").get<double>(), 0);
   const Json storage =
       figures({"bench", "storage", "--json", "--bytes", "16MiB", "--seconds", "0.02"});
   for (const char* mix : {"read", "write", "duplex"}) {
     EXPECT_GT(storage.at(mix + std::string("_gib_per_s")).get<double>(), 0) << mix;
     EXPECT_TRUE(storage.contains(mix + std::string("_cpu_ms_per_gib"))) << mix;
   }
-  const ChildOutcome people = succeed({"bench", "adam", "--elems", "262144", "--threads", "1"});
-  EXPECT_TRUE(holds(people.out, "bf16 -> bf16, fp32 states")) << people.out;
+  const ChildOutcome people = succeed({"bench", "adam", "--elems", "262144", "--threads", "1",
+                                       "--rounds", "7", "--variants", "split,lion"});
+  EXPECT_TRUE(holds(people.out, "bf16 -> bf16, split master")) << people.out;
+  EXPECT_TRUE(holds(people.out, "Lion, bf16 -> bf16")) << people.out;
+  EXPECT_FALSE(holds(people.out, "8-bit moments")) << people.out;
   EXPECT_TRUE(holds(people.out, "limit: the same bytes")) << people.out;
   const ChildOutcome table = succeed({"bench", "storage", "--bytes", "16MiB", "--seconds", "0.02"});
   EXPECT_TRUE(holds(table.out, "CPU ms/GiB")) << table.out;

@@ -1,0 +1,56 @@
+// The combinations of rule and formats that `sluice bench adam` measures.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "kernels/optimizer.hpp"
+
+namespace sluice {
+
+namespace host {
+class Parallel;
+}
+
+struct AdamVariant {
+  std::string_view name;  // "split_bf16"
+  std::string_view what;  // for people
+  OptimizerOptions options;
+  DType grad = DType::kBF16;
+  DType round_grad_to = DType::kF32;
+};
+
+std::span<const AdamVariant> adam_variants();
+
+// One variant's arrays, in memory of their own on huge pages where the system has them (as pinned
+// memory is), first touched by the threads that will work on them.
+class AdamVariantStep {
+ public:
+  // Throws std::bad_alloc.
+  AdamVariantStep(const host::Parallel& parallel, const AdamVariant& variant, std::int64_t elems);
+
+  // Seconds of one update, and of the traffic that it cannot avoid (adam_traffic.hpp).
+  double update_seconds();
+  double traffic_seconds();
+
+  double bytes_per_param() const;
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const;
+  };
+  using Array = std::unique_ptr<std::byte, Free>;
+  Array array(DType dtype);
+
+  const host::Parallel& parallel_;
+  AdamVariant variant_;
+  std::int64_t elems_;
+  Array grad_, weight_, master_, moment1_, moment2_;
+  UpdateBuffers buffers_;
+  UpdateScalars scalars_;
+};
+
+}  // namespace sluice
