@@ -16,7 +16,7 @@ struct AdamBenchOptions {
   std::vector<std::string> variants;           // names (adam_variants.hpp); empty: all
   // An interpreter that has torch (adam_peers.hpp): others' AdamW takes part in every round.
   // Empty: none does.
-  std::string peers_python;
+  std::string peers_python = {};
 };
 
 // {"event":"bench","name":"adam","figures":{threads, elems, rounds, instruction_set,

@@ -30,8 +30,8 @@ PROTOCOL = 1
 HUGE_PAGE = 2 << 20
 WINDOW = 4096
 LR, BETA1, BETA2, EPS, DECAY = 0.02, 0.9, 0.999, 1e-8, 0.01
-# The threads that a step leaves spinning (libgomp's do, for some milliseconds) are given the time to
-# fall asleep, so that they do not run beside the next program's step.
+# The threads that a step leaves spinning (libgomp's do, for some milliseconds) are given the time
+# to fall asleep, so that they do not run beside the next program's step.
 QUIET_SECONDS = 0.02
 
 
