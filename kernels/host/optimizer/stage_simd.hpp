@@ -20,103 +20,17 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/host/optimizer/block8_simd.hpp"
+#include "kernels/host/optimizer/formats_simd.hpp"
 #include "kernels/host/optimizer/noise_simd.hpp"
+#include "kernels/host/optimizer/pairs_simd.hpp"
 #include "kernels/host/optimizer/update_arrays.hpp"
 #include "kernels/host/simd.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace sluice::host::HWY_NAMESPACE {
-
-// --- formats, in registers
-// --------------------------------------------------------------------------------------
-// Each points to its stage's first element; load(d, at) and store(d, number, at) are of element
-// `at`.
-
-template <class T>
-struct Grad {
-  const T* from;
-  template <class D>
-  HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
-    return HWY_NAMESPACE::load(d, from + at);
-  }
-};
-
-struct MasterAlone {
-  float* master;
-  template <class D>
-  HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
-    return hn::LoadU(d, master + at);
-  }
-  template <class D>
-  HWY_INLINE void store(D d, hn::Vec<D> number, std::int64_t at) const {
-    hn::StoreU(number, d, master + at);
-  }
-};
-
-// With a 16-bit weight beside it.
-template <class Weight>
-struct MasterAndWeight {
-  float* master;
-  Weight* weight;
-  template <class D>
-  HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
-    return hn::LoadU(d, master + at);
-  }
-  template <class D>
-  HWY_INLINE void store(D d, hn::Vec<D> number, std::int64_t at) const {
-    hn::StoreU(number, d, master + at);
-    store_weight(d, number, weight + at);
-  }
-};
-
-// kernels/split_master.hpp.
-struct MasterSplit {
-  bf16* weight;
-  std::int16_t* remainder;
-  template <class D>
-  HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
-    const hn::RebindToSigned<D> i;
-    const auto upper = hn::BitCast(i, HWY_NAMESPACE::load(d, weight + at));
-    const auto lower = hn::PromoteTo(i, hn::LoadU(hn::Rebind<std::int16_t, D>(), remainder + at));
-    return hn::BitCast(d, hn::Add(upper, lower));
-  }
-  template <class D>
-  HWY_INLINE void store(D d, hn::Vec<D> number, std::int64_t at) const {
-    const hn::RebindToSigned<D> i;
-    const hn::Rebind<std::int16_t, D> half;
-    store_weight(d, number, weight + at);
-    const auto lower = hn::ShiftRight<16>(hn::ShiftLeft<16>(hn::BitCast(i, number)));
-    hn::StoreU(hn::DemoteTo(half, lower), half, remainder + at);
-  }
-};
-
-struct MomentF32 {
-  float* moment;
-  template <class D>
-  HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
-    return hn::LoadU(d, moment + at);
-  }
-  template <class D>
-  HWY_INLINE void store(D d, hn::Vec<D> number, std::int64_t at) const {
-    hn::StoreU(number, d, moment + at);
-  }
-};
-
-struct MomentBF16 {
-  bf16* moment;
-  const std::uint16_t* noise;
-  template <class D>
-  HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
-    return HWY_NAMESPACE::load(d, moment + at);
-  }
-  template <class D>
-  HWY_INLINE void store(D d, hn::Vec<D> number, std::int64_t at) const {
-    const auto bits = hn::PromoteTo(BitsOf<D>(), hn::LoadU(HalfBitsOf<D>(), noise + at));
-    store_upper_half(d, round_stochastic_bits(d, number, bits), moment + at);
-  }
-};
 
 // --- prefetch
 // -------------------------------------------------------------------------------------
@@ -199,6 +113,23 @@ HWY_NOINLINE void run_rule(const Rule rule, const GradOf grad, const Master mast
     for (std::int64_t lane = 0; lane < kLineElems; lane += kStep) apply(WideTag(), at + lane);
   }
   for_lanes(at, count, apply);
+}
+
+template <class Rule, class GradOf, class Master, class Moment>
+HWY_INLINE void run_formats(const Rule& rule, const GradOf& grad, const Master& master,
+                            const Moment& moment1, const Moment& moment2, const Ahead& ahead,
+                            std::int64_t count) {
+  if constexpr (std::is_same_v<GradOf, Grad<bf16>> && std::is_same_v<Master, MasterSplit> &&
+                std::is_same_v<Moment, MomentBF16>) {
+    const std::int64_t whole = count / kPairsStep * kPairsStep;
+    run_pairs(rule, grad.from, master, moment1, moment2, ahead, whole);
+    if (whole == count) return;
+    const Moment rest2 = Rule::kMoments < 2 ? moment2 : moment2.from(whole);
+    run_rule(rule, Grad<bf16>{grad.from + whole}, master.from(whole), moment1.from(whole), rest2,
+             ahead, count - whole);
+  } else {
+    run_rule(rule, grad, master, moment1, moment2, ahead, count);
+  }
 }
 
 // body(Grad): elements from i on.
@@ -308,10 +239,10 @@ HWY_INLINE void update_range(const UpdateArrays& arrays, const Rule& rule,
     const std::uint64_t key = segment.first_key + static_cast<std::uint64_t>(i - segment.begin);
     with_grad(arrays, i, count, room.grad, [&](const auto& grad) HWY_ATTR {
       with_master(arrays, i, [&](const auto& master) HWY_ATTR {
-        with_moments<Rule::kMoments>(arrays, i, count, key, room,
-                                     [&](const auto& moment1, const auto& moment2) HWY_ATTR {
-                                       run_rule(rule, grad, master, moment1, moment2, ahead, count);
-                                     });
+        with_moments<Rule::kMoments>(
+            arrays, i, count, key, room, [&](const auto& moment1, const auto& moment2) HWY_ATTR {
+              run_formats(rule, grad, master, moment1, moment2, ahead, count);
+            });
       });
     });
   }

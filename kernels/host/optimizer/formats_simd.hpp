@@ -1,0 +1,112 @@
+// The formats of gradient, weight and moments that are read and written in registers. Included once
+// for each instruction set (see kernels/host/simd.hpp).
+#if defined(SLUICE_KERNELS_HOST_OPTIMIZER_FORMATS) == defined(HWY_TARGET_TOGGLE)
+#ifdef SLUICE_KERNELS_HOST_OPTIMIZER_FORMATS
+#undef SLUICE_KERNELS_HOST_OPTIMIZER_FORMATS
+#else
+#define SLUICE_KERNELS_HOST_OPTIMIZER_FORMATS
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstdint>
+
+#include "kernels/host/optimizer/noise_simd.hpp"
+#include "kernels/host/simd.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace sluice::host::HWY_NAMESPACE {
+
+// Each points to its stage's first element; load(d, at) and store(d, number, at) are of element
+// `at`.
+
+template <class T>
+struct Grad {
+  const T* from;
+  template <class D>
+  HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
+    return HWY_NAMESPACE::load(d, from + at);
+  }
+};
+
+struct MasterAlone {
+  float* master;
+  template <class D>
+  HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
+    return hn::LoadU(d, master + at);
+  }
+  template <class D>
+  HWY_INLINE void store(D d, hn::Vec<D> number, std::int64_t at) const {
+    hn::StoreU(number, d, master + at);
+  }
+};
+
+// With a 16-bit weight beside it.
+template <class Weight>
+struct MasterAndWeight {
+  float* master;
+  Weight* weight;
+  template <class D>
+  HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
+    return hn::LoadU(d, master + at);
+  }
+  template <class D>
+  HWY_INLINE void store(D d, hn::Vec<D> number, std::int64_t at) const {
+    hn::StoreU(number, d, master + at);
+    store_weight(d, number, weight + at);
+  }
+};
+
+// kernels/split_master.hpp.
+struct MasterSplit {
+  bf16* weight;
+  std::int16_t* remainder;
+  MasterSplit from(std::int64_t at) const { return {weight + at, remainder + at}; }
+  template <class D>
+  HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
+    const hn::RebindToSigned<D> i;
+    const auto upper = hn::BitCast(i, HWY_NAMESPACE::load(d, weight + at));
+    const auto lower = hn::PromoteTo(i, hn::LoadU(hn::Rebind<std::int16_t, D>(), remainder + at));
+    return hn::BitCast(d, hn::Add(upper, lower));
+  }
+  template <class D>
+  HWY_INLINE void store(D d, hn::Vec<D> number, std::int64_t at) const {
+    const hn::RebindToSigned<D> i;
+    const hn::Rebind<std::int16_t, D> half;
+    store_weight(d, number, weight + at);
+    const auto lower = hn::ShiftRight<16>(hn::ShiftLeft<16>(hn::BitCast(i, number)));
+    hn::StoreU(hn::DemoteTo(half, lower), half, remainder + at);
+  }
+};
+
+struct MomentF32 {
+  float* moment;
+  template <class D>
+  HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
+    return hn::LoadU(d, moment + at);
+  }
+  template <class D>
+  HWY_INLINE void store(D d, hn::Vec<D> number, std::int64_t at) const {
+    hn::StoreU(number, d, moment + at);
+  }
+};
+
+struct MomentBF16 {
+  bf16* moment;
+  const std::uint16_t* noise;
+  MomentBF16 from(std::int64_t at) const { return {moment + at, noise + at}; }
+  template <class D>
+  HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
+    return HWY_NAMESPACE::load(d, moment + at);
+  }
+  template <class D>
+  HWY_INLINE void store(D d, hn::Vec<D> number, std::int64_t at) const {
+    const auto bits = hn::PromoteTo(BitsOf<D>(), hn::LoadU(HalfBitsOf<D>(), noise + at));
+    store_upper_half(d, round_stochastic_bits(d, number, bits), moment + at);
+  }
+};
+
+}  // namespace sluice::host::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard
