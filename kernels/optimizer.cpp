@@ -1,5 +1,6 @@
 #include "kernels/optimizer.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -95,6 +96,21 @@ double update_bytes_per_elem(const OptimizerOptions& options, DType grad_dtype) 
     if (layout.extent == StateExtent::kPerElement) bytes += 2 * each(layout.dtype);
   }
   return bytes;
+}
+
+// A Newton-Schulz step of X [n, m], n <= m: X X^T and its square, of which one half is computed,
+// and the product with X.
+double update_product_flops(const OptimizerOptions& options,
+                            std::span<const ParameterSegment> segments) {
+  if (options.rule != OptimizerRule::kMuon) return 0;
+  double flops = 0;
+  for (const ParameterSegment& segment : segments) {
+    if (!segment.tensor.hidden_matrix) continue;
+    const auto n = static_cast<double>(std::min(segment.tensor.rows, segment.tensor.cols));
+    const auto m = static_cast<double>(std::max(segment.tensor.rows, segment.tensor.cols));
+    flops += options.newton_schulz_steps * (n * n * m + n * n * n + 2 * n * n * m);
+  }
+  return flops;
 }
 
 bool reads_weight(const OptimizerOptions& options) {

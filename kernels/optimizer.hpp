@@ -103,6 +103,9 @@ std::uint64_t state_elems(const OptimizerOptions& options, StateKind kind,
 bool needs_whole_tensors(const OptimizerOptions& options);
 // Memory traffic of an update, reads and writes, for each element; kPerTensor states not counted.
 double update_bytes_per_elem(const OptimizerOptions& options, DType grad_dtype);
+// Floating point operations of an update's matrix products (muon's).
+double update_product_flops(const OptimizerOptions& options,
+                            std::span<const ParameterSegment> segments);
 // The weight is read too, not only written.
 bool reads_weight(const OptimizerOptions& options);
 

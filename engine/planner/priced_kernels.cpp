@@ -201,16 +201,20 @@ void PricedKernels::squared_norm_blocks(const void*, DType dtype, DType,
   charge_elems(TimedOperation::kSquaredNorm, dtype, elems, bytes_of(dtype));
 }
 
-// AdamW with fp32 states is what was measured; other states and rules by the bytes that they move.
+// AdamW with fp32 states is what was measured; other states and rules by the bytes that they move,
+// and Muon's products besides.
 void PricedKernels::update(const OptimizerOptions& options, const UpdateBuffers& buffers,
-                           std::span<const ParameterSegment>, const UpdateScalars&, void*) {
-  const OptimizerOptions measured{.weight = options.weight};
-  const OperationGrid* const grid = hardware_.find(TimedOperation::kAdamW, options.weight);
+                           std::span<const ParameterSegment> segments, const UpdateScalars&,
+                           void*) {
+  OptimizerOptions measured;
+  measured.weight = priced_as(options.weight);
+  const OperationGrid* const grid = hardware_.find(TimedOperation::kAdamW, measured.weight);
   const double adamw_s = grid != nullptr
                              ? grid->seconds_at({buffers.elems, 1, 1})
                              : static_cast<double>(buffers.elems) / hardware_.adam_params_per_s;
   charge_plain(adamw_s * update_bytes_per_elem(options, buffers.grad_dtype) /
-               update_bytes_per_elem(measured, options.weight));
+               update_bytes_per_elem(measured, measured.weight));
+  charge_plain(product_s(update_product_flops(options, segments), DType::kF32));
 }
 
 void PricedKernels::cast(const void*, DType in_dtype, void*, DType out_dtype, bool,

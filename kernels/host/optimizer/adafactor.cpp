@@ -85,7 +85,7 @@ HWY_INLINE float gradient_squares(const UpdateArrays& arrays, const AdafactorTen
 
 HWY_INLINE float master_squares(const UpdateArrays& arrays, std::int64_t at, std::int64_t count) {
   float sum[1];
-  with_master(arrays, at, [&](const auto& master) HWY_ATTR {
+  with_master(arrays, at, kOnlyRead, [&](const auto& master) HWY_ATTR {
     lane_sums(count, sum, [&](auto d, std::int64_t c, auto* terms) HWY_ATTR {
       const auto w = master.load(d, c);
       terms[0] = hn::Mul(w, w);
@@ -198,7 +198,7 @@ HWY_INLINE void apply(const UpdateArrays& arrays, const AdafactorTensor& tensor,
     const std::int64_t at = element(tensor, tile, row);
     const Update update(tensor, tile, row);
     with_grad(arrays, at, tile.cols, room, [&](const auto& grad) HWY_ATTR {
-      with_master(arrays, at, [&](const auto& master) HWY_ATTR {
+      with_master(arrays, at, tile.cols, [&](const auto& master) HWY_ATTR {
         for_lanes(0, tile.cols, [=](auto d, std::int64_t c) HWY_ATTR {
           const auto g = hn::Mul(grad.load(d, c), hn::Set(d, grad_scale));
           auto w = master.load(d, c);

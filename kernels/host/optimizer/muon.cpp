@@ -123,7 +123,7 @@ void muon_apply(const UpdateArrays& arrays, const MuonTensor& tensor, const Tile
   const float lr_decay = tensor.lr_decay, step_size = tensor.step_size;
   for (std::int64_t row = 0; row < tile.rows; ++row) {
     const float* const x = x_row(tensor, tile, row);
-    with_master(arrays, element(tensor, tile, row), [&](const auto& master) HWY_ATTR {
+    with_master(arrays, element(tensor, tile, row), tile.cols, [&](const auto& master) HWY_ATTR {
       for_lanes(0, tile.cols, [=](auto d, std::int64_t c) HWY_ATTR {
         auto w = master.load(d, c);
         w = hn::Sub(w, hn::Mul(hn::Set(d, lr_decay), w));
@@ -147,7 +147,7 @@ void muon_adamw(const UpdateArrays& arrays, const AdamConstants& constants,
     const std::uint64_t key = segment.first_key + static_cast<std::uint64_t>(i);
     float* const second = moment2 + i;
     with_grad(arrays, at, count, room.grad, [&](const auto& grad) HWY_ATTR {
-      with_master(arrays, at, [&](const auto& master) HWY_ATTR {
+      with_master(arrays, at, count, [&](const auto& master) HWY_ATTR {
         with_moments<1>(arrays, at, count, key, room,
                         [&](const auto& moment, const auto&) HWY_ATTR {
                           for_lanes(0, count, [=](auto d, std::int64_t c) HWY_ATTR {

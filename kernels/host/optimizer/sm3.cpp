@@ -166,7 +166,7 @@ HWY_INLINE void sm3_range(const UpdateArrays& arrays, const Sm3Tensor& tensor, s
     const std::uint64_t key = tensor.segment->first_key + static_cast<std::uint64_t>(i);
     float* const accumulators = before(i, count);
     with_grad(arrays, at, count, room.grad, [&](const auto& grad) HWY_ATTR {
-      with_master(arrays, at, [&](const auto& master) HWY_ATTR {
+      with_master(arrays, at, count, [&](const auto& master) HWY_ATTR {
         with_moments<1>(arrays, at, count, key, room,
                         [&](const auto& moment, const auto&) HWY_ATTR {
                           sm3_stage(tensor, grad, master, moment, accumulators, count);

@@ -141,18 +141,42 @@ HWY_INLINE void with_grad(const UpdateArrays& arrays, std::int64_t i, std::int64
     return;
   }
   const float* from = static_cast<const float*>(arrays.grad) + i;
-  if (arrays.grad_format == GradFormat::kF32ThroughBF16) {
-    for_lanes(0, count, [&](auto d, std::int64_t at) HWY_ATTR {
-      hn::StoreU(through_bf16(d, hn::LoadU(d, from + at)), d, room + at);
-    });
-    from = room;
-  }  // fp16, and fp32 through fp16, are widened into the room as well
-  body(Grad<float>{from});
+  const auto fill_room = [&](const auto& number) HWY_ATTR {
+    for_lanes(0, count,
+              [&](auto d, std::int64_t at) HWY_ATTR { hn::StoreU(number(d, at), d, room + at); });
+    body(Grad<float>{room});
+  };
+  switch (arrays.grad_format) {
+    case GradFormat::kF32ThroughBF16:
+      return fill_room([&](auto d, std::int64_t at)
+                           HWY_ATTR { return through_bf16(d, hn::LoadU(d, from + at)); });
+    case GradFormat::kF32ThroughF16:
+      return fill_room([&](auto d, std::int64_t at)
+                           HWY_ATTR { return through_f16(d, hn::LoadU(d, from + at)); });
+    case GradFormat::kF16: {
+      const f16* const halves = static_cast<const f16*>(arrays.grad) + i;
+      return fill_room([&](auto d, std::int64_t at) HWY_ATTR { return load(d, halves + at); });
+    }
+    default:
+      return body(Grad<float>{from});
+  }
 }
 
+// fp16 weights are made of the `count` new masters in a second look, while those are in the cache.
+constexpr std::int64_t kOnlyRead = 0;
 template <class Body>
-HWY_INLINE void with_master(const UpdateArrays& arrays, std::int64_t i, const Body& body) {
+HWY_INLINE void with_master(const UpdateArrays& arrays, std::int64_t i, std::int64_t count,
+                            const Body& body) {
   switch (arrays.weight_format) {
+    case WeightFormat::kMasterF16: {
+      float* const master = static_cast<float*>(arrays.master) + i;
+      f16* const weight = static_cast<f16*>(arrays.weight) + i;
+      body(MasterAlone{master});
+      for_lanes(0, count, [&](auto d, std::int64_t at) HWY_ATTR {
+        store_weight(d, hn::LoadU(d, master + at), weight + at);
+      });
+      return;
+    }
     case WeightFormat::kSplitBF16:
       return body(MasterSplit{static_cast<bf16*>(arrays.weight) + i,
                               static_cast<std::int16_t*>(arrays.master) + i});
@@ -238,7 +262,7 @@ HWY_INLINE void update_range(const UpdateArrays& arrays, const Rule& rule,
     const Ahead ahead = ahead_of(arrays, Rule::kMoments, next, &room);
     const std::uint64_t key = segment.first_key + static_cast<std::uint64_t>(i - segment.begin);
     with_grad(arrays, i, count, room.grad, [&](const auto& grad) HWY_ATTR {
-      with_master(arrays, i, [&](const auto& master) HWY_ATTR {
+      with_master(arrays, i, count, [&](const auto& master) HWY_ATTR {
         with_moments<Rule::kMoments>(
             arrays, i, count, key, room, [&](const auto& moment1, const auto& moment2) HWY_ATTR {
               run_formats(rule, grad, master, moment1, moment2, ahead, count);

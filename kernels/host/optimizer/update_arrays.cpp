@@ -7,10 +7,18 @@ namespace {
 
 GradFormat grad_format(const UpdateBuffers& buffers) {
   if (buffers.grad_dtype == DType::kBF16) return GradFormat::kBF16;
-  SLUICE_CHECK_MSG(buffers.grad_dtype == DType::kF32, "gradients are bf16 or fp32");
-  if (buffers.round_grad_to == DType::kBF16) return GradFormat::kF32ThroughBF16;
-  SLUICE_CHECK_MSG(buffers.round_grad_to == DType::kF32, "gradients are rounded to bf16 or not");
-  return GradFormat::kF32;
+  if (buffers.grad_dtype == DType::kF16) return GradFormat::kF16;
+  SLUICE_CHECK_MSG(buffers.grad_dtype == DType::kF32, "gradients are bf16, fp16 or fp32");
+  switch (buffers.round_grad_to) {
+    case DType::kBF16:
+      return GradFormat::kF32ThroughBF16;
+    case DType::kF16:
+      return GradFormat::kF32ThroughF16;
+    default:
+      SLUICE_CHECK_MSG(buffers.round_grad_to == DType::kF32,
+                       "gradients are rounded to bf16, to fp16 or not");
+      return GradFormat::kF32;
+  }
 }
 
 WeightFormat weight_format(const OptimizerOptions& options) {
@@ -19,7 +27,8 @@ WeightFormat weight_format(const OptimizerOptions& options) {
     return WeightFormat::kSplitBF16;
   }
   if (options.weight == DType::kF32) return WeightFormat::kF32;
-  SLUICE_CHECK_MSG(options.weight == DType::kBF16, "weights are bf16 or fp32");
+  if (options.weight == DType::kF16) return WeightFormat::kMasterF16;
+  SLUICE_CHECK_MSG(options.weight == DType::kBF16, "weights are bf16, fp16 or fp32");
   return WeightFormat::kMasterBF16;
 }
 
