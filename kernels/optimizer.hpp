@@ -103,9 +103,6 @@ std::uint64_t state_elems(const OptimizerOptions& options, StateKind kind,
 bool needs_whole_tensors(const OptimizerOptions& options);
 // Memory traffic of an update, reads and writes, for each element; kPerTensor states not counted.
 double update_bytes_per_elem(const OptimizerOptions& options, DType grad_dtype);
-// Floating point operations of an update's matrix products (muon's).
-double update_product_flops(const OptimizerOptions& options,
-                            std::span<const ParameterSegment> segments);
 // The weight is read too, not only written.
 bool reads_weight(const OptimizerOptions& options);
 
@@ -138,6 +135,10 @@ struct UpdateScalars {
   float grad_scale = 1;   // clip factor, and 1 / loss scale
   std::int64_t step = 1;  // of this update, from 1
 };
+
+// Floating point operations of an update's matrix products (muon's).
+double update_product_flops(const OptimizerOptions& options,
+                            std::span<const ParameterSegment> segments);
 
 // Constants of step `step` for adam, adamw and what muon leaves to adamw: computed in fp64.
 struct AdamConstants {

@@ -38,6 +38,10 @@ std::vector<Optimizer> optimizers() {
           {"adamw_split_bf16", split + bf16 + lr("0.005")},
           {"adamw_split_8bit", split + block8 + lr("0.005")},
           {"adamw_8bit", block8 + lr("0.005")},
+          {"adamw_fp16_8bit", Overrides{"train.precision=fp16"} + block8 + lr("0.005")},
+          {"muon_fp16_bf16", Overrides{"train.precision=fp16"} + rule("muon") + bf16 + lr("0.01")},
+          {"adafactor_fp16", Overrides{"train.precision=fp16"} + rule("adafactor") + lr("0.02")},
+          {"sm3_split_8bit", rule("sm3") + split + block8 + lr("0.1")},
           {"adamw_fp32_8bit", fp32 + block8 + lr("0.005")},
           {"adam", rule("adam") + lr("0.005")},
           {"sgd", rule("sgd") + lr("0.1") + Overrides{"optimizer.nesterov=true"}},
@@ -48,6 +52,11 @@ std::vector<Optimizer> optimizers() {
           {"sm3", rule("sm3") + lr("0.1")},
           {"muon", rule("muon") + lr("0.01")},
           {"muon_fp32", rule("muon") + lr("0.01") + fp32}};
+}
+
+// What a failure prints.
+void PrintTo(const Optimizer& optimizer, std::ostream* out) {
+  *out << optimizer.name;
 }
 
 class EveryOptimizer : public ::testing::TestWithParam<Optimizer> {};

@@ -30,11 +30,13 @@ std::vector<UpdateFormats> formats_of(const OptimizerOptions& rule) {
   struct Grad {
     DType dtype, round_to;
   };
-  for (const Weight weight :
-       {Weight{DType::kF32, false}, {DType::kBF16, false}, {DType::kBF16, true}}) {
-    for (const Grad grad : {Grad{DType::kBF16, DType::kF32},
-                            {DType::kF32, DType::kF32},
-                            {DType::kF32, DType::kBF16}}) {
+  for (const Weight weight : {Weight{DType::kF32, false},
+                              {DType::kBF16, false},
+                              {DType::kBF16, true},
+                              {DType::kF16, false}}) {
+    const DType half = weight.dtype == DType::kF16 ? DType::kF16 : DType::kBF16;
+    for (const Grad grad :
+         {Grad{half, DType::kF32}, {DType::kF32, DType::kF32}, {DType::kF32, half}}) {
       for (const DType moments : {DType::kF32, DType::kBF16, DType::kBlock8}) {
         UpdateFormats formats{rule, grad.dtype, grad.round_to};
         formats.options.weight = weight.dtype;
@@ -85,6 +87,7 @@ void scalar_update(UpdateState& state, const UpdateFormats& formats, const DType
       const auto at = static_cast<std::size_t>(i);
       float g = grad[at];
       if (formats.round_grad_to == DType::kBF16) g = to_float(bf16_from_float(g));
+      if (formats.round_grad_to == DType::kF16) g = to_float(f16_from_float(g));
       RuleNumbers x{m[at], v[at], state.number(i)};
       scalar_rule(formats.options, scalars, segment, g, x);
       m[at] = x.m;

@@ -94,9 +94,14 @@ class UpdateState {
       return;
     }
     at<float>(alone() ? weight_ : master_, i) = value;
-    if (!alone()) at<bf16>(weight_, i) = bf16_weight_from_float(value);
+    if (formats_.options.weight == DType::kBF16) {
+      at<bf16>(weight_, i) = bf16_weight_from_float(value);
+    } else if (formats_.options.weight == DType::kF16) {
+      at<f16>(weight_, i) = f16_from_float(value);
+    }
   }
   float weight(std::int64_t i) {
+    if (formats_.options.weight == DType::kF16) return to_float(at<f16>(weight_, i));
     return alone() ? at<float>(weight_, i) : to_float(at<bf16>(weight_, i));
   }
 
