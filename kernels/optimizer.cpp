@@ -95,7 +95,22 @@ double update_bytes_per_elem(const OptimizerOptions& options, DType grad_dtype) 
     const StateLayout layout = state_layout(options, kind);
     if (layout.extent == StateExtent::kPerElement) bytes += 2 * each(layout.dtype);
   }
+  // Sums of squares, then the update's own, then the update.
+  if (options.rule == OptimizerRule::kAdafactor) bytes += 2 * each(grad_dtype) + 4;
   return bytes;
+}
+
+// Counted by callgrind for each vector of 8: fp32 states 31, split 48, split with bf16 moments 106,
+// with 8-bit moments 159.
+double update_arithmetic(const OptimizerOptions& options) {
+  double instructions = options.split_master ? 48 : 31;
+  int moments = 0;
+  for (const StateKind kind : {StateKind::kMoment1, StateKind::kMoment2}) {
+    if (state_layout(options, kind).extent == StateExtent::kPerElement) ++moments;
+  }
+  if (options.moments == DType::kBF16) instructions += moments * 29.0;
+  if (options.moments == DType::kBlock8) instructions += moments * 55.5;
+  return instructions / 31;
 }
 
 // A Newton-Schulz step of X [n, m], n <= m: X X^T and its square, of which one half is computed,

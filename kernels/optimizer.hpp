@@ -101,8 +101,12 @@ std::uint64_t state_elems(const OptimizerOptions& options, StateKind kind,
 
 // An update is of whole tensors: no piece of one may be updated alone.
 bool needs_whole_tensors(const OptimizerOptions& options);
-// Memory traffic of an update, reads and writes, for each element; kPerTensor states not counted.
+// Memory traffic of an update, reads and writes, for each element, over all of the rule's visits;
+// kPerTensor states not counted.
 double update_bytes_per_elem(const OptimizerOptions& options, DType grad_dtype);
+// Arithmetic for each element, AdamW with fp32 states being 1: instructions of the host's AVX2
+// code.
+double update_arithmetic(const OptimizerOptions& options);
 // The weight is read too, not only written.
 bool reads_weight(const OptimizerOptions& options);
 

@@ -201,8 +201,12 @@ void PricedKernels::squared_norm_blocks(const void*, DType dtype, DType,
   charge_elems(TimedOperation::kSquaredNorm, dtype, elems, bytes_of(dtype));
 }
 
-// AdamW with fp32 states is what was measured; other states and rules by the bytes that they move,
-// and Muon's products besides.
+// Of the time that AdamW with fp32 states takes, this share would be left if memory were free: two
+// AVX2 cores, from the rates of all formats (`sluice bench adam`).
+constexpr double kUpdateArithmeticShare = 0.55;
+
+// AdamW with fp32 states is what was measured; other states and rules by the bytes that they move
+// or by their arithmetic, whichever takes longer, and Muon's products besides.
 void PricedKernels::update(const OptimizerOptions& options, const UpdateBuffers& buffers,
                            std::span<const ParameterSegment> segments, const UpdateScalars&,
                            void*) {
@@ -212,8 +216,9 @@ void PricedKernels::update(const OptimizerOptions& options, const UpdateBuffers&
   const double adamw_s = grid != nullptr
                              ? grid->seconds_at({buffers.elems, 1, 1})
                              : static_cast<double>(buffers.elems) / hardware_.adam_params_per_s;
-  charge_plain(adamw_s * update_bytes_per_elem(options, buffers.grad_dtype) /
-               update_bytes_per_elem(measured, measured.weight));
+  const double traffic = update_bytes_per_elem(options, buffers.grad_dtype) /
+                         update_bytes_per_elem(measured, measured.weight);
+  charge_plain(adamw_s * std::max(traffic, kUpdateArithmeticShare * update_arithmetic(options)));
   charge_plain(product_s(update_product_flops(options, segments), DType::kF32));
 }
 

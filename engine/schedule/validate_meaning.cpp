@@ -150,14 +150,14 @@ class MeaningCheck {
         const Buffer& buffer = buffer_of(use);
         if (!is_state(buffer)) continue;
         ++(writes ? written : read)[static_cast<std::size_t>(buffer.kind)];
+        const bool fold_source = instruction.op == Op::kFoldGrad && !writes;
+        own_unit = own_unit && (fold_source || buffer.unit == instruction.unit);
         if (buffer.per_tensor) {
           one_range = one_range && covers_all(buffer, use);
           continue;
         }
         ranges.push_back(elems_of(use));
         one_range = one_range && (ranges.back() == ranges.front());
-        const bool fold_source = instruction.op == Op::kFoldGrad && !writes;
-        own_unit = own_unit && (fold_source || buffer.unit == instruction.unit);
       }
     }
     const auto gradients = read[static_cast<std::size_t>(StateKind::kGradient)];

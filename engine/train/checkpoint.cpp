@@ -9,6 +9,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "engine/planner/plan.hpp"
+#include "engine/train/config_schema.hpp"
 
 namespace sluice {
 namespace {
@@ -54,12 +55,15 @@ void remove_unfinished(const std::string& directory) {
   for (const fs::path& path : unfinished) fs::remove_all(path);
 }
 
-// Names the first key, in the order of the alphabet, whose value is another one now.
+// Names the first key, in the order of the alphabet, whose value is another one now. A key that an
+// older version did not know had its default.
 void check_settings(const CheckpointFound& found, const std::map<std::string, std::string>& now) {
   const auto value_in = [](const std::map<std::string, std::string>& settings,
-                           const std::string& key) {
-    const auto entry = settings.find(key);
-    return entry == settings.end() ? std::string("not set") : entry->second;
+                           const std::string& path) {
+    const auto entry = settings.find(path);
+    if (entry != settings.end()) return entry->second;
+    const ConfigKey* key = find_config_key(path);
+    return key == nullptr ? std::string("not set") : format_value(*key, key->read(Config{}));
   };
   std::set<std::string> keys;
   for (const auto* settings : {&found.manifest.settings, &now}) {

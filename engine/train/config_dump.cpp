@@ -1,4 +1,5 @@
 // The resolved configuration and the list of keys as text, all read off the schema.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "engine/train/config_schema.hpp"
@@ -73,10 +74,30 @@ std::string config_help() {
   return text;
 }
 
+namespace {
+
+// Keys that only some rules read.
+bool rule_reads(OptimizerRule rule, const std::string& path) {
+  using R = OptimizerRule;
+  const auto one_of = [rule](std::initializer_list<R> rules) {
+    return std::find(rules.begin(), rules.end(), rule) != rules.end();
+  };
+  if (path == "optimizer.momentum") return one_of({R::kSgd, R::kMuon});
+  if (path == "optimizer.nesterov") return one_of({R::kSgd});
+  if (path == "optimizer.betas") return !one_of({R::kSgd, R::kAdafactor});
+  if (path == "optimizer.eps") return one_of({R::kAdamW, R::kAdam, R::kMuon});
+  if (path == "optimizer.beta2_decay" || path == "optimizer.clip_threshold") {
+    return one_of({R::kAdafactor});
+  }
+  return true;
+}
+
+}  // namespace
+
 std::map<std::string, std::string> result_settings(const Config& config) {
   std::map<std::string, std::string> settings;
   for (const ConfigKey& key : config_schema()) {
-    if (!key.determines_result) continue;
+    if (!key.determines_result || !rule_reads(config.optimizer.name, key.path)) continue;
     // Only the cosine looks at the number of steps.
     if (key.path == "train.steps" && config.optimizer.schedule == Config::LrSchedule::kConstant) {
       continue;

@@ -197,8 +197,8 @@ void add_train(Keys& keys) {
               "fp16: what the loss is multiplied by, at first or always; a power of two")));
   add(decisive(integer("train.loss_scale_window", SLUICE_FIELD(train.loss_scale_window), 1,
                        kMaxSteps, "fp16: steps without overflow before the scale is doubled")));
-  add(decisive(integer("train.loss_scale_patience", SLUICE_FIELD(train.loss_scale_patience), 1,
-                       kMaxSteps, "fp16: overflows in a row that end the run")));
+  add(integer("train.loss_scale_patience", SLUICE_FIELD(train.loss_scale_patience), 1, kMaxSteps,
+              "fp16: overflows in a row that end the run"));
   add(decisive(integer("train.seed", SLUICE_FIELD(train.seed), 0,
                        std::numeric_limits<std::int64_t>::max(), "of weights and data order")));
   add(decisive(real("train.clip", SLUICE_FIELD(train.clip), 0.0, kHuge,
@@ -238,10 +238,9 @@ void add_optimizer(Keys& keys) {
     config.optimizer.beta2 = pair.at(1);
   };
   add(std::move(betas));
-  auto eps = real("optimizer.eps", SLUICE_FIELD(optimizer.eps), 0.0, 1.0,
-                  "added to the root of the second moment");
-  eps.lower_excluded = true;
-  add(std::move(eps));
+  // From the least normal fp32 number on: 0 / 0 would be made of a gradient that is zero.
+  add(real("optimizer.eps", SLUICE_FIELD(optimizer.eps), 0x1p-126, 1.0,
+           "added to the root of the second moment (adamw, adam, muon's adamw)"));
   auto momentum = real("optimizer.momentum", SLUICE_FIELD(optimizer.momentum), 0.0, 1.0,
                        "of sgd (0: none, and no state) and of muon");
   momentum.upper_excluded = true;

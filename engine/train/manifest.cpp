@@ -18,6 +18,9 @@ using Json = nlohmann::json;
 
 constexpr std::size_t kMaxManifestBytes = 16 * kMiB;
 constexpr std::size_t kMaxTextBytes = 4096;
+// A setting's value: the file that it was read from has at most 1 MiB, and quoting makes no byte
+// longer than six.
+constexpr std::size_t kMaxSettingBytes = 8 * kMiB;
 constexpr int kMaxDepth = 4;  // manifest > files > one file > its members, and one to spare
 
 // Reads members of one JSON object, each with its type and bounds checked.
@@ -42,10 +45,10 @@ class ObjectReader {
     if (value >= std::uint64_t{1} << 62) fail(name, "is too large");
     return static_cast<std::int64_t>(value);
   }
-  std::string text(const char* name) const {
+  std::string text(const char* name, std::size_t most_bytes = kMaxTextBytes) const {
     const Json& value = member(name);
-    if (!value.is_string() || value.get_ref<const std::string&>().size() > kMaxTextBytes) {
-      fail(name, "must be a string of at most 4096 bytes");
+    if (!value.is_string() || value.get_ref<const std::string&>().size() > most_bytes) {
+      fail(name, ("must be a string of at most " + std::to_string(most_bytes) + " bytes").c_str());
     }
     return value.get<std::string>();
   }
@@ -160,7 +163,7 @@ CheckpointManifest parse_manifest(std::string_view json, const std::string& name
   const Json& settings = reader.member("settings");
   const ObjectReader settings_reader(settings, name + ": 'settings'");
   for (const auto& [key, value] : settings.items()) {
-    manifest.settings[key] = settings_reader.text(key.c_str());
+    manifest.settings[key] = settings_reader.text(key.c_str(), kMaxSettingBytes);
   }
   const Json& files = reader.member("files");
   if (!files.is_array()) reader.fail("files", "must be a list");

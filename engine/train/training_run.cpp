@@ -228,7 +228,8 @@ class Trainer {
                 "fp16 in " + std::to_string(session_.loss_scaler().state().overflows) +
                 " steps in a row, the last time that of '" + overflowed_tensor_ +
                 "' at loss scale " + scale_text(overflowed_scale_) +
-                "; lower optimizer.lr or train.loss_scale, or use train.precision = \"bf16\"");
+                "; begin anew with a lower optimizer.lr or train.loss_scale, or with "
+                "train.precision = \"bf16\"");
   }
 
   static std::string scale_text(double scale) {

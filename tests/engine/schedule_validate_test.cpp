@@ -138,6 +138,31 @@ TEST_F(ValidateRules, AGuardOverWholeUpdatesIsAccepted) {
   EXPECT_NE(kept.exit, interpret(schedule_).exit);
 }
 
+// Two units of one size whose sums of whole tensors are taken for each other's.
+TEST(Validate, RefusesAnUpdateWithAnotherUnitsSums) {
+  OptimizerOptions sm3;
+  sm3.rule = OptimizerRule::kSm3;
+  const StepModel model = testing::example_model(2, false, DType::kBF16, sm3);
+  Schedule schedule = compile_training_step(
+      model, testing::example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned));
+  ASSERT_EQ(verdict(schedule), "accepted");
+  std::vector<Use*> sums;
+  for (Instruction& instruction : schedule.instructions) {
+    if (instruction.op != Op::kOptimizerStep || instruction.unit < 1 || instruction.unit > 2)
+      continue;
+    for (auto* uses : {&instruction.reads, &instruction.writes}) {
+      for (Use& use : *uses) {
+        if (schedule.buffers[use.buffer].kind == StateKind::kMoment2) sums.push_back(&use);
+      }
+    }
+  }
+  ASSERT_EQ(sums.size(), 4u);  // read and written, of each of the two
+  std::swap(sums[0]->buffer, sums[2]->buffer);
+  std::swap(sums[1]->buffer, sums[3]->buffer);
+  EXPECT_NE(verdict(schedule).find("mixes units, kinds or element ranges"), std::string::npos)
+      << verdict(schedule);
+}
+
 TEST(Validate, RefusesAnUpdateAppliedToAnotherGradientThanWasNormed) {
   ScheduleSketch sketch;
   const BufferId weight = sketch.home(StateKind::kWeight, Tier::kDevice, 64, 1);

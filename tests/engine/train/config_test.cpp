@@ -118,9 +118,9 @@ TEST(Config, RangesAreKept) {
   for (const std::string assignment :
        {"model.layers=0", "model.layers=4097", "memory.chunk=3MiB", "memory.chunk=0",
         "memory.device=-1", "optimizer.betas=0.9,1.0", "optimizer.betas=0.9", "optimizer.eps=0",
-        "optimizer.lr=nan", "train.clip=inf", "data.eval_fraction=1", "train.seed=-1",
-        "train.seed=99999999999999999999", "parallel.zero=4", "memory.link_latency=2s",
-        "log.every=0", "memory.storage_paths=a,,b"}) {
+        "optimizer.eps=1e-60", "optimizer.lr=nan", "train.clip=inf", "data.eval_fraction=1",
+        "train.seed=-1", "train.seed=99999999999999999999", "parallel.zero=4",
+        "memory.link_latency=2s", "log.every=0", "memory.storage_paths=a,,b"}) {
     EXPECT_NE(refusal(kSmall, {assignment}).find(" must be "), std::string::npos) << assignment;
   }
 }
@@ -271,7 +271,7 @@ TEST(ResultSettings, ChangeWithWhatDeterminesResultsAndWithNothingElse) {
   for (const std::string assignment :
        {"memory.device=64MiB", "memory.place.weight=storage", "memory.chunk=4MiB",
         "memory.prefetch=7", "recompute.policy=unit", "checkpoint.every=3", "log.dir=elsewhere",
-        "optimizer.placement=after_backward", "train.threads=2"}) {
+        "optimizer.placement=after_backward", "train.threads=2", "train.loss_scale_patience=3"}) {
     EXPECT_EQ(result_settings(parse(kSmall, {assignment})), plain) << assignment;
   }
   for (const std::string assignment :
@@ -284,10 +284,27 @@ TEST(ResultSettings, ChangeWithWhatDeterminesResultsAndWithNothingElse) {
             result_settings(parse(kSmall, {constant, "train.steps=7"})));
 }
 
+// Keys that the rule does not read refuse no resume.
+TEST(ResultSettings, HoldWhatTheRuleReads) {
+  const std::vector<std::string> of_others{"optimizer.momentum=0.5", "optimizer.beta2_decay=-0.5",
+                                           "optimizer.clip_threshold=2"};
+  for (const std::string& key : of_others) {
+    EXPECT_EQ(result_settings(parse(kSmall, {key})), result_settings(parse(kSmall))) << key;
+  }
+  for (const auto& [name, key] : {std::pair{"sgd", "optimizer.momentum=0.5"},
+                                  {"muon", "optimizer.momentum=0.5"},
+                                  {"adafactor", "optimizer.beta2_decay=-0.5"},
+                                  {"lion", "optimizer.betas=0.5,0.5"}}) {
+    const std::string rule = std::string("optimizer.name=") + name;
+    EXPECT_NE(result_settings(parse(kSmall, {rule, key})), result_settings(parse(kSmall, {rule})))
+        << key;
+  }
+}
+
 // The keys of loss scaling count in fp16 alone, so that they refuse no resume elsewhere.
 TEST(ResultSettings, HoldLossScalingOnlyWhereItTakesPlace) {
   const std::vector<std::string> keys{"train.loss_scaling=static", "train.loss_scale=1024",
-                                      "train.loss_scale_window=7", "train.loss_scale_patience=3"};
+                                      "train.loss_scale_window=7"};
   const std::string fp16 = "train.precision=fp16";
   for (const std::string& key : keys) {
     EXPECT_EQ(result_settings(parse(kSmall, {key})), result_settings(parse(kSmall))) << key;

@@ -172,9 +172,17 @@ TEST(Fp16, ResumesToTheSameBits) {
 // Weights, master and moments of the checkpoints before and after each step.
 TEST(Fp16, ASkippedStepLeavesTheStateToTheBit) {
   const TrainingBench bench;
+  const auto rule = [](const char* name, const char* moments) {
+    return Overrides{std::string("optimizer.name=") + name,
+                     std::string("optimizer.moments=") + moments};
+  };
   for (const auto& [name, where] :
        {std::pair{std::string("pinned"), kPinned}, std::pair{std::string("stored"), kStored},
-        std::pair{std::string("mixed"), kMixed}, std::pair{std::string("resident"), kResident}}) {
+        std::pair{std::string("mixed"), kMixed}, std::pair{std::string("resident"), kResident},
+        std::pair{std::string("block8"), kStored + rule("adamw", "8bit")},
+        std::pair{std::string("bf16"), kMixed + rule("lion", "bf16")},
+        std::pair{std::string("adafactor"), kStored + rule("adafactor", "fp32")},
+        std::pair{std::string("muon"), kMixed + rule("muon", "8bit")}}) {
     SCOPED_TRACE(name);
     const Config config = bench.config(
         name, kModel + kRestless + where + Overrides{"checkpoint.every=1", "train.steps=12"});

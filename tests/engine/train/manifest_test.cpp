@@ -39,6 +39,13 @@ TEST(Manifest, ReadsBackWhatItWrites) {
   EXPECT_EQ(parse_manifest(format_manifest(example()), "m"), example());
 }
 
+// As long as a configuration may be.
+TEST(Manifest, KeepsLongSettings) {
+  CheckpointManifest manifest = example();
+  manifest.settings["optimizer.groups"] = std::string(std::size_t{1} << 20, '"');
+  EXPECT_EQ(parse_manifest(format_manifest(manifest), "m"), manifest);
+}
+
 CheckpointManifest scaled() {
   CheckpointManifest manifest = example();
   manifest.loss_scale = LossScaleState{32768, 1999, 1, 3};

@@ -2,6 +2,9 @@
 // kept, however it is cut and moved, and across a resume.
 #include <gtest/gtest.h>
 
+#include "base/error.hpp"
+#include "engine/train/checkpoint.hpp"
+#include "tests/engine/train/scratch_directory.hpp"
 #include "tests/support/training_example.hpp"
 
 namespace sluice {
@@ -101,6 +104,32 @@ TEST_P(EveryOptimizer, ResumesToTheSameBits) {
   options.stop_at_step.reset();
   whole.append(TrainingBench::run(
       bench.config("parts", model + places("device", "device", "device")), options));
+  expect_same(whole, reference);
+}
+
+// A version that knew fewer keys had what are their defaults now.
+TEST(Resume, TakesKeysThatACheckpointDoesNotNameForTheirDefaults) {
+  const TrainingBench bench;
+  const TrainingRecord reference = TrainingBench::run(bench.config("whole", kModel));
+  const Config config = bench.config("parts", kModel);
+  TrainingOptions options;
+  options.stop_at_step = 5;
+  TrainingRecord whole = TrainingBench::run(config, options);
+  const CheckpointFound found = find_checkpoint(config.checkpoint.dir);
+  CheckpointManifest manifest = found.manifest;
+  for (const char* key : {"optimizer.groups", "optimizer.moments"}) {
+    ASSERT_EQ(manifest.settings.erase(key), 1u) << key;
+  }
+  save_manifest(manifest, found.directory + "/manifest.json");
+  options.resume = bench.run_directory("parts");
+  options.stop_at_step.reset();
+  const std::string words = message_of<InputError>([&] {
+    TrainingBench::run(bench.config("parts", kModel + Overrides{"optimizer.moments=8bit"}),
+                       options);
+  });
+  EXPECT_NE(words.find("optimizer.moments = \"fp32\", which is \"8bit\" now"), std::string::npos)
+      << words;
+  whole.append(TrainingBench::run(config, options));
   expect_same(whole, reference);
 }
 
