@@ -108,8 +108,15 @@ TEST_F(CostModelTest, StateOperationsArePricedByTheirElements) {
   step.writes = {{2, 0, 4000}};
   EXPECT_NEAR(price(step, {}, buffers), 3, 1e-6);
   config_.train.precision = Config::Precision::kBF16;
+  step.reads = {{0, 0, 2000}};
   step.writes.push_back({3, 0, 4000});
   EXPECT_NEAR(price(step, {}, buffers), 4, 1e-6);
+  // By bytes: a gradient summed in fp32 has two more of them than the 28 that were measured.
+  step.reads = {{1, 0, 4000}};
+  EXPECT_NEAR(price(step, {}, buffers), 4.0 * 30 / 28, 1e-6);
+  // By arithmetic: 8-bit moments move half the bytes, and take longer.
+  config_.optimizer.moments = Config::Moments::k8Bit;
+  EXPECT_GT(price(step, {}, buffers), 2 * 4.0);
 }
 
 TEST_F(CostModelTest, DuplexIsMeasuredAgainstBothRates) {
