@@ -101,8 +101,10 @@ CheckpointFound find_checkpoint(const std::string& directory) {
 void check_checkpoint(const CheckpointFound& found, const Config& config, const Model& model,
                       const std::string& data_fingerprint) {
   const SafetensorsReader reader(found.directory + "/" + kStateFile);
+  const ParameterTable table = parameter_table(config, model);
+  ModelState::check_weights(reader, model, table);
   check_settings(found, result_settings(config));
-  ModelState::check(reader, model, parameter_table(config, model));
+  ModelState::check(reader, model, table);
   if (batch_shape(config).dtype == DType::kF16 && !found.manifest.loss_scale) {
     throw InputError(found.directory + "/" + kManifestFile +
                      ": 'loss_scale' is missing, without which fp16 training cannot go on");

@@ -51,6 +51,22 @@ void fill_tensor(const host::Parallel& parallel, const TensorSpec& spec, std::ui
   });
 }
 
+void check_present(const SafetensorsReader& reader, const std::vector<SafetensorsSpec>& expected) {
+  for (const SafetensorsSpec& spec : expected) {
+    const SafetensorsTensor* tensor = reader.find(spec.name);
+    if (tensor == nullptr) {
+      throw InputError(reader.path() + ": is of another model: tensor '" + spec.name + "' " +
+                       shape_text(spec.shape) + " is missing");
+    }
+    if (tensor->shape != spec.shape || tensor->dtype != spec.dtype) {
+      throw InputError(reader.path() + ": is of another model: tensor '" + spec.name + "' is " +
+                       std::string(dtype_name(tensor->dtype)) + " " + shape_text(tensor->shape) +
+                       ", this model's is " + std::string(dtype_name(spec.dtype)) + " " +
+                       shape_text(spec.shape));
+    }
+  }
+}
+
 // The weight rounded from its master; and the master, or what split_master keeps of it.
 void store_weights(const OptimizerOptions& options, std::span<const float> values,
                    std::byte* weight, std::byte* master) {
@@ -152,23 +168,17 @@ void ModelState::export_weights(const std::string& path) {
   rename_durably(temporary, path);
 }
 
+void ModelState::check_weights(const SafetensorsReader& reader, const Model& model,
+                               const ParameterTable& table) {
+  const StoredTensors weights(model, table, {weight_column(table.options().weight)});
+  check_present(reader, weights.specs());
+}
+
 void ModelState::check(const SafetensorsReader& reader, const Model& model,
                        const ParameterTable& table) {
   const StoredTensors tensors(model, table, state_columns(table.options()));
   const std::vector<SafetensorsSpec>& expected = tensors.specs();
-  for (const SafetensorsSpec& spec : expected) {
-    const SafetensorsTensor* tensor = reader.find(spec.name);
-    if (tensor == nullptr) {
-      throw InputError(reader.path() + ": is of another model: tensor '" + spec.name + "' " +
-                       shape_text(spec.shape) + " is missing");
-    }
-    if (tensor->shape != spec.shape || tensor->dtype != spec.dtype) {
-      throw InputError(reader.path() + ": is of another model: tensor '" + spec.name + "' is " +
-                       std::string(dtype_name(tensor->dtype)) + " " + shape_text(tensor->shape) +
-                       ", this model's is " + std::string(dtype_name(spec.dtype)) + " " +
-                       shape_text(spec.shape));
-    }
-  }
+  check_present(reader, expected);
   if (reader.tensors().size() != expected.size()) {
     for (const SafetensorsTensor& tensor : reader.tensors()) {
       const bool known = std::any_of(expected.begin(), expected.end(),

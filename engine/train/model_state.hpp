@@ -28,8 +28,10 @@ class ModelState {
 
   // Writes all state kinds; the file is on the disk when this returns.
   void save(const std::string& path);
-  // Throws InputError naming the first tensor that differs (missing, other dtype or shape), before
-  // anything is changed.
+  // Throw InputError naming the first tensor that differs (missing, other dtype or shape), before
+  // anything is changed: of the weights, and of all state.
+  static void check_weights(const SafetensorsReader& reader, const Model& model,
+                            const ParameterTable& table);
   static void check(const SafetensorsReader& reader, const Model& model,
                     const ParameterTable& table);
   void load(const SafetensorsReader& reader);
