@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <string_view>
+#include <unordered_set>
 
 #include "base/error.hpp"
 #include "base/rng.hpp"
@@ -64,6 +66,18 @@ void check_present(const SafetensorsReader& reader, const std::vector<Safetensor
                        ", this model's is " + std::string(dtype_name(spec.dtype)) + " " +
                        shape_text(spec.shape));
     }
+  }
+}
+
+// No tensor of the file, or no weight of it, that this model does not have.
+void check_known(const SafetensorsReader& reader, const std::vector<SafetensorsSpec>& expected,
+                 bool only_weights) {
+  std::unordered_set<std::string_view> names;
+  for (const SafetensorsSpec& spec : expected) names.insert(spec.name);
+  for (const SafetensorsTensor& tensor : reader.tensors()) {
+    if (names.contains(tensor.name) || (only_weights && is_optimizer_state(tensor.name))) continue;
+    throw InputError(reader.path() + ": is of another model: this one has no tensor '" +
+                     tensor.name + "'");
   }
 }
 
@@ -172,6 +186,7 @@ void ModelState::check_weights(const SafetensorsReader& reader, const Model& mod
                                const ParameterTable& table) {
   const StoredTensors weights(model, table, {weight_column(table.options().weight)});
   check_present(reader, weights.specs());
+  check_known(reader, weights.specs(), true);
 }
 
 void ModelState::check(const SafetensorsReader& reader, const Model& model,
@@ -179,16 +194,7 @@ void ModelState::check(const SafetensorsReader& reader, const Model& model,
   const StoredTensors tensors(model, table, state_columns(table.options()));
   const std::vector<SafetensorsSpec>& expected = tensors.specs();
   check_present(reader, expected);
-  if (reader.tensors().size() != expected.size()) {
-    for (const SafetensorsTensor& tensor : reader.tensors()) {
-      const bool known = std::any_of(expected.begin(), expected.end(),
-                                     [&](const auto& spec) { return spec.name == tensor.name; });
-      if (!known) {
-        throw InputError(reader.path() + ": is of another model: this one has no tensor '" +
-                         tensor.name + "'");
-      }
-    }
-  }
+  check_known(reader, expected, false);
 }
 
 void ModelState::load(const SafetensorsReader& reader) {

@@ -1,6 +1,7 @@
 #include "engine/train/stored_tensors.hpp"
 
 #include <algorithm>
+#include <array>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
@@ -55,6 +56,13 @@ std::vector<StateColumn> state_columns(const OptimizerOptions& options) {
     if (layout.extent != StateExtent::kAbsent) columns.push_back({kind, layout});
   }
   return columns;
+}
+
+bool is_optimizer_state(std::string_view name) {
+  const std::string_view first = name.substr(0, name.find('.'));
+  constexpr std::array<std::string_view, 6> kinds{"master",        "remainder", "moment1",
+                                                  "moment1_scale", "moment2",   "moment2_scale"};
+  return std::find(kinds.begin(), kinds.end(), first) != kinds.end();
 }
 
 StoredTensors::StoredTensors(const Model& model, const ParameterTable& table,

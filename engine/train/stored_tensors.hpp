@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <string_view>
 #include <vector>
 
 #include "engine/model/parameter_table.hpp"
@@ -25,6 +26,9 @@ inline constexpr StateColumn weight_column(DType dtype) {
 }
 // The weight, and what the optimizer keeps.
 std::vector<StateColumn> state_columns(const OptimizerOptions& options);
+
+// Whether a tensor of a checkpoint is no weight, by its name.
+bool is_optimizer_state(std::string_view name);
 
 class StoredTensors {
  public:
