@@ -1,5 +1,5 @@
 // More elements than 32 bits count: wants 9 GiB of memory and some seconds, so it does not run by
-// default (label large).
+// default (label long).
 #include <sys/mman.h>
 
 #include "tests/kernels/optimizer/update_state.hpp"
