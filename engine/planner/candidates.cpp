@@ -133,6 +133,20 @@ std::uint64_t small_piece_elems(const StepModel& model) {
   return few_pieces(model, std::max(least, usual_piece_elems(model) / 4));
 }
 
+std::uint64_t optimizer_state_bytes(const StepModel& model, std::size_t unit, StateKind kind) {
+  const StateLayout layout = state_layout(model.optimizer, kind);
+  const UnitFootprint& footprint = model.units[unit];
+  switch (layout.extent) {
+    case StateExtent::kAbsent:
+      return 0;
+    case StateExtent::kPerElement:
+      return bytes_of(layout.dtype, footprint.elems);
+    case StateExtent::kPerTensor:
+      return bytes_of(layout.dtype, footprint.tensor_state_elems);
+  }
+  return 0;
+}
+
 }  // namespace
 
 std::vector<CandidateGroup> plan_candidates(const Config& config, const StepModel& model) {
@@ -179,20 +193,6 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
     groups.push_back(std::move(candidates));
   }
   return groups;
-}
-
-std::uint64_t optimizer_state_bytes(const StepModel& model, std::size_t unit, StateKind kind) {
-  const StateLayout layout = state_layout(model.optimizer, kind);
-  const UnitFootprint& footprint = model.units[unit];
-  switch (layout.extent) {
-    case StateExtent::kAbsent:
-      return 0;
-    case StateExtent::kPerElement:
-      return bytes_of(layout.dtype, footprint.elems);
-    case StateExtent::kPerTensor:
-      return bytes_of(layout.dtype, footprint.tensor_state_elems);
-  }
-  return 0;
 }
 
 std::array<std::uint64_t, kTierCount> home_bytes(const StepModel& model,

@@ -20,7 +20,6 @@ using CandidateGroup = std::vector<StepOptions>;
 std::vector<CandidateGroup> plan_candidates(const Config& config, const StepModel& model);
 
 // Bytes of each tier that model state takes between steps: no plan with this placement needs less.
-std::uint64_t optimizer_state_bytes(const StepModel& model, std::size_t unit, StateKind kind);
 std::array<std::uint64_t, kTierCount> home_bytes(const StepModel& model,
                                                  const StepOptions& options);
 

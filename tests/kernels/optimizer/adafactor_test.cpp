@@ -211,20 +211,6 @@ TEST(Adafactor, FloorsAndClips) {
   }
 }
 
-TEST(Adafactor, OnlyDecaysWhereAllGradientsAreZero) {
-  TensorChunk chunk(options_of(DType::kF32), DType::kF32, DType::kF32, odd_shapes(), 23);
-  TensorChunk want = chunk;
-  chunk.set_grad(std::vector<float>(static_cast<std::size_t>(chunk.elems)));
-  chunk.update(Parallel(2), scalars_of(1));
-  for (const ParameterSegment& segment : want.segments) {
-    const float decay = scalars_of(1).lr * segment.lr_scale * segment.weight_decay;
-    for (std::int64_t i = segment.begin; i < segment.end; ++i) {
-      want.set_master(i, want.master_at(i) - decay * want.master_at(i));
-    }
-  }
-  EXPECT_TRUE(chunk == want);
-}
-
 TEST(Adafactor, LetsNotFinitePassWithinTheirTensorAlone) {
   for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {

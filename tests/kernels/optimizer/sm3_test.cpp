@@ -116,20 +116,6 @@ TEST_P(Sm3Of, GivesTheSameBitsForAnyThreadsTargetsAndCompany) {
   expect_same_bits_everywhere(options_of(GetParam().weight), GetParam());
 }
 
-TEST(Sm3, OnlyDecaysWhereAllGradientsAreZero) {
-  TensorChunk chunk(options_of(DType::kF32), DType::kF32, DType::kF32, odd_shapes(), 23);
-  TensorChunk want = chunk;
-  chunk.set_grad(std::vector<float>(static_cast<std::size_t>(chunk.elems)));
-  chunk.update(Parallel(2), scalars_of(1));
-  for (const ParameterSegment& segment : want.segments) {
-    const float decay = scalars_of(1).lr * segment.lr_scale * segment.weight_decay;
-    for (std::int64_t i = segment.begin; i < segment.end; ++i) {
-      want.set_master(i, want.master_at(i) - decay * want.master_at(i));
-    }
-  }
-  EXPECT_TRUE(chunk == want);
-}
-
 TEST(Sm3, NanStaysInItsElementAndRaisesNoAccumulator) {
   const TensorChunk start =
       after_steps(TensorChunk(options_of(DType::kF32), DType::kF32, DType::kF32, odd_shapes(), 24),

@@ -52,6 +52,20 @@ TEST_P(WholeTensorRule, RefusesSegmentsThatAreNoWholeTensors) {
   EXPECT_TRUE(chunk == before);
 }
 
+TEST_P(WholeTensorRule, OnlyDecaysWhereAllGradientsAreZero) {
+  TensorChunk chunk = chunk_of({{33, 7, true}, {1, 300, false}, {40, 30, false}, {5, 1, true}});
+  TensorChunk want = chunk;
+  chunk.set_grad(std::vector<float>(static_cast<std::size_t>(chunk.elems)));
+  chunk.update(Parallel(2), scalars_of(1));
+  for (const ParameterSegment& segment : want.segments) {
+    const float decay = scalars_of(1).lr * segment.lr_scale * segment.weight_decay;
+    for (std::int64_t i = segment.begin; i < segment.end; ++i) {
+      want.set_master(i, want.master_at(i) - decay * want.master_at(i));
+    }
+  }
+  EXPECT_TRUE(chunk == want);
+}
+
 TEST_P(WholeTensorRule, DoesNothingToNothing) {
   TensorChunk chunk = chunk_of({{33, 7, true}});
   const TensorChunk before = chunk;
