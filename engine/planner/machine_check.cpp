@@ -79,20 +79,19 @@ std::uint64_t free_storage_bytes(const Config& config) {
 }
 
 // Why the machine cannot give these budgets; none where it can.
-std::optional<std::string> excess(const Config& config, std::uint64_t available_memory_bytes,
-                                  std::uint64_t free_storage_bytes) {
+std::optional<std::string> excess(const Config& config, const MachineRoom& room) {
   const auto& memory = config.memory;
   // On the host backend the device's memory is the machine's too.
   const std::uint64_t asked = memory.device_bytes + memory.pinned_bytes;
-  if (asked > available_memory_bytes) {
+  if (asked > room.memory_bytes) {
     return "memory.device = " + format_bytes_exact(memory.device_bytes) +
            " and memory.pinned = " + format_bytes_exact(memory.pinned_bytes) +
-           " are together more than the " + format_bytes(available_memory_bytes) +
+           " are together more than the " + format_bytes(room.memory_bytes) +
            " of memory that is available here; lower one of them";
   }
-  if (memory.storage_bytes != Config::kAutoBytes && memory.storage_bytes > free_storage_bytes) {
+  if (memory.storage_bytes > room.storage_bytes) {
     return "memory.storage = " + format_bytes_exact(memory.storage_bytes) + " is more than the " +
-           format_bytes(free_storage_bytes) + " that is free on '" + memory.storage_paths.front() +
+           format_bytes(room.storage_bytes) + " that is free on '" + memory.storage_paths.front() +
            (memory.storage_paths.size() > 1 ? "' and the other storage paths" : "'") +
            "; lower it, or name other memory.storage_paths";
   }
@@ -101,30 +100,27 @@ std::optional<std::string> excess(const Config& config, std::uint64_t available_
 
 }  // namespace
 
-void resolve_auto_budgets(Config& config) {
-  if (config.memory.storage_bytes != Config::kAutoBytes) return;
-  config.memory.storage_bytes = std::min(free_storage_bytes(config), kMostAutoStorageBytes);
+MachineRoom settle_budgets(Config& config) {
+  const MachineRoom room{read_host_topology().available_bytes, free_storage_bytes(config)};
+  if (config.memory.storage_bytes == Config::kAutoBytes) {
+    config.memory.storage_bytes = std::min(room.storage_bytes, kMostAutoStorageBytes);
+  }
+  if (const auto why = excess(config, room)) throw InputError(*why);
+  return room;
 }
 
-void resolve_auto_budgets_elsewhere(Config& config) {
+void settle_budgets_elsewhere(Config& config) {
   if (config.memory.storage_bytes != Config::kAutoBytes) return;
   config.memory.storage_bytes = kMostAutoStorageBytes;
 }
 
-void check_budgets(const Config& config) {
-  const auto why = excess(config, read_host_topology().available_bytes, free_storage_bytes(config));
-  if (why) throw InputError(*why);
-}
-
-void keep_possible_suggestions(Refusal& refusal, const Config& config) {
-  const std::uint64_t memory = read_host_topology().available_bytes;
-  const std::uint64_t storage = free_storage_bytes(config);
+void keep_possible_suggestions(Refusal& refusal, const Config& config, const MachineRoom& room) {
   std::erase_if(refusal.suggestions, [&](const Suggestion& suggestion) {
     Config changed = config;
     for (const auto& [key, bytes] : suggestion) {
       find_config_key(key)->assign(changed, static_cast<std::int64_t>(bytes));
     }
-    return excess(changed, memory, storage).has_value();
+    return excess(changed, room).has_value();
   });
 }
 

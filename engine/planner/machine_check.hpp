@@ -13,17 +13,20 @@ namespace sluice {
 // What memory.storage = "auto" takes at most.
 inline constexpr std::uint64_t kMostAutoStorageBytes = 64 * kGiB;
 
-// "auto" budgets become numbers: memory.storage what is free on the storage paths, at most
-// kMostAutoStorageBytes.
-void resolve_auto_budgets(Config& config);
-// The same for a machine that is not this one: kMostAutoStorageBytes.
-void resolve_auto_budgets_elsewhere(Config& config);
+// What budgets may take here, as read once: other programs change it at any moment.
+struct MachineRoom {
+  std::uint64_t memory_bytes = 0;   // available, the cgroup's limit included
+  std::uint64_t storage_bytes = 0;  // free over all storage paths
+};
 
-// Budgets against what is there: memory (the cgroup's limit included), free space on the storage
-// paths. Throws InputError naming the keys, the bytes asked for and the bytes there.
-void check_budgets(const Config& config);
-// Takes away the suggestions that check_budgets would refuse.
-void keep_possible_suggestions(Refusal& refusal, const Config& config);
+// "auto" budgets become numbers (memory.storage what is free on the storage paths, at most
+// kMostAutoStorageBytes), and all are held against what is there. Throws InputError naming the
+// keys, the bytes asked for and the bytes there.
+MachineRoom settle_budgets(Config& config);
+// The numbers for a machine that is not this one: kMostAutoStorageBytes, nothing to hold against.
+void settle_budgets_elsewhere(Config& config);
+// Takes away the suggestions that settle_budgets would have refused.
+void keep_possible_suggestions(Refusal& refusal, const Config& config, const MachineRoom& room);
 
 // Storage paths: directories that can be written (or made), with room for the plan's share; the
 // engine that was asked for. Throws InputError naming the path, the needed and the available bytes.

@@ -368,8 +368,7 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   Config config = written;
   check_supported(config);
   check_run_directories(config);
-  resolve_auto_budgets(config);
-  check_budgets(config);
+  const MachineRoom room = settle_budgets(config);
   const Dataset data(dataset_options(config));
   const Model model(model_shape(config));
   if (config.train.threads == 0) config.train.threads = host::Parallel::default_threads();
@@ -379,7 +378,7 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   const HardwareProfile hardware = load_profile_or_default(default_profile_path());
   auto planned = make_plan(config, model, *device_kernels, hardware);
   if (auto* refusal = std::get_if<Refusal>(&planned)) {
-    keep_possible_suggestions(*refusal, config);
+    keep_possible_suggestions(*refusal, config, room);
     events(refused_event(*refusal));
     return TrainingEnd::kRefused;
   }

@@ -20,11 +20,11 @@ int plan_command(const PlanArguments& arguments) {
   Config config = load_config(arguments.config.path, arguments.config.overrides);
   check_supported(config);
   const bool this_machine = arguments.hardware.empty();
+  MachineRoom room;
   if (this_machine) {
-    resolve_auto_budgets(config);
-    check_budgets(config);
+    room = settle_budgets(config);
   } else {
-    resolve_auto_budgets_elsewhere(config);
+    settle_budgets_elsewhere(config);
   }
   const Model model(model_shape(config));
   const HardwareProfile hardware = this_machine ? load_profile_or_default(default_profile_path())
@@ -36,7 +36,7 @@ int plan_command(const PlanArguments& arguments) {
       make_host_kernels({static_cast<int>(config.train.threads), Bf16Gemm::kAuto});
   auto planned = make_plan(config, model, *kernels, hardware);
   if (auto* refusal = std::get_if<Refusal>(&planned)) {
-    if (this_machine) keep_possible_suggestions(*refusal, config);
+    if (this_machine) keep_possible_suggestions(*refusal, config, room);
     if (arguments.json) std::cout << refused_event(*refusal).dump() << std::endl;
     std::fprintf(stderr, "sluice: %s: %s\n", arguments.config.path.c_str(),
                  refusal->sentence().c_str());

@@ -1,0 +1,64 @@
+// Budgets against the machine: read once, so that what others write meanwhile refuses nothing.
+#include "engine/planner/machine_check.hpp"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "base/error.hpp"
+
+namespace sluice {
+namespace {
+
+Config small_budgets() {
+  Config config;
+  config.memory.device_bytes = kMiB;
+  config.memory.pinned_bytes = kMiB;
+  config.memory.storage_paths = {std::filesystem::temp_directory_path().string()};
+  return config;
+}
+
+TEST(SettleBudgets, AutoStorageIsWhatIsFreeUpToItsMost) {
+  Config config = small_budgets();
+  const MachineRoom room = settle_budgets(config);
+  EXPECT_GT(room.memory_bytes, 2 * kMiB);
+  EXPECT_EQ(config.memory.storage_bytes, std::min(room.storage_bytes, kMostAutoStorageBytes));
+}
+
+TEST(SettleBudgets, PathsOnOneFileSystemShareItsRoom) {
+  Config one = small_budgets();
+  Config two = small_budgets();
+  two.memory.storage_paths.push_back(two.memory.storage_paths.front() + "/second");
+  const std::uint64_t alone = settle_budgets(one).storage_bytes;
+  const std::uint64_t shared = settle_budgets(two).storage_bytes;
+  // Another program may write between the two readings.
+  EXPECT_NEAR(static_cast<double>(shared), static_cast<double>(alone), 0.05 * alone);
+}
+
+TEST(SettleBudgets, MoreThanIsFreeIsRefusedWithBothSizes) {
+  Config config = small_budgets();
+  config.memory.storage_bytes = std::uint64_t{1} << 60;
+  try {
+    settle_budgets(config);
+    FAIL() << "no refusal";
+  } catch (const InputError& error) {
+    const std::string what = error.what();
+    EXPECT_NE(what.find("memory.storage = 1048576TiB is more than the"), std::string::npos) << what;
+  }
+}
+
+TEST(KeepPossibleSuggestions, HoldsThemAgainstTheRoomThatWasRead) {
+  Config config = small_budgets();
+  config.memory.storage_bytes = 8 * kGiB;
+  Refusal refusal;
+  refusal.suggestions = {{{"memory.pinned", 2 * kGiB}},
+                         {{"memory.storage", 9 * kGiB}},
+                         {{"memory.device", 2 * kGiB}, {"memory.pinned", 3 * kGiB}}};
+  // Exactly the bytes that were free when "auto" became a number: the number stays possible.
+  keep_possible_suggestions(refusal, config, {4 * kGiB, 8 * kGiB});
+  ASSERT_EQ(refusal.suggestions.size(), 1u);
+  EXPECT_EQ(refusal.suggestions[0], (Suggestion{{"memory.pinned", 2 * kGiB}}));
+}
+
+}  // namespace
+}  // namespace sluice
