@@ -20,7 +20,7 @@ using Words = hn::ScalableTag<std::uint32_t>;
 
 // How far ahead the kernels prefetch, and for how many elements at once
 // (kernels/host/optimizer/stage_simd.hpp).
-constexpr std::int64_t kStageElems = 256;
+constexpr std::int64_t kAheadElems = 64;
 constexpr std::int64_t kLineElems = 16;
 // Arrays take turns after so many elements: whole vectors of every format.
 constexpr std::int64_t kTurnElems = 64;
@@ -61,7 +61,7 @@ void traffic_range(const TrafficStreams& streams, std::uint32_t mask, std::int64
   const auto masks = hn::Set(Words(), mask);
   auto fold = masks;
   for (std::int64_t i = begin; i < end; i += kTurnElems) {
-    const std::int64_t next = i + kStageElems < end ? i + kStageElems : i;
+    const std::int64_t next = i + kAheadElems < end ? i + kAheadElems : i;
     for (std::size_t k = 0; k < streams.count; ++k) pass(streams.all[k], i, next, masks, fold);
   }
 }

@@ -29,6 +29,15 @@ struct Grad {
   }
 };
 
+// A sum in fp32, rounded as the gradient that it stands for.
+struct GradThroughBF16 {
+  const float* from;
+  template <class D>
+  HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
+    return through_bf16(d, hn::LoadU(d, from + at));
+  }
+};
+
 struct MasterAlone {
   float* master;
   template <class D>

@@ -1,10 +1,15 @@
 // The one loop of all elementwise rules: formats are its business, a rule is only arithmetic.
 //
-// A stage is 256 elements. 16-bit numbers are widened and narrowed in registers, in the same loop
-// as the rule; what needs more than one look at a number (8-bit blocks), or is rare, goes through
-// fp32 arrays of a stage's length, which live in the L1 cache. So a rule is compiled a dozen times
-// for each instruction set, not once for each of the formats' combinations. While one stage is
-// computed, the next one's memory is prefetched.
+// 16-bit numbers are widened and narrowed in registers, in the same loop as the rule; what needs
+// more than one look at a number (8-bit blocks, noise), or is rare, goes through arrays of a
+// stage's length, 256 elements, which live in the L1 cache. So a rule is compiled some fifteen
+// times for each instruction set, not once for each of the formats' combinations. Where nothing
+// needs such an array the whole range is one stage: to begin one costs as much as a dozen vectors.
+//
+// Memory is prefetched 64 elements ahead: four lines of each fp32 array. Farther is slower, since
+// large arrays tend to begin at the same offset of a page and so meet in the same few sets of the
+// L1 cache (256 elements ahead cost a tenth of the rate on two Zen cores). What a stage reads in
+// one go at its beginning is asked for a stage ahead.
 //
 // Included once for each instruction set (see kernels/host/simd.hpp).
 #if defined(SLUICE_KERNELS_HOST_OPTIMIZER_STAGE) == defined(HWY_TARGET_TOGGLE)
@@ -36,11 +41,13 @@ namespace sluice::host::HWY_NAMESPACE {
 // -------------------------------------------------------------------------------------
 
 constexpr std::int64_t kStageElems = 256;
+constexpr std::int64_t kAheadElems = 64;
 constexpr std::int64_t kLineElems = 16;  // fp32 in a cache line
 static_assert(kStageElems % static_cast<std::int64_t>(kBlock8Elems) == 0);
 
-// Where the next stage's memory begins, and how many bytes 16 elements of it have. Arrays that the
-// rule does not read: 0 bytes of something that is in the cache.
+// What will be read soon, and how many bytes 16 elements of it have; behind an array's end nothing
+// is read, only asked for. Arrays that the rule does not read: 0 bytes of something that is in the
+// cache.
 struct Ahead {
   static constexpr int kArrays = 5;
   const std::byte* from[kArrays];
@@ -54,13 +61,14 @@ struct Ahead {
   }
 };
 
+// Of a stage that begins at element i.
 HWY_INLINE Ahead ahead_of(const UpdateArrays& arrays, int moments, std::int64_t i,
                           const void* cached) {
   Ahead ahead;
   const auto set = [&](int k, bool used, const void* array, std::int64_t elem_bytes) {
     ahead.from[k] = static_cast<const std::byte*>(used ? array : cached);
     ahead.line_bytes[k] = used ? kLineElems * elem_bytes : 0;
-    if (used) ahead.from[k] += i * elem_bytes;
+    if (used) ahead.from[k] += (i + kAheadElems) * elem_bytes;
   };
   const bool split = arrays.weight_format == WeightFormat::kSplitBF16;
   const std::int64_t moment_bytes = arrays.moments == DType::kF32    ? 4
@@ -72,10 +80,11 @@ HWY_INLINE Ahead ahead_of(const UpdateArrays& arrays, int moments, std::int64_t 
   set(3, moments >= 1, arrays.moment1, moment_bytes);
   set(4, moments >= 2, arrays.moment2, moment_bytes);
   if (arrays.moments == DType::kBlock8) {
-    const auto elem = static_cast<std::uint64_t>(i);
-    const std::uint64_t skipped =
-        block8_place(elem / kBlock8Elems).code_bytes - elem / kBlock8Elems * kBlock8Elems;
-    for (int k = 3; k < 3 + moments; ++k) ahead.from[k] += skipped;
+    const std::uint64_t next = static_cast<std::uint64_t>(i + kStageElems) / kBlock8Elems;
+    for (int k = 3; k < 3 + moments; ++k) {
+      const void* const array = k == 3 ? arrays.moment1 : arrays.moment2;
+      ahead.from[k] = static_cast<const std::byte*>(array) + block8_place(next).code_bytes;
+    }
   }
   return ahead;
 }
@@ -148,8 +157,7 @@ HWY_INLINE void with_grad(const UpdateArrays& arrays, std::int64_t i, std::int64
   };
   switch (arrays.grad_format) {
     case GradFormat::kF32ThroughBF16:
-      return fill_room([&](auto d, std::int64_t at)
-                           HWY_ATTR { return through_bf16(d, hn::LoadU(d, from + at)); });
+      return body(GradThroughBF16{from});
     case GradFormat::kF32ThroughF16:
       return fill_room([&](auto d, std::int64_t at)
                            HWY_ATTR { return through_f16(d, hn::LoadU(d, from + at)); });
@@ -248,6 +256,15 @@ HWY_INLINE void with_moments(const UpdateArrays& arrays, std::int64_t i, std::in
   }
 }
 
+// Whether all numbers go through registers alone.
+template <int kMoments>
+HWY_INLINE bool in_registers(const UpdateArrays& arrays) {
+  const bool half =
+      arrays.grad_format == GradFormat::kF16 || arrays.grad_format == GradFormat::kF32ThroughF16;
+  return !half && arrays.weight_format != WeightFormat::kMasterF16 &&
+         (kMoments == 0 || arrays.moments == DType::kF32);
+}
+
 // Elements [begin, end) of the chunk, all of one segment. Rule: kMoments (0 to 2) and
 // operator()(d, g, m, v, w), which returns the new w and changes the moments that it has.
 template <class Rule>
@@ -255,11 +272,10 @@ HWY_INLINE void update_range(const UpdateArrays& arrays, const Rule& rule,
                              const ParameterSegment& segment, std::int64_t begin,
                              std::int64_t end) {
   StageRoom room;
-  for (std::int64_t i = begin; i < end; i += kStageElems) {
-    const std::int64_t count = std::min(kStageElems, end - i);
-    // The last stage asks for itself again: nothing outside the range is fetched for it.
-    const std::int64_t next = i + 2 * kStageElems <= end ? i + kStageElems : i;
-    const Ahead ahead = ahead_of(arrays, Rule::kMoments, next, &room);
+  const std::int64_t stage = in_registers<Rule::kMoments>(arrays) ? end - begin : kStageElems;
+  for (std::int64_t i = begin; i < end; i += stage) {
+    const std::int64_t count = std::min(stage, end - i);
+    const Ahead ahead = ahead_of(arrays, Rule::kMoments, i, &room);
     const std::uint64_t key = segment.first_key + static_cast<std::uint64_t>(i - segment.begin);
     with_grad(arrays, i, count, room.grad, [&](const auto& grad) HWY_ATTR {
       with_master(arrays, i, count, [&](const auto& master) HWY_ATTR {
