@@ -71,10 +71,19 @@ HWY_INLINE hn::Vec<BitsOf<D>> round_away_bits(D d, hn::Vec<D> value) {
 }
 
 template <class D>
-HWY_INLINE void store_upper_half(D, hn::Vec<BitsOf<D>> bits, bf16* to) {
+HWY_INLINE hn::Vec<HalfBitsOf<D>> upper_half(D, hn::Vec<BitsOf<D>> bits) {
   // Shifted right the lanes are below 2^16, so the saturating demotion of int32 keeps them whole.
   const auto small = hn::BitCast(hn::RebindToSigned<D>(), hn::ShiftRight<16>(bits));
-  hn::StoreU(hn::DemoteTo(HalfBitsOf<D>(), small), HalfBitsOf<D>(), &to->bits);
+  return hn::DemoteTo(HalfBitsOf<D>(), small);
+}
+template <class D>
+HWY_INLINE void store_upper_half(D d, hn::Vec<BitsOf<D>> bits, bf16* to) {
+  hn::StoreU(upper_half(d, bits), HalfBitsOf<D>(), &to->bits);
+}
+// Past the caches. Precondition: a whole vector's alignment, and 16 bytes at least.
+template <class D>
+HWY_INLINE void stream_upper_half(D d, hn::Vec<BitsOf<D>> bits, bf16* to) {
+  hn::Stream(upper_half(d, bits), HalfBitsOf<D>(), &to->bits);
 }
 
 // Stores an activation or a gradient: rounded to nearest even.

@@ -40,7 +40,8 @@ HWY_INLINE void pass(const TrafficStream& stream, std::int64_t i, std::int64_t a
     }
   }
   if (!stream.read) {
-    for (std::int64_t k = 0; k < words; k += step) hn::StoreU(fold, tag, at + k);
+    // Arrays are aligned to pages, turns to whole vectors.
+    for (std::int64_t k = 0; k < words; k += step) hn::Stream(fold, tag, at + k);
   } else if (!stream.write) {
     for (std::int64_t k = 0; k < words; k += step) fold = hn::Xor(fold, hn::LoadU(tag, at + k));
   } else {
@@ -64,6 +65,7 @@ void traffic_range(const TrafficStreams& streams, std::uint32_t mask, std::int64
     const std::int64_t next = i + kAheadElems < end ? i + kAheadElems : i;
     for (std::size_t k = 0; k < streams.count; ++k) pass(streams.all[k], i, next, masks, fold);
   }
+  hwy::FlushStream();
 }
 
 const char* target_name() {

@@ -50,11 +50,15 @@ struct MasterAlone {
   }
 };
 
-// With a 16-bit weight beside it.
-template <class Weight>
-struct MasterAndWeight {
+// With a bf16 weight beside it, which nothing here reads: where it is aligned it goes past the
+// caches, and its lines need not be fetched to be overwritten. A FlushStream ends the loop.
+struct MasterAndBF16 {
   float* master;
-  Weight* weight;
+  bf16* weight;
+  bool streamed;
+  static bool aligned(const bf16* weight) {
+    return reinterpret_cast<std::uintptr_t>(weight) % 64 == 0;
+  }
   template <class D>
   HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
     return hn::LoadU(d, master + at);
@@ -62,6 +66,10 @@ struct MasterAndWeight {
   template <class D>
   HWY_INLINE void store(D d, hn::Vec<D> number, std::int64_t at) const {
     hn::StoreU(number, d, master + at);
+    // Less than 16 bytes cannot be streamed.
+    if constexpr (hn::MaxLanes(HalfBitsOf<D>()) * sizeof(bf16) >= 16) {
+      if (streamed) return stream_upper_half(d, round_away_bits(d, number), weight + at);
+    }
     store_weight(d, number, weight + at);
   }
 };

@@ -188,9 +188,11 @@ HWY_INLINE void with_master(const UpdateArrays& arrays, std::int64_t i, std::int
     case WeightFormat::kSplitBF16:
       return body(MasterSplit{static_cast<bf16*>(arrays.weight) + i,
                               static_cast<std::int16_t*>(arrays.master) + i});
-    case WeightFormat::kMasterBF16:
-      return body(MasterAndWeight<bf16>{static_cast<float*>(arrays.master) + i,
-                                        static_cast<bf16*>(arrays.weight) + i});
+    case WeightFormat::kMasterBF16: {
+      bf16* const weight = static_cast<bf16*>(arrays.weight) + i;
+      return body(MasterAndBF16{static_cast<float*>(arrays.master) + i, weight,
+                                MasterAndBF16::aligned(weight)});
+    }
     default:
       return body(MasterAlone{static_cast<float*>(arrays.master) + i});
   }
@@ -286,6 +288,7 @@ HWY_INLINE void update_range(const UpdateArrays& arrays, const Rule& rule,
       });
     });
   }
+  hwy::FlushStream();
 }
 
 }  // namespace sluice::host::HWY_NAMESPACE
