@@ -203,7 +203,7 @@ void PricedKernels::squared_norm_blocks(const void*, DType dtype, DType,
 
 // Of the time that AdamW with fp32 states takes, this share would be left if memory were free: two
 // AVX2 cores, from the rates of all formats (`sluice bench adam`).
-constexpr double kUpdateArithmeticShare = 0.44;
+constexpr double kUpdateArithmeticShare = 0.56;
 
 // AdamW with fp32 states is what was measured; other states and rules by the bytes that they move
 // or by their arithmetic, whichever takes longer, and Muon's products besides.
