@@ -1,12 +1,15 @@
 // A storage engine that fails on purpose, by a plan. A failed request moves nothing and ends
 // through an empty request to the inner engine, so that its callback comes as all do: later, on the
-// completion thread.
+// completion thread. Faults of system calls are put where the inner engine looks at their results:
+// the call has been made, and the engine is told something else.
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <map>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "offload/storage_engine.hpp"
 
@@ -16,18 +19,25 @@ namespace {
 // Attempts that move nothing before a request with a lasting short transfer ends.
 constexpr int kShortTries = 4;
 
+// The bit of operation n that a flip turns: anywhere in its bytes, the same in every run.
+void flip_bit(std::byte* data, std::uint64_t bytes, std::uint64_t n) {
+  const std::uint64_t scattered = (n + 1) * 0x9e3779b97f4a7c15u;  // 2^64 / golden ratio
+  data[(scattered >> 8) % bytes] ^= std::byte{1} << (scattered & 7);
+}
+
 class FaultyEngine final : public StorageEngine {
  public:
   FaultyEngine(std::unique_ptr<StorageEngine> inner, FaultPlan plan)
       : plan_(plan), inner_(std::move(inner)) {
     SLUICE_CHECK(inner_ != nullptr);
+    inner_->filter_results([this](std::int64_t result) { return call_result(result); });
   }
 
   std::string name() const override { return inner_->name(); }
 
   StorageFileId open(const std::string& path, StorageFileMode mode, std::uint64_t bytes) override {
     if (mode != StorageFileMode::kReadOnly && bytes > 0) {
-      if (const int error = error_of(next_fault())) {
+      if (const int error = error_of(next_fault().fault)) {
         throw IoError("fallocate", path, 0, bytes, error);
       }
     }
@@ -54,7 +64,7 @@ class FaultyEngine final : public StorageEngine {
   void drain(Deadline deadline) override { inner_->drain(deadline); }
 
   void flush(StorageFileId file) override {
-    if (const int error = error_of(next_fault())) {
+    if (const int error = error_of(next_fault().fault)) {
       throw IoError("fdatasync", path_of(file), 0, 0, error);
     }
     inner_->flush(file);
@@ -70,7 +80,12 @@ class FaultyEngine final : public StorageEngine {
     return counters;
   }
 
+  void filter_results(ResultFilter) override {
+    throw InternalError("a fault-injecting engine filters results itself");
+  }
+
   std::uint64_t operations() const { return operations_.load(); }
+  std::uint64_t calls() const { return calls_.load(); }
 
  private:
   struct Transfer {
@@ -82,11 +97,32 @@ class FaultyEngine final : public StorageEngine {
   };
   using TransferPtr = std::shared_ptr<Transfer>;
 
-  StorageFault next_fault() {
+  struct Fault {
+    StorageFault fault;
+    std::uint64_t operation;
+  };
+
+  bool hits(std::uint64_t operation) const {
+    return plan_.forever ? operation >= plan_.at_operation : operation == plan_.at_operation;
+  }
+
+  Fault next_fault() {
     const std::uint64_t operation = operations_.fetch_add(1);
-    const bool hit =
-        plan_.forever ? operation >= plan_.at_operation : operation == plan_.at_operation;
-    return hit ? plan_.fault : StorageFault::kNone;
+    const bool hit = !is_fault_of_calls(plan_.fault) && hits(operation);
+    return {hit ? plan_.fault : StorageFault::kNone, operation};
+  }
+
+  // What the inner engine is told that a system call returned.
+  std::int64_t call_result(std::int64_t result) {
+    const std::uint64_t call = calls_.fetch_add(1);
+    if (!is_fault_of_calls(plan_.fault) || !hits(call)) return result;
+    if (plan_.fault == StorageFault::kCallEagain) return -EAGAIN;
+    if (plan_.fault == StorageFault::kCallEintr) return -EINTR;
+    if (result <= 1) return result;  // an error, the end of the file, or what cannot be shorter
+    std::int64_t missing = 1;
+    if (plan_.fault == StorageFault::kCallShortByHalf) missing = result / 2;
+    if (plan_.fault == StorageFault::kCallShortBy511) missing = 511;
+    return std::max<std::int64_t>(1, result - missing);
   }
 
   // 0: none that is an error of its own.
@@ -97,9 +133,13 @@ class FaultyEngine final : public StorageEngine {
 
   // One operation on what is left of a request.
   void step(const TransferPtr& transfer) {
-    const StorageFault fault = next_fault();
+    const auto [fault, operation] = next_fault();
     if (const int error = error_of(fault)) {
       end(transfer, error);
+      return;
+    }
+    if (corrupts(fault, transfer->rest)) {
+      corrupt(transfer, fault, operation);
       return;
     }
     if (fault != StorageFault::kShortTransfer || transfer->rest.bytes == 0) {
@@ -120,6 +160,37 @@ class FaultyEngine final : public StorageEngine {
         return;
       }
       go_on(transfer, moved);
+    });
+  }
+
+  static bool corrupts(StorageFault fault, const StorageRequest& request) {
+    if (request.bytes == 0) return false;
+    if (fault == StorageFault::kFlippedRead) return request.op == StorageOp::kRead;
+    return (fault == StorageFault::kFlippedWrite || fault == StorageFault::kLostWrite) &&
+           request.op == StorageOp::kWrite;
+  }
+
+  // Ends well, with other bytes than it should.
+  void corrupt(const TransferPtr& transfer, StorageFault fault, std::uint64_t operation) {
+    StorageRequest request = transfer->rest;
+    if (fault == StorageFault::kFlippedRead) {
+      inner_->submit(request, [transfer, request, operation](std::exception_ptr error) {
+        if (!error) flip_bit(static_cast<std::byte*>(request.data), request.bytes, operation);
+        transfer->done(std::move(error));
+      });
+      return;
+    }
+    const auto* const data = static_cast<const std::byte*>(request.data);
+    const auto stored = std::make_shared<std::vector<std::byte>>(data, data + request.bytes);
+    if (fault == StorageFault::kLostWrite) {
+      request.offset = 0;
+      request.bytes = 0;
+    } else {
+      flip_bit(stored->data(), stored->size(), operation);
+    }
+    request.data = stored->data();
+    inner_->submit(request, [transfer, stored](std::exception_ptr error) {
+      transfer->done(std::move(error));
     });
   }
 
@@ -157,6 +228,7 @@ class FaultyEngine final : public StorageEngine {
 
   const FaultPlan plan_;
   std::atomic<std::uint64_t> operations_ = 0;
+  std::atomic<std::uint64_t> calls_ = 0;
   mutable std::mutex mutex_;
   std::map<StorageFileId, std::string> paths_;  // guarded by mutex_, as all below
   std::uint64_t resubmitted_ = 0;
@@ -173,10 +245,22 @@ std::unique_ptr<StorageEngine> make_faulty_engine(std::unique_ptr<StorageEngine>
   return std::make_unique<FaultyEngine>(std::move(inner), plan);
 }
 
-std::uint64_t faulty_engine_operations(const StorageEngine& engine) {
+namespace {
+
+const FaultyEngine& as_faulty(const StorageEngine& engine) {
   const auto* faulty = dynamic_cast<const FaultyEngine*>(&engine);
   SLUICE_CHECK_MSG(faulty != nullptr, "not a fault-injecting engine");
-  return faulty->operations();
+  return *faulty;
+}
+
+}  // namespace
+
+std::uint64_t faulty_engine_operations(const StorageEngine& engine) {
+  return as_faulty(engine).operations();
+}
+
+std::uint64_t faulty_engine_calls(const StorageEngine& engine) {
+  return as_faulty(engine).calls();
 }
 
 }  // namespace sluice

@@ -119,7 +119,7 @@ class IoUringEngine final : public QueuedEngine {
   io_uring_sqe* next_sqe();
   void submit_and_wait();
   void reap();
-  void complete(std::uint32_t slot_index, int result);
+  void complete(std::uint32_t slot_index, std::int64_t result);
   void end_slot(std::uint32_t slot_index);
   void run_broken(int error_number) noexcept;
   void await_kernel() noexcept;
@@ -397,14 +397,14 @@ void IoUringEngine::reap() {
         wake_armed_ = false;
       } else {
         ++calls_reaped_;
-        complete(static_cast<std::uint32_t>(batch[i].first), batch[i].second);
+        complete(static_cast<std::uint32_t>(batch[i].first), filtered(batch[i].second));
       }
     }
     if (count < batch.size()) return;
   }
 }
 
-void IoUringEngine::complete(std::uint32_t slot_index, int result) {
+void IoUringEngine::complete(std::uint32_t slot_index, std::int64_t result) {
   Slot& slot = slots_[slot_index];
   if (result < 0 && retry_buffered(*slot.request, slot.transfer, result)) {
     queue_call(slot_index);

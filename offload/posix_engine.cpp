@@ -109,8 +109,8 @@ class PosixEngine final : public QueuedEngine {
         const ssize_t moved = call.op == StorageOp::kRead
                                   ? ::pread(file.descriptor(), call.data, call.bytes, offset)
                                   : ::pwrite(file.descriptor(), call.data, call.bytes, offset);
-        const std::int64_t result = moved < 0 ? -errno : moved;
-        if (moved < 0 && retry_buffered(request, transfer, result)) continue;
+        const std::int64_t result = filtered(moved < 0 ? -errno : moved);
+        if (result < 0 && retry_buffered(request, transfer, result)) continue;
         state = transfer.advance(result);
       }
       resubmitted = transfer.resubmitted();

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "offload/aligned_transfer.hpp"
 #include "offload/storage_engine.hpp"
@@ -57,6 +58,7 @@ class QueuedEngine : public StorageEngine {
   void drain(Deadline deadline) override;
   void flush(StorageFileId file) override;
   StorageCounters counters() const override;
+  void filter_results(ResultFilter filter) override { result_filter_ = std::move(filter); }
 
  protected:
   explicit QueuedEngine(const StorageOptions& options);
@@ -69,6 +71,10 @@ class QueuedEngine : public StorageEngine {
 
   // The request has ended: counts it, calls back, makes room. Completion thread, no lock held.
   void finish(const ActiveRequestPtr& request) noexcept;
+  // What a call of a transfer returned, as the engine is to see it.
+  std::int64_t filtered(std::int64_t result) const {
+    return result_filter_ ? result_filter_(result) : result;
+  }
   // One call of a transfer failed: true when direct I/O may have been the reason, the file now goes
   // through the page cache, and the call is to be made again (once: others of the file may have
   // been under way when the first was refused).
@@ -94,6 +100,7 @@ class QueuedEngine : public StorageEngine {
   std::uint64_t outstanding_ = 0;                             // guarded by mutex_
   StorageCounters counters_;                                  // guarded by mutex_
   std::atomic<bool> buffered_said_ = false;
+  ResultFilter result_filter_;  // set before the first request
 };
 
 std::unique_ptr<StorageEngine> make_io_uring_engine(const StorageOptions& options);

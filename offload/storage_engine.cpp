@@ -11,7 +11,8 @@
 
 namespace sluice {
 
-void StorageEngine::transfer(const StorageRequest& request) {
+void submit_and_wait(std::uint64_t bytes,
+                     const std::function<void(StorageEngine::Callback)>& submit) {
   struct Outcome {
     std::mutex mutex;
     std::condition_variable ready;
@@ -20,7 +21,7 @@ void StorageEngine::transfer(const StorageRequest& request) {
   };
   // Shared: the callback may come after a wait that timed out.
   const auto outcome = std::make_shared<Outcome>();
-  submit(request, [outcome](std::exception_ptr error) {
+  submit([outcome](std::exception_ptr error) {
     const std::lock_guard lock(outcome->mutex);
     outcome->done = true;
     outcome->error = std::move(error);
@@ -29,9 +30,13 @@ void StorageEngine::transfer(const StorageRequest& request) {
   std::unique_lock lock(outcome->mutex);
   const auto deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
   if (!outcome->ready.wait_until(lock, deadline.time(), [&] { return outcome->done; })) {
-    throw TimeoutError("a storage transfer of " + std::to_string(request.bytes) + " bytes");
+    throw TimeoutError("a storage transfer of " + std::to_string(bytes) + " bytes");
   }
   if (outcome->error) std::rethrow_exception(outcome->error);
+}
+
+void StorageEngine::transfer(const StorageRequest& request) {
+  submit_and_wait(request.bytes, [&](Callback done) { submit(request, std::move(done)); });
 }
 
 std::string io_uring_unavailable_reason() {

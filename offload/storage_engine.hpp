@@ -86,9 +86,20 @@ class StorageEngine {
 
   virtual StorageCounters counters() const = 0;
 
+  // For fault injection, before the first request: what every system call that moves data returned
+  // (bytes, or -errno) passes `filter` before the engine acts on it, on the thread that made or
+  // reaped the call. A filter may claim less than was moved, or an error.
+  using ResultFilter = std::function<std::int64_t(std::int64_t result)>;
+  virtual void filter_results(ResultFilter filter) = 0;
+
   // Blocking convenience for set-up and checkpoints: submit and wait; throws the request's error.
   void transfer(const StorageRequest& request);
 };
+
+// Calls `submit` with a callback and waits until that has run; throws its error, or TimeoutError
+// after kDefaultDeadlineSeconds. bytes: for that message.
+void submit_and_wait(std::uint64_t bytes,
+                     const std::function<void(StorageEngine::Callback)>& submit);
 
 struct StorageOptions {
   std::uint32_t queue_depth = 32;
@@ -103,21 +114,39 @@ std::unique_ptr<StorageEngine> make_storage_engine(const std::string& kind,
 // Why io_uring cannot be used here; empty when it can.
 std::string io_uring_unavailable_reason();
 
-// Faults from a seedless plan: the Nth operation (0-based; reads, writes, flushes and opens that
-// preallocate, counted together) fails. A short transfer means nothing to a flush or an open: they
-// pass, and count. A preallocation fails with IoError (the disk filled up after it was checked).
-enum class StorageFault : std::uint8_t { kNone, kEio, kEnospc, kShortTransfer };
+// Faults from a seedless plan: the Nth operation fails, counted from 0.
+enum class StorageFault : std::uint8_t {
+  kNone,
+  // Of requests. An operation is a read, a write, a flush or an open that preallocates. What means
+  // nothing to an operation (a short flush, a flipped bit of an open) lets it pass, counted.
+  kEio,
+  kEnospc,
+  kShortTransfer,  // half of the bytes move, then the remainder is resubmitted as a new operation
+  kFlippedRead,    // a bit of what was read is another; what is stored is right
+  kFlippedWrite,   // a bit of what is stored is another
+  kLostWrite,      // reported as done, and nothing is stored
+  // Of system calls inside the engine (ResultFilter). An operation is a call that moves data.
+  kCallEagain,
+  kCallEintr,
+  kCallShortByHalf,
+  kCallShortByOne,
+  kCallShortBy511,
+};
+constexpr bool is_fault_of_calls(StorageFault fault) {
+  return fault >= StorageFault::kCallEagain;
+}
 struct FaultPlan {
   StorageFault fault = StorageFault::kNone;
   std::uint64_t at_operation = 0;
   bool forever = false;  // every operation from the Nth on, else that one alone
 };
-// Wraps an engine. kShortTransfer moves half of the bytes, then the remainder is resubmitted as a
-// new operation (forever: never gets past half: the request ends with IoError, short transfer,
-// after a bounded number of tries).
+// Wraps an engine. A preallocation fails with IoError (the disk filled up after it was checked).
+// kShortTransfer for ever never gets past half: the request ends with IoError, short transfer,
+// after a bounded number of tries.
 std::unique_ptr<StorageEngine> make_faulty_engine(std::unique_ptr<StorageEngine> inner,
                                                   FaultPlan plan);
-// Operations that the decorator has seen; to size a sweep.
+// Operations that the decorator has seen, of requests and of calls; to size a sweep.
 std::uint64_t faulty_engine_operations(const StorageEngine& engine);
+std::uint64_t faulty_engine_calls(const StorageEngine& engine);
 
 }  // namespace sluice

@@ -1,12 +1,9 @@
 #include "offload/striped_space.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <future>
 #include <memory>
+#include <mutex>
 
 #include "base/units.hpp"
 
@@ -30,16 +27,15 @@ std::uint64_t bytes_on_path(std::uint64_t bytes, std::size_t index, std::size_t 
   return mine * StripedSpace::kStripeBytes - (holds_last ? missing : 0);
 }
 
-std::string file_name(std::size_t index) {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch().count();
-  return "sluice-" + std::to_string(getpid()) + "-" + std::to_string(now) + "-" +
-         std::to_string(index) + ".state";
+std::string file_name(const RunId& run, std::size_t index) {
+  return "sluice-" + run.hex() + "-" + std::to_string(index) + ".state";
 }
 
 }  // namespace
 
 StripedSpace::StripedSpace(StorageEngine* engine, Ledger& ledger,
-                           const std::vector<std::string>& paths, std::uint64_t bytes)
+                           const std::vector<std::string>& paths, std::uint64_t bytes,
+                           const RunId& run)
     : engine_(engine),
       charge_(ledger.reserve(Tier::kStorage, Category::kOptimizer, bytes)),
       bytes_(bytes) {
@@ -48,23 +44,28 @@ StripedSpace::StripedSpace(StorageEngine* engine, Ledger& ledger,
   try {
     for (std::size_t i = 0; i < paths.size(); ++i) {
       const std::uint64_t share = bytes_on_path(bytes, i, paths.size());
-      files_.push_back(
-          engine_->open(paths[i] + "/" + file_name(i), StorageFileMode::kScratch, share));
+      std::string path = paths[i] + "/" + file_name(run, i);
+      files_.push_back({engine_->open(path, StorageFileMode::kScratch, share), std::move(path)});
     }
   } catch (...) {
-    for (const StorageFileId file : files_) engine_->close(file);
+    for (const File& file : files_) engine_->close(file.id);
     throw;
   }
 }
 
 StripedSpace::~StripedSpace() {
-  for (const StorageFileId file : files_) {
+  for (const File& file : files_) {
     try {
-      engine_->close(file);
+      engine_->close(file.id);
     } catch (const Error&) {
       // The file is unlinked; the kernel takes its space back when the process ends.
     }
   }
+}
+
+StripedSpace::Location StripedSpace::locate(std::uint64_t offset) const {
+  SLUICE_CHECK(offset < bytes_);
+  return {files_[file_at(offset)].path, offset_in_file(offset)};
 }
 
 void StripedSpace::submit(StorageOp op, std::uint64_t offset, void* data, std::uint64_t bytes,
@@ -87,12 +88,12 @@ void StripedSpace::submit(StorageOp op, std::uint64_t offset, void* data, std::u
   std::uint64_t cursor = offset;
   const std::uint64_t end = offset + bytes;
   while (cursor < end) {
-    const std::uint64_t stripe = cursor / kStripeBytes;
-    const std::uint64_t part_end = whole ? end : std::min(end, (stripe + 1) * kStripeBytes);
+    const std::uint64_t stripe_end = (cursor / kStripeBytes + 1) * kStripeBytes;
+    const std::uint64_t part_end = whole ? end : std::min(end, stripe_end);
     StorageRequest request;
     request.op = op;
-    request.file = files_[stripe % files_.size()];
-    request.offset = stripe / files_.size() * kStripeBytes + cursor % kStripeBytes;
+    request.file = files_[file_at(cursor)].id;
+    request.offset = offset_in_file(cursor);
     request.data = static_cast<std::byte*>(data) + (cursor - offset);
     request.bytes = part_end - cursor;
     try {
@@ -105,20 +106,9 @@ void StripedSpace::submit(StorageOp op, std::uint64_t offset, void* data, std::u
 }
 
 void StripedSpace::transfer(StorageOp op, std::uint64_t offset, void* data, std::uint64_t bytes) {
-  auto promise = std::make_shared<std::promise<void>>();
-  std::future<void> future = promise->get_future();
-  submit(op, offset, data, bytes, [promise](std::exception_ptr error) {
-    if (error) {
-      promise->set_exception(error);
-    } else {
-      promise->set_value();
-    }
+  submit_and_wait(bytes, [&](StorageEngine::Callback done) {
+    submit(op, offset, data, bytes, std::move(done));
   });
-  if (future.wait_for(std::chrono::duration<double>(kDefaultDeadlineSeconds)) !=
-      std::future_status::ready) {
-    throw TimeoutError("a storage transfer of " + std::to_string(bytes) + " bytes");
-  }
-  future.get();
 }
 
 }  // namespace sluice

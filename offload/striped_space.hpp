@@ -1,8 +1,9 @@
 // The storage tier as one linear space of bytes, striped over several paths.
 //
 // Byte b of the space lies in stripe b / kStripeBytes; stripe s lies on path s mod paths. Files are
-// preallocated, so a full disk is an error at start, and unlinked at once (scratch): nothing is
-// left behind, whatever happens. The ledger is charged before any file is made.
+// preallocated, so a full disk is an error at start, named for the run, so that runs that share a
+// path never meet, and unlinked at once (scratch): nothing is left behind, whatever happens. The
+// ledger is charged before any file is made.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "allocator/ledger.hpp"
+#include "base/run_id.hpp"
 #include "base/units.hpp"
 #include "offload/storage_engine.hpp"
 
@@ -24,7 +26,7 @@ class StripedSpace {
   // (ledger), InputError (a path cannot be written or is too small, needed and available bytes
   // named), IoError.
   StripedSpace(StorageEngine* engine, Ledger& ledger, const std::vector<std::string>& paths,
-               std::uint64_t bytes);
+               std::uint64_t bytes, const RunId& run);
   ~StripedSpace();
   StripedSpace(const StripedSpace&) = delete;
   StripedSpace& operator=(const StripedSpace&) = delete;
@@ -36,13 +38,29 @@ class StripedSpace {
   // Submits and waits; throws the error.
   void transfer(StorageOp op, std::uint64_t offset, void* data, std::uint64_t bytes);
 
+  // The file that holds a byte of the space, and where in it.
+  struct Location {
+    std::string path;
+    std::uint64_t offset_bytes = 0;
+  };
+  Location locate(std::uint64_t offset) const;
+
   std::uint64_t bytes() const { return bytes_; }
 
  private:
+  struct File {
+    StorageFileId id;
+    std::string path;
+  };
+  std::size_t file_at(std::uint64_t offset) const { return offset / kStripeBytes % files_.size(); }
+  std::uint64_t offset_in_file(std::uint64_t offset) const {
+    return offset / kStripeBytes / files_.size() * kStripeBytes + offset % kStripeBytes;
+  }
+
   StorageEngine* engine_;
   Reservation charge_;
   std::uint64_t bytes_;
-  std::vector<StorageFileId> files_;
+  std::vector<File> files_;
 };
 
 }  // namespace sluice

@@ -52,7 +52,7 @@ std::size_t stream_index(Lane lane) {
 
 }  // namespace
 
-Executor::Executor(Device& device, StripedSpace& storage, OperationRunner& runner,
+Executor::Executor(Device& device, TaggedSpace& storage, OperationRunner& runner,
                    double deadline_seconds)
     : device_(device),
       storage_(storage),
@@ -353,8 +353,8 @@ void Executor::run_storage_lane(RunState& run, std::size_t lane_number) {
       const std::lock_guard lock(state.mutex);
       ++state.in_flight;
     }
-    storage_.submit(read ? StorageOp::kRead : StorageOp::kWrite, storage.storage_offset,
-                    memory.data, memory.bytes,
+    storage_.submit(read ? StorageOp::kRead : StorageOp::kWrite, storage.storage_range,
+                    storage.range_offset, memory.data, memory.bytes,
                     [this, shared = run.shared_from_this(), &run, &state, &instruction, end, at,
                      begin_ns](std::exception_ptr error) {
                       if (error) {

@@ -47,7 +47,7 @@ class EventPool;
 
 class Executor {
  public:
-  Executor(Device& device, StripedSpace& storage, OperationRunner& runner,
+  Executor(Device& device, TaggedSpace& storage, OperationRunner& runner,
            double deadline_seconds = kDefaultDeadlineSeconds);
   ~Executor();
 
@@ -73,7 +73,7 @@ class Executor {
                    std::int64_t end_ns);
 
   Device& device_;
-  StripedSpace& storage_;
+  TaggedSpace& storage_;
   OperationRunner& runner_;
   double deadline_seconds_;
   std::unique_ptr<EventPool> events_;

@@ -9,6 +9,7 @@ namespace sluice {
 Program::Program(const Schedule& schedule, RunMemory& memory) : schedule_(schedule) {
   SLUICE_CHECK(schedule.ranks == 1);
   addresses_.assign(schedule.buffers.size(), nullptr);
+  storage_ranges_.resize(schedule.buffers.size());
   const std::size_t count = schedule.instructions.size();
   reads_.resize(count);
   writes_.resize(count);
@@ -41,6 +42,10 @@ std::vector<Place> Program::resolve(const std::vector<Use>& uses, RunMemory& mem
     place.buffer = &buffer;
     place.bytes = use.bytes == 0 ? buffer.bytes : use.bytes;
     if (buffer.tier == Tier::kStorage) {
+      std::optional<TaggedSpace::RangeId>& range = storage_ranges_[use.buffer];
+      if (!range) range = memory.storage_range(buffer);
+      place.storage_range = *range;
+      place.range_offset = use.offset_bytes;
       place.storage_offset = buffer.offset_bytes + use.offset_bytes;
     } else {
       std::byte*& address = addresses_[use.buffer];

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <vector>
 
 #include "engine/runtime/run_memory.hpp"
@@ -9,10 +10,12 @@
 
 namespace sluice {
 
-// A resolved Use. On storage: data null, offset in the striped space.
+// A resolved Use. On storage: data null; a part of a range of the tagged space.
 struct Place {
   std::byte* data = nullptr;
-  std::uint64_t storage_offset = 0;
+  TaggedSpace::RangeId storage_range = 0;
+  std::uint64_t range_offset = 0;    // bytes from the range's begin
+  std::uint64_t storage_offset = 0;  // and from that of the striped space
   std::uint64_t bytes = 0;
   const Buffer* buffer = nullptr;
 };
@@ -42,7 +45,8 @@ class Program {
 
   const Schedule& schedule_;
   std::array<std::vector<InstructionId>, kLaneCount> lanes_;
-  std::vector<std::byte*> addresses_;  // by buffer
+  std::vector<std::byte*> addresses_;                                // by buffer
+  std::vector<std::optional<TaggedSpace::RangeId>> storage_ranges_;  // by buffer
   std::vector<std::vector<Place>> reads_;
   std::vector<std::vector<Place>> writes_;
   std::vector<bool> awaited_;

@@ -9,6 +9,22 @@ namespace sluice {
 namespace {
 
 constexpr std::uint64_t kPinnedPageBytes = 4096;
+constexpr std::uint64_t kTaggedElems = 4096;  // of a block
+
+// The same content has the same key in every run: what it is, of which unit and micro-batch.
+std::uint64_t content_key(const Buffer& buffer) {
+  const auto field = [](std::int32_t value) { return static_cast<std::uint64_t>(value + 1); };
+  return field(buffer.unit) << 40 | field(buffer.microbatch) << 16 |
+         static_cast<std::uint64_t>(buffer.role) << 8 | static_cast<std::uint64_t>(buffer.kind);
+}
+
+std::string content_name(const Buffer& buffer) {
+  const bool state = buffer.role == BufferRole::kState;
+  std::string name(state ? state_kind_name(buffer.kind) : role_name(buffer.role));
+  if (buffer.unit >= 0) name += " of unit " + std::to_string(buffer.unit);
+  if (buffer.microbatch >= 0) name += ", micro-batch " + std::to_string(buffer.microbatch);
+  return name;
+}
 
 }  // namespace
 
@@ -41,13 +57,20 @@ MemoryNeed memory_need(std::span<const Schedule* const> schedules, std::uint64_t
 }
 
 RunMemory::RunMemory(Device& device, Ledger& ledger, StorageEngine* engine,
-                     const std::vector<std::string>& storage_paths, const MemoryNeed& need)
+                     const std::vector<std::string>& storage_paths, const MemoryNeed& need,
+                     const RunId& run)
     : pages_(device, ledger, std::max(need.slot_bytes, device.facts().granularity_bytes)),
       slots_(device, pages_, need.slot_count, Category::kWeight),
       arena_(device, pages_, need.device_arena_bytes, Category::kActivation),
       pinned_(device, ledger, need.pinned_bytes, Category::kOptimizer),
-      storage_(engine, ledger, storage_paths, need.storage_bytes) {
+      space_(engine, ledger, storage_paths, need.storage_bytes, run),
+      storage_(space_, run) {
   if (need.storage_bytes > 0) engine->register_memory(pinned_.data(), pinned_.bytes());
+}
+
+TaggedSpace::RangeId RunMemory::storage_range(const Buffer& buffer) {
+  return storage_.add_range({content_name(buffer), content_key(buffer), buffer.offset_bytes,
+                             buffer.bytes, bytes_of(buffer.dtype, kTaggedElems)});
 }
 
 std::byte* RunMemory::address(const Buffer& buffer) {

@@ -14,7 +14,7 @@
 #include "allocator/pinned_arena.hpp"
 #include "allocator/planned_arena.hpp"
 #include "engine/schedule/schedule.hpp"
-#include "offload/striped_space.hpp"
+#include "offload/tagged_space.hpp"
 
 namespace sluice {
 
@@ -38,11 +38,15 @@ class RunMemory {
  public:
   // engine may be null when need.storage_bytes is 0.
   RunMemory(Device& device, Ledger& ledger, StorageEngine* engine,
-            const std::vector<std::string>& storage_paths, const MemoryNeed& need);
+            const std::vector<std::string>& storage_paths, const MemoryNeed& need,
+            const RunId& run);
 
   // Address of a device or pinned buffer; windows are mapped on first request (set-up only).
   std::byte* address(const Buffer& buffer);
-  StripedSpace& storage() { return storage_; }
+  TaggedSpace& storage() { return storage_; }
+  // The tagged range of a storage buffer, in blocks of 4,096 elements: what every cut of pieces,
+  // chunks and I/O windows keeps whole. Set-up only.
+  TaggedSpace::RangeId storage_range(const Buffer& buffer);
   // Pinned memory for set-up and checkpoints, only between steps. Shares bytes with staging, so it
   // starts behind the persistent pinned buffers.
   std::byte* io_window(std::uint64_t persistent_pinned_bytes) {
@@ -54,7 +58,8 @@ class RunMemory {
   ChunkPool slots_;
   PlannedArena arena_;
   PinnedArena pinned_;
-  StripedSpace storage_;
+  StripedSpace space_;
+  TaggedSpace storage_;
   std::map<std::vector<std::uint32_t>, std::byte*> windows_;
 };
 

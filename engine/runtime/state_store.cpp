@@ -13,6 +13,7 @@ StateStore::StateStore(Device& device, RunMemory& memory, const Schedule& schedu
   for (const Buffer& buffer : schedule.buffers) {
     if (!buffer.persistent || buffer.role != BufferRole::kState) continue;
     const auto unit = static_cast<std::size_t>(buffer.unit);
+    if (buffer.tier == Tier::kStorage) memory.storage_range(buffer);
     if (homes_.size() <= unit) homes_.resize(unit + 1, {});
     homes_[unit][static_cast<std::size_t>(buffer.kind)] = &buffer;
   }
@@ -28,7 +29,7 @@ void StateStore::move(const Buffer& home, std::uint64_t begin, std::uint64_t end
   const std::uint64_t bytes = bytes_of(home.dtype, end - begin);
   if (home.tier == Tier::kStorage) {
     const StorageOp op = access == Access::kRead ? StorageOp::kRead : StorageOp::kWrite;
-    memory_.storage().transfer(op, home.offset_bytes + offset, window, bytes);
+    memory_.storage().transfer(op, memory_.storage_range(home), offset, window, bytes);
     return;
   }
   std::byte* device = memory_.address(home) + offset;

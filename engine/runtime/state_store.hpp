@@ -35,7 +35,8 @@ class StateStore {
   // Calls visitor for consecutive ranges that cover elements [begin, end) of the unit, with all
   // `kinds` side by side. begin and end: multiples of 4,096 or the home's end. State of whole
   // tensors is visited alone: its elements are its own.
-  // kWrite: what visitor leaves there goes to the home. Throws IoError, DeviceError, TimeoutError.
+  // kWrite: what visitor leaves there goes to the home. Throws IoError, IntegrityError,
+  // DeviceError, TimeoutError.
   void visit(std::span<const StateKind> kinds, std::int32_t unit, std::uint64_t begin,
              std::uint64_t end, Access access, const Visitor& visitor);
 

@@ -120,6 +120,7 @@ std::string format_manifest(const CheckpointManifest& manifest) {
   document["format"] = "sluice checkpoint";
   document["version"] = CheckpointManifest::kVersion;
   document["step"] = manifest.step;
+  if (!manifest.run_id.empty()) document["run_id"] = manifest.run_id;
   document["data_fingerprint"] = manifest.data_fingerprint;
   document["arithmetic"] = manifest.arithmetic;
   document["threads"] = manifest.threads;
@@ -153,6 +154,7 @@ CheckpointManifest parse_manifest(std::string_view json, const std::string& name
   }
   CheckpointManifest manifest;
   manifest.step = reader.small_count("step");
+  if (document.contains("run_id")) manifest.run_id = reader.digest("run_id");
   manifest.data_fingerprint = reader.digest("data_fingerprint");
   manifest.arithmetic = reader.text("arithmetic");
   manifest.threads = reader.small_count("threads");

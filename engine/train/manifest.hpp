@@ -30,6 +30,7 @@ struct CheckpointManifest {
   static constexpr std::int64_t kVersion = 2;
 
   std::int64_t step = 0;         // steps finished; the data position follows from it
+  std::string run_id;            // of the run that wrote it, 32 hex digits; empty: not recorded
   std::string data_fingerprint;  // Dataset::fingerprint(), 32 hex digits
   // What the bits of a GEMM depend on (device, library, instruction set), and the team that made
   // them.

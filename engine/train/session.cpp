@@ -69,7 +69,8 @@ LinkBytes difference(const LinkBytes& after, const LinkBytes& before) {
 }  // namespace
 
 Session::Session(const Config& config, const Model& model, const Plan& plan,
-                 Kernels& device_kernels, Kernels& host_kernels, const StorageWrapper& wrap_storage)
+                 Kernels& device_kernels, Kernels& host_kernels, const StorageWrapper& wrap_storage,
+                 const RunId& run)
     : config_(config),
       plan_(plan),
       batch_(batch_shape(config)),
@@ -79,7 +80,7 @@ Session::Session(const Config& config, const Model& model, const Plan& plan,
       ledger_(
           {config.memory.device_bytes, config.memory.pinned_bytes, config.memory.storage_bytes}),
       storage_(make_storage(config, plan, wrap_storage)),
-      memory_(*device_, ledger_, storage_.get(), config.memory.storage_paths, plan.need),
+      memory_(*device_, ledger_, storage_.get(), config.memory.storage_paths, plan.need, run),
       training_(plan.training, memory_),
       evaluation_(plan.evaluation, memory_),
       loss_scaler_(loss_scale_rule(config)),
@@ -124,10 +125,12 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   runner_.set_scalars(scalars);
 
   const LinkBytes before = moved_bytes();
+  const double tagged_before = tag_counters().hash_seconds;
   const RunStatistics statistics =
       executor_.run(training_, trace, static_cast<std::uint32_t>(step + 1));
   StepOutcome outcome;
   outcome.moved = difference(moved_bytes(), before);
+  outcome.tag_seconds = tag_counters().hash_seconds - tagged_before;
   outcome.seconds = statistics.seconds;
   outcome.stalled_fraction = statistics.compute_stalled_seconds / statistics.seconds;
   outcome.grad_norm = runner_.results().grad_norm;

@@ -26,6 +26,7 @@ struct StepOutcome {
   double grad_norm = 0;
   double seconds = 0;
   double stalled_fraction = 0;
+  double tag_seconds = 0;         // of CPU, to hash what went to storage and came from it
   LinkBytes moved;                // as the device and the storage engine counted
   double loss_scale = 1;          // of this step
   bool overflow = false;          // a gradient was not finite: the update was skipped (fp16 only)
@@ -39,8 +40,10 @@ class Session {
       std::function<void(std::int64_t microbatch, std::int32_t* tokens, std::int32_t* targets)>;
 
   // Takes all memory at once. config, model and plan must outlive it. wrap_storage may be empty.
+  // run: names its storage files and seeds the tags of what lies there.
   Session(const Config& config, const Model& model, const Plan& plan, Kernels& device_kernels,
-          Kernels& host_kernels, const StorageWrapper& wrap_storage = {});
+          Kernels& host_kernels, const StorageWrapper& wrap_storage = {},
+          const RunId& run = make_run_id());
   const ParameterTable& parameters() const { return parameters_; }
 
   // One optimizer step; `step` counts from 0. trace may be null. In fp16 the loss is scaled, and an
@@ -60,6 +63,7 @@ class Session {
   TierBytes peak_bytes() const;
   TierBytes measured_peak_bytes() const;
   LinkBytes moved_bytes() const;
+  TagCounters tag_counters() { return memory_.storage().counters(); }
   // Driver, pinned and file-space allocations so far: constant once training has begun (law 9).
   std::uint64_t allocation_calls() const;
   std::string storage_engine_name() const { return storage_ ? storage_->name() : "none"; }

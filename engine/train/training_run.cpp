@@ -139,15 +139,16 @@ class Trainer {
  public:
   Trainer(const Config& config, const TrainingOptions& options, const Dataset& data,
           const Model& model, const Plan& plan, Kernels& device_kernels, Kernels& host_kernels,
-          RunFiles& files, const EventSink& events, const StepObserver& observe)
+          RunFiles& files, const RunId& run, const EventSink& events, const StepObserver& observe)
       : config_(config),
         options_(options),
         data_(data),
         files_(files),
+        run_id_(run),
         events_(events),
         observe_(observe),
         arithmetic_(device_kernels.arithmetic()),
-        session_(config, model, plan, device_kernels, host_kernels, options.wrap_storage),
+        session_(config, model, plan, device_kernels, host_kernels, options.wrap_storage, run),
         lr_(lr_schedule(config)) {}
 
   void start(const std::optional<CheckpointFound>& found) {
@@ -261,6 +262,7 @@ class Trainer {
                      {"tokens_per_s", report.tokens_per_s},
                      {"step_time_s", report.step_time_s},
                      {"stalled_fraction", report.stalled_fraction},
+                     {"tag_time_s", outcome.tag_seconds},
                      {"bytes_moved", link_bytes_json(report.moved)}};
       if (scales_loss()) {
         event["loss_scale"] = static_cast<std::int64_t>(outcome.loss_scale);
@@ -293,6 +295,7 @@ class Trainer {
   void save() {
     CheckpointManifest manifest;
     manifest.step = step_;
+    manifest.run_id = run_id_.hex();
     manifest.settings = result_settings(config_);
     manifest.data_fingerprint = data_.fingerprint();
     manifest.arithmetic = arithmetic_;
@@ -313,7 +316,16 @@ class Trainer {
           {"measured_peak_bytes", tier_bytes_json(session_.measured_peak_bytes())},
           {"bytes_moved", link_bytes_json(total_)},
           {"storage_engine", session_.storage_engine_name()},
+          {"storage_tags", tags_json()},
           {"arithmetic", arithmetic_}});
+  }
+
+  // Of the whole run, state between steps included.
+  RunEvent tags_json() {
+    const TagCounters tags = session_.tag_counters();
+    return {{"hashed_bytes", tags.hashed_bytes},
+            {"hash_time_s", tags.hash_seconds},
+            {"reread_blocks", tags.reread_blocks}};
   }
 
   void add(const LinkBytes& moved) {
@@ -327,6 +339,7 @@ class Trainer {
   const TrainingOptions& options_;
   const Dataset& data_;
   RunFiles& files_;
+  const RunId run_id_;
   const EventSink& events_;
   const StepObserver& observe_;
   std::string arithmetic_;
@@ -397,12 +410,15 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
 
   // Nothing has been created or changed up to here; an earlier run's files stand until all memory
   // of this one is there.
+  const RunId run = make_run_id();
   RunFiles files(written, plan.need.storage_bytes > 0);
-  Trainer trainer(config, options, data, model, plan, *device_kernels, *host_kernels, files, events,
-                  observe);
+  Trainer trainer(config, options, data, model, plan, *device_kernels, *host_kernels, files, run,
+                  events, observe);
   files.begin(written, !found);
-  files.event(plan_event(plan));
-  events(plan_event(plan));
+  RunEvent planned_event = plan_event(plan);
+  planned_event["run_id"] = run.hex();
+  files.event(planned_event);
+  events(planned_event);
   write_plan(config, model, hardware, plan, files);
   trainer.start(found);
   return trainer.run();

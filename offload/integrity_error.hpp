@@ -1,0 +1,34 @@
+// Storage gave back other bytes than were last written there.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "base/error.hpp"
+
+namespace sluice {
+
+class IntegrityError : public Error {
+ public:
+  // block: whose it is, for people: "block 7 of moment1 of unit 3"; path and offset_bytes: the
+  // file that holds its first byte, and where in it.
+  IntegrityError(std::string_view block_in, std::string_view path_in, std::uint64_t offset_bytes_in,
+                 std::uint64_t bytes_in)
+      : Error(std::string(block_in) + ", " + std::to_string(bytes_in) + " bytes at offset " +
+              std::to_string(offset_bytes_in) + " of '" + std::string(path_in) +
+              "', is corrupt: it was read twice, and neither time what was written there last; "
+              "check that disk and the memory of this machine"),
+        block(block_in),
+        path(path_in),
+        offset_bytes(offset_bytes_in),
+        bytes(bytes_in) {}
+  std::string_view code() const noexcept override { return "integrity"; }
+
+  std::string block;
+  std::string path;
+  std::uint64_t offset_bytes;
+  std::uint64_t bytes;
+};
+
+}  // namespace sluice

@@ -1,0 +1,102 @@
+// The storage tier with a tag for every block: a read gives what was last written there, or fails.
+//
+// A range (a home of model state, say) is cut into blocks of equal bytes, its last one shorter
+// where it ends earlier; transfers begin and end at blocks of one range, however they are cut. A
+// block's tag is the XXH3-128 of its bytes (github.com/Cyan4973/xxHash, doc/xxhash_spec.md), seeded
+// with {run, key of the range, number of the block, how often it was written}, and lies in memory:
+// 20 bytes a block. So bits that flipped, pages of zeros, torn, stale and misdirected blocks are
+// all found when they are read.
+//
+// A block that is wrong is read once more, alone. Right then: a line in the log. Wrong again:
+// IntegrityError. Reading a block that was never written is InternalError.
+//
+// Where the hashing runs: what is written, on the thread that submits it, a storage lane's own,
+// which has nothing else to do; what was read, on one thread of this class between the engine's
+// completion thread, which must go on feeding the device, and the caller's callback. (A lane's
+// thread cannot: it may be waiting for another lane that waits for this read.)
+//
+// Threads: submit() from any thread. Two transfers under way share a block only if both are reads.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/run_id.hpp"
+#include "offload/integrity_error.hpp"
+#include "offload/striped_space.hpp"
+
+namespace sluice {
+
+struct BlockTag {
+  std::array<std::uint8_t, 16> digest{};  // XXH3-128, canonical (big-endian)
+  std::uint32_t version = 0;              // writes so far; 0: never written
+  bool operator==(const BlockTag&) const = default;
+};
+
+struct TagCounters {
+  std::uint64_t hashed_bytes = 0;
+  double hash_seconds = 0;          // of CPU, both directions
+  std::uint64_t reread_blocks = 0;  // that were wrong once and right then
+};
+
+class TaggedSpace {
+ public:
+  struct Range {
+    std::string name;       // for messages: "moment1 of unit 3"
+    std::uint64_t key = 0;  // the same for the same content in every run
+    std::uint64_t offset_bytes = 0;
+    std::uint64_t bytes = 0;
+    std::uint64_t block_bytes = 0;
+  };
+  using RangeId = std::uint32_t;
+  static constexpr std::uint64_t kMostBlockBytes = 1 * kMiB;
+
+  // The space must outlive it. run: seeds the tags.
+  TaggedSpace(StripedSpace& space, const RunId& run);
+  // Waits for reads under way.
+  ~TaggedSpace();
+  TaggedSpace(const TaggedSpace&) = delete;
+  TaggedSpace& operator=(const TaggedSpace&) = delete;
+
+  // Set-up only. A range that is known already (same key, place and blocks) keeps its id and its
+  // tags. InternalError: outside the space, or blocks of no bytes or too many.
+  RangeId add_range(const Range& range);
+
+  // Moves [offset, offset + bytes) of the range, whole blocks; `done` runs once, not on the calling
+  // thread, with the first error or null. Errors: StripedSpace's, IntegrityError, and InternalError
+  // for a block that was never written.
+  void submit(StorageOp op, RangeId range, std::uint64_t offset_bytes, void* data,
+              std::uint64_t bytes, StorageEngine::Callback done);
+  // Submits and waits; throws the error.
+  void transfer(StorageOp op, RangeId range, std::uint64_t offset_bytes, void* data,
+                std::uint64_t bytes);
+
+  // For a log of what lies on storage: the tags of a range in block order, and taking them over in
+  // place of its own (as many as it has blocks, else InternalError). No transfer of the range is
+  // under way. Another process verifies them with this run's id and the same key.
+  std::span<const BlockTag> tags(RangeId range) const;
+  void restore_tags(RangeId range, std::span<const BlockTag> tags);
+
+  TagCounters counters() const;
+  std::uint64_t bytes() const { return space_.bytes(); }
+
+ private:
+  struct Tagged;
+  class Verifier;
+  void tag_blocks(Tagged& range, std::uint64_t offset_bytes, const std::byte* data,
+                  std::uint64_t bytes);
+
+  StripedSpace& space_;
+  std::vector<std::unique_ptr<Tagged>> ranges_;
+  // By key, offset, bytes and block bytes.
+  std::map<std::array<std::uint64_t, 4>, RangeId> known_;
+  std::unique_ptr<Verifier> verifier_;  // null in a space of no bytes
+};
+
+}  // namespace sluice

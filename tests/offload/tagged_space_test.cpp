@@ -1,0 +1,160 @@
+#include "offload/tagged_space.hpp"
+
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "base/log.hpp"
+#include "tests/support/corruption_trial.hpp"
+
+namespace sluice::testing {
+namespace {
+
+constexpr std::uint64_t kBlock = 4224;
+constexpr std::uint64_t kBytes = 5 * kBlock + 100;
+constexpr RunId kRun{1, 2};
+
+// A tagged space with one range, on an engine that fails by a plan.
+class TaggedSpaceTest : public ::testing::Test {
+ protected:
+  explicit TaggedSpaceTest() { make({}); }
+
+  void make(const FaultPlan& plan) {
+    tagged_.reset();
+    space_.reset();
+    engine_ = make_faulty_engine(make_storage_engine("posix", {}), plan);
+    space_ = std::make_unique<StripedSpace>(
+        engine_.get(), ledger_, std::vector<std::string>{directory_.path().string()}, kMiB, kRun);
+    tagged_ = std::make_unique<TaggedSpace>(*space_, kRun);
+    id_ = tagged_->add_range(range());
+    for (std::size_t i = 0; i < data_.size(); ++i) data_[i] = static_cast<std::byte>(i * 7 + i / 9);
+  }
+  static TaggedSpace::Range range() { return {"moment1 of unit 3", 77, 8192, kBytes, kBlock}; }
+  void write() { tagged_->transfer(StorageOp::kWrite, id_, 0, data_.data(), data_.size()); }
+  std::vector<std::byte> read() {
+    std::vector<std::byte> into(kBytes);
+    tagged_->transfer(StorageOp::kRead, id_, 0, into.data(), into.size());
+    return into;
+  }
+
+  TempDirectory directory_;
+  Ledger ledger_{{0, 0, kGiB}};
+  std::unique_ptr<StorageEngine> engine_;
+  std::unique_ptr<StripedSpace> space_;
+  std::unique_ptr<TaggedSpace> tagged_;
+  TaggedSpace::RangeId id_ = 0;
+  std::vector<std::byte> data_{kBytes};
+};
+
+TEST_F(TaggedSpaceTest, EveryCorruptionIsFoundAndNoCleanReadIsDoubted) {
+  expect_all_found("posix", 11, 300);
+  if (io_uring_unavailable_reason().empty()) expect_all_found("io_uring", 12, 300);
+}
+
+TEST_F(TaggedSpaceTest, CountsVersionsAndWhatItHashes) {
+  write();
+  write();
+  tagged_->transfer(StorageOp::kWrite, id_, kBlock, data_.data(), kBlock);
+  EXPECT_EQ(tagged_->tags(id_).size(), 6u);
+  EXPECT_EQ(tagged_->tags(id_)[0].version, 2u);
+  EXPECT_EQ(tagged_->tags(id_)[1].version, 3u);
+  EXPECT_EQ(tagged_->counters().hashed_bytes, 2 * kBytes + kBlock);
+  EXPECT_EQ(tagged_->counters().reread_blocks, 0u);
+}
+
+TEST_F(TaggedSpaceTest, ABlockThatWasNeverWrittenIsNotRead) {
+  tagged_->transfer(StorageOp::kWrite, id_, 0, data_.data(), 2 * kBlock);
+  try {
+    read();
+    FAIL() << "read what was never written";
+  } catch (const InternalError& error) {
+    EXPECT_NE(std::string(error.what()).find("block 2 of moment1 of unit 3"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST_F(TaggedSpaceTest, ATransferThatCutsABlockIsRefused) {
+  const auto move = [&](std::uint64_t offset, std::uint64_t bytes) {
+    tagged_->transfer(StorageOp::kWrite, id_, offset, data_.data(), bytes);
+  };
+  EXPECT_THROW(move(1, kBlock), InternalError);
+  EXPECT_THROW(move(0, kBlock - 1), InternalError);
+  EXPECT_THROW(move(5 * kBlock, 101), InternalError);
+  EXPECT_NO_THROW(move(5 * kBlock, 100));  // the short one at the end
+}
+
+TEST_F(TaggedSpaceTest, ARangeKeepsItsTagsWhenItIsNamedAgain) {
+  write();
+  EXPECT_EQ(tagged_->add_range(range()), id_);
+  EXPECT_EQ(read(), data_);
+  TaggedSpace::Range other = range();
+  other.offset_bytes = 512 * 1024;
+  EXPECT_NE(tagged_->add_range(other), id_);
+  other.block_bytes = TaggedSpace::kMostBlockBytes + 1;
+  EXPECT_THROW(tagged_->add_range(other), InternalError);
+  other = range();
+  other.offset_bytes = kMiB - 1;
+  EXPECT_THROW(tagged_->add_range(other), InternalError);
+}
+
+// What a log of the state must keep to read it in another process.
+TEST_F(TaggedSpaceTest, TagsTakenOverReadWhatTheyWereMadeOf) {
+  write();
+  TaggedSpace again(*space_, kRun);
+  const TaggedSpace::RangeId id = again.add_range(range());
+  again.restore_tags(id, tagged_->tags(id_));
+  std::vector<std::byte> into(kBytes);
+  again.transfer(StorageOp::kRead, id, 0, into.data(), into.size());
+  EXPECT_EQ(into, data_);
+  EXPECT_THROW(again.restore_tags(id, tagged_->tags(id_).first(2)), InternalError);
+
+  TaggedSpace stranger(*space_, RunId{1, 3});
+  const TaggedSpace::RangeId other = stranger.add_range(range());
+  stranger.restore_tags(other, tagged_->tags(id_));
+  EXPECT_THROW(stranger.transfer(StorageOp::kRead, other, 0, into.data(), into.size()),
+               IntegrityError);
+}
+
+TEST_F(TaggedSpaceTest, ABlockThatComesWrongOnceIsReadAgainAndSaidSo) {
+  make({StorageFault::kFlippedRead, 2, false});  // after the open and the write
+  std::mutex mutex;
+  std::string said;
+  set_log_sink([&](LogLevel, const std::string& line) {
+    const std::lock_guard lock(mutex);
+    said += line;
+  });
+  write();
+  EXPECT_EQ(read(), data_);
+  set_log_sink([](LogLevel, const std::string&) {});
+  EXPECT_EQ(tagged_->counters().reread_blocks, 1u);
+  for (const char* word : {"moment1 of unit 3", "came wrong", "bytes at offset", ".state"}) {
+    EXPECT_NE(said.find(word), std::string::npos) << said;
+  }
+}
+
+TEST_F(TaggedSpaceTest, ABlockThatStaysWrongNamesFilePlaceAndOwner) {
+  for (const auto fault : {StorageFault::kFlippedWrite, StorageFault::kLostWrite}) {
+    make({fault, 1, false});
+    write();
+    try {
+      read();
+      FAIL() << "corruption was not found";
+    } catch (const IntegrityError& error) {
+      EXPECT_EQ(error.path, space_->locate(8192).path);
+      EXPECT_EQ(error.offset_bytes % kBlock, 8192 % kBlock);
+      EXPECT_NE(error.path.find(kRun.hex()), std::string::npos);
+      EXPECT_NE(std::string(error.what()).find("of moment1 of unit 3"), std::string::npos);
+      EXPECT_EQ(error.code(), "integrity");
+    }
+  }
+}
+
+TEST_F(TaggedSpaceTest, AFailedReadReportsItsOwnError) {
+  make({StorageFault::kEio, 2, false});
+  write();
+  EXPECT_THROW(read(), IoError);
+  EXPECT_EQ(read(), data_);
+}
+
+}  // namespace
+}  // namespace sluice::testing
