@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "base/units.hpp"
+#include "offload/storage_file.hpp"
 
 namespace sluice {
 namespace {
@@ -39,7 +40,8 @@ std::string file_name(std::size_t index) {
 }  // namespace
 
 StripedSpace::StripedSpace(StorageEngine* engine, Ledger& ledger,
-                           const std::vector<std::string>& paths, std::uint64_t bytes)
+                           const std::vector<std::string>& paths, std::uint64_t bytes,
+                           const std::string& kept_as)
     : engine_(engine),
       charge_(ledger.reserve(Tier::kStorage, Category::kOptimizer, bytes)),
       bytes_(bytes) {
@@ -48,13 +50,48 @@ StripedSpace::StripedSpace(StorageEngine* engine, Ledger& ledger,
   try {
     for (std::size_t i = 0; i < paths.size(); ++i) {
       const std::uint64_t share = bytes_on_path(bytes, i, paths.size());
-      files_.push_back(
-          engine_->open(paths[i] + "/" + file_name(i), StorageFileMode::kScratch, share));
+      if (kept_as.empty()) {
+        files_.push_back(
+            engine_->open(paths[i] + "/" + file_name(i), StorageFileMode::kScratch, share));
+        continue;
+      }
+      const std::string path = kept_file(paths[i], kept_as, i);
+      files_.push_back(engine_->open(path, StorageFileMode::kCreate, share));
+      kept_files_.push_back(path);
+      sync_directory_of(path);
+    }
+  } catch (...) {
+    for (const StorageFileId file : files_) engine_->close(file);
+    for (const std::string& path : kept_files_) ::unlink(path.c_str());
+    throw;
+  }
+}
+
+StripedSpace::StripedSpace(StorageEngine& engine, const std::vector<std::string>& files,
+                           std::uint64_t bytes)
+    : engine_(&engine), bytes_(bytes), kept_files_(files) {
+  try {
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      files_.push_back(engine_->open(files[i], StorageFileMode::kReadOnly, 0));
+      const std::uint64_t expected = bytes_on_path(bytes, i, files.size());
+      if (engine_->file_bytes(files_.back()) == expected) continue;
+      throw InputError(
+          "'" + files[i] + "' has " + std::to_string(engine_->file_bytes(files_.back())) +
+          " bytes, and a run's state of " + std::to_string(expected) + " was written there");
     }
   } catch (...) {
     for (const StorageFileId file : files_) engine_->close(file);
     throw;
   }
+}
+
+std::string StripedSpace::kept_file(const std::string& path, const std::string& kept_as,
+                                    std::size_t index) {
+  return path + "/sluice-" + kept_as + "-" + std::to_string(index) + ".state";
+}
+
+void StripedSpace::flush() {
+  for (const StorageFileId file : files_) engine_->flush(file);
 }
 
 StripedSpace::~StripedSpace() {

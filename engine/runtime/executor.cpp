@@ -53,11 +53,12 @@ std::size_t stream_index(Lane lane) {
 }  // namespace
 
 Executor::Executor(Device& device, StripedSpace& storage, OperationRunner& runner,
-                   double deadline_seconds)
+                   double deadline_seconds, DurableState* durable)
     : device_(device),
       storage_(storage),
       runner_(runner),
       deadline_seconds_(deadline_seconds),
+      durable_(durable),
       events_(std::make_unique<EventPool>(device)) {
   streams_[0] = device.create_stream("compute");
   streams_[1] = device.create_stream("h2d");
@@ -323,6 +324,28 @@ void Executor::run_optimizer_lane(RunState& run) {
   }
 }
 
+// Where in the striped space a transfer begins: in a durable run a matter of the pass.
+std::uint64_t Executor::storage_offset(const Program& program,
+                                       const Instruction& instruction) const {
+  const Place& from = program.reads(instruction.id).front();
+  const Place& to = program.writes(instruction.id).front();
+  const bool read = instruction.op == Op::kStorageRead;
+  const Place& storage = read ? from : to;
+  if (durable_ == nullptr) return storage.storage_offset;
+  const std::uint64_t offset = durable_->offset_of(storage, program.of_made_state(instruction.id));
+  if (!read && storage.buffer->versions > 1) {
+    durable_->note_write(offset, from.data, from.bytes);
+  }
+  return offset;
+}
+
+void Executor::commit(RunState& run, const Instruction& instruction) {
+  SLUICE_CHECK(durable_ != nullptr);
+  const std::int64_t begin_ns = device_.now_ns();
+  durable_->commit();
+  if (run.trace != nullptr) record_span(run, instruction, begin_ns, device_.now_ns());
+}
+
 void Executor::run_storage_lane(RunState& run, std::size_t lane_number) {
   const auto lane = static_cast<Lane>(lane_number);
   LaneState& state = *lanes_[lane_number];
@@ -348,13 +371,13 @@ void Executor::run_storage_lane(RunState& run, std::size_t lane_number) {
     const Place& memory = read ? to : from;
     const Place& storage = read ? from : to;
     SLUICE_CHECK(memory.bytes == storage.bytes);
+    const std::uint64_t offset = storage_offset(run.program(), instruction);
     const std::int64_t begin_ns = device_.now_ns();
     {
       const std::lock_guard lock(state.mutex);
       ++state.in_flight;
     }
-    storage_.submit(read ? StorageOp::kRead : StorageOp::kWrite, storage.storage_offset,
-                    memory.data, memory.bytes,
+    storage_.submit(read ? StorageOp::kRead : StorageOp::kWrite, offset, memory.data, memory.bytes,
                     [this, shared = run.shared_from_this(), &run, &state, &instruction, end, at,
                      begin_ns](std::exception_ptr error) {
                       if (error) {
@@ -380,6 +403,9 @@ void Executor::run_storage_lane(RunState& run, std::size_t lane_number) {
       }
       if (run.failed()) throw RunAborted{};
       if (instruction.op == Op::kRelease) {
+        end(at);
+      } else if (instruction.op == Op::kCommit) {
+        commit(run, instruction);
         end(at);
       } else {
         check_host_access(run, instruction);

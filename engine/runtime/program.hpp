@@ -35,10 +35,14 @@ class Program {
   const std::vector<InstructionId>& storage_conflicts(InstructionId id) const {
     return storage_conflicts_[id];
   }
+  // Of a transfer from or to storage that holds two versions: it is of the state that the pass
+  // makes, not of what it found.
+  bool of_made_state(InstructionId id) const { return of_made_state_[id]; }
 
  private:
   std::vector<Place> resolve(const std::vector<Use>& uses, RunMemory& memory);
   void find_storage_conflicts();
+  void find_made_state();
 
   const Schedule& schedule_;
   std::array<std::vector<InstructionId>, kLaneCount> lanes_;
@@ -47,6 +51,7 @@ class Program {
   std::vector<std::vector<Place>> writes_;
   std::vector<bool> awaited_;
   std::vector<std::vector<InstructionId>> storage_conflicts_;
+  std::vector<bool> of_made_state_;
 };
 
 // The place among `places` whose buffer has this role or kind; null where there is none.

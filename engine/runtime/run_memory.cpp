@@ -14,7 +14,7 @@ constexpr std::uint64_t kPinnedPageBytes = 4096;
 
 std::array<std::uint64_t, kTierCount> MemoryNeed::peak_bytes() const {
   return {slot_count * slot_bytes + round_up(device_arena_bytes, kPageBytes),
-          round_up(pinned_bytes, kPinnedPageBytes), storage_bytes};
+          round_up(pinned_bytes, kPinnedPageBytes), storage_bytes + log_bytes};
 }
 
 std::uint64_t persistent_pinned_bytes(const Schedule& schedule) {
@@ -41,12 +41,13 @@ MemoryNeed memory_need(std::span<const Schedule* const> schedules, std::uint64_t
 }
 
 RunMemory::RunMemory(Device& device, Ledger& ledger, StorageEngine* engine,
-                     const std::vector<std::string>& storage_paths, const MemoryNeed& need)
+                     const std::vector<std::string>& storage_paths, const MemoryNeed& need,
+                     const std::string& kept_as)
     : pages_(device, ledger, std::max(need.slot_bytes, device.facts().granularity_bytes)),
       slots_(device, pages_, need.slot_count, Category::kWeight),
       arena_(device, pages_, need.device_arena_bytes, Category::kActivation),
       pinned_(device, ledger, need.pinned_bytes, Category::kOptimizer),
-      storage_(engine, ledger, storage_paths, need.storage_bytes) {
+      storage_(engine, ledger, storage_paths, need.storage_bytes, kept_as) {
   if (need.storage_bytes > 0) engine->register_memory(pinned_.data(), pinned_.bytes());
 }
 

@@ -25,6 +25,7 @@ struct MemoryNeed {
   std::uint64_t device_arena_bytes = 0;
   std::uint64_t pinned_bytes = 0;
   std::uint64_t storage_bytes = 0;
+  std::uint64_t log_bytes = 0;  // of a durable run's commits; beside the space
 
   // As the ledger is charged: whole pages.
   std::array<std::uint64_t, kTierCount> peak_bytes() const;
@@ -36,9 +37,10 @@ MemoryNeed memory_need(std::span<const Schedule* const> schedules, std::uint64_t
 
 class RunMemory {
  public:
-  // engine may be null when need.storage_bytes is 0.
+  // engine may be null when need.storage_bytes is 0. kept_as: names a durable run's files.
   RunMemory(Device& device, Ledger& ledger, StorageEngine* engine,
-            const std::vector<std::string>& storage_paths, const MemoryNeed& need);
+            const std::vector<std::string>& storage_paths, const MemoryNeed& need,
+            const std::string& kept_as = {});
 
   // Address of a device or pinned buffer; windows are mapped on first request (set-up only).
   std::byte* address(const Buffer& buffer);

@@ -6,12 +6,14 @@
 
 namespace sluice {
 
-StateStore::StateStore(Device& device, RunMemory& memory, const Schedule& schedule)
+StateStore::StateStore(Device& device, RunMemory& memory, const Schedule& schedule,
+                       DurableState* durable)
     : memory_(memory),
+      durable_(durable),
       stream_(device.create_stream("state")),
       window_(memory.io_window(persistent_pinned_bytes(schedule))) {
   for (const Buffer& buffer : schedule.buffers) {
-    if (!buffer.persistent || buffer.role != BufferRole::kState) continue;
+    if (!buffer.persistent || buffer.role != BufferRole::kState || buffer.log_copy) continue;
     const auto unit = static_cast<std::size_t>(buffer.unit);
     if (homes_.size() <= unit) homes_.resize(unit + 1, {});
     homes_[unit][static_cast<std::size_t>(buffer.kind)] = &buffer;
@@ -28,7 +30,12 @@ void StateStore::move(const Buffer& home, std::uint64_t begin, std::uint64_t end
   const std::uint64_t bytes = bytes_of(home.dtype, end - begin);
   if (home.tier == Tier::kStorage) {
     const StorageOp op = access == Access::kRead ? StorageOp::kRead : StorageOp::kWrite;
-    memory_.storage().transfer(op, home.offset_bytes + offset, window, bytes);
+    std::uint64_t at = home.offset_bytes + offset;
+    if (durable_ != nullptr) {
+      at = durable_->offset_of(home, offset);
+      if (access == Access::kWrite) durable_->note_write(at, window, bytes);
+    }
+    memory_.storage().transfer(op, at, window, bytes);
     return;
   }
   std::byte* device = memory_.address(home) + offset;
