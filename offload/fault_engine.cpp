@@ -63,6 +63,8 @@ class FaultyEngine final : public StorageEngine {
 
   void drain(Deadline deadline) override { inner_->drain(deadline); }
 
+  std::uint64_t file_bytes(StorageFileId file) const override { return inner_->file_bytes(file); }
+
   void flush(StorageFileId file) override {
     if (const int error = error_of(next_fault().fault)) {
       throw IoError("fdatasync", path_of(file), 0, 0, error);

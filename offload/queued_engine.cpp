@@ -113,6 +113,11 @@ void QueuedEngine::drain(Deadline deadline) {
   }
 }
 
+std::uint64_t QueuedEngine::file_bytes(StorageFileId id) const {
+  const std::lock_guard lock(mutex_);
+  return find_locked(id, "file_bytes")->file.bytes();
+}
+
 void QueuedEngine::flush(StorageFileId id) {
   std::shared_ptr<OpenFile> file;
   {

@@ -53,6 +53,7 @@ using ActiveRequestPtr = std::shared_ptr<ActiveRequest>;
 class QueuedEngine : public StorageEngine {
  public:
   StorageFileId open(const std::string& path, StorageFileMode mode, std::uint64_t bytes) override;
+  std::uint64_t file_bytes(StorageFileId file) const override;
   void close(StorageFileId file) override;
   void submit(const StorageRequest& request, Callback done) override;
   void drain(Deadline deadline) override;

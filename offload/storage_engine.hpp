@@ -67,6 +67,8 @@ class StorageEngine {
   // IoError. Transfers outside [0, size) end with IoError: reads short (errno 0), writes ENOSPC.
   virtual StorageFileId open(const std::string& path, StorageFileMode mode,
                              std::uint64_t bytes) = 0;
+  // The size of an open file: as it was asked for, or found (kReadOnly).
+  virtual std::uint64_t file_bytes(StorageFileId file) const = 0;
   // Waits for the file's requests first.
   virtual void close(StorageFileId file) = 0;
 

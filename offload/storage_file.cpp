@@ -72,6 +72,16 @@ std::uint64_t available_bytes(int descriptor, const std::string& path) {
 
 }  // namespace
 
+void sync_directory_of(const std::string& path) {
+  const std::string directory = parent_directory(path);
+  const int descriptor = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) throw IoError("open", directory, 0, 0, errno);
+  const int status = ::fsync(descriptor);
+  const int error = errno;
+  ::close(descriptor);
+  if (status != 0) throw IoError("fsync", directory, 0, 0, error);
+}
+
 StorageFile::StorageFile(std::string path, StorageFileMode mode, std::uint64_t bytes)
     : path_(std::move(path)), mode_(mode), bytes_(bytes) {
   open_descriptor();

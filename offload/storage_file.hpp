@@ -25,6 +25,9 @@ inline constexpr std::uint32_t kFallbackAlignmentBytes = 4096;
 // A file that wants more than this is used through the page cache (bounce buffers are small).
 inline constexpr std::uint32_t kMaxAlignmentBytes = 64 * 1024;
 
+// Makes the name of a file that was created durable: fsync of its directory. IoError.
+void sync_directory_of(const std::string& path);
+
 class StorageFile {
  public:
   // `bytes` as in StorageEngine::open, with its errors; kReadOnly takes the file's own size. When

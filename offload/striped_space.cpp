@@ -1,11 +1,14 @@
 #include "offload/striped_space.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
 
 #include "base/units.hpp"
+#include "offload/storage_file.hpp"
 
 namespace sluice {
 namespace {
@@ -27,15 +30,11 @@ std::uint64_t bytes_on_path(std::uint64_t bytes, std::size_t index, std::size_t 
   return mine * StripedSpace::kStripeBytes - (holds_last ? missing : 0);
 }
 
-std::string file_name(const RunId& run, std::size_t index) {
-  return "sluice-" + run.hex() + "-" + std::to_string(index) + ".state";
-}
-
 }  // namespace
 
 StripedSpace::StripedSpace(StorageEngine* engine, Ledger& ledger,
                            const std::vector<std::string>& paths, std::uint64_t bytes,
-                           const RunId& run)
+                           const RunId& run, bool kept)
     : engine_(engine),
       charge_(ledger.reserve(Tier::kStorage, Category::kOptimizer, bytes)),
       bytes_(bytes) {
@@ -44,13 +43,52 @@ StripedSpace::StripedSpace(StorageEngine* engine, Ledger& ledger,
   try {
     for (std::size_t i = 0; i < paths.size(); ++i) {
       const std::uint64_t share = bytes_on_path(bytes, i, paths.size());
-      std::string path = paths[i] + "/" + file_name(run, i);
-      files_.push_back({engine_->open(path, StorageFileMode::kScratch, share), std::move(path)});
+      const std::string path = file_path(paths[i], run.hex(), i);
+      const StorageFileMode mode = kept ? StorageFileMode::kCreate : StorageFileMode::kScratch;
+      files_.push_back({engine_->open(path, mode, share), path});
+      if (kept) sync_directory_of(path);
+    }
+  } catch (...) {
+    for (const File& file : files_) {
+      engine_->close(file.id);
+      if (kept) ::unlink(file.path.c_str());
+    }
+    throw;
+  }
+}
+
+StripedSpace::StripedSpace(StorageEngine& engine, const std::vector<std::string>& files,
+                           std::uint64_t bytes)
+    : engine_(&engine), bytes_(bytes) {
+  try {
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      files_.push_back({engine_->open(files[i], StorageFileMode::kReadOnly, 0), files[i]});
+      const std::uint64_t expected = bytes_on_path(bytes, i, files.size());
+      const std::uint64_t found = engine_->file_bytes(files_.back().id);
+      if (found == expected) continue;
+      throw InputError("'" + files[i] + "' has " + std::to_string(found) +
+                       " bytes, and a run's state of " + std::to_string(expected) +
+                       " was written there");
     }
   } catch (...) {
     for (const File& file : files_) engine_->close(file.id);
     throw;
   }
+}
+
+std::string StripedSpace::file_path(const std::string& path, const std::string& run_id,
+                                    std::size_t index) {
+  return path + "/sluice-" + run_id + "-" + std::to_string(index) + ".state";
+}
+
+std::vector<std::string> StripedSpace::file_paths() const {
+  std::vector<std::string> paths;
+  for (const File& file : files_) paths.push_back(file.path);
+  return paths;
+}
+
+void StripedSpace::flush() {
+  for (const File& file : files_) engine_->flush(file.id);
 }
 
 StripedSpace::~StripedSpace() {

@@ -1,9 +1,9 @@
 // The storage tier as one linear space of bytes, striped over several paths.
 //
 // Byte b of the space lies in stripe b / kStripeBytes; stripe s lies on path s mod paths. Files are
-// preallocated, so a full disk is an error at start, named for the run, so that runs that share a
-// path never meet, and unlinked at once (scratch): nothing is left behind, whatever happens. The
-// ledger is charged before any file is made.
+// preallocated, so a full disk is an error at start, and named for the run, so that runs that share
+// a path never meet. Scratch files are unlinked at once: nothing is left behind, whatever happens.
+// Kept files stay. The ledger is charged before any file is made.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,10 @@ class StripedSpace {
   // (ledger), InputError (a path cannot be written or is too small, needed and available bytes
   // named), IoError.
   StripedSpace(StorageEngine* engine, Ledger& ledger, const std::vector<std::string>& paths,
-               std::uint64_t bytes, const RunId& run);
+               std::uint64_t bytes, const RunId& run, bool kept = false);
+  // A space that an earlier run kept, for reading: its files in the order of their paths. Charges
+  // nothing. Throws InputError where a file is missing or of another size than the space has there.
+  StripedSpace(StorageEngine& engine, const std::vector<std::string>& files, std::uint64_t bytes);
   ~StripedSpace();
   StripedSpace(const StripedSpace&) = delete;
   StripedSpace& operator=(const StripedSpace&) = delete;
@@ -45,7 +48,15 @@ class StripedSpace {
   };
   Location locate(std::uint64_t offset) const;
 
+  // fdatasync of every file, one after another: covers the writes that have ended. IoError; never
+  // retried.
+  void flush();
+
   std::uint64_t bytes() const { return bytes_; }
+  std::vector<std::string> file_paths() const;
+  // The name of a run's file in the directory `path`, the index-th of all.
+  static std::string file_path(const std::string& path, const std::string& run_id,
+                               std::size_t index);
 
  private:
   struct File {

@@ -55,6 +55,11 @@ std::array<std::uint8_t, 16> digest_of(std::uint64_t seed, const void* data, std
 
 }  // namespace
 
+BlockTag tag_of(const RunId& run, std::uint64_t key, std::uint64_t block, std::uint32_t version,
+                const void* data, std::uint64_t bytes) {
+  return {digest_of(seed_of(run, key, block, version), data, bytes), version};
+}
+
 // Checks what was read against its tags, on a thread of its own. The queue holds no more than the
 // reads that its callers keep under way, each with memory that it goes to.
 class TaggedSpace::Verifier {
@@ -100,7 +105,7 @@ class TaggedSpace::Verifier {
 
   BlockTag tag(const Range& range, std::uint64_t block, std::uint32_t version,
                const std::byte* data, std::uint64_t bytes) const {
-    return {digest_of(seed_of(run_, range.key, block, version), data, bytes), version};
+    return tag_of(run_, range.key, block, version, data, bytes);
   }
 
   void count_hashing(std::uint64_t bytes, std::int64_t begin_ns) {
@@ -198,7 +203,7 @@ class TaggedSpace::Verifier {
   std::thread thread_;  // last: uses all of the above
 };
 
-TaggedSpace::TaggedSpace(StripedSpace& space, const RunId& run) : space_(space) {
+TaggedSpace::TaggedSpace(StripedSpace& space, const RunId& run) : space_(space), run_(run) {
   if (space.bytes() > 0) verifier_ = std::make_unique<Verifier>(space, run);
 }
 
@@ -259,14 +264,14 @@ void TaggedSpace::transfer(StorageOp op, RangeId range, std::uint64_t offset_byt
   });
 }
 
+const TaggedSpace::Range& TaggedSpace::range(RangeId range) const {
+  SLUICE_CHECK(range < ranges_.size());
+  return ranges_[range]->range;
+}
+
 std::span<const BlockTag> TaggedSpace::tags(RangeId range) const {
   SLUICE_CHECK(range < ranges_.size());
   return ranges_[range]->tags;
-}
-
-void TaggedSpace::restore_tags(RangeId range, std::span<const BlockTag> tags) {
-  SLUICE_CHECK(range < ranges_.size() && tags.size() == ranges_[range]->tags.size());
-  ranges_[range]->tags.assign(tags.begin(), tags.end());
 }
 
 TagCounters TaggedSpace::counters() const {

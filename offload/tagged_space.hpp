@@ -39,6 +39,10 @@ struct BlockTag {
   bool operator==(const BlockTag&) const = default;
 };
 
+// The tag of a block's bytes, of the `version`-th write of block `block` of the range with `key`.
+BlockTag tag_of(const RunId& run, std::uint64_t key, std::uint64_t block, std::uint32_t version,
+                const void* data, std::uint64_t bytes);
+
 struct TagCounters {
   std::uint64_t hashed_bytes = 0;
   double hash_seconds = 0;          // of CPU, both directions
@@ -77,14 +81,14 @@ class TaggedSpace {
   void transfer(StorageOp op, RangeId range, std::uint64_t offset_bytes, void* data,
                 std::uint64_t bytes);
 
-  // For a log of what lies on storage: the tags of a range in block order, and taking them over in
-  // place of its own (as many as it has blocks, else InternalError). No transfer of the range is
-  // under way. Another process verifies them with this run's id and the same key.
+  // For a log of what lies on storage: a range, and its tags in block order. No transfer of it is
+  // under way. Another process verifies them with this run's id and the range's key.
+  const Range& range(RangeId range) const;
   std::span<const BlockTag> tags(RangeId range) const;
-  void restore_tags(RangeId range, std::span<const BlockTag> tags);
 
   TagCounters counters() const;
-  std::uint64_t bytes() const { return space_.bytes(); }
+  StripedSpace& space() { return space_; }
+  const RunId& run() const { return run_; }
 
  private:
   struct Tagged;
@@ -93,6 +97,7 @@ class TaggedSpace {
                   std::uint64_t bytes);
 
   StripedSpace& space_;
+  const RunId run_;
   std::vector<std::unique_ptr<Tagged>> ranges_;
   // By key, offset, bytes and block bytes.
   std::map<std::array<std::uint64_t, 4>, RangeId> known_;

@@ -164,6 +164,7 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
     StepOptions base;
     base.microbatches = static_cast<std::int32_t>(config.train.accumulate);
     base.chunk_bytes = config.memory.chunk_bytes;
+    base.durable = config.checkpoint.mode == Config::CheckpointMode::kDurable;
     base.piece_elems = usual_piece_elems(model);
     base.placement = {spread(rung.weight, model), spread(rung.gradient, model),
                       spread(rung.optimizer, model)};

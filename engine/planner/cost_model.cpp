@@ -152,6 +152,9 @@ double CostModel::instruction_s(const Schedule& schedule, const Instruction& ins
     case Op::kGradNorm:
     case Op::kOptimizerStep:
       return state_operation_s(schedule, instruction);
+    case Op::kCommit:
+      // The flush of the data, the record, and its flush.
+      return 3 * transfer_s(TimedOperation::kStorageWrite, 4096);
     case Op::kRelease:
       return 0.0;
     default:

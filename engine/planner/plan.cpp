@@ -50,16 +50,35 @@ struct Compiled {
   StepOptions options;
   Schedule training;
   Schedule evaluation;
+  Schedule saving;
+  Schedule save;
   MemoryNeed need;
   Simulation simulation;
 };
 
-Compiled compile_candidate(const StepModel& model, const StepOptions& options) {
-  Compiled compiled{
-      options, compile_training_step(model, options), compile_evaluation(model, options), {}, {}};
-  const std::array<const Schedule*, 2> schedules{&compiled.training, &compiled.evaluation};
+// log_bytes: of a durable run's commits.
+Compiled compile_candidate(const StepModel& model, const StepOptions& options,
+                           std::uint64_t log_bytes) {
+  Compiled compiled;
+  compiled.options = options;
+  compiled.training = compile_training_step(model, options);
+  compiled.evaluation = compile_evaluation(model, options);
+  std::vector<const Schedule*> schedules{&compiled.training, &compiled.evaluation};
+  if (options.durable) {
+    compiled.saving = compile_saving_step(model, options);
+    compiled.save = compile_save(model, options);
+    schedules.insert(schedules.end(), {&compiled.saving, &compiled.save});
+  }
   compiled.need = memory_need(schedules, StateStore::kWindowBytes);
+  compiled.need.log_bytes = log_bytes;
   return compiled;
+}
+
+// A file of two records (offload/state_log.hpp), each of the settings and of all homes.
+std::uint64_t log_bytes(const Config& config, const StepModel& model) {
+  if (config.checkpoint.mode != Config::CheckpointMode::kDurable) return 0;
+  return StateLog::file_bytes(state_record_bytes(
+      model.units.size() * kStateKindCount, result_settings(config), config.memory.storage_paths));
 }
 
 std::string busiest_lane(const Simulation& simulation) {
@@ -74,7 +93,7 @@ std::string busiest_lane(const Simulation& simulation) {
 std::array<std::uint64_t, kStateKindCount> kind_bytes(const Schedule& training) {
   std::array<std::uint64_t, kStateKindCount> bytes{};
   for (const Buffer& buffer : training.buffers) {
-    if (buffer.persistent && buffer.role == BufferRole::kState) {
+    if (buffer.persistent && buffer.role == BufferRole::kState && !buffer.log_copy) {
       bytes[static_cast<std::size_t>(buffer.kind)] += buffer.bytes;
     }
   }
@@ -84,16 +103,17 @@ std::array<std::uint64_t, kStateKindCount> kind_bytes(const Schedule& training) 
 // Takes the fastest of the first few candidates that fit.
 class Search {
  public:
-  Search(const StepModel& model, const TierBytes& budgets, CostModel& costs)
-      : model_(model), budgets_(budgets), costs_(costs) {}
+  Search(const StepModel& model, const TierBytes& budgets, CostModel& costs,
+         std::uint64_t log_bytes)
+      : model_(model), budgets_(budgets), costs_(costs), log_bytes_(log_bytes) {}
 
   void consider(const CandidateGroup& group) {
     if (simulated_ == kSimulatedCandidates) return;
     if (!fits(home_bytes(model_, group.back()), budgets_)) return;
-    Compiled frugal = compile_candidate(model_, group.back());
+    Compiled frugal = compile_candidate(model_, group.back(), log_bytes_);
     if (!fits(frugal.need.peak_bytes(), budgets_)) return;
     for (std::size_t i = 0; i + 1 < group.size() && simulated_ < kSimulatedCandidates; ++i) {
-      Compiled compiled = compile_candidate(model_, group[i]);
+      Compiled compiled = compile_candidate(model_, group[i], log_bytes_);
       if (fits(compiled.need.peak_bytes(), budgets_)) try_out(std::move(compiled));
     }
     if (simulated_ < kSimulatedCandidates) try_out(std::move(frugal));
@@ -115,6 +135,7 @@ class Search {
   const StepModel& model_;
   const TierBytes& budgets_;
   CostModel& costs_;
+  std::uint64_t log_bytes_;
   std::optional<Compiled> best_;
   std::size_t simulated_ = 0;
 };
@@ -187,10 +208,13 @@ Plan finish_plan(Compiled compiled, const Model& model, const HardwareProfile& h
   plan.options = std::move(compiled.options);
   plan.training = std::move(compiled.training);
   plan.evaluation = std::move(compiled.evaluation);
+  plan.saving = std::move(compiled.saving);
+  plan.save = std::move(compiled.save);
   plan.need = compiled.need;
   plan.peak_bytes = compiled.need.peak_bytes();
   plan.step_bytes = link_bytes(plan.training);
   plan.evaluation_bytes = link_bytes(plan.evaluation);
+  plan.saving_bytes = link_bytes(plan.saving);
   plan.bound_by = busiest_lane(compiled.simulation);
   plan.simulation = std::move(compiled.simulation);
   plan.profile = hardware.cpu_name;
@@ -296,13 +320,14 @@ std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
   }
 
   check_step_size(step_model, groups.front().back());
-  Search search(step_model, budgets, costs);
+  const std::uint64_t of_commits = log_bytes(config, step_model);
+  Search search(step_model, budgets, costs, of_commits);
   for (const CandidateGroup& group : groups) search.consider(group);
   if (search.found()) return finish_plan(search.take(), model, hardware);
 
   Refuser refuser(budgets);
   for (const CandidateGroup& group : groups) {
-    refuser.consider(compile_candidate(step_model, group.back()).need.peak_bytes());
+    refuser.consider(compile_candidate(step_model, group.back(), of_commits).need.peak_bytes());
   }
   return refuser.refusal();
 }

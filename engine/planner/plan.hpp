@@ -25,11 +25,14 @@ struct Plan {
   StepOptions options;
   Schedule training;
   Schedule evaluation;
+  Schedule saving;  // of a durable run: the step that commits too, and the commit alone; else empty
+  Schedule save;
   MemoryNeed need;
   TierBytes peak_bytes{};  // what the ledger will be charged
   LinkBytes step_bytes;    // moved by one training step
   LinkBytes evaluation_bytes;
-  Simulation simulation;  // of one training step
+  LinkBytes saving_bytes;  // moved by one step that commits
+  Simulation simulation;   // of one training step
   std::string
       bound_by;         // the lane that is busiest: "compute", "storage", "h2d", "d2h", "optimizer"
   std::string profile;  // the measured machine's name, "unmeasured" for the default profile

@@ -53,11 +53,12 @@ std::size_t stream_index(Lane lane) {
 }  // namespace
 
 Executor::Executor(Device& device, TaggedSpace& storage, OperationRunner& runner,
-                   double deadline_seconds)
+                   double deadline_seconds, DurableState* durable)
     : device_(device),
       storage_(storage),
       runner_(runner),
       deadline_seconds_(deadline_seconds),
+      durable_(durable),
       events_(std::make_unique<EventPool>(device)) {
   streams_[0] = device.create_stream("compute");
   streams_[1] = device.create_stream("h2d");
@@ -323,6 +324,20 @@ void Executor::run_optimizer_lane(RunState& run) {
   }
 }
 
+// What a transfer reads or writes: in a durable run a matter of the pass.
+TaggedSpace::RangeId Executor::storage_range(const Program& program, const Instruction& instruction,
+                                             const Place& place) const {
+  if (durable_ == nullptr) return place.storage_ranges[0];
+  return place.storage_ranges[durable_->slot_of(place, program.of_made_state(instruction.id))];
+}
+
+void Executor::commit(RunState& run, const Instruction& instruction) {
+  SLUICE_CHECK(durable_ != nullptr);
+  const std::int64_t begin_ns = device_.now_ns();
+  durable_->commit();
+  if (run.trace != nullptr) record_span(run, instruction, begin_ns, device_.now_ns());
+}
+
 void Executor::run_storage_lane(RunState& run, std::size_t lane_number) {
   const auto lane = static_cast<Lane>(lane_number);
   LaneState& state = *lanes_[lane_number];
@@ -348,13 +363,14 @@ void Executor::run_storage_lane(RunState& run, std::size_t lane_number) {
     const Place& memory = read ? to : from;
     const Place& storage = read ? from : to;
     SLUICE_CHECK(memory.bytes == storage.bytes);
+    const TaggedSpace::RangeId range = storage_range(run.program(), instruction, storage);
     const std::int64_t begin_ns = device_.now_ns();
     {
       const std::lock_guard lock(state.mutex);
       ++state.in_flight;
     }
-    storage_.submit(read ? StorageOp::kRead : StorageOp::kWrite, storage.storage_range,
-                    storage.range_offset, memory.data, memory.bytes,
+    storage_.submit(read ? StorageOp::kRead : StorageOp::kWrite, range, storage.range_offset,
+                    memory.data, memory.bytes,
                     [this, shared = run.shared_from_this(), &run, &state, &instruction, end, at,
                      begin_ns](std::exception_ptr error) {
                       if (error) {
@@ -380,6 +396,9 @@ void Executor::run_storage_lane(RunState& run, std::size_t lane_number) {
       }
       if (run.failed()) throw RunAborted{};
       if (instruction.op == Op::kRelease) {
+        end(at);
+      } else if (instruction.op == Op::kCommit) {
+        commit(run, instruction);
         end(at);
       } else {
         check_host_access(run, instruction);

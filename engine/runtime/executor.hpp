@@ -19,6 +19,7 @@
 
 #include "base/trace.hpp"
 #include "device/device.hpp"
+#include "engine/runtime/durable_state.hpp"
 #include "engine/runtime/program.hpp"
 
 namespace sluice {
@@ -47,8 +48,9 @@ class EventPool;
 
 class Executor {
  public:
+  // durable: of a durable run, else null.
   Executor(Device& device, TaggedSpace& storage, OperationRunner& runner,
-           double deadline_seconds = kDefaultDeadlineSeconds);
+           double deadline_seconds = kDefaultDeadlineSeconds, DurableState* durable = nullptr);
   ~Executor();
 
   // Creates the events that the program's runs will use; else its first run does.
@@ -65,6 +67,9 @@ class Executor {
   void run_device_lane(RunState& run, std::size_t lane);
   void run_optimizer_lane(RunState& run);
   void run_storage_lane(RunState& run, std::size_t lane);
+  TaggedSpace::RangeId storage_range(const Program& program, const Instruction& instruction,
+                                     const Place& place) const;
+  void commit(RunState& run, const Instruction& instruction);
   void issue(RunState& run, const Instruction& instruction, Stream& stream);
   void wait_on_host(RunState& run, const Instruction& instruction);
   void check_host_access(RunState& run, const Instruction& instruction);
@@ -76,6 +81,7 @@ class Executor {
   TaggedSpace& storage_;
   OperationRunner& runner_;
   double deadline_seconds_;
+  DurableState* durable_;
   std::unique_ptr<EventPool> events_;
   std::array<std::unique_ptr<Stream>, 3> streams_;  // compute, h2d, d2h
   std::vector<std::unique_ptr<LaneState>> lanes_;

@@ -31,6 +31,7 @@ Program::Program(const Schedule& schedule, RunMemory& memory) : schedule_(schedu
     }
   }
   find_storage_conflicts();
+  find_made_state();
 }
 
 std::vector<Place> Program::resolve(const std::vector<Use>& uses, RunMemory& memory) {
@@ -42,9 +43,9 @@ std::vector<Place> Program::resolve(const std::vector<Use>& uses, RunMemory& mem
     place.buffer = &buffer;
     place.bytes = use.bytes == 0 ? buffer.bytes : use.bytes;
     if (buffer.tier == Tier::kStorage) {
-      std::optional<TaggedSpace::RangeId>& range = storage_ranges_[use.buffer];
-      if (!range) range = memory.storage_range(buffer);
-      place.storage_range = *range;
+      std::optional<RunMemory::SlotRanges>& ranges = storage_ranges_[use.buffer];
+      if (!ranges) ranges = memory.storage_ranges(buffer);
+      place.storage_ranges = *ranges;
       place.range_offset = use.offset_bytes;
       place.storage_offset = buffer.offset_bytes + use.offset_bytes;
     } else {
@@ -82,6 +83,28 @@ void Program::find_storage_conflicts() {
       }
       written[begin] = {end, id};
     }
+  }
+}
+
+// In list order a home holds what the pass found up to the first write of a range, and what it made
+// from then on. Log copies are of what it found.
+void Program::find_made_state() {
+  of_made_state_.assign(schedule_.instructions.size(), false);
+  std::map<std::uint64_t, std::uint64_t> written;  // begin -> end; disjoint: written once
+  for (const Instruction& instruction : schedule_.instructions) {
+    if (instruction.op != Op::kStorageRead && instruction.op != Op::kStorageWrite) continue;
+    const bool write = instruction.op == Op::kStorageWrite;
+    const Place& place = (write ? writes_ : reads_)[instruction.id].front();
+    if (place.buffer->versions == 1 || place.buffer->log_copy) continue;
+    const std::uint64_t end = place.storage_offset + place.bytes;
+    if (write) {
+      of_made_state_[instruction.id] = true;
+      written[place.storage_offset] = end;
+      continue;
+    }
+    const auto after = written.lower_bound(end);
+    of_made_state_[instruction.id] =
+        after != written.begin() && std::prev(after)->second > place.storage_offset;
   }
 }
 

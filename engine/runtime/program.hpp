@@ -10,12 +10,12 @@
 
 namespace sluice {
 
-// A resolved Use. On storage: data null; a part of a range of the tagged space.
+// A resolved Use. On storage: data null; a part of a range of the tagged space, by slot.
 struct Place {
   std::byte* data = nullptr;
-  TaggedSpace::RangeId storage_range = 0;
+  RunMemory::SlotRanges storage_ranges{};
   std::uint64_t range_offset = 0;    // bytes from the range's begin
-  std::uint64_t storage_offset = 0;  // and from that of the striped space
+  std::uint64_t storage_offset = 0;  // and from that of the space, slot 0
   std::uint64_t bytes = 0;
   const Buffer* buffer = nullptr;
 };
@@ -38,19 +38,24 @@ class Program {
   const std::vector<InstructionId>& storage_conflicts(InstructionId id) const {
     return storage_conflicts_[id];
   }
+  // Of a transfer from or to storage that holds two versions: it is of the state that the pass
+  // makes, not of what it found.
+  bool of_made_state(InstructionId id) const { return of_made_state_[id]; }
 
  private:
   std::vector<Place> resolve(const std::vector<Use>& uses, RunMemory& memory);
   void find_storage_conflicts();
+  void find_made_state();
 
   const Schedule& schedule_;
   std::array<std::vector<InstructionId>, kLaneCount> lanes_;
-  std::vector<std::byte*> addresses_;                                // by buffer
-  std::vector<std::optional<TaggedSpace::RangeId>> storage_ranges_;  // by buffer
+  std::vector<std::byte*> addresses_;                                 // by buffer
+  std::vector<std::optional<RunMemory::SlotRanges>> storage_ranges_;  // by buffer
   std::vector<std::vector<Place>> reads_;
   std::vector<std::vector<Place>> writes_;
   std::vector<bool> awaited_;
   std::vector<std::vector<InstructionId>> storage_conflicts_;
+  std::vector<bool> of_made_state_;
 };
 
 // The place among `places` whose buffer has this role or kind; null where there is none.

@@ -30,7 +30,7 @@ std::string content_name(const Buffer& buffer) {
 
 std::array<std::uint64_t, kTierCount> MemoryNeed::peak_bytes() const {
   return {slot_count * slot_bytes + round_up(device_arena_bytes, kPageBytes),
-          round_up(pinned_bytes, kPinnedPageBytes), storage_bytes};
+          round_up(pinned_bytes, kPinnedPageBytes), storage_bytes + log_bytes};
 }
 
 std::uint64_t persistent_pinned_bytes(const Schedule& schedule) {
@@ -58,19 +58,28 @@ MemoryNeed memory_need(std::span<const Schedule* const> schedules, std::uint64_t
 
 RunMemory::RunMemory(Device& device, Ledger& ledger, StorageEngine* engine,
                      const std::vector<std::string>& storage_paths, const MemoryNeed& need,
-                     const RunId& run)
+                     const RunId& run, bool kept)
     : pages_(device, ledger, std::max(need.slot_bytes, device.facts().granularity_bytes)),
       slots_(device, pages_, need.slot_count, Category::kWeight),
       arena_(device, pages_, need.device_arena_bytes, Category::kActivation),
       pinned_(device, ledger, need.pinned_bytes, Category::kOptimizer),
-      space_(engine, ledger, storage_paths, need.storage_bytes, run),
+      space_(engine, ledger, storage_paths, need.storage_bytes, run, kept),
       storage_(space_, run) {
   if (need.storage_bytes > 0) engine->register_memory(pinned_.data(), pinned_.bytes());
 }
 
-TaggedSpace::RangeId RunMemory::storage_range(const Buffer& buffer) {
-  return storage_.add_range({content_name(buffer), content_key(buffer), buffer.offset_bytes,
-                             buffer.bytes, bytes_of(buffer.dtype, kTaggedElems)});
+RunMemory::SlotRanges RunMemory::storage_ranges(const Buffer& buffer) {
+  SlotRanges ranges{};
+  for (std::uint64_t slot = 0; slot < ranges.size(); ++slot) {
+    if (slot >= static_cast<std::uint64_t>(buffer.versions)) {
+      ranges[slot] = ranges[0];
+      continue;
+    }
+    ranges[slot] = storage_.add_range({content_name(buffer), content_key(buffer) | slot << 60,
+                                       buffer.offset_bytes + slot * version_stride_bytes(buffer),
+                                       buffer.bytes, bytes_of(buffer.dtype, kTaggedElems)});
+  }
+  return ranges;
 }
 
 std::byte* RunMemory::address(const Buffer& buffer) {

@@ -5,6 +5,7 @@
 // from the packed schedules; nothing is allocated afterwards.
 #pragma once
 
+#include <array>
 #include <map>
 #include <memory>
 #include <span>
@@ -25,6 +26,7 @@ struct MemoryNeed {
   std::uint64_t device_arena_bytes = 0;
   std::uint64_t pinned_bytes = 0;
   std::uint64_t storage_bytes = 0;
+  std::uint64_t log_bytes = 0;  // of a durable run's commits; beside the space
 
   // As the ledger is charged: whole pages.
   std::array<std::uint64_t, kTierCount> peak_bytes() const;
@@ -36,17 +38,19 @@ MemoryNeed memory_need(std::span<const Schedule* const> schedules, std::uint64_t
 
 class RunMemory {
  public:
-  // engine may be null when need.storage_bytes is 0.
+  // engine may be null when need.storage_bytes is 0. kept: the run's files stay (durable).
   RunMemory(Device& device, Ledger& ledger, StorageEngine* engine,
-            const std::vector<std::string>& storage_paths, const MemoryNeed& need,
-            const RunId& run);
+            const std::vector<std::string>& storage_paths, const MemoryNeed& need, const RunId& run,
+            bool kept = false);
 
   // Address of a device or pinned buffer; windows are mapped on first request (set-up only).
   std::byte* address(const Buffer& buffer);
   TaggedSpace& storage() { return storage_; }
-  // The tagged range of a storage buffer, in blocks of 4,096 elements: what every cut of pieces,
-  // chunks and I/O windows keeps whole. Set-up only.
-  TaggedSpace::RangeId storage_range(const Buffer& buffer);
+  // The tagged range of each slot of a storage buffer (both alike where it has one version), in
+  // blocks of 4,096 elements: what every cut of pieces, chunks and I/O windows keeps whole. New
+  // ranges at set-up only.
+  using SlotRanges = std::array<TaggedSpace::RangeId, 2>;
+  SlotRanges storage_ranges(const Buffer& buffer);
   // Pinned memory for set-up and checkpoints, only between steps. Shares bytes with staging, so it
   // starts behind the persistent pinned buffers.
   std::byte* io_window(std::uint64_t persistent_pinned_bytes) {

@@ -6,14 +6,16 @@
 
 namespace sluice {
 
-StateStore::StateStore(Device& device, RunMemory& memory, const Schedule& schedule)
+StateStore::StateStore(Device& device, RunMemory& memory, const Schedule& schedule,
+                       DurableState* durable)
     : memory_(memory),
+      durable_(durable),
       stream_(device.create_stream("state")),
       window_(memory.io_window(persistent_pinned_bytes(schedule))) {
   for (const Buffer& buffer : schedule.buffers) {
-    if (!buffer.persistent || buffer.role != BufferRole::kState) continue;
+    if (!buffer.persistent || buffer.role != BufferRole::kState || buffer.log_copy) continue;
     const auto unit = static_cast<std::size_t>(buffer.unit);
-    if (buffer.tier == Tier::kStorage) memory.storage_range(buffer);
+    if (buffer.tier == Tier::kStorage) memory.storage_ranges(buffer);
     if (homes_.size() <= unit) homes_.resize(unit + 1, {});
     homes_[unit][static_cast<std::size_t>(buffer.kind)] = &buffer;
   }
@@ -29,7 +31,8 @@ void StateStore::move(const Buffer& home, std::uint64_t begin, std::uint64_t end
   const std::uint64_t bytes = bytes_of(home.dtype, end - begin);
   if (home.tier == Tier::kStorage) {
     const StorageOp op = access == Access::kRead ? StorageOp::kRead : StorageOp::kWrite;
-    memory_.storage().transfer(op, memory_.storage_range(home), offset, window, bytes);
+    const std::size_t slot = durable_ == nullptr ? 0 : durable_->slot_of(home);
+    memory_.storage().transfer(op, memory_.storage_ranges(home)[slot], offset, window, bytes);
     return;
   }
   std::byte* device = memory_.address(home) + offset;

@@ -12,6 +12,7 @@
 #include <span>
 
 #include "device/device.hpp"
+#include "engine/runtime/durable_state.hpp"
 #include "engine/runtime/run_memory.hpp"
 
 namespace sluice {
@@ -27,8 +28,10 @@ class StateStore {
   using Visitor =
       std::function<void(std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data)>;
 
-  // `schedule`: any of the run's packed schedules (they share the homes).
-  StateStore(Device& device, RunMemory& memory, const Schedule& schedule);
+  // `schedule`: any of the run's packed schedules (they share the homes). durable: of a durable
+  // run, else null.
+  StateStore(Device& device, RunMemory& memory, const Schedule& schedule,
+             DurableState* durable = nullptr);
 
   DType dtype(StateKind kind, std::int32_t unit) const { return home(kind, unit)->dtype; }
 
@@ -46,6 +49,7 @@ class StateStore {
             Access access);
 
   RunMemory& memory_;
+  DurableState* durable_;
   std::unique_ptr<Stream> stream_;
   std::byte* window_;
   std::vector<std::array<const Buffer*, kStateKindCount>> homes_;  // by unit

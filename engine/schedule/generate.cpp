@@ -28,10 +28,12 @@ class StepGenerator {
   StepGenerator(const StepModel& model, const StepOptions& options)
       : model_(model), options_(options), builder_(model, options) {}
 
-  Schedule training_step() {
+  Schedule training_step(bool saves) {
     std::vector<ComputeItem> items;
     for (std::int32_t mb = 0; mb < options_.microbatches; ++mb) append_microbatch(items, mb);
+    if (saves) saver_.emplace(builder_);
     emit_items(items);
+    if (saves) saver_->commit();
     emit_tied_fold(builder_);
     emit_optimizer(builder_);
     return builder_.finish(1);
@@ -41,6 +43,11 @@ class StepGenerator {
     std::vector<ComputeItem> items;
     for (std::int32_t unit = 0; unit < units(); ++unit) items.push_back({Op::kForward, unit, 0});
     emit_items(items);
+    return builder_.finish(0);
+  }
+
+  Schedule save() {
+    StateSaver(builder_).commit();
     return builder_.finish(0);
   }
 
@@ -84,6 +91,7 @@ class StepGenerator {
       std::vector<BufferId> windows;
       for (const std::int32_t unit : uses[i]) windows.push_back(weights.window(unit));
       emit_compute(items[i], windows);
+      if (saver_) saver_->advance(i + 1, items.size());
     }
   }
 
@@ -203,6 +211,7 @@ class StepGenerator {
   const StepOptions& options_;
   StepBuilder builder_;
   MicrobatchBuffers now_;
+  std::optional<StateSaver> saver_;
 };
 
 Schedule compile(Schedule schedule) {
@@ -214,7 +223,15 @@ Schedule compile(Schedule schedule) {
 }  // namespace
 
 Schedule generate_training_step(const StepModel& model, const StepOptions& options) {
-  return StepGenerator(model, options).training_step();
+  return StepGenerator(model, options).training_step(false);
+}
+
+Schedule generate_saving_step(const StepModel& model, const StepOptions& options) {
+  return StepGenerator(model, options).training_step(true);
+}
+
+Schedule generate_save(const StepModel& model, const StepOptions& options) {
+  return StepGenerator(model, options).save();
 }
 
 Schedule generate_evaluation(const StepModel& model, const StepOptions& options) {
@@ -223,6 +240,14 @@ Schedule generate_evaluation(const StepModel& model, const StepOptions& options)
 
 Schedule compile_training_step(const StepModel& model, const StepOptions& options) {
   return compile(generate_training_step(model, options));
+}
+
+Schedule compile_saving_step(const StepModel& model, const StepOptions& options) {
+  return compile(generate_saving_step(model, options));
+}
+
+Schedule compile_save(const StepModel& model, const StepOptions& options) {
+  return compile(generate_save(model, options));
 }
 
 Schedule compile_evaluation(const StepModel& model, const StepOptions& options) {

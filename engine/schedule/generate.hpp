@@ -12,11 +12,17 @@ namespace sluice {
 
 // One training step, plain order: per micro-batch forward, loss, backward; then the optimizer.
 Schedule generate_training_step(const StepModel& model, const StepOptions& options);
+// Of a durable run (options.durable): the training step that also commits the state that it finds,
+// while it computes; and the commit alone, which changes no state.
+Schedule generate_saving_step(const StepModel& model, const StepOptions& options);
+Schedule generate_save(const StepModel& model, const StepOptions& options);
 // The loss of one micro-batch; changes no state.
 Schedule generate_evaluation(const StepModel& model, const StepOptions& options);
 
 // Generated, linked and packed.
 Schedule compile_training_step(const StepModel& model, const StepOptions& options);
+Schedule compile_saving_step(const StepModel& model, const StepOptions& options);
+Schedule compile_save(const StepModel& model, const StepOptions& options);
 Schedule compile_evaluation(const StepModel& model, const StepOptions& options);
 
 }  // namespace sluice

@@ -329,6 +329,14 @@ class Machine {
       }
       return;
     }
+    if (instruction.op == Op::kCommit) {
+      std::map<std::pair<StateKind, std::int32_t>, std::vector<SymbolicOps::Run>> runs;
+      for (const ReadValue& read : running_[id].reads) {
+        auto& list = runs[{read.buffer->kind, read.buffer->unit}];
+        for (const SymbolicOps::Run& run : SymbolicOps::runs_of(read)) list.push_back(run);
+      }
+      for (auto& [key, list] : runs) result_.committed[key] = SymbolicOps::fold(std::move(list));
+    }
     const symbolic::Emit emit = [&](const WriteTarget& target, const Part& part) {
       memory.write(*target.buffer, part);
     };

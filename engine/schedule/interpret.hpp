@@ -55,11 +55,14 @@ struct Interpretation {
   std::vector<std::string> errors;
   // State at exit, by kind and unit (homes named in `exit`, merged over chunks, tiers and ranks).
   std::map<std::pair<StateKind, std::int32_t>, Term> exit;
+  // What Commit found where it is kept, likewise.
+  std::map<std::pair<StateKind, std::int32_t>, Term> committed;
   std::map<std::int32_t, Term> losses;  // by micro-batch
   std::optional<Term> norm;             // what ClipFactor saw
 
   bool same_values(const Interpretation& other) const {
-    return exit == other.exit && losses == other.losses && norm == other.norm;
+    return exit == other.exit && committed == other.committed && losses == other.losses &&
+           norm == other.norm;
   }
 };
 

@@ -24,7 +24,7 @@ MemoryTimeline::MemoryTimeline(const Schedule& schedule, TraceRecorder* trace, d
 }
 
 std::uint64_t MemoryTimeline::footprint_bytes(const Buffer& buffer) const {
-  return buffer.window ? buffer.slots.size() * schedule_.slot_bytes : buffer.bytes;
+  return buffer.window ? buffer.slots.size() * schedule_.slot_bytes : place_bytes(buffer);
 }
 
 void MemoryTimeline::start(const Instruction& instruction, double now_s) {

@@ -139,7 +139,7 @@ class Packer {
       if (buffer.rank != rank || buffer.tier != tier || buffer.window) continue;
       if (buffer.persistent) {
         buffer.offset_bytes = base_bytes;
-        base_bytes = round_up(base_bytes + buffer.bytes, alignment_bytes);
+        base_bytes = round_up(base_bytes + place_bytes(buffer), alignment_bytes);
       } else {
         transient.push_back(buffer.id);
         lifetimes.push_back(lifetime_of(buffer, buffer.bytes));

@@ -6,9 +6,6 @@
 
 namespace sluice {
 
-// Pinned and storage places start at multiples of this: what O_DIRECT asks of memory and files.
-inline constexpr std::uint64_t kDirectAlignmentBytes = 4096;
-
 // Runs after link (ids set). `schedule.slot_bytes` must be set where there are windows.
 //
 // Windows get chunk slots, other device buffers offsets in the device arena (multiples of

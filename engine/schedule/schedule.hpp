@@ -15,6 +15,7 @@
 
 #include "base/dtype.hpp"
 #include "base/memory_kinds.hpp"
+#include "base/units.hpp"
 
 namespace sluice {
 
@@ -120,11 +121,29 @@ struct Buffer {
   // State of whole tensors (sums over rows and the like): its elements are numbered on their own,
   // and it is read and written only together with the whole unit.
   bool per_tensor = false;
+  // How many versions its place holds. State on storage of a durable run has two (state_save.cpp):
+  // a step that commits finds it in one slot and leaves it in the other.
+  std::int32_t versions = 1;
+  // Where a durable run saves a home that is not on storage itself: no home, and nobody reads it
+  // but a Commit.
+  bool log_copy = false;
 
   // Filled by the placement pass. Arena buffers and homes: bytes from the tier's base.
   std::uint64_t offset_bytes = 0;
   std::vector<std::uint32_t> slots;  // windows: slot numbers in order
 };
+
+// Pinned and storage places start at multiples of this: what O_DIRECT asks of memory and files.
+inline constexpr std::uint64_t kDirectAlignmentBytes = 4096;
+
+// Bytes from one version of a buffer to the next, and of all of them.
+constexpr std::uint64_t version_stride_bytes(const Buffer& buffer) {
+  return round_up(buffer.bytes, kDirectAlignmentBytes);
+}
+constexpr std::uint64_t place_bytes(const Buffer& buffer) {
+  const auto earlier = static_cast<std::uint64_t>(buffer.versions - 1);
+  return earlier * version_stride_bytes(buffer) + buffer.bytes;
+}
 
 // A range of a unit's elements.
 struct ElemRange {
@@ -194,6 +213,9 @@ struct Schedule {
   std::vector<Instruction> instructions;
   std::vector<Residency> entry;
   std::vector<Residency> exit;
+  // What its Commit makes durable, and where on storage it lies then: all state as at entry. Empty:
+  // the schedule commits nothing.
+  std::vector<Residency> commit;
   // Bytes that the placement pass found necessary, per tier; device counts slots and arena pages.
   std::array<std::uint64_t, kTierCount> peak_bytes{};
   std::uint32_t slot_count = 0;

@@ -78,6 +78,8 @@ json buffer_to_json(const Buffer& buffer) {
   put(object, "persistent", buffer.persistent, false);
   put(object, "window", buffer.window, false);
   put(object, "per_tensor", buffer.per_tensor, false);
+  put(object, "versions", buffer.versions, 1);
+  put(object, "log_copy", buffer.log_copy, false);
   put(object, "offset_bytes", buffer.offset_bytes, std::uint64_t{0});
   if (!buffer.slots.empty()) object["slots"] = buffer.slots;
   return object;
@@ -232,7 +234,7 @@ Buffer buffer_from_json(const json& object, BufferId id, const Schedule& schedul
   Fields fields(
       object, "buffer " + std::to_string(id),
       " role tier category dtype bytes rank unit microbatch kind chunk first_elem elems version "
-      "persistent window per_tensor offset_bytes slots ");
+      "persistent window per_tensor versions log_copy offset_bytes slots ");
   Buffer buffer;
   buffer.id = id;
   buffer.role = fields.word<BufferRole>("role", kRoleNames());
@@ -253,6 +255,8 @@ Buffer buffer_from_json(const json& object, BufferId id, const Schedule& schedul
   buffer.persistent = fields.flag("persistent");
   buffer.window = fields.flag("window");
   buffer.per_tensor = fields.flag("per_tensor");
+  buffer.versions = fields.integer("versions", 1, 1, 2);
+  buffer.log_copy = fields.flag("log_copy");
   buffer.offset_bytes = fields.bytes("offset_bytes");
   buffer.slots = fields.indices("slots", schedule.slot_count);
   return buffer;
@@ -334,8 +338,8 @@ const json& bounded_list(Fields& fields, const char* key) {
 Schedule read_schedule(const json& document) {
   Fields fields(
       document, "document",
-      " format version ranks buffers instructions entry exit peak_bytes slot_count slot_bytes "
-      "device_arena_bytes pinned_arena_bytes ");
+      " format version ranks buffers instructions entry exit commit peak_bytes slot_count "
+      "slot_bytes device_arena_bytes pinned_arena_bytes ");
   const json& format = fields.need("format");
   if (!format.is_string() || format.get_ref<const std::string&>() != kFormat) {
     refuse("document", "\"format\" must be \"" + std::string(kFormat) + "\"");
@@ -366,6 +370,9 @@ Schedule read_schedule(const json& document) {
   }
   schedule.entry = residencies_from_json(fields, "entry", schedule);
   schedule.exit = residencies_from_json(fields, "exit", schedule);
+  if (fields.find("commit") != nullptr) {
+    schedule.commit = residencies_from_json(fields, "commit", schedule);
+  }
   return schedule;
 }
 
@@ -391,6 +398,7 @@ std::string schedule_to_json(const Schedule& schedule) {
   }
   document["entry"] = residencies_to_json(schedule.entry);
   document["exit"] = residencies_to_json(schedule.exit);
+  if (!schedule.commit.empty()) document["commit"] = residencies_to_json(schedule.commit);
   return document.dump();
 }
 

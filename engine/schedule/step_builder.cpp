@@ -38,6 +38,10 @@ Tier StepBuilder::home_tier(StateKind kind, std::int32_t unit) const {
   return schedule_.buffers[home(kind, unit)].tier;
 }
 
+BufferId StepBuilder::saved_home(StateKind kind, std::int32_t unit) const {
+  return saved_homes_[index(unit)][static_cast<std::size_t>(kind)];
+}
+
 BufferId StepBuilder::add_persistent(Buffer buffer) {
   buffer.persistent = true;
   return add_transient(std::move(buffer));
@@ -76,6 +80,28 @@ void StepBuilder::add_optimizer_home(StateKind kind, std::int32_t unit) {
   buffer.per_tensor = true;
   buffer.elems = tensor_elems;
   buffer.bytes = bytes_of(layout.dtype, tensor_elems);
+}
+
+// Two versions of everything that a commit of the state names.
+void StepBuilder::add_versions() {
+  saved_homes_.assign(model_.units.size(), {kNoId, kNoId, kNoId, kNoId, kNoId});
+  for (std::int32_t unit = 0; unit < unit_count(); ++unit) {
+    for (std::size_t k = 0; k < kStateKindCount; ++k) {
+      const BufferId id = homes_[index(unit)][k];
+      if (id == kNoId || static_cast<StateKind>(k) == StateKind::kGradient) continue;
+      if (schedule_.buffers[id].tier == Tier::kStorage) {
+        schedule_.buffers[id].versions = 2;
+        saved_homes_[index(unit)][k] = id;
+        continue;
+      }
+      Buffer copy = schedule_.buffers[id];
+      copy.tier = Tier::kStorage;
+      copy.window = false;
+      copy.log_copy = true;
+      copy.versions = 2;
+      saved_homes_[index(unit)][k] = add_persistent(std::move(copy));
+    }
+  }
 }
 
 void StepBuilder::add_homes() {
@@ -120,6 +146,7 @@ void StepBuilder::add_homes() {
   // The global norm and the factor that gradients are multiplied by.
   clip_scalar_ =
       pinned(BufferRole::kScalar, Category::kGradient, DType::kF64, 2 * sizeof(double), -1);
+  if (options_.durable) add_versions();
 }
 
 Use StepBuilder::norm_partials_of(std::int32_t unit, ElemRange range) const {
@@ -257,16 +284,26 @@ Schedule StepBuilder::finish(std::int32_t exit_version) {
   }
   for (std::size_t i = 0; i < list.size(); ++i) list[i].id = static_cast<InstructionId>(i);
   schedule_.instructions = std::move(list);
+  declare_residency(exit_version);
+  return std::move(schedule_);
+}
 
+void StepBuilder::declare_residency(std::int32_t exit_version) {
+  const bool commits = std::any_of(schedule_.instructions.begin(), schedule_.instructions.end(),
+                                   [](const Instruction& i) { return i.op == Op::kCommit; });
   for (const Buffer& buffer : schedule_.buffers) {
-    if (!buffer.persistent || buffer.role != BufferRole::kState) continue;
+    if (!buffer.persistent || buffer.role != BufferRole::kState || buffer.log_copy) continue;
     if (buffer.kind == StateKind::kGradient) continue;  // made and used up within a step
     Residency residency{buffer.kind, buffer.unit, -1, buffer.id, 0};
     schedule_.entry.push_back(residency);
+    if (commits) {
+      Residency saved = residency;
+      saved.home = saved_home(buffer.kind, buffer.unit);
+      schedule_.commit.push_back(saved);
+    }
     residency.version = exit_version;
     schedule_.exit.push_back(residency);
   }
-  return std::move(schedule_);
 }
 
 }  // namespace sluice

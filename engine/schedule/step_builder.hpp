@@ -5,6 +5,7 @@
 // a transfer is emitted as early as its memory may be taken.
 #pragma once
 
+#include <deque>
 #include <optional>
 #include <vector>
 
@@ -28,6 +29,8 @@ class StepBuilder {
   // Homes: persistent, the same ids in every schedule of a run. kNoId where the run has none.
   BufferId home(StateKind kind, std::int32_t unit) const;
   Tier home_tier(StateKind kind, std::int32_t unit) const;
+  // Of a durable run: where a home is saved. The home itself where it lies on storage.
+  BufferId saved_home(StateKind kind, std::int32_t unit) const;
   Tier optimizer_tier(std::int32_t unit) const { return options_.placement.optimizer[index(unit)]; }
   BufferId host_tokens(std::int32_t microbatch) const { return tokens_[index(microbatch)]; }
   BufferId host_loss(std::int32_t microbatch) const { return losses_[index(microbatch)]; }
@@ -70,11 +73,14 @@ class StepBuilder {
   BufferId add_persistent(Buffer buffer);
   BufferId add_home(StateKind kind, std::int32_t unit, Tier tier, DType dtype);
   void add_optimizer_home(StateKind kind, std::int32_t unit);
+  void add_versions();
+  void declare_residency(std::int32_t exit_version);
 
   const StepModel& model_;
   const StepOptions& options_;
   Schedule schedule_;
   std::vector<std::array<BufferId, kStateKindCount>> homes_;
+  std::vector<std::array<BufferId, kStateKindCount>> saved_homes_;  // of a durable run
   std::vector<BufferId> tokens_;
   std::vector<BufferId> losses_;
   BufferId norm_partials_ = kNoId;
@@ -124,5 +130,35 @@ void emit_tied_fold(StepBuilder& builder);
 
 // Clip factor, then the update of every unit, streamed in pieces.
 void emit_optimizer(StepBuilder& builder);
+
+// What a step that saves adds (state_save.cpp): state as it is at the step's entry is written to
+// storage while the step computes, then committed.
+class StateSaver {
+ public:
+  // `builder`: of a durable run.
+  explicit StateSaver(StepBuilder& builder);
+  // Emits what should be under way when `done` of `all` parts of the step are.
+  void advance(std::size_t done, std::size_t all);
+  // Emits the rest and the Commit.
+  void commit();
+
+ private:
+  struct Piece {
+    BufferId home = kNoId;
+    BufferId copy = kNoId;  // on storage
+    ElemRange range;
+  };
+  struct Staged {
+    BufferId buffer = kNoId;
+    Piece piece;
+  };
+  void save(const Piece& piece);
+  void write(const Piece& piece, BufferId from);
+
+  StepBuilder& builder_;
+  std::vector<Piece> pieces_;
+  std::size_t saved_ = 0;      // of pieces_
+  std::deque<Staged> staged_;  // brought down from the device, not written yet
+};
 
 }  // namespace sluice

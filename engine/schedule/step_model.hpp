@@ -60,6 +60,8 @@ struct StepOptions {
   std::int32_t prefetch = 1;             // units fetched ahead of the one in use
   std::uint64_t weight_slots = 0;        // slots that fetched weights may take; 0: just enough
   std::int32_t stream_lookahead = 2;     // pieces read ahead of the one being updated
+  // Storage holds two versions of state, and room to save the state that lies elsewhere.
+  bool durable = false;
   Placement placement;
 };
 

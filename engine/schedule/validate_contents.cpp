@@ -226,6 +226,34 @@ class ContentCheck {
       check_not_normed(instruction);
     }
     if (instruction.op == Op::kGradNorm) note_normed(instruction);
+    if (instruction.op == Op::kCommit) check_commit(instruction);
+  }
+
+  // A commit is of everything that the schedule declares, whole, at the version declared.
+  void check_commit(const Instruction& instruction) {
+    committed_[instruction.rank] += 1;
+    std::map<BufferId, std::int32_t> declared;
+    for (const Residency& residency : schedule_.commit) {
+      if (schedule_.buffers[residency.home].rank != instruction.rank) continue;
+      declared[residency.home] = residency.version;
+    }
+    for (const Use& use : instruction.reads) {
+      const auto saved = declared.find(use.buffer);
+      const ByteRange range = bytes_of(use, buffer_of(use));
+      bool right = saved != declared.end() && range.begin == 0 && range.end == buffer_of(use).bytes;
+      for_parts(use, false, [&](std::uint64_t, std::uint64_t, Span& span) {
+        right = right && span.content.version == saved->second;
+      });
+      if (!right) {
+        problems_.add(describe(instruction) + " does not find " + describe(buffer_of(use)) +
+                      " as it is declared to be committed");
+        return;
+      }
+      declared.erase(saved);
+    }
+    if (declared.empty()) return;
+    problems_.add(describe(instruction) + " leaves out " +
+                  describe(schedule_.buffers[declared.begin()->first]));
   }
 
   void check_weights(const Instruction& instruction) {
@@ -429,6 +457,12 @@ class ContentCheck {
   }
 
   void leave() {
+    std::map<std::int32_t, int> commits;  // declared, by rank
+    for (const Residency& residency : schedule_.commit) {
+      commits[schedule_.buffers[residency.home].rank] = 1;
+    }
+    if (commits != committed_)
+      problems_.add("what is declared to be committed is not, or not once");
     for (const Buffer& buffer : schedule_.buffers) {
       if (!buffer.persistent) continue;
       for (const auto& [begin, span] : spans_[buffer.id]) refuse_waste(buffer, span);
@@ -469,6 +503,7 @@ class ContentCheck {
   std::map<std::int32_t, std::int32_t> first_microbatch_, last_microbatch_;  // by rank: of sums
   std::map<RankUnit, std::map<std::uint64_t, Normed>> normed_;               // by first element
   std::map<std::int32_t, InstructionId> last_storage_write_, barrier_;       // by rank
+  std::map<std::int32_t, int> committed_;                                    // Commits, by rank
   std::map<std::int32_t, std::map<Lane, InstructionId>> last_of_lane_;
 };
 

@@ -19,6 +19,7 @@ class MeaningCheck {
       : schedule_(schedule), problems_(problems) {}
 
   void run() {
+    check_declared_commit();
     for (const Instruction& instruction : schedule_.instructions) {
       if (problems_.full()) return;
       if (instruction.op == Op::kRelease) continue;
@@ -43,6 +44,28 @@ class MeaningCheck {
   const Buffer& buffer_of(const Use& use) const { return schedule_.buffers[use.buffer]; }
   static bool is_state(const Buffer& buffer) { return buffer.role == BufferRole::kState; }
   ElemRange elems_of(const Use& use) const { return sluice::elems_of(buffer_of(use), use); }
+
+  // A commit is of all the state that the step finds, in homes of the same elements.
+  void check_declared_commit() {
+    if (schedule_.commit.empty()) return;
+    std::map<std::tuple<std::int32_t, StateKind, std::int32_t>, std::pair<ElemRange, std::int32_t>>
+        found;
+    const auto key = [&](const Residency& residency) {
+      return std::tuple(schedule_.buffers[residency.home].rank, residency.kind, residency.unit);
+    };
+    const auto value = [&](const Residency& residency) {
+      const Buffer& home = schedule_.buffers[residency.home];
+      return std::pair(ElemRange{home.first_elem, home.first_elem + home.elems}, residency.version);
+    };
+    for (const Residency& residency : schedule_.entry) found[key(residency)] = value(residency);
+    for (const Residency& residency : schedule_.commit) {
+      const auto at = found.find(key(residency));
+      if (at == found.end() || at->second != value(residency)) break;
+      found.erase(at);
+    }
+    if (found.empty() && schedule_.commit.size() == schedule_.entry.size()) return;
+    problems_.add("what is declared to be committed is not the state that the schedule finds");
+  }
 
   // What a micro-batch made is for that micro-batch.
   void check_microbatch(const Instruction& instruction) {

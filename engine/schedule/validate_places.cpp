@@ -54,7 +54,7 @@ class Places {
     auto& memory = memories_[static_cast<std::size_t>(buffer.rank)];
     if (!buffer.window) {
       take_range(memory[static_cast<std::size_t>(buffer.tier)], buffer.offset_bytes,
-                 buffer.offset_bytes + buffer.bytes, buffer);
+                 buffer.offset_bytes + place_bytes(buffer), buffer);
       return;
     }
     for (const std::uint32_t slot : buffer.slots) {
@@ -120,7 +120,7 @@ void check_inside(const Schedule& schedule, const Buffer& buffer, Problems& prob
       schedule.device_arena_bytes, schedule.pinned_arena_bytes,
       schedule.peak_bytes[static_cast<std::size_t>(Tier::kStorage)]};
   const std::uint64_t end = ends[static_cast<std::size_t>(buffer.tier)];
-  if (buffer.offset_bytes > end || buffer.bytes > end - buffer.offset_bytes) {
+  if (buffer.offset_bytes > end || place_bytes(buffer) > end - buffer.offset_bytes) {
     problems.add(describe(buffer) + " lies outside its arena");
   }
 }

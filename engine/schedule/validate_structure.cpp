@@ -19,6 +19,11 @@ void check_buffers(const Schedule& schedule, Problems& problems) {
       problems.add(describe(buffer) + " is of a rank that does not exist");
     }
     if (buffer.bytes == 0) problems.add(describe(buffer) + " is empty");
+    if (buffer.versions < 1 || buffer.versions > 2 ||
+        (buffer.versions == 2 && (!buffer.persistent || buffer.tier != Tier::kStorage))) {
+      problems.add(describe(buffer) + " has " + std::to_string(buffer.versions) +
+                   " versions; persistent buffers on storage have one or two, others one");
+    }
     if (buffer.role != BufferRole::kState) continue;
     if (buffer.kind == StateKind::kNone || buffer.unit < 0) {
       problems.add(describe(buffer) + " is model state of no kind or unit");
@@ -101,7 +106,7 @@ void check_releases(const Schedule& schedule, Problems& problems) {
 }
 
 void check_residencies(const Schedule& schedule, Problems& problems) {
-  for (const auto* list : {&schedule.entry, &schedule.exit}) {
+  for (const auto* list : {&schedule.entry, &schedule.exit, &schedule.commit}) {
     for (const Residency& residency : *list) {
       if (residency.home >= schedule.buffers.size()) {
         problems.add("a residency names a home that does not exist");
@@ -113,6 +118,9 @@ void check_residencies(const Schedule& schedule, Problems& problems) {
         problems.add(describe(home) + " is no home of " +
                      std::string(state_kind_name(residency.kind)) + " of unit " +
                      std::to_string(residency.unit));
+      } else if ((list == &schedule.commit) ? home.versions != 2 : home.log_copy) {
+        problems.add(describe(home) + " cannot hold state " +
+                     (list == &schedule.commit ? "that is committed" : "between steps"));
       }
     }
   }

@@ -57,7 +57,8 @@ void remove_unfinished(const std::string& directory) {
 
 // Names the first key, in the order of the alphabet, whose value is another one now. A key that an
 // older version did not know had its default.
-void check_settings(const CheckpointFound& found, const std::map<std::string, std::string>& now) {
+void check_settings(const CheckpointManifest& manifest, const std::string& where,
+                    const std::map<std::string, std::string>& now) {
   const auto value_in = [](const std::map<std::string, std::string>& settings,
                            const std::string& path) {
     const auto entry = settings.find(path);
@@ -66,13 +67,13 @@ void check_settings(const CheckpointFound& found, const std::map<std::string, st
     return key == nullptr ? std::string("not set") : format_value(*key, key->read(Config{}));
   };
   std::set<std::string> keys;
-  for (const auto* settings : {&found.manifest.settings, &now}) {
+  for (const auto* settings : {&manifest.settings, &now}) {
     for (const auto& [key, value] : *settings) keys.insert(key);
   }
   for (const std::string& key : keys) {
-    const std::string before = value_in(found.manifest.settings, key);
+    const std::string before = value_in(manifest.settings, key);
     if (before == value_in(now, key)) continue;
-    throw InputError(found.directory + ": was made with " + key + " = " + before + ", which is " +
+    throw InputError(where + ": was made with " + key + " = " + before + ", which is " +
                      value_in(now, key) +
                      " now; resume with the configuration in the run directory's config.toml");
   }
@@ -103,21 +104,27 @@ void check_checkpoint(const CheckpointFound& found, const Config& config, const 
   const SafetensorsReader reader(found.directory + "/" + kStateFile);
   const ParameterTable table = parameter_table(config, model);
   ModelState::check_weights(reader, model, table);
-  check_settings(found, result_settings(config));
+  check_settings(found.manifest, found.directory, result_settings(config));
   ModelState::check(reader, model, table);
-  if (batch_shape(config).dtype == DType::kF16 && !found.manifest.loss_scale) {
-    throw InputError(found.directory + "/" + kManifestFile +
-                     ": 'loss_scale' is missing, without which fp16 training cannot go on");
+  check_manifest(found.manifest, found.directory, config, data_fingerprint);
+}
+
+void check_manifest(const CheckpointManifest& manifest, const std::string& where,
+                    const Config& config, const std::string& data_fingerprint) {
+  check_settings(manifest, where, result_settings(config));
+  if (batch_shape(config).dtype == DType::kF16 && !manifest.loss_scale) {
+    throw InputError(where + ": 'loss_scale' is missing, without which fp16 training cannot go on");
   }
-  if (found.manifest.data_fingerprint != data_fingerprint) {
-    throw InputError(found.directory + ": was made with other data than data.paths holds now");
+  if (manifest.data_fingerprint != data_fingerprint) {
+    throw InputError(where + ": was made with other data than data.paths holds now");
   }
 }
 
-void check_arithmetic(const CheckpointFound& found, const std::string& arithmetic) {
-  if (found.manifest.arithmetic == arithmetic) return;
-  throw InputError(found.directory + ": was computed by '" + found.manifest.arithmetic +
-                   "' and would go on by '" + arithmetic +
+void check_arithmetic(const CheckpointManifest& manifest, const std::string& where,
+                      const std::string& arithmetic) {
+  if (manifest.arithmetic == arithmetic) return;
+  throw InputError(where + ": was computed by '" + manifest.arithmetic + "' and would go on by '" +
+                   arithmetic +
                    "', whose results differ in the last bits; --accept-arithmetic goes on all the "
                    "same");
 }
@@ -126,7 +133,10 @@ void set_aside_checkpoints(const std::string& directory) {
   std::vector<fs::path> earlier;
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
-    if (entry.path().filename().string().starts_with("step-")) earlier.push_back(entry.path());
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("step-") || (name.starts_with("state-") && name.ends_with(".log"))) {
+      earlier.push_back(entry.path());
+    }
   }
   if (earlier.empty()) return;
   fs::path beside = fs::absolute(directory).lexically_normal();

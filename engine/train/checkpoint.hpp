@@ -29,11 +29,17 @@ CheckpointFound find_checkpoint(const std::string& directory);
 void check_checkpoint(const CheckpointFound& found, const Config& config, const Model& model,
                       const std::string& data_fingerprint);
 
-// Throws InputError where the checkpoint was computed by other arithmetic (Kernels::arithmetic()).
-void check_arithmetic(const CheckpointFound& found, const std::string& arithmetic);
+// The part that needs no tensors, of any manifest; `where` names what it is of in messages.
+void check_manifest(const CheckpointManifest& manifest, const std::string& where,
+                    const Config& config, const std::string& data_fingerprint);
 
-// Moves an earlier run's checkpoints, whole or not, out of `directory` to the first of DIRECTORY.1,
-// DIRECTORY.2, … that is free, and says so in the log. Nothing else there is touched.
+// Throws InputError where the checkpoint was computed by other arithmetic (Kernels::arithmetic()).
+void check_arithmetic(const CheckpointManifest& manifest, const std::string& where,
+                      const std::string& arithmetic);
+
+// Moves an earlier run's checkpoints, whole or not, and logs of durable runs out of `directory` to
+// the first of DIRECTORY.1, DIRECTORY.2, … that is free, and says so in the log. Nothing else there
+// is touched.
 void set_aside_checkpoints(const std::string& directory);
 
 // Keeps the newest two. manifest: all but `files` and `weights_hash`.

@@ -37,8 +37,6 @@ const std::vector<Unavailable>& unavailable() {
       {"parallel.zero", "above 0", [](C c) { return c.parallel.zero > 0; }},
       {"parallel.schedule", "other than \"plain\"",
        [](C c) { return c.parallel.schedule != Config::PipelineSchedule::kPlain; }},
-      {"checkpoint.mode", "= \"durable\"",
-       [](C c) { return c.checkpoint.mode == Config::CheckpointMode::kDurable; }},
   };
   return table;
 }

@@ -55,20 +55,22 @@ RunEvent state_json(const Plan& plan) {
 }  // namespace
 
 RunEvent plan_event(const Plan& plan) {
-  return {{"event", "plan"},
-          {"fits", true},
-          {"peak_bytes", tier_bytes_json(plan.peak_bytes)},
-          {"bytes_moved", link_bytes_json(plan.step_bytes)},
-          {"step_time_s", plan.simulation.total_s},
-          {"bound_by", plan.bound_by},
-          {"profile", plan.profile},
-          {"parameters", plan.parameters},
-          {"state_bytes", plan.state_bytes},
-          {"state", state_json(plan)},
-          {"recompute", plan.options.recompute ? "unit" : "none"},
-          {"prefetch", plan.options.prefetch},
-          {"units_by_tier", placement_json(plan)},
-          {"evaluation_bytes_moved", link_bytes_json(plan.evaluation_bytes)}};
+  RunEvent event = {{"event", "plan"},
+                    {"fits", true},
+                    {"peak_bytes", tier_bytes_json(plan.peak_bytes)},
+                    {"bytes_moved", link_bytes_json(plan.step_bytes)},
+                    {"step_time_s", plan.simulation.total_s},
+                    {"bound_by", plan.bound_by},
+                    {"profile", plan.profile},
+                    {"parameters", plan.parameters},
+                    {"state_bytes", plan.state_bytes},
+                    {"state", state_json(plan)},
+                    {"recompute", plan.options.recompute ? "unit" : "none"},
+                    {"prefetch", plan.options.prefetch},
+                    {"units_by_tier", placement_json(plan)},
+                    {"evaluation_bytes_moved", link_bytes_json(plan.evaluation_bytes)}};
+  if (plan.options.durable) event["saving_bytes_moved"] = link_bytes_json(plan.saving_bytes);
+  return event;
 }
 
 RunEvent refused_event(const Refusal& refusal) {

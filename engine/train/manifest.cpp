@@ -124,7 +124,7 @@ std::string format_manifest(const CheckpointManifest& manifest) {
   document["data_fingerprint"] = manifest.data_fingerprint;
   document["arithmetic"] = manifest.arithmetic;
   document["threads"] = manifest.threads;
-  document["weights_hash"] = manifest.weights_hash;
+  if (!manifest.weights_hash.empty()) document["weights_hash"] = manifest.weights_hash;
   if (manifest.loss_scale) {
     document["loss_scale"] = {{"scale", manifest.loss_scale->scale},
                               {"good_steps", manifest.loss_scale->good_steps},
@@ -158,7 +158,6 @@ CheckpointManifest parse_manifest(std::string_view json, const std::string& name
   manifest.data_fingerprint = reader.digest("data_fingerprint");
   manifest.arithmetic = reader.text("arithmetic");
   manifest.threads = reader.small_count("threads");
-  manifest.weights_hash = reader.digest("weights_hash");
   if (document.contains("loss_scale")) {
     manifest.loss_scale = parse_loss_scale(reader.member("loss_scale"), name, manifest.step);
   }
@@ -177,6 +176,9 @@ CheckpointManifest parse_manifest(std::string_view json, const std::string& name
                               file.digest("xxh3")});
     if (!is_bare_name(manifest.files.back().name)) file.fail("name", "must be a bare file name");
     if (!names.insert(manifest.files.back().name).second) file.fail("name", "stands twice");
+  }
+  if (!manifest.files.empty() || document.contains("weights_hash")) {
+    manifest.weights_hash = reader.digest("weights_hash");
   }
   return manifest;
 }

@@ -36,7 +36,7 @@ struct CheckpointManifest {
   // them.
   std::string arithmetic;
   std::int64_t threads = 0;
-  std::string weights_hash;                     // 32 hex digits
+  std::string weights_hash;                     // 32 hex digits; empty where there are no files
   std::optional<LossScaleState> loss_scale;     // fp16 training's
   std::map<std::string, std::string> settings;  // result_settings()
   std::vector<ManifestFile> files;

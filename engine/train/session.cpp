@@ -1,5 +1,8 @@
 #include "engine/train/session.hpp"
 
+#include <algorithm>
+#include <array>
+
 #include "base/error.hpp"
 #include "device/host/host_device.hpp"
 
@@ -49,6 +52,19 @@ std::unique_ptr<StorageEngine> make_storage(const Config& config, const Plan& pl
   return wrap ? wrap(std::move(engine)) : std::move(engine);
 }
 
+std::unique_ptr<UncommittedFiles> uncommitted_files(const Config& config, const Plan& plan,
+                                                    const RunId& run) {
+  if (!plan.options.durable) return nullptr;
+  return std::make_unique<UncommittedFiles>(config.checkpoint.dir, run.hex(),
+                                            config.memory.storage_paths);
+}
+
+std::unique_ptr<StateLog> make_log(StorageEngine* engine, const UncommittedFiles* files,
+                                   const Plan& plan) {
+  if (files == nullptr) return nullptr;
+  return std::make_unique<StateLog>(*engine, files->log_path(), plan.need.log_bytes);
+}
+
 // Without scaling outside fp16.
 LossScaleRule loss_scale_rule(const Config& config) {
   const auto& train = config.train;
@@ -80,15 +96,24 @@ Session::Session(const Config& config, const Model& model, const Plan& plan,
       ledger_(
           {config.memory.device_bytes, config.memory.pinned_bytes, config.memory.storage_bytes}),
       storage_(make_storage(config, plan, wrap_storage)),
-      memory_(*device_, ledger_, storage_.get(), config.memory.storage_paths, plan.need, run),
+      files_(uncommitted_files(config, plan, run)),
+      log_charge_(ledger_.reserve(Tier::kStorage, Category::kOptimizer, plan.need.log_bytes)),
+      log_(make_log(storage_.get(), files_.get(), plan)),
+      memory_(*device_, ledger_, storage_.get(), config.memory.storage_paths, plan.need, run,
+              plan.options.durable),
+      durable_(log_ ? std::make_unique<DurableState>(memory_, *log_) : nullptr),
       training_(plan.training, memory_),
       evaluation_(plan.evaluation, memory_),
       loss_scaler_(loss_scale_rule(config)),
       runner_(model, batch_, plan.options.microbatches, parameters_, device_kernels, host_kernels,
               *communicator_),
-      executor_(*device_, memory_.storage(), runner_, deadline_seconds(plan)),
-      store_(*device_, memory_, plan.training),
+      executor_(*device_, memory_.storage(), runner_, deadline_seconds(plan), durable_.get()),
+      store_(*device_, memory_, plan.training, durable_.get()),
       state_(model, parameters_, store_) {
+  if (durable_) {
+    executor_.prepare(saving_.emplace(plan.saving, memory_));
+    executor_.prepare(save_.emplace(plan.save, memory_));
+  }
   executor_.prepare(training_);
   executor_.prepare(evaluation_);
 }
@@ -110,8 +135,59 @@ double Session::loss_of(std::int64_t microbatch) {
       memory_.address(host_buffer(BufferRole::kLoss, microbatch)));
 }
 
+DurableState::Record Session::record_of(const CheckpointManifest& manifest) {
+  return [this, manifest](const std::vector<SavedHome>& homes) {
+    files_->keep();
+    TaggedSpace& storage = memory_.storage();
+    return format_state_record(
+        manifest, {storage.run(), storage.space().file_paths(), storage.space().bytes(), homes});
+  };
+}
+
+RunStatistics Session::pass(const Program& program, const CheckpointManifest* commits,
+                            TraceRecorder* trace, std::uint32_t step) {
+  if (durable_) {
+    durable_->begin(program.schedule(), commits ? record_of(*commits) : DurableState::Record());
+  }
+  const RunStatistics statistics = executor_.run(program, trace, step);
+  if (durable_) durable_->end();
+  return statistics;
+}
+
+LinkBytes Session::commit(const CheckpointManifest& manifest) {
+  SLUICE_CHECK(durable_ != nullptr);
+  const LinkBytes before = moved_bytes();
+  pass(*save_, &manifest);
+  return difference(moved_bytes(), before);
+}
+
+std::vector<const Buffer*> Session::homes(const Schedule& schedule) {
+  std::vector<const Buffer*> homes;
+  for (const Residency& residency : schedule.entry) {
+    homes.push_back(&schedule.buffers[residency.home]);
+  }
+  return homes;
+}
+
+void Session::load(const DurableFound& found) {
+  const std::unique_ptr<StorageEngine> engine = make_storage_engine("posix", {});
+  StripedSpace space(*engine, found.state.files, found.state.space_bytes);
+  for (const Buffer* home : homes(plan_.training)) {
+    const auto saved = std::find_if(
+        found.state.homes.begin(), found.state.homes.end(),
+        [&](const SavedHome& at) { return at.kind == home->kind && at.unit == home->unit; });
+    SLUICE_CHECK(saved != found.state.homes.end() && saved->bytes == home->bytes);
+    const std::array<StateKind, 1> kind{home->kind};
+    store_.visit(kind, home->unit, 0, home->elems, StateStore::Access::kWrite,
+                 [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
+                   space.transfer(StorageOp::kRead, saved->offset + bytes_of(home->dtype, begin),
+                                  data[0], bytes_of(home->dtype, end - begin));
+                 });
+  }
+}
+
 StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& fill,
-                                TraceRecorder* trace) {
+                                TraceRecorder* trace, const CheckpointManifest* commits) {
   for (std::int64_t mb = 0; mb < plan_.options.microbatches; ++mb) {
     fill(mb, tokens_of(mb), tokens_of(mb) + batch_.rows());
   }
@@ -126,8 +202,8 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
 
   const LinkBytes before = moved_bytes();
   const double tagged_before = tag_counters().hash_seconds;
-  const RunStatistics statistics =
-      executor_.run(training_, trace, static_cast<std::uint32_t>(step + 1));
+  const RunStatistics statistics = pass(commits != nullptr ? *saving_ : training_, commits, trace,
+                                        static_cast<std::uint32_t>(step + 1));
   StepOutcome outcome;
   outcome.moved = difference(moved_bytes(), before);
   outcome.tag_seconds = tag_counters().hash_seconds - tagged_before;
@@ -146,7 +222,7 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
 
 double Session::evaluate(const FillTokens& fill) {
   fill(0, tokens_of(0), tokens_of(0) + batch_.rows());
-  executor_.run(evaluation_);
+  pass(evaluation_, nullptr);
   return loss_of(0) / static_cast<double>(batch_.rows());
 }
 

@@ -13,6 +13,7 @@
 #include "engine/runtime/run_memory.hpp"
 #include "engine/runtime/state_store.hpp"
 #include "engine/train/config.hpp"
+#include "engine/train/durable_checkpoint.hpp"
 #include "engine/train/loss_scaler.hpp"
 #include "engine/train/model_state.hpp"
 
@@ -48,12 +49,24 @@ class Session {
 
   // One optimizer step; `step` counts from 0. trace may be null. In fp16 the loss is scaled, and an
   // update whose gradients overflow is skipped to the bit.
+  // Of a durable run, commits: not null, and the step also makes the state that it finds durable
+  // while it computes, as `commits` says it.
   StepOutcome train_step(std::int64_t step, double lr, const FillTokens& fill,
-                         TraceRecorder* trace = nullptr);
+                         TraceRecorder* trace = nullptr,
+                         const CheckpointManifest* commits = nullptr);
+  // Of a durable run: makes the state durable as it is now. Not twice without a step between.
+  // Returns the bytes that this moved.
+  LinkBytes commit(const CheckpointManifest& manifest);
   // Mean loss of one evaluation batch.
   double evaluate(const FillTokens& fill);
 
   ModelState& state() { return state_; }
+  // The state of an earlier durable run; check_homes() has let it pass. Throws IoError.
+  void load(const DurableFound& found);
+  // Homes of state, wherever they are, in the schedule's order.
+  static std::vector<const Buffer*> homes(const Schedule& schedule);
+  // Of a durable run: its log of commits.
+  std::string state_log() const { return files_ ? files_->log_path() : std::string(); }
   // fp16 training's; otherwise it stays at 1.
   LossScaler& loss_scaler() { return loss_scaler_; }
   Communicator& communicator() { return *communicator_; }
@@ -71,6 +84,9 @@ class Session {
  private:
   std::int32_t* tokens_of(std::int64_t microbatch);
   double loss_of(std::int64_t microbatch);
+  DurableState::Record record_of(const CheckpointManifest& manifest);
+  RunStatistics pass(const Program& program, const CheckpointManifest* commits,
+                     TraceRecorder* trace = nullptr, std::uint32_t step = 0);
   const Buffer& host_buffer(BufferRole role, std::int64_t microbatch) const;
 
   const Config& config_;
@@ -81,9 +97,17 @@ class Session {
   std::unique_ptr<Device> device_;
   Ledger ledger_;
   std::unique_ptr<StorageEngine> storage_;
+  // Of a durable run. The log comes before the files that it names: whatever is left behind by a
+  // run that was killed can be found.
+  std::unique_ptr<UncommittedFiles> files_;
+  Reservation log_charge_;
+  std::unique_ptr<StateLog> log_;
   RunMemory memory_;
+  std::unique_ptr<DurableState> durable_;
   Program training_;
   Program evaluation_;
+  std::optional<Program> saving_;
+  std::optional<Program> save_;
   LossScaler loss_scaler_;
   ModelRunner runner_;
   Executor executor_;

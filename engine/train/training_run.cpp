@@ -4,6 +4,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -28,6 +29,8 @@ std::uint64_t saved_bytes(const Config& config, const Plan& plan, bool resumes) 
     return plan.kind_bytes[static_cast<std::size_t>(kind)];
   };
   const std::uint64_t weights = bytes(StateKind::kWeight);
+  // The state on storage is the checkpoint.
+  if (plan.options.durable) return plan.need.log_bytes + weights;
   std::uint64_t checkpoint = weights;
   for (const StateKind kind : kOptimizerKinds) checkpoint += bytes(kind);
   const std::uint64_t most_saves =
@@ -135,6 +138,38 @@ class RunFiles {
   std::ofstream events_;
 };
 
+// Where a run goes on from: a durable run's commit, or a checkpoint of files.
+struct ResumePoint {
+  std::optional<DurableFound> durable;
+  std::optional<CheckpointFound> checkpoint;
+
+  const CheckpointManifest& manifest() const {
+    return durable ? durable->manifest : checkpoint->manifest;
+  }
+  const std::string& where() const { return durable ? durable->log : checkpoint->directory; }
+};
+
+// The newer of the two. Throws InputError where there is neither, with the reason of what failed.
+ResumePoint find_resume_point(const Config& config) {
+  ResumePoint point;
+  std::vector<std::string> failures;
+  point.durable = find_durable(config.checkpoint.dir, config.memory.storage_paths, failures);
+  try {
+    point.checkpoint = find_checkpoint(config.checkpoint.dir);
+  } catch (const InputError&) {
+    if (point.durable) return point;
+    if (!failures.empty()) throw InputError(failures.front());
+    throw;
+  }
+  for (const std::string& failure : failures) {
+    log(LogLevel::kWarning, "commit passed over: " + failure);
+  }
+  if (point.durable && point.durable->manifest.step < point.checkpoint->manifest.step) {
+    point.durable.reset();
+  }
+  return point;
+}
+
 class Trainer {
  public:
   Trainer(const Config& config, const TrainingOptions& options, const Dataset& data,
@@ -151,12 +186,17 @@ class Trainer {
         session_(config, model, plan, device_kernels, host_kernels, options.wrap_storage, run),
         lr_(lr_schedule(config)) {}
 
-  void start(const std::optional<CheckpointFound>& found) {
+  void start(const std::optional<ResumePoint>& found) {
     if (found) {
-      load_checkpoint(*found, session_.state());
-      step_ = found->manifest.step;
-      if (found->manifest.loss_scale) session_.loss_scaler().restore(*found->manifest.loss_scale);
-      emit({{"event", "resume"}, {"step", step_}, {"dir", found->directory}});
+      if (found->durable) {
+        session_.load(*found->durable);
+      } else {
+        load_checkpoint(*found->checkpoint, session_.state());
+      }
+      const CheckpointManifest& manifest = found->manifest();
+      step_ = manifest.step;
+      if (manifest.loss_scale) session_.loss_scaler().restore(*manifest.loss_scale);
+      emit({{"event", "resume"}, {"step", step_}, {"dir", found->where()}});
     } else {
       session_.state().initialize(config_.train.seed);
     }
@@ -171,7 +211,13 @@ class Trainer {
       const bool stop = stop_asked();
       const bool due = config_.checkpoint.every > 0 && step_ % config_.checkpoint.every == 0;
       const bool overflows = session_.loss_scaler().exhausted();
-      if (stop || due || overflows) save();
+      if (stop || overflows) {
+        save();
+      } else if (due && durable() && step_ < last) {
+        commits_next_ = true;  // while the next step computes
+      } else if (due) {
+        save();
+      }
       if (overflows) stop_overflowing();
       if (stop && step_ < last) return TrainingEnd::kInterrupted;
     }
@@ -180,6 +226,7 @@ class Trainer {
   }
 
  private:
+  bool durable() const { return config_.checkpoint.mode == Config::CheckpointMode::kDurable; }
   bool scales_loss() const { return config_.train.precision == Config::Precision::kFP16; }
 
   // All ranks stop at the same step: any one's signal stops all.
@@ -199,12 +246,14 @@ class Trainer {
     const bool traced = step_ - first_step_ == std::min<std::int64_t>(2, last - first_step_ - 1);
     TraceRecorder trace;
     const double lr = lr_.lr_at(step_);
+    const CheckpointManifest found = manifest();
     const StepOutcome outcome = session_.train_step(
         step_, lr,
         [&](std::int64_t mb, std::int32_t* tokens, std::int32_t* targets) {
           data_.fill(step_, mb, tokens, targets);
         },
-        traced ? &trace : nullptr);
+        traced ? &trace : nullptr, commits_next_ ? &found : nullptr);
+    if (std::exchange(commits_next_, false)) note_commit();
     ++step_;
     if (traced) files_.text("trace.json", trace.to_json());
     add(outcome.moved);
@@ -292,7 +341,8 @@ class Trainer {
     emit({{"event", "eval"}, {"step", step_}, {"loss", sum / static_cast<double>(batches)}});
   }
 
-  void save() {
+  // Of the state as it is between steps.
+  CheckpointManifest manifest() {
     CheckpointManifest manifest;
     manifest.step = step_;
     manifest.run_id = run_id_.hex();
@@ -301,9 +351,30 @@ class Trainer {
     manifest.arithmetic = arithmetic_;
     manifest.threads = config_.train.threads;
     if (scales_loss()) manifest.loss_scale = session_.loss_scaler().state();
-    save_checkpoint(config_.checkpoint.dir, std::move(manifest), session_.state());
+    return manifest;
+  }
+
+  void save() {
+    if (durable()) {
+      add(session_.commit(manifest()));
+      return note_commit();
+    }
+    save_checkpoint(config_.checkpoint.dir, manifest(), session_.state());
+    note_saved();
+  }
+
+  void note_saved() {
     saved_step_ = step_;
     emit({{"event", "checkpoint"}, {"step", step_}, {"dir", config_.checkpoint.dir}});
+  }
+
+  // What the run went on from is of no more use once it has a commit of its own.
+  void note_commit() {
+    if (!committed_) {
+      retire_other_logs(config_.checkpoint.dir, session_.state_log(), config_.memory.storage_paths);
+    }
+    committed_ = true;
+    note_saved();
   }
 
   void finish() {
@@ -348,6 +419,8 @@ class Trainer {
   std::int64_t step_ = 0;          // finished
   std::int64_t saved_step_ = 0;    // of the newest checkpoint
   std::int64_t first_step_ = 0;    // where this process began
+  bool commits_next_ = false;      // the next step commits what it finds
+  bool committed_ = false;         // this process has
   std::string overflowed_tensor_;  // of the newest overflow
   double overflowed_scale_ = 0;
   LinkBytes total_;
@@ -399,12 +472,17 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   check_storage_paths(config, plan.need.storage_bytes);
   check_checkpoint_room(config, saved_bytes(config, plan, !options.resume.empty()),
                         plan.need.storage_bytes);
-  std::optional<CheckpointFound> found;
+  std::optional<ResumePoint> found;
   if (!options.resume.empty()) {
-    found = find_checkpoint(config.checkpoint.dir);
-    check_checkpoint(*found, config, model, data.fingerprint());
+    found = find_resume_point(config);
+    if (found->durable) {
+      check_manifest(found->manifest(), found->where(), config, data.fingerprint());
+      check_homes(*found->durable, Session::homes(plan.training));
+    } else {
+      check_checkpoint(*found->checkpoint, config, model, data.fingerprint());
+    }
     if (!options.accept_other_arithmetic) {
-      check_arithmetic(*found, device_kernels->arithmetic());
+      check_arithmetic(found->manifest(), found->where(), device_kernels->arithmetic());
     }
   }
 

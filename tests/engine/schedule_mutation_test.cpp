@@ -125,6 +125,16 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
         compile_training_step(model, testing::random_options(model, microbatches, seed)), seed, 12);
     if (HasFatalFailure()) return;
   }
+  // Steps that save the state that they find while they change it.
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+    const auto optimizers = testing::example_optimizers();
+    const StepModel model =
+        testing::example_model(1, seed % 2 == 1, DType::kBF16, optimizers[seed]);
+    StepOptions options = testing::random_options(model, 1 + static_cast<int>(seed % 2), seed + 50);
+    options.durable = true;
+    campaign.attack(compile_saving_step(model, options), 200 + seed, 12);
+    if (HasFatalFailure()) return;
+  }
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     campaign.attack(testing::two_stage_pipeline(2 + static_cast<int>(seed)), 100 + seed, 10);
     if (HasFatalFailure()) return;

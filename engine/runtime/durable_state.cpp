@@ -1,0 +1,75 @@
+#include "engine/runtime/durable_state.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+
+namespace sluice {
+namespace {
+
+// Whether state is another one after the schedule.
+bool makes_state(const Schedule& schedule) {
+  const auto version = [](const std::vector<Residency>& list) {
+    return list.empty() ? 0 : list.front().version;
+  };
+  return version(schedule.exit) != version(schedule.entry);
+}
+
+}  // namespace
+
+std::uint64_t state_record_bytes(std::size_t homes,
+                                 const std::map<std::string, std::string>& settings,
+                                 const std::vector<std::string>& storage_paths) {
+  // A home is written in about 170 bytes; quoting makes no byte longer than six.
+  std::uint64_t bytes = 16384 + 256 * std::uint64_t{homes};
+  for (const auto& [key, value] : settings) bytes += 16 + 6 * (key.size() + value.size());
+  for (const std::string& path : storage_paths) bytes += 512 + 6 * path.size();
+  return bytes;
+}
+
+void DurableState::begin(const Schedule& schedule, Record record) {
+  const bool commits = !schedule.commit.empty();
+  SLUICE_CHECK(commits == (record != nullptr));
+  // A commit of what is committed would overwrite its log copies.
+  SLUICE_CHECK(!commits || committed_ != current_);
+  schedule_ = &schedule;
+  record_ = std::move(record);
+  made_ = commits || committed_ == current_ ? 1 - current_ : current_;
+}
+
+void DurableState::end() {
+  if (makes_state(*schedule_)) current_ = made_;
+  schedule_ = nullptr;
+}
+
+std::uint32_t DurableState::slot_of(const Place& place, bool made) const {
+  if (place.buffer->versions == 1) return 0;
+  return made ? made_ : current_;
+}
+
+SavedHome DurableState::describe(const Buffer& home) {
+  const TaggedSpace::RangeId id = memory_.storage_ranges(home)[slot_of(home)];
+  const TaggedSpace::Range& range = memory_.storage().range(id);
+  const std::span<const BlockTag> tags = memory_.storage().tags(id);
+  SavedHome saved{home.kind,      home.unit, home.dtype,        range.offset_bytes,
+                  range.bytes,    range.key, range.block_bytes, tags.front().version,
+                  digest_of(tags)};
+  for (const BlockTag& tag : tags) {
+    SLUICE_CHECK_MSG(tag.version == saved.version && tag.version > 0,
+                     "a commit finds state that was not written as one");
+  }
+  return saved;
+}
+
+void DurableState::commit() {
+  std::vector<SavedHome> homes;
+  for (const Residency& residency : schedule_->commit) {
+    homes.push_back(describe(schedule_->buffers[residency.home]));
+  }
+  const std::string record = record_(homes);
+  memory_.storage().space().flush();
+  log_.append(record);
+  committed_ = current_;
+}
+
+}  // namespace sluice

@@ -1,0 +1,299 @@
+#include "engine/train/durable_checkpoint.hpp"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+
+namespace sluice {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr std::string_view kLogPrefix = "state-";
+constexpr std::string_view kLogSuffix = ".log";
+std::string hex(std::uint64_t value) {
+  std::array<char, 16> digits{};
+  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value, 16).ptr;
+  const std::string text(digits.data(), end);
+  return std::string(16 - text.size(), '0') + text;
+}
+
+std::optional<std::uint64_t> from_hex(std::string_view text) {
+  std::uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+// The run id in a log's name; empty where it is no log's.
+std::string run_id_of(const std::string& log) {
+  const std::string name = fs::path(log).filename().string();
+  if (!name.starts_with(kLogPrefix) || !name.ends_with(kLogSuffix)) return {};
+  if (name.size() <= kLogPrefix.size() + kLogSuffix.size()) return {};
+  return name.substr(kLogPrefix.size(), name.size() - kLogPrefix.size() - kLogSuffix.size());
+}
+
+std::vector<std::string> logs_in(const std::string& directory) {
+  std::vector<std::string> logs;
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
+    if (!run_id_of(entry.path().string()).empty()) logs.push_back(entry.path().string());
+  }
+  std::sort(logs.begin(), logs.end());
+  return logs;
+}
+
+[[noreturn]] void refuse(const std::string& name, const std::string& what) {
+  throw InputError(name + ": " + what);
+}
+
+std::uint64_t number(const Json& object, const char* key, const std::string& name) {
+  const auto at = object.find(key);
+  if (at == object.end() || !at->is_number_unsigned() ||
+      at->get<std::uint64_t>() >= std::uint64_t{1} << 62) {
+    refuse(name, "'" + std::string(key) + "' must be a whole number below 2^62");
+  }
+  return at->get<std::uint64_t>();
+}
+
+const std::string& word(const Json& object, const char* key, const std::string& name) {
+  const auto at = object.find(key);
+  if (at == object.end() || !at->is_string()) {
+    refuse(name, "'" + std::string(key) + "' must be a string");
+  }
+  return at->get_ref<const std::string&>();
+}
+
+// The enumerator among the first `count` that is called `text`.
+template <typename E, typename Name>
+std::optional<E> find_name(std::string_view text, std::size_t count, Name name_of) {
+  for (std::size_t i = 0; i < count; ++i) {
+    if (name_of(static_cast<E>(i)) == text) return static_cast<E>(i);
+  }
+  return std::nullopt;
+}
+
+SavedHome parse_home(const Json& object, const std::string& name, std::uint64_t space_bytes) {
+  if (!object.is_object()) refuse(name, "an entry of 'homes' must be an object");
+  SavedHome home;
+  const auto kind = find_name<StateKind>(word(object, "kind", name), kStateKindCount,
+                                         [](StateKind k) { return state_kind_name(k); });
+  const auto dtype =
+      find_name<DType>(word(object, "dtype", name), static_cast<std::size_t>(DType::kBlock8) + 1,
+                       [](DType d) { return dtype_name(d); });
+  if (!kind || !dtype) {
+    refuse(name, "an entry of 'homes' is of a kind or dtype that this program does not know");
+  }
+  home.kind = *kind;
+  home.dtype = *dtype;
+  home.unit =
+      static_cast<std::int32_t>(std::min<std::uint64_t>(number(object, "unit", name), 1u << 30));
+  home.offset = number(object, "offset", name);
+  home.bytes = number(object, "bytes", name);
+  home.key = number(object, "key", name);
+  home.block_bytes = number(object, "block_bytes", name);
+  home.version = static_cast<std::uint32_t>(number(object, "version", name));
+  if (home.bytes == 0 || home.offset > space_bytes || home.bytes > space_bytes - home.offset) {
+    refuse(name, "an entry of 'homes' lies outside the files");
+  }
+  if (home.block_bytes == 0 || home.block_bytes > TaggedSpace::kMostBlockBytes) {
+    refuse(name, "'block_bytes' must be from 1 to 1 MiB");
+  }
+  const std::string& digest = word(object, "xxh3", name);
+  const auto high = from_hex(std::string_view(digest).substr(0, 16));
+  const auto low = from_hex(digest.size() == 32 ? std::string_view(digest).substr(16) : "x");
+  if (!high || !low) refuse(name, "'xxh3' must be 32 hex digits");
+  home.digest = {*low, *high};
+  return home;
+}
+
+// Throws InputError where the data of a home is not what was committed.
+void verify_home(StripedSpace& space, const RunId& run, const SavedHome& home) {
+  const std::uint64_t window_blocks =
+      std::max<std::uint64_t>(1, TaggedSpace::kMostBlockBytes / home.block_bytes);
+  std::vector<std::byte> window(window_blocks * home.block_bytes);
+  std::vector<BlockTag> tags;
+  for (std::uint64_t at = 0; at < home.bytes; at += window.size()) {
+    const std::uint64_t bytes = std::min<std::uint64_t>(window.size(), home.bytes - at);
+    space.transfer(StorageOp::kRead, home.offset + at, window.data(), bytes);
+    for (std::uint64_t in = 0; in < bytes; in += home.block_bytes) {
+      tags.push_back(tag_of(run, home.key, tags.size(), home.version, window.data() + in,
+                            std::min(home.block_bytes, bytes - in)));
+    }
+  }
+  if (digest_of(tags) == home.digest) return;
+  throw InputError("the " + std::string(state_kind_name(home.kind)) + " of unit " +
+                   std::to_string(home.unit) + " is not what was committed");
+}
+
+// Where the files are now: where the record says, or of the same names in one of the paths.
+void find_files(std::vector<std::string>& files, const std::vector<std::string>& storage_paths) {
+  for (std::string& file : files) {
+    if (fs::exists(file)) continue;
+    for (const std::string& path : storage_paths) {
+      const fs::path moved = fs::path(path) / fs::path(file).filename();
+      if (fs::exists(moved)) file = moved.string();
+    }
+  }
+}
+
+}  // namespace
+
+std::string state_log_path(const std::string& directory, const std::string& run_id) {
+  return directory + "/" + std::string(kLogPrefix) + run_id + std::string(kLogSuffix);
+}
+
+std::string format_state_record(const CheckpointManifest& manifest, const SavedState& state) {
+  nlohmann::ordered_json document = nlohmann::ordered_json::parse(format_manifest(manifest));
+  document["space"] = {
+      {"run", state.run.hex()}, {"bytes", state.space_bytes}, {"files", state.files}};
+  document["homes"] = nlohmann::ordered_json::array();
+  for (const SavedHome& home : state.homes) {
+    document["homes"].push_back({{"kind", state_kind_name(home.kind)},
+                                 {"unit", static_cast<std::uint64_t>(home.unit)},
+                                 {"dtype", dtype_name(home.dtype)},
+                                 {"offset", home.offset},
+                                 {"bytes", home.bytes},
+                                 {"key", home.key},
+                                 {"block_bytes", home.block_bytes},
+                                 {"version", home.version},
+                                 {"xxh3", hex(home.digest.high) + hex(home.digest.low)}});
+  }
+  return document.dump();
+}
+
+void parse_state_record(std::string_view text, const std::string& name,
+                        CheckpointManifest& manifest, SavedState& state) {
+  manifest = parse_manifest(text, name);
+  const Json document = Json::parse(text.begin(), text.end());
+  const auto space = document.find("space");
+  const auto homes = document.find("homes");
+  if (space == document.end() || !space->is_object() || homes == document.end() ||
+      !homes->is_array()) {
+    refuse(name, "'space' must be an object and 'homes' a list");
+  }
+  state = {};
+  const auto run = parse_run_id(word(*space, "run", name));
+  if (!run) refuse(name, "'run' must be 32 hex digits");
+  state.run = *run;
+  state.space_bytes = number(*space, "bytes", name);
+  const auto files = space->find("files");
+  if (files == space->end() || !files->is_array() || files->empty()) {
+    refuse(name, "'files' must be a list of names");
+  }
+  for (const Json& file : *files) {
+    if (!file.is_string()) refuse(name, "'files' must be a list of names");
+    state.files.push_back(file.get<std::string>());
+  }
+  for (const Json& home : *homes) state.homes.push_back(parse_home(home, name, state.space_bytes));
+}
+
+std::optional<DurableFound> recover_state(StorageEngine& engine, const std::string& log,
+                                          const std::vector<std::string>& storage_paths,
+                                          std::vector<std::string>& failures) {
+  for (const StateLog::Record& record : StateLog::read(engine, log)) {
+    try {
+      DurableFound found{log, {}, {}};
+      parse_state_record(record.text, log, found.manifest, found.state);
+      find_files(found.state.files, storage_paths);
+      StripedSpace space(engine, found.state.files, found.state.space_bytes);
+      for (const SavedHome& home : found.state.homes) verify_home(space, found.state.run, home);
+      return found;
+    } catch (const Error& error) {
+      failures.push_back(log + ", commit " + std::to_string(record.sequence) + ": " + error.what());
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<DurableFound> find_durable(const std::string& directory,
+                                         const std::vector<std::string>& storage_paths,
+                                         std::vector<std::string>& failures) {
+  std::optional<DurableFound> newest;
+  const std::unique_ptr<StorageEngine> engine = make_storage_engine("posix", {});
+  for (const std::string& log : logs_in(directory)) {
+    try {
+      auto found = recover_state(*engine, log, storage_paths, failures);
+      if (!found || (newest && newest->manifest.step >= found->manifest.step)) continue;
+      newest = std::move(found);
+    } catch (const Error& error) {
+      failures.push_back(log + ": " + error.what());
+    }
+  }
+  return newest;
+}
+
+void check_homes(const DurableFound& found, const std::vector<const Buffer*>& homes) {
+  const auto name = [](StateKind kind, std::int32_t unit) {
+    return std::string(state_kind_name(kind)) + " of unit " + std::to_string(unit);
+  };
+  for (const Buffer* home : homes) {
+    const auto same = [&](const SavedHome& saved) {
+      return saved.kind == home->kind && saved.unit == home->unit;
+    };
+    const auto& all = found.state.homes;
+    const auto at = std::find_if(all.begin(), all.end(), same);
+    if (at != all.end() && at->dtype == home->dtype && at->bytes == home->bytes) continue;
+    throw InputError(found.log + ": is of another model: the " + name(home->kind, home->unit) +
+                     (at == all.end() ? " is missing" : " is of another size or dtype"));
+  }
+  if (found.state.homes.size() != homes.size()) {
+    throw InputError(found.log + ": is of another model: it has " +
+                     std::to_string(found.state.homes.size()) + " homes of state, this one " +
+                     std::to_string(homes.size()));
+  }
+}
+
+namespace {
+
+// Data first: a log that is gone would leave its files to nobody.
+void remove_run(const std::string& log, const std::vector<std::string>& directories) {
+  const std::string mine = "sluice-" + run_id_of(log) + "-";
+  std::vector<fs::path> data;
+  for (const std::string& directory : directories) {
+    std::error_code error;
+    for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with(mine) && name.ends_with(".state")) data.push_back(entry.path());
+    }
+  }
+  std::error_code ignored;  // what cannot be removed is only room
+  for (const fs::path& path : data) fs::remove(path, ignored);
+  fs::remove(log, ignored);
+}
+
+}  // namespace
+
+void retire_other_logs(const std::string& directory, const std::string& own_log,
+                       const std::vector<std::string>& storage_paths) {
+  const std::unique_ptr<StorageEngine> engine = make_storage_engine("posix", {});
+  for (const std::string& log : logs_in(directory)) {
+    if (fs::path(log).filename() == fs::path(own_log).filename()) continue;
+    std::vector<std::string> directories = storage_paths;
+    try {
+      for (const StateLog::Record& record : StateLog::read(*engine, log)) {
+        CheckpointManifest manifest;
+        SavedState state;
+        parse_state_record(record.text, log, manifest, state);
+        for (const std::string& file : state.files) {
+          directories.push_back(fs::path(file).parent_path().string());
+        }
+      }
+    } catch (const Error& error) {
+      sluice::log(LogLevel::kWarning, error.what());
+    }
+    remove_run(log, directories);
+  }
+}
+
+UncommittedFiles::~UncommittedFiles() {
+  if (!kept_) remove_run(log_path(), storage_paths_);
+}
+
+}  // namespace sluice

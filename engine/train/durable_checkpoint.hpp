@@ -1,0 +1,87 @@
+// Checkpoints of a durable run: DIR/state-RUN.log names state that lies in the run's storage files.
+//
+// Nothing is written for a checkpoint but the log's records (offload/state_log.hpp): the state on
+// storage is the checkpoint. A record is a manifest (manifest.hpp) with two more members: `space`,
+// the files, and `homes`, where in them each kind of state of each unit lies, with a digest. It
+// counts when all of it verifies, data included. Records are read as untrusted. RUN is a run id:
+// the storage files carry it too (StripedSpace::kept_file).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/runtime/durable_state.hpp"
+#include "engine/train/manifest.hpp"
+
+namespace sluice {
+
+struct SavedState {
+  RunId run;                       // seeds the tags of its blocks
+  std::vector<std::string> files;  // in the order of their stripes
+  std::uint64_t space_bytes = 0;
+  std::vector<SavedHome> homes;
+
+  bool operator==(const SavedState&) const = default;
+};
+
+struct DurableFound {
+  std::string log;
+  CheckpointManifest manifest;
+  SavedState state;
+};
+
+std::string state_log_path(const std::string& directory, const std::string& run_id);
+
+// manifest: without `files` and `weights_hash`.
+std::string format_state_record(const CheckpointManifest& manifest, const SavedState& state);
+// Throws InputError naming `name` and the member.
+void parse_state_record(std::string_view text, const std::string& name,
+                        CheckpointManifest& manifest, SavedState& state);
+
+// The newest record of one log whose data verify; nothing where there is none. `failures` gets a
+// sentence for each that does not. storage_paths: where files are looked for that are no longer
+// where the record says.
+std::optional<DurableFound> recover_state(StorageEngine& engine, const std::string& log,
+                                          const std::vector<std::string>& storage_paths,
+                                          std::vector<std::string>& failures);
+
+// The newest step of all logs in `directory`.
+std::optional<DurableFound> find_durable(const std::string& directory,
+                                         const std::vector<std::string>& storage_paths,
+                                         std::vector<std::string>& failures);
+
+// Throws InputError naming the first home that this run has otherwise: `homes` are its own.
+void check_homes(const DurableFound& found, const std::vector<const Buffer*>& homes);
+
+// Removes every other run's log in `directory`, each after the files that carry its run id.
+void retire_other_logs(const std::string& directory, const std::string& own_log,
+                       const std::vector<std::string>& storage_paths);
+
+// The files of a run that has committed nothing yet: removed when it ends so.
+class UncommittedFiles {
+ public:
+  UncommittedFiles(std::string directory, std::string run_id,
+                   const std::vector<std::string>& storage_paths)
+      : directory_(std::move(directory)),
+        run_id_(std::move(run_id)),
+        storage_paths_(storage_paths) {}
+  ~UncommittedFiles();
+  UncommittedFiles(const UncommittedFiles&) = delete;
+  UncommittedFiles& operator=(const UncommittedFiles&) = delete;
+
+  // A record may name them from now on.
+  void keep() { kept_ = true; }
+  const std::string& run_id() const { return run_id_; }
+  std::string log_path() const { return state_log_path(directory_, run_id_); }
+
+ private:
+  std::string directory_;
+  std::string run_id_;
+  const std::vector<std::string>& storage_paths_;
+  bool kept_ = false;
+};
+
+}  // namespace sluice

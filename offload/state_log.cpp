@@ -1,0 +1,134 @@
+#include "offload/state_log.hpp"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "base/log.hpp"
+#include "base/units.hpp"
+#include "offload/storage_file.hpp"
+
+namespace sluice {
+namespace {
+
+static_assert(std::endian::native == std::endian::little);
+
+constexpr std::uint64_t kMagic = 0x31474f4c45544153;  // "SATELOG1"
+
+struct Frame {
+  std::uint64_t magic = kMagic;
+  std::uint64_t sequence = 0;
+  std::uint64_t bytes = 0;
+  Digest128 digest;  // of the three above and of the text
+};
+static_assert(sizeof(Frame) == 40);
+
+Digest128 frame_digest(const Frame& frame, std::string_view text) {
+  const Digest128 of_text = digest_of(text.data(), text.size());
+  const std::array<std::uint64_t, 5> words{frame.magic, frame.sequence, frame.bytes, of_text.low,
+                                           of_text.high};
+  return digest_of(words.data(), sizeof(words));
+}
+
+void transfer(StorageEngine& engine, StorageOp op, StorageFileId file, std::uint64_t offset,
+              std::span<std::byte> data) {
+  StorageRequest request;
+  request.op = op;
+  request.file = file;
+  request.offset = offset;
+  request.data = data.data();
+  request.bytes = data.size();
+  engine.transfer(request);
+}
+
+}  // namespace
+
+Digest128 digest_of(const void* data, std::size_t bytes) {
+  const XXH128_hash_t hash = XXH3_128bits(data, bytes);
+  return {hash.low64, hash.high64};
+}
+
+Digest128 digest_of(std::span<const BlockTag> tags) {
+  std::vector<std::uint8_t> bytes;
+  bytes.reserve(tags.size() * sizeof(BlockTag::digest));
+  for (const BlockTag& tag : tags) bytes.insert(bytes.end(), tag.digest.begin(), tag.digest.end());
+  return digest_of(bytes.data(), bytes.size());
+}
+
+std::uint64_t StateLog::file_bytes(std::uint64_t record_bytes) {
+  return 2 * round_up(record_bytes + sizeof(Frame), 4096);
+}
+
+StateLog::StateLog(StorageEngine& engine, std::string path, std::uint64_t bytes)
+    : engine_(engine),
+      path_(std::move(path)),
+      area_bytes_(bytes / 2),
+      file_(engine.open(path_, StorageFileMode::kCreate, bytes)) {
+  try {
+    sync_directory_of(path_);
+  } catch (...) {
+    engine_.close(file_);
+    throw;
+  }
+}
+
+StateLog::~StateLog() {
+  try {
+    engine_.close(file_);
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, error.what());  // every record was flushed when it was written
+  }
+}
+
+void StateLog::append(std::string_view record) {
+  if (failed_) throw Error("'" + path_ + "' takes no further commit: one has failed");
+  Frame frame;
+  SLUICE_CHECK_MSG(
+      record.size() <= kMostRecordBytes && record.size() + sizeof(frame) <= area_bytes_,
+      "a commit's record is longer than its log has room for");
+  frame.sequence = next_;
+  frame.bytes = record.size();
+  frame.digest = frame_digest(frame, record);
+  std::vector<std::byte> bytes(sizeof(frame) + record.size());
+  std::memcpy(bytes.data(), &frame, sizeof(frame));
+  std::memcpy(bytes.data() + sizeof(frame), record.data(), record.size());
+  failed_ = true;
+  transfer(engine_, StorageOp::kWrite, file_, next_ % 2 * area_bytes_, bytes);
+  engine_.flush(file_);
+  failed_ = false;
+  ++next_;
+}
+
+std::vector<StateLog::Record> StateLog::read(StorageEngine& engine, const std::string& path) {
+  const StorageFileId file = engine.open(path, StorageFileMode::kReadOnly, 0);
+  std::vector<Record> records;
+  try {
+    const std::uint64_t area = engine.file_bytes(file) / 2;
+    for (std::uint64_t at = 0; at < 2 && area >= sizeof(Frame); ++at) {
+      Frame frame;
+      transfer(engine, StorageOp::kRead, file, at * area,
+               std::as_writable_bytes(std::span(&frame, 1)));
+      if (frame.magic != kMagic || frame.bytes > std::min(area - sizeof(Frame), kMostRecordBytes)) {
+        continue;
+      }
+      Record record{frame.sequence, std::string(frame.bytes, '\0')};
+      if (frame.bytes > 0) {
+        transfer(engine, StorageOp::kRead, file, at * area + sizeof(Frame),
+                 std::as_writable_bytes(std::span(record.text)));
+      }
+      if (frame_digest(frame, record.text) == frame.digest) records.push_back(std::move(record));
+    }
+  } catch (...) {
+    engine.close(file);
+    throw;
+  }
+  engine.close(file);
+  std::sort(records.begin(), records.end(),
+            [](const Record& a, const Record& b) { return a.sequence > b.sequence; });
+  return records;
+}
+
+}  // namespace sluice

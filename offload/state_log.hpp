@@ -1,0 +1,68 @@
+// The commits of a durable run: a file of two records, written in turn.
+//
+// A record names a state whose bytes are on the disk already; it counts when it is whole. The file
+// has two areas of equal size and record n goes to area n mod 2, so a torn write of one leaves the
+// one before. Frame: magic, sequence number, length (u64, little-endian), XXH3-128 of these and of
+// the text, the text. Read as untrusted: what does not verify is no record.
+// Threads: one at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "offload/storage_engine.hpp"
+#include "offload/tagged_space.hpp"
+
+namespace sluice {
+
+// XXH3-128 (github.com/Cyan4973/xxHash): detects accidents, not attacks.
+struct Digest128 {
+  std::uint64_t low = 0;
+  std::uint64_t high = 0;
+  bool operator==(const Digest128&) const = default;
+};
+Digest128 digest_of(const void* data, std::size_t bytes);
+// Of a list of blocks' tags, in order.
+Digest128 digest_of(std::span<const BlockTag> tags);
+
+class StateLog {
+ public:
+  static constexpr std::uint64_t kMostRecordBytes = 64u << 20;
+
+  // Creates `path` (mode 0600; it must not exist) with `bytes`, and makes its name durable. Errors:
+  // as StorageEngine::open; IoError.
+  StateLog(StorageEngine& engine, std::string path, std::uint64_t bytes);
+  ~StateLog();
+  StateLog(const StateLog&) = delete;
+  StateLog& operator=(const StateLog&) = delete;
+
+  // What the file of a log takes that has room for records of `record_bytes`.
+  static std::uint64_t file_bytes(std::uint64_t record_bytes);
+  const std::string& path() const { return path_; }
+  // On the disk when it returns. Once it has thrown it throws for ever: what a failed flush leaves
+  // is unknown, and the record before must stay. Errors: IoError, TimeoutError; InternalError where
+  // the record is longer than there is room for.
+  void append(std::string_view record);
+
+  struct Record {
+    std::uint64_t sequence = 0;
+    std::string text;
+  };
+  // Of the log at `path`: newest first, those that verify. InputError or IoError where the file
+  // cannot be read.
+  static std::vector<Record> read(StorageEngine& engine, const std::string& path);
+
+ private:
+  StorageEngine& engine_;
+  std::string path_;
+  std::uint64_t area_bytes_;
+  StorageFileId file_;
+  std::uint64_t next_ = 1;
+  bool failed_ = false;
+};
+
+}  // namespace sluice
