@@ -49,15 +49,23 @@ bool fits(const TierBytes& needed, const TierBytes& budgets) {
 struct Compiled {
   StepOptions options;
   Schedule training;
+  Schedule first;
+  Schedule drain;
   Schedule evaluation;
   MemoryNeed need;
   Simulation simulation;
 };
 
 Compiled compile_candidate(const StepModel& model, const StepOptions& options) {
-  Compiled compiled{
-      options, compile_training_step(model, options), compile_evaluation(model, options), {}, {}};
-  const std::array<const Schedule*, 2> schedules{&compiled.training, &compiled.evaluation};
+  Compiled compiled{options, compile_training_step(model, options), {},
+                    {},      compile_evaluation(model, options),    {},
+                    {}};
+  std::vector<const Schedule*> schedules{&compiled.training, &compiled.evaluation};
+  if (options.update == UpdatePlacement::kNextForward) {
+    compiled.first = compile_first_step(model, options);
+    compiled.drain = compile_drain(model, options);
+    schedules.insert(schedules.end(), {&compiled.first, &compiled.drain});
+  }
   compiled.need = memory_need(schedules, StateStore::kWindowBytes);
   return compiled;
 }
@@ -81,7 +89,8 @@ std::array<std::uint64_t, kStateKindCount> kind_bytes(const Schedule& training) 
   return bytes;
 }
 
-// Takes the fastest of the first few candidates that fit.
+// Takes the fastest of the first few candidates that fit, then looks whether another order or
+// another place of the update makes it faster. What fits is settled before: neither is needed to.
 class Search {
  public:
   Search(const StepModel& model, const TierBytes& budgets, CostModel& costs)
@@ -94,21 +103,39 @@ class Search {
     if (!fits(frugal.need.peak_bytes(), budgets_)) return;
     for (std::size_t i = 0; i + 1 < group.size() && simulated_ < kSimulatedCandidates; ++i) {
       Compiled compiled = compile_candidate(model_, group[i]);
-      if (fits(compiled.need.peak_bytes(), budgets_)) try_out(std::move(compiled));
+      if (fits(compiled.need.peak_bytes(), budgets_)) try_out(std::move(compiled), group);
     }
-    if (simulated_ < kSimulatedCandidates) try_out(std::move(frugal));
+    if (simulated_ < kSimulatedCandidates) try_out(std::move(frugal), group);
+  }
+
+  void improve(const Config& config) {
+    if (!found()) return;
+    for (const CandidateGroup& group : order_variants(config, best_group_)) consider_any(group);
+    for (const StepOptions& options : update_variants(config, best_->options)) {
+      consider_any({options});
+    }
   }
 
   bool found() const { return best_.has_value(); }
   Compiled take() { return std::move(*best_); }
 
  private:
-  void try_out(Compiled compiled) {
+  // The first that fits.
+  void consider_any(const CandidateGroup& group) {
+    for (const StepOptions& options : group) {
+      Compiled compiled = compile_candidate(model_, options);
+      if (!fits(compiled.need.peak_bytes(), budgets_)) continue;
+      return try_out(std::move(compiled), group);
+    }
+  }
+
+  void try_out(Compiled compiled, const CandidateGroup& group) {
     costs_.apply(compiled.training);
     compiled.simulation = simulate(compiled.training, costs_.simulation_model());
     ++simulated_;
     if (!best_ || compiled.simulation.total_s < best_->simulation.total_s) {
       best_ = std::move(compiled);
+      best_group_ = group;
     }
   }
 
@@ -116,6 +143,7 @@ class Search {
   const TierBytes& budgets_;
   CostModel& costs_;
   std::optional<Compiled> best_;
+  CandidateGroup best_group_;  // where it is from
   std::size_t simulated_ = 0;
 };
 
@@ -186,6 +214,8 @@ Plan finish_plan(Compiled compiled, const Model& model, const HardwareProfile& h
   Plan plan;
   plan.options = std::move(compiled.options);
   plan.training = std::move(compiled.training);
+  plan.first = std::move(compiled.first);
+  plan.drain = std::move(compiled.drain);
   plan.evaluation = std::move(compiled.evaluation);
   plan.need = compiled.need;
   plan.peak_bytes = compiled.need.peak_bytes();
@@ -298,6 +328,7 @@ std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
   check_step_size(step_model, groups.front().back());
   Search search(step_model, budgets, costs);
   for (const CandidateGroup& group : groups) search.consider(group);
+  search.improve(config);
   if (search.found()) return finish_plan(search.take(), model, hardware);
 
   Refuser refuser(budgets);

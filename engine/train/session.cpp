@@ -81,6 +81,8 @@ Session::Session(const Config& config, const Model& model, const Plan& plan,
       storage_(make_storage(config, plan, wrap_storage)),
       memory_(*device_, ledger_, storage_.get(), config.memory.storage_paths, plan.need),
       training_(plan.training, memory_),
+      first_(plan.first, memory_),
+      drain_(plan.drain, memory_),
       evaluation_(plan.evaluation, memory_),
       loss_scaler_(loss_scale_rule(config)),
       runner_(model, batch_, plan.options.microbatches, parameters_, device_kernels, host_kernels,
@@ -89,6 +91,8 @@ Session::Session(const Config& config, const Model& model, const Plan& plan,
       store_(*device_, memory_, plan.training),
       state_(model, parameters_, store_) {
   executor_.prepare(training_);
+  executor_.prepare(first_);
+  executor_.prepare(drain_);
   executor_.prepare(evaluation_);
 }
 
@@ -114,18 +118,23 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   for (std::int64_t mb = 0; mb < plan_.options.microbatches; ++mb) {
     fill(mb, tokens_of(mb), tokens_of(mb) + batch_.rows());
   }
-  StepScalars scalars;
-  scalars.update.lr = static_cast<float>(lr);
+  UpdateScalars update;
+  update.lr = static_cast<float>(lr);
   // Skipped steps are none of the optimizer's.
-  scalars.update.step = step + 1 - loss_scaler_.state().skipped_steps;
+  update.step = step + 1 - loss_scaler_.state().skipped_steps;
+  const bool carries = plan_.carries_updates();
+  StepScalars scalars;
+  scalars.update = pending_.value_or(update);
   scalars.clip = config_.train.clip;
   scalars.loss_scale = loss_scaler_.scale();
   scalars.skip_overflow = batch_.dtype == DType::kF16;
   runner_.set_scalars(scalars);
 
   const LinkBytes before = moved_bytes();
+  const Program& program = carries && !pending_ ? first_ : training_;
   const RunStatistics statistics =
-      executor_.run(training_, trace, static_cast<std::uint32_t>(step + 1));
+      executor_.run(program, trace, static_cast<std::uint32_t>(step + 1));
+  if (carries) pending_ = update;
   StepOutcome outcome;
   outcome.moved = difference(moved_bytes(), before);
   outcome.seconds = statistics.seconds;
@@ -141,7 +150,17 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   return outcome;
 }
 
+void Session::drain() {
+  if (!pending_) return;
+  StepScalars scalars;
+  scalars.update = *pending_;
+  runner_.set_scalars(scalars);
+  executor_.run(drain_);
+  pending_.reset();
+}
+
 double Session::evaluate(const FillTokens& fill) {
+  drain();
   fill(0, tokens_of(0), tokens_of(0) + batch_.rows());
   executor_.run(evaluation_);
   return loss_of(0) / static_cast<double>(batch_.rows());

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "allocator/ledger.hpp"
@@ -44,13 +45,21 @@ class Session {
   const ParameterTable& parameters() const { return parameters_; }
 
   // One optimizer step; `step` counts from 0. trace may be null. In fp16 the loss is scaled, and an
-  // update whose gradients overflow is skipped to the bit.
+  // update whose gradients overflow is skipped to the bit. Where the plan has updates in the next
+  // forward pass, this step's is pending afterwards.
   StepOutcome train_step(std::int64_t step, double lr, const FillTokens& fill,
                          TraceRecorder* trace = nullptr);
-  // Mean loss of one evaluation batch.
+  // Makes the update that is pending, if one is. Whatever looks at the state between steps does so
+  // first.
+  void drain();
+  // Mean loss of one evaluation batch. Drains.
   double evaluate(const FillTokens& fill);
+  // Drains.
+  ModelState& state() {
+    drain();
+    return state_;
+  }
 
-  ModelState& state() { return state_; }
   // fp16 training's; otherwise it stays at 1.
   LossScaler& loss_scaler() { return loss_scaler_; }
   Communicator& communicator() { return *communicator_; }
@@ -79,12 +88,15 @@ class Session {
   std::unique_ptr<StorageEngine> storage_;
   RunMemory memory_;
   Program training_;
+  Program first_;
+  Program drain_;
   Program evaluation_;
   LossScaler loss_scaler_;
   ModelRunner runner_;
   Executor executor_;
   StateStore store_;
   ModelState state_;
+  std::optional<UpdateScalars> pending_;  // of the update that the next forward pass will make
 };
 
 }  // namespace sluice

@@ -290,7 +290,17 @@ class Trainer {
     emit({{"event", "eval"}, {"step", step_}, {"loss", sum / static_cast<double>(batches)}});
   }
 
+  // Counts what it moves as the steps' own.
+  void drain() {
+    const LinkBytes before = session_.moved_bytes();
+    session_.drain();
+    const LinkBytes after = session_.moved_bytes();
+    add({after.upload - before.upload, after.download - before.download,
+         after.storage_read - before.storage_read, after.storage_write - before.storage_write});
+  }
+
   void save() {
+    drain();
     CheckpointManifest manifest;
     manifest.step = step_;
     manifest.settings = result_settings(config_);
@@ -305,6 +315,7 @@ class Trainer {
 
   void finish() {
     if (saved_step_ != step_) save();
+    drain();
     session_.state().export_weights(files_.path("weights.safetensors"));
     emit({{"event", "done"},
           {"steps", step_},
