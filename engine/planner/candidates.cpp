@@ -147,6 +147,18 @@ std::uint64_t optimizer_state_bytes(const StepModel& model, std::size_t unit, St
   return 0;
 }
 
+// "auto": what needs the least memory.
+UpdatePlacement update_placement(Config::OptimizerPlacement placement) {
+  switch (placement) {
+    case Config::OptimizerPlacement::kInBackward:
+      return UpdatePlacement::kInBackward;
+    case Config::OptimizerPlacement::kNextForward:
+      return UpdatePlacement::kNextForward;
+    default:
+      return UpdatePlacement::kAfterBackward;
+  }
+}
+
 }  // namespace
 
 std::vector<CandidateGroup> plan_candidates(const Config& config, const StepModel& model) {
@@ -163,6 +175,9 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
     CandidateGroup candidates;
     StepOptions base;
     base.microbatches = static_cast<std::int32_t>(config.train.accumulate);
+    base.order = config.train.order == Config::Order::kUnit ? ComputeOrder::kUnit
+                                                            : ComputeOrder::kMicrobatch;
+    base.update = update_placement(config.optimizer.placement);
     base.chunk_bytes = config.memory.chunk_bytes;
     base.durable = config.checkpoint.mode == Config::CheckpointMode::kDurable;
     base.piece_elems = usual_piece_elems(model);
@@ -194,6 +209,33 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
     groups.push_back(std::move(candidates));
   }
   return groups;
+}
+
+std::vector<CandidateGroup> order_variants(const Config& config, const CandidateGroup& group) {
+  // One micro-batch has no order.
+  if (config.train.order != Config::Order::kAuto || config.train.accumulate < 2) return {};
+  std::vector<CandidateGroup> variants;
+  for (const bool recompute : {false, true}) {
+    CandidateGroup variant;
+    for (StepOptions options : group) {
+      if (options.recompute != recompute) continue;
+      options.order = ComputeOrder::kUnit;
+      variant.push_back(std::move(options));
+    }
+    if (!variant.empty()) variants.push_back(std::move(variant));
+  }
+  return variants;
+}
+
+std::vector<StepOptions> update_variants(const Config& config, const StepOptions& options) {
+  if (config.optimizer.placement != Config::OptimizerPlacement::kAuto) return {};
+  std::vector<StepOptions> variants(1, options);
+  variants.back().update = UpdatePlacement::kNextForward;
+  if (config.train.clip == 0 && config.train.precision != Config::Precision::kFP16) {
+    variants.push_back(options);
+    variants.back().update = UpdatePlacement::kInBackward;
+  }
+  return variants;
 }
 
 std::array<std::uint64_t, kTierCount> home_bytes(const StepModel& model,

@@ -1,5 +1,8 @@
 // The plans that are considered for a configuration, best first.
 //
+// What is left open ("auto") of the order of passes and the place of the update is, in these
+// candidates, what needs the least memory; the variants below change it.
+//
 // A candidate is a complete set of step options; what it needs of each tier does not depend on the
 // budgets. Candidates of one placement form a group; the last of a group is its most frugal, and a
 // group is considered only where that one fits. So a configuration fits exactly when the most
@@ -18,6 +21,12 @@ namespace sluice {
 // device optimizer needs device weights and gradients).
 using CandidateGroup = std::vector<StepOptions>;
 std::vector<CandidateGroup> plan_candidates(const Config& config, const StepModel& model);
+
+// Other orders of the passes where train.order leaves the choice: of the group's options, those
+// without recomputation and those with, best first.
+std::vector<CandidateGroup> order_variants(const Config& config, const CandidateGroup& group);
+// The same options with the update elsewhere, where optimizer.placement leaves the choice.
+std::vector<StepOptions> update_variants(const Config& config, const StepOptions& options);
 
 // Bytes of each tier that model state takes between steps: no plan with this placement needs less.
 std::array<std::uint64_t, kTierCount> home_bytes(const StepModel& model,

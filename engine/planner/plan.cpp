@@ -49,6 +49,8 @@ bool fits(const TierBytes& needed, const TierBytes& budgets) {
 struct Compiled {
   StepOptions options;
   Schedule training;
+  Schedule first;
+  Schedule drain;
   Schedule evaluation;
   Schedule saving;
   Schedule save;
@@ -64,6 +66,11 @@ Compiled compile_candidate(const StepModel& model, const StepOptions& options,
   compiled.training = compile_training_step(model, options);
   compiled.evaluation = compile_evaluation(model, options);
   std::vector<const Schedule*> schedules{&compiled.training, &compiled.evaluation};
+  if (options.update == UpdatePlacement::kNextForward) {
+    compiled.first = compile_first_step(model, options);
+    compiled.drain = compile_drain(model, options);
+    schedules.insert(schedules.end(), {&compiled.first, &compiled.drain});
+  }
   if (options.durable) {
     compiled.saving = compile_saving_step(model, options);
     compiled.save = compile_save(model, options);
@@ -100,7 +107,8 @@ std::array<std::uint64_t, kStateKindCount> kind_bytes(const Schedule& training) 
   return bytes;
 }
 
-// Takes the fastest of the first few candidates that fit.
+// Takes the fastest of the first few candidates that fit, then looks whether another order or
+// another place of the update makes it faster. What fits is settled before: neither is needed to.
 class Search {
  public:
   Search(const StepModel& model, const TierBytes& budgets, CostModel& costs,
@@ -114,21 +122,39 @@ class Search {
     if (!fits(frugal.need.peak_bytes(), budgets_)) return;
     for (std::size_t i = 0; i + 1 < group.size() && simulated_ < kSimulatedCandidates; ++i) {
       Compiled compiled = compile_candidate(model_, group[i], log_bytes_);
-      if (fits(compiled.need.peak_bytes(), budgets_)) try_out(std::move(compiled));
+      if (fits(compiled.need.peak_bytes(), budgets_)) try_out(std::move(compiled), group);
     }
-    if (simulated_ < kSimulatedCandidates) try_out(std::move(frugal));
+    if (simulated_ < kSimulatedCandidates) try_out(std::move(frugal), group);
+  }
+
+  void improve(const Config& config) {
+    if (!found()) return;
+    for (const CandidateGroup& group : order_variants(config, best_group_)) consider_any(group);
+    for (const StepOptions& options : update_variants(config, best_->options)) {
+      consider_any({options});
+    }
   }
 
   bool found() const { return best_.has_value(); }
   Compiled take() { return std::move(*best_); }
 
  private:
-  void try_out(Compiled compiled) {
+  // The first that fits.
+  void consider_any(const CandidateGroup& group) {
+    for (const StepOptions& options : group) {
+      Compiled compiled = compile_candidate(model_, options);
+      if (!fits(compiled.need.peak_bytes(), budgets_)) continue;
+      return try_out(std::move(compiled), group);
+    }
+  }
+
+  void try_out(Compiled compiled, const CandidateGroup& group) {
     costs_.apply(compiled.training);
     compiled.simulation = simulate(compiled.training, costs_.simulation_model());
     ++simulated_;
     if (!best_ || compiled.simulation.total_s < best_->simulation.total_s) {
       best_ = std::move(compiled);
+      best_group_ = group;
     }
   }
 
@@ -137,6 +163,7 @@ class Search {
   CostModel& costs_;
   std::uint64_t log_bytes_;
   std::optional<Compiled> best_;
+  CandidateGroup best_group_;  // where it is from
   std::size_t simulated_ = 0;
 };
 
@@ -207,6 +234,8 @@ Plan finish_plan(Compiled compiled, const Model& model, const HardwareProfile& h
   Plan plan;
   plan.options = std::move(compiled.options);
   plan.training = std::move(compiled.training);
+  plan.first = std::move(compiled.first);
+  plan.drain = std::move(compiled.drain);
   plan.evaluation = std::move(compiled.evaluation);
   plan.saving = std::move(compiled.saving);
   plan.save = std::move(compiled.save);
@@ -323,6 +352,7 @@ std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
   const std::uint64_t of_commits = log_bytes(config, step_model);
   Search search(step_model, budgets, costs, of_commits);
   for (const CandidateGroup& group : groups) search.consider(group);
+  search.improve(config);
   if (search.found()) return finish_plan(search.take(), model, hardware);
 
   Refuser refuser(budgets);

@@ -23,10 +23,16 @@ using TierBytes = std::array<std::uint64_t, kTierCount>;
 
 struct Plan {
   StepOptions options;
-  Schedule training;
+  Schedule training;  // a steady step
+  // Where updates are made in the next forward pass: a step with none pending before it, and the
+  // update that is pending behind the last. Otherwise without instructions.
+  Schedule first;
+  Schedule drain;
   Schedule evaluation;
   Schedule saving;  // of a durable run: the step that commits too, and the commit alone; else empty
   Schedule save;
+
+  bool carries_updates() const { return options.update == UpdatePlacement::kNextForward; }
   MemoryNeed need;
   TierBytes peak_bytes{};  // what the ledger will be charged
   LinkBytes step_bytes;    // moved by one training step

@@ -257,8 +257,10 @@ void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
   const Place& gradient = state(reads, StateKind::kGradient, unit);
   const Place& weight = state(writes, StateKind::kWeight, unit);
   const Place* master = find_state(writes, StateKind::kMaster, unit);
-  const auto* clip = reinterpret_cast<const double*>(find_place(reads, BufferRole::kScalar)->data);
-  if (!std::isfinite(clip[0])) return keep_weight(kernels, master, weight);
+  // An update that does not wait for the norm has none: gradients count as they are.
+  const Place* scalar = find_place(reads, BufferRole::kScalar);
+  const auto* clip = reinterpret_cast<const double*>(data_of(scalar));
+  if (clip != nullptr && !std::isfinite(clip[0])) return keep_weight(kernels, master, weight);
   const ElemRange range = elems_at(gradient, instruction.reads);
 
   UpdateBuffers buffers;
@@ -272,7 +274,7 @@ void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
   buffers.elems = static_cast<std::int64_t>(range.elems());
 
   UpdateScalars scalars = scalars_.update;
-  scalars.grad_scale = static_cast<float>(clip[1]);
+  scalars.grad_scale = clip == nullptr ? 1.0f : static_cast<float>(clip[1]);
   kernels.update(parameters_.options(), buffers,
                  parameters_.segments(static_cast<std::size_t>(unit), range.begin, range.end),
                  scalars, data_of(find_place(writes, BufferRole::kWorkspace)));

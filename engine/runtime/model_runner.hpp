@@ -17,8 +17,10 @@ namespace sluice {
 
 // The numbers of one step that the schedule leaves open.
 struct StepScalars {
-  UpdateScalars update;  // grad_scale is set by the clip factor
-  double clip = 0.0;     // 0: no clipping
+  // Of the update that the pass makes: its own, or that of the step before where that was pending.
+  // grad_scale is set by the clip factor.
+  UpdateScalars update;
+  double clip = 0.0;  // 0: no clipping
   // A power of two that the loss is multiplied by; norm and update divide gradients by it.
   double loss_scale = 1.0;
   // Where the gradient norm is not finite: true skips the update, every state kind keeps its bits

@@ -1,5 +1,9 @@
 #include "engine/schedule/generate.hpp"
 
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
 #include "base/error.hpp"
 #include "engine/schedule/link.hpp"
 #include "engine/schedule/pack.hpp"
@@ -25,30 +29,42 @@ struct MicrobatchBuffers {
 
 class StepGenerator {
  public:
-  StepGenerator(const StepModel& model, const StepOptions& options)
-      : model_(model), options_(options), builder_(model, options) {}
+  // pending: an update of the step before waits to be made first.
+  StepGenerator(const StepModel& model, const StepOptions& options, bool pending = false)
+      : model_(model),
+        options_(options),
+        pending_(pending),
+        builder_(model, options, pending ? 1 : 0),
+        gradients_(builder_),
+        updates_(make_updates()) {}
 
   Schedule training_step(bool saves) {
-    std::vector<ComputeItem> items;
-    for (std::int32_t mb = 0; mb < options_.microbatches; ++mb) append_microbatch(items, mb);
     if (saves) saver_.emplace(builder_);
-    emit_items(items);
-    if (saves) saver_->commit();
+    emit_items(options_.order == ComputeOrder::kUnit ? items_by_unit() : items_by_microbatch());
+    commit();
     emit_tied_fold(builder_);
-    emit_optimizer(builder_);
-    return builder_.finish(1);
+    emit_clip_factor(builder_);
+    const bool carries = options_.update == UpdatePlacement::kNextForward;
+    if (!carries) emit_remaining_updates();
+    return builder_.finish({pending_, carries, carries && !pending_ ? 0 : 1});
+  }
+
+  // Only the update that waits.
+  Schedule drain() {
+    emit_remaining_updates();
+    return builder_.finish({true, false, 1});
   }
 
   Schedule evaluation() {
     std::vector<ComputeItem> items;
     for (std::int32_t unit = 0; unit < units(); ++unit) items.push_back({Op::kForward, unit, 0});
     emit_items(items);
-    return builder_.finish(0);
+    return builder_.finish({});
   }
 
   Schedule save() {
     StateSaver(builder_).commit();
-    return builder_.finish(0);
+    return builder_.finish({});
   }
 
  private:
@@ -60,15 +76,39 @@ class StepGenerator {
     return options_.recompute && footprint(unit).recomputable;
   }
 
-  void append_microbatch(std::vector<ComputeItem>& items, std::int32_t mb) const {
+  std::vector<ComputeItem> items_by_microbatch() const {
     const std::int32_t head = units() - 1;
-    for (std::int32_t unit = 0; unit < head; ++unit) items.push_back({Op::kForward, unit, mb});
-    items.push_back({Op::kLoss, head, mb});
-    for (std::int32_t unit = head; unit >= 0; --unit) {
-      if (recomputed(unit)) items.push_back({Op::kRecompute, unit, mb});
-      if (footprint(unit).has_input) items.push_back({Op::kBackwardInput, unit, mb});
-      items.push_back({Op::kBackwardWeight, unit, mb});
+    std::vector<ComputeItem> items;
+    for (std::int32_t mb = 0; mb < options_.microbatches; ++mb) {
+      for (std::int32_t unit = 0; unit < head; ++unit) items.push_back({Op::kForward, unit, mb});
+      items.push_back({Op::kLoss, head, mb});
+      for (std::int32_t unit = head; unit >= 0; --unit) append_backward(items, unit, mb);
     }
+    return items;
+  }
+
+  // The head's passes of one micro-batch stay together: what it saves is the largest of all units.
+  std::vector<ComputeItem> items_by_unit() const {
+    const std::int32_t head = units() - 1;
+    std::vector<ComputeItem> items;
+    for (std::int32_t unit = 0; unit < head; ++unit) {
+      for (std::int32_t mb = 0; mb < options_.microbatches; ++mb) {
+        items.push_back({Op::kForward, unit, mb});
+      }
+    }
+    for (std::int32_t unit = head; unit >= 0; --unit) {
+      for (std::int32_t mb = 0; mb < options_.microbatches; ++mb) {
+        if (unit == head) items.push_back({Op::kLoss, head, mb});
+        append_backward(items, unit, mb);
+      }
+    }
+    return items;
+  }
+
+  void append_backward(std::vector<ComputeItem>& items, std::int32_t unit, std::int32_t mb) const {
+    if (recomputed(unit)) items.push_back({Op::kRecompute, unit, mb});
+    if (footprint(unit).has_input) items.push_back({Op::kBackwardInput, unit, mb});
+    items.push_back({Op::kBackwardWeight, unit, mb});
   }
 
   // The head's weight gradient needs its logits again; other units' needs no weights.
@@ -81,32 +121,66 @@ class StepGenerator {
     return read;
   }
 
+  // In the order in which they become possible (in the backward pass) or needed.
+  UpdateStream make_updates() {
+    const bool in_backward = options_.update == UpdatePlacement::kInBackward;
+    std::vector<std::int32_t> order(model_.units.size());
+    std::iota(order.begin(), order.end(), 0);
+    if (in_backward) std::reverse(order.begin(), order.end());
+    return {builder_, std::move(order), !in_backward, !in_backward};
+  }
+  void emit_remaining_updates() {
+    updates_.emit_through(options_.update == UpdatePlacement::kInBackward ? 0 : units() - 1);
+  }
+  // Where the unit's gradient is complete once this item is done. A tied embedding's is not.
+  bool completes_gradient(const ComputeItem& item) const {
+    return item.op == Op::kBackwardWeight && item.microbatch + 1 == options_.microbatches &&
+           !(item.unit == 0 && model_.tied_elems > 0);
+  }
+
   void emit_items(const std::vector<ComputeItem>& items) {
     std::vector<std::vector<std::int32_t>> uses;
     for (const ComputeItem& item : items) uses.push_back(weights_read(item));
-    WeightStream weights(builder_, uses);
+    std::function<void(std::int32_t)> before_use;
+    if (pending_) before_use = [this](std::int32_t unit) { updates_.emit_through(unit); };
+    WeightStream weights(builder_, uses, std::move(before_use));
+    const auto updated = std::find_if(items.begin(), items.end(), [&](const ComputeItem& item) {
+      return options_.update == UpdatePlacement::kInBackward && completes_gradient(item);
+    });
+    const auto saves_within = static_cast<std::size_t>(updated - items.begin());
     for (std::size_t i = 0; i < items.size(); ++i) {
       weights.advance(i);
-      if (i == 0 || items[i].microbatch != items[i - 1].microbatch) begin_microbatch(items[i]);
+      enter_microbatch(items[i]);
       std::vector<BufferId> windows;
       for (const std::int32_t unit : uses[i]) windows.push_back(weights.window(unit));
       emit_compute(items[i], windows);
-      if (saver_) saver_->advance(i + 1, items.size());
+      if (saver_) saver_->advance(i + 1, saves_within);
     }
   }
 
-  void begin_microbatch(const ComputeItem& item) {
+  // Before anything makes new state.
+  void commit() {
+    if (saver_) saver_->commit();
+    saver_.reset();
+  }
+
+  // Its buffers so far; at its first pass they are made, and its tokens fetched.
+  void enter_microbatch(const ComputeItem& item) {
+    const auto mb = static_cast<std::size_t>(item.microbatch);
+    if (buffers_.size() <= mb) buffers_.resize(mb + 1);
+    MicrobatchBuffers& now = buffers_[mb];
+    now_ = &now;
+    if (now.tokens != kNoId) return;
     const auto count = static_cast<std::size_t>(units());
-    now_ = {};
-    now_.output.assign(count, kNoId);
-    now_.saved.assign(count, kNoId);
-    now_.grad_output.assign(count, kNoId);
-    now_.context.assign(count, kNoId);
-    now_.tokens = builder_.add_device(BufferRole::kTokens, Category::kActivation,
-                                      model_.token_bytes, -1, item.microbatch);
+    now.output.assign(count, kNoId);
+    now.saved.assign(count, kNoId);
+    now.grad_output.assign(count, kNoId);
+    now.context.assign(count, kNoId);
+    now.tokens = builder_.add_device(BufferRole::kTokens, Category::kActivation, model_.token_bytes,
+                                     -1, item.microbatch);
     builder_.move(Op::kUpload, Lane::kH2D, -1, item.microbatch, -1,
                   {builder_.host_tokens(item.microbatch), 0, model_.token_bytes},
-                  {now_.tokens, 0, model_.token_bytes}, model_.token_bytes);
+                  {now.tokens, 0, model_.token_bytes}, model_.token_bytes);
   }
 
   BufferId activation(BufferRole role, std::uint64_t bytes, const ComputeItem& item,
@@ -127,17 +201,17 @@ class StepGenerator {
     const auto at = static_cast<std::size_t>(item.unit);
     const UnitFootprint& unit = footprint(item.unit);
     uses.workspace_bytes = unit.forward_workspace_bytes;
-    now_.saved[at] = activation(BufferRole::kSaved, unit.saved_bytes, item, item.unit);
+    now_->saved[at] = activation(BufferRole::kSaved, unit.saved_bytes, item, item.unit);
     if (item.op == Op::kRecompute) {
-      uses.writes = {now_.saved[at]};
+      uses.writes = {now_->saved[at]};
     } else if (unit.is_head) {
-      uses.reads.push_back(now_.tokens);
+      uses.reads.push_back(now_->tokens);
       uses.loss = builder_.add_device(BufferRole::kLoss, Category::kActivation, sizeof(double), -1,
                                       item.microbatch);
-      uses.writes = {uses.loss, now_.saved[at]};
+      uses.writes = {uses.loss, now_->saved[at]};
     } else {
-      now_.output[at] = activation(BufferRole::kActivation, unit.output_bytes, item, item.unit);
-      uses.writes = {now_.output[at], now_.saved[at]};
+      now_->output[at] = activation(BufferRole::kActivation, unit.output_bytes, item, item.unit);
+      uses.writes = {now_->output[at], now_->saved[at]};
     }
   }
 
@@ -145,19 +219,20 @@ class StepGenerator {
     const auto at = static_cast<std::size_t>(item.unit);
     const UnitFootprint& unit = footprint(item.unit);
     uses.workspace_bytes = unit.backward_input_workspace_bytes;
-    uses.reads.insert(uses.reads.end(), {now_.saved[at], now_.grad_output[at]});
-    now_.context[at] = activation(BufferRole::kWeightContext, unit.context_bytes, item, item.unit);
-    now_.grad_output[at - 1] = activation(
+    uses.reads.insert(uses.reads.end(), {now_->saved[at], now_->grad_output[at]});
+    now_->context[at] = activation(BufferRole::kWeightContext, unit.context_bytes, item, item.unit);
+    now_->grad_output[at - 1] = activation(
         BufferRole::kGradOut, footprint(item.unit - 1).output_bytes, item, item.unit - 1);
-    uses.writes = {now_.grad_output[at - 1], now_.context[at]};
+    uses.writes = {now_->grad_output[at - 1], now_->context[at]};
   }
 
   void use_backward_weight(const ComputeItem& item, PassUses& uses) {
     const auto at = static_cast<std::size_t>(item.unit);
     const UnitFootprint& unit = footprint(item.unit);
     uses.workspace_bytes = unit.backward_weight_workspace_bytes;
-    if (unit.is_head) uses.reads.push_back(now_.tokens);
-    uses.reads.insert(uses.reads.end(), {now_.saved[at], now_.context[at], now_.grad_output[at]});
+    if (unit.is_head) uses.reads.push_back(now_->tokens);
+    uses.reads.insert(uses.reads.end(),
+                      {now_->saved[at], now_->context[at], now_->grad_output[at]});
     const auto target = [&](std::int32_t gradient_unit) {
       const BufferId window = gradient_target(builder_, gradient_unit, item.microbatch);
       uses.gradients.emplace_back(gradient_unit, window);
@@ -171,7 +246,7 @@ class StepGenerator {
     PassUses uses;
     uses.reads = windows;
     const auto at = static_cast<std::size_t>(item.unit);
-    uses.reads.push_back(at > 0 ? now_.output[at - 1] : now_.tokens);
+    uses.reads.push_back(at > 0 ? now_->output[at - 1] : now_->tokens);
     switch (item.op) {
       case Op::kForward:
       case Op::kLoss:
@@ -203,15 +278,23 @@ class StepGenerator {
                     {builder_.host_loss(item.microbatch), 0, sizeof(double)}, sizeof(double));
     }
     for (const auto& [unit, window] : uses.gradients) {
-      emit_gradient_path(builder_, unit, item.microbatch, window);
+      gradients_.emit(unit, item.microbatch, window);
+    }
+    if (options_.update == UpdatePlacement::kInBackward && completes_gradient(item)) {
+      commit();
+      updates_.emit_through(item.unit);
     }
   }
 
   const StepModel& model_;
   const StepOptions& options_;
+  bool pending_;
   StepBuilder builder_;
-  MicrobatchBuffers now_;
-  std::optional<StateSaver> saver_;
+  GradientPath gradients_;
+  UpdateStream updates_;
+  std::vector<MicrobatchBuffers> buffers_;
+  MicrobatchBuffers* now_ = nullptr;  // of the micro-batch that is being emitted
+  std::optional<StateSaver> saver_;   // of a step that saves, until it has committed
 };
 
 Schedule compile(Schedule schedule) {
@@ -223,6 +306,11 @@ Schedule compile(Schedule schedule) {
 }  // namespace
 
 Schedule generate_training_step(const StepModel& model, const StepOptions& options) {
+  const bool pending = options.update == UpdatePlacement::kNextForward;
+  return StepGenerator(model, options, pending).training_step(false);
+}
+
+Schedule generate_first_step(const StepModel& model, const StepOptions& options) {
   return StepGenerator(model, options).training_step(false);
 }
 
@@ -234,12 +322,25 @@ Schedule generate_save(const StepModel& model, const StepOptions& options) {
   return StepGenerator(model, options).save();
 }
 
+Schedule generate_drain(const StepModel& model, const StepOptions& options) {
+  SLUICE_CHECK(options.update == UpdatePlacement::kNextForward);
+  return StepGenerator(model, options, true).drain();
+}
+
 Schedule generate_evaluation(const StepModel& model, const StepOptions& options) {
   return StepGenerator(model, options).evaluation();
 }
 
 Schedule compile_training_step(const StepModel& model, const StepOptions& options) {
   return compile(generate_training_step(model, options));
+}
+
+Schedule compile_first_step(const StepModel& model, const StepOptions& options) {
+  return compile(generate_first_step(model, options));
+}
+
+Schedule compile_drain(const StepModel& model, const StepOptions& options) {
+  return compile(generate_drain(model, options));
 }
 
 Schedule compile_saving_step(const StepModel& model, const StepOptions& options) {

@@ -10,10 +10,17 @@
 
 namespace sluice {
 
-// One training step, plain order: per micro-batch forward, loss, backward; then the optimizer.
+// One training step: forward, loss and backward of all micro-batches, and one update, each where
+// `options` says. With UpdatePlacement::kNextForward the update is that of the step before, and
+// this step's own is pending at exit: its gradients and clip factor stay in their homes.
 Schedule generate_training_step(const StepModel& model, const StepOptions& options);
-// Of a durable run (options.durable): the training step that also commits the state that it finds,
-// while it computes; and the commit alone, which changes no state.
+// The same where no update is pending at entry: at the start, and behind a drain. Only with
+// kNextForward it differs.
+Schedule generate_first_step(const StepModel& model, const StepOptions& options);
+// Makes the pending update, and nothing else. Precondition: kNextForward.
+Schedule generate_drain(const StepModel& model, const StepOptions& options);
+// Of a durable run (options.durable): the first step that also commits the state that it finds,
+// while it computes; and the commit alone, which changes no state. Neither finds an update pending.
 Schedule generate_saving_step(const StepModel& model, const StepOptions& options);
 Schedule generate_save(const StepModel& model, const StepOptions& options);
 // The loss of one micro-batch; changes no state.
@@ -21,6 +28,8 @@ Schedule generate_evaluation(const StepModel& model, const StepOptions& options)
 
 // Generated, linked and packed.
 Schedule compile_training_step(const StepModel& model, const StepOptions& options);
+Schedule compile_first_step(const StepModel& model, const StepOptions& options);
+Schedule compile_drain(const StepModel& model, const StepOptions& options);
 Schedule compile_saving_step(const StepModel& model, const StepOptions& options);
 Schedule compile_save(const StepModel& model, const StepOptions& options);
 Schedule compile_evaluation(const StepModel& model, const StepOptions& options);

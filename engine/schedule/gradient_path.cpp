@@ -52,18 +52,22 @@ void emit_device_path(StepBuilder& builder, std::int32_t unit, std::int32_t micr
 
 class HostGradientPath {
  public:
+  // sum: the pieces that hold the sum afterwards; those of the last micro-batch where they wait.
   HostGradientPath(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch,
-                   BufferId window)
+                   BufferId window, std::vector<BufferId>& sum)
       : builder_(builder),
         unit_(unit),
         microbatch_(microbatch),
         window_(window),
         home_(builder.home(StateKind::kGradient, unit)),
         on_storage_(builder.home_tier(StateKind::kGradient, unit) == Tier::kStorage),
-        norm_(microbatch + 1 == builder.options().microbatches && !folded_later(builder, unit)),
+        last_(microbatch + 1 == builder.options().microbatches),
+        waits_(builder.options().order == ComputeOrder::kUnit && sums(builder)),
         pieces_(builder.pieces(builder.unit_elems(unit))),
         incoming_(pieces_.size(), kNoId),
-        sum_(pieces_.size(), kNoId) {}
+        sum_(sum) {
+    sum_.resize(pieces_.size(), kNoId);
+  }
 
   void emit() {
     pipeline_pieces(
@@ -80,9 +84,10 @@ class HostGradientPath {
     const ElemRange range = pieces_[i];
     const auto piece = static_cast<std::int32_t>(i);
     const bool straight_home = !sums(builder_) && !on_storage_;
-    incoming_[i] = straight_home ? home_
-                                 : builder_.add_piece(Tier::kPinned, StateKind::kGradient, unit_,
-                                                      range, model().dtype, 1);
+    incoming_[i] = straight_home
+                       ? home_
+                       : builder_.add_piece(Tier::kPinned, StateKind::kGradient, unit_, range,
+                                            model().dtype, builder_.gradient_version());
     builder_.move(Op::kDownload, Lane::kD2H, unit_, microbatch_, piece,
                   builder_.part(window_, range), builder_.part(incoming_[i], range),
                   range.elems() * dtype_bytes(model().dtype));
@@ -90,9 +95,9 @@ class HostGradientPath {
       sum_[i] = incoming_[i];
     } else if (!on_storage_) {
       sum_[i] = home_;
-    } else {
-      sum_[i] =
-          builder_.add_piece(Tier::kPinned, StateKind::kGradient, unit_, range, DType::kF32, 1);
+    } else if (!waits_ || microbatch_ == 0) {
+      sum_[i] = builder_.add_piece(Tier::kPinned, StateKind::kGradient, unit_, range, DType::kF32,
+                                   builder_.gradient_version());
       if (microbatch_ > 0) {
         builder_.move(Op::kStorageRead, Lane::kStorageRead, unit_, microbatch_, piece,
                       builder_.part(home_, range), builder_.part(sum_[i], range),
@@ -111,11 +116,12 @@ class HostGradientPath {
       if (microbatch_ > 0) add.reads.push_back(builder_.part(sum_[i], range));
       add.writes.push_back(builder_.part(sum_[i], range));
     }
-    if (norm_) emit_host_norm(builder_, unit_, sum_[i], range, piece);
+    if (last_ && !folded_later(builder_, unit_))
+      emit_host_norm(builder_, unit_, sum_[i], range, piece);
   }
 
   void put_back(std::size_t i) {
-    if (!on_storage_) return;
+    if (!on_storage_ || (waits_ && !last_)) return;
     const ElemRange range = pieces_[i];
     const Use home = builder_.part(home_, range);
     builder_.move(Op::kStorageWrite, Lane::kStorageWrite, unit_, microbatch_,
@@ -128,10 +134,11 @@ class HostGradientPath {
   BufferId window_;
   BufferId home_;
   bool on_storage_;
-  bool norm_;
+  bool last_;   // micro-batch
+  bool waits_;  // the sum, in pinned memory, from micro-batch to micro-batch
   std::vector<ElemRange> pieces_;
   std::vector<BufferId> incoming_;  // this micro-batch's gradient, in 16 bits
-  std::vector<BufferId> sum_;       // what is in the home afterwards
+  std::vector<BufferId>& sum_;      // what is in the home afterwards
 };
 
 }  // namespace
@@ -141,15 +148,14 @@ BufferId gradient_target(StepBuilder& builder, std::int32_t unit, std::int32_t m
     return builder.home(StateKind::kGradient, unit);
   }
   return builder.add_window(StateKind::kGradient, unit, builder.unit_elems(unit),
-                            builder.model().dtype, microbatch, 1);
+                            builder.model().dtype, microbatch, builder.gradient_version());
 }
 
-void emit_gradient_path(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch,
-                        BufferId window) {
-  if (builder.home_tier(StateKind::kGradient, unit) == Tier::kDevice) {
-    emit_device_path(builder, unit, microbatch, window);
+void GradientPath::emit(std::int32_t unit, std::int32_t microbatch, BufferId window) {
+  if (builder_.home_tier(StateKind::kGradient, unit) == Tier::kDevice) {
+    emit_device_path(builder_, unit, microbatch, window);
   } else {
-    HostGradientPath(builder, unit, microbatch, window).emit();
+    HostGradientPath(builder_, unit, microbatch, window, waiting_[unit]).emit();
   }
 }
 
@@ -181,8 +187,8 @@ void emit_tied_fold(StepBuilder& builder) {
   std::vector<BufferId> sums_of(pieces.size(), home);
   std::vector<BufferId> tied_of(pieces.size(), tied);
   const auto read = [&](BufferId from, std::int32_t unit, std::size_t i) {
-    const BufferId staged =
-        builder.add_piece(Tier::kPinned, StateKind::kGradient, unit, pieces[i], dtype, 1);
+    const BufferId staged = builder.add_piece(Tier::kPinned, StateKind::kGradient, unit, pieces[i],
+                                              dtype, builder.gradient_version());
     const Use use = builder.part(from, pieces[i]);
     builder.move(Op::kStorageRead, Lane::kStorageRead, unit, -1, static_cast<std::int32_t>(i), use,
                  builder.part(staged, pieces[i]), use.bytes);

@@ -20,7 +20,7 @@ using symbolic::SymbolicOps;
 using symbolic::WriteTarget;
 
 // Domains of entry values.
-constexpr std::uint64_t kEntryState = 1001, kEntryTokens = 1002;
+constexpr std::uint64_t kEntryState = 1001, kEntryTokens = 1002, kEntryClip = 1003;
 constexpr std::size_t kMostErrors = 16;
 
 bool sends(Op op) {
@@ -166,14 +166,42 @@ class Machine {
     for (const Buffer& buffer : schedule_.buffers) {
       if (!buffer.persistent || buffer.role != BufferRole::kTokens) continue;
       fill(buffer,
-           symbolic::hash_words({kEntryTokens, static_cast<std::uint64_t>(buffer.microbatch)}), 0);
+           symbolic::hash_words(
+               {kEntryTokens, options_.step, static_cast<std::uint64_t>(buffer.microbatch)}),
+           0);
     }
+    bool pending = false;
     for (const Residency& residency : schedule_.entry) {
       const Buffer& home = schedule_.buffers.at(residency.home);
+      pending = pending || home.kind == StateKind::kGradient;
+      if (options_.before != nullptr) {
+        enter_as_left(home);
+        continue;
+      }
       const Term term = symbolic::hash_words({kEntryState, static_cast<std::uint64_t>(home.kind),
                                               static_cast<std::uint64_t>(home.unit),
                                               static_cast<std::uint64_t>(residency.version)});
       fill(home, term, bytes_of(home.dtype, home.first_elem));
+    }
+    if (!pending) return;
+    const Term any = symbolic::hash_words({kEntryClip});
+    for (const Buffer& buffer : schedule_.buffers) {
+      if (!buffer.persistent || buffer.role != BufferRole::kScalar) continue;
+      fill(buffer, options_.before != nullptr ? options_.before->clip.value_or(any) : any, 0);
+    }
+  }
+
+  void enter_as_left(const Buffer& home) {
+    const auto left = options_.before->state.find({home.kind, home.unit});
+    if (left == options_.before->state.end()) return;  // a read of it will say so
+    const std::uint64_t base = bytes_of(home.dtype, home.first_elem);
+    for (const CarriedState::Run& run : left->second) {
+      const std::uint64_t begin = std::max(run.begin, home.first_elem);
+      const std::uint64_t end = std::min(run.end, home.first_elem + home.elems);
+      if (begin >= end) continue;
+      const std::uint64_t origin = bytes_of(home.dtype, begin);
+      memory_.at(static_cast<std::size_t>(home.rank))
+          .write(home, Part{origin - base, bytes_of(home.dtype, end) - base, run.term, origin});
     }
   }
 
@@ -371,11 +399,21 @@ class Machine {
 
   void leave() {
     std::map<std::pair<StateKind, std::int32_t>, std::vector<SymbolicOps::Run>> runs;
+    bool pending = false;
     for (const Residency& residency : schedule_.exit) {
       const Buffer& home = schedule_.buffers.at(residency.home);
       ReadValue value{&home, 0, home.bytes, false, read_at_exit(home)};
       auto& list = runs[{home.kind, home.unit}];
-      for (const SymbolicOps::Run& run : SymbolicOps::runs_of(value)) list.push_back(run);
+      for (const SymbolicOps::Run& run : SymbolicOps::runs_of(value)) {
+        list.push_back(run);
+        result_.after.state[{home.kind, home.unit}].push_back({run.begin, run.end, run.term});
+      }
+      pending = pending || home.kind == StateKind::kGradient;
+    }
+    for (const Buffer& buffer : schedule_.buffers) {
+      if (!pending || !buffer.persistent || buffer.role != BufferRole::kScalar) continue;
+      const std::vector<Part> parts = read_at_exit(buffer);
+      if (parts.size() == 1) result_.after.clip = parts.front().term;
     }
     for (auto& [key, list] : runs) result_.exit[key] = SymbolicOps::fold(std::move(list));
     result_.losses = ops_.losses();

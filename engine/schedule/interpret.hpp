@@ -40,6 +40,17 @@ enum class Timing : std::uint8_t {
   kHoldBack,   // `lane` moves only when nothing else can
 };
 
+// What a schedule leaves in memory for the next one, as it lies there.
+struct CarriedState {
+  struct Run {
+    std::uint64_t begin = 0;  // elements of the home
+    std::uint64_t end = 0;
+    Term term;
+  };
+  std::map<std::pair<StateKind, std::int32_t>, std::vector<Run>> state;  // by kind and unit
+  std::optional<Term> clip;  // the clip factor, where gradients wait for their update
+};
+
 struct InterpretOptions {
   Timing timing = Timing::kListOrder;
   Lane lane = Lane::kCompute;  // of kRunAhead and kHoldBack
@@ -48,6 +59,9 @@ struct InterpretOptions {
   std::array<bool, kGuardCount> guards_taken{true, true, true, true};
   std::uint32_t storage_depth = 8;  // instructions in flight of a storage lane
   bool rendezvous = false;          // a send ends only when its receive has begun
+  // What the schedule before has left; null: symbols that stand for anything. Tokens are of `step`.
+  const CarriedState* before = nullptr;
+  std::uint64_t step = 0;
 };
 
 struct Interpretation {
@@ -59,10 +73,11 @@ struct Interpretation {
   std::map<std::pair<StateKind, std::int32_t>, Term> committed;
   std::map<std::int32_t, Term> losses;  // by micro-batch
   std::optional<Term> norm;             // what ClipFactor saw
+  CarriedState after;                   // what lies in the homes named in `exit`
 
   bool same_values(const Interpretation& other) const {
     return exit == other.exit && committed == other.committed && losses == other.losses &&
-           norm == other.norm;
+           norm == other.norm && after.clip == other.after.clip;
   }
 };
 

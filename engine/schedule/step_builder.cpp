@@ -20,8 +20,9 @@ Category category_of(StateKind kind) {
 
 }  // namespace
 
-StepBuilder::StepBuilder(const StepModel& model, const StepOptions& options)
-    : model_(model), options_(options) {
+StepBuilder::StepBuilder(const StepModel& model, const StepOptions& options,
+                         std::int32_t weight_version)
+    : model_(model), options_(options), weight_version_(weight_version) {
   schedule_.slot_bytes = options.chunk_bytes;
   add_homes();
 }
@@ -254,7 +255,7 @@ std::vector<ElemRange> StepBuilder::pieces(std::uint64_t elems) const {
   return ranges;
 }
 
-Schedule StepBuilder::finish(std::int32_t exit_version) {
+Schedule StepBuilder::finish(const StepBorders& borders) {
   // The last instruction that touches each transient buffer.
   std::vector<std::size_t> last_use(schedule_.buffers.size(), SIZE_MAX);
   for (std::size_t i = 0; i < schedule_.instructions.size(); ++i) {
@@ -284,24 +285,32 @@ Schedule StepBuilder::finish(std::int32_t exit_version) {
   }
   for (std::size_t i = 0; i < list.size(); ++i) list[i].id = static_cast<InstructionId>(i);
   schedule_.instructions = std::move(list);
-  declare_residency(exit_version);
+  declare_residency(borders);
   return std::move(schedule_);
 }
 
-void StepBuilder::declare_residency(std::int32_t exit_version) {
+void StepBuilder::declare_residency(const StepBorders& borders) {
   const bool commits = std::any_of(schedule_.instructions.begin(), schedule_.instructions.end(),
                                    [](const Instruction& i) { return i.op == Op::kCommit; });
   for (const Buffer& buffer : schedule_.buffers) {
     if (!buffer.persistent || buffer.role != BufferRole::kState || buffer.log_copy) continue;
-    if (buffer.kind == StateKind::kGradient) continue;  // made and used up within a step
     Residency residency{buffer.kind, buffer.unit, -1, buffer.id, 0};
+    if (buffer.kind == StateKind::kGradient) {
+      // Made and used up within a step where no update is pending; a tied use's always is.
+      if (buffer.unit == tied_unit()) continue;
+      residency.version = 1;
+      if (borders.pending_at_entry) schedule_.entry.push_back(residency);
+      residency.version = gradient_version();
+      if (borders.pending_at_exit) schedule_.exit.push_back(residency);
+      continue;
+    }
     schedule_.entry.push_back(residency);
     if (commits) {
       Residency saved = residency;
       saved.home = saved_home(buffer.kind, buffer.unit);
       schedule_.commit.push_back(saved);
     }
-    residency.version = exit_version;
+    residency.version = borders.exit_version;
     schedule_.exit.push_back(residency);
   }
 }

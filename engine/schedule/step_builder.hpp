@@ -5,7 +5,10 @@
 // a transfer is emitted as early as its memory may be taken.
 #pragma once
 
+#include <array>
 #include <deque>
+#include <functional>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -14,9 +17,18 @@
 
 namespace sluice {
 
+// What lies between a step and its neighbours. All state but gradients has version 0 at entry; an
+// update that is pending at entry makes version 1 before a pass reads it.
+struct StepBorders {
+  bool pending_at_entry = false;  // gradients of version 1 and their clip factor wait to be applied
+  bool pending_at_exit = false;   // this step's own wait
+  std::int32_t exit_version = 0;  // of all state but gradients
+};
+
 class StepBuilder {
  public:
-  StepBuilder(const StepModel& model, const StepOptions& options);
+  // weight_version: of the weights that the passes read.
+  StepBuilder(const StepModel& model, const StepOptions& options, std::int32_t weight_version);
 
   const StepModel& model() const { return model_; }
   const StepOptions& options() const { return options_; }
@@ -24,6 +36,8 @@ class StepBuilder {
   // The number that stands for the gradient-only tied unit.
   std::int32_t tied_unit() const { return unit_count(); }
   std::uint64_t unit_elems(std::int32_t unit) const;
+  std::int32_t weight_version() const { return weight_version_; }
+  std::int32_t gradient_version() const { return weight_version_ + 1; }
   const Buffer& buffer(BufferId id) const { return schedule_.buffers[id]; }
 
   // Homes: persistent, the same ids in every schedule of a run. kNoId where the run has none.
@@ -65,7 +79,7 @@ class StepBuilder {
   std::vector<ElemRange> pieces(std::uint64_t elems) const;
 
   // Inserts Releases, numbers the instructions, declares entry and exit residency.
-  Schedule finish(std::int32_t exit_version);
+  Schedule finish(const StepBorders& borders);
 
  private:
   static std::size_t index(std::int32_t value) { return static_cast<std::size_t>(value); }
@@ -74,10 +88,11 @@ class StepBuilder {
   BufferId add_home(StateKind kind, std::int32_t unit, Tier tier, DType dtype);
   void add_optimizer_home(StateKind kind, std::int32_t unit);
   void add_versions();
-  void declare_residency(std::int32_t exit_version);
+  void declare_residency(const StepBorders& borders);
 
   const StepModel& model_;
   const StepOptions& options_;
+  std::int32_t weight_version_;
   Schedule schedule_;
   std::vector<std::array<BufferId, kStateKindCount>> homes_;
   std::vector<std::array<BufferId, kStateKindCount>> saved_homes_;  // of a durable run
@@ -94,8 +109,10 @@ class StepBuilder {
 // eviction over the known order of uses, within a number of slots.
 class WeightStream {
  public:
-  // uses[i]: the units whose weights the i-th compute instruction reads.
-  WeightStream(StepBuilder& builder, std::vector<std::vector<std::int32_t>> uses);
+  // uses[i]: the units whose weights the i-th compute instruction reads. before_use: called before
+  // whatever is emitted reads a unit's weights at home, not only for the first time; may be empty.
+  WeightStream(StepBuilder& builder, std::vector<std::vector<std::int32_t>> uses,
+               std::function<void(std::int32_t unit)> before_use);
   // Before the i-th compute instruction: emits the fetches that start here (for it and ahead of
   // it).
   void advance(std::size_t use_index);
@@ -113,23 +130,71 @@ class WeightStream {
 
   StepBuilder& builder_;
   std::vector<std::vector<std::int32_t>> uses_;
+  std::function<void(std::int32_t unit)> before_use_;
   std::vector<std::vector<std::size_t>> use_positions_;  // by unit, ascending
   std::vector<BufferId> windows_;                        // by unit; kNoId: not on the device
   std::uint64_t capacity_slots_ = 0;
   std::uint64_t used_slots_ = 0;
 };
 
-// What becomes of one unit's gradient of one micro-batch: into its home, summed in micro-batch
-// order. `window`: the device window that BackwardWeight wrote, or the device home itself.
-void emit_gradient_path(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch,
-                        BufferId window);
+// What becomes of the units' gradients: into their homes, summed in micro-batch order.
+class GradientPath {
+ public:
+  explicit GradientPath(StepBuilder& builder) : builder_(builder) {}
+  // After BackwardWeight(unit, microbatch). `window`: the device window that it wrote, or the
+  // device home itself. Micro-batches of a unit in ascending order.
+  void emit(std::int32_t unit, std::int32_t microbatch, BufferId window);
+
+ private:
+  StepBuilder& builder_;
+  // By unit: pieces of its sum that wait in pinned memory for its next micro-batch. With the order
+  // "unit" that comes next, so a home on storage is written once.
+  std::map<std::int32_t, std::vector<BufferId>> waiting_;
+};
 // The window that BackwardWeight(unit, microbatch) writes.
 BufferId gradient_target(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch);
 // Adds the tied use's gradient into its tensor's, and takes that unit's norm.
 void emit_tied_fold(StepBuilder& builder);
 
-// Clip factor, then the update of every unit, streamed in pieces.
-void emit_optimizer(StepBuilder& builder);
+// From all norm partials the norm, and the factor that updates multiply gradients by.
+void emit_clip_factor(StepBuilder& builder);
+
+// The updates of all units, one after another, streamed in pieces across their borders.
+class UpdateStream {
+ public:
+  // order: every unit once. reads_ahead: pieces of units whose turn has not come may be read; not
+  // where their gradients are still to be made. clips: the updates wait for the clip factor.
+  UpdateStream(StepBuilder& builder, std::vector<std::int32_t> order, bool reads_ahead, bool clips);
+  // Emits the updates up to that of `unit` that have not been emitted.
+  void emit_through(std::int32_t unit);
+
+ private:
+  struct Piece {
+    std::int32_t unit = 0;
+    ElemRange range;
+    // One per StateKind: the pinned buffer that the update works on (the home or a staged copy).
+    std::array<BufferId, kStateKindCount> at{kNoId, kNoId, kNoId, kNoId, kNoId};
+  };
+  bool read_before(StateKind kind) const;
+  std::int32_t number(const Piece& piece) const;
+  void emit_device_update(std::int32_t unit);
+  void emit_pieces(std::size_t end);
+  void bring_until(std::size_t end);
+  void bring(Piece& piece);
+  void update(const Piece& piece);
+  void put_back(const Piece& piece);
+  void add_common(Instruction& step, Tier tier);
+
+  StepBuilder& builder_;
+  std::vector<std::int32_t> order_;
+  bool reads_ahead_;
+  bool clips_;
+  std::vector<Piece> pieces_;
+  std::vector<std::size_t> pieces_through_;  // by place in order_: pieces up to the unit's last
+  std::size_t units_done_ = 0;
+  std::size_t brought_ = 0;  // pieces
+  std::size_t updated_ = 0;
+};
 
 // What a step that saves adds (state_save.cpp): state as it is at the step's entry is written to
 // storage while the step computes, then committed.

@@ -52,8 +52,24 @@ struct Placement {
   std::vector<Tier> optimizer;  // master and moments
 };
 
+// Which of a step's passes come first. Results are the same: each unit's gradient is summed in
+// micro-batch order either way.
+enum class ComputeOrder : std::uint8_t {
+  kMicrobatch,  // one micro-batch through all units, then the next: its activations at a time
+  kUnit,  // all micro-batches through a unit, then the next unit: its weights are fetched once
+};
+
+// When the optimizer updates what a step's gradients are for. Results are the same.
+enum class UpdatePlacement : std::uint8_t {
+  kAfterBackward,
+  kInBackward,   // each unit as soon as its gradient is complete; nothing may depend on the norm
+  kNextForward,  // in the next step's forward pass, each unit just before its weights are needed
+};
+
 struct StepOptions {
   std::int32_t microbatches = 1;
+  ComputeOrder order = ComputeOrder::kMicrobatch;
+  UpdatePlacement update = UpdatePlacement::kAfterBackward;
   bool recompute = false;
   std::uint64_t chunk_bytes = 2 * kMiB;  // device slot; a multiple of the device granularity
   std::uint64_t piece_elems = 262144;    // in flight between pinned and storage; multiple of 4,096

@@ -76,9 +76,11 @@ class ContentCheck {
   }
 
   void enter() {
-    // Homes outlive the step where exit says so, and losses do; a gradient is used up within.
+    // Homes outlive the step where exit says so, and losses do; a gradient is used up within unless
+    // its update is pending, and partials of the norm always are.
     for (const Buffer& buffer : schedule_.buffers) {
-      outlives_[buffer.id] = buffer.persistent && buffer.role != BufferRole::kState;
+      outlives_[buffer.id] = buffer.persistent && buffer.role != BufferRole::kState &&
+                             buffer.role != BufferRole::kNormPartial;
     }
     for (const Residency& residency : schedule_.exit) outlives_[residency.home] = true;
     for (const Buffer& buffer : schedule_.buffers) {
@@ -92,12 +94,24 @@ class ContentCheck {
     for (const Residency& residency : schedule_.entry) {
       spans_[residency.home].begin()->second.content =
           Content{true, residency.version, kAllMicrobatches, kNoId};
+      if (residency.kind == StateKind::kGradient) enter_pending(residency);
     }
     for (const Instruction& instruction : schedule_.instructions) {
       if (instruction.op != Op::kAccumulateGrad) continue;
       const auto [at, fresh] =
           last_microbatch_.try_emplace(instruction.rank, instruction.microbatch);
       at->second = std::max(at->second, instruction.microbatch);
+    }
+  }
+
+  // With a gradient that waits to be applied waits the clip factor of its step.
+  void enter_pending(const Residency& residency) {
+    for (const Buffer& buffer : schedule_.buffers) {
+      if (!buffer.persistent || buffer.role != BufferRole::kScalar ||
+          buffer.rank != schedule_.buffers[residency.home].rank) {
+        continue;
+      }
+      spans_[buffer.id].begin()->second.content = Content{true, residency.version, -1, kNoId};
     }
   }
 
@@ -326,6 +340,20 @@ class ContentCheck {
     } else if (*gradient != *version + 1) {
       problems_.add(describe(instruction) + " applies a gradient for version " +
                     std::to_string(*gradient) + " to version " + std::to_string(*version));
+    } else {
+      check_clip_factor(instruction, *gradient);
+    }
+  }
+  // The clip factor is of the gradient's own step.
+  void check_clip_factor(const Instruction& instruction, std::int32_t gradient) {
+    for (const Use& use : instruction.reads) {
+      if (buffer_of(use).role != BufferRole::kScalar) continue;
+      for_parts(use, false, [&](std::uint64_t, std::uint64_t, Span& span) {
+        if (span.content.version == gradient) return;
+        problems_.add(describe(instruction) + " multiplies a gradient for version " +
+                      std::to_string(gradient) + " by the clip factor of version " +
+                      std::to_string(span.content.version));
+      });
     }
   }
   // The version of the gradients, or of the other state, that an instruction reads; nothing where
@@ -486,6 +514,40 @@ class ContentCheck {
                     (whole ? " ends at version " + std::to_string(*version)
                            : std::string(" ends in pieces of several versions")) +
                     ", not " + std::to_string(residency.version));
+    }
+    for (const Residency& residency : schedule_.exit) {
+      if (residency.kind == StateKind::kGradient) leave_pending(residency);
+    }
+  }
+
+  // What waits for its update is complete, and what the norm was taken of; its clip factor waits
+  // too.
+  void leave_pending(const Residency& residency) {
+    const Buffer& home = schedule_.buffers[residency.home];
+    for (const Buffer& buffer : schedule_.buffers) {
+      if (!buffer.persistent || buffer.role != BufferRole::kScalar || buffer.rank != home.rank) {
+        continue;
+      }
+      const Content& clip = spans_[buffer.id].begin()->second.content;
+      if (clip.written && clip.version == residency.version) continue;
+      problems_.add(describe(home) + " is left for a later update without its clip factor");
+    }
+    const auto last = last_microbatch_.find(home.rank);
+    for (const auto& [begin, span] : spans_[residency.home]) {
+      const Content& content = span.content;
+      const bool complete = last == last_microbatch_.end() || content.microbatch >= last->second;
+      bool normed = content.maker == kNoId;  // it waited at entry already
+      bool same = true;
+      for_normed(home, home.first_elem + elems_in(home.dtype, begin),
+                 home.first_elem + elems_in(home.dtype, span.end), [&](const Normed& seen) {
+                   normed = true;
+                   same = same && seen.maker == content.maker;
+                 });
+      if (complete && normed && same) continue;
+      problems_.add(describe(home) + " is left for a later update " +
+                    (!complete ? "without all micro-batches"
+                     : normed  ? "with another value than its norm was taken of"
+                               : "without its norm"));
     }
   }
 

@@ -13,8 +13,9 @@ namespace {
 constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
 }
 
-WeightStream::WeightStream(StepBuilder& builder, std::vector<std::vector<std::int32_t>> uses)
-    : builder_(builder), uses_(std::move(uses)) {
+WeightStream::WeightStream(StepBuilder& builder, std::vector<std::vector<std::int32_t>> uses,
+                           std::function<void(std::int32_t unit)> before_use)
+    : builder_(builder), uses_(std::move(uses)), before_use_(std::move(before_use)) {
   const auto units = static_cast<std::size_t>(builder.unit_count());
   use_positions_.resize(units);
   windows_.assign(units, kNoId);
@@ -94,7 +95,10 @@ void WeightStream::fetch(std::int32_t unit) {
   const StepModel& model = builder_.model();
   const std::uint64_t elems = builder_.unit_elems(unit);
   const BufferId home = builder_.home(StateKind::kWeight, unit);
-  const BufferId window = builder_.add_window(StateKind::kWeight, unit, elems, model.dtype, -1, 0);
+  if (before_use_) before_use_(unit);
+  const std::int32_t version = builder_.weight_version();
+  const BufferId window =
+      builder_.add_window(StateKind::kWeight, unit, elems, model.dtype, -1, version);
   windows_[static_cast<std::size_t>(unit)] = window;
   used_slots_ += slots_of(unit);
 
@@ -114,8 +118,8 @@ void WeightStream::fetch(std::int32_t unit) {
       pieces.size(), static_cast<std::size_t>(builder_.options().stream_lookahead),
       [&](std::size_t i) {
         const ElemRange range = pieces[i];
-        staged[i] =
-            builder_.add_piece(Tier::kPinned, StateKind::kWeight, unit, range, model.dtype, 0);
+        staged[i] = builder_.add_piece(Tier::kPinned, StateKind::kWeight, unit, range, model.dtype,
+                                       version);
         builder_.move(Op::kStorageRead, Lane::kStorageRead, unit, -1, static_cast<std::int32_t>(i),
                       builder_.part(home, range), builder_.part(staged[i], range),
                       range.elems() * dtype_bytes(model.dtype));
@@ -131,7 +135,11 @@ void WeightStream::fetch(std::int32_t unit) {
 
 void WeightStream::advance(std::size_t use_index) {
   for (const std::int32_t unit : uses_[use_index]) {
-    if (resident_on_device(unit) || windows_[static_cast<std::size_t>(unit)] != kNoId) continue;
+    if (resident_on_device(unit)) {
+      if (before_use_) before_use_(unit);
+      continue;
+    }
+    if (windows_[static_cast<std::size_t>(unit)] != kNoId) continue;
     SLUICE_CHECK(make_room(unit, use_index, use_index));
     fetch(unit);
   }

@@ -46,6 +46,7 @@ struct Config {
   enum class Recompute : std::uint8_t { kNone, kUnit, kAuto };
   enum class PipelineSchedule : std::uint8_t { kPlain, kGPipe, k1F1B, kInterleaved, kVertical };
   enum class CheckpointMode : std::uint8_t { kScratch, kDurable };
+  enum class Order : std::uint8_t { kAuto, kMicrobatch, kUnit };
 
   // "auto": what the machine has (planner/machine_check.hpp puts the number in its place). Larger
   // than every number a budget may be.
@@ -73,6 +74,7 @@ struct Config {
     std::int64_t seq = 256;        // tokens per sample
     std::int64_t micro_batch = 4;  // samples per micro-batch
     std::int64_t accumulate = 1;   // micro-batches per step
+    Order order = Order::kAuto;    // which passes of a step come first
     Precision precision = Precision::kBF16;
     // fp16 only.
     LossScaling loss_scaling = LossScaling::kDynamic;

@@ -162,6 +162,23 @@ void check_optimizer(const Config& config, const ConfigOrigins& origins) {
   }
 }
 
+// An update that is made before the norm is known may not depend on it.
+void check_placement(const Config& config, const ConfigOrigins& origins) {
+  if (config.optimizer.placement != Config::OptimizerPlacement::kInBackward) return;
+  const std::string start =
+      origins.of("optimizer.placement") + ": optimizer.placement = \"in_backward\" ";
+  if (config.train.clip > 0) {
+    throw InputError(start +
+                     "needs train.clip = 0: clipping needs the norm of all gradients before any "
+                     "update");
+  }
+  if (config.train.precision == Config::Precision::kFP16) {
+    throw InputError(start +
+                     "needs train.precision = \"bf16\" or \"fp32\": a step of fp16 that overflows "
+                     "is known, and skipped, only when all gradients are there");
+  }
+}
+
 // Twice the same directory would count its room and its bandwidth twice.
 void check_storage_paths(const Config& config, const ConfigOrigins& origins) {
   std::set<std::filesystem::path> seen;
@@ -181,6 +198,7 @@ void resolve_config(Config& config, const ConfigOrigins& origins) {
   check_model(config, origins);
   check_train(config, origins);
   check_optimizer(config, origins);
+  check_placement(config, origins);
   check_storage_paths(config, origins);
 }
 

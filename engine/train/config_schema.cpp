@@ -203,6 +203,10 @@ void add_train(Keys& keys) {
                        std::numeric_limits<std::int64_t>::max(), "of weights and data order")));
   add(decisive(real("train.clip", SLUICE_FIELD(train.clip), 0.0, kHuge,
                     "largest global gradient norm; 0: no clipping")));
+  add(choice("train.order", SLUICE_FIELD(train.order), {"auto", "microbatch", "unit"},
+             "unit: all micro-batches of a unit before the next one, so that its weights are "
+             "fetched once; microbatch: one micro-batch after another, whose activations are less; "
+             "auto: the faster one that fits. Results are the same"));
   add(integer("train.eval_every", SLUICE_FIELD(train.eval_every), 0, kMaxSteps,
               "steps between evaluations; 0: never"));
   add(decisive(choice("train.reduction", SLUICE_FIELD(train.reduction), {"grouped", "sequential"},
@@ -271,9 +275,13 @@ void add_optimizer(Keys& keys) {
   add(choice("optimizer.moments", SLUICE_FIELD(optimizer.moments), {"fp32", "bf16", "8bit"},
              "how moments are stored: fp32, bf16 rounded at random, or 8 bits and a scale for each "
              "128; the last two change results"));
-  keys.push_back(choice("optimizer.placement", SLUICE_FIELD(optimizer.placement),
-                        {"auto", "after_backward", "in_backward", "next_forward", "speculative"},
-                        "where in a step the update runs"));
+  keys.push_back(
+      choice("optimizer.placement", SLUICE_FIELD(optimizer.placement),
+             {"auto", "after_backward", "in_backward", "next_forward", "speculative"},
+             "where in a step the update runs: after the backward pass; in it, each unit "
+             "once its gradient is complete (needs train.clip = 0, not with fp16); in "
+             "the next step's forward pass, each unit before its weights are needed; "
+             "auto: the fastest that fits. Results are the same"));
 }
 
 void add_memory(Keys& keys) {

@@ -23,11 +23,8 @@ const std::vector<Unavailable>& unavailable() {
       {"train.reduction", "= \"sequential\"",
        [](C c) { return c.train.reduction == Config::Reduction::kSequential; }},
       {"train.fold_groups", "above 1", [](C c) { return c.train.fold_groups > 1; }},
-      {"optimizer.placement", "other than \"auto\" and \"after_backward\"",
-       [](C c) {
-         return c.optimizer.placement != Config::OptimizerPlacement::kAuto &&
-                c.optimizer.placement != Config::OptimizerPlacement::kAfterBackward;
-       }},
+      {"optimizer.placement", "= \"speculative\"",
+       [](C c) { return c.optimizer.placement == Config::OptimizerPlacement::kSpeculative; }},
       {"memory.backend", "= \"cuda\"",
        [](C c) { return c.memory.backend == Config::Backend::kCuda; }},
       {"parallel.data", "above 1", [](C c) { return c.parallel.data > 1; }},

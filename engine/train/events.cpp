@@ -37,6 +37,19 @@ RunEvent placement_json(const Plan& plan) {
           {"optimizer", kind(placement.optimizer)}};
 }
 
+// As the configuration spells it.
+const char* update_placement_name(UpdatePlacement update) {
+  switch (update) {
+    case UpdatePlacement::kInBackward:
+      return "in_backward";
+    case UpdatePlacement::kNextForward:
+      return "next_forward";
+    case UpdatePlacement::kAfterBackward:
+      break;
+  }
+  return "after_backward";
+}
+
 // Bytes by kind, and what the optimizer keeps for each parameter (with padding).
 RunEvent state_json(const Plan& plan) {
   RunEvent json = RunEvent::object();
@@ -66,6 +79,8 @@ RunEvent plan_event(const Plan& plan) {
                     {"state_bytes", plan.state_bytes},
                     {"state", state_json(plan)},
                     {"recompute", plan.options.recompute ? "unit" : "none"},
+                    {"order", plan.options.order == ComputeOrder::kUnit ? "unit" : "microbatch"},
+                    {"optimizer_placement", update_placement_name(plan.options.update)},
                     {"prefetch", plan.options.prefetch},
                     {"units_by_tier", placement_json(plan)},
                     {"evaluation_bytes_moved", link_bytes_json(plan.evaluation_bytes)}};

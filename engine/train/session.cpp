@@ -103,6 +103,8 @@ Session::Session(const Config& config, const Model& model, const Plan& plan,
               plan.options.durable),
       durable_(log_ ? std::make_unique<DurableState>(memory_, *log_) : nullptr),
       training_(plan.training, memory_),
+      first_(plan.first, memory_),
+      drain_(plan.drain, memory_),
       evaluation_(plan.evaluation, memory_),
       loss_scaler_(loss_scale_rule(config)),
       runner_(model, batch_, plan.options.microbatches, parameters_, device_kernels, host_kernels,
@@ -115,6 +117,8 @@ Session::Session(const Config& config, const Model& model, const Plan& plan,
     executor_.prepare(save_.emplace(plan.save, memory_));
   }
   executor_.prepare(training_);
+  executor_.prepare(first_);
+  executor_.prepare(drain_);
   executor_.prepare(evaluation_);
 }
 
@@ -157,6 +161,7 @@ RunStatistics Session::pass(const Program& program, const CheckpointManifest* co
 LinkBytes Session::commit(const CheckpointManifest& manifest) {
   SLUICE_CHECK(durable_ != nullptr);
   const LinkBytes before = moved_bytes();
+  drain();
   pass(*save_, &manifest);
   return difference(moved_bytes(), before);
 }
@@ -172,7 +177,7 @@ std::vector<const Buffer*> Session::homes(const Schedule& schedule) {
 void Session::load(const DurableFound& found) {
   const std::unique_ptr<StorageEngine> engine = make_storage_engine("posix", {});
   StripedSpace space(*engine, found.state.files, found.state.space_bytes);
-  for (const Buffer* home : homes(plan_.training)) {
+  for (const Buffer* home : homes(plan_.evaluation)) {
     const auto saved = std::find_if(
         found.state.homes.begin(), found.state.homes.end(),
         [&](const SavedHome& at) { return at.kind == home->kind && at.unit == home->unit; });
@@ -186,24 +191,33 @@ void Session::load(const DurableFound& found) {
   }
 }
 
+const Program& Session::step_program(bool commits) const {
+  if (commits) return *saving_;
+  return plan_.carries_updates() && !pending_ ? first_ : training_;
+}
+
 StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& fill,
                                 TraceRecorder* trace, const CheckpointManifest* commits) {
+  const LinkBytes before = moved_bytes();
+  if (commits != nullptr) drain();
   for (std::int64_t mb = 0; mb < plan_.options.microbatches; ++mb) {
     fill(mb, tokens_of(mb), tokens_of(mb) + batch_.rows());
   }
-  StepScalars scalars;
-  scalars.update.lr = static_cast<float>(lr);
+  UpdateScalars update;
+  update.lr = static_cast<float>(lr);
   // Skipped steps are none of the optimizer's.
-  scalars.update.step = step + 1 - loss_scaler_.state().skipped_steps;
+  update.step = step + 1 - loss_scaler_.state().skipped_steps;
+  StepScalars scalars;
+  scalars.update = pending_.value_or(update);
   scalars.clip = config_.train.clip;
   scalars.loss_scale = loss_scaler_.scale();
   scalars.skip_overflow = batch_.dtype == DType::kF16;
   runner_.set_scalars(scalars);
 
-  const LinkBytes before = moved_bytes();
   const double tagged_before = tag_counters().hash_seconds;
-  const RunStatistics statistics = pass(commits != nullptr ? *saving_ : training_, commits, trace,
-                                        static_cast<std::uint32_t>(step + 1));
+  const RunStatistics statistics =
+      pass(step_program(commits != nullptr), commits, trace, static_cast<std::uint32_t>(step + 1));
+  if (plan_.carries_updates()) pending_ = update;
   StepOutcome outcome;
   outcome.moved = difference(moved_bytes(), before);
   outcome.tag_seconds = tag_counters().hash_seconds - tagged_before;
@@ -220,7 +234,17 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   return outcome;
 }
 
+void Session::drain() {
+  if (!pending_) return;
+  StepScalars scalars;
+  scalars.update = *pending_;
+  runner_.set_scalars(scalars);
+  pass(drain_, nullptr);
+  pending_.reset();
+}
+
 double Session::evaluate(const FillTokens& fill) {
+  drain();
   fill(0, tokens_of(0), tokens_of(0) + batch_.rows());
   pass(evaluation_, nullptr);
   return loss_of(0) / static_cast<double>(batch_.rows());

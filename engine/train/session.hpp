@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "allocator/ledger.hpp"
@@ -48,19 +49,27 @@ class Session {
   const ParameterTable& parameters() const { return parameters_; }
 
   // One optimizer step; `step` counts from 0. trace may be null. In fp16 the loss is scaled, and an
-  // update whose gradients overflow is skipped to the bit.
+  // update whose gradients overflow is skipped to the bit. Where the plan has updates in the next
+  // forward pass, this step's is pending afterwards.
   // Of a durable run, commits: not null, and the step also makes the state that it finds durable
-  // while it computes, as `commits` says it.
+  // while it computes, as `commits` says it. It drains before.
   StepOutcome train_step(std::int64_t step, double lr, const FillTokens& fill,
                          TraceRecorder* trace = nullptr,
                          const CheckpointManifest* commits = nullptr);
+  // Makes the update that is pending, if one is. Whatever looks at the state between steps does so
+  // first.
+  void drain();
   // Of a durable run: makes the state durable as it is now. Not twice without a step between.
-  // Returns the bytes that this moved.
+  // Returns the bytes that this moved. Drains.
   LinkBytes commit(const CheckpointManifest& manifest);
-  // Mean loss of one evaluation batch.
+  // Mean loss of one evaluation batch. Drains.
   double evaluate(const FillTokens& fill);
+  // Drains.
+  ModelState& state() {
+    drain();
+    return state_;
+  }
 
-  ModelState& state() { return state_; }
   // The state of an earlier durable run; check_homes() has let it pass. Throws IoError.
   void load(const DurableFound& found);
   // Homes of state, wherever they are, in the schedule's order.
@@ -85,6 +94,7 @@ class Session {
   std::int32_t* tokens_of(std::int64_t microbatch);
   double loss_of(std::int64_t microbatch);
   DurableState::Record record_of(const CheckpointManifest& manifest);
+  const Program& step_program(bool commits) const;
   RunStatistics pass(const Program& program, const CheckpointManifest* commits,
                      TraceRecorder* trace = nullptr, std::uint32_t step = 0);
   const Buffer& host_buffer(BufferRole role, std::int64_t microbatch) const;
@@ -105,6 +115,8 @@ class Session {
   RunMemory memory_;
   std::unique_ptr<DurableState> durable_;
   Program training_;
+  Program first_;
+  Program drain_;
   Program evaluation_;
   std::optional<Program> saving_;
   std::optional<Program> save_;
@@ -113,6 +125,7 @@ class Session {
   Executor executor_;
   StateStore store_;
   ModelState state_;
+  std::optional<UpdateScalars> pending_;  // of the update that the next forward pass will make
 };
 
 }  // namespace sluice

@@ -341,6 +341,15 @@ class Trainer {
     emit({{"event", "eval"}, {"step", step_}, {"loss", sum / static_cast<double>(batches)}});
   }
 
+  // Counts what it moves as the steps' own.
+  void drain() {
+    const LinkBytes before = session_.moved_bytes();
+    session_.drain();
+    const LinkBytes after = session_.moved_bytes();
+    add({after.upload - before.upload, after.download - before.download,
+         after.storage_read - before.storage_read, after.storage_write - before.storage_write});
+  }
+
   // Of the state as it is between steps.
   CheckpointManifest manifest() {
     CheckpointManifest manifest;
@@ -379,6 +388,7 @@ class Trainer {
 
   void finish() {
     if (saved_step_ != step_) save();
+    drain();
     session_.state().export_weights(files_.path("weights.safetensors"));
     emit({{"event", "done"},
           {"steps", step_},
@@ -477,7 +487,7 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
     found = find_resume_point(config);
     if (found->durable) {
       check_manifest(found->manifest(), found->where(), config, data.fingerprint());
-      check_homes(*found->durable, Session::homes(plan.training));
+      check_homes(*found->durable, Session::homes(plan.evaluation));
     } else {
       check_checkpoint(*found->checkpoint, config, model, data.fingerprint());
     }

@@ -121,8 +121,14 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
     const StepModel model =
         testing::example_model(1, tied, dtype, optimizers[seed % optimizers.size()]);
     const auto microbatches = static_cast<std::int32_t>(1 + seed % 3);
-    campaign.attack(
-        compile_training_step(model, testing::random_options(model, microbatches, seed)), seed, 12);
+    StepOptions options = testing::random_options(model, microbatches, seed);
+    campaign.attack(compile_training_step(model, options), seed, 12);
+    options.update = UpdatePlacement::kNextForward;
+    campaign.attack(compile_training_step(model, options), seed + 1000, 6);
+    campaign.attack(compile_first_step(model, options), seed + 2000, 2);
+    campaign.attack(compile_drain(model, options), seed + 3000, 2);
+    options.update = UpdatePlacement::kInBackward;
+    campaign.attack(compile_training_step(model, options), seed + 4000, 3);
     if (HasFatalFailure()) return;
   }
   // Steps that save the state that they find while they change it.

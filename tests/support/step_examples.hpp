@@ -106,6 +106,7 @@ inline StepOptions random_options(const StepModel& model, std::int32_t microbatc
     options.placement.weight.push_back(device ? Tier::kDevice : static_cast<Tier>(below(3)));
     options.placement.gradient.push_back(device ? Tier::kDevice : static_cast<Tier>(below(3)));
   }
+  options.order = below(2) == 0 ? ComputeOrder::kUnit : ComputeOrder::kMicrobatch;
   return options;
 }
 

@@ -252,7 +252,7 @@ TEST(Config, EachChoiceComesBackAsItWasWritten) {
 TEST(Config, WhatIsNotBuiltYetIsRefusedByName) {
   EXPECT_NO_THROW(check_supported(parse(kSmall)));
   for (const std::string assignment :
-       {"optimizer.placement=next_forward", "data.format=megatron", "parallel.data=2",
+       {"optimizer.placement=speculative", "data.format=megatron", "parallel.data=2",
         "parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2", "parallel.zero=1",
         "parallel.schedule=1f1b", "checkpoint.mode=durable", "model.from=somewhere",
         "memory.backend=cuda", "train.reduction=sequential", "train.fold_groups=2"}) {
@@ -265,13 +265,26 @@ TEST(Config, WhatIsNotBuiltYetIsRefusedByName) {
   }
 }
 
+TEST(Config, AnUpdateInTheBackwardPassMayNotDependOnTheNorm) {
+  const auto words = [](const std::vector<std::string>& overrides) {
+    return message_of<InputError>([&] { parse(kSmall, overrides); });
+  };
+  const std::string in_backward = "optimizer.placement=in_backward";
+  EXPECT_NE(words({in_backward}).find("needs train.clip = 0"), std::string::npos);
+  EXPECT_NE(words({in_backward, "train.clip=0", "train.precision=fp16"})
+                .find("needs train.precision = \"bf16\" or \"fp32\""),
+            std::string::npos);
+  EXPECT_NO_THROW(check_supported(parse(kSmall, {in_backward, "train.clip=0"})));
+}
+
 TEST(ResultSettings, ChangeWithWhatDeterminesResultsAndWithNothingElse) {
   const auto plain = result_settings(parse(kSmall));
   EXPECT_EQ(plain.at("model.layers"), "2");
   for (const std::string assignment :
        {"memory.device=64MiB", "memory.place.weight=storage", "memory.chunk=4MiB",
         "memory.prefetch=7", "recompute.policy=unit", "checkpoint.every=3", "log.dir=elsewhere",
-        "optimizer.placement=after_backward", "train.threads=2", "train.loss_scale_patience=3"}) {
+        "optimizer.placement=next_forward", "train.order=unit", "train.threads=2",
+        "train.loss_scale_patience=3"}) {
     EXPECT_EQ(result_settings(parse(kSmall, {assignment})), plain) << assignment;
   }
   for (const std::string assignment :

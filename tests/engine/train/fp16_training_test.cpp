@@ -111,7 +111,9 @@ TEST(Fp16, HasTheSameBitsWhereverMemoryIs) {
   const TrainingBench bench;
   for (const std::string accumulate : {"train.accumulate=2", "train.accumulate=1"}) {
     SCOPED_TRACE(accumulate);
-    const Overrides model = kModel + kRestless + Overrides{accumulate};
+    const Overrides model =
+        kModel + kRestless + Overrides{accumulate, "optimizer.placement=after_backward"};
+    const Overrides next{"optimizer.placement=next_forward"};
     const TrainingRecord reference =
         TrainingBench::run(bench.config("reference", model + kResident));
     const std::vector<std::int64_t> skipped = overflows_of(reference);
@@ -126,7 +128,10 @@ TEST(Fp16, HasTheSameBitsWhereverMemoryIs) {
         {"pinned", kPinned},
         {"stored", kStored + Overrides{"recompute.policy=unit"}},
         {"mixed", kMixed + Overrides{"memory.chunk=4MiB", "memory.prefetch=0"}},
-        {"uneven", places("device", "storage", "pinned") + Overrides{"train.threads=2"}}};
+        {"uneven", places("device", "storage", "pinned") + Overrides{"train.threads=2"}},
+        {"next", kMixed + next},
+        {"next_stored", kStored + next + Overrides{"train.order=unit"}},
+        {"next_resident", kResident + next + Overrides{"checkpoint.every=4"}}};
     for (const auto& [name, where] : variants) {
       SCOPED_TRACE(name);
       const TrainingRecord run = TrainingBench::run(bench.config(name, model + where));
@@ -140,7 +145,8 @@ TEST(Fp16, HasTheSameBitsWhereverMemoryIs) {
 // In the middle of a window, right after an overflow, between two overflows in a row.
 TEST(Fp16, ResumesToTheSameBits) {
   const TrainingBench bench;
-  const Overrides model = kModel + kRestless + kMixed;
+  const Overrides model =
+      kModel + kRestless + kMixed + Overrides{"optimizer.placement=next_forward"};
   const TrainingRecord reference = TrainingBench::run(bench.config("reference", model));
   const std::vector<std::int64_t> skipped = overflows_of(reference);
   const std::set<std::int64_t> overflowed(skipped.begin(), skipped.end());
@@ -319,6 +325,9 @@ TEST(Fp16, ACheckpointWithoutItsScaleIsRefused) {
 
 // --- the name of the first tensor that is not finite ---------------------------------------------
 
+// One schedule for all steps: it is changed.
+const Overrides kSpoiled = kModel + Overrides{"optimizer.placement=after_backward"};
+
 // Runs the weight gradients of one unit itself, and spoils an element of one of its tensors.
 class Spoiler {
  public:
@@ -365,7 +374,7 @@ TEST(FirstBadTensor, IsNamed) {
   const float infinity = std::numeric_limits<float>::infinity();
   for (const auto& [unit, tensor] : {std::pair{0, 1}, std::pair{1, 0}, std::pair{2, 5}}) {
     for (const auto& where : {kResident, kStored}) {
-      const Overrides model = kModel + where;
+      const Overrides model = kSpoiled + where;
       Spoiler half(bench.config("run", model), unit, static_cast<std::size_t>(tensor), infinity);
       const StepOutcome outcome = half.run().step(0);
       EXPECT_TRUE(outcome.overflow);
@@ -382,11 +391,11 @@ TEST(FirstBadTensor, IsNamed) {
 // Each micro-batch's gradient is finite, and so is the fp32 sum; fp16 cannot hold it.
 TEST(FirstBadTensor, MayOverflowOnlyAsASum) {
   const TrainingBench bench;
-  Spoiler sums(bench.config("run", kModel + kPinned), 1, 2, 40000.0f);
+  Spoiler sums(bench.config("run", kSpoiled + kPinned), 1, 2, 40000.0f);
   const StepOutcome outcome = sums.run().step(0);
   EXPECT_TRUE(outcome.overflow);
   EXPECT_EQ(outcome.overflowed_tensor, sums.tensor());
-  Spoiler alone(bench.config("run", kModel + kPinned + Overrides{"train.accumulate=1"}), 1, 2,
+  Spoiler alone(bench.config("run", kSpoiled + kPinned + Overrides{"train.accumulate=1"}), 1, 2,
                 40000.0f);
   EXPECT_FALSE(alone.run().step(0).overflow);
 }

@@ -76,7 +76,9 @@ void expect_same(const TrainingRecord& run, const TrainingRecord& reference) {
 
 TEST_P(EveryOptimizer, LearnsTheSameBitsWhereverItsStateIs) {
   const TrainingBench bench;
-  const Overrides model = kModel + GetParam().overrides;
+  const Overrides model =
+      kModel + GetParam().overrides + Overrides{"optimizer.placement=after_backward"};
+  const Overrides next{"optimizer.placement=next_forward"};
   const TrainingRecord reference =
       TrainingBench::run(bench.config("device", model + places("device", "device", "device")));
   EXPECT_EQ(reference.end, TrainingEnd::kDone);
@@ -85,7 +87,10 @@ TEST_P(EveryOptimizer, LearnsTheSameBitsWhereverItsStateIs) {
   const std::vector<std::pair<std::string, Overrides>> variants{
       {"pinned", places("pinned", "pinned", "pinned")},
       {"stored", places("storage", "storage", "storage")},
-      {"mixed", places("device", "pinned", "storage") + Overrides{"train.threads=1"}}};
+      {"mixed", places("device", "pinned", "storage") + Overrides{"train.threads=1"}},
+      {"next_device", places("device", "device", "device") + next},
+      {"next_stored", places("storage", "storage", "storage") + next},
+      {"next_mixed", places("device", "pinned", "storage") + next + Overrides{"train.order=unit"}}};
   for (const auto& [name, overrides] : variants) {
     SCOPED_TRACE(name);
     expect_same(TrainingBench::run(bench.config(name, model + overrides)), reference);
@@ -98,8 +103,10 @@ TEST_P(EveryOptimizer, ResumesToTheSameBits) {
   const TrainingRecord reference = TrainingBench::run(bench.config("whole", model));
   TrainingOptions options;
   options.stop_at_step = 5;
-  TrainingRecord whole = TrainingBench::run(
-      bench.config("parts", model + places("pinned", "pinned", "storage")), options);
+  TrainingRecord whole =
+      TrainingBench::run(bench.config("parts", model + places("pinned", "pinned", "storage") +
+                                                   Overrides{"optimizer.placement=next_forward"}),
+                         options);
   options.resume = bench.run_directory("parts");
   options.stop_at_step.reset();
   whole.append(TrainingBench::run(

@@ -31,8 +31,10 @@ void expect_plan_equals_run(const TrainingRecord& run, const Config& config) {
   EXPECT_LE(peak.at("pinned"), config.memory.pinned_bytes);
   EXPECT_LE(peak.at("storage"), config.memory.storage_bytes);
   ASSERT_EQ(run.steps.size(), 2u);
-  for (const RunEvent& step : run.steps) {
-    EXPECT_EQ(step.at("bytes_moved"), run.plan.at("bytes_moved"));
+  // Where updates are made in the next forward pass the first step has none, and a drain the last.
+  const bool carries = run.plan.at("optimizer_placement") == "next_forward";
+  for (std::size_t step = carries ? 1 : 0; step < run.steps.size(); ++step) {
+    EXPECT_EQ(run.steps[step].at("bytes_moved"), run.plan.at("bytes_moved"));
   }
   for (const char* link : {"upload", "download", "storage_read", "storage_write"}) {
     const auto step = run.plan.at("bytes_moved").at(link).get<std::uint64_t>();
@@ -76,6 +78,7 @@ TEST(PlanEqualsRun, AlsoForEvaluation) {
     const Config config = bench.config("run", overrides);
     PlannedSession run(config);
     run.step(0);
+    run.session().drain();
     const LinkBytes before = run.session().moved_bytes();
     run.evaluate();
     const LinkBytes after = run.session().moved_bytes();

@@ -5,7 +5,10 @@
 #include <atomic>
 #include <cmath>
 
+#include "engine/planner/footprint.hpp"
+#include "engine/schedule/generate.hpp"
 #include "offload/storage_engine.hpp"
+#include "tests/support/planned_session.hpp"
 #include "tests/support/training_example.hpp"
 
 namespace sluice {
@@ -81,6 +84,71 @@ TEST(SameBits, HoweverMemoryIsMoved) {
                           {"one_thread", kPinned + Overrides{"train.threads=1"}}});
 }
 
+// The reference has the update behind the backward pass, one micro-batch after another.
+TEST(SameBits, WhicheverPassesComeFirstAndWhereverTheUpdateIs) {
+  const Overrides next{"optimizer.placement=next_forward"};
+  const Overrides unit{"train.order=unit"};
+  const Overrides four{"train.accumulate=4"};
+  const Overrides plain{"optimizer.placement=after_backward", "train.order=microbatch"};
+  for (const Overrides& model : {kGpt2 + plain, kLlama + plain + four}) {
+    expect_all_same(
+        model, {{"unit", kStored + unit},
+                {"unit_recompute", kPinned + unit + Overrides{"recompute.policy=unit"}},
+                {"unit_device", places("device", "device", "device") + unit},
+                {"next", kMixed + next},
+                {"next_stored", kStored + next + Overrides{"memory.prefetch=0"}},
+                {"next_device", places("device", "device", "device") + next},
+                {"both", kStored + next + unit + Overrides{"memory.chunk=4MiB"}},
+                {"uneven", places("device", "storage", "pinned") + next + unit},
+                {"saving", kMixed + next + Overrides{"checkpoint.every=3", "train.eval_every=4"}}});
+  }
+}
+
+TEST(SameBits, OfUpdatesInTheBackwardPass) {
+  const Overrides free{"train.clip=0", "optimizer.placement=after_backward"};
+  const Overrides backward{"optimizer.placement=in_backward"};
+  for (const Overrides& model :
+       {kGpt2 + free, kLlama + free, kGpt2 + free + Overrides{"train.accumulate=1"}}) {
+    expect_all_same(model, {{"pinned", kPinned + backward},
+                            {"stored", kStored + backward + Overrides{"train.order=unit"}},
+                            {"mixed", kMixed + backward},
+                            {"device", places("device", "device", "device") + backward}});
+  }
+}
+
+// Counted by the device and the storage engine, with room for no more weights than are in use: what
+// goes up is the weights and the tokens, and neither weights nor sums are moved more often for more
+// micro-batches.
+TEST(UnitOrder, MovesWeightsAndSumsOnceWhateverTheMicrobatches) {
+  const TrainingBench bench;
+  std::vector<LinkBytes> moved;
+  for (const std::uint64_t microbatches : {1, 2, 4}) {
+    const Config config =
+        bench.config("run", kGpt2 + kStored +
+                                Overrides{"train.order=unit", "optimizer.placement=after_backward",
+                                          "train.accumulate=" + std::to_string(microbatches)});
+    testing::PlannedSession run(config, [&](Plan& plan) {
+      plan.options.weight_slots = 0;
+      const Model model(model_shape(config));
+      const StepModel step = make_step_model(
+          model, batch_shape(config), parameter_table(config, model), *make_host_kernels({1}));
+      plan.training = compile_training_step(step, plan.options);
+      plan.evaluation = compile_evaluation(step, plan.options);
+      const std::array<const Schedule*, 2> schedules{&plan.training, &plan.evaluation};
+      plan.need = memory_need(schedules, StateStore::kWindowBytes);
+      plan.peak_bytes = plan.need.peak_bytes();
+    });
+    moved.push_back(run.step(0).moved);
+    moved.back().upload -= microbatches * 2 * 2 * 32 * sizeof(std::int32_t);
+  }
+  EXPECT_GT(moved[0].upload, 0u);
+  EXPECT_EQ(moved[1].upload, moved[0].upload);
+  EXPECT_EQ(moved[2].upload, moved[0].upload);
+  // One micro-batch's gradients are not summed: they are stored in 16 bits.
+  EXPECT_EQ(moved[2].storage_read, moved[1].storage_read);
+  EXPECT_EQ(moved[2].storage_write, moved[1].storage_write);
+}
+
 // Budgets that leave `auto` no choice but to spread the optimizer's state over two tiers.
 TEST(SameBits, WhereThePlannerPutsMemoryUnderTightBudgets) {
   const TrainingBench bench;
@@ -132,7 +200,11 @@ TEST(Resume, AfterAnInterruptGoesOnToTheSameBits) {
       {kPinned, kPinned},
       {kStored, kStored},
       {kStored, places("device", "device", "device")},
-      {kPinned, kMixed + Overrides{"memory.chunk=4MiB", "recompute.policy=unit"}}};
+      {kPinned, kMixed + Overrides{"memory.chunk=4MiB", "recompute.policy=unit"}},
+      {kMixed + Overrides{"optimizer.placement=next_forward"},
+       kStored + Overrides{"optimizer.placement=next_forward", "train.order=unit"}},
+      {kPinned + Overrides{"optimizer.placement=next_forward"},
+       kPinned + Overrides{"optimizer.placement=after_backward"}}};
   for (std::size_t i = 0; i < before_and_after.size(); ++i) {
     SCOPED_TRACE(i);
     const std::string run = "run" + std::to_string(i);
