@@ -45,15 +45,18 @@ std::uint64_t seed_of(const RunId& run, std::uint64_t key, std::uint64_t block,
   return XXH3_64bits(bytes.data(), bytes.size());
 }
 
-std::array<std::uint8_t, 16> digest_of(std::uint64_t seed, const void* data, std::uint64_t bytes) {
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits_withSeed(data, bytes, seed));
-  std::array<std::uint8_t, 16> digest{};
-  std::copy(std::begin(canonical.digest), std::end(canonical.digest), digest.begin());
-  return digest;
-}
-
 }  // namespace
+
+BlockTag tag_of(const RunId& run, std::uint64_t key, std::uint64_t block, std::uint32_t version,
+                const void* data, std::uint64_t bytes) {
+  BlockTag tag;
+  tag.version = version;
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical,
+                           XXH3_128bits_withSeed(data, bytes, seed_of(run, key, block, version)));
+  std::copy(std::begin(canonical.digest), std::end(canonical.digest), tag.digest.begin());
+  return tag;
+}
 
 // Checks what was read against its tags, on a thread of its own. The queue holds no more than the
 // reads that its callers keep under way, each with memory that it goes to.
@@ -100,7 +103,7 @@ class TaggedSpace::Verifier {
 
   BlockTag tag(const Range& range, std::uint64_t block, std::uint32_t version,
                const std::byte* data, std::uint64_t bytes) const {
-    return {digest_of(seed_of(run_, range.key, block, version), data, bytes), version};
+    return tag_of(run_, range.key, block, version, data, bytes);
   }
 
   void count_hashing(std::uint64_t bytes, std::int64_t begin_ns) {

@@ -39,6 +39,10 @@ struct BlockTag {
   bool operator==(const BlockTag&) const = default;
 };
 
+// The tag of a block's bytes; key and block: which it is (TaggedSpace).
+BlockTag tag_of(const RunId& run, std::uint64_t key, std::uint64_t block, std::uint32_t version,
+                const void* data, std::uint64_t bytes);
+
 struct TagCounters {
   std::uint64_t hashed_bytes = 0;
   double hash_seconds = 0;          // of CPU, both directions
