@@ -170,7 +170,9 @@ class Sweeper {
 std::vector<RunLeftovers> find_leftovers(const std::vector<std::string>& directories, bool remove) {
   std::vector<RunLeftovers> all;
   const auto sweep = [&](const fs::path& directory) {
-    if (is_run_directory(directory)) all.push_back(Sweeper(directory, remove).sweep());
+    if (!is_run_directory(directory)) return false;
+    all.push_back(Sweeper(directory, remove).sweep());
+    return true;
   };
   for (const std::string& directory : directories) {
     std::error_code error;
@@ -178,7 +180,7 @@ std::vector<RunLeftovers> find_leftovers(const std::vector<std::string>& directo
       throw InputError("--clean: '" + directory +
                        "' is no directory; name a run's, or one that runs lie in");
     }
-    sweep(directory);
+    if (sweep(directory)) continue;  // what lies in a run is that run's
     for (const fs::path& path : entries_of(directory)) {
       if (fs::is_directory(fs::symlink_status(path))) sweep(path);
     }

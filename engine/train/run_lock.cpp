@@ -20,7 +20,7 @@ namespace sluice {
 namespace {
 
 constexpr std::size_t kMaxRecordBytes = 1024;
-// A run that has just taken the lock is about to write who it is.
+// A run that has just taken the lock is about to write who it is: after so many looks it has.
 constexpr int kLooks = 20;
 constexpr std::chrono::milliseconds kBetweenLooks{5};
 
@@ -110,11 +110,15 @@ std::string RunHolder::describe() const {
 
 RunLock::RunLock(const std::string& key, const std::string& directory, const RunId& run)
     : path_(directory + "/lock") {
+  int looks = 0;
   while (descriptor_ < 0) {
     Descriptor file(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
     if (file.get() < 0) throw IoError("open", path_, 0, 0, errno);
     if (!try_lock(file.get(), path_)) {
       const std::optional<RunHolder> holder = read_live_holder(file.get());
+      // Nobody in a tenth of a second: somebody who only looked (RunLock::look), or a run that has
+      // just ended.
+      if (!holder && looks++ < kLooks) continue;
       throw InputError(key + ": '" + directory + "' is in use by another run" +
                        (holder ? " (" + holder->describe() + ")" : std::string()) +
                        "; name another " + key + " or wait for it");

@@ -88,8 +88,9 @@ TEST_F(Isolation, WhatAKilledRunLeftIsListedAndTakenAway) {
   leave_files();
   const auto before = snapshot();
   const Words listing{"doctor", "--clean", "run", "--json"};
-  const std::vector<Json> listed = events_of(succeed(listing), "leftover");
-  EXPECT_EQ(listed.size(), 5u);  // two locks, a storage file, a checkpoint, a file
+  const ChildOutcome outcome = succeed(listing);
+  const std::vector<Json> listed = events_of(outcome, "leftover");
+  EXPECT_EQ(listed.size(), 5u) << outcome.out;  // two locks, a storage file, a checkpoint, a file
   for (const Json& event : listed) EXPECT_EQ(event.at("removed"), false);
   EXPECT_EQ(snapshot(), before);  // looking changes nothing
 
