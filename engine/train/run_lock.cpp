@@ -65,7 +65,7 @@ bool may_live(const RunHolder& holder) {
 
 std::optional<RunHolder> read_live_holder(int descriptor) {
   for (int look = 0; look < kLooks; ++look) {
-    const std::optional<RunHolder> holder = read_holder(descriptor);
+    std::optional<RunHolder> holder = read_holder(descriptor);
     if (holder && may_live(*holder)) return holder;
     std::this_thread::sleep_for(kBetweenLooks);
   }
