@@ -45,19 +45,17 @@ std::uint64_t seed_of(const RunId& run, std::uint64_t key, std::uint64_t block,
   return XXH3_64bits(bytes.data(), bytes.size());
 }
 
-std::array<std::uint8_t, 16> digest_of(std::uint64_t seed, const void* data, std::uint64_t bytes) {
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits_withSeed(data, bytes, seed));
-  std::array<std::uint8_t, 16> digest{};
-  std::copy(std::begin(canonical.digest), std::end(canonical.digest), digest.begin());
-  return digest;
-}
-
 }  // namespace
 
 BlockTag tag_of(const RunId& run, std::uint64_t key, std::uint64_t block, std::uint32_t version,
                 const void* data, std::uint64_t bytes) {
-  return {digest_of(seed_of(run, key, block, version), data, bytes), version};
+  BlockTag tag;
+  tag.version = version;
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical,
+                           XXH3_128bits_withSeed(data, bytes, seed_of(run, key, block, version)));
+  std::copy(std::begin(canonical.digest), std::end(canonical.digest), tag.digest.begin());
+  return tag;
 }
 
 // Checks what was read against its tags, on a thread of its own. The queue holds no more than the

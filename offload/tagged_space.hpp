@@ -39,7 +39,7 @@ struct BlockTag {
   bool operator==(const BlockTag&) const = default;
 };
 
-// The tag of a block's bytes, of the `version`-th write of block `block` of the range with `key`.
+// The tag of a block's bytes; key and block: which it is (TaggedSpace).
 BlockTag tag_of(const RunId& run, std::uint64_t key, std::uint64_t block, std::uint32_t version,
                 const void* data, std::uint64_t bytes);
 

@@ -13,7 +13,9 @@ constexpr std::uint64_t kTaggedElems = 4096;  // of a block
 
 // The same content has the same key in every run: what it is, of which unit and micro-batch.
 std::uint64_t content_key(const Buffer& buffer) {
-  const auto field = [](std::int32_t value) { return static_cast<std::uint64_t>(value + 1); };
+  const auto field = [](std::int32_t value) {
+    return static_cast<std::uint64_t>(std::int64_t{value} + 1);
+  };
   return field(buffer.unit) << 40 | field(buffer.microbatch) << 16 |
          static_cast<std::uint64_t>(buffer.role) << 8 | static_cast<std::uint64_t>(buffer.kind);
 }

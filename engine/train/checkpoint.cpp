@@ -10,6 +10,7 @@
 #include "base/log.hpp"
 #include "engine/planner/plan.hpp"
 #include "engine/train/config_schema.hpp"
+#include "engine/train/posix_file.hpp"
 
 namespace sluice {
 namespace {
@@ -145,7 +146,7 @@ void set_aside_checkpoints(const std::string& directory) {
   for (int i = 1; aside.empty() || fs::exists(aside); ++i) {
     aside = beside.string() + "." + std::to_string(i);
   }
-  fs::create_directories(aside);
+  make_directories(aside.string());
   for (const fs::path& path : earlier) fs::rename(path, aside / path.filename());
   log(LogLevel::kInfo, "an earlier run's checkpoints are now in " + aside.string());
 }
@@ -154,7 +155,7 @@ void save_checkpoint(const std::string& directory, CheckpointManifest manifest, 
   const fs::path target = fs::path(directory) / checkpoint_name(manifest.step);
   const fs::path temporary = target.string() + ".tmp";
   remove_unfinished(directory);
-  fs::create_directories(temporary);
+  make_directories(temporary.string());
   const std::string file = (temporary / kStateFile).string();
   state.save(file);
   manifest.weights_hash = state.weights_hash();

@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <utility>
 #include <vector>
 
@@ -40,7 +41,7 @@ PosixFile PosixFile::open_read(const std::string& path) {
 }
 
 PosixFile PosixFile::create(const std::string& path) {
-  const int descriptor = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  const int descriptor = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (descriptor < 0) throw IoError("create", path, 0, 0, errno);
   return PosixFile(descriptor, path);
 }
@@ -108,6 +109,19 @@ void rename_durably(const std::string& from, const std::string& to) {
   const int error_number = errno;
   ::close(descriptor);
   if (status != 0) throw IoError("fsync", directory, 0, 0, error_number);
+}
+
+void make_directories(const std::string& path) {
+  namespace fs = std::filesystem;
+  fs::path made;
+  for (const fs::path& part : fs::absolute(path).lexically_normal()) {
+    made /= part;
+    if (::mkdir(made.c_str(), 0700) == 0) continue;
+    // EROFS, EACCES: what is there already need not be writable.
+    const int error = errno;
+    std::error_code status;
+    if (!fs::is_directory(made, status)) throw IoError("mkdir", made.string(), 0, 0, error);
+  }
 }
 
 std::string hash_file(const std::string& path) {

@@ -18,7 +18,7 @@ class PosixFile {
  public:
   // Throws IoError("open"); also where the path is no regular file.
   static PosixFile open_read(const std::string& path);
-  // Creates or truncates.
+  // Creates (mode 0600: a model is its owner's) or truncates.
   static PosixFile create(const std::string& path);
 
   PosixFile(PosixFile&& other) noexcept;
@@ -45,6 +45,10 @@ class PosixFile {
 
 // Renames and makes the rename durable (fsync of the directory of `to`). Both in one file system.
 void rename_durably(const std::string& from, const std::string& to);
+
+// Makes the directory and those above it that are missing, each with mode 0700; one that is there
+// keeps its own. IoError.
+void make_directories(const std::string& path);
 
 // XXH3-128 of a file's bytes, 32 hex digits; reads 1 MiB at a time.
 std::string hash_file(const std::string& path);

@@ -2,38 +2,157 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <ctime>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <utility>
 
 #include "base/error.hpp"
 
 namespace sluice {
+namespace {
 
-RunLock::RunLock(const std::string& key, const std::string& directory) {
-  const std::string path = directory + "/lock";
-  descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (descriptor_ < 0) throw IoError("open", path, 0, 0, errno);
-  if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
-    const int error = errno;
-    std::array<char, 32> holder{};
-    const ssize_t bytes = ::pread(descriptor_, holder.data(), holder.size() - 1, 0);
-    ::close(descriptor_);
-    if (error != EWOULDBLOCK) throw IoError("flock", path, 0, 0, error);
-    throw InputError(key + ": '" + directory + "' is in use by another run" +
-                     (bytes > 0 ? " (process " + std::string(holder.data()) + ")" : std::string()) +
-                     "; name another " + key + " or wait for it");
+constexpr std::size_t kMaxRecordBytes = 1024;
+// A run that has just taken the lock is about to write who it is: after so many looks it has.
+constexpr int kLooks = 20;
+constexpr std::chrono::milliseconds kBetweenLooks{5};
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown";
+  return name.data();
+}
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  std::array<char, 32> text{};
+  if (::gmtime_r(&now, &parts) == nullptr) return "";
+  std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text.data();
+}
+
+std::optional<RunHolder> read_holder(int descriptor) {
+  std::array<char, kMaxRecordBytes> text{};
+  const ssize_t bytes = ::pread(descriptor, text.data(), text.size(), 0);
+  if (bytes <= 0) return std::nullopt;
+  using Json = nlohmann::json;
+  const Json record = Json::parse(text.data(), text.data() + bytes, nullptr, false);
+  if (!record.is_object()) return std::nullopt;
+  const auto text_of = [&](const char* name) {
+    const auto found = record.find(name);
+    return found != record.end() && found->is_string() ? found->get<std::string>() : "";
+  };
+  const auto pid = record.find("pid");
+  if (pid == record.end() || !pid->is_number_integer()) return std::nullopt;
+  RunHolder holder{pid->get<std::int64_t>(), text_of("host"), text_of("run_id"),
+                   text_of("started")};
+  return parse_run_id(holder.run_id) ? std::optional(holder) : std::nullopt;
+}
+
+// False: a process of this host that has ended, so what it wrote is of an earlier run.
+bool may_live(const RunHolder& holder) {
+  if (holder.host != host_name()) return true;
+  return ::kill(static_cast<pid_t>(holder.pid), 0) == 0 || errno == EPERM;
+}
+
+std::optional<RunHolder> read_live_holder(int descriptor) {
+  for (int look = 0; look < kLooks; ++look) {
+    std::optional<RunHolder> holder = read_holder(descriptor);
+    if (holder && may_live(*holder)) return holder;
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
+  return std::nullopt;
+}
+
+bool try_lock(int descriptor, const std::string& path) {
+  if (::flock(descriptor, LOCK_EX | LOCK_NB) == 0) return true;
+  if (errno != EWOULDBLOCK) throw IoError("flock", path, 0, 0, errno);
+  return false;
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int value) : value_(value) {}
+  ~Descriptor() {
+    if (value_ >= 0) ::close(value_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return value_; }
+  int release() { return std::exchange(value_, -1); }
+
+ private:
+  int value_;
+};
+
+// Whether the file that is locked is still the one at `path`: a run that ends takes it away.
+bool is_at(int descriptor, const std::string& path) {
+  struct stat locked {};
+  struct stat there {};
+  return ::fstat(descriptor, &locked) == 0 && ::stat(path.c_str(), &there) == 0 &&
+         locked.st_dev == there.st_dev && locked.st_ino == there.st_ino;
+}
+
+}  // namespace
+
+std::string RunHolder::describe() const {
+  return "process " + std::to_string(pid) + " on host " + host + ", run " + run_id + ", since " +
+         started;
+}
+
+RunLock::RunLock(const std::string& key, const std::string& directory, const RunId& run)
+    : path_(directory + "/lock") {
+  int looks = 0;
+  while (descriptor_ < 0) {
+    Descriptor file(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    if (file.get() < 0) throw IoError("open", path_, 0, 0, errno);
+    if (!try_lock(file.get(), path_)) {
+      const std::optional<RunHolder> holder = read_live_holder(file.get());
+      // Nobody in a tenth of a second: somebody who only looked (RunLock::look), or a run that has
+      // just ended.
+      if (!holder && looks++ < kLooks) continue;
+      throw InputError(key + ": '" + directory + "' is in use by another run" +
+                       (holder ? " (" + holder->describe() + ")" : std::string()) +
+                       "; name another " + key + " or wait for it");
+    }
+    if (is_at(file.get(), path_)) descriptor_ = file.release();
   }
   // For the message above; a run that cannot write it still holds the lock.
-  const std::string self = std::to_string(::getpid());
+  const nlohmann::ordered_json record{
+      {"pid", ::getpid()}, {"host", host_name()}, {"run_id", run.hex()}, {"started", utc_now()}};
+  const std::string text =
+      record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   if (::ftruncate(descriptor_, 0) == 0) {
-    static_cast<void>(::pwrite(descriptor_, self.data(), self.size(), 0));
+    static_cast<void>(::pwrite(descriptor_, text.data(), text.size(), 0));
   }
 }
 
+// Taken away while it is held: whoever has it open finds that it is no longer at its path.
 RunLock::~RunLock() {
+  static_cast<void>(::unlink(path_.c_str()));
   ::close(descriptor_);
+}
+
+RunLock::State RunLock::look(const std::string& directory) {
+  const std::string path = directory + "/lock";
+  const Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  State state;
+  if (file.get() < 0) {
+    if (errno == ENOENT || errno == ENOTDIR) return state;
+    throw IoError("open", path, 0, 0, errno);
+  }
+  state.exists = true;
+  state.held = !try_lock(file.get(), path);
+  state.holder = state.held ? read_live_holder(file.get()) : read_holder(file.get());
+  return state;
 }
 
 }  // namespace sluice

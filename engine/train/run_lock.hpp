@@ -1,20 +1,47 @@
 // One run per directory: an advisory lock that ends with the process, however it ends.
+//
+// DIRECTORY/lock holds one line of JSON: pid, host, run_id, started (UTC). A run that ends takes it
+// away; one that is killed leaves it behind, unlocked, and the next takes it over.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
+
+#include "base/run_id.hpp"
 
 namespace sluice {
 
+struct RunHolder {
+  std::int64_t pid = 0;
+  std::string host;
+  std::string run_id;   // 32 hex digits
+  std::string started;  // "2026-11-22T04:30:00Z"
+
+  // "process 71 on host a, run 0123…, since 2026-11-22T04:30:00Z".
+  std::string describe() const;
+};
+
 class RunLock {
  public:
-  // Locks DIRECTORY/lock (mode 0600); key: what names the directory, "log.dir". Throws InputError
-  // where another run holds it, naming its process; IoError where the file cannot be made.
-  RunLock(const std::string& key, const std::string& directory);
+  // Locks DIRECTORY/lock (mode 0600) for this process; key: what names the directory, "log.dir".
+  // Throws InputError where another run holds it, naming that; IoError where the file cannot be
+  // made.
+  RunLock(const std::string& key, const std::string& directory, const RunId& run);
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
+  struct State {
+    bool exists = false;
+    bool held = false;                // by a run that lives
+    std::optional<RunHolder> holder;  // who wrote it; none where it cannot be read
+  };
+  // Looks, and changes nothing. IoError.
+  static State look(const std::string& directory);
+
  private:
+  std::string path_;
   int descriptor_ = -1;
 };
 

@@ -72,9 +72,12 @@ LrSchedule lr_schedule(const Config& config) {
 }
 
 void make_directory(const fs::path& path) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) throw InputError("'" + path.string() + "' cannot be made: " + error.message());
+  try {
+    make_directories(path.string());
+  } catch (const IoError& error) {
+    throw InputError("'" + path.string() +
+                     "' cannot be made: " + std::generic_category().message(error.error_number));
+  }
 }
 
 // A run that was killed may have left half a line: the next event must not be joined to it.
@@ -96,14 +99,14 @@ void cut_unfinished_line(const fs::path& path) {
 class RunFiles {
  public:
   // Makes and locks the directories; what an earlier run left in them stands until begin().
-  RunFiles(const Config& config, bool uses_storage)
-      : directory_(made(config.log.dir)), lock_("log.dir", config.log.dir) {
+  RunFiles(const Config& config, const RunId& run, bool uses_storage)
+      : directory_(made(config.log.dir)), lock_("log.dir", config.log.dir, run) {
     if (uses_storage) {
       for (const std::string& path : config.memory.storage_paths) make_directory(path);
     }
     make_directory(config.checkpoint.dir);
     if (!fs::equivalent(config.checkpoint.dir, config.log.dir)) {
-      checkpoint_lock_.emplace("checkpoint.dir", config.checkpoint.dir);
+      checkpoint_lock_.emplace("checkpoint.dir", config.checkpoint.dir, run);
     }
   }
 
@@ -111,11 +114,12 @@ class RunFiles {
     const fs::path events = directory_ / "events.jsonl";
     if (fresh) {
       set_aside_checkpoints(config.checkpoint.dir);
+      PosixFile::create(events.string());  // with its mode
     } else {
       cut_unfinished_line(events);
     }
     write_text(directory_ / "config.toml", config_to_toml(config));
-    events_.open(events, std::ios::out | (fresh ? std::ios::trunc : std::ios::app));
+    events_.open(events, std::ios::out | std::ios::app);
     if (!events_) throw IoError("open", events.string(), 0, 0, errno);
   }
 
@@ -499,7 +503,7 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   // Nothing has been created or changed up to here; an earlier run's files stand until all memory
   // of this one is there.
   const RunId run = make_run_id();
-  RunFiles files(written, plan.need.storage_bytes > 0);
+  RunFiles files(written, run, plan.need.storage_bytes > 0);
   Trainer trainer(config, options, data, model, plan, *device_kernels, *host_kernels, files, run,
                   events, observe);
   files.begin(written, !found);

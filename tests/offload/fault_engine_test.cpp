@@ -2,6 +2,9 @@
 // bytes or with a clear error, each callback runs once, and nothing hangs.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cerrno>
+
 #include "tests/contract/storage_contract.hpp"
 
 namespace sluice::testing {
@@ -16,6 +19,8 @@ struct Outcome {
   std::string error;         // empty: ended well
   bool right_bytes = false;  // what was read is what was written
   std::uint64_t operations = 0;
+  std::uint64_t calls = 0;
+  int error_number = 0;
   StorageCounters counters;
 };
 
@@ -47,10 +52,12 @@ Outcome run_scenario(const std::string& kind, const TempDirectory& directory, Fa
     outcome.right_bytes = hash_of(in.at(), in.bytes()) == hash_of(out.at(), out.bytes());
   } catch (const IoError& error) {
     outcome.error = error.what();
+    outcome.error_number = error.error_number;
     EXPECT_EQ(error.exit_status(), 3);
     EXPECT_NE(outcome.error.find(directory.file("data")), std::string::npos) << outcome.error;
   }
   outcome.operations = faulty_engine_operations(*engine);
+  outcome.calls = faulty_engine_calls(*engine);
   outcome.counters = engine->counters();
   return outcome;
 }
@@ -108,6 +115,53 @@ TEST_P(FaultSweep, AShortTransferForEverEndsWithIoErrorAfterBoundedTries) {
         run_scenario(GetParam(), directory_, {StorageFault::kShortTransfer, n, true});
     EXPECT_NE(outcome.error, "") << "operation " << n;
     EXPECT_LT(outcome.operations, 10 * kOperations);
+  }
+}
+
+constexpr std::array kShortCalls{StorageFault::kCallShortByHalf, StorageFault::kCallShortByOne,
+                                 StorageFault::kCallShortBy511};
+
+TEST_P(FaultSweep, ACallThatIsInterruptedOrShortOnceIsMadeAgain) {
+  const std::uint64_t calls = run_scenario(GetParam(), directory_, {}).calls;
+  EXPECT_GE(calls, 2 * kPieces);
+  for (const auto fault : {StorageFault::kCallEagain, StorageFault::kCallEintr, kShortCalls[0],
+                           kShortCalls[1], kShortCalls[2]}) {
+    for (std::uint64_t n = 0; n < calls; ++n) {
+      const Outcome outcome = run_scenario(GetParam(), directory_, {fault, n, false});
+      EXPECT_EQ(outcome.error, "") << "call " << n;
+      EXPECT_TRUE(outcome.right_bytes) << "call " << n;
+      EXPECT_GE(outcome.calls, calls) << "call " << n;
+    }
+  }
+}
+
+TEST_P(FaultSweep, ACallThatIsInterruptedForEverEndsWithItsErrorAfterBoundedTries) {
+  for (const auto fault : {StorageFault::kCallEagain, StorageFault::kCallEintr}) {
+    const Outcome outcome = run_scenario(GetParam(), directory_, {fault, 3, true});
+    EXPECT_EQ(outcome.error_number, fault == StorageFault::kCallEagain ? EAGAIN : EINTR);
+    EXPECT_GT(outcome.calls, 1000u);    // kMaxRetries
+    EXPECT_LT(outcome.calls, 25'000u);  // of each piece
+  }
+}
+
+TEST_P(FaultSweep, CallsThatAreShortForEverEndRightOrWithIoErrorAfterBoundedTries) {
+  for (const auto fault : kShortCalls) {
+    const Outcome outcome = run_scenario(GetParam(), directory_, {fault, 2, true});
+    EXPECT_TRUE(outcome.right_bytes || !outcome.error.empty());
+    EXPECT_LT(outcome.calls, 50'000u);
+  }
+}
+
+TEST_P(FaultSweep, ACorruptingFaultChangesBytesAndReportsNothing) {
+  for (const auto fault :
+       {StorageFault::kFlippedRead, StorageFault::kFlippedWrite, StorageFault::kLostWrite}) {
+    for (std::uint64_t n = 0; n < kOperations; ++n) {
+      const Outcome outcome = run_scenario(GetParam(), directory_, {fault, n, false});
+      const bool meets =
+          fault == StorageFault::kFlippedRead ? n > kPieces + 1 : n >= 1 && n <= kPieces;
+      EXPECT_EQ(outcome.error, "") << "operation " << n;
+      EXPECT_EQ(outcome.right_bytes, !meets) << "operation " << n;
+    }
   }
 }
 

@@ -49,6 +49,10 @@ TEST(StorageBench, GivesEveryFigureAndLeavesNothing) {
       EXPECT_GT(figures.at(mix + std::string("_gib_per_s")).get<double>(), 0) << mix;
       EXPECT_GT(figures.at(mix + std::string("_cpu_ms_per_gib")).get<double>(), 0) << mix;
     }
+    for (const char* figure : {"tag_bf16_gib_per_s", "tag_fp32_gib_per_s", "tag_share_read",
+                               "tag_share_write", "tag_share_duplex"}) {
+      EXPECT_GT(figures.at(figure).get<double>(), 0) << figure;
+    }
     EXPECT_EQ(figures.at("fio"), "not installed");
     EXPECT_LE(figures.at("ring_bytes").get<std::uint64_t>(), 8 * kMiB);
   }

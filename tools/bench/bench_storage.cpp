@@ -23,6 +23,8 @@ constexpr std::uint64_t kMaxRingBytes = 8 * kMiB;
 constexpr std::uint64_t kMinFileBytes = 16 * kMiB;
 // Rewriting and reading go on until the time is up or the file has been passed so often.
 constexpr std::uint64_t kPasses = 16;
+// What training tags: 4,096 elements (engine/runtime/run_memory.cpp).
+constexpr std::uint64_t kTaggedElems = 4096;
 
 struct NamedMix {
   StorageMix mix;
@@ -124,6 +126,19 @@ void measure_mix(StorageEngine& engine, StorageLoad load, const NamedMix& mix, F
   figures["cpu_ratio_" + name] = ratio(rate.cpu_s_per_byte(), yardstick->cpu_s_per_byte());
 }
 
+// What the tags of all that moves cost: a core's time as a share of the transfer's.
+void measure_tag_cost(const StagingRing& ring, double seconds, json& figures) {
+  const double fp32 = measure_tags(ring, kTaggedElems * 4, seconds / 2);
+  figures["tag_bf16_gib_per_s"] =
+      measure_tags(ring, kTaggedElems * 2, seconds / 2) / static_cast<double>(kGiB);
+  figures["tag_fp32_gib_per_s"] = fp32 / static_cast<double>(kGiB);
+  for (const NamedMix& mix : kMixes) {
+    const std::string name = mix.name;
+    figures["tag_share_" + name] =
+        figures[name + "_gib_per_s"].get<double>() / (fp32 / static_cast<double>(kGiB));
+  }
+}
+
 }  // namespace
 
 json run_storage_bench(const StorageBenchOptions& options) {
@@ -154,6 +169,7 @@ json run_storage_bench(const StorageBenchOptions& options) {
   figures["file_bytes"] = load.file_bytes;
   for (const NamedMix& mix : kMixes) measure_mix(*engine, load, mix, fio, ring.data(), figures);
   engine->close(load.file);
+  measure_tag_cost(ring, std::min(options.seconds, 1.0), figures);
   return {{"event", "bench"}, {"name", "storage"}, {"figures", figures}};
 }
 

@@ -20,6 +20,9 @@ struct StorageBenchOptions {
 //   {read,write,duplex}_gib_per_s, {…}_cpu_ms_per_gib, and where fio is installed fio_… of the same
 //   and ratio_{read,write,duplex} (engine / fio; CPU: cpu_ratio_…), else "fio": "not installed" or
 //   why it failed}}
+// and what the tags of blocks on storage cost beside it (offload/tagged_space.hpp):
+// tag_{bf16,fp32}_gib_per_s of one core in blocks of 4,096 elements, and tag_share_{read,write,
+// duplex}, that core's time as a share of the transfer's.
 // The engine's ring lies in huge pages, as training's does; fio's buffers, which it allocates
 // itself, lie in small ones. Where that decides (many segments for each block), the ratios say so.
 // InputError: bad options, no room, no such directory. IoError. Rates are of one run of a shared

@@ -81,6 +81,13 @@ std::string storage_table(const json& figures) {
     }
     text += '\n';
   }
+  text +=
+      formatted("\ntags: one core tags %.1f GiB/s (fp32; bf16 %.1f) in blocks of 4,096 elements,",
+                figures["tag_fp32_gib_per_s"].get<double>(),
+                figures["tag_bf16_gib_per_s"].get<double>()) +
+      formatted(" %.0f%% of the time of these reads, %.0f%% of these writes\n",
+                100 * figures["tag_share_read"].get<double>(),
+                100 * figures["tag_share_write"].get<double>());
   if (!fio) text += "\nnothing to compare with: fio " + figures["fio"].get<std::string>() + "\n";
   return text;
 }

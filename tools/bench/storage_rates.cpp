@@ -8,12 +8,14 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <ctime>
 #include <exception>
 #include <mutex>
 #include <vector>
 
 #include "base/rng.hpp"
 #include "base/units.hpp"
+#include "offload/tagged_space.hpp"
 
 namespace sluice {
 namespace {
@@ -132,6 +134,30 @@ StagingRing::~StagingRing() {
 StorageRate measure_storage(StorageEngine& engine, const StorageLoad& load, StorageMix mix,
                             void* staging) {
   return Load(engine, load, mix, static_cast<std::byte*>(staging)).run();
+}
+
+double measure_tags(const StagingRing& ring, std::uint64_t block_bytes, double seconds) {
+  const std::uint64_t blocks = ring.bytes() / block_bytes;
+  std::uint64_t tagged_bytes = 0;
+  BlockTag mixed;  // used, so that no tag is left out
+  const auto thread_seconds = [] {
+    timespec now{};
+    SLUICE_CHECK(::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now) == 0);
+    return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+  };
+  const double begin = thread_seconds();
+  double elapsed = 0;
+  for (std::uint32_t version = 1; elapsed < seconds; ++version) {
+    for (std::uint64_t block = 0; block < blocks; ++block) {
+      const BlockTag tag =
+          tag_of({}, 0, block, version, ring.data() + block * block_bytes, block_bytes);
+      for (std::size_t i = 0; i < tag.digest.size(); ++i) mixed.digest[i] ^= tag.digest[i];
+      tagged_bytes += block_bytes;
+    }
+    elapsed = thread_seconds() - begin;
+  }
+  SLUICE_CHECK(mixed != BlockTag{});
+  return static_cast<double>(tagged_bytes) / elapsed;
 }
 
 double measure_transfer_alone(StorageEngine& engine, StorageRequest request,

@@ -54,6 +54,10 @@ struct StorageRate {
 StorageRate measure_storage(StorageEngine& engine, const StorageLoad& load, StorageMix mix,
                             void* staging);
 
+// Bytes that one core tags in a second (offload/tagged_space.hpp), in blocks of block_bytes,
+// walking through `ring` for about `seconds` of its own time.
+double measure_tags(const StagingRing& ring, std::uint64_t block_bytes, double seconds);
+
 // The mean time of `request` at scattered offsets within file_bytes, one after another: from asking
 // to the asking thread's waking. For about `seconds`, and at least a few times.
 double measure_transfer_alone(StorageEngine& engine, StorageRequest request,

@@ -36,6 +36,10 @@ struct DoctorArguments {
   std::string storage_path = ".";
   double seconds = 0.25;  // for each figure
   bool json = false;
+  // Instead of measuring: what dead runs left in these directories (none named: ./runs).
+  bool clean = false;
+  std::vector<std::string> clean_directories;
+  bool yes = false;  // and take it away
 };
 int doctor_command(const DoctorArguments& arguments);
 

@@ -11,6 +11,7 @@
 #include "base/units.hpp"
 #include "device/host/host_device.hpp"
 #include "engine/planner/hardware_profile.hpp"
+#include "engine/train/run_leftovers.hpp"
 #include "kernels/kernels.hpp"
 #include "tools/bench/adam_peers.hpp"
 #include "tools/bench/bench_adam.hpp"
@@ -40,9 +41,48 @@ std::string peers_python(const std::optional<std::string>& venv) {
   return "";
 }
 
+void print_leftovers(const RunLeftovers& run, bool as_json) {
+  if (!as_json) {
+    if (!run.in_use_by.empty()) {
+      std::cout << run.directory << ": in use by " << run.in_use_by << "; left alone\n";
+    }
+    for (const Leftover& leftover : run.leftovers) {
+      std::cout << (run.removed ? "removed  " : "left     ") << leftover.path << ": "
+                << leftover.what << ", " << format_bytes(leftover.bytes) << '\n';
+    }
+    return;
+  }
+  for (const Leftover& leftover : run.leftovers) {
+    const nlohmann::ordered_json event{{"event", "leftover"},     {"run", run.directory},
+                                       {"path", leftover.path},   {"what", leftover.what},
+                                       {"bytes", leftover.bytes}, {"removed", run.removed}};
+    std::cout << event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
+  }
+}
+
+int clean_command(const DoctorArguments& arguments) {
+  std::vector<std::string> directories = arguments.clean_directories;
+  if (directories.empty() && std::filesystem::is_directory("runs")) directories = {"runs"};
+  std::uint64_t bytes = 0;
+  std::size_t count = 0;
+  for (const RunLeftovers& run : find_leftovers(directories, arguments.yes)) {
+    print_leftovers(run, arguments.json);
+    count += run.leftovers.size();
+    for (const Leftover& leftover : run.leftovers) bytes += leftover.bytes;
+  }
+  if (arguments.json) return 0;
+  if (count == 0) {
+    std::cout << "no run left anything behind\n";
+  } else if (!arguments.yes) {
+    std::cout << format_bytes(bytes) << " in all; --yes removes it\n";
+  }
+  return 0;
+}
+
 }  // namespace
 
 int doctor_command(const DoctorArguments& arguments) {
+  if (arguments.clean) return clean_command(arguments);
   const std::unique_ptr<Kernels> all = make_host_kernels({});
   const std::unique_ptr<Kernels> one_core = make_host_kernels({.threads = 1});
   const std::unique_ptr<Device> device = make_host_device({});

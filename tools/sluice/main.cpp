@@ -67,6 +67,13 @@ int main(int argc, char** argv) {
   doctor_app->add_option("--seconds", doctor.seconds, "About what each figure takes")
       ->check(CLI::Range(0.001, 60.0));
   doctor_app->add_flag("--json", doctor.json, "Events on stdout");
+  CLI::Option* clean =
+      doctor_app
+          ->add_option("--clean", doctor.clean_directories,
+                       "Instead: list what runs that were killed left in these run directories "
+                       "(default ./runs): locks, storage files, unfinished checkpoints")
+          ->expected(0, -1);
+  doctor_app->add_flag("--yes", doctor.yes, "Take away what --clean lists")->needs(clean);
 
   sluice::cli::BenchArguments bench;
   CLI::App* bench_app = app.add_subcommand("bench", "Measure a part beside its limit");
@@ -145,6 +152,7 @@ int main(int argc, char** argv) {
     if (train_app->count("--resume") > 0 && train.resume.empty()) {
       throw sluice::InputError("--resume names no directory; give the run's log.dir");
     }
+    doctor.clean = clean->count() > 0;
     const auto run = [&] {
       if (train_app->parsed()) return sluice::cli::train_command(train);
       if (plan_app->parsed()) return sluice::cli::plan_command(plan);

@@ -178,8 +178,8 @@ class OneExternal {
     const std::array<const Schedule*, 1> schedules{&schedule_};
     need_ = memory_need(schedules, 0);
     device_ = make_host_device({});
-    memory_ =
-        std::make_unique<RunMemory>(*device_, ledger_, nullptr, std::vector<std::string>{}, need_);
+    memory_ = std::make_unique<RunMemory>(*device_, ledger_, nullptr, std::vector<std::string>{},
+                                          need_, make_run_id());
     program_ = std::make_unique<Program>(schedule_, *memory_);
   }
 

@@ -4,21 +4,21 @@
 namespace sluice {
 namespace {
 
-constexpr std::uint64_t kRuns = 42;
-
 void sample(const std::string& engine) {
+  constexpr std::uint64_t kRunsOfEach = 2;
+  constexpr std::uint64_t kRuns = testing::kEveryFault.size() * 2 * kRunsOfEach;
   const testing::FaultSweep sweep(engine);
-  EXPECT_GT(sweep.operations(), 100u);
+  EXPECT_GT(sweep.operations(StorageFault::kEio), 100u);
+  EXPECT_GT(sweep.operations(StorageFault::kCallEintr), 100u);
   std::uint64_t run = 0;
-  for (const auto fault :
-       {StorageFault::kEio, StorageFault::kEnospc, StorageFault::kShortTransfer}) {
+  for (const StorageFault fault : testing::kEveryFault) {
     for (const bool forever : {false, true}) {
-      // Interleaved, so that the kinds together meet kRuns different operations.
-      for (std::uint64_t i = 0; i < kRuns / 6; ++i) {
-        sweep.expect_right_bits_or_error({fault, run * sweep.operations() / kRuns, forever});
-        run = (run + 6) % kRuns;
+      for (std::uint64_t i = 0; i < kRunsOfEach; ++i) {
+        // A stride without a common divisor: together the kinds meet kRuns different operations,
+        // and each meets some early and some late.
+        const std::uint64_t at = run++ * 17 % kRuns;
+        sweep.expect_right_bits_or_error({fault, at * sweep.operations(fault) / kRuns, forever});
       }
-      ++run;
     }
   }
 }

@@ -14,6 +14,7 @@ namespace {
 CheckpointManifest example() {
   CheckpointManifest manifest;
   manifest.step = 1234567890123;
+  manifest.run_id = std::string(32, 'a');
   manifest.data_fingerprint = std::string(32, 'b');
   manifest.arithmetic = "host avx512_bf16 \"oneDNN\" 2.6.3";
   manifest.threads = 2;
@@ -55,6 +56,14 @@ CheckpointManifest scaled() {
 TEST(Manifest, KeepsTheLossScaleWhereThereIsOne) {
   EXPECT_EQ(parse_manifest(format_manifest(scaled()), "m"), scaled());
   EXPECT_EQ(parse_manifest(format_manifest(example()), "m").loss_scale, std::nullopt);
+}
+
+// Older ones have none.
+TEST(Manifest, ARunIdIsOneOrIsNotThere) {
+  const std::string line = "  \"run_id\": \"" + std::string(32, 'a') + "\",\n";
+  EXPECT_EQ(parse_manifest(replaced(line, ""), "m").run_id, "");
+  EXPECT_NE(refusal(replaced(line, "  \"run_id\": \"mine\",\n")).find("'run_id'"),
+            std::string::npos);
 }
 
 TEST(Manifest, ALossScaleThatCannotBeIsRefused) {

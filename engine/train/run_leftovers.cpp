@@ -1,0 +1,191 @@
+#include "engine/train/run_leftovers.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <optional>
+
+#include "base/error.hpp"
+#include "base/run_id.hpp"
+#include "engine/train/config.hpp"
+#include "engine/train/run_lock.hpp"
+#include "engine/train/training_run.hpp"
+
+namespace sluice {
+namespace {
+
+namespace fs = std::filesystem;
+
+// As StripedSpace names its files: sluice-<run id>-<index>.state. The run id; none for other names.
+std::optional<std::string> run_of_storage_file(const std::string& name) {
+  constexpr std::string_view kBegin = "sluice-";
+  constexpr std::string_view kEnd = ".state";
+  constexpr std::size_t kIdDigits = 32;
+  if (!name.starts_with(kBegin) || !name.ends_with(kEnd)) return std::nullopt;
+  const std::string middle = name.substr(kBegin.size(), name.size() - kBegin.size() - kEnd.size());
+  if (middle.size() < kIdDigits + 2 || middle[kIdDigits] != '-') return std::nullopt;
+  const std::string index = middle.substr(kIdDigits + 1);
+  if (index.find_first_not_of("0123456789") != std::string::npos) return std::nullopt;
+  const std::string id = middle.substr(0, kIdDigits);
+  return parse_run_id(id) ? std::optional(id) : std::nullopt;
+}
+
+std::uint64_t bytes_under(const fs::path& path) {
+  std::error_code ignored;  // what goes meanwhile counts nothing
+  if (!fs::is_directory(fs::symlink_status(path, ignored))) {
+    const auto bytes = fs::file_size(path, ignored);
+    return ignored ? 0 : bytes;
+  }
+  std::uint64_t sum = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(path, ignored)) {
+    if (entry.is_regular_file(ignored)) sum += entry.file_size(ignored);
+  }
+  return sum;
+}
+
+std::vector<fs::path> entries_of(const fs::path& directory) {
+  std::vector<fs::path> entries;
+  std::error_code ignored;  // a directory that is not there holds nothing
+  for (const auto& entry : fs::directory_iterator(directory, ignored)) {
+    entries.push_back(entry.path());
+  }
+  std::sort(entries.begin(), entries.end());
+  return entries;
+}
+
+bool is_run_directory(const fs::path& path) {
+  std::error_code ignored;  // what cannot be looked into is none
+  return fs::exists(path / "lock", ignored) || fs::exists(path / "events.jsonl", ignored);
+}
+
+// Looks through one run.
+class Sweeper {
+ public:
+  Sweeper(const fs::path& directory, bool remove) : remove_(remove) {
+    found_.directory = directory.string();
+  }
+
+  RunLeftovers sweep() {
+    const RunLock::State run = RunLock::look(found_.directory);
+    if (run.held) {
+      found_.in_use_by = run.holder ? run.holder->describe() : "another process";
+      return found_;
+    }
+    const Config config = config_of_run();
+    // Held while anything is removed, and gone with its file then.
+    std::optional<RunLock> lock;
+    if (remove_ && !take(lock, found_.directory)) return found_;
+    note_lock(found_.directory, run);
+    unfinished_files(found_.directory);
+    for (const std::string& path : config.memory.storage_paths) {
+      storage_files(path, run.holder ? run.holder->run_id : std::string());
+    }
+    checkpoints(config.checkpoint.dir);
+    found_.removed = remove_;
+    return found_;
+  }
+
+ private:
+  // The places of a run whose configuration cannot be read are those below its directory.
+  Config config_of_run() const {
+    try {
+      Config config = load_config(found_.directory + "/config.toml");
+      use_run_directory(config, found_.directory);
+      return config;
+    } catch (const Error&) {
+      Config config;
+      config.memory.storage_paths = {found_.directory + "/storage"};
+      config.checkpoint.dir = found_.directory + "/checkpoints";
+      return config;
+    }
+  }
+
+  bool take(std::optional<RunLock>& lock, const std::string& directory) {
+    try {
+      lock.emplace("--clean", directory, make_run_id());
+      return true;
+    } catch (const InputError&) {  // a run has begun since
+      found_.in_use_by = "a run that has just begun";
+      return false;
+    }
+  }
+
+  void note_lock(const std::string& directory, const RunLock::State& state) {
+    if (!state.exists) return;
+    const std::string who = state.holder ? state.holder->describe() : "a run";
+    found_.leftovers.push_back(
+        {directory + "/lock", "the lock of " + who + ", which has ended", 0});
+  }
+
+  void add(const fs::path& path, const char* what) {
+    found_.leftovers.push_back({path.string(), what, bytes_under(path)});
+    if (remove_) fs::remove_all(path);
+  }
+
+  void unfinished_files(const fs::path& directory) {
+    for (const fs::path& path : entries_of(directory)) {
+      if (path.extension() == ".tmp" && fs::is_regular_file(fs::symlink_status(path))) {
+        add(path, "a file that was being written");
+      }
+    }
+  }
+
+  // Below the run's directory they are this run's or an earlier one's; elsewhere, those of the run
+  // that wrote the lock.
+  void storage_files(const fs::path& directory, const std::string& run_id) {
+    const fs::path below = fs::path(directory).lexically_relative(found_.directory);
+    const bool own = !below.empty() && *below.begin() != "..";
+    for (const fs::path& path : entries_of(directory)) {
+      const auto id = run_of_storage_file(path.filename().string());
+      if (id && (own || *id == run_id)) add(path, "a storage file");
+    }
+  }
+
+  void checkpoints(const std::string& directory) {
+    std::error_code error;
+    if (!fs::is_directory(directory, error)) return;
+    const bool apart = !fs::equivalent(directory, found_.directory);
+    std::optional<RunLock> lock;
+    if (apart) {
+      const RunLock::State state = RunLock::look(directory);
+      if (state.held) return;  // by another run that saves there now
+      if (remove_ && !take(lock, directory)) return;
+      note_lock(directory, state);
+      unfinished_files(directory);
+    }
+    for (const fs::path& path : entries_of(directory)) {
+      const std::string name = path.filename().string();
+      if (name.starts_with("step-") && name.ends_with(".tmp") && fs::is_directory(path)) {
+        add(path, "a checkpoint that was not finished");
+      }
+    }
+  }
+
+  const bool remove_;
+  RunLeftovers found_;
+};
+
+}  // namespace
+
+std::vector<RunLeftovers> find_leftovers(const std::vector<std::string>& directories, bool remove) {
+  std::vector<RunLeftovers> all;
+  const auto sweep = [&](const fs::path& directory) {
+    if (!is_run_directory(directory)) return false;
+    all.push_back(Sweeper(directory, remove).sweep());
+    return true;
+  };
+  for (const std::string& directory : directories) {
+    std::error_code error;
+    if (!fs::is_directory(directory, error)) {
+      throw InputError("--clean: '" + directory +
+                       "' is no directory; name a run's, or one that runs lie in");
+    }
+    if (sweep(directory)) continue;  // what lies in a run is that run's
+    for (const fs::path& path : entries_of(directory)) {
+      if (fs::is_directory(fs::symlink_status(path))) sweep(path);
+    }
+  }
+  return all;
+}
+
+}  // namespace sluice

@@ -1,0 +1,104 @@
+// A run whose storage lies: one wrong read is mended by the next, a wrong block ends the run.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "base/log.hpp"
+#include "offload/integrity_error.hpp"
+#include "tests/support/training_example.hpp"
+
+namespace sluice {
+namespace {
+
+using testing::Overrides;
+using testing::places;
+using testing::TrainingBench;
+using testing::TrainingRecord;
+using testing::operator+;
+
+class StorageIntegrity : public ::testing::Test {
+ protected:
+  Config config(const std::string& run) const {
+    return bench_.config(run, Overrides{"model.layers=1", "model.hidden=32", "model.heads=2",
+                                        "train.seq=16", "train.micro_batch=1", "train.steps=3"} +
+                                  places("storage", "storage", "storage"));
+  }
+
+  // Operations that the engine had seen when each step ended, in a healthy run.
+  TrainingRecord run(const FaultPlan& plan,
+                     std::vector<std::uint64_t>* operations = nullptr) const {
+    const StorageEngine* engine = nullptr;
+    TrainingOptions options;
+    options.wrap_storage = [&](std::unique_ptr<StorageEngine> inner) {
+      auto faulty = make_faulty_engine(std::move(inner), plan);
+      engine = faulty.get();
+      return faulty;
+    };
+    return TrainingBench::run(config("run"), options, [&](const StepReport&) {
+      if (operations != nullptr) operations->push_back(faulty_engine_operations(*engine));
+    });
+  }
+
+  TrainingBench bench_;
+};
+
+TEST_F(StorageIntegrity, ARunTellsWhatItsTagsCost) {
+  const TrainingRecord record = run({});
+  const auto& tags = record.done.at("storage_tags");
+  const auto& moved = record.done.at("bytes_moved");
+  // Every byte of the steps, and of what fills and saves the state between them.
+  EXPECT_GT(tags.at("hashed_bytes").get<std::uint64_t>(),
+            moved.at("storage_read").get<std::uint64_t>() +
+                moved.at("storage_write").get<std::uint64_t>());
+  EXPECT_GT(tags.at("hash_time_s").get<double>(), 0);
+  EXPECT_EQ(tags.at("reread_blocks"), 0);
+  for (const RunEvent& step : record.steps) EXPECT_GT(step.at("tag_time_s").get<double>(), 0);
+}
+
+TEST_F(StorageIntegrity, AReadThatIsWrongOnceIsReadAgainAndTheResultIsTheSame) {
+  std::vector<std::uint64_t> ends;
+  const TrainingRecord healthy = run({}, &ends);
+  std::mutex mutex;
+  std::string said;
+  set_log_sink([&](LogLevel level, const std::string& line) {
+    if (level != LogLevel::kWarning) return;
+    const std::lock_guard lock(mutex);
+    said += line + "\n";
+  });
+  std::uint64_t mended = 0;
+  // Reads and writes alternate as they like: of some operations in a row, some are reads.
+  for (std::uint64_t n = ends[0]; n < ends[0] + 12; ++n) {
+    const TrainingRecord record = run({StorageFault::kFlippedRead, n, false});
+    EXPECT_EQ(record.weights_hash, healthy.weights_hash) << n;
+    EXPECT_EQ(record.losses, healthy.losses) << n;
+    mended += record.done.at("storage_tags").at("reread_blocks").get<std::uint64_t>();
+  }
+  set_log_sink([](LogLevel, const std::string&) {});
+  EXPECT_GE(mended, 1u);
+  EXPECT_EQ(static_cast<std::uint64_t>(std::count(said.begin(), said.end(), '\n')), mended) << said;
+  EXPECT_NE(said.find("came wrong from storage once"), std::string::npos) << said;
+}
+
+TEST_F(StorageIntegrity, ABlockThatIsCorruptOnDiskEndsTheRunWithItsPlace) {
+  std::vector<std::uint64_t> ends;
+  const TrainingRecord healthy = run({}, &ends);
+  std::uint64_t found = 0;
+  for (std::uint64_t n = ends[0]; n < ends[0] + 12; ++n) {
+    try {
+      const TrainingRecord record = run({StorageFault::kFlippedWrite, n, false});
+      EXPECT_EQ(record.weights_hash, healthy.weights_hash) << n;  // it was no write
+    } catch (const IntegrityError& error) {
+      ++found;
+      EXPECT_EQ(error.exit_status(), 3);
+      const std::string message = error.what();
+      for (const char* word : {"block ", " of unit ", "bytes at offset", "run/storage/sluice-"}) {
+        EXPECT_NE(message.find(word), std::string::npos) << message;
+      }
+    }
+  }
+  EXPECT_GE(found, 1u);
+}
+
+}  // namespace
+}  // namespace sluice

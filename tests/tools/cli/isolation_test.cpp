@@ -1,0 +1,142 @@
+// Runs apart from each other: who may read their files, who holds a directory, and what is left of
+// one that was killed.
+#include <signal.h>
+#include <sys/stat.h>
+
+#include "tests/tools/cli/concurrent_starts.hpp"
+
+namespace sluice::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+TEST_F(ConcurrentStarts, NeverMeet) {
+  start_together(10);
+}
+
+constexpr const char* kSlowLink = "memory.link_latency=20ms";
+
+class Isolation : public CliTest {
+ protected:
+  // A run that is killed after its first step.
+  void kill_a_run(const Words& more = {}) {
+    const auto child = begin(more);
+    child->send(SIGKILL);
+    EXPECT_EQ(child->wait(kCliDeadline).signal, SIGKILL);
+  }
+  std::unique_ptr<ChildProcess> begin(const Words& more = {}) {
+    Words arguments{"train", "config.toml", "--json", "--set", kSlowLink};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    auto child = start(arguments);
+    child->wait_for_output(R"("event":"step")", kCliDeadline);
+    return child;
+  }
+  // What a run that is killed while it saves, or between making a storage file and unlinking it,
+  // leaves behind.
+  void leave_files() {
+    const Json lock = Json::parse(read_file(path("run/lock")));
+    const std::string id = lock.at("run_id");
+    fs::create_directories(path("run/checkpoints/step-00000009.tmp"));
+    write_file(path("run/checkpoints/step-00000009.tmp/state.safetensors"), "half");
+    write_file(path("run/weights.safetensors.tmp"), "half");
+    write_file(path("run/storage/sluice-" + id + "-0.state"), "scratch");
+    write_file(path("run/storage/notes.state"), "not a run's");
+  }
+};
+
+TEST_F(Isolation, FilesAreTheirOwnersAlone) {
+  // Whatever the caller's mask would let through.
+  const mode_t before = ::umask(0);
+  succeed({"train", "config.toml", "--set", "checkpoint.every=3", "--set",
+           "memory.storage_paths=[\"deep/er/storage\"]"});
+  ::umask(before);
+  std::size_t seen = 0;
+  for (const char* root : {"run", "deep"}) {
+    const auto private_mode = [&](const fs::path& entry, bool directory) {
+      ++seen;
+      const auto mode = fs::status(entry).permissions() & fs::perms::all;
+      const fs::perms owner = fs::perms::owner_read | fs::perms::owner_write;
+      EXPECT_EQ(mode, directory ? owner | fs::perms::owner_exec : owner) << entry;
+    };
+    private_mode(path(root), true);
+    for (const auto& entry : fs::recursive_directory_iterator(path(root))) {
+      private_mode(entry.path(), entry.is_directory());
+    }
+  }
+  EXPECT_GT(seen, 12u);
+}
+
+TEST_F(Isolation, ARefusalNamesTheRunThatHoldsTheDirectory) {
+  const auto child = begin();
+  const Json lock = Json::parse(read_file(path("run/lock")));
+  const ChildOutcome refused = run({"train", "config.toml"});
+  EXPECT_EQ(refused.exit_status, 2);
+  for (const std::string& word :
+       {std::string("log.dir: 'run' is in use by another run"),
+        "process " + std::to_string(lock.at("pid").get<int>()),
+        "host " + lock.at("host").get<std::string>(), lock.at("run_id").get<std::string>(),
+        "since " + lock.at("started").get<std::string>()}) {
+    EXPECT_NE(refused.err.find(word), std::string::npos) << refused.err;
+  }
+  child->send(SIGTERM);
+  EXPECT_EQ(child->wait(kCliDeadline).exit_status, 143);
+  EXPECT_FALSE(fs::exists(path("run/lock")));
+}
+
+TEST_F(Isolation, WhatAKilledRunLeftIsListedAndTakenAway) {
+  kill_a_run();
+  leave_files();
+  const auto before = snapshot();
+  const Words listing{"doctor", "--clean", "run", "--json"};
+  const ChildOutcome outcome = succeed(listing);
+  const std::vector<Json> listed = events_of(outcome, "leftover");
+  EXPECT_EQ(listed.size(), 5u) << outcome.out;  // two locks, a storage file, a checkpoint, a file
+  for (const Json& event : listed) EXPECT_EQ(event.at("removed"), false);
+  EXPECT_EQ(snapshot(), before);  // looking changes nothing
+
+  const ChildOutcome cleaned = succeed({"doctor", "--clean", "run", "--yes"});
+  EXPECT_NE(cleaned.out.find("step-00000009.tmp"), std::string::npos) << cleaned.out;
+  auto expected = before;
+  for (const Json& event : listed) {
+    const std::string left = event.at("path");
+    std::erase_if(expected, [&](const auto& entry) {
+      return entry.first == left || entry.first.starts_with(left + "/");
+    });
+  }
+  EXPECT_EQ(snapshot(), expected);
+  EXPECT_TRUE(fs::exists(path("run/storage/notes.state")));
+  EXPECT_TRUE(events_of(succeed(listing), "leftover").empty());
+  succeed({"train", "config.toml"});  // and the directory is free
+}
+
+TEST_F(Isolation, WhatALiveRunHoldsIsLeftAlone) {
+  const auto child = begin();
+  leave_files();
+  const ChildOutcome outcome = succeed({"doctor", "--clean", ".", "--yes"});
+  EXPECT_NE(outcome.out.find("in use by process"), std::string::npos) << outcome.out;
+  EXPECT_TRUE(fs::exists(path("run/lock")));
+  EXPECT_TRUE(fs::exists(path("run/weights.safetensors.tmp")));
+  EXPECT_TRUE(fs::exists(path("run/checkpoints/step-00000009.tmp")));
+  child->send(SIGTERM);
+  EXPECT_EQ(child->wait(kCliDeadline).exit_status, 143);
+}
+
+TEST_F(Isolation, OfASharedStoragePathOnlyTheDeadRunsFilesGo) {
+  kill_a_run({"memory.storage_paths=[\"shared\"]"});
+  const std::string id = Json::parse(read_file(path("run/lock"))).at("run_id");
+  const std::string own = "shared/sluice-" + id + "-0.state";
+  const std::string other = "shared/sluice-" + std::string(32, '7') + "-0.state";
+  write_file(path(own), "dead");
+  write_file(path(other), "another run's");
+  succeed({"doctor", "--clean", "run", "--yes"});
+  EXPECT_FALSE(fs::exists(path(own)));
+  EXPECT_TRUE(fs::exists(path(other)));
+}
+
+TEST_F(Isolation, CleaningWhatIsNoDirectoryIsRefused) {
+  expect_refused({"doctor", "--clean", "nowhere"}, {"--clean", "'nowhere' is no directory"});
+  expect_refused({"doctor", "--yes"}, {"--yes"});
+}
+
+}  // namespace
+}  // namespace sluice::testing
