@@ -89,9 +89,8 @@ void DurableState::commit() {
   for (const Residency& residency : schedule_->commit) {
     homes.push_back(describe(schedule_->buffers[residency.home]));
   }
-  const std::string record = record_(homes);
   space_.flush();
-  log_.append(record);
+  log_.append(record_(homes));
   committed_ = current_;
 }
 

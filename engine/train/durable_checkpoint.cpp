@@ -270,26 +270,45 @@ void remove_run(const std::string& log, const std::vector<std::string>& director
 
 }  // namespace
 
-void retire_other_logs(const std::string& directory, const std::string& own_log,
-                       const std::vector<std::string>& storage_paths) {
+namespace {
+
+enum class Which : std::uint8_t { kAll, kWithoutCommit };
+
+void remove_logs(const std::string& directory, const std::string& own_log,
+                 const std::vector<std::string>& storage_paths, Which which) {
   const std::unique_ptr<StorageEngine> engine = make_storage_engine("posix", {});
-  for (const std::string& log : logs_in(directory)) {
-    if (fs::path(log).filename() == fs::path(own_log).filename()) continue;
+  for (const std::string& path : logs_in(directory)) {
+    if (fs::path(path).filename() == fs::path(own_log).filename()) continue;
     std::vector<std::string> directories = storage_paths;
     try {
-      for (const StateLog::Record& record : StateLog::read(*engine, log)) {
+      const std::vector<StateLog::Record> records = StateLog::read(*engine, path);
+      if (which == Which::kWithoutCommit && !records.empty()) continue;
+      for (const StateLog::Record& record : records) {
         CheckpointManifest manifest;
         SavedState state;
-        parse_state_record(record.text, log, manifest, state);
+        parse_state_record(record.text, path, manifest, state);
         for (const std::string& file : state.files) {
           directories.push_back(fs::path(file).parent_path().string());
         }
       }
     } catch (const Error& error) {
-      sluice::log(LogLevel::kWarning, error.what());
+      log(LogLevel::kWarning, error.what());
+      if (which == Which::kWithoutCommit) continue;
     }
-    remove_run(log, directories);
+    remove_run(path, directories);
   }
+}
+
+}  // namespace
+
+void retire_other_logs(const std::string& directory, const std::string& own_log,
+                       const std::vector<std::string>& storage_paths) {
+  remove_logs(directory, own_log, storage_paths, Which::kAll);
+}
+
+void remove_logs_without_commit(const std::string& directory, const std::string& own_log,
+                                const std::vector<std::string>& storage_paths) {
+  remove_logs(directory, own_log, storage_paths, Which::kWithoutCommit);
 }
 
 UncommittedFiles::~UncommittedFiles() {

@@ -61,6 +61,10 @@ void check_homes(const DurableFound& found, const std::vector<const Buffer*>& ho
 void retire_other_logs(const std::string& directory, const std::string& own_log,
                        const std::vector<std::string>& storage_paths);
 
+// The same for logs that hold no record: their runs were killed before they committed anything.
+void remove_logs_without_commit(const std::string& directory, const std::string& own_log,
+                                const std::vector<std::string>& storage_paths);
+
 // The files of a run that has committed nothing yet: removed when it ends so.
 class UncommittedFiles {
  public:

@@ -16,6 +16,7 @@
 #include "engine/train/run_lock.hpp"
 #include "engine/train/session.hpp"
 #include "kernels/host/parallel.hpp"
+#include "offload/storage_file.hpp"
 
 namespace sluice {
 namespace {
@@ -71,10 +72,20 @@ LrSchedule lr_schedule(const Config& config) {
   return {shape, config.optimizer.lr, config.optimizer.warmup, config.train.steps};
 }
 
-void make_directory(const fs::path& path) {
+// With what is above it. durable: the names are on the disk when it returns.
+void make_directory(const fs::path& path, bool durable) {
   std::error_code error;
+  std::vector<fs::path> made;
+  fs::path at = fs::absolute(path).lexically_normal();
+  if (!at.has_filename()) at = at.parent_path();
+  for (; !fs::exists(at, error) && at.has_relative_path(); at = at.parent_path()) {
+    made.push_back(at);
+  }
   fs::create_directories(path, error);
   if (error) throw InputError("'" + path.string() + "' cannot be made: " + error.message());
+  for (const fs::path& name : made) {
+    if (durable) sync_directory_of(name.string());
+  }
 }
 
 // A run that was killed may have left half a line: the next event must not be joined to it.
@@ -97,20 +108,28 @@ class RunFiles {
  public:
   // Makes and locks the directories; what an earlier run left in them stands until begin().
   RunFiles(const Config& config, bool uses_storage)
-      : directory_(made(config.log.dir)), lock_("log.dir", config.log.dir) {
+      : directory_(made(config.log.dir, is_durable(config))), lock_("log.dir", config.log.dir) {
+    const bool durable = is_durable(config);
     if (uses_storage) {
-      for (const std::string& path : config.memory.storage_paths) make_directory(path);
+      for (const std::string& path : config.memory.storage_paths) {
+        const bool there = fs::exists(path);
+        make_directory(path, durable);
+        // Files that stay hold all of a model: nobody else's to list.
+        if (durable && !there) fs::permissions(path, fs::perms::owner_all);
+      }
     }
-    make_directory(config.checkpoint.dir);
+    make_directory(config.checkpoint.dir, durable);
     if (!fs::equivalent(config.checkpoint.dir, config.log.dir)) {
       checkpoint_lock_.emplace("checkpoint.dir", config.checkpoint.dir);
     }
   }
 
-  void begin(const Config& config, bool fresh) {
+  // own_log: of a durable run, which has made it already.
+  void begin(const Config& config, bool fresh, const std::string& own_log) {
     const fs::path events = directory_ / "events.jsonl";
     if (fresh) {
-      set_aside_checkpoints(config.checkpoint.dir);
+      remove_logs_without_commit(config.checkpoint.dir, own_log, config.memory.storage_paths);
+      set_aside_checkpoints(config.checkpoint.dir, own_log);
     } else {
       cut_unfinished_line(events);
     }
@@ -127,8 +146,11 @@ class RunFiles {
   std::string path(const char* name) const { return (directory_ / name).string(); }
 
  private:
-  static const std::string& made(const std::string& directory) {
-    make_directory(directory);
+  static bool is_durable(const Config& config) {
+    return config.checkpoint.mode == Config::CheckpointMode::kDurable;
+  }
+  static const std::string& made(const std::string& directory, bool durable) {
+    make_directory(directory, durable);
     return directory;
   }
 
@@ -202,6 +224,8 @@ class Trainer {
     first_step_ = step_;
     saved_step_ = step_;
   }
+
+  std::string state_log() const { return session_.state_log(); }
 
   TrainingEnd run() {
     const std::int64_t last = options_.stop_at_step.value_or(config_.train.steps);
@@ -478,7 +502,7 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   RunFiles files(written, plan.need.storage_bytes > 0);
   Trainer trainer(config, options, data, model, plan, *device_kernels, *host_kernels, files, events,
                   observe);
-  files.begin(written, !found);
+  files.begin(written, !found, trainer.state_log());
   files.event(plan_event(plan));
   events(plan_event(plan));
   write_plan(config, model, hardware, plan, files);
