@@ -58,7 +58,10 @@ void DurableState::note_write(std::uint64_t offset, const void* data, std::uint6
   auto at = pieces_.upper_bound(offset);
   if (at != pieces_.begin() && std::prev(at)->second.end > offset) --at;
   while (at != pieces_.end() && at->first < offset + bytes) at = pieces_.erase(at);
-  pieces_[offset] = {offset + bytes, digest_of(data, bytes)};
+  const auto* const piece = static_cast<const std::byte*>(data);
+  const Digest128 digest =
+      piece_digest(bytes, [piece](std::uint64_t block, std::uint64_t) { return piece + block; });
+  pieces_[offset] = {offset + bytes, digest};
 }
 
 SavedHome DurableState::describe(const Buffer& home) const {

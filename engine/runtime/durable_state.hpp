@@ -6,11 +6,12 @@
 // becomes so in this step, and in place otherwise. Log copies are saved to the slot of the state
 // that they belong to.
 //
-// Each piece is hashed as it is written; a commit records for every home one digest of its pieces',
-// so that recovery knows torn and stale data.
+// Each piece is hashed as it is written, in blocks of 1 MiB; a commit records for every home one
+// digest of its pieces', so that recovery knows torn and stale data.
 // Threads: one at a time: between steps the caller's, in a step the storage_write lane's.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <optional>
@@ -23,6 +24,19 @@
 
 namespace sluice {
 
+// The digest of a piece of state: of its blocks' digests, in order.
+inline constexpr std::uint64_t kDigestBlockBytes = 1u << 20;
+// Calls read(offset, bytes) for each block, which returns where it lies in memory.
+template <typename Read>
+Digest128 piece_digest(std::uint64_t bytes, Read read) {
+  std::vector<Digest128> blocks;
+  for (std::uint64_t at = 0; at < bytes; at += kDigestBlockBytes) {
+    const std::uint64_t block = std::min(kDigestBlockBytes, bytes - at);
+    blocks.push_back(digest_of(read(at, block), block));
+  }
+  return digest_of(blocks);
+}
+
 // Where a commit's record says that one home's state lies.
 struct SavedHome {
   StateKind kind = StateKind::kNone;
@@ -30,7 +44,7 @@ struct SavedHome {
   DType dtype = DType::kU8;
   std::uint64_t offset = 0;  // in the striped space
   std::uint64_t bytes = 0;
-  std::uint64_t piece_bytes = 0;  // what was hashed at once; the last piece may be shorter
+  std::uint64_t piece_bytes = 0;  // of each piece; the last may be shorter
   Digest128 digest;               // of the pieces' digests, in order
 
   bool operator==(const SavedHome&) const = default;

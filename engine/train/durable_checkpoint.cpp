@@ -20,9 +20,6 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kLogPrefix = "state-";
 constexpr std::string_view kLogSuffix = ".log";
-// Largest piece that is hashed at once (planner: pieces have at most 1 M elements, more in the
-// largest models; rules of whole tensors take a unit as one).
-constexpr std::uint64_t kMostPieceBytes = std::uint64_t{1} << 33;
 
 std::string hex(std::uint64_t value) {
   std::array<char, 16> digits{};
@@ -107,7 +104,7 @@ SavedHome parse_home(const Json& object, const std::string& name, std::uint64_t 
   if (home.bytes == 0 || home.offset > space_bytes || home.bytes > space_bytes - home.offset) {
     refuse(name, "an entry of 'homes' lies outside the files");
   }
-  if (home.piece_bytes == 0 || home.piece_bytes > std::min(home.bytes, kMostPieceBytes)) {
+  if (home.piece_bytes == 0 || home.piece_bytes > home.bytes) {
     refuse(name, "'piece_bytes' must be from 1 to the bytes of its home");
   }
   const std::string& digest = word(object, "xxh3", name);
@@ -118,14 +115,15 @@ SavedHome parse_home(const Json& object, const std::string& name, std::uint64_t 
   return home;
 }
 
-// Throws InputError where the data of a home is not what was committed.
+// Throws InputError where the data of a home is not what was committed. buffer: of a block.
 void verify_home(StripedSpace& space, const SavedHome& home, std::vector<std::byte>& buffer) {
   std::vector<Digest128> digests;
   for (std::uint64_t at = 0; at < home.bytes; at += home.piece_bytes) {
-    const std::uint64_t bytes = std::min(home.piece_bytes, home.bytes - at);
-    if (buffer.size() < bytes) buffer.resize(bytes);
-    space.transfer(StorageOp::kRead, home.offset + at, buffer.data(), bytes);
-    digests.push_back(digest_of(buffer.data(), bytes));
+    const std::uint64_t piece = std::min(home.piece_bytes, home.bytes - at);
+    digests.push_back(piece_digest(piece, [&](std::uint64_t block, std::uint64_t bytes) {
+      space.transfer(StorageOp::kRead, home.offset + at + block, buffer.data(), bytes);
+      return buffer.data();
+    }));
   }
   if (digest_of(digests) == home.digest) return;
   throw InputError("the " + std::string(state_kind_name(home.kind)) + " of unit " +
@@ -202,7 +200,7 @@ std::optional<DurableFound> recover_state(StorageEngine& engine, const std::stri
       parse_state_record(record.text, log, found.manifest, found.state);
       find_files(found.state.files, storage_paths);
       StripedSpace space(engine, found.state.files, found.state.space_bytes);
-      std::vector<std::byte> buffer;
+      std::vector<std::byte> buffer(kDigestBlockBytes);
       for (const SavedHome& home : found.state.homes) verify_home(space, home, buffer);
       return found;
     } catch (const Error& error) {
