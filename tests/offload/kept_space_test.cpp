@@ -48,7 +48,7 @@ TEST_F(KeptSpace, IsReadAsItWasWritten) {
   std::vector<std::uint8_t> read(kBytes);
   space.transfer(StorageOp::kRead, 0, read.data(), kBytes);
   EXPECT_TRUE(read == data_);
-  EXPECT_EQ(ledger_.totals(Tier::kStorage).used_bytes, 0u);  // what others kept is not charged
+  EXPECT_EQ(ledger_.totals(Tier::kStorage).live_bytes, 0u);  // what others kept is not charged
 }
 
 TEST_F(KeptSpace, WithAFileMissingOrOfAnotherSizeIsRefusedByName) {
