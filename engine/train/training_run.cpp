@@ -234,11 +234,10 @@ class Trainer {
       const bool stop = stop_asked();
       const bool due = config_.checkpoint.every > 0 && step_ % config_.checkpoint.every == 0;
       const bool overflows = session_.loss_scaler().exhausted();
-      if (stop || overflows) {
-        save();
-      } else if (due && durable() && step_ < last) {
+      const bool goes_on = step_ < last && !stop && !overflows;
+      if (due && goes_on && durable()) {
         commits_next_ = true;  // while the next step computes
-      } else if (due) {
+      } else if (stop || due || overflows) {
         save();
       }
       if (overflows) stop_overflowing();

@@ -64,7 +64,7 @@ TEST(StateRecord, WhatCannotBeIsRefusedByName) {
   };
   const std::vector<Edit> edits{
       {R"("kind":"weight")", R"("kind":"wait")", "kind"},
-      {R"("dtype":"bf16")", R"("dtype":16)", "'dtype'"},
+      {R"("dtype":"BF16")", R"("dtype":16)", "'dtype'"},
       {R"("unit":3)", R"("unit":-3)", "'unit'"},
       {R"("offset":8192)", R"("offset":1048576)", "outside the files"},
       {R"("bytes":8192)", R"("bytes":4611686018427387905)", "'bytes'"},
