@@ -31,7 +31,8 @@ Digest128 digest_of(std::span<const BlockTag> tags);
 
 class StateLog {
  public:
-  static constexpr std::uint64_t kMostRecordBytes = 64u << 20;
+  // Records are read as manifests are, of at most so many bytes.
+  static constexpr std::uint64_t kMostRecordBytes = 16u << 20;
 
   // Creates `path` (mode 0600; it must not exist) with `bytes`, and makes its name durable. Errors:
   // as StorageEngine::open; IoError.

@@ -43,7 +43,8 @@ StripedSpace::StripedSpace(StorageEngine* engine, Ledger& ledger,
   try {
     for (std::size_t i = 0; i < paths.size(); ++i) {
       const std::uint64_t share = bytes_on_path(bytes, i, paths.size());
-      const std::string path = file_path(paths[i], run.hex(), i);
+      const std::string path = paths[i] + "/sluice-" + run.hex() + "-" + std::to_string(i) +
+                               (kept ? kKeptSuffix : kScratchSuffix);
       const StorageFileMode mode = kept ? StorageFileMode::kCreate : StorageFileMode::kScratch;
       files_.push_back({engine_->open(path, mode, share), path});
       if (kept) sync_directory_of(path);
@@ -74,11 +75,6 @@ StripedSpace::StripedSpace(StorageEngine& engine, const std::vector<std::string>
     for (const File& file : files_) engine_->close(file.id);
     throw;
   }
-}
-
-std::string StripedSpace::file_path(const std::string& path, const std::string& run_id,
-                                    std::size_t index) {
-  return path + "/sluice-" + run_id + "-" + std::to_string(index) + ".state";
 }
 
 std::vector<std::string> StripedSpace::file_paths() const {

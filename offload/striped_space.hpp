@@ -54,9 +54,10 @@ class StripedSpace {
 
   std::uint64_t bytes() const { return bytes_; }
   std::vector<std::string> file_paths() const;
-  // The name of a run's file in the directory `path`, the index-th of all.
-  static std::string file_path(const std::string& path, const std::string& run_id,
-                               std::size_t index);
+  // How names of files end that stay: those of scratch files that a crash left are anybody's to
+  // remove.
+  static constexpr const char* kKeptSuffix = ".durable";
+  static constexpr const char* kScratchSuffix = ".state";
 
  private:
   struct File {

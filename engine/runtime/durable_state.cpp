@@ -20,7 +20,7 @@ bool makes_state(const Schedule& schedule) {
 std::uint64_t state_record_bytes(std::size_t homes,
                                  const std::map<std::string, std::string>& settings,
                                  const std::vector<std::string>& storage_paths) {
-  // A home is written in about 170 bytes; quoting makes no byte longer than six.
+  // A home is written in at most 240 bytes; quoting makes no byte longer than six.
   std::uint64_t bytes = 16384 + 256 * std::uint64_t{homes};
   for (const auto& [key, value] : settings) bytes += 16 + 6 * (key.size() + value.size());
   for (const std::string& path : storage_paths) bytes += 512 + 6 * path.size();
@@ -66,9 +66,8 @@ void DurableState::commit() {
   for (const Residency& residency : schedule_->commit) {
     homes.push_back(describe(schedule_->buffers[residency.home]));
   }
-  const std::string record = record_(homes);
   memory_.storage().space().flush();
-  log_.append(record);
+  log_.append(record_(homes));
   committed_ = current_;
 }
 

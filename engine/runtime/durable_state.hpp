@@ -46,7 +46,7 @@ std::uint64_t state_record_bytes(std::size_t homes,
 
 class DurableState {
  public:
-  // What a commit's record says, given where state lies.
+  // What a commit's record says, given where state lies. Called when the data are durable.
   using Record = std::function<std::string(const std::vector<SavedHome>&)>;
 
   // Both must outlive it.

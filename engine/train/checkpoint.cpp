@@ -130,12 +130,14 @@ void check_arithmetic(const CheckpointManifest& manifest, const std::string& whe
                    "same");
 }
 
-void set_aside_checkpoints(const std::string& directory) {
+void set_aside_checkpoints(const std::string& directory, const std::string& own_log) {
   std::vector<fs::path> earlier;
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
     const std::string name = entry.path().filename().string();
-    if (name.starts_with("step-") || (name.starts_with("state-") && name.ends_with(".log"))) {
+    const bool log = name.starts_with("state-") && name.ends_with(".log") &&
+                     name != fs::path(own_log).filename();
+    if (name.starts_with("step-") || log) {
       earlier.push_back(entry.path());
     }
   }

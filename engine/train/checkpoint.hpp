@@ -39,8 +39,8 @@ void check_arithmetic(const CheckpointManifest& manifest, const std::string& whe
 
 // Moves an earlier run's checkpoints, whole or not, and logs of durable runs out of `directory` to
 // the first of DIRECTORY.1, DIRECTORY.2, … that is free, and says so in the log. Nothing else there
-// is touched.
-void set_aside_checkpoints(const std::string& directory);
+// is touched, nor `own_log`.
+void set_aside_checkpoints(const std::string& directory, const std::string& own_log);
 
 // Keeps the newest two. manifest: all but `files` and `weights_hash`.
 void save_checkpoint(const std::string& directory, CheckpointManifest manifest, ModelState& state);

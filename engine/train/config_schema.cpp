@@ -338,8 +338,9 @@ void add_run(Keys& keys) {
               "log.dir + \"/checkpoints\""));
   add(integer("checkpoint.every", SLUICE_FIELD(checkpoint.every), 0, kMaxSteps,
               "steps between checkpoints; 0: only at the end and on a stop"));
-  add(choice("checkpoint.mode", SLUICE_FIELD(checkpoint.mode), {"scratch", "durable"},
-             "durable: the state on storage itself survives a crash"));
+  add(choice(
+      "checkpoint.mode", SLUICE_FIELD(checkpoint.mode), {"scratch", "durable"},
+      "durable: the state on storage is the checkpoint; a crash costs the steps since the last"));
   add(text("log.dir", SLUICE_FIELD(log.dir), "the run's directory: logs, trace, checkpoints"));
   add(integer("log.every", SLUICE_FIELD(log.every), 1, kMaxSteps, "steps between log lines"));
 }

@@ -17,6 +17,7 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kLogPrefix = "state-";
 constexpr std::string_view kLogSuffix = ".log";
+
 std::string hex(std::uint64_t value) {
   std::array<char, 16> digits{};
   const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value, 16).ptr;
@@ -98,7 +99,9 @@ SavedHome parse_home(const Json& object, const std::string& name, std::uint64_t 
   home.bytes = number(object, "bytes", name);
   home.key = number(object, "key", name);
   home.block_bytes = number(object, "block_bytes", name);
-  home.version = static_cast<std::uint32_t>(number(object, "version", name));
+  const std::uint64_t version = number(object, "version", name);
+  if (version >> 32 != 0) refuse(name, "'version' must be below 2^32");
+  home.version = static_cast<std::uint32_t>(version);
   if (home.bytes == 0 || home.offset > space_bytes || home.bytes > space_bytes - home.offset) {
     refuse(name, "an entry of 'homes' lies outside the files");
   }
@@ -260,7 +263,8 @@ void remove_run(const std::string& log, const std::vector<std::string>& director
     std::error_code error;
     for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
       const std::string name = entry.path().filename().string();
-      if (name.starts_with(mine) && name.ends_with(".state")) data.push_back(entry.path());
+      if (name.starts_with(mine) && name.ends_with(StripedSpace::kKeptSuffix))
+        data.push_back(entry.path());
     }
   }
   std::error_code ignored;  // what cannot be removed is only room
@@ -270,26 +274,45 @@ void remove_run(const std::string& log, const std::vector<std::string>& director
 
 }  // namespace
 
-void retire_other_logs(const std::string& directory, const std::string& own_log,
-                       const std::vector<std::string>& storage_paths) {
+namespace {
+
+enum class Which : std::uint8_t { kAll, kWithoutCommit };
+
+void remove_logs(const std::string& directory, const std::string& own_log,
+                 const std::vector<std::string>& storage_paths, Which which) {
   const std::unique_ptr<StorageEngine> engine = make_storage_engine("posix", {});
-  for (const std::string& log : logs_in(directory)) {
-    if (fs::path(log).filename() == fs::path(own_log).filename()) continue;
+  for (const std::string& path : logs_in(directory)) {
+    if (fs::path(path).filename() == fs::path(own_log).filename()) continue;
     std::vector<std::string> directories = storage_paths;
     try {
-      for (const StateLog::Record& record : StateLog::read(*engine, log)) {
+      const std::vector<StateLog::Record> records = StateLog::read(*engine, path);
+      if (which == Which::kWithoutCommit && !records.empty()) continue;
+      for (const StateLog::Record& record : records) {
         CheckpointManifest manifest;
         SavedState state;
-        parse_state_record(record.text, log, manifest, state);
+        parse_state_record(record.text, path, manifest, state);
         for (const std::string& file : state.files) {
           directories.push_back(fs::path(file).parent_path().string());
         }
       }
     } catch (const Error& error) {
-      sluice::log(LogLevel::kWarning, error.what());
+      log(LogLevel::kWarning, error.what());
+      if (which == Which::kWithoutCommit) continue;
     }
-    remove_run(log, directories);
+    remove_run(path, directories);
   }
+}
+
+}  // namespace
+
+void retire_other_logs(const std::string& directory, const std::string& own_log,
+                       const std::vector<std::string>& storage_paths) {
+  remove_logs(directory, own_log, storage_paths, Which::kAll);
+}
+
+void remove_logs_without_commit(const std::string& directory, const std::string& own_log,
+                                const std::vector<std::string>& storage_paths) {
+  remove_logs(directory, own_log, storage_paths, Which::kWithoutCommit);
 }
 
 UncommittedFiles::~UncommittedFiles() {

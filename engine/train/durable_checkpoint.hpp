@@ -4,7 +4,7 @@
 // storage is the checkpoint. A record is a manifest (manifest.hpp) with two more members: `space`,
 // the files, and `homes`, where in them each kind of state of each unit lies, with a digest. It
 // counts when all of it verifies, data included. Records are read as untrusted. RUN is a run id:
-// the storage files carry it too (StripedSpace::kept_file).
+// the storage files carry it too (StripedSpace::file_paths).
 #pragma once
 
 #include <memory>
@@ -59,6 +59,10 @@ void check_homes(const DurableFound& found, const std::vector<const Buffer*>& ho
 // Removes every other run's log in `directory`, each after the files that carry its run id.
 void retire_other_logs(const std::string& directory, const std::string& own_log,
                        const std::vector<std::string>& storage_paths);
+
+// The same for logs that hold no record: their runs were killed before they committed anything.
+void remove_logs_without_commit(const std::string& directory, const std::string& own_log,
+                                const std::vector<std::string>& storage_paths);
 
 // The files of a run that has committed nothing yet: removed when it ends so.
 class UncommittedFiles {

@@ -10,6 +10,7 @@
 #include "engine/train/config.hpp"
 #include "engine/train/run_lock.hpp"
 #include "engine/train/training_run.hpp"
+#include "offload/striped_space.hpp"
 
 namespace sluice {
 namespace {
@@ -19,7 +20,7 @@ namespace fs = std::filesystem;
 // As StripedSpace names its files: sluice-<run id>-<index>.state. The run id; none for other names.
 std::optional<std::string> run_of_storage_file(const std::string& name) {
   constexpr std::string_view kBegin = "sluice-";
-  constexpr std::string_view kEnd = ".state";
+  constexpr std::string_view kEnd = StripedSpace::kScratchSuffix;
   constexpr std::size_t kIdDigits = 32;
   if (!name.starts_with(kBegin) || !name.ends_with(kEnd)) return std::nullopt;
   const std::string middle = name.substr(kBegin.size(), name.size() - kBegin.size() - kEnd.size());

@@ -16,6 +16,7 @@
 #include "engine/train/run_lock.hpp"
 #include "engine/train/session.hpp"
 #include "kernels/host/parallel.hpp"
+#include "offload/storage_file.hpp"
 
 namespace sluice {
 namespace {
@@ -71,12 +72,23 @@ LrSchedule lr_schedule(const Config& config) {
   return {shape, config.optimizer.lr, config.optimizer.warmup, config.train.steps};
 }
 
-void make_directory(const fs::path& path) {
+// With what is above it. durable: the names are on the disk when it returns.
+void make_directory(const fs::path& path, bool durable) {
+  std::vector<fs::path> made;
+  fs::path at = fs::absolute(path).lexically_normal();
+  if (!at.has_filename()) at = at.parent_path();
+  for (std::error_code error; !fs::exists(at, error) && at.has_relative_path();) {
+    made.push_back(at);
+    at = at.parent_path();
+  }
   try {
     make_directories(path.string());
   } catch (const IoError& error) {
     throw InputError("'" + path.string() +
                      "' cannot be made: " + std::generic_category().message(error.error_number));
+  }
+  for (const fs::path& name : made) {
+    if (durable) sync_directory_of(name.string());
   }
 }
 
@@ -100,20 +112,24 @@ class RunFiles {
  public:
   // Makes and locks the directories; what an earlier run left in them stands until begin().
   RunFiles(const Config& config, const RunId& run, bool uses_storage)
-      : directory_(made(config.log.dir)), lock_("log.dir", config.log.dir, run) {
+      : directory_(made(config.log.dir, is_durable(config))),
+        lock_("log.dir", config.log.dir, run) {
+    const bool durable = is_durable(config);
     if (uses_storage) {
-      for (const std::string& path : config.memory.storage_paths) make_directory(path);
+      for (const std::string& path : config.memory.storage_paths) make_directory(path, durable);
     }
-    make_directory(config.checkpoint.dir);
+    make_directory(config.checkpoint.dir, durable);
     if (!fs::equivalent(config.checkpoint.dir, config.log.dir)) {
       checkpoint_lock_.emplace("checkpoint.dir", config.checkpoint.dir, run);
     }
   }
 
-  void begin(const Config& config, bool fresh) {
+  // own_log: of a durable run, which has made it already.
+  void begin(const Config& config, bool fresh, const std::string& own_log) {
     const fs::path events = directory_ / "events.jsonl";
     if (fresh) {
-      set_aside_checkpoints(config.checkpoint.dir);
+      remove_logs_without_commit(config.checkpoint.dir, own_log, config.memory.storage_paths);
+      set_aside_checkpoints(config.checkpoint.dir, own_log);
       PosixFile::create(events.string());  // with its mode
     } else {
       cut_unfinished_line(events);
@@ -131,8 +147,11 @@ class RunFiles {
   std::string path(const char* name) const { return (directory_ / name).string(); }
 
  private:
-  static const std::string& made(const std::string& directory) {
-    make_directory(directory);
+  static bool is_durable(const Config& config) {
+    return config.checkpoint.mode == Config::CheckpointMode::kDurable;
+  }
+  static const std::string& made(const std::string& directory, bool durable) {
+    make_directory(directory, durable);
     return directory;
   }
 
@@ -208,6 +227,8 @@ class Trainer {
     saved_step_ = step_;
   }
 
+  std::string state_log() const { return session_.state_log(); }
+
   TrainingEnd run() {
     const std::int64_t last = options_.stop_at_step.value_or(config_.train.steps);
     while (step_ < last) {
@@ -215,11 +236,10 @@ class Trainer {
       const bool stop = stop_asked();
       const bool due = config_.checkpoint.every > 0 && step_ % config_.checkpoint.every == 0;
       const bool overflows = session_.loss_scaler().exhausted();
-      if (stop || overflows) {
-        save();
-      } else if (due && durable() && step_ < last) {
+      const bool goes_on = step_ < last && !stop && !overflows;
+      if (due && goes_on && durable()) {
         commits_next_ = true;  // while the next step computes
-      } else if (due) {
+      } else if (stop || due || overflows) {
         save();
       }
       if (overflows) stop_overflowing();
@@ -506,7 +526,7 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   RunFiles files(written, run, plan.need.storage_bytes > 0);
   Trainer trainer(config, options, data, model, plan, *device_kernels, *host_kernels, files, run,
                   events, observe);
-  files.begin(written, !found);
+  files.begin(written, !found, trainer.state_log());
   RunEvent planned_event = plan_event(plan);
   planned_event["run_id"] = run.hex();
   files.event(planned_event);

@@ -121,7 +121,7 @@ TEST_F(BadInput, WhatThisVersionLacksIsSaid) {
        {"parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2",
         "parallel.zero=1", "parallel.schedule=1f1b", "memory.backend=cuda",
         "optimizer.placement=speculative", "data.format=megatron", "train.reduction=sequential",
-        "checkpoint.mode=durable", "model.from=somewhere"}) {
+        "model.from=somewhere"}) {
     const std::string key = std::string(setting).substr(0, std::string(setting).find('='));
     expect_refused({"train", "config.toml", "--json", "--set", setting}, {key, "this version"});
   }

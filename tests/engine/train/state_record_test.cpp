@@ -1,0 +1,107 @@
+// Records of commits, as the log of a durable run holds them: read back, and read as untrusted.
+#include <gtest/gtest.h>
+
+#include "base/error.hpp"
+#include "engine/train/durable_checkpoint.hpp"
+
+namespace sluice {
+namespace {
+
+CheckpointManifest manifest() {
+  CheckpointManifest manifest;
+  manifest.step = 17;
+  manifest.data_fingerprint = std::string(32, 'b');
+  manifest.arithmetic = "host";
+  manifest.threads = 2;
+  manifest.loss_scale = LossScaleState{1024, 3, 0, 1};
+  manifest.settings = {{"model.layers", "12"}};
+  return manifest;
+}
+
+SavedState state() {
+  SavedState state;
+  state.run = {7, 8};
+  state.files = {"a/sluice-x-0.durable", "b\"/sluice-x-1.durable"};
+  state.space_bytes = 1 << 20;
+  state.homes = {
+      {StateKind::kWeight, 0, DType::kBF16, 0, 8192, 77, 4096, 5, {1, 2}},
+      {StateKind::kMoment2, 3, DType::kBlock8, 8192, 5000, 1ull << 61, 16384, 6, {~0ull, 0}}};
+  return state;
+}
+
+void parse(const std::string& text) {
+  CheckpointManifest parsed;
+  SavedState found;
+  parse_state_record(text, "the record", parsed, found);
+}
+
+TEST(StateRecord, ReadsBackWhatItWrites) {
+  CheckpointManifest parsed;
+  SavedState found;
+  parse_state_record(format_state_record(manifest(), state()), "r", parsed, found);
+  EXPECT_EQ(parsed, manifest());
+  EXPECT_EQ(found, state());
+}
+
+TEST(StateRecord, TakesNoMoreThanItIsGivenRoomFor) {
+  SavedState large = state();
+  for (int i = 0; i < 1000; ++i) {
+    large.homes.push_back({StateKind::kGradient,
+                           1 << 29,
+                           DType::kBlock8,
+                           ~0ull >> 2,
+                           ~0ull >> 2,
+                           ~0ull >> 2,
+                           1 << 20,
+                           ~0u,
+                           {~0ull, ~0ull}});
+  }
+  const std::vector<std::string> paths{"a", "b\""};
+  EXPECT_LE(format_state_record(manifest(), large).size(),
+            state_record_bytes(large.homes.size(), manifest().settings, paths));
+}
+
+// One edit each, and the member that the refusal names.
+TEST(StateRecord, WhatCannotBeIsRefusedByName) {
+  struct Edit {
+    std::string from, to, named;
+  };
+  const std::vector<Edit> edits{
+      {R"("kind":"weight")", R"("kind":"wait")", "kind"},
+      {R"("dtype":"BF16")", R"("dtype":16)", "'dtype'"},
+      {R"("unit":3)", R"("unit":-3)", "'unit'"},
+      {R"("offset":8192)", R"("offset":1048576)", "outside the files"},
+      {R"("bytes":8192)", R"("bytes":4611686018427387905)", "'bytes'"},
+      {R"("block_bytes":4096)", R"("block_bytes":0)", "'block_bytes'"},
+      {R"("block_bytes":4096)", R"("block_bytes":1048577)", "'block_bytes'"},
+      {R"("version":5)", R"("version":4294967296)", "'version'"},
+      {R"("key":77)", R"("key":"77")", "'key'"},
+      {R"("run":"0000)", R"("run":"000)", "'run'"},
+      {R"("xxh3":"00000000000000020000000000000001")", R"("xxh3":"0000000000000002")", "'xxh3'"},
+      {R"("xxh3":"0000)", R"("xxh3":"+000)", "'xxh3'"},
+      {R"(["a/sluice-x-0.durable")", R"([7)", "'files'"},
+      {R"("homes":[)", R"("homs":[)", "'homes'"},
+      {R"("step":17)", R"("step":"17")", "'step'"}};
+  for (const Edit& edit : edits) {
+    std::string text = format_state_record(manifest(), state());
+    const auto at = text.find(edit.from);
+    ASSERT_NE(at, std::string::npos) << edit.from;
+    text.replace(at, edit.from.size(), edit.to);
+    try {
+      parse(text);
+      ADD_FAILURE() << "accepted: " << edit.to;
+    } catch (const InputError& error) {
+      EXPECT_NE(std::string(error.what()).find(edit.named), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(StateRecord, CutAnywhereIsRefused) {
+  const std::string text = format_state_record(manifest(), state());
+  for (std::size_t bytes = 0; bytes < text.size(); bytes += 7) {
+    EXPECT_THROW(parse(text.substr(0, bytes)), InputError);
+  }
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,78 @@
+// A striped space whose files stay: written by one run, read by another.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <numeric>
+#include <vector>
+
+#include "offload/striped_space.hpp"
+#include "tests/support/temp_directory.hpp"
+
+namespace sluice {
+namespace {
+
+namespace fs = std::filesystem;
+
+class KeptSpace : public ::testing::Test {
+ protected:
+  static constexpr RunId kRun{5, 6};
+  static constexpr std::uint64_t kBytes = 2 * StripedSpace::kStripeBytes + 12345;
+
+  KeptSpace() : data_(kBytes) {
+    for (const char* name : {"a", "b"}) {
+      fs::create_directory(directory_.path() / name);
+      paths_.push_back(directory_.file(name));
+    }
+    for (std::uint64_t i = 0; i < kBytes; ++i)
+      data_[i] = static_cast<std::uint8_t>(i * 7 + i / 251);
+  }
+  void write() {
+    StripedSpace space(engine_.get(), ledger_, paths_, kBytes, kRun, true);
+    files_ = space.file_paths();
+    space.transfer(StorageOp::kWrite, 0, data_.data(), kBytes);
+    space.flush();
+  }
+
+  testing::TempDirectory directory_;
+  std::vector<std::string> paths_;
+  std::vector<std::string> files_;
+  std::vector<std::uint8_t> data_;
+  Ledger ledger_{{0, 0, 3 * kBytes}};
+  std::unique_ptr<StorageEngine> engine_ = make_storage_engine("posix", {});
+};
+
+TEST_F(KeptSpace, IsReadAsItWasWritten) {
+  write();
+  EXPECT_EQ(files_, (std::vector<std::string>{paths_[0] + "/sluice-" + kRun.hex() + "-0.durable",
+                                              paths_[1] + "/sluice-" + kRun.hex() + "-1.durable"}));
+  StripedSpace space(*engine_, files_, kBytes);
+  std::vector<std::uint8_t> read(kBytes);
+  space.transfer(StorageOp::kRead, 0, read.data(), kBytes);
+  EXPECT_TRUE(read == data_);
+  EXPECT_EQ(ledger_.totals(Tier::kStorage).live_bytes, 0u);  // what others kept is not charged
+}
+
+TEST_F(KeptSpace, WithAFileMissingOrOfAnotherSizeIsRefusedByName) {
+  write();
+  fs::resize_file(files_[1], fs::file_size(files_[1]) - 1);
+  const auto refusal = [&] {
+    try {
+      const StripedSpace space(*engine_, files_, kBytes);
+    } catch (const InputError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_NE(refusal().find(files_[1]), std::string::npos) << refusal();
+  fs::remove(files_[1]);
+  EXPECT_NE(refusal().find(files_[1]), std::string::npos) << refusal();
+}
+
+TEST_F(KeptSpace, ThatCannotBeMadeLeavesNoFile) {
+  fs::remove(paths_[1]);
+  EXPECT_THROW(StripedSpace(engine_.get(), ledger_, paths_, kBytes, kRun, true), InputError);
+  EXPECT_TRUE(fs::is_empty(paths_[0]));
+}
+
+}  // namespace
+}  // namespace sluice
