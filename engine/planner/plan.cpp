@@ -142,7 +142,7 @@ class Search {
   // The first that fits.
   void consider_any(const CandidateGroup& group) {
     for (const StepOptions& options : group) {
-      Compiled compiled = compile_candidate(model_, options);
+      Compiled compiled = compile_candidate(model_, options, log_bytes_);
       if (!fits(compiled.need.peak_bytes(), budgets_)) continue;
       return try_out(std::move(compiled), group);
     }
