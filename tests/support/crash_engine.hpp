@@ -113,6 +113,7 @@ class CrashEngine final : public StorageEngine {
   }
   void close(StorageFileId) override {}
   void register_memory(void*, std::uint64_t) override {}
+  void filter_results(ResultFilter) override {}  // no system call is made
 
   void submit(const StorageRequest& request, Callback done) override {
     const std::lock_guard lock(disk_->mutex);
