@@ -392,6 +392,7 @@ class Trainer {
       add(session_.commit(manifest()));
       return note_commit();
     }
+    drain();
     save_checkpoint(config_.checkpoint.dir, manifest(), session_.state());
     note_saved();
   }

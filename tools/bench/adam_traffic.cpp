@@ -39,9 +39,10 @@ HWY_INLINE void pass(const TrafficStream& stream, std::int64_t i, std::int64_t a
       hwy::Prefetch(next + k);
     }
   }
-  if (!stream.read) {
-    // Arrays are aligned to pages, turns to whole vectors.
+  if (!stream.read && reinterpret_cast<std::uintptr_t>(at) % 64 == 0) {
     for (std::int64_t k = 0; k < words; k += step) hn::Stream(fold, tag, at + k);
+  } else if (!stream.read) {
+    for (std::int64_t k = 0; k < words; k += step) hn::StoreU(fold, tag, at + k);
   } else if (!stream.write) {
     for (std::int64_t k = 0; k < words; k += step) fold = hn::Xor(fold, hn::LoadU(tag, at + k));
   } else {

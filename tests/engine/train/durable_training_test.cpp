@@ -86,6 +86,35 @@ TEST(Durable, ComputesTheBitsOfAScratchRunWithEveryOptimizerAndChunk) {
   }
 }
 
+// A commit finds no update pending, and nothing has made new state before it.
+TEST(Durable, ComputesTheBitsOfAScratchRunWhereverItsUpdatesAreMade) {
+  const TrainingBench bench;
+  const TrainingRecord clipped = TrainingBench::run(bench.config("clipped", kModel));
+  const TrainingRecord unclipped =
+      TrainingBench::run(bench.config("unclipped", kModel + Overrides{"train.clip=0"}));
+  const std::vector<std::pair<Overrides, const TrainingRecord*>> variants{
+      {{"optimizer.placement=next_forward"}, &clipped},
+      {{"optimizer.placement=next_forward", "train.order=unit"}, &clipped},
+      {{"optimizer.placement=after_backward", "train.order=unit"}, &clipped},
+      {{"optimizer.placement=in_backward", "train.clip=0"}, &unclipped},
+      {{"optimizer.placement=in_backward", "train.clip=0", "train.order=unit"}, &unclipped}};
+  for (std::size_t i = 0; i < variants.size(); ++i) {
+    for (const std::size_t at : {1u, 2u, 4u}) {
+      SCOPED_TRACE("variant " + std::to_string(i) + ", placement " + std::to_string(at));
+      const std::string name = "run" + std::to_string(i) + "-" + std::to_string(at);
+      const Config config =
+          bench.config(name, kModel + variants[i].first + kPlaces[at] + durable(2));
+      TrainingOptions options;
+      options.stop_at_step = 5;
+      TrainingRecord whole = TrainingBench::run(config, options);
+      options.resume = bench.run_directory(name);
+      options.stop_at_step.reset();
+      whole.append(TrainingBench::run(config, options));
+      expect_same(whole, *variants[i].second);
+    }
+  }
+}
+
 // Stopped by a signal, and resumed with memory in other places, from durable to scratch and back.
 TEST(Durable, ResumesToTheSameBitsWithMemoryInOtherPlaces) {
   const TrainingBench bench;
