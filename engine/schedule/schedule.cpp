@@ -48,6 +48,19 @@ std::string_view guard_name(Guard guard) {
   return kGuardNames[static_cast<std::size_t>(guard)];
 }
 
+LinkBytes& LinkBytes::operator+=(const LinkBytes& more) {
+  upload += more.upload;
+  download += more.download;
+  storage_read += more.storage_read;
+  storage_write += more.storage_write;
+  return *this;
+}
+
+LinkBytes LinkBytes::operator-(const LinkBytes& less) const {
+  return {upload - less.upload, download - less.download, storage_read - less.storage_read,
+          storage_write - less.storage_write};
+}
+
 LinkBytes link_bytes(const Schedule& schedule) {
   LinkBytes total;
   for (const Instruction& instruction : schedule.instructions) {

@@ -229,6 +229,8 @@ struct Schedule {
 struct LinkBytes {
   std::uint64_t upload = 0, download = 0, storage_read = 0, storage_write = 0;
   bool operator==(const LinkBytes&) const = default;
+  LinkBytes& operator+=(const LinkBytes& more);
+  LinkBytes operator-(const LinkBytes& less) const;  // of counters: less came before
 };
 LinkBytes link_bytes(const Schedule& schedule);
 

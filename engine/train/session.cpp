@@ -77,11 +77,6 @@ LossScaleRule loss_scale_rule(const Config& config) {
   return rule;
 }
 
-LinkBytes difference(const LinkBytes& after, const LinkBytes& before) {
-  return {after.upload - before.upload, after.download - before.download,
-          after.storage_read - before.storage_read, after.storage_write - before.storage_write};
-}
-
 }  // namespace
 
 Session::Session(const Config& config, const Model& model, const Plan& plan,
@@ -163,7 +158,7 @@ LinkBytes Session::commit(const CheckpointManifest& manifest) {
   const LinkBytes before = moved_bytes();
   drain();
   pass(*save_, &manifest);
-  return difference(moved_bytes(), before);
+  return moved_bytes() - before;
 }
 
 std::vector<const Buffer*> Session::homes(const Schedule& schedule) {
@@ -219,7 +214,7 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
       pass(step_program(commits != nullptr), commits, trace, static_cast<std::uint32_t>(step + 1));
   if (plan_.carries_updates()) pending_ = update;
   StepOutcome outcome;
-  outcome.moved = difference(moved_bytes(), before);
+  outcome.moved = moved_bytes() - before;
   outcome.tag_seconds = tag_counters().hash_seconds - tagged_before;
   outcome.seconds = statistics.seconds;
   outcome.stalled_fraction = statistics.compute_stalled_seconds / statistics.seconds;

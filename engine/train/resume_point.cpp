@@ -1,0 +1,36 @@
+#include "engine/train/resume_point.hpp"
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+
+namespace sluice {
+
+ResumePoint find_resume_point(const Config& config) {
+  ResumePoint point;
+  std::vector<std::string> failures;
+  point.durable = find_durable(config.checkpoint.dir, config.memory.storage_paths, failures);
+  try {
+    point.checkpoint = find_checkpoint(config.checkpoint.dir);
+  } catch (const InputError&) {
+    if (point.durable) return point;
+    if (!failures.empty()) throw InputError(failures.front());
+    throw;
+  }
+  for (const std::string& failure : failures) {
+    log(LogLevel::kWarning, "commit passed over: " + failure);
+  }
+  if (point.durable && point.durable->manifest.step < point.checkpoint->manifest.step) {
+    point.durable.reset();
+  }
+  return point;
+}
+
+void check_resume_point(const ResumePoint& point, const Config& config, const Model& model,
+                        const std::string& data_fingerprint,
+                        const std::vector<const Buffer*>& homes) {
+  if (!point.durable) return check_checkpoint(*point.checkpoint, config, model, data_fingerprint);
+  check_manifest(point.manifest(), point.where(), config, data_fingerprint);
+  check_homes(*point.durable, homes);
+}
+
+}  // namespace sluice

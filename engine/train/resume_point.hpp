@@ -1,0 +1,32 @@
+// Where a run goes on from: a durable run's commit, or a checkpoint of files.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "engine/train/checkpoint.hpp"
+#include "engine/train/durable_checkpoint.hpp"
+
+namespace sluice {
+
+struct ResumePoint {
+  std::optional<DurableFound> durable;
+  std::optional<CheckpointFound> checkpoint;
+
+  const CheckpointManifest& manifest() const {
+    return durable ? durable->manifest : checkpoint->manifest;
+  }
+  const std::string& where() const { return durable ? durable->log : checkpoint->directory; }
+};
+
+// The newer of the two in config.checkpoint.dir. Throws InputError where there is neither, with the
+// reason of what failed.
+ResumePoint find_resume_point(const Config& config);
+
+// Throws InputError naming the first thing in which this run is another than the one that left the
+// point: weight, home of state, setting, data. homes: this run's homes of state.
+void check_resume_point(const ResumePoint& point, const Config& config, const Model& model,
+                        const std::string& data_fingerprint,
+                        const std::vector<const Buffer*>& homes);
+
+}  // namespace sluice

@@ -1,0 +1,40 @@
+// The run directory: what stands in it, and who writes what. An earlier run's checkpoints are never
+// overwritten: a fresh start moves them aside.
+#pragma once
+
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+
+#include "base/run_id.hpp"
+#include "engine/train/config.hpp"
+#include "engine/train/events.hpp"
+#include "engine/train/run_lock.hpp"
+
+namespace sluice {
+
+class RunFiles {
+ public:
+  // Makes and locks the directories; what an earlier run left in them stands until begin(). Throws
+  // InputError where one cannot be made or another run holds it.
+  RunFiles(const Config& config, const RunId& run, bool uses_storage);
+
+  // Writes config.toml and opens events.jsonl. own_log: of a durable run, which has made it
+  // already.
+  void begin(const Config& config, bool fresh, const std::string& own_log);
+
+  // Appends a line to events.jsonl. IoError.
+  void event(const RunEvent& event);
+  // Makes the file anew: what was there stays whole until the new text is. IoError.
+  void text(const char* name, const std::string& text);
+  std::string path(const char* name) const { return (directory_ / name).string(); }
+
+ private:
+  std::filesystem::path directory_;
+  RunLock lock_;
+  std::optional<RunLock> checkpoint_lock_;
+  std::ofstream events_;
+};
+
+}  // namespace sluice

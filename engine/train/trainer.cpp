@@ -1,0 +1,245 @@
+#include "engine/train/trainer.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+
+namespace sluice {
+namespace {
+
+LrSchedule lr_schedule(const Config& config) {
+  const auto shape = config.optimizer.schedule == Config::LrSchedule::kCosine
+                         ? LrSchedule::Shape::kCosine
+                         : LrSchedule::Shape::kConstant;
+  return {shape, config.optimizer.lr, config.optimizer.warmup, config.train.steps};
+}
+
+}  // namespace
+
+Trainer::Trainer(const Config& config, const TrainingOptions& options, const Dataset& data,
+                 const Model& model, const Plan& plan, Kernels& device_kernels,
+                 Kernels& host_kernels, RunFiles& files, const RunId& run, const EventSink& events,
+                 const StepObserver& observe)
+    : config_(config),
+      options_(options),
+      data_(data),
+      files_(files),
+      run_id_(run),
+      events_(events),
+      observe_(observe),
+      arithmetic_(device_kernels.arithmetic()),
+      session_(config, model, plan, device_kernels, host_kernels, options.wrap_storage, run),
+      lr_(lr_schedule(config)) {}
+
+void Trainer::start(const std::optional<ResumePoint>& found) {
+  if (found) {
+    if (found->durable) {
+      session_.load(*found->durable);
+    } else {
+      load_checkpoint(*found->checkpoint, session_.state());
+    }
+    const CheckpointManifest& manifest = found->manifest();
+    step_ = manifest.step;
+    if (manifest.loss_scale) session_.loss_scaler().restore(*manifest.loss_scale);
+    emit({{"event", "resume"}, {"step", step_}, {"dir", found->where()}});
+  } else {
+    session_.state().initialize(config_.train.seed);
+  }
+  first_step_ = step_;
+  saved_step_ = step_;
+}
+
+TrainingEnd Trainer::run() {
+  const std::int64_t last = options_.stop_at_step.value_or(config_.train.steps);
+  while (step_ < last) {
+    one_step(last);
+    const bool stop = stop_asked();
+    const bool due = config_.checkpoint.every > 0 && step_ % config_.checkpoint.every == 0;
+    const bool overflows = session_.loss_scaler().exhausted();
+    const bool goes_on = step_ < last && !stop && !overflows;
+    if (due && goes_on && durable()) {
+      commits_next_ = true;  // while the next step computes
+    } else if (stop || due || overflows) {
+      save();
+    }
+    if (overflows) stop_overflowing();
+    if (stop && step_ < last) return TrainingEnd::kInterrupted;
+  }
+  finish();
+  return TrainingEnd::kDone;
+}
+
+bool Trainer::stop_asked() {
+  std::int32_t asked = options_.stop_signal != nullptr && options_.stop_signal->load() != 0;
+  session_.communicator().all_reduce(&asked, 1, DType::kI32);
+  return asked != 0;
+}
+
+void Trainer::emit(const RunEvent& event) {
+  files_.event(event);
+  events_(event);
+}
+
+void Trainer::one_step(std::int64_t last) {
+  // The third step is steady; a shorter run is traced at its last.
+  const bool traced = step_ - first_step_ == std::min<std::int64_t>(2, last - first_step_ - 1);
+  TraceRecorder trace;
+  const double lr = lr_.lr_at(step_);
+  const CheckpointManifest found = manifest();
+  const StepOutcome outcome = session_.train_step(
+      step_, lr,
+      [&](std::int64_t mb, std::int32_t* tokens, std::int32_t* targets) {
+        data_.fill(step_, mb, tokens, targets);
+      },
+      traced ? &trace : nullptr, commits_next_ ? &found : nullptr);
+  if (std::exchange(commits_next_, false)) note_commit();
+  ++step_;
+  if (traced) files_.text("trace.json", trace.to_json());
+  total_ += outcome.moved;
+  report(outcome, lr, last);
+  const bool evaluates = config_.train.eval_every > 0 && step_ % config_.train.eval_every == 0;
+  if (evaluates && data_.eval_batches() > 0) evaluate();
+}
+
+void Trainer::note_overflow(const StepOutcome& outcome) {
+  overflowed_tensor_ = outcome.overflowed_tensor;
+  overflowed_scale_ = outcome.loss_scale;
+  log(LogLevel::kWarning, "step " + std::to_string(step_) + ": the gradient of '" +
+                              overflowed_tensor_ + "' overflowed fp16 at loss scale " +
+                              scale_text(outcome.loss_scale) +
+                              "; the update is skipped, the scale is now " +
+                              scale_text(session_.loss_scaler().scale()));
+}
+
+void Trainer::stop_overflowing() {
+  throw Error("training stopped at step " + std::to_string(step_) + ": gradients overflowed " +
+              "fp16 in " + std::to_string(session_.loss_scaler().state().overflows) +
+              " steps in a row, the last time that of '" + overflowed_tensor_ + "' at loss scale " +
+              scale_text(overflowed_scale_) +
+              "; begin anew with a lower optimizer.lr or train.loss_scale, or with "
+              "train.precision = \"bf16\"");
+}
+
+std::string Trainer::scale_text(double scale) {
+  return std::to_string(static_cast<std::int64_t>(scale));
+}
+
+void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last) {
+  StepReport report;
+  report.step = step_;
+  report.last_step = last;
+  report.loss = outcome.loss;
+  report.grad_norm = outcome.grad_norm;
+  report.lr = lr;
+  report.step_time_s = outcome.seconds;
+  report.tokens_per_s = static_cast<double>(config_.train.seq * config_.train.micro_batch *
+                                            config_.train.accumulate) /
+                        outcome.seconds;
+  report.stalled_fraction = outcome.stalled_fraction;
+  report.moved = outcome.moved;
+  report.overflow = outcome.overflow;
+  const bool logged = config_.log.every > 0 &&
+                      (step_ % config_.log.every == 0 || step_ == last || step_ == first_step_ + 1);
+  if (logged || report.overflow) {
+    RunEvent event{{"event", "step"},
+                   {"step", report.step},
+                   {"loss", report.loss},
+                   {"grad_norm", report.grad_norm},
+                   {"lr", report.lr},
+                   {"tokens_per_s", report.tokens_per_s},
+                   {"step_time_s", report.step_time_s},
+                   {"stalled_fraction", report.stalled_fraction},
+                   {"tag_time_s", outcome.tag_seconds},
+                   {"bytes_moved", link_bytes_json(report.moved)}};
+    if (scales_loss()) {
+      event["loss_scale"] = static_cast<std::int64_t>(outcome.loss_scale);
+      event["overflow"] = outcome.overflow;
+      if (outcome.overflow) event["tensor"] = outcome.overflowed_tensor;
+    }
+    emit(event);
+  }
+  if (outcome.overflow) note_overflow(outcome);
+  observe_(report);
+}
+
+void Trainer::evaluate() {
+  const LinkBytes before = session_.moved_bytes();
+  double sum = 0;
+  const std::int64_t batches = data_.eval_batches();
+  std::int64_t done = 0;
+  for (; done < batches && !stop_asked(); ++done) {
+    sum += session_.evaluate([&](std::int64_t, std::int32_t* tokens, std::int32_t* targets) {
+      data_.fill_eval(done, tokens, targets);
+    });
+  }
+  total_ += session_.moved_bytes() - before;
+  if (done < batches) return;  // asked to stop: a part of the data is no evaluation
+  emit({{"event", "eval"}, {"step", step_}, {"loss", sum / static_cast<double>(batches)}});
+}
+
+void Trainer::drain() {
+  const LinkBytes before = session_.moved_bytes();
+  session_.drain();
+  total_ += session_.moved_bytes() - before;
+}
+
+CheckpointManifest Trainer::manifest() {
+  CheckpointManifest manifest;
+  manifest.step = step_;
+  manifest.run_id = run_id_.hex();
+  manifest.settings = result_settings(config_);
+  manifest.data_fingerprint = data_.fingerprint();
+  manifest.arithmetic = arithmetic_;
+  manifest.threads = config_.train.threads;
+  if (scales_loss()) manifest.loss_scale = session_.loss_scaler().state();
+  return manifest;
+}
+
+void Trainer::save() {
+  if (durable()) {
+    total_ += session_.commit(manifest());
+    return note_commit();
+  }
+  drain();
+  save_checkpoint(config_.checkpoint.dir, manifest(), session_.state());
+  note_saved();
+}
+
+void Trainer::note_saved() {
+  saved_step_ = step_;
+  emit({{"event", "checkpoint"}, {"step", step_}, {"dir", config_.checkpoint.dir}});
+}
+
+void Trainer::note_commit() {
+  if (!committed_) {
+    retire_other_logs(config_.checkpoint.dir, session_.state_log(), config_.memory.storage_paths);
+  }
+  committed_ = true;
+  note_saved();
+}
+
+void Trainer::finish() {
+  if (saved_step_ != step_) save();
+  drain();
+  session_.state().export_weights(files_.path("weights.safetensors"));
+  emit({{"event", "done"},
+        {"steps", step_},
+        {"weights_hash", session_.state().weights_hash()},
+        {"peak_bytes", tier_bytes_json(session_.peak_bytes())},
+        {"measured_peak_bytes", tier_bytes_json(session_.measured_peak_bytes())},
+        {"bytes_moved", link_bytes_json(total_)},
+        {"storage_engine", session_.storage_engine_name()},
+        {"storage_tags", tags_json()},
+        {"arithmetic", arithmetic_}});
+}
+
+RunEvent Trainer::tags_json() {
+  const TagCounters tags = session_.tag_counters();
+  return {{"hashed_bytes", tags.hashed_bytes},
+          {"hash_time_s", tags.hash_seconds},
+          {"reread_blocks", tags.reread_blocks}};
+}
+
+}  // namespace sluice

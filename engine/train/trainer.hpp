@@ -1,0 +1,75 @@
+// The steps of one run: training, evaluation, checkpoints, the final weights; an event for each.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "engine/train/data.hpp"
+#include "engine/train/lr_schedule.hpp"
+#include "engine/train/resume_point.hpp"
+#include "engine/train/run_files.hpp"
+#include "engine/train/session.hpp"
+#include "engine/train/training_run.hpp"
+
+namespace sluice {
+
+class Trainer {
+ public:
+  // Takes all memory of the run. What is referred to must outlive it.
+  Trainer(const Config& config, const TrainingOptions& options, const Dataset& data,
+          const Model& model, const Plan& plan, Kernels& device_kernels, Kernels& host_kernels,
+          RunFiles& files, const RunId& run, const EventSink& events, const StepObserver& observe);
+  // State from where a run ended, or from the seed. Throws IoError.
+  void start(const std::optional<ResumePoint>& found);
+  // Of a durable run: its log of commits.
+  std::string state_log() const { return session_.state_log(); }
+  // To the last step, or until a signal. Throws Error for a fault; what is saved stays.
+  TrainingEnd run();
+
+ private:
+  bool durable() const { return config_.checkpoint.mode == Config::CheckpointMode::kDurable; }
+  bool scales_loss() const { return config_.train.precision == Config::Precision::kFP16; }
+  // All ranks stop at the same step: any one's signal stops all.
+  bool stop_asked();
+  void emit(const RunEvent& event);
+  void one_step(std::int64_t last);
+  void note_overflow(const StepOutcome& outcome);
+  // Everything is as the last good step left it, and saved so.
+  [[noreturn]] void stop_overflowing();
+  static std::string scale_text(double scale);
+  void report(const StepOutcome& outcome, double lr, std::int64_t last);
+  void evaluate();
+  // Counts what it moves as the steps' own.
+  void drain();
+  // Of the state as it is between steps.
+  CheckpointManifest manifest();
+  void save();
+  void note_saved();
+  // What the run went on from is of no more use once it has a commit of its own.
+  void note_commit();
+  void finish();
+  // Of the whole run, state between steps included.
+  RunEvent tags_json();
+
+  const Config& config_;
+  const TrainingOptions& options_;
+  const Dataset& data_;
+  RunFiles& files_;
+  const RunId run_id_;
+  const EventSink& events_;
+  const StepObserver& observe_;
+  std::string arithmetic_;
+  Session session_;
+  LrSchedule lr_;
+  std::int64_t step_ = 0;          // finished
+  std::int64_t saved_step_ = 0;    // of the newest checkpoint
+  std::int64_t first_step_ = 0;    // where this process began
+  bool commits_next_ = false;      // the next step commits what it finds
+  bool committed_ = false;         // this process has
+  std::string overflowed_tensor_;  // of the newest overflow
+  double overflowed_scale_ = 0;
+  LinkBytes total_;
+};
+
+}  // namespace sluice
