@@ -229,8 +229,12 @@ std::vector<CandidateGroup> order_variants(const Config& config, const Candidate
 
 std::vector<StepOptions> update_variants(const Config& config, const StepOptions& options) {
   if (config.optimizer.placement != Config::OptimizerPlacement::kAuto) return {};
-  std::vector<StepOptions> variants(1, options);
-  variants.back().update = UpdatePlacement::kNextForward;
+  std::vector<StepOptions> variants;
+  // A commit of every step leaves no update for the next forward pass.
+  if (!options.durable || config.checkpoint.every != 1) {
+    variants.push_back(options);
+    variants.back().update = UpdatePlacement::kNextForward;
+  }
   if (config.train.clip == 0 && config.train.precision != Config::Precision::kFP16) {
     variants.push_back(options);
     variants.back().update = UpdatePlacement::kInBackward;

@@ -84,8 +84,10 @@ Compiled compile_candidate(const StepModel& model, const StepOptions& options,
 // A file of two records (offload/state_log.hpp), each of the settings and of all homes.
 std::uint64_t log_bytes(const Config& config, const StepModel& model) {
   if (config.checkpoint.mode != Config::CheckpointMode::kDurable) return 0;
-  return StateLog::file_bytes(state_record_bytes(
-      model.units.size() * kStateKindCount, result_settings(config), config.memory.storage_paths));
+  std::vector<std::string> paths = config.memory.storage_paths;
+  paths.push_back(config.checkpoint.dir);
+  return StateLog::file_bytes(
+      state_record_bytes(model.units.size() * kStateKindCount, result_settings(config), paths));
 }
 
 std::string busiest_lane(const Simulation& simulation) {
@@ -244,6 +246,7 @@ Plan finish_plan(Compiled compiled, const Model& model, const HardwareProfile& h
   plan.step_bytes = link_bytes(plan.training);
   plan.evaluation_bytes = link_bytes(plan.evaluation);
   plan.saving_bytes = link_bytes(plan.saving);
+  plan.saving_bytes += link_bytes(plan.drain);  // before it
   plan.bound_by = busiest_lane(compiled.simulation);
   plan.simulation = std::move(compiled.simulation);
   plan.profile = hardware.cpu_name;

@@ -19,11 +19,11 @@ bool makes_state(const Schedule& schedule) {
 
 std::uint64_t state_record_bytes(std::size_t homes,
                                  const std::map<std::string, std::string>& settings,
-                                 const std::vector<std::string>& storage_paths) {
+                                 const std::vector<std::string>& paths) {
   // A home is written in at most 240 bytes; quoting makes no byte longer than six.
   std::uint64_t bytes = 16384 + 256 * std::uint64_t{homes};
   for (const auto& [key, value] : settings) bytes += 16 + 6 * (key.size() + value.size());
-  for (const std::string& path : storage_paths) bytes += 512 + 6 * path.size();
+  for (const std::string& path : paths) bytes += 512 + 6 * path.size();
   return bytes;
 }
 

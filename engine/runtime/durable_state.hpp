@@ -39,10 +39,10 @@ struct SavedHome {
 };
 
 // Room that a commit's record takes at most: `homes` homes, settings as result_settings() gives
-// them.
+// them, paths: of the files' directories and the log's.
 std::uint64_t state_record_bytes(std::size_t homes,
                                  const std::map<std::string, std::string>& settings,
-                                 const std::vector<std::string>& storage_paths);
+                                 const std::vector<std::string>& paths);
 
 class DurableState {
  public:

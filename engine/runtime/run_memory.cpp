@@ -9,7 +9,6 @@ namespace sluice {
 namespace {
 
 constexpr std::uint64_t kPinnedPageBytes = 4096;
-constexpr std::uint64_t kTaggedElems = 4096;  // of a block
 
 // The same content has the same key in every run: what it is, of which unit and micro-batch.
 std::uint64_t content_key(const Buffer& buffer) {

@@ -19,6 +19,10 @@
 
 namespace sluice {
 
+// Elements of a tagged block of storage: what every cut of pieces, chunks and I/O windows keeps
+// whole.
+inline constexpr std::uint64_t kTaggedElems = 4096;
+
 // The largest need of several schedules that share one run's memory.
 struct MemoryNeed {
   std::uint32_t slot_count = 0;
@@ -46,8 +50,7 @@ class RunMemory {
   // Address of a device or pinned buffer; windows are mapped on first request (set-up only).
   std::byte* address(const Buffer& buffer);
   TaggedSpace& storage() { return storage_; }
-  // The tagged range of each slot of a storage buffer (both alike where it has one version), in
-  // blocks of 4,096 elements: what every cut of pieces, chunks and I/O windows keeps whole. New
+  // The tagged range of each slot of a storage buffer (both alike where it has one version). New
   // ranges at set-up only.
   using SlotRanges = std::array<TaggedSpace::RangeId, 2>;
   SlotRanges storage_ranges(const Buffer& buffer);

@@ -17,6 +17,7 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kLogPrefix = "state-";
 constexpr std::string_view kLogSuffix = ".log";
+constexpr std::uint64_t kWindowBytes = 1 << 20;
 
 std::string hex(std::uint64_t value) {
   std::array<char, 16> digits{};
@@ -105,8 +106,8 @@ SavedHome parse_home(const Json& object, const std::string& name, std::uint64_t 
   if (home.bytes == 0 || home.offset > space_bytes || home.bytes > space_bytes - home.offset) {
     refuse(name, "an entry of 'homes' lies outside the files");
   }
-  if (home.block_bytes == 0 || home.block_bytes > TaggedSpace::kMostBlockBytes) {
-    refuse(name, "'block_bytes' must be from 1 to 1 MiB");
+  if (home.block_bytes != bytes_of(home.dtype, kTaggedElems)) {
+    refuse(name, "'block_bytes' must be those of " + std::to_string(kTaggedElems) + " elements");
   }
   const std::string& digest = word(object, "xxh3", name);
   const auto high = from_hex(std::string_view(digest).substr(0, 16));
@@ -118,35 +119,46 @@ SavedHome parse_home(const Json& object, const std::string& name, std::uint64_t 
 
 // Throws InputError where the data of a home is not what was committed.
 void verify_home(StripedSpace& space, const RunId& run, const SavedHome& home) {
-  const std::uint64_t window_blocks =
-      std::max<std::uint64_t>(1, TaggedSpace::kMostBlockBytes / home.block_bytes);
-  std::vector<std::byte> window(window_blocks * home.block_bytes);
-  std::vector<BlockTag> tags;
+  SavedHomeReader reader(space, run, home);
+  std::vector<std::byte> window(
+      std::max(home.block_bytes, kWindowBytes / home.block_bytes * home.block_bytes));
   for (std::uint64_t at = 0; at < home.bytes; at += window.size()) {
-    const std::uint64_t bytes = std::min<std::uint64_t>(window.size(), home.bytes - at);
-    space.transfer(StorageOp::kRead, home.offset + at, window.data(), bytes);
-    for (std::uint64_t in = 0; in < bytes; in += home.block_bytes) {
-      tags.push_back(tag_of(run, home.key, tags.size(), home.version, window.data() + in,
-                            std::min(home.block_bytes, bytes - in)));
-    }
+    reader.read(window.data(), std::min<std::uint64_t>(window.size(), home.bytes - at));
   }
-  if (digest_of(tags) == home.digest) return;
-  throw InputError("the " + std::string(state_kind_name(home.kind)) + " of unit " +
-                   std::to_string(home.unit) + " is not what was committed");
+  reader.finish();
 }
 
-// Where the files are now: where the record says, or of the same names in one of the paths.
+// Where the files are now: of the same names in one of this run's paths (a run directory that was
+// moved or copied takes its own along), or where the record says.
 void find_files(std::vector<std::string>& files, const std::vector<std::string>& storage_paths) {
   for (std::string& file : files) {
-    if (fs::exists(file)) continue;
+    const fs::path name = fs::path(file).filename();
     for (const std::string& path : storage_paths) {
-      const fs::path moved = fs::path(path) / fs::path(file).filename();
-      if (fs::exists(moved)) file = moved.string();
+      if (!fs::exists(fs::path(path) / name)) continue;
+      file = (fs::path(path) / name).string();
+      break;
     }
   }
 }
 
 }  // namespace
+
+void SavedHomeReader::read(std::byte* data, std::uint64_t bytes) {
+  SLUICE_CHECK(bytes <= home_.bytes - cursor_ && cursor_ % home_.block_bytes == 0);
+  space_.transfer(StorageOp::kRead, home_.offset + cursor_, data, bytes);
+  for (std::uint64_t at = 0; at < bytes; at += home_.block_bytes) {
+    tags_.push_back(tag_of(run_, home_.key, tags_.size(), home_.version, data + at,
+                           std::min(home_.block_bytes, bytes - at)));
+  }
+  cursor_ += bytes;
+}
+
+void SavedHomeReader::finish() const {
+  SLUICE_CHECK(cursor_ == home_.bytes);
+  if (digest_of(tags_) == home_.digest) return;
+  throw InputError("the " + std::string(state_kind_name(home_.kind)) + " of unit " +
+                   std::to_string(home_.unit) + " is not what was committed");
+}
 
 std::string state_log_path(const std::string& directory, const std::string& run_id) {
   return directory + "/" + std::string(kLogPrefix) + run_id + std::string(kLogSuffix);
@@ -154,8 +166,10 @@ std::string state_log_path(const std::string& directory, const std::string& run_
 
 std::string format_state_record(const CheckpointManifest& manifest, const SavedState& state) {
   nlohmann::ordered_json document = nlohmann::ordered_json::parse(format_manifest(manifest));
-  document["space"] = {
-      {"run", state.run.hex()}, {"bytes", state.space_bytes}, {"files", state.files}};
+  document["space"] = {{"run", state.run.hex()},
+                       {"log", state.log},
+                       {"bytes", state.space_bytes},
+                       {"files", state.files}};
   document["homes"] = nlohmann::ordered_json::array();
   for (const SavedHome& home : state.homes) {
     document["homes"].push_back({{"kind", state_kind_name(home.kind)},
@@ -185,6 +199,7 @@ void parse_state_record(std::string_view text, const std::string& name,
   const auto run = parse_run_id(word(*space, "run", name));
   if (!run) refuse(name, "'run' must be 32 hex digits");
   state.run = *run;
+  state.log = word(*space, "log", name);
   state.space_bytes = number(*space, "bytes", name);
   const auto files = space->find("files");
   if (files == space->end() || !files->is_array() || files->empty()) {
@@ -255,68 +270,105 @@ void check_homes(const DurableFound& found, const std::vector<const Buffer*>& ho
 
 namespace {
 
-// Data first: a log that is gone would leave its files to nobody.
-void remove_run(const std::string& log, const std::vector<std::string>& directories) {
-  const std::string mine = "sluice-" + run_id_of(log) + "-";
+// Files of a run in the given directories.
+std::vector<fs::path> data_of(const std::string& run_id,
+                              const std::vector<std::string>& directories) {
+  const std::string begin = "sluice-" + run_id + "-";
   std::vector<fs::path> data;
   for (const std::string& directory : directories) {
     std::error_code error;
     for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
       const std::string name = entry.path().filename().string();
-      if (name.starts_with(mine) && name.ends_with(StripedSpace::kKeptSuffix))
+      if (name.starts_with(begin) && name.ends_with(StripedSpace::kKeptSuffix)) {
         data.push_back(entry.path());
+      }
     }
   }
-  std::error_code ignored;  // what cannot be removed is only room
-  for (const fs::path& path : data) fs::remove(path, ignored);
-  fs::remove(log, ignored);
+  return data;
 }
 
-}  // namespace
+// Whether a log elsewhere has these data too, of which this one is a copy.
+bool is_copy(const std::string& log, const SavedState& state) {
+  std::error_code error;
+  return fs::exists(state.log, error) && !fs::equivalent(state.log, log, error);
+}
 
-namespace {
-
-enum class Which : std::uint8_t { kAll, kWithoutCommit };
-
-void remove_logs(const std::string& directory, const std::string& own_log,
-                 const std::vector<std::string>& storage_paths, Which which) {
-  const std::unique_ptr<StorageEngine> engine = make_storage_engine("posix", {});
-  for (const std::string& path : logs_in(directory)) {
-    if (fs::path(path).filename() == fs::path(own_log).filename()) continue;
-    std::vector<std::string> directories = storage_paths;
-    try {
-      const std::vector<StateLog::Record> records = StateLog::read(*engine, path);
-      if (which == Which::kWithoutCommit && !records.empty()) continue;
-      for (const StateLog::Record& record : records) {
-        CheckpointManifest manifest;
-        SavedState state;
-        parse_state_record(record.text, path, manifest, state);
-        for (const std::string& file : state.files) {
+// Data first: a log that is gone would leave its files to nobody.
+void retire(StorageEngine& engine, const std::string& path,
+            const std::vector<std::string>& storage_paths) {
+  std::vector<std::string> directories = storage_paths;
+  std::vector<std::string> others;  // data of another log
+  try {
+    for (const StateLog::Record& record : StateLog::read(engine, path)) {
+      CheckpointManifest manifest;
+      SavedState state;
+      parse_state_record(record.text, path, manifest, state);
+      for (const std::string& file : state.files) {
+        if (is_copy(path, state)) {
+          others.push_back(file);
+        } else {
           directories.push_back(fs::path(file).parent_path().string());
         }
       }
-    } catch (const Error& error) {
-      log(LogLevel::kWarning, error.what());
-      if (which == Which::kWithoutCommit) continue;
     }
-    remove_run(path, directories);
+  } catch (const Error& error) {
+    log(LogLevel::kWarning, error.what());
   }
+  std::error_code ignored;  // what cannot be removed is only room
+  for (const fs::path& file : data_of(run_id_of(path), directories)) {
+    const bool kept = std::any_of(others.begin(), others.end(), [&](const std::string& other) {
+      return fs::equivalent(other, file, ignored);
+    });
+    if (!kept) fs::remove(file, ignored);
+  }
+  fs::remove(path, ignored);
 }
 
 }  // namespace
 
 void retire_other_logs(const std::string& directory, const std::string& own_log,
                        const std::vector<std::string>& storage_paths) {
-  remove_logs(directory, own_log, storage_paths, Which::kAll);
+  const std::unique_ptr<StorageEngine> engine = make_storage_engine("posix", {});
+  for (const std::string& path : logs_in(directory)) {
+    if (fs::path(path).filename() == fs::path(own_log).filename()) continue;
+    retire(*engine, path, storage_paths);
+  }
+}
+
+std::vector<std::string> files_without_commit(const std::string& directory,
+                                              const std::vector<std::string>& storage_paths) {
+  const std::unique_ptr<StorageEngine> engine = make_storage_engine("posix", {});
+  std::vector<std::string> files;
+  for (const std::string& path : logs_in(directory)) {
+    try {
+      if (!StateLog::read(*engine, path).empty()) continue;
+    } catch (const Error& error) {
+      log(LogLevel::kWarning, error.what());
+      continue;
+    }
+    for (const fs::path& file : data_of(run_id_of(path), storage_paths)) {
+      files.push_back(file.string());
+    }
+    files.push_back(path);
+  }
+  return files;
 }
 
 void remove_logs_without_commit(const std::string& directory, const std::string& own_log,
                                 const std::vector<std::string>& storage_paths) {
-  remove_logs(directory, own_log, storage_paths, Which::kWithoutCommit);
+  const std::string own_id = run_id_of(own_log);
+  for (const std::string& file : files_without_commit(directory, storage_paths)) {
+    if (!own_id.empty() && file.find(own_id) != std::string::npos) continue;
+    std::error_code ignored;  // what cannot be removed is only room
+    fs::remove(file, ignored);
+  }
 }
 
 UncommittedFiles::~UncommittedFiles() {
-  if (!kept_) remove_run(log_path(), storage_paths_);
+  if (kept_) return;
+  std::error_code ignored;  // what cannot be removed is only room
+  for (const fs::path& file : data_of(run_id_, storage_paths_)) fs::remove(file, ignored);
+  fs::remove(log_path(), ignored);
 }
 
 }  // namespace sluice

@@ -20,6 +20,7 @@ namespace sluice {
 
 struct SavedState {
   RunId run;                       // seeds the tags of its blocks
+  std::string log;                 // whose data the files are: a copy of a run's log names another
   std::vector<std::string> files;  // in the order of their stripes
   std::uint64_t space_bytes = 0;
   std::vector<SavedHome> homes;
@@ -41,6 +42,25 @@ std::string format_state_record(const CheckpointManifest& manifest, const SavedS
 void parse_state_record(std::string_view text, const std::string& name,
                         CheckpointManifest& manifest, SavedState& state);
 
+// Reads one home of a kept space from its begin to its end, and knows what was committed.
+class SavedHomeReader {
+ public:
+  // All must outlive it.
+  SavedHomeReader(StripedSpace& space, const RunId& run, const SavedHome& home)
+      : space_(space), run_(run), home_(home) {}
+  // The next `bytes`: whole blocks, or up to the end. IoError.
+  void read(std::byte* data, std::uint64_t bytes);
+  // All of it has been read. Throws InputError where it is not what was committed.
+  void finish() const;
+
+ private:
+  StripedSpace& space_;
+  const RunId& run_;
+  const SavedHome& home_;
+  std::uint64_t cursor_ = 0;
+  std::vector<BlockTag> tags_;
+};
+
 // The newest record of one log whose data verify; nothing where there is none. `failures` gets a
 // sentence for each that does not. storage_paths: where files are looked for that are no longer
 // where the record says.
@@ -56,11 +76,16 @@ std::optional<DurableFound> find_durable(const std::string& directory,
 // Throws InputError naming the first home that this run has otherwise: `homes` are its own.
 void check_homes(const DurableFound& found, const std::vector<const Buffer*>& homes);
 
-// Removes every other run's log in `directory`, each after the files that carry its run id.
+// Removes every other run's log in `directory`, each after the files that carry its run id. Data
+// that a log elsewhere holds too (this one is a copy of it) stay.
 void retire_other_logs(const std::string& directory, const std::string& own_log,
                        const std::vector<std::string>& storage_paths);
 
-// The same for logs that hold no record: their runs were killed before they committed anything.
+// Files of runs that were killed before they committed anything: logs without a record, each after
+// the data of its run in storage_paths.
+std::vector<std::string> files_without_commit(const std::string& directory,
+                                              const std::vector<std::string>& storage_paths);
+// Removes those, but for own_log's.
 void remove_logs_without_commit(const std::string& directory, const std::string& own_log,
                                 const std::vector<std::string>& storage_paths);
 

@@ -9,15 +9,17 @@ ResumePoint find_resume_point(const Config& config) {
   ResumePoint point;
   std::vector<std::string> failures;
   point.durable = find_durable(config.checkpoint.dir, config.memory.storage_paths, failures);
+  if (point.durable) {
+    for (const std::string& failure : failures) {
+      log(LogLevel::kWarning, "commit passed over: " + failure);
+    }
+  }
   try {
     point.checkpoint = find_checkpoint(config.checkpoint.dir);
   } catch (const InputError&) {
     if (point.durable) return point;
     if (!failures.empty()) throw InputError(failures.front());
     throw;
-  }
-  for (const std::string& failure : failures) {
-    log(LogLevel::kWarning, "commit passed over: " + failure);
   }
   if (point.durable && point.durable->manifest.step < point.checkpoint->manifest.step) {
     point.durable.reset();

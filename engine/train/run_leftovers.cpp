@@ -1,6 +1,7 @@
 #include "engine/train/run_leftovers.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <filesystem>
 #include <optional>
@@ -8,6 +9,7 @@
 #include "base/error.hpp"
 #include "base/run_id.hpp"
 #include "engine/train/config.hpp"
+#include "engine/train/durable_checkpoint.hpp"
 #include "engine/train/run_lock.hpp"
 #include "engine/train/training_run.hpp"
 #include "offload/striped_space.hpp"
@@ -54,9 +56,28 @@ std::vector<fs::path> entries_of(const fs::path& directory) {
   return entries;
 }
 
+// What a run makes, and no other program: a lock that says who held it, or its files.
 bool is_run_directory(const fs::path& path) {
   std::error_code ignored;  // what cannot be looked into is none
-  return fs::exists(path / "lock", ignored) || fs::exists(path / "events.jsonl", ignored);
+  const auto is_file = [&](const char* name) {
+    return fs::is_regular_file(fs::symlink_status(path / name, ignored));
+  };
+  if (is_file("config.toml") && is_file("events.jsonl")) return true;
+  if (!is_file("lock")) return false;
+  try {
+    const RunLock::State state = RunLock::look(path.string());
+    return state.held || state.holder.has_value();
+  } catch (const IoError&) {
+    return false;
+  }
+}
+
+// Names under which a run writes what it then renames.
+bool is_unfinished(const std::string& name) {
+  static const std::array<std::string_view, 6> kNames{
+      "config.toml.tmp", "plan.json.tmp",           "plan_trace.json.tmp",
+      "trace.json.tmp",  "weights.safetensors.tmp", "manifest.json.tmp"};
+  return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
 }
 
 // Looks through one run.
@@ -81,7 +102,7 @@ class Sweeper {
     for (const std::string& path : config.memory.storage_paths) {
       storage_files(path, run.holder ? run.holder->run_id : std::string());
     }
-    checkpoints(config.checkpoint.dir);
+    checkpoints(config.checkpoint.dir, config.memory.storage_paths);
     found_.removed = remove_;
     return found_;
   }
@@ -125,7 +146,8 @@ class Sweeper {
 
   void unfinished_files(const fs::path& directory) {
     for (const fs::path& path : entries_of(directory)) {
-      if (path.extension() == ".tmp" && fs::is_regular_file(fs::symlink_status(path))) {
+      if (is_unfinished(path.filename().string()) &&
+          fs::is_regular_file(fs::symlink_status(path))) {
         add(path, "a file that was being written");
       }
     }
@@ -142,7 +164,7 @@ class Sweeper {
     }
   }
 
-  void checkpoints(const std::string& directory) {
+  void checkpoints(const std::string& directory, const std::vector<std::string>& storage_paths) {
     std::error_code error;
     if (!fs::is_directory(directory, error)) return;
     const bool apart = !fs::equivalent(directory, found_.directory);
@@ -153,6 +175,9 @@ class Sweeper {
       if (remove_ && !take(lock, directory)) return;
       note_lock(directory, state);
       unfinished_files(directory);
+    }
+    for (const std::string& file : files_without_commit(directory, storage_paths)) {
+      add(file, "of a durable run that committed nothing");
     }
     for (const fs::path& path : entries_of(directory)) {
       const std::string name = path.filename().string();

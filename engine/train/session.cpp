@@ -138,8 +138,9 @@ DurableState::Record Session::record_of(const CheckpointManifest& manifest) {
   return [this, manifest](const std::vector<SavedHome>& homes) {
     files_->keep();
     TaggedSpace& storage = memory_.storage();
-    return format_state_record(
-        manifest, {storage.run(), storage.space().file_paths(), storage.space().bytes(), homes});
+    return format_state_record(manifest,
+                               {storage.run(), files_->log_path(), storage.space().file_paths(),
+                                storage.space().bytes(), homes});
   };
 }
 
@@ -178,11 +179,12 @@ void Session::load(const DurableFound& found) {
         [&](const SavedHome& at) { return at.kind == home->kind && at.unit == home->unit; });
     SLUICE_CHECK(saved != found.state.homes.end() && saved->bytes == home->bytes);
     const std::array<StateKind, 1> kind{home->kind};
+    SavedHomeReader reader(space, found.state.run, *saved);
     store_.visit(kind, home->unit, 0, home->elems, StateStore::Access::kWrite,
                  [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
-                   space.transfer(StorageOp::kRead, saved->offset + bytes_of(home->dtype, begin),
-                                  data[0], bytes_of(home->dtype, end - begin));
+                   reader.read(data[0], bytes_of(home->dtype, end - begin));
                  });
+    reader.finish();
   }
 }
 
@@ -194,7 +196,8 @@ const Program& Session::step_program(bool commits) const {
 StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& fill,
                                 TraceRecorder* trace, const CheckpointManifest* commits) {
   const LinkBytes before = moved_bytes();
-  if (commits != nullptr) drain();
+  const double tagged_before = tag_counters().hash_seconds;
+  const double drain_s = commits != nullptr ? drain() : 0;
   for (std::int64_t mb = 0; mb < plan_.options.microbatches; ++mb) {
     fill(mb, tokens_of(mb), tokens_of(mb) + batch_.rows());
   }
@@ -209,15 +212,15 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   scalars.skip_overflow = batch_.dtype == DType::kF16;
   runner_.set_scalars(scalars);
 
-  const double tagged_before = tag_counters().hash_seconds;
   const RunStatistics statistics =
       pass(step_program(commits != nullptr), commits, trace, static_cast<std::uint32_t>(step + 1));
   if (plan_.carries_updates()) pending_ = update;
   StepOutcome outcome;
   outcome.moved = moved_bytes() - before;
   outcome.tag_seconds = tag_counters().hash_seconds - tagged_before;
-  outcome.seconds = statistics.seconds;
-  outcome.stalled_fraction = statistics.compute_stalled_seconds / statistics.seconds;
+  outcome.seconds = drain_s + statistics.seconds;
+  // The compute lane waits for a drain.
+  outcome.stalled_fraction = (drain_s + statistics.compute_stalled_seconds) / outcome.seconds;
   outcome.grad_norm = runner_.results().grad_norm;
   outcome.overflow = runner_.results().overflow;
   outcome.overflowed_tensor = runner_.results().overflowed_tensor;
@@ -229,13 +232,14 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   return outcome;
 }
 
-void Session::drain() {
-  if (!pending_) return;
+double Session::drain() {
+  if (!pending_) return 0;
   StepScalars scalars;
   scalars.update = *pending_;
   runner_.set_scalars(scalars);
-  pass(drain_, nullptr);
+  const RunStatistics statistics = pass(drain_, nullptr);
   pending_.reset();
+  return statistics.seconds;
 }
 
 double Session::evaluate(const FillTokens& fill) {

@@ -56,9 +56,9 @@ class Session {
   StepOutcome train_step(std::int64_t step, double lr, const FillTokens& fill,
                          TraceRecorder* trace = nullptr,
                          const CheckpointManifest* commits = nullptr);
-  // Makes the update that is pending, if one is. Whatever looks at the state between steps does so
-  // first.
-  void drain();
+  // Makes the update that is pending, if one is, and returns the seconds that it took. Whatever
+  // looks at the state between steps does so first.
+  double drain();
   // Of a durable run: makes the state durable as it is now. Not twice without a step between.
   // Returns the bytes that this moved. Drains.
   LinkBytes commit(const CheckpointManifest& manifest);

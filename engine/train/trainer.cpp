@@ -204,6 +204,7 @@ void Trainer::save() {
   }
   drain();
   save_checkpoint(config_.checkpoint.dir, manifest(), session_.state());
+  retire_earlier();
   note_saved();
 }
 
@@ -213,11 +214,13 @@ void Trainer::note_saved() {
 }
 
 void Trainer::note_commit() {
-  if (!committed_) {
-    retire_other_logs(config_.checkpoint.dir, session_.state_log(), config_.memory.storage_paths);
-  }
-  committed_ = true;
+  retire_earlier();
   note_saved();
+}
+
+void Trainer::retire_earlier() {
+  if (std::exchange(retired_, true)) return;
+  retire_other_logs(config_.checkpoint.dir, session_.state_log(), config_.memory.storage_paths);
 }
 
 void Trainer::finish() {

@@ -46,8 +46,10 @@ class Trainer {
   CheckpointManifest manifest();
   void save();
   void note_saved();
-  // What the run went on from is of no more use once it has a commit of its own.
   void note_commit();
+  // A durable run's commits that this one went on from are of no more use once it has saved its
+  // own.
+  void retire_earlier();
   void finish();
   // Of the whole run, state between steps included.
   RunEvent tags_json();
@@ -66,7 +68,7 @@ class Trainer {
   std::int64_t saved_step_ = 0;    // of the newest checkpoint
   std::int64_t first_step_ = 0;    // where this process began
   bool commits_next_ = false;      // the next step commits what it finds
-  bool committed_ = false;         // this process has
+  bool retired_ = false;           // earlier commits
   std::string overflowed_tensor_;  // of the newest overflow
   double overflowed_scale_ = 0;
   LinkBytes total_;

@@ -1,6 +1,7 @@
 #include "engine/train/training_run.hpp"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "base/units.hpp"
 #include "engine/planner/cost_model.hpp"
@@ -91,19 +92,21 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   check_storage_paths(config, plan.need.storage_bytes);
   check_checkpoint_room(config, saved_bytes(config, plan, !options.resume.empty()),
                         plan.need.storage_bytes);
+  const bool resumes = !options.resume.empty();
+  // A directory that is not there is not made to be found empty.
+  if (resumes && !std::filesystem::is_directory(config.checkpoint.dir)) find_resume_point(config);
+  // From here on the directories are this run's. Nothing else has been created or changed; an
+  // earlier run's files stand until all memory of this one is there.
+  const RunId run = make_run_id();
+  RunFiles files(written, run, plan.need.storage_bytes > 0);
   std::optional<ResumePoint> found;
-  if (!options.resume.empty()) {
+  if (resumes) {
     found = find_resume_point(config);
     check_resume_point(*found, config, model, data.fingerprint(), Session::homes(plan.evaluation));
     if (!options.accept_other_arithmetic) {
       check_arithmetic(found->manifest(), found->where(), device_kernels->arithmetic());
     }
   }
-
-  // Nothing has been created or changed up to here; an earlier run's files stand until all memory
-  // of this one is there.
-  const RunId run = make_run_id();
-  RunFiles files(written, run, plan.need.storage_bytes > 0);
   Trainer trainer(config, options, data, model, plan, *device_kernels, *host_kernels, files, run,
                   events, observe);
   files.begin(written, !found, trainer.state_log());

@@ -216,6 +216,37 @@ TEST_F(DurableRun, LeavesOneLogAndOneFileAndResumeReplacesThem) {
   EXPECT_NE(only_data(), data);
 }
 
+// A copy of a run directory takes its data along, and goes on without touching the original's.
+TEST_F(DurableRun, ACopyGoesOnBesideItsOriginal) {
+  fs::copy(bench_.run_directory("run"), bench_.run_directory("copy"), fs::copy_options::recursive);
+  const fs::path log = only_log();
+  const fs::path data = only_data();
+  TrainingOptions of_copy = resume_;
+  of_copy.resume = bench_.run_directory("copy");
+  const TrainingRecord copy = TrainingBench::run(config_, of_copy);
+  EXPECT_EQ(only_log(), log);
+  EXPECT_EQ(only_data(), data);
+  EXPECT_EQ(files_in(bench_.run_directory("copy") + "/storage").size(), 1u);
+  const TrainingRecord original = TrainingBench::run(config_, resume_);
+  EXPECT_NE(copy.weights_hash, "");
+  EXPECT_EQ(copy.weights_hash, original.weights_hash);
+}
+
+// A copy of the log alone names data that are another's.
+TEST_F(DurableRun, ACopiedLogLeavesTheDataThatItNames) {
+  const fs::path data = only_data();
+  const std::string checkpoints = bench_.run_directory("copy") + "/checkpoints";
+  fs::create_directories(checkpoints);
+  fs::copy(only_log(), checkpoints);
+  TrainingOptions of_copy = resume_;
+  of_copy.resume = bench_.run_directory("copy");
+  Config shared = config_;
+  shared.checkpoint.dir = checkpoints;
+  EXPECT_EQ(TrainingBench::run(shared, of_copy).losses.size(), 6u);
+  EXPECT_TRUE(fs::exists(data));
+  EXPECT_EQ(TrainingBench::run(config_, resume_).losses.size(), 6u);
+}
+
 // Nothing left to do: no step, no commit, and what was there stays.
 TEST_F(DurableRun, OfARunThatIsDoneKeepsItsFiles) {
   TrainingBench::run(config_, resume_);

@@ -21,11 +21,12 @@ CheckpointManifest manifest() {
 SavedState state() {
   SavedState state;
   state.run = {7, 8};
+  state.log = "c\"/state-x.log";
   state.files = {"a/sluice-x-0.durable", "b\"/sluice-x-1.durable"};
   state.space_bytes = 1 << 20;
   state.homes = {
-      {StateKind::kWeight, 0, DType::kBF16, 0, 8192, 77, 4096, 5, {1, 2}},
-      {StateKind::kMoment2, 3, DType::kBlock8, 8192, 5000, 1ull << 61, 16384, 6, {~0ull, 0}}};
+      {StateKind::kWeight, 0, DType::kBF16, 0, 8192, 77, 8192, 5, {1, 2}},
+      {StateKind::kMoment2, 3, DType::kBlock8, 8192, 5000, 1ull << 61, 4224, 6, {~0ull, 0}}};
   return state;
 }
 
@@ -56,7 +57,7 @@ TEST(StateRecord, TakesNoMoreThanItIsGivenRoomFor) {
                            ~0u,
                            {~0ull, ~0ull}});
   }
-  const std::vector<std::string> paths{"a", "b\""};
+  const std::vector<std::string> paths{"a", "b\"", "c\""};
   EXPECT_LE(format_state_record(manifest(), large).size(),
             state_record_bytes(large.homes.size(), manifest().settings, paths));
 }
@@ -72,8 +73,8 @@ TEST(StateRecord, WhatCannotBeIsRefusedByName) {
       {R"("unit":3)", R"("unit":-3)", "'unit'"},
       {R"("offset":8192)", R"("offset":1048576)", "outside the files"},
       {R"("bytes":8192)", R"("bytes":4611686018427387905)", "'bytes'"},
-      {R"("block_bytes":4096)", R"("block_bytes":0)", "'block_bytes'"},
-      {R"("block_bytes":4096)", R"("block_bytes":1048577)", "'block_bytes'"},
+      {R"("block_bytes":8192)", R"("block_bytes":0)", "'block_bytes'"},
+      {R"("block_bytes":8192)", R"("block_bytes":1)", "'block_bytes'"},
       {R"("version":5)", R"("version":4294967296)", "'version'"},
       {R"("key":77)", R"("key":"77")", "'key'"},
       {R"("run":"0000)", R"("run":"000)", "'run'"},

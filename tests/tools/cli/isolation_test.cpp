@@ -138,5 +138,18 @@ TEST_F(Isolation, CleaningWhatIsNoDirectoryIsRefused) {
   expect_refused({"doctor", "--yes"}, {"--yes"});
 }
 
+// A file called lock makes no run, and what others write there is theirs.
+TEST_F(Isolation, CleaningLeavesAloneWhatNoRunHasMade) {
+  fs::create_directories(path("foreign/checkpoints/step-00000001.tmp"));
+  write_file(path("foreign/lock"), "somebody's");
+  write_file(path("foreign/notes.tmp"), "theirs");
+  fs::create_directories(path("odd/lock"));
+  succeed({"doctor", "--clean", ".", "--yes"});
+  for (const char* kept :
+       {"foreign/lock", "foreign/notes.tmp", "foreign/checkpoints/step-00000001.tmp", "odd/lock"}) {
+    EXPECT_TRUE(fs::exists(path(kept))) << kept;
+  }
+}
+
 }  // namespace
 }  // namespace sluice::testing
