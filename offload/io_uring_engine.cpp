@@ -21,6 +21,7 @@
 #include <new>
 #include <vector>
 
+#include "base/file_descriptor.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
 #include "offload/queued_engine.hpp"
@@ -61,20 +62,6 @@ class Ring {
 
  private:
   io_uring ring_{};
-};
-
-class Descriptor {
- public:
-  explicit Descriptor(int value) : value_(value) {}
-  ~Descriptor() {
-    if (value_ >= 0) ::close(value_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return value_; }
-
- private:
-  int value_;
 };
 
 struct Region {
@@ -128,7 +115,7 @@ class IoUringEngine final : public QueuedEngine {
   bool set_file_slot(int slot, int descriptor);
   int registered_slot(const std::byte* data, std::uint64_t bytes) const;
 
-  Descriptor wake_event_;
+  FileDescriptor wake_event_;
   std::uint64_t wake_value_ = 0;                 // the kernel writes it
   bool sleeping_ = false;                        // guarded by mutex_: a wake-up is needed
   std::vector<std::function<void()>> commands_;  // guarded by mutex_

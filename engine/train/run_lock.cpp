@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/file_descriptor.hpp"
 
 namespace sluice {
 namespace {
@@ -78,21 +79,6 @@ bool try_lock(int descriptor, const std::string& path) {
   return false;
 }
 
-class Descriptor {
- public:
-  explicit Descriptor(int value) : value_(value) {}
-  ~Descriptor() {
-    if (value_ >= 0) ::close(value_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return value_; }
-  int release() { return std::exchange(value_, -1); }
-
- private:
-  int value_;
-};
-
 // Whether the file that is locked is still the one at `path`: a run that ends takes it away.
 bool is_at(int descriptor, const std::string& path) {
   struct stat locked {};
@@ -112,7 +98,7 @@ RunLock::RunLock(const std::string& key, const std::string& directory, const Run
     : path_(directory + "/lock") {
   int looks = 0;
   while (descriptor_ < 0) {
-    Descriptor file(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    FileDescriptor file(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
     if (file.get() < 0) throw IoError("open", path_, 0, 0, errno);
     if (!try_lock(file.get(), path_)) {
       const std::optional<RunHolder> holder = read_live_holder(file.get());
@@ -143,7 +129,7 @@ RunLock::~RunLock() {
 
 RunLock::State RunLock::look(const std::string& directory) {
   const std::string path = directory + "/lock";
-  const Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  const FileDescriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   State state;
   if (file.get() < 0) {
     if (errno == ENOENT || errno == ENOTDIR) return state;
