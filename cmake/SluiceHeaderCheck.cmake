@@ -12,7 +12,7 @@ function(sluice_header_check)
     list(APPEND headers ${found})
   endforeach()
   # CUDA headers need nvcc's include path.
-  list(FILTER headers EXCLUDE REGEX "/cuda/")
+  list(FILTER headers EXCLUDE REGEX "/cuda(_driver)?/")
 
   set(units)
   foreach(header ${headers})

@@ -32,9 +32,10 @@ function(sluice_room name)
   target_link_libraries(sluice_${name} PUBLIC sluice_flags ${ROOM_DEPS} PRIVATE ${ROOM_PRIVATE_DEPS})
 endfunction()
 
-# sluice_test(NAME SOURCES … DEPS … [LABELS …] [TIMEOUT s]): one GoogleTest binary, one ctest entry per test.
+# sluice_test(NAME SOURCES … DEPS … [LABELS …] [TIMEOUT s] [SIMULATED_CUDA]): one GoogleTest binary, one ctest
+# entry per test. SIMULATED_CUDA: the libcuda.so.1 that it finds is tests/support/cuda_driver's.
 function(sluice_test name)
-  cmake_parse_arguments(TEST "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(TEST "SIMULATED_CUDA" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)
     set(TEST_TIMEOUT 300)
   endif()
@@ -50,6 +51,11 @@ function(sluice_test name)
   include(GoogleTest)
   # A list inside PROPERTIES must reach ctest as one argument.
   string(REPLACE ";" "\\;" labels "${TEST_LABELS}")
+  set(environment)
+  if(TEST_SIMULATED_CUDA)
+    set(environment ENVIRONMENT "LD_LIBRARY_PATH=${SLUICE_SIMULATED_CUDA_FOLDER}")
+    add_dependencies(test_${name} simulated_cuda_driver)
+  endif()
   gtest_discover_tests(test_${name} TEST_PREFIX "${name}/" DISCOVERY_TIMEOUT 60
-    PROPERTIES TIMEOUT ${TEST_TIMEOUT} LABELS "${labels}")
+    PROPERTIES TIMEOUT ${TEST_TIMEOUT} LABELS "${labels}" ${environment})
 endfunction()

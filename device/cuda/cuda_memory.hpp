@@ -1,0 +1,100 @@
+// The memory of one GPU: a cap, physical blocks, address ranges, mappings and raw buffers.
+//
+// A block is one handle of the driver; it is mapped whole, at offset 0 of itself, and its memory
+// counts against the cap until its last mapping is gone too, as the driver keeps it for so long. A
+// released range keeps its addresses likewise. Thread-safe. Nothing here knows streams: callers
+// order use and release.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "device/cuda/cuda_context.hpp"
+#include "device/device.hpp"
+
+namespace sluice {
+
+class CudaMemory {
+ public:
+  // A place with its handle; data is null for a block.
+  struct Placement {
+    void* data = nullptr;
+    std::uint64_t bytes = 0;
+    std::uint64_t handle = 0;
+  };
+
+  CudaMemory(std::shared_ptr<const CudaContext> context, std::uint64_t capacity_bytes);
+  // What is left, its owner has leaked; it goes back to the driver.
+  ~CudaMemory();
+  CudaMemory(const CudaMemory&) = delete;
+  CudaMemory& operator=(const CudaMemory&) = delete;
+
+  std::uint64_t granularity_bytes() const { return granularity_bytes_; }
+
+  // These throw DeviceError, OutOfMemory (of the cap or of the GPU), InternalError as Device says.
+  Placement reserve(std::uint64_t bytes);
+  Placement create_block(std::uint64_t bytes);
+  Placement map(std::uint64_t range_handle, std::uint64_t offset_bytes, std::uint64_t block_handle);
+  Placement allocate(std::uint64_t bytes);
+
+  void release_range(std::uint64_t handle) noexcept;
+  void release_block(std::uint64_t handle) noexcept;
+  void unmap(std::uint64_t handle) noexcept;
+  void deallocate(std::uint64_t handle) noexcept;
+
+  // Of DeviceCounters: bytes, allocations and mappings.
+  DeviceCounters counters() const;
+
+ private:
+  struct Block {
+    CUmemGenericAllocationHandle handle;
+    std::uint64_t bytes;
+    std::uint32_t mapping_count;
+    bool released;
+  };
+  struct MappedPart {
+    std::uint64_t bytes;
+    std::uint64_t block_handle;
+  };
+  struct Range {
+    CUdeviceptr base;
+    std::uint64_t bytes;
+    std::map<std::uint64_t, MappedPart> parts;  // by offset; disjoint
+    bool released;
+  };
+  struct MappingPlace {
+    std::uint64_t range_handle;
+    std::uint64_t offset_bytes;
+  };
+  struct Buffer {
+    CUdeviceptr data;
+    std::uint64_t bytes;
+  };
+
+  // mutex_ held by all below.
+  void charge(std::uint64_t bytes);
+  // Undoes a charge, and throws what the status means for it.
+  [[noreturn]] void refuse(std::uint64_t bytes, CUresult status, const char* doing);
+  static void check_place(const Range& range, std::uint64_t offset_bytes, std::uint64_t bytes);
+  CUresult map_with_access(CUdeviceptr place, const Block& block) const;
+  void forget_block_if_unused(std::uint64_t handle) noexcept;
+  void free_range_if_unused(std::uint64_t handle) noexcept;
+
+  const std::shared_ptr<const CudaContext> context_;
+  const CudaDriver& driver_;
+  const std::uint64_t capacity_bytes_;
+  std::uint64_t granularity_bytes_ = 0;
+
+  mutable std::mutex mutex_;  // guards all below
+  DeviceCounters counters_;
+  std::uint64_t next_handle_ = 1;
+  std::unordered_map<std::uint64_t, Block> blocks_;
+  std::unordered_map<std::uint64_t, Range> ranges_;
+  std::unordered_map<std::uint64_t, MappingPlace> mappings_;
+  std::unordered_map<std::uint64_t, Buffer> buffers_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,22 @@
+// In the place of device/cuda where the CUDA toolkit's headers were not found at configuration.
+#include "base/error.hpp"
+#include "device/cuda/cuda_device.hpp"
+
+namespace sluice {
+namespace {
+constexpr const char* kMissing = "this build has no CUDA backend";
+}
+
+CudaSearch find_cuda_devices() {
+  return {{}, kMissing};
+}
+
+std::uint64_t free_cuda_bytes(int /*ordinal*/) {
+  throw DeviceError(kMissing);
+}
+
+std::unique_ptr<Device> make_cuda_device(const CudaDeviceOptions& /*options*/) {
+  throw InputError(std::string("the cuda device cannot be had: ") + kMissing);
+}
+
+}  // namespace sluice

@@ -1,0 +1,72 @@
+// The state behind the simulated driver's functions: one GPU or several, their primary contexts,
+// and every handle that is alive.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tests/support/cuda_driver/simulated_gpu.hpp"
+#include "tests/support/cuda_driver/simulator_control.hpp"
+
+namespace sluice::simulated {
+
+struct Gpu {
+  Gpu(std::uint64_t capacity_bytes, bool guarded) : memory(capacity_bytes, guarded) {}
+  Memory memory;
+  int retained = 0;  // of the primary context
+};
+
+struct Stream {
+  Gpu* gpu;
+  std::unique_ptr<Queue> queue;
+};
+
+struct Event {
+  bool timed = true;
+  std::shared_ptr<Point> point;  // null: never recorded
+};
+
+class Driver {
+ public:
+  static Driver& instance();
+
+  // Every function begins here. Not CUDA_SUCCESS: it returns that at once, or, if it releases
+  // something, once it has done so.
+  CUresult enter(const char* function);
+  // The same for functions that need a current context.
+  CUresult enter_context(const char* function, Gpu*& gpu);
+
+  std::mutex mutex;  // guards all below
+  bool initialized = false;
+  std::vector<std::unique_ptr<Gpu>> gpus;
+  std::map<CUstream, Stream> streams;
+  std::map<CUevent, Event> events;
+  std::map<std::uintptr_t, std::uint64_t> registered;
+  std::vector<std::unique_ptr<Queue>> closing;  // destroyed streams that still work
+  std::uint64_t next_handle = 1;
+
+  // Injected failures.
+  std::string failing;  // empty: any function
+  std::int64_t remaining = -1;
+  CUresult failure = CUDA_SUCCESS;
+  bool forever = false;
+  std::uint64_t calls = 0;
+
+  Stream* find(CUstream stream);  // mutex held
+  Event* find(CUevent event);     // mutex held
+  void reap();                    // mutex held
+
+ private:
+  Driver();
+};
+
+// The GPU whose primary context is current on this thread, or null.
+Gpu* current_gpu();
+
+}  // namespace sluice::simulated
