@@ -10,17 +10,20 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
 # -ffp-contract=off: the arithmetic contract forbids fused multiply-adds that the source does not
 # write (gcc contracts intrinsics too).
 add_library(sluice_flags INTERFACE)
-target_compile_options(sluice_flags INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor
-                                              -ffp-contract=off -fno-math-errno)
+# Not for CUDA, whose compiler has its own (SluiceCuda).
+set(host_only $<NOT:$<COMPILE_LANGUAGE:CUDA>>)
+target_compile_options(sluice_flags INTERFACE
+  "$<${host_only}:-Wall;-Wextra;-Wshadow;-Wnon-virtual-dtor;-ffp-contract=off;-fno-math-errno>")
 # g++ 12 sees overlap in "literal" + std::string&& where there is none (GCC bug 105651).
-target_compile_options(sluice_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)
+target_compile_options(sluice_flags INTERFACE
+  $<$<AND:${host_only},$<CXX_COMPILER_ID:GNU>>:-Wno-restrict>)
 target_include_directories(sluice_flags INTERFACE "${CMAKE_SOURCE_DIR}")
 if(SLUICE_WERROR)
-  target_compile_options(sluice_flags INTERFACE -Werror)
+  target_compile_options(sluice_flags INTERFACE $<${host_only}:-Werror>)
 endif()
 if(SLUICE_SANITIZE)
-  target_compile_options(sluice_flags INTERFACE -fsanitize=${SLUICE_SANITIZE}
-                                                -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  target_compile_options(sluice_flags INTERFACE
+    "$<${host_only}:-fsanitize=${SLUICE_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all>")
   target_link_options(sluice_flags INTERFACE -fsanitize=${SLUICE_SANITIZE})
 endif()
 

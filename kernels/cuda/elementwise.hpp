@@ -1,0 +1,17 @@
+// Sums and zeros on a GPU. Arguments as in Kernels (kernels/kernels.hpp); all queue on `stream`.
+// Errors: DeviceError where a launch fails, InternalError for a dtype that is no act dtype.
+#pragma once
+
+#include <cstdint>
+
+#include "base/dtype.hpp"
+#include "kernels/cuda/stream.hpp"
+
+namespace sluice::cuda {
+
+void zero(StreamHandle stream, void* data, std::uint64_t bytes);
+
+void add(StreamHandle stream, const void* a, const void* b, void* out, std::int64_t elems,
+         DType dtype);
+
+}  // namespace sluice::cuda

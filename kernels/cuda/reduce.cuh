@@ -1,0 +1,70 @@
+// Sums over a warp and a block in an order that only the numbers' places fix, and the shapes of
+// grids.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/cuda/simt.cuh"
+
+namespace sluice::cuda {
+
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+inline constexpr int kWarpSize = 32;
+
+__device__ __forceinline__ int lane_index() {
+  return static_cast<int>(threadIdx.x) % kWarpSize;
+}
+__device__ __forceinline__ int warp_index() {
+  return static_cast<int>(threadIdx.x) / kWarpSize;
+}
+
+// All lanes get the same bits: at each distance both partners add the same two numbers.
+template <class T>
+__device__ __forceinline__ T warp_sum(T value) {
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, distance);
+  }
+  return value;
+}
+
+// NaNs vanish in a maximum, as in fmaxf.
+__device__ __forceinline__ float warp_max(float value) {
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, distance));
+  }
+  return value;
+}
+
+// The sum over a block of whole warps, blockDim.x threads in one dimension; all threads get it.
+// Warps are summed each for itself, then their sums by one warp. Two barriers; `scratch` is shared,
+// 32 numbers, and free again after the next barrier.
+template <class T>
+__device__ __forceinline__ T block_sum(T value, T* scratch) {
+  value = warp_sum(value);
+  const int warps = static_cast<int>(blockDim.x) / kWarpSize;
+  if (lane_index() == 0) scratch[warp_index()] = value;
+  __syncthreads();
+  return warp_sum(lane_index() < warps ? scratch[lane_index()] : T(0));
+}
+
+__device__ __forceinline__ std::int64_t grid_thread() {
+  return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+__device__ __forceinline__ std::int64_t grid_threads() {
+  return static_cast<std::int64_t>(gridDim.x) * blockDim.x;
+}
+
+inline constexpr std::int64_t kMaxGridX = 0x7fffffff;
+inline constexpr std::int64_t kMaxGridYZ = 65535;
+
+// Host code: blocks for `items` (one each, > 0) that a kernel takes in grid strides: as many as the
+// multiprocessors hold at once, and no more than there are items.
+inline unsigned grid_stride_blocks(std::int64_t items, int block_threads) {
+  constexpr int kThreadsPerMultiprocessor = 2048;
+  const std::int64_t resident =
+      std::int64_t{multiprocessor_count()} * (kThreadsPerMultiprocessor / block_threads);
+  return static_cast<unsigned>(std::clamp<std::int64_t>(std::min(items, resident), 1, kMaxGridX));
+}
+
+}  // namespace sluice::cuda

@@ -1,0 +1,13 @@
+# The kernel sources of this folder. Read twice: by kernels/CMakeLists.txt for nvcc, and by
+# tests/support/cuda_emulation/CMakeLists.txt for the host's compiler.
+
+# Kernels whose bits must equal the host's: nvcc fuses nothing and flushes nothing there.
+set(SLUICE_CUDA_EXACT_SOURCES
+  elementwise.cu)
+
+set(SLUICE_CUDA_SOURCES
+  ${SLUICE_CUDA_EXACT_SOURCES})
+
+# What the emulation has in its own way.
+set(SLUICE_CUDA_DEVICE_SOURCES
+  simt_device.cu)

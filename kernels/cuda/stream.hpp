@@ -1,0 +1,11 @@
+// Where kernels are queued, for headers that need nothing else of CUDA.
+#pragma once
+
+struct CUstream_st;
+
+namespace sluice::cuda {
+
+// A cudaStream_t or CUstream; null: the default stream.
+using StreamHandle = CUstream_st*;
+
+}  // namespace sluice::cuda

@@ -1,0 +1,252 @@
+// CUDA's device builtins as plain C++, for kernel sources that are compiled a second time for the
+// CPU (kernels/cuda/simt.cuh). Names and meanings are CUDA's (CUDA C++ Programming Guide, "C++
+// language extensions"); so they are reserved names, and in the global namespace.
+//
+// What waits for other threads takes the place of its call: all threads of a block, or lanes of a
+// warp, must meet in the same one.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <source_location>
+#include <type_traits>
+
+#include "tests/support/cuda_emulation/block_runner.hpp"
+
+// NOLINTBEGIN(bugprone-reserved-identifier,cert-dcl37-c,cert-dcl51-cpp,readability-identifier-naming)
+
+// A block runs on one OS thread from beginning to end, so what is the block's is the OS thread's.
+// Unlike CUDA's, these variables start as zeros.
+#undef __shared__
+#define __shared__ static thread_local
+#define __launch_bounds__(...)
+#undef __forceinline__
+#define __forceinline__ inline __attribute__((always_inline))
+#undef __noinline__
+#define __noinline__ __attribute__((noinline))
+#define __restrict__ __restrict
+
+inline constinit thread_local uint3 threadIdx{};
+inline constinit thread_local uint3 blockIdx{};
+inline constinit thread_local uint3 blockDim{};
+inline constinit thread_local uint3 gridDim{};
+inline constexpr int warpSize = sluice::emulation::kWarpLanes;
+
+namespace sluice::emulation {
+
+using Place = std::source_location;
+
+template <class T>
+T lane_value(const WarpValues& values, int lane) {
+  T value;
+  std::memcpy(&value, values[static_cast<std::size_t>(lane)].data(), sizeof(T));
+  return value;
+}
+
+// source(lane, width): the lane to read, or a negative number for the own one.
+template <class T, class Source>
+T shuffle(unsigned mask, T value, int width, const Place& where, const Source& source) {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 8);
+  BlockRunner& runner = BlockRunner::current();
+  const WarpValues& values = runner.exchange(mask, &value, sizeof(T), where);
+  const int lane = runner.lane();
+  const int from = source(lane % width);
+  if (from < 0 || from >= width) return value;
+  return lane_value<T>(values, lane / width * width + from);
+}
+
+}  // namespace sluice::emulation
+
+inline void __syncthreads(const std::source_location where = std::source_location::current()) {
+  sluice::emulation::BlockRunner::current().barrier(where);
+}
+
+inline void __syncwarp(unsigned mask = 0xffffffffu,
+                       const std::source_location where = std::source_location::current()) {
+  const char none = 0;
+  sluice::emulation::BlockRunner::current().exchange(mask, &none, 1, where);
+}
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int source, int width = 32,
+              const std::source_location where = std::source_location::current()) {
+  return sluice::emulation::shuffle(mask, value, width, where,
+                                    [=](int) { return source & (width - 1); });
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32,
+                  const std::source_location where = std::source_location::current()) {
+  return sluice::emulation::shuffle(mask, value, width, where,
+                                    [=](int lane) { return lane ^ lane_mask; });
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
+                 const std::source_location where = std::source_location::current()) {
+  return sluice::emulation::shuffle(mask, value, width, where,
+                                    [=](int lane) { return lane - static_cast<int>(delta); });
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
+                   const std::source_location where = std::source_location::current()) {
+  return sluice::emulation::shuffle(mask, value, width, where,
+                                    [=](int lane) { return lane + static_cast<int>(delta); });
+}
+
+inline unsigned __ballot_sync(unsigned mask, int predicate,
+                              const std::source_location where = std::source_location::current()) {
+  using namespace sluice::emulation;
+  const int mine = predicate != 0;
+  const WarpValues& values = BlockRunner::current().exchange(mask, &mine, sizeof(mine), where);
+  unsigned bits = 0;
+  for (int lane = 0; lane < kWarpLanes; ++lane) {
+    bits |= static_cast<unsigned>(lane_value<int>(values, lane)) << lane;
+  }
+  return bits;
+}
+inline int __any_sync(unsigned mask, int predicate,
+                      const std::source_location where = std::source_location::current()) {
+  return __ballot_sync(mask, predicate, where) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate,
+                      const std::source_location where = std::source_location::current()) {
+  return __ballot_sync(mask, predicate, where) == 0xffffffffu;
+}
+
+// One OS thread runs one block at a time and a CUDA thread is never interrupted.
+template <class T>
+T atomicAdd(T* address, std::type_identity_t<T> value) {
+  static_assert(std::is_same_v<T, int> || std::is_same_v<T, unsigned> ||
+                std::is_same_v<T, unsigned long long> || std::is_same_v<T, float>);
+  const T before = *address;
+  *address = before + value;
+  return before;
+}
+template <class T>
+T atomicMax(T* address, std::type_identity_t<T> value) {
+  static_assert(std::is_integral_v<T>);
+  const T before = *address;
+  *address = std::max(before, value);
+  return before;
+}
+template <class T>
+T atomicMin(T* address, std::type_identity_t<T> value) {
+  static_assert(std::is_integral_v<T>);
+  const T before = *address;
+  *address = std::min(before, value);
+  return before;
+}
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+
+inline unsigned __float_as_uint(float value) {
+  return std::bit_cast<unsigned>(value);
+}
+inline float __uint_as_float(unsigned bits) {
+  return std::bit_cast<float>(bits);
+}
+inline int __float_as_int(float value) {
+  return std::bit_cast<int>(value);
+}
+inline float __int_as_float(int bits) {
+  return std::bit_cast<float>(bits);
+}
+inline long long __double_as_longlong(double value) {
+  return std::bit_cast<long long>(value);
+}
+inline double __longlong_as_double(long long bits) {
+  return std::bit_cast<double>(bits);
+}
+
+// Compiled with -ffp-contract=off: each is one rounded operation.
+inline float __fadd_rn(float a, float b) {
+  return a + b;
+}
+inline float __fsub_rn(float a, float b) {
+  return a - b;
+}
+inline float __fmul_rn(float a, float b) {
+  return a * b;
+}
+inline float __fdiv_rn(float a, float b) {
+  return a / b;
+}
+inline float __fsqrt_rn(float a) {
+  return std::sqrt(a);
+}
+inline float __fmaf_rn(float a, float b, float c) {
+  return std::fma(a, b, c);
+}
+inline double __dadd_rn(double a, double b) {
+  return a + b;
+}
+inline double __dsub_rn(double a, double b) {
+  return a - b;
+}
+inline double __dmul_rn(double a, double b) {
+  return a * b;
+}
+inline double __ddiv_rn(double a, double b) {
+  return a / b;
+}
+inline double __dsqrt_rn(double a) {
+  return std::sqrt(a);
+}
+inline double __fma_rn(double a, double b, double c) {
+  return std::fma(a, b, c);
+}
+inline float __double2float_rn(double a) {
+  return static_cast<float>(a);
+}
+inline float __int2float_rn(int a) {
+  return static_cast<float>(a);
+}
+inline float __uint2float_rn(unsigned a) {
+  return static_cast<float>(a);
+}
+inline int __float2int_rn(float a) {
+  return static_cast<int>(std::nearbyint(a));
+}
+
+// Approximations on a GPU, and exact to a rounding here.
+inline float rsqrtf(float a) {
+  return 1.0f / std::sqrt(a);
+}
+inline float __expf(float a) {
+  return std::exp(a);
+}
+inline float __logf(float a) {
+  return std::log(a);
+}
+inline float __fdividef(float a, float b) {
+  return a / b;
+}
+inline float __frcp_rn(float a) {
+  return 1.0f / a;
+}
+inline float __saturatef(float a) {
+  return std::fmin(std::fmax(a, 0.0f), 1.0f);
+}
+
+inline int __clz(int value) {
+  return std::countl_zero(static_cast<unsigned>(value));
+}
+inline int __popc(unsigned value) {
+  return std::popcount(value);
+}
+inline int __ffs(int value) {
+  return value == 0 ? 0 : std::countr_zero(static_cast<unsigned>(value)) + 1;
+}
+inline unsigned __umulhi(unsigned a, unsigned b) {
+  return static_cast<unsigned>((std::uint64_t{a} * b) >> 32);
+}
+template <class T>
+T __ldg(const T* address) {
+  return *address;
+}
+
+// NOLINTEND(bugprone-reserved-identifier,cert-dcl37-c,cert-dcl51-cpp,readability-identifier-naming)
