@@ -1,4 +1,5 @@
 #include "kernels/cuda/elementwise.hpp"
+#include "kernels/cuda/map.cuh"
 #include "kernels/cuda/numeric.cuh"
 #include "kernels/cuda/reduce.cuh"
 
@@ -6,9 +7,6 @@ namespace sluice::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// 16-byte accesses of a thread that are under way at once: 3 arrays, 2,048 threads and 4 each are
-// 256 KiB per multiprocessor, several times what hides the memory's latency.
-constexpr int kPacksAtOnce = 4;
 
 // Both ends of [data, data + bytes) may be odd; what lies between is written 16 bytes at a time.
 __global__ void __launch_bounds__(kThreads)
@@ -20,48 +18,9 @@ __global__ void __launch_bounds__(kThreads)
   if (thread < tail) data[head + packs * 16 + thread] = 0;
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    add_packs_kernel(const T* a, const T* b, T* out, std::int64_t elems) {
-  constexpr int kElems = kPackElems<T>;
-  const std::int64_t packs = elems / kElems;
-  const std::int64_t stride = grid_threads();
-  for (std::int64_t base = grid_thread(); base < packs; base += stride * kPacksAtOnce) {
-    Pack<T> left[kPacksAtOnce], right[kPacksAtOnce];
-#pragma unroll
-    for (int k = 0; k < kPacksAtOnce; ++k) {
-      const std::int64_t i = base + k * stride;
-      if (i < packs) {
-        left[k] = load_pack(a + i * kElems);
-        right[k] = load_pack(b + i * kElems);
-      }
-    }
-#pragma unroll
-    for (int k = 0; k < kPacksAtOnce; ++k) {
-      const std::int64_t i = base + k * stride;
-      if (i >= packs) break;
-      Pack<T> sum;
-#pragma unroll
-      for (int e = 0; e < kElems; ++e) {
-        sum.values[e] =
-            from_float<T>(__fadd_rn(load_float(left[k].values[e]), load_float(right[k].values[e])));
-      }
-      store_pack(out + i * kElems, sum);
-    }
-  }
-  const std::int64_t rest = packs * kElems + grid_thread();
-  if (rest < elems) {
-    out[rest] = from_float<T>(__fadd_rn(load_float(a[rest]), load_float(b[rest])));
-  }
-}
-
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    add_each_kernel(const T* a, const T* b, T* out, std::int64_t elems) {
-  for (std::int64_t i = grid_thread(); i < elems; i += grid_threads()) {
-    out[i] = from_float<T>(__fadd_rn(load_float(a[i]), load_float(b[i])));
-  }
-}
+struct Add {
+  __device__ float operator()(const float (&x)[2]) const { return __fadd_rn(x[0], x[1]); }
+};
 
 }  // namespace
 
@@ -79,13 +38,12 @@ void add(StreamHandle stream, const void* a, const void* b, void* out, std::int6
          DType dtype) {
   with_act_type(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    if (elems == 0) return;
-    const bool aligned = all_aligned_to_16(a, b, out);
-    const std::int64_t per_block = kThreads * (aligned ? kPackElems<T> : 1);
-    launch(stream, grid_stride_blocks((elems + per_block - 1) / per_block, kThreads), kThreads, 0,
-           aligned ? &add_packs_kernel<T> : &add_each_kernel<T>, static_cast<const T*>(a),
-           static_cast<const T*>(b), static_cast<T*>(out), elems);
+    map<T>(stream, out, elems, Add(), a, b);
   });
+}
+
+void fold(StreamHandle stream, void* into, const void* from, DType dtype, std::int64_t elems) {
+  add(stream, into, from, into, elems, dtype);
 }
 
 }  // namespace sluice::cuda

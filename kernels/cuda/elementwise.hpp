@@ -14,4 +14,6 @@ void zero(StreamHandle stream, void* data, std::uint64_t bytes);
 void add(StreamHandle stream, const void* a, const void* b, void* out, std::int64_t elems,
          DType dtype);
 
+void fold(StreamHandle stream, void* into, const void* from, DType dtype, std::int64_t elems);
+
 }  // namespace sluice::cuda

@@ -39,13 +39,13 @@ TEST_P(CudaElementwise, AddRoundsTheSumOnce) {
   }
 }
 
-TEST_P(CudaElementwise, AddsInPlace) {
+TEST_P(CudaElementwise, FoldAddsInPlace) {
   const std::int64_t elems = 5001;
   const DTypeArray a(GetParam(), normal_floats(elems, 3));
   const DTypeArray b(GetParam(), normal_floats(elems, 4));
   DeviceDTypeArray into(a);
   const DeviceDTypeArray from(b);
-  add(nullptr, into.data(), from.data(), into.data(), elems, GetParam());
+  fold(nullptr, into.data(), from.data(), GetParam(), elems);
   DTypeArray want(GetParam(), elems);
   for (std::size_t i = 0; i < want.size(); ++i) want.set(i, a[i] + b[i]);
   EXPECT_TRUE(into.read() == want);
