@@ -1,3 +1,4 @@
+#include "kernels/cuda/column_sums.cuh"
 #include "kernels/cuda/elementwise.hpp"
 #include "kernels/cuda/map.cuh"
 #include "kernels/cuda/numeric.cuh"
@@ -22,6 +23,19 @@ struct Add {
   __device__ float operator()(const float (&x)[2]) const { return __fadd_rn(x[0], x[1]); }
 };
 
+template <class T, bool kAligned>
+struct ColumnTerms {
+  const T* x;
+
+  __device__ __forceinline__ Pack<T> load(std::int64_t row, std::int64_t c,
+                                          std::int64_t cols) const {
+    return load_columns<kAligned>(x + row * cols, c, cols);
+  }
+  __device__ __forceinline__ void of(const Pack<T>& loaded, int e, float (&terms)[1]) const {
+    terms[0] = load_float(loaded.values[e]);
+  }
+};
+
 }  // namespace
 
 void zero(StreamHandle stream, void* data, std::uint64_t bytes) {
@@ -39,6 +53,20 @@ void add(StreamHandle stream, const void* a, const void* b, void* out, std::int6
   with_act_type(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     map<T>(stream, out, elems, Add(), a, b);
+  });
+}
+
+void column_sum(StreamHandle stream, const void* x, void* out, std::int64_t rows, std::int64_t cols,
+                DType dtype) {
+  with_act_type(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const auto* const from = static_cast<const T*>(x);
+    const ColumnSumsOut<1, T> to{{static_cast<T*>(out)}};
+    if (all_aligned_to_16(x, cols * sizeof(T))) {
+      column_sums(stream, ColumnTerms<T, true>{from}, to, rows, cols);
+    } else {
+      column_sums(stream, ColumnTerms<T, false>{from}, to, rows, cols);
+    }
   });
 }
 

@@ -14,6 +14,10 @@ void zero(StreamHandle stream, void* data, std::uint64_t bytes);
 void add(StreamHandle stream, const void* a, const void* b, void* out, std::int64_t elems,
          DType dtype);
 
+// The order of the sum: kernels/cuda/column_sums.cuh.
+void column_sum(StreamHandle stream, const void* x, void* out, std::int64_t rows, std::int64_t cols,
+                DType dtype);
+
 void fold(StreamHandle stream, void* into, const void* from, DType dtype, std::int64_t elems);
 
 }  // namespace sluice::cuda

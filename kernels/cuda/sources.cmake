@@ -3,10 +3,13 @@
 
 # Kernels whose bits must equal the host's: nvcc fuses nothing and flushes nothing there.
 set(SLUICE_CUDA_EXACT_SOURCES
-  elementwise.cu)
+  elementwise.cu
+  embedding.cu)
 
 set(SLUICE_CUDA_SOURCES
-  ${SLUICE_CUDA_EXACT_SOURCES})
+  ${SLUICE_CUDA_EXACT_SOURCES}
+  activations.cu
+  norm.cu)
 
 # What the emulation has in its own way.
 set(SLUICE_CUDA_DEVICE_SOURCES

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "tests/kernels/cuda/device_array.hpp"
+#include "tests/kernels/cuda/host_results.hpp"
 
 namespace sluice::cuda {
 namespace {
@@ -17,12 +17,8 @@ using host::normal_floats;
 // Below and above a pack, a block, and all blocks of the emulated machine.
 constexpr std::int64_t kSizes[] = {0, 1, 7, 8, 255, 2048, 2049, 50003};
 
-class CudaElementwise : public CudaKernelTest, public testing::WithParamInterface<DType> {};
-INSTANTIATE_TEST_SUITE_P(DTypes, CudaElementwise,
-                         testing::Values(DType::kF32, DType::kBF16, DType::kF16),
-                         [](const auto& variant) {
-                           return std::string(dtype_name(variant.param));
-                         });
+using CudaElementwise = CudaKernelTestOf;
+INSTANTIATE_TEST_SUITE_P(DTypes, CudaElementwise, act_dtypes(), dtype_of_test);
 
 TEST_P(CudaElementwise, AddRoundsTheSumOnce) {
   for (const std::int64_t elems : kSizes) {
@@ -49,6 +45,22 @@ TEST_P(CudaElementwise, FoldAddsInPlace) {
   DTypeArray want(GetParam(), elems);
   for (std::size_t i = 0; i < want.size(); ++i) want.set(i, a[i] + b[i]);
   EXPECT_TRUE(into.read() == want);
+}
+
+TEST_P(CudaElementwise, ColumnSumIsTheHosts) {
+  constexpr std::int64_t shapes[][2] = {{0, 5}, {1, 1}, {3, 64}, {513, 40}, {1700, 37}};
+  for (const auto& [rows, cols] : shapes) {
+    for (const std::int64_t offset : {0, 1}) {
+      const DTypeArray x(GetParam(), normal_floats(rows * cols, 6));
+      DTypeArray want(GetParam(), cols);
+      host_kernels().column_sum(x.data(), want.data(), rows, cols, GetParam());
+      const DeviceDTypeArray device_x(x, offset);
+      DeviceDTypeArray out(GetParam(), cols);
+      column_sum(nullptr, device_x.data(), out.data(), rows, cols, GetParam());
+      expect_close(out.read(), want, static_cast<double>(rows), 1e-6,
+                   std::to_string(rows) + "x" + std::to_string(cols));
+    }
+  }
 }
 
 using CudaZero = CudaKernelTest;

@@ -16,6 +16,7 @@
 #include <source_location>
 #include <type_traits>
 
+#include "base/error.hpp"
 #include "tests/support/cuda_emulation/block_runner.hpp"
 
 // NOLINTBEGIN(bugprone-reserved-identifier,cert-dcl37-c,cert-dcl51-cpp,readability-identifier-naming)
@@ -139,6 +140,9 @@ T atomicMin(T* address, std::type_identity_t<T> value) {
   const T before = *address;
   *address = std::min(before, value);
   return before;
+}
+[[noreturn]] inline void __trap() {
+  throw sluice::DeviceError("a kernel stopped itself (__trap)");
 }
 inline void __threadfence() {}
 inline void __threadfence_block() {}
