@@ -1,5 +1,34 @@
 # Target `check_headers`: every header compiles alone, first in its own translation unit. Part of
 # tools/test, not of `all`. Globbed, unlike sources: a header must not escape the check by not being listed.
+#
+# Those of CUDA folders are checked where nvcc is found: as tests compile kernels for the CPU, and
+# *_device.cuh, which only a GPU can run, by nvcc.
+
+# sluice_header_units(LIST SUFFIX HEADERS…): one source each that includes nothing else.
+function(sluice_header_units list suffix)
+  set(units)
+  foreach(header ${ARGN})
+    string(REGEX REPLACE "[/.]" "_" stem "${header}")
+    set(unit "${CMAKE_BINARY_DIR}/check_headers/${stem}.${suffix}")
+    file(CONFIGURE OUTPUT "${unit}" CONTENT "#include \"${header}\"  // twice: has its guard\n#include \"${header}\"\n")
+    list(APPEND units "${unit}")
+  endforeach()
+  set(${list} ${units} PARENT_SCOPE)
+endfunction()
+
+# sluice_header_target(NAME UNITS…)
+function(sluice_header_target name)
+  add_library(${name} OBJECT EXCLUDE_FROM_ALL ${ARGN})
+  # Nothing is run: no optimisation, no sanitizer, no debug information.
+  target_compile_options(${name} PRIVATE $<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:-O0;-g0>)
+  target_link_libraries(${name} PRIVATE sluice_flags Threads::Threads TBB::tbb
+    nlohmann_json::nlohmann_json PkgConfig::URING PkgConfig::HWLOC PkgConfig::HWY
+    PkgConfig::XXHASH PkgConfig::TOMLPLUSPLUS CLI11::CLI11)
+  if(SLUICE_TESTS)
+    target_link_libraries(${name} PRIVATE GTest::gmock)
+  endif()
+endfunction()
+
 function(sluice_header_check)
   set(rooms base device allocator kernels collectives offload engine tools)
   if(SLUICE_TESTS)
@@ -8,27 +37,29 @@ function(sluice_header_check)
   set(headers)
   foreach(room ${rooms})
     file(GLOB_RECURSE found CONFIGURE_DEPENDS RELATIVE "${CMAKE_SOURCE_DIR}"
-      "${CMAKE_SOURCE_DIR}/${room}/*.hpp")
+      "${CMAKE_SOURCE_DIR}/${room}/*.hpp" "${CMAKE_SOURCE_DIR}/${room}/*.cuh")
     list(APPEND headers ${found})
   endforeach()
-  # CUDA headers need nvcc's include path.
-  list(FILTER headers EXCLUDE REGEX "/cuda(_driver)?/")
+  set(cuda_headers ${headers})
+  list(FILTER cuda_headers INCLUDE REGEX "/(cuda[a-z_]*|nccl)/")
+  list(FILTER headers EXCLUDE REGEX "/(cuda[a-z_]*|nccl)/")
+  sluice_header_units(units cpp ${headers})
+  sluice_header_target(check_headers ${units})
 
-  set(units)
-  foreach(header ${headers})
-    string(REGEX REPLACE "[/.]" "_" stem "${header}")
-    set(unit "${CMAKE_BINARY_DIR}/check_headers/${stem}.cpp")
-    file(CONFIGURE OUTPUT "${unit}" CONTENT "#include \"${header}\"  // twice: has its guard\n#include \"${header}\"\n")
-    list(APPEND units "${unit}")
-  endforeach()
-  add_library(check_headers OBJECT EXCLUDE_FROM_ALL ${units})
-  # Nothing is run: no optimisation, no sanitizer, no debug information.
-  target_compile_options(check_headers PRIVATE -O0 -g0)
-  target_link_libraries(check_headers PRIVATE sluice_flags Threads::Threads TBB::tbb
-    nlohmann_json::nlohmann_json PkgConfig::URING PkgConfig::HWLOC PkgConfig::HWY
-    PkgConfig::XXHASH PkgConfig::TOMLPLUSPLUS CLI11::CLI11)
-  if(SLUICE_TESTS)
-    target_link_libraries(check_headers PRIVATE GTest::gmock)
+  if(SLUICE_HAS_CUDA AND SLUICE_TESTS)
+    set(device_headers ${cuda_headers})
+    list(FILTER device_headers INCLUDE REGEX "_device\\.cuh$")
+    list(FILTER cuda_headers EXCLUDE REGEX "_device\\.cuh$")
+    sluice_header_units(units cpp ${cuda_headers})
+    sluice_header_target(check_cuda_headers ${units})
+    target_link_libraries(check_cuda_headers PRIVATE CUDA::toolkit)
+    target_compile_definitions(check_cuda_headers PRIVATE
+      "SLUICE_CUDA_EMULATION=\"tests/support/cuda_emulation/simt.hpp\"")
+    target_compile_options(check_cuda_headers PRIVATE -Wno-unknown-pragmas)
+    sluice_header_units(units cu ${device_headers})
+    sluice_header_target(check_device_headers ${units})
+    target_link_libraries(check_device_headers PRIVATE sluice_cuda_flags)
+    add_dependencies(check_headers check_cuda_headers check_device_headers)
   endif()
 endfunction()
 sluice_header_check()
