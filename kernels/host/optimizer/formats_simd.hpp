@@ -78,7 +78,6 @@ struct MasterAndBF16 {
 struct MasterSplit {
   bf16* weight;
   std::int16_t* remainder;
-  MasterSplit from(std::int64_t at) const { return {weight + at, remainder + at}; }
   template <class D>
   HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
     const hn::RebindToSigned<D> i;
@@ -111,7 +110,6 @@ struct MomentF32 {
 struct MomentBF16 {
   bf16* moment;
   const std::uint16_t* noise;
-  MomentBF16 from(std::int64_t at) const { return {moment + at, noise + at}; }
   template <class D>
   HWY_INLINE hn::Vec<D> load(D d, std::int64_t at) const {
     return HWY_NAMESPACE::load(d, moment + at);

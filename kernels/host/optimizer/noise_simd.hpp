@@ -17,11 +17,13 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::host::HWY_NAMESPACE {
 
-// fill_noise: of keys first_key + i, i in [0, 64); first_key a multiple of 64.
+// fill_noise_of: of the 64 keys whose counters are upper * 2^32 + lower + [0, 16), lower a multiple
+// of 16.
 #if HWY_TARGET == HWY_SCALAR
 
-HWY_INLINE void fill_noise(std::uint64_t seed, std::int64_t step, std::uint64_t first_key,
-                           std::uint16_t* noise1, std::uint16_t* noise2) {
+HWY_INLINE void fill_noise_of(std::uint64_t seed, std::int64_t step, std::uint64_t upper,
+                              std::uint64_t lower, std::uint16_t* noise1, std::uint16_t* noise2) {
+  const std::uint64_t first_key = (upper << 32 | lower) / 16 * kRoundingNoiseKeys;
   for (std::uint64_t i = 0; i < kRoundingNoiseKeys; ++i) {
     noise1[i] = rounding_noise(seed, step, first_key + i, 1);
     noise2[i] = rounding_noise(seed, step, first_key + i, 2);
@@ -82,23 +84,21 @@ HWY_INLINE PhiloxLanes philox_lanes(std::uint64_t seed, hn::Vec<Wide> counter, s
   return x;
 }
 
-HWY_INLINE void fill_noise(std::uint64_t seed, std::int64_t step, std::uint64_t first_key,
-                           std::uint16_t* HWY_RESTRICT noise1, std::uint16_t* HWY_RESTRICT noise2) {
+HWY_INLINE void fill_noise_of(std::uint64_t seed, std::int64_t step, std::uint64_t upper,
+                              std::uint64_t lower, std::uint16_t* HWY_RESTRICT noise1,
+                              std::uint16_t* HWY_RESTRICT noise2) {
   const Wide wide;
   const Word word;
   constexpr std::uint64_t kStep = hn::MaxLanes(Word());
-  // 16 counters that begin at a multiple of 16 have the same upper bits.
-  const std::uint64_t counter = first_key / kRoundingNoiseKeys * 16;
   for (std::uint64_t lane = 0; lane < 16; lane += kStep) {
-    const auto even =
-        hn::Add(hn::ShiftLeft<1>(hn::Iota(wide, 0)), hn::Set(wide, (counter & 0xffffffffu) + lane));
+    const auto even = hn::Add(hn::ShiftLeft<1>(hn::Iota(wide, 0)), hn::Set(wide, lower + lane));
     const auto odd = hn::Add(even, hn::Set(wide, 1));
     const auto at_step = static_cast<std::uint64_t>(step);
-    const PhiloxLanes a = philox_lanes(seed, even, counter >> 32, at_step);
-    const PhiloxLanes b = philox_lanes(seed, odd, counter >> 32, at_step);
+    const PhiloxLanes a = philox_lanes(seed, even, upper, at_step);
+    const PhiloxLanes b = philox_lanes(seed, odd, upper, at_step);
     const auto put = [&](hn::Vec<Wide> of_even, hn::Vec<Wide> of_odd, std::uint16_t* to) HWY_ATTR {
-      const auto upper = hn::BitCast(word, hn::ShiftLeft<32>(of_odd));
-      hn::StoreU(hn::OddEven(upper, hn::BitCast(word, of_even)), word,
+      const auto high = hn::BitCast(word, hn::ShiftLeft<32>(of_odd));
+      hn::StoreU(hn::OddEven(high, hn::BitCast(word, of_even)), word,
                  reinterpret_cast<std::uint32_t*>(to + 2 * lane));
     };
     put(a.x0, b.x0, noise1);
@@ -109,6 +109,13 @@ HWY_INLINE void fill_noise(std::uint64_t seed, std::int64_t step, std::uint64_t 
 }
 
 #endif  // HWY_TARGET == HWY_SCALAR
+
+// Of keys first_key + i, i in [0, 64); first_key a multiple of 64.
+HWY_INLINE void fill_noise(std::uint64_t seed, std::int64_t step, std::uint64_t first_key,
+                           std::uint16_t* HWY_RESTRICT noise1, std::uint16_t* HWY_RESTRICT noise2) {
+  const std::uint64_t counter = first_key / kRoundingNoiseKeys * 16;
+  fill_noise_of(seed, step, counter >> 32, counter & 0xffffffffu, noise1, noise2);
+}
 
 // bf16_stochastic, as upper halves. noise: below 2^16.
 template <class D>
