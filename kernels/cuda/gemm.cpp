@@ -1,0 +1,35 @@
+#include "kernels/cuda/gemm.hpp"
+
+#include "base/error.hpp"
+#include "kernels/cuda/cublaslt.hpp"
+#include "kernels/cuda/gemm_cublaslt.hpp"
+#include "kernels/cuda/gemm_plain.hpp"
+
+namespace sluice::cuda {
+namespace {
+
+void check(const GemmShape& shape) {
+  SLUICE_CHECK(shape.m > 0 && shape.n > 0 && shape.k > 0);
+  SLUICE_CHECK(is_act_dtype(shape.dtype));
+  SLUICE_CHECK(shape.output == shape.dtype || shape.output == DType::kF32);
+}
+
+}  // namespace
+
+std::unique_ptr<GemmBackend> make_gemm_backend() {
+  if (const auto functions = open_cublaslt()) return make_cublaslt_gemm(*functions);
+  return make_plain_gemm();
+}
+
+std::uint64_t gemm_workspace_bytes(const GemmBackend& backend, const GemmShape& shape) {
+  check(shape);
+  return backend.workspace_bytes();
+}
+
+void gemm(StreamHandle stream, GemmBackend& backend, const GemmShape& shape, const void* a,
+          const void* b, const void* bias, void* c, void* workspace) {
+  check(shape);
+  backend.multiply(stream, shape, a, b, bias, c, workspace);
+}
+
+}  // namespace sluice::cuda

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <cstdint>
+
+#include "base/dtype.hpp"
+#include "kernels/cuda/stream.hpp"
+
+namespace sluice::cuda {
+
+// c [rows, cols] (fp32) += bias [cols] of an act dtype.
+void add_bias(StreamHandle stream, float* c, const void* bias, DType bias_dtype, std::int64_t rows,
+              std::int64_t cols);
+
+}  // namespace sluice::cuda

@@ -1,0 +1,212 @@
+#include "kernels/cuda/gemm_cublaslt.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "base/error.hpp"
+#include "base/units.hpp"
+#include "kernels/cuda/gemm_bias.hpp"
+
+namespace sluice::cuda {
+namespace {
+
+void check(const CublasLt& lt, cublasStatus_t status, const char* call) {
+  if (status == CUBLAS_STATUS_SUCCESS) return;
+  throw DeviceError(std::string(call) + ": " + lt.get_status_string(status));
+}
+
+cudaDataType data_type(DType dtype) {
+  return dtype == DType::kBF16 ? CUDA_R_16BF : dtype == DType::kF16 ? CUDA_R_16F : CUDA_R_32F;
+}
+
+// A descriptor of the library, destroyed by the function that belongs to it.
+template <class Handle>
+class Descriptor {
+ public:
+  using Destroy = cublasStatus_t (*)(Handle);
+  explicit Descriptor(Destroy destroy) : destroy_(destroy) {}
+  Descriptor(Descriptor&& other) noexcept
+      : destroy_(other.destroy_), handle_(std::exchange(other.handle_, nullptr)) {}
+  Descriptor& operator=(Descriptor&&) = delete;
+  ~Descriptor() {
+    // What a destructor is told by the library nobody could act on.
+    if (handle_ != nullptr) static_cast<void>(destroy_(handle_));
+  }
+  Handle get() const { return handle_; }
+  Handle* out() { return &handle_; }
+
+ private:
+  Destroy destroy_;
+  Handle handle_ = nullptr;
+};
+
+using Operation = Descriptor<cublasLtMatmulDesc_t>;
+using Layout = Descriptor<cublasLtMatrixLayout_t>;
+using Preference = Descriptor<cublasLtMatmulPreference_t>;
+
+struct Key {
+  std::int64_t m, n, k;
+  bool transpose_a, transpose_b, bias;
+  DType dtype, output;
+  std::uint32_t alignment_bytes;  // of all pointers, at most 256
+  auto operator<=>(const Key&) const = default;
+};
+
+// All that a product needs besides its pointers. The library works on columns: a row-major C is
+// its transpose there, C^T = op(B)^T op(A)^T, so B is its first operand and A its second.
+struct Plan {
+  Operation operation;
+  Layout first, second, result;
+  cublasLtMatmulAlgo_t algorithm{};
+};
+
+template <class Value>
+void set(const CublasLt& lt, const Operation& operation, cublasLtMatmulDescAttributes_t attribute,
+         const Value& value) {
+  check(lt, lt.matmul_desc_set_attribute(operation.get(), attribute, &value, sizeof(value)),
+        "cublasLtMatmulDescSetAttribute");
+}
+
+template <class Value>
+void set(const CublasLt& lt, const Preference& preference,
+         cublasLtMatmulPreferenceAttributes_t attribute, const Value& value) {
+  check(lt, lt.matmul_preference_set_attribute(preference.get(), attribute, &value, sizeof(value)),
+        "cublasLtMatmulPreferenceSetAttribute");
+}
+
+Operation make_operation(const CublasLt& lt, const Key& key, const void* bias) {
+  Operation operation(lt.matmul_desc_destroy);
+  // fp32 operands too are multiplied as fp32: TF32 would have to be asked for.
+  check(lt, lt.matmul_desc_create(operation.out(), CUBLAS_COMPUTE_32F, CUDA_R_32F),
+        "cublasLtMatmulDescCreate");
+  set(lt, operation, CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(lt, operation, CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+  set(lt, operation, CUBLASLT_MATMUL_DESC_EPILOGUE,
+      key.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT);
+  // The heuristic looks at the alignment of the bias, which is a part of the key.
+  if (key.bias) set(lt, operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+  return operation;
+}
+
+// A row-major matrix [rows, cols], dense: [cols, rows] in columns.
+Layout make_layout(const CublasLt& lt, DType dtype, std::int64_t rows, std::int64_t cols) {
+  Layout layout(lt.matrix_layout_destroy);
+  check(lt,
+        lt.matrix_layout_create(layout.out(), data_type(dtype), static_cast<std::uint64_t>(cols),
+                                static_cast<std::uint64_t>(rows), cols),
+        "cublasLtMatrixLayoutCreate");
+  return layout;
+}
+
+Preference make_preference(const CublasLt& lt, const Key& key) {
+  Preference preference(lt.matmul_preference_destroy);
+  check(lt, lt.matmul_preference_create(preference.out()), "cublasLtMatmulPreferenceCreate");
+  set(lt, preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+      std::uint64_t{kCublasLtWorkspaceBytes});
+  // Of the ways to add the parts of a split k, this one alone is in fp32 and in a fixed order.
+  set(lt, preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+      static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  for (const auto operand :
+       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+    set(lt, preference, operand, key.alignment_bytes);
+  }
+  return preference;
+}
+
+Plan make_plan(const CublasLt& lt, cublasLtHandle_t handle, const Key& key, const void* bias) {
+  Plan plan{make_operation(lt, key, bias),
+            key.transpose_b ? make_layout(lt, key.dtype, key.n, key.k)
+                            : make_layout(lt, key.dtype, key.k, key.n),
+            key.transpose_a ? make_layout(lt, key.dtype, key.k, key.m)
+                            : make_layout(lt, key.dtype, key.m, key.k),
+            make_layout(lt, key.output, key.m, key.n)};
+  const Preference preference = make_preference(lt, key);
+  cublasLtMatmulHeuristicResult_t found{};
+  int count = 0;
+  check(lt,
+        lt.matmul_algo_get_heuristic(handle, plan.operation.get(), plan.first.get(),
+                                     plan.second.get(), plan.result.get(), plan.result.get(),
+                                     preference.get(), 1, &found, &count),
+        "cublasLtMatmulAlgoGetHeuristic");
+  if (count < 1 || found.state != CUBLAS_STATUS_SUCCESS) {
+    throw DeviceError("cuBLASLt has no algorithm for a product of " + std::to_string(key.m) +
+                      " x " + std::to_string(key.n) + " x " + std::to_string(key.k) + " in " +
+                      std::string(dtype_name(key.dtype)));
+  }
+  plan.algorithm = found.algo;
+  return plan;
+}
+
+// The largest power of two, up to 256, that divides all addresses.
+std::uint32_t alignment_of(const void* a, const void* b, const void* c, const void* bias) {
+  std::uintptr_t bits = kTensorAlignmentBytes;
+  for (const void* const pointer : {a, b, c, bias}) {
+    bits |= reinterpret_cast<std::uintptr_t>(pointer);
+  }
+  return static_cast<std::uint32_t>(bits & (~bits + 1));
+}
+
+class CublasLtGemm final : public GemmBackend {
+ public:
+  explicit CublasLtGemm(const CublasLt& functions)
+      : lt_(functions), name_("cublaslt-" + std::to_string(functions.get_version())) {}
+  ~CublasLtGemm() override {
+    plans_.clear();
+    if (handle_ != nullptr) static_cast<void>(lt_.destroy(handle_));
+  }
+
+  const char* name() const override { return name_.c_str(); }
+  std::uint64_t workspace_bytes() const override { return kCublasLtWorkspaceBytes; }
+
+  void multiply(StreamHandle stream, const GemmShape& shape, const void* a, const void* b,
+                const void* bias, void* c, void* workspace) override {
+    // The library's epilogue takes a bias of the output's dtype alone.
+    const bool fused_bias = bias != nullptr && shape.output == shape.dtype;
+    const Plan& plan = plan_of({.m = shape.m,
+                                .n = shape.n,
+                                .k = shape.k,
+                                .transpose_a = shape.transpose_a,
+                                .transpose_b = shape.transpose_b,
+                                .bias = fused_bias,
+                                .dtype = shape.dtype,
+                                .output = shape.output,
+                                .alignment_bytes = alignment_of(a, b, c, bias)},
+                               bias);
+    if (fused_bias) set(lt_, plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    const float one = 1.0f, none = 0.0f;
+    check(lt_,
+          lt_.matmul(handle_, plan.operation.get(), &one, b, plan.first.get(), a,
+                     plan.second.get(), &none, c, plan.result.get(), c, plan.result.get(),
+                     &plan.algorithm, workspace, kCublasLtWorkspaceBytes, stream),
+          "cublasLtMatmul");
+    if (bias != nullptr && !fused_bias) {
+      add_bias(stream, static_cast<float*>(c), bias, shape.dtype, shape.m, shape.n);
+    }
+  }
+
+ private:
+  const Plan& plan_of(const Key& key, const void* bias) {
+    if (handle_ == nullptr) check(lt_, lt_.create(&handle_), "cublasLtCreate");
+    const auto found = plans_.find(key);
+    if (found != plans_.end()) return found->second;
+    return plans_.emplace(key, make_plan(lt_, handle_, key, bias)).first->second;
+  }
+
+  CublasLt lt_;
+  std::string name_;
+  cublasLtHandle_t handle_ = nullptr;
+  std::map<Key, Plan> plans_;
+};
+
+}  // namespace
+
+std::unique_ptr<GemmBackend> make_cublaslt_gemm(const CublasLt& functions) {
+  return std::make_unique<CublasLtGemm>(functions);
+}
+
+}  // namespace sluice::cuda
