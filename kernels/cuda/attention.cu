@@ -1,6 +1,5 @@
-#include "kernels/cuda/attention.hpp"
-
 #include "base/units.hpp"
+#include "kernels/cuda/attention.hpp"
 #include "kernels/cuda/attention_layout.cuh"
 #include "kernels/cuda/numeric.cuh"
 #include "kernels/cuda/reduce.cuh"
@@ -29,8 +28,7 @@ constexpr int kDeltaWarps = 8;
 template <class T>
 __global__ void delta_kernel(AttentionLayout layout, const T* dout, const T* out, float* delta) {
   const std::int64_t rows = layout.batch * layout.time * layout.heads;
-  const std::int64_t row =
-      std::int64_t{blockIdx.x} * kDeltaWarps + warp_index();
+  const std::int64_t row = std::int64_t{blockIdx.x} * kDeltaWarps + warp_index();
   if (row >= rows) return;  // the whole warp
   const std::int64_t head = row % layout.heads, t = row / layout.heads % layout.time;
   const std::int64_t b = row / layout.heads / layout.time;
@@ -49,8 +47,9 @@ void launch_delta(StreamHandle stream, const AttentionShape& shape, const void* 
   SLUICE_CHECK(blocks <= INT32_MAX);
   with_act_type(shape.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    launch(stream, dim3(static_cast<unsigned>(blocks)), dim3(kWarpSize * kDeltaWarps), 0, delta_kernel<T>,
-           layout_of(shape), static_cast<const T*>(dout), static_cast<const T*>(out), delta);
+    launch(stream, dim3(static_cast<unsigned>(blocks)), dim3(kWarpSize * kDeltaWarps), 0,
+           delta_kernel<T>, layout_of(shape), static_cast<const T*>(dout),
+           static_cast<const T*>(out), delta);
   });
 }
 

@@ -36,8 +36,8 @@ struct HeadRows {
 };
 
 template <int kRows, int kDim, class T>
-__device__ __forceinline__ void load_rows(T* tile, const AttentionLayout& layout, const HeadRows<T>& rows,
-                          std::int64_t first) {
+__device__ __forceinline__ void load_rows(T* tile, const AttentionLayout& layout,
+                                          const HeadRows<T>& rows, std::int64_t first) {
   load_tile<kRows, kDim, kAttentionThreads>(tile, rows.data + first * rows.stride, rows.stride,
                                             layout.time - first, layout.head_dim);
 }
@@ -68,9 +68,10 @@ __device__ __forceinline__ void walk(T* moving, int steps, const Load& load, con
 // `key`, `query`: of the first row and column.
 template <int kRowTiles>
 __device__ __forceinline__ void softmax_gradient_by_key(Sums<kRowTiles, kStepTiles>& p,
-                                        Sums<kRowTiles, kStepTiles>& ds, const float* lse,
-                                        const float* delta, std::int64_t time, std::int64_t query,
-                                        std::int64_t key, float scale2) {
+                                                        Sums<kRowTiles, kStepTiles>& ds,
+                                                        const float* lse, const float* delta,
+                                                        std::int64_t time, std::int64_t query,
+                                                        std::int64_t key, float scale2) {
   query += lane_index() % 4 * 2;
   key += lane_index() / 4;
 #pragma unroll
@@ -171,10 +172,10 @@ struct QueryStatistics {
 
 // As softmax_gradient_by_key, with queries as rows and keys as columns; p is not needed afterwards.
 template <int kRowTiles>
-__device__ __forceinline__ void softmax_gradient_by_query(Sums<kRowTiles, kStepTiles>& p,
-                                          Sums<kRowTiles, kStepTiles>& ds,
-                                          const QueryStatistics<kRowTiles>& statistics,
-                                          std::int64_t query, std::int64_t key, float scale2) {
+__device__ __forceinline__ void softmax_gradient_by_query(
+    Sums<kRowTiles, kStepTiles>& p, Sums<kRowTiles, kStepTiles>& ds,
+    const QueryStatistics<kRowTiles>& statistics, std::int64_t query, std::int64_t key,
+    float scale2) {
   const auto ahead = static_cast<int>(key - query) + lane_index() % 4 * 2 - lane_index() / 4;
 #pragma unroll
   for (int i = 0; i < kRowTiles * kStepTiles * 4; ++i) {
@@ -217,7 +218,8 @@ __global__ void __launch_bounds__(kAttentionThreads)
   const std::int64_t visible = end < layout.time ? end : layout.time;
   const auto load = [&](T* tiles, int step) {
     load_rows<kSteps, kDim>(tiles, layout, keys, std::int64_t{step} * kSteps);
-    load_rows<kSteps, kDim>(tiles + Tiles::kMovingElems, layout, values, std::int64_t{step} * kSteps);
+    load_rows<kSteps, kDim>(tiles + Tiles::kMovingElems, layout, values,
+                            std::int64_t{step} * kSteps);
   };
   Sums<Tiles::kRowTiles, kDim / 8> dq = {};
   const int steps = static_cast<int>((visible + kSteps - 1) / kSteps);

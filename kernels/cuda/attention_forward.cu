@@ -1,7 +1,7 @@
 // Attention's forward pass on tensor cores: a block makes the outputs of one tile of queries, and
-// walks over the keys that they see in rising order with a running maximum and sum (FlashAttention-2,
-// algorithm 1). Keys and values have one tile each: while scores are made the values arrive, and
-// while values are weighted the next keys do.
+// walks over the keys that they see in rising order with a running maximum and sum
+// (FlashAttention-2, algorithm 1). Keys and values have one tile each: while scores are made the
+// values arrive, and while values are weighted the next keys do.
 #include "kernels/cuda/attention_tile.cuh"
 
 namespace sluice::cuda {
@@ -36,15 +36,16 @@ struct RunningSoftmax {
 
   // Turns scores into 2^(scale2 * (score - maximum)) and brings the sums so far to the new maximum.
   template <int kOutTiles>
-  __device__ __forceinline__ void step(Sums<kRowTiles, kKeyTiles>& scores, Sums<kRowTiles, kOutTiles>& out,
-                       float scale2) {
+  __device__ __forceinline__ void step(Sums<kRowTiles, kKeyTiles>& scores,
+                                       Sums<kRowTiles, kOutTiles>& out, float scale2) {
 #pragma unroll
     for (int i = 0; i < kRowTiles * 2; ++i) {
       const int tile = i / 2, half = i % 2;
       float largest = maximum[tile][half];
 #pragma unroll
       for (int key = 0; key < kKeyTiles; ++key) {
-        largest = fmaxf(largest, fmaxf(scores[tile][key][half * 2], scores[tile][key][half * 2 + 1]));
+        largest =
+            fmaxf(largest, fmaxf(scores[tile][key][half * 2], scores[tile][key][half * 2 + 1]));
       }
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
@@ -78,8 +79,8 @@ struct RunningSoftmax {
 // Scores of keys after the query become minus infinity. `query` and `key`: of the first row and
 // column.
 template <int kRowTiles>
-__device__ __forceinline__ void mask_later_keys(Sums<kRowTiles, kKeyTiles>& scores, std::int64_t query,
-                                std::int64_t key) {
+__device__ __forceinline__ void mask_later_keys(Sums<kRowTiles, kKeyTiles>& scores,
+                                                std::int64_t query, std::int64_t key) {
   const auto ahead = static_cast<int>(key - query) + lane_index() % 4 * 2 - lane_index() / 4;
 #pragma unroll
   for (int i = 0; i < kRowTiles * kKeyTiles * 4; ++i) {
@@ -92,8 +93,9 @@ __device__ __forceinline__ void mask_later_keys(Sums<kRowTiles, kKeyTiles>& scor
 
 // lse = ln(sum) + scale * maximum of the warp's rows; factor = 1 / sum.
 template <int kRowTiles>
-__device__ __forceinline__ void store_statistics(const RunningSoftmax<kRowTiles>& softmax, float scale,
-                                 std::int64_t rows, float* lse, float (&factor)[kRowTiles][2]) {
+__device__ __forceinline__ void store_statistics(const RunningSoftmax<kRowTiles>& softmax,
+                                                 float scale, std::int64_t rows, float* lse,
+                                                 float (&factor)[kRowTiles][2]) {
 #pragma unroll
   for (int i = 0; i < kRowTiles * 2; ++i) {
     const int tile = i / 2, half = i % 2;
@@ -106,8 +108,7 @@ __device__ __forceinline__ void store_statistics(const RunningSoftmax<kRowTiles>
 }
 
 template <class T, int kDim>
-__global__ void __launch_bounds__(kAttentionThreads)
-    forward_kernel(AttentionForward arguments) {
+__global__ void __launch_bounds__(kAttentionThreads) forward_kernel(AttentionForward arguments) {
   using Tiles = ForwardTiles<kDim>;
   const AttentionLayout& layout = arguments.layout;
   const AttentionPlace place = attention_place(layout, layout.heads, Tiles::kQueries, true);
@@ -175,8 +176,8 @@ void tensor_core_forward(StreamHandle stream, DType dtype, const AttentionForwar
     with_padded_dim(layout.head_dim, [&](auto dim) {
       constexpr int kDim = decltype(dim)::value;
       using Tiles = ForwardTiles<kDim>;
-      launch(stream, attention_grid(layout, layout.heads, Tiles::kQueries),
-             dim3(kAttentionThreads), Tiles::kSharedBytes, forward_kernel<T, kDim>, arguments);
+      launch(stream, attention_grid(layout, layout.heads, Tiles::kQueries), dim3(kAttentionThreads),
+             Tiles::kSharedBytes, forward_kernel<T, kDim>, arguments);
     });
   });
 }

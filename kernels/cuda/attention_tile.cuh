@@ -35,8 +35,8 @@ using Sums = float[kRowTiles][kColTiles][4];
 
 // scores = stationary[row .., :] moving[:, :]^T: a column for each row of the moving tile.
 template <int kDim, class T, int kRowTiles, int kColTiles>
-__device__ __forceinline__ void multiply_scores(Sums<kRowTiles, kColTiles>& scores, const T* stationary, int row,
-                                const T* moving) {
+__device__ __forceinline__ void multiply_scores(Sums<kRowTiles, kColTiles>& scores,
+                                                const T* stationary, int row, const T* moving) {
 #pragma unroll
   for (int i = 0; i < kRowTiles * kColTiles * 4; ++i) {
     scores[i / 4 / kColTiles][i / 4 % kColTiles][i % 4] = 0.0f;
@@ -63,8 +63,8 @@ __device__ __forceinline__ void multiply_scores(Sums<kRowTiles, kColTiles>& scor
 // sums += weights moving[:, first_col ..]; the weights are rounded to T first.
 template <int kDim, class T, int kRowTiles, int kWeightTiles, int kColTiles>
 __device__ __forceinline__ void add_weighted_rows(Sums<kRowTiles, kColTiles>& sums,
-                                  const Sums<kRowTiles, kWeightTiles>& weights, const T* moving,
-                                  int first_col) {
+                                                  const Sums<kRowTiles, kWeightTiles>& weights,
+                                                  const T* moving, int first_col) {
 #pragma unroll
   for (int step = 0; step < kWeightTiles; step += 2) {
     std::uint32_t a[kRowTiles][4];
@@ -95,7 +95,8 @@ struct ResultRows {
 // own rows of a stationary tile that it reads no more; they are overwritten.
 template <int kDim, class T, int kRowTiles, int kColTiles>
 __device__ __forceinline__ void store_rows(const Sums<kRowTiles, kColTiles>& sums,
-                           const float (&factor)[kRowTiles][2], T* tile, const ResultRows<T>& to) {
+                                           const float (&factor)[kRowTiles][2], T* tile,
+                                           const ResultRows<T>& to) {
   __syncwarp();
   const int lane = lane_index();
 #pragma unroll
@@ -104,8 +105,8 @@ __device__ __forceinline__ void store_rows(const Sums<kRowTiles, kColTiles>& sum
     for (int i = 0; i < kColTiles * 2; ++i) {
       const int col = i / 2, half = i % 2;
       const float* const pair = sums[row][col] + half * 2;
-      T* const at = tile + (row * 16 + half * 8 + lane / 4) * tile_stride(kDim) + col * 8 +
-                    lane % 4 * 2;
+      T* const at =
+          tile + (row * 16 + half * 8 + lane / 4) * tile_stride(kDim) + col * 8 + lane % 4 * 2;
       *reinterpret_cast<std::uint32_t*>(at) =
           pack_pair<T>(pair[0] * factor[row][half], pair[1] * factor[row][half]);
     }

@@ -27,9 +27,16 @@ std::uint64_t gemm_workspace_bytes(const GemmBackend& backend, const GemmShape& 
 }
 
 void gemm(StreamHandle stream, GemmBackend& backend, const GemmShape& shape, const void* a,
-          const void* b, const void* bias, void* c, void* workspace) {
+          const void* b, const void* bias, void* c, void* workspace, const GemmStrides& strides) {
   check(shape);
-  backend.multiply(stream, shape, a, b, bias, c, workspace);
+  const GemmStrides dense{.a = shape.transpose_a ? shape.m : shape.k,
+                          .b = shape.transpose_b ? shape.k : shape.n,
+                          .c = shape.n};
+  const GemmStrides given{.a = strides.a == 0 ? dense.a : strides.a,
+                          .b = strides.b == 0 ? dense.b : strides.b,
+                          .c = strides.c == 0 ? dense.c : strides.c};
+  SLUICE_CHECK(given.a >= dense.a && given.b >= dense.b && given.c >= dense.c);
+  backend.multiply(stream, shape, given, a, b, bias, c, workspace);
 }
 
 }  // namespace sluice::cuda

@@ -15,6 +15,11 @@
 
 namespace sluice::cuda {
 
+// Elements from row to row of the matrices as they are stored; 0: dense.
+struct GemmStrides {
+  std::int64_t a = 0, b = 0, c = 0;
+};
+
 // Not thread-safe: one backend serves the thread that owns the stream, as Kernels does.
 class GemmBackend {
  public:
@@ -25,19 +30,22 @@ class GemmBackend {
   // What every product may use; one number for all shapes, so that the choice of an algorithm never
   // depends on what a plan has left.
   virtual std::uint64_t workspace_bytes() const = 0;
-  // Queues C = op(A) op(B) (+ bias) on `stream`; arguments as Kernels::gemm, checked by gemm()
-  // below. Throws DeviceError.
-  virtual void multiply(StreamHandle stream, const GemmShape& shape, const void* a, const void* b,
-                        const void* bias, void* c, void* workspace) = 0;
+  // Queues C = op(A) op(B) (+ bias) on `stream`; arguments as gemm() below, which has checked them
+  // and put the dense strides in. Throws DeviceError.
+  virtual void multiply(StreamHandle stream, const GemmShape& shape, const GemmStrides& strides,
+                        const void* a, const void* b, const void* bias, void* c,
+                        void* workspace) = 0;
 };
 
 // cuBLASLt where the library can be opened, else the plain kernels. Loads the library and touches
 // no GPU: the handle is made by the first product.
 std::unique_ptr<GemmBackend> make_gemm_backend();
 
-// As Kernels::gemm. Pointers are device memory, aligned to 16 bytes (256 for full speed).
+// As Kernels::gemm, with strides besides. Pointers are device memory; tensors that begin at a
+// multiple of 256 bytes, with rows of whole 16 bytes, are multiplied at full speed.
 std::uint64_t gemm_workspace_bytes(const GemmBackend& backend, const GemmShape& shape);
 void gemm(StreamHandle stream, GemmBackend& backend, const GemmShape& shape, const void* a,
-          const void* b, const void* bias, void* c, void* workspace);
+          const void* b, const void* bias, void* c, void* workspace,
+          const GemmStrides& strides = {});
 
 }  // namespace sluice::cuda

@@ -50,6 +50,7 @@ using Preference = Descriptor<cublasLtMatmulPreference_t>;
 
 struct Key {
   std::int64_t m, n, k;
+  std::int64_t a_stride, b_stride, c_stride;
   bool transpose_a, transpose_b, bias;
   DType dtype, output;
   std::uint32_t alignment_bytes;  // of all pointers, at most 256
@@ -92,12 +93,13 @@ Operation make_operation(const CublasLt& lt, const Key& key, const void* bias) {
   return operation;
 }
 
-// A row-major matrix [rows, cols], dense: [cols, rows] in columns.
-Layout make_layout(const CublasLt& lt, DType dtype, std::int64_t rows, std::int64_t cols) {
+// A row-major matrix [rows, cols]: [cols, rows] in columns.
+Layout make_layout(const CublasLt& lt, DType dtype, std::int64_t rows, std::int64_t cols,
+                   std::int64_t stride) {
   Layout layout(lt.matrix_layout_destroy);
   check(lt,
         lt.matrix_layout_create(layout.out(), data_type(dtype), static_cast<std::uint64_t>(cols),
-                                static_cast<std::uint64_t>(rows), cols),
+                                static_cast<std::uint64_t>(rows), stride),
         "cublasLtMatrixLayoutCreate");
   return layout;
 }
@@ -120,11 +122,11 @@ Preference make_preference(const CublasLt& lt, const Key& key) {
 
 Plan make_plan(const CublasLt& lt, cublasLtHandle_t handle, const Key& key, const void* bias) {
   Plan plan{make_operation(lt, key, bias),
-            key.transpose_b ? make_layout(lt, key.dtype, key.n, key.k)
-                            : make_layout(lt, key.dtype, key.k, key.n),
-            key.transpose_a ? make_layout(lt, key.dtype, key.k, key.m)
-                            : make_layout(lt, key.dtype, key.m, key.k),
-            make_layout(lt, key.output, key.m, key.n)};
+            key.transpose_b ? make_layout(lt, key.dtype, key.n, key.k, key.b_stride)
+                            : make_layout(lt, key.dtype, key.k, key.n, key.b_stride),
+            key.transpose_a ? make_layout(lt, key.dtype, key.k, key.m, key.a_stride)
+                            : make_layout(lt, key.dtype, key.m, key.k, key.a_stride),
+            make_layout(lt, key.output, key.m, key.n, key.c_stride)};
   const Preference preference = make_preference(lt, key);
   cublasLtMatmulHeuristicResult_t found{};
   int count = 0;
@@ -163,13 +165,16 @@ class CublasLtGemm final : public GemmBackend {
   const char* name() const override { return name_.c_str(); }
   std::uint64_t workspace_bytes() const override { return kCublasLtWorkspaceBytes; }
 
-  void multiply(StreamHandle stream, const GemmShape& shape, const void* a, const void* b,
-                const void* bias, void* c, void* workspace) override {
+  void multiply(StreamHandle stream, const GemmShape& shape, const GemmStrides& strides,
+                const void* a, const void* b, const void* bias, void* c, void* workspace) override {
     // The library's epilogue takes a bias of the output's dtype alone.
     const bool fused_bias = bias != nullptr && shape.output == shape.dtype;
     const Plan& plan = plan_of({.m = shape.m,
                                 .n = shape.n,
                                 .k = shape.k,
+                                .a_stride = strides.a,
+                                .b_stride = strides.b,
+                                .c_stride = strides.c,
                                 .transpose_a = shape.transpose_a,
                                 .transpose_b = shape.transpose_b,
                                 .bias = fused_bias,
@@ -180,12 +185,12 @@ class CublasLtGemm final : public GemmBackend {
     if (fused_bias) set(lt_, plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     const float one = 1.0f, none = 0.0f;
     check(lt_,
-          lt_.matmul(handle_, plan.operation.get(), &one, b, plan.first.get(), a,
-                     plan.second.get(), &none, c, plan.result.get(), c, plan.result.get(),
-                     &plan.algorithm, workspace, kCublasLtWorkspaceBytes, stream),
+          lt_.matmul(handle_, plan.operation.get(), &one, b, plan.first.get(), a, plan.second.get(),
+                     &none, c, plan.result.get(), c, plan.result.get(), &plan.algorithm, workspace,
+                     kCublasLtWorkspaceBytes, stream),
           "cublasLtMatmul");
     if (bias != nullptr && !fused_bias) {
-      add_bias(stream, static_cast<float*>(c), bias, shape.dtype, shape.m, shape.n);
+      add_bias(stream, static_cast<float*>(c), bias, shape.dtype, shape.m, shape.n, strides.c);
     }
   }
 

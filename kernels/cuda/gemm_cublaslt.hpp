@@ -2,8 +2,8 @@
 //
 // A product's key is its shape, dtypes, bias and the alignment of its pointers. The library's
 // heuristic is asked once for a key; descriptors and the algorithm are kept, so equal products run
-// the same kernel for the whole process, and a further process on the same machine is told the same.
-// Reductions of a split k that go through atomics or a rounded output are excluded.
+// the same kernel for the whole process, and a further process on the same machine is told the
+// same. Reductions of a split k that go through atomics or a rounded output are excluded.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,5 @@
-#include "kernels/cuda/gemm_plain.hpp"
-
 #include "base/error.hpp"
+#include "kernels/cuda/gemm_plain.hpp"
 #include "kernels/cuda/mma_tile.cuh"
 
 namespace sluice::cuda {
@@ -8,6 +7,7 @@ namespace {
 
 struct Arguments {
   std::int64_t m, n, k;
+  GemmStrides strides;
   const void *a, *b, *bias;
   void* c;
   bool transpose_a, transpose_b;
@@ -27,10 +27,11 @@ __device__ Place place_of(const Arguments& arguments, int tile_rows, int tile_co
 
 // C = sum (+ bias), rounded once.
 template <class T>
-__device__ __forceinline__ void store(const Arguments& arguments, std::int64_t row, std::int64_t col, float sum) {
+__device__ __forceinline__ void store(const Arguments& arguments, std::int64_t row,
+                                      std::int64_t col, float sum) {
   if (row >= arguments.m || col >= arguments.n) return;
   if (arguments.bias != nullptr) sum += load_float(static_cast<const T*>(arguments.bias)[col]);
-  const std::int64_t at = row * arguments.n + col;
+  const std::int64_t at = row * arguments.strides.c + col;
   if (arguments.wide) {
     static_cast<float*>(arguments.c)[at] = sum;
   } else {
@@ -40,10 +41,10 @@ __device__ __forceinline__ void store(const Arguments& arguments, std::int64_t r
 
 // ---- 16-bit operands, tensor cores ------------------------------------------------------------
 
-constexpr int kTile = 128;                // rows and columns of C of a block
-constexpr int kDepth = 32;                // of k, staged at a time
-constexpr int kStages = 2;                // one is computed while the next one is copied
-constexpr int kThreads = 256;             // eight warps: two along m, four along n
+constexpr int kTile = 128;     // rows and columns of C of a block
+constexpr int kDepth = 32;     // of k, staged at a time
+constexpr int kStages = 2;     // one is computed while the next one is copied
+constexpr int kThreads = 256;  // eight warps: two along m, four along n
 constexpr int kWarpRows = 64, kWarpCols = 32;
 constexpr int kRowTiles = kWarpRows / 16, kColPairs = kWarpCols / 16;
 
@@ -54,14 +55,12 @@ struct Panel {
   static constexpr int kElems = tile_elems(kRows, kCols);
 
   const T* data;
-  std::int64_t outer, k;  // extents of the whole operand
+  std::int64_t outer, k, stride;  // of the whole operand
 
   __device__ __forceinline__ void load(T* tile, std::int64_t first, std::int64_t step) const {
     const std::int64_t row = kAlongK ? first : step, col = kAlongK ? step : first;
-    const std::int64_t rows = (kAlongK ? outer : k) - row, stride = kAlongK ? k : outer;
-    const std::int64_t cols = stride - col;
+    const std::int64_t rows = (kAlongK ? outer : k) - row, cols = (kAlongK ? k : outer) - col;
     const T* const from = data + row * stride + col;
-    // The address of the whole, not of this part: the same answer for all blocks and steps.
     if (stride % kPieceElems == 0 && reinterpret_cast<std::uintptr_t>(data) % 16 == 0) {
       load_tile<kRows, kCols, kThreads>(tile, from, stride, rows, cols);
       return;
@@ -76,7 +75,7 @@ struct Panel {
 // Adds the product of two staged panels to a warp's accumulators.
 template <class T, bool kAAlongK, bool kBAlongK>
 __device__ __forceinline__ void multiply_stage(const T* a_tile, const T* b_tile,
-                               float (&sums)[kRowTiles][2 * kColPairs][4]) {
+                                               float (&sums)[kRowTiles][2 * kColPairs][4]) {
   const int first_row = warp_index() / 4 * kWarpRows, first_col = warp_index() % 4 * kWarpCols;
 #pragma unroll
   for (int depth = 0; depth < kDepth; depth += 16) {
@@ -109,7 +108,7 @@ __device__ __forceinline__ void multiply_stage(const T* a_tile, const T* b_tile,
 
 template <class T>
 __device__ __forceinline__ void store_sums(const Arguments& arguments, const Place& place,
-                           const float (&sums)[kRowTiles][2 * kColPairs][4]) {
+                                           const float (&sums)[kRowTiles][2 * kColPairs][4]) {
   const std::int64_t row = place.row + warp_index() / 4 * kWarpRows + lane_index() / 4;
   const std::int64_t col = place.col + warp_index() % 4 * kWarpCols + lane_index() % 4 * 2;
 #pragma unroll
@@ -131,8 +130,8 @@ __global__ void __launch_bounds__(kThreads) tensor_core_gemm(Arguments arguments
   using PanelB = Panel<T, kTransposeB>;
   T* const a_tiles = dynamic_shared<T>();
   T* const b_tiles = a_tiles + kStages * PanelA::kElems;
-  const PanelA a{static_cast<const T*>(arguments.a), arguments.m, arguments.k};
-  const PanelB b{static_cast<const T*>(arguments.b), arguments.n, arguments.k};
+  const PanelA a{static_cast<const T*>(arguments.a), arguments.m, arguments.k, arguments.strides.a};
+  const PanelB b{static_cast<const T*>(arguments.b), arguments.n, arguments.k, arguments.strides.b};
   const Place place = place_of(arguments, kTile, kTile);
   float sums[kRowTiles][2 * kColPairs][4] = {};
 
@@ -164,15 +163,16 @@ constexpr int kPerThread = 4;               // 16 x 16 threads, 4 x 4 elements o
 
 // to[p][i] = operand(first + i, step + p), zero outside. Stored [outer, k] (along_k) or [k, outer];
 // neighbouring threads read neighbouring addresses either way.
-__device__ __forceinline__ void load_wide(float (&to)[kWideDepth][kWideStride], const float* data, bool along_k,
-                          std::int64_t outer, std::int64_t k, std::int64_t first,
-                          std::int64_t step) {
+__device__ __forceinline__ void load_wide(float (&to)[kWideDepth][kWideStride], const float* data,
+                                          bool along_k, std::int64_t outer, std::int64_t k,
+                                          std::int64_t stride, std::int64_t first,
+                                          std::int64_t step) {
   for (int at = static_cast<int>(threadIdx.x); at < kWideTile * kWideDepth; at += kThreads) {
     const int i = along_k ? at / kWideDepth : at % kWideTile;
     const int p = along_k ? at % kWideDepth : at / kWideTile;
     const std::int64_t row = first + i, col = step + p;
     const bool inside = row < outer && col < k;
-    to[p][i] = inside ? data[along_k ? row * k + col : col * outer + row] : 0.0f;
+    to[p][i] = inside ? data[along_k ? row * stride + col : col * stride + row] : 0.0f;
   }
 }
 
@@ -185,9 +185,9 @@ __global__ void __launch_bounds__(kThreads) wide_gemm(Arguments arguments) {
   float sums[kPerThread][kPerThread] = {};
   for (std::int64_t step = 0; step < arguments.k; step += kWideDepth) {
     load_wide(a, static_cast<const float*>(arguments.a), !arguments.transpose_a, arguments.m,
-              arguments.k, place.row, step);
+              arguments.k, arguments.strides.a, place.row, step);
     load_wide(b, static_cast<const float*>(arguments.b), arguments.transpose_b, arguments.n,
-              arguments.k, place.col, step);
+              arguments.k, arguments.strides.b, place.col, step);
     __syncthreads();
 #pragma unroll
     for (int p = 0; p < kWideDepth; ++p) {
@@ -239,11 +239,12 @@ class PlainGemm final : public GemmBackend {
   const char* name() const override { return "plain"; }
   std::uint64_t workspace_bytes() const override { return 0; }
 
-  void multiply(StreamHandle stream, const GemmShape& shape, const void* a, const void* b,
-                const void* bias, void* c, void*) override {
+  void multiply(StreamHandle stream, const GemmShape& shape, const GemmStrides& strides,
+                const void* a, const void* b, const void* bias, void* c, void*) override {
     const Arguments arguments{.m = shape.m,
                               .n = shape.n,
                               .k = shape.k,
+                              .strides = strides,
                               .a = a,
                               .b = b,
                               .bias = bias,

@@ -30,23 +30,26 @@ constexpr int tile_elems(int rows, int cols) {
 }
 
 // Starts to copy rows [0, rows) and columns [0, cols) of `from` (rows `stride` elements apart) into
-// the tile, and fills the rest of it with zeros. All threads of the block. cols, stride and the
-// address of `from` are multiples of eight elements. Finished after copy_async_commit, the matching
-// wait and a barrier.
+// the tile, and fills the rest of it with zeros. All threads of the block. stride and the address
+// of `from` are multiples of eight elements. Finished after copy_async_commit, the matching wait
+// and a barrier.
 template <int kRows, int kCols, int kThreads, class T>
-__device__ __forceinline__ void load_tile(T* tile, const T* from, std::int64_t stride, std::int64_t rows,
-                          std::int64_t cols) {
+__device__ __forceinline__ void load_tile(T* tile, const T* from, std::int64_t stride,
+                                          std::int64_t rows, std::int64_t cols) {
   constexpr int kPieces = kCols / kPieceElems, kRowsAtOnce = kThreads / kPieces;
   static_assert(kThreads % kPieces == 0 && kRows % kRowsAtOnce == 0);
   // A thread keeps its column, so that addresses advance by one addition.
   const int first = static_cast<int>(threadIdx.x) / kPieces;
   const int col = static_cast<int>(threadIdx.x) % kPieces * kPieceElems;
-  const int inside = col >= cols ? 0 : rows < kRows ? static_cast<int>(rows) : kRows;
+  const int inside = rows < kRows ? static_cast<int>(rows) : kRows;
+  const std::int64_t left = cols - col;
+  const int bytes = left >= kPieceElems ? 16 : left > 0 ? static_cast<int>(left) * 2 : 0;
   T* to = tile + first * tile_stride(kCols) + col;
   const T* at = from + first * stride + col;
 #pragma unroll
   for (int row = first; row < kRows + first; row += kRowsAtOnce) {
-    copy_async_16(to, row < inside ? at : from, row < inside ? 16 : 0);
+    const bool copies = row < inside && bytes > 0;
+    copy_async_16(to, copies ? at : from, copies ? bytes : 0);
     to += kRowsAtOnce * tile_stride(kCols);
     at += kRowsAtOnce * stride;
   }
@@ -61,7 +64,8 @@ __device__ __forceinline__ void load_a(std::uint32_t (&a)[4], const T* tile, int
 
 // The same fragment where the tile holds the transpose: `row` and `col` are those of A.
 template <int kCols, class T>
-__device__ __forceinline__ void load_a_transposed(std::uint32_t (&a)[4], const T* tile, int row, int col) {
+__device__ __forceinline__ void load_a_transposed(std::uint32_t (&a)[4], const T* tile, int row,
+                                                  int col) {
   const int matrix = lane_index() / 8, line = lane_index() % 8;
   ldmatrix_x4_trans(
       a, tile + (col + matrix / 2 * 8 + line) * tile_stride(kCols) + row + matrix % 2 * 8);
@@ -78,15 +82,17 @@ __device__ __forceinline__ void load_b(std::uint32_t (&b)[4], const T* tile, int
 
 // The same where the tile holds the transpose of B: `row` and `col` are those of B.
 template <int kCols, class T>
-__device__ __forceinline__ void load_b_transposed(std::uint32_t (&b)[4], const T* tile, int row, int col) {
+__device__ __forceinline__ void load_b_transposed(std::uint32_t (&b)[4], const T* tile, int row,
+                                                  int col) {
   const int matrix = lane_index() / 8, line = lane_index() % 8;
   ldmatrix_x4(b, tile + (col + matrix / 2 * 8 + line) * tile_stride(kCols) + row + matrix % 2 * 8);
 }
 
 // Both column tiles of a pair of B fragments: c0 += A B[:, 0..8), c1 += A B[:, 8..16).
 template <class T>
-__device__ __forceinline__ void multiply_pair(float (&c0)[4], float (&c1)[4], const std::uint32_t (&a)[4],
-                              const std::uint32_t (&b)[4]) {
+__device__ __forceinline__ void multiply_pair(float (&c0)[4], float (&c1)[4],
+                                              const std::uint32_t (&a)[4],
+                                              const std::uint32_t (&b)[4]) {
   const std::uint32_t left[2] = {b[0], b[1]}, right[2] = {b[2], b[3]};
   mma_m16n8k16<T>(c0, a, left);
   mma_m16n8k16<T>(c1, a, right);
@@ -111,7 +117,7 @@ __device__ __forceinline__ std::uint32_t pack_pair(float low, float high) {
 // Two accumulator tiles, side by side, as the A fragment of a further product.
 template <class T>
 __device__ __forceinline__ void fragment_of(std::uint32_t (&a)[4], const float (&left)[4],
-                            const float (&right)[4]) {
+                                            const float (&right)[4]) {
   a[0] = pack_pair<T>(left[0], left[1]);
   a[1] = pack_pair<T>(left[2], left[3]);
   a[2] = pack_pair<T>(right[0], right[1]);

@@ -9,6 +9,17 @@ set(SLUICE_CUDA_EXACT_SOURCES
 set(SLUICE_CUDA_SOURCES
   ${SLUICE_CUDA_EXACT_SOURCES}
   activations.cu
+  attention.cu
+  attention_backward.cu
+  attention_forward.cu
+  attention_plain.cu
+  cross_entropy.cu
+  cublaslt.cpp
+  gemm.cpp
+  gemm_bias.cu
+  gemm_cublaslt.cpp
+  gemm_plain.cu
+  head.cpp
   norm.cu)
 
 # What the emulation has in its own way.

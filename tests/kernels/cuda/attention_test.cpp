@@ -96,10 +96,10 @@ reference::Doubles reference_gradient(const AttentionShape& s, const DTypeArray&
 
 // Around the tiles of 16, 32, 64 and 128 rows; each padded head size, the plain kernels' odd ones;
 // every kind of grouping.
-const AttentionShape kShapes[] = {
-    {1, 1, 1, 1, 1},    {2, 17, 3, 3, 8},   {1, 63, 4, 2, 7},  {1, 64, 2, 1, 16}, {1, 65, 2, 2, 64},
-    {2, 66, 4, 2, 24}, {1, 129, 1, 1, 128}, {1, 33, 4, 1, 96}, {1, 70, 2, 1, 256},
-    {1, 40, 1, 1, 200}, {1, 145, 2, 1, 40}, {1, 20, 1, 1, 255}};
+const AttentionShape kShapes[] = {{1, 1, 1, 1, 1},     {2, 17, 3, 3, 8},   {1, 63, 4, 2, 7},
+                                  {1, 64, 2, 1, 16},   {1, 65, 2, 2, 64},  {2, 66, 4, 2, 24},
+                                  {1, 129, 1, 1, 128}, {1, 33, 4, 1, 96},  {1, 70, 2, 1, 256},
+                                  {1, 40, 1, 1, 200},  {1, 145, 2, 1, 40}, {1, 20, 1, 1, 255}};
 
 // What rounding the probabilities to the dtype does to an average of `count` values of about 1; the
 // plain kernels do not round them.

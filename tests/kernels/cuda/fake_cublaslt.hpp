@@ -1,5 +1,5 @@
-// A cuBLASLt that multiplies on the CPU, as its documentation says: column-major layouts, TRANSA and
-// TRANSB, epilogues with a bias along the rows, one algorithm handed from the heuristic to the
+// A cuBLASLt that multiplies on the CPU, as its documentation says: column-major layouts, TRANSA
+// and TRANSB, epilogues with a bias along the rows, one algorithm handed from the heuristic to the
 // product. It counts calls and live descriptors, keeps what it was asked, and fails the Nth call.
 #pragma once
 
@@ -152,10 +152,11 @@ inline cublasStatus_t FakeCublasLt::set_preference(cublasLtMatmulPreference_t ha
   }
 }
 
-inline cublasStatus_t FakeCublasLt::choose(
-    cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-    cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatmulPreference_t preference,
-    int wanted, cublasLtMatmulHeuristicResult_t* results, int* found) {
+inline cublasStatus_t FakeCublasLt::choose(cublasLtHandle_t, cublasLtMatmulDesc_t,
+                                           cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                           cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                           cublasLtMatmulPreference_t preference, int wanted,
+                                           cublasLtMatmulHeuristicResult_t* results, int* found) {
   if (const cublasStatus_t status = count(); status != CUBLAS_STATUS_SUCCESS) return status;
   FakeCublasLt& fake = *current();
   fake.asked = *reinterpret_cast<Preference*>(preference);

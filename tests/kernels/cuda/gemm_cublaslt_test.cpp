@@ -99,6 +99,36 @@ TEST(CublasLtGemm, MatchesFp64OnEveryKind) {
   }
 }
 
+// Rows of A eight elements longer than k, of B four, of C six.
+TEST(CublasLtGemm, ReadsAndWritesByStrides) {
+  FakeCublasLt fake;
+  const auto backend = make_cublaslt_gemm(FakeCublasLt::table());
+  for (const bool transpose_a : {false, true}) {
+    for (const bool transpose_b : {false, true}) {
+      const GemmShape s{kShape.m,    kShape.n,    kShape.k,   transpose_a,
+                        transpose_b, DType::kF32, DType::kF32};
+      const std::int64_t a_cols = transpose_a ? s.m : s.k, b_cols = transpose_b ? s.k : s.n;
+      const GemmStrides strides{.a = a_cols + 8, .b = b_cols + 4, .c = s.n + 6};
+      const auto a = normal_floats((transpose_a ? s.k : s.m) * strides.a, 1);
+      const auto b = normal_floats((transpose_b ? s.n : s.k) * strides.b, 2);
+      const auto bias = normal_floats(s.n, 3);
+      std::vector<float> c(static_cast<std::size_t>(s.m * strides.c), -1.0f);
+      gemm(nullptr, *backend, s, a.data(), b.data(), bias.data(), c.data(), nullptr, strides);
+      for (std::int64_t i = 0; i < s.m; ++i) {
+        for (std::int64_t j = 0; j < strides.c; ++j) {
+          double want = j < s.n ? bias[static_cast<std::size_t>(j)] : -1.0;
+          for (std::int64_t p = 0; j < s.n && p < s.k; ++p) {
+            const std::int64_t at = transpose_a ? p * strides.a + i : i * strides.a + p;
+            const std::int64_t bt = transpose_b ? j * strides.b + p : p * strides.b + j;
+            want += double{a[static_cast<std::size_t>(at)]} * b[static_cast<std::size_t>(bt)];
+          }
+          ASSERT_NEAR(c[static_cast<std::size_t>(i * strides.c + j)], want, 1e-5);
+        }
+      }
+    }
+  }
+}
+
 TEST(CublasLtGemm, AsksOnceForAKeyAndKeepsTheAnswer) {
   FakeCublasLt fake;
   const auto backend = make_cublaslt_gemm(FakeCublasLt::table());

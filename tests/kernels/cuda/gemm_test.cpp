@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "base/error.hpp"
 #include "kernels/cuda/gemm_plain.hpp"
@@ -128,6 +130,37 @@ TEST_F(CudaGemm, PlainDoesNotDependOnTheAlignmentOfItsFactors) {
   });
 }
 
+// Rows further apart than they are long: what lies between is neither read into a sum nor written.
+TEST_F(CudaGemm, PlainReadsAndWritesByStrides) {
+  const auto backend = make_plain_gemm();
+  for (const std::int64_t extra : {8, 3}) {
+    for_each_kind(20, 27, 37, [&](const GemmShape& shape) {
+      const Factors in(shape);
+      const DTypeArray dense = multiply(*backend, shape, in, true);
+      const auto spread = [&](const DTypeArray& from, std::int64_t cols) {
+        const std::int64_t stride = (cols + 7) / 8 * 8 + extra;
+        const auto rows = static_cast<std::int64_t>(from.size()) / cols;
+        DTypeArray to(from.type(), std::vector<float>(static_cast<std::size_t>(rows * stride),
+                                                      std::numeric_limits<float>::quiet_NaN()));
+        for (std::int64_t i = 0; i < rows * cols; ++i) {
+          to.set(static_cast<std::size_t>(i / cols * stride + i % cols),
+                 from[static_cast<std::size_t>(i)]);
+        }
+        return std::pair(to, stride);
+      };
+      const auto [a, a_stride] = spread(in.a, shape.transpose_a ? shape.m : shape.k);
+      const auto [b, b_stride] = spread(in.b, shape.transpose_b ? shape.k : shape.n);
+      const auto [want, c_stride] = spread(dense, shape.n);
+      const DeviceDTypeArray device_a(a), device_b(b), bias(in.bias);
+      DeviceDTypeArray c(DTypeArray(
+          shape.output, std::vector<float>(want.size(), std::numeric_limits<float>::quiet_NaN())));
+      gemm(nullptr, *backend, shape, device_a.data(), device_b.data(), bias.data(), c.data(),
+           nullptr, {a_stride, b_stride, c_stride});
+      EXPECT_TRUE(c.read() == want) << shape.transpose_a << shape.transpose_b;
+    });
+  }
+}
+
 TEST_F(CudaGemm, PlainCarriesNanAndInfinity) {
   const auto backend = make_plain_gemm();
   for_each_kind(5, 7, 9, [&](const GemmShape& shape) {
@@ -144,6 +177,9 @@ TEST_F(CudaGemm, PlainCarriesNanAndInfinity) {
 TEST_F(CudaGemm, RefusesImpossibleShapes) {
   const auto backend = make_plain_gemm();
   EXPECT_THROW(gemm_workspace_bytes(*backend, {0, 1, 1}), InternalError);
+  EXPECT_THROW(
+      gemm(nullptr, *backend, {2, 3, 4}, nullptr, nullptr, nullptr, nullptr, nullptr, {.a = 3}),
+      InternalError);
   EXPECT_THROW(gemm_workspace_bytes(*backend, {1, 1, 1, false, false, DType::kI32, DType::kI32}),
                InternalError);
   EXPECT_THROW(gemm_workspace_bytes(*backend, {1, 1, 1, false, false, DType::kBF16, DType::kF16}),

@@ -1,0 +1,147 @@
+#include <cmath>
+
+#include "base/error.hpp"
+#include "kernels/cuda/cross_entropy.hpp"
+#include "kernels/cuda/numeric.cuh"
+#include "kernels/cuda/reduce.cuh"
+
+namespace sluice::cuda {
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kSumThreads = 256;
+
+// What a thread has seen of a row: its maximum, and the sum of exp(logit - maximum).
+struct Softmax {
+  float maximum, sum;
+};
+
+// Both orders of a pair give the same bits, and one side may have seen nothing.
+__device__ __forceinline__ Softmax joined(const Softmax& a, const Softmax& b) {
+  const float maximum = fmaxf(a.maximum, b.maximum);
+  if (maximum == -INFINITY) return {maximum, a.sum + b.sum};
+  return {maximum, a.sum * expf(a.maximum - maximum) + b.sum * expf(b.maximum - maximum)};
+}
+
+__device__ __forceinline__ Softmax joined_warp(Softmax value) {
+  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+    value = joined(value, {__shfl_xor_sync(kAllLanes, value.maximum, distance),
+                           __shfl_xor_sync(kAllLanes, value.sum, distance)});
+  }
+  return value;
+}
+
+// Of the whole block, in every thread.
+__device__ __forceinline__ Softmax joined_block(Softmax value, Softmax* scratch) {
+  value = joined_warp(value);
+  if (lane_index() == 0) scratch[warp_index()] = value;
+  __syncthreads();
+  const bool exists = lane_index() < kThreads / kWarpSize;
+  return joined_warp(exists ? scratch[lane_index()] : Softmax{-INFINITY, 0.0f});
+}
+
+// A NaN does not show in the maximum: it reaches the sum.
+__device__ __forceinline__ Softmax softmax_of(const float* row, std::int64_t cols) {
+  Softmax mine{-INFINITY, 0.0f};
+  for (std::int64_t col = threadIdx.x; col < cols; col += kThreads) {
+    const float logit = row[col];
+    if (logit > mine.maximum) {
+      mine.sum = mine.sum * expf(mine.maximum - logit) + 1.0f;
+      mine.maximum = logit;
+    } else if (logit != -INFINITY) {
+      mine.sum += expf(logit - mine.maximum);
+    }
+  }
+  return mine;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    row_kernel(LogitsBlock block, bool with_gradient, double* loss, float* lse) {
+  __shared__ Softmax scratch[kWarpSize];
+  const std::int64_t index = blockIdx.x, cols = block.cols;
+  float* const row = block.logits + index * block.stride;
+  const std::int64_t target = block.targets[index];
+  const bool known = target >= 0 && target < cols;
+  const Softmax softmax = joined_block(softmax_of(row, cols), scratch);
+  if (threadIdx.x == 0) {
+    // In fp64: the difference of two large logits keeps its small part.
+    const double log_sum = log(static_cast<double>(softmax.sum)), shift = softmax.maximum;
+    const float target_logit = known ? row[target] : NAN;
+    loss[index] = log_sum + (shift - static_cast<double>(target_logit));
+    lse[index] = static_cast<float>(shift + log_sum);
+  }
+  if (!with_gradient) return;
+  __syncthreads();  // the target's logit may be replaced by its gradient
+  T* const gradient = static_cast<T*>(block.gradient) + index * block.stride;
+  const float scale = known ? block.loss_scale / softmax.sum : NAN;
+  const float probability_scale = 1.0f / softmax.sum;
+  for (std::int64_t col = threadIdx.x; col < cols; col += kThreads) {
+    const float power = expf(row[col] - softmax.maximum);
+    const float value =
+        col == target ? block.loss_scale * (power * probability_scale - 1.0f) : power * scale;
+    gradient[col] = from_float<T>(value);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) gradient_kernel(LogitsBlock block, const float* lse) {
+  const std::int64_t row = blockIdx.x;
+  const float shift = lse[row];
+  const std::int64_t target = block.targets[row] - block.first;
+  const float* const logits = block.logits + row * block.stride;
+  T* const gradient = static_cast<T*>(block.gradient) + row * block.stride;
+  for (std::int64_t col = threadIdx.x; col < block.cols; col += kThreads) {
+    const float probability = expf(logits[col] - shift);
+    gradient[col] =
+        from_float<T>(block.loss_scale * (col == target ? probability - 1.0f : probability));
+  }
+}
+
+// One block. The values are fetched side by side and added by one thread.
+__global__ void __launch_bounds__(kSumThreads)
+    sum_kernel(const double* values, std::int64_t count, double* sum) {
+  __shared__ double staged[kSumThreads];
+  double total = 0.0;
+  for (std::int64_t first = 0; first < count; first += kSumThreads) {
+    const std::int64_t at = first + threadIdx.x;
+    if (at < count) staged[threadIdx.x] = values[at];
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      const std::int64_t rest = count - first;
+      const int here = rest < kSumThreads ? static_cast<int>(rest) : kSumThreads;
+      for (int i = 0; i < here; ++i) total += staged[i];
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) *sum = total;
+}
+
+dim3 a_block_per_row(const LogitsBlock& block) {
+  SLUICE_CHECK(block.rows <= kMaxGridX);
+  return dim3(static_cast<unsigned>(block.rows));
+}
+
+}  // namespace
+
+void cross_entropy_rows(StreamHandle stream, const LogitsBlock& block, bool with_gradient,
+                        double* loss, float* lse) {
+  with_act_type(block.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    launch(stream, a_block_per_row(block), dim3(kThreads), 0, row_kernel<T>, block, with_gradient,
+           loss, lse);
+  });
+}
+
+void cross_entropy_gradient(StreamHandle stream, const LogitsBlock& block, const float* lse) {
+  with_act_type(block.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    launch(stream, a_block_per_row(block), dim3(kThreads), 0, gradient_kernel<T>, block, lse);
+  });
+}
+
+void sum_in_order(StreamHandle stream, const double* values, std::int64_t count, double* sum) {
+  launch(stream, dim3(1), dim3(kSumThreads), 0, sum_kernel, values, count, sum);
+}
+
+}  // namespace sluice::cuda

@@ -1,0 +1,34 @@
+// Softmax cross-entropy over rows of fp32 logits, for the head (head.hpp).
+#pragma once
+
+#include <cstdint>
+
+#include "base/dtype.hpp"
+#include "kernels/cuda/stream.hpp"
+
+namespace sluice::cuda {
+
+// A block of logits: rows [0, rows), `stride` elements apart, of the vocabulary's columns
+// [first, first + cols).
+struct LogitsBlock {
+  float* logits;
+  void* gradient;  // of `dtype`, laid out alike; for kF32 the logits themselves
+  DType dtype;
+  std::int64_t rows, cols, stride, first;
+  const std::int32_t* targets;  // [rows]
+  float loss_scale;
+};
+
+// Of whole rows (first 0, cols the vocabulary): loss [rows] = -log softmax(logits)[target], lse
+// [rows], and, with_gradient, gradient = loss_scale * (softmax - onehot). A row is one block's, its
+// sums have a fixed order.
+void cross_entropy_rows(StreamHandle stream, const LogitsBlock& block, bool with_gradient,
+                        double* loss, float* lse);
+
+// gradient = loss_scale * (exp(logits - lse) - onehot).
+void cross_entropy_gradient(StreamHandle stream, const LogitsBlock& block, const float* lse);
+
+// *sum = values[0] + values[1] + ..., one after the other.
+void sum_in_order(StreamHandle stream, const double* values, std::int64_t count, double* sum);
+
+}  // namespace sluice::cuda
