@@ -39,6 +39,7 @@ __device__ __forceinline__ Pack<T> load_columns(const T* row, std::int64_t c, st
 // the pack at column c. out[k] may be null: that sum is not stored.
 template <int kSums, class T>
 struct ColumnSumsOut {
+  static_assert(kSums == 1 || kSums == 2);
   T* data[kSums];
 };
 
@@ -82,10 +83,11 @@ __global__ void __launch_bounds__(kColumnSumThreads)
   __syncthreads();
   const int k = thread / kTile;
   const std::int64_t column = first + thread % kTile;
-  if (k < kSums && column < cols && out.data[k] != nullptr) {
+  T* const to = k == 0 ? out.data[0] : out.data[kSums - 1];
+  if (k < kSums && column < cols && to != nullptr) {
     float sum = 0.0f;
     for (int warp = 0; warp < kWarps; ++warp) sum += of_warps[k][thread % kTile][warp];
-    out.data[k][column] = from_float<T>(sum);
+    to[column] = from_float<T>(sum);
   }
 }
 

@@ -6,20 +6,21 @@
 namespace sluice::cuda {
 namespace {
 
-// A block owns a row. Its threads hold up to kHeldPacks packs each in registers between the passes
-// over the row; rows too long for 1,024 such threads, and rows that are not aligned, are read again
-// in each pass (out of the caches).
-constexpr int kHeldPacks = 4;
+// A block owns a row. Its threads hold so many packs each in registers between the passes over the
+// row (of 64 registers, fewer where two arrays are held); rows too long for 1,024 such threads, and
+// rows that are not aligned, are read again in each pass (out of the caches).
+constexpr int kForwardHeld = 4;
+constexpr int kBackwardHeld = 2;
 constexpr int kMaxThreads = 1024;
 
 // The packs of kElems elements of one row that this thread owns: k-th at index(k).
-template <int kElems, bool kHeld>
+template <int kElems, int kHeld>
 struct RowPart {
   std::int64_t packs;  // of the row
 
   __device__ __forceinline__ int count() const {
-    return kHeld ? kHeldPacks
-                 : static_cast<int>((packs - threadIdx.x + blockDim.x - 1) / blockDim.x);
+    return kHeld > 0 ? kHeld
+                     : static_cast<int>((packs - threadIdx.x + blockDim.x - 1) / blockDim.x);
   }
   __device__ __forceinline__ std::int64_t index(int k) const {
     return threadIdx.x + static_cast<std::int64_t>(k) * blockDim.x;
@@ -52,16 +53,16 @@ struct ForwardArrays {
   float* rstd;
 };
 
-template <class T, int kElems, bool kHeld>
+template <class T, int kElems, int kHeld>
 __global__ void __launch_bounds__(kMaxThreads)
     forward_kernel(ForwardArrays arrays, std::int64_t cols, bool rms, float epsilon) {
   __shared__ float scratch[2][kWarpSize];
   const RowPart<kElems, kHeld> part{cols / kElems};
   const std::int64_t row = blockIdx.x;
   const T* const x = static_cast<const T*>(arrays.x) + row * cols;
-  float held[kHeld ? kHeldPacks : 1][kElems];
+  float held[kHeld > 0 ? kHeld : 1][kElems];
   const auto value = [&](int k) -> float(&)[kElems] {
-    if constexpr (kHeld) {
+    if constexpr (kHeld > 0) {
       return held[k];
     } else {
       load_floats(x, part.index(k), held[0]);
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(kMaxThreads)
 #pragma unroll
   for (int k = 0; k < part.count(); ++k) {
     if (!part.has(k)) break;
-    if constexpr (kHeld) load_floats(x, part.index(k), held[k]);
+    if constexpr (kHeld > 0) load_floats(x, part.index(k), held[k]);
     if (rms) continue;
     const float(&v)[kElems] = value(k);
 #pragma unroll
@@ -121,7 +122,7 @@ struct BackwardArrays {
 
 // With xhat = (x - mean) rstd and g = dy weight:
 //   dx = rstd (g - mean(g) - xhat mean(g xhat)) + residual;  rms leaves mean(g) out.
-template <class T, int kElems, bool kHeld>
+template <class T, int kElems, int kHeld>
 __global__ void __launch_bounds__(kMaxThreads)
     backward_input_kernel(BackwardArrays arrays, std::int64_t cols, bool rms) {
   __shared__ float scratch[2][kWarpSize];
@@ -131,9 +132,9 @@ __global__ void __launch_bounds__(kMaxThreads)
   const T* const x = static_cast<const T*>(arrays.x) + row * cols;
   const float mean = rms ? 0.0f : arrays.mean[row];
   const float rstd = arrays.rstd[row];
-  float g[kHeld ? kHeldPacks : 1][kElems], xhat[kHeld ? kHeldPacks : 1][kElems];
+  float g[kHeld > 0 ? kHeld : 1][kElems], xhat[kHeld > 0 ? kHeld : 1][kElems];
   const auto read = [&](int k) {
-    const int at = kHeld ? k : 0;
+    const int at = kHeld > 0 ? k : 0;
     float weight[kElems];
     load_floats(dy, part.index(k), g[at]);
     load_floats(x, part.index(k), xhat[at]);
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   for (int k = 0; k < part.count(); ++k) {
     if (!part.has(k)) break;
     read(k);
-    const int at = kHeld ? k : 0;
+    const int at = kHeld > 0 ? k : 0;
 #pragma unroll
     for (int e = 0; e < kElems; ++e) {
       sum_g += g[at][e];
@@ -162,8 +163,8 @@ __global__ void __launch_bounds__(kMaxThreads)
 #pragma unroll
   for (int k = 0; k < part.count(); ++k) {
     if (!part.has(k)) break;
-    if constexpr (!kHeld) read(k);
-    const int at = kHeld ? k : 0;
+    if constexpr (kHeld == 0) read(k);
+    const int at = kHeld > 0 ? k : 0;
     float residual[kElems] = {}, out[kElems];
     if (arrays.residual != nullptr) {
       load_floats(static_cast<const T*>(arrays.residual) + row * cols, part.index(k), residual);
@@ -206,16 +207,15 @@ void check(const NormShape& shape, const float* mean) {
   SLUICE_CHECK_MSG(shape.rms || shape.rows == 0 || mean != nullptr, "LayerNorm keeps its means");
 }
 
-// Threads for a row of so many packs: a whole number of warps.
-unsigned row_threads(std::int64_t packs) {
-  const std::int64_t threads = (packs + kHeldPacks - 1) / kHeldPacks;
+// Threads for a row of so many packs, `held` to each: a whole number of warps.
+unsigned row_threads(std::int64_t packs, int held) {
+  const std::int64_t threads = (packs + held - 1) / held;
   const std::int64_t warps = (threads + kWarpSize - 1) / kWarpSize;
   return static_cast<unsigned>(std::min<std::int64_t>(warps * kWarpSize, kMaxThreads));
 }
 
-template <class T>
-bool can_hold(std::int64_t cols) {
-  return cols / kPackElems<T> <= std::int64_t{kMaxThreads} * kHeldPacks;
+bool can_hold(std::int64_t packs, int held) {
+  return packs <= std::int64_t{kMaxThreads} * held;
 }
 
 }  // namespace
@@ -227,13 +227,13 @@ void norm_forward(StreamHandle stream, const NormShape& shape, const void* x, co
     using T = typename decltype(type)::type;
     if (shape.rows == 0) return;
     const bool aligned = all_aligned_to_16(x, weight, bias, y, shape.cols * sizeof(T));
-    const unsigned threads = row_threads(aligned ? shape.cols / kPackElems<T> : shape.cols);
-    auto* kernel = &forward_kernel<T, 1, false>;
+    const std::int64_t packs = aligned ? shape.cols / kPackElems<T> : shape.cols;
+    auto* kernel = &forward_kernel<T, 1, 0>;
     if (aligned) {
-      kernel = can_hold<T>(shape.cols) ? &forward_kernel<T, kPackElems<T>, true>
-                                       : &forward_kernel<T, kPackElems<T>, false>;
+      kernel = can_hold(packs, kForwardHeld) ? &forward_kernel<T, kPackElems<T>, kForwardHeld>
+                                             : &forward_kernel<T, kPackElems<T>, 0>;
     }
-    launch(stream, static_cast<unsigned>(shape.rows), threads, 0, kernel,
+    launch(stream, static_cast<unsigned>(shape.rows), row_threads(packs, kForwardHeld), 0, kernel,
            ForwardArrays{x, weight, bias, y, mean, rstd}, shape.cols, shape.rms, shape.epsilon);
   });
 }
@@ -246,13 +246,14 @@ void norm_backward_input(StreamHandle stream, const NormShape& shape, const void
     using T = typename decltype(type)::type;
     if (shape.rows == 0) return;
     const bool aligned = all_aligned_to_16(dy, x, weight, residual, dx, shape.cols * sizeof(T));
-    const unsigned threads = row_threads(aligned ? shape.cols / kPackElems<T> : shape.cols);
-    auto* kernel = &backward_input_kernel<T, 1, false>;
+    const std::int64_t packs = aligned ? shape.cols / kPackElems<T> : shape.cols;
+    auto* kernel = &backward_input_kernel<T, 1, 0>;
     if (aligned) {
-      kernel = can_hold<T>(shape.cols) ? &backward_input_kernel<T, kPackElems<T>, true>
-                                       : &backward_input_kernel<T, kPackElems<T>, false>;
+      kernel = can_hold(packs, kBackwardHeld)
+                   ? &backward_input_kernel<T, kPackElems<T>, kBackwardHeld>
+                   : &backward_input_kernel<T, kPackElems<T>, 0>;
     }
-    launch(stream, static_cast<unsigned>(shape.rows), threads, 0, kernel,
+    launch(stream, static_cast<unsigned>(shape.rows), row_threads(packs, kBackwardHeld), 0, kernel,
            BackwardArrays{dy, x, weight, mean, rstd, residual, dx}, shape.cols, shape.rms);
   });
 }

@@ -37,8 +37,8 @@ __device__ __forceinline__ float warp_max(float value) {
 }
 
 // The sum over a block of whole warps, blockDim.x threads in one dimension; all threads get it.
-// Warps are summed each for itself, then their sums by one warp. Two barriers; `scratch` is shared,
-// 32 numbers, and free again after the next barrier.
+// Warps are summed each for itself, then their sums, by every warp alike. One barrier; `scratch` is
+// shared, 32 numbers, and free again after the next barrier.
 template <class T>
 __device__ __forceinline__ T block_sum(T value, T* scratch) {
   value = warp_sum(value);
