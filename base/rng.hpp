@@ -11,8 +11,31 @@ using PhiloxBlock = std::array<std::uint32_t, 4>;
 
 // `rounds` rounds over a 128-bit counter with a 64-bit key. Ten is the generator's name; seven pass
 // BigCrush too (the paper's table 2).
-PhiloxBlock philox4x32(std::uint64_t key, std::uint64_t counter_low, std::uint64_t counter_high,
-                       int rounds = 10);
+constexpr PhiloxBlock philox4x32(std::uint64_t key, std::uint64_t counter_low,
+                                 std::uint64_t counter_high, int rounds = 10) {
+  // Multipliers and Weyl key increments of Philox4x32 (Salmon et al. 2011, table 2;
+  // Random123 1.14).
+  constexpr std::uint64_t kMultiplier0 = 0xD2511F53u;
+  constexpr std::uint64_t kMultiplier1 = 0xCD9E8D57u;
+  constexpr std::uint32_t kWeyl0 = 0x9E3779B9u;
+  constexpr std::uint32_t kWeyl1 = 0xBB67AE85u;
+  auto key0 = static_cast<std::uint32_t>(key);
+  auto key1 = static_cast<std::uint32_t>(key >> 32);
+  PhiloxBlock x{
+      static_cast<std::uint32_t>(counter_low), static_cast<std::uint32_t>(counter_low >> 32),
+      static_cast<std::uint32_t>(counter_high), static_cast<std::uint32_t>(counter_high >> 32)};
+  for (int round = 0; round < rounds; ++round) {
+    const std::uint64_t product0 = kMultiplier0 * x[0];
+    const std::uint64_t product1 = kMultiplier1 * x[2];
+    x = {static_cast<std::uint32_t>(product1 >> 32) ^ x[1] ^ key0,
+         static_cast<std::uint32_t>(product1),
+         static_cast<std::uint32_t>(product0 >> 32) ^ x[3] ^ key1,
+         static_cast<std::uint32_t>(product0)};
+    key0 += kWeyl0;
+    key1 += kWeyl1;
+  }
+  return x;
+}
 
 // A stream of draws named by a seed and a 64-bit purpose (a hash of "init/<tensor>", "data", ...).
 class CounterRng {

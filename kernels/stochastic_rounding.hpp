@@ -24,8 +24,8 @@ inline constexpr int kRoundingNoiseRounds = 7;
 inline constexpr std::uint64_t kRoundingNoiseKeys = 64;  // that share 16 blocks
 
 // moment: 1 or 2.
-inline std::uint16_t rounding_noise(std::uint64_t seed, std::int64_t step, std::uint64_t key,
-                                    int moment) {
+constexpr std::uint16_t rounding_noise(std::uint64_t seed, std::int64_t step, std::uint64_t key,
+                                       int moment) {
   const PhiloxBlock block = philox4x32(seed, key / kRoundingNoiseKeys * 16 + key % 32 / 2,
                                        static_cast<std::uint64_t>(step), kRoundingNoiseRounds);
   const std::uint32_t word = block[key / 32 % 2 * 2 + static_cast<std::uint64_t>(moment - 1)];

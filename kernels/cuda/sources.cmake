@@ -4,7 +4,12 @@
 # Kernels whose bits must equal the host's: nvcc fuses nothing and flushes nothing there.
 set(SLUICE_CUDA_EXACT_SOURCES
   elementwise.cu
-  embedding.cu)
+  embedding.cu
+  gradients.cu
+  optimizer/adafactor.cu
+  optimizer/elementwise_rules.cu
+  optimizer/muon.cu
+  optimizer/sm3.cu)
 
 set(SLUICE_CUDA_SOURCES
   ${SLUICE_CUDA_EXACT_SOURCES}
@@ -20,7 +25,8 @@ set(SLUICE_CUDA_SOURCES
   gemm_cublaslt.cpp
   gemm_plain.cu
   head.cpp
-  norm.cu)
+  norm.cu
+  optimizer/update.cpp)
 
 # What the emulation has in its own way.
 set(SLUICE_CUDA_DEVICE_SOURCES

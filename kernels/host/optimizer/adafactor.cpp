@@ -26,10 +26,6 @@
 #define SLUICE_KERNELS_HOST_OPTIMIZER_ADAFACTOR_TENSOR
 namespace sluice::host {
 
-// The first epsilon: torch's default for fp32. Means and roots are not less.
-inline constexpr float kAdafactorEpsilon = 0x1p-23f;
-inline constexpr float kAdafactorMostRoot = 1 / kAdafactorEpsilon;
-
 // One tensor of a batch, and its part of the workspace.
 struct AdafactorTensor {
   const ParameterSegment* segment = nullptr;

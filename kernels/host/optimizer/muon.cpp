@@ -27,10 +27,6 @@
 #define SLUICE_KERNELS_HOST_OPTIMIZER_MUON_TENSOR
 namespace sluice::host {
 
-// Of the quintic that Newton-Schulz iterates (Jordan 2024), and the least norm divided by.
-inline constexpr float kMuonA = 3.4445f, kMuonB = -4.7750f, kMuonC = 2.0315f;
-inline constexpr double kMuonEpsilon = 1e-7;
-
 // One hidden matrix, and its part of the workspace.
 struct MuonTensor {
   const ParameterSegment* segment = nullptr;

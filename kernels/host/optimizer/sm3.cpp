@@ -22,9 +22,6 @@
 #define SLUICE_KERNELS_HOST_OPTIMIZER_SM3_TENSOR
 namespace sluice::host {
 
-// What keeps a root of an accumulator that is zero from being one.
-inline constexpr float kSm3Epsilon = 1e-30f;
-
 // One tensor of a batch.
 struct Sm3Tensor {
   const ParameterSegment* segment = nullptr;

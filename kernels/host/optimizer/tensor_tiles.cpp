@@ -2,28 +2,9 @@
 
 #include <algorithm>
 
-#include "base/units.hpp"
 #include "kernels/host/parallel.hpp"
 
 namespace sluice::host {
-
-Tile TensorTiles::operator[](std::int64_t index) const {
-  Tile tile;
-  tile.index = index;
-  tile.down = index / across_;
-  tile.across = index % across_;
-  tile.row = tile.down * kRows;
-  tile.col = tile.across * kCols;
-  tile.rows = std::min(kRows, rows_ - tile.row);
-  tile.cols = std::min(kCols, cols_ - tile.col);
-  return tile;
-}
-
-std::byte* WorkspaceParts::take_bytes(std::uint64_t bytes) {
-  std::byte* const part = base_ != nullptr ? base_ + used_ : nullptr;
-  used_ += round_up(bytes, kTensorAlignmentBytes);
-  return part;
-}
 
 LinePartials::LinePartials(const TensorView& tensor, WorkspaceParts& parts)
     : tiles_(tensor),

@@ -16,53 +16,11 @@
 #include <vector>
 
 #include "kernels/optimizer.hpp"
+#include "kernels/tensor_tiles.hpp"
 
 namespace sluice::host {
 
 class Parallel;
-
-struct Tile {
-  std::int64_t index = 0, down = 0, across = 0;  // its number, and where it lies
-  std::int64_t row = 0, col = 0;                 // its first
-  std::int64_t rows = 0, cols = 0;               // at most 64 and 1,024
-};
-
-class TensorTiles {
- public:
-  static constexpr std::int64_t kRows = 64, kCols = 1024;
-
-  TensorTiles() = default;
-  explicit TensorTiles(const TensorView& tensor)
-      : rows_(tensor.rows),
-        cols_(tensor.cols),
-        down_((rows_ + kRows - 1) / kRows),
-        across_((cols_ + kCols - 1) / kCols) {}
-
-  std::int64_t down() const { return down_; }      // tiles from top to bottom
-  std::int64_t across() const { return across_; }  // from left to right
-  std::int64_t count() const { return down_ * across_; }
-  Tile operator[](std::int64_t index) const;  // row by row of tiles
-
- private:
-  std::int64_t rows_ = 0, cols_ = 0, down_ = 0, across_ = 0;
-};
-
-// Hands out the workspace in parts that begin at multiples of 256 bytes. Over null it only counts.
-class WorkspaceParts {
- public:
-  explicit WorkspaceParts(void* workspace) : base_(static_cast<std::byte*>(workspace)) {}
-  template <class T>
-  T* take(std::int64_t elems) {
-    return reinterpret_cast<T*>(take_bytes(static_cast<std::uint64_t>(elems) * sizeof(T)));
-  }
-  std::uint64_t bytes() const { return used_; }
-
- private:
-  std::byte* take_bytes(std::uint64_t bytes);
-
-  std::byte* base_;
-  std::uint64_t used_ = 0;
-};
 
 // What tiles leave for the lines (rows, then columns) of a matrix: an fp32 number for each line
 // that crosses the tile.
@@ -109,12 +67,6 @@ class LinePartials {
   float* row_partials_ = nullptr;  // [tiles across, rows]
   float* col_partials_ = nullptr;  // [tiles down, cols]
 };
-
-// A matrix keeps statistics for its rows and its columns; one row is a vector, and keeps one for
-// each element.
-inline bool is_matrix(const TensorView& tensor) {
-  return tensor.rows > 1;
-}
 
 // Consecutive tensors that share their passes: small ones fill the threads together, and what a
 // pass has read is still in the last-level cache when the next one wants it.

@@ -1,0 +1,24 @@
+// An update of a chunk on a GPU: checks, and the rule. Arguments as in Kernels
+// (kernels/kernels.hpp), in device memory (or in registered host memory, which a GPU reads and
+// writes at the same address); segments are read before the call returns. Queues on `stream`. Bits
+// equal the host's, but for muon's products. (A NaN made by arithmetic is the GPU's own: its
+// payload may differ.)
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/cuda/stream.hpp"
+#include "kernels/optimizer.hpp"
+
+namespace sluice::cuda {
+
+class GemmBackend;
+
+std::uint64_t update_workspace_bytes(const GemmBackend& gemm, const OptimizerOptions& options,
+                                     std::span<const ParameterSegment> segments);
+void update(StreamHandle stream, GemmBackend& gemm, const OptimizerOptions& options,
+            const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
+            const UpdateScalars& scalars, void* workspace);
+
+}  // namespace sluice::cuda

@@ -1,0 +1,147 @@
+// The one loop of all rules that go element by element: formats are its business (formats.cuh), a
+// rule is only arithmetic. A warp takes 128 elements of a segment. Which segments there are goes to
+// the GPU in a launch's parameters, which hold 4 KiB: as many as fit, then the next launch.
+//
+// A rule is a struct that is passed by value:
+//   kMoments  0 to 2: the moments that the loop reads and writes for it
+//   kMaster   whether it updates the number that the weight is made of
+//   Own       what differs from segment to segment (trivially copyable)
+//   float operator()(const Own&, std::int64_t at, float g, float& m, float& v, float w) const
+//             element `at` of the segment: g is the gradient before grad_scale; returns the new w
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "kernels/cuda/optimizer/formats.cuh"
+#include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/simt.cuh"
+#include "kernels/update_arrays.hpp"
+
+namespace sluice::cuda {
+
+inline constexpr int kUpdateThreads = 256;
+// A launch's parameters are 4 KiB; some room is left for what the compiler adds.
+inline constexpr std::size_t kMostParameterBytes = 4000;
+
+template <class Own>
+struct UpdateSegment {
+  std::int64_t units_end = 0;  // of this segment and those before it, in the launch
+  std::int64_t begin = 0, end = 0;
+  std::int64_t base = 0;  // where its first unit begins: at `begin` or less than a unit before it
+  std::uint64_t first_key = 0;
+  Own own;
+};
+
+template <class Rule>
+struct UpdateBatch {
+  using Segment = UpdateSegment<typename Rule::Own>;
+  static constexpr std::size_t kFixedBytes =
+      sizeof(UpdateArrays) + sizeof(Rule) + 2 * sizeof(std::int64_t);
+  static constexpr int kMost =
+      static_cast<int>((kMostParameterBytes - kFixedBytes) / sizeof(Segment));
+
+  UpdateArrays arrays;
+  Rule rule;
+  std::int64_t units = 0;
+  std::int64_t count = 0;
+  Segment segments[kMost];
+};
+
+template <class Rule, class Moment>
+__device__ void update_unit(const UpdateArrays& arrays, const Rule& rule,
+                            const UpdateSegment<typename Rule::Own>& segment, std::int64_t base) {
+  const ThreadElems elems{first_of_lane(base, lane_index()), segment.begin, segment.end};
+  float g[kThreadElems] = {}, m[kThreadElems] = {}, v[kThreadElems] = {}, w[kThreadElems] = {};
+  load_gradient(arrays, elems, g);
+  if constexpr (Rule::kMaster) load_master(arrays, elems, w);
+  if constexpr (Rule::kMoments >= 1) Moment::template load<1>(arrays.moment1, elems, m);
+  if constexpr (Rule::kMoments >= 2) Moment::template load<2>(arrays.moment2, elems, v);
+#pragma unroll
+  for (int i = 0; i < kThreadElems; ++i) {
+    if (elems.has(i)) w[i] = rule(segment.own, elems[i] - segment.begin, g[i], m[i], v[i], w[i]);
+  }
+  if constexpr (Rule::kMaster) store_master(arrays, elems, w);
+  if constexpr (Rule::kMoments >= 1) {
+    // An element before the segment has its key too: what is subtracted is below first_key.
+    const std::uint64_t key =
+        segment.first_key + static_cast<std::uint64_t>(elems.first - segment.begin);
+    const Moment to(arrays, key);
+    to.template store<1>(arrays.moment1, elems, m);
+    if constexpr (Rule::kMoments >= 2) to.template store<2>(arrays.moment2, elems, v);
+  }
+}
+
+template <class Rule, class Moment>
+__global__ void __launch_bounds__(kUpdateThreads) update_kernel(const UpdateBatch<Rule> batch) {
+  const std::int64_t stride = grid_threads() / kWarpSize;
+  for (std::int64_t unit = grid_thread() / kWarpSize; unit < batch.units; unit += stride) {
+    int low = 0, high = static_cast<int>(batch.count) - 1;
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (unit < batch.segments[middle].units_end) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    const std::int64_t before = low == 0 ? 0 : batch.segments[low - 1].units_end;
+    const auto& segment = batch.segments[low];
+    update_unit<Rule, Moment>(batch.arrays, batch.rule, segment,
+                              segment.base + (unit - before) * kUnitElems);
+  }
+}
+
+// Where a segment's units begin: at a block of 8-bit moments; at a multiple of 64 keys, which share
+// their noise; else at a multiple of a unit, so that accesses are of whole lines.
+inline std::int64_t first_unit(DType moments, const ParameterSegment& segment) {
+  if (moments == DType::kBlock8) return segment.begin;
+  if (moments == DType::kBF16) {
+    return segment.begin - static_cast<std::int64_t>(segment.first_key % kRoundingNoiseKeys);
+  }
+  return segment.begin / kUnitElems * kUnitElems;
+}
+
+template <class Rule>
+void launch_update(StreamHandle stream, DType moments, const UpdateBatch<Rule>& batch) {
+  constexpr int kUnitsToABlock = kUpdateThreads / kWarpSize;
+  const std::int64_t blocks = (batch.units + kUnitsToABlock - 1) / kUnitsToABlock;
+  const dim3 grid(static_cast<unsigned>(std::min(blocks, kMaxGridX)));
+  const dim3 block(kUpdateThreads);
+  if constexpr (Rule::kMoments == 0) {
+    launch(stream, grid, block, 0, update_kernel<Rule, MomentF32>, batch);
+  } else if (moments == DType::kBF16) {
+    launch(stream, grid, block, 0, update_kernel<Rule, MomentBF16>, batch);
+  } else if (moments == DType::kBlock8) {
+    launch(stream, grid, block, 0, update_kernel<Rule, MomentBlock8>, batch);
+  } else {
+    launch(stream, grid, block, 0, update_kernel<Rule, MomentF32>, batch);
+  }
+}
+
+// own_of(segment): the rule's Own.
+template <class Rule, class OwnOf>
+void run_update(StreamHandle stream, const UpdateArrays& arrays, const Rule& rule,
+                std::span<const ParameterSegment> segments, const OwnOf& own_of) {
+  const DType moments = Rule::kMoments == 0 ? DType::kF32 : arrays.moments;
+  UpdateBatch<Rule> batch{arrays, rule, 0, 0, {}};
+  static_assert(sizeof batch <= kMostParameterBytes);
+  for (const ParameterSegment& segment : segments) {
+    if (segment.begin == segment.end) continue;
+    auto& to = batch.segments[batch.count++];
+    to.base = first_unit(moments, segment);
+    batch.units += (segment.end - to.base + kUnitElems - 1) / kUnitElems;
+    to.units_end = batch.units;
+    to.begin = segment.begin;
+    to.end = segment.end;
+    to.first_key = segment.first_key;
+    to.own = own_of(segment);
+    if (batch.count < UpdateBatch<Rule>::kMost) continue;
+    launch_update(stream, moments, batch);
+    batch.units = batch.count = 0;
+  }
+  if (batch.count > 0) launch_update(stream, moments, batch);
+}
+
+}  // namespace sluice::cuda
