@@ -17,11 +17,14 @@ class SingleCommunicator final : public Communicator {
                   DType dtype) override {
     copy(source, destination, count, dtype);
   }
-  void reduce_scatter(const void* source, void* destination, std::uint64_t count,
-                      DType dtype) override {
+  std::uint64_t reduce_scatter_workspace_bytes(std::uint64_t, DType) const override { return 0; }
+  void reduce_scatter(const void* source, void* destination, std::uint64_t count, DType dtype,
+                      void* /*workspace*/) override {
     copy(source, destination, count, dtype);
   }
-  void all_reduce(void* /*data*/, std::uint64_t /*count*/, DType /*dtype*/) override {}
+  std::uint64_t all_reduce_workspace_bytes(std::uint64_t, DType) const override { return 0; }
+  void all_reduce(void* /*data*/, std::uint64_t /*count*/, DType /*dtype*/,
+                  void* /*workspace*/) override {}
   void broadcast(void* /*data*/, std::uint64_t /*count*/, DType /*dtype*/, int root) override {
     SLUICE_CHECK(root == 0);
   }

@@ -73,7 +73,7 @@ TrainingEnd Trainer::run() {
 
 bool Trainer::stop_asked() {
   std::int32_t asked = options_.stop_signal != nullptr && options_.stop_signal->load() != 0;
-  session_.communicator().all_reduce(&asked, 1, DType::kI32);
+  session_.communicator().all_reduce(&asked, 1, DType::kI32, nullptr);
   return asked != 0;
 }
 

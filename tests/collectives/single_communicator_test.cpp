@@ -30,7 +30,7 @@ TEST(SingleCommunicator, GatherAndScatterCopyTheirOneShare) {
     group->all_gather(source.data(), gathered.data(), count, dtype);
     EXPECT_EQ(gathered, expected);
     std::vector<unsigned char> scattered(bytes + 1, 0xee);
-    group->reduce_scatter(source.data(), scattered.data(), count, dtype);
+    group->reduce_scatter(source.data(), scattered.data(), count, dtype, nullptr);
     EXPECT_EQ(scattered, expected);
   }
 }
@@ -40,10 +40,12 @@ TEST(SingleCommunicator, ReductionsAndBroadcastsInPlaceChangeNothing) {
   // A signed zero and a NaN keep their bits: nothing is added.
   std::array<std::uint32_t, 4> values{0x80000000u, 0x7fc12345u, 0x00000001u, 0x3f800000u};
   const auto before = values;
-  group->all_reduce(values.data(), values.size(), DType::kF32);
+  group->all_reduce(values.data(), values.size(), DType::kF32, nullptr);
   group->broadcast(values.data(), values.size(), DType::kF32, 0);
   group->all_gather(values.data(), values.data(), values.size(), DType::kF32);
-  group->reduce_scatter(values.data(), values.data(), values.size(), DType::kF32);
+  group->reduce_scatter(values.data(), values.data(), values.size(), DType::kF32, nullptr);
+  EXPECT_EQ(group->reduce_scatter_workspace_bytes(values.size(), DType::kF32), 0u);
+  EXPECT_EQ(group->all_reduce_workspace_bytes(values.size(), DType::kF32), 0u);
   EXPECT_EQ(values, before);
 }
 

@@ -1,0 +1,331 @@
+#include "collectives/rendezvous.hpp"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <thread>
+
+#include "base/error.hpp"
+#include "collectives/socket.hpp"
+
+namespace sluice {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+// Both ways: a magic number, then fields of 4 bytes, little-endian, then text. Different magic
+// numbers, for a socket that connects to a port of its own machine on which nobody listens may find
+// itself, and would hear its own greeting.
+constexpr std::string_view kHello = "SLUICEr1", kAnswer = "SLUICEa1";
+constexpr std::size_t kMagicBytes = 8;
+constexpr std::size_t kHelloBytes = kMagicBytes + 4 * 4;   // rank, size, bytes of job, of message
+constexpr std::size_t kAnswerBytes = kMagicBytes + 2 * 4;  // verdict, bytes
+constexpr std::uint32_t kMostJobBytes = 256;
+constexpr int kMostRanks = 1 << 16;
+// Who has not greeted by then is no rank.
+constexpr double kGreetingSeconds = 5;
+// Before the next try to connect.
+constexpr std::chrono::milliseconds kRetryPause{50};
+constexpr std::size_t kMostStrangers = 256;
+
+void put(Bytes& to, std::uint32_t number) {
+  for (int shift = 0; shift < 32; shift += 8) to.push_back(std::byte(number >> shift & 0xffu));
+}
+void put(Bytes& to, std::string_view text) {
+  const auto* const from = reinterpret_cast<const std::byte*>(text.data());
+  to.insert(to.end(), from, from + text.size());
+}
+std::uint32_t number_at(const std::byte* from) {
+  std::uint32_t number = 0;
+  for (int i = 0; i < 4; ++i) number |= std::to_integer<std::uint32_t>(from[i]) << (8 * i);
+  return number;
+}
+std::string text_at(const std::byte* from, std::size_t bytes) {
+  return std::string(reinterpret_cast<const char*>(from), bytes);
+}
+bool begins_with(const Bytes& bytes, std::string_view magic) {
+  const std::size_t count = std::min(bytes.size(), magic.size());
+  return std::memcmp(bytes.data(), magic.data(), count) == 0;
+}
+
+std::string place_name(const RendezvousPlace& place) {
+  return place.address + ":" + std::to_string(place.port);
+}
+
+struct Hello {
+  std::uint32_t rank = 0, size = 0;
+  std::string job, message;
+};
+
+// One connection at rank 0.
+struct Guest {
+  Socket socket;
+  Deadline greeting = Deadline::after_seconds(kGreetingSeconds);
+  Bytes received;
+  std::optional<Hello> hello;
+  bool gone = false;
+
+  bool greeted() const { return hello.has_value(); }
+  void read();
+
+ private:
+  std::size_t wanted() const;
+  void take(std::span<const std::byte> bytes);
+};
+
+// How many bytes the greeting has, as far as can be said. Precondition: the magic number is right.
+std::size_t Guest::wanted() const {
+  if (received.size() < kHelloBytes) return kHelloBytes;
+  const std::byte* const fields = received.data() + kMagicBytes;
+  return kHelloBytes + number_at(fields + 8) + number_at(fields + 12);
+}
+
+// Until nothing is left to read: who has greeted and gone is known to have gone.
+void Guest::read() {
+  std::array<std::byte, 4096> buffer;
+  while (!gone) {
+    const Received got = receive_some(socket, buffer);
+    gone = got.ended;
+    if (got.bytes == 0) return;
+    take(std::span(buffer).first(got.bytes));
+  }
+}
+
+void Guest::take(std::span<const std::byte> bytes) {
+  received.insert(received.end(), bytes.begin(), bytes.end());
+  // Nobody says anything after the greeting.
+  gone = greeted() || !begins_with(received, kHello);
+  if (gone || received.size() < kHelloBytes) return;
+  const std::byte* const fields = received.data() + kMagicBytes;
+  const std::uint32_t job_bytes = number_at(fields + 8), message_bytes = number_at(fields + 12);
+  gone = job_bytes > kMostJobBytes || message_bytes > kMostRendezvousBytes ||
+         received.size() > wanted();
+  if (gone || received.size() < wanted()) return;
+  const std::byte* const texts = received.data() + kHelloBytes;
+  hello = Hello{number_at(fields), number_at(fields + 4), text_at(texts, job_bytes),
+                text_at(texts + job_bytes, message_bytes)};
+}
+
+enum class Verdict : std::uint32_t { kWelcome, kDisagrees, kTooLate };
+
+void answer(const Guest& guest, Verdict verdict, const Bytes& body, Deadline deadline) {
+  Bytes bytes;
+  put(bytes, kAnswer);
+  put(bytes, static_cast<std::uint32_t>(verdict));
+  put(bytes, static_cast<std::uint32_t>(body.size()));
+  bytes.insert(bytes.end(), body.begin(), body.end());
+  // Who has gone meanwhile learns it from the communicator.
+  static_cast<void>(send_all(guest.socket, bytes, deadline));
+}
+
+// Rank 0.
+class Host {
+ public:
+  Host(const RendezvousPlace& place, const std::string& message, Deadline deadline)
+      : place_(place), message_(message), deadline_(deadline) {}
+
+  std::vector<std::string> gather() {
+    listener_ = listen_at(place_.address, place_.port);
+    while (missing() > 0) {
+      if (deadline_.passed()) {
+        const std::string why = who_is_missing();
+        refuse_all(Verdict::kTooLate, why);
+        throw TimeoutError(why);
+      }
+      wait();
+      meet();
+    }
+    return messages();
+  }
+
+ private:
+  std::size_t missing() const {
+    const auto here = std::count_if(guests_.begin(), guests_.end(),
+                                    [](const Guest& guest) { return guest.greeted(); });
+    return static_cast<std::size_t>(place_.size - 1 - here);
+  }
+
+  std::string who_is_missing() const {
+    std::string ranks;
+    int left_out = 0;
+    for (int rank = 1; rank < place_.size; ++rank) {
+      if (find(static_cast<std::uint32_t>(rank)) != nullptr) continue;
+      if (ranks.size() > 60) {
+        ++left_out;
+      } else {
+        ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+      }
+    }
+    if (left_out > 0) ranks += " and " + std::to_string(left_out) + " more";
+    return "rank " + ranks + " of " + std::to_string(place_.size) + " to join rank 0 at " +
+           place_name(place_);
+  }
+
+  const Guest* find(std::uint32_t rank) const {
+    for (const Guest& guest : guests_) {
+      if (guest.greeted() && guest.hello->rank == rank) return &guest;
+    }
+    return nullptr;
+  }
+
+  void wait() {
+    std::vector<pollfd> polled{{listener_.descriptor(), POLLIN, 0}};
+    for (const Guest& guest : guests_) polled.push_back({guest.socket.descriptor(), POLLIN, 0});
+    // Not longer than until a stranger's time is up.
+    static_cast<void>(::poll(polled.data(), polled.size(), poll_timeout_ms(deadline_, 500)));
+  }
+
+  void meet() {
+    for (Guest& guest : guests_) {
+      const bool greeted_before = guest.greeted();
+      guest.read();
+      if (!guest.gone && guest.greeted() && !greeted_before) newcomers_.push_back(&guest);
+      if (!guest.greeted() && guest.greeting.passed()) guest.gone = true;
+    }
+    for (Guest* const guest : newcomers_) check(*guest);
+    newcomers_.clear();
+    std::erase_if(guests_, [](const Guest& guest) { return guest.gone; });
+    while (guests_.size() - greeted() < kMostStrangers) {
+      Socket socket = accept_from(listener_);
+      if (!socket) break;
+      guests_.emplace_back().socket = std::move(socket);
+    }
+  }
+
+  std::size_t greeted() const { return static_cast<std::size_t>(place_.size - 1) - missing(); }
+
+  void check(Guest& guest) {
+    const Hello& hello = *guest.hello;
+    if (hello.job != place_.job) {
+      refuse(guest, Verdict::kDisagrees,
+             "at " + place_name(place_) + " waits another job's rank 0 ('" + place_.job +
+                 "', not '" + hello.job + "'); give each job a MASTER_PORT of its own");
+      guest.gone = true;
+      guest.hello.reset();
+      return;
+    }
+    const auto size = static_cast<std::uint32_t>(place_.size);
+    if (hello.size != size || hello.rank == 0 || hello.rank >= size) {
+      disagree("rank " + std::to_string(hello.rank) + " counts " + std::to_string(hello.size) +
+               " ranks, and rank 0 counts " + std::to_string(size) +
+               "; start all with one WORLD_SIZE");
+    }
+    for (const Guest& other : guests_) {
+      if (&other == &guest || other.gone || !other.greeted() || other.hello->rank != hello.rank)
+        continue;
+      disagree("two processes are rank " + std::to_string(hello.rank) + " of " +
+               std::to_string(size) + "; give each a RANK of its own");
+    }
+  }
+
+  static void refuse(const Guest& guest, Verdict verdict, const std::string& why) {
+    Bytes body;
+    put(body, std::string_view(why));
+    answer(guest, verdict, body, Deadline::after_seconds(1));
+  }
+
+  void refuse_all(Verdict verdict, const std::string& why) const {
+    for (const Guest& guest : guests_) {
+      if (guest.greeted() && !guest.gone) refuse(guest, verdict, why);
+    }
+  }
+
+  [[noreturn]] void disagree(const std::string& why) const {
+    refuse_all(Verdict::kDisagrees, why);
+    throw InputError(why);
+  }
+
+  std::vector<std::string> messages() const {
+    std::vector<std::string> all(static_cast<std::size_t>(place_.size));
+    all[0] = message_;
+    for (const Guest& guest : guests_) {
+      if (guest.greeted()) all[guest.hello->rank] = guest.hello->message;
+    }
+    Bytes body;
+    for (const std::string& message : all) {
+      put(body, static_cast<std::uint32_t>(message.size()));
+      put(body, message);
+    }
+    for (const Guest& guest : guests_) {
+      if (guest.greeted()) answer(guest, Verdict::kWelcome, body, deadline_);
+    }
+    return all;
+  }
+
+  const RendezvousPlace& place_;
+  const std::string& message_;
+  Deadline deadline_;
+  Socket listener_;
+  std::vector<Guest> guests_;
+  std::vector<Guest*> newcomers_;
+};
+
+std::vector<std::string> messages_in(const Bytes& body, int size) {
+  std::vector<std::string> all;
+  std::size_t at = 0;
+  while (at + 4 <= body.size()) {
+    const std::uint32_t bytes = number_at(body.data() + at);
+    at += 4;
+    if (bytes > body.size() - at) break;
+    all.push_back(text_at(body.data() + at, bytes));
+    at += bytes;
+  }
+  if (at != body.size() || all.size() != static_cast<std::size_t>(size)) {
+    throw DeviceError("rank 0's answer at the rendezvous is broken");
+  }
+  return all;
+}
+
+// One try. Empty: rank 0 was not there, or what was there did not answer as rank 0 does.
+std::optional<std::vector<std::string>> ask(const RendezvousPlace& place,
+                                            const std::string& message, Deadline deadline) {
+  const Socket socket = connect_to(place.address, place.port, deadline);
+  if (!socket) return std::nullopt;
+  Bytes hello;
+  put(hello, kHello);
+  put(hello, static_cast<std::uint32_t>(place.rank));
+  put(hello, static_cast<std::uint32_t>(place.size));
+  put(hello, static_cast<std::uint32_t>(place.job.size()));
+  put(hello, static_cast<std::uint32_t>(message.size()));
+  put(hello, place.job);
+  put(hello, message);
+  if (!send_all(socket, hello, deadline)) return std::nullopt;
+  Bytes head(kAnswerBytes);
+  if (!receive_all(socket, head, deadline) || !begins_with(head, kAnswer)) return std::nullopt;
+  const auto verdict = static_cast<Verdict>(number_at(head.data() + kMagicBytes));
+  const std::uint64_t bytes = number_at(head.data() + kMagicBytes + 4);
+  const std::uint64_t most = static_cast<std::uint64_t>(place.size) * (4 + kMostRendezvousBytes);
+  if (bytes > std::max<std::uint64_t>(most, 1 << 16)) return std::nullopt;
+  Bytes body(bytes);
+  if (!receive_all(socket, body, deadline)) return std::nullopt;
+  if (verdict == Verdict::kDisagrees) throw InputError(text_at(body.data(), body.size()));
+  if (verdict == Verdict::kTooLate) throw TimeoutError(text_at(body.data(), body.size()));
+  return messages_in(body, place.size);
+}
+
+}  // namespace
+
+std::vector<std::string> exchange_messages(const RendezvousPlace& place, const std::string& message,
+                                           Deadline deadline) {
+  SLUICE_CHECK(place.size >= 1 && place.size <= kMostRanks);
+  SLUICE_CHECK(place.rank >= 0 && place.rank < place.size);
+  SLUICE_CHECK(message.size() <= kMostRendezvousBytes && place.job.size() <= kMostJobBytes);
+  if (place.size == 1) return {message};
+  if (place.rank == 0) return Host(place, message, deadline).gather();
+  while (true) {
+    if (auto messages = ask(place, message, deadline)) return *messages;
+    if (deadline.passed()) {
+      throw TimeoutError("rank 0's answer to rank " + std::to_string(place.rank) + " at " +
+                         place_name(place));
+    }
+    std::this_thread::sleep_for(kRetryPause);
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,294 @@
+// Ranks that find each other over loopback: in threads, and in processes of their own, with
+// strangers, latecomers and ranks that disagree.
+#include "collectives/rendezvous.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.hpp"
+#include "collectives/socket.hpp"
+
+namespace sluice {
+namespace {
+
+// A port that was free a moment ago.
+std::uint16_t free_port() {
+  return port_of(listen_at("127.0.0.1", 0));
+}
+
+RendezvousPlace place_of(int rank, int size, std::uint16_t port) {
+  RendezvousPlace place;
+  place.rank = rank;
+  place.size = size;
+  place.port = port;
+  place.job = "job";
+  return place;
+}
+
+// What a rank got: the messages, or how it was refused.
+struct Outcome {
+  std::vector<std::string> messages;
+  std::string input_error, timeout;
+};
+
+Outcome join(const RendezvousPlace& place, const std::string& message, double seconds) {
+  Outcome outcome;
+  try {
+    outcome.messages = exchange_messages(place, message, Deadline::after_seconds(seconds));
+  } catch (const InputError& error) {
+    outcome.input_error = error.what();
+  } catch (const TimeoutError& error) {
+    outcome.timeout = error.what();
+  }
+  return outcome;
+}
+
+// All places at once, each in a thread.
+std::vector<Outcome> join_all(const std::vector<RendezvousPlace>& places, double seconds) {
+  std::vector<Outcome> outcomes(places.size());
+  std::vector<std::jthread> threads;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    threads.emplace_back(
+        [&, i] { outcomes[i] = join(places[i], "of " + std::to_string(places[i].rank), seconds); });
+  }
+  threads.clear();
+  return outcomes;
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(Rendezvous, AGroupOfOneTouchesNoNetwork) {
+  EXPECT_EQ(join(place_of(0, 1, 0), "alone", 0).messages, std::vector<std::string>{"alone"});
+}
+
+TEST(Rendezvous, EveryRankGetsEveryMessageInRankOrder) {
+  for (const int size : {2, 3, 5}) {
+    const std::uint16_t port = free_port();
+    std::vector<RendezvousPlace> places;
+    std::vector<std::string> want;
+    for (int rank = size - 1; rank >= 0; --rank) places.push_back(place_of(rank, size, port));
+    for (int rank = 0; rank < size; ++rank) want.push_back("of " + std::to_string(rank));
+    for (const Outcome& outcome : join_all(places, 20)) EXPECT_EQ(outcome.messages, want);
+  }
+}
+
+TEST(Rendezvous, MessagesMayHoldAnyBytesAndBeLong) {
+  const std::uint16_t port = free_port();
+  std::string bytes(kMostRendezvousBytes, '\0');
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 7);
+  Outcome first;
+  std::jthread other([&] { first = join(place_of(0, 2, port), bytes, 20); });
+  const Outcome second = join(place_of(1, 2, port), "", 20);
+  other.join();
+  EXPECT_EQ(second.messages, (std::vector<std::string>{bytes, ""}));
+  EXPECT_EQ(first.messages, second.messages);
+}
+
+TEST(Rendezvous, RealProcessesMeet) {
+  constexpr int kSize = 4;
+  const std::uint16_t port = free_port();
+  std::vector<pid_t> children;
+  for (int rank = 1; rank < kSize; ++rank) {
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      const Outcome outcome = join(place_of(rank, kSize, port), std::to_string(rank * 11), 20);
+      ::_exit(outcome.messages == std::vector<std::string>{"0", "11", "22", "33"} ? 0 : 1);
+    }
+    children.push_back(child);
+  }
+  // Rank 0 is the last to come.
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  EXPECT_EQ(join(place_of(0, kSize, port), "0", 20).messages.size(), std::size_t{kSize});
+  for (const pid_t child : children) {
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+}
+
+TEST(Rendezvous, AMissingRankIsNamedToAllWhoCame) {
+  const std::uint16_t port = free_port();
+  Outcome second;
+  std::jthread other([&] { second = join(place_of(2, 4, port), "", 20); });
+  const Outcome first = join(place_of(0, 4, port), "", 0.6);
+  other.join();
+  EXPECT_TRUE(contains(first.timeout, "rank 1, 3 of 4")) << first.timeout;
+  EXPECT_TRUE(contains(second.timeout, "rank 1, 3 of 4")) << second.timeout;
+}
+
+TEST(Rendezvous, WithoutRankZeroTheWaitEnds) {
+  const Outcome outcome = join(place_of(1, 2, free_port()), "", 0.3);
+  EXPECT_TRUE(contains(outcome.timeout, "rank 0's answer")) << outcome.timeout;
+}
+
+TEST(Rendezvous, RanksThatCountDifferentlyAreRefusedInOneSentence) {
+  const std::uint16_t port = free_port();
+  const auto outcomes = join_all({place_of(0, 2, port), place_of(1, 3, port)}, 20);
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_TRUE(contains(outcome.input_error, "counts 3 ranks, and rank 0 counts 2"))
+        << outcome.input_error;
+  }
+}
+
+TEST(Rendezvous, TwoProcessesOfOneRankAreRefused) {
+  const std::uint16_t port = free_port();
+  const auto outcomes =
+      join_all({place_of(0, 3, port), place_of(1, 3, port), place_of(1, 3, port)}, 20);
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_TRUE(contains(outcome.input_error, "two processes are rank 1")) << outcome.input_error;
+  }
+}
+
+TEST(Rendezvous, AnotherJobsRankIsSentAwayAndNobodyElseIsHeldUp) {
+  const std::uint16_t port = free_port();
+  RendezvousPlace stranger = place_of(1, 2, port);
+  stranger.job = "other";
+  Outcome first, second;
+  std::jthread host([&] { first = join(place_of(0, 2, port), "a", 20); });
+  const Outcome refused = join(stranger, "x", 20);
+  EXPECT_TRUE(contains(refused.input_error, "another job")) << refused.input_error;
+  second = join(place_of(1, 2, port), "b", 20);
+  host.join();
+  EXPECT_EQ(first.messages, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(second.messages, first.messages);
+}
+
+Socket connect_patiently(std::uint16_t port) {
+  const Deadline deadline = Deadline::after_seconds(10);
+  while (!deadline.passed()) {
+    Socket socket = connect_to("127.0.0.1", port, deadline);
+    if (socket) return socket;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return Socket();
+}
+
+// A port scanner that says nothing, one that asks for a page, one that claims lengths past all
+// bounds, a rank that dies in the middle of its greeting.
+TEST(Rendezvous, StrangersAreForgotten) {
+  const std::uint16_t port = free_port();
+  Outcome first;
+  std::jthread host([&] { first = join(place_of(0, 2, port), "a", 20); });
+  const Deadline deadline = Deadline::after_seconds(10);
+  const auto say = [&](const Socket& socket, const std::string& text) {
+    EXPECT_TRUE(send_all(socket, std::as_bytes(std::span(text)), deadline));
+  };
+  const Socket silent = connect_patiently(port);
+  const Socket scanner = connect_patiently(port), liar = connect_patiently(port);
+  ASSERT_TRUE(silent && scanner && liar);
+  say(scanner, "GET / HTTP/1.1\r\n\r\n");
+  say(liar, std::string("SLUICEr1\1\0\0\0\2\0\0\0\377\377\377\377\377\377\377\377", 24));
+  {
+    const Socket dying = connect_patiently(port);
+    say(dying, std::string("SLUICEr1\1\0\0\0\2\0", 14));
+  }
+  std::array<std::byte, 16> answer;
+  EXPECT_FALSE(receive_all(scanner, answer, deadline));
+  EXPECT_FALSE(receive_all(liar, answer, deadline));
+  const Outcome second = join(place_of(1, 2, port), "b", 20);
+  host.join();
+  EXPECT_EQ(second.messages, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(first.messages, second.messages);
+}
+
+// A rank that has joined and dies is waited for again, and its successor is taken.
+TEST(Rendezvous, ARankThatDiedMayComeAgain) {
+  const std::uint16_t port = free_port();
+  Outcome first;
+  std::jthread host([&] { first = join(place_of(0, 3, port), "a", 20); });
+  {
+    const Socket dying = connect_patiently(port);
+    const std::string hello("SLUICEr1\1\0\0\0\3\0\0\0\3\0\0\0\1\0\0\0jobx", 28);
+    EXPECT_TRUE(send_all(dying, std::as_bytes(std::span(hello)), Deadline::after_seconds(10)));
+  }
+  const auto others = join_all({place_of(1, 3, port), place_of(2, 3, port)}, 20);
+  host.join();
+  EXPECT_EQ(first.messages, (std::vector<std::string>{"a", "of 1", "of 2"}));
+  for (const Outcome& outcome : others) EXPECT_EQ(outcome.messages, first.messages);
+}
+
+TEST(Rendezvous, AnUnknownNameIsBadInput) {
+  RendezvousPlace place = place_of(1, 2, 1);
+  place.address = "no-such-machine.invalid";
+  const Outcome outcome = join(place, "", 5);
+  EXPECT_TRUE(contains(outcome.input_error, "no-such-machine.invalid")) << outcome.timeout;
+}
+
+class LaunchEnvironment : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (const char* name : kNames) ::unsetenv(name);
+  }
+  void TearDown() override { SetUp(); }
+  static void set(const char* name, const char* value) { ::setenv(name, value, 1); }
+  static std::string refusal() {
+    try {
+      place_from_environment();
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return {};
+  }
+  static constexpr const char* kNames[] = {
+      "RANK",       "WORLD_SIZE",          "MASTER_ADDR",        "MASTER_PORT",
+      "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "SLUICE_MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"};
+};
+
+TEST_F(LaunchEnvironment, WithoutALauncherThereIsOneRank) {
+  const RendezvousPlace place = place_from_environment();
+  EXPECT_EQ(place.rank, 0);
+  EXPECT_EQ(place.size, 1);
+  EXPECT_EQ(local_rank_from_environment(), 0);
+}
+
+TEST_F(LaunchEnvironment, IsTorchruns) {
+  set("RANK", "3");
+  set("WORLD_SIZE", "8");
+  set("LOCAL_RANK", "1");
+  set("MASTER_ADDR", "node0");
+  set("MASTER_PORT", "29500");
+  set("TORCHELASTIC_RUN_ID", "abc");
+  RendezvousPlace place = place_from_environment();
+  EXPECT_EQ(place.rank, 3);
+  EXPECT_EQ(place.size, 8);
+  EXPECT_EQ(place.address, "node0");
+  EXPECT_EQ(place.port, 29500);
+  EXPECT_EQ(place.job, "abc");
+  EXPECT_EQ(local_rank_from_environment(), 1);
+  set("TORCHELASTIC_USE_AGENT_STORE", "True");
+  EXPECT_EQ(place_from_environment().port, 29501);
+  set("SLUICE_MASTER_PORT", "1234");
+  EXPECT_EQ(place_from_environment().port, 1234);
+}
+
+TEST_F(LaunchEnvironment, WhatIsWrongIsNamed) {
+  set("RANK", "1");
+  EXPECT_TRUE(contains(refusal(), "WORLD_SIZE is not set")) << refusal();
+  set("WORLD_SIZE", "two");
+  EXPECT_TRUE(contains(refusal(), "WORLD_SIZE='two'")) << refusal();
+  set("WORLD_SIZE", "2");
+  EXPECT_TRUE(contains(refusal(), "MASTER_ADDR is not set")) << refusal();
+  set("MASTER_ADDR", "localhost");
+  EXPECT_TRUE(contains(refusal(), "MASTER_PORT is not set")) << refusal();
+  set("MASTER_PORT", "65536");
+  EXPECT_TRUE(contains(refusal(), "MASTER_PORT='65536'")) << refusal();
+  set("MASTER_PORT", "29500");
+  EXPECT_EQ(refusal(), "");
+  set("RANK", "2");
+  EXPECT_TRUE(contains(refusal(), "RANK='2'")) << refusal();
+}
+
+}  // namespace
+}  // namespace sluice
