@@ -1,0 +1,13 @@
+// The group of one GPU: copies on its stream, and neither NCCL nor the network.
+#pragma once
+
+#include <memory>
+
+#include "collectives/communicator.hpp"
+#include "device/device.hpp"
+
+namespace sluice {
+
+std::unique_ptr<Communicator> make_lone_gpu_communicator(Stream& stream);
+
+}  // namespace sluice

@@ -1,0 +1,235 @@
+#include "collectives/nccl/nccl_session.hpp"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "base/error.hpp"
+
+namespace sluice {
+namespace {
+
+// Between two looks at a call that NCCL has not yet taken.
+constexpr std::chrono::microseconds kLookPause{50};
+// For calls that NCCL still has when the communicator goes in peace.
+constexpr double kFarewellSeconds = 30;
+
+// Of the machine, whatever containers its processes are in.
+std::string machine_id() {
+  std::string id;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
+  return id;
+}
+std::string machine_name() {
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0) return "unknown";
+  return name.data();
+}
+
+// What a rank tells the others: three texts, the last of rank 0 alone, each closed by a 0.
+struct Introduction {
+  std::string machine, name, gpu;
+  std::string unique_id;  // bytes
+
+  std::string message() const { return machine + '\0' + name + '\0' + gpu + '\0' + unique_id; }
+  static Introduction of(const std::string& message) {
+    Introduction introduction;
+    std::size_t begin = 0;
+    for (std::string* text : {&introduction.machine, &introduction.name, &introduction.gpu}) {
+      const std::size_t end = message.find('\0', begin);
+      if (end == std::string::npos) throw DeviceError("a rank's introduction is broken");
+      *text = message.substr(begin, end - begin);
+      begin = end + 1;
+    }
+    introduction.unique_id = message.substr(begin);
+    return introduction;
+  }
+};
+
+void refuse_shared_gpus(const std::vector<Introduction>& ranks) {
+  for (std::size_t later = 1; later < ranks.size(); ++later) {
+    for (std::size_t rank = 0; rank < later; ++rank) {
+      if (ranks[rank].machine != ranks[later].machine || ranks[rank].gpu != ranks[later].gpu)
+        continue;
+      throw InputError("ranks " + std::to_string(rank) + " and " + std::to_string(later) +
+                       " share GPU " + ranks[rank].gpu + " of machine " + ranks[rank].name +
+                       ", and NCCL needs one for each rank; start one process for each GPU");
+    }
+  }
+}
+
+}  // namespace
+
+NcclSession::NcclSession(const NcclOptions& options)
+    : nccl_(options.nccl != nullptr ? *options.nccl : nccl_library()),
+      stream_(*options.stream),
+      rank_(options.place.rank),
+      size_(options.place.size),
+      call_seconds_(options.call_seconds) {
+  const Deadline deadline = Deadline::after_seconds(options.start_seconds);
+  for (Watched& watched : watched_) watched.event = options.device->create_event();
+  Introduction own{machine_id(), machine_name(), options.gpu, {}};
+  if (rank_ == 0) {
+    ncclUniqueId id{};
+    require(nccl_.get_unique_id(&id), "ncclGetUniqueId");
+    own.unique_id.assign(id.internal, sizeof id.internal);
+  }
+  std::vector<Introduction> ranks;
+  for (const std::string& message : exchange_messages(options.place, own.message(), deadline)) {
+    ranks.push_back(Introduction::of(message));
+  }
+  refuse_shared_gpus(ranks);
+  ncclUniqueId id{};
+  if (ranks[0].unique_id.size() != sizeof id.internal) {
+    throw DeviceError("rank 0 has another NCCL; install one version for all ranks");
+  }
+  std::memcpy(id.internal, ranks[0].unique_id.data(), sizeof id.internal);
+  start(id, deadline);
+}
+
+NcclSession::~NcclSession() {
+  if (handle_ == nullptr) return;
+  bool idle = true;
+  for (std::size_t i = 0; i < count_; ++i) {
+    idle = idle && watched_[(first_ + i) % kMostWatched].event->done();
+  }
+  if (!idle) {
+    abort("it went before its calls had finished");
+    return;
+  }
+  // Queued work is done: what is left is between the ranks' proxies.
+  ncclResult_t state = nccl_.finalize(handle_);
+  const Deadline deadline = Deadline::after_seconds(kFarewellSeconds);
+  while (state == ncclInProgress && !deadline.passed()) {
+    std::this_thread::sleep_for(kLookPause);
+    if (nccl_.async_error(handle_, &state) != ncclSuccess) break;
+  }
+  if (state == ncclSuccess) {
+    static_cast<void>(nccl_.destroy(handle_));
+  } else {
+    abort("it could not be closed");
+  }
+}
+
+cudaStream_t NcclSession::stream() const {
+  return static_cast<cudaStream_t>(stream_.native());
+}
+
+void NcclSession::start(const ncclUniqueId& id, Deadline deadline) {
+  // Inside launch, for there the device's context is current.
+  stream_.launch([this, &id] {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    require(nccl_.init_rank(&handle_, size_, id, rank_, &config), "ncclCommInitRankConfig");
+  });
+  try {
+    stream_.synchronize(deadline);
+    settle("NCCL's start", deadline);
+  } catch (...) {
+    if (handle_ != nullptr) abort("it did not start");
+    throw;
+  }
+}
+
+std::string NcclSession::text_of(ncclResult_t result) const {
+  std::string text = nccl_.error_string(result);
+  const char* const last = handle_ != nullptr ? nccl_.last_error(handle_) : nullptr;
+  if (last != nullptr && *last != '\0') text += std::string(" (") + last + ")";
+  return text;
+}
+
+void NcclSession::require(ncclResult_t result, const char* function) const {
+  if (result == ncclSuccess || result == ncclInProgress) return;
+  throw DeviceError(std::string(function) + " on rank " + std::to_string(rank_) + ": " +
+                    text_of(result));
+}
+
+void NcclSession::abort(const std::string& why) noexcept {
+  if (handle_ == nullptr) return;
+  aborted_because_ = why;
+  static_cast<void>(nccl_.abort(handle_));
+  handle_ = nullptr;
+  count_ = 0;
+}
+
+void NcclSession::fail(ncclResult_t state, const char* call) {
+  const std::string why =
+      std::string(call) + " failed on rank " + std::to_string(rank_) + ": " + text_of(state);
+  abort(why);
+  throw DeviceError("NCCL: " + why);
+}
+
+void NcclSession::time_out(const std::string& what) {
+  const std::string waited = what + " on rank " + std::to_string(rank_) + " of " +
+                             std::to_string(size_) + " (another rank may be gone)";
+  abort("the deadline passed while waiting for " + waited);
+  throw TimeoutError(waited);
+}
+
+void NcclSession::settle(const char* call, Deadline deadline) {
+  while (true) {
+    ncclResult_t state = ncclSuccess;
+    require(nccl_.async_error(handle_, &state), "ncclCommGetAsyncError");
+    if (state == ncclSuccess) return;
+    if (state != ncclInProgress) fail(state, call);
+    if (deadline.passed()) time_out(std::string("NCCL to take ") + call);
+    std::this_thread::sleep_for(kLookPause);
+  }
+}
+
+void NcclSession::watch(const char* call) {
+  if (count_ < kMostWatched) ++count_;
+  Watched& newest = watched_[(first_ + count_ - 1) % kMostWatched];
+  newest.call = call;
+  newest.deadline = Deadline::after_seconds(call_seconds_);
+  stream_.record(*newest.event);
+}
+
+void NcclSession::check() {
+  if (handle_ == nullptr) {
+    throw DeviceError("the group of ranks is no more: " + aborted_because_);
+  }
+  while (count_ > 0 && watched_[first_].event->done()) {
+    first_ = (first_ + 1) % kMostWatched;
+    --count_;
+  }
+  ncclResult_t state = ncclSuccess;
+  require(nccl_.async_error(handle_, &state), "ncclCommGetAsyncError");
+  const char* const oldest = count_ > 0 ? watched_[first_].call : "a call";
+  if (state != ncclSuccess && state != ncclInProgress) fail(state, oldest);
+  if (count_ > 0 && watched_[first_].deadline.passed()) {
+    time_out(std::string(oldest) + " to finish");
+  }
+}
+
+void NcclSession::group(const char* call, const std::function<void()>& queue) {
+  check();
+  const Deadline deadline = Deadline::after_seconds(call_seconds_);
+  require(nccl_.group_start(), "ncclGroupStart");
+  try {
+    queue();
+  } catch (...) {
+    // What was queued so far would wait for ranks that never come.
+    static_cast<void>(nccl_.group_end());
+    abort(std::string(call) + " could not be queued");
+    throw;
+  }
+  const ncclResult_t result = nccl_.group_end();
+  if (result != ncclSuccess && result != ncclInProgress) fail(result, call);
+  settle(call, deadline);
+  watch(call);
+}
+
+void NcclSession::wait() {
+  while (count_ > 0) {
+    check();
+    if (count_ > 0) std::this_thread::sleep_for(kLookPause);
+  }
+}
+
+}  // namespace sluice
