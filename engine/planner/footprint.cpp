@@ -1,5 +1,7 @@
 #include "engine/planner/footprint.hpp"
 
+#include <algorithm>
+
 #include "base/units.hpp"
 
 namespace sluice {
@@ -19,7 +21,7 @@ std::vector<std::uint64_t> norm_blocks_before(const UnitLayout& layout) {
 }  // namespace
 
 StepModel make_step_model(const Model& model, const BatchShape& batch, const ParameterTable& table,
-                          const Kernels& kernels) {
+                          const Kernels& kernels, const Kernels& host_kernels) {
   StepModel step;
   step.dtype = batch.dtype;
   step.optimizer = table.options();
@@ -42,8 +44,10 @@ StepModel make_step_model(const Model& model, const BatchShape& batch, const Par
     footprint.norm_blocks_before = norm_blocks_before(unit.layer->layout());
     const std::size_t at = step.units.size();
     footprint.tensor_state_elems = table.tensor_state_elems(at);
+    const auto segments = table.segments(at, 0, footprint.elems);
     footprint.update_workspace_bytes =
-        kernels.update_workspace_bytes(table.options(), table.segments(at, 0, footprint.elems));
+        std::max(kernels.update_workspace_bytes(table.options(), segments),
+                 host_kernels.update_workspace_bytes(table.options(), segments));
     if (unit.borrows >= 0) {
       const Unit& lender = model.units()[static_cast<std::size_t>(unit.borrows)];
       step.tied_elems =

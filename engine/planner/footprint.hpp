@@ -6,8 +6,9 @@
 
 namespace sluice {
 
-// table: of the model. kernels: for workspace sizes, which depend on the machine.
+// table: of the model. kernels: the device's, for workspace sizes, which depend on the machine;
+// host_kernels: those of the optimizer lane (an update may be made on either side).
 StepModel make_step_model(const Model& model, const BatchShape& batch, const ParameterTable& table,
-                          const Kernels& kernels);
+                          const Kernels& kernels, const Kernels& host_kernels);
 
 }  // namespace sluice

@@ -81,9 +81,19 @@ std::uint64_t free_storage_bytes(const Config& config) {
 // Why the machine cannot give these budgets; none where it can.
 std::optional<std::string> excess(const Config& config, const MachineRoom& room) {
   const auto& memory = config.memory;
+  if (room.device_bytes) {
+    if (memory.device_bytes > *room.device_bytes) {
+      return "memory.device = " + format_bytes_exact(memory.device_bytes) + " is more than the " +
+             format_bytes(*room.device_bytes) + " that is free on the GPU; lower it";
+    }
+    if (memory.pinned_bytes > room.memory_bytes) {
+      return "memory.pinned = " + format_bytes_exact(memory.pinned_bytes) + " is more than the " +
+             format_bytes(room.memory_bytes) + " of memory that is available here; lower it";
+    }
+  }
   // On the host backend the device's memory is the machine's too.
   const std::uint64_t asked = memory.device_bytes + memory.pinned_bytes;
-  if (asked > room.memory_bytes) {
+  if (!room.device_bytes && asked > room.memory_bytes) {
     return "memory.device = " + format_bytes_exact(memory.device_bytes) +
            " and memory.pinned = " + format_bytes_exact(memory.pinned_bytes) +
            " are together more than the " + format_bytes(room.memory_bytes) +
@@ -100,8 +110,9 @@ std::optional<std::string> excess(const Config& config, const MachineRoom& room)
 
 }  // namespace
 
-MachineRoom settle_budgets(Config& config) {
-  const MachineRoom room{read_host_topology().available_bytes, free_storage_bytes(config)};
+MachineRoom settle_budgets(Config& config, std::optional<std::uint64_t> device_bytes) {
+  const MachineRoom room{read_host_topology().available_bytes, device_bytes,
+                         free_storage_bytes(config)};
   if (config.memory.storage_bytes == Config::kAutoBytes) {
     config.memory.storage_bytes = std::min(room.storage_bytes, kMostAutoStorageBytes);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "base/units.hpp"
@@ -15,14 +16,16 @@ inline constexpr std::uint64_t kMostAutoStorageBytes = 64 * kGiB;
 
 // What budgets may take here, as read once: other programs change it at any moment.
 struct MachineRoom {
-  std::uint64_t memory_bytes = 0;   // available, the cgroup's limit included
+  std::uint64_t memory_bytes = 0;  // available, the cgroup's limit included
+  // Of a device with memory of its own, what nobody uses; none: it shares the host's.
+  std::optional<std::uint64_t> device_bytes;
   std::uint64_t storage_bytes = 0;  // free over all storage paths
 };
 
 // "auto" budgets become numbers (memory.storage what is free on the storage paths, at most
 // kMostAutoStorageBytes), and all are held against what is there. Throws InputError naming the
-// keys, the bytes asked for and the bytes there.
-MachineRoom settle_budgets(Config& config);
+// keys, the bytes asked for and the bytes there. device_bytes: as MachineRoom's.
+MachineRoom settle_budgets(Config& config, std::optional<std::uint64_t> device_bytes = {});
 // The numbers for a machine that is not this one: kMostAutoStorageBytes, nothing to hold against.
 void settle_budgets_elsewhere(Config& config);
 // Takes away the suggestions that settle_budgets would have refused.

@@ -337,10 +337,12 @@ ParameterTable parameter_table(const Config& config, const Model& model) {
 }
 
 std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
-                                      const Kernels& kernels, const HardwareProfile& hardware) {
+                                      const Kernels& kernels, const HardwareProfile& hardware,
+                                      const Kernels* host_kernels) {
   const BatchShape batch = batch_shape(config);
   const StepModel step_model =
-      make_step_model(model, batch, parameter_table(config, model), kernels);
+      make_step_model(model, batch, parameter_table(config, model), kernels,
+                      host_kernels == nullptr ? kernels : *host_kernels);
   const TierBytes budgets{config.memory.device_bytes, config.memory.pinned_bytes,
                           config.memory.storage_bytes};
   CostModel costs(config, model, batch, hardware);

@@ -64,8 +64,10 @@ OptimizerOptions optimizer_options(const Config& config);
 // Throws InputError naming a parameter group that matches no tensor.
 ParameterTable parameter_table(const Config& config, const Model& model);
 
-// Deterministic in its arguments. Throws InputError where no schedule exists for the placement.
+// Deterministic in its arguments. kernels: the device's; host_kernels: the optimizer lane's, where
+// they are others. Throws InputError where no schedule exists for the placement.
 std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
-                                      const Kernels& kernels, const HardwareProfile& hardware);
+                                      const Kernels& kernels, const HardwareProfile& hardware,
+                                      const Kernels* host_kernels = nullptr);
 
 }  // namespace sluice

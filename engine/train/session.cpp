@@ -4,7 +4,6 @@
 #include <array>
 
 #include "base/error.hpp"
-#include "device/host/host_device.hpp"
 
 namespace sluice {
 namespace {
@@ -16,21 +15,9 @@ double deadline_seconds(const Plan& plan) {
   return std::max(kDefaultDeadlineSeconds, kDeadlinePerPlannedStep * plan.simulation.total_s);
 }
 
-// A debug build reports every use of device memory that no event orders.
-#ifdef NDEBUG
-constexpr bool kDetectRaces = false;
-#else
-constexpr bool kDetectRaces = true;
-#endif
-
-std::unique_ptr<Device> make_device(const Config& config, const Plan& plan) {
-  HostDeviceOptions options;
-  // The plan is exact: the device is asked for no byte more.
-  options.capacity_bytes = std::max<std::uint64_t>(plan.peak_bytes[0], kPageBytes);
-  options.link_bandwidth_bytes_per_s = config.memory.link_bandwidth_bytes_per_s;
-  options.link_latency_s = config.memory.link_latency_s;
-  options.detect_races = kDetectRaces;
-  return make_host_device(options);
+// The plan is exact: the device is asked for no byte more.
+std::unique_ptr<Device> make_device(const Backend& backend, const Plan& plan) {
+  return backend.make_device(std::max<std::uint64_t>(plan.peak_bytes[0], kPageBytes));
 }
 
 const char* engine_kind(Config::StorageEngineKind kind) {
@@ -79,15 +66,14 @@ LossScaleRule loss_scale_rule(const Config& config) {
 
 }  // namespace
 
-Session::Session(const Config& config, const Model& model, const Plan& plan,
-                 Kernels& device_kernels, Kernels& host_kernels, const StorageWrapper& wrap_storage,
-                 const RunId& run)
+Session::Session(const Config& config, const Model& model, const Plan& plan, const Backend& backend,
+                 const StorageWrapper& wrap_storage, const RunId& run)
     : config_(config),
       plan_(plan),
       batch_(batch_shape(config)),
       parameters_(parameter_table(config, model)),
       communicator_(make_single_communicator()),
-      device_(make_device(config, plan)),
+      device_(make_device(backend, plan)),
       ledger_(
           {config.memory.device_bytes, config.memory.pinned_bytes, config.memory.storage_bytes}),
       storage_(make_storage(config, plan, wrap_storage)),
@@ -102,8 +88,8 @@ Session::Session(const Config& config, const Model& model, const Plan& plan,
       drain_(plan.drain, memory_),
       evaluation_(plan.evaluation, memory_),
       loss_scaler_(loss_scale_rule(config)),
-      runner_(model, batch_, plan.options.microbatches, parameters_, device_kernels, host_kernels,
-              *communicator_),
+      runner_(model, batch_, plan.options.microbatches, parameters_, *backend.device_kernels,
+              *backend.host_kernels, *communicator_),
       executor_(*device_, memory_.storage(), runner_, deadline_seconds(plan), durable_.get()),
       store_(*device_, memory_, plan.training, durable_.get()),
       state_(model, parameters_, store_) {

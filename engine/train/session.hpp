@@ -13,6 +13,7 @@
 #include "engine/runtime/model_runner.hpp"
 #include "engine/runtime/run_memory.hpp"
 #include "engine/runtime/state_store.hpp"
+#include "engine/train/backend.hpp"
 #include "engine/train/config.hpp"
 #include "engine/train/durable_checkpoint.hpp"
 #include "engine/train/loss_scaler.hpp"
@@ -41,11 +42,11 @@ class Session {
   using FillTokens =
       std::function<void(std::int64_t microbatch, std::int32_t* tokens, std::int32_t* targets)>;
 
-  // Takes all memory at once. config, model and plan must outlive it. wrap_storage may be empty.
+  // Takes all memory at once. config, model, plan and backend must outlive it. wrap_storage may be
+  // empty.
   // run: names its storage files and seeds the tags of what lies there.
-  Session(const Config& config, const Model& model, const Plan& plan, Kernels& device_kernels,
-          Kernels& host_kernels, const StorageWrapper& wrap_storage = {},
-          const RunId& run = make_run_id());
+  Session(const Config& config, const Model& model, const Plan& plan, const Backend& backend,
+          const StorageWrapper& wrap_storage = {}, const RunId& run = make_run_id());
   const ParameterTable& parameters() const { return parameters_; }
 
   // One optimizer step; `step` counts from 0. trace may be null. In fp16 the loss is scaled, and an

@@ -19,9 +19,8 @@ LrSchedule lr_schedule(const Config& config) {
 }  // namespace
 
 Trainer::Trainer(const Config& config, const TrainingOptions& options, const Dataset& data,
-                 const Model& model, const Plan& plan, Kernels& device_kernels,
-                 Kernels& host_kernels, RunFiles& files, const RunId& run, const EventSink& events,
-                 const StepObserver& observe)
+                 const Model& model, const Plan& plan, const Backend& backend, RunFiles& files,
+                 const RunId& run, const EventSink& events, const StepObserver& observe)
     : config_(config),
       options_(options),
       data_(data),
@@ -29,8 +28,8 @@ Trainer::Trainer(const Config& config, const TrainingOptions& options, const Dat
       run_id_(run),
       events_(events),
       observe_(observe),
-      arithmetic_(device_kernels.arithmetic()),
-      session_(config, model, plan, device_kernels, host_kernels, options.wrap_storage, run),
+      arithmetic_(backend.device_kernels->arithmetic()),
+      session_(config, model, plan, backend, options.wrap_storage, run),
       lr_(lr_schedule(config)) {}
 
 void Trainer::start(const std::optional<ResumePoint>& found) {

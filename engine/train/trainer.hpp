@@ -18,8 +18,8 @@ class Trainer {
  public:
   // Takes all memory of the run. What is referred to must outlive it.
   Trainer(const Config& config, const TrainingOptions& options, const Dataset& data,
-          const Model& model, const Plan& plan, Kernels& device_kernels, Kernels& host_kernels,
-          RunFiles& files, const RunId& run, const EventSink& events, const StepObserver& observe);
+          const Model& model, const Plan& plan, const Backend& backend, RunFiles& files,
+          const RunId& run, const EventSink& events, const StepObserver& observe);
   // State from where a run ended, or from the seed. Throws IoError.
   void start(const std::optional<ResumePoint>& found);
   // Of a durable run: its log of commits.

@@ -6,6 +6,7 @@
 #include "base/units.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/machine_check.hpp"
+#include "engine/train/backend.hpp"
 #include "engine/train/trainer.hpp"
 #include "kernels/host/parallel.hpp"
 
@@ -74,15 +75,15 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   Config config = written;
   check_supported(config);
   check_run_directories(config);
-  const MachineRoom room = settle_budgets(config);
+  settle_backend(config);
+  if (config.train.threads == 0) config.train.threads = host::Parallel::default_threads();
+  const Backend backend = make_backend(config);
+  const MachineRoom room = settle_budgets(config, backend.device_memory_bytes);
   const Dataset data(dataset_options(config));
   const Model model(model_shape(config));
-  if (config.train.threads == 0) config.train.threads = host::Parallel::default_threads();
-  const HostKernelOptions kernel_options{static_cast<int>(config.train.threads), Bf16Gemm::kAuto};
-  const std::unique_ptr<Kernels> device_kernels = make_host_kernels(kernel_options);
-  const std::unique_ptr<Kernels> host_kernels = make_host_kernels(kernel_options);
   const HardwareProfile hardware = load_profile_or_default(default_profile_path());
-  auto planned = make_plan(config, model, *device_kernels, hardware);
+  auto planned =
+      make_plan(config, model, *backend.device_kernels, hardware, backend.host_kernels.get());
   if (auto* refusal = std::get_if<Refusal>(&planned)) {
     keep_possible_suggestions(*refusal, config, room);
     events(refused_event(*refusal));
@@ -104,11 +105,10 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
     found = find_resume_point(config);
     check_resume_point(*found, config, model, data.fingerprint(), Session::homes(plan.evaluation));
     if (!options.accept_other_arithmetic) {
-      check_arithmetic(found->manifest(), found->where(), device_kernels->arithmetic());
+      check_arithmetic(found->manifest(), found->where(), backend.device_kernels->arithmetic());
     }
   }
-  Trainer trainer(config, options, data, model, plan, *device_kernels, *host_kernels, files, run,
-                  events, observe);
+  Trainer trainer(config, options, data, model, plan, backend, files, run, events, observe);
   files.begin(written, !found, trainer.state_log());
   RunEvent planned_event = plan_event(plan);
   planned_event["run_id"] = run.hex();

@@ -5,22 +5,35 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "engine/train/session.hpp"
 
 namespace sluice::testing {
 
+// The host's, with one thread.
+inline Backend one_threaded_backend(const Config& given) {
+  Config config = given;
+  config.memory.backend = Config::Backend::kHost;
+  config.train.threads = 1;
+  return make_backend(config);
+}
+
 class PlannedSession {
  public:
   // change_plan: what the test does to the plan before it is run; may be empty.
   explicit PlannedSession(const Config& config, const std::function<void(Plan&)>& change_plan = {})
-      : config_(config), model_(model_shape(config)), kernels_(make_host_kernels({1})) {
-    plan_ = std::get<Plan>(make_plan(config_, model_, *kernels_, HardwareProfile{}));
+      : PlannedSession(config, change_plan, one_threaded_backend(config)) {}
+  PlannedSession(const Config& config, const std::function<void(Plan&)>& change_plan,
+                 Backend backend)
+      : config_(config), model_(model_shape(config)), backend_(std::move(backend)) {
+    plan_ = std::get<Plan>(make_plan(config_, model_, *backend_.device_kernels, HardwareProfile{},
+                                     backend_.host_kernels.get()));
     if (change_plan) change_plan(plan_);
     for (const std::string& path : config_.memory.storage_paths) {
       std::filesystem::create_directories(path);
     }
-    session_ = std::make_unique<Session>(config_, model_, plan_, *kernels_, *kernels_);
+    session_ = std::make_unique<Session>(config_, model_, plan_, backend_);
     session_->state().initialize(config_.train.seed);
   }
 
@@ -45,7 +58,7 @@ class PlannedSession {
 
   Config config_;
   Model model_;
-  std::unique_ptr<Kernels> kernels_;
+  Backend backend_;
   Plan plan_;
   std::unique_ptr<Session> session_;
 };

@@ -5,6 +5,7 @@
 #include "base/error.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/machine_check.hpp"
+#include "engine/train/backend.hpp"
 #include "engine/train/events.hpp"
 #include "kernels/host/parallel.hpp"
 #include "tools/sluice/commands.hpp"
@@ -20,21 +21,22 @@ int plan_command(const PlanArguments& arguments) {
   Config config = load_config(arguments.config.path, arguments.config.overrides);
   check_supported(config);
   const bool this_machine = arguments.hardware.empty();
+  const HardwareProfile hardware = this_machine ? load_profile_or_default(default_profile_path())
+                                                : load_profile(arguments.hardware);
+  settle_backend(config);
+  if (config.train.threads == 0) {
+    config.train.threads = this_machine ? host::Parallel::default_threads() : hardware.cores;
+  }
+  const Backend backend = make_backend(config);
   MachineRoom room;
   if (this_machine) {
-    room = settle_budgets(config);
+    room = settle_budgets(config, backend.device_memory_bytes);
   } else {
     settle_budgets_elsewhere(config);
   }
   const Model model(model_shape(config));
-  const HardwareProfile hardware = this_machine ? load_profile_or_default(default_profile_path())
-                                                : load_profile(arguments.hardware);
-  if (config.train.threads == 0) {
-    config.train.threads = this_machine ? host::Parallel::default_threads() : hardware.cores;
-  }
-  const std::unique_ptr<Kernels> kernels =
-      make_host_kernels({static_cast<int>(config.train.threads), Bf16Gemm::kAuto});
-  auto planned = make_plan(config, model, *kernels, hardware);
+  auto planned =
+      make_plan(config, model, *backend.device_kernels, hardware, backend.host_kernels.get());
   if (auto* refusal = std::get_if<Refusal>(&planned)) {
     if (this_machine) keep_possible_suggestions(*refusal, config, room);
     if (arguments.json) std::cout << refused_event(*refusal).dump() << std::endl;

@@ -130,8 +130,9 @@ TEST(UnitOrder, MovesWeightsAndSumsOnceWhateverTheMicrobatches) {
     testing::PlannedSession run(config, [&](Plan& plan) {
       plan.options.weight_slots = 0;
       const Model model(model_shape(config));
-      const StepModel step = make_step_model(
-          model, batch_shape(config), parameter_table(config, model), *make_host_kernels({1}));
+      const std::unique_ptr<Kernels> kernels = make_host_kernels({1});
+      const StepModel step = make_step_model(model, batch_shape(config),
+                                             parameter_table(config, model), *kernels, *kernels);
       plan.training = compile_training_step(step, plan.options);
       plan.evaluation = compile_evaluation(step, plan.options);
       const std::array<const Schedule*, 2> schedules{&plan.training, &plan.evaluation};

@@ -1,0 +1,100 @@
+#include "engine/train/backend.hpp"
+
+#include "base/error.hpp"
+#include "device/host/host_device.hpp"
+#ifdef SLUICE_HAS_CUDA
+#include "device/cuda/cuda_device.hpp"
+#include "kernels/cuda/cuda_kernels.hpp"
+#endif
+
+namespace sluice {
+namespace {
+
+// A debug build reports every use of device memory that no event orders.
+#ifdef NDEBUG
+constexpr bool kDetectRaces = false;
+#else
+constexpr bool kDetectRaces = true;
+#endif
+
+std::unique_ptr<Kernels> host_kernels(const Config& config) {
+  return make_host_kernels({static_cast<int>(config.train.threads), Bf16Gemm::kAuto});
+}
+
+Backend make_host_backend(const Config& config) {
+  Backend backend;
+  backend.name = "host";
+  HostDeviceOptions options;
+  options.link_bandwidth_bytes_per_s = config.memory.link_bandwidth_bytes_per_s;
+  options.link_latency_s = config.memory.link_latency_s;
+  options.detect_races = kDetectRaces;
+  backend.make_device = [options](std::uint64_t capacity_bytes) {
+    HostDeviceOptions capped = options;
+    capped.capacity_bytes = capacity_bytes;
+    return make_host_device(capped);
+  };
+  backend.device_kernels = host_kernels(config);
+  backend.host_kernels = host_kernels(config);
+  return backend;
+}
+
+#ifdef SLUICE_HAS_CUDA
+constexpr int kOrdinal = 0;  // CUDA_VISIBLE_DEVICES says which GPU that is
+
+// Why no GPU can be used here; empty: one can.
+std::string cuda_missing() {
+  const CudaSearch search = find_cuda_devices();
+  if (search.devices.empty()) return search.missing;
+  const CudaDeviceInfo& gpu = search.devices[kOrdinal];
+  if (!gpu.virtual_memory) return gpu.name + " does not map physical memory into addresses";
+  constexpr int kOldestMajor = 8;  // bf16 products and asynchronous copies begin with sm_80
+  if (gpu.compute_major < kOldestMajor) {
+    return gpu.name + " has compute capability " + std::to_string(gpu.compute_major) + "." +
+           std::to_string(gpu.compute_minor) + ", and the kernels need 8.0 or later";
+  }
+  return {};
+}
+
+Backend make_cuda_backend(const Config& config) {
+  const CudaSearch search = find_cuda_devices();
+  if (search.devices.empty()) throw InputError("memory.backend = \"cuda\": " + search.missing);
+  Backend backend;
+  backend.name = "cuda";
+  backend.device_name = search.devices[kOrdinal].name;
+  backend.device_memory_bytes = free_cuda_bytes(kOrdinal);
+  backend.make_device = [](std::uint64_t capacity_bytes) {
+    return make_cuda_device({.ordinal = kOrdinal, .capacity_bytes = capacity_bytes});
+  };
+  backend.device_kernels = make_cuda_kernels({});
+  backend.host_kernels = host_kernels(config);
+  return backend;
+}
+#else
+std::string cuda_missing() {
+  return "this build has no CUDA backend";
+}
+Backend make_cuda_backend(const Config&) {
+  throw InputError("memory.backend = \"cuda\": " + cuda_missing());
+}
+#endif
+
+}  // namespace
+
+void settle_backend(Config& config) {
+  if (config.memory.backend == Config::Backend::kHost) return;
+  const std::string missing = cuda_missing();
+  if (config.memory.backend == Config::Backend::kAuto) {
+    config.memory.backend = missing.empty() ? Config::Backend::kCuda : Config::Backend::kHost;
+  } else if (!missing.empty()) {
+    throw InputError("memory.backend = \"cuda\" cannot be had: " + missing +
+                     "; use \"host\" or \"auto\"");
+  }
+}
+
+Backend make_backend(const Config& config) {
+  SLUICE_CHECK(config.memory.backend != Config::Backend::kAuto && config.train.threads > 0);
+  return config.memory.backend == Config::Backend::kCuda ? make_cuda_backend(config)
+                                                         : make_host_backend(config);
+}
+
+}  // namespace sluice

@@ -1,0 +1,36 @@
+// What a run computes with: a device, kernels for it, and kernels for the host's own lane (the
+// optimizer of state that lies in host memory). Made once, from the configuration; nothing else in
+// the engine knows which device it works on.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "device/device.hpp"
+#include "engine/train/config.hpp"
+#include "kernels/kernels.hpp"
+
+namespace sluice {
+
+struct Backend {
+  std::string name;         // "host" or "cuda"
+  std::string device_name;  // of a GPU; empty: the host itself
+  // Memory of the device that nobody uses; none: the device's memory is the host's.
+  std::optional<std::uint64_t> device_memory_bytes;
+  // A device with this cap. Throws InputError, DeviceError.
+  std::function<std::unique_ptr<Device>(std::uint64_t capacity_bytes)> make_device;
+  std::unique_ptr<Kernels> device_kernels;  // run inside Stream::launch
+  std::unique_ptr<Kernels> host_kernels;    // run on the optimizer lane's thread, on host memory
+};
+
+// "auto" becomes "cuda" where this build and this machine have a GPU that can be used, else "host".
+// Throws InputError where "cuda" is asked for and cannot be had: the sentence says why.
+void settle_backend(Config& config);
+
+// config.memory.backend is settled; config.train.threads: of host kernels, above 0. config may go.
+Backend make_backend(const Config& config);
+
+}  // namespace sluice
