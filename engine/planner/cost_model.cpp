@@ -6,6 +6,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "engine/planner/plan.hpp"
+#include "engine/runtime/run_state.hpp"
 
 namespace sluice {
 namespace {
@@ -40,9 +41,19 @@ CostModel::CostModel(const Config& config, const Model& model, const BatchShape&
       model_(model),
       batch_(batch),
       hardware_(hardware),
+      device_(on_gpu() ? hardware.gpu_or_default() : hardware),
       threads_(config.train.threads > 0 ? static_cast<int>(config.train.threads) : hardware.cores),
       table_(parameter_table(config, model)),
-      kernels_(hardware, threads_) {}
+      kernels_(device_, on_gpu() ? device_.cores : threads_),
+      host_kernels_(hardware, threads_) {}
+
+const HardwareProfile& CostModel::hardware_of(Lane lane) const {
+  return is_device_lane(lane) ? device_ : hardware_;
+}
+
+PricedKernels& CostModel::kernels_of(Lane lane) {
+  return is_device_lane(lane) ? kernels_ : host_kernels_;
+}
 
 double CostModel::pass_s(std::int32_t unit, Op pass) {
   const auto [found, fresh] = pass_s_.try_emplace({unit, pass}, 0.0);
@@ -75,21 +86,22 @@ double CostModel::pass_s(std::int32_t unit, Op pass) {
 }
 
 double CostModel::state_operation_s(const Schedule& schedule, const Instruction& instruction) {
-  kernels_.reset();
+  PricedKernels& kernels = kernels_of(instruction.lane);
+  kernels.reset();
   // The first thing that each of them reads; all but the step are priced by it.
   const Use& gradient = instruction.reads.front();
   const DType dtype = schedule.buffers[gradient.buffer].dtype;
   const std::int64_t elems = elems_of(schedule, gradient);
   switch (instruction.op) {
     case Op::kAccumulateGrad:
-      kernels_.accumulate(nullptr, nullptr, dtype, false, elems);
+      kernels.accumulate(nullptr, nullptr, dtype, false, elems);
       break;
     case Op::kFoldGrad:
-      kernels_.fold(nullptr, nullptr, dtype, elems);
+      kernels.fold(nullptr, nullptr, dtype, elems);
       break;
     case Op::kGradNorm: {
       const Kernels::Block all{0, elems};
-      kernels_.squared_norm_blocks(nullptr, dtype, DType::kF32, {&all, 1}, nullptr);
+      kernels.squared_norm_blocks(nullptr, dtype, DType::kF32, {&all, 1}, nullptr);
       break;
     }
     default: {
@@ -100,17 +112,18 @@ double CostModel::state_operation_s(const Schedule& schedule, const Instruction&
       const ElemRange range = sluice::elems_of(schedule.buffers[gradient.buffer], gradient);
       const auto segments =
           table_.segments(static_cast<std::size_t>(instruction.unit), range.begin, range.end);
-      kernels_.update(table_.options(), buffers, segments, {}, nullptr);
+      kernels.update(table_.options(), buffers, segments, {}, nullptr);
       break;
     }
   }
-  return kernels_.seconds();
+  return kernels.seconds();
 }
 
+// Between pinned memory and the device.
 double CostModel::memcpy_s(std::uint64_t bytes) const {
-  const OperationGrid* const grid = hardware_.find(TimedOperation::kCopy, DType::kU8);
+  const OperationGrid* const grid = device_.find(TimedOperation::kCopy, DType::kU8);
   if (grid != nullptr) return grid->seconds_at({static_cast<std::int64_t>(bytes), 1, 1});
-  return static_cast<double>(bytes) / hardware_.single_core_copy_bytes_per_s;
+  return static_cast<double>(bytes) / device_.single_core_copy_bytes_per_s;
 }
 
 double CostModel::link_s(std::uint64_t bytes) const {
@@ -159,7 +172,7 @@ double CostModel::instruction_s(const Schedule& schedule, const Instruction& ins
       return 0.0;
     default:
       return static_cast<double>(touched_bytes(schedule, instruction)) /
-             hardware_.memory_bandwidth_bytes_per_s;
+             hardware_of(instruction.lane).memory_bandwidth_bytes_per_s;
   }
 }
 
@@ -173,7 +186,8 @@ double CostModel::overhead_s(const Schedule& schedule, const Instruction& instru
         return awaited.op != Op::kRelease && awaited.lane != instruction.lane &&
                !lane_is_pipelined(awaited.lane);
       });
-  return woken ? hardware_.hand_over_s : hardware_.launch_overhead_s;
+  const HardwareProfile& hardware = hardware_of(instruction.lane);
+  return woken ? hardware.hand_over_s : hardware.launch_overhead_s;
 }
 
 void CostModel::apply(Schedule& schedule) {
@@ -184,19 +198,21 @@ void CostModel::apply(Schedule& schedule) {
 
 SimulationModel CostModel::simulation_model() const {
   SimulationModel model;
-  // On the host backend everything shares the machine's cores.
+  // On the host backend everything shares the machine's cores; a GPU computes and copies alone.
   model.cores = hardware_.cores;
   const auto use = [&](Lane lane, double cores) {
     model.cores_used[static_cast<std::size_t>(lane)] = cores;
   };
   const double team = std::min(hardware_.cores, threads_);
-  use(Lane::kCompute, team);
   use(Lane::kOptimizer, team);
-  // Waiting for a slow link leaves the core to others.
-  constexpr std::uint64_t kTypicalCopy = kMiB;
-  const double copying = memcpy_s(kTypicalCopy) / copy_s(kTypicalCopy);
-  use(Lane::kH2D, copying);
-  use(Lane::kD2H, copying);
+  if (!on_gpu()) {
+    use(Lane::kCompute, team);
+    // Waiting for a slow link leaves the core to others.
+    constexpr std::uint64_t kTypicalCopy = kMiB;
+    const double copying = memcpy_s(kTypicalCopy) / copy_s(kTypicalCopy);
+    use(Lane::kH2D, copying);
+    use(Lane::kD2H, copying);
+  }
   use(Lane::kStorageRead, 0.1);
   use(Lane::kStorageWrite, 0.1);
   model.storage_read_bytes_per_s = hardware_.storage_read_bytes_per_s;

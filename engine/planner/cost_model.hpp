@@ -18,6 +18,7 @@ namespace sluice {
 class CostModel {
  public:
   // All arguments must outlive it. config.train.threads = 0: the profile's cores.
+  // A GPU (memory.backend = "cuda") has figures of its own: hardware.gpu, or those of a small one.
   CostModel(const Config& config, const Model& model, const BatchShape& batch,
             const HardwareProfile& hardware);
 
@@ -28,6 +29,10 @@ class CostModel {
  private:
   double pass_s(std::int32_t unit, Op pass);
   double state_operation_s(const Schedule& schedule, const Instruction& instruction);
+  bool on_gpu() const { return config_.memory.backend == Config::Backend::kCuda; }
+  // Who does the work of a lane.
+  const HardwareProfile& hardware_of(Lane lane) const;
+  PricedKernels& kernels_of(Lane lane);
   double memcpy_s(std::uint64_t bytes) const;
   double link_s(std::uint64_t bytes) const;
   double copy_s(std::uint64_t bytes) const;
@@ -38,10 +43,12 @@ class CostModel {
   const Config& config_;
   const Model& model_;
   const BatchShape& batch_;
-  const HardwareProfile& hardware_;
+  const HardwareProfile& hardware_;  // the host's
+  HardwareProfile device_;           // the host's too, where the device is the host
   int threads_;
   ParameterTable table_;
-  PricedKernels kernels_;
+  PricedKernels kernels_;  // the device's
+  PricedKernels host_kernels_;
   std::map<std::pair<std::int32_t, Op>, double> pass_s_;  // those asked for
 };
 

@@ -183,7 +183,24 @@ const OperationGrid* HardwareProfile::find(TimedOperation operation, DType dtype
   return found == operations.end() ? nullptr : &*found;
 }
 
-std::string to_json(const HardwareProfile& profile) {
+HardwareProfile HardwareProfile::gpu_or_default() const {
+  if (gpu) return *gpu;
+  HardwareProfile small;
+  small.backend = "cuda";
+  small.cores = 1;
+  small.memory_bandwidth_bytes_per_s = 4e11;
+  small.single_core_copy_bytes_per_s = 1e10;  // PCI Express of the third generation, 16 lanes
+  small.gemm_f32_flops_per_s = 1e13;
+  small.gemm_bf16_flops_per_s = 5e13;
+  small.adam_params_per_s = small.memory_bandwidth_bytes_per_s / 28;  // bytes of an update
+  small.launch_overhead_s = 5e-6;
+  small.hand_over_s = 1e-5;
+  return small;
+}
+
+namespace {
+
+json to_object(const HardwareProfile& profile) {
   json object{{"format", kFormat},
               {"version", kVersion},
               {"backend", profile.backend},
@@ -197,17 +214,13 @@ std::string to_json(const HardwareProfile& profile) {
                                     {"axes", grid.axes},
                                     {"seconds", grid.seconds}});
   }
-  // A processor's name that is not UTF-8 must not stop a measurement from being saved.
-  return object.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
+  if (profile.gpu) object["gpu"] = to_object(*profile.gpu);
+  return object;
 }
 
-HardwareProfile profile_from_json(const std::string& text, const std::string& source) {
-  const json object = json::parse(text, nullptr, false);
-  if (object.is_discarded()) {
-    throw InputError("hardware profile '" + source +
-                     "' is not JSON; run `sluice doctor` to write it anew");
-  }
-  ObjectReader reader(object, source, "");
+HardwareProfile from_object(const json& object, const std::string& source,
+                            const std::string& prefix) {
+  ObjectReader reader(object, source, prefix);
   if (reader.text("format") != kFormat)
     reader.refuse("format", "must be \"" + std::string(kFormat) + "\"");
   if (reader.integer("version", 1'000'000) != kVersion) {
@@ -225,8 +238,30 @@ HardwareProfile profile_from_json(const std::string& text, const std::string& so
     profile.*number.member = reader.number(number.key, number.most);
   }
   profile.operations = read_grids(reader, source);
+  // Only of a machine that has one, and a GPU has none of its own.
+  if (prefix.empty() && object.contains("gpu")) {
+    profile.gpu =
+        std::make_shared<const HardwareProfile>(from_object(reader.get("gpu"), source, "gpu."));
+    if (profile.gpu->backend != "cuda") reader.refuse("gpu.backend", "must be \"cuda\"");
+  }
   reader.refuse_unknown();
   return profile;
+}
+
+}  // namespace
+
+std::string to_json(const HardwareProfile& profile) {
+  // A processor's name that is not UTF-8 must not stop a measurement from being saved.
+  return to_object(profile).dump(1, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+HardwareProfile profile_from_json(const std::string& text, const std::string& source) {
+  const json object = json::parse(text, nullptr, false);
+  if (object.is_discarded()) {
+    throw InputError("hardware profile '" + source +
+                     "' is not JSON; run `sluice doctor` to write it anew");
+  }
+  return from_object(object, source, "");
 }
 
 HardwareProfile load_profile(const std::string& path) {

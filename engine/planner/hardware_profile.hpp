@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,12 @@ struct HardwareProfile {
   double hand_over_s = 2e-5;        // from the end of a stream's work to the start of another's
   // At most one for each operation and dtype. What has none is priced by the rates above.
   std::vector<OperationGrid> operations;
+  // What the machine's GPU does, where one was measured (backend "cuda"): its memory, products,
+  // updates, launches and hand-overs; single_core_copy_bytes_per_s is that of its link, the slower
+  // way. What is the host's business (cores, storage) says nothing there.
+  std::shared_ptr<const HardwareProfile> gpu;
+  // Of a GPU that was never measured: those of a small one, low on purpose.
+  HardwareProfile gpu_or_default() const;
 
   // Null where there is none; valid until `operations` changes.
   const OperationGrid* find(TimedOperation operation, DType dtype) const;

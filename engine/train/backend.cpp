@@ -82,7 +82,12 @@ Backend make_cuda_backend(const Config&) {
 
 void settle_backend(Config& config) {
   if (config.memory.backend == Config::Backend::kHost) return;
-  const std::string missing = cuda_missing();
+  std::string missing = cuda_missing();
+  if (config.memory.link_bandwidth_bytes_per_s > 0 || config.memory.link_latency_s > 0) {
+    missing =
+        "memory.link_bandwidth and memory.link_latency make up a link, which only the host "
+        "device has";
+  }
   if (config.memory.backend == Config::Backend::kAuto) {
     config.memory.backend = missing.empty() ? Config::Backend::kCuda : Config::Backend::kHost;
   } else if (!missing.empty()) {

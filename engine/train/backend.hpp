@@ -26,7 +26,8 @@ struct Backend {
   std::unique_ptr<Kernels> host_kernels;    // run on the optimizer lane's thread, on host memory
 };
 
-// "auto" becomes "cuda" where this build and this machine have a GPU that can be used, else "host".
+// "auto" becomes "cuda" where this build and this machine have a GPU that can be used, and no link
+// is made up (memory.link_bandwidth), else "host".
 // Throws InputError where "cuda" is asked for and cannot be had: the sentence says why.
 void settle_backend(Config& config);
 

@@ -43,7 +43,7 @@ TEST(DoctorChecks, EachFailureHasItsFixAndEachSuccessNone) {
         EXPECT_FALSE(check.ok) << check.name;
       }
     }
-    EXPECT_EQ(names.size(), 9u);
+    EXPECT_EQ(names.size(), 10u);
   }
   EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
 }
@@ -105,6 +105,28 @@ TEST_F(DoctorRun, MeasuresAndSavesAProfileThatLoads) {
   }
   // Nothing but the profile is left.
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 1);
+}
+
+// By the device boundary alone, so the host device will do.
+TEST_F(DoctorRun, AGpuIsMeasuredIntoAProfileOfItsOwn) {
+  options_.measure.gpu = {.device = device_.get(),
+                          .kernels = all_.get(),
+                          .repeats = 2,
+                          .array_bytes = 4 * kMiB,
+                          .gemm_size = 64};
+  const HardwareProfile gpu = measure_gpu(options_.measure.gpu);
+  EXPECT_EQ(gpu.cpu_name, device_->facts().name);
+  EXPECT_GT(gpu.gemm_bf16_flops_per_s, 1e6);
+  EXPECT_GT(gpu.adam_params_per_s, 1e5);
+  EXPECT_GT(gpu.single_core_copy_bytes_per_s, 1e7);
+  EXPECT_GE(gpu.hand_over_s, gpu.launch_overhead_s);
+  EXPECT_EQ(device_->counters().live_bytes, 0u);
+  // Kept beside the host's figures, as every figure that a plan needs.
+  HardwareProfile profile;
+  HardwareProfile cuda = gpu;
+  cuda.backend = "cuda";
+  profile.gpu = std::make_shared<const HardwareProfile>(cuda);
+  EXPECT_EQ(to_json(profile_from_json(to_json(profile), "x")), to_json(profile));
 }
 
 TEST_F(DoctorRun, AStorageDirectoryThatIsNotThereIsBadInput) {

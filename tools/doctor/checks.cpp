@@ -17,6 +17,7 @@
 #include "base/error.hpp"
 #include "base/topology.hpp"
 #include "base/units.hpp"
+#include "device/cuda/cuda_device.hpp"
 #include "offload/storage_engine.hpp"
 #include "offload/storage_file.hpp"
 
@@ -142,6 +143,30 @@ DoctorCheck check_disk(const std::string& directory) {
       "to 16 bytes per parameter there.");
 }
 
+// A machine without a GPU lacks nothing: the host computes.
+DoctorCheck check_gpu() {
+  const CudaSearch search = find_cuda_devices();
+  if (search.devices.empty()) return passed("gpu", "none", "none used: " + search.missing);
+  nlohmann::json value = nlohmann::json::array();
+  std::string detail;
+  for (const CudaDeviceInfo& gpu : search.devices) {
+    const std::string capability =
+        std::to_string(gpu.compute_major) + "." + std::to_string(gpu.compute_minor);
+    value.push_back({{"name", gpu.name},
+                     {"memory_bytes", gpu.memory_bytes},
+                     {"compute_capability", capability},
+                     {"driver", gpu.driver_version},
+                     {"pci", gpu.pci_bus_id},
+                     {"numa_node", gpu.numa_node},
+                     {"link_speed", gpu.link_speed},
+                     {"link_lanes", gpu.link_lanes}});
+    detail += (detail.empty() ? "" : "; ") + gpu.name + ", " + format_bytes(gpu.memory_bytes) +
+              ", compute capability " + capability;
+    if (!gpu.link_speed.empty()) detail += ", " + gpu.link_speed + " x" + gpu.link_lanes;
+  }
+  return passed("gpu", value, detail);
+}
+
 std::string joined(const std::vector<std::string>& words) {
   std::string text;
   for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
@@ -208,7 +233,8 @@ std::vector<DoctorCheck> run_checks(const std::string& storage_directory) {
           check_memory(host),
           check_disk(storage_directory),
           check_isa(features),
-          check_bf16(features)};
+          check_bf16(features),
+          check_gpu()};
 }
 
 }  // namespace sluice

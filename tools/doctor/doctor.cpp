@@ -56,6 +56,20 @@ void print_profile(const HardwareProfile& profile, std::ostream& out) {
   line("hand over", format_seconds(profile.hand_over_s));
 }
 
+void print_gpu(const HardwareProfile& gpu, std::ostream& out) {
+  const auto line = [&](const char* name, const std::string& value) {
+    out << "  " << std::left << std::setw(24) << name << value << '\n';
+  };
+  out << gpu.cpu_name << '\n';
+  line("memory", rate_text(gpu.memory_bandwidth_bytes_per_s));
+  line("link, the slower way", rate_text(gpu.single_core_copy_bytes_per_s));
+  line("matrix product fp32", giga(gpu.gemm_f32_flops_per_s, "GFLOP/s"));
+  line("matrix product bf16", giga(gpu.gemm_bf16_flops_per_s, "GFLOP/s"));
+  line("AdamW", giga(gpu.adam_params_per_s, "G parameters/s"));
+  line("launch", format_seconds(gpu.launch_overhead_s));
+  line("hand over", format_seconds(gpu.hand_over_s));
+}
+
 // Measures and saves. The text for people goes to `out` at once; the check is what is left to
 // report.
 DoctorCheck measure(const DoctorOptions& options, std::ostream& out, int& status) {
@@ -64,6 +78,7 @@ DoctorCheck measure(const DoctorOptions& options, std::ostream& out, int& status
     const HardwareProfile profile = measure_hardware(options.measure);
     check.value = json::parse(to_json(profile));
     if (!options.json) print_profile(profile, out);
+    if (!options.json && profile.gpu) print_gpu(*profile.gpu, out);
     if (options.profile_path.empty()) {
       check.detail = "profile not saved";
     } else {

@@ -185,6 +185,11 @@ HardwareProfile measure_hardware(const MeasureOptions& options) {
   disk.save(profile);
   device.save(profile);
   kernels.save(profile);
+  if (options.gpu.device != nullptr) {
+    GpuOptions gpu = options.gpu;
+    gpu.rounds = options.rounds;
+    profile.gpu = std::make_shared<const HardwareProfile>(measure_gpu(gpu));
+  }
   return profile;
 }
 

@@ -7,6 +7,7 @@
 #include "engine/planner/hardware_profile.hpp"
 #include "kernels/kernels.hpp"
 #include "tools/doctor/measure_disk.hpp"
+#include "tools/doctor/measure_gpu.hpp"
 #include "tools/doctor/measure_kernels.hpp"
 
 namespace sluice {
@@ -19,6 +20,7 @@ struct MeasureOptions {
   double seconds_each = 0.036;  // about what one figure takes in a round, but for the kernels
   DiskOptions disk;
   KernelOptions kernel;
+  GpuOptions gpu;  // without a device: none is measured
   // Of each of the arrays that are streamed; the default passes the last-level caches in use.
   std::uint64_t array_bytes = 128 * kMiB;
 };

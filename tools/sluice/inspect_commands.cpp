@@ -11,6 +11,7 @@
 #include "base/units.hpp"
 #include "device/host/host_device.hpp"
 #include "engine/planner/hardware_profile.hpp"
+#include "engine/train/backend.hpp"
 #include "engine/train/run_leftovers.hpp"
 #include "kernels/kernels.hpp"
 #include "tools/bench/adam_peers.hpp"
@@ -90,6 +91,17 @@ int doctor_command(const DoctorArguments& arguments) {
   options.measure.kernel.all = all.get();
   options.measure.kernel.one_core = one_core.get();
   options.measure.device = device.get();
+  Config config;  // "auto": a GPU where there is one
+  config.train.threads = 1;
+  settle_backend(config);
+  const Backend backend = make_backend(config);
+  std::unique_ptr<Device> gpu;
+  if (backend.device_memory_bytes) {
+    GpuOptions& measured = options.measure.gpu;
+    gpu = backend.make_device(std::min<std::uint64_t>(*backend.device_memory_bytes, 2 * kGiB));
+    measured.device = gpu.get();
+    measured.kernels = backend.device_kernels.get();
+  }
   options.measure.disk.directory = arguments.storage_path;
   options.measure.rounds = static_cast<int>(
       std::clamp(std::round(arguments.seconds / kSecondsARound), 1.0, kMostRounds));

@@ -187,6 +187,44 @@ TEST_F(CostModelTest, ATransferHasALatencyAndACopyItsLink) {
   EXPECT_NEAR(price(copy), 3, 1e-6);
 }
 
+// On a GPU compute and copies are its own, at its own rates; the optimizer lane stays the host's.
+TEST_F(CostModelTest, AGpuIsPricedByItsOwnFiguresAndTakesNoCores) {
+  const double on_host = pass(Op::kForward);
+  HardwareProfile gpu = hardware_.gpu_or_default();
+  gpu.gemm_f32_flops_per_s = 100.0;
+  gpu.memory_bandwidth_bytes_per_s = 1e15;
+  gpu.single_core_copy_bytes_per_s = 2e6;
+  gpu.launch_overhead_s = gpu.hand_over_s = 1e-9;
+  hardware_.gpu = std::make_shared<const HardwareProfile>(gpu);
+  EXPECT_EQ(pass(Op::kForward), on_host);  // memory.backend = "auto" was not settled to the GPU
+  config_.memory.backend = Config::Backend::kCuda;
+  EXPECT_NEAR(on_host / pass(Op::kForward), 100, 1e-6);
+  config_.train.threads = 1;  // the host's
+  EXPECT_NEAR(on_host / pass(Op::kForward), 100, 1e-6);
+  Instruction copy = of(Op::kUpload, Lane::kH2D);
+  copy.bytes = 1'000'000;
+  EXPECT_NEAR(price(copy), 0.5, 1e-6);
+
+  Instruction norm = of(Op::kGradNorm, Lane::kOptimizer);
+  Buffer gradient;
+  gradient.id = 0;
+  gradient.dtype = DType::kF32;
+  gradient.bytes = 4'000'000;
+  norm.reads = {{0, 0, gradient.bytes}};
+  hardware_.memory_bandwidth_bytes_per_s = 4e6;
+  const double host_lane = price(norm, {}, {gradient});
+  norm.lane = Lane::kCompute;
+  EXPECT_GT(host_lane, 0.5);
+  EXPECT_LT(price(norm, {}, {gradient}), 1e-3);
+
+  const Model model(model_shape(config_));
+  const SimulationModel simulation =
+      CostModel(config_, model, batch_shape(config_), hardware_).simulation_model();
+  EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(Lane::kCompute)], 0);
+  EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(Lane::kH2D)], 0);
+  EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(Lane::kOptimizer)], 1);
+}
+
 TEST_F(CostModelTest, OnlyWhatAnotherLaneWakesPaysForIt) {
   hardware_.launch_overhead_s = 1;
   hardware_.hand_over_s = 10;

@@ -51,6 +51,29 @@ TEST(HardwareProfile, ReadsBackWhatItWrote) {
   EXPECT_EQ(read.find(TimedOperation::kGemmNT, DType::kF32), nullptr);
 }
 
+TEST(HardwareProfile, AGpuIsAProfileWithinTheMachines) {
+  HardwareProfile profile = sample();
+  EXPECT_GT(profile.gpu_or_default().gemm_bf16_flops_per_s, profile.gemm_bf16_flops_per_s);
+  HardwareProfile gpu = sample();
+  gpu.backend = "cuda";
+  gpu.gemm_bf16_flops_per_s = 7e14;
+  profile.gpu = std::make_shared<const HardwareProfile>(gpu);
+  const std::string text = to_json(profile);
+  const HardwareProfile read = profile_from_json(text, "x");
+  EXPECT_EQ(to_json(read), text);
+  EXPECT_EQ(read.gpu_or_default().gemm_bf16_flops_per_s, 7e14);
+
+  json wrong = json::parse(text);
+  wrong["gpu"].erase("cores");
+  EXPECT_NE(refusal(wrong.dump()).find("gpu.cores"), std::string::npos) << refusal(wrong.dump());
+  wrong = json::parse(text);
+  wrong["gpu"]["backend"] = "host";
+  EXPECT_NE(refusal(wrong.dump()).find("gpu.backend"), std::string::npos);
+  wrong = json::parse(text);
+  wrong["gpu"]["gpu"] = wrong["gpu"];
+  EXPECT_NE(refusal(wrong.dump()).find("no key"), std::string::npos) << refusal(wrong.dump());
+}
+
 TEST(HardwareProfile, EveryKeyIsNeededAndNoOtherIsTaken) {
   const json whole = json::parse(to_json(sample()));
   for (const auto& [key, value] : whole.items()) {

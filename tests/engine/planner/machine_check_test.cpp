@@ -25,6 +25,24 @@ TEST(SettleBudgets, AutoStorageIsWhatIsFreeUpToItsMost) {
   EXPECT_EQ(config.memory.storage_bytes, std::min(room.storage_bytes, kMostAutoStorageBytes));
 }
 
+// A GPU's memory is its own: the budgets of device and pinned memory are held apart.
+TEST(SettleBudgets, AGpusMemoryIsNotTheHosts) {
+  Config config = small_budgets();
+  config.memory.device_bytes = std::uint64_t{1} << 60;
+  EXPECT_NO_THROW(settle_budgets(config, std::uint64_t{1} << 60));
+  config.memory.device_bytes = 3 * kMiB;
+  try {
+    settle_budgets(config, 2 * kMiB);
+    FAIL();
+  } catch (const InputError& error) {
+    const std::string words = error.what();
+    EXPECT_NE(words.find("memory.device = 3MiB"), std::string::npos) << words;
+    EXPECT_NE(words.find("free on the GPU"), std::string::npos) << words;
+  }
+  config.memory.pinned_bytes = std::uint64_t{1} << 60;
+  EXPECT_THROW(settle_budgets(config, 4 * kMiB), InputError);
+}
+
 TEST(SettleBudgets, PathsOnOneFileSystemShareItsRoom) {
   Config one = small_budgets();
   Config two = small_budgets();
