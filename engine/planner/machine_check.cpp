@@ -111,8 +111,8 @@ std::optional<std::string> excess(const Config& config, const MachineRoom& room)
 }  // namespace
 
 MachineRoom settle_budgets(Config& config, std::optional<std::uint64_t> device_bytes) {
-  const MachineRoom room{read_host_topology().available_bytes, device_bytes,
-                         free_storage_bytes(config)};
+  const MachineRoom room{read_host_topology().available_bytes, free_storage_bytes(config),
+                         device_bytes};
   if (config.memory.storage_bytes == Config::kAutoBytes) {
     config.memory.storage_bytes = std::min(room.storage_bytes, kMostAutoStorageBytes);
   }

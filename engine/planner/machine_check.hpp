@@ -16,10 +16,10 @@ inline constexpr std::uint64_t kMostAutoStorageBytes = 64 * kGiB;
 
 // What budgets may take here, as read once: other programs change it at any moment.
 struct MachineRoom {
-  std::uint64_t memory_bytes = 0;  // available, the cgroup's limit included
-  // Of a device with memory of its own, what nobody uses; none: it shares the host's.
-  std::optional<std::uint64_t> device_bytes;
+  std::uint64_t memory_bytes = 0;   // available, the cgroup's limit included
   std::uint64_t storage_bytes = 0;  // free over all storage paths
+  // Of a device with memory of its own, what nobody uses; none: it shares the host's.
+  std::optional<std::uint64_t> device_bytes = {};
 };
 
 // "auto" budgets become numbers (memory.storage what is free on the storage paths, at most

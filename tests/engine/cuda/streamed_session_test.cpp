@@ -5,11 +5,10 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
-#include <bit>
-
 #include "device/cuda/cuda_device.hpp"
 #include "tests/support/cuda_driver/simulator.hpp"
 #include "tests/support/planned_session.hpp"
+#include "tests/support/recorded_session.hpp"
 #include "tests/support/streamed_kernels.hpp"
 #include "tests/support/training_example.hpp"
 
@@ -20,6 +19,8 @@ using testing::CudaSimulator;
 using testing::Overrides;
 using testing::places;
 using testing::PlannedSession;
+using testing::record_steps;
+using testing::SessionRecord;
 using testing::StreamedKernels;
 using testing::TrainingBench;
 using testing::operator+;
@@ -35,28 +36,6 @@ const Overrides kLlama =
 const Overrides kDevice = places("device", "device", "device");
 const Overrides kPinned = places("pinned", "pinned", "pinned");
 const Overrides kStored = places("storage", "storage", "storage");
-
-struct Record {
-  std::vector<std::uint64_t> bits;  // losses and norms
-  std::string weights_hash;
-  LinkBytes moved;
-  bool operator==(const Record& other) const {
-    return bits == other.bits && weights_hash == other.weights_hash;
-  }
-};
-
-Record train_some(PlannedSession& session, int steps = kSteps) {
-  Record record;
-  for (int step = 0; step < steps; ++step) {
-    const StepOutcome outcome = session.step(step);
-    record.bits.push_back(std::bit_cast<std::uint64_t>(outcome.loss));
-    record.bits.push_back(std::bit_cast<std::uint64_t>(outcome.grad_norm));
-    record.moved = outcome.moved;
-  }
-  record.bits.push_back(std::bit_cast<std::uint64_t>(session.evaluate()));
-  record.weights_hash = session.session().state().weights_hash();
-  return record;
-}
 
 class StreamedSession : public ::testing::Test {
  protected:
@@ -74,22 +53,34 @@ class StreamedSession : public ::testing::Test {
     backend.host_kernels = make_host_kernels({1});
     return backend;
   }
-  Record on_gpu(const std::string& name, const Overrides& overrides) const {
+  SessionRecord on_gpu(const std::string& name, const Overrides& overrides) const {
     PlannedSession session(bench_.config(name, overrides), {}, backend());
-    return train_some(session);
+    return record_steps(session, kSteps);
   }
-  Record on_host(const std::string& name, const Overrides& overrides) const {
+  SessionRecord on_host(const std::string& name, const Overrides& overrides) const {
     PlannedSession session(bench_.config(name, overrides));
-    return train_some(session);
+    return record_steps(session, kSteps);
   }
 
   const CudaSimulator simulator_;
   TrainingBench bench_;
 };
 
+// What the other tests rest on.
+TEST_F(StreamedSession, TheHostCannotTouchDeviceMemory) {
+  ::testing::FLAGS_gtest_death_test_style = "threadsafe";
+  EXPECT_DEATH(
+      {
+        const auto device = make_cuda_device({.capacity_bytes = 8 * kMiB});
+        const RawBuffer buffer = device->allocate(4096);
+        *const_cast<volatile std::byte*>(buffer.data()) = std::byte{1};
+      },
+      "");
+}
+
 TEST_F(StreamedSession, GivesTheHostBackendsBitsWhereverMemoryIs) {
   for (const Overrides& model : {kGpt2, kLlama}) {
-    const Record reference = on_host("reference", model + kDevice);
+    const SessionRecord reference = on_host("reference", model + kDevice);
     int number = 0;
     for (const Overrides& place :
          {kDevice, kPinned, kStored, places("pinned", "pinned", "storage"),
@@ -101,7 +92,7 @@ TEST_F(StreamedSession, GivesTheHostBackendsBitsWhereverMemoryIs) {
 }
 
 TEST_F(StreamedSession, GivesTheHostBackendsBitsHoweverMemoryIsMoved) {
-  const Record reference = on_host("reference", kGpt2 + kDevice);
+  const SessionRecord reference = on_host("reference", kGpt2 + kDevice);
   int number = 0;
   for (const Overrides& how :
        {kPinned + Overrides{"recompute.policy=unit"}, kDevice + Overrides{"recompute.policy=unit"},
@@ -122,7 +113,7 @@ TEST_F(StreamedSession, MovesAsManyBytesAsTheHostBackend) {
 }
 
 TEST_F(StreamedSession, RepeatedRunsGiveTheSameBits) {
-  const Record first = on_gpu("first", kLlama + kPinned);
+  const SessionRecord first = on_gpu("first", kLlama + kPinned);
   for (int i = 0; i < 3; ++i)
     EXPECT_EQ(on_gpu("again" + std::to_string(i), kLlama + kPinned), first);
 }

@@ -254,8 +254,8 @@ TEST(Config, WhatIsNotBuiltYetIsRefusedByName) {
   for (const std::string assignment :
        {"optimizer.placement=speculative", "data.format=megatron", "parallel.data=2",
         "parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2", "parallel.zero=1",
-        "parallel.schedule=1f1b", "model.from=somewhere",
-        "train.reduction=sequential", "train.fold_groups=2"}) {
+        "parallel.schedule=1f1b", "model.from=somewhere", "train.reduction=sequential",
+        "train.fold_groups=2"}) {
     const Config config = parse(kSmall, {"train.accumulate=2", assignment});
     const std::string words = message_of<InputError>([&] { check_supported(config); });
     const std::string path = assignment.substr(0, assignment.find('='));
