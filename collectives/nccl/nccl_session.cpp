@@ -122,7 +122,7 @@ cudaStream_t NcclSession::stream() const {
 
 void NcclSession::start(const ncclUniqueId& id, Deadline deadline) {
   // Inside launch, for there the device's context is current.
-  stream_.launch([this, &id] {
+  stream_.launch([this, id] {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     require(nccl_.init_rank(&handle_, size_, id, rank_, &config), "ncclCommInitRankConfig");
