@@ -19,6 +19,7 @@ set(SLUICE_CUDA_SOURCES
   attention_forward.cu
   attention_plain.cu
   cross_entropy.cu
+  cuda_kernels.cpp
   cublaslt.cpp
   gemm.cpp
   gemm_bias.cu

@@ -1,0 +1,25 @@
+// Kernels for a GPU: each call queues on the stream that set_stream gave, and returns.
+//
+// Pointers are memory of the device, or registered host memory where a family says so. Not
+// thread-safe: the thread that issues work sets the stream and calls, with the device's context
+// current, as it is inside Stream::launch. Errors, besides those of kernels/kernels.hpp:
+// DeviceError where a launch or a library fails.
+#pragma once
+
+#include <memory>
+
+#include "kernels/kernels.hpp"
+
+namespace sluice {
+
+// kLibrary: cuBLASLt where it is installed, else kernels of our own; kOwn: those.
+enum class CudaProducts { kLibrary, kOwn };
+struct CudaKernelOptions {
+  int ordinal = 0;  // of the GPU, as in CudaDeviceOptions
+  CudaProducts products = CudaProducts::kLibrary;
+};
+
+// Throws DeviceError where there is no such GPU, or this build has no kernels for GPUs.
+std::unique_ptr<Kernels> make_cuda_kernels(const CudaKernelOptions& options);
+
+}  // namespace sluice

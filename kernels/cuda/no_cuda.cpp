@@ -1,0 +1,11 @@
+// In a build without nvcc.
+#include "base/error.hpp"
+#include "kernels/cuda/cuda_kernels.hpp"
+
+namespace sluice {
+
+std::unique_ptr<Kernels> make_cuda_kernels(const CudaKernelOptions& /*options*/) {
+  throw DeviceError("this build has no kernels for GPUs: nvcc was not found when it was made");
+}
+
+}  // namespace sluice
