@@ -1,7 +1,27 @@
 # `cmake --install build/release --prefix DIR`: bin/sluice and the documents.
+#
+# `cpack --config build/cuda/CPackConfig.cmake -B DIR`: a bundle besides, as one .tar.gz: bin/sluice, the GPU's
+# tests where they were built, and all shared libraries that they need but the C library's and CUDA's own, found
+# by $ORIGIN. It starts on a plain machine; cuBLASLt and NCCL are looked for there when they are needed.
+set(bundled)
+foreach(program sluice test_device_gpu test_kernels_gpu test_collectives_gpu)
+  if(TARGET ${program})
+    list(APPEND bundled ${program})
+    set_target_properties(${program} PROPERTIES INSTALL_RPATH "$ORIGIN/../lib")
+  endif()
+endforeach()
 if(TARGET sluice)
-  install(TARGETS sluice RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+  install(TARGETS sluice RUNTIME_DEPENDENCY_SET bundled_libraries
+    RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+  list(REMOVE_ITEM bundled sluice)
 endif()
+if(bundled)
+  install(TARGETS ${bundled} RUNTIME_DEPENDENCY_SET bundled_libraries
+    RUNTIME DESTINATION bin COMPONENT bundle EXCLUDE_FROM_ALL)
+endif()
+install(RUNTIME_DEPENDENCY_SET bundled_libraries
+  PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread)\\.so" "^lib(cuda|cublas|cublasLt|nccl|cudart)\\.so"
+  LIBRARY DESTINATION lib COMPONENT bundle EXCLUDE_FROM_ALL)
 foreach(document README.md ARCHITECTURE.md LICENSE)
   if(EXISTS "${CMAKE_SOURCE_DIR}/${document}")
     install(FILES "${CMAKE_SOURCE_DIR}/${document}" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
@@ -11,3 +31,16 @@ if(EXISTS "${CMAKE_SOURCE_DIR}/docs")
   install(DIRECTORY "${CMAKE_SOURCE_DIR}/docs/" DESTINATION "${CMAKE_INSTALL_DOCDIR}"
     FILES_MATCHING PATTERN "*.md" PATTERN "*.svg" PATTERN "*.png")
 endif()
+# What the bundle was built from, for the results measured with it.
+install(CODE "execute_process(COMMAND git -C \"${CMAKE_SOURCE_DIR}\" describe --always --dirty --abbrev=40
+    OUTPUT_FILE \"\${CMAKE_INSTALL_PREFIX}/COMMIT\" ERROR_QUIET)" COMPONENT bundle EXCLUDE_FROM_ALL)
+
+set(CPACK_GENERATOR TGZ)
+set(CPACK_PACKAGE_NAME sluice)
+set(CPACK_PACKAGE_VERSION "${PROJECT_VERSION}")
+set(CPACK_PACKAGE_FILE_NAME "sluice-${PROJECT_VERSION}-linux-${CMAKE_SYSTEM_PROCESSOR}")
+set(CPACK_STRIP_FILES ON)
+set(CPACK_ARCHIVE_COMPONENT_INSTALL ON)
+set(CPACK_COMPONENTS_GROUPING ALL_COMPONENTS_IN_ONE)
+set(CPACK_COMPONENTS_ALL Unspecified bundle)
+include(CPack)

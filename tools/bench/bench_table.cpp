@@ -126,12 +126,61 @@ std::string allocator_table(const json& figures) {
                     threads);
 }
 
+std::string copy_table(const json& figures) {
+  std::string text =
+      formatted("%s (%s), %llu MiB each way, median of %d rounds\n\n",
+                figures["device"].get_ref<const std::string&>().c_str(),
+                figures["backend"].get_ref<const std::string&>().c_str(),
+                figures["bytes"].get<unsigned long long>() >> 20, figures["rounds"].get<int>()) +
+      formatted("%-10s %12s %12s %12s\n", "piece", "to device", "to host", "both, GiB/s");
+  for (const std::string piece : {"64KiB", "1MiB", "16MiB", "64MiB"}) {
+    const json& of = figures["copies"][piece];
+    text += formatted("%-10s %12.2f %12.2f %12.2f\n", piece.c_str(),
+                      of["to_device_gib_per_s"].get<double>(),
+                      of["to_host_gib_per_s"].get<double>(), of["duplex_gib_per_s"].get<double>());
+  }
+  text += formatted("\n%-10s %12s %12s %12s %12s\n", "handle", "create us", "map us", "unmap us",
+                    "release us");
+  for (const std::string handle : {"2MiB", "32MiB", "64MiB"}) {
+    const json& of = figures["handles"][handle];
+    text += formatted("%-10s %12.1f %12.1f %12.1f %12.1f\n", handle.c_str(),
+                      of["create_us"].get<double>(), of["map_us"].get<double>(),
+                      of["unmap_us"].get<double>(), of["release_us"].get<double>());
+  }
+  return text +
+         formatted("\nmemcpy by one host thread: %.2f GiB/s; 1 MiB to the device: %.2f of it\n",
+                   figures["memcpy_gib_per_s"].get<double>(),
+                   figures["ratio_to_device"].get<double>());
+}
+
+std::string products_table(const json& figures) {
+  const bool peer = figures.contains("peer");
+  std::string text = formatted("%s (%s, %s), %s, %lld tokens, hidden %lld, median of %d rounds\n\n",
+                               figures["device"].get_ref<const std::string&>().c_str(),
+                               figures["backend"].get_ref<const std::string&>().c_str(),
+                               figures["arithmetic"].get_ref<const std::string&>().c_str(),
+                               figures["dtype"].get_ref<const std::string&>().c_str(),
+                               figures["tokens"].get<long long>(),
+                               figures["hidden"].get<long long>(), figures["rounds"].get<int>()) +
+                     formatted("%-16s %10s", "", "TFLOP/s");
+  text += peer ? formatted(" %12s %7s\n", "peer", "ratio") : "\n";
+  for (const auto& [name, of] : figures["products"].items()) {
+    text += formatted("%-16s %10.3f", name.c_str(), of["tflops"].get<double>());
+    text += peer ? formatted(" %12.3f %7.2f\n", of["peer_tflops"].get<double>(),
+                             of["ratio"].get<double>())
+                 : "\n";
+  }
+  return peer ? text + "\npeer: " + figures["peer"].get<std::string>() + "\n" : text;
+}
+
 }  // namespace
 
 std::string bench_table(const json& event) {
   const json& figures = event["figures"];
   if (event["name"] == "adam") return adam_table(figures);
   if (event["name"] == "allocator") return allocator_table(figures);
+  if (event["name"] == "copy") return copy_table(figures);
+  if (event["name"] == "gemm" || event["name"] == "attention") return products_table(figures);
   return storage_table(figures);
 }
 

@@ -47,11 +47,12 @@ struct BenchArguments {
   std::string name;
   std::string storage_path = ".";
   std::int64_t threads = 0;
+  std::string backend = "auto";        // attention, copy, gemm
   std::optional<std::int64_t> elems;   // adam
-  std::optional<std::int64_t> rounds;  // adam
+  std::optional<std::int64_t> rounds;  // adam, attention, copy, gemm
   std::vector<std::string> variants;   // adam
-  std::optional<std::string> peers;    // adam: a virtual environment, or none
-  std::optional<std::string> bytes;    // storage: of the file
+  std::optional<std::string> peers;    // adam, attention, gemm: a virtual environment, or none
+  std::optional<std::string> bytes;    // storage: of the file; copy: of each array
   std::optional<double> seconds;       // allocator, storage: for each figure
   bool json = false;
 };

@@ -1,4 +1,4 @@
-// Commands that look and measure: doctor, bench, report.
+// Commands that look: doctor, report.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -14,11 +14,6 @@
 #include "engine/train/backend.hpp"
 #include "engine/train/run_leftovers.hpp"
 #include "kernels/kernels.hpp"
-#include "tools/bench/adam_peers.hpp"
-#include "tools/bench/bench_adam.hpp"
-#include "tools/bench/bench_allocator.hpp"
-#include "tools/bench/bench_storage.hpp"
-#include "tools/bench/bench_table.hpp"
 #include "tools/doctor/doctor.hpp"
 #include "tools/report/report.hpp"
 #include "tools/sluice/arguments.hpp"
@@ -31,16 +26,6 @@ namespace {
 // All is measured once for so much of --seconds: seven times at its default.
 constexpr double kSecondsARound = 0.25 / 7;
 constexpr double kMostRounds = 100;
-
-// The interpreter that runs others' optimizers; empty: none.
-std::string peers_python(const std::optional<std::string>& venv) {
-  if (venv == "none") return "";
-  if (venv) return python_of(*venv);
-  if (const std::optional<std::string> python = default_peers_python()) return *python;
-  std::cerr << "sluice: nothing of others' is measured beside it: tools/bench/peers installs torch "
-               "and DeepSpeed for that\n";
-  return "";
-}
 
 void print_leftovers(const RunLeftovers& run, bool as_json) {
   if (!as_json) {
@@ -108,39 +93,6 @@ int doctor_command(const DoctorArguments& arguments) {
   options.json = arguments.json;
   options.profile_path = default_profile_path();
   return run_doctor(options, std::cout);
-}
-
-int bench_command(const BenchArguments& arguments) {
-  nlohmann::json event;
-  if (arguments.name == "adam") {
-    AdamBenchOptions options;
-    options.threads = static_cast<int>(arguments.threads);
-    options.elems = arguments.elems.value_or(options.elems);
-    options.rounds = static_cast<int>(arguments.rounds.value_or(options.rounds));
-    options.variants = arguments.variants;
-    options.peers_python = peers_python(arguments.peers);
-    event = run_adam_bench(options);
-  } else if (arguments.name == "allocator") {
-    AllocatorBenchOptions options;
-    options.threads = static_cast<int>(arguments.threads);
-    options.seconds = arguments.seconds.value_or(options.seconds);
-    event = run_allocator_bench(options);
-  } else if (arguments.name == "storage") {
-    StorageBenchOptions options;
-    options.directory = arguments.storage_path;
-    options.seconds = arguments.seconds.value_or(options.seconds);
-    options.bytes = bytes_argument("--bytes", arguments.bytes).value_or(options.bytes);
-    event = run_storage_bench(options);
-  } else {
-    throw InputError("bench '" + arguments.name +
-                     "' does not exist; there are: adam, allocator, storage");
-  }
-  if (arguments.json) {
-    std::cout << event.dump() << std::endl;
-  } else {
-    std::cout << bench_table(event);
-  }
-  return 0;
 }
 
 int report_command(const ReportArguments& arguments) {

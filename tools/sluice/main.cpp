@@ -77,20 +77,25 @@ int main(int argc, char** argv) {
 
   sluice::cli::BenchArguments bench;
   CLI::App* bench_app = app.add_subcommand("bench", "Measure a part beside its limit");
-  bench_app->add_option("NAME", bench.name, "adam, allocator or storage")->required();
+  bench_app->add_option("NAME", bench.name, "adam, allocator, attention, copy, gemm or storage")
+      ->required();
   bench_app->add_option("--storage", bench.storage_path, "A directory on the disk to measure");
   bench_app->add_option("--threads", bench.threads, "Threads; 0: all cores")
       ->check(CLI::Range(0, 4096));
   bench_app->add_option("--elems", bench.elems, "adam: parameters to update");
-  bench_app->add_option("--peers", bench.peers,
-                        "adam: torch and DeepSpeed beside it: a virtual environment made by "
-                        "tools/bench/peers (default: the one in the cache, if there), or none");
-  bench_app->add_option("--rounds", bench.rounds, "adam: rounds, at least 7")
+  bench_app->add_option(
+      "--peers", bench.peers,
+      "adam, attention, gemm: torch and DeepSpeed beside it: a virtual environment made by "
+      "tools/bench/peers (default: the one in the cache, if there), or none");
+  bench_app->add_option("--rounds", bench.rounds, "adam, attention, copy, gemm: rounds, at least 7")
       ->check(CLI::Range(0, 1000000));
   bench_app
       ->add_option("--variants", bench.variants, "adam: names, parted by commas; all by default")
       ->delimiter(',');
-  bench_app->add_option("--bytes", bench.bytes, "storage: size of the file, such as 1GiB");
+  bench_app->add_option("--bytes", bench.bytes,
+                        "storage: size of the file; copy: of each array; such as 1GiB");
+  bench_app->add_option("--backend", bench.backend, "attention, copy, gemm: auto, host or cuda")
+      ->check(CLI::IsMember({"auto", "host", "cuda"}));
   bench_app->add_option("--seconds", bench.seconds, "allocator, storage: at most, for each figure");
   bench_app->add_flag("--json", bench.json, "Events on stdout");
 

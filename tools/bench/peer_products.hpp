@@ -1,0 +1,11 @@
+// The text of peer_products.py, so that the program needs no file beside it and both speak one
+// protocol.
+#pragma once
+
+#include <string_view>
+
+namespace sluice {
+
+extern const std::string_view kPeerProducts;
+
+}  // namespace sluice
