@@ -58,9 +58,8 @@ struct AttentionBackward {
   void* dqkv;
 };
 
-// A block's tile of `rows` queries or keys of one head of one sequence. A heads_in_play-fold of
-// sequences lies between two tiles of the same head, so that blocks which run together share keys
-// and values in the cache.
+// A block's tile of `rows` queries or keys of one head of one sequence. Blocks that follow each
+// other have the same tile of neighbouring heads, so that those which share keys run together.
 struct AttentionPlace {
   std::int64_t batch, head, first;  // first: row of the tile
 };
