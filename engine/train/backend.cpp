@@ -1,11 +1,9 @@
 #include "engine/train/backend.hpp"
 
 #include "base/error.hpp"
-#include "device/host/host_device.hpp"
-#ifdef SLUICE_HAS_CUDA
 #include "device/cuda/cuda_device.hpp"
+#include "device/host/host_device.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
-#endif
 
 namespace sluice {
 namespace {
@@ -38,7 +36,6 @@ Backend make_host_backend(const Config& config) {
   return backend;
 }
 
-#ifdef SLUICE_HAS_CUDA
 constexpr int kOrdinal = 0;  // CUDA_VISIBLE_DEVICES says which GPU that is
 
 // Why no GPU can be used here; empty: one can.
@@ -65,18 +62,10 @@ Backend make_cuda_backend(const Config& config) {
   backend.make_device = [](std::uint64_t capacity_bytes) {
     return make_cuda_device({.ordinal = kOrdinal, .capacity_bytes = capacity_bytes});
   };
-  backend.device_kernels = make_cuda_kernels({});
+  backend.device_kernels = make_cuda_kernels({.ordinal = kOrdinal});
   backend.host_kernels = host_kernels(config);
   return backend;
 }
-#else
-std::string cuda_missing() {
-  return "this build has no CUDA backend";
-}
-Backend make_cuda_backend(const Config&) {
-  throw InputError("memory.backend = \"cuda\": " + cuda_missing());
-}
-#endif
 
 }  // namespace
 
