@@ -30,6 +30,14 @@ if(SLUICE_HAS_CUDA)
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 90 CACHE STRING "GPU architectures")
   endif()
+  # What a GPU must at least have: 80 for bf16 products and asynchronous copies, and code for it.
+  string(REGEX MATCHALL "[0-9]+" numbers "${CMAKE_CUDA_ARCHITECTURES}")
+  list(APPEND numbers 999)  # "native" and the like say none
+  list(SORT numbers COMPARE NATURAL)
+  list(GET numbers 0 SLUICE_CUDA_OLDEST)
+  if(SLUICE_CUDA_OLDEST LESS 80 OR SLUICE_CUDA_OLDEST EQUAL 999)
+    set(SLUICE_CUDA_OLDEST 80)
+  endif()
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)
   # CMake 3.25.1 does not know yet that nvcc has C++20.

@@ -322,7 +322,7 @@ std::vector<std::string> exchange_messages(const RendezvousPlace& place, const s
     if (auto messages = ask(place, message, deadline)) return *messages;
     if (deadline.passed()) {
       throw TimeoutError("rank 0's answer to rank " + std::to_string(place.rank) + " at " +
-                         place_name(place));
+                         place_name(place) + " (MASTER_ADDR must be a name of its machine)");
     }
     std::this_thread::sleep_for(kRetryPause);
   }

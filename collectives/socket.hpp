@@ -32,8 +32,8 @@ Socket listen_at(const std::string& address, std::uint16_t port);
 std::uint16_t port_of(const Socket& listener);
 // Empty where nobody waits.
 Socket accept_from(const Socket& listener);
-// Empty where it was refused or not answered until the deadline: to be tried again. Throws
-// InputError for a name that nobody knows.
+// Empty where it was refused, not answered until the deadline, or nobody knows the name (yet: a
+// job's names may appear after its ranks): to be tried again.
 Socket connect_to(const std::string& address, std::uint16_t port, Deadline deadline);
 
 // False: the connection broke, or the deadline passed.

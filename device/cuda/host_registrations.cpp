@@ -48,7 +48,7 @@ void HostRegistrations::add(void* data, std::uint64_t bytes) {
   try {
     const CurrentContext current(*context_);
     context_->driver().check(
-        context_->driver().cuMemHostRegister(data, bytes, CU_MEMHOSTREGISTER_PORTABLE),
+        context_->driver().cuMemHostRegister(data, bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP),
         "registering host memory");
   } catch (...) {
     const std::lock_guard lock(mutex_);

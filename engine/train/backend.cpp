@@ -1,5 +1,7 @@
 #include "engine/train/backend.hpp"
 
+#include <algorithm>
+
 #include "base/error.hpp"
 #include "device/cuda/cuda_device.hpp"
 #include "device/host/host_device.hpp"
@@ -36,6 +38,8 @@ Backend make_host_backend(const Config& config) {
   return backend;
 }
 
+// Left to the driver: code, which is loaded when it is first called, and what libraries keep.
+constexpr std::uint64_t kLibraryBytes = 512 * kMiB;
 constexpr int kOrdinal = 0;  // CUDA_VISIBLE_DEVICES says which GPU that is
 
 // Why no GPU can be used here; empty: one can.
@@ -44,12 +48,9 @@ std::string cuda_missing() {
   if (search.devices.empty()) return search.missing;
   const CudaDeviceInfo& gpu = search.devices[kOrdinal];
   if (!gpu.virtual_memory) return gpu.name + " does not map physical memory into addresses";
-  constexpr int kOldestMajor = 8;  // bf16 products and asynchronous copies begin with sm_80
-  if (gpu.compute_major < kOldestMajor) {
-    return gpu.name + " has compute capability " + std::to_string(gpu.compute_major) + "." +
-           std::to_string(gpu.compute_minor) + ", and the kernels need 8.0 or later";
-  }
-  return {};
+  const std::string missing =
+      cuda_kernels_missing(gpu.compute_major, gpu.compute_minor, gpu.driver_version);
+  return missing.empty() ? missing : gpu.name + " cannot be used: " + missing;
 }
 
 Backend make_cuda_backend(const Config& config) {
@@ -58,7 +59,8 @@ Backend make_cuda_backend(const Config& config) {
   Backend backend;
   backend.name = "cuda";
   backend.device_name = search.devices[kOrdinal].name;
-  backend.device_memory_bytes = free_cuda_bytes(kOrdinal);
+  const std::uint64_t free_bytes = free_cuda_bytes(kOrdinal);
+  backend.device_memory_bytes = free_bytes - std::min(free_bytes, kLibraryBytes);
   backend.make_device = [](std::uint64_t capacity_bytes) {
     return make_cuda_device({.ordinal = kOrdinal, .capacity_bytes = capacity_bytes});
   };

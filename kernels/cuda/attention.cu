@@ -18,6 +18,11 @@ float scale_of(const AttentionShape& shape) {
   return 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
 }
 
+// 16 bytes are copied at a time.
+bool aligned(const void* data) {
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+}
+
 bool on_tensor_cores(const AttentionShape& shape) {
   return shape.dtype != DType::kF32 && shape.head_dim % 8 == 0;
 }
@@ -64,6 +69,7 @@ std::uint64_t attention_workspace_bytes(const AttentionShape& shape) {
 void attention_forward(StreamHandle stream, const AttentionShape& shape, const void* qkv, void* out,
                        float* lse, void* /*workspace*/) {
   check(shape);
+  SLUICE_CHECK(aligned(qkv) && aligned(out));
   const AttentionForward arguments{layout_of(shape), scale_of(shape), qkv, out, lse};
   const auto run = on_tensor_cores(shape) ? tensor_core_forward : plain_forward;
   run(stream, shape.dtype, arguments);
@@ -73,6 +79,7 @@ void attention_backward(StreamHandle stream, const AttentionShape& shape, const 
                         const void* qkv, const void* out, const float* lse, void* dqkv,
                         void* workspace) {
   check(shape);
+  SLUICE_CHECK(aligned(qkv) && aligned(out) && aligned(dout) && aligned(dqkv));
   auto* const delta = static_cast<float*>(workspace);
   launch_delta(stream, shape, dout, out, delta);
   const AttentionBackward arguments{layout_of(shape), scale_of(shape), dout, qkv, lse, delta, dqkv};

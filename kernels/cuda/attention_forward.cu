@@ -50,7 +50,9 @@ struct RunningSoftmax {
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
       const float shift = largest * scale2;
-      const float factor = fast_exp2(maximum[tile][half] * scale2 - shift);
+      // The old shift, rounded as the new one: where the maximum stays the factor is 1. Fused, it
+      // would be off by the rounding of the shift, by as much and the same way at every tile.
+      const float factor = fast_exp2(__fsub_rn(__fmul_rn(maximum[tile][half], scale2), shift));
       maximum[tile][half] = largest;
       float added = 0.0f;
 #pragma unroll

@@ -16,11 +16,12 @@ struct Softmax {
   float maximum, sum;
 };
 
-// Both orders of a pair give the same bits, and one side may have seen nothing.
+// Both orders of a pair give the same bits (nothing is fused), and one side may have seen nothing.
 __device__ __forceinline__ Softmax joined(const Softmax& a, const Softmax& b) {
   const float maximum = fmaxf(a.maximum, b.maximum);
   if (maximum == -INFINITY) return {maximum, a.sum + b.sum};
-  return {maximum, a.sum * expf(a.maximum - maximum) + b.sum * expf(b.maximum - maximum)};
+  return {maximum, __fadd_rn(__fmul_rn(a.sum, expf(a.maximum - maximum)),
+                             __fmul_rn(b.sum, expf(b.maximum - maximum)))};
 }
 
 __device__ __forceinline__ Softmax joined_warp(Softmax value) {

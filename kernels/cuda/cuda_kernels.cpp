@@ -1,5 +1,7 @@
 #include "kernels/cuda/cuda_kernels.hpp"
 
+#include <cuda_runtime_api.h>
+
 #include <cstdint>
 #include <span>
 #include <string>
@@ -185,6 +187,23 @@ class CudaKernels final : public Kernels {
 };
 
 }  // namespace
+
+std::string cuda_kernels_missing(int compute_major, int compute_minor, int driver_version) {
+  const int capability = 10 * compute_major + compute_minor;
+  if (capability < SLUICE_CUDA_OLDEST) {
+    return "it has compute capability " + std::to_string(compute_major) + "." +
+           std::to_string(compute_minor) + ", and this build's kernels need " +
+           std::to_string(SLUICE_CUDA_OLDEST / 10) + "." + std::to_string(SLUICE_CUDA_OLDEST % 10) +
+           " or later";
+  }
+  // A runtime runs on drivers of its own major version, and later ones.
+  constexpr int kMajor = CUDART_VERSION / 1000 * 1000;
+  if (driver_version < kMajor) {
+    return "its driver knows CUDA " + std::to_string(driver_version / 1000) +
+           ", and this build needs one that knows CUDA " + std::to_string(kMajor / 1000);
+  }
+  return {};
+}
 
 std::unique_ptr<Kernels> make_cuda_kernels(const CudaKernelOptions& options) {
   const CudaSearch search = find_cuda_devices();

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "kernels/kernels.hpp"
 
@@ -18,6 +19,10 @@ struct CudaKernelOptions {
   int ordinal = 0;  // of the GPU, as in CudaDeviceOptions
   CudaProducts products = CudaProducts::kLibrary;
 };
+
+// Why these kernels cannot run on a GPU of that compute capability under that driver (as
+// CudaDeviceInfo has them), in a sentence without a full stop; empty: they can.
+std::string cuda_kernels_missing(int compute_major, int compute_minor, int driver_version);
 
 // Throws DeviceError where there is no such GPU, or this build has no kernels for GPUs.
 std::unique_ptr<Kernels> make_cuda_kernels(const CudaKernelOptions& options);

@@ -1,6 +1,11 @@
 #include "kernels/cuda/gemm.hpp"
 
+#include <dlfcn.h>
+
+#include <string>
+
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "kernels/cuda/cublaslt.hpp"
 #include "kernels/cuda/gemm_cublaslt.hpp"
 #include "kernels/cuda/gemm_plain.hpp"
@@ -18,6 +23,10 @@ void check(const GemmShape& shape) {
 
 std::unique_ptr<GemmBackend> make_gemm_backend() {
   if (const auto functions = open_cublaslt()) return make_cublaslt_gemm(*functions);
+  const char* const why = ::dlerror();
+  log(LogLevel::kWarning, "products are made by kernels of our own, which are slower: cuBLASLt " +
+                              (why != nullptr ? std::string("cannot be opened: ") + why
+                                              : std::string("was not found")));
   return make_plain_gemm();
 }
 

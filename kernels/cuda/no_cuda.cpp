@@ -4,6 +4,10 @@
 
 namespace sluice {
 
+std::string cuda_kernels_missing(int /*major*/, int /*minor*/, int /*driver_version*/) {
+  return "this build has no kernels for GPUs: nvcc was not found when it was made";
+}
+
 std::unique_ptr<Kernels> make_cuda_kernels(const CudaKernelOptions& /*options*/) {
   throw DeviceError("this build has no kernels for GPUs: nvcc was not found when it was made");
 }

@@ -6,7 +6,9 @@
 namespace sluice::cuda {
 namespace {
 
-constexpr std::size_t kPlainSharedBytes = 48 * 1024;  // more must be asked for, kernel by kernel
+// Above 48 KiB a block's shared memory must be asked for, kernel by kernel. What a kernel declares
+// itself counts too, and is less than 16 KiB in all of ours.
+constexpr std::size_t kPlainSharedBytes = 32 * 1024;
 
 std::string launch_of(const void* kernel) {
   const char* name = nullptr;

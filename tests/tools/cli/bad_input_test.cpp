@@ -1,4 +1,6 @@
 // Bad input: exit 2, one sentence that names what is wrong, an event, and nothing touched.
+#include <stdlib.h>
+
 #include "tests/tools/cli/cli_fixture.hpp"
 
 namespace sluice::testing {
@@ -119,13 +121,22 @@ TEST_F(BadInput, BudgetsLargerThanTheMachineAreRefused) {
 TEST_F(BadInput, WhatThisVersionLacksIsSaid) {
   for (const char* setting :
        {"parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2",
-        "parallel.zero=1", "parallel.schedule=1f1b", "memory.backend=cuda",
-        "optimizer.placement=speculative", "data.format=megatron", "train.reduction=sequential",
-        "model.from=somewhere"}) {
+        "parallel.zero=1", "parallel.schedule=1f1b", "optimizer.placement=speculative",
+        "data.format=megatron", "train.reduction=sequential", "model.from=somewhere"}) {
     const std::string key = std::string(setting).substr(0, std::string(setting).find('='));
     expect_refused({"train", "config.toml", "--json", "--set", setting}, {key, "this version"});
   }
   expect_refused({"plan", "config.toml", "--json", "--world", "2"}, {"--world 2"});
+}
+
+TEST_F(BadInput, AGpuThatIsNotThereIsNotPretended) {
+  ::setenv("CUDA_VISIBLE_DEVICES", "", 1);  // where there is one it is hidden
+  for (const char* const command : {"train", "plan"}) {
+    expect_refused({command, "config.toml", "--json", "--set", "memory.backend=cuda"},
+                   {R"(memory.backend = "cuda")", R"(use "host")"});
+  }
+  expect_refused({"bench", "copy", "--backend", "cuda", "--json"}, {"memory.backend"});
+  expect_refused({"bench", "copy", "--backend", "tpu"}, {});
 }
 
 TEST_F(BadInput, ArgumentsThatAreNoneAreRefused) {
