@@ -16,7 +16,7 @@ namespace {
 
 class CudaDevice final : public Device {
  public:
-  CudaDevice(std::shared_ptr<const CudaContext> context, const CudaDeviceInfo& info,
+  CudaDevice(const std::shared_ptr<const CudaContext>& context, const CudaDeviceInfo& info,
              std::uint64_t capacity_bytes)
       : runtime_(std::make_shared<CudaRuntime>(context)), memory_(context, capacity_bytes) {
     facts_.backend = "cuda";

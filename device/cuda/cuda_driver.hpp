@@ -52,6 +52,7 @@ namespace sluice {
   X(cuMemSetAccess)
 
 struct CudaDriver {
+// NOLINTNEXTLINE(bugprone-macro-parentheses)
 #define SLUICE_CUDA_MEMBER(name) decltype(&::name) name = nullptr;
   SLUICE_CUDA_DRIVER_FUNCTIONS(SLUICE_CUDA_MEMBER)
 #undef SLUICE_CUDA_MEMBER

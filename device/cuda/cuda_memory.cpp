@@ -40,11 +40,14 @@ CudaMemory::~CudaMemory() {
   const auto undo = [this](const char* doing, auto release) {
     release_in_context(*context_, doing, release);
   };
-  for (const auto& [handle, range] : ranges_) {
+  // Names of bindings cannot be captured (clang 14).
+  for (const auto& by_handle : ranges_) {
+    const auto& range = by_handle.second;
     for (const auto& [offset, part] : range.parts) {
-      undo("unmapping device memory", [&](const CudaDriver& driver) {
-        return driver.cuMemUnmap(range.base + offset, part.bytes);
-      });
+      undo("unmapping device memory",
+           [at = range.base + offset, bytes = part.bytes](const CudaDriver& driver) {
+             return driver.cuMemUnmap(at, bytes);
+           });
     }
     undo("giving device addresses back", [&](const CudaDriver& driver) {
       return driver.cuMemAddressFree(range.base, range.bytes);
@@ -53,11 +56,11 @@ CudaMemory::~CudaMemory() {
   for (const auto& [handle, block] : blocks_) {
     if (block.released) continue;
     undo("releasing device memory",
-         [&](const CudaDriver& driver) { return driver.cuMemRelease(block.handle); });
+         [at = block.handle](const CudaDriver& driver) { return driver.cuMemRelease(at); });
   }
   for (const auto& [handle, buffer] : buffers_) {
     undo("freeing device memory",
-         [&](const CudaDriver& driver) { return driver.cuMemFree(buffer.data); });
+         [at = buffer.data](const CudaDriver& driver) { return driver.cuMemFree(at); });
   }
 }
 

@@ -21,10 +21,10 @@ HostRegistrations::HostRegistrations(std::shared_ptr<const CudaContext> context)
     : context_(std::move(context)) {}
 
 HostRegistrations::~HostRegistrations() {
-  for (const auto& [begin, bytes] : registered_) {
-    release_in_context(*context_, "unregistering host memory", [&](const CudaDriver& driver) {
-      return driver.cuMemHostUnregister(reinterpret_cast<void*>(begin));
-    });
+  for (const auto& registration : registered_) {
+    auto* const data = reinterpret_cast<void*>(registration.first);
+    release_in_context(*context_, "unregistering host memory",
+                       [&](const CudaDriver& driver) { return driver.cuMemHostUnregister(data); });
   }
 }
 
@@ -48,7 +48,8 @@ void HostRegistrations::add(void* data, std::uint64_t bytes) {
   try {
     const CurrentContext current(*context_);
     context_->driver().check(
-        context_->driver().cuMemHostRegister(data, bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP),
+        context_->driver().cuMemHostRegister(
+            data, bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP),
         "registering host memory");
   } catch (...) {
     const std::lock_guard lock(mutex_);
