@@ -34,6 +34,13 @@ constexpr unsigned kBufferSlots = 64;            // registered regions of at mos
 constexpr std::uint64_t kMaxRegionBytes = kGiB;  // the kernel's bound on one registered buffer
 constexpr int kBounceBuffers = 4;
 constexpr std::uint64_t kWakeTag = std::uint64_t{1} << 32;  // user_data of the eventfd read
+// Transfers from this size on are handed to the kernel at most kUnpluggedCalls at a time: more in
+// one call would be plugged (io_uring.c, IO_PLUG_THRESHOLD), where the block layer merges
+// neighbours into requests of up to max_sectors_kb. Fewer, larger requests keep a disk less busy:
+// reading 1 MiB pieces, 32 in flight, was 25% slower when they were merged to 4 MiB. Small ones
+// gain by merging.
+constexpr std::uint64_t kUnmergedBytes = 128 * 1024;
+constexpr unsigned kUnpluggedCalls = 2;
 // How long the ring thread sleeps at most before it looks around: work arrives by eventfd, so this
 // only bounds what a lost wake-up could cost.
 constexpr __kernel_timespec kTick{1, 0};
@@ -104,6 +111,7 @@ class IoUringEngine final : public QueuedEngine {
   void queue_call(std::uint32_t slot_index);
   void arm_wake();
   io_uring_sqe* next_sqe();
+  void submit_queued();
   void submit_and_wait();
   void reap();
   void complete(std::uint32_t slot_index, std::int64_t result);
@@ -317,6 +325,18 @@ void IoUringEngine::queue_call(std::uint32_t slot_index) {
   if (file.slot >= 0) io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
   io_uring_sqe_set_data64(sqe, slot_index);
   ++calls_queued_;
+  if (call.bytes >= kUnmergedBytes && io_uring_sq_ready(ring_->get()) >= kUnpluggedCalls) {
+    submit_queued();
+  }
+}
+
+// Hands what is queued to the kernel. What it cannot take now (EAGAIN, EBUSY) stays queued.
+void IoUringEngine::submit_queued() {
+  const int status = io_uring_submit(ring_->get());
+  if (io_uring_sq_ready(ring_->get()) == 0) wake_unsubmitted_ = false;
+  if (status < 0 && status != -EAGAIN && status != -EBUSY && status != -EINTR) {
+    throw IoError("io_uring_enter", "io_uring", 0, 0, -status);
+  }
 }
 
 void IoUringEngine::arm_wake() {

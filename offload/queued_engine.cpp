@@ -63,7 +63,7 @@ void QueuedEngine::close(StorageFileId id) {
     SLUICE_CHECK_MSG(!on_completion_thread() || closing->outstanding == 0,
                      "a callback closed a file with requests under way");
     const auto deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
-    if (!changed_.wait_until(lock, deadline.time(), [&] { return closing->outstanding == 0; })) {
+    if (!for_end_.wait(lock, deadline, [&] { return closing->outstanding == 0; })) {
       throw TimeoutError("the requests of storage file '" + closing->file.path() + "' to end");
     }
     if (files_.erase(id) == 0) return;  // closed by another thread meanwhile
@@ -80,10 +80,9 @@ void QueuedEngine::submit(const StorageRequest& request, Callback done) {
   auto file = find_locked(request.file, "submit");
   SLUICE_CHECK_MSG(request.op == StorageOp::kRead || file->file.writable(),
                    "a write to '" + file->file.path() + "', which is open for reading");
-  const std::uint64_t capacity = std::uint64_t{options_.queue_depth} * kQueuedRequestsPerDepth;
-  if (!on_completion_thread()) {
+  if (!on_completion_thread() && outstanding_ >= capacity()) {
     const auto deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
-    if (!changed_.wait_until(lock, deadline.time(), [&] { return outstanding_ < capacity; })) {
+    if (!for_room_.wait(lock, deadline, [&] { return outstanding_ < capacity(); })) {
       throw TimeoutError("room in the storage queue");
     }
     // The lock was released meanwhile: the file may have been closed.
@@ -108,7 +107,7 @@ void QueuedEngine::submit(const StorageRequest& request, Callback done) {
 void QueuedEngine::drain(Deadline deadline) {
   SLUICE_CHECK_MSG(!on_completion_thread(), "drain() in a completion callback");
   std::unique_lock lock(mutex_);
-  if (!changed_.wait_until(lock, deadline.time(), [&] { return outstanding_ == 0; })) {
+  if (!for_end_.wait(lock, deadline, [&] { return outstanding_ == 0; })) {
     throw TimeoutError(std::to_string(outstanding_) + " storage requests to end");
   }
 }
@@ -152,12 +151,18 @@ void QueuedEngine::finish(const ActiveRequestPtr& request) noexcept {
     log(LogLevel::kWarning, "a storage callback threw, which it must not");
   }
   request->done = nullptr;  // what it holds goes before drain() returns
+  bool room = false;
+  bool end = false;
   {
     const std::lock_guard lock(mutex_);
     --request->file->outstanding;
     --outstanding_;
+    room = for_room_.count > 0 && outstanding_ < capacity();
+    end = for_end_.count > 0 && (outstanding_ == 0 || request->file->outstanding == 0);
   }
-  changed_.notify_all();
+  // Each has room for one; who waits for an end may wait for another file's.
+  if (room) for_room_.ready.notify_one();
+  if (end) for_end_.ready.notify_all();
 }
 
 bool QueuedEngine::retry_buffered(ActiveRequest& request, PieceTransfer& transfer,

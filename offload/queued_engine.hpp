@@ -95,7 +95,26 @@ class QueuedEngine : public StorageEngine {
   std::shared_ptr<OpenFile> find_locked(StorageFileId file, const char* what) const;
   void say_buffered_once(const std::string& path);
 
-  std::condition_variable changed_;                           // a request has ended
+  // Someone who waits for requests to end; told only when what he waits for may be true, because
+  // waking a thread costs more than all else that is done for a request.
+  struct Waiters {
+    std::condition_variable ready;
+    std::uint32_t count = 0;  // guarded by mutex_
+    // False: the deadline has passed.
+    template <typename Predicate>
+    bool wait(std::unique_lock<std::mutex>& lock, Deadline deadline, Predicate predicate) {
+      ++count;
+      const bool fulfilled = ready.wait_until(lock, deadline.time(), std::move(predicate));
+      --count;
+      return fulfilled;
+    }
+  };
+  std::uint64_t capacity() const {
+    return std::uint64_t{options_.queue_depth} * kQueuedRequestsPerDepth;
+  }
+
+  Waiters for_room_;
+  Waiters for_end_;                                           // of all requests, or of one file's
   std::map<StorageFileId, std::shared_ptr<OpenFile>> files_;  // guarded by mutex_
   StorageFileId next_file_ = 1;                               // guarded by mutex_; never used again
   std::uint64_t outstanding_ = 0;                             // guarded by mutex_

@@ -2,15 +2,19 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "tests/support/temp_directory.hpp"
 #include "tools/bench/fio.hpp"
+#include "tools/bench/storage_samples.hpp"
 
 namespace sluice::testing {
 namespace {
@@ -21,7 +25,10 @@ StorageBenchOptions small_run(const TempDirectory& directory) {
   StorageBenchOptions options;
   options.directory = directory.path().string();
   options.bytes = 16 * kMiB;
-  options.seconds = 0.05;
+  options.seconds = 0.02;
+  options.rounds = 2;
+  options.block_bytes = 512 * kKiB;
+  options.depth = 8;
   return options;
 }
 
@@ -54,7 +61,9 @@ TEST(StorageBench, GivesEveryFigureAndLeavesNothing) {
       EXPECT_GT(figures.at(figure).get<double>(), 0) << figure;
     }
     EXPECT_EQ(figures.at("fio"), "not installed");
-    EXPECT_LE(figures.at("ring_bytes").get<std::uint64_t>(), 8 * kMiB);
+    EXPECT_EQ(figures.at("ring_bytes"), 4 * kMiB);
+    EXPECT_EQ(figures.at("file_bytes"), 16 * kMiB);
+    EXPECT_LE(figures.at("ring_huge_bytes").get<std::uint64_t>(), 4 * kMiB);
   }
   EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
 }
@@ -73,16 +82,104 @@ TEST(StorageBench, AFioThatFailsIsSaid) {
   EXPECT_EQ(event.at("figures").at("fio"), "failed: fio ended with status 7");
 }
 
+// A fio that tells what it was asked and answers with made-up rates: 512 KiB blocks, 16 in flight,
+// are its fastest.
+class MadeUpFio {
+ public:
+  MadeUpFio() : before_(std::getenv("PATH")) {
+    std::ofstream(programs_.file("fio")) << R"(#!/bin/sh
+for word in "$@"; do
+  case "$word" in
+    --bs=*) bs=${word#*=} ;;
+    --iodepth=*) depth=${word#*=} ;;
+    --output=*) out=${word#*=} ;;
+  esac
+done
+echo "$@" >> )" << log() << R"(
+bytes=1000000
+[ "$bs" = 524288 ] && [ "$depth" = 16 ] && bytes=3000000
+[ "$bs" = 524288 ] && [ "$depth" = 8 ] && bytes=2000000
+echo '{"jobs":[{"usr_cpu":10.0,"sys_cpu":15.0,"job_runtime":1000,' > "$out"
+echo '"read":{"io_bytes":'$bytes',"runtime":1000},"write":{"io_bytes":0,"runtime":0}}]}' >> "$out"
+)";
+    std::filesystem::permissions(programs_.file("fio"), std::filesystem::perms::owner_all);
+    ::setenv("PATH", (programs_.path().string() + ":" + before_).c_str(), 1);
+  }
+  ~MadeUpFio() { ::setenv("PATH", before_.c_str(), 1); }
+  std::vector<std::string> calls() const {
+    std::vector<std::string> lines;
+    std::ifstream file(log());
+    for (std::string line; std::getline(file, line);) lines.push_back(line);
+    return lines;
+  }
+
+ private:
+  std::string log() const { return programs_.file("calls"); }
+  TempDirectory programs_;
+  std::string before_;
+};
+
+std::ptrdiff_t calls_with(const MadeUpFio& fio, const std::string& words) {
+  const std::vector<std::string> calls = fio.calls();
+  return std::count_if(calls.begin(), calls.end(), [&](const std::string& call) {
+    return call.find(words) != std::string::npos;
+  });
+}
+
+TEST(StorageBench, StandsBesideFioAtItsOwnSettingAndAtItsBest) {
+  const TempDirectory directory;
+  const MadeUpFio fio;
+  const json figures = run_storage_bench(small_run(directory)).at("figures");
+  for (const std::string mix : {"read", "write", "duplex"}) {
+    const double ours = figures.at(mix + "_gib_per_s").get<double>();
+    const double same = figures.at("fio_" + mix + "_gib_per_s").get<double>();
+    const double best = figures.at("best_fio_" + mix + "_gib_per_s").get<double>();
+    EXPECT_DOUBLE_EQ(same * kGiB, 2e6) << mix;
+    EXPECT_DOUBLE_EQ(best * kGiB, 3e6) << mix;
+    EXPECT_EQ(figures.at("best_fio_" + mix + "_block_bytes"), 512 * kKiB);
+    EXPECT_EQ(figures.at("best_fio_" + mix + "_depth"), 16);
+    EXPECT_DOUBLE_EQ(figures.at("default_of_best_" + mix).get<double>(), ours / best) << mix;
+    EXPECT_GT(figures.at("ratio_" + mix).get<double>(), 0) << mix;
+    EXPECT_NEAR(figures.at("fio_" + mix + "_cpu_ms_per_gib").get<double>(), 0.25 * kGiB / 2e6 * 1e3,
+                1);
+  }
+  EXPECT_EQ(figures.at("fio_sweep").size(), 27u);
+  // Nine settings, two passes; then two rounds of the same setting and of the best.
+  EXPECT_EQ(fio.calls().size(), 3u * (9 * 2 + 2 * 2));
+  EXPECT_EQ(calls_with(fio, "--rw=write"), 22);
+  EXPECT_EQ(calls_with(fio, "--bs=524288 --iodepth=16 "), 3 * 4);
+  EXPECT_EQ(calls_with(fio, "--fixedbufs=1 --registerfiles=1 "), 66);
+  EXPECT_EQ(calls_with(fio, "--scramble_buffers=0 "), 66);
+  EXPECT_EQ(calls_with(fio, "--runtime=20ms "), 66);
+  const bool huge = figures.at("fio_memory") == "huge pages";
+  EXPECT_EQ(calls_with(fio, huge ? "--iomem=mmaphuge " : "--iomem=mmap "), 66);
+}
+
+TEST(StorageBench, WithoutASweepFioRunsAtTheSameSettingOnly) {
+  const TempDirectory directory;
+  const MadeUpFio fio;
+  StorageBenchOptions options = small_run(directory);
+  options.sweep = false;
+  const json figures = run_storage_bench(options).at("figures");
+  EXPECT_EQ(fio.calls().size(), 6u);
+  EXPECT_FALSE(figures.contains("fio_sweep"));
+  EXPECT_FALSE(figures.contains("best_fio_read_gib_per_s"));
+  EXPECT_TRUE(figures.contains("ratio_read"));
+}
+
 TEST(StorageBench, BadOptionsAreRefused) {
   const TempDirectory directory;
-  for (int i = 0; i < 6; ++i) {
+  for (int i = 0; i < 9; ++i) {
     StorageBenchOptions options = small_run(directory);
     if (i == 0) options.bytes = 1 * kMiB;
     if (i == 1) options.block_bytes = 1000;
-    if (i == 2) options.depth = 17;
+    if (i == 2) options.depth = 129;
     if (i == 3) options.seconds = 0;
     if (i == 4) options.directory = directory.file("absent");
     if (i == 5) options.bytes = std::uint64_t{1} << 60;
+    if (i == 6) options.depth = 17;  // more in flight than half of the file
+    if (i == 7) options.rounds = 0;
+    if (i == 8) options.depth = 1;
     EXPECT_THROW(run_storage_bench(options), InputError) << i;
   }
   EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
@@ -93,6 +190,33 @@ constexpr const char* kFioAnswer =
     R"(note: both iodepth >= 1 and synchronous I/O engine are selected
 {"fio version":"fio-3.33","jobs":[{"jobname":"sluice","usr_cpu":10.0,"sys_cpu":15.0,"job_runtime":2000,
  "read":{"io_bytes":3000,"runtime":1000},"write":{"io_bytes":1000,"runtime":2000}}]})";
+
+TEST(Fio, HasHugePagesWhereEnoughAreFree) {
+  const auto meminfo = [](int free, int reserved) {
+    return "MemTotal:       24000000 kB\nHugePages_Total:      32\nHugePages_Free:       " +
+           std::to_string(free) + "\nHugePages_Rsvd:        " + std::to_string(reserved) +
+           "\nHugepagesize:       2048 kB\n";
+  };
+  EXPECT_TRUE(huge_pages_free(meminfo(17, 0), 32 * kMiB));
+  EXPECT_FALSE(huge_pages_free(meminfo(16, 0), 32 * kMiB));
+  EXPECT_FALSE(huge_pages_free(meminfo(20, 4), 32 * kMiB));
+  EXPECT_FALSE(huge_pages_free(meminfo(0, 0), 1));
+  EXPECT_FALSE(huge_pages_free(meminfo(2, 3), 1));
+  EXPECT_FALSE(huge_pages_free(std::string(), 1));
+}
+
+TEST(StorageSamples, AreComparedRoundByRound) {
+  StorageSamples ours;
+  StorageSamples others;
+  // A machine that is three times as fast in the last round: the ratio does not see it.
+  for (const double speed : {1.0, 1.0, 3.0}) {
+    ours.add({static_cast<std::uint64_t>(speed * 900), 1.0, 0.5});
+    others.add({static_cast<std::uint64_t>(speed * 1000), 1.0, 1.0});
+  }
+  EXPECT_DOUBLE_EQ(ours.bytes_per_s(), 900);
+  EXPECT_DOUBLE_EQ(ours.ratio(others), 0.9);
+  EXPECT_DOUBLE_EQ(ours.cpu_ratio(others), 0.5 / 900 * 1000);
+}
 
 TEST(Fio, ItsAnswerIsRead) {
   const StorageRate rate = parse_fio(kFioAnswer);

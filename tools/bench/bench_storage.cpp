@@ -7,24 +7,27 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <vector>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "tools/bench/fio.hpp"
 #include "tools/bench/storage_rates.hpp"
+#include "tools/bench/storage_samples.hpp"
 
 namespace sluice {
 namespace {
 
 using nlohmann::json;
 
-constexpr std::uint64_t kMaxRingBytes = 8 * kMiB;
+constexpr std::uint64_t kMaxRingBytes = 64 * kMiB;
 constexpr std::uint64_t kMinFileBytes = 16 * kMiB;
-// Rewriting and reading go on until the time is up or the file has been passed so often.
-constexpr std::uint64_t kPasses = 16;
 // What training tags: 4,096 elements (engine/runtime/run_memory.cpp).
 constexpr std::uint64_t kTaggedElems = 4096;
+constexpr int kSweepPasses = 2;
 
 struct NamedMix {
   StorageMix mix;
@@ -60,70 +63,166 @@ void check(const StorageBenchOptions& options) {
   const bool block_ok = options.block_bytes >= 4096 && options.block_bytes % 4096 == 0;
   if (!block_ok) throw InputError("bench storage: the block must be a multiple of 4096 bytes");
   if (options.depth < 2 || options.block_bytes > kMaxRingBytes / options.depth) {
-    throw InputError("bench storage: depth must be at least 2, and depth times block at most 8MiB");
+    throw InputError(
+        "bench storage: depth must be at least 2, and depth times block at most 64MiB");
   }
-  if (options.bytes < kMinFileBytes)
-    throw InputError("bench storage: the size must be at least 16MiB");
+  if (options.bytes < kMinFileBytes ||
+      options.bytes / 2 < options.block_bytes * std::uint64_t{options.depth}) {
+    throw InputError("bench storage: the size must be at least 16MiB, and twice depth times block");
+  }
   if (!(options.seconds > 0 && options.seconds <= 3600)) {
     throw InputError("bench storage: the time must be above 0 s and at most 3600 s");
   }
-}
-
-void add(json& figures, const std::string& prefix, const StorageRate& rate) {
-  constexpr auto kBytesPerGib = static_cast<double>(kGiB);
-  figures[prefix + "_gib_per_s"] = rate.bytes_per_s() / kBytesPerGib;
-  figures[prefix + "_cpu_ms_per_gib"] = rate.cpu_s_per_byte() * kBytesPerGib * 1e3;
-}
-
-double ratio(double value, double yardstick) {
-  return yardstick > 0 ? value / yardstick : 0;
-}
-
-StorageRate sum(const StorageRate& a, const StorageRate& b) {
-  return {a.bytes + b.bytes, a.seconds + b.seconds, a.cpu_seconds + b.cpu_seconds};
-}
-
-// The first pass over the file turns preallocated extents into written ones; it is not what
-// training does in its steady state, so it is reported apart. Returns how far it came.
-std::uint64_t write_first(StorageEngine& engine, StorageLoad load, void* ring, json& figures) {
-  load.bytes = load.file_bytes;
-  const StorageRate first = measure_storage(engine, load, StorageMix::kWrite, ring);
-  add(figures, "first_write", first);
-  const std::uint64_t written = std::max(first.bytes, 2 * load.block_bytes);
-  return std::min(written, load.file_bytes);
-}
-
-// Without fio, or with one that cannot run here, our own figures stand alone.
-std::optional<StorageRate> try_fio(const FioLoad& load, StorageMix mix, std::string& why_not) {
-  try {
-    auto rate = run_fio(load, mix);
-    if (!rate) why_not = "not installed";
-    return rate;
-  } catch (const Error& error) {
-    why_not = std::string("failed: ") + error.what();
-    return std::nullopt;
+  if (options.rounds < 1 || options.rounds > 1000) {
+    throw InputError("bench storage: there must be 1 to 1000 rounds");
   }
 }
 
-// Engine, fio, engine: what drifts (a shared disk, a cache that empties) meets both alike.
-void measure_mix(StorageEngine& engine, StorageLoad load, const NamedMix& mix, FioLoad fio,
-                 void* ring, json& figures) {
-  fio.seconds = load.seconds;
-  load.seconds /= 2;
-  load.bytes = load.file_bytes * kPasses;
+// One file, our engine and fio on it.
+class Trial {
+ public:
+  explicit Trial(const StorageBenchOptions& options)
+      : options_(options),
+        directory_(options.directory),
+        ring_(options.block_bytes * options.depth) {
+    StorageOptions engine_options;
+    engine_options.queue_depth = options.depth;
+    engine_options.request_bytes = std::max(engine_options.request_bytes, options.block_bytes);
+    engine_ = make_storage_engine(options.engine, engine_options);
+    engine_->register_memory(ring_.data(), ring_.bytes());
+    load_.file_bytes = options.bytes / options.block_bytes * options.block_bytes;
+    load_.block_bytes = options.block_bytes;
+    load_.depth = options.depth;
+    load_.file = engine_->open(directory_.file("data"), StorageFileMode::kCreate, load_.file_bytes);
+    std::uint64_t most_bytes = ring_.bytes();
+    for (const FioSetting& setting : fio_sweep_settings()) {
+      most_bytes = std::max(most_bytes, setting.block_bytes * setting.depth);
+    }
+    fio_has_huge_pages_ = huge_pages_free(most_bytes);
+  }
+
+  // Turns preallocated extents into written ones, all of them; that is not what training does in
+  // its steady state, so it is reported apart.
+  StorageRate write_first() {
+    StorageLoad load = load_;
+    load.bytes = load.file_bytes;
+    load.seconds = kDefaultDeadlineSeconds;
+    return measure_storage(*engine_, load, StorageMix::kWrite, ring_.data());
+  }
+
+  StorageRate ours(StorageMix mix) {
+    StorageLoad load = load_;
+    load.bytes = std::uint64_t{1} << 60;  // the time decides
+    load.seconds = options_.seconds;
+    return measure_storage(*engine_, load, mix, ring_.data());
+  }
+
+  // Nothing where fio is missing or cannot run here; why_not() says which.
+  std::optional<StorageRate> fio(StorageMix mix, const FioSetting& setting) {
+    FioLoad load;
+    load.file = directory_.file("data");
+    load.scratch = directory_.file("fio.json");
+    load.bytes = load_.file_bytes;
+    load.block_bytes = setting.block_bytes;
+    load.depth = setting.depth;
+    load.seconds = options_.seconds;
+    load.huge_pages = fio_has_huge_pages_;
+    try {
+      auto rate = run_fio(load, mix);
+      if (!rate) why_not_ = "not installed";
+      return rate;
+    } catch (const Error& error) {
+      why_not_ = std::string("failed: ") + error.what();
+      return std::nullopt;
+    }
+  }
+
+  FioSetting same_setting() const { return {options_.block_bytes, options_.depth}; }
+  const std::string& why_not() const { return why_not_; }
+  bool fio_has_huge_pages() const { return fio_has_huge_pages_; }
+  const StagingRing& ring() const { return ring_; }
+  json facts() const {
+    return {{"engine", engine_->name()},
+            {"block_bytes", options_.block_bytes},
+            {"depth", options_.depth},
+            {"rounds", options_.rounds},
+            {"file_bytes", load_.file_bytes},
+            {"ring_bytes", ring_.bytes()},
+            {"ring_huge_bytes", ring_.huge_bytes()}};
+  }
+
+ private:
+  const StorageBenchOptions options_;
+  const OwnDirectory directory_;
+  const StagingRing ring_;
+  std::unique_ptr<StorageEngine> engine_;
+  StorageLoad load_;
+  bool fio_has_huge_pages_ = false;
+  std::string why_not_;
+};
+
+// The fastest of fio's settings; nothing where it cannot run.
+std::optional<FioSetting> find_best(Trial& trial, const NamedMix& mix, json& figures) {
+  bool ran = true;
+  const auto swept = sweep_fio(fio_sweep_settings(), kSweepPasses, [&](const FioSetting& setting) {
+    const auto rate = ran ? trial.fio(mix.mix, setting) : std::nullopt;
+    ran = rate.has_value();
+    return rate.value_or(StorageRate{});
+  });
+  if (!ran) return std::nullopt;
+  for (const SweptSetting& one : swept) {
+    json entry{{"mix", mix.name},
+               {"block_bytes", one.setting.block_bytes},
+               {"depth", one.setting.depth},
+               {"gib_per_s", one.rate.bytes_per_s() / static_cast<double>(kGiB)},
+               {"cpu_ms_per_gib", one.rate.cpu_s_per_byte() * static_cast<double>(kGiB) * 1e3}};
+    figures["fio_sweep"].push_back(std::move(entry));
+  }
+  return fastest(swept).setting;
+}
+
+void save_comparison(const std::string& mix, const StorageSamples& ours, const StorageSamples& fio,
+                     json& figures) {
+  fio.save("fio_" + mix, figures);
+  figures["ratio_" + mix] = ours.ratio(fio);
+  figures["cpu_ratio_" + mix] = ours.cpu_ratio(fio);
+}
+
+void save_best(const std::string& mix, const FioSetting& setting, const StorageSamples& ours,
+               const StorageSamples& best, json& figures) {
+  best.save("best_fio_" + mix, figures);
+  figures["best_fio_" + mix + "_block_bytes"] = setting.block_bytes;
+  figures["best_fio_" + mix + "_depth"] = setting.depth;
+  figures["default_of_best_" + mix] =
+      best.bytes_per_s() > 0 ? ours.bytes_per_s() / best.bytes_per_s() : 0;
+}
+
+// Ours, fio, fio at its best; the next round backwards, so that what drifts meets all alike.
+void measure_mix(Trial& trial, const StorageBenchOptions& options, const NamedMix& mix,
+                 json& figures) {
+  std::optional<FioSetting> best;
+  if (options.sweep) best = find_best(trial, mix, figures);
+  const bool best_apart = best && *best != trial.same_setting();
+  StorageSamples ours;
+  StorageSamples fio;
+  StorageSamples best_fio;
+  const auto measure_fio = [&](const FioSetting& setting, StorageSamples& samples) {
+    if (!trial.why_not().empty()) return;
+    if (const auto rate = trial.fio(mix.mix, setting)) samples.add(*rate);
+  };
+  for (int round = 0; round < options.rounds; ++round) {
+    const bool forwards = round % 2 == 0;
+    if (forwards) ours.add(trial.ours(mix.mix));
+    if (forwards || !best_apart) measure_fio(trial.same_setting(), fio);
+    if (best_apart) measure_fio(*best, best_fio);
+    if (!forwards && best_apart) measure_fio(trial.same_setting(), fio);
+    if (!forwards) ours.add(trial.ours(mix.mix));
+  }
   const std::string name = mix.name;
-  const StorageRate before = measure_storage(engine, load, mix.mix, ring);
-  std::string why_not;
-  const auto yardstick = try_fio(fio, mix.mix, why_not);
-  const StorageRate rate = sum(before, measure_storage(engine, load, mix.mix, ring));
-  add(figures, name, rate);
-  if (!yardstick) {
-    figures["fio"] = why_not;
-    return;
-  }
-  add(figures, "fio_" + name, *yardstick);
-  figures["ratio_" + name] = ratio(rate.bytes_per_s(), yardstick->bytes_per_s());
-  figures["cpu_ratio_" + name] = ratio(rate.cpu_s_per_byte(), yardstick->cpu_s_per_byte());
+  ours.save(name, figures);
+  if (!trial.why_not().empty()) return;
+  save_comparison(name, ours, fio, figures);
+  if (best) save_best(name, *best, ours, best_apart ? best_fio : fio, figures);
 }
 
 // What the tags of all that moves cost: a core's time as a share of the transfer's.
@@ -143,33 +242,18 @@ void measure_tag_cost(const StagingRing& ring, double seconds, json& figures) {
 
 json run_storage_bench(const StorageBenchOptions& options) {
   check(options);
-  const OwnDirectory directory(options.directory);
-  StorageLoad load;
-  load.file_bytes = options.bytes / options.block_bytes * options.block_bytes;
-  load.block_bytes = options.block_bytes;
-  load.depth = options.depth;
-  load.seconds = options.seconds;
-  FioLoad fio;
-  fio.file = directory.file("data");
-  fio.scratch = directory.file("fio.json");
-  fio.block_bytes = options.block_bytes;
-  fio.depth = options.depth;
-  const StagingRing ring(options.block_bytes * options.depth);
-  StorageOptions engine_options;
-  engine_options.queue_depth = options.depth;
-  const auto engine = make_storage_engine(options.engine, engine_options);
-  engine->register_memory(ring.data(), ring.bytes());
-  load.file = engine->open(fio.file, StorageFileMode::kCreate, load.file_bytes);
-  json figures{{"engine", engine->name()},
-               {"block_bytes", options.block_bytes},
-               {"depth", options.depth},
-               {"ring_bytes", ring.bytes()}};
-  load.file_bytes = write_first(*engine, load, ring.data(), figures);
-  fio.bytes = load.file_bytes;
-  figures["file_bytes"] = load.file_bytes;
-  for (const NamedMix& mix : kMixes) measure_mix(*engine, load, mix, fio, ring.data(), figures);
-  engine->close(load.file);
-  measure_tag_cost(ring, std::min(options.seconds, 1.0), figures);
+  Trial trial(options);
+  json figures = trial.facts();
+  StorageSamples first;
+  first.add(trial.write_first());
+  first.save("first_write", figures);
+  for (const NamedMix& mix : kMixes) measure_mix(trial, options, mix, figures);
+  if (trial.why_not().empty()) {
+    figures["fio_memory"] = trial.fio_has_huge_pages() ? "huge pages" : "small pages";
+  } else {
+    figures["fio"] = trial.why_not();
+  }
+  measure_tag_cost(trial.ring(), std::min(options.seconds, 1.0), figures);
   return {{"event", "bench"}, {"name", "storage"}, {"figures", figures}};
 }
 

@@ -5,26 +5,36 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "offload/storage_engine.hpp"
+
 namespace sluice {
 
 struct StorageBenchOptions {
   std::string directory = ".";    // a file of `bytes` is made there and removed
-  std::uint64_t bytes = 1 << 30;  // at least 16 MiB
-  double seconds = 2.0;           // at most, for each of the six measurements
+  std::uint64_t bytes = 1 << 30;  // at least 16 MiB, and twice the ring
+  double seconds = 0.8;           // of each measurement
+  int rounds = 7;                 // 1 to 1000
+  bool sweep = true;              // whether fio's best setting is sought, too
   std::string engine = "auto";    // as make_storage_engine
-  std::uint64_t block_bytes = 512 * 1024;
-  std::uint32_t depth = 16;  // depth * block_bytes: the staging ring, at most 8 MiB
+  // What training has (StorageOptions). depth * block_bytes: the staging ring, at most 64 MiB.
+  std::uint64_t block_bytes = StorageOptions{}.request_bytes;
+  std::uint32_t depth = StorageOptions{}.queue_depth;
 };
 
-// {"event":"bench","name":"storage","figures":{engine, block_bytes, depth, ring_bytes,
-//   {read,write,duplex}_gib_per_s, {…}_cpu_ms_per_gib, and where fio is installed fio_… of the same
-//   and ratio_{read,write,duplex} (engine / fio; CPU: cpu_ratio_…), else "fio": "not installed" or
-//   why it failed}}
-// and what the tags of blocks on storage cost beside it (offload/tagged_space.hpp):
+// {"event":"bench","name":"storage","figures":{engine, block_bytes, depth, rounds, file_bytes,
+//   ring_bytes, ring_huge_bytes (of it, in huge pages), {read,write,duplex}_gib_per_s,
+//   {…}_cpu_ms_per_gib, first_write_… (into extents never written before)}}
+// Where fio is installed, medians over rounds of {ours, fio, fio at its best setting}, each round
+// in the other order than the one before:
+//   fio_memory: "huge pages" or "small pages" (no vm.nr_hugepages free); fio_{mix}_… at the same
+//   block and depth; ratio_{mix}, cpu_ratio_{mix}: median of the rounds' ratios, ours by fio's;
+//   fio_sweep: [{mix, block_bytes, depth, gib_per_s, cpu_ms_per_gib}];
+//   best_fio_{mix}_{block_bytes,depth,gib_per_s,cpu_ms_per_gib}: the sweep's fastest, measured
+//   anew; default_of_best_{mix}: our median by that one's.
+// Else "fio": "not installed", or why it failed.
+// And what the tags of blocks on storage cost beside it (offload/tagged_space.hpp):
 // tag_{bf16,fp32}_gib_per_s of one core in blocks of 4,096 elements, and tag_share_{read,write,
 // duplex}, that core's time as a share of the transfer's.
-// The engine's ring lies in huge pages, as training's does; fio's buffers, which it allocates
-// itself, lie in small ones. Where that decides (many segments for each block), the ratios say so.
 // InputError: bad options, no room, no such directory. IoError. Rates are of one run of a shared
 // machine.
 nlohmann::json run_storage_bench(const StorageBenchOptions& options);

@@ -63,13 +63,15 @@ std::string adam_table(const json& figures) {
 
 std::string storage_table(const json& figures) {
   const bool fio = !figures.contains("fio");
-  std::string text =
-      formatted("%s, %llu KiB requests, %d in flight, a file of %llu MiB\n\n",
-                figures["engine"].get_ref<const std::string&>().c_str(),
-                figures["block_bytes"].get<unsigned long long>() >> 10, figures["depth"].get<int>(),
-                figures["file_bytes"].get<unsigned long long>() >> 20);
+  std::string text = formatted(
+      "%s, %llu KiB requests, %d in flight, a file of %llu MiB, median of %d rounds\n\n",
+      figures["engine"].get_ref<const std::string&>().c_str(),
+      figures["block_bytes"].get<unsigned long long>() >> 10, figures["depth"].get<int>(),
+      figures["file_bytes"].get<unsigned long long>() >> 20, figures["rounds"].get<int>());
   text += formatted("%-8s %8s %11s", "", "GiB/s", "CPU ms/GiB");
+  const bool best = figures.contains("fio_sweep");
   if (fio) text += formatted(" %10s %15s %7s", "fio GiB/s", "fio CPU ms/GiB", "ratio");
+  if (best) text += formatted(" %11s %16s %7s", "best GiB/s", "at", "of best");
   text += '\n';
   for (const std::string mix : {"read", "write", "duplex"}) {
     const auto figure = [&](const std::string& name) { return figures[name].get<double>(); };
@@ -78,6 +80,13 @@ std::string storage_table(const json& figures) {
     if (fio) {
       text += formatted(" %10.2f %15.1f %7.2f", figure("fio_" + mix + "_gib_per_s"),
                         figure("fio_" + mix + "_cpu_ms_per_gib"), figure("ratio_" + mix));
+    }
+    if (best) {
+      const auto block = figures["best_fio_" + mix + "_block_bytes"].get<unsigned long long>();
+      const std::string at =
+          std::to_string(block >> 10) + " KiB x " + figures["best_fio_" + mix + "_depth"].dump();
+      text += formatted(" %11.2f %16s %7.2f", figure("best_fio_" + mix + "_gib_per_s"), at.c_str(),
+                        figure("default_of_best_" + mix));
     }
     text += '\n';
   }
@@ -88,6 +97,11 @@ std::string storage_table(const json& figures) {
       formatted(" %.0f%% of the time of these reads, %.0f%% of these writes\n",
                 100 * figures["tag_share_read"].get<double>(),
                 100 * figures["tag_share_write"].get<double>());
+  if (fio && figures["fio_memory"] == "small pages") {
+    text +=
+        "\nfio had small pages, which make it slower; `sysctl vm.nr_hugepages=32` as root gives "
+        "it huge ones\n";
+  }
   if (!fio) text += "\nnothing to compare with: fio " + figures["fio"].get<std::string>() + "\n";
   return text;
 }

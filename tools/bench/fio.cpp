@@ -13,11 +13,13 @@
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <thread>
 #include <vector>
 
 #include "base/deadline.hpp"
 #include "base/error.hpp"
+#include "base/units.hpp"
 
 extern char** environ;
 
@@ -72,19 +74,66 @@ const char* fio_mix(StorageMix mix) {
   return mix == StorageMix::kWrite ? "--rw=write" : "--rw=rw";
 }
 
+// As lean as fio can be: no clock but for its rate (gtod_reduce), and its buffers are filled once
+// (scramble_buffers would write into each block before it goes out).
+std::vector<std::string> arguments_of(const FioLoad& load, StorageMix mix) {
+  const auto runtime_ms = static_cast<std::int64_t>(std::ceil(load.seconds * 1e3));
+  return {"fio",
+          "--name=sluice",
+          "--filename=" + load.file,
+          "--size=" + std::to_string(load.bytes),
+          "--bs=" + std::to_string(load.block_bytes),
+          "--iodepth=" + std::to_string(load.depth),
+          "--ioengine=io_uring",
+          "--direct=1",
+          "--fixedbufs=1",
+          "--registerfiles=1",
+          load.huge_pages ? "--iomem=mmaphuge" : "--iomem=mmap",
+          "--scramble_buffers=0",
+          "--gtod_reduce=1",
+          "--fallocate=none",
+          "--overwrite=1",
+          "--time_based=1",
+          "--randrepeat=1",
+          "--runtime=" + std::to_string(runtime_ms) + "ms",
+          "--output-format=json",
+          "--output=" + load.scratch,
+          fio_mix(mix)};
+}
+
+// The number behind "NAME:" in a text like /proc/meminfo; 0 where there is none.
+std::uint64_t meminfo_value(const std::string& meminfo, const std::string& name) {
+  std::istringstream lines(meminfo);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind(name + ":", 0) != 0) continue;
+    std::uint64_t value = 0;
+    std::istringstream(line.substr(name.size() + 1)) >> value;
+    return value;
+  }
+  return 0;
+}
+
 }  // namespace
 
+bool huge_pages_free(const std::string& meminfo, std::uint64_t buffer_bytes) {
+  const std::uint64_t page_bytes = meminfo_value(meminfo, "Hugepagesize") * kKiB;
+  const std::uint64_t free_pages = meminfo_value(meminfo, "HugePages_Free");
+  const std::uint64_t reserved_pages = meminfo_value(meminfo, "HugePages_Rsvd");
+  if (page_bytes == 0 || free_pages <= reserved_pages) return false;
+  // fio asks for a little more than its blocks, and mmap rounds up to whole pages.
+  return (free_pages - reserved_pages) >= buffer_bytes / page_bytes + 1;
+}
+
+bool huge_pages_free(std::uint64_t buffer_bytes) {
+  std::ifstream file("/proc/meminfo");
+  return huge_pages_free({std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()},
+                         buffer_bytes);
+}
+
 std::optional<StorageRate> run_fio(const FioLoad& load, StorageMix mix) {
-  const double seconds = std::ceil(load.seconds);
-  const pid_t child = start(
-      {"fio", "--name=sluice", "--filename=" + load.file, "--size=" + std::to_string(load.bytes),
-       "--bs=" + std::to_string(load.block_bytes), "--iodepth=" + std::to_string(load.depth),
-       "--ioengine=io_uring", "--direct=1", "--fixedbufs=1", "--registerfiles=1",
-       "--fallocate=none", "--overwrite=1", "--time_based=1", "--randrepeat=1",
-       "--runtime=" + std::to_string(static_cast<int>(seconds)), "--output-format=json",
-       "--output=" + load.scratch, fio_mix(mix)});
+  const pid_t child = start(arguments_of(load, mix));
   if (child == 0) return std::nullopt;
-  const int status = wait_for(child, Deadline::after_seconds(seconds + kGraceSeconds));
+  const int status = wait_for(child, Deadline::after_seconds(load.seconds + kGraceSeconds));
   std::ifstream file(load.scratch, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   std::error_code ignored;  // the directory is removed by its owner

@@ -7,10 +7,14 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cinttypes>
+#include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <exception>
+#include <fstream>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "base/rng.hpp"
@@ -129,6 +133,25 @@ StagingRing::StagingRing(std::uint64_t bytes) : bytes_(round_up(bytes, kPageByte
 
 StagingRing::~StagingRing() {
   ::munmap(allocation_, allocated_bytes_);
+}
+
+std::uint64_t StagingRing::huge_bytes() const {
+  std::ifstream maps("/proc/self/smaps");
+  const auto first = reinterpret_cast<std::uintptr_t>(data_);
+  std::uint64_t found = 0;
+  bool inside = false;
+  for (std::string line; std::getline(maps, line);) {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+    std::uint64_t kib = 0;
+    // A mapping's head is "begin-end ..." in hexadecimal, and names of figures hold no dash.
+    if (std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64 " ", &begin, &end) == 2) {
+      inside = begin < first + bytes_ && end > first;
+    } else if (inside && std::sscanf(line.c_str(), "AnonHugePages: %" SCNu64 " kB", &kib) == 1) {
+      found += kib * kKiB;
+    }
+  }
+  return std::min(found, bytes_);
 }
 
 StorageRate measure_storage(StorageEngine& engine, const StorageLoad& load, StorageMix mix,

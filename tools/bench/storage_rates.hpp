@@ -20,6 +20,8 @@ class StagingRing {
   StagingRing& operator=(const StagingRing&) = delete;
   std::byte* data() const { return data_; }
   std::uint64_t bytes() const { return bytes_; }
+  // Of it, in huge pages now, as the kernel tells it (/proc/self/smaps); 0 where it does not.
+  std::uint64_t huge_bytes() const;
 
  private:
   std::byte* allocation_ = nullptr;

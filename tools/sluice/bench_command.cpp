@@ -75,6 +75,10 @@ nlohmann::json storage(const BenchArguments& arguments) {
   options.directory = arguments.storage_path;
   options.seconds = arguments.seconds.value_or(options.seconds);
   options.bytes = bytes_argument("--bytes", arguments.bytes).value_or(options.bytes);
+  options.block_bytes = bytes_argument("--block", arguments.block).value_or(options.block_bytes);
+  options.depth = static_cast<std::uint32_t>(arguments.depth.value_or(options.depth));
+  options.rounds = static_cast<int>(arguments.rounds.value_or(options.rounds));
+  options.sweep = !arguments.no_sweep;
   return run_storage_bench(options);
 }
 

@@ -49,11 +49,14 @@ struct BenchArguments {
   std::int64_t threads = 0;
   std::string backend = "auto";        // attention, copy, gemm
   std::optional<std::int64_t> elems;   // adam
-  std::optional<std::int64_t> rounds;  // adam, attention, copy, gemm
+  std::optional<std::int64_t> rounds;  // adam, attention, copy, gemm, storage
   std::vector<std::string> variants;   // adam
   std::optional<std::string> peers;    // adam, attention, gemm: a virtual environment, or none
   std::optional<std::string> bytes;    // storage: of the file; copy: of each array
   std::optional<double> seconds;       // allocator, storage: for each figure
+  std::optional<std::string> block;    // storage: of each request
+  std::optional<std::int64_t> depth;   // storage: requests in flight
+  bool no_sweep = false;               // storage: fio at the same setting only
   bool json = false;
 };
 int bench_command(const BenchArguments& arguments);

@@ -87,8 +87,15 @@ int main(int argc, char** argv) {
       "--peers", bench.peers,
       "adam, attention, gemm: torch and DeepSpeed beside it: a virtual environment made by "
       "tools/bench/peers (default: the one in the cache, if there), or none");
-  bench_app->add_option("--rounds", bench.rounds, "adam, attention, copy, gemm: rounds, at least 7")
+  bench_app
+      ->add_option("--rounds", bench.rounds,
+                   "adam, attention, copy, gemm: rounds, at least 7; storage: rounds (7)")
       ->check(CLI::Range(0, 1000000));
+  bench_app->add_option("--block", bench.block, "storage: bytes of a request, such as 512KiB");
+  bench_app->add_option("--depth", bench.depth, "storage: requests in flight")
+      ->check(CLI::Range(2, 4096));
+  bench_app->add_flag("--no-sweep", bench.no_sweep,
+                      "storage: beside fio at the same setting only, not at its best one, too");
   bench_app
       ->add_option("--variants", bench.variants, "adam: names, parted by commas; all by default")
       ->delimiter(',');
@@ -96,7 +103,7 @@ int main(int argc, char** argv) {
                         "storage: size of the file; copy: of each array; such as 1GiB");
   bench_app->add_option("--backend", bench.backend, "attention, copy, gemm: auto, host or cuda")
       ->check(CLI::IsMember({"auto", "host", "cuda"}));
-  bench_app->add_option("--seconds", bench.seconds, "allocator, storage: at most, for each figure");
+  bench_app->add_option("--seconds", bench.seconds, "allocator, storage: about, for each figure");
   bench_app->add_flag("--json", bench.json, "Events on stdout");
 
   sluice::cli::ReportArguments report;

@@ -139,6 +139,14 @@ TEST_F(BadInput, AGpuThatIsNotThereIsNotPretended) {
   expect_refused({"bench", "copy", "--backend", "tpu"}, {});
 }
 
+TEST_F(BadInput, ABenchOfStorageChecksWhatItIsTold) {
+  expect_refused({"bench", "storage", "--json", "--block", "1000"}, {"block", "4096"});
+  expect_refused({"bench", "storage", "--json", "--block", "much"}, {"--block"});
+  expect_refused({"bench", "storage", "--depth", "1"}, {});
+  expect_refused({"bench", "storage", "--json", "--block", "8MiB", "--depth", "32"}, {"64MiB"});
+  expect_refused({"bench", "storage", "--json", "--rounds", "0"}, {"rounds"});
+}
+
 TEST_F(BadInput, ArgumentsThatAreNoneAreRefused) {
   for (const Words& arguments :
        {Words{"learn"}, Words{"train"}, Words{"train", "config.toml", "--quick"},

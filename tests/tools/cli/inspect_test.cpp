@@ -105,7 +105,11 @@ TEST_F(Measure, BenchesPrintTheirFigures) {
   EXPECT_GT(split.at("params_per_s").get<double>(), 0);
   EXPECT_GT(split.at("traffic_params_per_s").get<double>(), 0);
   const Json storage =
-      figures({"bench", "storage", "--json", "--bytes", "16MiB", "--seconds", "0.02"});
+      figures({"bench", "storage", "--json", "--bytes", "64MiB", "--seconds", "0.02", "--block",
+               "256KiB", "--depth", "4", "--rounds", "1", "--no-sweep"});
+  EXPECT_EQ(storage.at("block_bytes"), 262144);
+  EXPECT_EQ(storage.at("depth"), 4);
+  EXPECT_EQ(storage.at("rounds"), 1);
   for (const char* mix : {"read", "write", "duplex"}) {
     EXPECT_GT(storage.at(mix + std::string("_gib_per_s")).get<double>(), 0) << mix;
     EXPECT_TRUE(storage.contains(mix + std::string("_cpu_ms_per_gib"))) << mix;
@@ -116,7 +120,8 @@ TEST_F(Measure, BenchesPrintTheirFigures) {
   EXPECT_TRUE(holds(people.out, "Lion, bf16 -> bf16")) << people.out;
   EXPECT_FALSE(holds(people.out, "8-bit moments")) << people.out;
   EXPECT_TRUE(holds(people.out, "limit: the same bytes")) << people.out;
-  const ChildOutcome table = succeed({"bench", "storage", "--bytes", "16MiB", "--seconds", "0.02"});
+  const ChildOutcome table = succeed(
+      {"bench", "storage", "--bytes", "64MiB", "--seconds", "0.02", "--rounds", "1", "--no-sweep"});
   EXPECT_TRUE(holds(table.out, "CPU ms/GiB")) << table.out;
   for (const char* mix : {"\nread ", "\nwrite ", "\nduplex "}) {
     EXPECT_TRUE(holds(table.out, mix)) << table.out;

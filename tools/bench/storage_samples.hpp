@@ -1,0 +1,54 @@
+// What the rounds of `sluice bench storage` gave, and which of fio's settings was the fastest.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/bench/storage_rates.hpp"
+
+namespace sluice {
+
+// Of one subject (our engine, fio at one setting) in one mix, round by round.
+class StorageSamples {
+ public:
+  void add(const StorageRate& rate);
+  bool empty() const { return bytes_per_s_.empty(); }
+  double bytes_per_s() const;     // the median
+  double cpu_s_per_byte() const;  // the median
+  // The median of this subject's rate by the other's in the same round (CPU: of time for a byte).
+  double ratio(const StorageSamples& yardstick) const;
+  double cpu_ratio(const StorageSamples& yardstick) const;
+  // PREFIX_gib_per_s and PREFIX_cpu_ms_per_gib.
+  void save(const std::string& prefix, nlohmann::json& figures) const;
+
+ private:
+  std::vector<double> bytes_per_s_;
+  std::vector<double> cpu_s_per_byte_;
+};
+
+struct FioSetting {
+  std::uint64_t block_bytes = 0;
+  std::uint32_t depth = 0;
+  bool operator==(const FioSetting&) const = default;
+};
+
+// The settings that are tried: blocks of 256 KiB to 1 MiB, 8 to 32 in flight.
+std::vector<FioSetting> fio_sweep_settings();
+
+struct SweptSetting {
+  FioSetting setting;
+  StorageRate rate;  // of all passes together
+};
+
+// Runs `measure` at every setting, in `passes` passes over all of them: what drifts meets all
+// alike.
+std::vector<SweptSetting> sweep_fio(const std::vector<FioSetting>& settings, int passes,
+                                    const std::function<StorageRate(const FioSetting&)>& measure);
+// The one that moved the most bytes in a second. swept: at least one.
+const SweptSetting& fastest(const std::vector<SweptSetting>& swept);
+
+}  // namespace sluice
