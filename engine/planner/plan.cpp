@@ -9,6 +9,7 @@
 #include "engine/planner/candidates.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/footprint.hpp"
+#include "engine/planner/raise.hpp"
 #include "engine/runtime/state_store.hpp"
 #include "engine/schedule/generate.hpp"
 
@@ -17,6 +18,9 @@ namespace {
 
 // Candidates that fit are tried in order of preference; the fastest of the first few is taken.
 constexpr std::size_t kSimulatedCandidates = 4;
+// How often fewer units are tried where as many as seem to fit do not.
+constexpr int kRaiseTries = 4;
+constexpr int kRaiseRounds = 2;
 // Budgets are suggested in steps of this.
 constexpr std::uint64_t kSuggestionStepBytes = 2 * kMiB;
 constexpr std::array<const char*, kTierCount> kBudgetKeys{"memory.device", "memory.pinned",
@@ -99,18 +103,20 @@ std::string busiest_lane(const Simulation& simulation) {
   return std::string(lane_name(lane));
 }
 
-std::array<std::uint64_t, kStateKindCount> kind_bytes(const Schedule& training) {
-  std::array<std::uint64_t, kStateKindCount> bytes{};
+std::array<TierBytes, kStateKindCount> kind_bytes(const Schedule& training) {
+  std::array<TierBytes, kStateKindCount> bytes{};
   for (const Buffer& buffer : training.buffers) {
     if (buffer.persistent && buffer.role == BufferRole::kState && !buffer.log_copy) {
-      bytes[static_cast<std::size_t>(buffer.kind)] += buffer.bytes;
+      bytes[static_cast<std::size_t>(buffer.kind)][static_cast<std::size_t>(buffer.tier)] +=
+          buffer.bytes;
     }
   }
   return bytes;
 }
 
 // Takes the fastest of the first few candidates that fit, then looks whether another order or
-// another place of the update makes it faster. What fits is settled before: neither is needed to.
+// another place of the update makes it faster, and fills the faster tiers (raise.hpp). What fits is
+// settled before: none of it is needed to.
 class Search {
  public:
   Search(const StepModel& model, const TierBytes& budgets, CostModel& costs,
@@ -137,10 +143,42 @@ class Search {
     }
   }
 
+  // Fills the faster tiers with what lies on slower ones, as long as no step gets slower by it.
+  void fill(const Config& config) {
+    if (!found()) return;
+    // Again, since what goes to the device leaves room in pinned memory.
+    for (int round = 0; round < kRaiseRounds; ++round) {
+      for (const Raise& raise : possible_raises(config)) raise_units(raise);
+    }
+  }
+
   bool found() const { return best_.has_value(); }
   Compiled take() { return std::move(*best_); }
 
  private:
+  // As many units as the room that is left takes. What else a plan needs may grow with them, or
+  // shrink, so fewer are tried where these do not fit.
+  void raise_units(const Raise& raise) {
+    const std::vector<std::size_t> units = raisable_units(best_->options.placement, raise);
+    const auto tier = static_cast<std::size_t>(raise.to);
+    const std::uint64_t room = budgets_[tier] - best_->need.peak_bytes()[tier];
+    std::size_t count = units_that_fit(model_, best_->options, raise, units, room);
+    for (int tries = 0; count > 0 && tries < kRaiseTries; ++tries, count = count * 3 / 4) {
+      StepOptions options = best_->options;
+      options.placement = raised(options.placement, raise, units, count);
+      Compiled compiled = compile_candidate(model_, options, log_bytes_);
+      if (!fits(compiled.need.peak_bytes(), budgets_)) continue;
+      simulate_one(compiled);
+      if (compiled.simulation.total_s <= best_->simulation.total_s) best_ = std::move(compiled);
+      return;
+    }
+  }
+
+  void simulate_one(Compiled& compiled) {
+    costs_.apply(compiled.training);
+    compiled.simulation = simulate(compiled.training, costs_.simulation_model());
+  }
+
   // The first that fits.
   void consider_any(const CandidateGroup& group) {
     for (const StepOptions& options : group) {
@@ -151,8 +189,7 @@ class Search {
   }
 
   void try_out(Compiled compiled, const CandidateGroup& group) {
-    costs_.apply(compiled.training);
-    compiled.simulation = simulate(compiled.training, costs_.simulation_model());
+    simulate_one(compiled);
     ++simulated_;
     if (!best_ || compiled.simulation.total_s < best_->simulation.total_s) {
       best_ = std::move(compiled);
@@ -252,12 +289,18 @@ Plan finish_plan(Compiled compiled, const Model& model, const HardwareProfile& h
   plan.profile = hardware.cpu_name;
   plan.parameters = model.parameter_count();
   plan.kind_bytes = kind_bytes(plan.training);
-  plan.state_bytes =
-      std::accumulate(plan.kind_bytes.begin(), plan.kind_bytes.end(), std::uint64_t{0});
+  for (std::size_t kind = 0; kind < kStateKindCount; ++kind) {
+    plan.state_bytes += plan.state_bytes_of(static_cast<StateKind>(kind));
+  }
   return plan;
 }
 
 }  // namespace
+
+std::uint64_t Plan::state_bytes_of(StateKind kind) const {
+  const TierBytes& by_tier = kind_bytes[static_cast<std::size_t>(kind)];
+  return std::accumulate(by_tier.begin(), by_tier.end(), std::uint64_t{0});
+}
 
 std::string Refusal::sentence() const {
   std::string text = "does not fit:";
@@ -358,6 +401,7 @@ std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
   Search search(step_model, budgets, costs, of_commits);
   for (const CandidateGroup& group : groups) search.consider(group);
   search.improve(config);
+  search.fill(config);
   if (search.found()) return finish_plan(search.take(), model, hardware);
 
   Refuser refuser(budgets);

@@ -32,6 +32,7 @@ struct Plan {
   Schedule saving;  // of a durable run: the step that commits too, and the commit alone; else empty
   Schedule save;
 
+  std::uint64_t state_bytes_of(StateKind kind) const;
   bool carries_updates() const { return options.update == UpdatePlacement::kNextForward; }
   MemoryNeed need;
   TierBytes peak_bytes{};  // what the ledger will be charged
@@ -44,7 +45,7 @@ struct Plan {
   std::string profile;  // the measured machine's name, "unmeasured" for the default profile
   std::uint64_t parameters = 0;
   std::uint64_t state_bytes = 0;  // weights, gradients, master, moments, wherever they lie
-  std::array<std::uint64_t, kStateKindCount> kind_bytes{};  // the same by kind
+  std::array<TierBytes, kStateKindCount> kind_bytes{};  // the same by kind and tier
 };
 
 // One change that fits: keys and their least values.

@@ -21,7 +21,7 @@ RunEvent link_bytes_json(const LinkBytes& bytes) {
 
 namespace {
 
-// "pinned", or bytes per tier where the units of one kind are spread.
+// Units per tier, of each kind.
 RunEvent placement_json(const Plan& plan) {
   const auto kind = [&](const std::vector<Tier>& tiers) {
     RunEvent counts = RunEvent::object();
@@ -35,6 +35,20 @@ RunEvent placement_json(const Plan& plan) {
   return {{"weight", kind(placement.weight)},
           {"gradient", kind(placement.gradient)},
           {"optimizer", kind(placement.optimizer)}};
+}
+
+// Bytes of each kind on the tiers where it lies.
+RunEvent places_json(const Plan& plan) {
+  RunEvent json = RunEvent::object();
+  for (std::size_t kind = 0; kind < kStateKindCount; ++kind) {
+    RunEvent& tiers = json[std::string(state_kind_name(static_cast<StateKind>(kind)))];
+    tiers = RunEvent::object();
+    for (const Tier tier : kTiers) {
+      const std::uint64_t bytes = plan.kind_bytes[kind][static_cast<std::size_t>(tier)];
+      if (bytes > 0) tiers[std::string(tier_name(tier))] = bytes;
+    }
+  }
+  return json;
 }
 
 // As the configuration spells it.
@@ -55,11 +69,10 @@ RunEvent state_json(const Plan& plan) {
   RunEvent json = RunEvent::object();
   std::uint64_t optimizer = 0;
   for (std::size_t kind = 0; kind < kStateKindCount; ++kind) {
-    json[std::string(state_kind_name(static_cast<StateKind>(kind)))] = plan.kind_bytes[kind];
+    json[std::string(state_kind_name(static_cast<StateKind>(kind)))] =
+        plan.state_bytes_of(static_cast<StateKind>(kind));
   }
-  for (const StateKind kind : kOptimizerKinds) {
-    optimizer += plan.kind_bytes[static_cast<std::size_t>(kind)];
-  }
+  for (const StateKind kind : kOptimizerKinds) optimizer += plan.state_bytes_of(kind);
   json["optimizer_bytes_per_parameter"] =
       static_cast<double>(optimizer) / static_cast<double>(plan.parameters);
   return json;
@@ -83,6 +96,7 @@ RunEvent plan_event(const Plan& plan) {
                     {"optimizer_placement", update_placement_name(plan.options.update)},
                     {"prefetch", plan.options.prefetch},
                     {"units_by_tier", placement_json(plan)},
+                    {"state_by_tier", places_json(plan)},
                     {"evaluation_bytes_moved", link_bytes_json(plan.evaluation_bytes)}};
   if (plan.options.durable) event["saving_bytes_moved"] = link_bytes_json(plan.saving_bytes);
   return event;

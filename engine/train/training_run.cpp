@@ -16,14 +16,11 @@ namespace {
 // Bytes that the run will add to checkpoint.dir at most: checkpoints (the newest two are kept while
 // a third is written) and the exported weights, which may lie on the same file system.
 std::uint64_t saved_bytes(const Config& config, const Plan& plan, bool resumes) {
-  const auto bytes = [&](StateKind kind) {
-    return plan.kind_bytes[static_cast<std::size_t>(kind)];
-  };
-  const std::uint64_t weights = bytes(StateKind::kWeight);
+  const std::uint64_t weights = plan.state_bytes_of(StateKind::kWeight);
   // The state on storage is the checkpoint.
   if (plan.options.durable) return plan.need.log_bytes + weights;
   std::uint64_t checkpoint = weights;
-  for (const StateKind kind : kOptimizerKinds) checkpoint += bytes(kind);
+  for (const StateKind kind : kOptimizerKinds) checkpoint += plan.state_bytes_of(kind);
   const std::uint64_t most_saves =
       config.checkpoint.every > 0 ? ceil_div(static_cast<std::uint64_t>(config.train.steps),
                                              static_cast<std::uint64_t>(config.checkpoint.every))

@@ -15,6 +15,23 @@ std::string tier_line(const RunEvent& bytes) {
          format_bytes(bytes["storage"].get<std::uint64_t>());
 }
 
+// "weight 96.0 MiB pinned; master 128.0 MiB pinned + 64.0 MiB storage", …
+std::string homes_line(const RunEvent& kinds) {
+  std::string line;
+  for (const auto& [kind, tiers] : kinds.items()) {
+    std::string places;
+    for (const Tier tier : kTiers) {
+      const std::string name(tier_name(tier));
+      if (!tiers.contains(name)) continue;
+      places += (places.empty() ? " " : " + ") + format_bytes(tiers[name].get<std::uint64_t>()) +
+                " " + name;
+    }
+    if (places.empty()) continue;
+    line += (line.empty() ? "" : "; ") + kind + places;
+  }
+  return line;
+}
+
 std::string moved_line(const RunEvent& bytes) {
   return "up " + format_bytes(bytes["upload"].get<std::uint64_t>()) + ", down " +
          format_bytes(bytes["download"].get<std::uint64_t>()) + ", storage read " +
@@ -33,6 +50,7 @@ void Progress::plan(const RunEvent& plan) const {
                tier_line(plan["peak_bytes"]).c_str(), plan["recompute"].get<std::string>().c_str(),
                plan["order"].get<std::string>().c_str(),
                plan["optimizer_placement"].get<std::string>().c_str());
+  std::fprintf(stderr, "homes    %s\n", homes_line(plan["state_by_tier"]).c_str());
   std::fprintf(stderr, "a step   %s; about %s, bound by %s\n",
                moved_line(plan["bytes_moved"]).c_str(),
                format_seconds(plan["step_time_s"].get<double>()).c_str(),

@@ -1,0 +1,57 @@
+#include "engine/planner/raise.hpp"
+
+#include "base/error.hpp"
+#include "engine/planner/candidates.hpp"
+
+namespace sluice {
+
+std::vector<Raise> possible_raises(const Config& config) {
+  const auto& place = config.memory.place;
+  std::vector<Raise> raises;
+  const auto add = [&](Config::Place fixed, std::vector<Tier> Placement::*kind, Tier from,
+                       Tier to) {
+    if (fixed == Config::Place::kAuto) raises.push_back({kind, from, to});
+  };
+  for (const auto& [from, to] :
+       {std::pair{Tier::kStorage, Tier::kPinned}, std::pair{Tier::kPinned, Tier::kDevice}}) {
+    add(place.weight, &Placement::weight, from, to);
+    add(place.gradient, &Placement::gradient, from, to);
+    add(place.optimizer, &Placement::optimizer, from, to);
+  }
+  return raises;
+}
+
+std::vector<std::size_t> raisable_units(const Placement& placement, const Raise& raise) {
+  const std::vector<Tier>& tiers = placement.*raise.kind;
+  const bool joins = raise.kind == &Placement::optimizer && raise.to == Tier::kDevice;
+  std::vector<std::size_t> units;
+  for (std::size_t unit = 0; unit < tiers.size(); ++unit) {
+    if (tiers[unit] != raise.from) continue;
+    const bool alone =
+        placement.weight[unit] != Tier::kDevice || placement.gradient[unit] != Tier::kDevice;
+    if (!(joins && alone)) units.push_back(unit);
+  }
+  return units;
+}
+
+std::size_t units_that_fit(const StepModel& model, const StepOptions& options, const Raise& raise,
+                           const std::vector<std::size_t>& units, std::uint64_t room_bytes) {
+  const auto held = [&](std::size_t count) {
+    StepOptions changed = options;
+    changed.placement = raised(options.placement, raise, units, count);
+    return home_bytes(model, changed)[static_cast<std::size_t>(raise.to)];
+  };
+  const std::uint64_t before = held(0);
+  std::size_t count = 0;
+  while (count < units.size() && held(count + 1) - before <= room_bytes) ++count;
+  return count;
+}
+
+Placement raised(Placement placement, const Raise& raise, const std::vector<std::size_t>& units,
+                 std::size_t count) {
+  SLUICE_CHECK(count <= units.size());
+  for (std::size_t i = 0; i < count; ++i) (placement.*raise.kind)[units[i]] = raise.to;
+  return placement;
+}
+
+}  // namespace sluice

@@ -1,0 +1,142 @@
+// Each kind's place as a sum of tiers: which units move up, how many, and what plans make of it.
+#include "engine/planner/raise.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "engine/planner/footprint.hpp"
+#include "engine/planner/plan.hpp"
+
+namespace sluice::testing {
+namespace {
+
+constexpr Raise kStateToPinned{&Placement::optimizer, Tier::kStorage, Tier::kPinned};
+constexpr Raise kStateToDevice{&Placement::optimizer, Tier::kPinned, Tier::kDevice};
+
+Placement everywhere(Tier tier, std::size_t units) {
+  const std::vector<Tier> tiers(units, tier);
+  return {tiers, tiers, tiers};
+}
+
+std::size_t units_on(const std::vector<Tier>& tiers, Tier tier) {
+  return static_cast<std::size_t>(std::count(tiers.begin(), tiers.end(), tier));
+}
+
+TEST(Raise, LeavesKindsWhosePlaceIsGiven) {
+  Config config;
+  EXPECT_EQ(possible_raises(config).size(), 6u);
+  config.memory.place.optimizer = Config::Place::kStorage;
+  const std::vector<Raise> raises = possible_raises(config);
+  EXPECT_EQ(raises.size(), 4u);
+  for (const Raise& raise : raises) EXPECT_NE(raise.kind, &Placement::optimizer);
+}
+
+TEST(Raise, TakesTheFirstUnitsOfItsTier) {
+  Placement placement = everywhere(Tier::kStorage, 4);
+  placement.optimizer[1] = Tier::kPinned;
+  const auto units = raisable_units(placement, kStateToPinned);
+  EXPECT_EQ(units, (std::vector<std::size_t>{0, 2, 3}));
+  const Placement moved = raised(placement, kStateToPinned, units, 2);
+  EXPECT_EQ(moved.optimizer,
+            (std::vector<Tier>{Tier::kPinned, Tier::kPinned, Tier::kPinned, Tier::kStorage}));
+  EXPECT_EQ(moved.weight, placement.weight);
+  EXPECT_EQ(moved.gradient, placement.gradient);
+}
+
+TEST(Raise, BringsOptimizerStateToTheDeviceOnlyBehindWeightsAndGradients) {
+  Placement placement = everywhere(Tier::kPinned, 3);
+  EXPECT_TRUE(raisable_units(placement, kStateToDevice).empty());
+  placement.weight[0] = placement.weight[1] = Tier::kDevice;
+  EXPECT_TRUE(raisable_units(placement, kStateToDevice).empty());
+  placement.gradient[1] = Tier::kDevice;
+  EXPECT_EQ(raisable_units(placement, kStateToDevice), std::vector<std::size_t>{1});
+}
+
+class RaisedPlan : public ::testing::Test {
+ protected:
+  RaisedPlan() : kernels_(make_host_kernels({1})) {
+    config_.model.family = Config::Family::kGpt2;
+    config_.model.layers = 12;
+    config_.model.hidden = 96;
+    config_.model.heads = config_.model.kv_heads = 4;
+    config_.model.ffn = 384;
+    config_.model.vocab = 300;
+    config_.model.max_seq = config_.train.seq = 32;
+    config_.train.micro_batch = config_.train.accumulate = 1;
+    config_.memory.chunk_bytes = 2 * kMiB;
+    config_.memory.device_bytes = 12 * kMiB;
+    config_.memory.pinned_bytes = config_.memory.storage_bytes = 64 * kMiB;
+  }
+  Plan plan() const {
+    const Model model(model_shape(config_));
+    return std::get<Plan>(make_plan(config_, model, *kernels_, HardwareProfile{}));
+  }
+  // Bytes that a unit's state takes of a tier where weights and gradients lie elsewhere.
+  StepModel step_model() const {
+    const Model model(model_shape(config_));
+    return make_step_model(model, batch_shape(config_), parameter_table(config_, model), *kernels_,
+                           *kernels_);
+  }
+
+  std::unique_ptr<Kernels> kernels_;
+  Config config_;
+};
+
+// The candidates know quarters; the plan fills pinned memory until the next unit does not fit.
+TEST_F(RaisedPlan, FillsPinnedMemoryWithStateFromStorage) {
+  const std::uint64_t roomy = plan().peak_bytes[static_cast<std::size_t>(Tier::kPinned)];
+  const StepModel model = step_model();
+  std::vector<std::size_t> counts;
+  for (std::uint64_t budget = roomy - 256 * kKiB; budget > roomy / 2; budget -= 256 * kKiB) {
+    config_.memory.pinned_bytes = budget;
+    const Plan tight = plan();
+    EXPECT_LE(tight.peak_bytes[static_cast<std::size_t>(Tier::kPinned)], budget);
+    const Placement& placement = tight.options.placement;
+    if (units_on(placement.weight, Tier::kStorage) > 0) break;
+    counts.push_back(units_on(placement.optimizer, Tier::kStorage));
+    const auto units = raisable_units(placement, kStateToPinned);
+    const std::uint64_t room = budget - tight.peak_bytes[static_cast<std::size_t>(Tier::kPinned)];
+    EXPECT_EQ(units_that_fit(model, tight.options, kStateToPinned, units, room), 0u) << budget;
+  }
+  ASSERT_GE(counts.size(), 8u);
+  // More places than quarters.
+  std::sort(counts.begin(), counts.end());
+  counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
+  EXPECT_GT(counts.size(), 5u) << ::testing::PrintToString(counts);
+}
+
+TEST_F(RaisedPlan, FillsTheDeviceWithWeights) {
+  config_.memory.place.gradient = config_.memory.place.optimizer = Config::Place::kPinned;
+  std::vector<std::size_t> counts;
+  std::vector<std::uint64_t> uploads;
+  for (std::uint64_t mib = 12; mib <= 64; mib += 4) {
+    config_.memory.device_bytes = mib * kMiB;
+    const Plan now = plan();
+    counts.push_back(units_on(now.options.placement.weight, Tier::kDevice));
+    uploads.push_back(now.step_bytes.upload);
+  }
+  EXPECT_EQ(counts.back(), config_.model.layers + 2u);
+  EXPECT_LT(uploads.back(), uploads.front());
+  const bool some = std::any_of(counts.begin(), counts.end(), [&](std::size_t count) {
+    return count > 0 && count < counts.back();
+  });
+  EXPECT_TRUE(some) << ::testing::PrintToString(counts);
+}
+
+TEST_F(RaisedPlan, SaysHowManyBytesOfEachKindLieWhere) {
+  config_.memory.pinned_bytes =
+      plan().peak_bytes[static_cast<std::size_t>(Tier::kPinned)] - 2 * kMiB;
+  const Plan spread = plan();
+  std::uint64_t total = 0;
+  for (std::size_t kind = 0; kind < kStateKindCount; ++kind) {
+    for (const std::uint64_t bytes : spread.kind_bytes[kind]) total += bytes;
+  }
+  EXPECT_EQ(total, spread.state_bytes);
+  const auto& master = spread.kind_bytes[static_cast<std::size_t>(StateKind::kMaster)];
+  EXPECT_GT(master[static_cast<std::size_t>(Tier::kPinned)], 0u);
+  EXPECT_GT(master[static_cast<std::size_t>(Tier::kStorage)], 0u);
+}
+
+}  // namespace
+}  // namespace sluice::testing
