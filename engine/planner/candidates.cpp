@@ -154,6 +154,8 @@ UpdatePlacement update_placement(Config::OptimizerPlacement placement) {
       return UpdatePlacement::kInBackward;
     case Config::OptimizerPlacement::kNextForward:
       return UpdatePlacement::kNextForward;
+    case Config::OptimizerPlacement::kSpeculative:
+      return UpdatePlacement::kSpeculative;
     default:
       return UpdatePlacement::kAfterBackward;
   }
@@ -247,16 +249,17 @@ std::array<std::uint64_t, kTierCount> home_bytes(const StepModel& model,
   std::array<std::uint64_t, kTierCount> bytes{};
   const std::uint64_t weight = dtype_bytes(model.dtype);
   const std::uint64_t gradient = dtype_bytes(accumulator_dtype(model, options.microbatches));
+  const std::uint64_t versions = options.update == UpdatePlacement::kSpeculative ? 2 : 1;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     const std::uint64_t elems = model.units[unit].elems;
     const auto add = [&](const std::vector<Tier>& tiers, std::uint64_t elem_bytes) {
       bytes[static_cast<std::size_t>(tiers[unit])] += elems * elem_bytes;
     };
-    add(options.placement.weight, weight);
+    add(options.placement.weight, versions * weight);
     add(options.placement.gradient, gradient);
     const auto tier = static_cast<std::size_t>(options.placement.optimizer[unit]);
     for (const StateKind kind : kOptimizerKinds) {
-      bytes[tier] += optimizer_state_bytes(model, unit, kind);
+      bytes[tier] += versions * optimizer_state_bytes(model, unit, kind);
     }
   }
   return bytes;

@@ -25,7 +25,8 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
 // Other orders of the passes where train.order leaves the choice: of the group's options, those
 // without recomputation and those with, best first.
 std::vector<CandidateGroup> order_variants(const Config& config, const CandidateGroup& group);
-// The same options with the update elsewhere, where optimizer.placement leaves the choice.
+// The same options with the update elsewhere, where optimizer.placement leaves the choice. Never
+// speculative: how many steps will be redone only the training itself shows.
 std::vector<StepOptions> update_variants(const Config& config, const StepOptions& options);
 
 // Bytes of each tier that model state takes between steps: no plan with this placement needs less.

@@ -85,6 +85,22 @@ double CostModel::pass_s(std::int32_t unit, Op pass) {
   return found->second = kernels_.seconds();
 }
 
+// A state that an update finds in one place and makes in another is copied first.
+void CostModel::price_copies(PricedKernels& kernels, const Schedule& schedule,
+                             const Instruction& instruction) {
+  for (const Use& from : instruction.reads) {
+    const Buffer& found = schedule.buffers[from.buffer];
+    const bool elsewhere =
+        found.role == BufferRole::kState &&
+        std::any_of(instruction.writes.begin(), instruction.writes.end(), [&](const Use& to) {
+          return schedule.buffers[to.buffer].kind == found.kind && to.buffer != from.buffer;
+        });
+    if (!elsewhere) continue;
+    const auto words = static_cast<std::int64_t>(bytes_of(schedule, from) / sizeof(float));
+    kernels.cast(nullptr, DType::kF32, nullptr, DType::kF32, false, words);
+  }
+}
+
 double CostModel::state_operation_s(const Schedule& schedule, const Instruction& instruction) {
   PricedKernels& kernels = kernels_of(instruction.lane);
   kernels.reset();
@@ -113,6 +129,7 @@ double CostModel::state_operation_s(const Schedule& schedule, const Instruction&
       const auto segments =
           table_.segments(static_cast<std::size_t>(instruction.unit), range.begin, range.end);
       kernels.update(table_.options(), buffers, segments, {}, nullptr);
+      price_copies(kernels, schedule, instruction);
       break;
     }
   }

@@ -28,6 +28,8 @@ class CostModel {
 
  private:
   double pass_s(std::int32_t unit, Op pass);
+  static void price_copies(PricedKernels& kernels, const Schedule& schedule,
+                           const Instruction& instruction);
   double state_operation_s(const Schedule& schedule, const Instruction& instruction);
   bool on_gpu() const { return config_.memory.backend == Config::Backend::kCuda; }
   // Who does the work of a lane.

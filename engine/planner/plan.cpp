@@ -55,6 +55,7 @@ struct Compiled {
   Schedule training;
   Schedule first;
   Schedule drain;
+  Schedule redo;
   Schedule evaluation;
   Schedule saving;
   Schedule save;
@@ -74,6 +75,10 @@ Compiled compile_candidate(const StepModel& model, const StepOptions& options,
     compiled.first = compile_first_step(model, options);
     compiled.drain = compile_drain(model, options);
     schedules.insert(schedules.end(), {&compiled.first, &compiled.drain});
+  }
+  if (options.update == UpdatePlacement::kSpeculative) {
+    compiled.redo = compile_redo(model, options);
+    schedules.push_back(&compiled.redo);
   }
   if (options.durable) {
     compiled.saving = compile_saving_step(model, options);
@@ -106,10 +111,21 @@ std::string busiest_lane(const Simulation& simulation) {
 std::array<TierBytes, kStateKindCount> kind_bytes(const Schedule& training) {
   std::array<TierBytes, kStateKindCount> bytes{};
   for (const Buffer& buffer : training.buffers) {
-    if (buffer.persistent && buffer.role == BufferRole::kState && !buffer.log_copy) {
+    if (buffer.persistent && buffer.role == BufferRole::kState && !buffer.log_copy &&
+        buffer.twin_of == kNoId) {
       bytes[static_cast<std::size_t>(buffer.kind)][static_cast<std::size_t>(buffer.tier)] +=
           buffer.bytes;
     }
+  }
+  return bytes;
+}
+
+TierBytes twin_bytes(const Schedule& training) {
+  TierBytes bytes{};
+  for (const Buffer& buffer : training.buffers) {
+    if (buffer.twin_of == kNoId) continue;
+    bytes[static_cast<std::size_t>(buffer.tier)] +=
+        buffer.window ? buffer.slots.size() * training.slot_bytes : place_bytes(buffer);
   }
   return bytes;
 }
@@ -153,7 +169,10 @@ class Search {
   }
 
   bool found() const { return best_.has_value(); }
-  Compiled take() { return std::move(*best_); }
+  Compiled take() {
+    costs_.apply(best_->redo);
+    return std::move(*best_);
+  }
 
  private:
   // As many units as the room that is left takes. What else a plan needs may grow with them, or
@@ -269,12 +288,17 @@ class Refuser {
   std::vector<TierBytes> needs_;
 };
 
-Plan finish_plan(Compiled compiled, const Model& model, const HardwareProfile& hardware) {
+Plan finish_plan(Compiled compiled, const Model& model, const HardwareProfile& hardware,
+                 const SimulationModel& machine) {
   Plan plan;
   plan.options = std::move(compiled.options);
   plan.training = std::move(compiled.training);
   plan.first = std::move(compiled.first);
   plan.drain = std::move(compiled.drain);
+  plan.redo = std::move(compiled.redo);
+  if (plan.speculates()) plan.redo_s = simulate(plan.redo, machine).total_s;
+  plan.redo_bytes = link_bytes(plan.redo);
+  plan.twin_bytes = twin_bytes(plan.training);
   plan.evaluation = std::move(compiled.evaluation);
   plan.saving = std::move(compiled.saving);
   plan.save = std::move(compiled.save);
@@ -402,7 +426,7 @@ std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
   for (const CandidateGroup& group : groups) search.consider(group);
   search.improve(config);
   search.fill(config);
-  if (search.found()) return finish_plan(search.take(), model, hardware);
+  if (search.found()) return finish_plan(search.take(), model, hardware, costs.simulation_model());
 
   Refuser refuser(budgets);
   for (const CandidateGroup& group : groups) {

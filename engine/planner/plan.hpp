@@ -28,18 +28,23 @@ struct Plan {
   // update that is pending behind the last. Otherwise without instructions.
   Schedule first;
   Schedule drain;
+  Schedule redo;  // where updates are speculative: the update made once more; else empty
   Schedule evaluation;
   Schedule saving;  // of a durable run: the step that commits too, and the commit alone; else empty
   Schedule save;
 
   std::uint64_t state_bytes_of(StateKind kind) const;
   bool carries_updates() const { return options.update == UpdatePlacement::kNextForward; }
+  bool speculates() const { return options.update == UpdatePlacement::kSpeculative; }
   MemoryNeed need;
   TierBytes peak_bytes{};  // what the ledger will be charged
   LinkBytes step_bytes;    // moved by one training step
   LinkBytes evaluation_bytes;
   LinkBytes saving_bytes;  // moved by one step that commits
-  Simulation simulation;   // of one training step
+  LinkBytes redo_bytes;    // moved by a redo, beside its step's
+  double redo_s = 0;       // that a redo takes, behind its step
+  TierBytes twin_bytes{};  // of peak_bytes: what the second homes of state take
+  Simulation simulation;   // of one training step; where it speculates, of one that stands
   std::string
       bound_by;         // the lane that is busiest: "compute", "storage", "h2d", "d2h", "optimizer"
   std::string profile;  // the measured machine's name, "unmeasured" for the default profile

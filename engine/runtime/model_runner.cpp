@@ -228,6 +228,7 @@ void ModelRunner::clip_factor(const Program& program, const Instruction& instruc
   scalar[0] = norm;
   scalar[1] = (clips ? scalars_.clip / norm : 1.0) / scalars_.loss_scale;
   results_.grad_norm = norm;
+  results_.clipped = static_cast<float>(scalar[1]) != static_cast<float>(1.0 / scalars_.loss_scale);
   if (std::isfinite(norm)) return;
   for (std::size_t i = 0; i < count && results_.overflowed_tensor.empty(); ++i) {
     if (!std::isfinite(values[i])) results_.overflowed_tensor = tensor_of_norm_block(i);
@@ -239,6 +240,21 @@ void ModelRunner::clip_factor(const Program& program, const Instruction& instruc
                                 : ", first that of '" + results_.overflowed_tensor + "'";
   throw Error("the gradient norm is not finite" + first +
               ": training has diverged; lower optimizer.lr or set train.clip");
+}
+
+// Kernels update in place. Where a state is found in one place and made in another, it is copied
+// before; what is only written needs no copy.
+void ModelRunner::copy_found(Kernels& kernels, const std::vector<Place>& reads,
+                             const std::vector<Place>& writes, std::int32_t unit) {
+  for (const Place& from : reads) {
+    if (from.buffer->role != BufferRole::kState) continue;
+    const Place* to = find_state(writes, from.buffer->kind, unit);
+    if (to == nullptr || to->data == from.data) continue;
+    SLUICE_CHECK(to->bytes == from.bytes && from.bytes % sizeof(float) == 0);
+    // Between equal dtypes the bits are kept, whatever they stand for.
+    kernels.cast(from.data, DType::kF32, to->data, DType::kF32, false,
+                 static_cast<std::int64_t>(from.bytes / sizeof(float)));
+  }
 }
 
 // A skipped step. A piece's states go back to their homes as they came, but for a 16-bit weight:
@@ -257,11 +273,13 @@ void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
   const Place& gradient = state(reads, StateKind::kGradient, unit);
   const Place& weight = state(writes, StateKind::kWeight, unit);
   const Place* master = find_state(writes, StateKind::kMaster, unit);
-  // An update that does not wait for the norm has none: gradients count as they are.
+  // An update that does not wait for the norm has none: gradients count as they are, but for the
+  // loss scale.
   const Place* scalar = find_place(reads, BufferRole::kScalar);
   const auto* clip = reinterpret_cast<const double*>(data_of(scalar));
   if (clip != nullptr && !std::isfinite(clip[0])) return keep_weight(kernels, master, weight);
   const ElemRange range = elems_at(gradient, instruction.reads);
+  copy_found(kernels, reads, writes, unit);
 
   UpdateBuffers buffers;
   buffers.grad = gradient.data;
@@ -274,7 +292,7 @@ void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
   buffers.elems = static_cast<std::int64_t>(range.elems());
 
   UpdateScalars scalars = scalars_.update;
-  scalars.grad_scale = clip == nullptr ? 1.0f : static_cast<float>(clip[1]);
+  scalars.grad_scale = static_cast<float>(clip == nullptr ? 1.0 / scalars_.loss_scale : clip[1]);
   kernels.update(parameters_.options(), buffers,
                  parameters_.segments(static_cast<std::size_t>(unit), range.begin, range.end),
                  scalars, data_of(find_place(writes, BufferRole::kWorkspace)));

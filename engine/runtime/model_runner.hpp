@@ -32,6 +32,7 @@ struct StepScalars {
 struct StepResults {
   double grad_norm = 0;           // before clipping, of unscaled gradients
   bool overflow = false;          // the update was skipped
+  bool clipped = false;           // the clip factor changes gradients, as updates read it
   std::string overflowed_tensor;  // the first, in tensor order, with a gradient that is not finite
 };
 
@@ -76,6 +77,8 @@ class ModelRunner final : public OperationRunner {
   void clip_factor(const Program& program, const Instruction& instruction);
   void optimizer_step(Kernels& kernels, const Program& program,
                       const Instruction& instruction) const;
+  static void copy_found(Kernels& kernels, const std::vector<Place>& reads,
+                         const std::vector<Place>& writes, std::int32_t unit);
   static void keep_weight(Kernels& kernels, const Place* master, const Place& weight);
   void run_state_operation(Kernels& kernels, const Program& program,
                            const Instruction& instruction) const;

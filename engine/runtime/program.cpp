@@ -1,13 +1,27 @@
 #include "engine/runtime/program.hpp"
 
 #include <map>
+#include <numeric>
+#include <utility>
 
 #include "base/error.hpp"
 
 namespace sluice {
 
-Program::Program(const Schedule& schedule, RunMemory& memory) : schedule_(schedule) {
+std::vector<BufferId> flipped_twins(const Schedule& schedule) {
+  std::vector<BufferId> flipped(schedule.buffers.size());
+  for (const Buffer& buffer : schedule.buffers) {
+    flipped[buffer.id] = buffer.id;
+    if (buffer.twin_of != kNoId) std::swap(flipped[buffer.id], flipped[buffer.twin_of]);
+  }
+  return flipped;
+}
+
+Program::Program(const Schedule& schedule, RunMemory& memory, bool flipped) : schedule_(schedule) {
   SLUICE_CHECK(schedule.ranks == 1);
+  lies_in_.resize(schedule.buffers.size());
+  std::iota(lies_in_.begin(), lies_in_.end(), BufferId{0});
+  if (flipped) lies_in_ = flipped_twins(schedule);
   addresses_.assign(schedule.buffers.size(), nullptr);
   storage_ranges_.resize(schedule.buffers.size());
   const std::size_t count = schedule.instructions.size();
@@ -39,18 +53,19 @@ std::vector<Place> Program::resolve(const std::vector<Use>& uses, RunMemory& mem
   places.reserve(uses.size());
   for (const Use& use : uses) {
     const Buffer& buffer = schedule_.buffers[use.buffer];
+    const Buffer& where = schedule_.buffers[lies_in_[use.buffer]];
     Place place;
     place.buffer = &buffer;
     place.bytes = use.bytes == 0 ? buffer.bytes : use.bytes;
     if (buffer.tier == Tier::kStorage) {
       std::optional<RunMemory::SlotRanges>& ranges = storage_ranges_[use.buffer];
-      if (!ranges) ranges = memory.storage_ranges(buffer);
+      if (!ranges) ranges = memory.storage_ranges(where);
       place.storage_ranges = *ranges;
       place.range_offset = use.offset_bytes;
-      place.storage_offset = buffer.offset_bytes + use.offset_bytes;
+      place.storage_offset = where.offset_bytes + use.offset_bytes;
     } else {
       std::byte*& address = addresses_[use.buffer];
-      if (address == nullptr) address = memory.address(buffer);
+      if (address == nullptr) address = memory.address(where);
       place.data = address + use.offset_bytes;
     }
     places.push_back(place);

@@ -22,8 +22,9 @@ struct Place {
 
 class Program {
  public:
-  // The schedule must outlive the program. Maps windows: set-up only.
-  Program(const Schedule& schedule, RunMemory& memory);
+  // The schedule must outlive the program. Maps windows: set-up only. flipped: homes that have a
+  // twin and their twins change places, so that the program finds what the other one made.
+  Program(const Schedule& schedule, RunMemory& memory, bool flipped = false);
 
   const Schedule& schedule() const { return schedule_; }
   const std::vector<InstructionId>& lane(Lane lane) const {
@@ -49,6 +50,7 @@ class Program {
 
   const Schedule& schedule_;
   std::array<std::vector<InstructionId>, kLaneCount> lanes_;
+  std::vector<BufferId> lies_in_;                                     // by buffer: whose place
   std::vector<std::byte*> addresses_;                                 // by buffer
   std::vector<std::optional<RunMemory::SlotRanges>> storage_ranges_;  // by buffer
   std::vector<std::vector<Place>> reads_;
@@ -57,6 +59,10 @@ class Program {
   std::vector<std::vector<InstructionId>> storage_conflicts_;
   std::vector<bool> of_made_state_;
 };
+
+// The buffer whose place each buffer of a schedule has where twins and their homes have changed
+// roles.
+std::vector<BufferId> flipped_twins(const Schedule& schedule);
 
 // The place among `places` whose buffer has this role or kind; null where there is none.
 const Place* find_place(const std::vector<Place>& places, BufferRole role);

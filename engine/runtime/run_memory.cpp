@@ -76,9 +76,12 @@ RunMemory::SlotRanges RunMemory::storage_ranges(const Buffer& buffer) {
       ranges[slot] = ranges[0];
       continue;
     }
-    ranges[slot] = storage_.add_range({content_name(buffer), content_key(buffer) | slot << 60,
-                                       buffer.offset_bytes + slot * version_stride_bytes(buffer),
-                                       buffer.bytes, bytes_of(buffer.dtype, kTaggedElems)});
+    // Other versions of the same content are other content: of a slot, or in a twin's place.
+    const std::uint64_t twin = buffer.twin_of == kNoId ? 0 : 2;
+    ranges[slot] =
+        storage_.add_range({content_name(buffer), content_key(buffer) | (slot + twin) << 60,
+                            buffer.offset_bytes + slot * version_stride_bytes(buffer), buffer.bytes,
+                            bytes_of(buffer.dtype, kTaggedElems)});
   }
   return ranges;
 }

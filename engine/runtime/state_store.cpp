@@ -16,13 +16,18 @@ StateStore::StateStore(Device& device, RunMemory& memory, const Schedule& schedu
     if (!buffer.persistent || buffer.role != BufferRole::kState || buffer.log_copy) continue;
     const auto unit = static_cast<std::size_t>(buffer.unit);
     if (buffer.tier == Tier::kStorage) memory.storage_ranges(buffer);
-    if (homes_.size() <= unit) homes_.resize(unit + 1, {});
-    homes_[unit][static_cast<std::size_t>(buffer.kind)] = &buffer;
+    for (Homes* const homes : {&homes_, &twins_}) {
+      if (homes->size() <= unit) homes->resize(unit + 1, {});
+    }
+    const auto kind = static_cast<std::size_t>(buffer.kind);
+    if (buffer.twin_of == kNoId) homes_[unit][kind] = &buffer;
+    twins_[unit][kind] = &buffer;  // which comes behind its home
   }
 }
 
 const Buffer* StateStore::home(StateKind kind, std::int32_t unit) const {
-  return homes_[static_cast<std::size_t>(unit)][static_cast<std::size_t>(kind)];
+  const Homes& homes = flipped_ ? twins_ : homes_;
+  return homes[static_cast<std::size_t>(unit)][static_cast<std::size_t>(kind)];
 }
 
 void StateStore::move(const Buffer& home, std::uint64_t begin, std::uint64_t end, std::byte* window,

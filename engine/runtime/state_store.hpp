@@ -33,6 +33,9 @@ class StateStore {
   StateStore(Device& device, RunMemory& memory, const Schedule& schedule,
              DurableState* durable = nullptr);
 
+  // Homes that have a twin and their twins change roles: the state between steps is in the others.
+  void flip() { flipped_ = !flipped_; }
+
   DType dtype(StateKind kind, std::int32_t unit) const { return home(kind, unit)->dtype; }
 
   // Calls visitor for consecutive ranges that cover elements [begin, end) of the unit, with all
@@ -52,7 +55,10 @@ class StateStore {
   DurableState* durable_;
   std::unique_ptr<Stream> stream_;
   std::byte* window_;
-  std::vector<std::array<const Buffer*, kStateKindCount>> homes_;  // by unit
+  using Homes = std::vector<std::array<const Buffer*, kStateKindCount>>;  // by unit
+  Homes homes_;
+  Homes twins_;  // the homes where they have none
+  bool flipped_ = false;
 };
 
 }  // namespace sluice

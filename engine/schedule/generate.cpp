@@ -46,10 +46,12 @@ class StepGenerator {
     emit_clip_factor(builder_);
     const bool carries = options_.update == UpdatePlacement::kNextForward;
     if (!carries) emit_remaining_updates();
-    return builder_.finish({pending_, carries, carries && !pending_ ? 0 : 1});
+    // Gradients stay for a redo, too.
+    const bool leaves = carries || options_.update == UpdatePlacement::kSpeculative;
+    return builder_.finish({pending_, leaves, carries && !pending_ ? 0 : 1});
   }
 
-  // Only the update that waits.
+  // Only the update that waits, or is made once more.
   Schedule drain() {
     emit_remaining_updates();
     return builder_.finish({true, false, 1});
@@ -123,14 +125,17 @@ class StepGenerator {
 
   // In the order in which they become possible (in the backward pass) or needed.
   UpdateStream make_updates() {
-    const bool in_backward = options_.update == UpdatePlacement::kInBackward;
+    const bool in_backward = updates_in_backward();
     std::vector<std::int32_t> order(model_.units.size());
     std::iota(order.begin(), order.end(), 0);
     if (in_backward) std::reverse(order.begin(), order.end());
     return {builder_, std::move(order), !in_backward, !in_backward};
   }
-  void emit_remaining_updates() {
-    updates_.emit_through(options_.update == UpdatePlacement::kInBackward ? 0 : units() - 1);
+  void emit_remaining_updates() { updates_.emit_through(updates_in_backward() ? 0 : units() - 1); }
+  // What waits at entry is the update of a step that has ended.
+  bool updates_in_backward() const {
+    return !pending_ && (options_.update == UpdatePlacement::kInBackward ||
+                         options_.update == UpdatePlacement::kSpeculative);
   }
   // Where the unit's gradient is complete once this item is done. A tied embedding's is not.
   bool completes_gradient(const ComputeItem& item) const {
@@ -145,7 +150,7 @@ class StepGenerator {
     if (pending_) before_use = [this](std::int32_t unit) { updates_.emit_through(unit); };
     WeightStream weights(builder_, uses, std::move(before_use));
     const auto updated = std::find_if(items.begin(), items.end(), [&](const ComputeItem& item) {
-      return options_.update == UpdatePlacement::kInBackward && completes_gradient(item);
+      return updates_in_backward() && completes_gradient(item);
     });
     const auto saves_within = static_cast<std::size_t>(updated - items.begin());
     for (std::size_t i = 0; i < items.size(); ++i) {
@@ -280,7 +285,7 @@ class StepGenerator {
     for (const auto& [unit, window] : uses.gradients) {
       gradients_.emit(unit, item.microbatch, window);
     }
-    if (options_.update == UpdatePlacement::kInBackward && completes_gradient(item)) {
+    if (updates_in_backward() && completes_gradient(item)) {
       commit();
       updates_.emit_through(item.unit);
     }
@@ -327,6 +332,11 @@ Schedule generate_drain(const StepModel& model, const StepOptions& options) {
   return StepGenerator(model, options, true).drain();
 }
 
+Schedule generate_redo(const StepModel& model, const StepOptions& options) {
+  SLUICE_CHECK(options.update == UpdatePlacement::kSpeculative);
+  return StepGenerator(model, options, true).drain();
+}
+
 Schedule generate_evaluation(const StepModel& model, const StepOptions& options) {
   return StepGenerator(model, options).evaluation();
 }
@@ -341,6 +351,10 @@ Schedule compile_first_step(const StepModel& model, const StepOptions& options) 
 
 Schedule compile_drain(const StepModel& model, const StepOptions& options) {
   return compile(generate_drain(model, options));
+}
+
+Schedule compile_redo(const StepModel& model, const StepOptions& options) {
+  return compile(generate_redo(model, options));
 }
 
 Schedule compile_saving_step(const StepModel& model, const StepOptions& options) {

@@ -12,13 +12,18 @@ namespace sluice {
 
 // One training step: forward, loss and backward of all micro-batches, and one update, each where
 // `options` says. With UpdatePlacement::kNextForward the update is that of the step before, and
-// this step's own is pending at exit: its gradients and clip factor stay in their homes.
+// this step's own is pending at exit: its gradients and clip factor stay in their homes. With
+// kSpeculative it leaves the state as found, beside it the state updated by gradients as they are,
+// and what a redo needs: gradients and clip factor.
 Schedule generate_training_step(const StepModel& model, const StepOptions& options);
 // The same where no update is pending at entry: at the start, and behind a drain. Only with
 // kNextForward it differs.
 Schedule generate_first_step(const StepModel& model, const StepOptions& options);
 // Makes the pending update, and nothing else. Precondition: kNextForward.
 Schedule generate_drain(const StepModel& model, const StepOptions& options);
+// Makes a speculative step's update once more, as its clip factor says, and nothing else: from the
+// state that the step found, over what it made beside. Precondition: kSpeculative.
+Schedule generate_redo(const StepModel& model, const StepOptions& options);
 // Of a durable run (options.durable): the first step that also commits the state that it finds,
 // while it computes; and the commit alone, which changes no state. Neither finds an update pending.
 Schedule generate_saving_step(const StepModel& model, const StepOptions& options);
@@ -30,6 +35,7 @@ Schedule generate_evaluation(const StepModel& model, const StepOptions& options)
 Schedule compile_training_step(const StepModel& model, const StepOptions& options);
 Schedule compile_first_step(const StepModel& model, const StepOptions& options);
 Schedule compile_drain(const StepModel& model, const StepOptions& options);
+Schedule compile_redo(const StepModel& model, const StepOptions& options);
 Schedule compile_saving_step(const StepModel& model, const StepOptions& options);
 Schedule compile_save(const StepModel& model, const StepOptions& options);
 Schedule compile_evaluation(const StepModel& model, const StepOptions& options);

@@ -90,7 +90,8 @@ class Machine {
         lanes_(static_cast<std::size_t>(schedule.ranks) * kLaneCount),
         started_(schedule.instructions.size(), false),
         done_(schedule.instructions.size(), false),
-        running_(schedule.instructions.size()) {}
+        running_(schedule.instructions.size()),
+        ops_(options.clip_accepted) {}
 
   Interpretation run() {
     if (!well_formed()) return std::move(result_);
@@ -398,15 +399,23 @@ class Machine {
   }
 
   void leave() {
-    std::map<std::pair<StateKind, std::int32_t>, std::vector<SymbolicOps::Run>> runs;
+    using Runs = std::map<std::pair<StateKind, std::int32_t>, std::vector<SymbolicOps::Run>>;
+    Runs runs;
+    Runs found;
+    std::set<BufferId> replaced;  // homes whose twins hold what was made
+    for (const Residency& residency : schedule_.exit) {
+      replaced.insert(schedule_.buffers.at(residency.home).twin_of);
+    }
     bool pending = false;
     for (const Residency& residency : schedule_.exit) {
       const Buffer& home = schedule_.buffers.at(residency.home);
+      const bool as_found = replaced.contains(home.id);
+      const std::pair key(home.kind, home.unit);
       ReadValue value{&home, 0, home.bytes, false, read_at_exit(home)};
-      auto& list = runs[{home.kind, home.unit}];
       for (const SymbolicOps::Run& run : SymbolicOps::runs_of(value)) {
-        list.push_back(run);
-        result_.after.state[{home.kind, home.unit}].push_back({run.begin, run.end, run.term});
+        (as_found ? found : runs)[key].push_back(run);
+        CarriedState::State& left = as_found ? result_.after.found : result_.after.state;
+        left[key].push_back({run.begin, run.end, run.term});
       }
       pending = pending || home.kind == StateKind::kGradient;
     }
@@ -416,6 +425,7 @@ class Machine {
       if (parts.size() == 1) result_.after.clip = parts.front().term;
     }
     for (auto& [key, list] : runs) result_.exit[key] = SymbolicOps::fold(std::move(list));
+    for (auto& [key, list] : found) result_.found[key] = SymbolicOps::fold(std::move(list));
     result_.losses = ops_.losses();
     for (const Buffer& buffer : schedule_.buffers) {
       if (!buffer.persistent || buffer.role != BufferRole::kLoss) continue;
@@ -452,6 +462,13 @@ class Machine {
 };
 
 }  // namespace
+
+CarriedState CarriedState::given_up() const {
+  CarriedState left = *this;
+  for (const auto& [key, runs] : found) left.state[key] = runs;
+  left.found.clear();
+  return left;
+}
 
 Interpretation interpret(const Schedule& schedule, const InterpretOptions& options) {
   return Machine(schedule, options).run();

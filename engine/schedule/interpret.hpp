@@ -47,8 +47,14 @@ struct CarriedState {
     std::uint64_t end = 0;
     Term term;
   };
-  std::map<std::pair<StateKind, std::int32_t>, std::vector<Run>> state;  // by kind and unit
+  using State = std::map<std::pair<StateKind, std::int32_t>, std::vector<Run>>;
+  State state;  // by kind and unit
+  // Where what was made lies in twins: what was found, in the homes as ever.
+  State found;
   std::optional<Term> clip;  // the clip factor, where gradients wait for their update
+
+  // What the next schedule finds where the twins do not take the place of the homes.
+  CarriedState given_up() const;
 };
 
 struct InterpretOptions {
@@ -57,6 +63,8 @@ struct InterpretOptions {
   std::uint64_t seed = 0;
   // Guarded instructions whose guard is not taken have no effect.
   std::array<bool, kGuardCount> guards_taken{true, true, true, true};
+  // The clip factor turns out to be one: an update that reads it makes what one without it makes.
+  bool clip_accepted = false;
   std::uint32_t storage_depth = 8;  // instructions in flight of a storage lane
   bool rendezvous = false;          // a send ends only when its receive has begun
   // What the schedule before has left; null: symbols that stand for anything. Tokens are of `step`.
@@ -69,6 +77,8 @@ struct Interpretation {
   std::vector<std::string> errors;
   // State at exit, by kind and unit (homes named in `exit`, merged over chunks, tiers and ranks).
   std::map<std::pair<StateKind, std::int32_t>, Term> exit;
+  // State as it was found, where what was made lies in twins; likewise.
+  std::map<std::pair<StateKind, std::int32_t>, Term> found;
   // What Commit found where it is kept, likewise.
   std::map<std::pair<StateKind, std::int32_t>, Term> committed;
   std::map<std::int32_t, Term> losses;  // by micro-batch
@@ -76,8 +86,8 @@ struct Interpretation {
   CarriedState after;                   // what lies in the homes named in `exit`
 
   bool same_values(const Interpretation& other) const {
-    return exit == other.exit && committed == other.committed && losses == other.losses &&
-           norm == other.norm && after.clip == other.after.clip;
+    return exit == other.exit && found == other.found && committed == other.committed &&
+           losses == other.losses && norm == other.norm && after.clip == other.after.clip;
   }
 };
 

@@ -2,6 +2,9 @@
 //
 // States on the device are updated there, in place. Otherwise the update runs on the host, and each
 // state of a piece is brought to pinned memory if it is not there: read i+1, update i, write i-1.
+// What an update makes goes to made_home: where that is a twin of the home, a state that would be
+// updated in place is read from the home and written to the twin, and what is staged is put back
+// there.
 // Rules that need whole tensors take a unit as one piece. Where a step has its updates
 // (UpdatePlacement) is the generator's business: it asks for them unit by unit.
 #include <algorithm>
@@ -83,10 +86,12 @@ void UpdateStream::bring(Piece& piece) {
     if (home == kNoId) continue;
     const Tier tier = builder_.home_tier(kind, piece.unit);
     if (tier == Tier::kPinned) {
-      piece.at[k] = home;
+      piece.from[k] = home;
+      piece.at[k] = builder_.made_home(kind, piece.unit);
       continue;
     }
     piece.at[k] = builder_.add_staged(home, piece.range, written_after(kind) ? 1 : 0);
+    piece.from[k] = piece.at[k];
     if (!read_before(kind)) continue;
     const bool device = tier == Tier::kDevice;
     const Use from = builder_.part(home, piece.range);
@@ -108,9 +113,8 @@ void UpdateStream::update(const Piece& piece) {
   for (std::size_t k = 0; k < kStateKindCount; ++k) {
     if (piece.at[k] == kNoId) continue;
     const auto kind = static_cast<StateKind>(k);
-    const Use use = builder_.part(piece.at[k], piece.range);
-    if (read_before(kind)) step.reads.push_back(use);
-    if (written_after(kind)) step.writes.push_back(use);
+    if (read_before(kind)) step.reads.push_back(builder_.part(piece.from[k], piece.range));
+    if (written_after(kind)) step.writes.push_back(builder_.part(piece.at[k], piece.range));
   }
   add_common(step, Tier::kPinned);
 }
@@ -118,7 +122,7 @@ void UpdateStream::update(const Piece& piece) {
 void UpdateStream::put_back(const Piece& piece) {
   for (std::size_t k = 0; k < kStateKindCount; ++k) {
     const auto kind = static_cast<StateKind>(k);
-    const BufferId home = builder_.home(kind, piece.unit);
+    const BufferId home = builder_.made_home(kind, piece.unit);
     if (home == kNoId || home == piece.at[k] || !written_after(kind)) continue;
     const bool device = builder_.home_tier(kind, piece.unit) == Tier::kDevice;
     const Use to = builder_.part(home, piece.range);
@@ -135,9 +139,10 @@ void UpdateStream::emit_device_update(std::int32_t unit) {
     const auto kind = static_cast<StateKind>(k);
     const BufferId home = builder_.home(kind, unit);
     if (home == kNoId) continue;
-    const Use use = builder_.part(home, whole);
-    if (read_before(kind)) step.reads.push_back(use);
-    if (written_after(kind)) step.writes.push_back(use);
+    if (read_before(kind)) step.reads.push_back(builder_.part(home, whole));
+    if (written_after(kind)) {
+      step.writes.push_back(builder_.part(builder_.made_home(kind, unit), whole));
+    }
   }
   add_common(step, Tier::kDevice);
 }

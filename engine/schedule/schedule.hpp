@@ -127,6 +127,10 @@ struct Buffer {
   // Where a durable run saves a home that is not on storage itself: no home, and nobody reads it
   // but a Commit.
   bool log_copy = false;
+  // Of state that a step makes beside what it finds, so that it can be given up again
+  // (UpdatePlacement::kSpeculative): the home of what it finds, which has the same shape. Where the
+  // step's update stands, the two change roles (Program). kNoId: none.
+  BufferId twin_of = kNoId;
 
   // Filled by the placement pass. Arena buffers and homes: bytes from the tier's base.
   std::uint64_t offset_bytes = 0;

@@ -35,6 +35,10 @@ BufferId StepBuilder::home(StateKind kind, std::int32_t unit) const {
   return homes_[index(unit)][static_cast<std::size_t>(kind)];
 }
 
+BufferId StepBuilder::made_home(StateKind kind, std::int32_t unit) const {
+  return made_homes_[index(unit)][static_cast<std::size_t>(kind)];
+}
+
 Tier StepBuilder::home_tier(StateKind kind, std::int32_t unit) const {
   return schedule_.buffers[home(kind, unit)].tier;
 }
@@ -105,6 +109,19 @@ void StepBuilder::add_versions() {
   }
 }
 
+// A second home for all state that an update makes.
+void StepBuilder::add_twins() {
+  for (std::int32_t unit = 0; unit < unit_count(); ++unit) {
+    for (std::size_t k = 0; k < kStateKindCount; ++k) {
+      const BufferId id = homes_[index(unit)][k];
+      if (id == kNoId || static_cast<StateKind>(k) == StateKind::kGradient) continue;
+      Buffer twin = schedule_.buffers[id];
+      twin.twin_of = id;
+      made_homes_[index(unit)][k] = add_persistent(std::move(twin));
+    }
+  }
+}
+
 void StepBuilder::add_homes() {
   const Placement& place = options_.placement;
   const DType accumulator = accumulator_dtype(model_, options_.microbatches);
@@ -147,6 +164,8 @@ void StepBuilder::add_homes() {
   // The global norm and the factor that gradients are multiplied by.
   clip_scalar_ =
       pinned(BufferRole::kScalar, Category::kGradient, DType::kF64, 2 * sizeof(double), -1);
+  made_homes_ = homes_;
+  if (options_.update == UpdatePlacement::kSpeculative) add_twins();
   if (options_.durable) add_versions();
 }
 
@@ -295,6 +314,12 @@ void StepBuilder::declare_residency(const StepBorders& borders) {
   for (const Buffer& buffer : schedule_.buffers) {
     if (!buffer.persistent || buffer.role != BufferRole::kState || buffer.log_copy) continue;
     Residency residency{buffer.kind, buffer.unit, -1, buffer.id, 0};
+    if (buffer.twin_of != kNoId) {
+      // Nothing is in it between steps.
+      residency.version = borders.exit_version;
+      if (borders.exit_version > 0) schedule_.exit.push_back(residency);
+      continue;
+    }
     if (buffer.kind == StateKind::kGradient) {
       // Made and used up within a step where no update is pending; a tied use's always is.
       if (buffer.unit == tied_unit()) continue;
@@ -310,7 +335,9 @@ void StepBuilder::declare_residency(const StepBorders& borders) {
       saved.home = saved_home(buffer.kind, buffer.unit);
       schedule_.commit.push_back(saved);
     }
-    residency.version = borders.exit_version;
+    // What has a twin stays as found: the twin holds what is made.
+    const bool kept = made_home(buffer.kind, buffer.unit) != buffer.id;
+    residency.version = kept ? 0 : borders.exit_version;
     schedule_.exit.push_back(residency);
   }
 }

@@ -64,6 +64,9 @@ enum class UpdatePlacement : std::uint8_t {
   kAfterBackward,
   kInBackward,   // each unit as soon as its gradient is complete; nothing may depend on the norm
   kNextForward,  // in the next step's forward pass, each unit just before its weights are needed
+  // As kInBackward, as if all gradients were finite and the clip factor one, beside the state that
+  // the step finds. Where that turns out wrong, a pass behind the step makes the true update.
+  kSpeculative,
 };
 
 struct StepOptions {

@@ -9,7 +9,7 @@ namespace {
 
 // Domains of hash_words, apart from ops.
 constexpr std::uint64_t kMoved = 101, kScratch = 102, kPartial = 103, kFolded = 104, kAbsent = 105,
-                        kSlice = 106;
+                        kSlice = 106, kOne = 107;
 
 std::uint64_t word(std::int32_t value) {
   return static_cast<std::uint64_t>(value);
@@ -77,6 +77,12 @@ std::vector<const ReadValue*> in_canonical_order(const std::vector<ReadValue>& r
     return key(a) < key(b);
   });
   return order;
+}
+
+// A factor of one changes nothing that is multiplied by it.
+bool is_one(const ReadValue& read) {
+  return read.buffer->role == BufferRole::kScalar && read.parts.size() == 1 &&
+         placed_term(*read.buffer, read.parts[0]) == hash_words({kOne});
 }
 
 bool of_whole_tensors(const std::vector<ReadValue>& reads, const std::vector<WriteTarget>& writes) {
@@ -197,6 +203,7 @@ void SymbolicOps::elementwise(const Instruction& instruction, const std::vector<
   std::vector<Input> inputs;
   std::set<std::uint64_t> borders;
   for (const ReadValue* read : in_canonical_order(reads)) {
+    if (is_one(*read)) continue;
     Input input{read, {}, {}};
     if (read->buffer->role == BufferRole::kState) {
       input.runs = runs_of(*read);
@@ -241,6 +248,7 @@ void SymbolicOps::update_whole(const Instruction& instruction, const std::vector
   hash.add(op_word(instruction.op));
   hash.add(word(instruction.unit));
   for (const ReadValue* read : in_canonical_order(reads)) {
+    if (is_one(*read)) continue;
     const bool state = read->buffer->role == BufferRole::kState;
     hash.add(state ? fold(runs_of(*read)) : whole_term(*read));
   }
@@ -315,8 +323,9 @@ void SymbolicOps::clip_factor(const std::vector<ReadValue>& reads,
   }
   const Term folded = fold(std::move(runs));
   norm_ = hash_words({folded.low, folded.high, odd.value().low, odd.value().high});
+  const Term factor = clip_accepted_ ? hash_words({kOne}) : *norm_;
   for (const WriteTarget& target : writes) {
-    emit(target, Part{target.begin, target.end, *norm_, target.begin});
+    emit(target, Part{target.begin, target.end, factor, target.begin});
   }
 }
 

@@ -30,6 +30,9 @@ using Emit = std::function<void(const WriteTarget&, const Part&)>;
 
 class SymbolicOps {
  public:
+  // clip_accepted: the clip factor is one (InterpretOptions).
+  explicit SymbolicOps(bool clip_accepted) : clip_accepted_(clip_accepted) {}
+
   // The effect of an instruction that read `reads`.
   void apply(const Instruction& instruction, const std::vector<ReadValue>& reads,
              const std::vector<WriteTarget>& writes, const Emit& emit);
@@ -70,6 +73,7 @@ class SymbolicOps {
   void clip_factor(const std::vector<ReadValue>& reads, const std::vector<WriteTarget>& writes,
                    const Emit& emit);
 
+  bool clip_accepted_;
   std::map<Term, NormPartial> norm_partials_;
   std::optional<Term> norm_;
   std::map<std::int32_t, Term> losses_;

@@ -1,12 +1,27 @@
 // Part of validate: everything an instruction names exists and fits.
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 #include <vector>
 
 #include "engine/schedule/validation.hpp"
 
 namespace sluice::validation {
 namespace {
+
+// Between steps a twin and its home change roles: nothing but their places may tell them apart.
+void check_twin(const Schedule& schedule, const Buffer& twin, Problems& problems) {
+  if (twin.twin_of == kNoId) return;
+  const auto shape = [](const Buffer& buffer) {
+    return std::tuple(buffer.role, buffer.kind, buffer.unit, buffer.rank, buffer.tier, buffer.dtype,
+                      buffer.bytes, buffer.elems, buffer.window, buffer.per_tensor,
+                      buffer.persistent);
+  };
+  const bool fits = twin.twin_of < twin.id && twin.role == BufferRole::kState && twin.persistent &&
+                    schedule.buffers[twin.twin_of].twin_of == kNoId &&
+                    shape(schedule.buffers[twin.twin_of]) == shape(twin);
+  if (!fits) problems.add(describe(twin) + " is no twin of the home that it names");
+}
 
 void check_buffers(const Schedule& schedule, Problems& problems) {
   for (std::size_t i = 0; i < schedule.buffers.size(); ++i) {
@@ -24,6 +39,7 @@ void check_buffers(const Schedule& schedule, Problems& problems) {
       problems.add(describe(buffer) + " has " + std::to_string(buffer.versions) +
                    " versions; persistent buffers on storage have one or two, others one");
     }
+    check_twin(schedule, buffer, problems);
     if (buffer.role != BufferRole::kState) continue;
     if (buffer.kind == StateKind::kNone || buffer.unit < 0) {
       problems.add(describe(buffer) + " is model state of no kind or unit");
@@ -121,6 +137,8 @@ void check_residencies(const Schedule& schedule, Problems& problems) {
       } else if ((list == &schedule.commit) ? home.versions != 2 : home.log_copy) {
         problems.add(describe(home) + " cannot hold state " +
                      (list == &schedule.commit ? "that is committed" : "between steps"));
+      } else if (list == &schedule.entry && home.twin_of != kNoId) {
+        problems.add(describe(home) + " is a twin: what a schedule finds is in the other home");
       }
     }
   }

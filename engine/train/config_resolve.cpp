@@ -162,8 +162,16 @@ void check_optimizer(const Config& config, const ConfigOrigins& origins) {
   }
 }
 
-// An update that is made before the norm is known may not depend on it.
+// An update that is made before the norm is known may not depend on it, but where it can be made
+// once more. Then two versions of state are in use, and a commit would need a third.
 void check_placement(const Config& config, const ConfigOrigins& origins) {
+  if (config.optimizer.placement == Config::OptimizerPlacement::kSpeculative &&
+      config.checkpoint.mode == Config::CheckpointMode::kDurable) {
+    throw InputError(origins.of("optimizer.placement") +
+                     ": optimizer.placement = \"speculative\" needs checkpoint.mode = "
+                     "\"scratch\": a durable run keeps one version of the state as its commit, "
+                     "and speculation needs two more");
+  }
   if (config.optimizer.placement != Config::OptimizerPlacement::kInBackward) return;
   const std::string start =
       origins.of("optimizer.placement") + ": optimizer.placement = \"in_backward\" ";

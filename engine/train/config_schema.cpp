@@ -281,7 +281,9 @@ void add_optimizer(Keys& keys) {
              "where in a step the update runs: after the backward pass; in it, each unit "
              "once its gradient is complete (needs train.clip = 0, not with fp16); in "
              "the next step's forward pass, each unit before its weights are needed; "
-             "auto: the fastest that fits. Results are the same"));
+             "speculative: in the backward pass beside the old state, and once more where "
+             "clipping asks for it (a second version of state; checkpoint.mode = scratch); "
+             "auto: the fastest that fits, never speculative. Results are the same"));
 }
 
 void add_memory(Keys& keys) {

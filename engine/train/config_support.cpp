@@ -23,8 +23,6 @@ const std::vector<Unavailable>& unavailable() {
       {"train.reduction", "= \"sequential\"",
        [](C c) { return c.train.reduction == Config::Reduction::kSequential; }},
       {"train.fold_groups", "above 1", [](C c) { return c.train.fold_groups > 1; }},
-      {"optimizer.placement", "= \"speculative\"",
-       [](C c) { return c.optimizer.placement == Config::OptimizerPlacement::kSpeculative; }},
       {"parallel.data", "above 1", [](C c) { return c.parallel.data > 1; }},
       {"parallel.tensor", "above 1", [](C c) { return c.parallel.tensor > 1; }},
       {"parallel.pipeline", "above 1", [](C c) { return c.parallel.pipeline > 1; }},

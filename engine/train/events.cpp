@@ -58,6 +58,8 @@ const char* update_placement_name(UpdatePlacement update) {
       return "in_backward";
     case UpdatePlacement::kNextForward:
       return "next_forward";
+    case UpdatePlacement::kSpeculative:
+      return "speculative";
     case UpdatePlacement::kAfterBackward:
       break;
   }
@@ -98,6 +100,11 @@ RunEvent plan_event(const Plan& plan) {
                     {"units_by_tier", placement_json(plan)},
                     {"state_by_tier", places_json(plan)},
                     {"evaluation_bytes_moved", link_bytes_json(plan.evaluation_bytes)}};
+  if (plan.speculates()) {
+    event["speculation"] = {{"second_version_bytes", tier_bytes_json(plan.twin_bytes)},
+                            {"redo_bytes_moved", link_bytes_json(plan.redo_bytes)},
+                            {"redo_time_s", plan.redo_s}};
+  }
   if (plan.options.durable) event["saving_bytes_moved"] = link_bytes_json(plan.saving_bytes);
   return event;
 }

@@ -83,10 +83,11 @@ Session::Session(const Config& config, const Model& model, const Plan& plan, con
       memory_(*device_, ledger_, storage_.get(), config.memory.storage_paths, plan.need, run,
               plan.options.durable),
       durable_(log_ ? std::make_unique<DurableState>(memory_, *log_) : nullptr),
-      training_(plan.training, memory_),
+      training_(plan.training, memory_, plan.speculates()),
       first_(plan.first, memory_),
       drain_(plan.drain, memory_),
-      evaluation_(plan.evaluation, memory_),
+      redo_(plan.redo, memory_, plan.speculates()),
+      evaluation_(plan.evaluation, memory_, plan.speculates()),
       loss_scaler_(loss_scale_rule(config)),
       runner_(model, batch_, plan.options.microbatches, parameters_, *backend.device_kernels,
               *backend.host_kernels, *communicator_),
@@ -97,10 +98,11 @@ Session::Session(const Config& config, const Model& model, const Plan& plan, con
     executor_.prepare(saving_.emplace(plan.saving, memory_));
     executor_.prepare(save_.emplace(plan.save, memory_));
   }
-  executor_.prepare(training_);
+  executor_.prepare(training_.get(false));
   executor_.prepare(first_);
   executor_.prepare(drain_);
-  executor_.prepare(evaluation_);
+  executor_.prepare(redo_.get(false));
+  executor_.prepare(evaluation_.get(false));
 }
 
 const Buffer& Session::host_buffer(BufferRole role, std::int64_t microbatch) const {
@@ -176,7 +178,7 @@ void Session::load(const DurableFound& found) {
 
 const Program& Session::step_program(bool commits) const {
   if (commits) return *saving_;
-  return plan_.carries_updates() && !pending_ ? first_ : training_;
+  return plan_.carries_updates() && !pending_ ? first_ : training_.get(flipped_);
 }
 
 StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& fill,
@@ -202,20 +204,35 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
       pass(step_program(commits != nullptr), commits, trace, static_cast<std::uint32_t>(step + 1));
   if (plan_.carries_updates()) pending_ = update;
   StepOutcome outcome;
-  outcome.moved = moved_bytes() - before;
-  outcome.tag_seconds = tag_counters().hash_seconds - tagged_before;
-  outcome.seconds = drain_s + statistics.seconds;
-  // The compute lane waits for a drain.
-  outcome.stalled_fraction = (drain_s + statistics.compute_stalled_seconds) / outcome.seconds;
   outcome.grad_norm = runner_.results().grad_norm;
   outcome.overflow = runner_.results().overflow;
   outcome.overflowed_tensor = runner_.results().overflowed_tensor;
+  if (plan_.speculates()) settle(outcome, scalars);
+  outcome.moved = moved_bytes() - before;
+  outcome.tag_seconds = tag_counters().hash_seconds - tagged_before;
+  outcome.seconds = drain_s + statistics.seconds + outcome.redo_seconds;
+  // The compute lane waits for a drain, and for a redo.
+  outcome.stalled_fraction =
+      (drain_s + outcome.redo_seconds + statistics.compute_stalled_seconds) / outcome.seconds;
   outcome.loss_scale = loss_scaler_.scale();
   loss_scaler_.finish_step(outcome.overflow);
   double sum = 0;
   for (std::int64_t mb = 0; mb < plan_.options.microbatches; ++mb) sum += loss_of(mb);
   outcome.loss = sum / static_cast<double>(batch_.rows() * plan_.options.microbatches);
   return outcome;
+}
+
+// The update is there, beside the state that the step found: it stands, is made once more as the
+// clip factor says, or (an overflow) is left where it is.
+void Session::settle(StepOutcome& outcome, const StepScalars& scalars) {
+  if (outcome.overflow) return;
+  if (runner_.results().clipped) {
+    outcome.redone = true;
+    runner_.set_scalars(scalars);
+    outcome.redo_seconds = pass(redo_.get(flipped_), nullptr).seconds;
+  }
+  flipped_ = !flipped_;
+  store_.flip();
 }
 
 double Session::drain() {
@@ -231,7 +248,7 @@ double Session::drain() {
 double Session::evaluate(const FillTokens& fill) {
   drain();
   fill(0, tokens_of(0), tokens_of(0) + batch_.rows());
-  pass(evaluation_, nullptr);
+  pass(evaluation_.get(flipped_), nullptr);
   return loss_of(0) / static_cast<double>(batch_.rows());
 }
 

@@ -34,6 +34,8 @@ struct StepOutcome {
   double loss_scale = 1;          // of this step
   bool overflow = false;          // a gradient was not finite: the update was skipped (fp16 only)
   std::string overflowed_tensor;  // the first such
+  bool redone = false;            // a speculative update turned out wrong: it was made once more
+  double redo_seconds = 0;        // of `seconds`
 };
 
 class Session {
@@ -51,7 +53,9 @@ class Session {
 
   // One optimizer step; `step` counts from 0. trace may be null. In fp16 the loss is scaled, and an
   // update whose gradients overflow is skipped to the bit. Where the plan has updates in the next
-  // forward pass, this step's is pending afterwards.
+  // forward pass, this step's is pending afterwards. Where it has them speculative, a step that is
+  // clipped is followed by its redo, and one whose gradients are not finite leaves the state as it
+  // was, also where that ends the run.
   // Of a durable run, commits: not null, and the step also makes the state that it finds durable
   // while it computes, as `commits` says it. It drains before.
   StepOutcome train_step(std::int64_t step, double lr, const FillTokens& fill,
@@ -81,7 +85,7 @@ class Session {
   LossScaler& loss_scaler() { return loss_scaler_; }
   Communicator& communicator() { return *communicator_; }
   ModelRunner& runner() { return runner_; }
-  const Program& training_program() const { return training_; }
+  const Program& training_program() const { return training_.get(false); }
   // As charged to the ledger, and as the device and the storage engine measured themselves.
   TierBytes peak_bytes() const;
   TierBytes measured_peak_bytes() const;
@@ -94,6 +98,19 @@ class Session {
  private:
   std::int32_t* tokens_of(std::int64_t microbatch);
   double loss_of(std::int64_t microbatch);
+  // A schedule ready to run; where state has twins, also with the twins in place of their homes.
+  class Programs {
+   public:
+    Programs(const Schedule& schedule, RunMemory& memory, bool twins) : plain_(schedule, memory) {
+      if (twins) flipped_.emplace(schedule, memory, true);
+    }
+    const Program& get(bool flipped) const { return flipped ? *flipped_ : plain_; }
+
+   private:
+    Program plain_;
+    std::optional<Program> flipped_;
+  };
+  void settle(StepOutcome& outcome, const StepScalars& scalars);
   DurableState::Record record_of(const CheckpointManifest& manifest);
   const Program& step_program(bool commits) const;
   RunStatistics pass(const Program& program, const CheckpointManifest* commits,
@@ -115,10 +132,11 @@ class Session {
   std::unique_ptr<StateLog> log_;
   RunMemory memory_;
   std::unique_ptr<DurableState> durable_;
-  Program training_;
+  Programs training_;
   Program first_;
   Program drain_;
-  Program evaluation_;
+  Programs redo_;
+  Programs evaluation_;
   std::optional<Program> saving_;
   std::optional<Program> save_;
   LossScaler loss_scaler_;
@@ -127,6 +145,7 @@ class Session {
   StateStore store_;
   ModelState state_;
   std::optional<UpdateScalars> pending_;  // of the update that the next forward pass will make
+  bool flipped_ = false;                  // the state is in the twins of its homes
 };
 
 }  // namespace sluice

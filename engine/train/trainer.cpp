@@ -30,7 +30,8 @@ Trainer::Trainer(const Config& config, const TrainingOptions& options, const Dat
       observe_(observe),
       arithmetic_(backend.device_kernels->arithmetic()),
       session_(config, model, plan, backend, options.wrap_storage, run),
-      lr_(lr_schedule(config)) {}
+      lr_(lr_schedule(config)),
+      speculates_(plan.speculates()) {}
 
 void Trainer::start(const std::optional<ResumePoint>& found) {
   if (found) {
@@ -97,6 +98,8 @@ void Trainer::one_step(std::int64_t last) {
   ++step_;
   if (traced) files_.text("trace.json", trace.to_json());
   total_ += outcome.moved;
+  redone_steps_ += outcome.redone ? 1 : 0;
+  redo_s_ += outcome.redo_seconds;
   report(outcome, lr, last);
   const bool evaluates = config_.train.eval_every > 0 && step_ % config_.train.eval_every == 0;
   if (evaluates && data_.eval_batches() > 0) evaluate();
@@ -152,6 +155,10 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last) {
                    {"stalled_fraction", report.stalled_fraction},
                    {"tag_time_s", outcome.tag_seconds},
                    {"bytes_moved", link_bytes_json(report.moved)}};
+    if (speculates_) {
+      event["redone"] = outcome.redone;
+      event["redo_time_s"] = outcome.redo_seconds;
+    }
     if (scales_loss()) {
       event["loss_scale"] = static_cast<std::int64_t>(outcome.loss_scale);
       event["overflow"] = outcome.overflow;
@@ -226,15 +233,20 @@ void Trainer::finish() {
   if (saved_step_ != step_) save();
   drain();
   session_.state().export_weights(files_.path("weights.safetensors"));
-  emit({{"event", "done"},
-        {"steps", step_},
-        {"weights_hash", session_.state().weights_hash()},
-        {"peak_bytes", tier_bytes_json(session_.peak_bytes())},
-        {"measured_peak_bytes", tier_bytes_json(session_.measured_peak_bytes())},
-        {"bytes_moved", link_bytes_json(total_)},
-        {"storage_engine", session_.storage_engine_name()},
-        {"storage_tags", tags_json()},
-        {"arithmetic", arithmetic_}});
+  RunEvent done{{"event", "done"},
+                {"steps", step_},
+                {"weights_hash", session_.state().weights_hash()},
+                {"peak_bytes", tier_bytes_json(session_.peak_bytes())},
+                {"measured_peak_bytes", tier_bytes_json(session_.measured_peak_bytes())},
+                {"bytes_moved", link_bytes_json(total_)},
+                {"storage_engine", session_.storage_engine_name()},
+                {"storage_tags", tags_json()},
+                {"arithmetic", arithmetic_}};
+  if (speculates_) {
+    done["speculation"] = {
+        {"steps", step_ - first_step_}, {"redone_steps", redone_steps_}, {"redo_time_s", redo_s_}};
+  }
+  emit(done);
 }
 
 RunEvent Trainer::tags_json() {

@@ -72,6 +72,9 @@ class Trainer {
   std::string overflowed_tensor_;  // of the newest overflow
   double overflowed_scale_ = 0;
   LinkBytes total_;
+  const bool speculates_;
+  std::int64_t redone_steps_ = 0;  // of this process, like total_
+  double redo_s_ = 0;
 };
 
 }  // namespace sluice

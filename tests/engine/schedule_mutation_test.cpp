@@ -129,6 +129,9 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
     campaign.attack(compile_drain(model, options), seed + 3000, 2);
     options.update = UpdatePlacement::kInBackward;
     campaign.attack(compile_training_step(model, options), seed + 4000, 3);
+    options.update = UpdatePlacement::kSpeculative;
+    campaign.attack(compile_training_step(model, options), seed + 5000, 6);
+    campaign.attack(compile_redo(model, options), seed + 6000, 3);
     if (HasFatalFailure()) return;
   }
   // Steps that save the state that they find while they change it.

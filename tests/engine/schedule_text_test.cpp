@@ -14,7 +14,9 @@ namespace {
 
 Schedule example(std::uint64_t seed) {
   const StepModel model = testing::example_model(1, true, DType::kBF16);
-  return compile_training_step(model, testing::random_options(model, 2, seed));
+  StepOptions options = testing::random_options(model, 2, seed);
+  if (seed % 4 == 3) options.update = UpdatePlacement::kSpeculative;
+  return compile_training_step(model, options);
 }
 
 std::string refusal(const std::string& text) {

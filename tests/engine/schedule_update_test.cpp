@@ -6,6 +6,7 @@
 #include "engine/schedule/link.hpp"
 #include "engine/schedule/pack.hpp"
 #include "engine/schedule/validate.hpp"
+#include "tests/support/step_chain.hpp"
 #include "tests/support/step_examples.hpp"
 
 namespace sluice {
@@ -13,42 +14,9 @@ namespace {
 
 using testing::example_model;
 using testing::example_options;
+using testing::joined;
 using testing::random_options;
-
-std::string joined(const std::vector<std::string>& lines) {
-  std::string text;
-  for (const std::string& line : lines) text += line + "\n";
-  return text;
-}
-
-// Schedules run one after another, each on what the one before has left.
-class StepChain {
- public:
-  explicit StepChain(InterpretOptions timing = {}) : timing_(timing) {}
-
-  void pass(const Schedule& schedule, std::uint64_t step) {
-    ASSERT_EQ(joined(validate(schedule)), "");
-    InterpretOptions options = timing_;
-    options.before = started_ ? &left_ : nullptr;
-    options.step = step;
-    Interpretation values = interpret(schedule, options);
-    ASSERT_EQ(joined(values.errors), "");
-    if (values.norm) norms.push_back(*values.norm);
-    if (!values.losses.empty()) losses.push_back(values.losses);
-    exit = values.exit;
-    left_ = std::move(values.after);
-    started_ = true;
-  }
-
-  std::vector<Term> norms;
-  std::vector<std::map<std::int32_t, Term>> losses;
-  std::map<std::pair<StateKind, std::int32_t>, Term> exit;
-
- private:
-  InterpretOptions timing_;
-  CarriedState left_;
-  bool started_ = false;
-};
+using testing::StepChain;
 
 constexpr std::uint64_t kSteps = 3;
 

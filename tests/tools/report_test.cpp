@@ -61,6 +61,15 @@ TEST(Report, PageHoldsWhatTheRunSays) {
   EXPECT_EQ(data["memory"][0]["run"]["peak"], 2 * (2u << 20) + 3 * 262144);
 }
 
+// The fixture's last ten steps are speculative.
+TEST(Report, CountsUpdatesThatWereMadeTwice) {
+  const RunFixture run;
+  const Json redone = data_of(render_html_report(run.path()))["redone"];
+  EXPECT_EQ(redone["steps"], 3);
+  EXPECT_EQ(redone["of"], 10);
+  EXPECT_DOUBLE_EQ(redone["seconds"].get<double>(), 0.75);
+}
+
 TEST(Report, ComparesPlanWithRun) {
   const RunFixture run;
   const Json data = data_of(render_html_report(run.path()));

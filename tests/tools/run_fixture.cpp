@@ -33,7 +33,12 @@ std::string events() {
     out << R"({"event":"step","step":)" << step << R"(,"loss":)" << 5.5 - 0.07 * step
         << R"(,"grad_norm":)" << 1.0 + 2.0 / step << R"(,"lr":0.001,"tokens_per_s":)"
         << 1000 + 5 * (step % 7) << R"(,"step_time_s":)" << (step == 1 ? 0.9 : 0.021)
-        << R"(,"stalled_fraction":0.3,"bytes_moved":{"upload":8388608,"download":4194304,)"
+        << R"(,"stalled_fraction":0.3)";
+    if (step > 30) {
+      out << R"(,"redone":)" << (step % 4 == 0 ? "true" : "false") << R"(,"redo_time_s":)"
+          << (step % 4 == 0 ? 0.25 : 0.0);
+    }
+    out << R"(,"bytes_moved":{"upload":8388608,"download":4194304,)"
         << R"("storage_read":8388608,"storage_write":4096}})" << '\n';
     if (step % 10 == 0) {
       out << R"({"event":"eval","step":)" << step << R"(,"loss":)" << 5.6 - 0.07 * step << "}\n";

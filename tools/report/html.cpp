@@ -60,6 +60,21 @@ Json curves_json(const std::vector<StepFacts>& steps) {
   return curves;
 }
 
+// Of the logged steps: how many updates were made twice, and what that took. Null: none could be.
+Json redone_json(const std::vector<StepFacts>& steps) {
+  std::size_t speculative = 0;
+  std::size_t redone = 0;
+  double seconds = 0;
+  for (const StepFacts& step : steps) {
+    if (!std::isfinite(step.redo_time_s)) continue;
+    ++speculative;
+    redone += step.redo_time_s > 0 ? 1 : 0;
+    seconds += step.redo_time_s;
+  }
+  if (speculative == 0) return nullptr;
+  return {{"steps", redone}, {"of", speculative}, {"seconds", seconds}};
+}
+
 Json memory_json(const TraceFile& trace, Tier tier) {
   const MemorySeries series = memory_of(trace, tier, kMaxMemorySamples);
   Json categories = Json::array();
@@ -193,6 +208,7 @@ Json page_data(const RunDirectory& run) {
           {"bound_by", run.plan.bound_by},
           {"weights_hash", or_null(run.weights_hash)},
           {"steps", curves_json(run.steps)},
+          {"redone", redone_json(run.steps)},
           {"evaluations", evaluations},
           {"comparison", comparison_json(run)},
           {"memory", memory},

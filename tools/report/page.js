@@ -114,6 +114,9 @@ function header() {
   fact("Tokens/s, last", present(lastFinite(steps.tokens_per_s)) ? digits(lastFinite(steps.tokens_per_s)) : null);
   fact("Bound by (plan)", data.bound_by);
   fact("Stalled, last step", present(lastFinite(steps.stalled)) ? percent(lastFinite(steps.stalled)) : null);
+  const redone = data.redone;
+  fact("Updates redone (logged steps)", present(redone)
+    ? redone.steps + " of " + redone.of + ", " + timeText(redone.seconds * 1e9) : null);
   fact("Hash of the final weights", data.weights_hash ?? "none: the run did not end by itself", true);
   $("config").textContent = data.config;
 }

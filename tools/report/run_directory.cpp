@@ -184,7 +184,8 @@ void take_event(const Path& file, const Json& event, RunDirectory& run) {
     run.steps.push_back({*step, loss, number_of(file, event, "grad_norm"),
                          number_of(file, event, "lr"), number_of(file, event, "tokens_per_s"),
                          number_of(file, event, "step_time_s"),
-                         number_of(file, event, "stalled_fraction"), moved_bytes(file, event)});
+                         number_of(file, event, "stalled_fraction"),
+                         number_of(file, event, "redo_time_s"), moved_bytes(file, event)});
   }
 }
 

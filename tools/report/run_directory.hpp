@@ -45,6 +45,7 @@ struct PlanFacts {
 struct StepFacts {
   std::uint64_t step;
   double loss, grad_norm, lr, tokens_per_s, step_time_s, stalled_fraction;
+  double redo_time_s;  // 0: a speculative update stood; NaN: it was not speculative
   std::array<std::optional<std::uint64_t>, kLinkCount> bytes_moved;
 };
 

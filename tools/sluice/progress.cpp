@@ -39,6 +39,18 @@ std::string moved_line(const RunEvent& bytes) {
          format_bytes(bytes["storage_write"].get<std::uint64_t>());
 }
 
+// A redo costs an update more than the plain order: where it is the rule, speculation only loses.
+void print_speculation(const RunEvent& speculation) {
+  const auto steps = speculation["steps"].get<std::int64_t>();
+  const auto redone = speculation["redone_steps"].get<std::int64_t>();
+  std::fprintf(stderr, "redone   %lld of %lld updates, %s%s\n", static_cast<long long>(redone),
+               static_cast<long long>(steps),
+               format_seconds(speculation["redo_time_s"].get<double>()).c_str(),
+               2 * redone > steps
+                   ? ": clipping is mostly active, another optimizer.placement would be faster"
+                   : "");
+}
+
 }  // namespace
 
 void Progress::plan(const RunEvent& plan) const {
@@ -55,6 +67,13 @@ void Progress::plan(const RunEvent& plan) const {
                moved_line(plan["bytes_moved"]).c_str(),
                format_seconds(plan["step_time_s"].get<double>()).c_str(),
                plan["bound_by"].get<std::string>().c_str());
+  if (plan.contains("speculation")) {
+    const RunEvent& speculation = plan["speculation"];
+    std::fprintf(stderr, "a redo   %s; about %s; the second version of state takes %s\n",
+                 moved_line(speculation["redo_bytes_moved"]).c_str(),
+                 format_seconds(speculation["redo_time_s"].get<double>()).c_str(),
+                 tier_line(speculation["second_version_bytes"]).c_str());
+  }
   if (plan["profile"] == "unmeasured") {
     std::fprintf(stderr,
                  "         (times of a default machine: `sluice doctor` measures this one)\n");
@@ -125,6 +144,7 @@ void Progress::event(const RunEvent& event) {
                    format_seconds(elapsed).c_str(), first_loss_, last_loss_);
     }
     std::fputc('\n', stderr);
+    if (event.contains("speculation")) print_speculation(event["speculation"]);
     std::fprintf(stderr, "memory   %s (peak)\n", tier_line(event["peak_bytes"]).c_str());
     std::fprintf(stderr, "moved    %s (%s)\n", moved_line(event["bytes_moved"]).c_str(),
                  event["storage_engine"].get<std::string>().c_str());

@@ -252,10 +252,9 @@ TEST(Config, EachChoiceComesBackAsItWasWritten) {
 TEST(Config, WhatIsNotBuiltYetIsRefusedByName) {
   EXPECT_NO_THROW(check_supported(parse(kSmall)));
   for (const std::string assignment :
-       {"optimizer.placement=speculative", "data.format=megatron", "parallel.data=2",
-        "parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2", "parallel.zero=1",
-        "parallel.schedule=1f1b", "model.from=somewhere", "train.reduction=sequential",
-        "train.fold_groups=2"}) {
+       {"data.format=megatron", "parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2",
+        "parallel.context=2", "parallel.zero=1", "parallel.schedule=1f1b", "model.from=somewhere",
+        "train.reduction=sequential", "train.fold_groups=2"}) {
     const Config config = parse(kSmall, {"train.accumulate=2", assignment});
     const std::string words = message_of<InputError>([&] { check_supported(config); });
     const std::string path = assignment.substr(0, assignment.find('='));
@@ -275,6 +274,16 @@ TEST(Config, AnUpdateInTheBackwardPassMayNotDependOnTheNorm) {
                 .find("needs train.precision = \"bf16\" or \"fp32\""),
             std::string::npos);
   EXPECT_NO_THROW(check_supported(parse(kSmall, {in_backward, "train.clip=0"})));
+}
+
+TEST(Config, ASpeculativeUpdateMayDependOnTheNormButNotOnACommit) {
+  const std::string speculative = "optimizer.placement=speculative";
+  EXPECT_NO_THROW(check_supported(parse(kSmall, {speculative, "train.precision=fp16"})));
+  const std::string words = message_of<InputError>([&] {
+    parse(kSmall, {speculative, "checkpoint.mode=durable"});
+  });
+  EXPECT_NE(words.find("\"speculative\" needs checkpoint.mode = \"scratch\""), std::string::npos)
+      << words;
 }
 
 TEST(ResultSettings, ChangeWithWhatDeterminesResultsAndWithNothingElse) {

@@ -58,12 +58,13 @@ void expect_valid(const Plan& plan, const Config& config) {
   EXPECT_EQ(validate(plan.evaluation, budgets_of(config)), std::vector<std::string>{});
   EXPECT_EQ(validate(plan.first, budgets_of(config)), std::vector<std::string>{});
   EXPECT_EQ(validate(plan.drain, budgets_of(config)), std::vector<std::string>{});
+  EXPECT_EQ(validate(plan.redo, budgets_of(config)), std::vector<std::string>{});
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
     EXPECT_LE(plan.peak_bytes[tier], budgets_of(config)[tier]);
   }
 }
 
-// Of two steps: the second one's norm, and the state behind it.
+// Of two steps that are clipped: the second one's norm, and the state behind it.
 std::pair<std::optional<Term>, decltype(Interpretation::exit)> two_steps(const Plan& plan) {
   CarriedState left;
   bool started = false;
@@ -77,8 +78,14 @@ std::pair<std::optional<Term>, decltype(Interpretation::exit)> two_steps(const P
     started = true;
     return values;
   };
+  const auto redo = [&] {
+    left = left.given_up();
+    return pass(plan.redo, 0).exit;
+  };
   pass(plan.carries_updates() ? plan.first : plan.training, 0);
+  if (plan.speculates()) redo();
   Interpretation second = pass(plan.training, 1);
+  if (plan.speculates()) second.exit = redo();
   if (plan.carries_updates()) second.exit = pass(plan.drain, 2).exit;
   return {second.norm, second.exit};
 }

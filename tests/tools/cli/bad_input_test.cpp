@@ -121,8 +121,8 @@ TEST_F(BadInput, BudgetsLargerThanTheMachineAreRefused) {
 TEST_F(BadInput, WhatThisVersionLacksIsSaid) {
   for (const char* setting :
        {"parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2",
-        "parallel.zero=1", "parallel.schedule=1f1b", "optimizer.placement=speculative",
-        "data.format=megatron", "train.reduction=sequential", "model.from=somewhere"}) {
+        "parallel.zero=1", "parallel.schedule=1f1b", "data.format=megatron",
+        "train.reduction=sequential", "model.from=somewhere"}) {
     const std::string key = std::string(setting).substr(0, std::string(setting).find('='));
     expect_refused({"train", "config.toml", "--json", "--set", setting}, {key, "this version"});
   }

@@ -1,0 +1,59 @@
+// Schedules interpreted one after another, each on what the one before has left: whole runs as
+// terms.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/schedule/interpret.hpp"
+#include "engine/schedule/validate.hpp"
+
+namespace sluice::testing {
+
+inline std::string joined(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  return text;
+}
+
+class StepChain {
+ public:
+  explicit StepChain(InterpretOptions timing = {}) : timing_(timing) {}
+
+  // accepted: the clip factor that the pass computes is one.
+  void pass(const Schedule& schedule, std::uint64_t step, bool accepted = false) {
+    ASSERT_EQ(joined(validate(schedule)), "");
+    InterpretOptions options = timing_;
+    options.before = started_ ? &left_ : nullptr;
+    options.step = step;
+    options.clip_accepted = accepted;
+    Interpretation values = interpret(schedule, options);
+    ASSERT_EQ(joined(values.errors), "");
+    if (values.norm) norms.push_back(*values.norm);
+    if (!values.losses.empty()) losses.push_back(values.losses);
+    exit = values.exit;
+    found = values.found;
+    left_ = std::move(values.after);
+    started_ = true;
+  }
+
+  // What the last pass made beside the state that it found is not used.
+  void give_up() { left_ = left_.given_up(); }
+
+  using State = std::map<std::pair<StateKind, std::int32_t>, Term>;
+  std::vector<Term> norms;
+  std::vector<std::map<std::int32_t, Term>> losses;
+  State exit;   // of the last pass
+  State found;  // likewise
+
+ private:
+  InterpretOptions timing_;
+  CarriedState left_;
+  bool started_ = false;
+};
+
+}  // namespace sluice::testing
