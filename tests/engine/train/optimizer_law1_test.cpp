@@ -79,6 +79,7 @@ TEST_P(EveryOptimizer, LearnsTheSameBitsWhereverItsStateIs) {
   const Overrides model =
       kModel + GetParam().overrides + Overrides{"optimizer.placement=after_backward"};
   const Overrides next{"optimizer.placement=next_forward"};
+  const Overrides speculative{"optimizer.placement=speculative"};
   const TrainingRecord reference =
       TrainingBench::run(bench.config("device", model + places("device", "device", "device")));
   EXPECT_EQ(reference.end, TrainingEnd::kDone);
@@ -90,7 +91,9 @@ TEST_P(EveryOptimizer, LearnsTheSameBitsWhereverItsStateIs) {
       {"mixed", places("device", "pinned", "storage") + Overrides{"train.threads=1"}},
       {"next_device", places("device", "device", "device") + next},
       {"next_stored", places("storage", "storage", "storage") + next},
-      {"next_mixed", places("device", "pinned", "storage") + next + Overrides{"train.order=unit"}}};
+      {"next_mixed", places("device", "pinned", "storage") + next + Overrides{"train.order=unit"}},
+      {"speculative_pinned", places("storage", "pinned", "pinned") + speculative},
+      {"speculative_device", places("device", "device", "device") + speculative}};
   for (const auto& [name, overrides] : variants) {
     SCOPED_TRACE(name);
     expect_same(TrainingBench::run(bench.config(name, model + overrides)), reference);
