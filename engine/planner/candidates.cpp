@@ -20,6 +20,7 @@ struct KindPlace {
 
 struct Rung {
   KindPlace weight, gradient, optimizer;
+  KindPlace activation = {};
 };
 
 constexpr KindPlace whole(Tier tier) {
@@ -53,6 +54,19 @@ const std::vector<Rung>& ladder() {
   return rungs;
 }
 
+// Where activations go when the device cannot hold them: a few placements that between them need
+// least of each tier, so that few have to be compiled before a configuration is refused. Of what
+// goes to both lower tiers, the first units wait longest, so theirs are stored.
+const std::vector<Rung>& spilling_ladder() {
+  static const std::vector<Rung> rungs{
+      {kD, kD, kD, kP}, {kP, kP, kP, kP},
+      {kP, kP, kS, kP}, {kP, kP, kS, {Tier::kStorage, Tier::kPinned, 2}},
+      {kS, kS, kS, kP}, {kD, kD, kS, kS},
+      {kP, kP, kS, kS}, {kS, kS, kS, kS},
+  };
+  return rungs;
+}
+
 void apply_fixed(Place wanted, KindPlace& place) {
   if (wanted == Place::kAuto) return;
   place = whole(static_cast<Tier>(static_cast<int>(wanted) - static_cast<int>(Place::kDevice)));
@@ -69,15 +83,20 @@ bool possible(const Rung& rung) {
 
 std::vector<Rung> rungs_for(const Config& config) {
   const auto& place = config.memory.place;
+  std::vector<Rung> wanted = ladder();
+  if (place.activation == Place::kAuto) {
+    wanted.insert(wanted.end(), spilling_ladder().begin(), spilling_ladder().end());
+  }
   std::vector<Rung> rungs;
-  for (Rung rung : ladder()) {
+  for (Rung rung : wanted) {
     apply_fixed(place.weight, rung.weight);
     apply_fixed(place.gradient, rung.gradient);
     apply_fixed(place.optimizer, rung.optimizer);
+    apply_fixed(place.activation, rung.activation);
     if (!possible(rung)) continue;
     const bool known = std::any_of(rungs.begin(), rungs.end(), [&](const Rung& other) {
       return same(other.weight, rung.weight) && same(other.gradient, rung.gradient) &&
-             same(other.optimizer, rung.optimizer);
+             same(other.optimizer, rung.optimizer) && same(other.activation, rung.activation);
     });
     if (!known) rungs.push_back(rung);
   }
@@ -97,6 +116,18 @@ std::vector<Tier> spread(const KindPlace& place, const StepModel& model) {
     tiers.push_back(first ? place.first : place.rest);
   }
   return tiers;
+}
+
+// The same for activations, by number of units.
+std::vector<Tier> spread_activations(const KindPlace& place, std::size_t units) {
+  const std::size_t first = ceil_div(units * static_cast<std::size_t>(place.quarters), 4);
+  std::vector<Tier> tiers(units, place.rest);
+  std::fill_n(tiers.begin(), first, place.first);
+  return tiers;
+}
+
+bool on_device(const std::vector<Tier>& tiers) {
+  return std::all_of(tiers.begin(), tiers.end(), [](Tier tier) { return tier == Tier::kDevice; });
 }
 
 // 256 KiB of fp32 state.
@@ -184,7 +215,8 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
     base.durable = config.checkpoint.mode == Config::CheckpointMode::kDurable;
     base.piece_elems = usual_piece_elems(model);
     base.placement = {spread(rung.weight, model), spread(rung.gradient, model),
-                      spread(rung.optimizer, model)};
+                      spread(rung.optimizer, model),
+                      spread_activations(rung.activation, model.units.size())};
     for (const bool recompute : recompute_choices) {
       base.recompute = recompute;
       enum class Pieces { kUsual, kSmall, kSmallOneByOne };
@@ -197,8 +229,9 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
         candidates.push_back(std::move(options));
       };
       const std::int64_t prefetch = config.memory.prefetch;
-      const bool fetched = rung.weight.first != Tier::kDevice;
-      if (fetched) add(prefetch, all_slots, Pieces::kUsual);
+      const bool streamed = rung.weight.first != Tier::kDevice;
+      const bool fetched = streamed || rung.activation.first != Tier::kDevice;
+      if (streamed) add(prefetch, all_slots, Pieces::kUsual);
       add(prefetch, 0, Pieces::kUsual);
       for (std::int64_t fewer = prefetch / 2; fetched && fewer > 0; fewer /= 2) {
         add(fewer, 0, Pieces::kUsual);
@@ -226,6 +259,36 @@ std::vector<CandidateGroup> order_variants(const Config& config, const Candidate
     }
     if (!variant.empty()) variants.push_back(std::move(variant));
   }
+  return variants;
+}
+
+bool spills_activations(const StepOptions& options) {
+  return !on_device(options.placement.activation);
+}
+
+std::vector<CandidateGroup> activation_variants(const Config& config, const StepOptions& options) {
+  if (config.memory.place.activation != Place::kAuto) return {};
+  const bool spills = spills_activations(options);
+  std::vector<CandidateGroup> variants;
+  // The first half of the units, which wait longest, or all.
+  const auto add = [&](bool recompute, ComputeOrder order) {
+    CandidateGroup variant;
+    for (const int quarters : {2, 4}) {
+      StepOptions spilled = options;
+      spilled.recompute = recompute;
+      spilled.order = order;
+      spilled.placement.activation = spread_activations({Tier::kPinned, Tier::kDevice, quarters},
+                                                        options.placement.activation.size());
+      variant.push_back(std::move(spilled));
+    }
+    variants.push_back(std::move(variant));
+  };
+  const bool may_keep = config.recompute.policy != Config::Recompute::kUnit;
+  if (may_keep && (spills || options.recompute)) add(false, options.order);
+  if (spills && options.recompute) add(true, options.order);
+  const bool may_reorder = config.train.order == Config::Order::kAuto && options.microbatches > 1 &&
+                           !on_device(options.placement.weight);
+  if (may_reorder) add(options.recompute, ComputeOrder::kUnit);
   return variants;
 }
 

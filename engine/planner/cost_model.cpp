@@ -172,6 +172,8 @@ double CostModel::instruction_s(const Schedule& schedule, const Instruction& ins
       return pass_s(instruction.unit, instruction.op);
     case Op::kUpload:
     case Op::kDownload:
+    case Op::kSpillActivation:
+    case Op::kFetchActivation:
       return copy_s(instruction.bytes);
     case Op::kStorageRead:
       return transfer_s(TimedOperation::kStorageRead, instruction.bytes);

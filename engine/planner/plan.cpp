@@ -10,6 +10,7 @@
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/footprint.hpp"
 #include "engine/planner/raise.hpp"
+#include "engine/planner/step_size.hpp"
 #include "engine/runtime/state_store.hpp"
 #include "engine/schedule/generate.hpp"
 
@@ -26,19 +27,11 @@ constexpr std::uint64_t kSuggestionStepBytes = 2 * kMiB;
 constexpr std::array<const char*, kTierCount> kBudgetKeys{"memory.device", "memory.pinned",
                                                           "memory.storage"};
 
-// A step of more instructions than this takes minutes and gigabytes to plan.
-constexpr std::uint64_t kMaxInstructions = 2'000'000;
-
-// An estimate that grows as the schedule does: passes, fetches and gradients of every micro-batch,
-// then the optimizer.
 void check_step_size(const StepModel& model, const StepOptions& options) {
-  std::uint64_t pieces = 0;
-  for (const UnitFootprint& unit : model.units) pieces += ceil_div(unit.elems, options.piece_elems);
-  const auto microbatches = static_cast<std::uint64_t>(options.microbatches);
-  const std::uint64_t count = microbatches * (12 * model.units.size() + 6 * pieces) + 10 * pieces;
-  if (count > kMaxInstructions) {
+  const std::uint64_t count = step_size(model, options);
+  if (count > kMostStepInstructions) {
     throw InputError("a step of this configuration would have about " + std::to_string(count) +
-                     " instructions, and at most " + std::to_string(kMaxInstructions) +
+                     " instructions, and at most " + std::to_string(kMostStepInstructions) +
                      " can be planned; lower train.accumulate or model.layers");
   }
 }
@@ -130,9 +123,22 @@ TierBytes twin_bytes(const Schedule& training) {
   return bytes;
 }
 
-// Takes the fastest of the first few candidates that fit, then looks whether another order or
-// another place of the update makes it faster, and fills the faster tiers (raise.hpp). What fits is
-// settled before: none of it is needed to.
+// Room for `least` too. A plan that spills may take less of a tier than the most frugal candidate,
+// which it would be refused without if that were the budget.
+MemoryNeed at_least(MemoryNeed need, const MemoryNeed& least) {
+  const std::uint64_t device = need.peak_bytes().front();
+  const std::uint64_t wanted = least.peak_bytes().front();
+  if (device < wanted) {
+    need.device_arena_bytes = round_up(need.device_arena_bytes, kPageBytes) + (wanted - device);
+  }
+  need.pinned_bytes = std::max(need.pinned_bytes, least.pinned_bytes);
+  need.storage_bytes = std::max(need.storage_bytes, least.storage_bytes);
+  return need;
+}
+
+// Takes the fastest of the first few candidates that fit, then looks whether another order, other
+// places of activations or another place of the update makes it faster, and fills the faster tiers
+// (raise.hpp). What fits is settled before: none of it is needed to.
 class Search {
  public:
   Search(const StepModel& model, const TierBytes& budgets, CostModel& costs,
@@ -144,6 +150,7 @@ class Search {
     if (!fits(home_bytes(model_, group.back()), budgets_)) return;
     Compiled frugal = compile_candidate(model_, group.back(), log_bytes_);
     if (!fits(frugal.need.peak_bytes(), budgets_)) return;
+    if (!found()) least_ = frugal.need;
     for (std::size_t i = 0; i + 1 < group.size() && simulated_ < kSimulatedCandidates; ++i) {
       Compiled compiled = compile_candidate(model_, group[i], log_bytes_);
       if (fits(compiled.need.peak_bytes(), budgets_)) try_out(std::move(compiled), group);
@@ -151,12 +158,18 @@ class Search {
     if (simulated_ < kSimulatedCandidates) try_out(std::move(frugal), group);
   }
 
-  void improve(const Config& config) {
+  // groups: all candidates.
+  void improve(const Config& config, const std::vector<CandidateGroup>& groups) {
     if (!found()) return;
     for (const CandidateGroup& group : order_variants(config, best_group_)) consider_any(group);
-    for (const StepOptions& options : update_variants(config, best_->options)) {
-      consider_any({options});
-    }
+    const StepOptions plain = best_->options;
+    move_update(config);
+    const StepOptions moved = best_->options;
+    spill(config, moved);
+    if (moved.update != plain.update) spill(config, plain);
+    if (best_->options.recompute) spill_elsewhere(groups);
+    const bool spilled = best_->options.placement.activation != moved.placement.activation;
+    if (spilled) move_update(config);
   }
 
   // Fills the faster tiers with what lies on slower ones, as long as no step gets slower by it.
@@ -171,10 +184,23 @@ class Search {
   bool found() const { return best_.has_value(); }
   Compiled take() {
     costs_.apply(best_->redo);
+    if (spills_activations(best_->options)) best_->need = at_least(best_->need, least_);
     return std::move(*best_);
   }
 
  private:
+  void move_update(const Config& config) {
+    for (const StepOptions& options : update_variants(config, best_->options)) {
+      consider_any({options});
+    }
+  }
+
+  void spill(const Config& config, const StepOptions& from) {
+    for (const CandidateGroup& group : activation_variants(config, from)) {
+      if (step_size(model_, group.back()) <= kMostStepInstructions) consider_any(group);
+    }
+  }
+
   // As many units as the room that is left takes. What else a plan needs may grow with them, or
   // shrink, so fewer are tried where these do not fit.
   void raise_units(const Raise& raise) {
@@ -196,6 +222,22 @@ class Search {
   void simulate_one(Compiled& compiled) {
     costs_.apply(compiled.training);
     compiled.simulation = simulate(compiled.training, costs_.simulation_model());
+  }
+
+  // Nothing recomputed, where weights that leave the device make room for that: of the first
+  // placement that does.
+  void spill_elsewhere(const std::vector<CandidateGroup>& groups) {
+    for (const CandidateGroup& group : groups) {
+      CandidateGroup spilling;
+      for (const StepOptions& options : group) {
+        if (options.recompute || !spills_activations(options)) continue;
+        spilling.push_back(options);
+        spilling.back().update = best_->options.update;
+      }
+      if (spilling.empty() || !fits(home_bytes(model_, spilling.back()), budgets_)) continue;
+      const Compiled frugal = compile_candidate(model_, spilling.back(), log_bytes_);
+      if (fits(frugal.need.peak_bytes(), budgets_)) return consider_any(spilling);
+    }
   }
 
   // The first that fits.
@@ -222,6 +264,7 @@ class Search {
   std::uint64_t log_bytes_;
   std::optional<Compiled> best_;
   CandidateGroup best_group_;  // where it is from
+  MemoryNeed least_;           // of the first group that fits, its most frugal candidate's
   std::size_t simulated_ = 0;
 };
 
@@ -305,6 +348,7 @@ Plan finish_plan(Compiled compiled, const Model& model, const HardwareProfile& h
   plan.need = compiled.need;
   plan.peak_bytes = compiled.need.peak_bytes();
   plan.step_bytes = link_bytes(plan.training);
+  plan.activation_bytes = activation_link_bytes(plan.training);
   plan.evaluation_bytes = link_bytes(plan.evaluation);
   plan.saving_bytes = link_bytes(plan.saving);
   plan.saving_bytes += link_bytes(plan.drain);  // before it
@@ -413,7 +457,7 @@ std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
   const TierBytes budgets{config.memory.device_bytes, config.memory.pinned_bytes,
                           config.memory.storage_bytes};
   CostModel costs(config, model, batch, hardware);
-  const std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
+  std::vector<CandidateGroup> groups = plan_candidates(config, step_model);
   if (groups.empty()) {
     throw InputError(
         "memory.place.optimizer = \"device\" needs memory.place.weight and "
@@ -421,10 +465,13 @@ std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
   }
 
   check_step_size(step_model, groups.front().back());
+  std::erase_if(groups, [&](const CandidateGroup& group) {
+    return step_size(step_model, group.back()) > kMostStepInstructions;
+  });
   const std::uint64_t of_commits = log_bytes(config, step_model);
   Search search(step_model, budgets, costs, of_commits);
   for (const CandidateGroup& group : groups) search.consider(group);
-  search.improve(config);
+  search.improve(config, groups);
   search.fill(config);
   if (search.found()) return finish_plan(search.take(), model, hardware, costs.simulation_model());
 

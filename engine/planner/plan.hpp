@@ -37,8 +37,9 @@ struct Plan {
   bool carries_updates() const { return options.update == UpdatePlacement::kNextForward; }
   bool speculates() const { return options.update == UpdatePlacement::kSpeculative; }
   MemoryNeed need;
-  TierBytes peak_bytes{};  // what the ledger will be charged
-  LinkBytes step_bytes;    // moved by one training step
+  TierBytes peak_bytes{};      // what the ledger will be charged
+  LinkBytes step_bytes;        // moved by one training step
+  LinkBytes activation_bytes;  // of these, what spills and fetches of activations move
   LinkBytes evaluation_bytes;
   LinkBytes saving_bytes;  // moved by one step that commits
   LinkBytes redo_bytes;    // moved by a redo, beside its step's

@@ -276,12 +276,14 @@ void Executor::issue(RunState& run, const Instruction& instruction, Stream& stre
     case Op::kRelease:
       return;
     case Op::kUpload:
-    case Op::kDownload: {
+    case Op::kDownload:
+    case Op::kSpillActivation:
+    case Op::kFetchActivation: {
       const Place& from = program.reads(instruction.id).front();
       const Place& to = program.writes(instruction.id).front();
       SLUICE_CHECK(from.bytes == to.bytes);
       const CopyKind kind =
-          instruction.op == Op::kUpload ? CopyKind::kHostToDevice : CopyKind::kDeviceToHost;
+          instruction.lane == Lane::kH2D ? CopyKind::kHostToDevice : CopyKind::kDeviceToHost;
       return stream.copy(to.data, from.data, from.bytes, kind);
     }
     case Op::kExternal: {

@@ -19,6 +19,12 @@ std::uint64_t content_key(const Buffer& buffer) {
          static_cast<std::uint64_t>(buffer.role) << 8 | static_cast<std::uint64_t>(buffer.kind);
 }
 
+// What every cut of the buffer keeps whole. Spilled activations come in pieces of as many bytes as
+// fp32 state does.
+std::uint64_t tagged_bytes(const Buffer& buffer) {
+  return bytes_of(buffer.role == BufferRole::kState ? buffer.dtype : DType::kF32, kTaggedElems);
+}
+
 std::string content_name(const Buffer& buffer) {
   const bool state = buffer.role == BufferRole::kState;
   std::string name(state ? state_kind_name(buffer.kind) : role_name(buffer.role));
@@ -81,7 +87,7 @@ RunMemory::SlotRanges RunMemory::storage_ranges(const Buffer& buffer) {
     ranges[slot] =
         storage_.add_range({content_name(buffer), content_key(buffer) | (slot + twin) << 60,
                             buffer.offset_bytes + slot * version_stride_bytes(buffer), buffer.bytes,
-                            bytes_of(buffer.dtype, kTaggedElems)});
+                            tagged_bytes(buffer)});
   }
   return ranges;
 }

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/error.hpp"
+#include "engine/schedule/activation_stream.hpp"
 #include "engine/schedule/link.hpp"
 #include "engine/schedule/pack.hpp"
 #include "engine/schedule/step_builder.hpp"
@@ -18,7 +19,7 @@ struct ComputeItem {
   std::int32_t microbatch;
 };
 
-// Buffers of one micro-batch between its instructions.
+// Device buffers of one micro-batch between its instructions.
 struct MicrobatchBuffers {
   BufferId tokens = kNoId;
   std::vector<BufferId> output;       // by unit
@@ -123,6 +124,41 @@ class StepGenerator {
     return read;
   }
 
+  // What it reads of other passes, and makes for them.
+  std::vector<ActivationKey> activations(const ComputeItem& item) const {
+    const UnitFootprint& unit = footprint(item.unit);
+    std::vector<ActivationKey> keys;
+    const auto touch = [&](BufferRole role, std::int32_t of, std::uint64_t bytes) {
+      if (of >= 0 && bytes > 0) keys.push_back({role, of, item.microbatch});
+    };
+    const std::int32_t before = item.unit - 1;
+    const std::uint64_t input_bytes = before < 0 ? 0 : footprint(before).output_bytes;
+    touch(BufferRole::kActivation, before, input_bytes);
+    if (item.op == Op::kForward) {
+      touch(BufferRole::kActivation, item.unit, unit.output_bytes);
+      if (recomputed(item.unit)) return keys;  // what it saves is made again
+    }
+    touch(BufferRole::kSaved, item.unit, unit.saved_bytes);
+    if (item.op != Op::kBackwardInput && item.op != Op::kBackwardWeight) return keys;
+    if (!unit.is_head) touch(BufferRole::kGradOut, item.unit, unit.output_bytes);
+    if (item.op == Op::kBackwardInput) touch(BufferRole::kGradOut, before, input_bytes);
+    return keys;
+  }
+  BufferId& device_buffer(const ActivationKey& key) {
+    MicrobatchBuffers& buffers = buffers_[static_cast<std::size_t>(key.microbatch)];
+    const auto at = static_cast<std::size_t>(key.unit);
+    if (key.role == BufferRole::kActivation) return buffers.output[at];
+    return key.role == BufferRole::kSaved ? buffers.saved[at] : buffers.grad_output[at];
+  }
+  ActivationStream make_activations(const std::vector<ComputeItem>& items) {
+    std::vector<ActivationStream::Pass> passes;
+    for (const ComputeItem& item : items) {
+      passes.push_back({item.unit, item.microbatch, activations(item)});
+    }
+    return {builder_, passes,
+            [this](const ActivationKey& key) -> BufferId& { return device_buffer(key); }};
+  }
+
   // In the order in which they become possible (in the backward pass) or needed.
   UpdateStream make_updates() {
     const bool in_backward = updates_in_backward();
@@ -149,12 +185,15 @@ class StepGenerator {
     std::function<void(std::int32_t)> before_use;
     if (pending_) before_use = [this](std::int32_t unit) { updates_.emit_through(unit); };
     WeightStream weights(builder_, uses, std::move(before_use));
+    ActivationStream activations = make_activations(items);
     const auto updated = std::find_if(items.begin(), items.end(), [&](const ComputeItem& item) {
       return updates_in_backward() && completes_gradient(item);
     });
     const auto saves_within = static_cast<std::size_t>(updated - items.begin());
     for (std::size_t i = 0; i < items.size(); ++i) {
+      activations.spill(i);
       weights.advance(i);
+      activations.fetch(i);
       enter_microbatch(items[i]);
       std::vector<BufferId> windows;
       for (const std::int32_t unit : uses[i]) windows.push_back(weights.window(unit));

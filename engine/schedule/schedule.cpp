@@ -61,9 +61,14 @@ LinkBytes LinkBytes::operator-(const LinkBytes& less) const {
           storage_write - less.storage_write};
 }
 
-LinkBytes link_bytes(const Schedule& schedule) {
+namespace {
+
+// Of the instructions for which wanted(instruction) holds.
+template <typename Wanted>
+LinkBytes sum_by_link(const Schedule& schedule, Wanted wanted) {
   LinkBytes total;
   for (const Instruction& instruction : schedule.instructions) {
+    if (!wanted(instruction)) continue;
     switch (instruction.lane) {
       case Lane::kH2D:
         total.upload += instruction.bytes;
@@ -84,6 +89,27 @@ LinkBytes link_bytes(const Schedule& schedule) {
     }
   }
   return total;
+}
+
+}  // namespace
+
+LinkBytes link_bytes(const Schedule& schedule) {
+  return sum_by_link(schedule, [](const Instruction&) { return true; });
+}
+
+LinkBytes activation_link_bytes(const Schedule& schedule) {
+  return sum_by_link(schedule, [&](const Instruction& instruction) {
+    switch (instruction.op) {
+      case Op::kSpillActivation:
+      case Op::kFetchActivation:
+        return true;
+      case Op::kStorageRead:
+      case Op::kStorageWrite:
+        return schedule.buffers[instruction.reads.front().buffer].role != BufferRole::kState;
+      default:
+        return false;
+    }
+  });
 }
 
 }  // namespace sluice

@@ -108,7 +108,8 @@ struct Buffer {
   std::int32_t rank = 0;
   std::int32_t unit = -1;
   std::int32_t microbatch = -1;
-  // Model state: elements [first_elem, first_elem + elems) of the unit's flat element space.
+  // Model state: elements [first_elem, first_elem + elems) of the unit's flat element space. A
+  // piece of something else: first_elem is where it begins, in elements of its dtype.
   StateKind kind = StateKind::kNone;
   std::int32_t chunk = -1;  // -1: the whole unit (a window)
   std::uint64_t first_elem = 0;
@@ -237,6 +238,8 @@ struct LinkBytes {
   LinkBytes operator-(const LinkBytes& less) const;  // of counters: less came before
 };
 LinkBytes link_bytes(const Schedule& schedule);
+// Of these, what spills and fetches of activations move.
+LinkBytes activation_link_bytes(const Schedule& schedule);
 
 std::string schedule_to_json(const Schedule& schedule);
 // Throws InputError naming the first thing that is wrong.

@@ -50,6 +50,14 @@ struct Placement {
   std::vector<Tier> weight;
   std::vector<Tier> gradient;
   std::vector<Tier> optimizer;  // master and moments
+  // Where what a pass leaves for a later one waits: a unit's output, the gradient of it, what the
+  // forward pass saves. What is needed again soon stays on the device (activation_stream.hpp).
+  // Empty: all of it does.
+  std::vector<Tier> activation = {};
+
+  Tier activation_of(std::int32_t unit) const {
+    return activation.empty() ? Tier::kDevice : activation[static_cast<std::size_t>(unit)];
+  }
 };
 
 // Which of a step's passes come first. Results are the same: each unit's gradient is summed in
@@ -76,9 +84,11 @@ struct StepOptions {
   bool recompute = false;
   std::uint64_t chunk_bytes = 2 * kMiB;  // device slot; a multiple of the device granularity
   std::uint64_t piece_elems = 262144;    // in flight between pinned and storage; multiple of 4,096
-  std::int32_t prefetch = 1;             // units fetched ahead of the one in use
-  std::uint64_t weight_slots = 0;        // slots that fetched weights may take; 0: just enough
-  std::int32_t stream_lookahead = 2;     // pieces read ahead of the one being updated
+  // Units whose weights are fetched ahead of the one in use; visits (activation_stream.hpp) that a
+  // spilled activation is.
+  std::int32_t prefetch = 1;
+  std::uint64_t weight_slots = 0;     // slots that fetched weights may take; 0: just enough
+  std::int32_t stream_lookahead = 2;  // pieces read ahead of the one being updated
   // Storage holds two versions of state, and room to save the state that lies elsewhere.
   bool durable = false;
   Placement placement;

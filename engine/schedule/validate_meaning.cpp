@@ -83,6 +83,11 @@ class MeaningCheck {
     }
   }
 
+  // Of a value that may come in pieces: what lies before the range.
+  static std::uint64_t bytes_before(const Buffer& buffer, const ByteRange& range) {
+    return sluice::bytes_of(buffer.dtype, buffer.first_elem) + range.begin;
+  }
+
   void check_copy(const Instruction& instruction) {
     if (instruction.reads.size() != instruction.writes.size()) {
       problems_.add(describe(instruction) + " copies to another number of places than from");
@@ -100,7 +105,9 @@ class MeaningCheck {
         like = like && from.kind == to.kind && from.unit == to.unit && from.dtype == to.dtype &&
                elems_of(from_use) == elems_of(to_use);
       } else {
-        like = like && from.microbatch == to.microbatch;
+        const bool same_place = from.role == BufferRole::kNormPartial ||  // a unit's among all
+                                bytes_before(from, source) == bytes_before(to, target);
+        like = like && from.microbatch == to.microbatch && same_place;
       }
       if (like) continue;
       problems_.add(describe(instruction) + " copies " + describe(from) + " to " + describe(to) +

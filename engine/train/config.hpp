@@ -119,6 +119,7 @@ struct Config {
     std::int64_t prefetch = 2;               // units fetched ahead of their use
     struct {
       Place weight = Place::kAuto, gradient = Place::kAuto, optimizer = Place::kAuto;
+      Place activation = Place::kAuto;
     } place;
     // The host device's model of a link, each direction. 0: as fast as memory.
     double link_bandwidth_bytes_per_s = 0.0;

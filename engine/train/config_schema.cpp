@@ -315,6 +315,9 @@ void add_memory(Keys& keys) {
   add(choice(
       "memory.place.optimizer", SLUICE_FIELD(memory.place.optimizer), places,
       "where master weights and moments rest; \"device\" needs weight and gradient there too"));
+  add(choice("memory.place.activation", SLUICE_FIELD(memory.place.activation), places,
+             "where activations wait between forward and backward pass; auto: on the device, or "
+             "away where that fits or is faster"));
   add(real("memory.link_bandwidth", SLUICE_FIELD(memory.link_bandwidth_bytes_per_s), 0.0, kHuge,
            "host device: modelled bandwidth of each direction of the link; 0: off",
            ConfigKind::kRate));

@@ -34,7 +34,8 @@ RunEvent placement_json(const Plan& plan) {
   const Placement& placement = plan.options.placement;
   return {{"weight", kind(placement.weight)},
           {"gradient", kind(placement.gradient)},
-          {"optimizer", kind(placement.optimizer)}};
+          {"optimizer", kind(placement.optimizer)},
+          {"activation", kind(placement.activation)}};
 }
 
 // Bytes of each kind on the tiers where it lies.
@@ -87,6 +88,7 @@ RunEvent plan_event(const Plan& plan) {
                     {"fits", true},
                     {"peak_bytes", tier_bytes_json(plan.peak_bytes)},
                     {"bytes_moved", link_bytes_json(plan.step_bytes)},
+                    {"activation_bytes_moved", link_bytes_json(plan.activation_bytes)},
                     {"step_time_s", plan.simulation.total_s},
                     {"bound_by", plan.bound_by},
                     {"profile", plan.profile},

@@ -144,6 +144,20 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
     campaign.attack(compile_saving_step(model, options), 200 + seed, 12);
     if (HasFatalFailure()) return;
   }
+  // Steps that spill activations, some in several pieces.
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    StepModel model = testing::example_model(3, seed % 2 == 1, DType::kBF16);
+    for (UnitFootprint& unit : model.units) {
+      if (unit.saved_bytes > 0) unit.saved_bytes = 40000;
+    }
+    StepOptions options = testing::random_options(model, 1 + static_cast<int>(seed % 3), seed);
+    options.piece_elems = 4096;
+    options.prefetch = static_cast<std::int32_t>(seed / 2 % 2);
+    options.placement.activation.assign(model.units.size(),
+                                        seed % 4 == 0 ? Tier::kPinned : Tier::kStorage);
+    campaign.attack(compile_training_step(model, options), 300 + seed, 12);
+    if (HasFatalFailure()) return;
+  }
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     campaign.attack(testing::two_stage_pipeline(2 + static_cast<int>(seed)), 100 + seed, 10);
     if (HasFatalFailure()) return;

@@ -16,13 +16,14 @@ namespace sluice::testing {
 
 class FaultSweep {
  public:
-  // engine: memory.storage_engine.
-  explicit FaultSweep(const std::string& engine)
+  // engine: memory.storage_engine. placement: what lies on storage.
+  explicit FaultSweep(const std::string& engine,
+                      const Overrides& placement = places("storage", "storage", "storage"))
       : config_(bench_.config(
             "run", Overrides{"model.layers=1", "model.hidden=32", "model.heads=2", "train.seq=16",
                              "train.micro_batch=1", "train.accumulate=2", "train.steps=3",
                              "memory.storage_engine=" + engine} +
-                       places("storage", "storage", "storage"))) {
+                       placement)) {
     const Outcome healthy = run({});
     if (!healthy.error.empty()) throw std::runtime_error(healthy.error);
     healthy_hash_ = healthy.weights_hash;

@@ -12,7 +12,7 @@
 namespace sluice::testing {
 
 enum class Mutation : std::uint8_t {
-  kDropFetch,       // an Upload, Download, StorageRead or StorageWrite is missing
+  kDropFetch,       // a transfer between tiers is missing
   kDropAny,         // any instruction but a Release is missing
   kSwapNeighbours,  // two neighbours of the list change places
   kSwapInLane,      // two neighbours of a lane change places, and what they wait for with them
@@ -42,7 +42,8 @@ class Mutator {
       case Mutation::kDropFetch:
         return drop([](const Instruction& i) {
           return i.op == Op::kUpload || i.op == Op::kDownload || i.op == Op::kStorageRead ||
-                 i.op == Op::kStorageWrite;
+                 i.op == Op::kStorageWrite || i.op == Op::kSpillActivation ||
+                 i.op == Op::kFetchActivation;
         });
       case Mutation::kDropAny:
         return drop([](const Instruction& i) { return i.op != Op::kRelease; });

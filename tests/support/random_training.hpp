@@ -69,7 +69,9 @@ inline Overrides random_movement(Draws& draw) {
           std::string("recompute.policy=") + draw.pick({"none", "unit", "auto"}),
           std::string("train.order=") + draw.pick({"microbatch", "unit", "auto"}),
           std::string("optimizer.placement=") +
-              draw.pick({"after_backward", "next_forward", "speculative", "auto"})};
+              draw.pick({"after_backward", "next_forward", "speculative", "auto"}),
+          std::string("memory.place.activation=") +
+              draw.pick({"auto", "auto", "device", "pinned", "storage"})};
 }
 
 // From hopeless to ample.

@@ -71,18 +71,19 @@ inline std::vector<OptimizerOptions> example_optimizers() {
   return optimizers;
 }
 
-inline Placement placed(std::size_t units, Tier weight, Tier gradient, Tier optimizer) {
+inline Placement placed(std::size_t units, Tier weight, Tier gradient, Tier optimizer,
+                        Tier activation = Tier::kDevice) {
   return {std::vector<Tier>(units, weight), std::vector<Tier>(units, gradient),
-          std::vector<Tier>(units, optimizer)};
+          std::vector<Tier>(units, optimizer), std::vector<Tier>(units, activation)};
 }
 
 inline StepOptions example_options(const StepModel& model, Tier weight, Tier gradient,
-                                   Tier optimizer) {
+                                   Tier optimizer, Tier activation = Tier::kDevice) {
   StepOptions options;
   options.microbatches = 2;
   options.chunk_bytes = 2 * 4096 * 4;
   options.piece_elems = 3 * 4096;
-  options.placement = placed(model.units.size(), weight, gradient, optimizer);
+  options.placement = placed(model.units.size(), weight, gradient, optimizer, activation);
   return options;
 }
 
@@ -107,6 +108,10 @@ inline StepOptions random_options(const StepModel& model, std::int32_t microbatc
     options.placement.gradient.push_back(device ? Tier::kDevice : static_cast<Tier>(below(3)));
   }
   options.order = below(2) == 0 ? ComputeOrder::kUnit : ComputeOrder::kMicrobatch;
+  if (below(2) == 0) return options;
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    options.placement.activation.push_back(static_cast<Tier>(below(3)));
+  }
   return options;
 }
 

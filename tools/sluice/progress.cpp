@@ -51,6 +51,19 @@ void print_speculation(const RunEvent& speculation) {
                    : "");
 }
 
+// Only where some are spilled: "activations of units: 5 device, 9 pinned; up 1.0 MiB, down …".
+void print_activations(const RunEvent& plan) {
+  const RunEvent& units = plan["units_by_tier"]["activation"];
+  const RunEvent& moved = plan["activation_bytes_moved"];
+  if (moved["download"] == 0) return;
+  std::string places;
+  for (const auto& [tier, count] : units.items()) {
+    places += (places.empty() ? "" : ", ") + std::to_string(count.get<int>()) + " " + tier;
+  }
+  std::fprintf(stderr, "spilled  activations of units: %s; %s\n", places.c_str(),
+               moved_line(moved).c_str());
+}
+
 }  // namespace
 
 void Progress::plan(const RunEvent& plan) const {
@@ -67,6 +80,7 @@ void Progress::plan(const RunEvent& plan) const {
                moved_line(plan["bytes_moved"]).c_str(),
                format_seconds(plan["step_time_s"].get<double>()).c_str(),
                plan["bound_by"].get<std::string>().c_str());
+  print_activations(plan);
   if (plan.contains("speculation")) {
     const RunEvent& speculation = plan["speculation"];
     std::fprintf(stderr, "a redo   %s; about %s; the second version of state takes %s\n",

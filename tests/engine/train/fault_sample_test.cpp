@@ -4,12 +4,13 @@
 namespace sluice {
 namespace {
 
-void sample(const std::string& engine) {
+using testing::operator+;
+
+void sample(const testing::FaultSweep& sweep, std::uint64_t at_least) {
   constexpr std::uint64_t kRunsOfEach = 2;
   constexpr std::uint64_t kRuns = testing::kEveryFault.size() * 2 * kRunsOfEach;
-  const testing::FaultSweep sweep(engine);
-  EXPECT_GT(sweep.operations(StorageFault::kEio), 100u);
-  EXPECT_GT(sweep.operations(StorageFault::kCallEintr), 100u);
+  EXPECT_GT(sweep.operations(StorageFault::kEio), at_least);
+  EXPECT_GT(sweep.operations(StorageFault::kCallEintr), at_least);
   std::uint64_t run = 0;
   for (const StorageFault fault : testing::kEveryFault) {
     for (const bool forever : {false, true}) {
@@ -24,13 +25,22 @@ void sample(const std::string& engine) {
 }
 
 TEST(TrainingFaults, OfAnyKindEndRightOrWithAnError) {
-  sample("posix");
+  sample(testing::FaultSweep("posix"), 100);
 }
 
 TEST(TrainingFaults, ThroughIoUringToo) {
   const std::string reason = io_uring_unavailable_reason();
   if (!reason.empty()) GTEST_SKIP() << reason;
-  sample("io_uring");
+  sample(testing::FaultSweep("io_uring"), 100);
+}
+
+// Nothing lies on storage but activations, between their passes.
+TEST(TrainingFaults, OfSpilledActivationsToo) {
+  sample(testing::FaultSweep(
+             "posix", testing::places("device", "device", "device") +
+                          testing::Overrides{"model.layers=3", "memory.place.activation=storage",
+                                             "memory.prefetch=0", "recompute.policy=none"}),
+         30);
 }
 
 }  // namespace

@@ -83,6 +83,24 @@ TEST_F(PlanCommand, TellsPeopleTheSame) {
   }
 }
 
+TEST_F(PlanCommand, SaysWhereActivationsWaitAndWhatThatMoves) {
+  const Words stored{"--set", "memory.place.activation=storage", "recompute.policy=none",
+                     "memory.prefetch=0"};
+  Words plan{"plan", "config.toml", "--json"};
+  plan.insert(plan.end(), stored.begin(), stored.end());
+  const ChildOutcome outcome = succeed(plan);
+  const Json event = events_of(outcome).at(0);
+  EXPECT_EQ(event.at("units_by_tier").at("activation"), (Json{{"storage", 4}}));
+  const Json& moved = event.at("activation_bytes_moved");
+  for (const char* link : {"upload", "download", "storage_read", "storage_write"}) {
+    EXPECT_GT(moved.at(link).get<std::uint64_t>(), 0u) << link;
+    EXPECT_LE(moved.at(link), event.at("bytes_moved").at(link));
+  }
+  plan.erase(plan.begin() + 2);
+  EXPECT_NE(succeed(plan).err.find("spilled  activations of units: 4 storage; up "),
+            std::string::npos);
+}
+
 TEST_F(PlanCommand, WritesTheTraceOfTheStep) {
   succeed({"plan", "config.toml", "--trace", "step.json"});
   const Json trace = Json::parse(read_file(path("step.json")));
