@@ -7,6 +7,16 @@ pkg_check_modules(URING REQUIRED IMPORTED_TARGET liburing)
 pkg_check_modules(HWLOC REQUIRED IMPORTED_TARGET hwloc)
 pkg_check_modules(HWY REQUIRED IMPORTED_TARGET libhwy)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
+# Whether the library brings vector code for the processor that it finds itself on (base/xxh3.hpp).
+include(CheckCXXSourceCompiles)
+set(CMAKE_REQUIRED_LIBRARIES PkgConfig::XXHASH)
+check_cxx_source_compiles("#include <xxh_x86dispatch.h>
+int main() { return static_cast<int>(XXH3_128bits_withSeed(nullptr, 0, 1).low64); }"
+  SLUICE_XXHASH_DISPATCH)
+unset(CMAKE_REQUIRED_LIBRARIES)
+if(SLUICE_XXHASH_DISPATCH)
+  target_compile_definitions(PkgConfig::XXHASH INTERFACE SLUICE_XXHASH_DISPATCH)
+endif()
 pkg_check_modules(TOMLPLUSPLUS REQUIRED IMPORTED_TARGET tomlplusplus)
 find_package(CLI11 REQUIRED)
 find_library(DNNL_LIBRARY dnnl REQUIRED)

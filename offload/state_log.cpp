@@ -1,7 +1,5 @@
 #include "offload/state_log.hpp"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -9,6 +7,7 @@
 
 #include "base/log.hpp"
 #include "base/units.hpp"
+#include "base/xxh3.hpp"
 #include "offload/storage_file.hpp"
 
 namespace sluice {

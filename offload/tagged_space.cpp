@@ -1,7 +1,5 @@
 #include "offload/tagged_space.hpp"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -13,6 +11,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
+#include "base/xxh3.hpp"
 
 namespace sluice {
 

@@ -2,14 +2,14 @@
 // attacks.
 #pragma once
 
-#include <xxhash.h>
-
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
+
+#include "base/xxh3.hpp"
 
 namespace sluice {
 
