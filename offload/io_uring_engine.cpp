@@ -25,6 +25,7 @@
 #include "base/log.hpp"
 #include "base/units.hpp"
 #include "offload/queued_engine.hpp"
+#include "offload/request_queue.hpp"
 
 namespace sluice {
 namespace {
@@ -49,10 +50,22 @@ std::string error_text(int error_number) {
   return std::strerror(error_number);
 }
 
+// How long the kernel's submission thread looks for work before it sleeps.
+constexpr unsigned kIdleMs = 20;
+
 // RAII over the ring, made with the best flags that the kernel takes.
 class Ring {
  public:
-  explicit Ring(unsigned entries) {
+  Ring(unsigned entries, bool submission_thread) {
+    if (submission_thread) {
+      io_uring_params params{};
+      params.flags = IORING_SETUP_SQPOLL;
+      params.sq_thread_idle = kIdleMs;
+      const int status = io_uring_queue_init_params(entries, &ring_, &params);
+      if (status >= 0) return;
+      log(LogLevel::kWarning, "io_uring: a kernel thread for submissions (SQPOLL) was refused: " +
+                                  error_text(-status) + "; the ring works without");
+    }
     constexpr std::array<unsigned, 3> flag_sets{
         IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN, IORING_SETUP_COOP_TASKRUN, 0};
     int status = -EINVAL;
@@ -107,6 +120,7 @@ class IoUringEngine final : public QueuedEngine {
   void loop();
   bool collect();
   bool issue();
+  bool has_slot(StorageOp op) const;
   bool start_piece(const ActiveRequestPtr& request);
   void queue_call(std::uint32_t slot_index);
   void arm_wake();
@@ -123,14 +137,18 @@ class IoUringEngine final : public QueuedEngine {
   bool set_file_slot(int slot, int descriptor);
   int registered_slot(const std::byte* data, std::uint64_t bytes) const;
 
+  void wake_ring();
+
   FileDescriptor wake_event_;
-  std::uint64_t wake_value_ = 0;                 // the kernel writes it
-  bool sleeping_ = false;                        // guarded by mutex_: a wake-up is needed
+  std::uint64_t wake_value_ = 0;  // the kernel writes it
+  // By StorageOp, guarded by mutex_: the ring thread sleeps, or is about to, and could start one.
+  std::array<bool, 2> wants_{};
   std::vector<std::function<void()>> commands_;  // guarded by mutex_
 
   // Of the ring thread alone:
   std::unique_ptr<Ring> ring_;
-  std::deque<ActiveRequestPtr> waiting_;  // not wholly cut yet, in order
+  RequestQueue waiting_;                      // not wholly cut yet
+  std::array<std::uint32_t, 2> under_way_{};  // pieces, by StorageOp
   std::vector<Slot> slots_;
   std::vector<std::uint32_t> free_slots_;
   std::unique_ptr<std::byte[], FreeBytes> bounce_;
@@ -178,16 +196,21 @@ IoUringEngine::~IoUringEngine() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
-    sleeping_ = true;  // whatever it does: one wake-up more
-    wake_locked();
+    wake_ring();
   }
   thread_.join();
 }
 
 void IoUringEngine::wake_locked() {
   // The ring thread itself looks at incoming_ again after every callback.
-  if (!sleeping_ || on_completion_thread()) return;
-  sleeping_ = false;
+  if (on_completion_thread()) return;
+  // Where all slots of its direction are taken, a completion will come before it could start.
+  if (!wants_[static_cast<std::size_t>(incoming_.back()->request.op)]) return;
+  wants_ = {false, false};  // once is enough
+  wake_ring();
+}
+
+void IoUringEngine::wake_ring() {
   const std::uint64_t one = 1;
   // Fails only if the counter is full, which is as good as a wake-up.
   if (::write(wake_event_.get(), &one, sizeof one) < 0 && errno != EAGAIN) {
@@ -216,10 +239,11 @@ void IoUringEngine::run(std::promise<void> started) noexcept {
 }
 
 void IoUringEngine::set_up() {
+  const std::uint32_t slots = options_.queue_depth + options_.write_depth;
   // One entry more than pieces: the eventfd read.
-  ring_ = std::make_unique<Ring>(options_.queue_depth + 1);
-  slots_.resize(options_.queue_depth);
-  for (std::uint32_t i = 0; i < options_.queue_depth; ++i) free_slots_.push_back(i);
+  ring_ = std::make_unique<Ring>(slots + 1, options_.submission_thread);
+  slots_.resize(slots);
+  for (std::uint32_t i = 0; i < slots; ++i) free_slots_.push_back(i);
   bounce_.reset(static_cast<std::byte*>(
       std::aligned_alloc(kMaxAlignmentBytes, kBounceBuffers * kBounceBytes)));
   if (!bounce_) throw std::bad_alloc();
@@ -246,40 +270,45 @@ bool IoUringEngine::collect() {
   {
     const std::lock_guard lock(mutex_);
     while (!incoming_.empty()) {
-      waiting_.push_back(std::move(incoming_.front()));
+      waiting_.push(incoming_.front());
       incoming_.pop_front();
     }
     commands.swap(commands_);
     stopping = stopping_;
-    // While every slot is taken, a completion will come before a new request could start.
-    sleeping_ = !free_slots_.empty() || stopping;
+    wants_ = {has_slot(StorageOp::kRead), has_slot(StorageOp::kWrite)};
   }
   for (const auto& command : commands) command();
   if (!stopping) return true;
-  for (const auto& request : waiting_) request->fail(ECANCELED);
+  waiting_.for_each([](const ActiveRequestPtr& request) { request->fail(ECANCELED); });
   return !waiting_.empty() || free_slots_.size() != slots_.size() || wake_armed_;
 }
 
 // True: a request ended here (empty, failed or cancelled) and its callback has run.
 bool IoUringEngine::issue() {
   bool called_back = false;
-  while (!waiting_.empty()) {
-    const ActiveRequestPtr request = waiting_.front();
-    if (!request->cursor.done()) {
-      if (!start_piece(request)) break;
-      continue;
+  std::array<bool, 2> blocked{};  // by StorageOp
+  while (true) {
+    const ActiveRequestPtr request = waiting_.next(!blocked[0] && has_slot(StorageOp::kRead),
+                                                   !blocked[1] && has_slot(StorageOp::kWrite));
+    if (!request) return called_back;
+    if (!request->cursor.done() && !start_piece(request)) {
+      blocked[static_cast<std::size_t>(request->request.op)] = true;
     }
-    waiting_.pop_front();
+    if (!request->cursor.done()) continue;
+    waiting_.erase(request);
     if (!request->ended()) continue;  // the last of its pieces under way ends it
     finish(request);
     called_back = true;
   }
-  return called_back;
 }
 
-// False: no slot, bounce buffer or edge turn now; a completion will bring it.
+bool IoUringEngine::has_slot(StorageOp op) const {
+  return under_way_[static_cast<std::size_t>(op)] <
+         (op == StorageOp::kRead ? options_.queue_depth : options_.write_depth);
+}
+
+// False: no bounce buffer or edge turn now; a completion will bring it.
 bool IoUringEngine::start_piece(const ActiveRequestPtr& request) {
-  if (free_slots_.empty()) return false;
   const Piece piece = request->cursor.peek();
   const StorageOp op = request->request.op;
   const bool edge_write = piece.kind == Piece::Kind::kEdge && op == StorageOp::kWrite;
@@ -296,6 +325,8 @@ bool IoUringEngine::start_piece(const ActiveRequestPtr& request) {
   slot.transfer = PieceTransfer(piece, op, request->file->file.alignment(), bounce);
   request->cursor.pop();
   ++request->pieces_in_flight;
+  ++under_way_[static_cast<std::size_t>(op)];
+  waiting_.count_start(request);
   const std::uint32_t index = free_slots_.back();
   free_slots_.pop_back();
   slots_[index] = std::move(slot);
@@ -442,9 +473,10 @@ void IoUringEngine::end_slot(std::uint32_t slot_index) {
   }
   request->resubmitted += slot.transfer.resubmitted();
   --request->pieces_in_flight;
+  --under_way_[static_cast<std::size_t>(request->request.op)];
   if (!request->ended()) return;
   // One that failed before all of it was cut still stands in the queue.
-  if (request->error) std::erase(waiting_, request);
+  if (request->error) waiting_.erase(request);
   finish(request);
 }
 
@@ -462,7 +494,7 @@ void IoUringEngine::run_broken(int error_number) noexcept {
   wake_armed_ = false;
   buffers_registered_ = files_registered_ = false;
   while (true) {
-    for (const auto& request : waiting_) request->fail(error_number);
+    waiting_.for_each([=](const ActiveRequestPtr& request) { request->fail(error_number); });
     issue();
     if (!collect()) return;
     if (!waiting_.empty()) continue;
@@ -506,8 +538,7 @@ void IoUringEngine::run_on_ring(std::function<void()> command) {
   {
     const std::lock_guard lock(mutex_);
     commands_.push_back([task] { (*task)(); });
-    sleeping_ = true;  // even with all slots taken
-    wake_locked();
+    wake_ring();
   }
   const auto deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
   if (outcome.wait_until(deadline.time()) != std::future_status::ready) {

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <condition_variable>
 #include <cstdlib>
@@ -13,6 +14,7 @@
 
 #include "base/log.hpp"
 #include "offload/queued_engine.hpp"
+#include "offload/request_queue.hpp"
 
 namespace sluice {
 namespace {
@@ -37,7 +39,11 @@ class PosixEngine final : public QueuedEngine {
   void register_memory(void*, std::uint64_t) override {}  // pread knows no registration
 
  protected:
-  void wake_locked() override { work_ready_.notify_one(); }
+  void wake_locked() override {
+    for (const auto& request : incoming_) waiting_.push(request);
+    incoming_.clear();
+    work_ready_.notify_one();
+  }
 
  private:
   // Requests not begun end with ECANCELED; what is under way is waited for.
@@ -45,7 +51,7 @@ class PosixEngine final : public QueuedEngine {
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
-      for (auto& request : incoming_) request->fail(ECANCELED);
+      waiting_.for_each([](const ActiveRequestPtr& request) { request->fail(ECANCELED); });
     }
     work_ready_.notify_all();
     workers_.clear();  // joins
@@ -62,19 +68,28 @@ class PosixEngine final : public QueuedEngine {
         static_cast<std::byte*>(std::aligned_alloc(kMaxAlignmentBytes, kBounceBytes)), &std::free);
     std::unique_lock lock(mutex_);
     while (true) {
-      work_ready_.wait(lock, [&] { return stopping_ || !incoming_.empty(); });
-      if (incoming_.empty()) return;
-      const ActiveRequestPtr request = incoming_.front();
+      ActiveRequestPtr request;
+      work_ready_.wait(lock, [&] {
+        request = waiting_.next(true, may_write());
+        return request != nullptr || (stopping_ && waiting_.empty());
+      });
+      if (!request) {
+        work_ready_.notify_all();  // the others may leave, too
+        return;
+      }
       if (request->cursor.done()) {  // failed, empty or cancelled: nothing to move
-        incoming_.pop_front();
+        waiting_.erase(request);
         if (request->ended()) end_locked(request);
         continue;
       }
+      const bool writes = request->request.op == StorageOp::kWrite;
       const Piece piece = request->cursor.peek();
       request->cursor.pop();
       ++request->pieces_in_flight;
+      if (writes) ++writers_;
+      waiting_.count_start(request);
       if (request->cursor.done()) {
-        incoming_.pop_front();
+        waiting_.erase(request);
       } else {
         work_ready_.notify_one();  // the rest of it, for another worker
       }
@@ -82,12 +97,14 @@ class PosixEngine final : public QueuedEngine {
       std::uint64_t resubmitted = 0;
       const std::exception_ptr error = move(*request, piece, bounce.get(), resubmitted);
       lock.lock();
+      // One that waited only because of the bound on writers.
+      if (writes && writers_-- == most_writers_) work_ready_.notify_one();
       request->resubmitted += resubmitted;
       if (error) request->fail(error);
       --request->pieces_in_flight;
       if (!request->ended()) continue;
       // One that failed before all of it was cut may still stand in the queue.
-      if (request->error) std::erase(incoming_, request);
+      if (request->error) waiting_.erase(request);
       end_locked(request);
     }
   }
@@ -133,7 +150,8 @@ class PosixEngine final : public QueuedEngine {
       ended_ready_.wait(lock, [&] { return workers_gone_ || !ended_.empty(); });
       if (ended_.empty()) {
         // What callbacks submitted after the workers had gone: it has failed already.
-        ended_.swap(incoming_);
+        waiting_.for_each([&](const ActiveRequestPtr& request) { ended_.push_back(request); });
+        waiting_ = {};
         if (ended_.empty()) return;
       }
       ActiveRequestPtr request = std::move(ended_.front());
@@ -144,7 +162,12 @@ class PosixEngine final : public QueuedEngine {
     }
   }
 
-  std::mutex edge_mutex_;  // one edge write at a time (aligned_transfer.hpp)
+  bool may_write() const { return writers_ < most_writers_; }
+
+  const std::uint32_t most_writers_ = std::max(options_.threads, 2u) - 1;
+  RequestQueue waiting_;       // not wholly cut yet; guarded by mutex_
+  std::uint32_t writers_ = 0;  // workers that write now; guarded by mutex_
+  std::mutex edge_mutex_;      // one edge write at a time (aligned_transfer.hpp)
   std::condition_variable work_ready_;
   std::condition_variable ended_ready_;
   std::deque<ActiveRequestPtr> ended_;  // guarded by mutex_, as all below

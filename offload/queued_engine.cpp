@@ -36,6 +36,7 @@ void ActiveRequest::fail(int error_number) {
 
 QueuedEngine::QueuedEngine(const StorageOptions& options) : options_(options) {
   SLUICE_CHECK(options.queue_depth >= 1 && options.queue_depth <= 4096);
+  SLUICE_CHECK(options.write_depth >= 1 && options.write_depth <= 4096);
   SLUICE_CHECK(options.threads >= 1 && options.threads <= 256);
   SLUICE_CHECK(options.request_bytes >= kMinRequestBytes &&
                options.request_bytes <= kMaxRequestBytes);
@@ -90,8 +91,8 @@ void QueuedEngine::submit(const StorageRequest& request, Callback done) {
   }
   const std::uint64_t file_bytes = file->file.bytes();
   const PieceCursor cursor(request, file->file.alignment(), options_.request_bytes);
-  auto active = std::make_shared<ActiveRequest>(
-      ActiveRequest{request, std::move(done), std::move(file), cursor, 0, 0, false, nullptr});
+  auto active = std::make_shared<ActiveRequest>(ActiveRequest{
+      request, std::move(done), std::move(file), cursor, 0, 0, false, nullptr, submitted_++});
   active->bounced = !cursor.aligned();
   if (request.bytes > file_bytes || request.offset > file_bytes - request.bytes) {
     // A read would end short; a write would leave the preallocated space.

@@ -41,7 +41,8 @@ struct ActiveRequest {
   std::uint32_t pieces_in_flight = 0;
   std::uint64_t resubmitted = 0;
   bool bounced = false;
-  std::exception_ptr error;  // the first
+  std::exception_ptr error;    // the first
+  std::uint64_t sequence = 0;  // age: of two requests, the one submitted first has the lower
 
   // Keeps the first error; no further piece is cut.
   void fail(std::exception_ptr reason);
@@ -118,6 +119,7 @@ class QueuedEngine : public StorageEngine {
   std::map<StorageFileId, std::shared_ptr<OpenFile>> files_;  // guarded by mutex_
   StorageFileId next_file_ = 1;                               // guarded by mutex_; never used again
   std::uint64_t outstanding_ = 0;                             // guarded by mutex_
+  std::uint64_t submitted_ = 0;                               // guarded by mutex_
   StorageCounters counters_;                                  // guarded by mutex_
   std::atomic<bool> buffered_said_ = false;
   ResultFilter result_filter_;  // set before the first request

@@ -33,6 +33,10 @@ struct StorageRequest {
   std::uint64_t offset = 0;
   void* data = nullptr;  // stays valid until the callback has run
   std::uint64_t bytes = 0;
+  // When its end is waited for, on any one clock of the caller's (training: the place in the
+  // schedule of the first instruction that waits for it). Of what waits to be started the lowest
+  // goes first; 0: somebody waits now.
+  std::uint64_t needed_by = 0;
 };
 
 // Counted by the engine itself: requested bytes of requests that ended well, bounce excluded.
@@ -104,9 +108,14 @@ void submit_and_wait(std::uint64_t bytes,
                      const std::function<void(StorageEngine::Callback)>& submit);
 
 struct StorageOptions {
+  // Pieces under way, of reads and of writes: bounded apart, so that writes never hold up a read.
   std::uint32_t queue_depth = 32;
+  std::uint32_t write_depth = 32;
   std::uint64_t request_bytes = 1 << 20;  // larger requests are split into pieces of this
-  std::uint32_t threads = 4;              // posix: pool size
+  std::uint32_t threads = 4;              // posix: pool size; one of several is kept for reads
+  // io_uring: a kernel thread takes submissions (IORING_SETUP_SQPOLL), which costs no system call
+  // and most of a core. Refused by the kernel: one log line, and the ring works without.
+  bool submission_thread = false;
 };
 
 // kind: "io_uring", "posix" or "auto" (io_uring where a ring can be made, else posix, said once in

@@ -103,7 +103,7 @@ StripedSpace::Location StripedSpace::locate(std::uint64_t offset) const {
 }
 
 void StripedSpace::submit(StorageOp op, std::uint64_t offset, void* data, std::uint64_t bytes,
-                          StorageEngine::Callback done) {
+                          StorageEngine::Callback done, std::uint64_t needed_by) {
   SLUICE_CHECK(bytes > 0 && offset + bytes <= bytes_);
   const std::uint64_t first = offset / kStripeBytes;
   const std::uint64_t last = (offset + bytes - 1) / kStripeBytes;
@@ -130,6 +130,7 @@ void StripedSpace::submit(StorageOp op, std::uint64_t offset, void* data, std::u
     request.offset = offset_in_file(cursor);
     request.data = static_cast<std::byte*>(data) + (cursor - offset);
     request.bytes = part_end - cursor;
+    request.needed_by = needed_by;
     try {
       engine_->submit(request, part_done);
     } catch (...) {

@@ -35,9 +35,9 @@ class StripedSpace {
   StripedSpace& operator=(const StripedSpace&) = delete;
 
   // Moves [offset, offset + bytes) of the space; `done` runs once, after the last part, with the
-  // first error or null (on the engine's completion thread).
+  // first error or null (on the engine's completion thread). needed_by: as in StorageRequest.
   void submit(StorageOp op, std::uint64_t offset, void* data, std::uint64_t bytes,
-              StorageEngine::Callback done);
+              StorageEngine::Callback done, std::uint64_t needed_by = 0);
   // Submits and waits; throws the error.
   void transfer(StorageOp op, std::uint64_t offset, void* data, std::uint64_t bytes);
 

@@ -236,7 +236,8 @@ void TaggedSpace::tag_blocks(Tagged& tagged, std::uint64_t offset_bytes, const s
 }
 
 void TaggedSpace::submit(StorageOp op, RangeId id, std::uint64_t offset_bytes, void* data,
-                         std::uint64_t bytes, StorageEngine::Callback done) {
+                         std::uint64_t bytes, StorageEngine::Callback done,
+                         std::uint64_t needed_by) {
   SLUICE_CHECK(id < ranges_.size());
   Tagged& tagged = *ranges_[id];
   const Range& range = tagged.range;
@@ -251,7 +252,7 @@ void TaggedSpace::submit(StorageOp op, RangeId id, std::uint64_t offset_bytes, v
   } else {
     done = verifier_->expect({&tagged, offset_bytes, at, bytes, std::move(done)});
   }
-  space_.submit(op, range.offset_bytes + offset_bytes, data, bytes, std::move(done));
+  space_.submit(op, range.offset_bytes + offset_bytes, data, bytes, std::move(done), needed_by);
 }
 
 void TaggedSpace::transfer(StorageOp op, RangeId range, std::uint64_t offset_bytes, void* data,

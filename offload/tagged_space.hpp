@@ -74,9 +74,9 @@ class TaggedSpace {
 
   // Moves [offset, offset + bytes) of the range, whole blocks; `done` runs once, not on the calling
   // thread, with the first error or null. Errors: StripedSpace's, IntegrityError, and InternalError
-  // for a block that was never written.
+  // for a block that was never written. needed_by: as in StorageRequest.
   void submit(StorageOp op, RangeId range, std::uint64_t offset_bytes, void* data,
-              std::uint64_t bytes, StorageEngine::Callback done);
+              std::uint64_t bytes, StorageEngine::Callback done, std::uint64_t needed_by = 0);
   // Submits and waits; throws the error.
   void transfer(StorageOp op, RangeId range, std::uint64_t offset_bytes, void* data,
                 std::uint64_t bytes);

@@ -371,22 +371,24 @@ void Executor::run_storage_lane(RunState& run, std::size_t lane_number) {
       const std::lock_guard lock(state.mutex);
       ++state.in_flight;
     }
-    storage_.submit(read ? StorageOp::kRead : StorageOp::kWrite, range, storage.range_offset,
-                    memory.data, memory.bytes,
-                    [this, shared = run.shared_from_this(), &run, &state, &instruction, end, at,
-                     begin_ns](std::exception_ptr error) {
-                      if (error) {
-                        run.fail(error);
-                      } else {
-                        if (run.trace != nullptr) {
-                          record_span(run, instruction, begin_ns, device_.now_ns());
-                        }
-                        end(at);
-                      }
-                      const std::lock_guard lock(state.mutex);
-                      --state.in_flight;
-                      state.drained.notify_all();
-                    });
+    storage_.submit(
+        read ? StorageOp::kRead : StorageOp::kWrite, range, storage.range_offset, memory.data,
+        memory.bytes,
+        [this, shared = run.shared_from_this(), &run, &state, &instruction, end, at,
+         begin_ns](std::exception_ptr error) {
+          if (error) {
+            run.fail(error);
+          } else {
+            if (run.trace != nullptr) {
+              record_span(run, instruction, begin_ns, device_.now_ns());
+            }
+            end(at);
+          }
+          const std::lock_guard lock(state.mutex);
+          --state.in_flight;
+          state.drained.notify_all();
+        },
+        run.program().needed_by(instruction.id));
   };
   std::exception_ptr error;
   try {

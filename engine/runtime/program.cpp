@@ -1,5 +1,6 @@
 #include "engine/runtime/program.hpp"
 
+#include <algorithm>
 #include <map>
 #include <numeric>
 #include <utility>
@@ -46,6 +47,7 @@ Program::Program(const Schedule& schedule, RunMemory& memory, bool flipped) : sc
   }
   find_storage_conflicts();
   find_made_state();
+  find_needed_by();
 }
 
 std::vector<Place> Program::resolve(const std::vector<Use>& uses, RunMemory& memory) {
@@ -120,6 +122,30 @@ void Program::find_made_state() {
     const auto after = written.lower_bound(end);
     of_made_state_[instruction.id] =
         after != written.begin() && std::prev(after)->second > place.storage_offset;
+  }
+}
+
+// Backwards through the list: who waits stands behind whom he waits for. A Release only passes on
+// what waits for it; a storage lane retires in order, so what stands earlier in it is needed no
+// later.
+void Program::find_needed_by() {
+  const auto& instructions = schedule_.instructions;
+  needed_by_.assign(instructions.size(), instructions.size() + 1);
+  const auto need = [&](InstructionId id, std::uint64_t by) {
+    needed_by_[id] = std::min(needed_by_[id], by);
+  };
+  std::array<std::uint64_t, kLaneCount> behind{};
+  behind.fill(instructions.size() + 1);
+  for (auto at = instructions.rbegin(); at != instructions.rend(); ++at) {
+    if (at->lane == Lane::kStorageRead || at->lane == Lane::kStorageWrite) {
+      std::uint64_t& next = behind[static_cast<std::size_t>(at->lane)];
+      need(at->id, next);
+      next = needed_by_[at->id];
+    }
+    const std::uint64_t place = std::uint64_t{at->id} + 1;
+    const std::uint64_t by = at->op == Op::kRelease ? needed_by_[at->id] : place;
+    for (const InstructionId dep : at->deps) need(dep, by);
+    for (const InstructionId earlier : storage_conflicts_[at->id]) need(earlier, place);
   }
 }
 

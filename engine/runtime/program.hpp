@@ -39,6 +39,9 @@ class Program {
   const std::vector<InstructionId>& storage_conflicts(InstructionId id) const {
     return storage_conflicts_[id];
   }
+  // When the end of a storage transfer is waited for: the place in the schedule, counted from 1, of
+  // the first instruction that cannot start before it; behind the last where none waits.
+  std::uint64_t needed_by(InstructionId id) const { return needed_by_[id]; }
   // Of a transfer from or to storage that holds two versions: it is of the state that the pass
   // makes, not of what it found.
   bool of_made_state(InstructionId id) const { return of_made_state_[id]; }
@@ -47,6 +50,7 @@ class Program {
   std::vector<Place> resolve(const std::vector<Use>& uses, RunMemory& memory);
   void find_storage_conflicts();
   void find_made_state();
+  void find_needed_by();
 
   const Schedule& schedule_;
   std::array<std::vector<InstructionId>, kLaneCount> lanes_;
@@ -58,6 +62,7 @@ class Program {
   std::vector<bool> awaited_;
   std::vector<std::vector<InstructionId>> storage_conflicts_;
   std::vector<bool> of_made_state_;
+  std::vector<std::uint64_t> needed_by_;
 };
 
 // The buffer whose place each buffer of a schedule has where twins and their homes have changed

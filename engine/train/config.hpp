@@ -115,6 +115,7 @@ struct Config {
     std::uint64_t storage_bytes = kAutoBytes;
     std::vector<std::string> storage_paths;  // directories; derived: [log.dir + "/storage"]
     StorageEngineKind storage_engine = StorageEngineKind::kAuto;
+    bool storage_sqpoll = false;
     std::uint64_t chunk_bytes = kPageBytes;  // a multiple of kPageBytes
     std::int64_t prefetch = 2;               // units fetched ahead of their use
     struct {

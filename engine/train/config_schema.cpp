@@ -302,6 +302,9 @@ void add_memory(Keys& keys) {
               "[log.dir + \"/storage\"]"));
   add(choice("memory.storage_engine", SLUICE_FIELD(memory.storage_engine),
              {"auto", "io_uring", "posix"}, "auto: io_uring where the kernel allows it"));
+  add(make_key("memory.storage_sqpoll", ConfigKind::kBool,
+               "io_uring: a kernel thread takes what is submitted; it costs most of a core",
+               SLUICE_FIELD(memory.storage_sqpoll)));
   auto chunk = bytes("memory.chunk", SLUICE_FIELD(memory.chunk_bytes), kPageBytes, kMaxChunk,
                      "the unit of transfer between tiers");
   chunk.multiple_of = kPageBytes;

@@ -35,7 +35,9 @@ const char* engine_kind(Config::StorageEngineKind kind) {
 std::unique_ptr<StorageEngine> make_storage(const Config& config, const Plan& plan,
                                             const StorageWrapper& wrap) {
   if (plan.need.storage_bytes == 0) return nullptr;
-  auto engine = make_storage_engine(engine_kind(config.memory.storage_engine), StorageOptions{});
+  StorageOptions options;
+  options.submission_thread = config.memory.storage_sqpoll;
+  auto engine = make_storage_engine(engine_kind(config.memory.storage_engine), options);
   return wrap ? wrap(std::move(engine)) : std::move(engine);
 }
 

@@ -9,6 +9,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <csignal>
@@ -537,6 +538,89 @@ TYPED_TEST_P(StorageContract, ManyFilesAtOnce) {
   }
 }
 
+// Holds the engine at its first call until it is let go, and tells when it is held.
+class Gate {
+ public:
+  std::int64_t pass(std::int64_t result) {
+    std::unique_lock lock(mutex_);
+    held_ = true;
+    changed_.notify_all();
+    changed_.wait_for(lock, std::chrono::seconds(60), [&] { return open_; });
+    return result;
+  }
+  void await_held() {
+    std::unique_lock lock(mutex_);
+    EXPECT_TRUE(changed_.wait_for(lock, std::chrono::seconds(60), [&] { return held_; }));
+  }
+  void open() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool held_ = false;
+  bool open_ = false;
+};
+
+// The order in which requests ended, by their numbers; one piece of each direction at a time.
+template <typename Factory>
+std::vector<int> order_of_ends(const std::string& path, StorageOp held,
+                               const std::vector<std::pair<StorageOp, std::uint64_t>>& requests) {
+  constexpr std::uint64_t kBytes = 64 * kKiB;
+  StorageOptions options;
+  options.queue_depth = 16;  // of the queue; no more than one goes at a time
+  options.write_depth = 1;
+  options.threads = 1;
+  if (held == StorageOp::kRead) options.queue_depth = 1;
+  const auto gate = std::make_shared<Gate>();
+  const auto engine = Factory::make(options);
+  engine->filter_results([gate](std::int64_t result) { return gate->pass(result); });
+  const auto file = engine->open(path, StorageFileMode::kScratch, 64 * kBytes);
+  AlignedBytes buffer(64 * kBytes);
+  std::mutex mutex;
+  std::vector<int> order;
+  const auto submit = [&](StorageOp op, int number, std::uint64_t needed_by) {
+    const std::uint64_t offset = static_cast<std::uint64_t>(number) * kBytes;
+    engine->submit({op, file, offset, buffer.at(offset), kBytes, needed_by},
+                   [&, number](const std::exception_ptr& error) {
+                     EXPECT_EQ(error, nullptr);
+                     const std::lock_guard lock(mutex);
+                     order.push_back(number);
+                   });
+  };
+  submit(held, 0, 0);
+  gate->await_held();
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    submit(requests[i].first, static_cast<int>(i) + 1, requests[i].second);
+  }
+  gate->open();
+  engine->drain(Deadline::after_seconds(60));
+  return order;
+}
+
+TYPED_TEST_P(StorageContract, ALaterUrgentReadOvertakesQueuedWrites) {
+  if constexpr (requires { TypeParam::kFiltersItself; }) GTEST_SKIP() << "no filter to hold it by";
+  std::vector<std::pair<StorageOp, std::uint64_t>> requests(6, {StorageOp::kWrite, 100});
+  requests.emplace_back(StorageOp::kRead, 1);  // number 7
+  const std::vector<int> order =
+      order_of_ends<TypeParam>(this->directory_.file("scratch"), StorageOp::kWrite, requests);
+  ASSERT_EQ(order.size(), 8u);
+  // One write was held, and one more may go beside the read.
+  EXPECT_LE(std::find(order.begin(), order.end(), 7) - order.begin(), 2);
+}
+
+TYPED_TEST_P(StorageContract, OfOneDirectionTheMostUrgentGoesFirst) {
+  if constexpr (requires { TypeParam::kFiltersItself; }) GTEST_SKIP() << "no filter to hold it by";
+  for (const StorageOp op : {StorageOp::kRead, StorageOp::kWrite}) {
+    const std::vector<int> order = order_of_ends<TypeParam>(this->directory_.file("scratch"), op,
+                                                            {{op, 9}, {op, 5}, {op, 5}, {op, 1}});
+    EXPECT_EQ(order, (std::vector<int>{0, 4, 2, 3, 1}));
+  }
+}
+
 REGISTER_TYPED_TEST_SUITE_P(
     StorageContract, ReadsWhatWasWrittenAtAnyOffsetSizeAndAddress, AlignedRequestsAreNotBounced,
     ThreadsSeeTheirOwnWrites, UnalignedNeighboursUnderWayAtOnceKeepAllBytes,
@@ -547,6 +631,7 @@ REGISTER_TYPED_TEST_SUITE_P(
     AnEmptyRequestEndsWell, ScratchFilesLeaveNothingAndCreatedFilesHaveTheirSize,
     OpenRefusesWithASentenceThatNamesThePlace, TooLittleRoomIsRefusedWithBothFigures,
     DestructionEndsEveryRequestOnce, ChainsOfRequestsEndWithTheEngine,
-    MemoryThatCannotBeRegisteredCostsOneLogLine, WorksOnATmpfs, ManyFilesAtOnce);
+    MemoryThatCannotBeRegisteredCostsOneLogLine, WorksOnATmpfs, ManyFilesAtOnce,
+    ALaterUrgentReadOvertakesQueuedWrites, OfOneDirectionTheMostUrgentGoesFirst);
 
 }  // namespace sluice::testing

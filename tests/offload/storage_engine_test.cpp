@@ -19,6 +19,15 @@ struct IoUring {
   static std::string unavailable_reason() { return io_uring_unavailable_reason(); }
 };
 
+struct IoUringWithSubmissionThread {
+  static std::unique_ptr<StorageEngine> make(const StorageOptions& options) {
+    StorageOptions polled = options;
+    polled.submission_thread = true;
+    return make_storage_engine("io_uring", polled);
+  }
+  static std::string unavailable_reason() { return io_uring_unavailable_reason(); }
+};
+
 struct Posix {
   static std::unique_ptr<StorageEngine> make(const StorageOptions& options) {
     return make_storage_engine("posix", options);
@@ -27,13 +36,14 @@ struct Posix {
 };
 
 struct FaultFree {  // the decorator with nothing planned is the engine itself
+  static constexpr bool kFiltersItself = true;
   static std::unique_ptr<StorageEngine> make(const StorageOptions& options) {
     return make_faulty_engine(make_storage_engine("posix", options), {});
   }
   static std::string unavailable_reason() { return {}; }
 };
 
-using Engines = ::testing::Types<IoUring, Posix, FaultFree>;
+using Engines = ::testing::Types<IoUring, IoUringWithSubmissionThread, Posix, FaultFree>;
 INSTANTIATE_TYPED_TEST_SUITE_P(Engines, StorageContract, Engines);
 
 TEST(StorageFactory, AutoTakesIoUringWhereTheKernelHasIt) {

@@ -42,6 +42,7 @@ DiskTrial::DiskTrial(const DiskOptions& options)
   for (Direction& direction : directions_) direction.alone_s.resize(sizes_.size());
   StorageOptions engine_options;
   engine_options.queue_depth = load_.depth;
+  engine_options.write_depth = load_.depth;
   engine_ = make_storage_engine(options.engine, engine_options);
   engine_->register_memory(ring_->data(), ring_->bytes());
   load_.file = engine_->open(options.directory + "/.sluice_doctor_" + std::to_string(::getpid()),

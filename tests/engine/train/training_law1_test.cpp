@@ -65,6 +65,7 @@ const Overrides kStored = places("storage", "storage", "storage");
 TEST(SameBits, WhereverMemoryIs) {
   expect_all_same(kGpt2, {{"pinned", kPinned},
                           {"io_uring", kMixed + Overrides{"memory.storage_engine=io_uring"}},
+                          {"sqpoll", kMixed + Overrides{"memory.storage_sqpoll=true"}},
                           {"posix", kMixed + Overrides{"memory.storage_engine=posix"}},
                           {"stored", kStored},
                           {"uneven", places("device", "storage", "pinned")},

@@ -1,0 +1,94 @@
+#include "offload/request_queue.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "offload/queued_engine.hpp"
+
+namespace sluice::testing {
+namespace {
+
+ActiveRequestPtr made(StorageOp op, std::uint64_t needed_by, std::uint64_t sequence) {
+  StorageRequest request;
+  request.op = op;
+  request.needed_by = needed_by;
+  return std::make_shared<ActiveRequest>(ActiveRequest{
+      request, nullptr, nullptr, PieceCursor(request, {}, 4096), 0, 0, false, nullptr, sequence});
+}
+
+// A request of one piece: it starts and is gone.
+ActiveRequestPtr take(RequestQueue& queue, bool reads = true, bool writes = true) {
+  const ActiveRequestPtr next = queue.next(reads, writes);
+  if (next) {
+    queue.count_start(next);
+    queue.erase(next);
+  }
+  return next;
+}
+
+TEST(RequestQueue, TheMostUrgentGoesFirstAndOfThoseTheOldest) {
+  RequestQueue queue;
+  std::mt19937_64 random(7);
+  std::vector<ActiveRequestPtr> all;
+  for (std::uint64_t i = 0; i < 60; ++i) {
+    all.push_back(made(i % 2 == 0 ? StorageOp::kRead : StorageOp::kWrite, random() % 10, i));
+    queue.push(all.back());
+  }
+  std::sort(all.begin(), all.end(), [](const ActiveRequestPtr& a, const ActiveRequestPtr& b) {
+    return std::pair(a->request.needed_by, a->sequence) <
+           std::pair(b->request.needed_by, b->sequence);
+  });
+  for (const ActiveRequestPtr& expected : all) EXPECT_EQ(take(queue), expected);
+  EXPECT_TRUE(queue.empty());
+  EXPECT_EQ(take(queue), nullptr);
+}
+
+TEST(RequestQueue, ADirectionThatMayNotStartIsLeftOut) {
+  RequestQueue queue;
+  const auto read = made(StorageOp::kRead, 9, 0);
+  const auto write = made(StorageOp::kWrite, 1, 1);
+  queue.push(read);
+  queue.push(write);
+  EXPECT_EQ(queue.next(true, false), read);
+  EXPECT_EQ(queue.next(false, true), write);
+  EXPECT_EQ(queue.next(true, true), write);
+  EXPECT_EQ(queue.next(false, false), nullptr);
+  queue.erase(write);
+  queue.erase(write);  // is gone already
+  EXPECT_EQ(queue.next(false, true), nullptr);
+}
+
+TEST(RequestQueue, TheOldestIsOvertakenABoundedNumberOfTimes) {
+  RequestQueue queue;
+  const auto patient = made(StorageOp::kRead, 1000, 0);
+  queue.push(patient);
+  for (std::uint64_t i = 1; i <= 2 * RequestQueue::kMostOvertakes; ++i) {
+    queue.push(made(StorageOp::kRead, 1, i));
+  }
+  std::uint32_t before = 0;
+  while (take(queue) != patient) ++before;
+  EXPECT_EQ(before, RequestQueue::kMostOvertakes);
+}
+
+// A large request is cut in many pieces: it stands in the queue while they start.
+TEST(RequestQueue, PiecesOfOneRequestCountAsOvertakingToo) {
+  RequestQueue queue;
+  const auto patient = made(StorageOp::kWrite, 2, 0);
+  const auto large = made(StorageOp::kWrite, 1, 1);
+  queue.push(patient);
+  queue.push(large);
+  std::uint32_t before = 0;
+  while (queue.next(true, true) != patient) {
+    queue.count_start(large);
+    ++before;
+  }
+  EXPECT_EQ(before, RequestQueue::kMostOvertakes);
+  queue.erase(patient);
+  EXPECT_EQ(queue.next(true, true), large);
+}
+
+}  // namespace
+}  // namespace sluice::testing
