@@ -13,18 +13,13 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "base/open_beneath.hpp"
 
 namespace sluice {
 namespace {
 
 // off_t is signed: no file is longer.
 constexpr std::uint64_t kMaxFileBytes = std::numeric_limits<std::int64_t>::max();
-
-std::string parent_directory(const std::string& path) {
-  const auto slash = path.find_last_of('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
 
 [[noreturn]] void throw_no_room(const std::string& path, std::uint64_t needed,
                                 std::uint64_t available) {
@@ -58,13 +53,15 @@ std::uint64_t available_bytes(int descriptor, const std::string& path) {
     case ENOTDIR:
     case EISDIR:
     case ENAMETOOLONG:
+    case ELOOP:  // a symbolic link, where none is followed
+    case EXDEV:
       if (reading) throw InputError("file '" + path + "' cannot be read: " + reason);
-      throw InputError("directory '" + parent_directory(path) + "' cannot hold the storage file '" +
+      throw InputError("directory '" + directory_of(path) + "' cannot hold the storage file '" +
                        path + "': " + reason);
     case ENOSPC:
     case EDQUOT:
-      throw InputError("directory '" + parent_directory(path) +
-                       "' has no room for the storage file '" + path + "': " + reason);
+      throw InputError("directory '" + directory_of(path) + "' has no room for the storage file '" +
+                       path + "': " + reason);
     default:
       throw IoError("open", path, 0, 0, error);
   }
@@ -73,7 +70,7 @@ std::uint64_t available_bytes(int descriptor, const std::string& path) {
 }  // namespace
 
 void sync_directory_of(const std::string& path) {
-  const std::string directory = parent_directory(path);
+  const std::string directory = directory_of(path);
   const int descriptor = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (descriptor < 0) throw IoError("open", directory, 0, 0, errno);
   const int status = ::fsync(descriptor);
@@ -104,11 +101,20 @@ StorageFile::~StorageFile() {
 }
 
 void StorageFile::open_descriptor() {
+  // openat2 asks for another attempt (EAGAIN) where something was renamed meanwhile.
+  constexpr int kMostAttempts = 100;
   const int flags = O_CLOEXEC | (writable() ? O_RDWR | O_CREAT | O_EXCL : O_RDONLY);
-  do {
-    descriptor_ = ::open(path_.c_str(), flags, 0600);
-  } while (descriptor_ < 0 && errno == EINTR);
-  if (descriptor_ < 0) throw_open_failed(path_, !writable(), errno);
+  for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
+    if (writable()) {
+      descriptor_ = ::open(path_.c_str(), flags, 0600);
+      if (descriptor_ < 0) descriptor_ = -errno;
+    } else {
+      // Its name may stand in a record that somebody else wrote.
+      descriptor_ = open_beneath(directory_of(path_), name_of(path_), flags);
+    }
+    if (descriptor_ != -EINTR && descriptor_ != -EAGAIN) break;
+  }
+  if (descriptor_ < 0) throw_open_failed(path_, !writable(), -std::exchange(descriptor_, -1));
   if (mode_ == StorageFileMode::kScratch && ::unlink(path_.c_str()) != 0) {
     const int error = errno;
     abandon();

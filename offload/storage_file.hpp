@@ -30,7 +30,8 @@ void sync_directory_of(const std::string& path);
 
 class StorageFile {
  public:
-  // `bytes` as in StorageEngine::open, with its errors; kReadOnly takes the file's own size. When
+  // `bytes` as in StorageEngine::open, with its errors; kReadOnly takes the file's own size, and
+  // follows no symbolic link that the path ends in. When
   // it throws, no new file is left behind.
   StorageFile(std::string path, StorageFileMode mode, std::uint64_t bytes);
   ~StorageFile();

@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/open_beneath.hpp"
 
 namespace sluice {
 namespace {
@@ -207,7 +208,14 @@ void parse_state_record(std::string_view text, const std::string& name,
   }
   for (const Json& file : *files) {
     if (!file.is_string()) refuse(name, "'files' must be a list of names");
-    state.files.push_back(file.get<std::string>());
+    const std::string path = file.get<std::string>();
+    // No other file is opened, or removed, because a record says so.
+    const std::string own = "sluice-" + run->hex() + "-" + std::to_string(state.files.size());
+    if (name_of(path) != own + StripedSpace::kKeptSuffix) {
+      refuse(name, "'files' must name the run's own files, '" + own + StripedSpace::kKeptSuffix +
+                       "' and so on");
+    }
+    state.files.push_back(path);
   }
   for (const Json& home : *homes) state.homes.push_back(parse_home(home, name, state.space_bytes));
 }

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <span>
 
@@ -206,9 +207,11 @@ void save_manifest(const CheckpointManifest& manifest, const std::string& path) 
 void verify_files(const CheckpointManifest& manifest, const std::string& directory) {
   for (const ManifestFile& file : manifest.files) {
     const std::string path = directory + "/" + file.name;
+    std::optional<PosixFile> opened;
     std::uint64_t bytes = 0;
     try {
-      bytes = PosixFile::open_read(path).size_bytes();
+      opened = PosixFile::open_read_beneath(directory, file.name);
+      bytes = opened->size_bytes();
     } catch (const IoError& error) {
       throw InputError(path + " of the checkpoint cannot be read: " + error.what());
     }
@@ -216,7 +219,7 @@ void verify_files(const CheckpointManifest& manifest, const std::string& directo
       throw InputError(path + " has " + std::to_string(bytes) + " bytes; its manifest says " +
                        std::to_string(file.bytes));
     }
-    if (hash_file(path) != file.xxh3) {
+    if (hash_file(*opened) != file.xxh3) {
       throw InputError(path + " is corrupt: its checksum is not the manifest's");
     }
   }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/open_beneath.hpp"
 #include "base/units.hpp"
 #include "engine/train/digest.hpp"
 
@@ -33,6 +34,17 @@ PosixFile PosixFile::open_read(const std::string& path) {
   // O_NONBLOCK: opening a FIFO must not wait for its writer; regular files ignore it.
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) throw IoError("open", path, 0, 0, errno);
+  return regular(descriptor, path);
+}
+
+PosixFile PosixFile::open_read_beneath(const std::string& directory, const std::string& name) {
+  const std::string path = directory + "/" + name;
+  const int descriptor = open_beneath(directory, name, O_RDONLY | O_NONBLOCK);
+  if (descriptor < 0) throw IoError("open", path, 0, 0, -descriptor);
+  return regular(descriptor, path);
+}
+
+PosixFile PosixFile::regular(int descriptor, const std::string& path) {
   PosixFile file(descriptor, path);
   const struct stat status = status_of(descriptor, path);
   if (S_ISDIR(status.st_mode)) throw IoError("open", path, 0, 0, EISDIR);
@@ -125,7 +137,10 @@ void make_directories(const std::string& path) {
 }
 
 std::string hash_file(const std::string& path) {
-  const PosixFile file = PosixFile::open_read(path);
+  return hash_file(PosixFile::open_read(path));
+}
+
+std::string hash_file(const PosixFile& file) {
   std::vector<std::byte> buffer(kMiB);
   Digest digest;
   std::uint64_t offset = 0;

@@ -18,6 +18,8 @@ class PosixFile {
  public:
   // Throws IoError("open"); also where the path is no regular file.
   static PosixFile open_read(const std::string& path);
+  // The same of a name that stands in another file, beneath `directory` (base/open_beneath.hpp).
+  static PosixFile open_read_beneath(const std::string& directory, const std::string& name);
   // Creates (mode 0600: a model is its owner's) or truncates.
   static PosixFile create(const std::string& path);
 
@@ -37,6 +39,7 @@ class PosixFile {
   void sync();
 
  private:
+  static PosixFile regular(int descriptor, const std::string& path);
   PosixFile(int descriptor, std::string path) : descriptor_(descriptor), path_(std::move(path)) {}
 
   int descriptor_ = -1;
@@ -52,5 +55,6 @@ void make_directories(const std::string& path);
 
 // XXH3-128 of a file's bytes, 32 hex digits; reads 1 MiB at a time.
 std::string hash_file(const std::string& path);
+std::string hash_file(const PosixFile& file);
 
 }  // namespace sluice

@@ -68,6 +68,19 @@ TEST_F(KeptSpace, WithAFileMissingOrOfAnotherSizeIsRefusedByName) {
   EXPECT_NE(refusal().find(files_[1]), std::string::npos) << refusal();
 }
 
+TEST_F(KeptSpace, AFileThatIsALinkIsNotFollowed) {
+  write();
+  fs::rename(files_[1], files_[1] + ".elsewhere");
+  fs::create_symlink(files_[1] + ".elsewhere", files_[1]);
+  EXPECT_THROW(StripedSpace(*engine_, files_, kBytes), InputError);
+  // A directory may be one: where a run directory lies is its owner's affair.
+  fs::remove(files_[1]);
+  fs::rename(files_[1] + ".elsewhere", files_[1]);
+  fs::create_directory_symlink(paths_[1], paths_[1] + "_link");
+  files_[1] = paths_[1] + "_link/" + fs::path(files_[1]).filename().string();
+  EXPECT_NO_THROW(StripedSpace(*engine_, files_, kBytes));
+}
+
 TEST_F(KeptSpace, ThatCannotBeMadeLeavesNoFile) {
   fs::remove(paths_[1]);
   EXPECT_THROW(StripedSpace(engine_.get(), ledger_, paths_, kBytes, kRun, true), InputError);

@@ -154,6 +154,10 @@ TEST(Manifest, FilesThatAreNotAsItSaysAreNamed) {
   EXPECT_NE(refused().find("has 1 bytes; its manifest says 3145728"), std::string::npos);
   std::filesystem::remove(path);
   EXPECT_NE(refused().find("cannot be read"), std::string::npos);
+  // The right bytes, but somewhere else.
+  scratch.write("elsewhere", std::string(3 << 20, 'x'));
+  std::filesystem::create_symlink("elsewhere", path);
+  EXPECT_NE(refused().find("cannot be read"), std::string::npos) << refused();
 }
 
 }  // namespace

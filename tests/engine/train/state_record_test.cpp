@@ -18,11 +18,14 @@ CheckpointManifest manifest() {
   return manifest;
 }
 
+const std::string kRun = "00000000000000070000000000000008";  // of state()
+
 SavedState state() {
   SavedState state;
   state.run = {7, 8};
   state.log = "c\"/state-x.log";
-  state.files = {"a/sluice-x-0.durable", "b\"/sluice-x-1.durable"};
+  state.files = {"a/sluice-00000000000000070000000000000008-0.durable",
+                 "b\"/sluice-00000000000000070000000000000008-1.durable"};
   state.space_bytes = 1 << 20;
   state.homes = {
       {StateKind::kWeight, 0, DType::kBF16, 0, 8192, 77, 8192, 5, {1, 2}},
@@ -80,7 +83,12 @@ TEST(StateRecord, WhatCannotBeIsRefusedByName) {
       {R"("run":"0000)", R"("run":"000)", "'run'"},
       {R"("xxh3":"00000000000000020000000000000001")", R"("xxh3":"0000000000000002")", "'xxh3'"},
       {R"("xxh3":"0000)", R"("xxh3":"+000)", "'xxh3'"},
-      {R"(["a/sluice-x-0.durable")", R"([7)", "'files'"},
+      {R"(["a/sluice-)" + kRun + R"(-0.durable")", R"([7)", "'files'"},
+      // Another file than the run's own, however it is put.
+      {R"("a/sluice-)" + kRun + R"(-0.durable")", R"("a/../../etc/passwd")", "own files"},
+      {R"("a/sluice-)" + kRun + R"(-0.durable")", R"("a/sluice-)" + kRun + R"(-1.durable")",
+       "own files"},
+      {kRun + "-1.durable", kRun + "-1.durable/..", "own files"},
       {R"("homes":[)", R"("homs":[)", "'homes'"},
       {R"("step":17)", R"("step":"17")", "'step'"}};
   for (const Edit& edit : edits) {

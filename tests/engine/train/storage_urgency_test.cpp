@@ -1,0 +1,97 @@
+// Training tells the storage engine when the end of each transfer is waited for.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "tests/support/training_example.hpp"
+
+namespace sluice {
+namespace {
+
+using testing::Overrides;
+using testing::places;
+using testing::TrainingBench;
+using testing::operator+;
+
+struct Submitted {
+  StorageOp op;
+  std::uint64_t needed_by;
+};
+
+// Notes what is submitted, in order.
+class NotingEngine final : public StorageEngine {
+ public:
+  NotingEngine(std::unique_ptr<StorageEngine> inner, std::vector<Submitted>& notes)
+      : inner_(std::move(inner)), notes_(notes) {}
+  std::string name() const override { return inner_->name(); }
+  StorageFileId open(const std::string& path, StorageFileMode mode, std::uint64_t bytes) override {
+    return inner_->open(path, mode, bytes);
+  }
+  std::uint64_t file_bytes(StorageFileId file) const override { return inner_->file_bytes(file); }
+  void close(StorageFileId file) override { inner_->close(file); }
+  void register_memory(void* data, std::uint64_t bytes) override {
+    inner_->register_memory(data, bytes);
+  }
+  void submit(const StorageRequest& request, Callback done) override {
+    {
+      const std::lock_guard lock(mutex_);
+      notes_.push_back({request.op, request.needed_by});
+    }
+    inner_->submit(request, std::move(done));
+  }
+  void drain(Deadline deadline) override { inner_->drain(deadline); }
+  void flush(StorageFileId file) override { inner_->flush(file); }
+  StorageCounters counters() const override { return inner_->counters(); }
+  void filter_results(ResultFilter filter) override { inner_->filter_results(std::move(filter)); }
+
+ private:
+  std::unique_ptr<StorageEngine> inner_;
+  std::mutex mutex_;
+  std::vector<Submitted>& notes_;
+};
+
+std::vector<std::uint64_t> needs(const std::vector<Submitted>& notes, StorageOp op) {
+  std::vector<std::uint64_t> needed_by;
+  for (const Submitted& note : notes) {
+    if (note.op == op) needed_by.push_back(note.needed_by);
+  }
+  return needed_by;
+}
+
+TEST(StorageUrgency, ReadsThatAreWaitedForSoonerThanEarlierWritesSaySo) {
+  const TrainingBench bench;
+  std::vector<Submitted> notes;
+  std::vector<std::size_t> ends;  // of steps, in notes
+  TrainingOptions options;
+  options.wrap_storage = [&](std::unique_ptr<StorageEngine> inner) {
+    return std::make_unique<NotingEngine>(std::move(inner), notes);
+  };
+  const Config config =
+      bench.config("run", Overrides{"train.steps=3"} + places("storage", "storage", "storage"));
+  TrainingBench::run(config, options, [&](const StepReport&) { ends.push_back(notes.size()); });
+  ASSERT_GE(ends.size(), 2u);
+  const std::vector<Submitted> step(notes.begin() + static_cast<std::ptrdiff_t>(ends[0]),
+                                    notes.begin() + static_cast<std::ptrdiff_t>(ends[1]));
+  for (const StorageOp op : {StorageOp::kRead, StorageOp::kWrite}) {
+    const std::vector<std::uint64_t> in_order = needs(step, op);
+    ASSERT_GT(in_order.size(), 4u);
+    EXPECT_GT(in_order.front(), 0u);
+    EXPECT_LT(in_order.front(), in_order.back());
+    // Its lane retires in order: what comes later in it is never needed sooner.
+    EXPECT_TRUE(std::is_sorted(in_order.begin(), in_order.end()));
+  }
+  // Most writes are waited for late (the memory that they leave is used again), or not at all.
+  int overtaking = 0;
+  std::uint64_t latest_write = 0;
+  for (const Submitted& note : step) {
+    if (note.op == StorageOp::kWrite) latest_write = std::max(latest_write, note.needed_by);
+    if (note.op == StorageOp::kRead && note.needed_by < latest_write) ++overtaking;
+  }
+  EXPECT_GT(overtaking, 0);
+}
+
+}  // namespace
+}  // namespace sluice
