@@ -125,9 +125,9 @@ void Program::find_made_state() {
   }
 }
 
-// Backwards through the list: who waits stands behind whom he waits for. A Release only passes on
-// what waits for it; a storage lane retires in order, so what stands earlier in it is needed no
-// later.
+// Backwards through the list: who waits stands behind whom he waits for. A Release and a transfer
+// only pass on when they are needed themselves; a storage lane retires in order, so what stands
+// earlier in it is needed no later.
 void Program::find_needed_by() {
   const auto& instructions = schedule_.instructions;
   needed_by_.assign(instructions.size(), instructions.size() + 1);
@@ -137,15 +137,16 @@ void Program::find_needed_by() {
   std::array<std::uint64_t, kLaneCount> behind{};
   behind.fill(instructions.size() + 1);
   for (auto at = instructions.rbegin(); at != instructions.rend(); ++at) {
-    if (at->lane == Lane::kStorageRead || at->lane == Lane::kStorageWrite) {
+    const bool stored = at->lane == Lane::kStorageRead || at->lane == Lane::kStorageWrite;
+    if (stored) {
       std::uint64_t& next = behind[static_cast<std::size_t>(at->lane)];
       need(at->id, next);
       next = needed_by_[at->id];
     }
-    const std::uint64_t place = std::uint64_t{at->id} + 1;
-    const std::uint64_t by = at->op == Op::kRelease ? needed_by_[at->id] : place;
+    const bool passes_on = stored || at->op == Op::kRelease;
+    const std::uint64_t by = passes_on ? needed_by_[at->id] : std::uint64_t{at->id} + 1;
     for (const InstructionId dep : at->deps) need(dep, by);
-    for (const InstructionId earlier : storage_conflicts_[at->id]) need(earlier, place);
+    for (const InstructionId earlier : storage_conflicts_[at->id]) need(earlier, by);
   }
 }
 

@@ -40,7 +40,8 @@ class Program {
     return storage_conflicts_[id];
   }
   // When the end of a storage transfer is waited for: the place in the schedule, counted from 1, of
-  // the first instruction that cannot start before it; behind the last where none waits.
+  // the first instruction of other lanes that cannot start before it, by way of other transfers
+  // too; behind the last where none waits.
   std::uint64_t needed_by(InstructionId id) const { return needed_by_[id]; }
   // Of a transfer from or to storage that holds two versions: it is of the state that the pass
   // makes, not of what it found.
