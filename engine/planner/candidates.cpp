@@ -139,10 +139,11 @@ static_assert(bytes_of(DType::kBlock8, kLeastBlock8PieceElems) % 4096 == 0);
 constexpr std::uint64_t kMostPieces = 32768;
 
 // The least power of two from `piece` on that cuts the model into few enough.
-std::uint64_t few_pieces(const StepModel& model, std::uint64_t piece) {
+std::uint64_t few_pieces(const StepModel& model, std::uint64_t piece,
+                         std::uint64_t most = kMostPieces) {
   std::uint64_t total = 0;
   for (const UnitFootprint& unit : model.units) total += unit.elems;
-  while (total / piece > kMostPieces) piece *= 2;
+  while (total / piece > most) piece *= 2;
   return piece;
 }
 
@@ -163,6 +164,11 @@ std::uint64_t small_piece_elems(const StepModel& model) {
       model.optimizer.moments == DType::kBlock8 ? kLeastBlock8PieceElems : kLeastPieceElems;
   return few_pieces(model, std::max(least, usual_piece_elems(model) / 4));
 }
+
+// Pieces of an update that storage alone feeds: in its ring (9 MiB with fp32 states where they are
+// the least), and of a model, for the time it takes to plan.
+constexpr std::uint64_t kUpdateRingPieces = 12;
+constexpr std::uint64_t kMostUpdatePieces = 8192;
 
 std::uint64_t optimizer_state_bytes(const StepModel& model, std::size_t unit, StateKind kind) {
   const StateLayout layout = state_layout(model.optimizer, kind);
@@ -226,6 +232,7 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
         options.weight_slots = slots;
         if (pieces != Pieces::kUsual) options.piece_elems = small_piece_elems(model);
         if (pieces == Pieces::kSmallOneByOne) options.stream_lookahead = 0;
+        choose_update_pieces(model, options);
         candidates.push_back(std::move(options));
       };
       const std::int64_t prefetch = config.memory.prefetch;
@@ -244,6 +251,28 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
     groups.push_back(std::move(candidates));
   }
   return groups;
+}
+
+// In a ring of three pieces of 256 K elements (as many bytes) a piece's memory is read into again
+// only when all of its writes have ended, and the storage device idles meanwhile: steps took up to
+// a third longer. Copies to and from a device would be too short.
+void choose_update_pieces(const StepModel& model, StepOptions& options) {
+  options.update_piece_elems = 0;
+  options.update_lookahead = 0;
+  const auto on = [](Tier tier, const std::vector<Tier>& tiers) {
+    return std::find(tiers.begin(), tiers.end(), tier) != tiers.end();
+  };
+  const Placement& placement = options.placement;
+  const bool copies = on(Tier::kDevice, placement.weight) || on(Tier::kDevice, placement.gradient);
+  if (copies || !on(Tier::kStorage, placement.optimizer) || options.stream_lookahead == 0) return;
+  const std::uint64_t least =
+      model.optimizer.moments == DType::kBlock8 ? kLeastBlock8PieceElems : kLeastPieceElems;
+  options.update_piece_elems =
+      std::min(few_pieces(model, least, kMostUpdatePieces), options.piece_elems);
+  // Never more memory than in three of the others.
+  const std::uint64_t coarse = options.piece_elems * 3 / options.update_piece_elems;
+  const auto ring = static_cast<std::int32_t>(std::min(kUpdateRingPieces, coarse));
+  options.update_lookahead = std::max(options.stream_lookahead, ring - 1);
 }
 
 std::vector<CandidateGroup> order_variants(const Config& config, const CandidateGroup& group) {

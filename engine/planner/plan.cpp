@@ -211,6 +211,7 @@ class Search {
     for (int tries = 0; count > 0 && tries < kRaiseTries; ++tries, count = count * 3 / 4) {
       StepOptions options = best_->options;
       options.placement = raised(options.placement, raise, units, count);
+      choose_update_pieces(model_, options);
       Compiled compiled = compile_candidate(model_, options, log_bytes_);
       if (!fits(compiled.need.peak_bytes(), budgets_)) continue;
       simulate_one(compiled);

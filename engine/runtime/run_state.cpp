@@ -45,13 +45,14 @@ RunProgress::RunProgress(const Program& program, EventPool& events, bool timed, 
 void RunProgress::set(InstructionId id, Progress progress) {
   if (!program_.awaited(id)) {
     progress_[id].store(progress);
-    return;  // nobody waits: no need to wake every lane
+    return;  // nobody waits by name
   }
-  {
-    const std::lock_guard lock(mutex_);
-    progress_[id].store(progress);
+  // Notified under the lock: a waiter that has left await() takes its condition with it.
+  const std::lock_guard lock(mutex_);
+  progress_[id].store(progress);
+  for (Waiter* waiter : waiters_) {
+    if (waiter->id == id) waiter->reached.notify_one();
   }
-  changed_.notify_all();
 }
 
 void RunProgress::wake() {
@@ -62,9 +63,17 @@ void RunProgress::wake() {
 
 void RunProgress::await(InstructionId id, Progress at_least, const Instruction& waiter) {
   if (progress_[id].load() >= at_least) return;
+  const auto reached = [&] { return failed_.load() || progress_[id].load() >= at_least; };
+  Waiter here{id, {}};
+  std::unique_lock lock(mutex_);
+  waiters_.push_back(&here);
+  const bool in_time = here.reached.wait_until(lock, deadline_.time(), reached);
+  std::erase(waiters_, &here);
+  if (failed_.load()) throw RunAborted{};
+  if (in_time) return;
+  lock.unlock();
   const Instruction& awaited = program_.schedule().instructions[id];
-  await_until([&] { return progress_[id].load() >= at_least; },
-              describe(awaited) + ", awaited by " + describe(waiter));
+  throw TimeoutError(describe(awaited) + ", awaited by " + describe(waiter));
 }
 
 void RunProgress::fail(std::exception_ptr error) {
@@ -72,6 +81,7 @@ void RunProgress::fail(std::exception_ptr error) {
     const std::lock_guard lock(mutex_);
     if (!error_) error_ = error;
     failed_.store(true);
+    for (Waiter* waiter : waiters_) waiter->reached.notify_one();
   }
   changed_.notify_all();
 }

@@ -51,12 +51,14 @@ class RunProgress {
            (timed_ || instruction.lane == Lane::kCompute);
   }
 
+  // Wakes those alone that wait for this instruction: a step has tens of thousands, and every other
+  // lane woken for each would cost more than the lanes' own work.
   void set(InstructionId id, Progress progress);
 
   // Blocks until the instruction is at least issued (device lanes) or done (others). Throws
   // RunAborted when the run failed, TimeoutError past the deadline.
   void await(InstructionId id, Progress at_least, const Instruction& waiter);
-  // Blocks until predicate() holds; looks at it when set(), wake() or fail() is called.
+  // Blocks until predicate() holds; looks at it when wake() or fail() is called.
   template <typename Predicate>
   void await_until(Predicate predicate, const std::string& what);
 
@@ -86,8 +88,15 @@ class RunProgress {
   std::vector<std::atomic<Progress>> progress_;
   std::vector<Event*> begin_events_;  // null: none
   std::vector<Event*> end_events_;
+  // A lane that waits in await().
+  struct Waiter {
+    InstructionId id;
+    std::condition_variable reached;
+  };
+
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
+  std::vector<Waiter*> waiters_;  // guarded by mutex_; each on its own thread's stack
   std::condition_variable changed_;
   std::exception_ptr error_;  // guarded by mutex_
 };

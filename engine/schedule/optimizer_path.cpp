@@ -37,7 +37,9 @@ UpdateStream::UpdateStream(StepBuilder& builder, std::vector<std::int32_t> order
     } else if (needs_whole_tensors(builder.model().optimizer)) {
       pieces_.push_back({unit, {0, elems}});
     } else {
-      for (const ElemRange range : builder.pieces(elems)) pieces_.push_back({unit, range});
+      for (std::uint64_t begin = 0; begin < elems; begin += piece_elems()) {
+        pieces_.push_back({unit, {begin, std::min(begin + piece_elems(), elems)}});
+      }
     }
     pieces_through_.push_back(pieces_.size());
   }
@@ -56,7 +58,9 @@ void UpdateStream::emit_through(std::int32_t unit) {
 
 // As pipeline_pieces does for a stream that is emitted at once.
 void UpdateStream::emit_pieces(std::size_t end) {
-  const auto lookahead = static_cast<std::size_t>(builder_.options().stream_lookahead);
+  const StepOptions& options = builder_.options();
+  const auto lookahead = static_cast<std::size_t>(
+      options.update_piece_elems > 0 ? options.update_lookahead : options.stream_lookahead);
   const std::size_t limit = reads_ahead_ ? pieces_.size() : end;
   for (; updated_ < end; ++updated_) {
     bring_until(std::min(updated_ + std::max<std::size_t>(lookahead, 1), limit));
@@ -75,8 +79,13 @@ bool UpdateStream::read_before(StateKind kind) const {
   return kind != StateKind::kWeight || reads_weight(builder_.model().optimizer);
 }
 
+std::uint64_t UpdateStream::piece_elems() const {
+  const StepOptions& options = builder_.options();
+  return options.update_piece_elems > 0 ? options.update_piece_elems : options.piece_elems;
+}
+
 std::int32_t UpdateStream::number(const Piece& piece) const {
-  return static_cast<std::int32_t>(piece.range.begin / builder_.options().piece_elems);
+  return static_cast<std::int32_t>(piece.range.begin / piece_elems());
 }
 
 void UpdateStream::bring(Piece& piece) {

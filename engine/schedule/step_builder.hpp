@@ -182,6 +182,7 @@ class UpdateStream {
     std::array<BufferId, kStateKindCount> from{kNoId, kNoId, kNoId, kNoId, kNoId};
   };
   bool read_before(StateKind kind) const;
+  std::uint64_t piece_elems() const;
   std::int32_t number(const Piece& piece) const;
   void emit_device_update(std::int32_t unit);
   void emit_pieces(std::size_t end);

@@ -89,6 +89,10 @@ struct StepOptions {
   std::int32_t prefetch = 1;
   std::uint64_t weight_slots = 0;     // slots that fetched weights may take; 0: just enough
   std::int32_t stream_lookahead = 2;  // pieces read ahead of the one being updated
+  // The update's own pieces and how many of them are read ahead: many small ones keep a storage
+  // device busier than a few large ones of the same bytes. 0 elements: as the two above.
+  std::uint64_t update_piece_elems = 0;  // multiple of 4,096
+  std::int32_t update_lookahead = 0;
   // Storage holds two versions of state, and room to save the state that lies elsewhere.
   bool durable = false;
   Placement placement;

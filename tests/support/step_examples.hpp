@@ -108,6 +108,10 @@ inline StepOptions random_options(const StepModel& model, std::int32_t microbatc
     options.placement.gradient.push_back(device ? Tier::kDevice : static_cast<Tier>(below(3)));
   }
   options.order = below(2) == 0 ? ComputeOrder::kUnit : ComputeOrder::kMicrobatch;
+  if (below(2) == 0) {
+    options.update_piece_elems = 4096 * (1 + below(8));
+    options.update_lookahead = static_cast<std::int32_t>(below(12));
+  }
   if (below(2) == 0) return options;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     options.placement.activation.push_back(static_cast<Tier>(below(3)));

@@ -129,7 +129,10 @@ TEST(UnitOrder, MovesWeightsAndSumsOnceWhateverTheMicrobatches) {
                                 Overrides{"train.order=unit", "optimizer.placement=after_backward",
                                           "train.accumulate=" + std::to_string(microbatches)});
     testing::PlannedSession run(config, [&](Plan& plan) {
+      // Alike for all: the planner may choose otherwise for each.
       plan.options.weight_slots = 0;
+      plan.options.prefetch = 1;
+      plan.options.recompute = false;
       const Model model(model_shape(config));
       const std::unique_ptr<Kernels> kernels = make_host_kernels({1});
       const StepModel step = make_step_model(model, batch_shape(config),
