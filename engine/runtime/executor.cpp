@@ -110,6 +110,7 @@ void Executor::lane_loop(std::size_t lane) {
 
 RunStatistics Executor::run(const Program& program, TraceRecorder* trace, std::uint32_t step) {
   const auto begin = std::chrono::steady_clock::now();
+  const std::int64_t pass_begin_ns = device_.now_ns();
   const auto shared = std::make_shared<RunState>(program, *events_, trace, step,
                                                  Deadline::after_seconds(deadline_seconds_));
   RunState& run = *shared;
@@ -123,6 +124,7 @@ RunStatistics Executor::run(const Program& program, TraceRecorder* trace, std::u
     run_changed_.wait(lock, [&] { return lanes_running_ == 0; });
     current_ = nullptr;
   }
+  const std::int64_t pass_end_ns = device_.now_ns();
   if (run.failed()) std::rethrow_exception(run.error());
   RunStatistics statistics;
   statistics.seconds =
@@ -137,7 +139,10 @@ RunStatistics Executor::run(const Program& program, TraceRecorder* trace, std::u
     }
     if (trace != nullptr) record_span(run, instruction, begin_ns, end_ns);
   }
-  if (trace != nullptr) record_memory(run);
+  if (trace != nullptr) {
+    record_memory(run);
+    statistics.stalls = stalls_of_pass(program.schedule(), run.times, pass_begin_ns, pass_end_ns);
+  }
   statistics.compute_stalled_seconds = std::max(0.0, statistics.seconds - busy_seconds);
   return statistics;
 }

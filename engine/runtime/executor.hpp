@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "device/device.hpp"
 #include "engine/runtime/durable_state.hpp"
 #include "engine/runtime/program.hpp"
+#include "engine/runtime/stall_causes.hpp"
 
 namespace sluice {
 
@@ -42,6 +44,7 @@ class OperationRunner {
 struct RunStatistics {
   double seconds = 0;
   double compute_stalled_seconds = 0;  // in which the compute lane had nothing to do
+  std::optional<Stalls> stalls;        // of a traced run: why
 };
 
 class EventPool;

@@ -83,6 +83,16 @@ RunEvent state_json(const Plan& plan) {
 
 }  // namespace
 
+RunEvent stalls_json(const Stalls& stalls) {
+  RunEvent causes = RunEvent::object();
+  for (std::size_t cause = 0; cause < kStallCauseCount; ++cause) {
+    if (stalls.by_cause_s[cause] <= 0) continue;
+    causes[std::string(stall_cause_name(static_cast<StallCause>(cause)))] =
+        stalls.by_cause_s[cause];
+  }
+  return {{"compute_s", stalls.compute_s}, {"stalled_s", stalls.total_s()}, {"by_cause_s", causes}};
+}
+
 RunEvent plan_event(const Plan& plan) {
   RunEvent event = {{"event", "plan"},
                     {"fits", true},

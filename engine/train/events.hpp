@@ -8,6 +8,7 @@
 
 #include "base/memory_kinds.hpp"
 #include "engine/planner/plan.hpp"
+#include "engine/runtime/stall_causes.hpp"
 #include "engine/schedule/schedule.hpp"
 
 namespace sluice {
@@ -17,6 +18,9 @@ using EventSink = std::function<void(const RunEvent&)>;
 
 RunEvent tier_bytes_json(const TierBytes& bytes);
 RunEvent link_bytes_json(const LinkBytes& bytes);
+// {"compute_s":…, "stalled_s":…, "by_cause_s":{"storage_read":…, …}}: causes that took no time are
+// left out.
+RunEvent stalls_json(const Stalls& stalls);
 RunEvent plan_event(const Plan& plan);
 RunEvent refused_event(const Refusal& refusal);
 

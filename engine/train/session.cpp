@@ -206,6 +206,7 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
       pass(step_program(commits != nullptr), commits, trace, static_cast<std::uint32_t>(step + 1));
   if (plan_.carries_updates()) pending_ = update;
   StepOutcome outcome;
+  outcome.stalls = statistics.stalls;
   outcome.grad_norm = runner_.results().grad_norm;
   outcome.overflow = runner_.results().overflow;
   outcome.overflowed_tensor = runner_.results().overflowed_tensor;

@@ -29,6 +29,7 @@ struct StepOutcome {
   double grad_norm = 0;
   double seconds = 0;
   double stalled_fraction = 0;
+  std::optional<Stalls> stalls;   // of a traced step: why, the drain before it left out
   double tag_seconds = 0;         // of CPU, to hash what went to storage and came from it
   LinkBytes moved;                // as the device and the storage engine counted
   double loss_scale = 1;          // of this step

@@ -159,6 +159,7 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last) {
       event["redone"] = outcome.redone;
       event["redo_time_s"] = outcome.redo_seconds;
     }
+    if (outcome.stalls) event["stalls"] = stalls_json(*outcome.stalls);
     if (scales_loss()) {
       event["loss_scale"] = static_cast<std::int64_t>(outcome.loss_scale);
       event["overflow"] = outcome.overflow;

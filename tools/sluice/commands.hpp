@@ -27,7 +27,8 @@ struct PlanArguments {
   ConfigArguments config;
   std::string hardware;  // a profile; empty: this machine's
   std::int64_t world = 1;
-  std::string trace;  // where the simulated step's trace goes; empty: nowhere
+  std::string trace;            // where the simulated step's trace goes; empty: nowhere
+  bool free_optimizer = false;  // say too what the step would take if its updates took no time
   bool json = false;
 };
 int plan_command(const PlanArguments& arguments);
@@ -48,9 +49,9 @@ struct BenchArguments {
   std::string storage_path = ".";
   std::int64_t threads = 0;
   std::string backend = "auto";        // attention, copy, gemm
-  std::optional<std::int64_t> elems;   // adam
-  std::optional<std::int64_t> rounds;  // adam, attention, copy, gemm, storage
-  std::vector<std::string> variants;   // adam
+  std::optional<std::int64_t> elems;   // adam, step
+  std::optional<std::int64_t> rounds;  // adam, attention, copy, gemm, step, storage
+  std::vector<std::string> variants;   // adam, step
   std::optional<std::string> peers;    // adam, attention, gemm: a virtual environment, or none
   std::optional<std::string> bytes;    // storage: of the file; copy: of each array
   std::optional<double> seconds;       // allocator, storage: for each figure

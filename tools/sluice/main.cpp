@@ -59,6 +59,8 @@ int main(int argc, char** argv) {
   plan_app->add_option("--hardware", plan.hardware, "A hardware profile (written by doctor)");
   plan_app->add_option("--world", plan.world, "Number of ranks");
   plan_app->add_option("--trace", plan.trace, "Write the simulated step's trace here");
+  plan_app->add_flag("--free-optimizer", plan.free_optimizer,
+                     "Simulate the step with an optimizer that takes no time, too");
   plan_app->add_flag("--json", plan.json, "Events on stdout");
 
   sluice::cli::DoctorArguments doctor;
@@ -77,19 +79,21 @@ int main(int argc, char** argv) {
 
   sluice::cli::BenchArguments bench;
   CLI::App* bench_app = app.add_subcommand("bench", "Measure a part beside its limit");
-  bench_app->add_option("NAME", bench.name, "adam, allocator, attention, copy, gemm or storage")
+  bench_app
+      ->add_option("NAME", bench.name, "adam, allocator, attention, copy, gemm, step or storage")
       ->required();
   bench_app->add_option("--storage", bench.storage_path, "A directory on the disk to measure");
   bench_app->add_option("--threads", bench.threads, "Threads; 0: all cores")
       ->check(CLI::Range(0, 4096));
-  bench_app->add_option("--elems", bench.elems, "adam: parameters to update");
+  bench_app->add_option("--elems", bench.elems, "adam, step: parameters to update");
   bench_app->add_option(
       "--peers", bench.peers,
       "adam, attention, gemm: torch and DeepSpeed beside it: a virtual environment made by "
       "tools/bench/peers (default: the one in the cache, if there), or none");
   bench_app
       ->add_option("--rounds", bench.rounds,
-                   "adam, attention, copy, gemm: rounds, at least 7; storage: rounds (7)")
+                   "adam, attention, copy, gemm: rounds, at least 7; step: at least 5; storage: "
+                   "rounds (7)")
       ->check(CLI::Range(0, 1000000));
   bench_app->add_option("--block", bench.block, "storage: bytes of a request, such as 512KiB");
   bench_app->add_option("--depth", bench.depth, "storage: requests in flight")
@@ -97,7 +101,8 @@ int main(int argc, char** argv) {
   bench_app->add_flag("--no-sweep", bench.no_sweep,
                       "storage: beside fio at the same setting only, not at its best one, too");
   bench_app
-      ->add_option("--variants", bench.variants, "adam: names, parted by commas; all by default")
+      ->add_option("--variants", bench.variants,
+                   "adam, step: names, parted by commas; all by default")
       ->delimiter(',');
   bench_app->add_option("--bytes", bench.bytes,
                         "storage: size of the file; copy: of each array; such as 1GiB");

@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "engine/planner/cost_model.hpp"
+#include "engine/planner/free_optimizer.hpp"
 #include "engine/planner/machine_check.hpp"
 #include "engine/train/backend.hpp"
 #include "engine/train/events.hpp"
@@ -46,7 +47,12 @@ int plan_command(const PlanArguments& arguments) {
   }
   const Plan& plan = std::get<Plan>(planned);
   if (this_machine) check_storage_paths(config, plan.need.storage_bytes);
-  const RunEvent event = plan_event(plan);
+  RunEvent event = plan_event(plan);
+  if (arguments.free_optimizer) {
+    const CostModel costs(config, model, batch_shape(config), hardware);
+    event["free_optimizer_step_time_s"] =
+        simulate_free_optimizer(plan.training, costs.simulation_model()).total_s;
+  }
   if (arguments.json) {
     std::cout << event.dump() << std::endl;
   } else {

@@ -81,6 +81,10 @@ void Progress::plan(const RunEvent& plan) const {
                format_seconds(plan["step_time_s"].get<double>()).c_str(),
                plan["bound_by"].get<std::string>().c_str());
   print_activations(plan);
+  if (plan.contains("free_optimizer_step_time_s")) {
+    std::fprintf(stderr, "         about %s with an optimizer that takes no time\n",
+                 format_seconds(plan["free_optimizer_step_time_s"].get<double>()).c_str());
+  }
   if (plan.contains("speculation")) {
     const RunEvent& speculation = plan["speculation"];
     std::fprintf(stderr, "a redo   %s; about %s; the second version of state takes %s\n",

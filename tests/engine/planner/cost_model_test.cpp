@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "engine/planner/free_optimizer.hpp"
 #include "engine/planner/plan.hpp"
 
 namespace sluice::testing {
@@ -239,6 +240,40 @@ TEST_F(CostModelTest, OnlyWhatAnotherLaneWakesPaysForIt) {
   second.lane = Lane::kD2H;
   first.lane = Lane::kStorageRead;
   EXPECT_NEAR(price(second, {first}), 1, 1e-3);
+}
+
+// A read of state that only the update sees is free with it; one of weights that a pass sees is
+// not.
+TEST(FreeOptimizer, LeavesOutUpdatesAndTheTransfersOfTheirState) {
+  Schedule schedule;
+  for (const bool persistent : {true, false, false}) {
+    Buffer buffer;
+    buffer.id = static_cast<BufferId>(schedule.buffers.size());
+    buffer.tier = persistent ? Tier::kStorage : Tier::kPinned;
+    buffer.persistent = persistent;
+    buffer.bytes = 4096;
+    schedule.buffers.push_back(buffer);
+  }
+  const auto add = [&](Op op, Lane lane, double cost_s, BufferId from, BufferId to,
+                       std::vector<InstructionId> deps) {
+    Instruction instruction;
+    instruction.id = static_cast<InstructionId>(schedule.instructions.size());
+    instruction.op = op;
+    instruction.lane = lane;
+    instruction.cost_s = cost_s;
+    instruction.reads = {{from, 0, 0}};
+    instruction.writes = {{to, 0, 0}};
+    instruction.deps = std::move(deps);
+    schedule.instructions.push_back(instruction);
+    return instruction.id;
+  };
+  const InstructionId state = add(Op::kStorageRead, Lane::kStorageRead, 1.0, 0, 1, {});
+  const InstructionId update = add(Op::kOptimizerStep, Lane::kOptimizer, 2.0, 1, 1, {state});
+  const InstructionId back = add(Op::kStorageWrite, Lane::kStorageWrite, 4.0, 1, 0, {update});
+  const InstructionId weights = add(Op::kStorageRead, Lane::kStorageRead, 8.0, 0, 2, {back});
+  add(Op::kForward, Lane::kCompute, 16.0, 2, 2, {weights});
+  EXPECT_NEAR(simulate(schedule, {}).total_s, 31.0, 1e-6);
+  EXPECT_NEAR(simulate_free_optimizer(schedule, {}).total_s, 24.0, 1e-6);
 }
 
 }  // namespace

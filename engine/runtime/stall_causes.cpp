@@ -1,0 +1,145 @@
+#include "engine/runtime/stall_causes.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/error.hpp"
+
+namespace sluice {
+namespace {
+
+StallCause cause_of(Lane lane) {
+  switch (lane) {
+    case Lane::kH2D:
+      return StallCause::kUpload;
+    case Lane::kD2H:
+      return StallCause::kDownload;
+    case Lane::kStorageRead:
+      return StallCause::kStorageRead;
+    case Lane::kStorageWrite:
+      return StallCause::kStorageWrite;
+    case Lane::kOptimizer:
+      return StallCause::kOptimizer;
+    case Lane::kComm:
+      return StallCause::kComm;
+    case Lane::kCompute:
+      break;
+  }
+  return StallCause::kHandOver;
+}
+
+class PassAnalysis {
+ public:
+  using Times = std::vector<std::pair<std::int64_t, std::int64_t>>;
+
+  PassAnalysis(const Schedule& schedule, const Times& times) : schedule_(schedule), times_(times) {
+    const std::size_t count = schedule.instructions.size();
+    before_.assign(count, kNoId);
+    ended_by_.assign(count, kNoId);
+    std::array<InstructionId, kLaneCount> last{};
+    last.fill(kNoId);
+    for (const Instruction& instruction : schedule.instructions) {
+      InstructionId& of_lane = last[static_cast<std::size_t>(instruction.lane)];
+      before_[instruction.id] = latest_before(instruction, of_lane);
+      ended_by_[instruction.id] =
+          instruction.op == Op::kRelease ? latest_of_deps(instruction) : instruction.id;
+      of_lane = instruction.id;
+    }
+  }
+
+  Stalls analyse(std::int64_t begin_ns, std::int64_t end_ns) {
+    std::int64_t idle_since = begin_ns;
+    InstructionId last_ended = kNoId;
+    for (const Instruction& instruction : schedule_.instructions) {
+      if (instruction.op == Op::kRelease) continue;
+      const auto [begin, end] = times_[instruction.id];
+      if (last_ended == kNoId || end > times_[last_ended].second) last_ended = instruction.id;
+      if (instruction.lane != Lane::kCompute) continue;
+      attribute(idle_since, begin, before_[instruction.id]);
+      stalls_.compute_s += seconds(std::max(idle_since, begin), end);
+      idle_since = std::max(idle_since, end);
+    }
+    attribute(idle_since, end_ns, last_ended);
+    return stalls_;
+  }
+
+ private:
+  static double seconds(std::int64_t begin_ns, std::int64_t end_ns) {
+    return static_cast<double>(std::max<std::int64_t>(end_ns - begin_ns, 0)) * 1e-9;
+  }
+  void add(StallCause cause, std::int64_t begin_ns, std::int64_t end_ns) {
+    stalls_.by_cause_s[static_cast<std::size_t>(cause)] += seconds(begin_ns, end_ns);
+  }
+
+  // Of real instructions, the one that ended last.
+  InstructionId later(InstructionId a, InstructionId b) const {
+    if (a == kNoId || b == kNoId) return a == kNoId ? b : a;
+    return times_[a].second > times_[b].second ? a : b;
+  }
+
+  InstructionId latest_of_deps(const Instruction& instruction) const {
+    InstructionId latest = kNoId;
+    for (const InstructionId dep : instruction.deps) latest = later(latest, ended_by_[dep]);
+    return latest;
+  }
+
+  // Whose end let this one begin; none where it waited for nothing. A pipelined lane goes on while
+  // its earlier transfers are under way, but not before all that they waited for.
+  InstructionId latest_before(const Instruction& instruction, InstructionId earlier_in_lane) const {
+    const bool pipelined = lane_is_pipelined(instruction.lane);
+    InstructionId latest = kNoId;
+    if (earlier_in_lane != kNoId) {
+      latest = pipelined ? before_[earlier_in_lane] : ended_by_[earlier_in_lane];
+    }
+    for (const InstructionId dep : instruction.deps) {
+      if (retires_behind(schedule_.instructions[dep], instruction)) continue;
+      latest = later(latest, ended_by_[dep]);
+    }
+    return latest;
+  }
+
+  // The idle time [from, to), which ended when `awaited` had.
+  void attribute(std::int64_t from, std::int64_t to, InstructionId awaited) {
+    while (to > from && awaited != kNoId) {
+      const auto [begin, end] = times_[awaited];
+      const Lane lane = schedule_.instructions[awaited].lane;
+      if (end < to) {
+        add(StallCause::kHandOver, std::max(end, from), to);
+        to = std::max(end, from);
+      }
+      if (begin < to) {
+        add(cause_of(lane), std::max(begin, from), to);
+        to = std::max(begin, from);
+      }
+      awaited = before_[awaited];
+    }
+    if (to > from) add(StallCause::kHandOver, from, to);
+  }
+
+  const Schedule& schedule_;
+  const Times& times_;
+  std::vector<InstructionId> before_;    // by instruction: what it waited for
+  std::vector<InstructionId> ended_by_;  // itself; a Release: what it retired behind
+  Stalls stalls_;
+};
+
+}  // namespace
+
+std::string_view stall_cause_name(StallCause cause) {
+  constexpr std::array<std::string_view, kStallCauseCount> kNames{
+      "upload", "download", "storage_read", "storage_write", "optimizer", "comm", "hand_over"};
+  return kNames[static_cast<std::size_t>(cause)];
+}
+
+double Stalls::total_s() const {
+  return std::accumulate(by_cause_s.begin(), by_cause_s.end(), 0.0);
+}
+
+Stalls stalls_of_pass(const Schedule& schedule,
+                      const std::vector<std::pair<std::int64_t, std::int64_t>>& times,
+                      std::int64_t begin_ns, std::int64_t end_ns) {
+  SLUICE_CHECK(times.size() == schedule.instructions.size());
+  return PassAnalysis(schedule, times).analyse(begin_ns, end_ns);
+}
+
+}  // namespace sluice

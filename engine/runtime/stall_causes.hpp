@@ -1,0 +1,44 @@
+// Why the compute lane stood still in a pass: every moment of it, by the lane that was waited for.
+//
+// From when each instruction ran, and `deps`. A wait ends when the last of what it waited for has
+// ended; while that ran, its lane is the cause; before it began, what it waited for itself is, and
+// so on back to the wait's beginning. So a copy to the device that waits for a read counts as
+// storage, not as link.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "engine/schedule/schedule.hpp"
+
+namespace sluice {
+
+// kHandOver: all that was waited for had ended, and the next had not begun: threads that wake.
+enum class StallCause : std::uint8_t {
+  kUpload,
+  kDownload,
+  kStorageRead,
+  kStorageWrite,
+  kOptimizer,
+  kComm,
+  kHandOver,
+};
+inline constexpr std::size_t kStallCauseCount = 7;
+std::string_view stall_cause_name(StallCause cause);
+
+struct Stalls {
+  double compute_s = 0;  // the compute lane ran
+  std::array<double, kStallCauseCount> by_cause_s{};
+  double total_s() const;  // of all causes: what the pass took beyond compute_s
+};
+
+// times: begin and end of each instruction by id, ns; unused for Releases. The pass ran from
+// begin_ns to end_ns.
+Stalls stalls_of_pass(const Schedule& schedule,
+                      const std::vector<std::pair<std::int64_t, std::int64_t>>& times,
+                      std::int64_t begin_ns, std::int64_t end_ns);
+
+}  // namespace sluice

@@ -1,0 +1,133 @@
+#include "engine/runtime/stall_causes.hpp"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/planned_session.hpp"
+#include "tests/support/temp_directory.hpp"
+
+namespace sluice::testing {
+namespace {
+
+constexpr std::int64_t kMs = 1'000'000;
+
+// A pass by hand: what ran when, on which lane, behind what.
+struct Pass {
+  Schedule schedule;
+  std::vector<std::pair<std::int64_t, std::int64_t>> times;
+
+  InstructionId add(Op op, Lane lane, std::int64_t begin_ms, std::int64_t end_ms,
+                    std::vector<InstructionId> deps = {}) {
+    Instruction instruction;
+    instruction.id = static_cast<InstructionId>(schedule.instructions.size());
+    instruction.op = op;
+    instruction.lane = lane;
+    instruction.deps = std::move(deps);
+    schedule.instructions.push_back(instruction);
+    times.emplace_back(begin_ms * kMs, end_ms * kMs);
+    return instruction.id;
+  }
+  Stalls stalls(std::int64_t end_ms) const {
+    return stalls_of_pass(schedule, times, 0, end_ms * kMs);
+  }
+};
+
+double of(const Stalls& stalls, StallCause cause) {
+  return stalls.by_cause_s[static_cast<std::size_t>(cause)] * 1e3;
+}
+
+TEST(StallCauses, ACopyThatWaitedForAReadCountsAsStorage) {
+  Pass pass;
+  const auto read = pass.add(Op::kStorageRead, Lane::kStorageRead, 0, 8);
+  const auto upload = pass.add(Op::kUpload, Lane::kH2D, 8, 10, {read});
+  pass.add(Op::kForward, Lane::kCompute, 11, 20, {upload});
+  const Stalls stalls = pass.stalls(20);
+  EXPECT_NEAR(of(stalls, StallCause::kStorageRead), 8, 1e-9);
+  EXPECT_NEAR(of(stalls, StallCause::kUpload), 2, 1e-9);
+  EXPECT_NEAR(of(stalls, StallCause::kHandOver), 1, 1e-9);
+  EXPECT_NEAR(stalls.compute_s * 1e3, 9, 1e-9);
+  EXPECT_NEAR(stalls.total_s() * 1e3, 11, 1e-9);
+}
+
+// Only while the compute lane stands still: a read behind other work costs nothing.
+TEST(StallCauses, WhatComputeHidesIsNoStall) {
+  Pass pass;
+  pass.add(Op::kForward, Lane::kCompute, 0, 6);
+  const auto read = pass.add(Op::kStorageRead, Lane::kStorageRead, 0, 9);
+  pass.add(Op::kForward, Lane::kCompute, 9, 10, {read});
+  const Stalls stalls = pass.stalls(10);
+  EXPECT_NEAR(of(stalls, StallCause::kStorageRead), 3, 1e-9);
+  EXPECT_NEAR(stalls.total_s() * 1e3, 3, 1e-9);
+}
+
+// The lane submits in order, so a read waits for what an earlier one waits for; and a read whose
+// memory is a finished write's waited for that write.
+TEST(StallCauses, AReadBehindAWaitingReadCountsAsWhatThatWaitedFor) {
+  Pass pass;
+  const auto step = pass.add(Op::kOptimizerStep, Lane::kOptimizer, 0, 4);
+  const auto write = pass.add(Op::kStorageWrite, Lane::kStorageWrite, 4, 7, {step});
+  const auto release = pass.add(Op::kRelease, Lane::kStorageWrite, 0, 0, {write});
+  pass.add(Op::kStorageRead, Lane::kStorageRead, 7, 20, {release});
+  const auto read = pass.add(Op::kStorageRead, Lane::kStorageRead, 7, 9);
+  pass.add(Op::kForward, Lane::kCompute, 9, 20, {read});
+  const Stalls stalls = pass.stalls(20);
+  EXPECT_NEAR(of(stalls, StallCause::kOptimizer), 4, 1e-9);
+  EXPECT_NEAR(of(stalls, StallCause::kStorageWrite), 3, 1e-9);
+  EXPECT_NEAR(of(stalls, StallCause::kStorageRead), 2, 1e-9);
+  EXPECT_NEAR(stalls.total_s() * 1e3, 9, 1e-9);
+}
+
+TEST(StallCauses, TheTailOfAPassIsThatOfItsLastLane) {
+  Pass pass;
+  pass.add(Op::kForward, Lane::kCompute, 0, 5);
+  const auto step = pass.add(Op::kOptimizerStep, Lane::kOptimizer, 5, 9);
+  pass.add(Op::kStorageWrite, Lane::kStorageWrite, 9, 12, {step});
+  const Stalls stalls = pass.stalls(12);
+  EXPECT_NEAR(of(stalls, StallCause::kOptimizer), 4, 1e-9);
+  EXPECT_NEAR(of(stalls, StallCause::kStorageWrite), 3, 1e-9);
+}
+
+TEST(StallCauses, OfARunTheyAddUpToWhatTheStepTookBeyondItsCompute) {
+  const TempDirectory directory;
+  const std::array<std::string, 1> paths{"memory.storage_paths=['" + directory.path().string() +
+                                         "']"};
+  const Config config = parse_config(R"(
+[model]
+family = "gpt2"
+layers = 3
+hidden = 64
+heads = 2
+vocab = 64
+[data]
+paths = ["."]
+[train]
+seq = 32
+micro_batch = 2
+[memory]
+backend = "host"
+device = "256MiB"
+pinned = "256MiB"
+storage = "256MiB"
+place.weight = "storage"
+place.gradient = "storage"
+place.optimizer = "storage"
+)",
+                                     "test", paths);
+  PlannedSession run(config);
+  run.step(0);
+  TraceRecorder trace;
+  const StepOutcome outcome = run.session().train_step(
+      1, 1e-2,
+      [&](std::int64_t mb, std::int32_t* tokens, std::int32_t* targets) {
+        run.fill_tokens(mb, tokens, targets);
+      },
+      &trace);
+  ASSERT_TRUE(outcome.stalls.has_value());
+  const double beyond = outcome.seconds - outcome.stalls->compute_s;
+  EXPECT_GT(beyond, 0);
+  EXPECT_NEAR(outcome.stalls->total_s(), beyond, 0.01 * outcome.seconds);
+  EXPECT_GT(of(*outcome.stalls, StallCause::kStorageRead), 0);
+  EXPECT_FALSE(run.step(2).stalls.has_value());
+}
+
+}  // namespace
+}  // namespace sluice::testing
