@@ -1,12 +1,7 @@
 #include "tools/bench/bench_storage.hpp"
 
-#include <stdlib.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -15,6 +10,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "tools/bench/fio.hpp"
+#include "tools/bench/own_directory.hpp"
 #include "tools/bench/storage_rates.hpp"
 #include "tools/bench/storage_samples.hpp"
 
@@ -35,29 +31,6 @@ struct NamedMix {
 };
 constexpr std::array<NamedMix, 3> kMixes{
     {{StorageMix::kRead, "read"}, {StorageMix::kWrite, "write"}, {StorageMix::kDuplex, "duplex"}}};
-
-// A directory of its own, so that nothing of the user's can be in the way; removed with its files.
-class OwnDirectory {
- public:
-  explicit OwnDirectory(const std::string& parent) {
-    std::string pattern = parent + "/sluice_bench_XXXXXX";
-    if (::mkdtemp(pattern.data()) == nullptr) {
-      throw InputError("directory '" + parent +
-                       "' cannot hold the benchmark's file: " + std::strerror(errno));
-    }
-    path_ = pattern;
-  }
-  ~OwnDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  OwnDirectory(const OwnDirectory&) = delete;
-  OwnDirectory& operator=(const OwnDirectory&) = delete;
-  std::string file(const char* name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 void check(const StorageBenchOptions& options) {
   const bool block_ok = options.block_bytes >= 4096 && options.block_bytes % 4096 == 0;

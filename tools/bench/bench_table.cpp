@@ -106,6 +106,31 @@ std::string storage_table(const json& figures) {
   return text;
 }
 
+std::string step_table(const json& figures) {
+  std::string text = formatted(
+                         "AdamW on storage (%s), %llu parameters, %d threads, medians of %d "
+                         "rounds\n\n",
+                         figures["engine"].get_ref<const std::string&>().c_str(),
+                         figures["parameters"].get<unsigned long long>(),
+                         figures["threads"].get<int>(), figures["rounds"].get<int>()) +
+                     formatted("%-11s %13s %7s %8s %8s %8s %8s %7s %7s %8s  %s\n", "variant",
+                               "B/param r+w", "step s", "I/O s", "fio s", "update s", "no upd s",
+                               "by I/O", "by fio", "CPU s", "bound by");
+  for (const auto& [name, of] : figures["variants"].items()) {
+    const auto figure = [&of = of](const char* key) { return of.value(key, 0.0); };
+    text += formatted("%-11s %6.2f+%6.2f %7.2f %8.2f %8.2f %8.2f %8.2f %7.3f %7.3f %8.3f  %s\n",
+                      name.c_str(), figure("read_bytes_per_param"), figure("write_bytes_per_param"),
+                      figure("step_s"), figure("io_alone_s"), figure("fio_s"),
+                      figure("update_alone_s"), figure("without_update_s"), figure("ratio_io"),
+                      figure("ratio_fio"), figure("cpu_beyond_update_s_per_256m"),
+                      of["bound_by"].get_ref<const std::string&>().c_str());
+    if (of.contains("fio")) text += "  fio: " + of["fio"].get<std::string>() + "\n";
+  }
+  return text +
+         "\nI/O, fio: the same bytes, duplex; no upd: the step's schedule without its updates"
+         "\nCPU: beyond the updates', by 2^28 parameters\n";
+}
+
 std::string allocator_table(const json& figures) {
   const int threads = figures["threads"].get<int>();
   std::string text = formatted("an allocation or a free, ns, median of %d rounds\n\n",
@@ -193,6 +218,7 @@ std::string bench_table(const json& event) {
   const json& figures = event["figures"];
   if (event["name"] == "adam") return adam_table(figures);
   if (event["name"] == "allocator") return allocator_table(figures);
+  if (event["name"] == "step") return step_table(figures);
   if (event["name"] == "copy") return copy_table(figures);
   if (event["name"] == "gemm" || event["name"] == "attention") return products_table(figures);
   return storage_table(figures);

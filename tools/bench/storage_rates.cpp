@@ -30,15 +30,6 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-double process_cpu_seconds() {
-  struct rusage usage {};
-  if (::getrusage(RUSAGE_SELF, &usage) != 0) throw IoError("getrusage", "self", 0, 0, errno);
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
-
 // Blocks in order, round and round: of the first half (reads) or the second (writes) in duplex.
 struct Range {
   std::uint64_t first_block = 0;
@@ -112,6 +103,15 @@ class Load {
 };
 
 }  // namespace
+
+double process_cpu_seconds() {
+  struct rusage usage {};
+  if (::getrusage(RUSAGE_SELF, &usage) != 0) throw IoError("getrusage", "self", 0, 0, errno);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
 
 StagingRing::StagingRing(std::uint64_t bytes) : bytes_(round_up(bytes, kPageBytes)) {
   // One huge page more than needed: mmap aligns to small pages only.

@@ -8,6 +8,9 @@
 
 namespace sluice {
 
+// User and system time of the whole process so far.
+double process_cpu_seconds();
+
 // The memory that blocks pass through: huge pages by madvise, as in the pinned arena (a block of 4
 // KiB pages costs the kernel a segment for each page), filled with numbers that no storage
 // compresses away.

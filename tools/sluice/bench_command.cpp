@@ -14,6 +14,7 @@
 #include "tools/bench/bench_allocator.hpp"
 #include "tools/bench/bench_copy.hpp"
 #include "tools/bench/bench_products.hpp"
+#include "tools/bench/bench_step.hpp"
 #include "tools/bench/bench_storage.hpp"
 #include "tools/bench/bench_table.hpp"
 #include "tools/sluice/arguments.hpp"
@@ -82,6 +83,16 @@ nlohmann::json storage(const BenchArguments& arguments) {
   return run_storage_bench(options);
 }
 
+nlohmann::json step(const BenchArguments& arguments) {
+  StepBenchOptions options;
+  options.directory = arguments.storage_path;
+  options.threads = static_cast<int>(arguments.threads);
+  options.elems = arguments.elems.value_or(options.elems);
+  options.rounds = static_cast<int>(arguments.rounds.value_or(options.rounds));
+  options.variants = arguments.variants;
+  return run_step_bench(options);
+}
+
 nlohmann::json copy(const BenchArguments& arguments) {
   const BenchDevice on(arguments);
   CopyBenchOptions options;
@@ -107,9 +118,11 @@ nlohmann::json run(const BenchArguments& arguments) {
   if (arguments.name == "allocator") return allocator(arguments);
   if (arguments.name == "storage") return storage(arguments);
   if (arguments.name == "copy") return copy(arguments);
+  if (arguments.name == "step") return step(arguments);
   if (arguments.name == "gemm" || arguments.name == "attention") return products(arguments);
-  throw InputError("bench '" + arguments.name +
-                   "' does not exist; there are: adam, allocator, attention, copy, gemm, storage");
+  throw InputError(
+      "bench '" + arguments.name +
+      "' does not exist; there are: adam, allocator, attention, copy, gemm, step, storage");
 }
 
 }  // namespace

@@ -1,0 +1,106 @@
+#include "tools/bench/bench_step.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "tests/support/temp_directory.hpp"
+
+namespace sluice::testing {
+namespace {
+
+using nlohmann::json;
+
+StepBenchOptions small_run(const TempDirectory& directory) {
+  StepBenchOptions options;
+  options.directory = directory.path().string();
+  options.elems = 1 << 20;
+  options.shape.hidden = 256;
+  options.shape.ffn = 512;
+  options.rounds = 5;
+  options.threads = 1;
+  return options;
+}
+
+// No program is found while it lives.
+class NoPrograms {
+ public:
+  NoPrograms() : before_(std::getenv("PATH")) { ::setenv("PATH", "/nonexistent", 1); }
+  ~NoPrograms() { ::setenv("PATH", before_.c_str(), 1); }
+
+ private:
+  std::string before_;
+};
+
+// Counted by the storage engine, not taken from the schedule.
+TEST(StepBench, MovesTheBytesOfEachLayoutAndLeavesNothing) {
+  const TempDirectory directory;
+  const NoPrograms no_fio;
+  const json event = run_step_bench(small_run(directory));
+  EXPECT_EQ(event.at("name"), "step");
+  const json& figures = event.at("figures");
+  EXPECT_GE(figures.at("parameters").get<std::int64_t>(), 1 << 20);
+  const auto bytes = [&](const char* variant) {
+    const json& of = figures.at("variants").at(variant);
+    return std::pair(of.at("read_bytes_per_param").get<double>(),
+                     of.at("write_bytes_per_param").get<double>());
+  };
+  EXPECT_EQ(bytes("split"), std::pair(12.0, 12.0));
+  EXPECT_EQ(bytes("fp32"), std::pair(12.0, 14.0));
+  EXPECT_EQ(bytes("split-bf16"), std::pair(8.0, 8.0));
+  // Two codes of a byte, and an fp32 scale of either for each 128 elements.
+  EXPECT_EQ(bytes("split-8bit"), std::pair(6.0 + 8.0 / 128, 6.0 + 8.0 / 128));
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+}
+
+TEST(StepBench, GivesEveryFigureOfAVariant) {
+  const TempDirectory directory;
+  const NoPrograms no_fio;
+  StepBenchOptions options = small_run(directory);
+  options.variants = {"split"};
+  const json event = run_step_bench(options);
+  const json& variants = event.at("figures").at("variants");
+  ASSERT_EQ(variants.size(), 1);
+  const json& of = variants.at("split");
+  for (const char* figure : {"step_s", "io_alone_s", "without_update_s", "update_alone_s",
+                             "ratio_io", "ratio_update", "cpu_s", "update_cpu_s", "tag_cpu_s"}) {
+    EXPECT_GT(of.at(figure).get<double>(), 0) << figure;
+  }
+  EXPECT_EQ(of.at("fio"), "not installed");
+  EXPECT_TRUE(of.at("bound_by") == "storage" || of.at("bound_by") == "update");
+  EXPECT_TRUE(of.at("goals").contains("io") && of.at("goals").contains("cpu"));
+  EXPECT_FALSE(of.at("goals").contains("fio"));
+}
+
+// The updates are made: a step that only moved the state would leave it as it was.
+TEST(StepBench, TheStepUpdatesAndItsTransfersAloneDoNot) {
+  const TempDirectory directory;
+  OffloadedStep step({1, 256, 512}, "split", "fp32", 1, directory.path().string());
+  const std::string first = step.weights_hash();
+  step.run_without_update();
+  step.run_update_alone();
+  EXPECT_EQ(step.weights_hash(), first);
+  step.run();
+  EXPECT_NE(step.weights_hash(), first);
+}
+
+TEST(StepBench, BadOptionsAreRefused) {
+  const TempDirectory directory;
+  for (int i = 0; i < 6; ++i) {
+    StepBenchOptions options = small_run(directory);
+    if (i == 0) options.rounds = 4;
+    if (i == 1) options.elems = 0;
+    if (i == 2) options.threads = -1;
+    if (i == 3) options.variants = {"none"};
+    if (i == 4) options.directory = directory.file("missing");
+    if (i == 5) options.elems = (std::int64_t{1} << 36) + 1;
+    EXPECT_THROW(run_step_bench(options), InputError) << i;
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+}
+
+}  // namespace
+}  // namespace sluice::testing

@@ -1,0 +1,219 @@
+#include "tools/bench/offloaded_step.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <chrono>
+#include <filesystem>
+
+#include "base/error.hpp"
+#include "base/rng.hpp"
+#include "engine/train/model_state.hpp"
+#include "kernels/host/parallel.hpp"
+#include "tools/bench/storage_rates.hpp"
+
+namespace sluice {
+namespace {
+
+constexpr const char* kConfig = R"(
+[model]
+family = "llama"
+heads = 32
+vocab = 256
+max_seq = 8
+[data]
+paths = ["."]
+[train]
+seq = 8
+micro_batch = 1
+accumulate = 1
+precision = "bf16"
+[optimizer]
+name = "adamw"
+placement = "next_forward"
+[memory]
+backend = "host"
+device = "64GiB"
+pinned = "64GiB"
+storage = "1TiB"
+prefetch = 1
+place.weight = "storage"
+place.gradient = "pinned"
+place.optimizer = "storage"
+[recompute]
+policy = "none"
+)";
+
+Config config_of(const OffloadedStepShape& shape, const std::string& states,
+                 const std::string& moments, int threads, const std::string& directory) {
+  const std::array<std::string, 5> overrides{
+      "model.layers=" + std::to_string(shape.layers),
+      "model.hidden=" + std::to_string(shape.hidden), "model.ffn=" + std::to_string(shape.ffn),
+      "optimizer.states=" + states, "optimizer.moments=" + moments};
+  Config config = parse_config(kConfig, "bench step", overrides);
+  config.memory.storage_paths = {directory};
+  config.train.threads = threads > 0 ? threads : host::Parallel::default_threads();
+  return config;
+}
+
+Plan plan_of(const Config& config, const Model& model, const Backend& backend) {
+  const HardwareProfile hardware = load_profile_or_default(default_profile_path());
+  auto planned =
+      make_plan(config, model, *backend.device_kernels, hardware, backend.host_kernels.get());
+  if (const auto* refusal = std::get_if<Refusal>(&planned)) {
+    throw InputError("bench step: " + refusal->sentence());
+  }
+  return std::get<Plan>(std::move(planned));
+}
+
+// Only what the update needs: its passes are never run.
+MemoryNeed need_of(const Plan& plan) {
+  const std::array<const Schedule*, 1> schedules{&plan.drain};
+  return memory_need(schedules, StateStore::kWindowBytes);
+}
+
+}  // namespace
+
+class OffloadedStep::Runner final : public OperationRunner {
+ public:
+  explicit Runner(ModelRunner& inner) : inner_(inner) {}
+  void set_updates(bool updates) { updates_ = updates; }
+  void run_on_device(const Program& program, const Instruction& instruction,
+                     Stream& stream) override {
+    inner_.run_on_device(program, instruction, stream);
+  }
+  void run_on_host(const Program& program, const Instruction& instruction) override {
+    if (updates_) inner_.run_on_host(program, instruction);
+  }
+
+ private:
+  ModelRunner& inner_;
+  bool updates_ = true;  // changes between passes only
+};
+
+OffloadedStep::OffloadedStep(const OffloadedStepShape& shape, const std::string& states,
+                             const std::string& moments, int threads, const std::string& directory)
+    : config_(config_of(shape, states, moments, threads, directory)),
+      model_(model_shape(config_)),
+      backend_(make_backend(config_)),
+      plan_(plan_of(config_, model_, backend_)),
+      parameters_(parameter_table(config_, model_)),
+      communicator_(make_single_communicator()),
+      device_(backend_.make_device(std::max<std::uint64_t>(plan_.peak_bytes[0], kPageBytes))),
+      ledger_(
+          {config_.memory.device_bytes, config_.memory.pinned_bytes, config_.memory.storage_bytes}),
+      storage_(make_storage_engine("auto", StorageOptions{})),
+      memory_(*device_, ledger_, storage_.get(), config_.memory.storage_paths, need_of(plan_),
+              make_run_id()),
+      program_(plan_.drain, memory_),
+      model_runner_(model_, batch_shape(config_), plan_.options.microbatches, parameters_,
+                    *backend_.device_kernels, *backend_.host_kernels, *communicator_),
+      runner_(std::make_unique<Runner>(model_runner_)),
+      executor_(*device_, memory_.storage(), *runner_),
+      store_(*device_, memory_, plan_.drain) {
+  executor_.prepare(program_);
+  ModelState(model_, parameters_, store_).initialize(config_.train.seed);
+  fill_gradients();
+  accept_clip();
+}
+
+OffloadedStep::~OffloadedStep() = default;
+
+std::string OffloadedStep::weights_hash() {
+  return ModelState(model_, parameters_, store_).weights_hash();
+}
+
+std::uint64_t OffloadedStep::elems() const {
+  std::uint64_t elems = 0;
+  for (const Unit& unit : model_.units()) elems += unit.layer->layout().elems();
+  return elems;
+}
+
+std::uint64_t OffloadedStep::bytes_of_step() const {
+  const LinkBytes bytes = link_bytes(plan_.drain);
+  return bytes.storage_read + bytes.storage_write;
+}
+
+std::uint64_t OffloadedStep::piece_elems() const {
+  const StepOptions& options = plan_.options;
+  return options.update_piece_elems > 0 ? options.update_piece_elems : options.piece_elems;
+}
+
+std::uint64_t OffloadedStep::staging_bytes() const {
+  return plan_.drain.pinned_arena_bytes - persistent_pinned_bytes(plan_.drain);
+}
+
+// Numbers of either sign near 2^-7, as gradients are.
+void OffloadedStep::fill_gradients() {
+  constexpr std::uint16_t kExponent = 0x3c00;  // bf16: 2^-7
+  const std::array<StateKind, 1> kinds{StateKind::kGradient};
+  std::uint32_t state = 1;
+  for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
+    store_.visit(kinds, static_cast<std::int32_t>(unit), 0,
+                 model_.units()[unit].layer->layout().elems(), StateStore::Access::kWrite,
+                 [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
+                   auto* gradient = reinterpret_cast<std::uint16_t*>(data[0]);
+                   for (std::uint64_t i = 0; i < end - begin; ++i) {
+                     state = state * 1664525u + 1013904223u;  // Numerical Recipes' generator
+                     gradient[i] = static_cast<std::uint16_t>(kExponent | (state >> 16 & 0x80ff));
+                   }
+                 });
+  }
+}
+
+// As a step leaves it whose norm is below the clip.
+void OffloadedStep::accept_clip() {
+  for (const Buffer& buffer : plan_.drain.buffers) {
+    if (buffer.role != BufferRole::kScalar || !buffer.persistent) continue;
+    auto* clip = reinterpret_cast<double*>(memory_.address(buffer));
+    clip[0] = 1.0;  // the norm
+    clip[1] = 1.0;  // the factor
+    return;
+  }
+  throw InternalError("the update reads no clip factor");
+}
+
+template <typename Work>
+OffloadedStep::Cost OffloadedStep::cost_of(Work work) {
+  StepScalars scalars;
+  scalars.update.lr = static_cast<float>(config_.optimizer.lr);
+  scalars.update.step = ++steps_;
+  model_runner_.set_scalars(scalars);
+  const StorageCounters before = storage_->counters();
+  const double tags_before = memory_.storage().counters().hash_seconds;
+  const double cpu_before = process_cpu_seconds();
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  Cost cost;
+  cost.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  cost.cpu_seconds = process_cpu_seconds() - cpu_before;
+  cost.tag_seconds = memory_.storage().counters().hash_seconds - tags_before;
+  const StorageCounters after = storage_->counters();
+  cost.read_bytes = after.read_bytes - before.read_bytes;
+  cost.write_bytes = after.write_bytes - before.write_bytes;
+  return cost;
+}
+
+OffloadedStep::Cost OffloadedStep::run_program(bool updates) {
+  runner_->set_updates(updates);
+  return cost_of([this] { executor_.run(program_); });
+}
+
+OffloadedStep::Cost OffloadedStep::run() {
+  return run_program(true);
+}
+
+OffloadedStep::Cost OffloadedStep::run_without_update() {
+  return run_program(false);
+}
+
+OffloadedStep::Cost OffloadedStep::run_update_alone() {
+  return cost_of([this] {
+    for (const InstructionId id : program_.lane(Lane::kOptimizer)) {
+      const Instruction& instruction = plan_.drain.instructions[id];
+      if (instruction.op != Op::kRelease) model_runner_.run_on_host(program_, instruction);
+    }
+  });
+}
+
+}  // namespace sluice

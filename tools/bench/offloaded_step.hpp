@@ -1,0 +1,97 @@
+// The update of a model whose weights and optimizer state lie on storage and whose gradients wait
+// in pinned memory: planned and run as training does it, and its parts each alone.
+//
+// It is the schedule that a run with optimizer.placement = "next_forward" drains with: make_plan,
+// RunMemory, Program, Executor and the tagged space of storage, nothing of its own. Between
+// the calls the state stays a state: what is read verifies.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "allocator/ledger.hpp"
+#include "collectives/communicator.hpp"
+#include "engine/planner/plan.hpp"
+#include "engine/runtime/executor.hpp"
+#include "engine/runtime/model_runner.hpp"
+#include "engine/runtime/run_memory.hpp"
+#include "engine/runtime/state_store.hpp"
+#include "engine/train/backend.hpp"
+#include "engine/train/config.hpp"
+
+namespace sluice {
+
+struct OffloadedStepShape {
+  std::int64_t layers = 2;  // of a Llama; its units have no padding where hidden is 4,096
+  std::int64_t hidden = 4096;
+  std::int64_t ffn = 5504;
+};
+
+class OffloadedStep {
+ public:
+  // states, moments: as the configuration's keys. threads: of the update; 0: all cores. directory:
+  // where the state goes, in files without a name. Fills the state.
+  // InputError: no room. OutOfMemory, IoError.
+  OffloadedStep(const OffloadedStepShape& shape, const std::string& states,
+                const std::string& moments, int threads, const std::string& directory);
+  ~OffloadedStep();
+  OffloadedStep(const OffloadedStep&) = delete;
+  OffloadedStep& operator=(const OffloadedStep&) = delete;
+
+  struct Cost {
+    double seconds = 0;
+    double cpu_seconds = 0;  // of the whole process
+    double tag_seconds = 0;  // of CPU: inside cpu_seconds
+    std::uint64_t read_bytes = 0;
+    std::uint64_t write_bytes = 0;  // both as the storage engine counted
+  };
+  // The step. Throws what Executor::run does.
+  Cost run();
+  // The same schedule on the same lanes, where an update leaves its piece as it came.
+  Cost run_without_update();
+  // The same calls of the kernels on the same memory in the same order, and no transfer.
+  Cost run_update_alone();
+
+  // DESIGN section 9: of the weights as they are now.
+  std::string weights_hash();
+  std::uint64_t parameters() const { return plan_.parameters; }
+  // With what its units' layouts pad.
+  std::uint64_t elems() const;
+  // That one step reads and writes, as planned.
+  std::uint64_t bytes_of_step() const;
+  std::uint64_t state_bytes() const { return plan_.need.storage_bytes; }
+  // What is read, updated and written at a time.
+  std::uint64_t piece_elems() const;
+  // Pinned memory that transfers pass through.
+  std::uint64_t staging_bytes() const;
+  std::string engine_name() const { return storage_->name(); }
+
+ private:
+  // Lets the updates be left out.
+  class Runner;
+  void fill_gradients();
+  void accept_clip();
+  Cost run_program(bool updates);
+  template <typename Work>
+  Cost cost_of(Work work);
+
+  Config config_;
+  Model model_;
+  Backend backend_;
+  Plan plan_;
+  ParameterTable parameters_;
+  std::unique_ptr<Communicator> communicator_;
+  std::unique_ptr<Device> device_;
+  Ledger ledger_;
+  std::unique_ptr<StorageEngine> storage_;
+  RunMemory memory_;
+  Program program_;
+  ModelRunner model_runner_;
+  std::unique_ptr<Runner> runner_;
+  Executor executor_;
+  StateStore store_;
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace sluice
