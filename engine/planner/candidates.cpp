@@ -232,7 +232,6 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
         options.weight_slots = slots;
         if (pieces != Pieces::kUsual) options.piece_elems = small_piece_elems(model);
         if (pieces == Pieces::kSmallOneByOne) options.stream_lookahead = 0;
-        choose_update_pieces(model, options);
         candidates.push_back(std::move(options));
       };
       const std::int64_t prefetch = config.memory.prefetch;
@@ -255,16 +254,11 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
 
 // In a ring of three pieces of 256 K elements (as many bytes) a piece's memory is read into again
 // only when all of its writes have ended, and the storage device idles meanwhile: steps took up to
-// a third longer. Copies to and from a device would be too short.
-void choose_update_pieces(const StepModel& model, StepOptions& options) {
-  options.update_piece_elems = 0;
-  options.update_lookahead = 0;
-  const auto on = [](Tier tier, const std::vector<Tier>& tiers) {
-    return std::find(tiers.begin(), tiers.end(), tier) != tiers.end();
-  };
-  const Placement& placement = options.placement;
-  const bool copies = on(Tier::kDevice, placement.weight) || on(Tier::kDevice, placement.gradient);
-  if (copies || !on(Tier::kStorage, placement.optimizer) || options.stream_lookahead == 0) return;
+// a third longer.
+StepOptions with_update_pieces(const StepModel& model, StepOptions options) {
+  const std::vector<Tier>& homes = options.placement.optimizer;
+  const bool streams = std::find(homes.begin(), homes.end(), Tier::kStorage) != homes.end();
+  if (!streams || options.stream_lookahead == 0) return options;
   const std::uint64_t least =
       model.optimizer.moments == DType::kBlock8 ? kLeastBlock8PieceElems : kLeastPieceElems;
   options.update_piece_elems =
@@ -273,6 +267,7 @@ void choose_update_pieces(const StepModel& model, StepOptions& options) {
   const std::uint64_t coarse = options.piece_elems * 3 / options.update_piece_elems;
   const auto ring = static_cast<std::int32_t>(std::min(kUpdateRingPieces, coarse));
   options.update_lookahead = std::max(options.stream_lookahead, ring - 1);
+  return options;
 }
 
 std::vector<CandidateGroup> order_variants(const Config& config, const CandidateGroup& group) {

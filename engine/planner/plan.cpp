@@ -22,6 +22,7 @@ constexpr std::size_t kSimulatedCandidates = 4;
 // How often fewer units are tried where as many as seem to fit do not.
 constexpr int kRaiseTries = 4;
 constexpr int kRaiseRounds = 2;
+constexpr double kRefinementSlack = 1.02;
 // Budgets are suggested in steps of this.
 constexpr std::uint64_t kSuggestionStepBytes = 2 * kMiB;
 constexpr std::array<const char*, kTierCount> kBudgetKeys{"memory.device", "memory.pinned",
@@ -181,6 +182,20 @@ class Search {
     }
   }
 
+  // Small pieces for an update that storage feeds, unless they make the copies to and from the
+  // device too short. What they gain is more than the simulation knows.
+  void refine() {
+    if (!found()) return;
+    const StepOptions options = with_update_pieces(model_, best_->options);
+    if (options.update_piece_elems == 0) return;
+    Compiled compiled = compile_candidate(model_, options, log_bytes_);
+    if (!fits(compiled.need.peak_bytes(), budgets_)) return;
+    simulate_one(compiled);
+    if (compiled.simulation.total_s <= best_->simulation.total_s * kRefinementSlack) {
+      best_ = std::move(compiled);
+    }
+  }
+
   bool found() const { return best_.has_value(); }
   Compiled take() {
     costs_.apply(best_->redo);
@@ -211,7 +226,6 @@ class Search {
     for (int tries = 0; count > 0 && tries < kRaiseTries; ++tries, count = count * 3 / 4) {
       StepOptions options = best_->options;
       options.placement = raised(options.placement, raise, units, count);
-      choose_update_pieces(model_, options);
       Compiled compiled = compile_candidate(model_, options, log_bytes_);
       if (!fits(compiled.need.peak_bytes(), budgets_)) continue;
       simulate_one(compiled);
@@ -474,6 +488,7 @@ std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
   for (const CandidateGroup& group : groups) search.consider(group);
   search.improve(config, groups);
   search.fill(config);
+  search.refine();
   if (search.found()) return finish_plan(search.take(), model, hardware, costs.simulation_model());
 
   Refuser refuser(budgets);

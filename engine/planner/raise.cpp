@@ -12,24 +12,27 @@ std::vector<Raise> possible_raises(const Config& config) {
                        Tier to) {
     if (fixed == Config::Place::kAuto) raises.push_back({kind, from, to});
   };
-  for (const auto& [from, to] :
-       {std::pair{Tier::kStorage, Tier::kPinned}, std::pair{Tier::kPinned, Tier::kDevice}}) {
-    add(place.weight, &Placement::weight, from, to);
-    add(place.gradient, &Placement::gradient, from, to);
-    add(place.optimizer, &Placement::optimizer, from, to);
-  }
+  add(place.weight, &Placement::weight, Tier::kStorage, Tier::kPinned);
+  add(place.gradient, &Placement::gradient, Tier::kStorage, Tier::kPinned);
+  add(place.optimizer, &Placement::optimizer, Tier::kStorage, Tier::kPinned);
+  add(place.weight, &Placement::weight, Tier::kPinned, Tier::kDevice);
+  add(place.optimizer, &Placement::optimizer, Tier::kPinned, Tier::kDevice);
+  const bool joined =
+      place.optimizer == Config::Place::kAuto && place.gradient == Config::Place::kAuto;
+  if (joined) raises.back().with = &Placement::gradient;
   return raises;
 }
 
 std::vector<std::size_t> raisable_units(const Placement& placement, const Raise& raise) {
   const std::vector<Tier>& tiers = placement.*raise.kind;
-  const bool joins = raise.kind == &Placement::optimizer && raise.to == Tier::kDevice;
+  const bool updates_there = raise.kind == &Placement::optimizer && raise.to == Tier::kDevice;
   std::vector<std::size_t> units;
   for (std::size_t unit = 0; unit < tiers.size(); ++unit) {
     if (tiers[unit] != raise.from) continue;
-    const bool alone =
-        placement.weight[unit] != Tier::kDevice || placement.gradient[unit] != Tier::kDevice;
-    if (!(joins && alone)) units.push_back(unit);
+    const bool joined = placement.gradient[unit] == Tier::kDevice ||
+                        (raise.with != nullptr && placement.gradient[unit] == raise.from);
+    const bool follows = placement.weight[unit] == Tier::kDevice && joined;
+    if (!updates_there || follows) units.push_back(unit);
   }
   return units;
 }
@@ -50,7 +53,10 @@ std::size_t units_that_fit(const StepModel& model, const StepOptions& options, c
 Placement raised(Placement placement, const Raise& raise, const std::vector<std::size_t>& units,
                  std::size_t count) {
   SLUICE_CHECK(count <= units.size());
-  for (std::size_t i = 0; i < count; ++i) (placement.*raise.kind)[units[i]] = raise.to;
+  for (std::size_t i = 0; i < count; ++i) {
+    (placement.*raise.kind)[units[i]] = raise.to;
+    if (raise.with != nullptr) (placement.*raise.with)[units[i]] = raise.to;
+  }
   return placement;
 }
 

@@ -16,14 +16,16 @@ struct Raise {
   std::vector<Tier> Placement::*kind = nullptr;
   Tier from = Tier::kStorage;
   Tier to = Tier::kPinned;
+  // Goes along where it is not there yet: on the device a gradient serves an update there alone.
+  std::vector<Tier> Placement::*with = nullptr;
 };
 
 // In the order in which they are made: off storage first, then onto the device; within a tier
 // what a step moves most often first. Kinds whose place memory.place.* gives are left there.
 std::vector<Raise> possible_raises(const Config& config);
 
-// The units that `raise` may move, in the order in which it does. An optimizer's state joins
-// weights and gradients on the device, and never goes there before them.
+// The units that `raise` may move, in the order in which it does. An optimizer's state goes to the
+// device behind the unit's weights, and with its gradients.
 std::vector<std::size_t> raisable_units(const Placement& placement, const Raise& raise);
 
 // How many of `units` have state of that kind in `room_bytes` of the faster tier.

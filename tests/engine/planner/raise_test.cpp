@@ -12,7 +12,8 @@ namespace sluice::testing {
 namespace {
 
 constexpr Raise kStateToPinned{&Placement::optimizer, Tier::kStorage, Tier::kPinned};
-constexpr Raise kStateToDevice{&Placement::optimizer, Tier::kPinned, Tier::kDevice};
+constexpr Raise kStateToDevice{&Placement::optimizer, Tier::kPinned, Tier::kDevice,
+                               &Placement::gradient};
 
 Placement everywhere(Tier tier, std::size_t units) {
   const std::vector<Tier> tiers(units, tier);
@@ -25,10 +26,10 @@ std::size_t units_on(const std::vector<Tier>& tiers, Tier tier) {
 
 TEST(Raise, LeavesKindsWhosePlaceIsGiven) {
   Config config;
-  EXPECT_EQ(possible_raises(config).size(), 6u);
+  EXPECT_EQ(possible_raises(config).size(), 5u);
   config.memory.place.optimizer = Config::Place::kStorage;
   const std::vector<Raise> raises = possible_raises(config);
-  EXPECT_EQ(raises.size(), 4u);
+  EXPECT_EQ(raises.size(), 3u);
   for (const Raise& raise : raises) EXPECT_NE(raise.kind, &Placement::optimizer);
 }
 
@@ -44,13 +45,21 @@ TEST(Raise, TakesTheFirstUnitsOfItsTier) {
   EXPECT_EQ(moved.gradient, placement.gradient);
 }
 
-TEST(Raise, BringsOptimizerStateToTheDeviceOnlyBehindWeightsAndGradients) {
-  Placement placement = everywhere(Tier::kPinned, 3);
+TEST(Raise, BringsOptimizerStateToTheDeviceBehindWeightsAndWithGradients) {
+  Placement placement = everywhere(Tier::kPinned, 4);
   EXPECT_TRUE(raisable_units(placement, kStateToDevice).empty());
-  placement.weight[0] = placement.weight[1] = Tier::kDevice;
-  EXPECT_TRUE(raisable_units(placement, kStateToDevice).empty());
-  placement.gradient[1] = Tier::kDevice;
-  EXPECT_EQ(raisable_units(placement, kStateToDevice), std::vector<std::size_t>{1});
+  placement.weight[1] = placement.weight[2] = placement.weight[3] = Tier::kDevice;
+  placement.gradient[2] = Tier::kDevice;
+  placement.gradient[3] = Tier::kStorage;
+  const auto units = raisable_units(placement, kStateToDevice);
+  EXPECT_EQ(units, (std::vector<std::size_t>{1, 2}));
+  const Placement moved = raised(placement, kStateToDevice, units, 2);
+  EXPECT_EQ(moved.optimizer[1], Tier::kDevice);
+  EXPECT_EQ(moved.gradient[1], Tier::kDevice);
+  EXPECT_EQ(moved.gradient[3], Tier::kStorage);
+  Raise alone = kStateToDevice;  // gradients whose place is given stay
+  alone.with = nullptr;
+  EXPECT_EQ(raisable_units(placement, alone), std::vector<std::size_t>{2});
 }
 
 class RaisedPlan : public ::testing::Test {
