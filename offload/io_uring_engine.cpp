@@ -61,8 +61,13 @@ class Ring {
       io_uring_params params{};
       params.flags = IORING_SETUP_SQPOLL;
       params.sq_thread_idle = kIdleMs;
-      const int status = io_uring_queue_init_params(entries, &ring_, &params);
-      if (status >= 0) return;
+      int status = io_uring_queue_init_params(entries, &ring_, &params);
+      // Before Linux 5.11 such a ring takes registered files alone.
+      if (status >= 0 && (params.features & IORING_FEAT_SQPOLL_NONFIXED) != 0) return;
+      if (status >= 0) {
+        io_uring_queue_exit(&ring_);
+        status = -EOPNOTSUPP;
+      }
       log(LogLevel::kWarning, "io_uring: a kernel thread for submissions (SQPOLL) was refused: " +
                                   error_text(-status) + "; the ring works without");
     }
@@ -511,7 +516,10 @@ void IoUringEngine::run_broken(int error_number) noexcept {
 // by then.
 void IoUringEngine::await_kernel() noexcept {
   const auto deadline = Deadline::after_seconds(60);
-  const std::uint64_t unsubmitted = io_uring_sq_ready(ring_->get()) - (wake_unsubmitted_ ? 1 : 0);
+  // A kernel thread (SQPOLL) may still take what stands in the queue.
+  const bool stays = (ring_->get()->flags & IORING_SETUP_SQPOLL) == 0;
+  const std::uint64_t unsubmitted =
+      stays ? io_uring_sq_ready(ring_->get()) - (wake_unsubmitted_ ? 1 : 0) : 0;
   while (calls_reaped_ + unsubmitted < calls_queued_) {
     io_uring_get_events(ring_->get());  // fails where the ring does: completions may come even so
     io_uring_cqe* cqe = nullptr;

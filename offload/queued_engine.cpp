@@ -81,9 +81,11 @@ void QueuedEngine::submit(const StorageRequest& request, Callback done) {
   auto file = find_locked(request.file, "submit");
   SLUICE_CHECK_MSG(request.op == StorageOp::kRead || file->file.writable(),
                    "a write to '" + file->file.path() + "', which is open for reading");
-  if (!on_completion_thread() && outstanding_ >= capacity()) {
+  const auto direction = static_cast<std::size_t>(request.op);
+  const std::uint64_t& outstanding = outstanding_[direction];
+  if (!on_completion_thread() && outstanding >= capacity()) {
     const auto deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
-    if (!for_room_.wait(lock, deadline, [&] { return outstanding_ < capacity(); })) {
+    if (!for_room_[direction].wait(lock, deadline, [&] { return outstanding < capacity(); })) {
       throw TimeoutError("room in the storage queue");
     }
     // The lock was released meanwhile: the file may have been closed.
@@ -101,15 +103,15 @@ void QueuedEngine::submit(const StorageRequest& request, Callback done) {
   if (stopping_) active->fail(ECANCELED);
   incoming_.push_back(active);
   ++active->file->outstanding;
-  ++outstanding_;
+  ++outstanding_[direction];
   wake_locked();
 }
 
 void QueuedEngine::drain(Deadline deadline) {
   SLUICE_CHECK_MSG(!on_completion_thread(), "drain() in a completion callback");
   std::unique_lock lock(mutex_);
-  if (!for_end_.wait(lock, deadline, [&] { return outstanding_ == 0; })) {
-    throw TimeoutError(std::to_string(outstanding_) + " storage requests to end");
+  if (!for_end_.wait(lock, deadline, [&] { return all_outstanding() == 0; })) {
+    throw TimeoutError(std::to_string(all_outstanding()) + " storage requests to end");
   }
 }
 
@@ -152,17 +154,18 @@ void QueuedEngine::finish(const ActiveRequestPtr& request) noexcept {
     log(LogLevel::kWarning, "a storage callback threw, which it must not");
   }
   request->done = nullptr;  // what it holds goes before drain() returns
+  const auto direction = static_cast<std::size_t>(what.op);
   bool room = false;
   bool end = false;
   {
     const std::lock_guard lock(mutex_);
     --request->file->outstanding;
-    --outstanding_;
-    room = for_room_.count > 0 && outstanding_ < capacity();
-    end = for_end_.count > 0 && (outstanding_ == 0 || request->file->outstanding == 0);
+    --outstanding_[direction];
+    room = for_room_[direction].count > 0 && outstanding_[direction] < capacity();
+    end = for_end_.count > 0 && (all_outstanding() == 0 || request->file->outstanding == 0);
   }
   // Each has room for one; who waits for an end may wait for another file's.
-  if (room) for_room_.ready.notify_one();
+  if (room) for_room_[direction].ready.notify_one();
   if (end) for_end_.ready.notify_all();
 }
 

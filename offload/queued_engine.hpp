@@ -6,6 +6,7 @@
 // without waiting (each has just made room for one).
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -110,15 +111,18 @@ class QueuedEngine : public StorageEngine {
       return fulfilled;
     }
   };
+  // Of each direction: reads have room however many writes wait.
   std::uint64_t capacity() const {
     return std::uint64_t{options_.queue_depth} * kQueuedRequestsPerDepth;
   }
 
-  Waiters for_room_;
+  std::uint64_t all_outstanding() const { return outstanding_[0] + outstanding_[1]; }
+
+  std::array<Waiters, 2> for_room_;                           // by StorageOp
   Waiters for_end_;                                           // of all requests, or of one file's
   std::map<StorageFileId, std::shared_ptr<OpenFile>> files_;  // guarded by mutex_
   StorageFileId next_file_ = 1;                               // guarded by mutex_; never used again
-  std::uint64_t outstanding_ = 0;                             // guarded by mutex_
+  std::array<std::uint64_t, 2> outstanding_{};                // by StorageOp; guarded by mutex_
   std::uint64_t submitted_ = 0;                               // guarded by mutex_
   StorageCounters counters_;                                  // guarded by mutex_
   std::atomic<bool> buffered_said_ = false;

@@ -165,8 +165,9 @@ std::uint64_t small_piece_elems(const StepModel& model) {
   return few_pieces(model, std::max(least, usual_piece_elems(model) / 4));
 }
 
-// Pieces of an update that storage alone feeds: in its ring (9 MiB with fp32 states where they are
-// the least), and of a model, for the time it takes to plan.
+// Pieces of an update that storage feeds: of 1 MiB of fp32 state where memory allows it, as many in
+// its ring, and so many of a model at most, for the time it takes to plan.
+constexpr std::uint64_t kUpdatePieceElems = 4 * kLeastPieceElems;
 constexpr std::uint64_t kUpdateRingPieces = 12;
 constexpr std::uint64_t kMostUpdatePieces = 8192;
 
@@ -255,19 +256,30 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
 // In a ring of three pieces of 256 K elements (as many bytes) a piece's memory is read into again
 // only when all of its writes have ended, and the storage device idles meanwhile: steps took up to
 // a third longer.
-StepOptions with_update_pieces(const StepModel& model, StepOptions options) {
+std::vector<StepOptions> update_piece_variants(const StepModel& model, const StepOptions& options) {
   const std::vector<Tier>& homes = options.placement.optimizer;
   const bool streams = std::find(homes.begin(), homes.end(), Tier::kStorage) != homes.end();
-  if (!streams || options.stream_lookahead == 0) return options;
+  // Whole tensors are updated unit by unit, whatever the pieces.
+  if (needs_whole_tensors(model.optimizer)) return {};
+  if (!streams || options.stream_lookahead == 0) return {};
+  std::vector<StepOptions> variants;
+  const auto add = [&](std::uint64_t elems, std::uint64_t ring) {
+    StepOptions variant = options;
+    variant.update_piece_elems = elems;
+    variant.update_lookahead =
+        std::max(options.stream_lookahead, static_cast<std::int32_t>(ring) - 1);
+    variants.push_back(std::move(variant));
+  };
   const std::uint64_t least =
       model.optimizer.moments == DType::kBlock8 ? kLeastBlock8PieceElems : kLeastPieceElems;
-  options.update_piece_elems =
+  const std::uint64_t small =
       std::min(few_pieces(model, least, kMostUpdatePieces), options.piece_elems);
-  // Never more memory than in three of the others.
-  const std::uint64_t coarse = options.piece_elems * 3 / options.update_piece_elems;
-  const auto ring = static_cast<std::int32_t>(std::min(kUpdateRingPieces, coarse));
-  options.update_lookahead = std::max(options.stream_lookahead, ring - 1);
-  return options;
+  for (std::uint64_t elems = kUpdatePieceElems; elems > small; elems /= 2) {
+    add(elems, kUpdateRingPieces);
+  }
+  // In as many bytes as three of the others.
+  add(small, std::min(kUpdateRingPieces, options.piece_elems * 3 / small));
+  return variants;
 }
 
 std::vector<CandidateGroup> order_variants(const Config& config, const CandidateGroup& group) {

@@ -35,10 +35,10 @@ bool spills_activations(const StepOptions& options);
 // speculative: how many steps will be redone only the training itself shows.
 std::vector<StepOptions> update_variants(const Config& config, const StepOptions& options);
 
-// The same options with pieces of the update's own: many small ones where storage feeds it, in no
-// more memory than the others take; elsewhere none. Each costs time to plan, so this is for what
-// has been chosen.
-StepOptions with_update_pieces(const StepModel& model, StepOptions options);
+// The same options with pieces of the update's own, where storage feeds it: many in a ring, the
+// largest first; the last take no more memory than the pieces that the options have. Each costs
+// time to plan, so this is for what has been chosen.
+std::vector<StepOptions> update_piece_variants(const StepModel& model, const StepOptions& options);
 
 // Bytes of each tier that model state takes between steps: no plan with this placement needs less.
 std::array<std::uint64_t, kTierCount> home_bytes(const StepModel& model,

@@ -177,22 +177,25 @@ class Search {
   void fill(const Config& config) {
     if (!found()) return;
     // Again, since what goes to the device leaves room in pinned memory.
-    for (int round = 0; round < kRaiseRounds; ++round) {
-      for (const Raise& raise : possible_raises(config)) raise_units(raise);
+    bool raised_any = true;
+    for (int round = 0; round < kRaiseRounds && raised_any; ++round) {
+      raised_any = false;
+      for (const Raise& raise : possible_raises(config)) raised_any |= raise_units(raise);
     }
   }
 
-  // Small pieces for an update that storage feeds, unless they make the copies to and from the
+  // Other pieces for an update that storage feeds, unless they make the copies to and from the
   // device too short. What they gain is more than the simulation knows.
   void refine() {
     if (!found()) return;
-    const StepOptions options = with_update_pieces(model_, best_->options);
-    if (options.update_piece_elems == 0) return;
-    Compiled compiled = compile_candidate(model_, options, log_bytes_);
-    if (!fits(compiled.need.peak_bytes(), budgets_)) return;
-    simulate_one(compiled);
-    if (compiled.simulation.total_s <= best_->simulation.total_s * kRefinementSlack) {
+    for (const StepOptions& options : update_piece_variants(model_, best_->options)) {
+      if (step_size(model_, options) > kMostStepInstructions) continue;
+      Compiled compiled = compile_candidate(model_, options, log_bytes_);
+      if (!fits(compiled.need.peak_bytes(), budgets_)) continue;
+      simulate_one(compiled);
+      if (compiled.simulation.total_s > best_->simulation.total_s * kRefinementSlack) continue;
       best_ = std::move(compiled);
+      return;
     }
   }
 
@@ -217,8 +220,8 @@ class Search {
   }
 
   // As many units as the room that is left takes. What else a plan needs may grow with them, or
-  // shrink, so fewer are tried where these do not fit.
-  void raise_units(const Raise& raise) {
+  // shrink, so fewer are tried where these do not fit. False: nothing is raised.
+  bool raise_units(const Raise& raise) {
     const std::vector<std::size_t> units = raisable_units(best_->options.placement, raise);
     const auto tier = static_cast<std::size_t>(raise.to);
     const std::uint64_t room = budgets_[tier] - best_->need.peak_bytes()[tier];
@@ -229,9 +232,11 @@ class Search {
       Compiled compiled = compile_candidate(model_, options, log_bytes_);
       if (!fits(compiled.need.peak_bytes(), budgets_)) continue;
       simulate_one(compiled);
-      if (compiled.simulation.total_s <= best_->simulation.total_s) best_ = std::move(compiled);
-      return;
+      if (compiled.simulation.total_s > best_->simulation.total_s) return false;
+      best_ = std::move(compiled);
+      return true;
     }
+    return false;
   }
 
   void simulate_one(Compiled& compiled) {

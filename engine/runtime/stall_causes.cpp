@@ -113,7 +113,7 @@ class PassAnalysis {
       }
       awaited = before_[awaited];
     }
-    if (to > from) add(StallCause::kHandOver, from, to);
+    if (to > from) add(StallCause::kUnexplained, from, to);
   }
 
   const Schedule& schedule_;
@@ -127,7 +127,8 @@ class PassAnalysis {
 
 std::string_view stall_cause_name(StallCause cause) {
   constexpr std::array<std::string_view, kStallCauseCount> kNames{
-      "upload", "download", "storage_read", "storage_write", "optimizer", "comm", "hand_over"};
+      "upload", "download",  "storage_read", "storage_write", "optimizer",
+      "comm",   "hand_over", "update_pass",  "unexplained"};
   return kNames[static_cast<std::size_t>(cause)];
 }
 

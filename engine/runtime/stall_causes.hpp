@@ -16,7 +16,9 @@
 
 namespace sluice {
 
-// kHandOver: all that was waited for had ended, and the next had not begun: threads that wake.
+// kHandOver: what was waited for had ended, and the next had not begun: threads that wake.
+// kUpdatePass: an update that is a pass of its own, beside this one (a drain, a redo).
+// kUnexplained: time that no instruction accounts for.
 enum class StallCause : std::uint8_t {
   kUpload,
   kDownload,
@@ -25,13 +27,18 @@ enum class StallCause : std::uint8_t {
   kOptimizer,
   kComm,
   kHandOver,
+  kUpdatePass,
+  kUnexplained,
 };
-inline constexpr std::size_t kStallCauseCount = 7;
+inline constexpr std::size_t kStallCauseCount = 9;
 std::string_view stall_cause_name(StallCause cause);
 
 struct Stalls {
   double compute_s = 0;  // the compute lane ran
   std::array<double, kStallCauseCount> by_cause_s{};
+  void add(StallCause cause, double seconds) {
+    by_cause_s[static_cast<std::size_t>(cause)] += seconds;
+  }
   double total_s() const;  // of all causes: what the pass took beyond compute_s
 };
 

@@ -42,6 +42,13 @@ std::string run_id_of(const std::string& log) {
   return name.substr(kLogPrefix.size(), name.size() - kLogPrefix.size() - kLogSuffix.size());
 }
 
+// A record that was copied into another run's log would speak of its files.
+void check_run(const SavedState& state, const std::string& log) {
+  if (state.run.hex() != run_id_of(log)) {
+    throw InputError(log + " holds a record of run " + state.run.hex() + ", not of its own");
+  }
+}
+
 std::vector<std::string> logs_in(const std::string& directory) {
   std::vector<std::string> logs;
   std::error_code error;
@@ -227,6 +234,7 @@ std::optional<DurableFound> recover_state(StorageEngine& engine, const std::stri
     try {
       DurableFound found{log, {}, {}};
       parse_state_record(record.text, log, found.manifest, found.state);
+      check_run(found.state, log);
       find_files(found.state.files, storage_paths);
       StripedSpace space(engine, found.state.files, found.state.space_bytes);
       for (const SavedHome& home : found.state.homes) verify_home(space, found.state.run, home);
@@ -311,6 +319,7 @@ void retire(StorageEngine& engine, const std::string& path,
       CheckpointManifest manifest;
       SavedState state;
       parse_state_record(record.text, path, manifest, state);
+      check_run(state, path);
       for (const std::string& file : state.files) {
         if (is_copy(path, state)) {
           others.push_back(file);

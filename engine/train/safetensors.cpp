@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/open_beneath.hpp"
 #include "base/units.hpp"
 
 namespace sluice {
@@ -19,10 +20,11 @@ constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the reference impleme
 
 static_assert(std::endian::native == std::endian::little, "tensor data is little-endian");
 
-// For a file that is shorter than it says, the reader's answer is bad input, not a fault.
+// A link is not followed: what a checkpoint's manifest vouches for is the file itself. For one that
+// is shorter than it says, the reader's answer is bad input, not a fault.
 PosixFile open_input(const std::string& path) {
   try {
-    return PosixFile::open_read(path);
+    return PosixFile::open_read_beneath(directory_of(path), name_of(path));
   } catch (const IoError& error) {
     throw InputError(path + " cannot be opened as a safetensors file: " + error.what());
   }

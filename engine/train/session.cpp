@@ -214,6 +214,7 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   outcome.moved = moved_bytes() - before;
   outcome.tag_seconds = tag_counters().hash_seconds - tagged_before;
   outcome.seconds = drain_s + statistics.seconds + outcome.redo_seconds;
+  if (outcome.stalls) outcome.stalls->add(StallCause::kUpdatePass, drain_s + outcome.redo_seconds);
   // The compute lane waits for a drain, and for a redo.
   outcome.stalled_fraction =
       (drain_s + outcome.redo_seconds + statistics.compute_stalled_seconds) / outcome.seconds;

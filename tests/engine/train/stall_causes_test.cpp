@@ -76,6 +76,17 @@ TEST(StallCauses, AReadBehindAWaitingReadCountsAsWhatThatWaitedFor) {
   EXPECT_NEAR(stalls.total_s() * 1e3, 9, 1e-9);
 }
 
+// A gap before which nothing ran is nobody's.
+TEST(StallCauses, WhatNoInstructionAccountsForIsUnexplained) {
+  Pass pass;
+  const auto read = pass.add(Op::kStorageRead, Lane::kStorageRead, 3, 5);
+  pass.add(Op::kForward, Lane::kCompute, 6, 10, {read});
+  const Stalls stalls = pass.stalls(10);
+  EXPECT_NEAR(of(stalls, StallCause::kUnexplained), 3, 1e-9);
+  EXPECT_NEAR(of(stalls, StallCause::kStorageRead), 2, 1e-9);
+  EXPECT_NEAR(of(stalls, StallCause::kHandOver), 1, 1e-9);
+}
+
 TEST(StallCauses, TheTailOfAPassIsThatOfItsLastLane) {
   Pass pass;
   pass.add(Op::kForward, Lane::kCompute, 0, 5);
