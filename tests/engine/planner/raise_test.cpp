@@ -147,5 +147,17 @@ TEST_F(RaisedPlan, SaysHowManyBytesOfEachKindLieWhere) {
   EXPECT_GT(master[static_cast<std::size_t>(Tier::kStorage)], 0u);
 }
 
+// An update from storage has many pieces in its ring; where tensors are updated whole it would hold
+// as many units.
+TEST_F(RaisedPlan, GivesAnUpdateFromStorageItsOwnPiecesUnlessTensorsAreUpdatedWhole) {
+  config_.memory.place.weight = config_.memory.place.gradient = Config::Place::kPinned;
+  config_.memory.place.optimizer = Config::Place::kStorage;
+  const Plan streamed = plan();
+  EXPECT_GT(streamed.options.update_piece_elems, 0u);
+  EXPECT_GT(streamed.options.update_lookahead, streamed.options.stream_lookahead);
+  config_.optimizer.name = OptimizerRule::kAdafactor;
+  EXPECT_EQ(plan().options.update_piece_elems, 0u);
+}
+
 }  // namespace
 }  // namespace sluice::testing
