@@ -1,8 +1,8 @@
 // Requests that wait to be cut into pieces, the most urgent first.
 //
-// Order: StorageRequest::needed_by, then age (ActiveRequest::sequence). Nothing starves: while the
-// oldest of a direction waits, at most kMostOvertakes pieces of younger ones are started before it.
-// Not thread-safe.
+// Order: StorageRequest::needed_by, then age (ActiveRequest::sequence). Within a direction nothing
+// starves: while the oldest of a direction waits, at most kMostOvertakes pieces of younger ones are
+// started before it. Not thread-safe.
 #pragma once
 
 #include <array>

@@ -216,7 +216,7 @@ void parse_state_record(std::string_view text, const std::string& name,
   for (const Json& file : *files) {
     if (!file.is_string()) refuse(name, "'files' must be a list of names");
     const std::string path = file.get<std::string>();
-    // No other file is opened, or removed, because a record says so.
+    // No file with another name is opened, or removed, because a record says so.
     const std::string own = "sluice-" + run->hex() + "-" + std::to_string(state.files.size());
     if (name_of(path) != own + StripedSpace::kKeptSuffix) {
       refuse(name, "'files' must name the run's own files, '" + own + StripedSpace::kKeptSuffix +
