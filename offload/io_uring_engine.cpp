@@ -154,6 +154,7 @@ class IoUringEngine final : public QueuedEngine {
   std::unique_ptr<Ring> ring_;
   RequestQueue waiting_;                      // not wholly cut yet
   std::array<std::uint32_t, 2> under_way_{};  // pieces, by StorageOp
+  std::array<std::uint64_t, 2> under_way_bytes_{};
   std::vector<Slot> slots_;
   std::vector<std::uint32_t> free_slots_;
   std::unique_ptr<std::byte[], FreeBytes> bounce_;
@@ -308,8 +309,10 @@ bool IoUringEngine::issue() {
 }
 
 bool IoUringEngine::has_slot(StorageOp op) const {
-  return under_way_[static_cast<std::size_t>(op)] <
-         (op == StorageOp::kRead ? options_.queue_depth : options_.write_depth);
+  const auto direction = static_cast<std::size_t>(op);
+  return under_way_bytes_[direction] < options_.queue_bytes &&
+         under_way_[direction] <
+             (op == StorageOp::kRead ? options_.queue_depth : options_.write_depth);
 }
 
 // False: no bounce buffer or edge turn now; a completion will bring it.
@@ -318,9 +321,12 @@ bool IoUringEngine::start_piece(const ActiveRequestPtr& request) {
   const StorageOp op = request->request.op;
   const bool edge_write = piece.kind == Piece::Kind::kEdge && op == StorageOp::kWrite;
   if (edge_write && edge_write_under_way_) return false;
-  Slot slot;
-  if (piece.kind != Piece::Kind::kDirect) {
-    if (free_bounces_.empty()) return false;
+  const bool bounces = piece.kind != Piece::Kind::kDirect;
+  if (bounces && free_bounces_.empty()) return false;
+  const std::uint32_t index = free_slots_.back();
+  free_slots_.pop_back();
+  Slot& slot = slots_[index];
+  if (bounces) {
     slot.bounce = free_bounces_.back();
     free_bounces_.pop_back();
   }
@@ -331,10 +337,8 @@ bool IoUringEngine::start_piece(const ActiveRequestPtr& request) {
   request->cursor.pop();
   ++request->pieces_in_flight;
   ++under_way_[static_cast<std::size_t>(op)];
+  under_way_bytes_[static_cast<std::size_t>(op)] += piece.bytes;
   waiting_.count_start(request);
-  const std::uint32_t index = free_slots_.back();
-  free_slots_.pop_back();
-  slots_[index] = std::move(slot);
   queue_call(index);
   return true;
 }
@@ -467,18 +471,18 @@ void IoUringEngine::complete(std::uint32_t slot_index, std::int64_t result) {
 }
 
 void IoUringEngine::end_slot(std::uint32_t slot_index) {
-  Slot slot = std::move(slots_[slot_index]);
-  slots_[slot_index] = Slot{};
-  free_slots_.push_back(slot_index);
+  Slot& slot = slots_[slot_index];
+  const ActiveRequestPtr request = std::move(slot.request);
   if (slot.bounce >= 0) free_bounces_.push_back(slot.bounce);
-  ActiveRequestPtr& request = slot.request;
-  if (slot.transfer.piece().kind == Piece::Kind::kEdge &&
-      request->request.op == StorageOp::kWrite) {
-    edge_write_under_way_ = false;
-  }
+  slot.bounce = -1;
+  free_slots_.push_back(slot_index);
+  const StorageOp op = request->request.op;
+  const Piece& piece = slot.transfer.piece();
+  if (piece.kind == Piece::Kind::kEdge && op == StorageOp::kWrite) edge_write_under_way_ = false;
   request->resubmitted += slot.transfer.resubmitted();
   --request->pieces_in_flight;
-  --under_way_[static_cast<std::size_t>(request->request.op)];
+  --under_way_[static_cast<std::size_t>(op)];
+  under_way_bytes_[static_cast<std::size_t>(op)] -= piece.bytes;
   if (!request->ended()) return;
   // One that failed before all of it was cut still stands in the queue.
   if (request->error) waiting_.erase(request);

@@ -37,6 +37,7 @@ void ActiveRequest::fail(int error_number) {
 QueuedEngine::QueuedEngine(const StorageOptions& options) : options_(options) {
   SLUICE_CHECK(options.queue_depth >= 1 && options.queue_depth <= 4096);
   SLUICE_CHECK(options.write_depth >= 1 && options.write_depth <= 4096);
+  SLUICE_CHECK(options.queue_bytes >= 1);
   SLUICE_CHECK(options.threads >= 1 && options.threads <= 256);
   SLUICE_CHECK(options.request_bytes >= kMinRequestBytes &&
                options.request_bytes <= kMaxRequestBytes);

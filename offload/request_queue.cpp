@@ -1,19 +1,31 @@
 #include "offload/request_queue.hpp"
 
+#include <algorithm>
+
 #include "offload/queued_engine.hpp"
 
 namespace sluice {
 
-RequestQueue::Rank RequestQueue::Direction::next_rank() const {
-  if (overtakes < kMostOvertakes) return by_rank.begin()->first;
-  const auto& [sequence, needed_by] = *by_age.begin();
-  return {needed_by, sequence};
+RequestQueue::Rank RequestQueue::rank_of(const ActiveRequest& request) {
+  return {request.request.needed_by, request.sequence};
+}
+
+const RequestQueue::Entry& RequestQueue::Direction::next() const {
+  if (overtakes < kMostOvertakes) return by_rank.back();
+  return *std::find_if(by_rank.begin(), by_rank.end(),
+                       [&](const Entry& entry) { return entry.rank.second == by_age.front(); });
 }
 
 void RequestQueue::push(const ActiveRequestPtr& request) {
   Direction& direction = directions_[static_cast<std::size_t>(request->request.op)];
-  direction.by_rank.emplace(Rank{request->request.needed_by, request->sequence}, request);
-  direction.by_age.emplace(request->sequence, request->request.needed_by);
+  const Rank rank = rank_of(*request);
+  const auto place = std::partition_point(direction.by_rank.begin(), direction.by_rank.end(),
+                                          [&](const Entry& entry) { return entry.rank > rank; });
+  direction.by_rank.insert(place, {rank, request});
+  // Requests come in the order of their numbers, so this is the end.
+  direction.by_age.insert(
+      std::upper_bound(direction.by_age.begin(), direction.by_age.end(), request->sequence),
+      request->sequence);
 }
 
 bool RequestQueue::empty() const {
@@ -26,25 +38,34 @@ ActiveRequestPtr RequestQueue::next(bool reads, bool writes) const {
   reads = reads && !reading.by_rank.empty();
   writes = writes && !writing.by_rank.empty();
   if (!reads && !writes) return nullptr;
-  const bool take_read = reads && (!writes || reading.next_rank() < writing.next_rank());
-  const Direction& direction = take_read ? reading : writing;
-  return direction.by_rank.at(direction.next_rank());
+  if (!reads || !writes) return (reads ? reading : writing).next().request;
+  if (reading.passed_over >= kMostOvertakes) return reading.next().request;
+  if (writing.passed_over >= kMostOvertakes) return writing.next().request;
+  const Entry& read = reading.next();
+  const Entry& write = writing.next();
+  return read.rank < write.rank ? read.request : write.request;
 }
 
 void RequestQueue::count_start(const ActiveRequestPtr& request) {
-  Direction& direction = directions_[static_cast<std::size_t>(request->request.op)];
+  const auto op = static_cast<std::size_t>(request->request.op);
+  Direction& direction = directions_[op];
+  Direction& other = directions_[1 - op];
+  direction.passed_over = 0;
+  other.passed_over = other.by_rank.empty() ? 0 : other.passed_over + 1;
   if (direction.by_age.empty()) return;
-  direction.overtakes =
-      direction.by_age.begin()->first == request->sequence ? 0 : direction.overtakes + 1;
+  direction.overtakes = direction.by_age.front() == request->sequence ? 0 : direction.overtakes + 1;
 }
 
 void RequestQueue::erase(const ActiveRequestPtr& request) {
   Direction& direction = directions_[static_cast<std::size_t>(request->request.op)];
-  const auto oldest = direction.by_age.begin();
-  if (oldest == direction.by_age.end()) return;
-  if (oldest->first == request->sequence) direction.overtakes = 0;
-  direction.by_age.erase(request->sequence);
-  direction.by_rank.erase(Rank{request->request.needed_by, request->sequence});
+  const Rank rank = rank_of(*request);
+  const auto place = std::partition_point(direction.by_rank.begin(), direction.by_rank.end(),
+                                          [&](const Entry& entry) { return entry.rank > rank; });
+  if (place == direction.by_rank.end() || place->rank != rank) return;
+  if (direction.by_age.front() == request->sequence) direction.overtakes = 0;
+  direction.by_rank.erase(place);
+  direction.by_age.erase(
+      std::lower_bound(direction.by_age.begin(), direction.by_age.end(), request->sequence));
 }
 
 }  // namespace sluice

@@ -67,7 +67,10 @@ std::unique_ptr<StorageEngine> make_storage_engine(const std::string& kind,
     throw InputError("storage engine io_uring cannot be used here: " + reason +
                      "; use posix or auto");
   }
-  log(LogLevel::kInfo, "storage engine posix: io_uring cannot be used here: " + reason);
+  log(options.submission_thread ? LogLevel::kWarning : LogLevel::kInfo,
+      "storage engine posix: io_uring cannot be used here: " + reason +
+          (options.submission_thread ? "; so there is no kernel thread for submissions (SQPOLL)"
+                                     : ""));
   return make_posix_engine(options);
 }
 

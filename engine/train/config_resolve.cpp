@@ -198,6 +198,16 @@ void check_storage_paths(const Config& config, const ConfigOrigins& origins) {
   }
 }
 
+// What pread has no use for would be taken for a setting that works.
+void check_storage_engine(const Config& config, const ConfigOrigins& origins) {
+  const auto& memory = config.memory;
+  if (!memory.storage_sqpoll || memory.storage_engine != Config::StorageEngineKind::kPosix) return;
+  throw InputError(origins.of("memory.storage_sqpoll") +
+                   ": memory.storage_sqpoll is io_uring's and has no meaning with "
+                   "memory.storage_engine = \"posix\"; use \"io_uring\" or \"auto\", or leave it "
+                   "out");
+}
+
 }  // namespace
 
 void resolve_config(Config& config, const ConfigOrigins& origins) {
@@ -208,6 +218,7 @@ void resolve_config(Config& config, const ConfigOrigins& origins) {
   check_optimizer(config, origins);
   check_placement(config, origins);
   check_storage_paths(config, origins);
+  check_storage_engine(config, origins);
 }
 
 }  // namespace sluice

@@ -55,7 +55,11 @@ PosixFile PosixFile::regular(int descriptor, const std::string& path) {
 PosixFile PosixFile::create(const std::string& path) {
   const int descriptor = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (descriptor < 0) throw IoError("create", path, 0, 0, errno);
-  return PosixFile(descriptor, path);
+  PosixFile file(descriptor, path);
+  // open() gives its mode to new files only; one that was there may have been anybody's to read.
+  const bool regular = S_ISREG(status_of(descriptor, path).st_mode);
+  if (regular && ::fchmod(descriptor, 0600) != 0) throw IoError("chmod", path, 0, 0, errno);
+  return file;
 }
 
 PosixFile::PosixFile(PosixFile&& other) noexcept

@@ -90,5 +90,61 @@ TEST(RequestQueue, PiecesOfOneRequestCountAsOvertakingToo) {
   EXPECT_EQ(queue.next(true, true), large);
 }
 
+// On an engine whose threads serve both (posix), a steady stream of reads would keep writes out.
+TEST(RequestQueue, ADirectionIsPassedOverABoundedNumberOfTimes) {
+  for (const StorageOp patient_op : {StorageOp::kRead, StorageOp::kWrite}) {
+    const StorageOp other = patient_op == StorageOp::kRead ? StorageOp::kWrite : StorageOp::kRead;
+    RequestQueue queue;
+    const auto patient = made(patient_op, 1000, 0);
+    queue.push(patient);
+    std::uint32_t before = 0;
+    for (std::uint64_t i = 1;; ++i) {
+      queue.push(made(other, 1, i));
+      if (take(queue) == patient) break;
+      ASSERT_LE(++before, RequestQueue::kMostOvertakes);
+    }
+    EXPECT_EQ(before, RequestQueue::kMostOvertakes);
+    // From then on it counts anew, and a direction in which nothing waits counts nothing.
+    EXPECT_EQ(queue.next(true, true)->request.op, other);
+  }
+}
+
+// What may not start (its slots are taken) does not keep the other back.
+TEST(RequestQueue, ADirectionThatMayNotStartHoldsNobodyUp) {
+  RequestQueue queue;
+  queue.push(made(StorageOp::kWrite, 1000, 0));
+  for (std::uint64_t i = 1; i <= 2 * RequestQueue::kMostOvertakes; ++i) {
+    queue.push(made(StorageOp::kRead, 1, i));
+    ASSERT_EQ(take(queue, true, false)->request.op, StorageOp::kRead);
+  }
+}
+
+// Against a list that is searched from its begin to its end each time.
+TEST(RequestQueue, RandomSequencesGiveWhatAListGives) {
+  std::mt19937_64 random(11);
+  RequestQueue queue;
+  std::vector<ActiveRequestPtr> model;
+  for (std::uint64_t i = 0; i < 3000; ++i) {
+    const auto op = random() % 2 == 0 ? StorageOp::kRead : StorageOp::kWrite;
+    if (random() % 2 == 0 || model.empty()) {
+      model.push_back(made(op, random() % 50, i));
+      queue.push(model.back());
+    } else {
+      // Erased in any order, as what fails is; nothing starts, so only urgency decides.
+      const auto victim = model.begin() + static_cast<std::ptrdiff_t>(random() % model.size());
+      queue.erase(*victim);
+      queue.erase(*victim);
+      model.erase(victim);
+    }
+    const auto first = std::min_element(model.begin(), model.end(),
+                                        [](const ActiveRequestPtr& a, const ActiveRequestPtr& b) {
+                                          return std::pair(a->request.needed_by, a->sequence) <
+                                                 std::pair(b->request.needed_by, b->sequence);
+                                        });
+    ASSERT_EQ(queue.next(true, true), first == model.end() ? nullptr : *first);
+    ASSERT_EQ(queue.empty(), model.empty());
+  }
+}
+
 }  // namespace
 }  // namespace sluice::testing

@@ -79,12 +79,12 @@ OffloadedStepShape shape_of(const StepBenchOptions& options) {
 class Yardsticks {
  public:
   Yardsticks(const OwnDirectory& directory, std::uint64_t bytes)
-      : ring_(StorageOptions{}.request_bytes * StorageOptions{}.queue_depth),
+      : ring_(StorageOptions{}.queue_bytes),
         engine_(make_storage_engine("auto", StorageOptions{})) {
     const StorageOptions usual;
     engine_->register_memory(ring_.data(), ring_.bytes());
     load_.block_bytes = usual.request_bytes;
-    load_.depth = usual.queue_depth;
+    load_.depth = static_cast<std::uint32_t>(usual.queue_bytes / usual.request_bytes);
     load_.file_bytes = std::max(round_up(bytes, load_.block_bytes), 2 * load_.block_bytes);
     load_.seconds = kDefaultDeadlineSeconds;
     fio_.file = directory.file("yardstick");

@@ -61,6 +61,7 @@ class Trial {
     StorageOptions engine_options;
     engine_options.queue_depth = options.depth;
     engine_options.write_depth = options.depth;
+    engine_options.queue_bytes = options.block_bytes * options.depth;
     engine_options.request_bytes = std::max(engine_options.request_bytes, options.block_bytes);
     engine_ = make_storage_engine(options.engine, engine_options);
     engine_->register_memory(ring_.data(), ring_.bytes());

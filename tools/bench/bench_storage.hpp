@@ -18,7 +18,8 @@ struct StorageBenchOptions {
   std::string engine = "auto";    // as make_storage_engine
   // What training has (StorageOptions). depth * block_bytes: the staging ring, at most 64 MiB.
   std::uint64_t block_bytes = StorageOptions{}.request_bytes;
-  std::uint32_t depth = StorageOptions{}.queue_depth;
+  std::uint32_t depth =
+      static_cast<std::uint32_t>(StorageOptions{}.queue_bytes / StorageOptions{}.request_bytes);
 };
 
 // {"event":"bench","name":"storage","figures":{engine, block_bytes, depth, rounds, file_bytes,

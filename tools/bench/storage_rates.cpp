@@ -30,11 +30,12 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Blocks in order, round and round: of the first half (reads) or the second (writes) in duplex.
+// Blocks in order, round and round.
 struct Range {
   std::uint64_t first_block = 0;
   std::uint64_t blocks = 1;
-  std::atomic<std::uint64_t> next = 0;
+  std::atomic<std::uint64_t> next = 0;  // counted from `begin`
+  std::uint64_t begin = 0;
 };
 
 class Load {
@@ -43,10 +44,17 @@ class Load {
       : engine_(engine), load_(load), mix_(mix), staging_(staging), turns_(load.depth) {
     const std::uint64_t blocks = load.file_bytes / load.block_bytes;
     SLUICE_CHECK(blocks >= 2 && load.depth >= 1);
-    const std::uint64_t half = mix == StorageMix::kDuplex ? blocks / 2 : 0;
-    reads_.blocks = half > 0 ? half : blocks;
+    reads_.blocks = writes_.blocks = blocks;
+    if (mix != StorageMix::kDuplex) return;
+    const std::uint64_t half = blocks / 2;
+    writes_.begin = half;
+    // Slots take turns, so neither direction gets ahead by more than all of them: in a file of six
+    // times the ring the two do not meet (and if they did, nobody looks at the data).
+    if (blocks >= 6 * std::uint64_t{load.depth}) return;
+    reads_.blocks = half;
     writes_.first_block = half;
     writes_.blocks = blocks - half;
+    writes_.begin = 0;
   }
 
   StorageRate run() {
@@ -73,7 +81,8 @@ class Load {
     request.op = write ? StorageOp::kWrite : StorageOp::kRead;
     request.file = load_.file;
     request.bytes = load_.block_bytes;
-    request.offset = (range.first_block + range.next++ % range.blocks) * load_.block_bytes;
+    const std::uint64_t block = (range.begin + range.next++) % range.blocks;
+    request.offset = (range.first_block + block) * load_.block_bytes;
     request.data = staging_ + slot * load_.block_bytes;
     engine_.submit(request, [this, slot](std::exception_ptr error) { ended(slot, error); });
   }

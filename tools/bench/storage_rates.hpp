@@ -52,9 +52,10 @@ struct StorageRate {
   double cpu_s_per_byte() const { return bytes > 0 ? cpu_seconds / static_cast<double>(bytes) : 0; }
 };
 
-// Sequential blocks, each slot of the ring on its own block; duplex: each slot in turn reads in the
-// first half of the region and writes in the second, so that as many bytes go either way. staging:
-// depth * block_bytes, page-aligned, registered by the caller. Throws the first request's error;
+// Sequential blocks, each slot of the ring on its own block; duplex: each slot in turn reads and
+// writes, so that as many bytes go either way: both over the whole region, half of it apart, as fio
+// does (a region below six rings: reads in its first half, writes in its second). staging: depth *
+// block_bytes, page-aligned, registered by the caller. Throws the first request's error;
 // TimeoutError.
 StorageRate measure_storage(StorageEngine& engine, const StorageLoad& load, StorageMix mix,
                             void* staging);

@@ -150,6 +150,10 @@ TEST(Config, ValuesThatDisagreeAreRefused) {
   EXPECT_NE(refusal(kSmall, {"train.steps=1000000000000", "train.accumulate=1048576"})
                 .find("tokens of the run"),
             std::string::npos);
+  EXPECT_NE(refusal(kSmall, {"memory.storage_sqpoll=true", "memory.storage_engine=posix"})
+                .find("memory.storage_sqpoll is io_uring's"),
+            std::string::npos);
+  EXPECT_TRUE(parse(kSmall, {"memory.storage_sqpoll=true"}).memory.storage_sqpoll);
   EXPECT_EQ(refusal("[model]\nlayers = 1\nhidden = 8\n"),
             "run.toml: model.heads is missing; it must be an integer from 1 to 16384");
 }
