@@ -21,28 +21,27 @@ struct Gathering {
   StorageEngine::Callback done;
 };
 
-// Bytes of the space that land on path `index` of `paths`.
-std::uint64_t bytes_on_path(std::uint64_t bytes, std::size_t index, std::size_t paths) {
-  const std::uint64_t stripes = ceil_div(bytes, StripedSpace::kStripeBytes);
-  const std::uint64_t mine = stripes / paths + (index < stripes % paths ? 1 : 0);
-  const bool holds_last = stripes > 0 && (stripes - 1) % paths == index;
-  const std::uint64_t missing = stripes * StripedSpace::kStripeBytes - bytes;
-  return mine * StripedSpace::kStripeBytes - (holds_last ? missing : 0);
+StripeLayout layout_of(std::size_t paths, const std::vector<std::uint32_t>& shares) {
+  // Without a file there is nothing to lay out.
+  if (shares.empty()) return StripeLayout::even(std::max<std::size_t>(paths, 1));
+  SLUICE_CHECK(shares.size() == std::max<std::size_t>(paths, 1));
+  return StripeLayout(shares);
 }
 
 }  // namespace
 
 StripedSpace::StripedSpace(StorageEngine* engine, Ledger& ledger,
                            const std::vector<std::string>& paths, std::uint64_t bytes,
-                           const RunId& run, bool kept)
+                           const RunId& run, bool kept, const std::vector<std::uint32_t>& shares)
     : engine_(engine),
       charge_(ledger.reserve(Tier::kStorage, Category::kOptimizer, bytes)),
-      bytes_(bytes) {
+      bytes_(bytes),
+      layout_(layout_of(paths.size(), shares)) {
   if (bytes == 0) return;
   if (paths.empty()) throw InputError("memory.storage_paths names no directory");
   try {
     for (std::size_t i = 0; i < paths.size(); ++i) {
-      const std::uint64_t share = bytes_on_path(bytes, i, paths.size());
+      const std::uint64_t share = layout_.bytes_on(i, bytes);
       const std::string path = paths[i] + "/sluice-" + run.hex() + "-" + std::to_string(i) +
                                (kept ? kKeptSuffix : kScratchSuffix);
       const StorageFileMode mode = kept ? StorageFileMode::kCreate : StorageFileMode::kScratch;
@@ -59,12 +58,12 @@ StripedSpace::StripedSpace(StorageEngine* engine, Ledger& ledger,
 }
 
 StripedSpace::StripedSpace(StorageEngine& engine, const std::vector<std::string>& files,
-                           std::uint64_t bytes)
-    : engine_(&engine), bytes_(bytes) {
+                           std::uint64_t bytes, const std::vector<std::uint32_t>& shares)
+    : engine_(&engine), bytes_(bytes), layout_(layout_of(files.size(), shares)) {
   try {
     for (std::size_t i = 0; i < files.size(); ++i) {
       files_.push_back({engine_->open(files[i], StorageFileMode::kReadOnly, 0), files[i]});
-      const std::uint64_t expected = bytes_on_path(bytes, i, files.size());
+      const std::uint64_t expected = layout_.bytes_on(i, bytes);
       const std::uint64_t found = engine_->file_bytes(files_.back().id);
       if (found == expected) continue;
       throw InputError("'" + files[i] + "' has " + std::to_string(found) +
@@ -99,7 +98,7 @@ StripedSpace::~StripedSpace() {
 
 StripedSpace::Location StripedSpace::locate(std::uint64_t offset) const {
   SLUICE_CHECK(offset < bytes_);
-  return {files_[file_at(offset)].path, offset_in_file(offset)};
+  return {files_[layout_.path_of(offset)].path, layout_.offset_in_file(offset)};
 }
 
 void StripedSpace::submit(StorageOp op, std::uint64_t offset, void* data, std::uint64_t bytes,
@@ -126,8 +125,8 @@ void StripedSpace::submit(StorageOp op, std::uint64_t offset, void* data, std::u
     const std::uint64_t part_end = whole ? end : std::min(end, stripe_end);
     StorageRequest request;
     request.op = op;
-    request.file = files_[file_at(cursor)].id;
-    request.offset = offset_in_file(cursor);
+    request.file = files_[layout_.path_of(cursor)].id;
+    request.offset = layout_.offset_in_file(cursor);
     request.data = static_cast<std::byte*>(data) + (cursor - offset);
     request.bytes = part_end - cursor;
     request.needed_by = needed_by;

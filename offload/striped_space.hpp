@@ -1,6 +1,6 @@
 // The storage tier as one linear space of bytes, striped over several paths.
 //
-// Byte b of the space lies in stripe b / kStripeBytes; stripe s lies on path s mod paths. Files are
+// Which path holds which stripe is a StripeLayout, fixed for the life of the files. Files are
 // preallocated, so a full disk is an error at start, and named for the run, so that runs that share
 // a path never meet. Scratch files are unlinked at once: nothing is left behind, whatever happens.
 // Kept files stay. The ledger is charged before any file is made.
@@ -15,21 +15,26 @@
 #include "base/run_id.hpp"
 #include "base/units.hpp"
 #include "offload/storage_engine.hpp"
+#include "offload/stripe_layout.hpp"
 
 namespace sluice {
 
 class StripedSpace {
  public:
-  static constexpr std::uint64_t kStripeBytes = 4 * kMiB;
+  static constexpr std::uint64_t kStripeBytes = StripeLayout::kStripeBytes;
 
-  // Makes one file per path. bytes may be 0: no files, and engine may be null. Throws OutOfMemory
+  // Makes one file per path. bytes may be 0: no files, and engine may be null. shares: stripes of
+  // each path in a round (StripeLayout); empty: as many on each. Throws OutOfMemory
   // (ledger), InputError (a path cannot be written or is too small, needed and available bytes
   // named), IoError.
   StripedSpace(StorageEngine* engine, Ledger& ledger, const std::vector<std::string>& paths,
-               std::uint64_t bytes, const RunId& run, bool kept = false);
-  // A space that an earlier run kept, for reading: its files in the order of their paths. Charges
-  // nothing. Throws InputError where a file is missing or of another size than the space has there.
-  StripedSpace(StorageEngine& engine, const std::vector<std::string>& files, std::uint64_t bytes);
+               std::uint64_t bytes, const RunId& run, bool kept = false,
+               const std::vector<std::uint32_t>& shares = {});
+  // A space that an earlier run kept, for reading: its files in the order of their paths, with
+  // the shares that it had. Charges nothing. Throws InputError where a file is missing or of
+  // another size than the space has there.
+  StripedSpace(StorageEngine& engine, const std::vector<std::string>& files, std::uint64_t bytes,
+               const std::vector<std::uint32_t>& shares = {});
   ~StripedSpace();
   StripedSpace(const StripedSpace&) = delete;
   StripedSpace& operator=(const StripedSpace&) = delete;
@@ -54,6 +59,8 @@ class StripedSpace {
 
   std::uint64_t bytes() const { return bytes_; }
   std::vector<std::string> file_paths() const;
+  // Of each path, in their order; where there are no files, of one.
+  const std::vector<std::uint32_t>& shares() const { return layout_.shares(); }
   // How names of files end that stay: those of scratch files that a crash left are anybody's to
   // remove.
   static constexpr const char* kKeptSuffix = ".durable";
@@ -64,14 +71,10 @@ class StripedSpace {
     StorageFileId id;
     std::string path;
   };
-  std::size_t file_at(std::uint64_t offset) const { return offset / kStripeBytes % files_.size(); }
-  std::uint64_t offset_in_file(std::uint64_t offset) const {
-    return offset / kStripeBytes / files_.size() * kStripeBytes + offset % kStripeBytes;
-  }
-
   StorageEngine* engine_;
   Reservation charge_;
   std::uint64_t bytes_;
+  StripeLayout layout_;
   std::vector<File> files_;
 };
 

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -43,16 +44,23 @@ void check_directory(const char* key, const std::string& path) {
   }
 }
 
-// State is striped evenly over the storage paths; those on one file system share its free space.
+// State is striped over the storage paths; those on one file system share its free space.
 struct StorageRoom {
-  std::string path;         // one on the file system
-  std::uint64_t paths = 0;  // that lie on it
+  std::vector<std::size_t> paths;  // those on the file system, by number
   std::uint64_t available_bytes = 0;
+
+  std::uint64_t needed_bytes(const StripeLayout& layout, std::uint64_t bytes) const {
+    std::uint64_t needed = 0;
+    for (const std::size_t path : paths) needed += layout.bytes_on(path, bytes);
+    return needed;
+  }
 };
 
 std::vector<StorageRoom> storage_rooms(const Config& config) {
   std::map<dev_t, StorageRoom> rooms;
-  for (const std::string& path : config.memory.storage_paths) {
+  const auto& paths = config.memory.storage_paths;
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    const std::string& path = paths[i];
     const fs::path existing = nearest_existing(path);
     struct stat status {};
     struct statvfs facts {};
@@ -60,9 +68,8 @@ std::vector<StorageRoom> storage_rooms(const Config& config) {
       throw InputError("memory.storage_paths: the free space of '" + path + "' cannot be read");
     }
     const auto available = static_cast<std::uint64_t>(facts.f_bavail) * facts.f_frsize;
-    StorageRoom& room =
-        rooms.try_emplace(status.st_dev, StorageRoom{path, 0, available}).first->second;
-    ++room.paths;
+    StorageRoom& room = rooms.try_emplace(status.st_dev, StorageRoom{{}, available}).first->second;
+    room.paths.push_back(i);
   }
   std::vector<StorageRoom> list;
   for (auto& [device, room] : rooms) list.push_back(std::move(room));
@@ -71,11 +78,14 @@ std::vector<StorageRoom> storage_rooms(const Config& config) {
 
 // What can be striped over all paths: the fullest file system decides.
 std::uint64_t free_storage_bytes(const Config& config) {
-  std::uint64_t each = std::numeric_limits<std::uint64_t>::max();
+  const std::vector<std::uint32_t> shares = configured_layout(config).shares();
+  std::uint64_t each = std::numeric_limits<std::uint64_t>::max();  // for one stripe of the round
   for (const StorageRoom& room : storage_rooms(config)) {
-    each = std::min(each, room.available_bytes / room.paths);
+    std::uint64_t stripes = 0;
+    for (const std::size_t path : room.paths) stripes += shares[path];
+    each = std::min(each, room.available_bytes / stripes);
   }
-  return each * config.memory.storage_paths.size();
+  return each * std::accumulate(shares.begin(), shares.end(), std::uint64_t{0});
 }
 
 // Why the machine cannot give these budgets; none where it can.
@@ -135,17 +145,34 @@ void keep_possible_suggestions(Refusal& refusal, const Config& config, const Mac
   });
 }
 
+StripeLayout configured_layout(const Config& config) {
+  const auto& memory = config.memory;
+  if (memory.storage_shares.empty()) return StripeLayout::even(memory.storage_paths.size());
+  return StripeLayout(shares_by_speed(memory.storage_shares));
+}
+
+std::vector<std::size_t> paths_without_room(const Config& config, const StripeLayout& layout,
+                                            std::uint64_t storage_bytes) {
+  std::vector<std::size_t> paths;
+  for (const StorageRoom& room : storage_rooms(config)) {
+    if (room.needed_bytes(layout, storage_bytes) <= room.available_bytes) continue;
+    paths.insert(paths.end(), room.paths.begin(), room.paths.end());
+  }
+  return paths;
+}
+
 void check_storage_paths(const Config& config, std::uint64_t needed_bytes) {
   if (needed_bytes == 0) return;
   const auto& memory = config.memory;
   for (const std::string& path : memory.storage_paths) {
     check_directory("memory.storage_paths", path);
   }
-  const std::uint64_t share = ceil_div(needed_bytes, memory.storage_paths.size());
+  const StripeLayout layout = configured_layout(config);
   for (const StorageRoom& room : storage_rooms(config)) {
-    if (share * room.paths > room.available_bytes) {
-      throw InputError("memory.storage_paths: '" + room.path + "' needs " +
-                       format_bytes_exact(share * room.paths) + " and has " +
+    const std::uint64_t needed = room.needed_bytes(layout, needed_bytes);
+    if (needed > room.available_bytes) {
+      throw InputError("memory.storage_paths: '" + memory.storage_paths[room.paths.front()] +
+                       "' needs " + format_bytes_exact(needed) + " and has " +
                        format_bytes_exact(room.available_bytes) + " available");
     }
   }
@@ -175,12 +202,13 @@ void check_checkpoint_room(const Config& config, std::uint64_t checkpoint_bytes,
   // Storage paths on the same file system take their share first.
   std::uint64_t needed = checkpoint_bytes;
   if (storage_bytes > 0) {
-    const std::uint64_t share = ceil_div(storage_bytes, config.memory.storage_paths.size());
-    for (const std::string& path : config.memory.storage_paths) {
+    const StripeLayout layout = configured_layout(config);
+    const auto& paths = config.memory.storage_paths;
+    for (std::size_t i = 0; i < paths.size(); ++i) {
       struct stat other {};
       const bool same =
-          stat(nearest_existing(path).c_str(), &other) == 0 && other.st_dev == status.st_dev;
-      if (same) needed += share;
+          stat(nearest_existing(paths[i]).c_str(), &other) == 0 && other.st_dev == status.st_dev;
+      if (same) needed += layout.bytes_on(i, storage_bytes);
     }
   }
   const auto available = static_cast<std::uint64_t>(facts.f_bavail) * facts.f_frsize;

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/units.hpp"
 #include "engine/planner/plan.hpp"
 #include "engine/train/config.hpp"
+#include "offload/stripe_layout.hpp"
 
 namespace sluice {
 
@@ -30,6 +32,13 @@ MachineRoom settle_budgets(Config& config, std::optional<std::uint64_t> device_b
 void settle_budgets_elsewhere(Config& config);
 // Takes away the suggestions that settle_budgets would have refused.
 void keep_possible_suggestions(Refusal& refusal, const Config& config, const MachineRoom& room);
+
+// How a run lays its storage over its paths as far as the configuration says: by
+// memory.storage_shares, else evenly, which is what measured shares fall back to.
+StripeLayout configured_layout(const Config& config);
+// The paths, by number, on whose file systems so many bytes laid out so have no room.
+std::vector<std::size_t> paths_without_room(const Config& config, const StripeLayout& layout,
+                                            std::uint64_t storage_bytes);
 
 // Storage paths: directories that can be written (or made), with room for the plan's share; the
 // engine that was asked for. Throws InputError naming the path, the needed and the available bytes.

@@ -65,12 +65,12 @@ MemoryNeed memory_need(std::span<const Schedule* const> schedules, std::uint64_t
 
 RunMemory::RunMemory(Device& device, Ledger& ledger, StorageEngine* engine,
                      const std::vector<std::string>& storage_paths, const MemoryNeed& need,
-                     const RunId& run, bool kept)
+                     const RunId& run, bool kept, const std::vector<std::uint32_t>& shares)
     : pages_(device, ledger, std::max(need.slot_bytes, device.facts().granularity_bytes)),
       slots_(device, pages_, need.slot_count, Category::kWeight),
       arena_(device, pages_, need.device_arena_bytes, Category::kActivation),
       pinned_(device, ledger, need.pinned_bytes, Category::kOptimizer),
-      space_(engine, ledger, storage_paths, need.storage_bytes, run, kept),
+      space_(engine, ledger, storage_paths, need.storage_bytes, run, kept, shares),
       storage_(space_, run) {
   if (need.storage_bytes > 0) engine->register_memory(pinned_.data(), pinned_.bytes());
 }

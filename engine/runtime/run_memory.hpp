@@ -42,10 +42,11 @@ MemoryNeed memory_need(std::span<const Schedule* const> schedules, std::uint64_t
 
 class RunMemory {
  public:
-  // engine may be null when need.storage_bytes is 0. kept: the run's files stay (durable).
+  // engine may be null when need.storage_bytes is 0. kept: the run's files stay (durable). shares:
+  // of the storage paths (StripedSpace); empty: even ones.
   RunMemory(Device& device, Ledger& ledger, StorageEngine* engine,
             const std::vector<std::string>& storage_paths, const MemoryNeed& need, const RunId& run,
-            bool kept = false);
+            bool kept = false, const std::vector<std::uint32_t>& shares = {});
 
   // Address of a device or pinned buffer; windows are mapped on first request (set-up only).
   std::byte* address(const Buffer& buffer);

@@ -114,6 +114,7 @@ struct Config {
     std::uint64_t pinned_bytes = 2 * kGiB;
     std::uint64_t storage_bytes = kAutoBytes;
     std::vector<std::string> storage_paths;  // directories; derived: [log.dir + "/storage"]
+    std::vector<double> storage_shares;      // of each path; empty: by measured speed
     StorageEngineKind storage_engine = StorageEngineKind::kAuto;
     bool storage_sqpoll = false;
     std::uint64_t chunk_bytes = kPageBytes;  // a multiple of kPageBytes

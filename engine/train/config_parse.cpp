@@ -134,7 +134,7 @@ std::optional<ConfigValue> list_from_node(const ConfigKey& key, const toml::arra
   for (const toml::node& element : array) {
     if (key.kind == ConfigKind::kTextList && element.is_string()) {
       texts.push_back(element.as_string()->get());
-    } else if (const auto number = as_real(element); key.kind == ConfigKind::kRealPair && number) {
+    } else if (const auto number = as_real(element); key.kind != ConfigKind::kTextList && number) {
       numbers.push_back(*number);
     } else {
       return std::nullopt;
@@ -193,6 +193,7 @@ std::optional<ConfigValue> value_from_node(const ConfigKey& key, const toml::nod
       if (text) return ConfigValue(std::vector<std::string>{text->get()});
       [[fallthrough]];
     case ConfigKind::kRealPair:
+    case ConfigKind::kRealList:
       return node.is_array() ? list_from_node(key, *node.as_array()) : std::nullopt;
     case ConfigKind::kGroups:
       return groups_from_node(node);

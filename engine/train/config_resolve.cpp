@@ -196,6 +196,12 @@ void check_storage_paths(const Config& config, const ConfigOrigins& origins) {
                        path + "' twice; each must be another directory");
     }
   }
+  const std::size_t shares = config.memory.storage_shares.size();
+  if (shares == 0 || shares == config.memory.storage_paths.size()) return;
+  throw InputError(origins.of("memory.storage_shares") + ": memory.storage_shares has " +
+                   std::to_string(shares) + " numbers and memory.storage_paths " +
+                   std::to_string(config.memory.storage_paths.size()) +
+                   " directories; give one for each");
 }
 
 // What pread has no use for would be taken for a setting that works.

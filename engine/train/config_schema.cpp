@@ -300,6 +300,12 @@ void add_memory(Keys& keys) {
   add(derived(texts("memory.storage_paths", SLUICE_FIELD(memory.storage_paths),
                     "directories for state on storage; striped when several"),
               "[log.dir + \"/storage\"]"));
+  ConfigKey shares = real("memory.storage_shares", SLUICE_FIELD(memory.storage_shares), 0, 1e15,
+                          "how much of it each path takes, by any one measure, such as [3, 1]; "
+                          "none: by speed, measured when a run begins",
+                          ConfigKind::kRealList);
+  shares.lower_excluded = true;
+  add(std::move(shares));
   add(choice("memory.storage_engine", SLUICE_FIELD(memory.storage_engine),
              {"auto", "io_uring", "posix"}, "auto: io_uring where the kernel allows it"));
   add(make_key("memory.storage_sqpoll", ConfigKind::kBool,

@@ -29,6 +29,7 @@ enum class ConfigKind : std::uint8_t {
   kDuration,
   kTextList,
   kRealPair,
+  kRealList,
   kGroups,
 };
 
@@ -45,7 +46,7 @@ struct ConfigKey {
   std::vector<std::string> choices;  // kChoice, in the enumerators' order
   std::int64_t least = 0, most = 0;  // kInteger, kBytes, kBytesOrAuto
   std::int64_t multiple_of = 1;      // kBytes
-  double lower = 0.0, upper = 0.0;   // kReal, kRate, kDuration, each of kRealPair
+  double lower = 0.0, upper = 0.0;   // kReal, kRate, kDuration, each of kRealPair, kRealList
   bool upper_excluded = false, lower_excluded = false;
   bool required = false;
   bool determines_result = false;  // part of result_settings()

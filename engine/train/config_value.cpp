@@ -157,6 +157,8 @@ std::string describe_expected(const ConfigKey& key) {
       return "a list of strings, none of them empty";
     case ConfigKind::kRealPair:
       return "a list of two numbers, each " + describe_reals(key);
+    case ConfigKind::kRealList:
+      return "a list of numbers, each " + describe_reals(key);
     case ConfigKind::kGroups:
       return "a list of tables such as { match = \"*.bias\", lr_scale = 0.5, weight_decay = 0.0 }, "
              "with match (a pattern of tensor names) and, from 0 to " +
@@ -191,11 +193,14 @@ std::string format_value(const ConfigKey& key, const ConfigValue& value) {
       }
       return std::string("[").append(text).append("]");
     }
-    case ConfigKind::kRealPair: {
-      const auto& pair = std::get<std::vector<double>>(value);
-      std::string text = "[";
-      text.append(format_real(pair.at(0))).append(", ").append(format_real(pair.at(1)));
-      return text.append("]");
+    case ConfigKind::kRealPair:
+    case ConfigKind::kRealList: {
+      std::string text;
+      for (const double number : std::get<std::vector<double>>(value)) {
+        if (!text.empty()) text += ", ";
+        text += format_real(number);
+      }
+      return std::string("[").append(text).append("]");
     }
     case ConfigKind::kGroups: {
       std::string text;
@@ -242,7 +247,8 @@ std::optional<ConfigValue> value_from_text(const ConfigKey& key, std::string_vie
       for (const auto element : split_list(text)) elements.emplace_back(element);
       return ConfigValue(std::move(elements));
     }
-    case ConfigKind::kRealPair: {
+    case ConfigKind::kRealPair:
+    case ConfigKind::kRealList: {
       std::vector<double> numbers;
       for (const auto element : split_list(text)) {
         const auto number = parse_number<double>(element);
@@ -289,6 +295,11 @@ bool in_range(const ConfigKey& key, const ConfigValue& value) {
     case ConfigKind::kRealPair: {
       const auto& pair = std::get<std::vector<double>>(value);
       return pair.size() == 2 && real_in_range(key, pair[0]) && real_in_range(key, pair[1]);
+    }
+    case ConfigKind::kRealList: {
+      const auto& list = std::get<std::vector<double>>(value);
+      return std::all_of(list.begin(), list.end(),
+                         [&](double number) { return real_in_range(key, number); });
     }
     case ConfigKind::kGroups:
       for (const ParameterGroup& group : std::get<std::vector<ParameterGroup>>(value)) {

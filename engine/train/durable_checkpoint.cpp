@@ -125,6 +125,24 @@ SavedHome parse_home(const Json& object, const std::string& name, std::uint64_t 
   return home;
 }
 
+// Even ones where the record has none: it is of a version that knew no others.
+std::vector<std::uint32_t> parse_shares(const Json& space, const std::string& name,
+                                        std::size_t files) {
+  std::vector<std::uint32_t> shares;
+  const auto at = space.find("shares");
+  if (at == space.end()) return std::vector<std::uint32_t>(files, 1);
+  for (const Json& share : *at) {
+    const bool whole =
+        share.is_number_unsigned() && share.get<std::uint64_t>() <= StripeLayout::kMostStripes;
+    shares.push_back(whole ? share.get<std::uint32_t>() : 0);
+  }
+  if (!at->is_array() || shares.size() != files || !StripeLayout::valid(shares)) {
+    refuse(name, "'shares' must be a list of whole numbers above 0, one for each of 'files', " +
+                     std::to_string(StripeLayout::kMostStripes) + " in all at most");
+  }
+  return shares;
+}
+
 // Throws InputError where the data of a home is not what was committed.
 void verify_home(StripedSpace& space, const RunId& run, const SavedHome& home) {
   SavedHomeReader reader(space, run, home);
@@ -177,7 +195,8 @@ std::string format_state_record(const CheckpointManifest& manifest, const SavedS
   document["space"] = {{"run", state.run.hex()},
                        {"log", state.log},
                        {"bytes", state.space_bytes},
-                       {"files", state.files}};
+                       {"files", state.files},
+                       {"shares", state.shares}};
   document["homes"] = nlohmann::ordered_json::array();
   for (const SavedHome& home : state.homes) {
     document["homes"].push_back({{"kind", state_kind_name(home.kind)},
@@ -224,6 +243,7 @@ void parse_state_record(std::string_view text, const std::string& name,
     }
     state.files.push_back(path);
   }
+  state.shares = parse_shares(*space, name, state.files.size());
   for (const Json& home : *homes) state.homes.push_back(parse_home(home, name, state.space_bytes));
 }
 
@@ -236,7 +256,7 @@ std::optional<DurableFound> recover_state(StorageEngine& engine, const std::stri
       parse_state_record(record.text, log, found.manifest, found.state);
       check_run(found.state, log);
       find_files(found.state.files, storage_paths);
-      StripedSpace space(engine, found.state.files, found.state.space_bytes);
+      StripedSpace space(engine, found.state.files, found.state.space_bytes, found.state.shares);
       for (const SavedHome& home : found.state.homes) verify_home(space, found.state.run, home);
       return found;
     } catch (const Error& error) {

@@ -24,6 +24,7 @@ struct SavedState {
   std::vector<std::string> files;  // in the order of their stripes
   std::uint64_t space_bytes = 0;
   std::vector<SavedHome> homes;
+  std::vector<std::uint32_t> shares;  // of each file in a round of stripes
 
   bool operator==(const SavedState&) const = default;
 };

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "engine/train/checkpoint.hpp"
 #include "engine/train/durable_checkpoint.hpp"
 #include "engine/train/posix_file.hpp"
@@ -59,10 +60,29 @@ void cut_unfinished_line(const fs::path& path) {
   if (bytes < size) fs::resize_file(path, static_cast<std::uintmax_t>(bytes));
 }
 
+// What an earlier run wrote into the directory goes into DIRECTORY/earlier-N: a fresh start takes
+// nothing from anybody.
+void set_aside_earlier(const fs::path& directory) {
+  std::error_code error;
+  const auto bytes = fs::file_size(directory / "events.jsonl", error);
+  if (error || bytes == 0) return;  // none, or one that ended before it did anything
+  fs::path aside;
+  for (int i = 1; aside.empty() || fs::exists(aside); ++i) {
+    aside = directory / ("earlier-" + std::to_string(i));
+  }
+  make_directories(aside.string());
+  for (const char* name : {"config.toml", "plan.json", "plan_trace.json", "trace.json",
+                           "weights.safetensors", "events.jsonl"}) {
+    if (fs::exists(directory / name)) fs::rename(directory / name, aside / name);
+  }
+  log(LogLevel::kInfo, "an earlier run's events and weights are now in " + aside.string());
+}
+
 }  // namespace
 
 RunFiles::RunFiles(const Config& config, const RunId& run, bool uses_storage)
-    : directory_(made(config.log.dir, is_durable(config))), lock_("log.dir", config.log.dir, run) {
+    : directory_(made(config.log.dir, is_durable(config))),
+      lock_("log.dir", config.log.dir, run, config.memory.storage_paths) {
   const bool durable = is_durable(config);
   if (uses_storage) {
     for (const std::string& path : config.memory.storage_paths) make_directory(path, durable);
@@ -76,8 +96,9 @@ RunFiles::RunFiles(const Config& config, const RunId& run, bool uses_storage)
 void RunFiles::begin(const Config& config, bool fresh, const std::string& own_log) {
   const fs::path events = directory_ / "events.jsonl";
   if (fresh) {
-    remove_logs_without_commit(config.checkpoint.dir, own_log, config.memory.storage_paths);
+    remove_logs_without_commit(config.checkpoint.dir, own_log, storage_paths());
     set_aside_checkpoints(config.checkpoint.dir, own_log);
+    set_aside_earlier(directory_);
     PosixFile::create(events.string());  // with its mode
   } else {
     cut_unfinished_line(events);

@@ -1,11 +1,13 @@
-// The run directory: what stands in it, and who writes what. An earlier run's checkpoints are never
-// overwritten: a fresh start moves them aside.
+// The run directory: what stands in it, and who writes what. What an earlier run left is never
+// overwritten: a fresh start moves its checkpoints aside, and its events, weights, settings, plan
+// and traces into earlier-1, earlier-2 and so on.
 #pragma once
 
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/run_id.hpp"
 #include "engine/train/config.hpp"
@@ -28,6 +30,8 @@ class RunFiles {
   void event(const RunEvent& event);
   // Makes the file anew: what was there stays whole until the new text is. IoError.
   void text(const char* name, const std::string& text);
+  // The run's storage paths, and those of killed runs before it in this directory.
+  const std::vector<std::string>& storage_paths() const { return lock_.storage_paths(); }
   std::string path(const char* name) const { return (directory_ / name).string(); }
 
  private:

@@ -94,20 +94,36 @@ class Sweeper {
       return found_;
     }
     const Config config = config_of_run();
+    const std::vector<std::string> paths = storage_paths_of(config, run);
     // Held while anything is removed, and gone with its file then.
     std::optional<RunLock> lock;
     if (remove_ && !take(lock, found_.directory)) return found_;
     note_lock(found_.directory, run);
     unfinished_files(found_.directory);
-    for (const std::string& path : config.memory.storage_paths) {
+    for (const std::string& path : paths) {
       storage_files(path, run.holder ? run.holder->run_id : std::string());
     }
-    checkpoints(config.checkpoint.dir, config.memory.storage_paths);
+    checkpoints(config.checkpoint.dir, paths);
     found_.removed = remove_;
     return found_;
   }
 
  private:
+  // config.toml may be of another run than the one that was killed.
+  static std::vector<std::string> storage_paths_of(const Config& config,
+                                                   const RunLock::State& lock) {
+    std::vector<std::string> paths = config.memory.storage_paths;
+    if (!lock.holder) return paths;
+    std::error_code ignored;
+    for (const std::string& path : lock.holder->storage_paths) {
+      const bool known = std::any_of(paths.begin(), paths.end(), [&](const std::string& other) {
+        return fs::equivalent(other, path, ignored);
+      });
+      if (!known) paths.push_back(path);
+    }
+    return paths;
+  }
+
   // The places of a run whose configuration cannot be read are those below its directory.
   Config config_of_run() const {
     try {
@@ -124,7 +140,7 @@ class Sweeper {
 
   bool take(std::optional<RunLock>& lock, const std::string& directory) {
     try {
-      lock.emplace("--clean", directory, make_run_id());
+      lock.emplace("--clean", directory, make_run_id());  // keeps the paths that stand there
       return true;
     } catch (const InputError&) {  // a run has begun since
       found_.in_use_by = "a run that has just begun";

@@ -5,14 +5,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <ctime>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/error.hpp"
 #include "base/file_descriptor.hpp"
@@ -20,7 +23,7 @@
 namespace sluice {
 namespace {
 
-constexpr std::size_t kMaxRecordBytes = 1024;
+constexpr std::size_t kMaxRecordBytes = 64 * 1024;
 // A run that has just taken the lock is about to write who it is: after so many looks it has.
 constexpr int kLooks = 20;
 constexpr std::chrono::milliseconds kBetweenLooks{5};
@@ -41,7 +44,7 @@ std::string utc_now() {
 }
 
 std::optional<RunHolder> read_holder(int descriptor) {
-  std::array<char, kMaxRecordBytes> text{};
+  std::vector<char> text(kMaxRecordBytes);
   const ssize_t bytes = ::pread(descriptor, text.data(), text.size(), 0);
   if (bytes <= 0) return std::nullopt;
   using Json = nlohmann::json;
@@ -53,8 +56,13 @@ std::optional<RunHolder> read_holder(int descriptor) {
   };
   const auto pid = record.find("pid");
   if (pid == record.end() || !pid->is_number_integer()) return std::nullopt;
-  RunHolder holder{pid->get<std::int64_t>(), text_of("host"), text_of("run_id"),
-                   text_of("started")};
+  RunHolder holder{
+      pid->get<std::int64_t>(), text_of("host"), text_of("run_id"), text_of("started"), {}};
+  if (const auto paths = record.find("storage_paths"); paths != record.end()) {
+    for (const Json& path : *paths) {
+      if (path.is_string()) holder.storage_paths.push_back(path.get<std::string>());
+    }
+  }
   return parse_run_id(holder.run_id) ? std::optional(holder) : std::nullopt;
 }
 
@@ -94,8 +102,12 @@ std::string RunHolder::describe() const {
          started;
 }
 
-RunLock::RunLock(const std::string& key, const std::string& directory, const RunId& run)
+RunLock::RunLock(const std::string& key, const std::string& directory, const RunId& run,
+                 const std::vector<std::string>& storage_paths)
     : path_(directory + "/lock") {
+  for (const std::string& path : storage_paths) {
+    storage_paths_.push_back(std::filesystem::absolute(path).lexically_normal().string());
+  }
   int looks = 0;
   while (descriptor_ < 0) {
     FileDescriptor file(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
@@ -111,11 +123,26 @@ RunLock::RunLock(const std::string& key, const std::string& directory, const Run
     }
     if (is_at(file.get(), path_)) descriptor_ = file.release();
   }
+  if (const std::optional<RunHolder> earlier = read_holder(descriptor_)) {
+    for (const std::string& path : earlier->storage_paths) {
+      const auto end = storage_paths_.end();
+      if (std::find(storage_paths_.begin(), end, path) == end) storage_paths_.push_back(path);
+    }
+  }
   // For the message above; a run that cannot write it still holds the lock.
-  const nlohmann::ordered_json record{
-      {"pid", ::getpid()}, {"host", host_name()}, {"run_id", run.hex()}, {"started", utc_now()}};
-  const std::string text =
-      record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  nlohmann::ordered_json record{{"pid", ::getpid()},
+                                {"host", host_name()},
+                                {"run_id", run.hex()},
+                                {"started", utc_now()},
+                                {"storage_paths", storage_paths_}};
+  const auto dumped = [&] {
+    return record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  };
+  std::string text = dumped();
+  if (text.size() > kMaxRecordBytes) {  // who holds it matters more
+    record.erase("storage_paths");
+    text = dumped();
+  }
   if (::ftruncate(descriptor_, 0) == 0) {
     static_cast<void>(::pwrite(descriptor_, text.data(), text.size(), 0));
   }

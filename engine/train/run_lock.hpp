@@ -1,12 +1,15 @@
 // One run per directory: an advisory lock that ends with the process, however it ends.
 //
-// DIRECTORY/lock holds one line of JSON: pid, host, run_id, started (UTC). A run that ends takes it
-// away; one that is killed leaves it behind, unlocked, and the next takes it over.
+// DIRECTORY/lock holds one line of JSON: pid, host, run_id, started (UTC), storage_paths. A run
+// that ends takes it away; one that is killed leaves it behind, unlocked, and the next takes it
+// over, with the paths that stand there: only they tell where a run that committed nothing left
+// files.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/run_id.hpp"
 
@@ -17,6 +20,8 @@ struct RunHolder {
   std::string host;
   std::string run_id;   // 32 hex digits
   std::string started;  // "2026-11-22T04:30:00Z"
+  // Absolute: this run's, and those of runs that were killed before it in this directory.
+  std::vector<std::string> storage_paths;
 
   // "process 71 on host a, run 0123…, since 2026-11-22T04:30:00Z".
   std::string describe() const;
@@ -25,9 +30,10 @@ struct RunHolder {
 class RunLock {
  public:
   // Locks DIRECTORY/lock (mode 0600) for this process; key: what names the directory, "log.dir".
-  // Throws InputError where another run holds it, naming that; IoError where the file cannot be
-  // made.
-  RunLock(const std::string& key, const std::string& directory, const RunId& run);
+  // storage_paths: where this run will make files. Throws InputError where another run holds it,
+  // naming that; IoError where the file cannot be made.
+  RunLock(const std::string& key, const std::string& directory, const RunId& run,
+          const std::vector<std::string>& storage_paths = {});
   ~RunLock();
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
@@ -39,9 +45,12 @@ class RunLock {
   };
   // Looks, and changes nothing. IoError.
   static State look(const std::string& directory);
+  // As RunHolder's.
+  const std::vector<std::string>& storage_paths() const { return storage_paths_; }
 
  private:
   std::string path_;
+  std::vector<std::string> storage_paths_;
   int descriptor_ = -1;
 };
 

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "base/error.hpp"
+#include "engine/train/storage_shares.hpp"
 
 namespace sluice {
 namespace {
@@ -83,7 +84,7 @@ Session::Session(const Config& config, const Model& model, const Plan& plan, con
       log_charge_(ledger_.reserve(Tier::kStorage, Category::kOptimizer, plan.need.log_bytes)),
       log_(make_log(storage_.get(), files_.get(), plan)),
       memory_(*device_, ledger_, storage_.get(), config.memory.storage_paths, plan.need, run,
-              plan.options.durable),
+              plan.options.durable, choose_storage_shares(config, plan.need.storage_bytes)),
       durable_(log_ ? std::make_unique<DurableState>(memory_, *log_) : nullptr),
       training_(plan.training, memory_, plan.speculates()),
       first_(plan.first, memory_),
@@ -130,7 +131,7 @@ DurableState::Record Session::record_of(const CheckpointManifest& manifest) {
     TaggedSpace& storage = memory_.storage();
     return format_state_record(manifest,
                                {storage.run(), files_->log_path(), storage.space().file_paths(),
-                                storage.space().bytes(), homes});
+                                storage.space().bytes(), homes, storage.space().shares()});
   };
 }
 
@@ -162,7 +163,7 @@ std::vector<const Buffer*> Session::homes(const Schedule& schedule) {
 
 void Session::load(const DurableFound& found) {
   const std::unique_ptr<StorageEngine> engine = make_storage_engine("posix", {});
-  StripedSpace space(*engine, found.state.files, found.state.space_bytes);
+  StripedSpace space(*engine, found.state.files, found.state.space_bytes, found.state.shares);
   for (const Buffer* home : homes(plan_.evaluation)) {
     const auto saved = std::find_if(
         found.state.homes.begin(), found.state.homes.end(),

@@ -94,6 +94,8 @@ class Session {
   TagCounters tag_counters() { return memory_.storage().counters(); }
   // Driver, pinned and file-space allocations so far: constant once training has begun (law 9).
   std::uint64_t allocation_calls() const;
+  // Stripes of each storage path in a round; fixed for the run.
+  const std::vector<std::uint32_t>& storage_shares() { return memory_.storage().space().shares(); }
   std::string storage_engine_name() const { return storage_ ? storage_->name() : "none"; }
 
  private:

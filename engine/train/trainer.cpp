@@ -227,7 +227,7 @@ void Trainer::note_commit() {
 
 void Trainer::retire_earlier() {
   if (std::exchange(retired_, true)) return;
-  retire_other_logs(config_.checkpoint.dir, session_.state_log(), config_.memory.storage_paths);
+  retire_other_logs(config_.checkpoint.dir, session_.state_log(), files_.storage_paths());
 }
 
 void Trainer::finish() {

@@ -24,6 +24,7 @@ class Trainer {
   void start(const std::optional<ResumePoint>& found);
   // Of a durable run: its log of commits.
   std::string state_log() const { return session_.state_log(); }
+  const std::vector<std::uint32_t>& storage_shares() { return session_.storage_shares(); }
   // To the last step, or until a signal. Throws Error for a fault; what is saved stays.
   TrainingEnd run();
 

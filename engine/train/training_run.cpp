@@ -109,6 +109,9 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   files.begin(written, !found, trainer.state_log());
   RunEvent planned_event = plan_event(plan);
   planned_event["run_id"] = run.hex();
+  if (plan.need.storage_bytes > 0 && config.memory.storage_paths.size() > 1) {
+    planned_event["storage_shares"] = trainer.storage_shares();
+  }
   files.event(planned_event);
   events(planned_event);
   write_plan(config, model, hardware, plan, files);

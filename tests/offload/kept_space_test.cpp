@@ -52,6 +52,27 @@ TEST_F(KeptSpace, IsReadAsItWasWritten) {
   EXPECT_EQ(ledger_.totals(Tier::kStorage).live_bytes, 0u);  // what others kept is not charged
 }
 
+// The layout is the run's that wrote it, whatever its paths are worth to the one that reads it.
+TEST_F(KeptSpace, IsReadWithTheSharesItWasWrittenWith) {
+  const std::vector<std::uint32_t> shares{1, 2};  // stripes 1, 0, 1: none where even ones are
+  {
+    StripedSpace space(engine_.get(), ledger_, paths_, kBytes, kRun, true, shares);
+    EXPECT_EQ(space.shares(), shares);
+    files_ = space.file_paths();
+    space.transfer(StorageOp::kWrite, 0, data_.data(), kBytes);
+  }
+  const StripeLayout layout(shares);
+  for (std::size_t i = 0; i < files_.size(); ++i) {
+    EXPECT_EQ(fs::file_size(files_[i]), layout.bytes_on(i, kBytes));
+  }
+  EXPECT_NE(fs::file_size(files_[0]), StripeLayout::even(2).bytes_on(0, kBytes));
+  StripedSpace space(*engine_, files_, kBytes, shares);
+  std::vector<std::uint8_t> read(kBytes);
+  space.transfer(StorageOp::kRead, 0, read.data(), kBytes);
+  EXPECT_TRUE(read == data_);
+  EXPECT_THROW(StripedSpace(*engine_, files_, kBytes), InputError);
+}
+
 TEST_F(KeptSpace, WithAFileMissingOrOfAnotherSizeIsRefusedByName) {
   write();
   fs::resize_file(files_[1], fs::file_size(files_[1]) - 1);

@@ -78,13 +78,14 @@ OffloadedStepShape shape_of(const StepBenchOptions& options) {
 // The storage engine alone, and fio, on one file as large as the state.
 class Yardsticks {
  public:
-  Yardsticks(const OwnDirectory& directory, std::uint64_t bytes)
-      : ring_(StorageOptions{}.queue_bytes),
+  // Requests as large as the step's own, as many at once as its staging holds, or the engine takes.
+  Yardsticks(const OwnDirectory& directory, const OffloadedStep& step)
+      : ring_(depth_of(step) * step.transfer_bytes()),
         engine_(make_storage_engine("auto", StorageOptions{})) {
-    const StorageOptions usual;
+    const std::uint64_t bytes = step.state_bytes();
     engine_->register_memory(ring_.data(), ring_.bytes());
-    load_.block_bytes = usual.request_bytes;
-    load_.depth = static_cast<std::uint32_t>(usual.queue_bytes / usual.request_bytes);
+    load_.block_bytes = step.transfer_bytes();
+    load_.depth = depth_of(step);
     load_.file_bytes = std::max(round_up(bytes, load_.block_bytes), 2 * load_.block_bytes);
     load_.seconds = kDefaultDeadlineSeconds;
     fio_.file = directory.file("yardstick");
@@ -125,8 +126,15 @@ class Yardsticks {
   const std::string& why_not() const { return why_not_; }
   const char* fio_memory() const { return fio_.huge_pages ? "huge pages" : "small pages"; }
 
+  const StorageLoad& load() const { return load_; }
+
  private:
   static constexpr double kLeastFioSeconds = 0.1;
+  static std::uint32_t depth_of(const OffloadedStep& step) {
+    const std::uint64_t held = step.staging_bytes() / step.transfer_bytes();
+    return static_cast<std::uint32_t>(
+        std::clamp<std::uint64_t>(held, 2, StorageOptions{}.queue_depth));
+  }
   StagingRing ring_;
   std::unique_ptr<StorageEngine> engine_;
   StorageLoad load_;
@@ -202,6 +210,8 @@ json figures_of(const Variant& variant, const OffloadedStep& step, const Rounds&
                {"write_bytes_per_param", static_cast<double>(rounds.write_bytes) / elems},
                {"piece_elems", step.piece_elems()},
                {"staging_bytes", step.staging_bytes()},
+               {"yardstick_block_bytes", yardsticks.load().block_bytes},
+               {"yardstick_depth", yardsticks.load().depth},
                {"step_s", median(rounds.step)},
                {"io_alone_s", median(rounds.io)},
                {"without_update_s", median(rounds.without_update)},
@@ -240,7 +250,7 @@ json run_step_bench(const StepBenchOptions& options) {
   for (const Variant& variant : variants) {
     const OwnDirectory directory(options.directory);
     OffloadedStep step(shape, variant.states, variant.moments, threads, directory.path());
-    Yardsticks yardsticks(directory, step.state_bytes());
+    Yardsticks yardsticks(directory, step);
     Rounds rounds;
     // Warms the clock and the threads, writes every extent once, and is not counted.
     step.run();

@@ -27,6 +27,8 @@ struct StepBenchOptions {
 //   step_s                the engine's step: reads, updates, writes
 //   io_alone_s            the storage engine alone, duplex, the same bytes, at its own settings
 //   fio_s                 the same by fio (fio_memory: "huge pages" or "small pages");
+//                         both in requests as large as the step's own (yardstick_block_bytes), as
+//                         many at once as its staging holds (yardstick_depth);
 //                         or "fio": why not
 //   without_update_s      the step's own schedule, its updates left out
 //   update_alone_s        the step's own updates on the same memory, its transfers left out

@@ -6,6 +6,7 @@
 // the calls the state stays a state: what is read verifies.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -63,6 +64,17 @@ class OffloadedStep {
   std::uint64_t state_bytes() const { return plan_.need.storage_bytes; }
   // What is read, updated and written at a time.
   std::uint64_t piece_elems() const;
+  // Of the step's transfers from and to storage, the mean; whole pages.
+  std::uint64_t transfer_bytes() const {
+    constexpr std::uint64_t kPage = 4096;
+    std::uint64_t transfers = 0;
+    for (const Instruction& instruction : plan_.drain.instructions) {
+      const bool moves = instruction.op == Op::kStorageRead || instruction.op == Op::kStorageWrite;
+      transfers += moves ? 1 : 0;
+    }
+    if (transfers == 0) return kPage;
+    return std::max(kPage, bytes_of_step() / transfers / kPage * kPage);
+  }
   // Pinned memory that transfers pass through.
   std::uint64_t staging_bytes() const;
   std::string engine_name() const { return storage_->name(); }

@@ -48,6 +48,10 @@ int plan_command(const PlanArguments& arguments) {
   const Plan& plan = std::get<Plan>(planned);
   if (this_machine) check_storage_paths(config, plan.need.storage_bytes);
   RunEvent event = plan_event(plan);
+  // Those by measured speed are known when a run begins.
+  if (plan.need.storage_bytes > 0 && !config.memory.storage_shares.empty()) {
+    event["storage_shares"] = configured_layout(config).shares();
+  }
   if (arguments.free_optimizer) {
     const CostModel costs(config, model, batch_shape(config), hardware);
     event["free_optimizer_step_time_s"] =

@@ -53,6 +53,20 @@ TEST(SettleBudgets, PathsOnOneFileSystemShareItsRoom) {
   EXPECT_NEAR(static_cast<double>(shared), static_cast<double>(alone), 0.05 * alone);
 }
 
+// What lies on a file system in all counts there, however it is shared.
+TEST(StorageShares, APathWithoutRoomIsNamedAndSharesAreConfigurable) {
+  Config config = small_budgets();
+  config.memory.storage_paths.push_back(config.memory.storage_paths.front() + "/second");
+  EXPECT_EQ(configured_layout(config).shares(), (std::vector<std::uint32_t>{1, 1}));
+  config.memory.storage_shares = {6, 2};
+  const StripeLayout layout = configured_layout(config);
+  EXPECT_EQ(layout.shares(), (std::vector<std::uint32_t>{3, 1}));
+  EXPECT_TRUE(paths_without_room(config, layout, kMiB).empty());
+  EXPECT_EQ(paths_without_room(config, layout, std::uint64_t{1} << 60),
+            (std::vector<std::size_t>{0, 1}));
+  EXPECT_THROW(check_storage_paths(config, std::uint64_t{1} << 60), InputError);
+}
+
 TEST(SettleBudgets, MoreThanIsFreeIsRefusedWithBothSizes) {
   Config config = small_budgets();
   config.memory.storage_bytes = std::uint64_t{1} << 60;

@@ -58,6 +58,23 @@ TEST(Config, ReadsEveryKindOfValue) {
   EXPECT_EQ(config.train.clip, 0.5);
 }
 
+TEST(Config, StorageSharesAreOneNumberForEachPath) {
+  const std::string two = "memory.storage_paths=x,y";
+  EXPECT_TRUE(parse(kSmall).memory.storage_shares.empty());
+  EXPECT_EQ(parse(kSmall, {two, "memory.storage_shares=3,1.5"}).memory.storage_shares,
+            (std::vector<double>{3, 1.5}));
+  EXPECT_EQ(parse(kSmall + "[memory]\nstorage_paths = [\"x\", \"y\"]\nstorage_shares = [2, 1]\n")
+                .memory.storage_shares,
+            (std::vector<double>{2, 1}));
+  EXPECT_NE(refusal(kSmall, {two, "memory.storage_shares=1,2,3"}).find("give one for each"),
+            std::string::npos);
+  for (const char* wrong : {"1,0", "1,-1", "1,nan", "1,x"}) {
+    EXPECT_NE(refusal(kSmall, {two, std::string("memory.storage_shares=") + wrong})
+                  .find("memory.storage_shares"),
+              std::string::npos);
+  }
+}
+
 TEST(Config, TheLastOverrideWins) {
   EXPECT_EQ(parse(kSmall, {"train.steps=5", "train.steps=7"}).train.steps, 7);
 }

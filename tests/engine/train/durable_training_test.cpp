@@ -144,6 +144,34 @@ TEST(Durable, ResumesToTheSameBitsWithMemoryInOtherPlaces) {
   }
 }
 
+// Shares decide where state lies and nothing else; a resume finds it by the record's.
+TEST(Durable, ResumesWhereItsDataLieWhateverSharesItsPathsHaveNow) {
+  const TrainingBench bench;
+  const TrainingRecord reference = TrainingBench::run(bench.config("reference", kModel));
+  const std::vector<std::vector<double>> stages{{1, 3}, {3, 1}, {}, {1, 15}};
+  std::atomic<int> signal{0};
+  TrainingOptions options;
+  options.stop_signal = &signal;
+  TrainingRecord whole;
+  for (const std::vector<double>& shares : stages) {
+    Config config = bench.config("run", kModel + kPlaces[4] + durable(2));
+    const std::string first = config.memory.storage_paths.at(0);
+    config.memory.storage_paths = {first + "-a", first + "-b"};
+    config.memory.storage_shares = shares;
+    const TrainingRecord part = TrainingBench::run(config, options, [&](const StepReport& report) {
+      signal = report.step % 3 == 0 && report.step < 12 ? 15 : 0;
+    });
+    if (!shares.empty()) {
+      EXPECT_EQ(part.plan.at("storage_shares"),
+                (std::vector<std::uint32_t>(shares.begin(), shares.end())));
+    }
+    EXPECT_EQ(part.plan.at("storage_shares").size(), 2u);
+    whole.append(part);
+    options.resume = bench.run_directory("run");
+  }
+  expect_same(whole, reference);
+}
+
 TEST(Durable, ResumesFp16WithItsLossScale) {
   const TrainingBench bench;
   const Overrides fp16 = kModel + Overrides{"train.precision=fp16", "train.loss_scale=4294967296",

@@ -1,6 +1,8 @@
 // Records of commits, as the log of a durable run holds them: read back, and read as untrusted.
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+
 #include "base/error.hpp"
 #include "engine/train/durable_checkpoint.hpp"
 
@@ -27,6 +29,7 @@ SavedState state() {
   state.files = {"a/sluice-00000000000000070000000000000008-0.durable",
                  "b\"/sluice-00000000000000070000000000000008-1.durable"};
   state.space_bytes = 1 << 20;
+  state.shares = {3, 1};
   state.homes = {
       {StateKind::kWeight, 0, DType::kBF16, 0, 8192, 77, 8192, 5, {1, 2}},
       {StateKind::kMoment2, 3, DType::kBlock8, 8192, 5000, 1ull << 61, 4224, 6, {~0ull, 0}}};
@@ -45,6 +48,25 @@ TEST(StateRecord, ReadsBackWhatItWrites) {
   parse_state_record(format_state_record(manifest(), state()), "r", parsed, found);
   EXPECT_EQ(parsed, manifest());
   EXPECT_EQ(found, state());
+}
+
+// Of a version that knew none: they were even.
+TEST(StateRecord, WithoutSharesIsStripedEvenly) {
+  nlohmann::json record = nlohmann::json::parse(format_state_record(manifest(), state()));
+  record["space"].erase("shares");
+  CheckpointManifest parsed;
+  SavedState found;
+  parse_state_record(record.dump(), "r", parsed, found);
+  EXPECT_EQ(found.shares, (std::vector<std::uint32_t>{1, 1}));
+}
+
+TEST(StateRecord, SharesThatAreNoneAreRefused) {
+  for (const char* wrong : {"[3]", "[3,0]", "[3,-1]", "[3,1.5]", "7", "{}", "[4096,1]",
+                            "[4294967297,1]", "null", "[[3],[1]]"}) {
+    nlohmann::json record = nlohmann::json::parse(format_state_record(manifest(), state()));
+    record["space"]["shares"] = nlohmann::json::parse(wrong);
+    EXPECT_THROW(parse(record.dump()), InputError) << wrong;
+  }
 }
 
 TEST(StateRecord, TakesNoMoreThanItIsGivenRoomFor) {

@@ -133,6 +133,44 @@ TEST_F(Isolation, OfASharedStoragePathOnlyTheDeadRunsFilesGo) {
   EXPECT_TRUE(fs::exists(path(other)));
 }
 
+// Of a durable run that was killed before its first commit; its lock says where they lie.
+TEST_F(Isolation, FilesOfARunThatCommittedNothingAreFoundWhateverPathsAreConfiguredNow) {
+  const auto durable_in = [](const std::string& directory) {
+    return Words{"checkpoint.mode=durable", "checkpoint.every=0", "memory.place.optimizer=storage",
+                 "memory.storage_paths=[\"" + directory + "\"]"};
+  };
+  // By the next start.
+  kill_a_run(durable_in("first"));
+  EXPECT_FALSE(fs::is_empty(path("first")));
+  Words again{"train", "config.toml", "--set"};
+  for (const std::string& word : durable_in("second")) again.push_back(word);
+  succeed(again);
+  EXPECT_TRUE(fs::is_empty(path("first")));
+  // By doctor, where config.toml is another run's.
+  kill_a_run(durable_in("first"));
+  EXPECT_FALSE(fs::is_empty(path("first")));
+  std::string config = read_file(path("run/config.toml"));
+  const auto at = config.find("\"first\"");
+  ASSERT_NE(at, std::string::npos);
+  write_file(path("run/config.toml"), config.replace(at, 7, "\"third\""));
+  succeed({"doctor", "--clean", "run", "--yes"});
+  EXPECT_TRUE(fs::is_empty(path("first")));
+}
+
+TEST_F(Isolation, AFreshStartKeepsWhatAnEarlierRunWrote) {
+  succeed({"train", "config.toml", "--set", "train.seed=1"});
+  const std::string events = read_file(path("run/events.jsonl"));
+  const std::string weights = read_file(path("run/weights.safetensors"));
+  succeed({"train", "config.toml", "--set", "train.seed=2"});
+  EXPECT_EQ(read_file(path("run/earlier-1/events.jsonl")), events);
+  EXPECT_EQ(read_file(path("run/earlier-1/weights.safetensors")), weights);
+  EXPECT_NE(read_file(path("run/earlier-1/config.toml")).find("seed = 1"), std::string::npos);
+  EXPECT_NE(read_file(path("run/weights.safetensors")), weights);
+  succeed({"train", "config.toml", "--set", "train.seed=3"});
+  EXPECT_TRUE(fs::exists(path("run/earlier-2/events.jsonl")));
+  EXPECT_EQ(read_file(path("run/earlier-1/events.jsonl")), events);
+}
+
 TEST_F(Isolation, CleaningWhatIsNoDirectoryIsRefused) {
   expect_refused({"doctor", "--clean", "nowhere"}, {"--clean", "'nowhere' is no directory"});
   expect_refused({"doctor", "--yes"}, {"--yes"});

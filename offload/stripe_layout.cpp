@@ -1,0 +1,95 @@
+#include "offload/stripe_layout.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace sluice {
+namespace {
+
+// Stripes of a round of `total` for each path, at least one: always one more for the path that then
+// still ends first.
+std::vector<std::uint32_t> apportion(const std::vector<double>& speeds, std::uint32_t total) {
+  std::vector<std::uint32_t> shares(speeds.size(), 1);
+  for (auto given = static_cast<std::uint32_t>(speeds.size()); given < total; ++given) {
+    std::size_t first = 0;
+    for (std::size_t i = 1; i < speeds.size(); ++i) {
+      if ((shares[i] + 1) / speeds[i] < (shares[first] + 1) / speeds[first]) first = i;
+    }
+    ++shares[first];
+  }
+  return shares;
+}
+
+// Time of the slowest path for a stripe of the round.
+double time_of(const std::vector<std::uint32_t>& shares, const std::vector<double>& speeds) {
+  double longest = 0;
+  for (std::size_t i = 0; i < shares.size(); ++i)
+    longest = std::max(longest, shares[i] / speeds[i]);
+  return longest / std::accumulate(shares.begin(), shares.end(), 0u);
+}
+
+}  // namespace
+
+StripeLayout::StripeLayout(std::vector<std::uint32_t> shares) : shares_(std::move(shares)) {
+  SLUICE_CHECK(valid(shares_));
+  const std::int64_t total = std::accumulate(shares_.begin(), shares_.end(), std::int64_t{0});
+  // Smooth weighted round robin (nginx): each turn all gain their share, and the richest pays.
+  std::vector<std::int64_t> credit(shares_.size(), 0);
+  std::vector<std::uint32_t> ranks(shares_.size(), 0);
+  for (std::int64_t stripe = 0; stripe < total; ++stripe) {
+    for (std::size_t i = 0; i < shares_.size(); ++i) credit[i] += shares_[i];
+    const auto richest =
+        static_cast<std::size_t>(std::max_element(credit.begin(), credit.end()) - credit.begin());
+    credit[richest] -= total;
+    round_.push_back({richest, ranks[richest]++});
+  }
+}
+
+StripeLayout StripeLayout::even(std::size_t paths) {
+  return StripeLayout(std::vector<std::uint32_t>(paths, 1));
+}
+
+bool StripeLayout::valid(const std::vector<std::uint32_t>& shares) {
+  std::uint64_t total = 0;
+  for (const std::uint32_t share : shares) {
+    if (share == 0) return false;
+    total += share;
+  }
+  return total > 0 && total <= kMostStripes;
+}
+
+std::uint64_t StripeLayout::offset_in_file(std::uint64_t offset) const {
+  const Place& place = place_of(offset);
+  const std::uint64_t rounds = offset / kStripeBytes / round_.size();
+  return (rounds * shares_[place.path] + place.rank) * kStripeBytes + offset % kStripeBytes;
+}
+
+std::uint64_t StripeLayout::bytes_on(std::size_t path, std::uint64_t bytes) const {
+  const std::uint64_t whole = bytes / kStripeBytes;
+  const std::uint64_t rest = whole % round_.size();
+  std::uint64_t stripes = whole / round_.size() * shares_[path];
+  for (std::uint64_t i = 0; i < rest; ++i) stripes += round_[i].path == path ? 1 : 0;
+  const bool holds_last = round_[rest].path == path;
+  return stripes * kStripeBytes + (holds_last ? bytes % kStripeBytes : 0);
+}
+
+std::vector<std::uint32_t> shares_by_speed(const std::vector<double>& speeds) {
+  constexpr double kSlack = 1.02;
+  SLUICE_CHECK(!speeds.empty());
+  const auto paths = static_cast<std::uint32_t>(speeds.size());
+  SLUICE_CHECK(paths <= StripeLayout::kMostStripes / kMostMeasuredStripes);
+  double least = std::numeric_limits<double>::infinity();
+  for (std::uint32_t total = paths; total <= paths * kMostMeasuredStripes; ++total) {
+    least = std::min(least, time_of(apportion(speeds, total), speeds));
+  }
+  for (std::uint32_t total = paths;; ++total) {
+    std::vector<std::uint32_t> shares = apportion(speeds, total);
+    if (time_of(shares, speeds) <= least * kSlack) return shares;
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,99 @@
+// Shares of storage by speed: measured over an engine that holds one path back.
+#include "engine/train/storage_shares.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "offload/stripe_layout.hpp"
+#include "tests/support/temp_directory.hpp"
+
+namespace sluice::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Each request to a file in a directory called "slow" is handed on so much later, one by one.
+class OnePathSlow final : public StorageEngine {
+ public:
+  OnePathSlow(std::unique_ptr<StorageEngine> inner, std::chrono::milliseconds delay)
+      : inner_(std::move(inner)), delay_(delay) {}
+  std::string name() const override { return inner_->name(); }
+  StorageFileId open(const std::string& path, StorageFileMode mode, std::uint64_t bytes) override {
+    const StorageFileId file = inner_->open(path, mode, bytes);
+    if (fs::path(path).parent_path().filename() == "slow") slow_.push_back(file);
+    return file;
+  }
+  std::uint64_t file_bytes(StorageFileId file) const override { return inner_->file_bytes(file); }
+  void close(StorageFileId file) override { inner_->close(file); }
+  void register_memory(void* data, std::uint64_t bytes) override {
+    inner_->register_memory(data, bytes);
+  }
+  void submit(const StorageRequest& request, Callback done) override {
+    if (std::find(slow_.begin(), slow_.end(), request.file) != slow_.end()) {
+      std::this_thread::sleep_for(delay_);
+    }
+    inner_->submit(request, std::move(done));
+  }
+  void drain(Deadline deadline) override { inner_->drain(deadline); }
+  void flush(StorageFileId file) override { inner_->flush(file); }
+  StorageCounters counters() const override { return inner_->counters(); }
+  void filter_results(ResultFilter filter) override { inner_->filter_results(std::move(filter)); }
+
+ private:
+  std::unique_ptr<StorageEngine> inner_;
+  const std::chrono::milliseconds delay_;
+  std::vector<StorageFileId> slow_;
+};
+
+class StorageSharesBySpeed : public ::testing::Test {
+ protected:
+  StorageSharesBySpeed() {
+    for (const char* name : {"slow", "fast"}) {
+      fs::create_directory(directory_.path() / name);
+      config_.memory.storage_paths.push_back(directory_.file(name));
+    }
+  }
+  TempDirectory directory_;
+  Config config_;
+};
+
+TEST_F(StorageSharesBySpeed, APathHeldBackGetsFewerStripes) {
+  // 16 requests of 1 MiB wait 20 ms each: 50 MiB/s at most, where no machine that runs this is
+  // slower without.
+  OnePathSlow engine(make_storage_engine("auto", {}), std::chrono::milliseconds(20));
+  const std::vector<double> speeds = measure_path_speeds(engine, config_.memory.storage_paths);
+  ASSERT_EQ(speeds.size(), 2u);
+  EXPECT_LT(speeds[0], 60e6);
+  EXPECT_GT(speeds[1], speeds[0]);
+  const auto shares = shares_within_room(config_, speeds, 100 * StripeLayout::kStripeBytes);
+  EXPECT_GE(shares[1], shares[0]);
+  // Nothing is left behind.
+  for (const std::string& path : config_.memory.storage_paths) EXPECT_TRUE(fs::is_empty(path));
+}
+
+TEST_F(StorageSharesBySpeed, AreTheConfigurationsWhereItHasSome) {
+  EXPECT_TRUE(choose_storage_shares(config_, 0).empty());
+  config_.memory.storage_shares = {1, 4};
+  EXPECT_EQ(choose_storage_shares(config_, 1), (std::vector<std::uint32_t>{1, 4}));
+  config_.memory.storage_shares.clear();
+  EXPECT_EQ(choose_storage_shares(config_, 1).size(), 2u);
+  config_.memory.storage_paths.pop_back();
+  EXPECT_TRUE(choose_storage_shares(config_, 1).empty());
+}
+
+// Nowhere is that much room: what is left is even, and the run's own check refuses it.
+TEST_F(StorageSharesBySpeed, AreEvenWhereNoOthersFit) {
+  EXPECT_EQ(shares_within_room(config_, {1, 7}, std::uint64_t{1} << 60),
+            (std::vector<std::uint32_t>{1, 1}));
+}
+
+}  // namespace
+}  // namespace sluice::testing
