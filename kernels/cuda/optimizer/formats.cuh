@@ -1,7 +1,6 @@
 // How a thread of an update reads and writes the formats of gradient, weight and moments. It has
-// four elements: two neighbours, and the two that lie 32 behind. So a Philox block, which has the
-// noise of just these four (kernels/stochastic_rounding.hpp), is made once; and a warp's accesses
-// are of whole lines.
+// four elements: two neighbours, and the two that lie 32 behind. So one Philox block has the noise
+// of both pairs (kernels/stochastic_rounding.hpp), and a warp's accesses are of whole lines.
 #pragma once
 
 #include <cstdint>
@@ -166,7 +165,7 @@ __device__ __forceinline__ void store_master(const UpdateArrays& arrays, const T
 }
 
 // Moment formats: load(array, elems, numbers), and store of both moments of a rule, one after the
-// other. `key`: of the thread's first element; a multiple of 2 with key % 64 < 32.
+// other. `key`: of the thread's first element; even, with key % 64 < 32.
 
 struct MomentF32 {
   template <int kMoment>
@@ -183,11 +182,17 @@ struct MomentF32 {
 };
 
 struct MomentBF16 {
-  PhiloxBlock noise;
+  std::uint32_t noise[kThreadElems / 2];  // a word for each two neighbours
 
-  __device__ MomentBF16(const UpdateArrays& arrays, std::uint64_t key)
-      : noise(philox4x32(arrays.seed, key / kRoundingNoiseKeys * 16 + key % 32 / 2,
-                         static_cast<std::uint64_t>(arrays.step), kRoundingNoiseRounds)) {}
+  __device__ MomentBF16(const UpdateArrays& arrays, std::uint64_t key) {
+    const PhiloxBlock block =
+        philox4x32(arrays.seed, key / kRoundingNoiseKeys * 16 + key % 32 / 2,
+                   static_cast<std::uint64_t>(arrays.step), kRoundingNoiseRounds);
+    const bool second =
+        key % kRoundingNoiseKeys >= 64;  // selected, not indexed: stays in registers
+    noise[0] = second ? block[2] : block[0];
+    noise[1] = second ? block[3] : block[1];
+  }
   template <int kMoment>
   static __device__ __forceinline__ void load(const void* array, const ThreadElems& elems,
                                               float (&numbers)[kThreadElems]) {
@@ -199,8 +204,8 @@ struct MomentBF16 {
     bf16 rounded[kThreadElems];
 #pragma unroll
     for (int i = 0; i < kThreadElems; ++i) {
-      const std::uint32_t word = noise[i / 2 * 2 + kMoment - 1];
-      const std::uint32_t half = i % 2 == 0 ? word : word >> 16;
+      const bool lower = (i % 2 == 0) == (kMoment == 1);
+      const std::uint32_t half = lower ? noise[i / 2] : noise[i / 2] >> 16;
       rounded[i] = bf16_stochastic(numbers[i], static_cast<std::uint16_t>(half));
     }
     store_elems(static_cast<bf16*>(array), elems, rounded);

@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(kUpdateThreads) update_kernel(const UpdateBatc
   }
 }
 
-// Where a segment's units begin: at a block of 8-bit moments; at a multiple of 64 keys, which share
-// their noise; else at a multiple of a unit, so that accesses are of whole lines.
+// Where a segment's units begin: at a block of 8-bit moments; at a multiple of 128 keys, which
+// share their noise; else at a multiple of a unit, so that accesses are of whole lines.
 inline std::int64_t first_unit(DType moments, const ParameterSegment& segment) {
   if (moments == DType::kBlock8) return segment.begin;
   if (moments == DType::kBF16) {

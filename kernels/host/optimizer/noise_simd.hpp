@@ -17,16 +17,15 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::host::HWY_NAMESPACE {
 
-// fill_noise_of: of the 64 keys whose counters are upper * 2^32 + lower + [0, 16), lower a multiple
-// of 16.
+// fill_noise_of: moment1's noise of the 128 keys whose counters are upper * 2^32 + lower + [0, 16),
+// lower a multiple of 16. moment2's is the same with neighbours exchanged.
 #if HWY_TARGET == HWY_SCALAR
 
 HWY_INLINE void fill_noise_of(std::uint64_t seed, std::int64_t step, std::uint64_t upper,
-                              std::uint64_t lower, std::uint16_t* noise1, std::uint16_t* noise2) {
+                              std::uint64_t lower, std::uint16_t* noise) {
   const std::uint64_t first_key = (upper << 32 | lower) / 16 * kRoundingNoiseKeys;
   for (std::uint64_t i = 0; i < kRoundingNoiseKeys; ++i) {
-    noise1[i] = rounding_noise(seed, step, first_key + i, 1);
-    noise2[i] = rounding_noise(seed, step, first_key + i, 2);
+    noise[i] = rounding_noise(seed, step, first_key + i, 1);
   }
 }
 
@@ -56,6 +55,9 @@ HWY_INLINE PhiloxLanes philox_lanes(std::uint64_t seed, hn::Vec<Wide> counter, s
                             HWY_ATTR { return hn::MulEven(hn::BitCast(word, x), by); };
   const auto xor_set = [&](hn::Vec<Wide> x, std::uint64_t constant)
                            HWY_ATTR { return hn::Xor(x, hn::Set(wide, constant)); };
+  const auto mix = [&](hn::Vec<Wide> product, hn::Vec<Wide> x, std::uint32_t key) HWY_ATTR {
+    return hn::Xor3(hn::ShiftRight<32>(product), x, hn::Set(wide, key));
+  };
   auto key0 = static_cast<std::uint32_t>(seed);
   auto key1 = static_cast<std::uint32_t>(seed >> 32);
   // Round 1: x1, x2, x3 are constant; so are the new x0 and x1.
@@ -76,8 +78,8 @@ HWY_INLINE PhiloxLanes philox_lanes(std::uint64_t seed, hn::Vec<Wide> counter, s
     key1 += kWeyl1;
     product0 = multiply(x.x0, multiplier0);
     product1 = multiply(x.x2, multiplier1);
-    x.x0 = xor_set(hn::Xor(hn::ShiftRight<32>(product1), x.x1), key0);
-    x.x2 = xor_set(hn::Xor(hn::ShiftRight<32>(product0), x.x3), key1);
+    x.x0 = mix(product1, x.x1, key0);
+    x.x2 = mix(product0, x.x3, key1);
     x.x1 = product1;
     x.x3 = product0;
   }
@@ -85,8 +87,7 @@ HWY_INLINE PhiloxLanes philox_lanes(std::uint64_t seed, hn::Vec<Wide> counter, s
 }
 
 HWY_INLINE void fill_noise_of(std::uint64_t seed, std::int64_t step, std::uint64_t upper,
-                              std::uint64_t lower, std::uint16_t* HWY_RESTRICT noise1,
-                              std::uint16_t* HWY_RESTRICT noise2) {
+                              std::uint64_t lower, std::uint16_t* HWY_RESTRICT noise) {
   const Wide wide;
   const Word word;
   constexpr std::uint64_t kStep = hn::MaxLanes(Word());
@@ -96,25 +97,29 @@ HWY_INLINE void fill_noise_of(std::uint64_t seed, std::int64_t step, std::uint64
     const auto at_step = static_cast<std::uint64_t>(step);
     const PhiloxLanes a = philox_lanes(seed, even, upper, at_step);
     const PhiloxLanes b = philox_lanes(seed, odd, upper, at_step);
-    const auto put = [&](hn::Vec<Wide> of_even, hn::Vec<Wide> of_odd, std::uint16_t* to) HWY_ATTR {
-      const auto high = hn::BitCast(word, hn::ShiftLeft<32>(of_odd));
+    const auto put = [&](hn::Vec<Wide> of_even, hn::Vec<Wide> of_odd, std::uint64_t at) HWY_ATTR {
+      const auto high = hn::DupEven(hn::BitCast(word, of_odd));
       hn::StoreU(hn::OddEven(high, hn::BitCast(word, of_even)), word,
-                 reinterpret_cast<std::uint32_t*>(to + 2 * lane));
+                 reinterpret_cast<std::uint32_t*>(noise + at + 2 * lane));
     };
-    put(a.x0, b.x0, noise1);
-    put(a.x1, b.x1, noise2);
-    put(a.x2, b.x2, noise1 + 32);
-    put(a.x3, b.x3, noise2 + 32);
+    put(a.x0, b.x0, 0);
+    put(a.x1, b.x1, 32);
+    put(a.x2, b.x2, 64);
+    put(a.x3, b.x3, 96);
   }
 }
 
 #endif  // HWY_TARGET == HWY_SCALAR
 
-// Of keys first_key + i, i in [0, 64); first_key a multiple of 64.
+// Of both moments of keys first_key + i, i in [0, 128); first_key a multiple of 128.
 HWY_INLINE void fill_noise(std::uint64_t seed, std::int64_t step, std::uint64_t first_key,
                            std::uint16_t* HWY_RESTRICT noise1, std::uint16_t* HWY_RESTRICT noise2) {
   const std::uint64_t counter = first_key / kRoundingNoiseKeys * 16;
-  fill_noise_of(seed, step, counter >> 32, counter & 0xffffffffu, noise1, noise2);
+  fill_noise_of(seed, step, counter >> 32, counter & 0xffffffffu, noise1);
+  for (std::uint64_t i = 0; i < kRoundingNoiseKeys; i += 2) {
+    noise2[i] = noise1[i + 1];
+    noise2[i + 1] = noise1[i];
+  }
 }
 
 // bf16_stochastic, as upper halves. noise: below 2^16.

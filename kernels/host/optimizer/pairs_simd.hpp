@@ -1,8 +1,8 @@
 // The loop of stage_simd.hpp for updates all of whose arrays are of 16 bits: bf16 gradient, split
 // master, bf16 moments. A 32-bit lane holds two neighbours, so numbers are widened and narrowed by
 // shifts and masks alone: even elements in one vector, odd ones in another, nothing is permuted.
-// The bits are those of the other loop. Included once for each instruction set
-// (kernels/host/simd.hpp).
+// The bits are those of the other loop, which is all that a target without vectors has. Included
+// once for each instruction set (kernels/host/simd.hpp).
 #if defined(SLUICE_KERNELS_HOST_OPTIMIZER_PAIRS) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_KERNELS_HOST_OPTIMIZER_PAIRS
 #undef SLUICE_KERNELS_HOST_OPTIMIZER_PAIRS
@@ -20,6 +20,8 @@
 #include "kernels/host/optimizer/noise_simd.hpp"
 #include "kernels/host/optimizer/update_arrays.hpp"
 #include "kernels/host/simd.hpp"
+
+#if HWY_TARGET != HWY_SCALAR
 
 HWY_BEFORE_NAMESPACE();
 namespace sluice::host::HWY_NAMESPACE {
@@ -40,57 +42,98 @@ HWY_INLINE Pair load_pair(const bf16* from) {
   return {hn::BitCast(WideTag(), hn::ShiftLeft<16>(both)), hn::BitCast(WideTag(), odd)};
 }
 
-// The upper halves of even and of odd numbers, as neighbours.
-HWY_INLINE void store_upper_pair(hn::Vec<PairBits> even, hn::Vec<PairBits> odd, bf16* to) {
-  const PairBits u;
-  hn::StoreU(hn::Or(hn::ShiftRight<16>(even), hn::And(odd, hn::Set(u, 0xffff0000u))), u,
-             reinterpret_cast<std::uint32_t*>(to));
+// The upper halves of even and of odd numbers, as neighbours; and the lower ones.
+HWY_INLINE hn::Vec<PairBits> upper_halves(hn::Vec<PairBits> even, hn::Vec<PairBits> odd) {
+  return hn::OrAnd(hn::ShiftRight<16>(even), odd, hn::Set(PairBits(), 0xffff0000u));
+}
+HWY_INLINE hn::Vec<PairBits> lower_halves(hn::Vec<PairBits> even, hn::Vec<PairBits> odd) {
+  return hn::OrAnd(hn::ShiftLeft<16>(odd), even, hn::Set(PairBits(), 0x0000ffffu));
 }
 
+HWY_INLINE void store_bits(hn::Vec<PairBits> bits, void* to) {
+  hn::StoreU(bits, PairBits(), static_cast<std::uint32_t*>(to));
+}
+
+// All ones in each 16-bit half whose sign is set.
+HWY_INLINE hn::Vec<PairBits> negative_halves(hn::Vec<PairBits> bits) {
+  const hn::Repartition<std::int16_t, WideTag> half;
+  return hn::BitCast(PairBits(), hn::ShiftRight<15>(hn::BitCast(half, bits)));
+}
+HWY_INLINE hn::Vec<PairBits> add_halves(hn::Vec<PairBits> a, hn::Vec<PairBits> b) {
+  const hn::Repartition<std::int16_t, WideTag> half;
+  return hn::BitCast(PairBits(), hn::Add(hn::BitCast(half, a), hn::BitCast(half, b)));
+}
+HWY_INLINE hn::Vec<PairBits> subtract_halves(hn::Vec<PairBits> a, hn::Vec<PairBits> b) {
+  const hn::Repartition<std::int16_t, WideTag> half;
+  return hn::BitCast(PairBits(), hn::Sub(hn::BitCast(half, a), hn::BitCast(half, b)));
+}
+
+// The master is weight * 2^16 + remainder, the remainder signed: a negative one borrows from the
+// upper half, which is 16-bit arithmetic of both neighbours at once.
 HWY_INLINE Pair load_pair(const MasterSplit& master, std::int64_t at) {
   const WideTag d;
-  const hn::RebindToSigned<WideTag> i;
-  const Pair upper = load_pair(master.weight + at);
-  const auto lower = hn::BitCast(i, load_bits(master.remainder + at));
-  const auto even = hn::ShiftRight<16>(hn::ShiftLeft<16>(lower));
-  return {hn::BitCast(d, hn::Add(hn::BitCast(i, upper.even), even)),
-          hn::BitCast(d, hn::Add(hn::BitCast(i, upper.odd), hn::ShiftRight<16>(lower)))};
+  const PairBits u;
+  const auto lower = load_bits(master.remainder + at);
+  const auto upper = add_halves(load_bits(master.weight + at), negative_halves(lower));
+  const auto even = hn::OrAnd(hn::ShiftLeft<16>(upper), lower, hn::Set(u, 0x0000ffffu));
+  const auto odd = hn::OrAnd(hn::ShiftRight<16>(lower), upper, hn::Set(u, 0xffff0000u));
+  return {hn::BitCast(d, even), hn::BitCast(d, odd)};
 }
 
+// No number is NaN: rounding away is a carry from the remainder's sign.
 HWY_INLINE void store_pair(const Pair& w, const MasterSplit& master, std::int64_t at) {
+  const PairBits u;
+  const auto even = hn::BitCast(u, w.even), odd = hn::BitCast(u, w.odd);
+  const auto lower = lower_halves(even, odd);
+  store_bits(lower, master.remainder + at);
+  store_bits(subtract_halves(upper_halves(even, odd), negative_halves(lower)), master.weight + at);
+}
+
+HWY_INLINE void store_special_pair(const Pair& w, const MasterSplit& master, std::int64_t at) {
   const WideTag d;
   const PairBits u;
-  store_upper_pair(round_away_bits(d, w.even), round_away_bits(d, w.odd), master.weight + at);
-  const auto even = hn::And(hn::BitCast(u, w.even), hn::Set(u, 0xffffu));
-  hn::StoreU(hn::Or(even, hn::ShiftLeft<16>(hn::BitCast(u, w.odd))), u,
-             reinterpret_cast<std::uint32_t*>(master.remainder + at));
+  store_bits(lower_halves(hn::BitCast(u, w.even), hn::BitCast(u, w.odd)), master.remainder + at);
+  store_bits(upper_halves(round_away_bits(d, w.even), round_away_bits(d, w.odd)),
+             master.weight + at);
 }
 
-// Whether some magnitude may be at or above the largest finite bf16: never wrong where it says no.
-// (The numbers' bits are or-ed, so that four cost what one does. It says yes without need where
-// some number is at or above 2 and the others' exponents happen to fill up its own.)
-HWY_INLINE bool may_be_special(const Pair& a, const Pair& b) {
+// Whether a master may be NaN, or some moment's magnitude at or above the largest finite bf16:
+// never wrong where it says no. (The moments' bits are or-ed, so that four cost what one does. It
+// says yes without need where some moment is at or above 2 and the others' exponents happen to fill
+// up its own; and where masters are infinities of both signs.)
+HWY_INLINE bool may_be_special(const Pair& w, const Pair& a, const Pair& b) {
+  const WideTag d;
   const PairBits u;
   const auto bits = [&](hn::Vec<WideTag> x) HWY_ATTR { return hn::BitCast(u, x); };
-  const auto all = hn::Or(hn::Or(bits(a.even), bits(a.odd)), hn::Or(bits(b.even), bits(b.odd)));
+  const auto all = hn::Or(hn::Or3(bits(a.even), bits(a.odd), bits(b.even)), bits(b.odd));
   const hn::RebindToSigned<WideTag> i;
   const auto magnitude = hn::BitCast(i, hn::And(all, hn::Set(u, 0x7fffffffu)));
-  return !hn::AllFalse(i, hn::Gt(magnitude, hn::Set(i, 0x7f7effff)));
+  const auto large = hn::RebindMask(d, hn::Gt(magnitude, hn::Set(i, 0x7f7effff)));
+  return !hn::AllFalse(d, hn::Or(large, hn::IsNaN(hn::Add(w.even, w.odd))));
 }
 
-HWY_INLINE void store_pair(const Pair& m, const std::uint16_t* noise, bool special, bf16* to) {
-  const WideTag d;
-  const PairBits u;
+// Noise of the even and of the odd elements' first moments: of the others' second ones.
+struct PairNoise {
+  hn::Vec<PairBits> even, odd;
+};
+
+HWY_INLINE PairNoise load_noise(const std::uint16_t* noise) {
   const auto both = load_bits(noise);
-  const auto even = hn::And(both, hn::Set(u, 0xffffu));
-  const auto odd = hn::ShiftRight<16>(both);
-  if (HWY_UNLIKELY(special)) {
-    store_upper_pair(round_stochastic_bits(d, m.even, even), round_stochastic_bits(d, m.odd, odd),
-                     to);
-  } else {
-    store_upper_pair(hn::Add(hn::BitCast(u, m.even), even), hn::Add(hn::BitCast(u, m.odd), odd),
-                     to);
-  }
+  return {hn::And(both, hn::Set(PairBits(), 0xffffu)), hn::ShiftRight<16>(both)};
+}
+
+HWY_INLINE void store_pair(const Pair& m, hn::Vec<PairBits> even, hn::Vec<PairBits> odd, bf16* to) {
+  const PairBits u;
+  store_bits(
+      upper_halves(hn::Add(hn::BitCast(u, m.even), even), hn::Add(hn::BitCast(u, m.odd), odd)), to);
+}
+
+HWY_INLINE void store_special_pair(const Pair& m, hn::Vec<PairBits> even, hn::Vec<PairBits> odd,
+                                   bf16* to) {
+  const WideTag d;
+  store_bits(
+      upper_halves(round_stochastic_bits(d, m.even, even), round_stochastic_bits(d, m.odd, odd)),
+      to);
 }
 
 // What the loop visits, each array from the same element on.
@@ -99,7 +142,9 @@ struct PairArrays {
   MasterSplit master;
   bf16* moment1;
   bf16* moment2;  // null for rules with one moment
-  void prefetch(std::int64_t at) const {
+  // Inline by force: g++ 12 takes a function of prefetches alone for one without effect and drops
+  // its calls.
+  HWY_INLINE void prefetch(std::int64_t at) const {
     hwy::Prefetch(grad + at);
     hwy::Prefetch(master.weight + at);
     hwy::Prefetch(master.remainder + at);
@@ -119,13 +164,15 @@ inline PairArrays pair_arrays(const UpdateArrays& arrays, std::int64_t first) {
 }
 
 constexpr auto kPairsStep = static_cast<std::int64_t>(kRoundingNoiseKeys);
-constexpr std::int64_t kPairsAhead = 2048;  // elements of 16 bits: a page of each array
+// Six lines of each array. 64, 128, 256 and 512 elements were slower or no faster on two Ice Lake
+// cores; a page and more cost a tenth of the rate and above (arrays begin at like offsets of pages,
+// see stage_simd.hpp).
+constexpr std::int64_t kPairsAhead = 192;
 constexpr std::int64_t kPairsLine = 32;
 
 // Elements [at, at + kPairsStep).
 template <class Rule>
-HWY_INLINE void update_pairs(const Rule& rule, const PairArrays& arrays,
-                             const std::uint16_t* noise1, const std::uint16_t* noise2,
+HWY_INLINE void update_pairs(const Rule& rule, const PairArrays& arrays, const std::uint16_t* noise,
                              std::int64_t begin) {
   const WideTag d;
   constexpr auto kStep = 2 * static_cast<std::int64_t>(hn::MaxLanes(WideTag()));
@@ -141,10 +188,18 @@ HWY_INLINE void update_pairs(const Rule& rule, const PairArrays& arrays,
     if constexpr (Rule::kMoments >= 2) v = load_pair(arrays.moment2 + at);
     w.even = rule(d, g.even, m.even, v.even, w.even);
     w.odd = rule(d, g.odd, m.odd, v.odd, w.odd);
+    const PairNoise n = load_noise(noise + lane);
+    if (HWY_UNLIKELY(may_be_special(w, m, v))) {
+      store_special_pair(w, arrays.master, at);
+      store_special_pair(m, n.even, n.odd, arrays.moment1 + at);
+      if constexpr (Rule::kMoments >= 2) {
+        store_special_pair(v, n.odd, n.even, arrays.moment2 + at);
+      }
+      continue;
+    }
     store_pair(w, arrays.master, at);
-    const bool special = may_be_special(m, v);
-    store_pair(m, noise1 + lane, special, arrays.moment1 + at);
-    if constexpr (Rule::kMoments >= 2) store_pair(v, noise2 + lane, special, arrays.moment2 + at);
+    store_pair(m, n.even, n.odd, arrays.moment1 + at);
+    if constexpr (Rule::kMoments >= 2) store_pair(v, n.odd, n.even, arrays.moment2 + at);
   }
 }
 
@@ -155,7 +210,7 @@ HWY_NOINLINE void run_pairs(const Rule rule, const PairArrays arrays, const std:
                             const std::int64_t step, const std::uint64_t key,
                             const std::int64_t count) {
   static_assert(Rule::kMoments >= 1);
-  alignas(64) std::uint16_t noise[2][kRoundingNoiseKeys];
+  alignas(64) std::uint16_t noise[kRoundingNoiseKeys];
   std::uint64_t counter = key / kRoundingNoiseKeys * 16;
   std::int64_t at = 0;
   while (at < count) {
@@ -164,13 +219,15 @@ HWY_NOINLINE void run_pairs(const Rule rule, const PairArrays arrays, const std:
     const auto same = static_cast<std::int64_t>((((upper + 1) << 32) - counter) / 16) * kPairsStep;
     const std::int64_t end = std::min(count, at + same);
     for (; at < end; at += kPairsStep, counter += 16) {
-      fill_noise_of(seed, step, upper, counter & 0xffffffffu, noise[0], noise[1]);
-      update_pairs(rule, arrays, noise[0], noise[1], at);
+      fill_noise_of(seed, step, upper, counter & 0xffffffffu, noise);
+      update_pairs(rule, arrays, noise, at);
     }
   }
 }
 
 }  // namespace sluice::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
+
+#endif  // HWY_TARGET != HWY_SCALAR
 
 #endif  // per-target include guard

@@ -102,7 +102,7 @@ struct StageRoom {
   alignas(64) float grad[kStageElems];
   alignas(64) float moment1[kStageElems];
   alignas(64) float moment2[kStageElems];
-  // Of moment 1 and of moment 2, from a key that is a multiple of 64 on.
+  // Of moment 1 and of moment 2, from a key that is a multiple of 128 on.
   alignas(64) std::uint16_t noise[2][kStageElems + kRoundingNoiseKeys];
 };
 
@@ -277,7 +277,7 @@ HWY_INLINE void run_stages(const UpdateArrays& arrays, const Rule& rule,
 }
 
 // Whether all arrays are of 16 bits: what pairs_simd.hpp is for.
-inline bool in_pairs(const UpdateArrays& arrays) {
+[[maybe_unused]] inline bool in_pairs(const UpdateArrays& arrays) {
   return arrays.grad_format == GradFormat::kBF16 &&
          arrays.weight_format == WeightFormat::kSplitBF16 && arrays.moments == DType::kBF16;
 }
@@ -288,6 +288,7 @@ template <class Rule>
 HWY_INLINE void update_range(const UpdateArrays& arrays, const Rule& rule,
                              const ParameterSegment& segment, std::int64_t begin,
                              std::int64_t end) {
+#if HWY_TARGET != HWY_SCALAR
   if constexpr (Rule::kMoments >= 1) {
     if (in_pairs(arrays)) {
       // From a key on that its noise begins at; what is before and behind goes by stages.
@@ -300,6 +301,7 @@ HWY_INLINE void update_range(const UpdateArrays& arrays, const Rule& rule,
       return run_stages(arrays, rule, segment, last, end);
     }
   }
+#endif
   run_stages(arrays, rule, segment, begin, end);
   hwy::FlushStream();
 }

@@ -24,7 +24,7 @@ TEST(StochasticRounding, IsRightInTheMean) {
   }
 }
 
-TEST(StochasticRounding, NoiseIsUniformAndOfItsElementAlone) {
+TEST(StochasticRounding, NoiseIsUniformAndIndependentWithinAnElement) {
   double sum1 = 0, sum2 = 0, products = 0;
   std::set<std::uint64_t> seen;
   constexpr int kKeys = 1 << 16;
@@ -35,11 +35,11 @@ TEST(StochasticRounding, NoiseIsUniformAndOfItsElementAlone) {
     sum1 += a;
     sum2 += b;
     products += a * b;
-    if (i % 2 == 0 && i < 4096) {
+    if (i % 4 == 0 && i < 8192) {
       seen.insert((std::uint64_t{rounding_noise(11, 3, key, 1)} << 48) |
                   (std::uint64_t{rounding_noise(11, 3, key, 2)} << 32) |
-                  (std::uint64_t{rounding_noise(11, 3, key + 1, 1)} << 16) |
-                  rounding_noise(11, 3, key + 1, 2));
+                  (std::uint64_t{rounding_noise(11, 3, key + 2, 1)} << 16) |
+                  rounding_noise(11, 3, key + 2, 2));
     }
   }
   // Five standard deviations: a uniform number's is sqrt(1/12), a product's 1/12.
@@ -49,6 +49,19 @@ TEST(StochasticRounding, NoiseIsUniformAndOfItsElementAlone) {
   EXPECT_EQ(seen.size(), 2048u);  // no 64 bits are drawn twice
   EXPECT_NE(rounding_noise(11, 3, 5, 1), rounding_noise(11, 4, 5, 1));
   EXPECT_NE(rounding_noise(11, 3, 5, 1), rounding_noise(12, 3, 5, 1));
+}
+
+// A word serves two neighbours, whose moments take its halves crosswise: each of the two halves
+// rounds one first and one second moment, and no element's two moments share one.
+TEST(StochasticRounding, NeighboursTakeTheHalvesOfAWordCrosswise) {
+  for (std::uint64_t key = 0; key < 512; key += 2) {
+    const std::uint16_t lower = rounding_noise(5, 9, key, 1);
+    const std::uint16_t upper = rounding_noise(5, 9, key, 2);
+    EXPECT_EQ(rounding_noise(5, 9, key + 1, 1), upper);
+    EXPECT_EQ(rounding_noise(5, 9, key + 1, 2), lower);
+    const PhiloxBlock block = philox4x32(5, key / 128 * 16 + key % 32 / 2, 9, 7);
+    EXPECT_EQ(block[key % 128 / 32], std::uint32_t{upper} << 16 | lower);
+  }
 }
 
 TEST(StochasticRounding, NoiseMakesNeitherInfinityNorNumbersOfNaN) {
