@@ -1,6 +1,11 @@
 #include "base/numa.hpp"
 
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cerrno>
+#include <fstream>
 
 #include "base/hwloc_handle.hpp"
 
@@ -9,7 +14,8 @@ namespace {
 
 class HwlocNumaMachine final : public NumaMachine {
  public:
-  explicit HwlocNumaMachine(const std::string& synthetic) : topology_(load_topology(synthetic)) {
+  explicit HwlocNumaMachine(const std::string& synthetic)
+      : topology_(load_topology(synthetic)), synthetic_(!synthetic.empty()) {
     const BitmapHandle usable = read_usable_cpus(topology_.get());
     const BitmapHandle taken = make_bitmap();
     hwloc_obj_t object = nullptr;
@@ -42,7 +48,30 @@ class HwlocNumaMachine final : public NumaMachine {
     return hwloc_set_cpubind(topology_.get(), set.get(), HWLOC_CPUBIND_THREAD) == 0 ? 0 : errno;
   }
 
+  int find_pages(std::span<const void* const> addresses,
+                 std::span<int> found) const noexcept override {
+    if (synthetic_) {
+      std::fill(found.begin(), found.end(), -1);
+      return 0;
+    }
+    // No target nodes: nothing is moved, each status is a page's node, or minus an errno where it
+    // has none (Linux, mm/migrate.c: do_pages_stat).
+    if (syscall(SYS_move_pages, 0, addresses.size(), addresses.data(), nullptr, found.data(), 0) !=
+        0) {
+      return errno;
+    }
+    for (int& place : found) place = position_of(place);
+    return 0;
+  }
+
  private:
+  int position_of(int os_index) const noexcept {
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+      if (nodes_[i].os_index == os_index) return static_cast<int>(i);
+    }
+    return -1;
+  }
+
   // taken: the processing units of the nodes before; the node's are added.
   static NumaNode describe(hwloc_obj_t object, hwloc_const_bitmap_t usable, hwloc_bitmap_t taken) {
     NumaNode node;
@@ -63,10 +92,18 @@ class HwlocNumaMachine final : public NumaMachine {
   }
 
   TopologyHandle topology_;
+  const bool synthetic_;
   std::vector<NumaNode> nodes_;
 };
 
 }  // namespace
+
+bool has_several_numa_nodes() {
+  // A list of ranges: "0", "0-1", "0,2" (Linux, Documentation/ABI/stable/sysfs-devices-node).
+  std::ifstream file("/sys/devices/system/node/online");
+  std::string online;
+  return std::getline(file, online) && online.find_first_of(",-") != std::string::npos;
+}
 
 std::unique_ptr<NumaMachine> read_numa_machine() {
   return std::make_unique<HwlocNumaMachine>("");

@@ -1,4 +1,5 @@
-// The NUMA nodes of this host, and binding to them (hwloc over mbind(2) and sched_setaffinity(2)).
+// The NUMA nodes of this host, binding to them (hwloc over mbind(2) and sched_setaffinity(2)), and
+// where pages lie (move_pages(2)).
 //
 // A processing unit belongs to one node here: the first that hwloc lists as local to it, which is
 // the ordinary memory of its socket. Nodes that are left without any hold memory only: HBM beside
@@ -38,12 +39,20 @@ class NumaMachine {
   // The calling thread runs only on nodes()[node].cpus. Returns 0 or an errno; EINVAL where the
   // node has none.
   virtual int bind_this_thread(std::size_t node) const noexcept = 0;
+  // found[i]: position in nodes() of the node that the page of addresses[i] lies on; -1: none holds
+  // it yet, or one that is not in the list. Both spans have one length. Returns 0 or an errno
+  // (EPERM where a container forbids the question), found then being garbage.
+  virtual int find_pages(std::span<const void* const> addresses,
+                         std::span<int> found) const noexcept = 0;
 };
+
+// Whether Linux shows more than one node online: what a machine with one need not read hwloc for.
+bool has_several_numa_nodes();
 
 std::unique_ptr<NumaMachine> read_numa_machine();
 
 // A machine from hwloc's description ("node:2 core:4 pu:1"), on which binding does nothing and
-// succeeds. Throws InputError where hwloc does not understand it.
+// succeeds, and no page is found. Throws InputError where hwloc does not understand it.
 std::unique_ptr<NumaMachine> make_synthetic_numa_machine(const std::string& description);
 
 }  // namespace sluice

@@ -171,7 +171,8 @@ void column_sum(const Parallel& parallel, const void* x, void* out, std::int64_t
 void accumulate(const Parallel& parallel, float* accumulator, const void* grad, DType grad_dtype,
                 bool first, std::int64_t elems) {
   check_float(grad_dtype);
-  parallel.for_blocks(elems, kPieceElems, [&](std::int64_t begin, std::int64_t end) {
+  const ElementMemory near{accumulator, sizeof(float)};
+  parallel.for_blocks_near(near, elems, kPieceElems, [&](std::int64_t begin, std::int64_t end) {
     HWY_DYNAMIC_DISPATCH(accumulate_range)(accumulator, grad, grad_dtype, first, begin, end);
   });
 }

@@ -4,11 +4,18 @@
 #include <oneapi/tbb/info.h>
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/partitioner.h>
+#include <oneapi/tbb/task_group.h>
 
 #include <algorithm>
-#include <atomic>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <utility>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "kernels/host/ieee_arithmetic.hpp"
 
 #if defined(__SANITIZE_THREAD__)
@@ -45,6 +52,57 @@ class HandOver {
   [[maybe_unused]] char address_ = 0;
 };
 
+// The pieces not begun yet: one list for all teams, or one for each, in ascending order.
+class PieceLists {
+ public:
+  PieceLists(std::int64_t count, std::span<const std::size_t> homes, std::size_t teams)
+      : count_(count), of_team_(homes.empty() ? 0 : teams), next_(homes.empty() ? 1 : teams) {
+    for (std::size_t i = 0; i < homes.size(); ++i) {
+      of_team_[homes[i]].push_back(static_cast<std::int64_t>(i));
+    }
+  }
+
+  // A piece for a worker of `team`: its team's next one, or where there is none the following
+  // teams'; `count` where all are begun. Relaxed: pieces are independent, and ThreadSanitizer is
+  // to see that they are.
+  std::int64_t take(std::size_t team) {
+    if (of_team_.empty()) return next_[0].fetch_add(1, std::memory_order_relaxed);
+    for (std::size_t step = 0; step < of_team_.size(); ++step) {
+      const std::size_t from = (team + step) % of_team_.size();
+      const auto at = static_cast<std::size_t>(next_[from].fetch_add(1, std::memory_order_relaxed));
+      if (at < of_team_[from].size()) return of_team_[from][at];
+    }
+    return count_;
+  }
+
+  // Nobody begins another piece.
+  void stop() {
+    for (auto& next : next_) next.store(count_, std::memory_order_relaxed);
+  }
+
+ private:
+  const std::int64_t count_;
+  std::vector<std::vector<std::int64_t>> of_team_;
+  std::vector<std::atomic<std::int64_t>> next_;
+};
+
+// Of what several threads throw, the first.
+class FirstError {
+ public:
+  void keep(std::exception_ptr error) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (first_ == nullptr) first_ = std::move(error);
+  }
+  // When they are done.
+  void rethrow() const {
+    if (first_ != nullptr) std::rethrow_exception(first_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr first_;
+};
+
 }  // namespace
 
 int Parallel::default_threads() {
@@ -52,10 +110,22 @@ int Parallel::default_threads() {
 }
 
 Parallel::Parallel(int threads)
-    : threads_(threads == 0 ? default_threads() : threads),
-      // An arena above the cores makes oneTBB print a warning; the surplus workers just take turns.
-      arena_(std::min(threads_, default_threads()), 1) {
-  SLUICE_CHECK(threads >= 0);
+    : Parallel(threads == 0 ? default_threads() : threads,
+               has_several_numa_nodes() ? read_numa_machine() : nullptr) {}
+
+Parallel::Parallel(int threads, std::shared_ptr<const NumaMachine> machine)
+    : threads_(threads), machine_(std::move(machine)) {
+  SLUICE_CHECK(threads >= 1);
+  teams_ = machine_ == nullptr ? std::vector<NodeTeam>{{0, threads}}
+                               : share_threads(machine_->nodes(), threads);
+  const auto warned = std::make_shared<std::atomic<bool>>(false);
+  for (std::size_t i = 0; i < teams_.size(); ++i) {
+    // An arena above the cores makes oneTBB print a warning; the surplus workers just take turns.
+    // A caller works in the first one; were a slot of each kept for it, all others would miss one.
+    arenas_.push_back(std::make_unique<NodeArena>(std::min(teams_[i].threads, default_threads()),
+                                                  i == 0, teams_.size() == 1 ? nullptr : machine_,
+                                                  teams_[i].node, warned));
+  }
 }
 
 int Parallel::workers(std::int64_t count) const {
@@ -64,6 +134,11 @@ int Parallel::workers(std::int64_t count) const {
 
 void Parallel::for_each_worker(std::int64_t count,
                                const std::function<void(std::int64_t, int)>& body) const {
+  run(count, {}, body);
+}
+
+void Parallel::run(std::int64_t count, std::span<const std::size_t> homes,
+                   const std::function<void(std::int64_t, int)>& body) const {
   const int team = workers(count);
   if (team == 1) {
     const IeeeArithmetic ieee;
@@ -72,37 +147,79 @@ void Parallel::for_each_worker(std::int64_t count,
   }
   // One task per worker, each taking the next piece until none is left: pieces of unequal weight
   // balance, and a worker's number does not depend on where oneTBB places the task.
-  std::atomic<std::int64_t> next{0};
-  HandOver begin, end;
-  const auto run_worker = [&](int worker) {
+  PieceLists pieces(count, homes, teams_.size());
+  FirstError error;
+  run_teams(share_workers(teams_, team), [&](std::size_t node_team, int worker) {
     const IeeeArithmetic ieee;
     try {
-      // Relaxed: pieces are independent, and ThreadSanitizer is to see that they are.
-      while (true) {
-        const std::int64_t i = next.fetch_add(1, std::memory_order_relaxed);
-        if (i >= count) break;
-        body(i, worker);
-      }
+      for (std::int64_t i; (i = pieces.take(node_team)) < count;) body(i, worker);
     } catch (...) {
-      next.store(count, std::memory_order_relaxed);  // nobody begins another piece
-      throw;
+      pieces.stop();
+      error.keep(std::current_exception());
     }
-  };
-  const auto run_team = [&]() SLUICE_READS_BEFORE_TAKE {
+  });
+  error.rethrow();
+}
+
+// run_worker(team, worker) once for each worker, seats[i] of them in team i. Must not throw.
+void Parallel::run_teams(std::span<const int> seats,
+                         const std::function<void(std::size_t, int)>& run_worker) const {
+  HandOver begin, end;
+  const auto run_team = [&](std::size_t team) SLUICE_READS_BEFORE_TAKE {
     begin.take();
+    const int first = std::accumulate(seats.begin(), seats.begin() + static_cast<long>(team), 0);
     tbb::parallel_for(
-        tbb::blocked_range<int>(0, team, 1),
-        [&](const tbb::blocked_range<int>& range) SLUICE_READS_BEFORE_TAKE {
+        tbb::blocked_range<int>(first, first + seats[team], 1),
+        [&, team](const tbb::blocked_range<int>& range) SLUICE_READS_BEFORE_TAKE {
           begin.take();
-          for (int worker = range.begin(); worker != range.end(); ++worker) run_worker(worker);
+          for (int worker = range.begin(); worker != range.end(); ++worker) {
+            run_worker(team, worker);
+          }
           end.give();
         },
         tbb::simple_partitioner());
     end.give();
   };
   begin.give();
-  arena_.execute(run_team);  // by this thread or, where the arena is full, by one of its workers
+  // The others are begun, the first is worked in, then the others are waited for.
+  std::vector<tbb::task_group> others(arenas_.size());
+  const auto in_arena = [&](std::size_t team, const std::function<void()>& act) {
+    if (seats[team] > 0) arenas_[team]->tasks().execute(act);
+  };
+  for (std::size_t team = 1; team < arenas_.size(); ++team) {
+    in_arena(team, [&, team] { others[team].run([&run_team, team] { run_team(team); }); });
+  }
+  // By this thread or, where the arena is full, by one of its workers.
+  in_arena(0, [&] { run_team(0); });
+  for (std::size_t team = 1; team < arenas_.size(); ++team) {
+    in_arena(team, [&, team] { others[team].wait(); });
+  }
   end.take();
+}
+
+std::vector<std::size_t> Parallel::homes_of(const ElementMemory& memory, std::int64_t count,
+                                            std::int64_t block) const {
+  std::vector<const void*> addresses;
+  for (std::int64_t i = 0; i < count; ++i) {
+    addresses.push_back(static_cast<const std::byte*>(memory.data) +
+                        static_cast<std::uint64_t>(i * block) * memory.elem_bytes);
+  }
+  std::vector<int> nodes(addresses.size(), -1);
+  const int refused = machine_->find_pages(addresses, nodes);
+  if (refused != 0 && !pages_unknown_logged_.exchange(true)) {
+    log(LogLevel::kInfo, std::string("the system does not tell where pages lie (") +
+                             std::strerror(refused) + "): NUMA nodes share updates evenly");
+  }
+  std::vector<std::size_t> homes;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const int node = refused != 0 ? -1 : nodes[static_cast<std::size_t>(i)];
+    const auto team = std::find_if(teams_.begin(), teams_.end(), [node](const NodeTeam& candidate) {
+      return static_cast<int>(candidate.node) == node;
+    });
+    homes.push_back(team == teams_.end() ? team_of_piece(teams_, i, count)
+                                         : static_cast<std::size_t>(team - teams_.begin()));
+  }
+  return homes;
 }
 
 void Parallel::for_each(std::int64_t count, const std::function<void(std::int64_t)>& body) const {
@@ -114,6 +231,15 @@ void Parallel::for_blocks(std::int64_t elems, std::int64_t block,
   SLUICE_CHECK(block > 0);
   for_each((elems + block - 1) / block,
            [&](std::int64_t index) { body(index * block, std::min(elems, (index + 1) * block)); });
+}
+
+void Parallel::for_blocks_near(const ElementMemory& memory, std::int64_t elems, std::int64_t block,
+                               const std::function<void(std::int64_t, std::int64_t)>& body) const {
+  SLUICE_CHECK(block > 0);
+  const std::int64_t count = (elems + block - 1) / block;
+  const bool several = teams_.size() > 1 && workers(count) > 1;
+  run(count, several ? homes_of(memory, count, block) : std::vector<std::size_t>(),
+      [&](std::int64_t index, int) { body(index * block, std::min(elems, (index + 1) * block)); });
 }
 
 }  // namespace sluice::host

@@ -5,16 +5,33 @@
 // same element. Which thread takes a piece is free; the bits cannot tell. Every body runs with IEEE
 // arithmetic (ieee_arithmetic.hpp), whatever its thread had before.
 //
+// On a machine with several NUMA nodes the team is shared among them, each part in an arena bound
+// to its node (node_arena.hpp). for_blocks_near gives a piece to the node where its memory lies; a
+// node that has done its own pieces takes others', so no thread waits for that. The rest of the
+// kernels, whose pieces read what many threads read, go by one list for all.
+//
 // Threads: any number of threads may call at once. Bodies must not call for_each themselves: a
 // thread that waits inside a body could pick up another piece and find its worker's scratch in use.
 #pragma once
 
-#include <oneapi/tbb/task_arena.h>
-
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/numa.hpp"
+#include "kernels/host/node_arena.hpp"
+#include "kernels/host/node_teams.hpp"
 
 namespace sluice::host {
+
+// An array that pieces are cut from: the address of element 0, and the bytes from one to the next.
+struct ElementMemory {
+  const void* data = nullptr;
+  std::uint64_t elem_bytes = 0;
+};
 
 class Parallel {
  public:
@@ -22,6 +39,8 @@ class Parallel {
   static int default_threads();
   // threads: size of the team including the caller; 0: default_threads().
   explicit Parallel(int threads);
+  // On that machine's nodes, whatever this one has; threads: at least 1.
+  Parallel(int threads, std::shared_ptr<const NumaMachine> machine);
 
   int threads() const { return threads_; }
 
@@ -40,11 +59,26 @@ class Parallel {
   // body(begin, end) over [0, elems) in blocks of `block` elements (the last one shorter).
   void for_blocks(std::int64_t elems, std::int64_t block,
                   const std::function<void(std::int64_t, std::int64_t)>& body) const;
+  // The same, each block first offered to the node that holds the page of its first element. Where
+  // the system does not tell, nodes take consecutive blocks.
+  void for_blocks_near(const ElementMemory& memory, std::int64_t elems, std::int64_t block,
+                       const std::function<void(std::int64_t, std::int64_t)>& body) const;
 
  private:
+  // homes: the team of each piece; empty: all pieces are everybody's.
+  void run(std::int64_t count, std::span<const std::size_t> homes,
+           const std::function<void(std::int64_t, int)>& body) const;
+  void run_teams(std::span<const int> seats,
+                 const std::function<void(std::size_t, int)>& run_worker) const;
+  std::vector<std::size_t> homes_of(const ElementMemory& memory, std::int64_t count,
+                                    std::int64_t block) const;
+
   int threads_;
-  // execute() is not const, though any number of threads may call it.
-  mutable tbb::task_arena arena_;
+  std::shared_ptr<const NumaMachine> machine_;  // null: one node
+  std::vector<NodeTeam> teams_;
+  // One for each team. Its execute() is not const, though any number of threads may call it.
+  std::vector<std::unique_ptr<NodeArena>> arenas_;
+  mutable std::atomic<bool> pages_unknown_logged_ = false;
 };
 
 }  // namespace sluice::host

@@ -51,6 +51,10 @@ class NumaRecorder final : public NumaMachine {
     threads_.emplace_back(std::this_thread::get_id(), node);
     return error_number_;
   }
+  int find_pages(std::span<const void* const> addresses,
+                 std::span<int> found) const noexcept override {
+    return machine_->find_pages(addresses, found);
+  }
 
  private:
   const std::unique_ptr<NumaMachine> machine_;

@@ -106,6 +106,24 @@ TEST(Numa, MemoryPrefersItsNode) {
   EXPECT_TRUE(mode == MPOL_PREFERRED || mode == MPOL_PREFERRED_MANY) << mode;
 }
 
+TEST(Numa, FindsThePageThatIsThereAndNoOther) {
+  const auto machine = read_numa_machine();
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  void* data = mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(data, MAP_FAILED);
+  ASSERT_EQ(madvise(data, 2 * page, MADV_NOHUGEPAGE), 0);
+  static_cast<char*>(data)[0] = 1;
+  const void* const addresses[] = {static_cast<char*>(data) + 8, static_cast<char*>(data) + page};
+  int found[] = {-2, -2};
+  const int refused = machine->find_pages(addresses, found);
+  ASSERT_EQ(munmap(data, 2 * page), 0);
+  if (refused != 0) GTEST_SKIP() << "move_pages: " << std::strerror(refused);
+  EXPECT_GE(found[0], 0);
+  EXPECT_LT(found[0], static_cast<int>(machine->nodes().size()));
+  EXPECT_EQ(found[1], -1);
+  EXPECT_EQ(has_several_numa_nodes(), machine->nodes().size() > 1);
+}
+
 TEST(Numa, AThreadRunsOnTheCpusOfItsNode) {
   const auto machine = read_numa_machine();
   const NumaNode& node = machine->nodes().front();

@@ -1,0 +1,263 @@
+// A team shared among the nodes of a machine that a test describes: real arenas and threads, whose
+// binding is noted instead of done.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "base/log.hpp"
+#include "kernels/host/host_kernels.hpp"
+#include "kernels/host/optimizer/rules.hpp"
+#include "kernels/host/parallel.hpp"
+
+namespace sluice::host {
+namespace {
+
+// Says that the page of the address i lies on node pages[i], and notes which node each thread was
+// bound to last.
+class DescribedMachine final : public NumaMachine {
+ public:
+  explicit DescribedMachine(const std::string& description)
+      : machine_(make_synthetic_numa_machine(description)) {}
+
+  int bind_error = 0, find_error = 0;
+  std::vector<int> pages;
+
+  int node_of_this_thread() const {
+    const std::lock_guard lock(mutex_);
+    const auto found = bound_.find(std::this_thread::get_id());
+    return found == bound_.end() ? -1 : static_cast<int>(found->second);
+  }
+
+  std::span<const NumaNode> nodes() const override { return machine_->nodes(); }
+  int bind_memory(void*, std::uint64_t, std::size_t) const noexcept override { return 0; }
+  int bind_this_thread(std::size_t node) const noexcept override {
+    const std::lock_guard lock(mutex_);
+    bound_[std::this_thread::get_id()] = node;
+    return bind_error;
+  }
+  int find_pages(std::span<const void* const> addresses,
+                 std::span<int> found) const noexcept override {
+    for (std::size_t i = 0; i < addresses.size(); ++i) {
+      found[i] = i < pages.size() ? pages[i] : -1;
+    }
+    return find_error;
+  }
+
+ private:
+  const std::unique_ptr<NumaMachine> machine_;
+  mutable std::mutex mutex_;
+  mutable std::map<std::thread::id, std::size_t> bound_;
+};
+
+TEST(NumaParallel, RunsEveryPieceOnceAndNamesWorkersApart) {
+  for (const char* description : {"node:2 core:1 pu:1", "node:2 core:4 pu:1", "node:5 core:1"}) {
+    const auto machine = std::make_shared<DescribedMachine>(description);
+    for (int i = 0; i < 700; ++i) machine->pages.push_back(i % 7 - 2);  // some nowhere
+    for (const int threads : {1, 2, 3, 8}) {
+      const Parallel parallel(threads, machine);
+      for (const std::int64_t count : {0, 1, 2, 5, 1000}) {
+        std::vector<std::atomic<int>> runs(static_cast<std::size_t>(count));
+        std::vector<std::atomic<int>> busy(static_cast<std::size_t>(parallel.workers(count)));
+        parallel.for_each_worker(count, [&](std::int64_t index, int worker) {
+          auto& mine = busy.at(static_cast<std::size_t>(worker));
+          EXPECT_EQ(mine.fetch_add(1), 0) << "two pieces share a worker's scratch";
+          ++runs.at(static_cast<std::size_t>(index));
+          mine.fetch_sub(1);
+        });
+        std::vector<std::atomic<int>> near(static_cast<std::size_t>(count));
+        parallel.for_blocks_near({&count, 0}, count, 1, [&](std::int64_t begin, std::int64_t end) {
+          EXPECT_EQ(begin + 1, end);
+          ++near.at(static_cast<std::size_t>(begin));
+        });
+        for (const auto& ran : runs) EXPECT_EQ(ran, 1);
+        for (const auto& ran : near) EXPECT_EQ(ran, 1);
+      }
+    }
+  }
+}
+
+// Two pieces that wait for each other, so that two threads take one each: the thread bound to the
+// node of a piece is the one that takes it, whichever piece comes first in the array.
+TEST(NumaParallel, APieceIsTakenByItsNodesThread) {
+  if (Parallel::default_threads() < 2) GTEST_SKIP() << "one processor: pieces run one by one";
+  for (const std::vector<int>& pages : {std::vector<int>{0, 1}, std::vector<int>{1, 0}}) {
+    const auto machine = std::make_shared<DescribedMachine>("node:2 core:1 pu:1");
+    machine->pages = pages;
+    const Parallel parallel(2, machine);
+    std::atomic<int> begun{0};
+    std::array<std::atomic<int>, 2> nodes{-1, -1};
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    parallel.for_blocks_near({&begun, 0}, 2, 1, [&](std::int64_t begin, std::int64_t) {
+      ++begun;
+      while (begun < 2 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+      nodes.at(static_cast<std::size_t>(begin)) = machine->node_of_this_thread();
+    });
+    ASSERT_EQ(begun, 2);
+    EXPECT_EQ(nodes[0], pages[0]);
+    EXPECT_EQ(nodes[1], pages[1]);
+  }
+}
+
+TEST(NumaParallel, ANodeThatIsDoneTakesTheOthersPieces) {
+  const auto machine = std::make_shared<DescribedMachine>("node:2 core:1 pu:1");
+  machine->pages.assign(64, 1);
+  const Parallel parallel(2, machine);
+  std::atomic<int> ran{0};
+  parallel.for_blocks_near({&ran, 0}, 64, 1, [&](std::int64_t, std::int64_t) {
+    ++ran;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  EXPECT_EQ(ran, 64);
+}
+
+TEST(NumaParallel, HandsOnWhatABodyThrowsAndWorksAfterwards) {
+  const Parallel parallel(4, std::make_shared<DescribedMachine>("node:2 core:2 pu:1"));
+  std::atomic<int> begun{0};
+  const auto fail = [&](std::int64_t index) {
+    ++begun;
+    if (index == 3) throw std::runtime_error("piece 3");
+  };
+  EXPECT_THROW(parallel.for_each(1'000'000, fail), std::runtime_error);
+  EXPECT_LT(begun, 1'000'000);
+  std::atomic<int> ran{0};
+  parallel.for_each(10, [&](std::int64_t) { ++ran; });
+  EXPECT_EQ(ran, 10);
+}
+
+TEST(NumaParallel, ServesSeveralCallersAtOnce) {
+  const Parallel parallel(4, std::make_shared<DescribedMachine>("node:3 core:2 pu:1"));
+  std::atomic<std::int64_t> sum{0};
+  {
+    std::vector<std::jthread> callers;
+    for (int caller = 0; caller < 4; ++caller) {
+      callers.emplace_back([&] {
+        for (int i = 0; i < 50; ++i) {
+          parallel.for_blocks_near({&sum, 0}, 20, 1,
+                                   [&](std::int64_t begin, std::int64_t) { sum += begin; });
+        }
+      });
+    }
+  }
+  EXPECT_EQ(sum, 4 * 50 * 190);
+}
+
+TEST(NumaParallel, RefusalsAreSaidOnceAndTheWorkIsDone) {
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  set_log_sink([&](LogLevel, const std::string& line) {
+    const std::lock_guard lock(mutex);
+    lines.push_back(line);
+  });
+  const auto machine = std::make_shared<DescribedMachine>("node:2 core:2 pu:1");
+  machine->bind_error = EPERM;
+  machine->find_error = EPERM;
+  std::atomic<int> ran{0};
+  {
+    const Parallel parallel(4, machine);
+    for (int i = 0; i < 20; ++i) {
+      parallel.for_blocks_near({&ran, 0}, 50, 1, [&](std::int64_t, std::int64_t) { ++ran; });
+    }
+  }
+  set_log_sink({});
+  EXPECT_EQ(ran, 1000);
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_NE(lines[0].find("where pages lie"), std::string::npos) << lines[0];
+  EXPECT_NE(lines[1].find("cannot be bound to NUMA node"), std::string::npos) << lines[1];
+}
+
+// The caller's own affinity is as it was, however it worked in an arena.
+TEST(NumaParallel, ACallerGetsItsProcessorsBack) {
+  cpu_set_t before, after;
+  ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+  // This machine's first node twice: a real binding to its processors.
+  class Twice final : public NumaMachine {
+   public:
+    Twice() : nodes_{{0, 0, false, {0}}, {1, 0, false, {0}}} {}
+    std::span<const NumaNode> nodes() const override { return nodes_; }
+    int bind_memory(void*, std::uint64_t, std::size_t) const noexcept override { return 0; }
+    int bind_this_thread(std::size_t) const noexcept override {
+      cpu_set_t mine;
+      if (sched_getaffinity(0, sizeof mine, &mine) != 0) return errno;
+      std::size_t first = 0;
+      while (CPU_ISSET(first, &mine) == 0) ++first;
+      CPU_ZERO(&mine);
+      CPU_SET(first, &mine);
+      return sched_setaffinity(0, sizeof mine, &mine) == 0 ? 0 : errno;
+    }
+    int find_pages(std::span<const void* const>, std::span<int>) const noexcept override {
+      return EPERM;
+    }
+
+   private:
+    std::vector<NumaNode> nodes_;
+  };
+  const Parallel parallel(2, std::make_shared<Twice>());
+  std::atomic<int> narrow{0}, ran{0};
+  parallel.for_each(100, [&](std::int64_t) {
+    cpu_set_t now;
+    if (sched_getaffinity(0, sizeof now, &now) == 0 && CPU_COUNT(&now) == 1) ++narrow;
+    ++ran;
+  });
+  EXPECT_EQ(ran, 100);
+  EXPECT_EQ(narrow, 100);
+  ASSERT_EQ(sched_getaffinity(0, sizeof after, &after), 0);
+  EXPECT_TRUE(CPU_EQUAL(&before, &after));
+}
+
+// An update, cut among nodes, is the one thread's to the bit.
+TEST(NumaParallel, UpdatesAreTheSameWhateverTheNodes) {
+  constexpr std::int64_t kElems = 9 * kUpdatePieceElems + 37;
+  struct State {
+    std::vector<float> grad, weight, m, v;
+  };
+  const auto updated = [&](const Parallel& parallel) {
+    State state;
+    for (std::int64_t i = 0; i < kElems; ++i) {
+      const auto x = static_cast<float>(i % 1013 - 506) / 512.0f;
+      state.grad.push_back(x * 0.01f);
+      state.weight.push_back(1.0f - x);
+    }
+    state.m.assign(kElems, 0.0f);
+    state.v.assign(kElems, 0.0f);
+    OptimizerOptions options;
+    options.weight = DType::kF32;
+    UpdateBuffers buffers;
+    buffers.grad = state.grad.data();
+    buffers.grad_dtype = DType::kF32;
+    buffers.weight = state.weight.data();
+    buffers.moment1 = state.m.data();
+    buffers.moment2 = state.v.data();
+    buffers.elems = kElems;
+    UpdateScalars scalars;
+    scalars.lr = 1e-3f;
+    const ParameterSegment segment{0, kElems, 0.1f};
+    for (scalars.step = 1; scalars.step <= 3; ++scalars.step) {
+      adamw(parallel, options, buffers, {&segment, 1}, scalars);
+    }
+    return state;
+  };
+  const State plain = updated(Parallel(1));
+  for (const char* description : {"node:2 core:1 pu:1", "node:3 core:2 pu:1"}) {
+    const auto machine = std::make_shared<DescribedMachine>(description);
+    machine->pages = {1, 0, 1, 1, -1, 0, 2, 1, 0, 0};
+    const State here = updated(Parallel(3, machine));
+    const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
+      return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+    };
+    EXPECT_TRUE(same(plain.weight, here.weight)) << description;
+    EXPECT_TRUE(same(plain.m, here.m)) << description;
+    EXPECT_TRUE(same(plain.v, here.v)) << description;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::host
