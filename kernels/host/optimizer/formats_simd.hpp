@@ -72,6 +72,23 @@ struct MasterAndBF16 {
     }
     store_weight(d, number, weight + at);
   }
+#if HWY_MAX_BYTES == 64
+  // Of 16 numbers each: the weights' line goes out whole, which a half of it may do alone if the
+  // processor wants its buffer for something else. Where not streamed: as store.
+  HWY_INLINE void store_line(WideTag d, hn::Vec<WideTag> a, hn::Vec<WideTag> b,
+                             std::int64_t at) const {
+    if (!streamed) {
+      store(d, a, at);
+      return store(d, b, at + 16);
+    }
+    hn::StoreU(a, d, master + at);
+    hn::StoreU(b, d, master + at + 16);
+    const hn::Repartition<std::uint16_t, WideTag> line;
+    hn::Stream(hn::Combine(line, upper_half(d, round_away_bits(d, b)),
+                           upper_half(d, round_away_bits(d, a))),
+               line, &weight[at].bits);
+  }
+#endif
 };
 
 // kernels/split_master.hpp.

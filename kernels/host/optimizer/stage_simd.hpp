@@ -26,6 +26,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/host/optimizer/block8_simd.hpp"
 #include "kernels/host/optimizer/formats_simd.hpp"
@@ -111,16 +112,30 @@ template <class Rule, class GradOf, class Master, class Moment>
 HWY_NOINLINE void run_rule(const Rule rule, const GradOf grad, const Master master,
                            const Moment moment1, const Moment moment2, Ahead ahead,
                            const std::int64_t count) {
-  const auto apply = [&](auto d, std::int64_t at) HWY_ATTR {
+  // The new number; the moments are stored.
+  const auto number = [&](auto d, std::int64_t at) HWY_ATTR {
     auto m = hn::Zero(d);
     auto v = hn::Zero(d);
     if constexpr (Rule::kMoments >= 1) m = moment1.load(d, at);
     if constexpr (Rule::kMoments >= 2) v = moment2.load(d, at);
-    master.store(d, rule(d, grad.load(d, at), m, v, master.load(d, at)), at);
+    const auto w = rule(d, grad.load(d, at), m, v, master.load(d, at));
     if constexpr (Rule::kMoments >= 1) moment1.store(d, m, at);
     if constexpr (Rule::kMoments >= 2) moment2.store(d, v, at);
+    return w;
   };
+  const auto apply = [&](auto d, std::int64_t at)
+                         HWY_ATTR { master.store(d, number(d, at), at); };
   std::int64_t at = 0;
+#if HWY_MAX_BYTES == 64
+  if constexpr (std::is_same_v<Master, MasterAndBF16>) {
+    for (; at + 2 * kLineElems <= count; at += 2 * kLineElems) {
+      ahead.prefetch_line();
+      const auto a = number(WideTag(), at);
+      ahead.prefetch_line();
+      master.store_line(WideTag(), a, number(WideTag(), at + kLineElems), at);
+    }
+  }
+#endif
   for (; at + kLineElems <= count; at += kLineElems) {
     ahead.prefetch_line();
     constexpr auto kStep = static_cast<std::int64_t>(hn::MaxLanes(WideTag()));
