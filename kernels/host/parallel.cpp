@@ -17,6 +17,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "kernels/host/ieee_arithmetic.hpp"
+#include "kernels/host/node_binding.hpp"
 
 #if defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
@@ -118,13 +119,13 @@ Parallel::Parallel(int threads, std::shared_ptr<const NumaMachine> machine)
   SLUICE_CHECK(threads >= 1);
   teams_ = machine_ == nullptr ? std::vector<NodeTeam>{{0, threads}}
                                : share_threads(machine_->nodes(), threads);
-  const auto warned = std::make_shared<std::atomic<bool>>(false);
-  for (std::size_t i = 0; i < teams_.size(); ++i) {
+  for (const NodeTeam& team : teams_) {
     // An arena above the cores makes oneTBB print a warning; the surplus workers just take turns.
     // A caller works in the first one; were a slot of each kept for it, all others would miss one.
-    arenas_.push_back(std::make_unique<NodeArena>(std::min(teams_[i].threads, default_threads()),
-                                                  i == 0, teams_.size() == 1 ? nullptr : machine_,
-                                                  teams_[i].node, warned));
+    const bool first = arenas_.empty();
+    const int most = first ? default_threads() : std::max(1, default_threads() - 1);
+    arenas_.push_back(
+        std::make_unique<tbb::task_arena>(std::min(team.threads, most), first ? 1 : 0));
   }
 }
 
@@ -149,8 +150,10 @@ void Parallel::run(std::int64_t count, std::span<const std::size_t> homes,
   // balance, and a worker's number does not depend on where oneTBB places the task.
   PieceLists pieces(count, homes, teams_.size());
   FirstError error;
+  const NumaMachine* const machine = teams_.size() == 1 ? nullptr : machine_.get();
   run_teams(share_workers(teams_, team), [&](std::size_t node_team, int worker) {
     const IeeeArithmetic ieee;
+    const NodeBinding binding(machine, teams_[node_team].node, unbound_logged_);
     try {
       for (std::int64_t i; (i = pieces.take(node_team)) < count;) body(i, worker);
     } catch (...) {
@@ -184,7 +187,7 @@ void Parallel::run_teams(std::span<const int> seats,
   // The others are begun, the first is worked in, then the others are waited for.
   std::vector<tbb::task_group> others(arenas_.size());
   const auto in_arena = [&](std::size_t team, const std::function<void()>& act) {
-    if (seats[team] > 0) arenas_[team]->tasks().execute(act);
+    if (seats[team] > 0) arenas_[team]->execute(act);
   };
   for (std::size_t team = 1; team < arenas_.size(); ++team) {
     in_arena(team, [&, team] { others[team].run([&run_team, team] { run_team(team); }); });

@@ -5,14 +5,17 @@
 // same element. Which thread takes a piece is free; the bits cannot tell. Every body runs with IEEE
 // arithmetic (ieee_arithmetic.hpp), whatever its thread had before.
 //
-// On a machine with several NUMA nodes the team is shared among them, each part in an arena bound
-// to its node (node_arena.hpp). for_blocks_near gives a piece to the node where its memory lies; a
-// node that has done its own pieces takes others', so no thread waits for that. The rest of the
-// kernels, whose pieces read what many threads read, go by one list for all.
+// On a machine with several NUMA nodes the team is shared among them, each part in an arena of its
+// own, bound to its node while it works (node_binding.hpp). for_blocks_near gives a piece to the
+// node where its memory lies; a node that has done its own pieces takes others', so no thread waits
+// for that. The rest of the kernels, whose pieces read what many threads read, go by one list for
+// all.
 //
 // Threads: any number of threads may call at once. Bodies must not call for_each themselves: a
 // thread that waits inside a body could pick up another piece and find its worker's scratch in use.
 #pragma once
+
+#include <oneapi/tbb/task_arena.h>
 
 #include <atomic>
 #include <cstdint>
@@ -22,7 +25,6 @@
 #include <vector>
 
 #include "base/numa.hpp"
-#include "kernels/host/node_arena.hpp"
 #include "kernels/host/node_teams.hpp"
 
 namespace sluice::host {
@@ -77,8 +79,8 @@ class Parallel {
   std::shared_ptr<const NumaMachine> machine_;  // null: one node
   std::vector<NodeTeam> teams_;
   // One for each team. Its execute() is not const, though any number of threads may call it.
-  std::vector<std::unique_ptr<NodeArena>> arenas_;
-  mutable std::atomic<bool> pages_unknown_logged_ = false;
+  std::vector<std::unique_ptr<tbb::task_arena>> arenas_;
+  mutable std::atomic<bool> unbound_logged_ = false, pages_unknown_logged_ = false;
 };
 
 }  // namespace sluice::host

@@ -59,7 +59,8 @@ class DescribedMachine final : public NumaMachine {
 };
 
 TEST(NumaParallel, RunsEveryPieceOnceAndNamesWorkersApart) {
-  for (const char* description : {"node:2 core:1 pu:1", "node:2 core:4 pu:1", "node:5 core:1"}) {
+  for (const char* description :
+       {"node:2 core:1 pu:1", "node:2 core:4 pu:1", "node:5 core:1 pu:1"}) {
     const auto machine = std::make_shared<DescribedMachine>(description);
     for (int i = 0; i < 700; ++i) machine->pages.push_back(i % 7 - 2);  // some nowhere
     for (const int threads : {1, 2, 3, 8}) {

@@ -123,8 +123,7 @@ HWY_NOINLINE void run_rule(const Rule rule, const GradOf grad, const Master mast
     if constexpr (Rule::kMoments >= 2) moment2.store(d, v, at);
     return w;
   };
-  const auto apply = [&](auto d, std::int64_t at)
-                         HWY_ATTR { master.store(d, number(d, at), at); };
+  const auto apply = [&](auto d, std::int64_t at) HWY_ATTR { master.store(d, number(d, at), at); };
   std::int64_t at = 0;
 #if HWY_MAX_BYTES == 64
   if constexpr (std::is_same_v<Master, MasterAndBF16>) {
