@@ -62,29 +62,31 @@ class BlockLayer final : public Layer {
   BlockLayer(const ModelShape& shape, BlockPlan plan)
       : Layer(UnitLayout(std::move(plan.tensors))), shape_(shape), index_(plan.at) {}
 
-  std::vector<SaveSpec> saves(const BatchShape& batch) const override {
+  std::vector<SavedPart> saves(const BatchShape& batch) const override {
+    const auto padded = [](std::uint64_t bytes) { return round_up(bytes, kTensorAlignmentBytes); };
+    const auto wide = [&](std::int64_t cols) { return padded(act(batch, cols)); };
     const std::uint64_t stats = rows(batch) * sizeof(float);
     const std::uint64_t heads = static_cast<std::uint64_t>(shape_.heads);
-    return {{"normed1", act(batch, shape_.hidden)},
-            {"mean1", stats},
-            {"rstd1", stats},
-            {"qkv", act(batch, shape_.qkv_cols())},
-            {"attention", act(batch, shape_.hidden)},
-            {"log_sum_exp", stats * heads},
-            {"residual", act(batch, shape_.hidden)},
-            {"normed2", act(batch, shape_.hidden)},
-            {"mean2", stats},
-            {"rstd2", stats},
-            {"up", act(batch, up_cols())},
-            {"activated", act(batch, shape_.ffn)}};
+    constexpr SavedFor kInput = SavedFor::kBackwardInput;
+    constexpr SavedFor kWeight = SavedFor::kBackwardWeight;
+    return {{"qkv", wide(shape_.qkv_cols()), kInput},
+            {"log_sum_exp", padded(stats * heads), kInput},
+            {"mlp_up", wide(up_cols()), kInput},
+            {"attention", wide(shape_.hidden), SavedFor::kBoth},
+            {"residual", wide(shape_.hidden), SavedFor::kBoth},
+            {"norm1_mean", padded(stats), SavedFor::kBoth},
+            {"norm1_rstd", padded(stats), SavedFor::kBoth},
+            {"norm2_mean", padded(stats), SavedFor::kBoth},
+            {"norm2_rstd", padded(stats), SavedFor::kBoth},
+            {"normed1", wide(shape_.hidden), kWeight},
+            {"normed2", wide(shape_.hidden), kWeight},
+            {"mlp_hidden", wide(shape_.ffn), kWeight}};
   }
 
   PassNeeds needs(const BatchShape& batch, const Kernels& kernels) const override {
     PassNeeds needs;
     needs.output_bytes = act(batch, shape_.hidden);
-    for (const SaveSpec& save : saves(batch)) {
-      needs.saved_bytes += round_up(save.bytes, kTensorAlignmentBytes);
-    }
+    needs.saved_bytes = saved_bytes(saves(batch));
     Region context;
     cut_context(batch, context);
     needs.context_bytes = context.used_bytes();
@@ -223,25 +225,22 @@ class BlockLayer final : public Layer {
   }
   std::int64_t up_cols() const { return shape_.is_llama() ? 2 * shape_.ffn : shape_.ffn; }
 
-  Saved cut_saved(const BatchShape& batch, std::byte* base) const {
-    const std::vector<SaveSpec> specs = saves(batch);
-    Region region(base);
-    std::size_t next = 0;
-    const auto bytes = [&] { return region.take(specs[next++].bytes); };
-    const auto stats = [&] { return reinterpret_cast<float*>(region.take(specs[next++].bytes)); };
+  Saved cut_saved(const BatchShape& batch, const SavedRanges& ranges) const {
+    const std::vector<SavedPart> parts = saves(batch);
+    SavedRegion region(parts, ranges);
     Saved saved{};
-    saved.normed1 = bytes();
-    saved.mean1 = stats();
-    saved.rstd1 = stats();
-    saved.qkv = bytes();
-    saved.attention = bytes();
-    saved.log_sum_exp = stats();
-    saved.residual = bytes();
-    saved.normed2 = bytes();
-    saved.mean2 = stats();
-    saved.rstd2 = stats();
-    saved.up = bytes();
-    saved.activated = bytes();
+    saved.qkv = region.take();
+    saved.log_sum_exp = region.take_floats();
+    saved.up = region.take();
+    saved.attention = region.take();
+    saved.residual = region.take();
+    saved.mean1 = region.take_floats();
+    saved.rstd1 = region.take_floats();
+    saved.mean2 = region.take_floats();
+    saved.rstd2 = region.take_floats();
+    saved.normed1 = region.take();
+    saved.normed2 = region.take();
+    saved.activated = region.take();
     return saved;
   }
 

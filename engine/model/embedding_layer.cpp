@@ -22,7 +22,7 @@ class EmbeddingLayer final : public Layer {
   explicit EmbeddingLayer(const ModelShape& shape)
       : Layer(embedding_layout(shape)), shape_(shape) {}
 
-  std::vector<SaveSpec> saves(const BatchShape&) const override { return {}; }
+  std::vector<SavedPart> saves(const BatchShape&) const override { return {}; }
 
   PassNeeds needs(const BatchShape& batch, const Kernels& kernels) const override {
     PassNeeds needs;

@@ -22,22 +22,22 @@ class HeadLayer final : public Layer {
   explicit HeadLayer(const ModelShape& shape)
       : Layer(UnitLayout(head_tensors(shape))), shape_(shape) {}
 
-  std::vector<SaveSpec> saves(const BatchShape& batch) const override {
+  std::vector<SavedPart> saves(const BatchShape& batch) const override {
     const auto rows = static_cast<std::uint64_t>(batch.rows());
-    const std::uint64_t hidden_bytes =
-        rows * static_cast<std::uint64_t>(shape_.hidden) * dtype_bytes(batch.dtype);
-    return {{"normed", hidden_bytes},
-            {"mean", rows * sizeof(float)},
-            {"rstd", rows * sizeof(float)},
-            {"log_sum_exp", rows * sizeof(float)},
-            {"normed_grad", hidden_bytes}};
+    const std::uint64_t hidden =
+        round_up(rows * static_cast<std::uint64_t>(shape_.hidden) * dtype_bytes(batch.dtype),
+                 kTensorAlignmentBytes);
+    const std::uint64_t stats = round_up(rows * sizeof(float), kTensorAlignmentBytes);
+    return {{"head_mean", stats, SavedFor::kBoth},
+            {"head_rstd", stats, SavedFor::kBoth},
+            {"head_normed_grad", hidden, SavedFor::kBoth},
+            {"head_normed", hidden, SavedFor::kBackwardWeight},
+            {"head_log_sum_exp", stats, SavedFor::kBackwardWeight}};
   }
 
   PassNeeds needs(const BatchShape& batch, const Kernels& kernels) const override {
     PassNeeds needs;
-    for (const SaveSpec& save : saves(batch)) {
-      needs.saved_bytes += round_up(save.bytes, kTensorAlignmentBytes);
-    }
+    needs.saved_bytes = saved_bytes(saves(batch));
     const std::uint64_t head = kernels.head_workspace_bytes(head_shape(batch));
     needs.forward_workspace_bytes = head;
     needs.backward_weight_workspace_bytes = head;
@@ -91,15 +91,15 @@ class HeadLayer final : public Layer {
     std::byte* normed_grad;
   };
 
-  Saved cut(const BatchShape& batch, std::byte* base) const {
-    const std::vector<SaveSpec> specs = saves(batch);
-    Region region(base);
+  Saved cut(const BatchShape& batch, const SavedRanges& ranges) const {
+    const std::vector<SavedPart> parts = saves(batch);
+    SavedRegion region(parts, ranges);
     Saved saved{};
-    saved.normed = region.take(specs[0].bytes);
-    saved.mean = reinterpret_cast<float*>(region.take(specs[1].bytes));
-    saved.rstd = reinterpret_cast<float*>(region.take(specs[2].bytes));
-    saved.log_sum_exp = reinterpret_cast<float*>(region.take(specs[3].bytes));
-    saved.normed_grad = region.take(specs[4].bytes);
+    saved.mean = region.take_floats();
+    saved.rstd = region.take_floats();
+    saved.normed_grad = region.take();
+    saved.normed = region.take();
+    saved.log_sum_exp = region.take_floats();
     return saved;
   }
 

@@ -1,6 +1,6 @@
 // A unit of a model as a layer with explicit passes (no tape).
 //
-// A layer declares its tensors, what its forward pass keeps for backward (SaveSpec) and how much
+// A layer declares its tensors, what its forward pass saves for backward (in parts) and how much
 // memory each pass needs, before anything runs: that is what lets the planner count bytes. Its
 // passes work on addresses handed in and allocate nothing. Backward is split: `backward_input`
 // makes the gradient of the input and keeps the gradients of its linear outputs in `context`;
@@ -16,24 +16,44 @@
 
 #include "base/dtype.hpp"
 #include "engine/model/unit_layout.hpp"
+#include "engine/schedule/saved_part.hpp"
 #include "kernels/kernels.hpp"
 
 namespace sluice {
-
-enum class SavePolicy : std::uint8_t { kKeep, kRecompute, kSpill, kEncode };
-
-// One tensor that forward keeps for backward.
-struct SaveSpec {
-  std::string id;
-  std::uint64_t bytes = 0;
-  SavePolicy policy = SavePolicy::kKeep;
-};
 
 struct BatchShape {
   std::int64_t micro_batch = 1;
   std::int64_t seq = 1;
   DType dtype = DType::kBF16;
   std::int64_t rows() const { return micro_batch * seq; }
+};
+
+// Where what a unit saves lies: the whole region in one piece, or ranges of it apart from each
+// other. A half of backward gets the ranges that it reads.
+class SavedRanges {
+ public:
+  SavedRanges() = default;
+  // NOLINTNEXTLINE(google-explicit-constructor): all of it, as an address is everywhere else
+  SavedRanges(std::byte* whole) { add(0, UINT64_MAX, whole); }
+  void add(std::uint64_t begin, std::uint64_t end, std::byte* data) {
+    if (data != nullptr) ranges_.push_back({begin, end, data});
+  }
+  // Of `bytes` bytes of the region from `begin` on; null: the pass has not got them.
+  std::byte* at(std::uint64_t begin, std::uint64_t bytes) const {
+    for (const Range& range : ranges_) {
+      if (range.begin <= begin && bytes <= range.end - begin && begin < range.end) {
+        return range.data + (begin - range.begin);
+      }
+    }
+    return nullptr;
+  }
+
+ private:
+  struct Range {
+    std::uint64_t begin = 0, end = 0;
+    std::byte* data = nullptr;
+  };
+  std::vector<Range> ranges_;
 };
 
 // Addresses of one pass of one unit and micro-batch. Unused ones are null.
@@ -44,7 +64,7 @@ struct PassBuffers {
   const std::int32_t* targets = nullptr;    // [rows]
   const std::byte* input = nullptr;
   std::byte* output = nullptr;  // null in a recompute: not wanted
-  std::byte* saved = nullptr;   // written by forward, read by backward
+  SavedRanges saved;            // written by forward, read by backward
   std::byte* context = nullptr;
   const std::byte* grad_output = nullptr;
   std::byte* grad_input = nullptr;
@@ -70,7 +90,8 @@ class Layer {
   explicit Layer(UnitLayout layout) : layout_(std::move(layout)) {}
   virtual ~Layer() = default;
   const UnitLayout& layout() const { return layout_; }
-  virtual std::vector<SaveSpec> saves(const BatchShape& shape) const = 0;
+  // Parts with the same readers stand together: they can travel as one.
+  virtual std::vector<SavedPart> saves(const BatchShape& shape) const = 0;
   virtual PassNeeds needs(const BatchShape& shape, const Kernels& kernels) const = 0;
 
   virtual void forward(Kernels& kernels, const BatchShape& shape, const PassBuffers& at) const = 0;

@@ -1,11 +1,12 @@
-// Parts of one buffer, each at a multiple of 256 bytes: how layers cut saved, context and
-// workspace.
+// Parts of one buffer, each at a multiple of 256 bytes: how layers cut context and workspace; and
+// the declared parts of what they save.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "base/units.hpp"
+#include "engine/model/layer.hpp"
 
 namespace sluice {
 
@@ -28,5 +29,32 @@ class Region {
   std::byte* base_;
   std::uint64_t used_ = 0;
 };
+
+// What a unit saves, cut as its layer declares it.
+class SavedRegion {
+ public:
+  SavedRegion(const std::vector<SavedPart>& parts, const SavedRanges& ranges)
+      : parts_(parts), ranges_(ranges) {}
+  // The next part; null where the pass does not use it.
+  std::byte* take() {
+    const std::uint64_t bytes = parts_[next_++].bytes;
+    const std::uint64_t at = used_;
+    used_ += bytes;
+    return ranges_.at(at, bytes);
+  }
+  float* take_floats() { return reinterpret_cast<float*>(take()); }
+
+ private:
+  const std::vector<SavedPart>& parts_;
+  const SavedRanges& ranges_;
+  std::size_t next_ = 0;
+  std::uint64_t used_ = 0;
+};
+
+inline std::uint64_t saved_bytes(const std::vector<SavedPart>& parts) {
+  std::uint64_t bytes = 0;
+  for (const SavedPart& part : parts) bytes += part.bytes;
+  return bytes;
+}
 
 }  // namespace sluice

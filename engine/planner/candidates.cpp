@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "base/units.hpp"
+#include "engine/planner/spill_choice.hpp"
 
 namespace sluice {
 namespace {
@@ -224,6 +226,7 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
     base.placement = {spread(rung.weight, model), spread(rung.gradient, model),
                       spread(rung.optimizer, model),
                       spread_activations(rung.activation, model.units.size())};
+    base.placement.saved = saved_places(config, model, base.placement.activation);
     for (const bool recompute : recompute_choices) {
       base.recompute = recompute;
       enum class Pieces { kUsual, kSmall, kSmallOneByOne };
@@ -237,7 +240,7 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
       };
       const std::int64_t prefetch = config.memory.prefetch;
       const bool streamed = rung.weight.first != Tier::kDevice;
-      const bool fetched = streamed || rung.activation.first != Tier::kDevice;
+      const bool fetched = streamed || spills_activations(base);
       if (streamed) add(prefetch, all_slots, Pieces::kUsual);
       add(prefetch, 0, Pieces::kUsual);
       for (std::int64_t fewer = prefetch / 2; fetched && fewer > 0; fewer /= 2) {
@@ -247,8 +250,11 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
       if (!same(rung.optimizer, kD)) add(least, 0, Pieces::kSmall);
       if (fetched) add(least, 0, Pieces::kSmallOneByOne);
       add(0, 0, Pieces::kSmallOneByOne);
+      // Which is the more frugal depends: to make it all again takes it all at once, while of what
+      // is spilled each half of backward has its own.
+      if (spills_activations(base)) groups.push_back(std::exchange(candidates, {}));
     }
-    groups.push_back(std::move(candidates));
+    if (!candidates.empty()) groups.push_back(std::move(candidates));
   }
   return groups;
 }
@@ -285,10 +291,14 @@ std::vector<StepOptions> update_piece_variants(const StepModel& model, const Ste
 std::vector<CandidateGroup> order_variants(const Config& config, const CandidateGroup& group) {
   // One micro-batch has no order.
   if (config.train.order != Config::Order::kAuto || config.train.accumulate < 2) return {};
+  // A group that spills is of one kind; its like of the other kind is another group.
+  const bool either =
+      spills_activations(group.front()) && config.recompute.policy == Config::Recompute::kAuto;
   std::vector<CandidateGroup> variants;
   for (const bool recompute : {false, true}) {
     CandidateGroup variant;
     for (StepOptions options : group) {
+      if (either) options.recompute = recompute;
       if (options.recompute != recompute) continue;
       options.order = ComputeOrder::kUnit;
       variant.push_back(std::move(options));
@@ -299,25 +309,19 @@ std::vector<CandidateGroup> order_variants(const Config& config, const Candidate
 }
 
 bool spills_activations(const StepOptions& options) {
-  return !on_device(options.placement.activation);
+  const std::vector<std::vector<Tier>>& saved = options.placement.saved;
+  return !on_device(options.placement.activation) ||
+         !std::all_of(saved.begin(), saved.end(), on_device);
 }
 
-std::vector<CandidateGroup> activation_variants(const Config& config, const StepOptions& options) {
+std::vector<StepOptions> spilling_variants(const Config& config, const StepOptions& options) {
   if (config.memory.place.activation != Place::kAuto) return {};
   const bool spills = spills_activations(options);
-  std::vector<CandidateGroup> variants;
-  // The first half of the units, which wait longest, or all.
+  std::vector<StepOptions> variants;
   const auto add = [&](bool recompute, ComputeOrder order) {
-    CandidateGroup variant;
-    for (const int quarters : {2, 4}) {
-      StepOptions spilled = options;
-      spilled.recompute = recompute;
-      spilled.order = order;
-      spilled.placement.activation = spread_activations({Tier::kPinned, Tier::kDevice, quarters},
-                                                        options.placement.activation.size());
-      variant.push_back(std::move(spilled));
-    }
-    variants.push_back(std::move(variant));
+    variants.push_back(options);
+    variants.back().recompute = recompute;
+    variants.back().order = order;
   };
   const bool may_keep = config.recompute.policy != Config::Recompute::kUnit;
   if (may_keep && (spills || options.recompute)) add(false, options.order);

@@ -25,11 +25,11 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
 // Other orders of the passes where train.order leaves the choice: of the group's options, those
 // without recomputation and those with, best first.
 std::vector<CandidateGroup> order_variants(const Config& config, const CandidateGroup& group);
-// Other places for activations where memory.place.activation leaves the choice: spilled instead of
-// recomputed, spilled in the order "unit", or fewer of them spilled. Of each group the first that
-// fits is the best.
-std::vector<CandidateGroup> activation_variants(const Config& config, const StepOptions& options);
-// Whether any unit's activations may leave the device.
+// Other ways to wait for activations, where memory.place.activation leaves the choice: spilled
+// instead of recomputed, or in the order "unit"; these options, of which spill_choice.hpp says what
+// leaves the device.
+std::vector<StepOptions> spilling_variants(const Config& config, const StepOptions& options);
+// Whether any unit's activations, or part of what it saves, may leave the device.
 bool spills_activations(const StepOptions& options);
 // The same options with the update elsewhere, where optimizer.placement leaves the choice. Never
 // speculative: how many steps will be redone only the training itself shows.

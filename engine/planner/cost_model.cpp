@@ -61,7 +61,8 @@ double CostModel::pass_s(std::int32_t unit, Op pass) {
   const Layer& layer = *model_.units()[static_cast<std::size_t>(unit)].layer;
   PassBuffers at;
   at.weights = at.tied_weights = at.input = at.grad_output = some_address();
-  at.saved = at.context = at.grad_input = at.workspace = some_address();
+  at.saved = some_address();
+  at.context = at.grad_input = at.workspace = some_address();
   at.grad_weights = at.tied_grad_weights = some_address();
   at.output = pass == Op::kRecompute ? nullptr : some_address();
   kernels_.reset();

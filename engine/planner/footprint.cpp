@@ -37,6 +37,7 @@ StepModel make_step_model(const Model& model, const BatchShape& batch, const Par
     footprint.borrows = unit.borrows;
     footprint.output_bytes = needs.output_bytes;
     footprint.saved_bytes = needs.saved_bytes;
+    footprint.saved_parts = unit.layer->saves(batch);
     footprint.context_bytes = needs.context_bytes;
     footprint.forward_workspace_bytes = needs.forward_workspace_bytes;
     footprint.backward_input_workspace_bytes = needs.backward_input_workspace_bytes;

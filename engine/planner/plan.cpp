@@ -168,9 +168,15 @@ class Search {
     const StepOptions moved = best_->options;
     spill(config, moved);
     if (moved.update != plain.update) spill(config, plain);
-    if (best_->options.recompute) spill_elsewhere(groups);
-    const bool spilled = best_->options.placement.activation != moved.placement.activation;
-    if (spilled) move_update(config);
+    if (best_->options.recompute) {
+      spill_elsewhere(groups);
+      // All of it, so far.
+      if (!best_->options.recompute) spill(config, best_->options);
+    }
+    const auto places = [](const StepOptions& options) {
+      return std::pair(options.placement.activation, options.placement.saved);
+    };
+    if (places(best_->options) != places(moved)) move_update(config);
   }
 
   // Fills the faster tiers with what lies on slower ones, as long as no step gets slower by it.
@@ -214,9 +220,46 @@ class Search {
   }
 
   void spill(const Config& config, const StepOptions& from) {
-    for (const CandidateGroup& group : activation_variants(config, from)) {
-      if (step_size(model_, group.back()) <= kMostStepInstructions) consider_any(group);
+    for (const StepOptions& variant : spilling_variants(config, from)) spill_least(config, variant);
+  }
+
+  // To pinned memory where it has room for all that may go there, else to storage; both in either
+  // order of what leaves first.
+  void spill_least(const Config& config, const StepOptions& options) {
+    for (const Tier tier : {Tier::kPinned, Tier::kStorage}) {
+      bool any = false;
+      for (const auto first : {SpillChoice::First::kUnits, SpillChoice::First::kParts}) {
+        any |= consider_least(SpillChoice(config, model_, options, first, tier));
+      }
+      if (any) return;
     }
+  }
+
+  // The fewest that fit. False: not even all do.
+  bool consider_least(const SpillChoice& choice) {
+    const auto fitting = [&](std::size_t count) -> std::optional<Compiled> {
+      const StepOptions options = choice.with(count);
+      if (step_size(model_, options) > kMostStepInstructions) return std::nullopt;
+      Compiled compiled = compile_candidate(model_, options, log_bytes_);
+      if (!fits(compiled.need.peak_bytes(), budgets_)) return std::nullopt;
+      return compiled;
+    };
+    if (choice.count() == 0) return false;
+    std::optional<Compiled> found = fitting(choice.count());
+    if (!found) return false;
+    std::size_t too_few = 0;
+    std::size_t enough = choice.count();
+    while (enough - too_few > 1) {
+      const std::size_t count = too_few + (enough - too_few) / 2;
+      if (std::optional<Compiled> compiled = fitting(count)) {
+        found = std::move(compiled);
+        enough = count;
+      } else {
+        too_few = count;
+      }
+    }
+    try_out(std::move(*found), {choice.with(enough)});
+    return true;
   }
 
   // As many units as the room that is left takes. What else a plan needs may grow with them, or
@@ -351,8 +394,8 @@ class Refuser {
   std::vector<TierBytes> needs_;
 };
 
-Plan finish_plan(Compiled compiled, const Model& model, const HardwareProfile& hardware,
-                 const SimulationModel& machine) {
+Plan finish_plan(Compiled compiled, const StepModel& step, const Model& model,
+                 const HardwareProfile& hardware, const SimulationModel& machine) {
   Plan plan;
   plan.options = std::move(compiled.options);
   plan.training = std::move(compiled.training);
@@ -369,6 +412,7 @@ Plan finish_plan(Compiled compiled, const Model& model, const HardwareProfile& h
   plan.peak_bytes = compiled.need.peak_bytes();
   plan.step_bytes = link_bytes(plan.training);
   plan.activation_bytes = activation_link_bytes(plan.training);
+  plan.saved_bytes = saved_bytes_by_part(step, plan.options, plan.training);
   plan.evaluation_bytes = link_bytes(plan.evaluation);
   plan.saving_bytes = link_bytes(plan.saving);
   plan.saving_bytes += link_bytes(plan.drain);  // before it
@@ -494,7 +538,9 @@ std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
   search.improve(config, groups);
   search.fill(config);
   search.refine();
-  if (search.found()) return finish_plan(search.take(), model, hardware, costs.simulation_model());
+  if (search.found()) {
+    return finish_plan(search.take(), step_model, model, hardware, costs.simulation_model());
+  }
 
   Refuser refuser(budgets);
   for (const CandidateGroup& group : groups) {

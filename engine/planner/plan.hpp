@@ -11,6 +11,7 @@
 
 #include "engine/model/parameter_table.hpp"
 #include "engine/planner/hardware_profile.hpp"
+#include "engine/planner/spill_choice.hpp"
 #include "engine/runtime/run_memory.hpp"
 #include "engine/schedule/schedule.hpp"
 #include "engine/schedule/simulate.hpp"
@@ -40,6 +41,7 @@ struct Plan {
   TierBytes peak_bytes{};      // what the ledger will be charged
   LinkBytes step_bytes;        // moved by one training step
   LinkBytes activation_bytes;  // of these, what spills and fetches of activations move
+  SavedBytes saved_bytes;      // of one training step, by part and place
   LinkBytes evaluation_bytes;
   LinkBytes saving_bytes;  // moved by one step that commits
   LinkBytes redo_bytes;    // moved by a redo, beside its step's

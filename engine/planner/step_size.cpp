@@ -1,5 +1,7 @@
 #include "engine/planner/step_size.hpp"
 
+#include <algorithm>
+
 #include "base/units.hpp"
 
 namespace sluice {
@@ -7,16 +9,21 @@ namespace {
 
 // Transfers of the activations of one micro-batch that are spilled, and their releases.
 std::uint64_t spilled_moves(const StepModel& model, const StepOptions& options) {
-  constexpr std::uint64_t kOfAPinnedUnit = 15;  // three values down and twice up
+  // Outputs, gradients and at most six values of what is saved, down and twice up.
+  constexpr std::uint64_t kOfAPinnedUnit = 40;
   constexpr std::uint64_t kOfAPiece = 10;
   std::uint64_t moves = 0;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
-    const Tier tier = options.placement.activation_of(static_cast<std::int32_t>(unit));
+    const auto of = static_cast<std::int32_t>(unit);
+    Tier tier = options.placement.activation_of(of);
+    for (std::size_t part = 0; part < model.units[unit].saved_parts.size(); ++part) {
+      tier = std::max(tier, options.placement.saved_of(of, part));
+    }
     if (tier == Tier::kPinned) moves += kOfAPinnedUnit;
     if (tier != Tier::kStorage) continue;
     const UnitFootprint& footprint = model.units[unit];
     const std::uint64_t bytes = 2 * footprint.output_bytes + footprint.saved_bytes;
-    moves += kOfAPiece * (3 + bytes / (sizeof(float) * options.piece_elems));
+    moves += kOfAPiece * (8 + bytes / (sizeof(float) * options.piece_elems));
   }
   return moves;
 }

@@ -28,6 +28,15 @@ ElemRange elems_at(const Place& place, const std::vector<Use>& uses) {
   return elems_of(*place.buffer, *use);
 }
 
+// Passes use each of them whole.
+void add_saved(const std::vector<Place>& places, SavedRanges& saved) {
+  for (const Place& place : places) {
+    if (place.buffer->role != BufferRole::kSaved) continue;
+    const std::uint64_t begin = place.buffer->first_elem;
+    saved.add(begin, begin + place.bytes, place.data);
+  }
+}
+
 std::vector<MemoryAccess> accesses_of(const Program& program, InstructionId id) {
   std::vector<MemoryAccess> accesses;
   for (const Place& place : program.reads(id)) {
@@ -68,8 +77,7 @@ PassBuffers ModelRunner::pass_buffers(const Program& program,
   }
   at.input = data_of(find_place(reads, BufferRole::kActivation));
   at.output = data_of(find_place(writes, BufferRole::kActivation));
-  at.saved = data_of(find_place(writes, BufferRole::kSaved));
-  if (at.saved == nullptr) at.saved = data_of(find_place(reads, BufferRole::kSaved));
+  for (const auto* places : {&writes, &reads}) add_saved(*places, at.saved);
   at.context = data_of(find_place(writes, BufferRole::kWeightContext));
   if (at.context == nullptr) at.context = data_of(find_place(reads, BufferRole::kWeightContext));
   at.grad_output = data_of(find_place(reads, BufferRole::kGradOut));

@@ -15,8 +15,8 @@ constexpr std::uint64_t kBytesPerPieceElem = 4;
 }  // namespace
 
 ActivationStream::ActivationStream(StepBuilder& builder, const std::vector<Pass>& passes,
-                                   DeviceBuffer device)
-    : builder_(builder), device_(std::move(device)) {
+                                   DeviceBuffer device, WaitingTier tier)
+    : builder_(builder), device_(std::move(device)), tier_(std::move(tier)) {
   std::map<ActivationKey, Visits> uses;
   std::size_t visit = 0;
   for (std::size_t i = 0; i < passes.size(); ++i) {
@@ -24,33 +24,45 @@ ActivationStream::ActivationStream(StepBuilder& builder, const std::vector<Pass>
     const bool same =
         i > 0 && pass.unit == passes[i - 1].unit && pass.microbatch == passes[i - 1].microbatch;
     if (i > 0 && !same) ++visit;
+    if (!same) first_pass_.push_back(i);
     visit_of_.push_back(visit);
     for (const ActivationKey& key : pass.touches) {
-      if (builder.options().placement.activation_of(key.unit) == Tier::kDevice) continue;
+      if (tier_(key) == Tier::kDevice) continue;
       Visits& visits = uses[key];
-      if (visits.empty() || visits.back() != visit) visits.push_back(visit);
+      if (visits.empty() || visits.back().visit != visit) visits.push_back({visit, i});
     }
   }
+  first_pass_.push_back(passes.size());
   sent_after_.resize(visit + 1);
   gone_after_.resize(visit + 1);
-  brought_before_.resize(visit + 1);
+  brought_before_.resize(passes.size());
   for (const auto& [key, visits] : uses) plan_moves(key, visits);
 }
 
 void ActivationStream::plan_moves(const ActivationKey& key, const Visits& visits) {
   const auto ahead = static_cast<std::size_t>(builder_.options().prefetch);
   const std::size_t behind = std::min<std::size_t>(ahead, 1);
-  const std::size_t sent = visits.front() + behind;
+  const std::size_t sent = visits.front().visit + behind;
   bool is_sent = false;
   for (std::size_t i = 0; i + 1 < visits.size(); ++i) {
     // It lives until both its use and its copy are done; away for at least one visit, or not.
-    const std::size_t gone = std::max(visits[i], sent);
-    if (visits[i + 1] < gone + 2 + ahead) continue;
+    const std::size_t gone = std::max(visits[i].visit, sent);
+    if (visits[i + 1].visit < gone + 2 + ahead) continue;
     if (!is_sent) sent_after_[sent].push_back(key);
     is_sent = true;
     gone_after_[gone].push_back(key);
-    brought_before_[visits[i + 1] - ahead].push_back(key);
+    brought_before_[pass_that_brings(visits[i + 1])].push_back(key);
   }
+}
+
+// `prefetch` visits earlier; as near to that visit's end as the use is to its own visit's.
+std::size_t ActivationStream::pass_that_brings(const Touch& use) const {
+  const std::size_t visit = use.visit - static_cast<std::size_t>(builder_.options().prefetch);
+  const std::size_t begin = first_pass_[visit];
+  if (use.pass == first_pass_[use.visit]) return begin;
+  const std::size_t to_end = first_pass_[use.visit + 1] - use.pass;
+  const std::size_t end = first_pass_[visit + 1];
+  return std::max(begin, end - std::min(end, to_end));
 }
 
 void ActivationStream::spill(std::size_t index) {
@@ -61,16 +73,15 @@ void ActivationStream::spill(std::size_t index) {
 }
 
 void ActivationStream::fetch(std::size_t index) {
-  if (!begins_visit(index)) return;
-  for (const ActivationKey& key : brought_before_[visit_of_[index]]) bring(key);
+  for (const ActivationKey& key : brought_before_[index]) bring(key);
 }
 
 void ActivationStream::send(const ActivationKey& key) {
   const BufferId from = device_(key);
   SLUICE_CHECK(from != kNoId);
   const std::uint64_t bytes = builder_.buffer(from).bytes;
-  const Tier tier = builder_.options().placement.activation_of(key.unit);
-  const BufferId home = add_place(key, tier, {0, bytes});
+  const Tier tier = tier_(key);
+  const BufferId home = add_place(from, tier, bytes_of(from));
   away_[key] = home;
   if (tier == Tier::kStorage) return send_in_pieces(key, from);
   builder_.move(Op::kSpillActivation, Lane::kD2H, key.unit, key.microbatch, -1, {from, 0, bytes},
@@ -79,12 +90,12 @@ void ActivationStream::send(const ActivationKey& key) {
 
 void ActivationStream::send_in_pieces(const ActivationKey& key, BufferId from) {
   const BufferId home = away_.at(key);
-  const std::vector<ElemRange> ranges = pieces(builder_.buffer(from).bytes);
+  const std::vector<ElemRange> ranges = pieces(bytes_of(from));
   std::vector<BufferId> staged(ranges.size());
   pipeline_pieces(
       ranges.size(), static_cast<std::size_t>(builder_.options().stream_lookahead),
       [&](std::size_t i) {
-        staged[i] = add_place(key, Tier::kPinned, ranges[i]);
+        staged[i] = add_place(from, Tier::kPinned, ranges[i]);
         builder_.move(Op::kSpillActivation, Lane::kD2H, key.unit, key.microbatch,
                       static_cast<std::int32_t>(i), part(from, ranges[i]),
                       part(staged[i], ranges[i]), ranges[i].elems());
@@ -100,7 +111,7 @@ void ActivationStream::send_in_pieces(const ActivationKey& key, BufferId from) {
 void ActivationStream::bring(const ActivationKey& key) {
   const BufferId home = away_.at(key);
   const std::uint64_t bytes = builder_.buffer(home).bytes;
-  const BufferId to = add_place(key, Tier::kDevice, {0, bytes});
+  const BufferId to = add_place(home, Tier::kDevice, bytes_of(home));
   device_(key) = to;
   if (builder_.buffer(home).tier == Tier::kStorage) return bring_in_pieces(key, to);
   builder_.move(Op::kFetchActivation, Lane::kH2D, key.unit, key.microbatch, -1, {home, 0, bytes},
@@ -109,12 +120,12 @@ void ActivationStream::bring(const ActivationKey& key) {
 
 void ActivationStream::bring_in_pieces(const ActivationKey& key, BufferId to) {
   const BufferId home = away_.at(key);
-  const std::vector<ElemRange> ranges = pieces(builder_.buffer(to).bytes);
+  const std::vector<ElemRange> ranges = pieces(bytes_of(to));
   std::vector<BufferId> staged(ranges.size());
   pipeline_pieces(
       ranges.size(), static_cast<std::size_t>(builder_.options().stream_lookahead),
       [&](std::size_t i) {
-        staged[i] = add_place(key, Tier::kPinned, ranges[i]);
+        staged[i] = add_place(home, Tier::kPinned, ranges[i]);
         builder_.move(Op::kStorageRead, Lane::kStorageRead, key.unit, key.microbatch,
                       static_cast<std::int32_t>(i), part(home, ranges[i]),
                       part(staged[i], ranges[i]), ranges[i].elems());
@@ -127,15 +138,17 @@ void ActivationStream::bring_in_pieces(const ActivationKey& key, BufferId to) {
       [](std::size_t) {});
 }
 
-// Its elements are bytes.
-BufferId ActivationStream::add_place(const ActivationKey& key, Tier tier, ElemRange bytes) {
+// For a range of a value that lies elsewhere. Its elements are bytes.
+BufferId ActivationStream::add_place(BufferId value, Tier tier, ElemRange bytes) {
+  const Buffer& of = builder_.buffer(value);
   Buffer buffer;
-  buffer.role = key.role;
+  buffer.role = of.role;
   buffer.tier = tier;
   buffer.category = Category::kActivation;
   buffer.dtype = DType::kU8;
-  buffer.unit = key.unit;
-  buffer.microbatch = key.microbatch;
+  buffer.unit = of.unit;
+  buffer.microbatch = of.microbatch;
+  buffer.used_by = of.used_by;
   buffer.first_elem = bytes.begin;
   buffer.elems = bytes.elems();
   buffer.bytes = bytes.elems();
@@ -146,11 +159,17 @@ Use ActivationStream::part(BufferId id, ElemRange bytes) const {
   return {id, bytes.begin - builder_.buffer(id).first_elem, bytes.elems()};
 }
 
-std::vector<ElemRange> ActivationStream::pieces(std::uint64_t bytes) const {
+// Of what is saved: bytes of the whole region.
+ElemRange ActivationStream::bytes_of(BufferId id) const {
+  const Buffer& buffer = builder_.buffer(id);
+  return {buffer.first_elem, buffer.first_elem + buffer.bytes};
+}
+
+std::vector<ElemRange> ActivationStream::pieces(ElemRange bytes) const {
   const std::uint64_t most = builder_.options().piece_elems * kBytesPerPieceElem;
   std::vector<ElemRange> ranges;
-  for (std::uint64_t begin = 0; begin < bytes; begin += most) {
-    ranges.push_back({begin, std::min(begin + most, bytes)});
+  for (std::uint64_t begin = bytes.begin; begin < bytes.end; begin += most) {
+    ranges.push_back({begin, std::min(begin + most, bytes.end)});
   }
   return ranges;
 }

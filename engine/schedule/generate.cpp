@@ -8,6 +8,7 @@
 #include "engine/schedule/activation_stream.hpp"
 #include "engine/schedule/link.hpp"
 #include "engine/schedule/pack.hpp"
+#include "engine/schedule/saved_values.hpp"
 #include "engine/schedule/step_builder.hpp"
 
 namespace sluice {
@@ -22,10 +23,10 @@ struct ComputeItem {
 // Device buffers of one micro-batch between its instructions.
 struct MicrobatchBuffers {
   BufferId tokens = kNoId;
-  std::vector<BufferId> output;       // by unit
-  std::vector<BufferId> saved;        // by unit
-  std::vector<BufferId> grad_output;  // by unit: gradient of its output
-  std::vector<BufferId> context;      // by unit
+  std::vector<BufferId> output;              // by unit
+  std::vector<std::vector<BufferId>> saved;  // by unit and value (saved_values.hpp)
+  std::vector<BufferId> grad_output;         // by unit: gradient of its output
+  std::vector<BufferId> context;             // by unit
 };
 
 class StepGenerator {
@@ -37,7 +38,11 @@ class StepGenerator {
         pending_(pending),
         builder_(model, options, pending ? 1 : 0),
         gradients_(builder_),
-        updates_(make_updates()) {}
+        updates_(make_updates()) {
+    for (std::int32_t unit = 0; unit < units(); ++unit) {
+      saved_values_.push_back(saved_values(model, options.placement, unit));
+    }
+  }
 
   Schedule training_step(bool saves) {
     if (saves) saver_.emplace(builder_);
@@ -124,12 +129,18 @@ class StepGenerator {
     return read;
   }
 
+  static bool touches(Op pass, const SavedValue& value) {
+    if (pass == Op::kBackwardInput) return value.used_by != SavedFor::kBackwardWeight;
+    if (pass == Op::kBackwardWeight) return value.used_by != SavedFor::kBackwardInput;
+    return true;
+  }
+
   // What it reads of other passes, and makes for them.
   std::vector<ActivationKey> activations(const ComputeItem& item) const {
     const UnitFootprint& unit = footprint(item.unit);
     std::vector<ActivationKey> keys;
     const auto touch = [&](BufferRole role, std::int32_t of, std::uint64_t bytes) {
-      if (of >= 0 && bytes > 0) keys.push_back({role, of, item.microbatch});
+      if (of >= 0 && bytes > 0) keys.push_back({role, of, item.microbatch, 0});
     };
     const std::int32_t before = item.unit - 1;
     const std::uint64_t input_bytes = before < 0 ? 0 : footprint(before).output_bytes;
@@ -138,7 +149,12 @@ class StepGenerator {
       touch(BufferRole::kActivation, item.unit, unit.output_bytes);
       if (recomputed(item.unit)) return keys;  // what it saves is made again
     }
-    touch(BufferRole::kSaved, item.unit, unit.saved_bytes);
+    const std::vector<SavedValue>& values = saved_values_[static_cast<std::size_t>(item.unit)];
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (!touches(item.op, values[i])) continue;
+      keys.push_back(
+          {BufferRole::kSaved, item.unit, item.microbatch, static_cast<std::int32_t>(i)});
+    }
     if (item.op != Op::kBackwardInput && item.op != Op::kBackwardWeight) return keys;
     if (!unit.is_head) touch(BufferRole::kGradOut, item.unit, unit.output_bytes);
     if (item.op == Op::kBackwardInput) touch(BufferRole::kGradOut, before, input_bytes);
@@ -148,7 +164,13 @@ class StepGenerator {
     MicrobatchBuffers& buffers = buffers_[static_cast<std::size_t>(key.microbatch)];
     const auto at = static_cast<std::size_t>(key.unit);
     if (key.role == BufferRole::kActivation) return buffers.output[at];
-    return key.role == BufferRole::kSaved ? buffers.saved[at] : buffers.grad_output[at];
+    if (key.role == BufferRole::kGradOut) return buffers.grad_output[at];
+    return buffers.saved[at][static_cast<std::size_t>(key.value)];
+  }
+  Tier waiting_tier(const ActivationKey& key) const {
+    if (key.role != BufferRole::kSaved) return options_.placement.activation_of(key.unit);
+    return saved_values_[static_cast<std::size_t>(key.unit)][static_cast<std::size_t>(key.value)]
+        .tier;
   }
   ActivationStream make_activations(const std::vector<ComputeItem>& items) {
     std::vector<ActivationStream::Pass> passes;
@@ -156,7 +178,8 @@ class StepGenerator {
       passes.push_back({item.unit, item.microbatch, activations(item)});
     }
     return {builder_, passes,
-            [this](const ActivationKey& key) -> BufferId& { return device_buffer(key); }};
+            [this](const ActivationKey& key) -> BufferId& { return device_buffer(key); },
+            [this](const ActivationKey& key) { return waiting_tier(key); }};
   }
 
   // In the order in which they become possible (in the backward pass) or needed.
@@ -217,7 +240,7 @@ class StepGenerator {
     if (now.tokens != kNoId) return;
     const auto count = static_cast<std::size_t>(units());
     now.output.assign(count, kNoId);
-    now.saved.assign(count, kNoId);
+    now.saved.assign(count, {});
     now.grad_output.assign(count, kNoId);
     now.context.assign(count, kNoId);
     now.tokens = builder_.add_device(BufferRole::kTokens, Category::kActivation, model_.token_bytes,
@@ -241,29 +264,45 @@ class StepGenerator {
     std::uint64_t workspace_bytes = 0;
   };
 
+  void make_saved(const ComputeItem& item, PassUses& uses) {
+    const auto at = static_cast<std::size_t>(item.unit);
+    std::vector<BufferId>& saved = now_->saved[at];
+    saved.clear();
+    for (const SavedValue& value : saved_values_[at]) {
+      saved.push_back(builder_.add_saved(item.unit, item.microbatch, value.bytes, value.used_by));
+    }
+    uses.writes.insert(uses.writes.end(), saved.begin(), saved.end());
+  }
+
+  void read_saved(const ComputeItem& item, PassUses& uses) const {
+    const auto at = static_cast<std::size_t>(item.unit);
+    for (std::size_t i = 0; i < saved_values_[at].size(); ++i) {
+      if (touches(item.op, saved_values_[at][i])) uses.reads.push_back(now_->saved[at][i]);
+    }
+  }
+
   void use_forward(const ComputeItem& item, PassUses& uses) {
     const auto at = static_cast<std::size_t>(item.unit);
     const UnitFootprint& unit = footprint(item.unit);
     uses.workspace_bytes = unit.forward_workspace_bytes;
-    now_->saved[at] = activation(BufferRole::kSaved, unit.saved_bytes, item, item.unit);
-    if (item.op == Op::kRecompute) {
-      uses.writes = {now_->saved[at]};
-    } else if (unit.is_head) {
+    if (unit.is_head) {
       uses.reads.push_back(now_->tokens);
       uses.loss = builder_.add_device(BufferRole::kLoss, Category::kActivation, sizeof(double), -1,
                                       item.microbatch);
-      uses.writes = {uses.loss, now_->saved[at]};
-    } else {
+      uses.writes.push_back(uses.loss);
+    } else if (item.op != Op::kRecompute) {
       now_->output[at] = activation(BufferRole::kActivation, unit.output_bytes, item, item.unit);
-      uses.writes = {now_->output[at], now_->saved[at]};
+      uses.writes.push_back(now_->output[at]);
     }
+    make_saved(item, uses);
   }
 
   void use_backward_input(const ComputeItem& item, PassUses& uses) {
     const auto at = static_cast<std::size_t>(item.unit);
     const UnitFootprint& unit = footprint(item.unit);
     uses.workspace_bytes = unit.backward_input_workspace_bytes;
-    uses.reads.insert(uses.reads.end(), {now_->saved[at], now_->grad_output[at]});
+    read_saved(item, uses);
+    uses.reads.push_back(now_->grad_output[at]);
     now_->context[at] = activation(BufferRole::kWeightContext, unit.context_bytes, item, item.unit);
     now_->grad_output[at - 1] = activation(
         BufferRole::kGradOut, footprint(item.unit - 1).output_bytes, item, item.unit - 1);
@@ -275,8 +314,8 @@ class StepGenerator {
     const UnitFootprint& unit = footprint(item.unit);
     uses.workspace_bytes = unit.backward_weight_workspace_bytes;
     if (unit.is_head) uses.reads.push_back(now_->tokens);
-    uses.reads.insert(uses.reads.end(),
-                      {now_->saved[at], now_->context[at], now_->grad_output[at]});
+    read_saved(item, uses);
+    uses.reads.insert(uses.reads.end(), {now_->context[at], now_->grad_output[at]});
     const auto target = [&](std::int32_t gradient_unit) {
       const BufferId window = gradient_target(builder_, gradient_unit, item.microbatch);
       uses.gradients.emplace_back(gradient_unit, window);
@@ -336,6 +375,7 @@ class StepGenerator {
   StepBuilder builder_;
   GradientPath gradients_;
   UpdateStream updates_;
+  std::vector<std::vector<SavedValue>> saved_values_;  // by unit
   std::vector<MicrobatchBuffers> buffers_;
   MicrobatchBuffers* now_ = nullptr;  // of the micro-batch that is being emitted
   std::optional<StateSaver> saver_;   // of a step that saves, until it has committed

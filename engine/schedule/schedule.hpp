@@ -16,6 +16,7 @@
 #include "base/dtype.hpp"
 #include "base/memory_kinds.hpp"
 #include "base/units.hpp"
+#include "engine/schedule/saved_part.hpp"
 
 namespace sluice {
 
@@ -108,6 +109,7 @@ struct Buffer {
   std::int32_t rank = 0;
   std::int32_t unit = -1;
   std::int32_t microbatch = -1;
+  SavedFor used_by = SavedFor::kBoth;  // of what is saved; others: kBoth
   // Model state: elements [first_elem, first_elem + elems) of the unit's flat element space. A
   // piece of something else: first_elem is where it begins, in elements of its dtype.
   StateKind kind = StateKind::kNone;

@@ -32,6 +32,7 @@ std::array<std::string_view, kCount> names_of(NameOf name_of) {
 const auto kOpNames = [] { return names_of<Op, kOpCount>(op_name); };
 const auto kLaneNames = [] { return names_of<Lane, kLaneCount>(lane_name); };
 const auto kRoleNames = [] { return names_of<BufferRole, kBufferRoleCount>(role_name); };
+const auto kSavedForNames = [] { return names_of<SavedFor, kSavedForCount>(saved_for_name); };
 const auto kGuardNames = [] { return names_of<Guard, kGuardCount>(guard_name); };
 const auto kTierNames = [] { return names_of<Tier, kTierCount>(tier_name); };
 const auto kCategoryNames = [] { return names_of<Category, kCategoryCount>(category_name); };
@@ -70,6 +71,7 @@ json buffer_to_json(const Buffer& buffer) {
   put(object, "rank", buffer.rank, 0);
   put(object, "unit", buffer.unit, -1);
   put(object, "microbatch", buffer.microbatch, -1);
+  if (buffer.used_by != SavedFor::kBoth) object["used_by"] = saved_for_name(buffer.used_by);
   if (buffer.kind != StateKind::kNone) object["kind"] = state_kind_name(buffer.kind);
   put(object, "chunk", buffer.chunk, -1);
   put(object, "first_elem", buffer.first_elem, std::uint64_t{0});
@@ -234,8 +236,8 @@ class Fields {
 Buffer buffer_from_json(const json& object, BufferId id, const Schedule& schedule) {
   Fields fields(
       object, "buffer " + std::to_string(id),
-      " role tier category dtype bytes rank unit microbatch kind chunk first_elem elems version "
-      "persistent window per_tensor versions log_copy twin_of offset_bytes slots ");
+      " role tier category dtype bytes rank unit microbatch used_by kind chunk first_elem elems "
+      "version persistent window per_tensor versions log_copy twin_of offset_bytes slots ");
   Buffer buffer;
   buffer.id = id;
   buffer.role = fields.word<BufferRole>("role", kRoleNames());
@@ -246,6 +248,9 @@ Buffer buffer_from_json(const json& object, BufferId id, const Schedule& schedul
   buffer.rank = fields.integer("rank", 0, 0, schedule.ranks - 1);
   buffer.unit = fields.integer("unit", -1);
   buffer.microbatch = fields.integer("microbatch", -1);
+  if (const json* used_by = fields.find("used_by")) {
+    buffer.used_by = fields.word<SavedFor>("used_by", kSavedForNames(), used_by);
+  }
   if (const json* kind = fields.find("kind")) {
     buffer.kind = fields.word<StateKind>("kind", kKindNames(), kind);
   }

@@ -241,6 +241,16 @@ BufferId StepBuilder::add_device(BufferRole role, Category category, std::uint64
   return add_transient(std::move(buffer));
 }
 
+BufferId StepBuilder::add_saved(std::int32_t unit, std::int32_t microbatch, ElemRange bytes,
+                                SavedFor used_by) {
+  const BufferId id =
+      add_device(BufferRole::kSaved, Category::kActivation, bytes.elems(), unit, microbatch);
+  schedule_.buffers[id].used_by = used_by;
+  schedule_.buffers[id].first_elem = bytes.begin;
+  schedule_.buffers[id].elems = bytes.elems();
+  return id;
+}
+
 Use StepBuilder::part(BufferId id, ElemRange range) const {
   const Buffer& buffer = schedule_.buffers[id];
   return use_of(buffer, buffer.per_tensor ? ElemRange{0, buffer.elems} : range);

@@ -68,6 +68,8 @@ class StepBuilder {
   BufferId add_update_workspace(Tier tier, std::int32_t unit);
   BufferId add_device(BufferRole role, Category category, std::uint64_t bytes, std::int32_t unit,
                       std::int32_t microbatch);
+  // A range of what a unit saves, on the device.
+  BufferId add_saved(std::int32_t unit, std::int32_t microbatch, ElemRange bytes, SavedFor used_by);
 
   // Part `range` of a state buffer (window, home or piece) as a Use; all of per-tensor state.
   Use part(BufferId buffer, ElemRange range) const;

@@ -11,6 +11,7 @@
 #include "base/dtype.hpp"
 #include "base/memory_kinds.hpp"
 #include "base/units.hpp"
+#include "engine/schedule/saved_part.hpp"
 #include "kernels/optimizer.hpp"
 
 namespace sluice {
@@ -25,6 +26,8 @@ struct UnitFootprint {
   // Per micro-batch.
   std::uint64_t output_bytes = 0;
   std::uint64_t saved_bytes = 0;
+  // What it consists of, in order. Empty: one part without a name, for both halves of backward.
+  std::vector<SavedPart> saved_parts;
   std::uint64_t context_bytes = 0;
   std::uint64_t forward_workspace_bytes = 0;
   std::uint64_t backward_input_workspace_bytes = 0;
@@ -54,9 +57,16 @@ struct Placement {
   // forward pass saves. What is needed again soon stays on the device (activation_stream.hpp).
   // Empty: all of it does.
   std::vector<Tier> activation = {};
+  // Where each part of what a unit saves waits, by unit and part. A unit without an entry: where
+  // its activations do.
+  std::vector<std::vector<Tier>> saved = {};
 
   Tier activation_of(std::int32_t unit) const {
     return activation.empty() ? Tier::kDevice : activation[static_cast<std::size_t>(unit)];
+  }
+  Tier saved_of(std::int32_t unit, std::size_t part) const {
+    const auto at = static_cast<std::size_t>(unit);
+    return at < saved.size() && part < saved[at].size() ? saved[at][part] : activation_of(unit);
   }
 };
 

@@ -15,9 +15,10 @@ std::uint64_t word(std::int32_t value) {
   return static_cast<std::uint64_t>(value);
 }
 
-// Byte `offset` of a state buffer, counted in bytes of its unit's elements; else of the buffer.
+// Byte 0 of a buffer of state or of what is saved, counted in bytes of its unit's; else 0.
 std::uint64_t extent_base(const Buffer& buffer) {
-  return buffer.role == BufferRole::kState ? bytes_of(buffer.dtype, buffer.first_elem) : 0;
+  const bool part = buffer.role == BufferRole::kState || buffer.role == BufferRole::kSaved;
+  return part ? bytes_of(buffer.dtype, buffer.first_elem) : 0;
 }
 
 // A part that lies where it does not belong is another value.
@@ -270,15 +271,24 @@ void SymbolicOps::compute(const Instruction& instruction, const std::vector<Read
   hash.add(word(instruction.unit));
   hash.add(word(instruction.layer));
   hash.add(word(instruction.microbatch));
+  // What was saved counts as one, however it is cut.
+  std::vector<Run> saved;
   for (const ReadValue& read : reads) {
-    if (read.buffer->role != BufferRole::kWorkspace) hash.add(whole_term(read));
+    if (read.buffer->role == BufferRole::kSaved) {
+      const std::vector<Run> runs = runs_of(read);
+      saved.insert(saved.end(), runs.begin(), runs.end());
+    } else if (read.buffer->role != BufferRole::kWorkspace) {
+      hash.add(whole_term(read));
+    }
   }
+  if (!saved.empty()) hash.add(fold(std::move(saved)));
   const Term inputs = hash.value();
   std::map<BufferRole, std::uint64_t> made;  // outputs so far, by role
   for (const WriteTarget& target : writes) {
     const Buffer& buffer = *target.buffer;
     const bool state = buffer.role == BufferRole::kState;
-    const std::uint64_t number = state ? word(buffer.unit) : made[buffer.role]++;
+    const bool saves = buffer.role == BufferRole::kSaved;
+    const std::uint64_t number = state ? word(buffer.unit) : saves ? 0 : made[buffer.role]++;
     const std::uint64_t domain =
         buffer.role == BufferRole::kWorkspace ? kScratch + instruction.id : 0;
     const Term term =

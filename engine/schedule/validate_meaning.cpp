@@ -20,6 +20,7 @@ class MeaningCheck {
 
   void run() {
     check_declared_commit();
+    note_saved();
     for (const Instruction& instruction : schedule_.instructions) {
       if (problems_.full()) return;
       if (instruction.op == Op::kRelease) continue;
@@ -27,6 +28,7 @@ class MeaningCheck {
       if (is_copy(instruction.op)) check_copy(instruction);
       if (is_copy(instruction.op) || is_send(instruction.op)) check_unit(instruction);
       if (is_compute(instruction.op)) check_compute(instruction);
+      check_saved(instruction);
       switch (instruction.op) {
         case Op::kAccumulateGrad:
         case Op::kFoldGrad:
@@ -168,6 +170,52 @@ class MeaningCheck {
     }
   }
 
+  // Ranges of what one unit and micro-batch saved; disjoint, ascending, none next to another.
+  using Ranges = std::map<std::uint64_t, std::uint64_t>;
+  static void add_range(Ranges& ranges, std::uint64_t begin, std::uint64_t end) {
+    auto at = ranges.upper_bound(begin);
+    if (at != ranges.begin() && std::prev(at)->second >= begin) --at;
+    while (at != ranges.end() && at->first <= end) {
+      begin = std::min(begin, at->first);
+      end = std::max(end, at->second);
+      at = ranges.erase(at);
+    }
+    ranges[begin] = end;
+  }
+  using SavedKey = std::tuple<std::int32_t, std::int32_t, std::int32_t, Op>;
+  static bool serves(const Buffer& buffer, Op pass) {
+    return buffer.used_by == SavedFor::kBoth ||
+           (buffer.used_by == SavedFor::kBackwardInput) == (pass == Op::kBackwardInput);
+  }
+
+  // What each half of backward has to read, by what buffers say of themselves.
+  void note_saved() {
+    for (const Buffer& buffer : schedule_.buffers) {
+      if (buffer.role != BufferRole::kSaved) continue;
+      for (const Op pass : {Op::kBackwardInput, Op::kBackwardWeight}) {
+        if (!serves(buffer, pass)) continue;
+        add_range(saved_for_[{buffer.rank, buffer.unit, buffer.microbatch, pass}],
+                  buffer.first_elem, buffer.first_elem + buffer.bytes);
+      }
+    }
+  }
+
+  // Neither too little nor what another half needs.
+  void check_saved(const Instruction& instruction) {
+    if (instruction.op != Op::kBackwardInput && instruction.op != Op::kBackwardWeight) return;
+    Ranges read;
+    for (const Use& use : instruction.reads) {
+      const Buffer& buffer = buffer_of(use);
+      if (buffer.role != BufferRole::kSaved) continue;
+      const ByteRange range = bytes_of(use, buffer);
+      add_range(read, buffer.first_elem + range.begin, buffer.first_elem + range.end);
+    }
+    const auto needed = saved_for_.find(
+        {instruction.rank, instruction.unit, instruction.microbatch, instruction.op});
+    if (needed == saved_for_.end() ? read.empty() : read == needed->second) return;
+    problems_.add(describe(instruction) + " does not read what its unit saved for it");
+  }
+
   // Updates: one unit, one range of elements, no kind twice; state of whole tensors is there whole.
   void check_update(const Instruction& instruction) {
     std::vector<ElemRange> ranges;
@@ -223,6 +271,7 @@ class MeaningCheck {
   const Schedule& schedule_;
   Problems& problems_;
   std::map<std::tuple<std::int32_t, std::int32_t, std::int32_t>, Sources> forward_;
+  std::map<SavedKey, Ranges> saved_for_;
 };
 
 }  // namespace

@@ -40,6 +40,10 @@ void check_buffers(const Schedule& schedule, Problems& problems) {
                    " versions; persistent buffers on storage have one or two, others one");
     }
     check_twin(schedule, buffer, problems);
+    if (buffer.role == BufferRole::kSaved && buffer.elems > 0 &&
+        bytes_of(buffer.dtype, buffer.elems) != buffer.bytes) {
+      problems.add(describe(buffer) + " is not as large as its elements");
+    }
     if (buffer.role != BufferRole::kState) continue;
     if (buffer.kind == StateKind::kNone || buffer.unit < 0) {
       problems.add(describe(buffer) + " is model state of no kind or unit");

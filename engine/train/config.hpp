@@ -122,6 +122,8 @@ struct Config {
     struct {
       Place weight = Place::kAuto, gradient = Place::kAuto, optimizer = Place::kAuto;
       Place activation = Place::kAuto;
+      // Of parts of what units save, by name; "*": of those not named.
+      std::map<std::string, Place> saved;
     } place;
     // The host device's model of a link, each direction. 0: as fast as memory.
     double link_bandwidth_bytes_per_s = 0.0;

@@ -167,6 +167,16 @@ std::optional<ConfigValue> groups_from_node(const toml::node& node) {
   return ConfigValue(std::move(groups));
 }
 
+std::optional<ConfigValue> places_from_node(const toml::node& node) {
+  if (!node.is_table()) return std::nullopt;
+  std::map<std::string, std::string> places;
+  for (const auto& [name, value] : *node.as_table()) {
+    if (!value.is_string()) return std::nullopt;
+    places.emplace(name.str(), value.as_string()->get());
+  }
+  return ConfigValue(std::move(places));
+}
+
 std::optional<ConfigValue> value_from_node(const ConfigKey& key, const toml::node& node) {
   const auto* text = node.as_string();
   switch (key.kind) {
@@ -197,14 +207,20 @@ std::optional<ConfigValue> value_from_node(const ConfigKey& key, const toml::nod
       return node.is_array() ? list_from_node(key, *node.as_array()) : std::nullopt;
     case ConfigKind::kGroups:
       return groups_from_node(node);
+    case ConfigKind::kPlaces:
+      return places_from_node(node);
   }
   return std::nullopt;
 }
 
-std::optional<ConfigValue> groups_from_text(std::string_view text) {
+bool written_as_toml(ConfigKind kind) {
+  return kind == ConfigKind::kGroups || kind == ConfigKind::kPlaces;
+}
+
+std::optional<ConfigValue> value_from_toml(const ConfigKey& key, std::string_view text) {
   try {
-    const toml::table table = toml::parse("groups = " + std::string(text));
-    return table.size() == 1 ? groups_from_node(*table.get("groups")) : std::nullopt;
+    const toml::table table = toml::parse("value = " + std::string(text));
+    return table.size() == 1 ? value_from_node(key, *table.get("value")) : std::nullopt;
   } catch (const toml::parse_error&) {
     return std::nullopt;
   }
@@ -247,8 +263,8 @@ class Loader {
     const ConfigKey* key = find_config_key(path);
     if (!key) throw_unknown(origin, path);
     const auto value =
-        key->kind == ConfigKind::kGroups
-            ? groups_from_text(text)
+        written_as_toml(key->kind)
+            ? value_from_toml(*key, text)
             : value_from_text(*key, quoted_in_files(key->kind) ? without_quotes(text) : text);
     if (!value || !in_range(*key, *value)) {
       throw_mistyped(origin, *key, quoted(text));

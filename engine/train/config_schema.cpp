@@ -1,5 +1,6 @@
 #include "engine/train/config_schema.hpp"
 
+#include <algorithm>
 #include <type_traits>
 #include <utility>
 
@@ -119,6 +120,29 @@ ConfigKey text(std::string path, Field field, std::string doc) {
 template <class Field>
 ConfigKey texts(std::string path, Field field, std::string doc) {
   return make_key(std::move(path), ConfigKind::kTextList, std::move(doc), field);
+}
+
+ConfigKey named_places(std::string path, const std::vector<std::string>& choices, std::string doc) {
+  ConfigKey key;
+  key.path = std::move(path);
+  key.kind = ConfigKind::kPlaces;
+  key.doc = std::move(doc);
+  key.choices = choices;
+  key.read = [choices](const Config& config) {
+    std::map<std::string, std::string> named;
+    for (const auto& [name, place] : config.memory.place.saved) {
+      named[name] = choices.at(static_cast<std::size_t>(place));
+    }
+    return ConfigValue(std::move(named));
+  };
+  key.assign = [choices](Config& config, const ConfigValue& value) {
+    config.memory.place.saved.clear();
+    for (const auto& [name, place] : std::get<std::map<std::string, std::string>>(value)) {
+      const auto at = std::find(choices.begin(), choices.end(), place) - choices.begin();
+      config.memory.place.saved[name] = static_cast<Config::Place>(at);
+    }
+  };
+  return key;
 }
 
 ConfigKey required(ConfigKey key) {
@@ -327,6 +351,10 @@ void add_memory(Keys& keys) {
   add(choice("memory.place.activation", SLUICE_FIELD(memory.place.activation), places,
              "where activations wait between forward and backward pass; auto: on the device, or "
              "away where that fits or is faster"));
+  add(named_places("memory.place.saved", places,
+                   "where parts of what forward passes save for backward wait, by name (docs/"
+                   "activations.md); \"*\": those not named; auto, or not given: as "
+                   "memory.place.activation. Of units that are not recomputed"));
   add(real("memory.link_bandwidth", SLUICE_FIELD(memory.link_bandwidth_bytes_per_s), 0.0, kHuge,
            "host device: modelled bandwidth of each direction of the link; 0: off",
            ConfigKind::kRate));

@@ -31,19 +31,22 @@ enum class ConfigKind : std::uint8_t {
   kRealPair,
   kRealList,
   kGroups,
+  kPlaces,
 };
 
 // kBool bool; kInteger and kBytes int64; kBytesOrAuto int64 or the string "auto"; kReal, kRate and
-// kDuration double; kText and kChoice string; kGroups parameter groups.
+// kDuration double; kText and kChoice string; kGroups parameter groups;
+// kPlaces a map of names to one of `choices`.
 using ConfigValue = std::variant<bool, std::int64_t, double, std::string, std::vector<std::string>,
-                                 std::vector<double>, std::vector<ParameterGroup>>;
+                                 std::vector<double>, std::vector<ParameterGroup>,
+                                 std::map<std::string, std::string>>;
 
 struct ConfigKey {
   std::string path;  // "memory.place.weight"
   ConfigKind kind = ConfigKind::kText;
   std::string doc;
   std::string derived_default;       // what stands for the default where it is computed
-  std::vector<std::string> choices;  // kChoice, in the enumerators' order
+  std::vector<std::string> choices;  // kChoice and kPlaces, in the enumerators' order
   std::int64_t least = 0, most = 0;  // kInteger, kBytes, kBytesOrAuto
   std::int64_t multiple_of = 1;      // kBytes
   double lower = 0.0, upper = 0.0;   // kReal, kRate, kDuration, each of kRealPair, kRealList
@@ -69,7 +72,7 @@ std::string format_value(const ConfigKey& key, const ConfigValue& value);
 // Without one pair of quotes around it, if there is one.
 std::string_view without_quotes(std::string_view text);
 // The value that a `--set` text means for this key; nothing where it means none. Ranges not
-// checked. Not for kGroups, whose text is TOML.
+// checked. Not for kGroups and kPlaces, whose text is TOML.
 std::optional<ConfigValue> value_from_text(const ConfigKey& key, std::string_view text);
 // Whether a value of the right type is in the key's range.
 bool in_range(const ConfigKey& key, const ConfigValue& value);

@@ -163,6 +163,15 @@ std::string describe_expected(const ConfigKey& key) {
       return "a list of tables such as { match = \"*.bias\", lr_scale = 0.5, weight_decay = 0.0 }, "
              "with match (a pattern of tensor names) and, from 0 to " +
              format_real(kMostGroupScale) + ", lr_scale or weight_decay";
+    case ConfigKind::kPlaces: {
+      std::string text =
+          "a table such as { mlp_hidden = \"storage\", \"*\" = \"device\" }, each of ";
+      for (std::size_t i = 0; i < key.choices.size(); ++i) {
+        if (i > 0) text += i + 1 == key.choices.size() ? " or " : ", ";
+        text += quote(key.choices[i]);
+      }
+      return text;
+    }
   }
   return {};
 }
@@ -212,6 +221,14 @@ std::string format_value(const ConfigKey& key, const ConfigValue& value) {
       }
       return std::string("[").append(text).append("]");
     }
+    case ConfigKind::kPlaces: {
+      std::string text;
+      for (const auto& [name, place] : std::get<std::map<std::string, std::string>>(value)) {
+        text += text.empty() ? " " : ", ";
+        text += quote(name) + " = " + quote(place);
+      }
+      return text.empty() ? "{}" : "{" + text + " }";
+    }
   }
   return {};
 }
@@ -258,6 +275,7 @@ std::optional<ConfigValue> value_from_text(const ConfigKey& key, std::string_vie
       return ConfigValue(std::move(numbers));
     }
     case ConfigKind::kGroups:
+    case ConfigKind::kPlaces:
       break;
   }
   return std::nullopt;
@@ -308,6 +326,13 @@ bool in_range(const ConfigKey& key, const ConfigValue& value) {
             !fits(group.lr_scale) || !fits(group.weight_decay.value_or(0.0))) {
           return false;
         }
+      }
+      return true;
+    case ConfigKind::kPlaces:
+      for (const auto& [name, place] : std::get<std::map<std::string, std::string>>(value)) {
+        const bool known =
+            std::find(key.choices.begin(), key.choices.end(), place) != key.choices.end();
+        if (name.empty() || !known) return false;
       }
       return true;
   }

@@ -52,6 +52,20 @@ RunEvent places_json(const Plan& plan) {
   return json;
 }
 
+// What forward passes of a step save, by part and tier where it waits.
+RunEvent saved_json(const Plan& plan) {
+  RunEvent json = RunEvent::object();
+  for (const auto& [part, by_tier] : plan.saved_bytes) {
+    RunEvent& tiers = json[part];
+    tiers = RunEvent::object();
+    for (const Tier tier : kTiers) {
+      const std::uint64_t bytes = by_tier[static_cast<std::size_t>(tier)];
+      if (bytes > 0) tiers[std::string(tier_name(tier))] = bytes;
+    }
+  }
+  return json;
+}
+
 // As the configuration spells it.
 const char* update_placement_name(UpdatePlacement update) {
   switch (update) {
@@ -111,6 +125,7 @@ RunEvent plan_event(const Plan& plan) {
                     {"prefetch", plan.options.prefetch},
                     {"units_by_tier", placement_json(plan)},
                     {"state_by_tier", places_json(plan)},
+                    {"saved_by_tier", saved_json(plan)},
                     {"evaluation_bytes_moved", link_bytes_json(plan.evaluation_bytes)}};
   if (plan.speculates()) {
     event["speculation"] = {{"second_version_bytes", tier_bytes_json(plan.twin_bytes)},

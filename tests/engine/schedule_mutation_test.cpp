@@ -158,6 +158,18 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
     campaign.attack(compile_training_step(model, options), 300 + seed, 12);
     if (HasFatalFailure()) return;
   }
+  // Steps that spill parts of what units save, each to a place of its own.
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    StepModel model = testing::example_model(3, seed % 2 == 1, DType::kBF16);
+    testing::cut_saved(model);
+    StepOptions options = testing::random_options(model, 1 + static_cast<int>(seed % 3), seed);
+    options.recompute = false;
+    options.piece_elems = 4096;
+    options.prefetch = static_cast<std::int32_t>(seed / 2 % 2);
+    testing::scatter_saved(model, seed, options.placement);
+    campaign.attack(compile_training_step(model, options), 400 + seed, 12);
+    if (HasFatalFailure()) return;
+  }
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     campaign.attack(testing::two_stage_pipeline(2 + static_cast<int>(seed)), 100 + seed, 10);
     if (HasFatalFailure()) return;

@@ -61,6 +61,7 @@ class PipelineExample {
     buffer.unit = rank;
     buffer.role = role;
     buffer.bytes = kActivationBytes;
+    if (role == BufferRole::kSaved) buffer.elems = kActivationBytes;
     buffer.microbatch = microbatch;
     return add(buffer);
   }

@@ -54,6 +54,33 @@ inline StepModel example_model(int blocks, bool tied, DType dtype,
   return model;
 }
 
+// What blocks save in parts, as uneven as their sizes allow, for one half of backward or for both;
+// 40,192 bytes in all.
+inline void cut_saved(StepModel& model) {
+  for (UnitFootprint& unit : model.units) {
+    if (!unit.recomputable) continue;
+    unit.saved_parts = {{"first", 16640, SavedFor::kBackwardInput},
+                        {"second", 256, SavedFor::kBackwardInput},
+                        {"third", 5120, SavedFor::kBoth},
+                        {"fourth", 9728, SavedFor::kBackwardWeight},
+                        {"fifth", 8448, SavedFor::kBackwardWeight}};
+    unit.saved_bytes = 40192;
+  }
+}
+
+// Each part of each unit anywhere; a function of the seed.
+inline void scatter_saved(const StepModel& model, std::uint64_t seed, Placement& placement) {
+  const CounterRng random(seed, stream_of("test/saved_places"));
+  std::uint64_t draw = 0;
+  placement.saved.clear();
+  for (const UnitFootprint& unit : model.units) {
+    placement.saved.emplace_back();
+    for (std::size_t part = 0; part < unit.saved_parts.size(); ++part) {
+      placement.saved.back().push_back(static_cast<Tier>(random.below(draw++, 3)));
+    }
+  }
+}
+
 // One of each way of keeping state: fp32, split master, 8-bit moments, no moments, sums of whole
 // tensors with and without a first moment.
 inline std::vector<OptimizerOptions> example_optimizers() {

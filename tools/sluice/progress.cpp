@@ -51,7 +51,8 @@ void print_speculation(const RunEvent& speculation) {
                    : "");
 }
 
-// Only where some are spilled: "activations of units: 5 device, 9 pinned; up 1.0 MiB, down …".
+// Only where some are spilled: "activations of units: 5 device, 9 pinned; up 1.0 MiB, down …" and
+// of what is saved "qkv 1.0 MiB pinned, …".
 void print_activations(const RunEvent& plan) {
   const RunEvent& units = plan["units_by_tier"]["activation"];
   const RunEvent& moved = plan["activation_bytes_moved"];
@@ -62,6 +63,15 @@ void print_activations(const RunEvent& plan) {
   }
   std::fprintf(stderr, "spilled  activations of units: %s; %s\n", places.c_str(),
                moved_line(moved).c_str());
+  std::string parts;
+  for (const auto& [part, tiers] : plan["saved_by_tier"].items()) {
+    for (const auto& [tier, bytes] : tiers.items()) {
+      if (tier == "device") continue;
+      parts += (parts.empty() ? "" : ", ") + part + " " + format_bytes(bytes.get<std::uint64_t>()) +
+               " " + tier;
+    }
+  }
+  if (!parts.empty()) std::fprintf(stderr, "saved    %s\n", parts.c_str());
 }
 
 }  // namespace

@@ -218,6 +218,26 @@ TEST(Config, ParameterGroupsAreTables) {
   }
 }
 
+TEST(Config, PlacesOfSavedPartsAreATable) {
+  using Place = Config::Place;
+  const std::map<std::string, Place> wanted{{"*", Place::kDevice}, {"mlp_hidden", Place::kStorage}};
+  const auto saved = [](const Config& config) { return config.memory.place.saved; };
+  const Config config =
+      parse(kSmall + "[memory.place]\nsaved = { mlp_hidden = \"storage\", \"*\" = \"device\" }\n");
+  EXPECT_EQ(saved(config), wanted);
+  EXPECT_EQ(saved(parse(config_to_toml(config))), wanted);
+  EXPECT_TRUE(saved(parse(config_to_toml(parse(kSmall)))).empty());
+  EXPECT_EQ(saved(parse(kSmall, {"memory.place.saved={mlp_hidden='storage','*'='device'}"})),
+            wanted);
+  const auto json = nlohmann::json::parse(config_to_json(config));
+  EXPECT_EQ(json["memory"]["place"]["saved"]["mlp_hidden"], "storage");
+  EXPECT_EQ(result_settings(config), result_settings(parse(kSmall)));
+  for (const std::string bad : {"{qkv='disk'}", "{qkv=1}", "'storage'", "{''='device'}", "{"}) {
+    const std::string words = refusal(kSmall, {"memory.place.saved=" + bad});
+    EXPECT_NE(words.find("memory.place.saved must be a table such as"), std::string::npos) << words;
+  }
+}
+
 TEST(Config, BrokenTomlNamesTheLine) {
   EXPECT_EQ(refusal("[model]\nlayers = = 2\n").rfind("run.toml:2: not valid TOML: ", 0), 0u);
   EXPECT_NE(refusal("[model]\nlayers = 2\nlayers = 3\n").find("run.toml:3"), std::string::npos);

@@ -3,6 +3,7 @@
 
 #include <map>
 
+#include "base/error.hpp"
 #include "offload/storage_engine.hpp"
 #include "tests/support/planned_session.hpp"
 #include "tests/support/training_example.hpp"
@@ -143,6 +144,43 @@ TEST(SpilledActivations, AreNoPartOfACheckpoint) {
   EXPECT_EQ(whole.weights_hash, reference.weights_hash);
 }
 
+// Of what units save each part has a place of its own.
+TEST(SpilledParts, GiveTheSameBitsWhereverEachWaits) {
+  const TrainingBench bench;
+  const TrainingRecord reference = TrainingBench::run(bench.config("reference", kModel));
+  const Overrides base = kModel + Overrides{"recompute.policy=none"};
+  const auto saved = [](const std::string& places) {
+    return Overrides{"memory.place.saved={" + places + "}"};
+  };
+  const std::string scattered =
+      "qkv='storage',mlp_up='pinned',attention='pinned',normed2='storage','*'='device'";
+  for (const Variant& variant :
+       {Variant{"one", saved("mlp_hidden='storage','*'='device'")},
+        Variant{"scattered", saved(scattered) + places("pinned", "pinned", "storage")},
+        Variant{"unit_order", saved(scattered) + Overrides{"train.order=unit"}},
+        Variant{"immediate", saved(scattered) + Overrides{"memory.prefetch=0"}},
+        Variant{"beside_outputs", saved("qkv='device'") + activations("pinned")},
+        Variant{"durable", saved(scattered) + places("pinned", "pinned", "storage") +
+                               Overrides{"checkpoint.mode=durable", "checkpoint.every=2"}}}) {
+    SCOPED_TRACE(variant.name);
+    const TrainingRecord run =
+        TrainingBench::run(bench.config(variant.name, base + variant.overrides));
+    expect_same(run, reference);
+    EXPECT_GT(moved(run, "download"), 0u);
+    const RunEvent& parts = run.plan.at("saved_by_tier");
+    if (variant.name == "one") {
+      EXPECT_TRUE(parts.at("mlp_hidden").contains("storage"));
+      EXPECT_FALSE(parts.at("qkv").contains("pinned"));
+      EXPECT_EQ(parts.at("mlp_hidden").at("storage"), moved(run, "storage_write"));
+    }
+    if (variant.name == "scattered") {
+      EXPECT_TRUE(parts.at("qkv").contains("storage"));
+      EXPECT_TRUE(parts.at("attention").contains("pinned"));
+      EXPECT_FALSE(parts.at("residual").contains("pinned"));
+    }
+  }
+}
+
 std::variant<Plan, Refusal> planned(const Config& config) {
   static const std::unique_ptr<Kernels> kernels = make_host_kernels({1});
   return make_plan(config, Model(model_shape(config)), *kernels, HardwareProfile{});
@@ -218,6 +256,44 @@ TEST(SpilledActivations, TakeThePlaceOfRecomputationWhereThatIsFaster) {
     EXPECT_FALSE(std::get<Plan>(left).options.recompute);
     EXPECT_GT(std::get<Plan>(left).activation_bytes.download, 0u);
     EXPECT_LT(std::get<Plan>(left).simulation.total_s, std::get<Plan>(kept).simulation.total_s);
+  }
+}
+
+// From a budget that holds everything down to the least: what is spilled grows with what lacks.
+TEST(SpilledParts, NoMoreMoveThanTheDeviceLacksRoomFor) {
+  const TrainingBench bench;
+  const auto plan_of = [&](std::uint64_t device) {
+    return planned(bench.config(
+        "run", kModel + Overrides{"train.seq=128", "train.micro_batch=4", "model.hidden=128",
+                                  "model.layers=8", "recompute.policy=none", "train.accumulate=1",
+                                  "memory.place.weight=pinned", "memory.prefetch=1",
+                                  "memory.device=" + std::to_string(device)}));
+  };
+  const auto refused = plan_of(0);
+  const std::uint64_t least = std::get<Refusal>(refused).suggestions.front().front().second;
+  const std::uint64_t most = std::get<Plan>(plan_of(512 * kMiB)).peak_bytes[0];
+  ASSERT_GT(most, least + 8 * kMiB);
+  const auto spilled = [&](std::uint64_t device) {
+    return std::get<Plan>(plan_of(device)).activation_bytes.download;
+  };
+  const std::uint64_t all = spilled(least);
+  const std::uint64_t few = spilled(most - 4 * kMiB);
+  EXPECT_LT(few, all / 2);
+  EXPECT_EQ(spilled(512 * kMiB), 0u);
+  // What is sent away is at most what lacks, and one value more of one unit.
+  EXPECT_LE(few, std::uint64_t{4} * kMiB + 2 * kMiB);
+}
+
+TEST(SpilledParts, AnUnknownNameIsRefusedWithThoseThatAreKnown) {
+  const TrainingBench bench;
+  try {
+    planned(bench.config("run", kModel + Overrides{"memory.place.saved={mlp_hiden='storage'}"}));
+    FAIL() << "accepted";
+  } catch (const InputError& error) {
+    const std::string words = error.what();
+    EXPECT_NE(words.find("\"mlp_hiden\""), std::string::npos) << words;
+    EXPECT_NE(words.find("\"mlp_hidden\""), std::string::npos) << words;
+    EXPECT_EQ(words.find('\n'), std::string::npos);
   }
 }
 

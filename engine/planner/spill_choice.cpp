@@ -1,0 +1,134 @@
+#include "engine/planner/spill_choice.hpp"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "base/error.hpp"
+
+namespace sluice {
+namespace {
+
+using Place = Config::Place;
+
+std::optional<Tier> tier_of(Place place) {
+  if (place == Place::kAuto) return std::nullopt;
+  return static_cast<Tier>(static_cast<int>(place) - static_cast<int>(Place::kDevice));
+}
+
+// What the configuration says of one part; nothing where it leaves the choice.
+std::optional<Tier> fixed_place(const Config& config, const std::string& part) {
+  const std::map<std::string, Place>& saved = config.memory.place.saved;
+  auto found = saved.find(part);
+  if (found == saved.end()) found = saved.find("*");
+  const bool named = found != saved.end() && found->second != Place::kAuto;
+  return tier_of(named ? found->second : config.memory.place.activation);
+}
+
+void check_names(const Config& config, const StepModel& model) {
+  std::vector<std::string> known;
+  for (const UnitFootprint& unit : model.units) {
+    for (const SavedPart& part : unit.saved_parts) {
+      if (std::find(known.begin(), known.end(), part.name) == known.end()) {
+        known.push_back(part.name);
+      }
+    }
+  }
+  for (const auto& [name, place] : config.memory.place.saved) {
+    if (name == "*" || std::find(known.begin(), known.end(), name) != known.end()) continue;
+    std::string list = "\"*\"";
+    for (const std::string& part : known) list += ", \"" + part + "\"";
+    throw InputError("memory.place.saved: nothing that is saved has the name \"" + name +
+                     "\"; known are " + list);
+  }
+}
+
+}  // namespace
+
+std::vector<std::vector<Tier>> saved_places(const Config& config, const StepModel& model,
+                                            const std::vector<Tier>& activation) {
+  check_names(config, model);
+  std::vector<std::vector<Tier>> places;
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    places.emplace_back();
+    for (const SavedPart& part : model.units[unit].saved_parts) {
+      places.back().push_back(fixed_place(config, part.name).value_or(activation[unit]));
+    }
+  }
+  return places;
+}
+
+SpillChoice::SpillChoice(const Config& config, const StepModel& model, StepOptions options,
+                         First first, Tier tier)
+    : options_(std::move(options)), tier_(tier) {
+  Placement& placement = options_.placement;
+  placement.activation.assign(model.units.size(), Tier::kDevice);
+  placement.saved = saved_places(config, model, placement.activation);
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    const UnitFootprint& footprint = model.units[unit];
+    // The head's passes follow each other: nothing of it waits.
+    if (footprint.is_head) continue;
+    if (footprint.output_bytes > 0) items_.push_back({unit, kOutput, footprint.output_bytes});
+    if (options_.recompute && footprint.recomputable) continue;
+    for (std::size_t part = 0; part < footprint.saved_parts.size(); ++part) {
+      const SavedPart& saved = footprint.saved_parts[part];
+      if (!fixed_place(config, saved.name)) items_.push_back({unit, part, saved.bytes});
+    }
+  }
+  std::stable_sort(items_.begin(), items_.end(), [&](const Item& a, const Item& b) {
+    if (first == First::kUnits && a.unit != b.unit) return a.unit < b.unit;
+    return a.bytes > b.bytes;
+  });
+}
+
+StepOptions SpillChoice::with(std::size_t count) const {
+  StepOptions options = options_;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Item& item = items_[i];
+    Placement& placement = options.placement;
+    (item.part == kOutput ? placement.activation[item.unit]
+                          : placement.saved[item.unit][item.part]) = tier_;
+  }
+  return options;
+}
+
+SavedBytes saved_bytes_by_part(const StepModel& model, const StepOptions& options,
+                               const Schedule& training) {
+  SavedBytes by_part;
+  const auto entry = [&](const std::string& name) -> std::array<std::uint64_t, kTierCount>& {
+    for (auto& [known, bytes] : by_part) {
+      if (known == name) return bytes;
+    }
+    by_part.push_back({name, {}});
+    return by_part.back().second;
+  };
+  for (const UnitFootprint& unit : model.units) {
+    if (options.recompute && unit.recomputable) continue;
+    for (const SavedPart& part : unit.saved_parts) {
+      entry(part.name)[0] += part.bytes * static_cast<std::uint64_t>(options.microbatches);
+    }
+  }
+  for (const Instruction& instruction : training.instructions) {
+    if (instruction.op != Op::kSpillActivation) continue;
+    const Use& use = instruction.reads.front();
+    const Buffer& from = training.buffers[use.buffer];
+    if (from.role != BufferRole::kSaved) continue;
+    const std::uint64_t begin = from.first_elem + use.offset_bytes;
+    const std::uint64_t end = begin + instruction.bytes;
+    const auto unit = static_cast<std::size_t>(from.unit);
+    std::uint64_t at = 0;
+    for (std::size_t i = 0; i < model.units[unit].saved_parts.size(); ++i) {
+      const SavedPart& part = model.units[unit].saved_parts[i];
+      const std::uint64_t first = std::max(begin, at);
+      at += part.bytes;
+      if (first >= std::min(end, at)) continue;
+      auto& bytes = entry(part.name);
+      const std::uint64_t moved = std::min(end, at) - first;
+      bytes[static_cast<std::size_t>(options.placement.saved_of(from.unit, i))] += moved;
+      bytes[0] -= moved;
+    }
+  }
+  return by_part;
+}
+
+}  // namespace sluice
