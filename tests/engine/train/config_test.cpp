@@ -279,6 +279,7 @@ TEST(Config, EveryKeyIsListedOnceAndCanBeSetToItsOwnValue) {
 
 TEST(Config, EachChoiceComesBackAsItWasWritten) {
   for (const ConfigKey& key : config_schema()) {
+    if (key.kind != ConfigKind::kChoice) continue;  // a table's choices are of its values
     for (const std::string& choice : key.choices) {
       Config config;
       key.assign(config, ConfigValue(choice));
