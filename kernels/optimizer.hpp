@@ -123,6 +123,21 @@ struct ParameterSegment {
   std::uint64_t moment2_begin = 0;
 };
 
+// Looks at a chunk's elements while an update has them in its cache: verifies what is about to be
+// read, takes the checksum of what was written.
+class UpdateGuard {
+ public:
+  static constexpr std::int64_t kElems = 4096;
+
+  virtual ~UpdateGuard() = default;
+  // Each element of the chunk is once in a range of each: before it is read, and after it is
+  // written. Ranges begin at multiples of kElems and end there, or where the chunk does.
+  // From any of the kernels' threads, several at once. What before() throws ends the update, with
+  // elements of other ranges updated or not.
+  virtual void before(std::int64_t begin, std::int64_t end) = 0;
+  virtual void after(std::int64_t begin, std::int64_t end) = 0;
+};
+
 struct UpdateBuffers {
   const void* grad = nullptr;
   DType grad_dtype = DType::kBF16;    // kBF16, kF16 or kF32
@@ -131,7 +146,8 @@ struct UpdateBuffers {
   void* master = nullptr;             // null when the weight is the master
   void* moment1 = nullptr;            // null where the rule has none
   void* moment2 = nullptr;
-  std::int64_t elems = 0;  // of the chunk; kBlock8: multiple of 4,096
+  std::int64_t elems = 0;        // of the chunk; kBlock8: multiple of 4,096
+  UpdateGuard* guard = nullptr;  // null: none. Host only.
 };
 
 struct UpdateScalars {

@@ -23,6 +23,7 @@ struct UpdateArrays {
   void* master = nullptr;  // kF32: the weight
   void* moment1 = nullptr;
   void* moment2 = nullptr;
+  UpdateGuard* guard = nullptr;
   // Of stochastic rounding.
   std::uint64_t seed = 0;
   std::int64_t step = 1;

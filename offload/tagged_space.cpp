@@ -19,8 +19,17 @@ struct TaggedSpace::Tagged {
   Range range;
   std::vector<BlockTag> tags;
 
-  std::uint64_t block_at(std::uint64_t offset_bytes) const {
-    return offset_bytes / range.block_bytes;
+  std::string describe(std::uint64_t block) const {
+    return "block " + std::to_string(block) + " of " + range.name;
+  }
+
+  // body(block, data, bytes) for each block of the part.
+  template <typename Body>
+  void for_blocks(const Part& part, const Body& body) const {
+    const std::uint64_t step = range.block_bytes;
+    for (std::uint64_t at = 0; at < part.bytes; at += step) {
+      body((part.offset_bytes + at) / step, part.data + at, std::min(step, part.bytes - at));
+    }
   }
 };
 
@@ -57,20 +66,16 @@ BlockTag tag_of(const RunId& run, std::uint64_t key, std::uint64_t block, std::u
   return tag;
 }
 
-// Checks what was read against its tags, on a thread of its own. The queue holds no more than the
-// reads that its callers keep under way, each with memory that it goes to.
+// Verifies what was read, on a thread of its own. The queue holds no more than the reads that its
+// callers keep under way, each with memory that it goes to.
 class TaggedSpace::Verifier {
  public:
   struct Read {
-    const Tagged* range;
-    std::uint64_t offset_bytes;
-    std::byte* data;
-    std::uint64_t bytes;
+    Part part;
     StorageEngine::Callback done;
   };
 
-  Verifier(StripedSpace& space, const RunId& run)
-      : space_(space), run_(run), thread_([this] { work(); }) {}
+  explicit Verifier(TaggedSpace& space) : space_(space), thread_([this] { work(); }) {}
 
   ~Verifier() {
     {
@@ -100,21 +105,6 @@ class TaggedSpace::Verifier {
     };
   }
 
-  BlockTag tag(const Range& range, std::uint64_t block, std::uint32_t version,
-               const std::byte* data, std::uint64_t bytes) const {
-    return tag_of(run_, range.key, block, version, data, bytes);
-  }
-
-  void count_hashing(std::uint64_t bytes, std::int64_t begin_ns) {
-    hashed_bytes_.fetch_add(bytes);
-    hash_ns_.fetch_add(static_cast<std::uint64_t>(cpu_time_ns() - begin_ns));
-  }
-
-  TagCounters counters() const {
-    return {hashed_bytes_.load(), static_cast<double>(hash_ns_.load()) * 1e-9,
-            reread_blocks_.load()};
-  }
-
  private:
   struct Ended {
     Read read;
@@ -129,7 +119,7 @@ class TaggedSpace::Verifier {
       Ended ended = std::move(ended_.front());
       ended_.pop_front();
       lock.unlock();
-      if (!ended.error) ended.error = verify(ended.read);
+      if (!ended.error) ended.error = verify(ended.read.part);
       try {
         ended.read.done(ended.error);
       } catch (const std::exception& error) {
@@ -143,55 +133,16 @@ class TaggedSpace::Verifier {
     }
   }
 
-  std::exception_ptr verify(const Read& read) noexcept {
+  std::exception_ptr verify(const Part& part) noexcept {
     try {
-      const std::int64_t begin_ns = cpu_time_ns();
-      const std::uint64_t step = read.range->range.block_bytes;
-      for (std::uint64_t at = 0; at < read.bytes; at += step) {
-        const std::uint64_t bytes = std::min(step, read.bytes - at);
-        if (!is_right(read, at, bytes)) read_again(read, at, bytes);
-      }
-      count_hashing(read.bytes, begin_ns);
+      space_.verify({&part, 1});
       return nullptr;
     } catch (...) {
       return std::current_exception();
     }
   }
 
-  bool is_right(const Read& read, std::uint64_t at, std::uint64_t bytes) const {
-    const Range& range = read.range->range;
-    const std::uint64_t block = read.range->block_at(read.offset_bytes + at);
-    const BlockTag& expected = read.range->tags[block];
-    SLUICE_CHECK_MSG(expected.version > 0,
-                     describe(range, block) + " was never written, and is read from storage");
-    return tag(range, block, expected.version, read.data + at, bytes) == expected;
-  }
-
-  void read_again(const Read& read, std::uint64_t at, std::uint64_t bytes) {
-    const Range& range = read.range->range;
-    const std::uint64_t offset = range.offset_bytes + read.offset_bytes + at;
-    const std::string what = describe(range, read.range->block_at(read.offset_bytes + at));
-    const StripedSpace::Location place = space_.locate(offset);
-    space_.transfer(StorageOp::kRead, offset, read.data + at, bytes);
-    if (!is_right(read, at, bytes)) {
-      throw IntegrityError(what, place.path, place.offset_bytes, bytes);
-    }
-    reread_blocks_.fetch_add(1);
-    log(LogLevel::kWarning, what + ", " + std::to_string(bytes) + " bytes at offset " +
-                                std::to_string(place.offset_bytes) + " of '" + place.path +
-                                "', came wrong from storage once, and right when it was read "
-                                "again; check that disk and the memory of this machine");
-  }
-
-  static std::string describe(const Range& range, std::uint64_t block) {
-    return "block " + std::to_string(block) + " of " + range.name;
-  }
-
-  StripedSpace& space_;
-  const RunId run_;
-  std::atomic<std::uint64_t> hashed_bytes_ = 0;
-  std::atomic<std::uint64_t> hash_ns_ = 0;
-  std::atomic<std::uint64_t> reread_blocks_ = 0;
+  TaggedSpace& space_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Ended> ended_;      // guarded by mutex_, as all below
@@ -201,7 +152,7 @@ class TaggedSpace::Verifier {
 };
 
 TaggedSpace::TaggedSpace(StripedSpace& space, const RunId& run) : space_(space), run_(run) {
-  if (space.bytes() > 0) verifier_ = std::make_unique<Verifier>(space, run);
+  if (space.bytes() > 0) verifier_ = std::make_unique<Verifier>(*this);
 }
 
 TaggedSpace::~TaggedSpace() = default;
@@ -222,35 +173,89 @@ TaggedSpace::RangeId TaggedSpace::add_range(const Range& range) {
   return known->second;
 }
 
-void TaggedSpace::tag_blocks(Tagged& tagged, std::uint64_t offset_bytes, const std::byte* data,
-                             std::uint64_t bytes) {
+// The range of a part, which must be whole blocks of it.
+TaggedSpace::Tagged& TaggedSpace::tagged_range(const Part& part) const {
+  SLUICE_CHECK(part.range < ranges_.size());
+  Tagged& tagged = *ranges_[part.range];
+  const Range& range = tagged.range;
+  SLUICE_CHECK(part.bytes > 0 && part.bytes <= range.bytes &&
+               part.offset_bytes <= range.bytes - part.bytes);
+  const std::uint64_t end = part.offset_bytes + part.bytes;
+  SLUICE_CHECK_MSG(part.offset_bytes % range.block_bytes == 0 &&
+                       (end % range.block_bytes == 0 || end == range.bytes),
+                   "a transfer of " + range.name + " cuts a block");
+  return tagged;
+}
+
+void TaggedSpace::verify(std::span<const Part> parts) {
   const std::int64_t begin_ns = cpu_time_ns();
-  const std::uint64_t step = tagged.range.block_bytes;
-  for (std::uint64_t at = 0; at < bytes; at += step) {
-    const std::uint64_t block = tagged.block_at(offset_bytes + at);
+  for (const Part& part : parts) verify_blocks(part);
+  count_hashing(parts, begin_ns);
+}
+
+void TaggedSpace::tag(std::span<const Part> parts) {
+  const std::int64_t begin_ns = cpu_time_ns();
+  for (const Part& part : parts) tag_blocks(part);
+  count_hashing(parts, begin_ns);
+}
+
+void TaggedSpace::verify_blocks(const Part& part) {
+  const Tagged& tagged = tagged_range(part);
+  tagged.for_blocks(part, [&](std::uint64_t block, std::byte* data, std::uint64_t bytes) {
+    if (!is_right(tagged, block, data, bytes)) read_again(tagged, block, data, bytes);
+  });
+}
+
+void TaggedSpace::tag_blocks(const Part& part) {
+  Tagged& tagged = tagged_range(part);
+  tagged.for_blocks(part, [&](std::uint64_t block, std::byte* data, std::uint64_t bytes) {
     BlockTag& tag = tagged.tags[block];
-    tag =
-        verifier_->tag(tagged.range, block, tag.version + 1, data + at, std::min(step, bytes - at));
+    tag = tag_of(run_, tagged.range.key, block, tag.version + 1, data, bytes);
+  });
+}
+
+bool TaggedSpace::is_right(const Tagged& tagged, std::uint64_t block, const std::byte* data,
+                           std::uint64_t bytes) const {
+  const BlockTag& expected = tagged.tags[block];
+  SLUICE_CHECK_MSG(expected.version > 0,
+                   tagged.describe(block) + " was never written, and is read from storage");
+  return tag_of(run_, tagged.range.key, block, expected.version, data, bytes) == expected;
+}
+
+void TaggedSpace::read_again(const Tagged& tagged, std::uint64_t block, std::byte* data,
+                             std::uint64_t bytes) {
+  const std::uint64_t offset = tagged.range.offset_bytes + block * tagged.range.block_bytes;
+  const std::string what = tagged.describe(block);
+  const StripedSpace::Location place = space_.locate(offset);
+  space_.transfer(StorageOp::kRead, offset, data, bytes);
+  if (!is_right(tagged, block, data, bytes)) {
+    throw IntegrityError(what, place.path, place.offset_bytes, bytes);
   }
-  verifier_->count_hashing(bytes, begin_ns);
+  reread_blocks_.fetch_add(1);
+  log(LogLevel::kWarning, what + ", " + std::to_string(bytes) + " bytes at offset " +
+                              std::to_string(place.offset_bytes) + " of '" + place.path +
+                              "', came wrong from storage once, and right when it was read "
+                              "again; check that disk and the memory of this machine");
+}
+
+void TaggedSpace::count_hashing(std::span<const Part> parts, std::int64_t begin_ns) {
+  std::uint64_t bytes = 0;
+  for (const Part& part : parts) bytes += part.bytes;
+  hashed_bytes_.fetch_add(bytes);
+  hash_ns_.fetch_add(static_cast<std::uint64_t>(cpu_time_ns() - begin_ns));
 }
 
 void TaggedSpace::submit(StorageOp op, RangeId id, std::uint64_t offset_bytes, void* data,
-                         std::uint64_t bytes, StorageEngine::Callback done,
-                         std::uint64_t needed_by) {
-  SLUICE_CHECK(id < ranges_.size());
-  Tagged& tagged = *ranges_[id];
-  const Range& range = tagged.range;
-  SLUICE_CHECK(bytes > 0 && bytes <= range.bytes && offset_bytes <= range.bytes - bytes);
-  const std::uint64_t end = offset_bytes + bytes;
-  SLUICE_CHECK_MSG(
-      offset_bytes % range.block_bytes == 0 && (end % range.block_bytes == 0 || end == range.bytes),
-      "a transfer of " + range.name + " cuts a block");
-  auto* const at = static_cast<std::byte*>(data);
-  if (op == StorageOp::kWrite) {
-    tag_blocks(tagged, offset_bytes, at, bytes);
-  } else {
-    done = verifier_->expect({&tagged, offset_bytes, at, bytes, std::move(done)});
+                         std::uint64_t bytes, StorageEngine::Callback done, std::uint64_t needed_by,
+                         TagsBy tags_by) {
+  const Part part{id, offset_bytes, static_cast<std::byte*>(data), bytes};
+  const Range& range = tagged_range(part).range;
+  if (tags_by == TagsBy::kSpace) {
+    if (op == StorageOp::kWrite) {
+      tag({&part, 1});
+    } else {
+      done = verifier_->expect({part, std::move(done)});
+    }
   }
   space_.submit(op, range.offset_bytes + offset_bytes, data, bytes, std::move(done), needed_by);
 }
@@ -273,7 +278,7 @@ std::span<const BlockTag> TaggedSpace::tags(RangeId range) const {
 }
 
 TagCounters TaggedSpace::counters() const {
-  return verifier_ ? verifier_->counters() : TagCounters{};
+  return {hashed_bytes_.load(), static_cast<double>(hash_ns_.load()) * 1e-9, reread_blocks_.load()};
 }
 
 }  // namespace sluice

@@ -10,15 +10,19 @@
 // A block that is wrong is read once more, alone. Right then: a line in the log. Wrong again:
 // IntegrityError. Reading a block that was never written is InternalError.
 //
-// Where the hashing runs: what is written, on the thread that submits it, a storage lane's own,
-// which has nothing else to do; what was read, on one thread of this class between the engine's
-// completion thread, which must go on feeding the device, and the caller's callback. (A lane's
-// thread cannot: it may be waiting for another lane that waits for this read.)
+// Where the hashing runs: best with whoever works on the bytes anyway, while they are in its cache
+// (TagsBy::kCaller): hashing what memory must first be asked for takes four times as long. Else
+// what is written is hashed on the thread that submits it, a storage lane's own, which has nothing
+// else to do; what was read, on one thread of this class between the engine's completion thread,
+// which must go on feeding the device, and the caller's callback. (A lane's thread cannot: it may
+// be waiting for another lane that waits for this read.)
 //
-// Threads: submit() from any thread. Two transfers under way share a block only if both are reads.
+// Threads: all but add_range() from any thread. Two transfers under way share a block only if both
+// are reads.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -49,6 +53,10 @@ struct TagCounters {
   std::uint64_t reread_blocks = 0;  // that were wrong once and right then
 };
 
+// Who verifies what a read brings and tags what a write takes: the space, or its caller by verify()
+// before it uses the bytes, and by tag() before it submits them.
+enum class TagsBy : std::uint8_t { kSpace, kCaller };
+
 class TaggedSpace {
  public:
   struct Range {
@@ -76,10 +84,24 @@ class TaggedSpace {
   // thread, with the first error or null. Errors: StripedSpace's, IntegrityError, and InternalError
   // for a block that was never written. needed_by: as in StorageRequest.
   void submit(StorageOp op, RangeId range, std::uint64_t offset_bytes, void* data,
-              std::uint64_t bytes, StorageEngine::Callback done, std::uint64_t needed_by = 0);
+              std::uint64_t bytes, StorageEngine::Callback done, std::uint64_t needed_by = 0,
+              TagsBy tags_by = TagsBy::kSpace);
   // Submits and waits; throws the error.
   void transfer(StorageOp op, RangeId range, std::uint64_t offset_bytes, void* data,
                 std::uint64_t bytes);
+
+  // Whole blocks of a range, and the memory that they came to or go from.
+  struct Part {
+    RangeId range = 0;
+    std::uint64_t offset_bytes = 0;
+    std::byte* data = nullptr;
+    std::uint64_t bytes = 0;
+  };
+  // TagsBy::kCaller, once for each block of a transfer. verify(): of reads that have ended; a wrong
+  // block is read again before it returns; errors as submit() gives them. tag(): of writes not yet
+  // submitted; nobody reads these blocks from storage until they are written.
+  void verify(std::span<const Part> parts);
+  void tag(std::span<const Part> parts);
 
   // For a log of what lies on storage: a range, and its tags in block order. No transfer of it is
   // under way. Another process verifies them with this run's id and the range's key.
@@ -93,11 +115,20 @@ class TaggedSpace {
  private:
   struct Tagged;
   class Verifier;
-  void tag_blocks(Tagged& range, std::uint64_t offset_bytes, const std::byte* data,
-                  std::uint64_t bytes);
+  Tagged& tagged_range(const Part& part) const;
+  // Of one part; hashing not counted.
+  void verify_blocks(const Part& part);
+  void tag_blocks(const Part& part);
+  bool is_right(const Tagged& tagged, std::uint64_t block, const std::byte* data,
+                std::uint64_t bytes) const;
+  void read_again(const Tagged& tagged, std::uint64_t block, std::byte* data, std::uint64_t bytes);
+  void count_hashing(std::span<const Part> parts, std::int64_t begin_ns);
 
   StripedSpace& space_;
   const RunId run_;
+  std::atomic<std::uint64_t> hashed_bytes_ = 0;
+  std::atomic<std::uint64_t> hash_ns_ = 0;
+  std::atomic<std::uint64_t> reread_blocks_ = 0;
   std::vector<std::unique_ptr<Tagged>> ranges_;
   // By key, offset, bytes and block bytes.
   std::map<std::array<std::uint64_t, 4>, RangeId> known_;

@@ -324,7 +324,8 @@ void Executor::run_optimizer_lane(RunState& run) {
     if (instruction.op != Op::kRelease) {
       check_host_access(run, instruction);
       const std::int64_t begin_ns = device_.now_ns();
-      runner_.run_on_host(run.program(), instruction);
+      UpdateTags tags = update_tags(run.program(), instruction);
+      runner_.run_on_host(run.program(), instruction, &tags);
       if (run.trace != nullptr) record_span(run, instruction, begin_ns, device_.now_ns());
     }
     run.set(id, Progress::kDone);
@@ -336,6 +337,25 @@ TaggedSpace::RangeId Executor::storage_range(const Program& program, const Instr
                                              const Place& place) const {
   if (durable_ == nullptr) return place.storage_ranges[0];
   return place.storage_ranges[durable_->slot_of(place, program.of_made_state(instruction.id))];
+}
+
+UpdateTags Executor::update_tags(const Program& program, const Instruction& update) {
+  const auto piece = [&](InstructionId id, const Place& memory, const Place& storage) {
+    const Instruction& transfer = program.schedule().instructions[id];
+    return UpdateTags::Piece{{storage_range(program, transfer, storage), storage.range_offset,
+                              memory.data, memory.bytes},
+                             memory.buffer->dtype};
+  };
+  const auto& [reads, writes] = program.update_transfers(update.id);
+  std::vector<UpdateTags::Piece> read;
+  std::vector<UpdateTags::Piece> written;
+  for (const InstructionId id : reads) {
+    read.push_back(piece(id, program.writes(id).front(), program.reads(id).front()));
+  }
+  for (const InstructionId id : writes) {
+    written.push_back(piece(id, program.reads(id).front(), program.writes(id).front()));
+  }
+  return {storage_, std::move(read), std::move(written)};
 }
 
 void Executor::commit(RunState& run, const Instruction& instruction) {
@@ -393,7 +413,8 @@ void Executor::run_storage_lane(RunState& run, std::size_t lane_number) {
           --state.in_flight;
           state.drained.notify_all();
         },
-        run.program().needed_by(instruction.id));
+        run.program().needed_by(instruction.id),
+        run.program().tagged_in_update(instruction.id) ? TagsBy::kCaller : TagsBy::kSpace);
   };
   std::exception_ptr error;
   try {

@@ -23,6 +23,7 @@
 #include "engine/runtime/durable_state.hpp"
 #include "engine/runtime/program.hpp"
 #include "engine/runtime/stall_causes.hpp"
+#include "engine/runtime/update_tags.hpp"
 
 namespace sluice {
 
@@ -33,8 +34,9 @@ class OperationRunner {
   // Queues the instruction's work on `stream` (compute lane).
   virtual void run_on_device(const Program& program, const Instruction& instruction,
                              Stream& stream) = 0;
-  // Does it before returning (optimizer lane).
-  virtual void run_on_host(const Program& program, const Instruction& instruction) = 0;
+  // Does it before returning (optimizer lane). guard: of an update, or null.
+  virtual void run_on_host(const Program& program, const Instruction& instruction,
+                           UpdateGuard* guard) = 0;
   // kExternal: starts somebody else's compute; `signal` is called, from any thread, when it is
   // done.
   virtual void run_external(const Program& program, const Instruction& instruction,
@@ -72,6 +74,7 @@ class Executor {
   void run_storage_lane(RunState& run, std::size_t lane);
   TaggedSpace::RangeId storage_range(const Program& program, const Instruction& instruction,
                                      const Place& place) const;
+  UpdateTags update_tags(const Program& program, const Instruction& update);
   void commit(RunState& run, const Instruction& instruction);
   void issue(RunState& run, const Instruction& instruction, Stream& stream);
   void wait_on_host(RunState& run, const Instruction& instruction);

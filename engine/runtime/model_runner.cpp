@@ -120,7 +120,7 @@ void ModelRunner::run_on_device(const Program& program, const Instruction& instr
       return stream.launch(
           [this, &program, &instruction, native = stream.native()] {
             device_kernels_.set_stream(native);
-            run_state_operation(device_kernels_, program, instruction);
+            run_state_operation(device_kernels_, program, instruction, nullptr);
           },
           accesses);
     default:
@@ -134,9 +134,10 @@ void ModelRunner::run_on_device(const Program& program, const Instruction& instr
   }
 }
 
-void ModelRunner::run_on_host(const Program& program, const Instruction& instruction) {
+void ModelRunner::run_on_host(const Program& program, const Instruction& instruction,
+                              UpdateGuard* guard) {
   if (instruction.op == Op::kClipFactor) return clip_factor(program, instruction);
-  run_state_operation(host_kernels_, program, instruction);
+  run_state_operation(host_kernels_, program, instruction, guard);
 }
 
 void ModelRunner::run_external(const Program& program, const Instruction& instruction,
@@ -146,7 +147,7 @@ void ModelRunner::run_external(const Program& program, const Instruction& instru
 }
 
 void ModelRunner::run_state_operation(Kernels& kernels, const Program& program,
-                                      const Instruction& instruction) const {
+                                      const Instruction& instruction, UpdateGuard* guard) const {
   switch (instruction.op) {
     case Op::kAccumulateGrad:
       return accumulate(kernels, program, instruction);
@@ -155,7 +156,7 @@ void ModelRunner::run_state_operation(Kernels& kernels, const Program& program,
     case Op::kGradNorm:
       return norm(kernels, program, instruction);
     case Op::kOptimizerStep:
-      return optimizer_step(kernels, program, instruction);
+      return optimizer_step(kernels, program, instruction, guard);
     default:
       throw InternalError("no such operation: " + std::string(op_name(instruction.op)));
   }
@@ -274,7 +275,7 @@ void ModelRunner::keep_weight(Kernels& kernels, const Place* master, const Place
 }
 
 void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
-                                 const Instruction& instruction) const {
+                                 const Instruction& instruction, UpdateGuard* guard) const {
   const auto& reads = program.reads(instruction.id);
   const auto& writes = program.writes(instruction.id);
   const std::int32_t unit = instruction.unit;
@@ -285,8 +286,14 @@ void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
   // loss scale.
   const Place* scalar = find_place(reads, BufferRole::kScalar);
   const auto* clip = reinterpret_cast<const double*>(data_of(scalar));
-  if (clip != nullptr && !std::isfinite(clip[0])) return keep_weight(kernels, master, weight);
   const ElemRange range = elems_at(gradient, instruction.reads);
+  const auto elems = static_cast<std::int64_t>(range.elems());
+  if (clip != nullptr && !std::isfinite(clip[0])) {
+    if (guard != nullptr) guard->before(0, elems);
+    keep_weight(kernels, master, weight);
+    if (guard != nullptr) guard->after(0, elems);
+    return;
+  }
   copy_found(kernels, reads, writes, unit);
 
   UpdateBuffers buffers;
@@ -297,7 +304,8 @@ void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
   buffers.master = data_of(master);
   buffers.moment1 = data_of(find_state(writes, StateKind::kMoment1, unit));
   buffers.moment2 = data_of(find_state(writes, StateKind::kMoment2, unit));
-  buffers.elems = static_cast<std::int64_t>(range.elems());
+  buffers.elems = elems;
+  buffers.guard = guard;
 
   UpdateScalars scalars = scalars_.update;
   scalars.grad_scale = static_cast<float>(clip == nullptr ? 1.0 / scalars_.loss_scale : clip[1]);

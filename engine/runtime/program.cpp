@@ -47,6 +47,7 @@ Program::Program(const Schedule& schedule, RunMemory& memory, bool flipped) : sc
   }
   find_storage_conflicts();
   find_made_state();
+  find_update_transfers();
   find_needed_by();
 }
 
@@ -122,6 +123,61 @@ void Program::find_made_state() {
     const auto after = written.lower_bound(end);
     of_made_state_[instruction.id] =
         after != written.begin() && std::prev(after)->second > place.storage_offset;
+  }
+}
+
+// By the list's order of a staged piece's uses, which its dependencies keep: a read from storage
+// and right behind it an update, an update and right behind it the write. Both take the whole
+// piece, at the same place; what is read or written in other ways the tagged space sees to itself.
+void Program::find_update_transfers() {
+  update_transfers_.resize(schedule_.instructions.size());
+  tagged_in_update_.assign(schedule_.instructions.size(), false);
+  std::vector<InstructionId> before(schedule_.buffers.size(), kNoId);  // who used a buffer last
+  std::vector<InstructionId> last(schedule_.buffers.size(), kNoId);    // and who will
+  const auto place_in = [](const std::vector<Place>& places, BufferId buffer) -> const Place* {
+    const auto found = std::find_if(places.begin(), places.end(), [buffer](const Place& place) {
+      return place.buffer->id == buffer;
+    });
+    return found == places.end() ? nullptr : &*found;
+  };
+  const auto same = [](const Place* a, const Place* b) {
+    return a != nullptr && b != nullptr && a->data == b->data && a->bytes == b->bytes;
+  };
+  const auto is_update = [this](InstructionId id) {
+    return id != kNoId && schedule_.instructions[id].op == Op::kOptimizerStep &&
+           schedule_.instructions[id].lane == Lane::kOptimizer;
+  };
+  const auto note_uses = [this](std::vector<InstructionId>& by_buffer, InstructionId id) {
+    for (const auto* places : {&reads_[id], &writes_[id]}) {
+      for (const Place& place : *places) by_buffer[place.buffer->id] = id;
+    }
+  };
+  for (const Instruction& instruction : schedule_.instructions) note_uses(last, instruction.id);
+  for (const Instruction& instruction : schedule_.instructions) {
+    if (instruction.op == Op::kRelease) continue;
+    const InstructionId id = instruction.id;
+    if (is_update(id)) {
+      for (const Place& place : reads_[id]) {
+        const BufferId buffer = place.buffer->id;
+        const InstructionId read = before[buffer];
+        if (read == kNoId || schedule_.instructions[read].op != Op::kStorageRead ||
+            !same(&place, &writes_[read].front())) {
+          continue;
+        }
+        // Who reads it besides need not wait for the update that does not write it.
+        if (last[buffer] != id && place_in(writes_[id], buffer) == nullptr) continue;
+        update_transfers_[id].reads.push_back(read);
+        tagged_in_update_[read] = true;
+      }
+    } else if (instruction.op == Op::kStorageWrite) {
+      const Place& from = reads_[id].front();
+      const InstructionId update = before[from.buffer->id];
+      if (is_update(update) && same(&from, place_in(writes_[update], from.buffer->id))) {
+        update_transfers_[update].writes.push_back(id);
+        tagged_in_update_[id] = true;
+      }
+    }
+    note_uses(before, id);
   }
 }
 

@@ -43,6 +43,15 @@ class Program {
   // the first instruction of other lanes that cannot start before it, by way of other transfers
   // too; behind the last where none waits.
   std::uint64_t needed_by(InstructionId id) const { return needed_by_[id]; }
+  // Transfers from and to storage whose memory a host update takes first after, or left right
+  // before them: it verifies and tags their blocks while they are in its cache (TagsBy::kCaller).
+  struct UpdateTransfers {
+    std::vector<InstructionId> reads, writes;
+  };
+  const UpdateTransfers& update_transfers(InstructionId update) const {
+    return update_transfers_[update];
+  }
+  bool tagged_in_update(InstructionId transfer) const { return tagged_in_update_[transfer]; }
   // Of a transfer from or to storage that holds two versions: it is of the state that the pass
   // makes, not of what it found.
   bool of_made_state(InstructionId id) const { return of_made_state_[id]; }
@@ -51,6 +60,7 @@ class Program {
   std::vector<Place> resolve(const std::vector<Use>& uses, RunMemory& memory);
   void find_storage_conflicts();
   void find_made_state();
+  void find_update_transfers();
   void find_needed_by();
 
   const Schedule& schedule_;
@@ -63,6 +73,8 @@ class Program {
   std::vector<bool> awaited_;
   std::vector<std::vector<InstructionId>> storage_conflicts_;
   std::vector<bool> of_made_state_;
+  std::vector<UpdateTransfers> update_transfers_;
+  std::vector<bool> tagged_in_update_;
   std::vector<std::uint64_t> needed_by_;
 };
 

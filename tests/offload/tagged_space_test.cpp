@@ -147,6 +147,45 @@ TEST_F(TaggedSpaceTest, ABlockThatStaysWrongNamesFilePlaceAndOwner) {
   }
 }
 
+// The bytes of blocks [first, last) of `data`.
+TaggedSpace::Part part_of(TaggedSpace::RangeId id, std::vector<std::byte>& data,
+                          std::uint64_t first, std::uint64_t last) {
+  const std::uint64_t end = std::min<std::uint64_t>(last * kBlock, data.size());
+  return {id, first * kBlock, data.data() + first * kBlock, end - first * kBlock};
+}
+
+TEST_F(TaggedSpaceTest, ACallerTagsWhatItWritesAndVerifiesWhatItReads) {
+  const auto move = [&](StorageOp op, std::vector<std::byte>& data) {
+    submit_and_wait(data.size(), [&](StorageEngine::Callback done) {
+      tagged_->submit(op, id_, 0, data.data(), data.size(), std::move(done), 0, TagsBy::kCaller);
+    });
+  };
+  // In parts, in any order, as the threads of an update do.
+  tagged_->tag(std::vector{part_of(id_, data_, 3, 6), part_of(id_, data_, 0, 1)});
+  tagged_->tag(std::vector{part_of(id_, data_, 1, 3)});
+  move(StorageOp::kWrite, data_);
+  EXPECT_EQ(tagged_->counters().hashed_bytes, kBytes);
+  EXPECT_EQ(read(), data_);  // verified by the space: the tags are the same
+
+  std::vector<std::byte> into(kBytes);
+  move(StorageOp::kRead, into);
+  EXPECT_EQ(tagged_->counters().hashed_bytes, 2 * kBytes);  // nobody has verified it yet
+  EXPECT_EQ(into, data_);
+  into[2 * kBlock + 5] ^= std::byte{4};  // wrong in memory, right on storage
+  tagged_->verify(std::vector{part_of(id_, into, 0, 6)});
+  EXPECT_EQ(into, data_);
+  EXPECT_EQ(tagged_->counters().reread_blocks, 1u);
+}
+
+TEST_F(TaggedSpaceTest, ACallerFindsABlockThatIsWrongOnStorage) {
+  write();
+  std::vector<std::byte> other = data_;
+  other[4 * kBlock + 1] ^= std::byte{1};
+  space_->transfer(StorageOp::kWrite, range().offset_bytes, other.data(), other.size());
+  EXPECT_NO_THROW(tagged_->verify(std::vector{part_of(id_, other, 0, 4)}));
+  EXPECT_THROW(tagged_->verify(std::vector{part_of(id_, other, 4, 6)}), IntegrityError);
+}
+
 TEST_F(TaggedSpaceTest, AFailedReadReportsItsOwnError) {
   make({StorageFault::kEio, 2, false});
   write();

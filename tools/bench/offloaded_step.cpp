@@ -66,6 +66,15 @@ Plan plan_of(const Config& config, const Model& model, const Backend& backend) {
   return std::get<Plan>(std::move(planned));
 }
 
+// Of the piece that an update takes.
+std::uint64_t elems_of_update(const Schedule& schedule, const Instruction& update) {
+  for (const Use& use : update.reads) {
+    const Buffer& buffer = schedule.buffers[use.buffer];
+    if (buffer.role == BufferRole::kState) return elems_of(buffer, use).elems();
+  }
+  throw InternalError("an update reads no state");
+}
+
 // Only what the update needs: its passes are never run.
 MemoryNeed need_of(const Plan& plan) {
   const std::array<const Schedule*, 1> schedules{&plan.drain};
@@ -82,8 +91,13 @@ class OffloadedStep::Runner final : public OperationRunner {
                      Stream& stream) override {
     inner_.run_on_device(program, instruction, stream);
   }
-  void run_on_host(const Program& program, const Instruction& instruction) override {
-    if (updates_) inner_.run_on_host(program, instruction);
+  void run_on_host(const Program& program, const Instruction& instruction,
+                   UpdateGuard* guard) override {
+    if (updates_) return inner_.run_on_host(program, instruction, guard);
+    // What is read is verified still, and what is written tagged.
+    const auto elems = static_cast<std::int64_t>(elems_of_update(program.schedule(), instruction));
+    guard->before(0, elems);
+    guard->after(0, elems);
   }
 
  private:

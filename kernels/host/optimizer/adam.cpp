@@ -59,7 +59,7 @@ void adam(const Parallel& parallel, const OptimizerOptions& options, const Updat
           std::span<const ParameterSegment> segments, const UpdateScalars& scalars) {
   const UpdateArrays arrays = update_arrays(options, buffers, scalars);
   const AdamConstants constants = adam_constants(options, scalars.step);
-  for_segment_pieces(parallel, arrays, buffers.elems, kUpdatePieceElems, segments,
+  for_segment_pieces(parallel, arrays, buffers.elems, segments,
                      [&](const ParameterSegment& segment, std::int64_t begin, std::int64_t end) {
                        HWY_DYNAMIC_DISPATCH(adam_range)
                        (arrays, constants, scalars, segment, begin, end);

@@ -10,7 +10,8 @@
 // since large arrays tend to begin at the same offset of a page and so meet in the same few sets of
 // the L1 cache (256 elements ahead cost a tenth of the rate on two Zen cores); nearer is slower
 // where memory answers late (64 ahead cost 3% on two Ice Lake cores). What a stage reads in one go
-// at its beginning is asked for a stage ahead.
+// at its beginning is asked for a stage ahead. Under a guard it is the guard that meets memory
+// first, a block at a time: so a block ahead.
 //
 // Included once for each instruction set (see kernels/host/simd.hpp).
 #if defined(SLUICE_KERNELS_HOST_OPTIMIZER_STAGE) == defined(HWY_TARGET_TOGGLE)
@@ -66,10 +67,11 @@ struct Ahead {
 HWY_INLINE Ahead ahead_of(const UpdateArrays& arrays, int moments, std::int64_t i,
                           const void* cached) {
   Ahead ahead;
+  const std::int64_t ahead_elems = arrays.guard == nullptr ? kAheadElems : UpdateGuard::kElems;
   const auto set = [&](int k, bool used, const void* array, std::int64_t elem_bytes) {
     ahead.from[k] = static_cast<const std::byte*>(used ? array : cached);
     ahead.line_bytes[k] = used ? kLineElems * elem_bytes : 0;
-    if (used) ahead.from[k] += (i + kAheadElems) * elem_bytes;
+    if (used) ahead.from[k] += (i + ahead_elems) * elem_bytes;
   };
   const bool split = arrays.weight_format == WeightFormat::kSplitBF16;
   const std::int64_t moment_bytes = arrays.moments == DType::kF32    ? 4

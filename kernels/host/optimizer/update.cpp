@@ -4,6 +4,7 @@
 
 #include "base/error.hpp"
 #include "kernels/host/optimizer/rules.hpp"
+#include "kernels/host/parallel.hpp"
 #include "kernels/update_arrays.hpp"
 
 namespace sluice::host {
@@ -23,10 +24,11 @@ std::uint64_t update_workspace_bytes(const Gemm& gemm, const OptimizerOptions& o
   }
 }
 
-void update(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& options,
-            const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
-            const UpdateScalars& scalars, void* workspace) {
-  check_update(options, buffers, segments);
+namespace {
+
+void run_rule(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& options,
+              const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
+              const UpdateScalars& scalars, void* workspace) {
   switch (options.rule) {
     case OptimizerRule::kAdamW:
       return adamw(parallel, options, buffers, segments, scalars);
@@ -44,6 +46,28 @@ void update(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& 
       return muon(parallel, gemm, options, buffers, segments, scalars, workspace);
   }
   throw InternalError("no such optimizer rule: " + std::to_string(static_cast<int>(options.rule)));
+}
+
+}  // namespace
+
+void update(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& options,
+            const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
+            const UpdateScalars& scalars, void* workspace) {
+  check_update(options, buffers, segments);
+  // Rules that look at whole tensors visit them several times: the guard sees all before and
+  // behind.
+  UpdateBuffers guarded = buffers;
+  UpdateGuard* const around = needs_whole_tensors(options) ? buffers.guard : nullptr;
+  if (around != nullptr) {
+    guarded.guard = nullptr;
+    parallel.for_blocks(buffers.elems, kUpdatePieceElems,
+                        [&](std::int64_t begin, std::int64_t end) { around->before(begin, end); });
+  }
+  run_rule(parallel, gemm, options, guarded, segments, scalars, workspace);
+  if (around != nullptr) {
+    parallel.for_blocks(buffers.elems, kUpdatePieceElems,
+                        [&](std::int64_t begin, std::int64_t end) { around->after(begin, end); });
+  }
 }
 
 }  // namespace sluice::host

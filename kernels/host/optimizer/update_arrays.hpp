@@ -5,20 +5,27 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/host/optimizer/rules.hpp"
 #include "kernels/host/parallel.hpp"
 #include "kernels/update_arrays.hpp"
 
 namespace sluice::host {
 
-// body(segment, begin, end) for all pieces of all segments: of at most piece_elems elements, cut at
-// multiples of it; each near its master's memory.
+// Elements to a task where a guard looks at blocks of them: as many as leave a dozen tasks to share
+// out, since the first block of each is not in the cache when the guard looks at it.
+inline std::int64_t guarded_task_elems(std::int64_t elems) {
+  constexpr std::int64_t kMost = 65536;
+  const std::int64_t twelfth = elems / 12 / UpdateGuard::kElems * UpdateGuard::kElems;
+  return std::clamp(twelfth, UpdateGuard::kElems, kMost);
+}
+
+// body(segment, begin, end) for all pieces of all segments: of at most kUpdatePieceElems elements,
+// cut at multiples of it; each near its master's memory. A guard has smaller ones, and sees each
+// right before and behind its bodies.
 template <class Body>
 void for_segment_pieces(const Parallel& parallel, const UpdateArrays& arrays, std::int64_t elems,
-                        std::int64_t piece_elems, std::span<const ParameterSegment> segments,
-                        const Body& body) {
-  const ElementMemory master{arrays.master,
-                             arrays.weight_format == WeightFormat::kSplitBF16 ? 2u : 4u};
-  parallel.for_blocks_near(master, elems, piece_elems, [&](std::int64_t begin, std::int64_t end) {
+                        std::span<const ParameterSegment> segments, const Body& body) {
+  const auto visit = [&](std::int64_t begin, std::int64_t end) {
     auto segment = std::partition_point(
         segments.begin(), segments.end(),
         [begin](const ParameterSegment& before) { return before.end <= begin; });
@@ -26,6 +33,20 @@ void for_segment_pieces(const Parallel& parallel, const UpdateArrays& arrays, st
       const std::int64_t from = std::max(begin, segment->begin);
       const std::int64_t to = std::min(end, segment->end);
       if (from < to) body(*segment, from, to);
+    }
+  };
+  const ElementMemory master{arrays.master,
+                             arrays.weight_format == WeightFormat::kSplitBF16 ? 2u : 4u};
+  if (arrays.guard == nullptr) {
+    return parallel.for_blocks_near(master, elems, kUpdatePieceElems, visit);
+  }
+  const std::int64_t task_elems = guarded_task_elems(elems);
+  parallel.for_blocks_near(master, elems, task_elems, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t at = begin; at < end; at += UpdateGuard::kElems) {
+      const std::int64_t to = std::min(at + UpdateGuard::kElems, end);
+      arrays.guard->before(at, to);
+      visit(at, to);
+      arrays.guard->after(at, to);
     }
   });
 }

@@ -19,11 +19,12 @@ using testing::operator+;
 
 class StorageIntegrity : public ::testing::Test {
  protected:
-  Config config(const std::string& run) const {
-    return bench_.config(run, Overrides{"model.layers=1", "model.hidden=32", "model.heads=2",
-                                        "train.seq=16", "train.micro_batch=1", "train.steps=3"} +
-                                  places("storage", "storage", "storage"));
+  static Overrides storage_settings() {
+    return Overrides{"model.layers=1", "model.hidden=32",     "model.heads=2",
+                     "train.seq=16",   "train.micro_batch=1", "train.steps=3"} +
+           places("storage", "storage", "storage");
   }
+  Config config(const std::string& run) const { return bench_.config(run, storage_settings()); }
 
   // Operations that the engine had seen when each step ended, in a healthy run.
   TrainingRecord run(const FaultPlan& plan,
@@ -54,6 +55,31 @@ TEST_F(StorageIntegrity, ARunTellsWhatItsTagsCost) {
   EXPECT_GT(tags.at("hash_time_s").get<double>(), 0);
   EXPECT_EQ(tags.at("reread_blocks"), 0);
   for (const RunEvent& step : record.steps) EXPECT_GT(step.at("tag_time_s").get<double>(), 0);
+}
+
+// By the space or by an update that has the bytes at hand, but each byte once.
+TEST_F(StorageIntegrity, EveryByteOfAStepIsHashedOnce) {
+  for (const Overrides& rule : {Overrides{},
+                                {"optimizer.states=split", "train.precision=bf16"},
+                                {"optimizer.moments=8bit", "train.precision=bf16"},
+                                {"optimizer.name=adafactor"},
+                                {"optimizer.placement=next_forward"},
+                                {"checkpoint.mode=durable", "checkpoint.every=1"}}) {
+    const auto counts = [&](int steps) {
+      const TrainingRecord record = TrainingBench::run(bench_.config(
+          "run" + std::to_string(steps),
+          storage_settings() + rule + Overrides{"train.steps=" + std::to_string(steps)}));
+      const auto& moved = record.done.at("bytes_moved");
+      return std::pair(record.done.at("storage_tags").at("hashed_bytes").get<std::uint64_t>(),
+                       moved.at("storage_read").get<std::uint64_t>() +
+                           moved.at("storage_write").get<std::uint64_t>());
+    };
+    const auto [hashed, moved] = counts(3);
+    const auto [hashed_by_more, moved_by_more] = counts(5);
+    EXPECT_GT(moved_by_more, moved);
+    EXPECT_EQ(hashed_by_more - hashed, moved_by_more - moved)
+        << (rule.empty() ? "the default rule" : rule.front());
+  }
 }
 
 TEST_F(StorageIntegrity, AReadThatIsWrongOnceIsReadAgainAndTheResultIsTheSame) {

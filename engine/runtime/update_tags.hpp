@@ -1,0 +1,34 @@
+// Verifies and tags the blocks of a piece of state while an update has them in its cache.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/dtype.hpp"
+#include "kernels/optimizer.hpp"
+#include "offload/tagged_space.hpp"
+
+namespace sluice {
+
+class UpdateTags final : public UpdateGuard {
+ public:
+  // Of one kind of state: where its piece is, in memory and on storage.
+  struct Piece {
+    TaggedSpace::Part part;
+    DType dtype = DType::kF32;
+  };
+
+  // read: pieces that came from storage, by TagsBy::kCaller; written: that will go there so.
+  UpdateTags(TaggedSpace& storage, std::vector<Piece> read, std::vector<Piece> written);
+
+  // Of before(): TaggedSpace::verify's errors.
+  void before(std::int64_t begin, std::int64_t end) override;
+  void after(std::int64_t begin, std::int64_t end) override;
+
+ private:
+  TaggedSpace& storage_;
+  const std::vector<Piece> read_;
+  const std::vector<Piece> written_;
+};
+
+}  // namespace sluice
