@@ -49,7 +49,7 @@ BlockTag tag_of(const RunId& run, std::uint64_t key, std::uint64_t block, std::u
 
 struct TagCounters {
   std::uint64_t hashed_bytes = 0;
-  double hash_seconds = 0;          // of CPU, both directions
+  double hash_seconds = 0;  // of all threads that hash, both directions; if put off, that too
   std::uint64_t reread_blocks = 0;  // that were wrong once and right then
 };
 

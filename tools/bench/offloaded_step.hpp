@@ -43,7 +43,7 @@ class OffloadedStep {
   struct Cost {
     double seconds = 0;
     double cpu_seconds = 0;  // of the whole process
-    double tag_seconds = 0;  // of CPU: inside cpu_seconds
+    double tag_seconds = 0;  // of the threads that hash: inside cpu_seconds
     std::uint64_t read_bytes = 0;
     std::uint64_t write_bytes = 0;  // both as the storage engine counted
   };
