@@ -143,6 +143,10 @@ void Program::find_update_transfers() {
   const auto same = [](const Place* a, const Place* b) {
     return a != nullptr && b != nullptr && a->data == b->data && a->bytes == b->bytes;
   };
+  // State of whole tensors has other elements than the piece.
+  const auto of_piece = [](const Place& place) {
+    return place.buffer->role == BufferRole::kState && !place.buffer->per_tensor;
+  };
   const auto is_update = [this](InstructionId id) {
     return id != kNoId && schedule_.instructions[id].op == Op::kOptimizerStep &&
            schedule_.instructions[id].lane == Lane::kOptimizer;
@@ -161,7 +165,7 @@ void Program::find_update_transfers() {
         const BufferId buffer = place.buffer->id;
         const InstructionId read = before[buffer];
         if (read == kNoId || schedule_.instructions[read].op != Op::kStorageRead ||
-            !same(&place, &writes_[read].front())) {
+            !of_piece(place) || !same(&place, &writes_[read].front())) {
           continue;
         }
         // Who reads it besides need not wait for the update that does not write it.
@@ -172,7 +176,8 @@ void Program::find_update_transfers() {
     } else if (instruction.op == Op::kStorageWrite) {
       const Place& from = reads_[id].front();
       const InstructionId update = before[from.buffer->id];
-      if (is_update(update) && same(&from, place_in(writes_[update], from.buffer->id))) {
+      if (is_update(update) && of_piece(from) &&
+          same(&from, place_in(writes_[update], from.buffer->id))) {
         update_transfers_[update].writes.push_back(id);
         tagged_in_update_[id] = true;
       }

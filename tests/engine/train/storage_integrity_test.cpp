@@ -63,8 +63,7 @@ TEST_F(StorageIntegrity, EveryByteOfAStepIsHashedOnce) {
                                 {"optimizer.states=split", "train.precision=bf16"},
                                 {"optimizer.moments=8bit", "train.precision=bf16"},
                                 {"optimizer.name=adafactor"},
-                                {"optimizer.placement=next_forward"},
-                                {"checkpoint.mode=durable", "checkpoint.every=1"}}) {
+                                {"optimizer.placement=next_forward"}}) {
     const auto counts = [&](int steps) {
       const TrainingRecord record = TrainingBench::run(bench_.config(
           "run" + std::to_string(steps),

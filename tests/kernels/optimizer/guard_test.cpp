@@ -23,7 +23,9 @@ struct Chunk {
       segment.end = end = segment.begin + shape.rows * shape.cols;
       segment.tensor = shape;
       segment.moment2_begin = of_tensors;
-      of_tensors += state_elems(options, StateKind::kMoment2, shape);
+      if (state_layout(options, StateKind::kMoment2).extent == StateExtent::kPerTensor) {
+        of_tensors += state_elems(options, StateKind::kMoment2, shape);
+      }
       segments.push_back(segment);
     }
     elems = end + 77;  // its last block is short
