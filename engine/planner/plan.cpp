@@ -235,7 +235,7 @@ class Search {
     }
   }
 
-  // The fewest that fit. False: not even all do.
+  // The fewest that fit, none where all may stay. False: not even all do.
   bool consider_least(const SpillChoice& choice) {
     const auto fitting = [&](std::size_t count) -> std::optional<Compiled> {
       const StepOptions options = choice.with(count);
@@ -245,6 +245,10 @@ class Search {
       return compiled;
     };
     if (choice.count() == 0) return false;
+    if (std::optional<Compiled> kept = fitting(0)) {
+      try_out(std::move(*kept), {choice.with(0)});
+      return true;
+    }
     std::optional<Compiled> found = fitting(choice.count());
     if (!found) return false;
     std::size_t too_few = 0;
