@@ -12,6 +12,7 @@ AdamPeerRounds::AdamPeerRounds(AdamPeers peers, std::int64_t elems)
     : peers_(std::move(peers)), elems_(static_cast<double>(elems)) {}
 
 void AdamPeerRounds::run_round(bool counted) {
+  if (!peers_.variants().empty()) peers_.seconds(peers_.variants().front().name);
   for (const AdamPeer& peer : peers_.variants()) {
     const double seconds = peers_.seconds(peer.name);
     if (counted) params_per_s_[peer.name].push_back(elems_ / seconds);

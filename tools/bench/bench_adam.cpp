@@ -1,7 +1,9 @@
 #include "tools/bench/bench_adam.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "base/error.hpp"
 #include "kernels/host/optimizer/rules.hpp"
@@ -48,6 +50,8 @@ void check(const AdamBenchOptions& options) {
   if (options.threads < 0) throw InputError("bench adam: threads must not be negative");
 }
 
+constexpr std::chrono::milliseconds kUntilThreadsSleep{100};
+
 nlohmann::json figures_of(const AdamVariant& variant, const Rounds& rounds, double bytes) {
   const double params_per_s = median(rounds.update);
   return {{"what", variant.what},
@@ -87,7 +91,13 @@ nlohmann::json run_adam_bench(const AdamBenchOptions& options) {
       rounds[i].traffic.push_back(traffic);
       rounds[i].ratio.push_back(update / traffic);
     }
-    if (peers) peers->run_round(round >= 0);
+    if (!peers) continue;
+    // OpenMP's threads and oneTBB's look for work a while before they sleep, on the cores of who is
+    // measured next; and who is first behind a pause wakes cores and threads, uncounted.
+    std::this_thread::sleep_for(kUntilThreadsSleep);
+    peers->run_round(round >= 0);
+    std::this_thread::sleep_for(kUntilThreadsSleep);
+    steps.front().traffic_seconds();
   }
   nlohmann::json of_variants = nlohmann::json::object();
   for (std::size_t i = 0; i < steps.size(); ++i) {
