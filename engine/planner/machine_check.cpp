@@ -44,10 +44,17 @@ void check_directory(const char* key, const std::string& path) {
   }
 }
 
+// False where nothing can be asked of the directory.
+bool lies_on(dev_t device, const std::string& directory) {
+  struct stat status {};
+  return stat(nearest_existing(directory).c_str(), &status) == 0 && status.st_dev == device;
+}
+
 // State is striped over the storage paths; those on one file system share its free space.
 struct StorageRoom {
   std::vector<std::size_t> paths;  // those on the file system, by number
   std::uint64_t available_bytes = 0;
+  dev_t device = 0;
 
   std::uint64_t needed_bytes(const StripeLayout& layout, std::uint64_t bytes) const {
     std::uint64_t needed = 0;
@@ -68,7 +75,8 @@ std::vector<StorageRoom> storage_rooms(const Config& config) {
       throw InputError("memory.storage_paths: the free space of '" + path + "' cannot be read");
     }
     const auto available = static_cast<std::uint64_t>(facts.f_bavail) * facts.f_frsize;
-    StorageRoom& room = rooms.try_emplace(status.st_dev, StorageRoom{{}, available}).first->second;
+    StorageRoom& room =
+        rooms.try_emplace(status.st_dev, StorageRoom{{}, available, status.st_dev}).first->second;
     room.paths.push_back(i);
   }
   std::vector<StorageRoom> list;
@@ -154,8 +162,17 @@ StripeLayout configured_layout(const Config& config) {
 std::vector<std::size_t> paths_without_room(const Config& config, const StripeLayout& layout,
                                             std::uint64_t storage_bytes) {
   std::vector<std::size_t> paths;
+  const StripeLayout even = StripeLayout::even(layout.paths());
   for (const StorageRoom& room : storage_rooms(config)) {
-    if (room.needed_bytes(layout, storage_bytes) <= room.available_bytes) continue;
+    // What checkpoints and weights need beside the state was checked for even shares.
+    const bool beside_results =
+        room.paths.size() < layout.paths() &&
+        (lies_on(room.device, config.checkpoint.dir) || lies_on(room.device, config.log.dir));
+    const std::uint64_t needed = room.needed_bytes(layout, storage_bytes);
+    const std::uint64_t available =
+        beside_results ? std::min(room.available_bytes, room.needed_bytes(even, storage_bytes))
+                       : room.available_bytes;
+    if (needed <= available) continue;
     paths.insert(paths.end(), room.paths.begin(), room.paths.end());
   }
   return paths;

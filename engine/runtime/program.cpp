@@ -168,8 +168,12 @@ void Program::find_update_transfers() {
             !of_piece(place) || !same(&place, &writes_[read].front())) {
           continue;
         }
-        // Who reads it besides need not wait for the update that does not write it.
-        if (last[buffer] != id && place_in(writes_[id], buffer) == nullptr) continue;
+        // Who reads it besides need not wait for the update that does not write it. And what the
+        // update makes elsewhere is copied there first (ModelRunner).
+        const bool in_place = place_in(writes_[id], buffer) != nullptr;
+        const bool made_elsewhere =
+            !in_place && find_state(writes_[id], place.buffer->kind, place.buffer->unit) != nullptr;
+        if (made_elsewhere || (last[buffer] != id && !in_place)) continue;
         update_transfers_[id].reads.push_back(read);
         tagged_in_update_[read] = true;
       }

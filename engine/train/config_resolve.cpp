@@ -196,6 +196,12 @@ void check_storage_paths(const Config& config, const ConfigOrigins& origins) {
                        path + "' twice; each must be another directory");
     }
   }
+  constexpr std::size_t kMostPaths = 512;  // a stripe layout holds some stripes of each
+  if (config.memory.storage_paths.size() > kMostPaths) {
+    throw InputError(origins.of("memory.storage_paths") + ": memory.storage_paths names " +
+                     std::to_string(config.memory.storage_paths.size()) +
+                     " directories; there can be at most " + std::to_string(kMostPaths));
+  }
   const std::size_t shares = config.memory.storage_shares.size();
   if (shares == 0 || shares == config.memory.storage_paths.size()) return;
   throw InputError(origins.of("memory.storage_shares") + ": memory.storage_shares has " +

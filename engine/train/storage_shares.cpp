@@ -24,6 +24,8 @@ constexpr std::uint64_t kBlocks = 64;  // of the file
 constexpr std::uint64_t kWave = 16;    // requests at once
 constexpr int kRounds = 3;
 constexpr double kSecondsARound = 0.1;  // of each path, at least one wave
+// Of state on each path: to measure for less takes longer than it gains.
+constexpr std::uint64_t kLeastMeasuredBytes = 64 * kMiB;
 
 struct FreeBytes {
   void operator()(std::byte* data) const { std::free(data); }
@@ -47,15 +49,17 @@ class PathTrial {
   void round() {
     const auto begin = std::chrono::steady_clock::now();
     double seconds = 0;
+    double bytes = 0;
     while (seconds < kSecondsARound) {
       wave(next_ % kBlocks, true);
       next_ += kWave;
-      bytes_ += static_cast<double>(kWave * kBlockBytes);
+      bytes += static_cast<double>(kWave * kBlockBytes);
       seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     }
-    seconds_ += seconds;
+    bytes_per_s_ = std::max(bytes_per_s_, bytes / seconds);
   }
-  double bytes_per_s() const { return bytes_ / seconds_; }
+  // Of the best round: one in which the machine stood still must not decide for a whole run.
+  double bytes_per_s() const { return bytes_per_s_; }
 
  private:
   // Requests for kWave blocks that follow each other: writes, or every other one a read.
@@ -86,8 +90,7 @@ class PathTrial {
   std::byte* const staging_;
   const StorageFileId file_;
   std::uint64_t next_ = 0;
-  double bytes_ = 0;
-  double seconds_ = 0;
+  double bytes_per_s_ = 0;
 };
 
 void say_shares(const Config& config, const std::vector<double>& speeds,
@@ -145,6 +148,8 @@ std::vector<std::uint32_t> choose_storage_shares(const Config& config,
   if (!memory.storage_shares.empty()) return shares_by_speed(memory.storage_shares);
   const std::string kind =
       std::get<std::string>(find_config_key("memory.storage_engine")->read(config));
+  const std::vector<std::uint32_t> even(memory.storage_paths.size(), 1);
+  if (storage_bytes < kLeastMeasuredBytes * memory.storage_paths.size()) return even;
   try {
     const auto engine = make_storage_engine(kind, {});
     const std::vector<double> speeds = measure_path_speeds(*engine, memory.storage_paths);
@@ -154,8 +159,10 @@ std::vector<std::uint32_t> choose_storage_shares(const Config& config,
   } catch (const InputError& error) {
     // The run itself may have the room that its measurement lacks.
     log(LogLevel::kInfo, std::string("storage is striped evenly: ") + error.what());
-    return std::vector<std::uint32_t>(memory.storage_paths.size(), 1);
+  } catch (const IoError& error) {
+    log(LogLevel::kWarning, std::string("storage is striped evenly: ") + error.what());
   }
+  return even;
 }
 
 }  // namespace sluice

@@ -2,6 +2,7 @@
 #include "engine/planner/machine_check.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 
@@ -65,6 +66,23 @@ TEST(StorageShares, APathWithoutRoomIsNamedAndSharesAreConfigurable) {
   EXPECT_EQ(paths_without_room(config, layout, std::uint64_t{1} << 60),
             (std::vector<std::size_t>{0, 1}));
   EXPECT_THROW(check_storage_paths(config, std::uint64_t{1} << 60), InputError);
+}
+
+// Room for checkpoints and weights was checked for even shares: where they lie no path gets more.
+TEST(StorageShares, APathBesideTheCheckpointsGetsNoMoreThanAnEvenShare) {
+  struct stat memory {
+  }, disk{};
+  Config config = small_budgets();
+  ASSERT_EQ(stat(config.memory.storage_paths.front().c_str(), &disk), 0);
+  if (stat("/dev/shm", &memory) != 0 || memory.st_dev == disk.st_dev) {
+    GTEST_SKIP() << "there is one file system";
+  }
+  config.memory.storage_paths.push_back("/dev/shm");
+  config.checkpoint.dir = "/dev/shm";
+  config.log.dir = "/dev/shm";
+  EXPECT_TRUE(paths_without_room(config, StripeLayout({3, 1}), 16 * kMiB).empty());
+  EXPECT_EQ(paths_without_room(config, StripeLayout({1, 3}), 16 * kMiB),
+            (std::vector<std::size_t>{1}));
 }
 
 TEST(SettleBudgets, MoreThanIsFreeIsRefusedWithBothSizes) {

@@ -66,6 +66,9 @@ TEST(Config, StorageSharesAreOneNumberForEachPath) {
   EXPECT_EQ(parse(kSmall + "[memory]\nstorage_paths = [\"x\", \"y\"]\nstorage_shares = [2, 1]\n")
                 .memory.storage_shares,
             (std::vector<double>{2, 1}));
+  std::string many = "memory.storage_paths=p0";
+  for (int i = 1; i <= 512; ++i) many += ",p" + std::to_string(i);
+  EXPECT_NE(refusal(kSmall, {many}).find("at most 512"), std::string::npos);
   EXPECT_NE(refusal(kSmall, {two, "memory.storage_shares=1,2,3"}).find("give one for each"),
             std::string::npos);
   for (const char* wrong : {"1,0", "1,-1", "1,nan", "1,x"}) {
