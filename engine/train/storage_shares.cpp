@@ -148,7 +148,7 @@ std::vector<std::uint32_t> choose_storage_shares(const Config& config,
   if (!memory.storage_shares.empty()) return shares_by_speed(memory.storage_shares);
   const std::string kind =
       std::get<std::string>(find_config_key("memory.storage_engine")->read(config));
-  const std::vector<std::uint32_t> even(memory.storage_paths.size(), 1);
+  std::vector<std::uint32_t> even(memory.storage_paths.size(), 1);
   if (storage_bytes < kLeastMeasuredBytes * memory.storage_paths.size()) return even;
   try {
     const auto engine = make_storage_engine(kind, {});
