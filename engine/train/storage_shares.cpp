@@ -7,6 +7,7 @@
 #include <mutex>
 #include <new>
 #include <numeric>
+#include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
@@ -27,15 +28,14 @@ constexpr double kSecondsARound = 0.1;  // of each path, at least one wave
 // Of state on each path: to measure for less takes longer than it gains.
 constexpr std::uint64_t kLeastMeasuredBytes = 64 * kMiB;
 
-struct FreeBytes {
-  void operator()(std::byte* data) const { std::free(data); }
-};
+// Kept by every request too: one that misses its deadline still writes there when it ends.
+using Staging = std::shared_ptr<std::byte>;
 
 class PathTrial {
  public:
-  PathTrial(StorageEngine& engine, const std::string& directory, std::byte* staging)
+  PathTrial(StorageEngine& engine, const std::string& directory, Staging staging)
       : engine_(engine),
-        staging_(staging),
+        staging_(std::move(staging)),
         file_(engine.open(
             directory + "/sluice-" + make_run_id().hex() + "-0" + StripedSpace::kScratchSuffix,
             StorageFileMode::kScratch, kBlocks * kBlockBytes)) {
@@ -74,9 +74,9 @@ class PathTrial {
       request.op = reads && i % 2 == 0 ? StorageOp::kRead : StorageOp::kWrite;
       request.file = file_;
       request.offset = (first_block + i) * kBlockBytes;
-      request.data = staging_ + i * kBlockBytes;
+      request.data = staging_.get() + i * kBlockBytes;
       request.bytes = kBlockBytes;
-      engine_.submit(request, [outcome](const std::exception_ptr& error) {
+      engine_.submit(request, [outcome, staging = staging_](const std::exception_ptr& error) {
         const std::lock_guard lock(outcome->mutex);
         if (error && !outcome->error) outcome->error = error;
       });
@@ -87,7 +87,7 @@ class PathTrial {
   }
 
   StorageEngine& engine_;
-  std::byte* const staging_;
+  const Staging staging_;
   const StorageFileId file_;
   std::uint64_t next_ = 0;
   double bytes_per_s_ = 0;
@@ -109,13 +109,13 @@ void say_shares(const Config& config, const std::vector<double>& speeds,
 
 std::vector<double> measure_path_speeds(StorageEngine& engine,
                                         const std::vector<std::string>& directories) {
-  const std::unique_ptr<std::byte[], FreeBytes> staging(
-      static_cast<std::byte*>(std::aligned_alloc(kPageBytes, kWave * kBlockBytes)));
+  const Staging staging(
+      static_cast<std::byte*>(std::aligned_alloc(kPageBytes, kWave * kBlockBytes)), std::free);
   if (!staging) throw std::bad_alloc();
   std::fill_n(staging.get(), kWave * kBlockBytes, std::byte{1});
   std::vector<std::unique_ptr<PathTrial>> trials;
   for (const std::string& directory : directories) {
-    trials.push_back(std::make_unique<PathTrial>(engine, directory, staging.get()));
+    trials.push_back(std::make_unique<PathTrial>(engine, directory, staging));
   }
   for (int round = 0; round < kRounds; ++round) {
     for (const auto& trial : trials) trial->round();
