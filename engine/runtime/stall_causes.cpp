@@ -41,8 +41,7 @@ class PassAnalysis {
     for (const Instruction& instruction : schedule.instructions) {
       InstructionId& of_lane = last[static_cast<std::size_t>(instruction.lane)];
       before_[instruction.id] = latest_before(instruction, of_lane);
-      ended_by_[instruction.id] =
-          instruction.op == Op::kRelease ? latest_of_deps(instruction) : instruction.id;
+      ended_by_[instruction.id] = latest_until(instruction, of_lane);
       of_lane = instruction.id;
     }
   }
@@ -77,8 +76,15 @@ class PassAnalysis {
     return times_[a].second > times_[b].second ? a : b;
   }
 
-  InstructionId latest_of_deps(const Instruction& instruction) const {
-    InstructionId latest = kNoId;
+  // Whose end lets others take this one for done. A lane's instructions are done in its order: a
+  // Release, which takes no time, behind those before it, and so is a transfer that overtook.
+  InstructionId latest_until(const Instruction& instruction, InstructionId earlier_in_lane) const {
+    const bool release = instruction.op == Op::kRelease;
+    InstructionId latest = release ? kNoId : instruction.id;
+    if (earlier_in_lane != kNoId && (release || lane_is_pipelined(instruction.lane))) {
+      latest = later(latest, ended_by_[earlier_in_lane]);
+    }
+    if (!release) return latest;
     for (const InstructionId dep : instruction.deps) latest = later(latest, ended_by_[dep]);
     return latest;
   }
@@ -119,7 +125,7 @@ class PassAnalysis {
   const Schedule& schedule_;
   const Times& times_;
   std::vector<InstructionId> before_;    // by instruction: what it waited for
-  std::vector<InstructionId> ended_by_;  // itself; a Release: what it retired behind
+  std::vector<InstructionId> ended_by_;  // and who made it done: itself, or what it retired behind
   Stalls stalls_;
 };
 

@@ -76,6 +76,33 @@ TEST(StallCauses, AReadBehindAWaitingReadCountsAsWhatThatWaitedFor) {
   EXPECT_NEAR(stalls.total_s() * 1e3, 9, 1e-9);
 }
 
+// What stands behind a Release in a lane waits for what that retired behind, and a Release for what
+// stands before it: neither ends the chain.
+TEST(StallCauses, AReleaseWithoutDepsPassesOnWhatItsLaneWaitedFor) {
+  Pass pass;
+  const auto read = pass.add(Op::kStorageRead, Lane::kStorageRead, 0, 5);
+  pass.add(Op::kOptimizerStep, Lane::kOptimizer, 5, 7, {read});
+  pass.add(Op::kRelease, Lane::kOptimizer, 0, 0);
+  const auto second = pass.add(Op::kOptimizerStep, Lane::kOptimizer, 7, 9);
+  pass.add(Op::kForward, Lane::kCompute, 9, 20, {second});
+  const Stalls stalls = pass.stalls(20);
+  EXPECT_NEAR(of(stalls, StallCause::kOptimizer), 4, 1e-9);
+  EXPECT_NEAR(of(stalls, StallCause::kStorageRead), 5, 1e-9);
+  EXPECT_NEAR(of(stalls, StallCause::kUnexplained), 0, 1e-9);
+}
+
+// Storage lanes tell others of their transfers in order: one that overtook counts as done once the
+// one before it is.
+TEST(StallCauses, ATransferThatOvertookWaitsForTheOneBeforeIt) {
+  Pass pass;
+  pass.add(Op::kStorageRead, Lane::kStorageRead, 0, 8);
+  const auto overtook = pass.add(Op::kStorageRead, Lane::kStorageRead, 0, 3);
+  pass.add(Op::kForward, Lane::kCompute, 8, 20, {overtook});
+  const Stalls stalls = pass.stalls(20);
+  EXPECT_NEAR(of(stalls, StallCause::kStorageRead), 8, 1e-9);
+  EXPECT_NEAR(of(stalls, StallCause::kHandOver), 0, 1e-9);
+}
+
 // A gap before which nothing ran is nobody's.
 TEST(StallCauses, WhatNoInstructionAccountsForIsUnexplained) {
   Pass pass;
