@@ -138,6 +138,14 @@ class UpdateGuard {
   virtual void after(std::int64_t begin, std::int64_t end) = 0;
 };
 
+// How a host makes an update; other devices take none of it.
+struct HostUpdate {
+  UpdateGuard* guard = nullptr;  // null: none
+  // On the caller's thread alone, where state comes slower than one thread updates it: a team that
+  // waits between pieces looks for work all that while. Rules that see whole tensors ignore it.
+  bool one_thread = false;
+};
+
 struct UpdateBuffers {
   const void* grad = nullptr;
   DType grad_dtype = DType::kBF16;    // kBF16, kF16 or kF32
@@ -146,8 +154,8 @@ struct UpdateBuffers {
   void* master = nullptr;             // null when the weight is the master
   void* moment1 = nullptr;            // null where the rule has none
   void* moment2 = nullptr;
-  std::int64_t elems = 0;        // of the chunk; kBlock8: multiple of 4,096
-  UpdateGuard* guard = nullptr;  // null: none. Host only.
+  std::int64_t elems = 0;  // of the chunk; kBlock8: multiple of 4,096
+  HostUpdate host = {};
 };
 
 struct UpdateScalars {

@@ -79,7 +79,7 @@ UpdateArrays update_arrays(const OptimizerOptions& options, const UpdateBuffers&
   arrays.master = options.has_master() ? buffers.master : buffers.weight;
   arrays.moment1 = buffers.moment1;
   arrays.moment2 = buffers.moment2;
-  arrays.guard = buffers.guard;
+  arrays.guard = buffers.host.guard;
   arrays.seed = options.seed;
   arrays.step = scalars.step;
   return arrays;

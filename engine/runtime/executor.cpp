@@ -220,8 +220,10 @@ void Executor::record_memory(RunState& run) {
   }
 }
 
-// Blocks this host thread until everything that `instruction` depends on is done.
-void Executor::wait_on_host(RunState& run, const Instruction& instruction) {
+// Blocks this host thread until everything that `instruction` depends on is done; true where
+// storage kept it waiting.
+bool Executor::wait_on_host(RunState& run, const Instruction& instruction) {
+  bool storage_waited_for = false;
   for (const InstructionId dep : instruction.deps) {
     const Instruction& awaited = run.program().schedule().instructions[dep];
     // Published in lane order, so behind what it depends on: the lane need not stop for it.
@@ -230,9 +232,11 @@ void Executor::wait_on_host(RunState& run, const Instruction& instruction) {
       run.await(dep, Progress::kIssued, instruction);
       run.end_event(dep).synchronize(run.deadline(), describe(awaited).c_str());
     } else {
+      storage_waited_for |= lane_is_pipelined(awaited.lane) && !run.reached(dep, Progress::kDone);
       run.await(dep, Progress::kDone, instruction);
     }
   }
+  return storage_waited_for;
 }
 
 // What a host lane is about to touch: a debugging device knows whether its own work is done with
@@ -319,13 +323,14 @@ void Executor::run_optimizer_lane(RunState& run) {
   const auto& instructions = run.program().schedule().instructions;
   for (const InstructionId id : run.program().lane(Lane::kOptimizer)) {
     const Instruction& instruction = instructions[id];
-    wait_on_host(run, instruction);
+    // One thread keeps up with storage that it waited for.
+    const bool one_thread = wait_on_host(run, instruction);
     if (run.failed()) throw RunAborted{};
     if (instruction.op != Op::kRelease) {
       check_host_access(run, instruction);
       const std::int64_t begin_ns = device_.now_ns();
       UpdateTags tags = update_tags(run.program(), instruction);
-      runner_.run_on_host(run.program(), instruction, &tags);
+      runner_.run_on_host(run.program(), instruction, {&tags, one_thread});
       if (run.trace != nullptr) record_span(run, instruction, begin_ns, device_.now_ns());
     }
     run.set(id, Progress::kDone);

@@ -34,9 +34,9 @@ class OperationRunner {
   // Queues the instruction's work on `stream` (compute lane).
   virtual void run_on_device(const Program& program, const Instruction& instruction,
                              Stream& stream) = 0;
-  // Does it before returning (optimizer lane). guard: of an update, or null.
+  // Does it before returning (optimizer lane). how: of an update.
   virtual void run_on_host(const Program& program, const Instruction& instruction,
-                           UpdateGuard* guard) = 0;
+                           const HostUpdate& how) = 0;
   // kExternal: starts somebody else's compute; `signal` is called, from any thread, when it is
   // done.
   virtual void run_external(const Program& program, const Instruction& instruction,
@@ -77,7 +77,7 @@ class Executor {
   UpdateTags update_tags(const Program& program, const Instruction& update);
   void commit(RunState& run, const Instruction& instruction);
   void issue(RunState& run, const Instruction& instruction, Stream& stream);
-  void wait_on_host(RunState& run, const Instruction& instruction);
+  bool wait_on_host(RunState& run, const Instruction& instruction);
   void check_host_access(RunState& run, const Instruction& instruction);
   void record_memory(RunState& run);
   void record_span(RunState& run, const Instruction& instruction, std::int64_t begin_ns,

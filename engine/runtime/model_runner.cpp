@@ -120,7 +120,7 @@ void ModelRunner::run_on_device(const Program& program, const Instruction& instr
       return stream.launch(
           [this, &program, &instruction, native = stream.native()] {
             device_kernels_.set_stream(native);
-            run_state_operation(device_kernels_, program, instruction, nullptr);
+            run_state_operation(device_kernels_, program, instruction, {});
           },
           accesses);
     default:
@@ -135,9 +135,9 @@ void ModelRunner::run_on_device(const Program& program, const Instruction& instr
 }
 
 void ModelRunner::run_on_host(const Program& program, const Instruction& instruction,
-                              UpdateGuard* guard) {
+                              const HostUpdate& how) {
   if (instruction.op == Op::kClipFactor) return clip_factor(program, instruction);
-  run_state_operation(host_kernels_, program, instruction, guard);
+  run_state_operation(host_kernels_, program, instruction, how);
 }
 
 void ModelRunner::run_external(const Program& program, const Instruction& instruction,
@@ -147,7 +147,7 @@ void ModelRunner::run_external(const Program& program, const Instruction& instru
 }
 
 void ModelRunner::run_state_operation(Kernels& kernels, const Program& program,
-                                      const Instruction& instruction, UpdateGuard* guard) const {
+                                      const Instruction& instruction, const HostUpdate& how) const {
   switch (instruction.op) {
     case Op::kAccumulateGrad:
       return accumulate(kernels, program, instruction);
@@ -156,7 +156,7 @@ void ModelRunner::run_state_operation(Kernels& kernels, const Program& program,
     case Op::kGradNorm:
       return norm(kernels, program, instruction);
     case Op::kOptimizerStep:
-      return optimizer_step(kernels, program, instruction, guard);
+      return optimizer_step(kernels, program, instruction, how);
     default:
       throw InternalError("no such operation: " + std::string(op_name(instruction.op)));
   }
@@ -275,7 +275,7 @@ void ModelRunner::keep_weight(Kernels& kernels, const Place* master, const Place
 }
 
 void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
-                                 const Instruction& instruction, UpdateGuard* guard) const {
+                                 const Instruction& instruction, const HostUpdate& how) const {
   const auto& reads = program.reads(instruction.id);
   const auto& writes = program.writes(instruction.id);
   const std::int32_t unit = instruction.unit;
@@ -289,9 +289,9 @@ void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
   const ElemRange range = elems_at(gradient, instruction.reads);
   const auto elems = static_cast<std::int64_t>(range.elems());
   if (clip != nullptr && !std::isfinite(clip[0])) {
-    if (guard != nullptr) guard->before(0, elems);
+    if (how.guard != nullptr) how.guard->before(0, elems);
     keep_weight(kernels, master, weight);
-    if (guard != nullptr) guard->after(0, elems);
+    if (how.guard != nullptr) how.guard->after(0, elems);
     return;
   }
   copy_found(kernels, reads, writes, unit);
@@ -305,7 +305,7 @@ void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
   buffers.moment1 = data_of(find_state(writes, StateKind::kMoment1, unit));
   buffers.moment2 = data_of(find_state(writes, StateKind::kMoment2, unit));
   buffers.elems = elems;
-  buffers.guard = guard;
+  buffers.host = how;
 
   UpdateScalars scalars = scalars_.update;
   scalars.grad_scale = static_cast<float>(clip == nullptr ? 1.0 / scalars_.loss_scale : clip[1]);

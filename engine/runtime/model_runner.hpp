@@ -61,7 +61,7 @@ class ModelRunner final : public OperationRunner {
   void run_on_device(const Program& program, const Instruction& instruction,
                      Stream& stream) override;
   void run_on_host(const Program& program, const Instruction& instruction,
-                   UpdateGuard* guard = nullptr) override;
+                   const HostUpdate& how = {}) override;
   // InternalError where no framework is attached.
   void run_external(const Program& program, const Instruction& instruction,
                     const std::function<void(std::exception_ptr)>& signal) override;
@@ -77,12 +77,12 @@ class ModelRunner final : public OperationRunner {
   void norm(Kernels& kernels, const Program& program, const Instruction& instruction) const;
   void clip_factor(const Program& program, const Instruction& instruction);
   void optimizer_step(Kernels& kernels, const Program& program, const Instruction& instruction,
-                      UpdateGuard* guard) const;
+                      const HostUpdate& how) const;
   static void copy_found(Kernels& kernels, const std::vector<Place>& reads,
                          const std::vector<Place>& writes, std::int32_t unit);
   static void keep_weight(Kernels& kernels, const Place* master, const Place& weight);
   void run_state_operation(Kernels& kernels, const Program& program, const Instruction& instruction,
-                           UpdateGuard* guard) const;
+                           const HostUpdate& how) const;
   bool sums_micro_batches() const { return microbatches_ > 1; }
   std::string tensor_of_norm_block(std::size_t block) const;
 

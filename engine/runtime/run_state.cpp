@@ -62,12 +62,12 @@ void RunProgress::wake() {
 }
 
 void RunProgress::await(InstructionId id, Progress at_least, const Instruction& waiter) {
-  if (progress_[id].load() >= at_least) return;
-  const auto reached = [&] { return failed_.load() || progress_[id].load() >= at_least; };
+  if (reached(id, at_least)) return;
+  const auto ended = [&] { return failed_.load() || this->reached(id, at_least); };
   Waiter here{id, {}};
   std::unique_lock lock(mutex_);
   waiters_.push_back(&here);
-  const bool in_time = here.reached.wait_until(lock, deadline_.time(), reached);
+  const bool in_time = here.reached.wait_until(lock, deadline_.time(), ended);
   std::erase(waiters_, &here);
   if (failed_.load()) throw RunAborted{};
   if (in_time) return;

@@ -58,6 +58,9 @@ class RunProgress {
   // Blocks until the instruction is at least issued (device lanes) or done (others). Throws
   // RunAborted when the run failed, TimeoutError past the deadline.
   void await(InstructionId id, Progress at_least, const Instruction& waiter);
+  bool reached(InstructionId id, Progress at_least) const {
+    return progress_[id].load() >= at_least;
+  }
   // Blocks until predicate() holds; looks at it when wake() or fail() is called.
   template <typename Predicate>
   void await_until(Predicate predicate, const std::string& what);

@@ -92,12 +92,12 @@ class OffloadedStep::Runner final : public OperationRunner {
     inner_.run_on_device(program, instruction, stream);
   }
   void run_on_host(const Program& program, const Instruction& instruction,
-                   UpdateGuard* guard) override {
-    if (updates_) return inner_.run_on_host(program, instruction, guard);
+                   const HostUpdate& how) override {
+    if (updates_) return inner_.run_on_host(program, instruction, how);
     // What is read is verified still, and what is written tagged.
     const auto elems = static_cast<std::int64_t>(elems_of_update(program.schedule(), instruction));
-    guard->before(0, elems);
-    guard->after(0, elems);
+    how.guard->before(0, elems);
+    how.guard->after(0, elems);
   }
 
  private:

@@ -26,7 +26,7 @@ std::uint64_t update_workspace_bytes(const GemmBackend& gemm, const OptimizerOpt
 void update(StreamHandle stream, GemmBackend& gemm, const OptimizerOptions& options,
             const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
             const UpdateScalars& scalars, void* workspace) {
-  SLUICE_CHECK_MSG(buffers.guard == nullptr, "updates on a GPU have no guard");
+  SLUICE_CHECK_MSG(buffers.host.guard == nullptr, "updates on a GPU have no guard");
   check_update(options, buffers, segments);
   switch (options.rule) {
     case OptimizerRule::kAdamW:

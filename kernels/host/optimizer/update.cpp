@@ -48,6 +48,13 @@ void run_rule(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions
   throw InternalError("no such optimizer rule: " + std::to_string(static_cast<int>(options.rule)));
 }
 
+// Who updates: rules that see whole tensors have more to do than a step waits for.
+const Parallel& team_of(const Parallel& all, const OptimizerOptions& options,
+                        const UpdateBuffers& buffers) {
+  static const Parallel kCaller(1, nullptr);
+  return buffers.host.one_thread && !needs_whole_tensors(options) ? kCaller : all;
+}
+
 }  // namespace
 
 void update(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& options,
@@ -57,13 +64,14 @@ void update(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& 
   // Rules that look at whole tensors visit them several times: the guard sees all before and
   // behind.
   UpdateBuffers guarded = buffers;
-  UpdateGuard* const around = needs_whole_tensors(options) ? buffers.guard : nullptr;
+  UpdateGuard* const around = needs_whole_tensors(options) ? buffers.host.guard : nullptr;
   if (around != nullptr) {
-    guarded.guard = nullptr;
+    guarded.host.guard = nullptr;
     parallel.for_blocks(buffers.elems, kUpdatePieceElems,
                         [&](std::int64_t begin, std::int64_t end) { around->before(begin, end); });
   }
-  run_rule(parallel, gemm, options, guarded, segments, scalars, workspace);
+  run_rule(team_of(parallel, options, buffers), gemm, options, guarded, segments, scalars,
+           workspace);
   if (around != nullptr) {
     parallel.for_blocks(buffers.elems, kUpdatePieceElems,
                         [&](std::int64_t begin, std::int64_t end) { around->after(begin, end); });

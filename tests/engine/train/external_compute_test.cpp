@@ -200,7 +200,7 @@ class SignalRunner final : public OperationRunner {
  public:
   explicit SignalRunner(std::function<void(const Signal&)> start) : start_(std::move(start)) {}
   void run_on_device(const Program&, const Instruction&, Stream&) override {}
-  void run_on_host(const Program&, const Instruction&, UpdateGuard*) override {}
+  void run_on_host(const Program&, const Instruction&, const HostUpdate&) override {}
   void run_external(const Program&, const Instruction&, const Signal& signal) override {
     start_(signal);
   }

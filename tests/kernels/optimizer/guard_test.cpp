@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstring>
 #include <stdexcept>
+#include <thread>
+#include <utility>
 
 #include "tests/kernels/optimizer/tensor_chunk.hpp"
 
@@ -49,7 +51,7 @@ struct Chunk {
     }
   }
 
-  void update(const Parallel& parallel, UpdateGuard* guard) {
+  void update(const Parallel& parallel, const HostUpdate& how) {
     UpdateBuffers buffers;
     buffers.grad = grad.data();
     buffers.grad_dtype = DType::kF32;
@@ -57,7 +59,7 @@ struct Chunk {
     buffers.moment1 = moment1.empty() ? nullptr : moment1.data();
     buffers.moment2 = moment2.empty() ? nullptr : moment2.data();
     buffers.elems = elems;
-    buffers.guard = guard;
+    buffers.host = how;
     const Gemm gemm(parallel, Bf16Gemm::kViaF32);
     GuardedWorkspace workspace(update_workspace_bytes(gemm, options, segments));
     host::update(parallel, gemm, options, buffers, segments, scalars_of(1), workspace.data());
@@ -105,12 +107,13 @@ INSTANTIATE_TEST_SUITE_P(Rules, UpdateGuardTest,
 TEST_P(UpdateGuardTest, SeesWhatIsFoundAndWhatIsLeftAndChangesNothing) {
   Chunk alone(GetParam());
   const std::vector<float> start = alone.weight;
-  alone.update(Parallel(1), nullptr);
+  alone.update(Parallel(1), {});
   ASSERT_NE(alone.weight, start);
-  for (const int threads : {1, 3}) {
+  for (const auto& [threads, one_thread] :
+       {std::pair(1, false), std::pair(3, false), std::pair(3, true)}) {
     Chunk guarded(GetParam());
     SeeingGuard guard(guarded);
-    guarded.update(Parallel(threads), &guard);
+    guarded.update(Parallel(threads), {&guard, one_thread});
     EXPECT_EQ(guard.elems_seen, 2 * guarded.elems);
     EXPECT_EQ(guard.off_the_grid, 0);
     EXPECT_EQ(guard.found, start);
@@ -119,6 +122,27 @@ TEST_P(UpdateGuardTest, SeesWhatIsFoundAndWhatIsLeftAndChangesNothing) {
     EXPECT_EQ(guarded.moment1, alone.moment1);
     EXPECT_EQ(guarded.moment2, alone.moment2);
   }
+}
+
+// Rules that see whole tensors take the team all the same.
+TEST_P(UpdateGuardTest, OneThreadIsTheCaller) {
+  class NamingGuard final : public UpdateGuard {
+   public:
+    void before(std::int64_t, std::int64_t) override { note(); }
+    void after(std::int64_t, std::int64_t) override { note(); }
+    std::atomic<int> elsewhere = 0;
+
+   private:
+    void note() {
+      if (std::this_thread::get_id() != caller_) ++elsewhere;
+    }
+    const std::thread::id caller_ = std::this_thread::get_id();
+  };
+  Chunk chunk(GetParam());
+  if (needs_whole_tensors(chunk.options)) GTEST_SKIP() << "sees whole tensors";
+  NamingGuard guard;
+  for (int i = 0; i < 20; ++i) chunk.update(Parallel(3), {&guard, true});
+  EXPECT_EQ(guard.elsewhere, 0);
 }
 
 TEST_P(UpdateGuardTest, WhatItThrowsEndsTheUpdateBeforeTheBlockIsUsed) {
@@ -133,7 +157,7 @@ TEST_P(UpdateGuardTest, WhatItThrowsEndsTheUpdateBeforeTheBlockIsUsed) {
   const std::vector<float> start = chunk.weight;
   RefusingGuard guard;
   try {
-    chunk.update(Parallel(2), &guard);
+    chunk.update(Parallel(2), {&guard});
     FAIL() << "updated a block that was refused";
   } catch (const std::runtime_error& error) {
     EXPECT_STREQ(error.what(), "a wrong block");
