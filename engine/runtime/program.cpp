@@ -126,68 +126,80 @@ void Program::find_made_state() {
   }
 }
 
+namespace {
+
+const Place* place_in(const std::vector<Place>& places, BufferId buffer) {
+  const auto found = std::find_if(places.begin(), places.end(), [buffer](const Place& place) {
+    return place.buffer->id == buffer;
+  });
+  return found == places.end() ? nullptr : &*found;
+}
+
+bool same_bytes(const Place* a, const Place* b) {
+  return a != nullptr && b != nullptr && a->data == b->data && a->bytes == b->bytes;
+}
+
+// State of whole tensors has other elements than the piece.
+bool of_piece(const Place& place) {
+  return place.buffer->role == BufferRole::kState && !place.buffer->per_tensor;
+}
+
+}  // namespace
+
 // By the list's order of a staged piece's uses, which its dependencies keep: a read from storage
 // and right behind it an update, an update and right behind it the write. Both take the whole
 // piece, at the same place; what is read or written in other ways the tagged space sees to itself.
 void Program::find_update_transfers() {
   update_transfers_.resize(schedule_.instructions.size());
   tagged_in_update_.assign(schedule_.instructions.size(), false);
-  std::vector<InstructionId> before(schedule_.buffers.size(), kNoId);  // who used a buffer last
-  std::vector<InstructionId> last(schedule_.buffers.size(), kNoId);    // and who will
-  const auto place_in = [](const std::vector<Place>& places, BufferId buffer) -> const Place* {
-    const auto found = std::find_if(places.begin(), places.end(), [buffer](const Place& place) {
-      return place.buffer->id == buffer;
-    });
-    return found == places.end() ? nullptr : &*found;
-  };
-  const auto same = [](const Place* a, const Place* b) {
-    return a != nullptr && b != nullptr && a->data == b->data && a->bytes == b->bytes;
-  };
-  // State of whole tensors has other elements than the piece.
-  const auto of_piece = [](const Place& place) {
-    return place.buffer->role == BufferRole::kState && !place.buffer->per_tensor;
-  };
-  const auto is_update = [this](InstructionId id) {
-    return id != kNoId && schedule_.instructions[id].op == Op::kOptimizerStep &&
-           schedule_.instructions[id].lane == Lane::kOptimizer;
-  };
-  const auto note_uses = [this](std::vector<InstructionId>& by_buffer, InstructionId id) {
+  UsersByBuffer before(schedule_.buffers.size(), kNoId);  // who used a buffer last
+  UsersByBuffer last(schedule_.buffers.size(), kNoId);    // and who will
+  const auto note_uses = [this](UsersByBuffer& users, InstructionId id) {
     for (const auto* places : {&reads_[id], &writes_[id]}) {
-      for (const Place& place : *places) by_buffer[place.buffer->id] = id;
+      for (const Place& place : *places) users[place.buffer->id] = id;
     }
   };
   for (const Instruction& instruction : schedule_.instructions) note_uses(last, instruction.id);
   for (const Instruction& instruction : schedule_.instructions) {
     if (instruction.op == Op::kRelease) continue;
-    const InstructionId id = instruction.id;
-    if (is_update(id)) {
-      for (const Place& place : reads_[id]) {
-        const BufferId buffer = place.buffer->id;
-        const InstructionId read = before[buffer];
-        if (read == kNoId || schedule_.instructions[read].op != Op::kStorageRead ||
-            !of_piece(place) || !same(&place, &writes_[read].front())) {
-          continue;
-        }
-        // Who reads it besides need not wait for the update that does not write it. And what the
-        // update makes elsewhere is copied there first (ModelRunner).
-        const bool in_place = place_in(writes_[id], buffer) != nullptr;
-        const bool made_elsewhere =
-            !in_place && find_state(writes_[id], place.buffer->kind, place.buffer->unit) != nullptr;
-        if (made_elsewhere || (last[buffer] != id && !in_place)) continue;
-        update_transfers_[id].reads.push_back(read);
-        tagged_in_update_[read] = true;
-      }
-    } else if (instruction.op == Op::kStorageWrite) {
-      const Place& from = reads_[id].front();
-      const InstructionId update = before[from.buffer->id];
-      if (is_update(update) && of_piece(from) &&
-          same(&from, place_in(writes_[update], from.buffer->id))) {
-        update_transfers_[update].writes.push_back(id);
-        tagged_in_update_[id] = true;
-      }
-    }
-    note_uses(before, id);
+    if (is_host_update(instruction.id)) note_reads_for(instruction.id, before, last);
+    if (instruction.op == Op::kStorageWrite) note_write_behind_update(instruction.id, before);
+    note_uses(before, instruction.id);
   }
+}
+
+bool Program::is_host_update(InstructionId id) const {
+  return id != kNoId && schedule_.instructions[id].op == Op::kOptimizerStep &&
+         schedule_.instructions[id].lane == Lane::kOptimizer;
+}
+
+void Program::note_reads_for(InstructionId update, const UsersByBuffer& before,
+                             const UsersByBuffer& last) {
+  for (const Place& place : reads_[update]) {
+    const BufferId buffer = place.buffer->id;
+    const InstructionId read = before[buffer];
+    if (read == kNoId || schedule_.instructions[read].op != Op::kStorageRead || !of_piece(place) ||
+        !same_bytes(&place, &writes_[read].front())) {
+      continue;
+    }
+    // Who reads it besides need not wait for the update that does not write it. And what the
+    // update makes elsewhere is copied there first (ModelRunner).
+    const bool in_place = place_in(writes_[update], buffer) != nullptr;
+    const bool made_elsewhere =
+        !in_place && find_state(writes_[update], place.buffer->kind, place.buffer->unit) != nullptr;
+    if (made_elsewhere || (last[buffer] != update && !in_place)) continue;
+    update_transfers_[update].reads.push_back(read);
+    tagged_in_update_[read] = true;
+  }
+}
+
+void Program::note_write_behind_update(InstructionId write, const UsersByBuffer& before) {
+  const Place& from = reads_[write].front();
+  const InstructionId update = before[from.buffer->id];
+  if (!is_host_update(update) || !of_piece(from)) return;
+  if (!same_bytes(&from, place_in(writes_[update], from.buffer->id))) return;
+  update_transfers_[update].writes.push_back(write);
+  tagged_in_update_[write] = true;
 }
 
 // Backwards through the list: who waits stands behind whom he waits for. A Release and a transfer

@@ -61,6 +61,12 @@ class Program {
   void find_storage_conflicts();
   void find_made_state();
   void find_update_transfers();
+  bool is_host_update(InstructionId id) const;  // kNoId: false
+  // What find_update_transfers() notes of an update and of a write. before, last: who used each
+  // buffer last before it, and last of all; kNoId: nobody.
+  using UsersByBuffer = std::vector<InstructionId>;
+  void note_reads_for(InstructionId update, const UsersByBuffer& before, const UsersByBuffer& last);
+  void note_write_behind_update(InstructionId write, const UsersByBuffer& before);
   void find_needed_by();
 
   const Schedule& schedule_;
