@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "offload/stripe_layout.hpp"
+#include "tests/support/passing_engine.hpp"
 #include "tests/support/temp_directory.hpp"
 
 namespace sluice::testing {
@@ -21,34 +22,23 @@ namespace {
 namespace fs = std::filesystem;
 
 // Each request to a file in a directory called "slow" is handed on so much later, one by one.
-class OnePathSlow final : public StorageEngine {
+class OnePathSlow final : public PassingEngine {
  public:
   OnePathSlow(std::unique_ptr<StorageEngine> inner, std::chrono::milliseconds delay)
-      : inner_(std::move(inner)), delay_(delay) {}
-  std::string name() const override { return inner_->name(); }
+      : PassingEngine(std::move(inner)), delay_(delay) {}
   StorageFileId open(const std::string& path, StorageFileMode mode, std::uint64_t bytes) override {
-    const StorageFileId file = inner_->open(path, mode, bytes);
+    const StorageFileId file = PassingEngine::open(path, mode, bytes);
     if (fs::path(path).parent_path().filename() == "slow") slow_.push_back(file);
     return file;
-  }
-  std::uint64_t file_bytes(StorageFileId file) const override { return inner_->file_bytes(file); }
-  void close(StorageFileId file) override { inner_->close(file); }
-  void register_memory(void* data, std::uint64_t bytes) override {
-    inner_->register_memory(data, bytes);
   }
   void submit(const StorageRequest& request, Callback done) override {
     if (std::find(slow_.begin(), slow_.end(), request.file) != slow_.end()) {
       std::this_thread::sleep_for(delay_);
     }
-    inner_->submit(request, std::move(done));
+    PassingEngine::submit(request, std::move(done));
   }
-  void drain(Deadline deadline) override { inner_->drain(deadline); }
-  void flush(StorageFileId file) override { inner_->flush(file); }
-  StorageCounters counters() const override { return inner_->counters(); }
-  void filter_results(ResultFilter filter) override { inner_->filter_results(std::move(filter)); }
 
  private:
-  std::unique_ptr<StorageEngine> inner_;
   const std::chrono::milliseconds delay_;
   std::vector<StorageFileId> slow_;
 };

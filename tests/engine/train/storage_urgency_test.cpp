@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "tests/support/passing_engine.hpp"
 #include "tests/support/training_example.hpp"
 
 namespace sluice {
@@ -22,33 +23,19 @@ struct Submitted {
 };
 
 // Notes what is submitted, in order.
-class NotingEngine final : public StorageEngine {
+class NotingEngine final : public testing::PassingEngine {
  public:
   NotingEngine(std::unique_ptr<StorageEngine> inner, std::vector<Submitted>& notes)
-      : inner_(std::move(inner)), notes_(notes) {}
-  std::string name() const override { return inner_->name(); }
-  StorageFileId open(const std::string& path, StorageFileMode mode, std::uint64_t bytes) override {
-    return inner_->open(path, mode, bytes);
-  }
-  std::uint64_t file_bytes(StorageFileId file) const override { return inner_->file_bytes(file); }
-  void close(StorageFileId file) override { inner_->close(file); }
-  void register_memory(void* data, std::uint64_t bytes) override {
-    inner_->register_memory(data, bytes);
-  }
+      : PassingEngine(std::move(inner)), notes_(notes) {}
   void submit(const StorageRequest& request, Callback done) override {
     {
       const std::lock_guard lock(mutex_);
       notes_.push_back({request.op, request.needed_by});
     }
-    inner_->submit(request, std::move(done));
+    PassingEngine::submit(request, std::move(done));
   }
-  void drain(Deadline deadline) override { inner_->drain(deadline); }
-  void flush(StorageFileId file) override { inner_->flush(file); }
-  StorageCounters counters() const override { return inner_->counters(); }
-  void filter_results(ResultFilter filter) override { inner_->filter_results(std::move(filter)); }
 
  private:
-  std::unique_ptr<StorageEngine> inner_;
   std::mutex mutex_;
   std::vector<Submitted>& notes_;
 };
