@@ -1,6 +1,7 @@
 #include "offload/stripe_layout.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -30,6 +31,33 @@ double time_of(const std::vector<std::uint32_t>& shares, const std::vector<doubl
   for (std::size_t i = 0; i < shares.size(); ++i)
     longest = std::max(longest, shares[i] / speeds[i]);
   return longest / std::accumulate(shares.begin(), shares.end(), 0u);
+}
+
+// The ratio in its least whole numbers; empty where it has none that a round can hold.
+std::vector<std::uint32_t> whole_shares(const std::vector<double>& ratio) {
+  constexpr double kMostExact = 0x1p53;
+  std::uint64_t divisor = 0;
+  for (const double part : ratio) {
+    if (part != std::floor(part) || part > kMostExact) return {};
+    divisor = std::gcd(divisor, static_cast<std::uint64_t>(part));
+  }
+  const double total = std::accumulate(ratio.begin(), ratio.end(), 0.0);
+  if (total / static_cast<double>(divisor) > StripeLayout::kMostStripes) return {};
+  std::vector<std::uint32_t> shares;
+  for (const double part : ratio) {
+    shares.push_back(static_cast<std::uint32_t>(static_cast<std::uint64_t>(part) / divisor));
+  }
+  return shares;
+}
+
+// Which part of what it should have a path has too much or too little, at most.
+double error_of(const std::vector<std::uint32_t>& shares, const std::vector<double>& parts) {
+  const double total = std::accumulate(shares.begin(), shares.end(), 0.0);
+  double most = 0;
+  for (std::size_t i = 0; i < shares.size(); ++i) {
+    most = std::max(most, std::abs(shares[i] / total / parts[i] - 1));
+  }
+  return most;
 }
 
 }  // namespace
@@ -90,6 +118,29 @@ std::vector<std::uint32_t> shares_by_speed(const std::vector<double>& speeds) {
     std::vector<std::uint32_t> shares = apportion(speeds, total);
     if (time_of(shares, speeds) <= least * kSlack) return shares;
   }
+}
+
+std::vector<std::uint32_t> shares_by_ratio(const std::vector<double>& ratio) {
+  constexpr double kSlack = 0.02;
+  SLUICE_CHECK(!ratio.empty() && is_possible_ratio(ratio));
+  if (std::vector<std::uint32_t> whole = whole_shares(ratio); !whole.empty()) return whole;
+  const double total = std::accumulate(ratio.begin(), ratio.end(), 0.0);
+  std::vector<double> parts = ratio;
+  for (double& part : parts) part /= total;
+  std::vector<std::uint32_t> nearest(ratio.size(), 1);
+  for (auto round = static_cast<std::uint32_t>(ratio.size()); round <= StripeLayout::kMostStripes;
+       ++round) {
+    std::vector<std::uint32_t> shares;
+    for (const double part : parts) {
+      shares.push_back(std::max(1u, static_cast<std::uint32_t>(std::lround(part * round))));
+    }
+    // Rounded parts may add up to more than the round.
+    if (StripeLayout::valid(shares) && error_of(shares, parts) < error_of(nearest, parts)) {
+      nearest = std::move(shares);
+    }
+    if (error_of(nearest, parts) <= kSlack) break;
+  }
+  return nearest;
 }
 
 }  // namespace sluice

@@ -5,8 +5,10 @@
 // follow each other in its file. Immutable.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "base/units.hpp"
@@ -50,5 +52,15 @@ class StripeLayout {
 // that such rounds allow.
 inline constexpr std::uint32_t kMostMeasuredStripes = 8;
 std::vector<std::uint32_t> shares_by_speed(const std::vector<double>& speeds);
+
+// Shares in a ratio that was asked for (above 0, one for each path; any unit): the ratio itself
+// where it is of whole numbers and a round can hold them; else the shortest round that gives each
+// path its part within 2%, or the one that comes nearest. The least must be at least
+// 1/kMostStripes of their sum.
+inline bool is_possible_ratio(const std::vector<double>& ratio) {
+  const double total = std::accumulate(ratio.begin(), ratio.end(), 0.0);
+  return *std::min_element(ratio.begin(), ratio.end()) * StripeLayout::kMostStripes >= total;
+}
+std::vector<std::uint32_t> shares_by_ratio(const std::vector<double>& ratio);
 
 }  // namespace sluice

@@ -156,7 +156,7 @@ void keep_possible_suggestions(Refusal& refusal, const Config& config, const Mac
 StripeLayout configured_layout(const Config& config) {
   const auto& memory = config.memory;
   if (memory.storage_shares.empty()) return StripeLayout::even(memory.storage_paths.size());
-  return StripeLayout(shares_by_speed(memory.storage_shares));
+  return StripeLayout(shares_by_ratio(memory.storage_shares));
 }
 
 std::vector<std::size_t> paths_without_room(const Config& config, const StripeLayout& layout,

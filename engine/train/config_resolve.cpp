@@ -6,6 +6,7 @@
 
 #include "base/error.hpp"
 #include "engine/train/config_schema.hpp"
+#include "offload/stripe_layout.hpp"
 
 namespace sluice {
 
@@ -202,12 +203,25 @@ void check_storage_paths(const Config& config, const ConfigOrigins& origins) {
                      std::to_string(config.memory.storage_paths.size()) +
                      " directories; there can be at most " + std::to_string(kMostPaths));
   }
-  const std::size_t shares = config.memory.storage_shares.size();
-  if (shares == 0 || shares == config.memory.storage_paths.size()) return;
-  throw InputError(origins.of("memory.storage_shares") + ": memory.storage_shares has " +
-                   std::to_string(shares) + " numbers and memory.storage_paths " +
-                   std::to_string(config.memory.storage_paths.size()) +
-                   " directories; give one for each");
+}
+
+void check_storage_shares(const Config& config, const ConfigOrigins& origins) {
+  const std::vector<double>& shares = config.memory.storage_shares;
+  const std::size_t paths = config.memory.storage_paths.size();
+  if (shares.empty()) return;
+  const std::string start = origins.of("memory.storage_shares") + ": memory.storage_shares ";
+  if (shares.size() != paths) {
+    throw InputError(start + "has " + std::to_string(shares.size()) +
+                     " numbers and memory.storage_paths " + std::to_string(paths) +
+                     " directories; give one for each");
+  }
+  if (is_possible_ratio(shares)) return;
+  const std::string most = std::to_string(StripeLayout::kMostStripes);
+  throw InputError(start + "gives a path less than 1/" + most +
+                   " of the whole, which is the least that it can take; the largest ratio of two "
+                   "of " +
+                   std::to_string(paths) + " paths is " +
+                   std::to_string(StripeLayout::kMostStripes - paths + 1) + " to 1");
 }
 
 // What pread has no use for would be taken for a setting that works.
@@ -234,3 +248,4 @@ void resolve_config(Config& config, const ConfigOrigins& origins) {
 }
 
 }  // namespace sluice
+  check_storage_shares(config, origins);

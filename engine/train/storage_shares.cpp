@@ -145,7 +145,7 @@ std::vector<std::uint32_t> choose_storage_shares(const Config& config,
                                                  std::uint64_t storage_bytes) {
   const auto& memory = config.memory;
   if (memory.storage_paths.size() < 2 || storage_bytes == 0) return {};
-  if (!memory.storage_shares.empty()) return shares_by_speed(memory.storage_shares);
+  if (!memory.storage_shares.empty()) return shares_by_ratio(memory.storage_shares);
   const std::string kind =
       std::get<std::string>(find_config_key("memory.storage_engine")->read(config));
   std::vector<std::uint32_t> even(memory.storage_paths.size(), 1);

@@ -91,5 +91,32 @@ TEST(SharesBySpeed, AreNeverSlowerThanEvenOnesAndNearTheBest) {
   }
 }
 
+TEST(SharesByRatio, AreTheRatioItself) {
+  using Shares = std::vector<std::uint32_t>;
+  EXPECT_EQ(shares_by_ratio({7}), (Shares{1}));
+  EXPECT_EQ(shares_by_ratio({100, 1}), (Shares{100, 1}));
+  EXPECT_EQ(shares_by_ratio({6, 2, 4}), (Shares{3, 1, 2}));
+  EXPECT_EQ(shares_by_ratio({3e9, 1.5e9}), (Shares{2, 1}));
+  EXPECT_EQ(shares_by_ratio({0.3, 0.1}), (Shares{3, 1}));
+  EXPECT_EQ(shares_by_ratio({1, 4095}), (Shares{1, 4095}));
+  EXPECT_FALSE(is_possible_ratio({1, 4096}));
+}
+
+// Whatever is asked for, each path has its part within 2% where some are not the least possible.
+TEST(SharesByRatio, ComeNearWhereNoRoundHoldsTheRatio) {
+  std::mt19937_64 random(9);
+  for (int trial = 0; trial < 100; ++trial) {
+    std::vector<double> ratio(2 + random() % 3);
+    for (double& part : ratio) part = 1 + static_cast<double>(random() % 1'000'003) / 10'007;
+    const auto shares = shares_by_ratio(ratio);
+    ASSERT_TRUE(StripeLayout::valid(shares));
+    const double total = std::accumulate(shares.begin(), shares.end(), 0.0);
+    const double asked = std::accumulate(ratio.begin(), ratio.end(), 0.0);
+    for (std::size_t i = 0; i < ratio.size(); ++i) {
+      ASSERT_NEAR(shares[i] / total / (ratio[i] / asked), 1, 0.02);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sluice::testing

@@ -71,6 +71,10 @@ TEST(Config, StorageSharesAreOneNumberForEachPath) {
   EXPECT_NE(refusal(kSmall, {many}).find("at most 512"), std::string::npos);
   EXPECT_NE(refusal(kSmall, {two, "memory.storage_shares=1,2,3"}).find("give one for each"),
             std::string::npos);
+  parse(kSmall, {two, "memory.storage_shares=4095,1"});
+  const std::string steep = refusal(kSmall, {two, "memory.storage_shares=1,4096"});
+  EXPECT_NE(steep.find("memory.storage_shares gives a path less than 1/4096"), std::string::npos);
+  EXPECT_NE(steep.find("of 2 paths is 4095 to 1"), std::string::npos) << steep;
   for (const char* wrong : {"1,0", "1,-1", "1,nan", "1,x"}) {
     EXPECT_NE(refusal(kSmall, {two, std::string("memory.storage_shares=") + wrong})
                   .find("memory.storage_shares"),
