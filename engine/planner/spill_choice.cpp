@@ -25,21 +25,40 @@ std::optional<Tier> fixed_place(const Config& config, const std::string& part) {
   return tier_of(named ? found->second : config.memory.place.activation);
 }
 
-void check_names(const Config& config, const StepModel& model) {
-  std::vector<std::string> known;
+// Names of parts, each once, of units that are the head or are not.
+std::vector<std::string> part_names(const StepModel& model, bool of_head) {
+  std::vector<std::string> names;
   for (const UnitFootprint& unit : model.units) {
+    if (unit.is_head != of_head) continue;
     for (const SavedPart& part : unit.saved_parts) {
-      if (std::find(known.begin(), known.end(), part.name) == known.end()) {
-        known.push_back(part.name);
+      if (std::find(names.begin(), names.end(), part.name) == names.end()) {
+        names.push_back(part.name);
       }
     }
   }
+  return names;
+}
+
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+void check_names(const Config& config, const StepModel& model) {
+  const std::vector<std::string> known = part_names(model, false);
+  const std::vector<std::string> of_head = part_names(model, true);
   for (const auto& [name, place] : config.memory.place.saved) {
-    if (name == "*" || std::find(known.begin(), known.end(), name) != known.end()) continue;
+    if (name == "*" || contains(known, name)) continue;
     std::string list = "\"*\"";
     for (const std::string& part : known) list += ", \"" + part + "\"";
-    throw InputError("memory.place.saved: nothing that is saved has the name \"" + name +
-                     "\"; known are " + list);
+    if (!contains(of_head, name)) {
+      throw InputError("memory.place.saved." + name +
+                       ": nothing that is saved has this name; known are " + list);
+    }
+    if (place == Place::kAuto) continue;
+    throw InputError("memory.place.saved." + name +
+                     ": the head's passes follow each other, so nothing of it waits anywhere; "
+                     "leave it out, or name one of " +
+                     list);
   }
 }
 

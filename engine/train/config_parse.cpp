@@ -77,6 +77,16 @@ std::string nearest_key(std::string_view path) {
                    nearest_key(path) + "'?");
 }
 
+// The table of named places that "memory.place.saved.qkv" is an entry of; null where it is none.
+const ConfigKey* table_of_entry(std::string_view path) {
+  for (const ConfigKey& key : config_schema()) {
+    const bool below = path.size() > key.path.size() + 1 && path.starts_with(key.path) &&
+                       path[key.path.size()] == '.';
+    if (key.kind == ConfigKind::kPlaces && below) return &key;
+  }
+  return nullptr;
+}
+
 [[noreturn]] void throw_mistyped(const std::string& origin, const ConfigKey& key,
                                  const std::string& given) {
   throw InputError(origin + ": " + key.path + " must be " + describe_expected(key) + "; got " +
@@ -177,6 +187,19 @@ std::optional<ConfigValue> places_from_node(const toml::node& node) {
   return ConfigValue(std::move(places));
 }
 
+// Names the entry of a table of named places that is none.
+void check_places(const std::string& origin, const ConfigKey& key, const toml::node& node) {
+  if (key.kind != ConfigKind::kPlaces || !node.is_table()) return;
+  for (const auto& [name, value] : *node.as_table()) {
+    const auto* text = value.as_string();
+    const auto& choices = key.choices;
+    if (name.str().empty()) break;  // the table is described instead
+    if (text && std::find(choices.begin(), choices.end(), text->get()) != choices.end()) continue;
+    throw InputError(origin + ": " + key.path + "." + shown(name.str()) + " must be " +
+                     describe_choices(key) + "; got " + describe_node(value));
+  }
+}
+
 std::optional<ConfigValue> value_from_node(const ConfigKey& key, const toml::node& node) {
   const auto* text = node.as_string();
   switch (key.kind) {
@@ -217,10 +240,13 @@ bool written_as_toml(ConfigKind kind) {
   return kind == ConfigKind::kGroups || kind == ConfigKind::kPlaces;
 }
 
-std::optional<ConfigValue> value_from_toml(const ConfigKey& key, std::string_view text) {
+std::optional<ConfigValue> value_from_toml(const std::string& origin, const ConfigKey& key,
+                                           std::string_view text) {
   try {
     const toml::table table = toml::parse("value = " + std::string(text));
-    return table.size() == 1 ? value_from_node(key, *table.get("value")) : std::nullopt;
+    if (table.size() != 1) return std::nullopt;
+    check_places(origin, key, *table.get("value"));
+    return value_from_node(key, *table.get("value"));
   } catch (const toml::parse_error&) {
     return std::nullopt;
   }
@@ -237,6 +263,7 @@ class Loader {
           prefix.empty() ? std::string(name.str()) : prefix + "." + std::string(name.str());
       const std::string origin = origin_of(node, name);
       if (const ConfigKey* key = find_config_key(path)) {
+        check_places(origin, *key, node);
         const auto value = value_from_node(*key, node);
         if (!value || !in_range(*key, *value)) throw_mistyped(origin, *key, describe_node(node));
         store(*key, *value, origin);
@@ -261,10 +288,14 @@ class Loader {
     const auto path = assignment.substr(0, equals);
     const auto text = assignment.substr(equals + 1);
     const ConfigKey* key = find_config_key(path);
+    if (const ConfigKey* table = key ? nullptr : table_of_entry(path)) {
+      return add_place(*table, without_quotes(path.substr(table->path.size() + 1)),
+                       without_quotes(text), origin);
+    }
     if (!key) throw_unknown(origin, path);
     const auto value =
         written_as_toml(key->kind)
-            ? value_from_toml(*key, text)
+            ? value_from_toml(origin, *key, text)
             : value_from_text(*key, quoted_in_files(key->kind) ? without_quotes(text) : text);
     if (!value || !in_range(*key, *value)) {
       throw_mistyped(origin, *key, quoted(text));
@@ -288,6 +319,18 @@ class Loader {
   void store(const ConfigKey& key, const ConfigValue& value, const std::string& origin) {
     key.assign(config_, value);
     origins_.set(key.path, origin);
+  }
+
+  // One entry of a table; its others stay.
+  void add_place(const ConfigKey& key, std::string_view name, std::string_view place,
+                 const std::string& origin) {
+    auto places = std::get<std::map<std::string, std::string>>(key.read(config_));
+    places[std::string(name)] = std::string(place);
+    if (!in_range(key, ConfigValue(places))) {
+      throw InputError(origin + ": " + key.path + "." + shown(name) + " must be " +
+                       describe_choices(key) + "; got " + quoted(place));
+    }
+    store(key, ConfigValue(std::move(places)), origin);
   }
 
   // An unknown table is reported by its first key, which tells more: [memroy] device →

@@ -188,6 +188,17 @@ void check_placement(const Config& config, const ConfigOrigins& origins) {
   }
 }
 
+// A place that nothing takes would be taken for a setting that works.
+void check_saved_places(const Config& config, const ConfigOrigins& origins) {
+  if (config.recompute.policy != Config::Recompute::kUnit) return;
+  for (const auto& [part, place] : config.memory.place.saved) {
+    if (place == Config::Place::kAuto) continue;
+    throw InputError(origins.of("memory.place.saved") + ": memory.place.saved." + part +
+                     " has no meaning with recompute.policy = \"unit\", where units save nothing "
+                     "between their passes; use \"none\" or \"auto\", or leave it out");
+  }
+}
+
 // Twice the same directory would count its room and its bandwidth twice.
 void check_storage_paths(const Config& config, const ConfigOrigins& origins) {
   std::set<std::filesystem::path> seen;
@@ -243,9 +254,10 @@ void resolve_config(Config& config, const ConfigOrigins& origins) {
   check_train(config, origins);
   check_optimizer(config, origins);
   check_placement(config, origins);
+  check_saved_places(config, origins);
   check_storage_paths(config, origins);
+  check_storage_shares(config, origins);
   check_storage_engine(config, origins);
 }
 
 }  // namespace sluice
-  check_storage_shares(config, origins);

@@ -64,6 +64,8 @@ const ConfigKey* find_config_key(std::string_view path);
 
 // What the key takes, as it stands in messages and in the help: "an integer from 1 to 4096".
 std::string describe_expected(const ConfigKey& key);
+// Its choices: "\"device\" or \"pinned\"".
+std::string describe_choices(const ConfigKey& key);
 // Which of the key's values check_supported() refuses, as words that go after its path: "above 1";
 // empty: none.
 std::string unavailable_values(std::string_view path);

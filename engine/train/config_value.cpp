@@ -121,6 +121,15 @@ std::string_view without_quotes(std::string_view text) {
   return quoted ? text.substr(1, text.size() - 2) : text;
 }
 
+std::string describe_choices(const ConfigKey& key) {
+  std::string text;
+  for (std::size_t i = 0; i < key.choices.size(); ++i) {
+    if (i > 0) text += i + 1 == key.choices.size() ? " or " : ", ";
+    text += quote(key.choices[i]);
+  }
+  return text;
+}
+
 std::string describe_expected(const ConfigKey& key) {
   switch (key.kind) {
     case ConfigKind::kBool:
@@ -131,14 +140,8 @@ std::string describe_expected(const ConfigKey& key) {
       return "a number " + describe_reals(key);
     case ConfigKind::kText:
       return "a string";
-    case ConfigKind::kChoice: {
-      std::string text;
-      for (std::size_t i = 0; i < key.choices.size(); ++i) {
-        if (i > 0) text += i + 1 == key.choices.size() ? " or " : ", ";
-        text += quote(key.choices[i]);
-      }
-      return text;
-    }
+    case ConfigKind::kChoice:
+      return describe_choices(key);
     case ConfigKind::kBytes:
     case ConfigKind::kBytesOrAuto: {
       const auto size = [](std::int64_t bytes) {
@@ -163,15 +166,9 @@ std::string describe_expected(const ConfigKey& key) {
       return "a list of tables such as { match = \"*.bias\", lr_scale = 0.5, weight_decay = 0.0 }, "
              "with match (a pattern of tensor names) and, from 0 to " +
              format_real(kMostGroupScale) + ", lr_scale or weight_decay";
-    case ConfigKind::kPlaces: {
-      std::string text =
-          "a table such as { mlp_hidden = \"storage\", \"*\" = \"device\" }, each of ";
-      for (std::size_t i = 0; i < key.choices.size(); ++i) {
-        if (i > 0) text += i + 1 == key.choices.size() ? " or " : ", ";
-        text += quote(key.choices[i]);
-      }
-      return text;
-    }
+    case ConfigKind::kPlaces:
+      return "a table such as { mlp_hidden = \"storage\", \"*\" = \"device\" }, each " +
+             describe_choices(key);
   }
   return {};
 }

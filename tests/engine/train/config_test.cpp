@@ -239,10 +239,47 @@ TEST(Config, PlacesOfSavedPartsAreATable) {
   const auto json = nlohmann::json::parse(config_to_json(config));
   EXPECT_EQ(json["memory"]["place"]["saved"]["mlp_hidden"], "storage");
   EXPECT_EQ(result_settings(config), result_settings(parse(kSmall)));
-  for (const std::string bad : {"{qkv='disk'}", "{qkv=1}", "'storage'", "{''='device'}", "{"}) {
+  for (const std::string bad : {"'storage'", "{''='device'}", "{"}) {
     const std::string words = refusal(kSmall, {"memory.place.saved=" + bad});
     EXPECT_NE(words.find("memory.place.saved must be a table such as"), std::string::npos) << words;
   }
+}
+
+TEST(Config, AnEntryOfTheTableOfPlacesIsSetAlone) {
+  using Place = Config::Place;
+  const std::string file = kSmall + "[memory.place.saved]\nmlp_up = \"pinned\"\nqkv = \"device\"\n";
+  const std::map<std::string, Place> wanted{
+      {"*", Place::kDevice}, {"mlp_up", Place::kPinned}, {"qkv", Place::kStorage}};
+  for (const std::string all : {"*", "\"*\""}) {
+    EXPECT_EQ(
+        parse(file, {"memory.place.saved.qkv=storage", "memory.place.saved." + all + "=\"device\""})
+            .memory.place.saved,
+        wanted);
+  }
+}
+
+TEST(Config, APlaceOfASavedPartThatIsNoneIsNamed) {
+  const std::string choices = "must be \"auto\", \"device\", \"pinned\" or \"storage\"; got ";
+  const auto expect = [&](const std::string& words, const std::string& got) {
+    EXPECT_NE(words.find("memory.place.saved.qkv " + choices + got), std::string::npos) << words;
+  };
+  expect(refusal(kSmall, {"memory.place.saved.qkv=disk"}), "\"disk\"");
+  expect(refusal(kSmall, {"memory.place.saved={mlp_up='device',qkv='disk'}"}), "\"disk\"");
+  expect(refusal(kSmall, {"memory.place.saved={qkv=1}"}), "1");
+  expect(refusal(kSmall + "[memory.place.saved]\nqkv = \"disk\"\n"), "\"disk\"");
+}
+
+// Units that are made again save nothing between their passes.
+TEST(Config, PlacesOfSavedPartsAreRefusedWhereUnitsAreRecomputed) {
+  const std::string unit = "recompute.policy=unit";
+  for (const std::string part : {"qkv", "*"}) {
+    const std::string words = refusal(kSmall, {unit, "memory.place.saved." + part + "=pinned"});
+    EXPECT_NE(words.find("memory.place.saved." + part + " has no meaning with recompute.policy = "),
+              std::string::npos)
+        << words;
+  }
+  parse(kSmall, {unit, "memory.place.saved.qkv=auto"});
+  parse(kSmall, {"recompute.policy=auto", "memory.place.saved.qkv=pinned"});
 }
 
 TEST(Config, BrokenTomlNamesTheLine) {

@@ -284,17 +284,29 @@ TEST(SpilledParts, NoMoreMoveThanTheDeviceLacksRoomFor) {
   EXPECT_LE(few, std::uint64_t{4} * kMiB + 2 * kMiB);
 }
 
-TEST(SpilledParts, AnUnknownNameIsRefusedWithThoseThatAreKnown) {
+TEST(SpilledParts, ANameThatNothingWaitsUnderIsRefusedWithThoseThatAreKnown) {
   const TrainingBench bench;
-  try {
-    planned(bench.config("run", kModel + Overrides{"memory.place.saved={mlp_hiden='storage'}"}));
-    FAIL() << "accepted";
-  } catch (const InputError& error) {
-    const std::string words = error.what();
-    EXPECT_NE(words.find("\"mlp_hiden\""), std::string::npos) << words;
+  const auto refusal = [&](const std::string& entry) -> std::string {
+    try {
+      planned(bench.config("run", kModel + Overrides{"memory.place.saved." + entry}));
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  const std::string unknown = refusal("mlp_hiden=storage");
+  EXPECT_EQ(unknown.rfind("memory.place.saved.mlp_hiden: nothing that is saved has this name", 0),
+            0u)
+      << unknown;
+  const std::string of_head = refusal("head_normed=storage");
+  EXPECT_EQ(of_head.rfind("memory.place.saved.head_normed: the head's passes follow", 0), 0u)
+      << of_head;
+  for (const std::string& words : {unknown, of_head}) {
     EXPECT_NE(words.find("\"mlp_hidden\""), std::string::npos) << words;
+    EXPECT_EQ(words.find("\"head_"), std::string::npos) << words;
     EXPECT_EQ(words.find('\n'), std::string::npos);
   }
+  EXPECT_EQ(refusal("head_normed=auto"), "accepted");
 }
 
 // The trace of a step has every spill and fetch, with the bytes that the plan says.
