@@ -1,6 +1,7 @@
 #include "engine/train/storage_shares.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstdlib>
 #include <memory>
@@ -20,27 +21,31 @@
 namespace sluice {
 namespace {
 
-constexpr std::uint64_t kBlockBytes = kMiB;
-constexpr std::uint64_t kBlocks = 64;  // of the file
-constexpr std::uint64_t kWave = 16;    // requests at once
+constexpr std::uint64_t kBlockBytes = kLeastStagingBytes;
+constexpr std::uint64_t kBlocks = 64;    // of the file
+constexpr std::uint64_t kMostWave = 16;  // requests at once
 constexpr int kRounds = 3;
 constexpr double kSecondsARound = 0.1;  // of each path, at least one wave
 // Of state on each path: to measure for less takes longer than it gains.
-constexpr std::uint64_t kLeastMeasuredBytes = 64 * kMiB;
+// And what a trial's file takes meanwhile, the state takes there afterwards.
+constexpr std::uint64_t kLeastMeasuredBytes = kBlocks * kBlockBytes;
 
 // Kept by every request too: one that misses its deadline still writes there when it ends.
 using Staging = std::shared_ptr<std::byte>;
 
 class PathTrial {
  public:
-  PathTrial(StorageEngine& engine, const std::string& directory, Staging staging)
+  // staging: of `wave` blocks, for as many requests at once; a power of two, at most kMostWave.
+  PathTrial(StorageEngine& engine, const std::string& directory, Staging staging,
+            std::uint64_t wave)
       : engine_(engine),
         staging_(std::move(staging)),
+        wave_(wave),
         file_(engine.open(
             directory + "/sluice-" + make_run_id().hex() + "-0" + StripedSpace::kScratchSuffix,
             StorageFileMode::kScratch, kBlocks * kBlockBytes)) {
     // Untimed: reading what was never written costs nothing, and writing it more.
-    for (std::uint64_t block = 0; block < kBlocks; block += kWave) wave(block, false);
+    for (std::uint64_t block = 0; block < kBlocks; block += wave_) move_wave(block, false);
   }
   ~PathTrial() { engine_.close(file_); }
   PathTrial(const PathTrial&) = delete;
@@ -51,9 +56,9 @@ class PathTrial {
     double seconds = 0;
     double bytes = 0;
     while (seconds < kSecondsARound) {
-      wave(next_ % kBlocks, true);
-      next_ += kWave;
-      bytes += static_cast<double>(kWave * kBlockBytes);
+      move_wave(next_ % kBlocks, true);
+      next_ += wave_;
+      bytes += static_cast<double>(wave_ * kBlockBytes);
       seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     }
     bytes_per_s_ = std::max(bytes_per_s_, bytes / seconds);
@@ -62,16 +67,16 @@ class PathTrial {
   double bytes_per_s() const { return bytes_per_s_; }
 
  private:
-  // Requests for kWave blocks that follow each other: writes, or every other one a read.
-  void wave(std::uint64_t first_block, bool reads) {
+  // Requests for blocks that follow each other: writes, or every other one a read.
+  void move_wave(std::uint64_t first_block, bool reads) {
     struct Outcome {
       std::mutex mutex;
       std::exception_ptr error;  // guarded by mutex; the first
     };
     const auto outcome = std::make_shared<Outcome>();
-    for (std::uint64_t i = 0; i < kWave; ++i) {
+    for (std::uint64_t i = 0; i < wave_; ++i) {
       StorageRequest request;
-      request.op = reads && i % 2 == 0 ? StorageOp::kRead : StorageOp::kWrite;
+      request.op = reads && (first_block + i) % 2 == 0 ? StorageOp::kRead : StorageOp::kWrite;
       request.file = file_;
       request.offset = (first_block + i) * kBlockBytes;
       request.data = staging_.get() + i * kBlockBytes;
@@ -88,6 +93,7 @@ class PathTrial {
 
   StorageEngine& engine_;
   const Staging staging_;
+  const std::uint64_t wave_;
   const StorageFileId file_;
   std::uint64_t next_ = 0;
   double bytes_per_s_ = 0;
@@ -108,14 +114,17 @@ void say_shares(const Config& config, const std::vector<double>& speeds,
 }  // namespace
 
 std::vector<double> measure_path_speeds(StorageEngine& engine,
-                                        const std::vector<std::string>& directories) {
+                                        const std::vector<std::string>& directories,
+                                        std::uint64_t staging_bytes) {
+  SLUICE_CHECK(staging_bytes >= kLeastStagingBytes);
+  const std::uint64_t wave = std::bit_floor(std::min(kMostWave, staging_bytes / kBlockBytes));
   const Staging staging(
-      static_cast<std::byte*>(std::aligned_alloc(kPageBytes, kWave * kBlockBytes)), std::free);
+      static_cast<std::byte*>(std::aligned_alloc(kBlockBytes, wave * kBlockBytes)), std::free);
   if (!staging) throw std::bad_alloc();
-  std::fill_n(staging.get(), kWave * kBlockBytes, std::byte{1});
+  std::fill_n(staging.get(), wave * kBlockBytes, std::byte{1});
   std::vector<std::unique_ptr<PathTrial>> trials;
   for (const std::string& directory : directories) {
-    trials.push_back(std::make_unique<PathTrial>(engine, directory, staging));
+    trials.push_back(std::make_unique<PathTrial>(engine, directory, staging, wave));
   }
   for (int round = 0; round < kRounds; ++round) {
     for (const auto& trial : trials) trial->round();
@@ -150,9 +159,12 @@ std::vector<std::uint32_t> choose_storage_shares(const Config& config,
       std::get<std::string>(find_config_key("memory.storage_engine")->read(config));
   std::vector<std::uint32_t> even(memory.storage_paths.size(), 1);
   if (storage_bytes < kLeastMeasuredBytes * memory.storage_paths.size()) return even;
+  if (memory.pinned_bytes < kLeastStagingBytes) return even;
   try {
     const auto engine = make_storage_engine(kind, {});
-    const std::vector<double> speeds = measure_path_speeds(*engine, memory.storage_paths);
+    // What the run has for its own staging, which is not there yet.
+    const std::vector<double> speeds =
+        measure_path_speeds(*engine, memory.storage_paths, memory.pinned_bytes);
     std::vector<std::uint32_t> shares = shares_within_room(config, speeds, storage_bytes);
     say_shares(config, speeds, shares);
     return shares;

@@ -43,6 +43,23 @@ class OnePathSlow final : public PassingEngine {
   std::vector<StorageFileId> slow_;
 };
 
+// Notes the first and the last byte of memory that requests name.
+class MemoryNotingEngine final : public PassingEngine {
+ public:
+  MemoryNotingEngine() : PassingEngine(make_storage_engine("auto", {})) {}
+  void submit(const StorageRequest& request, Callback done) override {
+    const auto begin = reinterpret_cast<std::uintptr_t>(request.data);
+    begin_ = std::min(begin_, begin);
+    end_ = std::max(end_, begin + request.bytes);
+    PassingEngine::submit(request, std::move(done));
+  }
+  std::uint64_t bytes() const { return end_ - begin_; }
+
+ private:
+  std::uintptr_t begin_ = UINTPTR_MAX;
+  std::uintptr_t end_ = 0;
+};
+
 class StorageSharesBySpeed : public ::testing::Test {
  protected:
   StorageSharesBySpeed() {
@@ -59,7 +76,8 @@ TEST_F(StorageSharesBySpeed, APathHeldBackGetsFewerStripes) {
   // 16 requests of 1 MiB wait 20 ms each: 50 MiB/s at most, where no machine that runs this is
   // slower without.
   OnePathSlow engine(make_storage_engine("auto", {}), std::chrono::milliseconds(20));
-  const std::vector<double> speeds = measure_path_speeds(engine, config_.memory.storage_paths);
+  const std::vector<double> speeds =
+      measure_path_speeds(engine, config_.memory.storage_paths, 64 * kMiB);
   ASSERT_EQ(speeds.size(), 2u);
   EXPECT_LT(speeds[0], 60e6);
   EXPECT_GT(speeds[1], speeds[0]);
@@ -67,6 +85,20 @@ TEST_F(StorageSharesBySpeed, APathHeldBackGetsFewerStripes) {
   EXPECT_GE(shares[1], shares[0]);
   // Nothing is left behind.
   for (const std::string& path : config_.memory.storage_paths) EXPECT_TRUE(fs::is_empty(path));
+}
+
+TEST_F(StorageSharesBySpeed, AreMeasuredWithinTheMemoryThatIsAllowed) {
+  for (const auto& [allowed, used] :
+       {std::pair(kMiB, kMiB), std::pair(3 * kMiB, 2 * kMiB), std::pair(256 * kMiB, 16 * kMiB)}) {
+    MemoryNotingEngine engine;
+    const auto speeds = measure_path_speeds(engine, config_.memory.storage_paths, allowed);
+    EXPECT_EQ(engine.bytes(), used);
+    EXPECT_GT(*std::min_element(speeds.begin(), speeds.end()), 0);
+    // Half of what is timed is read, however few requests there are at once.
+    const StorageCounters counters = engine.counters();
+    EXPECT_GT(counters.read_bytes, 0u);
+    EXPECT_GT(counters.write_bytes, counters.read_bytes);
+  }
 }
 
 TEST_F(StorageSharesBySpeed, AreTheConfigurationsWhereItHasSome) {
