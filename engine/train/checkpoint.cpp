@@ -130,27 +130,17 @@ void check_arithmetic(const CheckpointManifest& manifest, const std::string& whe
                    "same");
 }
 
-void set_aside_checkpoints(const std::string& directory, const std::string& own_log) {
+std::vector<fs::path> earlier_checkpoints(const std::string& directory,
+                                          const std::string& own_log) {
   std::vector<fs::path> earlier;
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
     const std::string name = entry.path().filename().string();
     const bool log = name.starts_with("state-") && name.ends_with(".log") &&
                      name != fs::path(own_log).filename();
-    if (name.starts_with("step-") || log) {
-      earlier.push_back(entry.path());
-    }
+    if (name.starts_with("step-") || log) earlier.push_back(entry.path());
   }
-  if (earlier.empty()) return;
-  fs::path beside = fs::absolute(directory).lexically_normal();
-  if (!beside.has_filename()) beside = beside.parent_path();  // "checkpoints/"
-  fs::path aside;
-  for (int i = 1; aside.empty() || fs::exists(aside); ++i) {
-    aside = beside.string() + "." + std::to_string(i);
-  }
-  make_directories(aside.string());
-  for (const fs::path& path : earlier) fs::rename(path, aside / path.filename());
-  log(LogLevel::kInfo, "an earlier run's checkpoints are now in " + aside.string());
+  return earlier;
 }
 
 void save_checkpoint(const std::string& directory, CheckpointManifest manifest, ModelState& state) {

@@ -4,9 +4,11 @@
 // verifies or does not count. Resuming takes the newest that verifies.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "engine/train/config.hpp"
 #include "engine/train/manifest.hpp"
@@ -37,10 +39,10 @@ void check_manifest(const CheckpointManifest& manifest, const std::string& where
 void check_arithmetic(const CheckpointManifest& manifest, const std::string& where,
                       const std::string& arithmetic);
 
-// Moves an earlier run's checkpoints, whole or not, and logs of durable runs out of `directory` to
-// the first of DIRECTORY.1, DIRECTORY.2, … that is free, and says so in the log. Nothing else there
-// is touched, nor `own_log`.
-void set_aside_checkpoints(const std::string& directory, const std::string& own_log);
+// An earlier run's checkpoints in `directory`, whole or not, and logs of durable runs but
+// `own_log`: what a fresh start sets aside.
+std::vector<std::filesystem::path> earlier_checkpoints(const std::string& directory,
+                                                       const std::string& own_log);
 
 // Keeps the newest two. manifest: all but `files` and `weights_hash`.
 void save_checkpoint(const std::string& directory, CheckpointManifest manifest, ModelState& state);

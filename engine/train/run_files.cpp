@@ -60,22 +60,45 @@ void cut_unfinished_line(const fs::path& path) {
   if (bytes < size) fs::resize_file(path, static_cast<std::uintmax_t>(bytes));
 }
 
-// What an earlier run wrote into the directory goes into DIRECTORY/earlier-N: a fresh start takes
-// nothing from anybody.
-void set_aside_earlier(const fs::path& directory) {
+// Where checkpoints lie in what is set aside.
+constexpr const char* kCheckpoints = "checkpoints";
+
+fs::path without_trailing_slash(const fs::path& path) {
+  return path.has_filename() ? path : path.parent_path();
+}
+
+// What an earlier run left goes into DIRECTORY/earlier-N, from where it can be resumed: a fresh
+// start takes nothing from anybody. Checkpoints that lie elsewhere, maybe on another file system,
+// stay beside where they were, as CHECKPOINTS.N, and earlier-N has a link to them.
+void set_aside_earlier(const fs::path& directory, const fs::path& checkpoint_dir,
+                       const std::string& own_log) {
+  const std::vector<fs::path> checkpoints = earlier_checkpoints(checkpoint_dir.string(), own_log);
   std::error_code error;
   const auto bytes = fs::file_size(directory / "events.jsonl", error);
-  if (error || bytes == 0) return;  // none, or one that ended before it did anything
+  // None, or one that ended before it did anything.
+  if (checkpoints.empty() && (error || bytes == 0)) return;
+  const fs::path from = without_trailing_slash(fs::canonical(checkpoint_dir));
+  const fs::path below = from.lexically_relative(fs::canonical(directory));
+  const bool elsewhere = below.empty() || *below.begin() == "..";
   fs::path aside;
-  for (int i = 1; aside.empty() || fs::exists(aside); ++i) {
-    aside = directory / ("earlier-" + std::to_string(i));
+  fs::path beside;
+  for (int i = 1; aside.empty() || fs::exists(aside) || fs::exists(beside); ++i) {
+    aside = directory / (std::string(kEarlierPrefix) + std::to_string(i));
+    beside = from.string() + "." + std::to_string(i);
   }
   make_directories(aside.string());
+  if (!checkpoints.empty()) {
+    const fs::path target = elsewhere ? beside : aside / kCheckpoints;
+    make_directories(target.string());
+    if (elsewhere) fs::create_directory_symlink(target, aside / kCheckpoints);
+    for (const fs::path& path : checkpoints) fs::rename(path, target / path.filename());
+  }
   for (const char* name : {"config.toml", "plan.json", "plan_trace.json", "trace.json",
-                           "weights.safetensors", "events.jsonl"}) {
+                           "report.html", "weights.safetensors", "events.jsonl"}) {
     if (fs::exists(directory / name)) fs::rename(directory / name, aside / name);
   }
-  log(LogLevel::kInfo, "an earlier run's events and weights are now in " + aside.string());
+  log(LogLevel::kInfo, "an earlier run is now in " + aside.string() +
+                           (checkpoints.empty() ? "" : ", and can be resumed there"));
 }
 
 }  // namespace
@@ -97,8 +120,7 @@ void RunFiles::begin(const Config& config, bool fresh, const std::string& own_lo
   const fs::path events = directory_ / "events.jsonl";
   if (fresh) {
     remove_logs_without_commit(config.checkpoint.dir, own_log, storage_paths());
-    set_aside_checkpoints(config.checkpoint.dir, own_log);
-    set_aside_earlier(directory_);
+    set_aside_earlier(directory_, config.checkpoint.dir, own_log);
     PosixFile::create(events.string());  // with its mode
   } else {
     cut_unfinished_line(events);

@@ -1,6 +1,6 @@
 // The run directory: what stands in it, and who writes what. What an earlier run left is never
-// overwritten: a fresh start moves its checkpoints aside, and its events, weights, settings, plan
-// and traces into earlier-1, earlier-2 and so on.
+// overwritten: a fresh start moves its checkpoints, events, weights, settings, plan, traces and
+// report into earlier-1, earlier-2 and so on, each of which is a run directory that can be resumed.
 #pragma once
 
 #include <filesystem>
@@ -15,6 +15,8 @@
 #include "engine/train/run_lock.hpp"
 
 namespace sluice {
+
+inline constexpr const char* kEarlierPrefix = "earlier-";
 
 class RunFiles {
  public:

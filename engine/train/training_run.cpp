@@ -59,7 +59,11 @@ void use_run_directory(Config& config, const std::string& directory) {
   if (config.memory.storage_paths == std::vector<std::string>{config.log.dir + "/storage"}) {
     config.memory.storage_paths = {directory + "/storage"};
   }
-  if (config.checkpoint.dir == config.log.dir + "/checkpoints") {
+  // What a fresh start set aside has its checkpoints with it, wherever they were.
+  const std::filesystem::path path = std::filesystem::path(directory) / "";
+  const bool set_aside = path.parent_path().filename().string().starts_with(kEarlierPrefix) &&
+                         std::filesystem::is_directory(path / "checkpoints");
+  if (set_aside || config.checkpoint.dir == config.log.dir + "/checkpoints") {
     config.checkpoint.dir = directory + "/checkpoints";
   }
   config.log.dir = directory;

@@ -171,6 +171,40 @@ TEST_F(Isolation, AFreshStartKeepsWhatAnEarlierRunWrote) {
   EXPECT_EQ(read_file(path("run/earlier-1/events.jsonl")), events);
 }
 
+// Its checkpoints are with it, wherever checkpoint.dir is and whatever a checkpoint is.
+TEST_F(Isolation, WhatAFreshStartSetAsideCanBeResumed) {
+  const auto weights = [&](const std::string& directory) {
+    return read_file(path(directory + "/weights.safetensors"));
+  };
+  const auto train_in = [&](const std::string& directory, const Words& settings,
+                            const Words& more) {
+    Words words{"train", "config.toml", "--set", "log.dir=" + directory};
+    words.insert(words.end(), settings.begin(), settings.end());
+    words.insert(words.end(), more.begin(), more.end());
+    return succeed(words);
+  };
+  train_in("whole", {}, {});
+  const std::map<std::string, Words> kinds{
+      {"files", {}},
+      {"elsewhere", {"checkpoint.dir=saved"}},
+      {"durable", {"checkpoint.mode=durable", "memory.place.optimizer=storage"}}};
+  for (const auto& [name, settings] : kinds) {
+    SCOPED_TRACE(name);
+    train_in(name, settings, {"--steps", "1"});
+    write_file(path(name + "/report.html"), "of the first");
+    train_in(name, settings, {"train.seed=2"});
+    EXPECT_NE(weights(name), weights("whole"));
+    EXPECT_FALSE(fs::exists(path(name + "/report.html")));
+    EXPECT_EQ(read_file(path(name + "/earlier-1/report.html")), "of the first");
+    for (const char* aside : {"/earlier-1", "/earlier-1/"}) {
+      train_in(name, settings, {"--resume", name + aside});
+      EXPECT_EQ(weights(name + "/earlier-1"), weights("whole"));
+    }
+    EXPECT_FALSE(fs::exists(path(name + "/earlier-2")));
+  }
+  EXPECT_TRUE(fs::is_symlink(path("elsewhere/earlier-1/checkpoints")));
+}
+
 TEST_F(Isolation, CleaningWhatIsNoDirectoryIsRefused) {
   expect_refused({"doctor", "--clean", "nowhere"}, {"--clean", "'nowhere' is no directory"});
   expect_refused({"doctor", "--yes"}, {"--yes"});

@@ -152,15 +152,15 @@ TEST_F(Train, AFreshStartKeepsEarlierCheckpointsAside) {
   const std::string first = read_file(path("run/checkpoints/step-00000001/state.safetensors"));
   const ChildOutcome second =
       succeed({"train", "config.toml", "--steps", "1", "--set", "train.seed=2"});
-  EXPECT_NE(second.err.find("run/checkpoints.1"), std::string::npos) << second.err;
-  EXPECT_EQ(read_file(path("run/checkpoints.1/step-00000001/state.safetensors")), first);
+  EXPECT_NE(second.err.find("run/earlier-1"), std::string::npos) << second.err;
+  EXPECT_EQ(read_file(path("run/earlier-1/checkpoints/step-00000001/state.safetensors")), first);
   const std::string other = read_file(path("run/checkpoints/step-00000001/state.safetensors"));
   EXPECT_NE(other, first);
 
   const ChildOutcome third = succeed({"train", "config.toml", "--steps", "1"});
-  EXPECT_NE(third.err.find("run/checkpoints.2"), std::string::npos) << third.err;
-  EXPECT_EQ(read_file(path("run/checkpoints.1/step-00000001/state.safetensors")), first);
-  EXPECT_EQ(read_file(path("run/checkpoints.2/step-00000001/state.safetensors")), other);
+  EXPECT_NE(third.err.find("run/earlier-2"), std::string::npos) << third.err;
+  EXPECT_EQ(read_file(path("run/earlier-1/checkpoints/step-00000001/state.safetensors")), first);
+  EXPECT_EQ(read_file(path("run/earlier-2/checkpoints/step-00000001/state.safetensors")), other);
   EXPECT_EQ(read_file(path("run/checkpoints/step-00000001/state.safetensors")), first);
   EXPECT_EQ(read_file(path("run/checkpoints/notes.txt")), "mine");
 }
