@@ -304,11 +304,8 @@ void check_homes(const DurableFound& found, const std::vector<const Buffer*>& ho
   }
 }
 
-namespace {
-
-// Files of a run in the given directories.
-std::vector<fs::path> data_of(const std::string& run_id,
-                              const std::vector<std::string>& directories) {
+std::vector<fs::path> data_of_run(const std::string& run_id,
+                                  const std::vector<std::string>& directories) {
   const std::string begin = "sluice-" + run_id + "-";
   std::vector<fs::path> data;
   for (const std::string& directory : directories) {
@@ -322,6 +319,8 @@ std::vector<fs::path> data_of(const std::string& run_id,
   }
   return data;
 }
+
+namespace {
 
 // Whether a log elsewhere has these data too, of which this one is a copy.
 bool is_copy(const std::string& log, const SavedState& state) {
@@ -352,7 +351,7 @@ void retire(StorageEngine& engine, const std::string& path,
     log(LogLevel::kWarning, error.what());
   }
   std::error_code ignored;  // what cannot be removed is only room
-  for (const fs::path& file : data_of(run_id_of(path), directories)) {
+  for (const fs::path& file : data_of_run(run_id_of(path), directories)) {
     const bool kept = std::any_of(others.begin(), others.end(), [&](const std::string& other) {
       return fs::equivalent(other, file, ignored);
     });
@@ -383,7 +382,7 @@ std::vector<std::string> files_without_commit(const std::string& directory,
       log(LogLevel::kWarning, error.what());
       continue;
     }
-    for (const fs::path& file : data_of(run_id_of(path), storage_paths)) {
+    for (const fs::path& file : data_of_run(run_id_of(path), storage_paths)) {
       files.push_back(file.string());
     }
     files.push_back(path);
@@ -404,7 +403,7 @@ void remove_logs_without_commit(const std::string& directory, const std::string&
 UncommittedFiles::~UncommittedFiles() {
   if (kept_) return;
   std::error_code ignored;  // what cannot be removed is only room
-  for (const fs::path& file : data_of(run_id_, storage_paths_)) fs::remove(file, ignored);
+  for (const fs::path& file : data_of_run(run_id_, storage_paths_)) fs::remove(file, ignored);
   fs::remove(log_path(), ignored);
 }
 

@@ -7,6 +7,7 @@
 // the storage files carry it too (StripedSpace::file_paths).
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -81,6 +82,10 @@ void check_homes(const DurableFound& found, const std::vector<const Buffer*>& ho
 // that a log elsewhere holds too (this one is a copy of it) stay.
 void retire_other_logs(const std::string& directory, const std::string& own_log,
                        const std::vector<std::string>& storage_paths);
+
+// The data files of a durable run in the given directories.
+std::vector<std::filesystem::path> data_of_run(const std::string& run_id,
+                                               const std::vector<std::string>& directories);
 
 // Files of runs that were killed before they committed anything: logs without a record, each after
 // the data of its run in storage_paths.

@@ -10,6 +10,7 @@
 #include "base/run_id.hpp"
 #include "engine/train/config.hpp"
 #include "engine/train/durable_checkpoint.hpp"
+#include "engine/train/run_files.hpp"
 #include "engine/train/run_lock.hpp"
 #include "engine/train/training_run.hpp"
 #include "offload/striped_space.hpp"
@@ -100,9 +101,13 @@ class Sweeper {
     if (remove_ && !take(lock, found_.directory)) return found_;
     note_lock(found_.directory, run);
     unfinished_files(found_.directory);
-    for (const std::string& path : paths) {
-      storage_files(path, run.holder ? run.holder->run_id : std::string());
+    std::vector<std::string> runs;  // that were killed here
+    if (run.holder) {
+      runs = run.holder->earlier_runs;
+      runs.push_back(run.holder->run_id);
     }
+    for (const std::string& path : paths) storage_files(path, runs);
+    data_without_log(config.checkpoint.dir, paths, runs);
     checkpoints(config.checkpoint.dir, paths);
     found_.removed = remove_;
     return found_;
@@ -169,14 +174,51 @@ class Sweeper {
     }
   }
 
-  // Below the run's directory they are this run's or an earlier one's; elsewhere, those of the run
-  // that wrote the lock.
-  void storage_files(const fs::path& directory, const std::string& run_id) {
+  // Below the run's directory they are this run's or an earlier one's; elsewhere, those of the runs
+  // that stand in the lock.
+  void storage_files(const fs::path& directory, const std::vector<std::string>& runs) {
     const fs::path below = fs::path(directory).lexically_relative(found_.directory);
     const bool own = !below.empty() && *below.begin() != "..";
     for (const fs::path& path : entries_of(directory)) {
       const auto id = run_of_storage_file(path.filename().string());
-      if (id && (own || *id == run_id)) add(path, "a storage file");
+      if (!id) continue;
+      if (own || std::find(runs.begin(), runs.end(), *id) != runs.end()) {
+        add(path, "a storage file");
+      }
+    }
+  }
+
+  // Where logs of this directory's runs may lie: checkpoint.dir, and what fresh starts set aside.
+  std::vector<fs::path> log_directories(const fs::path& checkpoint_dir) const {
+    std::vector<fs::path> directories{checkpoint_dir};
+    for (const fs::path& path : entries_of(found_.directory)) {
+      if (path.filename().string().starts_with(kEarlierPrefix)) {
+        directories.push_back(path / "checkpoints");
+      }
+    }
+    std::error_code ignored;
+    const fs::path real = fs::weakly_canonical(checkpoint_dir, ignored);
+    for (const fs::path& path : entries_of(real.parent_path())) {
+      if (path.filename().string().starts_with(real.filename().string() + ".")) {
+        directories.push_back(path);
+      }
+    }
+    return directories;
+  }
+
+  // State that a durable run committed can only be found by its log.
+  void data_without_log(const fs::path& checkpoint_dir, const std::vector<std::string>& paths,
+                        const std::vector<std::string>& runs) {
+    const std::vector<fs::path> directories = log_directories(checkpoint_dir);
+    for (const std::string& run : runs) {
+      const bool logged =
+          std::any_of(directories.begin(), directories.end(), [&](const fs::path& directory) {
+            return fs::exists(state_log_path(directory.string(), run));
+          });
+      if (logged) continue;
+      for (const fs::path& file : data_of_run(run, paths)) {
+        add(file, "state of a durable run whose log is gone");
+      }
     }
   }
 

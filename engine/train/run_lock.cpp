@@ -24,6 +24,7 @@ namespace sluice {
 namespace {
 
 constexpr std::size_t kMaxRecordBytes = 64 * 1024;
+constexpr std::size_t kMostEarlierRuns = 256;  // 9 KiB of the record
 // A run that has just taken the lock is about to write who it is: after so many looks it has.
 constexpr int kLooks = 20;
 constexpr std::chrono::milliseconds kBetweenLooks{5};
@@ -57,12 +58,18 @@ std::optional<RunHolder> read_holder(int descriptor) {
   const auto pid = record.find("pid");
   if (pid == record.end() || !pid->is_number_integer()) return std::nullopt;
   RunHolder holder{
-      pid->get<std::int64_t>(), text_of("host"), text_of("run_id"), text_of("started"), {}};
-  if (const auto paths = record.find("storage_paths"); paths != record.end()) {
-    for (const Json& path : *paths) {
-      if (path.is_string()) holder.storage_paths.push_back(path.get<std::string>());
+      pid->get<std::int64_t>(), text_of("host"), text_of("run_id"), text_of("started"), {}, {}};
+  const auto texts_of = [&](const char* name, std::vector<std::string>& texts) {
+    const auto found = record.find(name);
+    if (found == record.end()) return;
+    for (const Json& entry : *found) {
+      if (entry.is_string()) texts.push_back(entry.get<std::string>());
     }
-  }
+  };
+  texts_of("storage_paths", holder.storage_paths);
+  texts_of("earlier_runs", holder.earlier_runs);
+  // They become parts of file names.
+  std::erase_if(holder.earlier_runs, [](const std::string& run) { return !parse_run_id(run); });
   return parse_run_id(holder.run_id) ? std::optional(holder) : std::nullopt;
 }
 
@@ -123,18 +130,28 @@ RunLock::RunLock(const std::string& key, const std::string& directory, const Run
     }
     if (is_at(file.get(), path_)) descriptor_ = file.release();
   }
-  if (const std::optional<RunHolder> earlier = read_holder(descriptor_)) {
-    for (const std::string& path : earlier->storage_paths) {
-      const auto end = storage_paths_.end();
-      if (std::find(storage_paths_.begin(), end, path) == end) storage_paths_.push_back(path);
-    }
+  if (const std::optional<RunHolder> earlier = read_holder(descriptor_)) take_over(*earlier);
+  write_holder(run);
+}
+
+void RunLock::take_over(const RunHolder& earlier) {
+  for (const std::string& path : earlier.storage_paths) {
+    const auto end = storage_paths_.end();
+    if (std::find(storage_paths_.begin(), end, path) == end) storage_paths_.push_back(path);
   }
-  // For the message above; a run that cannot write it still holds the lock.
+  earlier_runs_ = earlier.earlier_runs;
+  earlier_runs_.push_back(earlier.run_id);
+  if (earlier_runs_.size() > kMostEarlierRuns) earlier_runs_.erase(earlier_runs_.begin());
+}
+
+// For others' messages; a run that cannot write it still holds the lock.
+void RunLock::write_holder(const RunId& run) {
   nlohmann::ordered_json record{{"pid", ::getpid()},
                                 {"host", host_name()},
                                 {"run_id", run.hex()},
                                 {"started", utc_now()},
-                                {"storage_paths", storage_paths_}};
+                                {"storage_paths", storage_paths_},
+                                {"earlier_runs", earlier_runs_}};
   const auto dumped = [&] {
     return record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   };

@@ -1,9 +1,9 @@
 // One run per directory: an advisory lock that ends with the process, however it ends.
 //
-// DIRECTORY/lock holds one line of JSON: pid, host, run_id, started (UTC), storage_paths. A run
-// that ends takes it away; one that is killed leaves it behind, unlocked, and the next takes it
-// over, with the paths that stand there: only they tell where a run that committed nothing left
-// files.
+// DIRECTORY/lock holds one line of JSON: pid, host, run_id, started (UTC), storage_paths,
+// earlier_runs. A run that ends takes it away; one that is killed leaves it behind, unlocked, and
+// the next takes it over, with the paths that stand there and its run id: only they tell where a
+// run that committed nothing, or whose log is gone, left files.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,7 @@ struct RunHolder {
   std::string started;  // "2026-11-22T04:30:00Z"
   // Absolute: this run's, and those of runs that were killed before it in this directory.
   std::vector<std::string> storage_paths;
+  std::vector<std::string> earlier_runs;  // the run ids of those, the oldest first
 
   // "process 71 on host a, run 0123…, since 2026-11-22T04:30:00Z".
   std::string describe() const;
@@ -49,8 +50,12 @@ class RunLock {
   const std::vector<std::string>& storage_paths() const { return storage_paths_; }
 
  private:
+  void take_over(const RunHolder& earlier);
+  void write_holder(const RunId& run);
+
   std::string path_;
   std::vector<std::string> storage_paths_;
+  std::vector<std::string> earlier_runs_;
   int descriptor_ = -1;
 };
 

@@ -205,6 +205,41 @@ TEST_F(Isolation, WhatAFreshStartSetAsideCanBeResumed) {
   EXPECT_TRUE(fs::is_symlink(path("elsewhere/earlier-1/checkpoints")));
 }
 
+// Where they lie, and of which run they are, stands in the lock of the last run that was killed.
+TEST_F(Isolation, StateWhoseLogWasDeletedWithWhatWasSetAsideIsFound) {
+  const Words durable{"checkpoint.mode=durable", "checkpoint.every=1",
+                      "memory.place.optimizer=storage", "memory.storage_paths=[\"shared\"]"};
+  const auto kill_after_commit = [&] {
+    Words arguments{"train", "config.toml", "--json", "--set", kSlowLink};
+    arguments.insert(arguments.end(), durable.begin(), durable.end());
+    const auto child = start(arguments);
+    child->wait_for_output(R"("event":"checkpoint")", kCliDeadline);
+    const std::string id = Json::parse(read_file(path("run/lock"))).at("run_id");
+    child->send(SIGKILL);
+    EXPECT_EQ(child->wait(kCliDeadline).signal, SIGKILL);
+    return id;
+  };
+  const std::string first = kill_after_commit();
+  const std::string second = kill_after_commit();
+  const auto listed = [&](const std::string& id) {
+    std::size_t found = 0;
+    const ChildOutcome outcome = succeed({"doctor", "--clean", "run", "--json"});
+    for (const Json& event : events_of(outcome, "leftover")) {
+      const std::string left = event.at("path");
+      if (left.find("sluice-" + id) != std::string::npos) ++found;
+    }
+    return found;
+  };
+  EXPECT_TRUE(fs::exists(path("run/earlier-1/checkpoints/state-" + first + ".log")));
+  EXPECT_EQ(listed(first), 0u);
+  EXPECT_EQ(listed(second), 0u);
+  fs::remove_all(path("run/earlier-1"));
+  EXPECT_EQ(listed(first), 1u);
+  succeed({"doctor", "--clean", "run", "--yes"});
+  EXPECT_FALSE(fs::exists(path("shared/sluice-" + first + "-0.durable")));
+  EXPECT_TRUE(fs::exists(path("shared/sluice-" + second + "-0.durable")));
+}
+
 TEST_F(Isolation, CleaningWhatIsNoDirectoryIsRefused) {
   expect_refused({"doctor", "--clean", "nowhere"}, {"--clean", "'nowhere' is no directory"});
   expect_refused({"doctor", "--yes"}, {"--yes"});
