@@ -328,7 +328,7 @@ TEST_F(DurableRun, AFreshStartMovesItsLogAsideAndLeavesItsData) {
   const fs::path data = only_data();
   TrainingBench::run(config_);
   EXPECT_TRUE(fs::exists(data));
-  EXPECT_EQ(files_in(config_.checkpoint.dir + ".1").size(), 1u);
+  EXPECT_EQ(files_in(config_.log.dir + "/earlier-1/checkpoints").size(), 1u);
 }
 
 // Steady state: a step that commits makes no allocation that a plain one does not (law 9).
