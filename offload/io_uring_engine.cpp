@@ -42,6 +42,15 @@ constexpr std::uint64_t kWakeTag = std::uint64_t{1} << 32;  // user_data of the 
 // gain by merging.
 constexpr std::uint64_t kUnmergedBytes = 128 * 1024;
 constexpr unsigned kUnpluggedCalls = 2;
+// What is registered as one: the kernel keeps huge pages whole only in a buffer that has no others
+// (rsrc.c, io_check_coalesce_buffer), and each small page of a transfer costs time.
+std::uint64_t region_bytes(const std::byte* data, std::uint64_t bytes) {
+  constexpr std::uint64_t kHugePage = 2 * kMiB;
+  const std::uint64_t into_page = reinterpret_cast<std::uintptr_t>(data) % kHugePage;
+  if (into_page != 0) return std::min(bytes, kHugePage - into_page);
+  return bytes < kHugePage ? bytes : std::min(bytes / kHugePage * kHugePage, kMaxRegionBytes);
+}
+
 // How long the ring thread sleeps at most before it looks around: work arrives by eventfd, so this
 // only bounds what a lost wake-up could cost.
 constexpr __kernel_timespec kTick{1, 0};
@@ -565,7 +574,7 @@ void IoUringEngine::register_memory(void* data, std::uint64_t bytes) {
   run_on_ring([this, data, bytes, outcome] {
     auto* begin = static_cast<std::byte*>(data);
     for (std::uint64_t done = 0; done < bytes && *outcome == 0;) {
-      const std::uint64_t part = std::min(bytes - done, kMaxRegionBytes);
+      const std::uint64_t part = region_bytes(begin + done, bytes - done);
       *outcome = register_region(begin + done, part);
       done += part;
     }

@@ -23,12 +23,15 @@ struct TaggedSpace::Tagged {
     return "block " + std::to_string(block) + " of " + range.name;
   }
 
-  // body(block, data, bytes) for each block of the part.
+  // body(block, data, bytes) for each block of the part. Asks for the next block's tag meanwhile:
+  // an update comes for it when all that it moved has driven it out of the cache.
   template <typename Body>
   void for_blocks(const Part& part, const Body& body) const {
     const std::uint64_t step = range.block_bytes;
     for (std::uint64_t at = 0; at < part.bytes; at += step) {
-      body((part.offset_bytes + at) / step, part.data + at, std::min(step, part.bytes - at));
+      const std::uint64_t block = (part.offset_bytes + at) / step;
+      if (block + 1 < tags.size()) __builtin_prefetch(&tags[block + 1], 1);
+      body(block, part.data + at, std::min(step, part.bytes - at));
     }
   }
 };
@@ -171,18 +174,23 @@ TaggedSpace::RangeId TaggedSpace::add_range(const Range& range) {
   return known->second;
 }
 
-// The range of a part, which must be whole blocks of it.
+// The range of a part.
 TaggedSpace::Tagged& TaggedSpace::tagged_range(const Part& part) const {
   SLUICE_CHECK(part.range < ranges_.size());
   Tagged& tagged = *ranges_[part.range];
-  const Range& range = tagged.range;
-  SLUICE_CHECK(part.bytes > 0 && part.bytes <= range.bytes &&
-               part.offset_bytes <= range.bytes - part.bytes);
+  SLUICE_CHECK(part.bytes > 0 && part.bytes <= tagged.range.bytes &&
+               part.offset_bytes <= tagged.range.bytes - part.bytes);
+  return tagged;
+}
+
+// Before a transfer; not for each block that is verified or tagged, where a cut one tells by its
+// tag.
+void TaggedSpace::check_whole_blocks(const Part& part) const {
+  const Range& range = tagged_range(part).range;
   const std::uint64_t end = part.offset_bytes + part.bytes;
   SLUICE_CHECK_MSG(part.offset_bytes % range.block_bytes == 0 &&
                        (end % range.block_bytes == 0 || end == range.bytes),
                    "a transfer of " + range.name + " cuts a block");
-  return tagged;
 }
 
 void TaggedSpace::verify(std::span<const Part> parts) {
@@ -247,7 +255,8 @@ void TaggedSpace::submit(StorageOp op, RangeId id, std::uint64_t offset_bytes, v
                          std::uint64_t bytes, StorageEngine::Callback done, std::uint64_t needed_by,
                          TagsBy tags_by) {
   const Part part{id, offset_bytes, static_cast<std::byte*>(data), bytes};
-  const Range& range = tagged_range(part).range;
+  check_whole_blocks(part);
+  const Range& range = ranges_[id]->range;
   if (tags_by == TagsBy::kSpace) {
     if (op == StorageOp::kWrite) {
       tag({&part, 1});

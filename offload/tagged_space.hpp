@@ -116,6 +116,7 @@ class TaggedSpace {
   struct Tagged;
   class Verifier;
   Tagged& tagged_range(const Part& part) const;
+  void check_whole_blocks(const Part& part) const;
   // Of one part; hashing not counted.
   void verify_blocks(const Part& part);
   void tag_blocks(const Part& part);

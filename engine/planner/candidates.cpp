@@ -167,9 +167,9 @@ std::uint64_t small_piece_elems(const StepModel& model) {
   return few_pieces(model, std::max(least, usual_piece_elems(model) / 4));
 }
 
-// Pieces of an update that storage feeds: of 1 MiB of fp32 state where memory allows it, as many in
+// Pieces of an update that storage feeds: of 2 MiB of fp32 state where memory allows it, as many in
 // its ring, and so many of a model at most, for the time it takes to plan.
-constexpr std::uint64_t kUpdatePieceElems = 4 * kLeastPieceElems;
+constexpr std::uint64_t kUpdatePieceElems = 8 * kLeastPieceElems;
 constexpr std::uint64_t kUpdateRingPieces = 12;
 constexpr std::uint64_t kMostUpdatePieces = 8192;
 

@@ -320,17 +320,19 @@ void Executor::issue(RunState& run, const Instruction& instruction, Stream& stre
 }
 
 void Executor::run_optimizer_lane(RunState& run) {
+  // One thread keeps up with storage that it waits for; reads end several at once.
+  constexpr int kReadyForTeam = 4;
   const auto& instructions = run.program().schedule().instructions;
+  int ready_in_turn = kReadyForTeam;
   for (const InstructionId id : run.program().lane(Lane::kOptimizer)) {
     const Instruction& instruction = instructions[id];
-    // One thread keeps up with storage that it waited for.
-    const bool one_thread = wait_on_host(run, instruction);
+    ready_in_turn = wait_on_host(run, instruction) ? 0 : ready_in_turn + 1;
     if (run.failed()) throw RunAborted{};
     if (instruction.op != Op::kRelease) {
       check_host_access(run, instruction);
       const std::int64_t begin_ns = device_.now_ns();
       UpdateTags tags = update_tags(run.program(), instruction);
-      runner_.run_on_host(run.program(), instruction, {&tags, one_thread});
+      runner_.run_on_host(run.program(), instruction, {&tags, ready_in_turn < kReadyForTeam});
       if (run.trace != nullptr) record_span(run, instruction, begin_ns, device_.now_ns());
     }
     run.set(id, Progress::kDone);
