@@ -157,11 +157,11 @@ class Sweeper {
     if (!state.exists) return;
     const std::string who = state.holder ? state.holder->describe() : "a run";
     found_.leftovers.push_back(
-        {directory + "/lock", "the lock of " + who + ", which has ended", 0});
+        {directory + "/lock", "the lock of " + who + ", which has ended", 0, true});
   }
 
   void add(const fs::path& path, const char* what) {
-    found_.leftovers.push_back({path.string(), what, bytes_under(path)});
+    found_.leftovers.push_back({path.string(), what, bytes_under(path), true});
     if (remove_) fs::remove_all(path);
   }
 
@@ -206,7 +206,8 @@ class Sweeper {
     return directories;
   }
 
-  // State that a durable run committed can only be found by its log.
+  // State that a durable run committed is found by its log alone. Only listed: where the log was
+  // moved, and not deleted, the run can still be resumed.
   void data_without_log(const fs::path& checkpoint_dir, const std::vector<std::string>& paths,
                         const std::vector<std::string>& runs) {
     const std::vector<fs::path> directories = log_directories(checkpoint_dir);
@@ -217,7 +218,10 @@ class Sweeper {
           });
       if (logged) continue;
       for (const fs::path& file : data_of_run(run, paths)) {
-        add(file, "state of a durable run whose log is gone");
+        found_.leftovers.push_back({file.string(),
+                                    "state of a durable run whose log is not here; remove it "
+                                    "yourself if the log was deleted, not moved",
+                                    bytes_under(file), false});
       }
     }
   }

@@ -15,6 +15,7 @@ struct Leftover {
   std::string path;
   std::string what;  // "a checkpoint that was not finished"
   std::uint64_t bytes = 0;
+  bool removable = true;  // else only listed: somebody may still want it
 };
 
 struct RunLeftovers {
@@ -26,7 +27,8 @@ struct RunLeftovers {
 
 // Looks at each directory: a run's own, or one that runs lie in. Where config.toml of a run names
 // storage paths and checkpoints elsewhere, there too; of shared storage paths only files of that
-// run. remove: takes away what it lists. Throws InputError for what is no directory; IoError.
+// run. remove: takes away what it lists and is removable. Throws InputError for what is no
+// directory; IoError.
 std::vector<RunLeftovers> find_leftovers(const std::vector<std::string>& directories, bool remove);
 
 }  // namespace sluice

@@ -33,15 +33,17 @@ void print_leftovers(const RunLeftovers& run, bool as_json) {
       std::cout << run.directory << ": in use by " << run.in_use_by << "; left alone\n";
     }
     for (const Leftover& leftover : run.leftovers) {
-      std::cout << (run.removed ? "removed  " : "left     ") << leftover.path << ": "
-                << leftover.what << ", " << format_bytes(leftover.bytes) << '\n';
+      const bool removed = run.removed && leftover.removable;
+      std::cout << (removed ? "removed  " : "left     ") << leftover.path << ": " << leftover.what
+                << ", " << format_bytes(leftover.bytes) << '\n';
     }
     return;
   }
   for (const Leftover& leftover : run.leftovers) {
-    const nlohmann::ordered_json event{{"event", "leftover"},     {"run", run.directory},
-                                       {"path", leftover.path},   {"what", leftover.what},
-                                       {"bytes", leftover.bytes}, {"removed", run.removed}};
+    const nlohmann::ordered_json event{
+        {"event", "leftover"},     {"run", run.directory},
+        {"path", leftover.path},   {"what", leftover.what},
+        {"bytes", leftover.bytes}, {"removed", run.removed && leftover.removable}};
     std::cout << event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
   }
 }
@@ -54,7 +56,9 @@ int clean_command(const DoctorArguments& arguments) {
   for (const RunLeftovers& run : find_leftovers(directories, arguments.yes)) {
     print_leftovers(run, arguments.json);
     count += run.leftovers.size();
-    for (const Leftover& leftover : run.leftovers) bytes += leftover.bytes;
+    for (const Leftover& leftover : run.leftovers) {
+      if (leftover.removable) bytes += leftover.bytes;
+    }
   }
   if (arguments.json) return 0;
   if (count == 0) {

@@ -235,8 +235,9 @@ TEST_F(Isolation, StateWhoseLogWasDeletedWithWhatWasSetAsideIsFound) {
   EXPECT_EQ(listed(second), 0u);
   fs::remove_all(path("run/earlier-1"));
   EXPECT_EQ(listed(first), 1u);
+  // The log may have been moved: that is not told apart.
   succeed({"doctor", "--clean", "run", "--yes"});
-  EXPECT_FALSE(fs::exists(path("shared/sluice-" + first + "-0.durable")));
+  EXPECT_TRUE(fs::exists(path("shared/sluice-" + first + "-0.durable")));
   EXPECT_TRUE(fs::exists(path("shared/sluice-" + second + "-0.durable")));
 }
 
