@@ -23,6 +23,7 @@
 
 #include "base/file_descriptor.hpp"
 #include "base/log.hpp"
+#include "base/thread_name.hpp"
 #include "base/units.hpp"
 #include "offload/queued_engine.hpp"
 #include "offload/request_queue.hpp"
@@ -234,6 +235,7 @@ void IoUringEngine::wake_ring() {
 }
 
 void IoUringEngine::run(std::promise<void> started) noexcept {
+  name_this_thread("io_uring");
   completion_thread_ = std::this_thread::get_id();
   try {
     set_up();

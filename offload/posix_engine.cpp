@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/log.hpp"
+#include "base/thread_name.hpp"
 #include "offload/queued_engine.hpp"
 #include "offload/request_queue.hpp"
 
@@ -64,6 +65,7 @@ class PosixEngine final : public QueuedEngine {
   }
 
   void work() noexcept {
+    name_this_thread("posix i/o");
     const std::unique_ptr<std::byte[], decltype(&std::free)> bounce(
         static_cast<std::byte*>(std::aligned_alloc(kMaxAlignmentBytes, kBounceBytes)), &std::free);
     std::unique_lock lock(mutex_);
@@ -145,6 +147,7 @@ class PosixEngine final : public QueuedEngine {
   }
 
   void complete() noexcept {
+    name_this_thread("posix complete");
     std::unique_lock lock(mutex_);
     while (true) {
       ended_ready_.wait(lock, [&] { return workers_gone_ || !ended_.empty(); });

@@ -10,6 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/thread_name.hpp"
 #include "base/units.hpp"
 #include "base/xxh3.hpp"
 
@@ -113,6 +114,7 @@ class TaggedSpace::Verifier {
   };
 
   void work() noexcept {
+    name_this_thread("verify tags");
     std::unique_lock lock(mutex_);
     while (true) {
       changed_.wait(lock, [&] { return stopping_ || !ended_.empty(); });
@@ -183,14 +185,16 @@ TaggedSpace::Tagged& TaggedSpace::tagged_range(const Part& part) const {
   return tagged;
 }
 
-// Before a transfer; not for each block that is verified or tagged, where a cut one tells by its
-// tag.
-void TaggedSpace::check_whole_blocks(const Part& part) const {
+bool TaggedSpace::is_whole_blocks(const Part& part) const {
   const Range& range = tagged_range(part).range;
   const std::uint64_t end = part.offset_bytes + part.bytes;
-  SLUICE_CHECK_MSG(part.offset_bytes % range.block_bytes == 0 &&
-                       (end % range.block_bytes == 0 || end == range.bytes),
-                   "a transfer of " + range.name + " cuts a block");
+  return part.offset_bytes % range.block_bytes == 0 &&
+         (end % range.block_bytes == 0 || end == range.bytes);
+}
+
+void TaggedSpace::check_whole_blocks(const Part& part) const {
+  SLUICE_CHECK_MSG(is_whole_blocks(part),
+                   "a transfer of " + tagged_range(part).range.name + " cuts a block");
 }
 
 void TaggedSpace::verify(std::span<const Part> parts) {
@@ -206,6 +210,7 @@ void TaggedSpace::tag(std::span<const Part> parts) {
 }
 
 void TaggedSpace::verify_blocks(const Part& part) {
+  SLUICE_DCHECK(is_whole_blocks(part));
   const Tagged& tagged = tagged_range(part);
   tagged.for_blocks(part, [&](std::uint64_t block, std::byte* data, std::uint64_t bytes) {
     if (!is_right(tagged, block, data, bytes)) read_again(tagged, block, data, bytes);
@@ -213,6 +218,7 @@ void TaggedSpace::verify_blocks(const Part& part) {
 }
 
 void TaggedSpace::tag_blocks(const Part& part) {
+  SLUICE_DCHECK(is_whole_blocks(part));
   Tagged& tagged = tagged_range(part);
   tagged.for_blocks(part, [&](std::uint64_t block, std::byte* data, std::uint64_t bytes) {
     BlockTag& tag = tagged.tags[block];

@@ -100,8 +100,12 @@ class TaggedSpace {
   // TagsBy::kCaller, once for each block of a transfer. verify(): of reads that have ended; a wrong
   // block is read again before it returns; errors as submit() gives them. tag(): of writes not yet
   // submitted; nobody reads these blocks from storage until they are written.
+  // For each block neither looks whether the part cuts one, so who takes transfers apart asks
+  // first.
   void verify(std::span<const Part> parts);
   void tag(std::span<const Part> parts);
+  // InternalError where it cuts a block.
+  void check_whole_blocks(const Part& part) const;
 
   // For a log of what lies on storage: a range, and its tags in block order. No transfer of it is
   // under way. Another process verifies them with this run's id and the range's key.
@@ -116,7 +120,7 @@ class TaggedSpace {
   struct Tagged;
   class Verifier;
   Tagged& tagged_range(const Part& part) const;
-  void check_whole_blocks(const Part& part) const;
+  bool is_whole_blocks(const Part& part) const;
   // Of one part; hashing not counted.
   void verify_blocks(const Part& part);
   void tag_blocks(const Part& part);

@@ -1,10 +1,10 @@
 #include "device/host/host_stream.hpp"
 
-#include <pthread.h>
-
 #include <cstring>
 #include <system_error>
 #include <utility>
+
+#include "base/thread_name.hpp"
 
 namespace sluice {
 
@@ -41,8 +41,7 @@ HostStream::HostStream(std::shared_ptr<HostRuntime> runtime, const std::string& 
     throw DeviceError("the worker thread of stream '" + name_ +
                       "' could not be started: " + error.what());
   }
-  // 15 characters are all that the kernel keeps; a name that fails to stick harms nothing.
-  pthread_setname_np(worker_.native_handle(), name_.substr(0, 15).c_str());
+  name_thread(worker_.native_handle(), name_);
 }
 
 HostStream::~HostStream() {

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string>
+#include <utility>
 
 #include "base/error.hpp"
+#include "base/thread_name.hpp"
 #include "engine/runtime/run_state.hpp"
 #include "engine/schedule/memory_timeline.hpp"
 
@@ -66,6 +69,8 @@ Executor::Executor(Device& device, TaggedSpace& storage, OperationRunner& runner
   for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
     lanes_.push_back(std::make_unique<LaneState>());
     threads_.emplace_back([this, lane] { lane_loop(lane); });
+    name_thread(threads_.back().native_handle(),
+                "lane " + std::string(lane_name(static_cast<Lane>(lane))));
   }
 }
 
@@ -320,14 +325,19 @@ void Executor::issue(RunState& run, const Instruction& instruction, Stream& stre
 }
 
 void Executor::run_optimizer_lane(RunState& run) {
-  // One thread keeps up with storage that it waits for; reads end several at once.
+  // One thread keeps up with storage that it waits for; reads end several at once, so it is the
+  // fourth update in turn that has not waited which gets the team again.
   constexpr int kReadyForTeam = 4;
   const auto& instructions = run.program().schedule().instructions;
   int ready_in_turn = kReadyForTeam;
+  bool has_waited = false;  // since the last update
   for (const InstructionId id : run.program().lane(Lane::kOptimizer)) {
     const Instruction& instruction = instructions[id];
-    ready_in_turn = wait_on_host(run, instruction) ? 0 : ready_in_turn + 1;
+    if (wait_on_host(run, instruction)) has_waited = true;
     if (run.failed()) throw RunAborted{};
+    if (instruction.op == Op::kOptimizerStep) {
+      ready_in_turn = std::exchange(has_waited, false) ? 0 : ready_in_turn + 1;
+    }
     if (instruction.op != Op::kRelease) {
       check_host_access(run, instruction);
       const std::int64_t begin_ns = device_.now_ns();

@@ -32,7 +32,11 @@ class Parts {
 }  // namespace
 
 UpdateTags::UpdateTags(TaggedSpace& storage, std::vector<Piece> read, std::vector<Piece> written)
-    : storage_(storage), read_(std::move(read)), written_(std::move(written)) {}
+    : storage_(storage), read_(std::move(read)), written_(std::move(written)) {
+  for (const std::vector<Piece>* pieces : {&read_, &written_}) {
+    for (const Piece& piece : *pieces) storage_.check_whole_blocks(piece.part);
+  }
+}
 
 void UpdateTags::before(std::int64_t begin, std::int64_t end) {
   if (!read_.empty()) storage_.verify(Parts(read_, begin, end).all());

@@ -119,6 +119,7 @@ Parallel::Parallel(int threads, std::shared_ptr<const NumaMachine> machine)
   SLUICE_CHECK(threads >= 1);
   teams_ = machine_ == nullptr ? std::vector<NodeTeam>{{0, threads}}
                                : share_threads(machine_->nodes(), threads);
+  if (threads == 1) return;  // the caller does it all, in no arena
   for (const NodeTeam& team : teams_) {
     // An arena above the cores makes oneTBB print a warning; the surplus workers just take turns.
     // A caller works in the first one; were a slot of each kept for it, all others would miss one.

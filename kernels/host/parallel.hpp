@@ -41,7 +41,7 @@ class Parallel {
   static int default_threads();
   // threads: size of the team including the caller; 0: default_threads().
   explicit Parallel(int threads);
-  // On that machine's nodes, whatever this one has; threads: at least 1.
+  // On that machine's nodes, whatever this one has (null: one); threads: at least 1.
   Parallel(int threads, std::shared_ptr<const NumaMachine> machine);
 
   int threads() const { return threads_; }
@@ -78,7 +78,8 @@ class Parallel {
   int threads_;
   std::shared_ptr<const NumaMachine> machine_;  // null: one node
   std::vector<NodeTeam> teams_;
-  // One for each team. Its execute() is not const, though any number of threads may call it.
+  // One for each team; none for one thread. Its execute() is not const, though any number of
+  // threads may call it.
   std::vector<std::unique_ptr<tbb::task_arena>> arenas_;
   mutable std::atomic<bool> unbound_logged_ = false, pages_unknown_logged_ = false;
 };

@@ -48,13 +48,6 @@ void run_rule(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions
   throw InternalError("no such optimizer rule: " + std::to_string(static_cast<int>(options.rule)));
 }
 
-// Who updates: rules that see whole tensors have more to do than a step waits for.
-const Parallel& team_of(const Parallel& all, const OptimizerOptions& options,
-                        const UpdateBuffers& buffers) {
-  static const Parallel kCaller(1, nullptr);
-  return buffers.host.one_thread && !needs_whole_tensors(options) ? kCaller : all;
-}
-
 }  // namespace
 
 void update(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& options,
@@ -70,8 +63,12 @@ void update(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& 
     parallel.for_blocks(buffers.elems, kUpdatePieceElems,
                         [&](std::int64_t begin, std::int64_t end) { around->before(begin, end); });
   }
-  run_rule(team_of(parallel, options, buffers), gemm, options, guarded, segments, scalars,
-           workspace);
+  // Rules that see whole tensors have more to do than a step waits for.
+  if (buffers.host.one_thread && !needs_whole_tensors(options)) {
+    run_rule(Parallel(1, nullptr), gemm, options, guarded, segments, scalars, workspace);
+  } else {
+    run_rule(parallel, gemm, options, guarded, segments, scalars, workspace);
+  }
   if (around != nullptr) {
     parallel.for_blocks(buffers.elems, kUpdatePieceElems,
                         [&](std::int64_t begin, std::int64_t end) { around->after(begin, end); });

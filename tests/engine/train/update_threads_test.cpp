@@ -1,0 +1,115 @@
+// How many threads the executor gives an update: one while storage keeps its lane waiting.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "device/host/host_device.hpp"
+#include "engine/runtime/executor.hpp"
+#include "engine/runtime/program.hpp"
+#include "engine/runtime/run_memory.hpp"
+#include "tests/support/passing_engine.hpp"
+#include "tests/support/schedule_sketch.hpp"
+#include "tests/support/temp_directory.hpp"
+
+namespace sluice {
+namespace {
+
+constexpr int kUpdates = 8;
+constexpr std::uint64_t kElems = 16384;
+
+// Reads end only when they may.
+class HeldEngine final : public testing::PassingEngine {
+ public:
+  using PassingEngine::PassingEngine;
+  void submit(const StorageRequest& request, Callback done) override {
+    if (request.op != StorageOp::kRead) return PassingEngine::submit(request, std::move(done));
+    PassingEngine::submit(request, [this, done = std::move(done)](std::exception_ptr error) {
+      while (!may_end) std::this_thread::yield();
+      done(std::move(error));
+      ++ended;
+    });
+  }
+  std::atomic<bool> may_end = false;
+  std::atomic<int> ended = 0;
+};
+
+// Notes what each update is given; lets reads end once the first update waits for them, and the
+// others come when all have ended.
+class NotingRunner final : public OperationRunner {
+ public:
+  explicit NotingRunner(HeldEngine& engine) : engine_(engine) {}
+  void run_on_device(const Program&, const Instruction&, Stream&) override {}
+  void run_on_host(const Program&, const Instruction& instruction, const HostUpdate& how) override {
+    if (instruction.op != Op::kOptimizerStep) return;
+    if (one_thread.empty()) {
+      while (engine_.ended < kUpdates) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // until their lane has seen it
+    }
+    one_thread.push_back(how.one_thread);
+  }
+  std::vector<bool> one_thread;
+
+ private:
+  HeldEngine& engine_;
+};
+
+// Homes on storage are written, read again, and what was read is updated.
+Schedule updates_of_stored_state() {
+  testing::ScheduleSketch sketch;
+  std::vector<BufferId> homes, pieces;
+  for (int i = 0; i < kUpdates; ++i) {
+    homes.push_back(sketch.home(StateKind::kMaster, Tier::kStorage, kElems, 0, i));
+    const BufferId seed = sketch.state(StateKind::kMaster, Tier::kPinned, 0, kElems, i);
+    sketch.emit(Op::kForward, Lane::kCompute, {}, {testing::all(seed)});
+    sketch.emit(Op::kStorageWrite, Lane::kStorageWrite, {testing::all(seed)},
+                {testing::all(homes.back())});
+    sketch.release(Lane::kStorageWrite, seed);
+  }
+  for (int i = 0; i < kUpdates; ++i) {
+    pieces.push_back(sketch.state(StateKind::kMaster, Tier::kPinned, 0, kElems, i));
+    sketch.emit(Op::kStorageRead, Lane::kStorageRead, {testing::all(homes[i])},
+                {testing::all(pieces.back())});
+  }
+  for (const BufferId piece : pieces) {
+    sketch.emit(Op::kOptimizerStep, Lane::kOptimizer, {testing::all(piece)}, {testing::all(piece)});
+    sketch.release(Lane::kOptimizer, piece);
+  }
+  return sketch.compiled();
+}
+
+std::vector<bool> threads_given() {
+  const Schedule schedule = updates_of_stored_state();
+  const std::array<const Schedule*, 1> schedules{&schedule};
+  Ledger ledger({kGiB, kGiB, kGiB});
+  const auto device = make_host_device({});
+  HeldEngine engine(make_storage_engine("posix", {}));
+  const testing::TempDirectory directory;
+  RunMemory memory(*device, ledger, &engine, {directory.path().string()}, memory_need(schedules, 0),
+                   make_run_id());
+  const Program program(schedule, memory);
+  NotingRunner runner(engine);
+  Executor executor(*device, memory.storage(), runner, 60.0);
+  std::jthread later([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    engine.may_end = true;
+  });
+  executor.run(program);
+  return runner.one_thread;
+}
+
+TEST(UpdateThreads, AnUpdateThatStorageKeptWaitingIsMadeByOne) {
+  // The first, and those behind it until four in turn have not waited.
+  const std::vector<bool> expected{true, true, true, true, false, false, false, false};
+  std::vector<bool> given;
+  // A starved thread may make another update wait.
+  for (int attempt = 0; attempt < 5 && given != expected; ++attempt) given = threads_given();
+  EXPECT_EQ(given, expected);
+}
+
+}  // namespace
+}  // namespace sluice
