@@ -1,5 +1,5 @@
-// A team shared among the nodes of a machine that a test describes: real arenas and threads, whose
-// binding is noted instead of done.
+// What only a team shared among NUMA nodes has: real arenas and threads on a described machine.
+// What holds for every team is in parallel_test.cpp.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -7,9 +7,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <map>
 #include <mutex>
-#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -17,74 +15,10 @@
 #include "kernels/host/host_kernels.hpp"
 #include "kernels/host/optimizer/rules.hpp"
 #include "kernels/host/parallel.hpp"
+#include "tests/kernels/described_machine.hpp"
 
 namespace sluice::host {
 namespace {
-
-// Says that the page of the address i lies on node pages[i], and notes which node each thread was
-// bound to last.
-class DescribedMachine final : public NumaMachine {
- public:
-  explicit DescribedMachine(const std::string& description)
-      : machine_(make_synthetic_numa_machine(description)) {}
-
-  int bind_error = 0, find_error = 0;
-  std::vector<int> pages;
-
-  int node_of_this_thread() const {
-    const std::lock_guard lock(mutex_);
-    const auto found = bound_.find(std::this_thread::get_id());
-    return found == bound_.end() ? -1 : static_cast<int>(found->second);
-  }
-
-  std::span<const NumaNode> nodes() const override { return machine_->nodes(); }
-  int bind_memory(void*, std::uint64_t, std::size_t) const noexcept override { return 0; }
-  int bind_this_thread(std::size_t node) const noexcept override {
-    const std::lock_guard lock(mutex_);
-    bound_[std::this_thread::get_id()] = node;
-    return bind_error;
-  }
-  int find_pages(std::span<const void* const> addresses,
-                 std::span<int> found) const noexcept override {
-    for (std::size_t i = 0; i < addresses.size(); ++i) {
-      found[i] = i < pages.size() ? pages[i] : -1;
-    }
-    return find_error;
-  }
-
- private:
-  const std::unique_ptr<NumaMachine> machine_;
-  mutable std::mutex mutex_;
-  mutable std::map<std::thread::id, std::size_t> bound_;
-};
-
-TEST(NumaParallel, RunsEveryPieceOnceAndNamesWorkersApart) {
-  for (const char* description :
-       {"node:2 core:1 pu:1", "node:2 core:4 pu:1", "node:5 core:1 pu:1"}) {
-    const auto machine = std::make_shared<DescribedMachine>(description);
-    for (int i = 0; i < 700; ++i) machine->pages.push_back(i % 7 - 2);  // some nowhere
-    for (const int threads : {1, 2, 3, 8}) {
-      const Parallel parallel(threads, machine);
-      for (const std::int64_t count : {0, 1, 2, 5, 1000}) {
-        std::vector<std::atomic<int>> runs(static_cast<std::size_t>(count));
-        std::vector<std::atomic<int>> busy(static_cast<std::size_t>(parallel.workers(count)));
-        parallel.for_each_worker(count, [&](std::int64_t index, int worker) {
-          auto& mine = busy.at(static_cast<std::size_t>(worker));
-          EXPECT_EQ(mine.fetch_add(1), 0) << "two pieces share a worker's scratch";
-          ++runs.at(static_cast<std::size_t>(index));
-          mine.fetch_sub(1);
-        });
-        std::vector<std::atomic<int>> near(static_cast<std::size_t>(count));
-        parallel.for_blocks_near({&count, 0}, count, 1, [&](std::int64_t begin, std::int64_t end) {
-          EXPECT_EQ(begin + 1, end);
-          ++near.at(static_cast<std::size_t>(begin));
-        });
-        for (const auto& ran : runs) EXPECT_EQ(ran, 1);
-        for (const auto& ran : near) EXPECT_EQ(ran, 1);
-      }
-    }
-  }
-}
 
 // Two pieces that wait for each other, so that two threads take one each: the thread bound to the
 // node of a piece is the one that takes it, whichever piece comes first in the array.
@@ -118,37 +52,6 @@ TEST(NumaParallel, ANodeThatIsDoneTakesTheOthersPieces) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   });
   EXPECT_EQ(ran, 64);
-}
-
-TEST(NumaParallel, HandsOnWhatABodyThrowsAndWorksAfterwards) {
-  const Parallel parallel(4, std::make_shared<DescribedMachine>("node:2 core:2 pu:1"));
-  std::atomic<int> begun{0};
-  const auto fail = [&](std::int64_t index) {
-    ++begun;
-    if (index == 3) throw std::runtime_error("piece 3");
-  };
-  EXPECT_THROW(parallel.for_each(1'000'000, fail), std::runtime_error);
-  EXPECT_LT(begun, 1'000'000);
-  std::atomic<int> ran{0};
-  parallel.for_each(10, [&](std::int64_t) { ++ran; });
-  EXPECT_EQ(ran, 10);
-}
-
-TEST(NumaParallel, ServesSeveralCallersAtOnce) {
-  const Parallel parallel(4, std::make_shared<DescribedMachine>("node:3 core:2 pu:1"));
-  std::atomic<std::int64_t> sum{0};
-  {
-    std::vector<std::jthread> callers;
-    for (int caller = 0; caller < 4; ++caller) {
-      callers.emplace_back([&] {
-        for (int i = 0; i < 50; ++i) {
-          parallel.for_blocks_near({&sum, 0}, 20, 1,
-                                   [&](std::int64_t begin, std::int64_t) { sum += begin; });
-        }
-      });
-    }
-  }
-  EXPECT_EQ(sum, 4 * 50 * 190);
 }
 
 TEST(NumaParallel, RefusalsAreSaidOnceAndTheWorkIsDone) {
