@@ -56,6 +56,7 @@ void BlockSpace::link(Block* block) {
   if (block->kind == BlockKind::kFree) {
     const std::uint32_t bin = bin_of(block->bytes);
     occupied_[bin / 64] |= std::uint64_t{1} << (bin % 64);
+    occupied_words_ |= std::uint64_t{1} << (bin / 64);
   }
 }
 
@@ -68,6 +69,7 @@ void BlockSpace::unlink(Block* block) {
     if (*list == nullptr && block->kind == BlockKind::kFree) {
       const std::uint32_t bin = bin_of(block->bytes);
       occupied_[bin / 64] &= ~(std::uint64_t{1} << (bin % 64));
+      if (occupied_[bin / 64] == 0) occupied_words_ &= ~(std::uint64_t{1} << (bin / 64));
     }
   }
   if (block->list_next != nullptr) block->list_next->list_previous = block->list_previous;
@@ -75,13 +77,16 @@ void BlockSpace::unlink(Block* block) {
 
 std::uint32_t BlockSpace::next_bin(std::uint32_t from) const {
   if (from >= kBinCount) return kBinCount;
-  std::size_t word = from / 64;
+  std::uint32_t word = from / 64;
   std::uint64_t bits = occupied_[word] & (~std::uint64_t{0} << (from % 64));
-  while (bits == 0) {
-    if (++word == occupied_.size()) return kBinCount;
+  if (bits == 0) {
+    static_assert(std::tuple_size_v<decltype(occupied_)> < 64);
+    const std::uint64_t words = occupied_words_ & (~std::uint64_t{0} << (word + 1));
+    if (words == 0) return kBinCount;
+    word = static_cast<std::uint32_t>(std::countr_zero(words));
     bits = occupied_[word];
   }
-  return static_cast<std::uint32_t>(word * 64) + static_cast<std::uint32_t>(std::countr_zero(bits));
+  return word * 64 + static_cast<std::uint32_t>(std::countr_zero(bits));
 }
 
 void BlockSpace::add_range(std::uint64_t address, std::uint64_t bytes, AddressSegment* segment) {
@@ -318,6 +323,7 @@ void BlockSpace::check_invariants() const {
   for (std::uint32_t bin = 0; bin < kBinCount; ++bin) {
     const bool marked = (occupied_[bin / 64] >> (bin % 64) & 1) != 0;
     SLUICE_CHECK(marked == (bins_[bin] != nullptr));
+    SLUICE_CHECK((occupied_words_ >> (bin / 64) & 1) == (occupied_[bin / 64] != 0));
     for (const Block* block = bins_[bin]; block != nullptr; block = block->list_next) {
       SLUICE_CHECK(block->kind == BlockKind::kFree && bin_of(block->bytes) == bin);
       ++binned_count;

@@ -82,9 +82,9 @@ class BlockSpace {
   Block* new_record();  // one must be at hand
   void drop_record(Block* block);
   Block** list_of(const Block& block);
-  void link(Block* block);    // into the bin or the hollow list, by kind
-  void unlink(Block* block);  // out of it
-  std::uint32_t next_bin(std::uint32_t from) const;
+  void link(Block* block);                           // into the bin or the hollow list, by kind
+  void unlink(Block* block);                         // out of it
+  std::uint32_t next_bin(std::uint32_t from) const;  // kBinCount: no further bin has any
   Block* find_in_bin(std::uint32_t bin, std::uint64_t bytes, int scan_limit) const;
   // Splits off everything from `address` on as a new block of the same kind; neither is linked.
   Block* split(Block* block, std::uint64_t address);
@@ -101,6 +101,7 @@ class BlockSpace {
   std::vector<Block*> range_starts_;
   std::array<Block*, kBinCount> bins_{};
   std::array<std::uint64_t, (kBinCount + 63) / 64> occupied_{};  // a bit for each bin
+  std::uint64_t occupied_words_ = 0;                             // a bit for each of those
   Block* hollows_ = nullptr;
   Block* spare_records_ = nullptr;  // linked by list_next; so that splitting takes no lock
   std::uint32_t spare_count_ = 0;

@@ -25,6 +25,7 @@ CachingAllocator::CachingAllocator(Device& device, PagePool& pages,
       pages_(pages),
       options_(options),
       page_bytes_(pages.page_bytes()),
+      capacity_bytes_(device.facts().capacity_bytes),
       pool_table_(std::make_unique<std::atomic<StreamPool*>[]>(kMaxPools)) {
   segment_tables_.push_back(std::make_unique<SegmentTable>());
   segments_.store(segment_tables_.back().get());
@@ -135,7 +136,7 @@ std::byte* CachingAllocator::allocate(const AllocationRequest& request) {
   SLUICE_CHECK_MSG(request.stream < pool_count_.load(std::memory_order_acquire),
                    "a stream that was not added");
   StreamPool& pool = *pool_table_[request.stream].load(std::memory_order_acquire);
-  if (request.bytes > device_.facts().capacity_bytes) {
+  if (request.bytes > capacity_bytes_) {
     // No eviction helps; nor need addresses be reserved for it, or sums bear it.
     const std::lock_guard growth(growth_mutex_);
     const auto locks = lock_pools();
@@ -262,23 +263,25 @@ void CachingAllocator::put_back_all(Block* list, bool locked) {
 
 void CachingAllocator::drain_caches(bool locked) {
   Block* all = nullptr;
-  caches_.for_each([&](ThreadCache& cache) {
-    const std::lock_guard lock(cache.mutex);
-    Block* list = cache.drain();
-    while (list != nullptr) {
-      Block* const block = std::exchange(list, list->list_next);
-      block->list_next = all;
-      all = block;
+  {
+    const ThreadCaches::AllLocked locked_caches(caches_);
+    for (const auto& cache : locked_caches.caches()) {
+      Block* list = cache->drain();
+      while (list != nullptr) {
+        Block* const block = std::exchange(list, list->list_next);
+        block->list_next = all;
+        all = block;
+      }
     }
-  });
+  }
   put_back_all(all, locked);
 }
 
-std::vector<std::unique_lock<std::mutex>> CachingAllocator::lock_pools() {
-  std::vector<std::unique_lock<std::mutex>> locks;
-  locks.reserve(pools_.size());
-  for (StreamPool& pool : pools_) locks.emplace_back(pool.mutex);
-  return locks;
+BiasedGuests CachingAllocator::lock_pools() {
+  std::vector<BiasedMutex*> mutexes;
+  mutexes.reserve(pools_.size());
+  for (StreamPool& pool : pools_) mutexes.push_back(&pool.mutex);
+  return BiasedGuests(std::move(mutexes));
 }
 
 Block* CachingAllocator::allocate_slowly(StreamPool& pool, const AllocationRequest& request) {
@@ -303,7 +306,7 @@ Block* CachingAllocator::allocate_slowly(StreamPool& pool, const AllocationReque
 }
 
 std::byte* CachingAllocator::try_allocate(const AllocationRequest& request) {
-  if (request.bytes == 0 || request.bytes > device_.facts().capacity_bytes) return nullptr;
+  if (request.bytes == 0 || request.bytes > capacity_bytes_) return nullptr;
   SLUICE_CHECK_MSG(request.stream < pool_count_.load(std::memory_order_acquire),
                    "a stream that was not added");
   StreamPool& pool = *pool_table_[request.stream].load(std::memory_order_acquire);
@@ -329,7 +332,7 @@ Block* CachingAllocator::find_under_locks(StreamPool& pool, std::uint64_t bytes)
 
 Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t bytes) {
   // Not even addresses are reserved for what can never fit.
-  if (bytes > std::min(pages_.ledger().cap_bytes(Tier::kDevice), device_.facts().capacity_bytes)) {
+  if (bytes > std::min(pages_.ledger().cap_bytes(Tier::kDevice), capacity_bytes_)) {
     return nullptr;
   }
   std::uint64_t used_bytes = bytes;  // pending blocks are not: they can be waited for

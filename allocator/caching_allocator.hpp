@@ -142,7 +142,7 @@ class CachingAllocator {
   void hand_out(AllocationCounts& counts, Block& block, const AllocationRequest& request);
   void settle(AllocationCounts& counts);
   void release_cached_locked();
-  std::vector<std::unique_lock<std::mutex>> lock_pools();
+  BiasedGuests lock_pools();
   void publish_segments();
   std::uint64_t remap_budget() const;
 
@@ -150,6 +150,7 @@ class CachingAllocator {
   PagePool& pages_;
   const CachingAllocatorOptions options_;
   const std::uint64_t page_bytes_;
+  const std::uint64_t capacity_bytes_;  // of the device
   ThreadCaches caches_;
   BlockStore store_;
 

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "allocator/allocation_counts.hpp"
 #include "allocator/block_space.hpp"
 #include "allocator/record/memory_recorder.hpp"
+#include "base/biased_mutex.hpp"
 
 namespace sluice {
 
@@ -80,7 +80,7 @@ class StreamPool {
   Stream& stream;
   const bool movable;  // its free pages may be given to other addresses
 
-  std::mutex mutex;  // guards all below
+  BiasedMutex mutex;  // guards all below
   BlockSpace small;
   BlockSpace large;
   std::vector<std::unique_ptr<AddressSegment>> segments;

@@ -43,10 +43,10 @@ std::uint64_t ThreadCaches::next_serial() {
 
 ThreadCache& ThreadCaches::find_or_make() {
   if (thread_seats_gone) {
-    // The last destructors of a thread: a cache has its lock, so any will do, though others use it.
+    // The last destructors of a thread: its cache may be another's already.
     const std::lock_guard lock(state_->mutex);
-    if (state_->caches.empty()) state_->add();
-    return *state_->caches.front();
+    if (state_->last == nullptr) state_->last = state_->add();
+    return *state_->last;
   }
   std::vector<ThreadCacheSeats::Seat>& seats = thread_seats.seats;
   std::erase_if(seats, [](const ThreadCacheSeats::Seat& seat) { return seat.state.expired(); });
@@ -59,6 +59,7 @@ ThreadCache& ThreadCaches::find_or_make() {
     const std::lock_guard lock(state_->mutex);
     if (state_->idle.empty()) state_->idle.push_back(state_->add());
     cache = state_->idle.back();
+    cache->mutex.bias_to_this_thread();
     state_->idle.pop_back();
     seats.push_back({serial_, cache, state_});
   }

@@ -11,7 +11,7 @@
 
 #include "allocator/allocation_counts.hpp"
 #include "allocator/block_store.hpp"
-#include "base/spin_lock.hpp"
+#include "base/biased_mutex.hpp"
 
 namespace sluice {
 
@@ -21,7 +21,7 @@ class alignas(64) ThreadCache {
  public:
   static constexpr std::uint32_t kMaxPerBin = 32;
 
-  SpinLock mutex;  // guards all below; taken last, after a pool's
+  BiasedMutex mutex;  // guards all below; taken last, after a pool's
 
   // A block of exactly `bytes` of `pool`, or null.
   Block* pop(const StreamPool* pool, std::uint64_t bytes) {
@@ -99,14 +99,8 @@ class ThreadCaches {
   struct State;
 
  public:
-  // This thread's; made at its first call.
+  // This thread's; made at its first call, and the mutex biased to it.
   ThreadCache& mine();
-  // Every cache that was ever made. `visit` may lock it.
-  template <typename Visit>
-  void for_each(Visit visit) const {
-    const std::lock_guard lock(state_->mutex);
-    for (const std::unique_ptr<ThreadCache>& cache : state_->caches) visit(*cache);
-  }
 
  private:
   friend struct ThreadCacheSeats;
@@ -114,6 +108,7 @@ class ThreadCaches {
     std::mutex mutex;
     std::vector<std::unique_ptr<ThreadCache>> caches;  // guarded by mutex
     std::vector<ThreadCache*> idle;                    // guarded by mutex
+    ThreadCache* last = nullptr;  // guarded by mutex: of threads that no longer have one
 
     ThreadCache* add() {
       idle.reserve(caches.size() + 1);
@@ -126,16 +121,20 @@ class ThreadCaches {
   class AllLocked {
    public:
     explicit AllLocked(const ThreadCaches& caches)
-        : state_(*caches.state_), state_lock_(state_.mutex) {
-      locks_.reserve(state_.caches.size());
-      for (const auto& cache : state_.caches) locks_.emplace_back(cache->mutex);
-    }
+        : state_(*caches.state_), state_lock_(state_.mutex), locks_(mutexes_of(state_)) {}
     const std::vector<std::unique_ptr<ThreadCache>>& caches() const { return state_.caches; }
 
    private:
+    static std::vector<BiasedMutex*> mutexes_of(const State& state) {
+      std::vector<BiasedMutex*> mutexes;
+      mutexes.reserve(state.caches.size());
+      for (const auto& cache : state.caches) mutexes.push_back(&cache->mutex);
+      return mutexes;
+    }
+
     State& state_;
     std::unique_lock<std::mutex> state_lock_;
-    std::vector<std::unique_lock<SpinLock>> locks_;
+    BiasedGuests locks_;
   };
 
  private:
