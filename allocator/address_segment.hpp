@@ -7,8 +7,10 @@
 #include <memory>
 #include <vector>
 
+#include "allocator/block_store.hpp"
 #include "allocator/page_pool.hpp"
 #include "base/error.hpp"
+#include "base/units.hpp"
 #include "device/device.hpp"
 
 namespace sluice {
@@ -40,6 +42,10 @@ struct PageSlot {
 
 class AddressSegment {
  public:
+  // Used blocks of the large space are longer than this, so no two begin in one stretch of it.
+  static constexpr int kLargeShift = 20;
+  static constexpr std::uint64_t kLargeUnit = std::uint64_t{1} << kLargeShift;
+
   AddressSegment(AddressRange range, std::uint64_t page_bytes, StreamPool& pool, bool is_small)
       : range_(std::move(range)),
         page_bytes_(page_bytes),
@@ -48,12 +54,10 @@ class AddressSegment {
         is_small_(is_small),
         base_(reinterpret_cast<std::uint64_t>(range_.data())),
         slots_(range_.bytes() >> page_shift_),
-        leaves_(std::make_unique<std::atomic<std::atomic<std::uint32_t>*>[]>(slots_.size())) {
+        starts_(is_small ? 0 : ceil_div(range_.bytes(), kLargeUnit)),
+        leaves_(is_small ? slots_.size() : 0) {
     SLUICE_CHECK(std::has_single_bit(page_bytes));
     for (PageSlot& slot : slots_) slot.segment = this;
-  }
-  ~AddressSegment() {
-    for (std::size_t i = 0; i < slots_.size(); ++i) delete[] leaves_[i].load();
   }
   AddressSegment(const AddressSegment&) = delete;
   AddressSegment& operator=(const AddressSegment&) = delete;
@@ -74,35 +78,43 @@ class AddressSegment {
   }
   std::vector<PageSlot>& slots() { return slots_; }
 
-  // The number of the used block that begins at `address`, or kNoBlock. Any thread; what it
-  // finds is meaningful to whoever was given the block.
-  static constexpr std::uint32_t kNoBlock = UINT32_MAX;
-  std::uint32_t find_block(std::uint64_t address) const {
+  // The used block that begins at `address`, or null. Any thread; what it finds is meaningful to
+  // whoever was given the block.
+  Block* find_block(std::uint64_t address) const {
     const std::uint64_t offset = address - base_;
-    const std::atomic<std::uint32_t>* const leaf =
-        leaves_[offset >> page_shift_].load(std::memory_order_acquire);
-    if (leaf == nullptr || offset % kUnit != 0) return kNoBlock;
     // Relaxed: the caller got the address after set_block, through whatever gave it to this thread.
-    return leaf[(offset & (page_bytes_ - 1)) / kUnit].load(std::memory_order_relaxed) - 1;
+    if (!is_small_) {
+      Block* const block = starts_[offset >> kLargeShift].load(kRelaxed);
+      return block != nullptr && block->address == address ? block : nullptr;
+    }
+    const Start* const leaf = leaves_[offset >> page_shift_].starts.load(std::memory_order_acquire);
+    if (leaf == nullptr || offset % kUnit != 0) return nullptr;
+    return leaf[(offset & (page_bytes_ - 1)) / kUnit].load(kRelaxed);
   }
   // After it set_block() at the address does not throw.
-  void prepare(std::uint64_t address) { entry(address); }
-  void set_block(std::uint64_t address, std::uint32_t id) {
-    entry(address).store(id + 1, kRelaxed);
-  }
-  void clear_block(std::uint64_t address) { entry(address).store(0, kRelaxed); }
+  void prepare(std::uint64_t address) { start_at(address); }
+  void set_block(std::uint64_t address, Block* block) { start_at(address).store(block, kRelaxed); }
+  void clear_block(std::uint64_t address) { start_at(address).store(nullptr, kRelaxed); }
 
  private:
+  using Start = std::atomic<Block*>;
   static constexpr std::uint64_t kUnit = 512;  // BlockSpace::kAlignment
   static constexpr std::memory_order kRelaxed = std::memory_order_relaxed;
 
-  // By one thread at a time. A leaf (16 KiB for 2 MiB) is made with the first block in its page.
-  std::atomic<std::uint32_t>& entry(std::uint64_t address) {
+  // Where the small blocks of a page begin: 32 KiB for 2 MiB, made with the first of them.
+  struct Leaf {
+    std::atomic<Start*> starts = nullptr;
+    ~Leaf() { delete[] starts.load(); }
+  };
+
+  // By one thread at a time.
+  Start& start_at(std::uint64_t address) {
     const std::uint64_t offset = address - base_;
-    std::atomic<std::atomic<std::uint32_t>*>& place = leaves_[offset >> page_shift_];
-    std::atomic<std::uint32_t>* leaf = place.load(kRelaxed);
+    if (!is_small_) return starts_[offset >> kLargeShift];
+    std::atomic<Start*>& place = leaves_[offset >> page_shift_].starts;
+    Start* leaf = place.load(kRelaxed);
     if (leaf == nullptr) {
-      leaf = new std::atomic<std::uint32_t>[page_bytes_ / kUnit]();
+      leaf = new Start[page_bytes_ / kUnit]();
       place.store(leaf, std::memory_order_release);
     }
     return leaf[(offset & (page_bytes_ - 1)) / kUnit];
@@ -115,7 +127,8 @@ class AddressSegment {
   const bool is_small_;
   const std::uint64_t base_;
   std::vector<PageSlot> slots_;  // destroyed before the range: mappings first
-  std::unique_ptr<std::atomic<std::atomic<std::uint32_t>*>[]> leaves_;
+  std::vector<Start> starts_;    // large
+  std::vector<Leaf> leaves_;     // small, by page
 };
 
 }  // namespace sluice

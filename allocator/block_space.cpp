@@ -31,9 +31,7 @@ Block* BlockSpace::new_record() {
   Block* const block = spare_records_;
   spare_records_ = block->list_next;
   --spare_count_;
-  const std::uint32_t id = block->id;
   *block = Block{};
-  block->id = id;
   return block;
 }
 
@@ -116,6 +114,7 @@ Block* BlockSpace::find_in_bin(std::uint32_t bin, std::uint64_t bytes, int scan_
   for (Block* block = bins_[bin]; block != nullptr && scan_limit > 0; block = block->list_next) {
     --scan_limit;
     if (block->bytes < bytes) continue;  // only in the bin that `bytes` itself falls into
+    if (block->bytes == bytes) return block;
     if (best == nullptr || block->bytes < best->bytes ||
         (block->bytes == best->bytes && block->address < best->address)) {
       best = block;
@@ -173,7 +172,8 @@ Block* BlockSpace::take(Block* free_block, std::uint64_t address, std::uint64_t 
   }
   if (block->bytes > bytes) link(split(block, address + bytes));
   block->kind = BlockKind::kUsed;
-  block->segment->set_block(address, block->id);
+  block->requested_bytes = 0;  // until it is handed out
+  block->segment->set_block(address, block);
   free_bytes_ -= bytes;
   used_bytes_ += bytes;
   return block;

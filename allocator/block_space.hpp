@@ -3,8 +3,8 @@
 //
 // Neighbours of one kind are one block, except used ones. Hollow blocks begin and end at pages. A
 // free block is found in constant time: bins by size (exact below 64 KiB, then 64 per power of
-// two, within 1.6%), the first bin that has any, and in it the smallest of at most kScan, lowest
-// address first. Not thread-safe.
+// two, within 1.6%), the first bin that has any, and in it one that fits exactly or the smallest of
+// at most kScan, lowest address first. Not thread-safe.
 #pragma once
 
 #include <array>

@@ -11,7 +11,10 @@
 namespace sluice {
 namespace {
 
-constexpr std::int64_t kSettleBytes = 1 << 20;
+// A thread or stream tells the total when it has come so far: seldom enough for large blocks, too.
+std::int64_t settle_bytes_of(std::uint64_t capacity_bytes) {
+  return static_cast<std::int64_t>(std::clamp(capacity_bytes / 4096, 1 * kMiB, 32 * kMiB));
+}
 
 std::uint64_t address_of(const void* data) {
   return reinterpret_cast<std::uint64_t>(data);
@@ -26,6 +29,7 @@ CachingAllocator::CachingAllocator(Device& device, PagePool& pages,
       options_(options),
       page_bytes_(pages.page_bytes()),
       capacity_bytes_(device.facts().capacity_bytes),
+      settle_bytes_(settle_bytes_of(capacity_bytes_)),
       pool_table_(std::make_unique<std::atomic<StreamPool*>[]>(kMaxPools)) {
   segment_tables_.push_back(std::make_unique<SegmentTable>());
   segments_.store(segment_tables_.back().get());
@@ -66,16 +70,14 @@ Block* CachingAllocator::find_block(const void* data) const {
   const SegmentTable& table = *segments_.load(std::memory_order_acquire);
   auto after = std::upper_bound(
       table.begin(), table.end(), address,
-      [](std::uint64_t value, const AddressSegment* segment) { return value < segment->base(); });
+      [](std::uint64_t value, const SegmentEntry& entry) { return value < entry.base; });
   if (after != table.begin()) {
-    const AddressSegment& segment = **std::prev(after);
-    if (segment.contains(address)) {
-      const std::uint32_t id = segment.find_block(address);
-      if (id != AddressSegment::kNoBlock) {
-        Block* const block = store_.at(id);
-        SLUICE_CHECK_MSG(!block->cached && !block->pending, "freed twice");
-        return block;
-      }
+    const SegmentEntry& entry = *std::prev(after);
+    Block* const block =
+        address - entry.base < entry.bytes ? entry.segment->find_block(address) : nullptr;
+    if (block != nullptr) {
+      SLUICE_CHECK_MSG(!block->cached && !block->pending, "freed twice");
+      return block;
     }
   }
   SLUICE_CHECK_MSG(false, "not an address that this allocator gave and still counts as used");
@@ -85,10 +87,12 @@ Block* CachingAllocator::find_block(const void* data) const {
 void CachingAllocator::publish_segments() {
   auto table = std::make_unique<SegmentTable>();
   for (const StreamPool& pool : pools_) {
-    for (const auto& segment : pool.segments) table->push_back(segment.get());
+    for (const auto& segment : pool.segments) {
+      table->push_back({segment->base(), segment->bytes(), segment.get()});
+    }
   }
   std::sort(table->begin(), table->end(),
-            [](const AddressSegment* a, const AddressSegment* b) { return a->base() < b->base(); });
+            [](const SegmentEntry& a, const SegmentEntry& b) { return a.base < b.base; });
   segment_tables_.push_back(std::move(table));
   segments_.store(segment_tables_.back().get(), std::memory_order_release);
 }
@@ -98,7 +102,7 @@ void CachingAllocator::count(AllocationCounts& counts, Category category, std::i
   ++(bytes < 0 ? counts.free_count : counts.allocation_count);
   counts.live_by_category[static_cast<std::size_t>(category)] += bytes;
   counts.unsettled_bytes += bytes;
-  if (counts.unsettled_bytes >= kSettleBytes || counts.unsettled_bytes <= -kSettleBytes) {
+  if (counts.unsettled_bytes >= settle_bytes_ || counts.unsettled_bytes <= -settle_bytes_) {
     settle(counts);
   }
 }

@@ -61,8 +61,9 @@ struct AllocationRequest {
 };
 
 struct CachingAllocatorStatistics {
-  std::uint64_t live_bytes = 0;       // requested and not freed
-  std::uint64_t peak_live_bytes = 0;  // to within 1 MiB for each thread and stream
+  std::uint64_t live_bytes = 0;  // requested and not freed
+  // To within a 4,096th of the device, at least 1 and at most 32 MiB, for each thread and stream.
+  std::uint64_t peak_live_bytes = 0;
   std::array<std::uint64_t, kCategoryCount> live_by_category{};
   std::uint64_t used_bytes = 0;      // live blocks, rounded
   std::uint64_t pending_bytes = 0;   // freed, still used by other streams
@@ -151,6 +152,7 @@ class CachingAllocator {
   const CachingAllocatorOptions options_;
   const std::uint64_t page_bytes_;
   const std::uint64_t capacity_bytes_;  // of the device
+  const std::int64_t settle_bytes_;
   ThreadCaches caches_;
   BlockStore store_;
 
@@ -162,7 +164,12 @@ class CachingAllocator {
   std::unique_ptr<std::atomic<StreamPool*>[]> pool_table_;
 
   // All segments by address, for find_block(): replaced as a whole, kept until the end.
-  using SegmentTable = std::vector<AddressSegment*>;
+  struct SegmentEntry {
+    std::uint64_t base;
+    std::uint64_t bytes;
+    const AddressSegment* segment;
+  };
+  using SegmentTable = std::vector<SegmentEntry>;
   std::atomic<const SegmentTable*> segments_ = nullptr;
   std::vector<std::unique_ptr<SegmentTable>> segment_tables_;  // guarded by growth_mutex_
 

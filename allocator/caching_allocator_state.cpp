@@ -77,7 +77,7 @@ void CachingAllocator::check_invariants() {
           SLUICE_CHECK(block.segment->slot_at(page).held() == !hollow);
         }
         if (block.kind == BlockKind::kUsed) {
-          SLUICE_CHECK(block.segment->find_block(block.address) == block.id);
+          SLUICE_CHECK(block.segment->find_block(block.address) == &block);
         }
       });
       SLUICE_CHECK(backed_bytes % page_bytes_ == 0);

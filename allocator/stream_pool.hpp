@@ -32,7 +32,8 @@ struct PendingFree {
 
 class StreamPool {
  public:
-  static constexpr std::uint64_t kSmallBytes = 1 * kMiB;  // the largest block of the small space
+  // The largest block of the small space.
+  static constexpr std::uint64_t kSmallBytes = AddressSegment::kLargeUnit;
 
   StreamPool(StreamId its_id, Stream& its_stream, bool is_movable, BlockStore& store,
              std::uint64_t page_bytes, MemoryRecorder* recorder)
@@ -53,7 +54,6 @@ class StreamPool {
                         block->category, block->name);
     }
     block->cached = block->pending = false;
-    block->requested_bytes = 0;  // until it is handed out again
     space_of(*block).give_back(block);
   }
   // Puts back the pending blocks at the front whose events have happened.
