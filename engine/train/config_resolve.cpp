@@ -193,7 +193,8 @@ void check_saved_places(const Config& config, const ConfigOrigins& origins) {
   if (config.recompute.policy != Config::Recompute::kUnit) return;
   for (const auto& [part, place] : config.memory.place.saved) {
     if (place == Config::Place::kAuto) continue;
-    throw InputError(origins.of("memory.place.saved") + ": memory.place.saved." + part +
+    const std::string path = "memory.place.saved." + part;
+    throw InputError(origins.of(path) + ": " + shown(path) +
                      " has no meaning with recompute.policy = \"unit\", where units save nothing "
                      "between their passes; use \"none\" or \"auto\", or leave it out");
   }
