@@ -50,7 +50,9 @@ void derive_defaults(Config& config, const ConfigOrigins& origins) {
   if (config.memory.storage_paths.empty()) {
     config.memory.storage_paths = {config.log.dir + "/storage"};
   }
-  if (config.checkpoint.dir.empty()) config.checkpoint.dir = config.log.dir + "/checkpoints";
+  if (config.checkpoint.dir.empty()) {
+    config.checkpoint.dir = default_checkpoint_dir(config.log.dir);
+  }
 }
 
 std::string text_of(std::int64_t value) {
@@ -247,6 +249,10 @@ void check_storage_engine(const Config& config, const ConfigOrigins& origins) {
 }
 
 }  // namespace
+
+std::string default_checkpoint_dir(const std::string& log_dir) {
+  return log_dir + "/checkpoints";
+}
 
 void resolve_config(Config& config, const ConfigOrigins& origins) {
   require_keys(config, origins);

@@ -12,6 +12,7 @@
 #include "engine/train/durable_checkpoint.hpp"
 #include "engine/train/run_files.hpp"
 #include "engine/train/run_lock.hpp"
+#include "engine/train/set_aside.hpp"
 #include "engine/train/training_run.hpp"
 #include "offload/striped_space.hpp"
 
