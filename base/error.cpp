@@ -52,6 +52,16 @@ IoError::IoError(std::string_view op_in, std::string_view path_in, std::uint64_t
 TimeoutError::TimeoutError(std::string_view waited_for)
     : Error("the deadline passed while waiting for " + std::string(waited_for)) {}
 
+std::string shown(std::string_view text) {
+  constexpr std::size_t kMostBytes = 80;
+  std::string result(text.substr(0, kMostBytes));
+  for (char& c : result) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  }
+  if (text.size() > kMostBytes) result += "...";
+  return result;
+}
+
 void throw_check_failed(const char* expression, const char* file, int line,
                         const std::string& detail) {
   // The file relative to the source root, where the compiler was given an absolute path.

@@ -86,6 +86,10 @@ class InternalError : public Error {
   std::string_view code() const noexcept override { return "internal"; }
 };
 
+// What somebody else wrote, fit to stand in a message: one line, 80 bytes and "..." at most,
+// control characters replaced.
+std::string shown(std::string_view text);
+
 [[noreturn]] void throw_check_failed(const char* expression, const char* file, int line,
                                      const std::string& detail);
 

@@ -51,11 +51,11 @@ void check_names(const Config& config, const StepModel& model) {
     std::string list = "\"*\"";
     for (const std::string& part : known) list += ", \"" + part + "\"";
     if (!contains(of_head, name)) {
-      throw InputError("memory.place.saved." + name +
+      throw InputError("memory.place.saved." + shown(name) +
                        ": nothing that is saved has this name; known are " + list);
     }
     if (place == Place::kAuto) continue;
-    throw InputError("memory.place.saved." + name +
+    throw InputError("memory.place.saved." + shown(name) +
                      ": the head's passes follow each other, so nothing of it waits anywhere; "
                      "leave it out, or name one of " +
                      list);

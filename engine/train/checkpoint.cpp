@@ -10,6 +10,7 @@
 #include "base/log.hpp"
 #include "engine/planner/plan.hpp"
 #include "engine/train/config_schema.hpp"
+#include "engine/train/durable_checkpoint.hpp"
 #include "engine/train/posix_file.hpp"
 
 namespace sluice {
@@ -43,6 +44,15 @@ std::vector<fs::path> checkpoints_in(const std::string& directory) {
     return left.size() != right.size() ? left.size() > right.size() : left > right;
   });
   return found;
+}
+
+// Empty where it cannot be read.
+std::string run_of_checkpoint(const fs::path& path) {
+  try {
+    return load_manifest((path / kManifestFile).string()).run_id;
+  } catch (const Error&) {
+    return {};
+  }
 }
 
 // What a run that was killed while saving left behind.
@@ -130,16 +140,22 @@ void check_arithmetic(const CheckpointManifest& manifest, const std::string& whe
                    "same");
 }
 
-std::vector<fs::path> earlier_checkpoints(const std::string& directory,
-                                          const std::string& own_log) {
-  std::vector<fs::path> earlier;
+std::vector<EarlierCheckpoint> earlier_checkpoints(const std::string& directory,
+                                                   const std::string& own_log) {
+  std::vector<EarlierCheckpoint> earlier;
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
-    const std::string name = entry.path().filename().string();
-    const bool log = name.starts_with("state-") && name.ends_with(".log") &&
-                     name != fs::path(own_log).filename();
-    if (name.starts_with("step-") || log) earlier.push_back(entry.path());
+    const fs::path& path = entry.path();
+    const std::string name = path.filename().string();
+    if (name.starts_with("step-")) {
+      earlier.push_back({path, run_of_checkpoint(path), name.find('.') == std::string::npos});
+    } else if (const std::string run = run_of_log(name);
+               !run.empty() && name != fs::path(own_log).filename()) {
+      earlier.push_back({path, run, true});
+    }
   }
+  std::sort(earlier.begin(), earlier.end(),
+            [](const auto& a, const auto& b) { return a.path < b.path; });
   return earlier;
 }
 

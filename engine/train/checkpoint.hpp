@@ -39,10 +39,16 @@ void check_manifest(const CheckpointManifest& manifest, const std::string& where
 void check_arithmetic(const CheckpointManifest& manifest, const std::string& where,
                       const std::string& arithmetic);
 
-// An earlier run's checkpoints in `directory`, whole or not, and logs of durable runs but
+struct EarlierCheckpoint {
+  std::filesystem::path path;
+  std::string run_id;     // of the run that wrote it; empty: not known
+  bool finished = false;  // else a run was killed while it saved
+};
+
+// Earlier runs' checkpoints in `directory`, finished or not, and logs of durable runs but
 // `own_log`: what a fresh start sets aside.
-std::vector<std::filesystem::path> earlier_checkpoints(const std::string& directory,
-                                                       const std::string& own_log);
+std::vector<EarlierCheckpoint> earlier_checkpoints(const std::string& directory,
+                                                   const std::string& own_log);
 
 // Keeps the newest two. manifest: all but `files` and `weights_hash`.
 void save_checkpoint(const std::string& directory, CheckpointManifest manifest, ModelState& state);

@@ -159,6 +159,9 @@ Config load_config(const std::string& path, std::span<const std::string> overrid
 Config parse_config(std::string_view text, const std::string& name,
                     std::span<const std::string> overrides = {});
 
+// Where checkpoint.dir is not given.
+std::string default_checkpoint_dir(const std::string& log_dir);
+
 // Refuses (InputError) values that are valid but that this version cannot run yet.
 void check_supported(const Config& config);
 

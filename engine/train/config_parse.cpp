@@ -15,17 +15,7 @@ namespace sluice {
 namespace {
 
 constexpr std::size_t kMaxConfigBytes = kMiB;
-constexpr std::size_t kMaxShownBytes = 80;
-
-// One line, bounded, control characters replaced: fit to stand in a message.
-std::string shown(std::string_view text) {
-  std::string result(text.substr(0, kMaxShownBytes));
-  for (char& c : result) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  if (text.size() > kMaxShownBytes) result += "...";
-  return result;
-}
+constexpr std::size_t kMaxComparedBytes = 80;  // of a key that is not known
 
 std::string quoted(std::string_view text) {
   std::string result = "\"";
@@ -53,7 +43,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 // The known key nearest to an unknown one: by the whole path, or by the last word where that is
 // nearer (a known word in the wrong section).
 std::string nearest_key(std::string_view path) {
-  path = path.substr(0, kMaxShownBytes);
+  path = path.substr(0, kMaxComparedBytes);
   const auto last_word = [](std::string_view text) {
     return text.substr(text.rfind('.') == std::string_view::npos ? 0 : text.rfind('.') + 1);
   };
@@ -80,8 +70,8 @@ std::string nearest_key(std::string_view path) {
 // The table of named places that "memory.place.saved.qkv" is an entry of; null where it is none.
 const ConfigKey* table_of_entry(std::string_view path) {
   for (const ConfigKey& key : config_schema()) {
-    const bool below = path.size() > key.path.size() + 1 && path.starts_with(key.path) &&
-                       path[key.path.size()] == '.';
+    const bool below =
+        path.size() > key.path.size() && path.starts_with(key.path) && path[key.path.size()] == '.';
     if (key.kind == ConfigKind::kPlaces && below) return &key;
   }
   return nullptr;
@@ -187,13 +177,19 @@ std::optional<ConfigValue> places_from_node(const toml::node& node) {
   return ConfigValue(std::move(places));
 }
 
+[[noreturn]] void throw_nameless(const std::string& origin, const ConfigKey& key) {
+  throw InputError(origin + ": " + key.path +
+                   " has an entry whose name is empty; name a part, such as qkv, or \"*\" for all "
+                   "that are not named");
+}
+
 // Names the entry of a table of named places that is none.
 void check_places(const std::string& origin, const ConfigKey& key, const toml::node& node) {
   if (key.kind != ConfigKind::kPlaces || !node.is_table()) return;
   for (const auto& [name, value] : *node.as_table()) {
     const auto* text = value.as_string();
     const auto& choices = key.choices;
-    if (name.str().empty()) break;  // the table is described instead
+    if (name.str().empty()) throw_nameless(origin, key);
     if (text && std::find(choices.begin(), choices.end(), text->get()) != choices.end()) continue;
     throw InputError(origin + ": " + key.path + "." + shown(name.str()) + " must be " +
                      describe_choices(key) + "; got " + describe_node(value));
@@ -319,18 +315,23 @@ class Loader {
   void store(const ConfigKey& key, const ConfigValue& value, const std::string& origin) {
     key.assign(config_, value);
     origins_.set(key.path, origin);
+    if (const auto* places = std::get_if<std::map<std::string, std::string>>(&value)) {
+      for (const auto& [name, place] : *places) origins_.set(key.path + "." + name, origin);
+    }
   }
 
   // One entry of a table; its others stay.
   void add_place(const ConfigKey& key, std::string_view name, std::string_view place,
                  const std::string& origin) {
+    if (name.empty()) throw_nameless(origin, key);
     auto places = std::get<std::map<std::string, std::string>>(key.read(config_));
     places[std::string(name)] = std::string(place);
     if (!in_range(key, ConfigValue(places))) {
       throw InputError(origin + ": " + key.path + "." + shown(name) + " must be " +
                        describe_choices(key) + "; got " + quoted(place));
     }
-    store(key, ConfigValue(std::move(places)), origin);
+    key.assign(config_, ConfigValue(std::move(places)));
+    origins_.set(key.path + "." + std::string(name), origin);
   }
 
   // An unknown table is reported by its first key, which tells more: [memroy] device →

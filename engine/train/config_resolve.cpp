@@ -50,7 +50,9 @@ void derive_defaults(Config& config, const ConfigOrigins& origins) {
   if (config.memory.storage_paths.empty()) {
     config.memory.storage_paths = {config.log.dir + "/storage"};
   }
-  if (config.checkpoint.dir.empty()) config.checkpoint.dir = config.log.dir + "/checkpoints";
+  if (config.checkpoint.dir.empty()) {
+    config.checkpoint.dir = default_checkpoint_dir(config.log.dir);
+  }
 }
 
 std::string text_of(std::int64_t value) {
@@ -193,7 +195,8 @@ void check_saved_places(const Config& config, const ConfigOrigins& origins) {
   if (config.recompute.policy != Config::Recompute::kUnit) return;
   for (const auto& [part, place] : config.memory.place.saved) {
     if (place == Config::Place::kAuto) continue;
-    throw InputError(origins.of("memory.place.saved") + ": memory.place.saved." + part +
+    const std::string path = "memory.place.saved." + part;
+    throw InputError(origins.of(path) + ": " + shown(path) +
                      " has no meaning with recompute.policy = \"unit\", where units save nothing "
                      "between their passes; use \"none\" or \"auto\", or leave it out");
   }
@@ -246,6 +249,10 @@ void check_storage_engine(const Config& config, const ConfigOrigins& origins) {
 }
 
 }  // namespace
+
+std::string default_checkpoint_dir(const std::string& log_dir) {
+  return log_dir + "/checkpoints";
+}
 
 void resolve_config(Config& config, const ConfigOrigins& origins) {
   require_keys(config, origins);

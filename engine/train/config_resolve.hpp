@@ -9,7 +9,8 @@
 
 namespace sluice {
 
-// Which keys were given, and where ("run.toml:12", "--set train.seq=64").
+// Which keys were given, and where ("run.toml:12", "--set train.seq=64"). Of a table of named
+// places each entry has its own: "memory.place.saved.qkv".
 class ConfigOrigins {
  public:
   explicit ConfigOrigins(std::string file) : file_(std::move(file)) {}

@@ -34,17 +34,9 @@ std::optional<std::uint64_t> from_hex(std::string_view text) {
   return value;
 }
 
-// The run id in a log's name; empty where it is no log's.
-std::string run_id_of(const std::string& log) {
-  const std::string name = fs::path(log).filename().string();
-  if (!name.starts_with(kLogPrefix) || !name.ends_with(kLogSuffix)) return {};
-  if (name.size() <= kLogPrefix.size() + kLogSuffix.size()) return {};
-  return name.substr(kLogPrefix.size(), name.size() - kLogPrefix.size() - kLogSuffix.size());
-}
-
 // A record that was copied into another run's log would speak of its files.
 void check_run(const SavedState& state, const std::string& log) {
-  if (state.run.hex() != run_id_of(log)) {
+  if (state.run.hex() != run_of_log(log)) {
     throw InputError(log + " holds a record of run " + state.run.hex() + ", not of its own");
   }
 }
@@ -53,7 +45,7 @@ std::vector<std::string> logs_in(const std::string& directory) {
   std::vector<std::string> logs;
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
-    if (!run_id_of(entry.path().string()).empty()) logs.push_back(entry.path().string());
+    if (!run_of_log(entry.path().string()).empty()) logs.push_back(entry.path().string());
   }
   std::sort(logs.begin(), logs.end());
   return logs;
@@ -188,6 +180,13 @@ void SavedHomeReader::finish() const {
 
 std::string state_log_path(const std::string& directory, const std::string& run_id) {
   return directory + "/" + std::string(kLogPrefix) + run_id + std::string(kLogSuffix);
+}
+
+std::string run_of_log(const std::string& log) {
+  const std::string name = fs::path(log).filename().string();
+  if (!name.starts_with(kLogPrefix) || !name.ends_with(kLogSuffix)) return {};
+  if (name.size() <= kLogPrefix.size() + kLogSuffix.size()) return {};
+  return name.substr(kLogPrefix.size(), name.size() - kLogPrefix.size() - kLogSuffix.size());
 }
 
 std::string format_state_record(const CheckpointManifest& manifest, const SavedState& state) {
@@ -351,7 +350,7 @@ void retire(StorageEngine& engine, const std::string& path,
     log(LogLevel::kWarning, error.what());
   }
   std::error_code ignored;  // what cannot be removed is only room
-  for (const fs::path& file : data_of_run(run_id_of(path), directories)) {
+  for (const fs::path& file : data_of_run(run_of_log(path), directories)) {
     const bool kept = std::any_of(others.begin(), others.end(), [&](const std::string& other) {
       return fs::equivalent(other, file, ignored);
     });
@@ -382,7 +381,7 @@ std::vector<std::string> files_without_commit(const std::string& directory,
       log(LogLevel::kWarning, error.what());
       continue;
     }
-    for (const fs::path& file : data_of_run(run_id_of(path), storage_paths)) {
+    for (const fs::path& file : data_of_run(run_of_log(path), storage_paths)) {
       files.push_back(file.string());
     }
     files.push_back(path);
@@ -392,7 +391,7 @@ std::vector<std::string> files_without_commit(const std::string& directory,
 
 void remove_logs_without_commit(const std::string& directory, const std::string& own_log,
                                 const std::vector<std::string>& storage_paths) {
-  const std::string own_id = run_id_of(own_log);
+  const std::string own_id = run_of_log(own_log);
   for (const std::string& file : files_without_commit(directory, storage_paths)) {
     if (!own_id.empty() && file.find(own_id) != std::string::npos) continue;
     std::error_code ignored;  // what cannot be removed is only room

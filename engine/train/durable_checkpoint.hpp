@@ -37,6 +37,8 @@ struct DurableFound {
 };
 
 std::string state_log_path(const std::string& directory, const std::string& run_id);
+// What stands for the run id in a log's name; empty where it is no log's.
+std::string run_of_log(const std::string& log);
 
 // manifest: without `files` and `weights_hash`.
 std::string format_state_record(const CheckpointManifest& manifest, const SavedState& state);

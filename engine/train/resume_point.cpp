@@ -27,6 +27,15 @@ ResumePoint find_resume_point(const Config& config) {
   return point;
 }
 
+void check_run(const ResumePoint& point, const std::set<std::string>& runs,
+               const std::string& log_dir) {
+  const std::string& run = point.manifest().run_id;
+  if (run.empty() || runs.empty() || runs.contains(run)) return;
+  throw InputError(point.where() + ": was written by run " + run +
+                   ", which is none of those that events.jsonl of '" + log_dir +
+                   "' names; --set checkpoint.dir=... names where this run's checkpoints are");
+}
+
 void check_resume_point(const ResumePoint& point, const Config& config, const Model& model,
                         const std::string& data_fingerprint,
                         const std::vector<const Buffer*>& homes) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 
 #include "engine/train/checkpoint.hpp"
@@ -22,6 +23,11 @@ struct ResumePoint {
 // The newer of the two in config.checkpoint.dir. Throws InputError where there is neither, with the
 // reason of what failed.
 ResumePoint find_resume_point(const Config& config);
+
+// Throws InputError where another run wrote the point than one of `runs`, those of log_dir. A point
+// that does not say who wrote it, and a directory that does not say whose it is, are taken.
+void check_run(const ResumePoint& point, const std::set<std::string>& runs,
+               const std::string& log_dir);
 
 // Throws InputError naming the first thing in which this run is another than the one that left the
 // point: weight, home of state, setting, data. homes: this run's homes of state.

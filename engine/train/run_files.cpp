@@ -1,15 +1,16 @@
 #include "engine/train/run_files.hpp"
 
 #include <cerrno>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <system_error>
 #include <vector>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "engine/train/checkpoint.hpp"
 #include "engine/train/durable_checkpoint.hpp"
 #include "engine/train/posix_file.hpp"
+#include "engine/train/set_aside.hpp"
 #include "offload/storage_file.hpp"
 
 namespace sluice {
@@ -60,48 +61,27 @@ void cut_unfinished_line(const fs::path& path) {
   if (bytes < size) fs::resize_file(path, static_cast<std::uintmax_t>(bytes));
 }
 
-// Where checkpoints lie in what is set aside.
-constexpr const char* kCheckpoints = "checkpoints";
-
-fs::path without_trailing_slash(const fs::path& path) {
-  return path.has_filename() ? path : path.parent_path();
-}
-
-// What an earlier run left goes into DIRECTORY/earlier-N, from where it can be resumed: a fresh
-// start takes nothing from anybody. Checkpoints that lie elsewhere, maybe on another file system,
-// stay beside where they were, as CHECKPOINTS.N, and earlier-N has a link to them.
-void set_aside_earlier(const fs::path& directory, const fs::path& checkpoint_dir,
-                       const std::string& own_log) {
-  const std::vector<fs::path> checkpoints = earlier_checkpoints(checkpoint_dir.string(), own_log);
-  std::error_code error;
-  const auto bytes = fs::file_size(directory / "events.jsonl", error);
-  // None, or one that ended before it did anything.
-  if (checkpoints.empty() && (error || bytes == 0)) return;
-  const fs::path from = without_trailing_slash(fs::canonical(checkpoint_dir));
-  const fs::path below = from.lexically_relative(fs::canonical(directory));
-  const bool elsewhere = below.empty() || *below.begin() == "..";
-  fs::path aside;
-  fs::path beside;
-  for (int i = 1; aside.empty() || fs::exists(aside) || fs::exists(beside); ++i) {
-    aside = directory / (std::string(kEarlierPrefix) + std::to_string(i));
-    beside = from.string() + "." + std::to_string(i);
-  }
-  make_directories(aside.string());
-  if (!checkpoints.empty()) {
-    const fs::path target = elsewhere ? beside : aside / kCheckpoints;
-    make_directories(target.string());
-    if (elsewhere) fs::create_directory_symlink(target, aside / kCheckpoints);
-    for (const fs::path& path : checkpoints) fs::rename(path, target / path.filename());
-  }
-  for (const char* name : {"config.toml", "plan.json", "plan_trace.json", "trace.json",
-                           "report.html", "weights.safetensors", "events.jsonl"}) {
-    if (fs::exists(directory / name)) fs::rename(directory / name, aside / name);
-  }
-  log(LogLevel::kInfo, "an earlier run is now in " + aside.string() +
-                           (checkpoints.empty() ? "" : ", and can be resumed there"));
-}
-
 }  // namespace
+
+std::set<std::string> runs_in(const std::string& directory) {
+  using Json = nlohmann::json;
+  std::set<std::string> runs;
+  const fs::path path = fs::path(directory) / kEventsFile;
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) return runs;
+  std::ifstream file(path, std::ios::binary);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(R"({"event":"plan")")) continue;
+    const Json event = Json::parse(line, nullptr, false);
+    if (!event.is_object()) continue;
+    for (const char* name : {"run_id", "resumed_run_id"}) {
+      const auto found = event.find(name);
+      if (found == event.end() || !found->is_string()) continue;
+      if (parse_run_id(found->get<std::string>())) runs.insert(found->get<std::string>());
+    }
+  }
+  return runs;
+}
 
 RunFiles::RunFiles(const Config& config, const RunId& run, bool uses_storage)
     : directory_(made(config.log.dir, is_durable(config))),
@@ -117,22 +97,26 @@ RunFiles::RunFiles(const Config& config, const RunId& run, bool uses_storage)
 }
 
 void RunFiles::begin(const Config& config, bool fresh, const std::string& own_log) {
-  const fs::path events = directory_ / "events.jsonl";
+  const fs::path events = directory_ / kEventsFile;
   if (fresh) {
     remove_logs_without_commit(config.checkpoint.dir, own_log, storage_paths());
-    set_aside_earlier(directory_, config.checkpoint.dir, own_log);
+    set_aside_earlier(directory_.string(), config.checkpoint.dir, own_log, storage_paths());
     PosixFile::create(events.string());  // with its mode
   } else {
     cut_unfinished_line(events);
   }
-  text("config.toml", config_to_toml(config));
+  text(kConfigFile, config_to_toml(config));
   events_.open(events, std::ios::out | std::ios::app);
   if (!events_) throw IoError("open", events.string(), 0, 0, errno);
 }
 
 void RunFiles::event(const RunEvent& event) {
   events_ << event.dump() << '\n' << std::flush;
-  if (!events_) throw IoError("write", path("events.jsonl"), 0, 0, errno);
+  if (!events_) throw IoError("write", path(kEventsFile), 0, 0, errno);
+}
+
+void RunFiles::sync_events() {
+  PosixFile::open_read(path(kEventsFile)).sync();
 }
 
 void RunFiles::text(const char* name, const std::string& text) {

@@ -1,11 +1,12 @@
 // The run directory: what stands in it, and who writes what. What an earlier run left is never
-// overwritten: a fresh start moves its checkpoints, events, weights, settings, plan, traces and
-// report into earlier-1, earlier-2 and so on, each of which is a run directory that can be resumed.
+// overwritten: a fresh start moves it into earlier-1, earlier-2 and so on (set_aside.hpp).
 #pragma once
 
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,17 @@
 
 namespace sluice {
 
-inline constexpr const char* kEarlierPrefix = "earlier-";
+inline constexpr const char* kConfigFile = "config.toml";
+inline constexpr const char* kEventsFile = "events.jsonl";
+// What a run owns in its directory beside checkpoints, storage and lock; the reports are of
+// `sluice report`.
+inline constexpr std::array kRunFiles{kConfigFile,           kEventsFile,  "plan.json",
+                                      "plan_trace.json",     "trace.json", "trace.perfetto.json",
+                                      "weights.safetensors", "report.html"};
+
+// The runs that `directory` is of, as its event log tells: each that began there, and those whose
+// checkpoints they went on from. Empty: it tells of none.
+std::set<std::string> runs_in(const std::string& directory);
 
 class RunFiles {
  public:
@@ -30,6 +41,9 @@ class RunFiles {
 
   // Appends a line to events.jsonl. IoError.
   void event(const RunEvent& event);
+  // What has been appended is on the disk when it returns: no checkpoint may outlive the event that
+  // tells whose it is. IoError.
+  void sync_events();
   // Makes the file anew: what was there stays whole until the new text is. IoError.
   void text(const char* name, const std::string& text);
   // The run's storage paths, and those of killed runs before it in this directory.

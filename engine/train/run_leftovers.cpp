@@ -1,9 +1,9 @@
 #include "engine/train/run_leftovers.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <filesystem>
+#include <functional>
 #include <optional>
 
 #include "base/error.hpp"
@@ -12,6 +12,7 @@
 #include "engine/train/durable_checkpoint.hpp"
 #include "engine/train/run_files.hpp"
 #include "engine/train/run_lock.hpp"
+#include "engine/train/set_aside.hpp"
 #include "engine/train/training_run.hpp"
 #include "offload/striped_space.hpp"
 
@@ -63,7 +64,7 @@ bool is_run_directory(const fs::path& path) {
   const auto is_file = [&](const char* name) {
     return fs::is_regular_file(fs::symlink_status(path / name, ignored));
   };
-  if (is_file("config.toml") && is_file("events.jsonl")) return true;
+  if (is_file(kConfigFile) && is_file(kEventsFile)) return true;
   if (!is_file("lock")) return false;
   try {
     const RunLock::State state = RunLock::look(path.string());
@@ -75,10 +76,13 @@ bool is_run_directory(const fs::path& path) {
 
 // Names under which a run writes what it then renames.
 bool is_unfinished(const std::string& name) {
-  static const std::array<std::string_view, 6> kNames{
-      "config.toml.tmp", "plan.json.tmp",           "plan_trace.json.tmp",
-      "trace.json.tmp",  "weights.safetensors.tmp", "manifest.json.tmp"};
-  return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+  return name == "manifest.json.tmp" ||
+         std::any_of(kRunFiles.begin(), kRunFiles.end(),
+                     [&](const char* file) { return name == std::string(file) + ".tmp"; });
+}
+
+bool is_earlier(const fs::path& path) {
+  return path.filename().string().starts_with(kEarlierPrefix);
 }
 
 // Looks through one run.
@@ -96,18 +100,20 @@ class Sweeper {
     }
     const Config config = config_of_run();
     const std::vector<std::string> paths = storage_paths_of(config, run);
-    // Held while anything is removed, and gone with its file then.
-    std::optional<RunLock> lock;
-    if (remove_ && !take(lock, found_.directory)) return found_;
-    note_lock(found_.directory, run);
-    unfinished_files(found_.directory);
     std::vector<std::string> runs;  // that were killed here
     if (run.holder) {
       runs = run.holder->earlier_runs;
       runs.push_back(run.holder->run_id);
     }
+    // Held while anything is removed, and gone with its file then, but for what it alone tells.
+    std::optional<RunLock> lock;
+    if (remove_ && !take(lock, found_.directory)) return found_;
+    const std::vector<Leftover> kept = data_without_log(config.checkpoint.dir, paths, runs);
+    if (lock && !kept.empty()) lock->keep_record();
+    note_lock(found_.directory, run, kept.empty());
+    unfinished_files(found_.directory);
     for (const std::string& path : paths) storage_files(path, runs);
-    data_without_log(config.checkpoint.dir, paths, runs);
+    found_.leftovers.insert(found_.leftovers.end(), kept.begin(), kept.end());
     checkpoints(config.checkpoint.dir, paths);
     found_.removed = remove_;
     return found_;
@@ -132,13 +138,13 @@ class Sweeper {
   // The places of a run whose configuration cannot be read are those below its directory.
   Config config_of_run() const {
     try {
-      Config config = load_config(found_.directory + "/config.toml");
+      Config config = load_config((fs::path(found_.directory) / kConfigFile).string());
       use_run_directory(config, found_.directory);
       return config;
     } catch (const Error&) {
       Config config;
       config.memory.storage_paths = {found_.directory + "/storage"};
-      config.checkpoint.dir = found_.directory + "/checkpoints";
+      config.checkpoint.dir = default_checkpoint_dir(found_.directory);
       return config;
     }
   }
@@ -153,11 +159,13 @@ class Sweeper {
     }
   }
 
-  void note_lock(const std::string& directory, const RunLock::State& state) {
+  // removable: else it is all that tells of data that stay.
+  void note_lock(const std::string& directory, const RunLock::State& state, bool removable) {
     if (!state.exists) return;
     const std::string who = state.holder ? state.holder->describe() : "a run";
+    const char* kept = removable ? "" : "; it alone tells whose the state is that is only listed";
     found_.leftovers.push_back(
-        {directory + "/lock", "the lock of " + who + ", which has ended", 0, true});
+        {directory + "/lock", "the lock of " + who + ", which has ended" + kept, 0, removable});
   }
 
   void add(const fs::path& path, const char* what) {
@@ -188,19 +196,22 @@ class Sweeper {
     }
   }
 
-  // Where logs of this directory's runs may lie: checkpoint.dir, and what fresh starts set aside.
+  // Where logs of this directory's runs may lie: in its checkpoint.dir, in those of the runs that
+  // fresh starts set aside, and in what was set aside there.
   std::vector<fs::path> log_directories(const fs::path& checkpoint_dir) const {
     std::vector<fs::path> directories{checkpoint_dir};
     for (const fs::path& path : entries_of(found_.directory)) {
-      if (path.filename().string().starts_with(kEarlierPrefix)) {
-        directories.push_back(path / "checkpoints");
+      if (!is_earlier(path)) continue;
+      directories.emplace_back(default_checkpoint_dir(path.string()));
+      try {
+        directories.emplace_back(load_config((path / kConfigFile).string()).checkpoint.dir);
+      } catch (const InputError&) {  // it names none
       }
     }
-    std::error_code ignored;
-    const fs::path real = fs::weakly_canonical(checkpoint_dir, ignored);
-    for (const fs::path& path : entries_of(real.parent_path())) {
-      if (path.filename().string().starts_with(real.filename().string() + ".")) {
-        directories.push_back(path);
+    const std::size_t count = directories.size();
+    for (std::size_t i = 0; i < count; ++i) {
+      for (const fs::path& path : entries_of(directories[i])) {
+        if (is_earlier(path)) directories.push_back(path);
       }
     }
     return directories;
@@ -208,8 +219,10 @@ class Sweeper {
 
   // State that a durable run committed is found by its log alone. Only listed: where the log was
   // moved, and not deleted, the run can still be resumed.
-  void data_without_log(const fs::path& checkpoint_dir, const std::vector<std::string>& paths,
-                        const std::vector<std::string>& runs) {
+  std::vector<Leftover> data_without_log(const fs::path& checkpoint_dir,
+                                         const std::vector<std::string>& paths,
+                                         const std::vector<std::string>& runs) const {
+    std::vector<Leftover> found;
     const std::vector<fs::path> directories = log_directories(checkpoint_dir);
     for (const std::string& run : runs) {
       const bool logged =
@@ -218,12 +231,13 @@ class Sweeper {
           });
       if (logged) continue;
       for (const fs::path& file : data_of_run(run, paths)) {
-        found_.leftovers.push_back({file.string(),
-                                    "state of a durable run whose log is not here; remove it "
-                                    "yourself if the log was deleted, not moved",
-                                    bytes_under(file), false});
+        found.push_back({file.string(),
+                         "state of a durable run whose log is not here; remove it yourself if the "
+                         "log was deleted, not moved",
+                         bytes_under(file), false});
       }
     }
+    return found;
   }
 
   void checkpoints(const std::string& directory, const std::vector<std::string>& storage_paths) {
@@ -235,7 +249,7 @@ class Sweeper {
       const RunLock::State state = RunLock::look(directory);
       if (state.held) return;  // by another run that saves there now
       if (remove_ && !take(lock, directory)) return;
-      note_lock(directory, state);
+      note_lock(directory, state, true);
       unfinished_files(directory);
     }
     for (const std::string& file : files_without_commit(directory, storage_paths)) {
@@ -257,9 +271,13 @@ class Sweeper {
 
 std::vector<RunLeftovers> find_leftovers(const std::vector<std::string>& directories, bool remove) {
   std::vector<RunLeftovers> all;
-  const auto sweep = [&](const fs::path& directory) {
+  const std::function<bool(const fs::path&)> sweep = [&](const fs::path& directory) {
     if (!is_run_directory(directory)) return false;
     all.push_back(Sweeper(directory, remove).sweep());
+    // What was set aside there may have been resumed, and killed, by itself.
+    for (const fs::path& path : entries_of(directory)) {
+      if (is_earlier(path) && fs::is_directory(fs::symlink_status(path))) sweep(path);
+    }
     return true;
   };
   for (const std::string& directory : directories) {

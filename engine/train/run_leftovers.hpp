@@ -2,7 +2,8 @@
 // other files that were being written.
 //
 // What a live run holds is never touched: its lock is looked at first, and held by the cleaner
-// while it removes. Checkpoints, logs and weights are no leftovers.
+// while it removes. Checkpoints, logs and weights are no leftovers. A lock stays as long as it is
+// all that tells of state which is only listed.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,8 @@ struct RunLeftovers {
   bool removed = false;
 };
 
-// Looks at each directory: a run's own, or one that runs lie in. Where config.toml of a run names
+// Looks at each directory: a run's own, with those that were set aside in it, or one that runs lie
+// in. Where config.toml of a run names
 // storage paths and checkpoints elsewhere, there too; of shared storage paths only files of that
 // run. remove: takes away what it lists and is removable. Throws InputError for what is no
 // directory; IoError.

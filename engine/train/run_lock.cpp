@@ -44,12 +44,16 @@ std::string utc_now() {
   return text.data();
 }
 
-std::optional<RunHolder> read_holder(int descriptor) {
-  std::vector<char> text(kMaxRecordBytes);
+std::string read_record(int descriptor) {
+  std::string text(kMaxRecordBytes, '\0');
   const ssize_t bytes = ::pread(descriptor, text.data(), text.size(), 0);
-  if (bytes <= 0) return std::nullopt;
+  text.resize(bytes > 0 ? static_cast<std::size_t>(bytes) : 0);
+  return text;
+}
+
+std::optional<RunHolder> read_holder(int descriptor) {
   using Json = nlohmann::json;
-  const Json record = Json::parse(text.data(), text.data() + bytes, nullptr, false);
+  const Json record = Json::parse(read_record(descriptor), nullptr, false);
   if (!record.is_object()) return std::nullopt;
   const auto text_of = [&](const char* name) {
     const auto found = record.find(name);
@@ -130,6 +134,7 @@ RunLock::RunLock(const std::string& key, const std::string& directory, const Run
     }
     if (is_at(file.get(), path_)) descriptor_ = file.release();
   }
+  record_before_ = read_record(descriptor_);
   if (const std::optional<RunHolder> earlier = read_holder(descriptor_)) take_over(*earlier);
   write_holder(run);
 }
@@ -141,7 +146,8 @@ void RunLock::take_over(const RunHolder& earlier) {
   }
   earlier_runs_ = earlier.earlier_runs;
   earlier_runs_.push_back(earlier.run_id);
-  if (earlier_runs_.size() > kMostEarlierRuns) earlier_runs_.erase(earlier_runs_.begin());
+  // By more than one where the record was tampered with.
+  while (earlier_runs_.size() > kMostEarlierRuns) earlier_runs_.erase(earlier_runs_.begin());
 }
 
 // For others' messages; a run that cannot write it still holds the lock.
@@ -160,14 +166,21 @@ void RunLock::write_holder(const RunId& run) {
     record.erase("storage_paths");
     text = dumped();
   }
-  if (::ftruncate(descriptor_, 0) == 0) {
-    static_cast<void>(::pwrite(descriptor_, text.data(), text.size(), 0));
-  }
+  write(text);
+}
+
+void RunLock::write(const std::string& record) const {
+  if (::ftruncate(descriptor_, 0) != 0) return;
+  static_cast<void>(::pwrite(descriptor_, record.data(), record.size(), 0));
 }
 
 // Taken away while it is held: whoever has it open finds that it is no longer at its path.
 RunLock::~RunLock() {
-  static_cast<void>(::unlink(path_.c_str()));
+  if (keeps_record_) {
+    write(record_before_);
+  } else {
+    static_cast<void>(::unlink(path_.c_str()));
+  }
   ::close(descriptor_);
 }
 

@@ -44,6 +44,10 @@ class RunLock {
     bool held = false;                // by a run that lives
     std::optional<RunHolder> holder;  // who wrote it; none where it cannot be read
   };
+  // What stood in the file before is put back when the lock goes, and the file stays: for somebody
+  // who only cleans.
+  void keep_record() { keeps_record_ = true; }
+
   // Looks, and changes nothing. IoError.
   static State look(const std::string& directory);
   // As RunHolder's.
@@ -52,10 +56,13 @@ class RunLock {
  private:
   void take_over(const RunHolder& earlier);
   void write_holder(const RunId& run);
+  void write(const std::string& record) const;
 
   std::string path_;
   std::vector<std::string> storage_paths_;
   std::vector<std::string> earlier_runs_;
+  std::string record_before_;
+  bool keeps_record_ = false;
   int descriptor_ = -1;
 };
 

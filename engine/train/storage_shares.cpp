@@ -27,7 +27,7 @@ constexpr std::uint64_t kMostWave = 16;  // requests at once
 constexpr int kRounds = 3;
 constexpr double kSecondsARound = 0.1;  // of each path, at least one wave
 // Of state on each path: to measure for less takes longer than it gains.
-// And what a trial's file takes meanwhile, the state takes there afterwards.
+// A trial's file takes as much for a moment; a path that turns out slow may get less afterwards.
 constexpr std::uint64_t kLeastMeasuredBytes = kBlocks * kBlockBytes;
 
 // Kept by every request too: one that misses its deadline still writes there when it ends.

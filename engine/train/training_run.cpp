@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "base/error.hpp"
 #include "base/units.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/machine_check.hpp"
 #include "engine/train/backend.hpp"
+#include "engine/train/set_aside.hpp"
 #include "engine/train/trainer.hpp"
 #include "kernels/host/parallel.hpp"
 
@@ -53,18 +55,20 @@ void write_plan(const Config& config, const Model& model, const HardwareProfile&
   files.text("plan_trace.json", trace.to_json());
 }
 
+bool holds_anything(const std::string& directory) {
+  std::error_code error;
+  const std::filesystem::directory_iterator entries(directory, error);
+  return !error && entries != std::filesystem::directory_iterator();
+}
+
 }  // namespace
 
 void use_run_directory(Config& config, const std::string& directory) {
   if (config.memory.storage_paths == std::vector<std::string>{config.log.dir + "/storage"}) {
     config.memory.storage_paths = {directory + "/storage"};
   }
-  // What a fresh start set aside has its checkpoints with it, wherever they were.
-  const std::filesystem::path path = std::filesystem::path(directory) / "";
-  const bool set_aside = path.parent_path().filename().string().starts_with(kEarlierPrefix) &&
-                         std::filesystem::is_directory(path / "checkpoints");
-  if (set_aside || config.checkpoint.dir == config.log.dir + "/checkpoints") {
-    config.checkpoint.dir = directory + "/checkpoints";
+  if (is_set_aside(directory) || config.checkpoint.dir == default_checkpoint_dir(config.log.dir)) {
+    config.checkpoint.dir = default_checkpoint_dir(directory);
   }
   config.log.dir = directory;
 }
@@ -95,8 +99,11 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   check_checkpoint_room(config, saved_bytes(config, plan, !options.resume.empty()),
                         plan.need.storage_bytes);
   const bool resumes = !options.resume.empty();
-  // A directory that is not there is not made to be found empty.
-  if (resumes && !std::filesystem::is_directory(config.checkpoint.dir)) find_resume_point(config);
+  // Nothing is made to be found empty.
+  if (resumes && !holds_anything(config.checkpoint.dir)) find_resume_point(config);
+  if (resumes && !std::filesystem::is_directory(options.resume)) {
+    throw InputError("--resume: '" + options.resume + "' is no directory; give a run's log.dir");
+  }
   // From here on the directories are this run's. Nothing else has been created or changed; an
   // earlier run's files stand until all memory of this one is there.
   const RunId run = make_run_id();
@@ -104,6 +111,7 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   std::optional<ResumePoint> found;
   if (resumes) {
     found = find_resume_point(config);
+    check_run(*found, runs_in(config.log.dir), config.log.dir);
     check_resume_point(*found, config, model, data.fingerprint(), Session::homes(plan.evaluation));
     if (!options.accept_other_arithmetic) {
       check_arithmetic(found->manifest(), found->where(), backend.device_kernels->arithmetic());
@@ -113,10 +121,14 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   files.begin(written, !found, trainer.state_log());
   RunEvent planned_event = plan_event(plan);
   planned_event["run_id"] = run.hex();
+  if (found && !found->manifest().run_id.empty()) {
+    planned_event["resumed_run_id"] = found->manifest().run_id;
+  }
   if (plan.need.storage_bytes > 0 && config.memory.storage_paths.size() > 1) {
     planned_event["storage_shares"] = trainer.storage_shares();
   }
   files.event(planned_event);
+  files.sync_events();
   events(planned_event);
   write_plan(config, model, hardware, plan, files);
   trainer.start(found);

@@ -40,10 +40,13 @@ void print_leftovers(const RunLeftovers& run, bool as_json) {
     return;
   }
   for (const Leftover& leftover : run.leftovers) {
-    const nlohmann::ordered_json event{
-        {"event", "leftover"},     {"run", run.directory},
-        {"path", leftover.path},   {"what", leftover.what},
-        {"bytes", leftover.bytes}, {"removed", run.removed && leftover.removable}};
+    const nlohmann::ordered_json event{{"event", "leftover"},
+                                       {"run", run.directory},
+                                       {"path", leftover.path},
+                                       {"what", leftover.what},
+                                       {"bytes", leftover.bytes},
+                                       {"removable", leftover.removable},
+                                       {"removed", run.removed && leftover.removable}};
     std::cout << event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
   }
 }
@@ -52,19 +55,27 @@ int clean_command(const DoctorArguments& arguments) {
   std::vector<std::string> directories = arguments.clean_directories;
   if (directories.empty() && std::filesystem::is_directory("runs")) directories = {"runs"};
   std::uint64_t bytes = 0;
+  std::uint64_t listed_bytes = 0;
+  std::size_t removable = 0;
   std::size_t count = 0;
   for (const RunLeftovers& run : find_leftovers(directories, arguments.yes)) {
     print_leftovers(run, arguments.json);
     count += run.leftovers.size();
     for (const Leftover& leftover : run.leftovers) {
-      if (leftover.removable) bytes += leftover.bytes;
+      (leftover.removable ? bytes : listed_bytes) += leftover.bytes;
+      if (leftover.removable) ++removable;
     }
   }
   if (arguments.json) return 0;
   if (count == 0) {
     std::cout << "no run left anything behind\n";
-  } else if (!arguments.yes) {
-    std::cout << format_bytes(bytes) << " in all; --yes removes it\n";
+    return 0;
+  }
+  const bool offers = removable > 0 && !arguments.yes;
+  if (offers) std::cout << format_bytes(bytes) << " in all; --yes removes it\n";
+  if (removable < count) {
+    std::cout << format_bytes(listed_bytes) << (offers ? " more" : "")
+              << " is only listed; --yes leaves it\n";
   }
   return 0;
 }

@@ -73,9 +73,11 @@ int main(int argc, char** argv) {
       doctor_app
           ->add_option("--clean", doctor.clean_directories,
                        "Instead: list what runs that were killed left in these run directories "
-                       "(default ./runs): locks, storage files, unfinished checkpoints")
+                       "(default ./runs): locks, storage files, unfinished checkpoints; and state "
+                       "whose log is not there, which stays")
           ->expected(0, -1);
-  doctor_app->add_flag("--yes", doctor.yes, "Take away what --clean lists")->needs(clean);
+  doctor_app->add_flag("--yes", doctor.yes, "Take away what --clean lists, but for what stays")
+      ->needs(clean);
 
   sluice::cli::BenchArguments bench;
   CLI::App* bench_app = app.add_subcommand("bench", "Measure a part beside its limit");

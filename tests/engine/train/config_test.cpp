@@ -239,7 +239,7 @@ TEST(Config, PlacesOfSavedPartsAreATable) {
   const auto json = nlohmann::json::parse(config_to_json(config));
   EXPECT_EQ(json["memory"]["place"]["saved"]["mlp_hidden"], "storage");
   EXPECT_EQ(result_settings(config), result_settings(parse(kSmall)));
-  for (const std::string bad : {"'storage'", "{''='device'}", "{"}) {
+  for (const std::string bad : {"'storage'", "{"}) {
     const std::string words = refusal(kSmall, {"memory.place.saved=" + bad});
     EXPECT_NE(words.find("memory.place.saved must be a table such as"), std::string::npos) << words;
   }
@@ -269,6 +269,30 @@ TEST(Config, APlaceOfASavedPartThatIsNoneIsNamed) {
   expect(refusal(kSmall + "[memory.place.saved]\nqkv = \"disk\"\n"), "\"disk\"");
 }
 
+TEST(Config, APartWithoutANameIsRefusedAsThat) {
+  const std::string words = "memory.place.saved has an entry whose name is empty; name a part";
+  for (const std::string entry : {".\"\"=pinned", ".=pinned", "={''='pinned'}", "={''=1}"}) {
+    const std::string sentence = refusal(kSmall, {"memory.place.saved" + entry});
+    EXPECT_EQ(sentence.rfind("--set memory.place.saved" + entry + ": " + words, 0), 0u) << sentence;
+  }
+  const std::string file = refusal(kSmall + "[memory.place.saved]\n\"\" = \"pinned\"\n");
+  EXPECT_NE(file.find(words), std::string::npos) << file;
+}
+
+// A name is somebody's text: it is shown as one line, cut where it is long.
+TEST(Config, ANameOfAPartIsShownOnOneLine) {
+  const std::string unit = "recompute.policy=unit";
+  const std::string long_name(3000, 'q');
+  for (const std::string& sentence :
+       {refusal(kSmall, {unit, "memory.place.saved.a\nb=pinned"}),
+        refusal(kSmall + "[memory.place.saved]\n\"a\\nb\" = \"pinned\"\n", {unit}),
+        refusal(kSmall, {unit, "memory.place.saved." + long_name + "=pinned"})}) {
+    EXPECT_NE(sentence.find("has no meaning with recompute.policy"), std::string::npos) << sentence;
+    EXPECT_EQ(sentence.find('\n'), std::string::npos) << sentence;
+    EXPECT_LT(sentence.size(), 500u) << sentence;
+  }
+}
+
 // Units that are made again save nothing between their passes.
 TEST(Config, PlacesOfSavedPartsAreRefusedWhereUnitsAreRecomputed) {
   const std::string unit = "recompute.policy=unit";
@@ -278,6 +302,12 @@ TEST(Config, PlacesOfSavedPartsAreRefusedWhereUnitsAreRecomputed) {
               std::string::npos)
         << words;
   }
+  // The entry's own origin, whatever else of the table was set since.
+  const std::string file = kSmall + "[memory.place.saved]\nmlp_up = \"pinned\"\n";
+  const std::string innocent = "memory.place.saved.qkv=auto";
+  EXPECT_EQ(refusal(file, {unit, innocent}).rfind("run.toml:", 0), 0u);
+  const std::string given = "memory.place.saved.mlp_up=pinned";
+  EXPECT_EQ(refusal(kSmall, {given, unit, innocent}).rfind("--set " + given + ": ", 0), 0u);
   parse(kSmall, {unit, "memory.place.saved.qkv=auto"});
   parse(kSmall, {"recompute.policy=auto", "memory.place.saved.qkv=pinned"});
 }

@@ -301,7 +301,10 @@ TEST(SpilledParts, ANameThatNothingWaitsUnderIsRefusedWithThoseThatAreKnown) {
   const std::string of_head = refusal("head_normed=storage");
   EXPECT_EQ(of_head.rfind("memory.place.saved.head_normed: the head's passes follow", 0), 0u)
       << of_head;
-  for (const std::string& words : {unknown, of_head}) {
+  const std::string broken = refusal("a\nb=storage");
+  EXPECT_EQ(broken.rfind("memory.place.saved.a?b: nothing", 0), 0u) << broken;
+  EXPECT_LT(refusal(std::string(3000, 'q') + "=storage").size(), 1000u);
+  for (const std::string& words : {unknown, of_head, broken}) {
     EXPECT_NE(words.find("\"mlp_hidden\""), std::string::npos) << words;
     EXPECT_EQ(words.find("\"head_"), std::string::npos) << words;
     EXPECT_EQ(words.find('\n'), std::string::npos);

@@ -1,5 +1,6 @@
 #include "tests/tools/cli/cli_fixture.hpp"
 
+#include <csignal>
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -108,6 +109,13 @@ ChildOutcome CliTest::succeed(const Words& arguments) const {
   ChildOutcome outcome = run(arguments);
   EXPECT_EQ(outcome.exit_status, 0) << "signal " << outcome.signal << ": " << outcome.err;
   return outcome;
+}
+
+void CliTest::kill_after(const std::string& event, const Words& arguments) const {
+  const auto child = start(arguments);
+  child->wait_for_output("\"event\":\"" + event + "\"", kCliDeadline);
+  child->send(SIGKILL);
+  EXPECT_EQ(child->wait(kCliDeadline).signal, SIGKILL);
 }
 
 std::map<std::string, std::string> CliTest::snapshot() const {

@@ -43,6 +43,9 @@ class CliTest : public ::testing::Test {
   // Runs and expects exit 0.
   ChildOutcome succeed(const Words& arguments) const;
 
+  // Runs until this event is out, and kills it there.
+  void kill_after(const std::string& event, const Words& arguments) const;
+
   // Every file under the directory with its bytes and its time of writing; directories with "/".
   std::map<std::string, std::string> snapshot() const;
 

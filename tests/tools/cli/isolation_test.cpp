@@ -19,15 +19,31 @@ constexpr const char* kSlowLink = "memory.link_latency=20ms";
 class Isolation : public CliTest {
  protected:
   // A run that is killed after its first step.
-  void kill_a_run(const Words& more = {}) {
-    const auto child = begin(more);
-    child->send(SIGKILL);
-    EXPECT_EQ(child->wait(kCliDeadline).signal, SIGKILL);
-  }
-  std::unique_ptr<ChildProcess> begin(const Words& more = {}) {
+  void kill_a_run(const Words& more = {}) { kill_after("step", slow_run(more)); }
+  static Words slow_run(const Words& more) {
     Words arguments{"train", "config.toml", "--json", "--set", kSlowLink};
     arguments.insert(arguments.end(), more.begin(), more.end());
-    auto child = start(arguments);
+    return arguments;
+  }
+  // A durable run that is killed after its first commit. Returns its run id.
+  std::string kill_a_durable_run(const std::string& checkpoint_dir) {
+    kill_after(
+        "checkpoint",
+        slow_run({"checkpoint.mode=durable", "checkpoint.every=1", "memory.place.optimizer=storage",
+                  "memory.storage_paths=[\"shared\"]", "checkpoint.dir=" + checkpoint_dir}));
+    return Json::parse(read_file(path("run/lock"))).at("run_id");
+  }
+  // What doctor finds of that run's state.
+  std::vector<Json> state_listed(const std::string& run_id) const {
+    std::vector<Json> listed =
+        events_of(succeed({"doctor", "--clean", "run", "--json"}), "leftover");
+    std::erase_if(listed, [&](const Json& event) {
+      return event.at("path").get<std::string>().find("sluice-" + run_id) == std::string::npos;
+    });
+    return listed;
+  }
+  std::unique_ptr<ChildProcess> begin(const Words& more = {}) {
+    auto child = start(slow_run(more));
     child->wait_for_output(R"("event":"step")", kCliDeadline);
     return child;
   }
@@ -207,38 +223,77 @@ TEST_F(Isolation, WhatAFreshStartSetAsideCanBeResumed) {
 
 // Where they lie, and of which run they are, stands in the lock of the last run that was killed.
 TEST_F(Isolation, StateWhoseLogWasDeletedWithWhatWasSetAsideIsFound) {
-  const Words durable{"checkpoint.mode=durable", "checkpoint.every=1",
-                      "memory.place.optimizer=storage", "memory.storage_paths=[\"shared\"]"};
-  const auto kill_after_commit = [&] {
-    Words arguments{"train", "config.toml", "--json", "--set", kSlowLink};
-    arguments.insert(arguments.end(), durable.begin(), durable.end());
-    const auto child = start(arguments);
-    child->wait_for_output(R"("event":"checkpoint")", kCliDeadline);
-    const std::string id = Json::parse(read_file(path("run/lock"))).at("run_id");
-    child->send(SIGKILL);
-    EXPECT_EQ(child->wait(kCliDeadline).signal, SIGKILL);
-    return id;
-  };
-  const std::string first = kill_after_commit();
-  const std::string second = kill_after_commit();
-  const auto listed = [&](const std::string& id) {
-    std::size_t found = 0;
-    const ChildOutcome outcome = succeed({"doctor", "--clean", "run", "--json"});
-    for (const Json& event : events_of(outcome, "leftover")) {
-      const std::string left = event.at("path");
-      if (left.find("sluice-" + id) != std::string::npos) ++found;
-    }
-    return found;
-  };
+  const std::string first = kill_a_durable_run("run/checkpoints");
+  const std::string second = kill_a_durable_run("run/checkpoints");
   EXPECT_TRUE(fs::exists(path("run/earlier-1/checkpoints/state-" + first + ".log")));
-  EXPECT_EQ(listed(first), 0u);
-  EXPECT_EQ(listed(second), 0u);
+  EXPECT_TRUE(state_listed(first).empty());
+  EXPECT_TRUE(state_listed(second).empty());
   fs::remove_all(path("run/earlier-1"));
-  EXPECT_EQ(listed(first), 1u);
-  // The log may have been moved: that is not told apart.
-  succeed({"doctor", "--clean", "run", "--yes"});
+  ASSERT_EQ(state_listed(first).size(), 1u);
+  EXPECT_EQ(state_listed(first)[0].at("removable"), false);
+  // The log may have been moved: that is not told apart. What tells of the state stays with it.
+  const std::string lock = read_file(path("run/lock"));
+  const ChildOutcome listing = succeed({"doctor", "--clean", "run"});
+  EXPECT_NE(listing.out.find("0 B in all; --yes removes it"), std::string::npos) << listing.out;
+  EXPECT_NE(listing.out.find(" MiB more is only listed"), std::string::npos) << listing.out;
+  for (int i = 0; i < 2; ++i) {
+    const ChildOutcome cleaned = succeed({"doctor", "--clean", "run", "--yes"});
+    EXPECT_NE(cleaned.out.find(" MiB is only listed"), std::string::npos) << cleaned.out;
+    EXPECT_EQ(read_file(path("run/lock")), lock);
+    EXPECT_EQ(state_listed(first).size(), 1u);
+  }
   EXPECT_TRUE(fs::exists(path("shared/sluice-" + first + "-0.durable")));
   EXPECT_TRUE(fs::exists(path("shared/sluice-" + second + "-0.durable")));
+  fs::remove(path("shared/sluice-" + first + "-0.durable"));
+  succeed({"doctor", "--clean", "run", "--yes"});
+  EXPECT_FALSE(fs::exists(path("run/lock")));
+}
+
+TEST_F(Isolation, StateWhoseLogLiesInAnEarlierCheckpointDirIsNoLeftover) {
+  const std::string first = kill_a_durable_run("first");
+  const std::string second = kill_a_durable_run("second");
+  EXPECT_TRUE(state_listed(first).empty());
+  EXPECT_TRUE(state_listed(second).empty());
+  // Nor where somebody put it back to where it was.
+  const std::string log = "state-" + first + ".log";
+  fs::rename(path("first/earlier-1/" + log), path("first/" + log));
+  EXPECT_TRUE(state_listed(first).empty());
+  fs::remove(path("first/" + log));
+  EXPECT_EQ(state_listed(first).size(), 1u);
+}
+
+TEST_F(Isolation, WhatAKilledResumeOfASetAsideRunLeftIsFound) {
+  succeed({"train", "config.toml", "--steps", "2"});
+  succeed({"train", "config.toml", "--steps", "1"});
+  kill_after("step",
+             {"train", "config.toml", "--json", "--set", kSlowLink, "--resume", "run/earlier-1"});
+  write_file(path("run/earlier-1/weights.safetensors.tmp"), "half");
+  fs::create_directories(path("run/earlier-1/checkpoints/step-00000009.tmp"));
+  for (const char* directory : {"run", "."}) {
+    const auto listed = events_of(succeed({"doctor", "--clean", directory, "--json"}), "leftover");
+    EXPECT_EQ(listed.size(), 4u) << directory;
+  }
+  succeed({"doctor", "--clean", "run", "--yes"});
+  EXPECT_FALSE(fs::exists(path("run/earlier-1/lock")));
+  EXPECT_FALSE(fs::exists(path("run/earlier-1/checkpoints/step-00000009.tmp")));
+  EXPECT_TRUE(fs::exists(path("run/earlier-1/checkpoints/step-00000002")));
+}
+
+// More run ids than a lock keeps can stand there only where somebody wrote them.
+TEST_F(Isolation, ALockKeepsItsBoundWhateverStoodInIt) {
+  fs::create_directories(path("run"));
+  const std::string id(32, '7');
+  write_file(path("run/lock"), Json{{"pid", 1 << 30},
+                                    {"host", "elsewhere"},
+                                    {"run_id", id},
+                                    {"started", ""},
+                                    {"storage_paths", Json::array()},
+                                    {"earlier_runs", std::vector<std::string>(300, id)}}
+                                   .dump());
+  const auto child = begin();
+  EXPECT_EQ(Json::parse(read_file(path("run/lock"))).at("earlier_runs").size(), 256u);
+  child->send(SIGTERM);
+  EXPECT_EQ(child->wait(kCliDeadline).exit_status, 143);
 }
 
 TEST_F(Isolation, CleaningWhatIsNoDirectoryIsRefused) {
