@@ -19,7 +19,7 @@ inline std::int64_t guarded_task_elems(std::int64_t elems) {
   return std::clamp(twelfth, UpdateGuard::kElems, kMost);
 }
 
-// body(segment, begin, end) for all pieces of all segments: of at most kUpdatePieceElems elements,
+// body(segment, begin, end) for all pieces of all segments: of at most update_task_elems elements,
 // cut at multiples of it; each near its master's memory. A guard has smaller ones, and sees each
 // right before and behind its bodies.
 template <class Body>
@@ -38,7 +38,7 @@ void for_segment_pieces(const Parallel& parallel, const UpdateArrays& arrays, st
   const ElementMemory master{arrays.master,
                              arrays.weight_format == WeightFormat::kSplitBF16 ? 2u : 4u};
   if (arrays.guard == nullptr) {
-    return parallel.for_blocks_near(master, elems, kUpdatePieceElems, visit);
+    return parallel.for_blocks_near(master, elems, update_task_elems(elems), visit);
   }
   const std::int64_t task_elems = guarded_task_elems(elems);
   parallel.for_blocks_near(master, elems, task_elems, [&](std::int64_t begin, std::int64_t end) {
