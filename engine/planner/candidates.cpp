@@ -280,8 +280,8 @@ std::vector<StepOptions> update_piece_variants(const StepModel& model, const Ste
       model.optimizer.moments == DType::kBlock8 ? kLeastBlock8PieceElems : kLeastPieceElems;
   const std::uint64_t small =
       std::min(few_pieces(model, least, kMostUpdatePieces), options.piece_elems);
-  // Twice as many where there is room: lanes retire in order, so a disk of several GB/s that ends
-  // its requests in bursts would wait for memory.
+  // Twice as many where there is room: lanes retire in order, and on a disk of several GB/s twelve
+  // were read, updated and written in turns (docs/measurements.md).
   if (kUpdatePieceElems > small) add(kUpdatePieceElems, 2 * kUpdateRingPieces);
   for (std::uint64_t elems = kUpdatePieceElems; elems > small; elems /= 2) {
     add(elems, kUpdateRingPieces);
