@@ -30,9 +30,11 @@ struct alignas(64) Block {
   std::uint32_t name = 0;
   Category category = Category::kExternal;
   BlockKind kind = BlockKind::kHollow;
-  bool cached = false;           // used for the space, but held by a thread's cache
-  bool pending : 1 = false;      // freed, while other streams still use it
-  bool used_across : 1 = false;  // recorded as used by another stream; both by the pool's lock
+  // Of neither does anything change while somebody holds the block, so they may share a byte.
+  bool cached : 1 = false;   // used for the space, but held by a thread's cache
+  bool pending : 1 = false;  // freed, while other streams still use it; by the pool's lock
+  // Recorded as used by another stream: by the pool's lock, while its holders may look at the rest.
+  bool used_across = false;
 };
 static_assert(sizeof(Block) == 64);
 

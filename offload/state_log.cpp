@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <optional>
 
 #include "base/log.hpp"
 #include "base/units.hpp"
@@ -41,6 +42,36 @@ void transfer(StorageEngine& engine, StorageOp op, StorageFileId file, std::uint
   request.data = data.data();
   request.bytes = data.size();
   engine.transfer(request);
+}
+
+std::optional<StateLog::Record> read_record(StorageEngine& engine, StorageFileId file,
+                                            std::uint64_t begin, std::uint64_t bytes) {
+  if (bytes < sizeof(Frame)) return std::nullopt;
+  Frame frame;
+  transfer(engine, StorageOp::kRead, file, begin, std::as_writable_bytes(std::span(&frame, 1)));
+  if (frame.magic != kMagic ||
+      frame.bytes > std::min(bytes - sizeof(Frame), StateLog::kMostRecordBytes)) {
+    return std::nullopt;
+  }
+  StateLog::Record record{frame.sequence, std::string(frame.bytes, '\0')};
+  if (frame.bytes > 0) {
+    transfer(engine, StorageOp::kRead, file, begin + sizeof(Frame),
+             std::as_writable_bytes(std::span(record.text)));
+  }
+  if (frame_digest(frame, record.text) != frame.digest) return std::nullopt;
+  return record;
+}
+
+bool is_blank(StorageEngine& engine, StorageFileId file, std::uint64_t begin, std::uint64_t bytes) {
+  std::vector<std::byte> window(std::min<std::uint64_t>(bytes, kMiB));
+  for (std::uint64_t at = 0; at < bytes; at += window.size()) {
+    const std::span part(window.data(), std::min<std::uint64_t>(window.size(), bytes - at));
+    transfer(engine, StorageOp::kRead, file, begin + at, part);
+    const bool zeros =
+        std::all_of(part.begin(), part.end(), [](std::byte byte) { return byte == std::byte{0}; });
+    if (!zeros) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -101,33 +132,26 @@ void StateLog::append(std::string_view record) {
   ++next_;
 }
 
-std::vector<StateLog::Record> StateLog::read(StorageEngine& engine, const std::string& path) {
+StateLog::Contents StateLog::read(StorageEngine& engine, const std::string& path) {
   const StorageFileId file = engine.open(path, StorageFileMode::kReadOnly, 0);
-  std::vector<Record> records;
+  Contents contents;
   try {
     const std::uint64_t area = engine.file_bytes(file) / 2;
-    for (std::uint64_t at = 0; at < 2 && area >= sizeof(Frame); ++at) {
-      Frame frame;
-      transfer(engine, StorageOp::kRead, file, at * area,
-               std::as_writable_bytes(std::span(&frame, 1)));
-      if (frame.magic != kMagic || frame.bytes > std::min(area - sizeof(Frame), kMostRecordBytes)) {
-        continue;
+    for (std::uint64_t at = 0; at < 2; ++at) {
+      if (std::optional<Record> record = read_record(engine, file, at * area, area)) {
+        contents.records.push_back(std::move(*record));
+      } else if (!is_blank(engine, file, at * area, area)) {
+        ++contents.unreadable_areas;
       }
-      Record record{frame.sequence, std::string(frame.bytes, '\0')};
-      if (frame.bytes > 0) {
-        transfer(engine, StorageOp::kRead, file, at * area + sizeof(Frame),
-                 std::as_writable_bytes(std::span(record.text)));
-      }
-      if (frame_digest(frame, record.text) == frame.digest) records.push_back(std::move(record));
     }
   } catch (...) {
     engine.close(file);
     throw;
   }
   engine.close(file);
-  std::sort(records.begin(), records.end(),
+  std::sort(contents.records.begin(), contents.records.end(),
             [](const Record& a, const Record& b) { return a.sequence > b.sequence; });
-  return records;
+  return contents;
 }
 
 }  // namespace sluice

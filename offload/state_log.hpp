@@ -3,8 +3,8 @@
 // A record names a state whose bytes are on the disk already; it counts when it is whole. The file
 // has two areas of equal size and record n goes to area n mod 2, so a torn write of one leaves the
 // one before. Frame: magic, sequence number, length (u64, little-endian), XXH3-128 of these and of
-// the text, the text. Read as untrusted: what does not verify is no record.
-// Threads: one at a time.
+// the text, the text. Read as untrusted: what does not verify is no record, but no blank area
+// either. Threads: one at a time.
 #pragma once
 
 #include <cstddef>
@@ -53,9 +53,16 @@ class StateLog {
     std::uint64_t sequence = 0;
     std::string text;
   };
-  // Of the log at `path`: newest first, those that verify. InputError or IoError where the file
-  // cannot be read.
-  static std::vector<Record> read(StorageEngine& engine, const std::string& path);
+  struct Contents {
+    std::vector<Record> records;  // newest first, those that verify
+    // Areas that hold something which is no record: cut short when it was written, damaged since,
+    // or of another version of this format.
+    std::uint32_t unreadable_areas = 0;
+    // That nothing was ever committed here is known only of a log without a byte in it.
+    bool blank() const { return records.empty() && unreadable_areas == 0; }
+  };
+  // Of the log at `path`. InputError or IoError where the file cannot be read.
+  static Contents read(StorageEngine& engine, const std::string& path);
 
  private:
   StorageEngine& engine_;

@@ -342,7 +342,9 @@ void Executor::run_optimizer_lane(RunState& run) {
       check_host_access(run, instruction);
       const std::int64_t begin_ns = device_.now_ns();
       UpdateTags tags = update_tags(run.program(), instruction);
-      runner_.run_on_host(run.program(), instruction, {&tags, ready_in_turn < kReadyForTeam});
+      // What neither came from storage nor goes there has nobody look at its blocks.
+      UpdateGuard* const guard = tags.empty() ? nullptr : &tags;
+      runner_.run_on_host(run.program(), instruction, {guard, ready_in_turn < kReadyForTeam});
       if (run.trace != nullptr) record_span(run, instruction, begin_ns, device_.now_ns());
     }
     run.set(id, Progress::kDone);

@@ -6,9 +6,13 @@
 
 #include "base/error.hpp"
 #include "base/memory_kinds.hpp"
+#include "engine/runtime/run_memory.hpp"
 
 namespace sluice {
 namespace {
+
+// Whole blocks, whatever an update cuts.
+static_assert(UpdateGuard::kElems % kTaggedElems == 0);
 
 // What elements [begin, end) of each piece are, made on the stack: this runs for every block.
 class Parts {

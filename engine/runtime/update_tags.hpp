@@ -21,6 +21,8 @@ class UpdateTags final : public UpdateGuard {
   // read: pieces that came from storage, by TagsBy::kCaller; written: that will go there so.
   UpdateTags(TaggedSpace& storage, std::vector<Piece> read, std::vector<Piece> written);
 
+  // Whether there is nothing to look at.
+  bool empty() const { return read_.empty() && written_.empty(); }
   // Of before(): TaggedSpace::verify's errors.
   void before(std::int64_t begin, std::int64_t end) override;
   void after(std::int64_t begin, std::int64_t end) override;

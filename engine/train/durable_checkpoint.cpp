@@ -1,5 +1,7 @@
 #include "engine/train/durable_checkpoint.hpp"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -178,6 +180,20 @@ void SavedHomeReader::finish() const {
                    std::to_string(home_.unit) + " is not what was committed");
 }
 
+std::string file_id(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return {};
+  return hex(status.st_dev) + hex(status.st_ino);
+}
+
+bool holds_commit(const std::string& log) {
+  try {
+    return !StateLog::read(*make_storage_engine("posix", {}), log).records.empty();
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 std::string state_log_path(const std::string& directory, const std::string& run_id) {
   return directory + "/" + std::string(kLogPrefix) + run_id + std::string(kLogSuffix);
 }
@@ -191,11 +207,9 @@ std::string run_of_log(const std::string& log) {
 
 std::string format_state_record(const CheckpointManifest& manifest, const SavedState& state) {
   nlohmann::ordered_json document = nlohmann::ordered_json::parse(format_manifest(manifest));
-  document["space"] = {{"run", state.run.hex()},
-                       {"log", state.log},
-                       {"bytes", state.space_bytes},
-                       {"files", state.files},
-                       {"shares", state.shares}};
+  document["space"] = {{"run", state.run.hex()}, {"log", state.log},
+                       {"log_id", state.log_id}, {"bytes", state.space_bytes},
+                       {"files", state.files},   {"shares", state.shares}};
   document["homes"] = nlohmann::ordered_json::array();
   for (const SavedHome& home : state.homes) {
     document["homes"].push_back({{"kind", state_kind_name(home.kind)},
@@ -226,6 +240,7 @@ void parse_state_record(std::string_view text, const std::string& name,
   if (!run) refuse(name, "'run' must be 32 hex digits");
   state.run = *run;
   state.log = word(*space, "log", name);
+  if (space->contains("log_id")) state.log_id = word(*space, "log_id", name);
   state.space_bytes = number(*space, "bytes", name);
   const auto files = space->find("files");
   if (files == space->end() || !files->is_array() || files->empty()) {
@@ -249,7 +264,13 @@ void parse_state_record(std::string_view text, const std::string& name,
 std::optional<DurableFound> recover_state(StorageEngine& engine, const std::string& log,
                                           const std::vector<std::string>& storage_paths,
                                           std::vector<std::string>& failures) {
-  for (const StateLog::Record& record : StateLog::read(engine, log)) {
+  const StateLog::Contents contents = StateLog::read(engine, log);
+  if (contents.unreadable_areas > 0) {
+    failures.push_back(log + ": " + std::to_string(contents.unreadable_areas) +
+                       " of its two records cannot be read: cut short when it was written, damaged "
+                       "since, or of another version");
+  }
+  for (const StateLog::Record& record : contents.records) {
     try {
       DurableFound found{log, {}, {}};
       parse_state_record(record.text, log, found.manifest, found.state);
@@ -321,10 +342,11 @@ std::vector<fs::path> data_of_run(const std::string& run_id,
 
 namespace {
 
-// Whether a log elsewhere has these data too, of which this one is a copy.
-bool is_copy(const std::string& log, const SavedState& state) {
-  std::error_code error;
-  return fs::exists(state.log, error) && !fs::equivalent(state.log, log, error);
+// Whether the data that its record names are this log's, and not those of one that it is a copy of.
+bool owns_data(const std::string& log, const SavedState& state) {
+  if (!state.log_id.empty()) return state.log_id == file_id(log);
+  std::error_code error;  // of a version that kept no id
+  return fs::equivalent(state.log, log, error);
 }
 
 // Data first: a log that is gone would leave its files to nobody.
@@ -333,28 +355,37 @@ void retire(StorageEngine& engine, const std::string& path,
   std::vector<std::string> directories = storage_paths;
   std::vector<std::string> others;  // data of another log
   try {
-    for (const StateLog::Record& record : StateLog::read(engine, path)) {
+    const StateLog::Contents contents = StateLog::read(engine, path);
+    if (contents.records.empty() && !contents.blank()) return;  // whoever resumed was told of it
+    for (const StateLog::Record& record : contents.records) {
       CheckpointManifest manifest;
       SavedState state;
       parse_state_record(record.text, path, manifest, state);
       check_run(state, path);
+      const bool owned = owns_data(path, state);
       for (const std::string& file : state.files) {
-        if (is_copy(path, state)) {
-          others.push_back(file);
-        } else {
+        if (owned) {
           directories.push_back(fs::path(file).parent_path().string());
+        } else {
+          others.push_back(file);
         }
       }
     }
   } catch (const Error& error) {
-    log(LogLevel::kWarning, error.what());
+    log(LogLevel::kWarning, std::string(error.what()) + "; that log stays, with its data");
+    return;
   }
   std::error_code ignored;  // what cannot be removed is only room
   for (const fs::path& file : data_of_run(run_of_log(path), directories)) {
     const bool kept = std::any_of(others.begin(), others.end(), [&](const std::string& other) {
       return fs::equivalent(other, file, ignored);
     });
-    if (!kept) fs::remove(file, ignored);
+    if (!kept) {
+      fs::remove(file, ignored);
+      continue;
+    }
+    log(LogLevel::kInfo, "'" + file.string() + "' stays: '" + path +
+                             "', which is superseded, was a copy of the log that it belongs to");
   }
   fs::remove(path, ignored);
 }
@@ -376,7 +407,7 @@ std::vector<std::string> files_without_commit(const std::string& directory,
   std::vector<std::string> files;
   for (const std::string& path : logs_in(directory)) {
     try {
-      if (!StateLog::read(*engine, path).empty()) continue;
+      if (!StateLog::read(*engine, path).blank()) continue;
     } catch (const Error& error) {
       log(LogLevel::kWarning, error.what());
       continue;

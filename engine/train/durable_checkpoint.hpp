@@ -20,8 +20,11 @@
 namespace sluice {
 
 struct SavedState {
-  RunId run;                       // seeds the tags of its blocks
-  std::string log;                 // whose data the files are: a copy of a run's log names another
+  RunId run;        // seeds the tags of its blocks
+  std::string log;  // where its log was when it was written
+  // Of that file, which alone owns the data: a rename keeps it, and a copy has another. Empty: not
+  // known.
+  std::string log_id;
   std::vector<std::string> files;  // in the order of their stripes
   std::uint64_t space_bytes = 0;
   std::vector<SavedHome> homes;
@@ -37,6 +40,10 @@ struct DurableFound {
 };
 
 std::string state_log_path(const std::string& directory, const std::string& run_id);
+// What tells a file from its copies: file system and inode, in hex; empty where there is no file.
+std::string file_id(const std::string& path);
+// Whether a record of it can be read; no error where the file cannot.
+bool holds_commit(const std::string& log);
 // What stands for the run id in a log's name; empty where it is no log's.
 std::string run_of_log(const std::string& log);
 
@@ -80,8 +87,9 @@ std::optional<DurableFound> find_durable(const std::string& directory,
 // Throws InputError naming the first home that this run has otherwise: `homes` are its own.
 void check_homes(const DurableFound& found, const std::vector<const Buffer*>& homes);
 
-// Removes every other run's log in `directory`, each after the files that carry its run id. Data
-// that a log elsewhere holds too (this one is a copy of it) stay.
+// Removes every other run's log in `directory`, each after the files that carry its run id. What
+// its records name stays where this log is a copy of the one that made it, and a log stays with its
+// data where neither record can be read.
 void retire_other_logs(const std::string& directory, const std::string& own_log,
                        const std::vector<std::string>& storage_paths);
 
@@ -89,8 +97,8 @@ void retire_other_logs(const std::string& directory, const std::string& own_log,
 std::vector<std::filesystem::path> data_of_run(const std::string& run_id,
                                                const std::vector<std::string>& directories);
 
-// Files of runs that were killed before they committed anything: logs without a record, each after
-// the data of its run in storage_paths.
+// Files of runs that were killed before they committed anything: blank logs, each after the data of
+// its run in storage_paths.
 std::vector<std::string> files_without_commit(const std::string& directory,
                                               const std::vector<std::string>& storage_paths);
 // Removes those, but for own_log's.

@@ -2,6 +2,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "engine/train/set_aside.hpp"
 
 namespace sluice {
 
@@ -16,10 +17,10 @@ ResumePoint find_resume_point(const Config& config) {
   }
   try {
     point.checkpoint = find_checkpoint(config.checkpoint.dir);
-  } catch (const InputError&) {
+  } catch (const InputError& error) {
     if (point.durable) return point;
-    if (!failures.empty()) throw InputError(failures.front());
-    throw;
+    throw InputError((failures.empty() ? std::string(error.what()) : failures.front()) +
+                     told_of_set_aside(config.log.dir));
   }
   if (point.durable && point.durable->manifest.step < point.checkpoint->manifest.step) {
     point.durable.reset();

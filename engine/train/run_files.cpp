@@ -63,24 +63,28 @@ void cut_unfinished_line(const fs::path& path) {
 
 }  // namespace
 
-std::set<std::string> runs_in(const std::string& directory) {
+RunsTold runs_in(const std::string& directory) {
   using Json = nlohmann::json;
-  std::set<std::string> runs;
+  RunsTold told;
   const fs::path path = fs::path(directory) / kEventsFile;
   std::error_code error;
-  if (!fs::is_regular_file(path, error)) return runs;
+  if (!fs::is_regular_file(path, error)) return told;
   std::ifstream file(path, std::ios::binary);
   for (std::string line; std::getline(file, line);) {
     if (!line.starts_with(R"({"event":"plan")")) continue;
     const Json event = Json::parse(line, nullptr, false);
     if (!event.is_object()) continue;
-    for (const char* name : {"run_id", "resumed_run_id"}) {
+    const auto word = [&](const char* name) {
       const auto found = event.find(name);
-      if (found == event.end() || !found->is_string()) continue;
-      if (parse_run_id(found->get<std::string>())) runs.insert(found->get<std::string>());
+      return found == event.end() || !found->is_string() ? "" : found->get<std::string>();
+    };
+    for (const char* name : {"run_id", "resumed_run_id"}) {
+      if (parse_run_id(word(name))) told.ids.insert(word(name));
     }
+    told.log_dir = word("log_dir");
+    told.checkpoint_dir = word("checkpoint_dir");
   }
-  return runs;
+  return told;
 }
 
 RunFiles::RunFiles(const Config& config, const RunId& run, bool uses_storage)

@@ -25,9 +25,15 @@ inline constexpr std::array kRunFiles{kConfigFile,           kEventsFile,  "plan
                                       "plan_trace.json",     "trace.json", "trace.perfetto.json",
                                       "weights.safetensors", "report.html"};
 
-// The runs that `directory` is of, as its event log tells: each that began there, and those whose
-// checkpoints they went on from. Empty: it tells of none.
-std::set<std::string> runs_in(const std::string& directory);
+// What the event log in a directory tells of its runs; nothing where there is none.
+struct RunsTold {
+  std::set<std::string>
+      ids;  // of each that began there, and those whose checkpoints they went on from
+  // Of the newest, absolute; empty where an older version wrote it.
+  std::string log_dir;
+  std::string checkpoint_dir;
+};
+RunsTold runs_in(const std::string& directory);
 
 class RunFiles {
  public:

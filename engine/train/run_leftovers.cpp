@@ -81,8 +81,9 @@ bool is_unfinished(const std::string& name) {
                      [&](const char* file) { return name == std::string(file) + ".tmp"; });
 }
 
+// Set aside, or begun to be.
 bool is_earlier(const fs::path& path) {
-  return path.filename().string().starts_with(kEarlierPrefix);
+  return path.filename().string().starts_with(kEarlierPrefix) || is_set_aside(path.string());
 }
 
 // Looks through one run.

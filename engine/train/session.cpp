@@ -129,9 +129,10 @@ DurableState::Record Session::record_of(const CheckpointManifest& manifest) {
   return [this, manifest](const std::vector<SavedHome>& homes) {
     files_->keep();
     TaggedSpace& storage = memory_.storage();
-    return format_state_record(manifest,
-                               {storage.run(), files_->log_path(), storage.space().file_paths(),
-                                storage.space().bytes(), homes, storage.space().shares()});
+    return format_state_record(
+        manifest,
+        {storage.run(), files_->log_path(), file_id(files_->log_path()),
+         storage.space().file_paths(), storage.space().bytes(), homes, storage.space().shares()});
   };
 }
 

@@ -178,6 +178,7 @@ class EarlierRun {
     const int number = begins || is_filled(home_of(number_of(begun_))) ? next : number_of(begun_);
     if (!saved && !wrote && !begun_holds_anything()) {  // none, or it did nothing
       if (!begins) take_back(number);
+      keep_given_config();
       return now;
     }
     if (begins) begun_ = directory_ / (earlier_name(number).string() + kUnfinished);
@@ -200,7 +201,8 @@ class EarlierRun {
     const auto owner_of = [&](const char* name) {
       return begun_.empty() || is_there(directory_ / name) ? directory_ : begun_;
     };
-    runs_ = runs_in(owner_of(kEventsFile).string());
+    const RunsTold told = runs_in(owner_of(kEventsFile).string());
+    runs_ = told.ids;
     // One that cannot be read names nothing: then where its successor saves.
     from_ = new_checkpoint_dir_;
     try {
@@ -208,6 +210,11 @@ class EarlierRun {
       use_run_directory(config, directory_.string());
       from_ = config.checkpoint.dir;
     } catch (const InputError&) {  // as said
+    }
+    // One that was set aside, moved or copied has them with it, or where its configuration says.
+    if (!told.checkpoint_dir.empty() && !is_set_aside(directory_.string()) &&
+        same_directory(told.log_dir, directory_) && !same_directory(told.checkpoint_dir, from_)) {
+      from_ = told.checkpoint_dir;
     }
   }
 
@@ -220,6 +227,39 @@ class EarlierRun {
   void find() {
     checkpoints_ = earlier_checkpoints(from_.string(), own_log_);
     std::erase_if(checkpoints_, [&](const EarlierCheckpoint& found) { return !is_mine(found); });
+    if (runs_.empty()) return;  // no id, and so no claim to what others' starts collected
+    for (const fs::path& collected : collected_by_others()) {
+      for (EarlierCheckpoint& found : earlier_checkpoints(collected.string(), own_log_)) {
+        const auto same_name = [&](const EarlierCheckpoint& other) {
+          return other.path.filename() == found.path.filename();
+        };
+        const bool clashes = std::any_of(checkpoints_.begin(), checkpoints_.end(), same_name);
+        if (runs_.contains(found.run_id) && !clashes) checkpoints_.push_back(std::move(found));
+      }
+    }
+  }
+
+  // Directories in from_ that set_aside_others() made, and not what this directory's earlier runs
+  // have as their `checkpoints`.
+  std::vector<fs::path> collected_by_others() const {
+    std::error_code ignored;
+    std::vector<fs::path> homes;
+    for (const fs::directory_entry& entry : fs::directory_iterator(directory_, ignored)) {
+      homes.emplace_back(default_checkpoint_dir(entry.path().string()));
+    }
+    std::vector<fs::path> collected;
+    for (const fs::directory_entry& entry : fs::directory_iterator(from_, ignored)) {
+      if (number_of(entry.path()) == 0 || is_there(entry.path() / kMark)) continue;
+      if (!fs::is_directory(entry.symlink_status(ignored))) continue;
+      const bool taken = std::any_of(homes.begin(), homes.end(), [&](const fs::path& home) {
+        return same_directory(home, entry.path());
+      });
+      if (!taken) collected.push_back(entry.path());
+    }
+    std::sort(collected.begin(), collected.end(), [](const fs::path& a, const fs::path& b) {
+      return number_of(a) > number_of(b);  // of two with one name, the newer
+    });
+    return collected;
   }
 
   void lock_and_find(const std::vector<std::string>& storage_paths) {
@@ -229,9 +269,10 @@ class EarlierRun {
       if (!same_directory(from_, directory_)) {
         lock_.emplace("checkpoint.dir", from_.string(), make_run_id());
       }
-    } catch (const InputError&) {  // a run saves there now, and sets aside what it finds
-      checkpoints_.clear();
-      return;
+    } catch (const InputError& error) {
+      throw InputError(
+          "log.dir: the run in '" + directory_.string() +
+          "' cannot be set aside with its checkpoints, which are in use: " + error.what());
     }
     remove_logs_without_commit(from_.string(), own_log_, storage_paths);
     find();
@@ -248,6 +289,21 @@ class EarlierRun {
       return is_mine(one) &&
              is_there(fs::path(default_checkpoint_dir(begun_.string())) / one.path.filename());
     });
+  }
+
+  // A run writes its events before its configuration: without them it is somebody's own.
+  void keep_given_config() {
+    const fs::path given = directory_ / kConfigFile;
+    if (!is_there(given) || is_there(directory_ / kEventsFile)) return;
+    const fs::path kept = given.string() + ".given";
+    if (is_there(kept)) {
+      throw InputError("log.dir: '" + given.string() + "' was written by no run, and '" +
+                       kept.string() +
+                       "' is there already; move one of them, or name another log.dir");
+    }
+    moves_.run(kept, [&] { moves_.move(given, kept); });
+    log(LogLevel::kInfo, "'" + given.string() + "', which no run wrote, is now '" + kept.string() +
+                             "'; the run's own, with every key, takes its place");
   }
 
   bool begun_holds_anything() const {
@@ -296,11 +352,16 @@ class EarlierRun {
 
   void move_all() {
     const fs::path place = default_checkpoint_dir(begun_.string());
+    std::set<fs::path> changed;
     for (const EarlierCheckpoint& found : checkpoints_) {
       moves_.move(found.path, place / found.path.filename());
+      changed.insert({place, found.path.parent_path()});
     }
-    if (!checkpoints_.empty()) {
-      for (const fs::path& changed : {place, from_}) sync_directory_of((changed / kMark).string());
+    for (const fs::path& directory : changed) sync_directory_of((directory / kMark).string());
+    std::error_code ignored;
+    for (const fs::path& directory : changed) {
+      if (number_of(directory) > 0 && directory != place)
+        fs::remove(directory, ignored);  // if empty
     }
     for (const char* name : kRunFiles) {
       if (is_there(directory_ / name)) moves_.move(directory_ / name, begun_ / name);
@@ -324,8 +385,10 @@ class EarlierRun {
 bool can_be_resumed(const fs::path& directory) {
   const auto found = earlier_checkpoints(default_checkpoint_dir(directory.string()), "");
   return is_there(directory / kConfigFile) &&
-         std::any_of(found.begin(), found.end(),
-                     [](const EarlierCheckpoint& one) { return one.finished; });
+         std::any_of(found.begin(), found.end(), [](const EarlierCheckpoint& one) {
+           return one.finished &&
+                  (run_of_log(one.path.string()).empty() || holds_commit(one.path.string()));
+         });
 }
 
 // Of runs of other directories that saved where this one is about to. Unfinished ones stay: the
@@ -372,6 +435,28 @@ void set_aside_others(const fs::path& checkpoint_dir, const std::string& own_log
 bool is_set_aside(const std::string& directory) {
   std::error_code ignored;
   return fs::is_regular_file(fs::symlink_status(fs::path(directory) / kMark, ignored));
+}
+
+std::string told_of_set_aside(const std::string& log_dir) {
+  std::vector<fs::path> whole;
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(log_dir, ignored)) {
+    if (!is_set_aside(entry.path().string())) continue;
+    if (entry.path().filename().string().ends_with(kUnfinished)) {
+      return "; '" + entry.path().string() +
+             "' is of a start that was killed while it set an earlier run aside: the next start "
+             "without --resume goes on with that";
+    }
+    if (can_be_resumed(entry.path())) whole.push_back(entry.path());
+  }
+  std::sort(whole.begin(), whole.end(),
+            [](const fs::path& a, const fs::path& b) { return number_of(a) < number_of(b); });
+  std::string names;
+  for (const fs::path& path : whole) {
+    names += (names.empty() ? "'" : ", '") + path.string() + "'";
+  }
+  if (names.empty()) return names;
+  return "; what a fresh start set aside can be resumed by its own name: " + names;
 }
 
 void set_aside_earlier(const std::string& log_dir, const std::string& checkpoint_dir,

@@ -67,8 +67,10 @@ void use_run_directory(Config& config, const std::string& directory) {
   if (config.memory.storage_paths == std::vector<std::string>{config.log.dir + "/storage"}) {
     config.memory.storage_paths = {directory + "/storage"};
   }
-  if (is_set_aside(directory) || config.checkpoint.dir == default_checkpoint_dir(config.log.dir)) {
-    config.checkpoint.dir = default_checkpoint_dir(directory);
+  const std::string own = default_checkpoint_dir(directory);
+  if (config.checkpoint.dir == default_checkpoint_dir(config.log.dir) ||
+      (is_set_aside(directory) && holds_anything(own))) {
+    config.checkpoint.dir = own;
   }
   config.log.dir = directory;
 }
@@ -111,7 +113,7 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   std::optional<ResumePoint> found;
   if (resumes) {
     found = find_resume_point(config);
-    check_run(*found, runs_in(config.log.dir), config.log.dir);
+    check_run(*found, runs_in(config.log.dir).ids, config.log.dir);
     check_resume_point(*found, config, model, data.fingerprint(), Session::homes(plan.evaluation));
     if (!options.accept_other_arithmetic) {
       check_arithmetic(found->manifest(), found->where(), backend.device_kernels->arithmetic());
@@ -121,6 +123,9 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   files.begin(written, !found, trainer.state_log());
   RunEvent planned_event = plan_event(plan);
   planned_event["run_id"] = run.hex();
+  // The next run in this directory learns here whose checkpoints are where.
+  planned_event["log_dir"] = std::filesystem::absolute(config.log.dir).string();
+  planned_event["checkpoint_dir"] = std::filesystem::absolute(config.checkpoint.dir).string();
   if (found && !found->manifest().run_id.empty()) {
     planned_event["resumed_run_id"] = found->manifest().run_id;
   }

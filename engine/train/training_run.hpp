@@ -40,7 +40,7 @@ struct StepReport {
 using StepObserver = std::function<void(const StepReport&)>;
 
 // Makes `directory` the run's: log.dir, and what lies below it by default. One that a fresh start
-// set aside has its checkpoints with it, wherever they were.
+// set aside has its checkpoints with it, wherever they were, if it has any.
 void use_run_directory(Config& config, const std::string& directory);
 
 // Emits the events plan or refused, step, eval, checkpoint, done. Writes into config.log.dir:

@@ -14,10 +14,11 @@ namespace {
 class StateLogTest : public ::testing::Test {
  protected:
   std::string path() const { return directory_.file("state.log"); }
-  std::vector<StateLog::Record> read() {
+  StateLog::Contents contents() {
     const auto engine = make_storage_engine("posix", {});
     return StateLog::read(*engine, path());
   }
+  std::vector<StateLog::Record> read() { return contents().records; }
   static constexpr std::uint64_t kRecordBytes = 1000;
 
   testing::TempDirectory directory_;
@@ -26,11 +27,12 @@ class StateLogTest : public ::testing::Test {
 
 TEST_F(StateLogTest, HoldsTheNewestTwoRecordsNewestFirst) {
   StateLog log(*engine_, path(), StateLog::file_bytes(kRecordBytes));
-  EXPECT_TRUE(read().empty());
+  EXPECT_TRUE(contents().blank());
   for (std::uint64_t i = 1; i <= 5; ++i) {
     log.append(std::string(i * 100, static_cast<char>('a' + i)));
     const std::vector<StateLog::Record> records = read();
     ASSERT_EQ(records.size(), i == 1 ? 1u : 2u);
+    EXPECT_EQ(contents().unreadable_areas, 0u);
     EXPECT_EQ(records[0].sequence, i);
     EXPECT_EQ(records[0].text, std::string(i * 100, static_cast<char>('a' + i)));
     if (i > 1) {
@@ -69,6 +71,27 @@ TEST_F(StateLogTest, ADamagedRecordIsNone) {
     const std::vector<StateLog::Record> records = read();
     ASSERT_EQ(records.size(), 1u) << "byte " << at;
     EXPECT_EQ(records[0].text, "the first");
+    EXPECT_EQ(contents().unreadable_areas, 1u);
+  }
+}
+
+// Whatever stands in it may have been a commit: of the only record, each bit, and all but one byte.
+TEST_F(StateLogTest, ALogWithAByteInItIsNotBlank) {
+  { StateLog(*engine_, path(), StateLog::file_bytes(kRecordBytes)).append("the only one"); }
+  std::ifstream in(path(), std::ios::binary);
+  const std::string whole((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  const std::size_t begin = whole.size() / 2;
+  for (std::size_t at = begin; at < begin + 40 + 12; ++at) {
+    std::string damaged = whole;
+    damaged[at] = static_cast<char>(damaged[at] ^ 1);
+    std::ofstream(path(), std::ios::binary | std::ios::trunc) << damaged;
+    EXPECT_TRUE(read().empty());
+    EXPECT_FALSE(contents().blank()) << "byte " << at;
+    if (whole[at] == 0) continue;
+    std::string single(whole.size(), '\0');
+    single[at] = whole[at];
+    std::ofstream(path(), std::ios::binary | std::ios::trunc) << single;
+    EXPECT_FALSE(contents().blank()) << "byte " << at;
   }
 }
 

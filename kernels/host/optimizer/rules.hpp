@@ -19,10 +19,11 @@ class Parallel;
 inline constexpr std::int64_t kUpdatePieceElems = 16384;
 
 // Of an elementwise update without a guard: up to eight times as many where the array has hundreds
-// of them, for a processor follows a long run of memory better than many short ones (Zen cores
-// gained a tenth or more with fp32 states).
-inline std::int64_t update_task_elems(std::int64_t elems) {
-  const auto share = static_cast<std::uint64_t>(elems) / 256;
+// of them and each thread a dozen, for a processor follows a long run of memory better than many
+// short ones (Zen cores gained a tenth or more with fp32 states).
+inline std::int64_t update_task_elems(std::int64_t elems, int threads) {
+  const auto tasks = static_cast<std::uint64_t>(std::max(256, 16 * threads));
+  const std::uint64_t share = static_cast<std::uint64_t>(elems) / tasks;
   return std::clamp(static_cast<std::int64_t>(std::bit_floor(share)), kUpdatePieceElems,
                     8 * kUpdatePieceElems);
 }

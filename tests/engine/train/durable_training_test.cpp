@@ -217,8 +217,8 @@ class DurableRun : public ::testing::Test {
     const auto engine = make_storage_engine("posix", {});
     CheckpointManifest manifest;
     SavedState state;
-    parse_state_record(StateLog::read(*engine, only_log().string()).at(at).text, "log", manifest,
-                       state);
+    parse_state_record(StateLog::read(*engine, only_log().string()).records.at(at).text, "log",
+                       manifest, state);
     return state;
   }
   std::string refusal() const {
@@ -313,10 +313,11 @@ TEST_F(DurableRun, ADamagedRecordLeavesTheOneBefore) {
   flip(only_log(), 100);  // one of the two
   std::vector<std::string> failures;
   const auto engine = make_storage_engine("posix", {});
-  EXPECT_EQ(StateLog::read(*engine, only_log().string()).size(), 1u);
+  EXPECT_EQ(StateLog::read(*engine, only_log().string()).records.size(), 1u);
   flip(only_log(), area + 100);  // the other
-  EXPECT_TRUE(StateLog::read(*engine, only_log().string()).empty());
-  EXPECT_NE(refusal().find("no checkpoint"), std::string::npos);
+  EXPECT_TRUE(StateLog::read(*engine, only_log().string()).records.empty());
+  const std::string sentence = refusal();
+  EXPECT_NE(sentence.find("2 of its two records cannot be read"), std::string::npos) << sentence;
 }
 
 TEST_F(DurableRun, WithOtherSettingsIsRefused) {

@@ -26,6 +26,7 @@ SavedState state() {
   SavedState state;
   state.run = {7, 8};
   state.log = "c\"/state-x.log";
+  state.log_id = "17-4";
   state.files = {"a/sluice-00000000000000070000000000000008-0.durable",
                  "b\"/sluice-00000000000000070000000000000008-1.durable"};
   state.space_bytes = 1 << 20;
@@ -48,6 +49,16 @@ TEST(StateRecord, ReadsBackWhatItWrites) {
   parse_state_record(format_state_record(manifest(), state()), "r", parsed, found);
   EXPECT_EQ(parsed, manifest());
   EXPECT_EQ(found, state());
+}
+
+TEST(StateRecord, OfAVersionThatKeptNoIdOfItsLogIsRead) {
+  nlohmann::json record = nlohmann::json::parse(format_state_record(manifest(), state()));
+  record["space"].erase("log_id");
+  CheckpointManifest parsed;
+  SavedState found;
+  parse_state_record(record.dump(), "r", parsed, found);
+  EXPECT_EQ(found.log_id, "");
+  EXPECT_EQ(found.log, state().log);
 }
 
 // Of a version that knew none: they were even.

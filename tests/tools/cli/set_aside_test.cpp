@@ -1,5 +1,6 @@
 // What a fresh start sets aside: everything that an earlier run owned and nothing else, so that it
 // can be resumed there.
+#include <signal.h>
 #include <sys/mount.h>
 
 #include <algorithm>
@@ -32,6 +33,14 @@ class SetAside : public CliTest {
     words.insert(words.end(), settings.begin(), settings.end());
     return words;
   }
+  // Where a start says that the run before it is now, as one that can be resumed.
+  static std::string now_in(const ChildOutcome& start) {
+    const std::string before = "an earlier run is now in ";
+    const auto begin = start.err.find(before);
+    const auto end = start.err.find(", and can be resumed there");
+    if (begin == std::string::npos || end == std::string::npos) return "nowhere: " + start.err;
+    return start.err.substr(begin + before.size(), end - begin - before.size());
+  }
   static bool can_be_resumed(const ChildOutcome& start) {
     return start.err.find("can be resumed there") != std::string::npos;
   }
@@ -48,7 +57,10 @@ TEST_F(SetAside, ARunThatSavedNothingTakesNobodysCheckpoint) {
              {"train", "config.toml", "--json", "--set", kSaved, "memory.link_latency=20ms"});
   EXPECT_FALSE(can_be_resumed(train(2, {kSaved})));
   EXPECT_TRUE(fs::is_directory(path("run/earlier-1/checkpoints")));
+  fs::create_directories(path("run/earlier-1/storage"));
   expect_refused({"train", "config.toml", "--set", kSaved, "--resume", "run/earlier-1"},
+                 {"saved/step-00000002: was written by run ", "events.jsonl of 'run/earlier-1'"});
+  expect_refused({"train", "config.toml", "--resume", "run/earlier-1"},
                  {"run/earlier-1/checkpoints: holds no checkpoint"});
 }
 
@@ -236,6 +248,158 @@ TEST_F(SetAside, WhatWasBegunIsNotMixedWithARunThatCameAfter) {
   EXPECT_TRUE(nothing_begun());
   EXPECT_EQ(resume(2, "run/earlier-1"), "run/earlier-1/checkpoints/step-00000002");
   EXPECT_EQ(resume(2, "run/earlier-2"), "run/earlier-2/checkpoints/step-00000001");
+}
+
+// Its event log says where they went, whatever became of its configuration since.
+TEST_F(SetAside, CheckpointsAreFoundWhereTheyWentAndNotWhereTheConfigurationSays) {
+  train(2);
+  const std::string config = read_file(path("run/config.toml"));
+  const std::string key = "dir = \"run/checkpoints\"";
+  const auto at = config.find(key);
+  ASSERT_NE(at, std::string::npos) << config;
+  write_file(path("run/config.toml"),
+             std::string(config).replace(at, key.size(), "dir = \"other\""));
+  EXPECT_TRUE(can_be_resumed(succeed({"train", "run/config.toml", "--steps", "1"})));
+  EXPECT_EQ(resume(3, "run/earlier-1"), "run/earlier-1/checkpoints/step-00000002");
+}
+
+// A copy's event log tells of the original's.
+TEST_F(SetAside, ACopyOfARunTakesNothingFromTheOriginal) {
+  train(2);
+  fs::create_directories(path("copy"));
+  for (const char* name : {"config.toml", "events.jsonl"}) {
+    fs::copy_file(path("run") / name, path("copy") / name);
+  }
+  EXPECT_FALSE(can_be_resumed(train(1, {"log.dir=copy"})));
+  EXPECT_EQ(resume(3, "run"), "run/checkpoints/step-00000002");
+}
+
+TEST_F(SetAside, WhatAnothersStartCollectedComesBackToItsRun) {
+  train(2, {"log.dir=a", kSaved});
+  train(3, {"log.dir=b", kSaved});
+  EXPECT_TRUE(fs::exists(path("saved/earlier-1/step-00000002")));
+  const std::string a = now_in(train(1, {"log.dir=a", kSaved}));
+  EXPECT_EQ(resume(3, a), a + "/checkpoints/step-00000002");
+  EXPECT_FALSE(fs::exists(path("saved/earlier-1")));
+  const std::string b = now_in(train(1, {"log.dir=b", kSaved}));
+  EXPECT_EQ(resume(4, b), b + "/checkpoints/step-00000003");
+  EXPECT_TRUE(nothing_begun());
+}
+
+TEST_F(SetAside, CheckpointsThatSomebodyUsesAreWaitedFor) {
+  train(2, {kSaved});
+  const auto holder = start(
+      {"train", "config.toml", "--json", "--set", "log.dir=b", kSaved, "memory.link_latency=20ms"});
+  holder->wait_for_output(R"("event":"step")", kCliDeadline);
+  const ChildOutcome refused =
+      run({"train", "config.toml", "--set", "checkpoint.dir=elsewhere", "--steps", "1"});
+  EXPECT_EQ(refused.exit_status, 2);
+  for (const char* word : {"log.dir: the run in 'run' cannot be set aside with its checkpoints",
+                           "saved' is in use by another run"}) {
+    EXPECT_NE(refused.err.find(word), std::string::npos) << refused.err;
+  }
+  EXPECT_FALSE(fs::exists(path("run/earlier-1")));
+  holder->send(SIGTERM);
+  EXPECT_EQ(holder->wait(kCliDeadline).exit_status, 143);
+  const std::string now = now_in(train(1, {"checkpoint.dir=elsewhere"}));
+  EXPECT_EQ(resume(3, now), now + "/checkpoints/step-00000002");
+}
+
+TEST_F(SetAside, AConfigurationThatNoRunWroteIsKept) {
+  const std::string own = "# mine\n" + read_file(path("config.toml"));
+  fs::create_directories(path("run"));
+  write_file(path("run/config.toml"), own);
+  const ChildOutcome first = succeed({"train", "run/config.toml", "--steps", "1"});
+  EXPECT_NE(first.err.find("is now 'run/config.toml.given'"), std::string::npos) << first.err;
+  EXPECT_EQ(read_file(path("run/config.toml.given")), own);
+  succeed({"train", "run/config.toml", "--steps", "1"});
+  EXPECT_TRUE(fs::exists(path("run/earlier-1/config.toml")));
+  EXPECT_EQ(read_file(path("run/config.toml.given")), own);
+  fs::remove_all(path("run/events.jsonl"));
+  fs::remove_all(path("run/checkpoints/step-00000001"));
+  expect_refused({"train", "run/config.toml"}, {"'run/config.toml' was written by no run",
+                                                "'run/config.toml.given' is there already"});
+}
+
+TEST_F(SetAside, AResumeThatFindsNothingSaysWhatWasSetAside) {
+  train(2);
+  train(1);
+  fs::remove_all(path("run/checkpoints"));
+  expect_refused({"train", "config.toml", "--resume", "run"},
+                 {"holds no checkpoint", "resumed by its own name: 'run/earlier-1'"});
+  fs::rename(path("run/earlier-1"), path("run/earlier-1.tmp"));
+  expect_refused({"train", "config.toml", "--resume", "run"},
+                 {"'run/earlier-1.tmp' is of a start that was killed"});
+}
+
+class DurableSetAside : public SetAside {
+ protected:
+  const Words durable_{"checkpoint.mode=durable", "checkpoint.every=1",
+                       "memory.place.optimizer=storage"};
+
+  std::vector<fs::path> data() const {
+    std::vector<fs::path> files;
+    for (const auto& entry : fs::recursive_directory_iterator(path())) {
+      if (entry.path().extension() == ".durable") files.push_back(entry.path());
+    }
+    return files;
+  }
+  fs::path only_log() const {
+    for (const auto& entry : fs::directory_iterator(path("run/checkpoints"))) {
+      if (entry.path().extension() == ".log") return entry.path();
+    }
+    return {};
+  }
+};
+
+// The record names where its log was; that is gone, and yet the copy is not it.
+TEST_F(DurableSetAside, ACopyThatIsResumedLeavesTheOriginalItsState) {
+  train(2, durable_);
+  train(1, durable_);
+  const std::vector<fs::path> before = data();
+  ASSERT_EQ(before.size(), 2u);
+  fs::copy(path("run/earlier-1"), path("backup"), fs::copy_options::recursive);
+  EXPECT_NE(resume(3, "backup", durable_), "");
+  for (const fs::path& file : before) EXPECT_TRUE(fs::exists(file)) << file;
+  EXPECT_NE(resume(3, "run/earlier-1", durable_), "");
+  EXPECT_EQ(data().size(), 3u);  // the original's went when it was superseded
+}
+
+// Of the only record: it may have been a commit.
+TEST_F(DurableSetAside, StateWhoseRecordIsDamagedIsKept) {
+  const Words once{"checkpoint.mode=durable", "checkpoint.every=0",
+                   "memory.place.optimizer=storage"};
+  train(2, once);
+  const fs::path log = only_log();
+  ASSERT_FALSE(log.empty());
+  std::string bytes = read_file(log);
+  bytes[bytes.size() / 2 + 100] ^= 1;
+  write_file(log, bytes);
+  const std::vector<fs::path> before = data();
+  ASSERT_EQ(before.size(), 1u);
+  expect_refused({"train", "config.toml", "--resume", "run"},
+                 {log.filename().string() + ": 1 of its two records cannot be read"});
+  for (const Json& event : events_of(succeed({"doctor", "--clean", "run", "--json"}), "leftover")) {
+    EXPECT_EQ(event.at("path").get<std::string>().find("sluice-"), std::string::npos) << event;
+  }
+  const ChildOutcome start = train(1, once);
+  EXPECT_NE(start.err.find("an earlier run is now in run/earlier-1"), std::string::npos);
+  EXPECT_FALSE(can_be_resumed(start)) << start.err;
+  EXPECT_TRUE(fs::exists(before[0]));
+  EXPECT_EQ(read_file(path("run/earlier-1/checkpoints") / log.filename()), bytes);
+}
+
+TEST_F(DurableSetAside, DoctorKnowsItByItsMark) {
+  kill_after("checkpoint", {"train", "config.toml", "--json", "--set", durable_[0], durable_[1],
+                            durable_[2], "memory.link_latency=20ms"});
+  const std::string lock = read_file(path("run/lock"));
+  train(1, durable_);
+  fs::rename(path("run/earlier-1"), path("run/keep"));
+  write_file(path("run/keep/lock"), lock);  // as a resume leaves it that was killed
+  const ChildOutcome found = succeed({"doctor", "--clean", "run", "--json"});
+  EXPECT_NE(found.out.find("run/keep/lock"), std::string::npos) << found.out;
+  EXPECT_EQ(found.out.find("state of a durable run whose log is not here"), std::string::npos)
+      << found.out;
 }
 
 TEST_F(SetAside, WhatCannotBeMovedIsRefusedInASentenceAndNothingIsLeft) {
