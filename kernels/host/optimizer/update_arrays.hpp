@@ -38,7 +38,8 @@ void for_segment_pieces(const Parallel& parallel, const UpdateArrays& arrays, st
   const ElementMemory master{arrays.master,
                              arrays.weight_format == WeightFormat::kSplitBF16 ? 2u : 4u};
   if (arrays.guard == nullptr) {
-    return parallel.for_blocks_near(master, elems, update_task_elems(elems, parallel.threads()), visit);
+    return parallel.for_blocks_near(master, elems, update_task_elems(elems, parallel.threads()),
+                                    visit);
   }
   const std::int64_t task_elems = guarded_task_elems(elems);
   parallel.for_blocks_near(master, elems, task_elems, [&](std::int64_t begin, std::int64_t end) {
