@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "base/error.hpp"
 
@@ -36,6 +37,8 @@ class PassAnalysis {
     const std::size_t count = schedule.instructions.size();
     before_.assign(count, kNoId);
     ended_by_.assign(count, kNoId);
+    first_.assign(count, false);
+    std::array<bool, kLaneCount> begun{};
     std::array<InstructionId, kLaneCount> last{};
     last.fill(kNoId);
     for (const Instruction& instruction : schedule.instructions) {
@@ -43,6 +46,9 @@ class PassAnalysis {
       before_[instruction.id] = latest_before(instruction, of_lane);
       ended_by_[instruction.id] = latest_until(instruction, of_lane);
       of_lane = instruction.id;
+      if (instruction.op == Op::kRelease) continue;
+      bool& lane_begun = begun[static_cast<std::size_t>(instruction.lane)];
+      first_[instruction.id] = !std::exchange(lane_begun, true);
     }
   }
 
@@ -106,8 +112,10 @@ class PassAnalysis {
 
   // The idle time [from, to), which ended when `awaited` had.
   void attribute(std::int64_t from, std::int64_t to, InstructionId awaited) {
+    bool first_of_lane = false;
     while (to > from && awaited != kNoId) {
       const auto [begin, end] = times_[awaited];
+      first_of_lane = first_[awaited];
       const Lane lane = schedule_.instructions[awaited].lane;
       if (end < to) {
         add(StallCause::kHandOver, std::max(end, from), to);
@@ -119,12 +127,14 @@ class PassAnalysis {
       }
       awaited = before_[awaited];
     }
-    if (to > from) add(StallCause::kUnexplained, from, to);
+    // A lane's first instruction waited for nothing but its thread, which the pass woke.
+    if (to > from) add(first_of_lane ? StallCause::kHandOver : StallCause::kUnexplained, from, to);
   }
 
   const Schedule& schedule_;
   const Times& times_;
   std::vector<InstructionId> before_;    // by instruction: what it waited for
+  std::vector<bool> first_;              // by instruction: of its lane, Releases not counted
   std::vector<InstructionId> ended_by_;  // and who made it done: itself, or what it retired behind
   Stalls stalls_;
 };

@@ -16,7 +16,8 @@
 
 namespace sluice {
 
-// kHandOver: what was waited for had ended, and the next had not begun: threads that wake.
+// kHandOver: what was waited for had ended, or the pass had begun, and the next had not: threads
+// that wake.
 // kUpdatePass: an update that is a pass of its own, beside this one (a drain, a redo).
 // kUnexplained: time that no instruction accounts for.
 enum class StallCause : std::uint8_t {

@@ -103,9 +103,21 @@ TEST(StallCauses, ATransferThatOvertookWaitsForTheOneBeforeIt) {
   EXPECT_NEAR(of(stalls, StallCause::kHandOver), 0, 1e-9);
 }
 
-// A gap before which nothing ran is nobody's.
+// What the pass waits for first is the thread of a lane.
+TEST(StallCauses, UntilALaneBeginsItIsHandedThePass) {
+  Pass pass;
+  pass.add(Op::kRelease, Lane::kStorageRead, 0, 0);
+  const auto read = pass.add(Op::kStorageRead, Lane::kStorageRead, 3, 5);
+  pass.add(Op::kForward, Lane::kCompute, 6, 10, {read});
+  const Stalls stalls = pass.stalls(10);
+  EXPECT_NEAR(of(stalls, StallCause::kHandOver), 4, 1e-9);
+  EXPECT_NEAR(of(stalls, StallCause::kStorageRead), 2, 1e-9);
+}
+
+// A lane that had begun, and an instruction of it that waited for nothing and came late.
 TEST(StallCauses, WhatNoInstructionAccountsForIsUnexplained) {
   Pass pass;
+  pass.add(Op::kStorageRead, Lane::kStorageRead, 0, 1);
   const auto read = pass.add(Op::kStorageRead, Lane::kStorageRead, 3, 5);
   pass.add(Op::kForward, Lane::kCompute, 6, 10, {read});
   const Stalls stalls = pass.stalls(10);
