@@ -90,6 +90,8 @@ Json parse_strictly(std::string_view text, const std::string& name) {
     return Json::parse(text.begin(), text.end(), check);
   } catch (const Json::parse_error& error) {
     throw InputError(name + ": not valid JSON at byte " + std::to_string(error.byte));
+  } catch (const Json::out_of_range&) {
+    throw InputError(name + ": a number out of range");
   }
 }
 

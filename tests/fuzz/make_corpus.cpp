@@ -108,6 +108,7 @@ int main(int argc, char** argv) {
   write(root / "bin/text", "\4It was the best of times, it was the worst of times.");
   write(root / "safetensors/three", safetensors_file());
   write(root / "manifest/one", manifest_file());
+  write(root / "manifest/overflow", R"({"step": 2e777777})");
   write(root / "snapshot/written", snapshot_file());
   // By pickle.dumps of protocol 0: what text opcodes do.
   write(

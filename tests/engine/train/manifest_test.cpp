@@ -114,6 +114,8 @@ TEST(Manifest, WrongMembersAreRefusedByName) {
             std::string::npos);
   EXPECT_NE(refusal(replaced("\"bytes\": 12", "\"bytes\": 1e30")).find("'bytes'"),
             std::string::npos);
+  EXPECT_NE(refusal(replaced("\"bytes\": 12", "\"bytes\": 2e777777")).find("out of range"),
+            std::string::npos);
   EXPECT_NE(refusal(replaced("\"arithmetic\"", "\"step\"")).find("stands twice"),
             std::string::npos);
   EXPECT_NE(refusal(replaced("\"threads\"", "\"later\": [[[[[[[[1]]]]]]]], \"threads\""))
