@@ -4,9 +4,11 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/units.hpp"
 #include "tests/support/temp_directory.hpp"
 
 namespace sluice::testing {
@@ -85,6 +87,36 @@ TEST(StepBench, TheStepUpdatesAndItsTransfersAloneDoNot) {
   EXPECT_EQ(step.weights_hash(), first);
   step.run();
   EXPECT_NE(step.weights_hash(), first);
+}
+
+// The yardsticks have the state's own file: the engine leaves it as it is, fio does not.
+TEST(StepBench, TransfersAloneLeaveTheStateAndWhatOthersWroteIsRefilled) {
+  const TempDirectory directory;
+  OffloadedStep step({1, 256, 512}, "split", "8bit", 1, directory.path().string());
+  const std::string first = step.weights_hash();
+  StorageLoad load;
+  load.block_bytes = 64 * kKiB;
+  load.depth = 5;
+  load.bytes = 3 * step.state_bytes();
+  const StagingRing ring(load.depth * load.block_bytes);
+  const StorageCounters before = step.engine().counters();
+  const StorageRate rate = step.run_transfers_alone(load, ring.data());
+  const StorageCounters after = step.engine().counters();
+  EXPECT_EQ(after.read_bytes - before.read_bytes, after.write_bytes - before.write_bytes);
+  EXPECT_EQ(rate.bytes, 2 * (after.read_bytes - before.read_bytes));
+  EXPECT_NEAR(static_cast<double>(rate.bytes), static_cast<double>(load.bytes),
+              2.0 * static_cast<double>(load.depth * load.block_bytes));
+  EXPECT_EQ(step.weights_hash(), first);
+
+  std::fstream file(step.state_file(), std::ios::in | std::ios::out | std::ios::binary);
+  file << std::string(step.state_bytes() / 2, 'x');
+  ASSERT_TRUE(file.flush());
+  EXPECT_THROW(step.weights_hash(), IntegrityError);
+  step.refill_state();
+  const std::string refilled = step.weights_hash();
+  EXPECT_NE(refilled, first);
+  step.run();
+  EXPECT_NE(step.weights_hash(), refilled);
 }
 
 TEST(StepBench, BadOptionsAreRefused) {

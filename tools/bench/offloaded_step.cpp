@@ -4,7 +4,9 @@
 #include <array>
 #include <bit>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
+#include <vector>
 
 #include "base/error.hpp"
 #include "base/rng.hpp"
@@ -81,6 +83,13 @@ MemoryNeed need_of(const Plan& plan) {
   return memory_need(schedules, StateStore::kWindowBytes);
 }
 
+// A bf16 of either sign, 2^-7 to 2^-6.
+std::uint16_t next_small(std::uint32_t& state) {
+  constexpr std::uint16_t kExponent = 0x3c00;  // 2^-7
+  state = state * 1664525u + 1013904223u;      // Numerical Recipes' generator
+  return static_cast<std::uint16_t>(kExponent | (state >> 16 & 0x80ff));
+}
+
 }  // namespace
 
 class OffloadedStep::Runner final : public OperationRunner {
@@ -118,7 +127,7 @@ OffloadedStep::OffloadedStep(const OffloadedStepShape& shape, const std::string&
           {config_.memory.device_bytes, config_.memory.pinned_bytes, config_.memory.storage_bytes}),
       storage_(make_storage_engine("auto", StorageOptions{})),
       memory_(*device_, ledger_, storage_.get(), config_.memory.storage_paths, need_of(plan_),
-              make_run_id()),
+              make_run_id(), /*kept=*/true),
       program_(plan_.drain, memory_),
       model_runner_(model_, batch_shape(config_), plan_.options.microbatches, parameters_,
                     *backend_.device_kernels, *backend_.host_kernels, *communicator_),
@@ -157,9 +166,27 @@ std::uint64_t OffloadedStep::staging_bytes() const {
   return plan_.drain.pinned_arena_bytes - persistent_pinned_bytes(plan_.drain);
 }
 
+void OffloadedStep::refill_state() {
+  // Any two of them are an fp32 of this exponent, too, and any byte is a code.
+  std::vector<std::uint16_t> numbers(StateStore::kWindowElems * sizeof(float) / 2);
+  std::uint32_t state = 1;
+  for (std::uint16_t& number : numbers) number = next_small(state) & 0x7fff;
+  for (const Buffer& buffer : plan_.drain.buffers) {
+    if (!buffer.persistent || buffer.role != BufferRole::kState || buffer.tier != Tier::kStorage) {
+      continue;
+    }
+    const std::array<StateKind, 1> kinds{buffer.kind};
+    const auto elems =
+        model_.units()[static_cast<std::size_t>(buffer.unit)].layer->layout().elems();
+    store_.visit(kinds, buffer.unit, 0, elems, StateStore::Access::kWrite,
+                 [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
+                   std::memcpy(data[0], numbers.data(), bytes_of(buffer.dtype, end - begin));
+                 });
+  }
+}
+
 // Numbers of either sign near 2^-7, as gradients are.
 void OffloadedStep::fill_gradients() {
-  constexpr std::uint16_t kExponent = 0x3c00;  // bf16: 2^-7
   const std::array<StateKind, 1> kinds{StateKind::kGradient};
   std::uint32_t state = 1;
   for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
@@ -167,10 +194,7 @@ void OffloadedStep::fill_gradients() {
                  model_.units()[unit].layer->layout().elems(), StateStore::Access::kWrite,
                  [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
                    auto* gradient = reinterpret_cast<std::uint16_t*>(data[0]);
-                   for (std::uint64_t i = 0; i < end - begin; ++i) {
-                     state = state * 1664525u + 1013904223u;  // Numerical Recipes' generator
-                     gradient[i] = static_cast<std::uint16_t>(kExponent | (state >> 16 & 0x80ff));
-                   }
+                   for (std::uint64_t i = 0; i < end - begin; ++i) gradient[i] = next_small(state);
                  });
   }
 }

@@ -4,6 +4,10 @@
 // It is the schedule that a run with optimizer.placement = "next_forward" drains with: make_plan,
 // RunMemory, Program, Executor and the tagged space of storage, nothing of its own. Between
 // the calls the state stays a state: what is read verifies.
+//
+// What it is measured beside moves the same bytes of the same file: where on a disk a file lies is
+// worth some percent of its speed, which does not change while the file is there and would pass
+// for a difference between what two files are used for.
 #pragma once
 
 #include <algorithm>
@@ -20,6 +24,7 @@
 #include "engine/runtime/state_store.hpp"
 #include "engine/train/backend.hpp"
 #include "engine/train/config.hpp"
+#include "tools/bench/storage_rates.hpp"
 
 namespace sluice {
 
@@ -32,7 +37,7 @@ struct OffloadedStepShape {
 class OffloadedStep {
  public:
   // states, moments: as the configuration's keys. threads: of the update; 0: all cores. directory:
-  // where the state goes, in files without a name. Fills the state.
+  // where the state goes, in a file that is the caller's to remove. Fills the state.
   // InputError: no room. OutOfMemory, IoError.
   OffloadedStep(const OffloadedStepShape& shape, const std::string& states,
                 const std::string& moments, int threads, const std::string& directory);
@@ -53,6 +58,17 @@ class OffloadedStep {
   Cost run_without_update();
   // The same calls of the kernels on the same memory in the same order, and no transfer.
   Cost run_update_alone();
+
+  // The storage engine alone: the file's blocks, read and written back as they came.
+  // load.bytes: of reads and writes. load.file and load.file_bytes mean nothing.
+  StorageRate run_transfers_alone(const StorageLoad& load, void* staging) {
+    return measure_rewriting(memory_.storage().space(), load, staging);
+  }
+  // Who has written other bytes there calls refill_state(), or the next step finds them corrupt.
+  std::string state_file() { return memory_.storage().space().file_paths().front(); }
+  // Makes the state on storage another one, of small positive numbers.
+  void refill_state();
+  StorageEngine& engine() { return *storage_; }
 
   // DESIGN section 9: of the weights as they are now.
   std::string weights_hash();
@@ -77,7 +93,6 @@ class OffloadedStep {
   }
   // Pinned memory that transfers pass through.
   std::uint64_t staging_bytes() const;
-  std::string engine_name() const { return storage_->name(); }
 
  private:
   // Lets the updates be left out.

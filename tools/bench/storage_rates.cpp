@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cinttypes>
+#include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
@@ -15,6 +16,7 @@
 #include <fstream>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/rng.hpp"
@@ -111,6 +113,86 @@ class Load {
   std::exception_ptr error_;  // guarded by mutex_; the first
 };
 
+// As many chains as slots, all but the first reads on the completion thread.
+class Rewriting {
+ public:
+  Rewriting(StripedSpace& space, const StorageLoad& load, std::byte* staging)
+      : space_(space), load_(load), staging_(staging), offsets_(load.depth) {
+    SLUICE_CHECK(load.depth >= 2 && blocks() >= load.depth);
+  }
+
+  StorageRate run() {
+    const double cpu_before = process_cpu_seconds();
+    const auto begin = Clock::now();
+    under_way_ = load_.depth / 2;
+    for (std::uint32_t slot = 0; slot < load_.depth / 2; ++slot) read(slot);
+    std::unique_lock lock(mutex_);
+    const auto deadline = Deadline::after_seconds(load_.seconds + kDefaultDeadlineSeconds);
+    if (!none_left_.wait_until(lock, deadline.time(), [this] { return under_way_ == 0; })) {
+      throw TimeoutError("the storage engine to rewrite " + std::to_string(load_.bytes) + " bytes");
+    }
+    if (error_) std::rethrow_exception(error_);
+    StorageRate rate;
+    rate.seconds = seconds_since(begin);
+    rate.cpu_seconds = process_cpu_seconds() - cpu_before;
+    rate.bytes = moved_;
+    return rate;
+  }
+
+ private:
+  std::uint64_t blocks() const { return space_.bytes() / load_.block_bytes; }
+
+  void read(std::uint32_t slot) {
+    offsets_[slot] = next_++ % blocks() * load_.block_bytes;
+    submit(StorageOp::kRead, slot, [this](std::uint32_t ended) {
+      if (!std::exchange(others_begun_, true)) {
+        {
+          const std::lock_guard lock(mutex_);
+          under_way_ += load_.depth - load_.depth / 2;
+        }
+        for (std::uint32_t other = load_.depth / 2; other < load_.depth; ++other) read(other);
+      }
+      submit(StorageOp::kWrite, ended, [this](std::uint32_t written) {
+        const std::uint64_t coming = 2 * (load_.depth - 1) * load_.block_bytes;
+        if (moved_ + coming < load_.bytes) return read(written);
+        end();
+      });
+    });
+  }
+  template <typename Then>
+  void submit(StorageOp op, std::uint32_t slot, Then then) {
+    space_.submit(op, offsets_[slot], staging_ + slot * load_.block_bytes, load_.block_bytes,
+                  [this, slot, then](std::exception_ptr error) {
+                    if (error) {
+                      {
+                        const std::lock_guard lock(mutex_);
+                        if (!error_) error_ = error;
+                      }
+                      return end();
+                    }
+                    moved_ += load_.block_bytes;
+                    then(slot);
+                  });
+  }
+  void end() {
+    const std::lock_guard lock(mutex_);
+    if (--under_way_ == 0) none_left_.notify_one();
+  }
+
+  StripedSpace& space_;
+  const StorageLoad load_;
+  std::byte* const staging_;
+  std::vector<std::uint64_t> offsets_;  // by slot; used by its chain alone
+  std::atomic<std::uint64_t> next_ = 0;
+  // Of the completion thread; run() reads moved_ when all has ended.
+  std::uint64_t moved_ = 0;
+  bool others_begun_ = false;
+  std::mutex mutex_;
+  std::condition_variable none_left_;
+  std::uint32_t under_way_ = 0;  // chains; guarded by mutex_, as is the first error
+  std::exception_ptr error_;
+};
+
 }  // namespace
 
 double process_cpu_seconds() {
@@ -166,6 +248,10 @@ std::uint64_t StagingRing::huge_bytes() const {
 StorageRate measure_storage(StorageEngine& engine, const StorageLoad& load, StorageMix mix,
                             void* staging) {
   return Load(engine, load, mix, static_cast<std::byte*>(staging)).run();
+}
+
+StorageRate measure_rewriting(StripedSpace& space, const StorageLoad& load, void* staging) {
+  return Rewriting(space, load, static_cast<std::byte*>(staging)).run();
 }
 
 double measure_tags(const StagingRing& ring, std::uint64_t block_bytes, double seconds) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "offload/storage_engine.hpp"
+#include "offload/striped_space.hpp"
 
 namespace sluice {
 
@@ -59,6 +60,12 @@ struct StorageRate {
 // TimeoutError.
 StorageRate measure_storage(StorageEngine& engine, const StorageLoad& load, StorageMix mix,
                             void* staging);
+
+// The space's blocks in order, round and round, each read and then written back where it was: what
+// lies there stays. Half of the slots begin one request later, so that as many read as write.
+// load.file and load.file_bytes mean nothing here; a space of whole blocks is used up to its last.
+// staging and errors as above.
+StorageRate measure_rewriting(StripedSpace& space, const StorageLoad& load, void* staging);
 
 // Bytes that one core tags in a second (offload/tagged_space.hpp), in blocks of block_bytes,
 // walking through `ring` for about `seconds` of its own time.
