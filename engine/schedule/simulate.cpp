@@ -264,13 +264,14 @@ class Simulator {
     return all;
   }
 
-  // The part of its lane's bandwidth that a transfer takes when alone.
+  // What a transfer takes of its lane's bandwidth when alone; more than all of it if the lane was
+  // measured slower than this transfer was.
   double storage_demand(const Instruction& instruction) const {
     const double bandwidth = instruction.lane == Lane::kStorageRead
                                  ? model_.storage_read_bytes_per_s
                                  : model_.storage_write_bytes_per_s;
     if (bandwidth <= 0 || instruction.cost_s <= 0) return 1.0;
-    return std::min(1.0, static_cast<double>(instruction.bytes) / bandwidth / instruction.cost_s);
+    return static_cast<double>(instruction.bytes) / bandwidth / instruction.cost_s;
   }
 
   // Sets the rank's rates, and the event of the next end.

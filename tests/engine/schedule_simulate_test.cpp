@@ -88,6 +88,8 @@ TEST(Simulate, TransfersAtOnceFillTheBandwidth) {
   model.storage_overlap = 1;
   model.storage_depth = 2;
   EXPECT_NEAR(simulate(schedule, model).total_s, 2.0, 1e-9);
+  model.storage_read_bytes_per_s = 80;  // less than one reaches alone: the lane's word counts
+  EXPECT_NEAR(simulate(schedule, model).total_s, 5.0, 1e-9);
 }
 
 // A Release behind a transfer says when its buffer is free; the lane's next transfer need not wait.
