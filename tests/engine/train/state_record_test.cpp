@@ -1,6 +1,7 @@
 // Records of commits, as the log of a durable run holds them: read back, and read as untrusted.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
@@ -143,6 +144,69 @@ TEST(StateRecord, CutAnywhereIsRefused) {
   for (std::size_t bytes = 0; bytes < text.size(); bytes += 7) {
     EXPECT_THROW(parse(text.substr(0, bytes)), InputError);
   }
+}
+
+// Every member, and every list and object, in turn.
+std::vector<nlohmann::json::json_pointer> places_in(const nlohmann::json& record) {
+  std::vector<nlohmann::json::json_pointer> places;
+  const nlohmann::json flat = record.flatten();
+  for (const auto& [leaf, value] : flat.items()) {
+    for (nlohmann::json::json_pointer at(leaf); !at.empty(); at = at.parent_pointer()) {
+      if (std::find(places.begin(), places.end(), at) == places.end()) places.push_back(at);
+    }
+  }
+  return places;
+}
+
+TEST(StateRecord, WhateverStandsForAMemberIsReadBackAsReadOrRefused) {
+  const nlohmann::json record = nlohmann::json::parse(format_state_record(manifest(), state()));
+  int read = 0;
+  int refused = 0;
+  for (const nlohmann::json::json_pointer& at : places_in(record)) {
+    for (const char* other : {"null",
+                              "true",
+                              "0",
+                              "1",
+                              "-1",
+                              "0.5",
+                              "1e308",
+                              "4096",
+                              "8192",
+                              "4294967295",
+                              "4294967296",
+                              "4611686018427387904",
+                              "9223372036854775807",
+                              "18446744073709551615",
+                              "18446744073709551616",
+                              R"("")",
+                              R"("0")",
+                              R"("\u0000")",
+                              R"("../x")",
+                              "[]",
+                              "[[]]",
+                              "[null]",
+                              "{}",
+                              R"({"":0})"}) {
+      nlohmann::json changed = record;
+      changed[at] = nlohmann::json::parse(other);
+      CheckpointManifest parsed, again;
+      SavedState found, found_again;
+      try {
+        parse_state_record(changed.dump(), "the record", parsed, found);
+      } catch (const InputError& error) {
+        EXPECT_NE(std::string(error.what()).find("the record"), std::string::npos)
+            << at << " = " << other << ": " << error.what();
+        ++refused;
+        continue;
+      }
+      parse_state_record(format_state_record(parsed, found), "again", again, found_again);
+      EXPECT_EQ(again, parsed) << at << " = " << other;
+      EXPECT_EQ(found_again, found) << at << " = " << other;
+      ++read;
+    }
+  }
+  EXPECT_GT(read, 50);
+  EXPECT_GT(refused, 500);
 }
 
 }  // namespace
