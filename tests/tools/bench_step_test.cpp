@@ -10,6 +10,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "tests/support/temp_directory.hpp"
+#include "tools/bench/own_directory.hpp"
 
 namespace sluice::testing {
 namespace {
@@ -117,6 +118,20 @@ TEST(StepBench, TransfersAloneLeaveTheStateAndWhatOthersWroteIsRefilled) {
   EXPECT_NE(refilled, first);
   step.run();
   EXPECT_NE(step.weights_hash(), refilled);
+}
+
+TEST(OwnDirectory, RemovesWhatAKilledBenchLeftAndNothingElse) {
+  const TempDirectory parent;
+  const std::filesystem::path killed = parent.file("sluice_bench_abcdef");
+  std::filesystem::create_directory(killed);
+  std::ofstream(killed / "state") << "x";
+  std::ofstream(parent.file("sluice_bench_mine.txt")) << "x";
+  const OwnDirectory living(parent.path().string());
+  const OwnDirectory other(parent.path().string());
+  EXPECT_FALSE(std::filesystem::exists(killed));
+  EXPECT_TRUE(std::filesystem::exists(living.path()));
+  EXPECT_TRUE(std::filesystem::exists(other.path()));
+  EXPECT_TRUE(std::filesystem::exists(parent.file("sluice_bench_mine.txt")));
 }
 
 TEST(StepBench, BadOptionsAreRefused) {

@@ -79,8 +79,9 @@ OffloadedStepShape shape_of(const StepBenchOptions& options) {
 class Yardsticks {
  public:
   // Requests as large as the step's own, as many at once as its staging holds, or the engine takes.
-  Yardsticks(const OwnDirectory& directory, OffloadedStep& step)
-      : step_(step), ring_(depth_of(step) * step.transfer_bytes()) {
+  // ring: made here; it must outlive the step, whose engine knows it from then on.
+  Yardsticks(const OwnDirectory& directory, OffloadedStep& step, std::optional<StagingRing>& ring)
+      : step_(step), ring_(ring.emplace(depth_of(step) * step.transfer_bytes())) {
     step.engine().register_memory(ring_.data(), ring_.bytes());
     load_.block_bytes = step.transfer_bytes();
     load_.depth = depth_of(step);
@@ -125,11 +126,11 @@ class Yardsticks {
   static std::uint32_t depth_of(const OffloadedStep& step) {
     const std::uint64_t most = std::min<std::uint64_t>(StorageOptions{}.queue_depth,
                                                        step.state_bytes() / step.transfer_bytes());
-    return static_cast<std::uint32_t>(
-        std::clamp<std::uint64_t>(step.staging_bytes() / step.transfer_bytes(), 2, most));
+    return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
+        step.staging_bytes() / step.transfer_bytes(), 2, std::max<std::uint64_t>(2, most)));
   }
   OffloadedStep& step_;
-  StagingRing ring_;
+  StagingRing& ring_;
   StorageLoad load_;
   FioLoad fio_;
   std::string why_not_;
@@ -243,8 +244,9 @@ json run_step_bench(const StepBenchOptions& options) {
   json of_variants = json::object();
   for (const Variant& variant : variants) {
     const OwnDirectory directory(options.directory);
+    std::optional<StagingRing> ring;
     OffloadedStep step(shape, variant.states, variant.moments, threads, directory.path());
-    Yardsticks yardsticks(directory, step);
+    Yardsticks yardsticks(directory, step, ring);
     Rounds rounds;
     // Warms the clock and the threads, writes every extent once, and is not counted.
     step.run();

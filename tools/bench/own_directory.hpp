@@ -2,32 +2,19 @@
 // removed with them.
 #pragma once
 
-#include <stdlib.h>
-
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
+#include <optional>
 #include <string>
 
-#include "base/error.hpp"
+#include "base/file_descriptor.hpp"
 
 namespace sluice {
 
 class OwnDirectory {
  public:
-  // Inside `parent`. InputError where it cannot be made.
-  explicit OwnDirectory(const std::string& parent) {
-    std::string pattern = parent + "/sluice_bench_XXXXXX";
-    if (::mkdtemp(pattern.data()) == nullptr) {
-      throw InputError("directory '" + parent +
-                       "' cannot hold the benchmark's files: " + std::strerror(errno));
-    }
-    path_ = pattern;
-  }
-  ~OwnDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
+  // Inside `parent`, where what benches that were killed have left is removed first. InputError
+  // where it cannot be made.
+  explicit OwnDirectory(const std::string& parent);
+  ~OwnDirectory();
   OwnDirectory(const OwnDirectory&) = delete;
   OwnDirectory& operator=(const OwnDirectory&) = delete;
   const std::string& path() const { return path_; }
@@ -35,6 +22,7 @@ class OwnDirectory {
 
  private:
   std::string path_;
+  std::optional<FileDescriptor> lock_;  // held while the bench lives
 };
 
 }  // namespace sluice

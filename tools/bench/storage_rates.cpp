@@ -40,6 +40,9 @@ struct Range {
   std::uint64_t begin = 0;
 };
 
+// Requests that are under way hold their memory: a disk that hangs holds the process.
+const Deadline kWhenItEnds = Deadline::after(std::chrono::hours(24 * 365));
+
 class Load {
  public:
   Load(StorageEngine& engine, const StorageLoad& load, StorageMix mix, std::byte* staging)
@@ -63,7 +66,12 @@ class Load {
     const double cpu_before = process_cpu_seconds();
     begin_ = Clock::now();
     for (std::uint32_t slot = 0; slot < load_.depth; ++slot) submit(slot);
-    engine_.drain(Deadline::after_seconds(load_.seconds + kDefaultDeadlineSeconds));
+    try {
+      engine_.drain(Deadline::after_seconds(load_.seconds + kDefaultDeadlineSeconds));
+    } catch (const TimeoutError&) {
+      engine_.drain(kWhenItEnds);
+      throw;
+    }
     StorageRate rate;
     rate.seconds = seconds_since(begin_);
     rate.cpu_seconds = process_cpu_seconds() - cpu_before;
@@ -128,7 +136,9 @@ class Rewriting {
     for (std::uint32_t slot = 0; slot < load_.depth / 2; ++slot) read(slot);
     std::unique_lock lock(mutex_);
     const auto deadline = Deadline::after_seconds(load_.seconds + kDefaultDeadlineSeconds);
-    if (!none_left_.wait_until(lock, deadline.time(), [this] { return under_way_ == 0; })) {
+    const auto ended = [this] { return under_way_ == 0; };
+    if (!none_left_.wait_until(lock, deadline.time(), ended)) {
+      none_left_.wait(lock, ended);
       throw TimeoutError("the storage engine to rewrite " + std::to_string(load_.bytes) + " bytes");
     }
     if (error_) std::rethrow_exception(error_);

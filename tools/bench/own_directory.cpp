@@ -1,0 +1,63 @@
+#include "tools/bench/own_directory.hpp"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/file.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <vector>
+
+#include "base/error.hpp"
+
+namespace sluice {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kPrefix = "sluice_bench_";
+
+int open_directory(const fs::path& path) {
+  return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+bool lock(const FileDescriptor& directory) {
+  return directory.get() >= 0 && ::flock(directory.get(), LOCK_EX | LOCK_NB) == 0;
+}
+
+// Whoever still has its own holds its lock. One that was made this very moment may go, too: its
+// maker makes another.
+void remove_abandoned(const std::string& parent) {
+  std::vector<fs::path> found;
+  std::error_code ignored;  // what cannot be removed is only room
+  for (const fs::directory_entry& entry : fs::directory_iterator(parent, ignored)) {
+    if (entry.path().filename().string().starts_with(kPrefix)) found.push_back(entry.path());
+  }
+  for (const fs::path& path : found) {
+    const FileDescriptor directory(open_directory(path));
+    if (lock(directory)) fs::remove_all(path, ignored);
+  }
+}
+
+}  // namespace
+
+OwnDirectory::OwnDirectory(const std::string& parent) {
+  constexpr int kMostAttempts = 16;
+  remove_abandoned(parent);
+  for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
+    std::string pattern = parent + "/" + kPrefix + "XXXXXX";
+    if (::mkdtemp(pattern.data()) == nullptr) break;
+    lock_.emplace(open_directory(pattern));
+    path_ = pattern;
+    if (lock(*lock_) && fs::exists(path_)) return;
+  }
+  throw InputError("directory '" + parent +
+                   "' cannot hold the benchmark's files: " + std::strerror(errno));
+}
+
+OwnDirectory::~OwnDirectory() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
+}  // namespace sluice
