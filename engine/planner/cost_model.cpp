@@ -235,17 +235,10 @@ SimulationModel CostModel::simulation_model() const {
   }
   use(Lane::kStorageRead, 0.1);
   use(Lane::kStorageWrite, 0.1);
-  // Many small requests at once may reach less than one large one alone.
-  const auto bandwidth = [&](TimedOperation operation, double streaming) {
-    constexpr std::uint64_t kLarge = 4 * kMiB;
-    return std::max(streaming, static_cast<double>(kLarge) / transfer_s(operation, kLarge));
-  };
-  model.storage_read_bytes_per_s =
-      bandwidth(TimedOperation::kStorageRead, hardware_.storage_read_bytes_per_s);
-  model.storage_write_bytes_per_s =
-      bandwidth(TimedOperation::kStorageWrite, hardware_.storage_write_bytes_per_s);
+  model.storage_read_bytes_per_s = hardware_.storage_read_bytes_per_s;
+  model.storage_write_bytes_per_s = hardware_.storage_write_bytes_per_s;
   model.storage_overlap = hardware_.storage_overlap;
-  // In duplex either lane moves half of the bytes; all three were measured with the same requests.
+  // In duplex either lane moves half of the bytes.
   const double each = hardware_.storage_duplex_bytes_per_s / 2;
   model.storage_duplex = std::clamp(
       each / hardware_.storage_read_bytes_per_s + each / hardware_.storage_write_bytes_per_s, 0.1,

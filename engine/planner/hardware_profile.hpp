@@ -22,7 +22,7 @@ struct HardwareProfile {
   double memory_bandwidth_bytes_per_s = 2e10;
   // memcpy by one thread: bytes copied (each is read once and written once).
   double single_core_copy_bytes_per_s = 6e9;
-  // Through the storage engine, requests of 512 KiB, 16 at once; duplex: as many bytes read as
+  // Through the storage engine, requests of 2 MiB, 16 at once; duplex: as many bytes read as
   // written, counted together.
   double storage_read_bytes_per_s = 1e9;
   double storage_write_bytes_per_s = 8e8;

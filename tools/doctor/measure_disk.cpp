@@ -14,6 +14,9 @@
 namespace sluice {
 namespace {
 
+// As large as most of a streamed update's, and many at once: what a lane of storage moves at most.
+constexpr std::uint64_t kBlockBytes = 2 * kMiB;
+constexpr std::uint32_t kDepth = 16;
 constexpr std::uint64_t kSmallBlockBytes = 256 * kKiB;
 constexpr std::uint64_t kLatencyBytes = 4096;
 
@@ -33,6 +36,8 @@ std::uint64_t trial_bytes(const DiskOptions& options, std::uint64_t block_bytes)
 DiskTrial::DiskTrial(const DiskOptions& options)
     : directions_{Direction{StorageOp::kRead, StorageMix::kRead, {}, {}, {}},
                   Direction{StorageOp::kWrite, StorageMix::kWrite, {}, {}, {}}} {
+  load_.block_bytes = kBlockBytes;
+  load_.depth = kDepth;
   load_.file_bytes = trial_bytes(options, load_.block_bytes);
   ring_ = std::make_unique<StagingRing>(load_.block_bytes * load_.depth);
   for (const std::int64_t size : {4096, 65536, 262144, 1048576, 4194304}) {
