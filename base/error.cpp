@@ -21,8 +21,10 @@ std::string io_message(std::string_view op, std::string_view path, std::uint64_t
   // std::system_category, not strerror: the latter is not thread-safe.
   const std::string reason = error_number == 0 ? std::string("fewer bytes moved than asked for")
                                                : std::system_category().message(error_number);
-  return std::string(op) + " of " + std::to_string(bytes) + " bytes at offset " +
-         std::to_string(offset) + " of '" + std::string(path) + "' failed: " + reason;
+  const std::string of_bytes =
+      bytes == 0 ? std::string()
+                 : std::to_string(bytes) + " bytes at offset " + std::to_string(offset) + " of ";
+  return std::string(op) + " of " + of_bytes + "'" + std::string(path) + "' failed: " + reason;
 }
 
 }  // namespace

@@ -103,7 +103,8 @@ StorageFile::~StorageFile() {
 void StorageFile::open_descriptor() {
   // openat2 asks for another attempt (EAGAIN) where something was renamed meanwhile.
   constexpr int kMostAttempts = 100;
-  const int flags = O_CLOEXEC | (writable() ? O_RDWR | O_CREAT | O_EXCL : O_RDONLY);
+  // O_NONBLOCK: opening a FIFO must not wait for its writer; regular files ignore it.
+  const int flags = O_CLOEXEC | (writable() ? O_RDWR | O_CREAT | O_EXCL : O_RDONLY | O_NONBLOCK);
   for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
     if (writable()) {
       descriptor_ = ::open(path_.c_str(), flags, 0600);

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <limits>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
 #include <vector>
@@ -32,7 +33,18 @@ fs::path nearest_existing(const fs::path& path) {
   return at;
 }
 
+// Events and records, which are JSON, name it.
+void check_is_text(const char* key, const std::string& path) {
+  try {
+    static_cast<void>(nlohmann::json(fs::absolute(path).string()).dump());
+  } catch (const nlohmann::json::type_error&) {
+    throw InputError(std::string(key) + ": the name of '" + shown(path) +
+                     "', or of a directory above it, is not UTF-8");
+  }
+}
+
 void check_directory(const char* key, const std::string& path) {
+  check_is_text(key, path);
   const fs::path existing = nearest_existing(path);
   std::error_code error;
   if (!fs::is_directory(existing, error)) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -21,6 +22,7 @@ using Json = nlohmann::json;
 constexpr std::string_view kLogPrefix = "state-";
 constexpr std::string_view kLogSuffix = ".log";
 constexpr std::uint64_t kWindowBytes = 1 << 20;
+constexpr std::size_t kIdDigits = 16;  // of a device or an inode
 
 std::string hex(std::uint64_t value) {
   std::array<char, 16> digits{};
@@ -202,7 +204,9 @@ std::string run_of_log(const std::string& log) {
   const std::string name = fs::path(log).filename().string();
   if (!name.starts_with(kLogPrefix) || !name.ends_with(kLogSuffix)) return {};
   if (name.size() <= kLogPrefix.size() + kLogSuffix.size()) return {};
-  return name.substr(kLogPrefix.size(), name.size() - kLogPrefix.size() - kLogSuffix.size());
+  const std::string run =
+      name.substr(kLogPrefix.size(), name.size() - kLogPrefix.size() - kLogSuffix.size());
+  return parse_run_id(run) ? run : std::string();
 }
 
 std::string format_state_record(const CheckpointManifest& manifest, const SavedState& state) {
@@ -261,43 +265,86 @@ void parse_state_record(std::string_view text, const std::string& name,
   for (const Json& home : *homes) state.homes.push_back(parse_home(home, name, state.space_bytes));
 }
 
+namespace {
+
+// Throws what keeps the commit from being taken.
+void verify(StorageEngine& engine, const DurableFound& found) {
+  StripedSpace space(engine, found.state.files, found.state.space_bytes, found.state.shares);
+  for (const SavedHome& home : found.state.homes) verify_home(space, found.state.run, home);
+}
+
+// A file that is cut short, or that the disk cannot read; others say nothing about what is there.
+bool is_of_the_data(const IoError& error) {
+  return error.error_number == 0 || error.error_number == EIO;
+}
+
+// Once more where the disk could not read it: an error that passes says nothing about the data.
+void verify_again_if_unreadable(StorageEngine& engine, const DurableFound& found) {
+  try {
+    return verify(engine, found);
+  } catch (const IoError& error) {
+    if (!is_of_the_data(error)) throw;
+    log(LogLevel::kWarning, std::string(error.what()) + "; it is read once more");
+  }
+  verify(engine, found);
+}
+
+// Empty: all are there.
+std::string absent_file(const std::vector<std::string>& files) {
+  std::error_code error;
+  const auto at = std::find_if(files.begin(), files.end(), [&](const std::string& file) {
+    return fs::status(file, error).type() == fs::file_type::not_found;
+  });
+  return at == files.end() ? std::string() : *at;
+}
+
+}  // namespace
+
 std::optional<DurableFound> recover_state(StorageEngine& engine, const std::string& log,
                                           const std::vector<std::string>& storage_paths,
-                                          std::vector<std::string>& failures) {
+                                          std::vector<PassedOver>& passed_over) {
   const StateLog::Contents contents = StateLog::read(engine, log);
   if (contents.unreadable_areas > 0) {
-    failures.push_back(log + ": " + std::to_string(contents.unreadable_areas) +
-                       " of its two records cannot be read: cut short when it was written, damaged "
-                       "since, or of another version");
+    passed_over.push_back(
+        {log, log + ": " + std::to_string(contents.unreadable_areas) +
+                  " of its two records cannot be read: cut short when it was written, damaged "
+                  "since, or of another version"});
   }
   for (const StateLog::Record& record : contents.records) {
+    DurableFound found{log, {}, {}};
+    PassedOver passed{log, log + ", commit " + std::to_string(record.sequence) + ": "};
     try {
-      DurableFound found{log, {}, {}};
       parse_state_record(record.text, log, found.manifest, found.state);
       check_run(found.state, log);
+      passed.step = found.manifest.step;
       find_files(found.state.files, storage_paths);
-      StripedSpace space(engine, found.state.files, found.state.space_bytes, found.state.shares);
-      for (const SavedHome& home : found.state.homes) verify_home(space, found.state.run, home);
+      verify_again_if_unreadable(engine, found);
       return found;
-    } catch (const Error& error) {
-      failures.push_back(log + ", commit " + std::to_string(record.sequence) + ": " + error.what());
+    } catch (const InputError& error) {
+      const std::string absent = absent_file(found.state.files);
+      passed.absent = !absent.empty();
+      passed.why += passed.absent ? "its data '" + absent + "' is not there" : error.what();
+    } catch (const IoError& error) {
+      if (!is_of_the_data(error)) throw;
+      passed.why += error.what();
     }
+    passed_over.push_back(std::move(passed));
   }
   return std::nullopt;
 }
 
 std::optional<DurableFound> find_durable(const std::string& directory,
                                          const std::vector<std::string>& storage_paths,
-                                         std::vector<std::string>& failures) {
+                                         std::vector<PassedOver>& passed_over) {
   std::optional<DurableFound> newest;
   const std::unique_ptr<StorageEngine> engine = make_storage_engine("posix", {});
   for (const std::string& log : logs_in(directory)) {
     try {
-      auto found = recover_state(*engine, log, storage_paths, failures);
+      auto found = recover_state(*engine, log, storage_paths, passed_over);
       if (!found || (newest && newest->manifest.step >= found->manifest.step)) continue;
       newest = std::move(found);
-    } catch (const Error& error) {
-      failures.push_back(log + ": " + error.what());
+    } catch (const InputError& error) {
+      passed_over.push_back({log, log + ": " + error.what()});
     }
   }
   return newest;
@@ -324,6 +371,20 @@ void check_homes(const DurableFound& found, const std::vector<const Buffer*>& ho
   }
 }
 
+bool owns_data(const std::string& log, const SavedState& state) {
+  std::error_code error;
+  // Of a version that kept no id.
+  if (state.log_id.empty()) return fs::equivalent(state.log, log, error);
+  const std::string id = file_id(log);
+  const auto inode_of = [](const std::string& of) {
+    return of.substr(std::min(of.size(), kIdDigits));
+  };
+  if (inode_of(id).empty() || inode_of(id) != inode_of(state.log_id)) return false;
+  const auto path_of = [](const std::string& of) { return fs::absolute(of).lexically_normal(); };
+  if (path_of(state.log) == path_of(log)) return true;
+  return id == state.log_id && fs::hard_link_count(log, error) == 1;
+}
+
 std::vector<fs::path> data_of_run(const std::string& run_id,
                                   const std::vector<std::string>& directories) {
   const std::string begin = "sluice-" + run_id + "-";
@@ -341,13 +402,6 @@ std::vector<fs::path> data_of_run(const std::string& run_id,
 }
 
 namespace {
-
-// Whether the data that its record names are this log's, and not those of one that it is a copy of.
-bool owns_data(const std::string& log, const SavedState& state) {
-  if (!state.log_id.empty()) return state.log_id == file_id(log);
-  std::error_code error;  // of a version that kept no id
-  return fs::equivalent(state.log, log, error);
-}
 
 // Data first: a log that is gone would leave its files to nobody.
 void retire(StorageEngine& engine, const std::string& path,
@@ -393,10 +447,12 @@ void retire(StorageEngine& engine, const std::string& path,
 }  // namespace
 
 void retire_other_logs(const std::string& directory, const std::string& own_log,
-                       const std::vector<std::string>& storage_paths) {
+                       const std::vector<std::string>& storage_paths,
+                       const std::vector<std::string>& kept) {
   const std::unique_ptr<StorageEngine> engine = make_storage_engine("posix", {});
   for (const std::string& path : logs_in(directory)) {
     if (fs::path(path).filename() == fs::path(own_log).filename()) continue;
+    if (std::find(kept.begin(), kept.end(), path) != kept.end()) continue;
     retire(*engine, path, storage_paths);
   }
 }

@@ -40,7 +40,7 @@ struct DurableFound {
 };
 
 std::string state_log_path(const std::string& directory, const std::string& run_id);
-// What tells a file from its copies: file system and inode, in hex; empty where there is no file.
+// What tells a file from its copies: device and inode, in hex; empty where there is no file.
 std::string file_id(const std::string& path);
 // Whether a record of it can be read; no error where the file cannot.
 bool holds_commit(const std::string& log);
@@ -72,26 +72,41 @@ class SavedHomeReader {
   std::vector<BlockTag> tags_;
 };
 
-// The newest record of one log whose data verify; nothing where there is none. `failures` gets a
-// sentence for each that does not. storage_paths: where files are looked for that are no longer
-// where the record says.
+// A commit, or a whole log, that nothing can be taken from.
+struct PassedOver {
+  std::string log;
+  std::string why;         // a sentence without its end
+  std::int64_t step = -1;  // that its record is of; -1: no record of it can be read
+  bool absent = false;     // its data are not there: perhaps a disk is not mounted
+};
+
+// The newest record of one log whose data verify; nothing where there is none. `passed_over` gets
+// what does not. storage_paths: where files are looked for that are no longer where the record
+// says. Data that are cut short, or that the disk cannot read twice in a row (EIO), do not verify;
+// any other IoError, and what else says nothing about the data, is thrown.
 std::optional<DurableFound> recover_state(StorageEngine& engine, const std::string& log,
                                           const std::vector<std::string>& storage_paths,
-                                          std::vector<std::string>& failures);
+                                          std::vector<PassedOver>& passed_over);
 
 // The newest step of all logs in `directory`.
 std::optional<DurableFound> find_durable(const std::string& directory,
                                          const std::vector<std::string>& storage_paths,
-                                         std::vector<std::string>& failures);
+                                         std::vector<PassedOver>& passed_over);
 
 // Throws InputError naming the first home that this run has otherwise: `homes` are its own.
 void check_homes(const DurableFound& found, const std::vector<const Buffer*>& homes);
 
 // Removes every other run's log in `directory`, each after the files that carry its run id. What
 // its records name stays where this log is a copy of the one that made it, and a log stays with its
-// data where neither record can be read.
+// data where neither record can be read, and where it is one of `kept`.
 void retire_other_logs(const std::string& directory, const std::string& own_log,
-                       const std::vector<std::string>& storage_paths);
+                       const std::vector<std::string>& storage_paths,
+                       const std::vector<std::string>& kept);
+
+// Whether the data that a log's record names are the log's own, and not those of one that it is a
+// copy of. A rename keeps the inode, and so does a mount, which may change the device; a hard link
+// has both and another path.
+bool owns_data(const std::string& log, const SavedState& state);
 
 // The data files of a durable run in the given directories.
 std::vector<std::filesystem::path> data_of_run(const std::string& run_id,

@@ -53,7 +53,9 @@ PosixFile PosixFile::regular(int descriptor, const std::string& path) {
 }
 
 PosixFile PosixFile::create(const std::string& path) {
-  const int descriptor = ::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  // Through a link it would empty somebody else's file.
+  const int flags = O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW;
+  const int descriptor = ::open(path.c_str(), flags, 0600);
   if (descriptor < 0) throw IoError("create", path, 0, 0, errno);
   PosixFile file(descriptor, path);
   // open() gives its mode to new files only; one that was there may have been anybody's to read.

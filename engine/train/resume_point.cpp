@@ -8,22 +8,34 @@ namespace sluice {
 
 ResumePoint find_resume_point(const Config& config) {
   ResumePoint point;
-  std::vector<std::string> failures;
-  point.durable = find_durable(config.checkpoint.dir, config.memory.storage_paths, failures);
-  if (point.durable) {
-    for (const std::string& failure : failures) {
-      log(LogLevel::kWarning, "commit passed over: " + failure);
-    }
-  }
+  std::vector<PassedOver> passed_over;
+  point.durable = find_durable(config.checkpoint.dir, config.memory.storage_paths, passed_over);
   try {
     point.checkpoint = find_checkpoint(config.checkpoint.dir);
   } catch (const InputError& error) {
-    if (point.durable) return point;
-    throw InputError((failures.empty() ? std::string(error.what()) : failures.front()) +
-                     told_of_set_aside(config.log.dir));
+    if (!point.durable) {
+      throw InputError((passed_over.empty() ? std::string(error.what()) : passed_over.front().why) +
+                       told_of_set_aside(config.log.dir));
+    }
   }
-  if (point.durable && point.durable->manifest.step < point.checkpoint->manifest.step) {
+  if (point.durable && point.checkpoint &&
+      point.durable->manifest.step < point.checkpoint->manifest.step) {
     point.durable.reset();
+  }
+  const std::int64_t step = point.manifest().step;
+  // Older ones are superseded.
+  std::erase_if(passed_over,
+                [&](const PassedOver& passed) { return passed.step >= 0 && passed.step <= step; });
+  for (const PassedOver& passed : passed_over) {
+    if (!passed.absent) continue;
+    throw InputError(passed.why + "; put it back, or remove '" + passed.log +
+                     "' to go on from step " + std::to_string(step) + " instead of " +
+                     std::to_string(passed.step));
+  }
+  for (const PassedOver& passed : passed_over) {
+    log(LogLevel::kWarning,
+        "commit passed over: " + passed.why + "; '" + passed.log + "' stays, with its data");
+    point.passed_over_logs.push_back(passed.log);
   }
   return point;
 }

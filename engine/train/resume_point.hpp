@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "engine/train/checkpoint.hpp"
 #include "engine/train/durable_checkpoint.hpp"
@@ -13,6 +14,8 @@ namespace sluice {
 struct ResumePoint {
   std::optional<DurableFound> durable;
   std::optional<CheckpointFound> checkpoint;
+  // That say, or may say, to be newer, and are not what was committed.
+  std::vector<std::string> passed_over_logs;
 
   const CheckpointManifest& manifest() const {
     return durable ? durable->manifest : checkpoint->manifest;
@@ -20,8 +23,9 @@ struct ResumePoint {
   const std::string& where() const { return durable ? durable->log : checkpoint->directory; }
 };
 
-// The newer of the two in config.checkpoint.dir. Throws InputError where there is neither, with the
-// reason of what failed.
+// The newer of the two in config.checkpoint.dir, with a warning of what was passed over. Throws
+// InputError where there is neither, with the reason of what failed, and where the data of a newer
+// commit are not there; IoError where that cannot be told.
 ResumePoint find_resume_point(const Config& config);
 
 // Throws InputError where another run wrote the point than one of `runs`, those of log_dir. A point

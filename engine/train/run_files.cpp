@@ -47,6 +47,27 @@ const std::string& made(const std::string& directory, bool durable) {
   return directory;
 }
 
+// What a run opens to write. In a directory that came from somebody else a link would lead to
+// another file, and a pipe would never open.
+void check_regular(const fs::path& path) {
+  std::error_code error;
+  const fs::file_type type = fs::symlink_status(path, error).type();
+  if (type == fs::file_type::regular || type == fs::file_type::not_found) return;
+  throw InputError("'" + path.string() + "' is no regular file, and a run writes there; remove it");
+}
+
+void check_run_files(const fs::path& directory) {
+  check_regular(directory / "lock");
+  check_regular(directory / kEventsFile);
+  for (const char* name : kRunFiles) check_regular(directory / (std::string(name) + ".tmp"));
+}
+
+// Its own, once the files there have been looked at.
+const std::string& checked(const std::string& directory) {
+  check_run_files(directory);
+  return directory;
+}
+
 // A run that was killed may have left half a line: the next event must not be joined to it.
 void cut_unfinished_line(const fs::path& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
@@ -89,15 +110,32 @@ RunsTold runs_in(const std::string& directory) {
 
 RunFiles::RunFiles(const Config& config, const RunId& run, bool uses_storage)
     : directory_(made(config.log.dir, is_durable(config))),
-      lock_("log.dir", config.log.dir, run, config.memory.storage_paths) {
+      lock_("log.dir", checked(config.log.dir), run, config.memory.storage_paths) {
   const bool durable = is_durable(config);
   if (uses_storage) {
     for (const std::string& path : config.memory.storage_paths) make_directory(path, durable);
   }
   make_directory(config.checkpoint.dir, durable);
   if (!fs::equivalent(config.checkpoint.dir, config.log.dir)) {
+    check_regular(fs::path(config.checkpoint.dir) / "lock");
     checkpoint_lock_.emplace("checkpoint.dir", config.checkpoint.dir, run);
   }
+}
+
+void RunFiles::remove_uncommitted(const Config& config, const RunId& run) {
+  const std::string& directory = config.log.dir;
+  // Nobody is kept waiting for a lock where there is nothing to remove.
+  if (files_without_commit(config.checkpoint.dir, config.memory.storage_paths).empty()) return;
+  check_run_files(directory);
+  const bool told_of_earlier = RunLock::look(directory).exists;
+  RunLock lock("log.dir", directory, run, config.memory.storage_paths);
+  if (told_of_earlier) lock.keep_record();
+  std::optional<RunLock> checkpoint_lock;
+  if (!fs::equivalent(config.checkpoint.dir, directory)) {
+    check_regular(fs::path(config.checkpoint.dir) / "lock");
+    checkpoint_lock.emplace("checkpoint.dir", config.checkpoint.dir, run);
+  }
+  remove_logs_without_commit(config.checkpoint.dir, {}, lock.storage_paths());
 }
 
 void RunFiles::begin(const Config& config, bool fresh, const std::string& own_log) {

@@ -41,6 +41,10 @@ class RunFiles {
   // InputError where one cannot be made or another run holds it.
   RunFiles(const Config& config, const RunId& run, bool uses_storage);
 
+  // Removes what resumes that were killed before their first commit left in the directories of a
+  // run that is there: it takes room. InputError: another run holds one.
+  static void remove_uncommitted(const Config& config, const RunId& run);
+
   // Writes config.toml and opens events.jsonl. own_log: of a durable run, which has made it
   // already.
   void begin(const Config& config, bool fresh, const std::string& own_log);

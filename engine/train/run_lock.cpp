@@ -121,7 +121,7 @@ RunLock::RunLock(const std::string& key, const std::string& directory, const Run
   }
   int looks = 0;
   while (descriptor_ < 0) {
-    FileDescriptor file(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    FileDescriptor file(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (file.get() < 0) throw IoError("open", path_, 0, 0, errno);
     if (!try_lock(file.get(), path_)) {
       const std::optional<RunHolder> holder = read_live_holder(file.get());
@@ -186,7 +186,7 @@ RunLock::~RunLock() {
 
 RunLock::State RunLock::look(const std::string& directory) {
   const std::string path = directory + "/lock";
-  const FileDescriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  const FileDescriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
   State state;
   if (file.get() < 0) {
     if (errno == ENOENT || errno == ENOTDIR) return state;

@@ -40,6 +40,7 @@ void Trainer::start(const std::optional<ResumePoint>& found) {
     } else {
       load_checkpoint(*found->checkpoint, session_.state());
     }
+    passed_over_logs_ = found->passed_over_logs;
     const CheckpointManifest& manifest = found->manifest();
     step_ = manifest.step;
     if (manifest.loss_scale) session_.loss_scaler().restore(*manifest.loss_scale);
@@ -227,7 +228,8 @@ void Trainer::note_commit() {
 
 void Trainer::retire_earlier() {
   if (std::exchange(retired_, true)) return;
-  retire_other_logs(config_.checkpoint.dir, session_.state_log(), files_.storage_paths());
+  retire_other_logs(config_.checkpoint.dir, session_.state_log(), files_.storage_paths(),
+                    passed_over_logs_);
 }
 
 void Trainer::finish() {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "engine/train/data.hpp"
 #include "engine/train/lr_schedule.hpp"
@@ -49,7 +50,7 @@ class Trainer {
   void note_saved();
   void note_commit();
   // A durable run's commits that this one went on from are of no more use once it has saved its
-  // own.
+  // own; those that it passed over may be, to their owner.
   void retire_earlier();
   void finish();
   // Of the whole run, state between steps included.
@@ -65,11 +66,12 @@ class Trainer {
   std::string arithmetic_;
   Session session_;
   LrSchedule lr_;
-  std::int64_t step_ = 0;          // finished
-  std::int64_t saved_step_ = 0;    // of the newest checkpoint
-  std::int64_t first_step_ = 0;    // where this process began
-  bool commits_next_ = false;      // the next step commits what it finds
-  bool retired_ = false;           // earlier commits
+  std::int64_t step_ = 0;        // finished
+  std::int64_t saved_step_ = 0;  // of the newest checkpoint
+  std::int64_t first_step_ = 0;  // where this process began
+  bool commits_next_ = false;    // the next step commits what it finds
+  bool retired_ = false;         // earlier commits
+  std::vector<std::string> passed_over_logs_;
   std::string overflowed_tensor_;  // of the newest overflow
   double overflowed_scale_ = 0;
   LinkBytes total_;

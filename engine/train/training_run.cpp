@@ -15,6 +15,8 @@
 namespace sluice {
 namespace {
 
+namespace fs = std::filesystem;
+
 // Bytes that the run will add to checkpoint.dir at most: checkpoints (the newest two are kept while
 // a third is written) and the exported weights, which may lie on the same file system.
 std::uint64_t saved_bytes(const Config& config, const Plan& plan, bool resumes) {
@@ -55,23 +57,35 @@ void write_plan(const Config& config, const Model& model, const HardwareProfile&
   files.text("plan_trace.json", trace.to_json());
 }
 
+fs::path normal(const std::string& path) {
+  const fs::path whole = fs::absolute(path).lexically_normal();
+  return whole.has_filename() ? whole : whole.parent_path();
+}
+
+// What `path` is called now that the directory `from` is called `to`: another name for what is
+// below it, or is it.
+std::string moved_along(const std::string& path, const std::string& from, const std::string& to) {
+  const fs::path below = normal(path).lexically_relative(normal(from));
+  if (below.empty() || *below.begin() == "..") return path;
+  return below == "." ? to : (fs::path(to) / below).string();
+}
+
 bool holds_anything(const std::string& directory) {
   std::error_code error;
-  const std::filesystem::directory_iterator entries(directory, error);
-  return !error && entries != std::filesystem::directory_iterator();
+  const fs::directory_iterator entries(directory, error);
+  return !error && entries != fs::directory_iterator();
 }
 
 }  // namespace
 
 void use_run_directory(Config& config, const std::string& directory) {
-  if (config.memory.storage_paths == std::vector<std::string>{config.log.dir + "/storage"}) {
-    config.memory.storage_paths = {directory + "/storage"};
+  for (std::string& path : config.memory.storage_paths) {
+    path = moved_along(path, config.log.dir, directory);
   }
   const std::string own = default_checkpoint_dir(directory);
-  if (config.checkpoint.dir == default_checkpoint_dir(config.log.dir) ||
-      (is_set_aside(directory) && holds_anything(own))) {
-    config.checkpoint.dir = own;
-  }
+  config.checkpoint.dir = is_set_aside(directory) && holds_anything(own)
+                              ? own
+                              : moved_along(config.checkpoint.dir, config.log.dir, directory);
   config.log.dir = directory;
 }
 
@@ -82,6 +96,9 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   Config config = written;
   check_supported(config);
   check_run_directories(config);
+  const bool resumes = !options.resume.empty();
+  const RunId run = make_run_id();
+  if (resumes && fs::is_directory(options.resume)) RunFiles::remove_uncommitted(config, run);
   settle_backend(config);
   if (config.train.threads == 0) config.train.threads = host::Parallel::default_threads();
   const Backend backend = make_backend(config);
@@ -98,17 +115,14 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   }
   const Plan& plan = std::get<Plan>(planned);
   check_storage_paths(config, plan.need.storage_bytes);
-  check_checkpoint_room(config, saved_bytes(config, plan, !options.resume.empty()),
-                        plan.need.storage_bytes);
-  const bool resumes = !options.resume.empty();
+  check_checkpoint_room(config, saved_bytes(config, plan, resumes), plan.need.storage_bytes);
   // Nothing is made to be found empty.
   if (resumes && !holds_anything(config.checkpoint.dir)) find_resume_point(config);
-  if (resumes && !std::filesystem::is_directory(options.resume)) {
+  if (resumes && !fs::is_directory(options.resume)) {
     throw InputError("--resume: '" + options.resume + "' is no directory; give a run's log.dir");
   }
   // From here on the directories are this run's. Nothing else has been created or changed; an
   // earlier run's files stand until all memory of this one is there.
-  const RunId run = make_run_id();
   RunFiles files(written, run, plan.need.storage_bytes > 0);
   std::optional<ResumePoint> found;
   if (resumes) {
@@ -124,8 +138,8 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   RunEvent planned_event = plan_event(plan);
   planned_event["run_id"] = run.hex();
   // The next run in this directory learns here whose checkpoints are where.
-  planned_event["log_dir"] = std::filesystem::absolute(config.log.dir).string();
-  planned_event["checkpoint_dir"] = std::filesystem::absolute(config.checkpoint.dir).string();
+  planned_event["log_dir"] = fs::absolute(config.log.dir).string();
+  planned_event["checkpoint_dir"] = fs::absolute(config.checkpoint.dir).string();
   if (found && !found->manifest().run_id.empty()) {
     planned_event["resumed_run_id"] = found->manifest().run_id;
   }

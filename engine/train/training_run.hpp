@@ -39,8 +39,9 @@ struct StepReport {
 };
 using StepObserver = std::function<void(const StepReport&)>;
 
-// Makes `directory` the run's: log.dir, and what lies below it by default. One that a fresh start
-// set aside has its checkpoints with it, wherever they were, if it has any.
+// Makes `directory` the run's: log.dir, and with it checkpoint.dir and storage paths that lie below
+// that. One that a fresh start set aside has its checkpoints with it, wherever they were, if it has
+// any.
 void use_run_directory(Config& config, const std::string& directory);
 
 // Emits the events plan or refused, step, eval, checkpoint, done. Writes into config.log.dir:

@@ -83,8 +83,8 @@ class CrashRun {
     CrashEngine engine(disk);
     const std::vector<std::string> logs = disk->paths_ending(".log");
     if (logs.size() != 1) return std::nullopt;
-    std::vector<std::string> failures;
-    return recover_state(engine, logs.front(), {}, failures);
+    std::vector<PassedOver> passed_over;
+    return recover_state(engine, logs.front(), {}, passed_over);
   }
 
   // Of the one file of the space, where stripes are neighbours.

@@ -1,6 +1,7 @@
 // Durable runs: the bits of scratch runs, resumed from the state on storage, with faults and
 // without.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <atomic>
 #include <filesystem>
@@ -260,6 +261,37 @@ TEST_F(DurableRun, ACopyGoesOnBesideItsOriginal) {
   EXPECT_EQ(copy.weights_hash, original.weights_hash);
 }
 
+// As `cp -al` and backups make them: the copy's log is the original's, by another name.
+TEST_F(DurableRun, AHardLinkedCopyLeavesTheOriginalsData) {
+  fs::copy(bench_.run_directory("run"), bench_.run_directory("copy"),
+           fs::copy_options::recursive | fs::copy_options::create_hard_links);
+  const fs::path data = only_data();
+  TrainingOptions of_copy = resume_;
+  of_copy.resume = bench_.run_directory("copy");
+  EXPECT_EQ(TrainingBench::run(config_, of_copy).losses.size(), 6u);
+  EXPECT_TRUE(fs::exists(data));
+  EXPECT_EQ(TrainingBench::run(config_, resume_).losses.size(), 6u);
+}
+
+TEST_F(DurableRun, ALogOwnsItsDataWhereverItIsMounted) {
+  const std::string log = only_log().string();
+  SavedState state = record(0);
+  EXPECT_TRUE(owns_data(log, state));
+  state.log_id.replace(0, 16, 16, 'f');  // another device
+  EXPECT_TRUE(owns_data(log, state));
+  const fs::path moved = log + ".moved";
+  fs::rename(log, moved);
+  EXPECT_FALSE(owns_data(moved, state));
+  state.log_id = file_id(moved);
+  EXPECT_TRUE(owns_data(moved, state));
+  fs::copy(moved, log);
+  EXPECT_FALSE(owns_data(log, state));
+  fs::remove(log);
+  fs::create_hard_link(moved, log);
+  EXPECT_TRUE(owns_data(log, state));
+  EXPECT_FALSE(owns_data(moved, state));
+}
+
 // A copy of the log alone names data that are another's.
 TEST_F(DurableRun, ACopiedLogLeavesTheDataThatItNames) {
   const fs::path data = only_data();
@@ -308,10 +340,115 @@ TEST_F(DurableRun, DamagedStateOfBothCommitsIsRefusedByName) {
       << sentence;
 }
 
+// An error that passes says nothing about the data; one that stays leaves the commit before.
+TEST_F(DurableRun, WhatTheDiskCannotReadIsReadOnceMore) {
+  for (const bool forever : {false, true}) {
+    // The first operations read the log.
+    const auto engine =
+        make_faulty_engine(make_storage_engine("posix", {}), {StorageFault::kEio, 4, forever});
+    std::vector<PassedOver> passed_over;
+    const auto found = recover_state(*engine, only_log().string(), {}, passed_over);
+    EXPECT_EQ(found.has_value(), !forever);
+    EXPECT_EQ(passed_over.size(), forever ? 2u : 0u);
+    EXPECT_EQ(found ? found->manifest.step : 6, 6);
+    for (const PassedOver& passed : passed_over) EXPECT_FALSE(passed.absent);
+  }
+}
+
+TEST_F(DurableRun, APipeInTheWayOfALogIsPassedOver) {
+  const std::string pipe = state_log_path(config_.checkpoint.dir, std::string(32, 'a'));
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_EQ(TrainingBench::run(config_, resume_).losses.size(), 6u);
+  EXPECT_TRUE(fs::exists(pipe));
+}
+
+// Resumes that were killed before they committed.
+TEST_F(DurableRun, AResumeRemovesWhatKilledOnesLeft) {
+  const fs::path log = only_log();
+  const fs::path data = only_data();
+  for (const char digit : {'a', 'b'}) {
+    const std::string run(32, digit);
+    std::ofstream(state_log_path(config_.checkpoint.dir, run)) << std::string(8192, '\0');
+    std::ofstream(config_.memory.storage_paths.at(0) + "/sluice-" + run + "-0.durable") << "x";
+  }
+  resume_.stop_at_step = 6;  // where it is: nothing is committed
+  TrainingBench::run(config_, resume_);
+  EXPECT_EQ(only_log(), log);
+  EXPECT_EQ(only_data(), data);
+}
+
+TEST_F(DurableRun, ANameThatIsNoTextIsRefusedBeforeAnythingIsMade) {
+  config_.checkpoint.dir = bench_.run_directory("\xff");
+  EXPECT_NE(refusal().find("not UTF-8"), std::string::npos);
+  EXPECT_FALSE(fs::exists(config_.checkpoint.dir));
+}
+
+// What lies below the run directory goes where that goes, however it is named.
+TEST(Durable, AMovedRunTakesItsDataAlong) {
+  const TrainingBench bench;
+  Config config = bench.config("run", kModel + kPlaces[2] + durable(4));
+  config.log.dir += "/";
+  config.memory.storage_paths = {bench.run_directory("run") + "/fast"};
+  config.checkpoint.dir = bench.run_directory("run") + "/saved";
+  TrainingOptions options;
+  options.stop_at_step = 6;
+  TrainingBench::run(config, options);
+  fs::rename(bench.run_directory("run"), bench.run_directory("moved"));
+  TrainingOptions resume;
+  resume.resume = bench.run_directory("moved");
+  EXPECT_EQ(TrainingBench::run(config, resume).losses.size(), 6u);
+  EXPECT_FALSE(fs::exists(bench.run_directory("run")));
+  EXPECT_EQ(files_in(bench.run_directory("moved") + "/fast").size(), 1u);
+  EXPECT_EQ(files_in(bench.run_directory("moved") + "/saved").size(), 1u);
+}
+
+// An older checkpoint of files is there all the time.
+TEST(Durable, ACommitIsNotGivenUpForAnOlderCheckpoint) {
+  const TrainingBench bench;
+  const Config scratch = bench.config(
+      "run", kModel + kPlaces[2] + Overrides{"checkpoint.mode=scratch", "checkpoint.every=3"});
+  TrainingOptions options;
+  options.stop_at_step = 3;
+  TrainingBench::run(scratch, options);
+  const Config config = bench.config("run", kModel + kPlaces[2] + durable(4));
+  options.resume = bench.run_directory("run");
+  options.stop_at_step = 6;
+  TrainingBench::run(config, options);
+  const auto log_of = [&] {
+    for (const fs::path& file : files_in(config.checkpoint.dir)) {
+      if (file.extension() == ".log") return file;
+    }
+    return fs::path();
+  };
+  const fs::path log = log_of();
+  // Its disk is not mounted.
+  const std::string storage = config.memory.storage_paths.at(0);
+  fs::rename(storage, storage + ".away");
+  options.stop_at_step.reset();
+  try {
+    TrainingBench::run(config, options);
+    ADD_FAILURE() << "not refused";
+  } catch (const InputError& error) {
+    EXPECT_NE(std::string(error.what()).find("is not there"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("from step 3 instead of 6"), std::string::npos)
+        << error.what();
+  }
+  EXPECT_EQ(log_of(), log);
+  fs::remove_all(storage);
+  fs::rename(storage + ".away", storage);
+  // All of it is damaged: the run goes on from what is left, and leaves the rest to its owner.
+  const std::vector<fs::path> data = files_in(storage);
+  ASSERT_EQ(data.size(), 1u);
+  const auto bytes = fs::file_size(data.at(0));
+  std::ofstream(data.at(0), std::ios::binary) << std::string(bytes, 'x');
+  EXPECT_EQ(TrainingBench::run(config, options).losses.size(), 9u);
+  EXPECT_TRUE(fs::exists(log));
+  EXPECT_TRUE(fs::exists(data.at(0)));
+}
+
 TEST_F(DurableRun, ADamagedRecordLeavesTheOneBefore) {
   const std::uint64_t area = fs::file_size(only_log()) / 2;
   flip(only_log(), 100);  // one of the two
-  std::vector<std::string> failures;
   const auto engine = make_storage_engine("posix", {});
   EXPECT_EQ(StateLog::read(*engine, only_log().string()).records.size(), 1u);
   flip(only_log(), area + 100);  // the other

@@ -1,4 +1,6 @@
 // `sluice train --resume`: what continues, and what is refused before anything is touched.
+#include <sys/stat.h>
+
 #include <algorithm>
 
 #include "tests/tools/cli/cli_fixture.hpp"
@@ -79,6 +81,26 @@ TEST_F(Resume, PassesOverADamagedCheckpointAndSaysSo) {
   EXPECT_NE(outcome.err.find("checkpoint passed over"), std::string::npos) << outcome.err;
   EXPECT_EQ(events_of(outcome, "step").size(), 1u);
   EXPECT_EQ(events_of(outcome, "done").at(0).at("weights_hash"), hash_);
+}
+
+// A run directory that came from somebody else.
+TEST_F(Resume, NoLinkAndNoPipeIsOpenedToWrite) {
+  write_file(path("victim"), "mine");
+  for (const char* name : {"run/lock", "run/checkpoints/lock", "run/config.toml.tmp"}) {
+    fs::create_symlink(path("victim"), path(name));
+    expect_refused(resume(), {name, "no regular file"});
+    fs::remove(path(name));
+  }
+  const std::string events = read_file(path("run/events.jsonl"));
+  fs::remove(path("run/events.jsonl"));
+  fs::create_symlink(path("victim"), path("run/events.jsonl"));
+  expect_refused(resume(), {"run/events.jsonl", "no regular file"});
+  fs::remove(path("run/events.jsonl"));
+  ASSERT_EQ(::mkfifo(path("run/events.jsonl").c_str(), 0600), 0);
+  EXPECT_EQ(run(resume()).exit_status, 2);
+  fs::remove(path("run/events.jsonl"));
+  write_file(path("run/events.jsonl"), events);
+  succeed(resume());
 }
 
 TEST_F(Resume, WithoutACheckpointIsRefused) {
