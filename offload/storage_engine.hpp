@@ -113,7 +113,7 @@ struct StorageOptions {
   std::uint32_t write_depth = 32;
   // io_uring: and their bytes, in each direction; the last piece may go beyond. The more are in
   // flight, the fewer wake-ups for each, but all of it has to be staged.
-  std::uint64_t queue_bytes = 32 << 20;
+  std::uint64_t queue_bytes = 48 << 20;
   // Larger requests are split into pieces of this. A piece costs the same CPU whatever its size;
   // from 4 MiB on disks are slower (ARCHITECTURE has the figures).
   std::uint64_t request_bytes = 2 << 20;

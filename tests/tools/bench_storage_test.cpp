@@ -198,6 +198,8 @@ TEST(Fio, HasHugePagesWhereEnoughAreFree) {
            "\nHugepagesize:       2048 kB\n";
   };
   EXPECT_TRUE(huge_pages_free(meminfo(17, 0), 32 * kMiB));
+  EXPECT_EQ(fio_buffer_bytes(2 * kMiB, 24), 64 * kMiB);
+  EXPECT_EQ(fio_buffer_bytes(2 * kMiB, 16), 32 * kMiB);
   EXPECT_FALSE(huge_pages_free(meminfo(16, 0), 32 * kMiB));
   EXPECT_FALSE(huge_pages_free(meminfo(20, 4), 32 * kMiB));
   EXPECT_FALSE(huge_pages_free(meminfo(0, 0), 1));

@@ -91,7 +91,7 @@ class Yardsticks {
     fio_.bytes = step.state_bytes() / load_.block_bytes * load_.block_bytes;
     fio_.block_bytes = load_.block_bytes;
     fio_.depth = load_.depth;
-    fio_.huge_pages = huge_pages_free(ring_.bytes());
+    fio_.huge_pages = huge_pages_free(fio_buffer_bytes(load_.block_bytes, load_.depth));
   }
 
   // Half of the bytes read and the other half written, at once.

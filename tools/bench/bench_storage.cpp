@@ -69,9 +69,9 @@ class Trial {
     load_.block_bytes = options.block_bytes;
     load_.depth = options.depth;
     load_.file = engine_->open(directory_.file("data"), StorageFileMode::kCreate, load_.file_bytes);
-    std::uint64_t most_bytes = ring_.bytes();
+    std::uint64_t most_bytes = fio_buffer_bytes(options.block_bytes, options.depth);
     for (const FioSetting& setting : fio_sweep_settings()) {
-      most_bytes = std::max(most_bytes, setting.block_bytes * setting.depth);
+      most_bytes = std::max(most_bytes, fio_buffer_bytes(setting.block_bytes, setting.depth));
     }
     fio_has_huge_pages_ = huge_pages_free(most_bytes);
   }

@@ -99,7 +99,7 @@ std::string storage_table(const json& figures) {
                 100 * figures["tag_share_write"].get<double>());
   if (fio && figures["fio_memory"] == "small pages") {
     text +=
-        "\nfio had small pages, which make it slower; `sysctl vm.nr_hugepages=32` as root gives "
+        "\nfio had small pages, which make it slower; `sysctl vm.nr_hugepages=40` as root gives "
         "it huge ones\n";
   }
   if (!fio) text += "\nnothing to compare with: fio " + figures["fio"].get<std::string>() + "\n";

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <bit>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -122,6 +123,10 @@ bool huge_pages_free(const std::string& meminfo, std::uint64_t buffer_bytes) {
   if (page_bytes == 0 || free_pages <= reserved_pages) return false;
   // fio asks for a little more than its blocks, and mmap rounds up to whole pages.
   return (free_pages - reserved_pages) >= buffer_bytes / page_bytes + 1;
+}
+
+std::uint64_t fio_buffer_bytes(std::uint64_t block_bytes, std::uint32_t depth) {
+  return block_bytes * std::bit_ceil(depth);
 }
 
 bool huge_pages_free(std::uint64_t buffer_bytes) {

@@ -121,7 +121,7 @@ TEST_F(Measure, BenchesPrintTheirFigures) {
   EXPECT_FALSE(holds(people.out, "8-bit moments")) << people.out;
   EXPECT_TRUE(holds(people.out, "limit: the same bytes")) << people.out;
   const ChildOutcome table = succeed(
-      {"bench", "storage", "--bytes", "64MiB", "--seconds", "0.02", "--rounds", "1", "--no-sweep"});
+      {"bench", "storage", "--bytes", "96MiB", "--seconds", "0.02", "--rounds", "1", "--no-sweep"});
   EXPECT_TRUE(holds(table.out, "CPU ms/GiB")) << table.out;
   for (const char* mix : {"\nread ", "\nwrite ", "\nduplex "}) {
     EXPECT_TRUE(holds(table.out, mix)) << table.out;
