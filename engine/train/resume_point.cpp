@@ -33,9 +33,11 @@ ResumePoint find_resume_point(const Config& config) {
                      std::to_string(passed.step));
   }
   for (const PassedOver& passed : passed_over) {
-    log(LogLevel::kWarning,
-        "commit passed over: " + passed.why + "; '" + passed.log + "' stays, with its data");
-    point.passed_over_logs.push_back(passed.log);
+    // A record that was cut short as it was written is of no commit: its log goes like others.
+    const bool newer = passed.step > step;
+    log(LogLevel::kWarning, "commit passed over: " + passed.why +
+                                (newer ? "; '" + passed.log + "' stays, with its data" : ""));
+    if (newer) point.passed_over_logs.push_back(passed.log);
   }
   return point;
 }

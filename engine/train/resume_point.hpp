@@ -14,7 +14,7 @@ namespace sluice {
 struct ResumePoint {
   std::optional<DurableFound> durable;
   std::optional<CheckpointFound> checkpoint;
-  // That say, or may say, to be newer, and are not what was committed.
+  // That say to be newer, and are not what was committed.
   std::vector<std::string> passed_over_logs;
 
   const CheckpointManifest& manifest() const {

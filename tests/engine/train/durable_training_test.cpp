@@ -457,6 +457,15 @@ TEST_F(DurableRun, ADamagedRecordLeavesTheOneBefore) {
   EXPECT_NE(sentence.find("2 of its two records cannot be read"), std::string::npos) << sentence;
 }
 
+// As a crash may leave it: nothing of that log is kept once the run has committed again.
+TEST_F(DurableRun, ALogWithATornRecordIsRetiredLikeAnother) {
+  const fs::path log = only_log();
+  flip(log, 100);
+  TrainingBench::run(config_, resume_);
+  EXPECT_NE(only_log(), log);
+  only_data();
+}
+
 TEST_F(DurableRun, WithOtherSettingsIsRefused) {
   config_.train.seed = 2;
   EXPECT_NE(refusal().find("was made with train.seed = 1, which is 2 now"), std::string::npos);
