@@ -44,15 +44,23 @@ void remove_abandoned(const std::string& parent) {
 OwnDirectory::OwnDirectory(const std::string& parent) {
   constexpr int kMostAttempts = 16;
   remove_abandoned(parent);
+  int error = 0;
   for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
     std::string pattern = parent + "/" + kPrefix + "XXXXXX";
-    if (::mkdtemp(pattern.data()) == nullptr) break;
-    lock_.emplace(open_directory(pattern));
+    if (::mkdtemp(pattern.data()) == nullptr) {
+      error = errno;
+      break;
+    }
     path_ = pattern;
-    if (lock(*lock_) && fs::exists(path_)) return;
+    lock_.emplace(open_directory(path_));
+    const bool held = lock(*lock_);
+    error = errno;
+    std::error_code ignored;  // somebody has removed it
+    if (held && fs::exists(path_, ignored)) return;
+    fs::remove_all(path_, ignored);
   }
   throw InputError("directory '" + parent +
-                   "' cannot hold the benchmark's files: " + std::strerror(errno));
+                   "' cannot hold the benchmark's files: " + std::strerror(error));
 }
 
 OwnDirectory::~OwnDirectory() {

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.hpp"
 #include "base/rng.hpp"
 #include "base/units.hpp"
 #include "offload/tagged_space.hpp"
@@ -40,8 +41,12 @@ struct Range {
   std::uint64_t begin = 0;
 };
 
-// Requests that are under way hold their memory: a disk that hangs holds the process.
-const Deadline kWhenItEnds = Deadline::after(std::chrono::hours(24 * 365));
+// Requests that are under way hold their memory: a disk that hangs holds the process, which says
+// so.
+constexpr double kYearSeconds = 365.0 * 24 * 3600;
+void tell_of_waiting(const std::exception& late) {
+  log(LogLevel::kWarning, std::string(late.what()) + "; what is under way is waited for");
+}
 
 class Load {
  public:
@@ -68,8 +73,9 @@ class Load {
     for (std::uint32_t slot = 0; slot < load_.depth; ++slot) submit(slot);
     try {
       engine_.drain(Deadline::after_seconds(load_.seconds + kDefaultDeadlineSeconds));
-    } catch (const TimeoutError&) {
-      engine_.drain(kWhenItEnds);
+    } catch (const TimeoutError& late) {
+      tell_of_waiting(late);
+      engine_.drain(Deadline::after_seconds(kYearSeconds));
       throw;
     }
     StorageRate rate;
@@ -138,8 +144,11 @@ class Rewriting {
     const auto deadline = Deadline::after_seconds(load_.seconds + kDefaultDeadlineSeconds);
     const auto ended = [this] { return under_way_ == 0; };
     if (!none_left_.wait_until(lock, deadline.time(), ended)) {
-      none_left_.wait(lock, ended);
-      throw TimeoutError("the storage engine to rewrite " + std::to_string(load_.bytes) + " bytes");
+      const TimeoutError late("the storage engine to rewrite " + std::to_string(load_.bytes) +
+                              " bytes");
+      tell_of_waiting(late);
+      none_left_.wait_until(lock, Deadline::after_seconds(kYearSeconds).time(), ended);
+      throw late;
     }
     if (error_) std::rethrow_exception(error_);
     StorageRate rate;
