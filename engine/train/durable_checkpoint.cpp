@@ -12,6 +12,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/open_beneath.hpp"
+#include "engine/train/posix_file.hpp"
 
 namespace sluice {
 namespace {
@@ -380,8 +381,7 @@ bool owns_data(const std::string& log, const SavedState& state) {
     return of.substr(std::min(of.size(), kIdDigits));
   };
   if (inode_of(id).empty() || inode_of(id) != inode_of(state.log_id)) return false;
-  const auto path_of = [](const std::string& of) { return fs::absolute(of).lexically_normal(); };
-  if (path_of(state.log) == path_of(log)) return true;
+  if (normal_path(state.log) == normal_path(log)) return true;
   return id == state.log_id && fs::hard_link_count(log, error) == 1;
 }
 

@@ -129,6 +129,11 @@ void rename_durably(const std::string& from, const std::string& to) {
   if (status != 0) throw IoError("fsync", directory, 0, 0, error_number);
 }
 
+std::filesystem::path normal_path(const std::string& path) {
+  const auto whole = std::filesystem::absolute(path).lexically_normal();
+  return whole.has_filename() ? whole : whole.parent_path();
+}
+
 void make_directories(const std::string& path) {
   namespace fs = std::filesystem;
   fs::path made;

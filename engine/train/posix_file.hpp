@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <span>
 #include <string>
 
@@ -48,6 +49,10 @@ class PosixFile {
 
 // Renames and makes the rename durable (fsync of the directory of `to`). Both in one file system.
 void rename_durably(const std::string& from, const std::string& to);
+
+// Absolute, without "." and "..", and without a slash at its end: one name for one place, as far as
+// names tell.
+std::filesystem::path normal_path(const std::string& path);
 
 // Makes the directory and those above it that are missing, each with mode 0700; one that is there
 // keeps its own. IoError.

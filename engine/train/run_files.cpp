@@ -25,8 +25,7 @@ bool is_durable(const Config& config) {
 // With what is above it. durable: the names are on the disk when it returns.
 void make_directory(const fs::path& path, bool durable) {
   std::vector<fs::path> made;
-  fs::path at = fs::absolute(path).lexically_normal();
-  if (!at.has_filename()) at = at.parent_path();
+  fs::path at = normal_path(path.string());
   for (std::error_code error; !fs::exists(at, error) && at.has_relative_path();) {
     made.push_back(at);
     at = at.parent_path();
@@ -66,6 +65,14 @@ void check_run_files(const fs::path& directory) {
 const std::string& checked(const std::string& directory) {
   check_run_files(directory);
   return directory;
+}
+
+// Of its own only where it is another directory than log.dir.
+void lock_checkpoints(std::optional<RunLock>& lock, const Config& config, const RunId& run) {
+  const std::string& directory = config.checkpoint.dir;
+  if (fs::equivalent(directory, config.log.dir)) return;
+  check_regular(fs::path(directory) / "lock");
+  lock.emplace("checkpoint.dir", directory, run);
 }
 
 // A run that was killed may have left half a line: the next event must not be joined to it.
@@ -116,10 +123,7 @@ RunFiles::RunFiles(const Config& config, const RunId& run, bool uses_storage)
     for (const std::string& path : config.memory.storage_paths) make_directory(path, durable);
   }
   make_directory(config.checkpoint.dir, durable);
-  if (!fs::equivalent(config.checkpoint.dir, config.log.dir)) {
-    check_regular(fs::path(config.checkpoint.dir) / "lock");
-    checkpoint_lock_.emplace("checkpoint.dir", config.checkpoint.dir, run);
-  }
+  lock_checkpoints(checkpoint_lock_, config, run);
 }
 
 void RunFiles::remove_uncommitted(const Config& config, const RunId& run) {
@@ -131,10 +135,7 @@ void RunFiles::remove_uncommitted(const Config& config, const RunId& run) {
   RunLock lock("log.dir", directory, run, config.memory.storage_paths);
   if (told_of_earlier) lock.keep_record();
   std::optional<RunLock> checkpoint_lock;
-  if (!fs::equivalent(config.checkpoint.dir, directory)) {
-    check_regular(fs::path(config.checkpoint.dir) / "lock");
-    checkpoint_lock.emplace("checkpoint.dir", config.checkpoint.dir, run);
-  }
+  lock_checkpoints(checkpoint_lock, config, run);
   remove_logs_without_commit(config.checkpoint.dir, {}, lock.storage_paths());
 }
 

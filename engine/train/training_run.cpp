@@ -8,6 +8,7 @@
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/machine_check.hpp"
 #include "engine/train/backend.hpp"
+#include "engine/train/posix_file.hpp"
 #include "engine/train/set_aside.hpp"
 #include "engine/train/trainer.hpp"
 #include "kernels/host/parallel.hpp"
@@ -57,15 +58,10 @@ void write_plan(const Config& config, const Model& model, const HardwareProfile&
   files.text("plan_trace.json", trace.to_json());
 }
 
-fs::path normal(const std::string& path) {
-  const fs::path whole = fs::absolute(path).lexically_normal();
-  return whole.has_filename() ? whole : whole.parent_path();
-}
-
 // What `path` is called now that the directory `from` is called `to`: another name for what is
 // below it, or is it.
 std::string moved_along(const std::string& path, const std::string& from, const std::string& to) {
-  const fs::path below = normal(path).lexically_relative(normal(from));
+  const fs::path below = normal_path(path).lexically_relative(normal_path(from));
   if (below.empty() || *below.begin() == "..") return path;
   return below == "." ? to : (fs::path(to) / below).string();
 }
