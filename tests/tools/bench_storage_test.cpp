@@ -8,12 +8,14 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "tests/support/temp_directory.hpp"
 #include "tools/bench/fio.hpp"
+#include "tools/bench/median.hpp"
 #include "tools/bench/storage_samples.hpp"
 
 namespace sluice::testing {
@@ -140,19 +142,21 @@ TEST(StorageBench, StandsBesideFioAtItsOwnSettingAndAtItsBest) {
     EXPECT_EQ(figures.at("best_fio_" + mix + "_depth"), 16);
     EXPECT_DOUBLE_EQ(figures.at("default_of_best_" + mix).get<double>(), ours / best) << mix;
     EXPECT_GT(figures.at("ratio_" + mix).get<double>(), 0) << mix;
+    EXPECT_TRUE(figures.at("ratio_" + mix + "_interval").is_null()) << "two rounds cannot tell";
+    EXPECT_EQ(figures.at("best_fio_" + mix + "_rounds_gib_per_s").size(), 2u);
     EXPECT_NEAR(figures.at("fio_" + mix + "_cpu_ms_per_gib").get<double>(), 0.25 * kGiB / 2e6 * 1e3,
                 1);
   }
   EXPECT_EQ(figures.at("fio_sweep").size(), 27u);
-  // Nine settings, two passes; then two rounds of the same setting and of the best.
-  EXPECT_EQ(fio.calls().size(), 3u * (9 * 2 + 2 * 2));
-  EXPECT_EQ(calls_with(fio, "--rw=write"), 22);
-  EXPECT_EQ(calls_with(fio, "--bs=524288 --iodepth=16 "), 3 * 4);
-  EXPECT_EQ(calls_with(fio, "--fixedbufs=1 --registerfiles=1 "), 66);
-  EXPECT_EQ(calls_with(fio, "--scramble_buffers=0 "), 66);
-  EXPECT_EQ(calls_with(fio, "--runtime=20ms "), 66);
+  // Nine settings, three passes; then two rounds of the same setting and of the best.
+  EXPECT_EQ(fio.calls().size(), 3u * (9 * 3 + 2 * 2));
+  EXPECT_EQ(calls_with(fio, "--rw=write"), 31);
+  EXPECT_EQ(calls_with(fio, "--bs=524288 --iodepth=16 "), 3 * 5);
+  EXPECT_EQ(calls_with(fio, "--fixedbufs=1 --registerfiles=1 "), 93);
+  EXPECT_EQ(calls_with(fio, "--scramble_buffers=0 "), 93);
+  EXPECT_EQ(calls_with(fio, "--runtime=20ms "), 93);
   const bool huge = figures.at("fio_memory") == "huge pages";
-  EXPECT_EQ(calls_with(fio, huge ? "--iomem=mmaphuge " : "--iomem=mmap "), 66);
+  EXPECT_EQ(calls_with(fio, huge ? "--iomem=mmaphuge " : "--iomem=mmap "), 93);
 }
 
 TEST(StorageBench, WithoutASweepFioRunsAtTheSameSettingOnly) {
@@ -216,8 +220,25 @@ TEST(StorageSamples, AreComparedRoundByRound) {
     others.add({static_cast<std::uint64_t>(speed * 1000), 1.0, 1.0});
   }
   EXPECT_DOUBLE_EQ(ours.bytes_per_s(), 900);
-  EXPECT_DOUBLE_EQ(ours.ratio(others), 0.9);
-  EXPECT_DOUBLE_EQ(ours.cpu_ratio(others), 0.5 / 900 * 1000);
+  EXPECT_DOUBLE_EQ(median(ours.ratios(others)), 0.9);
+  EXPECT_DOUBLE_EQ(median(ours.cpu_ratios(others)), 0.5 / 900 * 1000);
+}
+
+// Ranks from a table of the sign test: of 7 values the least and the greatest, of 21 the sixth of
+// either side, of 100 the fortieth.
+TEST(Interval, OfAMedianIsThatOfTheSignTest) {
+  for (const auto& [rounds, rank] :
+       std::vector<std::pair<int, int>>{{6, 1}, {7, 1}, {8, 1}, {9, 2}, {21, 6}, {100, 40}}) {
+    std::vector<double> values;
+    for (int i = rounds; i >= 1; --i) values.push_back(i);
+    const auto interval = interval_of_median(values);
+    ASSERT_TRUE(interval) << rounds;
+    EXPECT_EQ(interval->low, rank) << rounds;
+    EXPECT_EQ(interval->high, rounds + 1 - rank) << rounds;
+  }
+  EXPECT_FALSE(interval_of_median({1, 2, 3, 4, 5}));
+  EXPECT_FALSE(interval_of_median({}));
+  EXPECT_TRUE(interval_of_median(std::vector<double>(1000, 1.0)));
 }
 
 TEST(Fio, ItsAnswerIsRead) {

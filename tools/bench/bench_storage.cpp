@@ -10,6 +10,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "tools/bench/fio.hpp"
+#include "tools/bench/median.hpp"
 #include "tools/bench/own_directory.hpp"
 #include "tools/bench/storage_rates.hpp"
 #include "tools/bench/storage_samples.hpp"
@@ -23,7 +24,7 @@ constexpr std::uint64_t kMaxRingBytes = 64 * kMiB;
 constexpr std::uint64_t kMinFileBytes = 16 * kMiB;
 // What training tags: 4,096 elements (engine/runtime/run_memory.cpp).
 constexpr std::uint64_t kTaggedElems = 4096;
-constexpr int kSweepPasses = 2;
+constexpr int kSweepPasses = 3;
 
 struct NamedMix {
   StorageMix mix;
@@ -156,11 +157,18 @@ std::optional<FioSetting> find_best(Trial& trial, const NamedMix& mix, json& fig
   return fastest(swept).setting;
 }
 
+// NAME, the median over rounds, and NAME_interval.
+void save_ratio(const std::string& name, const std::vector<double>& ratios, json& figures) {
+  figures[name] = median(ratios);
+  const auto interval = interval_of_median(ratios);
+  figures[name + "_interval"] = interval ? json{interval->low, interval->high} : json(nullptr);
+}
+
 void save_comparison(const std::string& mix, const StorageSamples& ours, const StorageSamples& fio,
                      json& figures) {
   fio.save("fio_" + mix, figures);
-  figures["ratio_" + mix] = ours.ratio(fio);
-  figures["cpu_ratio_" + mix] = ours.cpu_ratio(fio);
+  save_ratio("ratio_" + mix, ours.ratios(fio), figures);
+  save_ratio("cpu_ratio_" + mix, ours.cpu_ratios(fio), figures);
 }
 
 void save_best(const std::string& mix, const FioSetting& setting, const StorageSamples& ours,
@@ -168,8 +176,7 @@ void save_best(const std::string& mix, const FioSetting& setting, const StorageS
   best.save("best_fio_" + mix, figures);
   figures["best_fio_" + mix + "_block_bytes"] = setting.block_bytes;
   figures["best_fio_" + mix + "_depth"] = setting.depth;
-  figures["default_of_best_" + mix] =
-      best.bytes_per_s() > 0 ? ours.bytes_per_s() / best.bytes_per_s() : 0;
+  save_ratio("default_of_best_" + mix, ours.ratios(best), figures);
 }
 
 // Ours, fio, fio at its best; the next round backwards, so that what drifts meets all alike.

@@ -12,8 +12,8 @@ namespace sluice {
 struct StorageBenchOptions {
   std::string directory = ".";    // a file of `bytes` is made there and removed
   std::uint64_t bytes = 1 << 30;  // at least 16 MiB, and twice the ring
-  double seconds = 0.8;           // of each measurement
-  int rounds = 7;                 // 1 to 1000
+  double seconds = 0.4;           // of each measurement: many short ones meet the same disk
+  int rounds = 21;                // 1 to 1000
   bool sweep = true;              // whether fio's best setting is sought, too
   std::string engine = "auto";    // as make_storage_engine
   // What training has (StorageOptions). depth * block_bytes: the staging ring, at most 64 MiB.
@@ -24,14 +24,16 @@ struct StorageBenchOptions {
 
 // {"event":"bench","name":"storage","figures":{engine, block_bytes, depth, rounds, file_bytes,
 //   ring_bytes, ring_huge_bytes (of it, in huge pages), {read,write,duplex}_gib_per_s,
-//   {…}_cpu_ms_per_gib, first_write_… (into extents never written before)}}
+//   {…}_cpu_ms_per_gib, {…}_rounds_gib_per_s, first_write_… (into extents never written before)}}
 // Where fio is installed, medians over rounds of {ours, fio, fio at its best setting}, each round
 // in the other order than the one before:
 //   fio_memory: "huge pages" or "small pages" (no vm.nr_hugepages free); fio_{mix}_… at the same
-//   block and depth; ratio_{mix}, cpu_ratio_{mix}: median of the rounds' ratios, ours by fio's;
-//   fio_sweep: [{mix, block_bytes, depth, gib_per_s, cpu_ms_per_gib}];
-//   best_fio_{mix}_{block_bytes,depth,gib_per_s,cpu_ms_per_gib}: the sweep's fastest, measured
-//   anew; default_of_best_{mix}: our median by that one's.
+//   block and depth; fio_sweep: [{mix, block_bytes, depth, gib_per_s, cpu_ms_per_gib}];
+//   best_fio_{mix}_{block_bytes,depth,gib_per_s,cpu_ms_per_gib,rounds_gib_per_s}: the sweep's
+//   fastest, measured anew.
+//   ratio_{mix}, cpu_ratio_{mix}, default_of_best_{mix}: median of the rounds' ratios, ours by
+//   fio's, and by fio's best; each with …_interval: [low, high], where the median of ever more such
+//   rounds lies in 95% of cases; null for fewer than six rounds.
 // Else "fio": "not installed", or why it failed.
 // And what the tags of blocks on storage cost beside it (offload/tagged_space.hpp):
 // tag_{bf16,fp32}_gib_per_s of one core in blocks of 4,096 elements, and tag_share_{read,write,

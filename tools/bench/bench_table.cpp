@@ -61,6 +61,14 @@ std::string adam_table(const json& figures) {
   return figures.contains("peers") ? text + peers_table(figures["peers"]) : text;
 }
 
+// "0.98 (0.95-1.01)"; of too few rounds the ratio alone.
+std::string ratio_with_interval(const json& figures, const std::string& name) {
+  const std::string text = formatted("%.2f", figures[name].get<double>());
+  const json& interval = figures[name + "_interval"];
+  if (interval.is_null()) return text;
+  return text + formatted(" (%.2f-%.2f)", interval[0].get<double>(), interval[1].get<double>());
+}
+
 std::string storage_table(const json& figures) {
   const bool fio = !figures.contains("fio");
   std::string text = formatted(
@@ -70,25 +78,31 @@ std::string storage_table(const json& figures) {
       figures["file_bytes"].get<unsigned long long>() >> 20, figures["rounds"].get<int>());
   text += formatted("%-8s %8s %11s", "", "GiB/s", "CPU ms/GiB");
   const bool best = figures.contains("fio_sweep");
-  if (fio) text += formatted(" %10s %15s %7s", "fio GiB/s", "fio CPU ms/GiB", "ratio");
-  if (best) text += formatted(" %11s %16s %7s", "best GiB/s", "at", "of best");
+  if (fio) text += formatted(" %10s %15s %17s", "fio GiB/s", "fio CPU ms/GiB", "ratio");
+  if (best) text += formatted(" %11s %16s %17s", "best GiB/s", "at", "of best");
   text += '\n';
   for (const std::string mix : {"read", "write", "duplex"}) {
     const auto figure = [&](const std::string& name) { return figures[name].get<double>(); };
     text += formatted("%-8s %8.2f %11.1f", mix.c_str(), figure(mix + "_gib_per_s"),
                       figure(mix + "_cpu_ms_per_gib"));
     if (fio) {
-      text += formatted(" %10.2f %15.1f %7.2f", figure("fio_" + mix + "_gib_per_s"),
-                        figure("fio_" + mix + "_cpu_ms_per_gib"), figure("ratio_" + mix));
+      text += formatted(" %10.2f %15.1f %17s", figure("fio_" + mix + "_gib_per_s"),
+                        figure("fio_" + mix + "_cpu_ms_per_gib"),
+                        ratio_with_interval(figures, "ratio_" + mix).c_str());
     }
     if (best) {
       const auto block = figures["best_fio_" + mix + "_block_bytes"].get<unsigned long long>();
       const std::string at =
           std::to_string(block >> 10) + " KiB x " + figures["best_fio_" + mix + "_depth"].dump();
-      text += formatted(" %11.2f %16s %7.2f", figure("best_fio_" + mix + "_gib_per_s"), at.c_str(),
-                        figure("default_of_best_" + mix));
+      text += formatted(" %11.2f %16s %17s", figure("best_fio_" + mix + "_gib_per_s"), at.c_str(),
+                        ratio_with_interval(figures, "default_of_best_" + mix).c_str());
     }
     text += '\n';
+  }
+  if (fio) {
+    text +=
+        "\nratio: ours by fio's at the same setting, of best: by its fastest; medians of the "
+        "rounds'\nratios, and where such a median lies in 95% of cases (six rounds and more)\n";
   }
   text +=
       formatted("\ntags: one core tags %.1f GiB/s (fp32; bf16 %.1f) in blocks of 4,096 elements,",

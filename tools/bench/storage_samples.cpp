@@ -10,13 +10,14 @@
 namespace sluice {
 namespace {
 
-double median_ratio(const std::vector<double>& values, const std::vector<double>& yardsticks) {
+std::vector<double> divided(const std::vector<double>& values,
+                            const std::vector<double>& yardsticks) {
   SLUICE_CHECK(values.size() == yardsticks.size() && !values.empty());
   std::vector<double> ratios;
   for (std::size_t i = 0; i < values.size(); ++i) {
     ratios.push_back(yardsticks[i] > 0 ? values[i] / yardsticks[i] : 0);
   }
-  return median(ratios);
+  return ratios;
 }
 
 }  // namespace
@@ -34,18 +35,20 @@ double StorageSamples::cpu_s_per_byte() const {
   return median(cpu_s_per_byte_);
 }
 
-double StorageSamples::ratio(const StorageSamples& yardstick) const {
-  return median_ratio(bytes_per_s_, yardstick.bytes_per_s_);
+std::vector<double> StorageSamples::ratios(const StorageSamples& yardstick) const {
+  return divided(bytes_per_s_, yardstick.bytes_per_s_);
 }
 
-double StorageSamples::cpu_ratio(const StorageSamples& yardstick) const {
-  return median_ratio(cpu_s_per_byte_, yardstick.cpu_s_per_byte_);
+std::vector<double> StorageSamples::cpu_ratios(const StorageSamples& yardstick) const {
+  return divided(cpu_s_per_byte_, yardstick.cpu_s_per_byte_);
 }
 
 void StorageSamples::save(const std::string& prefix, nlohmann::json& figures) const {
   constexpr auto kBytesPerGib = static_cast<double>(kGiB);
   figures[prefix + "_gib_per_s"] = bytes_per_s() / kBytesPerGib;
   figures[prefix + "_cpu_ms_per_gib"] = cpu_s_per_byte() * kBytesPerGib * 1e3;
+  auto& rounds = figures[prefix + "_rounds_gib_per_s"];
+  for (const double rate : bytes_per_s_) rounds.push_back(rate / kBytesPerGib);
 }
 
 std::vector<FioSetting> fio_sweep_settings() {

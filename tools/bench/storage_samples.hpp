@@ -19,10 +19,10 @@ class StorageSamples {
   bool empty() const { return bytes_per_s_.empty(); }
   double bytes_per_s() const;     // the median
   double cpu_s_per_byte() const;  // the median
-  // The median of this subject's rate by the other's in the same round (CPU: of time for a byte).
-  double ratio(const StorageSamples& yardstick) const;
-  double cpu_ratio(const StorageSamples& yardstick) const;
-  // PREFIX_gib_per_s and PREFIX_cpu_ms_per_gib.
+  // This subject's rate by the other's in the same round (CPU: time for a byte), round by round.
+  std::vector<double> ratios(const StorageSamples& yardstick) const;
+  std::vector<double> cpu_ratios(const StorageSamples& yardstick) const;
+  // PREFIX_gib_per_s, PREFIX_cpu_ms_per_gib and PREFIX_rounds_gib_per_s.
   void save(const std::string& prefix, nlohmann::json& figures) const;
 
  private:

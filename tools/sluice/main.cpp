@@ -95,7 +95,7 @@ int main(int argc, char** argv) {
   bench_app
       ->add_option("--rounds", bench.rounds,
                    "adam, attention, copy, gemm: rounds, at least 7; step: at least 5; storage: "
-                   "rounds (7)")
+                   "rounds (21)")
       ->check(CLI::Range(0, 1000000));
   bench_app->add_option("--block", bench.block, "storage: bytes of a request, such as 512KiB");
   bench_app->add_option("--depth", bench.depth, "storage: requests in flight")
