@@ -123,15 +123,25 @@ TEST(StepBench, TransfersAloneLeaveTheStateAndWhatOthersWroteIsRefilled) {
 TEST(OwnDirectory, RemovesWhatAKilledBenchLeftAndNothingElse) {
   const TempDirectory parent;
   const std::filesystem::path killed = parent.file("sluice_bench_abcdef");
-  std::filesystem::create_directory(killed);
+  {
+    const OwnDirectory model(parent.path().string());
+    std::filesystem::copy(model.path(), killed);
+  }
   std::ofstream(killed / "state") << "x";
+  // What a user calls so.
   std::ofstream(parent.file("sluice_bench_mine.txt")) << "x";
+  const std::filesystem::path results = parent.file("sluice_bench_result");
+  std::filesystem::create_directory(results);
+  std::ofstream(results / ".sluice_bench") << "mine";
+  std::filesystem::create_directory(parent.file("sluice_bench_ABCDEF"));
   const OwnDirectory living(parent.path().string());
   const OwnDirectory other(parent.path().string());
   EXPECT_FALSE(std::filesystem::exists(killed));
   EXPECT_TRUE(std::filesystem::exists(living.path()));
   EXPECT_TRUE(std::filesystem::exists(other.path()));
   EXPECT_TRUE(std::filesystem::exists(parent.file("sluice_bench_mine.txt")));
+  EXPECT_TRUE(std::filesystem::exists(results / ".sluice_bench"));
+  EXPECT_TRUE(std::filesystem::exists(parent.file("sluice_bench_ABCDEF")));
 }
 
 TEST(StepBench, BadOptionsAreRefused) {

@@ -3,10 +3,15 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
@@ -18,11 +23,23 @@ namespace fs = std::filesystem;
 
 constexpr const char* kPrefix = "sluice_bench_";
 
-int open_directory(const fs::path& path) {
-  return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+// Tells a directory of ours from whatever else is called so.
+constexpr const char* kMarker = ".sluice_bench";
+constexpr std::string_view kMarkerText = "Made by `sluice bench`, which removes it.\n";
+
+int open_marker(const fs::path& directory, int flags) {
+  const fs::path path = directory / kMarker;
+  return ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC | flags,
+                S_IRUSR | S_IWUSR);
 }
-bool lock(const FileDescriptor& directory) {
-  return directory.get() >= 0 && ::flock(directory.get(), LOCK_EX | LOCK_NB) == 0;
+bool lock(const FileDescriptor& marker) {
+  return ::flock(marker.get(), LOCK_EX | LOCK_NB) == 0;
+}
+bool is_ours(const FileDescriptor& marker) {
+  std::array<char, kMarkerText.size() + 1> text{};
+  const ssize_t count = ::pread(marker.get(), text.data(), text.size(), 0);
+  return count >= 0 &&
+         std::string_view(text.data(), static_cast<std::size_t>(count)) == kMarkerText;
 }
 
 // Whoever still has its own holds its lock. One that was made this very moment may go, too: its
@@ -34,9 +51,16 @@ void remove_abandoned(const std::string& parent) {
     if (entry.path().filename().string().starts_with(kPrefix)) found.push_back(entry.path());
   }
   for (const fs::path& path : found) {
-    const FileDescriptor directory(open_directory(path));
-    if (lock(directory)) fs::remove_all(path, ignored);
+    const FileDescriptor marker(open_marker(path, 0));
+    if (marker.get() >= 0 && is_ours(marker) && lock(marker)) fs::remove_all(path, ignored);
   }
+}
+
+// One just made. False: somebody took the directory for abandoned, or errno says what else.
+bool mark(const FileDescriptor& marker) {
+  if (marker.get() < 0 || !lock(marker)) return false;
+  const ssize_t count = ::pwrite(marker.get(), kMarkerText.data(), kMarkerText.size(), 0);
+  return count == static_cast<ssize_t>(kMarkerText.size());
 }
 
 }  // namespace
@@ -52,11 +76,10 @@ OwnDirectory::OwnDirectory(const std::string& parent) {
       break;
     }
     path_ = pattern;
-    lock_.emplace(open_directory(path_));
-    const bool held = lock(*lock_);
+    lock_.emplace(open_marker(path_, O_CREAT | O_EXCL));
+    if (mark(*lock_)) return;
     error = errno;
-    std::error_code ignored;  // somebody has removed it
-    if (held && fs::exists(path_, ignored)) return;
+    std::error_code ignored;
     fs::remove_all(path_, ignored);
   }
   throw InputError("directory '" + parent +

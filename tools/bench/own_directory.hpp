@@ -11,8 +11,8 @@ namespace sluice {
 
 class OwnDirectory {
  public:
-  // Inside `parent`, where what benches that were killed have left is removed first. InputError
-  // where it cannot be made.
+  // Inside `parent`, where directories of this kind that nobody holds any more are removed first: a
+  // file in them says that they are of this kind. InputError where it cannot be made.
   explicit OwnDirectory(const std::string& parent);
   ~OwnDirectory();
   OwnDirectory(const OwnDirectory&) = delete;
@@ -22,7 +22,7 @@ class OwnDirectory {
 
  private:
   std::string path_;
-  std::optional<FileDescriptor> lock_;  // held while the bench lives
+  std::optional<FileDescriptor> lock_;  // on that file, held while the bench lives
 };
 
 }  // namespace sluice
