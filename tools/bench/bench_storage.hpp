@@ -30,10 +30,12 @@ struct StorageBenchOptions {
 //   fio_memory: "huge pages" or "small pages" (no vm.nr_hugepages free); fio_{mix}_… at the same
 //   block and depth; fio_sweep: [{mix, block_bytes, depth, gib_per_s, cpu_ms_per_gib}];
 //   best_fio_{mix}_{block_bytes,depth,gib_per_s,cpu_ms_per_gib,rounds_gib_per_s}: the sweep's
-//   fastest, measured anew.
+//   fastest, measured anew, or fio at the same setting where that was faster in the rounds.
+//   fio_depth: what fio makes of `depth`, the next power of two (fio 3.33).
 //   ratio_{mix}, cpu_ratio_{mix}, default_of_best_{mix}: median of the rounds' ratios, ours by
-//   fio's, and by fio's best; each with …_interval: [low, high], where the median of ever more such
-//   rounds lies in 95% of cases; null for fewer than six rounds.
+//   fio's, and by fio's best; each with …_interval: [low, high], which holds the median of ever
+//   more such rounds with 95% if rounds are independent; null for fewer than six. Runs differ by
+//   more: a disk's state outlasts a round.
 // Else "fio": "not installed", or why it failed.
 // And what the tags of blocks on storage cost beside it (offload/tagged_space.hpp):
 // tag_{bf16,fp32}_gib_per_s of one core in blocks of 4,096 elements, and tag_share_{read,write,

@@ -102,7 +102,12 @@ std::string storage_table(const json& figures) {
   if (fio) {
     text +=
         "\nratio: ours by fio's at the same setting, of best: by its fastest; medians of the "
-        "rounds'\nratios, and where such a median lies in 95% of cases (six rounds and more)\n";
+        "rounds'\nratios, and their 95% interval as if rounds were independent (runs differ by "
+        "more)\n";
+    if (figures["fio_depth"] != figures["depth"]) {
+      text += formatted("fio rounds the requests in flight up to a power of two: %d\n",
+                        figures["fio_depth"].get<int>());
+    }
   }
   text +=
       formatted("\ntags: one core tags %.1f GiB/s (fp32; bf16 %.1f) in blocks of 4,096 elements,",

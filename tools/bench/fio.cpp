@@ -125,8 +125,12 @@ bool huge_pages_free(const std::string& meminfo, std::uint64_t buffer_bytes) {
   return (free_pages - reserved_pages) >= buffer_bytes / page_bytes + 1;
 }
 
+std::uint32_t fio_depth(std::uint32_t depth) {
+  return std::bit_ceil(depth);
+}
+
 std::uint64_t fio_buffer_bytes(std::uint64_t block_bytes, std::uint32_t depth) {
-  return block_bytes * std::bit_ceil(depth);
+  return block_bytes * fio_depth(depth);
 }
 
 bool huge_pages_free(std::uint64_t buffer_bytes) {

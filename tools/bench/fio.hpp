@@ -24,7 +24,10 @@ struct FioLoad {
 // /proc/meminfo). Without them fio, whose buffers are then scattered over small pages, needs a
 // segment for each 4 KiB of a block, which costs it half of its speed on a virtual disk.
 bool huge_pages_free(std::uint64_t buffer_bytes);
-// That fio takes for so many blocks: as for the next power of two.
+// Requests that fio keeps in flight where it is asked for `depth`, as its own histogram
+// (iodepth_level) tells: the next power of two.
+std::uint32_t fio_depth(std::uint32_t depth);
+// That fio takes for so many blocks.
 std::uint64_t fio_buffer_bytes(std::uint64_t block_bytes, std::uint32_t depth);
 // The same, of a text like /proc/meminfo.
 bool huge_pages_free(const std::string& meminfo, std::uint64_t buffer_bytes);

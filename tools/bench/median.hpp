@@ -21,10 +21,10 @@ struct Interval {
   double high = 0;
 };
 
-// Where the median lies that more such rounds would come to, right in at least 95% of cases,
-// whatever the distribution: the k-th smallest and the k-th largest value, with k the greatest for
-// which fewer than k of so many fair coins fall heads in at most 2.5% (the sign test turned round).
-// Nothing for fewer than six rounds, which cannot tell.
+// Where the median lies that more such rounds would come to, right in at least 95% of cases if they
+// are independent, whatever the distribution: the k-th smallest and the k-th largest value, with k
+// the greatest for which fewer than k of so many fair coins fall heads in at most 2.5% (the sign
+// test turned round). Nothing for fewer than six rounds, which cannot tell.
 inline std::optional<Interval> interval_of_median(std::vector<double> values) {
   const std::size_t n = values.size();
   double chance = std::pow(0.5, static_cast<double>(n));  // of exactly k heads
