@@ -42,8 +42,11 @@ class Isolation : public CliTest {
     });
     return listed;
   }
+  // One that lives until it is told to end, however long a test takes.
   std::unique_ptr<ChildProcess> begin(const Words& more = {}) {
-    auto child = start(slow_run(more));
+    Words arguments = slow_run(more);
+    arguments.push_back("train.steps=1000");
+    auto child = start(arguments);
     child->wait_for_output(R"("event":"step")", kCliDeadline);
     return child;
   }
