@@ -4,7 +4,9 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <filesystem>
 #include <optional>
+#include <utility>
 
 #include "base/log.hpp"
 #include "base/units.hpp"
@@ -16,7 +18,9 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little);
 
-constexpr std::uint64_t kMagic = 0x31474f4c45544153;  // "SATELOG1"
+constexpr std::uint64_t kMagic = 0x31474f4c45544153;        // "SATELOG1"
+constexpr std::uint64_t kHeaderMagic = 0x48474f4c45544153;  // "SATELOGH"
+constexpr std::uint64_t kHeaderBytes = 8192;                // a path has 4,095 at most
 
 struct Frame {
   std::uint64_t magic = kMagic;
@@ -45,11 +49,12 @@ void transfer(StorageEngine& engine, StorageOp op, StorageFileId file, std::uint
 }
 
 std::optional<StateLog::Record> read_record(StorageEngine& engine, StorageFileId file,
-                                            std::uint64_t begin, std::uint64_t bytes) {
+                                            std::uint64_t begin, std::uint64_t bytes,
+                                            std::uint64_t magic = kMagic) {
   if (bytes < sizeof(Frame)) return std::nullopt;
   Frame frame;
   transfer(engine, StorageOp::kRead, file, begin, std::as_writable_bytes(std::span(&frame, 1)));
-  if (frame.magic != kMagic ||
+  if (frame.magic != magic ||
       frame.bytes > std::min(bytes - sizeof(Frame), StateLog::kMostRecordBytes)) {
     return std::nullopt;
   }
@@ -62,6 +67,24 @@ std::optional<StateLog::Record> read_record(StorageEngine& engine, StorageFileId
   return record;
 }
 
+std::vector<std::byte> framed(std::uint64_t magic, std::uint64_t sequence, std::string_view text) {
+  Frame frame{magic, sequence, text.size(), {}};
+  frame.digest = frame_digest(frame, text);
+  std::vector<std::byte> bytes(sizeof(frame) + text.size());
+  std::memcpy(bytes.data(), &frame, sizeof(frame));
+  std::memcpy(bytes.data() + sizeof(frame), text.data(), text.size());
+  return bytes;
+}
+
+std::optional<StateLog::Record> read_header(StorageEngine& engine, StorageFileId file,
+                                            std::uint64_t file_bytes) {
+  auto header = read_record(engine, file, 0, std::min(file_bytes, kHeaderBytes), kHeaderMagic);
+  const bool of_a_log = header && header->text.size() > kFileIdDigits &&
+                        header->sequence >= kHeaderBytes &&
+                        header->sequence <= StateLog::file_bytes(StateLog::kMostRecordBytes);
+  return of_a_log ? header : std::nullopt;
+}
+
 bool is_blank(StorageEngine& engine, StorageFileId file, std::uint64_t begin, std::uint64_t bytes) {
   std::vector<std::byte> window(std::min<std::uint64_t>(bytes, kMiB));
   for (std::uint64_t at = 0; at < bytes; at += window.size()) {
@@ -72,6 +95,21 @@ bool is_blank(StorageEngine& engine, StorageFileId file, std::uint64_t begin, st
     if (!zeros) return false;
   }
   return true;
+}
+
+// Two areas from `begin` to `end`, which may lie behind the file's end.
+void read_areas(StorageEngine& engine, StorageFileId file, std::uint64_t begin, std::uint64_t end,
+                StateLog::Contents& contents) {
+  const std::uint64_t bytes = engine.file_bytes(file);
+  const std::uint64_t middle = begin + (end - begin) / 2;
+  for (const auto& [from, to] : {std::pair(begin, middle), std::pair(middle, end)}) {
+    const std::uint64_t there = from < bytes ? std::min(to, bytes) - from : 0;
+    if (std::optional<StateLog::Record> record = read_record(engine, file, from, there)) {
+      contents.records.push_back(std::move(*record));
+    } else if (there < to - from || !is_blank(engine, file, from, there)) {
+      ++contents.unreadable_areas;
+    }
+  }
 }
 
 }  // namespace
@@ -89,20 +127,31 @@ Digest128 digest_of(std::span<const BlockTag> tags) {
 }
 
 std::uint64_t StateLog::file_bytes(std::uint64_t record_bytes) {
-  return 2 * round_up(record_bytes + sizeof(Frame), 4096);
+  return kHeaderBytes + 2 * round_up(record_bytes + sizeof(Frame), 4096);
 }
 
 StateLog::StateLog(StorageEngine& engine, std::string path, std::uint64_t bytes)
     : engine_(engine),
       path_(std::move(path)),
-      area_bytes_(bytes / 2),
+      area_bytes_((bytes - kHeaderBytes) / 2),
       file_(engine.open(path_, StorageFileMode::kCreate, bytes)) {
   try {
+    write_header(bytes);
     sync_directory_of(path_);
   } catch (...) {
     engine_.close(file_);
     throw;
   }
+}
+
+void StateLog::write_header(std::uint64_t file_bytes) {
+  std::string text = file_id(path_);
+  text.resize(kFileIdDigits, '0');  // an engine may have no real files
+  text += std::filesystem::absolute(path_).string();
+  std::vector<std::byte> header = framed(kHeaderMagic, file_bytes, text);
+  SLUICE_CHECK(header.size() <= kHeaderBytes);
+  transfer(engine_, StorageOp::kWrite, file_, 0, header);
+  engine_.flush(file_);
 }
 
 StateLog::~StateLog() {
@@ -115,18 +164,12 @@ StateLog::~StateLog() {
 
 void StateLog::append(std::string_view record) {
   if (failed_) throw Error("'" + path_ + "' takes no further commit: one has failed");
-  Frame frame;
   SLUICE_CHECK_MSG(
-      record.size() <= kMostRecordBytes && record.size() + sizeof(frame) <= area_bytes_,
+      record.size() <= kMostRecordBytes && record.size() + sizeof(Frame) <= area_bytes_,
       "a commit's record is longer than its log has room for");
-  frame.sequence = next_;
-  frame.bytes = record.size();
-  frame.digest = frame_digest(frame, record);
-  std::vector<std::byte> bytes(sizeof(frame) + record.size());
-  std::memcpy(bytes.data(), &frame, sizeof(frame));
-  std::memcpy(bytes.data() + sizeof(frame), record.data(), record.size());
+  std::vector<std::byte> bytes = framed(kMagic, next_, record);
   failed_ = true;
-  transfer(engine_, StorageOp::kWrite, file_, next_ % 2 * area_bytes_, bytes);
+  transfer(engine_, StorageOp::kWrite, file_, kHeaderBytes + next_ % 2 * area_bytes_, bytes);
   engine_.flush(file_);
   failed_ = false;
   ++next_;
@@ -136,13 +179,19 @@ StateLog::Contents StateLog::read(StorageEngine& engine, const std::string& path
   const StorageFileId file = engine.open(path, StorageFileMode::kReadOnly, 0);
   Contents contents;
   try {
-    const std::uint64_t area = engine.file_bytes(file) / 2;
-    for (std::uint64_t at = 0; at < 2; ++at) {
-      if (std::optional<Record> record = read_record(engine, file, at * area, area)) {
-        contents.records.push_back(std::move(*record));
-      } else if (!is_blank(engine, file, at * area, area)) {
-        ++contents.unreadable_areas;
-      }
+    const std::uint64_t bytes = engine.file_bytes(file);
+    const auto header = read_header(engine, file, bytes);
+    if (header) {
+      contents.origin =
+          Origin{header->text.substr(kFileIdDigits), header->text.substr(0, kFileIdDigits)};
+    }
+    // Where it was cut short, its areas are where they were.
+    const std::uint64_t made_bytes = header ? header->sequence : bytes;
+    contents.whole = bytes == made_bytes && bytes > 0;
+    read_areas(engine, file, std::min(made_bytes, kHeaderBytes), made_bytes, contents);
+    if (!header && contents.records.empty()) {
+      contents.unreadable_areas = 0;
+      read_areas(engine, file, 0, bytes, contents);  // as they were before there were headers
     }
   } catch (...) {
     engine.close(file);

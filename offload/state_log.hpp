@@ -1,14 +1,17 @@
 // The commits of a durable run: a file of two records, written in turn.
 //
 // A record names a state whose bytes are on the disk already; it counts when it is whole. The file
-// has two areas of equal size and record n goes to area n mod 2, so a torn write of one leaves the
-// one before. Frame: magic, sequence number, length (u64, little-endian), XXH3-128 of these and of
-// the text, the text. Read as untrusted: what does not verify is no record, but no blank area
+// has a header of 8 KiB and two areas of equal size. Record n goes to area n mod 2, so a torn write
+// of one leaves the one before. Frame: magic, sequence number, length (u64, little-endian),
+// XXH3-128 of these and of the text, the text. The header is framed alike, with the file's size for
+// a number; it says where the log was made, so that a copy is told from it, and is on the disk
+// before the first record. Read as untrusted: what does not verify is no record, but no blank area
 // either. Threads: one at a time.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -53,19 +56,32 @@ class StateLog {
     std::uint64_t sequence = 0;
     std::string text;
   };
+  // Which file a log was made as.
+  struct Origin {
+    std::string path;  // absolute
+    std::string id;    // file_id (offload/storage_file.hpp)
+  };
   struct Contents {
     std::vector<Record> records;  // newest first, those that verify
+    std::optional<Origin>
+        origin;  // none: it was killed before it was written, or of an old version
     // Areas that hold something which is no record: cut short when it was written, damaged since,
     // or of another version of this format.
     std::uint32_t unreadable_areas = 0;
-    // That nothing was ever committed here is known only of a log without a byte in it.
-    bool blank() const { return records.empty() && unreadable_areas == 0; }
+    // Of the size that it was made with, and not empty.
+    bool whole = false;
+    // That nothing was ever committed here is known only of a whole log without a byte in its
+    // areas.
+    bool blank() const { return whole && records.empty() && unreadable_areas == 0; }
   };
-  // Of the log at `path`. InputError or IoError where the file cannot be read.
+  // Of the log at `path`; of an old one without a header, too. InputError or IoError where the file
+  // cannot be read.
   static Contents read(StorageEngine& engine, const std::string& path);
 
  private:
   StorageEngine& engine_;
+  void write_header(std::uint64_t file_bytes);
+
   std::string path_;
   std::uint64_t area_bytes_;
   StorageFileId file_;

@@ -7,7 +7,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cinttypes>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -68,6 +71,15 @@ std::uint64_t available_bytes(int descriptor, const std::string& path) {
 }
 
 }  // namespace
+
+std::string file_id(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return {};
+  std::array<char, kFileIdDigits + 1> digits{};
+  std::snprintf(digits.data(), digits.size(), "%016" PRIx64 "%016" PRIx64,
+                std::uint64_t{status.st_dev}, std::uint64_t{status.st_ino});
+  return digits.data();
+}
 
 void sync_directory_of(const std::string& path) {
   const std::string directory = directory_of(path);

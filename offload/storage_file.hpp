@@ -25,6 +25,11 @@ inline constexpr std::uint32_t kFallbackAlignmentBytes = 4096;
 // A file that wants more than this is used through the page cache (bounce buffers are small).
 inline constexpr std::uint32_t kMaxAlignmentBytes = 64 * 1024;
 
+// What tells a file from its copies: device and inode, in kFileIdDigits of hex; empty where there
+// is no file.
+inline constexpr std::size_t kFileIdDigits = 32;
+std::string file_id(const std::string& path);
+
 // Makes the name of a file that was created durable: fsync of its directory. IoError.
 void sync_directory_of(const std::string& path);
 

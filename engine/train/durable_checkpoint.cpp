@@ -13,6 +13,7 @@
 #include "base/log.hpp"
 #include "base/open_beneath.hpp"
 #include "engine/train/posix_file.hpp"
+#include "offload/storage_file.hpp"
 
 namespace sluice {
 namespace {
@@ -23,7 +24,6 @@ using Json = nlohmann::json;
 constexpr std::string_view kLogPrefix = "state-";
 constexpr std::string_view kLogSuffix = ".log";
 constexpr std::uint64_t kWindowBytes = 1 << 20;
-constexpr std::size_t kIdDigits = 16;  // of a device or an inode
 
 std::string hex(std::uint64_t value) {
   std::array<char, 16> digits{};
@@ -183,12 +183,6 @@ void SavedHomeReader::finish() const {
                    std::to_string(home_.unit) + " is not what was committed");
 }
 
-std::string file_id(const std::string& path) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) != 0) return {};
-  return hex(status.st_dev) + hex(status.st_ino);
-}
-
 bool holds_commit(const std::string& log) {
   try {
     return !StateLog::read(*make_storage_engine("posix", {}), log).records.empty();
@@ -345,7 +339,11 @@ std::optional<DurableFound> find_durable(const std::string& directory,
       if (!found || (newest && newest->manifest.step >= found->manifest.step)) continue;
       newest = std::move(found);
     } catch (const InputError& error) {
-      passed_over.push_back({log, log + ": " + error.what()});
+      // A pipe or a directory of that name was never a log.
+      std::error_code ignored;
+      const fs::file_type type = fs::symlink_status(log, ignored).type();
+      const bool may_be_a_log = type == fs::file_type::regular || type == fs::file_type::symlink;
+      passed_over.push_back({log, log + ": " + error.what(), -1, may_be_a_log});
     }
   }
   return newest;
@@ -372,17 +370,17 @@ void check_homes(const DurableFound& found, const std::vector<const Buffer*>& ho
   }
 }
 
-bool owns_data(const std::string& log, const SavedState& state) {
+bool owns_data(const std::string& log, const StateLog::Origin& made) {
   std::error_code error;
   // Of a version that kept no id.
-  if (state.log_id.empty()) return fs::equivalent(state.log, log, error);
+  if (made.id.empty()) return fs::equivalent(made.path, log, error);
   const std::string id = file_id(log);
   const auto inode_of = [](const std::string& of) {
-    return of.substr(std::min(of.size(), kIdDigits));
+    return of.substr(std::min(of.size(), kFileIdDigits / 2));
   };
-  if (inode_of(id).empty() || inode_of(id) != inode_of(state.log_id)) return false;
-  if (normal_path(state.log) == normal_path(log)) return true;
-  return id == state.log_id && fs::hard_link_count(log, error) == 1;
+  if (inode_of(id).empty() || inode_of(id) != inode_of(made.id)) return false;
+  if (normal_path(made.path) == normal_path(log)) return true;
+  return id == made.id && fs::hard_link_count(log, error) == 1;
 }
 
 std::vector<fs::path> data_of_run(const std::string& run_id,
@@ -403,6 +401,11 @@ std::vector<fs::path> data_of_run(const std::string& run_id,
 
 namespace {
 
+// A log that was killed before its header was written is taken for its own.
+bool owns_data_of_blank(const std::string& log, const StateLog::Contents& contents) {
+  return !contents.origin || owns_data(log, *contents.origin);
+}
+
 // Data first: a log that is gone would leave its files to nobody.
 void retire(StorageEngine& engine, const std::string& path,
             const std::vector<std::string>& storage_paths) {
@@ -411,12 +414,13 @@ void retire(StorageEngine& engine, const std::string& path,
   try {
     const StateLog::Contents contents = StateLog::read(engine, path);
     if (contents.records.empty() && !contents.blank()) return;  // whoever resumed was told of it
+    if (contents.blank() && !owns_data_of_blank(path, contents)) directories.clear();
     for (const StateLog::Record& record : contents.records) {
       CheckpointManifest manifest;
       SavedState state;
       parse_state_record(record.text, path, manifest, state);
       check_run(state, path);
-      const bool owned = owns_data(path, state);
+      const bool owned = owns_data(path, {state.log, state.log_id});
       for (const std::string& file : state.files) {
         if (owned) {
           directories.push_back(fs::path(file).parent_path().string());
@@ -462,14 +466,18 @@ std::vector<std::string> files_without_commit(const std::string& directory,
   const std::unique_ptr<StorageEngine> engine = make_storage_engine("posix", {});
   std::vector<std::string> files;
   for (const std::string& path : logs_in(directory)) {
+    bool owned = false;
     try {
-      if (!StateLog::read(*engine, path).blank()) continue;
-    } catch (const Error& error) {
-      log(LogLevel::kWarning, error.what());
-      continue;
+      const StateLog::Contents contents = StateLog::read(*engine, path);
+      if (!contents.blank()) continue;
+      owned = owns_data_of_blank(path, contents);
+    } catch (const Error&) {
+      continue;  // a resume says it
     }
-    for (const fs::path& file : data_of_run(run_of_log(path), storage_paths)) {
-      files.push_back(file.string());
+    if (owned) {
+      for (const fs::path& file : data_of_run(run_of_log(path), storage_paths)) {
+        files.push_back(file.string());
+      }
     }
     files.push_back(path);
   }

@@ -16,6 +16,7 @@
 
 #include "engine/runtime/durable_state.hpp"
 #include "engine/train/manifest.hpp"
+#include "offload/state_log.hpp"
 
 namespace sluice {
 
@@ -40,8 +41,6 @@ struct DurableFound {
 };
 
 std::string state_log_path(const std::string& directory, const std::string& run_id);
-// What tells a file from its copies: device and inode, in hex; empty where there is no file.
-std::string file_id(const std::string& path);
 // Whether a record of it can be read; no error where the file cannot.
 bool holds_commit(const std::string& log);
 // What stands for the run id in a log's name; empty where it is no log's.
@@ -77,7 +76,9 @@ struct PassedOver {
   std::string log;
   std::string why;         // a sentence without its end
   std::int64_t step = -1;  // that its record is of; -1: no record of it can be read
-  bool absent = false;     // its data are not there: perhaps a disk is not mounted
+  // Its data are not there, or the log cannot be opened: perhaps a disk is not mounted, or it is
+  // somebody else's. Whoever goes on without it may go on from an older step.
+  bool absent = false;
 };
 
 // The newest record of one log whose data verify; nothing where there is none. `passed_over` gets
@@ -103,17 +104,17 @@ void retire_other_logs(const std::string& directory, const std::string& own_log,
                        const std::vector<std::string>& storage_paths,
                        const std::vector<std::string>& kept);
 
-// Whether the data that a log's record names are the log's own, and not those of one that it is a
-// copy of. A rename keeps the inode, and so does a mount, which may change the device; a hard link
-// has both and another path.
-bool owns_data(const std::string& log, const SavedState& state);
+// Whether the data of a log that was made as `made` are the log's own, and not those of one that it
+// is a copy of. A rename keeps the inode, and so does a mount, which may change the device; a hard
+// link has both and another path.
+bool owns_data(const std::string& log, const StateLog::Origin& made);
 
 // The data files of a durable run in the given directories.
 std::vector<std::filesystem::path> data_of_run(const std::string& run_id,
                                                const std::vector<std::string>& directories);
 
 // Files of runs that were killed before they committed anything: blank logs, each after the data of
-// its run in storage_paths.
+// its run in storage_paths where it is no copy.
 std::vector<std::string> files_without_commit(const std::string& directory,
                                               const std::vector<std::string>& storage_paths);
 // Removes those, but for own_log's.

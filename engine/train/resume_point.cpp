@@ -28,15 +28,19 @@ ResumePoint find_resume_point(const Config& config) {
                 [&](const PassedOver& passed) { return passed.step >= 0 && passed.step <= step; });
   for (const PassedOver& passed : passed_over) {
     if (!passed.absent) continue;
+    const std::string instead = passed.step < 0 ? "" : " instead of " + std::to_string(passed.step);
     throw InputError(passed.why + "; put it back, or remove '" + passed.log +
-                     "' to go on from step " + std::to_string(step) + " instead of " +
-                     std::to_string(passed.step));
+                     "' to go on from step " + std::to_string(step) + instead);
   }
   for (const PassedOver& passed : passed_over) {
-    // A record that was cut short as it was written is of no commit: its log goes like others.
     const bool newer = passed.step > step;
+    // A record that cannot be read was cut short as it was written, and is of no commit, or it was
+    // damaged since: then nothing can be had from it.
+    const bool beside = point.durable && point.durable->log == passed.log;
     log(LogLevel::kWarning, "commit passed over: " + passed.why +
-                                (newer ? "; '" + passed.log + "' stays, with its data" : ""));
+                                (newer    ? "; '" + passed.log + "' stays, with its data"
+                                 : beside ? "; if one of them was a later commit, it is lost"
+                                          : ""));
     if (newer) point.passed_over_logs.push_back(passed.log);
   }
   return point;

@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "engine/train/storage_shares.hpp"
+#include "offload/storage_file.hpp"
 
 namespace sluice {
 namespace {

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "offload/storage_file.hpp"
 #include "tests/support/temp_directory.hpp"
 
 namespace sluice {
@@ -19,7 +20,15 @@ class StateLogTest : public ::testing::Test {
     return StateLog::read(*engine, path());
   }
   std::vector<StateLog::Record> read() { return contents().records; }
+  std::string bytes() const {
+    std::ifstream in(path(), std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  }
+  void replace(const std::string& bytes) const {
+    std::ofstream(path(), std::ios::binary | std::ios::trunc) << bytes;
+  }
   static constexpr std::uint64_t kRecordBytes = 1000;
+  static constexpr std::uint64_t kHeaderBytes = 8192;
 
   testing::TempDirectory directory_;
   std::unique_ptr<StorageEngine> engine_ = make_storage_engine("posix", {});
@@ -64,7 +73,7 @@ TEST_F(StateLogTest, ADamagedRecordIsNone) {
   }
   std::ifstream in(path(), std::ios::binary);
   const std::string whole((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  for (std::size_t at = 0; at < 40 + 10; ++at) {
+  for (std::size_t at = kHeaderBytes; at < kHeaderBytes + 40 + 10; ++at) {
     std::string damaged = whole;
     damaged[at] = static_cast<char>(damaged[at] ^ 0x40);
     std::ofstream(path(), std::ios::binary | std::ios::trunc) << damaged;
@@ -80,7 +89,7 @@ TEST_F(StateLogTest, ALogWithAByteInItIsNotBlank) {
   { StateLog(*engine_, path(), StateLog::file_bytes(kRecordBytes)).append("the only one"); }
   std::ifstream in(path(), std::ios::binary);
   const std::string whole((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  const std::size_t begin = whole.size() / 2;
+  const std::size_t begin = (whole.size() + kHeaderBytes) / 2;
   for (std::size_t at = begin; at < begin + 40 + 12; ++at) {
     std::string damaged = whole;
     damaged[at] = static_cast<char>(damaged[at] ^ 1);
@@ -103,9 +112,65 @@ TEST_F(StateLogTest, AFileThatIsNoLogHoldsNone) {
   }
 }
 
+// However much of it is left, it may have held a commit.
+TEST_F(StateLogTest, ALogThatWasCutShortIsNotBlank) {
+  { const StateLog made(*engine_, path(), StateLog::file_bytes(kRecordBytes)); }
+  const std::string none = bytes();
+  EXPECT_TRUE(contents().blank());
+  std::filesystem::remove(path());
+  { StateLog(*engine_, path(), StateLog::file_bytes(kRecordBytes)).append("the only one"); }
+  for (const std::string& whole : {none, bytes()}) {
+    for (const std::size_t left : {std::size_t{0}, std::size_t{1}, std::size_t{39}, kHeaderBytes,
+                                   kHeaderBytes + 1, whole.size() / 2, whole.size() - 1}) {
+      replace(whole.substr(0, left));
+      EXPECT_FALSE(contents().blank()) << left;
+    }
+    replace(whole + '\0');
+    EXPECT_FALSE(contents().blank());
+  }
+}
+
+TEST_F(StateLogTest, TellsWhereItWasMade) {
+  { const StateLog made(*engine_, path(), StateLog::file_bytes(kRecordBytes)); }
+  ASSERT_TRUE(contents().origin);
+  EXPECT_EQ(contents().origin->path, path());
+  EXPECT_EQ(contents().origin->id, file_id(path()));
+  const std::string copy = directory_.file("copy.log");
+  std::filesystem::copy_file(path(), copy);
+  const StateLog::Contents copied = StateLog::read(*engine_, copy);
+  EXPECT_TRUE(copied.blank());
+  EXPECT_EQ(copied.origin->path, path());
+  EXPECT_NE(copied.origin->id, file_id(copy));
+}
+
+// Records do not depend on a header, whole or not; and there was a time without.
+TEST_F(StateLogTest, RecordsAreReadWithoutAHeader) {
+  {
+    StateLog log(*engine_, path(), StateLog::file_bytes(kRecordBytes));
+    log.append("first");
+    log.append("second");
+  }
+  const std::string whole = bytes();
+  for (const std::size_t at : {0u, 8u, 16u, 24u, 40u, 80u}) {
+    std::string damaged = whole;
+    damaged[at] = static_cast<char>(damaged[at] ^ 1);
+    replace(damaged);
+    ASSERT_EQ(read().size(), 2u) << at;
+    EXPECT_EQ(read()[0].text, "second");
+    EXPECT_FALSE(contents().origin);
+  }
+  replace(whole.substr(kHeaderBytes));
+  ASSERT_EQ(read().size(), 2u);
+  EXPECT_EQ(read()[0].text, "second");
+  EXPECT_EQ(contents().unreadable_areas, 0u);
+  EXPECT_FALSE(contents().blank());
+  replace(std::string(8192, '\0'));
+  EXPECT_TRUE(contents().blank());
+}
+
 // After a failed write or flush the disk may hold the record or not: nothing is written any more.
 TEST_F(StateLogTest, OnceAnAppendHasFailedEveryOtherFails) {
-  for (const std::uint64_t operation : {3u, 4u}) {  // open, write, flush; write, flush
+  for (const std::uint64_t operation : {5u, 6u}) {  // open, write, flush; twice write, flush
     std::filesystem::remove(path());
     auto faulty = make_faulty_engine(make_storage_engine("posix", {}),
                                      {StorageFault::kEio, operation, false});

@@ -34,6 +34,7 @@ class CrashRun {
     for (std::size_t i = 0; i < disk_->ops.size(); ++i) {
       if (disk_->ops[i].flush && disk_->ops[i].path.ends_with(".log")) returned_.push_back(i);
     }
+    returned_.erase(returned_.begin());  // that of the log's header
   }
 
   std::size_t operations() const { return disk_->ops.size(); }

@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "engine/train/durable_checkpoint.hpp"
+#include "offload/storage_file.hpp"
 #include "tests/support/planned_session.hpp"
 #include "tests/support/training_example.hpp"
 
@@ -15,6 +16,8 @@ namespace sluice {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::uint64_t kLogHeaderBytes = 8192;  // offload/state_log.hpp
 using testing::Overrides;
 using testing::places;
 using testing::TrainingBench;
@@ -276,20 +279,20 @@ TEST_F(DurableRun, AHardLinkedCopyLeavesTheOriginalsData) {
 TEST_F(DurableRun, ALogOwnsItsDataWhereverItIsMounted) {
   const std::string log = only_log().string();
   SavedState state = record(0);
-  EXPECT_TRUE(owns_data(log, state));
+  EXPECT_TRUE(owns_data(log, {state.log, state.log_id}));
   state.log_id.replace(0, 16, 16, 'f');  // another device
-  EXPECT_TRUE(owns_data(log, state));
+  EXPECT_TRUE(owns_data(log, {state.log, state.log_id}));
   const fs::path moved = log + ".moved";
   fs::rename(log, moved);
-  EXPECT_FALSE(owns_data(moved, state));
+  EXPECT_FALSE(owns_data(moved, {state.log, state.log_id}));
   state.log_id = file_id(moved);
-  EXPECT_TRUE(owns_data(moved, state));
+  EXPECT_TRUE(owns_data(moved, {state.log, state.log_id}));
   fs::copy(moved, log);
-  EXPECT_FALSE(owns_data(log, state));
+  EXPECT_FALSE(owns_data(log, {state.log, state.log_id}));
   fs::remove(log);
   fs::create_hard_link(moved, log);
-  EXPECT_TRUE(owns_data(log, state));
-  EXPECT_FALSE(owns_data(moved, state));
+  EXPECT_TRUE(owns_data(log, {state.log, state.log_id}));
+  EXPECT_FALSE(owns_data(moved, {state.log, state.log_id}));
 }
 
 // A copy of the log alone names data that are another's.
@@ -345,7 +348,7 @@ TEST_F(DurableRun, WhatTheDiskCannotReadIsReadOnceMore) {
   for (const bool forever : {false, true}) {
     // The first operations read the log.
     const auto engine =
-        make_faulty_engine(make_storage_engine("posix", {}), {StorageFault::kEio, 4, forever});
+        make_faulty_engine(make_storage_engine("posix", {}), {StorageFault::kEio, 6, forever});
     std::vector<PassedOver> passed_over;
     const auto found = recover_state(*engine, only_log().string(), {}, passed_over);
     EXPECT_EQ(found.has_value(), !forever);
@@ -447,11 +450,11 @@ TEST(Durable, ACommitIsNotGivenUpForAnOlderCheckpoint) {
 }
 
 TEST_F(DurableRun, ADamagedRecordLeavesTheOneBefore) {
-  const std::uint64_t area = fs::file_size(only_log()) / 2;
-  flip(only_log(), 100);  // one of the two
+  const std::uint64_t area = (fs::file_size(only_log()) - kLogHeaderBytes) / 2;
+  flip(only_log(), kLogHeaderBytes + 100);  // one of the two
   const auto engine = make_storage_engine("posix", {});
   EXPECT_EQ(StateLog::read(*engine, only_log().string()).records.size(), 1u);
-  flip(only_log(), area + 100);  // the other
+  flip(only_log(), kLogHeaderBytes + area + 100);  // the other
   EXPECT_TRUE(StateLog::read(*engine, only_log().string()).records.empty());
   const std::string sentence = refusal();
   EXPECT_NE(sentence.find("2 of its two records cannot be read"), std::string::npos) << sentence;
@@ -460,7 +463,7 @@ TEST_F(DurableRun, ADamagedRecordLeavesTheOneBefore) {
 // As a crash may leave it: nothing of that log is kept once the run has committed again.
 TEST_F(DurableRun, ALogWithATornRecordIsRetiredLikeAnother) {
   const fs::path log = only_log();
-  flip(log, 100);
+  flip(log, kLogHeaderBytes + 100);
   TrainingBench::run(config_, resume_);
   EXPECT_NE(only_log(), log);
   only_data();

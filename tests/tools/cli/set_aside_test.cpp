@@ -288,8 +288,8 @@ TEST_F(SetAside, WhatAnothersStartCollectedComesBackToItsRun) {
 
 TEST_F(SetAside, CheckpointsThatSomebodyUsesAreWaitedFor) {
   train(2, {kSaved});
-  const auto holder = start(
-      {"train", "config.toml", "--json", "--set", "log.dir=b", kSaved, "memory.link_latency=20ms"});
+  const auto holder = start({"train", "config.toml", "--json", "--set", "log.dir=b", kSaved,
+                             "memory.link_latency=20ms", "train.steps=1000"});
   holder->wait_for_output(R"("event":"step")", kCliDeadline);
   const ChildOutcome refused =
       run({"train", "config.toml", "--set", "checkpoint.dir=elsewhere", "--steps", "1"});
@@ -365,6 +365,74 @@ TEST_F(DurableSetAside, ACopyThatIsResumedLeavesTheOriginalItsState) {
   EXPECT_EQ(data().size(), 3u);  // the original's went when it was superseded
 }
 
+// A blank log names no data, and data go by the run's id: the copy's log has the original's.
+TEST_F(DurableSetAside, ACopyMadeBeforeTheFirstCommitOwnsNothing) {
+  const Words settings{durable_[0], "checkpoint.every=0", durable_[2],
+                       "memory.storage_paths=[\"shared\"]", "train.steps=1000"};
+  Words words{"train", "config.toml", "--json", "--set", "memory.link_latency=20ms"};
+  words.insert(words.end(), settings.begin(), settings.end());
+  const auto original = start(words);
+  original->wait_for_output(R"("event":"step")", kCliDeadline);
+  for (const char* copy : {"copy", "second"}) {
+    fs::copy(path("run"), path(copy), fs::copy_options::recursive);
+  }
+  const std::vector<fs::path> before = data();
+  ASSERT_EQ(before.size(), 1u);
+
+  Words again{"train", "config.toml", "--resume", "copy", "--set"};
+  again.insert(again.end(), settings.begin(), settings.end());
+  EXPECT_EQ(run(again).exit_status, 2);
+  EXPECT_TRUE(fs::exists(before[0]));
+  Words fresh{"train", "config.toml", "--steps", "1", "--set", "log.dir=copy"};
+  fresh.insert(fresh.end(), settings.begin(), settings.end());
+  succeed(fresh);
+  EXPECT_TRUE(fs::exists(before[0]));
+  succeed({"doctor", "--clean", "second", "--yes"});
+  EXPECT_TRUE(fs::exists(before[0]));
+
+  original->send(SIGTERM);
+  const ChildOutcome ended = original->wait(kCliDeadline);
+  ASSERT_EQ(ended.exit_status, 143) << ended.err;
+  ASSERT_EQ(events_of(ended).back().at("event"), "checkpoint");
+  const auto step = events_of(ended).back().at("step").get<int>();
+  words.insert(words.begin() + 2, {"--resume", "run", "--steps", std::to_string(step + 1)});
+  EXPECT_EQ(events_of(succeed(words), "step").size(), 1u);
+}
+
+// However little is left of it: it may have been a commit.
+TEST_F(DurableSetAside, StateWhoseLogIsCutShortIsKept) {
+  const Words once{durable_[0], "checkpoint.every=0", durable_[2]};
+  train(2, once);
+  const fs::path log = only_log();
+  ASSERT_FALSE(log.empty());
+  const std::vector<fs::path> before = data();
+  ASSERT_EQ(before.size(), 1u);
+  for (const std::uintmax_t left : {20000u, 4096u, 1u, 0u}) {
+    fs::resize_file(log, left);
+    expect_refused({"train", "config.toml", "--resume", "run"}, {"run"});
+    EXPECT_TRUE(fs::exists(log)) << left;
+    EXPECT_TRUE(fs::exists(before[0])) << left;
+  }
+  train(1, durable_);
+  EXPECT_TRUE(fs::exists(before[0]));
+}
+
+// Its commit may be newer than what the resume would go on from.
+TEST_F(DurableSetAside, ALogThatCannotBeOpenedEndsAResume) {
+  train(2, {"memory.place.optimizer=storage"});
+  EXPECT_NE(resume(3, "run", durable_), "");
+  const fs::path log = only_log();
+  ASSERT_FALSE(log.empty());
+  ASSERT_TRUE(fs::exists(path("run/checkpoints/step-00000002")));
+  fs::rename(log, path("elsewhere.log"));
+  fs::create_symlink(path("elsewhere.log"), log);
+  expect_refused({"train", "config.toml", "--resume", "run"},
+                 {log.filename().string(), "put it back, or remove '"});
+  fs::remove(log);
+  fs::rename(path("elsewhere.log"), log);
+  EXPECT_NE(resume(4, "run", durable_), "");
+}
+
 // Of the only record: it may have been a commit.
 TEST_F(DurableSetAside, StateWhoseRecordIsDamagedIsKept) {
   const Words once{"checkpoint.mode=durable", "checkpoint.every=0",
@@ -373,7 +441,7 @@ TEST_F(DurableSetAside, StateWhoseRecordIsDamagedIsKept) {
   const fs::path log = only_log();
   ASSERT_FALSE(log.empty());
   std::string bytes = read_file(log);
-  bytes[bytes.size() / 2 + 100] ^= 1;
+  bytes[bytes.size() / 2 + 4096 + 100] ^= 1;  // in the second area, behind the header
   write_file(log, bytes);
   const std::vector<fs::path> before = data();
   ASSERT_EQ(before.size(), 1u);
