@@ -26,6 +26,7 @@ class ChunkPool {
   // the pool. Slots may repeat across windows, not within one (InternalError, as for no slots).
   std::byte* map_window(std::span<const std::uint32_t> slots);
 
+  const PhysicalBlock& block(std::uint32_t slot) const { return slots_.at(slot)->block; }
   std::uint32_t slot_count() const { return static_cast<std::uint32_t>(slots_.size()); }
   std::uint64_t slot_bytes() const { return pages_.chunk_bytes(); }
   std::uint64_t window_count() const { return windows_.size(); }

@@ -1,18 +1,23 @@
 // A planned arena: one contiguous device range backed by pages, inside which offsets were packed
-// offline (arena_packing.hpp). Zero allocator calls in a step.
+// offline (arena_packing.hpp). Zero allocator calls in a step. It may lie over a chunk pool's
+// slots: the plan that packed both says which of them holds a byte when, so that the same physical
+// memory serves windows and arena in turns, and nothing is mapped anew for it.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "allocator/chunk_pool.hpp"
 #include "allocator/page_pool.hpp"
 
 namespace sluice {
 
 class PlannedArena {
  public:
-  // Maps round_up(bytes, page) of memory. bytes may be 0.
-  PlannedArena(Device& device, PagePool& pages, std::uint64_t bytes, Category category);
+  // Maps round_up(bytes, page) of memory. bytes may be 0. over: its slots, in order, are the
+  // arena's first bytes, and pages are taken for the rest alone; outlives the arena.
+  PlannedArena(Device& device, PagePool& pages, std::uint64_t bytes, Category category,
+               const ChunkPool* over = nullptr);
   ~PlannedArena();
   PlannedArena(const PlannedArena&) = delete;
   PlannedArena& operator=(const PlannedArena&) = delete;

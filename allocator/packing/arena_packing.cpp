@@ -90,8 +90,8 @@ Component make_component(std::span<const Lifetime> padded, Indices members) {
   std::vector<Lifetime> own;
   for (const std::uint32_t i : members) {
     own.push_back(padded[i]);
-    component.boxes.push_back(
-        {rank_of(padded[i].lower), rank_of(padded[i].upper), padded[i].bytes});
+    component.boxes.push_back({rank_of(padded[i].lower), rank_of(padded[i].upper), padded[i].bytes,
+                               padded[i].alignment_bytes});
     component.durations.push_back(padded[i].upper - padded[i].lower);
   }
   component.position_count = static_cast<std::int32_t>(starts.size());
@@ -156,9 +156,14 @@ std::uint64_t peak_live(std::span<const Lifetime> lifetimes) {
 }
 
 Packing pack_lifetimes(std::span<const Lifetime> lifetimes, std::uint64_t alignment_bytes,
-                       PackingEffort effort, std::uint64_t enough_bytes) {
-  SLUICE_CHECK(alignment_bytes > 0);
+                       PackingEffort effort, std::uint64_t enough_bytes, std::uint64_t base_bytes) {
+  SLUICE_CHECK(alignment_bytes > 0 && base_bytes % alignment_bytes == 0);
   check_lifetimes(lifetimes);
+  for (const Lifetime& lifetime : lifetimes) {
+    if (lifetime.alignment_bytes == 1) continue;
+    SLUICE_CHECK(effort == PackingEffort::kQuick && lifetime.alignment_bytes > 0 &&
+                 lifetime.alignment_bytes % alignment_bytes == 0);
+  }
   Packing packing;
   packing.offsets_bytes.resize(lifetimes.size());
   packing.lower_bound_bytes = peak_live(lifetimes);
@@ -176,7 +181,7 @@ Packing pack_lifetimes(std::span<const Lifetime> lifetimes, std::uint64_t alignm
     const std::uint64_t budget =
         kWorkBudget * component.members.size() / lifetimes.size();  // a component's share
     BoxPacking found =
-        search_packing(component.boxes, component.position_count, target_bytes, budget);
+        search_packing(component.boxes, component.position_count, target_bytes, budget, base_bytes);
     const bool exact =
         effort == PackingEffort::kThorough && component.boxes.size() <= kMostExactBoxes;
     if (exact) improve_exactly(component, target_bytes, found);
@@ -218,12 +223,14 @@ SlotAssignment assign_slots(std::span<const Lifetime> lifetimes_in_slots) {
 }
 
 void check_packing(std::span<const Lifetime> lifetimes, const Packing& packing,
-                   std::uint64_t alignment_bytes) {
+                   std::uint64_t alignment_bytes, std::uint64_t base_bytes) {
   SLUICE_CHECK(packing.offsets_bytes.size() == lifetimes.size());
   std::uint64_t capacity_bytes = 0;
   for (std::size_t i = 0; i < lifetimes.size(); ++i) {
     const std::uint64_t offset = packing.offsets_bytes[i];
-    SLUICE_CHECK_MSG(offset % alignment_bytes == 0, "buffer " + std::to_string(i));
+    SLUICE_CHECK_MSG(
+        offset % alignment_bytes == 0 && (base_bytes + offset) % lifetimes[i].alignment_bytes == 0,
+        "buffer " + std::to_string(i));
     SLUICE_CHECK(offset <= std::numeric_limits<std::uint64_t>::max() - lifetimes[i].bytes);
     capacity_bytes = std::max(capacity_bytes, offset + lifetimes[i].bytes);
   }

@@ -14,6 +14,8 @@ struct Lifetime {
   std::uint64_t lower = 0;
   std::uint64_t upper = 0;  // exclusive; upper > lower
   std::uint64_t bytes = 0;  // > 0
+  // Of its address, where that is more than all must have: a multiple of that.
+  std::uint64_t alignment_bytes = 1;
 };
 
 struct Packing {
@@ -34,10 +36,11 @@ enum class PackingEffort : std::uint8_t { kQuick, kThorough };
 // order, with 1/64 of the constant for what does not overlap. Sizes are rounded up to the alignment
 // while packing, so the result may be up to alignment_bytes - 1 above what unrounded sizes allow.
 // lower < upper, bytes > 0, their sum below 2^62 (InternalError). Does not look for less than
-// `enough_bytes`.
+// `enough_bytes`. base_bytes: the address of offset 0, where items have alignments of their own
+// (which the exhaustive search does not know: InternalError).
 Packing pack_lifetimes(std::span<const Lifetime> lifetimes, std::uint64_t alignment_bytes,
-                       PackingEffort effort = PackingEffort::kQuick,
-                       std::uint64_t enough_bytes = 0);
+                       PackingEffort effort = PackingEffort::kQuick, std::uint64_t enough_bytes = 0,
+                       std::uint64_t base_bytes = 0);
 
 // The largest sum of sizes live at once.
 std::uint64_t peak_live(std::span<const Lifetime> lifetimes);
@@ -53,6 +56,6 @@ SlotAssignment assign_slots(std::span<const Lifetime> lifetimes_in_slots);  // b
 
 // Throws InternalError where two overlapping lifetimes share bytes or an offset is misaligned.
 void check_packing(std::span<const Lifetime> lifetimes, const Packing& packing,
-                   std::uint64_t alignment_bytes);
+                   std::uint64_t alignment_bytes, std::uint64_t base_bytes = 0);
 
 }  // namespace sluice

@@ -45,10 +45,12 @@ std::vector<std::uint64_t> contention(std::span<const Box> boxes, std::int32_t p
 
 class Search {
  public:
-  Search(std::span<const Box> boxes, std::int32_t position_count, std::uint64_t target_bytes)
+  Search(std::span<const Box> boxes, std::int32_t position_count, std::uint64_t target_bytes,
+         std::uint64_t base_bytes)
       : boxes_(boxes),
         position_count_(position_count),
         target_bytes_(target_bytes),
+        placed_(base_bytes),
         offsets_bytes_(boxes.size()) {
     best_.capacity_bytes = std::numeric_limits<std::uint64_t>::max();
   }
@@ -196,8 +198,9 @@ void Search::improve(std::uint64_t work_budget) {
 }  // namespace
 
 BoxPacking search_packing(std::span<const Box> boxes, std::int32_t position_count,
-                          std::uint64_t target_bytes, std::uint64_t work_budget) {
-  Search search(boxes, position_count, target_bytes);
+                          std::uint64_t target_bytes, std::uint64_t work_budget,
+                          std::uint64_t base_bytes) {
+  Search search(boxes, position_count, target_bytes, base_bytes);
   search.try_greedy_orders(work_budget);
   if (boxes.size() > 1) search.improve(work_budget);
   return search.take_best();

@@ -16,8 +16,9 @@ struct BoxPacking {
 
 // Boxes live in positions [0, position_count). Stops as soon as the capacity is at most
 // `target_bytes`; else after `work_budget` (PlacedBoxes::work units), at least two greedy orders
-// being tried whatever the budget. Deterministic.
+// being tried whatever the budget. base_bytes: as PlacedBoxes. Deterministic.
 BoxPacking search_packing(std::span<const Box> boxes, std::int32_t position_count,
-                          std::uint64_t target_bytes, std::uint64_t work_budget);
+                          std::uint64_t target_bytes, std::uint64_t work_budget,
+                          std::uint64_t base_bytes = 0);
 
 }  // namespace sluice

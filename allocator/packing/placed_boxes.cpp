@@ -69,9 +69,10 @@ std::uint64_t PlacedBoxes::find_offset(const Box& box, Fit fit) {
         const std::uint64_t begin = block.begin_bytes[i];
         if (begin > cursor) {
           const std::uint64_t gap = begin - cursor;
-          if (gap >= box.bytes && gap < best_gap) {
+          const std::uint64_t offset = aligned(cursor, box);
+          if (gap < best_gap && offset < begin && begin - offset >= box.bytes) {
             best_gap = gap;
-            best_offset = cursor;
+            best_offset = offset;
             if (fit == Fit::kFirst || gap == box.bytes) return best_offset;
           }
         }
@@ -79,7 +80,7 @@ std::uint64_t PlacedBoxes::find_offset(const Box& box, Fit fit) {
       }
     }
   }
-  return best_gap == std::numeric_limits<std::uint64_t>::max() ? cursor : best_offset;
+  return best_gap == std::numeric_limits<std::uint64_t>::max() ? aligned(cursor, box) : best_offset;
 }
 
 void PlacedBoxes::split(std::size_t position) {

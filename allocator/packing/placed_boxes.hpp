@@ -7,6 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "base/units.hpp"
+
 namespace sluice {
 
 // A buffer in compressed time: lives in [lower, upper), positions are small ranks.
@@ -14,6 +16,7 @@ struct Box {
   std::int32_t lower = 0;
   std::int32_t upper = 0;
   std::uint64_t bytes = 0;
+  std::uint64_t alignment_bytes = 1;  // of its address; see PlacedBoxes
 };
 
 enum class Fit : std::uint8_t {
@@ -27,6 +30,8 @@ enum class Fit : std::uint8_t {
 // boxes. Kept in blocks, so that an insertion moves at most kWidth entries.
 class PlacedBoxes {
  public:
+  // base_bytes: the address of offset 0, which alignments count from.
+  explicit PlacedBoxes(std::uint64_t base_bytes = 0) : base_bytes_(base_bytes) {}
   void clear();
   // The offset where `box` goes; it is not inserted.
   std::uint64_t find_offset(const Box& box, Fit fit);
@@ -48,8 +53,14 @@ class PlacedBoxes {
   };
   static std::uint64_t overlap_mask(const Block& block, std::uint32_t first, const Box& box);
   std::uint32_t add_block();
+  // The first offset from `offset_bytes` on that is aligned for the box.
+  std::uint64_t aligned(std::uint64_t offset_bytes, const Box& box) const {
+    if (box.alignment_bytes == 1) return offset_bytes;
+    return round_up(base_bytes_ + offset_bytes, box.alignment_bytes) - base_bytes_;
+  }
   void split(std::size_t position);
 
+  std::uint64_t base_bytes_;
   std::vector<Block> blocks_;  // storage, reused by clear()
   std::uint32_t blocks_used_ = 0;
   std::vector<std::uint32_t> order_;  // blocks by offset; none is empty

@@ -1,6 +1,7 @@
 #include "engine/planner/candidates.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -203,6 +204,10 @@ UpdatePlacement update_placement(Config::OptimizerPlacement placement) {
 
 }  // namespace
 
+bool shares_device(const CandidateGroup& group) {
+  return group.front().shares_device;
+}
+
 std::vector<CandidateGroup> plan_candidates(const Config& config, const StepModel& model) {
   std::uint64_t all_slots = 0;
   for (const UnitFootprint& unit : model.units) {
@@ -213,8 +218,10 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
   if (config.recompute.policy != Config::Recompute::kNone) recompute_choices.push_back(true);
 
   std::vector<CandidateGroup> groups;
+  std::vector<CandidateGroup> sharing;
   for (const Rung& rung : rungs_for(config)) {
     CandidateGroup candidates;
+    CandidateGroup shared;
     StepOptions base;
     base.microbatches = static_cast<std::int32_t>(config.train.accumulate);
     base.order = config.train.order == Config::Order::kUnit ? ComputeOrder::kUnit
@@ -236,7 +243,11 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
         options.weight_slots = slots;
         if (pieces != Pieces::kUsual) options.piece_elems = small_piece_elems(model);
         if (pieces == Pieces::kSmallOneByOne) options.stream_lookahead = 0;
-        candidates.push_back(std::move(options));
+        candidates.push_back(options);
+        const bool usual = prefetch == config.memory.prefetch && slots == 0;
+        if (!usual && (prefetch > 0 || pieces != Pieces::kSmallOneByOne)) return;
+        options.shares_device = true;
+        shared.push_back(std::move(options));
       };
       const std::int64_t prefetch = config.memory.prefetch;
       const bool streamed = rung.weight.first != Tier::kDevice;
@@ -252,10 +263,16 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
       add(0, 0, Pieces::kSmallOneByOne);
       // Which is the more frugal depends: to make it all again takes it all at once, while of what
       // is spilled each half of backward has its own.
-      if (spills_activations(base)) groups.push_back(std::exchange(candidates, {}));
+      if (spills_activations(base)) {
+        groups.push_back(std::exchange(candidates, {}));
+        sharing.push_back(std::exchange(shared, {}));
+      }
     }
-    if (!candidates.empty()) groups.push_back(std::move(candidates));
+    if (candidates.empty()) continue;
+    groups.push_back(std::move(candidates));
+    sharing.push_back(std::move(shared));
   }
+  std::move(sharing.begin(), sharing.end(), std::back_inserter(groups));
   return groups;
 }
 

@@ -17,10 +17,13 @@
 
 namespace sluice {
 
-// No group is empty. No group at all: the placement that memory.place.* asks for cannot be run (a
+// Last come those whose windows and arena share the device's memory (StepOptions::shares_device),
+// in the same order: what shares waits for more, so each placement is there in both ways. No group
+// is empty. No group at all: the placement that memory.place.* asks for cannot be run (a
 // device optimizer needs device weights and gradients).
 using CandidateGroup = std::vector<StepOptions>;
 std::vector<CandidateGroup> plan_candidates(const Config& config, const StepModel& model);
+bool shares_device(const CandidateGroup& group);
 
 // Other orders of the passes where train.order leaves the choice: of the group's options, those
 // without recomputation and those with, best first.

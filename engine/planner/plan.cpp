@@ -130,7 +130,9 @@ MemoryNeed at_least(MemoryNeed need, const MemoryNeed& least) {
   const std::uint64_t device = need.peak_bytes().front();
   const std::uint64_t wanted = least.peak_bytes().front();
   if (device < wanted) {
-    need.device_arena_bytes = round_up(need.device_arena_bytes, kPageBytes) + (wanted - device);
+    need.device_arena_bytes =
+        need.shares_device ? wanted
+                           : round_up(need.device_arena_bytes, kPageBytes) + (wanted - device);
   }
   need.pinned_bytes = std::max(need.pinned_bytes, least.pinned_bytes);
   need.storage_bytes = std::max(need.storage_bytes, least.storage_bytes);
@@ -146,7 +148,9 @@ class Search {
          std::uint64_t log_bytes)
       : model_(model), budgets_(budgets), costs_(costs), log_bytes_(log_bytes) {}
 
+  // As many of those that share the device as of those that do not.
   void consider(const CandidateGroup& group) {
+    if (shares_device(group) != std::exchange(sharing_, shares_device(group))) simulated_ = 0;
     if (simulated_ == kSimulatedCandidates) return;
     if (!fits(home_bytes(model_, group.back()), budgets_)) return;
     Compiled frugal = compile_candidate(model_, group.back(), log_bytes_);
@@ -333,6 +337,7 @@ class Search {
   CandidateGroup best_group_;  // where it is from
   MemoryNeed least_;           // of the first group that fits, its most frugal candidate's
   std::size_t simulated_ = 0;
+  bool sharing_ = false;  // the groups now considered
 };
 
 // What every placement needs at least, for a refusal.

@@ -36,7 +36,7 @@ std::string content_name(const Buffer& buffer) {
 }  // namespace
 
 std::array<std::uint64_t, kTierCount> MemoryNeed::peak_bytes() const {
-  return {slot_count * slot_bytes + round_up(device_arena_bytes, kPageBytes),
+  return {device_peak_bytes(slot_count * slot_bytes, device_arena_bytes, shares_device),
           round_up(pinned_bytes, kPinnedPageBytes), storage_bytes + log_bytes};
 }
 
@@ -55,6 +55,8 @@ MemoryNeed memory_need(std::span<const Schedule* const> schedules, std::uint64_t
   for (const Schedule* schedule : schedules) {
     need.slot_count = std::max(need.slot_count, schedule->slot_count);
     need.slot_bytes = schedule->slot_bytes;
+    SLUICE_CHECK(schedule->shares_device == schedules.front()->shares_device);
+    need.shares_device = schedule->shares_device;
     need.device_arena_bytes = std::max(need.device_arena_bytes, schedule->device_arena_bytes);
     need.pinned_bytes = std::max({need.pinned_bytes, schedule->pinned_arena_bytes,
                                   persistent_pinned_bytes(*schedule) + io_window_bytes});
@@ -68,7 +70,8 @@ RunMemory::RunMemory(Device& device, Ledger& ledger, StorageEngine* engine,
                      const RunId& run, bool kept, const std::vector<std::uint32_t>& shares)
     : pages_(device, ledger, std::max(need.slot_bytes, device.facts().granularity_bytes)),
       slots_(device, pages_, need.slot_count, Category::kWeight),
-      arena_(device, pages_, need.device_arena_bytes, Category::kActivation),
+      arena_(device, pages_, need.device_arena_bytes, Category::kActivation,
+             need.shares_device ? &slots_ : nullptr),
       pinned_(device, ledger, need.pinned_bytes, Category::kOptimizer),
       space_(engine, ledger, storage_paths, need.storage_bytes, run, kept, shares),
       storage_(space_, run) {

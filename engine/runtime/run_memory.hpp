@@ -1,8 +1,9 @@
 // All the memory of a run, obtained once before the first step and held to its end.
 //
 // Device: chunk slots, with a window mapped for every way in which the schedules use them, and one
-// planned arena. Pinned: one arena for homes and staging. Storage: one striped space. Sizes come
-// from the packed schedules; nothing is allocated afterwards.
+// planned arena, over the slots where the schedules share them. Pinned: one arena for homes and
+// staging. Storage: one striped space. Sizes come from the packed schedules; nothing is allocated
+// afterwards.
 #pragma once
 
 #include <array>
@@ -28,6 +29,7 @@ struct MemoryNeed {
   std::uint32_t slot_count = 0;
   std::uint64_t slot_bytes = 0;
   std::uint64_t device_arena_bytes = 0;
+  bool shares_device = false;  // Schedule::shares_device, of all
   std::uint64_t pinned_bytes = 0;
   std::uint64_t storage_bytes = 0;
   std::uint64_t log_bytes = 0;  // of a durable run's commits; beside the space
@@ -36,8 +38,9 @@ struct MemoryNeed {
   std::array<std::uint64_t, kTierCount> peak_bytes() const;
 };
 
-// Also covers the window through which state is filled and saved between steps: `io_window_bytes`
-// of pinned memory, shared with the steps' staging.
+// All share the device, or none does (InternalError). Also covers the window through which state is
+// filled and saved between steps: `io_window_bytes` of pinned memory, shared with the steps'
+// staging.
 MemoryNeed memory_need(std::span<const Schedule* const> schedules, std::uint64_t io_window_bytes);
 
 class RunMemory {

@@ -12,7 +12,6 @@
 namespace sluice {
 namespace {
 
-using symbolic::Extent;
 using symbolic::Part;
 using symbolic::ReadValue;
 using symbolic::SymbolicMemory;
@@ -119,7 +118,7 @@ class Machine {
     std::deque<InstructionId> in_flight;
   };
   struct Touched {
-    Extent extent;
+    MemoryRange range;
     bool write = false;
   };
   // What an instruction in flight has read and will write.
@@ -315,14 +314,16 @@ class Machine {
 
   void touch(InstructionId id, const Buffer& buffer, std::uint64_t begin, std::uint64_t end,
              bool write) {
-    std::vector<Extent> extents;
-    const auto rank = static_cast<std::size_t>(schedule_.instructions[id].rank);
-    if (buffer.rank != schedule_.instructions[id].rank ||
-        !memory_[rank].locate(buffer, begin, end, extents)) {
+    const std::vector<MemoryRange> ranges = ranges_of(schedule_, buffer, begin, end);
+    if (buffer.rank != schedule_.instructions[id].rank || ranges.empty()) {
       error(id, "uses bytes that buffer " + std::to_string(buffer.id) + " does not have");
       return;
     }
-    for (const Extent& extent : extents) running_[id].touched.push_back({extent, write});
+    for (const MemoryRange& range : ranges) running_[id].touched.push_back({range, write});
+  }
+
+  static bool meet(const MemoryRange& a, const MemoryRange& b) {
+    return a.memory == b.memory && a.begin_bytes < b.end_bytes && b.begin_bytes < a.end_bytes;
   }
 
   // Two instructions in flight must not meet in memory where one writes.
@@ -333,8 +334,7 @@ class Machine {
         if (other == id) continue;
         for (const Touched& mine : running_[id].touched) {
           for (const Touched& theirs : running_[other].touched) {
-            if ((mine.write || theirs.write) && mine.extent.space == theirs.extent.space &&
-                mine.extent.begin < theirs.extent.end && theirs.extent.begin < mine.extent.end) {
+            if ((mine.write || theirs.write) && meet(mine.range, theirs.range)) {
               error(id, "touches the memory of instruction " + std::to_string(other) +
                             " while it runs");
               return;

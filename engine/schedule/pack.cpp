@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,9 @@
 
 namespace sluice {
 namespace {
+
+// Windows and arena in one memory: not packed closer than to this part of the bound.
+constexpr std::uint64_t kSharedSlack = 256;
 
 // List positions of a transient buffer's first write and of its Release.
 struct Life {
@@ -43,7 +47,7 @@ std::vector<Life> lives_of(const Schedule& schedule) {
   return lives;
 }
 
-// Who held each byte (or slot) of one memory last. Half-open ranges, no overlaps.
+// Who held each byte of one memory last. Half-open ranges, no overlaps.
 class Occupancy {
  public:
   // Appends the last holders of [begin, end) to `before`, then gives the range to `holder`.
@@ -86,10 +90,7 @@ class Packer {
     schedule_.pinned_arena_bytes = 0;
     std::uint64_t storage_bytes = 0;
     for (std::int32_t rank = 0; rank < schedule_.ranks; ++rank) {
-      const std::uint32_t slots = pack_windows(rank);
-      schedule_.slot_count = std::max(schedule_.slot_count, slots);
-      const std::uint64_t device = pack_arena(rank, Tier::kDevice, alignment_bytes_);
-      schedule_.device_arena_bytes = std::max(schedule_.device_arena_bytes, device);
+      pack_device(rank);
       const std::uint64_t pinned = pack_arena(rank, Tier::kPinned, kDirectAlignmentBytes);
       schedule_.pinned_arena_bytes = std::max(schedule_.pinned_arena_bytes, pinned);
       storage_bytes =
@@ -105,52 +106,127 @@ class Packer {
     return Lifetime{life.birth, std::uint64_t{life.release} + 1, size};
   }
 
-  std::uint32_t pack_windows(std::int32_t rank) {
-    std::uint32_t first_free = 0;
-    std::vector<BufferId> transient;
+  void pack_device(std::int32_t rank) {
+    Transients windows = place_persistent_windows(rank);
+    const std::uint64_t slots_bytes = windows.base * schedule_.slot_bytes;
+    Transients others =
+        place_persistent(rank, Tier::kDevice, alignment_bytes_,
+                         schedule_.shares_device ? round_up(slots_bytes, alignment_bytes_) : 0);
+    const Ends ends = schedule_.shares_device
+                          ? pack_together(windows, others)
+                          : Ends{pack_windows(windows), pack_offsets(others, alignment_bytes_)};
+    schedule_.slot_count = std::max(schedule_.slot_count, ends.slots);
+    schedule_.device_arena_bytes = std::max(schedule_.device_arena_bytes, ends.arena_bytes);
+  }
+
+  std::uint64_t pack_arena(std::int32_t rank, Tier tier, std::uint64_t alignment_bytes) {
+    return pack_offsets(place_persistent(rank, tier, alignment_bytes, 0), alignment_bytes);
+  }
+
+  // Transient buffers of one memory, above the persistent ones.
+  struct Transients {
+    std::vector<BufferId> buffers;
     std::vector<Lifetime> lifetimes;
+    std::uint64_t base = 0;  // bytes; of windows: slots
+  };
+  // Where what was placed ends.
+  struct Ends {
+    std::uint32_t slots = 0;
+    std::uint64_t arena_bytes = 0;
+  };
+
+  // Sizes in slots.
+  Transients place_persistent_windows(std::int32_t rank) {
+    Transients transients;
     for (Buffer& buffer : schedule_.buffers) {
       if (buffer.rank != rank || !buffer.window) continue;
       SLUICE_CHECK(buffer.tier == Tier::kDevice && schedule_.slot_bytes > 0);
       const std::uint64_t needed = ceil_div(buffer.bytes, schedule_.slot_bytes);
       buffer.slots.clear();
       if (buffer.persistent) {
-        for (std::uint64_t k = 0; k < needed; ++k) buffer.slots.push_back(first_free++);
+        buffer.slots = slots_from(transients.base, needed);
+        transients.base += needed;
       } else {
-        transient.push_back(buffer.id);
-        lifetimes.push_back(lifetime_of(buffer, needed));
+        transients.buffers.push_back(buffer.id);
+        transients.lifetimes.push_back(lifetime_of(buffer, needed));
       }
     }
-    if (transient.empty()) return first_free;
-    SlotAssignment assignment = assign_slots(lifetimes);
-    for (std::size_t i = 0; i < transient.size(); ++i) {
-      for (std::uint32_t& slot : assignment.slots[i]) slot += first_free;
-      schedule_.buffers[transient[i]].slots = std::move(assignment.slots[i]);
-    }
-    return first_free + assignment.slot_count;
+    return transients;
   }
 
-  // Places the tier's buffers that are no windows; returns the bytes they span.
-  std::uint64_t pack_arena(std::int32_t rank, Tier tier, std::uint64_t alignment_bytes) {
-    std::uint64_t base_bytes = 0;
-    std::vector<BufferId> transient;
-    std::vector<Lifetime> lifetimes;
+  static std::vector<std::uint32_t> slots_from(std::uint64_t first, std::uint64_t count) {
+    SLUICE_CHECK(first + count <= kNoId);
+    std::vector<std::uint32_t> slots(count);
+    std::iota(slots.begin(), slots.end(), static_cast<std::uint32_t>(first));
+    return slots;
+  }
+
+  // Of the tier's buffers that are no windows, from `base_bytes` on.
+  Transients place_persistent(std::int32_t rank, Tier tier, std::uint64_t alignment_bytes,
+                              std::uint64_t base_bytes) {
+    Transients transients;
+    transients.base = base_bytes;
     for (Buffer& buffer : schedule_.buffers) {
       if (buffer.rank != rank || buffer.tier != tier || buffer.window) continue;
       if (buffer.persistent) {
-        buffer.offset_bytes = base_bytes;
-        base_bytes = round_up(base_bytes + place_bytes(buffer), alignment_bytes);
+        buffer.offset_bytes = transients.base;
+        transients.base = round_up(transients.base + place_bytes(buffer), alignment_bytes);
       } else {
-        transient.push_back(buffer.id);
-        lifetimes.push_back(lifetime_of(buffer, buffer.bytes));
+        transients.buffers.push_back(buffer.id);
+        transients.lifetimes.push_back(lifetime_of(buffer, buffer.bytes));
       }
     }
-    if (transient.empty()) return base_bytes;
-    const Packing packing = pack_lifetimes(lifetimes, alignment_bytes);
-    for (std::size_t i = 0; i < transient.size(); ++i) {
-      schedule_.buffers[transient[i]].offset_bytes = base_bytes + packing.offsets_bytes[i];
+    return transients;
+  }
+
+  std::uint32_t pack_windows(const Transients& windows) {
+    SlotAssignment assignment = assign_slots(windows.lifetimes);
+    for (std::size_t i = 0; i < windows.buffers.size(); ++i) {
+      for (std::uint32_t& slot : assignment.slots[i]) {
+        slot += static_cast<std::uint32_t>(windows.base);
+      }
+      schedule_.buffers[windows.buffers[i]].slots = std::move(assignment.slots[i]);
     }
-    return base_bytes + packing.capacity_bytes;
+    return static_cast<std::uint32_t>(windows.base) + assignment.slot_count;
+  }
+
+  std::uint64_t pack_offsets(const Transients& transients, std::uint64_t alignment_bytes) {
+    const Packing packing = pack_lifetimes(transients.lifetimes, alignment_bytes);
+    for (std::size_t i = 0; i < transients.buffers.size(); ++i) {
+      schedule_.buffers[transients.buffers[i]].offset_bytes =
+          transients.base + packing.offsets_bytes[i];
+    }
+    return transients.base + packing.capacity_bytes;
+  }
+
+  // One packing of windows, each in a row of slots, and of what lies in the arena.
+  Ends pack_together(const Transients& windows, const Transients& others) {
+    const std::uint64_t base = others.base;  // behind all that is persistent
+    std::vector<Lifetime> lifetimes = others.lifetimes;
+    for (Lifetime lifetime : windows.lifetimes) {
+      lifetime.bytes *= schedule_.slot_bytes;
+      lifetime.alignment_bytes = schedule_.slot_bytes;
+      lifetimes.push_back(lifetime);
+    }
+    // Windows are rarely stacked without a gap, so the bound itself is not worth its search.
+    const std::uint64_t bound = peak_live(lifetimes);
+    const Packing packing = pack_lifetimes(lifetimes, alignment_bytes_, PackingEffort::kQuick,
+                                           bound + bound / kSharedSlack, base);
+    Ends ends{static_cast<std::uint32_t>(windows.base), base};
+    const std::size_t other_count = others.buffers.size();
+    for (std::size_t i = 0; i < lifetimes.size(); ++i) {
+      const std::uint64_t begin = base + packing.offsets_bytes[i];
+      if (i < other_count) {
+        schedule_.buffers[others.buffers[i]].offset_bytes = begin;
+        ends.arena_bytes = std::max(ends.arena_bytes, begin + lifetimes[i].bytes);
+        continue;
+      }
+      Buffer& window = schedule_.buffers[windows.buffers[i - other_count]];
+      window.slots =
+          slots_from(begin / schedule_.slot_bytes, windows.lifetimes[i - other_count].bytes);
+      ends.slots = std::max(ends.slots, window.slots.back() + 1);
+    }
+    return ends;
   }
 
   // Memory passes from buffer to buffer; each waits for the Release of those just before it, which
@@ -179,21 +255,16 @@ class Packer {
     std::sort(by_birth.begin(), by_birth.end(), [&](BufferId a, BufferId b) {
       return std::pair(lives_[a].birth, a) < std::pair(lives_[b].birth, b);
     });
-    // Tiers, and one more memory for the slots; persistent memory is never reused.
-    std::vector<std::array<Occupancy, kTierCount + 1>> memories(
+    // Persistent memory is never reused.
+    std::vector<std::array<Occupancy, kMemoryCount>> memories(
         static_cast<std::size_t>(schedule_.ranks));
     std::vector<std::vector<BufferId>> before(schedule_.buffers.size());
     for (const BufferId id : by_birth) {
       const Buffer& buffer = schedule_.buffers[id];
       auto& memory = memories[static_cast<std::size_t>(buffer.rank)];
       std::vector<BufferId>& holders = before[id];
-      if (buffer.window) {
-        for (const std::uint32_t slot : buffer.slots) {
-          memory[kTierCount].take(slot, slot + 1, id, holders);
-        }
-      } else {
-        memory[static_cast<std::size_t>(buffer.tier)].take(
-            buffer.offset_bytes, buffer.offset_bytes + buffer.bytes, id, holders);
+      for (const MemoryRange& range : place_of(schedule_, buffer)) {
+        memory[range.memory].take(range.begin_bytes, range.end_bytes, id, holders);
       }
       std::sort(holders.begin(), holders.end());
       holders.erase(std::unique(holders.begin(), holders.end()), holders.end());
@@ -210,10 +281,10 @@ class Packer {
 
 std::array<std::uint64_t, kTierCount> packed_bytes(const Schedule& schedule,
                                                    std::uint64_t storage_bytes) {
-  return {
-      schedule.slot_count * schedule.slot_bytes + round_up(schedule.device_arena_bytes, kPageBytes),
-      round_up(schedule.pinned_arena_bytes, kDirectAlignmentBytes),
-      round_up(storage_bytes, kDirectAlignmentBytes)};
+  return {device_peak_bytes(schedule.slot_count * schedule.slot_bytes, schedule.device_arena_bytes,
+                            schedule.shares_device),
+          round_up(schedule.pinned_arena_bytes, kDirectAlignmentBytes),
+          round_up(storage_bytes, kDirectAlignmentBytes)};
 }
 
 void pack(Schedule& schedule, std::uint64_t alignment_bytes) {

@@ -9,13 +9,14 @@ namespace sluice {
 // Runs after link (ids set). `schedule.slot_bytes` must be set where there are windows.
 //
 // Windows get chunk slots, other device buffers offsets in the device arena (multiples of
-// `alignment_bytes`), pinned buffers in the pinned arena, storage buffers in the storage space.
-// A transient buffer lives from the first instruction that writes it through the Release that names
-// it (InternalError where either is missing). Persistent buffers come first, one after another:
-// their places are a function of the list of persistent buffers alone, so schedules that share that
-// list share the places. Then adds deps: whatever writes a buffer comes after the Release of every
-// buffer that held its memory before. Fills slot_count, device_arena_bytes, pinned_arena_bytes and
-// peak_bytes; with several ranks each is the largest of all ranks.
+// `alignment_bytes`); where `schedule.shares_device` both are packed into one memory. Pinned
+// buffers in the pinned arena, storage buffers in the storage space. A transient buffer lives from
+// the first instruction that writes it through the Release that names it (InternalError where
+// either is missing). Persistent buffers come first, one after another: their places are a function
+// of the list of persistent buffers alone, so schedules that share that list share the places. Then
+// adds deps: whatever writes a buffer comes after the Release of every buffer that held its memory
+// before. Fills slot_count, device_arena_bytes, pinned_arena_bytes and peak_bytes; with several
+// ranks each is the largest of all ranks.
 void pack(Schedule& schedule, std::uint64_t alignment_bytes = kTensorAlignmentBytes);
 
 // The most bytes per tier that the places so far need: slots and whole arena pages of the device,

@@ -35,6 +35,51 @@ Use use_of(const Buffer& buffer, ElemRange range) {
           bytes_of(buffer.dtype, range.elems())};
 }
 
+namespace {
+
+// Of slots, whole, [begin, end) of what they show one after another.
+std::vector<MemoryRange> ranges_in_slots(const Schedule& schedule,
+                                         const std::vector<std::uint32_t>& slots,
+                                         std::uint64_t begin, std::uint64_t end) {
+  const std::size_t memory =
+      schedule.shares_device ? static_cast<std::size_t>(Tier::kDevice) : kTierCount;
+  std::vector<MemoryRange> ranges;
+  while (begin < end) {
+    const std::uint64_t within = begin % schedule.slot_bytes;
+    const std::uint64_t stop = std::min(end, begin - within + schedule.slot_bytes);
+    const std::uint64_t at = slots[begin / schedule.slot_bytes] * schedule.slot_bytes + within;
+    if (!ranges.empty() && ranges.back().end_bytes == at) {
+      ranges.back().end_bytes = at + (stop - begin);
+    } else {
+      ranges.push_back({memory, at, at + (stop - begin)});
+    }
+    begin = stop;
+  }
+  return ranges;
+}
+
+}  // namespace
+
+std::vector<MemoryRange> ranges_of(const Schedule& schedule, const Buffer& buffer,
+                                   std::uint64_t begin, std::uint64_t end) {
+  if (begin >= end || end > buffer.bytes) return {};
+  if (!buffer.window) {
+    return {{static_cast<std::size_t>(buffer.tier), buffer.offset_bytes + begin,
+             buffer.offset_bytes + end}};
+  }
+  const bool slots = schedule.slot_bytes > 0 && end <= buffer.slots.size() * schedule.slot_bytes;
+  if (!slots) return {};
+  return ranges_in_slots(schedule, buffer.slots, begin, end);
+}
+
+std::vector<MemoryRange> place_of(const Schedule& schedule, const Buffer& buffer) {
+  if (buffer.window) {
+    return ranges_in_slots(schedule, buffer.slots, 0, buffer.slots.size() * schedule.slot_bytes);
+  }
+  return {{static_cast<std::size_t>(buffer.tier), buffer.offset_bytes,
+           buffer.offset_bytes + place_bytes(buffer)}};
+}
+
 std::string_view op_name(Op op) {
   return kOpNames[static_cast<std::size_t>(op)];
 }

@@ -7,6 +7,7 @@
 // *home*) lives through the whole run. Ids are indices.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -229,7 +230,31 @@ struct Schedule {
   std::uint64_t slot_bytes = 0;
   std::uint64_t device_arena_bytes = 0;
   std::uint64_t pinned_arena_bytes = 0;
+  // The device arena lies over the slots: byte `b` of it is byte b % slot_bytes of slot
+  // b / slot_bytes, as far as there are slots. Else each has memory of its own.
+  bool shares_device = false;
 };
+
+// What slots and an arena of these sizes take of the device: whole pages.
+constexpr std::uint64_t device_peak_bytes(std::uint64_t slots_bytes, std::uint64_t arena_bytes,
+                                          bool shared) {
+  const std::uint64_t arena = round_up(arena_bytes, kPageBytes);
+  return shared ? std::max(slots_bytes, arena) : slots_bytes + arena;
+}
+
+// Memories that places are in: one for each tier, and one more for slots that share none.
+inline constexpr std::size_t kMemoryCount = kTierCount + 1;
+struct MemoryRange {
+  std::size_t memory = 0;
+  std::uint64_t begin_bytes = 0;
+  std::uint64_t end_bytes = 0;
+};
+// Where bytes [begin, end) of a buffer lie, in order; a range for each slot of a window. Empty
+// where the buffer has no such bytes, or its place none.
+std::vector<MemoryRange> ranges_of(const Schedule& schedule, const Buffer& buffer,
+                                   std::uint64_t begin, std::uint64_t end);
+// All that a buffer takes: all versions, and slots whole.
+std::vector<MemoryRange> place_of(const Schedule& schedule, const Buffer& buffer);
 
 // Movement in one run of the schedule, by link: sums of `bytes` over the h2d, d2h and storage
 // lanes.

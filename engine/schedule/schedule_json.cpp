@@ -348,7 +348,7 @@ Schedule read_schedule(const json& document) {
   Fields fields(
       document, "document",
       " format version ranks buffers instructions entry exit commit peak_bytes slot_count "
-      "slot_bytes device_arena_bytes pinned_arena_bytes ");
+      "slot_bytes device_arena_bytes pinned_arena_bytes shares_device ");
   const json& format = fields.need("format");
   if (!format.is_string() || format.get_ref<const std::string&>() != kFormat) {
     refuse("document", "\"format\" must be \"" + std::string(kFormat) + "\"");
@@ -362,6 +362,7 @@ Schedule read_schedule(const json& document) {
   schedule.slot_bytes = fields.bytes("slot_bytes", std::uint64_t{1} << 38);
   schedule.device_arena_bytes = fields.bytes("device_arena_bytes");
   schedule.pinned_arena_bytes = fields.bytes("pinned_arena_bytes");
+  schedule.shares_device = fields.flag("shares_device");
   const json& peaks = fields.need("peak_bytes");
   if (!peaks.is_array() || peaks.size() != kTierCount) {
     refuse("document", "\"peak_bytes\" must be a list of three numbers");
@@ -396,6 +397,7 @@ std::string schedule_to_json(const Schedule& schedule) {
   document["slot_bytes"] = schedule.slot_bytes;
   document["device_arena_bytes"] = schedule.device_arena_bytes;
   document["pinned_arena_bytes"] = schedule.pinned_arena_bytes;
+  if (schedule.shares_device) document["shares_device"] = true;
   document["peak_bytes"] = schedule.peak_bytes;
   document["buffers"] = json::array();
   for (const Buffer& buffer : schedule.buffers) {

@@ -24,6 +24,7 @@ StepBuilder::StepBuilder(const StepModel& model, const StepOptions& options,
                          std::int32_t weight_version)
     : model_(model), options_(options), weight_version_(weight_version) {
   schedule_.slot_bytes = options.chunk_bytes;
+  schedule_.shares_device = options.shares_device;
   add_homes();
 }
 

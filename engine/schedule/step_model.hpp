@@ -103,6 +103,9 @@ struct StepOptions {
   // device busier than a few large ones of the same bytes. 0 elements: as the two above.
   std::uint64_t update_piece_elems = 0;  // multiple of 4,096
   std::int32_t update_lookahead = 0;
+  // Windows and the device arena lie in the same memory at different times (pack.hpp), which takes
+  // less of it; what reuses memory then waits for more.
+  bool shares_device = false;
   // Storage holds two versions of state, and room to save the state that lies elsewhere.
   bool durable = false;
   Placement placement;

@@ -26,26 +26,6 @@ Term hash_words(std::initializer_list<std::uint64_t> words) {
   return hash.value();
 }
 
-bool SymbolicMemory::locate(const Buffer& buffer, std::uint64_t begin, std::uint64_t end,
-                            std::vector<Extent>& extents) const {
-  extents.clear();
-  if (begin >= end || end > buffer.bytes) return false;
-  if (!buffer.window) {
-    extents.push_back({static_cast<std::size_t>(buffer.tier), buffer.offset_bytes + begin,
-                       buffer.offset_bytes + end});
-    return true;
-  }
-  const std::uint64_t slot_bytes = schedule_.slot_bytes;
-  if (slot_bytes == 0 || (end - 1) / slot_bytes >= buffer.slots.size()) return false;
-  while (begin < end) {
-    const std::uint64_t stop = std::min(end, (begin / slot_bytes + 1) * slot_bytes);
-    const std::uint64_t at = buffer.slots[begin / slot_bytes] * slot_bytes + begin % slot_bytes;
-    extents.push_back({kTierCount, at, at + (stop - begin)});
-    begin = stop;
-  }
-  return true;
-}
-
 void SymbolicMemory::put(Space& space, std::uint64_t begin, const Cell& cell) {
   auto at = space.upper_bound(begin);
   if (at != space.begin()) --at;
@@ -72,12 +52,11 @@ void SymbolicMemory::put(Space& space, std::uint64_t begin, const Cell& cell) {
 }
 
 void SymbolicMemory::store(const Buffer& buffer, const Part& part, bool freed) {
-  std::vector<Extent> extents;
-  if (!locate(buffer, part.begin, part.end, extents)) return;
   std::uint64_t origin = part.origin;
-  for (const Extent& extent : extents) {
-    put(spaces_[extent.space], extent.begin, Cell{extent.end, part.term, origin, buffer.id, freed});
-    origin += extent.end - extent.begin;
+  for (const MemoryRange& range : ranges_of(schedule_, buffer, part.begin, part.end)) {
+    put(spaces_[range.memory], range.begin_bytes,
+        Cell{range.end_bytes, part.term, origin, buffer.id, freed});
+    origin += range.end_bytes - range.begin_bytes;
   }
 }
 
@@ -92,29 +71,29 @@ void SymbolicMemory::poison(const Buffer& buffer) {
 std::vector<Part> SymbolicMemory::read(const Buffer& buffer, std::uint64_t begin, std::uint64_t end,
                                        std::string& error) const {
   std::vector<Part> parts;
-  std::vector<Extent> extents;
-  if (!locate(buffer, begin, end, extents)) {
+  const std::vector<MemoryRange> ranges = ranges_of(schedule_, buffer, begin, end);
+  if (ranges.empty()) {
     error = "bytes outside the buffer";
     return parts;
   }
-  std::uint64_t offset = begin;  // in the buffer, of extent.begin
-  for (const Extent& extent : extents) {
-    const Space& space = spaces_[extent.space];
-    std::uint64_t reached = extent.begin;
-    auto at = space.upper_bound(extent.begin);
+  std::uint64_t offset = begin;  // in the buffer, of range.begin_bytes
+  for (const MemoryRange& range : ranges) {
+    const Space& space = spaces_[range.memory];
+    std::uint64_t reached = range.begin_bytes;
+    auto at = space.upper_bound(range.begin_bytes);
     if (at != space.begin()) --at;
-    for (; at != space.end() && at->first < extent.end; ++at) {
+    for (; at != space.end() && at->first < range.end_bytes; ++at) {
       const Cell& cell = at->second;
-      if (cell.end <= extent.begin) continue;
-      const std::uint64_t from = std::max(at->first, extent.begin);
-      const std::uint64_t to = std::min(cell.end, extent.end);
+      if (cell.end <= range.begin_bytes) continue;
+      const std::uint64_t from = std::max(at->first, range.begin_bytes);
+      const std::uint64_t to = std::min(cell.end, range.end_bytes);
       if (from != reached) error = "memory that was never written";
       if (cell.freed) error = "freed memory";
       if (cell.owner != buffer.id) {
         error = "memory that now holds buffer " + std::to_string(cell.owner);
       }
       reached = to;
-      Part part{offset + (from - extent.begin), offset + (to - extent.begin), cell.term,
+      Part part{offset + (from - range.begin_bytes), offset + (to - range.begin_bytes), cell.term,
                 cell.origin + (from - at->first)};
       if (!parts.empty() && parts.back().end == part.begin && parts.back().term == part.term &&
           parts.back().origin + (parts.back().end - parts.back().begin) == part.origin) {
@@ -123,8 +102,8 @@ std::vector<Part> SymbolicMemory::read(const Buffer& buffer, std::uint64_t begin
         parts.push_back(part);
       }
     }
-    if (reached != extent.end) error = "memory that was never written";
-    offset += extent.end - extent.begin;
+    if (reached != range.end_bytes) error = "memory that was never written";
+    offset += range.end_bytes - range.begin_bytes;
   }
   return parts;
 }

@@ -34,22 +34,10 @@ struct Part {
   std::uint64_t origin = 0;
 };
 
-// A contiguous piece of one memory.
-struct Extent {
-  std::size_t space = 0;  // tier, or kTierCount for chunk slots
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-};
-
 // All memory of one rank.
 class SymbolicMemory {
  public:
   explicit SymbolicMemory(const Schedule& schedule) : schedule_(schedule) {}
-
-  // Where bytes [begin, end) of the buffer lie, in order. False where the buffer has no such bytes
-  // or its slots do not hold them.
-  bool locate(const Buffer& buffer, std::uint64_t begin, std::uint64_t end,
-              std::vector<Extent>& extents) const;
 
   // Parts of [begin, end) of the buffer (offsets as in the buffer), neighbours merged. Where memory
   // is not what the buffer's own writes left, `error` says why.
@@ -73,7 +61,7 @@ class SymbolicMemory {
   void store(const Buffer& buffer, const Part& part, bool freed);
 
   const Schedule& schedule_;
-  std::array<Space, kTierCount + 1> spaces_;
+  std::array<Space, kMemoryCount> spaces_;
 };
 
 }  // namespace sluice::symbolic

@@ -52,13 +52,8 @@ class Places {
  private:
   void take(const Buffer& buffer) {
     auto& memory = memories_[static_cast<std::size_t>(buffer.rank)];
-    if (!buffer.window) {
-      take_range(memory[static_cast<std::size_t>(buffer.tier)], buffer.offset_bytes,
-                 buffer.offset_bytes + place_bytes(buffer), buffer);
-      return;
-    }
-    for (const std::uint32_t slot : buffer.slots) {
-      take_range(memory[kTierCount], slot, std::uint64_t{slot} + 1, buffer);
+    for (const MemoryRange& range : place_of(schedule_, buffer)) {
+      take_range(memory[range.memory], range.begin_bytes, range.end_bytes, buffer);
     }
   }
 
@@ -99,7 +94,7 @@ class Places {
   const Schedule& schedule_;
   const HappensBefore& order_;
   Problems& problems_;
-  std::vector<std::array<Memory, kTierCount + 1>> memories_;  // by rank; the last: slots
+  std::vector<std::array<Memory, kMemoryCount>> memories_;  // by rank
   std::vector<InstructionId> release_;
   std::vector<std::vector<BufferId>> previous_;  // who held the memory just before
 };
@@ -131,7 +126,8 @@ void check_places(const Schedule& schedule, const HappensBefore& order,
                   const std::array<std::uint64_t, kTierCount>& budgets_bytes, Problems& problems) {
   for (const Buffer& buffer : schedule.buffers) check_inside(schedule, buffer, problems);
   const std::array<std::uint64_t, kTierCount> needed{
-      schedule.slot_count * schedule.slot_bytes + round_up(schedule.device_arena_bytes, kPageBytes),
+      device_peak_bytes(schedule.slot_count * schedule.slot_bytes, schedule.device_arena_bytes,
+                        schedule.shares_device),
       schedule.pinned_arena_bytes, 0};
   for (const Tier tier : kTiers) {
     const auto at = static_cast<std::size_t>(tier);

@@ -123,6 +123,7 @@ RunEvent plan_event(const Plan& plan) {
                     {"order", plan.options.order == ComputeOrder::kUnit ? "unit" : "microbatch"},
                     {"optimizer_placement", update_placement_name(plan.options.update)},
                     {"prefetch", plan.options.prefetch},
+                    {"shares_device", plan.options.shares_device},
                     {"units_by_tier", placement_json(plan)},
                     {"state_by_tier", places_json(plan)},
                     {"saved_by_tier", saved_json(plan)},

@@ -217,6 +217,33 @@ TEST_F(PlannedArenaTest, IsContiguousAcrossPages) {
   expect_agreement();
 }
 
+// Shorter than the slots, longer, and exactly as long: what is behind them has pages of its own.
+TEST_F(PlannedArenaTest, MayLieOverSlots) {
+  for (const std::uint64_t bytes : {kPage / 2, kChunk, kChunk + 5, 2 * kChunk,
+                                    2 * kChunk + kPage + 1, 2 * kChunk + 3 * kPage}) {
+    PagePool pages(device_, ledger_, kChunk);
+    {
+      ChunkPool chunks(device_, pages, 2, Category::kWeight);
+      std::byte* const window = chunks.map_window(std::vector<std::uint32_t>{1, 0});
+      const PlannedArena arena(device_, pages, bytes, Category::kActivation, &chunks);
+      const std::uint64_t own = bytes > 2 * kChunk ? arena.bytes() - 2 * kChunk : 0;
+      EXPECT_EQ(arena.bytes(), round_up(bytes, kPage));
+      EXPECT_EQ(live_bytes(Category::kWeight), 2 * kChunk);
+      EXPECT_EQ(live_bytes(Category::kActivation), own);
+      for (std::uint64_t at = 0; at < arena.bytes(); at += kPage) {
+        *arena.at(at) = static_cast<std::byte>(1 + at / kPage);
+      }
+      for (std::uint64_t at = 0; at < std::min(arena.bytes(), 2 * kChunk); at += kPage) {
+        const std::uint64_t in_window = at < kChunk ? kChunk + at : at - kChunk;
+        EXPECT_EQ(window[in_window], static_cast<std::byte>(1 + at / kPage)) << bytes;
+      }
+      EXPECT_EQ(*arena.at(arena.bytes() - kPage), static_cast<std::byte>(arena.bytes() / kPage));
+    }
+    EXPECT_EQ(pages.live_handles(), 0u);
+    expect_agreement();
+  }
+}
+
 TEST_F(PlannedArenaTest, ZeroBytesNeedNothing) {
   PagePool pages(device_, ledger_, kChunk);
   const PlannedArena arena(device_, pages, 0, Category::kActivation);
@@ -241,6 +268,7 @@ TEST_F(DeviceMemory, AFailureOfAnyDeviceCallReleasesEverything) {
       chunks.map_window(std::vector<std::uint32_t>{2, 1});
       const PlannedArena arena(device_, pages, 2 * kPage, Category::kActivation);
       chunks.map_window(std::vector<std::uint32_t>{0, 1, 2});
+      const PlannedArena over(device_, pages, 3 * kChunk + 1, Category::kActivation, &chunks);
       chunks.check_invariants();
     } catch (const DeviceError&) {
       pages.check_invariants();
@@ -251,8 +279,9 @@ TEST_F(DeviceMemory, AFailureOfAnyDeviceCallReleasesEverything) {
   };
   set_up();
   const auto calls = static_cast<std::int64_t>(device_.calls());
-  // 3 blocks; a range and 2 maps; a range, 2 blocks and 2 maps; a range and 3 maps.
-  EXPECT_EQ(calls, 15);
+  // 3 blocks; a range and 2 maps; a range, 2 blocks and 2 maps; a range and 3 maps; a range, 3
+  // maps, a block and a map.
+  EXPECT_EQ(calls, 21);
   for (std::int64_t call = 0; call < calls; ++call) {
     device_.fail_call(call);
     EXPECT_THROW(set_up(), DeviceError) << "call " << call;

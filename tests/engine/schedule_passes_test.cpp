@@ -119,6 +119,59 @@ TEST(Pack, MemoryPassesOnOnlyAfterItsRelease) {
   EXPECT_TRUE(validate(schedule).empty());
 }
 
+// A window, then an arena buffer: one after the other in the same memory, in that order.
+TEST(Pack, WindowsAndArenaMayShareTheDevice) {
+  for (const bool shared : {false, true}) {
+    ScheduleSketch sketch;
+    sketch.schedule.shares_device = shared;
+    const BufferId held = sketch.home(StateKind::kMoment1, Tier::kDevice, 1000, 0);
+    const BufferId home = sketch.home(StateKind::kWeight, Tier::kPinned, 20000, 0);
+    const BufferId window = sketch.state(StateKind::kWeight, Tier::kDevice, 0, 20000);
+    sketch.schedule.buffers[window].window = true;
+    const BufferId work = sketch.buffer(BufferRole::kWorkspace, Tier::kDevice, 2 * 65536);
+    sketch.emit(Op::kUpload, Lane::kH2D, {all(home)}, {all(window)});
+    sketch.emit(Op::kForward, Lane::kCompute, {all(window)}, {});
+    sketch.release(Lane::kCompute, window);
+    sketch.emit(Op::kForward, Lane::kOptimizer, {}, {all(work)}).unit = 1;
+    sketch.release(Lane::kOptimizer, work);
+    const Schedule schedule = sketch.compiled();
+    EXPECT_EQ(validate(schedule, schedule.peak_bytes), std::vector<std::string>{});
+    const Buffer& packed = schedule.buffers[work];
+    EXPECT_EQ(schedule.instructions[3].deps, shared ? Ids{2} : Ids{});
+    if (!shared) {
+      EXPECT_EQ(schedule.peak_bytes[0], 2 * 65536 + kPageBytes);
+      continue;
+    }
+    // What is persistent comes first; the window begins with a slot.
+    EXPECT_EQ(schedule.buffers[held].offset_bytes, 0u);
+    EXPECT_GE(packed.offset_bytes, 4096u);
+    EXPECT_EQ(schedule.buffers[window].slots, (std::vector<std::uint32_t>{1, 2}));
+    EXPECT_LT(packed.offset_bytes, 2 * 65536u);
+    EXPECT_EQ(schedule.peak_bytes[0], kPageBytes);  // more than three slots
+    Schedule wrong = schedule;                      // at the same time
+    wrong.instructions[3].deps.clear();
+    EXPECT_FALSE(validate(wrong, wrong.peak_bytes).empty());
+    wrong = schedule;
+    wrong.buffers[window].slots = {0, 1};  // where `held` lies
+    EXPECT_FALSE(validate(wrong, wrong.peak_bytes).empty());
+  }
+}
+
+// Of whole steps: what they take together is less than what each takes alone.
+TEST(Pack, StepsThatShareTheDeviceTakeLessOfIt) {
+  const StepModel model = testing::example_model(3, true, DType::kBF16);
+  StepOptions options =
+      testing::example_options(model, Tier::kPinned, Tier::kPinned, Tier::kStorage);
+  const Schedule apart = compile_training_step(model, options);
+  options.shares_device = true;
+  const Schedule together = compile_training_step(model, options);
+  EXPECT_TRUE(validate(together, together.peak_bytes).empty());
+  const std::uint64_t used_apart = apart.slot_count * apart.slot_bytes + apart.device_arena_bytes;
+  const std::uint64_t used_together =
+      std::max(together.slot_count * together.slot_bytes, together.device_arena_bytes);
+  EXPECT_LT(used_together, used_apart);
+}
+
 TEST(Pack, PeaksCountSlotsPagesAndStorage) {
   ScheduleSketch sketch;
   const BufferId home = sketch.home(StateKind::kWeight, Tier::kStorage, 20000, 0);

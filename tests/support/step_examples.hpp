@@ -127,6 +127,7 @@ inline StepOptions random_options(const StepModel& model, std::int32_t microbatc
   options.piece_elems = 4096 * (1 + below(8));
   options.prefetch = static_cast<std::int32_t>(below(3));
   options.stream_lookahead = static_cast<std::int32_t>(1 + below(3));
+  options.shares_device = below(2) == 0;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     const auto optimizer = static_cast<Tier>(below(3));
     const bool device = optimizer == Tier::kDevice;

@@ -81,10 +81,12 @@ void Progress::plan(const RunEvent& plan) const {
   std::fprintf(stderr, "model    %.1f M parameters, %s of training state\n",
                static_cast<double>(plan["parameters"].get<std::uint64_t>()) * 1e-6,
                format_bytes(state).c_str());
-  std::fprintf(stderr, "plan     %s (recompute: %s, order: %s, update: %s)\n",
+  const bool shares = plan["shares_device"].get<bool>();
+  std::fprintf(stderr, "plan     %s (recompute: %s, order: %s, update: %s%s)\n",
                tier_line(plan["peak_bytes"]).c_str(), plan["recompute"].get<std::string>().c_str(),
                plan["order"].get<std::string>().c_str(),
-               plan["optimizer_placement"].get<std::string>().c_str());
+               plan["optimizer_placement"].get<std::string>().c_str(),
+               shares ? ", weights and activations share the device" : "");
   std::fprintf(stderr, "homes    %s\n", homes_line(plan["state_by_tier"]).c_str());
   std::fprintf(stderr, "a step   %s; about %s, bound by %s\n",
                moved_line(plan["bytes_moved"]).c_str(),
