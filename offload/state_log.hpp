@@ -73,6 +73,9 @@ class StateLog {
     // That nothing was ever committed here is known only of a whole log without a byte in its
     // areas.
     bool blank() const { return whole && records.empty() && unreadable_areas == 0; }
+    // Not a byte is left, or none was ever there: of a run that was killed as it made it, whose
+    // data were not made yet.
+    bool empty() const { return !whole && records.empty() && unreadable_areas == 0; }
   };
   // Of the log at `path`; of an old one without a header, too. InputError or IoError where the file
   // cannot be read.

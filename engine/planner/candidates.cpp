@@ -202,6 +202,15 @@ UpdatePlacement update_placement(Config::OptimizerPlacement placement) {
   }
 }
 
+// Where windows and arena share, either order may be the more frugal.
+void add_orders(const Config& config, CandidateGroup group, std::vector<CandidateGroup>& groups) {
+  CandidateGroup by_unit = group;
+  for (StepOptions& options : by_unit) options.order = ComputeOrder::kUnit;
+  groups.push_back(std::move(group));
+  const bool either = config.train.order == Config::Order::kAuto && config.train.accumulate > 1;
+  if (either) groups.push_back(std::move(by_unit));
+}
+
 }  // namespace
 
 bool shares_device(const CandidateGroup& group) {
@@ -265,12 +274,12 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
       // is spilled each half of backward has its own.
       if (spills_activations(base)) {
         groups.push_back(std::exchange(candidates, {}));
-        sharing.push_back(std::exchange(shared, {}));
+        add_orders(config, std::exchange(shared, {}), sharing);
       }
     }
     if (candidates.empty()) continue;
     groups.push_back(std::move(candidates));
-    sharing.push_back(std::move(shared));
+    add_orders(config, std::move(shared), sharing);
   }
   std::move(sharing.begin(), sharing.end(), std::back_inserter(groups));
   return groups;

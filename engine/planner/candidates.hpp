@@ -18,7 +18,8 @@
 namespace sluice {
 
 // Last come those whose windows and arena share the device's memory (StepOptions::shares_device),
-// in the same order: what shares waits for more, so each placement is there in both ways. No group
+// in the same order: what shares waits for more, so each placement is there in both ways. Of these,
+// groups are there in both orders of passes where train.order leaves the choice. No group
 // is empty. No group at all: the placement that memory.place.* asks for cannot be run (a
 // device optimizer needs device weights and gradients).
 using CandidateGroup = std::vector<StepOptions>;

@@ -148,19 +148,22 @@ class Search {
          std::uint64_t log_bytes)
       : model_(model), budgets_(budgets), costs_(costs), log_bytes_(log_bytes) {}
 
-  // As many of those that share the device as of those that do not.
-  void consider(const CandidateGroup& group) {
+  // As many of those that share the device as of those that do not. What the most frugal one needs,
+  // if that was looked at.
+  std::optional<TierBytes> consider(const CandidateGroup& group) {
     if (shares_device(group) != std::exchange(sharing_, shares_device(group))) simulated_ = 0;
-    if (simulated_ == kSimulatedCandidates) return;
-    if (!fits(home_bytes(model_, group.back()), budgets_)) return;
+    if (simulated_ == kSimulatedCandidates) return std::nullopt;
+    if (!fits(home_bytes(model_, group.back()), budgets_)) return std::nullopt;
     Compiled frugal = compile_candidate(model_, group.back(), log_bytes_);
-    if (!fits(frugal.need.peak_bytes(), budgets_)) return;
+    const TierBytes needed = frugal.need.peak_bytes();
+    if (!fits(needed, budgets_)) return needed;
     if (!found()) least_ = frugal.need;
     for (std::size_t i = 0; i + 1 < group.size() && simulated_ < kSimulatedCandidates; ++i) {
       Compiled compiled = compile_candidate(model_, group[i], log_bytes_);
       if (fits(compiled.need.peak_bytes(), budgets_)) try_out(std::move(compiled), group);
     }
     if (simulated_ < kSimulatedCandidates) try_out(std::move(frugal), group);
+    return needed;
   }
 
   // groups: all candidates.
@@ -543,7 +546,8 @@ std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
   });
   const std::uint64_t of_commits = log_bytes(config, step_model);
   Search search(step_model, budgets, costs, of_commits);
-  for (const CandidateGroup& group : groups) search.consider(group);
+  std::vector<std::optional<TierBytes>> needs;
+  for (const CandidateGroup& group : groups) needs.push_back(search.consider(group));
   search.improve(config, groups);
   search.fill(config);
   search.refine();
@@ -552,8 +556,10 @@ std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
   }
 
   Refuser refuser(budgets);
-  for (const CandidateGroup& group : groups) {
-    refuser.consider(compile_candidate(step_model, group.back(), of_commits).need.peak_bytes());
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    refuser.consider(
+        needs[i] ? *needs[i]
+                 : compile_candidate(step_model, groups[i].back(), of_commits).need.peak_bytes());
   }
   return refuser.refusal();
 }

@@ -305,6 +305,9 @@ std::optional<DurableFound> recover_state(StorageEngine& engine, const std::stri
                   " of its two records cannot be read: cut short when it was written, damaged "
                   "since, or of another version"});
   }
+  if (contents.empty() && !data_of_run(run_of_log(log), storage_paths).empty()) {
+    passed_over.push_back({log, log + " is empty, and data of its run are there"});
+  }
   for (const StateLog::Record& record : contents.records) {
     DurableFound found{log, {}, {}};
     PassedOver passed{log, log + ", commit " + std::to_string(record.sequence) + ": "};
@@ -401,6 +404,12 @@ std::vector<fs::path> data_of_run(const std::string& run_id,
 
 namespace {
 
+bool is_without_commit(const std::string& log, const StateLog::Contents& contents,
+                       const std::vector<std::string>& storage_paths) {
+  return contents.blank() ||
+         (contents.empty() && data_of_run(run_of_log(log), storage_paths).empty());
+}
+
 // A log that was killed before its header was written is taken for its own.
 bool owns_data_of_blank(const std::string& log, const StateLog::Contents& contents) {
   return !contents.origin || owns_data(log, *contents.origin);
@@ -413,7 +422,8 @@ void retire(StorageEngine& engine, const std::string& path,
   std::vector<std::string> others;  // data of another log
   try {
     const StateLog::Contents contents = StateLog::read(engine, path);
-    if (contents.records.empty() && !contents.blank()) return;  // whoever resumed was told of it
+    // Whoever resumed was told of it.
+    if (contents.records.empty() && !is_without_commit(path, contents, storage_paths)) return;
     if (contents.blank() && !owns_data_of_blank(path, contents)) directories.clear();
     for (const StateLog::Record& record : contents.records) {
       CheckpointManifest manifest;
@@ -469,7 +479,7 @@ std::vector<std::string> files_without_commit(const std::string& directory,
     bool owned = false;
     try {
       const StateLog::Contents contents = StateLog::read(*engine, path);
-      if (!contents.blank()) continue;
+      if (!is_without_commit(path, contents, storage_paths)) continue;
       owned = owns_data_of_blank(path, contents);
     } catch (const Error&) {
       continue;  // a resume says it

@@ -374,6 +374,8 @@ TEST_F(DurableRun, AResumeRemovesWhatKilledOnesLeft) {
     std::ofstream(state_log_path(config_.checkpoint.dir, run)) << std::string(8192, '\0');
     std::ofstream(config_.memory.storage_paths.at(0) + "/sluice-" + run + "-0.durable") << "x";
   }
+  // Before its first byte was written, and its data made.
+  std::ofstream(state_log_path(config_.checkpoint.dir, std::string(32, 'c')));
   resume_.stop_at_step = 6;  // where it is: nothing is committed
   TrainingBench::run(config_, resume_);
   EXPECT_EQ(only_log(), log);

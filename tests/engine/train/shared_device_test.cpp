@@ -1,6 +1,7 @@
 // Chunk slots and the device arena in one memory: less of it, the same bits.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <limits>
@@ -70,6 +71,21 @@ TEST(SharedDevice, GivesTheSameBitsInTheLeastMemory) {
     EXPECT_EQ(run.weights_hash, reference.weights_hash);
     std::filesystem::remove_all(config.log.dir);
   }
+}
+
+// Where the order is open, a refusal and a plan know of both.
+TEST(SharedDevice, TheLeastIsThatOfEitherOrder) {
+  const TrainingBench bench;
+  const auto least = [&](const char* order) {
+    return least_device(bench.config(
+        "run", kUneven + places("pinned", "pinned", "storage") +
+                   Overrides{"model.layers=1", "train.seq=512", "train.precision=fp32",
+                             "memory.chunk=8MiB", "memory.prefetch=1", "recompute.policy=unit",
+                             "memory.place.activation=device", "optimizer.placement=next_forward",
+                             "memory.device=2MiB", std::string("train.order=") + order}));
+  };
+  EXPECT_EQ(least("auto"), std::min(least("unit"), least("microbatch")));
+  EXPECT_LT(least("unit"), least("microbatch")) << "or this shows nothing";
 }
 
 // Of what each takes at its largest, the sum is more than a quarter more: 18 MiB, and 14.
