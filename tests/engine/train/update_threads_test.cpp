@@ -1,6 +1,7 @@
 // How many threads the executor gives an update: one while storage keeps its lane waiting.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -19,7 +20,7 @@
 namespace sluice {
 namespace {
 
-constexpr int kUpdates = 8;
+constexpr int kUpdates = 16;
 constexpr std::uint64_t kElems = 16384;
 
 // Reads end only when they may.
@@ -103,8 +104,9 @@ std::vector<bool> threads_given() {
 }
 
 TEST(UpdateThreads, AnUpdateThatStorageKeptWaitingIsMadeByOne) {
-  // The first, and those behind it until four in turn have not waited.
-  const std::vector<bool> expected{true, true, true, true, false, false, false, false};
+  // The first, and those behind it until twelve in turn have not waited.
+  std::vector<bool> expected(kUpdates, false);
+  std::fill_n(expected.begin(), 12, true);
   std::vector<bool> given;
   // A starved thread may make another update wait.
   for (int attempt = 0; attempt < 5 && given != expected; ++attempt) given = threads_given();
