@@ -136,6 +136,7 @@ StateLog::StateLog(StorageEngine& engine, std::string path, std::uint64_t bytes)
       area_bytes_((bytes - kHeaderBytes) / 2),
       file_(engine.open(path_, StorageFileMode::kCreate, bytes)) {
   try {
+    SLUICE_CHECK(bytes >= kHeaderBytes);
     write_header(bytes);
     sync_directory_of(path_);
   } catch (...) {

@@ -63,8 +63,8 @@ class StateLog {
   };
   struct Contents {
     std::vector<Record> records;  // newest first, those that verify
-    std::optional<Origin>
-        origin;  // none: it was killed before it was written, or of an old version
+    // None: of a log that was killed before its header was written, or of an old version.
+    std::optional<Origin> origin;
     // Areas that hold something which is no record: cut short when it was written, damaged since,
     // or of another version of this format.
     std::uint32_t unreadable_areas = 0;
@@ -82,9 +82,9 @@ class StateLog {
   static Contents read(StorageEngine& engine, const std::string& path);
 
  private:
-  StorageEngine& engine_;
   void write_header(std::uint64_t file_bytes);
 
+  StorageEngine& engine_;
   std::string path_;
   std::uint64_t area_bytes_;
   StorageFileId file_;

@@ -328,8 +328,7 @@ void Executor::run_optimizer_lane(RunState& run) {
   // One thread keeps up with storage that it waits for. Reads end several at once, of eight pieces
   // of an update where these are in flight (StorageOptions::queue_bytes), so it is the twelfth
   // update in turn that has not waited which gets the team again: calling the team for the last
-  // few of each lot took 0.08 s of CPU for a step of 2^28 parameters, and no step was shorter for
-  // it.
+  // few of each lot took 0.08 s of CPU for a step of 2^28 parameters.
   constexpr int kReadyForTeam = 12;
   const auto& instructions = run.program().schedule().instructions;
   int ready_in_turn = kReadyForTeam;

@@ -11,7 +11,6 @@
 #include <cstring>
 #include <filesystem>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
@@ -42,8 +41,7 @@ bool is_ours(const FileDescriptor& marker) {
          std::string_view(text.data(), static_cast<std::size_t>(count)) == kMarkerText;
 }
 
-// Whoever still has its own holds its lock. One that was made this very moment may go, too: its
-// maker makes another.
+// Whoever still has its own holds its lock, and did before the marker said so.
 void remove_abandoned(const std::string& parent) {
   std::vector<fs::path> found;
   std::error_code ignored;  // what cannot be removed is only room
@@ -56,7 +54,7 @@ void remove_abandoned(const std::string& parent) {
   }
 }
 
-// One just made. False: somebody took the directory for abandoned, or errno says what else.
+// One just made. False: errno says why.
 bool mark(const FileDescriptor& marker) {
   if (marker.get() < 0 || !lock(marker)) return false;
   const ssize_t count = ::pwrite(marker.get(), kMarkerText.data(), kMarkerText.size(), 0);
@@ -66,22 +64,17 @@ bool mark(const FileDescriptor& marker) {
 }  // namespace
 
 OwnDirectory::OwnDirectory(const std::string& parent) {
-  constexpr int kMostAttempts = 16;
   remove_abandoned(parent);
-  int error = 0;
-  for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
-    std::string pattern = parent + "/" + kPrefix + "XXXXXX";
-    if (::mkdtemp(pattern.data()) == nullptr) {
-      error = errno;
-      break;
-    }
+  std::string pattern = parent + "/" + kPrefix + "XXXXXX";
+  const bool made = ::mkdtemp(pattern.data()) != nullptr;
+  if (made) {
     path_ = pattern;
     lock_.emplace(open_marker(path_, O_CREAT | O_EXCL));
     if (mark(*lock_)) return;
-    error = errno;
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
   }
+  const int error = errno;
+  std::error_code ignored;
+  if (made) fs::remove_all(path_, ignored);
   throw InputError("directory '" + parent +
                    "' cannot hold the benchmark's files: " + std::strerror(error));
 }

@@ -16,13 +16,13 @@ namespace sluice {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::uint64_t kLogHeaderBytes = 8192;  // offload/state_log.hpp
 using testing::Overrides;
 using testing::places;
 using testing::TrainingBench;
 using testing::TrainingRecord;
 using testing::operator+;
+
+constexpr std::uint64_t kLogHeaderBytes = 8192;  // offload/state_log.hpp
 
 const Overrides kModel{"model.family=gpt2",  "model.layers=2",        "model.hidden=64",
                        "model.heads=4",      "train.seq=32",          "train.steps=12",

@@ -6,6 +6,7 @@
 #include "engine/schedule/interpret.hpp"
 #include "engine/schedule/validate.hpp"
 #include "engine/train/config_schema.hpp"
+#include "tests/support/planned.hpp"
 #include "tests/support/planned_session.hpp"
 #include "tests/support/random_training.hpp"
 
@@ -14,6 +15,7 @@ namespace {
 
 using testing::Draws;
 using testing::Overrides;
+using testing::planned;
 using testing::TrainingBench;
 using testing::operator+;
 
@@ -31,11 +33,6 @@ Draft random_draft(std::uint64_t seed) {
   draft.memory = testing::random_placement(draw) + testing::random_movement(draw) +
                  testing::random_budgets(draw);
   return draft;
-}
-
-std::variant<Plan, Refusal> planned(const Config& config) {
-  static const std::unique_ptr<Kernels> kernels = make_host_kernels({1});
-  return make_plan(config, Model(model_shape(config)), *kernels, HardwareProfile{});
 }
 
 bool accepted(const Config& config) {

@@ -10,14 +10,16 @@
 #include "engine/planner/footprint.hpp"
 #include "engine/runtime/run_memory.hpp"
 #include "engine/schedule/generate.hpp"
-#include "tests/support/planned_session.hpp"
+#include "tests/support/planned.hpp"
 #include "tests/support/training_example.hpp"
 
 namespace sluice {
 namespace {
 
+using testing::least_device;
 using testing::Overrides;
 using testing::places;
+using testing::planned;
 using testing::TrainingBench;
 using testing::TrainingRecord;
 using testing::operator+;
@@ -29,22 +31,6 @@ const Overrides kUneven{"model.family=gpt2",   "model.layers=2",         "model.
                         "train.micro_batch=8", "train.accumulate=2",     "train.steps=3",
                         "optimizer.lr=0.005",  "data.eval_fraction=0.1", "train.eval_every=2",
                         "train.precision=bf16"};
-
-std::variant<Plan, Refusal> planned(const Config& config) {
-  static const std::unique_ptr<Kernels> kernels = make_host_kernels({1});
-  return make_plan(config, Model(model_shape(config)), *kernels, HardwareProfile{});
-}
-
-std::uint64_t least_device(const Config& config) {
-  const auto plan = planned(config);
-  for (const Suggestion& suggestion : std::get<Refusal>(plan).suggestions) {
-    if (suggestion.size() == 1 && suggestion.front().first == "memory.device") {
-      return suggestion.front().second;
-    }
-  }
-  ADD_FAILURE() << std::get<Refusal>(plan).sentence();
-  return 0;
-}
 
 TEST(SharedDevice, GivesTheSameBitsInTheLeastMemory) {
   const TrainingBench bench;

@@ -5,14 +5,17 @@
 
 #include "base/error.hpp"
 #include "offload/storage_engine.hpp"
+#include "tests/support/planned.hpp"
 #include "tests/support/planned_session.hpp"
 #include "tests/support/training_example.hpp"
 
 namespace sluice {
 namespace {
 
+using testing::least_device;
 using testing::Overrides;
 using testing::places;
+using testing::planned;
 using testing::TrainingBench;
 using testing::TrainingRecord;
 using testing::operator+;
@@ -179,24 +182,6 @@ TEST(SpilledParts, GiveTheSameBitsWhereverEachWaits) {
       EXPECT_FALSE(parts.at("residual").contains("pinned"));
     }
   }
-}
-
-std::variant<Plan, Refusal> planned(const Config& config) {
-  static const std::unique_ptr<Kernels> kernels = make_host_kernels({1});
-  return make_plan(config, Model(model_shape(config)), *kernels, HardwareProfile{});
-}
-
-// The least memory.device with which the configuration is accepted.
-std::uint64_t least_device(const Config& config) {
-  const auto plan = planned(config);
-  const Refusal& refusal = std::get<Refusal>(plan);
-  for (const Suggestion& suggestion : refusal.suggestions) {
-    if (suggestion.size() == 1 && suggestion.front().first == "memory.device") {
-      return suggestion.front().second;
-    }
-  }
-  ADD_FAILURE() << refusal.sentence();
-  return 0;
 }
 
 // All micro-batches of a unit at a time: their activations do not fit on the device, and do
