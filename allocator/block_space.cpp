@@ -31,7 +31,6 @@ Block* BlockSpace::new_record() {
   Block* const block = spare_records_;
   spare_records_ = block->list_next;
   --spare_count_;
-  *block = Block{};
   return block;
 }
 
@@ -41,36 +40,49 @@ void BlockSpace::drop_record(Block* block) {
   ++spare_count_;
 }
 
-Block** BlockSpace::list_of(const Block& block) {
-  return block.kind == BlockKind::kHollow ? &hollows_ : &bins_[bin_of(block.bytes)];
+std::uint32_t BlockSpace::list_of(BlockKind kind, std::uint64_t bytes) {
+  return kind == BlockKind::kHollow ? kHollowList : bin_of(bytes);
 }
 
 void BlockSpace::link(Block* block) {
-  Block** const list = list_of(*block);
+  const std::uint32_t bin = list_of(block->kind, block->bytes);
+  Block* const head = lists_[bin];
+  block->bin = bin;
   block->list_previous = nullptr;
-  block->list_next = *list;
-  if (*list != nullptr) (*list)->list_previous = block;
-  *list = block;
-  if (block->kind == BlockKind::kFree) {
-    const std::uint32_t bin = bin_of(block->bytes);
+  block->list_next = head;
+  lists_[bin] = block;
+  if (head != nullptr) {
+    head->list_previous = block;
+  } else {
     occupied_[bin / 64] |= std::uint64_t{1} << (bin % 64);
     occupied_words_ |= std::uint64_t{1} << (bin / 64);
   }
 }
 
 void BlockSpace::unlink(Block* block) {
-  Block** const list = list_of(*block);
-  if (block->list_previous != nullptr) {
-    block->list_previous->list_next = block->list_next;
-  } else {
-    *list = block->list_next;
-    if (*list == nullptr && block->kind == BlockKind::kFree) {
-      const std::uint32_t bin = bin_of(block->bytes);
-      occupied_[bin / 64] &= ~(std::uint64_t{1} << (bin % 64));
-      if (occupied_[bin / 64] == 0) occupied_words_ &= ~(std::uint64_t{1} << (bin / 64));
-    }
+  Block* const before = block->list_previous;
+  Block* const after = block->list_next;
+  if (after != nullptr) after->list_previous = before;
+  if (before != nullptr) {
+    before->list_next = after;
+    return;
   }
-  if (block->list_next != nullptr) block->list_next->list_previous = block->list_previous;
+  const std::uint32_t bin = block->bin;
+  lists_[bin] = after;
+  if (after != nullptr) return;
+  std::uint64_t& word = occupied_[bin / 64];
+  word &= ~(std::uint64_t{1} << (bin % 64));
+  if (word == 0) occupied_words_ &= ~(std::uint64_t{1} << (bin / 64));
+}
+
+void BlockSpace::resize(Block* block, std::uint64_t bytes) {
+  if (list_of(block->kind, bytes) == block->bin) {
+    block->bytes = bytes;
+    return;
+  }
+  unlink(block);
+  block->bytes = bytes;
+  link(block);
 }
 
 std::uint32_t BlockSpace::next_bin(std::uint32_t from) const {
@@ -101,17 +113,18 @@ void BlockSpace::add_range(std::uint64_t address, std::uint64_t bytes, AddressSe
 
 Block* BlockSpace::find_free(std::uint64_t bytes) const {
   const std::uint32_t own_bin = bin_of(bytes);
-  for (std::uint32_t bin = next_bin(own_bin); bin < kBinCount; bin = next_bin(bin + 1)) {
-    if (Block* const best = find_in_bin(bin, bytes, kScan)) return best;
-  }
+  if (own_bin >= kBinCount) return nullptr;
+  if (Block* const best = find_in_bin(own_bin, bytes, kScan)) return best;
+  // Any block of a further bin is long enough.
+  const std::uint32_t bin = next_bin(own_bin + 1);
+  if (bin < kBinCount) return find_in_bin(bin, bytes, kScan);
   // Whatever comes instead costs more: beyond those scanned, its own bin may still have one.
-  return own_bin < kBinCount ? find_in_bin(own_bin, bytes, std::numeric_limits<int>::max())
-                             : nullptr;
+  return find_in_bin(own_bin, bytes, std::numeric_limits<int>::max());
 }
 
 Block* BlockSpace::find_in_bin(std::uint32_t bin, std::uint64_t bytes, int scan_limit) const {
   Block* best = nullptr;
-  for (Block* block = bins_[bin]; block != nullptr && scan_limit > 0; block = block->list_next) {
+  for (Block* block = lists_[bin]; block != nullptr && scan_limit > 0; block = block->list_next) {
     --scan_limit;
     if (block->bytes < bytes) continue;  // only in the bin that `bytes` itself falls into
     if (block->bytes == bytes) return block;
@@ -129,6 +142,7 @@ Block* BlockSpace::split(Block* block, std::uint64_t address) {
   rest->bytes = block->address + block->bytes - address;
   rest->segment = block->segment;
   rest->kind = block->kind;
+  rest->cached = rest->pending = rest->used_across = false;
   rest->previous = block;
   rest->next = block->next;
   if (rest->next != nullptr) rest->next->previous = rest;
@@ -139,44 +153,55 @@ Block* BlockSpace::split(Block* block, std::uint64_t address) {
 
 Block* BlockSpace::merge(Block* block) {
   Block* const before = block->previous;
-  if (before != nullptr && before->kind == block->kind) {
-    unlink(before);
-    before->bytes += block->bytes;
-    before->next = block->next;
-    if (block->next != nullptr) block->next->previous = before;
-    drop_record(block);
-    block = before;
-  }
-  Block* const after = block->next;
+  Block* after = block->next;
+  const bool joins_before = before != nullptr && before->kind == block->kind;
+  std::uint64_t bytes = block->bytes;
   if (after != nullptr && after->kind == block->kind) {
-    unlink(after);
-    block->bytes += after->bytes;
-    block->next = after->next;
-    if (after->next != nullptr) after->next->previous = block;
-    drop_record(after);
+    Block* const gone = after;
+    unlink(gone);
+    bytes += gone->bytes;
+    after = gone->next;
+    block->next = after;
+    if (after != nullptr) after->previous = block;
+    drop_record(gone);
   }
-  link(block);
-  return block;
+  if (!joins_before) {
+    block->bytes = bytes;
+    link(block);
+    return block;
+  }
+  before->next = after;
+  if (after != nullptr) after->previous = before;
+  drop_record(block);
+  resize(before, before->bytes + bytes);
+  return before;
 }
 
-Block* BlockSpace::take(Block* free_block, std::uint64_t address, std::uint64_t bytes) {
-  SLUICE_CHECK(free_block->kind == BlockKind::kFree && address >= free_block->address &&
-               address + bytes <= free_block->address + free_block->bytes);
-  reserve_records(2);
+Block* BlockSpace::take(Block* free_block, std::uint64_t bytes) {
+  SLUICE_CHECK(free_block->kind == BlockKind::kFree && bytes <= free_block->bytes);
+  reserve_records(1);
+  const std::uint64_t address = free_block->address;
   free_block->segment->prepare(address);
   unlink(free_block);
-  Block* block = free_block;
-  if (address > free_block->address) {
-    block = split(free_block, address);
-    link(free_block);
-  }
-  if (block->bytes > bytes) link(split(block, address + bytes));
-  block->kind = BlockKind::kUsed;
-  block->requested_bytes = 0;  // until it is handed out
-  block->segment->set_block(address, block);
-  free_bytes_ -= bytes;
+  if (free_block->bytes > bytes) link(split(free_block, address + bytes));
+  free_block->kind = BlockKind::kUsed;
+  free_block->requested_bytes = 0;  // until it is handed out
+  free_block->segment->set_block(address, free_block);
   used_bytes_ += bytes;
-  return block;
+  return free_block;
+}
+
+Block* BlockSpace::take_at(Block* free_block, std::uint64_t address, std::uint64_t bytes) {
+  SLUICE_CHECK(free_block->kind == BlockKind::kFree && address >= free_block->address &&
+               address + bytes <= free_block->address + free_block->bytes);
+  if (address == free_block->address) return take(free_block, bytes);
+  reserve_records(2);
+  free_block->segment->prepare(address);
+  const std::uint64_t before_bytes = address - free_block->address;
+  Block* const block = split(free_block, address);
+  resize(free_block, before_bytes);
+  link(block);
+  return take(block, bytes);
 }
 
 Block* BlockSpace::give_back(Block* block) {
@@ -184,7 +209,6 @@ Block* BlockSpace::give_back(Block* block) {
   block->segment->clear_block(block->address);
   block->kind = BlockKind::kFree;
   used_bytes_ -= block->bytes;
-  free_bytes_ += block->bytes;
   return merge(block);
 }
 
@@ -206,14 +230,14 @@ Block* BlockSpace::change_page(Block* block, std::uint64_t page_address, BlockKi
 Block* BlockSpace::fill(Block* hollow, std::uint64_t page_address) {
   SLUICE_CHECK(hollow->kind == BlockKind::kHollow);
   Block* const block = change_page(hollow, page_address, BlockKind::kFree);
-  free_bytes_ += page_bytes_;
+  backed_bytes_ += page_bytes_;
   return block;
 }
 
 Block* BlockSpace::hollow(Block* free_block, std::uint64_t page_address) {
   SLUICE_CHECK(free_block->kind == BlockKind::kFree);
   Block* const block = change_page(free_block, page_address, BlockKind::kHollow);
-  free_bytes_ -= page_bytes_;
+  backed_bytes_ -= page_bytes_;
   return block;
 }
 
@@ -270,7 +294,7 @@ std::optional<BlockSpace::Window> BlockSpace::find_window(
     std::uint64_t bytes,
     const std::function<double(const AddressSegment&, std::uint64_t page)>& page_cost) const {
   std::optional<Window> best;
-  for (Block* block = hollows_; block != nullptr; block = block->list_next) {
+  for (Block* block = lists_[kHollowList]; block != nullptr; block = block->list_next) {
     // A run is looked at from its first hollow block; a free one may stand before it.
     Block* first = block;
     if (first->previous != nullptr && first->previous->kind == BlockKind::kFree) {
@@ -285,7 +309,7 @@ std::optional<BlockSpace::Window> BlockSpace::find_window(
 void BlockSpace::visit_large_free(const std::function<bool(Block*)>& visit) const {
   const std::uint32_t least_bin = bin_of(page_bytes_);
   for (std::uint32_t bin = kBinCount; bin-- > least_bin;) {
-    for (Block* block = bins_[bin]; block != nullptr; block = block->list_next) {
+    for (Block* block = lists_[bin]; block != nullptr; block = block->list_next) {
       if (page_count(*block) > 0 && !visit(block)) return;
     }
   }
@@ -300,15 +324,13 @@ void BlockSpace::visit_all(const std::function<void(const Block&)>& visit) const
 void BlockSpace::check_invariants() const {
   std::uint64_t used_bytes = 0;
   std::uint64_t free_bytes = 0;
-  std::uint64_t free_count = 0;
+  std::uint64_t unused_count = 0;  // free and hollow blocks
   visit_all([&](const Block& block) {
     SLUICE_CHECK(block.bytes > 0 && block.bytes % kAlignment == 0);
     SLUICE_CHECK(block.address % kAlignment == 0);
     if (block.kind == BlockKind::kUsed) used_bytes += block.bytes;
-    if (block.kind == BlockKind::kFree) {
-      free_bytes += block.bytes;
-      ++free_count;
-    }
+    if (block.kind == BlockKind::kFree) free_bytes += block.bytes;
+    if (block.kind != BlockKind::kUsed) ++unused_count;
     if (block.kind == BlockKind::kHollow) {
       SLUICE_CHECK(block.address % page_bytes_ == 0 && block.bytes % page_bytes_ == 0);
     }
@@ -318,18 +340,19 @@ void BlockSpace::check_invariants() const {
       SLUICE_CHECK(block.kind == BlockKind::kUsed || block.next->kind != block.kind);
     }
   });
-  SLUICE_CHECK(used_bytes == used_bytes_ && free_bytes == free_bytes_);
-  std::uint64_t binned_count = 0;
-  for (std::uint32_t bin = 0; bin < kBinCount; ++bin) {
+  SLUICE_CHECK(used_bytes == used_bytes_ && free_bytes == this->free_bytes());
+  std::uint64_t listed_count = 0;
+  for (std::uint32_t bin = 0; bin < kListCount; ++bin) {
     const bool marked = (occupied_[bin / 64] >> (bin % 64) & 1) != 0;
-    SLUICE_CHECK(marked == (bins_[bin] != nullptr));
+    SLUICE_CHECK(marked == (lists_[bin] != nullptr));
     SLUICE_CHECK((occupied_words_ >> (bin / 64) & 1) == (occupied_[bin / 64] != 0));
-    for (const Block* block = bins_[bin]; block != nullptr; block = block->list_next) {
-      SLUICE_CHECK(block->kind == BlockKind::kFree && bin_of(block->bytes) == bin);
-      ++binned_count;
+    for (const Block* block = lists_[bin]; block != nullptr; block = block->list_next) {
+      SLUICE_CHECK(block->kind != BlockKind::kUsed && block->bin == bin);
+      SLUICE_CHECK(list_of(block->kind, block->bytes) == bin);
+      ++listed_count;
     }
   }
-  SLUICE_CHECK(binned_count == free_count);
+  SLUICE_CHECK(listed_count == unused_count);
 }
 
 }  // namespace sluice

@@ -33,8 +33,10 @@ class BlockSpace {
   // A free block of at least `bytes` (a multiple of kAlignment), chosen as above; null: there is
   // none. Only before it says so does it look at more blocks than kScan of a bin.
   Block* find_free(std::uint64_t bytes) const;
-  // Makes [address, address + bytes) of a free block used; what is left on both sides stays free.
-  Block* take(Block* free_block, std::uint64_t address, std::uint64_t bytes);
+  // Makes the first `bytes` of a free block used; what is left stays free.
+  Block* take(Block* free_block, std::uint64_t bytes);
+  // The same of [address, address + bytes), inside it.
+  Block* take_at(Block* free_block, std::uint64_t address, std::uint64_t bytes);
   // A used block becomes free and is merged with free neighbours; returns the whole.
   Block* give_back(Block* block);
 
@@ -69,24 +71,30 @@ class BlockSpace {
   void visit_all(const std::function<void(const Block&)>& visit) const;
 
   std::uint64_t used_bytes() const { return used_bytes_; }
-  std::uint64_t free_bytes() const { return free_bytes_; }
+  std::uint64_t free_bytes() const { return backed_bytes_ - used_bytes_; }
   void check_invariants() const;
 
  private:
   static constexpr std::uint32_t kExactBins = 128;
   static constexpr std::uint32_t kBinsPerPower = 64;
   static constexpr std::uint32_t kBinCount = kExactBins + 40 * kBinsPerPower;
+  static constexpr std::uint32_t kHollowList =
+      kBinCount;  // behind the bins, and found by no search
+  static constexpr std::uint32_t kListCount = kBinCount + 1;
   static constexpr int kScan = 16;
 
   static std::uint32_t bin_of(std::uint64_t bytes);
-  Block* new_record();  // one must be at hand
+  static std::uint32_t list_of(BlockKind kind, std::uint64_t bytes);
+  Block* new_record();  // one must be at hand; says nothing yet
   void drop_record(Block* block);
-  Block** list_of(const Block& block);
-  void link(Block* block);                           // into the bin or the hollow list, by kind
-  void unlink(Block* block);                         // out of it
+  void link(Block* block);    // into the list that its kind and size ask for
+  void unlink(Block* block);  // out of it
+  // `block`, in a list, is from now on so long.
+  void resize(Block* block, std::uint64_t bytes);
   std::uint32_t next_bin(std::uint32_t from) const;  // kBinCount: no further bin has any
   Block* find_in_bin(std::uint32_t bin, std::uint64_t bytes, int scan_limit) const;
-  // Splits off everything from `address` on as a new block of the same kind; neither is linked.
+  // Splits off everything from `address` on as a new block of the same kind, which is not linked;
+  // in what list `block` is stays as it was.
   Block* split(Block* block, std::uint64_t address);
   // `block` is not linked; takes in equal neighbours, links the whole and returns it.
   Block* merge(Block* block);
@@ -99,14 +107,13 @@ class BlockSpace {
   BlockStore& store_;
   const std::uint64_t page_bytes_;
   std::vector<Block*> range_starts_;
-  std::array<Block*, kBinCount> bins_{};
-  std::array<std::uint64_t, (kBinCount + 63) / 64> occupied_{};  // a bit for each bin
-  std::uint64_t occupied_words_ = 0;                             // a bit for each of those
-  Block* hollows_ = nullptr;
+  std::array<Block*, kListCount> lists_{};
+  std::array<std::uint64_t, (kListCount + 63) / 64> occupied_{};  // a bit for each list
+  std::uint64_t occupied_words_ = 0;                              // a bit for each of those
   Block* spare_records_ = nullptr;  // linked by list_next; so that splitting takes no lock
   std::uint32_t spare_count_ = 0;
   std::uint64_t used_bytes_ = 0;
-  std::uint64_t free_bytes_ = 0;
+  std::uint64_t backed_bytes_ = 0;  // not hollow
 };
 
 }  // namespace sluice

@@ -27,7 +27,10 @@ struct alignas(64) Block {
   Block* list_next = nullptr;  // in a bin, the hollow list, a cache
   Block* previous = nullptr;   // neighbours in the address range; null at its ends
   Block* next = nullptr;
-  std::uint32_t name = 0;
+  union {
+    std::uint32_t name = 0;  // used
+    std::uint32_t bin;       // free or hollow: which list it is in
+  };
   Category category = Category::kExternal;
   BlockKind kind = BlockKind::kHollow;
   // Of neither does anything change while somebody holds the block, so they may share a byte.

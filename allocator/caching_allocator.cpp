@@ -13,7 +13,7 @@ namespace {
 
 // A thread or stream tells the total when it has come so far: seldom enough for large blocks, too.
 std::int64_t settle_bytes_of(std::uint64_t capacity_bytes) {
-  return static_cast<std::int64_t>(std::clamp(capacity_bytes / 4096, 1 * kMiB, 32 * kMiB));
+  return static_cast<std::int64_t>(std::clamp(capacity_bytes / 1024, 1 * kMiB, 128 * kMiB));
 }
 
 std::uint64_t address_of(const void* data) {
@@ -66,15 +66,18 @@ void CachingAllocator::add_eviction_callback(EvictionCallback callback) {
 
 Block* CachingAllocator::find_block(const void* data) const {
   const std::uint64_t address = address_of(data);
-  // The table was published before any address of its segments was given out.
+  // The table was published before any address of its segments was given out. There are few.
   const SegmentTable& table = *segments_.load(std::memory_order_acquire);
-  auto after = std::upper_bound(
-      table.begin(), table.end(), address,
-      [](std::uint64_t value, const SegmentEntry& entry) { return value < entry.base; });
-  if (after != table.begin()) {
-    const SegmentEntry& entry = *std::prev(after);
-    Block* const block =
-        address - entry.base < entry.bytes ? entry.segment->find_block(address) : nullptr;
+  auto entry = table.end();
+  if (table.size() <= 8) [[likely]] {
+    while (entry != table.begin() && std::prev(entry)->base > address) --entry;
+  } else {
+    entry = std::upper_bound(
+        table.begin(), table.end(), address,
+        [](std::uint64_t value, const SegmentEntry& after) { return value < after.base; });
+  }
+  if (entry != table.begin() && address - std::prev(entry)->base < std::prev(entry)->bytes) {
+    Block* const block = std::prev(entry)->segment->find_block(address);
     if (block != nullptr) {
       SLUICE_CHECK_MSG(!block->cached && !block->pending, "freed twice");
       return block;
@@ -101,10 +104,10 @@ void CachingAllocator::publish_segments() {
 void CachingAllocator::count(AllocationCounts& counts, Category category, std::int64_t bytes) {
   ++(bytes < 0 ? counts.free_count : counts.allocation_count);
   counts.live_by_category[static_cast<std::size_t>(category)] += bytes;
-  counts.unsettled_bytes += bytes;
-  if (counts.unsettled_bytes >= settle_bytes_ || counts.unsettled_bytes <= -settle_bytes_) {
+  const std::int64_t unsettled = counts.unsettled_bytes + bytes;
+  counts.unsettled_bytes = unsettled;
+  if (unsettled >= settle_bytes_ || unsettled <= -settle_bytes_) [[unlikely]]
     settle(counts);
-  }
 }
 
 // With the lock held that guards the counts, a cache's or the pool's: either keeps whoever reads
@@ -116,13 +119,19 @@ void CachingAllocator::hand_out(AllocationCounts& counts, Block& block,
   block.category = request.category;
   block.name = request.name;
   count(counts, request.category, static_cast<std::int64_t>(request.bytes));
-  record(MemoryAction::kAlloc, block);
+  if (options_.recorder != nullptr) [[unlikely]]
+    record(MemoryAction::kAlloc, block);
 }
 
 void CachingAllocator::record(MemoryAction action, const Block& block) {
   if (options_.recorder == nullptr) return;
   options_.recorder->record(action, block.segment->pool().id, block.address, block.requested_bytes,
                             block.category, block.name);
+}
+
+void CachingAllocator::record_free(const Block& block) {
+  options_.recorder->record_free(block.segment->pool().id, block.address, block.requested_bytes,
+                                 block.category, block.name);
 }
 
 void CachingAllocator::settle(AllocationCounts& counts) {
@@ -152,11 +161,12 @@ std::byte* CachingAllocator::allocate(const AllocationRequest& request) {
     ThreadCache& cache = caches_.mine();
     const std::lock_guard lock(cache.mutex);
     block = cache.pop(&pool, bytes);
-    if (block != nullptr) {
-      hand_out(cache.counts, *block, request);
-    }
+    if (block != nullptr) hand_out(cache.counts, *block, request);
   }
   if (block == nullptr) block = allocate_from(pool, request, bytes);
+  if (block == nullptr && bytes <= StreamPool::kSmallBytes && put_back_mine(pool)) [[unlikely]] {
+    block = allocate_from(pool, request, bytes);
+  }
   if (block == nullptr) [[unlikely]] {
     block = allocate_slowly(pool, request);
     const std::lock_guard lock(pool.mutex);
@@ -173,7 +183,7 @@ Block* CachingAllocator::allocate_from(StreamPool& pool, const AllocationRequest
   BlockSpace& space = pool.space_for(bytes);
   Block* block = space.find_free(bytes);
   if (block == nullptr) return nullptr;
-  block = space.take(block, block->address, bytes);
+  block = space.take(block, bytes);
   // Here, for a lock of the cache would cost as much as the pool's.
   hand_out(pool.counts, *block, request);
   return block;
@@ -185,18 +195,14 @@ void CachingAllocator::free(std::byte* data) {
   StreamPool& pool = block->segment->pool();
   const Category category = block->category;
   const auto requested_bytes = static_cast<std::int64_t>(block->requested_bytes);
-  if (block->used_across) {
+  const bool recorded = options_.recorder != nullptr;
+  if (block->used_across) [[unlikely]] {
     const std::lock_guard lock(pool.mutex);
     free_pending(pool, block);  // first of all, since it may fail: then the block is not freed
     count(pool.counts, category, -requested_bytes);
     record(MemoryAction::kFreeRequested, *block);  // before it can be anybody else's
     return;
   }
-  const auto record_free = [&] {
-    if (options_.recorder == nullptr) return;
-    options_.recorder->record_free(pool.id, block->address, block->requested_bytes, category,
-                                   block->name);
-  };
   if (block->bytes <= StreamPool::kSmallBytes) {
     ThreadCache& cache = caches_.mine();
     Block* evicted = nullptr;
@@ -207,15 +213,22 @@ void CachingAllocator::free(std::byte* data) {
       if (kept) {
         block->cached = true;
         count(cache.counts, category, -requested_bytes);
-        record_free();
+        if (recorded) [[unlikely]]
+          record_free(*block);
       }
     }
-    if (evicted != nullptr) put_back_all(evicted, false);
+    while (evicted != nullptr) {
+      Block* const one = std::exchange(evicted, evicted->list_next);
+      StreamPool& owner = one->segment->pool();
+      const std::lock_guard lock(owner.mutex);
+      owner.put_back(one);
+    }
     if (kept) return;
   }
   const std::lock_guard lock(pool.mutex);
   count(pool.counts, category, -requested_bytes);
-  record_free();
+  if (recorded) [[unlikely]]
+    record_free(*block);
   pool.put_back(block);
 }
 
@@ -251,34 +264,32 @@ std::uint64_t CachingAllocator::block_bytes(const std::byte* data) const {
   return find_block(data)->bytes;
 }
 
-// locked: all pools are.
-void CachingAllocator::put_back_all(Block* list, bool locked) {
+// With the locks of their pools.
+void CachingAllocator::put_back_all(Block* list) {
   while (list != nullptr) {
     Block* const block = std::exchange(list, list->list_next);
-    StreamPool& pool = block->segment->pool();
-    if (locked) {
-      pool.put_back(block);
-    } else {
-      const std::lock_guard lock(pool.mutex);
-      pool.put_back(block);
-    }
+    block->segment->pool().put_back(block);
   }
 }
 
-void CachingAllocator::drain_caches(bool locked) {
-  Block* all = nullptr;
+// What this thread keeps of `pool`; false: nothing.
+bool CachingAllocator::put_back_mine(StreamPool& pool) {
+  ThreadCache& cache = caches_.mine();
+  Block* mine = nullptr;
   {
-    const ThreadCaches::AllLocked locked_caches(caches_);
-    for (const auto& cache : locked_caches.caches()) {
-      Block* list = cache->drain();
-      while (list != nullptr) {
-        Block* const block = std::exchange(list, list->list_next);
-        block->list_next = all;
-        all = block;
-      }
-    }
+    const std::lock_guard lock(cache.mutex);
+    mine = cache.drain(&pool);
   }
-  put_back_all(all, locked);
+  if (mine == nullptr) return false;
+  const std::lock_guard lock(pool.mutex);
+  put_back_all(mine);
+  return true;
+}
+
+// With the locks of all pools.
+void CachingAllocator::drain_caches() {
+  const ThreadCaches::AllLocked locked_caches(caches_);
+  for (const auto& cache : locked_caches.caches()) put_back_all(cache->drain());
 }
 
 BiasedGuests CachingAllocator::lock_pools() {
@@ -327,11 +338,11 @@ std::byte* CachingAllocator::try_allocate(const AllocationRequest& request) {
 // A free block, once all that threads keep and other streams have finished with is free.
 Block* CachingAllocator::find_under_locks(StreamPool& pool, std::uint64_t bytes) {
   ++slow_count_;
-  drain_caches(true);
+  drain_caches();
   for (StreamPool& one : pools_) one.settle_all();
   BlockSpace& space = pool.space_for(bytes);
   Block* const block = space.find_free(bytes);
-  return block == nullptr ? nullptr : space.take(block, block->address, bytes);
+  return block == nullptr ? nullptr : space.take(block, bytes);
 }
 
 Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t bytes) {
@@ -352,7 +363,7 @@ Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t by
       mover.wait_for_pending(bytes, false)) {
     BlockSpace& space = pool.space_for(bytes);
     if (Block* const block = space.find_free(bytes)) {
-      return space.take(block, block->address, bytes);
+      return space.take(block, bytes);
     }
   }
   if (Block* const block = mover.make_room(bytes, false)) return block;
@@ -360,7 +371,7 @@ Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t by
   do {
     BlockSpace& space = pool.space_for(bytes);
     if (Block* const block = space.find_free(bytes)) {
-      return space.take(block, block->address, bytes);
+      return space.take(block, bytes);
     }
     if (Block* const block = mover.make_room(bytes, true)) return block;
   } while (mover.wait_for_pending(bytes, true));
@@ -381,7 +392,7 @@ void CachingAllocator::begin_step() {
 void CachingAllocator::release_cached() {
   const std::lock_guard growth(growth_mutex_);
   const auto locks = lock_pools();
-  drain_caches(true);
+  drain_caches();
   release_cached_locked();
 }
 

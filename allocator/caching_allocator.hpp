@@ -62,7 +62,7 @@ struct AllocationRequest {
 
 struct CachingAllocatorStatistics {
   std::uint64_t live_bytes = 0;  // requested and not freed
-  // To within a 4,096th of the device, at least 1 and at most 32 MiB, for each thread and stream.
+  // To within a 1,024th of the device, at least 1 and at most 128 MiB, for each thread and stream.
   std::uint64_t peak_live_bytes = 0;
   std::array<std::uint64_t, kCategoryCount> live_by_category{};
   std::uint64_t used_bytes = 0;      // live blocks, rounded
@@ -137,8 +137,10 @@ class CachingAllocator {
   MemorySnapshot snapshot_locked();
   void free_pending(StreamPool& pool, Block* block);
   void record(MemoryAction action, const Block& block);
-  void put_back_all(Block* list, bool locked);
-  void drain_caches(bool locked);
+  void record_free(const Block& block);  // where there is a recorder
+  void put_back_all(Block* list);
+  bool put_back_mine(StreamPool& pool);
+  void drain_caches();
   void count(AllocationCounts& counts, Category category, std::int64_t bytes);
   void hand_out(AllocationCounts& counts, Block& block, const AllocationRequest& request);
   void settle(AllocationCounts& counts);

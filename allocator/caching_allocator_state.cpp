@@ -46,7 +46,7 @@ MemorySnapshot CachingAllocator::snapshot_locked() {
                                   is_free         ? BlockState::kFree
                                   : block.pending ? BlockState::kPendingFree
                                                   : BlockState::kAllocated,
-                                  block.category, block.name});
+                                  block.category, block.kind == BlockKind::kUsed ? block.name : 0});
       });
     }
   }

@@ -151,7 +151,7 @@ Block* PageMover::make_room(std::uint64_t bytes, bool by_all_means) {
     if (!has_page) return nullptr;
     fill(missing[i]);
   }
-  return space.take(block_in_run(window->address), window->address, bytes);
+  return space.take_at(block_in_run(window->address), window->address, bytes);
 }
 
 bool PageMover::reclaim(PageSlot& slot) {

@@ -47,34 +47,22 @@ class StreamPool {
   BlockSpace& space_for(std::uint64_t bytes) { return bytes <= kSmallBytes ? small : large; }
   BlockSpace& space_of(const Block& block) { return block.segment->is_small() ? small : large; }
 
-  // A used block becomes free. The lock is held.
+  // The lock is held for all of these.
+
+  // A used block becomes free.
   void put_back(Block* block) {
-    if (block->pending && recorder_ != nullptr) {
-      recorder_->record(MemoryAction::kFreeCompleted, id, block->address, block->requested_bytes,
-                        block->category, block->name);
-    }
-    block->cached = block->pending = false;
+    if (block->pending) [[unlikely]]
+      end_pending(*block);
+    block->cached = false;
     space_of(*block).give_back(block);
   }
   // Puts back the pending blocks at the front whose events have happened.
   void settle_front() {
-    while (!pending.empty() && pending.front().done()) {
-      pending_bytes -= pending.front().block->bytes;
-      put_back(pending.front().block);
-      pending.pop_front();
-    }
+    if (!pending.empty()) [[unlikely]]
+      settle_those_in_front();
   }
-
   // All whose events have happened; one that has not hides none behind it.
-  void settle_all() {
-    for (std::size_t i = pending.size(); i-- > 0;) {
-      if (!pending[i].done()) continue;
-      Block* const block = pending[i].block;
-      pending.erase(pending.begin() + static_cast<std::ptrdiff_t>(i));
-      pending_bytes -= block->bytes;
-      put_back(block);
-    }
-  }
+  void settle_all();
 
   const StreamId id;
   Stream& stream;
@@ -90,6 +78,9 @@ class StreamPool {
   std::unordered_map<const Block*, std::vector<StreamId>> other_uses;  // of blocks used_across
 
  private:
+  void end_pending(Block& block);
+  void settle_those_in_front();
+
   MemoryRecorder* const recorder_;  // null: none
 };
 

@@ -53,11 +53,13 @@ class alignas(64) ThreadCache {
     return true;
   }
 
-  // All blocks, linked by list_next.
-  Block* drain() {
+  // All blocks, linked by list_next; of one pool only where it is given.
+  Block* drain(const StreamPool* pool = nullptr) {
     Block* all = nullptr;
     if (cached_bytes_ == 0) return all;
-    for (Bin& bin : bins_) empty(bin, all);
+    for (Bin& bin : bins_) {
+      if (pool == nullptr || bin.pool == pool) empty(bin, all);
+    }
     return all;
   }
 

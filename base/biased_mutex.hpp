@@ -26,13 +26,14 @@ class BiasedMutex {
 
   void lock() {
     const void* const me = this_thread();
-    if (bias_.load(std::memory_order_relaxed) == me && hold(me)) return;
+    if (bias_.load(std::memory_order_relaxed) == me && hold(me)) [[likely]]
+      return;
     lock_slowly(me);
   }
   void unlock() {
     // The owner alone may take the mark for its own: others can see that of an attempt.
     if (owner_.load(std::memory_order_relaxed) == this_thread() &&
-        held_.load(std::memory_order_relaxed)) {
+        held_.load(std::memory_order_relaxed)) [[likely]] {
       held_.store(false, std::memory_order_release);
     } else {
       unlock_slowly();

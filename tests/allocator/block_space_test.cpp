@@ -115,7 +115,7 @@ class BlockSpaceTest : public testing::Test {
     return found;
   }
   void take(Block* block, std::uint64_t address, std::uint64_t bytes) {
-    Block* const taken = space_.take(block, address, bytes);
+    Block* const taken = space_.take_at(block, address, bytes);
     ASSERT_EQ(taken->address, address);
     ASSERT_EQ(taken->bytes, bytes);
     used_[address] = taken;
@@ -259,9 +259,9 @@ TEST_F(BlockSpaceTest, ACrowdedBinHidesNoBlockThatIsLargeEnough) {
   for (int i = 0; i < 21; ++i) {
     const std::uint64_t bytes = (i == 0 ? 259 : 256) * kUnit;
     Block* const rest = space_.find_free(bytes);
-    blocks.push_back(space_.take(rest, rest->address, bytes));
+    blocks.push_back(space_.take(rest, bytes));
     Block* const wall = space_.find_free(kUnit);
-    space_.take(wall, wall->address, kUnit);
+    space_.take(wall, kUnit);
   }
   for (Block* one : blocks) space_.give_back(one);
   Block* const found = space_.find_free(259 * kUnit);

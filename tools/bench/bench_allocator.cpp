@@ -1,5 +1,7 @@
 #include "tools/bench/bench_allocator.hpp"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <barrier>
 #include <chrono>
@@ -92,9 +94,7 @@ class OwnCaller {
 };
 
 struct OwnMemory {
-  explicit OwnMemory(MemoryRecorder* recorder = nullptr) {
-    CachingAllocatorOptions options;
-    options.recorder = recorder;
+  explicit OwnMemory(const CachingAllocatorOptions& options = {}) {
     allocator = std::make_unique<CachingAllocator>(device, pages, options);
   }
   Stream& new_stream() { return *streams.emplace_back(device.create_stream("bench")); }
@@ -129,6 +129,12 @@ void warm_up(Caller& caller, const AllocationMix& mix) {
 template <class Caller>
 void allocate_resident(Caller& caller, const AllocationMix& mix) {
   for (const std::uint32_t resident : mix.resident) caller.allocate(resident);
+}
+
+double hit_share_since(const CachingAllocatorStatistics& before,
+                       const CachingAllocatorStatistics& after) {
+  return 1.0 - static_cast<double>(after.slow_count - before.slow_count) /
+                   static_cast<double>(after.allocation_count - before.allocation_count);
 }
 
 // The mean of an iteration's operations, in the median of the iterations that fit in about
@@ -206,41 +212,100 @@ void report_single(json& figures, const std::string& prefix, Samples samples,
   figures[prefix + "_max_ns"] = at(1.0);
 }
 
-// Threads over one CachingAllocator, each on a stream of its own or all on one.
+// Threads over one CachingAllocator, each on a stream of its own or all on one. They live as long
+// as the team, and sleep between rounds.
 class Team {
  public:
-  Team(const AllocationMix& mix, int threads, bool same_stream) : mix_(mix) {
+  Team(const AllocationMix& mix, int threads, bool same_stream)
+      : mix_(mix), memory_(roomy()), edge_(threads + 1), rates_(static_cast<std::size_t>(threads)) {
     StreamId stream = 0;
     for (int i = 0; i < threads; ++i) {
       if (i == 0 || !same_stream) stream = memory_.allocator->add_stream(memory_.new_stream());
       callers_.push_back(std::make_unique<DynamicCaller>(*memory_.allocator, stream, mix));
     }
+    for (std::size_t i = 0; i < callers_.size(); ++i) {
+      threads_.emplace_back([this, i] { serve(i); });
+    }
     static_cast<void>(ops_per_s(0.0));
+    before_ = memory_.allocator->statistics();
   }
+  ~Team() {
+    done_ = true;
+    edge_.arrive_and_wait();
+  }
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
 
   // Of all threads together, each over its own time.
   double ops_per_s(double seconds) {
-    std::barrier start(static_cast<std::ptrdiff_t>(callers_.size()));
-    std::vector<double> rates(callers_.size());
-    {
-      std::vector<std::jthread> threads;
-      for (std::size_t i = 0; i < callers_.size(); ++i) {
-        threads.emplace_back([&, i] {
-          warm_up(*callers_[i], mix_);
-          start.arrive_and_wait();
-          rates[i] = 1e9 / mean_ns(*callers_[i], mix_, seconds);
-        });
-      }
-    }
+    seconds_ = seconds;
+    edge_.arrive_and_wait();  // they begin
+    edge_.arrive_and_wait();  // they have ended
     double sum = 0.0;
-    for (const double rate : rates) sum += rate;
+    for (const double rate : rates_) sum += rate;
     return sum;
   }
 
+  // Of the allocations since it was made, those that a free block served.
+  double hit_share() { return hit_share_since(before_, memory_.allocator->statistics()); }
+
  private:
+  // Room for every stream's most at once: else who comes second takes pages from the first, in turn
+  // as their iterations happen to lie, which is no hit.
+  static CachingAllocatorOptions roomy() {
+    CachingAllocatorOptions options;
+    options.growth_slack = 1024.0;
+    return options;
+  }
+  // To a core of its own: the scheduler wakes both on one, and parts them later than a round takes.
+  static void pin_to_core(std::size_t i) {
+    cpu_set_t all;
+    if (sched_getaffinity(0, sizeof all, &all) != 0) return;
+    std::size_t left = i % static_cast<std::size_t>(std::max(1, CPU_COUNT(&all)));
+    for (int core = 0; core < CPU_SETSIZE; ++core) {
+      if (!CPU_ISSET(core, &all) || left-- > 0) continue;
+      cpu_set_t mine;
+      CPU_ZERO(&mine);
+      CPU_SET(core, &mine);
+      static_cast<void>(sched_setaffinity(0, sizeof mine, &mine));  // else as the scheduler likes
+      return;
+    }
+  }
+  void serve(std::size_t i) {
+    pin_to_core(i);
+    warm_up(*callers_[i], mix_);
+    for (;;) {
+      edge_.arrive_and_wait();
+      if (done_) return;
+      rates_[i] = rate_of(*callers_[i]);
+      edge_.arrive_and_wait();
+    }
+  }
+
+  // All its time counts, that it waited for the other as well.
+  double rate_of(DynamicCaller& caller) const {
+    run_iteration(caller, mix_);  // the caches of the processor are another's
+    std::size_t iterations = 0;
+    const auto begin = Clock::now();
+    double passed_s = 0.0;
+    do {
+      run_iteration(caller, mix_);
+      ++iterations;
+      passed_s = seconds_since(begin);
+    } while (passed_s < seconds_);
+    return static_cast<double>(iterations * mix_.operations.size()) / passed_s;
+  }
+
   const AllocationMix& mix_;
   OwnMemory memory_;
   std::vector<std::unique_ptr<DynamicCaller>> callers_;
+  std::barrier<> edge_;
+  // Written by one side between two edges, and read by the other after the second.
+  double seconds_ = 0.0;
+  bool done_ = false;
+  std::vector<double> rates_;
+  CachingAllocatorStatistics before_;
+  std::vector<std::jthread> threads_;  // last: joined first
 };
 
 // All that is measured on one mix.
@@ -305,10 +370,10 @@ class MixBench {
                   clock_cost_ns);
     report_single(figures, "planned_" + mix_.name, single_ns(planned_, mix_, seconds),
                   clock_cost_ns);
-    const CachingAllocatorStatistics after = memory_.allocator->statistics();
     figures["dynamic_" + mix_.name + "_hit_share"] =
-        1.0 - static_cast<double>(after.slow_count - before_.slow_count) /
-                  static_cast<double>(after.allocation_count - before_.allocation_count);
+        hit_share_since(before_, memory_.allocator->statistics());
+    figures["own_streams_" + mix_.name + "_hit_share"] = own_streams_.hit_share();
+    figures["same_stream_" + mix_.name + "_hit_share"] = same_stream_.hit_share();
     const PlanningAllocatorStatistics planned = planner_.statistics();
     const auto answered =
         static_cast<double>(planned.planned_count - planned_before_.planned_count);
@@ -318,6 +383,11 @@ class MixBench {
   }
 
  private:
+  static CachingAllocatorOptions with_recorder(MemoryRecorder& recorder) {
+    CachingAllocatorOptions options;
+    options.recorder = &recorder;
+    return options;
+  }
   static PlanningAllocatorOptions in_step_planning() {
     PlanningAllocatorOptions options;
     options.in_background = false;
@@ -330,7 +400,7 @@ class MixBench {
   const AllocationMix mix_;
   MemoryRecorder recorder_{std::size_t{1} << 16};
   OwnMemory memory_;
-  OwnMemory recorded_memory_{&recorder_};
+  OwnMemory recorded_memory_{with_recorder(recorder_)};
   OwnMemory planned_memory_;
   NativeCaller<false> native_;
   NativeCaller<true> native_locked_;

@@ -21,9 +21,10 @@ struct AllocatorBenchOptions {
 //   native_locked_MIX_ns: the mean with the two locks that the original takes in each call,
 //   {dynamic,planned}_MIX_{ratio,locked_ratio}: native's and native_locked's mean by theirs,
 //   planned_MIX_share: of the allocations, answered by the plan,
-//   dynamic_MIX_hit_share: of the allocations, served by free memory,
-//   {own_streams,same_stream}_MIX_{ops_per_s,scaling}: of dynamic, of all threads together, and by
-//     those of one thread,
+//   {dynamic,own_streams,same_stream}_MIX_hit_share: of the allocations, served by free memory,
+//   {own_streams,same_stream}_MIX_{ops_per_s,scaling}: of dynamic, of all threads together, each on
+//     a core and over all its time, with memory for all their streams' most at once; and by those
+//     of one thread,
 //   record_MIX_ns_per_event: what a MemoryRecorder adds for each event (a free is two)}}
 // dynamic: CachingAllocator. planned: PlanningAllocator, in step with its plan. native: the peer
 // replica, which finds blocks by a dense index, not a hash of the address (native_locked too).

@@ -1,0 +1,30 @@
+#include "allocator/stream_pool.hpp"
+
+namespace sluice {
+
+void StreamPool::end_pending(Block& block) {
+  block.pending = false;
+  if (recorder_ == nullptr) return;
+  recorder_->record(MemoryAction::kFreeCompleted, id, block.address, block.requested_bytes,
+                    block.category, block.name);
+}
+
+void StreamPool::settle_those_in_front() {
+  while (!pending.empty() && pending.front().done()) {
+    pending_bytes -= pending.front().block->bytes;
+    put_back(pending.front().block);
+    pending.pop_front();
+  }
+}
+
+void StreamPool::settle_all() {
+  for (std::size_t i = pending.size(); i-- > 0;) {
+    if (!pending[i].done()) continue;
+    Block* const block = pending[i].block;
+    pending.erase(pending.begin() + static_cast<std::ptrdiff_t>(i));
+    pending_bytes -= block->bytes;
+    put_back(block);
+  }
+}
+
+}  // namespace sluice
