@@ -142,7 +142,7 @@ Block* BlockSpace::split(Block* block, std::uint64_t address) {
   rest->bytes = block->address + block->bytes - address;
   rest->segment = block->segment;
   rest->kind = block->kind;
-  rest->cached = rest->pending = rest->used_across = false;
+  rest->cached = rest->pending = rest->untold = rest->used_across = false;
   rest->previous = block;
   rest->next = block->next;
   if (rest->next != nullptr) rest->next->previous = rest;

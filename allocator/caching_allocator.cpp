@@ -118,18 +118,20 @@ void CachingAllocator::hand_out(AllocationCounts& counts, Block& block,
   block.requested_bytes = request.bytes;
   block.category = request.category;
   block.name = request.name;
+  block.untold = request.untold;
   count(counts, request.category, static_cast<std::int64_t>(request.bytes));
   if (options_.recorder != nullptr) [[unlikely]]
     record(MemoryAction::kAlloc, block);
 }
 
 void CachingAllocator::record(MemoryAction action, const Block& block) {
-  if (options_.recorder == nullptr) return;
+  if (options_.recorder == nullptr || block.untold) return;
   options_.recorder->record(action, block.segment->pool().id, block.address, block.requested_bytes,
                             block.category, block.name);
 }
 
 void CachingAllocator::record_free(const Block& block) {
+  if (block.untold) return;
   options_.recorder->record_free(block.segment->pool().id, block.address, block.requested_bytes,
                                  block.category, block.name);
 }

@@ -58,6 +58,7 @@ struct AllocationRequest {
   StreamId stream = 0;  // whose order the block's reuse follows
   Category category = Category::kExternal;
   std::uint32_t name = 0;  // the caller's number for a site or tag
+  bool untold = false;     // not to the recorder: the caller tells it what lies in the block
 };
 
 struct CachingAllocatorStatistics {
@@ -112,13 +113,15 @@ class CachingAllocator {
   // The bytes that the block holds, which may be up to 511 more than asked.
   std::uint64_t block_bytes(const std::byte* data) const;
 
-  void begin_step();  // a new remap budget
+  void begin_step();                                              // a new remap budget
+  MemoryRecorder* recorder() const { return options_.recorder; }  // null: none
   // Gives back every page that no block needs, those of streams that are not movable excepted. The
   // host waits for the streams.
   void release_cached();
 
   CachingAllocatorStatistics statistics();
-  // Segments and blocks as they stand, and the recorder's events and names.
+  // Segments and blocks as they stand (an untold one is one block), and the recorder's events and
+  // names.
   MemorySnapshot snapshot();
   // Throws InternalError. The caller must not use the allocator meanwhile.
   void check_invariants();

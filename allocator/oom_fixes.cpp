@@ -47,12 +47,7 @@ class FixSearch {
     for (const OomStream& stream : report.streams) {
       if (!stream.movable && stream.pool == 0) base_.fixed_streams.push_back(stream.stream);
     }
-    // A plan's arena is the planner's: nobody can free it before this point.
-    if (report.arena_bytes == 0) return;
-    std::erase_if(held_, [&](std::uint32_t id) {
-      const TraceAllocation& one = trace.allocations[id];
-      return one.name == 0 && one.bytes == report.arena_bytes;
-    });
+    base_.plans = report.arena_bytes > 0;
   }
 
   OomFixes run() {
@@ -162,10 +157,11 @@ class FixSearch {
     }
     try_movable();
     changed = base_;
-    changed.plans = true;
+    changed.plans = !base_.plans;
     if (steps >= kLeastPlannedSteps) {
       try_once({.change = OomChange::kPlanning,
-                .text = "plan the step (PlanningAllocator)",
+                .text = changed.plans ? "plan the step (PlanningAllocator)"
+                                      : "do not plan the step (CachingAllocator alone)",
                 .setting = "",
                 .value = ""},
                changed);

@@ -158,20 +158,48 @@ std::string OomReport::sentence() const {
          std::string(oom_cause_name(cause)) + ": " + proof;
 }
 
-void add_arena(OomReport& report, std::uint64_t arena_bytes, std::uint64_t live_bytes) {
-  report.arena_bytes = arena_bytes;
-  report.arena_live_bytes = live_bytes;
+void add_arena(OomReport& report, std::uint64_t arena_bytes,
+               const std::vector<SnapshotBlock>& tenants) {
   const auto unnamed =
       std::find_if(report.sites.begin(), report.sites.end(), [&](const OomSite& site) {
         return site.number == 0 && site.category == Category::kActivation &&
                site.bytes >= arena_bytes;
       });
-  if (arena_bytes == 0 || unnamed == report.sites.end()) return;
+  if (unnamed == report.sites.end()) return;
+  const auto live_of = [&](Category category) -> std::uint64_t& {
+    return report.live_by_category[static_cast<std::size_t>(category)];
+  };
   unnamed->bytes -= arena_bytes;
+  live_of(Category::kActivation) -= arena_bytes;
+  --report.live_count;
   if (--unnamed->count == 0) report.sites.erase(unnamed);
-  const auto place = std::find_if(report.sites.begin(), report.sites.end(),
-                                  [&](const OomSite& site) { return site.bytes < arena_bytes; });
-  report.sites.insert(place, {0, Category::kActivation, "planned arena", arena_bytes, 1});
+  const std::vector<std::string> none;
+  const std::vector<std::string>& names = report.record != nullptr ? report.record->names : none;
+  std::uint64_t unused_bytes = arena_bytes;
+  const auto add = [&](OomSite site) {
+    live_of(site.category) += site.bytes;
+    report.live_count += site.count;
+    const auto same = std::find_if(report.sites.begin(), report.sites.end(), [&](const auto& one) {
+      return one.number == site.number && one.category == site.category && one.name == site.name;
+    });
+    if (same == report.sites.end()) {
+      report.sites.push_back(std::move(site));
+    } else {
+      same->bytes += site.bytes;
+      same->count += site.count;
+    }
+  };
+  for (const SnapshotBlock& block : tenants) {
+    unused_bytes -= block.requested_bytes;
+    const std::string name = block.name < names.size() ? names[block.name] : std::string();
+    add({block.name, block.category, name, block.requested_bytes, 1});
+  }
+  if (unused_bytes > 0) {
+    add({0, Category::kActivation, "planned arena, not in use", unused_bytes, 1});
+  }
+  std::stable_sort(
+      report.sites.begin(), report.sites.end(),
+      [](const OomSite& one, const OomSite& other) { return one.bytes > other.bytes; });
 }
 
 OutOfMemoryReported::OutOfMemoryReported(std::shared_ptr<const OomReport> report_in)

@@ -86,7 +86,8 @@ struct OomReport {
   std::uint64_t largest_free_bytes = 0;  // the largest free block
   std::uint64_t reserved_bytes = 0;
   std::uint64_t free_part_bytes() const { return free_bytes - free_page_bytes - fixed_page_bytes; }
-  // Of a PlanningAllocator's arena, which is live as a whole ("planned arena" among the sites).
+  // Of a PlanningAllocator's arena, all of which counts as live (what nobody uses of it is "planned
+  // arena, not in use" among the sites).
   std::uint64_t arena_bytes = 0;
   std::uint64_t arena_live_bytes = 0;
 
@@ -113,8 +114,10 @@ struct OomReport {
 // Sets what follows from the rest of the report.
 void prove_cause(OomReport& report);
 
-// Tells of the arena that lies in the allocator as one unnamed block of activations.
-void add_arena(OomReport& report, std::uint64_t arena_bytes, std::uint64_t live_bytes);
+// An arena lies in the allocator as one unnamed block of activations: tells of its tenants, and of
+// what they leave of it, in its place.
+void add_arena(OomReport& report, std::uint64_t arena_bytes,
+               const std::vector<SnapshotBlock>& tenants);
 
 // OutOfMemory of tier device, with its report.
 class OutOfMemoryReported : public OutOfMemory {

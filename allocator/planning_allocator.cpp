@@ -24,7 +24,7 @@ constexpr std::uint32_t kMostSearches = 16;
 
 PlanningAllocator::PlanningAllocator(Device& device, CachingAllocator& allocator,
                                      const PlanningAllocatorOptions& options)
-    : device_(device), allocator_(allocator), options_(options) {}
+    : device_(device), allocator_(allocator), recorder_(allocator.recorder()), options_(options) {}
 
 PlanningAllocator::~PlanningAllocator() {
   if (coming_.valid()) coming_.wait();
@@ -52,7 +52,7 @@ std::byte* PlanningAllocator::allocate(const AllocationRequest& request) {
     const std::lock_guard lock(mutex_);
     is_fixed = call.stream < movable_.size() && !movable_[call.stream];
     if (has_plan() && !is_fixed) {
-      if (std::byte* const data = allocate_planned(call)) {
+      if (std::byte* const data = allocate_planned(request, call)) {
         ++statistics_.planned_count;
         return data;
       }
@@ -76,7 +76,14 @@ std::byte* PlanningAllocator::allocate_unplanned(const AllocationRequest& reques
     if (has_plan() && arena_.live_count > 0) drop_at_mark_ = true;
     if (!has_plan() || arena_.live_count > 0) {
       OomReport report = *error.report;
-      add_arena(report, arena_.bytes, statistics_.arena_live_bytes);
+      report.arena_bytes = arena_.bytes;
+      report.arena_live_bytes = statistics_.arena_live_bytes;
+      for (const ArenaBlocks& arena : blocks_in_arenas()) {
+        add_arena(report, arena.bytes, arena.blocks);
+      }
+      if (report.record != nullptr) {
+        report.record = std::make_shared<const MemorySnapshot>(snapshot_locked());
+      }
       throw OutOfMemoryReported(std::make_shared<const OomReport>(std::move(report)));
     }
     drop_plan();
@@ -84,7 +91,7 @@ std::byte* PlanningAllocator::allocate_unplanned(const AllocationRequest& reques
   return allocator_.allocate(request);
 }
 
-std::byte* PlanningAllocator::allocate_planned(const Call& call) {
+std::byte* PlanningAllocator::allocate_planned(const AllocationRequest& request, const Call& call) {
   std::size_t next = cursor_;
   while (next < plan_.events.size() && !plan_.events[next].is_alloc) ++next;
   if (next == plan_.events.size()) return nullptr;
@@ -101,14 +108,15 @@ std::byte* PlanningAllocator::allocate_planned(const Call& call) {
         (!late_.empty() && overlaps_late(plan_.buffers[event.buffer]))) {
       diverged_ = true;
     } else {
-      data = hand_out(event.buffer, call.stream);
+      data = hand_out(event.buffer, request);
     }
   }
   ++cursor_;  // last: a call that throws may be made again
   return data;
 }
 
-std::byte* PlanningAllocator::hand_out(std::uint32_t index, StreamId stream) {
+std::byte* PlanningAllocator::hand_out(std::uint32_t index, const AllocationRequest& request) {
+  const StreamId stream = request.stream;
   const PlannedBuffer& buffer = plan_.buffers[index];
   Place& place = places_[index];
   const auto is_stale = [&](const PlannedBuffer::Wait& wait) {
@@ -132,7 +140,13 @@ std::byte* PlanningAllocator::hand_out(std::uint32_t index, StreamId stream) {
   ++arena_.live_count;
   ++step_planned_count_;
   statistics_.arena_live_bytes += buffer.bytes;
-  return arena_.data + buffer.offset;
+  place.tenant = {request.bytes, stream, request.name, request.category};
+  std::byte* const data = arena_.data + buffer.offset;
+  if (recorder_ != nullptr) [[unlikely]] {
+    recorder_->record(MemoryAction::kAlloc, stream, reinterpret_cast<std::uint64_t>(data),
+                      request.bytes, request.category, request.name);
+  }
+  return data;
 }
 
 // Up to the next allocation. What the plan frees on the way and the caller has not is late.
@@ -224,7 +238,10 @@ void PlanningAllocator::free(std::byte* data) {
     for (Arena& arena : retired_) {
       if (!arena.holds(data)) continue;
       const auto offset = static_cast<std::uint64_t>(data - arena.data);
-      SLUICE_CHECK_MSG(arena.live_offsets.erase(offset) == 1, "not a block in use");
+      const auto tenant = arena.tenants.find(offset);
+      SLUICE_CHECK_MSG(tenant != arena.tenants.end(), "not a block in use");
+      tell_free(data, tenant->second);
+      arena.tenants.erase(tenant);
       if (--arena.live_count == 0) {
         give_back(arena);
         retired_.erase(retired_.begin() + (&arena - retired_.data()));
@@ -255,6 +272,7 @@ void PlanningAllocator::free_planned(std::uint32_t index) {
     }
     place.uses.clear();
   }
+  tell_free(arena_.data + buffer.offset, place.tenant);
   place.live = false;
   place.freed_step = statistics_.step_count;
   --arena_.live_count;
@@ -263,6 +281,13 @@ void PlanningAllocator::free_planned(std::uint32_t index) {
     place.late = false;
     std::erase(late_, index);
   }
+}
+
+void PlanningAllocator::tell_free(const std::byte* data, const Tenant& tenant) {
+  if (recorder_ == nullptr) [[likely]]
+    return;
+  recorder_->record_free(tenant.stream, reinterpret_cast<std::uint64_t>(data), tenant.bytes,
+                         tenant.category, tenant.name);
 }
 
 // The live buffer that begins at `data`.
@@ -402,7 +427,7 @@ void PlanningAllocator::install(StepPlan plan) {
     while (first < movable_.size() && !movable_[first]) ++first;
     if (plan.arena_bytes == 0 || first == movable_.size()) return;
   }
-  Arena arena{allocator_.try_allocate({plan.arena_bytes, first, Category::kActivation, 0}),
+  Arena arena{allocator_.try_allocate({plan.arena_bytes, first, Category::kActivation, 0, true}),
               plan.arena_bytes,
               0,
               {}};
@@ -469,7 +494,7 @@ void PlanningAllocator::drop_plan() {
     give_back(arena_);
   } else {
     for (std::size_t b = 0; b < places_.size(); ++b) {
-      if (places_[b].live) arena_.live_offsets.insert(plan_.buffers[b].offset);
+      if (places_[b].live) arena_.tenants[plan_.buffers[b].offset] = places_[b].tenant;
     }
     retired_.push_back(std::move(arena_));
   }
@@ -491,9 +516,74 @@ void PlanningAllocator::give_back(const Arena& arena) {
   allocator_.free(arena.data);
 }
 
+std::vector<PlanningAllocator::ArenaBlocks> PlanningAllocator::blocks_in_arenas() const {
+  std::vector<ArenaBlocks> result;
+  const auto add_to = [](ArenaBlocks& arena, std::uint64_t offset, const Tenant& tenant) {
+    arena.blocks.push_back({arena.address + offset, round_up(tenant.bytes, BlockSpace::kAlignment),
+                            tenant.bytes, BlockState::kAllocated, tenant.category, tenant.name});
+  };
+  const auto new_arena = [&](const Arena& arena) -> ArenaBlocks& {
+    return result.emplace_back(
+        ArenaBlocks{reinterpret_cast<std::uint64_t>(arena.data), arena.bytes, {}});
+  };
+  for (const Arena& arena : retired_) {
+    ArenaBlocks& blocks = new_arena(arena);
+    for (const auto& [offset, tenant] : arena.tenants) add_to(blocks, offset, tenant);
+  }
+  if (!has_plan()) return result;
+  ArenaBlocks& current = new_arena(arena_);
+  for (std::size_t b = 0; b < places_.size(); ++b) {
+    if (places_[b].live) add_to(current, plan_.buffers[b].offset, places_[b].tenant);
+  }
+  std::sort(current.blocks.begin(), current.blocks.end(),
+            [](const auto& a, const auto& b) { return a.address < b.address; });
+  return result;
+}
+
 PlanningAllocatorStatistics PlanningAllocator::statistics() {
   const std::lock_guard lock(mutex_);
-  return statistics_;
+  PlanningAllocatorStatistics result = statistics_;
+  for (const ArenaBlocks& arena : blocks_in_arenas()) {
+    for (const SnapshotBlock& block : arena.blocks) {
+      result.arena_live_by_category[static_cast<std::size_t>(block.category)] +=
+          block.requested_bytes;
+    }
+  }
+  return result;
+}
+
+MemorySnapshot PlanningAllocator::snapshot() {
+  const std::lock_guard lock(mutex_);
+  return snapshot_locked();
+}
+
+MemorySnapshot PlanningAllocator::snapshot_locked() {
+  MemorySnapshot snapshot = allocator_.snapshot();
+  const std::vector<ArenaBlocks> arenas = blocks_in_arenas();
+  for (SnapshotSegment& segment : snapshot.segments) {
+    std::vector<SnapshotBlock> blocks;
+    for (const SnapshotBlock& block : segment.blocks) {
+      const auto arena = std::find_if(arenas.begin(), arenas.end(), [&](const ArenaBlocks& one) {
+        return one.address == block.address;
+      });
+      if (arena == arenas.end()) {
+        blocks.push_back(block);
+        continue;
+      }
+      std::uint64_t address = block.address;
+      const auto leave_free = [&](std::uint64_t end) {
+        if (end > address) blocks.push_back({.address = address, .bytes = end - address});
+      };
+      for (const SnapshotBlock& tenant : arena->blocks) {
+        leave_free(tenant.address);
+        blocks.push_back(tenant);
+        address = tenant.address + tenant.bytes;
+      }
+      leave_free(block.address + block.bytes);
+    }
+    segment.blocks = std::move(blocks);
+  }
+  return snapshot;
 }
 
 }  // namespace sluice

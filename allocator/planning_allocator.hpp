@@ -9,19 +9,21 @@
 // arena is one block of the CachingAllocator, stitched from free pages between two steps; once for
 // each plan, after its first step, the host waits for the streams so that what the steps before
 // needed can be given back. A request that finds no room beside an arena that is not in use gets it
-// dropped. Blocks of streams that are not movable are never planned.
+// dropped. Blocks of streams that are not movable are never planned. A recorder is told of what
+// lies in the arena as of all else, and not of the arena.
 //
 // Thread-safe: one lock. The order of calls is the caller's; threads whose calls interleave
 // differently in each step find no plan.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <future>
+#include <map>
 #include <memory>
 #include <optional>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "allocator/caching_allocator.hpp"
@@ -47,6 +49,8 @@ struct PlanningAllocatorStatistics {
   std::uint64_t fallback_count = 0;  // while a plan was there, but answered by the other
   std::uint64_t arena_bytes = 0;     // 0: no plan
   std::uint64_t arena_live_bytes = 0;
+  // Requested bytes of what lies in the arena, and in those of plans dropped since.
+  std::array<std::uint64_t, kCategoryCount> arena_live_by_category{};
   std::uint64_t plan_count = 0;
   std::uint64_t event_waits = 0;
   std::uint64_t diverged_steps = 0;
@@ -73,8 +77,17 @@ class PlanningAllocator {
   // A step begins: the one before is compared, planned, or put to use.
   void begin_step();
   PlanningAllocatorStatistics statistics();
+  // As CachingAllocator's, with the blocks that lie in arenas in their places.
+  MemorySnapshot snapshot();
 
  private:
+  // What a block was asked for.
+  struct Tenant {
+    std::uint64_t bytes = 0;
+    StreamId stream = 0;
+    std::uint32_t name = 0;
+    Category category = Category::kExternal;
+  };
   // A planned buffer as it stands.
   struct Place {
     bool live = false;
@@ -83,6 +96,7 @@ class PlanningAllocator {
     std::uint64_t freed_step = UINT64_MAX;
     std::size_t free_index = 0;
     std::uint32_t slot = 0;                        // of its offset, among all offsets
+    Tenant tenant;                                 // while live
     std::vector<StreamId> uses;                    // other streams', since it was allocated
     std::vector<std::shared_ptr<Event>> releases;  // by PlannedBuffer::release_streams
   };
@@ -90,7 +104,7 @@ class PlanningAllocator {
     std::byte* data = nullptr;
     std::uint64_t bytes = 0;
     std::uint64_t live_count = 0;
-    std::unordered_set<std::uint64_t> live_offsets;  // of a dropped plan's only
+    std::map<std::uint64_t, Tenant> tenants;  // by offset; of a dropped plan's only
     bool holds(const std::byte* address) const { return address >= data && address < data + bytes; }
   };
   struct Call {
@@ -107,8 +121,8 @@ class PlanningAllocator {
   // All with mutex_ held.
   bool has_plan() const { return arena_.data != nullptr; }
   std::byte* allocate_unplanned(const AllocationRequest& request);  // without mutex_
-  std::byte* allocate_planned(const Call& call);
-  std::byte* hand_out(std::uint32_t buffer, StreamId stream);
+  std::byte* allocate_planned(const AllocationRequest& request, const Call& call);
+  std::byte* hand_out(std::uint32_t buffer, const AllocationRequest& request);
   void pass_frees();
   bool overlaps_late(const PlannedBuffer& buffer) const;
   void find_place_again(const Call& call);
@@ -120,6 +134,14 @@ class PlanningAllocator {
   std::function<StepPlan()> end_watched_step();
   void drop_plan();
   void give_back(const Arena& arena);
+  void tell_free(const std::byte* data, const Tenant& tenant);
+  struct ArenaBlocks {
+    std::uint64_t address = 0;
+    std::uint64_t bytes = 0;
+    std::vector<SnapshotBlock> blocks;  // that are live, by address
+  };
+  std::vector<ArenaBlocks> blocks_in_arenas() const;
+  MemorySnapshot snapshot_locked();
   void record_allocation(const std::byte* data, const Call& call);
   void record_free(const std::byte* data);
 
@@ -128,6 +150,7 @@ class PlanningAllocator {
 
   Device& device_;
   CachingAllocator& allocator_;
+  MemoryRecorder* const recorder_;  // null: none
   const PlanningAllocatorOptions options_;
 
   // Guards all below; taken before any of the CachingAllocator's. A call in step holds it for some

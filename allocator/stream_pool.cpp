@@ -4,7 +4,7 @@ namespace sluice {
 
 void StreamPool::end_pending(Block& block) {
   block.pending = false;
-  if (recorder_ == nullptr) return;
+  if (recorder_ == nullptr || block.untold) return;
   recorder_->record(MemoryAction::kFreeCompleted, id, block.address, block.requested_bytes,
                     block.category, block.name);
 }

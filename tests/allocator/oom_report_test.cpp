@@ -361,16 +361,17 @@ TEST(OomReport, APlannersArenaIsTold) {
   const Fixture setup(counting(16), 8 * kPage, {.recorder = &recorder});
   PlanningAllocator planner(*setup.device, *setup.allocator, {.in_background = false});
   const StreamId c = planner.add_stream(*setup.stream_a);
+  const std::uint32_t site = recorder.intern("layers.1");
   const auto step = [&] {
     planner.begin_step();
-    std::byte* const first = planner.allocate({2 * kPage, c, Category::kActivation, 0});
+    std::byte* const first = planner.allocate({2 * kPage, c, Category::kActivation, site});
     planner.free(planner.allocate({kPage, c, Category::kActivation, 0}));
     planner.free(first);
   };
   for (int i = 0; i < 6; ++i) step();
   ASSERT_EQ(planner.statistics().arena_bytes, 3 * kPage);
   planner.begin_step();
-  std::byte* const first = planner.allocate({2 * kPage, c, Category::kActivation, 0});
+  std::byte* const first = planner.allocate({2 * kPage, c, Category::kActivation, site});
   try {
     planner.allocate({6 * kPage, c, Category::kGradient, 0});
     FAIL() << "6 pages beside 3 of 8";
@@ -378,12 +379,23 @@ TEST(OomReport, APlannersArenaIsTold) {
     const OomReport& report = *error.report;
     EXPECT_EQ(report.arena_bytes, 3 * kPage);
     EXPECT_EQ(report.arena_live_bytes, 2 * kPage);
-    ASSERT_EQ(report.sites.size(), 1u);
-    EXPECT_EQ(report.sites[0].name, "planned arena");
+    ASSERT_EQ(report.sites.size(), 2u);
+    EXPECT_EQ(report.sites[0].name, "layers.1");
+    EXPECT_EQ(report.sites[0].bytes, 2 * kPage);
+    EXPECT_EQ(report.sites[1].name, "planned arena, not in use");
+    EXPECT_EQ(report.sites[1].bytes, kPage);
     expect_sums(report);
-    for (const OomFix& fix : find_fixes(report).tried) {
-      EXPECT_NE(fix.change, OomChange::kFreeCategory) << fix.text;
+    // The arena is no allocation of the record: its tenants are.
+    for (const SnapshotSegment& segment : report.record->segments) {
+      for (const SnapshotBlock& block : segment.blocks) EXPECT_LT(block.bytes, 6 * kPage);
     }
+    const OomFixes fixes = find_fixes(report);
+    EXPECT_TRUE(fixes.reproduced) << fixes.note;
+    const auto unplanned =
+        std::find_if(fixes.tried.begin(), fixes.tried.end(),
+                     [](const OomFix& fix) { return fix.change == OomChange::kPlanning; });
+    ASSERT_NE(unplanned, fixes.tried.end());
+    EXPECT_TRUE(unplanned->verified) << unplanned->text;  // 2 and 6 of 8 pages
   }
   planner.free(first);
 }

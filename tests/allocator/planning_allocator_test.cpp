@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -28,7 +29,8 @@ class PlanningAllocatorTest : public testing::Test {
     ledger_ = std::make_unique<Ledger>(std::array<std::uint64_t, 3>{cap_pages * kPage, 0, 0});
     pages_ = std::make_unique<PagePool>(*device_, *ledger_, kPage);
     allocator_ = std::make_unique<CachingAllocator>(
-        *device_, *pages_, CachingAllocatorOptions{.segment_bytes = 256 * kPage});
+        *device_, *pages_,
+        CachingAllocatorOptions{.segment_bytes = 256 * kPage, .recorder = recorder_.get()});
     PlanningAllocatorOptions options;
     options.in_background = false;
     planner_ = std::make_unique<PlanningAllocator>(*device_, *allocator_, options);
@@ -88,6 +90,7 @@ class PlanningAllocatorTest : public testing::Test {
   std::unique_ptr<Ledger> ledger_;
   std::unique_ptr<PagePool> pages_;
   std::vector<std::unique_ptr<Stream>> streams_ = make_streams();
+  std::unique_ptr<MemoryRecorder> recorder_;  // null: none
   std::unique_ptr<CachingAllocator> allocator_;
   std::unique_ptr<PlanningAllocator> planner_;
   std::byte* held_ = nullptr;
@@ -315,6 +318,68 @@ TEST_F(PlanningAllocatorTest, ADroppedPlansBlocksAreFreedOnce) {
   EXPECT_THROW(planner_->free(blocks[0]), InternalError);
   EXPECT_THROW(planner_->free(blocks[1] + 512), InternalError);
   free(blocks[1]);
+}
+
+// In the arena in use and in one of a dropped plan.
+TEST_F(PlanningAllocatorTest, ASnapshotHasWhatLiesInArenas) {
+  recorder_ = std::make_unique<MemoryRecorder>(1000);
+  make(64);
+  using Blocks = std::map<std::uint64_t, std::uint64_t>;  // bytes by address
+  const auto live_in = [](const MemorySnapshot& snapshot) {
+    Blocks live;
+    for (const SnapshotSegment& segment : snapshot.segments) {
+      std::uint64_t address = segment.address;
+      for (const SnapshotBlock& block : segment.blocks) {
+        EXPECT_EQ(block.address, address);
+        address += block.bytes;
+        if (block.state != BlockState::kAllocated) continue;
+        EXPECT_EQ(block.category, Category::kWorkspace);
+        EXPECT_EQ(block.name, 7u);
+        live[block.address] = block.requested_bytes;
+      }
+      EXPECT_EQ(address, segment.address + segment.bytes);
+    }
+    return live;
+  };
+  const auto get = [&](std::uint64_t bytes) {
+    return planner_->allocate({bytes, 0, Category::kWorkspace, 7});
+  };
+  const auto at = [](const std::byte* data) { return reinterpret_cast<std::uint64_t>(data); };
+  std::byte* first = nullptr;
+  std::byte* last = nullptr;
+  for (int i = 0; i < 6; ++i) {
+    planner_->begin_step();
+    first = get(kPage - 100);
+    std::byte* const between = get(kPage);
+    last = get(kPage / 2);
+    planner_->free(between);
+    if (i < 5) {
+      planner_->free(first);
+      planner_->free(last);
+    }
+  }
+  const Blocks expected{{at(first), kPage - 100}, {at(last), kPage / 2}};
+  ASSERT_EQ(planner_->statistics().arena_live_bytes, kPage + kPage / 2);
+  EXPECT_EQ(
+      planner_->statistics().arena_live_by_category[static_cast<std::size_t>(Category::kWorkspace)],
+      kPage - 100 + kPage / 2);
+  EXPECT_EQ(live_in(planner_->snapshot()), expected);
+  for (int i = 0; i < 3; ++i) planner_->begin_step();  // two steps without any of it
+  ASSERT_EQ(planner_->statistics().arena_bytes, 0u);
+  EXPECT_EQ(live_in(planner_->snapshot()), expected);
+  planner_->free(first);
+  EXPECT_EQ(live_in(planner_->snapshot()), (Blocks{{at(last), kPage / 2}}));
+  planner_->free(last);
+  EXPECT_EQ(live_in(planner_->snapshot()), Blocks());
+
+  std::uint64_t balance = 0;  // every event of an allocation has its two of a free
+  for (const MemoryEvent& event : recorder_->events()) {
+    if (event.action == MemoryAction::kAlloc) balance += 2 * event.bytes;
+    if (event.action == MemoryAction::kFreeRequested) balance -= event.bytes;
+    if (event.action == MemoryAction::kFreeCompleted) balance -= event.bytes;
+    EXPECT_TRUE(event.action != MemoryAction::kAlloc || event.bytes <= kPage) << "the arena itself";
+  }
+  EXPECT_EQ(balance, 0u);
 }
 
 TEST_F(PlanningAllocatorTest, AMarkWhileAPlanIsMadeMakesNoSecond) {

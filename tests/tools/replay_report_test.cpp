@@ -3,8 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <tuple>
+#include <vector>
 
+#include "allocator/record/torch_snapshot.hpp"
 #include "allocator/record/trace_from_snapshot.hpp"
 #include "base/error.hpp"
 #include "tools/replay/own_policies.hpp"
@@ -144,6 +149,51 @@ TEST(ReplayReport, EventsOfATraceAreTheTrace) {
     ASSERT_EQ(again.operations[i].action, trace.operations[i].action) << i;
   }
   EXPECT_EQ(peak_live_bytes(again), peak_live_bytes(trace));
+}
+
+// Allocations and frees, as the caller made them.
+using Call = std::tuple<bool, std::uint64_t, Category, std::string>;
+std::vector<Call> calls_of(const MemoryTrace& trace) {
+  std::vector<Call> calls;
+  for (const TraceOperation& operation : trace.operations) {
+    const bool is_alloc = operation.action == TraceAction::kAlloc;
+    const bool is_free =
+        operation.action == TraceAction::kFree || operation.action == TraceAction::kFreePending;
+    if (!is_alloc && !is_free) continue;
+    const TraceAllocation& one = trace.allocations[operation.allocation];
+    calls.emplace_back(is_alloc, one.bytes, one.category, trace.names[one.name]);
+  }
+  return calls;
+}
+
+// Through a file of PyTorch's format and back, with a plan and without.
+TEST(ReplayReport, WhatOurAllocatorsRecordIsTheTrace) {
+  for (const char* const family : {"zero3", "dense", "varlen"}) {
+    const MemoryTrace trace = with_steps(generated(family, 2)).trace;
+    for (const bool planned : {false, true}) {
+      const MemorySnapshot recorded = snapshot_after(trace, planned);
+      std::string file;
+      write_torch_snapshot(recorded, [&](std::string_view part) { file += part; });
+      ByteSource source(file, "written");
+      const MemorySnapshot snapshot = torch_snapshot(read_pickle(source), "written");
+      TraceDefects defects;
+      const MemoryTrace again = trace_of(snapshot, trace.source, "torch", &defects);
+      EXPECT_EQ(defects.contradictions + defects.unknown_frees, 0u) << family << planned;
+      ASSERT_EQ(calls_of(again), calls_of(trace)) << family << planned;
+      EXPECT_EQ(peak_live_bytes(again), peak_live_bytes(trace)) << family << planned;
+      std::uint64_t live_bytes = 0;
+      for (const SnapshotSegment& segment : snapshot.segments) {
+        for (const SnapshotBlock& block : segment.blocks) {
+          if (block.state == BlockState::kAllocated) live_bytes += block.requested_bytes;
+        }
+      }
+      std::uint64_t expected_bytes = 0;
+      for (const Call& call : calls_of(trace)) {
+        expected_bytes += std::get<0>(call) ? std::get<1>(call) : -std::get<1>(call);
+      }
+      EXPECT_EQ(live_bytes, expected_bytes) << family << planned;
+    }
+  }
 }
 
 TEST(ReplayReport, APlotIsOneSvg) {

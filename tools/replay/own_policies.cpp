@@ -98,17 +98,17 @@ NamedPolicy planned_policy(PackingEffort effort) {
           }};
 }
 
-MemorySnapshot snapshot_after(const MemoryTrace& trace, std::uint64_t capacity_bytes) {
+MemorySnapshot snapshot_after(const MemoryTrace& trace, bool planned) {
   // An allocation maps some pages and is freed in two events; what is more is cut at the front.
   MemoryRecorder recorder(4 * trace.operations.size() + trace.allocations.size() + 1);
   for (const std::string& name : trace.names) recorder.intern(name);
   ReplayedAllocatorOptions options;
-  options.capacity_bytes = capacity_bytes;
   options.caching.recorder = &recorder;
+  if (planned) options.planning.emplace().in_background = false;
   ReplayedAllocator allocator(trace, options);
   allocator.adopt();
   for (const TraceOperation& operation : trace.operations) allocator.follow(operation);
-  return allocator.caching().snapshot();
+  return planned ? allocator.planning()->snapshot() : allocator.caching().snapshot();
 }
 
 }  // namespace sluice

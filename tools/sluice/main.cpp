@@ -146,9 +146,11 @@ int main(int argc, char** argv) {
   replay_app->add_option("--plot", replay.plot,
                          "Draw addresses over time (SVG); with several policies a file for each");
   replay_app->add_option("--write", replay.write, "Write the trace as CSV");
-  replay_app->add_option("--snapshot", replay.snapshot,
-                         "Write what our allocator recorded and holds after it, as a PyTorch "
-                         "memory snapshot (pytorch.org/memory_viz opens it)");
+  replay_app->add_option(
+      "--snapshot", replay.snapshot,
+      "Write what our allocator (dynamic, or planned where not dynamic is asked for) recorded "
+      "and holds after it, as a PyTorch "
+      "memory snapshot (pytorch.org/memory_viz opens it)");
   replay_app->add_flag("--json", replay.json, "Events on stdout");
 
   // Before parsing: errors of parsing are events too.

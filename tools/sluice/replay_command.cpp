@@ -99,9 +99,11 @@ int replay_command(const ReplayArguments& arguments) {
   options.capacity_bytes = capacity_bytes;
   options.least_capacity = arguments.least;
   print_event(replay_report(stepped, policies, options), arguments.json, replay_report_table);
-  const bool has_dynamic =
-      std::any_of(policies.begin(), policies.end(),
-                  [](const NamedPolicy& policy) { return policy.name == "dynamic"; });
+  const auto has_policy = [&](std::string_view name) {
+    return std::any_of(policies.begin(), policies.end(),
+                       [&](const NamedPolicy& policy) { return policy.name == name; });
+  };
+  const bool has_dynamic = has_policy("dynamic");
   if (capacity_bytes && has_dynamic) {
     if (const auto explained = explain_out_of_memory(stepped.trace, *capacity_bytes)) {
       if (arguments.json) {
@@ -114,7 +116,7 @@ int replay_command(const ReplayArguments& arguments) {
   if (!arguments.plot.empty()) write_plots(arguments.plot, stepped, policies);
   if (!arguments.snapshot.empty()) {
     std::string text;
-    write_torch_snapshot(snapshot_after(stepped.trace),
+    write_torch_snapshot(snapshot_after(stepped.trace, !has_dynamic && has_policy("planned")),
                          [&](std::string_view part) { text += part; });
     write_output("--snapshot", arguments.snapshot, text);
     std::cerr << arguments.snapshot << '\n';
