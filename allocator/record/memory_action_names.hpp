@@ -1,4 +1,4 @@
-// PyTorch's words for what happens to memory.
+// PyTorch's words for what happens to memory, and two of ours: step and flush.
 #pragma once
 
 #include <array>
@@ -9,9 +9,10 @@
 
 namespace sluice {
 
-inline constexpr std::array<std::string_view, 10> kMemoryActionNames{
-    "alloc",       "free_requested", "free_completed", "segment_alloc", "segment_free",
-    "segment_map", "segment_unmap",  "step",           "oom",           "snapshot"};
+inline constexpr std::array<std::string_view, 11> kMemoryActionNames{
+    "alloc",        "free_requested", "free_completed", "segment_alloc",
+    "segment_free", "segment_map",    "segment_unmap",  "step",
+    "oom",          "snapshot",       "flush"};
 
 constexpr std::string_view memory_action_name(MemoryAction action) {
   return kMemoryActionNames[static_cast<std::size_t>(action)];

@@ -24,15 +24,15 @@ class MemoryRecorder {
               Category category = Category::kExternal, std::uint32_t name = 0) {
     const std::int64_t time_ns = now_ns();
     const std::lock_guard lock(mutex_);
-    put({action, category, name, stream, address, bytes, time_ns});
+    put({action, category, 0, name, stream, address, bytes, time_ns});
   }
   // A block that is free at once: both events of it.
   void record_free(std::uint64_t stream, std::uint64_t address, std::uint64_t bytes,
                    Category category, std::uint32_t name) {
     const std::int64_t time_ns = now_ns();
     const std::lock_guard lock(mutex_);
-    put({MemoryAction::kFreeRequested, category, name, stream, address, bytes, time_ns});
-    put({MemoryAction::kFreeCompleted, category, name, stream, address, bytes, time_ns});
+    put({MemoryAction::kFreeRequested, category, 0, name, stream, address, bytes, time_ns});
+    put({MemoryAction::kFreeCompleted, category, 0, name, stream, address, bytes, time_ns});
   }
 
   // The number of `name`; the same for the same name. 0 is "".

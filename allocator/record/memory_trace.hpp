@@ -11,7 +11,8 @@
 
 namespace sluice {
 
-// One thing that happened, as an allocator records it. The words are PyTorch's.
+// One thing that happened, as an allocator records it. The words are PyTorch's, but kStep and
+// kFlush.
 enum class MemoryAction : std::uint8_t {
   kAlloc,
   kFreeRequested,  // the caller gave it back; uses on other streams may still be queued
@@ -23,11 +24,13 @@ enum class MemoryAction : std::uint8_t {
   kStep,         // the caller began an iteration
   kOutOfMemory,  // a request failed; bytes: the request
   kSnapshot,
+  kFlush,  // the caller asked for all cached memory, where no segments are told of
 };
 
 struct MemoryEvent {
   MemoryAction action = MemoryAction::kAlloc;
   Category category = Category::kExternal;
+  std::uint16_t pool = 0;    // of an allocation where no segments are told of: see SnapshotSegment
   std::uint32_t name = 0;    // index into MemorySnapshot::names: a site or tag; 0: ""
   std::uint64_t stream = 0;  // the caller's opaque name of a stream
   std::uint64_t address = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <optional>
 #include <ostream>
 #include <span>
@@ -18,8 +19,19 @@ namespace {
 constexpr std::uint64_t kMaxFileBytes = std::uint64_t{16} << 30;
 constexpr std::size_t kMaxEvents = 50'000'000;
 constexpr std::size_t kMaxNames = 1'000'000;
+constexpr std::uint64_t kMaxPool = std::numeric_limits<std::uint16_t>::max();
 
-enum Column : std::uint8_t { kTime, kAction, kStream, kAddress, kBytes, kCategory, kName, kCount };
+enum Column : std::uint8_t {
+  kTime,
+  kAction,
+  kStream,
+  kAddress,
+  kBytes,
+  kCategory,
+  kName,
+  kPool,
+  kCount
+};
 
 // A string of which nothing is lost: in quotes where a reader would take it apart or trim it.
 void write_text(std::string_view text, std::ostream& out) {
@@ -59,9 +71,11 @@ class EventReader {
     if (!csv_.next(fields) || !is_header(fields)) {
       csv_.refuse("the first line must be " + std::string(kMemoryTraceCsvHeader));
     }
+    const std::size_t field_count = fields.size();
     while (csv_.next(fields)) {
-      if (fields.size() != kCount) {
-        csv_.refuse("must have 7 fields, not " + std::to_string(fields.size()));
+      if (fields.size() != field_count) {
+        csv_.refuse("must have " + std::to_string(field_count) + " fields, not " +
+                    std::to_string(fields.size()));
       }
       if (snapshot_.events.size() == kMaxEvents) {
         csv_.refuse("there must be at most " + std::to_string(kMaxEvents) + " events");
@@ -74,11 +88,12 @@ class EventReader {
  private:
   static bool is_header(const std::vector<std::string_view>& fields) {
     std::string joined;
+    if (fields.size() < kPool) return false;
     for (const std::string_view field : fields) {
       joined += joined.empty() ? "" : ",";
       joined += field;
     }
-    return joined == kMemoryTraceCsvHeader;
+    return joined == kMemoryTraceCsvHeader || joined + ",pool" == kMemoryTraceCsvHeader;
   }
 
   std::uint64_t number(std::string_view column, std::string_view field) const {
@@ -108,6 +123,11 @@ class EventReader {
     }
     event.category = *category;
     event.name = intern(fields[kName]);
+    if (fields.size() > kPool) {
+      const std::uint64_t pool = number("pool", fields[kPool]);
+      if (pool > kMaxPool) csv_.refuse_field("pool", fields[kPool], "below 65536");
+      event.pool = static_cast<std::uint16_t>(pool);
+    }
     return event;
   }
 
@@ -139,7 +159,7 @@ void write_memory_trace_csv(const MemorySnapshot& snapshot, std::ostream& out) {
         << std::hex << event.address << std::dec << ',' << event.bytes << ','
         << category_name(event.category) << ',';
     write_text(snapshot.names[event.name], out);
-    out << '\n';
+    out << ',' << event.pool << '\n';
   }
 }
 

@@ -1,11 +1,13 @@
 // Our own file of memory events: CSV with the columns
 //
-//   time_ns,action,stream,address,bytes,category,name
+//   time_ns,action,stream,address,bytes,category,name,pool
 //
 // A line for each event, oldest first. Actions in PyTorch's words (alloc, free_requested,
 // free_completed, segment_alloc, segment_free, segment_map, segment_unmap, oom, snapshot) and
-// "step"; categories in ours (weight, gradient, …, external). Numbers are decimal or, behind 0x,
-// hexadecimal; what an event has not is 0 or empty. Names in quotes where RFC 4180 asks for them.
+// "step" and "flush"; categories in ours (weight, gradient, …, external). Numbers are decimal or,
+// behind 0x, hexadecimal; what an event has not is 0 or empty. pool, below 2^16: 0, or the private
+// pool (of a graph) of an allocation; older files end before that column. Names in quotes where RFC
+// 4180 asks for them.
 #pragma once
 
 #include <iosfwd>
@@ -18,7 +20,7 @@
 namespace sluice {
 
 inline constexpr std::string_view kMemoryTraceCsvHeader =
-    "time_ns,action,stream,address,bytes,category,name";
+    "time_ns,action,stream,address,bytes,category,name,pool";
 
 // Writes the events; segments, settings and device are not part of the file. The caller checks the
 // stream.

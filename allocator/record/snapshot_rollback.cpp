@@ -74,6 +74,7 @@ class Rollback {
       case MemoryAction::kStep:
       case MemoryAction::kOutOfMemory:
       case MemoryAction::kSnapshot:
+      case MemoryAction::kFlush:
         return;
       default:
         break;

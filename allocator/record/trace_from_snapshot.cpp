@@ -78,10 +78,18 @@ class Follower {
 
   void follow(std::size_t index) {
     const MemoryEvent& event = snapshot_.events[index];
-    if (event.action == MemoryAction::kStep) emit(TraceAction::kStep);
-    if (event.action == MemoryAction::kStep || event.action == MemoryAction::kOutOfMemory ||
-        event.action == MemoryAction::kSnapshot) {
-      return;
+    switch (event.action) {
+      case MemoryAction::kStep:
+        emit(TraceAction::kStep);
+        return;
+      case MemoryAction::kFlush:
+        emit(TraceAction::kFlush);
+        return;
+      case MemoryAction::kOutOfMemory:
+      case MemoryAction::kSnapshot:
+        return;
+      default:
+        break;
     }
     if (!is_followed(event.address, event.bytes)) {
       ++defects_.contradictions;
@@ -111,6 +119,7 @@ class Follower {
     }
     TraceAllocation allocation{.bytes = event.bytes,
                                .stream = event.stream,
+                               .pool = event.pool,
                                .address = event.address,
                                .category = event.category,
                                .name = event.name};

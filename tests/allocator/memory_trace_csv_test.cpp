@@ -5,6 +5,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "allocator/record/memory_action_names.hpp"
 #include "base/error.hpp"
 #include "tests/support/temp_directory.hpp"
 
@@ -31,18 +32,22 @@ std::string csv(const MemorySnapshot& snapshot) {
   return out.str();
 }
 
-const std::string kHeader = std::string(kMemoryTraceCsvHeader) + "\n";
+// Of files without pools.
+constexpr std::string_view kOlderHeader = "time_ns,action,stream,address,bytes,category,name";
+const std::string kHeader = std::string(kOlderHeader) + "\n";
+const std::string kFullHeader = std::string(kMemoryTraceCsvHeader) + "\n";
 
 TEST(MemoryTraceCsv, EveryEventIsReadBack) {
   MemorySnapshot snapshot;
   snapshot.names = {"", "plain", "a,b", "say \"so\"", "two\nlines", " edge ", "\xc3\xa9"};
-  for (std::uint8_t action = 0; action < 10; ++action) {
+  for (std::uint8_t action = 0; action < kMemoryActionNames.size(); ++action) {
     snapshot.events.push_back({.action = static_cast<MemoryAction>(action),
                                .category = static_cast<Category>(action % kCategoryCount),
+                               .pool = static_cast<std::uint16_t>(action == 2 ? UINT16_MAX : 0),
                                .name = action % 7u,
                                .stream = action == 3 ? UINT64_MAX : action,
                                .address = 0x7f0000000000u + action,
-                               .bytes = std::uint64_t{1} << (action * 7),
+                               .bytes = std::uint64_t{1} << (action * 6),
                                .time_ns = action == 1 ? INT64_MIN : action * 1000});
   }
   const MemorySnapshot again = parse(csv(snapshot));
@@ -52,6 +57,7 @@ TEST(MemoryTraceCsv, EveryEventIsReadBack) {
     const MemoryEvent& b = again.events[i];
     EXPECT_EQ(a.action, b.action);
     EXPECT_EQ(a.category, b.category);
+    EXPECT_EQ(a.pool, b.pool);
     EXPECT_EQ(snapshot.names[a.name], again.names[b.name]);
     EXPECT_EQ(a.stream, b.stream);
     EXPECT_EQ(a.address, b.address);
@@ -66,11 +72,11 @@ TEST(MemoryTraceCsv, ALineLooksAsTheHeaderSays) {
   snapshot.names.emplace_back("a,b");
   snapshot.events.push_back(
       {.category = Category::kWeight, .name = 1, .stream = 7, .address = 255, .bytes = 512});
-  EXPECT_EQ(csv(snapshot), kHeader + "0,alloc,7,0xff,512,weight,\"a,b\"\n");
+  EXPECT_EQ(csv(snapshot), kFullHeader + "0,alloc,7,0xff,512,weight,\"a,b\",0\n");
 }
 
 TEST(MemoryTraceCsv, LineEndsMarksAndEmptyLinesArePassedOver) {
-  const MemorySnapshot snapshot = parse("\xef\xbb\xbf" + std::string(kMemoryTraceCsvHeader) +
+  const MemorySnapshot snapshot = parse("\xef\xbb\xbf" + std::string(kOlderHeader) +
                                         "\r\n\r\n5, alloc ,0x10,16,1,external,\"n\"\r\n\n"
                                         "6,step,0,0,0,external,");
   ASSERT_EQ(snapshot.events.size(), 2u);
@@ -85,6 +91,8 @@ TEST(MemoryTraceCsv, WhatIsWrongIsNamedWithItsLine) {
       {"", "line 1: the first line must be time_ns,action"},
       {"a,b\n", "line 1: the first line must be time_ns,action"},
       {kHeader + good + "1,alloc,0,0x10,1,external\n", "line 3: must have 7 fields, not 6"},
+      {kFullHeader + good, "line 2: must have 8 fields, not 7"},
+      {kFullHeader + "1,alloc,0,0x10,1,external,,65536\n", "pool '65536' must be below 65536"},
       {kHeader + "x,alloc,0,0,1,external,\n", "line 2: time_ns 'x' must be a whole number"},
       {kHeader + "1,malloc,0,0,1,external,\n", "action 'malloc' must be one of alloc"},
       {kHeader + "1,alloc,-1,0,1,external,\n", "stream '-1'"},

@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
-#include <memory>
+#include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -142,13 +144,28 @@ TEST(ReplayReport, WhatWasHeldAtTheStartNeedsRoom) {
 
 // What a generated trace is written as reads back as the same operations.
 TEST(ReplayReport, EventsOfATraceAreTheTrace) {
-  const MemoryTrace trace = generated("zero3", 3);
+  MemoryTrace trace = generated("rlhf", 3);  // flushes
+  ASSERT_TRUE(std::any_of(trace.operations.begin(), trace.operations.end(),
+                          [](const auto& one) { return one.action == TraceAction::kFlush; }));
+  for (std::size_t i = 0; i < trace.allocations.size(); i += 3) {
+    trace.allocations[i].pool = i % 2 == 0 ? UINT64_MAX : 7;
+  }
   const MemoryTrace again = trace_of(events_of(trace), trace.source, "sluice");
   ASSERT_EQ(again.operations.size(), trace.operations.size());
+  std::map<std::uint64_t, std::set<std::uint64_t>> pools;  // numbered anew
   for (std::size_t i = 0; i < trace.operations.size(); ++i) {
     ASSERT_EQ(again.operations[i].action, trace.operations[i].action) << i;
+    if (trace.operations[i].action != TraceAction::kAlloc) continue;
+    pools[trace.allocations[trace.operations[i].allocation].pool].insert(
+        again.allocations[again.operations[i].allocation].pool);
   }
   EXPECT_EQ(peak_live_bytes(again), peak_live_bytes(trace));
+  using Numbers = std::set<std::uint64_t>;
+  ASSERT_EQ(pools.size(), 3u);
+  EXPECT_EQ(pools[0], Numbers{0});
+  EXPECT_EQ(pools[7].size(), 1u);
+  EXPECT_EQ(pools[UINT64_MAX].size(), 1u);
+  EXPECT_NE(pools[7], pools[UINT64_MAX]);
 }
 
 // Allocations and frees, as the caller made them.

@@ -12,8 +12,8 @@ NamedPolicy dynamic_policy(const CachingAllocatorOptions& options = {});
 // steps. Plans are kept by the policy: the next replay of the same steps makes none.
 NamedPolicy planned_policy(PackingEffort effort = PackingEffort::kThorough);
 
-// What a CachingAllocator with a recorder attached has seen and holds after the whole trace; planned:
-// with a PlanningAllocator in front of it.
+// What a CachingAllocator with a recorder attached has seen and holds after the whole trace;
+// planned: with a PlanningAllocator in front of it.
 MemorySnapshot snapshot_after(const MemoryTrace& trace, bool planned = false);
 
 }  // namespace sluice

@@ -1,8 +1,16 @@
 #include "tools/replay/trace_events.hpp"
 
+#include <map>
+
+#include "base/error.hpp"
 #include "base/units.hpp"
 
 namespace sluice {
+namespace {
+
+constexpr std::size_t kMostPools = 65536;  // MemoryEvent::pool
+
+}  // namespace
 
 MemorySnapshot events_of(const MemoryTrace& trace) {
   MemorySnapshot snapshot;
@@ -14,10 +22,16 @@ MemorySnapshot events_of(const MemoryTrace& trace) {
     addresses.push_back(next_address);
     next_address += round_up(allocation.bytes, 512) + 512;
   }
+  std::map<std::uint64_t, std::uint16_t> pools{{0, 0}};  // numbered as they come
   const auto add = [&](MemoryAction action, std::uint32_t id) {
     const TraceAllocation& allocation = trace.allocations[id];
-    snapshot.events.push_back({action, allocation.category, allocation.name, allocation.stream,
-                               addresses[id], allocation.bytes,
+    const auto next_pool = static_cast<std::uint16_t>(pools.size());
+    const auto pool = pools.try_emplace(allocation.pool, next_pool).first;
+    if (pools.size() > kMostPools) {
+      throw InputError("'" + trace.source + "' has more than 65,535 private pools");
+    }
+    snapshot.events.push_back({action, allocation.category, pool->second, allocation.name,
+                               allocation.stream, addresses[id], allocation.bytes,
                                static_cast<std::int64_t>(snapshot.events.size())});
   };
   for (std::size_t s = 0; s < trace.initial_ids.size(); ++s) {
@@ -50,7 +64,9 @@ MemorySnapshot events_of(const MemoryTrace& trace) {
                                    .time_ns = static_cast<std::int64_t>(snapshot.events.size())});
         break;
       case TraceAction::kFlush:
-        break;  // the file has no word for it but segments given back
+        snapshot.events.push_back({.action = MemoryAction::kFlush,
+                                   .time_ns = static_cast<std::int64_t>(snapshot.events.size())});
+        break;
     }
   }
   return snapshot;

@@ -74,16 +74,6 @@ int replay_command(const ReplayArguments& arguments) {
   MemoryTrace trace = load_trace(arguments);
   if (!arguments.write.empty()) {
     std::ostringstream text;
-    const auto flushes = std::count_if(
-        trace.operations.begin(), trace.operations.end(),
-        [](const TraceOperation& operation) { return operation.action == TraceAction::kFlush; });
-    const bool has_pools =
-        std::any_of(trace.allocations.begin(), trace.allocations.end(),
-                    [](const TraceAllocation& allocation) { return allocation.pool != 0; });
-    if (flushes > 0 || has_pools) {
-      std::cerr << "warning: --write: the CSV has no word for the trace's " << flushes << " flushes"
-                << (has_pools ? ", nor for its private pools" : "") << '\n';
-    }
     write_memory_trace_csv(events_of(trace), text);
     write_output("--write", arguments.write, text.str());
     std::cerr << arguments.write << '\n';
