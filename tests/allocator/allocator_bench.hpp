@@ -1,21 +1,25 @@
-// A caching allocator over the host device with race detection, and callers who mark their blocks:
-// each is filled by work queued on its stream with a number of its own, and read back before it is
-// freed. A block that overlaps another, or is reused too early, is a race or a wrong number; either
-// becomes the stream's error.
+// A caching allocator over a device, the host's with race detection, and callers who mark their
+// blocks: each is filled by work queued on its stream with a number of its own, and read back
+// before it is freed. A block that overlaps another, or is reused too early, is a race or a wrong
+// number; synchronize() throws either.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstring>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "allocator/caching_allocator.hpp"
 #include "base/rng.hpp"
-#include "device/host/host_device.hpp"
+#include "tests/allocator/devices_under_test.hpp"
 #include "tests/allocator/failing_device.hpp"
 
 namespace sluice {
@@ -30,9 +34,11 @@ struct MarkedBlock {
 
 class AllocatorBench {
  public:
-  AllocatorBench(std::uint64_t cap_pages, const CachingAllocatorOptions& options)
+  AllocatorBench(std::uint64_t cap_pages, const CachingAllocatorOptions& options,
+                 DeviceUnderTest device = host_under_test())
       : cap_bytes_(cap_pages * kPageBytes),
-        inner_(make_host_device({.capacity_bytes = cap_bytes_, .detect_races = true})),
+        under_test_(std::move(device)),
+        inner_(under_test_.make(cap_bytes_)),
         device_(*inner_),
         ledger_({cap_bytes_, 0, 0}),
         pages_(device_, ledger_, kPageBytes),
@@ -53,7 +59,7 @@ class AllocatorBench {
     const MarkedBlock block{allocator_->allocate({bytes, stream, category, 7}), bytes, stream,
                             mark};
     const MemoryAccess access{block.data, block.bytes, true};
-    streams_[stream]->launch([block] { for_each_place(block, write_mark); }, {&access, 1});
+    queue(stream, [block] { for_each_place(block, write_mark); }, {&access, 1});
     return block;
   }
   // `reader` comes after the block's stream as it is now, and reads.
@@ -65,7 +71,17 @@ class AllocatorBench {
       allocator_->record_use(block.data, reader);
     }
     const MemoryAccess access{block.data, block.bytes, false};
-    streams_[reader]->launch([block] { for_each_place(block, check_mark); }, {&access, 1});
+    queue(reader,
+          [this, block] {
+            for_each_place(block, [this](const std::byte* place, std::uint64_t mark) {
+              check_mark(place, mark);
+            });
+          },
+          {&access, 1});
+  }
+  void queue(StreamId stream, std::function<void()> work,
+             std::span<const MemoryAccess> accesses = {}) {
+    under_test_.queue(*streams_[stream], std::move(work), accesses);
   }
   void free(const MarkedBlock& block) {
     check_on(block.stream, block);
@@ -74,6 +90,7 @@ class AllocatorBench {
   // Throws what queued work found.
   void synchronize() {
     for (const auto& stream : streams_) stream->synchronize(Deadline::after_seconds(300));
+    SLUICE_CHECK_MSG(wrong_marks_ == 0, "a block does not hold what was written to it");
   }
   // With no block held any more: all is there to be given back, and is, at the latest at the end.
   void expect_all_returned() {
@@ -101,10 +118,10 @@ class AllocatorBench {
   static void write_mark(std::byte* place, std::uint64_t mark) {
     std::memcpy(place, &mark, sizeof mark);
   }
-  static void check_mark(std::byte* place, std::uint64_t mark) {
+  void check_mark(const std::byte* place, std::uint64_t mark) {
     std::uint64_t found = 0;
     std::memcpy(&found, place, sizeof found);
-    SLUICE_CHECK_MSG(found == mark, "a block does not hold what was written to it");
+    if (found != mark) ++wrong_marks_;
   }
   // Both ends and the beginning of every page between: wherever pages may change.
   template <typename Visit>
@@ -120,6 +137,8 @@ class AllocatorBench {
   }
 
   const std::uint64_t cap_bytes_;
+  std::atomic<std::uint64_t> wrong_marks_ = 0;
+  const DeviceUnderTest under_test_;
   std::unique_ptr<Device> inner_;
   FailingDevice device_;
   Ledger ledger_;

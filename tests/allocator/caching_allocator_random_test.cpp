@@ -16,10 +16,10 @@ namespace {
 class RandomSequence {
  public:
   RandomSequence(std::uint64_t seed, std::uint64_t cap_pages,
-                 const CachingAllocatorOptions& options)
+                 const CachingAllocatorOptions& options, const DeviceUnderTest& device)
       : rng_(seed, stream_of("caching_allocator_random_test")),
         page_cap_(cap_pages),
-        bench_(cap_pages, options) {
+        bench_(cap_pages, options, device) {
     for (int i = 0; i < 3; ++i) bench_.add_stream();
     fixed_ = bench_.add_stream(false);
   }
@@ -62,7 +62,7 @@ class RandomSequence {
       if (!live_.empty()) bench_.check_on(draw_stream(), live_[draw(live_.size())]);
     } else if (kind < 980) {
       const std::chrono::microseconds lag(draw(400));
-      bench_.stream(draw_stream()).launch([lag] { std::this_thread::sleep_for(lag); });
+      bench_.queue(draw_stream(), [lag] { std::this_thread::sleep_for(lag); });
     } else if (kind < 990) {
       bench_.allocator().begin_step();
     } else if (kind < 992) {
@@ -158,7 +158,10 @@ class RandomSequence {
   std::vector<MarkedBlock> live_;
 };
 
-TEST(CachingAllocatorRandom, AnySequenceKeepsContentsOrderAndBudget) {
+class CachingAllocatorRandom : public testing::TestWithParam<DeviceUnderTest> {};
+
+TEST_P(CachingAllocatorRandom, AnySequenceKeepsContentsOrderAndBudget) {
+  if (!GetParam().missing.empty()) GTEST_SKIP() << GetParam().missing;
   constexpr std::uint64_t kSeedCount = 4;
   const std::uint64_t operation_count = stress_operations(12000);
   for (std::uint64_t seed = 1; seed <= kSeedCount; ++seed) {
@@ -168,11 +171,15 @@ TEST(CachingAllocatorRandom, AnySequenceKeepsContentsOrderAndBudget) {
                             {.remap_budget_pages = seed % 2 == 0 ? 8192U : 32U,
                              .growth_slack = seed % 2 == 0 ? 0.0 : 1.0 / 64,
                              .thread_cache_bytes = seed * kMiB,
-                             .segment_bytes = 32 * kPageBytes});
+                             .segment_bytes = 32 * kPageBytes},
+                            GetParam());
     sequence.run(operation_count / kSeedCount);
     if (testing::Test::HasFailure()) return;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(On, CachingAllocatorRandom, testing::ValuesIn(devices_under_test()),
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sluice

@@ -104,16 +104,19 @@ void expect_sound(AllocatorBench& bench) {
   EXPECT_LE(total_bytes, bench.cap_bytes());
 }
 
-TEST(CachingAllocatorThreads, AnySequenceOnSeveralThreadsKeepsContentsOrderAndBudget) {
+class CachingAllocatorOnThreads : public testing::TestWithParam<DeviceUnderTest> {};
+
+TEST_P(CachingAllocatorOnThreads, AnySequenceKeepsContentsOrderAndBudget) {
+  if (!GetParam().missing.empty()) GTEST_SKIP() << GetParam().missing;
   constexpr std::uint64_t kThreadCount = 4;
   constexpr std::uint64_t kRoundCount = 3;  // threads end, others inherit their caches
   const std::uint64_t operation_count = stress_operations(12000);
   MemoryRecorder recorder(4096);
   CachingAllocatorOptions options{
       .remap_budget_pages = 256, .thread_cache_bytes = kMiB, .segment_bytes = 64 * kPageBytes};
-  AllocatorBench one(40, options);
+  AllocatorBench one(40, options, GetParam());
   options.recorder = &recorder;  // of the other
-  AllocatorBench other(24, options);
+  AllocatorBench other(24, options, GetParam());
   Handover handovers[2];
   std::atomic<std::uint64_t> out_of_memory_count = 0;
   // One for each thread, and one for all.
@@ -159,6 +162,9 @@ TEST(CachingAllocatorThreads, AnySequenceOnSeveralThreadsKeepsContentsOrderAndBu
     benches[i]->expect_all_returned();
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(On, CachingAllocatorOnThreads, testing::ValuesIn(devices_under_test()),
+                         testing::PrintToStringParamName());
 
 TEST(CachingAllocatorThreads, StreamsMayBeAddedWhileOthersAllocate) {
   AllocatorBench bench(16, {.segment_bytes = 32 * kPageBytes});
