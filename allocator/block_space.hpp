@@ -52,8 +52,8 @@ class BlockSpace {
       std::uint64_t bytes,
       const std::function<double(const AddressSegment&, std::uint64_t page)>& page_cost) const;
 
-  // Records at hand: each of take(), fill() and hollow() needs at most two more, sees to it before
-  // it changes anything, and throws nothing where they are there.
+  // Records at hand: each of take(), take_at(), fill() and hollow() needs at most two more, and
+  // sees to it, and to the address table, before it changes anything.
   void reserve_records(std::uint32_t count);
 
   // One page of a hollow block gets memory (free), of a free block loses it (hollow). Returns the
@@ -78,8 +78,8 @@ class BlockSpace {
   static constexpr std::uint32_t kExactBins = 128;
   static constexpr std::uint32_t kBinsPerPower = 64;
   static constexpr std::uint32_t kBinCount = kExactBins + 40 * kBinsPerPower;
-  static constexpr std::uint32_t kHollowList =
-      kBinCount;  // behind the bins, and found by no search
+  // Behind the bins, and found by no search.
+  static constexpr std::uint32_t kHollowList = kBinCount;
   static constexpr std::uint32_t kListCount = kBinCount + 1;
   static constexpr int kScan = 16;
 

@@ -169,11 +169,8 @@ std::byte* CachingAllocator::allocate(const AllocationRequest& request) {
   if (block == nullptr && bytes <= StreamPool::kSmallBytes && put_back_mine(pool)) [[unlikely]] {
     block = allocate_from(pool, request, bytes);
   }
-  if (block == nullptr) [[unlikely]] {
+  if (block == nullptr) [[unlikely]]
     block = allocate_slowly(pool, request);
-    const std::lock_guard lock(pool.mutex);
-    hand_out(pool.counts, *block, request);
-  }
   return reinterpret_cast<std::byte*>(block->address);
 }
 
@@ -277,15 +274,12 @@ void CachingAllocator::put_back_all(Block* list) {
 // What this thread keeps of `pool`; false: nothing.
 bool CachingAllocator::put_back_mine(StreamPool& pool) {
   ThreadCache& cache = caches_.mine();
-  Block* mine = nullptr;
-  {
-    const std::lock_guard lock(cache.mutex);
-    mine = cache.drain(&pool);
-  }
-  if (mine == nullptr) return false;
+  // Both at once: who looks for memory meanwhile finds it in one place or the other.
   const std::lock_guard lock(pool.mutex);
+  const std::lock_guard cache_lock(cache.mutex);
+  Block* const mine = cache.drain(&pool);
   put_back_all(mine);
-  return true;
+  return mine != nullptr;
 }
 
 // With the locks of all pools.
@@ -309,11 +303,15 @@ Block* CachingAllocator::allocate_slowly(StreamPool& pool, const AllocationReque
     {
       const std::lock_guard growth(growth_mutex_);
       const auto locks = lock_pools();
-      if (Block* const block = find_under_locks(pool, bytes)) return block;
+      Block* block = find_under_locks(pool, bytes);
       const bool above_soft_cap = held_pages_ * page_bytes_ + bytes > options_.soft_cap_bytes;
-      if (callbacks_.empty() || asked || !above_soft_cap) {
-        if (Block* const block = allocate_under_locks(pool, bytes)) return block;
-        if (callbacks_.empty() || asked) throw_out_of_memory(request);
+      if (block == nullptr && (callbacks_.empty() || asked || !above_soft_cap)) {
+        block = allocate_under_locks(pool, bytes);
+        if (block == nullptr && (callbacks_.empty() || asked)) throw_out_of_memory(request);
+      }
+      if (block != nullptr) {
+        hand_out(pool.counts, *block, request);  // so that nobody sees one without a description
+        return block;
       }
       callbacks = callbacks_;
     }

@@ -113,8 +113,10 @@ class CachingAllocator {
   // The bytes that the block holds, which may be up to 511 more than asked.
   std::uint64_t block_bytes(const std::byte* data) const;
 
-  void begin_step();                                              // a new remap budget
+  void begin_step();  // a new remap budget
+
   MemoryRecorder* recorder() const { return options_.recorder; }  // null: none
+
   // Gives back every page that no block needs, those of streams that are not movable excepted. The
   // host waits for the streams.
   void release_cached();

@@ -46,7 +46,8 @@ MemorySnapshot CachingAllocator::snapshot_locked() {
                                   is_free         ? BlockState::kFree
                                   : block.pending ? BlockState::kPendingFree
                                                   : BlockState::kAllocated,
-                                  block.category, block.kind == BlockKind::kUsed ? block.name : 0});
+                                  block.category, block.kind == BlockKind::kUsed ? block.name : 0,
+                                  !is_free && block.untold});
       });
     }
   }

@@ -42,12 +42,15 @@ class FixSearch {
  public:
   FixSearch(const OomReport& report, const MemoryTrace& trace, const OomFixOptions& options)
       : report_(report), trace_(trace), options_(options), held_(held_at_end(trace)) {
-    base_.capacity_bytes = report.may_hold_bytes;
+    // What arenas hold and nobody uses is in no event; to the others it is not there.
+    const std::uint64_t page_bytes = report.limits.page_bytes;
+    const std::uint64_t unused_bytes = report.arena_bytes - report.arena_live_bytes;
+    base_.capacity_bytes = report.may_hold_bytes -
+                           std::min(report.may_hold_bytes, unused_bytes / page_bytes * page_bytes);
     base_.options = report.options;
     for (const OomStream& stream : report.streams) {
       if (!stream.movable && stream.pool == 0) base_.fixed_streams.push_back(stream.stream);
     }
-    base_.plans = report.arena_bytes > 0;
   }
 
   OomFixes run() {
@@ -157,11 +160,17 @@ class FixSearch {
     }
     try_movable();
     changed = base_;
-    changed.plans = !base_.plans;
-    if (steps >= kLeastPlannedSteps) {
+    if (report_.arena_bytes > 0) {
+      changed.capacity_bytes = report_.may_hold_bytes;
       try_once({.change = OomChange::kPlanning,
-                .text = changed.plans ? "plan the step (PlanningAllocator)"
-                                      : "do not plan the step (CachingAllocator alone)",
+                .text = "do not plan the step (CachingAllocator alone)",
+                .setting = "",
+                .value = ""},
+               changed);
+    } else if (steps >= kLeastPlannedSteps) {
+      changed.plans = true;
+      try_once({.change = OomChange::kPlanning,
+                .text = "plan the step (PlanningAllocator)",
                 .setting = "",
                 .value = ""},
                changed);
@@ -194,12 +203,12 @@ class FixSearch {
     if (!unlimited.completed) return;
     OomFix fix;
     const std::uint64_t pages =
-        least(fix, report_.may_hold_bytes / page_bytes, unlimited.peak_reserved_bytes / page_bytes,
+        least(fix, base_.capacity_bytes / page_bytes, unlimited.peak_reserved_bytes / page_bytes,
               unlimited.peak_reserved_bytes, [&](std::uint64_t count) {
                 changed.capacity_bytes = count * page_bytes;
                 return changed;
               });
-    fix.bytes = pages * page_bytes - report_.may_hold_bytes;
+    fix.bytes = pages * page_bytes - base_.capacity_bytes;
     describe_capacity(fix);
     result_.tried.push_back(std::move(fix));
   }

@@ -22,7 +22,7 @@ enum class OomChange : std::uint8_t {
   kThreadCache,    // thread_cache_bytes = 0
   kReleaseCached,  // release_cached() at each step (torch.cuda.empty_cache)
   kMovable,        // streams that are not movable added as movable
-  kPlanning,       // a PlanningAllocator in front
+  kPlanning,       // a PlanningAllocator in front, or none where there is one
   kLargerCap,      // where the device has the room
   kFreeSite,       // blocks of a site are freed or offloaded before the request
   kFreeCategory,   // blocks of a category

@@ -162,10 +162,12 @@ void add_arena(OomReport& report, std::uint64_t arena_bytes,
                const std::vector<SnapshotBlock>& tenants) {
   const auto unnamed =
       std::find_if(report.sites.begin(), report.sites.end(), [&](const OomSite& site) {
-        return site.number == 0 && site.category == Category::kActivation &&
+        return site.number == 0 && site.name.empty() && site.category == Category::kActivation &&
                site.bytes >= arena_bytes;
       });
   if (unnamed == report.sites.end()) return;
+  report.arena_bytes += arena_bytes;
+  for (const SnapshotBlock& block : tenants) report.arena_live_bytes += block.bytes;
   const auto live_of = [&](Category category) -> std::uint64_t& {
     return report.live_by_category[static_cast<std::size_t>(category)];
   };

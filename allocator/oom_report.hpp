@@ -86,8 +86,8 @@ struct OomReport {
   std::uint64_t largest_free_bytes = 0;  // the largest free block
   std::uint64_t reserved_bytes = 0;
   std::uint64_t free_part_bytes() const { return free_bytes - free_page_bytes - fixed_page_bytes; }
-  // Of a PlanningAllocator's arena, all of which counts as live (what nobody uses of it is "planned
-  // arena, not in use" among the sites).
+  // Of a PlanningAllocator's arenas, all of which counts as live, on the streams that they were
+  // asked on (what nobody uses of them is "planned arena, not in use" among the sites).
   std::uint64_t arena_bytes = 0;
   std::uint64_t arena_live_bytes = 0;
 

@@ -28,8 +28,11 @@ PlanningAllocator::PlanningAllocator(Device& device, CachingAllocator& allocator
 
 PlanningAllocator::~PlanningAllocator() {
   if (coming_.valid()) coming_.wait();
-  if (has_plan()) retired_.push_back(std::move(arena_));
-  for (const Arena& arena : retired_) give_back(arena);
+  if (has_plan()) drop_plan();
+  for (const Arena& arena : retired_) {
+    for (const auto& [offset, tenant] : arena.tenants) tell_free(arena.data + offset, tenant);
+    give_back(arena);
+  }
 }
 
 StreamId PlanningAllocator::add_stream(Stream& stream, bool movable) {
@@ -67,28 +70,32 @@ std::byte* PlanningAllocator::allocate(const AllocationRequest& request) {
 }
 
 std::byte* PlanningAllocator::allocate_unplanned(const AllocationRequest& request) {
-  try {
-    return allocator_.allocate(request);
-  } catch (const OutOfMemoryReported& error) {
-    const std::lock_guard lock(mutex_);
-    // Beside an arena that nobody uses, there is room without it; else without it from the next
-    // step.
-    if (has_plan() && arena_.live_count > 0) drop_at_mark_ = true;
-    if (!has_plan() || arena_.live_count > 0) {
-      OomReport report = *error.report;
-      report.arena_bytes = arena_.bytes;
-      report.arena_live_bytes = statistics_.arena_live_bytes;
-      for (const ArenaBlocks& arena : blocks_in_arenas()) {
-        add_arena(report, arena.bytes, arena.blocks);
+  for (;;) {
+    try {
+      return allocator_.allocate(request);
+    } catch (const OutOfMemoryReported& error) {
+      const std::lock_guard lock(mutex_);
+      // Beside an arena that nobody uses, there is room without it; else without it from the next
+      // step.
+      if (!has_plan() || arena_.live_count > 0) {
+        drop_at_mark_ = has_plan();
+        throw_with_arenas(error);
       }
-      if (report.record != nullptr) {
-        report.record = std::make_shared<const MemorySnapshot>(snapshot_locked());
-      }
-      throw OutOfMemoryReported(std::make_shared<const OomReport>(std::move(report)));
+      drop_plan();
     }
-    drop_plan();
   }
-  return allocator_.allocate(request);
+}
+
+// As they are now: what other threads did since the request failed is in it.
+void PlanningAllocator::throw_with_arenas(const OutOfMemoryReported& error) {
+  const std::vector<ArenaBlocks> arenas = blocks_in_arenas();
+  if (arenas.empty()) throw OutOfMemoryReported(error.report);
+  OomReport report = *error.report;
+  for (const ArenaBlocks& arena : arenas) add_arena(report, arena.bytes, arena.blocks);
+  if (report.record != nullptr) {
+    report.record = std::make_shared<const MemorySnapshot>(snapshot_locked());
+  }
+  throw OutOfMemoryReported(std::make_shared<const OomReport>(std::move(report)));
 }
 
 std::byte* PlanningAllocator::allocate_planned(const AllocationRequest& request, const Call& call) {
@@ -543,11 +550,14 @@ std::vector<PlanningAllocator::ArenaBlocks> PlanningAllocator::blocks_in_arenas(
 PlanningAllocatorStatistics PlanningAllocator::statistics() {
   const std::lock_guard lock(mutex_);
   PlanningAllocatorStatistics result = statistics_;
-  for (const ArenaBlocks& arena : blocks_in_arenas()) {
-    for (const SnapshotBlock& block : arena.blocks) {
-      result.arena_live_by_category[static_cast<std::size_t>(block.category)] +=
-          block.requested_bytes;
-    }
+  const auto add = [&](const Tenant& tenant) {
+    result.arena_live_by_category[static_cast<std::size_t>(tenant.category)] += tenant.bytes;
+  };
+  for (const Place& place : places_) {
+    if (place.live) add(place.tenant);
+  }
+  for (const Arena& arena : retired_) {
+    for (const auto& [offset, tenant] : arena.tenants) add(tenant);
   }
   return result;
 }
@@ -563,21 +573,23 @@ MemorySnapshot PlanningAllocator::snapshot_locked() {
   for (SnapshotSegment& segment : snapshot.segments) {
     std::vector<SnapshotBlock> blocks;
     for (const SnapshotBlock& block : segment.blocks) {
-      const auto arena = std::find_if(arenas.begin(), arenas.end(), [&](const ArenaBlocks& one) {
-        return one.address == block.address;
-      });
-      if (arena == arenas.end()) {
+      if (!block.untold) {
         blocks.push_back(block);
         continue;
       }
+      const auto arena = std::find_if(arenas.begin(), arenas.end(), [&](const ArenaBlocks& one) {
+        return one.address == block.address;
+      });
       std::uint64_t address = block.address;
       const auto leave_free = [&](std::uint64_t end) {
         if (end > address) blocks.push_back({.address = address, .bytes = end - address});
       };
-      for (const SnapshotBlock& tenant : arena->blocks) {
-        leave_free(tenant.address);
-        blocks.push_back(tenant);
-        address = tenant.address + tenant.bytes;
+      if (arena != arenas.end()) {  // else it is not in use yet, or no longer
+        for (const SnapshotBlock& tenant : arena->blocks) {
+          leave_free(tenant.address);
+          blocks.push_back(tenant);
+          address = tenant.address + tenant.bytes;
+        }
       }
       leave_free(block.address + block.bytes);
     }

@@ -10,7 +10,8 @@
 // each plan, after its first step, the host waits for the streams so that what the steps before
 // needed can be given back. A request that finds no room beside an arena that is not in use gets it
 // dropped. Blocks of streams that are not movable are never planned. A recorder is told of what
-// lies in the arena as of all else, and not of the arena.
+// lies in the arena, and not of the arena; that other streams still use what was freed there it is
+// not told: who comes next in the plan's order waits for them.
 //
 // Thread-safe: one lock. The order of calls is the caller's; threads whose calls interleave
 // differently in each step find no plan.
@@ -31,6 +32,8 @@
 #include "base/spin_lock.hpp"
 
 namespace sluice {
+
+class OutOfMemoryReported;
 
 struct PlanningAllocatorOptions {
   // Makes a plan of two steps in a row; pure, called on a thread of its own where in_background.
@@ -77,7 +80,8 @@ class PlanningAllocator {
   // A step begins: the one before is compared, planned, or put to use.
   void begin_step();
   PlanningAllocatorStatistics statistics();
-  // As CachingAllocator's, with the blocks that lie in arenas in their places.
+  // As CachingAllocator's, with the blocks that lie in arenas in their places. Callers of other
+  // threads wait meanwhile.
   MemorySnapshot snapshot();
 
  private:
@@ -121,6 +125,7 @@ class PlanningAllocator {
   // All with mutex_ held.
   bool has_plan() const { return arena_.data != nullptr; }
   std::byte* allocate_unplanned(const AllocationRequest& request);  // without mutex_
+  [[noreturn]] void throw_with_arenas(const OutOfMemoryReported& error);
   std::byte* allocate_planned(const AllocationRequest& request, const Call& call);
   std::byte* hand_out(std::uint32_t buffer, const AllocationRequest& request);
   void pass_frees();

@@ -130,13 +130,17 @@ std::uint64_t StateLog::file_bytes(std::uint64_t record_bytes) {
   return kHeaderBytes + 2 * round_up(record_bytes + sizeof(Frame), 4096);
 }
 
+std::uint64_t StateLog::area_bytes_of(std::uint64_t file_bytes) {
+  SLUICE_CHECK(file_bytes >= kHeaderBytes);
+  return (file_bytes - kHeaderBytes) / 2;
+}
+
 StateLog::StateLog(StorageEngine& engine, std::string path, std::uint64_t bytes)
     : engine_(engine),
       path_(std::move(path)),
-      area_bytes_((bytes - kHeaderBytes) / 2),
+      area_bytes_(area_bytes_of(bytes)),
       file_(engine.open(path_, StorageFileMode::kCreate, bytes)) {
   try {
-    SLUICE_CHECK(bytes >= kHeaderBytes);
     write_header(bytes);
     sync_directory_of(path_);
   } catch (...) {

@@ -82,6 +82,7 @@ class StateLog {
   static Contents read(StorageEngine& engine, const std::string& path);
 
  private:
+  static std::uint64_t area_bytes_of(std::uint64_t file_bytes);
   void write_header(std::uint64_t file_bytes);
 
   StorageEngine& engine_;

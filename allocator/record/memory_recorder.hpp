@@ -14,7 +14,7 @@
 
 namespace sluice {
 
-// Thread-safe. An event takes a lock, a clock and 48 bytes; memory is taken once, at the start.
+// Thread-safe. An event takes a lock, a clock and 40 bytes; memory is taken once, at the start.
 class MemoryRecorder {
  public:
   // capacity_events > 0: older ones are overwritten.

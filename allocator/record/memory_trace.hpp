@@ -47,6 +47,7 @@ struct SnapshotBlock {
   BlockState state = BlockState::kFree;
   Category category = Category::kExternal;
   std::uint32_t name = 0;
+  bool untold = false;  // no event tells of it: AllocationRequest::untold. In no file
 };
 
 struct SnapshotSegment {

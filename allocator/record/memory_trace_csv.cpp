@@ -21,17 +21,7 @@ constexpr std::size_t kMaxEvents = 50'000'000;
 constexpr std::size_t kMaxNames = 1'000'000;
 constexpr std::uint64_t kMaxPool = std::numeric_limits<std::uint16_t>::max();
 
-enum Column : std::uint8_t {
-  kTime,
-  kAction,
-  kStream,
-  kAddress,
-  kBytes,
-  kCategory,
-  kName,
-  kPool,
-  kCount
-};
+enum Column : std::uint8_t { kTime, kAction, kStream, kAddress, kBytes, kCategory, kName, kPool };
 
 // A string of which nothing is lost: in quotes where a reader would take it apart or trim it.
 void write_text(std::string_view text, std::ostream& out) {

@@ -65,6 +65,20 @@ class CachingAllocatorTest : public testing::Test {
   StreamId b_ = 0;
 };
 
+// A pool whose free blocks lie in the thread's cache, in other sizes, asks nobody else for them.
+TEST_F(CachingAllocatorTest, AThreadGivesBackItsOwnCacheFirst) {
+  make(16);
+  std::vector<std::byte*> blocks;
+  for (int i = 0; i < 8; ++i) blocks.push_back(allocate(256 * kKiB, a_));  // a page
+  for (std::byte* block : blocks) allocator_->free(block);
+  const std::uint64_t slow_count = allocator_->statistics().slow_count;
+  ASSERT_EQ(allocator_->statistics().cached_bytes, kPage);
+  std::byte* const other = allocate(512 * kKiB, a_);
+  EXPECT_EQ(allocator_->statistics().slow_count, slow_count);
+  EXPECT_EQ(allocator_->statistics().reserved_bytes, kPage);
+  allocator_->free(other);
+}
+
 TEST_F(CachingAllocatorTest, ReusesWhatItsStreamFreed) {
   make(8);
   std::byte* const large = allocate(3 * kPage, a_);

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.hpp"
 #include "device/cuda/cuda_device.hpp"
 #include "device/device.hpp"
 #include "device/host/host_device.hpp"
@@ -69,7 +70,10 @@ inline DeviceUnderTest simulated_cuda_under_test() {
                 static_cast<std::function<void()>*>(data));
             (*mine)();
           };
-          if (launch(stream.native(), run, queued.get()) == 0) static_cast<void>(queued.release());
+          if (launch(stream.native(), run, queued.get()) != 0) {
+            throw DeviceError("cuLaunchHostFunc failed");
+          }
+          static_cast<void>(queued.release());
         },
         accesses);
   };

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "allocator/record/memory_action_names.hpp"
 #include "allocator/record/memory_trace_csv.hpp"
 #include "allocator/record/torch_snapshot.hpp"
 #include "engine/train/config.hpp"
@@ -71,7 +72,7 @@ sluice::MemorySnapshot snapshot() {
                             .state = sluice::BlockState::kAllocated,
                             .name = 1});
   segment.blocks.push_back({.address = kBase + 1024, .bytes = (2 << 20) - 1024});
-  for (std::uint8_t action = 0; action < 10; ++action) {
+  for (std::uint8_t action = 0; action < sluice::kMemoryActionNames.size(); ++action) {
     given.events.push_back({.action = static_cast<sluice::MemoryAction>(action),
                             .name = 1,
                             .address = kBase + action % 3u * 1024,

@@ -223,8 +223,15 @@ class Team {
       if (i == 0 || !same_stream) stream = memory_.allocator->add_stream(memory_.new_stream());
       callers_.push_back(std::make_unique<DynamicCaller>(*memory_.allocator, stream, mix));
     }
-    for (std::size_t i = 0; i < callers_.size(); ++i) {
-      threads_.emplace_back([this, i] { serve(i); });
+    try {
+      for (std::size_t i = 0; i < callers_.size(); ++i) {
+        threads_.emplace_back([this, i] { serve(i); });
+      }
+    } catch (...) {  // those that are there end
+      done_ = true;
+      for (std::size_t i = threads_.size(); i < callers_.size(); ++i) edge_.arrive_and_drop();
+      edge_.arrive_and_wait();
+      throw;
     }
     static_cast<void>(ops_per_s(0.0));
     before_ = memory_.allocator->statistics();
@@ -257,7 +264,8 @@ class Team {
     options.growth_slack = 1024.0;
     return options;
   }
-  // To a core of its own: the scheduler wakes both on one, and parts them later than a round takes.
+  // To a processor of its own: the scheduler wakes both on one, and parts them later than a round
+  // takes.
   static void pin_to_core(std::size_t i) {
     cpu_set_t all;
     if (sched_getaffinity(0, sizeof all, &all) != 0) return;

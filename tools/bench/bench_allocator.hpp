@@ -23,8 +23,8 @@ struct AllocatorBenchOptions {
 //   planned_MIX_share: of the allocations, answered by the plan,
 //   {dynamic,own_streams,same_stream}_MIX_hit_share: of the allocations, served by free memory,
 //   {own_streams,same_stream}_MIX_{ops_per_s,scaling}: of dynamic, of all threads together, each on
-//     a core and over all its time, with memory for all their streams' most at once; and by those
-//     of one thread,
+//     a processor and over all its time, with memory for all their streams' most at once; and by
+//     those of one thread,
 //   record_MIX_ns_per_event: what a MemoryRecorder adds for each event (a free is two)}}
 // dynamic: CachingAllocator. planned: PlanningAllocator, in step with its plan. native: the peer
 // replica, which finds blocks by a dense index, not a hash of the address (native_locked too).

@@ -149,8 +149,7 @@ int main(int argc, char** argv) {
   replay_app->add_option(
       "--snapshot", replay.snapshot,
       "Write what our allocator (dynamic, or planned where not dynamic is asked for) recorded "
-      "and holds after it, as a PyTorch "
-      "memory snapshot (pytorch.org/memory_viz opens it)");
+      "and holds after it, as a PyTorch memory snapshot (pytorch.org/memory_viz opens it)");
   replay_app->add_flag("--json", replay.json, "Events on stdout");
 
   // Before parsing: errors of parsing are events too.
