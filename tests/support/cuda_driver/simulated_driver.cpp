@@ -2,9 +2,11 @@
 #include "tests/support/cuda_driver/simulated_driver.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 namespace sluice::simulated {
 namespace {
@@ -70,6 +72,17 @@ Event* Driver::find(CUevent event) {
 
 void Driver::reap() {
   std::erase_if(closing, [](const std::unique_ptr<Queue>& queue) { return queue->ended(); });
+}
+
+void Driver::reap_all(std::unique_lock<std::mutex>& lock) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  reap();
+  while (!closing.empty() && std::chrono::steady_clock::now() < deadline) {
+    lock.unlock();
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+    lock.lock();
+    reap();
+  }
 }
 
 Gpu* current_gpu() {
@@ -214,11 +227,17 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
   Driver& driver = Driver::instance();
   const CUresult status = driver.enter("cuDevicePrimaryCtxRelease");
-  const std::lock_guard lock(driver.mutex);
+  std::unique_lock lock(driver.mutex);
   Gpu* const gpu = driver.gpus[static_cast<std::size_t>(device)].get();
   if (gpu->retained == 0) return CUDA_ERROR_INVALID_CONTEXT;
   --gpu->retained;
-  driver.reap();
+  const bool last = std::all_of(driver.gpus.begin(), driver.gpus.end(),
+                                [](const std::unique_ptr<Gpu>& one) { return one->retained == 0; });
+  if (last) {
+    driver.reap_all(lock);
+  } else {
+    driver.reap();
+  }
   return status;
 }
 

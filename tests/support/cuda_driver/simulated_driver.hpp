@@ -61,6 +61,10 @@ class Driver {
   Stream* find(CUstream stream);  // mutex held
   Event* find(CUevent event);     // mutex held
   void reap();                    // mutex held
+  // Once nobody holds a context: joins the threads of all destroyed streams, so that none is left
+  // when the process ends. One that has not ended within a second (it waits for what nobody does)
+  // stays.
+  void reap_all(std::unique_lock<std::mutex>& lock);
 
  private:
   Driver();
