@@ -91,13 +91,19 @@ class AddressSegment {
     if (leaf == nullptr || offset % kUnit != 0) return nullptr;
     return leaf[(offset & (page_bytes_ - 1)) / kUnit].load(kRelaxed);
   }
-  // After it set_block() at the address does not throw.
-  void prepare(std::uint64_t address) { start_at(address); }
-  void set_block(std::uint64_t address, Block* block) { start_at(address).store(block, kRelaxed); }
-  void clear_block(std::uint64_t address) { start_at(address).store(nullptr, kRelaxed); }
+  // Where the table says which used block begins at `address`. By one thread at a time.
+  using Start = std::atomic<Block*>;
+  Start& start_at(std::uint64_t address) {
+    const std::uint64_t offset = address - base_;
+    if (!is_small_) return starts_[offset >> kLargeShift];
+    std::atomic<Start*>& place = leaves_[offset >> page_shift_].starts;
+    Start* leaf = place.load(kRelaxed);
+    if (leaf == nullptr) [[unlikely]]
+      leaf = add_leaf(place);
+    return leaf[(offset & (page_bytes_ - 1)) / kUnit];
+  }
 
  private:
-  using Start = std::atomic<Block*>;
   static constexpr std::uint64_t kUnit = 512;  // BlockSpace::kAlignment
   static constexpr std::memory_order kRelaxed = std::memory_order_relaxed;
 
@@ -107,17 +113,10 @@ class AddressSegment {
     ~Leaf() { delete[] starts.load(); }
   };
 
-  // By one thread at a time.
-  Start& start_at(std::uint64_t address) {
-    const std::uint64_t offset = address - base_;
-    if (!is_small_) return starts_[offset >> kLargeShift];
-    std::atomic<Start*>& place = leaves_[offset >> page_shift_].starts;
-    Start* leaf = place.load(kRelaxed);
-    if (leaf == nullptr) {
-      leaf = new Start[page_bytes_ / kUnit]();
-      place.store(leaf, std::memory_order_release);
-    }
-    return leaf[(offset & (page_bytes_ - 1)) / kUnit];
+  [[gnu::noinline]] Start* add_leaf(std::atomic<Start*>& place) const {
+    auto* const leaf = new Start[page_bytes_ / kUnit]();
+    place.store(leaf, std::memory_order_release);
+    return leaf;
   }
 
   AddressRange range_;

@@ -23,7 +23,7 @@ std::uint32_t BlockSpace::bin_of(std::uint64_t bytes) {
   return kExactBins + (power - 7) * kBinsPerPower + sub;
 }
 
-void BlockSpace::reserve_records(std::uint32_t count) {
+void BlockSpace::add_records(std::uint32_t count) {
   while (spare_count_ < count) drop_record(store_.take());
 }
 
@@ -181,12 +181,12 @@ Block* BlockSpace::take(Block* free_block, std::uint64_t bytes) {
   SLUICE_CHECK(free_block->kind == BlockKind::kFree && bytes <= free_block->bytes);
   reserve_records(1);
   const std::uint64_t address = free_block->address;
-  free_block->segment->prepare(address);
+  AddressSegment::Start& start = free_block->segment->start_at(address);
   unlink(free_block);
   if (free_block->bytes > bytes) link(split(free_block, address + bytes));
   free_block->kind = BlockKind::kUsed;
   free_block->requested_bytes = 0;  // until it is handed out
-  free_block->segment->set_block(address, free_block);
+  start.store(free_block, std::memory_order_relaxed);
   used_bytes_ += bytes;
   return free_block;
 }
@@ -196,7 +196,7 @@ Block* BlockSpace::take_at(Block* free_block, std::uint64_t address, std::uint64
                address + bytes <= free_block->address + free_block->bytes);
   if (address == free_block->address) return take(free_block, bytes);
   reserve_records(2);
-  free_block->segment->prepare(address);
+  static_cast<void>(free_block->segment->start_at(address));  // made now, since that may fail
   const std::uint64_t before_bytes = address - free_block->address;
   Block* const block = split(free_block, address);
   resize(free_block, before_bytes);
@@ -206,7 +206,7 @@ Block* BlockSpace::take_at(Block* free_block, std::uint64_t address, std::uint64
 
 Block* BlockSpace::give_back(Block* block) {
   SLUICE_CHECK(block->kind == BlockKind::kUsed);
-  block->segment->clear_block(block->address);
+  block->segment->start_at(block->address).store(nullptr, std::memory_order_relaxed);
   block->kind = BlockKind::kFree;
   used_bytes_ -= block->bytes;
   return merge(block);

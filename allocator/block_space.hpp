@@ -54,7 +54,10 @@ class BlockSpace {
 
   // Records at hand: each of take(), take_at(), fill() and hollow() needs at most two more, and
   // sees to it, and to the address table, before it changes anything.
-  void reserve_records(std::uint32_t count);
+  void reserve_records(std::uint32_t count) {
+    if (spare_count_ < count) [[unlikely]]
+      add_records(count);
+  }
 
   // One page of a hollow block gets memory (free), of a free block loses it (hollow). Returns the
   // block that then holds it.
@@ -85,6 +88,7 @@ class BlockSpace {
 
   static std::uint32_t bin_of(std::uint64_t bytes);
   static std::uint32_t list_of(BlockKind kind, std::uint64_t bytes);
+  void add_records(std::uint32_t count);
   Block* new_record();  // one must be at hand; says nothing yet
   void drop_record(Block* block);
   void link(Block* block);    // into the list that its kind and size ask for

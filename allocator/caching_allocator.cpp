@@ -151,12 +151,8 @@ std::byte* CachingAllocator::allocate(const AllocationRequest& request) {
   SLUICE_CHECK_MSG(request.stream < pool_count_.load(std::memory_order_acquire),
                    "a stream that was not added");
   StreamPool& pool = *pool_table_[request.stream].load(std::memory_order_acquire);
-  if (request.bytes > capacity_bytes_) {
-    // No eviction helps; nor need addresses be reserved for it, or sums bear it.
-    const std::lock_guard growth(growth_mutex_);
-    const auto locks = lock_pools();
-    throw_out_of_memory(request);
-  }
+  if (request.bytes > capacity_bytes_) [[unlikely]]
+    refuse(request);
   const std::uint64_t bytes = round_up(request.bytes, BlockSpace::kAlignment);
   Block* block = nullptr;
   if (bytes <= StreamPool::kSmallBytes) {
@@ -166,12 +162,24 @@ std::byte* CachingAllocator::allocate(const AllocationRequest& request) {
     if (block != nullptr) hand_out(cache.counts, *block, request);
   }
   if (block == nullptr) block = allocate_from(pool, request, bytes);
-  if (block == nullptr && bytes <= StreamPool::kSmallBytes && put_back_mine(pool)) [[unlikely]] {
-    block = allocate_from(pool, request, bytes);
-  }
   if (block == nullptr) [[unlikely]]
-    block = allocate_slowly(pool, request);
+    block = allocate_otherwise(pool, request, bytes);
   return reinterpret_cast<std::byte*>(block->address);
+}
+
+// No eviction helps; nor need addresses be reserved for it, or sums bear it.
+void CachingAllocator::refuse(const AllocationRequest& request) {
+  const std::lock_guard growth(growth_mutex_);
+  const auto locks = lock_pools();
+  throw_out_of_memory(request);
+}
+
+Block* CachingAllocator::allocate_otherwise(StreamPool& pool, const AllocationRequest& request,
+                                            std::uint64_t bytes) {
+  if (bytes <= StreamPool::kSmallBytes && put_back_mine(pool)) {
+    if (Block* const block = allocate_from(pool, request, bytes)) return block;
+  }
+  return allocate_slowly(pool, request);
 }
 
 // bytes: request.bytes, rounded.
@@ -179,10 +187,13 @@ Block* CachingAllocator::allocate_from(StreamPool& pool, const AllocationRequest
                                        std::uint64_t bytes) {
   const std::lock_guard lock(pool.mutex);
   pool.settle_front();
-  BlockSpace& space = pool.space_for(bytes);
-  Block* block = space.find_free(bytes);
-  if (block == nullptr) return nullptr;
-  block = space.take(block, bytes);
+  Block* block = bytes > StreamPool::kSmallBytes ? pool.take_last(bytes) : nullptr;
+  if (block == nullptr) {
+    BlockSpace& space = pool.space_for(bytes);
+    block = space.find_free(bytes);
+    if (block == nullptr) return nullptr;
+    block = space.take(block, bytes);
+  }
   // Here, for a lock of the cache would cost as much as the pool's.
   hand_out(pool.counts, *block, request);
   return block;
@@ -228,7 +239,11 @@ void CachingAllocator::free(std::byte* data) {
   count(pool.counts, category, -requested_bytes);
   if (recorded) [[unlikely]]
     record_free(*block);
-  pool.put_back(block);
+  if (block->bytes > StreamPool::kSmallBytes) {
+    pool.put_back_later(block);
+  } else {
+    pool.put_back(block);
+  }
 }
 
 void CachingAllocator::record_use(std::byte* data, StreamId stream) {
@@ -282,10 +297,11 @@ bool CachingAllocator::put_back_mine(StreamPool& pool) {
   return mine != nullptr;
 }
 
-// With the locks of all pools.
+// With the locks of all pools: after it every block that nobody uses is a free one.
 void CachingAllocator::drain_caches() {
   const ThreadCaches::AllLocked locked_caches(caches_);
   for (const auto& cache : locked_caches.caches()) put_back_all(cache->drain());
+  for (StreamPool& pool : pools_) pool.put_back_last();
 }
 
 BiasedGuests CachingAllocator::lock_pools() {
@@ -465,6 +481,7 @@ CachingAllocatorStatistics CachingAllocator::statistics() {
   result.peak_live_bytes = static_cast<std::uint64_t>(peak_live_bytes_.load());
   for (const StreamPool& pool : pools_) {
     result.pending_bytes += pool.pending_bytes;
+    result.cached_bytes += pool.last_bytes();
     result.used_bytes += pool.small.used_bytes() + pool.large.used_bytes();
     result.free_bytes += pool.small.free_bytes() + pool.large.free_bytes();
   }

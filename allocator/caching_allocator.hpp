@@ -68,7 +68,7 @@ struct CachingAllocatorStatistics {
   std::array<std::uint64_t, kCategoryCount> live_by_category{};
   std::uint64_t used_bytes = 0;      // live blocks, rounded
   std::uint64_t pending_bytes = 0;   // freed, still used by other streams
-  std::uint64_t cached_bytes = 0;    // in caches of threads
+  std::uint64_t cached_bytes = 0;    // in caches of threads, and what each stream freed last
   std::uint64_t free_bytes = 0;      // in free blocks
   std::uint64_t reserved_bytes = 0;  // pages held
   std::uint64_t peak_reserved_bytes = 0;
@@ -133,6 +133,9 @@ class CachingAllocator {
 
   Block* find_block(const void* data) const;
   Block* allocate_from(StreamPool& pool, const AllocationRequest& request, std::uint64_t bytes);
+  [[noreturn, gnu::cold]] void refuse(const AllocationRequest& request);
+  [[gnu::noinline]] Block* allocate_otherwise(StreamPool& pool, const AllocationRequest& request,
+                                              std::uint64_t bytes);
   Block* allocate_slowly(StreamPool& pool, const AllocationRequest& request);
   Block* find_under_locks(StreamPool& pool, std::uint64_t bytes);
   Block* allocate_under_locks(StreamPool& pool, std::uint64_t bytes);

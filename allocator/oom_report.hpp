@@ -79,7 +79,7 @@ struct OomReport {
   std::uint64_t live_count = 0;
   std::uint64_t used_bytes = 0;  // blocks of live bytes: rounded up
   std::uint64_t pending_bytes = 0;
-  std::uint64_t cached_bytes = 0;  // in caches of threads
+  std::uint64_t cached_bytes = 0;  // in caches of threads, and what streams freed last
   std::uint64_t free_bytes = 0;
   std::uint64_t free_page_bytes = 0;     // of these, in whole pages that may move
   std::uint64_t fixed_page_bytes = 0;    // in whole pages of streams that are not movable

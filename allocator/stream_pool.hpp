@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "allocator/address_segment.hpp"
@@ -56,6 +57,23 @@ class StreamPool {
     block->cached = false;
     space_of(*block).give_back(block);
   }
+  // A used block of the large space is freed. It stays whole until the next one comes or is asked
+  // for: that is often of the same size.
+  void put_back_later(Block* block) {
+    put_back_last();
+    block->cached = true;
+    last_ = block;
+  }
+  // That block, if it has just so many bytes; else null, and it is put back.
+  Block* take_last(std::uint64_t bytes) {
+    if (last_ != nullptr && last_->bytes == bytes) return std::exchange(last_, nullptr);
+    put_back_last();
+    return nullptr;
+  }
+  void put_back_last() {
+    if (last_ != nullptr) put_back(std::exchange(last_, nullptr));
+  }
+  std::uint64_t last_bytes() const { return last_ == nullptr ? 0 : last_->bytes; }
   // Puts back the pending blocks at the front whose events have happened.
   void settle_front() {
     if (!pending.empty()) [[unlikely]]
@@ -78,6 +96,8 @@ class StreamPool {
   std::unordered_map<const Block*, std::vector<StreamId>> other_uses;  // of blocks used_across
 
  private:
+  Block* last_ = nullptr;  // see put_back_later()
+
   void end_pending(Block& block);
   void settle_those_in_front();
 

@@ -97,6 +97,40 @@ TEST_F(CachingAllocatorTest, ReusesWhatItsStreamFreed) {
   EXPECT_EQ(ledger_->totals(Tier::kDevice).live_bytes, 4 * kPage);
 }
 
+// Whole, where it is asked for just so much: else it joins what lies beside it.
+TEST_F(CachingAllocatorTest, WhatAStreamFreedLastComesBackFirst) {
+  make(16);
+  std::byte* const first = allocate(2 * kPage, a_);
+  std::byte* const second = allocate(3 * kPage, a_);
+  std::byte* const wall = allocate(2 * kPage, a_);
+  free(first);
+  free(second);
+  EXPECT_EQ(allocator_->statistics().cached_bytes, 3 * kPage);
+  EXPECT_EQ(allocator_->statistics().free_bytes, 2 * kPage);
+  EXPECT_THROW(allocator_->free(second), InternalError);
+  EXPECT_EQ(allocate(3 * kPage, a_), second);
+  free(second);
+  EXPECT_EQ(allocate(5 * kPage, a_), first);
+  EXPECT_EQ(allocator_->statistics().cached_bytes, 0u);
+  free(first);
+  EXPECT_EQ(allocate(kPage + 512, a_), first);
+  EXPECT_EQ(allocator_->statistics().reserved_bytes, 7 * kPage);
+  EXPECT_EQ(allocator_->statistics().slow_count, 3u);
+  free(first);
+  free(wall);
+}
+
+// Nor does it hide from who looks for memory on behalf of another stream, or gives it all back.
+TEST_F(CachingAllocatorTest, WhatAStreamFreedLastIsAnyonesMemory) {
+  make(4);
+  std::byte* const mine = allocate(4 * kPage, a_);
+  free(mine);
+  std::byte* const others = allocate(4 * kPage, b_);
+  free(others);
+  allocator_->release_cached();
+  EXPECT_EQ(allocator_->statistics().reserved_bytes, 0u);
+}
+
 TEST_F(CachingAllocatorTest, NothingIsNothing) {
   make(1);
   EXPECT_EQ(allocator_->allocate({0, a_}), nullptr);
