@@ -1,5 +1,6 @@
-# Target `check_headers`: every header compiles alone, first in its own translation unit. Part of
-# tools/test, not of `all`. Globbed, unlike sources: a header must not escape the check by not being listed.
+# Target `check_headers`: every header compiles alone, first in a translation unit. Part of tools/test,
+# not of `all`. A header that some source includes before all else is seen to by that source; the others get
+# a unit of their own. Globbed, unlike sources: a header must not escape the check by not being listed.
 #
 # Those of CUDA folders are checked where nvcc is found: as tests compile kernels for the CPU, and
 # *_device.cuh, which only a GPU can run, by nvcc.
@@ -14,6 +15,18 @@ function(sluice_header_units list suffix)
     list(APPEND units "${unit}")
   endforeach()
   set(${list} ${units} PARENT_SCOPE)
+endfunction()
+
+# sluice_first_includes(LIST SOURCES…): the headers that one of them includes first.
+function(sluice_first_includes list)
+  set(first)
+  foreach(source ${ARGN})
+    file(STRINGS "${CMAKE_SOURCE_DIR}/${source}" include REGEX "^#include" LIMIT_COUNT 1)
+    if(include MATCHES "^#include \"([^\"]+)\"")
+      list(APPEND first "${CMAKE_MATCH_1}")
+    endif()
+  endforeach()
+  set(${list} ${first} PARENT_SCOPE)
 endfunction()
 
 # sluice_header_target(NAME UNITS…)
@@ -35,11 +48,22 @@ function(sluice_header_check)
     list(APPEND rooms tests)
   endif()
   set(headers)
+  set(sources)
   foreach(room ${rooms})
     file(GLOB_RECURSE found CONFIGURE_DEPENDS RELATIVE "${CMAKE_SOURCE_DIR}"
       "${CMAKE_SOURCE_DIR}/${room}/*.hpp" "${CMAKE_SOURCE_DIR}/${room}/*.cuh")
     list(APPEND headers ${found})
+    file(GLOB_RECURSE found RELATIVE "${CMAKE_SOURCE_DIR}"
+      "${CMAKE_SOURCE_DIR}/${room}/*.cpp" "${CMAKE_SOURCE_DIR}/${room}/*.cu")
+    list(APPEND sources ${found})
   endforeach()
+  # Only what this build compiles vouches for a header.
+  list(FILTER sources EXCLUDE REGEX "^tests/fuzz/|/no_[a-z]+[.]cpp$")
+  if(NOT SLUICE_HAS_CUDA)
+    list(FILTER sources EXCLUDE REGEX "/(cuda[a-z_]*|nccl)/")
+  endif()
+  sluice_first_includes(seen ${sources})
+  list(REMOVE_ITEM headers ${seen})
   set(cuda_headers ${headers})
   list(FILTER cuda_headers INCLUDE REGEX "/(cuda[a-z_]*|nccl)/")
   list(FILTER headers EXCLUDE REGEX "/(cuda[a-z_]*|nccl)/")

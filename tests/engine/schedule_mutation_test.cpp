@@ -10,6 +10,7 @@
 #include "tests/support/mutate_schedule.hpp"
 #include "tests/support/pipeline_example.hpp"
 #include "tests/support/step_examples.hpp"
+#include "tests/support/sweep.hpp"
 
 namespace sluice {
 namespace {
@@ -62,7 +63,7 @@ class MutationCampaign {
     const Interpretation original = interpret(schedule);
     ASSERT_TRUE(original.errors.empty());
     Mutator mutator(schedule, seed);
-    for (std::size_t round = 0; round < rounds; ++round) {
+    for (std::size_t round = 0; round < testing::sweep(rounds); ++round) {
       for (std::size_t kind = 0; kind < testing::kMutationCount; ++kind) {
         const std::optional<Schedule> mutant = mutator.mutate(static_cast<Mutation>(kind));
         if (mutant) judge(*mutant, original, kind, seed + round);
@@ -175,7 +176,7 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
     if (HasFatalFailure()) return;
   }
   campaign.print();
-  EXPECT_GE(campaign.made(), 1500);
+  EXPECT_GE(campaign.made(), static_cast<int>(testing::sweep(1500)));
   // The campaign itself must bite: these kinds of damage are never benign.
   for (const Mutation deadly : {Mutation::kDropFetch, Mutation::kDropRelease,
                                 Mutation::kUnmatchedMessage, Mutation::kDropDep}) {

@@ -9,6 +9,7 @@
 #include "tests/support/planned.hpp"
 #include "tests/support/planned_session.hpp"
 #include "tests/support/random_training.hpp"
+#include "tests/support/sweep.hpp"
 
 namespace sluice {
 namespace {
@@ -19,7 +20,7 @@ using testing::planned;
 using testing::TrainingBench;
 using testing::operator+;
 
-constexpr std::uint64_t kConfigurations = 200;
+constexpr std::uint64_t kConfigurations = testing::sweep(200);
 constexpr std::uint64_t kInterpretEvery = 8;  // of the accepted
 
 struct Draft {
