@@ -171,6 +171,7 @@ std::byte* CachingAllocator::allocate(const AllocationRequest& request) {
 void CachingAllocator::refuse(const AllocationRequest& request) {
   const std::lock_guard growth(growth_mutex_);
   const auto locks = lock_pools();
+  drain_caches();  // the report says what is free as it does after a search
   throw_out_of_memory(request);
 }
 

@@ -59,8 +59,7 @@ void CachingAllocator::check_invariants() {
   const auto locks = lock_pools();
   std::uint64_t held_pages = 0;
   for (StreamPool& pool : pools_) {
-    pool.small.check_invariants();
-    pool.large.check_invariants();
+    pool.check_invariants();
     std::uint64_t pending_bytes = 0;
     for (const PendingFree& pending : pool.pending) {
       SLUICE_CHECK(pending.block->pending && pending.block->kind == BlockKind::kUsed);

@@ -91,7 +91,7 @@ class Text {
     line("held by this allocator  " + right(format_bytes(report_.reserved_bytes), 13));
     line("  live " + format_bytes(report_.live_bytes) + " in " +
          std::to_string(report_.live_count) + " blocks, pending " +
-         format_bytes(report_.pending_bytes) + ", in caches of threads " +
+         format_bytes(report_.pending_bytes) + ", kept for the next call " +
          format_bytes(report_.cached_bytes));
     line("  free " + format_bytes(report_.free_bytes) + ": whole pages that may move " +
          format_bytes(report_.free_page_bytes) + ", that may not " +

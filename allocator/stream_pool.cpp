@@ -1,5 +1,7 @@
 #include "allocator/stream_pool.hpp"
 
+#include "base/error.hpp"
+
 namespace sluice {
 
 void StreamPool::end_pending(Block& block) {
@@ -25,6 +27,14 @@ void StreamPool::settle_all() {
     pending_bytes -= block->bytes;
     put_back(block);
   }
+}
+
+void StreamPool::check_invariants() const {
+  small.check_invariants();
+  large.check_invariants();
+  if (last_ == nullptr) return;
+  SLUICE_CHECK(last_->kind == BlockKind::kUsed && last_->cached && !last_->pending);
+  SLUICE_CHECK(!last_->segment->is_small() && &last_->segment->pool() == this);
 }
 
 }  // namespace sluice

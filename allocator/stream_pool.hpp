@@ -57,8 +57,8 @@ class StreamPool {
     block->cached = false;
     space_of(*block).give_back(block);
   }
-  // A used block of the large space is freed. It stays whole until the next one comes or is asked
-  // for: that is often of the same size.
+  // A used block of the large space is freed. It stays whole until another comes or is asked for,
+  // which is often of the same size, or until somebody wants all that is free.
   void put_back_later(Block* block) {
     put_back_last();
     block->cached = true;
@@ -81,6 +81,7 @@ class StreamPool {
   }
   // All whose events have happened; one that has not hides none behind it.
   void settle_all();
+  void check_invariants() const;
 
   const StreamId id;
   Stream& stream;

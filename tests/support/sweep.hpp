@@ -2,26 +2,30 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdlib>
 
 // g++ defines a macro for each sanitizer, clang answers __has_feature.
-#if !defined(__has_feature)
-#define __has_feature(feature) 0
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SLUICE_SANITIZED
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SLUICE_SANITIZED
+#endif
 #endif
 
 namespace sluice::testing {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || \
-    __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#ifdef SLUICE_SANITIZED
 inline constexpr bool kSanitized = true;
 #else
 inline constexpr bool kSanitized = false;
 #endif
 
-// All `count` of them; under a sanitizer a fifth, at least one. There they cost up to twenty times
-// as much, and what sanitizers find shows in any of them: whether the results are right, the
-// release tests say.
-constexpr std::size_t sweep(std::size_t count) {
-  if (!kSanitized) return count;
+// All `count` of them; under a sanitizer the first fifth, at least one, unless SLUICE_WHOLE_SWEEPS
+// is set (tools/test --sanitizers-full and --tsan): there each costs up to twenty times as much,
+// and what a sanitizer finds seldom hangs on one seed.
+inline std::size_t sweep(std::size_t count) {
+  if (!kSanitized || std::getenv("SLUICE_WHOLE_SWEEPS") != nullptr) return count;
   return count < 5 ? 1 : count / 5;
 }
 
