@@ -34,7 +34,8 @@ struct alignas(64) Block {
   Category category = Category::kExternal;
   BlockKind kind = BlockKind::kHollow;
   // Of neither does anything change while somebody holds the block, so they may share a byte.
-  bool cached : 1 = false;   // used for the space, but freed: kept for the next call by a thread or pool
+  bool cached : 1 =
+      false;  // used for the space, but freed: kept for the next call by a thread or pool
   bool pending : 1 = false;  // freed, while other streams still use it; by the pool's lock
   bool untold : 1 = false;   // AllocationRequest::untold
   // Recorded as used by another stream: by the pool's lock, while its holders may look at the rest.
