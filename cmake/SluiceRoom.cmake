@@ -35,10 +35,11 @@ function(sluice_room name)
   target_link_libraries(sluice_${name} PUBLIC sluice_flags ${ROOM_DEPS} PRIVATE ${ROOM_PRIVATE_DEPS})
 endfunction()
 
-# sluice_test(NAME SOURCES … DEPS … [LABELS …] [TIMEOUT s] [SIMULATED_CUDA]): one GoogleTest binary, one ctest
-# entry per test. SIMULATED_CUDA: the libcuda.so.1 that it finds is tests/support/cuda_driver's.
+# sluice_test(NAME SOURCES … DEPS … [LABELS …] [TIMEOUT s] [SIMULATED_CUDA] [DESCRIBED_GPU]): one GoogleTest
+# binary, one ctest entry per test. The libcuda.so.1 that it finds is that of tests/support/cuda_driver or of
+# tests/support/described_gpu.
 function(sluice_test name)
-  cmake_parse_arguments(TEST "SIMULATED_CUDA" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(TEST "SIMULATED_CUDA;DESCRIBED_GPU" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)
     set(TEST_TIMEOUT 300)
   endif()
@@ -60,6 +61,9 @@ function(sluice_test name)
   if(TEST_SIMULATED_CUDA)
     set(environment ENVIRONMENT "LD_LIBRARY_PATH=${SLUICE_SIMULATED_CUDA_FOLDER}")
     add_dependencies(test_${name} simulated_cuda_driver)
+  elseif(TEST_DESCRIBED_GPU)
+    set(environment ENVIRONMENT "LD_LIBRARY_PATH=${SLUICE_DESCRIBED_GPU_FOLDER}")
+    add_dependencies(test_${name} accepting_cuda_driver described_cuda_runtime)
   endif()
   gtest_discover_tests(test_${name} TEST_PREFIX "${name}/" DISCOVERY_TIMEOUT 60
     PROPERTIES TIMEOUT ${TEST_TIMEOUT} LABELS "${labels}" ${environment})

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -12,6 +13,7 @@
 #include "kernels/cuda/attention.hpp"
 #include "kernels/cuda/elementwise.hpp"
 #include "kernels/cuda/embedding.hpp"
+#include "kernels/cuda/fused_attention.hpp"
 #include "kernels/cuda/gemm.hpp"
 #include "kernels/cuda/gemm_plain.hpp"
 #include "kernels/cuda/gradients.hpp"
@@ -25,16 +27,20 @@ namespace {
 
 // What the bits of a result depend on: our own kernels' sums follow from shapes alone, but the
 // libraries choose by GPU, and the compiler by architecture.
-std::string arithmetic_of(const CudaDeviceInfo& device, const cuda::GemmBackend& gemm) {
+std::string arithmetic_of(const CudaDeviceInfo& device, const cuda::GemmBackend& gemm,
+                          const cuda::FusedAttention* attention) {
   return "cuda/" + device.name + "/sm_" + std::to_string(device.compute_major) +
-         std::to_string(device.compute_minor) + "/" + gemm.name();
+         std::to_string(device.compute_minor) + "/" + gemm.name() +
+         (attention == nullptr ? std::string() : std::string("/") + attention->name());
 }
 
 class CudaKernels final : public Kernels {
  public:
-  CudaKernels(const CudaDeviceInfo& device, CudaProducts products)
-      : gemm_(products == CudaProducts::kOwn ? cuda::make_plain_gemm() : cuda::make_gemm_backend()),
-        arithmetic_(arithmetic_of(device, *gemm_)) {}
+  CudaKernels(const CudaDeviceInfo& device, CudaLibraries libraries)
+      : gemm_(libraries == CudaLibraries::kNone ? cuda::make_plain_gemm()
+                                                : cuda::make_gemm_backend()),
+        attention_(libraries == CudaLibraries::kNone ? nullptr : cuda::open_fused_attention()),
+        arithmetic_(arithmetic_of(device, *gemm_, attention_.get())) {}
 
   void set_stream(void* native) override { stream_ = static_cast<cuda::StreamHandle>(native); }
   const char* arithmetic() const override { return arithmetic_.c_str(); }
@@ -100,16 +106,25 @@ class CudaKernels final : public Kernels {
   }
 
   std::uint64_t attention_workspace_bytes(const AttentionShape& shape) const override {
-    return cuda::attention_workspace_bytes(shape);
+    const std::uint64_t own_bytes = cuda::attention_workspace_bytes(shape);
+    return attention_ == nullptr ? own_bytes
+                                 : std::max(own_bytes, attention_->workspace_bytes(shape));
   }
 
   void attention_forward(const AttentionShape& shape, const void* qkv, void* out, float* lse,
                          void* workspace) override {
+    if (attention_ != nullptr && attention_->forward(stream_, shape, qkv, out, lse, workspace)) {
+      return;
+    }
     cuda::attention_forward(stream_, shape, qkv, out, lse, workspace);
   }
 
   void attention_backward(const AttentionShape& shape, const void* dout, const void* qkv,
                           const void* out, const float* lse, void* dqkv, void* workspace) override {
+    if (attention_ != nullptr &&
+        attention_->backward(stream_, shape, dout, qkv, out, lse, dqkv, workspace)) {
+      return;
+    }
     cuda::attention_backward(stream_, shape, dout, qkv, out, lse, dqkv, workspace);
   }
 
@@ -183,6 +198,7 @@ class CudaKernels final : public Kernels {
  private:
   cuda::StreamHandle stream_ = nullptr;
   const std::unique_ptr<cuda::GemmBackend> gemm_;
+  const std::unique_ptr<cuda::FusedAttention> attention_;  // null: our own alone
   const std::string arithmetic_;
 };
 
@@ -209,7 +225,7 @@ std::unique_ptr<Kernels> make_cuda_kernels(const CudaKernelOptions& options) {
   const CudaSearch search = find_cuda_devices();
   for (const CudaDeviceInfo& device : search.devices) {
     if (device.ordinal == options.ordinal) {
-      return std::make_unique<CudaKernels>(device, options.products);
+      return std::make_unique<CudaKernels>(device, options.libraries);
     }
   }
   throw DeviceError(search.devices.empty() ? "no GPU to compute on: " + search.missing

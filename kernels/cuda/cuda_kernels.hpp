@@ -13,11 +13,12 @@
 
 namespace sluice {
 
-// kLibrary: cuBLASLt where it is installed, else kernels of our own; kOwn: those.
-enum class CudaProducts { kLibrary, kOwn };
+// kInstalled: products by cuBLASLt and 16-bit attention by cuDNN where they are installed, else by
+// kernels of our own; kNone: by those.
+enum class CudaLibraries { kInstalled, kNone };
 struct CudaKernelOptions {
   int ordinal = 0;  // of the GPU, as in CudaDeviceOptions
-  CudaProducts products = CudaProducts::kLibrary;
+  CudaLibraries libraries = CudaLibraries::kInstalled;
 };
 
 // Why these kernels cannot run on a GPU of that compute capability under that driver (as

@@ -21,6 +21,7 @@ set(SLUICE_CUDA_SOURCES
   cross_entropy.cu
   cuda_kernels.cpp
   cublaslt.cpp
+  fused_attention.cpp
   gemm.cpp
   gemm_bias.cu
   gemm_cublaslt.cpp

@@ -67,6 +67,8 @@ TEST_F(BenchProducts, CountsTheOperationsOfEachProduct) {
                    2.0 * 64 * 32 * 32 / 1e12);
   EXPECT_DOUBLE_EQ(attention["products"]["backward"]["peer_tflops"].get<double>(),
                    5.0 * 64 * 32 * 32 / 1e12);
+  EXPECT_DOUBLE_EQ(attention["products"]["forward_backward"]["peer_tflops"].get<double>(),
+                   7.0 * 64 * 32 * 32 / 1e12);
   EXPECT_NE(bench_table(event).find("torch 9"), std::string::npos);
   EXPECT_EQ(device_->counters().live_bytes, 0u);
 }

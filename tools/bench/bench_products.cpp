@@ -264,7 +264,12 @@ json run_attention_bench(const ProductBenchOptions& options) {
                        kernels.attention_backward(attention, dout.data(), qkv.data(), out.data(),
                                                   log_sums, dqkv.data(), workspace.data());
                      }};
-  json event = bench_event(options, shape, "attention", *stream, {forward, backward});
+  // What a training step calls: the two after each other.
+  const Job both{"forward_backward", 7 * product, [&] {
+                   forward.call();
+                   backward.call();
+                 }};
+  json event = bench_event(options, shape, "attention", *stream, {forward, backward, both});
   event["figures"]["batch"] = batch;
   event["figures"]["time"] = shape.time;
   event["figures"]["heads"] = shape.heads;

@@ -29,9 +29,10 @@ struct ProductBenchOptions {
 nlohmann::json run_gemm_bench(const ProductBenchOptions& options);
 
 // {"event":"bench","name":"attention","figures":{…, batch, time, heads, head_dim,
-//   "products":{"forward" | "backward": {tflops, …}}}}: causal, tokens = batch * time; operations
-// are counted below the diagonal only. torch's is scaled_dot_product_attention with
-// use_deterministic_algorithms.
+//   "products":{"forward" | "backward" | "forward_backward": {tflops, …}}}}: causal, tokens = batch
+//   *
+// time; operations are counted below the diagonal only. torch's is scaled_dot_product_attention
+// with use_deterministic_algorithms.
 nlohmann::json run_attention_bench(const ProductBenchOptions& options);
 
 // Both: medians over rounds that measure all in turn, the ratio the median of the rounds' ratios.

@@ -3,7 +3,7 @@
 One JSON object a line. First this program says who it is: {"protocol": 1, "versions": TEXT}. Then
 each request {"run": NAME, "repeats": N} is answered by {"ran": NAME, "seconds": S}, S of one call
 in the mean of N; or by {"error": TEXT}, which ends it. Names: gemm/forward, gemm/input_gradient,
-gemm/weight_gradient, attention/forward, attention/backward.
+gemm/weight_gradient, attention/forward, attention/backward, attention/forward_backward.
 """
 import argparse
 import json
@@ -47,7 +47,11 @@ def attention_jobs(torch, given, options):
     def backward():
         torch.autograd.grad(kept, (q, k, v), dout, retain_graph=True)
 
-    return {"attention/forward": attend, "attention/backward": backward}
+    def both():
+        torch.autograd.grad(attend(), (q, k, v), dout)
+
+    return {"attention/forward": attend, "attention/backward": backward,
+            "attention/forward_backward": both}
 
 
 def main():

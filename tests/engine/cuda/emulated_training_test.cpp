@@ -48,7 +48,7 @@ class EmulatedTraining : public ::testing::Test {
     backend.make_device = [](std::uint64_t capacity_bytes) {
       return make_cuda_device({.capacity_bytes = capacity_bytes});
     };
-    backend.device_kernels = make_cuda_kernels({.products = CudaProducts::kOwn});
+    backend.device_kernels = make_cuda_kernels({.libraries = CudaLibraries::kNone});
     backend.host_kernels = make_host_kernels({1});
     return backend;
   }

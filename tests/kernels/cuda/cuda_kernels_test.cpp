@@ -26,9 +26,9 @@ constexpr DType kType = DType::kBF16;
 
 // The emulated GPU runs what we compile, and so not a library.
 #ifdef SLUICE_CUDA_EMULATION
-constexpr CudaProducts kProducts = CudaProducts::kOwn;
+constexpr CudaLibraries kLibraries = CudaLibraries::kNone;
 #else
-constexpr CudaProducts kProducts = CudaProducts::kLibrary;
+constexpr CudaLibraries kLibraries = CudaLibraries::kInstalled;
 #endif
 
 // The arguments of one call, in memory of the host or of a device. They live as long as it does.
@@ -133,7 +133,7 @@ class CudaKernelsTest : public testing::Test {
     const CudaSearch search = find_cuda_devices();
     if (search.devices.empty()) GTEST_SKIP() << search.missing;
     device_ = make_cuda_device({.capacity_bytes = 1 * kGiB});
-    kernels_ = make_cuda_kernels({.ordinal = 0, .products = kProducts});
+    kernels_ = make_cuda_kernels({.ordinal = 0, .libraries = kLibraries});
   }
 
   // Results within `relative` of the largest; 0: the same numbers.

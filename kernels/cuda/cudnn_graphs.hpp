@@ -1,0 +1,34 @@
+// Attention as graphs of cuDNN's frontend: what is computed, without a GPU to compute it on.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels/cuda/fused_attention.hpp"
+
+namespace cudnn_frontend::graph {
+class Graph;
+}
+
+namespace sluice::cuda {
+
+// Names of a graph's tensors.
+enum CudnnTensor : std::int64_t {
+  kQueryTensor = 1,
+  kKeyTensor,
+  kValueTensor,
+  kOutTensor,
+  kLseTensor,
+  kDoutTensor,
+  kDqueryTensor,
+  kDkeyTensor,
+  kDvalueTensor,
+};
+
+// Of a 16-bit dtype. Nothing is checked or built yet.
+std::shared_ptr<cudnn_frontend::graph::Graph> forward_graph(const AttentionShape& shape);
+// Of one slice, in arrays of the whole shape.
+std::shared_ptr<cudnn_frontend::graph::Graph> backward_graph(const AttentionShape& shape,
+                                                             const AttentionSlice& slice);
+
+}  // namespace sluice::cuda

@@ -1,0 +1,128 @@
+// cuDNN compiles what we ask it for, for GPUs that are only described: nothing is executed.
+#include <cudnn_frontend.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/cudnn_graphs.hpp"
+
+namespace sluice::cuda {
+namespace {
+
+namespace fe = cudnn_frontend;
+
+struct DescribedGpu {
+  const char* name;
+  const char* capability;
+  int version, multiprocessors, shared_bytes, blocks, threads;  // a multiprocessor's
+};
+constexpr DescribedGpu kGpus[] = {{"a100", "8.0", 800, 108, 166912, 32, 2048},
+                                  {"h200", "9.0", 900, 132, 232448, 32, 2048},
+                                  {"b200", "10.0", 1000, 148, 232448, 32, 2048},
+                                  {"rtx5090", "12.0", 1200, 170, 101376, 24, 1536}};
+
+// Of a failure, and of a test in ctest's list.
+void PrintTo(const DescribedGpu& gpu, std::ostream* out) {
+  *out << gpu.name;
+}
+
+// As cuDNN serialises it.
+std::string json_of(const DescribedGpu& gpu) {
+  const auto field = [](const char* name, const std::string& value) {
+    return std::string(", \"") + name + "\": " + value;
+  };
+  std::string text = "{\"deviceVer\": " + std::to_string(gpu.version);
+  text += field("driverVer", "13000") + field("deviceName", std::string("\"") + gpu.name + "\"");
+  text += field("multiProcessorCount", std::to_string(gpu.multiprocessors));
+  text += field("maxSharedMemoryPerBlockOptin", std::to_string(gpu.shared_bytes));
+  text += field("maxCtasPerSM", std::to_string(gpu.blocks));
+  text += field("maxThreadsPerSM", std::to_string(gpu.threads));
+  text += field("maxGridSize", "[2147483647, 65535, 65535]");
+  text += field("maxBlockSize", "[1024, 1024, 64]");
+  for (const auto& [name, value] :
+       std::vector<std::pair<const char*, const char*>>{{"regsPerBlock", "65536"},
+                                                        {"warpSize", "32"},
+                                                        {"maxSharedMemoryPerBlock", "49152"},
+                                                        {"reservedSharedMemoryPerBlock", "1024"},
+                                                        {"maxRegistersPerSM", "65536"},
+                                                        {"maxThreadsPerBlock", "1024"},
+                                                        {"pciDeviceId", "0"},
+                                                        {"isTccDriver", "0"},
+                                                        {"supportCoopLaunch", "1"},
+                                                        {"smClockRateKHz", "1980000"},
+                                                        {"memClockRateKHz", "3201000"},
+                                                        {"l2CacheSize", "62914560"},
+                                                        {"totalGlobalMem", "85899345920"},
+                                                        {"cudaDeviceId", "0"}}) {
+    text += field(name, value);
+  }
+  return text + "}";
+}
+
+class CudnnPlans : public testing::TestWithParam<DescribedGpu> {
+ protected:
+  void SetUp() override {
+    attention_ = open_fused_attention();
+    if (attention_ == nullptr) GTEST_SKIP() << "libcudnn.so.9 is not installed";
+    ASSERT_EQ(::setenv("SLUICE_DESCRIBED_GPU", GetParam().capability, 1), 0);
+    const std::string json = json_of(GetParam());
+    std::vector<std::uint8_t> bytes(json.begin(), json.end());
+    bytes.push_back(0);
+    gpu_ = std::make_shared<fe::DeviceProperties>();
+    fe::error_t error = gpu_->deserialize(bytes);
+    ASSERT_TRUE(error.is_good()) << error.get_message();
+  }
+
+  // Bytes of workspace that it needs; a failure where the library refuses it.
+  std::int64_t compile(fe::graph::Graph& graph) {
+    std::int64_t bytes = -1;
+    graph.set_device_properties(gpu_);
+    fe::error_t error = graph.validate();
+    if (error.is_good()) error = graph.build_operation_graph();
+    if (error.is_good()) {
+      error = graph.create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK});
+    }
+    graph.deselect_numeric_notes({fe::NumericalNote_t::NONDETERMINISTIC});
+    if (error.is_good()) error = graph.check_support();
+    if (error.is_good()) error = graph.build_plans();
+    if (error.is_good()) error = graph.get_workspace_size(bytes);
+    EXPECT_TRUE(error.is_good()) << error.get_message();
+    return bytes;
+  }
+
+  void expect_both_passes(const AttentionShape& shape) {
+    SCOPED_TRACE(std::to_string(shape.batch) + " x " + std::to_string(shape.time) + ", heads " +
+                 std::to_string(shape.heads) + " and " + std::to_string(shape.kv_heads) + " of " +
+                 std::to_string(shape.head_dim));
+    const auto given_bytes = static_cast<std::int64_t>(attention_->workspace_bytes(shape));
+    EXPECT_LE(compile(*forward_graph(shape)), given_bytes);
+    const auto slice = backward_slice(shape);
+    ASSERT_TRUE(slice.has_value());
+    EXPECT_LE(compile(*backward_graph(shape, *slice)), given_bytes);
+  }
+
+  std::unique_ptr<FusedAttention> attention_;
+  std::shared_ptr<fe::DeviceProperties> gpu_;
+};
+
+TEST_P(CudnnPlans, ModelsThatPeopleTrain) {
+  expect_both_passes({8, 2048, 16, 16, 128, DType::kBF16});
+  expect_both_passes({1, 8192, 32, 8, 128, DType::kBF16});
+  expect_both_passes({4, 1024, 12, 12, 64, DType::kF16});
+}
+
+TEST_P(CudnnPlans, OddShapes) {
+  expect_both_passes({3, 100, 6, 2, 64, DType::kBF16});
+  expect_both_passes({1, 63, 3, 3, 80, DType::kBF16});
+  expect_both_passes({2, 1000, 8, 1, 40, DType::kBF16});
+  expect_both_passes({1, 4095, 5, 5, 96, DType::kBF16});
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpus, CudnnPlans, testing::ValuesIn(kGpus),
+                         [](const auto& gpu) { return std::string(gpu.param.name); });
+
+}  // namespace
+}  // namespace sluice::cuda

@@ -1,0 +1,20 @@
+// What cuDNN's frontend asks the CUDA runtime: which GPU, and its compute capability, which the
+// environment variable SLUICE_DESCRIBED_GPU has ("9.0").
+#include <cuda_runtime_api.h>
+
+#include <cstdlib>
+
+extern "C" cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+
+extern "C" cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int /*device*/) {
+  const char* const capability = std::getenv("SLUICE_DESCRIBED_GPU");
+  if (capability == nullptr) return cudaErrorNoDevice;
+  *properties = {};
+  char* end = nullptr;
+  properties->major = static_cast<int>(std::strtol(capability, &end, 10));
+  properties->minor = static_cast<int>(std::strtol(end + 1, nullptr, 10));
+  return cudaSuccess;
+}
