@@ -95,10 +95,23 @@ class Kernels {
   // out = a + b, elementwise; in place allowed.
   virtual void add(const void* a, const void* b, void* out, std::int64_t elems, DType dtype) = 0;
 
-  // GELU, tanh approximation (GPT-2).
+  // GELU, tanh approximation (GPT-2). Backward in place allowed: dx may be dy.
   virtual void gelu_forward(const void* x, void* y, std::int64_t elems, DType dtype) = 0;
   virtual void gelu_backward(const void* dy, const void* x, void* dx, std::int64_t elems,
                              DType dtype) = 0;
+  // x = the product (+ bias) and y = gelu(x), which may be taken of x before it is rounded; both
+  // [m, n] in the shape's output dtype, which is that of A and B. As one call where the device can.
+  virtual void gemm_gelu(const GemmShape& shape, const void* a, const void* b, const void* bias,
+                         void* x, void* y, void* workspace) {
+    gemm(shape, a, b, bias, x, workspace);
+    gelu_forward(x, y, shape.m * shape.n, shape.output);
+  }
+  // dx = gelu'(x) times the product, which may be rounded in between.
+  virtual void gemm_gelu_backward(const GemmShape& shape, const void* a, const void* b,
+                                  const void* x, void* dx, void* workspace) {
+    gemm(shape, a, b, nullptr, dx, workspace);
+    gelu_backward(dx, x, dx, shape.m * shape.n, shape.output);
+  }
   // x [rows, 2*cols] = gate | up; y [rows, cols] = silu(gate) * up; dx as x.
   virtual void swiglu_forward(const void* x, void* y, std::int64_t rows, std::int64_t cols,
                               DType dtype) = 0;

@@ -103,9 +103,8 @@ class BlockLayer final : public Layer {
                  linear(batch, shape_.hidden, shape_.hidden),
                  linear(batch, up_cols(), shape_.hidden), linear(batch, shape_.hidden, shape_.ffn)},
                 attention);
-    const std::uint64_t widest = std::max(shape_.ffn, shape_.hidden);
     needs.backward_input_workspace_bytes =
-        act(batch, static_cast<std::int64_t>(widest)) + kTensorAlignmentBytes +
+        act(batch, widest_gradient()) + kTensorAlignmentBytes +
         largest({linear_input(batch, shape_.qkv_cols(), shape_.hidden),
                  linear_input(batch, shape_.hidden, shape_.hidden),
                  linear_input(batch, up_cols(), shape_.hidden),
@@ -143,9 +142,14 @@ class BlockLayer final : public Layer {
     kernels.norm_forward(norm_shape(batch), saved.residual, weight(at, index_.norm2, dtype),
                          bias(at, index_.norm2_bias, dtype), saved.normed2, saved.mean2,
                          saved.rstd2);
-    kernels.gemm(linear(batch, up_cols(), shape_.hidden), saved.normed2,
-                 weight(at, index_.up, dtype), bias(at, index_.up_bias, dtype), saved.up, scratch);
-    activate(kernels, batch, saved);
+    const GemmShape up = linear(batch, up_cols(), shape_.hidden);
+    if (shape_.is_llama()) {
+      kernels.gemm(up, saved.normed2, weight(at, index_.up, dtype), nullptr, saved.up, scratch);
+      kernels.swiglu_forward(saved.up, saved.activated, batch.rows(), shape_.ffn, dtype);
+    } else {
+      kernels.gemm_gelu(up, saved.normed2, weight(at, index_.up, dtype),
+                        bias(at, index_.up_bias, dtype), saved.up, saved.activated, scratch);
+    }
     if (at.output == nullptr) return;  // a recompute wants only what is saved
     kernels.gemm(linear(batch, shape_.hidden, shape_.ffn), saved.activated,
                  weight(at, index_.down, dtype), bias(at, index_.down_bias, dtype), projected,
@@ -159,13 +163,18 @@ class BlockLayer final : public Layer {
     Region context_region(at.context);
     const Context context = cut_context(batch, context_region);
     Region workspace(at.workspace);
-    std::byte* wide = workspace.take(act(batch, std::max(shape_.ffn, shape_.hidden)));
+    std::byte* wide = workspace.take(act(batch, widest_gradient()));
     std::byte* scratch = workspace.take(0);
     const DType dtype = batch.dtype;
 
-    kernels.gemm(linear_input(batch, shape_.hidden, shape_.ffn), at.grad_output,
-                 weight(at, index_.down, dtype), nullptr, wide, scratch);
-    activate_backward(kernels, batch, wide, saved, context);
+    const GemmShape down = linear_input(batch, shape_.hidden, shape_.ffn);
+    if (shape_.is_llama()) {
+      kernels.gemm(down, at.grad_output, weight(at, index_.down, dtype), nullptr, wide, scratch);
+      kernels.swiglu_backward(wide, saved.up, context.up, batch.rows(), shape_.ffn, dtype);
+    } else {
+      kernels.gemm_gelu_backward(down, at.grad_output, weight(at, index_.down, dtype), saved.up,
+                                 context.up, scratch);
+    }
     kernels.gemm(linear_input(batch, up_cols(), shape_.hidden), context.up,
                  weight(at, index_.up, dtype), nullptr, context.normed2, scratch);
     kernels.norm_backward_input(norm_shape(batch), context.normed2, saved.residual,
@@ -224,6 +233,11 @@ class BlockLayer final : public Layer {
     return rows(batch) * static_cast<std::uint64_t>(cols) * dtype_bytes(batch.dtype);
   }
   std::int64_t up_cols() const { return shape_.is_llama() ? 2 * shape_.ffn : shape_.ffn; }
+  // Columns of the gradients that only BackwardInput holds: of what SwiGLU gives, and of what
+  // attention gives.
+  std::int64_t widest_gradient() const {
+    return shape_.is_llama() ? std::max(shape_.ffn, shape_.hidden) : shape_.hidden;
+  }
 
   Saved cut_saved(const BatchShape& batch, const SavedRanges& ranges) const {
     const std::vector<SavedPart> parts = saves(batch);
@@ -281,23 +295,6 @@ class BlockLayer final : public Layer {
   }
   std::byte* bias_gradient(const PassBuffers& at, std::size_t index, DType dtype) const {
     return shape_.is_llama() ? nullptr : tensor(at.grad_weights, index, dtype);
-  }
-
-  void activate(Kernels& kernels, const BatchShape& batch, const Saved& saved) const {
-    if (shape_.is_llama()) {
-      kernels.swiglu_forward(saved.up, saved.activated, batch.rows(), shape_.ffn, batch.dtype);
-    } else {
-      kernels.gelu_forward(saved.up, saved.activated, batch.rows() * shape_.ffn, batch.dtype);
-    }
-  }
-
-  void activate_backward(Kernels& kernels, const BatchShape& batch, const std::byte* grad,
-                         const Saved& saved, const Context& context) const {
-    if (shape_.is_llama()) {
-      kernels.swiglu_backward(grad, saved.up, context.up, batch.rows(), shape_.ffn, batch.dtype);
-    } else {
-      kernels.gelu_backward(grad, saved.up, context.up, batch.rows() * shape_.ffn, batch.dtype);
-    }
   }
 
   void linear_gradient(Kernels& kernels, const BatchShape& batch, const PassBuffers& at,

@@ -54,6 +54,16 @@ class CudaKernels final : public Kernels {
     cuda::gemm(stream_, *gemm_, shape, a, b, bias, c, workspace);
   }
 
+  void gemm_gelu(const GemmShape& shape, const void* a, const void* b, const void* bias, void* x,
+                 void* y, void* workspace) override {
+    cuda::gemm_gelu(stream_, *gemm_, shape, a, b, bias, x, y, workspace);
+  }
+
+  void gemm_gelu_backward(const GemmShape& shape, const void* a, const void* b, const void* x,
+                          void* dx, void* workspace) override {
+    cuda::gemm_gelu_backward(stream_, *gemm_, shape, a, b, x, dx, workspace);
+  }
+
   void zero(void* data, std::uint64_t bytes) override { cuda::zero(stream_, data, bytes); }
 
   void column_sum(const void* x, void* out, std::int64_t rows, std::int64_t cols,

@@ -3,8 +3,8 @@
 //
 // The library has deterministic sums over keys for dq by keeping the gradients of all scores, 2
 // bytes each, between two kernels. So its backward pass is made in slices of the batch, or of the
-// heads, that keep at most kScoreBytes, or one head of keys with at most kMostScoreBytes; the slices
-// follow from the shape alone.
+// heads, that keep at most kScoreBytes, or one head of keys with at most kMostScoreBytes; the
+// slices follow from the shape alone.
 #pragma once
 
 #include <cstdint>

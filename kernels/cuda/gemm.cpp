@@ -6,6 +6,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "kernels/cuda/activations.hpp"
 #include "kernels/cuda/cublaslt.hpp"
 #include "kernels/cuda/gemm_cublaslt.hpp"
 #include "kernels/cuda/gemm_plain.hpp"
@@ -17,6 +18,12 @@ void check(const GemmShape& shape) {
   SLUICE_CHECK(shape.m > 0 && shape.n > 0 && shape.k > 0);
   SLUICE_CHECK(is_act_dtype(shape.dtype));
   SLUICE_CHECK(shape.output == shape.dtype || shape.output == DType::kF32);
+}
+
+GemmStrides dense_strides(const GemmShape& shape) {
+  return {.a = shape.transpose_a ? shape.m : shape.k,
+          .b = shape.transpose_b ? shape.k : shape.n,
+          .c = shape.n};
 }
 
 }  // namespace
@@ -38,14 +45,33 @@ std::uint64_t gemm_workspace_bytes(const GemmBackend& backend, const GemmShape& 
 void gemm(StreamHandle stream, GemmBackend& backend, const GemmShape& shape, const void* a,
           const void* b, const void* bias, void* c, void* workspace, const GemmStrides& strides) {
   check(shape);
-  const GemmStrides dense{.a = shape.transpose_a ? shape.m : shape.k,
-                          .b = shape.transpose_b ? shape.k : shape.n,
-                          .c = shape.n};
+  const GemmStrides dense = dense_strides(shape);
   const GemmStrides given{.a = strides.a == 0 ? dense.a : strides.a,
                           .b = strides.b == 0 ? dense.b : strides.b,
                           .c = strides.c == 0 ? dense.c : strides.c};
   SLUICE_CHECK(given.a >= dense.a && given.b >= dense.b && given.c >= dense.c);
-  backend.multiply(stream, shape, given, a, b, bias, c, workspace);
+  SLUICE_CHECK(backend.multiply(stream, shape, given, a, b, {.bias = bias}, c, workspace));
+}
+
+void gemm_gelu(StreamHandle stream, GemmBackend& backend, const GemmShape& shape, const void* a,
+               const void* b, const void* bias, void* x, void* y, void* workspace) {
+  check(shape);
+  SLUICE_CHECK(shape.output == shape.dtype);
+  const GemmEpilogue epilogue{.bias = bias, .activation = GemmActivation::kGelu, .x = x};
+  if (backend.multiply(stream, shape, dense_strides(shape), a, b, epilogue, y, workspace)) return;
+  gemm(stream, backend, shape, a, b, bias, x, workspace);
+  gelu_forward(stream, x, y, shape.m * shape.n, shape.output);
+}
+
+void gemm_gelu_backward(StreamHandle stream, GemmBackend& backend, const GemmShape& shape,
+                        const void* a, const void* b, const void* x, void* dx, void* workspace) {
+  check(shape);
+  SLUICE_CHECK(shape.output == shape.dtype);
+  const GemmEpilogue epilogue{.activation = GemmActivation::kGeluBackward,
+                              .x = const_cast<void*>(x)};  // it is read
+  if (backend.multiply(stream, shape, dense_strides(shape), a, b, epilogue, dx, workspace)) return;
+  gemm(stream, backend, shape, a, b, nullptr, dx, workspace);
+  gelu_backward(stream, dx, x, dx, shape.m * shape.n, shape.output);
 }
 
 }  // namespace sluice::cuda

@@ -20,6 +20,18 @@ struct GemmStrides {
   std::int64_t a = 0, b = 0, c = 0;
 };
 
+// What becomes of a product's sums before they are rounded and stored as C.
+enum class GemmActivation {
+  kNone,
+  kGelu,          // the sums, rounded, go to `x`, and their GELU (tanh) to C
+  kGeluBackward,  // C = gelu'(x) * sum
+};
+struct GemmEpilogue {
+  const void* bias = nullptr;  // [n], first added to each row
+  GemmActivation activation = GemmActivation::kNone;
+  void* x = nullptr;  // [m, n], dense, of C's dtype
+};
+
 // Not thread-safe: one backend serves the thread that owns the stream, as Kernels does.
 class GemmBackend {
  public:
@@ -30,10 +42,11 @@ class GemmBackend {
   // What every product may use; one number for all shapes, so that the choice of an algorithm never
   // depends on what a plan has left.
   virtual std::uint64_t workspace_bytes() const = 0;
-  // Queues C = op(A) op(B) (+ bias) on `stream`; arguments as gemm() below, which has checked them
-  // and put the dense strides in. Throws DeviceError.
-  virtual void multiply(StreamHandle stream, const GemmShape& shape, const GemmStrides& strides,
-                        const void* a, const void* b, const void* bias, void* c,
+  // Queues C = epilogue(op(A) op(B)) on `stream`; arguments as gemm() below, which has checked them
+  // and put the dense strides in. False where it cannot make such a product with an activation:
+  // nothing is queued then, each time. Throws DeviceError.
+  virtual bool multiply(StreamHandle stream, const GemmShape& shape, const GemmStrides& strides,
+                        const void* a, const void* b, const GemmEpilogue& epilogue, void* c,
                         void* workspace) = 0;
 };
 
@@ -47,5 +60,12 @@ std::uint64_t gemm_workspace_bytes(const GemmBackend& backend, const GemmShape& 
 void gemm(StreamHandle stream, GemmBackend& backend, const GemmShape& shape, const void* a,
           const void* b, const void* bias, void* c, void* workspace,
           const GemmStrides& strides = {});
+
+// As Kernels::gemm_gelu and gemm_gelu_backward: one product with an epilogue, or a product and a
+// kernel.
+void gemm_gelu(StreamHandle stream, GemmBackend& backend, const GemmShape& shape, const void* a,
+               const void* b, const void* bias, void* x, void* y, void* workspace);
+void gemm_gelu_backward(StreamHandle stream, GemmBackend& backend, const GemmShape& shape,
+                        const void* a, const void* b, const void* x, void* dx, void* workspace);
 
 }  // namespace sluice::cuda

@@ -52,6 +52,7 @@ struct Key {
   std::int64_t m, n, k;
   std::int64_t a_stride, b_stride, c_stride;
   bool transpose_a, transpose_b, bias;
+  GemmActivation activation;
   DType dtype, output;
   std::uint32_t alignment_bytes;  // of all pointers, at most 256
   auto operator<=>(const Key&) const = default;
@@ -63,6 +64,7 @@ struct Plan {
   Operation operation;
   Layout first, second, result;
   cublasLtMatmulAlgo_t algorithm{};
+  bool possible = false;
 };
 
 template <class Value>
@@ -79,17 +81,38 @@ void set(const CublasLt& lt, const Preference& preference,
         "cublasLtMatmulPreferenceSetAttribute");
 }
 
-Operation make_operation(const CublasLt& lt, const Key& key, const void* bias) {
+cublasLtEpilogue_t epilogue_of(const Key& key) {
+  switch (key.activation) {
+    case GemmActivation::kGelu:
+      return key.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+    case GemmActivation::kGeluBackward:
+      return CUBLASLT_EPILOGUE_DGELU;
+    default:
+      return key.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+  }
+}
+
+void set_pointers(const CublasLt& lt, const Operation& operation, const Key& key,
+                  const GemmEpilogue& epilogue) {
+  if (key.bias) set(lt, operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, epilogue.bias);
+  if (key.activation != GemmActivation::kNone) {
+    set(lt, operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, epilogue.x);
+  }
+}
+
+Operation make_operation(const CublasLt& lt, const Key& key, const GemmEpilogue& epilogue) {
   Operation operation(lt.matmul_desc_destroy);
   // fp32 operands too are multiplied as fp32: TF32 would have to be asked for.
   check(lt, lt.matmul_desc_create(operation.out(), CUBLAS_COMPUTE_32F, CUDA_R_32F),
         "cublasLtMatmulDescCreate");
   set(lt, operation, CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(lt, operation, CUBLASLT_MATMUL_DESC_TRANSB, key.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
-  set(lt, operation, CUBLASLT_MATMUL_DESC_EPILOGUE,
-      key.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT);
-  // The heuristic looks at the alignment of the bias, which is a part of the key.
-  if (key.bias) set(lt, operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+  set(lt, operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(key));
+  if (key.activation != GemmActivation::kNone) {
+    set(lt, operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.n);
+  }
+  // The heuristic looks at the pointers' alignment, which is a part of the key.
+  set_pointers(lt, operation, key, epilogue);
   return operation;
 }
 
@@ -120,8 +143,9 @@ Preference make_preference(const CublasLt& lt, const Key& key) {
   return preference;
 }
 
-Plan make_plan(const CublasLt& lt, cublasLtHandle_t handle, const Key& key, const void* bias) {
-  Plan plan{make_operation(lt, key, bias),
+Plan make_plan(const CublasLt& lt, cublasLtHandle_t handle, const Key& key,
+               const GemmEpilogue& epilogue) {
+  Plan plan{make_operation(lt, key, epilogue),
             key.transpose_b ? make_layout(lt, key.dtype, key.n, key.k, key.b_stride)
                             : make_layout(lt, key.dtype, key.k, key.n, key.b_stride),
             key.transpose_a ? make_layout(lt, key.dtype, key.k, key.m, key.a_stride)
@@ -130,27 +154,38 @@ Plan make_plan(const CublasLt& lt, cublasLtHandle_t handle, const Key& key, cons
   const Preference preference = make_preference(lt, key);
   cublasLtMatmulHeuristicResult_t found{};
   int count = 0;
-  check(lt,
-        lt.matmul_algo_get_heuristic(handle, plan.operation.get(), plan.first.get(),
-                                     plan.second.get(), plan.result.get(), plan.result.get(),
-                                     preference.get(), 1, &found, &count),
-        "cublasLtMatmulAlgoGetHeuristic");
+  const cublasStatus_t status = lt.matmul_algo_get_heuristic(
+      handle, plan.operation.get(), plan.first.get(), plan.second.get(), plan.result.get(),
+      plan.result.get(), preference.get(), 1, &found, &count);
+  // Not every shape has one with an activation.
+  const bool plain = key.activation == GemmActivation::kNone;
+  if (!plain && (status == CUBLAS_STATUS_NOT_SUPPORTED || count < 1)) return plan;
+  check(lt, status, "cublasLtMatmulAlgoGetHeuristic");
   if (count < 1 || found.state != CUBLAS_STATUS_SUCCESS) {
+    if (!plain) return plan;
     throw DeviceError("cuBLASLt has no algorithm for a product of " + std::to_string(key.m) +
                       " x " + std::to_string(key.n) + " x " + std::to_string(key.k) + " in " +
                       std::string(dtype_name(key.dtype)));
   }
   plan.algorithm = found.algo;
+  plan.possible = true;
   return plan;
 }
 
 // The largest power of two, up to 256, that divides all addresses.
-std::uint32_t alignment_of(const void* a, const void* b, const void* c, const void* bias) {
+std::uint32_t alignment_of(const void* a, const void* b, const void* c,
+                           const GemmEpilogue& epilogue) {
   std::uintptr_t bits = kTensorAlignmentBytes;
-  for (const void* const pointer : {a, b, c, bias}) {
+  for (const void* const pointer : {a, b, c, epilogue.bias, static_cast<const void*>(epilogue.x)}) {
     bits |= reinterpret_cast<std::uintptr_t>(pointer);
   }
   return static_cast<std::uint32_t>(bits & (~bits + 1));
+}
+
+// The library reads and writes x in whole 16 bytes, and knows it in C's dtype alone.
+bool takes_activation(const GemmShape& shape, std::uint32_t alignment_bytes) {
+  return shape.output == shape.dtype && shape.dtype != DType::kF32 && shape.n % 8 == 0 &&
+         alignment_bytes >= 16;
 }
 
 class CublasLtGemm final : public GemmBackend {
@@ -165,24 +200,31 @@ class CublasLtGemm final : public GemmBackend {
   const char* name() const override { return name_.c_str(); }
   std::uint64_t workspace_bytes() const override { return kCublasLtWorkspaceBytes; }
 
-  void multiply(StreamHandle stream, const GemmShape& shape, const GemmStrides& strides,
-                const void* a, const void* b, const void* bias, void* c, void* workspace) override {
+  bool multiply(StreamHandle stream, const GemmShape& shape, const GemmStrides& strides,
+                const void* a, const void* b, const GemmEpilogue& epilogue, void* c,
+                void* workspace) override {
     // The library's epilogue takes a bias of the output's dtype alone.
+    const void* const bias = epilogue.bias;
     const bool fused_bias = bias != nullptr && shape.output == shape.dtype;
-    const Plan& plan = plan_of({.m = shape.m,
-                                .n = shape.n,
-                                .k = shape.k,
-                                .a_stride = strides.a,
-                                .b_stride = strides.b,
-                                .c_stride = strides.c,
-                                .transpose_a = shape.transpose_a,
-                                .transpose_b = shape.transpose_b,
-                                .bias = fused_bias,
-                                .dtype = shape.dtype,
-                                .output = shape.output,
-                                .alignment_bytes = alignment_of(a, b, c, bias)},
-                               bias);
-    if (fused_bias) set(lt_, plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    const Key key{.m = shape.m,
+                  .n = shape.n,
+                  .k = shape.k,
+                  .a_stride = strides.a,
+                  .b_stride = strides.b,
+                  .c_stride = strides.c,
+                  .transpose_a = shape.transpose_a,
+                  .transpose_b = shape.transpose_b,
+                  .bias = fused_bias,
+                  .activation = epilogue.activation,
+                  .dtype = shape.dtype,
+                  .output = shape.output,
+                  .alignment_bytes = alignment_of(a, b, c, epilogue)};
+    if (key.activation != GemmActivation::kNone && !takes_activation(shape, key.alignment_bytes)) {
+      return false;
+    }
+    const Plan& plan = plan_of(key, epilogue);
+    if (!plan.possible) return false;
+    set_pointers(lt_, plan.operation, key, epilogue);
     const float one = 1.0f, none = 0.0f;
     check(lt_,
           lt_.matmul(handle_, plan.operation.get(), &one, b, plan.first.get(), a, plan.second.get(),
@@ -192,14 +234,15 @@ class CublasLtGemm final : public GemmBackend {
     if (bias != nullptr && !fused_bias) {
       add_bias(stream, static_cast<float*>(c), bias, shape.dtype, shape.m, shape.n, strides.c);
     }
+    return true;
   }
 
  private:
-  const Plan& plan_of(const Key& key, const void* bias) {
+  const Plan& plan_of(const Key& key, const GemmEpilogue& epilogue) {
     if (handle_ == nullptr) check(lt_, lt_.create(&handle_), "cublasLtCreate");
     const auto found = plans_.find(key);
     if (found != plans_.end()) return found->second;
-    return plans_.emplace(key, make_plan(lt_, handle_, key, bias)).first->second;
+    return plans_.emplace(key, make_plan(lt_, handle_, key, epilogue)).first->second;
   }
 
   CublasLt lt_;

@@ -239,27 +239,32 @@ class PlainGemm final : public GemmBackend {
   const char* name() const override { return "plain"; }
   std::uint64_t workspace_bytes() const override { return 0; }
 
-  void multiply(StreamHandle stream, const GemmShape& shape, const GemmStrides& strides,
-                const void* a, const void* b, const void* bias, void* c, void*) override {
+  bool multiply(StreamHandle stream, const GemmShape& shape, const GemmStrides& strides,
+                const void* a, const void* b, const GemmEpilogue& epilogue, void* c,
+                void*) override {
+    if (epilogue.activation != GemmActivation::kNone) return false;
     const Arguments arguments{.m = shape.m,
                               .n = shape.n,
                               .k = shape.k,
                               .strides = strides,
                               .a = a,
                               .b = b,
-                              .bias = bias,
+                              .bias = epilogue.bias,
                               .c = c,
                               .transpose_a = shape.transpose_a,
                               .transpose_b = shape.transpose_b,
                               .wide = shape.output == DType::kF32};
     switch (shape.dtype) {
       case DType::kBF16:
-        return launch_narrow<bf16>(stream, arguments);
+        launch_narrow<bf16>(stream, arguments);
+        break;
       case DType::kF16:
-        return launch_narrow<f16>(stream, arguments);
+        launch_narrow<f16>(stream, arguments);
+        break;
       default:
         launch(stream, grid_of(arguments, kWideTile), dim3(kThreads), 0, wide_gemm, arguments);
     }
+    return true;
   }
 };
 

@@ -186,6 +186,21 @@ TEST_F(CudaKernelsTest, Products) {
   });
 }
 
+TEST_F(CudaKernelsTest, ProductsWithGelu) {
+  const GemmShape shape{24, 40, 32, false, true, kType, kType};
+  compare("gemm_gelu", kRounding, [&](Kernels& kernels, Arguments& at) {
+    kernels.gemm_gelu(shape, at.normal(kType, 24 * 32, 1), at.normal(kType, 40 * 32, 2, 0.2f),
+                      at.normal(kType, 40, 3), at.result(kType, 24 * 40), at.result(kType, 24 * 40),
+                      at.workspace(kernels.gemm_workspace_bytes(shape)));
+  });
+  compare("gemm_gelu_backward", kRounding, [&](Kernels& kernels, Arguments& at) {
+    kernels.gemm_gelu_backward(shape, at.normal(kType, 24 * 32, 1),
+                               at.normal(kType, 40 * 32, 2, 0.2f), at.normal(kType, 24 * 40, 4),
+                               at.result(kType, 24 * 40),
+                               at.workspace(kernels.gemm_workspace_bytes(shape)));
+  });
+}
+
 TEST_F(CudaKernelsTest, Attention) {
   const AttentionShape shape{2, 20, 4, 2, 16, kType};
   const std::int64_t qkv = 2 * 20 * 8 * 16, out = 2 * 20 * 4 * 16;

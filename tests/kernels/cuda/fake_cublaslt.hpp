@@ -1,8 +1,10 @@
 // A cuBLASLt that multiplies on the CPU, as its documentation says: column-major layouts, TRANSA
-// and TRANSB, epilogues with a bias along the rows, one algorithm handed from the heuristic to the
-// product. It counts calls and live descriptors, keeps what it was asked, and fails the Nth call.
+// and TRANSB, epilogues with a bias along the rows and GELU (tanh), one algorithm handed from the
+// heuristic to the product. It counts calls and live descriptors, keeps what it was asked, and
+// fails the Nth call.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <set>
@@ -22,6 +24,8 @@ struct FakeCublasLt {
     cublasOperation_t transpose_a = CUBLAS_OP_N, transpose_b = CUBLAS_OP_N;
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     const void* bias = nullptr;
+    void* aux = nullptr;
+    std::int64_t aux_stride = 0;
   };
   struct Layout {
     cudaDataType_t type;
@@ -39,6 +43,8 @@ struct FakeCublasLt {
   int live = 0;          // descriptors and handles
   int heuristics = 0, products = 0;
   bool has_algorithm = true;
+  bool has_activations = true;
+  int activations = 0;  // of the products
   Preference asked;
   cudaStream_t stream = nullptr;
   void* workspace = nullptr;
@@ -80,6 +86,17 @@ struct FakeCublasLt {
     std::memcpy(&to, from, bytes);
     return count();
   }
+  static bool has_aux(cublasLtEpilogue_t epilogue) {
+    return epilogue == CUBLASLT_EPILOGUE_GELU_AUX || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
+           epilogue == CUBLASLT_EPILOGUE_DGELU;
+  }
+  static double gelu(double x) { return 0.5 * x * (1.0 + std::tanh(inner(x))); }
+  static double gelu_slope(double x) {
+    const double t = std::tanh(inner(x));
+    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * kInner * (1.0 + 3.0 * 0.044715 * x * x);
+  }
+  static constexpr double kInner = 0.79788456080286535588;  // sqrt(2 / pi)
+  static double inner(double x) { return kInner * (x + 0.044715 * x * x * x); }
   static double element(const void* data, const Layout& layout, std::uint64_t row,
                         std::uint64_t col) {
     return number(data, layout.type, col * static_cast<std::uint64_t>(layout.stride) + row);
@@ -125,6 +142,10 @@ inline cublasStatus_t FakeCublasLt::set_operation(cublasLtMatmulDesc_t handle,
       return read(operation.epilogue, value, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
       return read(operation.bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
+      return read(operation.aux, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
+      return read(operation.aux_stride, value, bytes);
     default:
       return CUBLAS_STATUS_NOT_SUPPORTED;
   }
@@ -152,7 +173,7 @@ inline cublasStatus_t FakeCublasLt::set_preference(cublasLtMatmulPreference_t ha
   }
 }
 
-inline cublasStatus_t FakeCublasLt::choose(cublasLtHandle_t, cublasLtMatmulDesc_t,
+inline cublasStatus_t FakeCublasLt::choose(cublasLtHandle_t, cublasLtMatmulDesc_t operation,
                                            cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                                            cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                                            cublasLtMatmulPreference_t preference, int wanted,
@@ -160,7 +181,8 @@ inline cublasStatus_t FakeCublasLt::choose(cublasLtHandle_t, cublasLtMatmulDesc_
   if (const cublasStatus_t status = count(); status != CUBLAS_STATUS_SUCCESS) return status;
   FakeCublasLt& fake = *current();
   fake.asked = *reinterpret_cast<Preference*>(preference);
-  *found = fake.has_algorithm && wanted > 0 ? 1 : 0;
+  const bool activation = has_aux(reinterpret_cast<const Operation*>(operation)->epilogue);
+  *found = fake.has_algorithm && wanted > 0 && (fake.has_activations || !activation) ? 1 : 0;
   results[0].state = CUBLAS_STATUS_SUCCESS;
   results[0].algo.data[0] = static_cast<std::uint64_t>(++fake.heuristics);
   return CUBLAS_STATUS_SUCCESS;
@@ -191,8 +213,14 @@ inline cublasStatus_t FakeCublasLt::multiply(
       operation.scale != CUDA_R_32F) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
-  const bool bias = operation.epilogue == CUBLASLT_EPILOGUE_BIAS;
+  const bool bias = operation.epilogue == CUBLASLT_EPILOGUE_BIAS ||
+                    operation.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
   if (bias && operation.bias == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
+  const bool aux = has_aux(operation.epilogue);
+  if (aux && (operation.aux == nullptr || operation.aux_stride % 8 != 0 ||
+              operation.aux_stride < static_cast<std::int64_t>(to.rows))) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
   for (std::uint64_t col = 0; col < to.cols; ++col) {
     for (std::uint64_t row = 0; row < to.rows; ++row) {
       double sum = bias ? number(operation.bias, to.type, row) : 0.0;
@@ -200,10 +228,20 @@ inline cublasStatus_t FakeCublasLt::multiply(
         sum += (across ? element(a, left, p, row) : element(a, left, row, p)) *
                (down ? element(b, right, col, p) : element(b, right, p, col));
       }
+      if (aux) {
+        const std::uint64_t at = col * static_cast<std::uint64_t>(operation.aux_stride) + row;
+        if (operation.epilogue == CUBLASLT_EPILOGUE_DGELU) {
+          sum *= gelu_slope(number(operation.aux, to.type, at));
+        } else {
+          store(operation.aux, to.type, at, sum);
+          sum = gelu(sum);
+        }
+      }
       store(d, to.type, col * static_cast<std::uint64_t>(to.stride) + row, sum);
     }
   }
   ++fake.products;
+  fake.activations += aux ? 1 : 0;
   fake.stream = stream;
   fake.workspace = workspace;
   return CUBLAS_STATUS_SUCCESS;

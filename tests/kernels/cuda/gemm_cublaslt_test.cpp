@@ -212,6 +212,67 @@ TEST(CublasLtGemm, SaysWhichProductHasNoAlgorithm) {
   }
 }
 
+// 16 columns: rows of x of whole 16 bytes.
+GemmShape gelu_shape(DType dtype) {
+  return {7, 16, 11, false, true, dtype, dtype};
+}
+
+struct Gelu {
+  DTypeArray x, y;
+};
+
+Gelu forward_gelu(GemmBackend& backend, Arrays& in, bool bias) {
+  const GemmShape& s = in.shape;
+  Gelu result{DTypeArray(s.dtype, s.m * s.n), DTypeArray(s.dtype, s.m * s.n)};
+  gemm_gelu(nullptr, backend, s, in.a.data(), in.b.data(), bias ? in.bias.data() : nullptr,
+            result.x.data(), result.y.data(), nullptr);
+  return result;
+}
+
+TEST(CublasLtGemm, GeluIsAnEpilogue) {
+  FakeCublasLt fake;
+  const auto backend = make_cublaslt_gemm(FakeCublasLt::table());
+  const auto plain = make_cublaslt_gemm(FakeCublasLt::table());
+  int expected = 0;
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    for (const bool bias : {false, true}) {
+      Arrays in(gelu_shape(dtype));
+      const GemmShape& s = in.shape;
+      fake.has_activations = true;
+      const Gelu fused = forward_gelu(*backend, in, bias);
+      DTypeArray fused_dx(dtype, s.m * s.n), dx(dtype, s.m * s.n);
+      gemm_gelu_backward(nullptr, *backend, s, in.a.data(), in.b.data(), fused.x.data(),
+                         fused_dx.data(), nullptr);
+      EXPECT_EQ(fake.activations, expected += 2);
+      // Where the library has none: a product and a kernel.
+      fake.has_activations = false;
+      const Gelu apart = forward_gelu(*plain, in, bias);
+      gemm_gelu_backward(nullptr, *plain, s, in.a.data(), in.b.data(), apart.x.data(), dx.data(),
+                         nullptr);
+      EXPECT_EQ(fake.activations, expected);
+      EXPECT_TRUE(fused.x == apart.x);
+      for (std::size_t i = 0; i < fused.y.size(); ++i) {
+        // Apart, x or the product is rounded before GELU.
+        const double x = 4 * host::rounding_of(dtype) * (std::abs(apart.x[i]) + 1.0);
+        EXPECT_NEAR(fused.y[i], apart.y[i], x) << i;
+        // Where the slope vanishes both are about nothing.
+        EXPECT_NEAR(fused_dx[i], dx[i], 1e-6 + 4 * rounding_at(dtype, dx[i])) << i;
+      }
+    }
+  }
+}
+
+TEST(CublasLtGemm, GeluIsAKernelWhereTheEpilogueTakesNoSuchShape) {
+  FakeCublasLt fake;
+  const auto backend = make_cublaslt_gemm(FakeCublasLt::table());
+  Arrays odd({7, 12, 11, false, true, DType::kBF16, DType::kBF16});
+  forward_gelu(*backend, odd, true);
+  Arrays wide({7, 16, 11, false, true, DType::kF32, DType::kF32});
+  forward_gelu(*backend, wide, true);
+  EXPECT_EQ(fake.activations, 0);
+  EXPECT_EQ(fake.products, 2);
+}
+
 // The real library makes descriptors without a GPU: it must know all attributes and their sizes.
 TEST(CublasLtGemm, TheInstalledLibraryAcceptsOurDescriptors) {
   auto functions = open_cublaslt();
@@ -239,6 +300,12 @@ TEST(CublasLtGemm, TheInstalledLibraryAcceptsOurDescriptors) {
   const auto backend = make_cublaslt_gemm(*functions);
   for (const GemmShape& shape : all_kinds()) Arrays(shape).multiply(*backend, true);
   EXPECT_EQ(fake.products, 20);
+  Arrays in(gelu_shape(DType::kBF16));
+  const Gelu gelu = forward_gelu(*backend, in, true);
+  DTypeArray dx(DType::kBF16, in.shape.m * in.shape.n);
+  gemm_gelu_backward(nullptr, *backend, in.shape, in.a.data(), in.b.data(), gelu.x.data(),
+                     dx.data(), nullptr);
+  EXPECT_EQ(fake.products, 22);
 }
 
 }  // namespace
