@@ -26,8 +26,9 @@ struct PinnedArenaOptions {
   int node = -1;  // OS index, for NumaPlacement::kNode
   // The device is told of the region in pieces of this size, the last one smaller: NVIDIA's driver
   // refuses 512 GiB and more in one (its page table, 16 bytes a page, passes INT_MAX bytes: pull
-  // request 1234 of open-gpu-kernel-modules). A multiple of kHugePageBytes.
-  std::uint64_t registration_piece_bytes = 64 * kGiB;
+  // request 1234 of open-gpu-kernel-modules), and one call cannot be broken off. A multiple of
+  // kHugePageBytes.
+  std::uint64_t registration_piece_bytes = 8 * kGiB;
   const NumaMachine* machine = nullptr;  // null: this one is read
 };
 

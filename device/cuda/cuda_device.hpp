@@ -44,6 +44,11 @@ CudaSearch find_cuda_devices();
 // looks. Throws DeviceError.
 std::uint64_t free_cuda_bytes(int ordinal);
 
+// The GPU's primary context, which lives at least as long as this: for whoever keeps things of
+// libraries in it. Throws DeviceError.
+class CudaContext;  // device/cuda/cuda_context.hpp
+std::shared_ptr<const CudaContext> hold_cuda_context(int ordinal);
+
 struct CudaDeviceOptions {
   int ordinal = 0;
   std::uint64_t capacity_bytes = 0;  // the cap; 0: what is free now

@@ -97,13 +97,17 @@ CudaSearch find_cuda_devices() {
 }
 
 std::uint64_t free_cuda_bytes(int ordinal) {
-  CudaDriverSearch found = find_cuda_driver();
+  const auto context = hold_cuda_context(ordinal);
+  const CurrentContext current(*context);
+  return free_cuda_bytes(context->driver());
+}
+
+std::shared_ptr<const CudaContext> hold_cuda_context(int ordinal) {
+  const CudaDriverSearch found = find_cuda_driver();
   if (found.driver == nullptr) throw DeviceError(found.missing);
   CUdevice device = 0;
   found.driver->check(found.driver->cuDeviceGet(&device, ordinal), "finding a GPU");
-  const CudaContext context(found.driver, device);
-  const CurrentContext current(context);
-  return free_cuda_bytes(*found.driver);
+  return std::make_shared<const CudaContext>(found.driver, device);
 }
 
 }  // namespace sluice

@@ -15,6 +15,10 @@ std::uint64_t free_cuda_bytes(int /*ordinal*/) {
   throw DeviceError(kMissing);
 }
 
+std::shared_ptr<const CudaContext> hold_cuda_context(int /*ordinal*/) {
+  throw DeviceError(kMissing);
+}
+
 std::unique_ptr<Device> make_cuda_device(const CudaDeviceOptions& /*options*/) {
   throw InputError(std::string("the cuda device cannot be had: ") + kMissing);
 }

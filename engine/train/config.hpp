@@ -143,6 +143,7 @@ struct Config {
   struct {
     std::string dir;         // derived: log.dir + "/checkpoints"
     std::int64_t every = 0;  // steps; 0: only at the end and on a stop
+    bool final = true;       // false: nothing is saved at the end
     CheckpointMode mode = CheckpointMode::kScratch;
   } checkpoint;
 

@@ -380,6 +380,9 @@ void add_run(Keys& keys) {
               "log.dir + \"/checkpoints\""));
   add(integer("checkpoint.every", SLUICE_FIELD(checkpoint.every), 0, kMaxSteps,
               "steps between checkpoints; 0: only at the end and on a stop"));
+  add(make_key("checkpoint.final", ConfigKind::kBool,
+               "save a checkpoint and the weights when the last step is done; a stop always saves",
+               SLUICE_FIELD(checkpoint.final)));
   add(choice(
       "checkpoint.mode", SLUICE_FIELD(checkpoint.mode), {"scratch", "durable"},
       "durable: the state on storage is the checkpoint; a crash costs the steps since the last"));

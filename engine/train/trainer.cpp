@@ -233,9 +233,11 @@ void Trainer::retire_earlier() {
 }
 
 void Trainer::finish() {
-  if (saved_step_ != step_) save();
+  if (config_.checkpoint.final && saved_step_ != step_) save();
   drain();
-  session_.state().export_weights(files_.path("weights.safetensors"));
+  if (config_.checkpoint.final) {
+    session_.state().export_weights(files_.path("weights.safetensors"));
+  }
   RunEvent done{{"event", "done"},
                 {"steps", step_},
                 {"weights_hash", session_.state().weights_hash()},

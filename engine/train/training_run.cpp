@@ -21,10 +21,12 @@ namespace fs = std::filesystem;
 // Bytes that the run will add to checkpoint.dir at most: checkpoints (the newest two are kept while
 // a third is written) and the exported weights, which may lie on the same file system.
 std::uint64_t saved_bytes(const Config& config, const Plan& plan, bool resumes) {
-  const std::uint64_t weights = plan.state_bytes_of(StateKind::kWeight);
+  const bool saves_last = config.checkpoint.final;
+  if (!saves_last && config.checkpoint.every == 0 && !plan.options.durable) return 0;
+  const std::uint64_t weights = saves_last ? plan.state_bytes_of(StateKind::kWeight) : 0;
   // The state on storage is the checkpoint.
   if (plan.options.durable) return plan.need.log_bytes + weights;
-  std::uint64_t checkpoint = weights;
+  std::uint64_t checkpoint = plan.state_bytes_of(StateKind::kWeight);
   for (const StateKind kind : kOptimizerKinds) checkpoint += plan.state_bytes_of(kind);
   const std::uint64_t most_saves =
       config.checkpoint.every > 0 ? ceil_div(static_cast<std::uint64_t>(config.train.steps),

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/error.hpp"
+#include "device/cuda/cuda_context.hpp"
 #include "device/cuda/cuda_device.hpp"
 #include "kernels/cuda/activations.hpp"
 #include "kernels/cuda/attention.hpp"
@@ -37,10 +38,21 @@ std::string arithmetic_of(const CudaDeviceInfo& device, const cuda::GemmBackend&
 class CudaKernels final : public Kernels {
  public:
   CudaKernels(const CudaDeviceInfo& device, CudaLibraries libraries)
-      : gemm_(libraries == CudaLibraries::kNone ? cuda::make_plain_gemm()
-                                                : cuda::make_gemm_backend()),
+      : context_(hold_cuda_context(device.ordinal)),
+        gemm_(libraries == CudaLibraries::kNone
+                  ? cuda::make_plain_gemm()
+                  : cuda::make_gemm_backend(cuda::gelu_epilogue_on(device.compute_major))),
         attention_(libraries == CudaLibraries::kNone ? nullptr : cuda::open_fused_attention()),
         arithmetic_(arithmetic_of(device, *gemm_, attention_.get())) {}
+  // The libraries' handles end in the context that they were made in.
+  ~CudaKernels() override {
+    try {
+      const CurrentContext current(*context_);
+      attention_.reset();
+      gemm_.reset();
+    } catch (const DeviceError&) {  // a lost context: the handles end without it
+    }
+  }
 
   void set_stream(void* native) override { stream_ = static_cast<cuda::StreamHandle>(native); }
   const char* arithmetic() const override { return arithmetic_.c_str(); }
@@ -207,8 +219,9 @@ class CudaKernels final : public Kernels {
 
  private:
   cuda::StreamHandle stream_ = nullptr;
-  const std::unique_ptr<cuda::GemmBackend> gemm_;
-  const std::unique_ptr<cuda::FusedAttention> attention_;  // null: our own alone
+  const std::shared_ptr<const CudaContext> context_;
+  std::unique_ptr<cuda::GemmBackend> gemm_;
+  std::unique_ptr<cuda::FusedAttention> attention_;  // null: our own alone
   const std::string arithmetic_;
 };
 

@@ -78,6 +78,7 @@ class TensorMaker {
     tensor.set_uid(kLseTensor)
         .set_dim({extent_.batch, extent_.heads, shape_.time, 1})
         .set_stride({shape_.heads * shape_.time, shape_.time, 1, 1})
+        .set_alignment(sizeof(float))  // a slice may begin anywhere
         .set_data_type(fe::DataType_t::FLOAT);
     return tensor;
   }
@@ -102,6 +103,7 @@ void store(const Tensor& result, const fe::graph::Tensor_attributes& as) {
       .set_uid(as.get_uid())
       .set_dim(as.get_dim())
       .set_stride(as.get_stride())
+      .set_alignment(as.get_alignment())
       .set_data_type(as.get_data_type());
 }
 
@@ -274,8 +276,10 @@ class CudnnAttention final : public FusedAttention {
     if (error.is_good()) {
       error = graph.create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK});
     }
-    graph.deselect_numeric_notes({fe::NumericalNote_t::NONDETERMINISTIC});
-    if (error.is_good()) error = graph.check_support();
+    if (error.is_good()) {
+      graph.deselect_numeric_notes({fe::NumericalNote_t::NONDETERMINISTIC});
+      error = graph.check_support();
+    }
     if (error.is_good()) error = graph.build_plans();
     if (error.is_good()) error = graph.get_workspace_size(bytes);
     if (error.is_bad()) return error.get_message();
@@ -307,7 +311,18 @@ std::unique_ptr<FusedAttention> open_fused_attention() {
     fe::cudnn_dlhandle = ::dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
   }
   if (fe::cudnn_dlhandle == nullptr) return nullptr;
-  return std::make_unique<CudnnAttention>();
+  try {
+    // The frontend opens a CUDA runtime of its own, and would only say at the first graph that
+    // there is none, or two.
+    static_cast<void>(
+        fe::detail::get_cuda_symbol(fe::detail::CudaLibrary::CUDART, "cudaGetDevice"));
+    return std::make_unique<CudnnAttention>();
+  } catch (const std::exception& error) {
+    log(LogLevel::kWarning, std::string("attention is made by kernels of our own, which are "
+                                        "slower: cuDNN cannot be used: ") +
+                                error.what());
+    return nullptr;
+  }
 }
 
 }  // namespace sluice::cuda

@@ -8,6 +8,10 @@
 namespace sluice::cuda {
 namespace {
 
+// The library pads scores to whole tiles.
+constexpr std::uint64_t kQueryTile = 64;
+constexpr std::uint64_t kKeyTile = 128;
+
 // The largest divisor of `count` that is at most `most`; `most` >= 1.
 std::int64_t largest_divisor(std::int64_t count, std::uint64_t most) {
   std::int64_t divisor = count;
@@ -19,11 +23,11 @@ std::int64_t largest_divisor(std::int64_t count, std::uint64_t most) {
 
 std::optional<AttentionSlice> backward_slice(const AttentionShape& shape) {
   SLUICE_CHECK(shape.batch > 0 && shape.time > 0 && shape.kv_heads > 0 && shape.heads > 0);
-  const std::uint64_t padded = round_up(static_cast<std::uint64_t>(shape.time), 64);
   const std::uint64_t group_heads = static_cast<std::uint64_t>(shape.heads / shape.kv_heads);
-  // Heads of keys whose padded * padded * 2 * group_heads bytes fit, without sums that overflow.
+  const auto time = static_cast<std::uint64_t>(shape.time);
+  // Heads of keys whose gradients of scores fit, without products that could overflow.
   const auto fitting = [&](std::uint64_t bytes) {
-    return bytes / 2 / padded / padded / group_heads;
+    return bytes / 2 / round_up(time, kQueryTile) / round_up(time, kKeyTile) / group_heads;
   };
   if (fitting(kMostScoreBytes) == 0) return std::nullopt;
   const std::uint64_t most = std::max<std::uint64_t>(fitting(kScoreBytes), 1);
@@ -39,12 +43,13 @@ std::uint64_t fused_attention_bytes(const AttentionShape& shape) {
     const auto heads =
         static_cast<std::uint64_t>(slice->batch * slice->kv_heads * (shape.heads / shape.kv_heads));
     const auto time = static_cast<std::uint64_t>(shape.time);
-    const std::uint64_t padded = round_up(time, 64);
-    bytes += heads * padded * padded * 2;     // gradients of scores
-    bytes += heads * padded * sizeof(float);  // sums of dout * out
-    // Of keys and values for each head of queries, before those that share a head are added up.
+    const std::uint64_t rows = heads * round_up(time, kQueryTile);
+    bytes += rows * round_up(time, kKeyTile) * 2;  // gradients of scores
+    bytes += rows * sizeof(float);                 // sums of dout * out
+    // Of keys and values for each head of queries, before those that share a head are added up:
+    // 16 bits before Blackwell.
     if (shape.heads != shape.kv_heads) {
-      bytes += 2 * heads * padded * static_cast<std::uint64_t>(shape.head_dim) * 2;
+      bytes += 2 * rows * static_cast<std::uint64_t>(shape.head_dim) * sizeof(float);
     }
   }
   return round_up(bytes, kTensorAlignmentBytes);

@@ -20,7 +20,8 @@ inline constexpr std::uint64_t kScoreBytes = std::uint64_t{256} << 20;
 inline constexpr std::uint64_t kMostScoreBytes = 2 * kScoreBytes;
 
 // One call of the library: so many sequences, so many heads of keys and the heads of queries that
-// share them. Both divide what the whole shape has.
+// share them. Both divide what the whole shape has, and a slice of heads is of one sequence: before
+// cuDNN 9.26 the backward pass for sm_80 takes lse for packed, whatever its strides.
 struct AttentionSlice {
   std::int64_t batch = 0, kv_heads = 0;
 };

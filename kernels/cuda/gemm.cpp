@@ -28,8 +28,8 @@ GemmStrides dense_strides(const GemmShape& shape) {
 
 }  // namespace
 
-std::unique_ptr<GemmBackend> make_gemm_backend() {
-  if (const auto functions = open_cublaslt()) return make_cublaslt_gemm(*functions);
+std::unique_ptr<GemmBackend> make_gemm_backend(GeluEpilogue gelu) {
+  if (const auto functions = open_cublaslt()) return make_cublaslt_gemm(*functions, gelu);
   const char* const why = ::dlerror();
   log(LogLevel::kWarning, "products are made by kernels of our own, which are slower: cuBLASLt " +
                               (why != nullptr ? std::string("cannot be opened: ") + why

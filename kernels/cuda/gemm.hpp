@@ -50,9 +50,16 @@ class GemmBackend {
                         void* workspace) = 0;
 };
 
+// Whether a library makes GELU in a product's epilogue. It gains on Hopper and the B200s; on other
+// GPUs others found a kernel of its own faster (llm.c pull request 653, sglang's 34350).
+enum class GeluEpilogue { kFused, kApart };
+inline GeluEpilogue gelu_epilogue_on(int compute_major) {
+  return compute_major == 9 || compute_major == 10 ? GeluEpilogue::kFused : GeluEpilogue::kApart;
+}
+
 // cuBLASLt where the library can be opened, else the plain kernels. Loads the library and touches
 // no GPU: the handle is made by the first product.
-std::unique_ptr<GemmBackend> make_gemm_backend();
+std::unique_ptr<GemmBackend> make_gemm_backend(GeluEpilogue gelu = GeluEpilogue::kFused);
 
 // As Kernels::gemm, with strides besides. Pointers are device memory; tensors that begin at a
 // multiple of 256 bytes, with rows of whole 16 bytes, are multiplied at full speed.

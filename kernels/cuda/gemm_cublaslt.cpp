@@ -159,7 +159,7 @@ Plan make_plan(const CublasLt& lt, cublasLtHandle_t handle, const Key& key,
       plan.result.get(), preference.get(), 1, &found, &count);
   // Not every shape has one with an activation.
   const bool plain = key.activation == GemmActivation::kNone;
-  if (!plain && (status == CUBLAS_STATUS_NOT_SUPPORTED || count < 1)) return plan;
+  if (!plain && (status != CUBLAS_STATUS_SUCCESS || count < 1)) return plan;
   check(lt, status, "cublasLtMatmulAlgoGetHeuristic");
   if (count < 1 || found.state != CUBLAS_STATUS_SUCCESS) {
     if (!plain) return plan;
@@ -190,8 +190,10 @@ bool takes_activation(const GemmShape& shape, std::uint32_t alignment_bytes) {
 
 class CublasLtGemm final : public GemmBackend {
  public:
-  explicit CublasLtGemm(const CublasLt& functions)
-      : lt_(functions), name_("cublaslt-" + std::to_string(functions.get_version())) {}
+  CublasLtGemm(const CublasLt& functions, GeluEpilogue gelu)
+      : lt_(functions),
+        fuses_gelu_(gelu == GeluEpilogue::kFused),
+        name_("cublaslt-" + std::to_string(functions.get_version())) {}
   ~CublasLtGemm() override {
     plans_.clear();
     if (handle_ != nullptr) static_cast<void>(lt_.destroy(handle_));
@@ -219,7 +221,8 @@ class CublasLtGemm final : public GemmBackend {
                   .dtype = shape.dtype,
                   .output = shape.output,
                   .alignment_bytes = alignment_of(a, b, c, epilogue)};
-    if (key.activation != GemmActivation::kNone && !takes_activation(shape, key.alignment_bytes)) {
+    if (key.activation != GemmActivation::kNone &&
+        (!fuses_gelu_ || !takes_activation(shape, key.alignment_bytes))) {
       return false;
     }
     const Plan& plan = plan_of(key, epilogue);
@@ -246,6 +249,7 @@ class CublasLtGemm final : public GemmBackend {
   }
 
   CublasLt lt_;
+  bool fuses_gelu_;
   std::string name_;
   cublasLtHandle_t handle_ = nullptr;
   std::map<Key, Plan> plans_;
@@ -253,8 +257,8 @@ class CublasLtGemm final : public GemmBackend {
 
 }  // namespace
 
-std::unique_ptr<GemmBackend> make_cublaslt_gemm(const CublasLt& functions) {
-  return std::make_unique<CublasLtGemm>(functions);
+std::unique_ptr<GemmBackend> make_cublaslt_gemm(const CublasLt& functions, GeluEpilogue gelu) {
+  return std::make_unique<CublasLtGemm>(functions, gelu);
 }
 
 }  // namespace sluice::cuda

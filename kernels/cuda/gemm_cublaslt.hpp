@@ -17,6 +17,7 @@ namespace sluice::cuda {
 inline constexpr std::uint64_t kCublasLtWorkspaceBytes = 32ull << 20;
 
 // The handle is made by the first product, in the context that is current then.
-std::unique_ptr<GemmBackend> make_cublaslt_gemm(const CublasLt& functions);
+std::unique_ptr<GemmBackend> make_cublaslt_gemm(const CublasLt& functions,
+                                                GeluEpilogue gelu = GeluEpilogue::kFused);
 
 }  // namespace sluice::cuda

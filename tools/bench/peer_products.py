@@ -60,6 +60,7 @@ def main():
     import torch
     torch.set_num_threads(given.threads)
     torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # needless here, and slow
     if given.backend == "cuda" and not torch.cuda.is_available():
         say(error="torch sees no GPU")
         return 1

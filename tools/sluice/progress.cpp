@@ -178,7 +178,9 @@ void Progress::event(const RunEvent& event) {
     std::fprintf(stderr, "memory   %s (peak)\n", tier_line(event["peak_bytes"]).c_str());
     std::fprintf(stderr, "moved    %s (%s)\n", moved_line(event["bytes_moved"]).c_str(),
                  event["storage_engine"].get<std::string>().c_str());
-    std::fprintf(stderr, "weights  %s/weights.safetensors, hash %s\n", config_.log.dir.c_str(),
+    const std::string weights =
+        config_.checkpoint.final ? config_.log.dir + "/weights.safetensors" : "not saved";
+    std::fprintf(stderr, "weights  %s, hash %s\n", weights.c_str(),
                  event["weights_hash"].get<std::string>().c_str());
     std::fprintf(stderr, "report   sluice report %s\n", config_.log.dir.c_str());
   }

@@ -408,8 +408,9 @@ TEST(ResultSettings, ChangeWithWhatDeterminesResultsAndWithNothingElse) {
   for (const std::string assignment :
        {"memory.device=64MiB", "memory.place.weight=storage", "memory.chunk=4MiB",
         "memory.place.activation=storage", "memory.prefetch=7", "recompute.policy=unit",
-        "checkpoint.every=3", "log.dir=elsewhere", "optimizer.placement=next_forward",
-        "train.order=unit", "train.threads=2", "train.loss_scale_patience=3"}) {
+        "checkpoint.every=3", "checkpoint.final=false", "log.dir=elsewhere",
+        "optimizer.placement=next_forward", "train.order=unit", "train.threads=2",
+        "train.loss_scale_patience=3"}) {
     EXPECT_EQ(result_settings(parse(kSmall, {assignment})), plain) << assignment;
   }
   for (const std::string assignment :

@@ -15,6 +15,9 @@
 #include "base/error.hpp"
 #include "device/cuda/cuda_device.hpp"
 #include "tests/kernels/cuda/host_results.hpp"
+#ifdef SLUICE_CUDA_EMULATION
+#include "tests/support/cuda_driver/simulator.hpp"
+#endif
 
 namespace sluice::cuda {
 namespace {
@@ -127,7 +130,7 @@ class Arguments {
 
 using Call = std::function<void(Kernels&, Arguments&)>;
 
-class CudaKernelsTest : public testing::Test {
+class CudaKernelsTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const CudaSearch search = find_cuda_devices();
@@ -346,6 +349,17 @@ TEST_F(CudaKernelsTest, UpdatesToTheBit) {
     });
   }
 }
+
+#ifdef SLUICE_CUDA_EMULATION
+// Libraries' handles must not outlive it, and kernels may outlive the device.
+TEST_F(CudaKernelsTest, HoldTheirContext) {
+  const sluice::testing::CudaSimulator simulator;
+  device_.reset();
+  EXPECT_EQ(simulator.objects().contexts, 1u);
+  kernels_.reset();
+  EXPECT_EQ(simulator.objects().contexts, 0u);
+}
+#endif
 
 TEST_F(CudaKernelsTest, SayWhatTheirBitsDependOn) {
   const std::string arithmetic = kernels_->arithmetic();

@@ -87,6 +87,16 @@ TEST_F(FusedAttentionTest, SlicesOfTheHeads) {
   expect_same(shape);
 }
 
+// Statistics of a slice begin anywhere.
+TEST_F(FusedAttentionTest, SlicesOfOddLengths) {
+  const AttentionShape of_batch{3, 2047, 17, 17, 64, DType::kBF16};
+  ASSERT_EQ(backward_slice(of_batch)->batch, 1);
+  expect_same(of_batch);
+  const AttentionShape of_heads{1, 4095, 9, 9, 64, DType::kBF16};
+  ASSERT_EQ(backward_slice(of_heads)->kv_heads, 3);
+  expect_same(of_heads);
+}
+
 TEST_F(FusedAttentionTest, OddShapesInHalf) {
   expect_same({3, 100, 6, 2, 64, DType::kF16});
   expect_same({1, 63, 3, 3, 80, DType::kF16});

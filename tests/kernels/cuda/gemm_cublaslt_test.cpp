@@ -271,6 +271,12 @@ TEST(CublasLtGemm, GeluIsAKernelWhereTheEpilogueTakesNoSuchShape) {
   forward_gelu(*backend, wide, true);
   EXPECT_EQ(fake.activations, 0);
   EXPECT_EQ(fake.products, 2);
+  // Nor on GPUs where it is slower.
+  Arrays good(gelu_shape(DType::kBF16));
+  forward_gelu(*make_cublaslt_gemm(FakeCublasLt::table(), gelu_epilogue_on(12)), good, true);
+  EXPECT_EQ(fake.activations, 0);
+  forward_gelu(*make_cublaslt_gemm(FakeCublasLt::table(), gelu_epilogue_on(9)), good, true);
+  EXPECT_EQ(fake.activations, 1);
 }
 
 // The real library makes descriptors without a GPU: it must know all attributes and their sizes.

@@ -132,6 +132,28 @@ TEST_F(Train, LeavesTheFilesOfItsRunAndNoStorage) {
   EXPECT_EQ(read_file(path("run/events.jsonl")), outcome.out);
 }
 
+TEST_F(Train, SavesNothingAtTheEndIfAskedTo) {
+  const ChildOutcome saved = succeed({"train", "config.toml", "--json"});
+  const std::vector<std::string> unsaved{
+      "train", "config.toml", "--json", "--set", "checkpoint.final=false", "log.dir=unsaved"};
+  const ChildOutcome outcome = succeed(unsaved);
+  EXPECT_EQ(events_of(outcome, "done").at(0).at("weights_hash"),
+            events_of(saved, "done").at(0).at("weights_hash"));
+  EXPECT_TRUE(events_of(outcome, "checkpoint").empty());
+  EXPECT_FALSE(fs::exists(path("unsaved/weights.safetensors")));
+  EXPECT_FALSE(fs::exists(path("unsaved/checkpoints/step-00000006")));
+  EXPECT_EQ(succeed({"train", "config.toml", "--set", "checkpoint.final=false", "log.dir=told"})
+                .err.find("weights.safetensors"),
+            std::string::npos);
+  // Those that are due are saved as ever.
+  std::vector<std::string> every = unsaved;
+  every.insert(every.end(), {"log.dir=every", "checkpoint.every=4"});
+  EXPECT_EQ(events_of(succeed(every), "checkpoint").size(), 1u);
+  succeed({"train", "config.toml", "--resume", "every"});
+  EXPECT_EQ(read_file(path("every/weights.safetensors")),
+            read_file(path("run/weights.safetensors")));
+}
+
 TEST_F(Train, OneSetTakesSeveralKeysAndLeavesTheConfigurationItsPlace) {
   const ChildOutcome outcome =
       succeed({"train", "--json", "--set", "train.steps=2", "log.dir=other", "config.toml"});
