@@ -147,6 +147,23 @@ std::shared_ptr<Graph> backward_graph(const AttentionShape& shape, const Attenti
   return graph;
 }
 
+std::string compile_graph(Graph& graph, void* handle, std::uint64_t& workspace_bytes) {
+  std::int64_t bytes = 0;
+  fe::error_t error = graph.validate();
+  if (error.is_good()) error = graph.build_operation_graph(static_cast<cudnnHandle_t>(handle));
+  if (error.is_good()) {
+    error = graph.create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK});
+  }
+  if (error.is_good()) {
+    graph.deselect_numeric_notes({fe::NumericalNote_t::NONDETERMINISTIC});
+    error = graph.check_support();
+  }
+  if (error.is_good()) error = graph.build_plans();
+  if (error.is_good()) error = graph.get_workspace_size(bytes);
+  workspace_bytes = static_cast<std::uint64_t>(bytes);
+  return error.is_good() ? std::string() : error.get_message();
+}
+
 namespace {
 
 enum class Pass { kForward, kBackward };
@@ -249,12 +266,15 @@ class CudnnAttention final : public FusedAttention {
   std::shared_ptr<Graph> build(Pass pass, const AttentionShape& shape) {
     if (!takes(shape)) return nullptr;
     const auto slice = backward_slice(shape);
-    if (pass == Pass::kBackward && !slice) return nullptr;
     std::string refusal;
     try {
-      auto graph = pass == Pass::kForward ? forward_graph(shape) : backward_graph(shape, *slice);
-      refusal = compile(*graph, fused_attention_bytes(shape));
-      if (refusal.empty()) return graph;
+      if (pass == Pass::kBackward && !slice) {
+        refusal = "sequences are too long for its deterministic sums";
+      } else {
+        auto graph = pass == Pass::kForward ? forward_graph(shape) : backward_graph(shape, *slice);
+        refusal = compile(*graph, fused_attention_bytes(shape));
+        if (refusal.empty()) return graph;
+      }
     } catch (const std::exception& error) {  // the frontend found no function, or no CUDA runtime
       refusal = error.what();
     }
@@ -270,20 +290,10 @@ class CudnnAttention final : public FusedAttention {
       const cudnnStatus_t status = fe::detail::create_handle(&handle_);
       if (status != CUDNN_STATUS_SUCCESS) return fe::detail::get_error_string(status);
     }
-    std::int64_t bytes = 0;
-    fe::error_t error = graph.validate();
-    if (error.is_good()) error = graph.build_operation_graph(handle_);
-    if (error.is_good()) {
-      error = graph.create_execution_plans({fe::HeurMode_t::A, fe::HeurMode_t::FALLBACK});
-    }
-    if (error.is_good()) {
-      graph.deselect_numeric_notes({fe::NumericalNote_t::NONDETERMINISTIC});
-      error = graph.check_support();
-    }
-    if (error.is_good()) error = graph.build_plans();
-    if (error.is_good()) error = graph.get_workspace_size(bytes);
-    if (error.is_bad()) return error.get_message();
-    if (static_cast<std::uint64_t>(bytes) > workspace_bytes) {
+    std::uint64_t bytes = 0;
+    const std::string refusal = compile_graph(graph, handle_, bytes);
+    if (!refusal.empty()) return refusal;
+    if (bytes > workspace_bytes) {
       return "it needs " + std::to_string(bytes) + " bytes to work in, and gets " +
              std::to_string(workspace_bytes);
     }

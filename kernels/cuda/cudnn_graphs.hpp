@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "kernels/cuda/fused_attention.hpp"
 
@@ -30,5 +31,11 @@ std::shared_ptr<cudnn_frontend::graph::Graph> forward_graph(const AttentionShape
 // Of one slice, in arrays of the whole shape.
 std::shared_ptr<cudnn_frontend::graph::Graph> backward_graph(const AttentionShape& shape,
                                                              const AttentionSlice& slice);
+
+// Has the library compile deterministic kernels for the GPU of `handle` (a cudnnHandle_t), or,
+// where that is null, for the one that the graph describes. Returns what the library says against
+// it; empty: it has kernels, which need so many bytes to work in. Throws what the frontend throws.
+std::string compile_graph(cudnn_frontend::graph::Graph& graph, void* handle,
+                          std::uint64_t& workspace_bytes);
 
 }  // namespace sluice::cuda
