@@ -43,7 +43,7 @@ CudaClock::CudaClock(std::shared_ptr<const CudaContext> context) : context_(std:
       if (round_trip_ns <= kGoodRoundTripNs) break;
     }
   } catch (...) {
-    warn_unless_success(driver, driver.cuStreamDestroy(stream_), "destroying a stream");
+    context_->warn_unless_success(driver.cuStreamDestroy(stream_), "destroying a stream");
     throw;
   }
   next_ns_ = now_ns() + kAnchorAgeNs;

@@ -5,6 +5,29 @@
 #include "base/log.hpp"
 
 namespace sluice {
+namespace {
+
+// What a kernel leaves behind: the context does no more work and answers every call with it.
+bool is_fault(CUresult status) {
+  switch (status) {
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
 
 CudaContext::CudaContext(std::shared_ptr<const CudaDriver> driver, CUdevice device)
     : driver_(std::move(driver)), device_(device) {
@@ -13,25 +36,31 @@ CudaContext::CudaContext(std::shared_ptr<const CudaDriver> driver, CUdevice devi
 }
 
 CudaContext::~CudaContext() {
-  warn_unless_success(*driver_, driver_->cuDevicePrimaryCtxRelease(device_),
+  warn_unless_success(driver_->cuDevicePrimaryCtxRelease(device_),
                       "releasing the primary context of a GPU");
 }
 
-CurrentContext::CurrentContext(const CudaContext& context) : driver_(context.driver()) {
-  driver_.check(driver_.cuCtxPushCurrent(context.handle()), "making a context current");
+void CudaContext::warn_unless_success(CUresult status, const char* doing) const noexcept {
+  if (status == CUDA_SUCCESS) return;
+  const bool fault = is_fault(status);
+  if (fault && told_fault_.exchange(status, std::memory_order_relaxed) == status) return;
+  try {
+    log(LogLevel::kWarning, "cuda: " + std::string(doing) +
+                                " failed: " + driver_->describe(status) +
+                                (fault ? "; so will all that is given back after it" : ""));
+  } catch (...) {  // a sink that throws, or no memory for the message: nothing is left to do
+  }
+}
+
+CurrentContext::CurrentContext(const CudaContext& context) : context_(context) {
+  const CudaDriver& driver = context_.driver();
+  driver.check(driver.cuCtxPushCurrent(context_.handle()), "making a context current");
 }
 
 CurrentContext::~CurrentContext() {
   CUcontext popped = nullptr;
-  warn_unless_success(driver_, driver_.cuCtxPopCurrent(&popped), "putting a context back");
-}
-
-void warn_unless_success(const CudaDriver& driver, CUresult status, const char* doing) noexcept {
-  if (status == CUDA_SUCCESS) return;
-  try {
-    log(LogLevel::kWarning, "cuda: " + std::string(doing) + " failed: " + driver.describe(status));
-  } catch (...) {  // a sink that throws, or no memory for the message: nothing is left to do
-  }
+  context_.warn_unless_success(context_.driver().cuCtxPopCurrent(&popped),
+                               "putting a context back");
 }
 
 }  // namespace sluice

@@ -1,6 +1,7 @@
 // The primary context of one GPU, shared by all that lives in it.
 #pragma once
 
+#include <atomic>
 #include <memory>
 
 #include "device/cuda/cuda_driver.hpp"
@@ -19,10 +20,15 @@ class CudaContext {
   CUdevice device() const { return device_; }
   CUcontext handle() const { return handle_; }
 
+  // For noexcept paths, where a failure can only be told: logs a warning unless the status is good.
+  // A kernel's fault, which every later call repeats, is told once.
+  void warn_unless_success(CUresult status, const char* doing) const noexcept;
+
  private:
   const std::shared_ptr<const CudaDriver> driver_;
   const CUdevice device_;
   CUcontext handle_ = nullptr;
+  mutable std::atomic<CUresult> told_fault_ = CUDA_SUCCESS;
 };
 
 // Makes the context current on this thread for a scope, above what the host program has there.
@@ -34,22 +40,18 @@ class CurrentContext {
   CurrentContext& operator=(const CurrentContext&) = delete;
 
  private:
-  const CudaDriver& driver_;
+  const CudaContext& context_;
 };
-
-// For noexcept paths, where a failure can only be told: logs a warning unless the status is good.
-void warn_unless_success(const CudaDriver& driver, CUresult status, const char* doing) noexcept;
 
 // Calls `release` with the context current; a failure is logged.
 template <typename Release>
 void release_in_context(const CudaContext& context, const char* doing, Release release) noexcept {
   const CUresult pushed = context.driver().cuCtxPushCurrent(context.handle());
-  warn_unless_success(context.driver(), pushed, "making a context current");
+  context.warn_unless_success(pushed, "making a context current");
   if (pushed != CUDA_SUCCESS) return;
-  warn_unless_success(context.driver(), release(context.driver()), doing);
+  context.warn_unless_success(release(context.driver()), doing);
   CUcontext popped = nullptr;
-  warn_unless_success(context.driver(), context.driver().cuCtxPopCurrent(&popped),
-                      "putting a context back");
+  context.warn_unless_success(context.driver().cuCtxPopCurrent(&popped), "putting a context back");
 }
 
 }  // namespace sluice

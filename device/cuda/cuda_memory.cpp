@@ -136,8 +136,8 @@ CUresult CudaMemory::map_with_access(CUdeviceptr place, const Block& block) cons
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   status = driver_.cuMemSetAccess(place, block.bytes, &access, 1);
   if (status != CUDA_SUCCESS) {
-    warn_unless_success(driver_, driver_.cuMemUnmap(place, block.bytes),
-                        "unmapping device memory that cannot be accessed");
+    context_->warn_unless_success(driver_.cuMemUnmap(place, block.bytes),
+                                  "unmapping device memory that cannot be accessed");
   }
   return status;
 }

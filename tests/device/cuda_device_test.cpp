@@ -6,7 +6,9 @@
 #include <atomic>
 #include <cstring>
 #include <thread>
+#include <vector>
 
+#include "base/log.hpp"
 #include "tests/contract/device_contract.hpp"
 #include "tests/support/cuda_driver/simulator.hpp"
 
@@ -172,6 +174,30 @@ TEST(CudaStream, AFaultOfTheGpuIsThrownByEveryWait) {
     simulator.heal();
   }
   EXPECT_EQ(simulator.objects().buffers, 0u);
+}
+
+// A run has thousands of blocks of memory: what is wrong with each is told, a fault of the GPU
+// once.
+TEST(CudaDevice, AFaultIsToldOnceByAllThatIsReleased) {
+  constexpr int kIllegalAddress = 700, kInvalidValue = 1, kBlocks = 5;
+  const auto warnings = [](int status) {
+    CudaSimulator simulator;
+    int lines = 0;
+    set_log_sink([&](LogLevel, const std::string& line) {
+      lines += line.find("releasing device memory failed: CUDA_ERROR_") != std::string::npos;
+    });
+    {
+      const auto device = make_cuda_device({.capacity_bytes = 64 * kMiB});
+      std::vector<PhysicalBlock> blocks;
+      for (int i = 0; i < kBlocks; ++i) blocks.push_back(device->create_block(kPageBytes));
+      simulator.fail("cuMemRelease", 0, status, true);
+      blocks.clear();
+    }
+    set_log_sink({});
+    return lines;
+  };
+  EXPECT_EQ(warnings(kIllegalAddress), 1);
+  EXPECT_EQ(warnings(kInvalidValue), kBlocks);
 }
 
 TEST(CudaDevice, LeavesNothingBehindWhateverTheOrderOfRelease) {
