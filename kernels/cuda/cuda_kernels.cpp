@@ -35,6 +35,11 @@ std::string arithmetic_of(const CudaDeviceInfo& device, const cuda::GemmBackend&
          (attention == nullptr ? std::string() : std::string("/") + attention->name());
 }
 
+std::unique_ptr<cuda::FusedAttention> open_attention(const CudaContext& context) {
+  const CurrentContext current(context);
+  return cuda::open_fused_attention();
+}
+
 class CudaKernels final : public Kernels {
  public:
   CudaKernels(const CudaDeviceInfo& device, CudaLibraries libraries)
@@ -42,7 +47,7 @@ class CudaKernels final : public Kernels {
         gemm_(libraries == CudaLibraries::kNone
                   ? cuda::make_plain_gemm()
                   : cuda::make_gemm_backend(cuda::gelu_epilogue_on(device.compute_major))),
-        attention_(libraries == CudaLibraries::kNone ? nullptr : cuda::open_fused_attention()),
+        attention_(libraries == CudaLibraries::kNone ? nullptr : open_attention(*context_)),
         arithmetic_(arithmetic_of(device, *gemm_, attention_.get())) {}
   // The libraries' handles end in the context that they were made in.
   ~CudaKernels() override {

@@ -210,11 +210,13 @@ Pointers pointers_from(const AttentionShape& shape, const Arrays& arrays, std::i
 
 class CudnnAttention final : public FusedAttention {
  public:
-  CudnnAttention() : name_("cudnn-" + fe::detail::get_backend_version_string()) {}
+  // The handle is destroyed with it.
+  explicit CudnnAttention(cudnnHandle_t handle)
+      : name_("cudnn-" + fe::detail::get_backend_version_string()), handle_(handle) {}
   ~CudnnAttention() override {
     graphs_.clear();
     // What a destructor is told by the library nobody could act on.
-    if (handle_ != nullptr) static_cast<void>(fe::detail::destroy_handle(handle_));
+    static_cast<void>(fe::detail::destroy_handle(handle_));
   }
 
   const char* name() const override { return name_.c_str(); }
@@ -286,10 +288,6 @@ class CudnnAttention final : public FusedAttention {
 
   // What the library says against it; empty: it has kernels.
   std::string compile(Graph& graph, std::uint64_t workspace_bytes) {
-    if (handle_ == nullptr) {
-      const cudnnStatus_t status = fe::detail::create_handle(&handle_);
-      if (status != CUDNN_STATUS_SUCCESS) return fe::detail::get_error_string(status);
-    }
     std::uint64_t bytes = 0;
     const std::string refusal = compile_graph(graph, handle_, bytes);
     if (!refusal.empty()) return refusal;
@@ -310,29 +308,45 @@ class CudnnAttention final : public FusedAttention {
   }
 
   const std::string name_;
-  cudnnHandle_t handle_ = nullptr;  // of the context that was current at the first pass
+  const cudnnHandle_t handle_;  // of the context that was current when it was made
   std::map<Key, std::shared_ptr<Graph>> graphs_;
 };
 
+void warn_of_own_kernels(const std::string& why) {
+  log(LogLevel::kWarning,
+      "attention is made by kernels of our own, which are slower: cuDNN cannot be used: " + why);
+}
+
 }  // namespace
 
-std::unique_ptr<FusedAttention> open_fused_attention() {
+bool open_cudnn() {
   if (fe::cudnn_dlhandle == nullptr) {
     fe::cudnn_dlhandle = ::dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
   }
-  if (fe::cudnn_dlhandle == nullptr) return nullptr;
+  if (fe::cudnn_dlhandle == nullptr) return false;
   try {
     // The frontend opens a CUDA runtime of its own, and would only say at the first graph that
     // there is none, or two.
     static_cast<void>(
         fe::detail::get_cuda_symbol(fe::detail::CudaLibrary::CUDART, "cudaGetDevice"));
-    return std::make_unique<CudnnAttention>();
+    return true;
   } catch (const std::exception& error) {
-    log(LogLevel::kWarning, std::string("attention is made by kernels of our own, which are "
-                                        "slower: cuDNN cannot be used: ") +
-                                error.what());
-    return nullptr;
+    warn_of_own_kernels(error.what());
+    return false;
   }
+}
+
+std::unique_ptr<FusedAttention> open_fused_attention() {
+  if (!open_cudnn()) return nullptr;
+  try {
+    cudnnHandle_t handle = nullptr;
+    const cudnnStatus_t status = fe::detail::create_handle(&handle);
+    if (status == CUDNN_STATUS_SUCCESS) return std::make_unique<CudnnAttention>(handle);
+    warn_of_own_kernels(std::string("cudnnCreate: ") + fe::detail::get_error_string(status));
+  } catch (const std::exception& error) {  // the library lacks a function
+    warn_of_own_kernels(error.what());
+  }
+  return nullptr;
 }
 
 }  // namespace sluice::cuda

@@ -49,8 +49,9 @@ class FusedAttention {
                         void* workspace) = 0;
 };
 
-// Null where cuDNN 9 is not installed, or this build was made without its frontend. Touches no GPU;
-// the library stays loaded.
+// Serves the GPU whose context is current, which must be so when it is destroyed, too. Null where
+// cuDNN 9 is not installed, or this build was made without its frontend; and, with a warning, where
+// cuDNN does not work with this GPU's driver. The library stays loaded.
 std::unique_ptr<FusedAttention> open_fused_attention();
 
 }  // namespace sluice::cuda

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/log.hpp"
 #include "kernels/cuda/cudnn_graphs.hpp"
 
 namespace sluice::cuda {
@@ -65,8 +66,7 @@ std::string json_of(const DescribedGpu& gpu) {
 class CudnnPlans : public testing::TestWithParam<DescribedGpu> {
  protected:
   void SetUp() override {
-    attention_ = open_fused_attention();
-    if (attention_ == nullptr) GTEST_SKIP() << "libcudnn.so.9 is not installed";
+    if (!open_cudnn()) GTEST_SKIP() << "libcudnn.so.9 is not installed";
     ASSERT_EQ(::setenv("SLUICE_DESCRIBED_GPU", GetParam().capability, 1), 0);
     const std::string json = json_of(GetParam());
     std::vector<std::uint8_t> bytes(json.begin(), json.end());
@@ -87,14 +87,13 @@ class CudnnPlans : public testing::TestWithParam<DescribedGpu> {
     SCOPED_TRACE(std::to_string(shape.batch) + " x " + std::to_string(shape.time) + ", heads " +
                  std::to_string(shape.heads) + " and " + std::to_string(shape.kv_heads) + " of " +
                  std::to_string(shape.head_dim));
-    const std::uint64_t given_bytes = attention_->workspace_bytes(shape);
+    const std::uint64_t given_bytes = fused_attention_bytes(shape);
     expect_kernels(*forward_graph(shape), given_bytes);
     const auto slice = backward_slice(shape);
     ASSERT_TRUE(slice.has_value());
     expect_kernels(*backward_graph(shape, *slice), given_bytes);
   }
 
-  std::unique_ptr<FusedAttention> attention_;
   std::shared_ptr<fe::DeviceProperties> gpu_;
 };
 
@@ -113,6 +112,16 @@ TEST_P(CudnnPlans, OddShapes) {
   expect_both_passes({2, 320, 16, 16, 64, DType::kBF16});
   expect_both_passes({1, 4160, 32, 8, 128, DType::kBF16});
   expect_both_passes({8, 128, 16, 4, 128, DType::kBF16});
+}
+
+// The described driver has no GPU that could work: the fallback is known before the first pass.
+TEST(Cudnn, IsNotNamedWhereItGetsNoHandle) {
+  if (!open_cudnn()) GTEST_SKIP() << "libcudnn.so.9 is not installed";
+  std::string told;
+  set_log_sink([&](LogLevel, const std::string& line) { told += line; });
+  EXPECT_EQ(open_fused_attention(), nullptr);
+  set_log_sink({});
+  EXPECT_NE(told.find("cudnnCreate: "), std::string::npos) << told;
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpus, CudnnPlans, testing::ValuesIn(kGpus),
