@@ -7,7 +7,7 @@
 namespace sluice {
 namespace {
 
-// What a kernel leaves behind: the context does no more work and answers every call with it.
+// After which the context does no more work and answers every call with it (cuda.h).
 bool is_fault(CUresult status) {
   switch (status) {
     case CUDA_ERROR_ECC_UNCORRECTABLE:
@@ -21,6 +21,11 @@ bool is_fault(CUresult status) {
     case CUDA_ERROR_INVALID_ADDRESS_SPACE:
     case CUDA_ERROR_INVALID_PC:
     case CUDA_ERROR_LAUNCH_FAILED:
+#if CUDA_VERSION >= 13000
+    case CUDA_ERROR_CONTAINED:
+    case CUDA_ERROR_TENSOR_MEMORY_LEAK:
+    case CUDA_ERROR_EXTERNAL_DEVICE:
+#endif
       return true;
     default:
       return false;
@@ -47,7 +52,7 @@ void CudaContext::warn_unless_success(CUresult status, const char* doing) const 
   try {
     log(LogLevel::kWarning, "cuda: " + std::string(doing) +
                                 " failed: " + driver_->describe(status) +
-                                (fault ? "; so will all that is given back after it" : ""));
+                                (fault ? "; it is not told again" : ""));
   } catch (...) {  // a sink that throws, or no memory for the message: nothing is left to do
   }
 }

@@ -21,7 +21,7 @@ class CudaContext {
   CUcontext handle() const { return handle_; }
 
   // For noexcept paths, where a failure can only be told: logs a warning unless the status is good.
-  // A kernel's fault, which every later call repeats, is told once.
+  // A fault of the GPU, which every later call repeats, is told once by each object.
   void warn_unless_success(CUresult status, const char* doing) const noexcept;
 
  private:

@@ -338,14 +338,19 @@ bool open_cudnn() {
 
 std::unique_ptr<FusedAttention> open_fused_attention() {
   if (!open_cudnn()) return nullptr;
+  cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
   try {
     cudnnHandle_t handle = nullptr;
-    const cudnnStatus_t status = fe::detail::create_handle(&handle);
+    status = fe::detail::create_handle(&handle);
     if (status == CUDNN_STATUS_SUCCESS) return std::make_unique<CudnnAttention>(handle);
-    warn_of_own_kernels(std::string("cudnnCreate: ") + fe::detail::get_error_string(status));
   } catch (const std::exception& error) {  // the library lacks a function
     warn_of_own_kernels(error.what());
+    return nullptr;
   }
+  const std::string told = std::string("cudnnCreate: ") + fe::detail::get_error_string(status);
+  const int category = CUDNN_STATUS_CATEGORY(static_cast<int>(status));
+  if (category >= CUDNN_STATUS_INTERNAL_ERROR) throw DeviceError(told);
+  warn_of_own_kernels(told);
   return nullptr;
 }
 

@@ -26,10 +26,6 @@ enum CudnnTensor : std::int64_t {
   kDvalueTensor,
 };
 
-// Whether cuDNN 9 is installed, with a CUDA runtime; without the latter it warns. Opens both for
-// the rest of the process, and touches no GPU.
-bool open_cudnn();
-
 // Of a 16-bit dtype. Nothing is checked or built yet.
 std::shared_ptr<cudnn_frontend::graph::Graph> forward_graph(const AttentionShape& shape);
 // Of one slice, in arrays of the whole shape.

@@ -49,9 +49,13 @@ class FusedAttention {
                         void* workspace) = 0;
 };
 
-// Serves the GPU whose context is current, which must be so when it is destroyed, too. Null where
-// cuDNN 9 is not installed, or this build was made without its frontend; and, with a warning, where
-// cuDNN does not work with this GPU's driver. The library stays loaded.
+// Whether cuDNN 9 is installed, with a CUDA runtime, and this build has its frontend; without the
+// runtime it warns. Both stay loaded; no GPU is touched.
+bool open_cudnn();
+// Serves the GPU whose context is current, which must be so when it is destroyed, too. Null unless
+// open_cudnn(), and, with a warning, where cuDNN cannot work here (its parts do not fit each other,
+// or the driver does not suit it). Throws DeviceError where it fails in another way, as for want of
+// memory: what happens to be free must not decide about bits.
 std::unique_ptr<FusedAttention> open_fused_attention();
 
 }  // namespace sluice::cuda

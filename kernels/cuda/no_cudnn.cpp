@@ -3,6 +3,10 @@
 
 namespace sluice::cuda {
 
+bool open_cudnn() {
+  return false;
+}
+
 std::unique_ptr<FusedAttention> open_fused_attention() {
   return nullptr;
 }

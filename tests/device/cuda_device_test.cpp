@@ -182,17 +182,15 @@ TEST(CudaDevice, AFaultIsToldOnceByAllThatIsReleased) {
   constexpr int kIllegalAddress = 700, kInvalidValue = 1, kBlocks = 5;
   const auto warnings = [](int status) {
     CudaSimulator simulator;
+    const auto device = make_cuda_device({.capacity_bytes = 64 * kMiB});
+    std::vector<PhysicalBlock> blocks;
+    for (int i = 0; i < kBlocks; ++i) blocks.push_back(device->create_block(kPageBytes));
     int lines = 0;
     set_log_sink([&](LogLevel, const std::string& line) {
       lines += line.find("releasing device memory failed: CUDA_ERROR_") != std::string::npos;
     });
-    {
-      const auto device = make_cuda_device({.capacity_bytes = 64 * kMiB});
-      std::vector<PhysicalBlock> blocks;
-      for (int i = 0; i < kBlocks; ++i) blocks.push_back(device->create_block(kPageBytes));
-      simulator.fail("cuMemRelease", 0, status, true);
-      blocks.clear();
-    }
+    simulator.fail("cuMemRelease", 0, status, true);
+    blocks.clear();
     set_log_sink({});
     return lines;
   };

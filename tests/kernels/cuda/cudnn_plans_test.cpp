@@ -1,5 +1,6 @@
 // cuDNN compiles what we ask it for, for GPUs that are only described: nothing is executed.
 #include <cudnn_frontend.h>
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -117,6 +118,10 @@ TEST_P(CudnnPlans, OddShapes) {
 // The described driver has no GPU that could work: the fallback is known before the first pass.
 TEST(Cudnn, IsNotNamedWhereItGetsNoHandle) {
   if (!open_cudnn()) GTEST_SKIP() << "libcudnn.so.9 is not installed";
+  void* const driver = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  ASSERT_NE(driver, nullptr);
+  const auto init = reinterpret_cast<int (*)(unsigned)>(::dlsym(driver, "cuInit"));
+  ASSERT_NE(init(0), 0) << "not the described GPU's driver: is LD_LIBRARY_PATH set as by ctest?";
   std::string told;
   set_log_sink([&](LogLevel, const std::string& line) { told += line; });
   EXPECT_EQ(open_fused_attention(), nullptr);

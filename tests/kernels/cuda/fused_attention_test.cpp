@@ -34,8 +34,9 @@ class FusedAttentionTest : public testing::Test {
 
   void SetUp() override {
     if (const std::string missing = missing_gpu(); !missing.empty()) GTEST_SKIP() << missing;
+    if (!open_cudnn()) GTEST_SKIP() << "cuDNN is not installed";
     library_ = open_fused_attention();
-    if (library_ == nullptr) GTEST_SKIP() << "cuDNN is not installed";
+    ASSERT_NE(library_, nullptr);
   }
 
   // By the library, or by our own kernels.
