@@ -6,6 +6,7 @@
 #include <cmath>
 #include <exception>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -343,7 +344,7 @@ std::unique_ptr<FusedAttention> open_fused_attention() {
     cudnnHandle_t handle = nullptr;
     status = fe::detail::create_handle(&handle);
     if (status == CUDNN_STATUS_SUCCESS) return std::make_unique<CudnnAttention>(handle);
-  } catch (const std::exception& error) {  // the library lacks a function
+  } catch (const std::runtime_error& error) {  // the library lacks a function
     warn_of_own_kernels(error.what());
     return nullptr;
   }

@@ -176,8 +176,7 @@ TEST(CudaStream, AFaultOfTheGpuIsThrownByEveryWait) {
   EXPECT_EQ(simulator.objects().buffers, 0u);
 }
 
-// A run has thousands of blocks of memory: what is wrong with each is told, a fault of the GPU
-// once.
+// A run has thousands of blocks: what is wrong with each is told, a fault of the GPU once.
 TEST(CudaDevice, AFaultIsToldOnceByAllThatIsReleased) {
   constexpr int kIllegalAddress = 700, kInvalidValue = 1, kBlocks = 5;
   const auto warnings = [](int status) {
