@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "allocator/record/memory_trace.hpp"
-#include "base/spin_lock.hpp"
+#include "allocator/record/spin_lock.hpp"
 
 namespace sluice {
 

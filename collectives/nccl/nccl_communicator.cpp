@@ -4,8 +4,8 @@
 #include <string>
 
 #include "base/error.hpp"
-#include "collectives/nccl/lone_gpu.hpp"
 #include "collectives/nccl/nccl_session.hpp"
+#include "collectives/nccl/single_gpu_communicator.hpp"
 #include "kernels/cuda/gradients.hpp"
 
 namespace sluice {

@@ -12,8 +12,8 @@
 
 #include <vector>
 
-#include "engine/schedule/step_model.hpp"
-#include "engine/train/config.hpp"
+#include "engine/config/config.hpp"
+#include "engine/schedule/compile/step_model.hpp"
 
 namespace sluice {
 

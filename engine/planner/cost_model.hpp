@@ -6,12 +6,12 @@
 #include <map>
 #include <utility>
 
+#include "engine/config/config.hpp"
 #include "engine/model/parameter_table.hpp"
 #include "engine/planner/hardware_profile.hpp"
 #include "engine/planner/priced_kernels.hpp"
 #include "engine/schedule/schedule.hpp"
-#include "engine/schedule/simulate.hpp"
-#include "engine/train/config.hpp"
+#include "engine/schedule/simulate/simulate.hpp"
 
 namespace sluice {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "engine/model/parameter_table.hpp"
-#include "engine/schedule/step_model.hpp"
+#include "engine/schedule/compile/step_model.hpp"
 
 namespace sluice {
 

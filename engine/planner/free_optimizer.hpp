@@ -1,7 +1,7 @@
 // What a step would take if its optimizer took no time: the yardstick of placements that hide it.
 #pragma once
 
-#include "engine/schedule/simulate.hpp"
+#include "engine/schedule/simulate/simulate.hpp"
 
 namespace sluice {
 

@@ -15,7 +15,7 @@
 
 #include "base/error.hpp"
 #include "base/topology.hpp"
-#include "engine/train/config_schema.hpp"
+#include "engine/config/schema.hpp"
 #include "offload/storage_engine.hpp"
 
 namespace sluice {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/units.hpp"
+#include "engine/config/config.hpp"
 #include "engine/planner/plan.hpp"
-#include "engine/train/config.hpp"
 #include "offload/stripe_layout.hpp"
 
 namespace sluice {

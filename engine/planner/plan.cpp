@@ -12,7 +12,7 @@
 #include "engine/planner/raise.hpp"
 #include "engine/planner/step_size.hpp"
 #include "engine/runtime/state_store.hpp"
-#include "engine/schedule/generate.hpp"
+#include "engine/schedule/compile/generate.hpp"
 
 namespace sluice {
 namespace {

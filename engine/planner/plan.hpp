@@ -9,14 +9,14 @@
 #include <variant>
 #include <vector>
 
+#include "engine/config/config.hpp"
 #include "engine/model/parameter_table.hpp"
 #include "engine/planner/hardware_profile.hpp"
 #include "engine/planner/spill_choice.hpp"
 #include "engine/runtime/run_memory.hpp"
+#include "engine/schedule/compile/step_model.hpp"
 #include "engine/schedule/schedule.hpp"
-#include "engine/schedule/simulate.hpp"
-#include "engine/schedule/step_model.hpp"
-#include "engine/train/config.hpp"
+#include "engine/schedule/simulate/simulate.hpp"
 
 namespace sluice {
 

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/schedule/step_model.hpp"
-#include "engine/train/config.hpp"
+#include "engine/config/config.hpp"
+#include "engine/schedule/compile/step_model.hpp"
 
 namespace sluice {
 

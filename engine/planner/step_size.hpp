@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "engine/schedule/step_model.hpp"
+#include "engine/schedule/compile/step_model.hpp"
 
 namespace sluice {
 

@@ -8,7 +8,7 @@
 #include "base/error.hpp"
 #include "base/thread_name.hpp"
 #include "engine/runtime/run_state.hpp"
-#include "engine/schedule/memory_timeline.hpp"
+#include "engine/schedule/simulate/memory_timeline.hpp"
 
 namespace sluice {
 

@@ -5,7 +5,7 @@
 #include "base/error.hpp"
 #include "device/cuda/cuda_device.hpp"
 #include "device/host/host_device.hpp"
-#include "kernels/cuda/cuda_kernels.hpp"
+#include "kernels/backend/cuda_kernels.hpp"
 
 namespace sluice {
 namespace {

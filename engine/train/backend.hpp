@@ -10,7 +10,7 @@
 #include <string>
 
 #include "device/device.hpp"
-#include "engine/train/config.hpp"
+#include "engine/config/config.hpp"
 #include "kernels/kernels.hpp"
 
 namespace sluice {

@@ -4,7 +4,7 @@
 #include <array>
 
 #include "base/error.hpp"
-#include "engine/train/storage_shares.hpp"
+#include "engine/run/storage_shares.hpp"
 #include "offload/storage_file.hpp"
 
 namespace sluice {

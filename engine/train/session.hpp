@@ -8,16 +8,16 @@
 
 #include "allocator/ledger.hpp"
 #include "collectives/communicator.hpp"
+#include "engine/checkpoint/durable_checkpoint.hpp"
+#include "engine/checkpoint/model_state.hpp"
+#include "engine/config/config.hpp"
 #include "engine/planner/plan.hpp"
 #include "engine/runtime/executor.hpp"
+#include "engine/runtime/loss_scaler.hpp"
 #include "engine/runtime/model_runner.hpp"
 #include "engine/runtime/run_memory.hpp"
 #include "engine/runtime/state_store.hpp"
 #include "engine/train/backend.hpp"
-#include "engine/train/config.hpp"
-#include "engine/train/durable_checkpoint.hpp"
-#include "engine/train/loss_scaler.hpp"
-#include "engine/train/model_state.hpp"
 
 namespace sluice {
 

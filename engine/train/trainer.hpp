@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/train/data.hpp"
+#include "engine/data/dataset.hpp"
+#include "engine/run/resume_point.hpp"
+#include "engine/run/run_directory.hpp"
 #include "engine/train/lr_schedule.hpp"
-#include "engine/train/resume_point.hpp"
-#include "engine/train/run_files.hpp"
 #include "engine/train/session.hpp"
 #include "engine/train/training_run.hpp"
 

@@ -4,12 +4,12 @@
 #include <filesystem>
 
 #include "base/error.hpp"
+#include "base/posix_file.hpp"
 #include "base/units.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/machine_check.hpp"
+#include "engine/run/set_aside.hpp"
 #include "engine/train/backend.hpp"
-#include "engine/train/posix_file.hpp"
-#include "engine/train/set_aside.hpp"
 #include "engine/train/trainer.hpp"
 #include "kernels/host/parallel.hpp"
 

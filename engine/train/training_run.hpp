@@ -7,9 +7,9 @@
 #include <optional>
 #include <string>
 
-#include "engine/train/checkpoint.hpp"
-#include "engine/train/config.hpp"
-#include "engine/train/data.hpp"
+#include "engine/checkpoint/checkpoint.hpp"
+#include "engine/config/config.hpp"
+#include "engine/data/dataset.hpp"
 #include "engine/train/events.hpp"
 
 namespace sluice {

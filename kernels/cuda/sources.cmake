@@ -19,7 +19,7 @@ set(SLUICE_CUDA_SOURCES
   attention_forward.cu
   attention_plain.cu
   cross_entropy.cu
-  cuda_kernels.cpp
+  ../backend/cuda_kernels.cpp
   cublaslt.cpp
   fused_attention.cpp
   gemm.cpp

@@ -11,7 +11,7 @@
 #include "allocator/planned_arena.hpp"
 #include "base/rng.hpp"
 #include "device/host/host_device.hpp"
-#include "tests/allocator/failing_device.hpp"
+#include "tests/allocator/caching/failing_device.hpp"
 
 namespace sluice {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "engine/train/data.hpp"
+#include "engine/data/dataset.hpp"
 #include "tests/fuzz/memory_file.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

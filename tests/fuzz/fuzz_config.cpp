@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "engine/train/config.hpp"
+#include "engine/config/config.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   std::string_view input(reinterpret_cast<const char*>(data), size);

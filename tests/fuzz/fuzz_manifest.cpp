@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "base/error.hpp"
-#include "engine/train/manifest.hpp"
+#include "engine/checkpoint/manifest.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   try {

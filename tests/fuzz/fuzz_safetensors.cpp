@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "engine/train/safetensors.hpp"
+#include "engine/checkpoint/safetensors.hpp"
 #include "tests/fuzz/memory_file.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "allocator/record/torch_snapshot.hpp"
+#include "allocator/record/format/torch_snapshot.hpp"
 #include "allocator/record/trace_from_snapshot.hpp"
 #include "base/error.hpp"
 

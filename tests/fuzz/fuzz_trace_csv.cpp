@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "allocator/record/memory_trace_csv.hpp"
+#include "allocator/record/format/memory_trace_csv.hpp"
 #include "allocator/record/trace_from_snapshot.hpp"
 #include "base/error.hpp"
 #include "tools/replay/rmm_log.hpp"

@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "allocator/record/format/memory_trace_csv.hpp"
+#include "allocator/record/format/torch_snapshot.hpp"
 #include "allocator/record/memory_action_names.hpp"
-#include "allocator/record/memory_trace_csv.hpp"
-#include "allocator/record/torch_snapshot.hpp"
-#include "engine/train/config.hpp"
-#include "engine/train/manifest.hpp"
+#include "engine/checkpoint/manifest.hpp"
+#include "engine/config/config.hpp"
 
 namespace {
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/log.hpp"
-#include "kernels/host/host_kernels.hpp"
+#include "kernels/backend/host_kernels.hpp"
 #include "kernels/host/optimizer/rules.hpp"
 #include "kernels/host/parallel.hpp"
 #include "tests/kernels/described_machine.hpp"

@@ -7,7 +7,7 @@
 #include <map>
 #include <optional>
 
-#include "engine/train/durable_checkpoint.hpp"
+#include "engine/checkpoint/durable_checkpoint.hpp"
 #include "tests/support/crash_engine.hpp"
 #include "tests/support/training_example.hpp"
 

@@ -2,8 +2,8 @@
 // single-rank generator does not make. Linked and packed.
 #pragma once
 
-#include "engine/schedule/link.hpp"
-#include "engine/schedule/pack.hpp"
+#include "engine/schedule/compile/link.hpp"
+#include "engine/schedule/compile/pack.hpp"
 
 namespace sluice::testing {
 

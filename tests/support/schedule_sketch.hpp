@@ -4,8 +4,8 @@
 #include <initializer_list>
 #include <utility>
 
-#include "engine/schedule/link.hpp"
-#include "engine/schedule/pack.hpp"
+#include "engine/schedule/compile/link.hpp"
+#include "engine/schedule/compile/pack.hpp"
 
 namespace sluice::testing {
 

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/schedule/interpret.hpp"
-#include "engine/schedule/validate.hpp"
+#include "engine/schedule/check/interpret.hpp"
+#include "engine/schedule/check/validate.hpp"
 
 namespace sluice::testing {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/rng.hpp"
-#include "engine/schedule/generate.hpp"
+#include "engine/schedule/compile/generate.hpp"
 
 namespace sluice::testing {
 

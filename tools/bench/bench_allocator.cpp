@@ -15,7 +15,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "allocator/planning_allocator.hpp"
+#include "allocator/caching/planning_allocator.hpp"
 #include "base/error.hpp"
 #include "device/counting/counting_device.hpp"
 #include "tools/bench/allocation_mix.hpp"

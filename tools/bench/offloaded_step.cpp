@@ -10,7 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/rng.hpp"
-#include "engine/train/model_state.hpp"
+#include "engine/checkpoint/model_state.hpp"
 #include "kernels/host/parallel.hpp"
 #include "tools/bench/storage_rates.hpp"
 

@@ -17,13 +17,13 @@
 
 #include "allocator/ledger.hpp"
 #include "collectives/communicator.hpp"
+#include "engine/config/config.hpp"
 #include "engine/planner/plan.hpp"
 #include "engine/runtime/executor.hpp"
 #include "engine/runtime/model_runner.hpp"
 #include "engine/runtime/run_memory.hpp"
 #include "engine/runtime/state_store.hpp"
 #include "engine/train/backend.hpp"
-#include "engine/train/config.hpp"
 #include "tools/bench/storage_rates.hpp"
 
 namespace sluice {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "allocator/oom_simulation.hpp"
+#include "allocator/oom/oom_simulation.hpp"
 
 namespace sluice {
 

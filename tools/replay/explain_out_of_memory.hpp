@@ -5,8 +5,8 @@
 #include <memory>
 #include <optional>
 
-#include "allocator/oom_fixes.hpp"
-#include "allocator/oom_report.hpp"
+#include "allocator/caching/oom_report.hpp"
+#include "allocator/oom/oom_fixes.hpp"
 #include "allocator/record/memory_trace.hpp"
 
 namespace sluice {

@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/replayed_allocator.hpp"
+#include "allocator/oom/replayed_allocator.hpp"
 
 namespace sluice {
 namespace {

@@ -1,7 +1,7 @@
 // Our allocators, themselves, as replay policies: over a device that only counts.
 #pragma once
 
-#include "allocator/planning_allocator.hpp"
+#include "allocator/caching/planning_allocator.hpp"
 #include "tools/replay/replay_policy.hpp"
 
 namespace sluice {

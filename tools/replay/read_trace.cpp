@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/record/byte_source.hpp"
-#include "allocator/record/memory_trace_csv.hpp"
-#include "allocator/record/torch_snapshot.hpp"
+#include "allocator/record/format/byte_source.hpp"
+#include "allocator/record/format/memory_trace_csv.hpp"
+#include "allocator/record/format/torch_snapshot.hpp"
 #include "base/error.hpp"
 #include "tools/replay/lifetime_csv.hpp"
 #include "tools/replay/rmm_log.hpp"

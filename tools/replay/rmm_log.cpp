@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "allocator/record/csv_reader.hpp"
+#include "allocator/record/format/csv_reader.hpp"
 
 namespace sluice {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "allocator/record/byte_source.hpp"
+#include "allocator/record/format/byte_source.hpp"
 #include "allocator/record/memory_trace.hpp"
 #include "allocator/record/trace_from_snapshot.hpp"
 

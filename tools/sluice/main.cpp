@@ -7,7 +7,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "engine/train/config.hpp"
+#include "engine/config/config.hpp"
 #include "tools/sluice/commands.hpp"
 
 namespace {

@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "allocator/oom_text.hpp"
-#include "allocator/record/memory_trace_csv.hpp"
-#include "allocator/record/torch_snapshot.hpp"
+#include "allocator/oom/oom_text.hpp"
+#include "allocator/record/format/memory_trace_csv.hpp"
+#include "allocator/record/format/torch_snapshot.hpp"
 #include "base/error.hpp"
 #include "tools/replay/explain_out_of_memory.hpp"
 #include "tools/replay/lifetime_csv.hpp"

@@ -2,7 +2,7 @@
 // that bring its arguments and fetch its results, and the host's. What each family computes has
 // tests of its own; this shows that each call reaches its family with its arguments in their
 // places, in stream order.
-#include "kernels/cuda/cuda_kernels.hpp"
+#include "kernels/backend/cuda_kernels.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,133 @@
+// A reserved range of device addresses, page by page, and the table from an address to its block.
+#pragma once
+
+#include <atomic>
+#include <bit>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "allocator/caching/block_store.hpp"
+#include "allocator/page_pool.hpp"
+#include "base/error.hpp"
+#include "base/units.hpp"
+#include "device/device.hpp"
+
+namespace sluice {
+
+struct PageSlot;
+
+// A physical page. It may be mapped at several slots (aliases), of which one at most holds it: the
+// others are hollow, and show it only because unmapping is slow and may never be needed.
+struct PhysicalPage {
+  PagePool::Handle* handle = nullptr;
+  PageSlot* holder = nullptr;
+  PageSlot* aliases = nullptr;  // every slot mapped to it, linked by next_alias
+};
+
+class AddressSegment;
+class StreamPool;
+
+// A page of addresses.
+struct PageSlot {
+  PhysicalPage* page = nullptr;  // what is mapped here; null: nothing
+  Mapping mapping;
+  PageSlot* next_alias = nullptr;
+  AddressSegment* segment = nullptr;
+  // Where the page was given away while work on it may be queued: the mapping must stay until then.
+  std::shared_ptr<Event> busy_until;
+
+  bool held() const { return page != nullptr && page->holder == this; }
+};
+
+class AddressSegment {
+ public:
+  // Used blocks of the large space are longer than this, so no two begin in one stretch of it.
+  static constexpr int kLargeShift = 20;
+  static constexpr std::uint64_t kLargeUnit = std::uint64_t{1} << kLargeShift;
+
+  AddressSegment(AddressRange range, std::uint64_t page_bytes, StreamPool& pool, bool is_small)
+      : range_(std::move(range)),
+        page_bytes_(page_bytes),
+        page_shift_(std::countr_zero(page_bytes)),
+        pool_(pool),
+        is_small_(is_small),
+        base_(reinterpret_cast<std::uint64_t>(range_.data())),
+        slots_(range_.bytes() >> page_shift_),
+        starts_(is_small ? 0 : ceil_div(range_.bytes(), kLargeUnit)),
+        leaves_(is_small ? slots_.size() : 0) {
+    SLUICE_CHECK(std::has_single_bit(page_bytes));
+    for (PageSlot& slot : slots_) slot.segment = this;
+  }
+  AddressSegment(const AddressSegment&) = delete;
+  AddressSegment& operator=(const AddressSegment&) = delete;
+
+  std::uint64_t base() const { return base_; }
+  std::uint64_t bytes() const { return range_.bytes(); }
+  bool contains(std::uint64_t address) const { return address - base_ < range_.bytes(); }
+  StreamPool& pool() const { return pool_; }
+  bool is_small() const { return is_small_; }  // of the pool's small space
+  const AddressRange& range() const { return range_; }
+
+  PageSlot& slot_at(std::uint64_t address) { return slots_[(address - base_) >> page_shift_]; }
+  const PageSlot& slot_at(std::uint64_t address) const {
+    return slots_[(address - base_) >> page_shift_];
+  }
+  std::uint64_t address_of(const PageSlot& slot) const {
+    return base_ + static_cast<std::uint64_t>(&slot - slots_.data()) * page_bytes_;
+  }
+  std::vector<PageSlot>& slots() { return slots_; }
+
+  // The used block that begins at `address`, or null. Any thread; what it finds is meaningful to
+  // whoever was given the block.
+  Block* find_block(std::uint64_t address) const {
+    const std::uint64_t offset = address - base_;
+    // Relaxed: the caller got the address after set_block, through whatever gave it to this thread.
+    if (!is_small_) {
+      Block* const block = starts_[offset >> kLargeShift].load(kRelaxed);
+      return block != nullptr && block->address == address ? block : nullptr;
+    }
+    const Start* const leaf = leaves_[offset >> page_shift_].starts.load(std::memory_order_acquire);
+    if (leaf == nullptr || offset % kUnit != 0) return nullptr;
+    return leaf[(offset & (page_bytes_ - 1)) / kUnit].load(kRelaxed);
+  }
+  // Where the table says which used block begins at `address`. By one thread at a time.
+  using Start = std::atomic<Block*>;
+  Start& start_at(std::uint64_t address) {
+    const std::uint64_t offset = address - base_;
+    if (!is_small_) return starts_[offset >> kLargeShift];
+    std::atomic<Start*>& place = leaves_[offset >> page_shift_].starts;
+    Start* leaf = place.load(kRelaxed);
+    if (leaf == nullptr) [[unlikely]]
+      leaf = add_leaf(place);
+    return leaf[(offset & (page_bytes_ - 1)) / kUnit];
+  }
+
+ private:
+  static constexpr std::uint64_t kUnit = 512;  // BlockSpace::kAlignment
+  static constexpr std::memory_order kRelaxed = std::memory_order_relaxed;
+
+  // Where the small blocks of a page begin: 32 KiB for 2 MiB, made with the first of them.
+  struct Leaf {
+    std::atomic<Start*> starts = nullptr;
+    ~Leaf() { delete[] starts.load(); }
+  };
+
+  [[gnu::noinline]] Start* add_leaf(std::atomic<Start*>& place) const {
+    auto* const leaf = new Start[page_bytes_ / kUnit]();
+    place.store(leaf, std::memory_order_release);
+    return leaf;
+  }
+
+  AddressRange range_;
+  const std::uint64_t page_bytes_;
+  const int page_shift_;  // pages are powers of two: the hit path does not divide
+  StreamPool& pool_;
+  const bool is_small_;
+  const std::uint64_t base_;
+  std::vector<PageSlot> slots_;  // destroyed before the range: mappings first
+  std::vector<Start> starts_;    // large
+  std::vector<Leaf> leaves_;     // small, by page
+};
+
+}  // namespace sluice

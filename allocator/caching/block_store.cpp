@@ -1,0 +1,11 @@
+#include "allocator/caching/block_store.hpp"
+
+namespace sluice {
+
+Block* BlockStore::take() {
+  const std::lock_guard lock(mutex_);
+  if (taken_count_ % kChunk == 0) chunks_.push_back(std::make_unique<Block[]>(kChunk));
+  return &chunks_.back()[taken_count_++ % kChunk];
+}
+
+}  // namespace sluice

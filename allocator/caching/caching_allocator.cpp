@@ -1,0 +1,502 @@
+#include "allocator/caching/caching_allocator.hpp"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "allocator/caching/page_mover.hpp"
+#include "base/error.hpp"
+#include "base/log.hpp"
+
+namespace sluice {
+namespace {
+
+// A thread or stream tells the total when it has come so far: seldom enough for large blocks, too.
+std::int64_t settle_bytes_of(std::uint64_t capacity_bytes) {
+  return static_cast<std::int64_t>(std::clamp(capacity_bytes / 1024, 1 * kMiB, 128 * kMiB));
+}
+
+std::uint64_t address_of(const void* data) {
+  return reinterpret_cast<std::uint64_t>(data);
+}
+
+}  // namespace
+
+CachingAllocator::CachingAllocator(Device& device, PagePool& pages,
+                                   const CachingAllocatorOptions& options)
+    : device_(device),
+      pages_(pages),
+      options_(options),
+      page_bytes_(pages.page_bytes()),
+      capacity_bytes_(device.facts().capacity_bytes),
+      settle_bytes_(settle_bytes_of(capacity_bytes_)),
+      pool_table_(std::make_unique<std::atomic<StreamPool*>[]>(kMaxPools)) {
+  segment_tables_.push_back(std::make_unique<SegmentTable>());
+  segments_.store(segment_tables_.back().get());
+}
+
+CachingAllocator::~CachingAllocator() {
+  for (StreamPool& pool : pools_) {
+    try {
+      pool.stream.synchronize(Deadline::after_seconds(kDefaultDeadlineSeconds));
+    } catch (const Error& error) {
+      log(LogLevel::kWarning, std::string("caching allocator: at its end, ") + error.what());
+    }
+  }
+  for (StreamPool& pool : pools_) pool.segments.clear();  // unmapped before the memory goes back
+  for (const PhysicalPage& page : physical_) {
+    if (page.handle != nullptr) pages_.put_back(page.handle);
+  }
+}
+
+StreamId CachingAllocator::add_stream(Stream& stream, bool movable) {
+  const std::lock_guard growth(growth_mutex_);
+  const auto id = static_cast<StreamId>(pools_.size());
+  SLUICE_CHECK_MSG(id < kMaxPools, "more than 1,024 streams");
+  pools_.emplace_back(id, stream, movable, store_, page_bytes_, options_.recorder);
+  pool_table_[id].store(&pools_.back(), std::memory_order_release);
+  pool_count_.store(id + 1, std::memory_order_release);
+  return id;
+}
+
+void CachingAllocator::add_eviction_callback(EvictionCallback callback) {
+  const std::lock_guard growth(growth_mutex_);
+  callbacks_.push_back(std::move(callback));
+}
+
+Block* CachingAllocator::find_block(const void* data) const {
+  const std::uint64_t address = address_of(data);
+  // The table was published before any address of its segments was given out. There are few.
+  const SegmentTable& table = *segments_.load(std::memory_order_acquire);
+  auto entry = table.end();
+  if (table.size() <= 8) [[likely]] {
+    while (entry != table.begin() && std::prev(entry)->base > address) --entry;
+  } else {
+    entry = std::upper_bound(
+        table.begin(), table.end(), address,
+        [](std::uint64_t value, const SegmentEntry& after) { return value < after.base; });
+  }
+  if (entry != table.begin() && address - std::prev(entry)->base < std::prev(entry)->bytes) {
+    Block* const block = std::prev(entry)->segment->find_block(address);
+    if (block != nullptr) {
+      SLUICE_CHECK_MSG(!block->cached && !block->pending, "freed twice");
+      return block;
+    }
+  }
+  SLUICE_CHECK_MSG(false, "not an address that this allocator gave and still counts as used");
+  return nullptr;
+}
+
+void CachingAllocator::publish_segments() {
+  auto table = std::make_unique<SegmentTable>();
+  for (const StreamPool& pool : pools_) {
+    for (const auto& segment : pool.segments) {
+      table->push_back({segment->base(), segment->bytes(), segment.get()});
+    }
+  }
+  std::sort(table->begin(), table->end(),
+            [](const SegmentEntry& a, const SegmentEntry& b) { return a.base < b.base; });
+  segment_tables_.push_back(std::move(table));
+  segments_.store(segment_tables_.back().get(), std::memory_order_release);
+}
+
+// An allocation, or, where bytes < 0, a free. With the lock held that guards the counts.
+void CachingAllocator::count(AllocationCounts& counts, Category category, std::int64_t bytes) {
+  ++(bytes < 0 ? counts.free_count : counts.allocation_count);
+  counts.live_by_category[static_cast<std::size_t>(category)] += bytes;
+  const std::int64_t unsettled = counts.unsettled_bytes + bytes;
+  counts.unsettled_bytes = unsettled;
+  if (unsettled >= settle_bytes_ || unsettled <= -settle_bytes_) [[unlikely]]
+    settle(counts);
+}
+
+// With the lock held that guards the counts, a cache's or the pool's: either keeps whoever reads
+// all blocks' descriptions away.
+void CachingAllocator::hand_out(AllocationCounts& counts, Block& block,
+                                const AllocationRequest& request) {
+  block.cached = false;
+  block.requested_bytes = request.bytes;
+  block.category = request.category;
+  block.name = request.name;
+  block.untold = request.untold;
+  count(counts, request.category, static_cast<std::int64_t>(request.bytes));
+  if (options_.recorder != nullptr) [[unlikely]]
+    record(MemoryAction::kAlloc, block);
+}
+
+void CachingAllocator::record(MemoryAction action, const Block& block) {
+  if (options_.recorder == nullptr || block.untold) return;
+  options_.recorder->record(action, block.segment->pool().id, block.address, block.requested_bytes,
+                            block.category, block.name);
+}
+
+void CachingAllocator::record_free(const Block& block) {
+  if (block.untold) return;
+  options_.recorder->record_free(block.segment->pool().id, block.address, block.requested_bytes,
+                                 block.category, block.name);
+}
+
+void CachingAllocator::settle(AllocationCounts& counts) {
+  const std::int64_t change = std::exchange(counts.unsettled_bytes, 0);
+  // Relaxed: totals order nothing.
+  const std::int64_t live = live_bytes_.fetch_add(change, std::memory_order_relaxed) + change;
+  std::int64_t peak = peak_live_bytes_.load(std::memory_order_relaxed);
+  while (live > peak &&
+         !peak_live_bytes_.compare_exchange_weak(peak, live, std::memory_order_relaxed)) {
+  }
+}
+
+std::byte* CachingAllocator::allocate(const AllocationRequest& request) {
+  if (request.bytes == 0) return nullptr;
+  SLUICE_CHECK_MSG(request.stream < pool_count_.load(std::memory_order_acquire),
+                   "a stream that was not added");
+  StreamPool& pool = *pool_table_[request.stream].load(std::memory_order_acquire);
+  if (request.bytes > capacity_bytes_) [[unlikely]]
+    refuse(request);
+  const std::uint64_t bytes = round_up(request.bytes, BlockSpace::kAlignment);
+  Block* block = nullptr;
+  if (bytes <= StreamPool::kSmallBytes) {
+    ThreadCache& cache = caches_.mine();
+    const std::lock_guard lock(cache.mutex);
+    block = cache.pop(&pool, bytes);
+    if (block != nullptr) hand_out(cache.counts, *block, request);
+  }
+  if (block == nullptr) block = allocate_from(pool, request, bytes);
+  if (block == nullptr) [[unlikely]]
+    block = allocate_otherwise(pool, request, bytes);
+  return reinterpret_cast<std::byte*>(block->address);
+}
+
+// No eviction helps; nor need addresses be reserved for it, or sums bear it.
+void CachingAllocator::refuse(const AllocationRequest& request) {
+  const std::lock_guard growth(growth_mutex_);
+  const auto locks = lock_pools();
+  drain_caches();  // the report says what is free as it does after a search
+  throw_out_of_memory(request);
+}
+
+Block* CachingAllocator::allocate_otherwise(StreamPool& pool, const AllocationRequest& request,
+                                            std::uint64_t bytes) {
+  if (bytes <= StreamPool::kSmallBytes && put_back_mine(pool)) {
+    if (Block* const block = allocate_from(pool, request, bytes)) return block;
+  }
+  return allocate_slowly(pool, request);
+}
+
+// bytes: request.bytes, rounded.
+Block* CachingAllocator::allocate_from(StreamPool& pool, const AllocationRequest& request,
+                                       std::uint64_t bytes) {
+  const std::lock_guard lock(pool.mutex);
+  pool.settle_front();
+  Block* block = bytes > StreamPool::kSmallBytes ? pool.take_last(bytes) : nullptr;
+  if (block == nullptr) {
+    BlockSpace& space = pool.space_for(bytes);
+    block = space.find_free(bytes);
+    if (block == nullptr) return nullptr;
+    block = space.take(block, bytes);
+  }
+  // Here, for a lock of the cache would cost as much as the pool's.
+  hand_out(pool.counts, *block, request);
+  return block;
+}
+
+void CachingAllocator::free(std::byte* data) {
+  if (data == nullptr) return;
+  Block* const block = find_block(data);
+  StreamPool& pool = block->segment->pool();
+  const Category category = block->category;
+  const auto requested_bytes = static_cast<std::int64_t>(block->requested_bytes);
+  const bool recorded = options_.recorder != nullptr;
+  if (block->used_across) [[unlikely]] {
+    const std::lock_guard lock(pool.mutex);
+    free_pending(pool, block);  // first of all, since it may fail: then the block is not freed
+    count(pool.counts, category, -requested_bytes);
+    record(MemoryAction::kFreeRequested, *block);  // before it can be anybody else's
+    return;
+  }
+  if (block->bytes <= StreamPool::kSmallBytes) {
+    ThreadCache& cache = caches_.mine();
+    Block* evicted = nullptr;
+    bool kept = false;
+    {
+      const std::lock_guard lock(cache.mutex);
+      kept = cache.push(&pool, block, options_.thread_cache_bytes, evicted);
+      if (kept) {
+        block->cached = true;
+        count(cache.counts, category, -requested_bytes);
+        if (recorded) [[unlikely]]
+          record_free(*block);
+      }
+    }
+    while (evicted != nullptr) {
+      Block* const one = std::exchange(evicted, evicted->list_next);
+      StreamPool& owner = one->segment->pool();
+      const std::lock_guard lock(owner.mutex);
+      owner.put_back(one);
+    }
+    if (kept) return;
+  }
+  const std::lock_guard lock(pool.mutex);
+  count(pool.counts, category, -requested_bytes);
+  if (recorded) [[unlikely]]
+    record_free(*block);
+  if (block->bytes > StreamPool::kSmallBytes) {
+    pool.put_back_later(block);
+  } else {
+    pool.put_back(block);
+  }
+}
+
+void CachingAllocator::record_use(std::byte* data, StreamId stream) {
+  Block* const block = find_block(data);
+  StreamPool& pool = block->segment->pool();
+  SLUICE_CHECK_MSG(stream < pool_count_.load(std::memory_order_acquire),
+                   "a stream that was not added");
+  if (pool.id == stream) return;
+  const std::lock_guard lock(pool.mutex);
+  std::vector<StreamId>& uses = pool.other_uses[block];
+  if (std::find(uses.begin(), uses.end(), stream) == uses.end()) uses.push_back(stream);
+  block->used_across = true;
+}
+
+// With the pool's lock held.
+void CachingAllocator::free_pending(StreamPool& pool, Block* block) {
+  PendingFree pending{block, {}};
+  const auto uses = pool.other_uses.find(block);
+  for (const StreamId other : uses->second) {
+    std::shared_ptr<Event> event = device_.create_event();
+    pool_table_[other].load(std::memory_order_acquire)->stream.record(*event);
+    pending.events.push_back(std::move(event));
+  }
+  pool.pending.push_back(std::move(pending));
+  pool.other_uses.erase(uses);
+  pool.pending_bytes += block->bytes;
+  block->used_across = false;
+  block->pending = true;
+}
+
+std::uint64_t CachingAllocator::block_bytes(const std::byte* data) const {
+  return find_block(data)->bytes;
+}
+
+// With the locks of their pools.
+void CachingAllocator::put_back_all(Block* list) {
+  while (list != nullptr) {
+    Block* const block = std::exchange(list, list->list_next);
+    block->segment->pool().put_back(block);
+  }
+}
+
+// What this thread keeps of `pool`; false: nothing.
+bool CachingAllocator::put_back_mine(StreamPool& pool) {
+  ThreadCache& cache = caches_.mine();
+  // Both at once: who looks for memory meanwhile finds it in one place or the other.
+  const std::lock_guard lock(pool.mutex);
+  const std::lock_guard cache_lock(cache.mutex);
+  Block* const mine = cache.drain(&pool);
+  put_back_all(mine);
+  return mine != nullptr;
+}
+
+// With the locks of all pools: after it every block that nobody uses is a free one.
+void CachingAllocator::drain_caches() {
+  const ThreadCaches::AllLocked locked_caches(caches_);
+  for (const auto& cache : locked_caches.caches()) put_back_all(cache->drain());
+  for (StreamPool& pool : pools_) pool.put_back_last();
+}
+
+BiasedGuests CachingAllocator::lock_pools() {
+  std::vector<BiasedMutex*> mutexes;
+  mutexes.reserve(pools_.size());
+  for (StreamPool& pool : pools_) mutexes.push_back(&pool.mutex);
+  return BiasedGuests(std::move(mutexes));
+}
+
+Block* CachingAllocator::allocate_slowly(StreamPool& pool, const AllocationRequest& request) {
+  const std::uint64_t bytes = round_up(request.bytes, BlockSpace::kAlignment);
+  bool asked = false;
+  for (;;) {
+    std::vector<EvictionCallback> callbacks;
+    {
+      const std::lock_guard growth(growth_mutex_);
+      const auto locks = lock_pools();
+      Block* block = find_under_locks(pool, bytes);
+      const bool above_soft_cap = held_pages_ * page_bytes_ + bytes > options_.soft_cap_bytes;
+      if (block == nullptr && (callbacks_.empty() || asked || !above_soft_cap)) {
+        block = allocate_under_locks(pool, bytes);
+        if (block == nullptr && (callbacks_.empty() || asked)) throw_out_of_memory(request);
+      }
+      if (block != nullptr) {
+        hand_out(pool.counts, *block, request);  // so that nobody sees one without a description
+        return block;
+      }
+      callbacks = callbacks_;
+    }
+    asked = true;
+    for (const EvictionCallback& callback : callbacks) callback(bytes);
+  }
+}
+
+std::byte* CachingAllocator::try_allocate(const AllocationRequest& request) {
+  if (request.bytes == 0 || request.bytes > capacity_bytes_) return nullptr;
+  SLUICE_CHECK_MSG(request.stream < pool_count_.load(std::memory_order_acquire),
+                   "a stream that was not added");
+  StreamPool& pool = *pool_table_[request.stream].load(std::memory_order_acquire);
+  const std::uint64_t bytes = round_up(request.bytes, BlockSpace::kAlignment);
+  const std::lock_guard growth(growth_mutex_);
+  const auto locks = lock_pools();
+  Block* block = find_under_locks(pool, bytes);
+  if (block == nullptr) block = allocate_under_locks(pool, bytes);
+  if (block == nullptr) return nullptr;
+  hand_out(pool.counts, *block, request);
+  return reinterpret_cast<std::byte*>(block->address);
+}
+
+// A free block, once all that threads keep and other streams have finished with is free.
+Block* CachingAllocator::find_under_locks(StreamPool& pool, std::uint64_t bytes) {
+  ++slow_count_;
+  drain_caches();
+  for (StreamPool& one : pools_) one.settle_all();
+  BlockSpace& space = pool.space_for(bytes);
+  Block* const block = space.find_free(bytes);
+  return block == nullptr ? nullptr : space.take(block, bytes);
+}
+
+Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t bytes) {
+  // Not even addresses are reserved for what can never fit.
+  if (bytes > std::min(pages_.ledger().cap_bytes(Tier::kDevice), capacity_bytes_)) {
+    return nullptr;
+  }
+  std::uint64_t used_bytes = bytes;  // pending blocks are not: they can be waited for
+  for (const StreamPool& one : pools_) {
+    used_bytes += one.small.used_bytes() + one.large.used_bytes() - one.pending_bytes;
+  }
+  const auto roomy_bytes =
+      static_cast<std::uint64_t>(static_cast<double>(used_bytes) * (1.0 + options_.growth_slack));
+  unstitched_pages_ = std::max(unstitched_pages_, roomy_bytes / page_bytes_);
+  PageMover mover(*this, pool);
+  // Rather than grow beyond that, a stream is made to wait for another.
+  if (held_pages_ * page_bytes_ + bytes > unstitched_pages_ * page_bytes_ &&
+      mover.wait_for_pending(bytes, false)) {
+    BlockSpace& space = pool.space_for(bytes);
+    if (Block* const block = space.find_free(bytes)) {
+      return space.take(block, bytes);
+    }
+  }
+  if (Block* const block = mover.make_room(bytes, false)) return block;
+  pages_.trim();  // handles of the other size that nobody uses
+  do {
+    BlockSpace& space = pool.space_for(bytes);
+    if (Block* const block = space.find_free(bytes)) {
+      return space.take(block, bytes);
+    }
+    if (Block* const block = mover.make_room(bytes, true)) return block;
+  } while (mover.wait_for_pending(bytes, true));
+  return nullptr;
+}
+
+std::uint64_t CachingAllocator::remap_budget() const {
+  constexpr std::uint64_t kLeast = 8192;
+  return options_.remap_budget_pages.value_or(std::max(kLeast, 2 * held_pages_));
+}
+
+void CachingAllocator::begin_step() {
+  const std::lock_guard growth(growth_mutex_);
+  step_remaps_ = 0;
+  if (options_.recorder != nullptr) options_.recorder->record(MemoryAction::kStep, 0, 0, 0);
+}
+
+void CachingAllocator::release_cached() {
+  const std::lock_guard growth(growth_mutex_);
+  const auto locks = lock_pools();
+  drain_caches();
+  release_cached_locked();
+}
+
+void CachingAllocator::release_cached_locked() {
+  const Deadline deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
+  ++flushes_;
+  for (StreamPool& pool : pools_) {
+    pool.stream.synchronize(deadline);
+    ++synchronisations_;
+  }
+  for (StreamPool& pool : pools_) pool.settle_all();
+  for (StreamPool& pool : pools_) {
+    if (!pool.movable) continue;
+    for (BlockSpace* space : {&pool.small, &pool.large}) {
+      std::vector<Block*> blocks;
+      space->visit_large_free([&](Block* block) {
+        blocks.push_back(block);
+        return true;
+      });
+      for (Block* block : blocks) {
+        const std::uint64_t first = space->first_page(*block);
+        for (std::uint64_t n = space->page_count(*block); n-- > 0;) {
+          const std::uint64_t address = first + n * page_bytes_;
+          if (options_.recorder != nullptr) {
+            options_.recorder->record(MemoryAction::kSegmentUnmap, pool.id, address, page_bytes_);
+          }
+          PhysicalPage& page = *block->segment->slot_at(address).page;
+          space->hollow(block, address);  // from the end: `block` stays the part before
+          page.holder = nullptr;
+          while (page.aliases != nullptr) {
+            PageSlot& slot = *page.aliases;
+            page.aliases = slot.next_alias;
+            slot.mapping = Mapping();
+            slot.page = nullptr;
+            slot.next_alias = nullptr;
+            slot.busy_until = nullptr;
+          }
+          pages_.put_back(std::exchange(page.handle, nullptr));
+          spare_.push_back(&page);
+          --held_pages_;
+        }
+      }
+    }
+  }
+  pages_.trim();
+}
+
+CachingAllocatorStatistics CachingAllocator::statistics() {
+  const std::lock_guard growth(growth_mutex_);
+  const auto locks = lock_pools();
+  CachingAllocatorStatistics result;
+  std::array<std::int64_t, kCategoryCount> live{};
+  const auto add = [&](AllocationCounts& counts) {
+    settle(counts);
+    for (std::size_t c = 0; c < kCategoryCount; ++c) live[c] += counts.live_by_category[c];
+    result.allocation_count += counts.allocation_count;
+    result.free_count += counts.free_count;
+  };
+  const ThreadCaches::AllLocked all(caches_);
+  for (const auto& cache : all.caches()) {
+    add(cache->counts);
+    result.cached_bytes += cache->cached_bytes();
+    result.cache_hits += cache->counts.allocation_count;
+  }
+  for (StreamPool& pool : pools_) add(pool.counts);
+  for (std::size_t c = 0; c < kCategoryCount; ++c) {
+    result.live_by_category[c] = static_cast<std::uint64_t>(live[c]);
+  }
+  result.live_bytes = static_cast<std::uint64_t>(live_bytes_.load());
+  result.peak_live_bytes = static_cast<std::uint64_t>(peak_live_bytes_.load());
+  for (const StreamPool& pool : pools_) {
+    result.pending_bytes += pool.pending_bytes;
+    result.cached_bytes += pool.last_bytes();
+    result.used_bytes += pool.small.used_bytes() + pool.large.used_bytes();
+    result.free_bytes += pool.small.free_bytes() + pool.large.free_bytes();
+  }
+  result.used_bytes -= result.pending_bytes + result.cached_bytes;
+  result.reserved_bytes = held_pages_ * page_bytes_;
+  result.peak_reserved_bytes = peak_pages_ * page_bytes_;
+  result.slow_count = slow_count_;
+  result.fresh_pages = fresh_pages_;
+  result.remaps = remaps_;
+  result.reclaims = reclaims_;
+  result.flushes = flushes_;
+  result.event_waits = event_waits_;
+  result.synchronisations = synchronisations_;
+  return result;
+}
+
+}  // namespace sluice

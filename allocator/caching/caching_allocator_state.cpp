@@ -1,0 +1,109 @@
+// What a CachingAllocator looks like from outside: its snapshot, and what must always hold.
+#include <algorithm>
+#include <unordered_map>
+
+#include "allocator/caching/caching_allocator.hpp"
+#include "base/error.hpp"
+
+namespace sluice {
+
+MemorySnapshot CachingAllocator::snapshot() {
+  const std::lock_guard growth(growth_mutex_);
+  const auto locks = lock_pools();
+  const ThreadCaches::AllLocked caches(caches_);
+  return snapshot_locked();
+}
+
+MemorySnapshot CachingAllocator::snapshot_locked() {
+  MemorySnapshot snapshot;
+  snapshot.expandable_segments = true;
+  if (options_.recorder != nullptr) {
+    snapshot.events = options_.recorder->events();
+    snapshot.names = options_.recorder->names();
+  }
+  for (StreamPool& pool : pools_) {
+    for (const BlockSpace* space : {&pool.small, &pool.large}) {
+      // A run of blocks between hollows is a segment to whoever reads it: hollows hold nothing.
+      bool open = false;
+      space->visit_all([&](const Block& block) {
+        if (block.kind == BlockKind::kHollow) {
+          open = false;
+          return;
+        }
+        if (!open || block.previous == nullptr) {
+          SnapshotSegment segment;
+          segment.address = block.address;
+          segment.stream = pool.id;
+          segment.is_small = space == &pool.small;
+          segment.is_expandable = true;
+          snapshot.segments.push_back(std::move(segment));
+          open = true;
+        }
+        const bool is_free = block.kind == BlockKind::kFree || block.cached;
+        SnapshotSegment& segment = snapshot.segments.back();
+        segment.bytes += block.bytes;
+        segment.blocks.push_back({block.address, block.bytes, is_free ? 0 : block.requested_bytes,
+                                  is_free         ? BlockState::kFree
+                                  : block.pending ? BlockState::kPendingFree
+                                                  : BlockState::kAllocated,
+                                  block.category, block.kind == BlockKind::kUsed ? block.name : 0,
+                                  !is_free && block.untold});
+      });
+    }
+  }
+  return snapshot;
+}
+
+void CachingAllocator::check_invariants() {
+  const std::lock_guard growth(growth_mutex_);
+  const auto locks = lock_pools();
+  std::uint64_t held_pages = 0;
+  for (StreamPool& pool : pools_) {
+    pool.check_invariants();
+    std::uint64_t pending_bytes = 0;
+    for (const PendingFree& pending : pool.pending) {
+      SLUICE_CHECK(pending.block->pending && pending.block->kind == BlockKind::kUsed);
+      pending_bytes += pending.block->bytes;
+    }
+    SLUICE_CHECK(pending_bytes == pool.pending_bytes);
+    // Every byte that is not hollow lies on a page that its slot holds, and no other does.
+    for (const BlockSpace* space : {&pool.small, &pool.large}) {
+      std::uint64_t backed_bytes = 0;
+      space->visit_all([&](const Block& block) {
+        const bool hollow = block.kind == BlockKind::kHollow;
+        if (!hollow) backed_bytes += block.bytes;
+        const std::uint64_t first = block.address / page_bytes_ * page_bytes_;
+        for (std::uint64_t page = first; page < block.address + block.bytes; page += page_bytes_) {
+          SLUICE_CHECK(block.segment->slot_at(page).held() == !hollow);
+        }
+        if (block.kind == BlockKind::kUsed) {
+          SLUICE_CHECK(block.segment->find_block(block.address) == &block);
+        }
+      });
+      SLUICE_CHECK(backed_bytes % page_bytes_ == 0);
+      held_pages += backed_bytes / page_bytes_;
+    }
+    for (const auto& segment : pool.segments) {
+      for (const PageSlot& slot : segment->slots()) {
+        SLUICE_CHECK((slot.page != nullptr) == static_cast<bool>(slot.mapping));
+      }
+    }
+  }
+  SLUICE_CHECK(held_pages == held_pages_);
+  std::uint64_t pages_with_memory = 0;
+  for (const PhysicalPage& page : physical_) {
+    if (page.handle == nullptr) continue;
+    ++pages_with_memory;
+    SLUICE_CHECK(page.handle->taken && page.holder != nullptr && page.holder->page == &page);
+    bool holder_shows = false;
+    for (const PageSlot* slot = page.aliases; slot != nullptr; slot = slot->next_alias) {
+      SLUICE_CHECK(slot->page == &page);
+      if (slot == page.holder) holder_shows = true;
+    }
+    SLUICE_CHECK(holder_shows);
+  }
+  SLUICE_CHECK(pages_with_memory == held_pages_);
+  SLUICE_CHECK(spare_.size() + pages_with_memory == physical_.size());
+}
+
+}  // namespace sluice

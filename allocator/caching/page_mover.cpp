@@ -1,0 +1,360 @@
+#include "allocator/caching/page_mover.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/error.hpp"
+
+namespace sluice {
+namespace {
+
+// What a hollow page costs, in pages to be mapped. One that is shown there already costs little;
+// another that is shown there must be unmapped first; where work on that may be queued, the host
+// would have to wait: other addresses are taken instead.
+constexpr double kShown = 1.0 / 16;
+constexpr double kEmpty = 1.0;
+constexpr double kStale = 1.5;
+constexpr double kBusy = 1e9;
+
+constexpr std::size_t kMostLooks = 1024;  // at victims, for each that is chosen
+
+}  // namespace
+
+void PageMover::collect_victims() {
+  victims_.clear();
+  for (StreamPool& pool : allocator_.pools_) {
+    if (!pool.movable) continue;
+    for (BlockSpace* space : {&pool.small, &pool.large}) {
+      space->visit_large_free([&](Block* block) {
+        const std::uint64_t first = space->first_page(*block);
+        const std::uint64_t bytes = space->page_count(*block) * allocator_.page_bytes_;
+        add_victim({block, &pool, space, first + bytes}, first);
+        return true;
+      });
+    }
+  }
+}
+
+void PageMover::add_victim(const Victim& victim, std::uint64_t first) {
+  if (first < victim.end) victims_.emplace(first, victim);
+}
+
+PageMover::Victims::iterator PageMover::find_victim(std::uint64_t page_address) {
+  const auto after = victims_.upper_bound(page_address);
+  if (after == victims_.begin()) return victims_.end();
+  const auto victim = std::prev(after);
+  return page_address < victim->second.end ? victim : victims_.end();
+}
+
+std::uint64_t PageMover::pages_of(const Victims::value_type& victim) const {
+  return (victim.second.end - victim.first) / allocator_.page_bytes_;
+}
+
+void PageMover::set_window(Block* block, std::uint64_t begin, std::uint64_t end) {
+  run_ = block;
+  while (run_->previous != nullptr && run_->previous->kind != BlockKind::kUsed) {
+    run_ = run_->previous;
+  }
+  const std::uint64_t page_bytes = allocator_.page_bytes_;
+  const std::uint64_t window_begin = begin / page_bytes * page_bytes;
+  const std::uint64_t window_end = round_up(end, page_bytes);
+  for (Block* one = run_; one != nullptr && one->kind != BlockKind::kUsed; one = one->next) {
+    if (one->kind != BlockKind::kFree) continue;
+    const auto found = victims_.find(round_up(one->address, page_bytes));
+    if (found == victims_.end()) continue;
+    const std::uint64_t first = found->first;
+    Victim before = found->second;
+    Victim after = before;
+    before.block = after.block = nullptr;
+    victims_.erase(found);
+    before.end = std::min(before.end, window_begin);
+    add_victim(before, first);
+    add_victim(after, std::max(first, window_end));
+  }
+}
+
+Block* PageMover::block_in_run(std::uint64_t address) const {
+  Block* block = run_;
+  while (block->address + block->bytes <= address) block = block->next;
+  return block;
+}
+
+void PageMover::add_segment(BlockSpace& space, std::uint64_t bytes) {
+  const bool is_small = &space == &requester_.small;
+  // Small blocks need few addresses; whoever asks for more than a segment gets one as large.
+  const std::uint64_t usual_bytes = allocator_.options_.segment_bytes / (is_small ? 16 : 1);
+  const std::uint64_t page_bytes = allocator_.page_bytes_;
+  const std::uint64_t segment_bytes = round_up(std::max(usual_bytes, bytes), page_bytes);
+  auto segment = std::make_unique<AddressSegment>(allocator_.device_.reserve(segment_bytes),
+                                                  page_bytes, requester_, is_small);
+  AddressSegment& added = *requester_.segments.emplace_back(std::move(segment));
+  try {
+    allocator_.publish_segments();
+  } catch (...) {
+    requester_.segments.pop_back();
+    throw;
+  }
+  space.add_range(added.base(), added.bytes(), &added);
+}
+
+double PageMover::cost_of(const AddressSegment& segment, std::uint64_t page_address) {
+  const PageSlot& slot = segment.slot_at(page_address);
+  if (slot.page == nullptr) return kEmpty;
+  const PageSlot* const holder = slot.page->holder;
+  if (find_victim(holder->segment->address_of(*holder)) != victims_.end()) return kShown;
+  const bool busy = slot.busy_until != nullptr && !slot.busy_until->done();
+  return busy ? kBusy : kStale;
+}
+
+Block* PageMover::make_room(std::uint64_t bytes, bool by_all_means) {
+  BlockSpace& space = requester_.space_for(bytes);
+  collect_victims();
+  const auto cost = [this](const AddressSegment& segment, std::uint64_t page) {
+    return cost_of(segment, page);
+  };
+  auto window = space.find_window(bytes, cost);
+  if (!window || window->cost >= kBusy) {
+    add_segment(space, bytes);
+    window = space.find_window(bytes, cost);
+  }
+  SLUICE_CHECK(window.has_value());
+  const std::uint64_t page_bytes = allocator_.page_bytes_;
+  const std::uint64_t end = window->address + bytes;
+  set_window(window->first, window->address, end);
+  std::vector<std::uint64_t> missing;
+  for (const Block* block = window->first; block != nullptr && block->address < end;
+       block = block->next) {
+    if (block->kind != BlockKind::kHollow) continue;
+    const std::uint64_t low = std::max(block->address, window->address / page_bytes * page_bytes);
+    const std::uint64_t high = std::min(block->address + block->bytes, end);
+    for (std::uint64_t page = low; page < high; page += page_bytes) missing.push_back(page);
+  }
+  const auto fill = [&](std::uint64_t page) {
+    space.fill(block_in_run(page), page);
+    record(MemoryAction::kSegmentMap, requester_, page);
+  };
+  // First what is shown already: a page that is taken for another place is not.
+  std::erase_if(missing, [&](std::uint64_t page) {
+    space.reserve_records(kMoveRecords);  // so that a page that is there can be filled in
+    if (!reclaim(run_->segment->slot_at(page))) return false;
+    fill(page);
+    return true;
+  });
+  for (std::size_t i = 0; i < missing.size(); ++i) {
+    space.reserve_records(kMoveRecords);
+    PageSlot& slot = run_->segment->slot_at(missing[i]);
+    const std::uint64_t wanted_pages = missing.size() - i;
+    const bool grows = allocator_.held_pages_ < allocator_.unstitched_pages_;
+    const bool steals = !grows && allocator_.step_remaps_ < allocator_.remap_budget();
+    const bool has_page = (steals && steal(slot, wanted_pages)) || take_fresh(slot) ||
+                          (by_all_means && steal(slot, wanted_pages));
+    if (!has_page) return nullptr;
+    fill(missing[i]);
+  }
+  return space.take_at(block_in_run(window->address), window->address, bytes);
+}
+
+bool PageMover::reclaim(PageSlot& slot) {
+  if (slot.page == nullptr) return false;
+  PageSlot& holder = *slot.page->holder;
+  const auto victim = find_victim(holder.segment->address_of(holder));
+  if (victim == victims_.end()) return false;
+  move(victim, holder, slot);
+  ++allocator_.reclaims_;
+  return true;
+}
+
+bool PageMover::steal(PageSlot& slot, std::uint64_t wanted_pages) {
+  auto victim = victims_.find(current_victim_);
+  if (victim == victims_.end()) victim = choose_victim(wanted_pages);
+  if (victim == victims_.end()) return false;
+  current_victim_ = victim->first;
+  // From the end, so that the rest still begins where it did.
+  const std::uint64_t page_address = victim->second.end - allocator_.page_bytes_;
+  const Block* const block =
+      victim->second.block != nullptr ? victim->second.block : run_;  // of the same segment
+  PageSlot& from = block->segment->slot_at(page_address);
+  show(slot, *from.page);
+  move(victim, from, slot);
+  ++allocator_.remaps_;
+  ++allocator_.step_remaps_;
+  return true;
+}
+
+bool PageMover::take_fresh(PageSlot& slot) {
+  if (allocator_.spare_.empty()) {
+    allocator_.spare_.reserve(allocator_.physical_.size() + 1);
+    allocator_.spare_.push_back(&allocator_.physical_.emplace_back());
+  }
+  PagePool::Handle* const handle = allocator_.pages_.try_take_page(allocator_.options_.category);
+  if (handle == nullptr) return false;
+  PhysicalPage& page = *allocator_.spare_.back();
+  page.handle = handle;
+  try {
+    show(slot, page);
+  } catch (...) {
+    allocator_.pages_.put_back(handle);
+    page.handle = nullptr;
+    throw;
+  }
+  allocator_.spare_.pop_back();
+  page.holder = &slot;
+  ++allocator_.fresh_pages_;
+  ++allocator_.held_pages_;
+  allocator_.peak_pages_ = std::max(allocator_.peak_pages_, allocator_.held_pages_);
+  return true;
+}
+
+// The requester's own memory first: another stream's costs a wait. Of these the smallest block that
+// suffices, so that large ones stay whole; else the largest.
+PageMover::Victims::iterator PageMover::choose_victim(std::uint64_t wanted_pages) {
+  auto best = victims_.end();
+  std::uint64_t best_pages = 0;
+  std::size_t looks = 0;
+  for (auto victim = victims_.begin(); victim != victims_.end(); ++victim) {
+    const std::uint64_t pages = pages_of(*victim);
+    if (best != victims_.end()) {
+      if (++looks > kMostLooks) break;
+      const bool own = victim->second.pool == &requester_;
+      const bool best_own = best->second.pool == &requester_;
+      if (own != best_own) {
+        if (best_own) continue;
+      } else if (best_pages >= wanted_pages ? (pages < wanted_pages || pages >= best_pages)
+                                            : pages <= best_pages) {
+        continue;
+      }
+    }
+    best = victim;
+    best_pages = pages;
+  }
+  return best;
+}
+
+void PageMover::move(Victims::iterator victim, PageSlot& from, PageSlot& slot) {
+  const Victim giver = victim->second;
+  const std::uint64_t page_address = from.segment->address_of(from);
+  const std::uint64_t page_end = page_address + allocator_.page_bytes_;
+  const std::shared_ptr<Event> event = event_of(*giver.pool);
+  giver.space->reserve_records(kMoveRecords);
+  Victim* const after =
+      page_end < giver.end ? &victims_.emplace(page_end, giver).first->second : nullptr;
+  // From here on nothing throws.
+  if (victim->first < page_address) {
+    victim->second.end = page_address;
+  } else {
+    victims_.erase(victim);
+  }
+  from.busy_until = event;
+  slot.busy_until = nullptr;
+  slot.page->holder = &slot;
+  const bool in_run = giver.block == nullptr;
+  Block* const block = in_run ? block_in_run(page_address) : giver.block;
+  const Block* const hollow = giver.space->hollow(block, page_address);
+  record(MemoryAction::kSegmentUnmap, *giver.pool, page_address);
+  if (after != nullptr && !in_run) after->block = hollow->next;
+}
+
+void PageMover::record(MemoryAction action, const StreamPool& pool, std::uint64_t page_address) {
+  MemoryRecorder* const recorder = allocator_.options_.recorder;
+  if (recorder == nullptr) return;
+  recorder->record(action, pool.id, page_address, allocator_.page_bytes_);
+}
+
+void PageMover::show(PageSlot& slot, PhysicalPage& page) {
+  if (slot.page != nullptr) {
+    if (slot.busy_until != nullptr && !slot.busy_until->done()) {
+      ++allocator_.synchronisations_;
+      slot.busy_until->synchronize(Deadline::after_seconds(kDefaultDeadlineSeconds),
+                                   "work on addresses that are to show another page");
+    }
+    PageSlot** link = &slot.page->aliases;
+    while (*link != &slot) link = &(*link)->next_alias;
+    *link = slot.next_alias;
+    slot.page = nullptr;
+    slot.mapping = Mapping();
+  }
+  AddressSegment& segment = *slot.segment;
+  slot.mapping = allocator_.device_.map(segment.range(), segment.address_of(slot) - segment.base(),
+                                        page.handle->block);
+  slot.busy_until = nullptr;
+  slot.page = &page;
+  slot.next_alias = page.aliases;
+  page.aliases = &slot;
+}
+
+const std::shared_ptr<Event>& PageMover::event_of(StreamPool& pool) {
+  std::shared_ptr<Event>& event = events_[&pool];
+  if (event == nullptr) {
+    event = allocator_.device_.create_event();
+    pool.stream.record(*event);
+    if (&pool != &requester_) {
+      requester_.stream.wait(*event);
+      ++allocator_.event_waits_;
+    }
+  }
+  return event;
+}
+
+bool PageMover::wait_for_pending(std::uint64_t bytes, bool even_if_pages_suffice) {
+  struct Candidate {
+    StreamPool* pool;
+    std::size_t index;
+    std::uint64_t pages;
+    std::uint64_t bytes;
+  };
+  const BlockSpace& space = requester_.space_for(bytes);
+  std::vector<Candidate> candidates;
+  const auto sufficient = [&](const Candidate& one, std::uint64_t missing_pages) {
+    const Block& block = *one.pool->pending[one.index].block;
+    return one.pages >= missing_pages ||
+           (&one.pool->space_of(block) == &space && one.bytes >= bytes);
+  };
+  for (StreamPool& pool : allocator_.pools_) {
+    for (std::size_t i = 0; i < pool.pending.size(); ++i) {
+      const Block& block = *pool.pending[i].block;
+      const std::uint64_t pages = pool.movable ? pool.space_of(block).page_count(block) : 0;
+      candidates.push_back({&pool, i, pages, block.bytes});
+    }
+  }
+  if (candidates.empty()) return false;
+  collect_victims();
+  const std::uint64_t whole_pages =
+      round_up(bytes, allocator_.page_bytes_) / allocator_.page_bytes_;
+  std::uint64_t found_pages = 0;
+  for (const auto& victim : victims_) found_pages += pages_of(victim);
+  if (found_pages >= whole_pages && !even_if_pages_suffice) return false;
+  found_pages = std::min(found_pages, whole_pages - 1);
+  const std::uint64_t missing_pages = whole_pages - found_pages;
+  std::sort(candidates.begin(), candidates.end(),
+            [](const Candidate& a, const Candidate& b) { return a.bytes > b.bytes; });
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  for (std::size_t i = candidates.size(); i-- > 0 && end == 0;) {
+    if (sufficient(candidates[i], missing_pages)) begin = i, end = i + 1;
+  }
+  if (end == 0) {
+    for (std::uint64_t pages = 0; end < candidates.size() && pages < missing_pages; ++end) {
+      pages += candidates[end].pages;
+    }
+  }
+  // From the back of each queue, so that indices stay.
+  std::sort(candidates.begin() + static_cast<std::ptrdiff_t>(begin),
+            candidates.begin() + static_cast<std::ptrdiff_t>(end),
+            [](const Candidate& a, const Candidate& b) { return a.index > b.index; });
+  for (std::size_t i = begin; i < end; ++i) {
+    StreamPool& pool = *candidates[i].pool;
+    const auto place = pool.pending.begin() + static_cast<std::ptrdiff_t>(candidates[i].index);
+    for (const auto& event : place->events) {
+      pool.stream.wait(*event);
+      ++allocator_.event_waits_;
+    }
+    Block* const block = place->block;
+    pool.pending.erase(place);
+    pool.pending_bytes -= block->bytes;
+    pool.put_back(block);
+    events_.erase(&pool);  // recorded before that wait: the block's pages need a later one
+  }
+  return true;
+}
+
+}  // namespace sluice

@@ -1,0 +1,601 @@
+#include "allocator/caching/planning_allocator.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "allocator/caching/oom_report.hpp"
+#include "base/error.hpp"
+#include "base/log.hpp"
+
+namespace sluice {
+namespace {
+
+// So many unexpected calls in a row, found in a row further on in the plan, are taken for the place
+// where the step has come to.
+constexpr std::size_t kStrangersToMove = 4;
+// After so many searches in vain the rest of the step is answered without plan: each looks at all
+// that is left of it.
+constexpr std::uint32_t kMostSearches = 16;
+
+}  // namespace
+
+PlanningAllocator::PlanningAllocator(Device& device, CachingAllocator& allocator,
+                                     const PlanningAllocatorOptions& options)
+    : device_(device), allocator_(allocator), recorder_(allocator.recorder()), options_(options) {}
+
+PlanningAllocator::~PlanningAllocator() {
+  if (coming_.valid()) coming_.wait();
+  if (has_plan()) drop_plan();
+  for (const Arena& arena : retired_) {
+    for (const auto& [offset, tenant] : arena.tenants) tell_free(arena.data + offset, tenant);
+    give_back(arena);
+  }
+}
+
+StreamId PlanningAllocator::add_stream(Stream& stream, bool movable) {
+  const std::lock_guard lock(mutex_);
+  const StreamId id = allocator_.add_stream(stream, movable);
+  if (streams_.size() <= id) {
+    streams_.resize(id + 1);
+    movable_.resize(id + 1);
+  }
+  streams_[id] = &stream;
+  movable_[id] = movable;
+  return id;
+}
+
+std::byte* PlanningAllocator::allocate(const AllocationRequest& request) {
+  if (request.bytes == 0) return nullptr;
+  const Call call{request.stream, round_up(request.bytes, BlockSpace::kAlignment)};
+  bool is_fixed = false;
+  {
+    const std::lock_guard lock(mutex_);
+    is_fixed = call.stream < movable_.size() && !movable_[call.stream];
+    if (has_plan() && !is_fixed) {
+      if (std::byte* const data = allocate_planned(request, call)) {
+        ++statistics_.planned_count;
+        return data;
+      }
+      ++statistics_.fallback_count;
+    }
+  }
+  std::byte* const data = allocate_unplanned(request);
+  if (is_fixed) return data;
+  const std::lock_guard lock(mutex_);
+  if (!has_plan()) record_allocation(data, call);
+  return data;
+}
+
+std::byte* PlanningAllocator::allocate_unplanned(const AllocationRequest& request) {
+  for (;;) {
+    try {
+      return allocator_.allocate(request);
+    } catch (const OutOfMemoryReported& error) {
+      const std::lock_guard lock(mutex_);
+      // Beside an arena that nobody uses, there is room without it; else without it from the next
+      // step.
+      if (!has_plan() || arena_.live_count > 0) {
+        drop_at_mark_ = has_plan();
+        throw_with_arenas(error);
+      }
+      drop_plan();
+    }
+  }
+}
+
+// As they are now: what other threads did since the request failed is in it.
+void PlanningAllocator::throw_with_arenas(const OutOfMemoryReported& error) {
+  const std::vector<ArenaBlocks> arenas = blocks_in_arenas();
+  if (arenas.empty()) throw OutOfMemoryReported(error.report);
+  OomReport report = *error.report;
+  for (const ArenaBlocks& arena : arenas) add_arena(report, arena.bytes, arena.blocks);
+  if (report.record != nullptr) {
+    report.record = std::make_shared<const MemorySnapshot>(snapshot_locked());
+  }
+  throw OutOfMemoryReported(std::make_shared<const OomReport>(std::move(report)));
+}
+
+std::byte* PlanningAllocator::allocate_planned(const AllocationRequest& request, const Call& call) {
+  std::size_t next = cursor_;
+  while (next < plan_.events.size() && !plan_.events[next].is_alloc) ++next;
+  if (next == plan_.events.size()) return nullptr;
+  const StepPlan::Event& event = plan_.events[next];
+  if (event.stream != call.stream || event.bytes != call.bytes) {
+    find_place_again(call);
+    return nullptr;
+  }
+  pass_frees();  // up to `next`; a call that is not expected leaves them to come
+  strangers_.clear();
+  std::byte* data = nullptr;
+  if (event.buffer != kNotPlanned) {
+    if (places_[event.buffer].live ||
+        (!late_.empty() && overlaps_late(plan_.buffers[event.buffer]))) {
+      diverged_ = true;
+    } else {
+      data = hand_out(event.buffer, request);
+    }
+  }
+  ++cursor_;  // last: a call that throws may be made again
+  return data;
+}
+
+std::byte* PlanningAllocator::hand_out(std::uint32_t index, const AllocationRequest& request) {
+  const StreamId stream = request.stream;
+  const PlannedBuffer& buffer = plan_.buffers[index];
+  Place& place = places_[index];
+  const auto is_stale = [&](const PlannedBuffer::Wait& wait) {
+    // What the plan waits for was freed elsewhere than planned, or did not come from the arena.
+    const Place& released = places_[wait.buffer];
+    const bool in_this_step = released.free_index < cursor_;
+    return released.freed_step != statistics_.step_count - (in_this_step ? 0 : 1);
+  };
+  if (diverged_ || std::any_of(buffer.waits.begin(), buffer.waits.end(), is_stale)) [[unlikely]] {
+    wait_for_all_others(stream);
+  } else {
+    for (const PlannedBuffer::Wait& wait : buffer.waits) {
+      const std::vector<StreamId>& recorded = plan_.buffers[wait.buffer].release_streams;
+      const auto at = std::find(recorded.begin(), recorded.end(), wait.stream) - recorded.begin();
+      streams_[stream]->wait(*places_[wait.buffer].releases[static_cast<std::size_t>(at)]);
+      ++statistics_.event_waits;
+    }
+  }
+  place.live = true;
+  holders_[place.slot] = index;
+  ++arena_.live_count;
+  ++step_planned_count_;
+  statistics_.arena_live_bytes += buffer.bytes;
+  place.tenant = {request.bytes, stream, request.name, request.category};
+  std::byte* const data = arena_.data + buffer.offset;
+  if (recorder_ != nullptr) [[unlikely]] {
+    recorder_->record(MemoryAction::kAlloc, stream, reinterpret_cast<std::uint64_t>(data),
+                      request.bytes, request.category, request.name);
+  }
+  return data;
+}
+
+// Up to the next allocation. What the plan frees on the way and the caller has not is late.
+void PlanningAllocator::pass_frees() {
+  while (cursor_ < plan_.events.size() && !plan_.events[cursor_].is_alloc) {
+    const std::uint32_t buffer = plan_.events[cursor_++].buffer;
+    Place& place = places_[buffer];
+    if (!place.live || place.late) continue;
+    late_.push_back(buffer);  // has room for all
+    place.late = true;
+  }
+}
+
+bool PlanningAllocator::overlaps_late(const PlannedBuffer& buffer) const {
+  return std::any_of(late_.begin(), late_.end(), [&](std::uint32_t index) {
+    const PlannedBuffer& late = plan_.buffers[index];
+    return late.offset < buffer.offset + buffer.bytes && buffer.offset < late.offset + late.bytes;
+  });
+}
+
+// The call is not what is expected: something new (the next call may be the expected one), or the
+// step has left something out. Then the last calls in a row stand together further on.
+void PlanningAllocator::find_place_again(const Call& call) {
+  strangers_.push_back(call);
+  if (strangers_.size() < kStrangersToMove) return;
+  if (++failed_searches_ > kMostSearches) {
+    strangers_.clear();
+    return;
+  }
+  std::size_t matched = 0;
+  std::size_t first = 0;  // event of the first match
+  for (std::size_t i = cursor_; i < plan_.events.size(); ++i) {
+    const StepPlan::Event& event = plan_.events[i];
+    if (!event.is_alloc) continue;
+    const Call& wanted = strangers_[matched];
+    if (event.stream == wanted.stream && event.bytes == wanted.bytes) {
+      if (matched == 0) first = i;
+      if (++matched < strangers_.size()) continue;
+      while (cursor_ <= i) {
+        pass_frees();
+        ++cursor_;  // an allocation that is skipped, or was answered otherwise
+      }
+      strangers_.clear();
+      diverged_ = true;
+      --failed_searches_;
+      return;
+    }
+    if (matched > 0) i = first;  // its successors may begin a match
+    matched = 0;
+  }
+  strangers_.erase(strangers_.begin());
+}
+
+// Behind everything that the other streams have queued: what was freed, was freed before now.
+void PlanningAllocator::wait_for_all_others(StreamId stream) {
+  for (std::size_t other = 0; other < streams_.size(); ++other) {
+    if (other == stream || streams_[other] == nullptr) continue;
+    const std::unique_ptr<Event> event = device_.create_event();
+    streams_[other]->record(*event);
+    streams_[stream]->wait(*event);
+    ++statistics_.event_waits;
+  }
+}
+
+void PlanningAllocator::free(std::byte* data) {
+  if (data == nullptr) return;
+  {
+    const std::lock_guard lock(mutex_);
+    if (has_plan()) {
+      // Past frees of what was not handed out, or is free already.
+      while (cursor_ < plan_.events.size() && !plan_.events[cursor_].is_alloc) {
+        const std::uint32_t expected = plan_.events[cursor_].buffer;
+        if (places_[expected].live) {
+          if (data != arena_.data + plan_.buffers[expected].offset) break;
+          free_planned(expected);
+          ++cursor_;
+          return;
+        }
+        ++cursor_;
+      }
+      if (arena_.holds(data)) {
+        free_planned(holder_of(data));
+        // Of several that end before a place is used again the plan waits for the last on each
+        // stream; now another may be the last.
+        if (has_waits_) diverged_ = true;
+        return;
+      }
+    }
+    for (Arena& arena : retired_) {
+      if (!arena.holds(data)) continue;
+      const auto offset = static_cast<std::uint64_t>(data - arena.data);
+      const auto tenant = arena.tenants.find(offset);
+      SLUICE_CHECK_MSG(tenant != arena.tenants.end(), "not a block in use");
+      tell_free(data, tenant->second);
+      arena.tenants.erase(tenant);
+      if (--arena.live_count == 0) {
+        give_back(arena);
+        retired_.erase(retired_.begin() + (&arena - retired_.data()));
+      }
+      return;
+    }
+    record_free(data);
+  }
+  allocator_.free(data);
+}
+
+void PlanningAllocator::free_planned(std::uint32_t index) {
+  const PlannedBuffer& buffer = plan_.buffers[index];
+  Place& place = places_[index];
+  // What may throw comes first: then the block is not freed.
+  if (!buffer.release_streams.empty()) {
+    place.releases.resize(buffer.release_streams.size());
+    for (std::size_t i = 0; i < buffer.release_streams.size(); ++i) {
+      if (place.releases[i] == nullptr) place.releases[i] = device_.create_event();
+      streams_[buffer.release_streams[i]]->record(*place.releases[i]);
+    }
+  }
+  // Used by streams that the plan knows nothing of: its waits do not suffice.
+  if (!place.uses.empty()) [[unlikely]] {
+    for (const StreamId use : place.uses) {
+      const std::vector<StreamId>& planned = buffer.uses;
+      if (std::find(planned.begin(), planned.end(), use) == planned.end()) diverged_ = true;
+    }
+    place.uses.clear();
+  }
+  tell_free(arena_.data + buffer.offset, place.tenant);
+  place.live = false;
+  place.freed_step = statistics_.step_count;
+  --arena_.live_count;
+  statistics_.arena_live_bytes -= buffer.bytes;
+  if (place.late) [[unlikely]] {
+    place.late = false;
+    std::erase(late_, index);
+  }
+}
+
+void PlanningAllocator::tell_free(const std::byte* data, const Tenant& tenant) {
+  if (recorder_ == nullptr) [[likely]]
+    return;
+  recorder_->record_free(tenant.stream, reinterpret_cast<std::uint64_t>(data), tenant.bytes,
+                         tenant.category, tenant.name);
+}
+
+// The live buffer that begins at `data`.
+std::uint32_t PlanningAllocator::holder_of(const std::byte* data) const {
+  const auto offset = static_cast<std::uint64_t>(data - arena_.data);
+  const auto found = std::lower_bound(offsets_.begin(), offsets_.end(), offset);
+  SLUICE_CHECK_MSG(found != offsets_.end() && *found == offset, "not the start of a block");
+  const std::uint32_t holder = holders_[static_cast<std::size_t>(found - offsets_.begin())];
+  SLUICE_CHECK_MSG(holder != kNotPlanned && places_[holder].live, "freed twice");
+  return holder;
+}
+
+void PlanningAllocator::record_use(std::byte* data, StreamId stream) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (has_plan() && arena_.holds(data)) {
+      const std::uint32_t buffer = holder_of(data);
+      if (plan_.buffers[buffer].stream == stream) return;
+      std::vector<StreamId>& uses = places_[buffer].uses;
+      if (std::find(uses.begin(), uses.end(), stream) == uses.end()) uses.push_back(stream);
+      return;
+    }
+    // A dropped plan's arena is given back behind the work of all streams.
+    if (std::any_of(retired_.begin(), retired_.end(),
+                    [&](const Arena& arena) { return arena.holds(data); })) {
+      return;
+    }
+    const auto origin = origins_.find(data);
+    if (origin != origins_.end()) {
+      std::vector<StreamId>& uses = origin->second.uses;
+      if (std::find(uses.begin(), uses.end(), stream) == uses.end()) uses.push_back(stream);
+    }
+  }
+  allocator_.record_use(data, stream);
+}
+
+void PlanningAllocator::record_allocation(const std::byte* data, const Call& call) {
+  StepEvent event;
+  event.stream = call.stream;
+  event.bytes = call.bytes;
+  event.number = now_.allocation_count++;
+  origins_[data] = {statistics_.step_count, event.number, {}};
+  now_.events.push_back(std::move(event));
+}
+
+void PlanningAllocator::record_free(const std::byte* data) {
+  const auto found = origins_.find(data);
+  if (found == origins_.end()) return;  // older than what is watched
+  Origin origin = std::move(found->second);
+  origins_.erase(found);
+  const std::uint64_t steps_ago = statistics_.step_count - origin.step;
+  if (has_plan() || steps_ago > 1) return;
+  StepEvent event;
+  event.kind = StepEvent::Kind::kFree;
+  event.number = origin.number;
+  event.steps_ago = static_cast<std::uint32_t>(steps_ago);
+  std::sort(origin.uses.begin(), origin.uses.end());
+  event.uses = std::move(origin.uses);
+  now_.events.push_back(std::move(event));
+}
+
+// What may take long (a plan, stitching the arena) is done without the lock.
+void PlanningAllocator::begin_step() {
+  std::function<StepPlan()> plan;
+  bool settle = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (has_plan()) {
+      end_planned_step();
+      // Once a whole step was served by the plan, what the steps before it needed can go.
+      settle = has_plan() && ++statistics_.planned_step_count == 1;
+    } else if (!is_installing_) {
+      plan = end_watched_step();
+      is_installing_ = plan != nullptr;
+    }
+    ++statistics_.step_count;
+  }
+  allocator_.begin_step();
+  if (settle) allocator_.release_cached();
+  if (plan == nullptr) return;
+  try {
+    install(plan());
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    is_installing_ = false;
+    throw;
+  }
+  const std::lock_guard lock(mutex_);
+  is_installing_ = false;
+}
+
+void PlanningAllocator::end_planned_step() {
+  while (cursor_ < plan_.events.size()) {
+    pass_frees();
+    if (cursor_ == plan_.events.size()) break;
+    if (plan_.events[cursor_++].buffer != kNotPlanned) diverged_ = true;
+  }
+  cursor_ = 0;
+  strangers_.clear();
+  if (std::exchange(diverged_, false)) {
+    ++statistics_.diverged_steps;
+    // From here the waits of the plan suffice again.
+    for (StreamId stream = 0; stream < streams_.size(); ++stream) {
+      if (streams_[stream] != nullptr) wait_for_all_others(stream);
+    }
+  }
+  const bool good = static_cast<double>(step_planned_count_) >=
+                    options_.least_match * static_cast<double>(plan_allocation_count_);
+  bad_steps_ = good ? 0 : bad_steps_ + 1;
+  step_planned_count_ = 0;
+  failed_searches_ = 0;
+  if (bad_steps_ == 2 || std::exchange(drop_at_mark_, false)) drop_plan();
+}
+
+std::function<StepPlan()> PlanningAllocator::end_watched_step() {
+  const StepRecording before = std::exchange(before_, std::exchange(now_, {}));
+  const bool compares = !std::exchange(is_first_step_, statistics_.step_count == 0);
+  if (coming_.valid()) {
+    if (coming_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return nullptr;
+    return [this] { return coming_.get(); };
+  }
+  // What came before the first mark is no step.
+  if (!compares || before_.allocation_count == 0 || statistics_.step_count < next_try_ ||
+      matching_share(before, before_) < options_.least_match) {
+    return nullptr;
+  }
+  const auto make = [plan = options_.plan, before, step = before_] { return plan(before, step); };
+  if (!options_.in_background) return make;
+  coming_ = std::async(std::launch::async, make);
+  return nullptr;
+}
+
+void PlanningAllocator::install(StepPlan plan) {
+  StreamId first = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    while (first < movable_.size() && !movable_[first]) ++first;
+    if (plan.arena_bytes == 0 || first == movable_.size()) return;
+  }
+  Arena arena{allocator_.try_allocate({plan.arena_bytes, first, Category::kActivation, 0, true}),
+              plan.arena_bytes,
+              0,
+              {}};
+  const std::lock_guard lock(mutex_);
+  if (arena.data == nullptr) {
+    if (failed_tries_ == 0) {
+      log(LogLevel::kInfo, "no room for an arena of " + format_bytes(plan.arena_bytes) +
+                               " beside what is held between steps");
+    }
+    next_try_ =
+        statistics_.step_count + (std::uint64_t{1} << std::min<std::uint64_t>(failed_tries_, 10));
+    ++failed_tries_;
+    return;
+  }
+  try {
+    prepare(plan);
+    for (StreamId stream = 0; stream < streams_.size(); ++stream) {
+      if (stream != first && streams_[stream] != nullptr) wait_for_all_others(stream);
+    }
+  } catch (...) {
+    give_back(arena);
+    throw;
+  }
+  plan_ = std::move(plan);
+  arena_ = std::move(arena);
+  ++statistics_.plan_count;
+  statistics_.arena_bytes = arena_.bytes;
+  statistics_.arena_live_bytes = 0;
+}
+
+// All that belongs to a plan that is about to be used.
+void PlanningAllocator::prepare(const StepPlan& plan) {
+  offsets_.clear();
+  for (const PlannedBuffer& buffer : plan.buffers) offsets_.push_back(buffer.offset);
+  std::sort(offsets_.begin(), offsets_.end());
+  offsets_.erase(std::unique(offsets_.begin(), offsets_.end()), offsets_.end());
+  holders_.assign(offsets_.size(), kNotPlanned);
+  places_.assign(plan.buffers.size(), {});
+  late_.clear();
+  late_.reserve(plan.buffers.size());
+  for (std::size_t b = 0; b < places_.size(); ++b) {
+    const auto slot = std::lower_bound(offsets_.begin(), offsets_.end(), plan.buffers[b].offset);
+    places_[b].slot = static_cast<std::uint32_t>(slot - offsets_.begin());
+  }
+  for (std::size_t i = 0; i < plan.events.size(); ++i) {
+    if (!plan.events[i].is_alloc) places_[plan.events[i].buffer].free_index = i;
+  }
+  has_waits_ = std::any_of(plan.buffers.begin(), plan.buffers.end(),
+                           [](const PlannedBuffer& buffer) { return !buffer.waits.empty(); });
+  plan_allocation_count_ = plan.buffers.size();
+  cursor_ = 0;
+  bad_steps_ = 0;
+  failed_tries_ = 0;
+  failed_searches_ = 0;
+  step_planned_count_ = 0;
+  statistics_.planned_step_count = 0;
+  diverged_ = false;
+  drop_at_mark_ = false;
+  before_ = now_ = {};
+}
+
+void PlanningAllocator::drop_plan() {
+  if (arena_.live_count == 0) {
+    give_back(arena_);
+  } else {
+    for (std::size_t b = 0; b < places_.size(); ++b) {
+      if (places_[b].live) arena_.tenants[plan_.buffers[b].offset] = places_[b].tenant;
+    }
+    retired_.push_back(std::move(arena_));
+  }
+  arena_ = {};
+  plan_ = {};
+  late_.clear();
+  places_.clear();
+  origins_.clear();
+  before_ = now_ = {};
+  is_first_step_ = true;
+  statistics_.arena_bytes = statistics_.arena_live_bytes = 0;
+  statistics_.planned_step_count = 0;
+}
+
+void PlanningAllocator::give_back(const Arena& arena) {
+  for (StreamId stream = 0; stream < streams_.size(); ++stream) {
+    if (streams_[stream] != nullptr) allocator_.record_use(arena.data, stream);
+  }
+  allocator_.free(arena.data);
+}
+
+std::vector<PlanningAllocator::ArenaBlocks> PlanningAllocator::blocks_in_arenas() const {
+  std::vector<ArenaBlocks> result;
+  const auto add_to = [](ArenaBlocks& arena, std::uint64_t offset, const Tenant& tenant) {
+    arena.blocks.push_back({arena.address + offset, round_up(tenant.bytes, BlockSpace::kAlignment),
+                            tenant.bytes, BlockState::kAllocated, tenant.category, tenant.name});
+  };
+  const auto new_arena = [&](const Arena& arena) -> ArenaBlocks& {
+    return result.emplace_back(
+        ArenaBlocks{reinterpret_cast<std::uint64_t>(arena.data), arena.bytes, {}});
+  };
+  for (const Arena& arena : retired_) {
+    ArenaBlocks& blocks = new_arena(arena);
+    for (const auto& [offset, tenant] : arena.tenants) add_to(blocks, offset, tenant);
+  }
+  if (!has_plan()) return result;
+  ArenaBlocks& current = new_arena(arena_);
+  for (std::size_t b = 0; b < places_.size(); ++b) {
+    if (places_[b].live) add_to(current, plan_.buffers[b].offset, places_[b].tenant);
+  }
+  std::sort(current.blocks.begin(), current.blocks.end(),
+            [](const auto& a, const auto& b) { return a.address < b.address; });
+  return result;
+}
+
+PlanningAllocatorStatistics PlanningAllocator::statistics() {
+  const std::lock_guard lock(mutex_);
+  PlanningAllocatorStatistics result = statistics_;
+  const auto add = [&](const Tenant& tenant) {
+    result.arena_live_by_category[static_cast<std::size_t>(tenant.category)] += tenant.bytes;
+  };
+  for (const Place& place : places_) {
+    if (place.live) add(place.tenant);
+  }
+  for (const Arena& arena : retired_) {
+    for (const auto& [offset, tenant] : arena.tenants) add(tenant);
+  }
+  return result;
+}
+
+MemorySnapshot PlanningAllocator::snapshot() {
+  const std::lock_guard lock(mutex_);
+  return snapshot_locked();
+}
+
+MemorySnapshot PlanningAllocator::snapshot_locked() {
+  MemorySnapshot snapshot = allocator_.snapshot();
+  const std::vector<ArenaBlocks> arenas = blocks_in_arenas();
+  for (SnapshotSegment& segment : snapshot.segments) {
+    std::vector<SnapshotBlock> blocks;
+    for (const SnapshotBlock& block : segment.blocks) {
+      if (!block.untold) {
+        blocks.push_back(block);
+        continue;
+      }
+      const auto arena = std::find_if(arenas.begin(), arenas.end(), [&](const ArenaBlocks& one) {
+        return one.address == block.address;
+      });
+      std::uint64_t address = block.address;
+      const auto leave_free = [&](std::uint64_t end) {
+        if (end > address) blocks.push_back({.address = address, .bytes = end - address});
+      };
+      if (arena != arenas.end()) {  // else it is not in use yet, or no longer
+        for (const SnapshotBlock& tenant : arena->blocks) {
+          leave_free(tenant.address);
+          blocks.push_back(tenant);
+          address = tenant.address + tenant.bytes;
+        }
+      }
+      leave_free(block.address + block.bytes);
+    }
+    segment.blocks = std::move(blocks);
+  }
+  return snapshot;
+}
+
+}  // namespace sluice

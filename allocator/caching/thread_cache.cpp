@@ -1,0 +1,70 @@
+#include "allocator/caching/thread_cache.hpp"
+
+#include <atomic>
+
+namespace sluice {
+
+namespace detail {
+constinit thread_local LastThreadCache last_thread_cache;
+}  // namespace detail
+
+// Set once thread_seats is destroyed; itself it never is.
+static constinit thread_local bool thread_seats_gone = false;
+
+// The caches that this thread uses, by allocator; handed on when the thread ends.
+struct ThreadCacheSeats {
+  struct Seat {
+    std::uint64_t serial;
+    ThreadCache* cache;
+    std::weak_ptr<ThreadCaches::State> state;  // gone where the allocator is
+  };
+  std::vector<Seat> seats;
+
+  ~ThreadCacheSeats() {
+    for (const Seat& seat : seats) {
+      if (const auto state = seat.state.lock()) {
+        const std::lock_guard lock(state->mutex);
+        state->idle.push_back(seat.cache);  // has room: reserved with the cache
+      }
+    }
+    detail::last_thread_cache = {};
+    thread_seats_gone = true;
+  }
+};
+
+namespace {
+thread_local ThreadCacheSeats thread_seats;
+}  // namespace
+
+std::uint64_t ThreadCaches::next_serial() {
+  static std::atomic<std::uint64_t> serial = 0;
+  return serial.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+ThreadCache& ThreadCaches::find_or_make() {
+  if (thread_seats_gone) {
+    // The last destructors of a thread: its cache may be another's already.
+    const std::lock_guard lock(state_->mutex);
+    if (state_->last == nullptr) state_->last = state_->add();
+    return *state_->last;
+  }
+  std::vector<ThreadCacheSeats::Seat>& seats = thread_seats.seats;
+  std::erase_if(seats, [](const ThreadCacheSeats::Seat& seat) { return seat.state.expired(); });
+  ThreadCache* cache = nullptr;
+  for (const ThreadCacheSeats::Seat& seat : seats) {
+    if (seat.serial == serial_) cache = seat.cache;
+  }
+  if (cache == nullptr) {
+    seats.reserve(seats.size() + 1);
+    const std::lock_guard lock(state_->mutex);
+    if (state_->idle.empty()) state_->idle.push_back(state_->add());
+    cache = state_->idle.back();
+    cache->mutex.bias_to_this_thread();
+    state_->idle.pop_back();
+    seats.push_back({serial_, cache, state_});
+  }
+  detail::last_thread_cache = {serial_, cache};
+  return *cache;
+}
+
+}  // namespace sluice

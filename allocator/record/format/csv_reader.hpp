@@ -1,0 +1,50 @@
+// Records of a CSV file (RFC 4180), one at a time.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "allocator/record/format/byte_source.hpp"
+
+namespace sluice {
+
+// Fields in quotes may hold commas, line ends and doubled quotes; lines end with LF or CRLF; a byte
+// order mark and empty lines are passed over. Spaces around a field that is not quoted are no part
+// of it.
+class CsvReader {
+ public:
+  // `source` must outlive the reader.
+  explicit CsvReader(ByteSource& source);
+
+  // False at the end. `fields` are valid until the next call. InputError where a quote is not
+  // closed, or a record is above 64 KiB.
+  bool next(std::vector<std::string_view>& fields);
+  // Of the record's first line, from 1.
+  std::uint64_t line() const { return record_line_; }
+
+  // InputError with the name and the line.
+  [[noreturn]] void refuse(const std::string& reason) const;
+  // The same for a field that is not what it must be.
+  [[noreturn]] void refuse_field(std::string_view column, std::string_view field,
+                                 std::string_view wanted) const;
+
+ private:
+  bool read_record();
+  void read_quoted();
+  void push(int c);
+
+  ByteSource& source_;
+  std::string text_;               // the fields of the record, one behind the other
+  std::vector<std::size_t> ends_;  // of each, in text_
+  std::vector<bool> quoted_;
+  std::uint64_t line_ = 1;
+  std::uint64_t record_line_ = 1;
+};
+
+// A whole number below 2^64: decimal, or hexadecimal behind 0x.
+std::optional<std::uint64_t> parse_csv_number(std::string_view field);
+
+}  // namespace sluice

@@ -1,0 +1,57 @@
+// Checkpoints of a run: DIR/step-00000020/{state.safetensors, manifest.json}.
+//
+// Written to a temporary directory and renamed when whole and on the disk: a checkpoint either
+// verifies or does not count. Resuming takes the newest that verifies.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/manifest.hpp"
+#include "engine/checkpoint/model_state.hpp"
+#include "engine/config/config.hpp"
+
+namespace sluice {
+
+struct CheckpointFound {
+  std::string directory;
+  CheckpointManifest manifest;
+};
+
+// The newest checkpoint under `directory` whose manifest and files verify; newer ones that do not
+// are named in the log. Throws InputError where there is none, with the reason of the newest that
+// failed.
+CheckpointFound find_checkpoint(const std::string& directory);
+
+// Throws InputError where the checkpoint is of another model (first differing tensor named), of
+// another configuration, or of other data.
+void check_checkpoint(const CheckpointFound& found, const Config& config, const Model& model,
+                      const std::string& data_fingerprint);
+
+// The part that needs no tensors, of any manifest; `where` names what it is of in messages.
+void check_manifest(const CheckpointManifest& manifest, const std::string& where,
+                    const Config& config, const std::string& data_fingerprint);
+
+// Throws InputError where the checkpoint was computed by other arithmetic (Kernels::arithmetic()).
+void check_arithmetic(const CheckpointManifest& manifest, const std::string& where,
+                      const std::string& arithmetic);
+
+struct EarlierCheckpoint {
+  std::filesystem::path path;
+  std::string run_id;     // of the run that wrote it; empty: not known
+  bool finished = false;  // else a run was killed while it saved
+};
+
+// Earlier runs' checkpoints in `directory`, finished or not, and logs of durable runs but
+// `own_log`: what a fresh start sets aside.
+std::vector<EarlierCheckpoint> earlier_checkpoints(const std::string& directory,
+                                                   const std::string& own_log);
+
+// Keeps the newest two. manifest: all but `files` and `weights_hash`.
+void save_checkpoint(const std::string& directory, CheckpointManifest manifest, ModelState& state);
+void load_checkpoint(const CheckpointFound& found, ModelState& state);
+
+}  // namespace sluice

@@ -1,0 +1,246 @@
+#include "engine/checkpoint/model_state.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string_view>
+#include <unordered_set>
+
+#include "base/error.hpp"
+#include "base/rng.hpp"
+#include "engine/checkpoint/weights_hash.hpp"
+#include "kernels/split_master.hpp"
+
+namespace sluice {
+namespace {
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    text += (i > 0 ? ", " : "") + std::to_string(shape[i]);
+  }
+  return text + "]";
+}
+
+// The part of a tensor inside elements [begin, end) of its unit, in the tensor's own elements.
+struct Overlap {
+  std::uint64_t first = 0;
+  std::uint64_t last = 0;
+  bool empty() const { return first >= last; }
+};
+
+Overlap overlap(const PlacedTensor& tensor, std::uint64_t begin, std::uint64_t end) {
+  const std::uint64_t tensor_end = tensor.first_elem + tensor.spec.elems();
+  const std::uint64_t first = std::max(begin, tensor.first_elem);
+  const std::uint64_t last = std::min(end, tensor_end);
+  if (first >= last) return {};
+  return {first - tensor.first_elem, last - tensor.first_elem};
+}
+
+// Elements [part.first, part.last) of a tensor, fp32.
+void fill_tensor(const host::Parallel& parallel, const TensorSpec& spec, std::uint64_t seed,
+                 Overlap part, float* out) {
+  if (spec.init != Init::kNormal) {
+    std::fill(out, out + (part.last - part.first), spec.init == Init::kOnes ? 1.0f : 0.0f);
+    return;
+  }
+  const CounterRng rng(seed, stream_of(("init/" + spec.name).c_str()));
+  const auto elems = static_cast<std::int64_t>(part.last - part.first);
+  parallel.for_blocks(elems, 8192, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      out[i] = spec.init_std * rng.normal(part.first + static_cast<std::uint64_t>(i));
+    }
+  });
+}
+
+void check_present(const SafetensorsReader& reader, const std::vector<SafetensorsSpec>& expected) {
+  for (const SafetensorsSpec& spec : expected) {
+    const SafetensorsTensor* tensor = reader.find(spec.name);
+    if (tensor == nullptr) {
+      throw InputError(reader.path() + ": is of another model: tensor '" + spec.name + "' " +
+                       shape_text(spec.shape) + " is missing");
+    }
+    if (tensor->shape != spec.shape || tensor->dtype != spec.dtype) {
+      throw InputError(reader.path() + ": is of another model: tensor '" + spec.name + "' is " +
+                       std::string(dtype_name(tensor->dtype)) + " " + shape_text(tensor->shape) +
+                       ", this model's is " + std::string(dtype_name(spec.dtype)) + " " +
+                       shape_text(spec.shape));
+    }
+  }
+}
+
+// No tensor of the file, or no weight of it, that this model does not have.
+void check_known(const SafetensorsReader& reader, const std::vector<SafetensorsSpec>& expected,
+                 bool only_weights) {
+  std::unordered_set<std::string_view> names;
+  for (const SafetensorsSpec& spec : expected) names.insert(spec.name);
+  for (const SafetensorsTensor& tensor : reader.tensors()) {
+    if (names.contains(tensor.name) || (only_weights && is_optimizer_state(tensor.name))) continue;
+    throw InputError(reader.path() + ": is of another model: this one has no tensor '" +
+                     tensor.name + "'");
+  }
+}
+
+// The weight rounded from its master; and the master, or what split_master keeps of it.
+void store_weights(const OptimizerOptions& options, std::span<const float> values,
+                   std::byte* weight, std::byte* master) {
+  if (master == nullptr) {
+    std::memcpy(weight, values.data(), values.size_bytes());
+    return;
+  }
+  if (options.weight == DType::kF16) {
+    auto* const rounded = reinterpret_cast<f16*>(weight);
+    for (std::size_t i = 0; i < values.size(); ++i) rounded[i] = f16_from_float(values[i]);
+    std::memcpy(master, values.data(), values.size_bytes());
+    return;
+  }
+  auto* const rounded = reinterpret_cast<bf16*>(weight);
+  for (std::size_t i = 0; i < values.size(); ++i) rounded[i] = bf16_weight_from_float(values[i]);
+  if (!options.split_master) {
+    std::memcpy(master, values.data(), values.size_bytes());
+    return;
+  }
+  auto* const remainders = reinterpret_cast<std::int16_t*>(master);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    remainders[i] = split_master(values[i]).remainder;
+  }
+}
+
+}  // namespace
+
+std::vector<float> ModelState::initial_values(const UnitLayout& layout, std::uint64_t seed,
+                                              std::uint64_t begin, std::uint64_t end) const {
+  std::vector<float> values(end - begin, 0.0f);
+  for (const PlacedTensor& tensor : layout.tensors()) {
+    const Overlap part = overlap(tensor, begin, end);
+    if (part.empty()) continue;
+    fill_tensor(parallel_, tensor.spec, seed, part,
+                values.data() + (tensor.first_elem + part.first - begin));
+  }
+  return values;
+}
+
+// The weight and, where there is one, the master beside it.
+void ModelState::fill_weights(std::size_t unit, std::uint64_t seed) {
+  const UnitLayout& layout = model_.units()[unit].layer->layout();
+  std::vector<StateKind> kinds{StateKind::kWeight};
+  if (options().has_master()) kinds.push_back(StateKind::kMaster);
+  store_.visit(kinds, static_cast<std::int32_t>(unit), 0, layout.elems(),
+               StateStore::Access::kWrite,
+               [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
+                 const std::vector<float> values = initial_values(layout, seed, begin, end);
+                 store_weights(options(), values, data[0], data.size() > 1 ? data[1] : nullptr);
+               });
+}
+
+void ModelState::zero(const StateColumn& column, std::size_t unit, std::uint64_t elems) {
+  const std::array<StateKind, 1> kind{column.kind};
+  store_.visit(kind, static_cast<std::int32_t>(unit), 0, elems, StateStore::Access::kWrite,
+               [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
+                 std::memset(data[0], 0, bytes_of(column.layout.dtype, end - begin));
+               });
+}
+
+void ModelState::initialize(std::uint64_t seed) {
+  const StoredTensors tensors(model_, table_, state_columns(options()));
+  for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
+    fill_weights(unit, seed);
+    for (std::size_t k = 0; k < tensors.columns().size(); ++k) {
+      const StateColumn& column = tensors.columns()[k];
+      if (column.kind == StateKind::kWeight || column.kind == StateKind::kMaster) continue;
+      zero(column, unit, tensors.home_elems(unit, k));
+    }
+  }
+}
+
+void ModelState::write(const std::string& path, const StoredTensors& tensors) {
+  SafetensorsWriter writer(path, tensors.specs(), {{"format", "sluice"}});
+  for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
+    for (std::size_t k = 0; k < tensors.columns().size(); ++k) {
+      const std::array<StateKind, 1> kind{tensors.columns()[k].kind};
+      store_.visit(kind, static_cast<std::int32_t>(unit), 0, tensors.home_elems(unit, k),
+                   StateStore::Access::kRead,
+                   [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
+                     tensors.for_parts(
+                         unit, k, begin, end, data[0],
+                         [&](std::size_t spec, std::uint64_t, std::byte* at, std::uint64_t bytes) {
+                           writer.append(spec, {at, bytes});
+                         });
+                   });
+    }
+  }
+  writer.finish();
+}
+
+void ModelState::save(const std::string& path) {
+  write(path, StoredTensors(model_, table_, state_columns(options())));
+}
+
+void ModelState::export_weights(const std::string& path) {
+  const std::string temporary = path + ".tmp";
+  write(temporary, StoredTensors(model_, table_, {weight_column(options().weight)}));
+  rename_durably(temporary, path);
+}
+
+void ModelState::check_weights(const SafetensorsReader& reader, const Model& model,
+                               const ParameterTable& table) {
+  const StoredTensors weights(model, table, {weight_column(table.options().weight)});
+  check_present(reader, weights.specs());
+  check_known(reader, weights.specs(), true);
+}
+
+void ModelState::check(const SafetensorsReader& reader, const Model& model,
+                       const ParameterTable& table) {
+  const StoredTensors tensors(model, table, state_columns(table.options()));
+  const std::vector<SafetensorsSpec>& expected = tensors.specs();
+  check_present(reader, expected);
+  check_known(reader, expected, false);
+}
+
+void ModelState::load(const SafetensorsReader& reader) {
+  const StoredTensors tensors(model_, table_, state_columns(options()));
+  for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
+    for (std::size_t k = 0; k < tensors.columns().size(); ++k) {
+      const StateColumn& column = tensors.columns()[k];
+      const std::array<StateKind, 1> kind{column.kind};
+      store_.visit(
+          kind, static_cast<std::int32_t>(unit), 0, tensors.home_elems(unit, k),
+          StateStore::Access::kWrite,
+          [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
+            std::memset(data[0], 0, bytes_of(column.layout.dtype, end - begin));
+            tensors.for_parts(
+                unit, k, begin, end, data[0],
+                [&](std::size_t spec, std::uint64_t offset, std::byte* at, std::uint64_t bytes) {
+                  reader.read(*reader.find(tensors.specs()[spec].name), offset, {at, bytes});
+                });
+          });
+    }
+  }
+}
+
+std::string ModelState::weights_hash() {
+  WeightsHasher hasher;
+  const std::array<StateKind, 1> weight{StateKind::kWeight};
+  const std::uint64_t bytes = dtype_bytes(options().weight);
+  for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
+    const UnitLayout& layout = model_.units()[unit].layer->layout();
+    for (const PlacedTensor& tensor : layout.tensors()) {
+      hasher.begin_tensor(tensor.spec.name, options().weight, tensor.spec.shape);
+      const std::uint64_t end = tensor.first_elem + tensor.spec.elems();
+      const std::uint64_t visit_begin = tensor.first_elem / kNormBlockElems * kNormBlockElems;
+      store_.visit(
+          weight, static_cast<std::int32_t>(unit), visit_begin, round_up(end, kNormBlockElems),
+          StateStore::Access::kRead,
+          [&](std::uint64_t begin, std::uint64_t piece_end, std::span<std::byte* const> data) {
+            const Overlap part = overlap(tensor, begin, piece_end);
+            if (part.empty()) return;
+            const std::uint64_t at = tensor.first_elem + part.first - begin;
+            hasher.update(data[0] + at * bytes, (part.last - part.first) * bytes);
+          });
+      hasher.end_tensor();
+    }
+  }
+  return hasher.finish();
+}
+
+}  // namespace sluice

@@ -1,0 +1,59 @@
+// A model's state as named tensors: filled with initial values, saved, loaded, hashed, exported.
+//
+// Names and types in a file: stored_tensors.hpp. Everything streams through StateStore a piece at a
+// time; nothing is held whole.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/safetensors.hpp"
+#include "engine/checkpoint/stored_tensors.hpp"
+#include "engine/model/parameter_table.hpp"
+#include "engine/runtime/state_store.hpp"
+#include "kernels/host/parallel.hpp"
+
+namespace sluice {
+
+class ModelState {
+ public:
+  // All must outlive it.
+  ModelState(const Model& model, const ParameterTable& table, StateStore& store)
+      : model_(model), table_(table), store_(store) {}
+
+  // Every element is a function of (seed, tensor name, element) alone; moments are zero.
+  void initialize(std::uint64_t seed);
+
+  // Writes all state kinds; the file is on the disk when this returns.
+  void save(const std::string& path);
+  // Throw InputError naming the first tensor that differs (missing, other dtype or shape), before
+  // anything is changed: of the weights, and of all state.
+  static void check_weights(const SafetensorsReader& reader, const Model& model,
+                            const ParameterTable& table);
+  static void check(const SafetensorsReader& reader, const Model& model,
+                    const ParameterTable& table);
+  void load(const SafetensorsReader& reader);
+
+  // Weights alone, as safetensors.
+  void export_weights(const std::string& path);
+  // DESIGN section 9: over names, dtypes, shapes and bytes of the weights, in the model's order.
+  std::string weights_hash();
+
+ private:
+  const OptimizerOptions& options() const { return table_.options(); }
+  void write(const std::string& path, const StoredTensors& tensors);
+  void zero(const StateColumn& column, std::size_t unit, std::uint64_t elems);
+  void fill_weights(std::size_t unit, std::uint64_t seed);
+  // Elements [begin, end) of the unit's masters.
+  std::vector<float> initial_values(const UnitLayout& layout, std::uint64_t seed,
+                                    std::uint64_t begin, std::uint64_t end) const;
+
+  const Model& model_;
+  const ParameterTable& table_;
+  StateStore& store_;
+  host::Parallel parallel_{0};
+};
+
+}  // namespace sluice

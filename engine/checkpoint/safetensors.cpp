@@ -1,0 +1,123 @@
+#include "engine/checkpoint/safetensors.hpp"
+
+#include <unistd.h>
+
+#include <array>
+#include <bit>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "base/open_beneath.hpp"
+#include "base/units.hpp"
+
+namespace sluice {
+
+namespace {
+
+constexpr std::uint64_t kLengthBytes = 8;
+constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the reference implementation's bound
+
+static_assert(std::endian::native == std::endian::little, "tensor data is little-endian");
+
+// A link is not followed: what a checkpoint's manifest vouches for is the file itself. For one that
+// is shorter than it says, the reader's answer is bad input, not a fault.
+PosixFile open_input(const std::string& path) {
+  try {
+    return PosixFile::open_read_beneath(directory_of(path), name_of(path));
+  } catch (const IoError& error) {
+    throw InputError(path + " cannot be opened as a safetensors file: " + error.what());
+  }
+}
+
+// The u64 length, then the JSON, padded with spaces so that the buffer starts at a multiple of 64.
+std::string header_text(const nlohmann::ordered_json& header) {
+  std::string json = header.dump();
+  json.resize(round_up(kLengthBytes + json.size(), 64) - kLengthBytes, ' ');
+  SLUICE_CHECK_MSG(json.size() <= kMaxHeaderBytes, "too many tensors for one safetensors file");
+  const std::uint64_t length = json.size();
+  std::string text(kLengthBytes, '\0');
+  std::memcpy(text.data(), &length, kLengthBytes);
+  return text + json;
+}
+
+}  // namespace
+
+SafetensorsReader::SafetensorsReader(const std::string& path) : file_(open_input(path)) {
+  const std::uint64_t file_bytes = file_.size_bytes();
+  std::uint64_t header_bytes = 0;
+  if (file_bytes < kLengthBytes) {
+    throw InputError(path + " has " + std::to_string(file_bytes) +
+                     " bytes, too few for a safetensors file");
+  }
+  file_.read_exact(0, std::as_writable_bytes(std::span(&header_bytes, 1)));
+  if (header_bytes > kMaxHeaderBytes || header_bytes > file_bytes - kLengthBytes) {
+    throw InputError(path + ": the safetensors header is said to have " +
+                     std::to_string(header_bytes) + " bytes, but the file has " +
+                     std::to_string(file_bytes) + " and a header at most " +
+                     std::to_string(kMaxHeaderBytes));
+  }
+  std::string json(header_bytes, '\0');
+  file_.read_exact(kLengthBytes, std::as_writable_bytes(std::span(json)));
+  buffer_offset_ = kLengthBytes + header_bytes;
+  header_ = parse_safetensors_header(json, file_bytes - buffer_offset_, path);
+  for (std::size_t i = 0; i < header_.tensors.size(); ++i) index_[header_.tensors[i].name] = i;
+}
+
+const SafetensorsTensor* SafetensorsReader::find(const std::string& name) const {
+  const auto found = index_.find(name);
+  return found == index_.end() ? nullptr : &header_.tensors[found->second];
+}
+
+void SafetensorsReader::read(const SafetensorsTensor& tensor, std::uint64_t offset_bytes,
+                             std::span<std::byte> into) const {
+  SLUICE_CHECK(offset_bytes <= tensor.bytes() && into.size() <= tensor.bytes() - offset_bytes);
+  file_.read_exact(buffer_offset_ + tensor.begin_bytes + offset_bytes, into);
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path,
+                                     const std::vector<SafetensorsSpec>& specs,
+                                     const std::map<std::string, std::string>& metadata)
+    : file_(PosixFile::create(path)), specs_(specs) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  std::uint64_t offset = 0;
+  for (const SafetensorsSpec& spec : specs_) {
+    SLUICE_CHECK_MSG(!header.contains(spec.name) && spec.name != "__metadata__",
+                     "tensor name '" + spec.name + "' cannot be written twice");
+    const auto bytes = tensor_bytes(spec.dtype, spec.shape);
+    SLUICE_CHECK_MSG(bytes.has_value(), "tensor '" + spec.name + "' is too large");
+    header[spec.name] = {{"dtype", dtype_name(spec.dtype)},
+                         {"shape", spec.shape},
+                         {"data_offsets", {offset, offset + *bytes}}};
+    entries_.push_back(Entry{offset, *bytes, 0});
+    offset += *bytes;
+  }
+  const std::string text = header_text(header);
+  for (Entry& entry : entries_) entry.offset_bytes += text.size();
+  file_.write_all(0, std::as_bytes(std::span(text)));
+}
+
+SafetensorsWriter::~SafetensorsWriter() {
+  // Nothing can be done about a leftover that cannot be removed; its name is a temporary one.
+  if (!finished_) static_cast<void>(::unlink(file_.path().c_str()));
+}
+
+void SafetensorsWriter::append(std::size_t tensor, std::span<const std::byte> from) {
+  Entry& entry = entries_.at(tensor);
+  SLUICE_CHECK_MSG(from.size() <= entry.bytes - entry.written_bytes,
+                   "tensor '" + specs_[tensor].name + "' got more bytes than it has");
+  file_.write_all(entry.offset_bytes + entry.written_bytes, from);
+  entry.written_bytes += from.size();
+}
+
+void SafetensorsWriter::finish() {
+  for (std::size_t i = 0; i < entries_.size(); ++i) {
+    SLUICE_CHECK_MSG(entries_[i].written_bytes == entries_[i].bytes,
+                     "tensor '" + specs_[i].name + "' is not whole");
+  }
+  file_.sync();
+  finished_ = true;
+}
+
+}  // namespace sluice

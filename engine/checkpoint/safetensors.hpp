@@ -1,0 +1,105 @@
+// Reading and writing of safetensors files (github.com/huggingface/safetensors, README "Format").
+//
+// u64 little-endian header length N; N bytes of JSON, an object {name: {dtype, shape,
+// data_offsets}}, with an optional "__metadata__" of strings; then the buffer that data_offsets are
+// relative to. Files are untrusted: every count is checked before it is used, and the tensors must
+// cover the buffer without hole or overlap, to the last byte. Nothing but the header is held in
+// memory. Errors: InputError, one sentence with the file and the tensor, for a file that is not
+// right; IoError where the system fails.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/dtype.hpp"
+#include "base/posix_file.hpp"
+
+namespace sluice {
+
+struct SafetensorsTensor {
+  std::string name;
+  DType dtype = DType::kF32;
+  std::vector<std::int64_t> shape;  // empty: a scalar
+  // The half-open range [begin_bytes, end_bytes) in the buffer.
+  std::uint64_t begin_bytes = 0, end_bytes = 0;
+
+  std::uint64_t bytes() const { return end_bytes - begin_bytes; }
+};
+
+struct SafetensorsHeader {
+  std::vector<SafetensorsTensor> tensors;  // by begin_bytes
+  std::map<std::string, std::string> metadata;
+};
+
+// Elements times element size; nothing where the product passes 2^63.
+std::optional<std::uint64_t> tensor_bytes(DType dtype, std::span<const std::int64_t> shape);
+
+// The JSON part. buffer_bytes: what the file holds behind it; `file` is for messages.
+SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t buffer_bytes,
+                                           const std::string& file);
+
+// Thread rule: const calls may be made by several threads at once.
+class SafetensorsReader {
+ public:
+  explicit SafetensorsReader(const std::string& path);
+
+  const std::string& path() const { return file_.path(); }
+  const std::vector<SafetensorsTensor>& tensors() const { return header_.tensors; }
+  const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
+  // Null where there is none.
+  const SafetensorsTensor* find(const std::string& name) const;
+
+  // Bytes [offset_bytes, offset_bytes + into.size()) of a tensor of this file.
+  void read(const SafetensorsTensor& tensor, std::uint64_t offset_bytes,
+            std::span<std::byte> into) const;
+
+ private:
+  PosixFile file_;
+  SafetensorsHeader header_;
+  std::unordered_map<std::string, std::size_t> index_;
+  std::uint64_t buffer_offset_ = 0;  // of the buffer in the file
+};
+
+struct SafetensorsSpec {
+  std::string name;  // UTF-8, unique
+  DType dtype = DType::kF32;
+  std::vector<std::int64_t> shape;
+};
+
+// Writes the header at once, then tensors in pieces and in any order; they lie in the order of the
+// specs. Write to a temporary name and rename_durably() it: a file that was not finished is removed
+// by the destructor. One thread at a time.
+class SafetensorsWriter {
+ public:
+  SafetensorsWriter(const std::string& path, const std::vector<SafetensorsSpec>& specs,
+                    const std::map<std::string, std::string>& metadata = {});
+  ~SafetensorsWriter();
+  SafetensorsWriter(const SafetensorsWriter&) = delete;
+  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
+
+  // The next bytes of a tensor, by its place in the specs: each tensor front to back, without gaps.
+  void append(std::size_t tensor, std::span<const std::byte> from);
+  // All tensors must be whole (InternalError otherwise). Returns when the file is on the disk.
+  void finish();
+
+ private:
+  struct Entry {
+    std::uint64_t offset_bytes;  // in the file
+    std::uint64_t bytes;
+    std::uint64_t written_bytes;
+  };
+
+  PosixFile file_;
+  std::vector<SafetensorsSpec> specs_;
+  std::vector<Entry> entries_;
+  bool finished_ = false;
+};
+
+}  // namespace sluice

@@ -1,0 +1,65 @@
+// How a run's state lies in a safetensors file: names, types and shapes, and which bytes of a
+// unit's homes belong to which of them.
+//
+// A weight has its tensor's name; other state is "master.NAME", "remainder.NAME" (I16, split
+// master), "moment1.NAME", "moment2.NAME". 8-bit moments are two tensors: the codes (U8, of the
+// tensor's shape) and "moment1_scale.NAME" (F32, one for each 128 elements). Sums of whole tensors
+// are F32, of one dimension.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "engine/checkpoint/safetensors.hpp"
+#include "engine/model/parameter_table.hpp"
+
+namespace sluice {
+
+struct StateColumn {
+  StateKind kind = StateKind::kWeight;
+  StateLayout layout;
+};
+inline constexpr StateColumn weight_column(DType dtype) {
+  return {StateKind::kWeight, {StateExtent::kPerElement, dtype}};
+}
+// The weight, and what the optimizer keeps.
+std::vector<StateColumn> state_columns(const OptimizerOptions& options);
+
+// Whether a tensor of a checkpoint is no weight, by its name.
+bool is_optimizer_state(std::string_view name);
+
+class StoredTensors {
+ public:
+  // model and table must outlive it.
+  StoredTensors(const Model& model, const ParameterTable& table, std::vector<StateColumn> columns);
+
+  const std::vector<StateColumn>& columns() const { return columns_; }
+  const std::vector<SafetensorsSpec>& specs() const { return specs_; }
+  // Elements of the column's home of a unit; 0: the unit has none.
+  std::uint64_t home_elems(std::size_t unit, std::size_t column) const;
+
+  // Calls part(spec, offset, data, bytes) for every run of bytes of elements [begin, end) of the
+  // home (whole groups of its dtype) that belongs to a tensor; `offset` counts from the tensor's
+  // first byte, `data` is where element `begin` lies. For one spec, offsets ascend without gaps.
+  using Part =
+      std::function<void(std::size_t spec, std::uint64_t offset, std::byte* data, std::uint64_t)>;
+  void for_parts(std::size_t unit, std::size_t column, std::uint64_t begin, std::uint64_t end,
+                 std::byte* data, const Part& part) const;
+
+ private:
+  std::size_t first_spec(std::size_t unit, std::size_t tensor, std::size_t column) const {
+    return first_specs_[unit][tensor * columns_.size() + column];
+  }
+  void add_specs(const TensorSpec& tensor, const StateColumn& column,
+                 ParameterTable::StatePart sums);
+
+  const Model& model_;
+  const ParameterTable& table_;
+  std::vector<StateColumn> columns_;
+  std::vector<SafetensorsSpec> specs_;
+  std::vector<std::vector<std::size_t>> first_specs_;  // by unit; by tensor and column
+};
+
+}  // namespace sluice

@@ -1,0 +1,182 @@
+// The configuration of a run: TOML file, `--set key=value` overrides, defaults, checks.
+//
+// One table (config_schema.cpp) names every key with its type, range, default and meaning; parsing,
+// overrides, suggestions for unknown keys, `--help-config` and the dumps all read that table.
+// A Config returned by load_config or parse_config is resolved: derived defaults (kv_heads, ffn,
+// max_seq, directories …) are filled in and the values agree with each other.
+// Errors: InputError, one sentence that names the file and line (or the override), the key, what
+// was given and what would be right. Nothing here touches the file system but the reading of the
+// file. Thread rule: everything is a pure function; a Config is a value.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/units.hpp"
+#include "engine/config/data_format.hpp"
+#include "engine/model/parameter_group.hpp"
+#include "kernels/optimizer.hpp"
+
+namespace sluice {
+
+// Enumerators stand in the order of their spellings in the schema.
+struct Config {
+  enum class Family : std::uint8_t { kGpt2, kLlama };
+  enum class Precision : std::uint8_t { kBF16, kFP32, kFP16 };
+  enum class LossScaling : std::uint8_t { kDynamic, kStatic };
+  enum class Reduction : std::uint8_t { kGrouped, kSequential };
+  enum class LrSchedule : std::uint8_t { kCosine, kConstant };
+  enum class States : std::uint8_t { kFP32, kSplit };
+  enum class Moments : std::uint8_t { kFP32, kBF16, k8Bit };
+  enum class OptimizerPlacement : std::uint8_t {
+    kAuto,
+    kAfterBackward,
+    kInBackward,
+    kNextForward,
+    kSpeculative
+  };
+  enum class Backend : std::uint8_t { kAuto, kHost, kCuda };
+  enum class StorageEngineKind : std::uint8_t { kAuto, kIoUring, kPosix };
+  enum class Place : std::uint8_t { kAuto, kDevice, kPinned, kStorage };
+  enum class Recompute : std::uint8_t { kNone, kUnit, kAuto };
+  enum class PipelineSchedule : std::uint8_t { kPlain, kGPipe, k1F1B, kInterleaved, kVertical };
+  enum class CheckpointMode : std::uint8_t { kScratch, kDurable };
+  enum class Order : std::uint8_t { kAuto, kMicrobatch, kUnit };
+
+  // "auto": what the machine has (planner/machine_check.hpp puts the number in its place). Larger
+  // than every number a budget may be.
+  static constexpr std::uint64_t kAutoBytes = std::numeric_limits<std::uint64_t>::max();
+
+  struct {
+    Family family = Family::kGpt2;
+    std::int64_t layers = 0, hidden = 0, heads = 0;
+    std::int64_t kv_heads = 0;  // derived: heads
+    std::int64_t ffn = 0;       // derived: gpt2 4*hidden; llama 8/3*hidden, up to a multiple of 64
+    std::int64_t vocab = 256;
+    std::int64_t max_seq = 0;    // derived: train.seq
+    bool tie_embeddings = true;  // derived: true for gpt2, false for llama
+    std::string from;            // a Hugging Face directory; empty: a fresh model
+  } model;
+
+  struct {
+    std::vector<std::string> paths;  // relative to the working directory
+    DataFormat format = DataFormat::kBytes;
+    double eval_fraction = 0.0;
+  } data;
+
+  struct {
+    std::int64_t steps = 1000;
+    std::int64_t seq = 256;        // tokens per sample
+    std::int64_t micro_batch = 4;  // samples per micro-batch
+    std::int64_t accumulate = 1;   // micro-batches per step
+    Order order = Order::kAuto;    // which passes of a step come first
+    Precision precision = Precision::kBF16;
+    // fp16 only.
+    LossScaling loss_scaling = LossScaling::kDynamic;
+    std::int64_t loss_scale = 65536;  // a power of two
+    std::int64_t loss_scale_window = 2000;
+    std::int64_t loss_scale_patience = 16;
+    std::uint64_t seed = 1;
+    double clip = 1.0;            // global gradient norm; 0: no clipping
+    std::int64_t eval_every = 0;  // steps; 0: never
+    Reduction reduction = Reduction::kGrouped;
+    std::int64_t fold_groups = 1;
+    std::int64_t threads = 0;  // compute threads; 0: one per logical processor
+  } train;
+
+  struct {
+    OptimizerRule name = OptimizerRule::kAdamW;
+    double lr = 3e-4;
+    double beta1 = 0.9, beta2 = 0.95;  // derived: beta2 0.99 for lion
+    double eps = 1e-8;
+    double momentum = 0.9;  // derived: 0.95 for muon
+    bool nesterov = false;
+    double beta2_decay = -0.8;
+    double clip_threshold = 1.0;
+    double weight_decay = 0.1;
+    std::vector<ParameterGroup> groups;
+    std::int64_t warmup = 0;  // steps
+    LrSchedule schedule = LrSchedule::kCosine;
+    States states = States::kFP32;
+    Moments moments = Moments::kFP32;
+    OptimizerPlacement placement = OptimizerPlacement::kAuto;
+  } optimizer;
+
+  struct {
+    Backend backend = Backend::kAuto;
+    // Budgets: hard caps per tier.
+    std::uint64_t device_bytes = kGiB;
+    std::uint64_t pinned_bytes = 2 * kGiB;
+    std::uint64_t storage_bytes = kAutoBytes;
+    std::vector<std::string> storage_paths;  // directories; derived: [log.dir + "/storage"]
+    std::vector<double> storage_shares;      // of each path; empty: by measured speed
+    StorageEngineKind storage_engine = StorageEngineKind::kAuto;
+    bool storage_sqpoll = false;
+    std::uint64_t chunk_bytes = kPageBytes;  // a multiple of kPageBytes
+    std::int64_t prefetch = 2;               // units fetched ahead of their use
+    struct {
+      Place weight = Place::kAuto, gradient = Place::kAuto, optimizer = Place::kAuto;
+      Place activation = Place::kAuto;
+      // Of parts of what units save, by name; "*": of those not named.
+      std::map<std::string, Place> saved;
+    } place;
+    // The host device's model of a link, each direction. 0: as fast as memory.
+    double link_bandwidth_bytes_per_s = 0.0;
+    double link_latency_s = 0.0;  // per copy
+  } memory;
+
+  struct {
+    Recompute policy = Recompute::kAuto;
+  } recompute;
+
+  struct {
+    std::int64_t data = 1, tensor = 1, pipeline = 1, context = 1;
+    std::int64_t zero = 0;  // ZeRO stage
+    PipelineSchedule schedule = PipelineSchedule::kPlain;
+  } parallel;
+
+  struct {
+    std::string dir;         // derived: log.dir + "/checkpoints"
+    std::int64_t every = 0;  // steps; 0: only at the end and on a stop
+    bool final = true;       // false: nothing is saved at the end
+    CheckpointMode mode = CheckpointMode::kScratch;
+  } checkpoint;
+
+  struct {
+    std::string dir = "runs/default";
+    std::int64_t every = 1;  // steps
+  } log;
+};
+
+// Reads `path` (at most 1 MiB), then applies `overrides` ("memory.device=64MiB") in order; the last
+// one of a key wins.
+Config load_config(const std::string& path, std::span<const std::string> overrides = {});
+// The same for a text at hand; `name` stands for the file in messages.
+Config parse_config(std::string_view text, const std::string& name,
+                    std::span<const std::string> overrides = {});
+
+// Where checkpoint.dir is not given.
+std::string default_checkpoint_dir(const std::string& log_dir);
+
+// Refuses (InputError) values that are valid but that this version cannot run yet.
+void check_supported(const Config& config);
+
+// The resolved configuration; parse_config reads the TOML back to an equal Config.
+std::string config_to_toml(const Config& config);
+// One object, a member per section, on one line.
+std::string config_to_json(const Config& config);
+// Every key with its type, range, default and meaning, for people.
+std::string config_help();
+
+// The keys that determine a run's result, with their values as TOML: the same for two
+// configurations exactly when one may resume the other's checkpoint. Left out: where memory is, how
+// often things are logged, train.steps under the constant schedule (under cosine it shapes the
+// learning rate), and the keys of loss scaling where none takes place.
+std::map<std::string, std::string> result_settings(const Config& config);
+
+}  // namespace sluice

@@ -1,0 +1,117 @@
+// The resolved configuration and the list of keys as text, all read off the schema.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/digest.hpp"
+#include "engine/config/schema.hpp"
+
+namespace sluice {
+
+// Found by nlohmann::json.
+static void to_json(nlohmann::ordered_json& json, const ParameterGroup& group) {
+  json = {{"match", group.match}, {"lr_scale", group.lr_scale}};
+  if (group.weight_decay) json["weight_decay"] = *group.weight_decay;
+}
+
+namespace {
+
+// "memory.place" and "weight" of "memory.place.weight".
+std::pair<std::string, std::string> split_path(const std::string& path) {
+  const auto dot = path.rfind('.');
+  return {path.substr(0, dot), path.substr(dot + 1)};
+}
+
+}  // namespace
+
+std::string config_to_toml(const Config& config) {
+  std::string text;
+  std::string section;
+  for (const ConfigKey& key : config_schema()) {
+    const auto top = key.path.substr(0, key.path.find('.'));
+    if (top != section) {
+      text += (section.empty() ? "[" : "\n[") + top + "]\n";
+      section = top;
+    }
+    text += key.path.substr(top.size() + 1) + " = " + format_value(key, key.read(config)) + "\n";
+  }
+  return text;
+}
+
+std::string config_to_json(const Config& config) {
+  nlohmann::ordered_json document;
+  for (const ConfigKey& key : config_schema()) {
+    const auto [section, name] = split_path(key.path);
+    std::string pointer = "/" + section;
+    for (char& c : pointer) {
+      if (c == '.') c = '/';
+    }
+    auto& place = document[nlohmann::ordered_json::json_pointer(pointer + "/" + name)];
+    std::visit([&](const auto& value) { place = value; }, key.read(config));
+  }
+  // Paths need not be UTF-8: bytes that are not become U+FFFD rather than an exception.
+  return document.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+std::string config_help() {
+  std::string text;
+  std::string section;
+  const Config defaults;
+  for (const ConfigKey& key : config_schema()) {
+    const auto top = key.path.substr(0, key.path.find('.'));
+    if (top != section) {
+      text += (section.empty() ? "[" : "\n[") + top + "]\n";
+      section = top;
+    }
+    const std::string standard = key.required ? "required"
+                                 : !key.derived_default.empty()
+                                     ? "default: " + key.derived_default
+                                     : "default: " + format_value(key, key.read(defaults));
+    text += "  " + key.path + "\n      " + key.doc + "\n      " + describe_expected(key) + "; " +
+            standard + "\n";
+    const std::string refused = unavailable_values(key.path);
+    if (!refused.empty()) text += "      not in this version: " + key.path + " " + refused + "\n";
+  }
+  return text;
+}
+
+namespace {
+
+// Keys that only some rules read.
+bool rule_reads(OptimizerRule rule, const std::string& path) {
+  using R = OptimizerRule;
+  const auto one_of = [rule](std::initializer_list<R> rules) {
+    return std::find(rules.begin(), rules.end(), rule) != rules.end();
+  };
+  if (path == "optimizer.momentum") return one_of({R::kSgd, R::kMuon});
+  if (path == "optimizer.nesterov") return one_of({R::kSgd});
+  if (path == "optimizer.betas") return !one_of({R::kSgd, R::kAdafactor});
+  if (path == "optimizer.eps") return one_of({R::kAdamW, R::kAdam, R::kMuon});
+  if (path == "optimizer.beta2_decay" || path == "optimizer.clip_threshold") {
+    return one_of({R::kAdafactor});
+  }
+  return true;
+}
+
+}  // namespace
+
+std::map<std::string, std::string> result_settings(const Config& config) {
+  std::map<std::string, std::string> settings;
+  for (const ConfigKey& key : config_schema()) {
+    if (!key.determines_result || !rule_reads(config.optimizer.name, key.path)) continue;
+    // Only the cosine looks at the number of steps.
+    if (key.path == "train.steps" && config.optimizer.schedule == Config::LrSchedule::kConstant) {
+      continue;
+    }
+    if (key.path.starts_with("train.loss_scal")) {
+      if (config.train.precision != Config::Precision::kFP16) continue;
+      if (key.path == "train.loss_scale_window" &&
+          config.train.loss_scaling == Config::LossScaling::kStatic) {
+        continue;
+      }
+    }
+    settings[key.path] = format_value(key, key.read(config));
+  }
+  return settings;
+}
+
+}  // namespace sluice

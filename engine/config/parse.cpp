@@ -1,0 +1,384 @@
+// From TOML text and overrides to a resolved Config.
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "base/error.hpp"
+#include "engine/config/resolve.hpp"
+#include "engine/config/schema.hpp"
+
+namespace sluice {
+
+namespace {
+
+constexpr std::size_t kMaxConfigBytes = kMiB;
+constexpr std::size_t kMaxComparedBytes = 80;  // of a key that is not known
+
+std::string quoted(std::string_view text) {
+  std::string result = "\"";
+  result += shown(text);
+  result += '"';
+  return result;
+}
+
+// Levenshtein distance.
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+    }
+  }
+  return row[b.size()];
+}
+
+// The known key nearest to an unknown one: by the whole path, or by the last word where that is
+// nearer (a known word in the wrong section).
+std::string nearest_key(std::string_view path) {
+  path = path.substr(0, kMaxComparedBytes);
+  const auto last_word = [](std::string_view text) {
+    return text.substr(text.rfind('.') == std::string_view::npos ? 0 : text.rfind('.') + 1);
+  };
+  std::string_view best;
+  std::size_t best_distance = std::string_view::npos;
+  for (const ConfigKey& key : config_schema()) {
+    const std::size_t whole = edit_distance(path, key.path);
+    // +1: at equal distance the whole path decides.
+    const std::size_t word = edit_distance(last_word(path), last_word(key.path)) * 2 + 1;
+    const std::size_t distance = std::min(whole, word);
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = key.path;
+    }
+  }
+  return std::string(best);
+}
+
+[[noreturn]] void throw_unknown(const std::string& origin, std::string_view path) {
+  throw InputError(origin + ": unknown key '" + shown(path) + "'; did you mean '" +
+                   nearest_key(path) + "'?");
+}
+
+// The table of named places that "memory.place.saved.qkv" is an entry of; null where it is none.
+const ConfigKey* table_of_entry(std::string_view path) {
+  for (const ConfigKey& key : config_schema()) {
+    const bool below =
+        path.size() > key.path.size() && path.starts_with(key.path) && path[key.path.size()] == '.';
+    if (key.kind == ConfigKind::kPlaces && below) return &key;
+  }
+  return nullptr;
+}
+
+[[noreturn]] void throw_mistyped(const std::string& origin, const ConfigKey& key,
+                                 const std::string& given) {
+  throw InputError(origin + ": " + key.path + " must be " + describe_expected(key) + "; got " +
+                   given);
+}
+
+// Values that a file writes in quotes may keep them in --set: log.dir="runs/a".
+bool quoted_in_files(ConfigKind kind) {
+  switch (kind) {
+    case ConfigKind::kText:
+    case ConfigKind::kChoice:
+    case ConfigKind::kBytes:
+    case ConfigKind::kBytesOrAuto:
+    case ConfigKind::kRate:
+    case ConfigKind::kDuration:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool is_section(std::string_view path) {
+  return std::any_of(config_schema().begin(), config_schema().end(), [&](const ConfigKey& key) {
+    return key.path.size() > path.size() && key.path.starts_with(path) &&
+           key.path[path.size()] == '.';
+  });
+}
+
+// What was given, for messages.
+std::string describe_node(const toml::node& node) {
+  if (const auto* text = node.as_string()) return quoted(text->get());
+  if (const auto* number = node.as_integer()) return std::to_string(number->get());
+  if (const auto* truth = node.as_boolean()) return truth->get() ? "true" : "false";
+  if (const auto* number = node.as_floating_point()) {
+    std::ostringstream text;
+    text << number->get();
+    return text.str();
+  }
+  if (node.is_table()) return "a table";
+  if (node.is_array()) {
+    return "a list of " + std::to_string(node.as_array()->size()) + " values";
+  }
+  return "a date or time";
+}
+
+std::optional<double> as_real(const toml::node& node) {
+  if (const auto* number = node.as_floating_point()) return number->get();
+  if (const auto* number = node.as_integer()) return static_cast<double>(number->get());
+  return std::nullopt;
+}
+
+std::optional<ConfigValue> list_from_node(const ConfigKey& key, const toml::array& array) {
+  std::vector<std::string> texts;
+  std::vector<double> numbers;
+  for (const toml::node& element : array) {
+    if (key.kind == ConfigKind::kTextList && element.is_string()) {
+      texts.push_back(element.as_string()->get());
+    } else if (const auto number = as_real(element); key.kind != ConfigKind::kTextList && number) {
+      numbers.push_back(*number);
+    } else {
+      return std::nullopt;
+    }
+  }
+  if (key.kind == ConfigKind::kTextList) return ConfigValue(std::move(texts));
+  return ConfigValue(std::move(numbers));
+}
+
+std::optional<ConfigValue> groups_from_node(const toml::node& node) {
+  if (!node.is_array()) return std::nullopt;
+  std::vector<ParameterGroup> groups;
+  for (const toml::node& element : *node.as_array()) {
+    if (!element.is_table()) return std::nullopt;
+    ParameterGroup group;
+    for (const auto& [name, value] : *element.as_table()) {
+      const auto number = as_real(value);
+      if (name == "match" && value.is_string()) {
+        group.match = value.as_string()->get();
+      } else if (name == "lr_scale" && number) {
+        group.lr_scale = *number;
+      } else if (name == "weight_decay" && number) {
+        group.weight_decay = *number;
+      } else {
+        return std::nullopt;
+      }
+    }
+    groups.push_back(std::move(group));
+  }
+  return ConfigValue(std::move(groups));
+}
+
+std::optional<ConfigValue> places_from_node(const toml::node& node) {
+  if (!node.is_table()) return std::nullopt;
+  std::map<std::string, std::string> places;
+  for (const auto& [name, value] : *node.as_table()) {
+    if (!value.is_string()) return std::nullopt;
+    places.emplace(name.str(), value.as_string()->get());
+  }
+  return ConfigValue(std::move(places));
+}
+
+[[noreturn]] void throw_nameless(const std::string& origin, const ConfigKey& key) {
+  throw InputError(origin + ": " + key.path +
+                   " has an entry whose name is empty; name a part, such as qkv, or \"*\" for all "
+                   "that are not named");
+}
+
+// Names the entry of a table of named places that is none.
+void check_places(const std::string& origin, const ConfigKey& key, const toml::node& node) {
+  if (key.kind != ConfigKind::kPlaces || !node.is_table()) return;
+  for (const auto& [name, value] : *node.as_table()) {
+    const auto* text = value.as_string();
+    const auto& choices = key.choices;
+    if (name.str().empty()) throw_nameless(origin, key);
+    if (text && std::find(choices.begin(), choices.end(), text->get()) != choices.end()) continue;
+    throw InputError(origin + ": " + key.path + "." + shown(name.str()) + " must be " +
+                     describe_choices(key) + "; got " + describe_node(value));
+  }
+}
+
+std::optional<ConfigValue> value_from_node(const ConfigKey& key, const toml::node& node) {
+  const auto* text = node.as_string();
+  switch (key.kind) {
+    case ConfigKind::kBool:
+      if (const auto* truth = node.as_boolean()) return ConfigValue(truth->get());
+      return std::nullopt;
+    case ConfigKind::kInteger:
+      if (const auto* number = node.as_integer()) return ConfigValue(number->get());
+      return std::nullopt;
+    case ConfigKind::kText:
+    case ConfigKind::kChoice:
+      return text ? std::optional(ConfigValue(text->get())) : std::nullopt;
+    case ConfigKind::kBytes:
+    case ConfigKind::kBytesOrAuto:
+      if (const auto* number = node.as_integer()) return ConfigValue(number->get());
+      return text ? value_from_text(key, text->get()) : std::nullopt;
+    case ConfigKind::kReal:
+    case ConfigKind::kRate:
+    case ConfigKind::kDuration:
+      if (const auto number = as_real(node)) return ConfigValue(*number);
+      return text && key.kind != ConfigKind::kReal ? value_from_text(key, text->get())
+                                                   : std::nullopt;
+    case ConfigKind::kTextList:
+      if (text) return ConfigValue(std::vector<std::string>{text->get()});
+      [[fallthrough]];
+    case ConfigKind::kRealPair:
+    case ConfigKind::kRealList:
+      return node.is_array() ? list_from_node(key, *node.as_array()) : std::nullopt;
+    case ConfigKind::kGroups:
+      return groups_from_node(node);
+    case ConfigKind::kPlaces:
+      return places_from_node(node);
+  }
+  return std::nullopt;
+}
+
+bool written_as_toml(ConfigKind kind) {
+  return kind == ConfigKind::kGroups || kind == ConfigKind::kPlaces;
+}
+
+std::optional<ConfigValue> value_from_toml(const std::string& origin, const ConfigKey& key,
+                                           std::string_view text) {
+  try {
+    const toml::table table = toml::parse("value = " + std::string(text));
+    if (table.size() != 1) return std::nullopt;
+    check_places(origin, key, *table.get("value"));
+    return value_from_node(key, *table.get("value"));
+  } catch (const toml::parse_error&) {
+    return std::nullopt;
+  }
+}
+
+// Collects values and where each came from.
+class Loader {
+ public:
+  explicit Loader(std::string name) : origins_(std::move(name)) {}
+
+  void add_table(const toml::table& table, const std::string& prefix) {
+    for (const auto& [name, node] : table) {
+      const std::string path =
+          prefix.empty() ? std::string(name.str()) : prefix + "." + std::string(name.str());
+      const std::string origin = origin_of(node, name);
+      if (const ConfigKey* key = find_config_key(path)) {
+        check_places(origin, *key, node);
+        const auto value = value_from_node(*key, node);
+        if (!value || !in_range(*key, *value)) throw_mistyped(origin, *key, describe_node(node));
+        store(*key, *value, origin);
+      } else if (is_section(path)) {
+        if (!node.is_table()) {
+          throw InputError(origin + ": " + path + " is a section, written [" + path + "]; got " +
+                           describe_node(node));
+        }
+        add_table(*node.as_table(), path);  // as deep as the schema, no deeper
+      } else {
+        throw_unknown_below(origin, path, node);
+      }
+    }
+  }
+
+  void add_override(std::string_view assignment) {
+    const auto equals = assignment.find('=');
+    const std::string origin = "--set " + shown(assignment);
+    if (equals == std::string_view::npos || equals == 0) {
+      throw InputError(origin + ": write key=value, such as memory.device=64MiB");
+    }
+    const auto path = assignment.substr(0, equals);
+    const auto text = assignment.substr(equals + 1);
+    const ConfigKey* key = find_config_key(path);
+    if (const ConfigKey* table = key ? nullptr : table_of_entry(path)) {
+      return add_place(*table, without_quotes(path.substr(table->path.size() + 1)),
+                       without_quotes(text), origin);
+    }
+    if (!key) throw_unknown(origin, path);
+    const auto value =
+        written_as_toml(key->kind)
+            ? value_from_toml(origin, *key, text)
+            : value_from_text(*key, quoted_in_files(key->kind) ? without_quotes(text) : text);
+    if (!value || !in_range(*key, *value)) {
+      throw_mistyped(origin, *key, quoted(text));
+    }
+    store(*key, *value, origin);
+  }
+
+  Config finish() {
+    resolve_config(config_, origins_);
+    return std::move(config_);
+  }
+
+ private:
+  std::string origin_of(const toml::node& node, const toml::key& key) const {
+    // A table's own source is its header; a value's key stands on the line that is meant.
+    const auto line =
+        key.source().begin.line != 0 ? key.source().begin.line : node.source().begin.line;
+    return line == 0 ? origins_.file() : origins_.file() + ':' + std::to_string(line);
+  }
+
+  void store(const ConfigKey& key, const ConfigValue& value, const std::string& origin) {
+    key.assign(config_, value);
+    origins_.set(key.path, origin);
+    if (const auto* places = std::get_if<std::map<std::string, std::string>>(&value)) {
+      for (const auto& [name, place] : *places) origins_.set(key.path + "." + name, origin);
+    }
+  }
+
+  // One entry of a table; its others stay.
+  void add_place(const ConfigKey& key, std::string_view name, std::string_view place,
+                 const std::string& origin) {
+    if (name.empty()) throw_nameless(origin, key);
+    auto places = std::get<std::map<std::string, std::string>>(key.read(config_));
+    places[std::string(name)] = std::string(place);
+    if (!in_range(key, ConfigValue(places))) {
+      throw InputError(origin + ": " + key.path + "." + shown(name) + " must be " +
+                       describe_choices(key) + "; got " + quoted(place));
+    }
+    key.assign(config_, ConfigValue(std::move(places)));
+    origins_.set(key.path + "." + std::string(name), origin);
+  }
+
+  // An unknown table is reported by its first key, which tells more: [memroy] device →
+  // memory.device.
+  [[noreturn]] void throw_unknown_below(std::string origin, std::string path,
+                                        const toml::node& node) const {
+    if (const auto* table = node.as_table(); table && !table->empty()) {
+      const auto first = table->begin();  // kept: its pair lives in the iterator
+      origin = origin_of(first->second, first->first);
+      path += "." + std::string(first->first.str());
+    }
+    throw_unknown(origin, path);
+  }
+
+  Config config_;
+  ConfigOrigins origins_;
+};
+
+}  // namespace
+
+Config parse_config(std::string_view text, const std::string& name,
+                    std::span<const std::string> overrides) {
+  if (text.size() > kMaxConfigBytes) {
+    throw InputError(name + " has " + std::to_string(text.size()) +
+                     " bytes; a configuration has at most " + format_bytes_exact(kMaxConfigBytes));
+  }
+  Loader loader(name);
+  try {
+    const toml::table table = toml::parse(text, name);
+    loader.add_table(table, "");
+  } catch (const toml::parse_error& error) {
+    throw InputError(name + ":" + std::to_string(error.source().begin.line) +
+                     ": not valid TOML: " + shown(error.description()));
+  }
+  for (const auto& assignment : overrides) loader.add_override(assignment);
+  return loader.finish();
+}
+
+Config load_config(const std::string& path, std::span<const std::string> overrides) {
+  std::ifstream file(path, std::ios::binary);
+  // One byte more than allowed, so that parse_config sees that there is more.
+  std::string text(kMaxConfigBytes + 1, '\0');
+  if (!file.read(text.data(), static_cast<std::streamsize>(text.size())) && !file.eof()) {
+    throw InputError(path + " cannot be read; give a configuration file in TOML");
+  }
+  text.resize(static_cast<std::size_t>(file.gcount()));
+  return parse_config(text, path, overrides);
+}
+
+}  // namespace sluice

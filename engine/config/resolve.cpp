@@ -1,0 +1,270 @@
+#include "engine/config/resolve.hpp"
+
+#include <bit>
+#include <filesystem>
+#include <set>
+
+#include "base/error.hpp"
+#include "engine/config/schema.hpp"
+#include "offload/stripe_layout.hpp"
+
+namespace sluice {
+
+namespace {
+
+// Tokens of a micro-batch: keeps products with ffn, layers and element size below 2^63.
+constexpr std::int64_t kMaxMicroBatchTokens = 1 << 22;
+// Describing a larger model would take gigabytes: every norm block of 4,096 elements is listed.
+constexpr double kMaxParameters = 137e9;
+constexpr std::int64_t kMaxRunTokens = std::int64_t{1} << 60;
+
+void require_keys(const Config& config, const ConfigOrigins& origins) {
+  // A model that is imported brings its own shape.
+  if (!config.model.from.empty()) return;
+  for (const ConfigKey& key : config_schema()) {
+    if (key.required && !origins.given(key.path)) {
+      throw InputError(origins.file() + ": " + key.path + " is missing; it must be " +
+                       describe_expected(key));
+    }
+  }
+}
+
+void derive_defaults(Config& config, const ConfigOrigins& origins) {
+  auto& model = config.model;
+  const bool llama = model.family == Config::Family::kLlama;
+  if (!origins.given("model.kv_heads")) model.kv_heads = model.heads;
+  if (!origins.given("model.ffn")) {
+    model.ffn = llama ? static_cast<std::int64_t>(
+                            round_up(ceil_div(static_cast<std::uint64_t>(8 * model.hidden), 3), 64))
+                      : 4 * model.hidden;
+  }
+  if (!origins.given("model.max_seq")) model.max_seq = config.train.seq;
+  if (!origins.given("model.tie_embeddings")) model.tie_embeddings = !llama;
+  auto& optimizer = config.optimizer;
+  if (!origins.given("optimizer.betas") && optimizer.name == OptimizerRule::kLion) {
+    optimizer.beta2 = 0.99;
+  }
+  if (!origins.given("optimizer.momentum") && optimizer.name == OptimizerRule::kMuon) {
+    optimizer.momentum = 0.95;
+  }
+  if (config.memory.storage_paths.empty()) {
+    config.memory.storage_paths = {config.log.dir + "/storage"};
+  }
+  if (config.checkpoint.dir.empty()) {
+    config.checkpoint.dir = default_checkpoint_dir(config.log.dir);
+  }
+}
+
+std::string text_of(std::int64_t value) {
+  return std::to_string(value);
+}
+
+// Matrices alone, in floating point: the product of four keys may pass 2^63.
+double parameters_of(const Config& config) {
+  const auto& model = config.model;
+  const auto hidden = static_cast<double>(model.hidden);
+  const auto heads = static_cast<double>(model.heads);
+  const auto key_value = hidden * static_cast<double>(model.kv_heads) / heads;
+  const double products = config.model.family == Config::Family::kLlama ? 3 : 2;
+  const double block = 2 * hidden * hidden + 2 * hidden * key_value +
+                       products * hidden * static_cast<double>(model.ffn);
+  const double tables = model.tie_embeddings ? 1 : 2;
+  return static_cast<double>(model.layers) * block +
+         tables * static_cast<double>(model.vocab) * hidden;
+}
+
+void check_model(const Config& config, const ConfigOrigins& origins) {
+  const auto& model = config.model;
+  if (!model.from.empty()) return;
+  if (model.hidden % model.heads != 0) {
+    throw InputError(origins.of("model.heads") + ": model.heads is " + text_of(model.heads) +
+                     ", which must divide model.hidden, " + text_of(model.hidden));
+  }
+  if (model.heads % model.kv_heads != 0) {
+    throw InputError(origins.of("model.kv_heads") + ": model.kv_heads is " +
+                     text_of(model.kv_heads) + ", which must divide model.heads, " +
+                     text_of(model.heads));
+  }
+  if (model.family == Config::Family::kLlama && model.hidden / model.heads % 2 != 0) {
+    throw InputError(origins.of("model.heads") + ": model.hidden / model.heads is " +
+                     text_of(model.hidden / model.heads) +
+                     ", which must be even for the rotary positions of llama");
+  }
+  const double parameters = parameters_of(config);
+  if (parameters > kMaxParameters) {
+    throw InputError(origins.of("model.layers") + ": model.layers, model.hidden, model.ffn and " +
+                     "model.vocab make " + text_of(static_cast<std::int64_t>(parameters * 1e-9)) +
+                     " billion parameters; at most " +
+                     text_of(static_cast<std::int64_t>(kMaxParameters * 1e-9)) +
+                     " billion can be planned");
+  }
+  if (config.train.seq > model.max_seq) {
+    throw InputError(origins.of("train.seq") + ": train.seq is " + text_of(config.train.seq) +
+                     ", which must be at most model.max_seq, " + text_of(model.max_seq));
+  }
+}
+
+void check_train(const Config& config, const ConfigOrigins& origins) {
+  const auto& train = config.train;
+  if (train.micro_batch * train.seq > kMaxMicroBatchTokens) {
+    throw InputError(origins.of("train.micro_batch") + ": train.micro_batch * train.seq is " +
+                     text_of(train.micro_batch * train.seq) + ", which must be at most " +
+                     text_of(kMaxMicroBatchTokens));
+  }
+  // The data order counts samples, the log tokens: both must stay below 2^63.
+  std::int64_t tokens = train.micro_batch * train.seq;
+  if (__builtin_mul_overflow(tokens, train.accumulate, &tokens) ||
+      __builtin_mul_overflow(tokens, train.steps, &tokens) || tokens > kMaxRunTokens) {
+    throw InputError(
+        origins.of("train.steps") +
+        ": train.steps * accumulate * micro_batch * seq, the tokens of the run, must be "
+        "at most " +
+        text_of(kMaxRunTokens));
+  }
+  if (!std::has_single_bit(static_cast<std::uint64_t>(train.loss_scale))) {
+    const auto below =
+        static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(train.loss_scale)));
+    throw InputError(origins.of("train.loss_scale") + ": train.loss_scale is " +
+                     text_of(train.loss_scale) + ", which must be a power of two, such as " +
+                     text_of(below));
+  }
+  if (train.accumulate % train.fold_groups != 0) {
+    throw InputError(origins.of("train.fold_groups") + ": train.fold_groups is " +
+                     text_of(train.fold_groups) + ", which must divide train.accumulate, " +
+                     text_of(train.accumulate));
+  }
+  if (train.eval_every > 0 && config.data.eval_fraction == 0.0) {
+    throw InputError(origins.of("train.eval_every") +
+                     ": train.eval_every needs data.eval_fraction above 0, such as 0.05");
+  }
+  if (config.log.dir.empty()) {
+    throw InputError(origins.of("log.dir") + ": log.dir is empty; it must name a directory");
+  }
+}
+
+void check_optimizer(const Config& config, const ConfigOrigins& origins) {
+  const auto& optimizer = config.optimizer;
+  const std::string name(optimizer_rule_name(optimizer.name));
+  if (optimizer.states == Config::States::kSplit &&
+      config.train.precision != Config::Precision::kBF16) {
+    throw InputError(origins.of("optimizer.states") +
+                     ": optimizer.states = \"split\" needs train.precision = \"bf16\": it keeps "
+                     "the master as a bf16 weight and what that leaves");
+  }
+  const bool sgd = optimizer.name == OptimizerRule::kSgd;
+  const bool no_moments =
+      optimizer.name == OptimizerRule::kAdafactor || (sgd && optimizer.momentum == 0);
+  if (no_moments && optimizer.moments != Config::Moments::kFP32) {
+    throw InputError(origins.of("optimizer.moments") + ": optimizer.name = \"" + name +
+                     (sgd ? "\" without momentum" : "\"") +
+                     " keeps no moment of each element; leave optimizer.moments at \"fp32\"");
+  }
+  if (optimizer.nesterov && (!sgd || optimizer.momentum == 0)) {
+    throw InputError(origins.of("optimizer.nesterov") +
+                     ": optimizer.nesterov needs optimizer.name = \"sgd\" with a momentum above 0");
+  }
+}
+
+// An update that is made before the norm is known may not depend on it, but where it can be made
+// once more. Then two versions of state are in use, and a commit would need a third.
+void check_placement(const Config& config, const ConfigOrigins& origins) {
+  if (config.optimizer.placement == Config::OptimizerPlacement::kSpeculative &&
+      config.checkpoint.mode == Config::CheckpointMode::kDurable) {
+    throw InputError(origins.of("optimizer.placement") +
+                     ": optimizer.placement = \"speculative\" needs checkpoint.mode = "
+                     "\"scratch\": a durable run keeps one version of the state as its commit, "
+                     "and speculation needs two more");
+  }
+  if (config.optimizer.placement != Config::OptimizerPlacement::kInBackward) return;
+  const std::string start =
+      origins.of("optimizer.placement") + ": optimizer.placement = \"in_backward\" ";
+  if (config.train.clip > 0) {
+    throw InputError(start +
+                     "needs train.clip = 0: clipping needs the norm of all gradients before any "
+                     "update");
+  }
+  if (config.train.precision == Config::Precision::kFP16) {
+    throw InputError(start +
+                     "needs train.precision = \"bf16\" or \"fp32\": a step of fp16 that overflows "
+                     "is known, and skipped, only when all gradients are there");
+  }
+}
+
+// A place that nothing takes would be taken for a setting that works.
+void check_saved_places(const Config& config, const ConfigOrigins& origins) {
+  if (config.recompute.policy != Config::Recompute::kUnit) return;
+  for (const auto& [part, place] : config.memory.place.saved) {
+    if (place == Config::Place::kAuto) continue;
+    const std::string path = "memory.place.saved." + part;
+    throw InputError(origins.of(path) + ": " + shown(path) +
+                     " has no meaning with recompute.policy = \"unit\", where units save nothing "
+                     "between their passes; use \"none\" or \"auto\", or leave it out");
+  }
+}
+
+// Twice the same directory would count its room and its bandwidth twice.
+void check_storage_paths(const Config& config, const ConfigOrigins& origins) {
+  std::set<std::filesystem::path> seen;
+  for (const std::string& path : config.memory.storage_paths) {
+    if (!seen.insert((std::filesystem::path(path) / "").lexically_normal()).second) {
+      throw InputError(origins.of("memory.storage_paths") + ": memory.storage_paths names '" +
+                       path + "' twice; each must be another directory");
+    }
+  }
+  constexpr std::size_t kMostPaths = 512;  // a stripe layout holds some stripes of each
+  if (config.memory.storage_paths.size() > kMostPaths) {
+    throw InputError(origins.of("memory.storage_paths") + ": memory.storage_paths names " +
+                     std::to_string(config.memory.storage_paths.size()) +
+                     " directories; there can be at most " + std::to_string(kMostPaths));
+  }
+}
+
+void check_storage_shares(const Config& config, const ConfigOrigins& origins) {
+  const std::vector<double>& shares = config.memory.storage_shares;
+  const std::size_t paths = config.memory.storage_paths.size();
+  if (shares.empty()) return;
+  const std::string start = origins.of("memory.storage_shares") + ": memory.storage_shares ";
+  if (shares.size() != paths) {
+    throw InputError(start + "has " + std::to_string(shares.size()) +
+                     " numbers and memory.storage_paths " + std::to_string(paths) +
+                     " directories; give one for each");
+  }
+  if (is_possible_ratio(shares)) return;
+  const std::string most = std::to_string(StripeLayout::kMostStripes);
+  throw InputError(start + "gives a path less than 1/" + most +
+                   " of the whole, which is the least that it can take; the largest ratio of two "
+                   "of " +
+                   std::to_string(paths) + " paths is " +
+                   std::to_string(StripeLayout::kMostStripes - paths + 1) + " to 1");
+}
+
+// What pread has no use for would be taken for a setting that works.
+void check_storage_engine(const Config& config, const ConfigOrigins& origins) {
+  const auto& memory = config.memory;
+  if (!memory.storage_sqpoll || memory.storage_engine != Config::StorageEngineKind::kPosix) return;
+  throw InputError(origins.of("memory.storage_sqpoll") +
+                   ": memory.storage_sqpoll is io_uring's and has no meaning with "
+                   "memory.storage_engine = \"posix\"; use \"io_uring\" or \"auto\", or leave it "
+                   "out");
+}
+
+}  // namespace
+
+std::string default_checkpoint_dir(const std::string& log_dir) {
+  return log_dir + "/checkpoints";
+}
+
+void resolve_config(Config& config, const ConfigOrigins& origins) {
+  require_keys(config, origins);
+  derive_defaults(config, origins);
+  check_model(config, origins);
+  check_train(config, origins);
+  check_optimizer(config, origins);
+  check_placement(config, origins);
+  check_saved_places(config, origins);
+  check_storage_paths(config, origins);
+  check_storage_shares(config, origins);
+  check_storage_engine(config, origins);
+}
+
+}  // namespace sluice

@@ -1,0 +1,35 @@
+// The last steps of loading: required keys, derived defaults, agreement between values.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "engine/config/config.hpp"
+
+namespace sluice {
+
+// Which keys were given, and where ("run.toml:12", "--set train.seq=64"). Of a table of named
+// places each entry has its own: "memory.place.saved.qkv".
+class ConfigOrigins {
+ public:
+  explicit ConfigOrigins(std::string file) : file_(std::move(file)) {}
+  const std::string& file() const { return file_; }
+  void set(const std::string& path, const std::string& origin) { origins_[path] = origin; }
+  bool given(std::string_view path) const { return origins_.find(path) != origins_.end(); }
+  // Where the key was given; the file where it was not.
+  const std::string& of(std::string_view path) const {
+    const auto found = origins_.find(path);
+    return found == origins_.end() ? file_ : found->second;
+  }
+
+ private:
+  std::string file_;
+  std::map<std::string, std::string, std::less<>> origins_;
+};
+
+// Fills in derived defaults and throws InputError where a required key is missing or values
+// disagree.
+void resolve_config(Config& config, const ConfigOrigins& origins);
+
+}  // namespace sluice

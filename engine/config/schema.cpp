@@ -1,0 +1,418 @@
+#include "engine/config/schema.hpp"
+
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+
+#include "engine/runtime/loss_scaler.hpp"
+
+namespace sluice {
+
+namespace {
+
+constexpr std::int64_t kMaxSteps = 1'000'000'000'000;
+constexpr double kHuge = 1e15;
+
+// Sizes are bounded so that no product of them (elements, bytes, FLOPs of a step) passes 2^63:
+// 2^12 layers * 2^18 hidden * 2^20 ffn * 3 matrices * 18 bytes < 2^56.
+constexpr std::int64_t kMaxLayers = 1 << 12;
+constexpr std::int64_t kMaxHidden = 1 << 18;
+constexpr std::int64_t kMaxHeads = 1 << 14;
+constexpr std::int64_t kMaxFfn = 1 << 20;
+constexpr std::int64_t kMaxVocab = 1 << 24;
+constexpr std::int64_t kMaxSeq = 1 << 20;
+constexpr std::int64_t kMaxBatch = 1 << 20;
+constexpr std::int64_t kMaxLossScale = LossScaler::kMostScale;
+constexpr std::int64_t kMaxRanks = 1 << 20;
+constexpr std::int64_t kMaxBudget = std::int64_t{1} << 50;  // 1 PiB
+constexpr std::int64_t kMaxChunk = std::int64_t{1} << 30;
+
+// `field` is a generic lambda `[](auto& c) -> auto& { return c.section.member; }`.
+template <class Field>
+ConfigKey make_key(std::string path, ConfigKind kind, std::string doc, Field field) {
+  ConfigKey key;
+  key.path = std::move(path);
+  key.kind = kind;
+  key.doc = std::move(doc);
+  using Member = std::remove_reference_t<decltype(field(std::declval<Config&>()))>;
+  constexpr bool whole =
+      (std::is_integral_v<Member> && !std::is_same_v<Member, bool>) || std::is_enum_v<Member>;
+  if constexpr (!std::is_enum_v<Member>) {
+    using Stored = std::conditional_t<whole, std::int64_t, Member>;
+    key.read = [field](const Config& config) {
+      return ConfigValue(static_cast<Stored>(field(config)));
+    };
+    key.assign = [field](Config& config, const ConfigValue& value) {
+      field(config) = static_cast<Member>(std::get<Stored>(value));
+    };
+  }
+  return key;
+}
+
+template <class Field>
+ConfigKey integer(std::string path, Field field, std::int64_t least, std::int64_t most,
+                  std::string doc) {
+  ConfigKey key = make_key(std::move(path), ConfigKind::kInteger, std::move(doc), field);
+  key.least = least;
+  key.most = most;
+  return key;
+}
+
+template <class Field>
+ConfigKey bytes(std::string path, Field field, std::int64_t least, std::int64_t most,
+                std::string doc) {
+  ConfigKey key = make_key(std::move(path), ConfigKind::kBytes, std::move(doc), field);
+  key.least = least;
+  key.most = most;
+  return key;
+}
+
+// The field holds Config::kAutoBytes for "auto".
+template <class Field>
+ConfigKey bytes_or_auto(std::string path, Field field, std::int64_t least, std::int64_t most,
+                        std::string doc) {
+  ConfigKey key = bytes(std::move(path), field, least, most, std::move(doc));
+  key.kind = ConfigKind::kBytesOrAuto;
+  key.read = [field](const Config& config) {
+    const std::uint64_t value = field(config);
+    return value == Config::kAutoBytes ? ConfigValue(std::string("auto"))
+                                       : ConfigValue(static_cast<std::int64_t>(value));
+  };
+  key.assign = [field](Config& config, const ConfigValue& value) {
+    const auto* number = std::get_if<std::int64_t>(&value);
+    field(config) = number ? static_cast<std::uint64_t>(*number) : Config::kAutoBytes;
+  };
+  return key;
+}
+
+template <class Field>
+ConfigKey real(std::string path, Field field, double lower, double upper, std::string doc,
+               ConfigKind kind = ConfigKind::kReal) {
+  ConfigKey key = make_key(std::move(path), kind, std::move(doc), field);
+  key.lower = lower;
+  key.upper = upper;
+  return key;
+}
+
+template <class Field>
+ConfigKey choice(std::string path, Field field, const std::vector<std::string>& choices,
+                 std::string doc) {
+  ConfigKey key = make_key(std::move(path), ConfigKind::kChoice, std::move(doc), field);
+  using Enum = std::remove_reference_t<decltype(field(std::declval<Config&>()))>;
+  key.choices = choices;
+  key.read = [field, choices](const Config& config) {
+    return ConfigValue(choices.at(static_cast<std::size_t>(field(config))));
+  };
+  key.assign = [field, choices](Config& config, const ConfigValue& value) {
+    const auto& text = std::get<std::string>(value);
+    for (std::size_t i = 0; i < choices.size(); ++i) {
+      if (choices[i] == text) field(config) = static_cast<Enum>(i);
+    }
+  };
+  return key;
+}
+
+template <class Field>
+ConfigKey text(std::string path, Field field, std::string doc) {
+  return make_key(std::move(path), ConfigKind::kText, std::move(doc), field);
+}
+
+template <class Field>
+ConfigKey texts(std::string path, Field field, std::string doc) {
+  return make_key(std::move(path), ConfigKind::kTextList, std::move(doc), field);
+}
+
+ConfigKey named_places(std::string path, const std::vector<std::string>& choices, std::string doc) {
+  ConfigKey key;
+  key.path = std::move(path);
+  key.kind = ConfigKind::kPlaces;
+  key.doc = std::move(doc);
+  key.choices = choices;
+  key.read = [choices](const Config& config) {
+    std::map<std::string, std::string> named;
+    for (const auto& [name, place] : config.memory.place.saved) {
+      named[name] = choices.at(static_cast<std::size_t>(place));
+    }
+    return ConfigValue(std::move(named));
+  };
+  key.assign = [choices](Config& config, const ConfigValue& value) {
+    config.memory.place.saved.clear();
+    for (const auto& [name, place] : std::get<std::map<std::string, std::string>>(value)) {
+      const auto at = std::find(choices.begin(), choices.end(), place) - choices.begin();
+      config.memory.place.saved[name] = static_cast<Config::Place>(at);
+    }
+  };
+  return key;
+}
+
+ConfigKey required(ConfigKey key) {
+  key.required = true;
+  return key;
+}
+ConfigKey derived(ConfigKey key, std::string words) {
+  key.derived_default = std::move(words);
+  return key;
+}
+ConfigKey decisive(ConfigKey key) {
+  key.determines_result = true;
+  return key;
+}
+
+// The member of a Config as a function of a Config, const or not.
+#define SLUICE_FIELD(member) ([](auto& c) -> auto& { return c.member; })
+
+using Keys = std::vector<ConfigKey>;
+
+void add_model(Keys& keys) {
+  const auto add = [&](ConfigKey key) { keys.push_back(decisive(std::move(key))); };
+  add(choice("model.family", SLUICE_FIELD(model.family), {"gpt2", "llama"},
+             "gpt2: LayerNorm, GELU, learned positions; llama: RMSNorm, SwiGLU, RoPE"));
+  add(required(
+      integer("model.layers", SLUICE_FIELD(model.layers), 1, kMaxLayers, "transformer blocks")));
+  add(required(integer("model.hidden", SLUICE_FIELD(model.hidden), 1, kMaxHidden,
+                       "width of the residual stream; a multiple of model.heads")));
+  add(required(integer("model.heads", SLUICE_FIELD(model.heads), 1, kMaxHeads,
+                       "query heads; for llama model.hidden / model.heads is even")));
+  add(derived(integer("model.kv_heads", SLUICE_FIELD(model.kv_heads), 1, kMaxHeads,
+                      "key and value heads; divides model.heads"),
+              "model.heads"));
+  add(derived(integer("model.ffn", SLUICE_FIELD(model.ffn), 1, kMaxFfn,
+                      "inner width of the feed-forward layer"),
+              "gpt2: 4 * hidden; llama: 8/3 * hidden, rounded up to a multiple of 64"));
+  add(integer("model.vocab", SLUICE_FIELD(model.vocab), 2, kMaxVocab,
+              "tokens known; 256 for bytes"));
+  add(derived(integer("model.max_seq", SLUICE_FIELD(model.max_seq), 1, kMaxSeq,
+                      "longest sequence; gpt2 has a learned position for each"),
+              "train.seq"));
+  add(derived(
+      make_key("model.tie_embeddings", ConfigKind::kBool, "the head shares the embedding's weights",
+               SLUICE_FIELD(model.tie_embeddings)),
+      "gpt2: true; llama: false"));
+  add(text("model.from", SLUICE_FIELD(model.from),
+           "Hugging Face directory to start from; empty: fresh weights"));
+}
+
+void add_data(Keys& keys) {
+  const auto add = [&](ConfigKey key) { keys.push_back(decisive(std::move(key))); };
+  add(texts("data.paths", SLUICE_FIELD(data.paths), "files or directories (taken recursively)"));
+  add(choice("data.format", SLUICE_FIELD(data.format), {"bytes", "llmc", "megatron"},
+             "bytes: any text, a token per byte; llmc: llm.c's .bin"));
+  auto fraction = real("data.eval_fraction", SLUICE_FIELD(data.eval_fraction), 0.0, 1.0,
+                       "the last part of the tokens, kept for evaluation");
+  fraction.upper_excluded = true;
+  add(std::move(fraction));
+}
+
+void add_train(Keys& keys) {
+  const auto add = [&](ConfigKey key) { keys.push_back(std::move(key)); };
+  add(decisive(integer("train.steps", SLUICE_FIELD(train.steps), 1, kMaxSteps, "optimizer steps")));
+  add(decisive(integer("train.seq", SLUICE_FIELD(train.seq), 1, kMaxSeq, "tokens per sample")));
+  add(decisive(integer("train.micro_batch", SLUICE_FIELD(train.micro_batch), 1, kMaxBatch,
+                       "samples per micro-batch")));
+  add(decisive(integer("train.accumulate", SLUICE_FIELD(train.accumulate), 1, kMaxBatch,
+                       "micro-batches per step")));
+  add(decisive(choice("train.precision", SLUICE_FIELD(train.precision), {"bf16", "fp32", "fp16"},
+                      "of weights, activations and gradients; sums are fp32")));
+  add(decisive(choice("train.loss_scaling", SLUICE_FIELD(train.loss_scaling), {"dynamic", "static"},
+                      "fp16: halve the loss scale and skip the step where a gradient overflows, "
+                      "double it after train.loss_scale_window good steps; static: skip only")));
+  add(decisive(
+      integer("train.loss_scale", SLUICE_FIELD(train.loss_scale), 1, kMaxLossScale,
+              "fp16: what the loss is multiplied by, at first or always; a power of two")));
+  add(decisive(integer("train.loss_scale_window", SLUICE_FIELD(train.loss_scale_window), 1,
+                       kMaxSteps, "fp16: steps without overflow before the scale is doubled")));
+  add(integer("train.loss_scale_patience", SLUICE_FIELD(train.loss_scale_patience), 1, kMaxSteps,
+              "fp16: overflows in a row that end the run"));
+  add(decisive(integer("train.seed", SLUICE_FIELD(train.seed), 0,
+                       std::numeric_limits<std::int64_t>::max(), "of weights and data order")));
+  add(decisive(real("train.clip", SLUICE_FIELD(train.clip), 0.0, kHuge,
+                    "largest global gradient norm; 0: no clipping")));
+  add(choice("train.order", SLUICE_FIELD(train.order), {"auto", "microbatch", "unit"},
+             "unit: all micro-batches of a unit before the next one, so that its weights are "
+             "fetched once; microbatch: one micro-batch after another, whose activations are less; "
+             "auto: the faster one that fits. Results are the same"));
+  add(integer("train.eval_every", SLUICE_FIELD(train.eval_every), 0, kMaxSteps,
+              "steps between evaluations; 0: never"));
+  add(decisive(choice("train.reduction", SLUICE_FIELD(train.reduction), {"grouped", "sequential"},
+                      "how data-parallel gradients are summed")));
+  add(decisive(integer("train.fold_groups", SLUICE_FIELD(train.fold_groups), 1, kMaxRanks,
+                       "sum gradients as this many data-parallel ranks would; divides "
+                       "train.accumulate")));
+  add(integer(
+      "train.threads", SLUICE_FIELD(train.threads), 0, 4096,
+      "compute threads, fixed for the run; 0: one per logical processor that the process may use"));
+}
+
+void add_optimizer(Keys& keys) {
+  const auto add = [&](ConfigKey key) { keys.push_back(decisive(std::move(key))); };
+  add(choice("optimizer.name", SLUICE_FIELD(optimizer.name),
+             {"adamw", "adam", "sgd", "lion", "adafactor", "sm3", "muon"}, "the update rule"));
+  add(real("optimizer.lr", SLUICE_FIELD(optimizer.lr), 0.0, 1e6,
+           "peak learning rate; rules want different ones (sgd about 0.1, adafactor 0.01, sm3 0.1, "
+           "lion a third of adamw's)"));
+  ConfigKey betas;
+  betas.path = "optimizer.betas";
+  betas.kind = ConfigKind::kRealPair;
+  betas.doc = "decay of the two moments (adamw, adam, lion, muon's adamw; sm3 the first)";
+  betas.derived_default = "[0.9, 0.95]; lion [0.9, 0.99]";
+  betas.upper = 1.0;
+  betas.upper_excluded = true;
+  betas.read = [](const Config& config) {
+    return ConfigValue(std::vector<double>{config.optimizer.beta1, config.optimizer.beta2});
+  };
+  betas.assign = [](Config& config, const ConfigValue& value) {
+    const auto& pair = std::get<std::vector<double>>(value);
+    config.optimizer.beta1 = pair.at(0);
+    config.optimizer.beta2 = pair.at(1);
+  };
+  add(std::move(betas));
+  // From the least normal fp32 number on: 0 / 0 would be made of a gradient that is zero.
+  add(real("optimizer.eps", SLUICE_FIELD(optimizer.eps), 0x1p-126, 1.0,
+           "added to the root of the second moment (adamw, adam, muon's adamw)"));
+  auto momentum = real("optimizer.momentum", SLUICE_FIELD(optimizer.momentum), 0.0, 1.0,
+                       "of sgd (0: none, and no state) and of muon");
+  momentum.upper_excluded = true;
+  momentum.derived_default = "0.9; muon 0.95";
+  add(std::move(momentum));
+  add(make_key("optimizer.nesterov", ConfigKind::kBool, "sgd looks ahead",
+               SLUICE_FIELD(optimizer.nesterov)));
+  auto decay = real("optimizer.beta2_decay", SLUICE_FIELD(optimizer.beta2_decay), -1.0, 0.0,
+                    "adafactor: the second moment forgets by 1 - step^beta2_decay");
+  add(std::move(decay));
+  auto threshold = real("optimizer.clip_threshold", SLUICE_FIELD(optimizer.clip_threshold), 0.0,
+                        kHuge, "adafactor: largest root mean square of a tensor's update");
+  threshold.lower_excluded = true;
+  add(std::move(threshold));
+  add(real("optimizer.weight_decay", SLUICE_FIELD(optimizer.weight_decay), 0.0, 1e3,
+           "of matrices and tables; biases and norms have none. Added to the gradient by adam and "
+           "sgd, taken off the weight by the others"));
+  add(make_key("optimizer.groups", ConfigKind::kGroups,
+               "tensors with another learning rate or decay; the first group that matches counts",
+               SLUICE_FIELD(optimizer.groups)));
+  add(integer("optimizer.warmup", SLUICE_FIELD(optimizer.warmup), 0, kMaxSteps,
+              "steps of linear rise to the peak"));
+  add(choice("optimizer.schedule", SLUICE_FIELD(optimizer.schedule), {"cosine", "constant"},
+             "after the warmup; cosine falls to a tenth of the peak"));
+  add(choice("optimizer.states", SLUICE_FIELD(optimizer.states), {"fp32", "split"},
+             "how master weights are stored; split: as the bf16 weight and 16 bits beside it, "
+             "lossless, 2 bytes less to keep and 6 less to move for each parameter"));
+  add(choice("optimizer.moments", SLUICE_FIELD(optimizer.moments), {"fp32", "bf16", "8bit"},
+             "how moments are stored: fp32, bf16 rounded at random, or 8 bits and a scale for each "
+             "128; the last two change results"));
+  keys.push_back(
+      choice("optimizer.placement", SLUICE_FIELD(optimizer.placement),
+             {"auto", "after_backward", "in_backward", "next_forward", "speculative"},
+             "where in a step the update runs: after the backward pass; in it, each unit "
+             "once its gradient is complete (needs train.clip = 0, not with fp16); in "
+             "the next step's forward pass, each unit before its weights are needed; "
+             "speculative: in the backward pass beside the old state, and once more where "
+             "clipping asks for it (a second version of state; checkpoint.mode = scratch); "
+             "auto: the fastest that fits, never speculative. Results are the same"));
+}
+
+void add_memory(Keys& keys) {
+  const auto add = [&](ConfigKey key) { keys.push_back(std::move(key)); };
+  const std::vector<std::string> places{"auto", "device", "pinned", "storage"};
+  add(choice("memory.backend", SLUICE_FIELD(memory.backend), {"auto", "host", "cuda"},
+             "the device; auto: a GPU where there is one"));
+  add(bytes("memory.device", SLUICE_FIELD(memory.device_bytes), 0, kMaxBudget,
+            "budget of device memory"));
+  add(bytes("memory.pinned", SLUICE_FIELD(memory.pinned_bytes), 0, kMaxBudget,
+            "budget of pinned host memory"));
+  add(bytes_or_auto("memory.storage", SLUICE_FIELD(memory.storage_bytes), 0, kMaxBudget,
+                    "budget of storage, over all paths; auto: what is free there, at most 64GiB"));
+  add(derived(texts("memory.storage_paths", SLUICE_FIELD(memory.storage_paths),
+                    "directories for state on storage; striped when several"),
+              "[log.dir + \"/storage\"]"));
+  ConfigKey shares = real("memory.storage_shares", SLUICE_FIELD(memory.storage_shares), 0, 1e15,
+                          "how much of it each path takes, by any one measure, such as [3, 1]; "
+                          "none: by speed, measured when a run begins",
+                          ConfigKind::kRealList);
+  shares.lower_excluded = true;
+  add(std::move(shares));
+  add(choice("memory.storage_engine", SLUICE_FIELD(memory.storage_engine),
+             {"auto", "io_uring", "posix"}, "auto: io_uring where the kernel allows it"));
+  add(make_key("memory.storage_sqpoll", ConfigKind::kBool,
+               "io_uring: a kernel thread takes what is submitted; it costs most of a core",
+               SLUICE_FIELD(memory.storage_sqpoll)));
+  auto chunk = bytes("memory.chunk", SLUICE_FIELD(memory.chunk_bytes), kPageBytes, kMaxChunk,
+                     "the unit of transfer between tiers");
+  chunk.multiple_of = kPageBytes;
+  add(std::move(chunk));
+  add(integer("memory.prefetch", SLUICE_FIELD(memory.prefetch), 0, 1024,
+              "units fetched ahead of their use"));
+  add(choice("memory.place.weight", SLUICE_FIELD(memory.place.weight), places,
+             "where weights rest; auto: the fastest tier with room"));
+  add(choice("memory.place.gradient", SLUICE_FIELD(memory.place.gradient), places,
+             "where gradients rest"));
+  add(choice(
+      "memory.place.optimizer", SLUICE_FIELD(memory.place.optimizer), places,
+      "where master weights and moments rest; \"device\" needs weight and gradient there too"));
+  add(choice("memory.place.activation", SLUICE_FIELD(memory.place.activation), places,
+             "where activations wait between forward and backward pass; auto: on the device, or "
+             "away where that fits or is faster"));
+  add(named_places("memory.place.saved", places,
+                   "where parts of what forward passes save for backward wait, by name (docs/"
+                   "activations.md); \"*\": those not named; auto, or not given: as "
+                   "memory.place.activation. Of units that are not recomputed"));
+  add(real("memory.link_bandwidth", SLUICE_FIELD(memory.link_bandwidth_bytes_per_s), 0.0, kHuge,
+           "host device: modelled bandwidth of each direction of the link; 0: off",
+           ConfigKind::kRate));
+  add(real("memory.link_latency", SLUICE_FIELD(memory.link_latency_s), 0.0, 1.0,
+           "host device: modelled latency of a copy; 0: off", ConfigKind::kDuration));
+}
+
+void add_run(Keys& keys) {
+  const auto add = [&](ConfigKey key) { keys.push_back(std::move(key)); };
+  add(choice("recompute.policy", SLUICE_FIELD(recompute.policy), {"none", "unit", "auto"},
+             "unit: keep only each block's input and run it again in the backward pass"));
+  add(integer("parallel.data", SLUICE_FIELD(parallel.data), 1, kMaxRanks, "data-parallel ranks"));
+  add(integer("parallel.tensor", SLUICE_FIELD(parallel.tensor), 1, kMaxRanks,
+              "tensor-parallel ranks"));
+  add(integer("parallel.pipeline", SLUICE_FIELD(parallel.pipeline), 1, kMaxRanks,
+              "pipeline stages"));
+  add(integer("parallel.context", SLUICE_FIELD(parallel.context), 1, kMaxRanks,
+              "context-parallel ranks"));
+  add(integer("parallel.zero", SLUICE_FIELD(parallel.zero), 0, 3, "ZeRO stage"));
+  add(choice("parallel.schedule", SLUICE_FIELD(parallel.schedule),
+             {"plain", "gpipe", "1f1b", "interleaved", "vertical"}, "order of micro-batches"));
+  add(derived(text("checkpoint.dir", SLUICE_FIELD(checkpoint.dir), "where checkpoints go"),
+              "log.dir + \"/checkpoints\""));
+  add(integer("checkpoint.every", SLUICE_FIELD(checkpoint.every), 0, kMaxSteps,
+              "steps between checkpoints; 0: only at the end and on a stop"));
+  add(make_key("checkpoint.final", ConfigKind::kBool,
+               "save a checkpoint and the weights when the last step is done; a stop always saves",
+               SLUICE_FIELD(checkpoint.final)));
+  add(choice(
+      "checkpoint.mode", SLUICE_FIELD(checkpoint.mode), {"scratch", "durable"},
+      "durable: the state on storage is the checkpoint; a crash costs the steps since the last"));
+  add(text("log.dir", SLUICE_FIELD(log.dir), "the run's directory: logs, trace, checkpoints"));
+  add(integer("log.every", SLUICE_FIELD(log.every), 1, kMaxSteps, "steps between log lines"));
+}
+
+#undef SLUICE_FIELD
+
+}  // namespace
+
+const std::vector<ConfigKey>& config_schema() {
+  static const std::vector<ConfigKey> keys = [] {
+    Keys all;
+    add_model(all);
+    add_data(all);
+    add_train(all);
+    add_optimizer(all);
+    add_memory(all);
+    add_run(all);
+    return all;
+  }();
+  return keys;
+}
+
+const ConfigKey* find_config_key(std::string_view path) {
+  for (const ConfigKey& key : config_schema()) {
+    if (key.path == path) return &key;
+  }
+  return nullptr;
+}
+
+}  // namespace sluice

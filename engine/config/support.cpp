@@ -1,0 +1,54 @@
+// Which values of the keys this version cannot run yet: one table for the refusal and for the help.
+#include <vector>
+
+#include "base/error.hpp"
+#include "engine/config/config.hpp"
+#include "engine/config/schema.hpp"
+
+namespace sluice {
+namespace {
+
+struct Unavailable {
+  const char* path;
+  const char* values;  // after the path, in a sentence
+  bool (*asked)(const Config&);
+};
+
+const std::vector<Unavailable>& unavailable() {
+  using C = const Config&;
+  static const std::vector<Unavailable> table{
+      {"model.from", "(starting from Hugging Face weights)",
+       [](C c) { return !c.model.from.empty(); }},
+      {"data.format", "= \"megatron\"", [](C c) { return c.data.format == DataFormat::kMegatron; }},
+      {"train.reduction", "= \"sequential\"",
+       [](C c) { return c.train.reduction == Config::Reduction::kSequential; }},
+      {"train.fold_groups", "above 1", [](C c) { return c.train.fold_groups > 1; }},
+      {"parallel.data", "above 1", [](C c) { return c.parallel.data > 1; }},
+      {"parallel.tensor", "above 1", [](C c) { return c.parallel.tensor > 1; }},
+      {"parallel.pipeline", "above 1", [](C c) { return c.parallel.pipeline > 1; }},
+      {"parallel.context", "above 1", [](C c) { return c.parallel.context > 1; }},
+      {"parallel.zero", "above 0", [](C c) { return c.parallel.zero > 0; }},
+      {"parallel.schedule", "other than \"plain\"",
+       [](C c) { return c.parallel.schedule != Config::PipelineSchedule::kPlain; }},
+  };
+  return table;
+}
+
+}  // namespace
+
+void check_supported(const Config& config) {
+  for (const Unavailable& item : unavailable()) {
+    if (!item.asked(config)) continue;
+    throw InputError(std::string(item.path) + " " + item.values +
+                     " is not available in this version");
+  }
+}
+
+std::string unavailable_values(std::string_view path) {
+  for (const Unavailable& item : unavailable()) {
+    if (item.path == path) return item.values;
+  }
+  return {};
+}
+
+}  // namespace sluice

@@ -1,0 +1,70 @@
+// Batches of a token stream: training windows in seeded order, and an evaluation split.
+//
+// The stream is cut at token_count * (1 - eval_fraction): the first part trains, the last
+// evaluates. Window w of a part is its tokens [w*seq, w*seq + seq]: seq inputs, and the same
+// shifted by one as targets, so that every token but the first is a target once. What is left at a
+// part's end is unused. Sample i of micro-batch m of step s has the run-wide index (s*accumulate +
+// m)*micro_batch + i; the window it takes is a pure function of (seed, index): resuming needs only
+// the step number. Thread rule: const calls may be made by several threads at once.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/config/data_format.hpp"
+#include "engine/data/sample_order.hpp"
+#include "engine/data/token_stream.hpp"
+
+namespace sluice {
+
+struct DatasetOptions {
+  std::vector<std::string> paths;
+  DataFormat format = DataFormat::kBytes;
+  std::int64_t vocab = 256;
+  double eval_fraction = 0.0;    // in [0, 1)
+  std::int64_t seq = 0;          // tokens per sample
+  std::int64_t micro_batch = 0;  // samples per micro-batch
+  std::int64_t accumulate = 1;   // micro-batches per step
+  std::uint64_t seed = 0;
+};
+
+class Dataset {
+ public:
+  // Throws InputError as TokenStream does, and where a part is too short for one window.
+  explicit Dataset(const DatasetOptions& options);
+
+  // tokens, targets: [micro_batch, seq] int32, row-major, the caller's. step counts from 0;
+  // microbatch is in [0, accumulate). IoError where a file can no longer be read.
+  void fill(std::int64_t step, std::int64_t microbatch, std::int32_t* tokens,
+            std::int32_t* targets) const;
+
+  // Batches of micro_batch windows in the evaluation part; 0 where eval_fraction is 0. Where the
+  // part has fewer windows than one batch there is one batch, its windows repeated.
+  std::int64_t eval_batches() const;
+  // index in [0, eval_batches()): windows in stream order.
+  void fill_eval(std::int64_t index, std::int32_t* tokens, std::int32_t* targets) const;
+
+  std::uint64_t token_count() const { return stream_.token_count(); }
+  std::size_t file_count() const { return stream_.file_count(); }
+  std::uint64_t train_windows() const { return train_windows_; }
+  std::uint64_t eval_windows() const { return eval_windows_; }
+  // Of the files; 32 hex digits.
+  std::string fingerprint() const { return stream_.fingerprint(); }
+
+ private:
+  void read_window(std::uint64_t first_token, std::int32_t* tokens, std::int32_t* targets) const;
+
+  TokenStream stream_;
+  std::int64_t seq_;
+  std::int64_t micro_batch_;
+  std::int64_t accumulate_;
+  std::uint64_t eval_begin_ = 0;  // first token of the evaluation part
+  std::uint64_t train_windows_ = 0;
+  std::uint64_t eval_windows_ = 0;
+  std::optional<SampleOrder> order_;  // set by the constructor, once the windows are counted
+};
+
+}  // namespace sluice

@@ -1,0 +1,66 @@
+#include "engine/run/resume_point.hpp"
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+#include "engine/run/set_aside.hpp"
+
+namespace sluice {
+
+ResumePoint find_resume_point(const Config& config) {
+  ResumePoint point;
+  std::vector<PassedOver> passed_over;
+  point.durable = find_durable(config.checkpoint.dir, config.memory.storage_paths, passed_over);
+  try {
+    point.checkpoint = find_checkpoint(config.checkpoint.dir);
+  } catch (const InputError& error) {
+    if (!point.durable) {
+      throw InputError((passed_over.empty() ? std::string(error.what()) : passed_over.front().why) +
+                       told_of_set_aside(config.log.dir));
+    }
+  }
+  if (point.durable && point.checkpoint &&
+      point.durable->manifest.step < point.checkpoint->manifest.step) {
+    point.durable.reset();
+  }
+  const std::int64_t step = point.manifest().step;
+  // Older ones are superseded.
+  std::erase_if(passed_over,
+                [&](const PassedOver& passed) { return passed.step >= 0 && passed.step <= step; });
+  for (const PassedOver& passed : passed_over) {
+    if (!passed.absent) continue;
+    const std::string instead = passed.step < 0 ? "" : " instead of " + std::to_string(passed.step);
+    throw InputError(passed.why + "; put it back, or remove '" + passed.log +
+                     "' to go on from step " + std::to_string(step) + instead);
+  }
+  for (const PassedOver& passed : passed_over) {
+    const bool newer = passed.step > step;
+    // A record that cannot be read was cut short as it was written, and is of no commit, or it was
+    // damaged since: then nothing can be had from it.
+    const bool beside = point.durable && point.durable->log == passed.log;
+    log(LogLevel::kWarning, "commit passed over: " + passed.why +
+                                (newer    ? "; '" + passed.log + "' stays, with its data"
+                                 : beside ? "; if one of them was a later commit, it is lost"
+                                          : ""));
+    if (newer) point.passed_over_logs.push_back(passed.log);
+  }
+  return point;
+}
+
+void check_run(const ResumePoint& point, const std::set<std::string>& runs,
+               const std::string& log_dir) {
+  const std::string& run = point.manifest().run_id;
+  if (run.empty() || runs.empty() || runs.contains(run)) return;
+  throw InputError(point.where() + ": was written by run " + run +
+                   ", which is none of those that events.jsonl of '" + log_dir +
+                   "' names; --set checkpoint.dir=... names where this run's checkpoints are");
+}
+
+void check_resume_point(const ResumePoint& point, const Config& config, const Model& model,
+                        const std::string& data_fingerprint,
+                        const std::vector<const Buffer*>& homes) {
+  if (!point.durable) return check_checkpoint(*point.checkpoint, config, model, data_fingerprint);
+  check_manifest(point.manifest(), point.where(), config, data_fingerprint);
+  check_homes(*point.durable, homes);
+}
+
+}  // namespace sluice

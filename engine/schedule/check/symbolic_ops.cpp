@@ -1,0 +1,342 @@
+#include "engine/schedule/check/symbolic_ops.hpp"
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+namespace sluice::symbolic {
+namespace {
+
+// Domains of hash_words, apart from ops.
+constexpr std::uint64_t kMoved = 101, kScratch = 102, kPartial = 103, kFolded = 104, kAbsent = 105,
+                        kSlice = 106, kOne = 107;
+
+std::uint64_t word(std::int32_t value) {
+  return static_cast<std::uint64_t>(value);
+}
+
+// Byte 0 of a buffer of state or of what is saved, counted in bytes of its unit's; else 0.
+std::uint64_t extent_base(const Buffer& buffer) {
+  const bool part = buffer.role == BufferRole::kState || buffer.role == BufferRole::kSaved;
+  return part ? bytes_of(buffer.dtype, buffer.first_elem) : 0;
+}
+
+// A part that lies where it does not belong is another value.
+Term placed_term(const Buffer& buffer, const Part& part) {
+  const std::uint64_t home = extent_base(buffer) + part.begin;
+  if (part.origin == home) return part.term;
+  return hash_words({kMoved, part.term.low, part.term.high, part.origin - home});
+}
+
+// All that one read says, for ops that take it as a whole.
+Term whole_term(const ReadValue& read) {
+  const Buffer& buffer = *read.buffer;
+  const bool state = buffer.role == BufferRole::kState;
+  const bool all = read.begin == 0 && read.end == buffer.bytes;
+  if (!state && all && read.parts.size() == 1) return placed_term(buffer, read.parts[0]);
+  const DType counted = state ? buffer.dtype : DType::kU8;
+  TermHash hash;
+  hash.add(kSlice);
+  for (const Part& part : read.parts) {
+    hash.add(placed_term(buffer, part));
+    hash.add(elems_in(counted, extent_base(buffer) + part.begin));
+    hash.add(elems_in(counted, extent_base(buffer) + part.end));
+  }
+  return hash.value();
+}
+
+std::uint64_t op_word(Op op) {
+  // A Recompute makes what Forward made; a head's Loss is its forward.
+  if (op == Op::kRecompute || op == Op::kLoss) op = Op::kForward;
+  return static_cast<std::uint64_t>(op);
+}
+
+bool is_copy_op(Op op) {
+  switch (op) {
+    case Op::kUpload:
+    case Op::kDownload:
+    case Op::kStorageRead:
+    case Op::kStorageWrite:
+    case Op::kSpillActivation:
+    case Op::kFetchActivation:
+    case Op::kRecvForward:
+    case Op::kRecvBackward:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Order in which an elementwise op combines its inputs: by state kind; a sum before its addend.
+std::vector<const ReadValue*> in_canonical_order(const std::vector<ReadValue>& reads) {
+  std::vector<const ReadValue*> order;
+  for (const ReadValue& read : reads) order.push_back(&read);
+  std::stable_sort(order.begin(), order.end(), [](const ReadValue* a, const ReadValue* b) {
+    const auto key = [](const ReadValue* read) {
+      return std::tuple(read->buffer->role, read->buffer->kind, !read->in_place);
+    };
+    return key(a) < key(b);
+  });
+  return order;
+}
+
+// A factor of one changes nothing that is multiplied by it.
+bool is_one(const ReadValue& read) {
+  return read.buffer->role == BufferRole::kScalar && read.parts.size() == 1 &&
+         placed_term(*read.buffer, read.parts[0]) == hash_words({kOne});
+}
+
+bool of_whole_tensors(const std::vector<ReadValue>& reads, const std::vector<WriteTarget>& writes) {
+  const auto per_tensor = [](const auto& value) { return value.buffer->per_tensor; };
+  return std::any_of(reads.begin(), reads.end(), per_tensor) ||
+         std::any_of(writes.begin(), writes.end(), per_tensor);
+}
+
+}  // namespace
+
+void SymbolicOps::apply(const Instruction& instruction, const std::vector<ReadValue>& reads,
+                        const std::vector<WriteTarget>& writes, const Emit& emit) {
+  if (is_copy_op(instruction.op)) {
+    copy(reads, writes, emit);
+    return;
+  }
+  switch (instruction.op) {
+    case Op::kGather:
+    case Op::kReduceScatter:
+    case Op::kAllReduce:
+    case Op::kEncode:
+    case Op::kDecode:
+    case Op::kAccumulateGrad:
+    case Op::kFoldGrad:
+      elementwise(instruction, reads, writes, emit);
+      break;
+    case Op::kOptimizerStep:
+      if (of_whole_tensors(reads, writes)) {
+        update_whole(instruction, reads, writes, emit);
+      } else {
+        elementwise(instruction, reads, writes, emit);
+      }
+      break;
+    case Op::kGradNorm:
+      grad_norm(reads, writes, emit);
+      break;
+    case Op::kClipFactor:
+      clip_factor(reads, writes, emit);
+      break;
+    case Op::kForward:
+    case Op::kRecompute:
+    case Op::kBackwardInput:
+    case Op::kBackwardWeight:
+    case Op::kLoss:
+    case Op::kExternal:
+      compute(instruction, reads, writes, emit);
+      break;
+    default:  // sends, control
+      break;
+  }
+}
+
+void SymbolicOps::copy(const std::vector<ReadValue>& reads, const std::vector<WriteTarget>& writes,
+                       const Emit& emit) {
+  std::size_t at = 0;        // write
+  std::uint64_t filled = 0;  // bytes of it
+  for (const ReadValue& read : reads) {
+    for (const Part& part : read.parts) {
+      std::uint64_t taken = 0;
+      while (taken < part.end - part.begin && at < writes.size()) {
+        const WriteTarget& target = writes[at];
+        const std::uint64_t room = target.end - target.begin - filled;
+        const std::uint64_t bytes = std::min(room, part.end - part.begin - taken);
+        emit(target, Part{target.begin + filled, target.begin + filled + bytes, part.term,
+                          part.origin + taken});
+        taken += bytes;
+        filled += bytes;
+        if (filled == target.end - target.begin) {
+          ++at;
+          filled = 0;
+        }
+      }
+    }
+  }
+}
+
+std::vector<SymbolicOps::Run> SymbolicOps::runs_of(const ReadValue& read) {
+  std::vector<Run> runs;
+  const Buffer& buffer = *read.buffer;
+  for (const Part& part : read.parts) {
+    runs.push_back({buffer.unit, elems_in(buffer.dtype, extent_base(buffer) + part.begin),
+                    elems_in(buffer.dtype, extent_base(buffer) + part.end),
+                    placed_term(buffer, part)});
+  }
+  return runs;
+}
+
+Term SymbolicOps::fold(std::vector<Run> runs) {
+  std::sort(runs.begin(), runs.end());
+  runs.erase(std::unique(runs.begin(), runs.end()), runs.end());
+  std::vector<Run> merged;
+  for (const Run& run : runs) {
+    if (!merged.empty() && merged.back().unit == run.unit && merged.back().end == run.begin &&
+        merged.back().term == run.term) {
+      merged.back().end = run.end;
+    } else {
+      merged.push_back(run);
+    }
+  }
+  TermHash hash;
+  hash.add(kFolded);
+  for (const Run& run : merged) {
+    hash.add(word(run.unit));
+    hash.add(run.begin);
+    hash.add(run.end);
+    hash.add(run.term);
+  }
+  return hash.value();
+}
+
+void SymbolicOps::elementwise(const Instruction& instruction, const std::vector<ReadValue>& reads,
+                              const std::vector<WriteTarget>& writes, const Emit& emit) {
+  struct Input {
+    const ReadValue* read;
+    std::vector<Run> runs;  // empty: a scalar
+    Term scalar;
+  };
+  std::vector<Input> inputs;
+  std::set<std::uint64_t> borders;
+  for (const ReadValue* read : in_canonical_order(reads)) {
+    if (is_one(*read)) continue;
+    Input input{read, {}, {}};
+    if (read->buffer->role == BufferRole::kState) {
+      input.runs = runs_of(*read);
+    } else {
+      input.scalar = whole_term(*read);
+    }
+    for (const Run& run : input.runs) borders.insert({run.begin, run.end});
+    inputs.push_back(std::move(input));
+  }
+  for (const WriteTarget& target : writes) {
+    const Buffer& buffer = *target.buffer;
+    const std::uint64_t base = extent_base(buffer);
+    std::uint64_t begin = elems_in(buffer.dtype, base + target.begin);
+    const std::uint64_t stop = elems_in(buffer.dtype, base + target.end);
+    while (begin < stop) {
+      const auto border = borders.upper_bound(begin);
+      const std::uint64_t end = border == borders.end() ? stop : std::min(*border, stop);
+      TermHash hash;
+      Term only{};
+      hash.add(op_word(instruction.op));
+      hash.add(word(instruction.unit));
+      hash.add(static_cast<std::uint64_t>(buffer.kind));
+      for (const Input& input : inputs) {
+        Term term = input.runs.empty() ? input.scalar : hash_words({kAbsent});
+        for (const Run& run : input.runs) {
+          if (run.begin <= begin && end <= run.end) only = term = run.term;
+        }
+        hash.add(term);
+      }
+      const Term made = instruction.op == Op::kGather ? only : hash.value();
+      const std::uint64_t origin = bytes_of(buffer.dtype, begin);
+      emit(target, Part{origin - base, bytes_of(buffer.dtype, end) - base, made, origin});
+      begin = end;
+    }
+  }
+}
+
+// What is made of a unit as a whole: each result depends on all of every input.
+void SymbolicOps::update_whole(const Instruction& instruction, const std::vector<ReadValue>& reads,
+                               const std::vector<WriteTarget>& writes, const Emit& emit) {
+  TermHash hash;
+  hash.add(op_word(instruction.op));
+  hash.add(word(instruction.unit));
+  for (const ReadValue* read : in_canonical_order(reads)) {
+    if (is_one(*read)) continue;
+    const bool state = read->buffer->role == BufferRole::kState;
+    hash.add(state ? fold(runs_of(*read)) : whole_term(*read));
+  }
+  const Term inputs = hash.value();
+  for (const WriteTarget& target : writes) {
+    const Buffer& buffer = *target.buffer;
+    const std::uint64_t made = buffer.role == BufferRole::kWorkspace
+                                   ? kScratch + instruction.id
+                                   : static_cast<std::uint64_t>(buffer.kind);
+    const Term term = hash_words({inputs.low, inputs.high, made});
+    emit(target, Part{target.begin, target.end, term, extent_base(buffer) + target.begin});
+  }
+}
+
+void SymbolicOps::compute(const Instruction& instruction, const std::vector<ReadValue>& reads,
+                          const std::vector<WriteTarget>& writes, const Emit& emit) {
+  TermHash hash;
+  hash.add(op_word(instruction.op));
+  hash.add(word(instruction.unit));
+  hash.add(word(instruction.layer));
+  hash.add(word(instruction.microbatch));
+  // What was saved counts as one, however it is cut.
+  std::vector<Run> saved;
+  for (const ReadValue& read : reads) {
+    if (read.buffer->role == BufferRole::kSaved) {
+      const std::vector<Run> runs = runs_of(read);
+      saved.insert(saved.end(), runs.begin(), runs.end());
+    } else if (read.buffer->role != BufferRole::kWorkspace) {
+      hash.add(whole_term(read));
+    }
+  }
+  if (!saved.empty()) hash.add(fold(std::move(saved)));
+  const Term inputs = hash.value();
+  std::map<BufferRole, std::uint64_t> made;  // outputs so far, by role
+  for (const WriteTarget& target : writes) {
+    const Buffer& buffer = *target.buffer;
+    const bool state = buffer.role == BufferRole::kState;
+    const bool saves = buffer.role == BufferRole::kSaved;
+    const std::uint64_t number = state ? word(buffer.unit) : saves ? 0 : made[buffer.role]++;
+    const std::uint64_t domain =
+        buffer.role == BufferRole::kWorkspace ? kScratch + instruction.id : 0;
+    const Term term =
+        hash_words({inputs.low, inputs.high, domain, static_cast<std::uint64_t>(buffer.role),
+                    static_cast<std::uint64_t>(buffer.kind), number});
+    emit(target, Part{target.begin, target.end, term, extent_base(buffer) + target.begin});
+    if (buffer.role == BufferRole::kLoss) losses_[buffer.microbatch] = term;
+  }
+}
+
+void SymbolicOps::grad_norm(const std::vector<ReadValue>& reads,
+                            const std::vector<WriteTarget>& writes, const Emit& emit) {
+  NormPartial partial;
+  for (const ReadValue& read : reads) {
+    for (const Run& run : runs_of(read)) partial.runs.push_back(run);
+  }
+  const Term folded = fold(partial.runs);
+  for (const WriteTarget& target : writes) {
+    partial.bytes = target.end - target.begin;
+    const Term term = hash_words({kPartial, folded.low, folded.high, partial.bytes});
+    norm_partials_[term] = partial;
+    emit(target, Part{target.begin, target.end, term, 0});
+  }
+}
+
+void SymbolicOps::clip_factor(const std::vector<ReadValue>& reads,
+                              const std::vector<WriteTarget>& writes, const Emit& emit) {
+  std::vector<Run> runs;
+  TermHash odd;  // parts that are no whole partial
+  for (const ReadValue& read : reads) {
+    for (const Part& part : read.parts) {
+      const auto partial = norm_partials_.find(part.term);
+      if (partial != norm_partials_.end() && part.origin == 0 &&
+          partial->second.bytes == part.end - part.begin) {
+        runs.insert(runs.end(), partial->second.runs.begin(), partial->second.runs.end());
+      } else {
+        odd.add(part.term);
+        odd.add(part.origin);
+        odd.add(part.end - part.begin);
+      }
+    }
+  }
+  const Term folded = fold(std::move(runs));
+  norm_ = hash_words({folded.low, folded.high, odd.value().low, odd.value().high});
+  const Term factor = clip_accepted_ ? hash_words({kOne}) : *norm_;
+  for (const WriteTarget& target : writes) {
+    emit(target, Part{target.begin, target.end, factor, target.begin});
+  }
+}
+
+}  // namespace sluice::symbolic

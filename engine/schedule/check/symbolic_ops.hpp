@@ -1,0 +1,82 @@
+// What each op makes of the terms it reads (private to interpret).
+#pragma once
+
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "engine/schedule/check/symbolic_memory.hpp"
+
+namespace sluice::symbolic {
+
+// One use with the parts that were read through it.
+struct ReadValue {
+  const Buffer* buffer = nullptr;
+  std::uint64_t begin = 0;  // bytes of the buffer that the use covers
+  std::uint64_t end = 0;
+  bool in_place = false;  // the instruction writes the same buffer
+  std::vector<Part> parts;
+};
+
+// A use to be written.
+struct WriteTarget {
+  const Buffer* buffer = nullptr;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+};
+
+// (target, part): the part's offsets are in the target's buffer.
+using Emit = std::function<void(const WriteTarget&, const Part&)>;
+
+class SymbolicOps {
+ public:
+  // clip_accepted: the clip factor is one (InterpretOptions).
+  explicit SymbolicOps(bool clip_accepted) : clip_accepted_(clip_accepted) {}
+
+  // The effect of an instruction that read `reads`.
+  void apply(const Instruction& instruction, const std::vector<ReadValue>& reads,
+             const std::vector<WriteTarget>& writes, const Emit& emit);
+
+  // Moves bytes: the reads one after another, laid out over the writes.
+  static void copy(const std::vector<ReadValue>& reads, const std::vector<WriteTarget>& writes,
+                   const Emit& emit);
+  // Over state elements: each output element is a term of the input elements at its place. Gather
+  // takes the one that is there; others combine all, in order.
+  static void elementwise(const Instruction& instruction, const std::vector<ReadValue>& reads,
+                          const std::vector<WriteTarget>& writes, const Emit& emit);
+  // Each result depends on the whole of every input, however it came in pieces.
+  static void update_whole(const Instruction& instruction, const std::vector<ReadValue>& reads,
+                           const std::vector<WriteTarget>& writes, const Emit& emit);
+  // The content of state as one term, whatever the chunks. Errors where elements overlap.
+  struct Run {
+    std::int32_t unit = -1;
+    std::uint64_t begin = 0;  // elements
+    std::uint64_t end = 0;
+    Term term;
+    auto operator<=>(const Run&) const = default;
+  };
+  static std::vector<Run> runs_of(const ReadValue& read);
+  static Term fold(std::vector<Run> runs);
+
+  const std::optional<Term>& norm() const { return norm_; }
+  const std::map<std::int32_t, Term>& losses() const { return losses_; }
+
+ private:
+  struct NormPartial {
+    std::vector<Run> runs;
+    std::uint64_t bytes = 0;
+  };
+  void compute(const Instruction& instruction, const std::vector<ReadValue>& reads,
+               const std::vector<WriteTarget>& writes, const Emit& emit);
+  void grad_norm(const std::vector<ReadValue>& reads, const std::vector<WriteTarget>& writes,
+                 const Emit& emit);
+  void clip_factor(const std::vector<ReadValue>& reads, const std::vector<WriteTarget>& writes,
+                   const Emit& emit);
+
+  bool clip_accepted_;
+  std::map<Term, NormPartial> norm_partials_;
+  std::optional<Term> norm_;
+  std::map<std::int32_t, Term> losses_;
+};
+
+}  // namespace sluice::symbolic

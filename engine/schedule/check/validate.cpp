@@ -1,0 +1,116 @@
+#include "engine/schedule/check/validate.hpp"
+
+#include <algorithm>
+
+#include "engine/schedule/check/validation.hpp"
+
+namespace sluice {
+namespace validation {
+
+std::string describe(const Instruction& instruction) {
+  std::string text =
+      "instruction " + std::to_string(instruction.id) + " (" + std::string(op_name(instruction.op));
+  if (instruction.unit >= 0) text += ", unit " + std::to_string(instruction.unit);
+  if (instruction.microbatch >= 0) {
+    text += ", micro-batch " + std::to_string(instruction.microbatch);
+  }
+  return text + ")";
+}
+
+std::string describe(const Buffer& buffer) {
+  std::string text = "buffer " + std::to_string(buffer.id) + " (";
+  text += buffer.role == BufferRole::kState ? state_kind_name(buffer.kind) : role_name(buffer.role);
+  if (buffer.unit >= 0) text += " of unit " + std::to_string(buffer.unit);
+  return text + " in " + std::string(tier_name(buffer.tier)) + ")";
+}
+
+ByteRange bytes_of(const Use& use, const Buffer& buffer) {
+  if (use.bytes == 0) return {0, buffer.bytes};
+  return {use.offset_bytes, use.offset_bytes + use.bytes};
+}
+
+bool is_copy(Op op) {
+  return op == Op::kUpload || op == Op::kDownload || op == Op::kStorageRead ||
+         op == Op::kStorageWrite || op == Op::kSpillActivation || op == Op::kFetchActivation;
+}
+bool is_compute(Op op) {
+  return op == Op::kForward || op == Op::kRecompute || op == Op::kBackwardInput ||
+         op == Op::kBackwardWeight || op == Op::kLoss || op == Op::kExternal;
+}
+bool is_send(Op op) {
+  return op == Op::kSendForward || op == Op::kSendBackward;
+}
+bool is_receive(Op op) {
+  return op == Op::kRecvForward || op == Op::kRecvBackward;
+}
+bool is_collective(Op op) {
+  return op == Op::kGather || op == Op::kReduceScatter || op == Op::kAllReduce;
+}
+
+HappensBefore::HappensBefore(const Schedule& schedule)
+    : schedule_(schedule),
+      position_(schedule.instructions.size()),
+      start_(schedule.instructions.size()) {
+  // Of each lane so far: its length, what a next instruction knows that starts while the last one
+  // runs, and what is known at the last one's end.
+  struct LaneTail {
+    std::uint32_t length = 0;
+    Counts start{};
+    Counts end{};
+  };
+  const auto merge = [](Counts& into, const Counts& from) {
+    for (std::size_t k = 0; k < kLaneCount; ++k) into[k] = std::max(into[k], from[k]);
+  };
+  std::vector<std::array<LaneTail, kLaneCount>> tails(static_cast<std::size_t>(schedule.ranks));
+  std::vector<Counts> end(schedule.instructions.size());
+  for (const Instruction& instruction : schedule.instructions) {
+    const auto lane = static_cast<std::size_t>(instruction.lane);
+    LaneTail& tail = tails[static_cast<std::size_t>(instruction.rank)][lane];
+    // A pipelined lane starts an instruction while its predecessor runs, yet retires in order. It
+    // goes on before a Release that only retires behind a transfer.
+    Counts& start = start_[instruction.id];
+    start = lane_is_pipelined(instruction.lane) ? tail.start : tail.end;
+    Counts onward = start;
+    for (const InstructionId dep : instruction.deps) {
+      merge(start, end[dep]);
+      if (!retires_behind(schedule.instructions[dep], instruction)) merge(onward, end[dep]);
+    }
+    position_[instruction.id] = ++tail.length;
+    tail.start = onward;
+    merge(tail.end, start);
+    tail.end[lane] = tail.length;
+    end[instruction.id] = tail.end;
+  }
+}
+
+}  // namespace validation
+
+std::vector<std::string> validate(const Schedule& schedule,
+                                  const std::array<std::uint64_t, kTierCount>& budgets_bytes) {
+  validation::Problems problems;
+  validation::check_structure(schedule, problems);
+  if (!problems.none()) return problems.take();
+  validation::check_meaning(schedule, problems);
+  if (!problems.none()) return problems.take();
+  validation::check_messages(schedule, problems);
+  const validation::HappensBefore order(schedule);
+  validation::check_places(schedule, order, budgets_bytes, problems);
+
+  std::array<bool, kGuardCount> present{};
+  for (const Instruction& instruction : schedule.instructions) {
+    present[static_cast<std::size_t>(instruction.guard)] = true;
+  }
+  // Every subset of the guards in use may say no; bit g of `refused`.
+  for (unsigned refused = 0; refused < 1u << kGuardCount; ++refused) {
+    std::array<bool, kGuardCount> taken{};
+    bool possible = (refused & 1u) == 0;  // Guard::kNone always takes effect
+    for (std::size_t g = 0; g < kGuardCount; ++g) {
+      taken[g] = (refused >> g & 1u) == 0;
+      possible = possible && (taken[g] || present[g]);
+    }
+    if (possible) validation::check_contents(schedule, order, taken, problems);
+  }
+  return problems.take();
+}
+
+}  // namespace sluice

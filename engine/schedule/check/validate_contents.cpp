@@ -1,0 +1,579 @@
+// Part of validate: races, and what values are where.
+//
+// One walk in list order. Every conflicting pair of uses must be ordered by HappensBefore; then all
+// timings agree with list order, and the content of each byte range can be followed as in a
+// sequential program. Content is abstract: its version and, for gradients, the last micro-batch in
+// it.
+#include <algorithm>
+#include <array>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "engine/schedule/check/validation.hpp"
+
+namespace sluice::validation {
+namespace {
+
+constexpr std::int32_t kAllMicrobatches = INT32_MAX;  // a gradient carried over from earlier steps
+
+struct Content {
+  bool written = false;
+  std::int32_t version = 0;
+  std::int32_t microbatch = -1;
+  InstructionId maker = kNoId;  // who computed it; copies keep it
+  bool operator==(const Content&) const = default;
+};
+
+// A byte range of one buffer, its last write and the uses since.
+struct Span {
+  std::uint64_t end = 0;
+  Content content;
+  InstructionId writer = kNoId;
+  std::array<InstructionId, kLaneCount> readers{};  // the last of each lane
+  bool read = true;                                 // since the last write
+};
+using Spans = std::map<std::uint64_t, Span>;  // by begin; covers the buffer without holes
+
+class ContentCheck {
+ public:
+  ContentCheck(const Schedule& schedule, const HappensBefore& order,
+               const std::array<bool, kGuardCount>& taken, Problems& problems)
+      : schedule_(schedule),
+        order_(order),
+        taken_(taken),
+        problems_(problems),
+        spans_(schedule.buffers.size()),
+        released_(schedule.buffers.size(), false),
+        outlives_(schedule.buffers.size(), false),
+        all_taken_(std::find(taken.begin(), taken.end(), false) == taken.end()),
+        weight_version_(static_cast<std::size_t>(schedule.ranks)) {}
+
+  void run() {
+    enter();
+    for (const Instruction& instruction : schedule_.instructions) {
+      if (problems_.full()) return;
+      if (!taken_[static_cast<std::size_t>(instruction.guard)]) continue;
+      if (instruction.op == Op::kRelease) {
+        release(instruction);
+        continue;
+      }
+      control(instruction);
+      for (const Use& use : instruction.reads) check_read(instruction, use);
+      for (const Use& use : instruction.writes) check_write(instruction, use);
+      for (const Use& use : instruction.reads) note_reader(instruction, use);
+      const std::size_t problems_before = problems_.count();
+      check_values(instruction);
+      if (problems_.count() == problems_before) write(instruction);
+    }
+    leave();
+  }
+
+ private:
+  const Buffer& buffer_of(const Use& use) const { return schedule_.buffers[use.buffer]; }
+  static bool is_gradient(const Buffer& buffer) {
+    return buffer.role == BufferRole::kState && buffer.kind == StateKind::kGradient;
+  }
+
+  void enter() {
+    // Homes outlive the step where exit says so, and losses do; a gradient is used up within unless
+    // its update is pending, and partials of the norm always are.
+    for (const Buffer& buffer : schedule_.buffers) {
+      outlives_[buffer.id] = buffer.persistent && buffer.role != BufferRole::kState &&
+                             buffer.role != BufferRole::kNormPartial;
+    }
+    for (const Residency& residency : schedule_.exit) outlives_[residency.home] = true;
+    for (const Buffer& buffer : schedule_.buffers) {
+      Span span;
+      span.end = buffer.bytes;
+      span.readers.fill(kNoId);
+      // The loader fills the tokens before the step.
+      span.content.written = buffer.persistent && buffer.role == BufferRole::kTokens;
+      spans_[buffer.id].emplace(0, span);
+    }
+    for (const Residency& residency : schedule_.entry) {
+      spans_[residency.home].begin()->second.content =
+          Content{true, residency.version, kAllMicrobatches, kNoId};
+      if (residency.kind == StateKind::kGradient) enter_pending(residency);
+    }
+    for (const Instruction& instruction : schedule_.instructions) {
+      if (instruction.op != Op::kAccumulateGrad) continue;
+      const auto [at, fresh] =
+          last_microbatch_.try_emplace(instruction.rank, instruction.microbatch);
+      at->second = std::max(at->second, instruction.microbatch);
+    }
+  }
+
+  // With a gradient that waits to be applied waits the clip factor of its step.
+  void enter_pending(const Residency& residency) {
+    for (const Buffer& buffer : schedule_.buffers) {
+      if (!buffer.persistent || buffer.role != BufferRole::kScalar ||
+          buffer.rank != schedule_.buffers[residency.home].rank) {
+        continue;
+      }
+      spans_[buffer.id].begin()->second.content = Content{true, residency.version, -1, kNoId};
+    }
+  }
+
+  // Calls f(begin, end, span) for the parts of the use's range, split at its borders where `cut`.
+  template <typename F>
+  void for_parts(const Use& use, bool cut, F f) {
+    Spans& spans = spans_[use.buffer];
+    const ByteRange range = bytes_of(use, buffer_of(use));
+    if (cut) {
+      split(spans, range.begin);
+      split(spans, range.end);
+    }
+    for (auto at = std::prev(spans.upper_bound(range.begin));
+         at != spans.end() && at->first < range.end; ++at) {
+      f(std::max(at->first, range.begin), std::min(at->second.end, range.end), at->second);
+    }
+  }
+  static void split(Spans& spans, std::uint64_t where) {
+    const auto after = spans.upper_bound(where);
+    const auto at = std::prev(after);
+    if (at->first == where || at->second.end <= where) return;
+    Span tail = at->second;
+    at->second.end = where;
+    spans.emplace_hint(after, where, tail);
+  }
+
+  void require_order(InstructionId before, const Instruction& after, const Use& use) {
+    if (before == kNoId || order_.done_before(before, after.id)) return;
+    problems_.add(describe(after) + " may touch " + describe(buffer_of(use)) + " before " +
+                  describe(schedule_.instructions[before]) + " is done");
+  }
+
+  bool refuse_released(const Instruction& instruction, const Use& use) {
+    if (!released_[use.buffer]) return false;
+    problems_.add(describe(instruction) + " uses " + describe(buffer_of(use)) +
+                  " after its release");
+    return true;
+  }
+
+  void check_read(const Instruction& instruction, const Use& use) {
+    if (refuse_released(instruction, use)) return;
+    if (buffer_of(use).role == BufferRole::kWorkspace) return check_write(instruction, use);
+    bool unwritten = false;
+    for_parts(use, true, [&](std::uint64_t, std::uint64_t, Span& span) {
+      unwritten = unwritten || !span.content.written;
+      require_order(span.writer, instruction, use);
+      span.read = true;
+    });
+    if (unwritten) {
+      problems_.add(describe(instruction) + " reads " + describe(buffer_of(use)) +
+                    " before it is written");
+    }
+  }
+  void note_reader(const Instruction& instruction, const Use& use) {
+    for_parts(use, false, [&](std::uint64_t, std::uint64_t, Span& span) {
+      span.readers[static_cast<std::size_t>(instruction.lane)] = instruction.id;
+    });
+  }
+
+  void check_write(const Instruction& instruction, const Use& use) {
+    if (refuse_released(instruction, use)) return;
+    for_parts(use, true, [&](std::uint64_t, std::uint64_t, Span& span) {
+      require_order(span.writer, instruction, use);
+      for (const InstructionId reader : span.readers) {
+        require_order(reader, instruction, use);
+      }
+      refuse_waste(buffer_of(use), span);
+    });
+  }
+
+  // A write of state, activation or gradient that nobody reads is a lost step of the computation.
+  void refuse_waste(const Buffer& buffer, const Span& span) {
+    const bool matters =
+        buffer.role == BufferRole::kState || buffer.role == BufferRole::kActivation ||
+        buffer.role == BufferRole::kGradOut || buffer.role == BufferRole::kNormPartial ||
+        buffer.role == BufferRole::kLoss;
+    if (span.read || span.writer == kNoId || !matters || !all_taken_) return;
+    problems_.add("what " + describe(schedule_.instructions[span.writer]) + " wrote to " +
+                  describe(buffer) + " is lost unread");
+  }
+
+  void release(const Instruction& instruction) {
+    for (const auto* uses : {&instruction.reads, &instruction.writes}) {
+      for (const Use& use : *uses) {
+        check_write(instruction, Use{use.buffer, 0, 0});
+        released_[use.buffer] = true;
+      }
+    }
+  }
+
+  // Commit after all storage writes so far; nothing passes a Barrier.
+  void control(const Instruction& instruction) {
+    const std::int32_t rank = instruction.rank;
+    if (instruction.op == Op::kStorageWrite) last_storage_write_[rank] = instruction.id;
+    if (instruction.op == Op::kCommit && last_storage_write_.contains(rank) &&
+        !order_.done_before(last_storage_write_[rank], instruction.id)) {
+      problems_.add(describe(instruction) + " may come before " +
+                    describe(schedule_.instructions[last_storage_write_[rank]]));
+    }
+    auto& last = last_of_lane_[rank];
+    if (instruction.op == Op::kBarrier) {
+      for (const auto& [lane, id] : last) {
+        if (order_.done_before(id, instruction.id)) continue;
+        problems_.add(describe(schedule_.instructions[id]) + " may pass " + describe(instruction));
+      }
+      barrier_[rank] = instruction.id;
+    } else if (barrier_.contains(rank) && !order_.done_before(barrier_[rank], instruction.id)) {
+      problems_.add(describe(instruction) + " may pass " +
+                    describe(schedule_.instructions[barrier_[rank]]));
+    }
+    last[instruction.lane] = instruction.id;
+  }
+
+  void check_values(const Instruction& instruction) {
+    if (is_compute(instruction.op)) check_weights(instruction);
+    if (instruction.op == Op::kAccumulateGrad) check_accumulation(instruction);
+    if (instruction.op == Op::kFoldGrad || instruction.op == Op::kGradNorm ||
+        instruction.op == Op::kOptimizerStep) {
+      check_complete(instruction);
+    }
+    if (instruction.op == Op::kOptimizerStep) {
+      check_one_version(instruction);
+      check_normed(instruction);
+    }
+    if (instruction.op == Op::kAccumulateGrad || instruction.op == Op::kFoldGrad) {
+      check_not_normed(instruction);
+    }
+    if (instruction.op == Op::kGradNorm) note_normed(instruction);
+    if (instruction.op == Op::kCommit) check_commit(instruction);
+  }
+
+  // A commit is of everything that the schedule declares, whole, at the version declared.
+  void check_commit(const Instruction& instruction) {
+    committed_[instruction.rank] += 1;
+    std::map<BufferId, std::int32_t> declared;
+    for (const Residency& residency : schedule_.commit) {
+      if (schedule_.buffers[residency.home].rank != instruction.rank) continue;
+      declared[residency.home] = residency.version;
+    }
+    for (const Use& use : instruction.reads) {
+      const auto saved = declared.find(use.buffer);
+      const ByteRange range = bytes_of(use, buffer_of(use));
+      bool right = saved != declared.end() && range.begin == 0 && range.end == buffer_of(use).bytes;
+      for_parts(use, false, [&](std::uint64_t, std::uint64_t, Span& span) {
+        right = right && span.content.version == saved->second;
+      });
+      if (!right) {
+        problems_.add(describe(instruction) + " does not find " + describe(buffer_of(use)) +
+                      " as it is declared to be committed");
+        return;
+      }
+      declared.erase(saved);
+    }
+    if (declared.empty()) return;
+    problems_.add(describe(instruction) + " leaves out " +
+                  describe(schedule_.buffers[declared.begin()->first]));
+  }
+
+  void check_weights(const Instruction& instruction) {
+    std::optional<std::int32_t>& expected =
+        weight_version_[static_cast<std::size_t>(instruction.rank)];
+    for (const Use& use : instruction.reads) {
+      if (buffer_of(use).kind != StateKind::kWeight) continue;
+      for_parts(use, false, [&](std::uint64_t, std::uint64_t, Span& span) {
+        if (!expected) expected = span.content.version;
+        if (*expected == span.content.version) return;
+        problems_.add(describe(instruction) + " reads version " +
+                      std::to_string(span.content.version) + " of " + describe(buffer_of(use)) +
+                      " where others read version " + std::to_string(*expected));
+      });
+    }
+  }
+
+  // Reads that the instruction also writes are the accumulator; the others the addend.
+  static bool is_in_place(const Instruction& instruction, const Use& read) {
+    return std::any_of(instruction.writes.begin(), instruction.writes.end(),
+                       [&](const Use& write) { return write.buffer == read.buffer; });
+  }
+
+  void check_accumulation(const Instruction& instruction) {
+    bool has_sum = false;
+    for (const Use& use : instruction.reads) {
+      if (!is_gradient(buffer_of(use))) continue;
+      const bool sum = is_in_place(instruction, use);
+      has_sum = has_sum || sum;
+      const std::int32_t expected = instruction.microbatch - (sum ? 1 : 0);
+      for_parts(use, false, [&](std::uint64_t, std::uint64_t, Span& span) {
+        if (span.content.microbatch == expected) return;
+        problems_.add(describe(instruction) + (sum ? " adds to " : " adds ") +
+                      describe(buffer_of(use)) + " of micro-batch " +
+                      std::to_string(span.content.microbatch) + ", not " +
+                      std::to_string(expected));
+      });
+    }
+    // A sum begins once: at the first micro-batch that its rank accumulates.
+    if (has_sum) return;
+    const auto [at, fresh] =
+        first_microbatch_.try_emplace(instruction.rank, instruction.microbatch);
+    if (!fresh && at->second != instruction.microbatch) {
+      problems_.add(describe(instruction) + " starts a sum that micro-batch " +
+                    std::to_string(at->second) + " has started");
+    }
+  }
+
+  // A gradient is used when it holds every micro-batch.
+  void check_complete(const Instruction& instruction) {
+    for (const Use& use : instruction.reads) {
+      const Buffer& buffer = buffer_of(use);
+      if (!is_gradient(buffer)) continue;
+      const auto last = last_microbatch_.find(buffer.rank);
+      if (last == last_microbatch_.end()) continue;
+      for_parts(use, false, [&](std::uint64_t, std::uint64_t, Span& span) {
+        if (span.content.microbatch >= last->second) return;
+        problems_.add(describe(instruction) + " uses " + describe(buffer) + " at micro-batch " +
+                      std::to_string(span.content.microbatch) + " of " +
+                      std::to_string(last->second));
+      });
+    }
+  }
+
+  void check_one_version(const Instruction& instruction) {
+    const std::optional<std::int32_t> version = state_version(instruction, false);
+    const std::optional<std::int32_t> gradient = state_version(instruction, true);
+    if (!version || !gradient) {
+      problems_.add(describe(instruction) + " mixes versions of its state");
+    } else if (*gradient != *version + 1) {
+      problems_.add(describe(instruction) + " applies a gradient for version " +
+                    std::to_string(*gradient) + " to version " + std::to_string(*version));
+    } else {
+      check_clip_factor(instruction, *gradient);
+    }
+  }
+  // The clip factor is of the gradient's own step.
+  void check_clip_factor(const Instruction& instruction, std::int32_t gradient) {
+    for (const Use& use : instruction.reads) {
+      if (buffer_of(use).role != BufferRole::kScalar) continue;
+      for_parts(use, false, [&](std::uint64_t, std::uint64_t, Span& span) {
+        if (span.content.version == gradient) return;
+        problems_.add(describe(instruction) + " multiplies a gradient for version " +
+                      std::to_string(gradient) + " by the clip factor of version " +
+                      std::to_string(span.content.version));
+      });
+    }
+  }
+  // The version of the gradients, or of the other state, that an instruction reads; nothing where
+  // it reads several or none.
+  std::optional<std::int32_t> state_version(const Instruction& instruction, bool of_gradients) {
+    std::optional<std::int32_t> version;
+    bool mixed = false;
+    for (const Use& use : instruction.reads) {
+      const Buffer& buffer = buffer_of(use);
+      if (buffer.role != BufferRole::kState || is_gradient(buffer) != of_gradients) continue;
+      for_parts(use, false, [&](std::uint64_t, std::uint64_t, Span& span) {
+        mixed = mixed || (version && *version != span.content.version);
+        version = span.content.version;
+      });
+    }
+    return mixed ? std::nullopt : version;
+  }
+
+  // Calls f(normed) for what GradNorm has seen of elements [begin, end) of the gradient of a unit.
+  struct Normed {
+    std::uint64_t end = 0;
+    InstructionId maker = kNoId;
+  };
+  template <typename F>
+  void for_normed(const Buffer& buffer, std::uint64_t begin, std::uint64_t end, F f) const {
+    const auto unit = normed_.find({buffer.rank, buffer.unit});
+    if (unit == normed_.end()) return;
+    auto at = unit->second.lower_bound(end);
+    while (at != unit->second.begin() && std::prev(at)->second.end > begin) f((--at)->second);
+  }
+  // Calls f(first element, end element, content) for the gradients that the instruction reads.
+  template <typename F>
+  void for_gradients(const Instruction& instruction, F f) {
+    for (const Use& use : instruction.reads) {
+      const Buffer& buffer = buffer_of(use);
+      if (!is_gradient(buffer)) continue;
+      for_parts(use, false, [&](std::uint64_t begin, std::uint64_t end, Span& span) {
+        f(buffer, buffer.first_elem + elems_in(buffer.dtype, begin),
+          buffer.first_elem + elems_in(buffer.dtype, end), span.content);
+      });
+    }
+  }
+
+  // Once its norm is taken a gradient stays as it is.
+  void check_not_normed(const Instruction& instruction) {
+    for (const Use& use : instruction.writes) {
+      const Buffer& buffer = buffer_of(use);
+      const ElemRange range = elems_of(buffer, use);
+      bool normed = false;
+      for_normed(buffer, range.begin, range.end, [&](const Normed&) { normed = true; });
+      if (!normed) continue;
+      problems_.add(describe(instruction) + " changes " + describe(buffer) +
+                    " after its norm was taken");
+    }
+  }
+  void note_normed(const Instruction& instruction) {
+    for_gradients(instruction, [&](const Buffer& buffer, std::uint64_t begin, std::uint64_t end,
+                                   const Content& content) {
+      bool again = false;
+      for_normed(buffer, begin, end, [&](const Normed&) { again = true; });
+      if (again) problems_.add(describe(instruction) + " takes a norm a second time");
+      normed_[{buffer.rank, buffer.unit}][begin] = Normed{end, content.maker};
+    });
+  }
+  // What is applied is what the norm was taken of.
+  void check_normed(const Instruction& instruction) {
+    for_gradients(instruction, [&](const Buffer& buffer, std::uint64_t begin, std::uint64_t end,
+                                   const Content& content) {
+      bool same = true;
+      for_normed(buffer, begin, end,
+                 [&](const Normed& normed) { same = same && normed.maker == content.maker; });
+      if (same) return;
+      problems_.add(describe(instruction) + " applies another value of " + describe(buffer) +
+                    " than its norm was taken of");
+    });
+  }
+
+  void write(const Instruction& instruction) {
+    // A gradient has the version of the weights that it will make.
+    const auto weights = weight_version_[static_cast<std::size_t>(instruction.rank)];
+    Content content{true, weights.value_or(0) + 1, instruction.microbatch, instruction.id};
+    if (instruction.op == Op::kOptimizerStep) {
+      content.version = state_version(instruction, false).value_or(0) + 1;
+    } else if (instruction.op == Op::kAccumulateGrad) {
+      content.version = state_version(instruction, true).value_or(0);
+    } else if (instruction.op == Op::kFoldGrad) {
+      content.version = state_version(instruction, true).value_or(0);
+      content.microbatch = kAllMicrobatches;
+    } else if (is_copy(instruction.op)) {
+      copy(instruction);
+      return;
+    }
+    for (const Use& use : instruction.writes) store(instruction, use, content);
+  }
+
+  void store(const Instruction& instruction, const Use& use, const Content& content) {
+    Spans& spans = spans_[use.buffer];
+    const ByteRange range = bytes_of(use, buffer_of(use));
+    split(spans, range.begin);
+    split(spans, range.end);
+    spans.erase(spans.lower_bound(range.begin), spans.lower_bound(range.end));
+    Span span;
+    span.end = range.end;
+    span.content = content;
+    span.writer = instruction.id;
+    span.readers.fill(kNoId);
+    span.read = outlives_[use.buffer];
+    spans[range.begin] = span;
+  }
+
+  void copy(const Instruction& instruction) {
+    for (std::size_t k = 0; k < instruction.reads.size(); ++k) {
+      const Use& from = instruction.reads[k];
+      const Use& to = instruction.writes[k];
+      const std::uint64_t source = bytes_of(from, buffer_of(from)).begin;
+      const std::uint64_t target = bytes_of(to, buffer_of(to)).begin;
+      std::vector<std::pair<Use, Content>> parts;
+      for_parts(from, false, [&](std::uint64_t begin, std::uint64_t end, Span& span) {
+        const Use part{to.buffer, target + (begin - source), end - begin};
+        // Neighbours of equal content are one part, or spans would multiply.
+        if (!parts.empty() && parts.back().second == span.content) {
+          parts.back().first.bytes += part.bytes;
+        } else {
+          parts.emplace_back(part, span.content);
+        }
+      });
+      for (const auto& [part, content] : parts) store(instruction, part, content);
+    }
+  }
+
+  void leave() {
+    std::map<std::int32_t, int> commits;  // declared, by rank
+    for (const Residency& residency : schedule_.commit) {
+      commits[schedule_.buffers[residency.home].rank] = 1;
+    }
+    if (commits != committed_)
+      problems_.add("what is declared to be committed is not, or not once");
+    for (const Buffer& buffer : schedule_.buffers) {
+      if (!buffer.persistent) continue;
+      for (const auto& [begin, span] : spans_[buffer.id]) refuse_waste(buffer, span);
+    }
+    std::map<BufferId, std::int32_t> entry_version;
+    for (const Residency& residency : schedule_.entry) {
+      entry_version[residency.home] = residency.version;
+    }
+    for (const Residency& residency : schedule_.exit) {
+      const Buffer& home = schedule_.buffers[residency.home];
+      std::optional<std::int32_t> version;
+      bool whole = true;
+      for (const auto& [begin, span] : spans_[residency.home]) {
+        whole = whole && span.content.written && (!version || *version == span.content.version);
+        version = span.content.version;
+      }
+      const bool as_at_entry = !all_taken_ && entry_version.contains(residency.home) &&
+                               version == entry_version[residency.home];
+      if (whole && (version == residency.version || as_at_entry)) continue;
+      problems_.add(describe(home) +
+                    (whole ? " ends at version " + std::to_string(*version)
+                           : std::string(" ends in pieces of several versions")) +
+                    ", not " + std::to_string(residency.version));
+    }
+    for (const Residency& residency : schedule_.exit) {
+      if (residency.kind == StateKind::kGradient) leave_pending(residency);
+    }
+  }
+
+  // What waits for its update is complete, and what the norm was taken of; its clip factor waits
+  // too.
+  void leave_pending(const Residency& residency) {
+    const Buffer& home = schedule_.buffers[residency.home];
+    for (const Buffer& buffer : schedule_.buffers) {
+      if (!buffer.persistent || buffer.role != BufferRole::kScalar || buffer.rank != home.rank) {
+        continue;
+      }
+      const Content& clip = spans_[buffer.id].begin()->second.content;
+      if (clip.written && clip.version == residency.version) continue;
+      problems_.add(describe(home) + " is left for a later update without its clip factor");
+    }
+    const auto last = last_microbatch_.find(home.rank);
+    for (const auto& [begin, span] : spans_[residency.home]) {
+      const Content& content = span.content;
+      const bool complete = last == last_microbatch_.end() || content.microbatch >= last->second;
+      bool normed = content.maker == kNoId;  // it waited at entry already
+      bool same = true;
+      for_normed(home, home.first_elem + elems_in(home.dtype, begin),
+                 home.first_elem + elems_in(home.dtype, span.end), [&](const Normed& seen) {
+                   normed = true;
+                   same = same && seen.maker == content.maker;
+                 });
+      if (complete && normed && same) continue;
+      problems_.add(describe(home) + " is left for a later update " +
+                    (!complete ? "without all micro-batches"
+                     : normed  ? "with another value than its norm was taken of"
+                               : "without its norm"));
+    }
+  }
+
+  using RankUnit = std::pair<std::int32_t, std::int32_t>;
+
+  const Schedule& schedule_;
+  const HappensBefore& order_;
+  const std::array<bool, kGuardCount>& taken_;
+  Problems& problems_;
+  std::vector<Spans> spans_;
+  std::vector<bool> released_;
+  std::vector<bool> outlives_;  // what it holds is of use after the schedule
+  bool all_taken_;
+  std::vector<std::optional<std::int32_t>> weight_version_;  // by rank: what compute reads
+  std::map<std::int32_t, std::int32_t> first_microbatch_, last_microbatch_;  // by rank: of sums
+  std::map<RankUnit, std::map<std::uint64_t, Normed>> normed_;               // by first element
+  std::map<std::int32_t, InstructionId> last_storage_write_, barrier_;       // by rank
+  std::map<std::int32_t, int> committed_;                                    // Commits, by rank
+  std::map<std::int32_t, std::map<Lane, InstructionId>> last_of_lane_;
+};
+
+}  // namespace
+
+void check_contents(const Schedule& schedule, const HappensBefore& order,
+                    const std::array<bool, kGuardCount>& taken, Problems& problems) {
+  ContentCheck(schedule, order, taken, problems).run();
+}
+
+}  // namespace sluice::validation

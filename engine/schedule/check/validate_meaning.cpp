@@ -1,0 +1,283 @@
+// Part of validate: what an op's uses must have to do with each other and with the op.
+//
+// A schedule that satisfies all orders may still read the wrong thing. What can be known without
+// the model: a copy's two ends correspond; what a unit or micro-batch made serves that unit or
+// micro-batch; every pass over a unit reads the same weights and inputs as its forward pass.
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "engine/schedule/check/validation.hpp"
+
+namespace sluice::validation {
+namespace {
+
+class MeaningCheck {
+ public:
+  MeaningCheck(const Schedule& schedule, Problems& problems)
+      : schedule_(schedule), problems_(problems) {}
+
+  void run() {
+    check_declared_commit();
+    note_saved();
+    for (const Instruction& instruction : schedule_.instructions) {
+      if (problems_.full()) return;
+      if (instruction.op == Op::kRelease) continue;
+      check_microbatch(instruction);
+      if (is_copy(instruction.op)) check_copy(instruction);
+      if (is_copy(instruction.op) || is_send(instruction.op)) check_unit(instruction);
+      if (is_compute(instruction.op)) check_compute(instruction);
+      check_saved(instruction);
+      switch (instruction.op) {
+        case Op::kAccumulateGrad:
+        case Op::kFoldGrad:
+        case Op::kGradNorm:
+        case Op::kOptimizerStep:
+          check_update(instruction);
+          break;
+        default:
+          break;
+      }
+    }
+  }
+
+ private:
+  const Buffer& buffer_of(const Use& use) const { return schedule_.buffers[use.buffer]; }
+  static bool is_state(const Buffer& buffer) { return buffer.role == BufferRole::kState; }
+  ElemRange elems_of(const Use& use) const { return sluice::elems_of(buffer_of(use), use); }
+
+  // A commit is of all the state that the step finds, in homes of the same elements.
+  void check_declared_commit() {
+    if (schedule_.commit.empty()) return;
+    std::map<std::tuple<std::int32_t, StateKind, std::int32_t>, std::pair<ElemRange, std::int32_t>>
+        found;
+    const auto key = [&](const Residency& residency) {
+      return std::tuple(schedule_.buffers[residency.home].rank, residency.kind, residency.unit);
+    };
+    const auto value = [&](const Residency& residency) {
+      const Buffer& home = schedule_.buffers[residency.home];
+      return std::pair(ElemRange{home.first_elem, home.first_elem + home.elems}, residency.version);
+    };
+    for (const Residency& residency : schedule_.entry) found[key(residency)] = value(residency);
+    for (const Residency& residency : schedule_.commit) {
+      const auto at = found.find(key(residency));
+      if (at == found.end() || at->second != value(residency)) break;
+      found.erase(at);
+    }
+    if (found.empty() && schedule_.commit.size() == schedule_.entry.size()) return;
+    problems_.add("what is declared to be committed is not the state that the schedule finds");
+  }
+
+  // What a micro-batch made is for that micro-batch.
+  void check_microbatch(const Instruction& instruction) {
+    if (instruction.microbatch < 0) return;
+    for (const auto* uses : {&instruction.reads, &instruction.writes}) {
+      for (const Use& use : *uses) {
+        const Buffer& buffer = buffer_of(use);
+        if (is_state(buffer) || buffer.microbatch < 0 ||
+            buffer.microbatch == instruction.microbatch) {
+          continue;
+        }
+        problems_.add(describe(instruction) + " uses " + describe(buffer) + " of micro-batch " +
+                      std::to_string(buffer.microbatch));
+      }
+    }
+  }
+
+  // Of a value that may come in pieces: what lies before the range.
+  static std::uint64_t bytes_before(const Buffer& buffer, const ByteRange& range) {
+    return sluice::bytes_of(buffer.dtype, buffer.first_elem) + range.begin;
+  }
+
+  void check_copy(const Instruction& instruction) {
+    if (instruction.reads.size() != instruction.writes.size()) {
+      problems_.add(describe(instruction) + " copies to another number of places than from");
+      return;
+    }
+    for (std::size_t k = 0; k < instruction.reads.size(); ++k) {
+      const Use& from_use = instruction.reads[k];
+      const Use& to_use = instruction.writes[k];
+      const Buffer& from = buffer_of(from_use);
+      const Buffer& to = buffer_of(to_use);
+      const ByteRange source = bytes_of(from_use, from);
+      const ByteRange target = bytes_of(to_use, to);
+      bool like = source.end - source.begin == target.end - target.begin && from.role == to.role;
+      if (is_state(from)) {
+        like = like && from.kind == to.kind && from.unit == to.unit && from.dtype == to.dtype &&
+               elems_of(from_use) == elems_of(to_use);
+      } else {
+        const bool same_place = from.role == BufferRole::kNormPartial ||  // a unit's among all
+                                bytes_before(from, source) == bytes_before(to, target);
+        like = like && from.microbatch == to.microbatch && same_place;
+      }
+      if (like) continue;
+      problems_.add(describe(instruction) + " copies " + describe(from) + " to " + describe(to) +
+                    ", which do not correspond");
+    }
+  }
+
+  void check_unit(const Instruction& instruction) {
+    if (instruction.unit < 0) return;
+    for (const Use& use : instruction.reads) {
+      const Buffer& buffer = buffer_of(use);
+      if (buffer.unit < 0 || buffer.unit == instruction.unit) continue;
+      problems_.add(describe(instruction) + " moves " + describe(buffer));
+    }
+  }
+
+  // Units whose weights and outputs an instruction reads.
+  struct Sources {
+    std::vector<std::int32_t> weights;
+    std::vector<std::int32_t> inputs;
+  };
+  static bool within(const std::vector<std::int32_t>& part, const std::vector<std::int32_t>& all) {
+    return std::includes(all.begin(), all.end(), part.begin(), part.end());
+  }
+
+  void check_compute(const Instruction& instruction) {
+    if (instruction.unit < 0 || instruction.op == Op::kExternal) return;
+    Sources sources;
+    for (const Use& use : instruction.reads) {
+      const Buffer& buffer = buffer_of(use);
+      if (buffer.role == BufferRole::kActivation) sources.inputs.push_back(buffer.unit);
+      if (is_state(buffer)) sources.weights.push_back(buffer.unit);
+      const bool own = buffer.role == BufferRole::kSaved ||
+                       buffer.role == BufferRole::kWeightContext ||
+                       buffer.role == BufferRole::kGradOut;
+      if ((own && buffer.unit >= 0 && buffer.unit != instruction.unit) ||
+          (is_state(buffer) && buffer.kind != StateKind::kWeight)) {
+        problems_.add(describe(instruction) + " reads " + describe(buffer));
+      }
+    }
+    std::sort(sources.inputs.begin(), sources.inputs.end());
+    std::sort(sources.weights.begin(), sources.weights.end());
+    const bool forward = instruction.op == Op::kForward || instruction.op == Op::kLoss;
+    const auto key = std::tuple(instruction.rank, instruction.unit, instruction.layer);
+    const auto [at, fresh] = forward_.try_emplace(key, sources);
+    const Sources& first = at->second;
+    bool consistent =
+        within(sources.inputs, first.inputs) && within(sources.weights, first.weights);
+    if (forward)
+      consistent = consistent && sources.inputs == first.inputs && sources.weights == first.weights;
+    if (!sources.weights.empty()) {
+      consistent = consistent && std::binary_search(sources.weights.begin(), sources.weights.end(),
+                                                    instruction.unit);
+    }
+    if (!consistent) {
+      problems_.add(describe(instruction) +
+                    " reads weights or inputs of other units than the unit's first pass");
+    }
+  }
+
+  // Ranges of what one unit and micro-batch saved; disjoint, ascending, none next to another.
+  using Ranges = std::map<std::uint64_t, std::uint64_t>;
+  static void add_range(Ranges& ranges, std::uint64_t begin, std::uint64_t end) {
+    auto at = ranges.upper_bound(begin);
+    if (at != ranges.begin() && std::prev(at)->second >= begin) --at;
+    while (at != ranges.end() && at->first <= end) {
+      begin = std::min(begin, at->first);
+      end = std::max(end, at->second);
+      at = ranges.erase(at);
+    }
+    ranges[begin] = end;
+  }
+  using SavedKey = std::tuple<std::int32_t, std::int32_t, std::int32_t, Op>;
+  static bool serves(const Buffer& buffer, Op pass) {
+    return buffer.used_by == SavedFor::kBoth ||
+           (buffer.used_by == SavedFor::kBackwardInput) == (pass == Op::kBackwardInput);
+  }
+
+  // What each half of backward has to read, by what buffers say of themselves.
+  void note_saved() {
+    for (const Buffer& buffer : schedule_.buffers) {
+      if (buffer.role != BufferRole::kSaved) continue;
+      for (const Op pass : {Op::kBackwardInput, Op::kBackwardWeight}) {
+        if (!serves(buffer, pass)) continue;
+        add_range(saved_for_[{buffer.rank, buffer.unit, buffer.microbatch, pass}],
+                  buffer.first_elem, buffer.first_elem + buffer.bytes);
+      }
+    }
+  }
+
+  // Neither too little nor what another half needs.
+  void check_saved(const Instruction& instruction) {
+    if (instruction.op != Op::kBackwardInput && instruction.op != Op::kBackwardWeight) return;
+    Ranges read;
+    for (const Use& use : instruction.reads) {
+      const Buffer& buffer = buffer_of(use);
+      if (buffer.role != BufferRole::kSaved) continue;
+      const ByteRange range = bytes_of(use, buffer);
+      add_range(read, buffer.first_elem + range.begin, buffer.first_elem + range.end);
+    }
+    const auto needed = saved_for_.find(
+        {instruction.rank, instruction.unit, instruction.microbatch, instruction.op});
+    if (needed == saved_for_.end() ? read.empty() : read == needed->second) return;
+    problems_.add(describe(instruction) + " does not read what its unit saved for it");
+  }
+
+  // Updates: one unit, one range of elements, no kind twice; state of whole tensors is there whole.
+  void check_update(const Instruction& instruction) {
+    std::vector<ElemRange> ranges;
+    bool one_range = true;
+    bool own_unit = true;
+    std::array<int, kStateKindCount + 1> read{};
+    std::array<int, kStateKindCount + 1> written{};
+    for (const bool writes : {false, true}) {
+      for (const Use& use : writes ? instruction.writes : instruction.reads) {
+        const Buffer& buffer = buffer_of(use);
+        if (!is_state(buffer)) continue;
+        ++(writes ? written : read)[static_cast<std::size_t>(buffer.kind)];
+        const bool fold_source = instruction.op == Op::kFoldGrad && !writes;
+        own_unit = own_unit && (fold_source || buffer.unit == instruction.unit);
+        if (buffer.per_tensor) {
+          one_range = one_range && covers_all(buffer, use);
+          continue;
+        }
+        ranges.push_back(elems_of(use));
+        one_range = one_range && (ranges.back() == ranges.front());
+      }
+    }
+    const auto gradients = read[static_cast<std::size_t>(StateKind::kGradient)];
+    bool kinds = true;
+    if (instruction.op == Op::kOptimizerStep) {
+      kinds = gradients == 1 &&
+              std::all_of(read.begin(), read.end(), [](int n) { return n < 2; }) &&
+              std::all_of(written.begin(), written.end(), [](int n) { return n < 2; });
+    } else {
+      for (std::size_t kind = 0; kind < read.size(); ++kind) {
+        const bool gradient = kind == static_cast<std::size_t>(StateKind::kGradient);
+        kinds = kinds && (gradient || (read[kind] == 0 && written[kind] == 0));
+      }
+    }
+    if (instruction.op == Op::kFoldGrad) kinds = kinds && gradients == 2 && folds_two(instruction);
+    if (one_range && own_unit && kinds) return;
+    problems_.add(describe(instruction) + " mixes units, kinds or element ranges");
+  }
+
+  static bool covers_all(const Buffer& buffer, const Use& use) {
+    return sluice::elems_of(buffer, use) == ElemRange{0, buffer.elems};
+  }
+
+  // A fold adds another unit's gradient to the one that it writes.
+  bool folds_two(const Instruction& instruction) const {
+    int own = 0;
+    for (const Use& use : instruction.reads) {
+      if (is_state(buffer_of(use)) && buffer_of(use).unit == instruction.unit) ++own;
+    }
+    return own == 1;
+  }
+
+  const Schedule& schedule_;
+  Problems& problems_;
+  std::map<std::tuple<std::int32_t, std::int32_t, std::int32_t>, Sources> forward_;
+  std::map<SavedKey, Ranges> saved_for_;
+};
+
+}  // namespace
+
+void check_meaning(const Schedule& schedule, Problems& problems) {
+  MeaningCheck(schedule, problems).run();
+}
+
+}  // namespace sluice::validation

@@ -1,0 +1,177 @@
+#include "engine/schedule/compile/activation_stream.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "engine/schedule/compile/pipeline_pieces.hpp"
+
+namespace sluice {
+namespace {
+
+// What a piece of activations has for each element that a piece of state has: as many bytes as
+// fp32, so that their rings in pinned memory are of one size.
+constexpr std::uint64_t kBytesPerPieceElem = 4;
+
+}  // namespace
+
+ActivationStream::ActivationStream(StepBuilder& builder, const std::vector<Pass>& passes,
+                                   DeviceBuffer device, WaitingTier tier)
+    : builder_(builder), device_(std::move(device)), tier_(std::move(tier)) {
+  std::map<ActivationKey, Visits> uses;
+  std::size_t visit = 0;
+  for (std::size_t i = 0; i < passes.size(); ++i) {
+    const Pass& pass = passes[i];
+    const bool same =
+        i > 0 && pass.unit == passes[i - 1].unit && pass.microbatch == passes[i - 1].microbatch;
+    if (i > 0 && !same) ++visit;
+    if (!same) first_pass_.push_back(i);
+    visit_of_.push_back(visit);
+    for (const ActivationKey& key : pass.touches) {
+      if (tier_(key) == Tier::kDevice) continue;
+      Visits& visits = uses[key];
+      if (visits.empty() || visits.back().visit != visit) visits.push_back({visit, i});
+    }
+  }
+  first_pass_.push_back(passes.size());
+  sent_after_.resize(visit + 1);
+  gone_after_.resize(visit + 1);
+  brought_before_.resize(passes.size());
+  for (const auto& [key, visits] : uses) plan_moves(key, visits);
+}
+
+void ActivationStream::plan_moves(const ActivationKey& key, const Visits& visits) {
+  const auto ahead = static_cast<std::size_t>(builder_.options().prefetch);
+  const std::size_t behind = std::min<std::size_t>(ahead, 1);
+  const std::size_t sent = visits.front().visit + behind;
+  bool is_sent = false;
+  for (std::size_t i = 0; i + 1 < visits.size(); ++i) {
+    // It lives until both its use and its copy are done; away for at least one visit, or not.
+    const std::size_t gone = std::max(visits[i].visit, sent);
+    if (visits[i + 1].visit < gone + 2 + ahead) continue;
+    if (!is_sent) sent_after_[sent].push_back(key);
+    is_sent = true;
+    gone_after_[gone].push_back(key);
+    brought_before_[pass_that_brings(visits[i + 1])].push_back(key);
+  }
+}
+
+// `prefetch` visits earlier; as near to that visit's end as the use is to its own visit's.
+std::size_t ActivationStream::pass_that_brings(const Touch& use) const {
+  const std::size_t visit = use.visit - static_cast<std::size_t>(builder_.options().prefetch);
+  const std::size_t begin = first_pass_[visit];
+  if (use.pass == first_pass_[use.visit]) return begin;
+  const std::size_t to_end = first_pass_[use.visit + 1] - use.pass;
+  const std::size_t end = first_pass_[visit + 1];
+  return std::max(begin, end - std::min(end, to_end));
+}
+
+void ActivationStream::spill(std::size_t index) {
+  if (index == 0 || !begins_visit(index)) return;
+  const std::size_t visit = visit_of_[index - 1];
+  for (const ActivationKey& key : sent_after_[visit]) send(key);
+  for (const ActivationKey& key : gone_after_[visit]) device_(key) = kNoId;
+}
+
+void ActivationStream::fetch(std::size_t index) {
+  for (const ActivationKey& key : brought_before_[index]) bring(key);
+}
+
+void ActivationStream::send(const ActivationKey& key) {
+  const BufferId from = device_(key);
+  SLUICE_CHECK(from != kNoId);
+  const std::uint64_t bytes = builder_.buffer(from).bytes;
+  const Tier tier = tier_(key);
+  const BufferId home = add_place(from, tier, bytes_of(from));
+  away_[key] = home;
+  if (tier == Tier::kStorage) return send_in_pieces(key, from);
+  builder_.move(Op::kSpillActivation, Lane::kD2H, key.unit, key.microbatch, -1, {from, 0, bytes},
+                {home, 0, bytes}, bytes);
+}
+
+void ActivationStream::send_in_pieces(const ActivationKey& key, BufferId from) {
+  const BufferId home = away_.at(key);
+  const std::vector<ElemRange> ranges = pieces(bytes_of(from));
+  std::vector<BufferId> staged(ranges.size());
+  pipeline_pieces(
+      ranges.size(), static_cast<std::size_t>(builder_.options().stream_lookahead),
+      [&](std::size_t i) {
+        staged[i] = add_place(from, Tier::kPinned, ranges[i]);
+        builder_.move(Op::kSpillActivation, Lane::kD2H, key.unit, key.microbatch,
+                      static_cast<std::int32_t>(i), part(from, ranges[i]),
+                      part(staged[i], ranges[i]), ranges[i].elems());
+      },
+      [&](std::size_t i) {
+        builder_.move(Op::kStorageWrite, Lane::kStorageWrite, key.unit, key.microbatch,
+                      static_cast<std::int32_t>(i), part(staged[i], ranges[i]),
+                      part(home, ranges[i]), ranges[i].elems());
+      },
+      [](std::size_t) {});
+}
+
+void ActivationStream::bring(const ActivationKey& key) {
+  const BufferId home = away_.at(key);
+  const std::uint64_t bytes = builder_.buffer(home).bytes;
+  const BufferId to = add_place(home, Tier::kDevice, bytes_of(home));
+  device_(key) = to;
+  if (builder_.buffer(home).tier == Tier::kStorage) return bring_in_pieces(key, to);
+  builder_.move(Op::kFetchActivation, Lane::kH2D, key.unit, key.microbatch, -1, {home, 0, bytes},
+                {to, 0, bytes}, bytes);
+}
+
+void ActivationStream::bring_in_pieces(const ActivationKey& key, BufferId to) {
+  const BufferId home = away_.at(key);
+  const std::vector<ElemRange> ranges = pieces(bytes_of(to));
+  std::vector<BufferId> staged(ranges.size());
+  pipeline_pieces(
+      ranges.size(), static_cast<std::size_t>(builder_.options().stream_lookahead),
+      [&](std::size_t i) {
+        staged[i] = add_place(home, Tier::kPinned, ranges[i]);
+        builder_.move(Op::kStorageRead, Lane::kStorageRead, key.unit, key.microbatch,
+                      static_cast<std::int32_t>(i), part(home, ranges[i]),
+                      part(staged[i], ranges[i]), ranges[i].elems());
+      },
+      [&](std::size_t i) {
+        builder_.move(Op::kFetchActivation, Lane::kH2D, key.unit, key.microbatch,
+                      static_cast<std::int32_t>(i), part(staged[i], ranges[i]), part(to, ranges[i]),
+                      ranges[i].elems());
+      },
+      [](std::size_t) {});
+}
+
+// For a range of a value that lies elsewhere. Its elements are bytes.
+BufferId ActivationStream::add_place(BufferId value, Tier tier, ElemRange bytes) {
+  const Buffer& of = builder_.buffer(value);
+  Buffer buffer;
+  buffer.role = of.role;
+  buffer.tier = tier;
+  buffer.category = Category::kActivation;
+  buffer.dtype = DType::kU8;
+  buffer.unit = of.unit;
+  buffer.microbatch = of.microbatch;
+  buffer.used_by = of.used_by;
+  buffer.first_elem = bytes.begin;
+  buffer.elems = bytes.elems();
+  buffer.bytes = bytes.elems();
+  return builder_.add_transient(std::move(buffer));
+}
+
+Use ActivationStream::part(BufferId id, ElemRange bytes) const {
+  return {id, bytes.begin - builder_.buffer(id).first_elem, bytes.elems()};
+}
+
+// Of what is saved: bytes of the whole region.
+ElemRange ActivationStream::bytes_of(BufferId id) const {
+  const Buffer& buffer = builder_.buffer(id);
+  return {buffer.first_elem, buffer.first_elem + buffer.bytes};
+}
+
+std::vector<ElemRange> ActivationStream::pieces(ElemRange bytes) const {
+  const std::uint64_t most = builder_.options().piece_elems * kBytesPerPieceElem;
+  std::vector<ElemRange> ranges;
+  for (std::uint64_t begin = bytes.begin; begin < bytes.end; begin += most) {
+    ranges.push_back({begin, std::min(begin + most, bytes.end)});
+  }
+  return ranges;
+}
+
+}  // namespace sluice

@@ -1,0 +1,451 @@
+#include "engine/schedule/compile/generate.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+
+#include "base/error.hpp"
+#include "engine/schedule/compile/activation_stream.hpp"
+#include "engine/schedule/compile/link.hpp"
+#include "engine/schedule/compile/pack.hpp"
+#include "engine/schedule/compile/saved_values.hpp"
+#include "engine/schedule/compile/step_builder.hpp"
+
+namespace sluice {
+namespace {
+
+struct ComputeItem {
+  Op op;
+  std::int32_t unit;
+  std::int32_t microbatch;
+};
+
+// Device buffers of one micro-batch between its instructions.
+struct MicrobatchBuffers {
+  BufferId tokens = kNoId;
+  std::vector<BufferId> output;              // by unit
+  std::vector<std::vector<BufferId>> saved;  // by unit and value (saved_values.hpp)
+  std::vector<BufferId> grad_output;         // by unit: gradient of its output
+  std::vector<BufferId> context;             // by unit
+};
+
+class StepGenerator {
+ public:
+  // pending: an update of the step before waits to be made first.
+  StepGenerator(const StepModel& model, const StepOptions& options, bool pending = false)
+      : model_(model),
+        options_(options),
+        pending_(pending),
+        builder_(model, options, pending ? 1 : 0),
+        gradients_(builder_),
+        updates_(make_updates()) {
+    for (std::int32_t unit = 0; unit < units(); ++unit) {
+      saved_values_.push_back(saved_values(model, options.placement, unit));
+    }
+  }
+
+  Schedule training_step(bool saves) {
+    if (saves) saver_.emplace(builder_);
+    emit_items(options_.order == ComputeOrder::kUnit ? items_by_unit() : items_by_microbatch());
+    commit();
+    emit_tied_fold(builder_);
+    emit_clip_factor(builder_);
+    const bool carries = options_.update == UpdatePlacement::kNextForward;
+    if (!carries) emit_remaining_updates();
+    // Gradients stay for a redo, too.
+    const bool leaves = carries || options_.update == UpdatePlacement::kSpeculative;
+    return builder_.finish({pending_, leaves, carries && !pending_ ? 0 : 1});
+  }
+
+  // Only the update that waits, or is made once more.
+  Schedule drain() {
+    emit_remaining_updates();
+    return builder_.finish({true, false, 1});
+  }
+
+  Schedule evaluation() {
+    std::vector<ComputeItem> items;
+    for (std::int32_t unit = 0; unit < units(); ++unit) items.push_back({Op::kForward, unit, 0});
+    emit_items(items);
+    return builder_.finish({});
+  }
+
+  Schedule save() {
+    StateSaver(builder_).commit();
+    return builder_.finish({});
+  }
+
+ private:
+  std::int32_t units() const { return builder_.unit_count(); }
+  const UnitFootprint& footprint(std::int32_t unit) const {
+    return model_.units[static_cast<std::size_t>(unit)];
+  }
+  bool recomputed(std::int32_t unit) const {
+    return options_.recompute && footprint(unit).recomputable;
+  }
+
+  std::vector<ComputeItem> items_by_microbatch() const {
+    const std::int32_t head = units() - 1;
+    std::vector<ComputeItem> items;
+    for (std::int32_t mb = 0; mb < options_.microbatches; ++mb) {
+      for (std::int32_t unit = 0; unit < head; ++unit) items.push_back({Op::kForward, unit, mb});
+      items.push_back({Op::kLoss, head, mb});
+      for (std::int32_t unit = head; unit >= 0; --unit) append_backward(items, unit, mb);
+    }
+    return items;
+  }
+
+  // The head's passes of one micro-batch stay together: what it saves is the largest of all units.
+  std::vector<ComputeItem> items_by_unit() const {
+    const std::int32_t head = units() - 1;
+    std::vector<ComputeItem> items;
+    for (std::int32_t unit = 0; unit < head; ++unit) {
+      for (std::int32_t mb = 0; mb < options_.microbatches; ++mb) {
+        items.push_back({Op::kForward, unit, mb});
+      }
+    }
+    for (std::int32_t unit = head; unit >= 0; --unit) {
+      for (std::int32_t mb = 0; mb < options_.microbatches; ++mb) {
+        if (unit == head) items.push_back({Op::kLoss, head, mb});
+        append_backward(items, unit, mb);
+      }
+    }
+    return items;
+  }
+
+  void append_backward(std::vector<ComputeItem>& items, std::int32_t unit, std::int32_t mb) const {
+    if (recomputed(unit)) items.push_back({Op::kRecompute, unit, mb});
+    if (footprint(unit).has_input) items.push_back({Op::kBackwardInput, unit, mb});
+    items.push_back({Op::kBackwardWeight, unit, mb});
+  }
+
+  // The head's weight gradient needs its logits again; other units' needs no weights.
+  std::vector<std::int32_t> weights_read(const ComputeItem& item) const {
+    const UnitFootprint& unit = footprint(item.unit);
+    if (item.op == Op::kBackwardWeight && !unit.is_head) return {};
+    std::vector<std::int32_t> read{item.unit};
+    const bool borrows = unit.borrows >= 0 && item.op != Op::kBackwardInput;
+    if (borrows) read.push_back(unit.borrows);
+    return read;
+  }
+
+  static bool touches(Op pass, const SavedValue& value) {
+    if (pass == Op::kBackwardInput) return value.used_by != SavedFor::kBackwardWeight;
+    if (pass == Op::kBackwardWeight) return value.used_by != SavedFor::kBackwardInput;
+    return true;
+  }
+
+  // What it reads of other passes, and makes for them.
+  std::vector<ActivationKey> activations(const ComputeItem& item) const {
+    const UnitFootprint& unit = footprint(item.unit);
+    std::vector<ActivationKey> keys;
+    const auto touch = [&](BufferRole role, std::int32_t of, std::uint64_t bytes) {
+      if (of >= 0 && bytes > 0) keys.push_back({role, of, item.microbatch, 0});
+    };
+    const std::int32_t before = item.unit - 1;
+    const std::uint64_t input_bytes = before < 0 ? 0 : footprint(before).output_bytes;
+    touch(BufferRole::kActivation, before, input_bytes);
+    if (item.op == Op::kForward) {
+      touch(BufferRole::kActivation, item.unit, unit.output_bytes);
+      if (recomputed(item.unit)) return keys;  // what it saves is made again
+    }
+    const std::vector<SavedValue>& values = saved_values_[static_cast<std::size_t>(item.unit)];
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (!touches(item.op, values[i])) continue;
+      keys.push_back(
+          {BufferRole::kSaved, item.unit, item.microbatch, static_cast<std::int32_t>(i)});
+    }
+    if (item.op != Op::kBackwardInput && item.op != Op::kBackwardWeight) return keys;
+    if (!unit.is_head) touch(BufferRole::kGradOut, item.unit, unit.output_bytes);
+    if (item.op == Op::kBackwardInput) touch(BufferRole::kGradOut, before, input_bytes);
+    return keys;
+  }
+  BufferId& device_buffer(const ActivationKey& key) {
+    MicrobatchBuffers& buffers = buffers_[static_cast<std::size_t>(key.microbatch)];
+    const auto at = static_cast<std::size_t>(key.unit);
+    if (key.role == BufferRole::kActivation) return buffers.output[at];
+    if (key.role == BufferRole::kGradOut) return buffers.grad_output[at];
+    return buffers.saved[at][static_cast<std::size_t>(key.value)];
+  }
+  Tier waiting_tier(const ActivationKey& key) const {
+    if (key.role != BufferRole::kSaved) return options_.placement.activation_of(key.unit);
+    return saved_values_[static_cast<std::size_t>(key.unit)][static_cast<std::size_t>(key.value)]
+        .tier;
+  }
+  ActivationStream make_activations(const std::vector<ComputeItem>& items) {
+    std::vector<ActivationStream::Pass> passes;
+    for (const ComputeItem& item : items) {
+      passes.push_back({item.unit, item.microbatch, activations(item)});
+    }
+    return {builder_, passes,
+            [this](const ActivationKey& key) -> BufferId& { return device_buffer(key); },
+            [this](const ActivationKey& key) { return waiting_tier(key); }};
+  }
+
+  // In the order in which they become possible (in the backward pass) or needed.
+  UpdateStream make_updates() {
+    const bool in_backward = updates_in_backward();
+    std::vector<std::int32_t> order(model_.units.size());
+    std::iota(order.begin(), order.end(), 0);
+    if (in_backward) std::reverse(order.begin(), order.end());
+    return {builder_, std::move(order), !in_backward, !in_backward};
+  }
+  void emit_remaining_updates() { updates_.emit_through(updates_in_backward() ? 0 : units() - 1); }
+  // What waits at entry is the update of a step that has ended.
+  bool updates_in_backward() const {
+    return !pending_ && (options_.update == UpdatePlacement::kInBackward ||
+                         options_.update == UpdatePlacement::kSpeculative);
+  }
+  // Where the unit's gradient is complete once this item is done. A tied embedding's is not.
+  bool completes_gradient(const ComputeItem& item) const {
+    return item.op == Op::kBackwardWeight && item.microbatch + 1 == options_.microbatches &&
+           !(item.unit == 0 && model_.tied_elems > 0);
+  }
+
+  void emit_items(const std::vector<ComputeItem>& items) {
+    std::vector<std::vector<std::int32_t>> uses;
+    for (const ComputeItem& item : items) uses.push_back(weights_read(item));
+    std::function<void(std::int32_t)> before_use;
+    if (pending_) before_use = [this](std::int32_t unit) { updates_.emit_through(unit); };
+    WeightStream weights(builder_, uses, std::move(before_use));
+    ActivationStream activations = make_activations(items);
+    const auto updated = std::find_if(items.begin(), items.end(), [&](const ComputeItem& item) {
+      return updates_in_backward() && completes_gradient(item);
+    });
+    const auto saves_within = static_cast<std::size_t>(updated - items.begin());
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      activations.spill(i);
+      weights.advance(i);
+      activations.fetch(i);
+      enter_microbatch(items[i]);
+      std::vector<BufferId> windows;
+      for (const std::int32_t unit : uses[i]) windows.push_back(weights.window(unit));
+      emit_compute(items[i], windows);
+      if (saver_) saver_->advance(i + 1, saves_within);
+    }
+  }
+
+  // Before anything makes new state.
+  void commit() {
+    if (saver_) saver_->commit();
+    saver_.reset();
+  }
+
+  // Its buffers so far; at its first pass they are made, and its tokens fetched.
+  void enter_microbatch(const ComputeItem& item) {
+    const auto mb = static_cast<std::size_t>(item.microbatch);
+    if (buffers_.size() <= mb) buffers_.resize(mb + 1);
+    MicrobatchBuffers& now = buffers_[mb];
+    now_ = &now;
+    if (now.tokens != kNoId) return;
+    const auto count = static_cast<std::size_t>(units());
+    now.output.assign(count, kNoId);
+    now.saved.assign(count, {});
+    now.grad_output.assign(count, kNoId);
+    now.context.assign(count, kNoId);
+    now.tokens = builder_.add_device(BufferRole::kTokens, Category::kActivation, model_.token_bytes,
+                                     -1, item.microbatch);
+    builder_.move(Op::kUpload, Lane::kH2D, -1, item.microbatch, -1,
+                  {builder_.host_tokens(item.microbatch), 0, model_.token_bytes},
+                  {now.tokens, 0, model_.token_bytes}, model_.token_bytes);
+  }
+
+  BufferId activation(BufferRole role, std::uint64_t bytes, const ComputeItem& item,
+                      std::int32_t unit) {
+    return builder_.add_device(role, Category::kActivation, bytes, unit, item.microbatch);
+  }
+
+  // What one pass touches, and what follows it.
+  struct PassUses {
+    std::vector<BufferId> reads;
+    std::vector<BufferId> writes;
+    BufferId loss = kNoId;
+    std::vector<std::pair<std::int32_t, BufferId>> gradients;  // (unit, window written)
+    std::uint64_t workspace_bytes = 0;
+  };
+
+  void make_saved(const ComputeItem& item, PassUses& uses) {
+    const auto at = static_cast<std::size_t>(item.unit);
+    std::vector<BufferId>& saved = now_->saved[at];
+    saved.clear();
+    for (const SavedValue& value : saved_values_[at]) {
+      saved.push_back(builder_.add_saved(item.unit, item.microbatch, value.bytes, value.used_by));
+    }
+    uses.writes.insert(uses.writes.end(), saved.begin(), saved.end());
+  }
+
+  void read_saved(const ComputeItem& item, PassUses& uses) const {
+    const auto at = static_cast<std::size_t>(item.unit);
+    for (std::size_t i = 0; i < saved_values_[at].size(); ++i) {
+      if (touches(item.op, saved_values_[at][i])) uses.reads.push_back(now_->saved[at][i]);
+    }
+  }
+
+  void use_forward(const ComputeItem& item, PassUses& uses) {
+    const auto at = static_cast<std::size_t>(item.unit);
+    const UnitFootprint& unit = footprint(item.unit);
+    uses.workspace_bytes = unit.forward_workspace_bytes;
+    if (unit.is_head) {
+      uses.reads.push_back(now_->tokens);
+      uses.loss = builder_.add_device(BufferRole::kLoss, Category::kActivation, sizeof(double), -1,
+                                      item.microbatch);
+      uses.writes.push_back(uses.loss);
+    } else if (item.op != Op::kRecompute) {
+      now_->output[at] = activation(BufferRole::kActivation, unit.output_bytes, item, item.unit);
+      uses.writes.push_back(now_->output[at]);
+    }
+    make_saved(item, uses);
+  }
+
+  void use_backward_input(const ComputeItem& item, PassUses& uses) {
+    const auto at = static_cast<std::size_t>(item.unit);
+    const UnitFootprint& unit = footprint(item.unit);
+    uses.workspace_bytes = unit.backward_input_workspace_bytes;
+    read_saved(item, uses);
+    uses.reads.push_back(now_->grad_output[at]);
+    now_->context[at] = activation(BufferRole::kWeightContext, unit.context_bytes, item, item.unit);
+    now_->grad_output[at - 1] = activation(
+        BufferRole::kGradOut, footprint(item.unit - 1).output_bytes, item, item.unit - 1);
+    uses.writes = {now_->grad_output[at - 1], now_->context[at]};
+  }
+
+  void use_backward_weight(const ComputeItem& item, PassUses& uses) {
+    const auto at = static_cast<std::size_t>(item.unit);
+    const UnitFootprint& unit = footprint(item.unit);
+    uses.workspace_bytes = unit.backward_weight_workspace_bytes;
+    if (unit.is_head) uses.reads.push_back(now_->tokens);
+    read_saved(item, uses);
+    uses.reads.insert(uses.reads.end(), {now_->context[at], now_->grad_output[at]});
+    const auto target = [&](std::int32_t gradient_unit) {
+      const BufferId window = gradient_target(builder_, gradient_unit, item.microbatch);
+      uses.gradients.emplace_back(gradient_unit, window);
+      uses.writes.push_back(window);
+    };
+    target(item.unit);
+    if (unit.borrows >= 0) target(builder_.tied_unit());
+  }
+
+  void emit_compute(const ComputeItem& item, const std::vector<BufferId>& windows) {
+    PassUses uses;
+    uses.reads = windows;
+    const auto at = static_cast<std::size_t>(item.unit);
+    uses.reads.push_back(at > 0 ? now_->output[at - 1] : now_->tokens);
+    switch (item.op) {
+      case Op::kForward:
+      case Op::kLoss:
+      case Op::kRecompute:
+        use_forward(item, uses);
+        break;
+      case Op::kBackwardInput:
+        use_backward_input(item, uses);
+        break;
+      case Op::kBackwardWeight:
+        use_backward_weight(item, uses);
+        break;
+      default:
+        throw InternalError("not a compute item");
+    }
+    uses.writes.push_back(builder_.add_device(BufferRole::kWorkspace, Category::kWorkspace,
+                                              uses.workspace_bytes, item.unit, item.microbatch));
+
+    Instruction& instruction = builder_.emit(item.op, Lane::kCompute, item.unit, item.microbatch);
+    for (const BufferId id : uses.reads) {
+      if (id != kNoId) instruction.reads.push_back({id, 0, 0});
+    }
+    for (const BufferId id : uses.writes) {
+      if (id != kNoId) instruction.writes.push_back({id, 0, 0});
+    }
+    if (uses.loss != kNoId) {
+      builder_.move(Op::kDownload, Lane::kD2H, -1, item.microbatch, -1,
+                    {uses.loss, 0, sizeof(double)},
+                    {builder_.host_loss(item.microbatch), 0, sizeof(double)}, sizeof(double));
+    }
+    for (const auto& [unit, window] : uses.gradients) {
+      gradients_.emit(unit, item.microbatch, window);
+    }
+    if (updates_in_backward() && completes_gradient(item)) {
+      commit();
+      updates_.emit_through(item.unit);
+    }
+  }
+
+  const StepModel& model_;
+  const StepOptions& options_;
+  bool pending_;
+  StepBuilder builder_;
+  GradientPath gradients_;
+  UpdateStream updates_;
+  std::vector<std::vector<SavedValue>> saved_values_;  // by unit
+  std::vector<MicrobatchBuffers> buffers_;
+  MicrobatchBuffers* now_ = nullptr;  // of the micro-batch that is being emitted
+  std::optional<StateSaver> saver_;   // of a step that saves, until it has committed
+};
+
+Schedule compile(Schedule schedule) {
+  link(schedule);
+  pack(schedule);
+  return schedule;
+}
+
+}  // namespace
+
+Schedule generate_training_step(const StepModel& model, const StepOptions& options) {
+  const bool pending = options.update == UpdatePlacement::kNextForward;
+  return StepGenerator(model, options, pending).training_step(false);
+}
+
+Schedule generate_first_step(const StepModel& model, const StepOptions& options) {
+  return StepGenerator(model, options).training_step(false);
+}
+
+Schedule generate_saving_step(const StepModel& model, const StepOptions& options) {
+  return StepGenerator(model, options).training_step(true);
+}
+
+Schedule generate_save(const StepModel& model, const StepOptions& options) {
+  return StepGenerator(model, options).save();
+}
+
+Schedule generate_drain(const StepModel& model, const StepOptions& options) {
+  SLUICE_CHECK(options.update == UpdatePlacement::kNextForward);
+  return StepGenerator(model, options, true).drain();
+}
+
+Schedule generate_redo(const StepModel& model, const StepOptions& options) {
+  SLUICE_CHECK(options.update == UpdatePlacement::kSpeculative);
+  return StepGenerator(model, options, true).drain();
+}
+
+Schedule generate_evaluation(const StepModel& model, const StepOptions& options) {
+  return StepGenerator(model, options).evaluation();
+}
+
+Schedule compile_training_step(const StepModel& model, const StepOptions& options) {
+  return compile(generate_training_step(model, options));
+}
+
+Schedule compile_first_step(const StepModel& model, const StepOptions& options) {
+  return compile(generate_first_step(model, options));
+}
+
+Schedule compile_drain(const StepModel& model, const StepOptions& options) {
+  return compile(generate_drain(model, options));
+}
+
+Schedule compile_redo(const StepModel& model, const StepOptions& options) {
+  return compile(generate_redo(model, options));
+}
+
+Schedule compile_saving_step(const StepModel& model, const StepOptions& options) {
+  return compile(generate_saving_step(model, options));
+}
+
+Schedule compile_save(const StepModel& model, const StepOptions& options) {
+  return compile(generate_save(model, options));
+}
+
+Schedule compile_evaluation(const StepModel& model, const StepOptions& options) {
+  return compile(generate_evaluation(model, options));
+}
+
+}  // namespace sluice

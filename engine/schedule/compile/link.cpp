@@ -1,0 +1,196 @@
+#include "engine/schedule/compile/link.hpp"
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <map>
+#include <vector>
+
+#include "base/error.hpp"
+#include "engine/schedule/compile/lane_clocks.hpp"
+
+namespace sluice {
+namespace {
+
+// The last write of a byte range and the reads since. Of each lane only the last reader is kept: a
+// lane retires in order.
+struct Segment {
+  std::uint64_t end = 0;
+  InstructionId writer = kNoId;
+  std::vector<InstructionId> readers;
+};
+
+// All bytes of one buffer, without holes. A map: buffers of ten thousands of pieces are touched
+// from either end.
+class BufferHistory {
+ public:
+  explicit BufferHistory(std::uint64_t bytes) { segments_[0] = Segment{bytes, kNoId, {}}; }
+
+  void collect_writers(std::uint64_t begin, std::uint64_t end,
+                       std::vector<InstructionId>& out) const {
+    for (auto it = holding(begin); it != segments_.end() && it->first < end; ++it) {
+      if (it->second.writer != kNoId) out.push_back(it->second.writer);
+    }
+  }
+  void collect_all(std::uint64_t begin, std::uint64_t end, std::vector<InstructionId>& out) const {
+    for (auto it = holding(begin); it != segments_.end() && it->first < end; ++it) {
+      const Segment& segment = it->second;
+      if (segment.writer != kNoId) out.push_back(segment.writer);
+      out.insert(out.end(), segment.readers.begin(), segment.readers.end());
+    }
+  }
+  void read(std::uint64_t begin, std::uint64_t end, const Instruction& reader,
+            const std::vector<Instruction>& instructions) {
+    split(end);
+    for (auto it = split(begin); it != segments_.end() && it->first < end; ++it) {
+      std::vector<InstructionId>& readers = it->second.readers;
+      const auto same = std::find_if(readers.begin(), readers.end(), [&](InstructionId id) {
+        return instructions[id].lane == reader.lane;
+      });
+      if (same == readers.end()) {
+        readers.push_back(reader.id);
+      } else {
+        *same = reader.id;
+      }
+    }
+  }
+  void write(std::uint64_t begin, std::uint64_t end, InstructionId writer) {
+    const auto last = split(end);
+    const auto first = split(begin);
+    first->second = Segment{end, writer, {}};
+    segments_.erase(std::next(first), last);
+  }
+
+ private:
+  using Segments = std::map<std::uint64_t, Segment>;  // by begin
+
+  // The segment that holds byte `at`.
+  Segments::const_iterator holding(std::uint64_t at) const {
+    return std::prev(segments_.upper_bound(at));
+  }
+  // The segment that begins at `at`, made if need be; the end of all where that is no byte.
+  Segments::iterator split(std::uint64_t at) {
+    const auto it = std::prev(segments_.upper_bound(at));
+    if (it->first == at) return it;
+    if (at >= it->second.end) return segments_.end();
+    Segment tail = it->second;
+    it->second.end = at;
+    return segments_.emplace_hint(std::next(it), at, std::move(tail));
+  }
+
+  Segments segments_;
+};
+
+class Linker {
+ public:
+  explicit Linker(Schedule& schedule)
+      : schedule_(schedule),
+        clocks_(schedule),
+        last_of_lane_(static_cast<std::size_t>(schedule.ranks)),
+        barrier_(static_cast<std::size_t>(schedule.ranks), kNoId),
+        last_storage_write_(static_cast<std::size_t>(schedule.ranks), kNoId) {
+    for (auto& lanes : last_of_lane_) lanes.fill(kNoId);
+    histories_.reserve(schedule.buffers.size());
+    for (const Buffer& buffer : schedule.buffers) histories_.emplace_back(buffer.bytes);
+  }
+
+  void run() {
+    std::vector<InstructionId> candidates;
+    for (Instruction& instruction : schedule_.instructions) {
+      collect_control(instruction, candidates);
+      collect_hazards(instruction, candidates);
+      add_deps(clocks_, instruction, candidates);
+      record(instruction);
+    }
+  }
+
+ private:
+  struct Range {
+    std::uint64_t begin, end;
+  };
+  Range range_of(const Instruction& instruction, const Use& use) const {
+    SLUICE_CHECK_MSG(use.buffer < schedule_.buffers.size(), where(instruction));
+    const Buffer& buffer = schedule_.buffers[use.buffer];
+    SLUICE_CHECK_MSG(buffer.rank == instruction.rank, where(instruction));
+    if (use.bytes == 0 || instruction.op == Op::kRelease) return {0, buffer.bytes};
+    SLUICE_CHECK_MSG(
+        use.offset_bytes <= buffer.bytes && use.bytes <= buffer.bytes - use.offset_bytes,
+        where(instruction) + " uses bytes outside buffer " + std::to_string(use.buffer));
+    return {use.offset_bytes, use.offset_bytes + use.bytes};
+  }
+  static std::string where(const Instruction& instruction) {
+    return "instruction " + std::to_string(instruction.id) + " (" +
+           std::string(op_name(instruction.op)) + ")";
+  }
+
+  void collect_control(const Instruction& instruction, std::vector<InstructionId>& candidates) {
+    const auto rank = static_cast<std::size_t>(instruction.rank);
+    if (barrier_[rank] != kNoId) candidates.push_back(barrier_[rank]);
+    if (instruction.op == Op::kCommit && last_storage_write_[rank] != kNoId) {
+      candidates.push_back(last_storage_write_[rank]);
+    }
+    if (instruction.op == Op::kBarrier) {
+      for (const InstructionId last : last_of_lane_[rank]) {
+        if (last != kNoId) candidates.push_back(last);
+      }
+    }
+  }
+
+  void collect_hazards(const Instruction& instruction, std::vector<InstructionId>& candidates) {
+    const bool release = instruction.op == Op::kRelease;
+    for (const Use& use : instruction.reads) {
+      const Range range = range_of(instruction, use);
+      if (release) {
+        histories_[use.buffer].collect_all(range.begin, range.end, candidates);
+      } else {
+        histories_[use.buffer].collect_writers(range.begin, range.end, candidates);
+      }
+    }
+    for (const Use& use : instruction.writes) {
+      const Range range = range_of(instruction, use);
+      histories_[use.buffer].collect_all(range.begin, range.end, candidates);
+    }
+  }
+
+  void record(const Instruction& instruction) {
+    const auto rank = static_cast<std::size_t>(instruction.rank);
+    const bool release = instruction.op == Op::kRelease;
+    for (const Use& use : instruction.reads) {
+      const Range range = range_of(instruction, use);
+      if (release) {
+        histories_[use.buffer].write(range.begin, range.end, instruction.id);
+      } else {
+        histories_[use.buffer].read(range.begin, range.end, instruction, schedule_.instructions);
+      }
+    }
+    for (const Use& use : instruction.writes) {
+      const Range range = range_of(instruction, use);
+      histories_[use.buffer].write(range.begin, range.end, instruction.id);
+    }
+    last_of_lane_[rank][static_cast<std::size_t>(instruction.lane)] = instruction.id;
+    if (instruction.op == Op::kBarrier) barrier_[rank] = instruction.id;
+    if (instruction.op == Op::kStorageWrite) last_storage_write_[rank] = instruction.id;
+  }
+
+  Schedule& schedule_;
+  LaneClocks clocks_;
+  std::vector<BufferHistory> histories_;
+  std::vector<std::array<InstructionId, kLaneCount>> last_of_lane_;  // by rank
+  std::vector<InstructionId> barrier_;                               // the last, by rank
+  std::vector<InstructionId> last_storage_write_;                    // by rank
+};
+
+}  // namespace
+
+void link(Schedule& schedule) {
+  for (std::size_t i = 0; i < schedule.buffers.size(); ++i) {
+    schedule.buffers[i].id = static_cast<BufferId>(i);
+    SLUICE_CHECK_MSG(schedule.buffers[i].bytes > 0, "buffer " + std::to_string(i) + " is empty");
+  }
+  for (std::size_t i = 0; i < schedule.instructions.size(); ++i) {
+    schedule.instructions[i].id = static_cast<InstructionId>(i);
+  }
+  Linker(schedule).run();
+}
+
+}  // namespace sluice

@@ -1,0 +1,295 @@
+#include "engine/schedule/compile/pack.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "allocator/packing/arena_packing.hpp"
+#include "base/error.hpp"
+#include "engine/schedule/compile/lane_clocks.hpp"
+
+namespace sluice {
+namespace {
+
+// Windows and arena in one memory: not packed closer than to this part of the bound.
+constexpr std::uint64_t kSharedSlack = 256;
+
+// List positions of a transient buffer's first write and of its Release.
+struct Life {
+  InstructionId birth = kNoId;
+  InstructionId release = kNoId;
+};
+
+std::vector<Life> lives_of(const Schedule& schedule) {
+  std::vector<Life> lives(schedule.buffers.size());
+  for (const Instruction& instruction : schedule.instructions) {
+    for (const Use& use : instruction.writes) {
+      Life& life = lives.at(use.buffer);
+      if (instruction.op == Op::kRelease) {
+        life.release = instruction.id;
+      } else if (life.birth == kNoId) {
+        life.birth = instruction.id;
+      }
+    }
+    if (instruction.op != Op::kRelease) continue;
+    for (const Use& use : instruction.reads) lives.at(use.buffer).release = instruction.id;
+  }
+  for (const Buffer& buffer : schedule.buffers) {
+    const Life& life = lives[buffer.id];
+    SLUICE_CHECK_MSG(buffer.persistent || (life.birth < life.release && life.release != kNoId),
+                     "transient buffer " + std::to_string(buffer.id) + " (" +
+                         std::string(role_name(buffer.role)) +
+                         ") needs a first write and a Release after it");
+  }
+  return lives;
+}
+
+// Who held each byte of one memory last. Half-open ranges, no overlaps.
+class Occupancy {
+ public:
+  // Appends the last holders of [begin, end) to `before`, then gives the range to `holder`.
+  void take(std::uint64_t begin, std::uint64_t end, BufferId holder,
+            std::vector<BufferId>& before) {
+    if (begin >= end) return;
+    auto it = ranges_.upper_bound(begin);
+    if (it != ranges_.begin()) --it;
+    while (it != ranges_.end() && it->first < end) {
+      const std::uint64_t first = it->first;
+      const Held held = it->second;
+      if (held.end <= begin) {
+        ++it;
+        continue;
+      }
+      before.push_back(held.holder);
+      it = ranges_.erase(it);
+      if (first < begin) ranges_.emplace(first, Held{begin, held.holder});
+      if (held.end > end) it = ranges_.emplace(end, held).first;
+    }
+    ranges_[begin] = Held{end, holder};
+  }
+
+ private:
+  struct Held {
+    std::uint64_t end;
+    BufferId holder;
+  };
+  std::map<std::uint64_t, Held> ranges_;  // by begin
+};
+
+class Packer {
+ public:
+  Packer(Schedule& schedule, std::uint64_t alignment_bytes)
+      : schedule_(schedule), alignment_bytes_(alignment_bytes), lives_(lives_of(schedule)) {}
+
+  void run() {
+    schedule_.slot_count = 0;
+    schedule_.device_arena_bytes = 0;
+    schedule_.pinned_arena_bytes = 0;
+    std::uint64_t storage_bytes = 0;
+    for (std::int32_t rank = 0; rank < schedule_.ranks; ++rank) {
+      pack_device(rank);
+      const std::uint64_t pinned = pack_arena(rank, Tier::kPinned, kDirectAlignmentBytes);
+      schedule_.pinned_arena_bytes = std::max(schedule_.pinned_arena_bytes, pinned);
+      storage_bytes =
+          std::max(storage_bytes, pack_arena(rank, Tier::kStorage, kDirectAlignmentBytes));
+    }
+    schedule_.peak_bytes = packed_bytes(schedule_, storage_bytes);
+    order_reuse();
+  }
+
+ private:
+  Lifetime lifetime_of(const Buffer& buffer, std::uint64_t size) const {
+    const Life& life = lives_[buffer.id];
+    return Lifetime{life.birth, std::uint64_t{life.release} + 1, size};
+  }
+
+  void pack_device(std::int32_t rank) {
+    Transients windows = place_persistent_windows(rank);
+    const std::uint64_t slots_bytes = windows.base * schedule_.slot_bytes;
+    Transients others =
+        place_persistent(rank, Tier::kDevice, alignment_bytes_,
+                         schedule_.shares_device ? round_up(slots_bytes, alignment_bytes_) : 0);
+    const Ends ends = schedule_.shares_device
+                          ? pack_together(windows, others)
+                          : Ends{pack_windows(windows), pack_offsets(others, alignment_bytes_)};
+    schedule_.slot_count = std::max(schedule_.slot_count, ends.slots);
+    schedule_.device_arena_bytes = std::max(schedule_.device_arena_bytes, ends.arena_bytes);
+  }
+
+  std::uint64_t pack_arena(std::int32_t rank, Tier tier, std::uint64_t alignment_bytes) {
+    return pack_offsets(place_persistent(rank, tier, alignment_bytes, 0), alignment_bytes);
+  }
+
+  // Transient buffers of one memory, above the persistent ones.
+  struct Transients {
+    std::vector<BufferId> buffers;
+    std::vector<Lifetime> lifetimes;
+    std::uint64_t base = 0;  // bytes; of windows: slots
+  };
+  // Where what was placed ends.
+  struct Ends {
+    std::uint32_t slots = 0;
+    std::uint64_t arena_bytes = 0;
+  };
+
+  // Sizes in slots.
+  Transients place_persistent_windows(std::int32_t rank) {
+    Transients transients;
+    for (Buffer& buffer : schedule_.buffers) {
+      if (buffer.rank != rank || !buffer.window) continue;
+      SLUICE_CHECK(buffer.tier == Tier::kDevice && schedule_.slot_bytes > 0);
+      const std::uint64_t needed = ceil_div(buffer.bytes, schedule_.slot_bytes);
+      buffer.slots.clear();
+      if (buffer.persistent) {
+        buffer.slots = slots_from(transients.base, needed);
+        transients.base += needed;
+      } else {
+        transients.buffers.push_back(buffer.id);
+        transients.lifetimes.push_back(lifetime_of(buffer, needed));
+      }
+    }
+    return transients;
+  }
+
+  static std::vector<std::uint32_t> slots_from(std::uint64_t first, std::uint64_t count) {
+    SLUICE_CHECK(first + count <= kNoId);
+    std::vector<std::uint32_t> slots(count);
+    std::iota(slots.begin(), slots.end(), static_cast<std::uint32_t>(first));
+    return slots;
+  }
+
+  // Of the tier's buffers that are no windows, from `base_bytes` on.
+  Transients place_persistent(std::int32_t rank, Tier tier, std::uint64_t alignment_bytes,
+                              std::uint64_t base_bytes) {
+    Transients transients;
+    transients.base = base_bytes;
+    for (Buffer& buffer : schedule_.buffers) {
+      if (buffer.rank != rank || buffer.tier != tier || buffer.window) continue;
+      if (buffer.persistent) {
+        buffer.offset_bytes = transients.base;
+        transients.base = round_up(transients.base + place_bytes(buffer), alignment_bytes);
+      } else {
+        transients.buffers.push_back(buffer.id);
+        transients.lifetimes.push_back(lifetime_of(buffer, buffer.bytes));
+      }
+    }
+    return transients;
+  }
+
+  std::uint32_t pack_windows(const Transients& windows) {
+    SlotAssignment assignment = assign_slots(windows.lifetimes);
+    for (std::size_t i = 0; i < windows.buffers.size(); ++i) {
+      for (std::uint32_t& slot : assignment.slots[i]) {
+        slot += static_cast<std::uint32_t>(windows.base);
+      }
+      schedule_.buffers[windows.buffers[i]].slots = std::move(assignment.slots[i]);
+    }
+    return static_cast<std::uint32_t>(windows.base) + assignment.slot_count;
+  }
+
+  std::uint64_t pack_offsets(const Transients& transients, std::uint64_t alignment_bytes) {
+    const Packing packing = pack_lifetimes(transients.lifetimes, alignment_bytes);
+    for (std::size_t i = 0; i < transients.buffers.size(); ++i) {
+      schedule_.buffers[transients.buffers[i]].offset_bytes =
+          transients.base + packing.offsets_bytes[i];
+    }
+    return transients.base + packing.capacity_bytes;
+  }
+
+  // One packing of windows, each in a row of slots, and of what lies in the arena.
+  Ends pack_together(const Transients& windows, const Transients& others) {
+    const std::uint64_t base = others.base;  // behind all that is persistent
+    std::vector<Lifetime> lifetimes = others.lifetimes;
+    for (Lifetime lifetime : windows.lifetimes) {
+      lifetime.bytes *= schedule_.slot_bytes;
+      lifetime.alignment_bytes = schedule_.slot_bytes;
+      lifetimes.push_back(lifetime);
+    }
+    // Windows are rarely stacked without a gap, so the bound itself is not worth its search.
+    const std::uint64_t bound = peak_live(lifetimes);
+    const Packing packing = pack_lifetimes(lifetimes, alignment_bytes_, PackingEffort::kQuick,
+                                           bound + bound / kSharedSlack, base);
+    Ends ends{static_cast<std::uint32_t>(windows.base), base};
+    const std::size_t other_count = others.buffers.size();
+    for (std::size_t i = 0; i < lifetimes.size(); ++i) {
+      const std::uint64_t begin = base + packing.offsets_bytes[i];
+      if (i < other_count) {
+        schedule_.buffers[others.buffers[i]].offset_bytes = begin;
+        ends.arena_bytes = std::max(ends.arena_bytes, begin + lifetimes[i].bytes);
+        continue;
+      }
+      Buffer& window = schedule_.buffers[windows.buffers[i - other_count]];
+      window.slots =
+          slots_from(begin / schedule_.slot_bytes, windows.lifetimes[i - other_count].bytes);
+      ends.slots = std::max(ends.slots, window.slots.back() + 1);
+    }
+    return ends;
+  }
+
+  // Memory passes from buffer to buffer; each waits for the Release of those just before it, which
+  // wait for those before them.
+  void order_reuse() {
+    const std::vector<std::vector<BufferId>> before = holders_before();
+    LaneClocks clocks(schedule_);
+    std::vector<InstructionId> candidates;
+    for (Instruction& instruction : schedule_.instructions) {
+      if (instruction.op != Op::kRelease) {
+        for (const Use& use : instruction.writes) {
+          for (const BufferId holder : before[use.buffer]) {
+            candidates.push_back(lives_[holder].release);
+          }
+        }
+      }
+      add_deps(clocks, instruction, candidates);
+    }
+  }
+
+  std::vector<std::vector<BufferId>> holders_before() const {
+    std::vector<BufferId> by_birth;
+    for (const Buffer& buffer : schedule_.buffers) {
+      if (!buffer.persistent) by_birth.push_back(buffer.id);
+    }
+    std::sort(by_birth.begin(), by_birth.end(), [&](BufferId a, BufferId b) {
+      return std::pair(lives_[a].birth, a) < std::pair(lives_[b].birth, b);
+    });
+    // Persistent memory is never reused.
+    std::vector<std::array<Occupancy, kMemoryCount>> memories(
+        static_cast<std::size_t>(schedule_.ranks));
+    std::vector<std::vector<BufferId>> before(schedule_.buffers.size());
+    for (const BufferId id : by_birth) {
+      const Buffer& buffer = schedule_.buffers[id];
+      auto& memory = memories[static_cast<std::size_t>(buffer.rank)];
+      std::vector<BufferId>& holders = before[id];
+      for (const MemoryRange& range : place_of(schedule_, buffer)) {
+        memory[range.memory].take(range.begin_bytes, range.end_bytes, id, holders);
+      }
+      std::sort(holders.begin(), holders.end());
+      holders.erase(std::unique(holders.begin(), holders.end()), holders.end());
+    }
+    return before;
+  }
+
+  Schedule& schedule_;
+  std::uint64_t alignment_bytes_;
+  std::vector<Life> lives_;
+};
+
+}  // namespace
+
+std::array<std::uint64_t, kTierCount> packed_bytes(const Schedule& schedule,
+                                                   std::uint64_t storage_bytes) {
+  return {device_peak_bytes(schedule.slot_count * schedule.slot_bytes, schedule.device_arena_bytes,
+                            schedule.shares_device),
+          round_up(schedule.pinned_arena_bytes, kDirectAlignmentBytes),
+          round_up(storage_bytes, kDirectAlignmentBytes)};
+}
+
+void pack(Schedule& schedule, std::uint64_t alignment_bytes) {
+  SLUICE_CHECK(alignment_bytes > 0);
+  Packer(schedule, alignment_bytes).run();
+}
+
+}  // namespace sluice

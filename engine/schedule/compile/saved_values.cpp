@@ -1,0 +1,30 @@
+#include "engine/schedule/compile/saved_values.hpp"
+
+namespace sluice {
+
+std::vector<SavedValue> saved_values(const StepModel& model, const Placement& placement,
+                                     std::int32_t unit) {
+  const UnitFootprint& footprint = model.units[static_cast<std::size_t>(unit)];
+  if (footprint.saved_bytes == 0) return {};
+  if (footprint.saved_parts.empty()) {
+    return {{{0, footprint.saved_bytes}, placement.saved_of(unit, 0), SavedFor::kBoth}};
+  }
+  std::vector<SavedValue> values;
+  std::uint64_t begin = 0;
+  for (std::size_t part = 0; part < footprint.saved_parts.size(); ++part) {
+    const SavedPart& saved = footprint.saved_parts[part];
+    const Tier tier = placement.saved_of(unit, part);
+    const std::uint64_t end = begin + saved.bytes;
+    const bool joins =
+        !values.empty() && values.back().tier == tier && values.back().used_by == saved.used_by;
+    if (joins) {
+      values.back().bytes.end = end;
+    } else {
+      values.push_back({{begin, end}, tier, saved.used_by});
+    }
+    begin = end;
+  }
+  return values;
+}
+
+}  // namespace sluice

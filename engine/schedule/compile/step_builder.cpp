@@ -1,0 +1,356 @@
+#include "engine/schedule/compile/step_builder.hpp"
+
+#include <algorithm>
+
+#include "base/error.hpp"
+
+namespace sluice {
+namespace {
+
+Category category_of(StateKind kind) {
+  switch (kind) {
+    case StateKind::kWeight:
+      return Category::kWeight;
+    case StateKind::kGradient:
+      return Category::kGradient;
+    default:
+      return Category::kOptimizer;
+  }
+}
+
+}  // namespace
+
+StepBuilder::StepBuilder(const StepModel& model, const StepOptions& options,
+                         std::int32_t weight_version)
+    : model_(model), options_(options), weight_version_(weight_version) {
+  schedule_.slot_bytes = options.chunk_bytes;
+  schedule_.shares_device = options.shares_device;
+  add_homes();
+}
+
+std::uint64_t StepBuilder::unit_elems(std::int32_t unit) const {
+  return unit == tied_unit() ? model_.tied_elems : model_.units[index(unit)].elems;
+}
+
+BufferId StepBuilder::home(StateKind kind, std::int32_t unit) const {
+  return homes_[index(unit)][static_cast<std::size_t>(kind)];
+}
+
+BufferId StepBuilder::made_home(StateKind kind, std::int32_t unit) const {
+  return made_homes_[index(unit)][static_cast<std::size_t>(kind)];
+}
+
+Tier StepBuilder::home_tier(StateKind kind, std::int32_t unit) const {
+  return schedule_.buffers[home(kind, unit)].tier;
+}
+
+BufferId StepBuilder::saved_home(StateKind kind, std::int32_t unit) const {
+  return saved_homes_[index(unit)][static_cast<std::size_t>(kind)];
+}
+
+BufferId StepBuilder::add_persistent(Buffer buffer) {
+  buffer.persistent = true;
+  return add_transient(std::move(buffer));
+}
+
+BufferId StepBuilder::add_transient(Buffer buffer) {
+  buffer.id = static_cast<BufferId>(schedule_.buffers.size());
+  schedule_.buffers.push_back(std::move(buffer));
+  return schedule_.buffers.back().id;
+}
+
+BufferId StepBuilder::add_home(StateKind kind, std::int32_t unit, Tier tier, DType dtype) {
+  Buffer buffer;
+  buffer.tier = tier;
+  buffer.category = category_of(kind);
+  buffer.dtype = dtype;
+  buffer.unit = unit;
+  buffer.kind = kind;
+  buffer.elems = unit_elems(unit);
+  buffer.bytes = bytes_of(dtype, buffer.elems);
+  // Weights and 16-bit gradients on the device are read and written by kernels as whole units.
+  buffer.window = tier == Tier::kDevice && dtype == model_.dtype &&
+                  (kind == StateKind::kWeight || kind == StateKind::kGradient);
+  return add_persistent(std::move(buffer));
+}
+
+void StepBuilder::add_optimizer_home(StateKind kind, std::int32_t unit) {
+  const StateLayout layout = state_layout(model_.optimizer, kind);
+  const std::uint64_t tensor_elems = model_.units[index(unit)].tensor_state_elems;
+  const bool per_tensor = layout.extent == StateExtent::kPerTensor;
+  if (layout.extent == StateExtent::kAbsent || (per_tensor && tensor_elems == 0)) return;
+  const BufferId id = add_home(kind, unit, optimizer_tier(unit), layout.dtype);
+  homes_[index(unit)][static_cast<std::size_t>(kind)] = id;
+  if (!per_tensor) return;
+  Buffer& buffer = schedule_.buffers[id];
+  buffer.per_tensor = true;
+  buffer.elems = tensor_elems;
+  buffer.bytes = bytes_of(layout.dtype, tensor_elems);
+}
+
+// Two versions of everything that a commit of the state names.
+void StepBuilder::add_versions() {
+  saved_homes_.assign(model_.units.size(), {kNoId, kNoId, kNoId, kNoId, kNoId});
+  for (std::int32_t unit = 0; unit < unit_count(); ++unit) {
+    for (std::size_t k = 0; k < kStateKindCount; ++k) {
+      const BufferId id = homes_[index(unit)][k];
+      if (id == kNoId || static_cast<StateKind>(k) == StateKind::kGradient) continue;
+      if (schedule_.buffers[id].tier == Tier::kStorage) {
+        schedule_.buffers[id].versions = 2;
+        saved_homes_[index(unit)][k] = id;
+        continue;
+      }
+      Buffer copy = schedule_.buffers[id];
+      copy.tier = Tier::kStorage;
+      copy.window = false;
+      copy.log_copy = true;
+      copy.versions = 2;
+      saved_homes_[index(unit)][k] = add_persistent(std::move(copy));
+    }
+  }
+}
+
+// A second home for all state that an update makes.
+void StepBuilder::add_twins() {
+  for (std::int32_t unit = 0; unit < unit_count(); ++unit) {
+    for (std::size_t k = 0; k < kStateKindCount; ++k) {
+      const BufferId id = homes_[index(unit)][k];
+      if (id == kNoId || static_cast<StateKind>(k) == StateKind::kGradient) continue;
+      Buffer twin = schedule_.buffers[id];
+      twin.twin_of = id;
+      made_homes_[index(unit)][k] = add_persistent(std::move(twin));
+    }
+  }
+}
+
+void StepBuilder::add_homes() {
+  const Placement& place = options_.placement;
+  const DType accumulator = accumulator_dtype(model_, options_.microbatches);
+  homes_.assign(model_.units.size() + 1, {kNoId, kNoId, kNoId, kNoId, kNoId});
+  const auto set = [&](std::int32_t unit, StateKind kind, Tier tier, DType dtype) {
+    homes_[index(unit)][static_cast<std::size_t>(kind)] = add_home(kind, unit, tier, dtype);
+  };
+  std::uint64_t norm_blocks = 0;
+  for (std::int32_t unit = 0; unit < unit_count(); ++unit) {
+    const std::size_t at = index(unit);
+    set(unit, StateKind::kWeight, place.weight[at], model_.dtype);
+    set(unit, StateKind::kGradient, place.gradient[at], accumulator);
+    for (const StateKind kind : kOptimizerKinds) add_optimizer_home(kind, unit);
+    norm_blocks_of_earlier_units_.push_back(norm_blocks);
+    norm_blocks += model_.units[at].norm_blocks_before.back();
+  }
+  if (model_.tied_elems > 0) {
+    set(tied_unit(), StateKind::kGradient, place.gradient[0], accumulator);
+  }
+
+  const auto pinned = [&](BufferRole role, Category category, DType dtype, std::uint64_t bytes,
+                          std::int32_t microbatch) {
+    Buffer buffer;
+    buffer.role = role;
+    buffer.tier = Tier::kPinned;
+    buffer.category = category;
+    buffer.dtype = dtype;
+    buffer.bytes = bytes;
+    buffer.microbatch = microbatch;
+    return add_persistent(std::move(buffer));
+  };
+  for (std::int32_t mb = 0; mb < options_.microbatches; ++mb) {
+    tokens_.push_back(
+        pinned(BufferRole::kTokens, Category::kActivation, DType::kI32, model_.token_bytes, mb));
+    losses_.push_back(
+        pinned(BufferRole::kLoss, Category::kActivation, DType::kF64, sizeof(double), mb));
+  }
+  norm_partials_ = pinned(BufferRole::kNormPartial, Category::kGradient, DType::kF64,
+                          norm_blocks * sizeof(double), -1);
+  // The global norm and the factor that gradients are multiplied by.
+  clip_scalar_ =
+      pinned(BufferRole::kScalar, Category::kGradient, DType::kF64, 2 * sizeof(double), -1);
+  made_homes_ = homes_;
+  if (options_.update == UpdatePlacement::kSpeculative) add_twins();
+  if (options_.durable) add_versions();
+}
+
+Use StepBuilder::norm_partials_of(std::int32_t unit, ElemRange range) const {
+  const auto& before = model_.units[index(unit)].norm_blocks_before;
+  const std::uint64_t first = before[range.begin / 4096];
+  const std::uint64_t last = before[ceil_div(range.end, 4096)];
+  const std::uint64_t base = norm_blocks_of_earlier_units_[index(unit)];
+  return {norm_partials_, (base + first) * sizeof(double), (last - first) * sizeof(double)};
+}
+
+BufferId StepBuilder::add_window(StateKind kind, std::int32_t unit, std::uint64_t elems,
+                                 DType dtype, std::int32_t microbatch, std::int32_t version) {
+  Buffer buffer;
+  buffer.tier = Tier::kDevice;
+  buffer.category = category_of(kind);
+  buffer.dtype = dtype;
+  buffer.unit = unit;
+  buffer.microbatch = microbatch;
+  buffer.kind = kind;
+  buffer.elems = elems;
+  buffer.bytes = bytes_of(dtype, elems);
+  buffer.version = version;
+  buffer.window = true;
+  return add_transient(std::move(buffer));
+}
+
+BufferId StepBuilder::add_piece(Tier tier, StateKind kind, std::int32_t unit, ElemRange range,
+                                DType dtype, std::int32_t version) {
+  Buffer buffer;
+  buffer.tier = tier;
+  buffer.category = category_of(kind);
+  buffer.dtype = dtype;
+  buffer.unit = unit;
+  buffer.kind = kind;
+  buffer.chunk = static_cast<std::int32_t>(range.begin / options_.piece_elems);
+  buffer.first_elem = range.begin;
+  buffer.elems = range.elems();
+  buffer.bytes = bytes_of(dtype, range.elems());
+  buffer.version = version;
+  return add_transient(std::move(buffer));
+}
+
+BufferId StepBuilder::add_staged(BufferId home, ElemRange range, std::int32_t version) {
+  const Buffer& from = schedule_.buffers[home];
+  const bool per_tensor = from.per_tensor;
+  const ElemRange covered = per_tensor ? ElemRange{0, from.elems} : range;
+  const BufferId id = add_piece(Tier::kPinned, from.kind, from.unit, covered, from.dtype, version);
+  schedule_.buffers[id].per_tensor = per_tensor;
+  return id;
+}
+
+BufferId StepBuilder::add_update_workspace(Tier tier, std::int32_t unit) {
+  Buffer buffer;
+  buffer.role = BufferRole::kWorkspace;
+  buffer.tier = tier;
+  buffer.category = Category::kWorkspace;
+  buffer.bytes = model_.units[index(unit)].update_workspace_bytes;
+  buffer.unit = unit;
+  return buffer.bytes == 0 ? kNoId : add_transient(std::move(buffer));
+}
+
+BufferId StepBuilder::add_device(BufferRole role, Category category, std::uint64_t bytes,
+                                 std::int32_t unit, std::int32_t microbatch) {
+  if (bytes == 0) return kNoId;
+  Buffer buffer;
+  buffer.role = role;
+  buffer.tier = Tier::kDevice;
+  buffer.category = category;
+  buffer.bytes = bytes;
+  buffer.unit = unit;
+  buffer.microbatch = microbatch;
+  return add_transient(std::move(buffer));
+}
+
+BufferId StepBuilder::add_saved(std::int32_t unit, std::int32_t microbatch, ElemRange bytes,
+                                SavedFor used_by) {
+  const BufferId id =
+      add_device(BufferRole::kSaved, Category::kActivation, bytes.elems(), unit, microbatch);
+  schedule_.buffers[id].used_by = used_by;
+  schedule_.buffers[id].first_elem = bytes.begin;
+  schedule_.buffers[id].elems = bytes.elems();
+  return id;
+}
+
+Use StepBuilder::part(BufferId id, ElemRange range) const {
+  const Buffer& buffer = schedule_.buffers[id];
+  return use_of(buffer, buffer.per_tensor ? ElemRange{0, buffer.elems} : range);
+}
+
+Instruction& StepBuilder::emit(Op op, Lane lane, std::int32_t unit, std::int32_t microbatch) {
+  Instruction instruction;
+  instruction.op = op;
+  instruction.lane = lane;
+  instruction.unit = unit;
+  instruction.layer = unit;
+  instruction.microbatch = microbatch;
+  schedule_.instructions.push_back(std::move(instruction));
+  return schedule_.instructions.back();
+}
+
+void StepBuilder::move(Op op, Lane lane, std::int32_t unit, std::int32_t microbatch,
+                       std::int32_t piece, Use from, Use to, std::uint64_t bytes) {
+  Instruction& instruction = emit(op, lane, unit, microbatch);
+  instruction.chunk = piece;
+  instruction.reads.push_back(from);
+  instruction.writes.push_back(to);
+  instruction.bytes = bytes;
+}
+
+std::vector<ElemRange> StepBuilder::pieces(std::uint64_t elems) const {
+  std::vector<ElemRange> ranges;
+  for (std::uint64_t begin = 0; begin < elems; begin += options_.piece_elems) {
+    ranges.push_back({begin, std::min(begin + options_.piece_elems, elems)});
+  }
+  return ranges;
+}
+
+Schedule StepBuilder::finish(const StepBorders& borders) {
+  // The last instruction that touches each transient buffer.
+  std::vector<std::size_t> last_use(schedule_.buffers.size(), SIZE_MAX);
+  for (std::size_t i = 0; i < schedule_.instructions.size(); ++i) {
+    for (const auto* uses : {&schedule_.instructions[i].reads, &schedule_.instructions[i].writes}) {
+      for (const Use& use : *uses) last_use[use.buffer] = i;
+    }
+  }
+  std::vector<std::vector<BufferId>> dies_after(schedule_.instructions.size());
+  for (const Buffer& buffer : schedule_.buffers) {
+    if (!buffer.persistent && last_use[buffer.id] != SIZE_MAX) {
+      dies_after[last_use[buffer.id]].push_back(buffer.id);
+    }
+  }
+  std::vector<Instruction> list;
+  list.reserve(schedule_.instructions.size() * 2);
+  for (std::size_t i = 0; i < schedule_.instructions.size(); ++i) {
+    list.push_back(std::move(schedule_.instructions[i]));
+    if (dies_after[i].empty()) continue;
+    Instruction release;
+    release.op = Op::kRelease;
+    release.lane = list.back().lane;
+    release.unit = list.back().unit;
+    release.layer = release.unit;
+    release.microbatch = list.back().microbatch;
+    for (const BufferId id : dies_after[i]) release.reads.push_back({id, 0, 0});
+    list.push_back(std::move(release));
+  }
+  for (std::size_t i = 0; i < list.size(); ++i) list[i].id = static_cast<InstructionId>(i);
+  schedule_.instructions = std::move(list);
+  declare_residency(borders);
+  return std::move(schedule_);
+}
+
+void StepBuilder::declare_residency(const StepBorders& borders) {
+  const bool commits = std::any_of(schedule_.instructions.begin(), schedule_.instructions.end(),
+                                   [](const Instruction& i) { return i.op == Op::kCommit; });
+  for (const Buffer& buffer : schedule_.buffers) {
+    if (!buffer.persistent || buffer.role != BufferRole::kState || buffer.log_copy) continue;
+    Residency residency{buffer.kind, buffer.unit, -1, buffer.id, 0};
+    if (buffer.twin_of != kNoId) {
+      // Nothing is in it between steps.
+      residency.version = borders.exit_version;
+      if (borders.exit_version > 0) schedule_.exit.push_back(residency);
+      continue;
+    }
+    if (buffer.kind == StateKind::kGradient) {
+      // Made and used up within a step where no update is pending; a tied use's always is.
+      if (buffer.unit == tied_unit()) continue;
+      residency.version = 1;
+      if (borders.pending_at_entry) schedule_.entry.push_back(residency);
+      residency.version = gradient_version();
+      if (borders.pending_at_exit) schedule_.exit.push_back(residency);
+      continue;
+    }
+    schedule_.entry.push_back(residency);
+    if (commits) {
+      Residency saved = residency;
+      saved.home = saved_home(buffer.kind, buffer.unit);
+      schedule_.commit.push_back(saved);
+    }
+    // What has a twin stays as found: the twin holds what is made.
+    const bool kept = made_home(buffer.kind, buffer.unit) != buffer.id;
+    residency.version = kept ? 0 : borders.exit_version;
+    schedule_.exit.push_back(residency);
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,371 @@
+#include "engine/schedule/simulate/simulate.hpp"
+
+#include <algorithm>
+#include <deque>
+#include <limits>
+#include <map>
+#include <queue>
+#include <string>
+#include <tuple>
+
+#include "base/error.hpp"
+#include "engine/schedule/simulate/memory_timeline.hpp"
+
+namespace sluice {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+// Which instructions must have started or ended elsewhere before one may run.
+class Meetings {
+ public:
+  explicit Meetings(const Schedule& schedule)
+      : send_of_(schedule.instructions.size(), kNoId),
+        round_of_(schedule.instructions.size(), kNoId) {
+    using Channel = std::tuple<bool, std::int32_t, std::int32_t, std::int32_t>;
+    std::map<Channel, std::deque<InstructionId>> sends;
+    std::map<std::tuple<std::int32_t, std::int32_t, std::int32_t>, std::size_t> entered;
+    std::map<std::tuple<std::int32_t, std::int32_t, std::size_t>, std::uint32_t> rounds;
+    for (const Instruction& instruction : schedule.instructions) {
+      switch (instruction.op) {
+        case Op::kSendForward:
+        case Op::kSendBackward:
+          sends[{instruction.op == Op::kSendBackward, instruction.rank, instruction.peer,
+                 instruction.tag}]
+              .push_back(instruction.id);
+          break;
+        case Op::kRecvForward:
+        case Op::kRecvBackward: {
+          auto& queue = sends[{instruction.op == Op::kRecvBackward, instruction.peer,
+                               instruction.rank, instruction.tag}];
+          SLUICE_CHECK_MSG(!queue.empty(), "a receive without an earlier send");
+          send_of_[instruction.id] = queue.front();
+          queue.pop_front();
+          break;
+        }
+        case Op::kGather:
+        case Op::kReduceScatter:
+        case Op::kAllReduce: {
+          const std::size_t nth = entered[{instruction.group, instruction.tag, instruction.rank}]++;
+          const auto [at, fresh] = rounds.try_emplace({instruction.group, instruction.tag, nth},
+                                                      static_cast<std::uint32_t>(members_.size()));
+          if (fresh) members_.emplace_back();
+          members_[at->second].push_back(instruction.id);
+          round_of_[instruction.id] = at->second;
+          break;
+        }
+        default:
+          break;
+      }
+    }
+  }
+  InstructionId send_of(InstructionId receive) const { return send_of_[receive]; }
+  // Members of the collective; empty for other ops.
+  const std::vector<InstructionId>& members(InstructionId id) const {
+    static const std::vector<InstructionId> none;
+    return round_of_[id] == kNoId ? none : members_[round_of_[id]];
+  }
+
+ private:
+  std::vector<InstructionId> send_of_;
+  std::vector<std::uint32_t> round_of_;
+  std::vector<std::vector<InstructionId>> members_;
+};
+
+class Simulator {
+ public:
+  Simulator(const Schedule& schedule, const SimulationModel& model, TraceRecorder* trace,
+            std::uint32_t step)
+      : schedule_(schedule),
+        model_(model),
+        trace_(trace),
+        step_(step),
+        meetings_(schedule),
+        memory_(schedule, trace),
+        ranks_(static_cast<std::size_t>(schedule.ranks)),
+        waits_(schedule.instructions.size()),
+        next_(schedule.instructions.size()),
+        done_(schedule.instructions.size(), false),
+        at_front_(schedule.instructions.size(), false) {
+    for (const Instruction& instruction : schedule.instructions) {
+      rank_of(instruction).lanes[lane_of(instruction)].waiting.push_back(instruction.id);
+      for (const InstructionId dep : instruction.deps) {
+        SLUICE_CHECK(dep < instruction.id);
+        if (retires_behind(schedule.instructions[dep], instruction)) continue;
+        next_[dep].push_back(instruction.id);
+        ++waits_[instruction.id];
+      }
+      const InstructionId send = meetings_.send_of(instruction.id);
+      if (send == kNoId) continue;
+      next_[send].push_back(instruction.id);
+      ++waits_[instruction.id];
+    }
+    name_tracks();
+  }
+
+  Simulation run() {
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) touch(rank);
+    settle();
+    while (!events_.empty()) {
+      const Event event = events_.top();
+      events_.pop();
+      RankState& rank = ranks_[event.rank];
+      if (event.epoch != rank.epoch) continue;  // rates have changed since
+      now_s_ = event.time_s;
+      advance(rank);
+      end_finished(event.rank);
+      settle();
+    }
+    for (InstructionId i = 0; i < done_.size(); ++i) {
+      SLUICE_CHECK_MSG(done_[i], "simulation stops before instruction " + std::to_string(i) + " (" +
+                                     std::string(op_name(schedule_.instructions[i].op)) + ")");
+    }
+    return result();
+  }
+
+ private:
+  struct InFlight {
+    InstructionId id;
+    double left_s;  // of cost_s, alone
+    double begin_s;
+    double rate = 0.0;
+    bool ended = false;  // waits to retire behind its predecessors
+  };
+  struct LaneState {
+    std::deque<InstructionId> waiting;
+    std::deque<InFlight> in_flight;
+    double busy_s = 0.0;
+  };
+  struct RankState {
+    std::array<LaneState, kLaneCount> lanes;
+    double advanced_to_s = 0.0;
+    std::uint64_t epoch = 0;
+    bool touched = false;
+  };
+  struct Event {
+    double time_s;
+    std::size_t rank;
+    std::uint64_t epoch;
+    bool operator<(const Event& other) const {  // the top of the queue is the earliest
+      return std::tuple(time_s, rank) > std::tuple(other.time_s, other.rank);
+    }
+  };
+
+  RankState& rank_of(const Instruction& instruction) {
+    return ranks_[static_cast<std::size_t>(instruction.rank)];
+  }
+  static std::size_t lane_of(const Instruction& instruction) {
+    return static_cast<std::size_t>(instruction.lane);
+  }
+
+  void name_tracks() {
+    if (trace_ == nullptr) return;
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+      const std::string prefix =
+          ranks_.size() == 1 ? std::string() : "rank" + std::to_string(rank) + "/";
+      for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+        tracks_.push_back(trace_->intern(prefix + std::string(lane_name(static_cast<Lane>(lane)))));
+      }
+    }
+  }
+
+  // Work done since the rank's rates last changed.
+  void advance(RankState& rank) {
+    const double elapsed_s = now_s_ - rank.advanced_to_s;
+    rank.advanced_to_s = now_s_;
+    if (elapsed_s <= 0) return;
+    for (LaneState& lane : rank.lanes) {
+      bool busy = false;
+      for (InFlight& work : lane.in_flight) {
+        busy = busy || !work.ended;
+        work.left_s = std::max(0.0, work.left_s - elapsed_s * work.rate);
+      }
+      if (busy) lane.busy_s += elapsed_s;
+    }
+  }
+
+  void touch(std::size_t rank) {
+    if (ranks_[rank].touched) return;
+    ranks_[rank].touched = true;
+    touched_.push_back(rank);
+  }
+
+  // Ends what has no work left; a lane retires in order.
+  void end_finished(std::size_t rank_index) {
+    touch(rank_index);
+    for (LaneState& lane : ranks_[rank_index].lanes) {
+      for (InFlight& work : lane.in_flight) {
+        // Rounding leaves at most this; the last term is what the clock itself cannot resolve.
+        const double slack_s =
+            1e-12 + 1e-9 * schedule_.instructions[work.id].cost_s + 1e-15 * now_s_;
+        if (work.ended || work.left_s > slack_s) continue;
+        work.ended = true;
+        record(work);
+      }
+      while (!lane.in_flight.empty() && lane.in_flight.front().ended) {
+        const InstructionId id = lane.in_flight.front().id;
+        lane.in_flight.pop_front();
+        done_[id] = true;
+        memory_.end(schedule_.instructions[id], now_s_);
+        for (const InstructionId after : next_[id]) {
+          --waits_[after];
+          touch(static_cast<std::size_t>(schedule_.instructions[after].rank));
+        }
+      }
+    }
+  }
+
+  // Starts all that may start now, in every rank that something happened to; instructions of no
+  // cost end at once and may let others start.
+  void settle() {
+    while (!touched_.empty()) {
+      const std::size_t rank = touched_.back();
+      touched_.pop_back();
+      ranks_[rank].touched = false;
+      advance(ranks_[rank]);
+      bool free_of_cost = false;
+      for (LaneState& lane : ranks_[rank].lanes) free_of_cost = start_ready(lane) || free_of_cost;
+      if (free_of_cost) end_finished(rank);
+      if (!ranks_[rank].touched) share(rank);
+    }
+  }
+
+  bool start_ready(LaneState& lane) {
+    bool free_of_cost = false;
+    while (!lane.waiting.empty()) {
+      const Instruction& next = schedule_.instructions[lane.waiting.front()];
+      const std::ptrdiff_t depth =
+          lane_is_pipelined(next.lane) ? std::max(1u, model_.storage_depth) : 1;
+      const auto under_way = std::count_if(lane.in_flight.begin(), lane.in_flight.end(),
+                                           [](const InFlight& work) { return !work.ended; });
+      if (under_way >= depth || waits_[next.id] != 0) break;
+      if (!meeting_complete(next.id)) break;
+      lane.waiting.pop_front();
+      lane.in_flight.push_back({next.id, next.cost_s, now_s_});
+      memory_.start(next, now_s_);
+      free_of_cost = free_of_cost || next.cost_s <= 0.0;
+    }
+    return free_of_cost;
+  }
+
+  // A collective starts when each member is the next of its lane and has its deps.
+  bool meeting_complete(InstructionId id) {
+    const std::vector<InstructionId>& members = meetings_.members(id);
+    if (members.size() <= 1) return true;
+    const bool news = !at_front_[id];
+    at_front_[id] = true;
+    const bool all = std::all_of(members.begin(), members.end(),
+                                 [&](InstructionId member) { return at_front_[member]; });
+    if (all && news) {
+      for (const InstructionId member : members) {
+        touch(static_cast<std::size_t>(schedule_.instructions[member].rank));
+      }
+    }
+    return all;
+  }
+
+  // What a transfer takes of its lane's bandwidth when alone; more than all of it if the lane was
+  // measured slower than this transfer was.
+  double storage_demand(const Instruction& instruction) const {
+    const double bandwidth = instruction.lane == Lane::kStorageRead
+                                 ? model_.storage_read_bytes_per_s
+                                 : model_.storage_write_bytes_per_s;
+    if (bandwidth <= 0 || instruction.cost_s <= 0) return 1.0;
+    return static_cast<double>(instruction.bytes) / bandwidth / instruction.cost_s;
+  }
+
+  // Sets the rank's rates, and the event of the next end.
+  void share(std::size_t rank_index) {
+    RankState& rank = ranks_[rank_index];
+    double cores = 0.0;
+    std::array<double, kLaneCount> storage{};  // sums of demands
+    double transfers = 0.0;
+    for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+      bool active = false;
+      for (const InFlight& work : rank.lanes[lane].in_flight) {
+        if (work.ended) continue;
+        active = true;
+        if (lane_is_pipelined(static_cast<Lane>(lane))) {
+          storage[lane] += storage_demand(schedule_.instructions[work.id]);
+          transfers += 1;
+        }
+      }
+      if (active) cores += model_.cores_used[lane];
+    }
+    const double core_rate = model_.cores > 0 && cores > model_.cores ? model_.cores / cores : 1.0;
+    // A queue of transfers gains less than its length; each lane stays within its own bandwidth,
+    // and both together within what they reach in duplex.
+    const double queue_rate =
+        transfers > 1 ? (1 + (transfers - 1) * model_.storage_overlap) / transfers : 1.0;
+    const auto demand_of = [&](Lane lane) {
+      return std::min(1.0, storage[static_cast<std::size_t>(lane)] * queue_rate);
+    };
+    const double reads = demand_of(Lane::kStorageRead);
+    const double writes = demand_of(Lane::kStorageWrite);
+    const bool duplex = reads > 0 && writes > 0 && reads + writes > model_.storage_duplex;
+    const double duplex_rate = duplex ? model_.storage_duplex / (reads + writes) : 1.0;
+    double next_end_s = kNever;
+    for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+      double rate = 1.0;
+      if (model_.cores_used[lane] > 0) rate = core_rate;
+      if (lane_is_pipelined(static_cast<Lane>(lane))) {
+        rate =
+            std::min(rate, duplex_rate * std::min(queue_rate, 1.0 / std::max(1.0, storage[lane])));
+      }
+      for (InFlight& work : rank.lanes[lane].in_flight) {
+        work.rate = rate;
+        if (!work.ended) next_end_s = std::min(next_end_s, now_s_ + work.left_s / rate);
+      }
+    }
+    ++rank.epoch;
+    if (next_end_s < kNever) events_.push({next_end_s, rank_index, rank.epoch});
+  }
+
+  void record(const InFlight& work) {
+    const Instruction& instruction = schedule_.instructions[work.id];
+    if (trace_ == nullptr || instruction.op == Op::kRelease) return;
+    trace_->span(
+        {tracks_[static_cast<std::size_t>(instruction.rank) * kLaneCount + lane_of(instruction)],
+         trace_->intern(op_name(instruction.op)), trace_ns(work.begin_s), trace_ns(now_s_),
+         instruction.unit, instruction.microbatch, instruction.bytes, step_});
+  }
+
+  Simulation result() const {
+    Simulation simulation;
+    simulation.total_s = now_s_;
+    for (const RankState& rank : ranks_) {
+      std::array<double, kLaneCount> busy{};
+      for (std::size_t lane = 0; lane < kLaneCount; ++lane) busy[lane] = rank.lanes[lane].busy_s;
+      simulation.busy_s.push_back(busy);
+      simulation.compute_stall_s = std::max(
+          simulation.compute_stall_s, now_s_ - busy[static_cast<std::size_t>(Lane::kCompute)]);
+    }
+    simulation.live_peak_bytes = memory_.peak_bytes();
+    return simulation;
+  }
+
+  const Schedule& schedule_;
+  const SimulationModel& model_;
+  TraceRecorder* trace_;
+  std::uint32_t step_;
+  Meetings meetings_;
+  MemoryTimeline memory_;
+  std::vector<RankState> ranks_;
+  std::vector<std::uint32_t> waits_;              // deps and messages not done, by instruction
+  std::vector<std::vector<InstructionId>> next_;  // who waits for it
+  std::vector<bool> done_;
+  std::vector<bool> at_front_;  // a collective that has reached the front of its lane
+  std::vector<std::size_t> touched_;
+  std::vector<TraceId> tracks_;
+  std::priority_queue<Event> events_;
+  double now_s_ = 0.0;
+};
+
+}  // namespace
+
+Simulation simulate(const Schedule& schedule, const SimulationModel& model, TraceRecorder* trace,
+                    std::uint32_t step) {
+  return Simulator(schedule, model, trace, step).run();
+}
+
+}  // namespace sluice

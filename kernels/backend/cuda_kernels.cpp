@@ -1,0 +1,263 @@
+#include "kernels/backend/cuda_kernels.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "base/error.hpp"
+#include "device/cuda/cuda_context.hpp"
+#include "device/cuda/cuda_device.hpp"
+#include "kernels/cuda/activations.hpp"
+#include "kernels/cuda/attention.hpp"
+#include "kernels/cuda/elementwise.hpp"
+#include "kernels/cuda/embedding.hpp"
+#include "kernels/cuda/fused_attention.hpp"
+#include "kernels/cuda/gemm.hpp"
+#include "kernels/cuda/gemm_plain.hpp"
+#include "kernels/cuda/gradients.hpp"
+#include "kernels/cuda/head.hpp"
+#include "kernels/cuda/norm.hpp"
+#include "kernels/cuda/optimizer/update.hpp"
+#include "kernels/cuda/stream.hpp"
+
+namespace sluice {
+namespace {
+
+// What the bits of a result depend on: our own kernels' sums follow from shapes alone, but the
+// libraries choose by GPU, and the compiler by architecture.
+std::string arithmetic_of(const CudaDeviceInfo& device, const cuda::GemmBackend& gemm,
+                          const cuda::FusedAttention* attention) {
+  return "cuda/" + device.name + "/sm_" + std::to_string(device.compute_major) +
+         std::to_string(device.compute_minor) + "/" + gemm.name() +
+         (attention == nullptr ? std::string() : std::string("/") + attention->name());
+}
+
+std::unique_ptr<cuda::FusedAttention> open_attention(const CudaContext& context) {
+  const CurrentContext current(context);
+  return cuda::open_fused_attention();
+}
+
+class CudaKernels final : public Kernels {
+ public:
+  CudaKernels(const CudaDeviceInfo& device, CudaLibraries libraries)
+      : context_(hold_cuda_context(device.ordinal)),
+        gemm_(libraries == CudaLibraries::kNone
+                  ? cuda::make_plain_gemm()
+                  : cuda::make_gemm_backend(cuda::gelu_epilogue_on(device.compute_major))),
+        attention_(libraries == CudaLibraries::kNone ? nullptr : open_attention(*context_)),
+        arithmetic_(arithmetic_of(device, *gemm_, attention_.get())) {}
+  // The libraries' handles end in the context that they were made in.
+  ~CudaKernels() override {
+    try {
+      const CurrentContext current(*context_);
+      attention_.reset();
+      gemm_.reset();
+    } catch (const DeviceError&) {  // a lost context: the handles end without it
+    }
+  }
+
+  void set_stream(void* native) override { stream_ = static_cast<cuda::StreamHandle>(native); }
+  const char* arithmetic() const override { return arithmetic_.c_str(); }
+
+  std::uint64_t gemm_workspace_bytes(const GemmShape& shape) const override {
+    return cuda::gemm_workspace_bytes(*gemm_, shape);
+  }
+
+  void gemm(const GemmShape& shape, const void* a, const void* b, const void* bias, void* c,
+            void* workspace) override {
+    cuda::gemm(stream_, *gemm_, shape, a, b, bias, c, workspace);
+  }
+
+  void gemm_gelu(const GemmShape& shape, const void* a, const void* b, const void* bias, void* x,
+                 void* y, void* workspace) override {
+    cuda::gemm_gelu(stream_, *gemm_, shape, a, b, bias, x, y, workspace);
+  }
+
+  void gemm_gelu_backward(const GemmShape& shape, const void* a, const void* b, const void* x,
+                          void* dx, void* workspace) override {
+    cuda::gemm_gelu_backward(stream_, *gemm_, shape, a, b, x, dx, workspace);
+  }
+
+  void zero(void* data, std::uint64_t bytes) override { cuda::zero(stream_, data, bytes); }
+
+  void column_sum(const void* x, void* out, std::int64_t rows, std::int64_t cols,
+                  DType dtype) override {
+    cuda::column_sum(stream_, x, out, rows, cols, dtype);
+  }
+
+  void norm_forward(const NormShape& shape, const void* x, const void* weight, const void* bias,
+                    void* y, float* mean, float* rstd) override {
+    cuda::norm_forward(stream_, shape, x, weight, bias, y, mean, rstd);
+  }
+
+  void norm_backward_input(const NormShape& shape, const void* dy, const void* x,
+                           const void* weight, const float* mean, const float* rstd,
+                           const void* residual, void* dx) override {
+    cuda::norm_backward_input(stream_, shape, dy, x, weight, mean, rstd, residual, dx);
+  }
+
+  void norm_backward_weight(const NormShape& shape, const void* dy, const void* x,
+                            const float* mean, const float* rstd, void* dweight,
+                            void* dbias) override {
+    cuda::norm_backward_weight(stream_, shape, dy, x, mean, rstd, dweight, dbias);
+  }
+
+  void add(const void* a, const void* b, void* out, std::int64_t elems, DType dtype) override {
+    cuda::add(stream_, a, b, out, elems, dtype);
+  }
+
+  void gelu_forward(const void* x, void* y, std::int64_t elems, DType dtype) override {
+    cuda::gelu_forward(stream_, x, y, elems, dtype);
+  }
+
+  void gelu_backward(const void* dy, const void* x, void* dx, std::int64_t elems,
+                     DType dtype) override {
+    cuda::gelu_backward(stream_, dy, x, dx, elems, dtype);
+  }
+
+  void swiglu_forward(const void* x, void* y, std::int64_t rows, std::int64_t cols,
+                      DType dtype) override {
+    cuda::swiglu_forward(stream_, x, y, rows, cols, dtype);
+  }
+
+  void swiglu_backward(const void* dy, const void* x, void* dx, std::int64_t rows,
+                       std::int64_t cols, DType dtype) override {
+    cuda::swiglu_backward(stream_, dy, x, dx, rows, cols, dtype);
+  }
+
+  void rope(const AttentionShape& shape, float base, bool inverse, void* qkv) override {
+    cuda::rope(stream_, shape, base, inverse, qkv);
+  }
+
+  std::uint64_t attention_workspace_bytes(const AttentionShape& shape) const override {
+    const std::uint64_t own_bytes = cuda::attention_workspace_bytes(shape);
+    return attention_ == nullptr ? own_bytes
+                                 : std::max(own_bytes, attention_->workspace_bytes(shape));
+  }
+
+  void attention_forward(const AttentionShape& shape, const void* qkv, void* out, float* lse,
+                         void* workspace) override {
+    if (attention_ != nullptr && attention_->forward(stream_, shape, qkv, out, lse, workspace)) {
+      return;
+    }
+    cuda::attention_forward(stream_, shape, qkv, out, lse, workspace);
+  }
+
+  void attention_backward(const AttentionShape& shape, const void* dout, const void* qkv,
+                          const void* out, const float* lse, void* dqkv, void* workspace) override {
+    if (attention_ != nullptr &&
+        attention_->backward(stream_, shape, dout, qkv, out, lse, dqkv, workspace)) {
+      return;
+    }
+    cuda::attention_backward(stream_, shape, dout, qkv, out, lse, dqkv, workspace);
+  }
+
+  void embedding_forward(const std::int32_t* tokens, const void* table, const void* positions,
+                         void* out, std::int64_t rows, std::int64_t time, std::int64_t hidden,
+                         DType dtype) override {
+    cuda::embedding_forward(stream_, tokens, table, positions, out, rows, time, hidden, dtype);
+  }
+
+  std::uint64_t embedding_backward_workspace_bytes(std::int64_t rows,
+                                                   std::int64_t vocab) const override {
+    return cuda::embedding_backward_workspace_bytes(rows, vocab);
+  }
+
+  void embedding_backward(const std::int32_t* tokens, const void* dout, void* dtable,
+                          void* dpositions, std::int64_t rows, std::int64_t time,
+                          std::int64_t vocab, std::int64_t max_time, std::int64_t hidden,
+                          DType dtype, void* workspace) override {
+    cuda::embedding_backward(stream_, tokens, dout, dtable, dpositions, rows, time, vocab, max_time,
+                             hidden, dtype, workspace);
+  }
+
+  std::uint64_t head_workspace_bytes(const HeadShape& shape) const override {
+    return cuda::head_workspace_bytes(*gemm_, shape);
+  }
+
+  void head_forward(const HeadShape& shape, const void* x, const void* w,
+                    const std::int32_t* targets, float loss_scale, double* loss_sum, float* lse,
+                    void* dx, void* workspace) override {
+    cuda::head_forward(stream_, *gemm_, shape, x, w, targets, loss_scale, loss_sum, lse, dx,
+                       workspace);
+  }
+
+  void head_backward_weight(const HeadShape& shape, const void* x, const void* w,
+                            const std::int32_t* targets, float loss_scale, const float* lse,
+                            void* dw, void* workspace) override {
+    cuda::head_backward_weight(stream_, *gemm_, shape, x, w, targets, loss_scale, lse, dw,
+                               workspace);
+  }
+
+  void accumulate(float* accumulator, const void* grad, DType grad_dtype, bool first,
+                  std::int64_t elems) override {
+    cuda::accumulate(stream_, accumulator, grad, grad_dtype, first, elems);
+  }
+
+  void fold(void* into, const void* from, DType dtype, std::int64_t elems) override {
+    cuda::fold(stream_, into, from, dtype, elems);
+  }
+
+  void squared_norm_blocks(const void* grad, DType dtype, DType round_to,
+                           std::span<const Block> blocks, double* partial) override {
+    cuda::squared_norm_blocks(stream_, grad, dtype, round_to, blocks, partial);
+  }
+
+  std::uint64_t update_workspace_bytes(const OptimizerOptions& options,
+                                       std::span<const ParameterSegment> segments) const override {
+    return cuda::update_workspace_bytes(*gemm_, options, segments);
+  }
+
+  void update(const OptimizerOptions& options, const UpdateBuffers& buffers,
+              std::span<const ParameterSegment> segments, const UpdateScalars& scalars,
+              void* workspace) override {
+    cuda::update(stream_, *gemm_, options, buffers, segments, scalars, workspace);
+  }
+
+  void cast(const void* in, DType in_dtype, void* out, DType out_dtype, bool weight_rounding,
+            std::int64_t elems) override {
+    cuda::cast(stream_, in, in_dtype, out, out_dtype, weight_rounding, elems);
+  }
+
+ private:
+  cuda::StreamHandle stream_ = nullptr;
+  const std::shared_ptr<const CudaContext> context_;
+  std::unique_ptr<cuda::GemmBackend> gemm_;
+  std::unique_ptr<cuda::FusedAttention> attention_;  // null: our own alone
+  const std::string arithmetic_;
+};
+
+}  // namespace
+
+std::string cuda_kernels_missing(int compute_major, int compute_minor, int driver_version) {
+  const int capability = 10 * compute_major + compute_minor;
+  if (capability < SLUICE_CUDA_OLDEST) {
+    return "it has compute capability " + std::to_string(compute_major) + "." +
+           std::to_string(compute_minor) + ", and this build's kernels need " +
+           std::to_string(SLUICE_CUDA_OLDEST / 10) + "." + std::to_string(SLUICE_CUDA_OLDEST % 10) +
+           " or later";
+  }
+  // A runtime runs on drivers of its own major version, and later ones.
+  constexpr int kMajor = CUDART_VERSION / 1000 * 1000;
+  if (driver_version < kMajor) {
+    return "its driver knows CUDA " + std::to_string(driver_version / 1000) +
+           ", and this build needs one that knows CUDA " + std::to_string(kMajor / 1000);
+  }
+  return {};
+}
+
+std::unique_ptr<Kernels> make_cuda_kernels(const CudaKernelOptions& options) {
+  const CudaSearch search = find_cuda_devices();
+  for (const CudaDeviceInfo& device : search.devices) {
+    if (device.ordinal == options.ordinal) {
+      return std::make_unique<CudaKernels>(device, options.libraries);
+    }
+  }
+  throw DeviceError(search.devices.empty() ? "no GPU to compute on: " + search.missing
+                                           : "there is no GPU " + std::to_string(options.ordinal));
+}
+
+}  // namespace sluice

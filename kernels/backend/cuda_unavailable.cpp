@@ -1,0 +1,15 @@
+// In a build without nvcc.
+#include "base/error.hpp"
+#include "kernels/backend/cuda_kernels.hpp"
+
+namespace sluice {
+
+std::string cuda_kernels_missing(int /*major*/, int /*minor*/, int /*driver_version*/) {
+  return "this build has no kernels for GPUs: nvcc was not found when it was made";
+}
+
+std::unique_ptr<Kernels> make_cuda_kernels(const CudaKernelOptions& /*options*/) {
+  throw DeviceError("this build has no kernels for GPUs: nvcc was not found when it was made");
+}
+
+}  // namespace sluice

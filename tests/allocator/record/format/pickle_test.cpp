@@ -1,0 +1,271 @@
+#include "allocator/record/format/pickle.hpp"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "allocator/record/format/pickle_writer.hpp"
+#include "base/error.hpp"
+
+namespace sluice::testing {
+namespace {
+
+using std::string_literals::operator""s;
+
+PickleTree parse(const std::string& bytes, const PickleLimits& limits = {}) {
+  ByteSource source(bytes, "given.pickle");
+  return read_pickle(source, limits);
+}
+
+std::string refusal(const std::string& bytes, const PickleLimits& limits = {}) {
+  try {
+    static_cast<void>(parse(bytes, limits));
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::string written(const std::function<void(PickleWriter&)>& write) {
+  std::string bytes;
+  PickleWriter writer([&](std::string_view part) { bytes += part; });
+  write(writer);
+  writer.finish();
+  return bytes;
+}
+
+class PythonProtocol : public ::testing::TestWithParam<int> {};
+
+// The files are pickle.dump's, of Python 3.11.
+TEST_P(PythonProtocol, PlainDataIsReadAsItWas) {
+  const std::string path =
+      std::string(SLUICE_TEST_DATA "/protocol") + std::to_string(GetParam()) + ".pickle";
+  const PickleTree tree = read_pickle_file(path);
+  const auto ints = tree.items(tree.find(tree.root, "ints").value());
+  ASSERT_EQ(ints.size(), 13u);
+  const std::int64_t expected[] = {0,         255,       256,           -1,       65536,
+                                   INT32_MAX, INT32_MIN, 1099511627776, INT64_MIN};
+  for (std::size_t i = 0; i < std::size(expected); ++i) {
+    EXPECT_EQ(tree.as_int64(ints[i]), expected[i]) << i;
+  }
+  EXPECT_EQ(tree.as_int64(ints[9]), std::nullopt);
+  EXPECT_EQ(tree.as_bits(ints[9]), std::uint64_t{1} << 63);
+  EXPECT_EQ(tree.as_bits(ints[10]), UINT64_MAX);
+  EXPECT_EQ(tree.as_double(ints[11]), 0x1p70);
+  EXPECT_EQ(tree.as_double(ints[12]), -0x1p70);
+  const auto scalars = tree.items(tree.find(tree.root, "tuple").value());
+  ASSERT_EQ(scalars.size(), 5u);
+  EXPECT_EQ(scalars[0].kind(), PickleKind::kNone);
+  EXPECT_EQ(scalars[1].kind(), PickleKind::kBool);
+  EXPECT_EQ(tree.as_int64(scalars[1]), 1);
+  EXPECT_EQ(tree.as_int64(scalars[2]), 0);
+  EXPECT_EQ(tree.as_double(scalars[3]), 1.5);
+  EXPECT_EQ(tree.as_double(scalars[4]), -0.25);
+  EXPECT_EQ(tree.text(tree.find(tree.root, "text").value()), "\u00e9\n\\\"\u4e2d");
+  EXPECT_EQ(tree.text(tree.find(tree.root, "long").value()), std::string(300, 'y'));
+  const auto shared = tree.items(tree.find(tree.root, "shared").value());
+  ASSERT_EQ(shared.size(), 2u);
+  EXPECT_EQ(shared[0].id(), shared[1].id());
+  EXPECT_EQ(tree.items(tree.find(tree.root, "empty").value()).size(), 3u);
+  EXPECT_FALSE(tree.find(tree.root, "five"));
+  if (GetParam() >= 3) {
+    EXPECT_EQ(tree.text(tree.find(tree.root, "bytes").value()), "\0\xff"s);
+  }
+  if (GetParam() >= 4) {
+    EXPECT_EQ(tree.find(tree.root, "set")->kind(), PickleKind::kSet);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, PythonProtocol, ::testing::Range(0, 6));
+
+TEST(Pickle, WhatWouldRunCodeIsRefused) {
+  const std::string cases[] = {"cos\nsystem\n",
+                               "\x8c\x02os\x8c\x06system\x93",
+                               "]]R",
+                               "]]b",
+                               "(ios\nsystem\n",
+                               "(]o",
+                               "]]\x81",
+                               "\x82\x01",
+                               "\x83\x01\x02",
+                               "\x84\x01\x02\x03\x04",
+                               "]]]\x92",
+                               "Pid\n",
+                               "]Q"};
+  for (const std::string& bytes : cases) {
+    EXPECT_NE(refusal("\x80\x04" + bytes + ".").find("asks for a class or a call"),
+              std::string::npos)
+        << bytes << " " << refusal("\x80\x04" + bytes + ".");
+  }
+}
+
+TEST(Pickle, WhatBreaksTheRulesIsNamedWithItsByte) {
+  const std::pair<std::string, const char*> cases[] = {
+      {"", "byte 0: ends before its STOP"},
+      {"]", "byte 1: ends before its STOP"},
+      {".", "takes a value from an empty stack"},
+      {"\x80\x06]."s, "byte 0: is of protocol 6"},
+      {"]h\x01.", "byte 1: recalls memo entry 1"},
+      {"]r\xff\xff\xff\x7f.", "numbers a memo entry above"},
+      {"]e.", "goes back to a mark"},
+      {"}(Ne.", "adds items of a list to a dict"},
+      {"(Ne.", "adds items to nothing"},
+      {"}(K\x01u.", "a key without a value"},
+      {"}(]Nu.", "a key of a dict must not be a list"},
+      {"(a.", "takes a value from an empty stack"},
+      {"]K\x01\x86\x86.", "takes a value from an empty stack"},
+      {"I12x\n.", "must be a number"},
+      {"X\xff\xff\xff\xff"s + "abc", "is cut short"},
+      {"\x8e\xff\xff\xff\xff\xff\xff\xff\x7f"s + "abc", "is cut short"},
+      {"\xff", "instruction 255 is unknown"},
+      {"Sabc\n.", "a string must be in quotes"},
+  };
+  for (const auto& [bytes, expected] : cases) {
+    EXPECT_NE(refusal(bytes).find(expected), std::string::npos) << bytes << ": " << refusal(bytes);
+    EXPECT_NE(refusal(bytes).find("given.pickle"), std::string::npos);
+  }
+}
+
+TEST(Pickle, CutAnywhereItIsRefused) {
+  const std::string whole = written([](PickleWriter& writer) {
+    writer.begin_dict();
+    writer.text("key");
+    writer.begin_list();
+    for (const std::int64_t value : {1, 300, 70000, -5}) writer.integer(value);
+    writer.integer(INT64_MAX);
+    writer.real(0.5);
+    writer.pair_of(3, 4);
+    writer.text(std::string(1000, 'x'));
+    writer.end_list();
+    writer.end_dict();
+  });
+  EXPECT_EQ(refusal(whole), "");
+  for (std::size_t bytes = 0; bytes < whole.size(); ++bytes) {
+    EXPECT_NE(refusal(whole.substr(0, bytes)), "") << bytes;
+  }
+}
+
+TEST(Pickle, SharingCannotBlowUp) {
+  // A list of ten times the list before, sixty times: 10^60 items if they were copied.
+  std::string bytes = "]q\x01";
+  for (int level = 0; level < 60; ++level) {
+    bytes += "(";
+    for (int i = 0; i < 10; ++i) bytes += "h\x01";
+    bytes += "lq\x01";
+  }
+  const PickleTree tree = parse(bytes + ".");
+  EXPECT_EQ(tree.items(tree.root).size(), 10u);
+  EXPECT_LT(tree.held_bytes(), 1u << 20);
+}
+
+TEST(Pickle, AListMayHoldItself) {
+  const PickleTree tree = parse("]q\x01h\x01"s + "a.");
+  EXPECT_EQ(tree.items(tree.root)[0].id(), tree.root.id());
+}
+
+TEST(Pickle, NestingTakesNoStack) {
+  const std::size_t levels = 1'000'000;
+  const PickleTree tree = parse(std::string(levels, ']') + std::string(levels - 1, 'a') + ".");
+  EXPECT_EQ(tree.container_count(), levels);
+}
+
+TEST(Pickle, MemoryHasALimit) {
+  const std::string bytes = std::string(100'000, ']') + ".";
+  EXPECT_NE(refusal(bytes, {.max_tree_bytes = 1 << 20}).find("most that is given to one pickle"),
+            std::string::npos);
+  EXPECT_EQ(refusal(bytes), "");
+}
+
+TEST(Pickle, ItemsAddedInTurnsStayApart) {
+  // Two lists that grow by turns: neither has room behind it.
+  std::string bytes = "]q\x01]q\x02";
+  for (int i = 0; i < 1000; ++i) bytes += "h\x01K\x05"s + "a0h\x02K\x06"s + "a0";
+  const PickleTree tree = parse(bytes + "\x86.");
+  const auto lists = tree.items(tree.root);
+  for (const std::size_t l : {0u, 1u}) {
+    const auto items = tree.items(lists[l]);
+    ASSERT_EQ(items.size(), 1000u);
+    for (const PickleValue item : items) EXPECT_EQ(tree.as_int64(item), l == 0 ? 5 : 6);
+  }
+}
+
+TEST(Pickle, OfAKeyThatComesTwiceTheLastHolds) {
+  const PickleTree tree = parse("}(U\x01"s + "aK\x01U\x01"s + "aK\x02u.");
+  EXPECT_EQ(tree.as_int64(*tree.find(tree.root, "a")), 2);
+}
+
+TEST(PickleWriter, WritesWhatPythonLoads) {
+  const std::string bytes = written([](PickleWriter& writer) {
+    writer.begin_dict();
+    writer.text("a");
+    writer.integer(-1);
+    writer.text("b");
+    writer.text("a");
+    writer.end_dict();
+  });
+  // pickle.loads of these bytes: {'a': -1, 'b': 'a'}.
+  EXPECT_EQ(bytes,
+            "\x80\x04\x95\x13\0\0\0\0\0\0\0}(\x8c\x01"s
+            "a\x94J\xff\xff\xff\xff\x8c\x01"s
+            "b\x94h\0u."s);
+}
+
+TEST(PickleWriter, WhatItWritesIsReadBack) {
+  const std::int64_t numbers[] = {0,  255,       256,       65535,     65536,
+                                  -1, INT32_MAX, INT32_MIN, 1LL << 31, INT64_MIN};
+  const std::string bytes = written([&](PickleWriter& writer) {
+    writer.begin_list();
+    for (const std::int64_t number : numbers) writer.integer(number);
+    writer.begin_list();
+    for (int i = 0; i < 2500; ++i) writer.integer(i);
+    writer.end_list();
+    const std::uint32_t memo = writer.remember();
+    writer.recall(memo);
+    writer.begin_dict();
+    for (int i = 0; i < 2500; ++i) {
+      writer.text("key" + std::to_string(i));
+      writer.none();
+    }
+    writer.end_dict();
+    writer.text(std::string(200'000, 'z'));
+    writer.real(-1.5);
+    writer.boolean(true);
+    writer.pair_of(1, -2);
+    writer.end_list();
+  });
+  const PickleTree tree = parse(bytes);
+  const auto items = tree.items(tree.root);
+  ASSERT_EQ(items.size(), std::size(numbers) + 7);
+  for (std::size_t i = 0; i < std::size(numbers); ++i) {
+    EXPECT_EQ(tree.as_int64(items[i]), numbers[i]);
+  }
+  const auto rest = items.subspan(std::size(numbers));
+  ASSERT_EQ(tree.items(rest[0]).size(), 2500u);
+  EXPECT_EQ(tree.as_int64(tree.items(rest[0])[2499]), 2499);
+  EXPECT_EQ(rest[0].id(), rest[1].id());
+  EXPECT_EQ(tree.items(rest[2]).size(), 5000u);
+  EXPECT_EQ(tree.find(rest[2], "key2499")->kind(), PickleKind::kNone);
+  EXPECT_EQ(tree.text(rest[3]).size(), 200'000u);
+  EXPECT_EQ(tree.as_double(rest[4]), -1.5);
+  EXPECT_EQ(tree.as_int64(rest[5]), 1);
+  EXPECT_EQ(rest[6].kind(), PickleKind::kTuple);
+  EXPECT_EQ(tree.as_int64(tree.items(rest[6])[1]), -2);
+}
+
+TEST(PickleWriter, CallsOutOfOrderAreRefused) {
+  const auto sink = [](std::string_view) {};
+  PickleWriter open(sink);
+  open.begin_list();
+  EXPECT_THROW(open.finish(), InternalError);
+  EXPECT_THROW(open.end_dict(), InternalError);
+  PickleWriter twice(sink);
+  twice.none();
+  EXPECT_THROW(twice.none(), InternalError);
+  PickleWriter odd(sink);
+  odd.begin_dict();
+  odd.text("key");
+  EXPECT_THROW(odd.end_dict(), InternalError);
+}
+
+}  // namespace
+}  // namespace sluice::testing

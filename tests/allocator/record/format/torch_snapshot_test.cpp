@@ -1,0 +1,349 @@
+#include "allocator/record/format/torch_snapshot.hpp"
+
+#include <gtest/gtest.h>
+
+#include <utility>
+
+#include "allocator/record/format/pickle_writer.hpp"
+#include "allocator/record/format/torch_frames.hpp"
+#include "allocator/record/memory_action_names.hpp"
+#include "base/error.hpp"
+
+namespace sluice::testing {
+namespace {
+
+using Write = std::function<void(PickleWriter&)>;
+
+PickleTree tree_of(const Write& write) {
+  std::string bytes;
+  PickleWriter writer([&](std::string_view part) { bytes += part; });
+  write(writer);
+  writer.finish();
+  ByteSource source(bytes, "given.pickle");
+  return read_pickle(source);
+}
+
+MemorySnapshot snapshot_of(const Write& write, std::optional<std::int32_t> device = {}) {
+  return torch_snapshot(tree_of(write), "given.pickle", device);
+}
+
+std::string refusal(const Write& write, std::optional<std::int32_t> device = {}) {
+  try {
+    static_cast<void>(snapshot_of(write, device));
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+struct Entry {
+  std::string key;
+  Write value;
+};
+Write number(std::int64_t value) {
+  return [=](PickleWriter& out) { out.integer(value); };
+}
+Write word(std::string value) {
+  return [value = std::move(value)](PickleWriter& out) { out.text(value); };
+}
+Write dict(std::vector<Entry> entries) {
+  return [entries = std::move(entries)](PickleWriter& out) {
+    out.begin_dict();
+    for (const Entry& entry : entries) {
+      out.text(entry.key);
+      entry.value(out);
+    }
+    out.end_dict();
+  };
+}
+Write list(std::vector<Write> items) {
+  return [items = std::move(items)](PickleWriter& out) {
+    out.begin_list();
+    for (const Write& item : items) item(out);
+    out.end_list();
+  };
+}
+Write frame(const char* filename, std::int64_t line, const char* name) {
+  return dict({{"name", word(name)}, {"filename", word(filename)}, {"line", number(line)}});
+}
+Write block(std::int64_t bytes, const char* state) {
+  return dict({{"size", number(bytes)}, {"state", word(state)}});
+}
+Write segment(std::int64_t device, std::int64_t address, std::int64_t bytes,
+              std::vector<Write> blocks = {}) {
+  return dict({{"device", number(device)},
+               {"address", number(address)},
+               {"total_size", number(bytes)},
+               {"blocks", list(std::move(blocks))}});
+}
+Write event(const char* action, std::int64_t address, std::int64_t bytes) {
+  return dict({{"action", word(action)}, {"addr", number(address)}, {"size", number(bytes)}});
+}
+Write events(std::size_t count) {
+  return list(std::vector<Write>(count, event("alloc", 512, 1)));
+}
+Write snapshot(std::vector<Write> segments, std::vector<Write> traces) {
+  return dict(
+      {{"segments", list(std::move(segments))}, {"device_traces", list(std::move(traces))}});
+}
+
+bool operator==(const MemoryEvent& a, const MemoryEvent& b) {
+  return a.action == b.action && a.category == b.category && a.name == b.name &&
+         a.stream == b.stream && a.address == b.address && a.bytes == b.bytes &&
+         a.time_ns == b.time_ns;
+}
+
+TEST(TorchSnapshot, FilesOfOldVersionsAreRead) {
+  // 1.13: segments alone, who had a block in its history, no addresses of blocks.
+  const MemorySnapshot read = snapshot_of(list({dict(
+      {{"device", number(0)},
+       {"address", number(4096)},
+       {"total_size", number(2 << 20)},
+       {"segment_type", word("small")},
+       {"blocks",
+        list({dict({{"size", number(1024)},
+                    {"state", word("active_allocated")},
+                    {"history", list({dict({{"real_size", number(600)},
+                                            {"frames", list({frame("/u/a.py", 3, "f")})}})})}}),
+              block(512, "active_awaiting_free"), block(512, "inactive")})}})}));
+  ASSERT_EQ(read.segments.size(), 1u);
+  const SnapshotSegment& only = read.segments[0];
+  EXPECT_TRUE(only.is_small);
+  EXPECT_FALSE(only.is_expandable);
+  ASSERT_EQ(only.blocks.size(), 4u);
+  EXPECT_EQ(only.blocks[0].requested_bytes, 600u);
+  EXPECT_EQ(read.names[only.blocks[0].name], "/u/a.py:3 f");
+  EXPECT_EQ(only.blocks[1].address, 4096u + 1024u);
+  EXPECT_EQ(only.blocks[1].state, BlockState::kPendingFree);
+  EXPECT_EQ(only.blocks[1].requested_bytes, 512u);
+  EXPECT_EQ(only.blocks[2].state, BlockState::kFree);
+  // What the blocks do not cover is free.
+  EXPECT_EQ(only.blocks[3].bytes, (2u << 20) - 2048u);
+  EXPECT_EQ(read.max_split_bytes, UINT64_MAX);
+}
+
+TEST(TorchSnapshot, KeysOfNewVersionsAreUsedAndUnknownOnesPassedOver) {
+  const MemorySnapshot read = snapshot_of(dict(
+      {{"segments", list({dict({{"device", number(0)},
+                                {"address", number(1 << 21)},
+                                {"total_size", number(20 << 20)},
+                                {"stream", number(-5)},
+                                {"segment_type", word("large")},
+                                {"is_expandable", [](PickleWriter& out) { out.boolean(true); }},
+                                {"segment_pool_id", [](PickleWriter& out) { out.pair_of(2, 3); }},
+                                {"registration_counter", number(1)},
+                                {"blocks", list({})}})})},
+       {"device_traces",
+        list({list({dict({{"action", word("oom")},
+                          {"device_free", number(77)},
+                          {"size", number(5)},
+                          {"time_us", number(12)},
+                          {"compile_context", word("N/A")},
+                          {"category", word("parameter")}}),
+                    event("workspace_snapshot", 1, 2), event("segment_map", 1 << 21, 2 << 20)})})},
+       {"external_annotations", list({})},
+       {"allocator_settings",
+        dict({{"max_split_size", number(-1)},
+              {"expandable_segments", [](PickleWriter& out) { out.boolean(true); }},
+              {"roundup_power2_divisions",
+               dict({{"1", number(4)}, {"2", number(8)}, {"32768", number(2)}})}})}}));
+  ASSERT_EQ(read.segments.size(), 1u);
+  EXPECT_EQ(read.segments[0].stream, static_cast<std::uint64_t>(-5));
+  EXPECT_EQ(read.segments[0].pool, std::uint64_t{2} << 32 | 3);
+  EXPECT_TRUE(read.segments[0].is_expandable);
+  ASSERT_EQ(read.events.size(), 2u);
+  EXPECT_EQ(read.events[0].action, MemoryAction::kOutOfMemory);
+  EXPECT_EQ(read.events[0].address, 77u);
+  EXPECT_EQ(read.events[0].time_ns, 12'000);
+  EXPECT_EQ(read.events[0].category, Category::kWeight);
+  EXPECT_EQ(read.events[1].action, MemoryAction::kSegmentMap);
+  EXPECT_TRUE(read.expandable_segments);
+  EXPECT_EQ(read.max_split_bytes, UINT64_MAX);
+  ASSERT_EQ(read.roundup_divisions_by_power.size(), 16u);
+  EXPECT_EQ(read.roundup_divisions_by_power[1], 8u);
+  EXPECT_EQ(read.roundup_divisions_by_power[15], 2u);
+}
+
+TEST(TorchSnapshot, TheDeviceIsTheOneAskedForOrTheBusiest) {
+  const auto two =
+      snapshot({segment(0, 0, 8 << 20), segment(1, 0, 4 << 20)}, {events(1), events(2)});
+  EXPECT_EQ(snapshot_of(two).device, 1);
+  EXPECT_EQ(snapshot_of(two).segments.at(0).bytes, 4u << 20);
+  EXPECT_EQ(snapshot_of(two, 0).events.size(), 1u);
+  const auto idle = snapshot({segment(0, 0, 2 << 20), segment(2, 0, 4 << 20)}, {});
+  EXPECT_EQ(snapshot_of(idle).device, 2);
+  EXPECT_NE(refusal(two, 2).find("has no device 2: must be below 2"), std::string::npos);
+  EXPECT_NE(refusal(two, -1).find("has no device -1"), std::string::npos);
+}
+
+TEST(TorchSnapshot, ANameIsTheCallersFrame) {
+  const auto name = [](std::vector<Write> frames) {
+    const MemorySnapshot read = snapshot_of(snapshot(
+        {}, {list({dict({{"action", word("alloc")}, {"frames", list(std::move(frames))}})})}));
+    return read.names[read.events.at(0).name];
+  };
+  const auto cpp = frame("/src/CUDACachingAllocator.cpp", 9, "c10::cuda::malloc");
+  const auto glue = frame("??", 0, "PyEval_EvalFrame");
+  const auto linear = frame("/lib/python3/site-packages/torch/nn/modules/linear.py", 5, "forward");
+  const auto model = frame("/u/model.py", 12, "forward");
+  const auto train = frame("/u/train.py", 40, "main");
+  EXPECT_EQ(name({cpp, glue, linear, model, train}), "/u/model.py:12 forward");
+  EXPECT_EQ(name({glue, cpp, linear}),
+            "/lib/python3/site-packages/torch/nn/modules/linear.py:5 forward");
+  EXPECT_EQ(name({glue, cpp}), "/src/CUDACachingAllocator.cpp:9 c10::cuda::malloc");
+  EXPECT_EQ(name({glue}), "");
+  EXPECT_EQ(name({}), "");
+}
+
+TEST(TorchSnapshot, FrameNamesComeApartAgain) {
+  const TorchFrame cases[] = {
+      {"/u/a.py", 3, "f"}, {"C:/a b.py", 12, "a 3:4 b"}, {"", 0, "tag"}, {"x", 0, ""}};
+  for (const TorchFrame& given : cases) {
+    const TorchFrame parsed = parse_frame_name(frame_name(given));
+    EXPECT_EQ(parsed.filename, given.filename);
+    EXPECT_EQ(parsed.line, given.line);
+    EXPECT_EQ(parsed.function, given.function);
+  }
+  EXPECT_EQ(parse_frame_name("no: place at 3:x y").function, "no: place at 3:x y");
+}
+
+MemorySnapshot example(bool with_categories) {
+  MemorySnapshot given;
+  given.device = 2;
+  given.names = {"", "/u/model.py:12 forward", "tag"};
+  given.max_split_bytes = 64 << 20;
+  given.roundup_power2_divisions = 4;
+  given.segments.push_back({.address = 0x7f0000000000,
+                            .bytes = 2 << 20,
+                            .stream = 9,
+                            .is_small = true,
+                            .pool = std::uint64_t{1} << 32 | 7,
+                            .blocks = {{.address = 0x7f0000000000,
+                                        .bytes = 1024,
+                                        .requested_bytes = 700,
+                                        .state = BlockState::kAllocated,
+                                        .category = Category::kGradient,
+                                        .name = 1},
+                                       {.address = 0x7f0000000400,
+                                        .bytes = 512,
+                                        .requested_bytes = 512,
+                                        .state = BlockState::kPendingFree,
+                                        .name = 2},
+                                       {.address = 0x7f0000000600, .bytes = (2 << 20) - 1536}}});
+  for (std::uint8_t action = 0; action < kMemoryActionNames.size(); ++action) {
+    given.events.push_back({.action = static_cast<MemoryAction>(action),
+                            .category = with_categories ? Category::kWeight : Category::kExternal,
+                            .name = action % 3u,
+                            .stream = action == 2 ? UINT64_MAX : action,
+                            .address = 0x7f0000000000u + action,
+                            .bytes = std::uint64_t{1} << (4 * action),
+                            .time_ns = action * 1000});
+  }
+  return given;
+}
+
+std::string exported(const MemorySnapshot& given) {
+  std::string bytes;
+  write_torch_snapshot(given, [&](std::string_view part) { bytes += part; });
+  return bytes;
+}
+
+TEST(TorchSnapshot, WhatIsWrittenIsReadBack) {
+  const MemorySnapshot given = example(false);
+  const std::string bytes = exported(given);
+  ByteSource source(bytes, "again");
+  const MemorySnapshot again = torch_snapshot(read_pickle(source), "again");
+  EXPECT_EQ(again.device, 2);
+  EXPECT_EQ(again.max_split_bytes, given.max_split_bytes);
+  EXPECT_EQ(again.roundup_power2_divisions, 4u);
+  EXPECT_TRUE(again.roundup_divisions_by_power.empty());
+  ASSERT_EQ(again.segments.size(), 1u);
+  EXPECT_EQ(again.segments[0].pool, given.segments[0].pool);
+  EXPECT_EQ(again.segments[0].stream, 9u);
+  EXPECT_TRUE(again.segments[0].is_small);
+  ASSERT_EQ(again.segments[0].blocks.size(), 3u);
+  for (std::size_t b = 0; b < 3; ++b) {
+    const SnapshotBlock& x = given.segments[0].blocks[b];
+    const SnapshotBlock& y = again.segments[0].blocks[b];
+    EXPECT_EQ(x.address, y.address);
+    EXPECT_EQ(x.bytes, y.bytes);
+    EXPECT_EQ(x.requested_bytes, y.requested_bytes);
+    EXPECT_EQ(x.state, y.state);
+    EXPECT_EQ(x.category, y.category);
+    EXPECT_EQ(given.names[x.name], again.names[y.name]);
+  }
+  ASSERT_EQ(again.events.size(), given.events.size());
+  for (std::size_t e = 0; e < given.events.size(); ++e) {
+    MemoryEvent expected = given.events[e];
+    EXPECT_EQ(again.names[again.events[e].name], given.names[expected.name]);
+    expected.name = again.events[e].name;
+    EXPECT_TRUE(again.events[e] == expected) << e;
+  }
+  EXPECT_EQ(exported(again), bytes);
+}
+
+// torch/utils/viz/MemoryViz.js misspells a variable where all categories are known, and stops.
+TEST(TorchSnapshot, CategoriesAlwaysCountAnUnknownOne) {
+  const std::string bytes = exported(example(true));
+  ByteSource source(bytes, "again");
+  const PickleTree tree = read_pickle(source);
+  EXPECT_TRUE(tree.text_id("weight"));
+  EXPECT_TRUE(tree.text_id("unknown"));
+  ByteSource none_source(bytes, "again");
+  const MemorySnapshot again = torch_snapshot(read_pickle(none_source), "again");
+  EXPECT_EQ(again.events.size(), kMemoryActionNames.size() + 1);  // the writer ends with a mark
+  EXPECT_EQ(again.events[0].category, Category::kWeight);
+  const std::string plain = exported(example(false));
+  ByteSource plain_source(plain, "plain");
+  EXPECT_FALSE(read_pickle(plain_source).text_id("unknown"));
+}
+
+TEST(TorchSnapshot, WhatIsWrongIsNamedWithItsPlace) {
+  const auto shared_blocks = [](PickleWriter& out) {
+    out.begin_dict();
+    out.text("segments");
+    out.begin_list();
+    std::uint32_t memo = 0;
+    for (int s = 0; s < 2; ++s) {
+      out.begin_dict();
+      out.text("total_size");
+      out.integer(512);
+      out.text("blocks");
+      if (s == 0) {
+        list({block(512, "inactive")})(out);
+        memo = out.remember();
+      } else {
+        out.recall(memo);
+      }
+      out.end_dict();
+    }
+    out.end_list();
+    out.end_dict();
+  };
+  const std::pair<Write, const char*> cases[] = {
+      {number(3), "is no memory snapshot of PyTorch"},
+      {dict({{"epoch", number(3)}}), "must be a dict with the keys 'segments' and"},
+      {snapshot({number(3)}, {}), "segments[0]: must be a dict"},
+      {snapshot({segment(-1, 0, 512)}, {}), "'device' must be below 1024"},
+      {snapshot({segment(5000, 0, 512)}, {}), "'device' must be below 1024"},
+      {snapshot({dict({{"address", word("x")}})}, {}),
+       "segments[0]: 'address' must be a whole number of 64 bits, not a str"},
+      {snapshot({segment(0, -4, 512)}, {}), "must end below 2^64"},
+      {snapshot({segment(0, 0, 512, {block(513, "inactive")})}, {}),
+       "segments[0]['blocks'][0]: ends after its segment"},
+      {snapshot({segment(0, 0, 512, {block(512, "active")})}, {}), "'state' must be"},
+      {shared_blocks, "segments[1]: must have blocks of its own"},
+      {snapshot({}, {list({number(1)})}), "device_traces[0][0]: must be a dict"},
+      {snapshot({}, {list({dict({{"size", number(1)}})})}), "'action' must be a string"},
+      {snapshot({}, {list({dict({{"action", word("alloc")}, {"size", list({})}})})}),
+       "device_traces[0][0]: 'size' must be a whole number of 64 bits, not a list"},
+  };
+  for (const auto& [write, expected] : cases) {
+    EXPECT_NE(refusal(write).find(expected), std::string::npos)
+        << expected << ": " << refusal(write);
+    EXPECT_NE(refusal(write).find("given.pickle"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::testing

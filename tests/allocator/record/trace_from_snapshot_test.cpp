@@ -1,0 +1,323 @@
+#include "allocator/record/trace_from_snapshot.hpp"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <random>
+#include <sstream>
+
+#include "allocator/record/format/torch_snapshot.hpp"
+
+namespace sluice::testing {
+namespace {
+
+constexpr std::uint64_t kMiB = 1 << 20;
+constexpr std::uint64_t kBase = 0x7f0000000000;
+using enum MemoryAction;
+
+struct Result {
+  MemoryTrace trace;
+  TraceDefects defects;
+};
+
+Result convert(const MemorySnapshot& snapshot) {
+  Result result;
+  result.trace = trace_of(snapshot, "given", "torch", &result.defects);
+  check_trace(result.trace);
+  return result;
+}
+
+MemoryEvent event(MemoryAction action, std::uint64_t address, std::uint64_t bytes,
+                  std::uint64_t stream = 0) {
+  return {.action = action, .stream = stream, .address = address, .bytes = bytes};
+}
+
+// "a0 f0 p1 c1 | ~": an allocation, a free, a pending one and its completion, a step, a flush.
+std::string operations(const MemoryTrace& trace) {
+  std::string result;
+  for (const TraceOperation& operation : trace.operations) {
+    if (!result.empty()) result += ' ';
+    const auto action = static_cast<std::size_t>(operation.action);
+    result += "afpc|~"[action];
+    if (action < 4) result += std::to_string(operation.allocation);
+  }
+  return result;
+}
+
+SnapshotSegment segment(std::uint64_t address, std::uint64_t bytes,
+                        std::vector<SnapshotBlock> blocks = {}) {
+  SnapshotSegment result;
+  result.address = address;
+  result.bytes = bytes;
+  result.is_small = bytes == 2 * kMiB;
+  result.blocks = std::move(blocks);
+  return result;
+}
+
+SnapshotBlock block(std::uint64_t address, std::uint64_t bytes, std::uint64_t requested_bytes,
+                    BlockState state) {
+  SnapshotBlock result;
+  result.address = address;
+  result.bytes = bytes;
+  result.requested_bytes = requested_bytes;
+  result.state = state;
+  return result;
+}
+
+class RecordOfPyTorch : public ::testing::TestWithParam<const char*> {};
+
+// Records of a model of PyTorch's allocator, cut at the front, with the state that was true there:
+// several streams, uses on others, private pools, memory given back, allocations that failed.
+TEST_P(RecordOfPyTorch, TheStateAtTheCutIsFound) {
+  const std::string stem = std::string(SLUICE_TEST_DATA "/") + GetParam();
+  const Result result = convert(read_torch_snapshot(stem + ".pickle"));
+  EXPECT_EQ(result.defects.contradictions, 0u);
+  EXPECT_EQ(result.defects.unknown_frees, 0u);
+  std::ostringstream found;
+  found << "reserved " << result.trace.recorded_peak_reserved_bytes << ' '
+        << result.trace.recorded_end_reserved_bytes << '\n';
+  for (const SnapshotSegment& held : result.trace.initial_segments) {
+    found << "segment " << held.address << ' ' << held.bytes << ' ' << held.stream << ' '
+          << held.is_small << '\n';
+    for (const SnapshotBlock& block : held.blocks) {
+      found << "block " << block.address << ' ' << block.bytes << ' ' << block.requested_bytes
+            << ' ' << static_cast<int>(block.state) << '\n';
+    }
+  }
+  std::ifstream file(stem + ".txt");
+  std::stringstream expected;
+  expected << file.rdbuf();
+  EXPECT_FALSE(expected.str().empty());
+  EXPECT_EQ(found.str(), expected.str());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RecordOfPyTorch, ::testing::Values("torch_cut", "torch_cut_split"));
+
+TEST(TraceOf, AFreeIsOneOperationUnlessOthersStillUseTheMemory) {
+  MemorySnapshot snapshot;
+  snapshot.segments.push_back(segment(kBase, 2 * kMiB));
+  snapshot.events = {event(kSegmentAlloc, kBase, 2 * kMiB),
+                     event(kAlloc, kBase, 100),
+                     event(kAlloc, kBase + 512, 100),
+                     event(kFreeRequested, kBase, 100),
+                     event(kFreeCompleted, kBase, 100),
+                     event(kFreeRequested, kBase + 512, 100),
+                     event(kStep, 0, 0),
+                     event(kAlloc, kBase, 40),
+                     event(kFreeCompleted, kBase + 512, 100),
+                     event(kFreeRequested, kBase, 40),
+                     event(kFreeCompleted, kBase, 40)};
+  const Result result = convert(snapshot);
+  EXPECT_EQ(operations(result.trace), "a0 a1 f0 p1 | a2 c1 f2");
+  EXPECT_TRUE(result.trace.initial_segments.empty());
+  EXPECT_EQ(result.trace.allocations[0].segment_address, kBase);
+  EXPECT_EQ(result.trace.allocations[1].segment_address, 0u);
+  EXPECT_EQ(result.trace.allocations[2].bytes, 40u);
+  EXPECT_EQ(result.defects.contradictions, 0u);
+  EXPECT_EQ(result.trace.recorded_peak_reserved_bytes, 2 * kMiB);
+}
+
+TEST(TraceOf, WhatWasHeldBeforeTheRecordHasNoAllocation) {
+  // Pending at the start, allocated at the start, and pending at the end.
+  MemorySnapshot snapshot;
+  snapshot.segments.push_back(
+      segment(kBase, 2 * kMiB,
+              {block(kBase, 1024, 600, BlockState::kPendingFree),
+               block(kBase + 1024, 2 * kMiB - 1024, 0, BlockState::kFree)}));
+  snapshot.events = {event(kFreeCompleted, kBase + 1024, 512), event(kFreeRequested, kBase, 600),
+                     event(kFreeRequested, kBase + 2048, 512),
+                     event(kFreeCompleted, kBase + 2048, 512)};
+  const Result result = convert(snapshot);
+  ASSERT_EQ(result.trace.initial_segments.size(), 1u);
+  const auto& blocks = result.trace.initial_segments[0].blocks;
+  ASSERT_EQ(blocks.size(), 5u);
+  EXPECT_EQ(blocks[0].state, BlockState::kAllocated);
+  EXPECT_EQ(blocks[0].bytes, 1024u);
+  EXPECT_EQ(blocks[1].state, BlockState::kPendingFree);
+  EXPECT_EQ(blocks[2].state, BlockState::kFree);
+  EXPECT_EQ(blocks[2].bytes, 512u);
+  EXPECT_EQ(blocks[3].state, BlockState::kAllocated);
+  EXPECT_EQ(result.trace.initial_ids[0],
+            (std::vector<std::uint32_t>{0, 1, UINT32_MAX, 2, UINT32_MAX}));
+  EXPECT_EQ(operations(result.trace), "c1 p0 f2");
+  EXPECT_EQ(result.defects.contradictions, 0u);
+}
+
+TEST(TraceOf, ARestTooSmallToSplitOffBelongsToItsBlock) {
+  const auto first_block_bytes = [](std::uint64_t bytes, bool is_expandable) {
+    MemorySnapshot snapshot;
+    snapshot.segments.push_back(segment(kBase, 20 * kMiB));
+    snapshot.segments[0].is_expandable = is_expandable;
+    snapshot.events = {event(kFreeRequested, kBase, bytes), event(kFreeCompleted, kBase, bytes)};
+    return convert(snapshot).trace.initial_segments.at(0).blocks.at(0).bytes;
+  };
+  EXPECT_EQ(first_block_bytes(19 * kMiB, false), 20 * kMiB);
+  EXPECT_EQ(first_block_bytes(19 * kMiB - 600, false), 19 * kMiB - 512);
+  EXPECT_EQ(first_block_bytes(19 * kMiB, true), 19 * kMiB);
+}
+
+TEST(TraceOf, SegmentsGivenBackInARowAreOneFlush) {
+  MemorySnapshot snapshot;
+  snapshot.events = {event(kSegmentFree, kBase, 20 * kMiB),
+                     event(kSegmentFree, kBase + 64 * kMiB, 2 * kMiB),
+                     event(kOutOfMemory, 0, 1),
+                     event(kSegmentAlloc, kBase, 40 * kMiB),
+                     event(kAlloc, kBase, 40 * kMiB),
+                     event(kFreeRequested, kBase, 40 * kMiB),
+                     event(kFreeCompleted, kBase, 40 * kMiB),
+                     event(kSegmentFree, kBase, 40 * kMiB)};
+  const Result result = convert(snapshot);
+  EXPECT_EQ(operations(result.trace), "~ a0 f0 ~");
+  EXPECT_EQ(result.trace.initial_segments.size(), 2u);
+  EXPECT_TRUE(result.trace.initial_segments[1].is_small);
+  EXPECT_EQ(result.trace.recorded_peak_reserved_bytes, 40 * kMiB);
+  EXPECT_EQ(result.trace.recorded_end_reserved_bytes, 0u);
+  EXPECT_EQ(result.defects.contradictions, 0u);
+}
+
+TEST(TraceOf, TrimmingByTheAllocatorItselfIsNoFlush) {
+  MemorySnapshot snapshot;
+  snapshot.segments.push_back(segment(kBase, 40 * kMiB));
+  snapshot.events = {event(kSegmentFree, kBase + 64 * kMiB, 20 * kMiB)};
+  EXPECT_EQ(operations(convert(snapshot).trace), "");
+  EXPECT_TRUE(convert(snapshot).trace.recorded_trimming);
+  snapshot.segments[0].pool = 3;  // a private pool is not given back
+  EXPECT_EQ(operations(convert(snapshot).trace), "~");
+  EXPECT_FALSE(convert(snapshot).trace.recorded_trimming);
+}
+
+TEST(TraceOf, SingleSegmentsGoUnderALimitToSplitting) {
+  MemorySnapshot snapshot;
+  snapshot.segments.push_back(segment(kBase, 20 * kMiB));
+  snapshot.events = {event(kSegmentFree, kBase + 64 * kMiB, 40 * kMiB)};
+  EXPECT_EQ(operations(convert(snapshot).trace), "~");
+  snapshot.max_split_bytes = 30 * kMiB;
+  EXPECT_EQ(operations(convert(snapshot).trace), "");
+  EXPECT_TRUE(convert(snapshot).trace.recorded_trimming);
+  snapshot.segments.clear();  // nothing stays: a flush all the same
+  EXPECT_EQ(operations(convert(snapshot).trace), "~");
+}
+
+TEST(TraceOf, PagesOfExpandableSegmentsComeAndGo) {
+  SnapshotSegment pages = segment(kBase, 40 * kMiB);
+  pages.is_expandable = true;
+  pages.pool = 5;
+  MemorySnapshot snapshot;
+  snapshot.expandable_segments = true;
+  snapshot.segments.push_back(pages);
+  // Before: [0, 60) MiB; the middle goes and comes again, the end goes.
+  snapshot.events = {event(kSegmentUnmap, kBase + 20 * kMiB, 20 * kMiB),
+                     event(kSegmentUnmap, kBase + 40 * kMiB, 20 * kMiB),
+                     event(kStep, 0, 0),
+                     event(kSegmentMap, kBase + 20 * kMiB, 20 * kMiB),
+                     event(kAlloc, kBase + 20 * kMiB, kMiB),
+                     event(kFreeRequested, kBase + 20 * kMiB, kMiB),
+                     event(kFreeCompleted, kBase + 20 * kMiB, kMiB)};
+  const Result result = convert(snapshot);
+  ASSERT_EQ(result.trace.initial_segments.size(), 1u);
+  EXPECT_EQ(result.trace.initial_segments[0].bytes, 60 * kMiB);
+  EXPECT_TRUE(result.trace.initial_segments[0].is_expandable);
+  EXPECT_EQ(operations(result.trace), "~ | a0 f0");
+  EXPECT_EQ(result.trace.allocations[0].pool, 5u);
+  EXPECT_EQ(result.trace.recorded_peak_reserved_bytes, 60 * kMiB);
+  EXPECT_EQ(result.trace.recorded_end_reserved_bytes, 40 * kMiB);
+  EXPECT_EQ(result.defects.contradictions, 0u);
+}
+
+TEST(TraceOf, ARecordWithoutOneWordForFreesIsFollowedByTheOther) {
+  for (const MemoryAction word : {kFreeRequested, kFreeCompleted}) {
+    MemorySnapshot snapshot;
+    snapshot.segments.push_back(segment(kBase, 2 * kMiB));
+    snapshot.events = {event(word, kBase + 1024, 9), event(kAlloc, kBase, 1), event(word, kBase, 1),
+                       event(kAlloc, kBase, 1), event(word, kBase, 1)};
+    const Result result = convert(snapshot);
+    EXPECT_EQ(operations(result.trace), "f0 a1 f1 a2 f2");
+    EXPECT_EQ(result.defects.contradictions, 0u);
+  }
+}
+
+TEST(TraceOf, ContradictionsAreCountedAndPassedOver) {
+  MemorySnapshot snapshot;
+  snapshot.segments.push_back(segment(kBase, 2 * kMiB));
+  const auto defects_of = [&](std::vector<MemoryEvent> events) {
+    snapshot.events = std::move(events);
+    return convert(snapshot);
+  };
+  // Freed twice: the second frees what the undoing put there, then nothing is left for the first.
+  const Result twice =
+      defects_of({event(kAlloc, kBase, 1), event(kFreeRequested, kBase, 1),
+                  event(kFreeCompleted, kBase, 1), event(kFreeCompleted, kBase, 1)});
+  EXPECT_EQ(operations(twice.trace), "a0 f0");
+  EXPECT_EQ(twice.defects.unknown_frees, 1u);
+  EXPECT_GT(twice.defects.contradictions, 0u);
+  // Allocated over another, and never freed although the end holds nothing.
+  const Result over = defects_of({event(kAlloc, kBase, 1), event(kAlloc, kBase, 1)});
+  EXPECT_EQ(operations(over.trace), "a0 f0 a1");
+  EXPECT_EQ(over.defects.contradictions, 3u);
+  // Outside all segments, and beyond what is followed.
+  const Result outside =
+      defects_of({event(kFreeRequested, 4096, 700), event(kFreeCompleted, 4096, 700),
+                  event(kAlloc, UINT64_MAX, UINT64_MAX)});
+  ASSERT_EQ(outside.trace.initial_segments.size(), 2u);
+  EXPECT_EQ(outside.trace.initial_segments[0].bytes, 1024u);
+  EXPECT_EQ(operations(outside.trace), "f0");
+  EXPECT_EQ(outside.defects.contradictions, 2u);
+}
+
+TEST(TraceOf, ARecordWithoutSegmentsHasNoneReserved) {
+  MemorySnapshot snapshot;
+  snapshot.events = {event(kAlloc, kBase, 1), event(kFreeRequested, kBase + 512, 5),
+                     event(kFreeCompleted, kBase + 512, 5)};
+  const Result result = convert(snapshot);
+  EXPECT_EQ(operations(result.trace), "a1 f0");
+  EXPECT_EQ(result.trace.recorded_peak_reserved_bytes, 0u);
+  EXPECT_EQ(result.defects.contradictions, 0u);
+}
+
+// Any events over any end state: check_trace passes, segments are full of blocks without gaps.
+TEST(TraceOf, NeverFailsOnARecordThatMakesNoSense) {
+  std::mt19937_64 random(7);
+  const auto pick = [&](std::uint64_t end) { return random() % end; };
+  const std::uint64_t extremes[] = {0, 1, UINT64_MAX, std::uint64_t{1} << 62,
+                                    (std::uint64_t{1} << 62) - 1};
+  const auto any = [&](std::uint64_t step, std::uint64_t count) {
+    return pick(50) == 0 ? extremes[pick(5)] : pick(count) * step;
+  };
+  for (int round = 0; round < 3000; ++round) {
+    MemorySnapshot snapshot;
+    for (std::uint64_t s = pick(4); s-- > 0;) {
+      SnapshotSegment held = segment(any(kMiB, 8), any(kMiB, 4));
+      held.is_expandable = pick(2) == 0;
+      held.pool = pick(2);
+      for (std::uint64_t b = pick(4); b-- > 0;) {
+        held.blocks.push_back(block(any(kMiB / 2, 20), any(512, 3000), any(512, 3000),
+                                    static_cast<BlockState>(pick(3))));
+        held.blocks.back().name = static_cast<std::uint32_t>(pick(3));
+      }
+      snapshot.segments.push_back(held);
+    }
+    for (std::uint64_t e = pick(60); e-- > 0;) {
+      snapshot.events.push_back(
+          event(static_cast<MemoryAction>(pick(10)), any(kMiB / 2, 20), any(kMiB / 2, 6), pick(2)));
+    }
+    if (pick(3) == 0) snapshot.max_split_bytes = kMiB;
+    if (pick(3) == 0) snapshot.roundup_power2_divisions = any(1, 9);
+    const Result result = convert(snapshot);
+    std::uint64_t end = 0;
+    for (const SnapshotSegment& held : result.trace.initial_segments) {
+      ASSERT_GE(held.address, end);
+      end = held.address + held.bytes;
+      std::uint64_t address = held.address;
+      for (const SnapshotBlock& block : held.blocks) {
+        ASSERT_EQ(block.address, address);
+        ASSERT_GT(block.bytes, 0u);
+        ASSERT_LE(block.requested_bytes, block.bytes);
+        address += block.bytes;
+      }
+      ASSERT_EQ(address, end);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice::testing

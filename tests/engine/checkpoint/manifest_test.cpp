@@ -1,0 +1,166 @@
+#include "engine/checkpoint/manifest.hpp"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "base/error.hpp"
+#include "base/posix_file.hpp"
+#include "tests/engine/train/scratch_directory.hpp"
+
+namespace sluice {
+namespace {
+
+CheckpointManifest example() {
+  CheckpointManifest manifest;
+  manifest.step = 1234567890123;
+  manifest.run_id = std::string(32, 'a');
+  manifest.data_fingerprint = std::string(32, 'b');
+  manifest.arithmetic = "host avx512_bf16 \"oneDNN\" 2.6.3";
+  manifest.threads = 2;
+  manifest.weights_hash = "0123456789abcdef0123456789abcdef";
+  manifest.settings = {{"model.layers", "12"}, {"model.family", "\"gpt2\""}};
+  manifest.files = {{"weights.safetensors", 12, std::string(32, '0')},
+                    {"state", 0, std::string(32, '1')}};
+  return manifest;
+}
+
+std::string replaced(const std::string& from, const std::string& to) {
+  std::string text = format_manifest(example());
+  const auto at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
+std::string refusal(const std::string& text) {
+  return message_of<InputError>([&] { parse_manifest(text, "manifest.json"); });
+}
+
+TEST(Manifest, ReadsBackWhatItWrites) {
+  EXPECT_EQ(parse_manifest(format_manifest(example()), "m"), example());
+}
+
+// As long as a configuration may be.
+TEST(Manifest, KeepsLongSettings) {
+  CheckpointManifest manifest = example();
+  manifest.settings["optimizer.groups"] = std::string(std::size_t{1} << 20, '"');
+  EXPECT_EQ(parse_manifest(format_manifest(manifest), "m"), manifest);
+}
+
+CheckpointManifest scaled() {
+  CheckpointManifest manifest = example();
+  manifest.loss_scale = LossScaleState{32768, 1999, 1, 3};
+  return manifest;
+}
+
+TEST(Manifest, KeepsTheLossScaleWhereThereIsOne) {
+  EXPECT_EQ(parse_manifest(format_manifest(scaled()), "m"), scaled());
+  EXPECT_EQ(parse_manifest(format_manifest(example()), "m").loss_scale, std::nullopt);
+}
+
+// Older ones have none.
+TEST(Manifest, ARunIdIsOneOrIsNotThere) {
+  const std::string line = "  \"run_id\": \"" + std::string(32, 'a') + "\",\n";
+  EXPECT_EQ(parse_manifest(replaced(line, ""), "m").run_id, "");
+  EXPECT_NE(refusal(replaced(line, "  \"run_id\": \"mine\",\n")).find("'run_id'"),
+            std::string::npos);
+}
+
+TEST(Manifest, ALossScaleThatCannotBeIsRefused) {
+  const auto refused = [](const std::string& from, const std::string& to) {
+    CheckpointManifest manifest = scaled();
+    manifest.step = 5000;
+    std::string text = format_manifest(manifest);
+    const auto at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    return refusal(text.replace(at, from.size(), to));
+  };
+  for (const char* scale : {"0", "3", "8589934592", "9007199254740992"}) {
+    EXPECT_EQ(refused("\"scale\": 32768", std::string("\"scale\": ") + scale),
+              "manifest.json: 'loss_scale': 'scale' must be a power of two, at most 2^32");
+  }
+  EXPECT_NE(refused("\"scale\": 32768", "\"scale\": 0.5").find("'scale'"), std::string::npos);
+  EXPECT_NE(refused("\"good_steps\": 1999", "\"good_steps\": 5001").find("'good_steps' is more"),
+            std::string::npos);
+  EXPECT_NE(refused("\"skipped_steps\": 3", "\"skipped_steps\": 5001").find("'skipped_steps'"),
+            std::string::npos);
+  EXPECT_NE(refused("\"overflows\": 1", "\"overflows\": 4").find("'overflows' is more"),
+            std::string::npos);
+  EXPECT_NE(refused("\"good_steps\"", "\"good\"").find("'good_steps' is missing"),
+            std::string::npos);
+}
+
+TEST(Manifest, UnknownMembersArePassedOver) {
+  EXPECT_EQ(parse_manifest(replaced("\"threads\"", "\"later\": [1], \"threads\""), "m"), example());
+}
+
+TEST(Manifest, WrongMembersAreRefusedByName) {
+  EXPECT_EQ(refusal(replaced("\"threads\": 2", "\"threads\": -2")),
+            "manifest.json: 'threads' must be a whole number, not negative");
+  EXPECT_EQ(refusal(replaced("\"threads\": 2", "\"thread\": 2")),
+            "manifest.json: 'threads' is missing");
+  EXPECT_NE(refusal(replaced("\"version\": 2", "\"version\": 1")).find("'version' is not 2"),
+            std::string::npos);
+  EXPECT_NE(refusal(replaced("sluice checkpoint", "other")).find("'format'"), std::string::npos);
+  EXPECT_NE(refusal(replaced("0123456789abcdef01", "0123456789ABCDEF01")).find("32 hex digits"),
+            std::string::npos);
+  EXPECT_NE(refusal(replaced("\"model.layers\": \"12\"", "\"model.layers\": 12"))
+                .find("'model.layers' must be a string"),
+            std::string::npos);
+  EXPECT_NE(refusal(replaced("\"state\"", "\"../state\"")).find("bare file name"),
+            std::string::npos);
+  EXPECT_NE(refusal(replaced("\"state\"", "\"..\"")).find("bare file name"), std::string::npos);
+  EXPECT_NE(refusal(replaced("\"state\"", "\"weights.safetensors\"")).find("twice"),
+            std::string::npos);
+  EXPECT_NE(refusal(replaced("\"bytes\": 12", "\"bytes\": 1e30")).find("'bytes'"),
+            std::string::npos);
+  EXPECT_NE(refusal(replaced("\"bytes\": 12", "\"bytes\": 2e777777")).find("out of range"),
+            std::string::npos);
+  EXPECT_NE(refusal(replaced("\"arithmetic\"", "\"step\"")).find("stands twice"),
+            std::string::npos);
+  EXPECT_NE(refusal(replaced("\"threads\"", "\"later\": [[[[[[[[1]]]]]]]], \"threads\""))
+                .find("nested too deeply"),
+            std::string::npos);
+  EXPECT_NE(refusal("[]").find("must be an object"), std::string::npos);
+  EXPECT_NE(refusal("{").find("not valid JSON"), std::string::npos);
+  EXPECT_NE(refusal("").find("not valid JSON"), std::string::npos);
+}
+
+TEST(Manifest, IsSavedWhole) {
+  const ScratchDirectory scratch;
+  const auto path = scratch / "manifest.json";
+  save_manifest(example(), path);
+  auto second = example();
+  second.step = 7;
+  save_manifest(second, path);
+  EXPECT_EQ(load_manifest(path), second);
+  EXPECT_FALSE(std::filesystem::exists(path + ".tmp"));
+  EXPECT_NE(message_of<InputError>([&] { load_manifest(scratch / "none"); }).find("none"),
+            std::string::npos);
+}
+
+TEST(Manifest, FilesThatAreNotAsItSaysAreNamed) {
+  const ScratchDirectory scratch;
+  const auto path = scratch.write("state", std::string(3 << 20, 'x'));
+  CheckpointManifest manifest = example();
+  manifest.files = {{"state", 3 << 20, hash_file(path)}};
+  EXPECT_NO_THROW(verify_files(manifest, scratch.path()));
+  const auto refused = [&] {
+    return message_of<InputError>([&] { verify_files(manifest, scratch.path()); });
+  };
+  std::string changed(3 << 20, 'x');
+  changed[2500000] = 'y';
+  scratch.write("state", changed);
+  EXPECT_EQ(refused(), path + " is corrupt: its checksum is not the manifest's");
+  scratch.write("state", "x");
+  EXPECT_NE(refused().find("has 1 bytes; its manifest says 3145728"), std::string::npos);
+  std::filesystem::remove(path);
+  EXPECT_NE(refused().find("cannot be read"), std::string::npos);
+  // The right bytes, but somewhere else.
+  scratch.write("elsewhere", std::string(3 << 20, 'x'));
+  std::filesystem::create_symlink("elsewhere", path);
+  EXPECT_NE(refused().find("cannot be read"), std::string::npos) << refused();
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,213 @@
+// Records of commits, as the log of a durable run holds them: read back, and read as untrusted.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/error.hpp"
+#include "engine/checkpoint/durable_checkpoint.hpp"
+
+namespace sluice {
+namespace {
+
+CheckpointManifest manifest() {
+  CheckpointManifest manifest;
+  manifest.step = 17;
+  manifest.data_fingerprint = std::string(32, 'b');
+  manifest.arithmetic = "host";
+  manifest.threads = 2;
+  manifest.loss_scale = LossScaleState{1024, 3, 0, 1};
+  manifest.settings = {{"model.layers", "12"}};
+  return manifest;
+}
+
+const std::string kRun = "00000000000000070000000000000008";  // of state()
+
+SavedState state() {
+  SavedState state;
+  state.run = {7, 8};
+  state.log = "c\"/state-x.log";
+  state.log_id = "17-4";
+  state.files = {"a/sluice-00000000000000070000000000000008-0.durable",
+                 "b\"/sluice-00000000000000070000000000000008-1.durable"};
+  state.space_bytes = 1 << 20;
+  state.shares = {3, 1};
+  state.homes = {
+      {StateKind::kWeight, 0, DType::kBF16, 0, 8192, 77, 8192, 5, {1, 2}},
+      {StateKind::kMoment2, 3, DType::kBlock8, 8192, 5000, 1ull << 61, 4224, 6, {~0ull, 0}}};
+  return state;
+}
+
+void parse(const std::string& text) {
+  CheckpointManifest parsed;
+  SavedState found;
+  parse_state_record(text, "the record", parsed, found);
+}
+
+TEST(StateRecord, ReadsBackWhatItWrites) {
+  CheckpointManifest parsed;
+  SavedState found;
+  parse_state_record(format_state_record(manifest(), state()), "r", parsed, found);
+  EXPECT_EQ(parsed, manifest());
+  EXPECT_EQ(found, state());
+}
+
+TEST(StateRecord, OfAVersionThatKeptNoIdOfItsLogIsRead) {
+  nlohmann::json record = nlohmann::json::parse(format_state_record(manifest(), state()));
+  record["space"].erase("log_id");
+  CheckpointManifest parsed;
+  SavedState found;
+  parse_state_record(record.dump(), "r", parsed, found);
+  EXPECT_EQ(found.log_id, "");
+  EXPECT_EQ(found.log, state().log);
+}
+
+// Of a version that knew none: they were even.
+TEST(StateRecord, WithoutSharesIsStripedEvenly) {
+  nlohmann::json record = nlohmann::json::parse(format_state_record(manifest(), state()));
+  record["space"].erase("shares");
+  CheckpointManifest parsed;
+  SavedState found;
+  parse_state_record(record.dump(), "r", parsed, found);
+  EXPECT_EQ(found.shares, (std::vector<std::uint32_t>{1, 1}));
+}
+
+TEST(StateRecord, SharesThatAreNoneAreRefused) {
+  for (const char* wrong : {"[3]", "[3,0]", "[3,-1]", "[3,1.5]", "7", "{}", "[4096,1]",
+                            "[4294967297,1]", "null", "[[3],[1]]"}) {
+    nlohmann::json record = nlohmann::json::parse(format_state_record(manifest(), state()));
+    record["space"]["shares"] = nlohmann::json::parse(wrong);
+    EXPECT_THROW(parse(record.dump()), InputError) << wrong;
+  }
+}
+
+TEST(StateRecord, TakesNoMoreThanItIsGivenRoomFor) {
+  SavedState large = state();
+  for (int i = 0; i < 1000; ++i) {
+    large.homes.push_back({StateKind::kGradient,
+                           1 << 29,
+                           DType::kBlock8,
+                           ~0ull >> 2,
+                           ~0ull >> 2,
+                           ~0ull >> 2,
+                           1 << 20,
+                           ~0u,
+                           {~0ull, ~0ull}});
+  }
+  const std::vector<std::string> paths{"a", "b\"", "c\""};
+  EXPECT_LE(format_state_record(manifest(), large).size(),
+            state_record_bytes(large.homes.size(), manifest().settings, paths));
+}
+
+// One edit each, and the member that the refusal names.
+TEST(StateRecord, WhatCannotBeIsRefusedByName) {
+  struct Edit {
+    std::string from, to, named;
+  };
+  const std::vector<Edit> edits{
+      {R"("kind":"weight")", R"("kind":"wait")", "kind"},
+      {R"("dtype":"BF16")", R"("dtype":16)", "'dtype'"},
+      {R"("unit":3)", R"("unit":-3)", "'unit'"},
+      {R"("offset":8192)", R"("offset":1048576)", "outside the files"},
+      {R"("bytes":8192)", R"("bytes":4611686018427387905)", "'bytes'"},
+      {R"("block_bytes":8192)", R"("block_bytes":0)", "'block_bytes'"},
+      {R"("block_bytes":8192)", R"("block_bytes":1)", "'block_bytes'"},
+      {R"("version":5)", R"("version":4294967296)", "'version'"},
+      {R"("key":77)", R"("key":"77")", "'key'"},
+      {R"("run":"0000)", R"("run":"000)", "'run'"},
+      {R"("xxh3":"00000000000000020000000000000001")", R"("xxh3":"0000000000000002")", "'xxh3'"},
+      {R"("xxh3":"0000)", R"("xxh3":"+000)", "'xxh3'"},
+      {R"(["a/sluice-)" + kRun + R"(-0.durable")", R"([7)", "'files'"},
+      // Another file than the run's own, however it is put.
+      {R"("a/sluice-)" + kRun + R"(-0.durable")", R"("a/../../etc/passwd")", "own files"},
+      {R"("a/sluice-)" + kRun + R"(-0.durable")", R"("a/sluice-)" + kRun + R"(-1.durable")",
+       "own files"},
+      {kRun + "-1.durable", kRun + "-1.durable/..", "own files"},
+      {R"("homes":[)", R"("homs":[)", "'homes'"},
+      {R"("step":17)", R"("step":"17")", "'step'"}};
+  for (const Edit& edit : edits) {
+    std::string text = format_state_record(manifest(), state());
+    const auto at = text.find(edit.from);
+    ASSERT_NE(at, std::string::npos) << edit.from;
+    text.replace(at, edit.from.size(), edit.to);
+    try {
+      parse(text);
+      ADD_FAILURE() << "accepted: " << edit.to;
+    } catch (const InputError& error) {
+      EXPECT_NE(std::string(error.what()).find(edit.named), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(StateRecord, CutAnywhereIsRefused) {
+  const std::string text = format_state_record(manifest(), state());
+  for (std::size_t bytes = 0; bytes < text.size(); bytes += 7) {
+    EXPECT_THROW(parse(text.substr(0, bytes)), InputError);
+  }
+}
+
+// Every member, and every list and object, in turn.
+std::vector<nlohmann::json::json_pointer> places_in(const nlohmann::json& record) {
+  std::vector<nlohmann::json::json_pointer> places;
+  const nlohmann::json flat = record.flatten();
+  for (const auto& [leaf, value] : flat.items()) {
+    for (nlohmann::json::json_pointer at(leaf); !at.empty(); at = at.parent_pointer()) {
+      if (std::find(places.begin(), places.end(), at) == places.end()) places.push_back(at);
+    }
+  }
+  return places;
+}
+
+TEST(StateRecord, WhateverStandsForAMemberIsReadBackAsReadOrRefused) {
+  const nlohmann::json record = nlohmann::json::parse(format_state_record(manifest(), state()));
+  int read = 0;
+  int refused = 0;
+  for (const nlohmann::json::json_pointer& at : places_in(record)) {
+    for (const char* other : {"null",
+                              "true",
+                              "0",
+                              "1",
+                              "-1",
+                              "0.5",
+                              "1e308",
+                              "4096",
+                              "8192",
+                              "4294967295",
+                              "4294967296",
+                              "4611686018427387904",
+                              "9223372036854775807",
+                              "18446744073709551615",
+                              "18446744073709551616",
+                              R"("")",
+                              R"("0")",
+                              R"("\u0000")",
+                              R"("../x")",
+                              "[]",
+                              "[[]]",
+                              "[null]",
+                              "{}",
+                              R"({"":0})"}) {
+      nlohmann::json changed = record;
+      changed[at] = nlohmann::json::parse(other);
+      CheckpointManifest parsed, again;
+      SavedState found, found_again;
+      try {
+        parse_state_record(changed.dump(), "the record", parsed, found);
+      } catch (const InputError& error) {
+        EXPECT_NE(std::string(error.what()).find("the record"), std::string::npos)
+            << at << " = " << other << ": " << error.what();
+        ++refused;
+        continue;
+      }
+      parse_state_record(format_state_record(parsed, found), "again", again, found_again);
+      EXPECT_EQ(again, parsed) << at << " = " << other;
+      EXPECT_EQ(found_again, found) << at << " = " << other;
+      ++read;
+    }
+  }
+  EXPECT_GT(read, 50);
+  EXPECT_GT(refused, 500);
+}
+
+}  // namespace
+}  // namespace sluice

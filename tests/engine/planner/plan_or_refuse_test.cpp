@@ -1,0 +1,193 @@
+// Over seeded random configurations and budgets: what is accepted is a valid schedule that computes
+// what the all-device one computes and runs inside its budgets; what is refused is refused with
+// changes that fit, and with 2 MiB less of any of them it does not.
+#include <gtest/gtest.h>
+
+#include "engine/config/schema.hpp"
+#include "engine/schedule/check/interpret.hpp"
+#include "engine/schedule/check/validate.hpp"
+#include "tests/support/planned.hpp"
+#include "tests/support/planned_session.hpp"
+#include "tests/support/random_training.hpp"
+#include "tests/support/sweep.hpp"
+
+namespace sluice {
+namespace {
+
+using testing::Draws;
+using testing::Overrides;
+using testing::planned;
+using testing::TrainingBench;
+using testing::operator+;
+
+constexpr std::uint64_t kConfigurations = 200;
+constexpr std::uint64_t kInterpretEvery = 8;  // of the accepted
+
+struct Draft {
+  Overrides model, memory;
+};
+
+Draft random_draft(std::uint64_t seed) {
+  Draws draw(seed, "test/plan_or_refuse");
+  Draft draft;
+  draft.model = testing::random_model(draw) + Overrides{"train.steps=1"};
+  draft.memory = testing::random_placement(draw) + testing::random_movement(draw) +
+                 testing::random_budgets(draw);
+  return draft;
+}
+
+bool accepted(const Config& config) {
+  return std::holds_alternative<Plan>(planned(config));
+}
+
+Config changed(Config config, const Suggestion& change) {
+  for (const auto& [key, bytes] : change) {
+    find_config_key(key)->assign(config, static_cast<std::int64_t>(bytes));
+  }
+  return config;
+}
+
+TierBytes budgets_of(const Config& config) {
+  return {config.memory.device_bytes, config.memory.pinned_bytes, config.memory.storage_bytes};
+}
+
+void expect_valid(const Plan& plan, const Config& config) {
+  EXPECT_EQ(validate(plan.training, budgets_of(config)), std::vector<std::string>{});
+  EXPECT_EQ(validate(plan.evaluation, budgets_of(config)), std::vector<std::string>{});
+  EXPECT_EQ(validate(plan.first, budgets_of(config)), std::vector<std::string>{});
+  EXPECT_EQ(validate(plan.drain, budgets_of(config)), std::vector<std::string>{});
+  EXPECT_EQ(validate(plan.redo, budgets_of(config)), std::vector<std::string>{});
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    EXPECT_LE(plan.peak_bytes[tier], budgets_of(config)[tier]);
+  }
+}
+
+// Of two steps that are clipped: the second one's norm, and the state behind it.
+std::pair<std::optional<Term>, decltype(Interpretation::exit)> two_steps(const Plan& plan) {
+  CarriedState left;
+  bool started = false;
+  const auto pass = [&](const Schedule& schedule, std::uint64_t step) {
+    InterpretOptions options;
+    options.before = started ? &left : nullptr;
+    options.step = step;
+    Interpretation values = interpret(schedule, options);
+    EXPECT_EQ(values.errors, std::vector<std::string>{});
+    left = values.after;
+    started = true;
+    return values;
+  };
+  const auto redo = [&] {
+    left = left.given_up();
+    return pass(plan.redo, 0).exit;
+  };
+  pass(plan.carries_updates() ? plan.first : plan.training, 0);
+  if (plan.speculates()) redo();
+  Interpretation second = pass(plan.training, 1);
+  if (plan.speculates()) second.exit = redo();
+  if (plan.carries_updates()) second.exit = pass(plan.drain, 2).exit;
+  return {second.norm, second.exit};
+}
+
+// DESIGN law 1, without a kernel.
+void expect_plain_meaning(const Plan& plan, const Config& plain_config) {
+  const auto meaning = two_steps(plan);
+  EXPECT_TRUE(meaning.first.has_value());
+  EXPECT_EQ(meaning, two_steps(std::get<Plan>(planned(plain_config))));
+}
+
+void expect_minimal(const Refusal& refusal, const Config& config) {
+  EXPECT_NE(refusal.sentence(), "");
+  EXPECT_FALSE(refusal.suggestions.empty());
+  bool lacks = false;
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    EXPECT_EQ(refusal.available_bytes[tier], budgets_of(config)[tier]);
+    lacks |= refusal.needed_bytes[tier] > refusal.available_bytes[tier];
+  }
+  EXPECT_TRUE(lacks);
+  for (const Suggestion& suggestion : refusal.suggestions) {
+    EXPECT_TRUE(accepted(changed(config, suggestion))) << ::testing::PrintToString(suggestion);
+    for (std::size_t i = 0; i < suggestion.size(); ++i) {
+      Suggestion less = suggestion;
+      less[i].second -= 2 * kMiB;
+      EXPECT_FALSE(accepted(changed(config, less))) << ::testing::PrintToString(less);
+    }
+  }
+}
+
+TEST(PlanOrRefuse, ForRandomConfigurationsAndBudgets) {
+  const TrainingBench bench;
+  std::uint64_t plans = 0;
+  std::uint64_t refusals = 0;
+  const std::uint64_t configurations = testing::sweep(kConfigurations);
+  for (std::uint64_t seed = 0; seed < configurations; ++seed) {
+    const Draft draft = random_draft(seed);
+    SCOPED_TRACE(::testing::PrintToString(draft.model + draft.memory));
+    const Config config = bench.config("run", draft.model + draft.memory);
+    const auto result = planned(config);
+    if (const auto* refusal = std::get_if<Refusal>(&result)) {
+      ++refusals;
+      expect_minimal(*refusal, config);
+      continue;
+    }
+    const Plan& plan = std::get<Plan>(result);
+    expect_valid(plan, config);
+    if (plans % kInterpretEvery == 0) {
+      expect_plain_meaning(
+          plan, bench.config("plain", draft.model + testing::places("device", "device", "device") +
+                                          Overrides{"recompute.policy=none"}));
+    }
+    EXPECT_EQ(TrainingBench::run(config).end, TrainingEnd::kDone);
+    ++plans;
+  }
+  // Budgets are drawn so that both ends are common.
+  EXPECT_GT(plans, configurations / 4);
+  EXPECT_GT(refusals, configurations / 4);
+}
+
+// More of one tier never turns a plan into a refusal.
+TEST(PlanOrRefuse, MoreMemoryNeverHurts) {
+  const TrainingBench bench;
+  std::uint64_t plans = 0;
+  for (std::uint64_t seed = 1000; seed < 1040; ++seed) {
+    const Draft draft = random_draft(seed);
+    Config config = bench.config("run", draft.model + draft.memory);
+    if (!accepted(config)) continue;
+    ++plans;
+    config.memory.device_bytes += 2 * kMiB;
+    EXPECT_TRUE(accepted(config)) << seed;
+    config.memory.pinned_bytes += 12345678;
+    EXPECT_TRUE(accepted(config)) << seed;
+    config.memory.storage_bytes += 1;
+    EXPECT_TRUE(accepted(config)) << seed;
+  }
+  EXPECT_GT(plans, 5u);
+}
+
+// Two candidates whose shortfalls differ by less than a step of suggestions: the smaller shortfall
+// once made the larger suggestion.
+TEST(PlanOrRefuse, AChangeOfSeveralBudgetsIsMinimalToo) {
+  const TrainingBench bench;
+  const Config config = bench.config(
+      "run",
+      Overrides{"model.family=gpt2", "model.layers=4", "model.hidden=72", "model.heads=6",
+                "model.kv_heads=3", "model.vocab=300", "model.tie_embeddings=false", "model.ffn=40",
+                "train.seq=16", "train.micro_batch=1", "memory.prefetch=1", "recompute.policy=none",
+                "memory.device=2MiB", "memory.pinned=1MiB", "memory.storage=2MiB"} +
+          testing::places("storage", "storage", "auto"));
+  const auto result = planned(config);
+  const Refusal& refusal = std::get<Refusal>(result);
+  EXPECT_GT(refusal.suggestions.front().size(), 1u);
+  expect_minimal(refusal, config);
+}
+
+// Refused by train() before anything is touched.
+TEST(PlanOrRefuse, ARefusedRunLeavesNothingBehind) {
+  const TrainingBench bench;
+  const Config config = bench.config("run", {"model.layers=2", "model.hidden=64", "model.heads=4",
+                                             "train.seq=16", "memory.device=2MiB"});
+  EXPECT_EQ(TrainingBench::run(config).end, TrainingEnd::kRefused);
+  EXPECT_FALSE(std::filesystem::exists(bench.run_directory("run")));
+}
+
+}  // namespace
+}  // namespace sluice

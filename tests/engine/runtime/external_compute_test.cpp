@@ -1,0 +1,242 @@
+// A model's compute as External instructions: somebody else runs it and signals its end.
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "base/error.hpp"
+#include "device/host/host_device.hpp"
+#include "engine/schedule/check/validate.hpp"
+#include "tests/support/planned_session.hpp"
+#include "tests/support/schedule_sketch.hpp"
+#include "tests/support/training_example.hpp"
+
+namespace sluice {
+namespace {
+
+using testing::Overrides;
+using testing::PlannedSession;
+using testing::TrainingBench;
+using testing::operator+;
+
+using Signal = std::function<void(std::exception_ptr)>;
+
+bool is_pass(const Instruction& instruction) {
+  switch (instruction.op) {
+    case Op::kForward:
+    case Op::kRecompute:
+    case Op::kLoss:
+    case Op::kBackwardInput:
+    case Op::kBackwardWeight:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// A host framework: runs passes on a thread of its own, and knows which pass each External is.
+class ForeignFramework {
+ public:
+  ForeignFramework() : thread_([this](const std::stop_token& stop) { work(stop); }) {}
+
+  // Makes every pass of the plan External.
+  void take_over(Plan& plan) {
+    for (Instruction& instruction : plan.training.instructions) {
+      if (!is_pass(instruction)) continue;
+      passes_[instruction.id] = instruction.op;
+      instruction.op = Op::kExternal;
+    }
+  }
+
+  void attach(ModelRunner& runner) {
+    runner.attach_framework([this, &runner](const Program& program, const Instruction& instruction,
+                                            const Signal& signal) {
+      Instruction pass = instruction;
+      pass.op = passes_.at(instruction.id);
+      const std::lock_guard lock(mutex_);
+      work_.push_back({[&runner, pass, at = runner.pass_buffers(program, instruction)] {
+                         runner.run_pass(pass, at);
+                       },
+                       signal});
+      changed_.notify_one();
+    });
+  }
+
+  std::size_t passes() const { return passes_.size(); }
+  std::size_t signalled() const { return signalled_; }  // read between steps
+  // The count of signals after which the next one is an error.
+  void fail_after(std::size_t signals) { fail_after_ = signals; }
+
+ private:
+  struct Job {
+    std::function<void()> run;
+    Signal signal;
+  };
+
+  void work(const std::stop_token& stop) {
+    while (true) {
+      std::unique_lock lock(mutex_);
+      if (!changed_.wait(lock, stop, [this] { return !work_.empty(); })) return;
+      const Job job = std::move(work_.front());
+      work_.pop_front();
+      lock.unlock();
+      if (signalled_ == fail_after_) {
+        job.signal(std::make_exception_ptr(DeviceError("the framework lost its device")));
+        continue;
+      }
+      job.run();
+      ++signalled_;
+      job.signal(nullptr);
+    }
+  }
+
+  std::map<InstructionId, Op> passes_;
+  std::size_t signalled_ = 0;
+  std::size_t fail_after_ = ~std::size_t{0};
+  std::mutex mutex_;
+  std::condition_variable_any changed_;
+  std::deque<Job> work_;  // guarded by mutex_
+  std::jthread thread_;
+};
+
+// One schedule for all steps: it is changed.
+const Overrides kGpt2{"optimizer.placement=after_backward",
+                      "model.layers=3",
+                      "model.hidden=64",
+                      "model.heads=4",
+                      "train.seq=32",
+                      "train.micro_batch=2",
+                      "train.accumulate=2",
+                      "train.clip=0.5",
+                      "recompute.policy=unit",
+                      "memory.prefetch=1"};
+const Overrides kLlama = kGpt2 + Overrides{"model.family=llama", "model.kv_heads=2"};
+
+TEST(ExternalCompute, HasTheSameBits) {
+  const TrainingBench bench;
+  for (const Overrides& model : {kGpt2, kLlama}) {
+    const Config config =
+        bench.config("run", model + testing::places("pinned", "pinned", "storage"));
+    ForeignFramework framework;
+    PlannedSession own(config);
+    PlannedSession foreign(config, [&](Plan& plan) { framework.take_over(plan); });
+    EXPECT_EQ(validate(foreign.plan().training), std::vector<std::string>{});
+    framework.attach(foreign.session().runner());
+    for (std::int64_t step = 0; step < 3; ++step) {
+      const StepOutcome expected = own.step(step);
+      const StepOutcome outcome = foreign.step(step);
+      EXPECT_EQ(std::bit_cast<std::uint64_t>(outcome.loss),
+                std::bit_cast<std::uint64_t>(expected.loss));
+      EXPECT_EQ(std::bit_cast<std::uint64_t>(outcome.grad_norm),
+                std::bit_cast<std::uint64_t>(expected.grad_norm));
+      EXPECT_EQ(outcome.moved, expected.moved);
+    }
+    EXPECT_EQ(foreign.session().state().weights_hash(), own.session().state().weights_hash());
+    EXPECT_GT(framework.passes(), 30u);
+    EXPECT_EQ(framework.signalled(), 3 * framework.passes());
+  }
+}
+
+TEST(ExternalCompute, FailsWithTheErrorThatIsSignalled) {
+  const TrainingBench bench;
+  const Config config = bench.config("run", kGpt2);
+  ForeignFramework framework;
+  PlannedSession run(config, [&](Plan& plan) { framework.take_over(plan); });
+  framework.attach(run.session().runner());
+  run.step(0);
+  framework.fail_after(framework.passes() + 5);
+  try {
+    run.step(1);
+    ADD_FAILURE() << "went on";
+  } catch (const DeviceError& error) {
+    EXPECT_STREQ(error.what(), "the framework lost its device");
+  }
+}
+
+TEST(ExternalCompute, WithoutAFrameworkIsRefused) {
+  const TrainingBench bench;
+  ForeignFramework framework;
+  PlannedSession run(bench.config("run", kGpt2), [&](Plan& plan) { framework.take_over(plan); });
+  EXPECT_THROW(run.step(0), InternalError);
+}
+
+// One External, then a download of what it wrote.
+class OneExternal {
+ public:
+  OneExternal() {
+    testing::ScheduleSketch sketch;
+    const BufferId out = sketch.buffer(BufferRole::kActivation, Tier::kDevice, 4096);
+    const BufferId host = sketch.buffer(BufferRole::kActivation, Tier::kPinned, 4096);
+    sketch.emit(Op::kExternal, Lane::kCompute, {}, {testing::all(out)});
+    sketch.emit(Op::kDownload, Lane::kD2H, {testing::all(out)}, {testing::all(host)});
+    sketch.release(Lane::kD2H, out);
+    sketch.release(Lane::kD2H, host);
+    schedule_ = sketch.compiled();
+    const std::array<const Schedule*, 1> schedules{&schedule_};
+    need_ = memory_need(schedules, 0);
+    device_ = make_host_device({});
+    memory_ = std::make_unique<RunMemory>(*device_, ledger_, nullptr, std::vector<std::string>{},
+                                          need_, make_run_id());
+    program_ = std::make_unique<Program>(schedule_, *memory_);
+  }
+
+  void run(OperationRunner& runner, double deadline_seconds) {
+    Executor(*device_, memory_->storage(), runner, deadline_seconds).run(*program_);
+  }
+
+ private:
+  Schedule schedule_;
+  MemoryNeed need_;
+  Ledger ledger_{{kGiB, kGiB, kGiB}};
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<RunMemory> memory_;
+  std::unique_ptr<Program> program_;
+};
+
+class SignalRunner final : public OperationRunner {
+ public:
+  explicit SignalRunner(std::function<void(const Signal&)> start) : start_(std::move(start)) {}
+  void run_on_device(const Program&, const Instruction&, Stream&) override {}
+  void run_on_host(const Program&, const Instruction&, const HostUpdate&) override {}
+  void run_external(const Program&, const Instruction&, const Signal& signal) override {
+    start_(signal);
+  }
+
+ private:
+  std::function<void(const Signal&)> start_;
+};
+
+// The message names what was waited for; a signal that comes too late harms nobody.
+TEST(ExternalCompute, ThatIsNeverSignalledEndsAtTheDeadline) {
+  Signal late;
+  {
+    OneExternal external;
+    SignalRunner runner([&](const Signal& signal) { late = signal; });
+    try {
+      external.run(runner, 0.2);
+      ADD_FAILURE() << "went on";
+    } catch (const TimeoutError& error) {
+      EXPECT_NE(std::string(error.what()).find("External"), std::string::npos) << error.what();
+    }
+  }
+  late(nullptr);
+}
+
+// The signal may come before the executor waits for it, and from any thread.
+TEST(ExternalCompute, MayBeSignalledAtAnyTime) {
+  OneExternal external;
+  SignalRunner at_once([](const Signal& signal) { signal(nullptr); });
+  std::jthread other;
+  SignalRunner elsewhere(
+      [&](const Signal& signal) { other = std::jthread([done = signal] { done(nullptr); }); });
+  for (int i = 0; i < 200; ++i) {
+    external.run(at_once, 30);
+    external.run(elsewhere, 30);
+  }
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,190 @@
+// Damaged schedules: what validate accepts must compute the same terms in every timing tried.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdio>
+#include <string>
+
+#include "engine/schedule/check/interpret.hpp"
+#include "engine/schedule/check/validate.hpp"
+#include "tests/support/mutate_schedule.hpp"
+#include "tests/support/pipeline_example.hpp"
+#include "tests/support/step_examples.hpp"
+#include "tests/support/sweep.hpp"
+
+namespace sluice {
+namespace {
+
+using testing::Mutation;
+using testing::Mutator;
+
+struct Tally {
+  int made = 0;
+  int refused = 0;
+  int refused_harmless = 0;  // validate is stricter than the interpreter
+  int benign = 0;            // accepted, and the interpreter agrees
+  int harmful_accepted = 0;
+};
+
+// Where the mutant departs from the original, for the message of a failure.
+std::string first_difference(const Schedule& original, const Schedule& mutant) {
+  const auto text = [](const Instruction& i) {
+    std::string line = std::string(op_name(i.op)) + " " + std::string(lane_name(i.lane)) +
+                       " unit " + std::to_string(i.unit) + " mb " + std::to_string(i.microbatch) +
+                       " reads";
+    for (const Use& use : i.reads) line += " " + std::to_string(use.buffer);
+    line += " writes";
+    for (const Use& use : i.writes) line += " " + std::to_string(use.buffer);
+    return line;
+  };
+  for (std::size_t i = 0; i < original.instructions.size(); ++i) {
+    const std::string before = text(original.instructions[i]);
+    const std::string after =
+        i < mutant.instructions.size() ? text(mutant.instructions[i]) : std::string("nothing");
+    if (before != after) return std::to_string(i) + ": " + before + " -> " + after;
+  }
+  return "same instructions";
+}
+
+bool harmless(const Schedule& mutant, const Interpretation& original, std::uint64_t seed,
+              std::size_t random_count) {
+  for (const InterpretOptions& timing : adverse_timings(seed, random_count)) {
+    const Interpretation values = interpret(mutant, timing);
+    if (!values.errors.empty() || !values.same_values(original)) return false;
+  }
+  return true;
+}
+
+class MutationCampaign {
+ public:
+  void attack(const Schedule& schedule, std::uint64_t seed, std::size_t rounds) {
+    original_ = schedule;
+    ASSERT_TRUE(validate(schedule).empty());
+    const Interpretation original = interpret(schedule);
+    ASSERT_TRUE(original.errors.empty());
+    Mutator mutator(schedule, seed);
+    for (std::size_t round = 0; round < testing::sweep(rounds); ++round) {
+      for (std::size_t kind = 0; kind < testing::kMutationCount; ++kind) {
+        const std::optional<Schedule> mutant = mutator.mutate(static_cast<Mutation>(kind));
+        if (mutant) judge(*mutant, original, kind, seed + round);
+      }
+    }
+  }
+  void print() const {
+    std::printf("%-18s %6s %8s %18s %7s\n", "mutation", "made", "refused", "(harmless, of 1/8)",
+                "benign");
+    for (std::size_t kind = 0; kind < testing::kMutationCount; ++kind) {
+      const Tally& tally = tallies_[kind];
+      std::printf("%-18s %6d %8d %18d %7d\n", std::string(testing::kMutationNames[kind]).c_str(),
+                  tally.made, tally.refused, tally.refused_harmless, tally.benign);
+    }
+  }
+  const Tally& tally(Mutation mutation) const {
+    return tallies_[static_cast<std::size_t>(mutation)];
+  }
+  int made() const {
+    int sum = 0;
+    for (const Tally& tally : tallies_) sum += tally.made;
+    return sum;
+  }
+
+ private:
+  void judge(const Schedule& mutant, const Interpretation& original, std::size_t kind,
+             std::uint64_t seed) {
+    Tally& tally = tallies_[kind];
+    ++tally.made;
+    const std::vector<std::string> problems = validate(mutant);
+    if (!problems.empty()) {
+      ++tally.refused;
+      // A sample: how often is the refusal mere caution?
+      if (tally.refused % 8 == 0 && harmless(mutant, original, seed, 1)) ++tally.refused_harmless;
+      return;
+    }
+    if (harmless(mutant, original, seed, 4)) {
+      ++tally.benign;
+    } else {
+      ++tally.harmful_accepted;
+      ADD_FAILURE() << "accepted but harmful: " << testing::kMutationNames[kind] << ": "
+                    << first_difference(original_, mutant);
+    }
+  }
+
+  Schedule original_;  // of the attack now
+  std::array<Tally, testing::kMutationCount> tallies_{};
+};
+
+TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
+  MutationCampaign campaign;
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    const bool tied = seed % 2 == 1;
+    const DType dtype = seed % 3 == 0 ? DType::kF32 : DType::kBF16;
+    const auto optimizers = testing::example_optimizers();
+    const StepModel model =
+        testing::example_model(1, tied, dtype, optimizers[seed % optimizers.size()]);
+    const auto microbatches = static_cast<std::int32_t>(1 + seed % 3);
+    StepOptions options = testing::random_options(model, microbatches, seed);
+    campaign.attack(compile_training_step(model, options), seed, 12);
+    options.update = UpdatePlacement::kNextForward;
+    campaign.attack(compile_training_step(model, options), seed + 1000, 6);
+    campaign.attack(compile_first_step(model, options), seed + 2000, 2);
+    campaign.attack(compile_drain(model, options), seed + 3000, 2);
+    options.update = UpdatePlacement::kInBackward;
+    campaign.attack(compile_training_step(model, options), seed + 4000, 3);
+    options.update = UpdatePlacement::kSpeculative;
+    campaign.attack(compile_training_step(model, options), seed + 5000, 6);
+    campaign.attack(compile_redo(model, options), seed + 6000, 3);
+    if (HasFatalFailure()) return;
+  }
+  // Steps that save the state that they find while they change it.
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+    const auto optimizers = testing::example_optimizers();
+    const StepModel model =
+        testing::example_model(1, seed % 2 == 1, DType::kBF16, optimizers[seed]);
+    StepOptions options = testing::random_options(model, 1 + static_cast<int>(seed % 2), seed + 50);
+    options.durable = true;
+    campaign.attack(compile_saving_step(model, options), 200 + seed, 12);
+    if (HasFatalFailure()) return;
+  }
+  // Steps that spill activations, some in several pieces.
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    StepModel model = testing::example_model(3, seed % 2 == 1, DType::kBF16);
+    for (UnitFootprint& unit : model.units) {
+      if (unit.saved_bytes > 0) unit.saved_bytes = 40000;
+    }
+    StepOptions options = testing::random_options(model, 1 + static_cast<int>(seed % 3), seed);
+    options.piece_elems = 4096;
+    options.prefetch = static_cast<std::int32_t>(seed / 2 % 2);
+    options.placement.activation.assign(model.units.size(),
+                                        seed % 4 == 0 ? Tier::kPinned : Tier::kStorage);
+    campaign.attack(compile_training_step(model, options), 300 + seed, 12);
+    if (HasFatalFailure()) return;
+  }
+  // Steps that spill parts of what units save, each to a place of its own.
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    StepModel model = testing::example_model(3, seed % 2 == 1, DType::kBF16);
+    testing::cut_saved(model);
+    StepOptions options = testing::random_options(model, 1 + static_cast<int>(seed % 3), seed);
+    options.recompute = false;
+    options.piece_elems = 4096;
+    options.prefetch = static_cast<std::int32_t>(seed / 2 % 2);
+    testing::scatter_saved(model, seed, options.placement);
+    campaign.attack(compile_training_step(model, options), 400 + seed, 12);
+    if (HasFatalFailure()) return;
+  }
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    campaign.attack(testing::two_stage_pipeline(2 + static_cast<int>(seed)), 100 + seed, 10);
+    if (HasFatalFailure()) return;
+  }
+  campaign.print();
+  EXPECT_GE(campaign.made(), static_cast<int>(testing::sweep(1500)));
+  // The campaign itself must bite: these kinds of damage are never benign.
+  for (const Mutation deadly : {Mutation::kDropFetch, Mutation::kDropRelease,
+                                Mutation::kUnmatchedMessage, Mutation::kDropDep}) {
+    EXPECT_GT(campaign.tally(deadly).refused, 0);
+    EXPECT_EQ(campaign.tally(deadly).benign, 0)
+        << testing::kMutationNames[static_cast<std::size_t>(deadly)];
+  }
+}
+
+}  // namespace
+}  // namespace sluice

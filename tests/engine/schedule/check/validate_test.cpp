@@ -1,0 +1,360 @@
+// Each rule of validate, broken once on a schedule that is accepted as it stands; and the
+// interpreter's own judgements.
+#include "engine/schedule/check/validate.hpp"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "engine/schedule/check/interpret.hpp"
+#include "tests/support/pipeline_example.hpp"
+#include "tests/support/schedule_sketch.hpp"
+#include "tests/support/step_examples.hpp"
+
+namespace sluice {
+namespace {
+
+using testing::all;
+using testing::ScheduleSketch;
+
+// The first problem, or "accepted".
+std::string verdict(const Schedule& schedule) {
+  const std::vector<std::string> problems = validate(schedule);
+  return problems.empty() ? "accepted" : problems.front();
+}
+
+// Weights on storage, two micro-batches, gradient summed in pinned memory, norm, clip, update.
+class ValidateRules : public ::testing::Test {
+ protected:
+  ValidateRules() {
+    StepModel model = testing::example_model(1, true, DType::kBF16);
+    StepOptions options =
+        testing::example_options(model, Tier::kStorage, Tier::kPinned, Tier::kStorage);
+    options.microbatches = 3;
+    schedule_ = compile_training_step(model, options);
+  }
+  void SetUp() override { ASSERT_EQ(verdict(schedule_), "accepted"); }
+
+  InstructionId first(Op op, std::int32_t microbatch = -1) const {
+    for (const Instruction& instruction : schedule_.instructions) {
+      if (instruction.op == op && (microbatch < 0 || instruction.microbatch == microbatch)) {
+        return instruction.id;
+      }
+    }
+    return kNoId;
+  }
+  void expect(const std::string& words) {
+    const std::string found = verdict(schedule_);
+    EXPECT_NE(found.find(words), std::string::npos) << found;
+  }
+
+  Schedule schedule_;
+};
+
+TEST_F(ValidateRules, DepsPointBackwards) {
+  schedule_.instructions[3].deps = {7};
+  expect("waits for instruction 7, which is not before it");
+}
+
+TEST_F(ValidateRules, UsesLieInsideTheirBuffers) {
+  Use& use = schedule_.instructions[first(Op::kUpload)].reads[0];
+  use.offset_bytes = schedule_.buffers[use.buffer].bytes;
+  use.bytes = 512;
+  expect("uses bytes outside");
+}
+
+TEST_F(ValidateRules, TransientsAreReleasedOnce) {
+  Instruction& release = schedule_.instructions[first(Op::kRelease)];
+  release.reads.push_back(release.reads[0]);
+  expect("is released 2 times");
+}
+
+TEST_F(ValidateRules, ReadsWaitForWrites) {
+  Instruction& forward = schedule_.instructions[first(Op::kForward)];
+  ASSERT_FALSE(forward.deps.empty());
+  forward.deps.clear();
+  expect("may touch");
+}
+
+TEST_F(ValidateRules, OnlyWhatEntryNamesIsReadable) {
+  schedule_.entry.erase(schedule_.entry.begin());
+  expect("before it is written");
+}
+
+TEST_F(ValidateRules, CopiesCorrespond) {
+  Instruction& read = schedule_.instructions[first(Op::kStorageRead)];
+  read.writes[0].bytes /= 2;
+  expect("do not correspond");
+}
+
+TEST_F(ValidateRules, MicrobatchesAreSummedInOrder) {
+  const InstructionId second = first(Op::kAccumulateGrad, 1);
+  schedule_.instructions[second].microbatch = 2;
+  expect("micro-batch");
+}
+
+TEST_F(ValidateRules, ExitVersionsAreReached) {
+  schedule_.exit[0].version = 2;
+  expect("ends at version 1, not 2");
+}
+
+TEST_F(ValidateRules, MemoryIsNotShared) {
+  // Two homes in one place.
+  std::vector<BufferId> homes;
+  for (const Buffer& buffer : schedule_.buffers) {
+    if (buffer.persistent && buffer.tier == Tier::kStorage) homes.push_back(buffer.id);
+  }
+  schedule_.buffers[homes[1]].offset_bytes = schedule_.buffers[homes[0]].offset_bytes;
+  expect("lie in the same memory at the same time");
+}
+
+TEST_F(ValidateRules, PlacesLieInTheirArenas) {
+  schedule_.pinned_arena_bytes -= 4096;
+  expect("lies outside its arena");
+}
+
+TEST_F(ValidateRules, PeaksAreNotUnderstated) {
+  schedule_.peak_bytes[0] -= 1;
+  expect("declared smaller");
+}
+
+TEST_F(ValidateRules, BothOutcomesOfAGuardMustWork) {
+  // The weights' piece would be stored without having been made.
+  schedule_.instructions[first(Op::kOptimizerStep)].guard = Guard::kGradientsFinite;
+  expect("before it is written");
+}
+
+TEST_F(ValidateRules, AGuardOverWholeUpdatesIsAccepted) {
+  bool update = false;
+  for (Instruction& instruction : schedule_.instructions) {
+    update = update || instruction.op == Op::kClipFactor;
+    if (!update || instruction.op == Op::kRelease || instruction.op == Op::kClipFactor) continue;
+    instruction.guard = Guard::kGradientsFinite;
+  }
+  EXPECT_EQ(verdict(schedule_), "accepted");
+  InterpretOptions refused;
+  refused.guards_taken[static_cast<std::size_t>(Guard::kGradientsFinite)] = false;
+  const Interpretation kept = interpret(schedule_, refused);
+  EXPECT_TRUE(kept.errors.empty());
+  EXPECT_NE(kept.exit, interpret(schedule_).exit);
+}
+
+// Two units of one size whose sums of whole tensors are taken for each other's.
+TEST(Validate, RefusesAnUpdateWithAnotherUnitsSums) {
+  OptimizerOptions sm3;
+  sm3.rule = OptimizerRule::kSm3;
+  const StepModel model = testing::example_model(2, false, DType::kBF16, sm3);
+  Schedule schedule = compile_training_step(
+      model, testing::example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned));
+  ASSERT_EQ(verdict(schedule), "accepted");
+  std::vector<Use*> sums;
+  for (Instruction& instruction : schedule.instructions) {
+    if (instruction.op != Op::kOptimizerStep || instruction.unit < 1 || instruction.unit > 2)
+      continue;
+    for (auto* uses : {&instruction.reads, &instruction.writes}) {
+      for (Use& use : *uses) {
+        if (schedule.buffers[use.buffer].kind == StateKind::kMoment2) sums.push_back(&use);
+      }
+    }
+  }
+  ASSERT_EQ(sums.size(), 4u);  // read and written, of each of the two
+  std::swap(sums[0]->buffer, sums[2]->buffer);
+  std::swap(sums[1]->buffer, sums[3]->buffer);
+  EXPECT_NE(verdict(schedule).find("mixes units, kinds or element ranges"), std::string::npos)
+      << verdict(schedule);
+}
+
+TEST(Validate, RefusesAnUpdateAppliedToAnotherGradientThanWasNormed) {
+  ScheduleSketch sketch;
+  const BufferId weight = sketch.home(StateKind::kWeight, Tier::kDevice, 64, 1);
+  const BufferId gradient = sketch.state(StateKind::kGradient, Tier::kDevice, 0, 64);
+  const BufferId tied = sketch.state(StateKind::kGradient, Tier::kDevice, 0, 64, 1);
+  const BufferId partial = sketch.buffer(BufferRole::kNormPartial, Tier::kPinned, 8, 0, -1);
+  const BufferId clip = sketch.buffer(BufferRole::kScalar, Tier::kPinned, 8, 0, -1);
+  sketch.emit(Op::kBackwardWeight, Lane::kCompute, {all(weight)}, {all(gradient), all(tied)});
+  sketch.emit(Op::kGradNorm, Lane::kCompute, {all(gradient)}, {all(partial)});
+  sketch.emit(Op::kFoldGrad, Lane::kCompute, {all(gradient), all(tied)}, {all(gradient)});
+  sketch.emit(Op::kClipFactor, Lane::kCompute, {all(partial)}, {all(clip)});
+  sketch.emit(Op::kOptimizerStep, Lane::kCompute, {all(gradient), all(weight), all(clip)},
+              {all(weight)});
+  for (const BufferId id : {gradient, tied, partial, clip}) sketch.release(Lane::kCompute, id);
+  std::swap(sketch.schedule.instructions[1], sketch.schedule.instructions[2]);
+  EXPECT_EQ(verdict(sketch.compiled()), "accepted");
+  std::swap(sketch.schedule.instructions[1], sketch.schedule.instructions[2]);
+  EXPECT_NE(verdict(sketch.compiled()).find("after its norm was taken"), std::string::npos);
+}
+
+TEST(Validate, MessagesMatchAndCannotDeadlock) {
+  Schedule schedule = testing::two_stage_pipeline(2);
+  ASSERT_EQ(verdict(schedule), "accepted");
+  for (const InterpretOptions& timing : adverse_timings(1, 4)) {
+    EXPECT_TRUE(interpret(schedule, timing).errors.empty());
+  }
+  InstructionId receive = kNoId;
+  for (const Instruction& instruction : schedule.instructions) {
+    if (instruction.op == Op::kRecvForward) receive = instruction.id;
+  }
+  Schedule untagged = schedule;
+  untagged.instructions[receive].tag = 77;
+  EXPECT_NE(verdict(untagged).find("has no matching"), std::string::npos);
+  EXPECT_FALSE(interpret(untagged).errors.empty());
+  Schedule shorter = schedule;
+  shorter.instructions[receive].bytes -= 1;
+  EXPECT_NE(verdict(shorter).find("differ in bytes"), std::string::npos);
+}
+
+// Both ranks send before they receive: fine where sends are buffered, a deadlock where they wait.
+TEST(Validate, RefusesASendThatWaitsForASendThatWaits) {
+  ScheduleSketch sketch;
+  sketch.schedule.ranks = 2;
+  std::array<BufferId, 2> out{}, in{};
+  for (std::int32_t rank = 0; rank < 2; ++rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    out[at] = sketch.buffer(BufferRole::kActivation, Tier::kDevice, 64);
+    in[at] = sketch.buffer(BufferRole::kActivation, Tier::kDevice, 64);
+    for (const BufferId id : {out[at], in[at]}) sketch.schedule.buffers[id].rank = rank;
+  }
+  const auto emit = [&](Op op, Lane lane, std::int32_t rank, BufferId reads, BufferId writes) {
+    Instruction& made = sketch.emit(op, lane, {}, {});
+    made.rank = rank;
+    made.peer = lane == Lane::kComm ? 1 - rank : -1;
+    made.tag = 0;
+    if (reads != kNoId) made.reads = {all(reads)};
+    if (writes != kNoId) made.writes = {all(writes)};
+  };
+  for (std::int32_t rank = 0; rank < 2; ++rank) {
+    emit(Op::kForward, Lane::kCompute, rank, kNoId, out[static_cast<std::size_t>(rank)]);
+    emit(Op::kSendForward, Lane::kComm, rank, out[static_cast<std::size_t>(rank)], kNoId);
+  }
+  for (std::int32_t rank = 0; rank < 2; ++rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    emit(Op::kRecvForward, Lane::kComm, rank, kNoId, in[at]);
+    emit(Op::kBackwardInput, Lane::kCompute, rank, kNoId, kNoId);
+    for (const BufferId id : {out[at], in[at]}) {
+      emit(Op::kRelease, Lane::kComm, rank, id, kNoId);
+    }
+  }
+  const Schedule schedule = sketch.compiled();
+  InterpretOptions options;
+  EXPECT_TRUE(interpret(schedule, options).errors.empty());
+  options.rendezvous = true;
+  EXPECT_FALSE(interpret(schedule, options).errors.empty());
+  bool circle = false;
+  for (const std::string& problem : validate(schedule)) {
+    circle = circle || problem.find("circle of waits") != std::string::npos;
+  }
+  EXPECT_TRUE(circle);
+}
+
+TEST(Interpret, ReportsFreedMissingAndRacingMemory) {
+  ScheduleSketch sketch;
+  const BufferId saved = sketch.buffer(BufferRole::kSaved, Tier::kDevice, 64);
+  sketch.emit(Op::kForward, Lane::kCompute, {}, {all(saved)});
+  sketch.emit(Op::kBackwardInput, Lane::kH2D, {all(saved)}, {});
+  sketch.release(Lane::kCompute, saved);
+  const Schedule good = sketch.compiled();
+  EXPECT_TRUE(interpret(good).errors.empty());
+  const auto errors = [](Schedule schedule, const std::function<void(Schedule&)>& damage,
+                         Timing timing, Lane lane) {
+    damage(schedule);
+    InterpretOptions options;
+    options.timing = timing;
+    options.lane = lane;
+    std::string text;
+    for (const std::string& error : interpret(schedule, options).errors) text += error + "\n";
+    return text;
+  };
+  const auto drop_dep = [](Schedule& schedule) { schedule.instructions[1].deps.clear(); };
+  EXPECT_NE(errors(good, drop_dep, Timing::kRunAhead, Lane::kH2D).find("never written"),
+            std::string::npos);
+  EXPECT_NE(errors(good, drop_dep, Timing::kOverlap, Lane::kH2D).find("while it runs"),
+            std::string::npos);
+  const auto free_early = [](Schedule& schedule) { schedule.instructions[2].deps.clear(); };
+  EXPECT_NE(errors(good, free_early, Timing::kHoldBack, Lane::kH2D).find("freed"),
+            std::string::npos);
+  const auto circle = [](Schedule& schedule) { schedule.instructions[0].deps = {1}; };
+  EXPECT_NE(errors(good, circle, Timing::kListOrder, Lane::kH2D).find("deadlock"),
+            std::string::npos);
+}
+
+// Two writes of one place, a Release between them: only a dep keeps the second behind the first.
+TEST(Interpret, AStorageLaneGoesOnBeforeItsReleasesRetire) {
+  ScheduleSketch sketch = testing::two_writes_of_one_home();
+  Schedule schedule = sketch.compiled();
+  InterpretOptions options;
+  options.timing = Timing::kOverlap;
+  EXPECT_TRUE(interpret(schedule, options).errors.empty());
+  const auto mentions_sharing = [](const std::vector<std::string>& problems, const char* words) {
+    return std::any_of(problems.begin(), problems.end(), [&](const std::string& problem) {
+      return problem.find(words) != std::string::npos;
+    });
+  };
+  EXPECT_FALSE(mentions_sharing(validate(schedule), "instruction 4"));
+  schedule.instructions[4].deps = {1};
+  EXPECT_TRUE(mentions_sharing(interpret(schedule, options).errors, "while it runs"));
+  EXPECT_TRUE(mentions_sharing(validate(schedule), "instruction 4"));
+}
+
+TEST(Interpret, TellsMicrobatchesUnitsAndOrderApart) {
+  const StepModel model = testing::example_model(2, false, DType::kBF16);
+  StepOptions options =
+      testing::example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned);
+  const Interpretation two = interpret(compile_training_step(model, options));
+  options.microbatches = 3;
+  const Interpretation three = interpret(compile_training_step(model, options));
+  EXPECT_NE(two.norm, three.norm);
+  EXPECT_EQ(two.losses.at(1), three.losses.at(1));
+  std::map<Term, int> seen;
+  for (const auto& [key, term] : two.exit) ++seen[term];
+  EXPECT_EQ(seen.size(), two.exit.size());
+  EXPECT_EQ(two.exit.size(), 4u * 4u);  // weight, master, two moments of four units
+}
+
+// More instructions than a step of any model in the tests has: linear cost, no limit of size.
+TEST(Validate, AcceptsSchedulesOfManyUnitsAndPieces) {
+  const StepModel model = testing::example_model(60, true, DType::kBF16);
+  StepOptions options =
+      testing::example_options(model, Tier::kStorage, Tier::kStorage, Tier::kStorage);
+  options.microbatches = 12;
+  options.piece_elems = 4096;
+  const Schedule schedule = compile_training_step(model, options);
+  EXPECT_GT(schedule.instructions.size(), 50000u);
+  EXPECT_EQ(verdict(schedule), "accepted");
+}
+
+// Collectives over two ranks: gathered shards have the unit's term, sums one of their own.
+TEST(Interpret, GatherTilesTheUnit) {
+  ScheduleSketch sketch;
+  sketch.schedule.ranks = 2;
+  for (std::int32_t rank = 0; rank < 2; ++rank) {
+    const BufferId shard =
+        sketch.state(StateKind::kWeight, Tier::kDevice, static_cast<std::uint64_t>(rank) * 32, 32);
+    const BufferId window = sketch.state(StateKind::kWeight, Tier::kDevice, 0, 64);
+    const BufferId loss = sketch.buffer(BufferRole::kLoss, Tier::kDevice, 8, 0, rank);
+    sketch.schedule.buffers[shard].persistent = true;
+    sketch.schedule.buffers[loss].persistent = true;
+    sketch.schedule.entry.push_back({StateKind::kWeight, 0, rank, shard, 0});
+    for (const BufferId id : {shard, window, loss}) sketch.schedule.buffers[id].rank = rank;
+    sketch.emit(Op::kGather, Lane::kComm, {all(shard)}, {all(window)}).rank = rank;
+    Instruction& pass = sketch.emit(Op::kLoss, Lane::kCompute, {all(window)}, {all(loss)});
+    pass.rank = rank;
+    pass.microbatch = rank;
+    sketch.release(Lane::kCompute, window);
+    sketch.schedule.instructions.back().rank = rank;
+  }
+  const Schedule schedule = sketch.compiled();
+  EXPECT_EQ(verdict(schedule), "accepted");
+  const Interpretation gathered = interpret(schedule);
+  ASSERT_TRUE(gathered.errors.empty()) << gathered.errors.front();
+
+  ScheduleSketch alone;
+  const BufferId home = alone.home(StateKind::kWeight, Tier::kDevice, 64, 0);
+  const BufferId loss = alone.buffer(BufferRole::kLoss, Tier::kDevice, 8);
+  alone.schedule.buffers[loss].persistent = true;
+  alone.emit(Op::kLoss, Lane::kCompute, {all(home)}, {all(loss)});
+  const Interpretation plain = interpret(alone.compiled());
+  EXPECT_EQ(gathered.losses.at(0), plain.losses.at(0));
+}
+
+}  // namespace
+}  // namespace sluice

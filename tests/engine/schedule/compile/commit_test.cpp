@@ -1,0 +1,184 @@
+// Steps of a durable run: they compute what the plain step computes, and commit what they found.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "engine/schedule/check/interpret.hpp"
+#include "engine/schedule/check/validate.hpp"
+#include "tests/support/step_examples.hpp"
+
+namespace sluice {
+namespace {
+
+using testing::example_model;
+using testing::example_options;
+
+std::string joined(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += line + "; ";
+  return text;
+}
+
+StepOptions durable(StepOptions options) {
+  options.durable = true;
+  return options;
+}
+
+StepOptions random_durable(const StepModel& model, std::uint64_t seed) {
+  return durable(testing::random_options(model, 1 + static_cast<int>(seed % 3), seed));
+}
+
+Schedule all_on_device(const StepModel& model, std::int32_t microbatches) {
+  StepOptions options = example_options(model, Tier::kDevice, Tier::kDevice, Tier::kDevice);
+  options.microbatches = microbatches;
+  return compile_training_step(model, options);
+}
+
+// State as a step finds it, whatever holds it.
+auto state_at_entry(const StepModel& model) {
+  const StepOptions options =
+      durable(example_options(model, Tier::kStorage, Tier::kStorage, Tier::kStorage));
+  return interpret(compile_evaluation(model, options)).exit;
+}
+
+// The step that saves computes what `plain` did and commits what it found. Counts the timings.
+void expect_commits(const StepModel& model, const StepOptions& options, const Interpretation& plain,
+                    std::uint64_t seed, int& timings) {
+  const Schedule schedule = compile_saving_step(model, options);
+  ASSERT_EQ(joined(validate(schedule)), "");
+  for (const InterpretOptions& timing : adverse_timings(seed, 2)) {
+    const Interpretation values = interpret(schedule, timing);
+    ASSERT_EQ(joined(values.errors), "");
+    ASSERT_EQ(values.committed, state_at_entry(model));
+    ASSERT_EQ(values.exit, plain.exit);
+    ASSERT_EQ(values.losses, plain.losses);
+    ASSERT_EQ(values.norm, plain.norm);
+    ++timings;
+  }
+}
+
+TEST(SavingStep, ComputesThePlainStepAndCommitsWhatItFoundInAnyTiming) {
+  int timings = 0;
+  const std::vector<OptimizerOptions> optimizers = testing::example_optimizers();
+  for (std::uint64_t seed = 0; seed < 42; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const StepModel model =
+        example_model(2, seed % 2 == 1, seed % 3 == 0 ? DType::kF32 : DType::kBF16,
+                      optimizers[seed % optimizers.size()]);
+    const StepOptions options = random_durable(model, seed);
+    const Interpretation plain = interpret(all_on_device(model, options.microbatches));
+    ASSERT_NO_FATAL_FAILURE(expect_commits(model, options, plain, seed, timings));
+  }
+  EXPECT_GT(timings, 500);
+}
+
+// Updates in the backward pass come behind the Commit; one in the next forward pass is not of this
+// step, and none is pending where it begins.
+TEST(SavingStep, CommitsWhatItFoundWhereverUpdatesAreMade) {
+  int timings = 0;
+  for (std::uint64_t seed = 0; seed < 24; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const StepModel model =
+        example_model(2, seed % 2 == 1, seed % 3 == 0 ? DType::kF32 : DType::kBF16);
+    StepOptions options = random_durable(model, seed);
+    const bool carries = seed % 4 < 2;
+    options.update = carries ? UpdatePlacement::kNextForward : UpdatePlacement::kInBackward;
+    const Interpretation plain = interpret(compile_first_step(model, options));
+    ASSERT_NO_FATAL_FAILURE(expect_commits(model, options, plain, seed, timings));
+  }
+  EXPECT_GT(timings, 200);
+}
+
+TEST(SavingStep, TheOtherSchedulesOfItsRunShareItsHomesAndTheirPlaces) {
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    const StepModel model = example_model(2, true, DType::kBF16);
+    const StepOptions options = random_durable(model, seed);
+    const Schedule saving = compile_saving_step(model, options);
+    const Schedule save = compile_save(model, options);
+    ASSERT_EQ(joined(validate(save)), "");
+    EXPECT_EQ(interpret(save).committed, state_at_entry(model));
+    for (const Schedule& other :
+         {compile_training_step(model, options), save, compile_evaluation(model, options)}) {
+      ASSERT_EQ(joined(validate(other)), "");
+      for (const Buffer& buffer : saving.buffers) {
+        if (!buffer.persistent) continue;
+        const Buffer& same = other.buffers.at(buffer.id);
+        EXPECT_TRUE(same.persistent);
+        EXPECT_EQ(same.offset_bytes, buffer.offset_bytes);
+        EXPECT_EQ(same.slots, buffer.slots);
+        EXPECT_EQ(same.versions, buffer.versions);
+      }
+    }
+  }
+}
+
+// What the two versions and the log take, to the byte: pages of every home's both slots.
+TEST(SavingStep, StorageHoldsTwoVersionsOfAllStateAndOneOfTheRest) {
+  const StepModel model = example_model(2, false, DType::kBF16);
+  for (std::uint64_t seed = 0; seed < 8; ++seed) {
+    const StepOptions options = random_durable(model, seed);
+    const Schedule schedule = compile_training_step(model, options);
+    std::uint64_t expected = 0;
+    for (const Buffer& buffer : schedule.buffers) {
+      if (!buffer.persistent || buffer.tier != Tier::kStorage) continue;
+      const bool gradient = buffer.kind == StateKind::kGradient;
+      EXPECT_EQ(buffer.versions, gradient ? 1 : 2);
+      expected += (gradient ? 1 : 2) * round_up(buffer.bytes, kDirectAlignmentBytes);
+    }
+    EXPECT_GE(schedule.peak_bytes[2], expected);
+    EXPECT_EQ(compile_saving_step(model, options).peak_bytes[2], schedule.peak_bytes[2]);
+  }
+}
+
+// Each is one edit away from a schedule that validates.
+class DamagedCommit : public ::testing::Test {
+ protected:
+  DamagedCommit() : model_(example_model(1, false, DType::kBF16)) {
+    schedule_ = compile_saving_step(
+        model_, durable(example_options(model_, Tier::kPinned, Tier::kPinned, Tier::kStorage)));
+  }
+  Instruction& commit() {
+    return *std::find_if(schedule_.instructions.begin(), schedule_.instructions.end(),
+                         [](const Instruction& i) { return i.op == Op::kCommit; });
+  }
+  StepModel model_;
+  Schedule schedule_;
+};
+
+TEST_F(DamagedCommit, OneThatLeavesOutAHomeIsRefused) {
+  commit().reads.pop_back();
+  EXPECT_NE(joined(validate(schedule_)).find("leaves out"), std::string::npos);
+}
+
+TEST_F(DamagedCommit, OneOfPartOfAHomeIsRefused) {
+  commit().reads.back().bytes = 4096;
+  EXPECT_NE(joined(validate(schedule_)).find("as it is declared to be committed"),
+            std::string::npos);
+}
+
+TEST_F(DamagedCommit, ADeclarationThatForgetsStateIsRefused) {
+  schedule_.commit.pop_back();
+  EXPECT_NE(joined(validate(schedule_)).find("not the state that the schedule finds"),
+            std::string::npos);
+}
+
+TEST_F(DamagedCommit, OneThatIsMissingIsRefused) {
+  Instruction& gone = commit();
+  gone.op = Op::kEncode;
+  gone.reads.clear();
+  EXPECT_NE(joined(validate(schedule_)).find("declared to be committed"), std::string::npos);
+}
+
+// The first write of what the step makes must find the other slot free: behind the Commit.
+TEST_F(DamagedCommit, AWriteOfNewStateThatMayPassItIsRefused) {
+  const InstructionId id = commit().id;
+  bool waits = false;
+  for (Instruction& instruction : schedule_.instructions) {
+    waits = std::erase(instruction.deps, id) > 0 || waits;
+  }
+  EXPECT_TRUE(waits);
+  EXPECT_NE(joined(validate(schedule_)), "");
+}
+
+}  // namespace
+}  // namespace sluice

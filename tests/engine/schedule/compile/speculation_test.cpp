@@ -1,0 +1,244 @@
+// Updates that are made in the backward pass as if the clip factor were one: the terms of the plain
+// order, whether each step's update stands, is made once more, or is given up.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "engine/schedule/check/interpret.hpp"
+#include "engine/schedule/check/validate.hpp"
+#include "engine/schedule/compile/link.hpp"
+#include "engine/schedule/compile/pack.hpp"
+#include "tests/support/step_chain.hpp"
+#include "tests/support/step_examples.hpp"
+
+namespace sluice {
+namespace {
+
+using testing::example_model;
+using testing::example_options;
+using testing::joined;
+using testing::random_options;
+using testing::StepChain;
+
+StepOptions speculative(StepOptions options) {
+  options.update = UpdatePlacement::kSpeculative;
+  return options;
+}
+
+// What becomes of the steps of a run.
+using Verdicts = std::vector<bool>;  // accepted, or redone
+
+Verdicts verdicts(std::uint64_t seed) {
+  Verdicts drawn;
+  for (std::uint64_t step = 0; step < 4; ++step) drawn.push_back(((seed + 5) >> step) % 2 == 0);
+  return drawn;
+}
+
+void run_plain(StepChain& run, const StepModel& model, StepOptions options, const Verdicts& steps) {
+  options.update = UpdatePlacement::kAfterBackward;
+  const Schedule schedule = compile_training_step(model, options);
+  for (std::size_t step = 0; step < steps.size(); ++step) run.pass(schedule, step, steps[step]);
+}
+
+void run_speculative(StepChain& run, const StepModel& model, const StepOptions& options,
+                     const Verdicts& steps) {
+  const Schedule step_schedule = compile_training_step(model, speculative(options));
+  const Schedule redo = compile_redo(model, speculative(options));
+  for (std::size_t step = 0; step < steps.size(); ++step) {
+    run.pass(step_schedule, step, steps[step]);
+    if (::testing::Test::HasFatalFailure()) return;
+    if (steps[step]) continue;
+    run.give_up();
+    run.pass(redo, step);
+  }
+}
+
+// Gradients that wait for a verdict are no state between steps.
+StepChain::State without_gradients(StepChain::State state) {
+  std::erase_if(state, [](const auto& at) { return at.first.first == StateKind::kGradient; });
+  return state;
+}
+
+TEST(Speculation, MakesTheSameTermsWhateverStandsAndWhateverIsRedone) {
+  const std::vector<OptimizerOptions> optimizers = testing::example_optimizers();
+  for (std::uint64_t seed = 0; seed < 42; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const DType dtype = seed % 4 == 3 ? DType::kF32 : DType::kBF16;
+    const StepModel model =
+        example_model(2, seed % 2 == 0, dtype, optimizers[seed % optimizers.size()]);
+    const auto microbatches = static_cast<std::int32_t>(1 + seed % 3);
+    StepOptions resident = example_options(model, Tier::kDevice, Tier::kDevice, Tier::kDevice);
+    resident.microbatches = microbatches;
+    const Verdicts steps = verdicts(seed);
+    StepChain plain;
+    run_plain(plain, model, resident, steps);
+    if (HasFatalFailure()) return;
+    const StepOptions options = random_options(model, microbatches, seed);
+    for (const InterpretOptions& timing : adverse_timings(seed, 1)) {
+      StepChain run(timing);
+      run_speculative(run, model, options, steps);
+      if (HasFatalFailure()) return;
+      ASSERT_EQ(run.norms, plain.norms);
+      ASSERT_EQ(run.losses, plain.losses);
+      ASSERT_EQ(without_gradients(run.exit), plain.exit);
+    }
+  }
+}
+
+// The test above could not fail if the verdict made no difference.
+TEST(Speculation, AnUpdateThatStandsWhereItShouldNotIsAnotherTerm) {
+  const StepModel model = example_model(1, true, DType::kBF16);
+  const StepOptions options = example_options(model, Tier::kPinned, Tier::kPinned, Tier::kStorage);
+  StepChain plain;
+  run_plain(plain, model, options, {false, true});
+  StepChain careless;
+  const Schedule schedule = compile_training_step(model, speculative(options));
+  careless.pass(schedule, 0, false);
+  careless.pass(schedule, 1, true);
+  EXPECT_EQ(careless.norms.front(), plain.norms.front());
+  EXPECT_NE(careless.norms.back(), plain.norms.back());
+  EXPECT_NE(without_gradients(careless.exit), plain.exit);
+}
+
+// fp16: a step that overflows is neither kept nor redone.
+TEST(Speculation, AStepThatIsGivenUpLeavesWhatItFound) {
+  const StepModel model = example_model(2, true, DType::kF16);
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    const StepOptions options = speculative(random_options(model, 2, seed));
+    const Schedule schedule = compile_training_step(model, options);
+    StepChain skipping;
+    skipping.pass(schedule, 0, true);
+    const StepChain::State before = skipping.exit;
+    skipping.pass(schedule, 1);
+    ASSERT_FALSE(skipping.found.empty());
+    for (const auto& [home, term] : skipping.found) EXPECT_EQ(term, before.at(home));
+    skipping.give_up();
+    skipping.pass(schedule, 2, true);
+    StepChain without;
+    without.pass(schedule, 0, true);
+    without.pass(schedule, 2, true);
+    ASSERT_FALSE(HasFatalFailure());
+    EXPECT_EQ(skipping.exit, without.exit);
+    EXPECT_EQ(skipping.losses.back(), without.losses.back());
+  }
+}
+
+// A step whose update stands moves what the plain order moves; a redo moves one update's bytes.
+TEST(Speculation, MovesTheBytesOfThePlainOrderUntilItIsRedone) {
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    const StepModel model = example_model(2, seed % 2 == 0, DType::kBF16);
+    StepOptions options = random_options(model, 2, seed);
+    const LinkBytes plain = link_bytes(compile_training_step(model, options));
+    options.update = UpdatePlacement::kNextForward;
+    const LinkBytes update = link_bytes(compile_drain(model, options));
+    options.update = UpdatePlacement::kSpeculative;
+    EXPECT_EQ(link_bytes(compile_training_step(model, options)), plain);
+    EXPECT_EQ(link_bytes(compile_redo(model, options)), update);
+  }
+}
+
+// Every home of state that updates make is there twice, and the plan's peak counts both.
+TEST(Speculation, HasTwoHomesForAllStateThatUpdatesMake) {
+  const StepModel model = example_model(2, false, DType::kBF16);
+  for (std::uint64_t seed = 0; seed < 12; ++seed) {
+    const StepOptions options = speculative(random_options(model, 2, seed));
+    const Schedule schedule = compile_training_step(model, options);
+    std::vector<int> homes(schedule.buffers.size());
+    std::array<std::uint64_t, kTierCount> held{};
+    for (const Buffer& buffer : schedule.buffers) {
+      if (!buffer.persistent || buffer.role != BufferRole::kState) continue;
+      held[static_cast<std::size_t>(buffer.tier)] += buffer.bytes;
+      if (buffer.twin_of != kNoId) ++homes[buffer.twin_of];
+    }
+    for (const Residency& residency : schedule.entry) EXPECT_EQ(homes[residency.home], 1);
+    for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+      EXPECT_GE(schedule.peak_bytes[tier], held[tier]);
+    }
+    for (const Schedule& other :
+         {compile_redo(model, options), compile_evaluation(model, options)}) {
+      for (const Buffer& buffer : schedule.buffers) {
+        if (!buffer.persistent) continue;
+        EXPECT_EQ(other.buffers.at(buffer.id).twin_of, buffer.twin_of);
+        EXPECT_EQ(other.buffers.at(buffer.id).offset_bytes, buffer.offset_bytes);
+        EXPECT_EQ(other.buffers.at(buffer.id).slots, buffer.slots);
+      }
+    }
+  }
+}
+
+// --- what validate refuses: each is one edit away from a schedule that it accepts ----------------
+
+class DamagedSpeculation : public ::testing::Test {
+ protected:
+  DamagedSpeculation() : model_(example_model(1, false, DType::kBF16)) {
+    options_ = speculative(example_options(model_, Tier::kPinned, Tier::kPinned, Tier::kPinned));
+    schedule_ = compile_training_step(model_, options_);
+  }
+  // Of a master: one that updates read, too.
+  Buffer& twin() {
+    return *std::find_if(schedule_.buffers.begin(), schedule_.buffers.end(), [](const Buffer& at) {
+      return at.twin_of != kNoId && at.kind == StateKind::kMaster;
+    });
+  }
+  std::string verdict() const { return joined(validate(schedule_)); }
+  void compile() {
+    for (Instruction& instruction : schedule_.instructions) instruction.deps.clear();
+    link(schedule_);
+    pack(schedule_);
+  }
+
+  StepModel model_;
+  StepOptions options_;
+  Schedule schedule_;
+};
+
+TEST_F(DamagedSpeculation, AnUpdateOverWhatWasFoundIsRefused) {
+  ASSERT_EQ(verdict(), "");
+  for (Instruction& instruction : schedule_.instructions) {
+    if (instruction.op != Op::kOptimizerStep) continue;
+    for (Use& use : instruction.writes) {
+      const BufferId home = schedule_.buffers[use.buffer].twin_of;
+      if (home != kNoId) use.buffer = home;
+    }
+    break;
+  }
+  compile();
+  EXPECT_NE(verdict().find("ends"), std::string::npos) << verdict();
+}
+
+TEST_F(DamagedSpeculation, AStepThatLeavesNoGradientForARedoIsRefused) {
+  std::erase_if(schedule_.instructions,
+                [](const Instruction& i) { return i.op == Op::kClipFactor; });
+  compile();
+  EXPECT_NE(verdict().find("is left for a later update without its clip factor"), std::string::npos)
+      << verdict();
+}
+
+TEST_F(DamagedSpeculation, ATwinOfAnotherShapeIsRefused) {
+  twin().bytes += kDirectAlignmentBytes;
+  EXPECT_NE(verdict().find("is no twin of the home that it names"), std::string::npos);
+}
+
+TEST_F(DamagedSpeculation, AScheduleThatFindsStateInATwinIsRefused) {
+  schedule_.entry.front().home = twin().id;
+  schedule_.entry.front().kind = twin().kind;
+  schedule_.entry.front().unit = twin().unit;
+  EXPECT_NE(verdict().find("is a twin: what a schedule finds is in the other home"),
+            std::string::npos);
+}
+
+TEST_F(DamagedSpeculation, ARedoThatReadsWhatTheStepMadeIsRefused) {
+  schedule_ = compile_redo(model_, options_);
+  ASSERT_EQ(verdict(), "");
+  const BufferId home = twin().twin_of;
+  for (Instruction& instruction : schedule_.instructions) {
+    for (Use& use : instruction.reads) {
+      if (use.buffer == home) use.buffer = twin().id;
+    }
+  }
+  compile();
+  EXPECT_NE(verdict().find("before it is written"), std::string::npos) << verdict();
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,575 @@
+// Durable runs: the bits of scratch runs, resumed from the state on storage, with faults and
+// without.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+
+#include "engine/checkpoint/durable_checkpoint.hpp"
+#include "offload/storage_file.hpp"
+#include "tests/support/planned_session.hpp"
+#include "tests/support/training_example.hpp"
+
+namespace sluice {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::Overrides;
+using testing::places;
+using testing::TrainingBench;
+using testing::TrainingRecord;
+using testing::operator+;
+
+constexpr std::uint64_t kLogHeaderBytes = 8192;  // offload/state_log.hpp
+
+const Overrides kModel{"model.family=gpt2",  "model.layers=2",        "model.hidden=64",
+                       "model.heads=4",      "train.seq=32",          "train.steps=12",
+                       "optimizer.warmup=3", "optimizer.lr=0.005",    "train.micro_batch=2",
+                       "train.accumulate=2", "data.eval_fraction=0.1"};
+
+Overrides durable(int every) {
+  return {"checkpoint.mode=durable", "checkpoint.every=" + std::to_string(every)};
+}
+
+const std::vector<Overrides> kPlaces{
+    places("device", "device", "device"), places("pinned", "pinned", "pinned"),
+    places("pinned", "pinned", "storage"), places("storage", "pinned", "pinned"),
+    places("storage", "storage", "storage")};
+
+void expect_same(const TrainingRecord& run, const TrainingRecord& reference) {
+  EXPECT_EQ(run.end, TrainingEnd::kDone);
+  EXPECT_EQ(run.losses, reference.losses);
+  EXPECT_EQ(run.norms, reference.norms);
+  EXPECT_NE(reference.weights_hash, "");
+  EXPECT_EQ(run.weights_hash, reference.weights_hash);
+}
+
+std::vector<fs::path> files_in(const fs::path& directory) {
+  std::vector<fs::path> files;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
+    if (entry.path().filename() != "lock") files.push_back(entry.path());
+  }
+  return files;
+}
+
+TEST(Durable, ComputesTheBitsOfAScratchRunWhereverStateIsAndHoweverOftenItCommits) {
+  const TrainingBench bench;
+  const TrainingRecord reference = TrainingBench::run(bench.config("reference", kModel));
+  for (std::size_t i = 0; i < kPlaces.size(); ++i) {
+    for (const int every : {0, 1, 2, 5, 12}) {
+      SCOPED_TRACE("placement " + std::to_string(i) + ", every " + std::to_string(every));
+      const std::string run = "run" + std::to_string(i) + "-" + std::to_string(every);
+      const Config config = bench.config(run, kModel + kPlaces[i] + durable(every));
+      const TrainingRecord record = TrainingBench::run(config);
+      expect_same(record, reference);
+      EXPECT_EQ(record.done.at("peak_bytes"), record.plan.at("peak_bytes"));
+      EXPECT_EQ(record.done.at("measured_peak_bytes").at("storage"),
+                record.plan.at("peak_bytes").at("storage"));
+    }
+  }
+}
+
+TEST(Durable, ComputesTheBitsOfAScratchRunWithEveryOptimizerAndChunk) {
+  const TrainingBench bench;
+  const std::vector<Overrides> variants{
+      {"optimizer.states=split", "optimizer.moments=8bit"},
+      {"optimizer.name=adafactor"},
+      {"optimizer.name=muon"},
+      {"train.precision=fp32", "train.accumulate=1", "recompute.policy=unit", "memory.chunk=4MiB"}};
+  for (std::size_t i = 0; i < variants.size(); ++i) {
+    SCOPED_TRACE(i);
+    const std::string name = "of" + std::to_string(i);
+    const TrainingRecord reference = TrainingBench::run(bench.config(name, kModel + variants[i]));
+    for (const std::size_t at : {1u, 2u, 4u}) {
+      const Config config = bench.config(name + "-" + std::to_string(at),
+                                         kModel + variants[i] + kPlaces[at] + durable(3));
+      expect_same(TrainingBench::run(config), reference);
+    }
+  }
+}
+
+// A commit finds no update pending, and nothing has made new state before it.
+TEST(Durable, ComputesTheBitsOfAScratchRunWhereverItsUpdatesAreMade) {
+  const TrainingBench bench;
+  const TrainingRecord clipped = TrainingBench::run(bench.config("clipped", kModel));
+  const TrainingRecord unclipped =
+      TrainingBench::run(bench.config("unclipped", kModel + Overrides{"train.clip=0"}));
+  const std::vector<std::pair<Overrides, const TrainingRecord*>> variants{
+      {{"optimizer.placement=next_forward"}, &clipped},
+      {{"optimizer.placement=next_forward", "train.order=unit"}, &clipped},
+      {{"optimizer.placement=after_backward", "train.order=unit"}, &clipped},
+      {{"optimizer.placement=in_backward", "train.clip=0"}, &unclipped},
+      {{"optimizer.placement=in_backward", "train.clip=0", "train.order=unit"}, &unclipped}};
+  for (std::size_t i = 0; i < variants.size(); ++i) {
+    for (const std::size_t at : {1u, 2u, 4u}) {
+      SCOPED_TRACE("variant " + std::to_string(i) + ", placement " + std::to_string(at));
+      const std::string name = "run" + std::to_string(i) + "-" + std::to_string(at);
+      const Config config =
+          bench.config(name, kModel + variants[i].first + kPlaces[at] + durable(2));
+      TrainingOptions options;
+      options.stop_at_step = 5;
+      TrainingRecord whole = TrainingBench::run(config, options);
+      options.resume = bench.run_directory(name);
+      options.stop_at_step.reset();
+      whole.append(TrainingBench::run(config, options));
+      expect_same(whole, *variants[i].second);
+    }
+  }
+}
+
+// Stopped by a signal, and resumed with memory in other places, from durable to scratch and back.
+TEST(Durable, ResumesToTheSameBitsWithMemoryInOtherPlaces) {
+  const TrainingBench bench;
+  const TrainingRecord reference = TrainingBench::run(bench.config("reference", kModel));
+  const Overrides scratch{"checkpoint.mode=scratch"};
+  const std::vector<std::array<Overrides, 3>> stages{
+      {kPlaces[4] + durable(2), kPlaces[2] + durable(3), kPlaces[0] + durable(1)},
+      {kPlaces[0] + durable(0), kPlaces[4] + durable(1), kPlaces[1] + durable(0)},
+      {kPlaces[2] + durable(3), kPlaces[4] + scratch, kPlaces[4] + durable(2)},
+      {kPlaces[4] + scratch, kPlaces[3] + durable(2), kPlaces[4] + scratch}};
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    SCOPED_TRACE(i);
+    const std::string run = "run" + std::to_string(i);
+    std::atomic<int> signal{0};
+    TrainingOptions options;
+    options.stop_signal = &signal;
+    TrainingRecord whole;
+    for (const Overrides& stage : stages[i]) {
+      const TrainingRecord part = TrainingBench::run(
+          bench.config(run, kModel + stage), options, [&](const StepReport& report) {
+            signal = report.step == 5 || report.step == 9 ? 15 : 0;
+          });
+      whole.append(part);
+      options.resume = bench.run_directory(run);
+    }
+    expect_same(whole, reference);
+  }
+}
+
+// Shares decide where state lies and nothing else; a resume finds it by the record's.
+TEST(Durable, ResumesWhereItsDataLieWhateverSharesItsPathsHaveNow) {
+  const TrainingBench bench;
+  const TrainingRecord reference = TrainingBench::run(bench.config("reference", kModel));
+  const std::vector<std::vector<double>> stages{{1, 3}, {3, 1}, {}, {1, 15}};
+  std::atomic<int> signal{0};
+  TrainingOptions options;
+  options.stop_signal = &signal;
+  TrainingRecord whole;
+  for (const std::vector<double>& shares : stages) {
+    Config config = bench.config("run", kModel + kPlaces[4] + durable(2));
+    const std::string first = config.memory.storage_paths.at(0);
+    config.memory.storage_paths = {first + "-a", first + "-b"};
+    config.memory.storage_shares = shares;
+    const TrainingRecord part = TrainingBench::run(config, options, [&](const StepReport& report) {
+      signal = report.step % 3 == 0 && report.step < 12 ? 15 : 0;
+    });
+    if (!shares.empty()) {
+      EXPECT_EQ(part.plan.at("storage_shares"),
+                (std::vector<std::uint32_t>(shares.begin(), shares.end())));
+    }
+    EXPECT_EQ(part.plan.at("storage_shares").size(), 2u);
+    whole.append(part);
+    options.resume = bench.run_directory("run");
+  }
+  expect_same(whole, reference);
+}
+
+TEST(Durable, ResumesFp16WithItsLossScale) {
+  const TrainingBench bench;
+  const Overrides fp16 = kModel + Overrides{"train.precision=fp16", "train.loss_scale=4294967296",
+                                            "train.loss_scale_window=2"};
+  const TrainingRecord reference = TrainingBench::run(bench.config("reference", fp16));
+  const Config config = bench.config("run", fp16 + kPlaces[4] + durable(1));
+  TrainingOptions options;
+  options.stop_at_step = 5;
+  TrainingRecord whole = TrainingBench::run(config, options);
+  options.resume = bench.run_directory("run");
+  options.stop_at_step.reset();
+  whole.append(TrainingBench::run(config, options));
+  expect_same(whole, reference);
+}
+
+class DurableRun : public ::testing::Test {
+ protected:
+  DurableRun() : config_(bench_.config("run", kModel + kPlaces[2] + durable(4))) {
+    TrainingOptions options;
+    options.stop_at_step = 6;
+    TrainingBench::run(config_, options);
+    resume_.resume = bench_.run_directory("run");
+  }
+  fs::path only_log() const {
+    const std::vector<fs::path> files = files_in(config_.checkpoint.dir);
+    EXPECT_EQ(files.size(), 1u);
+    return files.at(0);
+  }
+  fs::path only_data() const {
+    const std::vector<fs::path> files = files_in(config_.memory.storage_paths.at(0));
+    EXPECT_EQ(files.size(), 1u);
+    return files.at(0);
+  }
+  static void flip(const fs::path& path, std::uint64_t offset) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(static_cast<std::streamoff>(offset));
+    const int byte = file.get();
+    file.seekp(static_cast<std::streamoff>(offset));
+    file.put(static_cast<char>(byte ^ 1));
+  }
+  // Of the commit `at` before the newest.
+  SavedState record(std::size_t at) const {
+    const auto engine = make_storage_engine("posix", {});
+    CheckpointManifest manifest;
+    SavedState state;
+    parse_state_record(StateLog::read(*engine, only_log().string()).records.at(at).text, "log",
+                       manifest, state);
+    return state;
+  }
+  std::string refusal() const {
+    try {
+      TrainingBench::run(config_, resume_);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "not refused";
+  }
+
+  TrainingBench bench_;
+  Config config_;
+  TrainingOptions resume_;
+};
+
+TEST_F(DurableRun, LeavesOneLogAndOneFileAndResumeReplacesThem) {
+  const fs::path log = only_log();
+  const fs::path data = only_data();
+  EXPECT_EQ(fs::status(data).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  EXPECT_EQ(TrainingBench::run(config_, resume_).losses.size(), 6u);
+  EXPECT_NE(only_log(), log);
+  EXPECT_NE(only_data(), data);
+}
+
+// A copy of a run directory takes its data along, and goes on without touching the original's.
+TEST_F(DurableRun, ACopyGoesOnBesideItsOriginal) {
+  fs::copy(bench_.run_directory("run"), bench_.run_directory("copy"), fs::copy_options::recursive);
+  const fs::path log = only_log();
+  const fs::path data = only_data();
+  TrainingOptions of_copy = resume_;
+  of_copy.resume = bench_.run_directory("copy");
+  const TrainingRecord copy = TrainingBench::run(config_, of_copy);
+  EXPECT_EQ(only_log(), log);
+  EXPECT_EQ(only_data(), data);
+  EXPECT_EQ(files_in(bench_.run_directory("copy") + "/storage").size(), 1u);
+  const TrainingRecord original = TrainingBench::run(config_, resume_);
+  EXPECT_NE(copy.weights_hash, "");
+  EXPECT_EQ(copy.weights_hash, original.weights_hash);
+}
+
+// As `cp -al` and backups make them: the copy's log is the original's, by another name.
+TEST_F(DurableRun, AHardLinkedCopyLeavesTheOriginalsData) {
+  fs::copy(bench_.run_directory("run"), bench_.run_directory("copy"),
+           fs::copy_options::recursive | fs::copy_options::create_hard_links);
+  const fs::path data = only_data();
+  TrainingOptions of_copy = resume_;
+  of_copy.resume = bench_.run_directory("copy");
+  EXPECT_EQ(TrainingBench::run(config_, of_copy).losses.size(), 6u);
+  EXPECT_TRUE(fs::exists(data));
+  EXPECT_EQ(TrainingBench::run(config_, resume_).losses.size(), 6u);
+}
+
+TEST_F(DurableRun, ALogOwnsItsDataWhereverItIsMounted) {
+  const std::string log = only_log().string();
+  SavedState state = record(0);
+  EXPECT_TRUE(owns_data(log, {state.log, state.log_id}));
+  state.log_id.replace(0, 16, 16, 'f');  // another device
+  EXPECT_TRUE(owns_data(log, {state.log, state.log_id}));
+  const fs::path moved = log + ".moved";
+  fs::rename(log, moved);
+  EXPECT_FALSE(owns_data(moved, {state.log, state.log_id}));
+  state.log_id = file_id(moved);
+  EXPECT_TRUE(owns_data(moved, {state.log, state.log_id}));
+  fs::copy(moved, log);
+  EXPECT_FALSE(owns_data(log, {state.log, state.log_id}));
+  fs::remove(log);
+  fs::create_hard_link(moved, log);
+  EXPECT_TRUE(owns_data(log, {state.log, state.log_id}));
+  EXPECT_FALSE(owns_data(moved, {state.log, state.log_id}));
+}
+
+// A copy of the log alone names data that are another's.
+TEST_F(DurableRun, ACopiedLogLeavesTheDataThatItNames) {
+  const fs::path data = only_data();
+  const std::string checkpoints = bench_.run_directory("copy") + "/checkpoints";
+  fs::create_directories(checkpoints);
+  fs::copy(only_log(), checkpoints);
+  TrainingOptions of_copy = resume_;
+  of_copy.resume = bench_.run_directory("copy");
+  Config shared = config_;
+  shared.checkpoint.dir = checkpoints;
+  EXPECT_EQ(TrainingBench::run(shared, of_copy).losses.size(), 6u);
+  EXPECT_TRUE(fs::exists(data));
+  EXPECT_EQ(TrainingBench::run(config_, resume_).losses.size(), 6u);
+}
+
+// Nothing left to do: no step, no commit, and what was there stays.
+TEST_F(DurableRun, OfARunThatIsDoneKeepsItsFiles) {
+  TrainingBench::run(config_, resume_);
+  const fs::path log = only_log();
+  const fs::path data = only_data();
+  EXPECT_EQ(TrainingBench::run(config_, resume_).losses.size(), 0u);
+  EXPECT_EQ(only_log(), log);
+  EXPECT_EQ(only_data(), data);
+}
+
+// The commit before the last is whole too, until a step overwrites its slot.
+TEST_F(DurableRun, DamagedStateIsPassedOverForTheCommitBefore) {
+  const SavedState newest = record(0);
+  const SavedHome& home = newest.homes.at(2);
+  flip(only_data(), home.offset + home.bytes / 2);
+  const SavedState before = record(1);
+  EXPECT_NE(before.homes.at(2).offset, home.offset);
+  EXPECT_EQ(TrainingBench::run(config_, resume_).losses.size(), 8u);  // from step 4
+}
+
+TEST_F(DurableRun, DamagedStateOfBothCommitsIsRefusedByName) {
+  for (const std::size_t at : {0u, 1u}) {
+    const SavedHome home = record(at).homes.at(2);
+    flip(only_data(), home.offset + home.bytes / 2);
+  }
+  const SavedHome home = record(0).homes.at(2);
+  const std::string sentence = refusal();
+  EXPECT_NE(sentence.find(std::string(state_kind_name(home.kind)) + " of unit " +
+                          std::to_string(home.unit) + " is not what was committed"),
+            std::string::npos)
+      << sentence;
+}
+
+// An error that passes says nothing about the data; one that stays leaves the commit before.
+TEST_F(DurableRun, WhatTheDiskCannotReadIsReadOnceMore) {
+  for (const bool forever : {false, true}) {
+    // The first operations read the log.
+    const auto engine =
+        make_faulty_engine(make_storage_engine("posix", {}), {StorageFault::kEio, 6, forever});
+    std::vector<PassedOver> passed_over;
+    const auto found = recover_state(*engine, only_log().string(), {}, passed_over);
+    EXPECT_EQ(found.has_value(), !forever);
+    EXPECT_EQ(passed_over.size(), forever ? 2u : 0u);
+    EXPECT_EQ(found ? found->manifest.step : 6, 6);
+    for (const PassedOver& passed : passed_over) EXPECT_FALSE(passed.absent);
+  }
+}
+
+TEST_F(DurableRun, APipeInTheWayOfALogIsPassedOver) {
+  const std::string pipe = state_log_path(config_.checkpoint.dir, std::string(32, 'a'));
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_EQ(TrainingBench::run(config_, resume_).losses.size(), 6u);
+  EXPECT_TRUE(fs::exists(pipe));
+}
+
+// Resumes that were killed before they committed.
+TEST_F(DurableRun, AResumeRemovesWhatKilledOnesLeft) {
+  const fs::path log = only_log();
+  const fs::path data = only_data();
+  for (const char digit : {'a', 'b'}) {
+    const std::string run(32, digit);
+    std::ofstream(state_log_path(config_.checkpoint.dir, run)) << std::string(8192, '\0');
+    std::ofstream(config_.memory.storage_paths.at(0) + "/sluice-" + run + "-0.durable") << "x";
+  }
+  // Before its first byte was written, and its data made.
+  std::ofstream(state_log_path(config_.checkpoint.dir, std::string(32, 'c')));
+  resume_.stop_at_step = 6;  // where it is: nothing is committed
+  TrainingBench::run(config_, resume_);
+  EXPECT_EQ(only_log(), log);
+  EXPECT_EQ(only_data(), data);
+}
+
+TEST_F(DurableRun, ANameThatIsNoTextIsRefusedBeforeAnythingIsMade) {
+  config_.checkpoint.dir = bench_.run_directory("\xff");
+  EXPECT_NE(refusal().find("not UTF-8"), std::string::npos);
+  EXPECT_FALSE(fs::exists(config_.checkpoint.dir));
+}
+
+// What lies below the run directory goes where that goes, however it is named.
+TEST(Durable, AMovedRunTakesItsDataAlong) {
+  const TrainingBench bench;
+  Config config = bench.config("run", kModel + kPlaces[2] + durable(4));
+  config.log.dir += "/";
+  config.memory.storage_paths = {bench.run_directory("run") + "/fast"};
+  config.checkpoint.dir = bench.run_directory("run") + "/saved";
+  TrainingOptions options;
+  options.stop_at_step = 6;
+  TrainingBench::run(config, options);
+  fs::rename(bench.run_directory("run"), bench.run_directory("moved"));
+  TrainingOptions resume;
+  resume.resume = bench.run_directory("moved");
+  EXPECT_EQ(TrainingBench::run(config, resume).losses.size(), 6u);
+  EXPECT_FALSE(fs::exists(bench.run_directory("run")));
+  EXPECT_EQ(files_in(bench.run_directory("moved") + "/fast").size(), 1u);
+  EXPECT_EQ(files_in(bench.run_directory("moved") + "/saved").size(), 1u);
+}
+
+// An older checkpoint of files is there all the time.
+TEST(Durable, ACommitIsNotGivenUpForAnOlderCheckpoint) {
+  const TrainingBench bench;
+  const Config scratch = bench.config(
+      "run", kModel + kPlaces[2] + Overrides{"checkpoint.mode=scratch", "checkpoint.every=3"});
+  TrainingOptions options;
+  options.stop_at_step = 3;
+  TrainingBench::run(scratch, options);
+  const Config config = bench.config("run", kModel + kPlaces[2] + durable(4));
+  options.resume = bench.run_directory("run");
+  options.stop_at_step = 6;
+  TrainingBench::run(config, options);
+  const auto log_of = [&] {
+    for (const fs::path& file : files_in(config.checkpoint.dir)) {
+      if (file.extension() == ".log") return file;
+    }
+    return fs::path();
+  };
+  const fs::path log = log_of();
+  // Its disk is not mounted.
+  const std::string storage = config.memory.storage_paths.at(0);
+  fs::rename(storage, storage + ".away");
+  options.stop_at_step.reset();
+  try {
+    TrainingBench::run(config, options);
+    ADD_FAILURE() << "not refused";
+  } catch (const InputError& error) {
+    EXPECT_NE(std::string(error.what()).find("is not there"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("from step 3 instead of 6"), std::string::npos)
+        << error.what();
+  }
+  EXPECT_EQ(log_of(), log);
+  fs::remove_all(storage);
+  fs::rename(storage + ".away", storage);
+  // All of it is damaged: the run goes on from what is left, and leaves the rest to its owner.
+  const std::vector<fs::path> data = files_in(storage);
+  ASSERT_EQ(data.size(), 1u);
+  const auto bytes = fs::file_size(data.at(0));
+  std::ofstream(data.at(0), std::ios::binary) << std::string(bytes, 'x');
+  EXPECT_EQ(TrainingBench::run(config, options).losses.size(), 9u);
+  EXPECT_TRUE(fs::exists(log));
+  EXPECT_TRUE(fs::exists(data.at(0)));
+}
+
+TEST_F(DurableRun, ADamagedRecordLeavesTheOneBefore) {
+  const std::uint64_t area = (fs::file_size(only_log()) - kLogHeaderBytes) / 2;
+  flip(only_log(), kLogHeaderBytes + 100);  // one of the two
+  const auto engine = make_storage_engine("posix", {});
+  EXPECT_EQ(StateLog::read(*engine, only_log().string()).records.size(), 1u);
+  flip(only_log(), kLogHeaderBytes + area + 100);  // the other
+  EXPECT_TRUE(StateLog::read(*engine, only_log().string()).records.empty());
+  const std::string sentence = refusal();
+  EXPECT_NE(sentence.find("2 of its two records cannot be read"), std::string::npos) << sentence;
+}
+
+// As a crash may leave it: nothing of that log is kept once the run has committed again.
+TEST_F(DurableRun, ALogWithATornRecordIsRetiredLikeAnother) {
+  const fs::path log = only_log();
+  flip(log, kLogHeaderBytes + 100);
+  TrainingBench::run(config_, resume_);
+  EXPECT_NE(only_log(), log);
+  only_data();
+}
+
+TEST_F(DurableRun, WithOtherSettingsIsRefused) {
+  config_.train.seed = 2;
+  EXPECT_NE(refusal().find("was made with train.seed = 1, which is 2 now"), std::string::npos);
+}
+
+TEST_F(DurableRun, AFreshStartMovesItsLogAsideAndLeavesItsData) {
+  const fs::path data = only_data();
+  TrainingBench::run(config_);
+  EXPECT_TRUE(fs::exists(data));
+  EXPECT_EQ(files_in(config_.log.dir + "/earlier-1/checkpoints").size(), 1u);
+}
+
+// Steady state: a step that commits makes no allocation that a plain one does not (law 9).
+TEST(DurableSession, AllocatesNothingAfterTheFirstSteps) {
+  const TrainingBench bench;
+  const Config config = bench.config("run", kModel + kPlaces[2] + durable(1));
+  fs::create_directories(config.checkpoint.dir);
+  testing::PlannedSession run(config);
+  CheckpointManifest manifest;
+  manifest.data_fingerprint = std::string(32, '0');
+  const auto step = [&](std::int64_t at) {
+    run.session().train_step(
+        at, 1e-2,
+        [&](std::int64_t mb, std::int32_t* tokens, std::int32_t* targets) {
+          run.fill_tokens(mb, tokens, targets);
+        },
+        nullptr, at % 2 == 1 ? &manifest : nullptr);
+  };
+  step(0);
+  step(1);
+  const std::uint64_t before = run.session().allocation_calls();
+  for (std::int64_t at = 2; at < 8; ++at) step(at);
+  EXPECT_EQ(run.session().allocation_calls(), before);
+}
+
+// Any storage operation fails: the run ends with the right bits, or with exit 3; and what it had
+// committed by then resumes to the right bits.
+TEST(DurableFaults, EndAtTheLastCommitFromWhichTheRunGoesOn) {
+  const TrainingBench bench;
+  const Overrides small{"model.layers=1",
+                        "model.hidden=32",
+                        "model.heads=2",
+                        "train.seq=16",
+                        "train.micro_batch=1",
+                        "train.steps=5",
+                        "memory.storage_engine=posix"};
+  const Config config = bench.config("run", small + kPlaces[2] + durable(2));
+  std::uint64_t operations = 0;
+  const auto train_with = [&](const FaultPlan& plan, std::int64_t& committed) {
+    TrainingOptions options;
+    const StorageEngine* engine = nullptr;
+    options.wrap_storage = [&](std::unique_ptr<StorageEngine> inner) {
+      auto faulty = make_faulty_engine(std::move(inner), plan);
+      engine = faulty.get();
+      return faulty;
+    };
+    std::string hash;
+    const EventSink sink = [&](const RunEvent& event) {
+      if (event.at("event") == "checkpoint") committed = event.at("step").get<std::int64_t>();
+      if (event.at("event") != "done") return;
+      hash = event.at("weights_hash").get<std::string>();
+      operations = faulty_engine_operations(*engine);
+    };
+    train(config, options, sink, [](const StepReport&) {});
+    return hash;
+  };
+  std::int64_t ignored = 0;
+  const std::string right = train_with({}, ignored);
+  const std::uint64_t all = operations;
+  constexpr std::uint64_t kRuns = 48;
+  int resumed = 0;
+  for (std::uint64_t run = 0; run < kRuns; ++run) {
+    const FaultPlan plan{run % 2 == 0 ? StorageFault::kEio : StorageFault::kEnospc,
+                         run * all / kRuns, run % 3 == 0};
+    SCOPED_TRACE("operation " + std::to_string(plan.at_operation) + " of " + std::to_string(all));
+    fs::remove_all(config.log.dir);
+    std::int64_t committed = 0;
+    try {
+      EXPECT_EQ(train_with(plan, committed), right);
+      continue;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.exit_status(), 3) << error.what();
+    }
+    TrainingOptions again;
+    again.resume = config.log.dir;
+    try {
+      const TrainingRecord rest = TrainingBench::run(config, again);
+      EXPECT_EQ(rest.weights_hash, right);
+      EXPECT_LE(static_cast<std::int64_t>(rest.losses.size()), 5 - committed);
+      ++resumed;
+    } catch (const InputError&) {
+      EXPECT_EQ(committed, 0) << "a commit is lost";
+      // A run that begins afresh leaves nothing of one that committed nothing.
+      EXPECT_EQ(TrainingBench::run(config).weights_hash, right);
+      EXPECT_EQ(files_in(config.memory.storage_paths.at(0)).size(), 1u);
+    }
+  }
+  EXPECT_GT(resumed, 10);
+}
+
+}  // namespace
+}  // namespace sluice

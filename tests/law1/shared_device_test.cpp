@@ -1,0 +1,102 @@
+// Chunk slots and the device arena in one memory: less of it, the same bits.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <limits>
+
+#include "engine/planner/candidates.hpp"
+#include "engine/planner/footprint.hpp"
+#include "engine/runtime/run_memory.hpp"
+#include "engine/schedule/compile/generate.hpp"
+#include "tests/support/planned.hpp"
+#include "tests/support/training_example.hpp"
+
+namespace sluice {
+namespace {
+
+using testing::least_device;
+using testing::Overrides;
+using testing::places;
+using testing::planned;
+using testing::TrainingBench;
+using testing::TrainingRecord;
+using testing::operator+;
+
+// The head's window and its gradients are larger than a block's, while a block's activations are
+// larger than the head's.
+const Overrides kUneven{"model.family=gpt2",   "model.layers=2",         "model.hidden=64",
+                        "model.heads=4",       "model.vocab=4096",       "train.seq=256",
+                        "train.micro_batch=8", "train.accumulate=2",     "train.steps=3",
+                        "optimizer.lr=0.005",  "data.eval_fraction=0.1", "train.eval_every=2",
+                        "train.precision=bf16"};
+
+TEST(SharedDevice, GivesTheSameBitsInTheLeastMemory) {
+  const TrainingBench bench;
+  const TrainingRecord reference = TrainingBench::run(bench.config("reference", kUneven));
+  for (const Overrides& variant :
+       {places("pinned", "pinned", "pinned"),
+        places("pinned", "pinned", "storage") + Overrides{"recompute.policy=none"},
+        places("storage", "storage", "storage") + Overrides{"train.order=unit"},
+        places("pinned", "storage", "storage") +
+            Overrides{"checkpoint.mode=durable", "checkpoint.every=2"},
+        places("device", "pinned", "pinned") + Overrides{"memory.chunk=4MiB"}}) {
+    SCOPED_TRACE(variant.back());
+    const Overrides settings = kUneven + variant;
+    const std::uint64_t least =
+        least_device(bench.config("least", settings + Overrides{"memory.device=2MiB"}));
+    const Config config =
+        bench.config("shared", settings + Overrides{"memory.device=" + std::to_string(least)});
+    const auto plan = planned(config);
+    EXPECT_TRUE(std::get<Plan>(plan).training.shares_device);
+    EXPECT_LE(std::get<Plan>(plan).peak_bytes[0], least);
+    const TrainingRecord run = TrainingBench::run(config);
+    EXPECT_EQ(run.losses, reference.losses);
+    EXPECT_EQ(run.norms, reference.norms);
+    EXPECT_EQ(run.weights_hash, reference.weights_hash);
+    std::filesystem::remove_all(config.log.dir);
+  }
+}
+
+// Where the order is open, a refusal and a plan know of both.
+TEST(SharedDevice, TheLeastIsThatOfEitherOrder) {
+  const TrainingBench bench;
+  const auto least = [&](const char* order) {
+    return least_device(bench.config(
+        "run", kUneven + places("pinned", "pinned", "storage") +
+                   Overrides{"model.layers=1", "train.seq=512", "train.precision=fp32",
+                             "memory.chunk=8MiB", "memory.prefetch=1", "recompute.policy=unit",
+                             "memory.place.activation=device", "optimizer.placement=next_forward",
+                             "memory.device=2MiB", std::string("train.order=") + order}));
+  };
+  EXPECT_EQ(least("auto"), std::min(least("unit"), least("microbatch")));
+  EXPECT_LT(least("unit"), least("microbatch")) << "or this shows nothing";
+}
+
+// Of what each takes at its largest, the sum is more than a ninth more: 16 MiB, and 14.
+TEST(SharedDevice, TakesATenthLessThanSlotsAndArenaApart) {
+  const TrainingBench bench;
+  const Config config =
+      bench.config("run", kUneven + places("pinned", "pinned", "pinned") +
+                              Overrides{"memory.device=2MiB", "memory.place.activation=device"});
+  const std::uint64_t least = least_device(config);
+  const std::unique_ptr<Kernels> kernels = make_host_kernels({1});
+  const Model model(model_shape(config));
+  const StepModel step = make_step_model(model, batch_shape(config), parameter_table(config, model),
+                                         *kernels, *kernels);
+  std::uint64_t apart = std::numeric_limits<std::uint64_t>::max();
+  for (const CandidateGroup& group : plan_candidates(config, step)) {
+    if (shares_device(group)) continue;
+    for (const StepOptions& options : group) {
+      const Schedule training = compile_training_step(step, options);
+      const Schedule evaluation = compile_evaluation(step, options);
+      const std::array<const Schedule*, 2> schedules{&training, &evaluation};
+      apart = std::min(apart, memory_need(schedules, 0).peak_bytes()[0]);
+    }
+  }
+  EXPECT_LT(static_cast<double>(least), 0.9 * static_cast<double>(apart));
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,218 @@
+#include "tools/report/report.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "tests/tools/report/run_fixture.hpp"
+
+namespace sluice {
+namespace {
+
+using testing::RunFixture;
+using Json = nlohmann::json;
+
+// The JSON that the page draws itself from.
+Json data_of(const std::string& page) {
+  const std::string opening = R"(<script id="data" type="application/json">)";
+  const auto begin = page.find(opening);
+  if (begin == std::string::npos) return {};
+  const auto end = page.find("</script>", begin);
+  return Json::parse(page.substr(begin + opening.size(), end - begin - opening.size()));
+}
+
+std::size_t occurrences(const std::string& text, const std::string& part) {
+  std::size_t count = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+// The message of the InputError that reading the directory must end with, by both renderers.
+std::string refusal(const std::filesystem::path& run_dir) {
+  std::string message;
+  try {
+    render_html_report(run_dir);
+  } catch (const InputError& error) {
+    message = error.what();
+  }
+  EXPECT_THROW(render_perfetto(run_dir), InputError);
+  return message;
+}
+
+TEST(Report, PageHoldsWhatTheRunSays) {
+  const RunFixture run;
+  const Json data = data_of(render_html_report(run.path()));
+  EXPECT_EQ(data["parameters"], 1000000);
+  EXPECT_EQ(data["bound_by"], "storage");
+  EXPECT_EQ(data["weights_hash"], "00112233445566778899aabbccddeeff");
+  ASSERT_EQ(data["steps"]["loss"].size(), 40u);
+  EXPECT_DOUBLE_EQ(data["steps"]["loss"][39].get<double>(), 5.5 - 0.07 * 40);
+  EXPECT_EQ(data["evaluations"]["step"], Json({10, 20, 30, 40}));
+  EXPECT_EQ(data["memory"][0]["budget"], 8u << 20);
+  EXPECT_EQ(data["memory"][2]["budget"], 1u << 30);  // an integer in the config
+  // Two units' weights and three activations are the most that the fixture samples at once.
+  EXPECT_EQ(data["memory"][0]["run"]["peak"], 2 * (2u << 20) + 3 * 262144);
+}
+
+// The fixture's last ten steps are speculative.
+TEST(Report, CountsUpdatesThatWereMadeTwice) {
+  const RunFixture run;
+  const Json redone = data_of(render_html_report(run.path()))["redone"];
+  EXPECT_EQ(redone["steps"], 3);
+  EXPECT_EQ(redone["of"], 10);
+  EXPECT_DOUBLE_EQ(redone["seconds"].get<double>(), 0.75);
+}
+
+TEST(Report, ComparesPlanWithRun) {
+  const RunFixture run;
+  const Json data = data_of(render_html_report(run.path()));
+  std::map<std::string, std::pair<Json, Json>> rows;
+  for (const Json& row : data["comparison"]) rows[row["what"]] = {row["plan"], row["run"]};
+  EXPECT_EQ(rows["Moved in one step: upload"], std::pair(Json(8388608), Json(8388608)));
+  EXPECT_EQ(rows["Moved in one step: storage write"], std::pair(Json(0), Json(4096)));
+  EXPECT_EQ(rows["Peak: device"], std::pair(Json(6291456), Json(6291456)));
+  // The first step took 0.9 s; it is no typical one.
+  EXPECT_EQ(rows["Step time, median after the first"], std::pair(Json(0.02), Json(0.021)));
+}
+
+TEST(Report, PageNeedsNothingBesideIt) {
+  const RunFixture run;
+  const std::string page = render_html_report(run.path());
+  for (const char* outside : {"src=", "href=", "url(", "@import", "fetch(", "XMLHttpRequest"}) {
+    EXPECT_EQ(page.find(outside), std::string::npos) << outside;
+  }
+  // The only address is the name of the SVG namespace.
+  EXPECT_EQ(occurrences(page, "://"), occurrences(page, "http://www.w3.org/2000/svg"));
+}
+
+TEST(Report, TextFromFilesCannotEndTheScript) {
+  const RunFixture run;
+  const std::string plain = render_html_report(run.path());
+  const std::string hostile = "</script><script>alert(1)</script><!--";
+  run.write("config.toml", "# " + hostile + "\n");
+  run.write("trace.json", R"({"names":["compute",")" + hostile +
+                              R"("],"spans":[[0,1,0,5,0,0,0,1]],"counters":[]})");
+  const std::string page = render_html_report(run.path());
+  EXPECT_EQ(occurrences(page, "</script>"), occurrences(plain, "</script>"));
+  EXPECT_EQ(data_of(page)["config"], "# " + hostile + "\n");
+}
+
+TEST(Report, NamesTheFileThatIsMissing) {
+  for (const char* name :
+       {"config.toml", "plan.json", "events.jsonl", "plan_trace.json", "trace.json"}) {
+    const RunFixture run;
+    std::filesystem::remove(run.path() / name);
+    const std::string message = refusal(run.path());
+    EXPECT_NE(message.find(std::string("/") + name + ": no such file"), std::string::npos)
+        << message;
+  }
+  EXPECT_NE(refusal("no/such/run").find("no/such/run"), std::string::npos);
+}
+
+TEST(Report, DoesNotWaitOnAPipe) {
+  const RunFixture run;
+  std::filesystem::remove(run.path() / "trace.json");
+  ASSERT_EQ(mkfifo((run.path() / "trace.json").c_str(), 0600), 0);
+  EXPECT_NE(refusal(run.path()).find("not a regular file"), std::string::npos);
+}
+
+TEST(Report, RefusesMalformedFiles) {
+  const auto trace = [](const std::string& spans, const std::string& counters) {
+    return R"({"names":["compute","Forward"],"spans":[)" + spans + R"(],"counters":[)" + counters +
+           "]}";
+  };
+  const std::vector<std::pair<std::string, std::string>> bad{
+      {"config.toml", "[memory\n"},
+      {"plan.json", ""},
+      {"plan.json", "[]"},
+      {"plan.json", R"({"peak_bytes":{"device":-1}})"},
+      {"plan.json", R"({"peak_bytes":{"device":"64MiB"}})"},
+      {"plan.json", R"({"bytes_moved":7})"},
+      {"plan.json", R"({"step_time_s":1e999})"},
+      {"plan.json", std::string(100000, '[')},
+      {"events.jsonl", "{\"event\":\"step\",\"step\":1}\nnot json\n"},
+      {"events.jsonl", "7\n"},
+      {"events.jsonl", "{\"event\":\"step\",\"loss\":1}\n"},
+      {"events.jsonl", "{\"event\":\"step\",\"step\":1,\"loss\":\"low\"}\n"},
+      {"trace.json", "{}"},
+      {"trace.json", R"({"names":[1],"spans":[],"counters":[]})"},
+      {"trace.json", trace("[0,1,0,5,0,0,0]", "")},                       // a value too few
+      {"trace.json", trace("[2,1,0,5,0,0,0,1]", "")},                     // no such track
+      {"trace.json", trace("[0,-1,0,5,0,0,0,1]", "")},                    // no such name
+      {"trace.json", trace("[0,1,5,4,0,0,0,1]", "")},                     // ends before it begins
+      {"trace.json", trace("[0,1,0,5,0,0,-1,1]", "")},                    // bytes below zero
+      {"trace.json", trace("[0,1,0,5.5,0,0,0,1]", "")},                   // not an integer
+      {"trace.json", trace("[0,1,0,18446744073709551615,0,0,0,1]", "")},  // past 2^63
+      {"trace.json", trace("[0,1,-9223372036854775807,0,0,0,0,1]", "")},
+      {"trace.json", trace("[0,1,0,5,4294967296,0,0,1]", "")},  // unit past 2^31
+      {"trace.json", trace("", "[2,0,1.0]")},
+      {"trace.json", trace("", "[0,0,\"much\"]")},
+      {"plan_trace.json", trace("[0,1,0,5,0,0,0,1]", "").substr(0, 40)},
+  };
+  for (const auto& [name, text] : bad) {
+    const RunFixture run;
+    run.write(name, text);
+    const std::string message = refusal(run.path());
+    EXPECT_NE(message.find(std::string("/") + name + ": "), std::string::npos)
+        << name << " holding " << text.substr(0, 80) << " gave: " << message;
+    EXPECT_LT(message.size(), 400u);
+  }
+}
+
+// A run that was killed: no `done`, a last event cut short, no finite loss, nothing traced.
+TEST(Report, ReadsARunThatWasCutShort) {
+  const RunFixture run;
+  run.write("events.jsonl",
+            "{\"event\":\"step\",\"step\":1,\"loss\":null}\n{\"event\":\"step\",\"st");
+  run.write("trace.json", R"({"names":[],"spans":[],"counters":[]})");
+  const Json data = data_of(render_html_report(run.path()));
+  EXPECT_EQ(data["steps"]["step"], Json({1}));
+  EXPECT_TRUE(data["steps"]["loss"][0].is_null());
+  EXPECT_TRUE(data["weights_hash"].is_null());
+  EXPECT_EQ(data["run"]["tracks"].size(), 0u);
+  EXPECT_NO_THROW(render_perfetto(run.path()));
+}
+
+TEST(Perfetto, SlicesOfAThreadNeverOverlap) {
+  const RunFixture run;
+  const Json events = Json::parse(render_perfetto(run.path()))["traceEvents"];
+  // (process, thread) to (begin, end) in nanoseconds.
+  std::map<std::pair<int, int>, std::vector<std::pair<std::int64_t, std::int64_t>>> slices;
+  std::map<std::pair<int, int>, std::string> threads;
+  std::size_t counters = 0;
+  for (const Json& event : events) {
+    const std::pair<int, int> thread{event["pid"], event.value("tid", 0)};
+    if (event["ph"] == "X") {
+      const auto begin = std::llround(event["ts"].get<double>() * 1000);
+      slices[thread].emplace_back(begin, begin + std::llround(event["dur"].get<double>() * 1000));
+    } else if (event["ph"] == "M" && event["name"] == "thread_name") {
+      threads[thread] = event["args"]["name"];
+    } else if (event["ph"] == "C") {
+      ++counters;
+    }
+  }
+  std::size_t count = 0;
+  for (auto& [thread, list] : slices) {
+    EXPECT_TRUE(threads.contains(thread));
+    std::sort(list.begin(), list.end());
+    EXPECT_GE(list.front().first, 0);
+    for (std::size_t i = 1; i < list.size(); ++i) EXPECT_GE(list[i].first, list[i - 1].second);
+    count += list.size();
+  }
+  EXPECT_EQ(count, 2u * 3u * testing::kFixtureUnits);
+  EXPECT_EQ(counters, 2u * 4u * testing::kFixtureUnits);
+  // Reads overlap two deep, so their lane has a second thread in each process.
+  EXPECT_EQ(std::count_if(threads.begin(), threads.end(),
+                          [](const auto& entry) { return entry.second == "storage_read (2)"; }),
+            2);
+}
+
+}  // namespace
+}  // namespace sluice

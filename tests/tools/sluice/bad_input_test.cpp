@@ -1,0 +1,165 @@
+// Bad input: exit 2, one sentence that names what is wrong, an event, and nothing touched.
+#include <stdlib.h>
+
+#include "tests/tools/sluice/cli_fixture.hpp"
+
+namespace sluice::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+class BadInput : public CliTest {
+ protected:
+  // Refused by train, with and without --json, for one reason: a `--set`.
+  void expect_set_refused(const std::string& assignment, const Words& words) const {
+    expect_refused({"train", "config.toml", "--set", assignment}, words);
+    expect_refused({"train", "config.toml", "--json", "--set", assignment}, words);
+  }
+  void expect_config_refused(const std::string& text, const Words& words) const {
+    write_file(path("bad.toml"), text);
+    expect_refused({"train", "bad.toml", "--json"}, words);
+    expect_refused({"plan", "bad.toml", "--json"}, words);
+  }
+  std::string config() const { return read_file(path("config.toml")); }
+};
+
+TEST_F(BadInput, AnUnknownKeyIsAnsweredWithTheNearest) {
+  expect_set_refused("memory.devise=1GiB", {"'memory.devise'", "'memory.device'"});
+  expect_config_refused(config() + "[trian]\nsteps = 3\n", {"bad.toml:", "'train.steps'"});
+}
+
+TEST_F(BadInput, AMistypedValueIsAnsweredWithWhatIsRight) {
+  expect_set_refused("train.steps=many", {"train.steps", "an integer", "\"many\""});
+  expect_set_refused("memory.device=64 apples", {"memory.device", "64MiB"});
+  expect_set_refused("memory.storage=plenty", {"memory.storage", "\"auto\"", "64MiB"});
+  expect_set_refused("train.precision=bf15", {"train.precision", "\"bf16\""});
+  expect_set_refused("train.steps=0", {"train.steps", "from 1"});
+  expect_config_refused("[model]\nlayers = \"two\"\n", {"bad.toml:2", "model.layers", "integer"});
+}
+
+TEST_F(BadInput, ALossScaleThatCannotBeIsRefused) {
+  expect_set_refused("train.loss_scale=0", {"train.loss_scale", "from 1 to 4294967296", "0"});
+  expect_set_refused("train.loss_scale=8589934592", {"train.loss_scale", "from 1 to 4294967296"});
+  expect_set_refused("train.loss_scale=1000", {"train.loss_scale is 1000", "power of two", "512"});
+  expect_set_refused("train.loss_scale=dynamic", {"train.loss_scale", "an integer"});
+  expect_set_refused("train.loss_scaling=off", {"train.loss_scaling", "\"dynamic\"", "\"static\""});
+  expect_set_refused("train.loss_scale_window=0", {"train.loss_scale_window", "from 1"});
+  expect_set_refused("train.loss_scale_patience=0", {"train.loss_scale_patience", "from 1"});
+}
+
+TEST_F(BadInput, AnAssignmentWithoutItsSignIsRefused) {
+  expect_set_refused("memory.device", {"key=value"});
+  expect_set_refused("=1GiB", {"key=value"});
+}
+
+TEST_F(BadInput, AConfigurationThatCannotBeReadIsRefused) {
+  expect_refused({"train", "absent.toml", "--json"}, {"absent.toml"});
+  expect_refused({"train", ".", "--json"}, {"cannot be read"});
+  expect_config_refused("[model\nlayers = 2\n", {"bad.toml:1", "TOML"});
+  expect_config_refused(std::string("\0\x80\xff", 3), {"bad.toml", "TOML"});
+  expect_config_refused("", {"model.layers", "missing"});
+}
+
+TEST_F(BadInput, ValuesThatDisagreeAreRefused) {
+  expect_set_refused("model.heads=3", {"model.heads", "3", "64"});
+  expect_set_refused("train.seq=100000", {"train"});
+}
+
+TEST_F(BadInput, DataThatIsMissingEmptyOrTooShortIsRefused) {
+  expect_set_refused("data.paths=absent.txt", {"data.paths", "'absent.txt'", "does not exist"});
+  expect_set_refused("data.paths=[]", {"data.paths", "empty"});
+  write_file(path("empty.txt"), "");
+  expect_set_refused("data.paths=empty.txt", {"'empty.txt'", "no text"});
+  fs::create_directory(path("nothing"));
+  expect_set_refused("data.paths=nothing", {"'nothing'", "no text"});
+  write_file(path("short.txt"), "too short");
+  expect_set_refused("data.paths=short.txt", {"tokens", "33"});
+  expect_set_refused("data.eval_fraction=0.001", {"data.eval_fraction", "33"});
+}
+
+TEST_F(BadInput, TokenFilesAreCheckedBeforeTheStart) {
+  const auto refuse = [&](const std::string& bytes, const Words& words) {
+    write_file(path("tokens.bin"), bytes);
+    expect_refused(
+        {"train", "config.toml", "--json", "--set", "data.format=llmc", "data.paths=tokens.bin"},
+        words);
+  };
+  std::vector<std::uint16_t> tokens(1000, 7);
+  const std::string good = llmc_bytes(tokens);
+  refuse(good.substr(0, good.size() - 1), {"tokens.bin", "truncated", "1000"});
+  refuse(good.substr(0, 100), {"tokens.bin", "header"});
+  refuse(good + "x", {"tokens.bin", "too long"});
+  refuse(std::string(good.size(), '\0'), {"tokens.bin", "magic"});
+  tokens[600] = 256;
+  refuse(llmc_bytes(tokens), {"tokens.bin", "256", "600", "model.vocab"});
+  tokens[600] = 255;
+  write_file(path("tokens.bin"), llmc_bytes(tokens));
+  succeed({"train", "config.toml", "--steps", "1", "--set", "data.format=llmc",
+           "data.paths=tokens.bin"});
+}
+
+TEST_F(BadInput, DirectoriesThatCannotBeOnesAreRefused) {
+  expect_set_refused("memory.storage_paths=text.txt", {"memory.storage_paths", "'text.txt'"});
+  expect_set_refused("memory.storage_paths=text.txt/below",
+                     {"memory.storage_paths", "'text.txt/below'"});
+  expect_set_refused("log.dir=text.txt", {"log.dir", "'text.txt'"});
+  expect_set_refused("log.dir=text.txt/run", {"log.dir", "'text.txt/run'"});
+  expect_set_refused("checkpoint.dir=text.txt", {"checkpoint.dir", "'text.txt'"});
+}
+
+TEST_F(BadInput, BudgetsLargerThanTheMachineAreRefused) {
+  for (const char* key : {"memory.device", "memory.pinned"}) {
+    expect_set_refused(std::string(key) + "=100TiB", {key, "100TiB", "available"});
+  }
+  // 1 PiB: more than any disk that this test will meet.
+  expect_set_refused("memory.storage=1024TiB", {"memory.storage = 1024TiB", "free", "storage"});
+  for (const char* setting : {"memory.device=100TiB", "memory.storage=1024TiB"}) {
+    expect_refused({"plan", "config.toml", "--json", "--set", setting}, {"TiB"});
+  }
+}
+
+TEST_F(BadInput, WhatThisVersionLacksIsSaid) {
+  for (const char* setting :
+       {"parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2",
+        "parallel.zero=1", "parallel.schedule=1f1b", "data.format=megatron",
+        "train.reduction=sequential", "model.from=somewhere"}) {
+    const std::string key = std::string(setting).substr(0, std::string(setting).find('='));
+    expect_refused({"train", "config.toml", "--json", "--set", setting}, {key, "this version"});
+  }
+  expect_refused({"plan", "config.toml", "--json", "--world", "2"}, {"--world 2"});
+}
+
+TEST_F(BadInput, AGpuThatIsNotThereIsNotPretended) {
+  ::setenv("CUDA_VISIBLE_DEVICES", "", 1);  // where there is one it is hidden
+  for (const char* const command : {"train", "plan"}) {
+    expect_refused({command, "config.toml", "--json", "--set", "memory.backend=cuda"},
+                   {R"(memory.backend = "cuda")", R"(use "host")"});
+  }
+  expect_refused({"bench", "copy", "--backend", "cuda", "--json"}, {"memory.backend"});
+  expect_refused({"bench", "copy", "--backend", "tpu"}, {});
+}
+
+TEST_F(BadInput, ABenchOfStorageChecksWhatItIsTold) {
+  expect_refused({"bench", "storage", "--json", "--block", "1000"}, {"block", "4096"});
+  expect_refused({"bench", "storage", "--json", "--block", "much"}, {"--block"});
+  expect_refused({"bench", "storage", "--depth", "1"}, {});
+  expect_refused({"bench", "storage", "--json", "--block", "8MiB", "--depth", "32"}, {"64MiB"});
+  expect_refused({"bench", "storage", "--json", "--rounds", "0"}, {"rounds"});
+}
+
+TEST_F(BadInput, ArgumentsThatAreNoneAreRefused) {
+  for (const Words& arguments :
+       {Words{"learn"}, Words{"train"}, Words{"train", "config.toml", "--quick"},
+        Words{"train", "config.toml", "--steps", "some"},
+        Words{"train", "config.toml", "--steps", "0"}, Words{"train", "config.toml", "--set"},
+        Words{"plan"}, Words{"report"}, Words{"bench"}, Words{"bench", "coffee"},
+        Words{"doctor", "--seconds", "0"}}) {
+    expect_refused(arguments, {});
+    Words with_json = arguments;
+    with_json.emplace_back("--json");
+    if (arguments.front() != "report") expect_refused(with_json, {});
+  }
+}
+
+}  // namespace
+}  // namespace sluice::testing

@@ -1,0 +1,108 @@
+// Several runs started at once: on one run directory one of them has it, and the others are refused
+// by its name (or come after it); with directories of their own they share a storage path and never
+// meet.
+#pragma once
+
+#include <fstream>
+#include <set>
+
+#include "tests/tools/sluice/cli_fixture.hpp"
+
+namespace sluice::testing {
+
+class ConcurrentStarts : public CliTest {
+ protected:
+  ConcurrentStarts() { hash_ = hash_of(succeed(arguments("alone", "alone/storage"))); }
+
+  // starts: how many times 2 to 8 processes begin together.
+  void start_together(int starts) {
+    for (int i = 0; i < starts && !HasFailure(); ++i) {
+      SCOPED_TRACE("start " + std::to_string(i));
+      const int processes = 2 + i % 7;
+      i % 2 == 0 ? on_one_directory(processes) : on_one_storage_path(processes);
+    }
+  }
+
+ private:
+  static Words arguments(const std::string& directory, const std::string& storage) {
+    return {"train",
+            "config.toml",
+            "--json",
+            "--steps",
+            "1",
+            "--set",
+            "model.layers=1",
+            "model.hidden=32",
+            "log.dir=" + directory,
+            "memory.storage_paths=[\"" + storage + "\"]"};
+  }
+
+  static std::string hash_of(const ChildOutcome& outcome) {
+    const std::vector<Json> done = events_of(outcome, "done");
+    return done.size() == 1 ? done[0].value("weights_hash", "") : "";
+  }
+
+  std::vector<ChildOutcome> outcomes_of(const std::vector<Words>& commands) const {
+    std::vector<std::unique_ptr<ChildProcess>> children;
+    for (const Words& command : commands) children.push_back(start(command));
+    std::vector<ChildOutcome> outcomes;
+    for (const auto& child : children) outcomes.push_back(child->wait(kCliDeadline));
+    return outcomes;
+  }
+
+  void on_one_directory(int processes) {
+    const std::vector<Words> commands(static_cast<std::size_t>(processes),
+                                      arguments("shared", "shared/storage"));
+    std::set<std::string> winners;
+    for (const ChildOutcome& outcome : outcomes_of(commands)) {
+      if (outcome.exit_status == 0) {
+        EXPECT_EQ(hash_of(outcome), hash_);
+        winners.insert(events_of(outcome, "plan").at(0).at("run_id"));
+      } else {
+        EXPECT_EQ(outcome.exit_status, 2) << outcome.err;
+        EXPECT_NE(outcome.err.find("is in use by another run"), std::string::npos) << outcome.err;
+      }
+    }
+    EXPECT_GE(winners.size(), 1u);
+    // What lies there is of one run, whole.
+    std::ifstream events(path("shared/events.jsonl"));
+    std::vector<Json> kept;
+    for (std::string line; std::getline(events, line);) kept.push_back(Json::parse(line));
+    ASSERT_GE(kept.size(), 2u);
+    EXPECT_TRUE(winners.contains(kept.front().value("run_id", "")));
+    EXPECT_EQ(kept.back().value("weights_hash", ""), hash_);
+    for (std::size_t i = 1; i < kept.size(); ++i) EXPECT_NE(kept[i].at("event"), "plan");
+    const Json manifest =
+        Json::parse(read_file(path("shared/checkpoints/step-00000001/manifest.json")));
+    EXPECT_EQ(manifest.at("run_id"), kept.front().at("run_id"));
+    expect_nothing_left("shared");
+  }
+
+  void on_one_storage_path(int processes) {
+    std::vector<Words> commands;
+    for (int i = 0; i < processes; ++i) {
+      commands.push_back(arguments("own" + std::to_string(i), "storage"));
+    }
+    std::set<std::string> ids;
+    for (const ChildOutcome& outcome : outcomes_of(commands)) {
+      ASSERT_EQ(outcome.exit_status, 0) << outcome.err;
+      EXPECT_EQ(hash_of(outcome), hash_);
+      ids.insert(events_of(outcome, "plan").at(0).at("run_id"));
+    }
+    EXPECT_EQ(ids.size(), static_cast<std::size_t>(processes));
+    EXPECT_TRUE(std::filesystem::is_empty(path("storage")));
+    for (int i = 0; i < processes; ++i) expect_nothing_left("own" + std::to_string(i));
+  }
+
+  void expect_nothing_left(const std::string& directory) {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(path(directory))) {
+      EXPECT_NE(entry.path().filename(), "lock") << entry.path();
+      EXPECT_NE(entry.path().extension(), ".tmp") << entry.path();
+    }
+    std::filesystem::remove_all(path(directory));
+  }
+
+  std::string hash_;
+};
+
+}  // namespace sluice::testing

@@ -1,0 +1,132 @@
+// --version, --help, --help-config, report, doctor, bench.
+#include "engine/config/schema.hpp"
+#include "tests/tools/sluice/cli_fixture.hpp"
+
+namespace sluice::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+class Help : public CliTest {};
+
+TEST_F(Help, VersionAndHelpEndWell) {
+  const ChildOutcome version = succeed({"--version"});
+  EXPECT_TRUE(version.out.starts_with("sluice 0.")) << version.out;
+  const ChildOutcome help = succeed({"--help"});
+  for (const char* command : {"train", "plan", "doctor", "bench", "report"}) {
+    EXPECT_TRUE(holds(help.out, command)) << command;
+    const ChildOutcome own = succeed({command, "--help"});
+    EXPECT_TRUE(holds(own.out, "Usage")) << own.out;
+  }
+}
+
+TEST_F(Help, NoArgumentsShowTheHelpAndFail) {
+  const ChildOutcome outcome = run({});
+  EXPECT_EQ(outcome.exit_status, 2);
+  EXPECT_TRUE(holds(outcome.out, "train"));
+}
+
+TEST_F(Help, EveryKeyIsListedWithItsMeaning) {
+  const ChildOutcome outcome = succeed({"--help-config"});
+  for (const ConfigKey& key : config_schema()) {
+    EXPECT_TRUE(holds(outcome.out, "  " + key.path + "\n      " + key.doc)) << key.path;
+  }
+}
+
+class Report : public CliTest {};
+
+TEST_F(Report, ShowsARealRun) {
+  succeed({"train", "config.toml", "--steps", "3"});
+  succeed({"report", "run"});
+  const std::string page = read_file(path("run/report.html"));
+  EXPECT_TRUE(page.starts_with("<!DOCTYPE html>") || page.starts_with("<!doctype html>"));
+  succeed({"report", "run", "--format", "perfetto", "-o", "trace.json"});
+  const Json trace = Json::parse(read_file(path("trace.json")));
+  const std::string text = trace.dump();
+  for (const char* lane : {"compute", "h2d", "d2h", "storage_read", "storage_write", "optimizer"}) {
+    EXPECT_TRUE(holds(page, lane)) << lane;
+    EXPECT_TRUE(holds(text, lane)) << lane;
+  }
+  EXPECT_GT(trace.at("traceEvents").size(), 50u);
+}
+
+TEST_F(Report, OfARunThatWasStoppedShowsWhatThereIs) {
+  succeed({"train", "config.toml", "--steps", "1"});
+  succeed({"report", "run"});
+}
+
+TEST_F(Report, OfNothingIsRefused) {
+  expect_refused({"report", "absent"}, {"absent", "no such directory"});
+  fs::create_directory(path("empty"));
+  expect_refused({"report", "empty"}, {"empty", "no such file"});
+  succeed({"train", "config.toml", "--steps", "1"});
+  expect_refused({"report", "run", "--format", "tapestry"}, {"'tapestry'", "perfetto"});
+  expect_refused({"report", "run", "-o", "absent/page.html"}, {"absent/page.html"});
+  write_file(path("run/trace.json"), "{");
+  expect_refused({"report", "run"}, {"trace.json"});
+}
+
+class Measure : public CliTest {};
+
+TEST_F(Measure, DoctorChecksMeasuresAndSavesTheProfileThatPlanUses) {
+  const ChildOutcome outcome = succeed({"doctor", "--json", "--seconds", "0.002"});
+  bool measured = false;
+  for (const Json& event : events_of(outcome)) {
+    EXPECT_EQ(event.at("event"), "doctor");
+    EXPECT_EQ(event.at("ok").get<bool>(), !event.contains("fix")) << event;
+    measured = measured || (event.at("check") == "measure" && event.at("ok").get<bool>());
+  }
+  EXPECT_TRUE(measured);
+  EXPECT_TRUE(fs::exists(path("cache/sluice/hardware.json")));
+  const ChildOutcome own = succeed({"plan", "config.toml", "--json"});
+  const ChildOutcome named =
+      succeed({"plan", "config.toml", "--json", "--hardware", "cache/sluice/hardware.json"});
+  EXPECT_EQ(own.out, named.out);
+  fs::remove_all(path("cache"));
+  const ChildOutcome standard = succeed({"plan", "config.toml", "--json"});
+  EXPECT_NE(own.out, standard.out);  // another step time
+}
+
+TEST_F(Measure, BenchesPrintTheirFigures) {
+  const auto figures = [&](const Words& arguments) {
+    const std::vector<Json> events = events_of(succeed(arguments));
+    EXPECT_EQ(events.size(), 1u);
+    if (events.size() != 1) return Json::object();
+    EXPECT_EQ(events[0].at("event"), "bench");
+    EXPECT_EQ(events[0].at("name"), arguments[1]);
+    return events[0].at("figures");
+  };
+  const Json adam = figures({"bench", "adam", "--json", "--elems", "262144", "--threads", "1"});
+  const Json& split = adam.at("variants").at("split_block8");
+  EXPECT_GT(split.at("params_per_s").get<double>(), 0);
+  EXPECT_GT(split.at("traffic_params_per_s").get<double>(), 0);
+  const Json storage =
+      figures({"bench", "storage", "--json", "--bytes", "64MiB", "--seconds", "0.02", "--block",
+               "256KiB", "--depth", "4", "--rounds", "1", "--no-sweep"});
+  EXPECT_EQ(storage.at("block_bytes"), 262144);
+  EXPECT_EQ(storage.at("depth"), 4);
+  EXPECT_EQ(storage.at("rounds"), 1);
+  for (const char* mix : {"read", "write", "duplex"}) {
+    EXPECT_GT(storage.at(mix + std::string("_gib_per_s")).get<double>(), 0) << mix;
+    EXPECT_TRUE(storage.contains(mix + std::string("_cpu_ms_per_gib"))) << mix;
+  }
+  const ChildOutcome people = succeed({"bench", "adam", "--elems", "262144", "--threads", "1",
+                                       "--rounds", "7", "--variants", "split,lion"});
+  EXPECT_TRUE(holds(people.out, "bf16 -> bf16, split master")) << people.out;
+  EXPECT_TRUE(holds(people.out, "Lion, bf16 -> bf16")) << people.out;
+  EXPECT_FALSE(holds(people.out, "8-bit moments")) << people.out;
+  EXPECT_TRUE(holds(people.out, "limit: the same bytes")) << people.out;
+  const ChildOutcome table = succeed(
+      {"bench", "storage", "--bytes", "96MiB", "--seconds", "0.02", "--rounds", "1", "--no-sweep"});
+  EXPECT_TRUE(holds(table.out, "CPU ms/GiB")) << table.out;
+  for (const char* mix : {"\nread ", "\nwrite ", "\nduplex "}) {
+    EXPECT_TRUE(holds(table.out, mix)) << table.out;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::testing

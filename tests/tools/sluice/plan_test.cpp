@@ -1,0 +1,164 @@
+// `sluice plan`, and the refusal that train and plan share.
+#include "base/units.hpp"
+#include "tests/tools/sluice/cli_fixture.hpp"
+
+namespace sluice::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+class PlanCommand : public CliTest {
+ protected:
+  // The refused event of a command; its sentence on stderr names what it names.
+  Json refused(const Words& arguments) const {
+    const auto before = snapshot();
+    const ChildOutcome outcome = run(arguments);
+    EXPECT_EQ(outcome.exit_status, 2) << outcome.err;
+    EXPECT_TRUE(snapshot() == before) << "something was created or changed";
+    const std::vector<Json> events = events_of(outcome);
+    EXPECT_EQ(events.size(), 1u);
+    EXPECT_EQ(lines_of(outcome.err).size(), 1u) << outcome.err;
+    if (events.size() != 1) return Json::object();
+    const Json& event = events.front();
+    EXPECT_EQ(event.at("event"), "refused");
+    for (const auto& [tier, facts] : event.at("tiers").items()) {
+      EXPECT_GT(facts.at("needed").get<std::uint64_t>(),
+                facts.at("available").get<std::uint64_t>());
+      EXPECT_NE(outcome.err.find("memory." + tier + " needs"), std::string::npos) << outcome.err;
+    }
+    for (const Json& suggestion : event.at("suggestions")) {
+      for (const auto& [key, value] : suggestion.items()) {
+        EXPECT_NE(outcome.err.find("--set " + key + "=" + value.get<std::string>()),
+                  std::string::npos)
+            << outcome.err;
+      }
+    }
+    return event;
+  }
+
+  // Budgets as `--set`s; every suggestion runs as it stands, and not with 2 MiB less of one key.
+  void expect_suggestions_exact(const std::map<std::string, std::string>& budgets) const {
+    const auto command = [&](const char* name, std::map<std::string, std::string> settings,
+                             const Json& changes) {
+      for (const auto& [key, value] : changes.items()) settings[key] = value;
+      Words words{name, "config.toml", "--json", "--set", "train.steps=1"};
+      for (const auto& [key, value] : settings) words.push_back(key + "=" + value);
+      return words;
+    };
+    const Json none = Json::object();
+    const Json event = refused(command("train", budgets, none));
+    EXPECT_EQ(refused(command("plan", budgets, none)), event);
+    EXPECT_FALSE(event.at("tiers").empty());
+    EXPECT_FALSE(event.at("suggestions").empty());
+    for (const Json& suggestion : event.at("suggestions")) {
+      succeed(command("train", budgets, suggestion));
+      fs::remove_all(path("run"));
+      for (const auto& [key, value] : suggestion.items()) {
+        Json less = suggestion;
+        less[key] = std::to_string(*parse_bytes(value.get<std::string>()) - 2 * kMiB);
+        refused(command("plan", budgets, less));
+      }
+    }
+  }
+};
+
+TEST_F(PlanCommand, SaysWhatTrainSays) {
+  const ChildOutcome plan = succeed({"plan", "config.toml", "--json"});
+  EXPECT_FALSE(fs::exists(path("run")));
+  const ChildOutcome train = succeed({"train", "config.toml", "--json", "--steps", "1"});
+  Json trained = events_of(train, "plan").at(0);
+  EXPECT_EQ(trained.at("run_id").get<std::string>().size(), 32u);
+  EXPECT_EQ(trained.at("log_dir"), path("run").string());
+  EXPECT_EQ(trained.at("checkpoint_dir"), path("run/checkpoints").string());
+  for (const char* name : {"run_id", "log_dir", "checkpoint_dir"}) trained.erase(name);  // no run
+  EXPECT_EQ(events_of(plan).at(0), trained);
+  EXPECT_EQ(events_of(plan).size(), 1u);
+  EXPECT_EQ(Json::parse(read_file(path("run/plan.json"))), events_of(plan).at(0));
+}
+
+TEST_F(PlanCommand, TellsPeopleTheSame) {
+  const ChildOutcome outcome = succeed({"plan", "config.toml"});
+  EXPECT_EQ(outcome.out, "");
+  for (const char* word : {"model ", "parameters", "plan ", "device ", "pinned ", "storage ",
+                           "a step ", "bound by "}) {
+    EXPECT_NE(outcome.err.find(word), std::string::npos) << word << " in " << outcome.err;
+  }
+}
+
+TEST_F(PlanCommand, SaysWhereActivationsWaitAndWhatThatMoves) {
+  const Words stored{"--set", "memory.place.activation=storage", "recompute.policy=none",
+                     "memory.prefetch=0"};
+  Words plan{"plan", "config.toml", "--json"};
+  plan.insert(plan.end(), stored.begin(), stored.end());
+  const ChildOutcome outcome = succeed(plan);
+  const Json event = events_of(outcome).at(0);
+  EXPECT_EQ(event.at("units_by_tier").at("activation"), (Json{{"storage", 4}}));
+  const Json& moved = event.at("activation_bytes_moved");
+  for (const char* link : {"upload", "download", "storage_read", "storage_write"}) {
+    EXPECT_GT(moved.at(link).get<std::uint64_t>(), 0u) << link;
+    EXPECT_LE(moved.at(link), event.at("bytes_moved").at(link));
+  }
+  plan.erase(plan.begin() + 2);
+  EXPECT_NE(succeed(plan).err.find("spilled  activations of units: 4 storage; up "),
+            std::string::npos);
+}
+
+TEST_F(PlanCommand, WritesTheTraceOfTheStep) {
+  succeed({"plan", "config.toml", "--trace", "step.json"});
+  const Json trace = Json::parse(read_file(path("step.json")));
+  EXPECT_GT(trace.at("spans").size(), 20u);
+  bool reads = false;
+  for (const Json& name : trace.at("names")) {
+    reads = reads || name.get<std::string>().find("storage_read") != std::string::npos;
+  }
+  EXPECT_TRUE(reads);
+}
+
+TEST_F(PlanCommand, AHardwareProfileThatIsNoneIsRefused) {
+  write_file(path("hardware.json"), "{\"format\": \"something else\"}");
+  expect_refused({"plan", "config.toml", "--json", "--hardware", "hardware.json"},
+                 {"hardware.json", "format"});
+  write_file(path("hardware.json"), "not json");
+  expect_refused({"plan", "config.toml", "--json", "--hardware", "hardware.json"},
+                 {"hardware.json", "JSON"});
+  expect_refused({"plan", "config.toml", "--json", "--hardware", "absent.json"}, {"absent.json"});
+}
+
+TEST_F(PlanCommand, ATraceThatCannotBeWrittenIsSaid) {
+  const ChildOutcome outcome = run({"plan", "config.toml", "--trace", "absent/step.json"});
+  EXPECT_EQ(outcome.exit_status, 2);
+  EXPECT_NE(outcome.err.find("absent/step.json"), std::string::npos) << outcome.err;
+}
+
+TEST_F(PlanCommand, ARefusalNamesTheShortTierAndTheLeastThatFits) {
+  expect_suggestions_exact({{"memory.device", "2MiB"}});
+  expect_suggestions_exact({{"memory.storage", "0"}, {"memory.pinned", "2MiB"}});
+}
+
+TEST_F(PlanCommand, ARefusalOfTwoShortTiersSuggestsForBoth) {
+  expect_suggestions_exact(
+      {{"memory.device", "2MiB"}, {"memory.pinned", "0"}, {"memory.storage", "0"}});
+}
+
+// By itself the budget of storage is what is free on its paths, and what this machine would refuse
+// is not suggested. /proc is a file system with no room.
+TEST_F(PlanCommand, ADiskWithoutRoomRefusesWhatMustLieThere) {
+  const Words on_full_disk{"plan", "config.toml", "--json", "--set", "memory.storage_paths=/proc"};
+  const Json event = refused(on_full_disk);
+  EXPECT_EQ(event.at("tiers").at("storage").at("available"), 0);
+  EXPECT_TRUE(event.at("suggestions").empty()) << event;
+
+  Words elsewhere = on_full_disk;
+  elsewhere.emplace_back("memory.place.optimizer=auto");
+  succeed(elsewhere);  // pinned memory has room
+  elsewhere.emplace_back("memory.pinned=2MiB");
+  elsewhere.emplace_back("memory.device=12MiB");
+  const Json short_of_memory = refused(elsewhere);
+  EXPECT_FALSE(short_of_memory.at("suggestions").empty());
+  for (const Json& suggestion : short_of_memory.at("suggestions")) {
+    EXPECT_FALSE(suggestion.contains("memory.storage")) << suggestion;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::testing

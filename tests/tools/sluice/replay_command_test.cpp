@@ -1,0 +1,52 @@
+// replay: traces from a file and from a seed, plots, and what it refuses.
+#include "tests/tools/sluice/cli_fixture.hpp"
+
+namespace sluice::testing {
+namespace {
+
+class Replay : public CliTest {};
+
+TEST_F(Replay, AGeneratedTraceIsTheSameFromItsFile) {
+  const Json generated = events_of(succeed(
+      {"replay", "--generate", "lora", "--seed", "1", "--iterations", "3", "--policy",
+       "native,dynamic", "--no-least", "--write", "trace.csv", "--plot", "plot.svg", "--json"}))[0];
+  const Json read =
+      events_of(succeed({"replay", "trace.csv", "--policy", "native,dynamic", "--json"}))[0];
+  EXPECT_EQ(generated.at("event"), "replay");
+  EXPECT_EQ(read.at("operations"), generated.at("operations"));
+  EXPECT_EQ(read.at("peak_live_bytes"), generated.at("peak_live_bytes"));
+  ASSERT_EQ(read.at("policies").size(), 2u);
+  for (std::size_t p = 0; p < 2; ++p) {
+    EXPECT_EQ(read["policies"][p]["peak_reserved_bytes"],
+              generated["policies"][p]["peak_reserved_bytes"]);
+    EXPECT_FALSE(generated["policies"][p].contains("least_capacity_bytes"));
+    EXPECT_GE(read["policies"][p]["least_capacity_bytes"], read["peak_live_bytes"]);
+  }
+  for (const char* file : {"plot-native.svg", "plot-dynamic.svg"}) {
+    EXPECT_NE(read_file(path(file)).find("</svg>"), std::string::npos) << file;
+  }
+}
+
+TEST_F(Replay, WhatDoesNotFitIsExplained) {
+  const std::vector<Json> events =
+      events_of(succeed({"replay", "--generate", "dense", "--iterations", "2", "--policy",
+                         "dynamic", "--no-least", "--capacity", "4GiB", "--json"}));
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_FALSE(events[0]["policies"][0]["fits"].get<bool>());
+  EXPECT_EQ(events[1].at("event"), "out_of_memory");
+}
+
+TEST_F(Replay, RefusesWithOneSentence) {
+  write_file(path("garbage.bin"), std::string(100, '\x01'));
+  write_file(path("empty.csv"), "");
+  expect_refused({"replay"}, {"TRACE", "--generate"});
+  expect_refused({"replay", "--generate", "gpt"}, {"gpt", "zero3"});
+  expect_refused({"replay", "--generate", "dense", "--policy", "jemalloc"}, {"jemalloc", "gmlake"});
+  expect_refused({"replay", "missing.csv"}, {"missing.csv"});
+  expect_refused({"replay", "garbage.bin"}, {"garbage.bin"});
+  expect_refused({"replay", "empty.csv"}, {"empty.csv"});
+  expect_refused({"replay", "--generate", "dense", "--capacity", "much"}, {"--capacity", "much"});
+}
+
+}  // namespace
+}  // namespace sluice::testing

@@ -1,0 +1,191 @@
+// `sluice train`: what scripts read on stdout, what people read on stderr, what lies on disk after.
+#include <set>
+
+#include "tests/tools/sluice/cli_fixture.hpp"
+
+namespace sluice::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::set<std::string> kTiers{"device", "pinned", "storage"};
+const std::set<std::string> kLinks{"upload", "download", "storage_read", "storage_write"};
+
+void expect_counts(const Json& object, const std::set<std::string>& names) {
+  std::set<std::string> found;
+  for (const auto& [name, value] : object.items()) {
+    found.insert(name);
+    EXPECT_TRUE(value.is_number_unsigned()) << name;
+  }
+  EXPECT_EQ(found, names);
+}
+
+class Train : public CliTest {};
+
+TEST_F(Train, EventsComeInOrderWithTheirFields) {
+  const ChildOutcome outcome = succeed({"train", "config.toml", "--json", "--set",
+                                        "train.eval_every=3", "--set", "checkpoint.every=4"});
+  std::vector<std::string> kinds;
+  for (const Json& event : events_of(outcome)) kinds.push_back(event["event"]);
+  EXPECT_EQ(kinds,
+            (std::vector<std::string>{"plan", "step", "step", "step", "eval", "step", "checkpoint",
+                                      "step", "step", "eval", "checkpoint", "done"}));
+  const Json plan = events_of(outcome, "plan").at(0);
+  EXPECT_EQ(plan.at("fits"), true);
+  expect_counts(plan.at("peak_bytes"), kTiers);
+  expect_counts(plan.at("bytes_moved"), kLinks);
+  EXPECT_GT(plan.at("step_time_s").get<double>(), 0);
+  EXPECT_TRUE(plan.at("bound_by").is_string());
+  EXPECT_GT(plan.at("parameters").get<std::uint64_t>(), 100'000u);
+  // 16 bytes per parameter, padded to whole norm blocks.
+  EXPECT_GE(plan.at("state_bytes").get<std::uint64_t>(),
+            16 * plan.at("parameters").get<std::uint64_t>());
+
+  std::int64_t number = 0;
+  std::map<std::string, std::uint64_t> moved;
+  for (const Json& step : events_of(outcome, "step")) {
+    EXPECT_EQ(step.at("step"), ++number);
+    for (const char* field : {"loss", "grad_norm", "lr", "tokens_per_s", "step_time_s"}) {
+      EXPECT_GT(step.at(field).get<double>(), 0) << field;
+    }
+    EXPECT_GE(step.at("stalled_fraction").get<double>(), 0);
+    EXPECT_LE(step.at("stalled_fraction").get<double>(), 1);
+    EXPECT_EQ(step.at("bytes_moved"), plan.at("bytes_moved"));
+    for (const auto& [link, bytes] : step.at("bytes_moved").items()) {
+      moved[link] += bytes.get<std::uint64_t>();
+    }
+  }
+  for (const Json& eval : events_of(outcome, "eval")) EXPECT_GT(eval.at("loss"), 0);
+
+  const Json done = events_of(outcome, "done").at(0);
+  EXPECT_EQ(done.at("steps"), 6);
+  EXPECT_EQ(done.at("weights_hash").get<std::string>().size(), 32u);
+  EXPECT_EQ(done.at("peak_bytes"), plan.at("peak_bytes"));
+  expect_counts(done.at("bytes_moved"), kLinks);
+  for (const auto& [link, bytes] : done.at("bytes_moved").items()) {
+    EXPECT_GE(bytes.get<std::uint64_t>(), moved[link]) << link;  // evaluations move bytes too
+  }
+}
+
+TEST_F(Train, Fp16TellsItsLossScaleAndWhereItOverflows) {
+  const ChildOutcome outcome = succeed({"train", "config.toml", "--json", "--set",
+                                        "train.precision=fp16", "train.loss_scale=1073741824"});
+  const std::vector<Json> steps = events_of(outcome, "step");
+  const Json& first = steps.at(0);
+  EXPECT_EQ(first.at("loss_scale"), 1073741824);
+  EXPECT_EQ(first.at("overflow"), true);
+  EXPECT_TRUE(first.at("grad_norm").is_null());
+  EXPECT_EQ(steps.at(1).at("loss_scale"), 536870912);
+  const std::string line = "step 1: the gradient of '" + first.at("tensor").get<std::string>() +
+                           "' overflowed fp16 at loss scale 1073741824; the update is skipped, " +
+                           "the scale is now 536870912";
+  EXPECT_NE(outcome.err.find(line), std::string::npos) << outcome.err;
+}
+
+TEST_F(Train, Fp16ThatAlwaysOverflowsEndsWithOneSentence) {
+  const ChildOutcome outcome =
+      run({"train", "config.toml", "--set", "train.precision=fp16", "train.loss_scaling=static",
+           "train.loss_scale=4294967296", "train.loss_scale_patience=2"});
+  EXPECT_EQ(outcome.exit_status, 3);
+  EXPECT_NE(outcome.err.find("training stopped at step 2: gradients overflowed fp16 in 2 steps in "
+                             "a row"),
+            std::string::npos)
+      << outcome.err;
+  EXPECT_TRUE(fs::is_regular_file(path("run/checkpoints/step-00000002/manifest.json")));
+}
+
+TEST_F(Train, PeopleReadTheirLinesOnStderrAndNothingOnStdout) {
+  const ChildOutcome outcome = succeed({"train", "config.toml", "--steps", "2"});
+  EXPECT_EQ(outcome.out, "");
+  const std::vector<std::string> lines = lines_of(outcome.err);
+  std::size_t steps = 0;
+  for (const std::string& line : lines) {
+    if (!line.starts_with("step ")) continue;
+    ++steps;
+    for (const char* word :
+         {"/2", "loss ", "tokens/s", "up ", "down ", "storage ", "GB/s", "stalled ", "%", "ETA "}) {
+      EXPECT_NE(line.find(word), std::string::npos) << word << " in " << line;
+    }
+  }
+  EXPECT_EQ(steps, 2u);
+  for (const char* word : {"\ndone ", "\nmemory ", "\nmoved ", "\nweights ", "hash "}) {
+    EXPECT_NE(outcome.err.find(word), std::string::npos) << word;
+  }
+}
+
+TEST_F(Train, StepsAreToldFirstLastAndEveryLogEvery) {
+  const ChildOutcome outcome = succeed({"train", "config.toml", "--json", "--set", "log.every=4"});
+  std::vector<int> steps;
+  for (const Json& step : events_of(outcome, "step")) steps.push_back(step["step"]);
+  EXPECT_EQ(steps, (std::vector<int>{1, 4, 6}));
+}
+
+TEST_F(Train, LeavesTheFilesOfItsRunAndNoStorage) {
+  const ChildOutcome outcome = succeed({"train", "config.toml", "--json"});
+  for (const char* name :
+       {"config.toml", "plan.json", "plan_trace.json", "trace.json", "events.jsonl",
+        "weights.safetensors", "checkpoints/step-00000006/manifest.json",
+        "checkpoints/step-00000006/state.safetensors"}) {
+    EXPECT_TRUE(fs::is_regular_file(path("run") / name)) << name;
+  }
+  EXPECT_TRUE(fs::is_empty(path("run/storage")));
+  EXPECT_EQ(read_file(path("run/events.jsonl")), outcome.out);
+}
+
+TEST_F(Train, SavesNothingAtTheEndIfAskedTo) {
+  const ChildOutcome saved = succeed({"train", "config.toml", "--json"});
+  const std::vector<std::string> unsaved{
+      "train", "config.toml", "--json", "--set", "checkpoint.final=false", "log.dir=unsaved"};
+  const ChildOutcome outcome = succeed(unsaved);
+  EXPECT_EQ(events_of(outcome, "done").at(0).at("weights_hash"),
+            events_of(saved, "done").at(0).at("weights_hash"));
+  EXPECT_TRUE(events_of(outcome, "checkpoint").empty());
+  EXPECT_FALSE(fs::exists(path("unsaved/weights.safetensors")));
+  EXPECT_FALSE(fs::exists(path("unsaved/checkpoints/step-00000006")));
+  EXPECT_EQ(succeed({"train", "config.toml", "--set", "checkpoint.final=false", "log.dir=told"})
+                .err.find("weights.safetensors"),
+            std::string::npos);
+  // Those that are due are saved as ever.
+  std::vector<std::string> every = unsaved;
+  every.insert(every.end(), {"log.dir=every", "checkpoint.every=4"});
+  EXPECT_EQ(events_of(succeed(every), "checkpoint").size(), 1u);
+  succeed({"train", "config.toml", "--resume", "every"});
+  EXPECT_EQ(read_file(path("every/weights.safetensors")),
+            read_file(path("run/weights.safetensors")));
+}
+
+TEST_F(Train, OneSetTakesSeveralKeysAndLeavesTheConfigurationItsPlace) {
+  const ChildOutcome outcome =
+      succeed({"train", "--json", "--set", "train.steps=2", "log.dir=other", "config.toml"});
+  EXPECT_EQ(events_of(outcome, "step").size(), 2u);
+  EXPECT_TRUE(fs::exists(path("other/weights.safetensors")));
+  EXPECT_FALSE(fs::exists(path("run")));
+}
+
+TEST_F(Train, StorageIsLeftAloneWhereNothingLiesThere) {
+  succeed({"train", "config.toml", "--steps", "1", "--set", "memory.place.optimizer=device"});
+  EXPECT_FALSE(fs::exists(path("run/storage")));
+}
+
+// What a fresh start finds, it keeps.
+TEST_F(Train, AFreshStartKeepsEarlierCheckpointsAside) {
+  succeed({"train", "config.toml", "--steps", "1"});
+  write_file(path("run/checkpoints/notes.txt"), "mine");
+  const std::string first = read_file(path("run/checkpoints/step-00000001/state.safetensors"));
+  const ChildOutcome second =
+      succeed({"train", "config.toml", "--steps", "1", "--set", "train.seed=2"});
+  EXPECT_NE(second.err.find("run/earlier-1"), std::string::npos) << second.err;
+  EXPECT_EQ(read_file(path("run/earlier-1/checkpoints/step-00000001/state.safetensors")), first);
+  const std::string other = read_file(path("run/checkpoints/step-00000001/state.safetensors"));
+  EXPECT_NE(other, first);
+
+  const ChildOutcome third = succeed({"train", "config.toml", "--steps", "1"});
+  EXPECT_NE(third.err.find("run/earlier-2"), std::string::npos) << third.err;
+  EXPECT_EQ(read_file(path("run/earlier-1/checkpoints/step-00000001/state.safetensors")), first);
+  EXPECT_EQ(read_file(path("run/earlier-2/checkpoints/step-00000001/state.safetensors")), other);
+  EXPECT_EQ(read_file(path("run/checkpoints/step-00000001/state.safetensors")), first);
+  EXPECT_EQ(read_file(path("run/checkpoints/notes.txt")), "mine");
+}
+
+}  // namespace
+}  // namespace sluice::testing
