@@ -3,9 +3,9 @@
 #include <string>
 #include <utility>
 
-namespace sluice {
+namespace sluice::allocator {
 
-ChunkPool::ChunkPool(Device& device, PagePool& pages, std::uint32_t slot_count, Category category)
+ChunkPool::ChunkPool(device::Device& device, PagePool& pages, std::uint32_t slot_count, Category category)
     : device_(device), pages_(pages) {
   slots_.reserve(slot_count);
   try {
@@ -56,4 +56,4 @@ void ChunkPool::check_invariants() const {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

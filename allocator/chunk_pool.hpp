@@ -12,12 +12,12 @@
 
 #include "allocator/page_pool.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 class ChunkPool {
  public:
   // Takes `slot_count` chunk handles from `pages` at once (throws OutOfMemory).
-  ChunkPool(Device& device, PagePool& pages, std::uint32_t slot_count, Category category);
+  ChunkPool(device::Device& device, PagePool& pages, std::uint32_t slot_count, Category category);
   ~ChunkPool();  // queued work on its windows must have finished
   ChunkPool(const ChunkPool&) = delete;
   ChunkPool& operator=(const ChunkPool&) = delete;
@@ -26,7 +26,7 @@ class ChunkPool {
   // the pool. Slots may repeat across windows, not within one (InternalError, as for no slots).
   std::byte* map_window(std::span<const std::uint32_t> slots);
 
-  const PhysicalBlock& block(std::uint32_t slot) const { return slots_.at(slot)->block; }
+  const device::PhysicalBlock& block(std::uint32_t slot) const { return slots_.at(slot)->block; }
   std::uint32_t slot_count() const { return static_cast<std::uint32_t>(slots_.size()); }
   std::uint64_t slot_bytes() const { return pages_.chunk_bytes(); }
   std::uint64_t window_count() const { return windows_.size(); }
@@ -34,14 +34,14 @@ class ChunkPool {
 
  private:
   struct Window {
-    AddressRange range;
-    std::vector<Mapping> mappings;  // destroyed before range
+    device::AddressRange range;
+    std::vector<device::Mapping> mappings;  // destroyed before range
     std::vector<std::uint32_t> slots;
   };
-  Device& device_;
+  device::Device& device_;
   PagePool& pages_;
   std::vector<PagePool::Handle*> slots_;
   std::vector<Window> windows_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::allocator

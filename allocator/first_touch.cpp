@@ -13,7 +13,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 constexpr std::size_t kNoNode = static_cast<std::size_t>(-1);
@@ -163,4 +163,4 @@ void first_touch(std::byte* data, std::span<const NodeShare> shares, const NumaM
                     " failed: " + std::strerror(*failed));
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

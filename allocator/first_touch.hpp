@@ -12,7 +12,7 @@
 #include "base/numa.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 enum class NumaPlacement : std::uint8_t {
   kNearDevice,  // the node that the device hangs on; spread where it hangs on none that we may use
@@ -56,4 +56,4 @@ std::vector<TouchPiece> cut_for_threads(std::span<const NodeShare> shares,
 // Throws DeviceError where the kernel reports that pages cannot be had.
 void first_touch(std::byte* data, std::span<const NodeShare> shares, const NumaMachine& machine);
 
-}  // namespace sluice
+}  // namespace sluice::allocator

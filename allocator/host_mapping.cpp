@@ -10,7 +10,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 // What mmap reserves: the kernel aligns to huge pages by itself only since 6.7, so take one more
@@ -84,4 +84,4 @@ std::uint64_t HostMapping::huge_page_bytes() const {
   return huge_bytes;
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -7,7 +7,7 @@
 
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 inline constexpr std::uint64_t kHostPageBytes = 4 * kKiB;
 inline constexpr std::uint64_t kHugePageBytes = 2 * kMiB;  // x86-64; on ARM where pages are 4 KiB
@@ -35,4 +35,4 @@ class HostMapping {
   std::uint64_t bytes_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::allocator

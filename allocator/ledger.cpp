@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 constexpr std::size_t index_of(Tier tier) {
@@ -162,4 +162,4 @@ void Ledger::check_invariants() const {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

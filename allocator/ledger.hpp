@@ -10,7 +10,7 @@
 #include "base/error.hpp"
 #include "base/memory_kinds.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 class Ledger;
 
@@ -79,4 +79,4 @@ class Ledger {
   std::array<LedgerTotals, kTierCount> totals_;                                      // by mutex_
 };
 
-}  // namespace sluice
+}  // namespace sluice::allocator

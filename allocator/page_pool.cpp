@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-namespace sluice {
+namespace sluice::allocator {
 
-PagePool::PagePool(Device& device, Ledger& ledger, std::uint64_t chunk_bytes)
+PagePool::PagePool(device::Device& device, Ledger& ledger, std::uint64_t chunk_bytes)
     : device_(device), ledger_(ledger), chunk_bytes_(chunk_bytes) {
   SLUICE_CHECK(chunk_bytes > 0 && chunk_bytes % page_bytes() == 0);
 }
@@ -69,7 +69,7 @@ void PagePool::put_back(Handle* handle) {
 void PagePool::trim() {
   for (std::vector<Handle*>* list : {&free_pages_, &free_chunks_}) {
     for (Handle* handle : *list) {
-      handle->block = PhysicalBlock();
+      handle->block = device::PhysicalBlock();
       handle->charge = Reservation();
       empty_.push_back(handle);
     }
@@ -110,4 +110,4 @@ void PagePool::check_invariants() const {
   check_list(free_chunks_, chunk_bytes_);
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -12,18 +12,18 @@
 #include "allocator/ledger.hpp"
 #include "device/device.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 class PagePool {
  public:
   // chunk_bytes: a multiple of the device granularity.
-  PagePool(Device& device, Ledger& ledger, std::uint64_t chunk_bytes);
+  PagePool(device::Device& device, Ledger& ledger, std::uint64_t chunk_bytes);
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
 
   struct Handle {
     Reservation charge;  // destroyed after block: memory is never held uncharged
-    PhysicalBlock block;
+    device::PhysicalBlock block;
     bool taken = false;
   };
 
@@ -52,7 +52,7 @@ class PagePool {
   std::vector<Handle*>& free_list_of(std::uint64_t bytes) {
     return bytes == page_bytes() ? free_pages_ : free_chunks_;
   }
-  Device& device_;
+  device::Device& device_;
   Ledger& ledger_;
   std::uint64_t chunk_bytes_;
   std::deque<Handle> handles_;  // stable addresses
@@ -62,4 +62,4 @@ class PagePool {
   std::vector<Handle*> empty_;  // trimmed: a place in handles_ without memory
 };
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -11,7 +11,7 @@
 
 #include "base/log.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 // Near the end of the range rounding would wrap around to a small arena; left as it is, no cap that
@@ -21,7 +21,7 @@ std::uint64_t whole_pages(std::uint64_t bytes) {
   return rounded < bytes ? bytes : rounded;
 }
 
-void touch_where_wanted(const HostMapping& mapping, const DeviceFacts& device,
+void touch_where_wanted(const HostMapping& mapping, const device::DeviceFacts& device,
                         const PinnedArenaOptions& options) {
   std::unique_ptr<NumaMachine> read;
   if (options.machine == nullptr) read = read_numa_machine();
@@ -49,7 +49,7 @@ bool lock_or_warn(std::byte* data, std::uint64_t bytes) {
 
 }  // namespace
 
-PinnedArena::PinnedArena(Device& device, Ledger& ledger, std::uint64_t bytes, Category category,
+PinnedArena::PinnedArena(device::Device& device, Ledger& ledger, std::uint64_t bytes, Category category,
                          const PinnedArenaOptions& options)
     : charge_(ledger.reserve(Tier::kPinned, category, whole_pages(bytes))),
       mapping_(whole_pages(bytes)) {
@@ -70,4 +70,4 @@ std::byte* PinnedArena::at(std::uint64_t offset_bytes) const {
   return data() + offset_bytes;
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

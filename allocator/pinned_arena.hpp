@@ -19,7 +19,7 @@
 #include "allocator/ledger.hpp"
 #include "device/device.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 struct PinnedArenaOptions {
   NumaPlacement placement = NumaPlacement::kNearDevice;
@@ -42,7 +42,7 @@ class PinnedArena {
   // DeviceError where the kernel or the device refuses. RLIMIT_MEMLOCK in the way is a warning: the
   // memory works, and the kernel swaps it out only under pressure. A failed registration is an
   // error: copies from unregistered memory wait for themselves, so that no plan would hold.
-  PinnedArena(Device& device, Ledger& ledger, std::uint64_t bytes, Category category,
+  PinnedArena(device::Device& device, Ledger& ledger, std::uint64_t bytes, Category category,
               const PinnedArenaOptions& options = {});
   PinnedArena(const PinnedArena&) = delete;
   PinnedArena& operator=(const PinnedArena&) = delete;
@@ -60,7 +60,7 @@ class PinnedArena {
   Reservation charge_;
   HostMapping mapping_;
   bool locked_ = false;
-  std::vector<HostRegistration> registrations_;
+  std::vector<device::HostRegistration> registrations_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::allocator

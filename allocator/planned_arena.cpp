@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-namespace sluice {
+namespace sluice::allocator {
 
-PlannedArena::PlannedArena(Device& device, PagePool& pages, std::uint64_t bytes, Category category,
+PlannedArena::PlannedArena(device::Device& device, PagePool& pages, std::uint64_t bytes, Category category,
                            const ChunkPool* over)
     : pages_(pages), bytes_(round_up(bytes, pages.page_bytes())) {
   SLUICE_CHECK(bytes_ >= bytes);  // rounding did not wrap around
@@ -21,7 +21,7 @@ PlannedArena::PlannedArena(Device& device, PagePool& pages, std::uint64_t bytes,
   try {
     range_ = device.reserve(std::max(bytes_, shared_bytes));
     for (std::uint64_t slot = 0; slot < slot_count; ++slot) {
-      const PhysicalBlock& block = over->block(static_cast<std::uint32_t>(slot));
+      const device::PhysicalBlock& block = over->block(static_cast<std::uint32_t>(slot));
       mappings_.push_back(device.map(range_, slot * slot_bytes, block));
     }
     for (std::uint64_t i = 0; i < page_count; ++i) {
@@ -47,4 +47,4 @@ std::byte* PlannedArena::at(std::uint64_t offset_bytes) const {
   return range_.data() + offset_bytes;
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

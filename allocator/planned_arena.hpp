@@ -10,13 +10,13 @@
 #include "allocator/chunk_pool.hpp"
 #include "allocator/page_pool.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 class PlannedArena {
  public:
   // Maps round_up(bytes, page) of memory. bytes may be 0. over: its slots, in order, are the
   // arena's first bytes, and pages are taken for the rest alone; outlives the arena.
-  PlannedArena(Device& device, PagePool& pages, std::uint64_t bytes, Category category,
+  PlannedArena(device::Device& device, PagePool& pages, std::uint64_t bytes, Category category,
                const ChunkPool* over = nullptr);
   ~PlannedArena();
   PlannedArena(const PlannedArena&) = delete;
@@ -29,8 +29,8 @@ class PlannedArena {
   PagePool& pages_;
   std::uint64_t bytes_ = 0;
   std::vector<PagePool::Handle*> handles_;
-  AddressRange range_;
-  std::vector<Mapping> mappings_;
+  device::AddressRange range_;
+  std::vector<device::Mapping> mappings_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -12,7 +12,7 @@
 
 #include "base/dtype.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 
 class Communicator {
  public:
@@ -44,4 +44,4 @@ class Communicator {
 // A group of one rank. Sends and receives to itself are InternalError: nothing could match them.
 std::unique_ptr<Communicator> make_single_communicator();
 
-}  // namespace sluice
+}  // namespace sluice::collectives

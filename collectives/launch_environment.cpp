@@ -7,7 +7,7 @@
 #include "base/error.hpp"
 #include "collectives/rendezvous.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 namespace {
 
 const char* variable(const char* name) {
@@ -67,4 +67,4 @@ int local_rank_from_environment() {
   return number_of("LOCAL_RANK", 0, std::numeric_limits<int>::max());
 }
 
-}  // namespace sluice
+}  // namespace sluice::collectives

@@ -4,7 +4,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 
 std::string_view mesh_dimension_name(MeshDimension dimension) {
   constexpr std::array<std::string_view, kMeshDimensionCount> names{"data", "pipeline", "context",
@@ -64,4 +64,4 @@ std::vector<int> Mesh::group(int rank, MeshDimension dimension) const {
   return ranks;
 }
 
-}  // namespace sluice
+}  // namespace sluice::collectives

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace sluice {
+namespace sluice::collectives {
 
 enum class MeshDimension : std::uint8_t { kData, kPipeline, kContext, kExpert, kTensor };
 inline constexpr std::size_t kMeshDimensionCount = 5;
@@ -32,4 +32,4 @@ class Mesh {
   int world_size_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::collectives

@@ -14,7 +14,7 @@
 #include "base/error.hpp"
 #include "collectives/socket.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -328,4 +328,4 @@ std::vector<std::string> exchange_messages(const RendezvousPlace& place, const s
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::collectives

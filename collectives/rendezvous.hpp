@@ -13,7 +13,7 @@
 
 #include "base/deadline.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 
 struct RendezvousPlace {
   int rank = 0;
@@ -42,4 +42,4 @@ RendezvousPlace place_from_environment();
 // LOCAL_RANK: which of the node's devices is this rank's; 0 where it is not set.
 int local_rank_from_environment();
 
-}  // namespace sluice
+}  // namespace sluice::collectives

@@ -5,7 +5,7 @@
 #include "base/error.hpp"
 #include "collectives/communicator.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 namespace {
 
 class SingleCommunicator final : public Communicator {
@@ -54,4 +54,4 @@ std::unique_ptr<Communicator> make_single_communicator() {
   return std::make_unique<SingleCommunicator>();
 }
 
-}  // namespace sluice
+}  // namespace sluice::collectives

@@ -16,7 +16,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 namespace {
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
@@ -168,4 +168,4 @@ bool receive_all(const Socket& socket, std::span<std::byte> bytes, Deadline dead
   return true;
 }
 
-}  // namespace sluice
+}  // namespace sluice::collectives

@@ -8,7 +8,7 @@
 
 #include "base/deadline.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 
 class Socket {
  public:
@@ -49,4 +49,4 @@ Received receive_some(const Socket& socket, std::span<std::byte> bytes);
 // poll(2) for the milliseconds that are left, at least 1 while any is and 0 past the deadline.
 int poll_timeout_ms(Deadline deadline, int most_ms);
 
-}  // namespace sluice
+}  // namespace sluice::collectives

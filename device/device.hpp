@@ -26,7 +26,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 enum class CopyKind : std::uint8_t { kHostToDevice, kDeviceToHost, kDeviceToDevice };
 inline constexpr std::size_t kCopyKindCount = 3;
@@ -185,4 +185,4 @@ DeviceResource<Tag>::~DeviceResource() {
   if (device_ != nullptr) device_->release(*this);
 }
 
-}  // namespace sluice
+}  // namespace sluice::device

@@ -8,7 +8,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::kernels {
 namespace {
 
 std::uint32_t bits_of(float value) {
@@ -107,4 +107,4 @@ void block8_decode_state(Block8Map map, const void* state, std::uint64_t elems, 
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::kernels

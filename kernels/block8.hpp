@@ -26,7 +26,7 @@
 
 #include "base/dtype.hpp"
 
-namespace sluice {
+namespace sluice::kernels {
 
 enum class Block8Map : std::uint8_t { kMoment1, kMoment2 };
 
@@ -66,4 +66,4 @@ inline constexpr float kMoment1Zero = 4.0f;   // F(2) / 2: at or below it, the n
 inline constexpr float kMoment2Stretch = 0x1p33f;
 inline constexpr float kMoment2Least = 32.0f;
 
-}  // namespace sluice
+}  // namespace sluice::kernels

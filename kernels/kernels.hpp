@@ -20,7 +20,7 @@
 #include "base/dtype.hpp"
 #include "kernels/optimizer.hpp"
 
-namespace sluice {
+namespace sluice::kernels {
 
 // The dtypes that activations, weights and gradients may have.
 constexpr bool is_act_dtype(DType type) {
@@ -194,4 +194,4 @@ struct HostKernelOptions {
 };
 std::unique_ptr<Kernels> make_host_kernels(const HostKernelOptions& options);
 
-}  // namespace sluice
+}  // namespace sluice::kernels

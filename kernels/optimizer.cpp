@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::kernels {
 namespace {
 
 StateLayout moment1_layout(const OptimizerOptions& options) {
@@ -133,4 +133,4 @@ bool reads_weight(const OptimizerOptions& options) {
   return !options.has_master() || options.split_master;
 }
 
-}  // namespace sluice
+}  // namespace sluice::kernels

@@ -53,7 +53,7 @@
 #include "base/dtype.hpp"
 #include "base/memory_kinds.hpp"
 
-namespace sluice {
+namespace sluice::kernels {
 
 enum class OptimizerRule : std::uint8_t { kAdamW, kAdam, kSgd, kLion, kAdafactor, kSm3, kMuon };
 inline constexpr std::size_t kOptimizerRuleCount = 7;
@@ -176,4 +176,4 @@ struct AdamConstants {
 };
 AdamConstants adam_constants(const OptimizerOptions& options, std::int64_t step);
 
-}  // namespace sluice
+}  // namespace sluice::kernels

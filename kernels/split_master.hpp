@@ -7,7 +7,7 @@
 
 #include "base/dtype.hpp"
 
-namespace sluice {
+namespace sluice::kernels {
 
 struct SplitMaster {
   bf16 weight;
@@ -28,4 +28,4 @@ constexpr float join_master(SplitMaster split) {
   return std::bit_cast<float>(upper + difference);
 }
 
-}  // namespace sluice
+}  // namespace sluice::kernels

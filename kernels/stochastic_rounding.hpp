@@ -21,7 +21,7 @@
 #include "base/dtype.hpp"
 #include "base/rng.hpp"
 
-namespace sluice {
+namespace sluice::kernels {
 
 inline constexpr int kRoundingNoiseRounds = 7;
 inline constexpr std::uint64_t kRoundingNoiseKeys = 128;  // that share 16 blocks
@@ -46,4 +46,4 @@ constexpr bf16 bf16_stochastic(float value, std::uint16_t noise) {
       (bits + (magnitude >= 0x7f7f0000u ? 0x8000u : std::uint32_t{noise})) >> 16)};
 }
 
-}  // namespace sluice
+}  // namespace sluice::kernels

@@ -9,7 +9,7 @@
 #include "base/units.hpp"
 #include "kernels/optimizer.hpp"
 
-namespace sluice {
+namespace sluice::kernels {
 
 struct Tile {
   std::int64_t index = 0, down = 0, across = 0;  // its number, and where it lies
@@ -85,4 +85,4 @@ inline constexpr float kSm3Epsilon = 1e-30f;
 inline constexpr float kMuonA = 3.4445f, kMuonB = -4.7750f, kMuonC = 2.0315f;
 inline constexpr double kMuonEpsilon = 1e-7;
 
-}  // namespace sluice
+}  // namespace sluice::kernels

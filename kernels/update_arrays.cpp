@@ -2,7 +2,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::kernels {
 namespace {
 
 GradFormat grad_format(const UpdateBuffers& buffers) {
@@ -104,4 +104,4 @@ void check_update(const OptimizerOptions& options, const UpdateBuffers& buffers,
   check_whole_tensors(options, segments);
 }
 
-}  // namespace sluice
+}  // namespace sluice::kernels

@@ -7,7 +7,7 @@
 
 #include "kernels/optimizer.hpp"
 
-namespace sluice {
+namespace sluice::kernels {
 
 enum class GradFormat : std::uint8_t { kF32, kBF16, kF16, kF32ThroughBF16, kF32ThroughF16 };
 // Where the number that the rule updates is, and what else is written: a weight that is its own
@@ -45,4 +45,4 @@ void check_update(const OptimizerOptions& options, const UpdateBuffers& buffers,
 void check_whole_tensors(const OptimizerOptions& options,
                          std::span<const ParameterSegment> segments);
 
-}  // namespace sluice
+}  // namespace sluice::kernels

@@ -4,7 +4,7 @@
 #include <cerrno>
 #include <cstring>
 
-namespace sluice {
+namespace sluice::offload {
 namespace {
 
 // EINTR and EAGAIN in a row before a transfer is given up: far above what signals or a busy queue
@@ -136,4 +136,4 @@ PieceTransfer::State PieceTransfer::finish_stage() {
   return State::kContinue;
 }
 
-}  // namespace sluice
+}  // namespace sluice::offload

@@ -18,7 +18,7 @@
 #include "offload/storage_engine.hpp"
 #include "offload/storage_file.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 
 // Of one bounce buffer; aligned to kMaxAlignmentBytes' divisors by being allocated page-aligned.
 inline constexpr std::uint64_t kBounceBytes = 256 * 1024;
@@ -97,4 +97,4 @@ class PieceTransfer {
   int error_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::offload

@@ -13,7 +13,7 @@
 
 #include "offload/storage_engine.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 namespace {
 
 // Attempts that move nothing before a request with a lasting short transfer ends.
@@ -265,4 +265,4 @@ std::uint64_t faulty_engine_calls(const StorageEngine& engine) {
   return as_faulty(engine).calls();
 }
 
-}  // namespace sluice
+}  // namespace sluice::offload

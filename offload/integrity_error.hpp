@@ -7,7 +7,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 
 class IntegrityError : public Error {
  public:
@@ -31,4 +31,4 @@ class IntegrityError : public Error {
   std::uint64_t bytes;
 };
 
-}  // namespace sluice
+}  // namespace sluice::offload

@@ -28,7 +28,7 @@
 #include "offload/queued_engine.hpp"
 #include "offload/request_queue.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 namespace {
 
 constexpr unsigned kFileSlots = 64;              // registered files; more are used by descriptor
@@ -639,4 +639,4 @@ std::unique_ptr<StorageEngine> make_io_uring_engine(const StorageOptions& option
   return std::make_unique<IoUringEngine>(options);
 }
 
-}  // namespace sluice
+}  // namespace sluice::offload

@@ -17,7 +17,7 @@
 #include "offload/queued_engine.hpp"
 #include "offload/request_queue.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 namespace {
 
 class PosixEngine final : public QueuedEngine {
@@ -185,4 +185,4 @@ std::unique_ptr<StorageEngine> make_posix_engine(const StorageOptions& options) 
   return std::make_unique<PosixEngine>(options);
 }
 
-}  // namespace sluice
+}  // namespace sluice::offload

@@ -6,7 +6,7 @@
 
 #include "base/log.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 namespace {
 
 constexpr std::uint64_t kMinRequestBytes = 4096;
@@ -197,4 +197,4 @@ void QueuedEngine::say_buffered_once(const std::string& path) {
       "no direct I/O on the file system of '" + path + "': storage goes through the page cache");
 }
 
-}  // namespace sluice
+}  // namespace sluice::offload

@@ -21,7 +21,7 @@
 #include "offload/storage_engine.hpp"
 #include "offload/storage_file.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 
 inline constexpr std::uint32_t kQueuedRequestsPerDepth = 8;
 
@@ -132,4 +132,4 @@ class QueuedEngine : public StorageEngine {
 std::unique_ptr<StorageEngine> make_io_uring_engine(const StorageOptions& options);
 std::unique_ptr<StorageEngine> make_posix_engine(const StorageOptions& options);
 
-}  // namespace sluice
+}  // namespace sluice::offload

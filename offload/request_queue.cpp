@@ -4,7 +4,7 @@
 
 #include "offload/queued_engine.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 
 RequestQueue::Rank RequestQueue::rank_of(const ActiveRequest& request) {
   return {request.request.needed_by, request.sequence};
@@ -68,4 +68,4 @@ void RequestQueue::erase(const ActiveRequestPtr& request) {
       std::lower_bound(direction.by_age.begin(), direction.by_age.end(), request->sequence));
 }
 
-}  // namespace sluice
+}  // namespace sluice::offload

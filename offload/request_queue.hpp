@@ -15,7 +15,7 @@
 
 #include "offload/storage_engine.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 
 struct ActiveRequest;
 using ActiveRequestPtr = std::shared_ptr<ActiveRequest>;
@@ -59,4 +59,4 @@ class RequestQueue {
   std::array<Direction, 2> directions_;  // by StorageOp
 };
 
-}  // namespace sluice
+}  // namespace sluice::offload

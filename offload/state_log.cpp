@@ -13,7 +13,7 @@
 #include "base/xxh3.hpp"
 #include "offload/storage_file.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 namespace {
 
 static_assert(std::endian::native == std::endian::little);
@@ -208,4 +208,4 @@ StateLog::Contents StateLog::read(StorageEngine& engine, const std::string& path
   return contents;
 }
 
-}  // namespace sluice
+}  // namespace sluice::offload

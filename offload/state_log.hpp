@@ -20,7 +20,7 @@
 #include "offload/storage_engine.hpp"
 #include "offload/tagged_space.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 
 // XXH3-128 (github.com/Cyan4973/xxHash): detects accidents, not attacks.
 struct Digest128 {
@@ -93,4 +93,4 @@ class StateLog {
   bool failed_ = false;
 };
 
-}  // namespace sluice
+}  // namespace sluice::offload

@@ -9,7 +9,7 @@
 #include "base/log.hpp"
 #include "offload/queued_engine.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 
 void submit_and_wait(std::uint64_t bytes,
                      const std::function<void(StorageEngine::Callback)>& submit) {
@@ -74,4 +74,4 @@ std::unique_ptr<StorageEngine> make_storage_engine(const std::string& kind,
   return make_posix_engine(options);
 }
 
-}  // namespace sluice
+}  // namespace sluice::offload

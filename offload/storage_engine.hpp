@@ -21,7 +21,7 @@
 #include "base/deadline.hpp"
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 
 using StorageFileId = std::uint32_t;
 
@@ -165,4 +165,4 @@ std::unique_ptr<StorageEngine> make_faulty_engine(std::unique_ptr<StorageEngine>
 std::uint64_t faulty_engine_operations(const StorageEngine& engine);
 std::uint64_t faulty_engine_calls(const StorageEngine& engine);
 
-}  // namespace sluice
+}  // namespace sluice::offload

@@ -18,7 +18,7 @@
 #include "base/log.hpp"
 #include "base/open_beneath.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 namespace {
 
 // off_t is signed: no file is longer.
@@ -238,4 +238,4 @@ void StorageFile::abandon() noexcept {
   if (mode_ == StorageFileMode::kCreate) ::unlink(path_.c_str());
 }
 
-}  // namespace sluice
+}  // namespace sluice::offload

@@ -11,7 +11,7 @@
 
 #include "offload/storage_engine.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 
 // What direct I/O wants of an address and of a file offset and length; {1, 1}: anything goes.
 struct DirectAlignment {
@@ -78,4 +78,4 @@ class StorageFile {
   int sync_error_ = 0;  // guarded by sync_mutex_
 };
 
-}  // namespace sluice
+}  // namespace sluice::offload

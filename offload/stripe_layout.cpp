@@ -8,7 +8,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 namespace {
 
 // Stripes of a round of `total` for each path, at least one: always one more for the path that then
@@ -143,4 +143,4 @@ std::vector<std::uint32_t> shares_by_ratio(const std::vector<double>& ratio) {
   return nearest;
 }
 
-}  // namespace sluice
+}  // namespace sluice::offload

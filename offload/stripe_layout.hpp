@@ -13,7 +13,7 @@
 
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 
 class StripeLayout {
  public:
@@ -63,4 +63,4 @@ inline bool is_possible_ratio(const std::vector<double>& ratio) {
 }
 std::vector<std::uint32_t> shares_by_ratio(const std::vector<double>& ratio);
 
-}  // namespace sluice
+}  // namespace sluice::offload

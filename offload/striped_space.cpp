@@ -10,7 +10,7 @@
 #include "base/units.hpp"
 #include "offload/storage_file.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 namespace {
 
 // What the parts of one transfer share until the last has ended.
@@ -30,7 +30,7 @@ StripeLayout layout_of(std::size_t paths, const std::vector<std::uint32_t>& shar
 
 }  // namespace
 
-StripedSpace::StripedSpace(StorageEngine* engine, Ledger& ledger,
+StripedSpace::StripedSpace(StorageEngine* engine, allocator::Ledger& ledger,
                            const std::vector<std::string>& paths, std::uint64_t bytes,
                            const RunId& run, bool kept, const std::vector<std::uint32_t>& shares)
     : engine_(engine),
@@ -145,4 +145,4 @@ void StripedSpace::transfer(StorageOp op, std::uint64_t offset, void* data, std:
   });
 }
 
-}  // namespace sluice
+}  // namespace sluice::offload

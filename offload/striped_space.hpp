@@ -17,7 +17,7 @@
 #include "offload/storage_engine.hpp"
 #include "offload/stripe_layout.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 
 class StripedSpace {
  public:
@@ -27,7 +27,7 @@ class StripedSpace {
   // each path in a round (StripeLayout); empty: as many on each. Throws OutOfMemory
   // (ledger), InputError (a path cannot be written or is too small, needed and available bytes
   // named), IoError.
-  StripedSpace(StorageEngine* engine, Ledger& ledger, const std::vector<std::string>& paths,
+  StripedSpace(StorageEngine* engine, allocator::Ledger& ledger, const std::vector<std::string>& paths,
                std::uint64_t bytes, const RunId& run, bool kept = false,
                const std::vector<std::uint32_t>& shares = {});
   // A space that an earlier run kept, for reading: its files in the order of their paths, with
@@ -72,10 +72,10 @@ class StripedSpace {
     std::string path;
   };
   StorageEngine* engine_;
-  Reservation charge_;
+  allocator::Reservation charge_;
   std::uint64_t bytes_;
   StripeLayout layout_;
   std::vector<File> files_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::offload

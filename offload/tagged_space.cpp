@@ -14,7 +14,7 @@
 #include "base/units.hpp"
 #include "base/xxh3.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 
 struct TaggedSpace::Tagged {
   Range range;
@@ -294,4 +294,4 @@ TagCounters TaggedSpace::counters() const {
   return {hashed_bytes_.load(), static_cast<double>(hash_ns_.load()) * 1e-9, reread_blocks_.load()};
 }
 
-}  // namespace sluice
+}  // namespace sluice::offload

@@ -35,7 +35,7 @@
 #include "offload/integrity_error.hpp"
 #include "offload/striped_space.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 
 struct BlockTag {
   std::array<std::uint8_t, 16> digest{};  // XXH3-128, canonical (big-endian)
@@ -140,4 +140,4 @@ class TaggedSpace {
   std::unique_ptr<Verifier> verifier_;  // null in a space of no bytes
 };
 
-}  // namespace sluice
+}  // namespace sluice::offload

@@ -13,7 +13,7 @@
 #include "base/units.hpp"
 #include "device/device.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 struct PageSlot;
 
@@ -31,11 +31,11 @@ class StreamPool;
 // A page of addresses.
 struct PageSlot {
   PhysicalPage* page = nullptr;  // what is mapped here; null: nothing
-  Mapping mapping;
+  device::Mapping mapping;
   PageSlot* next_alias = nullptr;
   AddressSegment* segment = nullptr;
   // Where the page was given away while work on it may be queued: the mapping must stay until then.
-  std::shared_ptr<Event> busy_until;
+  std::shared_ptr<device::Event> busy_until;
 
   bool held() const { return page != nullptr && page->holder == this; }
 };
@@ -46,7 +46,7 @@ class AddressSegment {
   static constexpr int kLargeShift = 20;
   static constexpr std::uint64_t kLargeUnit = std::uint64_t{1} << kLargeShift;
 
-  AddressSegment(AddressRange range, std::uint64_t page_bytes, StreamPool& pool, bool is_small)
+  AddressSegment(device::AddressRange range, std::uint64_t page_bytes, StreamPool& pool, bool is_small)
       : range_(std::move(range)),
         page_bytes_(page_bytes),
         page_shift_(std::countr_zero(page_bytes)),
@@ -67,7 +67,7 @@ class AddressSegment {
   bool contains(std::uint64_t address) const { return address - base_ < range_.bytes(); }
   StreamPool& pool() const { return pool_; }
   bool is_small() const { return is_small_; }  // of the pool's small space
-  const AddressRange& range() const { return range_; }
+  const device::AddressRange& range() const { return range_; }
 
   PageSlot& slot_at(std::uint64_t address) { return slots_[(address - base_) >> page_shift_]; }
   const PageSlot& slot_at(std::uint64_t address) const {
@@ -119,7 +119,7 @@ class AddressSegment {
     return leaf;
   }
 
-  AddressRange range_;
+  device::AddressRange range_;
   const std::uint64_t page_bytes_;
   const int page_shift_;  // pages are powers of two: the hit path does not divide
   StreamPool& pool_;
@@ -130,4 +130,4 @@ class AddressSegment {
   std::vector<Leaf> leaves_;     // small, by page
 };
 
-}  // namespace sluice
+}  // namespace sluice::allocator

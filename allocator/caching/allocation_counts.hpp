@@ -7,7 +7,7 @@
 
 #include "base/memory_kinds.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 struct AllocationCounts {
   // Negative where one frees what another allocated.
@@ -17,4 +17,4 @@ struct AllocationCounts {
   std::uint64_t free_count = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 bool call_membarrier(int command) {
@@ -105,4 +105,4 @@ BiasedGuests::~BiasedGuests() {
   for (std::size_t i = mutexes_.size(); i-- > 0;) mutexes_[i]->unlock_slowly();
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

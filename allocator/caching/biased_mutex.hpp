@@ -15,7 +15,7 @@
 #include <mutex>
 #include <vector>
 
-namespace sluice {
+namespace sluice::allocator {
 
 // BasicLockable; not recursive.
 class BiasedMutex {
@@ -88,4 +88,4 @@ class BiasedGuests {
   std::vector<BiasedMutex*> mutexes_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::allocator

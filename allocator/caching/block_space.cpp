@@ -8,7 +8,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 BlockSpace::BlockSpace(BlockStore& store, std::uint64_t page_bytes)
     : store_(store), page_bytes_(page_bytes) {
@@ -355,4 +355,4 @@ void BlockSpace::check_invariants() const {
   SLUICE_CHECK(listed_count == unused_count);
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -16,7 +16,7 @@
 
 #include "allocator/caching/block_store.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 class BlockSpace {
  public:
@@ -120,4 +120,4 @@ class BlockSpace {
   std::uint64_t backed_bytes_ = 0;  // not hollow
 };
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -1,6 +1,6 @@
 #include "allocator/caching/block_store.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 Block* BlockStore::take() {
   const std::lock_guard lock(mutex_);
@@ -8,4 +8,4 @@ Block* BlockStore::take() {
   return &chunks_.back()[taken_count_++ % kChunk];
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

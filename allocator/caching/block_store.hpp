@@ -8,7 +8,7 @@
 
 #include "base/memory_kinds.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 class AddressSegment;
 
@@ -61,4 +61,4 @@ class BlockStore {
   std::size_t taken_count_ = 0;                   // guarded by mutex_
 };
 
-}  // namespace sluice
+}  // namespace sluice::allocator

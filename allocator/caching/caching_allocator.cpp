@@ -8,7 +8,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 // A thread or stream tells the total when it has come so far: seldom enough for large blocks, too.
@@ -22,7 +22,7 @@ std::uint64_t address_of(const void* data) {
 
 }  // namespace
 
-CachingAllocator::CachingAllocator(Device& device, PagePool& pages,
+CachingAllocator::CachingAllocator(device::Device& device, PagePool& pages,
                                    const CachingAllocatorOptions& options)
     : device_(device),
       pages_(pages),
@@ -49,7 +49,7 @@ CachingAllocator::~CachingAllocator() {
   }
 }
 
-StreamId CachingAllocator::add_stream(Stream& stream, bool movable) {
+StreamId CachingAllocator::add_stream(device::Stream& stream, bool movable) {
   const std::lock_guard growth(growth_mutex_);
   const auto id = static_cast<StreamId>(pools_.size());
   SLUICE_CHECK_MSG(id < kMaxPools, "more than 1,024 streams");
@@ -121,10 +121,10 @@ void CachingAllocator::hand_out(AllocationCounts& counts, Block& block,
   block.untold = request.untold;
   count(counts, request.category, static_cast<std::int64_t>(request.bytes));
   if (options_.recorder != nullptr) [[unlikely]]
-    record(MemoryAction::kAlloc, block);
+    record(record::MemoryAction::kAlloc, block);
 }
 
-void CachingAllocator::record(MemoryAction action, const Block& block) {
+void CachingAllocator::record(record::MemoryAction action, const Block& block) {
   if (options_.recorder == nullptr || block.untold) return;
   options_.recorder->record(action, block.segment->pool().id, block.address, block.requested_bytes,
                             block.category, block.name);
@@ -211,7 +211,7 @@ void CachingAllocator::free(std::byte* data) {
     const std::lock_guard lock(pool.mutex);
     free_pending(pool, block);  // first of all, since it may fail: then the block is not freed
     count(pool.counts, category, -requested_bytes);
-    record(MemoryAction::kFreeRequested, *block);  // before it can be anybody else's
+    record(record::MemoryAction::kFreeRequested, *block);  // before it can be anybody else's
     return;
   }
   if (block->bytes <= StreamPool::kSmallBytes) {
@@ -264,7 +264,7 @@ void CachingAllocator::free_pending(StreamPool& pool, Block* block) {
   PendingFree pending{block, {}};
   const auto uses = pool.other_uses.find(block);
   for (const StreamId other : uses->second) {
-    std::shared_ptr<Event> event = device_.create_event();
+    std::shared_ptr<device::Event> event = device_.create_event();
     pool_table_[other].load(std::memory_order_acquire)->stream.record(*event);
     pending.events.push_back(std::move(event));
   }
@@ -403,7 +403,7 @@ std::uint64_t CachingAllocator::remap_budget() const {
 void CachingAllocator::begin_step() {
   const std::lock_guard growth(growth_mutex_);
   step_remaps_ = 0;
-  if (options_.recorder != nullptr) options_.recorder->record(MemoryAction::kStep, 0, 0, 0);
+  if (options_.recorder != nullptr) options_.recorder->record(record::MemoryAction::kStep, 0, 0, 0);
 }
 
 void CachingAllocator::release_cached() {
@@ -434,7 +434,7 @@ void CachingAllocator::release_cached_locked() {
         for (std::uint64_t n = space->page_count(*block); n-- > 0;) {
           const std::uint64_t address = first + n * page_bytes_;
           if (options_.recorder != nullptr) {
-            options_.recorder->record(MemoryAction::kSegmentUnmap, pool.id, address, page_bytes_);
+            options_.recorder->record(record::MemoryAction::kSegmentUnmap, pool.id, address, page_bytes_);
           }
           PhysicalPage& page = *block->segment->slot_at(address).page;
           space->hollow(block, address);  // from the end: `block` stays the part before
@@ -442,7 +442,7 @@ void CachingAllocator::release_cached_locked() {
           while (page.aliases != nullptr) {
             PageSlot& slot = *page.aliases;
             page.aliases = slot.next_alias;
-            slot.mapping = Mapping();
+            slot.mapping = device::Mapping();
             slot.page = nullptr;
             slot.next_alias = nullptr;
             slot.busy_until = nullptr;
@@ -499,4 +499,4 @@ CachingAllocatorStatistics CachingAllocator::statistics() {
   return result;
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -33,7 +33,7 @@
 #include "allocator/record/memory_recorder.hpp"
 #include "device/device.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 struct OomReport;
 
@@ -50,7 +50,7 @@ struct CachingAllocatorOptions {
   double growth_slack = 1.0 / 128;
   std::uint64_t thread_cache_bytes = 4 * kMiB;  // for each thread
   std::uint64_t segment_bytes = 64 * kGiB;      // addresses reserved at a time
-  MemoryRecorder* recorder = nullptr;  // what happens is written there; must outlive the allocator
+  record::MemoryRecorder* recorder = nullptr;  // what happens is written there; must outlive the allocator
 };
 
 struct AllocationRequest {
@@ -89,14 +89,14 @@ class CachingAllocator {
   using EvictionCallback = std::function<void(std::uint64_t wanted_bytes)>;
 
   // pages: used by this allocator alone while it lives. Device and pages must outlive it.
-  CachingAllocator(Device& device, PagePool& pages, const CachingAllocatorOptions& options = {});
+  CachingAllocator(device::Device& device, PagePool& pages, const CachingAllocatorOptions& options = {});
   // Waits for the streams, then gives all pages back, live blocks among them.
   ~CachingAllocator();
   CachingAllocator(const CachingAllocator&) = delete;
   CachingAllocator& operator=(const CachingAllocator&) = delete;
 
   // The stream must outlive the allocator.
-  StreamId add_stream(Stream& stream, bool movable = true);
+  StreamId add_stream(device::Stream& stream, bool movable = true);
   // Asked, on the thread that allocates and with no lock held, to free about `wanted_bytes` through
   // free().
   void add_eviction_callback(EvictionCallback callback);
@@ -115,7 +115,7 @@ class CachingAllocator {
 
   void begin_step();  // a new remap budget
 
-  MemoryRecorder* recorder() const { return options_.recorder; }  // null: none
+  record::MemoryRecorder* recorder() const { return options_.recorder; }  // null: none
 
   // Gives back every page that no block needs, those of streams that are not movable excepted. The
   // host waits for the streams.
@@ -124,7 +124,7 @@ class CachingAllocator {
   CachingAllocatorStatistics statistics();
   // Segments and blocks as they stand (an untold one is one block), and the recorder's events and
   // names.
-  MemorySnapshot snapshot();
+  record::MemorySnapshot snapshot();
   // Throws InternalError. The caller must not use the allocator meanwhile.
   void check_invariants();
 
@@ -142,9 +142,9 @@ class CachingAllocator {
   // With growth_mutex_ and the pools' locks; the last with the caches' too.
   [[noreturn]] void throw_out_of_memory(const AllocationRequest& request);
   OomReport report_out_of_memory(const AllocationRequest& request);
-  MemorySnapshot snapshot_locked();
+  record::MemorySnapshot snapshot_locked();
   void free_pending(StreamPool& pool, Block* block);
-  void record(MemoryAction action, const Block& block);
+  void record(record::MemoryAction action, const Block& block);
   void record_free(const Block& block);  // where there is a recorder
   void put_back_all(Block* list);
   bool put_back_mine(StreamPool& pool);
@@ -157,7 +157,7 @@ class CachingAllocator {
   void publish_segments();
   std::uint64_t remap_budget() const;
 
-  Device& device_;
+  device::Device& device_;
   PagePool& pages_;
   const CachingAllocatorOptions options_;
   const std::uint64_t page_bytes_;
@@ -203,4 +203,4 @@ class CachingAllocator {
   std::atomic<std::int64_t> peak_live_bytes_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -7,7 +7,7 @@
 #include "allocator/caching/caching_allocator.hpp"
 #include "allocator/caching/oom_report.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 // Adds up the blocks of one stream after the other.
@@ -94,7 +94,7 @@ OomReport CachingAllocator::report_out_of_memory(const AllocationRequest& reques
   report.options = options_;
   report.options.recorder = nullptr;
   if (options_.recorder != nullptr) {
-    auto record = std::make_shared<MemorySnapshot>(snapshot_locked());
+    auto record = std::make_shared<record::MemorySnapshot>(snapshot_locked());
     names = record->names;
     report.record = std::move(record);
   }
@@ -110,10 +110,10 @@ OomReport CachingAllocator::report_out_of_memory(const AllocationRequest& reques
 void CachingAllocator::throw_out_of_memory(const AllocationRequest& request) {
   auto report = std::make_shared<const OomReport>(report_out_of_memory(request));
   if (options_.recorder != nullptr) {
-    options_.recorder->record(MemoryAction::kOutOfMemory, request.stream, 0, request.bytes,
+    options_.recorder->record(record::MemoryAction::kOutOfMemory, request.stream, 0, request.bytes,
                               request.category, request.name);
   }
   throw OutOfMemoryReported(std::move(report));
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

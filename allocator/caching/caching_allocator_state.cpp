@@ -5,17 +5,17 @@
 #include "allocator/caching/caching_allocator.hpp"
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
-MemorySnapshot CachingAllocator::snapshot() {
+record::MemorySnapshot CachingAllocator::snapshot() {
   const std::lock_guard growth(growth_mutex_);
   const auto locks = lock_pools();
   const ThreadCaches::AllLocked caches(caches_);
   return snapshot_locked();
 }
 
-MemorySnapshot CachingAllocator::snapshot_locked() {
-  MemorySnapshot snapshot;
+record::MemorySnapshot CachingAllocator::snapshot_locked() {
+  record::MemorySnapshot snapshot;
   snapshot.expandable_segments = true;
   if (options_.recorder != nullptr) {
     snapshot.events = options_.recorder->events();
@@ -31,7 +31,7 @@ MemorySnapshot CachingAllocator::snapshot_locked() {
           return;
         }
         if (!open || block.previous == nullptr) {
-          SnapshotSegment segment;
+          record::SnapshotSegment segment;
           segment.address = block.address;
           segment.stream = pool.id;
           segment.is_small = space == &pool.small;
@@ -40,12 +40,12 @@ MemorySnapshot CachingAllocator::snapshot_locked() {
           open = true;
         }
         const bool is_free = block.kind == BlockKind::kFree || block.cached;
-        SnapshotSegment& segment = snapshot.segments.back();
+        record::SnapshotSegment& segment = snapshot.segments.back();
         segment.bytes += block.bytes;
         segment.blocks.push_back({block.address, block.bytes, is_free ? 0 : block.requested_bytes,
-                                  is_free         ? BlockState::kFree
-                                  : block.pending ? BlockState::kPendingFree
-                                                  : BlockState::kAllocated,
+                                  is_free         ? record::BlockState::kFree
+                                  : block.pending ? record::BlockState::kPendingFree
+                                                  : record::BlockState::kAllocated,
                                   block.category, block.kind == BlockKind::kUsed ? block.name : 0,
                                   !is_free && block.untold});
       });
@@ -106,4 +106,4 @@ void CachingAllocator::check_invariants() {
   SLUICE_CHECK(spare_.size() + pages_with_memory == physical_.size());
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

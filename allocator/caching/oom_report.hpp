@@ -16,7 +16,7 @@
 #include "allocator/record/memory_trace.hpp"
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 // Live is what callers hold, in the bytes they asked for. "May hold": what the allocator would hold
 // if it had every page that its caps and the device leave to it.
@@ -105,7 +105,7 @@ struct OomReport {
 
   // What a simulation needs.
   CachingAllocatorOptions options;               // without a recorder
-  std::shared_ptr<const MemorySnapshot> record;  // up to the request; null: no recorder
+  std::shared_ptr<const record::MemorySnapshot> record;  // up to the request; null: no recorder
 
   // One sentence: the request, what is live, the cause.
   std::string sentence() const;
@@ -117,7 +117,7 @@ void prove_cause(OomReport& report);
 // An arena lies in the allocator as one unnamed block of activations: tells of its tenants, and of
 // what they leave of it, in its place.
 void add_arena(OomReport& report, std::uint64_t arena_bytes,
-               const std::vector<SnapshotBlock>& tenants);
+               const std::vector<record::SnapshotBlock>& tenants);
 
 // OutOfMemory of tier device, with its report.
 class OutOfMemoryReported : public OutOfMemory {
@@ -127,4 +127,4 @@ class OutOfMemoryReported : public OutOfMemory {
   std::shared_ptr<const OomReport> report;  // not null
 };
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -5,7 +5,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 // What a hollow page costs, in pages to be mapped. One that is shown there already costs little;
@@ -131,7 +131,7 @@ Block* PageMover::make_room(std::uint64_t bytes, bool by_all_means) {
   }
   const auto fill = [&](std::uint64_t page) {
     space.fill(block_in_run(page), page);
-    record(MemoryAction::kSegmentMap, requester_, page);
+    record(record::MemoryAction::kSegmentMap, requester_, page);
   };
   // First what is shown already: a page that is taken for another place is not.
   std::erase_if(missing, [&](std::uint64_t page) {
@@ -234,7 +234,7 @@ void PageMover::move(Victims::iterator victim, PageSlot& from, PageSlot& slot) {
   const Victim giver = victim->second;
   const std::uint64_t page_address = from.segment->address_of(from);
   const std::uint64_t page_end = page_address + allocator_.page_bytes_;
-  const std::shared_ptr<Event> event = event_of(*giver.pool);
+  const std::shared_ptr<device::Event> event = event_of(*giver.pool);
   giver.space->reserve_records(kMoveRecords);
   Victim* const after =
       page_end < giver.end ? &victims_.emplace(page_end, giver).first->second : nullptr;
@@ -250,12 +250,12 @@ void PageMover::move(Victims::iterator victim, PageSlot& from, PageSlot& slot) {
   const bool in_run = giver.block == nullptr;
   Block* const block = in_run ? block_in_run(page_address) : giver.block;
   const Block* const hollow = giver.space->hollow(block, page_address);
-  record(MemoryAction::kSegmentUnmap, *giver.pool, page_address);
+  record(record::MemoryAction::kSegmentUnmap, *giver.pool, page_address);
   if (after != nullptr && !in_run) after->block = hollow->next;
 }
 
-void PageMover::record(MemoryAction action, const StreamPool& pool, std::uint64_t page_address) {
-  MemoryRecorder* const recorder = allocator_.options_.recorder;
+void PageMover::record(record::MemoryAction action, const StreamPool& pool, std::uint64_t page_address) {
+  record::MemoryRecorder* const recorder = allocator_.options_.recorder;
   if (recorder == nullptr) return;
   recorder->record(action, pool.id, page_address, allocator_.page_bytes_);
 }
@@ -271,7 +271,7 @@ void PageMover::show(PageSlot& slot, PhysicalPage& page) {
     while (*link != &slot) link = &(*link)->next_alias;
     *link = slot.next_alias;
     slot.page = nullptr;
-    slot.mapping = Mapping();
+    slot.mapping = device::Mapping();
   }
   AddressSegment& segment = *slot.segment;
   slot.mapping = allocator_.device_.map(segment.range(), segment.address_of(slot) - segment.base(),
@@ -282,8 +282,8 @@ void PageMover::show(PageSlot& slot, PhysicalPage& page) {
   page.aliases = &slot;
 }
 
-const std::shared_ptr<Event>& PageMover::event_of(StreamPool& pool) {
-  std::shared_ptr<Event>& event = events_[&pool];
+const std::shared_ptr<device::Event>& PageMover::event_of(StreamPool& pool) {
+  std::shared_ptr<device::Event>& event = events_[&pool];
   if (event == nullptr) {
     event = allocator_.device_.create_event();
     pool.stream.record(*event);
@@ -357,4 +357,4 @@ bool PageMover::wait_for_pending(std::uint64_t bytes, bool even_if_pages_suffice
   return true;
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

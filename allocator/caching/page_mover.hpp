@@ -7,7 +7,7 @@
 
 #include "allocator/caching/caching_allocator.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 // One request's search, with the growth mutex and all pools' held. Each page changes places in one
 // step that either happens or throws before anything is changed, so a search that fails leaves
@@ -57,10 +57,10 @@ class PageMover {
   // The page that `from` holds goes to `slot`, which shows it already.
   void move(Victims::iterator victim, PageSlot& from, PageSlot& slot);
   void show(PageSlot& slot, PhysicalPage& page);  // maps
-  void record(MemoryAction action, const StreamPool& pool, std::uint64_t page_address);
+  void record(record::MemoryAction action, const StreamPool& pool, std::uint64_t page_address);
   // A point in the pool's stream behind all that may use its free memory; the requester's stream
   // is made to wait for it.
-  const std::shared_ptr<Event>& event_of(StreamPool& pool);
+  const std::shared_ptr<device::Event>& event_of(StreamPool& pool);
 
   CachingAllocator& allocator_;
   StreamPool& requester_;
@@ -68,7 +68,7 @@ class PageMover {
   std::uint64_t current_victim_ = 0;  // its first page
   // The first of the free and hollow blocks around the window: its record stays while they change.
   Block* run_ = nullptr;
-  std::map<StreamPool*, std::shared_ptr<Event>> events_;
+  std::map<StreamPool*, std::shared_ptr<device::Event>> events_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::allocator

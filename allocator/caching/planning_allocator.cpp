@@ -10,7 +10,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 // So many unexpected calls in a row, found in a row further on in the plan, are taken for the place
@@ -22,7 +22,7 @@ constexpr std::uint32_t kMostSearches = 16;
 
 }  // namespace
 
-PlanningAllocator::PlanningAllocator(Device& device, CachingAllocator& allocator,
+PlanningAllocator::PlanningAllocator(device::Device& device, CachingAllocator& allocator,
                                      const PlanningAllocatorOptions& options)
     : device_(device), allocator_(allocator), recorder_(allocator.recorder()), options_(options) {}
 
@@ -35,7 +35,7 @@ PlanningAllocator::~PlanningAllocator() {
   }
 }
 
-StreamId PlanningAllocator::add_stream(Stream& stream, bool movable) {
+StreamId PlanningAllocator::add_stream(device::Stream& stream, bool movable) {
   const std::lock_guard lock(mutex_);
   const StreamId id = allocator_.add_stream(stream, movable);
   if (streams_.size() <= id) {
@@ -93,7 +93,7 @@ void PlanningAllocator::throw_with_arenas(const OutOfMemoryReported& error) {
   OomReport report = *error.report;
   for (const ArenaBlocks& arena : arenas) add_arena(report, arena.bytes, arena.blocks);
   if (report.record != nullptr) {
-    report.record = std::make_shared<const MemorySnapshot>(snapshot_locked());
+    report.record = std::make_shared<const record::MemorySnapshot>(snapshot_locked());
   }
   throw OutOfMemoryReported(std::make_shared<const OomReport>(std::move(report)));
 }
@@ -150,7 +150,7 @@ std::byte* PlanningAllocator::hand_out(std::uint32_t index, const AllocationRequ
   place.tenant = {request.bytes, stream, request.name, request.category};
   std::byte* const data = arena_.data + buffer.offset;
   if (recorder_ != nullptr) [[unlikely]] {
-    recorder_->record(MemoryAction::kAlloc, stream, reinterpret_cast<std::uint64_t>(data),
+    recorder_->record(record::MemoryAction::kAlloc, stream, reinterpret_cast<std::uint64_t>(data),
                       request.bytes, request.category, request.name);
   }
   return data;
@@ -211,7 +211,7 @@ void PlanningAllocator::find_place_again(const Call& call) {
 void PlanningAllocator::wait_for_all_others(StreamId stream) {
   for (std::size_t other = 0; other < streams_.size(); ++other) {
     if (other == stream || streams_[other] == nullptr) continue;
-    const std::unique_ptr<Event> event = device_.create_event();
+    const std::unique_ptr<device::Event> event = device_.create_event();
     streams_[other]->record(*event);
     streams_[stream]->wait(*event);
     ++statistics_.event_waits;
@@ -527,7 +527,7 @@ std::vector<PlanningAllocator::ArenaBlocks> PlanningAllocator::blocks_in_arenas(
   std::vector<ArenaBlocks> result;
   const auto add_to = [](ArenaBlocks& arena, std::uint64_t offset, const Tenant& tenant) {
     arena.blocks.push_back({arena.address + offset, round_up(tenant.bytes, BlockSpace::kAlignment),
-                            tenant.bytes, BlockState::kAllocated, tenant.category, tenant.name});
+                            tenant.bytes, record::BlockState::kAllocated, tenant.category, tenant.name});
   };
   const auto new_arena = [&](const Arena& arena) -> ArenaBlocks& {
     return result.emplace_back(
@@ -562,17 +562,17 @@ PlanningAllocatorStatistics PlanningAllocator::statistics() {
   return result;
 }
 
-MemorySnapshot PlanningAllocator::snapshot() {
+record::MemorySnapshot PlanningAllocator::snapshot() {
   const std::lock_guard lock(mutex_);
   return snapshot_locked();
 }
 
-MemorySnapshot PlanningAllocator::snapshot_locked() {
-  MemorySnapshot snapshot = allocator_.snapshot();
+record::MemorySnapshot PlanningAllocator::snapshot_locked() {
+  record::MemorySnapshot snapshot = allocator_.snapshot();
   const std::vector<ArenaBlocks> arenas = blocks_in_arenas();
-  for (SnapshotSegment& segment : snapshot.segments) {
-    std::vector<SnapshotBlock> blocks;
-    for (const SnapshotBlock& block : segment.blocks) {
+  for (record::SnapshotSegment& segment : snapshot.segments) {
+    std::vector<record::SnapshotBlock> blocks;
+    for (const record::SnapshotBlock& block : segment.blocks) {
       if (!block.untold) {
         blocks.push_back(block);
         continue;
@@ -585,7 +585,7 @@ MemorySnapshot PlanningAllocator::snapshot_locked() {
         if (end > address) blocks.push_back({.address = address, .bytes = end - address});
       };
       if (arena != arenas.end()) {  // else it is not in use yet, or no longer
-        for (const SnapshotBlock& tenant : arena->blocks) {
+        for (const record::SnapshotBlock& tenant : arena->blocks) {
           leave_free(tenant.address);
           blocks.push_back(tenant);
           address = tenant.address + tenant.bytes;
@@ -598,4 +598,4 @@ MemorySnapshot PlanningAllocator::snapshot_locked() {
   return snapshot;
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -31,7 +31,7 @@
 #include "allocator/caching/step_plan.hpp"
 #include "allocator/record/spin_lock.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 class OutOfMemoryReported;
 
@@ -39,7 +39,7 @@ struct PlanningAllocatorOptions {
   // Makes a plan of two steps in a row; pure, called on a thread of its own where in_background.
   std::function<StepPlan(const StepRecording& before, const StepRecording& step)> plan =
       [](const StepRecording& before, const StepRecording& step) {
-        return plan_step(before, step, PackingEffort::kThorough);
+        return plan_step(before, step, packing::PackingEffort::kThorough);
       };
   // Of the allocations of two steps in a row: plan where so many are alike, watch again where fewer
   // than these were answered by the plan in two steps in a row.
@@ -64,7 +64,7 @@ struct PlanningAllocatorStatistics {
 class PlanningAllocator {
  public:
   // Streams are added here, and only here, while this lives; `allocator` must outlive it.
-  PlanningAllocator(Device& device, CachingAllocator& allocator,
+  PlanningAllocator(device::Device& device, CachingAllocator& allocator,
                     const PlanningAllocatorOptions& options = {});
   // Whoever still uses a block of the arena must be done.
   ~PlanningAllocator();
@@ -72,7 +72,7 @@ class PlanningAllocator {
   PlanningAllocator& operator=(const PlanningAllocator&) = delete;
 
   // As CachingAllocator's.
-  StreamId add_stream(Stream& stream, bool movable = true);
+  StreamId add_stream(device::Stream& stream, bool movable = true);
   std::byte* allocate(const AllocationRequest& request);
   void free(std::byte* data);
   void record_use(std::byte* data, StreamId stream);
@@ -82,7 +82,7 @@ class PlanningAllocator {
   PlanningAllocatorStatistics statistics();
   // As CachingAllocator's, with the blocks that lie in arenas in their places. Callers of other
   // threads wait meanwhile.
-  MemorySnapshot snapshot();
+  record::MemorySnapshot snapshot();
 
  private:
   // What a block was asked for.
@@ -102,7 +102,7 @@ class PlanningAllocator {
     std::uint32_t slot = 0;                        // of its offset, among all offsets
     Tenant tenant;                                 // while live
     std::vector<StreamId> uses;                    // other streams', since it was allocated
-    std::vector<std::shared_ptr<Event>> releases;  // by PlannedBuffer::release_streams
+    std::vector<std::shared_ptr<device::Event>> releases;  // by PlannedBuffer::release_streams
   };
   struct Arena {
     std::byte* data = nullptr;
@@ -143,25 +143,25 @@ class PlanningAllocator {
   struct ArenaBlocks {
     std::uint64_t address = 0;
     std::uint64_t bytes = 0;
-    std::vector<SnapshotBlock> blocks;  // that are live, by address
+    std::vector<record::SnapshotBlock> blocks;  // that are live, by address
   };
   std::vector<ArenaBlocks> blocks_in_arenas() const;
-  MemorySnapshot snapshot_locked();
+  record::MemorySnapshot snapshot_locked();
   void record_allocation(const std::byte* data, const Call& call);
   void record_free(const std::byte* data);
 
   void install(StepPlan plan);  // without mutex_
   void prepare(const StepPlan& plan);
 
-  Device& device_;
+  device::Device& device_;
   CachingAllocator& allocator_;
-  MemoryRecorder* const recorder_;  // null: none
+  record::MemoryRecorder* const recorder_;  // null: none
   const PlanningAllocatorOptions options_;
 
   // Guards all below; taken before any of the CachingAllocator's. A call in step holds it for some
   // ns.
-  SpinLock mutex_;
-  std::vector<Stream*> streams_;
+  record::SpinLock mutex_;
+  std::vector<device::Stream*> streams_;
   std::vector<bool> movable_;  // by stream; blocks of those that are not are never planned
 
   // The plan, and where the step stands in it.
@@ -198,4 +198,4 @@ class PlanningAllocator {
   PlanningAllocatorStatistics statistics_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -9,7 +9,7 @@
 #include "allocator/caching/block_space.hpp"
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 // A buffer's life in positions of a step's events; end may lie in the next step (>= their number).
@@ -96,16 +96,16 @@ std::uint64_t find_cut(std::span<const Life> lives, std::uint64_t length) {
   return cut;
 }
 
-std::vector<Lifetime> lifetimes_from(std::span<const Life> lives, std::uint64_t cut,
+std::vector<packing::Lifetime> lifetimes_from(std::span<const Life> lives, std::uint64_t cut,
                                      std::uint64_t length) {
-  std::vector<Lifetime> lifetimes;
+  std::vector<packing::Lifetime> lifetimes;
   lifetimes.reserve(lives.size());
   for (const Life& life : lives) {
     const std::uint64_t begin = (life.begin + length - cut) % length;
     const std::uint64_t end = begin + (life.end - life.begin);
     const bool across = end > length;
-    lifetimes.push_back(across ? Lifetime{0, length, life.bytes}
-                               : Lifetime{begin, end, life.bytes});
+    lifetimes.push_back(across ? packing::Lifetime{0, length, life.bytes}
+                               : packing::Lifetime{begin, end, life.bytes});
   }
   return lifetimes;
 }
@@ -218,14 +218,14 @@ double matching_share(const StepRecording& a, const StepRecording& b) {
   return larger == 0 ? 0.0 : static_cast<double>(common) / larger;
 }
 
-StepPlan plan_step(const StepRecording& before, const StepRecording& step, PackingEffort effort) {
+StepPlan plan_step(const StepRecording& before, const StepRecording& step, packing::PackingEffort effort) {
   StepPlan plan;
   if (step.events.empty()) return plan;
   const Lives found = find_lives(before, step);
   const std::uint64_t length = step.events.size();
   const std::uint64_t cut = find_cut(found.lives, length);
-  const std::vector<Lifetime> lifetimes = lifetimes_from(found.lives, cut, length);
-  const Packing packing = pack_lifetimes(lifetimes, BlockSpace::kAlignment, effort);
+  const std::vector<packing::Lifetime> lifetimes = lifetimes_from(found.lives, cut, length);
+  const packing::Packing packing = packing::pack_lifetimes(lifetimes, BlockSpace::kAlignment, effort);
   plan.arena_bytes = packing.capacity_bytes;
   plan.peak_live_bytes = packing.lower_bound_bytes;
   plan.buffers.resize(found.lives.size());
@@ -251,4 +251,4 @@ StepPlan plan_step(const StepRecording& before, const StepRecording& step, Packi
   return plan;
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

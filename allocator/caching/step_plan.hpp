@@ -9,7 +9,7 @@
 #include "allocator/caching/stream_pool.hpp"
 #include "allocator/packing/arena_packing.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 // One call within a step. A free names its allocation by its number among the allocations of the
 // step it was made in.
@@ -73,6 +73,6 @@ struct StepPlan {
 
 // Plans `step`; `before` is the step before it, whose allocations it may free. Memory may be reused
 // in the order of the recording: a later step that keeps the order needs no check.
-StepPlan plan_step(const StepRecording& before, const StepRecording& step, PackingEffort effort);
+StepPlan plan_step(const StepRecording& before, const StepRecording& step, packing::PackingEffort effort);
 
-}  // namespace sluice
+}  // namespace sluice::allocator

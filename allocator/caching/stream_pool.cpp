@@ -2,12 +2,12 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 void StreamPool::end_pending(Block& block) {
   block.pending = false;
   if (recorder_ == nullptr || block.untold) return;
-  recorder_->record(MemoryAction::kFreeCompleted, id, block.address, block.requested_bytes,
+  recorder_->record(record::MemoryAction::kFreeCompleted, id, block.address, block.requested_bytes,
                     block.category, block.name);
 }
 
@@ -37,4 +37,4 @@ void StreamPool::check_invariants() const {
   SLUICE_CHECK(!last_->segment->is_small() && &last_->segment->pool() == this);
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -14,14 +14,14 @@
 #include "allocator/caching/block_space.hpp"
 #include "allocator/record/memory_recorder.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 using StreamId = std::uint32_t;
 
 // A block that its caller gave back while other streams had work on it queued.
 struct PendingFree {
   Block* block = nullptr;
-  std::vector<std::shared_ptr<Event>> events;
+  std::vector<std::shared_ptr<device::Event>> events;
 
   bool done() const {
     for (const auto& event : events) {
@@ -36,8 +36,8 @@ class StreamPool {
   // The largest block of the small space.
   static constexpr std::uint64_t kSmallBytes = AddressSegment::kLargeUnit;
 
-  StreamPool(StreamId its_id, Stream& its_stream, bool is_movable, BlockStore& store,
-             std::uint64_t page_bytes, MemoryRecorder* recorder)
+  StreamPool(StreamId its_id, device::Stream& its_stream, bool is_movable, BlockStore& store,
+             std::uint64_t page_bytes, record::MemoryRecorder* recorder)
       : id(its_id),
         stream(its_stream),
         movable(is_movable),
@@ -84,7 +84,7 @@ class StreamPool {
   void check_invariants() const;
 
   const StreamId id;
-  Stream& stream;
+  device::Stream& stream;
   const bool movable;  // its free pages may be given to other addresses
 
   BiasedMutex mutex;  // guards all below
@@ -102,7 +102,7 @@ class StreamPool {
   void end_pending(Block& block);
   void settle_those_in_front();
 
-  MemoryRecorder* const recorder_;  // null: none
+  record::MemoryRecorder* const recorder_;  // null: none
 };
 
-}  // namespace sluice
+}  // namespace sluice::allocator

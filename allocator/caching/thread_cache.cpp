@@ -2,10 +2,10 @@
 
 #include <atomic>
 
-namespace sluice {
+namespace sluice::allocator {
 
 namespace detail {
-constinit thread_local LastThreadCache last_thread_cache;
+constinit thread_local detail::LastThreadCache last_thread_cache;
 }  // namespace detail
 
 // Set once thread_seats is destroyed; itself it never is.
@@ -67,4 +67,4 @@ ThreadCache& ThreadCaches::find_or_make() {
   return *cache;
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -13,7 +13,7 @@
 #include "allocator/caching/biased_mutex.hpp"
 #include "allocator/caching/block_store.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 class StreamPool;
 
@@ -148,11 +148,11 @@ class ThreadCaches {
 };
 
 namespace detail {
-struct LastThreadCache {
+struct detail::LastThreadCache {
   std::uint64_t serial = 0;
   ThreadCache* cache = nullptr;
 };
-extern constinit thread_local LastThreadCache last_thread_cache;
+extern constinit thread_local detail::LastThreadCache last_thread_cache;
 }  // namespace detail
 
 inline ThreadCache& ThreadCaches::mine() {
@@ -160,4 +160,4 @@ inline ThreadCache& ThreadCaches::mine() {
   return last.serial == serial_ ? *last.cache : find_or_make();
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -10,13 +10,13 @@
 #include "allocator/record/trace_from_snapshot.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 constexpr std::uint64_t kLeastPlannedSteps = 3;  // two that are alike, and one that is served
 
 // Held when the last operation comes, in the order they were allocated.
-std::vector<std::uint32_t> held_at_end(const MemoryTrace& trace) {
+std::vector<std::uint32_t> held_at_end(const record::MemoryTrace& trace) {
   std::vector<bool> held(trace.allocations.size());
   std::vector<std::uint32_t> order;
   const auto begin = [&](std::uint32_t id) {
@@ -24,15 +24,15 @@ std::vector<std::uint32_t> held_at_end(const MemoryTrace& trace) {
     order.push_back(id);
   };
   for (std::size_t s = 0; s < trace.initial_segments.size(); ++s) {
-    const std::vector<SnapshotBlock>& blocks = trace.initial_segments[s].blocks;
+    const std::vector<record::SnapshotBlock>& blocks = trace.initial_segments[s].blocks;
     for (std::size_t b = 0; b < blocks.size(); ++b) {
-      if (blocks[b].state == BlockState::kAllocated) begin(trace.initial_ids[s][b]);
+      if (blocks[b].state == record::BlockState::kAllocated) begin(trace.initial_ids[s][b]);
     }
   }
   for (std::size_t i = 0; i + 1 < trace.operations.size(); ++i) {
     const auto [action, id] = trace.operations[i];
-    if (action == TraceAction::kAlloc) begin(id);
-    if (action == TraceAction::kFree || action == TraceAction::kFreePending) held[id] = false;
+    if (action == record::TraceAction::kAlloc) begin(id);
+    if (action == record::TraceAction::kFree || action == record::TraceAction::kFreePending) held[id] = false;
   }
   std::erase_if(order, [&](std::uint32_t id) { return !held[id]; });
   return order;
@@ -40,7 +40,7 @@ std::vector<std::uint32_t> held_at_end(const MemoryTrace& trace) {
 
 class FixSearch {
  public:
-  FixSearch(const OomReport& report, const MemoryTrace& trace, const OomFixOptions& options)
+  FixSearch(const OomReport& report, const record::MemoryTrace& trace, const OomFixOptions& options)
       : report_(report), trace_(trace), options_(options), held_(held_at_end(trace)) {
     // What arenas hold and nobody uses is in no event; to the others it is not there.
     const std::uint64_t page_bytes = report.limits.page_bytes;
@@ -148,7 +148,7 @@ class FixSearch {
     }
     const auto steps = static_cast<std::uint64_t>(
         std::count_if(trace_.operations.begin(), trace_.operations.end(),
-                      [](const auto& one) { return one.action == TraceAction::kStep; }));
+                      [](const auto& one) { return one.action == record::TraceAction::kStep; }));
     changed = base_;
     changed.releases_each_step = true;
     if (steps > 0) {
@@ -252,7 +252,7 @@ class FixSearch {
       if (site.name.empty() || site.number == 0 || sites == options_.max_sites) continue;
       ++sites;
       try_freeing(OomChange::kFreeSite, "'" + site.name + "'",
-                  [&](const TraceAllocation& allocation) {
+                  [&](const record::TraceAllocation& allocation) {
                     return allocation.name == site.number && allocation.category == site.category;
                   });
     }
@@ -260,14 +260,14 @@ class FixSearch {
       const auto category = static_cast<Category>(c);
       if (report_.live_by_category[c] == 0) continue;
       try_freeing(OomChange::kFreeCategory, "category " + std::string(category_name(category)),
-                  [&](const TraceAllocation& one) { return one.category == category; });
+                  [&](const record::TraceAllocation& one) { return one.category == category; });
     }
     try_freeing(OomChange::kFreeAny, "all that is live",
-                [](const TraceAllocation&) { return true; });
+                [](const record::TraceAllocation&) { return true; });
   }
 
   void try_freeing(OomChange change, const std::string& of,
-                   const std::function<bool(const TraceAllocation&)>& is_meant) {
+                   const std::function<bool(const record::TraceAllocation&)>& is_meant) {
     std::vector<std::uint32_t> ids;
     for (const std::uint32_t id : held_) {
       if (is_meant(trace_.allocations[id])) ids.push_back(id);
@@ -294,7 +294,7 @@ class FixSearch {
   }
 
   const OomReport& report_;
-  const MemoryTrace& trace_;
+  const record::MemoryTrace& trace_;
   const OomFixOptions& options_;
   std::vector<std::uint32_t> held_;
   SimulatedAllocator base_;  // as it was
@@ -318,12 +318,12 @@ OomFixes find_fixes(const OomReport& report, const OomFixOptions& options) {
         "simulated";
     return none;
   }
-  MemoryTrace trace = trace_of(*report.record, "the allocator's record", "sluice");
-  std::erase_if(trace.operations, [](const TraceOperation& operation) {
-    return operation.action == TraceAction::kFlush;
+  record::MemoryTrace trace = record::trace_of(*report.record, "the allocator's record", "sluice");
+  std::erase_if(trace.operations, [](const record::TraceOperation& operation) {
+    return operation.action == record::TraceAction::kFlush;
   });
   trace.operations.push_back(
-      {TraceAction::kAlloc, static_cast<std::uint32_t>(trace.allocations.size())});
+      {record::TraceAction::kAlloc, static_cast<std::uint32_t>(trace.allocations.size())});
   trace.allocations.push_back({.bytes = report.requested_bytes,
                                .stream = report.stream,
                                .category = report.category,
@@ -331,9 +331,9 @@ OomFixes find_fixes(const OomReport& report, const OomFixOptions& options) {
   return find_fixes(report, trace, options);
 }
 
-OomFixes find_fixes(const OomReport& report, const MemoryTrace& trace,
+OomFixes find_fixes(const OomReport& report, const record::MemoryTrace& trace,
                     const OomFixOptions& options) {
   return FixSearch(report, trace, options).run();
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -13,7 +13,7 @@
 #include "allocator/caching/oom_report.hpp"
 #include "allocator/record/memory_trace.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 // From the least intrusive on: settings of the allocator, then of the run, then what is kept.
 enum class OomChange : std::uint8_t {
@@ -65,7 +65,7 @@ struct OomFixOptions {
 // cached memory back are not in the simulation: a page that moves is recorded as one given back.
 OomFixes find_fixes(const OomReport& report, const OomFixOptions& options = {});
 // The trace ends with the request that failed.
-OomFixes find_fixes(const OomReport& report, const MemoryTrace& trace,
+OomFixes find_fixes(const OomReport& report, const record::MemoryTrace& trace,
                     const OomFixOptions& options = {});
 
-}  // namespace sluice
+}  // namespace sluice::allocator

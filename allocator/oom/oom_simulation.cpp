@@ -6,7 +6,7 @@
 
 #include "allocator/oom/replayed_allocator.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 ReplayedAllocatorOptions options_of(const SimulatedAllocator& settings) {
@@ -21,7 +21,7 @@ ReplayedAllocatorOptions options_of(const SimulatedAllocator& settings) {
 }
 
 // The report with the trace's streams and names.
-std::shared_ptr<const OomReport> in_words_of_trace(OomReport report, const MemoryTrace& trace,
+std::shared_ptr<const OomReport> in_words_of_trace(OomReport report, const record::MemoryTrace& trace,
                                                    const ReplayedAllocator& allocator) {
   const auto stream_of = [&](std::uint64_t id) {
     return allocator.stream_name(static_cast<StreamId>(id));
@@ -41,19 +41,19 @@ std::shared_ptr<const OomReport> in_words_of_trace(OomReport report, const Memor
 
 }  // namespace
 
-SimulationOutcome simulate(const MemoryTrace& trace, const SimulatedAllocator& settings) {
+SimulationOutcome simulate(const record::MemoryTrace& trace, const SimulatedAllocator& settings) {
   ReplayedAllocator allocator(trace, options_of(settings));
   SimulationOutcome outcome;
   outcome.failed_at_start = true;
   try {
     allocator.adopt();
     outcome.failed_at_start = false;
-    for (const TraceOperation& operation : trace.operations) {
+    for (const record::TraceOperation& operation : trace.operations) {
       if (&operation == &trace.operations.back()) {
         for (const std::uint32_t id : settings.freed_before_last) allocator.free(id, false);
       }
       allocator.follow(operation);
-      if (operation.action == TraceAction::kStep && settings.releases_each_step) allocator.flush();
+      if (operation.action == record::TraceAction::kStep && settings.releases_each_step) allocator.flush();
       ++outcome.operation_count;
     }
     outcome.completed = true;
@@ -64,4 +64,4 @@ SimulationOutcome simulate(const MemoryTrace& trace, const SimulatedAllocator& s
   return outcome;
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -9,7 +9,7 @@
 #include "allocator/caching/oom_report.hpp"
 #include "allocator/record/memory_trace.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 struct SimulatedAllocator {
   std::uint64_t capacity_bytes = UINT64_MAX;  // of pages
@@ -31,6 +31,6 @@ struct SimulationOutcome {
 };
 
 // Up to the trace's end or the first request that fails. The same for the same arguments.
-SimulationOutcome simulate(const MemoryTrace& trace, const SimulatedAllocator& settings);
+SimulationOutcome simulate(const record::MemoryTrace& trace, const SimulatedAllocator& settings);
 
-}  // namespace sluice
+}  // namespace sluice::allocator

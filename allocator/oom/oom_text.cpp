@@ -6,7 +6,7 @@
 
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 constexpr std::size_t kShownSites = 6;
@@ -305,4 +305,4 @@ nlohmann::json oom_json(const OomReport& report, const OomFixes* fixes) {
   return event;
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -7,7 +7,7 @@
 #include "allocator/caching/oom_report.hpp"
 #include "allocator/oom/oom_fixes.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 // At most about 40 lines, each ended; the largest sites, streams and fixes. Of the fixes only those
 // that the simulation proved. fixes: null where none were looked for.
@@ -18,4 +18,4 @@ std::string oom_text(const OomReport& report, const OomFixes* fixes = nullptr);
 // be dumped with error_handler_t::replace where they may not be UTF-8.
 nlohmann::json oom_json(const OomReport& report, const OomFixes* fixes = nullptr);
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <string>
 
-namespace sluice {
+namespace sluice::allocator {
 
-ReplayedAllocator::ReplayedAllocator(const MemoryTrace& trace,
+ReplayedAllocator::ReplayedAllocator(const record::MemoryTrace& trace,
                                      const ReplayedAllocatorOptions& options)
     : trace_(trace),
       device_(options.capacity_bytes),
@@ -17,7 +17,7 @@ ReplayedAllocator::ReplayedAllocator(const MemoryTrace& trace,
   if (options.planning) {
     planning_ = std::make_unique<PlanningAllocator>(device_, *caching_, *options.planning);
   }
-  for (const TraceAllocation& allocation : trace.allocations) {
+  for (const record::TraceAllocation& allocation : trace.allocations) {
     ids_.try_emplace({allocation.stream, allocation.pool});
   }
   for (auto& [key, id] : ids_) {
@@ -49,41 +49,41 @@ std::optional<std::pair<std::uint64_t, std::uint64_t>> ReplayedAllocator::stream
 
 void ReplayedAllocator::adopt() {
   for (std::size_t s = 0; s < trace_.initial_segments.size(); ++s) {
-    const std::vector<SnapshotBlock>& blocks = trace_.initial_segments[s].blocks;
+    const std::vector<record::SnapshotBlock>& blocks = trace_.initial_segments[s].blocks;
     for (std::size_t b = 0; b < blocks.size(); ++b) {
-      if (blocks[b].state == BlockState::kFree) continue;
+      if (blocks[b].state == record::BlockState::kFree) continue;
       const std::uint32_t id = trace_.initial_ids[s][b];
       allocate(id);
-      if (blocks[b].state == BlockState::kPendingFree) free(id, true);
+      if (blocks[b].state == record::BlockState::kPendingFree) free(id, true);
     }
   }
 }
 
-void ReplayedAllocator::follow(const TraceOperation& operation) {
+void ReplayedAllocator::follow(const record::TraceOperation& operation) {
   switch (operation.action) {
-    case TraceAction::kAlloc:
+    case record::TraceAction::kAlloc:
       allocate(operation.allocation);
       break;
-    case TraceAction::kFree:
+    case record::TraceAction::kFree:
       free(operation.allocation, false);
       break;
-    case TraceAction::kFreePending:
+    case record::TraceAction::kFreePending:
       free(operation.allocation, true);
       break;
-    case TraceAction::kFreeCompleted:
+    case record::TraceAction::kFreeCompleted:
       complete(operation.allocation);
       break;
-    case TraceAction::kStep:
+    case record::TraceAction::kStep:
       step();
       break;
-    case TraceAction::kFlush:
+    case record::TraceAction::kFlush:
       flush();
       break;
   }
 }
 
 std::byte* ReplayedAllocator::allocate(std::uint32_t id) {
-  const TraceAllocation& allocation = trace_.allocations[id];
+  const record::TraceAllocation& allocation = trace_.allocations[id];
   const std::pair key(allocation.stream, allocation.pool);
   if (last_ == ids_.end() || last_->first != key) last_ = ids_.find(key);
   const AllocationRequest request{allocation.bytes, last_->second, allocation.category,
@@ -95,7 +95,7 @@ std::byte* ReplayedAllocator::allocate(std::uint32_t id) {
 void ReplayedAllocator::free(std::uint32_t id, bool pending) {
   std::byte* const data = std::exchange(addresses_[id], nullptr);
   if (pending && data != nullptr) {
-    holds_[id] = std::make_shared<CountingDevice::Hold>();
+    holds_[id] = std::make_shared<device::CountingDevice::Hold>();
     planning_ ? planning_->record_use(data, others_id_) : caching_->record_use(data, others_id_);
     device_.hold_events(holds_[id]);
   }
@@ -111,4 +111,4 @@ void ReplayedAllocator::step() {
   planning_ ? planning_->begin_step() : caching_->begin_step();
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

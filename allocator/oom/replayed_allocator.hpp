@@ -13,7 +13,7 @@
 #include "allocator/record/memory_trace.hpp"
 #include "device/counting/counting_device.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 struct ReplayedAllocatorOptions {
   std::uint64_t capacity_bytes = UINT64_MAX;  // of the device, and the ledger's cap
@@ -26,7 +26,7 @@ struct ReplayedAllocatorOptions {
 // The trace must outlive it.
 class ReplayedAllocator {
  public:
-  ReplayedAllocator(const MemoryTrace& trace, const ReplayedAllocatorOptions& options);
+  ReplayedAllocator(const record::MemoryTrace& trace, const ReplayedAllocatorOptions& options);
   ~ReplayedAllocator();
   ReplayedAllocator(const ReplayedAllocator&) = delete;
   ReplayedAllocator& operator=(const ReplayedAllocator&) = delete;
@@ -35,14 +35,14 @@ class ReplayedAllocator {
   // Throws OutOfMemory.
   void adopt();
   // All but a failing allocation, which throws OutOfMemory. One that failed may be freed.
-  void follow(const TraceOperation& operation);
+  void follow(const record::TraceOperation& operation);
   std::byte* allocate(std::uint32_t id);
   void free(std::uint32_t id, bool pending);
   void complete(std::uint32_t id);
   void step();
   void flush() { caching_->release_cached(); }
 
-  CountingDevice& device() { return device_; }
+  device::CountingDevice& device() { return device_; }
   CachingAllocator& caching() { return *caching_; }
   PlanningAllocator* planning() { return planning_.get(); }  // null: none
   // The trace's stream and pool of one of the allocator's streams; none for the stream that stands
@@ -52,11 +52,11 @@ class ReplayedAllocator {
  private:
   StreamId add_stream(const std::string& name, bool movable);
 
-  const MemoryTrace& trace_;
-  CountingDevice device_;
+  const record::MemoryTrace& trace_;
+  device::CountingDevice device_;
   Ledger ledger_;
   PagePool pages_;
-  std::vector<std::unique_ptr<Stream>> streams_;
+  std::vector<std::unique_ptr<device::Stream>> streams_;
   std::unique_ptr<CachingAllocator> caching_;
   std::unique_ptr<PlanningAllocator> planning_;
   using StreamIds = std::map<std::pair<std::uint64_t, std::uint64_t>, StreamId>;
@@ -66,7 +66,7 @@ class ReplayedAllocator {
       stream_names_;  // by id, but for others_id_, the last
   StreamId others_id_ = 0;
   std::vector<std::byte*> addresses_;
-  std::vector<std::shared_ptr<CountingDevice::Hold>> holds_;
+  std::vector<std::shared_ptr<device::CountingDevice::Hold>> holds_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::allocator

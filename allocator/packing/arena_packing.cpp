@@ -13,7 +13,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::packing {
 namespace {
 
 // In PlacedBoxes::work units; one took 2 to 4 ns on a 2-core server, so 10 to 20 ms in all. Twenty
@@ -255,4 +255,4 @@ void check_packing(std::span<const Lifetime> lifetimes, const Packing& packing,
       [&](std::uint32_t i) { live.erase(packing.offsets_bytes[i]); });
 }
 
-}  // namespace sluice
+}  // namespace sluice::packing

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-namespace sluice {
+namespace sluice::packing {
 
 struct Lifetime {
   std::uint64_t lower = 0;
@@ -58,4 +58,4 @@ SlotAssignment assign_slots(std::span<const Lifetime> lifetimes_in_slots);  // b
 void check_packing(std::span<const Lifetime> lifetimes, const Packing& packing,
                    std::uint64_t alignment_bytes, std::uint64_t base_bytes = 0);
 
-}  // namespace sluice
+}  // namespace sluice::packing

@@ -10,7 +10,7 @@
 #include "base/error.hpp"
 #include "base/rng.hpp"
 
-namespace sluice {
+namespace sluice::packing {
 namespace {
 
 using Units = SkylineUnits;
@@ -331,4 +331,4 @@ ExactPacking pack_exactly(std::span<const Box> boxes, std::span<const std::uint6
   return {};
 }
 
-}  // namespace sluice
+}  // namespace sluice::packing

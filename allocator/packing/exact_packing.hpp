@@ -15,7 +15,7 @@
 #include "allocator/packing/placed_boxes.hpp"
 #include "allocator/packing/skyline_search.hpp"
 
-namespace sluice {
+namespace sluice::packing {
 
 struct ExactPacking {
   SkylineOutcome outcome = SkylineOutcome::kGaveUp;
@@ -30,4 +30,4 @@ ExactPacking pack_exactly(std::span<const Box> boxes, std::span<const std::uint6
                           std::int32_t position_count, std::uint64_t capacity_bytes,
                           std::uint64_t work_budget);
 
-}  // namespace sluice
+}  // namespace sluice::packing

@@ -11,7 +11,7 @@
 
 #include "base/rng.hpp"
 
-namespace sluice {
+namespace sluice::packing {
 namespace {
 
 using Order = std::vector<std::uint32_t>;
@@ -206,4 +206,4 @@ BoxPacking search_packing(std::span<const Box> boxes, std::int32_t position_coun
   return search.take_best();
 }
 
-}  // namespace sluice
+}  // namespace sluice::packing

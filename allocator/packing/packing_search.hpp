@@ -7,7 +7,7 @@
 
 #include "allocator/packing/placed_boxes.hpp"
 
-namespace sluice {
+namespace sluice::packing {
 
 struct BoxPacking {
   std::vector<std::uint64_t> offsets_bytes;
@@ -21,4 +21,4 @@ BoxPacking search_packing(std::span<const Box> boxes, std::int32_t position_coun
                           std::uint64_t target_bytes, std::uint64_t work_budget,
                           std::uint64_t base_bytes = 0);
 
-}  // namespace sluice
+}  // namespace sluice::packing

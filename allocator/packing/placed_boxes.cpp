@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-namespace sluice {
+namespace sluice::packing {
 
 void PlacedBoxes::Block::clear_from(std::uint32_t first) {
   std::fill(lower.begin() + first, lower.end(), std::numeric_limits<std::int32_t>::max());
@@ -119,4 +119,4 @@ void PlacedBoxes::insert(const Box& box, std::uint64_t offset_bytes) {
   work_ += 16;
 }
 
-}  // namespace sluice
+}  // namespace sluice::packing

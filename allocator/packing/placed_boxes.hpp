@@ -9,7 +9,7 @@
 
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::packing {
 
 // A buffer in compressed time: lives in [lower, upper), positions are small ranks.
 struct Box {
@@ -67,4 +67,4 @@ class PlacedBoxes {
   std::uint64_t work_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::packing

@@ -11,7 +11,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::packing {
 namespace {
 
 using Units = SkylineUnits;
@@ -407,4 +407,4 @@ std::uint64_t SkylineSearch::work() const {
   return impl_->work();
 }
 
-}  // namespace sluice
+}  // namespace sluice::packing

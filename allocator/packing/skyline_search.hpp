@@ -17,7 +17,7 @@
 #include <memory>
 #include <vector>
 
-namespace sluice {
+namespace sluice::packing {
 
 // Sizes and offsets, in a unit of the caller's; below 2^30, so that sums of two do not overflow.
 using SkylineUnits = std::int32_t;
@@ -56,4 +56,4 @@ class SkylineSearch {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::packing

@@ -10,7 +10,7 @@
 
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::record {
 namespace {
 
 constexpr std::size_t kRun = 8;
@@ -320,4 +320,4 @@ std::vector<IterationRange> find_repeating_iterations(const MemoryTrace& trace) 
   return ranges;
 }
 
-}  // namespace sluice
+}  // namespace sluice::record

@@ -5,7 +5,7 @@
 
 #include "allocator/record/iterations.hpp"
 
-namespace sluice {
+namespace sluice::record {
 
 // A distance P, counted in allocations, is a period of the record from some allocation to its end
 // where at least 99% of the allocations there, by count and by bytes, have their like P before, and
@@ -20,4 +20,4 @@ namespace sluice {
 // log n).
 std::vector<IterationRange> find_repeating_iterations(const MemoryTrace& trace);
 
-}  // namespace sluice
+}  // namespace sluice::record

@@ -6,7 +6,7 @@
 
 #include "allocator/record/iteration_period.hpp"
 
-namespace sluice {
+namespace sluice::record {
 namespace {
 
 constexpr double kSameShare = 0.99;
@@ -142,4 +142,4 @@ Iterations find_iterations(const MemoryTrace& trace) {
   return result;
 }
 
-}  // namespace sluice
+}  // namespace sluice::record

@@ -7,7 +7,7 @@
 
 #include "allocator/record/memory_trace.hpp"
 
-namespace sluice {
+namespace sluice::record {
 
 struct IterationRange {
   std::size_t begin = 0;  // operations [begin, end)
@@ -45,4 +45,4 @@ Iterations find_iterations(const MemoryTrace& trace);
 IterationMatch match_iterations(const MemoryTrace& trace, const IterationRange& a,
                                 const IterationRange& b);
 
-}  // namespace sluice
+}  // namespace sluice::record

@@ -7,7 +7,7 @@
 
 #include "allocator/record/memory_trace.hpp"
 
-namespace sluice {
+namespace sluice::record {
 
 inline constexpr std::array<std::string_view, 11> kMemoryActionNames{
     "alloc",        "free_requested", "free_completed", "segment_alloc",
@@ -25,4 +25,4 @@ constexpr std::optional<MemoryAction> parse_memory_action(std::string_view name)
   return std::nullopt;
 }
 
-}  // namespace sluice
+}  // namespace sluice::record

@@ -4,7 +4,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::record {
 
 MemoryRecorder::MemoryRecorder(std::size_t capacity_events) : ring_(capacity_events) {
   SLUICE_CHECK(capacity_events > 0);
@@ -39,4 +39,4 @@ std::uint64_t MemoryRecorder::recorded_count() const {
   return recorded_count_;
 }
 
-}  // namespace sluice
+}  // namespace sluice::record

@@ -12,7 +12,7 @@
 #include "allocator/record/memory_trace.hpp"
 #include "allocator/record/spin_lock.hpp"
 
-namespace sluice {
+namespace sluice::record {
 
 // Thread-safe. An event takes a lock, a clock and 40 bytes; memory is taken once, at the start.
 class MemoryRecorder {
@@ -63,4 +63,4 @@ class MemoryRecorder {
   std::unordered_map<std::string, std::uint32_t> numbers_{{"", 0}};
 };
 
-}  // namespace sluice
+}  // namespace sluice::record

@@ -4,7 +4,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::record {
 
 std::uint64_t initial_live_bytes(const MemoryTrace& trace) {
   std::uint64_t live_bytes = 0;
@@ -77,4 +77,4 @@ void check_trace(const MemoryTrace& trace) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::record

@@ -9,7 +9,7 @@
 
 #include "base/memory_kinds.hpp"
 
-namespace sluice {
+namespace sluice::record {
 
 // One thing that happened, as an allocator records it. The words are PyTorch's, but kStep and
 // kFlush.
@@ -133,4 +133,4 @@ std::uint64_t peak_live_bytes(const MemoryTrace& trace);
 // Throws InternalError where an operation names no allocation, frees twice, or allocates twice.
 void check_trace(const MemoryTrace& trace);
 
-}  // namespace sluice
+}  // namespace sluice::record

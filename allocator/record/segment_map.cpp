@@ -2,7 +2,7 @@
 
 #include <iterator>
 
-namespace sluice {
+namespace sluice::record {
 namespace {
 
 std::uint64_t idle_part(const HeldSegment& segment) {
@@ -121,4 +121,4 @@ void SegmentMap::end_allocation(std::uint64_t address) {
   idle_bytes_ += idle_part(entry->second);
 }
 
-}  // namespace sluice
+}  // namespace sluice::record

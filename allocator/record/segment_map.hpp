@@ -5,7 +5,7 @@
 #include <map>
 #include <optional>
 
-namespace sluice {
+namespace sluice::record {
 
 struct HeldSegment {
   std::uint64_t bytes = 0;
@@ -54,4 +54,4 @@ class SegmentMap {
   std::uint64_t idle_bytes_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::record

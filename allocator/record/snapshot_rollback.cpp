@@ -6,7 +6,7 @@
 #include <set>
 #include <utility>
 
-namespace sluice {
+namespace sluice::record {
 namespace {
 
 // PyTorch's (c10/core/AllocatorConfig.h, CUDACachingAllocator.cpp).
@@ -283,4 +283,4 @@ std::vector<SnapshotSegment> segments_of(RolledState& state, const MemorySnapsho
   return result;
 }
 
-}  // namespace sluice
+}  // namespace sluice::record

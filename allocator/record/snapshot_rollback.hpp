@@ -8,7 +8,7 @@
 #include "allocator/record/memory_trace.hpp"
 #include "allocator/record/segment_map.hpp"
 
-namespace sluice {
+namespace sluice::record {
 
 // What the events of a record are good for. PyTorch may be told not to record some actions; a
 // record cut short may merely happen not to hold one.
@@ -54,4 +54,4 @@ RolledState roll_back(const MemorySnapshot& snapshot);
 // segments has one of its own, and is counted, unless the record has no segments at all.
 std::vector<SnapshotSegment> segments_of(RolledState& state, const MemorySnapshot& snapshot);
 
-}  // namespace sluice
+}  // namespace sluice::record

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <thread>
 
-namespace sluice {
+namespace sluice::record {
 
 // BasicLockable. A waiter soon yields, for the holder may have been preempted.
 class SpinLock {
@@ -20,4 +20,4 @@ class SpinLock {
   std::atomic_flag flag_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::record

@@ -7,7 +7,7 @@
 #include "allocator/record/snapshot_rollback.hpp"
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::record {
 namespace {
 
 class Follower {
@@ -266,4 +266,4 @@ MemoryTrace trace_of(const MemorySnapshot& snapshot, std::string source, std::st
   return trace;
 }
 
-}  // namespace sluice
+}  // namespace sluice::record

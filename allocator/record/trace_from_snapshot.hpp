@@ -6,7 +6,7 @@
 
 #include "allocator/record/memory_trace.hpp"
 
-namespace sluice {
+namespace sluice::record {
 
 // What of a record was not as an allocator would write it.
 struct TraceDefects {
@@ -33,4 +33,4 @@ struct TraceDefects {
 MemoryTrace trace_of(const MemorySnapshot& snapshot, std::string source, std::string format,
                      TraceDefects* defects = nullptr);
 
-}  // namespace sluice
+}  // namespace sluice::record

@@ -8,7 +8,7 @@
 #include "collectives/nccl/single_gpu_communicator.hpp"
 #include "kernels/cuda/gradients.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 namespace {
 
 // Several ranks. Everything goes as bytes.
@@ -139,8 +139,8 @@ class NcclCommunicator final : public Communicator {
   }
   void fold(const void* source, void* destination, const Parts& parts, DType dtype,
             void* workspace) {
-    const cuda::RankParts ranks{at(source, parts.begin(rank_), dtype), workspace, rank_, size_};
-    cuda::fold_ranks(session_.stream(), ranks, destination, dtype,
+    const kernels::cuda::RankParts ranks{at(source, parts.begin(rank_), dtype), workspace, rank_, size_};
+    kernels::cuda::fold_ranks(session_.stream(), ranks, destination, dtype,
                      static_cast<std::int64_t>(parts.elems(rank_)));
   }
   void gather_parts(void* data, const Parts& parts, DType dtype) {
@@ -170,4 +170,4 @@ std::unique_ptr<Communicator> make_nccl_communicator(const NcclOptions& options)
   return std::make_unique<NcclCommunicator>(options);
 }
 
-}  // namespace sluice
+}  // namespace sluice::collectives

@@ -25,7 +25,7 @@
 #include "collectives/rendezvous.hpp"
 #include "device/device.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 
 struct NcclFunctions;
 
@@ -33,8 +33,8 @@ struct NcclOptions {
   RendezvousPlace place;
   // The GPU by a name that is the same for all processes of a machine: "0000:17:00.0".
   std::string gpu;
-  Device* device = nullptr;  // of whose events the calls are watched
-  Stream* stream = nullptr;  // the comm lane's
+  device::Device* device = nullptr;  // of whose events the calls are watched
+  device::Stream* stream = nullptr;  // the comm lane's
   // Device memory for barriers, nccl_scratch_bytes(place.size).
   void* scratch = nullptr;
   // For the rendezvous and NCCL's own start together, and for each call.
@@ -48,4 +48,4 @@ std::uint64_t nccl_scratch_bytes(int ranks);
 // ranks disagree or share a GPU, DeviceError without NCCL or where it fails, TimeoutError.
 std::unique_ptr<Communicator> make_nccl_communicator(const NcclOptions& options);
 
-}  // namespace sluice
+}  // namespace sluice::collectives

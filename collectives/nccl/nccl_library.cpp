@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 namespace {
 
 template <class Function>
@@ -49,4 +49,4 @@ const NcclFunctions& nccl_library() {
   return functions;
 }
 
-}  // namespace sluice
+}  // namespace sluice::collectives

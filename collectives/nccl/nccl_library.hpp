@@ -4,7 +4,7 @@
 
 #include <nccl.h>
 
-namespace sluice {
+namespace sluice::collectives {
 
 struct NcclFunctions {
   decltype(&ncclGetVersion) get_version;
@@ -28,4 +28,4 @@ struct NcclFunctions {
 // function (before 2.14: no communicator that does not block).
 const NcclFunctions& nccl_library();
 
-}  // namespace sluice
+}  // namespace sluice::collectives

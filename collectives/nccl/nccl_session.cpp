@@ -11,7 +11,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 namespace {
 
 // Between two looks at a call that NCCL has not yet taken.
@@ -232,4 +232,4 @@ void NcclSession::wait() {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::collectives

@@ -13,7 +13,7 @@
 #include "collectives/nccl/nccl_communicator.hpp"
 #include "collectives/nccl/nccl_library.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 
 class NcclSession {
  public:
@@ -39,7 +39,7 @@ class NcclSession {
  private:
   struct Watched {
     const char* call = nullptr;
-    std::unique_ptr<Event> event;
+    std::unique_ptr<device::Event> event;
     Deadline deadline = Deadline::after_seconds(0);
   };
   static constexpr std::size_t kMostWatched = 16;
@@ -53,7 +53,7 @@ class NcclSession {
   std::string text_of(ncclResult_t result) const;
 
   const NcclFunctions& nccl_;
-  Stream& stream_;
+  device::Stream& stream_;
   const int rank_, size_;
   const double call_seconds_;
   ncclComm_t handle_ = nullptr;
@@ -64,4 +64,4 @@ class NcclSession {
   std::size_t first_ = 0, count_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::collectives

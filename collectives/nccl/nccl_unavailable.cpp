@@ -3,7 +3,7 @@
 #include "collectives/nccl/nccl_communicator.hpp"
 #include "collectives/nccl/single_gpu_communicator.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 
 std::unique_ptr<Communicator> make_nccl_communicator(const NcclOptions& options) {
   SLUICE_CHECK(options.stream != nullptr && options.device != nullptr);
@@ -13,4 +13,4 @@ std::unique_ptr<Communicator> make_nccl_communicator(const NcclOptions& options)
       "SLUICE_CUDA=ON where nccl.h is installed, or train on one GPU");
 }
 
-}  // namespace sluice
+}  // namespace sluice::collectives

@@ -3,12 +3,12 @@
 #include "base/units.hpp"
 #include "collectives/nccl/nccl_communicator.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 namespace {
 
 class LoneGpu final : public Communicator {
  public:
-  explicit LoneGpu(Stream& stream) : stream_(stream), single_(make_single_communicator()) {}
+  explicit LoneGpu(device::Stream& stream) : stream_(stream), single_(make_single_communicator()) {}
 
   int rank() const override { return 0; }
   int size() const override { return 1; }
@@ -38,16 +38,16 @@ class LoneGpu final : public Communicator {
  private:
   void copy(const void* source, void* destination, std::uint64_t bytes) {
     if (source == destination || bytes == 0) return;
-    stream_.copy(destination, source, bytes, CopyKind::kDeviceToDevice);
+    stream_.copy(destination, source, bytes, device::CopyKind::kDeviceToDevice);
   }
 
-  Stream& stream_;
+  device::Stream& stream_;
   const std::unique_ptr<Communicator> single_;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_lone_gpu_communicator(Stream& stream) {
+std::unique_ptr<Communicator> make_lone_gpu_communicator(device::Stream& stream) {
   return std::make_unique<LoneGpu>(stream);
 }
 
@@ -55,4 +55,4 @@ std::uint64_t nccl_scratch_bytes(int ranks) {
   return round_up(static_cast<std::uint64_t>(ranks), kTensorAlignmentBytes);
 }
 
-}  // namespace sluice
+}  // namespace sluice::collectives

@@ -6,8 +6,8 @@
 #include "collectives/communicator.hpp"
 #include "device/device.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 
-std::unique_ptr<Communicator> make_lone_gpu_communicator(Stream& stream);
+std::unique_ptr<Communicator> make_lone_gpu_communicator(device::Stream& stream);
 
-}  // namespace sluice
+}  // namespace sluice::collectives

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace sluice {
+namespace sluice::device {
 namespace {
 
 class CountedEvent final : public Event {
@@ -97,4 +97,4 @@ void CountingDevice::release(RawBuffer& buffer) noexcept {
   counters_.live_bytes -= buffer.bytes();
 }
 
-}  // namespace sluice
+}  // namespace sluice::device

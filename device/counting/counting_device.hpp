@@ -11,7 +11,7 @@
 
 #include "device/device.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 class CountingDevice final : public Device {
  public:
@@ -54,4 +54,4 @@ class CountingDevice final : public Device {
   std::shared_ptr<Hold> hold_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::device

@@ -7,7 +7,7 @@
 #include "base/error.hpp"
 #include "device/cuda/poll_pause.hpp"
 
-namespace sluice {
+namespace sluice::device {
 namespace {
 
 constexpr std::int64_t kAnchorAgeNs = 10'000'000'000;
@@ -103,4 +103,4 @@ std::int64_t CudaClock::time_ns(const Anchor& anchor, CUevent event) const {
   return anchor.host_ns_ + std::llround(static_cast<double>(milliseconds) * 1e6);
 }
 
-}  // namespace sluice
+}  // namespace sluice::device

@@ -12,7 +12,7 @@
 
 #include "device/cuda/cuda_context.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 class CudaClock {
  public:
@@ -56,4 +56,4 @@ class CudaClock {
   std::int64_t next_ns_ = 0;               // when a fresh one is due
 };
 
-}  // namespace sluice
+}  // namespace sluice::device

@@ -4,7 +4,7 @@
 
 #include "base/log.hpp"
 
-namespace sluice {
+namespace sluice::device {
 namespace {
 
 // After which the context does no more work and answers every call with it (cuda.h).
@@ -68,4 +68,4 @@ CurrentContext::~CurrentContext() {
                                "putting a context back");
 }
 
-}  // namespace sluice
+}  // namespace sluice::device

@@ -6,7 +6,7 @@
 
 #include "device/cuda/cuda_driver.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 class CudaContext {
  public:
@@ -54,4 +54,4 @@ void release_in_context(const CudaContext& context, const char* doing, Release r
   context.warn_unless_success(context.driver().cuCtxPopCurrent(&popped), "putting a context back");
 }
 
-}  // namespace sluice
+}  // namespace sluice::device

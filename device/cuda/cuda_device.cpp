@@ -11,7 +11,7 @@
 #include "device/cuda/cuda_search.hpp"
 #include "device/cuda/cuda_stream.hpp"
 
-namespace sluice {
+namespace sluice::device {
 namespace {
 
 class CudaDevice final : public Device {
@@ -140,4 +140,4 @@ std::unique_ptr<Device> make_cuda_device(const CudaDeviceOptions& options) {
   return std::make_unique<CudaDevice>(context, info, capacity_bytes);
 }
 
-}  // namespace sluice
+}  // namespace sluice::device

@@ -16,7 +16,7 @@
 
 #include "device/device.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 // A GPU as the driver and sysfs describe it.
 struct CudaDeviceInfo {
@@ -58,4 +58,4 @@ struct CudaDeviceOptions {
 // where the driver fails.
 std::unique_ptr<Device> make_cuda_device(const CudaDeviceOptions& options);
 
-}  // namespace sluice
+}  // namespace sluice::device

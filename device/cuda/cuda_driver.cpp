@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::device {
 namespace {
 
 constexpr const char* kLibrary = "libcuda.so.1";
@@ -68,4 +68,4 @@ CudaDriverSearch find_cuda_driver() {
   return {std::move(driver), {}};
 }
 
-}  // namespace sluice
+}  // namespace sluice::device

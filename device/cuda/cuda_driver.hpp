@@ -9,7 +9,7 @@
 #include <memory>
 #include <string>
 
-namespace sluice {
+namespace sluice::device {
 
 #define SLUICE_CUDA_DRIVER_FUNCTIONS(X) \
   X(cuInit)                             \
@@ -74,4 +74,4 @@ struct CudaDriverSearch {
 };
 CudaDriverSearch find_cuda_driver();
 
-}  // namespace sluice
+}  // namespace sluice::device

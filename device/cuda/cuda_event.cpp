@@ -5,7 +5,7 @@
 
 #include "device/cuda/poll_pause.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 CudaEvent::CudaEvent(std::shared_ptr<CudaRuntime> runtime) : runtime_(std::move(runtime)) {
   const CurrentContext current(*runtime_->context);
@@ -105,4 +105,4 @@ void CudaEvent::hold_back(CudaQueue& queue) const {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::device

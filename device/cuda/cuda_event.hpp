@@ -8,7 +8,7 @@
 
 #include "device/cuda/cuda_queue.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 class CudaEvent final : public Event {
  public:
@@ -38,4 +38,4 @@ class CudaEvent final : public Event {
   mutable std::exception_ptr error_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::device

@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::device {
 namespace {
 
 // Memory of the GPU that no other process is shown.
@@ -258,4 +258,4 @@ DeviceCounters CudaMemory::counters() const {
   return counters_;
 }
 
-}  // namespace sluice
+}  // namespace sluice::device

@@ -15,7 +15,7 @@
 #include "device/cuda/cuda_context.hpp"
 #include "device/device.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 class CudaMemory {
  public:
@@ -97,4 +97,4 @@ class CudaMemory {
   std::unordered_map<std::uint64_t, Buffer> buffers_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::device

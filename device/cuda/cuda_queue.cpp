@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace sluice {
+namespace sluice::device {
 
 CudaQueue::CudaQueue(std::shared_ptr<CudaRuntime> runtime, std::string name)
     : runtime_(std::move(runtime)), name_(std::move(name)) {
@@ -64,4 +64,4 @@ bool CudaQueue::look_idle() noexcept {
   return true;
 }
 
-}  // namespace sluice
+}  // namespace sluice::device

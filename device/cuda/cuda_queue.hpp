@@ -15,7 +15,7 @@
 
 #include "device/cuda/cuda_runtime.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 using CopiedBytes = std::array<std::uint64_t, kCopyKindCount>;
 
@@ -54,4 +54,4 @@ class CudaQueue {
   CopiedBytes completed_{};
 };
 
-}  // namespace sluice
+}  // namespace sluice::device

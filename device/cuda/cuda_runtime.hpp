@@ -12,7 +12,7 @@
 #include "device/cuda/host_registrations.hpp"
 #include "device/device.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 struct CudaRuntime {
   explicit CudaRuntime(std::shared_ptr<const CudaContext> made_in)
@@ -26,4 +26,4 @@ struct CudaRuntime {
   std::array<std::atomic<std::uint64_t>, kCopyKindCount> copied_bytes{};
 };
 
-}  // namespace sluice
+}  // namespace sluice::device

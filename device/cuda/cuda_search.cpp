@@ -8,7 +8,7 @@
 #include "base/error.hpp"
 #include "device/cuda/cuda_context.hpp"
 
-namespace sluice {
+namespace sluice::device {
 namespace {
 
 int attribute(const CudaDriver& driver, CUdevice_attribute which, CUdevice device) {
@@ -110,4 +110,4 @@ std::shared_ptr<const CudaContext> hold_cuda_context(int ordinal) {
   return std::make_shared<const CudaContext>(found.driver, device);
 }
 
-}  // namespace sluice
+}  // namespace sluice::device

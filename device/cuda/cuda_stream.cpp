@@ -5,7 +5,7 @@
 #include "base/log.hpp"
 #include "device/cuda/poll_pause.hpp"
 
-namespace sluice {
+namespace sluice::device {
 namespace {
 
 CUdeviceptr as_device(const void* data) {
@@ -122,4 +122,4 @@ void CudaStream::synchronize(Deadline deadline) {
   if (const std::exception_ptr error = queue_->error()) std::rethrow_exception(error);
 }
 
-}  // namespace sluice
+}  // namespace sluice::device

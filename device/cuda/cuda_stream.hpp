@@ -9,7 +9,7 @@
 #include "device/cuda/cuda_event.hpp"
 #include "device/cuda/cuda_queue.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 class CudaStream final : public Stream {
  public:
@@ -32,4 +32,4 @@ class CudaStream final : public Stream {
   const std::shared_ptr<CudaQueue> queue_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::device

@@ -2,7 +2,7 @@
 #include "base/error.hpp"
 #include "device/cuda/cuda_device.hpp"
 
-namespace sluice {
+namespace sluice::device {
 namespace {
 constexpr const char* kMissing = "this build has no CUDA backend";
 }
@@ -23,4 +23,4 @@ std::unique_ptr<Device> make_cuda_device(const CudaDeviceOptions& /*options*/) {
   throw InputError(std::string("the cuda device cannot be had: ") + kMissing);
 }
 
-}  // namespace sluice
+}  // namespace sluice::device

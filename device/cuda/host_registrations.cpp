@@ -8,7 +8,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::device {
 namespace {
 
 std::uintptr_t as_number(const void* data) {
@@ -94,4 +94,4 @@ std::uint64_t HostRegistrations::peak_bytes() const {
   return peak_bytes_;
 }
 
-}  // namespace sluice
+}  // namespace sluice::device

@@ -11,7 +11,7 @@
 
 #include "device/cuda/cuda_context.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 class HostRegistrations {
  public:
@@ -41,4 +41,4 @@ class HostRegistrations {
   std::uint64_t calls_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::device

@@ -9,7 +9,7 @@
 #include <chrono>
 #include <thread>
 
-namespace sluice {
+namespace sluice::device {
 
 class PollPause {
  public:
@@ -42,4 +42,4 @@ class PollPause {
   std::chrono::microseconds sleep_{5};
 };
 
-}  // namespace sluice
+}  // namespace sluice::device

@@ -9,7 +9,7 @@
 #include "device/host/host_runtime.hpp"
 #include "device/host/host_stream.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 namespace {
 
@@ -113,4 +113,4 @@ std::unique_ptr<Device> make_host_device(const HostDeviceOptions& options) {
   return std::make_unique<HostDevice>(options);
 }
 
-}  // namespace sluice
+}  // namespace sluice::device

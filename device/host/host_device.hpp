@@ -12,7 +12,7 @@
 
 #include "device/device.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 struct HostDeviceOptions {
   std::uint64_t capacity_bytes = 1 * kGiB;
@@ -26,4 +26,4 @@ struct HostDeviceOptions {
 
 std::unique_ptr<Device> make_host_device(const HostDeviceOptions& options);
 
-}  // namespace sluice
+}  // namespace sluice::device

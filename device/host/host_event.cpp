@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace sluice {
+namespace sluice::device {
 
 void HostEventPoint::reach(std::exception_ptr error) noexcept {
   {
@@ -65,4 +65,4 @@ std::shared_ptr<HostEventPoint> HostEvent::point() const {
   return point_;
 }
 
-}  // namespace sluice
+}  // namespace sluice::device

@@ -11,7 +11,7 @@
 #include "device/device.hpp"
 #include "device/host/host_runtime.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 // One recorded place in a stream. Shared by the event, the stream's queue and all who wait for it.
 class HostEventPoint {
@@ -56,4 +56,4 @@ class HostEvent final : public Event {
   std::shared_ptr<HostEventPoint> point_;  // guarded by mutex_
 };
 
-}  // namespace sluice
+}  // namespace sluice::device

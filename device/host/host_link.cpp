@@ -4,7 +4,7 @@
 #include <cstring>
 #include <thread>
 
-namespace sluice {
+namespace sluice::device {
 
 HostLink::HostLink(const HostDeviceOptions& options)
     : bandwidth_bytes_per_s_(options.link_bandwidth_bytes_per_s),
@@ -50,4 +50,4 @@ void HostLink::copy(void* destination, const void* source, std::uint64_t bytes) 
   release();
 }
 
-}  // namespace sluice
+}  // namespace sluice::device

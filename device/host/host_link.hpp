@@ -9,7 +9,7 @@
 
 #include "device/host/host_device.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 class HostLink {
  public:
@@ -32,4 +32,4 @@ class HostLink {
   bool busy_ = false;                  // guarded by mutex_
 };
 
-}  // namespace sluice
+}  // namespace sluice::device

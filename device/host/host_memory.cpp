@@ -13,7 +13,7 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 namespace {
 
@@ -367,4 +367,4 @@ void HostMemory::locate_in_range(const Range& range, std::uint64_t begin, std::u
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::device

@@ -14,7 +14,7 @@
 
 #include "device/device.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 class HostMemory {
  public:
@@ -110,4 +110,4 @@ class HostMemory {
   std::map<std::uintptr_t, std::uint64_t> registered_;  // begin to bytes; disjoint
 };
 
-}  // namespace sluice
+}  // namespace sluice::device

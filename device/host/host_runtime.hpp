@@ -11,7 +11,7 @@
 #include "device/host/host_memory.hpp"
 #include "device/host/race_detector.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 struct HostRuntime {
   explicit HostRuntime(const HostDeviceOptions& options)
@@ -30,4 +30,4 @@ struct HostRuntime {
 // The clock of the device: steady nanoseconds.
 std::int64_t host_now_ns();
 
-}  // namespace sluice
+}  // namespace sluice::device

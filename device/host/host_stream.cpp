@@ -6,7 +6,7 @@
 
 #include "base/thread_name.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 namespace {
 
@@ -207,4 +207,4 @@ void HostStream::run_copy(const Copy& entry) {
                                                                          std::memory_order_relaxed);
 }
 
-}  // namespace sluice
+}  // namespace sluice::device

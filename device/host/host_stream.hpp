@@ -19,7 +19,7 @@
 #include "device/host/host_event.hpp"
 #include "device/host/host_runtime.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 class HostStream final : public Stream {
  public:
@@ -77,4 +77,4 @@ class HostStream final : public Stream {
   std::jthread worker_;  // last: it starts when all else is there
 };
 
-}  // namespace sluice
+}  // namespace sluice::device

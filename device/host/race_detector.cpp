@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <iterator>
 
-namespace sluice {
+namespace sluice::device {
 
 namespace {
 
@@ -141,4 +141,4 @@ void RaceDetector::apply(const VectorClock& clock, Epoch epoch, const Access& ac
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::device

@@ -20,7 +20,7 @@
 
 #include "device/host/host_memory.hpp"
 
-namespace sluice {
+namespace sluice::device {
 
 // Entries finished per stream id.
 using VectorClock = std::vector<std::uint64_t>;
@@ -77,4 +77,4 @@ class RaceDetector {
   ShadowMap shadows_;  // disjoint
 };
 
-}  // namespace sluice
+}  // namespace sluice::device

@@ -12,7 +12,7 @@
 #include "engine/checkpoint/durable_checkpoint.hpp"
 #include "engine/config/schema.hpp"
 
-namespace sluice {
+namespace sluice::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
@@ -73,8 +73,8 @@ void check_settings(const CheckpointManifest& manifest, const std::string& where
                            const std::string& path) {
     const auto entry = settings.find(path);
     if (entry != settings.end()) return entry->second;
-    const ConfigKey* key = find_config_key(path);
-    return key == nullptr ? std::string("not set") : format_value(*key, key->read(Config{}));
+    const config::ConfigKey* key = config::find_config_key(path);
+    return key == nullptr ? std::string("not set") : config::format_value(*key, key->read(config::Config{}));
   };
   std::set<std::string> keys;
   for (const auto* settings : {&manifest.settings, &now}) {
@@ -109,19 +109,19 @@ CheckpointFound find_checkpoint(const std::string& directory) {
                                     : failures.front());
 }
 
-void check_checkpoint(const CheckpointFound& found, const Config& config, const Model& model,
+void check_checkpoint(const CheckpointFound& found, const config::Config& config, const model::Model& model,
                       const std::string& data_fingerprint) {
   const SafetensorsReader reader(found.directory + "/" + kStateFile);
-  const ParameterTable table = parameter_table(config, model);
+  const model::ParameterTable table = parameter_table(config, model);
   ModelState::check_weights(reader, model, table);
-  check_settings(found.manifest, found.directory, result_settings(config));
+  check_settings(found.manifest, found.directory, config::result_settings(config));
   ModelState::check(reader, model, table);
   check_manifest(found.manifest, found.directory, config, data_fingerprint);
 }
 
 void check_manifest(const CheckpointManifest& manifest, const std::string& where,
-                    const Config& config, const std::string& data_fingerprint) {
-  check_settings(manifest, where, result_settings(config));
+                    const config::Config& config, const std::string& data_fingerprint) {
+  check_settings(manifest, where, config::result_settings(config));
   if (batch_shape(config).dtype == DType::kF16 && !manifest.loss_scale) {
     throw InputError(where + ": 'loss_scale' is missing, without which fp16 training cannot go on");
   }
@@ -180,4 +180,4 @@ void load_checkpoint(const CheckpointFound& found, ModelState& state) {
   state.load(reader);
 }
 
-}  // namespace sluice
+}  // namespace sluice::checkpoint

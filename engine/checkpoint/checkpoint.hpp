@@ -14,7 +14,7 @@
 #include "engine/checkpoint/model_state.hpp"
 #include "engine/config/config.hpp"
 
-namespace sluice {
+namespace sluice::checkpoint {
 
 struct CheckpointFound {
   std::string directory;
@@ -28,12 +28,12 @@ CheckpointFound find_checkpoint(const std::string& directory);
 
 // Throws InputError where the checkpoint is of another model (first differing tensor named), of
 // another configuration, or of other data.
-void check_checkpoint(const CheckpointFound& found, const Config& config, const Model& model,
+void check_checkpoint(const CheckpointFound& found, const config::Config& config, const model::Model& model,
                       const std::string& data_fingerprint);
 
 // The part that needs no tensors, of any manifest; `where` names what it is of in messages.
 void check_manifest(const CheckpointManifest& manifest, const std::string& where,
-                    const Config& config, const std::string& data_fingerprint);
+                    const config::Config& config, const std::string& data_fingerprint);
 
 // Throws InputError where the checkpoint was computed by other arithmetic (Kernels::arithmetic()).
 void check_arithmetic(const CheckpointManifest& manifest, const std::string& where,
@@ -54,4 +54,4 @@ std::vector<EarlierCheckpoint> earlier_checkpoints(const std::string& directory,
 void save_checkpoint(const std::string& directory, CheckpointManifest manifest, ModelState& state);
 void load_checkpoint(const CheckpointFound& found, ModelState& state);
 
-}  // namespace sluice
+}  // namespace sluice::checkpoint

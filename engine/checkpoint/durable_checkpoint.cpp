@@ -15,7 +15,7 @@
 #include "base/posix_file.hpp"
 #include "offload/storage_file.hpp"
 
-namespace sluice {
+namespace sluice::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
@@ -86,9 +86,9 @@ std::optional<E> find_name(std::string_view text, std::size_t count, Name name_o
   return std::nullopt;
 }
 
-SavedHome parse_home(const Json& object, const std::string& name, std::uint64_t space_bytes) {
+runtime::SavedHome parse_home(const Json& object, const std::string& name, std::uint64_t space_bytes) {
   if (!object.is_object()) refuse(name, "an entry of 'homes' must be an object");
-  SavedHome home;
+  runtime::SavedHome home;
   const auto kind = find_name<StateKind>(word(object, "kind", name), kStateKindCount,
                                          [](StateKind k) { return state_kind_name(k); });
   const auto dtype =
@@ -111,8 +111,8 @@ SavedHome parse_home(const Json& object, const std::string& name, std::uint64_t 
   if (home.bytes == 0 || home.offset > space_bytes || home.bytes > space_bytes - home.offset) {
     refuse(name, "an entry of 'homes' lies outside the files");
   }
-  if (home.block_bytes != bytes_of(home.dtype, kTaggedElems)) {
-    refuse(name, "'block_bytes' must be those of " + std::to_string(kTaggedElems) + " elements");
+  if (home.block_bytes != bytes_of(home.dtype, runtime::kTaggedElems)) {
+    refuse(name, "'block_bytes' must be those of " + std::to_string(runtime::kTaggedElems) + " elements");
   }
   const std::string& digest = word(object, "xxh3", name);
   const auto high = from_hex(std::string_view(digest).substr(0, 16));
@@ -130,18 +130,18 @@ std::vector<std::uint32_t> parse_shares(const Json& space, const std::string& na
   if (at == space.end()) return std::vector<std::uint32_t>(files, 1);
   for (const Json& share : *at) {
     const bool whole =
-        share.is_number_unsigned() && share.get<std::uint64_t>() <= StripeLayout::kMostStripes;
+        share.is_number_unsigned() && share.get<std::uint64_t>() <= offload::StripeLayout::kMostStripes;
     shares.push_back(whole ? share.get<std::uint32_t>() : 0);
   }
-  if (!at->is_array() || shares.size() != files || !StripeLayout::valid(shares)) {
+  if (!at->is_array() || shares.size() != files || !offload::StripeLayout::valid(shares)) {
     refuse(name, "'shares' must be a list of whole numbers above 0, one for each of 'files', " +
-                     std::to_string(StripeLayout::kMostStripes) + " in all at most");
+                     std::to_string(offload::StripeLayout::kMostStripes) + " in all at most");
   }
   return shares;
 }
 
 // Throws InputError where the data of a home is not what was committed.
-void verify_home(StripedSpace& space, const RunId& run, const SavedHome& home) {
+void verify_home(offload::StripedSpace& space, const RunId& run, const runtime::SavedHome& home) {
   SavedHomeReader reader(space, run, home);
   std::vector<std::byte> window(
       std::max(home.block_bytes, kWindowBytes / home.block_bytes * home.block_bytes));
@@ -168,9 +168,9 @@ void find_files(std::vector<std::string>& files, const std::vector<std::string>&
 
 void SavedHomeReader::read(std::byte* data, std::uint64_t bytes) {
   SLUICE_CHECK(bytes <= home_.bytes - cursor_ && cursor_ % home_.block_bytes == 0);
-  space_.transfer(StorageOp::kRead, home_.offset + cursor_, data, bytes);
+  space_.transfer(offload::StorageOp::kRead, home_.offset + cursor_, data, bytes);
   for (std::uint64_t at = 0; at < bytes; at += home_.block_bytes) {
-    tags_.push_back(tag_of(run_, home_.key, tags_.size(), home_.version, data + at,
+    tags_.push_back(offload::tag_of(run_, home_.key, tags_.size(), home_.version, data + at,
                            std::min(home_.block_bytes, bytes - at)));
   }
   cursor_ += bytes;
@@ -178,14 +178,14 @@ void SavedHomeReader::read(std::byte* data, std::uint64_t bytes) {
 
 void SavedHomeReader::finish() const {
   SLUICE_CHECK(cursor_ == home_.bytes);
-  if (digest_of(tags_) == home_.digest) return;
+  if (offload::digest_of(tags_) == home_.digest) return;
   throw InputError("the " + std::string(state_kind_name(home_.kind)) + " of unit " +
                    std::to_string(home_.unit) + " is not what was committed");
 }
 
 bool holds_commit(const std::string& log) {
   try {
-    return !StateLog::read(*make_storage_engine("posix", {}), log).records.empty();
+    return !offload::StateLog::read(*offload::make_storage_engine("posix", {}), log).records.empty();
   } catch (const Error&) {
     return false;
   }
@@ -210,7 +210,7 @@ std::string format_state_record(const CheckpointManifest& manifest, const SavedS
                        {"log_id", state.log_id}, {"bytes", state.space_bytes},
                        {"files", state.files},   {"shares", state.shares}};
   document["homes"] = nlohmann::ordered_json::array();
-  for (const SavedHome& home : state.homes) {
+  for (const runtime::SavedHome& home : state.homes) {
     document["homes"].push_back({{"kind", state_kind_name(home.kind)},
                                  {"unit", static_cast<std::uint64_t>(home.unit)},
                                  {"dtype", dtype_name(home.dtype)},
@@ -250,8 +250,8 @@ void parse_state_record(std::string_view text, const std::string& name,
     const std::string path = file.get<std::string>();
     // No file with another name is opened, or removed, because a record says so.
     const std::string own = "sluice-" + run->hex() + "-" + std::to_string(state.files.size());
-    if (name_of(path) != own + StripedSpace::kKeptSuffix) {
-      refuse(name, "'files' must name the run's own files, '" + own + StripedSpace::kKeptSuffix +
+    if (name_of(path) != own + offload::StripedSpace::kKeptSuffix) {
+      refuse(name, "'files' must name the run's own files, '" + own + offload::StripedSpace::kKeptSuffix +
                        "' and so on");
     }
     state.files.push_back(path);
@@ -263,9 +263,9 @@ void parse_state_record(std::string_view text, const std::string& name,
 namespace {
 
 // Throws what keeps the commit from being taken.
-void verify(StorageEngine& engine, const DurableFound& found) {
-  StripedSpace space(engine, found.state.files, found.state.space_bytes, found.state.shares);
-  for (const SavedHome& home : found.state.homes) verify_home(space, found.state.run, home);
+void verify(offload::StorageEngine& engine, const DurableFound& found) {
+  offload::StripedSpace space(engine, found.state.files, found.state.space_bytes, found.state.shares);
+  for (const runtime::SavedHome& home : found.state.homes) verify_home(space, found.state.run, home);
 }
 
 // A file that is cut short, or that the disk cannot read; others say nothing about what is there.
@@ -274,7 +274,7 @@ bool is_of_the_data(const IoError& error) {
 }
 
 // Once more where the disk could not read it: an error that passes says nothing about the data.
-void verify_again_if_unreadable(StorageEngine& engine, const DurableFound& found) {
+void verify_again_if_unreadable(offload::StorageEngine& engine, const DurableFound& found) {
   try {
     return verify(engine, found);
   } catch (const IoError& error) {
@@ -295,10 +295,10 @@ std::string absent_file(const std::vector<std::string>& files) {
 
 }  // namespace
 
-std::optional<DurableFound> recover_state(StorageEngine& engine, const std::string& log,
+std::optional<DurableFound> recover_state(offload::StorageEngine& engine, const std::string& log,
                                           const std::vector<std::string>& storage_paths,
                                           std::vector<PassedOver>& passed_over) {
-  const StateLog::Contents contents = StateLog::read(engine, log);
+  const offload::StateLog::Contents contents = offload::StateLog::read(engine, log);
   if (contents.unreadable_areas > 0) {
     passed_over.push_back(
         {log, log + ": " + std::to_string(contents.unreadable_areas) +
@@ -308,7 +308,7 @@ std::optional<DurableFound> recover_state(StorageEngine& engine, const std::stri
   if (contents.empty() && !data_of_run(run_of_log(log), storage_paths).empty()) {
     passed_over.push_back({log, log + " is empty, and data of its run are there"});
   }
-  for (const StateLog::Record& record : contents.records) {
+  for (const offload::StateLog::Record& record : contents.records) {
     DurableFound found{log, {}, {}};
     PassedOver passed{log, log + ", commit " + std::to_string(record.sequence) + ": "};
     try {
@@ -335,7 +335,7 @@ std::optional<DurableFound> find_durable(const std::string& directory,
                                          const std::vector<std::string>& storage_paths,
                                          std::vector<PassedOver>& passed_over) {
   std::optional<DurableFound> newest;
-  const std::unique_ptr<StorageEngine> engine = make_storage_engine("posix", {});
+  const std::unique_ptr<offload::StorageEngine> engine = offload::make_storage_engine("posix", {});
   for (const std::string& log : logs_in(directory)) {
     try {
       auto found = recover_state(*engine, log, storage_paths, passed_over);
@@ -352,12 +352,12 @@ std::optional<DurableFound> find_durable(const std::string& directory,
   return newest;
 }
 
-void check_homes(const DurableFound& found, const std::vector<const Buffer*>& homes) {
+void check_homes(const DurableFound& found, const std::vector<const schedule::Buffer*>& homes) {
   const auto name = [](StateKind kind, std::int32_t unit) {
     return std::string(state_kind_name(kind)) + " of unit " + std::to_string(unit);
   };
-  for (const Buffer* home : homes) {
-    const auto same = [&](const SavedHome& saved) {
+  for (const schedule::Buffer* home : homes) {
+    const auto same = [&](const runtime::SavedHome& saved) {
       return saved.kind == home->kind && saved.unit == home->unit;
     };
     const auto& all = found.state.homes;
@@ -373,13 +373,13 @@ void check_homes(const DurableFound& found, const std::vector<const Buffer*>& ho
   }
 }
 
-bool owns_data(const std::string& log, const StateLog::Origin& made) {
+bool owns_data(const std::string& log, const offload::StateLog::Origin& made) {
   std::error_code error;
   // Of a version that kept no id.
   if (made.id.empty()) return fs::equivalent(made.path, log, error);
-  const std::string id = file_id(log);
+  const std::string id = offload::file_id(log);
   const auto inode_of = [](const std::string& of) {
-    return of.substr(std::min(of.size(), kFileIdDigits / 2));
+    return of.substr(std::min(of.size(), offload::kFileIdDigits / 2));
   };
   if (inode_of(id).empty() || inode_of(id) != inode_of(made.id)) return false;
   if (normal_path(made.path) == normal_path(log)) return true;
@@ -394,7 +394,7 @@ std::vector<fs::path> data_of_run(const std::string& run_id,
     std::error_code error;
     for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
       const std::string name = entry.path().filename().string();
-      if (name.starts_with(begin) && name.ends_with(StripedSpace::kKeptSuffix)) {
+      if (name.starts_with(begin) && name.ends_with(offload::StripedSpace::kKeptSuffix)) {
         data.push_back(entry.path());
       }
     }
@@ -404,28 +404,28 @@ std::vector<fs::path> data_of_run(const std::string& run_id,
 
 namespace {
 
-bool is_without_commit(const std::string& log, const StateLog::Contents& contents,
+bool is_without_commit(const std::string& log, const offload::StateLog::Contents& contents,
                        const std::vector<std::string>& storage_paths) {
   return contents.blank() ||
          (contents.empty() && data_of_run(run_of_log(log), storage_paths).empty());
 }
 
 // A log that was killed before its header was written is taken for its own.
-bool owns_data_of_blank(const std::string& log, const StateLog::Contents& contents) {
+bool owns_data_of_blank(const std::string& log, const offload::StateLog::Contents& contents) {
   return !contents.origin || owns_data(log, *contents.origin);
 }
 
 // Data first: a log that is gone would leave its files to nobody.
-void retire(StorageEngine& engine, const std::string& path,
+void retire(offload::StorageEngine& engine, const std::string& path,
             const std::vector<std::string>& storage_paths) {
   std::vector<std::string> directories = storage_paths;
   std::vector<std::string> others;  // data of another log
   try {
-    const StateLog::Contents contents = StateLog::read(engine, path);
+    const offload::StateLog::Contents contents = offload::StateLog::read(engine, path);
     // Whoever resumed was told of it.
     if (contents.records.empty() && !is_without_commit(path, contents, storage_paths)) return;
     if (contents.blank() && !owns_data_of_blank(path, contents)) directories.clear();
-    for (const StateLog::Record& record : contents.records) {
+    for (const offload::StateLog::Record& record : contents.records) {
       CheckpointManifest manifest;
       SavedState state;
       parse_state_record(record.text, path, manifest, state);
@@ -463,7 +463,7 @@ void retire(StorageEngine& engine, const std::string& path,
 void retire_other_logs(const std::string& directory, const std::string& own_log,
                        const std::vector<std::string>& storage_paths,
                        const std::vector<std::string>& kept) {
-  const std::unique_ptr<StorageEngine> engine = make_storage_engine("posix", {});
+  const std::unique_ptr<offload::StorageEngine> engine = offload::make_storage_engine("posix", {});
   for (const std::string& path : logs_in(directory)) {
     if (fs::path(path).filename() == fs::path(own_log).filename()) continue;
     if (std::find(kept.begin(), kept.end(), path) != kept.end()) continue;
@@ -473,12 +473,12 @@ void retire_other_logs(const std::string& directory, const std::string& own_log,
 
 std::vector<std::string> files_without_commit(const std::string& directory,
                                               const std::vector<std::string>& storage_paths) {
-  const std::unique_ptr<StorageEngine> engine = make_storage_engine("posix", {});
+  const std::unique_ptr<offload::StorageEngine> engine = offload::make_storage_engine("posix", {});
   std::vector<std::string> files;
   for (const std::string& path : logs_in(directory)) {
     bool owned = false;
     try {
-      const StateLog::Contents contents = StateLog::read(*engine, path);
+      const offload::StateLog::Contents contents = offload::StateLog::read(*engine, path);
       if (!is_without_commit(path, contents, storage_paths)) continue;
       owned = owns_data_of_blank(path, contents);
     } catch (const Error&) {
@@ -511,4 +511,4 @@ UncommittedFiles::~UncommittedFiles() {
   fs::remove(log_path(), ignored);
 }
 
-}  // namespace sluice
+}  // namespace sluice::checkpoint

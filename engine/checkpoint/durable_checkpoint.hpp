@@ -18,7 +18,7 @@
 #include "engine/runtime/durable_state.hpp"
 #include "offload/state_log.hpp"
 
-namespace sluice {
+namespace sluice::checkpoint {
 
 struct SavedState {
   RunId run;        // seeds the tags of its blocks
@@ -28,7 +28,7 @@ struct SavedState {
   std::string log_id;
   std::vector<std::string> files;  // in the order of their stripes
   std::uint64_t space_bytes = 0;
-  std::vector<SavedHome> homes;
+  std::vector<runtime::SavedHome> homes;
   std::vector<std::uint32_t> shares;  // of each file in a round of stripes
 
   bool operator==(const SavedState&) const = default;
@@ -56,7 +56,7 @@ void parse_state_record(std::string_view text, const std::string& name,
 class SavedHomeReader {
  public:
   // All must outlive it.
-  SavedHomeReader(StripedSpace& space, const RunId& run, const SavedHome& home)
+  SavedHomeReader(offload::StripedSpace& space, const RunId& run, const runtime::SavedHome& home)
       : space_(space), run_(run), home_(home) {}
   // The next `bytes`: whole blocks, or up to the end. IoError.
   void read(std::byte* data, std::uint64_t bytes);
@@ -64,11 +64,11 @@ class SavedHomeReader {
   void finish() const;
 
  private:
-  StripedSpace& space_;
+  offload::StripedSpace& space_;
   const RunId& run_;
-  const SavedHome& home_;
+  const runtime::SavedHome& home_;
   std::uint64_t cursor_ = 0;
-  std::vector<BlockTag> tags_;
+  std::vector<offload::BlockTag> tags_;
 };
 
 // A commit, or a whole log, that nothing can be taken from.
@@ -85,7 +85,7 @@ struct PassedOver {
 // what does not. storage_paths: where files are looked for that are no longer where the record
 // says. Data that are cut short, or that the disk cannot read twice in a row (EIO), do not verify;
 // any other IoError, and what else says nothing about the data, is thrown.
-std::optional<DurableFound> recover_state(StorageEngine& engine, const std::string& log,
+std::optional<DurableFound> recover_state(offload::StorageEngine& engine, const std::string& log,
                                           const std::vector<std::string>& storage_paths,
                                           std::vector<PassedOver>& passed_over);
 
@@ -95,7 +95,7 @@ std::optional<DurableFound> find_durable(const std::string& directory,
                                          std::vector<PassedOver>& passed_over);
 
 // Throws InputError naming the first home that this run has otherwise: `homes` are its own.
-void check_homes(const DurableFound& found, const std::vector<const Buffer*>& homes);
+void check_homes(const DurableFound& found, const std::vector<const schedule::Buffer*>& homes);
 
 // Removes every other run's log in `directory`, each after the files that carry its run id. What
 // its records name stays where this log is a copy of the one that made it, and a log stays with its
@@ -107,7 +107,7 @@ void retire_other_logs(const std::string& directory, const std::string& own_log,
 // Whether the data of a log that was made as `made` are the log's own, and not those of one that it
 // is a copy of. A rename keeps the inode, and so does a mount, which may change the device; a hard
 // link has both and another path.
-bool owns_data(const std::string& log, const StateLog::Origin& made);
+bool owns_data(const std::string& log, const offload::StateLog::Origin& made);
 
 // The data files of a durable run in the given directories.
 std::vector<std::filesystem::path> data_of_run(const std::string& run_id,
@@ -145,4 +145,4 @@ class UncommittedFiles {
   bool kept_ = false;
 };
 
-}  // namespace sluice
+}  // namespace sluice::checkpoint

@@ -11,7 +11,7 @@
 #include "base/posix_file.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::checkpoint {
 
 namespace {
 
@@ -95,11 +95,11 @@ Json parse_strictly(std::string_view text, const std::string& name) {
   }
 }
 
-LossScaleState parse_loss_scale(const Json& object, const std::string& name, std::int64_t steps) {
+runtime::LossScaleState parse_loss_scale(const Json& object, const std::string& name, std::int64_t steps) {
   const ObjectReader reader(object, name + ": 'loss_scale'");
-  LossScaleState state;
+  runtime::LossScaleState state;
   state.scale = reader.small_count("scale");
-  if (state.scale > LossScaler::kMostScale ||
+  if (state.scale > runtime::LossScaler::kMostScale ||
       !std::has_single_bit(static_cast<std::uint64_t>(state.scale))) {
     reader.fail("scale", "must be a power of two, at most 2^32");
   }
@@ -227,4 +227,4 @@ void verify_files(const CheckpointManifest& manifest, const std::string& directo
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::checkpoint

@@ -16,7 +16,7 @@
 
 #include "engine/runtime/loss_scaler.hpp"
 
-namespace sluice {
+namespace sluice::checkpoint {
 
 struct ManifestFile {
   std::string name;  // bare: no directory
@@ -37,7 +37,7 @@ struct CheckpointManifest {
   std::string arithmetic;
   std::int64_t threads = 0;
   std::string weights_hash;                     // 32 hex digits; empty where there are no files
-  std::optional<LossScaleState> loss_scale;     // fp16 training's
+  std::optional<runtime::LossScaleState> loss_scale;     // fp16 training's
   std::map<std::string, std::string> settings;  // result_settings()
   std::vector<ManifestFile> files;
 
@@ -56,4 +56,4 @@ void save_manifest(const CheckpointManifest& manifest, const std::string& path);
 // corrupt.
 void verify_files(const CheckpointManifest& manifest, const std::string& directory);
 
-}  // namespace sluice
+}  // namespace sluice::checkpoint

@@ -11,7 +11,7 @@
 #include "engine/checkpoint/weights_hash.hpp"
 #include "kernels/split_master.hpp"
 
-namespace sluice {
+namespace sluice::checkpoint {
 namespace {
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
@@ -29,7 +29,7 @@ struct Overlap {
   bool empty() const { return first >= last; }
 };
 
-Overlap overlap(const PlacedTensor& tensor, std::uint64_t begin, std::uint64_t end) {
+Overlap overlap(const model::PlacedTensor& tensor, std::uint64_t begin, std::uint64_t end) {
   const std::uint64_t tensor_end = tensor.first_elem + tensor.spec.elems();
   const std::uint64_t first = std::max(begin, tensor.first_elem);
   const std::uint64_t last = std::min(end, tensor_end);
@@ -38,10 +38,10 @@ Overlap overlap(const PlacedTensor& tensor, std::uint64_t begin, std::uint64_t e
 }
 
 // Elements [part.first, part.last) of a tensor, fp32.
-void fill_tensor(const host::Parallel& parallel, const TensorSpec& spec, std::uint64_t seed,
+void fill_tensor(const kernels::host::Parallel& parallel, const model::TensorSpec& spec, std::uint64_t seed,
                  Overlap part, float* out) {
-  if (spec.init != Init::kNormal) {
-    std::fill(out, out + (part.last - part.first), spec.init == Init::kOnes ? 1.0f : 0.0f);
+  if (spec.init != model::Init::kNormal) {
+    std::fill(out, out + (part.last - part.first), spec.init == model::Init::kOnes ? 1.0f : 0.0f);
     return;
   }
   const CounterRng rng(seed, stream_of(("init/" + spec.name).c_str()));
@@ -82,7 +82,7 @@ void check_known(const SafetensorsReader& reader, const std::vector<SafetensorsS
 }
 
 // The weight rounded from its master; and the master, or what split_master keeps of it.
-void store_weights(const OptimizerOptions& options, std::span<const float> values,
+void store_weights(const kernels::OptimizerOptions& options, std::span<const float> values,
                    std::byte* weight, std::byte* master) {
   if (master == nullptr) {
     std::memcpy(weight, values.data(), values.size_bytes());
@@ -102,16 +102,16 @@ void store_weights(const OptimizerOptions& options, std::span<const float> value
   }
   auto* const remainders = reinterpret_cast<std::int16_t*>(master);
   for (std::size_t i = 0; i < values.size(); ++i) {
-    remainders[i] = split_master(values[i]).remainder;
+    remainders[i] = kernels::split_master(values[i]).remainder;
   }
 }
 
 }  // namespace
 
-std::vector<float> ModelState::initial_values(const UnitLayout& layout, std::uint64_t seed,
+std::vector<float> ModelState::initial_values(const model::UnitLayout& layout, std::uint64_t seed,
                                               std::uint64_t begin, std::uint64_t end) const {
   std::vector<float> values(end - begin, 0.0f);
-  for (const PlacedTensor& tensor : layout.tensors()) {
+  for (const model::PlacedTensor& tensor : layout.tensors()) {
     const Overlap part = overlap(tensor, begin, end);
     if (part.empty()) continue;
     fill_tensor(parallel_, tensor.spec, seed, part,
@@ -122,11 +122,11 @@ std::vector<float> ModelState::initial_values(const UnitLayout& layout, std::uin
 
 // The weight and, where there is one, the master beside it.
 void ModelState::fill_weights(std::size_t unit, std::uint64_t seed) {
-  const UnitLayout& layout = model_.units()[unit].layer->layout();
+  const model::UnitLayout& layout = model_.units()[unit].layer->layout();
   std::vector<StateKind> kinds{StateKind::kWeight};
   if (options().has_master()) kinds.push_back(StateKind::kMaster);
   store_.visit(kinds, static_cast<std::int32_t>(unit), 0, layout.elems(),
-               StateStore::Access::kWrite,
+               runtime::StateStore::Access::kWrite,
                [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
                  const std::vector<float> values = initial_values(layout, seed, begin, end);
                  store_weights(options(), values, data[0], data.size() > 1 ? data[1] : nullptr);
@@ -135,7 +135,7 @@ void ModelState::fill_weights(std::size_t unit, std::uint64_t seed) {
 
 void ModelState::zero(const StateColumn& column, std::size_t unit, std::uint64_t elems) {
   const std::array<StateKind, 1> kind{column.kind};
-  store_.visit(kind, static_cast<std::int32_t>(unit), 0, elems, StateStore::Access::kWrite,
+  store_.visit(kind, static_cast<std::int32_t>(unit), 0, elems, runtime::StateStore::Access::kWrite,
                [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
                  std::memset(data[0], 0, bytes_of(column.layout.dtype, end - begin));
                });
@@ -159,7 +159,7 @@ void ModelState::write(const std::string& path, const StoredTensors& tensors) {
     for (std::size_t k = 0; k < tensors.columns().size(); ++k) {
       const std::array<StateKind, 1> kind{tensors.columns()[k].kind};
       store_.visit(kind, static_cast<std::int32_t>(unit), 0, tensors.home_elems(unit, k),
-                   StateStore::Access::kRead,
+                   runtime::StateStore::Access::kRead,
                    [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
                      tensors.for_parts(
                          unit, k, begin, end, data[0],
@@ -182,15 +182,15 @@ void ModelState::export_weights(const std::string& path) {
   rename_durably(temporary, path);
 }
 
-void ModelState::check_weights(const SafetensorsReader& reader, const Model& model,
-                               const ParameterTable& table) {
+void ModelState::check_weights(const SafetensorsReader& reader, const model::Model& model,
+                               const model::ParameterTable& table) {
   const StoredTensors weights(model, table, {weight_column(table.options().weight)});
   check_present(reader, weights.specs());
   check_known(reader, weights.specs(), true);
 }
 
-void ModelState::check(const SafetensorsReader& reader, const Model& model,
-                       const ParameterTable& table) {
+void ModelState::check(const SafetensorsReader& reader, const model::Model& model,
+                       const model::ParameterTable& table) {
   const StoredTensors tensors(model, table, state_columns(table.options()));
   const std::vector<SafetensorsSpec>& expected = tensors.specs();
   check_present(reader, expected);
@@ -205,7 +205,7 @@ void ModelState::load(const SafetensorsReader& reader) {
       const std::array<StateKind, 1> kind{column.kind};
       store_.visit(
           kind, static_cast<std::int32_t>(unit), 0, tensors.home_elems(unit, k),
-          StateStore::Access::kWrite,
+          runtime::StateStore::Access::kWrite,
           [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
             std::memset(data[0], 0, bytes_of(column.layout.dtype, end - begin));
             tensors.for_parts(
@@ -223,14 +223,14 @@ std::string ModelState::weights_hash() {
   const std::array<StateKind, 1> weight{StateKind::kWeight};
   const std::uint64_t bytes = dtype_bytes(options().weight);
   for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
-    const UnitLayout& layout = model_.units()[unit].layer->layout();
-    for (const PlacedTensor& tensor : layout.tensors()) {
+    const model::UnitLayout& layout = model_.units()[unit].layer->layout();
+    for (const model::PlacedTensor& tensor : layout.tensors()) {
       hasher.begin_tensor(tensor.spec.name, options().weight, tensor.spec.shape);
       const std::uint64_t end = tensor.first_elem + tensor.spec.elems();
-      const std::uint64_t visit_begin = tensor.first_elem / kNormBlockElems * kNormBlockElems;
+      const std::uint64_t visit_begin = tensor.first_elem / model::kNormBlockElems * model::kNormBlockElems;
       store_.visit(
-          weight, static_cast<std::int32_t>(unit), visit_begin, round_up(end, kNormBlockElems),
-          StateStore::Access::kRead,
+          weight, static_cast<std::int32_t>(unit), visit_begin, round_up(end, model::kNormBlockElems),
+          runtime::StateStore::Access::kRead,
           [&](std::uint64_t begin, std::uint64_t piece_end, std::span<std::byte* const> data) {
             const Overlap part = overlap(tensor, begin, piece_end);
             if (part.empty()) return;
@@ -243,4 +243,4 @@ std::string ModelState::weights_hash() {
   return hasher.finish();
 }
 
-}  // namespace sluice
+}  // namespace sluice::checkpoint

@@ -15,12 +15,12 @@
 #include "engine/runtime/state_store.hpp"
 #include "kernels/host/parallel.hpp"
 
-namespace sluice {
+namespace sluice::checkpoint {
 
 class ModelState {
  public:
   // All must outlive it.
-  ModelState(const Model& model, const ParameterTable& table, StateStore& store)
+  ModelState(const model::Model& model, const model::ParameterTable& table, runtime::StateStore& store)
       : model_(model), table_(table), store_(store) {}
 
   // Every element is a function of (seed, tensor name, element) alone; moments are zero.
@@ -30,10 +30,10 @@ class ModelState {
   void save(const std::string& path);
   // Throw InputError naming the first tensor that differs (missing, other dtype or shape), before
   // anything is changed: of the weights, and of all state.
-  static void check_weights(const SafetensorsReader& reader, const Model& model,
-                            const ParameterTable& table);
-  static void check(const SafetensorsReader& reader, const Model& model,
-                    const ParameterTable& table);
+  static void check_weights(const SafetensorsReader& reader, const model::Model& model,
+                            const model::ParameterTable& table);
+  static void check(const SafetensorsReader& reader, const model::Model& model,
+                    const model::ParameterTable& table);
   void load(const SafetensorsReader& reader);
 
   // Weights alone, as safetensors.
@@ -42,18 +42,18 @@ class ModelState {
   std::string weights_hash();
 
  private:
-  const OptimizerOptions& options() const { return table_.options(); }
+  const kernels::OptimizerOptions& options() const { return table_.options(); }
   void write(const std::string& path, const StoredTensors& tensors);
   void zero(const StateColumn& column, std::size_t unit, std::uint64_t elems);
   void fill_weights(std::size_t unit, std::uint64_t seed);
   // Elements [begin, end) of the unit's masters.
-  std::vector<float> initial_values(const UnitLayout& layout, std::uint64_t seed,
+  std::vector<float> initial_values(const model::UnitLayout& layout, std::uint64_t seed,
                                     std::uint64_t begin, std::uint64_t end) const;
 
-  const Model& model_;
-  const ParameterTable& table_;
-  StateStore& store_;
-  host::Parallel parallel_{0};
+  const model::Model& model_;
+  const model::ParameterTable& table_;
+  runtime::StateStore& store_;
+  kernels::host::Parallel parallel_{0};
 };
 
-}  // namespace sluice
+}  // namespace sluice::checkpoint

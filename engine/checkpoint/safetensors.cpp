@@ -11,7 +11,7 @@
 #include "base/open_beneath.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::checkpoint {
 
 namespace {
 
@@ -120,4 +120,4 @@ void SafetensorsWriter::finish() {
   finished_ = true;
 }
 
-}  // namespace sluice
+}  // namespace sluice::checkpoint

@@ -21,7 +21,7 @@
 #include "base/dtype.hpp"
 #include "base/posix_file.hpp"
 
-namespace sluice {
+namespace sluice::checkpoint {
 
 struct SafetensorsTensor {
   std::string name;
@@ -102,4 +102,4 @@ class SafetensorsWriter {
   bool finished_ = false;
 };
 
-}  // namespace sluice
+}  // namespace sluice::checkpoint

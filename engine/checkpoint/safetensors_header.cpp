@@ -8,7 +8,7 @@
 #include "base/error.hpp"
 #include "engine/checkpoint/safetensors.hpp"
 
-namespace sluice {
+namespace sluice::checkpoint {
 
 namespace {
 
@@ -239,4 +239,4 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, std::uint64_t 
   return header;
 }
 
-}  // namespace sluice
+}  // namespace sluice::checkpoint

@@ -6,7 +6,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::checkpoint {
 namespace {
 
 std::string name_of(const StateColumn& column, const std::string& tensor) {
@@ -49,11 +49,11 @@ void for_block8_parts(const Run& run, std::uint64_t begin, std::byte* data, std:
 
 }  // namespace
 
-std::vector<StateColumn> state_columns(const OptimizerOptions& options) {
+std::vector<StateColumn> state_columns(const kernels::OptimizerOptions& options) {
   std::vector<StateColumn> columns{weight_column(options.weight)};
   for (const StateKind kind : kOptimizerKinds) {
-    const StateLayout layout = state_layout(options, kind);
-    if (layout.extent != StateExtent::kAbsent) columns.push_back({kind, layout});
+    const kernels::StateLayout layout = kernels::state_layout(options, kind);
+    if (layout.extent != kernels::StateExtent::kAbsent) columns.push_back({kind, layout});
   }
   return columns;
 }
@@ -65,7 +65,7 @@ bool is_optimizer_state(std::string_view name) {
   return std::find(kinds.begin(), kinds.end(), first) != kinds.end();
 }
 
-StoredTensors::StoredTensors(const Model& model, const ParameterTable& table,
+StoredTensors::StoredTensors(const model::Model& model, const model::ParameterTable& table,
                              std::vector<StateColumn> columns)
     : model_(model), table_(table), columns_(std::move(columns)) {
   for (std::size_t unit = 0; unit < model.units().size(); ++unit) {
@@ -74,19 +74,19 @@ StoredTensors::StoredTensors(const Model& model, const ParameterTable& table,
     for (std::size_t t = 0; t < tensors.size(); ++t) {
       for (const StateColumn& column : columns_) {
         firsts.push_back(specs_.size());
-        const bool sums = column.layout.extent == StateExtent::kPerTensor;
+        const bool sums = column.layout.extent == kernels::StateExtent::kPerTensor;
         add_specs(tensors[t].spec, column,
-                  sums ? table.tensor_state(unit, t) : ParameterTable::StatePart{});
+                  sums ? table.tensor_state(unit, t) : model::ParameterTable::StatePart{});
       }
     }
     first_specs_.push_back(std::move(firsts));
   }
 }
 
-void StoredTensors::add_specs(const TensorSpec& tensor, const StateColumn& column,
-                              ParameterTable::StatePart sums) {
+void StoredTensors::add_specs(const model::TensorSpec& tensor, const StateColumn& column,
+                              model::ParameterTable::StatePart sums) {
   const std::string name = name_of(column, tensor.name);
-  if (column.layout.extent == StateExtent::kPerTensor) {
+  if (column.layout.extent == kernels::StateExtent::kPerTensor) {
     if (sums.elems == 0) return;
     specs_.push_back({name, DType::kF32, {static_cast<std::int64_t>(sums.elems)}});
   } else if (column.layout.dtype == DType::kBlock8) {
@@ -101,7 +101,7 @@ void StoredTensors::add_specs(const TensorSpec& tensor, const StateColumn& colum
 }
 
 std::uint64_t StoredTensors::home_elems(std::size_t unit, std::size_t column) const {
-  if (columns_[column].layout.extent == StateExtent::kPerTensor) {
+  if (columns_[column].layout.extent == kernels::StateExtent::kPerTensor) {
     return table_.tensor_state_elems(unit);
   }
   return model_.units()[unit].layer->layout().elems();
@@ -109,13 +109,13 @@ std::uint64_t StoredTensors::home_elems(std::size_t unit, std::size_t column) co
 
 void StoredTensors::for_parts(std::size_t unit, std::size_t column, std::uint64_t begin,
                               std::uint64_t end, std::byte* data, const Part& part) const {
-  const StateLayout& layout = columns_[column].layout;
+  const kernels::StateLayout& layout = columns_[column].layout;
   const auto& tensors = model_.units()[unit].layer->layout().tensors();
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     std::uint64_t first = tensors[t].first_elem;
     std::uint64_t elems = tensors[t].spec.elems();
-    if (layout.extent == StateExtent::kPerTensor) {
-      const ParameterTable::StatePart sums = table_.tensor_state(unit, t);
+    if (layout.extent == kernels::StateExtent::kPerTensor) {
+      const model::ParameterTable::StatePart sums = table_.tensor_state(unit, t);
       first = sums.begin;
       elems = sums.elems;
     }
@@ -131,4 +131,4 @@ void StoredTensors::for_parts(std::size_t unit, std::size_t column, std::uint64_
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::checkpoint

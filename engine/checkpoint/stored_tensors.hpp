@@ -15,17 +15,17 @@
 #include "engine/checkpoint/safetensors.hpp"
 #include "engine/model/parameter_table.hpp"
 
-namespace sluice {
+namespace sluice::checkpoint {
 
 struct StateColumn {
   StateKind kind = StateKind::kWeight;
-  StateLayout layout;
+  kernels::StateLayout layout;
 };
 inline constexpr StateColumn weight_column(DType dtype) {
-  return {StateKind::kWeight, {StateExtent::kPerElement, dtype}};
+  return {StateKind::kWeight, {kernels::StateExtent::kPerElement, dtype}};
 }
 // The weight, and what the optimizer keeps.
-std::vector<StateColumn> state_columns(const OptimizerOptions& options);
+std::vector<StateColumn> state_columns(const kernels::OptimizerOptions& options);
 
 // Whether a tensor of a checkpoint is no weight, by its name.
 bool is_optimizer_state(std::string_view name);
@@ -33,7 +33,7 @@ bool is_optimizer_state(std::string_view name);
 class StoredTensors {
  public:
   // model and table must outlive it.
-  StoredTensors(const Model& model, const ParameterTable& table, std::vector<StateColumn> columns);
+  StoredTensors(const model::Model& model, const model::ParameterTable& table, std::vector<StateColumn> columns);
 
   const std::vector<StateColumn>& columns() const { return columns_; }
   const std::vector<SafetensorsSpec>& specs() const { return specs_; }
@@ -52,14 +52,14 @@ class StoredTensors {
   std::size_t first_spec(std::size_t unit, std::size_t tensor, std::size_t column) const {
     return first_specs_[unit][tensor * columns_.size() + column];
   }
-  void add_specs(const TensorSpec& tensor, const StateColumn& column,
-                 ParameterTable::StatePart sums);
+  void add_specs(const model::TensorSpec& tensor, const StateColumn& column,
+                 model::ParameterTable::StatePart sums);
 
-  const Model& model_;
-  const ParameterTable& table_;
+  const model::Model& model_;
+  const model::ParameterTable& table_;
   std::vector<StateColumn> columns_;
   std::vector<SafetensorsSpec> specs_;
   std::vector<std::vector<std::size_t>> first_specs_;  // by unit; by tensor and column
 };
 
-}  // namespace sluice
+}  // namespace sluice::checkpoint

@@ -5,7 +5,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::checkpoint {
 
 namespace {
 constexpr std::uint64_t kBlockBytes = kMiB;
@@ -62,4 +62,4 @@ std::string WeightsHasher::finish() {
   return outer_.finish().hex();
 }
 
-}  // namespace sluice
+}  // namespace sluice::checkpoint

@@ -14,7 +14,7 @@
 #include "base/digest.hpp"
 #include "base/dtype.hpp"
 
-namespace sluice {
+namespace sluice::checkpoint {
 
 // Tensors come in the caller's order, which must be the canonical one; not thread-safe.
 // Errors: InternalError where calls are out of order or a tensor's bytes do not add up.
@@ -39,4 +39,4 @@ class WeightsHasher {
   bool in_tensor_ = false;
 };
 
-}  // namespace sluice
+}  // namespace sluice::checkpoint

@@ -22,7 +22,7 @@
 #include "engine/model/parameter_group.hpp"
 #include "kernels/optimizer.hpp"
 
-namespace sluice {
+namespace sluice::config {
 
 // Enumerators stand in the order of their spellings in the schema.
 struct Config {
@@ -90,7 +90,7 @@ struct Config {
   } train;
 
   struct {
-    OptimizerRule name = OptimizerRule::kAdamW;
+    kernels::OptimizerRule name = kernels::OptimizerRule::kAdamW;
     double lr = 3e-4;
     double beta1 = 0.9, beta2 = 0.95;  // derived: beta2 0.99 for lion
     double eps = 1e-8;
@@ -99,7 +99,7 @@ struct Config {
     double beta2_decay = -0.8;
     double clip_threshold = 1.0;
     double weight_decay = 0.1;
-    std::vector<ParameterGroup> groups;
+    std::vector<model::ParameterGroup> groups;
     std::int64_t warmup = 0;  // steps
     LrSchedule schedule = LrSchedule::kCosine;
     States states = States::kFP32;
@@ -179,4 +179,4 @@ std::string config_help();
 // learning rate), and the keys of loss scaling where none takes place.
 std::map<std::string, std::string> result_settings(const Config& config);
 
-}  // namespace sluice
+}  // namespace sluice::config

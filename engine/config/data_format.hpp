@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-namespace sluice {
+namespace sluice::config {
 
 // kBytes: any file, a token per byte. kLlmc: llm.c's `.bin`. kMegatron: `.idx` beside `.bin`.
 enum class DataFormat : std::uint8_t { kBytes, kLlmc, kMegatron };
 
-}  // namespace sluice
+}  // namespace sluice::config

@@ -5,10 +5,10 @@
 #include "base/digest.hpp"
 #include "engine/config/schema.hpp"
 
-namespace sluice {
+namespace sluice::config {
 
 // Found by nlohmann::json.
-static void to_json(nlohmann::ordered_json& json, const ParameterGroup& group) {
+static void to_json(nlohmann::ordered_json& json, const model::ParameterGroup& group) {
   json = {{"match", group.match}, {"lr_scale", group.lr_scale}};
   if (group.weight_decay) json["weight_decay"] = *group.weight_decay;
 }
@@ -77,8 +77,8 @@ std::string config_help() {
 namespace {
 
 // Keys that only some rules read.
-bool rule_reads(OptimizerRule rule, const std::string& path) {
-  using R = OptimizerRule;
+bool rule_reads(kernels::OptimizerRule rule, const std::string& path) {
+  using R = kernels::OptimizerRule;
   const auto one_of = [rule](std::initializer_list<R> rules) {
     return std::find(rules.begin(), rules.end(), rule) != rules.end();
   };
@@ -114,4 +114,4 @@ std::map<std::string, std::string> result_settings(const Config& config) {
   return settings;
 }
 
-}  // namespace sluice
+}  // namespace sluice::config

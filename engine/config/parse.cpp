@@ -10,7 +10,7 @@
 #include "engine/config/resolve.hpp"
 #include "engine/config/schema.hpp"
 
-namespace sluice {
+namespace sluice::config {
 
 namespace {
 
@@ -146,10 +146,10 @@ std::optional<ConfigValue> list_from_node(const ConfigKey& key, const toml::arra
 
 std::optional<ConfigValue> groups_from_node(const toml::node& node) {
   if (!node.is_array()) return std::nullopt;
-  std::vector<ParameterGroup> groups;
+  std::vector<model::ParameterGroup> groups;
   for (const toml::node& element : *node.as_array()) {
     if (!element.is_table()) return std::nullopt;
-    ParameterGroup group;
+    model::ParameterGroup group;
     for (const auto& [name, value] : *element.as_table()) {
       const auto number = as_real(value);
       if (name == "match" && value.is_string()) {
@@ -381,4 +381,4 @@ Config load_config(const std::string& path, std::span<const std::string> overrid
   return parse_config(text, path, overrides);
 }
 
-}  // namespace sluice
+}  // namespace sluice::config

@@ -8,7 +8,7 @@
 #include "engine/config/schema.hpp"
 #include "offload/stripe_layout.hpp"
 
-namespace sluice {
+namespace sluice::config {
 
 namespace {
 
@@ -41,10 +41,10 @@ void derive_defaults(Config& config, const ConfigOrigins& origins) {
   if (!origins.given("model.max_seq")) model.max_seq = config.train.seq;
   if (!origins.given("model.tie_embeddings")) model.tie_embeddings = !llama;
   auto& optimizer = config.optimizer;
-  if (!origins.given("optimizer.betas") && optimizer.name == OptimizerRule::kLion) {
+  if (!origins.given("optimizer.betas") && optimizer.name == kernels::OptimizerRule::kLion) {
     optimizer.beta2 = 0.99;
   }
-  if (!origins.given("optimizer.momentum") && optimizer.name == OptimizerRule::kMuon) {
+  if (!origins.given("optimizer.momentum") && optimizer.name == kernels::OptimizerRule::kMuon) {
     optimizer.momentum = 0.95;
   }
   if (config.memory.storage_paths.empty()) {
@@ -144,16 +144,16 @@ void check_train(const Config& config, const ConfigOrigins& origins) {
 
 void check_optimizer(const Config& config, const ConfigOrigins& origins) {
   const auto& optimizer = config.optimizer;
-  const std::string name(optimizer_rule_name(optimizer.name));
+  const std::string name(kernels::optimizer_rule_name(optimizer.name));
   if (optimizer.states == Config::States::kSplit &&
       config.train.precision != Config::Precision::kBF16) {
     throw InputError(origins.of("optimizer.states") +
                      ": optimizer.states = \"split\" needs train.precision = \"bf16\": it keeps "
                      "the master as a bf16 weight and what that leaves");
   }
-  const bool sgd = optimizer.name == OptimizerRule::kSgd;
+  const bool sgd = optimizer.name == kernels::OptimizerRule::kSgd;
   const bool no_moments =
-      optimizer.name == OptimizerRule::kAdafactor || (sgd && optimizer.momentum == 0);
+      optimizer.name == kernels::OptimizerRule::kAdafactor || (sgd && optimizer.momentum == 0);
   if (no_moments && optimizer.moments != Config::Moments::kFP32) {
     throw InputError(origins.of("optimizer.moments") + ": optimizer.name = \"" + name +
                      (sgd ? "\" without momentum" : "\"") +
@@ -229,13 +229,13 @@ void check_storage_shares(const Config& config, const ConfigOrigins& origins) {
                      " numbers and memory.storage_paths " + std::to_string(paths) +
                      " directories; give one for each");
   }
-  if (is_possible_ratio(shares)) return;
-  const std::string most = std::to_string(StripeLayout::kMostStripes);
+  if (offload::is_possible_ratio(shares)) return;
+  const std::string most = std::to_string(offload::StripeLayout::kMostStripes);
   throw InputError(start + "gives a path less than 1/" + most +
                    " of the whole, which is the least that it can take; the largest ratio of two "
                    "of " +
                    std::to_string(paths) + " paths is " +
-                   std::to_string(StripeLayout::kMostStripes - paths + 1) + " to 1");
+                   std::to_string(offload::StripeLayout::kMostStripes - paths + 1) + " to 1");
 }
 
 // What pread has no use for would be taken for a setting that works.
@@ -267,4 +267,4 @@ void resolve_config(Config& config, const ConfigOrigins& origins) {
   check_storage_engine(config, origins);
 }
 
-}  // namespace sluice
+}  // namespace sluice::config

@@ -7,7 +7,7 @@
 
 #include "engine/config/config.hpp"
 
-namespace sluice {
+namespace sluice::config {
 
 // Which keys were given, and where ("run.toml:12", "--set train.seq=64"). Of a table of named
 // places each entry has its own: "memory.place.saved.qkv".
@@ -32,4 +32,4 @@ class ConfigOrigins {
 // disagree.
 void resolve_config(Config& config, const ConfigOrigins& origins);
 
-}  // namespace sluice
+}  // namespace sluice::config

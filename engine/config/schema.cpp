@@ -6,7 +6,7 @@
 
 #include "engine/runtime/loss_scaler.hpp"
 
-namespace sluice {
+namespace sluice::config {
 
 namespace {
 
@@ -22,7 +22,7 @@ constexpr std::int64_t kMaxFfn = 1 << 20;
 constexpr std::int64_t kMaxVocab = 1 << 24;
 constexpr std::int64_t kMaxSeq = 1 << 20;
 constexpr std::int64_t kMaxBatch = 1 << 20;
-constexpr std::int64_t kMaxLossScale = LossScaler::kMostScale;
+constexpr std::int64_t kMaxLossScale = runtime::LossScaler::kMostScale;
 constexpr std::int64_t kMaxRanks = 1 << 20;
 constexpr std::int64_t kMaxBudget = std::int64_t{1} << 50;  // 1 PiB
 constexpr std::int64_t kMaxChunk = std::int64_t{1} << 30;
@@ -415,4 +415,4 @@ const ConfigKey* find_config_key(std::string_view path) {
   return nullptr;
 }
 
-}  // namespace sluice
+}  // namespace sluice::config

@@ -12,7 +12,7 @@
 
 #include "engine/config/config.hpp"
 
-namespace sluice {
+namespace sluice::config {
 
 // What a key takes. A choice and a text are both strings; bytes are an integer or "64MiB", and for
 // kBytesOrAuto also "auto"; a rate is a number of bytes per second or "16GiB/s"; a duration is
@@ -38,7 +38,7 @@ enum class ConfigKind : std::uint8_t {
 // kDuration double; kText and kChoice string; kGroups parameter groups;
 // kPlaces a map of names to one of `choices`.
 using ConfigValue = std::variant<bool, std::int64_t, double, std::string, std::vector<std::string>,
-                                 std::vector<double>, std::vector<ParameterGroup>,
+                                 std::vector<double>, std::vector<model::ParameterGroup>,
                                  std::map<std::string, std::string>>;
 
 struct ConfigKey {
@@ -79,4 +79,4 @@ std::optional<ConfigValue> value_from_text(const ConfigKey& key, std::string_vie
 // Whether a value of the right type is in the key's range.
 bool in_range(const ConfigKey& key, const ConfigValue& value);
 
-}  // namespace sluice
+}  // namespace sluice::config

@@ -5,7 +5,7 @@
 #include "engine/config/config.hpp"
 #include "engine/config/schema.hpp"
 
-namespace sluice {
+namespace sluice::config {
 namespace {
 
 struct Unavailable {
@@ -51,4 +51,4 @@ std::string unavailable_values(std::string_view path) {
   return {};
 }
 
-}  // namespace sluice
+}  // namespace sluice::config

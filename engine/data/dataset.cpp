@@ -5,7 +5,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::data {
 
 namespace {
 
@@ -75,4 +75,4 @@ void Dataset::read_window(std::uint64_t first_token, std::int32_t* tokens,
   std::copy(window.begin() + 1, window.end(), targets);
 }
 
-}  // namespace sluice
+}  // namespace sluice::data

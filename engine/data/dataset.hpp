@@ -18,11 +18,11 @@
 #include "engine/data/sample_order.hpp"
 #include "engine/data/token_stream.hpp"
 
-namespace sluice {
+namespace sluice::data {
 
 struct DatasetOptions {
   std::vector<std::string> paths;
-  DataFormat format = DataFormat::kBytes;
+  config::DataFormat format = config::DataFormat::kBytes;
   std::int64_t vocab = 256;
   double eval_fraction = 0.0;    // in [0, 1)
   std::int64_t seq = 0;          // tokens per sample
@@ -67,4 +67,4 @@ class Dataset {
   std::optional<SampleOrder> order_;  // set by the constructor, once the windows are counted
 };
 
-}  // namespace sluice
+}  // namespace sluice::data

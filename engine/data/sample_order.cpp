@@ -5,7 +5,7 @@
 #include "base/error.hpp"
 #include "base/rng.hpp"
 
-namespace sluice {
+namespace sluice::data {
 
 namespace {
 // Four rounds make a pseudo-random permutation of large halves (Luby and Rackoff, 1988); domains
@@ -45,4 +45,4 @@ std::uint64_t SampleOrder::permute(std::uint64_t epoch, std::uint64_t value) con
   return left << half_bits_ | right;
 }
 
-}  // namespace sluice
+}  // namespace sluice::data

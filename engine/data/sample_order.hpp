@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-namespace sluice {
+namespace sluice::data {
 
 class SampleOrder {
  public:
@@ -26,4 +26,4 @@ class SampleOrder {
   unsigned half_bits_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::data

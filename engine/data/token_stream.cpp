@@ -10,7 +10,7 @@
 #include "base/posix_file.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::data {
 
 namespace {
 
@@ -56,10 +56,10 @@ std::int32_t token_at(const std::byte* data, std::uint32_t width) {
 
 }  // namespace
 
-TokenStream::TokenStream(const std::vector<std::string>& paths, DataFormat format,
+TokenStream::TokenStream(const std::vector<std::string>& paths, config::DataFormat format,
                          std::int64_t vocab)
     : format_(format), vocab_(vocab) {
-  if (format == DataFormat::kMegatron) {
+  if (format == config::DataFormat::kMegatron) {
     throw InputError("data.format = \"megatron\" is not available in this version");
   }
   if (paths.empty()) {
@@ -73,7 +73,7 @@ TokenStream::TokenStream(const std::vector<std::string>& paths, DataFormat forma
     }
     const bool directory = type == fs::file_type::directory;
     for (const auto& name : directory ? list_files(path) : std::vector<std::string>{path}) {
-      if (format == DataFormat::kBytes) {
+      if (format == config::DataFormat::kBytes) {
         add_bytes_file(name, directory);
       } else if (!directory || name.ends_with(".bin")) {
         add_llmc_file(name);
@@ -83,7 +83,7 @@ TokenStream::TokenStream(const std::vector<std::string>& paths, DataFormat forma
   if (token_count_ == 0) {
     throw InputError("data.paths: '" + paths.front() + "' " +
                      (paths.size() > 1 ? "and the others hold" : "holds") + " no " +
-                     (format == DataFormat::kBytes ? "text" : "tokens") + " to train on");
+                     (format == config::DataFormat::kBytes ? "text" : "tokens") + " to train on");
   }
 }
 
@@ -131,7 +131,7 @@ void TokenStream::add_llmc_file(const std::string& path) {
 
 void TokenStream::append(File file) {
   check_vocabulary(file);
-  if (format_ == DataFormat::kBytes && !files_.empty()) ++token_count_;  // the token 0 between
+  if (format_ == config::DataFormat::kBytes && !files_.empty()) ++token_count_;  // the token 0 between
   file.first_token = token_count_;
   token_count_ += file.tokens;
   files_.push_back(std::move(file));
@@ -183,7 +183,7 @@ void TokenStream::read(std::uint64_t first, std::span<std::int32_t> into) const 
       }
       done += count;
     }
-    if (done < into.size() && format_ == DataFormat::kBytes) into[done++] = 0;
+    if (done < into.size() && format_ == config::DataFormat::kBytes) into[done++] = 0;
   }
 }
 
@@ -217,4 +217,4 @@ std::string TokenStream::fingerprint() const {
   return digest.finish().hex();
 }
 
-}  // namespace sluice
+}  // namespace sluice::data

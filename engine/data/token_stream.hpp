@@ -22,13 +22,13 @@
 
 #include "engine/config/data_format.hpp"
 
-namespace sluice {
+namespace sluice::data {
 
 class TokenStream {
  public:
   // Throws InputError: a path that is missing or cannot be read, nothing to read, a file that is no
   // llm.c file or truncated, a token at or above `vocab` (with file and position), megatron.
-  TokenStream(const std::vector<std::string>& paths, DataFormat format, std::int64_t vocab);
+  TokenStream(const std::vector<std::string>& paths, config::DataFormat format, std::int64_t vocab);
 
   std::uint64_t token_count() const { return token_count_; }
   std::size_t file_count() const { return files_.size(); }
@@ -52,10 +52,10 @@ class TokenStream {
   void append(File file);
   void check_vocabulary(const File& file) const;
 
-  DataFormat format_;
+  config::DataFormat format_;
   std::int64_t vocab_;
   std::vector<File> files_;
   std::uint64_t token_count_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::data

@@ -7,7 +7,7 @@
 #include "engine/model/model.hpp"
 #include "engine/model/region.hpp"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr float kRopeBase = 10000.0f;
@@ -62,28 +62,28 @@ class BlockLayer final : public Layer {
   BlockLayer(const ModelShape& shape, BlockPlan plan)
       : Layer(UnitLayout(std::move(plan.tensors))), shape_(shape), index_(plan.at) {}
 
-  std::vector<SavedPart> saves(const BatchShape& batch) const override {
+  std::vector<schedule::SavedPart> saves(const BatchShape& batch) const override {
     const auto padded = [](std::uint64_t bytes) { return round_up(bytes, kTensorAlignmentBytes); };
     const auto wide = [&](std::int64_t cols) { return padded(act(batch, cols)); };
     const std::uint64_t stats = rows(batch) * sizeof(float);
     const std::uint64_t heads = static_cast<std::uint64_t>(shape_.heads);
-    constexpr SavedFor kInput = SavedFor::kBackwardInput;
-    constexpr SavedFor kWeight = SavedFor::kBackwardWeight;
+    constexpr schedule::SavedFor kInput = schedule::SavedFor::kBackwardInput;
+    constexpr schedule::SavedFor kWeight = schedule::SavedFor::kBackwardWeight;
     return {{"qkv", wide(shape_.qkv_cols()), kInput},
             {"log_sum_exp", padded(stats * heads), kInput},
             {"mlp_up", wide(up_cols()), kInput},
-            {"attention", wide(shape_.hidden), SavedFor::kBoth},
-            {"residual", wide(shape_.hidden), SavedFor::kBoth},
-            {"norm1_mean", padded(stats), SavedFor::kBoth},
-            {"norm1_rstd", padded(stats), SavedFor::kBoth},
-            {"norm2_mean", padded(stats), SavedFor::kBoth},
-            {"norm2_rstd", padded(stats), SavedFor::kBoth},
+            {"attention", wide(shape_.hidden), schedule::SavedFor::kBoth},
+            {"residual", wide(shape_.hidden), schedule::SavedFor::kBoth},
+            {"norm1_mean", padded(stats), schedule::SavedFor::kBoth},
+            {"norm1_rstd", padded(stats), schedule::SavedFor::kBoth},
+            {"norm2_mean", padded(stats), schedule::SavedFor::kBoth},
+            {"norm2_rstd", padded(stats), schedule::SavedFor::kBoth},
             {"normed1", wide(shape_.hidden), kWeight},
             {"normed2", wide(shape_.hidden), kWeight},
             {"mlp_hidden", wide(shape_.ffn), kWeight}};
   }
 
-  PassNeeds needs(const BatchShape& batch, const Kernels& kernels) const override {
+  PassNeeds needs(const BatchShape& batch, const kernels::Kernels& kernels) const override {
     PassNeeds needs;
     needs.output_bytes = act(batch, shape_.hidden);
     needs.saved_bytes = saved_bytes(saves(batch));
@@ -91,8 +91,8 @@ class BlockLayer final : public Layer {
     cut_context(batch, context);
     needs.context_bytes = context.used_bytes();
     const std::uint64_t attention = kernels.attention_workspace_bytes(attention_shape(batch));
-    const auto largest = [&](std::initializer_list<GemmShape> gemms, std::uint64_t other) {
-      for (const GemmShape& gemm : gemms) {
+    const auto largest = [&](std::initializer_list<kernels::GemmShape> gemms, std::uint64_t other) {
+      for (const kernels::GemmShape& gemm : gemms) {
         other = std::max(other, kernels.gemm_workspace_bytes(gemm));
       }
       return other;
@@ -119,7 +119,7 @@ class BlockLayer final : public Layer {
     return needs;
   }
 
-  void forward(Kernels& kernels, const BatchShape& batch, const PassBuffers& at) const override {
+  void forward(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at) const override {
     const Saved saved = cut_saved(batch, at.saved);
     Region workspace(at.workspace);
     std::byte* projected = workspace.take(act(batch, shape_.hidden));
@@ -142,7 +142,7 @@ class BlockLayer final : public Layer {
     kernels.norm_forward(norm_shape(batch), saved.residual, weight(at, index_.norm2, dtype),
                          bias(at, index_.norm2_bias, dtype), saved.normed2, saved.mean2,
                          saved.rstd2);
-    const GemmShape up = linear(batch, up_cols(), shape_.hidden);
+    const kernels::GemmShape up = linear(batch, up_cols(), shape_.hidden);
     if (shape_.is_llama()) {
       kernels.gemm(up, saved.normed2, weight(at, index_.up, dtype), nullptr, saved.up, scratch);
       kernels.swiglu_forward(saved.up, saved.activated, batch.rows(), shape_.ffn, dtype);
@@ -157,7 +157,7 @@ class BlockLayer final : public Layer {
     kernels.add(saved.residual, projected, at.output, batch.rows() * shape_.hidden, dtype);
   }
 
-  void backward_input(Kernels& kernels, const BatchShape& batch,
+  void backward_input(kernels::Kernels& kernels, const BatchShape& batch,
                       const PassBuffers& at) const override {
     const Saved saved = cut_saved(batch, at.saved);
     Region context_region(at.context);
@@ -167,7 +167,7 @@ class BlockLayer final : public Layer {
     std::byte* scratch = workspace.take(0);
     const DType dtype = batch.dtype;
 
-    const GemmShape down = linear_input(batch, shape_.hidden, shape_.ffn);
+    const kernels::GemmShape down = linear_input(batch, shape_.hidden, shape_.ffn);
     if (shape_.is_llama()) {
       kernels.gemm(down, at.grad_output, weight(at, index_.down, dtype), nullptr, wide, scratch);
       kernels.swiglu_backward(wide, saved.up, context.up, batch.rows(), shape_.ffn, dtype);
@@ -192,7 +192,7 @@ class BlockLayer final : public Layer {
                                 context.residual, at.grad_input);
   }
 
-  void backward_weight(Kernels& kernels, const BatchShape& batch,
+  void backward_weight(kernels::Kernels& kernels, const BatchShape& batch,
                        const PassBuffers& at) const override {
     const Saved saved = cut_saved(batch, at.saved);
     Region context_region(at.context);
@@ -240,7 +240,7 @@ class BlockLayer final : public Layer {
   }
 
   Saved cut_saved(const BatchShape& batch, const SavedRanges& ranges) const {
-    const std::vector<SavedPart> parts = saves(batch);
+    const std::vector<schedule::SavedPart> parts = saves(batch);
     SavedRegion region(parts, ranges);
     Saved saved{};
     saved.qkv = region.take();
@@ -268,22 +268,22 @@ class BlockLayer final : public Layer {
     return context;
   }
 
-  NormShape norm_shape(const BatchShape& batch) const {
+  kernels::NormShape norm_shape(const BatchShape& batch) const {
     return {batch.rows(), shape_.hidden, shape_.is_llama(), 1e-5f, batch.dtype};
   }
-  AttentionShape attention_shape(const BatchShape& batch) const {
+  kernels::AttentionShape attention_shape(const BatchShape& batch) const {
     return {batch.micro_batch, batch.seq,         shape_.heads,
             shape_.kv_heads,   shape_.head_dim(), batch.dtype};
   }
 
   // A linear layer with weight [out, in]: y = x w^T; dx = dy w; dw = dy^T x.
-  GemmShape linear(const BatchShape& batch, std::int64_t out, std::int64_t in) const {
+  kernels::GemmShape linear(const BatchShape& batch, std::int64_t out, std::int64_t in) const {
     return {batch.rows(), out, in, false, true, batch.dtype, batch.dtype};
   }
-  GemmShape linear_input(const BatchShape& batch, std::int64_t out, std::int64_t in) const {
+  kernels::GemmShape linear_input(const BatchShape& batch, std::int64_t out, std::int64_t in) const {
     return {batch.rows(), in, out, false, false, batch.dtype, batch.dtype};
   }
-  GemmShape linear_weight(const BatchShape& batch, std::int64_t out, std::int64_t in) const {
+  kernels::GemmShape linear_weight(const BatchShape& batch, std::int64_t out, std::int64_t in) const {
     return {out, in, batch.rows(), true, false, batch.dtype, batch.dtype};
   }
 
@@ -297,7 +297,7 @@ class BlockLayer final : public Layer {
     return shape_.is_llama() ? nullptr : tensor(at.grad_weights, index, dtype);
   }
 
-  void linear_gradient(Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
+  void linear_gradient(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
                        std::int64_t out, std::int64_t in, const std::byte* grad_output,
                        const std::byte* input, std::size_t weight_index,
                        std::size_t bias_index) const {
@@ -318,4 +318,4 @@ std::unique_ptr<Layer> make_block_layer(const ModelShape& shape, std::int64_t in
   return std::make_unique<BlockLayer>(shape, plan_block(shape, index));
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

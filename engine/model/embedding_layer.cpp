@@ -3,7 +3,7 @@
 #include "engine/model/model.hpp"
 #include "engine/model/region.hpp"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 UnitLayout embedding_layout(const ModelShape& shape) {
@@ -22,9 +22,9 @@ class EmbeddingLayer final : public Layer {
   explicit EmbeddingLayer(const ModelShape& shape)
       : Layer(embedding_layout(shape)), shape_(shape) {}
 
-  std::vector<SavedPart> saves(const BatchShape&) const override { return {}; }
+  std::vector<schedule::SavedPart> saves(const BatchShape&) const override { return {}; }
 
-  PassNeeds needs(const BatchShape& batch, const Kernels& kernels) const override {
+  PassNeeds needs(const BatchShape& batch, const kernels::Kernels& kernels) const override {
     PassNeeds needs;
     needs.output_bytes =
         static_cast<std::uint64_t>(batch.rows() * shape_.hidden) * dtype_bytes(batch.dtype);
@@ -33,17 +33,17 @@ class EmbeddingLayer final : public Layer {
     return needs;
   }
 
-  void forward(Kernels& kernels, const BatchShape& batch, const PassBuffers& at) const override {
+  void forward(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at) const override {
     kernels.embedding_forward(at.tokens, tensor(at.weights, 0, batch.dtype),
                               has_positions() ? tensor(at.weights, 1, batch.dtype) : nullptr,
                               at.output, batch.rows(), batch.seq, shape_.hidden, batch.dtype);
   }
 
-  void backward_input(Kernels&, const BatchShape&, const PassBuffers&) const override {
+  void backward_input(kernels::Kernels&, const BatchShape&, const PassBuffers&) const override {
     throw InternalError("the embedding has no input gradient");
   }
 
-  void backward_weight(Kernels& kernels, const BatchShape& batch,
+  void backward_weight(kernels::Kernels& kernels, const BatchShape& batch,
                        const PassBuffers& at) const override {
     clear_gaps(kernels, at.grad_weights, batch.dtype);
     kernels.embedding_backward(at.tokens, at.grad_output, tensor(at.grad_weights, 0, batch.dtype),
@@ -63,4 +63,4 @@ std::unique_ptr<Layer> make_embedding_layer(const ModelShape& shape) {
   return std::make_unique<EmbeddingLayer>(shape);
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

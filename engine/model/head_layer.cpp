@@ -2,7 +2,7 @@
 #include "engine/model/model.hpp"
 #include "engine/model/region.hpp"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 std::vector<TensorSpec> head_tensors(const ModelShape& shape) {
@@ -22,20 +22,20 @@ class HeadLayer final : public Layer {
   explicit HeadLayer(const ModelShape& shape)
       : Layer(UnitLayout(head_tensors(shape))), shape_(shape) {}
 
-  std::vector<SavedPart> saves(const BatchShape& batch) const override {
+  std::vector<schedule::SavedPart> saves(const BatchShape& batch) const override {
     const auto rows = static_cast<std::uint64_t>(batch.rows());
     const std::uint64_t hidden =
         round_up(rows * static_cast<std::uint64_t>(shape_.hidden) * dtype_bytes(batch.dtype),
                  kTensorAlignmentBytes);
     const std::uint64_t stats = round_up(rows * sizeof(float), kTensorAlignmentBytes);
-    return {{"head_mean", stats, SavedFor::kBoth},
-            {"head_rstd", stats, SavedFor::kBoth},
-            {"head_normed_grad", hidden, SavedFor::kBoth},
-            {"head_normed", hidden, SavedFor::kBackwardWeight},
-            {"head_log_sum_exp", stats, SavedFor::kBackwardWeight}};
+    return {{"head_mean", stats, schedule::SavedFor::kBoth},
+            {"head_rstd", stats, schedule::SavedFor::kBoth},
+            {"head_normed_grad", hidden, schedule::SavedFor::kBoth},
+            {"head_normed", hidden, schedule::SavedFor::kBackwardWeight},
+            {"head_log_sum_exp", stats, schedule::SavedFor::kBackwardWeight}};
   }
 
-  PassNeeds needs(const BatchShape& batch, const Kernels& kernels) const override {
+  PassNeeds needs(const BatchShape& batch, const kernels::Kernels& kernels) const override {
     PassNeeds needs;
     needs.saved_bytes = saved_bytes(saves(batch));
     const std::uint64_t head = kernels.head_workspace_bytes(head_shape(batch));
@@ -45,14 +45,14 @@ class HeadLayer final : public Layer {
   }
 
   // Evaluation: the loss alone.
-  void forward(Kernels& kernels, const BatchShape& batch, const PassBuffers& at) const override {
+  void forward(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at) const override {
     run(kernels, batch, at, false);
   }
-  void loss(Kernels& kernels, const BatchShape& batch, const PassBuffers& at) const override {
+  void loss(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at) const override {
     run(kernels, batch, at, true);
   }
 
-  void backward_input(Kernels& kernels, const BatchShape& batch,
+  void backward_input(kernels::Kernels& kernels, const BatchShape& batch,
                       const PassBuffers& at) const override {
     const Saved saved = cut(batch, at.saved);
     kernels.norm_backward_input(norm_shape(batch), saved.normed_grad, at.input,
@@ -60,7 +60,7 @@ class HeadLayer final : public Layer {
                                 at.grad_input);
   }
 
-  void backward_weight(Kernels& kernels, const BatchShape& batch,
+  void backward_weight(kernels::Kernels& kernels, const BatchShape& batch,
                        const PassBuffers& at) const override {
     const Saved saved = cut(batch, at.saved);
     clear_gaps(kernels, at.grad_weights, batch.dtype);
@@ -92,7 +92,7 @@ class HeadLayer final : public Layer {
   };
 
   Saved cut(const BatchShape& batch, const SavedRanges& ranges) const {
-    const std::vector<SavedPart> parts = saves(batch);
+    const std::vector<schedule::SavedPart> parts = saves(batch);
     SavedRegion region(parts, ranges);
     Saved saved{};
     saved.mean = region.take_floats();
@@ -109,14 +109,14 @@ class HeadLayer final : public Layer {
     return shape_.tie_embeddings ? at.tied_weights : tensor(at.weights, table_index(), batch.dtype);
   }
 
-  NormShape norm_shape(const BatchShape& batch) const {
+  kernels::NormShape norm_shape(const BatchShape& batch) const {
     return {batch.rows(), shape_.hidden, shape_.is_llama(), 1e-5f, batch.dtype};
   }
-  HeadShape head_shape(const BatchShape& batch) const {
+  kernels::HeadShape head_shape(const BatchShape& batch) const {
     return {batch.rows(), shape_.hidden, shape_.vocab, batch.dtype};
   }
 
-  void run(Kernels& kernels, const BatchShape& batch, const PassBuffers& at, bool train) const {
+  void run(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at, bool train) const {
     const Saved saved = cut(batch, at.saved);
     kernels.norm_forward(norm_shape(batch), at.input, tensor(at.weights, 0, batch.dtype),
                          shape_.is_llama() ? nullptr : tensor(at.weights, 1, batch.dtype),
@@ -135,4 +135,4 @@ std::unique_ptr<Layer> make_head_layer(const ModelShape& shape) {
   return std::make_unique<HeadLayer>(shape);
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

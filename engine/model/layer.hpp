@@ -19,7 +19,7 @@
 #include "engine/schedule/saved_part.hpp"
 #include "kernels/kernels.hpp"
 
-namespace sluice {
+namespace sluice::model {
 
 struct BatchShape {
   std::int64_t micro_batch = 1;
@@ -91,16 +91,16 @@ class Layer {
   virtual ~Layer() = default;
   const UnitLayout& layout() const { return layout_; }
   // Parts with the same readers stand together: they can travel as one.
-  virtual std::vector<SavedPart> saves(const BatchShape& shape) const = 0;
-  virtual PassNeeds needs(const BatchShape& shape, const Kernels& kernels) const = 0;
+  virtual std::vector<schedule::SavedPart> saves(const BatchShape& shape) const = 0;
+  virtual PassNeeds needs(const BatchShape& shape, const kernels::Kernels& kernels) const = 0;
 
-  virtual void forward(Kernels& kernels, const BatchShape& shape, const PassBuffers& at) const = 0;
+  virtual void forward(kernels::Kernels& kernels, const BatchShape& shape, const PassBuffers& at) const = 0;
   // Head only: forward, loss and the gradient of the normed input. Others: InternalError.
-  virtual void loss(Kernels& kernels, const BatchShape& shape, const PassBuffers& at) const;
+  virtual void loss(kernels::Kernels& kernels, const BatchShape& shape, const PassBuffers& at) const;
   // Embedding: InternalError (it has no input to differentiate).
-  virtual void backward_input(Kernels& kernels, const BatchShape& shape,
+  virtual void backward_input(kernels::Kernels& kernels, const BatchShape& shape,
                               const PassBuffers& at) const = 0;
-  virtual void backward_weight(Kernels& kernels, const BatchShape& shape,
+  virtual void backward_weight(kernels::Kernels& kernels, const BatchShape& shape,
                                const PassBuffers& at) const = 0;
 
  protected:
@@ -110,10 +110,10 @@ class Layer {
     return window + layout_.tensors()[index].first_elem * dtype_bytes(dtype);
   }
   // Gaps of a gradient window are zeroed before its tensors are written.
-  void clear_gaps(Kernels& kernels, std::byte* grad_window, DType dtype) const;
+  void clear_gaps(kernels::Kernels& kernels, std::byte* grad_window, DType dtype) const;
 
  private:
   UnitLayout layout_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

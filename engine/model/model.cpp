@@ -2,13 +2,13 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::model {
 
-void Layer::loss(Kernels&, const BatchShape&, const PassBuffers&) const {
+void Layer::loss(kernels::Kernels&, const BatchShape&, const PassBuffers&) const {
   throw InternalError("this layer has no loss");
 }
 
-void Layer::clear_gaps(Kernels& kernels, std::byte* grad_window, DType dtype) const {
+void Layer::clear_gaps(kernels::Kernels& kernels, std::byte* grad_window, DType dtype) const {
   const std::size_t elem_bytes = dtype_bytes(dtype);
   std::uint64_t cursor = 0;
   const auto clear = [&](std::uint64_t begin, std::uint64_t end) {
@@ -48,4 +48,4 @@ std::uint64_t Model::parameter_count() const {
   return total;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

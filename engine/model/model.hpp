@@ -8,7 +8,7 @@
 
 #include "engine/model/layer.hpp"
 
-namespace sluice {
+namespace sluice::model {
 
 enum class ModelFamily : std::uint8_t { kGpt2, kLlama };
 
@@ -49,4 +49,4 @@ std::unique_ptr<Layer> make_embedding_layer(const ModelShape& shape);
 std::unique_ptr<Layer> make_block_layer(const ModelShape& shape, std::int64_t index);
 std::unique_ptr<Layer> make_head_layer(const ModelShape& shape);
 
-}  // namespace sluice
+}  // namespace sluice::model

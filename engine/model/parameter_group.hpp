@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-namespace sluice {
+namespace sluice::model {
 
 // Tensors whose names match `match`, a shell pattern ("*.bias", "blocks.?.mlp.*"; fnmatch(3)). The
 // first group that matches counts; without one a tensor has the run's values.
@@ -15,4 +15,4 @@ struct ParameterGroup {
   bool operator==(const ParameterGroup&) const = default;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

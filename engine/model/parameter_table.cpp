@@ -7,15 +7,15 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 // Of a tensor's part of kPerTensor state, and of a unit's whole: 256 bytes and 4 KiB of fp32.
 constexpr std::uint64_t kPartAlignmentElems = 64;
 constexpr std::uint64_t kStateAlignmentElems = 1024;
 
-TensorView view_of(const TensorSpec& spec) {
-  TensorView view;
+kernels::TensorView view_of(const TensorSpec& spec) {
+  kernels::TensorView view;
   view.cols = spec.shape.back();
   view.rows = static_cast<std::int64_t>(spec.elems()) / view.cols;
   view.hidden_matrix = spec.hidden_matrix;
@@ -43,7 +43,7 @@ void check_groups(const Model& model, const std::vector<ParameterGroup>& groups)
 
 }  // namespace
 
-ParameterTable::ParameterTable(const Model& model, const OptimizerOptions& options,
+ParameterTable::ParameterTable(const Model& model, const kernels::OptimizerOptions& options,
                                double weight_decay, const std::vector<ParameterGroup>& groups)
     : options_(options) {
   check_groups(model, groups);
@@ -52,7 +52,7 @@ ParameterTable::ParameterTable(const Model& model, const OptimizerOptions& optio
     UnitTable table;
     for (const PlacedTensor& tensor : unit.layer->layout().tensors()) {
       add_tensor(table, tensor, first_key);
-      ParameterSegment& segment = table.tensors.back();
+      kernels::ParameterSegment& segment = table.tensors.back();
       segment.weight_decay = tensor.spec.decay ? static_cast<float>(weight_decay) : 0.0f;
       const auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& candidate) {
         return matches(candidate, tensor.spec.name);
@@ -69,12 +69,12 @@ ParameterTable::ParameterTable(const Model& model, const OptimizerOptions& optio
 
 void ParameterTable::add_tensor(UnitTable& unit, const PlacedTensor& tensor,
                                 std::uint64_t unit_first_key) {
-  ParameterSegment segment;
+  kernels::ParameterSegment segment;
   segment.begin = static_cast<std::int64_t>(tensor.first_elem);
   segment.end = static_cast<std::int64_t>(tensor.first_elem + tensor.spec.elems());
   segment.first_key = unit_first_key + tensor.first_elem;
   segment.tensor = view_of(tensor.spec);
-  if (needs_whole_tensors(options_)) {
+  if (kernels::needs_whole_tensors(options_)) {
     segment.moment2_begin = unit.state_elems;
     unit.state_elems +=
         round_up(state_elems(options_, StateKind::kMoment2, segment.tensor), kPartAlignmentElems);
@@ -82,12 +82,12 @@ void ParameterTable::add_tensor(UnitTable& unit, const PlacedTensor& tensor,
   unit.tensors.push_back(segment);
 }
 
-std::vector<ParameterSegment> ParameterTable::segments(std::size_t unit, std::uint64_t begin,
+std::vector<kernels::ParameterSegment> ParameterTable::segments(std::size_t unit, std::uint64_t begin,
                                                        std::uint64_t end) const {
-  std::vector<ParameterSegment> segments;
+  std::vector<kernels::ParameterSegment> segments;
   const auto from = static_cast<std::int64_t>(begin);
   const auto to = static_cast<std::int64_t>(end);
-  for (ParameterSegment segment : units_[unit].tensors) {
+  for (kernels::ParameterSegment segment : units_[unit].tensors) {
     const std::int64_t first = std::max(segment.begin, from);
     const std::int64_t last = std::min(segment.end, to);
     if (first >= last) continue;
@@ -100,8 +100,8 @@ std::vector<ParameterSegment> ParameterTable::segments(std::size_t unit, std::ui
 }
 
 ParameterTable::StatePart ParameterTable::tensor_state(std::size_t unit, std::size_t tensor) const {
-  const ParameterSegment& segment = units_[unit].tensors[tensor];
+  const kernels::ParameterSegment& segment = units_[unit].tensors[tensor];
   return {segment.moment2_begin, state_elems(options_, StateKind::kMoment2, segment.tensor)};
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -8,18 +8,18 @@
 #include "engine/model/model.hpp"
 #include "engine/model/parameter_group.hpp"
 
-namespace sluice {
+namespace sluice::model {
 
 class ParameterTable {
  public:
   // weight_decay: of matrices and embeddings; vectors have none. Throws InputError naming a group
   // that no tensor matches.
-  ParameterTable(const Model& model, const OptimizerOptions& options, double weight_decay,
+  ParameterTable(const Model& model, const kernels::OptimizerOptions& options, double weight_decay,
                  const std::vector<ParameterGroup>& groups);
 
-  const OptimizerOptions& options() const { return options_; }
+  const kernels::OptimizerOptions& options() const { return options_; }
   // The tensors' parts inside elements [begin, end) of a unit; bounds count from `begin`.
-  std::vector<ParameterSegment> segments(std::size_t unit, std::uint64_t begin,
+  std::vector<kernels::ParameterSegment> segments(std::size_t unit, std::uint64_t begin,
                                          std::uint64_t end) const;
   // Of the unit's kPerTensor state, padded to whole 4 KiB; 0: none.
   std::uint64_t tensor_state_elems(std::size_t unit) const { return units_[unit].state_elems; }
@@ -32,13 +32,13 @@ class ParameterTable {
 
  private:
   struct UnitTable {
-    std::vector<ParameterSegment> tensors;  // whole, counted from the unit's first element
+    std::vector<kernels::ParameterSegment> tensors;  // whole, counted from the unit's first element
     std::uint64_t state_elems = 0;
   };
   void add_tensor(UnitTable& unit, const PlacedTensor& tensor, std::uint64_t unit_first_key);
 
-  OptimizerOptions options_;
+  kernels::OptimizerOptions options_;
   std::vector<UnitTable> units_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -8,7 +8,7 @@
 #include "base/units.hpp"
 #include "engine/model/layer.hpp"
 
-namespace sluice {
+namespace sluice::model {
 
 class Region {
  public:
@@ -33,7 +33,7 @@ class Region {
 // What a unit saves, cut as its layer declares it.
 class SavedRegion {
  public:
-  SavedRegion(const std::vector<SavedPart>& parts, const SavedRanges& ranges)
+  SavedRegion(const std::vector<schedule::SavedPart>& parts, const SavedRanges& ranges)
       : parts_(parts), ranges_(ranges) {}
   // The next part; null where the pass does not use it.
   std::byte* take() {
@@ -45,16 +45,16 @@ class SavedRegion {
   float* take_floats() { return reinterpret_cast<float*>(take()); }
 
  private:
-  const std::vector<SavedPart>& parts_;
+  const std::vector<schedule::SavedPart>& parts_;
   const SavedRanges& ranges_;
   std::size_t next_ = 0;
   std::uint64_t used_ = 0;
 };
 
-inline std::uint64_t saved_bytes(const std::vector<SavedPart>& parts) {
+inline std::uint64_t saved_bytes(const std::vector<schedule::SavedPart>& parts) {
   std::uint64_t bytes = 0;
-  for (const SavedPart& part : parts) bytes += part.bytes;
+  for (const schedule::SavedPart& part : parts) bytes += part.bytes;
   return bytes;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -5,7 +5,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr std::uint64_t kSmallAlignmentElems = kTensorAlignmentBytes / 2;
@@ -52,4 +52,4 @@ std::pair<std::size_t, std::size_t> UnitLayout::norm_block_range(std::uint64_t b
           static_cast<std::size_t>(last - blocks_.begin())};
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

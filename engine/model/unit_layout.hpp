@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace sluice {
+namespace sluice::model {
 
 inline constexpr std::uint64_t kNormBlockElems = 4096;
 
@@ -62,4 +62,4 @@ class UnitLayout {
   std::uint64_t parameters_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -8,10 +8,10 @@
 #include "base/units.hpp"
 #include "engine/planner/spill_choice.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 namespace {
 
-using Place = Config::Place;
+using Place = config::Config::Place;
 
 // Of each kind: the tier of its first units, and of the others. quarters: how many quarters of the
 // elements are `first`.
@@ -84,7 +84,7 @@ bool possible(const Rung& rung) {
          (rung.weight.first == Tier::kDevice && rung.gradient.first == Tier::kDevice);
 }
 
-std::vector<Rung> rungs_for(const Config& config) {
+std::vector<Rung> rungs_for(const config::Config& config) {
   const auto& place = config.memory.place;
   std::vector<Rung> wanted = ladder();
   if (place.activation == Place::kAuto) {
@@ -107,13 +107,13 @@ std::vector<Rung> rungs_for(const Config& config) {
 }
 
 // Units in order until their elements reach the share.
-std::vector<Tier> spread(const KindPlace& place, const StepModel& model) {
+std::vector<Tier> spread(const KindPlace& place, const schedule::StepModel& model) {
   std::uint64_t total = 0;
-  for (const UnitFootprint& unit : model.units) total += unit.elems;
+  for (const schedule::UnitFootprint& unit : model.units) total += unit.elems;
   const std::uint64_t share = total / 4 * static_cast<std::uint64_t>(place.quarters);
   std::vector<Tier> tiers;
   std::uint64_t seen = 0;
-  for (const UnitFootprint& unit : model.units) {
+  for (const schedule::UnitFootprint& unit : model.units) {
     seen += unit.elems;
     const bool first = place.quarters == 4 || seen <= share;
     tiers.push_back(first ? place.first : place.rest);
@@ -142,10 +142,10 @@ static_assert(bytes_of(DType::kBlock8, kLeastBlock8PieceElems) % 4096 == 0);
 constexpr std::uint64_t kMostPieces = 32768;
 
 // The least power of two from `piece` on that cuts the model into few enough.
-std::uint64_t few_pieces(const StepModel& model, std::uint64_t piece,
+std::uint64_t few_pieces(const schedule::StepModel& model, std::uint64_t piece,
                          std::uint64_t most = kMostPieces) {
   std::uint64_t total = 0;
-  for (const UnitFootprint& unit : model.units) total += unit.elems;
+  for (const schedule::UnitFootprint& unit : model.units) total += unit.elems;
   while (total / piece > most) piece *= 2;
   return piece;
 }
@@ -153,16 +153,16 @@ std::uint64_t few_pieces(const StepModel& model, std::uint64_t piece,
 // Near a sixteenth of the largest unit, 1 to 4 MiB of fp32 state but for the largest models: enough
 // pieces to overlap, and transfers long enough that a storage device is near its bandwidth with few
 // of them.
-std::uint64_t usual_piece_elems(const StepModel& model) {
+std::uint64_t usual_piece_elems(const schedule::StepModel& model) {
   std::uint64_t largest = 0;
-  for (const UnitFootprint& unit : model.units) largest = std::max(largest, unit.elems);
+  for (const schedule::UnitFootprint& unit : model.units) largest = std::max(largest, unit.elems);
   std::uint64_t piece = 4 * kLeastPieceElems;
   while (piece < 16 * kLeastPieceElems && piece * 16 < largest) piece *= 2;
   return few_pieces(model, piece);
 }
 
 // Where memory is short.
-std::uint64_t small_piece_elems(const StepModel& model) {
+std::uint64_t small_piece_elems(const schedule::StepModel& model) {
   const std::uint64_t least =
       model.optimizer.moments == DType::kBlock8 ? kLeastBlock8PieceElems : kLeastPieceElems;
   return few_pieces(model, std::max(least, usual_piece_elems(model) / 4));
@@ -174,40 +174,40 @@ constexpr std::uint64_t kUpdatePieceElems = 8 * kLeastPieceElems;
 constexpr std::uint64_t kUpdateRingPieces = 12;
 constexpr std::uint64_t kMostUpdatePieces = 8192;
 
-std::uint64_t optimizer_state_bytes(const StepModel& model, std::size_t unit, StateKind kind) {
-  const StateLayout layout = state_layout(model.optimizer, kind);
-  const UnitFootprint& footprint = model.units[unit];
+std::uint64_t optimizer_state_bytes(const schedule::StepModel& model, std::size_t unit, StateKind kind) {
+  const kernels::StateLayout layout = kernels::state_layout(model.optimizer, kind);
+  const schedule::UnitFootprint& footprint = model.units[unit];
   switch (layout.extent) {
-    case StateExtent::kAbsent:
+    case kernels::StateExtent::kAbsent:
       return 0;
-    case StateExtent::kPerElement:
+    case kernels::StateExtent::kPerElement:
       return bytes_of(layout.dtype, footprint.elems);
-    case StateExtent::kPerTensor:
+    case kernels::StateExtent::kPerTensor:
       return bytes_of(layout.dtype, footprint.tensor_state_elems);
   }
   return 0;
 }
 
 // "auto": what needs the least memory.
-UpdatePlacement update_placement(Config::OptimizerPlacement placement) {
+schedule::UpdatePlacement update_placement(config::Config::OptimizerPlacement placement) {
   switch (placement) {
-    case Config::OptimizerPlacement::kInBackward:
-      return UpdatePlacement::kInBackward;
-    case Config::OptimizerPlacement::kNextForward:
-      return UpdatePlacement::kNextForward;
-    case Config::OptimizerPlacement::kSpeculative:
-      return UpdatePlacement::kSpeculative;
+    case config::Config::OptimizerPlacement::kInBackward:
+      return schedule::UpdatePlacement::kInBackward;
+    case config::Config::OptimizerPlacement::kNextForward:
+      return schedule::UpdatePlacement::kNextForward;
+    case config::Config::OptimizerPlacement::kSpeculative:
+      return schedule::UpdatePlacement::kSpeculative;
     default:
-      return UpdatePlacement::kAfterBackward;
+      return schedule::UpdatePlacement::kAfterBackward;
   }
 }
 
 // Where windows and arena share, either order may be the more frugal.
-void add_orders(const Config& config, CandidateGroup group, std::vector<CandidateGroup>& groups) {
+void add_orders(const config::Config& config, CandidateGroup group, std::vector<CandidateGroup>& groups) {
   CandidateGroup by_unit = group;
-  for (StepOptions& options : by_unit) options.order = ComputeOrder::kUnit;
+  for (schedule::StepOptions& options : by_unit) options.order = schedule::ComputeOrder::kUnit;
   groups.push_back(std::move(group));
-  const bool either = config.train.order == Config::Order::kAuto && config.train.accumulate > 1;
+  const bool either = config.train.order == config::Config::Order::kAuto && config.train.accumulate > 1;
   if (either) groups.push_back(std::move(by_unit));
 }
 
@@ -217,27 +217,27 @@ bool shares_device(const CandidateGroup& group) {
   return group.front().shares_device;
 }
 
-std::vector<CandidateGroup> plan_candidates(const Config& config, const StepModel& model) {
+std::vector<CandidateGroup> plan_candidates(const config::Config& config, const schedule::StepModel& model) {
   std::uint64_t all_slots = 0;
-  for (const UnitFootprint& unit : model.units) {
+  for (const schedule::UnitFootprint& unit : model.units) {
     all_slots += ceil_div(unit.elems * dtype_bytes(model.dtype), config.memory.chunk_bytes);
   }
   std::vector<bool> recompute_choices;
-  if (config.recompute.policy != Config::Recompute::kUnit) recompute_choices.push_back(false);
-  if (config.recompute.policy != Config::Recompute::kNone) recompute_choices.push_back(true);
+  if (config.recompute.policy != config::Config::Recompute::kUnit) recompute_choices.push_back(false);
+  if (config.recompute.policy != config::Config::Recompute::kNone) recompute_choices.push_back(true);
 
   std::vector<CandidateGroup> groups;
   std::vector<CandidateGroup> sharing;
   for (const Rung& rung : rungs_for(config)) {
     CandidateGroup candidates;
     CandidateGroup shared;
-    StepOptions base;
+    schedule::StepOptions base;
     base.microbatches = static_cast<std::int32_t>(config.train.accumulate);
-    base.order = config.train.order == Config::Order::kUnit ? ComputeOrder::kUnit
-                                                            : ComputeOrder::kMicrobatch;
+    base.order = config.train.order == config::Config::Order::kUnit ? schedule::ComputeOrder::kUnit
+                                                            : schedule::ComputeOrder::kMicrobatch;
     base.update = update_placement(config.optimizer.placement);
     base.chunk_bytes = config.memory.chunk_bytes;
-    base.durable = config.checkpoint.mode == Config::CheckpointMode::kDurable;
+    base.durable = config.checkpoint.mode == config::Config::CheckpointMode::kDurable;
     base.piece_elems = usual_piece_elems(model);
     base.placement = {spread(rung.weight, model), spread(rung.gradient, model),
                       spread(rung.optimizer, model),
@@ -247,7 +247,7 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
       base.recompute = recompute;
       enum class Pieces { kUsual, kSmall, kSmallOneByOne };
       const auto add = [&](std::int64_t prefetch, std::uint64_t slots, Pieces pieces) {
-        StepOptions options = base;
+        schedule::StepOptions options = base;
         options.prefetch = static_cast<std::int32_t>(prefetch);
         options.weight_slots = slots;
         if (pieces != Pieces::kUsual) options.piece_elems = small_piece_elems(model);
@@ -288,15 +288,15 @@ std::vector<CandidateGroup> plan_candidates(const Config& config, const StepMode
 // In a ring of three pieces of 256 K elements (as many bytes) a piece's memory is read into again
 // only when all of its writes have ended, and the storage device idles meanwhile: steps took up to
 // a third longer.
-std::vector<StepOptions> update_piece_variants(const StepModel& model, const StepOptions& options) {
+std::vector<schedule::StepOptions> update_piece_variants(const schedule::StepModel& model, const schedule::StepOptions& options) {
   const std::vector<Tier>& homes = options.placement.optimizer;
   const bool streams = std::find(homes.begin(), homes.end(), Tier::kStorage) != homes.end();
   // Whole tensors are updated unit by unit, whatever the pieces.
-  if (needs_whole_tensors(model.optimizer)) return {};
+  if (kernels::needs_whole_tensors(model.optimizer)) return {};
   if (!streams || options.stream_lookahead == 0) return {};
-  std::vector<StepOptions> variants;
+  std::vector<schedule::StepOptions> variants;
   const auto add = [&](std::uint64_t elems, std::uint64_t ring) {
-    StepOptions variant = options;
+    schedule::StepOptions variant = options;
     variant.update_piece_elems = elems;
     variant.update_lookahead =
         std::max(options.stream_lookahead, static_cast<std::int32_t>(ring) - 1);
@@ -317,19 +317,19 @@ std::vector<StepOptions> update_piece_variants(const StepModel& model, const Ste
   return variants;
 }
 
-std::vector<CandidateGroup> order_variants(const Config& config, const CandidateGroup& group) {
+std::vector<CandidateGroup> order_variants(const config::Config& config, const CandidateGroup& group) {
   // One micro-batch has no order.
-  if (config.train.order != Config::Order::kAuto || config.train.accumulate < 2) return {};
+  if (config.train.order != config::Config::Order::kAuto || config.train.accumulate < 2) return {};
   // A group that spills is of one kind; its like of the other kind is another group.
   const bool either =
-      spills_activations(group.front()) && config.recompute.policy == Config::Recompute::kAuto;
+      spills_activations(group.front()) && config.recompute.policy == config::Config::Recompute::kAuto;
   std::vector<CandidateGroup> variants;
   for (const bool recompute : {false, true}) {
     CandidateGroup variant;
-    for (StepOptions options : group) {
+    for (schedule::StepOptions options : group) {
       if (either) options.recompute = recompute;
       if (options.recompute != recompute) continue;
-      options.order = ComputeOrder::kUnit;
+      options.order = schedule::ComputeOrder::kUnit;
       variant.push_back(std::move(options));
     }
     if (!variant.empty()) variants.push_back(std::move(variant));
@@ -337,51 +337,51 @@ std::vector<CandidateGroup> order_variants(const Config& config, const Candidate
   return variants;
 }
 
-bool spills_activations(const StepOptions& options) {
+bool spills_activations(const schedule::StepOptions& options) {
   const std::vector<std::vector<Tier>>& saved = options.placement.saved;
   return !on_device(options.placement.activation) ||
          !std::all_of(saved.begin(), saved.end(), on_device);
 }
 
-std::vector<StepOptions> spilling_variants(const Config& config, const StepOptions& options) {
+std::vector<schedule::StepOptions> spilling_variants(const config::Config& config, const schedule::StepOptions& options) {
   if (config.memory.place.activation != Place::kAuto) return {};
   const bool spills = spills_activations(options);
-  std::vector<StepOptions> variants;
-  const auto add = [&](bool recompute, ComputeOrder order) {
+  std::vector<schedule::StepOptions> variants;
+  const auto add = [&](bool recompute, schedule::ComputeOrder order) {
     variants.push_back(options);
     variants.back().recompute = recompute;
     variants.back().order = order;
   };
-  const bool may_keep = config.recompute.policy != Config::Recompute::kUnit;
+  const bool may_keep = config.recompute.policy != config::Config::Recompute::kUnit;
   if (may_keep && (spills || options.recompute)) add(false, options.order);
   if (spills && options.recompute) add(true, options.order);
-  const bool may_reorder = config.train.order == Config::Order::kAuto && options.microbatches > 1 &&
+  const bool may_reorder = config.train.order == config::Config::Order::kAuto && options.microbatches > 1 &&
                            !on_device(options.placement.weight);
-  if (may_reorder) add(options.recompute, ComputeOrder::kUnit);
+  if (may_reorder) add(options.recompute, schedule::ComputeOrder::kUnit);
   return variants;
 }
 
-std::vector<StepOptions> update_variants(const Config& config, const StepOptions& options) {
-  if (config.optimizer.placement != Config::OptimizerPlacement::kAuto) return {};
-  std::vector<StepOptions> variants;
+std::vector<schedule::StepOptions> update_variants(const config::Config& config, const schedule::StepOptions& options) {
+  if (config.optimizer.placement != config::Config::OptimizerPlacement::kAuto) return {};
+  std::vector<schedule::StepOptions> variants;
   // A commit of every step leaves no update for the next forward pass.
   if (!options.durable || config.checkpoint.every != 1) {
     variants.push_back(options);
-    variants.back().update = UpdatePlacement::kNextForward;
+    variants.back().update = schedule::UpdatePlacement::kNextForward;
   }
-  if (config.train.clip == 0 && config.train.precision != Config::Precision::kFP16) {
+  if (config.train.clip == 0 && config.train.precision != config::Config::Precision::kFP16) {
     variants.push_back(options);
-    variants.back().update = UpdatePlacement::kInBackward;
+    variants.back().update = schedule::UpdatePlacement::kInBackward;
   }
   return variants;
 }
 
-std::array<std::uint64_t, kTierCount> home_bytes(const StepModel& model,
-                                                 const StepOptions& options) {
+std::array<std::uint64_t, kTierCount> home_bytes(const schedule::StepModel& model,
+                                                 const schedule::StepOptions& options) {
   std::array<std::uint64_t, kTierCount> bytes{};
   const std::uint64_t weight = dtype_bytes(model.dtype);
-  const std::uint64_t gradient = dtype_bytes(accumulator_dtype(model, options.microbatches));
-  const std::uint64_t versions = options.update == UpdatePlacement::kSpeculative ? 2 : 1;
+  const std::uint64_t gradient = dtype_bytes(schedule::accumulator_dtype(model, options.microbatches));
+  const std::uint64_t versions = options.update == schedule::UpdatePlacement::kSpeculative ? 2 : 1;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     const std::uint64_t elems = model.units[unit].elems;
     const auto add = [&](const std::vector<Tier>& tiers, std::uint64_t elem_bytes) {
@@ -397,4 +397,4 @@ std::array<std::uint64_t, kTierCount> home_bytes(const StepModel& model,
   return bytes;
 }
 
-}  // namespace sluice
+}  // namespace sluice::planner

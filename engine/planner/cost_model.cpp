@@ -8,22 +8,22 @@
 #include "engine/planner/plan.hpp"
 #include "engine/runtime/run_state.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 namespace {
 
-std::uint64_t bytes_of(const Schedule& schedule, const Use& use) {
+std::uint64_t bytes_of(const schedule::Schedule& schedule, const schedule::Use& use) {
   return use.bytes == 0 ? schedule.buffers[use.buffer].bytes : use.bytes;
 }
 
-std::uint64_t touched_bytes(const Schedule& schedule, const Instruction& instruction) {
+std::uint64_t touched_bytes(const schedule::Schedule& schedule, const schedule::Instruction& instruction) {
   std::uint64_t bytes = 0;
   for (const auto* uses : {&instruction.reads, &instruction.writes}) {
-    for (const Use& use : *uses) bytes += bytes_of(schedule, use);
+    for (const schedule::Use& use : *uses) bytes += bytes_of(schedule, use);
   }
   return bytes;
 }
 
-std::int64_t elems_of(const Schedule& schedule, const Use& use) {
+std::int64_t elems_of(const schedule::Schedule& schedule, const schedule::Use& use) {
   const DType dtype = schedule.buffers[use.buffer].dtype;
   return static_cast<std::int64_t>(elems_in(dtype, bytes_of(schedule, use)));
 }
@@ -35,7 +35,7 @@ std::byte* some_address() {
 
 }  // namespace
 
-CostModel::CostModel(const Config& config, const Model& model, const BatchShape& batch,
+CostModel::CostModel(const config::Config& config, const model::Model& model, const model::BatchShape& batch,
                      const HardwareProfile& hardware)
     : config_(config),
       model_(model),
@@ -47,53 +47,53 @@ CostModel::CostModel(const Config& config, const Model& model, const BatchShape&
       kernels_(device_, on_gpu() ? device_.cores : threads_),
       host_kernels_(hardware, threads_) {}
 
-const HardwareProfile& CostModel::hardware_of(Lane lane) const {
-  return is_device_lane(lane) ? device_ : hardware_;
+const HardwareProfile& CostModel::hardware_of(schedule::Lane lane) const {
+  return runtime::is_device_lane(lane) ? device_ : hardware_;
 }
 
-PricedKernels& CostModel::kernels_of(Lane lane) {
-  return is_device_lane(lane) ? kernels_ : host_kernels_;
+PricedKernels& CostModel::kernels_of(schedule::Lane lane) {
+  return runtime::is_device_lane(lane) ? kernels_ : host_kernels_;
 }
 
-double CostModel::pass_s(std::int32_t unit, Op pass) {
+double CostModel::pass_s(std::int32_t unit, schedule::Op pass) {
   const auto [found, fresh] = pass_s_.try_emplace({unit, pass}, 0.0);
   if (!fresh) return found->second;
-  const Layer& layer = *model_.units()[static_cast<std::size_t>(unit)].layer;
-  PassBuffers at;
+  const model::Layer& layer = *model_.units()[static_cast<std::size_t>(unit)].layer;
+  model::PassBuffers at;
   at.weights = at.tied_weights = at.input = at.grad_output = some_address();
   at.saved = some_address();
   at.context = at.grad_input = at.workspace = some_address();
   at.grad_weights = at.tied_grad_weights = some_address();
-  at.output = pass == Op::kRecompute ? nullptr : some_address();
+  at.output = pass == schedule::Op::kRecompute ? nullptr : some_address();
   kernels_.reset();
   switch (pass) {
-    case Op::kForward:
-    case Op::kRecompute:
+    case schedule::Op::kForward:
+    case schedule::Op::kRecompute:
       layer.forward(kernels_, batch_, at);
       break;
-    case Op::kLoss:
+    case schedule::Op::kLoss:
       layer.loss(kernels_, batch_, at);
       break;
-    case Op::kBackwardInput:
+    case schedule::Op::kBackwardInput:
       layer.backward_input(kernels_, batch_, at);
       break;
-    case Op::kBackwardWeight:
+    case schedule::Op::kBackwardWeight:
       layer.backward_weight(kernels_, batch_, at);
       break;
     default:
-      throw InternalError("not a pass: " + std::string(op_name(pass)));
+      throw InternalError("not a pass: " + std::string(schedule::op_name(pass)));
   }
   return found->second = kernels_.seconds();
 }
 
 // A state that an update finds in one place and makes in another is copied first.
-void CostModel::price_copies(PricedKernels& kernels, const Schedule& schedule,
-                             const Instruction& instruction) {
-  for (const Use& from : instruction.reads) {
-    const Buffer& found = schedule.buffers[from.buffer];
+void CostModel::price_copies(PricedKernels& kernels, const schedule::Schedule& schedule,
+                             const schedule::Instruction& instruction) {
+  for (const schedule::Use& from : instruction.reads) {
+    const schedule::Buffer& found = schedule.buffers[from.buffer];
     const bool elsewhere =
-        found.role == BufferRole::kState &&
-        std::any_of(instruction.writes.begin(), instruction.writes.end(), [&](const Use& to) {
+        found.role == schedule::BufferRole::kState &&
+        std::any_of(instruction.writes.begin(), instruction.writes.end(), [&](const schedule::Use& to) {
           return schedule.buffers[to.buffer].kind == found.kind && to.buffer != from.buffer;
         });
     if (!elsewhere) continue;
@@ -102,31 +102,31 @@ void CostModel::price_copies(PricedKernels& kernels, const Schedule& schedule,
   }
 }
 
-double CostModel::state_operation_s(const Schedule& schedule, const Instruction& instruction) {
+double CostModel::state_operation_s(const schedule::Schedule& schedule, const schedule::Instruction& instruction) {
   PricedKernels& kernels = kernels_of(instruction.lane);
   kernels.reset();
   // The first thing that each of them reads; all but the step are priced by it.
-  const Use& gradient = instruction.reads.front();
+  const schedule::Use& gradient = instruction.reads.front();
   const DType dtype = schedule.buffers[gradient.buffer].dtype;
   const std::int64_t elems = elems_of(schedule, gradient);
   switch (instruction.op) {
-    case Op::kAccumulateGrad:
+    case schedule::Op::kAccumulateGrad:
       kernels.accumulate(nullptr, nullptr, dtype, false, elems);
       break;
-    case Op::kFoldGrad:
+    case schedule::Op::kFoldGrad:
       kernels.fold(nullptr, nullptr, dtype, elems);
       break;
-    case Op::kGradNorm: {
-      const Kernels::Block all{0, elems};
+    case schedule::Op::kGradNorm: {
+      const kernels::Kernels::Block all{0, elems};
       kernels.squared_norm_blocks(nullptr, dtype, DType::kF32, {&all, 1}, nullptr);
       break;
     }
     default: {
-      SLUICE_CHECK(instruction.op == Op::kOptimizerStep);
-      UpdateBuffers buffers;
+      SLUICE_CHECK(instruction.op == schedule::Op::kOptimizerStep);
+      kernels::UpdateBuffers buffers;
       buffers.grad_dtype = dtype;
       buffers.elems = elems;
-      const ElemRange range = sluice::elems_of(schedule.buffers[gradient.buffer], gradient);
+      const schedule::ElemRange range = sluice::schedule::elems_of(schedule.buffers[gradient.buffer], gradient);
       const auto segments =
           table_.segments(static_cast<std::size_t>(instruction.unit), range.begin, range.end);
       kernels.update(table_.options(), buffers, segments, {}, nullptr);
@@ -163,32 +163,32 @@ double CostModel::transfer_s(TimedOperation operation, std::uint64_t bytes) cons
                                            : hardware_.storage_write_bytes_per_s);
 }
 
-double CostModel::instruction_s(const Schedule& schedule, const Instruction& instruction) {
+double CostModel::instruction_s(const schedule::Schedule& schedule, const schedule::Instruction& instruction) {
   switch (instruction.op) {
-    case Op::kForward:
-    case Op::kRecompute:
-    case Op::kLoss:
-    case Op::kBackwardInput:
-    case Op::kBackwardWeight:
+    case schedule::Op::kForward:
+    case schedule::Op::kRecompute:
+    case schedule::Op::kLoss:
+    case schedule::Op::kBackwardInput:
+    case schedule::Op::kBackwardWeight:
       return pass_s(instruction.unit, instruction.op);
-    case Op::kUpload:
-    case Op::kDownload:
-    case Op::kSpillActivation:
-    case Op::kFetchActivation:
+    case schedule::Op::kUpload:
+    case schedule::Op::kDownload:
+    case schedule::Op::kSpillActivation:
+    case schedule::Op::kFetchActivation:
       return copy_s(instruction.bytes);
-    case Op::kStorageRead:
+    case schedule::Op::kStorageRead:
       return transfer_s(TimedOperation::kStorageRead, instruction.bytes);
-    case Op::kStorageWrite:
+    case schedule::Op::kStorageWrite:
       return transfer_s(TimedOperation::kStorageWrite, instruction.bytes);
-    case Op::kAccumulateGrad:
-    case Op::kFoldGrad:
-    case Op::kGradNorm:
-    case Op::kOptimizerStep:
+    case schedule::Op::kAccumulateGrad:
+    case schedule::Op::kFoldGrad:
+    case schedule::Op::kGradNorm:
+    case schedule::Op::kOptimizerStep:
       return state_operation_s(schedule, instruction);
-    case Op::kCommit:
+    case schedule::Op::kCommit:
       // The flush of the data, the record, and its flush.
       return 3 * transfer_s(TimedOperation::kStorageWrite, 4096);
-    case Op::kRelease:
+    case schedule::Op::kRelease:
       return 0.0;
     default:
       return static_cast<double>(touched_bytes(schedule, instruction)) /
@@ -198,43 +198,43 @@ double CostModel::instruction_s(const Schedule& schedule, const Instruction& ins
 
 // What comes before the work itself: on the instruction's own lane little, across lanes a wake-up.
 // A transfer's time has the wake-up of who waits for it already.
-double CostModel::overhead_s(const Schedule& schedule, const Instruction& instruction) const {
-  if (instruction.op == Op::kRelease) return 0.0;
+double CostModel::overhead_s(const schedule::Schedule& schedule, const schedule::Instruction& instruction) const {
+  if (instruction.op == schedule::Op::kRelease) return 0.0;
   const bool woken =
-      std::any_of(instruction.deps.begin(), instruction.deps.end(), [&](InstructionId dep) {
-        const Instruction& awaited = schedule.instructions[dep];
-        return awaited.op != Op::kRelease && awaited.lane != instruction.lane &&
-               !lane_is_pipelined(awaited.lane);
+      std::any_of(instruction.deps.begin(), instruction.deps.end(), [&](schedule::InstructionId dep) {
+        const schedule::Instruction& awaited = schedule.instructions[dep];
+        return awaited.op != schedule::Op::kRelease && awaited.lane != instruction.lane &&
+               !schedule::lane_is_pipelined(awaited.lane);
       });
   const HardwareProfile& hardware = hardware_of(instruction.lane);
   return woken ? hardware.hand_over_s : hardware.launch_overhead_s;
 }
 
-void CostModel::apply(Schedule& schedule) {
-  for (Instruction& instruction : schedule.instructions) {
+void CostModel::apply(schedule::Schedule& schedule) {
+  for (schedule::Instruction& instruction : schedule.instructions) {
     instruction.cost_s = overhead_s(schedule, instruction) + instruction_s(schedule, instruction);
   }
 }
 
-SimulationModel CostModel::simulation_model() const {
-  SimulationModel model;
+schedule::SimulationModel CostModel::simulation_model() const {
+  schedule::SimulationModel model;
   // On the host backend everything shares the machine's cores; a GPU computes and copies alone.
   model.cores = hardware_.cores;
-  const auto use = [&](Lane lane, double cores) {
+  const auto use = [&](schedule::Lane lane, double cores) {
     model.cores_used[static_cast<std::size_t>(lane)] = cores;
   };
   const double team = std::min(hardware_.cores, threads_);
-  use(Lane::kOptimizer, team);
+  use(schedule::Lane::kOptimizer, team);
   if (!on_gpu()) {
-    use(Lane::kCompute, team);
+    use(schedule::Lane::kCompute, team);
     // Waiting for a slow link leaves the core to others.
     constexpr std::uint64_t kTypicalCopy = kMiB;
     const double copying = memcpy_s(kTypicalCopy) / copy_s(kTypicalCopy);
-    use(Lane::kH2D, copying);
-    use(Lane::kD2H, copying);
+    use(schedule::Lane::kH2D, copying);
+    use(schedule::Lane::kD2H, copying);
   }
-  use(Lane::kStorageRead, 0.1);
-  use(Lane::kStorageWrite, 0.1);
+  use(schedule::Lane::kStorageRead, 0.1);
+  use(schedule::Lane::kStorageWrite, 0.1);
   model.storage_read_bytes_per_s = hardware_.storage_read_bytes_per_s;
   model.storage_write_bytes_per_s = hardware_.storage_write_bytes_per_s;
   model.storage_overlap = hardware_.storage_overlap;
@@ -247,4 +247,4 @@ SimulationModel CostModel::simulation_model() const {
   return model;
 }
 
-}  // namespace sluice
+}  // namespace sluice::planner

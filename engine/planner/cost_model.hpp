@@ -13,45 +13,45 @@
 #include "engine/schedule/schedule.hpp"
 #include "engine/schedule/simulate/simulate.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 
 class CostModel {
  public:
   // All arguments must outlive it. config.train.threads = 0: the profile's cores.
   // A GPU (memory.backend = "cuda") has figures of its own: hardware.gpu, or those of a small one.
-  CostModel(const Config& config, const Model& model, const BatchShape& batch,
+  CostModel(const config::Config& config, const model::Model& model, const model::BatchShape& batch,
             const HardwareProfile& hardware);
 
   // Sets cost_s of every instruction.
-  void apply(Schedule& schedule);
-  SimulationModel simulation_model() const;
+  void apply(schedule::Schedule& schedule);
+  schedule::SimulationModel simulation_model() const;
 
  private:
-  double pass_s(std::int32_t unit, Op pass);
-  static void price_copies(PricedKernels& kernels, const Schedule& schedule,
-                           const Instruction& instruction);
-  double state_operation_s(const Schedule& schedule, const Instruction& instruction);
-  bool on_gpu() const { return config_.memory.backend == Config::Backend::kCuda; }
+  double pass_s(std::int32_t unit, schedule::Op pass);
+  static void price_copies(PricedKernels& kernels, const schedule::Schedule& schedule,
+                           const schedule::Instruction& instruction);
+  double state_operation_s(const schedule::Schedule& schedule, const schedule::Instruction& instruction);
+  bool on_gpu() const { return config_.memory.backend == config::Config::Backend::kCuda; }
   // Who does the work of a lane.
-  const HardwareProfile& hardware_of(Lane lane) const;
-  PricedKernels& kernels_of(Lane lane);
+  const HardwareProfile& hardware_of(schedule::Lane lane) const;
+  PricedKernels& kernels_of(schedule::Lane lane);
   double memcpy_s(std::uint64_t bytes) const;
   double link_s(std::uint64_t bytes) const;
   double copy_s(std::uint64_t bytes) const;
   double transfer_s(TimedOperation operation, std::uint64_t bytes) const;
-  double instruction_s(const Schedule& schedule, const Instruction& instruction);
-  double overhead_s(const Schedule& schedule, const Instruction& instruction) const;
+  double instruction_s(const schedule::Schedule& schedule, const schedule::Instruction& instruction);
+  double overhead_s(const schedule::Schedule& schedule, const schedule::Instruction& instruction) const;
 
-  const Config& config_;
-  const Model& model_;
-  const BatchShape& batch_;
+  const config::Config& config_;
+  const model::Model& model_;
+  const model::BatchShape& batch_;
   const HardwareProfile& hardware_;  // the host's
   HardwareProfile device_;           // the host's too, where the device is the host
   int threads_;
-  ParameterTable table_;
+  model::ParameterTable table_;
   PricedKernels kernels_;  // the device's
   PricedKernels host_kernels_;
-  std::map<std::pair<std::int32_t, Op>, double> pass_s_;  // those asked for
+  std::map<std::pair<std::int32_t, schedule::Op>, double> pass_s_;  // those asked for
 };
 
-}  // namespace sluice
+}  // namespace sluice::planner

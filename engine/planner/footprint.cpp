@@ -4,14 +4,14 @@
 
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 namespace {
 
 // norm_blocks_before[i]: blocks of the layout that begin before element 4,096 * i.
-std::vector<std::uint64_t> norm_blocks_before(const UnitLayout& layout) {
+std::vector<std::uint64_t> norm_blocks_before(const model::UnitLayout& layout) {
   std::vector<std::uint64_t> before;
   std::uint64_t seen = 0;
-  for (std::uint64_t elem = 0; elem <= layout.elems(); elem += kNormBlockElems) {
+  for (std::uint64_t elem = 0; elem <= layout.elems(); elem += model::kNormBlockElems) {
     while (seen < layout.norm_blocks().size() && layout.norm_blocks()[seen].begin < elem) ++seen;
     before.push_back(seen);
   }
@@ -20,15 +20,15 @@ std::vector<std::uint64_t> norm_blocks_before(const UnitLayout& layout) {
 
 }  // namespace
 
-StepModel make_step_model(const Model& model, const BatchShape& batch, const ParameterTable& table,
-                          const Kernels& kernels, const Kernels& host_kernels) {
-  StepModel step;
+schedule::StepModel make_step_model(const model::Model& model, const model::BatchShape& batch, const model::ParameterTable& table,
+                          const kernels::Kernels& kernels, const kernels::Kernels& host_kernels) {
+  schedule::StepModel step;
   step.dtype = batch.dtype;
   step.optimizer = table.options();
   step.token_bytes = 2 * static_cast<std::uint64_t>(batch.rows()) * sizeof(std::int32_t);
-  for (const Unit& unit : model.units()) {
-    const PassNeeds needs = unit.layer->needs(batch, kernels);
-    UnitFootprint footprint;
+  for (const model::Unit& unit : model.units()) {
+    const model::PassNeeds needs = unit.layer->needs(batch, kernels);
+    schedule::UnitFootprint footprint;
     footprint.name = unit.name;
     footprint.elems = unit.layer->layout().elems();
     footprint.has_input = unit.has_input;
@@ -50,13 +50,13 @@ StepModel make_step_model(const Model& model, const BatchShape& batch, const Par
         std::max(kernels.update_workspace_bytes(table.options(), segments),
                  host_kernels.update_workspace_bytes(table.options(), segments));
     if (unit.borrows >= 0) {
-      const Unit& lender = model.units()[static_cast<std::size_t>(unit.borrows)];
+      const model::Unit& lender = model.units()[static_cast<std::size_t>(unit.borrows)];
       step.tied_elems =
-          round_up(lender.layer->layout().tensors().front().spec.elems(), kNormBlockElems);
+          round_up(lender.layer->layout().tensors().front().spec.elems(), model::kNormBlockElems);
     }
     step.units.push_back(std::move(footprint));
   }
   return step;
 }
 
-}  // namespace sluice
+}  // namespace sluice::planner

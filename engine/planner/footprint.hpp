@@ -4,11 +4,11 @@
 #include "engine/model/parameter_table.hpp"
 #include "engine/schedule/compile/step_model.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 
 // table: of the model. kernels: the device's, for workspace sizes, which depend on the machine;
 // host_kernels: those of the optimizer lane (an update may be made on either side).
-StepModel make_step_model(const Model& model, const BatchShape& batch, const ParameterTable& table,
-                          const Kernels& kernels, const Kernels& host_kernels);
+schedule::StepModel make_step_model(const model::Model& model, const model::BatchShape& batch, const model::ParameterTable& table,
+                          const kernels::Kernels& kernels, const kernels::Kernels& host_kernels);
 
-}  // namespace sluice
+}  // namespace sluice::planner

@@ -3,10 +3,10 @@
 
 #include "engine/schedule/simulate/simulate.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 
 // schedule: with costs. Simulates it with updates, and the transfers that only bring their state
 // and take it back, at no cost; all else, dependencies too, as it is.
-Simulation simulate_free_optimizer(Schedule schedule, const SimulationModel& model);
+schedule::Simulation simulate_free_optimizer(schedule::Schedule schedule, const schedule::SimulationModel& model);
 
-}  // namespace sluice
+}  // namespace sluice::planner

@@ -15,7 +15,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 namespace {
 
 using nlohmann::json;
@@ -317,4 +317,4 @@ HardwareProfile load_profile_or_default(const std::string& path) {
   return load_profile(path);
 }
 
-}  // namespace sluice
+}  // namespace sluice::planner

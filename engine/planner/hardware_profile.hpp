@@ -9,7 +9,7 @@
 
 #include "engine/planner/operation_times.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 
 // The values here are the default profile: those of a small virtual machine (2 cores with AVX2, one
 // memory channel's share, a network or virtual disk), rounded to one digit. They are low on
@@ -68,4 +68,4 @@ std::string default_profile_path();
 // wrong.
 HardwareProfile load_profile_or_default(const std::string& path);
 
-}  // namespace sluice
+}  // namespace sluice::planner

@@ -18,7 +18,7 @@
 #include "engine/config/schema.hpp"
 #include "offload/storage_engine.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 namespace {
 
 namespace fs = std::filesystem;
@@ -68,14 +68,14 @@ struct StorageRoom {
   std::uint64_t available_bytes = 0;
   dev_t device = 0;
 
-  std::uint64_t needed_bytes(const StripeLayout& layout, std::uint64_t bytes) const {
+  std::uint64_t needed_bytes(const offload::StripeLayout& layout, std::uint64_t bytes) const {
     std::uint64_t needed = 0;
     for (const std::size_t path : paths) needed += layout.bytes_on(path, bytes);
     return needed;
   }
 };
 
-std::vector<StorageRoom> storage_rooms(const Config& config) {
+std::vector<StorageRoom> storage_rooms(const config::Config& config) {
   std::map<dev_t, StorageRoom> rooms;
   const auto& paths = config.memory.storage_paths;
   for (std::size_t i = 0; i < paths.size(); ++i) {
@@ -97,7 +97,7 @@ std::vector<StorageRoom> storage_rooms(const Config& config) {
 }
 
 // What can be striped over all paths: the fullest file system decides.
-std::uint64_t free_storage_bytes(const Config& config) {
+std::uint64_t free_storage_bytes(const config::Config& config) {
   const std::vector<std::uint32_t> shares = configured_layout(config).shares();
   std::uint64_t each = std::numeric_limits<std::uint64_t>::max();  // for one stripe of the round
   for (const StorageRoom& room : storage_rooms(config)) {
@@ -109,7 +109,7 @@ std::uint64_t free_storage_bytes(const Config& config) {
 }
 
 // Why the machine cannot give these budgets; none where it can.
-std::optional<std::string> excess(const Config& config, const MachineRoom& room) {
+std::optional<std::string> excess(const config::Config& config, const MachineRoom& room) {
   const auto& memory = config.memory;
   if (room.device_bytes) {
     if (memory.device_bytes > *room.device_bytes) {
@@ -140,41 +140,41 @@ std::optional<std::string> excess(const Config& config, const MachineRoom& room)
 
 }  // namespace
 
-MachineRoom settle_budgets(Config& config, std::optional<std::uint64_t> device_bytes) {
+MachineRoom settle_budgets(config::Config& config, std::optional<std::uint64_t> device_bytes) {
   const MachineRoom room{read_host_topology().available_bytes, free_storage_bytes(config),
                          device_bytes};
-  if (config.memory.storage_bytes == Config::kAutoBytes) {
+  if (config.memory.storage_bytes == config::Config::kAutoBytes) {
     config.memory.storage_bytes = std::min(room.storage_bytes, kMostAutoStorageBytes);
   }
   if (const auto why = excess(config, room)) throw InputError(*why);
   return room;
 }
 
-void settle_budgets_elsewhere(Config& config) {
-  if (config.memory.storage_bytes != Config::kAutoBytes) return;
+void settle_budgets_elsewhere(config::Config& config) {
+  if (config.memory.storage_bytes != config::Config::kAutoBytes) return;
   config.memory.storage_bytes = kMostAutoStorageBytes;
 }
 
-void keep_possible_suggestions(Refusal& refusal, const Config& config, const MachineRoom& room) {
+void keep_possible_suggestions(Refusal& refusal, const config::Config& config, const MachineRoom& room) {
   std::erase_if(refusal.suggestions, [&](const Suggestion& suggestion) {
-    Config changed = config;
+    config::Config changed = config;
     for (const auto& [key, bytes] : suggestion) {
-      find_config_key(key)->assign(changed, static_cast<std::int64_t>(bytes));
+      config::find_config_key(key)->assign(changed, static_cast<std::int64_t>(bytes));
     }
     return excess(changed, room).has_value();
   });
 }
 
-StripeLayout configured_layout(const Config& config) {
+offload::StripeLayout configured_layout(const config::Config& config) {
   const auto& memory = config.memory;
-  if (memory.storage_shares.empty()) return StripeLayout::even(memory.storage_paths.size());
-  return StripeLayout(shares_by_ratio(memory.storage_shares));
+  if (memory.storage_shares.empty()) return offload::StripeLayout::even(memory.storage_paths.size());
+  return offload::StripeLayout(offload::shares_by_ratio(memory.storage_shares));
 }
 
-std::vector<std::size_t> paths_without_room(const Config& config, const StripeLayout& layout,
+std::vector<std::size_t> paths_without_room(const config::Config& config, const offload::StripeLayout& layout,
                                             std::uint64_t storage_bytes) {
   std::vector<std::size_t> paths;
-  const StripeLayout even = StripeLayout::even(layout.paths());
+  const offload::StripeLayout even = offload::StripeLayout::even(layout.paths());
   for (const StorageRoom& room : storage_rooms(config)) {
     // What checkpoints and weights need beside the state was checked for even shares.
     const bool beside_results =
@@ -190,13 +190,13 @@ std::vector<std::size_t> paths_without_room(const Config& config, const StripeLa
   return paths;
 }
 
-void check_storage_paths(const Config& config, std::uint64_t needed_bytes) {
+void check_storage_paths(const config::Config& config, std::uint64_t needed_bytes) {
   if (needed_bytes == 0) return;
   const auto& memory = config.memory;
   for (const std::string& path : memory.storage_paths) {
     check_directory("memory.storage_paths", path);
   }
-  const StripeLayout layout = configured_layout(config);
+  const offload::StripeLayout layout = configured_layout(config);
   for (const StorageRoom& room : storage_rooms(config)) {
     const std::uint64_t needed = room.needed_bytes(layout, needed_bytes);
     if (needed > room.available_bytes) {
@@ -205,8 +205,8 @@ void check_storage_paths(const Config& config, std::uint64_t needed_bytes) {
                        format_bytes_exact(room.available_bytes) + " available");
     }
   }
-  if (memory.storage_engine == Config::StorageEngineKind::kIoUring) {
-    const std::string why = io_uring_unavailable_reason();
+  if (memory.storage_engine == config::Config::StorageEngineKind::kIoUring) {
+    const std::string why = offload::io_uring_unavailable_reason();
     if (!why.empty()) {
       throw InputError("memory.storage_engine = \"io_uring\" cannot be used here: " + why +
                        "; \"auto\" or \"posix\" can");
@@ -214,12 +214,12 @@ void check_storage_paths(const Config& config, std::uint64_t needed_bytes) {
   }
 }
 
-void check_run_directories(const Config& config) {
+void check_run_directories(const config::Config& config) {
   check_directory("log.dir", config.log.dir);
   check_directory("checkpoint.dir", config.checkpoint.dir);
 }
 
-void check_checkpoint_room(const Config& config, std::uint64_t checkpoint_bytes,
+void check_checkpoint_room(const config::Config& config, std::uint64_t checkpoint_bytes,
                            std::uint64_t storage_bytes) {
   struct stat status {};
   struct statvfs facts {};
@@ -231,7 +231,7 @@ void check_checkpoint_room(const Config& config, std::uint64_t checkpoint_bytes,
   // Storage paths on the same file system take their share first.
   std::uint64_t needed = checkpoint_bytes;
   if (storage_bytes > 0) {
-    const StripeLayout layout = configured_layout(config);
+    const offload::StripeLayout layout = configured_layout(config);
     const auto& paths = config.memory.storage_paths;
     for (std::size_t i = 0; i < paths.size(); ++i) {
       struct stat other {};
@@ -249,4 +249,4 @@ void check_checkpoint_room(const Config& config, std::uint64_t checkpoint_bytes,
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::planner

@@ -11,7 +11,7 @@
 #include "engine/planner/plan.hpp"
 #include "offload/stripe_layout.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 
 // What memory.storage = "auto" takes at most.
 inline constexpr std::uint64_t kMostAutoStorageBytes = 64 * kGiB;
@@ -27,27 +27,27 @@ struct MachineRoom {
 // "auto" budgets become numbers (memory.storage what is free on the storage paths, at most
 // kMostAutoStorageBytes), and all are held against what is there. Throws InputError naming the
 // keys, the bytes asked for and the bytes there. device_bytes: as MachineRoom's.
-MachineRoom settle_budgets(Config& config, std::optional<std::uint64_t> device_bytes = {});
+MachineRoom settle_budgets(config::Config& config, std::optional<std::uint64_t> device_bytes = {});
 // The numbers for a machine that is not this one: kMostAutoStorageBytes, nothing to hold against.
-void settle_budgets_elsewhere(Config& config);
+void settle_budgets_elsewhere(config::Config& config);
 // Takes away the suggestions that settle_budgets would have refused.
-void keep_possible_suggestions(Refusal& refusal, const Config& config, const MachineRoom& room);
+void keep_possible_suggestions(Refusal& refusal, const config::Config& config, const MachineRoom& room);
 
 // How a run lays its storage over its paths as far as the configuration says: by
 // memory.storage_shares, else evenly, which is what measured shares fall back to.
-StripeLayout configured_layout(const Config& config);
+offload::StripeLayout configured_layout(const config::Config& config);
 // The paths, by number, on whose file systems so many bytes laid out so have no room.
-std::vector<std::size_t> paths_without_room(const Config& config, const StripeLayout& layout,
+std::vector<std::size_t> paths_without_room(const config::Config& config, const offload::StripeLayout& layout,
                                             std::uint64_t storage_bytes);
 
 // Storage paths: directories that can be written (or made), with room for the plan's share; the
 // engine that was asked for. Throws InputError naming the path, the needed and the available bytes.
-void check_storage_paths(const Config& config, std::uint64_t needed_bytes);
+void check_storage_paths(const config::Config& config, std::uint64_t needed_bytes);
 // log.dir and checkpoint.dir: directories that can be written (or made). Throws InputError.
-void check_run_directories(const Config& config);
+void check_run_directories(const config::Config& config);
 // Room for one checkpoint and the final weights, beside the storage tier where they share a file
 // system: a run must not end at its first save. Throws InputError with needed and available bytes.
-void check_checkpoint_room(const Config& config, std::uint64_t checkpoint_bytes,
+void check_checkpoint_room(const config::Config& config, std::uint64_t checkpoint_bytes,
                            std::uint64_t storage_bytes);
 
-}  // namespace sluice
+}  // namespace sluice::planner

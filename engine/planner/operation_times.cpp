@@ -5,7 +5,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 namespace {
 
 constexpr std::array<std::string_view, kTimedOperationCount> kNames{
@@ -90,4 +90,4 @@ double OperationGrid::seconds_at(const OperationSize& size) const {
   return std::exp(log_rate) * work;
 }
 
-}  // namespace sluice
+}  // namespace sluice::planner

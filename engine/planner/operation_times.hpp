@@ -10,7 +10,7 @@
 
 #include "base/dtype.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 
 // What a step spends its time in: kernels, copies and transfers. Their sizes (up to three; the rest
 // are 1):
@@ -66,4 +66,4 @@ struct OperationGrid {
   double seconds_at(const OperationSize& size) const;
 };
 
-}  // namespace sluice
+}  // namespace sluice::planner

@@ -14,7 +14,7 @@
 #include "engine/runtime/state_store.hpp"
 #include "engine/schedule/compile/generate.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 namespace {
 
 // Candidates that fit are tried in order of preference; the fastest of the first few is taken.
@@ -28,7 +28,7 @@ constexpr std::uint64_t kSuggestionStepBytes = 2 * kMiB;
 constexpr std::array<const char*, kTierCount> kBudgetKeys{"memory.device", "memory.pinned",
                                                           "memory.storage"};
 
-void check_step_size(const StepModel& model, const StepOptions& options) {
+void check_step_size(const schedule::StepModel& model, const schedule::StepOptions& options) {
   const std::uint64_t count = step_size(model, options);
   if (count > kMostStepInstructions) {
     throw InputError("a step of this configuration would have about " + std::to_string(count) +
@@ -45,68 +45,68 @@ bool fits(const TierBytes& needed, const TierBytes& budgets) {
 }
 
 struct Compiled {
-  StepOptions options;
-  Schedule training;
-  Schedule first;
-  Schedule drain;
-  Schedule redo;
-  Schedule evaluation;
-  Schedule saving;
-  Schedule save;
-  MemoryNeed need;
-  Simulation simulation;
+  schedule::StepOptions options;
+  schedule::Schedule training;
+  schedule::Schedule first;
+  schedule::Schedule drain;
+  schedule::Schedule redo;
+  schedule::Schedule evaluation;
+  schedule::Schedule saving;
+  schedule::Schedule save;
+  runtime::MemoryNeed need;
+  schedule::Simulation simulation;
 };
 
 // log_bytes: of a durable run's commits.
-Compiled compile_candidate(const StepModel& model, const StepOptions& options,
+Compiled compile_candidate(const schedule::StepModel& model, const schedule::StepOptions& options,
                            std::uint64_t log_bytes) {
   Compiled compiled;
   compiled.options = options;
-  compiled.training = compile_training_step(model, options);
-  compiled.evaluation = compile_evaluation(model, options);
-  std::vector<const Schedule*> schedules{&compiled.training, &compiled.evaluation};
-  if (options.update == UpdatePlacement::kNextForward) {
-    compiled.first = compile_first_step(model, options);
-    compiled.drain = compile_drain(model, options);
+  compiled.training = schedule::compile_training_step(model, options);
+  compiled.evaluation = schedule::compile_evaluation(model, options);
+  std::vector<const schedule::Schedule*> schedules{&compiled.training, &compiled.evaluation};
+  if (options.update == schedule::UpdatePlacement::kNextForward) {
+    compiled.first = schedule::compile_first_step(model, options);
+    compiled.drain = schedule::compile_drain(model, options);
     schedules.insert(schedules.end(), {&compiled.first, &compiled.drain});
   }
-  if (options.update == UpdatePlacement::kSpeculative) {
-    compiled.redo = compile_redo(model, options);
+  if (options.update == schedule::UpdatePlacement::kSpeculative) {
+    compiled.redo = schedule::compile_redo(model, options);
     schedules.push_back(&compiled.redo);
   }
   if (options.durable) {
-    compiled.saving = compile_saving_step(model, options);
-    compiled.save = compile_save(model, options);
+    compiled.saving = schedule::compile_saving_step(model, options);
+    compiled.save = schedule::compile_save(model, options);
     schedules.insert(schedules.end(), {&compiled.saving, &compiled.save});
   }
-  compiled.need = memory_need(schedules, StateStore::kWindowBytes);
+  compiled.need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
   compiled.need.log_bytes = log_bytes;
   return compiled;
 }
 
 // A file of two records (offload/state_log.hpp), each of the settings and of all homes.
-std::uint64_t log_bytes(const Config& config, const StepModel& model) {
-  if (config.checkpoint.mode != Config::CheckpointMode::kDurable) return 0;
+std::uint64_t log_bytes(const config::Config& config, const schedule::StepModel& model) {
+  if (config.checkpoint.mode != config::Config::CheckpointMode::kDurable) return 0;
   std::vector<std::string> paths = config.memory.storage_paths;
   paths.push_back(config.checkpoint.dir);
-  return StateLog::file_bytes(
-      state_record_bytes(model.units.size() * kStateKindCount, result_settings(config), paths));
+  return offload::StateLog::file_bytes(
+      runtime::state_record_bytes(model.units.size() * kStateKindCount, config::result_settings(config), paths));
 }
 
-std::string busiest_lane(const Simulation& simulation) {
+std::string busiest_lane(const schedule::Simulation& simulation) {
   const auto& busy = simulation.busy_s.front();
   const auto at =
       static_cast<std::size_t>(std::max_element(busy.begin(), busy.end()) - busy.begin());
-  const auto lane = static_cast<Lane>(at);
-  if (lane == Lane::kStorageRead || lane == Lane::kStorageWrite) return "storage";
-  return std::string(lane_name(lane));
+  const auto lane = static_cast<schedule::Lane>(at);
+  if (lane == schedule::Lane::kStorageRead || lane == schedule::Lane::kStorageWrite) return "storage";
+  return std::string(schedule::lane_name(lane));
 }
 
-std::array<TierBytes, kStateKindCount> kind_bytes(const Schedule& training) {
+std::array<TierBytes, kStateKindCount> kind_bytes(const schedule::Schedule& training) {
   std::array<TierBytes, kStateKindCount> bytes{};
-  for (const Buffer& buffer : training.buffers) {
-    if (buffer.persistent && buffer.role == BufferRole::kState && !buffer.log_copy &&
-        buffer.twin_of == kNoId) {
+  for (const schedule::Buffer& buffer : training.buffers) {
+    if (buffer.persistent && buffer.role == schedule::BufferRole::kState && !buffer.log_copy &&
+        buffer.twin_of == schedule::kNoId) {
       bytes[static_cast<std::size_t>(buffer.kind)][static_cast<std::size_t>(buffer.tier)] +=
           buffer.bytes;
     }
@@ -114,19 +114,19 @@ std::array<TierBytes, kStateKindCount> kind_bytes(const Schedule& training) {
   return bytes;
 }
 
-TierBytes twin_bytes(const Schedule& training) {
+TierBytes twin_bytes(const schedule::Schedule& training) {
   TierBytes bytes{};
-  for (const Buffer& buffer : training.buffers) {
-    if (buffer.twin_of == kNoId) continue;
+  for (const schedule::Buffer& buffer : training.buffers) {
+    if (buffer.twin_of == schedule::kNoId) continue;
     bytes[static_cast<std::size_t>(buffer.tier)] +=
-        buffer.window ? buffer.slots.size() * training.slot_bytes : place_bytes(buffer);
+        buffer.window ? buffer.slots.size() * training.slot_bytes : schedule::place_bytes(buffer);
   }
   return bytes;
 }
 
 // Room for `least` too. A plan that spills may take less of a tier than the most frugal candidate,
 // which it would be refused without if that were the budget.
-MemoryNeed at_least(MemoryNeed need, const MemoryNeed& least) {
+runtime::MemoryNeed at_least(runtime::MemoryNeed need, const runtime::MemoryNeed& least) {
   const std::uint64_t device = need.peak_bytes().front();
   const std::uint64_t wanted = least.peak_bytes().front();
   if (device < wanted) {
@@ -144,7 +144,7 @@ MemoryNeed at_least(MemoryNeed need, const MemoryNeed& least) {
 // (raise.hpp). What fits is settled before: none of it is needed to.
 class Search {
  public:
-  Search(const StepModel& model, const TierBytes& budgets, CostModel& costs,
+  Search(const schedule::StepModel& model, const TierBytes& budgets, CostModel& costs,
          std::uint64_t log_bytes)
       : model_(model), budgets_(budgets), costs_(costs), log_bytes_(log_bytes) {}
 
@@ -167,12 +167,12 @@ class Search {
   }
 
   // groups: all candidates.
-  void improve(const Config& config, const std::vector<CandidateGroup>& groups) {
+  void improve(const config::Config& config, const std::vector<CandidateGroup>& groups) {
     if (!found()) return;
     for (const CandidateGroup& group : order_variants(config, best_group_)) consider_any(group);
-    const StepOptions plain = best_->options;
+    const schedule::StepOptions plain = best_->options;
     move_update(config);
-    const StepOptions moved = best_->options;
+    const schedule::StepOptions moved = best_->options;
     spill(config, moved);
     if (moved.update != plain.update) spill(config, plain);
     if (best_->options.recompute) {
@@ -180,14 +180,14 @@ class Search {
       // All of it, so far.
       if (!best_->options.recompute) spill(config, best_->options);
     }
-    const auto places = [](const StepOptions& options) {
+    const auto places = [](const schedule::StepOptions& options) {
       return std::pair(options.placement.activation, options.placement.saved);
     };
     if (places(best_->options) != places(moved)) move_update(config);
   }
 
   // Fills the faster tiers with what lies on slower ones, as long as no step gets slower by it.
-  void fill(const Config& config) {
+  void fill(const config::Config& config) {
     if (!found()) return;
     // Again, since what goes to the device leaves room in pinned memory.
     bool raised_any = true;
@@ -201,7 +201,7 @@ class Search {
   // device too short. What they gain is more than the simulation knows.
   void refine() {
     if (!found()) return;
-    for (const StepOptions& options : update_piece_variants(model_, best_->options)) {
+    for (const schedule::StepOptions& options : update_piece_variants(model_, best_->options)) {
       if (step_size(model_, options) > kMostStepInstructions) continue;
       Compiled compiled = compile_candidate(model_, options, log_bytes_);
       if (!fits(compiled.need.peak_bytes(), budgets_)) continue;
@@ -220,19 +220,19 @@ class Search {
   }
 
  private:
-  void move_update(const Config& config) {
-    for (const StepOptions& options : update_variants(config, best_->options)) {
+  void move_update(const config::Config& config) {
+    for (const schedule::StepOptions& options : update_variants(config, best_->options)) {
       consider_any({options});
     }
   }
 
-  void spill(const Config& config, const StepOptions& from) {
-    for (const StepOptions& variant : spilling_variants(config, from)) spill_least(config, variant);
+  void spill(const config::Config& config, const schedule::StepOptions& from) {
+    for (const schedule::StepOptions& variant : spilling_variants(config, from)) spill_least(config, variant);
   }
 
   // To pinned memory where it has room for all that may go there, else to storage; both in either
   // order of what leaves first.
-  void spill_least(const Config& config, const StepOptions& options) {
+  void spill_least(const config::Config& config, const schedule::StepOptions& options) {
     for (const Tier tier : {Tier::kPinned, Tier::kStorage}) {
       bool any = false;
       for (const auto first : {SpillChoice::First::kUnits, SpillChoice::First::kParts}) {
@@ -245,7 +245,7 @@ class Search {
   // The fewest that fit, none where all may stay. False: not even all do.
   bool consider_least(const SpillChoice& choice) {
     const auto fitting = [&](std::size_t count) -> std::optional<Compiled> {
-      const StepOptions options = choice.with(count);
+      const schedule::StepOptions options = choice.with(count);
       if (step_size(model_, options) > kMostStepInstructions) return std::nullopt;
       Compiled compiled = compile_candidate(model_, options, log_bytes_);
       if (!fits(compiled.need.peak_bytes(), budgets_)) return std::nullopt;
@@ -281,7 +281,7 @@ class Search {
     const std::uint64_t room = budgets_[tier] - best_->need.peak_bytes()[tier];
     std::size_t count = units_that_fit(model_, best_->options, raise, units, room);
     for (int tries = 0; count > 0 && tries < kRaiseTries; ++tries, count = count * 3 / 4) {
-      StepOptions options = best_->options;
+      schedule::StepOptions options = best_->options;
       options.placement = raised(options.placement, raise, units, count);
       Compiled compiled = compile_candidate(model_, options, log_bytes_);
       if (!fits(compiled.need.peak_bytes(), budgets_)) continue;
@@ -295,7 +295,7 @@ class Search {
 
   void simulate_one(Compiled& compiled) {
     costs_.apply(compiled.training);
-    compiled.simulation = simulate(compiled.training, costs_.simulation_model());
+    compiled.simulation = schedule::simulate(compiled.training, costs_.simulation_model());
   }
 
   // Nothing recomputed, where weights that leave the device make room for that: of the first
@@ -303,7 +303,7 @@ class Search {
   void spill_elsewhere(const std::vector<CandidateGroup>& groups) {
     for (const CandidateGroup& group : groups) {
       CandidateGroup spilling;
-      for (const StepOptions& options : group) {
+      for (const schedule::StepOptions& options : group) {
         if (options.recompute || !spills_activations(options)) continue;
         spilling.push_back(options);
         spilling.back().update = best_->options.update;
@@ -316,7 +316,7 @@ class Search {
 
   // The first that fits.
   void consider_any(const CandidateGroup& group) {
-    for (const StepOptions& options : group) {
+    for (const schedule::StepOptions& options : group) {
       Compiled compiled = compile_candidate(model_, options, log_bytes_);
       if (!fits(compiled.need.peak_bytes(), budgets_)) continue;
       return try_out(std::move(compiled), group);
@@ -332,13 +332,13 @@ class Search {
     }
   }
 
-  const StepModel& model_;
+  const schedule::StepModel& model_;
   const TierBytes& budgets_;
   CostModel& costs_;
   std::uint64_t log_bytes_;
   std::optional<Compiled> best_;
   CandidateGroup best_group_;  // where it is from
-  MemoryNeed least_;           // of the first group that fits, its most frugal candidate's
+  runtime::MemoryNeed least_;           // of the first group that fits, its most frugal candidate's
   std::size_t simulated_ = 0;
   bool sharing_ = false;  // the groups now considered
 };
@@ -406,28 +406,28 @@ class Refuser {
   std::vector<TierBytes> needs_;
 };
 
-Plan finish_plan(Compiled compiled, const StepModel& step, const Model& model,
-                 const HardwareProfile& hardware, const SimulationModel& machine) {
+Plan finish_plan(Compiled compiled, const schedule::StepModel& step, const model::Model& model,
+                 const HardwareProfile& hardware, const schedule::SimulationModel& machine) {
   Plan plan;
   plan.options = std::move(compiled.options);
   plan.training = std::move(compiled.training);
   plan.first = std::move(compiled.first);
   plan.drain = std::move(compiled.drain);
   plan.redo = std::move(compiled.redo);
-  if (plan.speculates()) plan.redo_s = simulate(plan.redo, machine).total_s;
-  plan.redo_bytes = link_bytes(plan.redo);
+  if (plan.speculates()) plan.redo_s = schedule::simulate(plan.redo, machine).total_s;
+  plan.redo_bytes = schedule::link_bytes(plan.redo);
   plan.twin_bytes = twin_bytes(plan.training);
   plan.evaluation = std::move(compiled.evaluation);
   plan.saving = std::move(compiled.saving);
   plan.save = std::move(compiled.save);
   plan.need = compiled.need;
   plan.peak_bytes = compiled.need.peak_bytes();
-  plan.step_bytes = link_bytes(plan.training);
-  plan.activation_bytes = activation_link_bytes(plan.training);
+  plan.step_bytes = schedule::link_bytes(plan.training);
+  plan.activation_bytes = schedule::activation_link_bytes(plan.training);
   plan.saved_bytes = saved_bytes_by_part(step, plan.options, plan.training);
-  plan.evaluation_bytes = link_bytes(plan.evaluation);
-  plan.saving_bytes = link_bytes(plan.saving);
-  plan.saving_bytes += link_bytes(plan.drain);  // before it
+  plan.evaluation_bytes = schedule::link_bytes(plan.evaluation);
+  plan.saving_bytes = schedule::link_bytes(plan.saving);
+  plan.saving_bytes += schedule::link_bytes(plan.drain);  // before it
   plan.bound_by = busiest_lane(compiled.simulation);
   plan.simulation = std::move(compiled.simulation);
   plan.profile = hardware.cpu_name;
@@ -469,10 +469,10 @@ std::string Refusal::sentence() const {
   return text;
 }
 
-ModelShape model_shape(const Config& config) {
-  ModelShape shape;
+model::ModelShape model_shape(const config::Config& config) {
+  model::ModelShape shape;
   shape.family =
-      config.model.family == Config::Family::kLlama ? ModelFamily::kLlama : ModelFamily::kGpt2;
+      config.model.family == config::Config::Family::kLlama ? model::ModelFamily::kLlama : model::ModelFamily::kGpt2;
   shape.layers = config.model.layers;
   shape.hidden = config.model.hidden;
   shape.heads = config.model.heads;
@@ -484,14 +484,14 @@ ModelShape model_shape(const Config& config) {
   return shape;
 }
 
-BatchShape batch_shape(const Config& config) {
+model::BatchShape batch_shape(const config::Config& config) {
   const auto dtype = [&] {
     switch (config.train.precision) {
-      case Config::Precision::kFP32:
+      case config::Config::Precision::kFP32:
         return DType::kF32;
-      case Config::Precision::kFP16:
+      case config::Config::Precision::kFP16:
         return DType::kF16;
-      case Config::Precision::kBF16:
+      case config::Config::Precision::kBF16:
         break;
     }
     return DType::kBF16;
@@ -499,12 +499,12 @@ BatchShape batch_shape(const Config& config) {
   return {config.train.micro_batch, config.train.seq, dtype()};
 }
 
-OptimizerOptions optimizer_options(const Config& config) {
-  OptimizerOptions options;
+kernels::OptimizerOptions optimizer_options(const config::Config& config) {
+  kernels::OptimizerOptions options;
   const auto& optimizer = config.optimizer;
   options.rule = optimizer.name;
   options.weight = batch_shape(config).dtype;
-  options.split_master = optimizer.states == Config::States::kSplit;
+  options.split_master = optimizer.states == config::Config::States::kSplit;
   constexpr std::array<DType, 3> kMoments{DType::kF32, DType::kBF16, DType::kBlock8};
   options.moments = kMoments.at(static_cast<std::size_t>(optimizer.moments));
   options.beta1 = optimizer.beta1;
@@ -518,16 +518,16 @@ OptimizerOptions optimizer_options(const Config& config) {
   return options;
 }
 
-ParameterTable parameter_table(const Config& config, const Model& model) {
-  return ParameterTable(model, optimizer_options(config), config.optimizer.weight_decay,
+model::ParameterTable parameter_table(const config::Config& config, const model::Model& model) {
+  return model::ParameterTable(model, optimizer_options(config), config.optimizer.weight_decay,
                         config.optimizer.groups);
 }
 
-std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
-                                      const Kernels& kernels, const HardwareProfile& hardware,
-                                      const Kernels* host_kernels) {
-  const BatchShape batch = batch_shape(config);
-  const StepModel step_model =
+std::variant<Plan, Refusal> make_plan(const config::Config& config, const model::Model& model,
+                                      const kernels::Kernels& kernels, const HardwareProfile& hardware,
+                                      const kernels::Kernels* host_kernels) {
+  const model::BatchShape batch = batch_shape(config);
+  const schedule::StepModel step_model =
       make_step_model(model, batch, parameter_table(config, model), kernels,
                       host_kernels == nullptr ? kernels : *host_kernels);
   const TierBytes budgets{config.memory.device_bytes, config.memory.pinned_bytes,
@@ -564,4 +564,4 @@ std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
   return refuser.refusal();
 }
 
-}  // namespace sluice
+}  // namespace sluice::planner

@@ -18,36 +18,36 @@
 #include "engine/schedule/schedule.hpp"
 #include "engine/schedule/simulate/simulate.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 
 using TierBytes = std::array<std::uint64_t, kTierCount>;
 
 struct Plan {
-  StepOptions options;
-  Schedule training;  // a steady step
+  schedule::StepOptions options;
+  schedule::Schedule training;  // a steady step
   // Where updates are made in the next forward pass: a step with none pending before it, and the
   // update that is pending behind the last. Otherwise without instructions.
-  Schedule first;
-  Schedule drain;
-  Schedule redo;  // where updates are speculative: the update made once more; else empty
-  Schedule evaluation;
-  Schedule saving;  // of a durable run: the step that commits too, and the commit alone; else empty
-  Schedule save;
+  schedule::Schedule first;
+  schedule::Schedule drain;
+  schedule::Schedule redo;  // where updates are speculative: the update made once more; else empty
+  schedule::Schedule evaluation;
+  schedule::Schedule saving;  // of a durable run: the step that commits too, and the commit alone; else empty
+  schedule::Schedule save;
 
   std::uint64_t state_bytes_of(StateKind kind) const;
-  bool carries_updates() const { return options.update == UpdatePlacement::kNextForward; }
-  bool speculates() const { return options.update == UpdatePlacement::kSpeculative; }
-  MemoryNeed need;
+  bool carries_updates() const { return options.update == schedule::UpdatePlacement::kNextForward; }
+  bool speculates() const { return options.update == schedule::UpdatePlacement::kSpeculative; }
+  runtime::MemoryNeed need;
   TierBytes peak_bytes{};      // what the ledger will be charged
-  LinkBytes step_bytes;        // moved by one training step
-  LinkBytes activation_bytes;  // of these, what spills and fetches of activations move
+  schedule::LinkBytes step_bytes;        // moved by one training step
+  schedule::LinkBytes activation_bytes;  // of these, what spills and fetches of activations move
   SavedBytes saved_bytes;      // of one training step, by part and place
-  LinkBytes evaluation_bytes;
-  LinkBytes saving_bytes;  // moved by one step that commits
-  LinkBytes redo_bytes;    // moved by a redo, beside its step's
+  schedule::LinkBytes evaluation_bytes;
+  schedule::LinkBytes saving_bytes;  // moved by one step that commits
+  schedule::LinkBytes redo_bytes;    // moved by a redo, beside its step's
   double redo_s = 0;       // that a redo takes, behind its step
   TierBytes twin_bytes{};  // of peak_bytes: what the second homes of state take
-  Simulation simulation;   // of one training step; where it speculates, of one that stands
+  schedule::Simulation simulation;   // of one training step; where it speculates, of one that stands
   std::string
       bound_by;         // the lane that is busiest: "compute", "storage", "h2d", "d2h", "optimizer"
   std::string profile;  // the measured machine's name, "unmeasured" for the default profile
@@ -67,16 +67,16 @@ struct Refusal {
 };
 
 // Shapes as the configuration gives them.
-ModelShape model_shape(const Config& config);
-BatchShape batch_shape(const Config& config);
-OptimizerOptions optimizer_options(const Config& config);
+model::ModelShape model_shape(const config::Config& config);
+model::BatchShape batch_shape(const config::Config& config);
+kernels::OptimizerOptions optimizer_options(const config::Config& config);
 // Throws InputError naming a parameter group that matches no tensor.
-ParameterTable parameter_table(const Config& config, const Model& model);
+model::ParameterTable parameter_table(const config::Config& config, const model::Model& model);
 
 // Deterministic in its arguments. kernels: the device's; host_kernels: the optimizer lane's, where
 // they are others. Throws InputError where no schedule exists for the placement.
-std::variant<Plan, Refusal> make_plan(const Config& config, const Model& model,
-                                      const Kernels& kernels, const HardwareProfile& hardware,
-                                      const Kernels* host_kernels = nullptr);
+std::variant<Plan, Refusal> make_plan(const config::Config& config, const model::Model& model,
+                                      const kernels::Kernels& kernels, const HardwareProfile& hardware,
+                                      const kernels::Kernels* host_kernels = nullptr);
 
-}  // namespace sluice
+}  // namespace sluice::planner

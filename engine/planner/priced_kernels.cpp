@@ -4,7 +4,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 namespace {
 
 // Without a grid: attention's products are small and its softmax is not a product.
@@ -26,16 +26,16 @@ DType priced_as(DType dtype) {
   return dtype == DType::kF16 ? DType::kBF16 : dtype;
 }
 
-TimedOperation gemm_operation(const GemmShape& shape) {
+TimedOperation gemm_operation(const kernels::GemmShape& shape) {
   if (shape.transpose_a) return TimedOperation::kGemmTN;
   return shape.transpose_b ? TimedOperation::kGemmNT : TimedOperation::kGemmNN;
 }
 
-OperationSize attention_size(const AttentionShape& shape) {
+OperationSize attention_size(const kernels::AttentionShape& shape) {
   return {shape.batch * shape.heads, shape.time, shape.head_dim};
 }
 
-OperationSize head_size(const HeadShape& shape) {
+OperationSize head_size(const kernels::HeadShape& shape) {
   return {shape.rows, shape.vocab, shape.hidden};
 }
 
@@ -73,7 +73,7 @@ void PricedKernels::charge_elems(TimedOperation operation, DType dtype, std::int
   charge(operation, dtype, {elems, 1, 1}, stream_s(static_cast<double>(elems) * bytes_per_elem));
 }
 
-void PricedKernels::gemm(const GemmShape& shape, const void*, const void*, const void*, void*,
+void PricedKernels::gemm(const kernels::GemmShape& shape, const void*, const void*, const void*, void*,
                          void*) {
   const OperationSize size{shape.m, shape.n, shape.k};
   charge(gemm_operation(shape), shape.dtype, size, product_s(2 * product(size), shape.dtype));
@@ -88,20 +88,20 @@ void PricedKernels::column_sum(const void*, void*, std::int64_t rows, std::int64
   charge_elems(TimedOperation::kColumnSum, dtype, rows * cols, bytes_of(dtype));
 }
 
-void PricedKernels::norm_forward(const NormShape& shape, const void*, const void*, const void*,
+void PricedKernels::norm_forward(const kernels::NormShape& shape, const void*, const void*, const void*,
                                  void*, float*, float*) {
   charge_elems(TimedOperation::kNormForward, shape.dtype, shape.rows * shape.cols,
                2 * bytes_of(shape.dtype));
 }
 
-void PricedKernels::norm_backward_input(const NormShape& shape, const void*, const void*,
+void PricedKernels::norm_backward_input(const kernels::NormShape& shape, const void*, const void*,
                                         const void*, const float*, const float*, const void*,
                                         void*) {
   charge_elems(TimedOperation::kNormBackwardInput, shape.dtype, shape.rows * shape.cols,
                4 * bytes_of(shape.dtype));
 }
 
-void PricedKernels::norm_backward_weight(const NormShape& shape, const void*, const void*,
+void PricedKernels::norm_backward_weight(const kernels::NormShape& shape, const void*, const void*,
                                          const float*, const float*, void*, void*) {
   charge_elems(TimedOperation::kNormBackwardWeight, shape.dtype, shape.rows * shape.cols,
                2 * bytes_of(shape.dtype));
@@ -130,7 +130,7 @@ void PricedKernels::swiglu_backward(const void*, const void*, void*, std::int64_
   charge_elems(TimedOperation::kSwigluBackward, dtype, rows * cols, 5 * bytes_of(dtype));
 }
 
-void PricedKernels::rope(const AttentionShape& shape, float, bool, void*) {
+void PricedKernels::rope(const kernels::AttentionShape& shape, float, bool, void*) {
   charge_elems(TimedOperation::kRope, shape.dtype,
                shape.batch * shape.time * (shape.heads + shape.kv_heads) * shape.head_dim,
                2 * bytes_of(shape.dtype));
@@ -145,7 +145,7 @@ void PricedKernels::charge_attention(TimedOperation operation, DType dtype,
   charge_plain(grid->seconds_at(size) * std::max(1.0, beyond));
 }
 
-void PricedKernels::attention_forward(const AttentionShape& shape, const void*, void*, float*,
+void PricedKernels::attention_forward(const kernels::AttentionShape& shape, const void*, void*, float*,
                                       void*) {
   // Scores and their product with the values, the causal half of them.
   const OperationSize size = attention_size(shape);
@@ -153,7 +153,7 @@ void PricedKernels::attention_forward(const AttentionShape& shape, const void*, 
   charge_attention(TimedOperation::kAttentionForward, shape.dtype, size, flops);
 }
 
-void PricedKernels::attention_backward(const AttentionShape& shape, const void*, const void*,
+void PricedKernels::attention_backward(const kernels::AttentionShape& shape, const void*, const void*,
                                        const void*, const float*, void*, void*) {
   const OperationSize size = attention_size(shape);
   const double flops = 5 * product(size) * static_cast<double>(shape.time);
@@ -173,13 +173,13 @@ void PricedKernels::embedding_backward(const std::int32_t*, const void*, void*, 
                2 * bytes_of(dtype));
 }
 
-void PricedKernels::head_forward(const HeadShape& shape, const void*, const void*,
+void PricedKernels::head_forward(const kernels::HeadShape& shape, const void*, const void*,
                                  const std::int32_t*, float, double*, float*, void*, void*) {
   const OperationSize size = head_size(shape);
   charge(TimedOperation::kHeadForward, shape.dtype, size, plain_head_s(size, shape.dtype));
 }
 
-void PricedKernels::head_backward_weight(const HeadShape& shape, const void*, const void*,
+void PricedKernels::head_backward_weight(const kernels::HeadShape& shape, const void*, const void*,
                                          const std::int32_t*, float, const float*, void*, void*) {
   const OperationSize size = head_size(shape);
   charge(TimedOperation::kHeadBackward, shape.dtype, size, plain_head_s(size, shape.dtype));
@@ -207,19 +207,19 @@ constexpr double kUpdateArithmeticShare = 0.56;
 
 // AdamW with fp32 states is what was measured; other states and rules by the bytes that they move
 // or by their arithmetic, whichever takes longer, and Muon's products besides.
-void PricedKernels::update(const OptimizerOptions& options, const UpdateBuffers& buffers,
-                           std::span<const ParameterSegment> segments, const UpdateScalars&,
+void PricedKernels::update(const kernels::OptimizerOptions& options, const kernels::UpdateBuffers& buffers,
+                           std::span<const kernels::ParameterSegment> segments, const kernels::UpdateScalars&,
                            void*) {
-  OptimizerOptions measured;
+  kernels::OptimizerOptions measured;
   measured.weight = priced_as(options.weight);
   const OperationGrid* const grid = hardware_.find(TimedOperation::kAdamW, measured.weight);
   const double adamw_s = grid != nullptr
                              ? grid->seconds_at({buffers.elems, 1, 1})
                              : static_cast<double>(buffers.elems) / hardware_.adam_params_per_s;
-  const double traffic = update_bytes_per_elem(options, buffers.grad_dtype) /
-                         update_bytes_per_elem(measured, measured.weight);
+  const double traffic = kernels::update_bytes_per_elem(options, buffers.grad_dtype) /
+                         kernels::update_bytes_per_elem(measured, measured.weight);
   charge_plain(adamw_s * std::max(traffic, kUpdateArithmeticShare * update_arithmetic(options)));
-  charge_plain(product_s(update_product_flops(options, segments), DType::kF32));
+  charge_plain(product_s(kernels::update_product_flops(options, segments), DType::kF32));
 }
 
 void PricedKernels::cast(const void*, DType in_dtype, void*, DType out_dtype, bool,
@@ -227,4 +227,4 @@ void PricedKernels::cast(const void*, DType in_dtype, void*, DType out_dtype, bo
   charge_plain(stream_s((bytes_of(in_dtype) + bytes_of(out_dtype)) * static_cast<double>(elems)));
 }
 
-}  // namespace sluice
+}  // namespace sluice::planner

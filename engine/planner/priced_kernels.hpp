@@ -6,9 +6,9 @@
 #include "engine/planner/hardware_profile.hpp"
 #include "kernels/kernels.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 
-class PricedKernels final : public Kernels {
+class PricedKernels final : public kernels::Kernels {
  public:
   // `hardware` must outlive it. threads: of the run's kernels, above 0 (InternalError); a profile
   // is measured on all cores.
@@ -21,18 +21,18 @@ class PricedKernels final : public Kernels {
   void set_stream(void*) override {}
   const char* arithmetic() const override { return "priced"; }
 
-  std::uint64_t gemm_workspace_bytes(const GemmShape&) const override { return 0; }
-  void gemm(const GemmShape& shape, const void* a, const void* b, const void* bias, void* c,
+  std::uint64_t gemm_workspace_bytes(const kernels::GemmShape&) const override { return 0; }
+  void gemm(const kernels::GemmShape& shape, const void* a, const void* b, const void* bias, void* c,
             void* workspace) override;
   void zero(void* data, std::uint64_t bytes) override;
   void column_sum(const void* x, void* out, std::int64_t rows, std::int64_t cols,
                   DType dtype) override;
-  void norm_forward(const NormShape& shape, const void* x, const void* weight, const void* bias,
+  void norm_forward(const kernels::NormShape& shape, const void* x, const void* weight, const void* bias,
                     void* y, float* mean, float* rstd) override;
-  void norm_backward_input(const NormShape& shape, const void* dy, const void* x,
+  void norm_backward_input(const kernels::NormShape& shape, const void* dy, const void* x,
                            const void* weight, const float* mean, const float* rstd,
                            const void* residual, void* dx) override;
-  void norm_backward_weight(const NormShape& shape, const void* dy, const void* x,
+  void norm_backward_weight(const kernels::NormShape& shape, const void* dy, const void* x,
                             const float* mean, const float* rstd, void* dweight,
                             void* dbias) override;
   void add(const void* a, const void* b, void* out, std::int64_t elems, DType dtype) override;
@@ -43,11 +43,11 @@ class PricedKernels final : public Kernels {
                       DType dtype) override;
   void swiglu_backward(const void* dy, const void* x, void* dx, std::int64_t rows,
                        std::int64_t cols, DType dtype) override;
-  void rope(const AttentionShape& shape, float base, bool inverse, void* qkv) override;
-  std::uint64_t attention_workspace_bytes(const AttentionShape&) const override { return 0; }
-  void attention_forward(const AttentionShape& shape, const void* qkv, void* out, float* lse,
+  void rope(const kernels::AttentionShape& shape, float base, bool inverse, void* qkv) override;
+  std::uint64_t attention_workspace_bytes(const kernels::AttentionShape&) const override { return 0; }
+  void attention_forward(const kernels::AttentionShape& shape, const void* qkv, void* out, float* lse,
                          void* workspace) override;
-  void attention_backward(const AttentionShape& shape, const void* dout, const void* qkv,
+  void attention_backward(const kernels::AttentionShape& shape, const void* dout, const void* qkv,
                           const void* out, const float* lse, void* dqkv, void* workspace) override;
   void embedding_forward(const std::int32_t* tokens, const void* table, const void* positions,
                          void* out, std::int64_t rows, std::int64_t time, std::int64_t hidden,
@@ -59,11 +59,11 @@ class PricedKernels final : public Kernels {
                           void* dpositions, std::int64_t rows, std::int64_t time,
                           std::int64_t vocab, std::int64_t max_time, std::int64_t hidden,
                           DType dtype, void* workspace) override;
-  std::uint64_t head_workspace_bytes(const HeadShape&) const override { return 0; }
-  void head_forward(const HeadShape& shape, const void* x, const void* w,
+  std::uint64_t head_workspace_bytes(const kernels::HeadShape&) const override { return 0; }
+  void head_forward(const kernels::HeadShape& shape, const void* x, const void* w,
                     const std::int32_t* targets, float loss_scale, double* loss_sum, float* lse,
                     void* dx, void* workspace) override;
-  void head_backward_weight(const HeadShape& shape, const void* x, const void* w,
+  void head_backward_weight(const kernels::HeadShape& shape, const void* x, const void* w,
                             const std::int32_t* targets, float loss_scale, const float* lse,
                             void* dw, void* workspace) override;
   void accumulate(float* accumulator, const void* grad, DType grad_dtype, bool first,
@@ -71,12 +71,12 @@ class PricedKernels final : public Kernels {
   void fold(void* into, const void* from, DType dtype, std::int64_t elems) override;
   void squared_norm_blocks(const void* grad, DType dtype, DType round_to,
                            std::span<const Block> blocks, double* partial) override;
-  std::uint64_t update_workspace_bytes(const OptimizerOptions&,
-                                       std::span<const ParameterSegment>) const override {
+  std::uint64_t update_workspace_bytes(const kernels::OptimizerOptions&,
+                                       std::span<const kernels::ParameterSegment>) const override {
     return 0;
   }
-  void update(const OptimizerOptions& options, const UpdateBuffers& buffers,
-              std::span<const ParameterSegment> segments, const UpdateScalars& scalars,
+  void update(const kernels::OptimizerOptions& options, const kernels::UpdateBuffers& buffers,
+              std::span<const kernels::ParameterSegment> segments, const kernels::UpdateScalars& scalars,
               void* workspace) override;
   void cast(const void* in, DType in_dtype, void* out, DType out_dtype, bool weight_rounding,
             std::int64_t elems) override;
@@ -99,4 +99,4 @@ class PricedKernels final : public Kernels {
   double seconds_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::planner

@@ -3,29 +3,29 @@
 #include "base/error.hpp"
 #include "engine/planner/candidates.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 
-std::vector<Raise> possible_raises(const Config& config) {
+std::vector<Raise> possible_raises(const config::Config& config) {
   const auto& place = config.memory.place;
   std::vector<Raise> raises;
-  const auto add = [&](Config::Place fixed, std::vector<Tier> Placement::*kind, Tier from,
+  const auto add = [&](config::Config::Place fixed, std::vector<Tier> schedule::Placement::*kind, Tier from,
                        Tier to) {
-    if (fixed == Config::Place::kAuto) raises.push_back({kind, from, to});
+    if (fixed == config::Config::Place::kAuto) raises.push_back({kind, from, to});
   };
-  add(place.weight, &Placement::weight, Tier::kStorage, Tier::kPinned);
-  add(place.gradient, &Placement::gradient, Tier::kStorage, Tier::kPinned);
-  add(place.optimizer, &Placement::optimizer, Tier::kStorage, Tier::kPinned);
-  add(place.weight, &Placement::weight, Tier::kPinned, Tier::kDevice);
-  add(place.optimizer, &Placement::optimizer, Tier::kPinned, Tier::kDevice);
+  add(place.weight, &schedule::Placement::weight, Tier::kStorage, Tier::kPinned);
+  add(place.gradient, &schedule::Placement::gradient, Tier::kStorage, Tier::kPinned);
+  add(place.optimizer, &schedule::Placement::optimizer, Tier::kStorage, Tier::kPinned);
+  add(place.weight, &schedule::Placement::weight, Tier::kPinned, Tier::kDevice);
+  add(place.optimizer, &schedule::Placement::optimizer, Tier::kPinned, Tier::kDevice);
   const bool joined =
-      place.optimizer == Config::Place::kAuto && place.gradient == Config::Place::kAuto;
-  if (joined) raises.back().with = &Placement::gradient;
+      place.optimizer == config::Config::Place::kAuto && place.gradient == config::Config::Place::kAuto;
+  if (joined) raises.back().with = &schedule::Placement::gradient;
   return raises;
 }
 
-std::vector<std::size_t> raisable_units(const Placement& placement, const Raise& raise) {
+std::vector<std::size_t> raisable_units(const schedule::Placement& placement, const Raise& raise) {
   const std::vector<Tier>& tiers = placement.*raise.kind;
-  const bool updates_there = raise.kind == &Placement::optimizer && raise.to == Tier::kDevice;
+  const bool updates_there = raise.kind == &schedule::Placement::optimizer && raise.to == Tier::kDevice;
   std::vector<std::size_t> units;
   for (std::size_t unit = 0; unit < tiers.size(); ++unit) {
     if (tiers[unit] != raise.from) continue;
@@ -37,10 +37,10 @@ std::vector<std::size_t> raisable_units(const Placement& placement, const Raise&
   return units;
 }
 
-std::size_t units_that_fit(const StepModel& model, const StepOptions& options, const Raise& raise,
+std::size_t units_that_fit(const schedule::StepModel& model, const schedule::StepOptions& options, const Raise& raise,
                            const std::vector<std::size_t>& units, std::uint64_t room_bytes) {
   const auto held = [&](std::size_t count) {
-    StepOptions changed = options;
+    schedule::StepOptions changed = options;
     changed.placement = raised(options.placement, raise, units, count);
     return home_bytes(model, changed)[static_cast<std::size_t>(raise.to)];
   };
@@ -50,7 +50,7 @@ std::size_t units_that_fit(const StepModel& model, const StepOptions& options, c
   return count;
 }
 
-Placement raised(Placement placement, const Raise& raise, const std::vector<std::size_t>& units,
+schedule::Placement raised(schedule::Placement placement, const Raise& raise, const std::vector<std::size_t>& units,
                  std::size_t count) {
   SLUICE_CHECK(count <= units.size());
   for (std::size_t i = 0; i < count; ++i) {
@@ -60,4 +60,4 @@ Placement raised(Placement placement, const Raise& raise, const std::vector<std:
   return placement;
 }
 
-}  // namespace sluice
+}  // namespace sluice::planner

@@ -6,10 +6,10 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 namespace {
 
-using Place = Config::Place;
+using Place = config::Config::Place;
 
 std::optional<Tier> tier_of(Place place) {
   if (place == Place::kAuto) return std::nullopt;
@@ -17,7 +17,7 @@ std::optional<Tier> tier_of(Place place) {
 }
 
 // What the configuration says of one part; nothing where it leaves the choice.
-std::optional<Tier> fixed_place(const Config& config, const std::string& part) {
+std::optional<Tier> fixed_place(const config::Config& config, const std::string& part) {
   const std::map<std::string, Place>& saved = config.memory.place.saved;
   auto found = saved.find(part);
   if (found == saved.end()) found = saved.find("*");
@@ -26,11 +26,11 @@ std::optional<Tier> fixed_place(const Config& config, const std::string& part) {
 }
 
 // Names of parts, each once, of units that are the head or are not.
-std::vector<std::string> part_names(const StepModel& model, bool of_head) {
+std::vector<std::string> part_names(const schedule::StepModel& model, bool of_head) {
   std::vector<std::string> names;
-  for (const UnitFootprint& unit : model.units) {
+  for (const schedule::UnitFootprint& unit : model.units) {
     if (unit.is_head != of_head) continue;
-    for (const SavedPart& part : unit.saved_parts) {
+    for (const schedule::SavedPart& part : unit.saved_parts) {
       if (std::find(names.begin(), names.end(), part.name) == names.end()) {
         names.push_back(part.name);
       }
@@ -43,7 +43,7 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-void check_names(const Config& config, const StepModel& model) {
+void check_names(const config::Config& config, const schedule::StepModel& model) {
   const std::vector<std::string> known = part_names(model, false);
   const std::vector<std::string> of_head = part_names(model, true);
   for (const auto& [name, place] : config.memory.place.saved) {
@@ -64,33 +64,33 @@ void check_names(const Config& config, const StepModel& model) {
 
 }  // namespace
 
-std::vector<std::vector<Tier>> saved_places(const Config& config, const StepModel& model,
+std::vector<std::vector<Tier>> saved_places(const config::Config& config, const schedule::StepModel& model,
                                             const std::vector<Tier>& activation) {
   check_names(config, model);
   std::vector<std::vector<Tier>> places;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     places.emplace_back();
-    for (const SavedPart& part : model.units[unit].saved_parts) {
+    for (const schedule::SavedPart& part : model.units[unit].saved_parts) {
       places.back().push_back(fixed_place(config, part.name).value_or(activation[unit]));
     }
   }
   return places;
 }
 
-SpillChoice::SpillChoice(const Config& config, const StepModel& model, StepOptions options,
+SpillChoice::SpillChoice(const config::Config& config, const schedule::StepModel& model, schedule::StepOptions options,
                          First first, Tier tier)
     : options_(std::move(options)), tier_(tier) {
-  Placement& placement = options_.placement;
+  schedule::Placement& placement = options_.placement;
   placement.activation.assign(model.units.size(), Tier::kDevice);
   placement.saved = saved_places(config, model, placement.activation);
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
-    const UnitFootprint& footprint = model.units[unit];
+    const schedule::UnitFootprint& footprint = model.units[unit];
     // The head's passes follow each other: nothing of it waits.
     if (footprint.is_head) continue;
     if (footprint.output_bytes > 0) items_.push_back({unit, kOutput, footprint.output_bytes});
     if (options_.recompute && footprint.recomputable) continue;
     for (std::size_t part = 0; part < footprint.saved_parts.size(); ++part) {
-      const SavedPart& saved = footprint.saved_parts[part];
+      const schedule::SavedPart& saved = footprint.saved_parts[part];
       if (!fixed_place(config, saved.name)) items_.push_back({unit, part, saved.bytes});
     }
   }
@@ -100,19 +100,19 @@ SpillChoice::SpillChoice(const Config& config, const StepModel& model, StepOptio
   });
 }
 
-StepOptions SpillChoice::with(std::size_t count) const {
-  StepOptions options = options_;
+schedule::StepOptions SpillChoice::with(std::size_t count) const {
+  schedule::StepOptions options = options_;
   for (std::size_t i = 0; i < count; ++i) {
     const Item& item = items_[i];
-    Placement& placement = options.placement;
+    schedule::Placement& placement = options.placement;
     (item.part == kOutput ? placement.activation[item.unit]
                           : placement.saved[item.unit][item.part]) = tier_;
   }
   return options;
 }
 
-SavedBytes saved_bytes_by_part(const StepModel& model, const StepOptions& options,
-                               const Schedule& training) {
+SavedBytes saved_bytes_by_part(const schedule::StepModel& model, const schedule::StepOptions& options,
+                               const schedule::Schedule& training) {
   SavedBytes by_part;
   const auto entry = [&](const std::string& name) -> std::array<std::uint64_t, kTierCount>& {
     for (auto& [known, bytes] : by_part) {
@@ -121,23 +121,23 @@ SavedBytes saved_bytes_by_part(const StepModel& model, const StepOptions& option
     by_part.push_back({name, {}});
     return by_part.back().second;
   };
-  for (const UnitFootprint& unit : model.units) {
+  for (const schedule::UnitFootprint& unit : model.units) {
     if (options.recompute && unit.recomputable) continue;
-    for (const SavedPart& part : unit.saved_parts) {
+    for (const schedule::SavedPart& part : unit.saved_parts) {
       entry(part.name)[0] += part.bytes * static_cast<std::uint64_t>(options.microbatches);
     }
   }
-  for (const Instruction& instruction : training.instructions) {
-    if (instruction.op != Op::kSpillActivation) continue;
-    const Use& use = instruction.reads.front();
-    const Buffer& from = training.buffers[use.buffer];
-    if (from.role != BufferRole::kSaved) continue;
+  for (const schedule::Instruction& instruction : training.instructions) {
+    if (instruction.op != schedule::Op::kSpillActivation) continue;
+    const schedule::Use& use = instruction.reads.front();
+    const schedule::Buffer& from = training.buffers[use.buffer];
+    if (from.role != schedule::BufferRole::kSaved) continue;
     const std::uint64_t begin = from.first_elem + use.offset_bytes;
     const std::uint64_t end = begin + instruction.bytes;
     const auto unit = static_cast<std::size_t>(from.unit);
     std::uint64_t at = 0;
     for (std::size_t i = 0; i < model.units[unit].saved_parts.size(); ++i) {
-      const SavedPart& part = model.units[unit].saved_parts[i];
+      const schedule::SavedPart& part = model.units[unit].saved_parts[i];
       const std::uint64_t first = std::max(begin, at);
       at += part.bytes;
       if (first >= std::min(end, at)) continue;
@@ -150,4 +150,4 @@ SavedBytes saved_bytes_by_part(const StepModel& model, const StepOptions& option
   return by_part;
 }
 
-}  // namespace sluice
+}  // namespace sluice::planner

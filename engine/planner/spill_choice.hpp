@@ -13,11 +13,11 @@
 #include "engine/planner/candidates.hpp"
 #include "engine/schedule/schedule.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 
 // Where memory.place.saved and memory.place.activation put each part, by unit; what neither names
 // goes where the unit's activations do. Throws InputError naming a part that no unit saves.
-std::vector<std::vector<Tier>> saved_places(const Config& config, const StepModel& model,
+std::vector<std::vector<Tier>> saved_places(const config::Config& config, const schedule::StepModel& model,
                                             const std::vector<Tier>& activation);
 
 class SpillChoice {
@@ -27,11 +27,11 @@ class SpillChoice {
     kParts,  // the largest part of all units, then the next: what is moved spreads over the step
   };
   // Of `options` with nothing spilled but what the configuration says. tier: of what is.
-  SpillChoice(const Config& config, const StepModel& model, StepOptions options, First first,
+  SpillChoice(const config::Config& config, const schedule::StepModel& model, schedule::StepOptions options, First first,
               Tier tier);
   std::size_t count() const { return items_.size(); }
   // With the first `count` items spilled.
-  StepOptions with(std::size_t count) const;
+  schedule::StepOptions with(std::size_t count) const;
 
  private:
   struct Item {
@@ -41,7 +41,7 @@ class SpillChoice {
   };
   static constexpr std::size_t kOutput = SIZE_MAX;
 
-  StepOptions options_;
+  schedule::StepOptions options_;
   std::vector<Item> items_;
   Tier tier_;
 };
@@ -49,7 +49,7 @@ class SpillChoice {
 // Bytes that a step saves, by name of the part and tier where it waits; in the order of the units'
 // regions. What stays on the device because it is needed again at once counts there.
 using SavedBytes = std::vector<std::pair<std::string, std::array<std::uint64_t, kTierCount>>>;
-SavedBytes saved_bytes_by_part(const StepModel& model, const StepOptions& options,
-                               const Schedule& training);
+SavedBytes saved_bytes_by_part(const schedule::StepModel& model, const schedule::StepOptions& options,
+                               const schedule::Schedule& training);
 
-}  // namespace sluice
+}  // namespace sluice::planner

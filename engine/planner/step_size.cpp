@@ -4,11 +4,11 @@
 
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 namespace {
 
 // Transfers of the activations of one micro-batch that are spilled, and their releases.
-std::uint64_t spilled_moves(const StepModel& model, const StepOptions& options) {
+std::uint64_t spilled_moves(const schedule::StepModel& model, const schedule::StepOptions& options) {
   // Outputs, gradients and at most six values of what is saved, down and twice up.
   constexpr std::uint64_t kOfAPinnedUnit = 40;
   constexpr std::uint64_t kOfAPiece = 10;
@@ -21,7 +21,7 @@ std::uint64_t spilled_moves(const StepModel& model, const StepOptions& options) 
     }
     if (tier == Tier::kPinned) moves += kOfAPinnedUnit;
     if (tier != Tier::kStorage) continue;
-    const UnitFootprint& footprint = model.units[unit];
+    const schedule::UnitFootprint& footprint = model.units[unit];
     const std::uint64_t bytes = 2 * footprint.output_bytes + footprint.saved_bytes;
     moves += kOfAPiece * (8 + bytes / (sizeof(float) * options.piece_elems));
   }
@@ -31,12 +31,12 @@ std::uint64_t spilled_moves(const StepModel& model, const StepOptions& options) 
 }  // namespace
 
 // Passes, fetches and gradients of every micro-batch, then the optimizer.
-std::uint64_t step_size(const StepModel& model, const StepOptions& options) {
+std::uint64_t step_size(const schedule::StepModel& model, const schedule::StepOptions& options) {
   std::uint64_t pieces = 0;
-  for (const UnitFootprint& unit : model.units) pieces += ceil_div(unit.elems, options.piece_elems);
+  for (const schedule::UnitFootprint& unit : model.units) pieces += ceil_div(unit.elems, options.piece_elems);
   const auto microbatches = static_cast<std::uint64_t>(options.microbatches);
   const std::uint64_t each = 12 * model.units.size() + 6 * pieces + spilled_moves(model, options);
   return microbatches * each + 10 * pieces;
 }
 
-}  // namespace sluice
+}  // namespace sluice::planner

@@ -4,14 +4,14 @@
 #include "base/log.hpp"
 #include "engine/run/set_aside.hpp"
 
-namespace sluice {
+namespace sluice::run {
 
-ResumePoint find_resume_point(const Config& config) {
+ResumePoint find_resume_point(const config::Config& config) {
   ResumePoint point;
-  std::vector<PassedOver> passed_over;
-  point.durable = find_durable(config.checkpoint.dir, config.memory.storage_paths, passed_over);
+  std::vector<checkpoint::PassedOver> passed_over;
+  point.durable = checkpoint::find_durable(config.checkpoint.dir, config.memory.storage_paths, passed_over);
   try {
-    point.checkpoint = find_checkpoint(config.checkpoint.dir);
+    point.checkpoint = checkpoint::find_checkpoint(config.checkpoint.dir);
   } catch (const InputError& error) {
     if (!point.durable) {
       throw InputError((passed_over.empty() ? std::string(error.what()) : passed_over.front().why) +
@@ -25,14 +25,14 @@ ResumePoint find_resume_point(const Config& config) {
   const std::int64_t step = point.manifest().step;
   // Older ones are superseded.
   std::erase_if(passed_over,
-                [&](const PassedOver& passed) { return passed.step >= 0 && passed.step <= step; });
-  for (const PassedOver& passed : passed_over) {
+                [&](const checkpoint::PassedOver& passed) { return passed.step >= 0 && passed.step <= step; });
+  for (const checkpoint::PassedOver& passed : passed_over) {
     if (!passed.absent) continue;
     const std::string instead = passed.step < 0 ? "" : " instead of " + std::to_string(passed.step);
     throw InputError(passed.why + "; put it back, or remove '" + passed.log +
                      "' to go on from step " + std::to_string(step) + instead);
   }
-  for (const PassedOver& passed : passed_over) {
+  for (const checkpoint::PassedOver& passed : passed_over) {
     const bool newer = passed.step > step;
     // A record that cannot be read was cut short as it was written, and is of no commit, or it was
     // damaged since: then nothing can be had from it.
@@ -55,12 +55,12 @@ void check_run(const ResumePoint& point, const std::set<std::string>& runs,
                    "' names; --set checkpoint.dir=... names where this run's checkpoints are");
 }
 
-void check_resume_point(const ResumePoint& point, const Config& config, const Model& model,
+void check_resume_point(const ResumePoint& point, const config::Config& config, const model::Model& model,
                         const std::string& data_fingerprint,
-                        const std::vector<const Buffer*>& homes) {
-  if (!point.durable) return check_checkpoint(*point.checkpoint, config, model, data_fingerprint);
-  check_manifest(point.manifest(), point.where(), config, data_fingerprint);
-  check_homes(*point.durable, homes);
+                        const std::vector<const schedule::Buffer*>& homes) {
+  if (!point.durable) return checkpoint::check_checkpoint(*point.checkpoint, config, model, data_fingerprint);
+  checkpoint::check_manifest(point.manifest(), point.where(), config, data_fingerprint);
+  checkpoint::check_homes(*point.durable, homes);
 }
 
-}  // namespace sluice
+}  // namespace sluice::run

@@ -9,15 +9,15 @@
 #include "engine/checkpoint/checkpoint.hpp"
 #include "engine/checkpoint/durable_checkpoint.hpp"
 
-namespace sluice {
+namespace sluice::run {
 
 struct ResumePoint {
-  std::optional<DurableFound> durable;
-  std::optional<CheckpointFound> checkpoint;
+  std::optional<checkpoint::DurableFound> durable;
+  std::optional<checkpoint::CheckpointFound> checkpoint;
   // That say to be newer, and are not what was committed.
   std::vector<std::string> passed_over_logs;
 
-  const CheckpointManifest& manifest() const {
+  const checkpoint::CheckpointManifest& manifest() const {
     return durable ? durable->manifest : checkpoint->manifest;
   }
   const std::string& where() const { return durable ? durable->log : checkpoint->directory; }
@@ -26,7 +26,7 @@ struct ResumePoint {
 // The newer of the two in config.checkpoint.dir, with a warning of what was passed over. Throws
 // InputError where there is neither, with the reason of what failed, and where the data of a newer
 // commit are not there; IoError where that cannot be told.
-ResumePoint find_resume_point(const Config& config);
+ResumePoint find_resume_point(const config::Config& config);
 
 // Throws InputError where another run wrote the point than one of `runs`, those of log_dir. A point
 // that does not say who wrote it, and a directory that does not say whose it is, are taken.
@@ -35,8 +35,8 @@ void check_run(const ResumePoint& point, const std::set<std::string>& runs,
 
 // Throws InputError naming the first thing in which this run is another than the one that left the
 // point: weight, home of state, setting, data. homes: this run's homes of state.
-void check_resume_point(const ResumePoint& point, const Config& config, const Model& model,
+void check_resume_point(const ResumePoint& point, const config::Config& config, const model::Model& model,
                         const std::string& data_fingerprint,
-                        const std::vector<const Buffer*>& homes);
+                        const std::vector<const schedule::Buffer*>& homes);
 
-}  // namespace sluice
+}  // namespace sluice::run

@@ -13,13 +13,13 @@
 #include "engine/run/set_aside.hpp"
 #include "offload/storage_file.hpp"
 
-namespace sluice {
+namespace sluice::run {
 namespace {
 
 namespace fs = std::filesystem;
 
-bool is_durable(const Config& config) {
-  return config.checkpoint.mode == Config::CheckpointMode::kDurable;
+bool is_durable(const config::Config& config) {
+  return config.checkpoint.mode == config::Config::CheckpointMode::kDurable;
 }
 
 // With what is above it. durable: the names are on the disk when it returns.
@@ -68,7 +68,7 @@ const std::string& checked(const std::string& directory) {
 }
 
 // Of its own only where it is another directory than log.dir.
-void lock_checkpoints(std::optional<RunLock>& lock, const Config& config, const RunId& run) {
+void lock_checkpoints(std::optional<RunLock>& lock, const config::Config& config, const RunId& run) {
   const std::string& directory = config.checkpoint.dir;
   if (fs::equivalent(directory, config.log.dir)) return;
   check_regular(fs::path(directory) / "lock");
@@ -115,7 +115,7 @@ RunsTold runs_in(const std::string& directory) {
   return told;
 }
 
-RunFiles::RunFiles(const Config& config, const RunId& run, bool uses_storage)
+RunFiles::RunFiles(const config::Config& config, const RunId& run, bool uses_storage)
     : directory_(made(config.log.dir, is_durable(config))),
       lock_("log.dir", checked(config.log.dir), run, config.memory.storage_paths) {
   const bool durable = is_durable(config);
@@ -126,34 +126,34 @@ RunFiles::RunFiles(const Config& config, const RunId& run, bool uses_storage)
   lock_checkpoints(checkpoint_lock_, config, run);
 }
 
-void RunFiles::remove_uncommitted(const Config& config, const RunId& run) {
+void RunFiles::remove_uncommitted(const config::Config& config, const RunId& run) {
   const std::string& directory = config.log.dir;
   // Nobody is kept waiting for a lock where there is nothing to remove.
-  if (files_without_commit(config.checkpoint.dir, config.memory.storage_paths).empty()) return;
+  if (checkpoint::files_without_commit(config.checkpoint.dir, config.memory.storage_paths).empty()) return;
   check_run_files(directory);
   const bool told_of_earlier = RunLock::look(directory).exists;
   RunLock lock("log.dir", directory, run, config.memory.storage_paths);
   if (told_of_earlier) lock.keep_record();
   std::optional<RunLock> checkpoint_lock;
   lock_checkpoints(checkpoint_lock, config, run);
-  remove_logs_without_commit(config.checkpoint.dir, {}, lock.storage_paths());
+  checkpoint::remove_logs_without_commit(config.checkpoint.dir, {}, lock.storage_paths());
 }
 
-void RunFiles::begin(const Config& config, bool fresh, const std::string& own_log) {
+void RunFiles::begin(const config::Config& config, bool fresh, const std::string& own_log) {
   const fs::path events = directory_ / kEventsFile;
   if (fresh) {
-    remove_logs_without_commit(config.checkpoint.dir, own_log, storage_paths());
+    checkpoint::remove_logs_without_commit(config.checkpoint.dir, own_log, storage_paths());
     set_aside_earlier(directory_.string(), config.checkpoint.dir, own_log, storage_paths());
     PosixFile::create(events.string());  // with its mode
   } else {
     cut_unfinished_line(events);
   }
-  text(kConfigFile, config_to_toml(config));
+  text(kConfigFile, config::config_to_toml(config));
   events_.open(events, std::ios::out | std::ios::app);
   if (!events_) throw IoError("open", events.string(), 0, 0, errno);
 }
 
-void RunFiles::event(const RunEvent& event) {
+void RunFiles::event(const train::RunEvent& event) {
   events_ << event.dump() << '\n' << std::flush;
   if (!events_) throw IoError("write", path(kEventsFile), 0, 0, errno);
 }
@@ -169,4 +169,4 @@ void RunFiles::text(const char* name, const std::string& text) {
   rename_durably(temporary, path(name));
 }
 
-}  // namespace sluice
+}  // namespace sluice::run

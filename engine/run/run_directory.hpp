@@ -15,7 +15,7 @@
 #include "engine/run/run_lock.hpp"
 #include "engine/train/events.hpp"
 
-namespace sluice {
+namespace sluice::run {
 
 inline constexpr const char* kConfigFile = "config.toml";
 inline constexpr const char* kEventsFile = "events.jsonl";
@@ -39,18 +39,18 @@ class RunFiles {
  public:
   // Makes and locks the directories; what an earlier run left in them stands until begin(). Throws
   // InputError where one cannot be made or another run holds it.
-  RunFiles(const Config& config, const RunId& run, bool uses_storage);
+  RunFiles(const config::Config& config, const RunId& run, bool uses_storage);
 
   // Removes what resumes that were killed before their first commit left in the directories of a
   // run that is there: it takes room. InputError: another run holds one.
-  static void remove_uncommitted(const Config& config, const RunId& run);
+  static void remove_uncommitted(const config::Config& config, const RunId& run);
 
   // Writes config.toml and opens events.jsonl. own_log: of a durable run, which has made it
   // already.
-  void begin(const Config& config, bool fresh, const std::string& own_log);
+  void begin(const config::Config& config, bool fresh, const std::string& own_log);
 
   // Appends a line to events.jsonl. IoError.
-  void event(const RunEvent& event);
+  void event(const train::RunEvent& event);
   // What has been appended is on the disk when it returns: no checkpoint may outlive the event that
   // tells whose it is. IoError.
   void sync_events();
@@ -67,4 +67,4 @@ class RunFiles {
   std::ofstream events_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::run

@@ -16,7 +16,7 @@
 #include "engine/train/training_run.hpp"
 #include "offload/striped_space.hpp"
 
-namespace sluice {
+namespace sluice::run {
 namespace {
 
 namespace fs = std::filesystem;
@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 // As StripedSpace names its files: sluice-<run id>-<index>.state. The run id; none for other names.
 std::optional<std::string> run_of_storage_file(const std::string& name) {
   constexpr std::string_view kBegin = "sluice-";
-  constexpr std::string_view kEnd = StripedSpace::kScratchSuffix;
+  constexpr std::string_view kEnd = offload::StripedSpace::kScratchSuffix;
   constexpr std::size_t kIdDigits = 32;
   if (!name.starts_with(kBegin) || !name.ends_with(kEnd)) return std::nullopt;
   const std::string middle = name.substr(kBegin.size(), name.size() - kBegin.size() - kEnd.size());
@@ -99,7 +99,7 @@ class Sweeper {
       found_.in_use_by = run.holder ? run.holder->describe() : "another process";
       return found_;
     }
-    const Config config = config_of_run();
+    const config::Config config = config_of_run();
     const std::vector<std::string> paths = storage_paths_of(config, run);
     std::vector<std::string> runs;  // that were killed here
     if (run.holder) {
@@ -122,7 +122,7 @@ class Sweeper {
 
  private:
   // config.toml may be of another run than the one that was killed.
-  static std::vector<std::string> storage_paths_of(const Config& config,
+  static std::vector<std::string> storage_paths_of(const config::Config& config,
                                                    const RunLock::State& lock) {
     std::vector<std::string> paths = config.memory.storage_paths;
     if (!lock.holder) return paths;
@@ -137,15 +137,15 @@ class Sweeper {
   }
 
   // The places of a run whose configuration cannot be read are those below its directory.
-  Config config_of_run() const {
+  config::Config config_of_run() const {
     try {
-      Config config = load_config((fs::path(found_.directory) / kConfigFile).string());
-      use_run_directory(config, found_.directory);
+      config::Config config = config::load_config((fs::path(found_.directory) / kConfigFile).string());
+      train::use_run_directory(config, found_.directory);
       return config;
     } catch (const Error&) {
-      Config config;
+      config::Config config;
       config.memory.storage_paths = {found_.directory + "/storage"};
-      config.checkpoint.dir = default_checkpoint_dir(found_.directory);
+      config.checkpoint.dir = config::default_checkpoint_dir(found_.directory);
       return config;
     }
   }
@@ -203,9 +203,9 @@ class Sweeper {
     std::vector<fs::path> directories{checkpoint_dir};
     for (const fs::path& path : entries_of(found_.directory)) {
       if (!is_earlier(path)) continue;
-      directories.emplace_back(default_checkpoint_dir(path.string()));
+      directories.emplace_back(config::default_checkpoint_dir(path.string()));
       try {
-        directories.emplace_back(load_config((path / kConfigFile).string()).checkpoint.dir);
+        directories.emplace_back(config::load_config((path / kConfigFile).string()).checkpoint.dir);
       } catch (const InputError&) {  // it names none
       }
     }
@@ -228,10 +228,10 @@ class Sweeper {
     for (const std::string& run : runs) {
       const bool logged =
           std::any_of(directories.begin(), directories.end(), [&](const fs::path& directory) {
-            return fs::exists(state_log_path(directory.string(), run));
+            return fs::exists(checkpoint::state_log_path(directory.string(), run));
           });
       if (logged) continue;
-      for (const fs::path& file : data_of_run(run, paths)) {
+      for (const fs::path& file : checkpoint::data_of_run(run, paths)) {
         found.push_back({file.string(),
                          "state of a durable run whose log is not here; remove it yourself if the "
                          "log was deleted, not moved",
@@ -253,7 +253,7 @@ class Sweeper {
       note_lock(directory, state, true);
       unfinished_files(directory);
     }
-    for (const std::string& file : files_without_commit(directory, storage_paths)) {
+    for (const std::string& file : checkpoint::files_without_commit(directory, storage_paths)) {
       add(file, "of a durable run that committed nothing");
     }
     for (const fs::path& path : entries_of(directory)) {
@@ -295,4 +295,4 @@ std::vector<RunLeftovers> find_leftovers(const std::vector<std::string>& directo
   return all;
 }
 
-}  // namespace sluice
+}  // namespace sluice::run

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace sluice {
+namespace sluice::run {
 
 struct Leftover {
   std::string path;
@@ -33,4 +33,4 @@ struct RunLeftovers {
 // directory; IoError.
 std::vector<RunLeftovers> find_leftovers(const std::vector<std::string>& directories, bool remove);
 
-}  // namespace sluice
+}  // namespace sluice::run

@@ -20,7 +20,7 @@
 #include "base/error.hpp"
 #include "base/file_descriptor.hpp"
 
-namespace sluice {
+namespace sluice::run {
 namespace {
 
 constexpr std::size_t kMaxRecordBytes = 64 * 1024;
@@ -198,4 +198,4 @@ RunLock::State RunLock::look(const std::string& directory) {
   return state;
 }
 
-}  // namespace sluice
+}  // namespace sluice::run

@@ -13,7 +13,7 @@
 
 #include "base/run_id.hpp"
 
-namespace sluice {
+namespace sluice::run {
 
 struct RunHolder {
   std::int64_t pid = 0;
@@ -66,4 +66,4 @@ class RunLock {
   int descriptor_ = -1;
 };
 
-}  // namespace sluice
+}  // namespace sluice::run

@@ -21,7 +21,7 @@
 #include "engine/train/training_run.hpp"
 #include "offload/storage_file.hpp"
 
-namespace sluice {
+namespace sluice::run {
 namespace {
 
 namespace fs = std::filesystem;
@@ -169,7 +169,7 @@ class EarlierRun {
     fs::path now;
     moves_.run(begun_, [&] { lock_and_find(storage_paths); });
     const bool saved = std::any_of(checkpoints_.begin(), checkpoints_.end(),
-                                   [](const EarlierCheckpoint& found) { return found.finished; });
+                                   [](const checkpoint::EarlierCheckpoint& found) { return found.finished; });
     std::error_code error;
     const auto bytes = fs::file_size(directory_ / kEventsFile, error);
     const bool wrote = !error && bytes > 0;
@@ -206,8 +206,8 @@ class EarlierRun {
     // One that cannot be read names nothing: then where its successor saves.
     from_ = new_checkpoint_dir_;
     try {
-      Config config = load_config((owner_of(kConfigFile) / kConfigFile).string());
-      use_run_directory(config, directory_.string());
+      config::Config config = config::load_config((owner_of(kConfigFile) / kConfigFile).string());
+      train::use_run_directory(config, directory_.string());
       from_ = config.checkpoint.dir;
     } catch (const InputError&) {  // as said
     }
@@ -219,18 +219,18 @@ class EarlierRun {
   }
 
   // A run whose event log is gone has no claim but to what lies in its own directory.
-  bool is_mine(const EarlierCheckpoint& found) const {
+  bool is_mine(const checkpoint::EarlierCheckpoint& found) const {
     if (runs_.empty()) return is_below(from_, directory_);
     return found.run_id.empty() || runs_.contains(found.run_id);
   }
 
   void find() {
-    checkpoints_ = earlier_checkpoints(from_.string(), own_log_);
-    std::erase_if(checkpoints_, [&](const EarlierCheckpoint& found) { return !is_mine(found); });
+    checkpoints_ = checkpoint::earlier_checkpoints(from_.string(), own_log_);
+    std::erase_if(checkpoints_, [&](const checkpoint::EarlierCheckpoint& found) { return !is_mine(found); });
     if (runs_.empty()) return;  // no id, and so no claim to what others' starts collected
     for (const fs::path& collected : collected_by_others()) {
-      for (EarlierCheckpoint& found : earlier_checkpoints(collected.string(), own_log_)) {
-        const auto same_name = [&](const EarlierCheckpoint& other) {
+      for (checkpoint::EarlierCheckpoint& found : checkpoint::earlier_checkpoints(collected.string(), own_log_)) {
+        const auto same_name = [&](const checkpoint::EarlierCheckpoint& other) {
           return other.path.filename() == found.path.filename();
         };
         const bool clashes = std::any_of(checkpoints_.begin(), checkpoints_.end(), same_name);
@@ -245,7 +245,7 @@ class EarlierRun {
     std::error_code ignored;
     std::vector<fs::path> homes;
     for (const fs::directory_entry& entry : fs::directory_iterator(directory_, ignored)) {
-      homes.emplace_back(default_checkpoint_dir(entry.path().string()));
+      homes.emplace_back(config::default_checkpoint_dir(entry.path().string()));
     }
     std::vector<fs::path> collected;
     for (const fs::directory_entry& entry : fs::directory_iterator(from_, ignored)) {
@@ -274,7 +274,7 @@ class EarlierRun {
           "log.dir: the run in '" + directory_.string() +
           "' cannot be set aside with its checkpoints, which are in use: " + error.what());
     }
-    remove_logs_without_commit(from_.string(), own_log_, storage_paths);
+    checkpoint::remove_logs_without_commit(from_.string(), own_log_, storage_paths);
     find();
   }
 
@@ -284,10 +284,10 @@ class EarlierRun {
       return is_there(directory_ / name) && is_there(begun_ / name);
     };
     if (std::any_of(kRunFiles.begin(), kRunFiles.end(), in_both)) return true;
-    const std::vector<EarlierCheckpoint> found = earlier_checkpoints(from_.string(), own_log_);
-    return std::any_of(found.begin(), found.end(), [&](const EarlierCheckpoint& one) {
+    const std::vector<checkpoint::EarlierCheckpoint> found = checkpoint::earlier_checkpoints(from_.string(), own_log_);
+    return std::any_of(found.begin(), found.end(), [&](const checkpoint::EarlierCheckpoint& one) {
       return is_mine(one) &&
-             is_there(fs::path(default_checkpoint_dir(begun_.string())) / one.path.filename());
+             is_there(fs::path(config::default_checkpoint_dir(begun_.string())) / one.path.filename());
     });
   }
 
@@ -308,7 +308,7 @@ class EarlierRun {
 
   bool begun_holds_anything() const {
     if (begun_.empty()) return false;
-    const fs::path place = default_checkpoint_dir(begun_.string());
+    const fs::path place = config::default_checkpoint_dir(begun_.string());
     return is_filled(place) ||
            std::any_of(kRunFiles.begin(), kRunFiles.end(),
                        [&](const char* name) { return is_there(begun_ / name); });
@@ -316,7 +316,7 @@ class EarlierRun {
 
   // The directory with its mark and a place for checkpoints. First what may be refused.
   void make_room(int number) {
-    const fs::path place = default_checkpoint_dir(begun_.string());
+    const fs::path place = config::default_checkpoint_dir(begun_.string());
     const fs::path home = home_of(number);
     const bool filled = is_filled(place);
     if (!checkpoints_.empty() && !filled) make_directories(home.string());
@@ -344,16 +344,16 @@ class EarlierRun {
   // Nothing has been moved: what was made for it goes again.
   void take_back(int number) const {
     std::error_code ignored;
-    fs::remove(default_checkpoint_dir(begun_.string()), ignored);
+    fs::remove(config::default_checkpoint_dir(begun_.string()), ignored);
     fs::remove(begun_ / kMark, ignored);
     fs::remove(begun_, ignored);
     if (!checkpoints_.empty()) fs::remove(home_of(number), ignored);
   }
 
   void move_all() {
-    const fs::path place = default_checkpoint_dir(begun_.string());
+    const fs::path place = config::default_checkpoint_dir(begun_.string());
     std::set<fs::path> changed;
-    for (const EarlierCheckpoint& found : checkpoints_) {
+    for (const checkpoint::EarlierCheckpoint& found : checkpoints_) {
       moves_.move(found.path, place / found.path.filename());
       changed.insert({place, found.path.parent_path()});
     }
@@ -368,7 +368,7 @@ class EarlierRun {
     }
     // Last: it told where the checkpoints were. The new run's are where its configuration says.
     fs::remove(directory_ / kMark);
-    sync_directory_of((begun_ / kMark).string());
+    offload::sync_directory_of((begun_ / kMark).string());
   }
 
   const fs::path directory_;
@@ -378,30 +378,30 @@ class EarlierRun {
   Moves moves_;
   fs::path from_;               // its checkpoint.dir
   std::set<std::string> runs_;  // that wrote there; empty: not known
-  std::vector<EarlierCheckpoint> checkpoints_;
+  std::vector<checkpoint::EarlierCheckpoint> checkpoints_;
   std::optional<RunLock> lock_;  // of from_, where no lock of the new run is
 };
 
 bool can_be_resumed(const fs::path& directory) {
-  const auto found = earlier_checkpoints(default_checkpoint_dir(directory.string()), "");
+  const auto found = checkpoint::earlier_checkpoints(config::default_checkpoint_dir(directory.string()), "");
   return is_there(directory / kConfigFile) &&
-         std::any_of(found.begin(), found.end(), [](const EarlierCheckpoint& one) {
+         std::any_of(found.begin(), found.end(), [](const checkpoint::EarlierCheckpoint& one) {
            return one.finished &&
-                  (run_of_log(one.path.string()).empty() || holds_commit(one.path.string()));
+                  (checkpoint::run_of_log(one.path.string()).empty() || checkpoint::holds_commit(one.path.string()));
          });
 }
 
 // Of runs of other directories that saved where this one is about to. Unfinished ones stay: the
 // next save takes them away, as always.
 void set_aside_others(const fs::path& checkpoint_dir, const std::string& own_log) {
-  std::vector<EarlierCheckpoint> found = earlier_checkpoints(checkpoint_dir.string(), own_log);
-  std::erase_if(found, [](const EarlierCheckpoint& one) { return !one.finished; });
+  std::vector<checkpoint::EarlierCheckpoint> found = checkpoint::earlier_checkpoints(checkpoint_dir.string(), own_log);
+  std::erase_if(found, [](const checkpoint::EarlierCheckpoint& one) { return !one.finished; });
   fs::path begun = begun_in(checkpoint_dir, false);
   std::error_code ignored;
   if (!begun.empty() && fs::remove(begun, ignored)) begun.clear();  // it was empty
   if (found.empty() && begun.empty()) return;
   Moves moves("checkpoint.dir", "what another run saved in '" + checkpoint_dir.string() + "'");
-  const bool in_both = std::any_of(found.begin(), found.end(), [&](const EarlierCheckpoint& one) {
+  const bool in_both = std::any_of(found.begin(), found.end(), [&](const checkpoint::EarlierCheckpoint& one) {
     return is_there(begun / one.path.filename());
   });
   if (!begun.empty() && in_both) {
@@ -415,11 +415,11 @@ void set_aside_others(const fs::path& checkpoint_dir, const std::string& own_log
   fs::path now;
   moves.run(begun, [&] {
     make_directories(begun.string());
-    for (const EarlierCheckpoint& one : found) moves.move(one.path, begun / one.path.filename());
+    for (const checkpoint::EarlierCheckpoint& one : found) moves.move(one.path, begun / one.path.filename());
     now = finish(begun);
   });
   std::set<std::string> runs;
-  for (const EarlierCheckpoint& one : earlier_checkpoints(now.string(), "")) {
+  for (const checkpoint::EarlierCheckpoint& one : checkpoint::earlier_checkpoints(now.string(), "")) {
     if (!one.run_id.empty()) runs.insert(one.run_id);
   }
   std::string names;
@@ -469,4 +469,4 @@ void set_aside_earlier(const std::string& log_dir, const std::string& checkpoint
   set_aside_others(checkpoint_dir, own_log);
 }
 
-}  // namespace sluice
+}  // namespace sluice::run

@@ -22,7 +22,7 @@
 #include <string>
 #include <vector>
 
-namespace sluice {
+namespace sluice::run {
 
 inline constexpr const char* kEarlierPrefix = "earlier-";
 
@@ -40,4 +40,4 @@ std::string told_of_set_aside(const std::string& log_dir);
 void set_aside_earlier(const std::string& log_dir, const std::string& checkpoint_dir,
                        const std::string& own_log, const std::vector<std::string>& storage_paths);
 
-}  // namespace sluice
+}  // namespace sluice::run

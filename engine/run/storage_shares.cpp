@@ -18,7 +18,7 @@
 #include "engine/planner/machine_check.hpp"
 #include "offload/striped_space.hpp"
 
-namespace sluice {
+namespace sluice::run {
 namespace {
 
 constexpr std::uint64_t kBlockBytes = kLeastStagingBytes;
@@ -36,14 +36,14 @@ using Staging = std::shared_ptr<std::byte>;
 class PathTrial {
  public:
   // staging: of `wave` blocks, for as many requests at once; a power of two, at most kMostWave.
-  PathTrial(StorageEngine& engine, const std::string& directory, Staging staging,
+  PathTrial(offload::StorageEngine& engine, const std::string& directory, Staging staging,
             std::uint64_t wave)
       : engine_(engine),
         staging_(std::move(staging)),
         wave_(wave),
         file_(engine.open(
-            directory + "/sluice-" + make_run_id().hex() + "-0" + StripedSpace::kScratchSuffix,
-            StorageFileMode::kScratch, kBlocks * kBlockBytes)) {
+            directory + "/sluice-" + make_run_id().hex() + "-0" + offload::StripedSpace::kScratchSuffix,
+            offload::StorageFileMode::kScratch, kBlocks * kBlockBytes)) {
     // Untimed: reading what was never written costs nothing, and writing it more.
     for (std::uint64_t block = 0; block < kBlocks; block += wave_) move_wave(block, false);
   }
@@ -75,8 +75,8 @@ class PathTrial {
     };
     const auto outcome = std::make_shared<Outcome>();
     for (std::uint64_t i = 0; i < wave_; ++i) {
-      StorageRequest request;
-      request.op = reads && (first_block + i) % 2 == 0 ? StorageOp::kRead : StorageOp::kWrite;
+      offload::StorageRequest request;
+      request.op = reads && (first_block + i) % 2 == 0 ? offload::StorageOp::kRead : offload::StorageOp::kWrite;
       request.file = file_;
       request.offset = (first_block + i) * kBlockBytes;
       request.data = staging_.get() + i * kBlockBytes;
@@ -91,15 +91,15 @@ class PathTrial {
     if (outcome->error) std::rethrow_exception(outcome->error);
   }
 
-  StorageEngine& engine_;
+  offload::StorageEngine& engine_;
   const Staging staging_;
   const std::uint64_t wave_;
-  const StorageFileId file_;
+  const offload::StorageFileId file_;
   std::uint64_t next_ = 0;
   double bytes_per_s_ = 0;
 };
 
-void say_shares(const Config& config, const std::vector<double>& speeds,
+void say_shares(const config::Config& config, const std::vector<double>& speeds,
                 const std::vector<std::uint32_t>& shares) {
   std::string words;
   for (std::size_t i = 0; i < shares.size(); ++i) {
@@ -113,7 +113,7 @@ void say_shares(const Config& config, const std::vector<double>& speeds,
 
 }  // namespace
 
-std::vector<double> measure_path_speeds(StorageEngine& engine,
+std::vector<double> measure_path_speeds(offload::StorageEngine& engine,
                                         const std::vector<std::string>& directories,
                                         std::uint64_t staging_bytes) {
   SLUICE_CHECK(staging_bytes >= kLeastStagingBytes);
@@ -134,34 +134,34 @@ std::vector<double> measure_path_speeds(StorageEngine& engine,
   return speeds;
 }
 
-std::vector<std::uint32_t> shares_within_room(const Config& config,
+std::vector<std::uint32_t> shares_within_room(const config::Config& config,
                                               const std::vector<double>& speeds,
                                               std::uint64_t storage_bytes) {
   constexpr double kLess = 0.8;
   constexpr int kMostTries = 32;  // 0.8^32 of its speed: no path keeps more than its one stripe
   std::vector<double> weights = speeds;
   for (int attempt = 0; attempt < kMostTries; ++attempt) {
-    std::vector<std::uint32_t> shares = shares_by_speed(weights);
+    std::vector<std::uint32_t> shares = offload::shares_by_speed(weights);
     const std::vector<std::size_t> full =
-        paths_without_room(config, StripeLayout(shares), storage_bytes);
+        planner::paths_without_room(config, offload::StripeLayout(shares), storage_bytes);
     if (full.empty()) return shares;
     for (const std::size_t path : full) weights[path] *= kLess;
   }
   return std::vector<std::uint32_t>(speeds.size(), 1);
 }
 
-std::vector<std::uint32_t> choose_storage_shares(const Config& config,
+std::vector<std::uint32_t> choose_storage_shares(const config::Config& config,
                                                  std::uint64_t storage_bytes) {
   const auto& memory = config.memory;
   if (memory.storage_paths.size() < 2 || storage_bytes == 0) return {};
-  if (!memory.storage_shares.empty()) return shares_by_ratio(memory.storage_shares);
+  if (!memory.storage_shares.empty()) return offload::shares_by_ratio(memory.storage_shares);
   const std::string kind =
-      std::get<std::string>(find_config_key("memory.storage_engine")->read(config));
+      std::get<std::string>(config::find_config_key("memory.storage_engine")->read(config));
   std::vector<std::uint32_t> even(memory.storage_paths.size(), 1);
   if (storage_bytes < kLeastMeasuredBytes * memory.storage_paths.size()) return even;
   if (memory.pinned_bytes < kLeastStagingBytes) return even;
   try {
-    const auto engine = make_storage_engine(kind, {});
+    const auto engine = offload::make_storage_engine(kind, {});
     // What the run has for its own staging, which is not there yet.
     const std::vector<double> speeds =
         measure_path_speeds(*engine, memory.storage_paths, memory.pinned_bytes);
@@ -177,4 +177,4 @@ std::vector<std::uint32_t> choose_storage_shares(const Config& config,
   return even;
 }
 
-}  // namespace sluice
+}  // namespace sluice::run

@@ -4,12 +4,12 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 namespace {
 
 // Whether state is another one after the schedule.
-bool makes_state(const Schedule& schedule) {
-  const auto version = [](const std::vector<Residency>& list) {
+bool makes_state(const schedule::Schedule& schedule) {
+  const auto version = [](const std::vector<schedule::Residency>& list) {
     return list.empty() ? 0 : list.front().version;
   };
   return version(schedule.exit) != version(schedule.entry);
@@ -27,7 +27,7 @@ std::uint64_t state_record_bytes(std::size_t homes,
   return bytes;
 }
 
-void DurableState::begin(const Schedule& schedule, Record record) {
+void DurableState::begin(const schedule::Schedule& schedule, Record record) {
   const bool commits = !schedule.commit.empty();
   SLUICE_CHECK(commits == (record != nullptr));
   // A commit of what is committed would overwrite its log copies.
@@ -47,14 +47,14 @@ std::uint32_t DurableState::slot_of(const Place& place, bool made) const {
   return made ? made_ : current_;
 }
 
-SavedHome DurableState::describe(const Buffer& home) {
-  const TaggedSpace::RangeId id = memory_.storage_ranges(home)[slot_of(home)];
-  const TaggedSpace::Range& range = memory_.storage().range(id);
-  const std::span<const BlockTag> tags = memory_.storage().tags(id);
+SavedHome DurableState::describe(const schedule::Buffer& home) {
+  const offload::TaggedSpace::RangeId id = memory_.storage_ranges(home)[slot_of(home)];
+  const offload::TaggedSpace::Range& range = memory_.storage().range(id);
+  const std::span<const offload::BlockTag> tags = memory_.storage().tags(id);
   SavedHome saved{home.kind,      home.unit, home.dtype,        range.offset_bytes,
                   range.bytes,    range.key, range.block_bytes, tags.front().version,
-                  digest_of(tags)};
-  for (const BlockTag& tag : tags) {
+                  offload::digest_of(tags)};
+  for (const offload::BlockTag& tag : tags) {
     SLUICE_CHECK_MSG(tag.version == saved.version && tag.version > 0,
                      "a commit finds state that was not written as one");
   }
@@ -63,7 +63,7 @@ SavedHome DurableState::describe(const Buffer& home) {
 
 void DurableState::commit() {
   std::vector<SavedHome> homes;
-  for (const Residency& residency : schedule_->commit) {
+  for (const schedule::Residency& residency : schedule_->commit) {
     homes.push_back(describe(schedule_->buffers[residency.home]));
   }
   memory_.storage().space().flush();
@@ -71,4 +71,4 @@ void DurableState::commit() {
   committed_ = current_;
 }
 
-}  // namespace sluice
+}  // namespace sluice::runtime

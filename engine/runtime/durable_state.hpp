@@ -20,7 +20,7 @@
 #include "engine/runtime/program.hpp"
 #include "offload/state_log.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 
 // Where a commit's record says that one home's state lies.
 struct SavedHome {
@@ -33,7 +33,7 @@ struct SavedHome {
   std::uint64_t key = 0;
   std::uint64_t block_bytes = 0;
   std::uint32_t version = 0;
-  Digest128 digest;  // of the blocks' tags, in order
+  offload::Digest128 digest;  // of the blocks' tags, in order
 
   bool operator==(const SavedHome&) const = default;
 };
@@ -50,33 +50,33 @@ class DurableState {
   using Record = std::function<std::string(const std::vector<SavedHome>&)>;
 
   // Both must outlive it.
-  DurableState(RunMemory& memory, StateLog& log) : memory_(memory), log_(log) {}
+  DurableState(RunMemory& memory, offload::StateLog& log) : memory_(memory), log_(log) {}
 
   // Before a pass through `schedule`; record: where it commits, else empty. After a pass that
   // ended well: end(). After one that failed nothing of the run is of use but what is committed.
-  void begin(const Schedule& schedule, Record record);
+  void begin(const schedule::Schedule& schedule, Record record);
   void end();
 
   // The slot of `place` in this pass: of the state that it makes, or found.
   std::uint32_t slot_of(const Place& place, bool made) const;
   // Between passes: that of a home.
-  std::uint32_t slot_of(const Buffer& home) const { return home.versions == 1 ? 0 : current_; }
+  std::uint32_t slot_of(const schedule::Buffer& home) const { return home.versions == 1 ? 0 : current_; }
 
   // All writes so far have ended: makes them durable, then the record that names them. Throws
   // IoError; then the record before stays the newest.
   void commit();
 
  private:
-  SavedHome describe(const Buffer& home);
+  SavedHome describe(const schedule::Buffer& home);
 
   RunMemory& memory_;
-  StateLog& log_;
+  offload::StateLog& log_;
   std::uint32_t current_ = 0;
   std::optional<std::uint32_t> committed_;
   // Of the pass under way.
-  const Schedule* schedule_ = nullptr;
+  const schedule::Schedule* schedule_ = nullptr;
   std::uint32_t made_ = 0;  // slot of what the pass makes
   Record record_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::runtime

@@ -10,9 +10,9 @@
 #include "engine/runtime/run_state.hpp"
 #include "engine/schedule/simulate/memory_timeline.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 
-void OperationRunner::run_external(const Program&, const Instruction& instruction,
+void OperationRunner::run_external(const Program&, const schedule::Instruction& instruction,
                                    const std::function<void(std::exception_ptr)>&) {
   throw InternalError("no host framework is attached to run " + describe(instruction));
 }
@@ -42,11 +42,11 @@ struct Executor::LaneState {
 
 namespace {
 
-std::size_t stream_index(Lane lane) {
+std::size_t stream_index(schedule::Lane lane) {
   switch (lane) {
-    case Lane::kH2D:
+    case schedule::Lane::kH2D:
       return 1;
-    case Lane::kD2H:
+    case schedule::Lane::kD2H:
       return 2;
     default:
       return 0;
@@ -55,7 +55,7 @@ std::size_t stream_index(Lane lane) {
 
 }  // namespace
 
-Executor::Executor(Device& device, TaggedSpace& storage, OperationRunner& runner,
+Executor::Executor(device::Device& device, offload::TaggedSpace& storage, OperationRunner& runner,
                    double deadline_seconds, DurableState* durable)
     : device_(device),
       storage_(storage),
@@ -66,11 +66,11 @@ Executor::Executor(Device& device, TaggedSpace& storage, OperationRunner& runner
   streams_[0] = device.create_stream("compute");
   streams_[1] = device.create_stream("h2d");
   streams_[2] = device.create_stream("d2h");
-  for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
+  for (std::size_t lane = 0; lane < schedule::kLaneCount; ++lane) {
     lanes_.push_back(std::make_unique<LaneState>());
     threads_.emplace_back([this, lane] { lane_loop(lane); });
     name_thread(threads_.back().native_handle(),
-                "lane " + std::string(lane_name(static_cast<Lane>(lane))));
+                "lane " + std::string(schedule::lane_name(static_cast<schedule::Lane>(lane))));
   }
 }
 
@@ -122,7 +122,7 @@ RunStatistics Executor::run(const Program& program, TraceRecorder* trace, std::u
   {
     std::unique_lock lock(mutex_);
     current_ = &run;
-    lanes_running_ = kLaneCount;
+    lanes_running_ = schedule::kLaneCount;
     ++generation_;
     run_changed_.notify_all();
     // Every lane ends by itself: each of its waits has the run's deadline.
@@ -135,11 +135,11 @@ RunStatistics Executor::run(const Program& program, TraceRecorder* trace, std::u
   statistics.seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   double busy_seconds = 0;
-  for (const Instruction& instruction : program.schedule().instructions) {
+  for (const schedule::Instruction& instruction : program.schedule().instructions) {
     if (!run.is_timed(instruction)) continue;
     const std::int64_t begin_ns = run.begin_event(instruction.id).time_ns();
     const std::int64_t end_ns = run.end_event(instruction.id).time_ns();
-    if (instruction.lane == Lane::kCompute) {
+    if (instruction.lane == schedule::Lane::kCompute) {
       busy_seconds += static_cast<double>(end_ns - begin_ns) * 1e-9;
     }
     if (trace != nullptr) record_span(run, instruction, begin_ns, end_ns);
@@ -153,27 +153,27 @@ RunStatistics Executor::run(const Program& program, TraceRecorder* trace, std::u
 }
 
 void Executor::run_lane(RunState& run, std::size_t lane) {
-  switch (static_cast<Lane>(lane)) {
-    case Lane::kCompute:
-    case Lane::kH2D:
-    case Lane::kD2H:
+  switch (static_cast<schedule::Lane>(lane)) {
+    case schedule::Lane::kCompute:
+    case schedule::Lane::kH2D:
+    case schedule::Lane::kD2H:
       return run_device_lane(run, lane);
-    case Lane::kOptimizer:
+    case schedule::Lane::kOptimizer:
       return run_optimizer_lane(run);
-    case Lane::kStorageRead:
-    case Lane::kStorageWrite:
+    case schedule::Lane::kStorageRead:
+    case schedule::Lane::kStorageWrite:
       return run_storage_lane(run, lane);
-    case Lane::kComm:
-      SLUICE_CHECK_MSG(run.program().lane(Lane::kComm).empty(), "one rank has nobody to talk to");
+    case schedule::Lane::kComm:
+      SLUICE_CHECK_MSG(run.program().lane(schedule::Lane::kComm).empty(), "one rank has nobody to talk to");
       return;
   }
 }
 
-void Executor::record_span(RunState& run, const Instruction& instruction, std::int64_t begin_ns,
+void Executor::record_span(RunState& run, const schedule::Instruction& instruction, std::int64_t begin_ns,
                            std::int64_t end_ns) {
   TraceSpan span{};
-  span.track = run.trace->intern(lane_name(instruction.lane));
-  span.name = run.trace->intern(op_name(instruction.op));
+  span.track = run.trace->intern(schedule::lane_name(instruction.lane));
+  span.name = run.trace->intern(schedule::op_name(instruction.op));
   span.begin_ns = begin_ns;
   span.end_ns = end_ns;
   span.unit = instruction.unit;
@@ -186,18 +186,18 @@ void Executor::record_span(RunState& run, const Instruction& instruction, std::i
 
 // Memory counters from the times at which buffers were first written and last used.
 void Executor::record_memory(RunState& run) {
-  const Schedule& schedule = run.program().schedule();
+  const schedule::Schedule& schedule = run.program().schedule();
   std::vector<std::int64_t> last_use_ns(schedule.buffers.size(), 0);
   struct Moment {
     std::int64_t time_ns;
-    const Instruction* instruction;
+    const schedule::Instruction* instruction;
     bool ends;
   };
   std::vector<Moment> moments;
-  for (const Instruction& instruction : schedule.instructions) {
-    if (instruction.op == Op::kRelease) {
+  for (const schedule::Instruction& instruction : schedule.instructions) {
+    if (instruction.op == schedule::Op::kRelease) {
       std::int64_t time_ns = 0;
-      for (const Use& use : instruction.reads) {
+      for (const schedule::Use& use : instruction.reads) {
         time_ns = std::max(time_ns, last_use_ns[use.buffer]);
       }
       moments.push_back({time_ns, &instruction, true});
@@ -205,7 +205,7 @@ void Executor::record_memory(RunState& run) {
     }
     const auto [begin_ns, end_ns] = run.times[instruction.id];
     for (const auto* uses : {&instruction.reads, &instruction.writes}) {
-      for (const Use& use : *uses) {
+      for (const schedule::Use& use : *uses) {
         last_use_ns[use.buffer] = std::max(last_use_ns[use.buffer], end_ns);
       }
     }
@@ -215,7 +215,7 @@ void Executor::record_memory(RunState& run) {
                    [](const Moment& a, const Moment& b) { return a.time_ns < b.time_ns; });
   if (moments.empty()) return;
   const auto seconds = [](std::int64_t ns) { return static_cast<double>(ns) * 1e-9; };
-  MemoryTimeline memory(schedule, run.trace, seconds(moments.front().time_ns));
+  schedule::MemoryTimeline memory(schedule, run.trace, seconds(moments.front().time_ns));
   for (const Moment& moment : moments) {
     if (moment.ends) {
       memory.end(*moment.instruction, seconds(moment.time_ns));
@@ -227,17 +227,17 @@ void Executor::record_memory(RunState& run) {
 
 // Blocks this host thread until everything that `instruction` depends on is done; true where
 // storage kept it waiting.
-bool Executor::wait_on_host(RunState& run, const Instruction& instruction) {
+bool Executor::wait_on_host(RunState& run, const schedule::Instruction& instruction) {
   bool storage_waited_for = false;
-  for (const InstructionId dep : instruction.deps) {
-    const Instruction& awaited = run.program().schedule().instructions[dep];
+  for (const schedule::InstructionId dep : instruction.deps) {
+    const schedule::Instruction& awaited = run.program().schedule().instructions[dep];
     // Published in lane order, so behind what it depends on: the lane need not stop for it.
-    if (retires_behind(awaited, instruction)) continue;
+    if (schedule::retires_behind(awaited, instruction)) continue;
     if (is_device_lane(awaited.lane)) {
       run.await(dep, Progress::kIssued, instruction);
       run.end_event(dep).synchronize(run.deadline(), describe(awaited).c_str());
     } else {
-      storage_waited_for |= lane_is_pipelined(awaited.lane) && !run.reached(dep, Progress::kDone);
+      storage_waited_for |= schedule::lane_is_pipelined(awaited.lane) && !run.reached(dep, Progress::kDone);
       run.await(dep, Progress::kDone, instruction);
     }
   }
@@ -246,7 +246,7 @@ bool Executor::wait_on_host(RunState& run, const Instruction& instruction) {
 
 // What a host lane is about to touch: a debugging device knows whether its own work is done with
 // it.
-void Executor::check_host_access(RunState& run, const Instruction& instruction) {
+void Executor::check_host_access(RunState& run, const schedule::Instruction& instruction) {
   const auto check = [this](const std::vector<Place>& places, bool writes) {
     for (const Place& place : places) {
       if (place.data != nullptr) device_.check_host_access(place.data, place.bytes, writes);
@@ -257,13 +257,13 @@ void Executor::check_host_access(RunState& run, const Instruction& instruction) 
 }
 
 void Executor::run_device_lane(RunState& run, std::size_t lane) {
-  Stream& stream = *streams_[stream_index(static_cast<Lane>(lane))];
+  device::Stream& stream = *streams_[stream_index(static_cast<schedule::Lane>(lane))];
   const auto& instructions = run.program().schedule().instructions;
   try {
-    for (const InstructionId id : run.program().lane(static_cast<Lane>(lane))) {
-      const Instruction& instruction = instructions[id];
-      for (const InstructionId dep : instruction.deps) {
-        const Instruction& awaited = instructions[dep];
+    for (const schedule::InstructionId id : run.program().lane(static_cast<schedule::Lane>(lane))) {
+      const schedule::Instruction& instruction = instructions[id];
+      for (const schedule::InstructionId dep : instruction.deps) {
+        const schedule::Instruction& awaited = instructions[dep];
         if (awaited.lane == instruction.lane) continue;  // the stream is in order
         if (is_device_lane(awaited.lane)) {
           run.await(dep, Progress::kIssued, instruction);
@@ -284,23 +284,23 @@ void Executor::run_device_lane(RunState& run, std::size_t lane) {
   stream.synchronize(Deadline::after_seconds(deadline_seconds_));
 }
 
-void Executor::issue(RunState& run, const Instruction& instruction, Stream& stream) {
+void Executor::issue(RunState& run, const schedule::Instruction& instruction, device::Stream& stream) {
   const Program& program = run.program();
   switch (instruction.op) {
-    case Op::kRelease:
+    case schedule::Op::kRelease:
       return;
-    case Op::kUpload:
-    case Op::kDownload:
-    case Op::kSpillActivation:
-    case Op::kFetchActivation: {
+    case schedule::Op::kUpload:
+    case schedule::Op::kDownload:
+    case schedule::Op::kSpillActivation:
+    case schedule::Op::kFetchActivation: {
       const Place& from = program.reads(instruction.id).front();
       const Place& to = program.writes(instruction.id).front();
       SLUICE_CHECK(from.bytes == to.bytes);
-      const CopyKind kind =
-          instruction.lane == Lane::kH2D ? CopyKind::kHostToDevice : CopyKind::kDeviceToHost;
+      const device::CopyKind kind =
+          instruction.lane == schedule::Lane::kH2D ? device::CopyKind::kHostToDevice : device::CopyKind::kDeviceToHost;
       return stream.copy(to.data, from.data, from.bytes, kind);
     }
-    case Op::kExternal: {
+    case schedule::Op::kExternal: {
       // The host framework must see finished inputs, and later work must see its outputs.
       stream.synchronize(run.deadline());
       const auto signalled = std::make_shared<std::atomic<bool>>(false);
@@ -333,19 +333,19 @@ void Executor::run_optimizer_lane(RunState& run) {
   const auto& instructions = run.program().schedule().instructions;
   int ready_in_turn = kReadyForTeam;
   bool has_waited = false;  // since the last update
-  for (const InstructionId id : run.program().lane(Lane::kOptimizer)) {
-    const Instruction& instruction = instructions[id];
+  for (const schedule::InstructionId id : run.program().lane(schedule::Lane::kOptimizer)) {
+    const schedule::Instruction& instruction = instructions[id];
     if (wait_on_host(run, instruction)) has_waited = true;
     if (run.failed()) throw RunAborted{};
-    if (instruction.op == Op::kOptimizerStep) {
+    if (instruction.op == schedule::Op::kOptimizerStep) {
       ready_in_turn = std::exchange(has_waited, false) ? 0 : ready_in_turn + 1;
     }
-    if (instruction.op != Op::kRelease) {
+    if (instruction.op != schedule::Op::kRelease) {
       check_host_access(run, instruction);
       const std::int64_t begin_ns = device_.now_ns();
       UpdateTags tags = update_tags(run.program(), instruction);
       // What neither came from storage nor goes there has nobody look at its blocks.
-      UpdateGuard* const guard = tags.empty() ? nullptr : &tags;
+      kernels::UpdateGuard* const guard = tags.empty() ? nullptr : &tags;
       runner_.run_on_host(run.program(), instruction, {guard, ready_in_turn < kReadyForTeam});
       if (run.trace != nullptr) record_span(run, instruction, begin_ns, device_.now_ns());
     }
@@ -354,15 +354,15 @@ void Executor::run_optimizer_lane(RunState& run) {
 }
 
 // What a transfer reads or writes: in a durable run a matter of the pass.
-TaggedSpace::RangeId Executor::storage_range(const Program& program, const Instruction& instruction,
+offload::TaggedSpace::RangeId Executor::storage_range(const Program& program, const schedule::Instruction& instruction,
                                              const Place& place) const {
   if (durable_ == nullptr) return place.storage_ranges[0];
   return place.storage_ranges[durable_->slot_of(place, program.of_made_state(instruction.id))];
 }
 
-UpdateTags Executor::update_tags(const Program& program, const Instruction& update) {
-  const auto piece = [&](InstructionId id, const Place& memory, const Place& storage) {
-    const Instruction& transfer = program.schedule().instructions[id];
+UpdateTags Executor::update_tags(const Program& program, const schedule::Instruction& update) {
+  const auto piece = [&](schedule::InstructionId id, const Place& memory, const Place& storage) {
+    const schedule::Instruction& transfer = program.schedule().instructions[id];
     return UpdateTags::Piece{{storage_range(program, transfer, storage), storage.range_offset,
                               memory.data, memory.bytes},
                              memory.buffer->dtype};
@@ -370,16 +370,16 @@ UpdateTags Executor::update_tags(const Program& program, const Instruction& upda
   const auto& [reads, writes] = program.update_transfers(update.id);
   std::vector<UpdateTags::Piece> read;
   std::vector<UpdateTags::Piece> written;
-  for (const InstructionId id : reads) {
+  for (const schedule::InstructionId id : reads) {
     read.push_back(piece(id, program.writes(id).front(), program.reads(id).front()));
   }
-  for (const InstructionId id : writes) {
+  for (const schedule::InstructionId id : writes) {
     written.push_back(piece(id, program.reads(id).front(), program.writes(id).front()));
   }
   return {storage_, std::move(read), std::move(written)};
 }
 
-void Executor::commit(RunState& run, const Instruction& instruction) {
+void Executor::commit(RunState& run, const schedule::Instruction& instruction) {
   SLUICE_CHECK(durable_ != nullptr);
   const std::int64_t begin_ns = device_.now_ns();
   durable_->commit();
@@ -387,9 +387,9 @@ void Executor::commit(RunState& run, const Instruction& instruction) {
 }
 
 void Executor::run_storage_lane(RunState& run, std::size_t lane_number) {
-  const auto lane = static_cast<Lane>(lane_number);
+  const auto lane = static_cast<schedule::Lane>(lane_number);
   LaneState& state = *lanes_[lane_number];
-  const std::vector<InstructionId>& list = run.program().lane(lane);
+  const std::vector<schedule::InstructionId>& list = run.program().lane(lane);
   const auto& instructions = run.program().schedule().instructions;
   {
     const std::lock_guard lock(state.mutex);
@@ -404,21 +404,21 @@ void Executor::run_storage_lane(RunState& run, std::size_t lane_number) {
       run.set(list[state.published++], Progress::kDone);
     }
   };
-  const auto submit = [&](const Instruction& instruction, std::size_t at) {
-    const bool read = instruction.op == Op::kStorageRead;
+  const auto submit = [&](const schedule::Instruction& instruction, std::size_t at) {
+    const bool read = instruction.op == schedule::Op::kStorageRead;
     const Place& from = run.program().reads(instruction.id).front();
     const Place& to = run.program().writes(instruction.id).front();
     const Place& memory = read ? to : from;
     const Place& storage = read ? from : to;
     SLUICE_CHECK(memory.bytes == storage.bytes);
-    const TaggedSpace::RangeId range = storage_range(run.program(), instruction, storage);
+    const offload::TaggedSpace::RangeId range = storage_range(run.program(), instruction, storage);
     const std::int64_t begin_ns = device_.now_ns();
     {
       const std::lock_guard lock(state.mutex);
       ++state.in_flight;
     }
     storage_.submit(
-        read ? StorageOp::kRead : StorageOp::kWrite, range, storage.range_offset, memory.data,
+        read ? offload::StorageOp::kRead : offload::StorageOp::kWrite, range, storage.range_offset, memory.data,
         memory.bytes,
         [this, shared = run.shared_from_this(), &run, &state, &instruction, end, at,
          begin_ns](std::exception_ptr error) {
@@ -435,20 +435,20 @@ void Executor::run_storage_lane(RunState& run, std::size_t lane_number) {
           state.drained.notify_all();
         },
         run.program().needed_by(instruction.id),
-        run.program().tagged_in_update(instruction.id) ? TagsBy::kCaller : TagsBy::kSpace);
+        run.program().tagged_in_update(instruction.id) ? offload::TagsBy::kCaller : offload::TagsBy::kSpace);
   };
   std::exception_ptr error;
   try {
     for (std::size_t at = 0; at < list.size(); ++at) {
-      const Instruction& instruction = instructions[list[at]];
+      const schedule::Instruction& instruction = instructions[list[at]];
       wait_on_host(run, instruction);
-      for (const InstructionId earlier : run.program().storage_conflicts(instruction.id)) {
+      for (const schedule::InstructionId earlier : run.program().storage_conflicts(instruction.id)) {
         run.await(earlier, Progress::kDone, instruction);
       }
       if (run.failed()) throw RunAborted{};
-      if (instruction.op == Op::kRelease) {
+      if (instruction.op == schedule::Op::kRelease) {
         end(at);
-      } else if (instruction.op == Op::kCommit) {
+      } else if (instruction.op == schedule::Op::kCommit) {
         commit(run, instruction);
         end(at);
       } else {
@@ -471,4 +471,4 @@ void Executor::run_storage_lane(RunState& run, std::size_t lane_number) {
   if (error) std::rethrow_exception(error);
 }
 
-}  // namespace sluice
+}  // namespace sluice::runtime

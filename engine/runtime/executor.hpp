@@ -25,21 +25,21 @@
 #include "engine/runtime/stall_causes.hpp"
 #include "engine/runtime/update_tags.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 
 // Does the work of instructions that are not movement: the model's passes, the optimizer.
 class OperationRunner {
  public:
   virtual ~OperationRunner() = default;
   // Queues the instruction's work on `stream` (compute lane).
-  virtual void run_on_device(const Program& program, const Instruction& instruction,
-                             Stream& stream) = 0;
+  virtual void run_on_device(const Program& program, const schedule::Instruction& instruction,
+                             device::Stream& stream) = 0;
   // Does it before returning (optimizer lane). how: of an update.
-  virtual void run_on_host(const Program& program, const Instruction& instruction,
-                           const HostUpdate& how) = 0;
+  virtual void run_on_host(const Program& program, const schedule::Instruction& instruction,
+                           const kernels::HostUpdate& how) = 0;
   // kExternal: starts somebody else's compute; `signal` is called, from any thread, when it is
   // done.
-  virtual void run_external(const Program& program, const Instruction& instruction,
+  virtual void run_external(const Program& program, const schedule::Instruction& instruction,
                             const std::function<void(std::exception_ptr)>& signal);
 };
 
@@ -54,7 +54,7 @@ class EventPool;
 class Executor {
  public:
   // durable: of a durable run, else null.
-  Executor(Device& device, TaggedSpace& storage, OperationRunner& runner,
+  Executor(device::Device& device, offload::TaggedSpace& storage, OperationRunner& runner,
            double deadline_seconds = kDefaultDeadlineSeconds, DurableState* durable = nullptr);
   ~Executor();
 
@@ -72,24 +72,24 @@ class Executor {
   void run_device_lane(RunState& run, std::size_t lane);
   void run_optimizer_lane(RunState& run);
   void run_storage_lane(RunState& run, std::size_t lane);
-  TaggedSpace::RangeId storage_range(const Program& program, const Instruction& instruction,
+  offload::TaggedSpace::RangeId storage_range(const Program& program, const schedule::Instruction& instruction,
                                      const Place& place) const;
-  UpdateTags update_tags(const Program& program, const Instruction& update);
-  void commit(RunState& run, const Instruction& instruction);
-  void issue(RunState& run, const Instruction& instruction, Stream& stream);
-  bool wait_on_host(RunState& run, const Instruction& instruction);
-  void check_host_access(RunState& run, const Instruction& instruction);
+  UpdateTags update_tags(const Program& program, const schedule::Instruction& update);
+  void commit(RunState& run, const schedule::Instruction& instruction);
+  void issue(RunState& run, const schedule::Instruction& instruction, device::Stream& stream);
+  bool wait_on_host(RunState& run, const schedule::Instruction& instruction);
+  void check_host_access(RunState& run, const schedule::Instruction& instruction);
   void record_memory(RunState& run);
-  void record_span(RunState& run, const Instruction& instruction, std::int64_t begin_ns,
+  void record_span(RunState& run, const schedule::Instruction& instruction, std::int64_t begin_ns,
                    std::int64_t end_ns);
 
-  Device& device_;
-  TaggedSpace& storage_;
+  device::Device& device_;
+  offload::TaggedSpace& storage_;
   OperationRunner& runner_;
   double deadline_seconds_;
   DurableState* durable_;
   std::unique_ptr<EventPool> events_;
-  std::array<std::unique_ptr<Stream>, 3> streams_;  // compute, h2d, d2h
+  std::array<std::unique_ptr<device::Stream>, 3> streams_;  // compute, h2d, d2h
   std::vector<std::unique_ptr<LaneState>> lanes_;
   std::mutex mutex_;
   std::condition_variable run_changed_;
@@ -100,4 +100,4 @@ class Executor {
   std::vector<std::jthread> threads_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::runtime

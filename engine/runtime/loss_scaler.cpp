@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sluice {
+namespace sluice::runtime {
 
 void LossScaler::finish_step(bool overflow) {
   if (overflow) {
@@ -18,4 +18,4 @@ void LossScaler::finish_step(bool overflow) {
   state_.scale = std::min(kMostScale, 2 * state_.scale);
 }
 
-}  // namespace sluice
+}  // namespace sluice::runtime

@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-namespace sluice {
+namespace sluice::runtime {
 
 // What a checkpoint keeps, so that a resumed run scales as the uninterrupted one does.
 struct LossScaleState {
@@ -50,4 +50,4 @@ class LossScaler {
   LossScaleState state_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::runtime

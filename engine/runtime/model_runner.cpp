@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 namespace {
 
 const Place& state(const std::vector<Place>& places, StateKind kind, std::int32_t unit) {
@@ -20,25 +20,25 @@ std::byte* data_of(const Place* place) {
 }
 
 // The elements of its unit that a place covers; `uses` holds the instruction's use of its buffer.
-ElemRange elems_at(const Place& place, const std::vector<Use>& uses) {
-  const auto use = std::find_if(uses.begin(), uses.end(), [&](const Use& candidate) {
+schedule::ElemRange elems_at(const Place& place, const std::vector<schedule::Use>& uses) {
+  const auto use = std::find_if(uses.begin(), uses.end(), [&](const schedule::Use& candidate) {
     return candidate.buffer == place.buffer->id;
   });
   SLUICE_CHECK(use != uses.end());
-  return elems_of(*place.buffer, *use);
+  return schedule::elems_of(*place.buffer, *use);
 }
 
 // Passes use each of them whole.
-void add_saved(const std::vector<Place>& places, SavedRanges& saved) {
+void add_saved(const std::vector<Place>& places, model::SavedRanges& saved) {
   for (const Place& place : places) {
-    if (place.buffer->role != BufferRole::kSaved) continue;
+    if (place.buffer->role != schedule::BufferRole::kSaved) continue;
     const std::uint64_t begin = place.buffer->first_elem;
     saved.add(begin, begin + place.bytes, place.data);
   }
 }
 
-std::vector<MemoryAccess> accesses_of(const Program& program, InstructionId id) {
-  std::vector<MemoryAccess> accesses;
+std::vector<device::MemoryAccess> accesses_of(const Program& program, schedule::InstructionId id) {
+  std::vector<device::MemoryAccess> accesses;
   for (const Place& place : program.reads(id)) {
     if (place.buffer->tier == Tier::kDevice) accesses.push_back({place.data, place.bytes, false});
   }
@@ -50,9 +50,9 @@ std::vector<MemoryAccess> accesses_of(const Program& program, InstructionId id) 
 
 }  // namespace
 
-ModelRunner::ModelRunner(const Model& model, const BatchShape& batch, std::int32_t microbatches,
-                         const ParameterTable& parameters, Kernels& device_kernels,
-                         Kernels& host_kernels, Communicator& communicator)
+ModelRunner::ModelRunner(const model::Model& model, const model::BatchShape& batch, std::int32_t microbatches,
+                         const model::ParameterTable& parameters, kernels::Kernels& device_kernels,
+                         kernels::Kernels& host_kernels, collectives::Communicator& communicator)
     : model_(model),
       batch_(batch),
       microbatches_(microbatches),
@@ -61,62 +61,62 @@ ModelRunner::ModelRunner(const Model& model, const BatchShape& batch, std::int32
       host_kernels_(host_kernels),
       communicator_(communicator) {}
 
-PassBuffers ModelRunner::pass_buffers(const Program& program,
-                                      const Instruction& instruction) const {
+model::PassBuffers ModelRunner::pass_buffers(const Program& program,
+                                      const schedule::Instruction& instruction) const {
   const auto& reads = program.reads(instruction.id);
   const auto& writes = program.writes(instruction.id);
-  const Unit& unit = model_.units()[static_cast<std::size_t>(instruction.unit)];
-  PassBuffers at;
+  const model::Unit& unit = model_.units()[static_cast<std::size_t>(instruction.unit)];
+  model::PassBuffers at;
   at.weights = data_of(find_state(reads, StateKind::kWeight, instruction.unit));
   if (unit.borrows >= 0) {
     at.tied_weights = data_of(find_state(reads, StateKind::kWeight, unit.borrows));
   }
-  if (const Place* tokens = find_place(reads, BufferRole::kTokens); tokens != nullptr) {
+  if (const Place* tokens = find_place(reads, schedule::BufferRole::kTokens); tokens != nullptr) {
     at.tokens = reinterpret_cast<const std::int32_t*>(tokens->data);
     at.targets = at.tokens + batch_.rows();
   }
-  at.input = data_of(find_place(reads, BufferRole::kActivation));
-  at.output = data_of(find_place(writes, BufferRole::kActivation));
+  at.input = data_of(find_place(reads, schedule::BufferRole::kActivation));
+  at.output = data_of(find_place(writes, schedule::BufferRole::kActivation));
   for (const auto* places : {&writes, &reads}) add_saved(*places, at.saved);
-  at.context = data_of(find_place(writes, BufferRole::kWeightContext));
-  if (at.context == nullptr) at.context = data_of(find_place(reads, BufferRole::kWeightContext));
-  at.grad_output = data_of(find_place(reads, BufferRole::kGradOut));
-  at.grad_input = data_of(find_place(writes, BufferRole::kGradOut));
+  at.context = data_of(find_place(writes, schedule::BufferRole::kWeightContext));
+  if (at.context == nullptr) at.context = data_of(find_place(reads, schedule::BufferRole::kWeightContext));
+  at.grad_output = data_of(find_place(reads, schedule::BufferRole::kGradOut));
+  at.grad_input = data_of(find_place(writes, schedule::BufferRole::kGradOut));
   at.grad_weights = data_of(find_state(writes, StateKind::kGradient, instruction.unit));
   const auto tied_unit = static_cast<std::int32_t>(model_.units().size());
   at.tied_grad_weights = data_of(find_state(writes, StateKind::kGradient, tied_unit));
-  at.loss = reinterpret_cast<double*>(data_of(find_place(writes, BufferRole::kLoss)));
+  at.loss = reinterpret_cast<double*>(data_of(find_place(writes, schedule::BufferRole::kLoss)));
   at.loss_scale =
       static_cast<float>(scalars_.loss_scale / static_cast<double>(batch_.rows() * microbatches_));
-  at.workspace = data_of(find_place(writes, BufferRole::kWorkspace));
+  at.workspace = data_of(find_place(writes, schedule::BufferRole::kWorkspace));
   return at;
 }
 
-void ModelRunner::run_pass(const Instruction& instruction, const PassBuffers& buffers) {
-  const Layer& layer = *model_.units()[static_cast<std::size_t>(instruction.unit)].layer;
+void ModelRunner::run_pass(const schedule::Instruction& instruction, const model::PassBuffers& buffers) {
+  const model::Layer& layer = *model_.units()[static_cast<std::size_t>(instruction.unit)].layer;
   switch (instruction.op) {
-    case Op::kForward:
-    case Op::kRecompute:
+    case schedule::Op::kForward:
+    case schedule::Op::kRecompute:
       return layer.forward(device_kernels_, batch_, buffers);
-    case Op::kLoss:
+    case schedule::Op::kLoss:
       return layer.loss(device_kernels_, batch_, buffers);
-    case Op::kBackwardInput:
+    case schedule::Op::kBackwardInput:
       return layer.backward_input(device_kernels_, batch_, buffers);
-    case Op::kBackwardWeight:
+    case schedule::Op::kBackwardWeight:
       return layer.backward_weight(device_kernels_, batch_, buffers);
     default:
-      throw InternalError("not a pass: " + std::string(op_name(instruction.op)));
+      throw InternalError("not a pass: " + std::string(schedule::op_name(instruction.op)));
   }
 }
 
-void ModelRunner::run_on_device(const Program& program, const Instruction& instruction,
-                                Stream& stream) {
-  const std::vector<MemoryAccess> accesses = accesses_of(program, instruction.id);
+void ModelRunner::run_on_device(const Program& program, const schedule::Instruction& instruction,
+                                device::Stream& stream) {
+  const std::vector<device::MemoryAccess> accesses = accesses_of(program, instruction.id);
   switch (instruction.op) {
-    case Op::kAccumulateGrad:
-    case Op::kFoldGrad:
-    case Op::kGradNorm:
-    case Op::kOptimizerStep:
+    case schedule::Op::kAccumulateGrad:
+    case schedule::Op::kFoldGrad:
+    case schedule::Op::kGradNorm:
+    case schedule::Op::kOptimizerStep:
       return stream.launch(
           [this, &program, &instruction, native = stream.native()] {
             device_kernels_.set_stream(native);
@@ -134,37 +134,37 @@ void ModelRunner::run_on_device(const Program& program, const Instruction& instr
   }
 }
 
-void ModelRunner::run_on_host(const Program& program, const Instruction& instruction,
-                              const HostUpdate& how) {
-  if (instruction.op == Op::kClipFactor) return clip_factor(program, instruction);
+void ModelRunner::run_on_host(const Program& program, const schedule::Instruction& instruction,
+                              const kernels::HostUpdate& how) {
+  if (instruction.op == schedule::Op::kClipFactor) return clip_factor(program, instruction);
   run_state_operation(host_kernels_, program, instruction, how);
 }
 
-void ModelRunner::run_external(const Program& program, const Instruction& instruction,
+void ModelRunner::run_external(const Program& program, const schedule::Instruction& instruction,
                                const std::function<void(std::exception_ptr)>& signal) {
   if (!framework_) return OperationRunner::run_external(program, instruction, signal);
   framework_(program, instruction, signal);
 }
 
-void ModelRunner::run_state_operation(Kernels& kernels, const Program& program,
-                                      const Instruction& instruction, const HostUpdate& how) const {
+void ModelRunner::run_state_operation(kernels::Kernels& kernels, const Program& program,
+                                      const schedule::Instruction& instruction, const kernels::HostUpdate& how) const {
   switch (instruction.op) {
-    case Op::kAccumulateGrad:
+    case schedule::Op::kAccumulateGrad:
       return accumulate(kernels, program, instruction);
-    case Op::kFoldGrad:
+    case schedule::Op::kFoldGrad:
       return fold(kernels, program, instruction);
-    case Op::kGradNorm:
+    case schedule::Op::kGradNorm:
       return norm(kernels, program, instruction);
-    case Op::kOptimizerStep:
+    case schedule::Op::kOptimizerStep:
       return optimizer_step(kernels, program, instruction, how);
     default:
-      throw InternalError("no such operation: " + std::string(op_name(instruction.op)));
+      throw InternalError("no such operation: " + std::string(schedule::op_name(instruction.op)));
   }
 }
 
 // reads: the micro-batch's gradient, then (not for the first micro-batch) the sum; writes: the sum.
-void ModelRunner::accumulate(Kernels& kernels, const Program& program,
-                             const Instruction& instruction) const {
+void ModelRunner::accumulate(kernels::Kernels& kernels, const Program& program,
+                             const schedule::Instruction& instruction) const {
   const auto& reads = program.reads(instruction.id);
   const Place& sum = program.writes(instruction.id).front();
   kernels.accumulate(reinterpret_cast<float*>(sum.data), reads.front().data,
@@ -173,27 +173,27 @@ void ModelRunner::accumulate(Kernels& kernels, const Program& program,
 }
 
 // reads: into, from.
-void ModelRunner::fold(Kernels& kernels, const Program& program,
-                       const Instruction& instruction) const {
+void ModelRunner::fold(kernels::Kernels& kernels, const Program& program,
+                       const schedule::Instruction& instruction) const {
   const auto& reads = program.reads(instruction.id);
   const DType dtype = reads[0].buffer->dtype;
   kernels.fold(reads[0].data, reads[1].data, dtype,
                static_cast<std::int64_t>(reads[0].bytes / dtype_bytes(dtype)));
 }
 
-void ModelRunner::norm(Kernels& kernels, const Program& program,
-                       const Instruction& instruction) const {
+void ModelRunner::norm(kernels::Kernels& kernels, const Program& program,
+                       const schedule::Instruction& instruction) const {
   const Place& gradient = program.reads(instruction.id).front();
   const Place& partials = program.writes(instruction.id).front();
   const DType dtype = gradient.buffer->dtype;
   const auto [begin, end] = elems_at(gradient, instruction.reads);
-  const UnitLayout& layout =
+  const model::UnitLayout& layout =
       model_.units()[static_cast<std::size_t>(instruction.unit)].layer->layout();
   const auto [first, last] = layout.norm_block_range(begin, end);
-  std::vector<Kernels::Block> blocks;
+  std::vector<kernels::Kernels::Block> blocks;
   blocks.reserve(last - first);
   for (std::size_t i = first; i < last; ++i) {
-    const NormBlock& block = layout.norm_blocks()[i];
+    const model::NormBlock& block = layout.norm_blocks()[i];
     blocks.push_back({static_cast<std::int64_t>(block.begin - begin),
                       static_cast<std::int64_t>(block.end - begin)});
   }
@@ -206,21 +206,21 @@ void ModelRunner::norm(Kernels& kernels, const Program& program,
 
 // `block` counts through all units in tensor order, as the partials of the norm stand.
 std::string ModelRunner::tensor_of_norm_block(std::size_t block) const {
-  for (const Unit& unit : model_.units()) {
-    const UnitLayout& layout = unit.layer->layout();
+  for (const model::Unit& unit : model_.units()) {
+    const model::UnitLayout& layout = unit.layer->layout();
     if (block >= layout.norm_blocks().size()) {
       block -= layout.norm_blocks().size();
       continue;
     }
     const std::uint64_t begin = layout.norm_blocks()[block].begin;
-    for (const PlacedTensor& tensor : layout.tensors()) {
+    for (const model::PlacedTensor& tensor : layout.tensors()) {
       if (begin < tensor.first_elem + tensor.spec.elems()) return tensor.spec.name;
     }
   }
   throw InternalError("no tensor has this norm block");
 }
 
-void ModelRunner::clip_factor(const Program& program, const Instruction& instruction) {
+void ModelRunner::clip_factor(const Program& program, const schedule::Instruction& instruction) {
   const Place& partials = program.reads(instruction.id).front();
   const auto* values = reinterpret_cast<const double*>(partials.data);
   const std::size_t count = partials.bytes / sizeof(double);
@@ -253,10 +253,10 @@ void ModelRunner::clip_factor(const Program& program, const Instruction& instruc
 
 // Kernels update in place. Where a state is found in one place and made in another, it is copied
 // before; what is only written needs no copy.
-void ModelRunner::copy_found(Kernels& kernels, const std::vector<Place>& reads,
+void ModelRunner::copy_found(kernels::Kernels& kernels, const std::vector<Place>& reads,
                              const std::vector<Place>& writes, std::int32_t unit) {
   for (const Place& from : reads) {
-    if (from.buffer->role != BufferRole::kState) continue;
+    if (from.buffer->role != schedule::BufferRole::kState) continue;
     const Place* to = find_state(writes, from.buffer->kind, unit);
     if (to == nullptr || to->data == from.data) continue;
     SLUICE_CHECK(to->bytes == from.bytes && from.bytes % sizeof(float) == 0);
@@ -268,14 +268,14 @@ void ModelRunner::copy_found(Kernels& kernels, const std::vector<Place>& reads,
 
 // A skipped step. A piece's states go back to their homes as they came, but for a 16-bit weight:
 // that one is only written, so it is made of the master again, which gives the bits it had.
-void ModelRunner::keep_weight(Kernels& kernels, const Place* master, const Place& weight) {
+void ModelRunner::keep_weight(kernels::Kernels& kernels, const Place* master, const Place& weight) {
   if (master == nullptr) return;
   kernels.cast(master->data, DType::kF32, weight.data, weight.buffer->dtype, true,
                static_cast<std::int64_t>(master->bytes / sizeof(float)));
 }
 
-void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
-                                 const Instruction& instruction, const HostUpdate& how) const {
+void ModelRunner::optimizer_step(kernels::Kernels& kernels, const Program& program,
+                                 const schedule::Instruction& instruction, const kernels::HostUpdate& how) const {
   const auto& reads = program.reads(instruction.id);
   const auto& writes = program.writes(instruction.id);
   const std::int32_t unit = instruction.unit;
@@ -284,9 +284,9 @@ void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
   const Place* master = find_state(writes, StateKind::kMaster, unit);
   // An update that does not wait for the norm has none: gradients count as they are, but for the
   // loss scale.
-  const Place* scalar = find_place(reads, BufferRole::kScalar);
+  const Place* scalar = find_place(reads, schedule::BufferRole::kScalar);
   const auto* clip = reinterpret_cast<const double*>(data_of(scalar));
-  const ElemRange range = elems_at(gradient, instruction.reads);
+  const schedule::ElemRange range = elems_at(gradient, instruction.reads);
   const auto elems = static_cast<std::int64_t>(range.elems());
   if (clip != nullptr && !std::isfinite(clip[0])) {
     if (how.guard != nullptr) how.guard->before(0, elems);
@@ -296,7 +296,7 @@ void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
   }
   copy_found(kernels, reads, writes, unit);
 
-  UpdateBuffers buffers;
+  kernels::UpdateBuffers buffers;
   buffers.grad = gradient.data;
   buffers.grad_dtype = gradient.buffer->dtype;
   if (sums_micro_batches()) buffers.round_grad_to = batch_.dtype;
@@ -307,11 +307,11 @@ void ModelRunner::optimizer_step(Kernels& kernels, const Program& program,
   buffers.elems = elems;
   buffers.host = how;
 
-  UpdateScalars scalars = scalars_.update;
+  kernels::UpdateScalars scalars = scalars_.update;
   scalars.grad_scale = static_cast<float>(clip == nullptr ? 1.0 / scalars_.loss_scale : clip[1]);
   kernels.update(parameters_.options(), buffers,
                  parameters_.segments(static_cast<std::size_t>(unit), range.begin, range.end),
-                 scalars, data_of(find_place(writes, BufferRole::kWorkspace)));
+                 scalars, data_of(find_place(writes, schedule::BufferRole::kWorkspace)));
 }
 
-}  // namespace sluice
+}  // namespace sluice::runtime

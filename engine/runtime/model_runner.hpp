@@ -13,13 +13,13 @@
 #include "engine/model/parameter_table.hpp"
 #include "engine/runtime/executor.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 
 // The numbers of one step that the schedule leaves open.
 struct StepScalars {
   // Of the update that the pass makes: its own, or that of the step before where that was pending.
   // grad_scale is set by the clip factor.
-  UpdateScalars update;
+  kernels::UpdateScalars update;
   double clip = 0.0;  // 0: no clipping
   // A power of two that the loss is multiplied by; norm and update divide gradients by it.
   double loss_scale = 1.0;
@@ -41,14 +41,14 @@ class ModelRunner final : public OperationRunner {
   // device_kernels run inside the compute stream; host_kernels on the optimizer lane's thread.
   // parameters: of the model. microbatches: of the training step; losses are means over all of its
   // tokens.
-  ModelRunner(const Model& model, const BatchShape& batch, std::int32_t microbatches,
-              const ParameterTable& parameters, Kernels& device_kernels, Kernels& host_kernels,
-              Communicator& communicator);
+  ModelRunner(const model::Model& model, const model::BatchShape& batch, std::int32_t microbatches,
+              const model::ParameterTable& parameters, kernels::Kernels& device_kernels, kernels::Kernels& host_kernels,
+              collectives::Communicator& communicator);
 
   // Compute that is somebody else's (Op::kExternal): starts the instruction's work, on any thread,
   // and has `signal` called once when it is done; with an exception where it failed. `program` and
   // `instruction` stay valid until then, and so must `framework` itself.
-  using Framework = std::function<void(const Program& program, const Instruction& instruction,
+  using Framework = std::function<void(const Program& program, const schedule::Instruction& instruction,
                                        const std::function<void(std::exception_ptr)>& signal)>;
   void attach_framework(Framework framework) { framework_ = std::move(framework); }
 
@@ -58,44 +58,44 @@ class ModelRunner final : public OperationRunner {
   }
   const StepResults& results() const { return results_; }
 
-  void run_on_device(const Program& program, const Instruction& instruction,
-                     Stream& stream) override;
-  void run_on_host(const Program& program, const Instruction& instruction,
-                   const HostUpdate& how = {}) override;
+  void run_on_device(const Program& program, const schedule::Instruction& instruction,
+                     device::Stream& stream) override;
+  void run_on_host(const Program& program, const schedule::Instruction& instruction,
+                   const kernels::HostUpdate& how = {}) override;
   // InternalError where no framework is attached.
-  void run_external(const Program& program, const Instruction& instruction,
+  void run_external(const Program& program, const schedule::Instruction& instruction,
                     const std::function<void(std::exception_ptr)>& signal) override;
 
   // The addresses of a compute instruction, as its layer takes them.
-  PassBuffers pass_buffers(const Program& program, const Instruction& instruction) const;
+  model::PassBuffers pass_buffers(const Program& program, const schedule::Instruction& instruction) const;
   // Runs a compute instruction's layer now, on this thread.
-  void run_pass(const Instruction& instruction, const PassBuffers& buffers);
+  void run_pass(const schedule::Instruction& instruction, const model::PassBuffers& buffers);
 
  private:
-  void accumulate(Kernels& kernels, const Program& program, const Instruction& instruction) const;
-  void fold(Kernels& kernels, const Program& program, const Instruction& instruction) const;
-  void norm(Kernels& kernels, const Program& program, const Instruction& instruction) const;
-  void clip_factor(const Program& program, const Instruction& instruction);
-  void optimizer_step(Kernels& kernels, const Program& program, const Instruction& instruction,
-                      const HostUpdate& how) const;
-  static void copy_found(Kernels& kernels, const std::vector<Place>& reads,
+  void accumulate(kernels::Kernels& kernels, const Program& program, const schedule::Instruction& instruction) const;
+  void fold(kernels::Kernels& kernels, const Program& program, const schedule::Instruction& instruction) const;
+  void norm(kernels::Kernels& kernels, const Program& program, const schedule::Instruction& instruction) const;
+  void clip_factor(const Program& program, const schedule::Instruction& instruction);
+  void optimizer_step(kernels::Kernels& kernels, const Program& program, const schedule::Instruction& instruction,
+                      const kernels::HostUpdate& how) const;
+  static void copy_found(kernels::Kernels& kernels, const std::vector<Place>& reads,
                          const std::vector<Place>& writes, std::int32_t unit);
-  static void keep_weight(Kernels& kernels, const Place* master, const Place& weight);
-  void run_state_operation(Kernels& kernels, const Program& program, const Instruction& instruction,
-                           const HostUpdate& how) const;
+  static void keep_weight(kernels::Kernels& kernels, const Place* master, const Place& weight);
+  void run_state_operation(kernels::Kernels& kernels, const Program& program, const schedule::Instruction& instruction,
+                           const kernels::HostUpdate& how) const;
   bool sums_micro_batches() const { return microbatches_ > 1; }
   std::string tensor_of_norm_block(std::size_t block) const;
 
-  const Model& model_;
-  BatchShape batch_;
+  const model::Model& model_;
+  model::BatchShape batch_;
   std::int32_t microbatches_;
-  const ParameterTable& parameters_;
-  Kernels& device_kernels_;
-  Kernels& host_kernels_;
-  Communicator& communicator_;
+  const model::ParameterTable& parameters_;
+  kernels::Kernels& device_kernels_;
+  kernels::Kernels& host_kernels_;
+  collectives::Communicator& communicator_;
   StepScalars scalars_;
   StepResults results_;
   Framework framework_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::runtime

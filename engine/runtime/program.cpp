@@ -7,21 +7,21 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 
-std::vector<BufferId> flipped_twins(const Schedule& schedule) {
-  std::vector<BufferId> flipped(schedule.buffers.size());
-  for (const Buffer& buffer : schedule.buffers) {
+std::vector<schedule::BufferId> flipped_twins(const schedule::Schedule& schedule) {
+  std::vector<schedule::BufferId> flipped(schedule.buffers.size());
+  for (const schedule::Buffer& buffer : schedule.buffers) {
     flipped[buffer.id] = buffer.id;
-    if (buffer.twin_of != kNoId) std::swap(flipped[buffer.id], flipped[buffer.twin_of]);
+    if (buffer.twin_of != schedule::kNoId) std::swap(flipped[buffer.id], flipped[buffer.twin_of]);
   }
   return flipped;
 }
 
-Program::Program(const Schedule& schedule, RunMemory& memory, bool flipped) : schedule_(schedule) {
+Program::Program(const schedule::Schedule& schedule, RunMemory& memory, bool flipped) : schedule_(schedule) {
   SLUICE_CHECK(schedule.ranks == 1);
   lies_in_.resize(schedule.buffers.size());
-  std::iota(lies_in_.begin(), lies_in_.end(), BufferId{0});
+  std::iota(lies_in_.begin(), lies_in_.end(), schedule::BufferId{0});
   if (flipped) lies_in_ = flipped_twins(schedule);
   addresses_.assign(schedule.buffers.size(), nullptr);
   storage_ranges_.resize(schedule.buffers.size());
@@ -30,18 +30,18 @@ Program::Program(const Schedule& schedule, RunMemory& memory, bool flipped) : sc
   writes_.resize(count);
   awaited_.assign(count, false);
   storage_conflicts_.resize(count);
-  for (const Instruction& instruction : schedule.instructions) {
+  for (const schedule::Instruction& instruction : schedule.instructions) {
     lanes_[static_cast<std::size_t>(instruction.lane)].push_back(instruction.id);
-    if (instruction.op != Op::kRelease) {
+    if (instruction.op != schedule::Op::kRelease) {
       reads_[instruction.id] = resolve(instruction.reads, memory);
       writes_[instruction.id] = resolve(instruction.writes, memory);
     }
-    for (const InstructionId dep : instruction.deps) {
-      if (retires_behind(schedule.instructions[dep], instruction)) continue;
+    for (const schedule::InstructionId dep : instruction.deps) {
+      if (schedule::retires_behind(schedule.instructions[dep], instruction)) continue;
       // Streams are in order by themselves; other lanes wait for their own earlier instructions
       // too.
-      const Lane lane = schedule.instructions[dep].lane;
-      const bool stream = lane == Lane::kCompute || lane == Lane::kH2D || lane == Lane::kD2H;
+      const schedule::Lane lane = schedule.instructions[dep].lane;
+      const bool stream = lane == schedule::Lane::kCompute || lane == schedule::Lane::kH2D || lane == schedule::Lane::kD2H;
       if (!stream || lane != instruction.lane) awaited_[dep] = true;
     }
   }
@@ -51,12 +51,12 @@ Program::Program(const Schedule& schedule, RunMemory& memory, bool flipped) : sc
   find_needed_by();
 }
 
-std::vector<Place> Program::resolve(const std::vector<Use>& uses, RunMemory& memory) {
+std::vector<Place> Program::resolve(const std::vector<schedule::Use>& uses, RunMemory& memory) {
   std::vector<Place> places;
   places.reserve(uses.size());
-  for (const Use& use : uses) {
-    const Buffer& buffer = schedule_.buffers[use.buffer];
-    const Buffer& where = schedule_.buffers[lies_in_[use.buffer]];
+  for (const schedule::Use& use : uses) {
+    const schedule::Buffer& buffer = schedule_.buffers[use.buffer];
+    const schedule::Buffer& where = schedule_.buffers[lies_in_[use.buffer]];
     Place place;
     place.buffer = &buffer;
     place.bytes = use.bytes == 0 ? buffer.bytes : use.bytes;
@@ -79,8 +79,8 @@ std::vector<Place> Program::resolve(const std::vector<Use>& uses, RunMemory& mem
 // Reads of one lane never conflict with each other; writes do where they overlap.
 void Program::find_storage_conflicts() {
   // Who wrote each extent last: disjoint half-open ranges, begin -> (end, writer).
-  std::map<std::uint64_t, std::pair<std::uint64_t, InstructionId>> written;
-  for (const InstructionId id : lane(Lane::kStorageWrite)) {
+  std::map<std::uint64_t, std::pair<std::uint64_t, schedule::InstructionId>> written;
+  for (const schedule::InstructionId id : lane(schedule::Lane::kStorageWrite)) {
     for (const Place& place : writes_[id]) {
       const std::uint64_t begin = place.storage_offset;
       const std::uint64_t end = begin + place.bytes;
@@ -109,9 +109,9 @@ void Program::find_storage_conflicts() {
 void Program::find_made_state() {
   of_made_state_.assign(schedule_.instructions.size(), false);
   std::map<std::uint64_t, std::uint64_t> written;  // begin -> end; disjoint: written once
-  for (const Instruction& instruction : schedule_.instructions) {
-    if (instruction.op != Op::kStorageRead && instruction.op != Op::kStorageWrite) continue;
-    const bool write = instruction.op == Op::kStorageWrite;
+  for (const schedule::Instruction& instruction : schedule_.instructions) {
+    if (instruction.op != schedule::Op::kStorageRead && instruction.op != schedule::Op::kStorageWrite) continue;
+    const bool write = instruction.op == schedule::Op::kStorageWrite;
     const Place& place = (write ? writes_ : reads_)[instruction.id].front();
     if (place.buffer->versions == 1 || place.buffer->log_copy) continue;
     const std::uint64_t end = place.storage_offset + place.bytes;
@@ -128,7 +128,7 @@ void Program::find_made_state() {
 
 namespace {
 
-const Place* place_in(const std::vector<Place>& places, BufferId buffer) {
+const Place* place_in(const std::vector<Place>& places, schedule::BufferId buffer) {
   const auto found = std::find_if(places.begin(), places.end(), [buffer](const Place& place) {
     return place.buffer->id == buffer;
   });
@@ -141,7 +141,7 @@ bool same_bytes(const Place* a, const Place* b) {
 
 // State of whole tensors has other elements than the piece.
 bool of_piece(const Place& place) {
-  return place.buffer->role == BufferRole::kState && !place.buffer->per_tensor;
+  return place.buffer->role == schedule::BufferRole::kState && !place.buffer->per_tensor;
 }
 
 }  // namespace
@@ -152,33 +152,33 @@ bool of_piece(const Place& place) {
 void Program::find_update_transfers() {
   update_transfers_.resize(schedule_.instructions.size());
   tagged_in_update_.assign(schedule_.instructions.size(), false);
-  UsersByBuffer before(schedule_.buffers.size(), kNoId);  // who used a buffer last
-  UsersByBuffer last(schedule_.buffers.size(), kNoId);    // and who will
-  const auto note_uses = [this](UsersByBuffer& users, InstructionId id) {
+  UsersByBuffer before(schedule_.buffers.size(), schedule::kNoId);  // who used a buffer last
+  UsersByBuffer last(schedule_.buffers.size(), schedule::kNoId);    // and who will
+  const auto note_uses = [this](UsersByBuffer& users, schedule::InstructionId id) {
     for (const auto* places : {&reads_[id], &writes_[id]}) {
       for (const Place& place : *places) users[place.buffer->id] = id;
     }
   };
-  for (const Instruction& instruction : schedule_.instructions) note_uses(last, instruction.id);
-  for (const Instruction& instruction : schedule_.instructions) {
-    if (instruction.op == Op::kRelease) continue;
+  for (const schedule::Instruction& instruction : schedule_.instructions) note_uses(last, instruction.id);
+  for (const schedule::Instruction& instruction : schedule_.instructions) {
+    if (instruction.op == schedule::Op::kRelease) continue;
     if (is_host_update(instruction.id)) note_reads_for(instruction.id, before, last);
-    if (instruction.op == Op::kStorageWrite) note_write_behind_update(instruction.id, before);
+    if (instruction.op == schedule::Op::kStorageWrite) note_write_behind_update(instruction.id, before);
     note_uses(before, instruction.id);
   }
 }
 
-bool Program::is_host_update(InstructionId id) const {
-  return id != kNoId && schedule_.instructions[id].op == Op::kOptimizerStep &&
-         schedule_.instructions[id].lane == Lane::kOptimizer;
+bool Program::is_host_update(schedule::InstructionId id) const {
+  return id != schedule::kNoId && schedule_.instructions[id].op == schedule::Op::kOptimizerStep &&
+         schedule_.instructions[id].lane == schedule::Lane::kOptimizer;
 }
 
-void Program::note_reads_for(InstructionId update, const UsersByBuffer& before,
+void Program::note_reads_for(schedule::InstructionId update, const UsersByBuffer& before,
                              const UsersByBuffer& last) {
   for (const Place& place : reads_[update]) {
-    const BufferId buffer = place.buffer->id;
-    const InstructionId read = before[buffer];
-    if (read == kNoId || schedule_.instructions[read].op != Op::kStorageRead || !of_piece(place) ||
+    const schedule::BufferId buffer = place.buffer->id;
+    const schedule::InstructionId read = before[buffer];
+    if (read == schedule::kNoId || schedule_.instructions[read].op != schedule::Op::kStorageRead || !of_piece(place) ||
         !same_bytes(&place, &writes_[read].front())) {
       continue;
     }
@@ -193,9 +193,9 @@ void Program::note_reads_for(InstructionId update, const UsersByBuffer& before,
   }
 }
 
-void Program::note_write_behind_update(InstructionId write, const UsersByBuffer& before) {
+void Program::note_write_behind_update(schedule::InstructionId write, const UsersByBuffer& before) {
   const Place& from = reads_[write].front();
-  const InstructionId update = before[from.buffer->id];
+  const schedule::InstructionId update = before[from.buffer->id];
   if (!is_host_update(update) || !of_piece(from)) return;
   if (!same_bytes(&from, place_in(writes_[update], from.buffer->id))) return;
   update_transfers_[update].writes.push_back(write);
@@ -208,26 +208,26 @@ void Program::note_write_behind_update(InstructionId write, const UsersByBuffer&
 void Program::find_needed_by() {
   const auto& instructions = schedule_.instructions;
   needed_by_.assign(instructions.size(), instructions.size() + 1);
-  const auto need = [&](InstructionId id, std::uint64_t by) {
+  const auto need = [&](schedule::InstructionId id, std::uint64_t by) {
     needed_by_[id] = std::min(needed_by_[id], by);
   };
-  std::array<std::uint64_t, kLaneCount> behind{};
+  std::array<std::uint64_t, schedule::kLaneCount> behind{};
   behind.fill(instructions.size() + 1);
   for (auto at = instructions.rbegin(); at != instructions.rend(); ++at) {
-    const bool stored = at->lane == Lane::kStorageRead || at->lane == Lane::kStorageWrite;
+    const bool stored = at->lane == schedule::Lane::kStorageRead || at->lane == schedule::Lane::kStorageWrite;
     if (stored) {
       std::uint64_t& next = behind[static_cast<std::size_t>(at->lane)];
       need(at->id, next);
       next = needed_by_[at->id];
     }
-    const bool passes_on = stored || at->op == Op::kRelease;
+    const bool passes_on = stored || at->op == schedule::Op::kRelease;
     const std::uint64_t by = passes_on ? needed_by_[at->id] : std::uint64_t{at->id} + 1;
-    for (const InstructionId dep : at->deps) need(dep, by);
-    for (const InstructionId earlier : storage_conflicts_[at->id]) need(earlier, by);
+    for (const schedule::InstructionId dep : at->deps) need(dep, by);
+    for (const schedule::InstructionId earlier : storage_conflicts_[at->id]) need(earlier, by);
   }
 }
 
-const Place* find_place(const std::vector<Place>& places, BufferRole role) {
+const Place* find_place(const std::vector<Place>& places, schedule::BufferRole role) {
   for (const Place& place : places) {
     if (place.buffer->role == role) return &place;
   }
@@ -236,12 +236,12 @@ const Place* find_place(const std::vector<Place>& places, BufferRole role) {
 
 const Place* find_state(const std::vector<Place>& places, StateKind kind, std::int32_t unit) {
   for (const Place& place : places) {
-    const Buffer& buffer = *place.buffer;
-    if (buffer.role == BufferRole::kState && buffer.kind == kind && buffer.unit == unit) {
+    const schedule::Buffer& buffer = *place.buffer;
+    if (buffer.role == schedule::BufferRole::kState && buffer.kind == kind && buffer.unit == unit) {
       return &place;
     }
   }
   return nullptr;
 }
 
-}  // namespace sluice
+}  // namespace sluice::runtime

@@ -5,13 +5,13 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 namespace {
 
 constexpr std::uint64_t kPinnedPageBytes = 4096;
 
 // The same content has the same key in every run: what it is, of which unit and micro-batch.
-std::uint64_t content_key(const Buffer& buffer) {
+std::uint64_t content_key(const schedule::Buffer& buffer) {
   const auto field = [](std::int32_t value) {
     return static_cast<std::uint64_t>(std::int64_t{value} + 1);
   };
@@ -21,13 +21,13 @@ std::uint64_t content_key(const Buffer& buffer) {
 
 // What every cut of the buffer keeps whole. Spilled activations come in pieces of as many bytes as
 // fp32 state does.
-std::uint64_t tagged_bytes(const Buffer& buffer) {
-  return bytes_of(buffer.role == BufferRole::kState ? buffer.dtype : DType::kF32, kTaggedElems);
+std::uint64_t tagged_bytes(const schedule::Buffer& buffer) {
+  return bytes_of(buffer.role == schedule::BufferRole::kState ? buffer.dtype : DType::kF32, kTaggedElems);
 }
 
-std::string content_name(const Buffer& buffer) {
-  const bool state = buffer.role == BufferRole::kState;
-  std::string name(state ? state_kind_name(buffer.kind) : role_name(buffer.role));
+std::string content_name(const schedule::Buffer& buffer) {
+  const bool state = buffer.role == schedule::BufferRole::kState;
+  std::string name(state ? state_kind_name(buffer.kind) : schedule::role_name(buffer.role));
   if (buffer.unit >= 0) name += " of unit " + std::to_string(buffer.unit);
   if (buffer.microbatch >= 0) name += ", micro-batch " + std::to_string(buffer.microbatch);
   return name;
@@ -36,13 +36,13 @@ std::string content_name(const Buffer& buffer) {
 }  // namespace
 
 std::array<std::uint64_t, kTierCount> MemoryNeed::peak_bytes() const {
-  return {device_peak_bytes(slot_count * slot_bytes, device_arena_bytes, shares_device),
+  return {schedule::device_peak_bytes(slot_count * slot_bytes, device_arena_bytes, shares_device),
           round_up(pinned_bytes, kPinnedPageBytes), storage_bytes + log_bytes};
 }
 
-std::uint64_t persistent_pinned_bytes(const Schedule& schedule) {
+std::uint64_t persistent_pinned_bytes(const schedule::Schedule& schedule) {
   std::uint64_t bytes = 0;
-  for (const Buffer& buffer : schedule.buffers) {
+  for (const schedule::Buffer& buffer : schedule.buffers) {
     if (buffer.persistent && buffer.tier == Tier::kPinned) {
       bytes = std::max(bytes, buffer.offset_bytes + buffer.bytes);
     }
@@ -50,9 +50,9 @@ std::uint64_t persistent_pinned_bytes(const Schedule& schedule) {
   return round_up(bytes, kPinnedPageBytes);
 }
 
-MemoryNeed memory_need(std::span<const Schedule* const> schedules, std::uint64_t io_window_bytes) {
+MemoryNeed memory_need(std::span<const schedule::Schedule* const> schedules, std::uint64_t io_window_bytes) {
   MemoryNeed need;
-  for (const Schedule* schedule : schedules) {
+  for (const schedule::Schedule* schedule : schedules) {
     need.slot_count = std::max(need.slot_count, schedule->slot_count);
     need.slot_bytes = schedule->slot_bytes;
     SLUICE_CHECK(schedule->shares_device == schedules.front()->shares_device);
@@ -65,7 +65,7 @@ MemoryNeed memory_need(std::span<const Schedule* const> schedules, std::uint64_t
   return need;
 }
 
-RunMemory::RunMemory(Device& device, Ledger& ledger, StorageEngine* engine,
+RunMemory::RunMemory(device::Device& device, allocator::Ledger& ledger, offload::StorageEngine* engine,
                      const std::vector<std::string>& storage_paths, const MemoryNeed& need,
                      const RunId& run, bool kept, const std::vector<std::uint32_t>& shares)
     : pages_(device, ledger, std::max(need.slot_bytes, device.facts().granularity_bytes)),
@@ -78,7 +78,7 @@ RunMemory::RunMemory(Device& device, Ledger& ledger, StorageEngine* engine,
   if (need.storage_bytes > 0) engine->register_memory(pinned_.data(), pinned_.bytes());
 }
 
-RunMemory::SlotRanges RunMemory::storage_ranges(const Buffer& buffer) {
+RunMemory::SlotRanges RunMemory::storage_ranges(const schedule::Buffer& buffer) {
   SlotRanges ranges{};
   for (std::uint64_t slot = 0; slot < ranges.size(); ++slot) {
     if (slot >= static_cast<std::uint64_t>(buffer.versions)) {
@@ -86,7 +86,7 @@ RunMemory::SlotRanges RunMemory::storage_ranges(const Buffer& buffer) {
       continue;
     }
     // Other versions of the same content are other content: of a slot, or in a twin's place.
-    const std::uint64_t twin = buffer.twin_of == kNoId ? 0 : 2;
+    const std::uint64_t twin = buffer.twin_of == schedule::kNoId ? 0 : 2;
     ranges[slot] =
         storage_.add_range({content_name(buffer), content_key(buffer) | (slot + twin) << 60,
                             buffer.offset_bytes + slot * version_stride_bytes(buffer), buffer.bytes,
@@ -95,7 +95,7 @@ RunMemory::SlotRanges RunMemory::storage_ranges(const Buffer& buffer) {
   return ranges;
 }
 
-std::byte* RunMemory::address(const Buffer& buffer) {
+std::byte* RunMemory::address(const schedule::Buffer& buffer) {
   switch (buffer.tier) {
     case Tier::kPinned:
       return pinned_.at(buffer.offset_bytes);
@@ -110,4 +110,4 @@ std::byte* RunMemory::address(const Buffer& buffer) {
   return it->second;
 }
 
-}  // namespace sluice
+}  // namespace sluice::runtime

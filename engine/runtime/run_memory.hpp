@@ -18,7 +18,7 @@
 #include "engine/schedule/schedule.hpp"
 #include "offload/tagged_space.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 
 // Elements of a tagged block of storage: what every cut of pieces, chunks and I/O windows keeps
 // whole.
@@ -41,23 +41,23 @@ struct MemoryNeed {
 // All share the device, or none does (InternalError). Also covers the window through which state is
 // filled and saved between steps: `io_window_bytes` of pinned memory, shared with the steps'
 // staging.
-MemoryNeed memory_need(std::span<const Schedule* const> schedules, std::uint64_t io_window_bytes);
+MemoryNeed memory_need(std::span<const schedule::Schedule* const> schedules, std::uint64_t io_window_bytes);
 
 class RunMemory {
  public:
   // engine may be null when need.storage_bytes is 0. kept: the run's files stay (durable). shares:
   // of the storage paths (StripedSpace); empty: even ones.
-  RunMemory(Device& device, Ledger& ledger, StorageEngine* engine,
+  RunMemory(device::Device& device, allocator::Ledger& ledger, offload::StorageEngine* engine,
             const std::vector<std::string>& storage_paths, const MemoryNeed& need, const RunId& run,
             bool kept = false, const std::vector<std::uint32_t>& shares = {});
 
   // Address of a device or pinned buffer; windows are mapped on first request (set-up only).
-  std::byte* address(const Buffer& buffer);
-  TaggedSpace& storage() { return storage_; }
+  std::byte* address(const schedule::Buffer& buffer);
+  offload::TaggedSpace& storage() { return storage_; }
   // The tagged range of each slot of a storage buffer (both alike where it has one version). New
   // ranges at set-up only.
-  using SlotRanges = std::array<TaggedSpace::RangeId, 2>;
-  SlotRanges storage_ranges(const Buffer& buffer);
+  using SlotRanges = std::array<offload::TaggedSpace::RangeId, 2>;
+  SlotRanges storage_ranges(const schedule::Buffer& buffer);
   // Pinned memory for set-up and checkpoints, only between steps. Shares bytes with staging, so it
   // starts behind the persistent pinned buffers.
   std::byte* io_window(std::uint64_t persistent_pinned_bytes) {
@@ -65,16 +65,16 @@ class RunMemory {
   }
 
  private:
-  PagePool pages_;
-  ChunkPool slots_;
-  PlannedArena arena_;
-  PinnedArena pinned_;
-  StripedSpace space_;
-  TaggedSpace storage_;
+  allocator::PagePool pages_;
+  allocator::ChunkPool slots_;
+  allocator::PlannedArena arena_;
+  allocator::PinnedArena pinned_;
+  offload::StripedSpace space_;
+  offload::TaggedSpace storage_;
   std::map<std::vector<std::uint32_t>, std::byte*> windows_;
 };
 
 // Bytes of the pinned arena that persistent buffers take (they come first).
-std::uint64_t persistent_pinned_bytes(const Schedule& schedule);
+std::uint64_t persistent_pinned_bytes(const schedule::Schedule& schedule);
 
-}  // namespace sluice
+}  // namespace sluice::runtime

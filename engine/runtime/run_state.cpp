@@ -1,24 +1,24 @@
 #include "engine/runtime/run_state.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 
-std::string describe(const Instruction& instruction) {
-  std::string text(op_name(instruction.op));
+std::string describe(const schedule::Instruction& instruction) {
+  std::string text(schedule::op_name(instruction.op));
   if (instruction.unit >= 0) text += " of unit " + std::to_string(instruction.unit);
   if (instruction.microbatch >= 0) {
     text += ", micro-batch " + std::to_string(instruction.microbatch);
   }
-  return text + ", on lane " + std::string(lane_name(instruction.lane));
+  return text + ", on lane " + std::string(schedule::lane_name(instruction.lane));
 }
 
-Event& EventPool::at(std::size_t at) {
+device::Event& EventPool::at(std::size_t at) {
   while (events_.size() <= at) events_.push_back(device_.create_event());
   return *events_[at];
 }
 
 void EventPool::reserve(const Program& program) {
   std::size_t most = 0;
-  for (const Instruction& instruction : program.schedule().instructions) {
+  for (const schedule::Instruction& instruction : program.schedule().instructions) {
     if (is_device_lane(instruction.lane)) most += 2;
   }
   if (most > 0) at(most - 1);
@@ -32,7 +32,7 @@ RunProgress::RunProgress(const Program& program, EventPool& events, bool timed, 
   begin_events_.resize(progress_.size());
   end_events_.resize(progress_.size());
   std::size_t taken = 0;
-  for (const Instruction& instruction : program.schedule().instructions) {
+  for (const schedule::Instruction& instruction : program.schedule().instructions) {
     if (!is_device_lane(instruction.lane)) continue;
     const bool span = is_timed(instruction);
     if (span) begin_events_[instruction.id] = &events.at(taken++);
@@ -42,7 +42,7 @@ RunProgress::RunProgress(const Program& program, EventPool& events, bool timed, 
   }
 }
 
-void RunProgress::set(InstructionId id, Progress progress) {
+void RunProgress::set(schedule::InstructionId id, Progress progress) {
   if (!program_.awaited(id)) {
     progress_[id].store(progress);
     return;  // nobody waits by name
@@ -61,7 +61,7 @@ void RunProgress::wake() {
   changed_.notify_all();
 }
 
-void RunProgress::await(InstructionId id, Progress at_least, const Instruction& waiter) {
+void RunProgress::await(schedule::InstructionId id, Progress at_least, const schedule::Instruction& waiter) {
   if (reached(id, at_least)) return;
   const auto ended = [&] { return failed_.load() || this->reached(id, at_least); };
   Waiter here{id, {}};
@@ -72,7 +72,7 @@ void RunProgress::await(InstructionId id, Progress at_least, const Instruction& 
   if (failed_.load()) throw RunAborted{};
   if (in_time) return;
   lock.unlock();
-  const Instruction& awaited = program_.schedule().instructions[id];
+  const schedule::Instruction& awaited = program_.schedule().instructions[id];
   throw TimeoutError(describe(awaited) + ", awaited by " + describe(waiter));
 }
 
@@ -91,4 +91,4 @@ std::exception_ptr RunProgress::error() const {
   return error_;
 }
 
-}  // namespace sluice
+}  // namespace sluice::runtime

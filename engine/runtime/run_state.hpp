@@ -13,13 +13,13 @@
 #include "device/device.hpp"
 #include "engine/runtime/program.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 
 // Thrown inside a lane when another lane has failed; never leaves the executor.
 struct RunAborted {};
 
-constexpr bool is_device_lane(Lane lane) {
-  return lane == Lane::kCompute || lane == Lane::kH2D || lane == Lane::kD2H;
+constexpr bool is_device_lane(schedule::Lane lane) {
+  return lane == schedule::Lane::kCompute || lane == schedule::Lane::kH2D || lane == schedule::Lane::kD2H;
 }
 
 enum class Progress : std::uint8_t { kWaiting, kIssued, kDone };
@@ -28,15 +28,15 @@ enum class Progress : std::uint8_t { kWaiting, kIssued, kDone };
 // thread-safe; a run hands out its events when it begins.
 class EventPool {
  public:
-  explicit EventPool(Device& device) : device_(device) {}
+  explicit EventPool(device::Device& device) : device_(device) {}
   // As many as the program's runs will take, traced or not.
   void reserve(const Program& program);
   // The at-th event.
-  Event& at(std::size_t at);
+  device::Event& at(std::size_t at);
 
  private:
-  Device& device_;
-  std::vector<std::unique_ptr<Event>> events_;
+  device::Device& device_;
+  std::vector<std::unique_ptr<device::Event>> events_;
 };
 
 class RunProgress {
@@ -46,19 +46,19 @@ class RunProgress {
   const Program& program() const { return program_; }
   Deadline deadline() const { return deadline_; }
   // Compute instructions always (the stalls of a step); all device lanes when a trace is wanted.
-  bool is_timed(const Instruction& instruction) const {
-    return instruction.op != Op::kRelease && is_device_lane(instruction.lane) &&
-           (timed_ || instruction.lane == Lane::kCompute);
+  bool is_timed(const schedule::Instruction& instruction) const {
+    return instruction.op != schedule::Op::kRelease && is_device_lane(instruction.lane) &&
+           (timed_ || instruction.lane == schedule::Lane::kCompute);
   }
 
   // Wakes those alone that wait for this instruction: a step has tens of thousands, and every other
   // lane woken for each would cost more than the lanes' own work.
-  void set(InstructionId id, Progress progress);
+  void set(schedule::InstructionId id, Progress progress);
 
   // Blocks until the instruction is at least issued (device lanes) or done (others). Throws
   // RunAborted when the run failed, TimeoutError past the deadline.
-  void await(InstructionId id, Progress at_least, const Instruction& waiter);
-  bool reached(InstructionId id, Progress at_least) const {
+  void await(schedule::InstructionId id, Progress at_least, const schedule::Instruction& waiter);
+  bool reached(schedule::InstructionId id, Progress at_least) const {
     return progress_[id].load() >= at_least;
   }
   // Blocks until predicate() holds; looks at it when wake() or fail() is called.
@@ -80,20 +80,20 @@ class RunProgress {
   std::exception_ptr error() const;
 
   // Of a device-lane instruction that is awaited by another lane, or timed.
-  Event& end_event(InstructionId id) { return *end_events_[id]; }
-  bool has_end_event(InstructionId id) const { return end_events_[id] != nullptr; }
-  Event& begin_event(InstructionId id) { return *begin_events_[id]; }
+  device::Event& end_event(schedule::InstructionId id) { return *end_events_[id]; }
+  bool has_end_event(schedule::InstructionId id) const { return end_events_[id] != nullptr; }
+  device::Event& begin_event(schedule::InstructionId id) { return *begin_events_[id]; }
 
  private:
   const Program& program_;
   bool timed_;
   Deadline deadline_;
   std::vector<std::atomic<Progress>> progress_;
-  std::vector<Event*> begin_events_;  // null: none
-  std::vector<Event*> end_events_;
+  std::vector<device::Event*> begin_events_;  // null: none
+  std::vector<device::Event*> end_events_;
   // A lane that waits in await().
   struct Waiter {
-    InstructionId id;
+    schedule::InstructionId id;
     std::condition_variable reached;
   };
 
@@ -105,7 +105,7 @@ class RunProgress {
 };
 
 // "upload of unit 3 on lane h2d", for messages.
-std::string describe(const Instruction& instruction);
+std::string describe(const schedule::Instruction& instruction);
 
 template <typename Predicate>
 void RunProgress::await_until(Predicate predicate, const std::string& what) {
@@ -116,4 +116,4 @@ void RunProgress::await_until(Predicate predicate, const std::string& what) {
   if (!in_time) throw TimeoutError(what);
 }
 
-}  // namespace sluice
+}  // namespace sluice::runtime

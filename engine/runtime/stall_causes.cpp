@@ -6,24 +6,24 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 namespace {
 
-StallCause cause_of(Lane lane) {
+StallCause cause_of(schedule::Lane lane) {
   switch (lane) {
-    case Lane::kH2D:
+    case schedule::Lane::kH2D:
       return StallCause::kUpload;
-    case Lane::kD2H:
+    case schedule::Lane::kD2H:
       return StallCause::kDownload;
-    case Lane::kStorageRead:
+    case schedule::Lane::kStorageRead:
       return StallCause::kStorageRead;
-    case Lane::kStorageWrite:
+    case schedule::Lane::kStorageWrite:
       return StallCause::kStorageWrite;
-    case Lane::kOptimizer:
+    case schedule::Lane::kOptimizer:
       return StallCause::kOptimizer;
-    case Lane::kComm:
+    case schedule::Lane::kComm:
       return StallCause::kComm;
-    case Lane::kCompute:
+    case schedule::Lane::kCompute:
       break;
   }
   return StallCause::kHandOver;
@@ -33,20 +33,20 @@ class PassAnalysis {
  public:
   using Times = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
-  PassAnalysis(const Schedule& schedule, const Times& times) : schedule_(schedule), times_(times) {
+  PassAnalysis(const schedule::Schedule& schedule, const Times& times) : schedule_(schedule), times_(times) {
     const std::size_t count = schedule.instructions.size();
-    before_.assign(count, kNoId);
-    ended_by_.assign(count, kNoId);
+    before_.assign(count, schedule::kNoId);
+    ended_by_.assign(count, schedule::kNoId);
     first_.assign(count, false);
-    std::array<bool, kLaneCount> begun{};
-    std::array<InstructionId, kLaneCount> last{};
-    last.fill(kNoId);
-    for (const Instruction& instruction : schedule.instructions) {
-      InstructionId& of_lane = last[static_cast<std::size_t>(instruction.lane)];
+    std::array<bool, schedule::kLaneCount> begun{};
+    std::array<schedule::InstructionId, schedule::kLaneCount> last{};
+    last.fill(schedule::kNoId);
+    for (const schedule::Instruction& instruction : schedule.instructions) {
+      schedule::InstructionId& of_lane = last[static_cast<std::size_t>(instruction.lane)];
       before_[instruction.id] = latest_before(instruction, of_lane);
       ended_by_[instruction.id] = latest_until(instruction, of_lane);
       of_lane = instruction.id;
-      if (instruction.op == Op::kRelease) continue;
+      if (instruction.op == schedule::Op::kRelease) continue;
       bool& lane_begun = begun[static_cast<std::size_t>(instruction.lane)];
       first_[instruction.id] = !std::exchange(lane_begun, true);
     }
@@ -54,12 +54,12 @@ class PassAnalysis {
 
   Stalls analyse(std::int64_t begin_ns, std::int64_t end_ns) {
     std::int64_t idle_since = begin_ns;
-    InstructionId last_ended = kNoId;
-    for (const Instruction& instruction : schedule_.instructions) {
-      if (instruction.op == Op::kRelease) continue;
+    schedule::InstructionId last_ended = schedule::kNoId;
+    for (const schedule::Instruction& instruction : schedule_.instructions) {
+      if (instruction.op == schedule::Op::kRelease) continue;
       const auto [begin, end] = times_[instruction.id];
-      if (last_ended == kNoId || end > times_[last_ended].second) last_ended = instruction.id;
-      if (instruction.lane != Lane::kCompute) continue;
+      if (last_ended == schedule::kNoId || end > times_[last_ended].second) last_ended = instruction.id;
+      if (instruction.lane != schedule::Lane::kCompute) continue;
       attribute(idle_since, begin, before_[instruction.id]);
       stalls_.compute_s += seconds(std::max(idle_since, begin), end);
       idle_since = std::max(idle_since, end);
@@ -77,46 +77,46 @@ class PassAnalysis {
   }
 
   // Of real instructions, the one that ended last.
-  InstructionId later(InstructionId a, InstructionId b) const {
-    if (a == kNoId || b == kNoId) return a == kNoId ? b : a;
+  schedule::InstructionId later(schedule::InstructionId a, schedule::InstructionId b) const {
+    if (a == schedule::kNoId || b == schedule::kNoId) return a == schedule::kNoId ? b : a;
     return times_[a].second > times_[b].second ? a : b;
   }
 
   // Whose end lets others take this one for done. A lane's instructions are done in its order: a
   // Release, which takes no time, behind those before it, and so is a transfer that overtook.
-  InstructionId latest_until(const Instruction& instruction, InstructionId earlier_in_lane) const {
-    const bool release = instruction.op == Op::kRelease;
-    InstructionId latest = release ? kNoId : instruction.id;
-    if (earlier_in_lane != kNoId && (release || lane_is_pipelined(instruction.lane))) {
+  schedule::InstructionId latest_until(const schedule::Instruction& instruction, schedule::InstructionId earlier_in_lane) const {
+    const bool release = instruction.op == schedule::Op::kRelease;
+    schedule::InstructionId latest = release ? schedule::kNoId : instruction.id;
+    if (earlier_in_lane != schedule::kNoId && (release || schedule::lane_is_pipelined(instruction.lane))) {
       latest = later(latest, ended_by_[earlier_in_lane]);
     }
     if (!release) return latest;
-    for (const InstructionId dep : instruction.deps) latest = later(latest, ended_by_[dep]);
+    for (const schedule::InstructionId dep : instruction.deps) latest = later(latest, ended_by_[dep]);
     return latest;
   }
 
   // Whose end let this one begin; none where it waited for nothing. A pipelined lane goes on while
   // its earlier transfers are under way, but not before all that they waited for.
-  InstructionId latest_before(const Instruction& instruction, InstructionId earlier_in_lane) const {
-    const bool pipelined = lane_is_pipelined(instruction.lane);
-    InstructionId latest = kNoId;
-    if (earlier_in_lane != kNoId) {
+  schedule::InstructionId latest_before(const schedule::Instruction& instruction, schedule::InstructionId earlier_in_lane) const {
+    const bool pipelined = schedule::lane_is_pipelined(instruction.lane);
+    schedule::InstructionId latest = schedule::kNoId;
+    if (earlier_in_lane != schedule::kNoId) {
       latest = pipelined ? before_[earlier_in_lane] : ended_by_[earlier_in_lane];
     }
-    for (const InstructionId dep : instruction.deps) {
-      if (retires_behind(schedule_.instructions[dep], instruction)) continue;
+    for (const schedule::InstructionId dep : instruction.deps) {
+      if (schedule::retires_behind(schedule_.instructions[dep], instruction)) continue;
       latest = later(latest, ended_by_[dep]);
     }
     return latest;
   }
 
   // The idle time [from, to), which ended when `awaited` had.
-  void attribute(std::int64_t from, std::int64_t to, InstructionId awaited) {
+  void attribute(std::int64_t from, std::int64_t to, schedule::InstructionId awaited) {
     bool first_of_lane = false;
-    while (to > from && awaited != kNoId) {
+    while (to > from && awaited != schedule::kNoId) {
       const auto [begin, end] = times_[awaited];
       first_of_lane = first_[awaited];
-      const Lane lane = schedule_.instructions[awaited].lane;
+      const schedule::Lane lane = schedule_.instructions[awaited].lane;
       if (end < to) {
         add(StallCause::kHandOver, std::max(end, from), to);
         to = std::max(end, from);
@@ -131,11 +131,11 @@ class PassAnalysis {
     if (to > from) add(first_of_lane ? StallCause::kHandOver : StallCause::kUnexplained, from, to);
   }
 
-  const Schedule& schedule_;
+  const schedule::Schedule& schedule_;
   const Times& times_;
-  std::vector<InstructionId> before_;    // by instruction: what it waited for
+  std::vector<schedule::InstructionId> before_;    // by instruction: what it waited for
   std::vector<bool> first_;              // by instruction: of its lane, Releases not counted
-  std::vector<InstructionId> ended_by_;  // and who made it done: itself, or what it retired behind
+  std::vector<schedule::InstructionId> ended_by_;  // and who made it done: itself, or what it retired behind
   Stalls stalls_;
 };
 
@@ -152,11 +152,11 @@ double Stalls::total_s() const {
   return std::accumulate(by_cause_s.begin(), by_cause_s.end(), 0.0);
 }
 
-Stalls stalls_of_pass(const Schedule& schedule,
+Stalls stalls_of_pass(const schedule::Schedule& schedule,
                       const std::vector<std::pair<std::int64_t, std::int64_t>>& times,
                       std::int64_t begin_ns, std::int64_t end_ns) {
   SLUICE_CHECK(times.size() == schedule.instructions.size());
   return PassAnalysis(schedule, times).analyse(begin_ns, end_ns);
 }
 
-}  // namespace sluice
+}  // namespace sluice::runtime

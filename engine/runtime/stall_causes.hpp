@@ -14,7 +14,7 @@
 
 #include "engine/schedule/schedule.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 
 // kHandOver: what was waited for had ended, or the pass had begun, and the next had not: threads
 // that wake.
@@ -45,8 +45,8 @@ struct Stalls {
 
 // times: begin and end of each instruction by id, ns; unused for Releases. The pass ran from
 // begin_ns to end_ns.
-Stalls stalls_of_pass(const Schedule& schedule,
+Stalls stalls_of_pass(const schedule::Schedule& schedule,
                       const std::vector<std::pair<std::int64_t, std::int64_t>>& times,
                       std::int64_t begin_ns, std::int64_t end_ns);
 
-}  // namespace sluice
+}  // namespace sluice::runtime

@@ -15,7 +15,7 @@
 #include "engine/runtime/durable_state.hpp"
 #include "engine/runtime/run_memory.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 
 class StateStore {
  public:
@@ -30,7 +30,7 @@ class StateStore {
 
   // `schedule`: any of the run's packed schedules (they share the homes). durable: of a durable
   // run, else null.
-  StateStore(Device& device, RunMemory& memory, const Schedule& schedule,
+  StateStore(device::Device& device, RunMemory& memory, const schedule::Schedule& schedule,
              DurableState* durable = nullptr);
 
   // Homes that have a twin and their twins change roles: the state between steps is in the others.
@@ -47,18 +47,18 @@ class StateStore {
              std::uint64_t end, Access access, const Visitor& visitor);
 
  private:
-  const Buffer* home(StateKind kind, std::int32_t unit) const;
-  void move(const Buffer& home, std::uint64_t begin, std::uint64_t end, std::byte* window,
+  const schedule::Buffer* home(StateKind kind, std::int32_t unit) const;
+  void move(const schedule::Buffer& home, std::uint64_t begin, std::uint64_t end, std::byte* window,
             Access access);
 
   RunMemory& memory_;
   DurableState* durable_;
-  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<device::Stream> stream_;
   std::byte* window_;
-  using Homes = std::vector<std::array<const Buffer*, kStateKindCount>>;  // by unit
+  using Homes = std::vector<std::array<const schedule::Buffer*, kStateKindCount>>;  // by unit
   Homes homes_;
   Homes twins_;  // the homes where they have none
   bool flipped_ = false;
 };
 
-}  // namespace sluice
+}  // namespace sluice::runtime

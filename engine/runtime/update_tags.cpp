@@ -8,11 +8,11 @@
 #include "base/memory_kinds.hpp"
 #include "engine/runtime/run_memory.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 namespace {
 
 // Whole blocks, whatever an update cuts.
-static_assert(UpdateGuard::kElems % kTaggedElems == 0);
+static_assert(kernels::UpdateGuard::kElems % kTaggedElems == 0);
 
 // What elements [begin, end) of each piece are, made on the stack: this runs for every block.
 class Parts {
@@ -26,16 +26,16 @@ class Parts {
       parts_[count_++] = {whole.range, whole.offset_bytes + offset, whole.data + offset, bytes};
     }
   }
-  std::span<const TaggedSpace::Part> all() const { return {parts_.data(), count_}; }
+  std::span<const offload::TaggedSpace::Part> all() const { return {parts_.data(), count_}; }
 
  private:
-  std::array<TaggedSpace::Part, kStateKindCount> parts_;
+  std::array<offload::TaggedSpace::Part, kStateKindCount> parts_;
   std::size_t count_ = 0;
 };
 
 }  // namespace
 
-UpdateTags::UpdateTags(TaggedSpace& storage, std::vector<Piece> read, std::vector<Piece> written)
+UpdateTags::UpdateTags(offload::TaggedSpace& storage, std::vector<Piece> read, std::vector<Piece> written)
     : storage_(storage), read_(std::move(read)), written_(std::move(written)) {
   for (const std::vector<Piece>* pieces : {&read_, &written_}) {
     for (const Piece& piece : *pieces) storage_.check_whole_blocks(piece.part);
@@ -50,4 +50,4 @@ void UpdateTags::after(std::int64_t begin, std::int64_t end) {
   if (!written_.empty()) storage_.tag(Parts(written_, begin, end).all());
 }
 
-}  // namespace sluice
+}  // namespace sluice::runtime

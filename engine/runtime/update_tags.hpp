@@ -8,18 +8,18 @@
 #include "kernels/optimizer.hpp"
 #include "offload/tagged_space.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 
-class UpdateTags final : public UpdateGuard {
+class UpdateTags final : public kernels::UpdateGuard {
  public:
   // Of one kind of state: where its piece is, in memory and on storage.
   struct Piece {
-    TaggedSpace::Part part;
+    offload::TaggedSpace::Part part;
     DType dtype = DType::kF32;
   };
 
   // read: pieces that came from storage, by TagsBy::kCaller; written: that will go there so.
-  UpdateTags(TaggedSpace& storage, std::vector<Piece> read, std::vector<Piece> written);
+  UpdateTags(offload::TaggedSpace& storage, std::vector<Piece> read, std::vector<Piece> written);
 
   // Whether there is nothing to look at.
   bool empty() const { return read_.empty() && written_.empty(); }
@@ -28,9 +28,9 @@ class UpdateTags final : public UpdateGuard {
   void after(std::int64_t begin, std::int64_t end) override;
 
  private:
-  TaggedSpace& storage_;
+  offload::TaggedSpace& storage_;
   const std::vector<Piece> read_;
   const std::vector<Piece> written_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::runtime

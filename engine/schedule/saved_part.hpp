@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-namespace sluice {
+namespace sluice::schedule {
 
 // The halves of backward that read a part.
 enum class SavedFor : std::uint8_t { kBoth, kBackwardInput, kBackwardWeight };
@@ -28,4 +28,4 @@ struct SavedPart {
   SavedFor used_by = SavedFor::kBoth;
 };
 
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -2,7 +2,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 constexpr std::array<std::string_view, kOpCount> kOpNames{
@@ -157,4 +157,4 @@ LinkBytes activation_link_bytes(const Schedule& schedule) {
   });
 }
 
-}  // namespace sluice
+}  // namespace sluice::schedule

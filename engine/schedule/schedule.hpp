@@ -19,7 +19,7 @@
 #include "base/units.hpp"
 #include "engine/schedule/saved_part.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 
 enum class Op : std::uint8_t {
   // compute
@@ -275,4 +275,4 @@ Schedule schedule_from_json(std::string_view text);
 // micro-batch).
 std::string schedule_to_csv(const Schedule& schedule);
 
-}  // namespace sluice
+}  // namespace sluice::schedule

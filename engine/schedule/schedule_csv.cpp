@@ -3,7 +3,7 @@
 // input, W backward of the weights.
 #include "engine/schedule/schedule.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 // 0 for what the format has no cell for; recomputation is the backward's own business there.
@@ -43,4 +43,4 @@ std::string schedule_to_csv(const Schedule& schedule) {
   return csv;
 }
 
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -8,7 +8,7 @@
 #include "base/error.hpp"
 #include "engine/schedule/schedule.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 using nlohmann::json;
@@ -425,4 +425,4 @@ Schedule schedule_from_json(std::string_view text) {
   return read_schedule(document);
 }
 
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -13,7 +13,7 @@
 #include "engine/config/config.hpp"
 #include "kernels/kernels.hpp"
 
-namespace sluice {
+namespace sluice::train {
 
 struct Backend {
   std::string name;         // "host" or "cuda"
@@ -21,17 +21,17 @@ struct Backend {
   // Memory of the device that nobody uses; none: the device's memory is the host's.
   std::optional<std::uint64_t> device_memory_bytes;
   // A device with this cap. Throws InputError, DeviceError.
-  std::function<std::unique_ptr<Device>(std::uint64_t capacity_bytes)> make_device;
-  std::unique_ptr<Kernels> device_kernels;  // run inside Stream::launch
-  std::unique_ptr<Kernels> host_kernels;    // run on the optimizer lane's thread, on host memory
+  std::function<std::unique_ptr<device::Device>(std::uint64_t capacity_bytes)> make_device;
+  std::unique_ptr<kernels::Kernels> device_kernels;  // run inside Stream::launch
+  std::unique_ptr<kernels::Kernels> host_kernels;    // run on the optimizer lane's thread, on host memory
 };
 
 // "auto" becomes "cuda" where this build and this machine have a GPU that can be used, and no link
 // is made up (memory.link_bandwidth), else "host".
 // Throws InputError where "cuda" is asked for and cannot be had: the sentence says why.
-void settle_backend(Config& config);
+void settle_backend(config::Config& config);
 
 // config.memory.backend is settled; config.train.threads: of host kernels, above 0. config may go.
-Backend make_backend(const Config& config);
+Backend make_backend(const config::Config& config);
 
-}  // namespace sluice
+}  // namespace sluice::train

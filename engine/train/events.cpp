@@ -2,9 +2,9 @@
 
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::train {
 
-RunEvent tier_bytes_json(const TierBytes& bytes) {
+RunEvent tier_bytes_json(const planner::TierBytes& bytes) {
   RunEvent json = RunEvent::object();
   for (const Tier tier : kTiers) {
     json[std::string(tier_name(tier))] = bytes[static_cast<std::size_t>(tier)];
@@ -12,7 +12,7 @@ RunEvent tier_bytes_json(const TierBytes& bytes) {
   return json;
 }
 
-RunEvent link_bytes_json(const LinkBytes& bytes) {
+RunEvent link_bytes_json(const schedule::LinkBytes& bytes) {
   return {{"upload", bytes.upload},
           {"download", bytes.download},
           {"storage_read", bytes.storage_read},
@@ -22,7 +22,7 @@ RunEvent link_bytes_json(const LinkBytes& bytes) {
 namespace {
 
 // Units per tier, of each kind.
-RunEvent placement_json(const Plan& plan) {
+RunEvent placement_json(const planner::Plan& plan) {
   const auto kind = [&](const std::vector<Tier>& tiers) {
     RunEvent counts = RunEvent::object();
     for (const Tier tier : tiers) {
@@ -31,7 +31,7 @@ RunEvent placement_json(const Plan& plan) {
     }
     return counts;
   };
-  const Placement& placement = plan.options.placement;
+  const schedule::Placement& placement = plan.options.placement;
   return {{"weight", kind(placement.weight)},
           {"gradient", kind(placement.gradient)},
           {"optimizer", kind(placement.optimizer)},
@@ -39,7 +39,7 @@ RunEvent placement_json(const Plan& plan) {
 }
 
 // Bytes of each kind on the tiers where it lies.
-RunEvent places_json(const Plan& plan) {
+RunEvent places_json(const planner::Plan& plan) {
   RunEvent json = RunEvent::object();
   for (std::size_t kind = 0; kind < kStateKindCount; ++kind) {
     RunEvent& tiers = json[std::string(state_kind_name(static_cast<StateKind>(kind)))];
@@ -53,7 +53,7 @@ RunEvent places_json(const Plan& plan) {
 }
 
 // What forward passes of a step save, by part and tier where it waits.
-RunEvent saved_json(const Plan& plan) {
+RunEvent saved_json(const planner::Plan& plan) {
   RunEvent json = RunEvent::object();
   for (const auto& [part, by_tier] : plan.saved_bytes) {
     RunEvent& tiers = json[part];
@@ -67,22 +67,22 @@ RunEvent saved_json(const Plan& plan) {
 }
 
 // As the configuration spells it.
-const char* update_placement_name(UpdatePlacement update) {
+const char* update_placement_name(schedule::UpdatePlacement update) {
   switch (update) {
-    case UpdatePlacement::kInBackward:
+    case schedule::UpdatePlacement::kInBackward:
       return "in_backward";
-    case UpdatePlacement::kNextForward:
+    case schedule::UpdatePlacement::kNextForward:
       return "next_forward";
-    case UpdatePlacement::kSpeculative:
+    case schedule::UpdatePlacement::kSpeculative:
       return "speculative";
-    case UpdatePlacement::kAfterBackward:
+    case schedule::UpdatePlacement::kAfterBackward:
       break;
   }
   return "after_backward";
 }
 
 // Bytes by kind, and what the optimizer keeps for each parameter (with padding).
-RunEvent state_json(const Plan& plan) {
+RunEvent state_json(const planner::Plan& plan) {
   RunEvent json = RunEvent::object();
   std::uint64_t optimizer = 0;
   for (std::size_t kind = 0; kind < kStateKindCount; ++kind) {
@@ -97,17 +97,17 @@ RunEvent state_json(const Plan& plan) {
 
 }  // namespace
 
-RunEvent stalls_json(const Stalls& stalls) {
+RunEvent stalls_json(const runtime::Stalls& stalls) {
   RunEvent causes = RunEvent::object();
-  for (std::size_t cause = 0; cause < kStallCauseCount; ++cause) {
+  for (std::size_t cause = 0; cause < runtime::kStallCauseCount; ++cause) {
     if (stalls.by_cause_s[cause] <= 0) continue;
-    causes[std::string(stall_cause_name(static_cast<StallCause>(cause)))] =
+    causes[std::string(runtime::stall_cause_name(static_cast<runtime::StallCause>(cause)))] =
         stalls.by_cause_s[cause];
   }
   return {{"compute_s", stalls.compute_s}, {"stalled_s", stalls.total_s()}, {"by_cause_s", causes}};
 }
 
-RunEvent plan_event(const Plan& plan) {
+RunEvent plan_event(const planner::Plan& plan) {
   RunEvent event = {{"event", "plan"},
                     {"fits", true},
                     {"peak_bytes", tier_bytes_json(plan.peak_bytes)},
@@ -120,7 +120,7 @@ RunEvent plan_event(const Plan& plan) {
                     {"state_bytes", plan.state_bytes},
                     {"state", state_json(plan)},
                     {"recompute", plan.options.recompute ? "unit" : "none"},
-                    {"order", plan.options.order == ComputeOrder::kUnit ? "unit" : "microbatch"},
+                    {"order", plan.options.order == schedule::ComputeOrder::kUnit ? "unit" : "microbatch"},
                     {"optimizer_placement", update_placement_name(plan.options.update)},
                     {"prefetch", plan.options.prefetch},
                     {"shares_device", plan.options.shares_device},
@@ -137,7 +137,7 @@ RunEvent plan_event(const Plan& plan) {
   return event;
 }
 
-RunEvent refused_event(const Refusal& refusal) {
+RunEvent refused_event(const planner::Refusal& refusal) {
   RunEvent tiers = RunEvent::object();
   for (const Tier tier : kTiers) {
     const auto at = static_cast<std::size_t>(tier);
@@ -146,7 +146,7 @@ RunEvent refused_event(const Refusal& refusal) {
                                            {"available", refusal.available_bytes[at]}};
   }
   RunEvent suggestions = RunEvent::array();
-  for (const Suggestion& suggestion : refusal.suggestions) {
+  for (const planner::Suggestion& suggestion : refusal.suggestions) {
     RunEvent change = RunEvent::object();
     for (const auto& [key, bytes] : suggestion) change[key] = format_bytes_exact(bytes);
     suggestions.push_back(change);
@@ -157,4 +157,4 @@ RunEvent refused_event(const Refusal& refusal) {
           {"message", refusal.sentence()}};
 }
 
-}  // namespace sluice
+}  // namespace sluice::train

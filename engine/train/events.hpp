@@ -11,17 +11,17 @@
 #include "engine/runtime/stall_causes.hpp"
 #include "engine/schedule/schedule.hpp"
 
-namespace sluice {
+namespace sluice::train {
 
 using RunEvent = nlohmann::ordered_json;
 using EventSink = std::function<void(const RunEvent&)>;
 
-RunEvent tier_bytes_json(const TierBytes& bytes);
-RunEvent link_bytes_json(const LinkBytes& bytes);
+RunEvent tier_bytes_json(const planner::TierBytes& bytes);
+RunEvent link_bytes_json(const schedule::LinkBytes& bytes);
 // {"compute_s":…, "stalled_s":…, "by_cause_s":{"storage_read":…, …}}: causes that took no time are
 // left out.
-RunEvent stalls_json(const Stalls& stalls);
-RunEvent plan_event(const Plan& plan);
-RunEvent refused_event(const Refusal& refusal);
+RunEvent stalls_json(const runtime::Stalls& stalls);
+RunEvent plan_event(const planner::Plan& plan);
+RunEvent refused_event(const planner::Refusal& refusal);
 
-}  // namespace sluice
+}  // namespace sluice::train

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numbers>
 
-namespace sluice {
+namespace sluice::train {
 
 float LrSchedule::lr_at(std::int64_t step) const {
   if (step < warmup_steps_) {
@@ -20,4 +20,4 @@ float LrSchedule::lr_at(std::int64_t step) const {
                                            (1.0 + std::cos(std::numbers::pi * progress)) / 2.0);
 }
 
-}  // namespace sluice
+}  // namespace sluice::train

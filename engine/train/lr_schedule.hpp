@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-namespace sluice {
+namespace sluice::train {
 
 class LrSchedule {
  public:
@@ -31,4 +31,4 @@ class LrSchedule {
   std::int64_t total_steps_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::train

@@ -7,61 +7,61 @@
 #include "engine/run/storage_shares.hpp"
 #include "offload/storage_file.hpp"
 
-namespace sluice {
+namespace sluice::train {
 namespace {
 
 // A pass through a schedule that takes this much longer than planned is hung.
 constexpr double kDeadlinePerPlannedStep = 20.0;
 
-double deadline_seconds(const Plan& plan) {
+double deadline_seconds(const planner::Plan& plan) {
   return std::max(kDefaultDeadlineSeconds, kDeadlinePerPlannedStep * plan.simulation.total_s);
 }
 
 // The plan is exact: the device is asked for no byte more.
-std::unique_ptr<Device> make_device(const Backend& backend, const Plan& plan) {
+std::unique_ptr<device::Device> make_device(const Backend& backend, const planner::Plan& plan) {
   return backend.make_device(std::max<std::uint64_t>(plan.peak_bytes[0], kPageBytes));
 }
 
-const char* engine_kind(Config::StorageEngineKind kind) {
+const char* engine_kind(config::Config::StorageEngineKind kind) {
   switch (kind) {
-    case Config::StorageEngineKind::kIoUring:
+    case config::Config::StorageEngineKind::kIoUring:
       return "io_uring";
-    case Config::StorageEngineKind::kPosix:
+    case config::Config::StorageEngineKind::kPosix:
       return "posix";
-    case Config::StorageEngineKind::kAuto:
+    case config::Config::StorageEngineKind::kAuto:
       break;
   }
   return "auto";
 }
 
-std::unique_ptr<StorageEngine> make_storage(const Config& config, const Plan& plan,
+std::unique_ptr<offload::StorageEngine> make_storage(const config::Config& config, const planner::Plan& plan,
                                             const StorageWrapper& wrap) {
   if (plan.need.storage_bytes == 0) return nullptr;
-  StorageOptions options;
+  offload::StorageOptions options;
   options.submission_thread = config.memory.storage_sqpoll;
-  auto engine = make_storage_engine(engine_kind(config.memory.storage_engine), options);
+  auto engine = offload::make_storage_engine(engine_kind(config.memory.storage_engine), options);
   return wrap ? wrap(std::move(engine)) : std::move(engine);
 }
 
-std::unique_ptr<UncommittedFiles> uncommitted_files(const Config& config, const Plan& plan,
+std::unique_ptr<checkpoint::UncommittedFiles> uncommitted_files(const config::Config& config, const planner::Plan& plan,
                                                     const RunId& run) {
   if (!plan.options.durable) return nullptr;
-  return std::make_unique<UncommittedFiles>(config.checkpoint.dir, run.hex(),
+  return std::make_unique<checkpoint::UncommittedFiles>(config.checkpoint.dir, run.hex(),
                                             config.memory.storage_paths);
 }
 
-std::unique_ptr<StateLog> make_log(StorageEngine* engine, const UncommittedFiles* files,
-                                   const Plan& plan) {
+std::unique_ptr<offload::StateLog> make_log(offload::StorageEngine* engine, const checkpoint::UncommittedFiles* files,
+                                   const planner::Plan& plan) {
   if (files == nullptr) return nullptr;
-  return std::make_unique<StateLog>(*engine, files->log_path(), plan.need.log_bytes);
+  return std::make_unique<offload::StateLog>(*engine, files->log_path(), plan.need.log_bytes);
 }
 
 // Without scaling outside fp16.
-LossScaleRule loss_scale_rule(const Config& config) {
+runtime::LossScaleRule loss_scale_rule(const config::Config& config) {
   const auto& train = config.train;
-  LossScaleRule rule;
-  if (train.precision != Config::Precision::kFP16) return rule;
-  rule.dynamic = train.loss_scaling == Config::LossScaling::kDynamic;
+  runtime::LossScaleRule rule;
+  if (train.precision != config::Config::Precision::kFP16) return rule;
+  rule.dynamic = train.loss_scaling == config::Config::LossScaling::kDynamic;
   rule.initial = train.loss_scale;
   rule.window = train.loss_scale_window;
   rule.patience = train.loss_scale_patience;
@@ -70,13 +70,13 @@ LossScaleRule loss_scale_rule(const Config& config) {
 
 }  // namespace
 
-Session::Session(const Config& config, const Model& model, const Plan& plan, const Backend& backend,
+Session::Session(const config::Config& config, const model::Model& model, const planner::Plan& plan, const Backend& backend,
                  const StorageWrapper& wrap_storage, const RunId& run)
     : config_(config),
       plan_(plan),
-      batch_(batch_shape(config)),
-      parameters_(parameter_table(config, model)),
-      communicator_(make_single_communicator()),
+      batch_(planner::batch_shape(config)),
+      parameters_(planner::parameter_table(config, model)),
+      communicator_(collectives::make_single_communicator()),
       device_(make_device(backend, plan)),
       ledger_(
           {config.memory.device_bytes, config.memory.pinned_bytes, config.memory.storage_bytes}),
@@ -85,8 +85,8 @@ Session::Session(const Config& config, const Model& model, const Plan& plan, con
       log_charge_(ledger_.reserve(Tier::kStorage, Category::kOptimizer, plan.need.log_bytes)),
       log_(make_log(storage_.get(), files_.get(), plan)),
       memory_(*device_, ledger_, storage_.get(), config.memory.storage_paths, plan.need, run,
-              plan.options.durable, choose_storage_shares(config, plan.need.storage_bytes)),
-      durable_(log_ ? std::make_unique<DurableState>(memory_, *log_) : nullptr),
+              plan.options.durable, run::choose_storage_shares(config, plan.need.storage_bytes)),
+      durable_(log_ ? std::make_unique<runtime::DurableState>(memory_, *log_) : nullptr),
       training_(plan.training, memory_, plan.speculates()),
       first_(plan.first, memory_),
       drain_(plan.drain, memory_),
@@ -109,8 +109,8 @@ Session::Session(const Config& config, const Model& model, const Plan& plan, con
   executor_.prepare(evaluation_.get(false));
 }
 
-const Buffer& Session::host_buffer(BufferRole role, std::int64_t microbatch) const {
-  for (const Buffer& buffer : plan_.training.buffers) {
+const schedule::Buffer& Session::host_buffer(schedule::BufferRole role, std::int64_t microbatch) const {
+  for (const schedule::Buffer& buffer : plan_.training.buffers) {
     if (buffer.persistent && buffer.role == role && buffer.microbatch == microbatch) return buffer;
   }
   throw InternalError("the schedule has no such buffer");
@@ -118,62 +118,62 @@ const Buffer& Session::host_buffer(BufferRole role, std::int64_t microbatch) con
 
 std::int32_t* Session::tokens_of(std::int64_t microbatch) {
   return reinterpret_cast<std::int32_t*>(
-      memory_.address(host_buffer(BufferRole::kTokens, microbatch)));
+      memory_.address(host_buffer(schedule::BufferRole::kTokens, microbatch)));
 }
 
 double Session::loss_of(std::int64_t microbatch) {
   return *reinterpret_cast<const double*>(
-      memory_.address(host_buffer(BufferRole::kLoss, microbatch)));
+      memory_.address(host_buffer(schedule::BufferRole::kLoss, microbatch)));
 }
 
-DurableState::Record Session::record_of(const CheckpointManifest& manifest) {
-  return [this, manifest](const std::vector<SavedHome>& homes) {
+runtime::DurableState::Record Session::record_of(const checkpoint::CheckpointManifest& manifest) {
+  return [this, manifest](const std::vector<runtime::SavedHome>& homes) {
     files_->keep();
-    TaggedSpace& storage = memory_.storage();
-    return format_state_record(
+    offload::TaggedSpace& storage = memory_.storage();
+    return checkpoint::format_state_record(
         manifest,
-        {storage.run(), files_->log_path(), file_id(files_->log_path()),
+        {storage.run(), files_->log_path(), offload::file_id(files_->log_path()),
          storage.space().file_paths(), storage.space().bytes(), homes, storage.space().shares()});
   };
 }
 
-RunStatistics Session::pass(const Program& program, const CheckpointManifest* commits,
+runtime::RunStatistics Session::pass(const runtime::Program& program, const checkpoint::CheckpointManifest* commits,
                             TraceRecorder* trace, std::uint32_t step) {
   if (durable_) {
-    durable_->begin(program.schedule(), commits ? record_of(*commits) : DurableState::Record());
+    durable_->begin(program.schedule(), commits ? record_of(*commits) : runtime::DurableState::Record());
   }
-  const RunStatistics statistics = executor_.run(program, trace, step);
+  const runtime::RunStatistics statistics = executor_.run(program, trace, step);
   if (durable_) durable_->end();
   return statistics;
 }
 
-LinkBytes Session::commit(const CheckpointManifest& manifest) {
+schedule::LinkBytes Session::commit(const checkpoint::CheckpointManifest& manifest) {
   SLUICE_CHECK(durable_ != nullptr);
-  const LinkBytes before = moved_bytes();
+  const schedule::LinkBytes before = moved_bytes();
   drain();
   pass(*save_, &manifest);
   return moved_bytes() - before;
 }
 
-std::vector<const Buffer*> Session::homes(const Schedule& schedule) {
-  std::vector<const Buffer*> homes;
-  for (const Residency& residency : schedule.entry) {
+std::vector<const schedule::Buffer*> Session::homes(const schedule::Schedule& schedule) {
+  std::vector<const schedule::Buffer*> homes;
+  for (const schedule::Residency& residency : schedule.entry) {
     homes.push_back(&schedule.buffers[residency.home]);
   }
   return homes;
 }
 
-void Session::load(const DurableFound& found) {
-  const std::unique_ptr<StorageEngine> engine = make_storage_engine("posix", {});
-  StripedSpace space(*engine, found.state.files, found.state.space_bytes, found.state.shares);
-  for (const Buffer* home : homes(plan_.evaluation)) {
+void Session::load(const checkpoint::DurableFound& found) {
+  const std::unique_ptr<offload::StorageEngine> engine = offload::make_storage_engine("posix", {});
+  offload::StripedSpace space(*engine, found.state.files, found.state.space_bytes, found.state.shares);
+  for (const schedule::Buffer* home : homes(plan_.evaluation)) {
     const auto saved = std::find_if(
         found.state.homes.begin(), found.state.homes.end(),
-        [&](const SavedHome& at) { return at.kind == home->kind && at.unit == home->unit; });
+        [&](const runtime::SavedHome& at) { return at.kind == home->kind && at.unit == home->unit; });
     SLUICE_CHECK(saved != found.state.homes.end() && saved->bytes == home->bytes);
     const std::array<StateKind, 1> kind{home->kind};
-    SavedHomeReader reader(space, found.state.run, *saved);
-    store_.visit(kind, home->unit, 0, home->elems, StateStore::Access::kWrite,
+    checkpoint::SavedHomeReader reader(space, found.state.run, *saved);
+    store_.visit(kind, home->unit, 0, home->elems, runtime::StateStore::Access::kWrite,
                  [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
                    reader.read(data[0], bytes_of(home->dtype, end - begin));
                  });
@@ -181,31 +181,31 @@ void Session::load(const DurableFound& found) {
   }
 }
 
-const Program& Session::step_program(bool commits) const {
+const runtime::Program& Session::step_program(bool commits) const {
   if (commits) return *saving_;
   return plan_.carries_updates() && !pending_ ? first_ : training_.get(flipped_);
 }
 
 StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& fill,
-                                TraceRecorder* trace, const CheckpointManifest* commits) {
-  const LinkBytes before = moved_bytes();
+                                TraceRecorder* trace, const checkpoint::CheckpointManifest* commits) {
+  const schedule::LinkBytes before = moved_bytes();
   const double tagged_before = tag_counters().hash_seconds;
   const double drain_s = commits != nullptr ? drain() : 0;
   for (std::int64_t mb = 0; mb < plan_.options.microbatches; ++mb) {
     fill(mb, tokens_of(mb), tokens_of(mb) + batch_.rows());
   }
-  UpdateScalars update;
+  kernels::UpdateScalars update;
   update.lr = static_cast<float>(lr);
   // Skipped steps are none of the optimizer's.
   update.step = step + 1 - loss_scaler_.state().skipped_steps;
-  StepScalars scalars;
+  runtime::StepScalars scalars;
   scalars.update = pending_.value_or(update);
   scalars.clip = config_.train.clip;
   scalars.loss_scale = loss_scaler_.scale();
   scalars.skip_overflow = batch_.dtype == DType::kF16;
   runner_.set_scalars(scalars);
 
-  const RunStatistics statistics =
+  const runtime::RunStatistics statistics =
       pass(step_program(commits != nullptr), commits, trace, static_cast<std::uint32_t>(step + 1));
   if (plan_.carries_updates()) pending_ = update;
   StepOutcome outcome;
@@ -217,7 +217,7 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   outcome.moved = moved_bytes() - before;
   outcome.tag_seconds = tag_counters().hash_seconds - tagged_before;
   outcome.seconds = drain_s + statistics.seconds + outcome.redo_seconds;
-  if (outcome.stalls) outcome.stalls->add(StallCause::kUpdatePass, drain_s + outcome.redo_seconds);
+  if (outcome.stalls) outcome.stalls->add(runtime::StallCause::kUpdatePass, drain_s + outcome.redo_seconds);
   // The compute lane waits for a drain, and for a redo.
   outcome.stalled_fraction =
       (drain_s + outcome.redo_seconds + statistics.compute_stalled_seconds) / outcome.seconds;
@@ -231,7 +231,7 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
 
 // The update is there, beside the state that the step found: it stands, is made once more as the
 // clip factor says, or (an overflow) is left where it is.
-void Session::settle(StepOutcome& outcome, const StepScalars& scalars) {
+void Session::settle(StepOutcome& outcome, const runtime::StepScalars& scalars) {
   if (outcome.overflow) return;
   if (runner_.results().clipped) {
     outcome.redone = true;
@@ -244,10 +244,10 @@ void Session::settle(StepOutcome& outcome, const StepScalars& scalars) {
 
 double Session::drain() {
   if (!pending_) return 0;
-  StepScalars scalars;
+  runtime::StepScalars scalars;
   scalars.update = *pending_;
   runner_.set_scalars(scalars);
-  const RunStatistics statistics = pass(drain_, nullptr);
+  const runtime::RunStatistics statistics = pass(drain_, nullptr);
   pending_.reset();
   return statistics.seconds;
 }
@@ -259,32 +259,32 @@ double Session::evaluate(const FillTokens& fill) {
   return loss_of(0) / static_cast<double>(batch_.rows());
 }
 
-TierBytes Session::peak_bytes() const {
-  TierBytes bytes{};
+planner::TierBytes Session::peak_bytes() const {
+  planner::TierBytes bytes{};
   for (const Tier tier : kTiers) {
     bytes[static_cast<std::size_t>(tier)] = ledger_.totals(tier).peak_bytes;
   }
   return bytes;
 }
 
-TierBytes Session::measured_peak_bytes() const {
-  const DeviceCounters device = device_->counters();
+planner::TierBytes Session::measured_peak_bytes() const {
+  const device::DeviceCounters device = device_->counters();
   return {device.peak_bytes, device.peak_registered_bytes,
           storage_ ? storage_->counters().peak_allocated_bytes : 0};
 }
 
-LinkBytes Session::moved_bytes() const {
-  const DeviceCounters device = device_->counters();
-  const StorageCounters storage = storage_ ? storage_->counters() : StorageCounters{};
-  return {device.copied_bytes[static_cast<std::size_t>(CopyKind::kHostToDevice)],
-          device.copied_bytes[static_cast<std::size_t>(CopyKind::kDeviceToHost)],
+schedule::LinkBytes Session::moved_bytes() const {
+  const device::DeviceCounters device = device_->counters();
+  const offload::StorageCounters storage = storage_ ? storage_->counters() : offload::StorageCounters{};
+  return {device.copied_bytes[static_cast<std::size_t>(device::CopyKind::kHostToDevice)],
+          device.copied_bytes[static_cast<std::size_t>(device::CopyKind::kDeviceToHost)],
           storage.read_bytes, storage.write_bytes};
 }
 
 std::uint64_t Session::allocation_calls() const {
-  const DeviceCounters device = device_->counters();
+  const device::DeviceCounters device = device_->counters();
   return device.allocation_calls + device.map_calls + device.registration_calls +
          device.created_events + (storage_ ? storage_->counters().allocated_bytes : 0);
 }
 
-}  // namespace sluice
+}  // namespace sluice::train

@@ -6,11 +6,11 @@
 #include "base/error.hpp"
 #include "base/log.hpp"
 
-namespace sluice {
+namespace sluice::train {
 namespace {
 
-LrSchedule lr_schedule(const Config& config) {
-  const auto shape = config.optimizer.schedule == Config::LrSchedule::kCosine
+LrSchedule lr_schedule(const config::Config& config) {
+  const auto shape = config.optimizer.schedule == config::Config::LrSchedule::kCosine
                          ? LrSchedule::Shape::kCosine
                          : LrSchedule::Shape::kConstant;
   return {shape, config.optimizer.lr, config.optimizer.warmup, config.train.steps};
@@ -18,8 +18,8 @@ LrSchedule lr_schedule(const Config& config) {
 
 }  // namespace
 
-Trainer::Trainer(const Config& config, const TrainingOptions& options, const Dataset& data,
-                 const Model& model, const Plan& plan, const Backend& backend, RunFiles& files,
+Trainer::Trainer(const config::Config& config, const TrainingOptions& options, const data::Dataset& data,
+                 const model::Model& model, const planner::Plan& plan, const Backend& backend, run::RunFiles& files,
                  const RunId& run, const EventSink& events, const StepObserver& observe)
     : config_(config),
       options_(options),
@@ -33,15 +33,15 @@ Trainer::Trainer(const Config& config, const TrainingOptions& options, const Dat
       lr_(lr_schedule(config)),
       speculates_(plan.speculates()) {}
 
-void Trainer::start(const std::optional<ResumePoint>& found) {
+void Trainer::start(const std::optional<run::ResumePoint>& found) {
   if (found) {
     if (found->durable) {
       session_.load(*found->durable);
     } else {
-      load_checkpoint(*found->checkpoint, session_.state());
+      checkpoint::load_checkpoint(*found->checkpoint, session_.state());
     }
     passed_over_logs_ = found->passed_over_logs;
-    const CheckpointManifest& manifest = found->manifest();
+    const checkpoint::CheckpointManifest& manifest = found->manifest();
     step_ = manifest.step;
     if (manifest.loss_scale) session_.loss_scaler().restore(*manifest.loss_scale);
     emit({{"event", "resume"}, {"step", step_}, {"dir", found->where()}});
@@ -88,7 +88,7 @@ void Trainer::one_step(std::int64_t last) {
   const bool traced = step_ - first_step_ == std::min<std::int64_t>(2, last - first_step_ - 1);
   TraceRecorder trace;
   const double lr = lr_.lr_at(step_);
-  const CheckpointManifest found = manifest();
+  const checkpoint::CheckpointManifest found = manifest();
   const StepOutcome outcome = session_.train_step(
       step_, lr,
       [&](std::int64_t mb, std::int32_t* tokens, std::int32_t* targets) {
@@ -173,7 +173,7 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last) {
 }
 
 void Trainer::evaluate() {
-  const LinkBytes before = session_.moved_bytes();
+  const schedule::LinkBytes before = session_.moved_bytes();
   double sum = 0;
   const std::int64_t batches = data_.eval_batches();
   std::int64_t done = 0;
@@ -188,16 +188,16 @@ void Trainer::evaluate() {
 }
 
 void Trainer::drain() {
-  const LinkBytes before = session_.moved_bytes();
+  const schedule::LinkBytes before = session_.moved_bytes();
   session_.drain();
   total_ += session_.moved_bytes() - before;
 }
 
-CheckpointManifest Trainer::manifest() {
-  CheckpointManifest manifest;
+checkpoint::CheckpointManifest Trainer::manifest() {
+  checkpoint::CheckpointManifest manifest;
   manifest.step = step_;
   manifest.run_id = run_id_.hex();
-  manifest.settings = result_settings(config_);
+  manifest.settings = config::result_settings(config_);
   manifest.data_fingerprint = data_.fingerprint();
   manifest.arithmetic = arithmetic_;
   manifest.threads = config_.train.threads;
@@ -211,7 +211,7 @@ void Trainer::save() {
     return note_commit();
   }
   drain();
-  save_checkpoint(config_.checkpoint.dir, manifest(), session_.state());
+  checkpoint::save_checkpoint(config_.checkpoint.dir, manifest(), session_.state());
   retire_earlier();
   note_saved();
 }
@@ -228,7 +228,7 @@ void Trainer::note_commit() {
 
 void Trainer::retire_earlier() {
   if (std::exchange(retired_, true)) return;
-  retire_other_logs(config_.checkpoint.dir, session_.state_log(), files_.storage_paths(),
+  checkpoint::retire_other_logs(config_.checkpoint.dir, session_.state_log(), files_.storage_paths(),
                     passed_over_logs_);
 }
 
@@ -255,10 +255,10 @@ void Trainer::finish() {
 }
 
 RunEvent Trainer::tags_json() {
-  const TagCounters tags = session_.tag_counters();
+  const offload::TagCounters tags = session_.tag_counters();
   return {{"hashed_bytes", tags.hashed_bytes},
           {"hash_time_s", tags.hash_seconds},
           {"reread_blocks", tags.reread_blocks}};
 }
 
-}  // namespace sluice
+}  // namespace sluice::train

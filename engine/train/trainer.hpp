@@ -13,16 +13,16 @@
 #include "engine/train/session.hpp"
 #include "engine/train/training_run.hpp"
 
-namespace sluice {
+namespace sluice::train {
 
 class Trainer {
  public:
   // Takes all memory of the run. What is referred to must outlive it.
-  Trainer(const Config& config, const TrainingOptions& options, const Dataset& data,
-          const Model& model, const Plan& plan, const Backend& backend, RunFiles& files,
+  Trainer(const config::Config& config, const TrainingOptions& options, const data::Dataset& data,
+          const model::Model& model, const planner::Plan& plan, const Backend& backend, run::RunFiles& files,
           const RunId& run, const EventSink& events, const StepObserver& observe);
   // State from where a run ended, or from the seed. Throws IoError.
-  void start(const std::optional<ResumePoint>& found);
+  void start(const std::optional<run::ResumePoint>& found);
   // Of a durable run: its log of commits.
   std::string state_log() const { return session_.state_log(); }
   const std::vector<std::uint32_t>& storage_shares() { return session_.storage_shares(); }
@@ -30,8 +30,8 @@ class Trainer {
   TrainingEnd run();
 
  private:
-  bool durable() const { return config_.checkpoint.mode == Config::CheckpointMode::kDurable; }
-  bool scales_loss() const { return config_.train.precision == Config::Precision::kFP16; }
+  bool durable() const { return config_.checkpoint.mode == config::Config::CheckpointMode::kDurable; }
+  bool scales_loss() const { return config_.train.precision == config::Config::Precision::kFP16; }
   // All ranks stop at the same step: any one's signal stops all.
   bool stop_asked();
   void emit(const RunEvent& event);
@@ -45,7 +45,7 @@ class Trainer {
   // Counts what it moves as the steps' own.
   void drain();
   // Of the state as it is between steps.
-  CheckpointManifest manifest();
+  checkpoint::CheckpointManifest manifest();
   void save();
   void note_saved();
   void note_commit();
@@ -56,10 +56,10 @@ class Trainer {
   // Of the whole run, state between steps included.
   RunEvent tags_json();
 
-  const Config& config_;
+  const config::Config& config_;
   const TrainingOptions& options_;
-  const Dataset& data_;
-  RunFiles& files_;
+  const data::Dataset& data_;
+  run::RunFiles& files_;
   const RunId run_id_;
   const EventSink& events_;
   const StepObserver& observe_;
@@ -74,10 +74,10 @@ class Trainer {
   std::vector<std::string> passed_over_logs_;
   std::string overflowed_tensor_;  // of the newest overflow
   double overflowed_scale_ = 0;
-  LinkBytes total_;
+  schedule::LinkBytes total_;
   const bool speculates_;
   std::int64_t redone_steps_ = 0;  // of this process, like total_
   double redo_s_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::train

@@ -13,14 +13,14 @@
 #include "engine/train/trainer.hpp"
 #include "kernels/host/parallel.hpp"
 
-namespace sluice {
+namespace sluice::train {
 namespace {
 
 namespace fs = std::filesystem;
 
 // Bytes that the run will add to checkpoint.dir at most: checkpoints (the newest two are kept while
 // a third is written) and the exported weights, which may lie on the same file system.
-std::uint64_t saved_bytes(const Config& config, const Plan& plan, bool resumes) {
+std::uint64_t saved_bytes(const config::Config& config, const planner::Plan& plan, bool resumes) {
   const bool saves_last = config.checkpoint.final;
   if (!saves_last && config.checkpoint.every == 0 && !plan.options.durable) return 0;
   const std::uint64_t weights = saves_last ? plan.state_bytes_of(StateKind::kWeight) : 0;
@@ -38,8 +38,8 @@ std::uint64_t saved_bytes(const Config& config, const Plan& plan, bool resumes) 
   return checkpoints * checkpoint + weights;
 }
 
-DatasetOptions dataset_options(const Config& config) {
-  DatasetOptions options;
+data::DatasetOptions dataset_options(const config::Config& config) {
+  data::DatasetOptions options;
   options.paths = config.data.paths;
   options.format = config.data.format;
   options.vocab = config.model.vocab;
@@ -51,12 +51,12 @@ DatasetOptions dataset_options(const Config& config) {
   return options;
 }
 
-void write_plan(const Config& config, const Model& model, const HardwareProfile& hardware,
-                const Plan& plan, RunFiles& files) {
+void write_plan(const config::Config& config, const model::Model& model, const planner::HardwareProfile& hardware,
+                const planner::Plan& plan, run::RunFiles& files) {
   files.text("plan.json", plan_event(plan).dump() + "\n");
   TraceRecorder trace;
-  const BatchShape batch = batch_shape(config);
-  simulate(plan.training, CostModel(config, model, batch, hardware).simulation_model(), &trace);
+  const model::BatchShape batch = planner::batch_shape(config);
+  schedule::simulate(plan.training, planner::CostModel(config, model, batch, hardware).simulation_model(), &trace);
   files.text("plan_trace.json", trace.to_json());
 }
 
@@ -76,44 +76,44 @@ bool holds_anything(const std::string& directory) {
 
 }  // namespace
 
-void use_run_directory(Config& config, const std::string& directory) {
+void use_run_directory(config::Config& config, const std::string& directory) {
   for (std::string& path : config.memory.storage_paths) {
     path = moved_along(path, config.log.dir, directory);
   }
-  const std::string own = default_checkpoint_dir(directory);
-  config.checkpoint.dir = is_set_aside(directory) && holds_anything(own)
+  const std::string own = config::default_checkpoint_dir(directory);
+  config.checkpoint.dir = run::is_set_aside(directory) && holds_anything(own)
                               ? own
                               : moved_along(config.checkpoint.dir, config.log.dir, directory);
   config.log.dir = directory;
 }
 
-TrainingEnd train(const Config& given, const TrainingOptions& options, const EventSink& events,
+TrainingEnd train(const config::Config& given, const TrainingOptions& options, const EventSink& events,
                   const StepObserver& observe) {
-  Config written = given;  // config.toml keeps its "auto"
+  config::Config written = given;  // config.toml keeps its "auto"
   if (!options.resume.empty()) use_run_directory(written, options.resume);
-  Config config = written;
-  check_supported(config);
-  check_run_directories(config);
+  config::Config config = written;
+  config::check_supported(config);
+  planner::check_run_directories(config);
   const bool resumes = !options.resume.empty();
   const RunId run = make_run_id();
-  if (resumes && fs::is_directory(options.resume)) RunFiles::remove_uncommitted(config, run);
+  if (resumes && fs::is_directory(options.resume)) run::RunFiles::remove_uncommitted(config, run);
   settle_backend(config);
-  if (config.train.threads == 0) config.train.threads = host::Parallel::default_threads();
+  if (config.train.threads == 0) config.train.threads = kernels::host::Parallel::default_threads();
   const Backend backend = make_backend(config);
-  const MachineRoom room = settle_budgets(config, backend.device_memory_bytes);
-  const Dataset data(dataset_options(config));
-  const Model model(model_shape(config));
-  const HardwareProfile hardware = load_profile_or_default(default_profile_path());
+  const planner::MachineRoom room = planner::settle_budgets(config, backend.device_memory_bytes);
+  const data::Dataset data(dataset_options(config));
+  const model::Model model(planner::model_shape(config));
+  const planner::HardwareProfile hardware = planner::load_profile_or_default(planner::default_profile_path());
   auto planned =
-      make_plan(config, model, *backend.device_kernels, hardware, backend.host_kernels.get());
-  if (auto* refusal = std::get_if<Refusal>(&planned)) {
-    keep_possible_suggestions(*refusal, config, room);
+      planner::make_plan(config, model, *backend.device_kernels, hardware, backend.host_kernels.get());
+  if (auto* refusal = std::get_if<planner::Refusal>(&planned)) {
+    planner::keep_possible_suggestions(*refusal, config, room);
     events(refused_event(*refusal));
     return TrainingEnd::kRefused;
   }
-  const Plan& plan = std::get<Plan>(planned);
-  check_storage_paths(config, plan.need.storage_bytes);
-  check_checkpoint_room(config, saved_bytes(config, plan, resumes), plan.need.storage_bytes);
+  const planner::Plan& plan = std::get<planner::Plan>(planned);
+  planner::check_storage_paths(config, plan.need.storage_bytes);
+  planner::check_checkpoint_room(config, saved_bytes(config, plan, resumes), plan.need.storage_bytes);
   // Nothing is made to be found empty.
   if (resumes && !holds_anything(config.checkpoint.dir)) find_resume_point(config);
   if (resumes && !fs::is_directory(options.resume)) {
@@ -121,14 +121,14 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   }
   // From here on the directories are this run's. Nothing else has been created or changed; an
   // earlier run's files stand until all memory of this one is there.
-  RunFiles files(written, run, plan.need.storage_bytes > 0);
-  std::optional<ResumePoint> found;
+  run::RunFiles files(written, run, plan.need.storage_bytes > 0);
+  std::optional<run::ResumePoint> found;
   if (resumes) {
-    found = find_resume_point(config);
-    check_run(*found, runs_in(config.log.dir).ids, config.log.dir);
-    check_resume_point(*found, config, model, data.fingerprint(), Session::homes(plan.evaluation));
+    found = run::find_resume_point(config);
+    run::check_run(*found, run::runs_in(config.log.dir).ids, config.log.dir);
+    run::check_resume_point(*found, config, model, data.fingerprint(), Session::homes(plan.evaluation));
     if (!options.accept_other_arithmetic) {
-      check_arithmetic(found->manifest(), found->where(), backend.device_kernels->arithmetic());
+      checkpoint::check_arithmetic(found->manifest(), found->where(), backend.device_kernels->arithmetic());
     }
   }
   Trainer trainer(config, options, data, model, plan, backend, files, run, events, observe);
@@ -152,4 +152,4 @@ TrainingEnd train(const Config& given, const TrainingOptions& options, const Eve
   return trainer.run();
 }
 
-}  // namespace sluice
+}  // namespace sluice::train

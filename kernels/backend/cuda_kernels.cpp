@@ -23,27 +23,27 @@
 #include "kernels/cuda/optimizer/update.hpp"
 #include "kernels/cuda/stream.hpp"
 
-namespace sluice {
+namespace sluice::kernels {
 namespace {
 
 // What the bits of a result depend on: our own kernels' sums follow from shapes alone, but the
 // libraries choose by GPU, and the compiler by architecture.
-std::string arithmetic_of(const CudaDeviceInfo& device, const cuda::GemmBackend& gemm,
+std::string arithmetic_of(const device::CudaDeviceInfo& device, const cuda::GemmBackend& gemm,
                           const cuda::FusedAttention* attention) {
   return "cuda/" + device.name + "/sm_" + std::to_string(device.compute_major) +
          std::to_string(device.compute_minor) + "/" + gemm.name() +
          (attention == nullptr ? std::string() : std::string("/") + attention->name());
 }
 
-std::unique_ptr<cuda::FusedAttention> open_attention(const CudaContext& context) {
-  const CurrentContext current(context);
+std::unique_ptr<cuda::FusedAttention> open_attention(const device::CudaContext& context) {
+  const device::CurrentContext current(context);
   return cuda::open_fused_attention();
 }
 
 class CudaKernels final : public Kernels {
  public:
-  CudaKernels(const CudaDeviceInfo& device, CudaLibraries libraries)
-      : context_(hold_cuda_context(device.ordinal)),
+  CudaKernels(const device::CudaDeviceInfo& device, CudaLibraries libraries)
+      : context_(device::hold_cuda_context(device.ordinal)),
         gemm_(libraries == CudaLibraries::kNone
                   ? cuda::make_plain_gemm()
                   : cuda::make_gemm_backend(cuda::gelu_epilogue_on(device.compute_major))),
@@ -52,7 +52,7 @@ class CudaKernels final : public Kernels {
   // The libraries' handles end in the context that they were made in.
   ~CudaKernels() override {
     try {
-      const CurrentContext current(*context_);
+      const device::CurrentContext current(*context_);
       attention_.reset();
       gemm_.reset();
     } catch (const DeviceError&) {  // a lost context: the handles end without it
@@ -224,7 +224,7 @@ class CudaKernels final : public Kernels {
 
  private:
   cuda::StreamHandle stream_ = nullptr;
-  const std::shared_ptr<const CudaContext> context_;
+  const std::shared_ptr<const device::CudaContext> context_;
   std::unique_ptr<cuda::GemmBackend> gemm_;
   std::unique_ptr<cuda::FusedAttention> attention_;  // null: our own alone
   const std::string arithmetic_;
@@ -250,8 +250,8 @@ std::string cuda_kernels_missing(int compute_major, int compute_minor, int drive
 }
 
 std::unique_ptr<Kernels> make_cuda_kernels(const CudaKernelOptions& options) {
-  const CudaSearch search = find_cuda_devices();
-  for (const CudaDeviceInfo& device : search.devices) {
+  const device::CudaSearch search = device::find_cuda_devices();
+  for (const device::CudaDeviceInfo& device : search.devices) {
     if (device.ordinal == options.ordinal) {
       return std::make_unique<CudaKernels>(device, options.libraries);
     }
@@ -260,4 +260,4 @@ std::unique_ptr<Kernels> make_cuda_kernels(const CudaKernelOptions& options) {
                                            : "there is no GPU " + std::to_string(options.ordinal));
 }
 
-}  // namespace sluice
+}  // namespace sluice::kernels

@@ -11,7 +11,7 @@
 
 #include "kernels/kernels.hpp"
 
-namespace sluice {
+namespace sluice::kernels {
 
 // kInstalled: products by cuBLASLt and 16-bit attention by cuDNN where they are installed, else by
 // kernels of our own; kNone: by those.
@@ -28,4 +28,4 @@ std::string cuda_kernels_missing(int compute_major, int compute_minor, int drive
 // Throws DeviceError where there is no such GPU, or this build has no kernels for GPUs.
 std::unique_ptr<Kernels> make_cuda_kernels(const CudaKernelOptions& options);
 
-}  // namespace sluice
+}  // namespace sluice::kernels

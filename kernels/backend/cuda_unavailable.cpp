@@ -2,7 +2,7 @@
 #include "base/error.hpp"
 #include "kernels/backend/cuda_kernels.hpp"
 
-namespace sluice {
+namespace sluice::kernels {
 
 std::string cuda_kernels_missing(int /*major*/, int /*minor*/, int /*driver_version*/) {
   return "this build has no kernels for GPUs: nvcc was not found when it was made";
@@ -12,4 +12,4 @@ std::unique_ptr<Kernels> make_cuda_kernels(const CudaKernelOptions& /*options*/)
   throw DeviceError("this build has no kernels for GPUs: nvcc was not found when it was made");
 }
 
-}  // namespace sluice
+}  // namespace sluice::kernels

@@ -12,13 +12,13 @@
 #include "kernels/host/onednn.hpp"
 #include "kernels/host/optimizer/update.hpp"
 
-namespace sluice {
+namespace sluice::kernels {
 namespace host {
 
 HostKernels::HostKernels(const HostKernelOptions& options)
     : parallel_(options.threads),
       gemm_(parallel_, options.bf16_gemm),
-      arithmetic_(onednn_version_and_isa() + (gemm_.native_bf16() ? "/bf16" : "/f32")) {}
+      arithmetic_(kernels::host::onednn_version_and_isa() + (gemm_.native_bf16() ? "/bf16" : "/f32")) {}
 
 void HostKernels::set_stream(void* /*native*/) {}
 
@@ -27,12 +27,12 @@ const char* HostKernels::arithmetic() const {
 }
 
 std::uint64_t HostKernels::gemm_workspace_bytes(const GemmShape& shape) const {
-  return gemm_.workspace_bytes(product_of(shape, nullptr, nullptr, nullptr, nullptr));
+  return gemm_.workspace_bytes(kernels::host::product_of(shape, nullptr, nullptr, nullptr, nullptr));
 }
 
 void HostKernels::gemm(const GemmShape& shape, const void* a, const void* b, const void* bias,
                        void* c, void* workspace) {
-  gemm_.run(product_of(shape, a, b, bias, c), workspace);
+  gemm_.run(kernels::host::product_of(shape, a, b, bias, c), workspace);
 }
 
 void HostKernels::zero(void* data, std::uint64_t bytes) {
@@ -180,4 +180,4 @@ std::unique_ptr<Kernels> make_host_kernels(const HostKernelOptions& options) {
   return std::make_unique<host::HostKernels>(options);
 }
 
-}  // namespace sluice
+}  // namespace sluice::kernels

@@ -11,7 +11,7 @@
 #include "kernels/host/parallel.hpp"
 #include "kernels/kernels.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 class HostKernels final : public Kernels {
  public:
@@ -83,4 +83,4 @@ class HostKernels final : public Kernels {
   std::string arithmetic_;
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -4,7 +4,7 @@
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/sigmoid.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 // --- GELU: x/2 (1 + tanh u) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3)
@@ -203,4 +203,4 @@ void rope(StreamHandle stream, const AttentionShape& shape, float base, bool inv
   });
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -10,7 +10,7 @@
 #include "kernels/cuda/stream.hpp"
 #include "kernels/kernels.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 void gelu_forward(StreamHandle stream, const void* x, void* y, std::int64_t elems, DType dtype);
 void gelu_backward(StreamHandle stream, const void* dy, const void* x, void* dx, std::int64_t elems,
@@ -22,4 +22,4 @@ void swiglu_backward(StreamHandle stream, const void* dy, const void* x, void* d
 // head_dim must be even. Angles are fp64, as the host's.
 void rope(StreamHandle stream, const AttentionShape& shape, float base, bool inverse, void* qkv);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -4,7 +4,7 @@
 #include "kernels/cuda/numeric.cuh"
 #include "kernels/cuda/reduce.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 void check(const AttentionShape& shape) {
@@ -87,4 +87,4 @@ void attention_backward(StreamHandle stream, const AttentionShape& shape, const 
   run(stream, shape.dtype, arguments);
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

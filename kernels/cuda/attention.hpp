@@ -14,7 +14,7 @@
 #include "kernels/cuda/stream.hpp"
 #include "kernels/kernels.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Besides what Kernels demands, head_dim is at most this (else InternalError).
 inline constexpr std::int64_t kMaxHeadDim = 256;
@@ -28,4 +28,4 @@ void attention_backward(StreamHandle stream, const AttentionShape& shape, const 
                         const void* qkv, const void* out, const float* lse, void* dqkv,
                         void* workspace);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -6,7 +6,7 @@
 //   dv = p^T dout    dk = scale * ds^T q    dq = scale * ds k
 #include "kernels/cuda/attention_tile.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 constexpr int kSteps = 32;  // rows of the moving tiles
@@ -260,4 +260,4 @@ void tensor_core_backward(StreamHandle stream, DType dtype, const AttentionBackw
   });
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

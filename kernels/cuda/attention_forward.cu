@@ -4,7 +4,7 @@
 // values arrive, and while values are weighted the next keys do.
 #include "kernels/cuda/attention_tile.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 constexpr int kKeys = 64;
@@ -184,4 +184,4 @@ void tensor_core_forward(StreamHandle stream, DType dtype, const AttentionForwar
   });
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

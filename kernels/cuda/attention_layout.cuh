@@ -9,7 +9,7 @@
 #include "kernels/cuda/attention.hpp"
 #include "kernels/cuda/simt.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Offsets in elements; rows of qkv are packed_stride() apart, those of out and dout out_stride().
 struct AttentionLayout {
@@ -87,4 +87,4 @@ void tensor_core_backward(StreamHandle stream, DType dtype, const AttentionBackw
 void plain_forward(StreamHandle stream, DType dtype, const AttentionForward& arguments);
 void plain_backward(StreamHandle stream, DType dtype, const AttentionBackward& arguments);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -5,7 +5,7 @@
 #include "kernels/cuda/numeric.cuh"
 #include "kernels/cuda/reduce.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 constexpr int kSide = 16;  // rows of every tile; half a warp has a row of scores
@@ -266,4 +266,4 @@ void plain_backward(StreamHandle stream, DType dtype, const AttentionBackward& a
   });
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -11,7 +11,7 @@
 #include "kernels/cuda/attention_layout.cuh"
 #include "kernels/cuda/mma_tile.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 inline constexpr int kAttentionThreads = 128;
 inline constexpr int kAttentionWarps = kAttentionThreads / kWarpSize;
@@ -142,4 +142,4 @@ void with_narrow_type(DType dtype, const Body& body) {
   }
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

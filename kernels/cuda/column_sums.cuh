@@ -14,7 +14,7 @@
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/stream.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 inline constexpr int kColumnSumThreads = 1024;
 inline constexpr int kColumnSumAcross = 2;  // threads to a row of the tile
@@ -103,4 +103,4 @@ void column_sums(StreamHandle stream, const Terms& terms, const ColumnSumsOut<kS
          &column_sums_kernel<kSums, T, Terms>, terms, out, rows, cols);
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

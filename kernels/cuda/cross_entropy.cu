@@ -5,7 +5,7 @@
 #include "kernels/cuda/numeric.cuh"
 #include "kernels/cuda/reduce.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 512;
@@ -145,4 +145,4 @@ void sum_in_order(StreamHandle stream, const double* values, std::int64_t count,
   launch(stream, dim3(1), dim3(kSumThreads), 0, sum_kernel, values, count, sum);
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

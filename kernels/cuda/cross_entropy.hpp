@@ -6,7 +6,7 @@
 #include "base/dtype.hpp"
 #include "kernels/cuda/stream.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // A block of logits: rows [0, rows), `stride` elements apart, of the vocabulary's columns
 // [first, first + cols).
@@ -31,4 +31,4 @@ void cross_entropy_gradient(StreamHandle stream, const LogitsBlock& block, const
 // *sum = values[0] + values[1] + ..., one after the other.
 void sum_in_order(StreamHandle stream, const double* values, std::int64_t count, double* sum);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 struct Library {
@@ -52,4 +52,4 @@ std::optional<CublasLt> open_cublaslt() {
   return std::nullopt;
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

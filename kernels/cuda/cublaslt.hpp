@@ -6,7 +6,7 @@
 
 #include <optional>
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Named as in cublasLt.h, without the prefix. Tests fill in functions of their own.
 struct CublasLt {
@@ -30,4 +30,4 @@ struct CublasLt {
 // installed. The library stays loaded. Throws DeviceError for one that lacks a function.
 std::optional<CublasLt> open_cublaslt();
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

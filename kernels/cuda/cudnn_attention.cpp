@@ -20,7 +20,7 @@
 // The frontend looks its functions up in the library that this names.
 void* cudnn_frontend::cudnn_dlhandle = nullptr;
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 namespace fe = cudnn_frontend;
 using Graph = fe::graph::Graph;
@@ -355,4 +355,4 @@ std::unique_ptr<FusedAttention> open_fused_attention() {
   return nullptr;
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

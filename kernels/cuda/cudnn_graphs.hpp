@@ -11,7 +11,7 @@ namespace cudnn_frontend::graph {
 class Graph;
 }
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Names of a graph's tensors.
 enum CudnnTensor : std::int64_t {
@@ -38,4 +38,4 @@ std::shared_ptr<cudnn_frontend::graph::Graph> backward_graph(const AttentionShap
 std::string compile_graph(cudnn_frontend::graph::Graph& graph, void* handle,
                           std::uint64_t& workspace_bytes);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

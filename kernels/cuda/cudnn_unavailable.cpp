@@ -1,7 +1,7 @@
 // Where the build has no frontend of cuDNN, and in the emulation: attention is our own.
 #include "kernels/cuda/fused_attention.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 bool open_cudnn() {
   return false;
@@ -11,4 +11,4 @@ std::unique_ptr<FusedAttention> open_fused_attention() {
   return nullptr;
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

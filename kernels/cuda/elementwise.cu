@@ -4,7 +4,7 @@
 #include "kernels/cuda/numeric.cuh"
 #include "kernels/cuda/reduce.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -74,4 +74,4 @@ void fold(StreamHandle stream, void* into, const void* from, DType dtype, std::i
   add(stream, into, from, into, elems, dtype);
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

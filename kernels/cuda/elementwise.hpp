@@ -7,7 +7,7 @@
 #include "base/dtype.hpp"
 #include "kernels/cuda/stream.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 void zero(StreamHandle stream, void* data, std::uint64_t bytes);
 
@@ -20,4 +20,4 @@ void column_sum(StreamHandle stream, const void* x, void* out, std::int64_t rows
 
 void fold(StreamHandle stream, void* into, const void* from, DType dtype, std::int64_t elems);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -2,7 +2,7 @@
 #include "kernels/cuda/numeric.cuh"
 #include "kernels/cuda/reduce.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -243,4 +243,4 @@ void embedding_backward(StreamHandle stream, const std::int32_t* tokens, const v
   });
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -9,7 +9,7 @@
 #include "base/dtype.hpp"
 #include "kernels/cuda/stream.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Tokens are not checked here: embedding_backward does.
 void embedding_forward(StreamHandle stream, const std::int32_t* tokens, const void* table,
@@ -23,4 +23,4 @@ void embedding_backward(StreamHandle stream, const std::int32_t* tokens, const v
                         std::int64_t vocab, std::int64_t max_time, std::int64_t hidden, DType dtype,
                         void* workspace);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -5,7 +5,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 // The library pads scores to whole tiles.
@@ -55,4 +55,4 @@ std::uint64_t fused_attention_bytes(const AttentionShape& shape) {
   return round_up(bytes, kTensorAlignmentBytes);
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -14,7 +14,7 @@
 #include "kernels/cuda/stream.hpp"
 #include "kernels/kernels.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 inline constexpr std::uint64_t kScoreBytes = std::uint64_t{256} << 20;
 inline constexpr std::uint64_t kMostScoreBytes = 2 * kScoreBytes;
@@ -58,4 +58,4 @@ bool open_cudnn();
 // memory: what happens to be free must not decide about bits.
 std::unique_ptr<FusedAttention> open_fused_attention();
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

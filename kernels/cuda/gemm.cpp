@@ -11,7 +11,7 @@
 #include "kernels/cuda/gemm_cublaslt.hpp"
 #include "kernels/cuda/gemm_plain.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 void check(const GemmShape& shape) {
@@ -74,4 +74,4 @@ void gemm_gelu_backward(StreamHandle stream, GemmBackend& backend, const GemmSha
   gelu_backward(stream, dx, x, dx, shape.m * shape.n, shape.output);
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -13,7 +13,7 @@
 #include "kernels/cuda/stream.hpp"
 #include "kernels/kernels.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Elements from row to row of the matrices as they are stored; 0: dense.
 struct GemmStrides {
@@ -75,4 +75,4 @@ void gemm_gelu(StreamHandle stream, GemmBackend& backend, const GemmShape& shape
 void gemm_gelu_backward(StreamHandle stream, GemmBackend& backend, const GemmShape& shape,
                         const void* a, const void* b, const void* x, void* dx, void* workspace);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -2,7 +2,7 @@
 #include "kernels/cuda/numeric.cuh"
 #include "kernels/cuda/reduce.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -28,4 +28,4 @@ void add_bias(StreamHandle stream, float* c, const void* bias, DType bias_dtype,
   });
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

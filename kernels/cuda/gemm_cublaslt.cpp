@@ -11,7 +11,7 @@
 #include "base/units.hpp"
 #include "kernels/cuda/gemm_bias.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 void check(const CublasLt& lt, cublasStatus_t status, const char* call) {
@@ -261,4 +261,4 @@ std::unique_ptr<GemmBackend> make_cublaslt_gemm(const CublasLt& functions, GeluE
   return std::make_unique<CublasLtGemm>(functions, gelu);
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -11,7 +11,7 @@
 #include "kernels/cuda/cublaslt.hpp"
 #include "kernels/cuda/gemm.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // What NVIDIA recommends from Hopper on (cuBLAS documentation, "cublasSetWorkspace").
 inline constexpr std::uint64_t kCublasLtWorkspaceBytes = 32ull << 20;
@@ -20,4 +20,4 @@ inline constexpr std::uint64_t kCublasLtWorkspaceBytes = 32ull << 20;
 std::unique_ptr<GemmBackend> make_cublaslt_gemm(const CublasLt& functions,
                                                 GeluEpilogue gelu = GeluEpilogue::kFused);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

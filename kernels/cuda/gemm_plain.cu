@@ -2,7 +2,7 @@
 #include "kernels/cuda/gemm_plain.hpp"
 #include "kernels/cuda/mma_tile.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 struct Arguments {
@@ -274,4 +274,4 @@ std::unique_ptr<GemmBackend> make_plain_gemm() {
   return std::make_unique<PlainGemm>();
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

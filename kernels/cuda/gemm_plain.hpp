@@ -10,8 +10,8 @@
 
 #include "kernels/cuda/gemm.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 std::unique_ptr<GemmBackend> make_plain_gemm();
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

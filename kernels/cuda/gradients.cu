@@ -6,7 +6,7 @@
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/simt.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -289,4 +289,4 @@ void fold_ranks(StreamHandle stream, const RankParts& parts, void* out, DType dt
   }
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

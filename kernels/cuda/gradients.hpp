@@ -11,7 +11,7 @@
 #include "kernels/cuda/stream.hpp"
 #include "kernels/kernels.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 void accumulate(StreamHandle stream, float* accumulator, const void* grad, DType grad_dtype,
                 bool first, std::int64_t elems);
@@ -37,4 +37,4 @@ struct RankParts {
 void fold_ranks(StreamHandle stream, const RankParts& parts, void* out, DType dtype,
                 std::int64_t elems);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -6,7 +6,7 @@
 #include "base/error.hpp"
 #include "kernels/cuda/cross_entropy.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 void check(const HeadShape& shape) {
@@ -164,4 +164,4 @@ void head_backward_weight(StreamHandle stream, GemmBackend& backend, const HeadS
   }
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -18,7 +18,7 @@
 #include "kernels/cuda/stream.hpp"
 #include "kernels/kernels.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Bytes of fp32 logits that a slice may have, and its least extent: slices are multiples of that,
 // so that each begins at a multiple of 256 bytes. Every slice reads all of w (or x) once: with 128
@@ -42,4 +42,4 @@ void head_backward_weight(StreamHandle stream, GemmBackend& gemm, const HeadShap
                           float loss_scale, const float* lse, void* dw, void* workspace,
                           const HeadSlices& slices = {});
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

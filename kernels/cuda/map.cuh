@@ -14,7 +14,7 @@
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/stream.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 inline constexpr int kMapThreads = 256;
 // Packs of an array that a thread loads before it computes: with two arrays and 2,048 threads that
@@ -98,4 +98,4 @@ void map(StreamHandle stream, void* out, std::int64_t elems, const Op& op, const
          static_cast<T*>(out), elems, op);
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

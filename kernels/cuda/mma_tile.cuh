@@ -17,7 +17,7 @@
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/simt.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 inline constexpr int kPieceElems = 8;  // 16 bytes, what one asynchronous copy moves
 
@@ -124,4 +124,4 @@ __device__ __forceinline__ void fragment_of(std::uint32_t (&a)[4], const float (
   a[3] = pack_pair<T>(right[2], right[3]);
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

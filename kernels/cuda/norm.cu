@@ -3,7 +3,7 @@
 #include "kernels/cuda/numeric.cuh"
 #include "kernels/cuda/reduce.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 // A block owns a row. Its threads hold so many packs each in registers between the passes over the
@@ -278,4 +278,4 @@ void norm_backward_weight(StreamHandle stream, const NormShape& shape, const voi
   });
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -7,7 +7,7 @@
 #include "kernels/cuda/stream.hpp"
 #include "kernels/kernels.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 void norm_forward(StreamHandle stream, const NormShape& shape, const void* x, const void* weight,
                   const void* bias, void* y, float* mean, float* rstd);
@@ -18,4 +18,4 @@ void norm_backward_weight(StreamHandle stream, const NormShape& shape, const voi
                           const void* x, const float* mean, const float* rstd, void* dweight,
                           void* dbias);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -14,7 +14,7 @@
 #include "kernels/cuda/simt.cuh"
 #include "kernels/kernels.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 __device__ __forceinline__ float load_float(float value) {
   return value;
@@ -113,4 +113,4 @@ void with_act_type(DType dtype, const Body& body) {
   }
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

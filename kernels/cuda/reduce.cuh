@@ -7,7 +7,7 @@
 
 #include "kernels/cuda/simt.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 inline constexpr int kWarpSize = 32;
@@ -67,4 +67,4 @@ inline unsigned grid_stride_blocks(std::int64_t items, int block_threads) {
   return static_cast<unsigned>(std::clamp<std::int64_t>(std::min(items, resident), 1, kMaxGridX));
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

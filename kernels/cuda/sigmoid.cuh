@@ -5,7 +5,7 @@
 
 #include "kernels/cuda/simt.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // value = 1 / (1 + e^-x) and complement = 1 - value, without cancellation.
 struct Sigmoid {
@@ -25,4 +25,4 @@ __device__ __forceinline__ Sigmoid sigmoid(float x) {
   return {value, fminf(e, 3.4028234e38f) * value};
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -3,7 +3,7 @@
 #include "base/error.hpp"
 #include "kernels/cuda/simt_device.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 // Above 48 KiB a block's shared memory must be asked for, kernel by kernel. What a kernel declares
@@ -45,4 +45,4 @@ int multiprocessor_count() {
   return count;
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

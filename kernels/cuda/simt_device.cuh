@@ -11,7 +11,7 @@
 
 #include "base/dtype.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Throws DeviceError that names the call, unless status is cudaSuccess.
 void check_status(cudaError_t status, const char* call);
@@ -92,4 +92,4 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroupsLeft) : "memory");
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -3,9 +3,9 @@
 
 struct CUstream_st;
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // A cudaStream_t or CUstream; null: the default stream.
 using StreamHandle = CUstream_st*;
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

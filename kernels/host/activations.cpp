@@ -15,7 +15,7 @@
 #include "kernels/host/simd.hpp"
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 template <class T>
 HWY_INLINE void add_of(const T* a, const T* b, T* out, std::int64_t begin, std::int64_t end) {
@@ -162,11 +162,11 @@ void rotate_heads(void* x, std::int64_t offset, std::int64_t heads, std::int64_t
   });
 }
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 HWY_EXPORT(add_range);
@@ -279,5 +279,5 @@ void rope(const Parallel& parallel, const AttentionShape& shape, float base, boo
   });
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host
 #endif  // HWY_ONCE

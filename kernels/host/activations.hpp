@@ -7,7 +7,7 @@
 
 #include "kernels/kernels.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 class Parallel;
 
@@ -25,4 +25,4 @@ void swiglu_backward(const Parallel& parallel, const void* dy, const void* x, vo
 void rope(const Parallel& parallel, const AttentionShape& shape, float base, bool inverse,
           void* qkv);
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -11,7 +11,7 @@
 #include "kernels/host/parallel.hpp"
 #include "kernels/host/rows.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 constexpr std::int64_t kQueryRows = 64;
@@ -273,4 +273,4 @@ void attention_backward(const Parallel& parallel, const AttentionShape& shape, c
   });
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

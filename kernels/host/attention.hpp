@@ -11,7 +11,7 @@
 
 #include "kernels/kernels.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 class Parallel;
 
@@ -25,4 +25,4 @@ void attention_backward(const Parallel& parallel, const AttentionShape& shape, c
                         const void* qkv, const void* out, const float* lse, void* dqkv,
                         void* workspace);
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

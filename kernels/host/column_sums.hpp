@@ -6,14 +6,14 @@
 
 #include <cstdint>
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 inline constexpr std::int64_t kSumRows = 64;
 // 256 bytes of bf16 from each row. In a wide matrix every row is another page: a tile half as wide
 // takes longer by half (TLB misses), a wider one leaves too few tasks.
 inline constexpr std::int64_t kTileCols = 128;
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host
 
 #endif
 
@@ -27,7 +27,7 @@ inline constexpr std::int64_t kTileCols = 128;
 #include "kernels/host/simd.hpp"
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 // block[k][c] += term k of rows [row, row + kRows) at column c, row by row.
 template <int kRows, int K, class Terms>
@@ -66,7 +66,7 @@ HWY_INLINE void column_sums(std::int64_t rows, std::int64_t cols, float (&totals
   }
 }
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // per-target include guard

@@ -15,7 +15,7 @@
 #include "kernels/host/simd.hpp"
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 template <class T>
 HWY_INLINE void column_sum_of(const T* x, T* out, std::int64_t rows, std::int64_t stride,
@@ -136,11 +136,11 @@ void cast_range(const void* in, DType in_dtype, void* out, DType out_dtype, bool
   });
 }
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 HWY_EXPORT(column_sum_tile);
@@ -214,5 +214,5 @@ void cast(const Parallel& parallel, const void* in, DType in_dtype, void* out, D
   });
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host
 #endif  // HWY_ONCE

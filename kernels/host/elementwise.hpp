@@ -9,7 +9,7 @@
 
 #include "kernels/kernels.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 class Parallel;
 
@@ -31,4 +31,4 @@ void squared_norm_blocks(const Parallel& parallel, const void* grad, DType dtype
 void cast(const Parallel& parallel, const void* in, DType in_dtype, void* out, DType out_dtype,
           bool weight_rounding, std::int64_t elems);
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -15,7 +15,7 @@
 #include "kernels/host/simd.hpp"
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 template <class T>
 HWY_INLINE void add_rows_of(const T* a, const T* b, T* out, std::int64_t hidden) {
@@ -55,11 +55,11 @@ void sum_rows(const void* dout, const RowList& rows, void* out, std::int64_t out
   });
 }
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 HWY_EXPORT(add_rows);
@@ -164,5 +164,5 @@ void embedding_backward(const Parallel& parallel, const std::int32_t* tokens, co
   });
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host
 #endif  // HWY_ONCE

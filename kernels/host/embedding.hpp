@@ -5,7 +5,7 @@
 
 #include "kernels/kernels.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 class Parallel;
 
@@ -21,4 +21,4 @@ void embedding_backward(const Parallel& parallel, const std::int32_t* tokens, co
                         std::int64_t vocab, std::int64_t max_time, std::int64_t hidden, DType dtype,
                         void* workspace);
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -10,7 +10,7 @@
 #include "kernels/host/parallel.hpp"
 #include "kernels/host/rows.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 // Panels of 16-bit operands stay in the last-level cache beside their tiles. The conversion costs
@@ -306,4 +306,4 @@ void Gemm::run_native(const Product& p, std::byte* workspace) const {
   });
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

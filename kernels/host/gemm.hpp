@@ -19,7 +19,7 @@
 #include "kernels/host/matmul_cache.hpp"
 #include "kernels/kernels.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 class Parallel;
 
@@ -79,4 +79,4 @@ class Gemm {
   std::unique_ptr<MatmulCache> matmuls_;  // native only
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 // An extent cut into `parts` pieces of `size` (the last one shorter): as even as pieces that are a
 // multiple of `multiple` can be, none above `most` (a multiple of `multiple` too, or the extent).
@@ -61,4 +61,4 @@ inline std::int64_t unaliased_stride(std::int64_t floats) {
   return aliases(floats) ? floats + 16 : floats;  // one cache line further
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

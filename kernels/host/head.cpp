@@ -11,7 +11,7 @@
 #include "kernels/host/parallel.hpp"
 #include "kernels/host/rows.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 // A slice reads all of w (or x) once, whatever its size: 64 rows keep that a small part of the
@@ -249,4 +249,4 @@ void head_backward_weight(const Parallel& parallel, const Gemm& gemm, const Head
   }
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -11,7 +11,7 @@
 
 #include "kernels/kernels.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 class Gemm;
 class Parallel;
@@ -27,4 +27,4 @@ void head_backward_weight(const Parallel& parallel, const Gemm& gemm, const Head
                           const void* x, const void* w, const std::int32_t* targets,
                           float loss_scale, const float* lse, void* dw, void* workspace);
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -9,7 +9,7 @@
 #include <xmmintrin.h>
 #endif
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 class IeeeArithmetic {
  public:
@@ -35,4 +35,4 @@ class IeeeArithmetic {
   IeeeArithmetic& operator=(const IeeeArithmetic&) = delete;
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -7,7 +7,7 @@
 #include "kernels/host/ieee_arithmetic.hpp"
 #include "kernels/host/onednn.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 struct MatmulCache::Engine {
   dnnl::engine cpu{dnnl::engine::kind::cpu, 0};
@@ -106,4 +106,4 @@ void MatmulCache::run(const MatmulKey& key, const void* a, const void* b, const 
   }
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -9,7 +9,7 @@
 
 #include "base/dtype.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 // C[m, n] = op(A) op(B) (+ bias[n]), or += where `accumulate` (fp32 C). Strides in elements, as
 // stored; a transposed operand is stored [k, m] or [n, k]. A and B have one dtype (kBF16 or kF32).
@@ -45,4 +45,4 @@ class MatmulCache {
   std::map<MatmulKey, std::unique_ptr<Entry>> entries_;  // guarded by mutex_; entries never move
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -6,7 +6,7 @@
 
 #include "base/log.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 NodeBinding::NodeBinding(const NumaMachine* machine, std::size_t node, std::atomic<bool>& warned) {
   if (machine == nullptr) return;
@@ -20,4 +20,4 @@ NodeBinding::NodeBinding(const NumaMachine* machine, std::size_t node, std::atom
                               std::strerror(refused) + "): they run where the system puts them");
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -13,7 +13,7 @@
 #include "base/numa.hpp"
 #include "base/thread_affinity.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 class NodeBinding {
  public:
@@ -29,4 +29,4 @@ class NodeBinding {
   std::optional<ThreadAffinity> before_;  // none: not bound
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

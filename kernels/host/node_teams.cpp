@@ -4,7 +4,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 // Hands out `seats`, one by one, to whoever has the fewest of them for his weight; at most
@@ -65,4 +65,4 @@ std::size_t team_of_piece(std::span<const NodeTeam> teams, std::int64_t piece, s
   return teams.size() - 1;
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -9,7 +9,7 @@
 
 #include "base/numa.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 // Some of the threads, on nodes[node].
 struct NodeTeam {
@@ -30,4 +30,4 @@ std::vector<int> share_workers(std::span<const NodeTeam> teams, int workers);
 // pieces, as many as they have threads for.
 std::size_t team_of_piece(std::span<const NodeTeam> teams, std::int64_t piece, std::int64_t count);
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -15,7 +15,7 @@
 #include "kernels/host/simd.hpp"
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 // A row's mean (0 for rms) and 1 / sqrt(mean((x - mean)^2) + epsilon). Two passes: the row is in
 // the nearest cache by the second, and x^2 - mean^2 would cancel.
@@ -142,11 +142,11 @@ void backward_weight_tile(const NormShape& shape, const void* dy, const void* x,
   });
 }
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 HWY_EXPORT(forward_rows);
@@ -197,5 +197,5 @@ void norm_backward_weight(const Parallel& parallel, const NormShape& shape, cons
   });
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host
 #endif  // HWY_ONCE

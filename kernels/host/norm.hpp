@@ -6,7 +6,7 @@
 
 #include "kernels/kernels.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 class Parallel;
 
@@ -19,4 +19,4 @@ void norm_backward_weight(const Parallel& parallel, const NormShape& shape, cons
                           const void* x, const float* mean, const float* rstd, void* dweight,
                           void* dbias);
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -6,7 +6,7 @@
 #include "base/error.hpp"
 #include "kernels/host/ieee_arithmetic.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 OneThread::OneThread() : before_(omp_get_max_threads()) {
   if (before_ != 1) omp_set_num_threads(1);
@@ -74,4 +74,4 @@ std::string onednn_version_and_isa() {
          std::to_string(version->patch) + "/" + isa_name(dnnl_get_effective_cpu_isa());
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 // While one lives, oneDNN calls (and primitives created) on this thread use this thread alone.
 // The OpenMP setting it replaces is this thread's own and comes back with the destructor.
@@ -44,4 +44,4 @@ bool onednn_has_bf16();
 // "onednn-2.6.3/avx2": the version at run time and the instruction set it picks kernels for.
 std::string onednn_version_and_isa();
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -23,7 +23,7 @@
 #include <sanitizer/tsan_interface.h>
 #endif
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 // On a lambda that another thread may run: its captures are read before take() can be.
@@ -246,4 +246,4 @@ void Parallel::for_blocks_near(const ElementMemory& memory, std::int64_t elems, 
       [&](std::int64_t index, int) { body(index * block, std::min(elems, (index + 1) * block)); });
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

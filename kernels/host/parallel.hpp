@@ -27,7 +27,7 @@
 #include "base/numa.hpp"
 #include "kernels/host/node_teams.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 // An array that pieces are cut from: the address of element 0, and the bytes from one to the next.
 struct ElementMemory {
@@ -84,4 +84,4 @@ class Parallel {
   mutable std::atomic<bool> unbound_logged_ = false, pages_unknown_logged_ = false;
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 // Ascending row numbers: listed (by token), or every `step`-th from `first` on (by position).
 struct RowList {
@@ -21,4 +21,4 @@ struct RowList {
 // everywhere is so shared by several tasks.
 inline constexpr std::int64_t kEmbeddingTile = 256;
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -12,7 +12,7 @@
 #include "kernels/host/simd.hpp"
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 // Highway's Exp gives 0 for NaN; a NaN score must not vanish.
 template <class D>
@@ -124,11 +124,11 @@ void narrow_in_place(float* row, std::int64_t count) {
             [&](auto d, std::int64_t i) HWY_ATTR { store(d, hn::LoadU(d, row + i), out + i); });
 }
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 HWY_EXPORT(widen_rows);
 HWY_EXPORT(store_rows);
@@ -179,5 +179,5 @@ void narrow_row_in_place(float* row, std::int64_t count) {
   HWY_DYNAMIC_DISPATCH(narrow_in_place)(row, count);
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host
 #endif  // HWY_ONCE

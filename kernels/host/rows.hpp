@@ -8,7 +8,7 @@
 
 #include "base/dtype.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 // to[r, c] = from[r, c] for a block [rows, cols] of bf16, fp16 or fp32; strides are elements
 // between rows.
@@ -52,4 +52,4 @@ void softmax_grad_row(const float* probability, float* grad, std::int64_t count,
 // row (fp32) rounded to bf16 in place: the bf16 numbers end up packed at the start of the row.
 void narrow_row_in_place(float* row, std::int64_t count);
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

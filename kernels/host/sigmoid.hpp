@@ -12,7 +12,7 @@
 #include "kernels/host/simd.hpp"
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 // e^x; inf above 88.8, 0 below -104 (denormals between). A NaN gives some number: callers multiply
 // the result by x, which brings the NaN back.
@@ -60,7 +60,7 @@ HWY_INLINE Sigmoid<D> sigmoid(D d, hn::Vec<D> x) {
   return {value, hn::Mul(hn::Min(e, hn::Set(d, 3.4028234e38f)), value)};
 }
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // per-target include guard

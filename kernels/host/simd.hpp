@@ -18,7 +18,7 @@
 #include "base/dtype.hpp"
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -305,7 +305,7 @@ HWY_INLINE void lane_sums(std::int64_t count, float (&sums)[K], const Terms& ter
   }
 }
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // per-target include guard

@@ -13,7 +13,7 @@
 #include "device/host/host_device.hpp"
 #include "tests/allocator/caching/failing_device.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 constexpr std::uint64_t kPage = kPageBytes;
@@ -21,7 +21,7 @@ constexpr std::uint64_t kChunk = 2 * kPage;
 
 class DeviceMemory : public testing::Test {
  protected:
-  std::unique_ptr<Device> inner_ = make_host_device({.capacity_bytes = 64 * kPage});
+  std::unique_ptr<device::Device> inner_ = device::make_host_device({.capacity_bytes = 64 * kPage});
   FailingDevice device_{*inner_};
   Ledger ledger_{{16 * kPage, 0, 0}};
 
@@ -293,4 +293,4 @@ TEST_F(DeviceMemory, AFailureOfAnyDeviceCallReleasesEverything) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -16,7 +16,7 @@
 #include "base/log.hpp"
 #include "tests/allocator/numa_recorder.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 // One node, two equal ones, eight, unequal ones, each with HBM, and one whose memory is not known.
@@ -268,4 +268,4 @@ TEST(FirstTouch, PagesThatCannotBeHadAreAnError) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::allocator

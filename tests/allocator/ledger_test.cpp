@@ -9,7 +9,7 @@
 
 #include "base/rng.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 constexpr std::uint64_t kNoCap = std::numeric_limits<std::uint64_t>::max();
@@ -149,4 +149,4 @@ TEST(Ledger, ManyThreadsNeverPassACapAndLeaveNothingBehind) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -14,7 +14,7 @@
 #include "allocator/host_mapping.hpp"
 #include "base/numa.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 // data: at a page.
 inline std::uint64_t resident_pages(void* data, std::uint64_t bytes) {
@@ -64,4 +64,4 @@ class NumaRecorder final : public NumaMachine {
   mutable std::vector<std::pair<std::thread::id, std::size_t>> threads_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -20,7 +20,7 @@
 #include "tests/allocator/caching/failing_device.hpp"
 #include "tests/allocator/numa_recorder.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 // One field of this process's memory use in bytes (proc(5), /proc/self/status: "VmLck:  8 kB").
@@ -77,7 +77,7 @@ class LimitGuard {
 
 class PinnedArenaTest : public testing::Test {
  protected:
-  std::unique_ptr<Device> inner_ = make_host_device({.capacity_bytes = 16 * kMiB});
+  std::unique_ptr<device::Device> inner_ = device::make_host_device({.capacity_bytes = 16 * kMiB});
   FailingDevice device_{*inner_};
   Ledger ledger_{{16 * kMiB, 8 * kMiB, 0}};
 
@@ -299,4 +299,4 @@ TEST_F(PinnedArenaTest, WarnsOnceWhereLockingIsNotAllowed) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::allocator

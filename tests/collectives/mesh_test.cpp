@@ -8,7 +8,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 namespace {
 
 constexpr std::array kDimensions{MeshDimension::kData, MeshDimension::kPipeline,
@@ -89,4 +89,4 @@ TEST(Mesh, ARankOutsideTheWorldIsAnInternalError) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::collectives

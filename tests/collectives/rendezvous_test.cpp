@@ -17,7 +17,7 @@
 #include "base/error.hpp"
 #include "collectives/socket.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 namespace {
 
 // A port that was free a moment ago.
@@ -292,4 +292,4 @@ TEST_F(LaunchEnvironment, WhatIsWrongIsNamed) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::collectives

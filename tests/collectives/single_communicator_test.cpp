@@ -6,7 +6,7 @@
 #include "base/error.hpp"
 #include "collectives/communicator.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 namespace {
 
 TEST(SingleCommunicator, IsRankZeroOfOne) {
@@ -58,4 +58,4 @@ TEST(SingleCommunicator, NothingCanMatchASendToItself) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::collectives

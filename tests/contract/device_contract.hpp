@@ -56,25 +56,25 @@ class DeviceContract : public testing::Test {
   }
 
   void upload(std::byte* destination, const std::vector<std::byte>& bytes) {
-    stream_->copy(destination, bytes.data(), bytes.size(), CopyKind::kHostToDevice);
+    stream_->copy(destination, bytes.data(), bytes.size(), device::CopyKind::kHostToDevice);
     stream_->synchronize(contract_deadline());
   }
   std::vector<std::byte> download(const std::byte* source, std::uint64_t bytes) {
     std::vector<std::byte> result(bytes);
-    stream_->copy(result.data(), source, bytes, CopyKind::kDeviceToHost);
+    stream_->copy(result.data(), source, bytes, device::CopyKind::kDeviceToHost);
     stream_->synchronize(contract_deadline());
     return result;
   }
 
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<device::Device> device_;
+  std::unique_ptr<device::Stream> stream_;
   std::uint64_t page_ = 0;
 };
 
 TYPED_TEST_SUITE_P(DeviceContract);
 
 TYPED_TEST_P(DeviceContract, StatesItsFacts) {
-  const DeviceFacts& facts = this->device_->facts();
+  const device::DeviceFacts& facts = this->device_->facts();
   EXPECT_FALSE(facts.backend.empty());
   EXPECT_FALSE(facts.name.empty());
   EXPECT_EQ(facts.capacity_bytes, this->kCapacityBytes);
@@ -86,13 +86,13 @@ TYPED_TEST_P(DeviceContract, StatesItsFacts) {
 
 TYPED_TEST_P(DeviceContract, CopiesCarryBytesAllWaysAndAreCounted) {
   const auto pattern = contract_pattern(1'000'003, 1);
-  const RawBuffer first = this->device_->allocate(pattern.size());
-  const RawBuffer second = this->device_->allocate(pattern.size());
+  const device::RawBuffer first = this->device_->allocate(pattern.size());
+  const device::RawBuffer second = this->device_->allocate(pattern.size());
   std::vector<std::byte> result(pattern.size());
-  this->stream_->copy(first.data(), pattern.data(), pattern.size(), CopyKind::kHostToDevice);
-  this->stream_->copy(second.data(), first.data(), pattern.size(), CopyKind::kDeviceToDevice);
-  this->stream_->copy(result.data(), second.data(), pattern.size(), CopyKind::kDeviceToHost);
-  this->stream_->copy(result.data(), second.data(), 0, CopyKind::kDeviceToHost);
+  this->stream_->copy(first.data(), pattern.data(), pattern.size(), device::CopyKind::kHostToDevice);
+  this->stream_->copy(second.data(), first.data(), pattern.size(), device::CopyKind::kDeviceToDevice);
+  this->stream_->copy(result.data(), second.data(), pattern.size(), device::CopyKind::kDeviceToHost);
+  this->stream_->copy(result.data(), second.data(), 0, device::CopyKind::kDeviceToHost);
   this->stream_->synchronize(contract_deadline());
   EXPECT_EQ(result, pattern);
   for (const std::uint64_t bytes : this->device_->counters().copied_bytes) {
@@ -101,9 +101,9 @@ TYPED_TEST_P(DeviceContract, CopiesCarryBytesAllWaysAndAreCounted) {
 }
 
 TYPED_TEST_P(DeviceContract, BuffersAreAlignedAndCounted) {
-  const DeviceCounters before = this->device_->counters();
+  const device::DeviceCounters before = this->device_->counters();
   {
-    std::vector<RawBuffer> buffers;
+    std::vector<device::RawBuffer> buffers;
     std::uint64_t total_bytes = 0;
     for (const std::uint64_t bytes : {std::uint64_t{1}, std::uint64_t{255}, std::uint64_t{4097}}) {
       buffers.push_back(this->device_->allocate(bytes));
@@ -112,23 +112,23 @@ TYPED_TEST_P(DeviceContract, BuffersAreAlignedAndCounted) {
                 0u);
       EXPECT_EQ(buffers.back().bytes(), bytes);
     }
-    const DeviceCounters during = this->device_->counters();
+    const device::DeviceCounters during = this->device_->counters();
     EXPECT_GE(during.live_bytes, before.live_bytes + total_bytes);
     EXPECT_EQ(during.allocation_calls, before.allocation_calls + 3);
   }
-  const DeviceCounters after = this->device_->counters();
+  const device::DeviceCounters after = this->device_->counters();
   EXPECT_EQ(after.live_bytes, before.live_bytes);
   EXPECT_GE(after.peak_bytes, before.live_bytes + 1 + 255 + 4097);
   EXPECT_THROW(this->device_->allocate(0), InternalError);
 }
 
 TYPED_TEST_P(DeviceContract, TheCapIsHardForBlocksAndBuffersTogether) {
-  RawBuffer buffer = this->device_->allocate(this->kCapacityBytes / 2);
-  const PhysicalBlock block = this->device_->create_block(this->kCapacityBytes / 2);
-  const DeviceCounters full = this->device_->counters();
+  device::RawBuffer buffer = this->device_->allocate(this->kCapacityBytes / 2);
+  const device::PhysicalBlock block = this->device_->create_block(this->kCapacityBytes / 2);
+  const device::DeviceCounters full = this->device_->counters();
   EXPECT_EQ(full.live_bytes, this->kCapacityBytes);
   try {
-    const PhysicalBlock more = this->device_->create_block(this->page_);
+    const device::PhysicalBlock more = this->device_->create_block(this->page_);
     FAIL() << "one page more than the cap was given";
   } catch (const OutOfMemory& error) {
     EXPECT_EQ(error.tier, Tier::kDevice);
@@ -139,14 +139,14 @@ TYPED_TEST_P(DeviceContract, TheCapIsHardForBlocksAndBuffersTogether) {
   EXPECT_THROW(this->device_->allocate(~std::uint64_t{0}), OutOfMemory);
   EXPECT_EQ(this->device_->counters().live_bytes, full.live_bytes);
   EXPECT_EQ(this->device_->counters().allocation_calls, full.allocation_calls);
-  buffer = RawBuffer();
+  buffer = device::RawBuffer();
   EXPECT_EQ(this->device_->counters().live_bytes, this->kCapacityBytes / 2);
   buffer = this->device_->allocate(this->kCapacityBytes / 2);
   EXPECT_EQ(this->device_->counters().peak_bytes, this->kCapacityBytes);
 }
 
 TYPED_TEST_P(DeviceContract, AddressesCostNoMemory) {
-  const AddressRange range = this->device_->reserve(16 * this->kCapacityBytes);
+  const device::AddressRange range = this->device_->reserve(16 * this->kCapacityBytes);
   EXPECT_EQ(this->device_->counters().live_bytes, 0u);
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(range.data()) % this->page_, 0u);
   EXPECT_EQ(range.bytes(), 16 * this->kCapacityBytes);
@@ -157,27 +157,27 @@ TYPED_TEST_P(DeviceContract, AddressesCostNoMemory) {
 }
 
 TYPED_TEST_P(DeviceContract, ABlockKeepsItsBytesWhenItMoves) {
-  const AddressRange range = this->device_->reserve(4 * this->page_);
-  const PhysicalBlock block = this->device_->create_block(this->page_);
+  const device::AddressRange range = this->device_->reserve(4 * this->page_);
+  const device::PhysicalBlock block = this->device_->create_block(this->page_);
   const auto pattern = contract_pattern(this->page_, 2);
   {
-    const Mapping mapping = this->device_->map(range, 0, block);
+    const device::Mapping mapping = this->device_->map(range, 0, block);
     EXPECT_EQ(mapping.data(), range.data());
     EXPECT_EQ(mapping.bytes(), this->page_);
     this->upload(mapping.data(), pattern);
   }
-  const Mapping moved = this->device_->map(range, 3 * this->page_, block);
+  const device::Mapping moved = this->device_->map(range, 3 * this->page_, block);
   EXPECT_EQ(moved.data(), range.data() + 3 * this->page_);
   EXPECT_EQ(this->download(moved.data(), this->page_), pattern);
   EXPECT_EQ(this->device_->counters().map_calls, 2u);
 }
 
 TYPED_TEST_P(DeviceContract, AliasesShowTheSameBytes) {
-  const AddressRange low = this->device_->reserve(this->page_);
-  const AddressRange high = this->device_->reserve(2 * this->page_);
-  const PhysicalBlock block = this->device_->create_block(this->page_);
-  const Mapping first = this->device_->map(low, 0, block);
-  const Mapping second = this->device_->map(high, this->page_, block);
+  const device::AddressRange low = this->device_->reserve(this->page_);
+  const device::AddressRange high = this->device_->reserve(2 * this->page_);
+  const device::PhysicalBlock block = this->device_->create_block(this->page_);
+  const device::Mapping first = this->device_->map(low, 0, block);
+  const device::Mapping second = this->device_->map(high, this->page_, block);
   const auto pattern = contract_pattern(this->page_, 3);
   this->upload(first.data(), pattern);
   EXPECT_EQ(this->download(second.data(), this->page_), pattern);
@@ -186,15 +186,15 @@ TYPED_TEST_P(DeviceContract, AliasesShowTheSameBytes) {
 
 TYPED_TEST_P(DeviceContract, ScatteredBlocksMakeOneContiguousRange) {
   constexpr std::uint64_t kPages = 6;
-  const AddressRange range = this->device_->reserve(kPages * this->page_);
-  std::vector<PhysicalBlock> blocks;
-  std::vector<Mapping> mappings;
+  const device::AddressRange range = this->device_->reserve(kPages * this->page_);
+  std::vector<device::PhysicalBlock> blocks;
+  std::vector<device::Mapping> mappings;
   for (std::uint64_t i = 0; i < kPages / 2; ++i) {
     blocks.push_back(this->device_->create_block((i + 1) * this->page_));  // 1, 2, 3 pages
   }
   // Backwards, so that neighbours in the range are none in memory.
   std::uint64_t end = kPages * this->page_;
-  for (const PhysicalBlock& block : blocks) {
+  for (const device::PhysicalBlock& block : blocks) {
     end -= block.bytes();
     mappings.push_back(this->device_->map(range, end, block));
   }
@@ -205,10 +205,10 @@ TYPED_TEST_P(DeviceContract, ScatteredBlocksMakeOneContiguousRange) {
 }
 
 TYPED_TEST_P(DeviceContract, MapRefusesAWrongPlaceAndChangesNothing) {
-  const AddressRange range = this->device_->reserve(4 * this->page_);
-  const PhysicalBlock one = this->device_->create_block(this->page_);
-  const PhysicalBlock two = this->device_->create_block(2 * this->page_);
-  Mapping middle = this->device_->map(range, 2 * this->page_, one);
+  const device::AddressRange range = this->device_->reserve(4 * this->page_);
+  const device::PhysicalBlock one = this->device_->create_block(this->page_);
+  const device::PhysicalBlock two = this->device_->create_block(2 * this->page_);
+  device::Mapping middle = this->device_->map(range, 2 * this->page_, one);
   const auto pattern = contract_pattern(this->page_, 5);
   this->upload(middle.data(), pattern);
   EXPECT_THROW(this->device_->map(range, this->page_ / 2, one), InternalError);
@@ -218,19 +218,19 @@ TYPED_TEST_P(DeviceContract, MapRefusesAWrongPlaceAndChangesNothing) {
   EXPECT_THROW(this->device_->map(range, 2 * this->page_, one), InternalError);
   EXPECT_THROW(this->device_->map(range, this->page_, two), InternalError);
   EXPECT_EQ(this->download(middle.data(), this->page_), pattern);
-  const Mapping before = this->device_->map(range, 0, two);
-  const Mapping after = this->device_->map(range, 3 * this->page_, one);
+  const device::Mapping before = this->device_->map(range, 0, two);
+  const device::Mapping after = this->device_->map(range, 3 * this->page_, one);
   EXPECT_EQ(this->download(after.data(), this->page_), pattern);
   // A place is free again once its mapping is gone.
-  middle = Mapping();
-  const Mapping again = this->device_->map(range, 2 * this->page_, one);
+  middle = device::Mapping();
+  const device::Mapping again = this->device_->map(range, 2 * this->page_, one);
   EXPECT_EQ(this->download(again.data(), this->page_), pattern);
 }
 
 TYPED_TEST_P(DeviceContract, HandlesMoveWithoutReleasing) {
-  RawBuffer first = this->device_->allocate(1024);
+  device::RawBuffer first = this->device_->allocate(1024);
   std::byte* const data = first.data();
-  RawBuffer second = std::move(first);
+  device::RawBuffer second = std::move(first);
   EXPECT_FALSE(first);  // NOLINT(bugprone-use-after-move): a moved-from handle is empty
   EXPECT_EQ(second.data(), data);
   EXPECT_EQ(this->device_->counters().live_bytes, 1024u);
@@ -245,19 +245,19 @@ TYPED_TEST_P(DeviceContract, HostPagesAreRegisteredOnce) {
   ASSERT_NE(pages, nullptr);
   std::memset(pages.get(), 7, kBytes);
   {
-    const HostRegistration registration = this->device_->register_host(pages.get(), kBytes);
+    const device::HostRegistration registration = this->device_->register_host(pages.get(), kBytes);
     EXPECT_EQ(registration.data(), pages.get());
     EXPECT_EQ(this->device_->counters().registration_calls, 1u);
     EXPECT_EQ(this->device_->counters().peak_registered_bytes, kBytes);
     EXPECT_THROW(this->device_->register_host(pages.get() + 4096, 4096), InternalError);
-    const RawBuffer buffer = this->device_->allocate(kBytes);
-    this->stream_->copy(buffer.data(), pages.get(), kBytes, CopyKind::kHostToDevice);
+    const device::RawBuffer buffer = this->device_->allocate(kBytes);
+    this->stream_->copy(buffer.data(), pages.get(), kBytes, device::CopyKind::kHostToDevice);
     this->stream_->synchronize(contract_deadline());
     EXPECT_EQ(this->download(buffer.data(), kBytes), std::vector<std::byte>(kBytes, std::byte{7}));
   }
   EXPECT_THROW(this->device_->register_host(pages.get() + 8, 4096), InternalError);
   EXPECT_THROW(this->device_->register_host(pages.get(), 0), InternalError);
-  const HostRegistration again = this->device_->register_host(pages.get(), kBytes);
+  const device::HostRegistration again = this->device_->register_host(pages.get(), kBytes);
   EXPECT_EQ(this->device_->counters().registration_calls, 2u);
   EXPECT_EQ(this->device_->counters().peak_registered_bytes, kBytes);
 }
@@ -271,18 +271,18 @@ TYPED_TEST_P(DeviceContract, ACopyMayCrossAdjoiningRegistrations) {
   ASSERT_NE(pages, nullptr);
   const auto pattern = contract_pattern(kBytes, 11);
   std::memcpy(pages.get(), pattern.data(), kBytes);
-  std::vector<HostRegistration> registrations;
+  std::vector<device::HostRegistration> registrations;
   for (std::uint64_t offset = 0; offset < kBytes; offset += kPieceBytes) {
     registrations.push_back(this->device_->register_host(pages.get() + offset, kPieceBytes));
   }
-  const RawBuffer buffer = this->device_->allocate(kBytes);
-  this->stream_->copy(buffer.data(), pages.get(), kBytes, CopyKind::kHostToDevice);
+  const device::RawBuffer buffer = this->device_->allocate(kBytes);
+  this->stream_->copy(buffer.data(), pages.get(), kBytes, device::CopyKind::kHostToDevice);
   EXPECT_EQ(this->download(buffer.data(), kBytes), pattern);
   std::memset(pages.get(), 0, kBytes);
   // Begins and ends inside a piece, two borders between.
   const std::uint64_t begin = kPieceBytes - 256;
   const std::uint64_t bytes = kPieceBytes + 512;
-  this->stream_->copy(pages.get() + begin, buffer.data() + begin, bytes, CopyKind::kDeviceToHost);
+  this->stream_->copy(pages.get() + begin, buffer.data() + begin, bytes, device::CopyKind::kDeviceToHost);
   this->stream_->synchronize(contract_deadline());
   EXPECT_EQ(std::memcmp(pages.get() + begin, pattern.data() + begin, bytes), 0);
   EXPECT_EQ(this->device_->counters().peak_registered_bytes, kBytes);
@@ -291,15 +291,15 @@ TYPED_TEST_P(DeviceContract, ACopyMayCrossAdjoiningRegistrations) {
 TYPED_TEST_P(DeviceContract, AStreamRunsInOrder) {
   constexpr int kEntries = 200;
   constexpr std::uint64_t kBytes = 4096;
-  const RawBuffer buffer = this->device_->allocate(kBytes);
+  const device::RawBuffer buffer = this->device_->allocate(kBytes);
   std::vector<std::vector<std::byte>> sources;
   std::vector<std::vector<std::byte>> results(kEntries, std::vector<std::byte>(kBytes));
   std::vector<int> launched;
   for (int i = 0; i < kEntries; ++i) sources.push_back(contract_pattern(kBytes, 100 + i));
   for (int i = 0; i < kEntries; ++i) {
-    this->stream_->copy(buffer.data(), sources[i].data(), kBytes, CopyKind::kHostToDevice);
+    this->stream_->copy(buffer.data(), sources[i].data(), kBytes, device::CopyKind::kHostToDevice);
     this->stream_->launch([&launched, i] { launched.push_back(i); });
-    this->stream_->copy(results[i].data(), buffer.data(), kBytes, CopyKind::kDeviceToHost);
+    this->stream_->copy(results[i].data(), buffer.data(), kBytes, device::CopyKind::kDeviceToHost);
   }
   this->stream_->synchronize(contract_deadline());
   EXPECT_EQ(results, sources);
@@ -310,10 +310,10 @@ TYPED_TEST_P(DeviceContract, AStreamRunsInOrder) {
 
 TYPED_TEST_P(DeviceContract, DestroyingAStreamDrainsIt) {
   const auto pattern = contract_pattern(8 * kMiB, 6);
-  const RawBuffer buffer = this->device_->allocate(pattern.size());
+  const device::RawBuffer buffer = this->device_->allocate(pattern.size());
   auto passing = this->device_->create_stream("passing");
   const auto event = this->device_->create_event();
-  passing->copy(buffer.data(), pattern.data(), pattern.size(), CopyKind::kHostToDevice);
+  passing->copy(buffer.data(), pattern.data(), pattern.size(), device::CopyKind::kHostToDevice);
   passing->record(*event);
   passing.reset();
   EXPECT_TRUE(event->done());
@@ -335,10 +335,10 @@ TYPED_TEST_P(DeviceContract, EventTimesFollowTheStream) {
   const auto first = this->device_->create_event();
   const auto second = this->device_->create_event();
   const auto pattern = contract_pattern(4 * kMiB, 7);
-  const RawBuffer buffer = this->device_->allocate(pattern.size());
+  const device::RawBuffer buffer = this->device_->allocate(pattern.size());
   const std::int64_t before = this->device_->now_ns();
   this->stream_->record(*first);
-  this->stream_->copy(buffer.data(), pattern.data(), pattern.size(), CopyKind::kHostToDevice);
+  this->stream_->copy(buffer.data(), pattern.data(), pattern.size(), device::CopyKind::kHostToDevice);
   this->stream_->record(*second);
   second->synchronize(contract_deadline(), "the second event");
   const std::int64_t after = this->device_->now_ns();
@@ -356,8 +356,8 @@ TYPED_TEST_P(DeviceContract, RecordingAgainReplacesThePoint) {
   event->synchronize(contract_deadline(), "the first point");
   const std::int64_t first_ns = event->time_ns();
   const auto pattern = contract_pattern(4 * kMiB, 8);
-  const RawBuffer buffer = this->device_->allocate(pattern.size());
-  this->stream_->copy(buffer.data(), pattern.data(), pattern.size(), CopyKind::kHostToDevice);
+  const device::RawBuffer buffer = this->device_->allocate(pattern.size());
+  this->stream_->copy(buffer.data(), pattern.data(), pattern.size(), device::CopyKind::kHostToDevice);
   this->stream_->record(*event);
   event->synchronize(contract_deadline(), "the second point");
   EXPECT_GT(event->time_ns(), first_ns);
@@ -384,8 +384,8 @@ TYPED_TEST_P(DeviceContract, EventsOrderStreamsUnderManySeeds) {
   constexpr std::size_t kBuffers = 5;
   constexpr std::uint64_t kBytes = 64 * kKiB;
   constexpr int kSteps = 60;
-  std::vector<std::unique_ptr<Stream>> streams;
-  std::vector<RawBuffer> buffers;
+  std::vector<std::unique_ptr<device::Stream>> streams;
+  std::vector<device::RawBuffer> buffers;
   for (std::size_t i = 0; i < kStreams; ++i) {
     streams.push_back(this->device_->create_stream(std::string("s").append(std::to_string(i))));
   }
@@ -393,8 +393,8 @@ TYPED_TEST_P(DeviceContract, EventsOrderStreamsUnderManySeeds) {
 
   struct Users {
     std::size_t writer_stream = 0;
-    std::unique_ptr<Event> written;                                     // null: not yet
-    std::vector<std::pair<std::size_t, std::unique_ptr<Event>>> reads;  // since the write
+    std::unique_ptr<device::Event> written;                                     // null: not yet
+    std::vector<std::pair<std::size_t, std::unique_ptr<device::Event>>> reads;  // since the write
   };
   for (std::uint64_t seed = 0; seed < 25; ++seed) {
     const CounterRng rng(seed, stream_of("event_order"));
@@ -405,7 +405,7 @@ TYPED_TEST_P(DeviceContract, EventsOrderStreamsUnderManySeeds) {
     for (std::size_t i = 0; i < kBuffers; ++i) {
       sources.push_back(contract_pattern(kBytes, 1000 * seed + i));
     }
-    auto write_to = [&](std::size_t stream, std::size_t buffer, const void* from, CopyKind kind) {
+    auto write_to = [&](std::size_t stream, std::size_t buffer, const void* from, device::CopyKind kind) {
       Users& use = users[buffer];
       if (use.written && use.writer_stream != stream) streams[stream]->wait(*use.written);
       for (const auto& [reader, event] : use.reads) {
@@ -418,7 +418,7 @@ TYPED_TEST_P(DeviceContract, EventsOrderStreamsUnderManySeeds) {
       streams[stream]->record(*use.written);
     };
     for (std::size_t i = 0; i < kBuffers; ++i) {
-      write_to(rng.below(draw++, kStreams), i, sources[i].data(), CopyKind::kHostToDevice);
+      write_to(rng.below(draw++, kStreams), i, sources[i].data(), device::CopyKind::kHostToDevice);
       model[i] = i;
     }
     for (int step = 0; step < kSteps; ++step) {
@@ -426,12 +426,12 @@ TYPED_TEST_P(DeviceContract, EventsOrderStreamsUnderManySeeds) {
       const std::size_t from = rng.below(draw++, kBuffers);
       const std::size_t to = (from + 1 + rng.below(draw++, kBuffers - 1)) % kBuffers;
       if (rng.below(draw++, 8) == 0) {  // fresh bytes now and then, lest all become the same
-        write_to(stream, to, sources[to].data(), CopyKind::kHostToDevice);
+        write_to(stream, to, sources[to].data(), device::CopyKind::kHostToDevice);
         model[to] = to;
         continue;
       }
       if (users[from].writer_stream != stream) streams[stream]->wait(*users[from].written);
-      write_to(stream, to, buffers[from].data(), CopyKind::kDeviceToDevice);
+      write_to(stream, to, buffers[from].data(), device::CopyKind::kDeviceToDevice);
       auto read = this->device_->create_event();
       streams[stream]->record(*read);
       users[from].reads.emplace_back(stream, std::move(read));
@@ -451,14 +451,14 @@ TYPED_TEST_P(DeviceContract, AFailurePoisonsItsStreamOnly) {
   const auto later = this->device_->create_event();
   const auto old_bytes = contract_pattern(4096, 9);
   const auto new_bytes = contract_pattern(4096, 10);
-  const RawBuffer buffer = this->device_->allocate(4096);
-  healthy->copy(buffer.data(), old_bytes.data(), 4096, CopyKind::kHostToDevice);
+  const device::RawBuffer buffer = this->device_->allocate(4096);
+  healthy->copy(buffer.data(), old_bytes.data(), 4096, device::CopyKind::kHostToDevice);
   healthy->synchronize(contract_deadline());
 
   bool ran_after = false;
   this->stream_->record(*earlier);
   this->stream_->launch([] { throw DeviceError("deliberate"); });
-  this->stream_->copy(buffer.data(), new_bytes.data(), 4096, CopyKind::kHostToDevice);
+  this->stream_->copy(buffer.data(), new_bytes.data(), 4096, device::CopyKind::kHostToDevice);
   this->stream_->launch([&] { ran_after = true; });
   this->stream_->record(*later);
   try {
@@ -473,7 +473,7 @@ TYPED_TEST_P(DeviceContract, AFailurePoisonsItsStreamOnly) {
   EXPECT_FALSE(ran_after);
 
   std::vector<std::byte> result(4096);
-  healthy->copy(result.data(), buffer.data(), 4096, CopyKind::kDeviceToHost);
+  healthy->copy(result.data(), buffer.data(), 4096, device::CopyKind::kDeviceToHost);
   healthy->synchronize(contract_deadline());
   EXPECT_EQ(result, old_bytes);  // the copy after the failure was dropped
 }

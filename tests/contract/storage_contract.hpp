@@ -62,7 +62,7 @@ inline std::uint64_t hash_of(const std::byte* data, std::uint64_t bytes) {
 // Collects the ends of requests.
 class Ends {
  public:
-  StorageEngine::Callback callback() {
+  offload::StorageEngine::Callback callback() {
     return [this](std::exception_ptr error) {
       const std::lock_guard lock(mutex_);
       ++ended_;
@@ -96,22 +96,22 @@ class StorageContract : public ::testing::Test {
   void SetUp() override {
     const std::string reason = Factory::unavailable_reason();
     if (!reason.empty()) GTEST_SKIP() << reason;
-    StorageOptions options;
+    offload::StorageOptions options;
     options.queue_depth = 8;
     options.request_bytes = 64 * kKiB;  // small, so that requests are split
     engine_ = Factory::make(options);
   }
-  StorageFileId scratch(std::uint64_t bytes) {
-    return engine_->open(directory_.file("scratch"), StorageFileMode::kScratch, bytes);
+  offload::StorageFileId scratch(std::uint64_t bytes) {
+    return engine_->open(directory_.file("scratch"), offload::StorageFileMode::kScratch, bytes);
   }
   static Deadline soon() { return Deadline::after_seconds(60); }
-  void read(StorageFileId file, std::uint64_t offset, void* data, std::uint64_t bytes) {
-    engine_->transfer({StorageOp::kRead, file, offset, data, bytes});
+  void read(offload::StorageFileId file, std::uint64_t offset, void* data, std::uint64_t bytes) {
+    engine_->transfer({offload::StorageOp::kRead, file, offset, data, bytes});
   }
-  void write(StorageFileId file, std::uint64_t offset, void* data, std::uint64_t bytes) {
-    engine_->transfer({StorageOp::kWrite, file, offset, data, bytes});
+  void write(offload::StorageFileId file, std::uint64_t offset, void* data, std::uint64_t bytes) {
+    engine_->transfer({offload::StorageOp::kWrite, file, offset, data, bytes});
   }
-  std::string open_error(const std::string& path, StorageFileMode mode, std::uint64_t bytes) {
+  std::string open_error(const std::string& path, offload::StorageFileMode mode, std::uint64_t bytes) {
     try {
       engine_->open(path, mode, bytes);
     } catch (const InputError& error) {
@@ -121,7 +121,7 @@ class StorageContract : public ::testing::Test {
   }
 
   TempDirectory directory_;
-  std::unique_ptr<StorageEngine> engine_;
+  std::unique_ptr<offload::StorageEngine> engine_;
 };
 
 TYPED_TEST_SUITE_P(StorageContract);
@@ -217,7 +217,7 @@ TYPED_TEST_P(StorageContract, UnalignedNeighboursUnderWayAtOnceKeepAllBytes) {
   Ends ends;
   for (std::uint64_t i = 0; i < kPieces; ++i) {
     this->engine_->submit(
-        {StorageOp::kWrite, file, i * kPieceBytes, data.at(i * kPieceBytes), kPieceBytes},
+        {offload::StorageOp::kWrite, file, i * kPieceBytes, data.at(i * kPieceBytes), kPieceBytes},
         ends.callback());
   }
   this->engine_->drain(this->soon());
@@ -233,7 +233,7 @@ TYPED_TEST_P(StorageContract, CallbacksRunOnOneThreadThatIsNotTheCallers) {
   Ends ends;
   for (std::uint64_t i = 0; i < 50; ++i) {
     this->engine_->submit(
-        {StorageOp::kRead, file, 4096, data.at(i * 4096), i % 2 == 0 ? 4096u : 0u},
+        {offload::StorageOp::kRead, file, 4096, data.at(i * 4096), i % 2 == 0 ? 4096u : 0u},
         ends.callback());
   }
   this->engine_->drain(this->soon());
@@ -247,9 +247,9 @@ TYPED_TEST_P(StorageContract, CallbacksMaySubmitWhenTheQueueIsFull) {
   const auto file = this->scratch(64 * kKiB);
   AlignedBytes data(kChains * 4096);  // a buffer for each chain
   std::atomic<int> left = 400;
-  StorageEngine& engine = *this->engine_;
+  offload::StorageEngine& engine = *this->engine_;
   std::function<void(std::uint64_t)> next = [&](std::uint64_t chain) {
-    engine.submit({StorageOp::kRead, file, 0, data.at(chain * 4096), 4096},
+    engine.submit({offload::StorageOp::kRead, file, 0, data.at(chain * 4096), 4096},
                   [&, chain](std::exception_ptr) {
                     if (--left > 0) next(chain);
                   });
@@ -262,9 +262,9 @@ TYPED_TEST_P(StorageContract, CallbacksMaySubmitWhenTheQueueIsFull) {
 TYPED_TEST_P(StorageContract, AThrowingCallbackHarmsNoOther) {
   const auto file = this->scratch(64 * kKiB);
   AlignedBytes data(3 * 4096);
-  this->engine_->submit({StorageOp::kRead, file, 0, data.at(), 4096},
+  this->engine_->submit({offload::StorageOp::kRead, file, 0, data.at(), 4096},
                         [](std::exception_ptr) { throw std::runtime_error("on purpose"); });
-  this->engine_->submit({StorageOp::kRead, file, 0, data.at(4096), 4096},
+  this->engine_->submit({offload::StorageOp::kRead, file, 0, data.at(4096), 4096},
                         [](std::exception_ptr) { throw 1; });
   this->read(file, 0, data.at(8192), 4096);
   this->engine_->drain(this->soon());
@@ -274,7 +274,7 @@ TYPED_TEST_P(StorageContract, DrainEndsAtItsDeadline) {
   const auto file = this->scratch(64 * kKiB);
   AlignedBytes data(4096);
   std::promise<void> release;
-  this->engine_->submit({StorageOp::kRead, file, 0, data.at(), 4096},
+  this->engine_->submit({offload::StorageOp::kRead, file, 0, data.at(), 4096},
                         [&](std::exception_ptr) { release.get_future().wait(); });
   EXPECT_THROW(this->engine_->drain(Deadline::after_seconds(0.02)), TimeoutError);
   release.set_value();
@@ -310,7 +310,7 @@ TYPED_TEST_P(StorageContract, AReadOnlyFileIsReadToItsLastByteAndNoFurther) {
   std::string text(5003, 'x');
   text.back() = 'y';
   std::ofstream(path) << text;
-  const auto file = this->engine_->open(path, StorageFileMode::kReadOnly, 0);
+  const auto file = this->engine_->open(path, offload::StorageFileMode::kReadOnly, 0);
   AlignedBytes data(8192);
   this->read(file, 0, data.at(), text.size());
   EXPECT_EQ(std::memcmp(data.at(), text.data(), text.size()), 0);
@@ -324,7 +324,7 @@ TYPED_TEST_P(StorageContract, AReadOnlyFileIsReadToItsLastByteAndNoFurther) {
 TYPED_TEST_P(StorageContract, AFileThatShrankUnderneathEndsShort) {
   const std::string path = this->directory_.file("shrinks");
   std::ofstream(path) << std::string(256 * kKiB, 'x');
-  const auto file = this->engine_->open(path, StorageFileMode::kReadOnly, 0);
+  const auto file = this->engine_->open(path, offload::StorageFileMode::kReadOnly, 0);
   std::filesystem::resize_file(path, 100 * kKiB + 10);
   AlignedBytes data(256 * kKiB);
   try {
@@ -353,7 +353,7 @@ TYPED_TEST_P(StorageContract, ClosingWaitsForTheFilesRequests) {
   Ends ends;
   for (std::uint64_t i = 0; i < 8; ++i) {
     this->engine_->submit(
-        {StorageOp::kWrite, file, i * 512 * kKiB, data.at(i * 512 * kKiB), 512 * kKiB},
+        {offload::StorageOp::kWrite, file, i * 512 * kKiB, data.at(i * 512 * kKiB), 512 * kKiB},
         ends.callback());
   }
   this->engine_->close(file);
@@ -372,7 +372,7 @@ TYPED_TEST_P(StorageContract, ScratchFilesLeaveNothingAndCreatedFilesHaveTheirSi
   const auto gone = this->scratch(1 * kMiB);
   EXPECT_TRUE(std::filesystem::is_empty(this->directory_.path()));
   const std::string path = this->directory_.file("kept");
-  const auto kept = this->engine_->open(path, StorageFileMode::kCreate, 5001);
+  const auto kept = this->engine_->open(path, offload::StorageFileMode::kCreate, 5001);
   EXPECT_EQ(this->engine_->counters().allocated_bytes, 1 * kMiB + 5001);
   AlignedBytes data(5001);
   data.fill(9);
@@ -393,18 +393,18 @@ TYPED_TEST_P(StorageContract, ScratchFilesLeaveNothingAndCreatedFilesHaveTheirSi
 TYPED_TEST_P(StorageContract, OpenRefusesWithASentenceThatNamesThePlace) {
   const std::string taken = this->directory_.file("taken");
   std::ofstream(taken) << "precious";
-  for (const auto mode : {StorageFileMode::kCreate, StorageFileMode::kScratch}) {
+  for (const auto mode : {offload::StorageFileMode::kCreate, offload::StorageFileMode::kScratch}) {
     EXPECT_NE(this->open_error(taken, mode, 4096).find("exists already"), std::string::npos);
   }
   EXPECT_EQ(std::filesystem::file_size(taken), 8u);
   const std::string nowhere = this->directory_.file("absent/file");
   EXPECT_NE(
-      this->open_error(nowhere, StorageFileMode::kScratch, 1).find(this->directory_.file("absent")),
+      this->open_error(nowhere, offload::StorageFileMode::kScratch, 1).find(this->directory_.file("absent")),
       std::string::npos);
-  EXPECT_NE(this->open_error(this->directory_.file("absent"), StorageFileMode::kReadOnly, 0)
+  EXPECT_NE(this->open_error(this->directory_.file("absent"), offload::StorageFileMode::kReadOnly, 0)
                 .find("absent"),
             std::string::npos);
-  EXPECT_NE(this->open_error(this->directory_.path(), StorageFileMode::kReadOnly, 0)
+  EXPECT_NE(this->open_error(this->directory_.path(), offload::StorageFileMode::kReadOnly, 0)
                 .find("not a regular"),
             std::string::npos);
   // root may write anywhere, so as somebody else.
@@ -414,7 +414,7 @@ TYPED_TEST_P(StorageContract, OpenRefusesWithASentenceThatNamesThePlace) {
     ASSERT_EQ(::seteuid(65534), 0);
   }
   const std::string message =
-      this->open_error(this->directory_.file("new"), StorageFileMode::kCreate, 1);
+      this->open_error(this->directory_.file("new"), offload::StorageFileMode::kCreate, 1);
   if (user == 0) {
     ASSERT_EQ(::seteuid(0), 0);
   }
@@ -427,7 +427,7 @@ TYPED_TEST_P(StorageContract, TooLittleRoomIsRefusedWithBothFigures) {
   const std::string path = this->directory_.file("large");
   const std::uint64_t needed = std::uint64_t{1} << 55;
   for (const std::uint64_t bytes : {needed, ~std::uint64_t{0}}) {
-    const std::string message = this->open_error(path, StorageFileMode::kCreate, bytes);
+    const std::string message = this->open_error(path, offload::StorageFileMode::kCreate, bytes);
     EXPECT_NE(message.find(path), std::string::npos);
     EXPECT_NE(message.find(std::to_string(bytes)), std::string::npos) << message;
     EXPECT_NE(message.find("bytes are available"), std::string::npos);
@@ -436,7 +436,7 @@ TYPED_TEST_P(StorageContract, TooLittleRoomIsRefusedWithBothFigures) {
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &limit), 0);
   const struct rlimit small { 64 * kKiB, limit.rlim_max };
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
-  const std::string message = this->open_error(path, StorageFileMode::kCreate, 128 * kKiB);
+  const std::string message = this->open_error(path, offload::StorageFileMode::kCreate, 128 * kKiB);
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
   EXPECT_NE(message.find("131072"), std::string::npos) << message;
   EXPECT_NE(message.find("65536 bytes are available"), std::string::npos) << message;
@@ -450,7 +450,7 @@ TYPED_TEST_P(StorageContract, DestructionEndsEveryRequestOnce) {
     const auto file = this->scratch(8 * kMiB);
     for (std::uint64_t i = 0; i < 32; ++i) {
       const std::uint64_t offset = i * 256 * kKiB;
-      this->engine_->submit({StorageOp::kWrite, file, offset, data.at(offset), 256 * kKiB},
+      this->engine_->submit({offload::StorageOp::kWrite, file, offset, data.at(offset), 256 * kKiB},
                             ends.callback());
     }
     this->engine_.reset();
@@ -469,10 +469,10 @@ TYPED_TEST_P(StorageContract, ChainsOfRequestsEndWithTheEngine) {
   constexpr std::uint64_t kChains = 16;
   AlignedBytes data(kChains * 64 * kKiB);
   const auto file = this->scratch(1 * kMiB);
-  StorageEngine& engine = *this->engine_;
+  offload::StorageEngine& engine = *this->engine_;
   std::atomic<std::uint64_t> cancelled = 0;
   std::function<void(std::uint64_t)> next = [&](std::uint64_t chain) {
-    engine.submit({StorageOp::kRead, file, 0, data.at(chain * 64 * kKiB), 64 * kKiB},
+    engine.submit({offload::StorageOp::kRead, file, 0, data.at(chain * 64 * kKiB), 64 * kKiB},
                   [&, chain](std::exception_ptr error) {
                     if (error) {
                       ++cancelled;
@@ -508,7 +508,7 @@ TYPED_TEST_P(StorageContract, WorksOnATmpfs) {
   const std::filesystem::path memory = "/dev/shm";
   if (!std::filesystem::is_directory(memory)) GTEST_SKIP() << "no " << memory;
   const TempDirectory directory(memory);
-  const auto file = this->engine_->open(directory.file("data"), StorageFileMode::kScratch, 300001);
+  const auto file = this->engine_->open(directory.file("data"), offload::StorageFileMode::kScratch, 300001);
   AlignedBytes out(300001);
   AlignedBytes in(300001);
   out.fill(4);
@@ -521,11 +521,11 @@ TYPED_TEST_P(StorageContract, WorksOnATmpfs) {
 
 TYPED_TEST_P(StorageContract, ManyFilesAtOnce) {
   // More than the ring registers.
-  std::vector<StorageFileId> files;
+  std::vector<offload::StorageFileId> files;
   AlignedBytes data(4096);
   for (int i = 0; i < 100; ++i) {
     files.push_back(this->engine_->open(this->directory_.file(std::to_string(i)),
-                                        StorageFileMode::kScratch, 4096));
+                                        offload::StorageFileMode::kScratch, 4096));
     data.fill(static_cast<std::uint64_t>(i));
     this->write(files.back(), 0, data.at(), 4096);
   }
@@ -567,22 +567,22 @@ class Gate {
 
 // The order in which requests ended, by their numbers; one piece of each direction at a time.
 template <typename Factory>
-std::vector<int> order_of_ends(const std::string& path, StorageOp held,
-                               const std::vector<std::pair<StorageOp, std::uint64_t>>& requests) {
+std::vector<int> order_of_ends(const std::string& path, offload::StorageOp held,
+                               const std::vector<std::pair<offload::StorageOp, std::uint64_t>>& requests) {
   constexpr std::uint64_t kBytes = 64 * kKiB;
-  StorageOptions options;
+  offload::StorageOptions options;
   options.queue_depth = 16;  // of the queue; no more than one goes at a time
   options.write_depth = 1;
   options.threads = 1;
-  if (held == StorageOp::kRead) options.queue_depth = 1;
+  if (held == offload::StorageOp::kRead) options.queue_depth = 1;
   const auto gate = std::make_shared<Gate>();
   const auto engine = Factory::make(options);
   engine->filter_results([gate](std::int64_t result) { return gate->pass(result); });
-  const auto file = engine->open(path, StorageFileMode::kScratch, 64 * kBytes);
+  const auto file = engine->open(path, offload::StorageFileMode::kScratch, 64 * kBytes);
   AlignedBytes buffer(64 * kBytes);
   std::mutex mutex;
   std::vector<int> order;
-  const auto submit = [&](StorageOp op, int number, std::uint64_t needed_by) {
+  const auto submit = [&](offload::StorageOp op, int number, std::uint64_t needed_by) {
     const std::uint64_t offset = static_cast<std::uint64_t>(number) * kBytes;
     engine->submit({op, file, offset, buffer.at(offset), kBytes, needed_by},
                    [&, number](const std::exception_ptr& error) {
@@ -603,10 +603,10 @@ std::vector<int> order_of_ends(const std::string& path, StorageOp held,
 
 TYPED_TEST_P(StorageContract, ALaterUrgentReadOvertakesQueuedWrites) {
   if constexpr (requires { TypeParam::kFiltersItself; }) GTEST_SKIP() << "no filter to hold it by";
-  std::vector<std::pair<StorageOp, std::uint64_t>> requests(6, {StorageOp::kWrite, 100});
-  requests.emplace_back(StorageOp::kRead, 1);  // number 7
+  std::vector<std::pair<offload::StorageOp, std::uint64_t>> requests(6, {offload::StorageOp::kWrite, 100});
+  requests.emplace_back(offload::StorageOp::kRead, 1);  // number 7
   const std::vector<int> order =
-      order_of_ends<TypeParam>(this->directory_.file("scratch"), StorageOp::kWrite, requests);
+      order_of_ends<TypeParam>(this->directory_.file("scratch"), offload::StorageOp::kWrite, requests);
   ASSERT_EQ(order.size(), 8u);
   // One write was held, and one more may go beside the read.
   EXPECT_LE(std::find(order.begin(), order.end(), 7) - order.begin(), 2);
@@ -614,7 +614,7 @@ TYPED_TEST_P(StorageContract, ALaterUrgentReadOvertakesQueuedWrites) {
 
 TYPED_TEST_P(StorageContract, OfOneDirectionTheMostUrgentGoesFirst) {
   if constexpr (requires { TypeParam::kFiltersItself; }) GTEST_SKIP() << "no filter to hold it by";
-  for (const StorageOp op : {StorageOp::kRead, StorageOp::kWrite}) {
+  for (const offload::StorageOp op : {offload::StorageOp::kRead, offload::StorageOp::kWrite}) {
     const std::vector<int> order = order_of_ends<TypeParam>(this->directory_.file("scratch"), op,
                                                             {{op, 9}, {op, 5}, {op, 5}, {op, 1}});
     EXPECT_EQ(order, (std::vector<int>{0, 4, 2, 3, 1}));

@@ -3,7 +3,7 @@
 #include "device/cuda/cuda_device.hpp"
 #include "tests/contract/device_contract.hpp"
 
-namespace sluice {
+namespace sluice::device {
 namespace {
 
 struct CudaFactory {
@@ -19,4 +19,4 @@ struct CudaFactory {
 INSTANTIATE_TYPED_TEST_SUITE_P(Cuda, DeviceContract, CudaFactory);
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::device

@@ -12,7 +12,7 @@
 #include "tests/contract/device_contract.hpp"
 #include "tests/support/cuda_driver/simulator.hpp"
 
-namespace sluice {
+namespace sluice::device {
 namespace {
 
 using testing::CudaSimulator;
@@ -225,4 +225,4 @@ TEST(CudaDevice, LeavesNothingBehindWhateverTheOrderOfRelease) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::device

@@ -8,7 +8,7 @@
 #include "tests/contract/device_contract.hpp"
 #include "tests/support/cuda_driver/simulator.hpp"
 
-namespace sluice {
+namespace sluice::device {
 namespace {
 
 using testing::CudaSimulator;
@@ -176,4 +176,4 @@ TEST(CudaFailure, AGpuThatNeverAnswersAgainEndsInAnErrorNotInAWait) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::device

@@ -1,7 +1,7 @@
 #include "device/host/host_device.hpp"
 #include "tests/contract/device_contract.hpp"
 
-namespace sluice {
+namespace sluice::device {
 namespace {
 
 struct HostFactory {
@@ -34,4 +34,4 @@ struct LinkedHostFactory {
 INSTANTIATE_TYPED_TEST_SUITE_P(LinkedHost, DeviceContract, LinkedHostFactory);
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::device

@@ -8,7 +8,7 @@
 
 #include "device/host/host_device.hpp"
 
-namespace sluice {
+namespace sluice::device {
 namespace {
 
 Deadline soon() {
@@ -101,4 +101,4 @@ TEST(HostDevice, RefusesOptionsThatMeanNothing) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::device

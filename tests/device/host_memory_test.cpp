@@ -13,7 +13,7 @@
 #include "base/rng.hpp"
 #include "device/host/host_device.hpp"
 
-namespace sluice {
+namespace sluice::device {
 namespace {
 
 // Asks the kernel to read a byte: an address without memory is EFAULT there, and no signal.
@@ -176,4 +176,4 @@ TEST(HostMemory, RandomTrafficAgreesWithAModel) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::device

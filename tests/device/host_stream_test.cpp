@@ -13,7 +13,7 @@
 #include "base/rng.hpp"
 #include "device/host/host_device.hpp"
 
-namespace sluice {
+namespace sluice::device {
 namespace {
 
 Deadline soon() {
@@ -212,4 +212,4 @@ TEST(HostStream, MayOutliveItsDevice) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::device

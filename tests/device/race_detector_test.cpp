@@ -12,7 +12,7 @@
 #include "base/rng.hpp"
 #include "device/host/host_device.hpp"
 
-namespace sluice {
+namespace sluice::device {
 namespace {
 
 Deadline soon() {
@@ -347,4 +347,4 @@ TEST(RaceDetection, AgreesWithReachabilityOnRandomPrograms) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::device

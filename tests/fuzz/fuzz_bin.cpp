@@ -12,15 +12,15 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const sluice::MemoryFile file(data + 1, size - 1);
-  sluice::DatasetOptions options;
+  sluice::data::DatasetOptions options;
   options.paths = {file.path()};
-  options.format = (data[0] & 1) != 0 ? sluice::DataFormat::kLlmc : sluice::DataFormat::kBytes;
+  options.format = (data[0] & 1) != 0 ? sluice::config::DataFormat::kLlmc : sluice::config::DataFormat::kBytes;
   options.vocab = (data[0] & 2) != 0 ? 200 : 1 << 20;
   options.eval_fraction = (data[0] & 4) != 0 ? 0.3 : 0.0;
   options.seq = 3;
   options.micro_batch = 2;
   try {
-    const sluice::Dataset dataset(options);
+    const sluice::data::Dataset dataset(options);
     std::vector<std::int32_t> tokens(6), targets(6);
     const auto check = [&] {
       for (const auto& row : {tokens, targets}) {

@@ -22,13 +22,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string text = parts.front();
   parts.erase(parts.begin());
   try {
-    const sluice::Config config = sluice::parse_config(text, "fuzz.toml", parts);
-    sluice::config_to_json(config);
-    const std::string dump = sluice::config_to_toml(config);
-    const sluice::Config again = sluice::parse_config(dump, "dump.toml");
-    if (sluice::config_to_toml(again) != dump) __builtin_trap();
-    if (sluice::result_settings(again) != sluice::result_settings(config)) __builtin_trap();
-    sluice::check_supported(config);
+    const sluice::config::Config config = sluice::config::parse_config(text, "fuzz.toml", parts);
+    sluice::config::config_to_json(config);
+    const std::string dump = sluice::config::config_to_toml(config);
+    const sluice::config::Config again = sluice::config::parse_config(dump, "dump.toml");
+    if (sluice::config::config_to_toml(again) != dump) __builtin_trap();
+    if (sluice::config::result_settings(again) != sluice::config::result_settings(config)) __builtin_trap();
+    sluice::config::check_supported(config);
   } catch (const sluice::InputError&) {
   }
   return 0;

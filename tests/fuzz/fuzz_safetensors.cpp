@@ -10,7 +10,7 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const sluice::MemoryFile file(data, size);
   try {
-    const sluice::SafetensorsReader reader(file.path());
+    const sluice::checkpoint::SafetensorsReader reader(file.path());
     std::uint64_t total_bytes = 0;
     for (const auto& tensor : reader.tensors()) {
       if (reader.find(tensor.name) != &tensor) __builtin_trap();

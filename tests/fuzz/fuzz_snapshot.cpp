@@ -11,16 +11,16 @@
 
 namespace {
 
-sluice::MemorySnapshot parse(std::string_view bytes) {
-  sluice::ByteSource source(bytes, "given.pickle");
-  const sluice::PickleTree tree =
-      sluice::read_pickle(source, {.max_tree_bytes = std::uint64_t{256} << 20});
-  return sluice::torch_snapshot(tree, "given.pickle");
+sluice::record::MemorySnapshot parse(std::string_view bytes) {
+  sluice::record::ByteSource source(bytes, "given.pickle");
+  const sluice::record::PickleTree tree =
+      sluice::record::read_pickle(source, {.max_tree_bytes = std::uint64_t{256} << 20});
+  return sluice::record::torch_snapshot(tree, "given.pickle");
 }
 
-std::string written(const sluice::MemorySnapshot& snapshot) {
+std::string written(const sluice::record::MemorySnapshot& snapshot) {
   std::string bytes;
-  sluice::write_torch_snapshot(snapshot, [&](std::string_view part) { bytes += part; });
+  sluice::record::write_torch_snapshot(snapshot, [&](std::string_view part) { bytes += part; });
   return bytes;
 }
 
@@ -29,8 +29,8 @@ std::string written(const sluice::MemorySnapshot& snapshot) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   try {
     const auto snapshot = parse({reinterpret_cast<const char*>(data), size});
-    const auto trace = sluice::trace_of(snapshot, "given.pickle", "torch");
-    sluice::check_trace(trace);
+    const auto trace = sluice::record::trace_of(snapshot, "given.pickle", "torch");
+    sluice::record::check_trace(trace);
     const std::string bytes = written(snapshot);
     const auto again = parse(bytes);
     // Times become whole microseconds, and a last event may be added, the first time alone.
@@ -38,7 +38,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
         written(again) != written(parse(written(again)))) {
       __builtin_trap();
     }
-    if (sluice::trace_of(again, "given.pickle", "torch").operations.size() !=
+    if (sluice::record::trace_of(again, "given.pickle", "torch").operations.size() !=
         trace.operations.size()) {
       __builtin_trap();
     }

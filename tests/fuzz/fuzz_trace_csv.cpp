@@ -13,9 +13,9 @@
 
 namespace {
 
-std::string written(const sluice::MemorySnapshot& snapshot) {
+std::string written(const sluice::record::MemorySnapshot& snapshot) {
   std::ostringstream out;
-  sluice::write_memory_trace_csv(snapshot, out);
+  sluice::record::write_memory_trace_csv(snapshot, out);
   return out.str();
 }
 
@@ -24,13 +24,13 @@ std::string written(const sluice::MemorySnapshot& snapshot) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   try {
-    sluice::ByteSource source({reinterpret_cast<const char*>(data) + 1, size - 1}, "given.csv");
+    sluice::record::ByteSource source({reinterpret_cast<const char*>(data) + 1, size - 1}, "given.csv");
     const auto snapshot =
-        data[0] % 2 == 0 ? sluice::read_memory_trace_csv(source) : sluice::read_rmm_log(source);
-    sluice::check_trace(sluice::trace_of(snapshot, "given.csv", "sluice"));
+        data[0] % 2 == 0 ? sluice::record::read_memory_trace_csv(source) : sluice::replay::read_rmm_log(source);
+    sluice::record::check_trace(sluice::record::trace_of(snapshot, "given.csv", "sluice"));
     const std::string text = written(snapshot);
-    sluice::ByteSource again(text, "again.csv");
-    if (written(sluice::read_memory_trace_csv(again)) != text) __builtin_trap();
+    sluice::record::ByteSource again(text, "again.csv");
+    if (written(sluice::record::read_memory_trace_csv(again)) != text) __builtin_trap();
   } catch (const sluice::InputError&) {
   }
   return 0;

@@ -49,19 +49,19 @@ std::string safetensors_file() {
 }
 
 std::string manifest_file() {
-  sluice::CheckpointManifest manifest;
+  sluice::checkpoint::CheckpointManifest manifest;
   manifest.step = 20;
   manifest.data_fingerprint = manifest.weights_hash = std::string(32, '0');
   manifest.arithmetic = "host avx2";
   manifest.threads = 2;
   manifest.settings = {{"model.layers", "2"}};
   manifest.files = {{"weights.safetensors", 1000, std::string(32, 'f')}};
-  return sluice::format_manifest(manifest);
+  return sluice::checkpoint::format_manifest(manifest);
 }
 
-sluice::MemorySnapshot snapshot() {
+sluice::record::MemorySnapshot snapshot() {
   constexpr std::uint64_t kBase = 0x7f0000000000;
-  sluice::MemorySnapshot given;
+  sluice::record::MemorySnapshot given;
   given.names = {"", "model.py:12 forward"};
   auto& segment = given.segments.emplace_back();
   segment.address = kBase;
@@ -69,11 +69,11 @@ sluice::MemorySnapshot snapshot() {
   segment.blocks.push_back({.address = kBase,
                             .bytes = 1024,
                             .requested_bytes = 700,
-                            .state = sluice::BlockState::kAllocated,
+                            .state = sluice::record::BlockState::kAllocated,
                             .name = 1});
   segment.blocks.push_back({.address = kBase + 1024, .bytes = (2 << 20) - 1024});
-  for (std::uint8_t action = 0; action < sluice::kMemoryActionNames.size(); ++action) {
-    given.events.push_back({.action = static_cast<sluice::MemoryAction>(action),
+  for (std::uint8_t action = 0; action < sluice::record::kMemoryActionNames.size(); ++action) {
+    given.events.push_back({.action = static_cast<sluice::record::MemoryAction>(action),
                             .name = 1,
                             .address = kBase + action % 3u * 1024,
                             .bytes = 700});
@@ -83,13 +83,13 @@ sluice::MemorySnapshot snapshot() {
 
 std::string snapshot_file() {
   std::string bytes;
-  sluice::write_torch_snapshot(snapshot(), [&](std::string_view part) { bytes += part; });
+  sluice::record::write_torch_snapshot(snapshot(), [&](std::string_view part) { bytes += part; });
   return bytes;
 }
 
 std::string trace_csv_file() {
   std::ostringstream out;
-  sluice::write_memory_trace_csv(snapshot(), out);
+  sluice::record::write_memory_trace_csv(snapshot(), out);
   return out.str();
 }
 
@@ -100,7 +100,7 @@ int main(int argc, char** argv) {
   const fs::path root = argv[1];
   const std::string model = "[model]\nlayers = 2\nhidden = 64\nheads = 4\n";
   write(root / "config/small", model);
-  write(root / "config/every_key", sluice::config_to_toml(sluice::parse_config(model, "small")));
+  write(root / "config/every_key", sluice::config::config_to_toml(sluice::config::parse_config(model, "small")));
   write(root / "config/overrides",
         model + "\0memory.device=64MiB\0memory.link_latency=10us\0data.paths=a,b"s);
   // The first byte is fuzz_bin's choice of format and vocabulary.

@@ -7,7 +7,7 @@
 #include "base/error.hpp"
 #include "tests/kernels/dtype_array.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 // sqrt(2 / pi), of the tanh approximation of GELU.
@@ -235,4 +235,4 @@ TEST(Rope, RefusesOddHeads) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

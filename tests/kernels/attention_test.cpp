@@ -7,7 +7,7 @@
 #include "tests/kernels/guarded_workspace.hpp"
 #include "tests/support/reference_kernels.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 std::int64_t qkv_elems(const AttentionShape& s) {
@@ -203,4 +203,4 @@ TEST(Attention, RefusesHeadsThatDoNotShareEvenly) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

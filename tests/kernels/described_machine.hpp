@@ -14,7 +14,7 @@
 
 #include "base/numa.hpp"
 
-namespace sluice {
+namespace sluice::kernels {
 
 // Says that the page of the address i lies on node pages[i].
 class DescribedMachine final : public NumaMachine {
@@ -52,4 +52,4 @@ class DescribedMachine final : public NumaMachine {
   mutable std::map<std::thread::id, std::size_t> bound_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::kernels

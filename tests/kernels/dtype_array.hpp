@@ -15,7 +15,7 @@
 #include "base/dtype.hpp"
 #include "kernels/host/parallel.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 // `elems` numbers of one dtype, with a few bytes of guard behind them.
 class DTypeArray {
@@ -130,4 +130,4 @@ DTypeArray same_bits_everywhere(const Make& make) {
   return first;
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

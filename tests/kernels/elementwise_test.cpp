@@ -13,7 +13,7 @@
 #include <xmmintrin.h>
 #endif
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 // Around vectors, pieces of 32,768 elements and blocks of 4,096.
@@ -289,4 +289,4 @@ TEST(IeeeArithmetic, KeepsDenormalsWhateverTheCallerHasSet) {
 #endif
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

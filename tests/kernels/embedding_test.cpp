@@ -5,7 +5,7 @@
 #include "base/error.hpp"
 #include "tests/kernels/dtype_array.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 struct Shape {
@@ -131,4 +131,4 @@ TEST(Embedding, BackwardRefusesSequencesLongerThanThePositions) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -13,7 +13,7 @@
 #include "tests/kernels/guarded_workspace.hpp"
 #include "tests/support/reference_kernels.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 reference::Doubles doubles(const DTypeArray& array) {
@@ -299,4 +299,4 @@ TEST(Zero, ClearsExactlyTheBytes) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

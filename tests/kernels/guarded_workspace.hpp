@@ -11,7 +11,7 @@
 
 #include "base/units.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 class GuardedWorkspace {
  public:
@@ -48,4 +48,4 @@ class GuardedWorkspace {
   std::unique_ptr<std::uint8_t, Free> whole_;
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -8,7 +8,7 @@
 #include "tests/kernels/guarded_workspace.hpp"
 #include "tests/support/reference_kernels.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 constexpr float kLossScale = 0.125f;
@@ -221,4 +221,4 @@ TEST(Head, NeverHoldsAllLogits) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 std::vector<NodeTeam> teams_of(const std::string& description, int threads) {
@@ -64,4 +64,4 @@ TEST(NodeTeams, PiecesOfUnknownNodesAreStretchesByThreads) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

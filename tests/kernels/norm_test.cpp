@@ -5,7 +5,7 @@
 #include "base/error.hpp"
 #include "tests/kernels/dtype_array.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 using Doubles = std::vector<double>;
@@ -236,4 +236,4 @@ TEST(Norm, RefusesOtherTypesAndMissingMeans) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

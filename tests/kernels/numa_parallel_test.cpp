@@ -17,7 +17,7 @@
 #include "kernels/host/parallel.hpp"
 #include "tests/kernels/described_machine.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 // Two pieces that wait for each other, so that two threads take one each: the thread bound to the
@@ -164,4 +164,4 @@ TEST(NumaParallel, UpdatesAreTheSameWhateverTheNodes) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -12,7 +12,7 @@
 
 #include "tests/kernels/described_machine.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 // The parameter: the machine as hwloc describes it; empty: this one.
@@ -112,4 +112,4 @@ TEST(Parallel, HasNoMoreWorkersThanPieces) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

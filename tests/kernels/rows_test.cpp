@@ -6,7 +6,7 @@
 
 #include "tests/kernels/dtype_array.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 const std::int64_t kCounts[] = {1, 3, 8, 15, 16, 17, 33, 100, 1000};
@@ -123,4 +123,4 @@ TEST(Rows, SoftmaxGradientAndDotMatchFp64) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -12,7 +12,7 @@
 #include "tests/support/planned_session.hpp"
 #include "tests/support/training_example.hpp"
 
-namespace sluice {
+namespace sluice::train {
 namespace {
 
 namespace fs = std::filesystem;
@@ -61,7 +61,7 @@ TEST(Durable, ComputesTheBitsOfAScratchRunWhereverStateIsAndHoweverOftenItCommit
     for (const int every : {0, 1, 2, 5, 12}) {
       SCOPED_TRACE("placement " + std::to_string(i) + ", every " + std::to_string(every));
       const std::string run = "run" + std::to_string(i) + "-" + std::to_string(every);
-      const Config config = bench.config(run, kModel + kPlaces[i] + durable(every));
+      const config::Config config = bench.config(run, kModel + kPlaces[i] + durable(every));
       const TrainingRecord record = TrainingBench::run(config);
       expect_same(record, reference);
       EXPECT_EQ(record.done.at("peak_bytes"), record.plan.at("peak_bytes"));
@@ -83,7 +83,7 @@ TEST(Durable, ComputesTheBitsOfAScratchRunWithEveryOptimizerAndChunk) {
     const std::string name = "of" + std::to_string(i);
     const TrainingRecord reference = TrainingBench::run(bench.config(name, kModel + variants[i]));
     for (const std::size_t at : {1u, 2u, 4u}) {
-      const Config config = bench.config(name + "-" + std::to_string(at),
+      const config::Config config = bench.config(name + "-" + std::to_string(at),
                                          kModel + variants[i] + kPlaces[at] + durable(3));
       expect_same(TrainingBench::run(config), reference);
     }
@@ -106,7 +106,7 @@ TEST(Durable, ComputesTheBitsOfAScratchRunWhereverItsUpdatesAreMade) {
     for (const std::size_t at : {1u, 2u, 4u}) {
       SCOPED_TRACE("variant " + std::to_string(i) + ", placement " + std::to_string(at));
       const std::string name = "run" + std::to_string(i) + "-" + std::to_string(at);
-      const Config config =
+      const config::Config config =
           bench.config(name, kModel + variants[i].first + kPlaces[at] + durable(2));
       TrainingOptions options;
       options.stop_at_step = 5;
@@ -158,7 +158,7 @@ TEST(Durable, ResumesWhereItsDataLieWhateverSharesItsPathsHaveNow) {
   options.stop_signal = &signal;
   TrainingRecord whole;
   for (const std::vector<double>& shares : stages) {
-    Config config = bench.config("run", kModel + kPlaces[4] + durable(2));
+    config::Config config = bench.config("run", kModel + kPlaces[4] + durable(2));
     const std::string first = config.memory.storage_paths.at(0);
     config.memory.storage_paths = {first + "-a", first + "-b"};
     config.memory.storage_shares = shares;
@@ -181,7 +181,7 @@ TEST(Durable, ResumesFp16WithItsLossScale) {
   const Overrides fp16 = kModel + Overrides{"train.precision=fp16", "train.loss_scale=4294967296",
                                             "train.loss_scale_window=2"};
   const TrainingRecord reference = TrainingBench::run(bench.config("reference", fp16));
-  const Config config = bench.config("run", fp16 + kPlaces[4] + durable(1));
+  const config::Config config = bench.config("run", fp16 + kPlaces[4] + durable(1));
   TrainingOptions options;
   options.stop_at_step = 5;
   TrainingRecord whole = TrainingBench::run(config, options);
@@ -217,11 +217,11 @@ class DurableRun : public ::testing::Test {
     file.put(static_cast<char>(byte ^ 1));
   }
   // Of the commit `at` before the newest.
-  SavedState record(std::size_t at) const {
-    const auto engine = make_storage_engine("posix", {});
-    CheckpointManifest manifest;
-    SavedState state;
-    parse_state_record(StateLog::read(*engine, only_log().string()).records.at(at).text, "log",
+  checkpoint::SavedState record(std::size_t at) const {
+    const auto engine = offload::make_storage_engine("posix", {});
+    checkpoint::CheckpointManifest manifest;
+    checkpoint::SavedState state;
+    checkpoint::parse_state_record(offload::StateLog::read(*engine, only_log().string()).records.at(at).text, "log",
                        manifest, state);
     return state;
   }
@@ -235,7 +235,7 @@ class DurableRun : public ::testing::Test {
   }
 
   TrainingBench bench_;
-  Config config_;
+  config::Config config_;
   TrainingOptions resume_;
 };
 
@@ -278,21 +278,21 @@ TEST_F(DurableRun, AHardLinkedCopyLeavesTheOriginalsData) {
 
 TEST_F(DurableRun, ALogOwnsItsDataWhereverItIsMounted) {
   const std::string log = only_log().string();
-  SavedState state = record(0);
-  EXPECT_TRUE(owns_data(log, {state.log, state.log_id}));
+  checkpoint::SavedState state = record(0);
+  EXPECT_TRUE(checkpoint::owns_data(log, {state.log, state.log_id}));
   state.log_id.replace(0, 16, 16, 'f');  // another device
-  EXPECT_TRUE(owns_data(log, {state.log, state.log_id}));
+  EXPECT_TRUE(checkpoint::owns_data(log, {state.log, state.log_id}));
   const fs::path moved = log + ".moved";
   fs::rename(log, moved);
-  EXPECT_FALSE(owns_data(moved, {state.log, state.log_id}));
-  state.log_id = file_id(moved);
-  EXPECT_TRUE(owns_data(moved, {state.log, state.log_id}));
+  EXPECT_FALSE(checkpoint::owns_data(moved, {state.log, state.log_id}));
+  state.log_id = offload::file_id(moved);
+  EXPECT_TRUE(checkpoint::owns_data(moved, {state.log, state.log_id}));
   fs::copy(moved, log);
-  EXPECT_FALSE(owns_data(log, {state.log, state.log_id}));
+  EXPECT_FALSE(checkpoint::owns_data(log, {state.log, state.log_id}));
   fs::remove(log);
   fs::create_hard_link(moved, log);
-  EXPECT_TRUE(owns_data(log, {state.log, state.log_id}));
-  EXPECT_FALSE(owns_data(moved, {state.log, state.log_id}));
+  EXPECT_TRUE(checkpoint::owns_data(log, {state.log, state.log_id}));
+  EXPECT_FALSE(checkpoint::owns_data(moved, {state.log, state.log_id}));
 }
 
 // A copy of the log alone names data that are another's.
@@ -303,7 +303,7 @@ TEST_F(DurableRun, ACopiedLogLeavesTheDataThatItNames) {
   fs::copy(only_log(), checkpoints);
   TrainingOptions of_copy = resume_;
   of_copy.resume = bench_.run_directory("copy");
-  Config shared = config_;
+  config::Config shared = config_;
   shared.checkpoint.dir = checkpoints;
   EXPECT_EQ(TrainingBench::run(shared, of_copy).losses.size(), 6u);
   EXPECT_TRUE(fs::exists(data));
@@ -322,20 +322,20 @@ TEST_F(DurableRun, OfARunThatIsDoneKeepsItsFiles) {
 
 // The commit before the last is whole too, until a step overwrites its slot.
 TEST_F(DurableRun, DamagedStateIsPassedOverForTheCommitBefore) {
-  const SavedState newest = record(0);
-  const SavedHome& home = newest.homes.at(2);
+  const checkpoint::SavedState newest = record(0);
+  const runtime::SavedHome& home = newest.homes.at(2);
   flip(only_data(), home.offset + home.bytes / 2);
-  const SavedState before = record(1);
+  const checkpoint::SavedState before = record(1);
   EXPECT_NE(before.homes.at(2).offset, home.offset);
   EXPECT_EQ(TrainingBench::run(config_, resume_).losses.size(), 8u);  // from step 4
 }
 
 TEST_F(DurableRun, DamagedStateOfBothCommitsIsRefusedByName) {
   for (const std::size_t at : {0u, 1u}) {
-    const SavedHome home = record(at).homes.at(2);
+    const runtime::SavedHome home = record(at).homes.at(2);
     flip(only_data(), home.offset + home.bytes / 2);
   }
-  const SavedHome home = record(0).homes.at(2);
+  const runtime::SavedHome home = record(0).homes.at(2);
   const std::string sentence = refusal();
   EXPECT_NE(sentence.find(std::string(state_kind_name(home.kind)) + " of unit " +
                           std::to_string(home.unit) + " is not what was committed"),
@@ -348,18 +348,18 @@ TEST_F(DurableRun, WhatTheDiskCannotReadIsReadOnceMore) {
   for (const bool forever : {false, true}) {
     // The first operations read the log.
     const auto engine =
-        make_faulty_engine(make_storage_engine("posix", {}), {StorageFault::kEio, 6, forever});
-    std::vector<PassedOver> passed_over;
-    const auto found = recover_state(*engine, only_log().string(), {}, passed_over);
+        offload::make_faulty_engine(offload::make_storage_engine("posix", {}), {offload::StorageFault::kEio, 6, forever});
+    std::vector<checkpoint::PassedOver> passed_over;
+    const auto found = checkpoint::recover_state(*engine, only_log().string(), {}, passed_over);
     EXPECT_EQ(found.has_value(), !forever);
     EXPECT_EQ(passed_over.size(), forever ? 2u : 0u);
     EXPECT_EQ(found ? found->manifest.step : 6, 6);
-    for (const PassedOver& passed : passed_over) EXPECT_FALSE(passed.absent);
+    for (const checkpoint::PassedOver& passed : passed_over) EXPECT_FALSE(passed.absent);
   }
 }
 
 TEST_F(DurableRun, APipeInTheWayOfALogIsPassedOver) {
-  const std::string pipe = state_log_path(config_.checkpoint.dir, std::string(32, 'a'));
+  const std::string pipe = checkpoint::state_log_path(config_.checkpoint.dir, std::string(32, 'a'));
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   EXPECT_EQ(TrainingBench::run(config_, resume_).losses.size(), 6u);
   EXPECT_TRUE(fs::exists(pipe));
@@ -371,11 +371,11 @@ TEST_F(DurableRun, AResumeRemovesWhatKilledOnesLeft) {
   const fs::path data = only_data();
   for (const char digit : {'a', 'b'}) {
     const std::string run(32, digit);
-    std::ofstream(state_log_path(config_.checkpoint.dir, run)) << std::string(8192, '\0');
+    std::ofstream(checkpoint::state_log_path(config_.checkpoint.dir, run)) << std::string(8192, '\0');
     std::ofstream(config_.memory.storage_paths.at(0) + "/sluice-" + run + "-0.durable") << "x";
   }
   // Before its first byte was written, and its data made.
-  std::ofstream(state_log_path(config_.checkpoint.dir, std::string(32, 'c')));
+  std::ofstream(checkpoint::state_log_path(config_.checkpoint.dir, std::string(32, 'c')));
   resume_.stop_at_step = 6;  // where it is: nothing is committed
   TrainingBench::run(config_, resume_);
   EXPECT_EQ(only_log(), log);
@@ -391,7 +391,7 @@ TEST_F(DurableRun, ANameThatIsNoTextIsRefusedBeforeAnythingIsMade) {
 // What lies below the run directory goes where that goes, however it is named.
 TEST(Durable, AMovedRunTakesItsDataAlong) {
   const TrainingBench bench;
-  Config config = bench.config("run", kModel + kPlaces[2] + durable(4));
+  config::Config config = bench.config("run", kModel + kPlaces[2] + durable(4));
   config.log.dir += "/";
   config.memory.storage_paths = {bench.run_directory("run") + "/fast"};
   config.checkpoint.dir = bench.run_directory("run") + "/saved";
@@ -410,12 +410,12 @@ TEST(Durable, AMovedRunTakesItsDataAlong) {
 // An older checkpoint of files is there all the time.
 TEST(Durable, ACommitIsNotGivenUpForAnOlderCheckpoint) {
   const TrainingBench bench;
-  const Config scratch = bench.config(
+  const config::Config scratch = bench.config(
       "run", kModel + kPlaces[2] + Overrides{"checkpoint.mode=scratch", "checkpoint.every=3"});
   TrainingOptions options;
   options.stop_at_step = 3;
   TrainingBench::run(scratch, options);
-  const Config config = bench.config("run", kModel + kPlaces[2] + durable(4));
+  const config::Config config = bench.config("run", kModel + kPlaces[2] + durable(4));
   options.resume = bench.run_directory("run");
   options.stop_at_step = 6;
   TrainingBench::run(config, options);
@@ -454,10 +454,10 @@ TEST(Durable, ACommitIsNotGivenUpForAnOlderCheckpoint) {
 TEST_F(DurableRun, ADamagedRecordLeavesTheOneBefore) {
   const std::uint64_t area = (fs::file_size(only_log()) - kLogHeaderBytes) / 2;
   flip(only_log(), kLogHeaderBytes + 100);  // one of the two
-  const auto engine = make_storage_engine("posix", {});
-  EXPECT_EQ(StateLog::read(*engine, only_log().string()).records.size(), 1u);
+  const auto engine = offload::make_storage_engine("posix", {});
+  EXPECT_EQ(offload::StateLog::read(*engine, only_log().string()).records.size(), 1u);
   flip(only_log(), kLogHeaderBytes + area + 100);  // the other
-  EXPECT_TRUE(StateLog::read(*engine, only_log().string()).records.empty());
+  EXPECT_TRUE(offload::StateLog::read(*engine, only_log().string()).records.empty());
   const std::string sentence = refusal();
   EXPECT_NE(sentence.find("2 of its two records cannot be read"), std::string::npos) << sentence;
 }
@@ -486,10 +486,10 @@ TEST_F(DurableRun, AFreshStartMovesItsLogAsideAndLeavesItsData) {
 // Steady state: a step that commits makes no allocation that a plain one does not (law 9).
 TEST(DurableSession, AllocatesNothingAfterTheFirstSteps) {
   const TrainingBench bench;
-  const Config config = bench.config("run", kModel + kPlaces[2] + durable(1));
+  const config::Config config = bench.config("run", kModel + kPlaces[2] + durable(1));
   fs::create_directories(config.checkpoint.dir);
   testing::PlannedSession run(config);
-  CheckpointManifest manifest;
+  checkpoint::CheckpointManifest manifest;
   manifest.data_fingerprint = std::string(32, '0');
   const auto step = [&](std::int64_t at) {
     run.session().train_step(
@@ -517,13 +517,13 @@ TEST(DurableFaults, EndAtTheLastCommitFromWhichTheRunGoesOn) {
                         "train.micro_batch=1",
                         "train.steps=5",
                         "memory.storage_engine=posix"};
-  const Config config = bench.config("run", small + kPlaces[2] + durable(2));
+  const config::Config config = bench.config("run", small + kPlaces[2] + durable(2));
   std::uint64_t operations = 0;
-  const auto train_with = [&](const FaultPlan& plan, std::int64_t& committed) {
+  const auto train_with = [&](const offload::FaultPlan& plan, std::int64_t& committed) {
     TrainingOptions options;
-    const StorageEngine* engine = nullptr;
-    options.wrap_storage = [&](std::unique_ptr<StorageEngine> inner) {
-      auto faulty = make_faulty_engine(std::move(inner), plan);
+    const offload::StorageEngine* engine = nullptr;
+    options.wrap_storage = [&](std::unique_ptr<offload::StorageEngine> inner) {
+      auto faulty = offload::make_faulty_engine(std::move(inner), plan);
       engine = faulty.get();
       return faulty;
     };
@@ -532,7 +532,7 @@ TEST(DurableFaults, EndAtTheLastCommitFromWhichTheRunGoesOn) {
       if (event.at("event") == "checkpoint") committed = event.at("step").get<std::int64_t>();
       if (event.at("event") != "done") return;
       hash = event.at("weights_hash").get<std::string>();
-      operations = faulty_engine_operations(*engine);
+      operations = offload::faulty_engine_operations(*engine);
     };
     train(config, options, sink, [](const StepReport&) {});
     return hash;
@@ -543,7 +543,7 @@ TEST(DurableFaults, EndAtTheLastCommitFromWhichTheRunGoesOn) {
   constexpr std::uint64_t kRuns = 48;
   int resumed = 0;
   for (std::uint64_t run = 0; run < kRuns; ++run) {
-    const FaultPlan plan{run % 2 == 0 ? StorageFault::kEio : StorageFault::kEnospc,
+    const offload::FaultPlan plan{run % 2 == 0 ? offload::StorageFault::kEio : offload::StorageFault::kEnospc,
                          run * all / kRuns, run % 3 == 0};
     SCOPED_TRACE("operation " + std::to_string(plan.at_operation) + " of " + std::to_string(all));
     fs::remove_all(config.log.dir);
@@ -572,4 +572,4 @@ TEST(DurableFaults, EndAtTheLastCommitFromWhichTheRunGoesOn) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::train

@@ -17,7 +17,7 @@
 #include "tests/support/planned_session.hpp"
 #include "tests/support/training_example.hpp"
 
-namespace sluice {
+namespace sluice::train {
 namespace {
 
 using testing::Overrides;
@@ -190,7 +190,7 @@ TEST(Fp16, ASkippedStepLeavesTheStateToTheBit) {
         std::pair{std::string("adafactor"), kStored + rule("adafactor", "fp32")},
         std::pair{std::string("muon"), kMixed + rule("muon", "8bit")}}) {
     SCOPED_TRACE(name);
-    const Config config = bench.config(
+    const config::Config config = bench.config(
         name, kModel + kRestless + where + Overrides{"checkpoint.every=1", "train.steps=12"});
     std::vector<std::string> states;
     const TrainingRecord run = TrainingBench::run(config, {}, [&](const StepReport& report) {
@@ -241,7 +241,7 @@ TEST(Fp16, EndsWhereOverflowsDoNotStop) {
   const Overrides hopeless = kModel + kMixed +
                              Overrides{"train.loss_scaling=static", "train.loss_scale=4294967296",
                                        "train.loss_scale_patience=3", "log.every=100"};
-  const Config config = bench.config("run", hopeless);
+  const config::Config config = bench.config("run", hopeless);
   std::vector<RunEvent> steps;
   bool saved = false;
   const auto run = [&](const TrainingOptions& options) {
@@ -265,9 +265,9 @@ TEST(Fp16, EndsWhereOverflowsDoNotStop) {
     EXPECT_NE(words.find(fact), std::string::npos) << fact << " in: " << words;
   }
   // What is saved is the state as the run began with it, and a resumed run knows how it stands.
-  const CheckpointFound found = find_checkpoint(config.checkpoint.dir);
+  const checkpoint::CheckpointFound found = checkpoint::find_checkpoint(config.checkpoint.dir);
   EXPECT_EQ(found.manifest.step, 3);
-  EXPECT_EQ(found.manifest.loss_scale, (LossScaleState{std::int64_t{1} << 32, 0, 3, 3}));
+  EXPECT_EQ(found.manifest.loss_scale, (runtime::LossScaleState{std::int64_t{1} << 32, 0, 3, 3}));
   PlannedSession fresh(config);
   EXPECT_EQ(found.manifest.weights_hash, fresh.session().state().weights_hash());
   TrainingOptions resumed;
@@ -277,16 +277,16 @@ TEST(Fp16, EndsWhereOverflowsDoNotStop) {
 
 TEST(Fp16, FilesHoldHalvesAndTheirMasters) {
   const TrainingBench bench;
-  const Config config = bench.config("run", kModel + Overrides{"train.steps=2"});
+  const config::Config config = bench.config("run", kModel + Overrides{"train.steps=2"});
   TrainingBench::run(config);
-  const SafetensorsReader weights(bench.run_directory("run") + "/weights.safetensors");
-  const SafetensorsReader state(find_checkpoint(config.checkpoint.dir).directory +
+  const checkpoint::SafetensorsReader weights(bench.run_directory("run") + "/weights.safetensors");
+  const checkpoint::SafetensorsReader state(checkpoint::find_checkpoint(config.checkpoint.dir).directory +
                                 "/state.safetensors");
   ASSERT_FALSE(weights.tensors().empty());
-  for (const SafetensorsTensor& tensor : weights.tensors()) {
+  for (const checkpoint::SafetensorsTensor& tensor : weights.tensors()) {
     EXPECT_EQ(tensor.dtype, DType::kF16) << tensor.name;
-    const auto values = [&](const SafetensorsReader& reader, const std::string& name, DType dtype) {
-      const SafetensorsTensor* found = reader.find(name);
+    const auto values = [&](const checkpoint::SafetensorsReader& reader, const std::string& name, DType dtype) {
+      const checkpoint::SafetensorsTensor* found = reader.find(name);
       EXPECT_NE(found, nullptr) << name;
       EXPECT_EQ(found->dtype, dtype) << name;
       std::uint64_t elems = 1;
@@ -310,11 +310,11 @@ TEST(Fp16, FilesHoldHalvesAndTheirMasters) {
 
 TEST(Fp16, ACheckpointWithoutItsScaleIsRefused) {
   const TrainingBench bench;
-  const Config config = bench.config("run", kModel + Overrides{"train.steps=1"});
+  const config::Config config = bench.config("run", kModel + Overrides{"train.steps=1"});
   TrainingBench::run(config);
-  CheckpointFound found = find_checkpoint(config.checkpoint.dir);
+  checkpoint::CheckpointFound found = checkpoint::find_checkpoint(config.checkpoint.dir);
   found.manifest.loss_scale.reset();
-  save_manifest(found.manifest, found.directory + "/manifest.json");
+  checkpoint::save_manifest(found.manifest, found.directory + "/manifest.json");
   TrainingOptions resumed;
   resumed.resume = bench.run_directory("run");
   EXPECT_NE(message_of<InputError>([&] {
@@ -331,26 +331,26 @@ const Overrides kSpoiled = kModel + Overrides{"optimizer.placement=after_backwar
 // Runs the weight gradients of one unit itself, and spoils an element of one of its tensors.
 class Spoiler {
  public:
-  Spoiler(const Config& config, std::int32_t unit, std::size_t tensor, float value)
-      : unit_(unit), run_(config, [this](Plan& plan) {
-          for (Instruction& instruction : plan.training.instructions) {
-            const bool mine = instruction.op == Op::kBackwardWeight && instruction.unit == unit_;
-            if (mine) instruction.op = Op::kExternal;
+  Spoiler(const config::Config& config, std::int32_t unit, std::size_t tensor, float value)
+      : unit_(unit), run_(config, [this](planner::Plan& plan) {
+          for (schedule::Instruction& instruction : plan.training.instructions) {
+            const bool mine = instruction.op == schedule::Op::kBackwardWeight && instruction.unit == unit_;
+            if (mine) instruction.op = schedule::Op::kExternal;
           }
         }) {
-    const Model model(model_shape(config));
-    const UnitLayout& layout = model.units()[static_cast<std::size_t>(unit)].layer->layout();
-    const PlacedTensor& placed = layout.tensors().at(tensor);
+    const model::Model model(planner::model_shape(config));
+    const model::UnitLayout& layout = model.units()[static_cast<std::size_t>(unit)].layer->layout();
+    const model::PlacedTensor& placed = layout.tensors().at(tensor);
     name_ = placed.spec.name;
-    const DType dtype = batch_shape(config).dtype;
+    const DType dtype = planner::batch_shape(config).dtype;
     const std::uint64_t elem = placed.first_elem + placed.spec.elems() - 1;
     run_.session().runner().attach_framework(
-        [this, dtype, elem, value](const Program& program, const Instruction& instruction,
+        [this, dtype, elem, value](const runtime::Program& program, const schedule::Instruction& instruction,
                                    const std::function<void(std::exception_ptr)>& signal) {
-          ModelRunner& runner = run_.session().runner();
-          Instruction pass = instruction;
-          pass.op = Op::kBackwardWeight;
-          const PassBuffers at = runner.pass_buffers(program, instruction);
+          runtime::ModelRunner& runner = run_.session().runner();
+          schedule::Instruction pass = instruction;
+          pass.op = schedule::Op::kBackwardWeight;
+          const model::PassBuffers at = runner.pass_buffers(program, instruction);
           runner.run_pass(pass, at);
           const bool half = dtype == DType::kF16;
           const std::uint16_t bits =
@@ -401,4 +401,4 @@ TEST(FirstBadTensor, MayOverflowOnlyAsASum) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::train

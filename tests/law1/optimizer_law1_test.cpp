@@ -7,7 +7,7 @@
 #include "tests/engine/train/scratch_directory.hpp"
 #include "tests/support/training_example.hpp"
 
-namespace sluice {
+namespace sluice::train {
 namespace {
 
 using testing::Overrides;
@@ -121,16 +121,16 @@ TEST_P(EveryOptimizer, ResumesToTheSameBits) {
 TEST(Resume, TakesKeysThatACheckpointDoesNotNameForTheirDefaults) {
   const TrainingBench bench;
   const TrainingRecord reference = TrainingBench::run(bench.config("whole", kModel));
-  const Config config = bench.config("parts", kModel);
+  const config::Config config = bench.config("parts", kModel);
   TrainingOptions options;
   options.stop_at_step = 5;
   TrainingRecord whole = TrainingBench::run(config, options);
-  const CheckpointFound found = find_checkpoint(config.checkpoint.dir);
-  CheckpointManifest manifest = found.manifest;
+  const checkpoint::CheckpointFound found = checkpoint::find_checkpoint(config.checkpoint.dir);
+  checkpoint::CheckpointManifest manifest = found.manifest;
   for (const char* key : {"optimizer.groups", "optimizer.moments"}) {
     ASSERT_EQ(manifest.settings.erase(key), 1u) << key;
   }
-  save_manifest(manifest, found.directory + "/manifest.json");
+  checkpoint::save_manifest(manifest, found.directory + "/manifest.json");
   options.resume = bench.run_directory("parts");
   options.stop_at_step.reset();
   const std::string words = message_of<InputError>([&] {
@@ -176,4 +176,4 @@ TEST(SplitMaster, MovesTwelveBytesEachWay) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::train

@@ -13,7 +13,7 @@
 #include "tests/support/planned.hpp"
 #include "tests/support/training_example.hpp"
 
-namespace sluice {
+namespace sluice::train {
 namespace {
 
 using testing::least_device;
@@ -46,11 +46,11 @@ TEST(SharedDevice, GivesTheSameBitsInTheLeastMemory) {
     const Overrides settings = kUneven + variant;
     const std::uint64_t least =
         least_device(bench.config("least", settings + Overrides{"memory.device=2MiB"}));
-    const Config config =
+    const config::Config config =
         bench.config("shared", settings + Overrides{"memory.device=" + std::to_string(least)});
     const auto plan = planned(config);
-    EXPECT_TRUE(std::get<Plan>(plan).training.shares_device);
-    EXPECT_LE(std::get<Plan>(plan).peak_bytes[0], least);
+    EXPECT_TRUE(std::get<planner::Plan>(plan).training.shares_device);
+    EXPECT_LE(std::get<planner::Plan>(plan).peak_bytes[0], least);
     const TrainingRecord run = TrainingBench::run(config);
     EXPECT_EQ(run.losses, reference.losses);
     EXPECT_EQ(run.norms, reference.norms);
@@ -77,26 +77,26 @@ TEST(SharedDevice, TheLeastIsThatOfEitherOrder) {
 // Of what each takes at its largest, the sum is more than a ninth more: 16 MiB, and 14.
 TEST(SharedDevice, TakesATenthLessThanSlotsAndArenaApart) {
   const TrainingBench bench;
-  const Config config =
+  const config::Config config =
       bench.config("run", kUneven + places("pinned", "pinned", "pinned") +
                               Overrides{"memory.device=2MiB", "memory.place.activation=device"});
   const std::uint64_t least = least_device(config);
-  const std::unique_ptr<Kernels> kernels = make_host_kernels({1});
-  const Model model(model_shape(config));
-  const StepModel step = make_step_model(model, batch_shape(config), parameter_table(config, model),
+  const std::unique_ptr<kernels::Kernels> kernels = kernels::make_host_kernels({1});
+  const model::Model model(planner::model_shape(config));
+  const schedule::StepModel step = planner::make_step_model(model, planner::batch_shape(config), planner::parameter_table(config, model),
                                          *kernels, *kernels);
   std::uint64_t apart = std::numeric_limits<std::uint64_t>::max();
-  for (const CandidateGroup& group : plan_candidates(config, step)) {
-    if (shares_device(group)) continue;
-    for (const StepOptions& options : group) {
-      const Schedule training = compile_training_step(step, options);
-      const Schedule evaluation = compile_evaluation(step, options);
-      const std::array<const Schedule*, 2> schedules{&training, &evaluation};
-      apart = std::min(apart, memory_need(schedules, 0).peak_bytes()[0]);
+  for (const planner::CandidateGroup& group : planner::plan_candidates(config, step)) {
+    if (planner::shares_device(group)) continue;
+    for (const schedule::StepOptions& options : group) {
+      const schedule::Schedule training = schedule::compile_training_step(step, options);
+      const schedule::Schedule evaluation = schedule::compile_evaluation(step, options);
+      const std::array<const schedule::Schedule*, 2> schedules{&training, &evaluation};
+      apart = std::min(apart, runtime::memory_need(schedules, 0).peak_bytes()[0]);
     }
   }
   EXPECT_LT(static_cast<double>(least), 0.9 * static_cast<double>(apart));
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::train

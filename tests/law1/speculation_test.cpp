@@ -14,7 +14,7 @@
 #include "tests/support/planned_session.hpp"
 #include "tests/support/training_example.hpp"
 
-namespace sluice {
+namespace sluice::train {
 namespace {
 
 using testing::Overrides;
@@ -100,10 +100,10 @@ std::size_t expect_all_same(const TrainingBench& bench, const Overrides& model, 
   for (std::size_t i = 0; i < variants; ++i) {
     const Variant& variant = kVariants[i];
     SCOPED_TRACE(variant.name + ", " + clips.front());
-    const Config config =
+    const config::Config config =
         bench.config(variant.name, model + variant.overrides + kSpeculative + clips);
-    if (config.memory.storage_engine == Config::StorageEngineKind::kIoUring &&
-        !io_uring_unavailable_reason().empty()) {
+    if (config.memory.storage_engine == config::Config::StorageEngineKind::kIoUring &&
+        !offload::io_uring_unavailable_reason().empty()) {
       continue;  // another suite reports that it is missing
     }
     const TrainingRecord run = TrainingBench::run(config);
@@ -214,7 +214,7 @@ std::string saved_state(PlannedSession& run, const std::string& path) {
 TEST(Speculation, ARunThatDivergesKeepsTheStateOfItsLastStep) {
   const TrainingBench bench;
   for (const Overrides& where : {kPinned, kStored, kMixed, kResident}) {
-    const Config config = bench.config("run", kModel + where + kSpeculative);
+    const config::Config config = bench.config("run", kModel + where + kSpeculative);
     std::filesystem::create_directories(bench.run_directory("run"));
     PlannedSession run(config);
     const auto fill = [&](std::int64_t microbatch, std::int32_t* tokens, std::int32_t* targets) {
@@ -238,14 +238,14 @@ TEST(Speculation, IsPlannedToTheByte) {
     };
     PlannedSession plain = session(kAfter);
     PlannedSession run = session(kSpeculative + Overrides{"train.clip=0.001"});
-    const Plan& plan = run.plan();
+    const planner::Plan& plan = run.plan();
     EXPECT_EQ(run.session().peak_bytes(), plan.peak_bytes);
     EXPECT_EQ(run.session().measured_peak_bytes(), plan.peak_bytes);
     EXPECT_EQ(plan.state_bytes, plain.plan().state_bytes);
     const std::uint64_t gradients = plan.state_bytes_of(StateKind::kGradient);
     EXPECT_GE(std::accumulate(plan.twin_bytes.begin(), plan.twin_bytes.end(), std::uint64_t{0}),
               plan.state_bytes - gradients);
-    LinkBytes redone = plan.step_bytes;
+    schedule::LinkBytes redone = plan.step_bytes;
     redone += plan.redo_bytes;
     EXPECT_EQ(plan.step_bytes, plain.plan().step_bytes);
     run.step(0);
@@ -261,4 +261,4 @@ TEST(Speculation, IsPlannedToTheByte) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::train

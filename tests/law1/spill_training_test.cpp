@@ -9,7 +9,7 @@
 #include "tests/support/planned_session.hpp"
 #include "tests/support/training_example.hpp"
 
-namespace sluice {
+namespace sluice::train {
 namespace {
 
 using testing::least_device;
@@ -63,7 +63,7 @@ struct Variant {
 std::vector<Variant> every_engine_order_and_recomputation() {
   std::vector<Variant> variants;
   for (const std::string engine : {"io_uring", "posix"}) {
-    if (engine == "io_uring" && !io_uring_unavailable_reason().empty()) continue;
+    if (engine == "io_uring" && !offload::io_uring_unavailable_reason().empty()) continue;
     for (const std::string order : {"microbatch", "unit"}) {
       for (const std::string recompute : {"none", "unit"}) {
         variants.push_back({engine + "_" + order + "_" + recompute,
@@ -201,10 +201,10 @@ TEST(SpilledActivations, TrainWhereTheDeviceCannotHoldThem) {
   EXPECT_GE(kept, spilled + 2 * kMiB);
   const auto refused = planned(with_device("refused", "device", spilled));
   EXPECT_NE(
-      std::get<Refusal>(refused).sentence().find("memory.device needs " + format_bytes_exact(kept) +
+      std::get<planner::Refusal>(refused).sentence().find("memory.device needs " + format_bytes_exact(kept) +
                                                  " and has " + format_bytes_exact(spilled)),
       std::string::npos)
-      << std::get<Refusal>(refused).sentence();
+      << std::get<planner::Refusal>(refused).sentence();
   EXPECT_EQ(TrainingBench::run(with_device("refused", "device", spilled)).end,
             TrainingEnd::kRefused);
 
@@ -230,17 +230,17 @@ TEST(SpilledActivations, TakeThePlaceOfRecomputationWhereThatIsFaster) {
                              "model.layers=8", "memory.device=" + std::to_string(device)}));
   };
   const auto recomputed = plan_of("device", 0);
-  const auto& suggestions = std::get<Refusal>(recomputed).suggestions;
+  const auto& suggestions = std::get<planner::Refusal>(recomputed).suggestions;
   ASSERT_EQ(suggestions.front().front().first, "memory.device");
   const std::uint64_t least = suggestions.front().front().second;
   for (const std::uint64_t device : {least, least + 2 * kMiB, least + 8 * kMiB}) {
     SCOPED_TRACE(device);
     const auto kept = plan_of("device", device);
     const auto left = plan_of("auto", device);
-    ASSERT_TRUE(std::get<Plan>(kept).options.recompute);
-    EXPECT_FALSE(std::get<Plan>(left).options.recompute);
-    EXPECT_GT(std::get<Plan>(left).activation_bytes.download, 0u);
-    EXPECT_LT(std::get<Plan>(left).simulation.total_s, std::get<Plan>(kept).simulation.total_s);
+    ASSERT_TRUE(std::get<planner::Plan>(kept).options.recompute);
+    EXPECT_FALSE(std::get<planner::Plan>(left).options.recompute);
+    EXPECT_GT(std::get<planner::Plan>(left).activation_bytes.download, 0u);
+    EXPECT_LT(std::get<planner::Plan>(left).simulation.total_s, std::get<planner::Plan>(kept).simulation.total_s);
   }
 }
 
@@ -255,11 +255,11 @@ TEST(SpilledParts, NoMoreMoveThanTheDeviceLacksRoomFor) {
                                   "memory.device=" + std::to_string(device)}));
   };
   const auto refused = plan_of(0);
-  const std::uint64_t least = std::get<Refusal>(refused).suggestions.front().front().second;
-  const std::uint64_t most = std::get<Plan>(plan_of(512 * kMiB)).peak_bytes[0];
+  const std::uint64_t least = std::get<planner::Refusal>(refused).suggestions.front().front().second;
+  const std::uint64_t most = std::get<planner::Plan>(plan_of(512 * kMiB)).peak_bytes[0];
   ASSERT_GT(most, least + 8 * kMiB);
   const auto spilled = [&](std::uint64_t device) {
-    return std::get<Plan>(plan_of(device)).activation_bytes.download;
+    return std::get<planner::Plan>(plan_of(device)).activation_bytes.download;
   };
   const std::uint64_t all = spilled(least);
   const std::uint64_t few = spilled(most - 4 * kMiB);
@@ -313,7 +313,7 @@ TEST(SpilledActivations, AreSpansOfTheTrace) {
   for (const TraceSpan& span : trace.spans()) {
     bytes[std::string(trace.name_of(span.name))] += span.bytes;
   }
-  const LinkBytes& planned = run.plan().activation_bytes;
+  const schedule::LinkBytes& planned = run.plan().activation_bytes;
   EXPECT_GT(planned.download, 0u);
   EXPECT_EQ(bytes["SpillActivation"], planned.download);
   EXPECT_EQ(bytes["FetchActivation"], planned.upload);
@@ -322,4 +322,4 @@ TEST(SpilledActivations, AreSpansOfTheTrace) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::train

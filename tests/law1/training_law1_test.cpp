@@ -11,7 +11,7 @@
 #include "tests/support/planned_session.hpp"
 #include "tests/support/training_example.hpp"
 
-namespace sluice {
+namespace sluice::train {
 namespace {
 
 using testing::Overrides;
@@ -49,9 +49,9 @@ void expect_all_same(const Overrides& model, const std::vector<Variant>& variant
       TrainingBench::run(bench.config("reference", model + places("device", "device", "device")));
   for (const Variant& variant : variants) {
     SCOPED_TRACE(variant.name);
-    const Config config = bench.config(variant.name, model + variant.overrides);
-    if (config.memory.storage_engine == Config::StorageEngineKind::kIoUring &&
-        !io_uring_unavailable_reason().empty()) {
+    const config::Config config = bench.config(variant.name, model + variant.overrides);
+    if (config.memory.storage_engine == config::Config::StorageEngineKind::kIoUring &&
+        !offload::io_uring_unavailable_reason().empty()) {
       continue;  // another suite reports that it is missing
     }
     expect_same(TrainingBench::run(config), reference);
@@ -122,25 +122,25 @@ TEST(SameBits, OfUpdatesInTheBackwardPass) {
 // micro-batches.
 TEST(UnitOrder, MovesWeightsAndSumsOnceWhateverTheMicrobatches) {
   const TrainingBench bench;
-  std::vector<LinkBytes> moved;
+  std::vector<schedule::LinkBytes> moved;
   for (const std::uint64_t microbatches : {1, 2, 4}) {
-    const Config config =
+    const config::Config config =
         bench.config("run", kGpt2 + kStored +
                                 Overrides{"train.order=unit", "optimizer.placement=after_backward",
                                           "train.accumulate=" + std::to_string(microbatches)});
-    testing::PlannedSession run(config, [&](Plan& plan) {
+    testing::PlannedSession run(config, [&](planner::Plan& plan) {
       // Alike for all: the planner may choose otherwise for each.
       plan.options.weight_slots = 0;
       plan.options.prefetch = 1;
       plan.options.recompute = false;
-      const Model model(model_shape(config));
-      const std::unique_ptr<Kernels> kernels = make_host_kernels({1});
-      const StepModel step = make_step_model(model, batch_shape(config),
-                                             parameter_table(config, model), *kernels, *kernels);
-      plan.training = compile_training_step(step, plan.options);
-      plan.evaluation = compile_evaluation(step, plan.options);
-      const std::array<const Schedule*, 2> schedules{&plan.training, &plan.evaluation};
-      plan.need = memory_need(schedules, StateStore::kWindowBytes);
+      const model::Model model(planner::model_shape(config));
+      const std::unique_ptr<kernels::Kernels> kernels = kernels::make_host_kernels({1});
+      const schedule::StepModel step = planner::make_step_model(model, planner::batch_shape(config),
+                                             planner::parameter_table(config, model), *kernels, *kernels);
+      plan.training = schedule::compile_training_step(step, plan.options);
+      plan.evaluation = schedule::compile_evaluation(step, plan.options);
+      const std::array<const schedule::Schedule*, 2> schedules{&plan.training, &plan.evaluation};
+      plan.need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
       plan.peak_bytes = plan.need.peak_bytes();
     });
     moved.push_back(run.step(0).moved);
@@ -234,7 +234,7 @@ TEST(Resume, AfterAStopAtAStepGoesOnToTheSameBits) {
   for (const Overrides& model : {kGpt2, kLlama + Overrides{"train.precision=fp32"}}) {
     const std::string name = model == kGpt2 ? "gpt2" : "llama";
     const TrainingRecord reference = TrainingBench::run(bench.config(name + "_whole", model));
-    const Config config = bench.config(name, model + kMixed);
+    const config::Config config = bench.config(name, model + kMixed);
     TrainingOptions options;
     options.stop_at_step = 9;
     TrainingRecord whole = TrainingBench::run(config, options);
@@ -271,4 +271,4 @@ TEST(Training, IsAFunctionOfTheSeed) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::train

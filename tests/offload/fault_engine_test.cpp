@@ -21,10 +21,10 @@ struct Outcome {
   std::uint64_t operations = 0;
   std::uint64_t calls = 0;
   int error_number = 0;
-  StorageCounters counters;
+  offload::StorageCounters counters;
 };
 
-void run_all(StorageEngine& engine, StorageOp op, StorageFileId file, std::byte* data) {
+void run_all(offload::StorageEngine& engine, offload::StorageOp op, offload::StorageFileId file, std::byte* data) {
   Ends ends;
   for (std::uint64_t i = 0; i < kPieces; ++i) {
     engine.submit({op, file, i * kPieceBytes, data + i * kPieceBytes, kPieceBytes},
@@ -36,19 +36,19 @@ void run_all(StorageEngine& engine, StorageOp op, StorageFileId file, std::byte*
   if (!ends.errors().empty()) std::rethrow_exception(ends.errors().front());
 }
 
-Outcome run_scenario(const std::string& kind, const TempDirectory& directory, FaultPlan plan) {
-  StorageOptions options;
+Outcome run_scenario(const std::string& kind, const TempDirectory& directory, offload::FaultPlan plan) {
+  offload::StorageOptions options;
   options.threads = 2;
-  const auto engine = make_faulty_engine(make_storage_engine(kind, options), plan);
+  const auto engine = offload::make_faulty_engine(offload::make_storage_engine(kind, options), plan);
   AlignedBytes out(kPieces * kPieceBytes);
   AlignedBytes in(kPieces * kPieceBytes);
   out.fill(plan.at_operation);
   Outcome outcome;
   try {
-    const auto file = engine->open(directory.file("data"), StorageFileMode::kScratch, out.bytes());
-    run_all(*engine, StorageOp::kWrite, file, out.at());
+    const auto file = engine->open(directory.file("data"), offload::StorageFileMode::kScratch, out.bytes());
+    run_all(*engine, offload::StorageOp::kWrite, file, out.at());
     engine->flush(file);
-    run_all(*engine, StorageOp::kRead, file, in.at());
+    run_all(*engine, offload::StorageOp::kRead, file, in.at());
     outcome.right_bytes = hash_of(in.at(), in.bytes()) == hash_of(out.at(), out.bytes());
   } catch (const IoError& error) {
     outcome.error = error.what();
@@ -56,8 +56,8 @@ Outcome run_scenario(const std::string& kind, const TempDirectory& directory, Fa
     EXPECT_EQ(error.exit_status(), 3);
     EXPECT_NE(outcome.error.find(directory.file("data")), std::string::npos) << outcome.error;
   }
-  outcome.operations = faulty_engine_operations(*engine);
-  outcome.calls = faulty_engine_calls(*engine);
+  outcome.operations = offload::faulty_engine_operations(*engine);
+  outcome.calls = offload::faulty_engine_calls(*engine);
   outcome.counters = engine->counters();
   return outcome;
 }
@@ -65,7 +65,7 @@ Outcome run_scenario(const std::string& kind, const TempDirectory& directory, Fa
 class FaultSweep : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    const std::string reason = GetParam() == "io_uring" ? io_uring_unavailable_reason() : "";
+    const std::string reason = GetParam() == "io_uring" ? offload::io_uring_unavailable_reason() : "";
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
   TempDirectory directory_;
@@ -79,7 +79,7 @@ TEST_P(FaultSweep, WithoutAFaultEverythingIsCounted) {
 }
 
 TEST_P(FaultSweep, AnErrorAnywhereEndsWithIoError) {
-  for (const auto fault : {StorageFault::kEio, StorageFault::kEnospc}) {
+  for (const auto fault : {offload::StorageFault::kEio, offload::StorageFault::kEnospc}) {
     for (const bool forever : {false, true}) {
       for (std::uint64_t n = 0; n < kOperations; ++n) {
         const Outcome outcome = run_scenario(GetParam(), directory_, {fault, n, forever});
@@ -94,7 +94,7 @@ TEST_P(FaultSweep, AnErrorAnywhereEndsWithIoError) {
 TEST_P(FaultSweep, AShortTransferOnceIsResumed) {
   for (std::uint64_t n = 0; n < kOperations; ++n) {
     const Outcome outcome =
-        run_scenario(GetParam(), directory_, {StorageFault::kShortTransfer, n, false});
+        run_scenario(GetParam(), directory_, {offload::StorageFault::kShortTransfer, n, false});
     EXPECT_EQ(outcome.error, "") << "operation " << n;
     EXPECT_TRUE(outcome.right_bytes) << "operation " << n;
     const bool is_transfer = n != 0 && n != kPieces + 1;
@@ -112,19 +112,19 @@ TEST_P(FaultSweep, AShortTransferOnceIsResumed) {
 TEST_P(FaultSweep, AShortTransferForEverEndsWithIoErrorAfterBoundedTries) {
   for (std::uint64_t n = 0; n < kOperations; ++n) {
     const Outcome outcome =
-        run_scenario(GetParam(), directory_, {StorageFault::kShortTransfer, n, true});
+        run_scenario(GetParam(), directory_, {offload::StorageFault::kShortTransfer, n, true});
     EXPECT_NE(outcome.error, "") << "operation " << n;
     EXPECT_LT(outcome.operations, 10 * kOperations);
   }
 }
 
-constexpr std::array kShortCalls{StorageFault::kCallShortByHalf, StorageFault::kCallShortByOne,
-                                 StorageFault::kCallShortBy511};
+constexpr std::array kShortCalls{offload::StorageFault::kCallShortByHalf, offload::StorageFault::kCallShortByOne,
+                                 offload::StorageFault::kCallShortBy511};
 
 TEST_P(FaultSweep, ACallThatIsInterruptedOrShortOnceIsMadeAgain) {
   const std::uint64_t calls = run_scenario(GetParam(), directory_, {}).calls;
   EXPECT_GE(calls, 2 * kPieces);
-  for (const auto fault : {StorageFault::kCallEagain, StorageFault::kCallEintr, kShortCalls[0],
+  for (const auto fault : {offload::StorageFault::kCallEagain, offload::StorageFault::kCallEintr, kShortCalls[0],
                            kShortCalls[1], kShortCalls[2]}) {
     for (std::uint64_t n = 0; n < calls; ++n) {
       const Outcome outcome = run_scenario(GetParam(), directory_, {fault, n, false});
@@ -136,9 +136,9 @@ TEST_P(FaultSweep, ACallThatIsInterruptedOrShortOnceIsMadeAgain) {
 }
 
 TEST_P(FaultSweep, ACallThatIsInterruptedForEverEndsWithItsErrorAfterBoundedTries) {
-  for (const auto fault : {StorageFault::kCallEagain, StorageFault::kCallEintr}) {
+  for (const auto fault : {offload::StorageFault::kCallEagain, offload::StorageFault::kCallEintr}) {
     const Outcome outcome = run_scenario(GetParam(), directory_, {fault, 3, true});
-    EXPECT_EQ(outcome.error_number, fault == StorageFault::kCallEagain ? EAGAIN : EINTR);
+    EXPECT_EQ(outcome.error_number, fault == offload::StorageFault::kCallEagain ? EAGAIN : EINTR);
     EXPECT_GT(outcome.calls, 1000u);    // kMaxRetries
     EXPECT_LT(outcome.calls, 25'000u);  // of each piece
   }
@@ -154,11 +154,11 @@ TEST_P(FaultSweep, CallsThatAreShortForEverEndRightOrWithIoErrorAfterBoundedTrie
 
 TEST_P(FaultSweep, ACorruptingFaultChangesBytesAndReportsNothing) {
   for (const auto fault :
-       {StorageFault::kFlippedRead, StorageFault::kFlippedWrite, StorageFault::kLostWrite}) {
+       {offload::StorageFault::kFlippedRead, offload::StorageFault::kFlippedWrite, offload::StorageFault::kLostWrite}) {
     for (std::uint64_t n = 0; n < kOperations; ++n) {
       const Outcome outcome = run_scenario(GetParam(), directory_, {fault, n, false});
       const bool meets =
-          fault == StorageFault::kFlippedRead ? n > kPieces + 1 : n >= 1 && n <= kPieces;
+          fault == offload::StorageFault::kFlippedRead ? n > kPieces + 1 : n >= 1 && n <= kPieces;
       EXPECT_EQ(outcome.error, "") << "operation " << n;
       EXPECT_EQ(outcome.right_bytes, !meets) << "operation " << n;
     }
@@ -166,14 +166,14 @@ TEST_P(FaultSweep, ACorruptingFaultChangesBytesAndReportsNothing) {
 }
 
 TEST_P(FaultSweep, AFaultWhileTheEngineGoesAwayStillEndsItsRequest) {
-  for (const auto fault : {StorageFault::kEio, StorageFault::kShortTransfer}) {
+  for (const auto fault : {offload::StorageFault::kEio, offload::StorageFault::kShortTransfer}) {
     AlignedBytes data(1 * kMiB);
     Ends ends;
     {
-      const auto engine = make_faulty_engine(make_storage_engine(GetParam(), {}), {fault, 1, true});
-      const auto file = engine->open(directory_.file("data"), StorageFileMode::kScratch, 1 * kMiB);
+      const auto engine = offload::make_faulty_engine(offload::make_storage_engine(GetParam(), {}), {fault, 1, true});
+      const auto file = engine->open(directory_.file("data"), offload::StorageFileMode::kScratch, 1 * kMiB);
       for (std::uint64_t i = 0; i < 16; ++i) {
-        engine->submit({StorageOp::kWrite, file, i * 64 * kKiB, data.at(i * 64 * kKiB), 64 * kKiB},
+        engine->submit({offload::StorageOp::kWrite, file, i * 64 * kKiB, data.at(i * 64 * kKiB), 64 * kKiB},
                        ends.callback());
       }
     }
@@ -186,8 +186,8 @@ INSTANTIATE_TEST_SUITE_P(Engines, FaultSweep, ::testing::Values("io_uring", "pos
                          [](const auto& engine) { return engine.param; });
 
 TEST(FaultEngine, OperationsOfAnotherEngineAreNotAsked) {
-  const auto engine = make_storage_engine("posix", {});
-  EXPECT_THROW(faulty_engine_operations(*engine), InternalError);
+  const auto engine = offload::make_storage_engine("posix", {});
+  EXPECT_THROW(offload::faulty_engine_operations(*engine), InternalError);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include "offload/striped_space.hpp"
 #include "tests/support/temp_directory.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 namespace {
 
 namespace fs = std::filesystem;
@@ -37,7 +37,7 @@ class KeptSpace : public ::testing::Test {
   std::vector<std::string> paths_;
   std::vector<std::string> files_;
   std::vector<std::uint8_t> data_;
-  Ledger ledger_{{0, 0, 3 * kBytes}};
+  allocator::Ledger ledger_{{0, 0, 3 * kBytes}};
   std::unique_ptr<StorageEngine> engine_ = make_storage_engine("posix", {});
 };
 
@@ -109,4 +109,4 @@ TEST_F(KeptSpace, ThatCannotBeMadeLeavesNoFile) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::offload

@@ -9,7 +9,7 @@
 #include "offload/storage_file.hpp"
 #include "tests/support/temp_directory.hpp"
 
-namespace sluice {
+namespace sluice::offload {
 namespace {
 
 class StateLogTest : public ::testing::Test {
@@ -184,4 +184,4 @@ TEST_F(StateLogTest, OnceAnAppendHasFailedEveryOtherFails) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::offload

@@ -13,32 +13,32 @@ namespace sluice::testing {
 namespace {
 
 struct IoUring {
-  static std::unique_ptr<StorageEngine> make(const StorageOptions& options) {
-    return make_storage_engine("io_uring", options);
+  static std::unique_ptr<offload::StorageEngine> make(const offload::StorageOptions& options) {
+    return offload::make_storage_engine("io_uring", options);
   }
-  static std::string unavailable_reason() { return io_uring_unavailable_reason(); }
+  static std::string unavailable_reason() { return offload::io_uring_unavailable_reason(); }
 };
 
 struct IoUringWithSubmissionThread {
-  static std::unique_ptr<StorageEngine> make(const StorageOptions& options) {
-    StorageOptions polled = options;
+  static std::unique_ptr<offload::StorageEngine> make(const offload::StorageOptions& options) {
+    offload::StorageOptions polled = options;
     polled.submission_thread = true;
-    return make_storage_engine("io_uring", polled);
+    return offload::make_storage_engine("io_uring", polled);
   }
-  static std::string unavailable_reason() { return io_uring_unavailable_reason(); }
+  static std::string unavailable_reason() { return offload::io_uring_unavailable_reason(); }
 };
 
 struct Posix {
-  static std::unique_ptr<StorageEngine> make(const StorageOptions& options) {
-    return make_storage_engine("posix", options);
+  static std::unique_ptr<offload::StorageEngine> make(const offload::StorageOptions& options) {
+    return offload::make_storage_engine("posix", options);
   }
   static std::string unavailable_reason() { return {}; }
 };
 
 struct FaultFree {  // the decorator with nothing planned is the engine itself
   static constexpr bool kFiltersItself = true;
-  static std::unique_ptr<StorageEngine> make(const StorageOptions& options) {
-    return make_faulty_engine(make_storage_engine("posix", options), {});
+  static std::unique_ptr<offload::StorageEngine> make(const offload::StorageOptions& options) {
+    return offload::make_faulty_engine(offload::make_storage_engine("posix", options), {});
   }
   static std::string unavailable_reason() { return {}; }
 };
@@ -47,12 +47,12 @@ using Engines = ::testing::Types<IoUring, IoUringWithSubmissionThread, Posix, Fa
 INSTANTIATE_TYPED_TEST_SUITE_P(Engines, StorageContract, Engines);
 
 TEST(StorageFactory, AutoTakesIoUringWhereTheKernelHasIt) {
-  const auto engine = make_storage_engine("auto", {});
-  EXPECT_EQ(engine->name(), io_uring_unavailable_reason().empty() ? "io_uring" : "posix");
+  const auto engine = offload::make_storage_engine("auto", {});
+  EXPECT_EQ(engine->name(), offload::io_uring_unavailable_reason().empty() ? "io_uring" : "posix");
 }
 
 TEST(StorageFactory, AnUnknownKindIsRefused) {
-  EXPECT_THROW(make_storage_engine("aio", {}), InputError);
+  EXPECT_THROW(offload::make_storage_engine("aio", {}), InputError);
 }
 
 // Takes the kernel's side of the ring away: io_uring_enter fails from now on.
@@ -67,17 +67,17 @@ void break_rings() {
 }
 
 TEST(IoUringEngine, ARingThatBreaksEndsItsRequestsWithAnErrorAndHangsNobody) {
-  if (!io_uring_unavailable_reason().empty()) GTEST_SKIP() << io_uring_unavailable_reason();
+  if (!offload::io_uring_unavailable_reason().empty()) GTEST_SKIP() << offload::io_uring_unavailable_reason();
   constexpr std::uint64_t kBytes = 1 << 20;
   const TempDirectory directory;
   const std::unique_ptr<std::byte, void (*)(void*)> data(
       static_cast<std::byte*>(std::aligned_alloc(4096, kBytes)), std::free);
   std::fill(data.get(), data.get() + kBytes, std::byte{1});
-  const auto engine = make_storage_engine("io_uring", {});
-  const StorageFileId file = engine->open(directory.file("data"), StorageFileMode::kCreate, kBytes);
+  const auto engine = offload::make_storage_engine("io_uring", {});
+  const offload::StorageFileId file = engine->open(directory.file("data"), offload::StorageFileMode::kCreate, kBytes);
   const auto write = [&] {
     auto ended = std::make_shared<std::promise<void>>();
-    engine->submit({StorageOp::kWrite, file, 0, data.get(), kBytes},
+    engine->submit({offload::StorageOp::kWrite, file, 0, data.get(), kBytes},
                    [ended](const std::exception_ptr& error) {
                      error ? ended->set_exception(error) : ended->set_value();
                    });

@@ -5,7 +5,7 @@ namespace sluice::testing {
 namespace {
 
 TEST(TaggedSpaceLong, AHundredThousandCorruptionsAreFound) {
-  const std::string engine = io_uring_unavailable_reason().empty() ? "io_uring" : "posix";
+  const std::string engine = offload::io_uring_unavailable_reason().empty() ? "io_uring" : "posix";
   for (std::uint64_t seed = 0; seed < 10; ++seed) expect_all_found(engine, 100 + seed, 10'300);
 }
 

@@ -19,42 +19,42 @@ class TaggedSpaceTest : public ::testing::Test {
  protected:
   explicit TaggedSpaceTest() { make({}); }
 
-  void make(const FaultPlan& plan) {
+  void make(const offload::FaultPlan& plan) {
     tagged_.reset();
     space_.reset();
-    engine_ = make_faulty_engine(make_storage_engine("posix", {}), plan);
-    space_ = std::make_unique<StripedSpace>(
+    engine_ = offload::make_faulty_engine(offload::make_storage_engine("posix", {}), plan);
+    space_ = std::make_unique<offload::StripedSpace>(
         engine_.get(), ledger_, std::vector<std::string>{directory_.path().string()}, kMiB, kRun);
-    tagged_ = std::make_unique<TaggedSpace>(*space_, kRun);
+    tagged_ = std::make_unique<offload::TaggedSpace>(*space_, kRun);
     id_ = tagged_->add_range(range());
     for (std::size_t i = 0; i < data_.size(); ++i) data_[i] = static_cast<std::byte>(i * 7 + i / 9);
   }
-  static TaggedSpace::Range range() { return {"moment1 of unit 3", 77, 8192, kBytes, kBlock}; }
-  void write() { tagged_->transfer(StorageOp::kWrite, id_, 0, data_.data(), data_.size()); }
+  static offload::TaggedSpace::Range range() { return {"moment1 of unit 3", 77, 8192, kBytes, kBlock}; }
+  void write() { tagged_->transfer(offload::StorageOp::kWrite, id_, 0, data_.data(), data_.size()); }
   std::vector<std::byte> read() {
     std::vector<std::byte> into(kBytes);
-    tagged_->transfer(StorageOp::kRead, id_, 0, into.data(), into.size());
+    tagged_->transfer(offload::StorageOp::kRead, id_, 0, into.data(), into.size());
     return into;
   }
 
   TempDirectory directory_;
-  Ledger ledger_{{0, 0, kGiB}};
-  std::unique_ptr<StorageEngine> engine_;
-  std::unique_ptr<StripedSpace> space_;
-  std::unique_ptr<TaggedSpace> tagged_;
-  TaggedSpace::RangeId id_ = 0;
+  allocator::Ledger ledger_{{0, 0, kGiB}};
+  std::unique_ptr<offload::StorageEngine> engine_;
+  std::unique_ptr<offload::StripedSpace> space_;
+  std::unique_ptr<offload::TaggedSpace> tagged_;
+  offload::TaggedSpace::RangeId id_ = 0;
   std::vector<std::byte> data_{kBytes};
 };
 
 TEST_F(TaggedSpaceTest, EveryCorruptionIsFoundAndNoCleanReadIsDoubted) {
   expect_all_found("posix", 11, 300);
-  if (io_uring_unavailable_reason().empty()) expect_all_found("io_uring", 12, 300);
+  if (offload::io_uring_unavailable_reason().empty()) expect_all_found("io_uring", 12, 300);
 }
 
 TEST_F(TaggedSpaceTest, CountsVersionsAndWhatItHashes) {
   write();
   write();
-  tagged_->transfer(StorageOp::kWrite, id_, kBlock, data_.data(), kBlock);
+  tagged_->transfer(offload::StorageOp::kWrite, id_, kBlock, data_.data(), kBlock);
   EXPECT_EQ(tagged_->tags(id_).size(), 6u);
   EXPECT_EQ(tagged_->tags(id_)[0].version, 2u);
   EXPECT_EQ(tagged_->tags(id_)[1].version, 3u);
@@ -63,7 +63,7 @@ TEST_F(TaggedSpaceTest, CountsVersionsAndWhatItHashes) {
 }
 
 TEST_F(TaggedSpaceTest, ABlockThatWasNeverWrittenIsNotRead) {
-  tagged_->transfer(StorageOp::kWrite, id_, 0, data_.data(), 2 * kBlock);
+  tagged_->transfer(offload::StorageOp::kWrite, id_, 0, data_.data(), 2 * kBlock);
   try {
     read();
     FAIL() << "read what was never written";
@@ -75,7 +75,7 @@ TEST_F(TaggedSpaceTest, ABlockThatWasNeverWrittenIsNotRead) {
 
 TEST_F(TaggedSpaceTest, ATransferThatCutsABlockIsRefused) {
   const auto move = [&](std::uint64_t offset, std::uint64_t bytes) {
-    tagged_->transfer(StorageOp::kWrite, id_, offset, data_.data(), bytes);
+    tagged_->transfer(offload::StorageOp::kWrite, id_, offset, data_.data(), bytes);
   };
   EXPECT_THROW(move(1, kBlock), InternalError);
   EXPECT_THROW(move(0, kBlock - 1), InternalError);
@@ -87,10 +87,10 @@ TEST_F(TaggedSpaceTest, ARangeKeepsItsTagsWhenItIsNamedAgain) {
   write();
   EXPECT_EQ(tagged_->add_range(range()), id_);
   EXPECT_EQ(read(), data_);
-  TaggedSpace::Range other = range();
+  offload::TaggedSpace::Range other = range();
   other.offset_bytes = 512 * 1024;
   EXPECT_NE(tagged_->add_range(other), id_);
-  other.block_bytes = TaggedSpace::kMostBlockBytes + 1;
+  other.block_bytes = offload::TaggedSpace::kMostBlockBytes + 1;
   EXPECT_THROW(tagged_->add_range(other), InternalError);
   other = range();
   other.offset_bytes = kMiB - 1;
@@ -100,21 +100,21 @@ TEST_F(TaggedSpaceTest, ARangeKeepsItsTagsWhenItIsNamedAgain) {
 // What a log of the state must keep to verify it in another process.
 TEST_F(TaggedSpaceTest, TagsAreAFunctionOfRunRangeBlockVersionAndBytes) {
   write();
-  const std::span<const BlockTag> tags = tagged_->tags(id_);
+  const std::span<const offload::BlockTag> tags = tagged_->tags(id_);
   const std::uint64_t step = range().block_bytes;
   for (std::uint64_t block = 0; block < tags.size(); ++block) {
     const std::byte* const data = data_.data() + block * step;
     const std::uint64_t bytes = std::min(step, kBytes - block * step);
-    EXPECT_EQ(tag_of(kRun, range().key, block, 1, data, bytes), tags[block]);
-    EXPECT_NE(tag_of(RunId{1, 3}, range().key, block, 1, data, bytes), tags[block]);
-    EXPECT_NE(tag_of(kRun, range().key + 1, block, 1, data, bytes), tags[block]);
-    EXPECT_NE(tag_of(kRun, range().key, block + 1, 1, data, bytes), tags[block]);
-    EXPECT_NE(tag_of(kRun, range().key, block, 2, data, bytes).digest, tags[block].digest);
+    EXPECT_EQ(offload::tag_of(kRun, range().key, block, 1, data, bytes), tags[block]);
+    EXPECT_NE(offload::tag_of(RunId{1, 3}, range().key, block, 1, data, bytes), tags[block]);
+    EXPECT_NE(offload::tag_of(kRun, range().key + 1, block, 1, data, bytes), tags[block]);
+    EXPECT_NE(offload::tag_of(kRun, range().key, block + 1, 1, data, bytes), tags[block]);
+    EXPECT_NE(offload::tag_of(kRun, range().key, block, 2, data, bytes).digest, tags[block].digest);
   }
 }
 
 TEST_F(TaggedSpaceTest, ABlockThatComesWrongOnceIsReadAgainAndSaidSo) {
-  make({StorageFault::kFlippedRead, 2, false});  // after the open and the write
+  make({offload::StorageFault::kFlippedRead, 2, false});  // after the open and the write
   std::mutex mutex;
   std::string said;
   set_log_sink([&](LogLevel, const std::string& line) {
@@ -131,13 +131,13 @@ TEST_F(TaggedSpaceTest, ABlockThatComesWrongOnceIsReadAgainAndSaidSo) {
 }
 
 TEST_F(TaggedSpaceTest, ABlockThatStaysWrongNamesFilePlaceAndOwner) {
-  for (const auto fault : {StorageFault::kFlippedWrite, StorageFault::kLostWrite}) {
+  for (const auto fault : {offload::StorageFault::kFlippedWrite, offload::StorageFault::kLostWrite}) {
     make({fault, 1, false});
     write();
     try {
       read();
       FAIL() << "corruption was not found";
-    } catch (const IntegrityError& error) {
+    } catch (const offload::IntegrityError& error) {
       EXPECT_EQ(error.path, space_->locate(8192).path);
       EXPECT_EQ(error.offset_bytes % kBlock, 8192 % kBlock);
       EXPECT_NE(error.path.find(kRun.hex()), std::string::npos);
@@ -148,27 +148,27 @@ TEST_F(TaggedSpaceTest, ABlockThatStaysWrongNamesFilePlaceAndOwner) {
 }
 
 // The bytes of blocks [first, last) of `data`.
-TaggedSpace::Part part_of(TaggedSpace::RangeId id, std::vector<std::byte>& data,
+offload::TaggedSpace::Part part_of(offload::TaggedSpace::RangeId id, std::vector<std::byte>& data,
                           std::uint64_t first, std::uint64_t last) {
   const std::uint64_t end = std::min<std::uint64_t>(last * kBlock, data.size());
   return {id, first * kBlock, data.data() + first * kBlock, end - first * kBlock};
 }
 
 TEST_F(TaggedSpaceTest, ACallerTagsWhatItWritesAndVerifiesWhatItReads) {
-  const auto move = [&](StorageOp op, std::vector<std::byte>& data) {
-    submit_and_wait(data.size(), [&](StorageEngine::Callback done) {
-      tagged_->submit(op, id_, 0, data.data(), data.size(), std::move(done), 0, TagsBy::kCaller);
+  const auto move = [&](offload::StorageOp op, std::vector<std::byte>& data) {
+    offload::submit_and_wait(data.size(), [&](offload::StorageEngine::Callback done) {
+      tagged_->submit(op, id_, 0, data.data(), data.size(), std::move(done), 0, offload::TagsBy::kCaller);
     });
   };
   // In parts, in any order, as the threads of an update do.
   tagged_->tag(std::vector{part_of(id_, data_, 3, 6), part_of(id_, data_, 0, 1)});
   tagged_->tag(std::vector{part_of(id_, data_, 1, 3)});
-  move(StorageOp::kWrite, data_);
+  move(offload::StorageOp::kWrite, data_);
   EXPECT_EQ(tagged_->counters().hashed_bytes, kBytes);
   EXPECT_EQ(read(), data_);  // verified by the space: the tags are the same
 
   std::vector<std::byte> into(kBytes);
-  move(StorageOp::kRead, into);
+  move(offload::StorageOp::kRead, into);
   EXPECT_EQ(tagged_->counters().hashed_bytes, 2 * kBytes);  // nobody has verified it yet
   EXPECT_EQ(into, data_);
   into[2 * kBlock + 5] ^= std::byte{4};  // wrong in memory, right on storage
@@ -181,13 +181,13 @@ TEST_F(TaggedSpaceTest, ACallerFindsABlockThatIsWrongOnStorage) {
   write();
   std::vector<std::byte> other = data_;
   other[4 * kBlock + 1] ^= std::byte{1};
-  space_->transfer(StorageOp::kWrite, range().offset_bytes, other.data(), other.size());
+  space_->transfer(offload::StorageOp::kWrite, range().offset_bytes, other.data(), other.size());
   EXPECT_NO_THROW(tagged_->verify(std::vector{part_of(id_, other, 0, 4)}));
-  EXPECT_THROW(tagged_->verify(std::vector{part_of(id_, other, 4, 6)}), IntegrityError);
+  EXPECT_THROW(tagged_->verify(std::vector{part_of(id_, other, 4, 6)}), offload::IntegrityError);
 }
 
 TEST_F(TaggedSpaceTest, AFailedReadReportsItsOwnError) {
-  make({StorageFault::kEio, 2, false});
+  make({offload::StorageFault::kEio, 2, false});
   write();
   EXPECT_THROW(read(), IoError);
   EXPECT_EQ(read(), data_);

@@ -27,7 +27,7 @@ class CorruptionTrial {
  public:
   CorruptionTrial(const std::string& engine, std::uint64_t seed)
       : random_(seed),
-        engine_(make_storage_engine(engine, {})),
+        engine_(offload::make_storage_engine(engine, {})),
         space_(engine_.get(), ledger_, {directory_.path().string(), directory_.path().string()},
                kSpaceBytes, make_run_id()),
         tagged_(space_, RunId{seed, 1}) {
@@ -70,11 +70,11 @@ class CorruptionTrial {
     const Cut cut = cut_around(home, block);
     std::vector<std::byte> into(end_of(home, cut.last) - begin_of(home, cut.first));
     try {
-      tagged_.transfer(StorageOp::kRead, home.id, begin_of(home, cut.first), into.data(),
+      tagged_.transfer(offload::StorageOp::kRead, home.id, begin_of(home, cut.first), into.data(),
                        into.size());
       ADD_FAILURE() << "corruption " << static_cast<int>(kind) << " of block " << block << " of "
                     << home.range.name << " was not found";
-    } catch (const IntegrityError& error) {
+    } catch (const offload::IntegrityError& error) {
       ++found_;
       EXPECT_NE(error.block.find(home.range.name), std::string::npos) << error.what();
       EXPECT_EQ(error.exit_status(), 3);
@@ -92,8 +92,8 @@ class CorruptionTrial {
   static constexpr std::uint64_t kSpaceBytes = 12 * kMiB;  // three stripes on two files
 
   struct Home {
-    TaggedSpace::Range range;
-    TaggedSpace::RangeId id = 0;
+    offload::TaggedSpace::Range range;
+    offload::TaggedSpace::RangeId id = 0;
     std::vector<std::byte> now, before;
   };
   struct Cut {
@@ -128,14 +128,14 @@ class CorruptionTrial {
       home.before[at] = home.now[at];
       home.now[at] = static_cast<std::byte>(random_() >> 16);
     }
-    tagged_.transfer(StorageOp::kWrite, home.id, begin, home.now.data() + begin, end - begin);
+    tagged_.transfer(offload::StorageOp::kWrite, home.id, begin, home.now.data() + begin, end - begin);
   }
 
   void expect_clean(Home& home) {
     const Cut cut = any_cut(home);
     const std::uint64_t begin = begin_of(home, cut.first);
     std::vector<std::byte> into(end_of(home, cut.last) - begin);
-    tagged_.transfer(StorageOp::kRead, home.id, begin, into.data(), into.size());
+    tagged_.transfer(offload::StorageOp::kRead, home.id, begin, into.data(), into.size());
     EXPECT_EQ(std::memcmp(into.data(), home.now.data() + begin, into.size()), 0);
     ++clean_;
   }
@@ -175,15 +175,15 @@ class CorruptionTrial {
   // Behind the tags' back.
   void store(const Home& home, std::uint64_t begin, std::span<const std::byte> bytes) {
     std::vector<std::byte> copy(bytes.begin(), bytes.end());
-    space_.transfer(StorageOp::kWrite, home.range.offset_bytes + begin, copy.data(), copy.size());
+    space_.transfer(offload::StorageOp::kWrite, home.range.offset_bytes + begin, copy.data(), copy.size());
   }
 
   std::mt19937_64 random_;
   TempDirectory directory_;
-  Ledger ledger_{{0, 0, kGiB}};
-  std::unique_ptr<StorageEngine> engine_;
-  StripedSpace space_;
-  TaggedSpace tagged_;
+  allocator::Ledger ledger_{{0, 0, kGiB}};
+  std::unique_ptr<offload::StorageEngine> engine_;
+  offload::StripedSpace space_;
+  offload::TaggedSpace tagged_;
   std::vector<Home> homes_;
   std::uint64_t found_ = 0;
   std::uint64_t clean_ = 0;

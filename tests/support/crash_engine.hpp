@@ -79,7 +79,7 @@ class CrashDisk {
   }
 };
 
-class CrashEngine final : public StorageEngine {
+class CrashEngine final : public offload::StorageEngine {
  public:
   explicit CrashEngine(std::shared_ptr<CrashDisk> disk, std::uint64_t seed = 1)
       : disk_(std::move(disk)), random_(seed, stream_of("test/crash_engine")) {
@@ -92,10 +92,10 @@ class CrashEngine final : public StorageEngine {
 
   std::string name() const override { return "memory"; }
 
-  StorageFileId open(const std::string& path, StorageFileMode mode, std::uint64_t bytes) override {
+  offload::StorageFileId open(const std::string& path, offload::StorageFileMode mode, std::uint64_t bytes) override {
     const std::lock_guard lock(disk_->mutex);
     const bool there = disk_->files.contains(path);
-    if (there == (mode != StorageFileMode::kReadOnly)) {
+    if (there == (mode != offload::StorageFileMode::kReadOnly)) {
       throw InputError("file '" + path + (there ? "' exists already" : "' cannot be read"));
     }
     if (!there) {
@@ -105,20 +105,20 @@ class CrashEngine final : public StorageEngine {
           std::max(counters_.peak_allocated_bytes, counters_.allocated_bytes);
     }
     paths_.push_back(path);
-    return static_cast<StorageFileId>(paths_.size() - 1);
+    return static_cast<offload::StorageFileId>(paths_.size() - 1);
   }
-  std::uint64_t file_bytes(StorageFileId file) const override {
+  std::uint64_t file_bytes(offload::StorageFileId file) const override {
     const std::lock_guard lock(disk_->mutex);
     return disk_->files.at(paths_.at(file)).size();
   }
-  void close(StorageFileId) override {}
+  void close(offload::StorageFileId) override {}
   void register_memory(void*, std::uint64_t) override {}
   void filter_results(ResultFilter) override {}  // no system call is made
 
-  void submit(const StorageRequest& request, Callback done) override {
+  void submit(const offload::StorageRequest& request, Callback done) override {
     const std::lock_guard lock(disk_->mutex);
     Pending pending{request, std::move(done), SIZE_MAX};
-    if (request.op == StorageOp::kWrite) {
+    if (request.op == offload::StorageOp::kWrite) {
       const auto* const data = static_cast<const std::byte*>(request.data);
       pending.op = disk_->ops.size();
       disk_->ops.push_back({false, paths_.at(request.file), request.offset,
@@ -131,7 +131,7 @@ class CrashEngine final : public StorageEngine {
     std::unique_lock lock(disk_->mutex);
     changed_.wait(lock, [this] { return pending_.empty() && !busy_; });
   }
-  void flush(StorageFileId file) override {
+  void flush(offload::StorageFileId file) override {
     const std::lock_guard lock(disk_->mutex);
     const std::string& path = paths_.at(file);
     const std::size_t at = disk_->ops.size();
@@ -140,14 +140,14 @@ class CrashEngine final : public StorageEngine {
     }
     disk_->ops.push_back({true, path, 0, {}, true, SIZE_MAX});
   }
-  StorageCounters counters() const override {
+  offload::StorageCounters counters() const override {
     const std::lock_guard lock(disk_->mutex);
     return counters_;
   }
 
  private:
   struct Pending {
-    StorageRequest request;
+    offload::StorageRequest request;
     Callback done;
     std::size_t op;  // of a write
   };
@@ -171,9 +171,9 @@ class CrashEngine final : public StorageEngine {
   }
 
   std::exception_ptr carry_out(const Pending& pending) {
-    const StorageRequest& request = pending.request;
+    const offload::StorageRequest& request = pending.request;
     Bytes& file = disk_->files.at(paths_.at(request.file));
-    const bool write = request.op == StorageOp::kWrite;
+    const bool write = request.op == offload::StorageOp::kWrite;
     if (request.offset > file.size() || request.bytes > file.size() - request.offset) {
       return std::make_exception_ptr(IoError(write ? "write" : "read", paths_.at(request.file),
                                              request.offset, request.bytes, 0));
@@ -197,7 +197,7 @@ class CrashEngine final : public StorageEngine {
   std::vector<std::string> paths_;  // by id
   std::deque<Pending> pending_;
   bool busy_ = false;  // a callback runs
-  StorageCounters counters_;
+  offload::StorageCounters counters_;
   std::condition_variable changed_;
   std::jthread worker_;
 };

@@ -23,7 +23,7 @@ class CrashRun {
                    overrides) {
     disk_ = train_on_disk(bench_.config("run", overrides_), {}, &steps_);
     for (const std::int64_t step : steps_) {
-      TrainingOptions options;
+      train::TrainingOptions options;
       options.stop_at_step = step;
       const auto disk =
           train_on_disk(bench_.config("to" + std::to_string(step), overrides_), options, nullptr);
@@ -62,38 +62,38 @@ class CrashRun {
   }
 
  private:
-  using Contents = std::map<std::pair<StateKind, std::int32_t>, Digest128>;
+  using Contents = std::map<std::pair<StateKind, std::int32_t>, offload::Digest128>;
 
-  std::shared_ptr<CrashDisk> train_on_disk(const Config& config, TrainingOptions options,
+  std::shared_ptr<CrashDisk> train_on_disk(const config::Config& config, train::TrainingOptions options,
                                            std::vector<std::int64_t>* steps) const {
     auto disk = std::make_shared<CrashDisk>();
-    options.wrap_storage = [&](std::unique_ptr<StorageEngine>) {
+    options.wrap_storage = [&](std::unique_ptr<offload::StorageEngine>) {
       return std::make_unique<CrashEngine>(disk);
     };
-    const EventSink sink = [&](const RunEvent& event) {
+    const train::EventSink sink = [&](const train::RunEvent& event) {
       if (steps == nullptr || event.at("event") != "checkpoint") return;
       steps->push_back(event.at("step").get<std::int64_t>());
     };
-    train(config, options, sink, [](const StepReport&) {});
+    train::train(config, options, sink, [](const train::StepReport&) {});
     return disk;
   }
 
-  static std::optional<DurableFound> recover(const DiskImage& image) {
+  static std::optional<checkpoint::DurableFound> recover(const DiskImage& image) {
     auto disk = std::make_shared<CrashDisk>();
     disk->files = image;
     CrashEngine engine(disk);
     const std::vector<std::string> logs = disk->paths_ending(".log");
     if (logs.size() != 1) return std::nullopt;
-    std::vector<PassedOver> passed_over;
-    return recover_state(engine, logs.front(), {}, passed_over);
+    std::vector<checkpoint::PassedOver> passed_over;
+    return checkpoint::recover_state(engine, logs.front(), {}, passed_over);
   }
 
   // Of the one file of the space, where stripes are neighbours.
-  static Contents contents(const DiskImage& image, const SavedState& state) {
+  static Contents contents(const DiskImage& image, const checkpoint::SavedState& state) {
     const Bytes& file = image.at(state.files.at(0));
     Contents contents;
-    for (const SavedHome& home : state.homes) {
-      contents[{home.kind, home.unit}] = digest_of(file.data() + home.offset, home.bytes);
+    for (const runtime::SavedHome& home : state.homes) {
+      contents[{home.kind, home.unit}] = offload::digest_of(file.data() + home.offset, home.bytes);
     }
     return contents;
   }

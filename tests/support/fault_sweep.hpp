@@ -33,11 +33,11 @@ class FaultSweep {
 
   // Of the healthy run, that the fault can meet: reads, writes, flushes and preallocations, or
   // system calls that move data.
-  std::uint64_t operations(StorageFault fault) const {
-    return is_fault_of_calls(fault) ? calls_ : operations_;
+  std::uint64_t operations(offload::StorageFault fault) const {
+    return offload::is_fault_of_calls(fault) ? calls_ : operations_;
   }
 
-  void expect_right_bits_or_error(const FaultPlan& plan) const {
+  void expect_right_bits_or_error(const offload::FaultPlan& plan) const {
     SCOPED_TRACE("operation " + std::to_string(plan.at_operation) + " of " +
                  std::to_string(operations(plan.fault)) + ", fault " +
                  std::to_string(static_cast<int>(plan.fault)) + (plan.forever ? " forever" : ""));
@@ -49,7 +49,7 @@ class FaultSweep {
       EXPECT_EQ(outcome.exit_status, 3) << outcome.error;
       EXPECT_TRUE(may_fail(plan)) << outcome.error;
       EXPECT_GT(outcome.error.size(), 10u);
-      if (plan.fault == StorageFault::kFlippedWrite || plan.fault == StorageFault::kLostWrite) {
+      if (plan.fault == offload::StorageFault::kFlippedWrite || plan.fault == offload::StorageFault::kLostWrite) {
         EXPECT_NE(outcome.error.find("is corrupt"), std::string::npos) << outcome.error;
       }
     }
@@ -59,26 +59,26 @@ class FaultSweep {
 
  private:
   // Some faults are never passed over: what failed is not done.
-  static bool may_pass(const FaultPlan& plan) {
+  static bool may_pass(const offload::FaultPlan& plan) {
     switch (plan.fault) {
-      case StorageFault::kEio:
-      case StorageFault::kEnospc:
+      case offload::StorageFault::kEio:
+      case offload::StorageFault::kEnospc:
         return false;
-      case StorageFault::kCallEagain:
-      case StorageFault::kCallEintr:
-      case StorageFault::kFlippedRead:
+      case offload::StorageFault::kCallEagain:
+      case offload::StorageFault::kCallEintr:
+      case offload::StorageFault::kFlippedRead:
         return !plan.forever;
       default:
         return true;  // resumed; or corrupts bytes that nobody reads, or that are the same
     }
   }
   // What is retried, resumed or read again ends well where it happens once.
-  static bool may_fail(const FaultPlan& plan) {
+  static bool may_fail(const offload::FaultPlan& plan) {
     switch (plan.fault) {
-      case StorageFault::kEio:
-      case StorageFault::kEnospc:
-      case StorageFault::kFlippedWrite:
-      case StorageFault::kLostWrite:
+      case offload::StorageFault::kEio:
+      case offload::StorageFault::kEnospc:
+      case offload::StorageFault::kFlippedWrite:
+      case offload::StorageFault::kLostWrite:
         return true;
       default:
         return plan.forever;
@@ -93,24 +93,24 @@ class FaultSweep {
     std::uint64_t calls = 0;
   };
 
-  Outcome run(const FaultPlan& plan) const {
+  Outcome run(const offload::FaultPlan& plan) const {
     std::filesystem::remove_all(config_.log.dir);
-    const StorageEngine* engine = nullptr;
+    const offload::StorageEngine* engine = nullptr;
     Outcome outcome;
-    TrainingOptions options;
-    options.wrap_storage = [&](std::unique_ptr<StorageEngine> inner) {
-      auto faulty = make_faulty_engine(std::move(inner), plan);
+    train::TrainingOptions options;
+    options.wrap_storage = [&](std::unique_ptr<offload::StorageEngine> inner) {
+      auto faulty = offload::make_faulty_engine(std::move(inner), plan);
       engine = faulty.get();
       return faulty;
     };
-    const EventSink sink = [&](const RunEvent& event) {
+    const train::EventSink sink = [&](const train::RunEvent& event) {
       if (event.at("event") != "done") return;
       outcome.weights_hash = event.at("weights_hash").get<std::string>();
-      outcome.operations = faulty_engine_operations(*engine);
-      outcome.calls = faulty_engine_calls(*engine);
+      outcome.operations = offload::faulty_engine_operations(*engine);
+      outcome.calls = offload::faulty_engine_calls(*engine);
     };
     try {
-      train(config_, options, sink, [](const StepReport&) {});
+      train::train(config_, options, sink, [](const train::StepReport&) {});
     } catch (const Error& error) {
       outcome.error = error.what();
       outcome.exit_status = error.exit_status();
@@ -119,22 +119,22 @@ class FaultSweep {
   }
 
   TrainingBench bench_;
-  Config config_;
+  config::Config config_;
   std::string healthy_hash_;
   std::uint64_t operations_ = 0;
   std::uint64_t calls_ = 0;
 };
 
-inline constexpr std::array kEveryFault{StorageFault::kEio,
-                                        StorageFault::kEnospc,
-                                        StorageFault::kShortTransfer,
-                                        StorageFault::kFlippedRead,
-                                        StorageFault::kFlippedWrite,
-                                        StorageFault::kLostWrite,
-                                        StorageFault::kCallEagain,
-                                        StorageFault::kCallEintr,
-                                        StorageFault::kCallShortByHalf,
-                                        StorageFault::kCallShortByOne,
-                                        StorageFault::kCallShortBy511};
+inline constexpr std::array kEveryFault{offload::StorageFault::kEio,
+                                        offload::StorageFault::kEnospc,
+                                        offload::StorageFault::kShortTransfer,
+                                        offload::StorageFault::kFlippedRead,
+                                        offload::StorageFault::kFlippedWrite,
+                                        offload::StorageFault::kLostWrite,
+                                        offload::StorageFault::kCallEagain,
+                                        offload::StorageFault::kCallEintr,
+                                        offload::StorageFault::kCallShortByHalf,
+                                        offload::StorageFault::kCallShortByOne,
+                                        offload::StorageFault::kCallShortBy511};
 
 }  // namespace sluice::testing

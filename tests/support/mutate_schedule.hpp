@@ -33,22 +33,22 @@ inline constexpr std::array<std::string_view, kMutationCount> kMutationNames{
 
 class Mutator {
  public:
-  Mutator(const Schedule& schedule, std::uint64_t seed)
+  Mutator(const schedule::Schedule& schedule, std::uint64_t seed)
       : schedule_(schedule), random_(seed, stream_of("test/mutate")) {}
 
   // Nothing where the schedule offers no place for this mutation.
-  std::optional<Schedule> mutate(Mutation mutation) {
+  std::optional<schedule::Schedule> mutate(Mutation mutation) {
     switch (mutation) {
       case Mutation::kDropFetch:
-        return drop([](const Instruction& i) {
-          return i.op == Op::kUpload || i.op == Op::kDownload || i.op == Op::kStorageRead ||
-                 i.op == Op::kStorageWrite || i.op == Op::kSpillActivation ||
-                 i.op == Op::kFetchActivation;
+        return drop([](const schedule::Instruction& i) {
+          return i.op == schedule::Op::kUpload || i.op == schedule::Op::kDownload || i.op == schedule::Op::kStorageRead ||
+                 i.op == schedule::Op::kStorageWrite || i.op == schedule::Op::kSpillActivation ||
+                 i.op == schedule::Op::kFetchActivation;
         });
       case Mutation::kDropAny:
-        return drop([](const Instruction& i) { return i.op != Op::kRelease; });
+        return drop([](const schedule::Instruction& i) { return i.op != schedule::Op::kRelease; });
       case Mutation::kDropRelease:
-        return drop([](const Instruction& i) { return i.op == Op::kRelease; });
+        return drop([](const schedule::Instruction& i) { return i.op == schedule::Op::kRelease; });
       case Mutation::kSwapNeighbours:
         return swap_neighbours();
       case Mutation::kSwapInLane:
@@ -88,19 +88,19 @@ class Mutator {
 
   // The schedule with its instructions in another order (old positions in new order; missing ones
   // are dropped), deps following their instructions.
-  Schedule reordered(const std::vector<std::size_t>& order) const {
-    Schedule mutant = schedule_;
+  schedule::Schedule reordered(const std::vector<std::size_t>& order) const {
+    schedule::Schedule mutant = schedule_;
     mutant.instructions.clear();
-    std::vector<InstructionId> new_id(schedule_.instructions.size(), kNoId);
+    std::vector<schedule::InstructionId> new_id(schedule_.instructions.size(), schedule::kNoId);
     for (std::size_t i = 0; i < order.size(); ++i) {
-      new_id[order[i]] = static_cast<InstructionId>(i);
+      new_id[order[i]] = static_cast<schedule::InstructionId>(i);
     }
     for (const std::size_t old : order) {
-      Instruction instruction = schedule_.instructions[old];
+      schedule::Instruction instruction = schedule_.instructions[old];
       instruction.id = new_id[old];
-      std::vector<InstructionId> deps;
-      for (const InstructionId dep : instruction.deps) {
-        if (new_id[dep] != kNoId) deps.push_back(new_id[dep]);
+      std::vector<schedule::InstructionId> deps;
+      for (const schedule::InstructionId dep : instruction.deps) {
+        if (new_id[dep] != schedule::kNoId) deps.push_back(new_id[dep]);
       }
       instruction.deps = std::move(deps);
       mutant.instructions.push_back(std::move(instruction));
@@ -115,12 +115,12 @@ class Mutator {
 
   // Whoever waited for it waits for what it waited for, so that only its effect is missing.
   template <typename Wanted>
-  std::optional<Schedule> drop(Wanted wanted) {
+  std::optional<schedule::Schedule> drop(Wanted wanted) {
     const Pick victim = pick(schedule_.instructions, wanted);
     if (!victim) return std::nullopt;
-    Schedule source = schedule_;
-    const std::vector<InstructionId>& inherited = source.instructions[*victim].deps;
-    for (Instruction& instruction : source.instructions) {
+    schedule::Schedule source = schedule_;
+    const std::vector<schedule::InstructionId>& inherited = source.instructions[*victim].deps;
+    for (schedule::Instruction& instruction : source.instructions) {
       if (std::find(instruction.deps.begin(), instruction.deps.end(), *victim) !=
           instruction.deps.end()) {
         instruction.deps.insert(instruction.deps.end(), inherited.begin(), inherited.end());
@@ -131,7 +131,7 @@ class Mutator {
     return Mutator(source, 0).reordered(order);
   }
 
-  std::optional<Schedule> swap_neighbours() {
+  std::optional<schedule::Schedule> swap_neighbours() {
     std::vector<std::size_t> order = list_order();
     if (order.size() < 2) return std::nullopt;
     const std::size_t at = below(order.size() - 1);
@@ -140,38 +140,38 @@ class Mutator {
   }
 
   // The later one moves to just before the earlier one, so all deps of others stay in list order.
-  std::optional<Schedule> swap_in_lane() {
+  std::optional<schedule::Schedule> swap_in_lane() {
     if (schedule_.instructions.empty()) return std::nullopt;
     const std::size_t later = below(schedule_.instructions.size());
-    const Instruction& moved = schedule_.instructions[later];
+    const schedule::Instruction& moved = schedule_.instructions[later];
     for (std::size_t i = later; i-- > 0;) {
-      const Instruction& earlier = schedule_.instructions[i];
+      const schedule::Instruction& earlier = schedule_.instructions[i];
       if (earlier.lane != moved.lane || earlier.rank != moved.rank) continue;
       std::vector<std::size_t> order = list_order();
       std::rotate(order.begin() + static_cast<std::ptrdiff_t>(i),
                   order.begin() + static_cast<std::ptrdiff_t>(later),
                   order.begin() + static_cast<std::ptrdiff_t>(later + 1));
-      Schedule mutant = reordered(order);
+      schedule::Schedule mutant = reordered(order);
       // Deps on what is now later cannot be kept.
-      std::erase_if(mutant.instructions[i].deps, [&](InstructionId dep) { return dep >= i; });
+      std::erase_if(mutant.instructions[i].deps, [&](schedule::InstructionId dep) { return dep >= i; });
       return mutant;
     }
     return std::nullopt;
   }
 
-  std::optional<Schedule> drop_dep() {
+  std::optional<schedule::Schedule> drop_dep() {
     const Pick victim =
-        pick(schedule_.instructions, [](const Instruction& i) { return !i.deps.empty(); });
+        pick(schedule_.instructions, [](const schedule::Instruction& i) { return !i.deps.empty(); });
     if (!victim) return std::nullopt;
-    Schedule mutant = schedule_;
-    std::vector<InstructionId>& deps = mutant.instructions[*victim].deps;
+    schedule::Schedule mutant = schedule_;
+    std::vector<schedule::InstructionId>& deps = mutant.instructions[*victim].deps;
     deps.erase(deps.begin() + static_cast<std::ptrdiff_t>(below(deps.size())));
     return mutant;
   }
 
-  std::optional<Schedule> early_release() {
-    const Pick release = pick(schedule_.instructions, [](const Instruction& i) {
-      return i.op == Op::kRelease && i.id > 0;
+  std::optional<schedule::Schedule> early_release() {
+    const Pick release = pick(schedule_.instructions, [](const schedule::Instruction& i) {
+      return i.op == schedule::Op::kRelease && i.id > 0;
     });
     if (!release) return std::nullopt;
     const std::size_t distance = 1 + below(std::min<std::size_t>(*release, 12));
@@ -179,17 +179,17 @@ class Mutator {
     const auto to = order.begin() + static_cast<std::ptrdiff_t>(*release - distance);
     std::rotate(to, order.begin() + static_cast<std::ptrdiff_t>(*release),
                 order.begin() + static_cast<std::ptrdiff_t>(*release + 1));
-    Schedule mutant = reordered(order);
+    schedule::Schedule mutant = reordered(order);
     const std::size_t at = *release - distance;
-    std::erase_if(mutant.instructions[at].deps, [&](InstructionId dep) { return dep >= at; });
+    std::erase_if(mutant.instructions[at].deps, [&](schedule::InstructionId dep) { return dep >= at; });
     return mutant;
   }
 
-  std::optional<Schedule> shrink_buffer() {
-    const Pick victim = pick(schedule_.buffers, [](const Buffer& b) { return b.bytes > 1; });
+  std::optional<schedule::Schedule> shrink_buffer() {
+    const Pick victim = pick(schedule_.buffers, [](const schedule::Buffer& b) { return b.bytes > 1; });
     if (!victim) return std::nullopt;
-    Schedule mutant = schedule_;
-    Buffer& buffer = mutant.buffers[*victim];
+    schedule::Schedule mutant = schedule_;
+    schedule::Buffer& buffer = mutant.buffers[*victim];
     if (buffer.window && buffer.slots.size() > 1 && below(2) == 0) {
       buffer.slots.pop_back();
     } else {
@@ -198,17 +198,17 @@ class Mutator {
     return mutant;
   }
 
-  std::optional<Schedule> overlap() {
-    const Pick victim = pick(schedule_.buffers, [](const Buffer&) { return true; });
+  std::optional<schedule::Schedule> overlap() {
+    const Pick victim = pick(schedule_.buffers, [](const schedule::Buffer&) { return true; });
     if (!victim) return std::nullopt;
-    Schedule mutant = schedule_;
-    Buffer& buffer = mutant.buffers[*victim];
-    const Pick other = pick(schedule_.buffers, [&](const Buffer& b) {
+    schedule::Schedule mutant = schedule_;
+    schedule::Buffer& buffer = mutant.buffers[*victim];
+    const Pick other = pick(schedule_.buffers, [&](const schedule::Buffer& b) {
       return b.id != buffer.id && b.tier == buffer.tier && b.window == buffer.window &&
              b.rank == buffer.rank;
     });
     if (!other) return std::nullopt;
-    const Buffer& place = schedule_.buffers[*other];
+    const schedule::Buffer& place = schedule_.buffers[*other];
     if (buffer.window) {
       buffer.slots[below(buffer.slots.size())] = place.slots[below(place.slots.size())];
     } else {
@@ -217,46 +217,46 @@ class Mutator {
     return mutant;
   }
 
-  std::optional<Schedule> move_lane() {
-    const Pick victim = pick(schedule_.instructions, [](const Instruction&) { return true; });
+  std::optional<schedule::Schedule> move_lane() {
+    const Pick victim = pick(schedule_.instructions, [](const schedule::Instruction&) { return true; });
     if (!victim) return std::nullopt;
-    Schedule mutant = schedule_;
-    Instruction& instruction = mutant.instructions[*victim];
+    schedule::Schedule mutant = schedule_;
+    schedule::Instruction& instruction = mutant.instructions[*victim];
     const auto lane = static_cast<std::size_t>(instruction.lane);
-    instruction.lane = static_cast<Lane>((lane + 1 + below(kLaneCount - 1)) % kLaneCount);
+    instruction.lane = static_cast<schedule::Lane>((lane + 1 + below(schedule::kLaneCount - 1)) % schedule::kLaneCount);
     return mutant;
   }
 
-  std::optional<Schedule> redirect_use() {
+  std::optional<schedule::Schedule> redirect_use() {
     const Pick victim =
-        pick(schedule_.instructions, [](const Instruction& i) { return !i.reads.empty(); });
+        pick(schedule_.instructions, [](const schedule::Instruction& i) { return !i.reads.empty(); });
     if (!victim) return std::nullopt;
-    Schedule mutant = schedule_;
-    Use& use = mutant.instructions[*victim].reads[below(mutant.instructions[*victim].reads.size())];
-    const Buffer& original = schedule_.buffers[use.buffer];
-    const Pick other = pick(schedule_.buffers, [&](const Buffer& b) {
+    schedule::Schedule mutant = schedule_;
+    schedule::Use& use = mutant.instructions[*victim].reads[below(mutant.instructions[*victim].reads.size())];
+    const schedule::Buffer& original = schedule_.buffers[use.buffer];
+    const Pick other = pick(schedule_.buffers, [&](const schedule::Buffer& b) {
       return b.id != original.id && b.role == original.role && b.tier == original.tier &&
              b.bytes == original.bytes && b.rank == original.rank;
     });
     if (!other) return std::nullopt;
-    use.buffer = static_cast<BufferId>(*other);
+    use.buffer = static_cast<schedule::BufferId>(*other);
     return mutant;
   }
 
-  std::optional<Schedule> unmatched_message() {
-    const auto is_message = [](const Instruction& i) {
-      return i.op == Op::kSendForward || i.op == Op::kRecvForward || i.op == Op::kSendBackward ||
-             i.op == Op::kRecvBackward;
+  std::optional<schedule::Schedule> unmatched_message() {
+    const auto is_message = [](const schedule::Instruction& i) {
+      return i.op == schedule::Op::kSendForward || i.op == schedule::Op::kRecvForward || i.op == schedule::Op::kSendBackward ||
+             i.op == schedule::Op::kRecvBackward;
     };
     if (below(2) == 0) return drop(is_message);
     const Pick victim = pick(schedule_.instructions, is_message);
     if (!victim) return std::nullopt;
-    Schedule mutant = schedule_;
+    schedule::Schedule mutant = schedule_;
     mutant.instructions[*victim].tag += 1 + static_cast<std::int32_t>(below(2));
     return mutant;
   }
 
-  const Schedule& schedule_;
+  const schedule::Schedule& schedule_;
   CounterRng random_;
   std::uint64_t draw_ = 0;
 };

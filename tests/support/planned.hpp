@@ -12,16 +12,16 @@
 
 namespace sluice::testing {
 
-inline std::variant<Plan, Refusal> planned(const Config& config) {
-  static const std::unique_ptr<Kernels> kernels = make_host_kernels({1});
-  return make_plan(config, Model(model_shape(config)), *kernels, HardwareProfile{});
+inline std::variant<planner::Plan, planner::Refusal> planned(const config::Config& config) {
+  static const std::unique_ptr<kernels::Kernels> kernels = kernels::make_host_kernels({1});
+  return planner::make_plan(config, model::Model(planner::model_shape(config)), *kernels, planner::HardwareProfile{});
 }
 
 // The least memory.device with which the configuration is accepted.
-inline std::uint64_t least_device(const Config& config) {
+inline std::uint64_t least_device(const config::Config& config) {
   const auto plan = planned(config);
-  const Refusal& refusal = std::get<Refusal>(plan);
-  for (const Suggestion& suggestion : refusal.suggestions) {
+  const planner::Refusal& refusal = std::get<planner::Refusal>(plan);
+  for (const planner::Suggestion& suggestion : refusal.suggestions) {
     if (suggestion.size() == 1 && suggestion.front().first == "memory.device") {
       return suggestion.front().second;
     }

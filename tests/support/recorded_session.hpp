@@ -14,7 +14,7 @@ struct SessionRecord {
   std::vector<double> losses;       // of each step, then of an evaluation
   std::vector<std::uint64_t> bits;  // of losses and norms
   std::string weights_hash;
-  LinkBytes moved;  // by the last step
+  schedule::LinkBytes moved;  // by the last step
   bool operator==(const SessionRecord& other) const {
     return bits == other.bits && weights_hash == other.weights_hash;
   }
@@ -23,7 +23,7 @@ struct SessionRecord {
 inline SessionRecord record_steps(PlannedSession& session, int steps) {
   SessionRecord record;
   for (int step = 0; step < steps; ++step) {
-    const StepOutcome outcome = session.step(step);
+    const train::StepOutcome outcome = session.step(step);
     record.losses.push_back(outcome.loss);
     record.bits.push_back(std::bit_cast<std::uint64_t>(outcome.loss));
     record.bits.push_back(std::bit_cast<std::uint64_t>(outcome.grad_norm));

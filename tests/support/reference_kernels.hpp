@@ -22,7 +22,7 @@ struct GemmResult {
   Doubles magnitude;  // sum of |a b| (+ |bias|): what rounding errors are relative to
 };
 
-inline GemmResult gemm(const GemmShape& shape, const Doubles& a, const Doubles& b,
+inline GemmResult gemm(const kernels::GemmShape& shape, const Doubles& a, const Doubles& b,
                        const Doubles& bias) {
   GemmResult result{Doubles(at(shape.m * shape.n)), Doubles(at(shape.m * shape.n))};
   for (std::int64_t i = 0; i < shape.m; ++i) {
@@ -46,7 +46,7 @@ struct AttentionResult {
   Doubles out, lse;
 };
 
-inline AttentionResult attention(const AttentionShape& s, const Doubles& qkv) {
+inline AttentionResult attention(const kernels::AttentionShape& s, const Doubles& qkv) {
   const std::int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim;
   const double scale = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
   AttentionResult result{Doubles(at(s.batch * s.time * s.heads * s.head_dim)),
@@ -88,7 +88,7 @@ struct HeadResult {
   Doubles lse;
 };
 
-inline HeadResult head(const HeadShape& s, const Doubles& x, const Doubles& w,
+inline HeadResult head(const kernels::HeadShape& s, const Doubles& x, const Doubles& w,
                        const std::vector<std::int32_t>& targets) {
   HeadResult result;
   Doubles logits(at(s.vocab));

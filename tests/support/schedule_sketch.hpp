@@ -11,13 +11,13 @@ namespace sluice::testing {
 
 class ScheduleSketch {
  public:
-  Schedule schedule;
+  schedule::Schedule schedule;
 
   ScheduleSketch() { schedule.slot_bytes = 65536; }
 
-  BufferId buffer(BufferRole role, Tier tier, std::uint64_t bytes, std::int32_t unit = 0,
+  schedule::BufferId buffer(schedule::BufferRole role, Tier tier, std::uint64_t bytes, std::int32_t unit = 0,
                   std::int32_t microbatch = 0) {
-    Buffer made;
+    schedule::Buffer made;
     made.role = role;
     made.tier = tier;
     made.bytes = bytes;
@@ -25,9 +25,9 @@ class ScheduleSketch {
     made.microbatch = microbatch;
     return add(made);
   }
-  BufferId state(StateKind kind, Tier tier, std::uint64_t first_elem, std::uint64_t elems,
+  schedule::BufferId state(StateKind kind, Tier tier, std::uint64_t first_elem, std::uint64_t elems,
                  std::int32_t unit = 0) {
-    Buffer made;
+    schedule::Buffer made;
     made.kind = kind;
     made.tier = tier;
     made.dtype = DType::kF32;
@@ -39,46 +39,46 @@ class ScheduleSketch {
     return add(made);
   }
   // A persistent state buffer that holds version 0 at entry, and `exit_version` at exit.
-  BufferId home(StateKind kind, Tier tier, std::uint64_t elems, std::int32_t exit_version,
+  schedule::BufferId home(StateKind kind, Tier tier, std::uint64_t elems, std::int32_t exit_version,
                 std::int32_t unit = 0) {
-    const BufferId id = state(kind, tier, 0, elems, unit);
+    const schedule::BufferId id = state(kind, tier, 0, elems, unit);
     schedule.buffers[id].persistent = true;
     schedule.entry.push_back({kind, unit, -1, id, 0});
     schedule.exit.push_back({kind, unit, -1, id, exit_version});
     return id;
   }
-  Instruction& emit(Op op, Lane lane, std::initializer_list<Use> reads,
-                    std::initializer_list<Use> writes) {
-    Instruction made;
+  schedule::Instruction& emit(schedule::Op op, schedule::Lane lane, std::initializer_list<schedule::Use> reads,
+                    std::initializer_list<schedule::Use> writes) {
+    schedule::Instruction made;
     made.op = op;
     made.lane = lane;
     made.unit = 0;
     made.layer = 0;
-    made.microbatch = op == Op::kOptimizerStep || op == Op::kGradNorm ? -1 : 0;
+    made.microbatch = op == schedule::Op::kOptimizerStep || op == schedule::Op::kGradNorm ? -1 : 0;
     made.reads = reads;
     made.writes = writes;
     made.cost_s = 1.0;
     schedule.instructions.push_back(std::move(made));
     return schedule.instructions.back();
   }
-  void release(Lane lane, BufferId id) { emit(Op::kRelease, lane, {{id, 0, 0}}, {}).cost_s = 0; }
+  void release(schedule::Lane lane, schedule::BufferId id) { emit(schedule::Op::kRelease, lane, {{id, 0, 0}}, {}).cost_s = 0; }
 
-  Schedule compiled() {
-    link(schedule);
-    pack(schedule);
+  schedule::Schedule compiled() {
+    schedule::link(schedule);
+    schedule::pack(schedule);
     return schedule;
   }
 
  private:
-  BufferId add(Buffer made) {
-    made.id = static_cast<BufferId>(schedule.buffers.size());
+  schedule::BufferId add(schedule::Buffer made) {
+    made.id = static_cast<schedule::BufferId>(schedule.buffers.size());
     schedule.buffers.push_back(made);
     return made.id;
   }
 };
 
 // All of a buffer.
-inline Use all(BufferId id) {
+inline schedule::Use all(schedule::BufferId id) {
   return {id, 0, 0};
 }
 
@@ -86,14 +86,14 @@ inline Use all(BufferId id) {
 // lane of storage writes.
 inline ScheduleSketch two_writes_of_one_home() {
   ScheduleSketch sketch;
-  const BufferId home = sketch.home(StateKind::kMaster, Tier::kStorage, 64, 0);
-  const BufferId first = sketch.state(StateKind::kMaster, Tier::kPinned, 0, 64);
-  const BufferId second = sketch.state(StateKind::kMaster, Tier::kPinned, 0, 64);
-  sketch.emit(Op::kForward, Lane::kCompute, {}, {all(first)});
-  sketch.emit(Op::kForward, Lane::kCompute, {}, {all(second)});
-  for (const BufferId piece : {first, second}) {
-    sketch.emit(Op::kStorageWrite, Lane::kStorageWrite, {all(piece)}, {all(home)});
-    sketch.release(Lane::kStorageWrite, piece);
+  const schedule::BufferId home = sketch.home(StateKind::kMaster, Tier::kStorage, 64, 0);
+  const schedule::BufferId first = sketch.state(StateKind::kMaster, Tier::kPinned, 0, 64);
+  const schedule::BufferId second = sketch.state(StateKind::kMaster, Tier::kPinned, 0, 64);
+  sketch.emit(schedule::Op::kForward, schedule::Lane::kCompute, {}, {all(first)});
+  sketch.emit(schedule::Op::kForward, schedule::Lane::kCompute, {}, {all(second)});
+  for (const schedule::BufferId piece : {first, second}) {
+    sketch.emit(schedule::Op::kStorageWrite, schedule::Lane::kStorageWrite, {all(piece)}, {all(home)});
+    sketch.release(schedule::Lane::kStorageWrite, piece);
   }
   return sketch;
 }

@@ -22,16 +22,16 @@ inline std::string joined(const std::vector<std::string>& lines) {
 
 class StepChain {
  public:
-  explicit StepChain(InterpretOptions timing = {}) : timing_(timing) {}
+  explicit StepChain(schedule::InterpretOptions timing = {}) : timing_(timing) {}
 
   // accepted: the clip factor that the pass computes is one.
-  void pass(const Schedule& schedule, std::uint64_t step, bool accepted = false) {
-    ASSERT_EQ(joined(validate(schedule)), "");
-    InterpretOptions options = timing_;
+  void pass(const schedule::Schedule& schedule, std::uint64_t step, bool accepted = false) {
+    ASSERT_EQ(joined(schedule::validate(schedule)), "");
+    schedule::InterpretOptions options = timing_;
     options.before = started_ ? &left_ : nullptr;
     options.step = step;
     options.clip_accepted = accepted;
-    Interpretation values = interpret(schedule, options);
+    schedule::Interpretation values = schedule::interpret(schedule, options);
     ASSERT_EQ(joined(values.errors), "");
     if (values.norm) norms.push_back(*values.norm);
     if (!values.losses.empty()) losses.push_back(values.losses);
@@ -44,15 +44,15 @@ class StepChain {
   // What the last pass made beside the state that it found is not used.
   void give_up() { left_ = left_.given_up(); }
 
-  using State = std::map<std::pair<StateKind, std::int32_t>, Term>;
-  std::vector<Term> norms;
-  std::vector<std::map<std::int32_t, Term>> losses;
+  using State = std::map<std::pair<StateKind, std::int32_t>, schedule::Term>;
+  std::vector<schedule::Term> norms;
+  std::vector<std::map<std::int32_t, schedule::Term>> losses;
   State exit;   // of the last pass
   State found;  // likewise
 
  private:
-  InterpretOptions timing_;
-  CarriedState left_;
+  schedule::InterpretOptions timing_;
+  schedule::CarriedState left_;
   bool started_ = false;
 };
 

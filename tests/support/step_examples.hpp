@@ -12,15 +12,15 @@ namespace sluice::testing {
 
 // Embedding, `blocks` equal blocks and a head, as a decoder has. Sizes are small but uneven, so
 // that the last piece and the last slot of a unit are partly filled.
-inline StepModel example_model(int blocks, bool tied, DType dtype,
-                               OptimizerOptions optimizer = {}) {
-  StepModel model;
+inline schedule::StepModel example_model(int blocks, bool tied, DType dtype,
+                               kernels::OptimizerOptions optimizer = {}) {
+  schedule::StepModel model;
   model.dtype = dtype;
   model.optimizer = optimizer;
   model.optimizer.weight = dtype;
   model.token_bytes = 512;
   const auto add = [&](const char* name, std::uint64_t elems) -> UnitFootprint& {
-    UnitFootprint unit;
+    schedule::UnitFootprint unit;
     unit.name = name;
     unit.elems = elems;
     unit.output_bytes = 8192;
@@ -29,7 +29,7 @@ inline StepModel example_model(int blocks, bool tied, DType dtype,
     unit.forward_workspace_bytes = 2048;
     unit.backward_input_workspace_bytes = 4096;
     unit.backward_weight_workspace_bytes = 1024;
-    if (needs_whole_tensors(model.optimizer)) {
+    if (kernels::needs_whole_tensors(model.optimizer)) {
       unit.tensor_state_elems = 1024 + elems / 64;
       unit.update_workspace_bytes = 8192;
     }
@@ -39,12 +39,12 @@ inline StepModel example_model(int blocks, bool tied, DType dtype,
     model.units.push_back(std::move(unit));
     return model.units.back();
   };
-  UnitFootprint& embedding = add("embedding", 5 * 4096);
+  schedule::UnitFootprint& embedding = add("embedding", 5 * 4096);
   embedding.has_input = false;
   embedding.saved_bytes = 0;
   embedding.context_bytes = 0;
   for (int i = 0; i < blocks; ++i) add("block", 7 * 4096).recomputable = true;
-  UnitFootprint& head = add("head", tied ? 4096 : 6 * 4096);
+  schedule::UnitFootprint& head = add("head", tied ? 4096 : 6 * 4096);
   head.is_head = true;
   head.output_bytes = 0;
   if (tied) {
@@ -56,24 +56,24 @@ inline StepModel example_model(int blocks, bool tied, DType dtype,
 
 // What blocks save in parts, as uneven as their sizes allow, for one half of backward or for both;
 // 40,192 bytes in all.
-inline void cut_saved(StepModel& model) {
-  for (UnitFootprint& unit : model.units) {
+inline void cut_saved(schedule::StepModel& model) {
+  for (schedule::UnitFootprint& unit : model.units) {
     if (!unit.recomputable) continue;
-    unit.saved_parts = {{"first", 16640, SavedFor::kBackwardInput},
-                        {"second", 256, SavedFor::kBackwardInput},
-                        {"third", 5120, SavedFor::kBoth},
-                        {"fourth", 9728, SavedFor::kBackwardWeight},
-                        {"fifth", 8448, SavedFor::kBackwardWeight}};
+    unit.saved_parts = {{"first", 16640, schedule::SavedFor::kBackwardInput},
+                        {"second", 256, schedule::SavedFor::kBackwardInput},
+                        {"third", 5120, schedule::SavedFor::kBoth},
+                        {"fourth", 9728, schedule::SavedFor::kBackwardWeight},
+                        {"fifth", 8448, schedule::SavedFor::kBackwardWeight}};
     unit.saved_bytes = 40192;
   }
 }
 
 // Each part of each unit anywhere; a function of the seed.
-inline void scatter_saved(const StepModel& model, std::uint64_t seed, Placement& placement) {
+inline void scatter_saved(const schedule::StepModel& model, std::uint64_t seed, schedule::Placement& placement) {
   const CounterRng random(seed, stream_of("test/saved_places"));
   std::uint64_t draw = 0;
   placement.saved.clear();
-  for (const UnitFootprint& unit : model.units) {
+  for (const schedule::UnitFootprint& unit : model.units) {
     placement.saved.emplace_back();
     for (std::size_t part = 0; part < unit.saved_parts.size(); ++part) {
       placement.saved.back().push_back(static_cast<Tier>(random.below(draw++, 3)));
@@ -83,30 +83,30 @@ inline void scatter_saved(const StepModel& model, std::uint64_t seed, Placement&
 
 // One of each way of keeping state: fp32, split master, 8-bit moments, no moments, sums of whole
 // tensors with and without a first moment.
-inline std::vector<OptimizerOptions> example_optimizers() {
-  std::vector<OptimizerOptions> optimizers(7);
+inline std::vector<kernels::OptimizerOptions> example_optimizers() {
+  std::vector<kernels::OptimizerOptions> optimizers(7);
   optimizers[1].split_master = true;
   optimizers[2].split_master = true;
   optimizers[2].moments = DType::kBlock8;
-  optimizers[3].rule = OptimizerRule::kSgd;
+  optimizers[3].rule = kernels::OptimizerRule::kSgd;
   optimizers[3].momentum = 0;
-  optimizers[4].rule = OptimizerRule::kAdafactor;
-  optimizers[5].rule = OptimizerRule::kMuon;
+  optimizers[4].rule = kernels::OptimizerRule::kAdafactor;
+  optimizers[5].rule = kernels::OptimizerRule::kMuon;
   optimizers[5].moments = DType::kBF16;
-  optimizers[6].rule = OptimizerRule::kSm3;
+  optimizers[6].rule = kernels::OptimizerRule::kSm3;
   optimizers[6].split_master = true;
   return optimizers;
 }
 
-inline Placement placed(std::size_t units, Tier weight, Tier gradient, Tier optimizer,
+inline schedule::Placement placed(std::size_t units, Tier weight, Tier gradient, Tier optimizer,
                         Tier activation = Tier::kDevice) {
   return {std::vector<Tier>(units, weight), std::vector<Tier>(units, gradient),
           std::vector<Tier>(units, optimizer), std::vector<Tier>(units, activation)};
 }
 
-inline StepOptions example_options(const StepModel& model, Tier weight, Tier gradient,
+inline schedule::StepOptions example_options(const schedule::StepModel& model, Tier weight, Tier gradient,
                                    Tier optimizer, Tier activation = Tier::kDevice) {
-  StepOptions options;
+  schedule::StepOptions options;
   options.microbatches = 2;
   options.chunk_bytes = 2 * 4096 * 4;
   options.piece_elems = 3 * 4096;
@@ -115,12 +115,12 @@ inline StepOptions example_options(const StepModel& model, Tier weight, Tier gra
 }
 
 // Anything that a run may be configured to; a function of the seed.
-inline StepOptions random_options(const StepModel& model, std::int32_t microbatches,
+inline schedule::StepOptions random_options(const schedule::StepModel& model, std::int32_t microbatches,
                                   std::uint64_t seed) {
   const CounterRng random(seed, stream_of("test/step_options"));
   std::uint64_t draw = 0;
   const auto below = [&](std::uint64_t bound) { return random.below(draw++, bound); };
-  StepOptions options;
+  schedule::StepOptions options;
   options.microbatches = microbatches;
   options.recompute = below(2) == 0;
   options.chunk_bytes = 4096 * (4 + 4 * below(4));
@@ -135,7 +135,7 @@ inline StepOptions random_options(const StepModel& model, std::int32_t microbatc
     options.placement.weight.push_back(device ? Tier::kDevice : static_cast<Tier>(below(3)));
     options.placement.gradient.push_back(device ? Tier::kDevice : static_cast<Tier>(below(3)));
   }
-  options.order = below(2) == 0 ? ComputeOrder::kUnit : ComputeOrder::kMicrobatch;
+  options.order = below(2) == 0 ? schedule::ComputeOrder::kUnit : schedule::ComputeOrder::kMicrobatch;
   if (below(2) == 0) {
     options.update_piece_elems = 4096 * (1 + below(8));
     options.update_lookahead = static_cast<std::int32_t>(below(12));

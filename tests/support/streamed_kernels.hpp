@@ -17,9 +17,9 @@
 
 namespace sluice::testing {
 
-class StreamedKernels final : public Kernels {
+class StreamedKernels final : public kernels::Kernels {
  public:
-  explicit StreamedKernels(std::unique_ptr<Kernels> inner) : inner_(std::move(inner)) {
+  explicit StreamedKernels(std::unique_ptr<kernels::Kernels> inner) : inner_(std::move(inner)) {
     void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     SLUICE_CHECK(library != nullptr);
     launch_ = reinterpret_cast<decltype(launch_)>(::dlsym(library, "cuLaunchHostFunc"));
@@ -29,10 +29,10 @@ class StreamedKernels final : public Kernels {
   void set_stream(void* native) override { stream_ = native; }
   const char* arithmetic() const override { return inner_->arithmetic(); }
 
-  std::uint64_t gemm_workspace_bytes(const GemmShape& shape) const override {
+  std::uint64_t gemm_workspace_bytes(const kernels::GemmShape& shape) const override {
     return inner_->gemm_workspace_bytes(shape);
   }
-  void gemm(const GemmShape& shape, const void* a, const void* b, const void* bias, void* c,
+  void gemm(const kernels::GemmShape& shape, const void* a, const void* b, const void* bias, void* c,
             void* workspace) override {
     queue([=, this] { inner_->gemm(shape, a, b, bias, c, workspace); });
   }
@@ -43,17 +43,17 @@ class StreamedKernels final : public Kernels {
                   DType dtype) override {
     queue([=, this] { inner_->column_sum(x, out, rows, cols, dtype); });
   }
-  void norm_forward(const NormShape& shape, const void* x, const void* weight, const void* bias,
+  void norm_forward(const kernels::NormShape& shape, const void* x, const void* weight, const void* bias,
                     void* y, float* mean, float* rstd) override {
     queue([=, this] { inner_->norm_forward(shape, x, weight, bias, y, mean, rstd); });
   }
-  void norm_backward_input(const NormShape& shape, const void* dy, const void* x,
+  void norm_backward_input(const kernels::NormShape& shape, const void* dy, const void* x,
                            const void* weight, const float* mean, const float* rstd,
                            const void* residual, void* dx) override {
     queue(
         [=, this] { inner_->norm_backward_input(shape, dy, x, weight, mean, rstd, residual, dx); });
   }
-  void norm_backward_weight(const NormShape& shape, const void* dy, const void* x,
+  void norm_backward_weight(const kernels::NormShape& shape, const void* dy, const void* x,
                             const float* mean, const float* rstd, void* dweight,
                             void* dbias) override {
     queue([=, this] { inner_->norm_backward_weight(shape, dy, x, mean, rstd, dweight, dbias); });
@@ -76,17 +76,17 @@ class StreamedKernels final : public Kernels {
                        std::int64_t cols, DType dtype) override {
     queue([=, this] { inner_->swiglu_backward(dy, x, dx, rows, cols, dtype); });
   }
-  void rope(const AttentionShape& shape, float base, bool inverse, void* qkv) override {
+  void rope(const kernels::AttentionShape& shape, float base, bool inverse, void* qkv) override {
     queue([=, this] { inner_->rope(shape, base, inverse, qkv); });
   }
-  std::uint64_t attention_workspace_bytes(const AttentionShape& shape) const override {
+  std::uint64_t attention_workspace_bytes(const kernels::AttentionShape& shape) const override {
     return inner_->attention_workspace_bytes(shape);
   }
-  void attention_forward(const AttentionShape& shape, const void* qkv, void* out, float* lse,
+  void attention_forward(const kernels::AttentionShape& shape, const void* qkv, void* out, float* lse,
                          void* workspace) override {
     queue([=, this] { inner_->attention_forward(shape, qkv, out, lse, workspace); });
   }
-  void attention_backward(const AttentionShape& shape, const void* dout, const void* qkv,
+  void attention_backward(const kernels::AttentionShape& shape, const void* dout, const void* qkv,
                           const void* out, const float* lse, void* dqkv, void* workspace) override {
     queue([=, this] { inner_->attention_backward(shape, dout, qkv, out, lse, dqkv, workspace); });
   }
@@ -110,17 +110,17 @@ class StreamedKernels final : public Kernels {
                                  hidden, dtype, workspace);
     });
   }
-  std::uint64_t head_workspace_bytes(const HeadShape& shape) const override {
+  std::uint64_t head_workspace_bytes(const kernels::HeadShape& shape) const override {
     return inner_->head_workspace_bytes(shape);
   }
-  void head_forward(const HeadShape& shape, const void* x, const void* w,
+  void head_forward(const kernels::HeadShape& shape, const void* x, const void* w,
                     const std::int32_t* targets, float loss_scale, double* loss_sum, float* lse,
                     void* dx, void* workspace) override {
     queue([=, this] {
       inner_->head_forward(shape, x, w, targets, loss_scale, loss_sum, lse, dx, workspace);
     });
   }
-  void head_backward_weight(const HeadShape& shape, const void* x, const void* w,
+  void head_backward_weight(const kernels::HeadShape& shape, const void* x, const void* w,
                             const std::int32_t* targets, float loss_scale, const float* lse,
                             void* dw, void* workspace) override {
     queue([=, this] {
@@ -140,14 +140,14 @@ class StreamedKernels final : public Kernels {
       inner_->squared_norm_blocks(grad, dtype, round_to, kept, partial);
     });
   }
-  std::uint64_t update_workspace_bytes(const OptimizerOptions& options,
-                                       std::span<const ParameterSegment> segments) const override {
+  std::uint64_t update_workspace_bytes(const kernels::OptimizerOptions& options,
+                                       std::span<const kernels::ParameterSegment> segments) const override {
     return inner_->update_workspace_bytes(options, segments);
   }
-  void update(const OptimizerOptions& options, const UpdateBuffers& buffers,
-              std::span<const ParameterSegment> segments, const UpdateScalars& scalars,
+  void update(const kernels::OptimizerOptions& options, const kernels::UpdateBuffers& buffers,
+              std::span<const kernels::ParameterSegment> segments, const kernels::UpdateScalars& scalars,
               void* workspace) override {
-    queue([=, this, kept = std::vector<ParameterSegment>(segments.begin(), segments.end())] {
+    queue([=, this, kept = std::vector<kernels::ParameterSegment>(segments.begin(), segments.end())] {
       inner_->update(options, buffers, kept, scalars, workspace);
     });
   }
@@ -165,7 +165,7 @@ class StreamedKernels final : public Kernels {
     held.release();  // NOLINT(bugprone-unused-return-value): the stream's now
   }
 
-  std::unique_ptr<Kernels> inner_;
+  std::unique_ptr<kernels::Kernels> inner_;
   void* stream_ = nullptr;
   int (*launch_)(void* stream, void (*function)(void*), void* data) = nullptr;
 };

@@ -34,12 +34,12 @@ inline std::string example_text(std::size_t bytes) {
 
 // What one process of a run reported; doubles as their bits.
 struct TrainingRecord {
-  TrainingEnd end = TrainingEnd::kRefused;
+  train::TrainingEnd end = train::TrainingEnd::kRefused;
   std::vector<std::uint64_t> losses, norms;  // of each step
   std::vector<std::uint64_t> eval_losses;
   std::string weights_hash;  // empty where the run did not end
-  RunEvent plan, done;
-  std::vector<RunEvent> steps;
+  train::RunEvent plan, done;
+  std::vector<train::RunEvent> steps;
 
   double loss(std::size_t step) const { return std::bit_cast<double>(losses.at(step)); }
   // Appends what a resumed process reported.
@@ -62,18 +62,18 @@ class TrainingBench {
   std::string run_directory(const std::string& run) const { return directory_.file(run); }
 
   // The overrides come last, so that they win.
-  Config config(const std::string& run, const Overrides& overrides) const {
+  config::Config config(const std::string& run, const Overrides& overrides) const {
     const Overrides base{"data.paths=[\"" + directory_.file("text") + "\"]",
                          "log.dir=" + run_directory(run), "memory.storage=1GiB",
                          "memory.device=256MiB", "memory.pinned=256MiB"};
-    return parse_config("", "test", base + overrides);
+    return config::parse_config("", "test", base + overrides);
   }
 
   // observe: called after each step, may be empty.
-  static TrainingRecord run(const Config& config, const TrainingOptions& options = {},
-                            const StepObserver& observe = {}) {
+  static TrainingRecord run(const config::Config& config, const train::TrainingOptions& options = {},
+                            const train::StepObserver& observe = {}) {
     TrainingRecord record;
-    const EventSink sink = [&](const RunEvent& event) {
+    const train::EventSink sink = [&](const train::RunEvent& event) {
       const auto& kind = event.at("event");
       if (kind == "plan") record.plan = event;
       if (kind == "step") record.steps.push_back(event);
@@ -85,7 +85,7 @@ class TrainingBench {
         record.weights_hash = event.at("weights_hash").get<std::string>();
       }
     };
-    record.end = train(config, options, sink, [&](const StepReport& report) {
+    record.end = train::train(config, options, sink, [&](const train::StepReport& report) {
       record.losses.push_back(std::bit_cast<std::uint64_t>(report.loss));
       record.norms.push_back(std::bit_cast<std::uint64_t>(report.grad_norm));
       if (observe) observe(report);

@@ -28,15 +28,15 @@ class AlignedFloats {
 // Buffers of every unit, forward and backward, for one micro-batch. Weights start at zero.
 class WholeModel {
  public:
-  WholeModel(const ModelShape& shape, std::int64_t micro_batch, std::int64_t seq)
+  WholeModel(const model::ModelShape& shape, std::int64_t micro_batch, std::int64_t seq)
       : model_(shape),
         batch_{micro_batch, seq, DType::kF32},
-        kernels_(make_host_kernels({1})),
+        kernels_(kernels::make_host_kernels({1})),
         tokens_(rows()),
         targets_(rows()) {
     std::uint64_t workspace_bytes = 0;
-    for (const Unit& unit : model_.units()) {
-      const PassNeeds needs = unit.layer->needs(batch_, *kernels_);
+    for (const model::Unit& unit : model_.units()) {
+      const model::PassNeeds needs = unit.layer->needs(batch_, *kernels_);
       const std::uint64_t window_bytes = unit.layer->layout().elems() * sizeof(float);
       weights_.emplace_back(window_bytes);
       gradients_.emplace_back(window_bytes);
@@ -54,7 +54,7 @@ class WholeModel {
     workspace_ = AlignedFloats(workspace_bytes);
   }
 
-  const Model& model() const { return model_; }
+  const model::Model& model() const { return model_; }
   float& weight(std::size_t unit, std::uint64_t elem) { return weights_[unit].at()[elem]; }
   std::int32_t* tokens() { return tokens_.data(); }
   std::int32_t* targets() { return targets_.data(); }
@@ -65,8 +65,8 @@ class WholeModel {
   // Mean loss over the rows.
   double loss() {
     for (std::size_t unit = 0; unit < units(); ++unit) {
-      const PassBuffers at = buffers(unit);
-      const Layer& layer = *model_.units()[unit].layer;
+      const model::PassBuffers at = buffers(unit);
+      const model::Layer& layer = *model_.units()[unit].layer;
       if (model_.units()[unit].is_head) {
         layer.loss(*kernels_, batch_, at);
       } else {
@@ -79,8 +79,8 @@ class WholeModel {
   // After loss(). A tied head's gradient is folded into the embedding's.
   void backward() {
     for (std::size_t unit = units(); unit-- > 0;) {
-      const PassBuffers at = buffers(unit);
-      const Layer& layer = *model_.units()[unit].layer;
+      const model::PassBuffers at = buffers(unit);
+      const model::Layer& layer = *model_.units()[unit].layer;
       if (model_.units()[unit].has_input) layer.backward_input(*kernels_, batch_, at);
       layer.backward_weight(*kernels_, batch_, at);
     }
@@ -93,8 +93,8 @@ class WholeModel {
  private:
   std::size_t units() const { return model_.units().size(); }
 
-  PassBuffers buffers(std::size_t unit) {
-    PassBuffers at;
+  model::PassBuffers buffers(std::size_t unit) {
+    model::PassBuffers at;
     at.weights = weights_[unit].bytes();
     at.tied_weights = weights_.front().bytes();
     at.tokens = tokens_.data();
@@ -115,9 +115,9 @@ class WholeModel {
     return at;
   }
 
-  Model model_;
-  BatchShape batch_;
-  std::unique_ptr<Kernels> kernels_;
+  model::Model model_;
+  model::BatchShape batch_;
+  std::unique_ptr<kernels::Kernels> kernels_;
   std::vector<std::int32_t> tokens_, targets_;
   std::vector<AlignedFloats> weights_, gradients_, outputs_, grad_outputs_, saved_, contexts_;
   AlignedFloats tied_gradient_, workspace_;

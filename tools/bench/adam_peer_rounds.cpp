@@ -6,7 +6,7 @@
 #include "base/error.hpp"
 #include "tools/bench/median.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 
 AdamPeerRounds::AdamPeerRounds(AdamPeers peers, std::int64_t elems)
     : peers_(std::move(peers)), elems_(static_cast<double>(elems)) {}
@@ -43,4 +43,4 @@ nlohmann::json AdamPeerRounds::figures(
   return figures;
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench

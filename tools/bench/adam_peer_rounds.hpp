@@ -9,7 +9,7 @@
 
 #include "tools/bench/adam_peers.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 
 class AdamPeerRounds {
  public:
@@ -30,4 +30,4 @@ class AdamPeerRounds {
   std::map<std::string, std::vector<double>> params_per_s_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::bench

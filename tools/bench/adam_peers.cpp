@@ -11,7 +11,7 @@
 #include "base/error.hpp"
 #include "tools/bench/peer_adam.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 constexpr int kProtocol = 1;
@@ -118,4 +118,4 @@ std::optional<std::string> default_peers_python() {
   return python.string();
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench

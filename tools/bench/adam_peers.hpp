@@ -10,7 +10,7 @@
 
 #include "tools/bench/peer_process.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 
 struct AdamPeer {
   std::string name;                   // "deepspeed_copy"
@@ -62,4 +62,4 @@ std::string python_of(const std::string& venv);
 // $HOME/.cache/sluice/bench_peers. Nothing where it is not there, or not finished.
 std::optional<std::string> default_peers_python();
 
-}  // namespace sluice
+}  // namespace sluice::bench

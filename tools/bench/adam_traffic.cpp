@@ -12,7 +12,7 @@
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::HWY_NAMESPACE {
+namespace sluice::bench::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -54,7 +54,7 @@ HWY_INLINE void pass(const TrafficStream& stream, std::int64_t i, std::int64_t a
   if (i % static_cast<std::int64_t>(kBlock8Elems) != 0) return;
   const auto block = static_cast<std::uint64_t>(i) / kBlock8Elems;
   auto* const scale =
-      reinterpret_cast<std::uint32_t*>(stream.data + block8_place(block).scale_bytes);
+      reinterpret_cast<std::uint32_t*>(stream.data + kernels::block8_place(block).scale_bytes);
   *scale ^= hn::GetLane(mask);
 }
 
@@ -73,20 +73,20 @@ const char* target_name() {
   return hwy::TargetName(HWY_TARGET);
 }
 
-}  // namespace sluice::HWY_NAMESPACE
+}  // namespace sluice::bench::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace sluice {
+namespace sluice::bench {
 
 HWY_EXPORT(traffic_range);
 HWY_EXPORT(target_name);
 
-void adam_traffic(const host::Parallel& parallel, const OptimizerOptions& options,
-                  const UpdateBuffers& buffers, std::uint32_t mask) {
+void adam_traffic(const kernels::host::Parallel& parallel, const kernels::OptimizerOptions& options,
+                  const kernels::UpdateBuffers& buffers, std::uint32_t mask) {
   SLUICE_CHECK(buffers.elems % static_cast<std::int64_t>(kBlock8GroupElems) == 0);
   const TrafficStreams streams = traffic_streams(options, buffers);
-  parallel.for_blocks(buffers.elems, host::update_task_elems(buffers.elems, parallel.threads()),
+  parallel.for_blocks(buffers.elems, kernels::host::update_task_elems(buffers.elems, parallel.threads()),
                       [&](std::int64_t begin, std::int64_t end) {
                         HWY_DYNAMIC_DISPATCH(traffic_range)(streams, mask, begin, end);
                       });
@@ -96,5 +96,5 @@ const char* vector_instruction_set() {
   return HWY_DYNAMIC_DISPATCH(target_name)();
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench
 #endif  // HWY_ONCE

@@ -3,7 +3,7 @@
 
 #include "kernels/kernels.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 
 namespace host {
 class Parallel;
@@ -14,10 +14,10 @@ class Parallel;
 // master's weight too), writes a weight beside a master. `mask` is xor-ed into all that is read and
 // written; 0 leaves the states as they are, which the compiler cannot know. A weight that is only
 // written becomes the fold of what was read. buffers.elems: a multiple of 4,096.
-void adam_traffic(const host::Parallel& parallel, const OptimizerOptions& options,
-                  const UpdateBuffers& buffers, std::uint32_t mask);
+void adam_traffic(const kernels::host::Parallel& parallel, const kernels::OptimizerOptions& options,
+                  const kernels::UpdateBuffers& buffers, std::uint32_t mask);
 
 // The widest instruction set that the vectorised kernels use on this CPU ("AVX2").
 const char* vector_instruction_set();
 
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -12,11 +12,11 @@
 #include "kernels/host/parallel.hpp"
 #include "tools/bench/adam_traffic.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
-OptimizerOptions formats(OptimizerRule rule, DType weight, bool split, DType moments) {
-  OptimizerOptions options;
+kernels::OptimizerOptions formats(kernels::OptimizerRule rule, DType weight, bool split, DType moments) {
+  kernels::OptimizerOptions options;
   options.rule = rule;
   options.weight = weight;
   options.split_master = split;
@@ -46,18 +46,18 @@ void put(std::byte* array, DType dtype, std::int64_t i, float value) {
   }  // remainders stay zero: the master is the weight
 }
 
-void run_rule(const host::Parallel& parallel, const OptimizerOptions& options,
-              const UpdateBuffers& buffers, const ParameterSegment& segment,
-              const UpdateScalars& scalars) {
+void run_rule(const kernels::host::Parallel& parallel, const kernels::OptimizerOptions& options,
+              const kernels::UpdateBuffers& buffers, const kernels::ParameterSegment& segment,
+              const kernels::UpdateScalars& scalars) {
   switch (options.rule) {
-    case OptimizerRule::kAdam:
-      return host::adam(parallel, options, buffers, {&segment, 1}, scalars);
-    case OptimizerRule::kSgd:
-      return host::sgd(parallel, options, buffers, {&segment, 1}, scalars);
-    case OptimizerRule::kLion:
-      return host::lion(parallel, options, buffers, {&segment, 1}, scalars);
+    case kernels::OptimizerRule::kAdam:
+      return kernels::host::adam(parallel, options, buffers, {&segment, 1}, scalars);
+    case kernels::OptimizerRule::kSgd:
+      return kernels::host::sgd(parallel, options, buffers, {&segment, 1}, scalars);
+    case kernels::OptimizerRule::kLion:
+      return kernels::host::lion(parallel, options, buffers, {&segment, 1}, scalars);
     default:
-      return host::adamw(parallel, options, buffers, {&segment, 1}, scalars);
+      return kernels::host::adamw(parallel, options, buffers, {&segment, 1}, scalars);
   }
 }
 
@@ -65,7 +65,7 @@ void run_rule(const host::Parallel& parallel, const OptimizerOptions& options,
 
 std::span<const AdamVariant> adam_variants() {
   using enum DType;
-  constexpr auto kAdamW = OptimizerRule::kAdamW;
+  constexpr auto kAdamW = kernels::OptimizerRule::kAdamW;
   static const std::array<AdamVariant, 10> variants{{
       {"f32", "AdamW, f32 -> f32, f32 moments", formats(kAdamW, kF32, false, kF32), kF32},
       {"bf16", "AdamW, bf16 -> bf16, f32 master and moments", formats(kAdamW, kBF16, false, kF32)},
@@ -80,11 +80,11 @@ std::span<const AdamVariant> adam_variants() {
       {"block8", "AdamW, bf16 -> bf16, f32 master, 8-bit moments",
        formats(kAdamW, kBF16, false, kBlock8)},
       {"adam", "Adam, bf16 -> bf16, f32 master and moments",
-       formats(OptimizerRule::kAdam, kBF16, false, kF32)},
+       formats(kernels::OptimizerRule::kAdam, kBF16, false, kF32)},
       {"sgd", "SGD, bf16 -> bf16, f32 master and momentum",
-       formats(OptimizerRule::kSgd, kBF16, false, kF32)},
+       formats(kernels::OptimizerRule::kSgd, kBF16, false, kF32)},
       {"lion", "Lion, bf16 -> bf16, f32 master and moment",
-       formats(OptimizerRule::kLion, kBF16, false, kF32)},
+       formats(kernels::OptimizerRule::kLion, kBF16, false, kF32)},
   }};
   return variants;
 }
@@ -101,28 +101,28 @@ AdamVariantStep::Array AdamVariantStep::array(DType dtype) {
   if (memory == nullptr) throw std::bad_alloc();
   // A wish: without huge pages the figures are those of small ones, on both sides of the ratio.
   static_cast<void>(madvise(memory.get(), bytes, MADV_HUGEPAGE));
-  parallel_.for_blocks(elems_, host::kUpdatePieceElems, [&](std::int64_t begin, std::int64_t end) {
+  parallel_.for_blocks(elems_, kernels::host::kUpdatePieceElems, [&](std::int64_t begin, std::int64_t end) {
     const std::uint64_t from = bytes_of(dtype, static_cast<std::uint64_t>(begin));
     std::memset(memory.get() + from, 0, bytes_of(dtype, static_cast<std::uint64_t>(end - begin)));
   });
   return memory;
 }
 
-AdamVariantStep::AdamVariantStep(const host::Parallel& parallel, const AdamVariant& variant,
+AdamVariantStep::AdamVariantStep(const kernels::host::Parallel& parallel, const AdamVariant& variant,
                                  std::int64_t elems)
     : parallel_(parallel), variant_(variant), elems_(elems) {
-  const OptimizerOptions& options = variant.options;
+  const kernels::OptimizerOptions& options = variant.options;
   grad_ = array(variant.grad);
   weight_ = array(options.weight);
   const auto state = [&](StateKind kind) {
-    const StateLayout layout = state_layout(options, kind);
-    return layout.extent == StateExtent::kAbsent ? Array() : array(layout.dtype);
+    const kernels::StateLayout layout = kernels::state_layout(options, kind);
+    return layout.extent == kernels::StateExtent::kAbsent ? Array() : array(layout.dtype);
   };
   master_ = state(StateKind::kMaster);
   moment1_ = state(StateKind::kMoment1);
   moment2_ = state(StateKind::kMoment2);
-  const DType master = state_layout(options, StateKind::kMaster).dtype;
-  parallel.for_blocks(elems, host::kUpdatePieceElems, [&](std::int64_t begin, std::int64_t end) {
+  const DType master = kernels::state_layout(options, StateKind::kMaster).dtype;
+  parallel.for_blocks(elems, kernels::host::kUpdatePieceElems, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       put(grad_.get(), variant_.grad, i, value_of(i) * 1e-2f);
       put(weight_.get(), options.weight, i, value_of(i));
@@ -141,7 +141,7 @@ AdamVariantStep::AdamVariantStep(const host::Parallel& parallel, const AdamVaria
 }
 
 double AdamVariantStep::update_seconds() {
-  const ParameterSegment segment{0, elems_, 0.1f};
+  const kernels::ParameterSegment segment{0, elems_, 0.1f};
   const double seconds =
       seconds_of([&] { run_rule(parallel_, variant_.options, buffers_, segment, scalars_); });
   ++scalars_.step;
@@ -153,7 +153,7 @@ double AdamVariantStep::traffic_seconds() {
 }
 
 double AdamVariantStep::bytes_per_param() const {
-  return update_bytes_per_elem(variant_.options, variant_.grad);
+  return kernels::update_bytes_per_elem(variant_.options, variant_.grad);
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -9,7 +9,7 @@
 
 #include "kernels/optimizer.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 
 namespace host {
 class Parallel;
@@ -18,7 +18,7 @@ class Parallel;
 struct AdamVariant {
   std::string_view name;  // "split_bf16"
   std::string_view what;  // for people
-  OptimizerOptions options;
+  kernels::OptimizerOptions options;
   DType grad = DType::kBF16;
   DType round_grad_to = DType::kF32;
 };
@@ -30,7 +30,7 @@ std::span<const AdamVariant> adam_variants();
 class AdamVariantStep {
  public:
   // Throws std::bad_alloc.
-  AdamVariantStep(const host::Parallel& parallel, const AdamVariant& variant, std::int64_t elems);
+  AdamVariantStep(const kernels::host::Parallel& parallel, const AdamVariant& variant, std::int64_t elems);
 
   // Seconds of one update, and of the traffic that it cannot avoid (adam_traffic.hpp).
   double update_seconds();
@@ -45,12 +45,12 @@ class AdamVariantStep {
   using Array = std::unique_ptr<std::byte, Free>;
   Array array(DType dtype);
 
-  const host::Parallel& parallel_;
+  const kernels::host::Parallel& parallel_;
   AdamVariant variant_;
   std::int64_t elems_;
   Array grad_, weight_, master_, moment1_, moment2_;
-  UpdateBuffers buffers_;
-  UpdateScalars scalars_;
+  kernels::UpdateBuffers buffers_;
+  kernels::UpdateScalars scalars_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::bench

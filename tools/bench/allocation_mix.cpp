@@ -6,13 +6,13 @@
 #include "base/units.hpp"
 #include "tools/replay/trace_generator.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 constexpr std::uint32_t kWarmIteration = 2;  // the first makes the optimizer's states
 
 // bytes: whether a request of so many is part of the mix.
-AllocationMix mix_from(const MemoryTrace& trace, const std::string& name, bool with_resident,
+AllocationMix mix_from(const record::MemoryTrace& trace, const std::string& name, bool with_resident,
                        const std::function<bool(std::uint64_t bytes)>& is_part) {
   AllocationMix mix;
   mix.name = name;
@@ -22,8 +22,8 @@ AllocationMix mix_from(const MemoryTrace& trace, const std::string& name, bool w
   std::vector<std::uint32_t> ids(trace.allocations.size(), kNotHeld);  // in the mix, while held
   std::vector<bool> from_before(trace.allocations.size(), false);
   std::uint32_t steps = 0;
-  for (const TraceOperation& operation : trace.operations) {
-    if (operation.action == TraceAction::kStep) {
+  for (const record::TraceOperation& operation : trace.operations) {
+    if (operation.action == record::TraceAction::kStep) {
       if (++steps == kWarmIteration + 2) break;
       if (steps != kWarmIteration + 1) continue;
       for (std::uint32_t old = 0; old < from_before.size(); ++old) {
@@ -35,7 +35,7 @@ AllocationMix mix_from(const MemoryTrace& trace, const std::string& name, bool w
     }
     const bool is_warm = steps == kWarmIteration + 1;
     const std::uint32_t old = operation.allocation;
-    if (operation.action == TraceAction::kAlloc) {
+    if (operation.action == record::TraceAction::kAlloc) {
       if (!is_warm) {
         from_before[old] = true;
       } else if (is_part(trace.allocations[old].bytes)) {
@@ -43,7 +43,7 @@ AllocationMix mix_from(const MemoryTrace& trace, const std::string& name, bool w
         mix.operations.push_back({true, ids[old]});
         mix.trace.allocations.push_back(trace.allocations[old]);
       }
-    } else if (operation.action == TraceAction::kFree) {
+    } else if (operation.action == record::TraceAction::kFree) {
       if (!is_warm) from_before[old] = false;
       if (ids[old] == kNotHeld) continue;
       mix.operations.push_back({false, ids[old]});
@@ -60,14 +60,14 @@ AllocationMix mix_from(const MemoryTrace& trace, const std::string& name, bool w
 }  // namespace
 
 std::vector<AllocationMix> dense_mixes(std::uint32_t layers) {
-  GeneratorOptions options;
+  replay::GeneratorOptions options;
   options.seed = 1;
   options.iterations = kWarmIteration + 1;
   options.micro_batches = 2;
   options.layers = layers == 0 ? 24 : layers;
   options.ranks = 1;  // one stream: no communication
   options.log_every = 0;
-  const MemoryTrace trace = generate_trace(options);
+  const record::MemoryTrace trace = replay::generate_trace(options);
   return {mix_from(trace, "small", false,
                    [](std::uint64_t bytes) { return bytes >= 512 && bytes <= kMiB; }),
           mix_from(trace, "large", false,
@@ -75,4 +75,4 @@ std::vector<AllocationMix> dense_mixes(std::uint32_t layers) {
           mix_from(trace, "step", true, [](std::uint64_t bytes) { return bytes > 0; })};
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -8,7 +8,7 @@
 
 #include "allocator/record/memory_trace.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 
 // Allocations are named by their index in trace.allocations. The trace's operations are empty.
 struct AllocationMix {
@@ -17,7 +17,7 @@ struct AllocationMix {
     std::uint32_t allocation = 0;
   };
   std::string name;
-  MemoryTrace trace;
+  record::MemoryTrace trace;
   std::vector<std::uint32_t> resident;  // allocated once, before the first iteration
   // An iteration frees all that it allocates: what outlives it in the trace is freed at its end,
   // and frees of what is older are left out.
@@ -28,4 +28,4 @@ struct AllocationMix {
 // 1 GiB), "step" (all of them, beside the resident states). layers: of the transformer; 0: 24.
 std::vector<AllocationMix> dense_mixes(std::uint32_t layers);
 
-}  // namespace sluice
+}  // namespace sluice::bench

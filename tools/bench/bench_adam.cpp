@@ -13,7 +13,7 @@
 #include "tools/bench/adam_variants.hpp"
 #include "tools/bench/median.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 struct Rounds {
@@ -42,9 +42,9 @@ std::vector<AdamVariant> chosen(const std::vector<std::string>& names) {
 }
 
 void check(const AdamBenchOptions& options) {
-  if (options.elems < host::kUpdatePieceElems || options.elems % host::kUpdatePieceElems != 0) {
+  if (options.elems < kernels::host::kUpdatePieceElems || options.elems % kernels::host::kUpdatePieceElems != 0) {
     throw InputError("bench adam: elems must be a multiple of " +
-                     std::to_string(host::kUpdatePieceElems) + ", at least that many");
+                     std::to_string(kernels::host::kUpdatePieceElems) + ", at least that many");
   }
   if (options.rounds < 7) throw InputError("bench adam: rounds must be at least 7");
   if (options.threads < 0) throw InputError("bench adam: threads must not be negative");
@@ -74,7 +74,7 @@ std::optional<AdamPeerRounds> open_peers(const AdamBenchOptions& options, int th
 nlohmann::json run_adam_bench(const AdamBenchOptions& options) {
   check(options);
   const std::vector<AdamVariant> variants = chosen(options.variants);
-  const host::Parallel parallel(options.threads);
+  const kernels::host::Parallel parallel(options.threads);
   std::vector<AdamVariantStep> steps;
   steps.reserve(variants.size());
   for (const AdamVariant& variant : variants) steps.emplace_back(parallel, variant, options.elems);
@@ -119,4 +119,4 @@ nlohmann::json run_adam_bench(const AdamBenchOptions& options) {
   return {{"event", "bench"}, {"name", "adam"}, {"figures", figures}};
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench

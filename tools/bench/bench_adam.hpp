@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace sluice {
+namespace sluice::bench {
 
 struct AdamBenchOptions {
   std::int64_t elems = std::int64_t{1} << 24;  // parameters; 6 to 20 bytes for each and variant
@@ -28,4 +28,4 @@ struct AdamBenchOptions {
 // std::bad_alloc: no room.
 nlohmann::json run_adam_bench(const AdamBenchOptions& options);
 
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -22,7 +22,7 @@
 #include "tools/bench/median.hpp"
 #include "tools/replay/peers/torch_allocator.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -48,7 +48,7 @@ template <bool kWithLocks>
 class NativeCaller {
  public:
   explicit NativeCaller(const AllocationMix& mix)
-      : allocator_(mix.trace, UINT64_MAX, TorchSegments::kFixed) {
+      : allocator_(mix.trace, UINT64_MAX, replay::TorchSegments::kFixed) {
     for (const std::uint32_t resident : mix.resident) allocate(resident);
   }
   void allocate(std::uint32_t index) {
@@ -70,16 +70,16 @@ class NativeCaller {
  private:
   std::conditional_t<kWithLocks, std::recursive_mutex, NoLock> device_mutex_;
   std::conditional_t<kWithLocks, std::mutex, NoLock> table_mutex_;
-  TorchAllocator allocator_;
+  replay::TorchAllocator allocator_;
 };
 
 // One thread's calls of an allocator that others may use too.
 template <class Allocator>
 class OwnCaller {
  public:
-  OwnCaller(Allocator& allocator, StreamId stream, const AllocationMix& mix)
+  OwnCaller(Allocator& allocator, allocator::StreamId stream, const AllocationMix& mix)
       : allocator_(allocator), addresses_(mix.trace.allocations.size()) {
-    for (const TraceAllocation& wanted : mix.trace.allocations) {
+    for (const record::TraceAllocation& wanted : mix.trace.allocations) {
       requests_.push_back({wanted.bytes, stream, wanted.category, wanted.name});
     }
   }
@@ -89,25 +89,25 @@ class OwnCaller {
 
  private:
   Allocator& allocator_;
-  std::vector<AllocationRequest> requests_;
+  std::vector<allocator::AllocationRequest> requests_;
   std::vector<std::byte*> addresses_;
 };
 
 struct OwnMemory {
-  explicit OwnMemory(const CachingAllocatorOptions& options = {}) {
-    allocator = std::make_unique<CachingAllocator>(device, pages, options);
+  explicit OwnMemory(const allocator::CachingAllocatorOptions& options = {}) {
+    allocator = std::make_unique<allocator::CachingAllocator>(device, pages, options);
   }
-  Stream& new_stream() { return *streams.emplace_back(device.create_stream("bench")); }
+  device::Stream& new_stream() { return *streams.emplace_back(device.create_stream("bench")); }
 
-  CountingDevice device{UINT64_MAX};
-  Ledger ledger{{UINT64_MAX, 0, 0}};
-  PagePool pages{device, ledger, kPageBytes};
-  std::vector<std::unique_ptr<Stream>> streams;
-  std::unique_ptr<CachingAllocator> allocator;
+  device::CountingDevice device{UINT64_MAX};
+  allocator::Ledger ledger{{UINT64_MAX, 0, 0}};
+  allocator::PagePool pages{device, ledger, kPageBytes};
+  std::vector<std::unique_ptr<device::Stream>> streams;
+  std::unique_ptr<allocator::CachingAllocator> allocator;
 };
 
-using DynamicCaller = OwnCaller<CachingAllocator>;
-using PlannedCaller = OwnCaller<PlanningAllocator>;
+using DynamicCaller = OwnCaller<allocator::CachingAllocator>;
+using PlannedCaller = OwnCaller<allocator::PlanningAllocator>;
 
 template <class Caller>
 void run_iteration(Caller& caller, const AllocationMix& mix) {
@@ -131,8 +131,8 @@ void allocate_resident(Caller& caller, const AllocationMix& mix) {
   for (const std::uint32_t resident : mix.resident) caller.allocate(resident);
 }
 
-double hit_share_since(const CachingAllocatorStatistics& before,
-                       const CachingAllocatorStatistics& after) {
+double hit_share_since(const allocator::CachingAllocatorStatistics& before,
+                       const allocator::CachingAllocatorStatistics& after) {
   return 1.0 - static_cast<double>(after.slow_count - before.slow_count) /
                    static_cast<double>(after.allocation_count - before.allocation_count);
 }
@@ -218,7 +218,7 @@ class Team {
  public:
   Team(const AllocationMix& mix, int threads, bool same_stream)
       : mix_(mix), memory_(roomy()), edge_(threads + 1), rates_(static_cast<std::size_t>(threads)) {
-    StreamId stream = 0;
+    allocator::StreamId stream = 0;
     for (int i = 0; i < threads; ++i) {
       if (i == 0 || !same_stream) stream = memory_.allocator->add_stream(memory_.new_stream());
       callers_.push_back(std::make_unique<DynamicCaller>(*memory_.allocator, stream, mix));
@@ -259,8 +259,8 @@ class Team {
  private:
   // Room for every stream's most at once: else who comes second takes pages from the first, in turn
   // as their iterations happen to lie, which is no hit.
-  static CachingAllocatorOptions roomy() {
-    CachingAllocatorOptions options;
+  static allocator::CachingAllocatorOptions roomy() {
+    allocator::CachingAllocatorOptions options;
     options.growth_slack = 1024.0;
     return options;
   }
@@ -312,7 +312,7 @@ class Team {
   double seconds_ = 0.0;
   bool done_ = false;
   std::vector<double> rates_;
-  CachingAllocatorStatistics before_;
+  allocator::CachingAllocatorStatistics before_;
   std::vector<std::jthread> threads_;  // last: joined first
 };
 
@@ -382,7 +382,7 @@ class MixBench {
         hit_share_since(before_, memory_.allocator->statistics());
     figures["own_streams_" + mix_.name + "_hit_share"] = own_streams_.hit_share();
     figures["same_stream_" + mix_.name + "_hit_share"] = same_stream_.hit_share();
-    const PlanningAllocatorStatistics planned = planner_.statistics();
+    const allocator::PlanningAllocatorStatistics planned = planner_.statistics();
     const auto answered =
         static_cast<double>(planned.planned_count - planned_before_.planned_count);
     figures["planned_" + mix_.name + "_share"] =
@@ -391,13 +391,13 @@ class MixBench {
   }
 
  private:
-  static CachingAllocatorOptions with_recorder(MemoryRecorder& recorder) {
-    CachingAllocatorOptions options;
+  static allocator::CachingAllocatorOptions with_recorder(record::MemoryRecorder& recorder) {
+    allocator::CachingAllocatorOptions options;
     options.recorder = &recorder;
     return options;
   }
-  static PlanningAllocatorOptions in_step_planning() {
-    PlanningAllocatorOptions options;
+  static allocator::PlanningAllocatorOptions in_step_planning() {
+    allocator::PlanningAllocatorOptions options;
     options.in_background = false;
     return options;
   }
@@ -406,21 +406,21 @@ class MixBench {
   }
 
   const AllocationMix mix_;
-  MemoryRecorder recorder_{std::size_t{1} << 16};
+  record::MemoryRecorder recorder_{std::size_t{1} << 16};
   OwnMemory memory_;
   OwnMemory recorded_memory_{with_recorder(recorder_)};
   OwnMemory planned_memory_;
   NativeCaller<false> native_;
   NativeCaller<true> native_locked_;
-  PlanningAllocator planner_;
+  allocator::PlanningAllocator planner_;
   DynamicCaller dynamic_;
   DynamicCaller recorded_;
   PlannedCaller planned_;
   Team one_thread_;
   Team own_streams_;
   Team same_stream_;
-  CachingAllocatorStatistics before_;
-  PlanningAllocatorStatistics planned_before_;
+  allocator::CachingAllocatorStatistics before_;
+  allocator::PlanningAllocatorStatistics planned_before_;
   std::map<std::string, std::vector<double>> rounds_;
 };
 
@@ -449,4 +449,4 @@ json run_allocator_bench(const AllocatorBenchOptions& options) {
   return {{"event", "bench"}, {"name", "allocator"}, {"figures", figures}};
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 
-namespace sluice {
+namespace sluice::bench {
 
 struct AllocatorBenchOptions {
   int threads = 0;           // of the run beside that of one thread; 0: all cores
@@ -35,4 +35,4 @@ struct AllocatorBenchOptions {
 // nothing between them. InputError: bad options.
 nlohmann::json run_allocator_bench(const AllocatorBenchOptions& options);
 
-}  // namespace sluice
+}  // namespace sluice::bench

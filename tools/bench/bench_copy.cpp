@@ -14,7 +14,7 @@
 #include "base/error.hpp"
 #include "tools/bench/median.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -26,17 +26,17 @@ double seconds_since(Clock::time_point begin) {
 
 // Host pages that the device knows, touched.
 struct HostArray {
-  HostArray(Device& device, std::uint64_t bytes)
+  HostArray(device::Device& device, std::uint64_t bytes)
       : mapping(bytes), registration((touch(), device.register_host(mapping.data(), bytes))) {}
   void touch() { std::memset(mapping.data(), 1, mapping.bytes()); }
 
-  HostMapping mapping;
-  HostRegistration registration;
+  allocator::HostMapping mapping;
+  device::HostRegistration registration;
 };
 
 class CopyTrial {
  public:
-  CopyTrial(Device& device, std::uint64_t bytes)
+  CopyTrial(device::Device& device, std::uint64_t bytes)
       : bytes_(bytes),
         to_device_{device.create_stream("to device")},
         to_host_{device.create_stream("to host")},
@@ -65,11 +65,11 @@ class CopyTrial {
     for (std::uint64_t at = 0; at < bytes_; at += piece) {
       if (to_device) {
         to_device_->copy(target_.data() + at, sent_.mapping.data() + at, piece,
-                         CopyKind::kHostToDevice);
+                         device::CopyKind::kHostToDevice);
       }
       if (to_host) {
         to_host_->copy(received_.mapping.data() + at, source_.data() + at, piece,
-                       CopyKind::kDeviceToHost);
+                       device::CopyKind::kDeviceToHost);
       }
     }
     const Deadline deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
@@ -78,9 +78,9 @@ class CopyTrial {
   }
 
   std::uint64_t bytes_;
-  std::unique_ptr<Stream> to_device_, to_host_;
+  std::unique_ptr<device::Stream> to_device_, to_host_;
   HostArray sent_, received_;
-  RawBuffer target_, source_;
+  device::RawBuffer target_, source_;
 };
 
 // Seconds of each call for one handle.
@@ -88,20 +88,20 @@ struct HandleTimes {
   double create = 0, map = 0, unmap = 0, release = 0;
 };
 
-HandleTimes time_handle(Device& device, std::uint64_t bytes) {
-  const AddressRange range = device.reserve(bytes);
+HandleTimes time_handle(device::Device& device, std::uint64_t bytes) {
+  const device::AddressRange range = device.reserve(bytes);
   HandleTimes times;
   auto begin = Clock::now();
-  PhysicalBlock block = device.create_block(bytes);
+  device::PhysicalBlock block = device.create_block(bytes);
   times.create = seconds_since(begin);
   begin = Clock::now();
-  Mapping mapping = device.map(range, 0, block);
+  device::Mapping mapping = device.map(range, 0, block);
   times.map = seconds_since(begin);
   begin = Clock::now();
-  mapping = Mapping();
+  mapping = device::Mapping();
   times.unmap = seconds_since(begin);
   begin = Clock::now();
-  block = PhysicalBlock();
+  block = device::PhysicalBlock();
   times.release = seconds_since(begin);
   return times;
 }
@@ -129,7 +129,7 @@ constexpr std::array<std::pair<const char*, std::uint64_t>, 3> kHandles{
 // Samples of every figure, by the path of its name.
 using Samples = std::map<json::json_pointer, std::vector<double>>;
 
-void measure_round(Device& device, CopyTrial& copies, Samples& samples) {
+void measure_round(device::Device& device, CopyTrial& copies, Samples& samples) {
   const auto add = [&samples](const std::string& path, double value) {
     samples[json::json_pointer(path)].push_back(value);
   };
@@ -154,7 +154,7 @@ void measure_round(Device& device, CopyTrial& copies, Samples& samples) {
 
 json run_copy_bench(const CopyBenchOptions& options) {
   check(options);
-  Device& device = *options.device;
+  device::Device& device = *options.device;
   CopyTrial copies(device, options.bytes);
   Samples samples;
   for (int round = 0; round < options.rounds; ++round) measure_round(device, copies, samples);
@@ -168,4 +168,4 @@ json run_copy_bench(const CopyBenchOptions& options) {
   return {{"event", "bench"}, {"name", "copy"}, {"figures", figures}};
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench

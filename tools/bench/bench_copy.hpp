@@ -7,10 +7,10 @@
 #include "base/units.hpp"
 #include "device/device.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 
 struct CopyBenchOptions {
-  Device* device = nullptr;
+  device::Device* device = nullptr;
   std::uint64_t bytes = 256 * kMiB;  // a multiple of 64 MiB: of each of two host and device arrays
   int rounds = 9;                    // at least 7
 };
@@ -26,4 +26,4 @@ struct CopyBenchOptions {
 // InputError: bad options. OutOfMemory, DeviceError.
 nlohmann::json run_copy_bench(const CopyBenchOptions& options);
 
-}  // namespace sluice
+}  // namespace sluice::bench

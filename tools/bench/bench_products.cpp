@@ -17,7 +17,7 @@
 #include "tools/bench/peer_process.hpp"
 #include "tools/bench/peer_products.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -46,7 +46,7 @@ Shape shape_of(const ProductBenchOptions& options) {
 
 void check(const ProductBenchOptions& options, const Shape& shape) {
   SLUICE_CHECK(options.device != nullptr && options.kernels != nullptr);
-  if (!is_act_dtype(options.dtype)) throw InputError("bench: the dtype must be bf16, f16 or f32");
+  if (!kernels::is_act_dtype(options.dtype)) throw InputError("bench: the dtype must be bf16, f16 or f32");
   if (options.rounds < 7) throw InputError("bench: there must be at least 7 rounds");
   if (shape.hidden % shape.heads != 0 || shape.tokens % shape.time != 0) {
     throw InputError("bench: hidden must be a multiple of heads, tokens one of time");
@@ -56,7 +56,7 @@ void check(const ProductBenchOptions& options, const Shape& shape) {
 // An array on the device, of uniform numbers in [-0.5, 0.5), or of zeros.
 class DeviceArray {
  public:
-  DeviceArray(Device& device, Stream& stream, DType dtype, std::int64_t elems, bool filled) {
+  DeviceArray(device::Device& device, device::Stream& stream, DType dtype, std::int64_t elems, bool filled) {
     const std::uint64_t bytes = bytes_of(dtype, static_cast<std::uint64_t>(elems));
     memory_ = device.allocate((bytes + 255) / 256 * 256);
     std::vector<std::byte> host(bytes);
@@ -67,13 +67,13 @@ class DeviceArray {
       if (dtype == DType::kBF16) reinterpret_cast<bf16*>(host.data())[i] = bf16_from_float(number);
       if (dtype == DType::kF16) reinterpret_cast<f16*>(host.data())[i] = f16_from_float(number);
     }
-    stream.copy(memory_.data(), host.data(), bytes, CopyKind::kHostToDevice);
+    stream.copy(memory_.data(), host.data(), bytes, device::CopyKind::kHostToDevice);
     stream.synchronize(Deadline::after_seconds(kDefaultDeadlineSeconds));
   }
   void* data() const { return memory_.data(); }
 
  private:
-  RawBuffer memory_;
+  device::RawBuffer memory_;
 };
 
 // One of our operations and its name at the peer's.
@@ -134,7 +134,7 @@ class Peer {
   std::string versions_;
 };
 
-double seconds_of(Stream& stream, const Job& job, int repeats) {
+double seconds_of(device::Stream& stream, const Job& job, int repeats) {
   const auto begin = Clock::now();
   for (int i = 0; i < repeats; ++i) stream.launch(job.call);
   stream.synchronize(Deadline::after_seconds(kDefaultDeadlineSeconds));
@@ -142,13 +142,13 @@ double seconds_of(Stream& stream, const Job& job, int repeats) {
 }
 
 // How often a job is called in a round.
-int repeats_of(Stream& stream, const Job& job) {
+int repeats_of(device::Stream& stream, const Job& job) {
   seconds_of(stream, job, 1);  // code is loaded, plans are made
   return static_cast<int>(
       std::clamp(std::ceil(kSecondsATime / seconds_of(stream, job, 2)), 1.0, double{kMostRepeats}));
 }
 
-json measure(Stream& stream, const std::string& family, const std::vector<Job>& jobs,
+json measure(device::Stream& stream, const std::string& family, const std::vector<Job>& jobs,
              std::optional<Peer>& peer, int rounds) {
   struct Samples {
     int repeats = 0;
@@ -180,7 +180,7 @@ json measure(Stream& stream, const std::string& family, const std::vector<Job>& 
 }
 
 json bench_event(const ProductBenchOptions& options, const Shape& shape, const std::string& name,
-                 Stream& stream, const std::vector<Job>& jobs) {
+                 device::Stream& stream, const std::vector<Job>& jobs) {
   std::optional<Peer> peer = Peer::open(options, shape);
   json figures{{"backend", options.device->facts().backend},
                {"device", options.device->facts().name},
@@ -199,7 +199,7 @@ json bench_event(const ProductBenchOptions& options, const Shape& shape, const s
 json run_gemm_bench(const ProductBenchOptions& options) {
   const Shape shape = shape_of(options);
   check(options, shape);
-  Kernels& kernels = *options.kernels;
+  kernels::Kernels& kernels = *options.kernels;
   const auto stream = options.device->create_stream("bench");
   const std::int64_t wide = 4 * shape.hidden;
   const auto array = [&](std::int64_t elems, bool filled) {
@@ -211,14 +211,14 @@ json run_gemm_bench(const ProductBenchOptions& options) {
   const DeviceArray out = array(std::max(shape.tokens, shape.hidden) * wide, false);
   // Weights are [out, in]: y = x W^T, dx = dy W, dW = dy^T x.
   const DType t = options.dtype;
-  const GemmShape forward{shape.tokens, wide, shape.hidden, false, true, t, t};
-  const GemmShape input{shape.tokens, shape.hidden, wide, false, false, t, t};
-  const GemmShape weight{wide, shape.hidden, shape.tokens, true, false, t, t};
+  const kernels::GemmShape forward{shape.tokens, wide, shape.hidden, false, true, t, t};
+  const kernels::GemmShape input{shape.tokens, shape.hidden, wide, false, false, t, t};
+  const kernels::GemmShape weight{wide, shape.hidden, shape.tokens, true, false, t, t};
   const std::uint64_t workspace_bytes =
       std::max({kernels.gemm_workspace_bytes(forward), kernels.gemm_workspace_bytes(input),
                 kernels.gemm_workspace_bytes(weight), std::uint64_t{256}});
-  const RawBuffer workspace = options.device->allocate(workspace_bytes);
-  const auto job = [&](const char* name, const GemmShape& product, const DeviceArray& a,
+  const device::RawBuffer workspace = options.device->allocate(workspace_bytes);
+  const auto job = [&](const char* name, const kernels::GemmShape& product, const DeviceArray& a,
                        const DeviceArray& b) {
     const double flops = 2.0 * static_cast<double>(product.m) * static_cast<double>(product.n) *
                          static_cast<double>(product.k);
@@ -235,10 +235,10 @@ json run_gemm_bench(const ProductBenchOptions& options) {
 json run_attention_bench(const ProductBenchOptions& options) {
   const Shape shape = shape_of(options);
   check(options, shape);
-  Kernels& kernels = *options.kernels;
+  kernels::Kernels& kernels = *options.kernels;
   const auto stream = options.device->create_stream("bench");
   const std::int64_t batch = shape.tokens / shape.time;
-  const AttentionShape attention{
+  const kernels::AttentionShape attention{
       batch, shape.time, shape.heads, shape.heads, shape.hidden / shape.heads, options.dtype};
   const auto array = [&](DType dtype, std::int64_t elems, bool filled) {
     return DeviceArray(*options.device, *stream, dtype, elems, filled);
@@ -248,7 +248,7 @@ json run_attention_bench(const ProductBenchOptions& options) {
   const DeviceArray out = array(options.dtype, shape.tokens * shape.hidden, false);
   const DeviceArray dout = array(options.dtype, shape.tokens * shape.hidden, true);
   const DeviceArray lse = array(DType::kF32, shape.tokens * shape.heads, false);
-  const RawBuffer workspace = options.device->allocate(
+  const device::RawBuffer workspace = options.device->allocate(
       std::max(kernels.attention_workspace_bytes(attention), std::uint64_t{256}));
   auto* const log_sums = static_cast<float*>(lse.data());
   // Two products forward, five backward; half of each lies above the diagonal.
@@ -277,4 +277,4 @@ json run_attention_bench(const ProductBenchOptions& options) {
   return event;
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -10,11 +10,11 @@
 #include "device/device.hpp"
 #include "kernels/kernels.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 
 struct ProductBenchOptions {
-  Device* device = nullptr;
-  Kernels* kernels = nullptr;  // of that device
+  device::Device* device = nullptr;
+  kernels::Kernels* kernels = nullptr;  // of that device
   int threads = 1;             // of the host's kernels: torch gets as many on the host
   std::int64_t tokens = 0, hidden = 0, heads = 0, time = 0;  // 0: by the backend
   DType dtype = DType::kBF16;
@@ -38,4 +38,4 @@ nlohmann::json run_attention_bench(const ProductBenchOptions& options);
 // Both: medians over rounds that measure all in turn, the ratio the median of the rounds' ratios.
 // InputError: bad options. OutOfMemory, DeviceError. Error, TimeoutError: the peer failed.
 
-}  // namespace sluice
+}  // namespace sluice::bench

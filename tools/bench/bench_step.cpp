@@ -15,7 +15,7 @@
 #include "tools/bench/own_directory.hpp"
 #include "tools/bench/storage_rates.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 using nlohmann::json;
@@ -124,7 +124,7 @@ class Yardsticks {
  private:
   static constexpr double kLeastFioSeconds = 0.1;
   static std::uint32_t depth_of(const OffloadedStep& step) {
-    const std::uint64_t most = std::min<std::uint64_t>(StorageOptions{}.queue_depth,
+    const std::uint64_t most = std::min<std::uint64_t>(offload::StorageOptions{}.queue_depth,
                                                        step.state_bytes() / step.transfer_bytes());
     return static_cast<std::uint32_t>(std::clamp<std::uint64_t>(
         step.staging_bytes() / step.transfer_bytes(), 2, std::max<std::uint64_t>(2, most)));
@@ -238,7 +238,7 @@ json figures_of(const Variant& variant, const OffloadedStep& step, const Rounds&
 json run_step_bench(const StepBenchOptions& options) {
   check(options);
   const std::vector<Variant> variants = chosen(options.variants);
-  const int threads = options.threads > 0 ? options.threads : host::Parallel::default_threads();
+  const int threads = options.threads > 0 ? options.threads : kernels::host::Parallel::default_threads();
   const OffloadedStepShape shape = shape_of(options);
   json figures{{"threads", threads}, {"rounds", options.rounds}};
   json of_variants = json::object();
@@ -261,4 +261,4 @@ json run_step_bench(const StepBenchOptions& options) {
   return {{"event", "bench"}, {"name", "step"}, {"figures", figures}};
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench

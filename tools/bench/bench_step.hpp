@@ -9,7 +9,7 @@
 
 #include "tools/bench/offloaded_step.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 
 struct StepBenchOptions {
   std::string directory = ".";  // a directory of its own is made there and removed
@@ -45,4 +45,4 @@ struct StepBenchOptions {
 // InputError: bad options, no room.
 nlohmann::json run_step_bench(const StepBenchOptions& options);
 
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -15,7 +15,7 @@
 #include "tools/bench/storage_rates.hpp"
 #include "tools/bench/storage_samples.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 using nlohmann::json;
@@ -59,17 +59,17 @@ class Trial {
       : options_(options),
         directory_(options.directory),
         ring_(options.block_bytes * options.depth) {
-    StorageOptions engine_options;
+    offload::StorageOptions engine_options;
     engine_options.queue_depth = options.depth;
     engine_options.write_depth = options.depth;
     engine_options.queue_bytes = options.block_bytes * options.depth;
     engine_options.request_bytes = std::max(engine_options.request_bytes, options.block_bytes);
-    engine_ = make_storage_engine(options.engine, engine_options);
+    engine_ = offload::make_storage_engine(options.engine, engine_options);
     engine_->register_memory(ring_.data(), ring_.bytes());
     load_.file_bytes = options.bytes / options.block_bytes * options.block_bytes;
     load_.block_bytes = options.block_bytes;
     load_.depth = options.depth;
-    load_.file = engine_->open(directory_.file("data"), StorageFileMode::kCreate, load_.file_bytes);
+    load_.file = engine_->open(directory_.file("data"), offload::StorageFileMode::kCreate, load_.file_bytes);
     std::uint64_t most_bytes = fio_buffer_bytes(options.block_bytes, options.depth);
     for (const FioSetting& setting : fio_sweep_settings()) {
       most_bytes = std::max(most_bytes, fio_buffer_bytes(setting.block_bytes, setting.depth));
@@ -131,7 +131,7 @@ class Trial {
   const StorageBenchOptions options_;
   const OwnDirectory directory_;
   const StagingRing ring_;
-  std::unique_ptr<StorageEngine> engine_;
+  std::unique_ptr<offload::StorageEngine> engine_;
   StorageLoad load_;
   bool fio_has_huge_pages_ = false;
   std::string why_not_;
@@ -247,4 +247,4 @@ json run_storage_bench(const StorageBenchOptions& options) {
   return {{"event", "bench"}, {"name", "storage"}, {"figures", figures}};
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench

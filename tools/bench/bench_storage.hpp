@@ -7,7 +7,7 @@
 
 #include "offload/storage_engine.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 
 struct StorageBenchOptions {
   std::string directory = ".";    // a file of `bytes` is made there and removed
@@ -17,9 +17,9 @@ struct StorageBenchOptions {
   bool sweep = true;              // whether fio's best setting is sought, too
   std::string engine = "auto";    // as make_storage_engine
   // What training has (StorageOptions). depth * block_bytes: the staging ring, at most 64 MiB.
-  std::uint64_t block_bytes = StorageOptions{}.request_bytes;
+  std::uint64_t block_bytes = offload::StorageOptions{}.request_bytes;
   std::uint32_t depth =
-      static_cast<std::uint32_t>(StorageOptions{}.queue_bytes / StorageOptions{}.request_bytes);
+      static_cast<std::uint32_t>(offload::StorageOptions{}.queue_bytes / offload::StorageOptions{}.request_bytes);
 };
 
 // {"event":"bench","name":"storage","figures":{engine, block_bytes, depth, rounds, file_bytes,
@@ -44,4 +44,4 @@ struct StorageBenchOptions {
 // machine.
 nlohmann::json run_storage_bench(const StorageBenchOptions& options);
 
-}  // namespace sluice
+}  // namespace sluice::bench

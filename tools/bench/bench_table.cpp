@@ -5,7 +5,7 @@
 
 #include "tools/bench/adam_variants.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 using nlohmann::json;
@@ -243,4 +243,4 @@ std::string bench_table(const json& event) {
   return storage_table(figures);
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench

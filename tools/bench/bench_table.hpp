@@ -4,9 +4,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-namespace sluice {
+namespace sluice::bench {
 
 // event: what run_adam_bench, run_allocator_bench or run_storage_bench gave.
 std::string bench_table(const nlohmann::json& event);
 
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -24,7 +24,7 @@
 
 extern char** environ;
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 constexpr double kGraceSeconds =
@@ -173,4 +173,4 @@ StorageRate parse_fio(const std::string& text) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -8,7 +8,7 @@
 
 #include "tools/bench/storage_rates.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 
 struct FioLoad {
   std::string file;     // existing, written before
@@ -39,4 +39,4 @@ std::optional<StorageRate> run_fio(const FioLoad& load, StorageMix mix);
 // The result in fio's JSON (`--output-format=json`), one job. Error naming what is missing.
 StorageRate parse_fio(const std::string& text);
 
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-namespace sluice {
+namespace sluice::bench {
 
 // values: at least one. Of an even number, the upper of the two in the middle.
 inline double median(std::vector<double> values) {
@@ -40,4 +40,4 @@ inline std::optional<Interval> interval_of_median(std::vector<double> values) {
   return Interval{values[k - 1], values[n - k]};
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench

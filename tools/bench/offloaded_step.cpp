@@ -14,7 +14,7 @@
 #include "kernels/host/parallel.hpp"
 #include "tools/bench/storage_rates.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 constexpr const char* kConfig = R"(
@@ -46,41 +46,41 @@ place.optimizer = "storage"
 policy = "none"
 )";
 
-Config config_of(const OffloadedStepShape& shape, const std::string& states,
+config::Config config_of(const OffloadedStepShape& shape, const std::string& states,
                  const std::string& moments, int threads, const std::string& directory) {
   const std::array<std::string, 5> overrides{
       "model.layers=" + std::to_string(shape.layers),
       "model.hidden=" + std::to_string(shape.hidden), "model.ffn=" + std::to_string(shape.ffn),
       "optimizer.states=" + states, "optimizer.moments=" + moments};
-  Config config = parse_config(kConfig, "bench step", overrides);
+  config::Config config = config::parse_config(kConfig, "bench step", overrides);
   config.memory.storage_paths = {directory};
-  config.train.threads = threads > 0 ? threads : host::Parallel::default_threads();
+  config.train.threads = threads > 0 ? threads : kernels::host::Parallel::default_threads();
   return config;
 }
 
-Plan plan_of(const Config& config, const Model& model, const Backend& backend) {
-  const HardwareProfile hardware = load_profile_or_default(default_profile_path());
+planner::Plan plan_of(const config::Config& config, const model::Model& model, const train::Backend& backend) {
+  const planner::HardwareProfile hardware = planner::load_profile_or_default(planner::default_profile_path());
   auto planned =
-      make_plan(config, model, *backend.device_kernels, hardware, backend.host_kernels.get());
-  if (const auto* refusal = std::get_if<Refusal>(&planned)) {
+      planner::make_plan(config, model, *backend.device_kernels, hardware, backend.host_kernels.get());
+  if (const auto* refusal = std::get_if<planner::Refusal>(&planned)) {
     throw InputError("bench step: " + refusal->sentence());
   }
-  return std::get<Plan>(std::move(planned));
+  return std::get<planner::Plan>(std::move(planned));
 }
 
 // Of the piece that an update takes.
-std::uint64_t elems_of_update(const Schedule& schedule, const Instruction& update) {
-  for (const Use& use : update.reads) {
-    const Buffer& buffer = schedule.buffers[use.buffer];
-    if (buffer.role == BufferRole::kState) return elems_of(buffer, use).elems();
+std::uint64_t elems_of_update(const schedule::Schedule& schedule, const schedule::Instruction& update) {
+  for (const schedule::Use& use : update.reads) {
+    const schedule::Buffer& buffer = schedule.buffers[use.buffer];
+    if (buffer.role == schedule::BufferRole::kState) return schedule::elems_of(buffer, use).elems();
   }
   throw InternalError("an update reads no state");
 }
 
 // Only what the update needs: its passes are never run.
-MemoryNeed need_of(const Plan& plan) {
-  const std::array<const Schedule*, 1> schedules{&plan.drain};
-  return memory_need(schedules, StateStore::kWindowBytes);
+runtime::MemoryNeed need_of(const planner::Plan& plan) {
+  const std::array<const schedule::Schedule*, 1> schedules{&plan.drain};
+  return runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
 }
 
 // A bf16 of either sign, 2^-7 to 2^-6.
@@ -92,16 +92,16 @@ std::uint16_t next_small(std::uint32_t& state) {
 
 }  // namespace
 
-class OffloadedStep::Runner final : public OperationRunner {
+class OffloadedStep::Runner final : public runtime::OperationRunner {
  public:
-  explicit Runner(ModelRunner& inner) : inner_(inner) {}
+  explicit Runner(runtime::ModelRunner& inner) : inner_(inner) {}
   void set_updates(bool updates) { updates_ = updates; }
-  void run_on_device(const Program& program, const Instruction& instruction,
-                     Stream& stream) override {
+  void run_on_device(const runtime::Program& program, const schedule::Instruction& instruction,
+                     device::Stream& stream) override {
     inner_.run_on_device(program, instruction, stream);
   }
-  void run_on_host(const Program& program, const Instruction& instruction,
-                   const HostUpdate& how) override {
+  void run_on_host(const runtime::Program& program, const schedule::Instruction& instruction,
+                   const kernels::HostUpdate& how) override {
     if (updates_) return inner_.run_on_host(program, instruction, how);
     // What is read is verified still, and what is written tagged.
     const auto elems = static_cast<std::int64_t>(elems_of_update(program.schedule(), instruction));
@@ -110,32 +110,32 @@ class OffloadedStep::Runner final : public OperationRunner {
   }
 
  private:
-  ModelRunner& inner_;
+  runtime::ModelRunner& inner_;
   bool updates_ = true;  // changes between passes only
 };
 
 OffloadedStep::OffloadedStep(const OffloadedStepShape& shape, const std::string& states,
                              const std::string& moments, int threads, const std::string& directory)
     : config_(config_of(shape, states, moments, threads, directory)),
-      model_(model_shape(config_)),
-      backend_(make_backend(config_)),
+      model_(planner::model_shape(config_)),
+      backend_(train::make_backend(config_)),
       plan_(plan_of(config_, model_, backend_)),
-      parameters_(parameter_table(config_, model_)),
-      communicator_(make_single_communicator()),
+      parameters_(planner::parameter_table(config_, model_)),
+      communicator_(collectives::make_single_communicator()),
       device_(backend_.make_device(std::max<std::uint64_t>(plan_.peak_bytes[0], kPageBytes))),
       ledger_(
           {config_.memory.device_bytes, config_.memory.pinned_bytes, config_.memory.storage_bytes}),
-      storage_(make_storage_engine("auto", StorageOptions{})),
+      storage_(offload::make_storage_engine("auto", offload::StorageOptions{})),
       memory_(*device_, ledger_, storage_.get(), config_.memory.storage_paths, need_of(plan_),
               make_run_id(), /*kept=*/true),
       program_(plan_.drain, memory_),
-      model_runner_(model_, batch_shape(config_), plan_.options.microbatches, parameters_,
+      model_runner_(model_, planner::batch_shape(config_), plan_.options.microbatches, parameters_,
                     *backend_.device_kernels, *backend_.host_kernels, *communicator_),
       runner_(std::make_unique<Runner>(model_runner_)),
       executor_(*device_, memory_.storage(), *runner_),
       store_(*device_, memory_, plan_.drain) {
   executor_.prepare(program_);
-  ModelState(model_, parameters_, store_).initialize(config_.train.seed);
+  checkpoint::ModelState(model_, parameters_, store_).initialize(config_.train.seed);
   fill_gradients();
   accept_clip();
 }
@@ -143,42 +143,42 @@ OffloadedStep::OffloadedStep(const OffloadedStepShape& shape, const std::string&
 OffloadedStep::~OffloadedStep() = default;
 
 std::string OffloadedStep::weights_hash() {
-  return ModelState(model_, parameters_, store_).weights_hash();
+  return checkpoint::ModelState(model_, parameters_, store_).weights_hash();
 }
 
 std::uint64_t OffloadedStep::elems() const {
   std::uint64_t elems = 0;
-  for (const Unit& unit : model_.units()) elems += unit.layer->layout().elems();
+  for (const model::Unit& unit : model_.units()) elems += unit.layer->layout().elems();
   return elems;
 }
 
 std::uint64_t OffloadedStep::bytes_of_step() const {
-  const LinkBytes bytes = link_bytes(plan_.drain);
+  const schedule::LinkBytes bytes = schedule::link_bytes(plan_.drain);
   return bytes.storage_read + bytes.storage_write;
 }
 
 std::uint64_t OffloadedStep::piece_elems() const {
-  const StepOptions& options = plan_.options;
+  const schedule::StepOptions& options = plan_.options;
   return options.update_piece_elems > 0 ? options.update_piece_elems : options.piece_elems;
 }
 
 std::uint64_t OffloadedStep::staging_bytes() const {
-  return plan_.drain.pinned_arena_bytes - persistent_pinned_bytes(plan_.drain);
+  return plan_.drain.pinned_arena_bytes - runtime::persistent_pinned_bytes(plan_.drain);
 }
 
 void OffloadedStep::refill_state() {
   // Any two of them are an fp32 of this exponent, too, and any byte is a code.
-  std::vector<std::uint16_t> numbers(StateStore::kWindowElems * sizeof(float) / 2);
+  std::vector<std::uint16_t> numbers(runtime::StateStore::kWindowElems * sizeof(float) / 2);
   std::uint32_t state = 1;
   for (std::uint16_t& number : numbers) number = next_small(state) & 0x7fff;
-  for (const Buffer& buffer : plan_.drain.buffers) {
-    if (!buffer.persistent || buffer.role != BufferRole::kState || buffer.tier != Tier::kStorage) {
+  for (const schedule::Buffer& buffer : plan_.drain.buffers) {
+    if (!buffer.persistent || buffer.role != schedule::BufferRole::kState || buffer.tier != Tier::kStorage) {
       continue;
     }
     const std::array<StateKind, 1> kinds{buffer.kind};
     const auto elems =
         model_.units()[static_cast<std::size_t>(buffer.unit)].layer->layout().elems();
-    store_.visit(kinds, buffer.unit, 0, elems, StateStore::Access::kWrite,
+    store_.visit(kinds, buffer.unit, 0, elems, runtime::StateStore::Access::kWrite,
                  [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
                    std::memcpy(data[0], numbers.data(), bytes_of(buffer.dtype, end - begin));
                  });
@@ -191,7 +191,7 @@ void OffloadedStep::fill_gradients() {
   std::uint32_t state = 1;
   for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
     store_.visit(kinds, static_cast<std::int32_t>(unit), 0,
-                 model_.units()[unit].layer->layout().elems(), StateStore::Access::kWrite,
+                 model_.units()[unit].layer->layout().elems(), runtime::StateStore::Access::kWrite,
                  [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
                    auto* gradient = reinterpret_cast<std::uint16_t*>(data[0]);
                    for (std::uint64_t i = 0; i < end - begin; ++i) gradient[i] = next_small(state);
@@ -201,8 +201,8 @@ void OffloadedStep::fill_gradients() {
 
 // As a step leaves it whose norm is below the clip.
 void OffloadedStep::accept_clip() {
-  for (const Buffer& buffer : plan_.drain.buffers) {
-    if (buffer.role != BufferRole::kScalar || !buffer.persistent) continue;
+  for (const schedule::Buffer& buffer : plan_.drain.buffers) {
+    if (buffer.role != schedule::BufferRole::kScalar || !buffer.persistent) continue;
     auto* clip = reinterpret_cast<double*>(memory_.address(buffer));
     clip[0] = 1.0;  // the norm
     clip[1] = 1.0;  // the factor
@@ -213,11 +213,11 @@ void OffloadedStep::accept_clip() {
 
 template <typename Work>
 OffloadedStep::Cost OffloadedStep::cost_of(Work work) {
-  StepScalars scalars;
+  runtime::StepScalars scalars;
   scalars.update.lr = static_cast<float>(config_.optimizer.lr);
   scalars.update.step = ++steps_;
   model_runner_.set_scalars(scalars);
-  const StorageCounters before = storage_->counters();
+  const offload::StorageCounters before = storage_->counters();
   const double tags_before = memory_.storage().counters().hash_seconds;
   const double cpu_before = process_cpu_seconds();
   const auto begin = std::chrono::steady_clock::now();
@@ -226,7 +226,7 @@ OffloadedStep::Cost OffloadedStep::cost_of(Work work) {
   cost.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   cost.cpu_seconds = process_cpu_seconds() - cpu_before;
   cost.tag_seconds = memory_.storage().counters().hash_seconds - tags_before;
-  const StorageCounters after = storage_->counters();
+  const offload::StorageCounters after = storage_->counters();
   cost.read_bytes = after.read_bytes - before.read_bytes;
   cost.write_bytes = after.write_bytes - before.write_bytes;
   return cost;
@@ -247,11 +247,11 @@ OffloadedStep::Cost OffloadedStep::run_without_update() {
 
 OffloadedStep::Cost OffloadedStep::run_update_alone() {
   return cost_of([this] {
-    for (const InstructionId id : program_.lane(Lane::kOptimizer)) {
-      const Instruction& instruction = plan_.drain.instructions[id];
-      if (instruction.op != Op::kRelease) model_runner_.run_on_host(program_, instruction);
+    for (const schedule::InstructionId id : program_.lane(schedule::Lane::kOptimizer)) {
+      const schedule::Instruction& instruction = plan_.drain.instructions[id];
+      if (instruction.op != schedule::Op::kRelease) model_runner_.run_on_host(program_, instruction);
     }
   });
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench

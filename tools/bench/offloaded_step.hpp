@@ -26,7 +26,7 @@
 #include "engine/train/backend.hpp"
 #include "tools/bench/storage_rates.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 
 struct OffloadedStepShape {
   std::int64_t layers = 2;  // of a Llama; its units have no padding where hidden is 4,096
@@ -68,7 +68,7 @@ class OffloadedStep {
   std::string state_file() { return memory_.storage().space().file_paths().front(); }
   // Makes the state on storage another one, of small positive numbers.
   void refill_state();
-  StorageEngine& engine() { return *storage_; }
+  offload::StorageEngine& engine() { return *storage_; }
 
   // DESIGN section 9: of the weights as they are now.
   std::string weights_hash();
@@ -84,8 +84,8 @@ class OffloadedStep {
   std::uint64_t transfer_bytes() const {
     constexpr std::uint64_t kPage = 4096;
     std::uint64_t transfers = 0;
-    for (const Instruction& instruction : plan_.drain.instructions) {
-      const bool moves = instruction.op == Op::kStorageRead || instruction.op == Op::kStorageWrite;
+    for (const schedule::Instruction& instruction : plan_.drain.instructions) {
+      const bool moves = instruction.op == schedule::Op::kStorageRead || instruction.op == schedule::Op::kStorageWrite;
       transfers += moves ? 1 : 0;
     }
     if (transfers == 0) return kPage;
@@ -103,22 +103,22 @@ class OffloadedStep {
   template <typename Work>
   Cost cost_of(Work work);
 
-  Config config_;
-  Model model_;
-  Backend backend_;
-  Plan plan_;
-  ParameterTable parameters_;
-  std::unique_ptr<Communicator> communicator_;
-  std::unique_ptr<Device> device_;
-  Ledger ledger_;
-  std::unique_ptr<StorageEngine> storage_;
-  RunMemory memory_;
-  Program program_;
-  ModelRunner model_runner_;
+  config::Config config_;
+  model::Model model_;
+  train::Backend backend_;
+  planner::Plan plan_;
+  model::ParameterTable parameters_;
+  std::unique_ptr<collectives::Communicator> communicator_;
+  std::unique_ptr<device::Device> device_;
+  allocator::Ledger ledger_;
+  std::unique_ptr<offload::StorageEngine> storage_;
+  runtime::RunMemory memory_;
+  runtime::Program program_;
+  runtime::ModelRunner model_runner_;
   std::unique_ptr<Runner> runner_;
-  Executor executor_;
-  StateStore store_;
+  runtime::Executor executor_;
+  runtime::StateStore store_;
   std::int64_t steps_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::bench

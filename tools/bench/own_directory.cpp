@@ -15,7 +15,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 namespace fs = std::filesystem;
@@ -84,4 +84,4 @@ OwnDirectory::~OwnDirectory() {
   fs::remove_all(path_, ignored);
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench

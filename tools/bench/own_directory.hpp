@@ -7,7 +7,7 @@
 
 #include "base/file_descriptor.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 
 class OwnDirectory {
  public:
@@ -25,4 +25,4 @@ class OwnDirectory {
   std::optional<FileDescriptor> lock_;  // on that file, held while the bench lives
 };
 
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -4,8 +4,8 @@
 
 #include <string_view>
 
-namespace sluice {
+namespace sluice::bench {
 
 extern const std::string_view kPeerAdam;
 
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -21,7 +21,7 @@
 
 extern char** environ;
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 constexpr std::size_t kMostLineBytes = std::size_t{1} << 20;
@@ -217,4 +217,4 @@ std::string PeerProcess::last_error_line() const {
   return before == std::string::npos ? tail : tail.substr(before + 1);
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench

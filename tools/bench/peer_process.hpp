@@ -11,7 +11,7 @@
 
 #include "base/deadline.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 
 class PeerProcess {
  public:
@@ -48,4 +48,4 @@ class PeerProcess {
   std::string received_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -24,7 +24,7 @@
 #include "base/units.hpp"
 #include "offload/tagged_space.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -50,7 +50,7 @@ void tell_of_waiting(const std::exception& late) {
 
 class Load {
  public:
-  Load(StorageEngine& engine, const StorageLoad& load, StorageMix mix, std::byte* staging)
+  Load(offload::StorageEngine& engine, const StorageLoad& load, StorageMix mix, std::byte* staging)
       : engine_(engine), load_(load), mix_(mix), staging_(staging), turns_(load.depth) {
     const std::uint64_t blocks = load.file_bytes / load.block_bytes;
     SLUICE_CHECK(blocks >= 2 && load.depth >= 1);
@@ -93,8 +93,8 @@ class Load {
     const bool turn = (turns_[slot]++ + slot) % 2 == 1;
     const bool write = mix_ == StorageMix::kWrite || (mix_ == StorageMix::kDuplex && turn);
     Range& range = write ? writes_ : reads_;
-    StorageRequest request;
-    request.op = write ? StorageOp::kWrite : StorageOp::kRead;
+    offload::StorageRequest request;
+    request.op = write ? offload::StorageOp::kWrite : offload::StorageOp::kRead;
     request.file = load_.file;
     request.bytes = load_.block_bytes;
     const std::uint64_t block = (range.begin + range.next++) % range.blocks;
@@ -114,7 +114,7 @@ class Load {
     if (moved + coming < load_.bytes && seconds_since(begin_) < load_.seconds) submit(slot);
   }
 
-  StorageEngine& engine_;
+  offload::StorageEngine& engine_;
   const StorageLoad load_;
   const StorageMix mix_;
   std::byte* const staging_;
@@ -130,7 +130,7 @@ class Load {
 // As many chains as slots, all but the first reads on the completion thread.
 class Rewriting {
  public:
-  Rewriting(StripedSpace& space, const StorageLoad& load, std::byte* staging)
+  Rewriting(offload::StripedSpace& space, const StorageLoad& load, std::byte* staging)
       : space_(space), load_(load), staging_(staging), offsets_(load.depth) {
     SLUICE_CHECK(load.depth >= 2 && blocks() >= load.depth);
   }
@@ -163,7 +163,7 @@ class Rewriting {
 
   void read(std::uint32_t slot) {
     offsets_[slot] = next_++ % blocks() * load_.block_bytes;
-    submit(StorageOp::kRead, slot, [this](std::uint32_t ended) {
+    submit(offload::StorageOp::kRead, slot, [this](std::uint32_t ended) {
       if (!std::exchange(others_begun_, true)) {
         {
           const std::lock_guard lock(mutex_);
@@ -171,7 +171,7 @@ class Rewriting {
         }
         for (std::uint32_t other = load_.depth / 2; other < load_.depth; ++other) read(other);
       }
-      submit(StorageOp::kWrite, ended, [this](std::uint32_t written) {
+      submit(offload::StorageOp::kWrite, ended, [this](std::uint32_t written) {
         const std::uint64_t coming = 2 * (load_.depth - 1) * load_.block_bytes;
         if (moved_ + coming < load_.bytes) return read(written);
         end();
@@ -179,7 +179,7 @@ class Rewriting {
     });
   }
   template <typename Then>
-  void submit(StorageOp op, std::uint32_t slot, Then then) {
+  void submit(offload::StorageOp op, std::uint32_t slot, Then then) {
     space_.submit(op, offsets_[slot], staging_ + slot * load_.block_bytes, load_.block_bytes,
                   [this, slot, then](std::exception_ptr error) {
                     if (error) {
@@ -198,7 +198,7 @@ class Rewriting {
     if (--under_way_ == 0) none_left_.notify_one();
   }
 
-  StripedSpace& space_;
+  offload::StripedSpace& space_;
   const StorageLoad load_;
   std::byte* const staging_;
   std::vector<std::uint64_t> offsets_;  // by slot; used by its chain alone
@@ -264,19 +264,19 @@ std::uint64_t StagingRing::huge_bytes() const {
   return std::min(found, bytes_);
 }
 
-StorageRate measure_storage(StorageEngine& engine, const StorageLoad& load, StorageMix mix,
+StorageRate measure_storage(offload::StorageEngine& engine, const StorageLoad& load, StorageMix mix,
                             void* staging) {
   return Load(engine, load, mix, static_cast<std::byte*>(staging)).run();
 }
 
-StorageRate measure_rewriting(StripedSpace& space, const StorageLoad& load, void* staging) {
+StorageRate measure_rewriting(offload::StripedSpace& space, const StorageLoad& load, void* staging) {
   return Rewriting(space, load, static_cast<std::byte*>(staging)).run();
 }
 
 double measure_tags(const StagingRing& ring, std::uint64_t block_bytes, double seconds) {
   const std::uint64_t blocks = ring.bytes() / block_bytes;
   std::uint64_t tagged_bytes = 0;
-  BlockTag mixed;  // used, so that no tag is left out
+  offload::BlockTag mixed;  // used, so that no tag is left out
   const auto thread_seconds = [] {
     timespec now{};
     SLUICE_CHECK(::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now) == 0);
@@ -286,18 +286,18 @@ double measure_tags(const StagingRing& ring, std::uint64_t block_bytes, double s
   double elapsed = 0;
   for (std::uint32_t version = 1; elapsed < seconds; ++version) {
     for (std::uint64_t block = 0; block < blocks; ++block) {
-      const BlockTag tag =
-          tag_of({}, 0, block, version, ring.data() + block * block_bytes, block_bytes);
+      const offload::BlockTag tag =
+          offload::tag_of({}, 0, block, version, ring.data() + block * block_bytes, block_bytes);
       for (std::size_t i = 0; i < tag.digest.size(); ++i) mixed.digest[i] ^= tag.digest[i];
       tagged_bytes += block_bytes;
     }
     elapsed = thread_seconds() - begin;
   }
-  SLUICE_CHECK(mixed != BlockTag{});
+  SLUICE_CHECK(mixed != offload::BlockTag{});
   return static_cast<double>(tagged_bytes) / elapsed;
 }
 
-double measure_transfer_alone(StorageEngine& engine, StorageRequest request,
+double measure_transfer_alone(offload::StorageEngine& engine, offload::StorageRequest request,
                               std::uint64_t file_bytes, double seconds) {
   constexpr std::uint64_t kLeast = 8;
   const CounterRng offsets(1, stream_of("transfer alone"));
@@ -311,4 +311,4 @@ double measure_transfer_alone(StorageEngine& engine, StorageRequest request,
   return seconds_since(begin) / static_cast<double>(count);
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench

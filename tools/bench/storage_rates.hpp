@@ -7,7 +7,7 @@
 #include "offload/storage_engine.hpp"
 #include "offload/striped_space.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 
 // User and system time of the whole process so far.
 double process_cpu_seconds();
@@ -35,7 +35,7 @@ class StagingRing {
 };
 
 struct StorageLoad {
-  StorageFileId file = 0;
+  offload::StorageFileId file = 0;
   std::uint64_t file_bytes = 0;  // the region used; a multiple of block_bytes
   std::uint64_t block_bytes = 512 * 1024;
   std::uint32_t depth = 16;       // requests under way; depth * block_bytes is the staging ring
@@ -58,14 +58,14 @@ struct StorageRate {
 // does (a region below six rings: reads in its first half, writes in its second). staging: depth *
 // block_bytes, page-aligned, registered by the caller. Throws the first request's error;
 // TimeoutError.
-StorageRate measure_storage(StorageEngine& engine, const StorageLoad& load, StorageMix mix,
+StorageRate measure_storage(offload::StorageEngine& engine, const StorageLoad& load, StorageMix mix,
                             void* staging);
 
 // The space's blocks in order, round and round, each read and then written back where it was: what
 // lies there stays. Half of the slots begin one request later, so that as many read as write.
 // load.file and load.file_bytes mean nothing here; a space of whole blocks is used up to its last.
 // staging and errors as above.
-StorageRate measure_rewriting(StripedSpace& space, const StorageLoad& load, void* staging);
+StorageRate measure_rewriting(offload::StripedSpace& space, const StorageLoad& load, void* staging);
 
 // Bytes that one core tags in a second (offload/tagged_space.hpp), in blocks of block_bytes,
 // walking through `ring` for about `seconds` of its own time.
@@ -73,7 +73,7 @@ double measure_tags(const StagingRing& ring, std::uint64_t block_bytes, double s
 
 // The mean time of `request` at scattered offsets within file_bytes, one after another: from asking
 // to the asking thread's waking. For about `seconds`, and at least a few times.
-double measure_transfer_alone(StorageEngine& engine, StorageRequest request,
+double measure_transfer_alone(offload::StorageEngine& engine, offload::StorageRequest request,
                               std::uint64_t file_bytes, double seconds);
 
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -7,7 +7,7 @@
 #include "base/units.hpp"
 #include "tools/bench/median.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 std::vector<double> divided(const std::vector<double>& values,
@@ -82,4 +82,4 @@ const SweptSetting& fastest(const std::vector<SweptSetting>& swept) {
                            });
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -10,7 +10,7 @@
 
 #include "tools/bench/storage_rates.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 
 // Of one subject (our engine, fio at one setting) in one mix, round by round.
 class StorageSamples {
@@ -51,4 +51,4 @@ std::vector<SweptSetting> sweep_fio(const std::vector<FioSetting>& settings, int
 // The one that moved the most bytes in a second. swept: at least one.
 const SweptSetting& fastest(const std::vector<SweptSetting>& swept);
 
-}  // namespace sluice
+}  // namespace sluice::bench

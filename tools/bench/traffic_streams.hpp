@@ -8,7 +8,7 @@
 #include "kernels/block8.hpp"
 #include "kernels/optimizer.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 
 // An array of the update. elem_bytes: 1 for 8-bit blocks, whose scales come on top.
 struct TrafficStream {
@@ -21,7 +21,7 @@ struct TrafficStream {
   std::byte* at(std::int64_t i) const {
     if (!block8) return data + i * elem_bytes;
     const auto elem = static_cast<std::uint64_t>(i);
-    return data + block8_place(elem / kBlock8Elems).code_bytes + elem % kBlock8Elems;
+    return data + kernels::block8_place(elem / kBlock8Elems).code_bytes + elem % kBlock8Elems;
   }
 };
 
@@ -37,19 +37,19 @@ struct TrafficStreams {
   }
 };
 
-inline TrafficStreams traffic_streams(const OptimizerOptions& options,
-                                      const UpdateBuffers& buffers) {
+inline TrafficStreams traffic_streams(const kernels::OptimizerOptions& options,
+                                      const kernels::UpdateBuffers& buffers) {
   TrafficStreams streams;
   streams.add(buffers.grad, buffers.grad_dtype, true, false);
   const auto state = [&](StateKind kind, const void* data) {
-    const StateLayout layout = state_layout(options, kind);
-    if (layout.extent == StateExtent::kPerElement) streams.add(data, layout.dtype, true, true);
+    const kernels::StateLayout layout = kernels::state_layout(options, kind);
+    if (layout.extent == kernels::StateExtent::kPerElement) streams.add(data, layout.dtype, true, true);
   };
   state(StateKind::kMaster, buffers.master);
   state(StateKind::kMoment1, buffers.moment1);
   state(StateKind::kMoment2, buffers.moment2);
-  streams.add(buffers.weight, options.weight, reads_weight(options), true);
+  streams.add(buffers.weight, options.weight, kernels::reads_weight(options), true);
   return streams;
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -11,7 +11,7 @@
 
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::doctor {
 
 struct FreeBytes {
   void operator()(std::byte* data) const { std::free(data); }
@@ -27,4 +27,4 @@ inline AlignedBytes make_bytes(std::uint64_t bytes) {
   return data;
 }
 
-}  // namespace sluice
+}  // namespace sluice::doctor

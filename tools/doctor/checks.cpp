@@ -21,7 +21,7 @@
 #include "offload/storage_engine.hpp"
 #include "offload/storage_file.hpp"
 
-namespace sluice {
+namespace sluice::doctor {
 namespace {
 
 // Below this not even a small model's pinned and device budgets fit.
@@ -44,7 +44,7 @@ DoctorCheck passed(std::string name, nlohmann::json value, std::string detail) {
 }
 
 DoctorCheck check_io_uring() {
-  const std::string reason = io_uring_unavailable_reason();
+  const std::string reason = offload::io_uring_unavailable_reason();
   if (reason.empty()) return passed("io_uring", "available", "available");
   return failed(
       "io_uring", reason, reason,
@@ -87,7 +87,7 @@ DoctorCheck check_huge_pages() {
 DoctorCheck check_direct_io(const std::string& directory) {
   const std::string path = directory + "/.sluice_doctor_" + std::to_string(::getpid());
   try {
-    StorageFile file(path, StorageFileMode::kScratch, 4096);
+    offload::StorageFile file(path, offload::StorageFileMode::kScratch, 4096);
     if (file.direct()) {
       const std::uint64_t bytes = file.alignment().offset_bytes;
       return passed("direct_io", bytes,
@@ -145,11 +145,11 @@ DoctorCheck check_disk(const std::string& directory) {
 
 // A machine without a GPU lacks nothing: the host computes.
 DoctorCheck check_gpu() {
-  const CudaSearch search = find_cuda_devices();
+  const device::CudaSearch search = device::find_cuda_devices();
   if (search.devices.empty()) return passed("gpu", "none", "none used: " + search.missing);
   nlohmann::json value = nlohmann::json::array();
   std::string detail;
-  for (const CudaDeviceInfo& gpu : search.devices) {
+  for (const device::CudaDeviceInfo& gpu : search.devices) {
     const std::string capability =
         std::to_string(gpu.compute_major) + "." + std::to_string(gpu.compute_minor);
     value.push_back({{"name", gpu.name},
@@ -237,4 +237,4 @@ std::vector<DoctorCheck> run_checks(const std::string& storage_directory) {
           check_gpu()};
 }
 
-}  // namespace sluice
+}  // namespace sluice::doctor

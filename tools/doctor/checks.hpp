@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace sluice {
+namespace sluice::doctor {
 
 struct DoctorCheck {
   std::string name;  // "io_uring", "memlock", ...
@@ -27,4 +27,4 @@ std::string selected_word(const std::string& text);
 // here.
 std::vector<std::string> cpu_features(const std::string& cpuinfo);
 
-}  // namespace sluice
+}  // namespace sluice::doctor

@@ -7,7 +7,7 @@
 #include "base/units.hpp"
 #include "tools/doctor/checks.hpp"
 
-namespace sluice {
+namespace sluice::doctor {
 namespace {
 
 using nlohmann::json;
@@ -38,7 +38,7 @@ std::string giga(double value, const char* unit) {
   return text.str();
 }
 
-void print_profile(const HardwareProfile& profile, std::ostream& out) {
+void print_profile(const planner::HardwareProfile& profile, std::ostream& out) {
   const auto line = [&](const char* name, const std::string& value) {
     out << "  " << std::left << std::setw(24) << name << value << '\n';
   };
@@ -56,7 +56,7 @@ void print_profile(const HardwareProfile& profile, std::ostream& out) {
   line("hand over", format_seconds(profile.hand_over_s));
 }
 
-void print_gpu(const HardwareProfile& gpu, std::ostream& out) {
+void print_gpu(const planner::HardwareProfile& gpu, std::ostream& out) {
   const auto line = [&](const char* name, const std::string& value) {
     out << "  " << std::left << std::setw(24) << name << value << '\n';
   };
@@ -75,14 +75,14 @@ void print_gpu(const HardwareProfile& gpu, std::ostream& out) {
 DoctorCheck measure(const DoctorOptions& options, std::ostream& out, int& status) {
   DoctorCheck check{"measure", true, nullptr, "", ""};
   try {
-    const HardwareProfile profile = measure_hardware(options.measure);
-    check.value = json::parse(to_json(profile));
+    const planner::HardwareProfile profile = measure_hardware(options.measure);
+    check.value = json::parse(planner::to_json(profile));
     if (!options.json) print_profile(profile, out);
     if (!options.json && profile.gpu) print_gpu(*profile.gpu, out);
     if (options.profile_path.empty()) {
       check.detail = "profile not saved";
     } else {
-      save_profile(profile, options.profile_path);
+      planner::save_profile(profile, options.profile_path);
       check.detail = "profile saved in '" + options.profile_path + "'";
     }
     status = 0;
@@ -110,4 +110,4 @@ int run_doctor(const DoctorOptions& options, std::ostream& out) {
   return status;
 }
 
-}  // namespace sluice
+}  // namespace sluice::doctor

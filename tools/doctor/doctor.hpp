@@ -7,7 +7,7 @@
 
 #include "tools/doctor/measure.hpp"
 
-namespace sluice {
+namespace sluice::doctor {
 
 struct DoctorOptions {
   MeasureOptions measure;    // kernels and device given by the caller
@@ -22,4 +22,4 @@ struct DoctorOptions {
 // cannot be saved, so nothing was saved; 3: a measurement failed. Both are reported like checks.
 int run_doctor(const DoctorOptions& options, std::ostream& out);
 
-}  // namespace sluice
+}  // namespace sluice::doctor

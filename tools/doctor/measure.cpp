@@ -14,7 +14,7 @@
 #include "tools/doctor/aligned_bytes.hpp"
 #include "tools/doctor/samples.hpp"
 
-namespace sluice {
+namespace sluice::doctor {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -50,7 +50,7 @@ Times repeat(double seconds, const std::function<void()>& work) {
 // Memory, and what a device takes to launch, to hand over between streams and to copy.
 class DeviceTrial {
  public:
-  DeviceTrial(Device& device, std::uint64_t array_bytes)
+  DeviceTrial(device::Device& device, std::uint64_t array_bytes)
       : bytes_(array_bytes / sizeof(float) * sizeof(float)),
         first_(make_bytes(bytes_)),
         second_(make_bytes(bytes_)),
@@ -69,12 +69,12 @@ class DeviceTrial {
     measure_copies(seconds_each);
   }
 
-  void save(HardwareProfile& profile) const {
+  void save(planner::HardwareProfile& profile) const {
     profile.memory_bandwidth_bytes_per_s = 3.0 * static_cast<double>(bytes_) / triad_s_.median();
     profile.single_core_copy_bytes_per_s = static_cast<double>(bytes_) / memcpy_s_.median();
     profile.launch_overhead_s = launch_s_.median();
     profile.hand_over_s = std::max(hand_over_s_.median(), profile.launch_overhead_s);
-    OperationGrid grid{TimedOperation::kCopy, DType::kU8, {{kCopySizes, {1}, {1}}}, {}};
+    planner::OperationGrid grid{planner::TimedOperation::kCopy, DType::kU8, {{kCopySizes, {1}, {1}}}, {}};
     for (const Samples& seconds : copy_s_) grid.seconds.push_back(seconds.median());
     profile.operations.push_back(std::move(grid));
   }
@@ -134,7 +134,7 @@ class DeviceTrial {
       const double copies_s = repeat(seconds, [&] {
                                 for (std::uint64_t k = 0; k < pieces; ++k) {
                                   stream_->copy(there_.data() + k * piece, first_.get() + k * piece,
-                                                piece, CopyKind::kHostToDevice);
+                                                piece, device::CopyKind::kHostToDevice);
                                 }
                                 synchronize();
                               }).mean;
@@ -147,17 +147,17 @@ class DeviceTrial {
   inline static const std::vector<std::int64_t> kCopySizes{4096, 65536, 1048576};
   static constexpr std::uint64_t kMostPieces = 1024;
 
-  const host::Parallel parallel_{0};
+  const kernels::host::Parallel parallel_{0};
   const std::uint64_t bytes_;
   const AlignedBytes first_;
   const AlignedBytes second_;
   const AlignedBytes third_;
   const std::uint64_t copied_bytes_;
-  const RawBuffer there_;
-  const std::unique_ptr<Stream> stream_;
-  const std::unique_ptr<Stream> other_;
-  const std::unique_ptr<Event> gone_;
-  const std::unique_ptr<Event> back_;
+  const device::RawBuffer there_;
+  const std::unique_ptr<device::Stream> stream_;
+  const std::unique_ptr<device::Stream> other_;
+  const std::unique_ptr<device::Event> gone_;
+  const std::unique_ptr<device::Event> back_;
   Samples triad_s_;
   Samples memcpy_s_;
   Samples launch_s_;
@@ -167,7 +167,7 @@ class DeviceTrial {
 
 }  // namespace
 
-HardwareProfile measure_hardware(const MeasureOptions& options) {
+planner::HardwareProfile measure_hardware(const MeasureOptions& options) {
   SLUICE_CHECK(options.device != nullptr && options.rounds > 0 && options.seconds_each > 0);
   DiskTrial disk(options.disk);  // first: it is what most often cannot be done
   DeviceTrial device(*options.device, options.array_bytes);
@@ -178,7 +178,7 @@ HardwareProfile measure_hardware(const MeasureOptions& options) {
     kernels.measure_round();
   }
   const HostTopology host = read_host_topology();
-  HardwareProfile profile;
+  planner::HardwareProfile profile;
   profile.backend = options.device->facts().backend;
   profile.cpu_name = host.cpu_name;
   profile.cores = std::max(host.cores, 1);
@@ -188,9 +188,9 @@ HardwareProfile measure_hardware(const MeasureOptions& options) {
   if (options.gpu.device != nullptr) {
     GpuOptions gpu = options.gpu;
     gpu.rounds = options.rounds;
-    profile.gpu = std::make_shared<const HardwareProfile>(measure_gpu(gpu));
+    profile.gpu = std::make_shared<const planner::HardwareProfile>(measure_gpu(gpu));
   }
   return profile;
 }
 
-}  // namespace sluice
+}  // namespace sluice::doctor

@@ -10,10 +10,10 @@
 #include "tools/doctor/measure_gpu.hpp"
 #include "tools/doctor/measure_kernels.hpp"
 
-namespace sluice {
+namespace sluice::doctor {
 
 struct MeasureOptions {
-  Device* device = nullptr;  // for launches, hand-overs and copies
+  device::Device* device = nullptr;  // for launches, hand-overs and copies
   // Every figure is measured once a round, and the median round kept: what disturbs a machine lasts
   // for seconds.
   int rounds = 7;
@@ -27,6 +27,6 @@ struct MeasureOptions {
 
 // Needs up to 700 MiB of memory. InputError: a storage directory that cannot be used. IoError,
 // TimeoutError.
-HardwareProfile measure_hardware(const MeasureOptions& options);
+planner::HardwareProfile measure_hardware(const MeasureOptions& options);
 
-}  // namespace sluice
+}  // namespace sluice::doctor

@@ -11,7 +11,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::doctor {
 namespace {
 
 // As large as most of a streamed update's, and many at once: what a lane of storage moves at most.
@@ -34,45 +34,45 @@ std::uint64_t trial_bytes(const DiskOptions& options, std::uint64_t block_bytes)
 }  // namespace
 
 DiskTrial::DiskTrial(const DiskOptions& options)
-    : directions_{Direction{StorageOp::kRead, StorageMix::kRead, {}, {}, {}},
-                  Direction{StorageOp::kWrite, StorageMix::kWrite, {}, {}, {}}} {
+    : directions_{Direction{offload::StorageOp::kRead, bench::StorageMix::kRead, {}, {}, {}},
+                  Direction{offload::StorageOp::kWrite, bench::StorageMix::kWrite, {}, {}, {}}} {
   load_.block_bytes = kBlockBytes;
   load_.depth = kDepth;
   load_.file_bytes = trial_bytes(options, load_.block_bytes);
-  ring_ = std::make_unique<StagingRing>(load_.block_bytes * load_.depth);
+  ring_ = std::make_unique<bench::StagingRing>(load_.block_bytes * load_.depth);
   for (const std::int64_t size : {4096, 65536, 262144, 1048576, 4194304}) {
     const auto bytes = static_cast<std::uint64_t>(size);
     if (bytes <= ring_->bytes() && bytes <= load_.file_bytes) sizes_.push_back(size);
   }
   for (Direction& direction : directions_) direction.alone_s.resize(sizes_.size());
-  StorageOptions engine_options;
+  offload::StorageOptions engine_options;
   engine_options.queue_depth = load_.depth;
   engine_options.write_depth = load_.depth;
-  engine_ = make_storage_engine(options.engine, engine_options);
+  engine_ = offload::make_storage_engine(options.engine, engine_options);
   engine_->register_memory(ring_->data(), ring_->bytes());
   load_.file = engine_->open(options.directory + "/.sluice_doctor_" + std::to_string(::getpid()),
-                             StorageFileMode::kScratch, load_.file_bytes);
+                             offload::StorageFileMode::kScratch, load_.file_bytes);
   // Once over the whole file, untimed: reading extents that were never written costs nothing.
-  StorageLoad whole = load_;
+  bench::StorageLoad whole = load_;
   whole.bytes = load_.file_bytes;
   whole.seconds = kDefaultDeadlineSeconds;
-  measure_storage(*engine_, whole, StorageMix::kWrite, ring_->data());
+  bench::measure_storage(*engine_, whole, bench::StorageMix::kWrite, ring_->data());
 }
 
 DiskTrial::~DiskTrial() = default;
 
-double DiskTrial::rate(StorageMix mix, std::uint64_t block_bytes, std::uint32_t depth,
+double DiskTrial::rate(bench::StorageMix mix, std::uint64_t block_bytes, std::uint32_t depth,
                        double seconds) {
-  StorageLoad load = load_;
+  bench::StorageLoad load = load_;
   load.block_bytes = block_bytes;
   load.depth = depth;
   load.seconds = seconds;
   load.bytes = std::uint64_t{1} << 50;  // the time decides
-  return measure_storage(*engine_, load, mix, ring_->data()).bytes_per_s();
+  return bench::measure_storage(*engine_, load, mix, ring_->data()).bytes_per_s();
 }
 
-double DiskTrial::alone_s(StorageOp op, std::uint64_t bytes, double seconds) {
-  return measure_transfer_alone(*engine_, {op, load_.file, 0, ring_->data(), bytes},
+double DiskTrial::alone_s(offload::StorageOp op, std::uint64_t bytes, double seconds) {
+  return bench::measure_transfer_alone(*engine_, {op, load_.file, 0, ring_->data(), bytes},
                                 load_.file_bytes, seconds);
 }
 
@@ -88,11 +88,11 @@ void DiskTrial::measure_round(double seconds_each) {
     }
   }
   duplex_bytes_per_s_.add(
-      rate(StorageMix::kDuplex, load_.block_bytes, load_.depth, 2 * seconds_each));
-  latency_s_.add(alone_s(StorageOp::kRead, kLatencyBytes, seconds_each / 4));
+      rate(bench::StorageMix::kDuplex, load_.block_bytes, load_.depth, 2 * seconds_each));
+  latency_s_.add(alone_s(offload::StorageOp::kRead, kLatencyBytes, seconds_each / 4));
 }
 
-void DiskTrial::save(HardwareProfile& profile) const {
+void DiskTrial::save(planner::HardwareProfile& profile) const {
   const auto& [read, write] = directions_;
   profile.storage_read_bytes_per_s = read.bytes_per_s.median();
   profile.storage_write_bytes_per_s = write.bytes_per_s.median();
@@ -106,12 +106,12 @@ void DiskTrial::save(HardwareProfile& profile) const {
     const double gain = (four / direction.one_bytes_per_s.median() - 1) / 3;
     profile.storage_overlap = std::clamp(gain, 0.01, profile.storage_overlap);
   }
-  for (const auto& [operation, direction] : {std::pair(TimedOperation::kStorageRead, &read),
-                                             std::pair(TimedOperation::kStorageWrite, &write)}) {
-    OperationGrid grid{operation, DType::kU8, {{sizes_, {1}, {1}}}, {}};
+  for (const auto& [operation, direction] : {std::pair(planner::TimedOperation::kStorageRead, &read),
+                                             std::pair(planner::TimedOperation::kStorageWrite, &write)}) {
+    planner::OperationGrid grid{operation, DType::kU8, {{sizes_, {1}, {1}}}, {}};
     for (const Samples& seconds : direction->alone_s) grid.seconds.push_back(seconds.median());
     profile.operations.push_back(std::move(grid));
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::doctor

@@ -13,7 +13,7 @@
 #include "tools/bench/storage_rates.hpp"
 #include "tools/doctor/samples.hpp"
 
-namespace sluice {
+namespace sluice::doctor {
 
 struct DiskOptions {
   std::string directory = ".";
@@ -32,29 +32,29 @@ class DiskTrial {
 
   void measure_round(double seconds_each);
   // The median of the rounds: at least one.
-  void save(HardwareProfile& profile) const;
+  void save(planner::HardwareProfile& profile) const;
 
  private:
   // Requests of one direction.
   struct Direction {
-    StorageOp op;
-    StorageMix mix;
+    offload::StorageOp op;
+    bench::StorageMix mix;
     Samples bytes_per_s;                // with many large blocks under way
     Samples one_bytes_per_s;            // one small block after another
     Samples four_bytes_per_s;           // four at once
     std::vector<Samples> alone_s = {};  // by size
   };
 
-  double rate(StorageMix mix, std::uint64_t block_bytes, std::uint32_t depth, double seconds);
-  double alone_s(StorageOp op, std::uint64_t bytes, double seconds);
+  double rate(bench::StorageMix mix, std::uint64_t block_bytes, std::uint32_t depth, double seconds);
+  double alone_s(offload::StorageOp op, std::uint64_t bytes, double seconds);
 
-  StorageLoad load_;
-  std::unique_ptr<StagingRing> ring_;
-  std::unique_ptr<StorageEngine> engine_;
+  bench::StorageLoad load_;
+  std::unique_ptr<bench::StagingRing> ring_;
+  std::unique_ptr<offload::StorageEngine> engine_;
   std::vector<std::int64_t> sizes_;
   std::array<Direction, 2> directions_;
   Samples duplex_bytes_per_s_;
   Samples latency_s_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::doctor

@@ -10,7 +10,7 @@
 #include "tools/doctor/aligned_bytes.hpp"
 #include "tools/doctor/samples.hpp"
 
-namespace sluice {
+namespace sluice::doctor {
 namespace {
 
 Deadline deadline() {
@@ -50,7 +50,7 @@ class GpuTrial {
     measure_launches();
   }
 
-  void save(HardwareProfile& profile) const {
+  void save(planner::HardwareProfile& profile) const {
     const auto size = static_cast<double>(options_.gemm_size);
     const auto bytes = static_cast<double>(bytes_);
     profile.backend = device_.facts().backend;
@@ -73,7 +73,7 @@ class GpuTrial {
     const auto size = static_cast<std::uint64_t>(options_.gemm_size);
     return round_up(size * size * sizeof(float), kTensorAlignmentBytes);
   }
-  GemmShape product(DType dtype) const {
+  kernels::GemmShape product(DType dtype) const {
     const std::int64_t size = options_.gemm_size;
     return {size, size, size, false, true, dtype, dtype};
   }
@@ -103,11 +103,11 @@ class GpuTrial {
   void measure_memory() {
     std::byte* const data = memory_.data();
     copy_s_.add(
-        seconds_of([&] { stream_->copy(data + bytes_, data, bytes_, CopyKind::kDeviceToDevice); }));
+        seconds_of([&] { stream_->copy(data + bytes_, data, bytes_, device::CopyKind::kDeviceToDevice); }));
     up_s_.add(
-        seconds_of([&] { stream_->copy(data, host_.get(), bytes_, CopyKind::kHostToDevice); }));
+        seconds_of([&] { stream_->copy(data, host_.get(), bytes_, device::CopyKind::kHostToDevice); }));
     down_s_.add(
-        seconds_of([&] { stream_->copy(host_.get(), data, bytes_, CopyKind::kDeviceToHost); }));
+        seconds_of([&] { stream_->copy(host_.get(), data, bytes_, device::CopyKind::kDeviceToHost); }));
   }
 
   void measure_products() {
@@ -116,7 +116,7 @@ class GpuTrial {
     std::byte* const c = b + matrix_bytes();
     for (std::uint64_t at = 0; at < 2 * matrix_bytes(); at += bytes_) {
       stream_->copy(a + at, host_.get(), std::min(bytes_, 2 * matrix_bytes() - at),
-                    CopyKind::kHostToDevice);
+                    device::CopyKind::kHostToDevice);
     }
     constexpr std::array kTypes{DType::kF32, DType::kBF16};
     for (std::size_t i = 0; i < kTypes.size(); ++i) {
@@ -131,14 +131,14 @@ class GpuTrial {
     const auto part = static_cast<std::uint64_t>(elems) * sizeof(float);
     std::byte* const data = memory_.data();
     run([this] { kernels_.zero(memory_.data(), memory_.bytes()); });
-    UpdateBuffers buffers;
+    kernels::UpdateBuffers buffers;
     buffers.elems = elems;
     buffers.grad = data;
     buffers.weight = data + part / 2;
     buffers.master = data + part;
     buffers.moment1 = data + 2 * part;
     buffers.moment2 = data + 3 * part;
-    ParameterSegment all;
+    kernels::ParameterSegment all;
     all.end = elems;
     update_s_.add(seconds_of([&] {
       run([this, buffers, all] { kernels_.update({}, buffers, {&all, 1}, {}, nullptr); });
@@ -171,18 +171,18 @@ class GpuTrial {
   }
 
   const GpuOptions options_;
-  Device& device_;
-  Kernels& kernels_;
+  device::Device& device_;
+  kernels::Kernels& kernels_;
   const std::uint64_t bytes_;
   const AlignedBytes host_;
-  const HostRegistration registered_;
-  const RawBuffer memory_;
-  const std::unique_ptr<Stream> stream_;
-  const std::unique_ptr<Stream> other_;
-  const std::unique_ptr<Event> begin_;
-  const std::unique_ptr<Event> end_;
-  const std::unique_ptr<Event> gone_;
-  const std::unique_ptr<Event> back_;
+  const device::HostRegistration registered_;
+  const device::RawBuffer memory_;
+  const std::unique_ptr<device::Stream> stream_;
+  const std::unique_ptr<device::Stream> other_;
+  const std::unique_ptr<device::Event> begin_;
+  const std::unique_ptr<device::Event> end_;
+  const std::unique_ptr<device::Event> gone_;
+  const std::unique_ptr<device::Event> back_;
   Samples copy_s_;
   Samples up_s_;
   Samples down_s_;
@@ -194,13 +194,13 @@ class GpuTrial {
 
 }  // namespace
 
-HardwareProfile measure_gpu(const GpuOptions& options) {
+planner::HardwareProfile measure_gpu(const GpuOptions& options) {
   SLUICE_CHECK(options.device != nullptr && options.kernels != nullptr && options.rounds > 0);
   GpuTrial trial(options);
   for (int round = 0; round < options.rounds; ++round) trial.measure_round();
-  HardwareProfile profile;
+  planner::HardwareProfile profile;
   trial.save(profile);
   return profile;
 }
 
-}  // namespace sluice
+}  // namespace sluice::doctor

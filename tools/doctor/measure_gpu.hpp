@@ -8,11 +8,11 @@
 #include "engine/planner/hardware_profile.hpp"
 #include "kernels/kernels.hpp"
 
-namespace sluice {
+namespace sluice::doctor {
 
 struct GpuOptions {
-  Device* device = nullptr;                // null: there is none to measure
-  Kernels* kernels = nullptr;              // that run on it
+  device::Device* device = nullptr;                // null: there is none to measure
+  kernels::Kernels* kernels = nullptr;              // that run on it
   int rounds = 7;                          // the median of so many
   int repeats = 10;                        // of each figure in a round, timed by events together
   std::uint64_t array_bytes = 256 * kMiB;  // streamed and copied
@@ -22,6 +22,6 @@ struct GpuOptions {
 // A profile of backend "cuda" (or whatever the device's is), for HardwareProfile::gpu. Needs about
 // 5 * array_bytes of the device's memory and array_bytes of the host's, registered with the device.
 // Throws DeviceError, OutOfMemory, TimeoutError.
-HardwareProfile measure_gpu(const GpuOptions& options);
+planner::HardwareProfile measure_gpu(const GpuOptions& options);
 
-}  // namespace sluice
+}  // namespace sluice::doctor

@@ -13,7 +13,7 @@
 #include "tools/doctor/aligned_bytes.hpp"
 #include "tools/doctor/samples.hpp"
 
-namespace sluice {
+namespace sluice::doctor {
 namespace {
 
 using Axis = std::vector<std::int64_t>;
@@ -58,16 +58,16 @@ class Arena {
 using Call = std::function<void()>;
 
 struct Case {
-  TimedOperation operation;
+  planner::TimedOperation operation;
   std::array<Axis, 3> axes;
   // Buffers from the arena, and the call to be timed.
-  std::function<Call(const OperationSize&, DType)> make;
+  std::function<Call(const planner::OperationSize&, DType)> make;
 };
 
 // Makes the calls. Buffers hold zeros at first, and no subnormal numbers later: those are slow.
 class Cases {
  public:
-  Cases(Kernels& kernels, Arena& arena, std::uint64_t state_bytes)
+  Cases(kernels::Kernels& kernels, Arena& arena, std::uint64_t state_bytes)
       : kernels_(kernels), arena_(arena), state_bytes_(state_bytes) {}
 
   std::vector<Case> all() {
@@ -76,37 +76,37 @@ class Cases {
     const Axis elems{1 << 10, 1 << 14, 1 << 18, 1 << 22};
     const Axis state{1 << 12, 1 << 16, 1 << 20};
     const Axis one{1};
-    const auto by_elems = [&](TimedOperation operation, Call (Cases::*make)(std::int64_t, DType)) {
+    const auto by_elems = [&](planner::TimedOperation operation, Call (Cases::*make)(std::int64_t, DType)) {
       return Case{
-          operation, {elems, one, one}, [this, make](const OperationSize& size, DType dtype) {
+          operation, {elems, one, one}, [this, make](const planner::OperationSize& size, DType dtype) {
             return (this->*make)(size[0], dtype);
           }};
     };
-    const auto by_state = [&](TimedOperation operation, Call (Cases::*make)(std::int64_t, DType)) {
+    const auto by_state = [&](planner::TimedOperation operation, Call (Cases::*make)(std::int64_t, DType)) {
       Case made = by_elems(operation, make);
       made.axes[0] = state;
       return made;
     };
-    const auto gemm_case = [&](TimedOperation operation, std::array<Axis, 3> axes, bool a, bool b) {
-      return Case{operation, std::move(axes), [this, a, b](const OperationSize& size, DType dtype) {
+    const auto gemm_case = [&](planner::TimedOperation operation, std::array<Axis, 3> axes, bool a, bool b) {
+      return Case{operation, std::move(axes), [this, a, b](const planner::OperationSize& size, DType dtype) {
                     return gemm(size, a, b, dtype);
                   }};
     };
-    const auto attention_case = [&](TimedOperation operation, bool forward) {
+    const auto attention_case = [&](planner::TimedOperation operation, bool forward) {
       return Case{operation,
                   {Axis{1, 4, 16}, Axis{32, 128, 512}, Axis{16, 64, 128}},
-                  [this, forward](const OperationSize& size, DType dtype) {
+                  [this, forward](const planner::OperationSize& size, DType dtype) {
                     return attention(size, forward, dtype);
                   }};
     };
-    const auto head_case = [&](TimedOperation operation, bool forward) {
+    const auto head_case = [&](planner::TimedOperation operation, bool forward) {
       return Case{operation,
                   {rows, Axis{256, 4096}, Axis{64, 256, 1024}},
-                  [this, forward](const OperationSize& size, DType dtype) {
+                  [this, forward](const planner::OperationSize& size, DType dtype) {
                     return head(size, forward, dtype);
                   }};
     };
-    using K = TimedOperation;
+    using K = planner::TimedOperation;
     return {
         gemm_case(K::kGemmNN, {rows, features, features}, false, false),
         gemm_case(K::kGemmNT, {rows, features, features}, false, true),
@@ -134,7 +134,7 @@ class Cases {
   }
 
   // What a layer's forward pass is mostly made of.
-  Call product(const OperationSize& size, DType dtype) { return gemm(size, false, true, dtype); }
+  Call product(const planner::OperationSize& size, DType dtype) { return gemm(size, false, true, dtype); }
 
  private:
   // How many sets of operands a product takes turns with: a layer's weights and gradients have left
@@ -144,9 +144,9 @@ class Cases {
     return std::clamp<std::uint64_t>(kCoolBytes / bytes, 1, 64);
   }
 
-  Call gemm(const OperationSize& size, bool transpose_a, bool transpose_b, DType dtype) {
+  Call gemm(const planner::OperationSize& size, bool transpose_a, bool transpose_b, DType dtype) {
     const auto [m, n, k] = size;
-    const GemmShape shape{m, n, k, transpose_a, transpose_b, dtype, dtype};
+    const kernels::GemmShape shape{m, n, k, transpose_a, transpose_b, dtype, dtype};
     struct Operands {
       std::byte *a, *b, *c;
     };
@@ -160,9 +160,9 @@ class Cases {
       kernels_.gemm(shape, set.a, set.b, nullptr, set.c, workspace);
     };
   }
-  Call head(const OperationSize& size, bool forward, DType dtype) {
+  Call head(const planner::OperationSize& size, bool forward, DType dtype) {
     const auto [rows, vocab, hidden] = size;
-    const HeadShape shape{rows, hidden, vocab, dtype};
+    const kernels::HeadShape shape{rows, hidden, vocab, dtype};
     return
         [this, shape, forward, x = arena_.elems(rows * hidden, dtype),
          dx = arena_.elems(rows * hidden, dtype), w = arena_.elems(vocab * hidden, dtype),
@@ -176,9 +176,9 @@ class Cases {
           }
         };
   }
-  Call attention(const OperationSize& size, bool forward, DType dtype) {
+  Call attention(const planner::OperationSize& size, bool forward, DType dtype) {
     const auto [heads, time, head_dim] = size;
-    const AttentionShape shape{1, time, heads, heads, head_dim, dtype};
+    const kernels::AttentionShape shape{1, time, heads, heads, head_dim, dtype};
     const std::int64_t elems = heads * time * head_dim;
     return [this, shape, forward, qkv = arena_.elems(3 * elems, dtype),
             dqkv = arena_.elems(3 * elems, dtype), out = arena_.elems(elems, dtype),
@@ -193,7 +193,7 @@ class Cases {
   }
 
   struct NormBuffers {
-    NormShape shape;
+    kernels::NormShape shape;
     std::byte *x, *dy, *residual, *out, *weight, *dweight;
     float *mean, *rstd;
   };
@@ -254,7 +254,7 @@ class Cases {
   // Two heads of 64 with a key/value head for each: 256 elements a row are turned, of 384.
   Call rope(std::int64_t elems, DType dtype) {
     const std::int64_t rows = elems / kCols;
-    const AttentionShape shape{1, rows, 2, 2, 64, dtype};
+    const kernels::AttentionShape shape{1, rows, 2, 2, 64, dtype};
     return [this, shape, qkv = arena_.elems(rows * 384, dtype)] {
       kernels_.rope(shape, 1e4f, false, qkv);
     };
@@ -308,7 +308,7 @@ class Cases {
   Call squared_norm(std::int64_t elems, DType dtype) {
     Walk walk(state_bytes_, dtype_bytes(dtype), elems);
     constexpr std::int64_t kBlock = 4096;
-    std::vector<Kernels::Block> blocks;
+    std::vector<kernels::Kernels::Block> blocks;
     for (std::int64_t begin = 0; begin < elems; begin += kBlock) {
       blocks.push_back({begin, std::min(elems, begin + kBlock)});
     }
@@ -331,7 +331,7 @@ class Cases {
     return [=, this]() mutable {
       const std::int64_t at = walk.next();
       const std::int64_t offset = at * static_cast<std::int64_t>(dtype_bytes(dtype));
-      UpdateBuffers buffers;
+      kernels::UpdateBuffers buffers;
       buffers.grad = grad + offset;
       buffers.grad_dtype = dtype;
       buffers.master = has_master ? master + at : nullptr;
@@ -339,12 +339,12 @@ class Cases {
       buffers.moment2 = moment2 + at;
       buffers.weight = has_master ? weight + offset : static_cast<void*>(master + at);
       buffers.elems = elems;
-      const ParameterSegment all{0, elems, 0.1f};
+      const kernels::ParameterSegment all{0, elems, 0.1f};
       kernels_.update({.weight = dtype}, buffers, {&all, 1}, {.lr = 1e-3f}, nullptr);
     };
   }
 
-  Kernels& kernels_;
+  kernels::Kernels& kernels_;
   Arena& arena_;
   std::uint64_t state_bytes_;
 };
@@ -397,9 +397,9 @@ struct KernelTrial::State {
 
   // How much faster a product is on all cores, the two measured side by side.
   void measure_scaling() {
-    constexpr OperationSize kProduct{256, 512, 512};
+    constexpr planner::OperationSize kProduct{256, 512, 512};
     constexpr double kSeconds = 0.02;
-    const auto seconds_on = [&](Kernels& kernels) {
+    const auto seconds_on = [&](kernels::Kernels& kernels) {
       arena.reset();
       return call_seconds(Cases(kernels, arena, options.state_bytes).product(kProduct, DType::kF32),
                           kSeconds);
@@ -440,27 +440,27 @@ void KernelTrial::measure_round() {
   state_->measure_scaling();
 }
 
-void KernelTrial::save(HardwareProfile& profile) const {
+void KernelTrial::save(planner::HardwareProfile& profile) const {
   if (profile.cores > 1) {
     profile.core_scaling =
         std::clamp((state_->speedup.median() - 1) / (profile.cores - 1), 0.01, 1.0);
   }
-  constexpr OperationSize kLargeProduct{512, 1024, 1024};
+  constexpr planner::OperationSize kLargeProduct{512, 1024, 1024};
   constexpr std::int64_t kPiece = 1 << 20;
   for (const State::Grid& measured : state_->grids) {
-    OperationGrid grid{measured.measured->operation, measured.dtype, measured.measured->axes, {}};
+    planner::OperationGrid grid{measured.measured->operation, measured.dtype, measured.measured->axes, {}};
     for (const Samples& seconds : measured.seconds) grid.seconds.push_back(seconds.median());
     // What is told to people, and prices what has no grid.
-    if (grid.operation == TimedOperation::kGemmNT) {
+    if (grid.operation == planner::TimedOperation::kGemmNT) {
       const double rate = 2.0 * 512 * 1024 * 1024 / grid.seconds_at(kLargeProduct);
       (grid.dtype == DType::kF32 ? profile.gemm_f32_flops_per_s : profile.gemm_bf16_flops_per_s) =
           rate;
     }
-    if (grid.operation == TimedOperation::kAdamW && grid.dtype == DType::kBF16) {
+    if (grid.operation == planner::TimedOperation::kAdamW && grid.dtype == DType::kBF16) {
       profile.adam_params_per_s = static_cast<double>(kPiece) / grid.seconds_at({kPiece, 1, 1});
     }
     profile.operations.push_back(std::move(grid));
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::doctor

@@ -8,11 +8,11 @@
 #include "engine/planner/hardware_profile.hpp"
 #include "kernels/kernels.hpp"
 
-namespace sluice {
+namespace sluice::doctor {
 
 struct KernelOptions {
-  Kernels* all = nullptr;       // on all cores
-  Kernels* one_core = nullptr;  // the same on one
+  kernels::Kernels* all = nullptr;       // on all cores
+  kernels::Kernels* one_core = nullptr;  // the same on one
   double seconds_each = 0.002;  // of one point in one round, about
   // State kernels walk through this much memory, as training does; others repeat in place.
   std::uint64_t state_bytes = 128 * kMiB;
@@ -30,11 +30,11 @@ class KernelTrial {
   void measure_round();
   // The median of the rounds: at least one. profile.cores must be set. Both dtypes of every kernel
   // in TimedOperation, norms as RMSNorm, and the rates of products and AdamW that people are told.
-  void save(HardwareProfile& profile) const;
+  void save(planner::HardwareProfile& profile) const;
 
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::doctor

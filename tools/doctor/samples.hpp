@@ -7,7 +7,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::doctor {
 
 class Samples {
  public:
@@ -27,4 +27,4 @@ class Samples {
   std::vector<double> values_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::doctor

@@ -9,7 +9,7 @@
 #include "base/units.hpp"
 #include "tools/replay/plot_axis.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 namespace {
 
 // Pixels.
@@ -401,4 +401,4 @@ std::string draw_address_plot(const AddressPlot& plot) {
   return Drawing(plot).draw();
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

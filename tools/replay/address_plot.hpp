@@ -8,7 +8,7 @@
 
 #include "base/memory_kinds.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
 // One allocation as a policy placed it.
 struct PlottedBlock {
@@ -57,4 +57,4 @@ struct AddressPlot {
 // bytes or no duration are not drawn. At most some 300 bytes for a rectangle.
 std::string draw_address_plot(const AddressPlot& plot);
 
-}  // namespace sluice
+}  // namespace sluice::replay

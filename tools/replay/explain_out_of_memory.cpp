@@ -4,14 +4,14 @@
 
 #include "allocator/oom/oom_simulation.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
-std::optional<OutOfMemoryExplanation> explain_out_of_memory(const MemoryTrace& trace,
+std::optional<OutOfMemoryExplanation> explain_out_of_memory(const record::MemoryTrace& trace,
                                                             std::uint64_t capacity_bytes,
-                                                            const OomFixOptions& options) {
-  SimulatedAllocator settings;
+                                                            const allocator::OomFixOptions& options) {
+  allocator::SimulatedAllocator settings;
   settings.capacity_bytes = capacity_bytes;
-  SimulationOutcome outcome = simulate(trace, settings);
+  allocator::SimulationOutcome outcome = allocator::simulate(trace, settings);
   if (outcome.completed) return std::nullopt;
   OutOfMemoryExplanation result;
   result.failed_operation = static_cast<std::size_t>(outcome.operation_count);
@@ -20,10 +20,10 @@ std::optional<OutOfMemoryExplanation> explain_out_of_memory(const MemoryTrace& t
     result.fixes.note = "what the trace holds before its first operation does not fit";
     return result;
   }
-  MemoryTrace until = trace;
+  record::MemoryTrace until = trace;
   until.operations.resize(result.failed_operation + 1);
-  result.fixes = find_fixes(*result.report, until, options);
+  result.fixes = allocator::find_fixes(*result.report, until, options);
   return result;
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -9,19 +9,19 @@
 #include "allocator/oom/oom_fixes.hpp"
 #include "allocator/record/memory_trace.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
 struct OutOfMemoryExplanation {
   std::size_t failed_operation = 0;  // of the trace
-  std::shared_ptr<const OomReport> report;
-  OomFixes fixes;
+  std::shared_ptr<const allocator::OomReport> report;
+  allocator::OomFixes fixes;
 };
 
 // Replays the trace through a CachingAllocator with its default options (the policy "dynamic") on a
 // device of `capacity_bytes`, and tells of the first request that fails. Empty: it completes. A
 // trace whose first blocks do not fit fails at operation 0, with a report and no fixes.
-std::optional<OutOfMemoryExplanation> explain_out_of_memory(const MemoryTrace& trace,
+std::optional<OutOfMemoryExplanation> explain_out_of_memory(const record::MemoryTrace& trace,
                                                             std::uint64_t capacity_bytes,
-                                                            const OomFixOptions& options = {});
+                                                            const allocator::OomFixOptions& options = {});
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -12,7 +12,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 namespace {
 
 constexpr std::uint64_t kMaxFileBytes = 64 * kMiB;
@@ -65,7 +65,7 @@ class Reader {
     }
   }
 
-  Lifetime read_buffer(std::string_view line) {
+  packing::Lifetime read_buffer(std::string_view line) {
     const std::vector<std::string_view> fields = split(line);
     if (fields.size() != kColumns.size()) {
       refuse("must have " + std::to_string(kColumns.size()) + " fields, not " +
@@ -80,7 +80,7 @@ class Reader {
       }
       return *value;
     };
-    const Lifetime lifetime{number(1), number(2), number(3)};
+    const packing::Lifetime lifetime{number(1), number(2), number(3)};
     if (lifetime.lower >= lifetime.upper) refuse("upper must be above lower");
     if (lifetime.bytes == 0) refuse("size must be above 0");
     if (lifetime.bytes > kMaxTotalBytes - total_bytes_)
@@ -103,9 +103,9 @@ class Reader {
 
 }  // namespace
 
-std::vector<Lifetime> parse_lifetime_csv(const std::string& text, const std::string& source) {
+std::vector<packing::Lifetime> parse_lifetime_csv(const std::string& text, const std::string& source) {
   Reader reader(source);
-  std::vector<Lifetime> lifetimes;
+  std::vector<packing::Lifetime> lifetimes;
   constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
   std::istringstream lines(text.starts_with(kByteOrderMark) ? text.substr(kByteOrderMark.size())
                                                             : text);
@@ -128,7 +128,7 @@ std::vector<Lifetime> parse_lifetime_csv(const std::string& text, const std::str
   return lifetimes;
 }
 
-std::vector<Lifetime> read_lifetime_csv(const std::string& path) {
+std::vector<packing::Lifetime> read_lifetime_csv(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw InputError("'" + path + "' cannot be read");
   std::string text(kMaxFileBytes + 1, '\0');
@@ -139,4 +139,4 @@ std::vector<Lifetime> read_lifetime_csv(const std::string& path) {
   return parse_lifetime_csv(text, path);
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -6,13 +6,13 @@
 
 #include "allocator/packing/arena_packing.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
 // First line: the columns id, lower, upper and size, in any order; then a line for each buffer (at
 // most 100,000), which lives in [lower, upper) and takes `size` bytes: whole numbers without a
 // sign. At most 64 MiB. InputError with the file, the line and what would be right.
-std::vector<Lifetime> read_lifetime_csv(const std::string& path);
+std::vector<packing::Lifetime> read_lifetime_csv(const std::string& path);
 // `source`: the name for messages.
-std::vector<Lifetime> parse_lifetime_csv(const std::string& text, const std::string& source);
+std::vector<packing::Lifetime> parse_lifetime_csv(const std::string& text, const std::string& source);
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -5,12 +5,12 @@
 
 #include "allocator/oom/replayed_allocator.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 namespace {
 
 class OwnPolicy final : public ReplayPolicy {
  public:
-  OwnPolicy(const MemoryTrace& trace, const ReplayedAllocatorOptions& options)
+  OwnPolicy(const record::MemoryTrace& trace, const allocator::ReplayedAllocatorOptions& options)
       : allocator_(trace, options) {
     try {
       allocator_.adopt();
@@ -41,7 +41,7 @@ class OwnPolicy final : public ReplayPolicy {
   }
 
   PolicyCounters counters() const override {
-    const CachingAllocatorStatistics statistics = allocator_.caching().statistics();
+    const allocator::CachingAllocatorStatistics statistics = allocator_.caching().statistics();
     PolicyCounters counters;
     counters.reserved_bytes = statistics.reserved_bytes;
     counters.peak_reserved_bytes = statistics.peak_reserved_bytes;
@@ -51,7 +51,7 @@ class OwnPolicy final : public ReplayPolicy {
     counters.synchronisations = statistics.synchronisations;
     counters.event_waits = statistics.event_waits;
     if (allocator_.planning() != nullptr) {
-      const PlanningAllocatorStatistics planned = allocator_.planning()->statistics();
+      const allocator::PlanningAllocatorStatistics planned = allocator_.planning()->statistics();
       counters.event_waits += planned.event_waits;
       counters.planned_count = planned.planned_count;
       counters.fallback_count = planned.fallback_count;
@@ -60,37 +60,37 @@ class OwnPolicy final : public ReplayPolicy {
   }
 
  private:
-  mutable ReplayedAllocator allocator_;  // statistics settle the caches of threads
+  mutable allocator::ReplayedAllocator allocator_;  // statistics settle the caches of threads
   bool fits_ = true;                     // what the record began with
 };
 
 }  // namespace
 
-NamedPolicy dynamic_policy(const CachingAllocatorOptions& options) {
-  return {"dynamic", [options](const MemoryTrace& trace, std::uint64_t capacity_bytes) {
-            ReplayedAllocatorOptions replayed;
+NamedPolicy dynamic_policy(const allocator::CachingAllocatorOptions& options) {
+  return {"dynamic", [options](const record::MemoryTrace& trace, std::uint64_t capacity_bytes) {
+            allocator::ReplayedAllocatorOptions replayed;
             replayed.capacity_bytes = capacity_bytes;
             replayed.caching = options;
             return std::make_unique<OwnPolicy>(trace, replayed);
           }};
 }
 
-NamedPolicy planned_policy(PackingEffort effort) {
+NamedPolicy planned_policy(packing::PackingEffort effort) {
   struct Made {
-    StepRecording before;
-    StepRecording step;
-    StepPlan plan;
+    allocator::StepRecording before;
+    allocator::StepRecording step;
+    allocator::StepPlan plan;
   };
   const auto made = std::make_shared<std::vector<Made>>();
-  const auto plan = [effort, made](const StepRecording& before, const StepRecording& step) {
+  const auto plan = [effort, made](const allocator::StepRecording& before, const allocator::StepRecording& step) {
     for (const Made& one : *made) {
       if (one.step == step && one.before == before) return one.plan;
     }
-    made->push_back({before, step, plan_step(before, step, effort)});
+    made->push_back({before, step, allocator::plan_step(before, step, effort)});
     return made->back().plan;
   };
-  return {"planned", [plan](const MemoryTrace& trace, std::uint64_t capacity_bytes) {
-            ReplayedAllocatorOptions replayed;
+  return {"planned", [plan](const record::MemoryTrace& trace, std::uint64_t capacity_bytes) {
+            allocator::ReplayedAllocatorOptions replayed;
             replayed.capacity_bytes = capacity_bytes;
             replayed.planning.emplace().plan = plan;
             replayed.planning->in_background = false;  // so that each replay is the same
@@ -98,17 +98,17 @@ NamedPolicy planned_policy(PackingEffort effort) {
           }};
 }
 
-MemorySnapshot snapshot_after(const MemoryTrace& trace, bool planned) {
+record::MemorySnapshot snapshot_after(const record::MemoryTrace& trace, bool planned) {
   // An allocation maps some pages and is freed in two events; what is more is cut at the front.
-  MemoryRecorder recorder(4 * trace.operations.size() + trace.allocations.size() + 1);
+  record::MemoryRecorder recorder(4 * trace.operations.size() + trace.allocations.size() + 1);
   for (const std::string& name : trace.names) recorder.intern(name);
-  ReplayedAllocatorOptions options;
+  allocator::ReplayedAllocatorOptions options;
   options.caching.recorder = &recorder;
   if (planned) options.planning.emplace().in_background = false;
-  ReplayedAllocator allocator(trace, options);
+  allocator::ReplayedAllocator allocator(trace, options);
   allocator.adopt();
-  for (const TraceOperation& operation : trace.operations) allocator.follow(operation);
+  for (const record::TraceOperation& operation : trace.operations) allocator.follow(operation);
   return planned ? allocator.planning()->snapshot() : allocator.caching().snapshot();
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

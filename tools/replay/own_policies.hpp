@@ -4,16 +4,16 @@
 #include "allocator/caching/planning_allocator.hpp"
 #include "tools/replay/replay_policy.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
 // "dynamic": CachingAllocator, which knows no future.
-NamedPolicy dynamic_policy(const CachingAllocatorOptions& options = {});
+NamedPolicy dynamic_policy(const allocator::CachingAllocatorOptions& options = {});
 // "planned": PlanningAllocator, which plans a step once two in a row are alike. The trace needs
 // steps. Plans are kept by the policy: the next replay of the same steps makes none.
-NamedPolicy planned_policy(PackingEffort effort = PackingEffort::kThorough);
+NamedPolicy planned_policy(packing::PackingEffort effort = packing::PackingEffort::kThorough);
 
 // What a CachingAllocator with a recorder attached has seen and holds after the whole trace;
 // planned: with a PlanningAllocator in front of it.
-MemorySnapshot snapshot_after(const MemoryTrace& trace, bool planned = false);
+record::MemorySnapshot snapshot_after(const record::MemoryTrace& trace, bool planned = false);
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sluice {
+namespace sluice::replay {
 namespace {
 
 std::vector<std::uint64_t> multiples(std::uint64_t step, std::uint64_t end) {
@@ -69,4 +69,4 @@ std::vector<std::uint64_t> decimal_ticks(std::uint64_t end, std::size_t count) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-namespace sluice {
+namespace sluice::replay {
 
 // Maps addresses to offsets with large holes cut out.
 class CompactAddresses {
@@ -35,4 +35,4 @@ class CompactAddresses {
 std::vector<std::uint64_t> byte_ticks(std::uint64_t end, std::size_t count);
 std::vector<std::uint64_t> decimal_ticks(std::uint64_t end, std::size_t count);
 
-}  // namespace sluice
+}  // namespace sluice::replay

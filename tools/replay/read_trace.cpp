@@ -13,7 +13,7 @@
 #include "tools/replay/lifetime_csv.hpp"
 #include "tools/replay/rmm_log.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 namespace {
 
 enum class TraceFormat : std::uint8_t { kTorch, kSluice, kRmm, kLifetimes, kUnknown };
@@ -67,14 +67,14 @@ std::string_view guess(const std::string& head) {
 
 }  // namespace
 
-MemoryTrace trace_of_lifetimes(std::span<const Lifetime> lifetimes, const std::string& source) {
+record::MemoryTrace trace_of_lifetimes(std::span<const packing::Lifetime> lifetimes, const std::string& source) {
   struct Moment {
     std::uint64_t position;
     bool is_alloc;
     std::uint32_t id;
   };
   std::vector<Moment> moments;
-  MemoryTrace trace;
+  record::MemoryTrace trace;
   trace.source = source;
   trace.format = "lifetimes";
   for (std::size_t i = 0; i < lifetimes.size(); ++i) {
@@ -88,7 +88,7 @@ MemoryTrace trace_of_lifetimes(std::span<const Lifetime> lifetimes, const std::s
   });
   for (const Moment& moment : moments) {
     trace.operations.push_back(
-        {moment.is_alloc ? TraceAction::kAlloc : TraceAction::kFree, moment.id});
+        {moment.is_alloc ? record::TraceAction::kAlloc : record::TraceAction::kFree, moment.id});
   }
   return trace;
 }
@@ -97,17 +97,17 @@ ReadTrace read_trace(const std::string& path, const ReadTraceOptions& options) {
   std::string head;
   {
     constexpr std::size_t kHeadBytes = 4096;
-    ByteSource source = ByteSource::open(path, UINT64_MAX);
+    record::ByteSource source = record::ByteSource::open(path, UINT64_MAX);
     static_cast<void>(source.append(head, kHeadBytes));
   }
   ReadTrace result;
   switch (recognise(head)) {
     case TraceFormat::kTorch:
       result.trace =
-          trace_of(read_torch_snapshot(path, options.device), path, "torch", &result.defects);
+          record::trace_of(record::read_torch_snapshot(path, options.device), path, "torch", &result.defects);
       break;
     case TraceFormat::kSluice:
-      result.trace = trace_of(read_memory_trace_csv(path), path, "sluice", &result.defects);
+      result.trace = record::trace_of(record::read_memory_trace_csv(path), path, "sluice", &result.defects);
       break;
     case TraceFormat::kRmm:
       result.trace = read_rmm_trace(path, &result.defects);
@@ -119,10 +119,10 @@ ReadTrace read_trace(const std::string& path, const ReadTraceOptions& options) {
       throw InputError("'" + path + "' " + std::string(guess(head)) +
                        ": must be a PyTorch memory snapshot (a pickle), an RMM log, a trace with "
                        "the columns " +
-                       std::string(kMemoryTraceCsvHeader) +
+                       std::string(record::kMemoryTraceCsvHeader) +
                        ", or lifetimes with the columns id,lower,upper,size");
   }
   return result;
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

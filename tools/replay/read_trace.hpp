@@ -10,7 +10,7 @@
 #include "allocator/record/memory_trace.hpp"
 #include "allocator/record/trace_from_snapshot.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
 struct ReadTraceOptions {
   // Of a PyTorch snapshot; not given: the one with the most events, else the most reserved bytes.
@@ -18,8 +18,8 @@ struct ReadTraceOptions {
 };
 
 struct ReadTrace {
-  MemoryTrace trace;
-  TraceDefects defects;
+  record::MemoryTrace trace;
+  record::TraceDefects defects;
 };
 
 // The formats, with the trace's word for each, and what is read at most:
@@ -33,6 +33,6 @@ ReadTrace read_trace(const std::string& path, const ReadTraceOptions& options = 
 
 // Buffers by their lifetimes as operations in order of position; at one position what ends is freed
 // before what begins is allocated, each in the order of the buffers.
-MemoryTrace trace_of_lifetimes(std::span<const Lifetime> lifetimes, const std::string& source);
+record::MemoryTrace trace_of_lifetimes(std::span<const packing::Lifetime> lifetimes, const std::string& source);
 
-}  // namespace sluice
+}  // namespace sluice::replay

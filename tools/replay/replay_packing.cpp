@@ -15,13 +15,13 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 namespace {
 
 // Buffers as they come, each in the smallest gap then free that is large enough.
-std::uint64_t online_capacity_bytes(std::span<const Lifetime> lifetimes) {
+std::uint64_t online_capacity_bytes(std::span<const packing::Lifetime> lifetimes) {
   std::vector<std::uint64_t> starts;
-  for (const Lifetime& one : lifetimes) starts.push_back(one.lower);
+  for (const packing::Lifetime& one : lifetimes) starts.push_back(one.lower);
   std::sort(starts.begin(), starts.end());
   const auto rank_of = [&](std::uint64_t position) {
     return static_cast<std::int32_t>(std::lower_bound(starts.begin(), starts.end(), position) -
@@ -32,30 +32,30 @@ std::uint64_t online_capacity_bytes(std::span<const Lifetime> lifetimes) {
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
     return lifetimes[a].lower < lifetimes[b].lower;
   });
-  PlacedBoxes placed;
+  packing::PlacedBoxes placed;
   std::uint64_t capacity_bytes = 0;
   for (const std::size_t i : order) {
-    const Box box{rank_of(lifetimes[i].lower), rank_of(lifetimes[i].upper), lifetimes[i].bytes};
-    const std::uint64_t offset = placed.find_offset(box, Fit::kBest);
+    const packing::Box box{rank_of(lifetimes[i].lower), rank_of(lifetimes[i].upper), lifetimes[i].bytes};
+    const std::uint64_t offset = placed.find_offset(box, packing::Fit::kBest);
     placed.insert(box, offset);
     capacity_bytes = std::max(capacity_bytes, offset + box.bytes);
   }
   return capacity_bytes;
 }
 
-std::uint64_t planned_capacity_bytes(std::span<const Lifetime> lifetimes, PackingEffort effort,
+std::uint64_t planned_capacity_bytes(std::span<const packing::Lifetime> lifetimes, packing::PackingEffort effort,
                                      std::uint64_t enough_bytes) {
-  const Packing packing = pack_lifetimes(lifetimes, 1, effort, enough_bytes);
-  check_packing(lifetimes, packing, 1);
+  const packing::Packing packing = packing::pack_lifetimes(lifetimes, 1, effort, enough_bytes);
+  packing::check_packing(lifetimes, packing, 1);
   return packing.capacity_bytes;
 }
 
 }  // namespace
 
-nlohmann::json replay_packing(std::span<const Lifetime> lifetimes, const std::string& source,
+nlohmann::json replay_packing(std::span<const packing::Lifetime> lifetimes, const std::string& source,
                               std::optional<std::uint64_t> capacity_bytes) {
   SLUICE_CHECK(lifetimes.size() < std::numeric_limits<std::int32_t>::max());
-  const std::uint64_t peak_live_bytes = peak_live(lifetimes);
+  const std::uint64_t peak_live_bytes = packing::peak_live(lifetimes);
   nlohmann::json policies = nlohmann::json::array();
   const auto run = [&](const char* policy, const std::function<std::uint64_t()>& capacity) {
     const auto begin = std::chrono::steady_clock::now();
@@ -70,9 +70,9 @@ nlohmann::json replay_packing(std::span<const Lifetime> lifetimes, const std::st
     policies.push_back(std::move(result));
   };
   run("online", [&] { return online_capacity_bytes(lifetimes); });
-  run("quick", [&] { return planned_capacity_bytes(lifetimes, PackingEffort::kQuick, 0); });
+  run("quick", [&] { return planned_capacity_bytes(lifetimes, packing::PackingEffort::kQuick, 0); });
   run("planned", [&] {
-    return planned_capacity_bytes(lifetimes, PackingEffort::kThorough, capacity_bytes.value_or(0));
+    return planned_capacity_bytes(lifetimes, packing::PackingEffort::kThorough, capacity_bytes.value_or(0));
   });
   return {{"event", "replay"},
           {"source", source},
@@ -100,4 +100,4 @@ std::string replay_table(const nlohmann::json& event) {
   return out.str();
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

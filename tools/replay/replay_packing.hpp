@@ -9,7 +9,7 @@
 
 #include "allocator/packing/arena_packing.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
 // capacity_bytes: where given, "planned" looks for no less, and each policy has "fits".
 // {"event":"replay", "source", "buffers", "peak_live_bytes", "policies":[{"policy",
@@ -17,10 +17,10 @@ namespace sluice {
 // (best fit in the order of time: a caching allocator that knows no future), "quick" (what the
 // trainer's plans use) and "planned" (thorough; some 20 s where the bound is out of
 // reach, longer where buffers are tens of thousands).
-nlohmann::json replay_packing(std::span<const Lifetime> lifetimes, const std::string& source,
+nlohmann::json replay_packing(std::span<const packing::Lifetime> lifetimes, const std::string& source,
                               std::optional<std::uint64_t> capacity_bytes);
 
 // For people: a line for each policy.
 std::string replay_table(const nlohmann::json& event);
 
-}  // namespace sluice
+}  // namespace sluice::replay

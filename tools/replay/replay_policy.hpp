@@ -13,7 +13,7 @@
 
 #include "allocator/record/memory_trace.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
 struct PolicyCounters {
   std::uint64_t reserved_bytes = 0;  // physical memory held
@@ -56,7 +56,7 @@ class ReplayPolicy {
 
 // A policy for `trace`, which must outlive it, holding what the trace holds before its first
 // operation. capacity_bytes: what the simulated device has; UINT64_MAX: no end.
-using PolicyFactory = std::function<std::unique_ptr<ReplayPolicy>(const MemoryTrace& trace,
+using PolicyFactory = std::function<std::unique_ptr<ReplayPolicy>(const record::MemoryTrace& trace,
                                                                   std::uint64_t capacity_bytes)>;
 
 struct NamedPolicy {
@@ -64,4 +64,4 @@ struct NamedPolicy {
   PolicyFactory make;
 };
 
-}  // namespace sluice
+}  // namespace sluice::replay

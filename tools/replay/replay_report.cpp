@@ -13,22 +13,22 @@
 #include "tools/replay/own_policies.hpp"
 #include "tools/replay/peers/peers.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 namespace {
 
 // What the device of the record had, as far as its own allocator could tell; no end for others.
-std::uint64_t capacity_of_record(const MemoryTrace& trace, const NamedPolicy& policy) {
+std::uint64_t capacity_of_record(const record::MemoryTrace& trace, const NamedPolicy& policy) {
   const bool recorded_it = policy.name == (trace.expandable_segments ? "expandable" : "native");
   return recorded_it && trace.recorded_trimming ? trace.recorded_peak_reserved_bytes : UINT64_MAX;
 }
 
 // A rest of an iteration may hold little of what its plan reserves.
-bool served_an_iteration(const MemoryTrace& trace, const ReplayOutcome& outcome) {
-  const std::vector<IterationRange> ranges = find_iterations(trace).ranges;
+bool served_an_iteration(const record::MemoryTrace& trace, const ReplayOutcome& outcome) {
+  const std::vector<record::IterationRange> ranges = record::find_iterations(trace).ranges;
   return outcome.was_steady && !ranges.empty() && ranges.back().begin >= outcome.steady_from;
 }
 
-nlohmann::json policy_report(const MemoryTrace& trace, const NamedPolicy& policy,
+nlohmann::json policy_report(const record::MemoryTrace& trace, const NamedPolicy& policy,
                              const ReplayReportOptions& options) {
   ReplayOutcome outcome = replay_trace(trace, policy, capacity_of_record(trace, policy));
   if (!outcome.completed) outcome = replay_trace(trace, policy);
@@ -102,16 +102,16 @@ std::vector<NamedPolicy> policies_named(const std::vector<std::string>& names) {
   return policies;
 }
 
-SteppedTrace with_steps(MemoryTrace trace) {
+SteppedTrace with_steps(record::MemoryTrace trace) {
   SteppedTrace stepped;
-  const Iterations iterations = find_iterations(trace);
+  const record::Iterations iterations = record::find_iterations(trace);
   stepped.iteration_count = iterations.ranges.size();
   stepped.repeats_after = iterations.repeats_after;
-  stepped.source = iterations.source == IterationSource::kMarks        ? "marks"
-                   : iterations.source == IterationSource::kRepetition ? "repetition"
+  stepped.source = iterations.source == record::IterationSource::kMarks        ? "marks"
+                   : iterations.source == record::IterationSource::kRepetition ? "repetition"
                                                                        : "none";
-  if (iterations.source == IterationSource::kRepetition) {
-    std::vector<TraceOperation> operations;
+  if (iterations.source == record::IterationSource::kRepetition) {
+    std::vector<record::TraceOperation> operations;
     operations.reserve(trace.operations.size() + iterations.ranges.size() + 1);
     std::size_t next = 0;
     const auto& ranges = iterations.ranges;
@@ -119,7 +119,7 @@ SteppedTrace with_steps(MemoryTrace trace) {
       const bool begins = next < ranges.size() && ranges[next].begin == i;
       const bool ends = next == ranges.size() && !ranges.empty() && ranges.back().end == i;
       if (begins || ends) {
-        operations.push_back({TraceAction::kStep, 0});
+        operations.push_back({record::TraceAction::kStep, 0});
         ++next;
       }
       if (i < trace.operations.size()) operations.push_back(trace.operations[i]);
@@ -132,7 +132,7 @@ SteppedTrace with_steps(MemoryTrace trace) {
 
 nlohmann::json replay_report(const SteppedTrace& stepped, const std::vector<NamedPolicy>& policies,
                              const ReplayReportOptions& options) {
-  const MemoryTrace& trace = stepped.trace;
+  const record::MemoryTrace& trace = stepped.trace;
   nlohmann::json event{{"event", "replay"},
                        {"source", trace.source},
                        {"format", trace.format},
@@ -141,7 +141,7 @@ nlohmann::json replay_report(const SteppedTrace& stepped, const std::vector<Name
                        {"iterations", stepped.iteration_count},
                        {"iterations_from", stepped.source},
                        {"repeats_after", stepped.repeats_after},
-                       {"peak_live_bytes", peak_live_bytes(trace)}};
+                       {"peak_live_bytes", record::peak_live_bytes(trace)}};
   if (trace.recorded_peak_reserved_bytes > 0) {
     event["recorded_peak_reserved_bytes"] = trace.recorded_peak_reserved_bytes;
   }
@@ -204,14 +204,14 @@ std::string replay_report_table(const nlohmann::json& event) {
 }
 
 std::string plot_replay(const SteppedTrace& stepped, const NamedPolicy& policy) {
-  const MemoryTrace& trace = stepped.trace;
+  const record::MemoryTrace& trace = stepped.trace;
   ReplayRecord record;
   replay_trace(trace, policy, UINT64_MAX, &record);
   AddressPlot plot;
   plot.title = trace.source + ", " + policy.name;
   plot.operations = trace.operations.size();
   for (const PlacedAllocation& placed : record.placed) {
-    const TraceAllocation& allocation = trace.allocations[placed.allocation];
+    const record::TraceAllocation& allocation = trace.allocations[placed.allocation];
     plot.blocks.push_back({placed.address, allocation.bytes, placed.begin, placed.end,
                            allocation.stream, allocation.category, trace.names[allocation.name]});
   }
@@ -219,14 +219,14 @@ std::string plot_replay(const SteppedTrace& stepped, const NamedPolicy& policy) 
     plot.reserved.push_back({sample.operation, sample.reserved_bytes});
   }
   for (std::size_t i = 0; i < trace.operations.size(); ++i) {
-    if (trace.operations[i].action == TraceAction::kStep) plot.steps.push_back(i);
+    if (trace.operations[i].action == record::TraceAction::kStep) plot.steps.push_back(i);
   }
   // Who names no category is coloured by size.
   const bool has_category =
       std::any_of(trace.allocations.begin(), trace.allocations.end(),
-                  [](const TraceAllocation& one) { return one.category != Category::kExternal; });
+                  [](const record::TraceAllocation& one) { return one.category != Category::kExternal; });
   plot.colour = has_category ? PlotColour::kCategory : PlotColour::kSize;
   return draw_address_plot(plot);
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

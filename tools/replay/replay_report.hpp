@@ -10,7 +10,7 @@
 #include "tools/replay/replay_policy.hpp"
 #include "tools/replay/replay_trace.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
 // native, expandable, bfc, rmm-pool, gmlake, dynamic, planned.
 std::vector<NamedPolicy> all_policies();
@@ -20,12 +20,12 @@ std::vector<NamedPolicy> policies_named(const std::vector<std::string>& names);
 // Marks the iterations that repetition shows, where the record has no marks of its own; what was
 // found is in the report.
 struct SteppedTrace {
-  MemoryTrace trace;
+  record::MemoryTrace trace;
   std::string source;  // of the marks: "marks", "repetition", "none"
   std::size_t iteration_count = 0;
   std::uint32_t repeats_after = 0;  // see Iterations; 0: does not repeat
 };
-SteppedTrace with_steps(MemoryTrace trace);
+SteppedTrace with_steps(record::MemoryTrace trace);
 
 struct ReplayReportOptions {
   std::optional<std::uint64_t> capacity_bytes;  // each policy has "fits" where given
@@ -52,4 +52,4 @@ std::string replay_report_table(const nlohmann::json& event);
 // The replay of one policy as an SVG (address_plot.hpp).
 std::string plot_replay(const SteppedTrace& stepped, const NamedPolicy& policy);
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -9,13 +9,13 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 namespace {
 
 // Checks that no two held allocations share a byte, and writes down where each lay.
 class Placements {
  public:
-  Placements(const MemoryTrace& trace, std::vector<PlacedAllocation>& placed)
+  Placements(const record::MemoryTrace& trace, std::vector<PlacedAllocation>& placed)
       : trace_(trace), placed_(placed), addresses_(trace.allocations.size()) {}
 
   void add(std::uint32_t id, std::uint64_t address, std::size_t position) {
@@ -42,7 +42,7 @@ class Placements {
   }
 
  private:
-  const MemoryTrace& trace_;
+  const record::MemoryTrace& trace_;
   std::vector<PlacedAllocation>& placed_;
   std::map<std::uint64_t, PlacedAllocation> held_;
   std::vector<std::uint64_t> addresses_;
@@ -106,12 +106,12 @@ double ReplayOutcome::fragmentation() const {
                    static_cast<double>(steady_peak_reserved_bytes);
 }
 
-ReplayOutcome replay_trace(const MemoryTrace& trace, const NamedPolicy& policy,
+ReplayOutcome replay_trace(const record::MemoryTrace& trace, const NamedPolicy& policy,
                            std::uint64_t capacity_bytes, ReplayRecord* record) {
   const auto replayed = policy.make(trace, capacity_bytes);
   std::optional<Placements> placements;
   if (record != nullptr) placements.emplace(trace, record->placed);
-  Tally tally(*replayed, initial_live_bytes(trace));
+  Tally tally(*replayed, record::initial_live_bytes(trace));
   ReplayOutcome& outcome = tally.outcome;
   // Replicas take over what was held without asking whether there is room.
   outcome.completed = replayed->is_adopted() && replayed->reserved_bytes() <= capacity_bytes;
@@ -120,10 +120,10 @@ ReplayOutcome replay_trace(const MemoryTrace& trace, const NamedPolicy& policy,
     return outcome;
   }
   for (std::size_t i = 0; i < trace.operations.size(); ++i) {
-    const TraceOperation& operation = trace.operations[i];
+    const record::TraceOperation& operation = trace.operations[i];
     const std::uint32_t id = operation.allocation;
     switch (operation.action) {
-      case TraceAction::kAlloc: {
+      case record::TraceAction::kAlloc: {
         const auto address = replayed->allocate(id);
         if (!address) {
           outcome.completed = false;
@@ -136,20 +136,20 @@ ReplayOutcome replay_trace(const MemoryTrace& trace, const NamedPolicy& policy,
         record->samples.push_back({i, tally.live_bytes(), replayed->reserved_bytes()});
         break;
       }
-      case TraceAction::kFree:
-      case TraceAction::kFreePending:
+      case record::TraceAction::kFree:
+      case record::TraceAction::kFreePending:
         tally.shrink(trace.allocations[id].bytes);
         if (placements) placements->remove(id, i);
-        replayed->free(id, operation.action == TraceAction::kFreePending);
+        replayed->free(id, operation.action == record::TraceAction::kFreePending);
         break;
-      case TraceAction::kFreeCompleted:
+      case record::TraceAction::kFreeCompleted:
         replayed->complete(id);
         break;
-      case TraceAction::kStep:
+      case record::TraceAction::kStep:
         replayed->step();
         tally.step(i);
         break;
-      case TraceAction::kFlush:
+      case record::TraceAction::kFlush:
         replayed->flush();
         break;
     }
@@ -160,29 +160,29 @@ ReplayOutcome replay_trace(const MemoryTrace& trace, const NamedPolicy& policy,
   return outcome;
 }
 
-double replay_seconds(const MemoryTrace& trace, const NamedPolicy& policy, int rounds) {
+double replay_seconds(const record::MemoryTrace& trace, const NamedPolicy& policy, int rounds) {
   double least = std::numeric_limits<double>::infinity();
   for (int round = 0; round < rounds; ++round) {
     const auto replayed = policy.make(trace, std::numeric_limits<std::uint64_t>::max());
     const auto begin = std::chrono::steady_clock::now();
-    for (const TraceOperation& operation : trace.operations) {
+    for (const record::TraceOperation& operation : trace.operations) {
       switch (operation.action) {
-        case TraceAction::kAlloc:
+        case record::TraceAction::kAlloc:
           replayed->allocate(operation.allocation);
           break;
-        case TraceAction::kFree:
+        case record::TraceAction::kFree:
           replayed->free(operation.allocation, false);
           break;
-        case TraceAction::kFreePending:
+        case record::TraceAction::kFreePending:
           replayed->free(operation.allocation, true);
           break;
-        case TraceAction::kFreeCompleted:
+        case record::TraceAction::kFreeCompleted:
           replayed->complete(operation.allocation);
           break;
-        case TraceAction::kStep:
+        case record::TraceAction::kStep:
           replayed->step();
           break;
-        case TraceAction::kFlush:
+        case record::TraceAction::kFlush:
           replayed->flush();
           break;
       }
@@ -193,7 +193,7 @@ double replay_seconds(const MemoryTrace& trace, const NamedPolicy& policy, int r
   return least;
 }
 
-std::uint64_t least_capacity_bytes(const MemoryTrace& trace, const NamedPolicy& policy,
+std::uint64_t least_capacity_bytes(const record::MemoryTrace& trace, const NamedPolicy& policy,
                                    std::uint64_t enough_bytes) {
   constexpr std::uint64_t kStep = 2 * kMiB;
   std::uint64_t low = round_up(peak_live_bytes(trace), kStep) / kStep;  // may fail; one less must
@@ -209,4 +209,4 @@ std::uint64_t least_capacity_bytes(const MemoryTrace& trace, const NamedPolicy& 
   return high * kStep;
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -6,7 +6,7 @@
 
 #include "tools/replay/replay_policy.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
 // One allocation as a policy placed it, in positions of the trace.
 struct PlacedAllocation {
@@ -47,16 +47,16 @@ struct ReplayOutcome {
 };
 
 // Runs the trace through a fresh policy, up to its end or an allocation that fails.
-ReplayOutcome replay_trace(const MemoryTrace& trace, const NamedPolicy& policy,
+ReplayOutcome replay_trace(const record::MemoryTrace& trace, const NamedPolicy& policy,
                            std::uint64_t capacity_bytes = UINT64_MAX,
                            ReplayRecord* record = nullptr);
 
 // Seconds of the policy's calls, and of the loop around them: the least of `rounds` runs.
-double replay_seconds(const MemoryTrace& trace, const NamedPolicy& policy, int rounds);
+double replay_seconds(const record::MemoryTrace& trace, const NamedPolicy& policy, int rounds);
 
 // The least capacity, in steps of 2 MiB, at which the trace completes; `enough_bytes`: one at which
 // it does.
-std::uint64_t least_capacity_bytes(const MemoryTrace& trace, const NamedPolicy& policy,
+std::uint64_t least_capacity_bytes(const record::MemoryTrace& trace, const NamedPolicy& policy,
                                    std::uint64_t enough_bytes);
 
-}  // namespace sluice
+}  // namespace sluice::replay

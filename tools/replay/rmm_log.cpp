@@ -10,7 +10,7 @@
 
 #include "allocator/record/format/csv_reader.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 namespace {
 
 constexpr std::uint64_t kMaxFileBytes = std::uint64_t{16} << 30;
@@ -49,9 +49,9 @@ std::int64_t parse_time_ns(std::string_view field) {
 
 class LogReader {
  public:
-  explicit LogReader(ByteSource& source) : csv_(source) {}
+  explicit LogReader(record::ByteSource& source) : csv_(source) {}
 
-  MemorySnapshot run() {
+  record::MemorySnapshot run() {
     std::vector<std::string_view> fields;
     if (!csv_.next(fields)) csv_.refuse("must begin with the columns of an RMM log");
     read_header(fields);
@@ -82,19 +82,19 @@ class LogReader {
 
   void read_line(const std::vector<std::string_view>& fields) {
     const auto field = [&](Column column) { return fields[places_[column]]; };
-    MemoryEvent event;
+    record::MemoryEvent event;
     event.time_ns = parse_time_ns(field(kTime));
     const auto pointer = parse_pointer(field(kPointer));
     if (!pointer) csv_.refuse_field("Pointer", field(kPointer), "a hexadecimal address");
     event.address = *pointer;
-    const auto bytes = parse_csv_number(field(kSize));
+    const auto bytes = record::parse_csv_number(field(kSize));
     if (!bytes) csv_.refuse_field("Size", field(kSize), "a whole number of bytes");
     event.bytes = *bytes;
     event.stream = stream_of(field(kStream));
 
     const std::string_view action = field(kAction);
     if (action == "allocate failure") {
-      event.action = MemoryAction::kOutOfMemory;
+      event.action = record::MemoryAction::kOutOfMemory;
       snapshot_.events.push_back(event);
       return;
     }
@@ -103,10 +103,10 @@ class LogReader {
       csv_.refuse_field("Action", action, "allocate, free or allocate failure");
     }
     if (event.address == 0) return;  // of no bytes
-    event.action = is_free ? MemoryAction::kFreeRequested : MemoryAction::kAlloc;
+    event.action = is_free ? record::MemoryAction::kFreeRequested : record::MemoryAction::kAlloc;
     snapshot_.events.push_back(event);
     if (!is_free) return;
-    event.action = MemoryAction::kFreeCompleted;
+    event.action = record::MemoryAction::kFreeCompleted;
     snapshot_.events.push_back(event);
   }
 
@@ -121,8 +121,8 @@ class LogReader {
     return entry->second;
   }
 
-  CsvReader csv_;
-  MemorySnapshot snapshot_;
+  record::CsvReader csv_;
+  record::MemorySnapshot snapshot_;
   std::size_t width_ = 0;
   std::array<std::size_t, kCount> places_{};
   std::unordered_map<std::string, std::uint64_t> stream_names_;
@@ -130,13 +130,13 @@ class LogReader {
 
 }  // namespace
 
-MemorySnapshot read_rmm_log(ByteSource& source) {
+record::MemorySnapshot read_rmm_log(record::ByteSource& source) {
   return LogReader(source).run();
 }
 
-MemoryTrace read_rmm_trace(const std::string& path, TraceDefects* defects) {
-  ByteSource source = ByteSource::open(path, kMaxFileBytes);
-  return trace_of(read_rmm_log(source), path, "rmm", defects);
+record::MemoryTrace read_rmm_trace(const std::string& path, record::TraceDefects* defects) {
+  record::ByteSource source = record::ByteSource::open(path, kMaxFileBytes);
+  return record::trace_of(read_rmm_log(source), path, "rmm", defects);
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -5,26 +5,26 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 namespace {
 
 constexpr std::size_t kMostPools = 65536;  // MemoryEvent::pool
 
 }  // namespace
 
-MemorySnapshot events_of(const MemoryTrace& trace) {
-  MemorySnapshot snapshot;
+record::MemorySnapshot events_of(const record::MemoryTrace& trace) {
+  record::MemorySnapshot snapshot;
   snapshot.names = trace.names;
   std::uint64_t next_address = std::uint64_t{1} << 46;
   std::vector<std::uint64_t> addresses;
   addresses.reserve(trace.allocations.size());
-  for (const TraceAllocation& allocation : trace.allocations) {
+  for (const record::TraceAllocation& allocation : trace.allocations) {
     addresses.push_back(next_address);
     next_address += round_up(allocation.bytes, 512) + 512;
   }
   std::map<std::uint64_t, std::uint16_t> pools{{0, 0}};  // numbered as they come
-  const auto add = [&](MemoryAction action, std::uint32_t id) {
-    const TraceAllocation& allocation = trace.allocations[id];
+  const auto add = [&](record::MemoryAction action, std::uint32_t id) {
+    const record::TraceAllocation& allocation = trace.allocations[id];
     const auto next_pool = static_cast<std::uint16_t>(pools.size());
     const auto pool = pools.try_emplace(allocation.pool, next_pool).first;
     if (pools.size() > kMostPools) {
@@ -36,35 +36,35 @@ MemorySnapshot events_of(const MemoryTrace& trace) {
   };
   for (std::size_t s = 0; s < trace.initial_ids.size(); ++s) {
     for (std::size_t b = 0; b < trace.initial_ids[s].size(); ++b) {
-      const BlockState state = trace.initial_segments[s].blocks[b].state;
-      if (state == BlockState::kFree) continue;
-      add(MemoryAction::kAlloc, trace.initial_ids[s][b]);
-      if (state == BlockState::kPendingFree) {
-        add(MemoryAction::kFreeRequested, trace.initial_ids[s][b]);
+      const record::BlockState state = trace.initial_segments[s].blocks[b].state;
+      if (state == record::BlockState::kFree) continue;
+      add(record::MemoryAction::kAlloc, trace.initial_ids[s][b]);
+      if (state == record::BlockState::kPendingFree) {
+        add(record::MemoryAction::kFreeRequested, trace.initial_ids[s][b]);
       }
     }
   }
-  for (const TraceOperation& operation : trace.operations) {
+  for (const record::TraceOperation& operation : trace.operations) {
     switch (operation.action) {
-      case TraceAction::kAlloc:
-        add(MemoryAction::kAlloc, operation.allocation);
+      case record::TraceAction::kAlloc:
+        add(record::MemoryAction::kAlloc, operation.allocation);
         break;
-      case TraceAction::kFree:
-        add(MemoryAction::kFreeRequested, operation.allocation);
-        add(MemoryAction::kFreeCompleted, operation.allocation);
+      case record::TraceAction::kFree:
+        add(record::MemoryAction::kFreeRequested, operation.allocation);
+        add(record::MemoryAction::kFreeCompleted, operation.allocation);
         break;
-      case TraceAction::kFreePending:
-        add(MemoryAction::kFreeRequested, operation.allocation);
+      case record::TraceAction::kFreePending:
+        add(record::MemoryAction::kFreeRequested, operation.allocation);
         break;
-      case TraceAction::kFreeCompleted:
-        add(MemoryAction::kFreeCompleted, operation.allocation);
+      case record::TraceAction::kFreeCompleted:
+        add(record::MemoryAction::kFreeCompleted, operation.allocation);
         break;
-      case TraceAction::kStep:
-        snapshot.events.push_back({.action = MemoryAction::kStep,
+      case record::TraceAction::kStep:
+        snapshot.events.push_back({.action = record::MemoryAction::kStep,
                                    .time_ns = static_cast<std::int64_t>(snapshot.events.size())});
         break;
-      case TraceAction::kFlush:
-        snapshot.events.push_back({.action = MemoryAction::kFlush,
+      case record::TraceAction::kFlush:
+        snapshot.events.push_back({.action = record::MemoryAction::kFlush,
                                    .time_ns = static_cast<std::int64_t>(snapshot.events.size())});
         break;
     }
@@ -72,4 +72,4 @@ MemorySnapshot events_of(const MemoryTrace& trace) {
   return snapshot;
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -3,10 +3,10 @@
 
 #include "allocator/record/memory_trace.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
 // Events and names alone. An allocation whose address is not known gets one of its own; time counts
 // operations. What was held before the first operation is allocated first.
-MemorySnapshot events_of(const MemoryTrace& trace);
+record::MemorySnapshot events_of(const record::MemoryTrace& trace);
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -6,7 +6,7 @@
 #include "base/error.hpp"
 #include "tools/replay/generated/scenario.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 namespace {
 
 struct Family {
@@ -33,13 +33,13 @@ std::vector<std::string> generator_families() {
   return names;
 }
 
-MemoryTrace generate_trace(const GeneratorOptions& options) {
+record::MemoryTrace generate_trace(const GeneratorOptions& options) {
   std::string known;
   for (const Family& family : kFamilies) {
     if (family.name == options.family) {
       generated::TraceRecorder recorder(options.seed, options.completion_jitter);
       family.generate(recorder, options);
-      MemoryTrace trace = recorder.finish();
+      record::MemoryTrace trace = recorder.finish();
       trace.source = options.family + " seed " + std::to_string(options.seed);
       return trace;
     }
@@ -49,4 +49,4 @@ MemoryTrace generate_trace(const GeneratorOptions& options) {
   throw InputError("trace generator: family '" + options.family + "' must be one of " + known);
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -9,7 +9,7 @@
 
 #include "allocator/record/memory_trace.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
 // 0 in a field: drawn from the seed, or computed so that the trace peaks between 5 and 60 GiB.
 struct GeneratorOptions {
@@ -50,6 +50,6 @@ std::vector<std::string> generator_families();
 
 // format "generated", a kStep before each iteration, addresses 0, stream 0 is the compute stream.
 // InputError for an unknown family or a value out of bounds, naming what would be right.
-MemoryTrace generate_trace(const GeneratorOptions& options);
+record::MemoryTrace generate_trace(const GeneratorOptions& options);
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -8,7 +8,7 @@
 #include "tools/report/run_directory.hpp"
 #include "tools/report/trace_analysis.hpp"
 
-namespace sluice {
+namespace sluice::report {
 
 namespace {
 
@@ -238,4 +238,4 @@ std::string render_html_report(const std::filesystem::path& run_dir) {
   return page;
 }
 
-}  // namespace sluice
+}  // namespace sluice::report

@@ -4,9 +4,9 @@
 
 #include <string_view>
 
-namespace sluice {
+namespace sluice::report {
 
 extern const std::string_view kPageHead;
 extern const std::string_view kPageTail;
 
-}  // namespace sluice
+}  // namespace sluice::report

@@ -6,7 +6,7 @@
 #include "tools/report/run_directory.hpp"
 #include "tools/report/trace_analysis.hpp"
 
-namespace sluice {
+namespace sluice::report {
 
 namespace {
 
@@ -90,4 +90,4 @@ std::string render_perfetto(const std::filesystem::path& run_dir) {
   return std::move(out).finish();
 }
 
-}  // namespace sluice
+}  // namespace sluice::report

@@ -13,7 +13,7 @@
 #include <filesystem>
 #include <string>
 
-namespace sluice {
+namespace sluice::report {
 
 // One self-contained HTML page: no network, no other file.
 std::string render_html_report(const std::filesystem::path& run_dir);
@@ -23,4 +23,4 @@ std::string render_html_report(const std::filesystem::path& run_dir);
 // that slices of a thread never do), counters as recorded.
 std::string render_perfetto(const std::filesystem::path& run_dir);
 
-}  // namespace sluice
+}  // namespace sluice::report

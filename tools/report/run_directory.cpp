@@ -13,7 +13,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::report {
 
 namespace {
 
@@ -325,4 +325,4 @@ RunDirectory load_run_directory(const Path& run_dir) {
   return run;
 }
 
-}  // namespace sluice
+}  // namespace sluice::report

@@ -11,7 +11,7 @@
 #include "base/memory_kinds.hpp"
 #include "base/trace.hpp"
 
-namespace sluice {
+namespace sluice::report {
 
 inline constexpr std::size_t kLinkCount = 4;
 // As the JSON events name them.
@@ -71,4 +71,4 @@ struct RunDirectory {
 // Throws InputError naming the file.
 RunDirectory load_run_directory(const std::filesystem::path& run_dir);
 
-}  // namespace sluice
+}  // namespace sluice::report

@@ -4,7 +4,7 @@
 #include <set>
 #include <string_view>
 
-namespace sluice {
+namespace sluice::report {
 
 namespace {
 
@@ -172,4 +172,4 @@ std::size_t step_count(const TraceFile& trace) {
   return std::max<std::size_t>(1, steps.size());
 }
 
-}  // namespace sluice
+}  // namespace sluice::report

@@ -10,7 +10,7 @@
 #include "base/memory_kinds.hpp"
 #include "tools/report/run_directory.hpp"
 
-namespace sluice {
+namespace sluice::report {
 
 // The spans of one lane, parted into rows so that within a row none overlap.
 struct LaneView {
@@ -53,4 +53,4 @@ MemorySeries memory_of(const TraceFile& trace, Tier tier, std::size_t max_sample
 // Distinct steps in the trace; at least 1.
 std::size_t step_count(const TraceFile& trace);
 
-}  // namespace sluice
+}  // namespace sluice::report

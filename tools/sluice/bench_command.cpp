@@ -29,8 +29,8 @@ constexpr std::uint64_t kHostDeviceBytes = 4 * kGiB;
 // The interpreter that runs others' work; empty: none.
 std::string peers_python(const std::optional<std::string>& venv) {
   if (venv == "none") return "";
-  if (venv) return python_of(*venv);
-  if (const std::optional<std::string> python = default_peers_python()) return *python;
+  if (venv) return bench::python_of(*venv);
+  if (const std::optional<std::string> python = bench::default_peers_python()) return *python;
   std::cerr << "sluice: nothing of others' is measured beside it: tools/bench/peers installs torch "
                "and DeepSpeed for that\n";
   return "";
@@ -39,40 +39,40 @@ std::string peers_python(const std::optional<std::string>& venv) {
 // A device of the backend that was asked for, with its kernels.
 struct BenchDevice {
   explicit BenchDevice(const BenchArguments& arguments) {
-    Config config;
+    config::Config config;
     config.train.threads =
-        arguments.threads > 0 ? arguments.threads : host::Parallel::default_threads();
+        arguments.threads > 0 ? arguments.threads : kernels::host::Parallel::default_threads();
     threads = static_cast<int>(config.train.threads);
-    if (arguments.backend == "host") config.memory.backend = Config::Backend::kHost;
-    if (arguments.backend == "cuda") config.memory.backend = Config::Backend::kCuda;
-    settle_backend(config);
-    backend = make_backend(config);
+    if (arguments.backend == "host") config.memory.backend = config::Config::Backend::kHost;
+    if (arguments.backend == "cuda") config.memory.backend = config::Config::Backend::kCuda;
+    train::settle_backend(config);
+    backend = train::make_backend(config);
     device = backend.make_device(backend.device_memory_bytes.value_or(kHostDeviceBytes));
   }
   int threads = 1;
-  Backend backend;
-  std::unique_ptr<Device> device;
+  train::Backend backend;
+  std::unique_ptr<device::Device> device;
 };
 
 nlohmann::json adam(const BenchArguments& arguments) {
-  AdamBenchOptions options;
+  bench::AdamBenchOptions options;
   options.threads = static_cast<int>(arguments.threads);
   options.elems = arguments.elems.value_or(options.elems);
   options.rounds = static_cast<int>(arguments.rounds.value_or(options.rounds));
   options.variants = arguments.variants;
   options.peers_python = peers_python(arguments.peers);
-  return run_adam_bench(options);
+  return bench::run_adam_bench(options);
 }
 
 nlohmann::json allocator(const BenchArguments& arguments) {
-  AllocatorBenchOptions options;
+  bench::AllocatorBenchOptions options;
   options.threads = static_cast<int>(arguments.threads);
   options.seconds = arguments.seconds.value_or(options.seconds);
-  return run_allocator_bench(options);
+  return bench::run_allocator_bench(options);
 }
 
 nlohmann::json storage(const BenchArguments& arguments) {
-  StorageBenchOptions options;
+  bench::StorageBenchOptions options;
   options.directory = arguments.storage_path;
   options.seconds = arguments.seconds.value_or(options.seconds);
   options.bytes = bytes_argument("--bytes", arguments.bytes).value_or(options.bytes);
@@ -80,37 +80,37 @@ nlohmann::json storage(const BenchArguments& arguments) {
   options.depth = static_cast<std::uint32_t>(arguments.depth.value_or(options.depth));
   options.rounds = static_cast<int>(arguments.rounds.value_or(options.rounds));
   options.sweep = !arguments.no_sweep;
-  return run_storage_bench(options);
+  return bench::run_storage_bench(options);
 }
 
 nlohmann::json step(const BenchArguments& arguments) {
-  StepBenchOptions options;
+  bench::StepBenchOptions options;
   options.directory = arguments.storage_path;
   options.threads = static_cast<int>(arguments.threads);
   options.elems = arguments.elems.value_or(options.elems);
   options.rounds = static_cast<int>(arguments.rounds.value_or(options.rounds));
   options.variants = arguments.variants;
-  return run_step_bench(options);
+  return bench::run_step_bench(options);
 }
 
 nlohmann::json copy(const BenchArguments& arguments) {
   const BenchDevice on(arguments);
-  CopyBenchOptions options;
+  bench::CopyBenchOptions options;
   options.device = on.device.get();
   options.bytes = bytes_argument("--bytes", arguments.bytes).value_or(options.bytes);
   options.rounds = static_cast<int>(arguments.rounds.value_or(options.rounds));
-  return run_copy_bench(options);
+  return bench::run_copy_bench(options);
 }
 
 nlohmann::json products(const BenchArguments& arguments) {
   const BenchDevice on(arguments);
-  ProductBenchOptions options;
+  bench::ProductBenchOptions options;
   options.device = on.device.get();
   options.kernels = on.backend.device_kernels.get();
   options.threads = on.threads;
   options.rounds = static_cast<int>(arguments.rounds.value_or(options.rounds));
   options.peers_python = peers_python(arguments.peers);
-  return arguments.name == "gemm" ? run_gemm_bench(options) : run_attention_bench(options);
+  return arguments.name == "gemm" ? bench::run_gemm_bench(options) : bench::run_attention_bench(options);
 }
 
 nlohmann::json run(const BenchArguments& arguments) {
@@ -132,7 +132,7 @@ int bench_command(const BenchArguments& arguments) {
   if (arguments.json) {
     std::cout << event.dump() << std::endl;
   } else {
-    std::cout << bench_table(event);
+    std::cout << bench::bench_table(event);
   }
   return 0;
 }

@@ -27,19 +27,19 @@ namespace {
 constexpr double kSecondsARound = 0.25 / 7;
 constexpr double kMostRounds = 100;
 
-void print_leftovers(const RunLeftovers& run, bool as_json) {
+void print_leftovers(const run::RunLeftovers& run, bool as_json) {
   if (!as_json) {
     if (!run.in_use_by.empty()) {
       std::cout << run.directory << ": in use by " << run.in_use_by << "; left alone\n";
     }
-    for (const Leftover& leftover : run.leftovers) {
+    for (const run::Leftover& leftover : run.leftovers) {
       const bool removed = run.removed && leftover.removable;
       std::cout << (removed ? "removed  " : "left     ") << leftover.path << ": " << leftover.what
                 << ", " << format_bytes(leftover.bytes) << '\n';
     }
     return;
   }
-  for (const Leftover& leftover : run.leftovers) {
+  for (const run::Leftover& leftover : run.leftovers) {
     const nlohmann::ordered_json event{{"event", "leftover"},
                                        {"run", run.directory},
                                        {"path", leftover.path},
@@ -58,10 +58,10 @@ int clean_command(const DoctorArguments& arguments) {
   std::uint64_t listed_bytes = 0;
   std::size_t removable = 0;
   std::size_t count = 0;
-  for (const RunLeftovers& run : find_leftovers(directories, arguments.yes)) {
+  for (const run::RunLeftovers& run : run::find_leftovers(directories, arguments.yes)) {
     print_leftovers(run, arguments.json);
     count += run.leftovers.size();
-    for (const Leftover& leftover : run.leftovers) {
+    for (const run::Leftover& leftover : run.leftovers) {
       (leftover.removable ? bytes : listed_bytes) += leftover.bytes;
       if (leftover.removable) ++removable;
     }
@@ -84,20 +84,20 @@ int clean_command(const DoctorArguments& arguments) {
 
 int doctor_command(const DoctorArguments& arguments) {
   if (arguments.clean) return clean_command(arguments);
-  const std::unique_ptr<Kernels> all = make_host_kernels({});
-  const std::unique_ptr<Kernels> one_core = make_host_kernels({.threads = 1});
-  const std::unique_ptr<Device> device = make_host_device({});
-  DoctorOptions options;
+  const std::unique_ptr<kernels::Kernels> all = kernels::make_host_kernels({});
+  const std::unique_ptr<kernels::Kernels> one_core = kernels::make_host_kernels({.threads = 1});
+  const std::unique_ptr<device::Device> device = device::make_host_device({});
+  doctor::DoctorOptions options;
   options.measure.kernel.all = all.get();
   options.measure.kernel.one_core = one_core.get();
   options.measure.device = device.get();
-  Config config;  // "auto": a GPU where there is one
+  config::Config config;  // "auto": a GPU where there is one
   config.train.threads = 1;
-  settle_backend(config);
-  const Backend backend = make_backend(config);
-  std::unique_ptr<Device> gpu;
+  train::settle_backend(config);
+  const train::Backend backend = train::make_backend(config);
+  std::unique_ptr<device::Device> gpu;
   if (backend.device_memory_bytes) {
-    GpuOptions& measured = options.measure.gpu;
+    doctor::GpuOptions& measured = options.measure.gpu;
     gpu = backend.make_device(std::min<std::uint64_t>(*backend.device_memory_bytes, 2 * kGiB));
     measured.device = gpu.get();
     measured.kernels = backend.device_kernels.get();
@@ -106,18 +106,18 @@ int doctor_command(const DoctorArguments& arguments) {
   options.measure.rounds = static_cast<int>(
       std::clamp(std::round(arguments.seconds / kSecondsARound), 1.0, kMostRounds));
   options.json = arguments.json;
-  options.profile_path = default_profile_path();
-  return run_doctor(options, std::cout);
+  options.profile_path = planner::default_profile_path();
+  return doctor::run_doctor(options, std::cout);
 }
 
 int report_command(const ReportArguments& arguments) {
   std::string text;
   std::string name;
   if (arguments.format == "html") {
-    text = render_html_report(arguments.run);
+    text = report::render_html_report(arguments.run);
     name = "report.html";
   } else if (arguments.format == "perfetto") {
-    text = render_perfetto(arguments.run);
+    text = report::render_perfetto(arguments.run);
     name = "trace.perfetto.json";
   } else {
     throw InputError("--format '" + arguments.format +

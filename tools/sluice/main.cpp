@@ -14,7 +14,7 @@ namespace {
 
 using sluice::cli::ConfigArguments;
 
-void add_config(CLI::App& command, ConfigArguments& config) {
+void add_config(CLI::App& command, cli::ConfigArguments& config) {
   command.add_option("CONFIG", config.path, "TOML configuration")->required();
   command.add_option("--set", config.overrides, "KEY=VALUE, any key, e.g. memory.device=64MiB");
 }
@@ -166,7 +166,7 @@ int main(int argc, char** argv) {
 
   try {
     if (help_config) {
-      std::cout << sluice::config_help();
+      std::cout << sluice::config::config_help();
       return 0;
     }
     if (train_app->count("--resume") > 0 && train.resume.empty()) {

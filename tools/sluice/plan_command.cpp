@@ -19,43 +19,43 @@ int plan_command(const PlanArguments& arguments) {
     throw InputError("--world " + std::to_string(arguments.world) +
                      ": more than one rank is not available in this version; use --world 1");
   }
-  Config config = load_config(arguments.config.path, arguments.config.overrides);
-  check_supported(config);
+  config::Config config = config::load_config(arguments.config.path, arguments.config.overrides);
+  config::check_supported(config);
   const bool this_machine = arguments.hardware.empty();
-  const HardwareProfile hardware = this_machine ? load_profile_or_default(default_profile_path())
-                                                : load_profile(arguments.hardware);
-  settle_backend(config);
+  const planner::HardwareProfile hardware = this_machine ? planner::load_profile_or_default(planner::default_profile_path())
+                                                : planner::load_profile(arguments.hardware);
+  train::settle_backend(config);
   if (config.train.threads == 0) {
-    config.train.threads = this_machine ? host::Parallel::default_threads() : hardware.cores;
+    config.train.threads = this_machine ? kernels::host::Parallel::default_threads() : hardware.cores;
   }
-  const Backend backend = make_backend(config);
-  MachineRoom room;
+  const train::Backend backend = train::make_backend(config);
+  planner::MachineRoom room;
   if (this_machine) {
-    room = settle_budgets(config, backend.device_memory_bytes);
+    room = planner::settle_budgets(config, backend.device_memory_bytes);
   } else {
-    settle_budgets_elsewhere(config);
+    planner::settle_budgets_elsewhere(config);
   }
-  const Model model(model_shape(config));
+  const model::Model model(planner::model_shape(config));
   auto planned =
-      make_plan(config, model, *backend.device_kernels, hardware, backend.host_kernels.get());
-  if (auto* refusal = std::get_if<Refusal>(&planned)) {
+      planner::make_plan(config, model, *backend.device_kernels, hardware, backend.host_kernels.get());
+  if (auto* refusal = std::get_if<planner::Refusal>(&planned)) {
     if (this_machine) keep_possible_suggestions(*refusal, config, room);
-    if (arguments.json) std::cout << refused_event(*refusal).dump() << std::endl;
+    if (arguments.json) std::cout << train::refused_event(*refusal).dump() << std::endl;
     std::fprintf(stderr, "sluice: %s: %s\n", arguments.config.path.c_str(),
                  refusal->sentence().c_str());
     return 2;
   }
-  const Plan& plan = std::get<Plan>(planned);
+  const planner::Plan& plan = std::get<planner::Plan>(planned);
   if (this_machine) check_storage_paths(config, plan.need.storage_bytes);
-  RunEvent event = plan_event(plan);
+  train::RunEvent event = train::plan_event(plan);
   // Those by measured speed are known when a run begins.
   if (plan.need.storage_bytes > 0 && !config.memory.storage_shares.empty()) {
-    event["storage_shares"] = configured_layout(config).shares();
+    event["storage_shares"] = planner::configured_layout(config).shares();
   }
   if (arguments.free_optimizer) {
-    const CostModel costs(config, model, batch_shape(config), hardware);
+    const planner::CostModel costs(config, model, planner::batch_shape(config), hardware);
     event["free_optimizer_step_time_s"] =
-        simulate_free_optimizer(plan.training, costs.simulation_model()).total_s;
+        planner::simulate_free_optimizer(plan.training, costs.simulation_model()).total_s;
   }
   if (arguments.json) {
     std::cout << event.dump() << std::endl;
@@ -64,8 +64,8 @@ int plan_command(const PlanArguments& arguments) {
   }
   if (!arguments.trace.empty()) {
     TraceRecorder trace;
-    const BatchShape batch = batch_shape(config);
-    simulate(plan.training, CostModel(config, model, batch, hardware).simulation_model(), &trace);
+    const model::BatchShape batch = planner::batch_shape(config);
+    schedule::simulate(plan.training, planner::CostModel(config, model, batch, hardware).simulation_model(), &trace);
     std::ofstream file(arguments.trace, std::ios::trunc);
     file << trace.to_json();
     if (!file.flush()) throw InputError("--trace: '" + arguments.trace + "' cannot be written");

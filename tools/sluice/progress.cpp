@@ -9,14 +9,14 @@
 namespace sluice::cli {
 namespace {
 
-std::string tier_line(const RunEvent& bytes) {
+std::string tier_line(const train::RunEvent& bytes) {
   return "device " + format_bytes(bytes["device"].get<std::uint64_t>()) + ", pinned " +
          format_bytes(bytes["pinned"].get<std::uint64_t>()) + ", storage " +
          format_bytes(bytes["storage"].get<std::uint64_t>());
 }
 
 // "weight 96.0 MiB pinned; master 128.0 MiB pinned + 64.0 MiB storage", …
-std::string homes_line(const RunEvent& kinds) {
+std::string homes_line(const train::RunEvent& kinds) {
   std::string line;
   for (const auto& [kind, tiers] : kinds.items()) {
     std::string places;
@@ -32,7 +32,7 @@ std::string homes_line(const RunEvent& kinds) {
   return line;
 }
 
-std::string moved_line(const RunEvent& bytes) {
+std::string moved_line(const train::RunEvent& bytes) {
   return "up " + format_bytes(bytes["upload"].get<std::uint64_t>()) + ", down " +
          format_bytes(bytes["download"].get<std::uint64_t>()) + ", storage read " +
          format_bytes(bytes["storage_read"].get<std::uint64_t>()) + ", written " +
@@ -40,7 +40,7 @@ std::string moved_line(const RunEvent& bytes) {
 }
 
 // A redo costs an update more than the plain order: where it is the rule, speculation only loses.
-void print_speculation(const RunEvent& speculation) {
+void print_speculation(const train::RunEvent& speculation) {
   const auto steps = speculation["steps"].get<std::int64_t>();
   const auto redone = speculation["redone_steps"].get<std::int64_t>();
   std::fprintf(stderr, "redone   %lld of %lld updates, %s%s\n", static_cast<long long>(redone),
@@ -53,9 +53,9 @@ void print_speculation(const RunEvent& speculation) {
 
 // Only where some are spilled: "activations of units: 5 device, 9 pinned; up 1.0 MiB, down …" and
 // of what is saved "qkv 1.0 MiB pinned, …".
-void print_activations(const RunEvent& plan) {
-  const RunEvent& units = plan["units_by_tier"]["activation"];
-  const RunEvent& moved = plan["activation_bytes_moved"];
+void print_activations(const train::RunEvent& plan) {
+  const train::RunEvent& units = plan["units_by_tier"]["activation"];
+  const train::RunEvent& moved = plan["activation_bytes_moved"];
   if (moved["download"] == 0) return;
   std::string places;
   for (const auto& [tier, count] : units.items()) {
@@ -76,7 +76,7 @@ void print_activations(const RunEvent& plan) {
 
 }  // namespace
 
-void Progress::plan(const RunEvent& plan) const {
+void Progress::plan(const train::RunEvent& plan) const {
   const auto state = plan["state_bytes"].get<std::uint64_t>();
   std::fprintf(stderr, "model    %.1f M parameters, %s of training state\n",
                static_cast<double>(plan["parameters"].get<std::uint64_t>()) * 1e-6,
@@ -98,7 +98,7 @@ void Progress::plan(const RunEvent& plan) const {
                  format_seconds(plan["free_optimizer_step_time_s"].get<double>()).c_str());
   }
   if (plan.contains("speculation")) {
-    const RunEvent& speculation = plan["speculation"];
+    const train::RunEvent& speculation = plan["speculation"];
     std::fprintf(stderr, "a redo   %s; about %s; the second version of state takes %s\n",
                  moved_line(speculation["redo_bytes_moved"]).c_str(),
                  format_seconds(speculation["redo_time_s"].get<double>()).c_str(),
@@ -115,7 +115,7 @@ void Progress::end_line() {
   line_open_ = false;
 }
 
-void Progress::step(const StepReport& report) {
+void Progress::step(const train::StepReport& report) {
   if (first_step_ < 0) {
     first_step_ = report.step;
     first_loss_ = report.loss;
@@ -148,7 +148,7 @@ void Progress::step(const StepReport& report) {
   line_open_ = terminal;
 }
 
-void Progress::event(const RunEvent& event) {
+void Progress::event(const train::RunEvent& event) {
   const std::string kind = event["event"];
   if (kind == "step") {
     if (event.value("overflow", false)) end_line();  // a line about it follows

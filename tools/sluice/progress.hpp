@@ -10,15 +10,15 @@ namespace sluice::cli {
 
 class Progress {
  public:
-  explicit Progress(const Config& config) : config_(config) {}
-  void plan(const RunEvent& plan) const;
+  explicit Progress(const config::Config& config) : config_(config) {}
+  void plan(const train::RunEvent& plan) const;
   // One line: rewritten in place on a terminal, every log.every steps elsewhere.
-  void step(const StepReport& report);
-  void event(const RunEvent& event);
+  void step(const train::StepReport& report);
+  void event(const train::RunEvent& event);
 
  private:
   void end_line();
-  const Config& config_;
+  const config::Config& config_;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   long long first_step_ = -1;
   double first_loss_ = 0;

@@ -23,18 +23,18 @@
 namespace sluice::cli {
 namespace {
 
-MemoryTrace load_trace(const ReplayArguments& arguments) {
+record::MemoryTrace load_trace(const ReplayArguments& arguments) {
   if (arguments.trace.empty() == arguments.generate.empty()) {
     throw InputError("replay needs a TRACE or --generate FAMILY, one of the two");
   }
   if (!arguments.generate.empty()) {
-    GeneratorOptions options;
+    replay::GeneratorOptions options;
     options.family = arguments.generate;
     options.seed = arguments.seed;
     options.iterations = arguments.iterations;
-    return generate_trace(options);
+    return replay::generate_trace(options);
   }
-  ReadTrace read = read_trace(arguments.trace, {.device = arguments.device});
+  replay::ReadTrace read = replay::read_trace(arguments.trace, {.device = arguments.device});
   if (read.defects.contradictions > 0 || read.defects.unknown_frees > 0) {
     std::cerr << "warning: '" << arguments.trace << "': " << read.defects.contradictions
               << " events contradict the snapshot, " << read.defects.unknown_frees
@@ -44,14 +44,14 @@ MemoryTrace load_trace(const ReplayArguments& arguments) {
 }
 
 // One file for one policy; else PATH with the policy's name before its extension.
-void write_plots(const std::string& path, const SteppedTrace& stepped,
-                 const std::vector<NamedPolicy>& policies) {
-  for (const NamedPolicy& policy : policies) {
+void write_plots(const std::string& path, const replay::SteppedTrace& stepped,
+                 const std::vector<replay::NamedPolicy>& policies) {
+  for (const replay::NamedPolicy& policy : policies) {
     std::filesystem::path file(path);
     if (policies.size() > 1) {
       file.replace_filename(file.stem().string() + "-" + policy.name + file.extension().string());
     }
-    write_output("--plot", file.string(), plot_replay(stepped, policy));
+    write_output("--plot", file.string(), replay::plot_replay(stepped, policy));
     std::cerr << file.string() << '\n';
   }
 }
@@ -70,43 +70,43 @@ void print_event(const nlohmann::json& event, bool json,
 
 int replay_command(const ReplayArguments& arguments) {
   const auto capacity_bytes = bytes_argument("--capacity", arguments.capacity);
-  const std::vector<NamedPolicy> policies = policies_named(arguments.policies);
-  MemoryTrace trace = load_trace(arguments);
+  const std::vector<replay::NamedPolicy> policies = replay::policies_named(arguments.policies);
+  record::MemoryTrace trace = load_trace(arguments);
   if (!arguments.write.empty()) {
     std::ostringstream text;
-    write_memory_trace_csv(events_of(trace), text);
+    record::write_memory_trace_csv(replay::events_of(trace), text);
     write_output("--write", arguments.write, text.str());
     std::cerr << arguments.write << '\n';
   }
   if (trace.format == "lifetimes" && arguments.policies.empty() && arguments.plot.empty() &&
       arguments.snapshot.empty()) {
-    print_event(replay_packing(read_lifetime_csv(arguments.trace), arguments.trace, capacity_bytes),
+    print_event(replay::replay_packing(replay::read_lifetime_csv(arguments.trace), arguments.trace, capacity_bytes),
                 arguments.json, replay_table);
     return 0;
   }
-  const SteppedTrace stepped = with_steps(std::move(trace));
-  ReplayReportOptions options;
+  const replay::SteppedTrace stepped = replay::with_steps(std::move(trace));
+  replay::ReplayReportOptions options;
   options.capacity_bytes = capacity_bytes;
   options.least_capacity = arguments.least;
-  print_event(replay_report(stepped, policies, options), arguments.json, replay_report_table);
+  print_event(replay::replay_report(stepped, policies, options), arguments.json, replay_report_table);
   const auto has_policy = [&](std::string_view name) {
     return std::any_of(policies.begin(), policies.end(),
-                       [&](const NamedPolicy& policy) { return policy.name == name; });
+                       [&](const replay::NamedPolicy& policy) { return policy.name == name; });
   };
   const bool has_dynamic = has_policy("dynamic");
   if (capacity_bytes && has_dynamic) {
-    if (const auto explained = explain_out_of_memory(stepped.trace, *capacity_bytes)) {
+    if (const auto explained = replay::explain_out_of_memory(stepped.trace, *capacity_bytes)) {
       if (arguments.json) {
-        print_event(oom_json(*explained->report, &explained->fixes), true, nullptr);
+        print_event(allocator::oom_json(*explained->report, &explained->fixes), true, nullptr);
       } else {
-        std::cout << '\n' << oom_text(*explained->report, &explained->fixes);
+        std::cout << '\n' << allocator::oom_text(*explained->report, &explained->fixes);
       }
     }
   }
   if (!arguments.plot.empty()) write_plots(arguments.plot, stepped, policies);
   if (!arguments.snapshot.empty()) {
     std::string text;
-    write_torch_snapshot(snapshot_after(stepped.trace, !has_dynamic && has_policy("planned")),
+    record::write_torch_snapshot(replay::snapshot_after(stepped.trace, !has_dynamic && has_policy("planned")),
                          [&](std::string_view part) { text += part; });
     write_output("--snapshot", arguments.snapshot, text);
     std::cerr << arguments.snapshot << '\n';

@@ -34,10 +34,10 @@ void catch_signals() {
 }  // namespace
 
 int train_command(const TrainArguments& arguments) {
-  Config config = load_config(arguments.config.path, arguments.config.overrides);
+  config::Config config = config::load_config(arguments.config.path, arguments.config.overrides);
   if (!arguments.resume.empty()) use_run_directory(config, arguments.resume);
   catch_signals();
-  TrainingOptions options;
+  train::TrainingOptions options;
   options.stop_at_step = arguments.steps;
   options.resume = arguments.resume;
   options.accept_other_arithmetic = arguments.accept_arithmetic;
@@ -45,9 +45,9 @@ int train_command(const TrainArguments& arguments) {
   Progress progress(config);
   std::string refusal;
   bool output_failed = false;
-  const TrainingEnd end = train(
+  const train::TrainingEnd end = train::train(
       config, options,
-      [&](const RunEvent& event) {
+      [&](const train::RunEvent& event) {
         if (arguments.json && !output_failed) {
           std::cout << event.dump() << std::endl;
           if (!std::cout) {
@@ -64,17 +64,17 @@ int train_command(const TrainArguments& arguments) {
           progress.event(event);
         }
       },
-      [&](const StepReport& report) { progress.step(report); });
+      [&](const train::StepReport& report) { progress.step(report); });
   if (output_failed) throw Error("events cannot be written to stdout; the run is saved");
   switch (end) {
-    case TrainingEnd::kRefused:
+    case train::TrainingEnd::kRefused:
       std::fprintf(stderr, "sluice: %s: %s\n", arguments.config.path.c_str(), refusal.c_str());
       return 2;
-    case TrainingEnd::kInterrupted:
+    case train::TrainingEnd::kInterrupted:
       std::fprintf(stderr, "stopped  by signal %d; continue with --resume %s\n", stop_signal.load(),
                    arguments.resume.empty() ? config.log.dir.c_str() : arguments.resume.c_str());
       return 128 + stop_signal.load();
-    case TrainingEnd::kDone:
+    case train::TrainingEnd::kDone:
       break;
   }
   return 0;

@@ -11,7 +11,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::record {
 namespace {
 
 constexpr std::size_t kBufferBytes = 256 << 10;
@@ -104,4 +104,4 @@ bool ByteSource::append(std::string& out, std::uint64_t count) {
   return true;
 }
 
-}  // namespace sluice
+}  // namespace sluice::record

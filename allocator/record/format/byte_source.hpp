@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace sluice {
+namespace sluice::record {
 
 class ByteSource {
  public:
@@ -52,4 +52,4 @@ class ByteSource {
   std::uint64_t max_bytes_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::record

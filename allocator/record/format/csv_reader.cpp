@@ -4,7 +4,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::record {
 namespace {
 
 constexpr std::size_t kMaxRecordBytes = 64 << 10;
@@ -112,4 +112,4 @@ std::optional<std::uint64_t> parse_csv_number(std::string_view field) {
   return value;
 }
 
-}  // namespace sluice
+}  // namespace sluice::record

@@ -9,7 +9,7 @@
 
 #include "allocator/record/format/byte_source.hpp"
 
-namespace sluice {
+namespace sluice::record {
 
 // Fields in quotes may hold commas, line ends and doubled quotes; lines end with LF or CRLF; a byte
 // order mark and empty lines are passed over. Spaces around a field that is not quoted are no part
@@ -47,4 +47,4 @@ class CsvReader {
 // A whole number below 2^64: decimal, or hexadecimal behind 0x.
 std::optional<std::uint64_t> parse_csv_number(std::string_view field);
 
-}  // namespace sluice
+}  // namespace sluice::record

@@ -13,7 +13,7 @@
 #include "allocator/record/memory_action_names.hpp"
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::record {
 namespace {
 
 constexpr std::uint64_t kMaxFileBytes = std::uint64_t{16} << 30;
@@ -162,4 +162,4 @@ MemorySnapshot read_memory_trace_csv(const std::string& path) {
   return read_memory_trace_csv(source);
 }
 
-}  // namespace sluice
+}  // namespace sluice::record

@@ -17,7 +17,7 @@
 #include "allocator/record/format/byte_source.hpp"
 #include "allocator/record/memory_trace.hpp"
 
-namespace sluice {
+namespace sluice::record {
 
 inline constexpr std::string_view kMemoryTraceCsvHeader =
     "time_ns,action,stream,address,bytes,category,name,pool";
@@ -31,4 +31,4 @@ void write_memory_trace_csv(const MemorySnapshot& snapshot, std::ostream& out);
 MemorySnapshot read_memory_trace_csv(const std::string& path);
 MemorySnapshot read_memory_trace_csv(ByteSource& source);
 
-}  // namespace sluice
+}  // namespace sluice::record

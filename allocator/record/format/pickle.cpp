@@ -5,7 +5,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::record {
 
 std::string_view pickle_kind_name(PickleKind kind) {
   constexpr std::array<std::string_view, 10> names{"None",  "bool", "int",   "float", "str",
@@ -162,4 +162,4 @@ void PickleTree::append(PickleValue value, std::span<const PickleValue> items) {
   container.count = static_cast<std::uint32_t>(count);
 }
 
-}  // namespace sluice
+}  // namespace sluice::record

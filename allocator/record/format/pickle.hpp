@@ -18,7 +18,7 @@
 
 #include "allocator/record/format/byte_source.hpp"
 
-namespace sluice {
+namespace sluice::record {
 
 enum class PickleKind : std::uint8_t {
   kNone,
@@ -115,4 +115,4 @@ struct PickleLimits {
 PickleTree read_pickle(ByteSource& source, const PickleLimits& limits = {});
 PickleTree read_pickle_file(const std::string& path, const PickleLimits& limits = {});
 
-}  // namespace sluice
+}  // namespace sluice::record

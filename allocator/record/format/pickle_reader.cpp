@@ -8,7 +8,7 @@
 #include "allocator/record/format/pickle.hpp"
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::record {
 namespace {
 
 constexpr std::size_t kMaxNumberChars = 4096;
@@ -493,4 +493,4 @@ PickleTree read_pickle_file(const std::string& path, const PickleLimits& limits)
   return read_pickle(source, limits);
 }
 
-}  // namespace sluice
+}  // namespace sluice::record

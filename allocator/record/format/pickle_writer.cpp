@@ -5,7 +5,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::record {
 namespace {
 
 constexpr std::size_t kFrameBytes = 64 << 10;
@@ -170,4 +170,4 @@ void PickleWriter::finish() {
   flush_frame();
 }
 
-}  // namespace sluice
+}  // namespace sluice::record

@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-namespace sluice {
+namespace sluice::record {
 
 // One value: a scalar, or a container between its begin and end; inside a dict keys and values take
 // turns. finish() ends the pickle. Strings that come twice are stored once. Calls out of order are
@@ -52,4 +52,4 @@ class PickleWriter {
   bool has_root_ = false;
 };
 
-}  // namespace sluice
+}  // namespace sluice::record

@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::record {
 namespace {
 
 constexpr std::size_t kMaxNames = 1'000'000;
@@ -131,4 +131,4 @@ std::uint32_t TorchFrameNames::name_of(PickleValue frames) {
   return best.name;
 }
 
-}  // namespace sluice
+}  // namespace sluice::record

@@ -9,7 +9,7 @@
 
 #include "allocator/record/format/pickle.hpp"
 
-namespace sluice {
+namespace sluice::record {
 
 struct TorchFrame {
   std::string filename;
@@ -49,4 +49,4 @@ class TorchFrameNames {
   std::unordered_map<std::string, std::uint32_t> interned_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::record

@@ -9,7 +9,7 @@
 #include "allocator/record/memory_action_names.hpp"
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::record {
 namespace {
 
 constexpr std::int32_t kMaxDevices = 1024;
@@ -385,4 +385,4 @@ MemorySnapshot read_torch_snapshot(const std::string& path, std::optional<std::i
   return torch_snapshot(read_pickle_file(path), path, device);
 }
 
-}  // namespace sluice
+}  // namespace sluice::record

@@ -12,7 +12,7 @@
 #include "allocator/record/format/pickle.hpp"
 #include "allocator/record/memory_trace.hpp"
 
-namespace sluice {
+namespace sluice::record {
 
 // One device's part of a snapshot. device: which one; where not given, the one with the most
 // events, else with the most reserved bytes. Keys that a file lacks take their defaults, keys and
@@ -32,4 +32,4 @@ MemorySnapshot read_torch_snapshot(const std::string& path,
 void write_torch_snapshot(const MemorySnapshot& snapshot,
                           std::function<void(std::string_view)> sink);
 
-}  // namespace sluice
+}  // namespace sluice::record

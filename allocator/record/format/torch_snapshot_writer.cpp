@@ -7,7 +7,7 @@
 #include "allocator/record/memory_action_names.hpp"
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::record {
 namespace {
 
 class Exporter {
@@ -177,4 +177,4 @@ void write_torch_snapshot(const MemorySnapshot& snapshot,
   Exporter(snapshot, std::move(sink)).run();
 }
 
-}  // namespace sluice
+}  // namespace sluice::record

@@ -9,7 +9,7 @@
 #include "engine/schedule/check/symbolic_memory.hpp"
 #include "engine/schedule/check/symbolic_ops.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 using symbolic::Part;
@@ -85,7 +85,7 @@ class Machine {
         options_(options),
         partners_(find_partners(schedule)),
         random_(options.seed, stream_of("interpret/timing")),
-        memory_(static_cast<std::size_t>(schedule.ranks), SymbolicMemory(schedule)),
+        memory_(static_cast<std::size_t>(schedule.ranks), schedule::symbolic::SymbolicMemory(schedule)),
         lanes_(static_cast<std::size_t>(schedule.ranks) * kLaneCount),
         started_(schedule.instructions.size(), false),
         done_(schedule.instructions.size(), false),
@@ -123,8 +123,8 @@ class Machine {
   };
   // What an instruction in flight has read and will write.
   struct Running {
-    std::vector<ReadValue> reads;
-    std::vector<WriteTarget> writes;
+    std::vector<schedule::symbolic::ReadValue> reads;
+    std::vector<schedule::symbolic::WriteTarget> writes;
     std::vector<Touched> touched;
   };
   struct Action {
@@ -161,7 +161,7 @@ class Machine {
   void enter() {
     const auto fill = [&](const Buffer& buffer, const Term& term, std::uint64_t origin) {
       memory_.at(static_cast<std::size_t>(buffer.rank))
-          .write(buffer, Part{0, buffer.bytes, term, origin});
+          .write(buffer, schedule::symbolic::Part{0, buffer.bytes, term, origin});
     };
     for (const Buffer& buffer : schedule_.buffers) {
       if (!buffer.persistent || buffer.role != BufferRole::kTokens) continue;
@@ -201,7 +201,7 @@ class Machine {
       if (begin >= end) continue;
       const std::uint64_t origin = bytes_of(home.dtype, begin);
       memory_.at(static_cast<std::size_t>(home.rank))
-          .write(home, Part{origin - base, bytes_of(home.dtype, end) - base, run.term, origin});
+          .write(home, schedule::symbolic::Part{origin - base, bytes_of(home.dtype, end) - base, run.term, origin});
     }
   }
 
@@ -282,7 +282,7 @@ class Machine {
   void occupy(InstructionId id) {
     const Instruction& instruction = schedule_.instructions[id];
     Running& running = running_[id];
-    SymbolicMemory& memory = memory_[static_cast<std::size_t>(instruction.rank)];
+    schedule::symbolic::SymbolicMemory& memory = memory_[static_cast<std::size_t>(instruction.rank)];
     const bool release = instruction.op == Op::kRelease;
     for (const Use& use : instruction.reads) {
       const Buffer& buffer = schedule_.buffers[use.buffer];
@@ -292,7 +292,7 @@ class Machine {
       touch(id, buffer, begin, end, release || buffer.role == BufferRole::kWorkspace);
       if (release || buffer.role == BufferRole::kWorkspace) continue;
       std::string problem;
-      ReadValue value{&buffer, begin, end, false, memory.read(buffer, begin, end, problem)};
+      schedule::symbolic::ReadValue value{&buffer, begin, end, false, memory.read(buffer, begin, end, problem)};
       for (const Use& write : instruction.writes) {
         value.in_place = value.in_place || write.buffer == use.buffer;
       }
@@ -350,7 +350,7 @@ class Machine {
     lane_of(instruction).in_flight.pop_front();
     done_[id] = true;
     if (!options_.guards_taken[static_cast<std::size_t>(instruction.guard)]) return;
-    SymbolicMemory& memory = memory_[static_cast<std::size_t>(instruction.rank)];
+    schedule::symbolic::SymbolicMemory& memory = memory_[static_cast<std::size_t>(instruction.rank)];
     if (instruction.op == Op::kRelease) {
       if (lane_is_pipelined(instruction.lane)) occupy(id);
       for (const auto* uses : {&instruction.reads, &instruction.writes}) {
@@ -359,26 +359,26 @@ class Machine {
       return;
     }
     if (instruction.op == Op::kCommit) {
-      std::map<std::pair<StateKind, std::int32_t>, std::vector<SymbolicOps::Run>> runs;
-      for (const ReadValue& read : running_[id].reads) {
+      std::map<std::pair<StateKind, std::int32_t>, std::vector<schedule::symbolic::SymbolicOps::Run>> runs;
+      for (const schedule::symbolic::ReadValue& read : running_[id].reads) {
         auto& list = runs[{read.buffer->kind, read.buffer->unit}];
-        for (const SymbolicOps::Run& run : SymbolicOps::runs_of(read)) list.push_back(run);
+        for (const schedule::symbolic::SymbolicOps::Run& run : schedule::symbolic::SymbolicOps::runs_of(read)) list.push_back(run);
       }
-      for (auto& [key, list] : runs) result_.committed[key] = SymbolicOps::fold(std::move(list));
+      for (auto& [key, list] : runs) result_.committed[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
     }
-    const symbolic::Emit emit = [&](const WriteTarget& target, const Part& part) {
+    const symbolic::Emit emit = [&](const schedule::symbolic::WriteTarget& target, const schedule::symbolic::Part& part) {
       memory.write(*target.buffer, part);
     };
-    const std::vector<WriteTarget> writes = std::move(running_[id].writes);
+    const std::vector<schedule::symbolic::WriteTarget> writes = std::move(running_[id].writes);
     if (receives(instruction.op)) {
-      SymbolicOps::copy(running_[partners_.partner[id]].reads, writes, emit);
+      schedule::symbolic::SymbolicOps::copy(running_[partners_.partner[id]].reads, writes, emit);
     } else if (gathers(instruction.op)) {
-      std::vector<ReadValue> all;
+      std::vector<schedule::symbolic::ReadValue> all;
       for (const InstructionId member : partners_.meeting[id]) {
         const auto& reads = running_[member].reads;
         all.insert(all.end(), reads.begin(), reads.end());
       }
-      SymbolicOps::elementwise(instruction, all, writes, emit);
+      schedule::symbolic::SymbolicOps::elementwise(instruction, all, writes, emit);
     } else {
       ops_.apply(instruction, running_[id].reads, writes, emit);
       if (!sends(instruction.op)) running_[id] = {};
@@ -399,7 +399,7 @@ class Machine {
   }
 
   void leave() {
-    using Runs = std::map<std::pair<StateKind, std::int32_t>, std::vector<SymbolicOps::Run>>;
+    using Runs = std::map<std::pair<StateKind, std::int32_t>, std::vector<schedule::symbolic::SymbolicOps::Run>>;
     Runs runs;
     Runs found;
     std::set<BufferId> replaced;  // homes whose twins hold what was made
@@ -411,8 +411,8 @@ class Machine {
       const Buffer& home = schedule_.buffers.at(residency.home);
       const bool as_found = replaced.contains(home.id);
       const std::pair key(home.kind, home.unit);
-      ReadValue value{&home, 0, home.bytes, false, read_at_exit(home)};
-      for (const SymbolicOps::Run& run : SymbolicOps::runs_of(value)) {
+      schedule::symbolic::ReadValue value{&home, 0, home.bytes, false, read_at_exit(home)};
+      for (const schedule::symbolic::SymbolicOps::Run& run : schedule::symbolic::SymbolicOps::runs_of(value)) {
         (as_found ? found : runs)[key].push_back(run);
         CarriedState::State& left = as_found ? result_.after.found : result_.after.state;
         left[key].push_back({run.begin, run.end, run.term});
@@ -421,25 +421,25 @@ class Machine {
     }
     for (const Buffer& buffer : schedule_.buffers) {
       if (!pending || !buffer.persistent || buffer.role != BufferRole::kScalar) continue;
-      const std::vector<Part> parts = read_at_exit(buffer);
+      const std::vector<schedule::symbolic::Part> parts = read_at_exit(buffer);
       if (parts.size() == 1) result_.after.clip = parts.front().term;
     }
-    for (auto& [key, list] : runs) result_.exit[key] = SymbolicOps::fold(std::move(list));
-    for (auto& [key, list] : found) result_.found[key] = SymbolicOps::fold(std::move(list));
+    for (auto& [key, list] : runs) result_.exit[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
+    for (auto& [key, list] : found) result_.found[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
     result_.losses = ops_.losses();
     for (const Buffer& buffer : schedule_.buffers) {
       if (!buffer.persistent || buffer.role != BufferRole::kLoss) continue;
       // A home that this schedule did not fill (evaluation has one micro-batch) is no error.
       if (!result_.losses.contains(buffer.microbatch)) continue;
-      const std::vector<Part> parts = read_at_exit(buffer);
+      const std::vector<schedule::symbolic::Part> parts = read_at_exit(buffer);
       if (parts.size() == 1) result_.losses[buffer.microbatch] = parts.front().term;
     }
     result_.norm = ops_.norm();
   }
 
-  std::vector<Part> read_at_exit(const Buffer& buffer) {
+  std::vector<schedule::symbolic::Part> read_at_exit(const Buffer& buffer) {
     std::string problem;
-    std::vector<Part> parts =
+    std::vector<schedule::symbolic::Part> parts =
         memory_.at(static_cast<std::size_t>(buffer.rank)).read(buffer, 0, buffer.bytes, problem);
     if (!problem.empty() && result_.errors.size() < kMostErrors) {
       result_.errors.push_back("at exit buffer " + std::to_string(buffer.id) + " is in " + problem);
@@ -452,12 +452,12 @@ class Machine {
   Partners partners_;
   CounterRng random_;
   std::uint64_t draws_ = 0;
-  std::vector<SymbolicMemory> memory_;  // by rank
+  std::vector<schedule::symbolic::SymbolicMemory> memory_;  // by rank
   std::vector<LaneState> lanes_;        // by rank, lane
   std::vector<bool> started_;
   std::vector<bool> done_;
   std::vector<Running> running_;
-  SymbolicOps ops_;
+  schedule::symbolic::SymbolicOps ops_;
   Interpretation result_;
 };
 
@@ -494,4 +494,4 @@ std::vector<InterpretOptions> adverse_timings(std::uint64_t seed, std::size_t ra
   return timings;
 }
 
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -23,7 +23,7 @@
 
 #include "engine/schedule/schedule.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 
 struct Term {
   std::uint64_t low = 0;
@@ -96,4 +96,4 @@ Interpretation interpret(const Schedule& schedule, const InterpretOptions& optio
 // List order, overlap, every lane run ahead and held back, and `random_count` random ones.
 std::vector<InterpretOptions> adverse_timings(std::uint64_t seed, std::size_t random_count);
 
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sluice::symbolic {
+namespace sluice::schedule::symbolic {
 namespace {
 
 // The finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
@@ -108,4 +108,4 @@ std::vector<Part> SymbolicMemory::read(const Buffer& buffer, std::uint64_t begin
   return parts;
 }
 
-}  // namespace sluice::symbolic
+}  // namespace sluice::schedule::symbolic

@@ -8,7 +8,7 @@
 
 #include "engine/schedule/check/interpret.hpp"
 
-namespace sluice::symbolic {
+namespace sluice::schedule::symbolic {
 
 // A hash of 64-bit words, in order; two independently keyed lanes.
 Term hash_words(std::initializer_list<std::uint64_t> words);
@@ -64,4 +64,4 @@ class SymbolicMemory {
   std::array<Space, kMemoryCount> spaces_;
 };
 
-}  // namespace sluice::symbolic
+}  // namespace sluice::schedule::symbolic

@@ -4,7 +4,7 @@
 #include <set>
 #include <tuple>
 
-namespace sluice::symbolic {
+namespace sluice::schedule::symbolic {
 namespace {
 
 // Domains of hash_words, apart from ops.
@@ -339,4 +339,4 @@ void SymbolicOps::clip_factor(const std::vector<ReadValue>& reads,
   }
 }
 
-}  // namespace sluice::symbolic
+}  // namespace sluice::schedule::symbolic

@@ -7,7 +7,7 @@
 
 #include "engine/schedule/check/symbolic_memory.hpp"
 
-namespace sluice::symbolic {
+namespace sluice::schedule::symbolic {
 
 // One use with the parts that were read through it.
 struct ReadValue {
@@ -79,4 +79,4 @@ class SymbolicOps {
   std::map<std::int32_t, Term> losses_;
 };
 
-}  // namespace sluice::symbolic
+}  // namespace sluice::schedule::symbolic

@@ -4,7 +4,7 @@
 
 #include "engine/schedule/check/validation.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace validation {
 
 std::string describe(const Instruction& instruction) {
@@ -24,7 +24,7 @@ std::string describe(const Buffer& buffer) {
   return text + " in " + std::string(tier_name(buffer.tier)) + ")";
 }
 
-ByteRange bytes_of(const Use& use, const Buffer& buffer) {
+schedule::validation::ByteRange bytes_of(const Use& use, const Buffer& buffer) {
   if (use.bytes == 0) return {0, buffer.bytes};
   return {use.offset_bytes, use.offset_bytes + use.bytes};
 }
@@ -113,4 +113,4 @@ std::vector<std::string> validate(const Schedule& schedule,
   return problems.take();
 }
 
-}  // namespace sluice
+}  // namespace sluice::schedule

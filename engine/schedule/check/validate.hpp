@@ -28,7 +28,7 @@
 
 #include "engine/schedule/schedule.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 
 inline constexpr std::array<std::uint64_t, kTierCount> kNoBudgets{
     std::numeric_limits<std::uint64_t>::max(), std::numeric_limits<std::uint64_t>::max(),
@@ -40,4 +40,4 @@ std::vector<std::string> validate(
     const Schedule& schedule,
     const std::array<std::uint64_t, kTierCount>& budgets_bytes = kNoBudgets);
 
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -12,7 +12,7 @@
 
 #include "engine/schedule/check/validation.hpp"
 
-namespace sluice::validation {
+namespace sluice::schedule::validation {
 namespace {
 
 constexpr std::int32_t kAllMicrobatches = INT32_MAX;  // a gradient carried over from earlier steps
@@ -576,4 +576,4 @@ void check_contents(const Schedule& schedule, const HappensBefore& order,
   ContentCheck(schedule, order, taken, problems).run();
 }
 
-}  // namespace sluice::validation
+}  // namespace sluice::schedule::validation

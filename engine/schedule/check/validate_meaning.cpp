@@ -10,7 +10,7 @@
 
 #include "engine/schedule/check/validation.hpp"
 
-namespace sluice::validation {
+namespace sluice::schedule::validation {
 namespace {
 
 class MeaningCheck {
@@ -45,7 +45,7 @@ class MeaningCheck {
  private:
   const Buffer& buffer_of(const Use& use) const { return schedule_.buffers[use.buffer]; }
   static bool is_state(const Buffer& buffer) { return buffer.role == BufferRole::kState; }
-  ElemRange elems_of(const Use& use) const { return sluice::elems_of(buffer_of(use), use); }
+  ElemRange elems_of(const Use& use) const { return sluice::schedule::elems_of(buffer_of(use), use); }
 
   // A commit is of all the state that the step finds, in homes of the same elements.
   void check_declared_commit() {
@@ -256,7 +256,7 @@ class MeaningCheck {
   }
 
   static bool covers_all(const Buffer& buffer, const Use& use) {
-    return sluice::elems_of(buffer, use) == ElemRange{0, buffer.elems};
+    return sluice::schedule::elems_of(buffer, use) == ElemRange{0, buffer.elems};
   }
 
   // A fold adds another unit's gradient to the one that it writes.
@@ -280,4 +280,4 @@ void check_meaning(const Schedule& schedule, Problems& problems) {
   MeaningCheck(schedule, problems).run();
 }
 
-}  // namespace sluice::validation
+}  // namespace sluice::schedule::validation

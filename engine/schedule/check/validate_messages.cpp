@@ -6,7 +6,7 @@
 
 #include "engine/schedule/check/validation.hpp"
 
-namespace sluice::validation {
+namespace sluice::schedule::validation {
 namespace {
 
 // Instructions that can only end together: a send and its receive, the members of a collective.
@@ -162,4 +162,4 @@ void check_messages(const Schedule& schedule, Problems& problems) {
   }
 }
 
-}  // namespace sluice::validation
+}  // namespace sluice::schedule::validation

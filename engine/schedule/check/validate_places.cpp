@@ -6,7 +6,7 @@
 #include "base/units.hpp"
 #include "engine/schedule/check/validation.hpp"
 
-namespace sluice::validation {
+namespace sluice::schedule::validation {
 namespace {
 
 struct Holder {
@@ -144,4 +144,4 @@ void check_places(const Schedule& schedule, const HappensBefore& order,
   Places(schedule, order, problems).run();
 }
 
-}  // namespace sluice::validation
+}  // namespace sluice::schedule::validation

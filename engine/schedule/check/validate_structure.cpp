@@ -6,7 +6,7 @@
 
 #include "engine/schedule/check/validation.hpp"
 
-namespace sluice::validation {
+namespace sluice::schedule::validation {
 namespace {
 
 // Between steps a twin and its home change roles: nothing but their places may tell them apart.
@@ -162,4 +162,4 @@ void check_structure(const Schedule& schedule, Problems& problems) {
   check_residencies(schedule, problems);
 }
 
-}  // namespace sluice::validation
+}  // namespace sluice::schedule::validation

@@ -7,7 +7,7 @@
 
 #include "engine/schedule/schedule.hpp"
 
-namespace sluice::validation {
+namespace sluice::schedule::validation {
 
 // Collects sentences up to a limit: one broken dep can break thousands of uses.
 class Problems {
@@ -74,4 +74,4 @@ void check_contents(const Schedule& schedule, const HappensBefore& order,
 void check_places(const Schedule& schedule, const HappensBefore& order,
                   const std::array<std::uint64_t, kTierCount>& budgets_bytes, Problems& problems);
 
-}  // namespace sluice::validation
+}  // namespace sluice::schedule::validation

@@ -5,7 +5,7 @@
 #include "base/error.hpp"
 #include "engine/schedule/compile/pipeline_pieces.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 // What a piece of activations has for each element that a piece of state has: as many bytes as
@@ -174,4 +174,4 @@ std::vector<ElemRange> ActivationStream::pieces(ElemRange bytes) const {
   return ranges;
 }
 
-}  // namespace sluice
+}  // namespace sluice::schedule

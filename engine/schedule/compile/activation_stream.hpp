@@ -20,7 +20,7 @@
 
 #include "engine/schedule/compile/step_builder.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 
 // One thing that a pass leaves: kActivation and kGradOut (of the unit's output) or kSaved, of which
 // there may be several (saved_values.hpp).
@@ -86,4 +86,4 @@ class ActivationStream {
   std::map<ActivationKey, BufferId> away_;                  // where what was sent lies
 };
 
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -11,7 +11,7 @@
 #include "engine/schedule/compile/saved_values.hpp"
 #include "engine/schedule/compile/step_builder.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 struct ComputeItem {
@@ -448,4 +448,4 @@ Schedule compile_evaluation(const StepModel& model, const StepOptions& options) 
   return compile(generate_evaluation(model, options));
 }
 
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -8,7 +8,7 @@
 #include "engine/schedule/compile/step_model.hpp"
 #include "engine/schedule/schedule.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 
 // One training step: forward, loss and backward of all micro-batches, and one update, each where
 // `options` says. With UpdatePlacement::kNextForward the update is that of the step before, and
@@ -40,4 +40,4 @@ Schedule compile_saving_step(const StepModel& model, const StepOptions& options)
 Schedule compile_save(const StepModel& model, const StepOptions& options);
 Schedule compile_evaluation(const StepModel& model, const StepOptions& options);
 
-}  // namespace sluice
+}  // namespace sluice::schedule

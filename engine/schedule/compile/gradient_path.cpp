@@ -3,7 +3,7 @@
 #include "engine/schedule/compile/pipeline_pieces.hpp"
 #include "engine/schedule/compile/step_builder.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 bool sums(const StepBuilder& builder) {
@@ -218,4 +218,4 @@ void emit_tied_fold(StepBuilder& builder) {
       });
 }
 
-}  // namespace sluice
+}  // namespace sluice::schedule

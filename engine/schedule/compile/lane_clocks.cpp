@@ -5,7 +5,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 void join(std::array<std::uint32_t, kLaneCount>& into,
@@ -74,4 +74,4 @@ void add_deps(LaneClocks& clocks, Instruction& instruction,
   candidates.clear();
 }
 
-}  // namespace sluice
+}  // namespace sluice::schedule

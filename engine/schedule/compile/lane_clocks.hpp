@@ -13,7 +13,7 @@
 
 #include "engine/schedule/schedule.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 
 class LaneClocks {
  public:
@@ -51,4 +51,4 @@ class LaneClocks {
 // candidates.
 void add_deps(LaneClocks& clocks, Instruction& instruction, std::vector<InstructionId>& candidates);
 
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -9,7 +9,7 @@
 #include "base/error.hpp"
 #include "engine/schedule/compile/lane_clocks.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 // The last write of a byte range and the reads since. Of each lane only the last reader is kept: a
@@ -193,4 +193,4 @@ void link(Schedule& schedule) {
   Linker(schedule).run();
 }
 
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -3,7 +3,7 @@
 
 #include "engine/schedule/schedule.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 
 // Sets `id` of every instruction and buffer to its index, and `deps` from the data hazards of list
 // order: read after write, write after read, write after write on overlapping bytes of one buffer.
@@ -14,4 +14,4 @@ namespace sluice {
 // Throws InternalError where a use names no buffer, one of another rank, or bytes outside it.
 void link(Schedule& schedule);
 
-}  // namespace sluice
+}  // namespace sluice::schedule

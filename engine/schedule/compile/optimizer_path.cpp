@@ -12,7 +12,7 @@
 #include "base/error.hpp"
 #include "engine/schedule/compile/step_builder.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 bool written_after(StateKind kind) {
@@ -34,7 +34,7 @@ UpdateStream::UpdateStream(StepBuilder& builder, std::vector<std::int32_t> order
     const std::uint64_t elems = builder.unit_elems(unit);
     if (builder.optimizer_tier(unit) == Tier::kDevice) {
       // in place, whole
-    } else if (needs_whole_tensors(builder.model().optimizer)) {
+    } else if (kernels::needs_whole_tensors(builder.model().optimizer)) {
       pieces_.push_back({unit, {0, elems}});
     } else {
       for (std::uint64_t begin = 0; begin < elems; begin += piece_elems()) {
@@ -76,7 +76,7 @@ void UpdateStream::bring_until(std::size_t end) {
 
 // A weight that is the rounded master is only written.
 bool UpdateStream::read_before(StateKind kind) const {
-  return kind != StateKind::kWeight || reads_weight(builder_.model().optimizer);
+  return kind != StateKind::kWeight || kernels::reads_weight(builder_.model().optimizer);
 }
 
 std::uint64_t UpdateStream::piece_elems() const {
@@ -156,4 +156,4 @@ void UpdateStream::emit_device_update(std::int32_t unit) {
   add_common(step, Tier::kDevice);
 }
 
-}  // namespace sluice
+}  // namespace sluice::schedule

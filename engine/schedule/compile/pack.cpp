@@ -11,7 +11,7 @@
 #include "base/error.hpp"
 #include "engine/schedule/compile/lane_clocks.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 // Windows and arena in one memory: not packed closer than to this part of the bound.
@@ -101,9 +101,9 @@ class Packer {
   }
 
  private:
-  Lifetime lifetime_of(const Buffer& buffer, std::uint64_t size) const {
+  packing::Lifetime lifetime_of(const Buffer& buffer, std::uint64_t size) const {
     const Life& life = lives_[buffer.id];
-    return Lifetime{life.birth, std::uint64_t{life.release} + 1, size};
+    return packing::Lifetime{life.birth, std::uint64_t{life.release} + 1, size};
   }
 
   void pack_device(std::int32_t rank) {
@@ -126,7 +126,7 @@ class Packer {
   // Transient buffers of one memory, above the persistent ones.
   struct Transients {
     std::vector<BufferId> buffers;
-    std::vector<Lifetime> lifetimes;
+    std::vector<packing::Lifetime> lifetimes;
     std::uint64_t base = 0;  // bytes; of windows: slots
   };
   // Where what was placed ends.
@@ -180,7 +180,7 @@ class Packer {
   }
 
   std::uint32_t pack_windows(const Transients& windows) {
-    SlotAssignment assignment = assign_slots(windows.lifetimes);
+    packing::SlotAssignment assignment = packing::assign_slots(windows.lifetimes);
     for (std::size_t i = 0; i < windows.buffers.size(); ++i) {
       for (std::uint32_t& slot : assignment.slots[i]) {
         slot += static_cast<std::uint32_t>(windows.base);
@@ -191,7 +191,7 @@ class Packer {
   }
 
   std::uint64_t pack_offsets(const Transients& transients, std::uint64_t alignment_bytes) {
-    const Packing packing = pack_lifetimes(transients.lifetimes, alignment_bytes);
+    const packing::Packing packing = packing::pack_lifetimes(transients.lifetimes, alignment_bytes);
     for (std::size_t i = 0; i < transients.buffers.size(); ++i) {
       schedule_.buffers[transients.buffers[i]].offset_bytes =
           transients.base + packing.offsets_bytes[i];
@@ -202,15 +202,15 @@ class Packer {
   // One packing of windows, each in a row of slots, and of what lies in the arena.
   Ends pack_together(const Transients& windows, const Transients& others) {
     const std::uint64_t base = others.base;  // behind all that is persistent
-    std::vector<Lifetime> lifetimes = others.lifetimes;
-    for (Lifetime lifetime : windows.lifetimes) {
+    std::vector<packing::Lifetime> lifetimes = others.lifetimes;
+    for (packing::Lifetime lifetime : windows.lifetimes) {
       lifetime.bytes *= schedule_.slot_bytes;
       lifetime.alignment_bytes = schedule_.slot_bytes;
       lifetimes.push_back(lifetime);
     }
     // Windows are rarely stacked without a gap, so the bound itself is not worth its search.
-    const std::uint64_t bound = peak_live(lifetimes);
-    const Packing packing = pack_lifetimes(lifetimes, alignment_bytes_, PackingEffort::kQuick,
+    const std::uint64_t bound = packing::peak_live(lifetimes);
+    const packing::Packing packing = packing::pack_lifetimes(lifetimes, alignment_bytes_, packing::PackingEffort::kQuick,
                                            bound + bound / kSharedSlack, base);
     Ends ends{static_cast<std::uint32_t>(windows.base), base};
     const std::size_t other_count = others.buffers.size();
@@ -292,4 +292,4 @@ void pack(Schedule& schedule, std::uint64_t alignment_bytes) {
   Packer(schedule, alignment_bytes).run();
 }
 
-}  // namespace sluice
+}  // namespace sluice::schedule

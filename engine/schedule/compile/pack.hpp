@@ -4,7 +4,7 @@
 #include "base/units.hpp"
 #include "engine/schedule/schedule.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 
 // Runs after link (ids set). `schedule.slot_bytes` must be set where there are windows.
 //
@@ -24,4 +24,4 @@ void pack(Schedule& schedule, std::uint64_t alignment_bytes = kTensorAlignmentBy
 std::array<std::uint64_t, kTierCount> packed_bytes(const Schedule& schedule,
                                                    std::uint64_t storage_bytes);
 
-}  // namespace sluice
+}  // namespace sluice::schedule

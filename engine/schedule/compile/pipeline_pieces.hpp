@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace sluice {
+namespace sluice::schedule {
 
 // Emits in(i), mid(i), out(i) for i in [0, count) so that in() runs `lookahead` pieces ahead: at
 // most lookahead + 1 pieces are alive at once, and piece i+1 is read while i is updated and i-1
@@ -20,4 +20,4 @@ void pipeline_pieces(std::size_t count, std::size_t lookahead, In in, Mid mid, O
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::schedule

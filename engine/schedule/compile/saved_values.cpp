@@ -1,6 +1,6 @@
 #include "engine/schedule/compile/saved_values.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 
 std::vector<SavedValue> saved_values(const StepModel& model, const Placement& placement,
                                      std::int32_t unit) {
@@ -27,4 +27,4 @@ std::vector<SavedValue> saved_values(const StepModel& model, const Placement& pl
   return values;
 }
 
-}  // namespace sluice
+}  // namespace sluice::schedule

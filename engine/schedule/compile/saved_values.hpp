@@ -9,7 +9,7 @@
 #include "engine/schedule/compile/step_model.hpp"
 #include "engine/schedule/schedule.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 
 struct SavedValue {
   ElemRange bytes;  // of the unit's saved region
@@ -21,4 +21,4 @@ struct SavedValue {
 std::vector<SavedValue> saved_values(const StepModel& model, const Placement& placement,
                                      std::int32_t unit);
 
-}  // namespace sluice
+}  // namespace sluice::schedule

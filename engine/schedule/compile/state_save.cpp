@@ -10,7 +10,7 @@
 #include "base/error.hpp"
 #include "engine/schedule/compile/step_builder.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 
 StateSaver::StateSaver(StepBuilder& builder) : builder_(builder) {
   SLUICE_CHECK(builder.options().durable);
@@ -71,4 +71,4 @@ void StateSaver::commit() {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -4,7 +4,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 Category category_of(StateKind kind) {
@@ -75,10 +75,10 @@ BufferId StepBuilder::add_home(StateKind kind, std::int32_t unit, Tier tier, DTy
 }
 
 void StepBuilder::add_optimizer_home(StateKind kind, std::int32_t unit) {
-  const StateLayout layout = state_layout(model_.optimizer, kind);
+  const kernels::StateLayout layout = kernels::state_layout(model_.optimizer, kind);
   const std::uint64_t tensor_elems = model_.units[index(unit)].tensor_state_elems;
-  const bool per_tensor = layout.extent == StateExtent::kPerTensor;
-  if (layout.extent == StateExtent::kAbsent || (per_tensor && tensor_elems == 0)) return;
+  const bool per_tensor = layout.extent == kernels::StateExtent::kPerTensor;
+  if (layout.extent == kernels::StateExtent::kAbsent || (per_tensor && tensor_elems == 0)) return;
   const BufferId id = add_home(kind, unit, optimizer_tier(unit), layout.dtype);
   homes_[index(unit)][static_cast<std::size_t>(kind)] = id;
   if (!per_tensor) return;
@@ -353,4 +353,4 @@ void StepBuilder::declare_residency(const StepBorders& borders) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -15,7 +15,7 @@
 #include "engine/schedule/compile/step_model.hpp"
 #include "engine/schedule/schedule.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 
 // What lies between a step and its neighbours. All state but gradients has version 0 at entry; an
 // update that is pending at entry makes version 1 before a pass reads it.
@@ -235,4 +235,4 @@ class StateSaver {
   std::deque<Staged> staged_;  // brought down from the device, not written yet
 };
 
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -14,7 +14,7 @@
 #include "engine/schedule/saved_part.hpp"
 #include "kernels/optimizer.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 
 struct UnitFootprint {
   std::string name;
@@ -45,7 +45,7 @@ struct StepModel {
   std::uint64_t tied_elems = 0;
   std::uint64_t token_bytes = 0;  // tokens and targets of one micro-batch
   DType dtype = DType::kBF16;     // of weights and gradients
-  OptimizerOptions optimizer;     // optimizer.weight == dtype
+  kernels::OptimizerOptions optimizer;     // optimizer.weight == dtype
 };
 
 // Where each unit's state of a kind lies between uses.
@@ -116,4 +116,4 @@ constexpr DType accumulator_dtype(const StepModel& model, std::int32_t microbatc
   return microbatches > 1 ? DType::kF32 : model.dtype;
 }
 
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -8,7 +8,7 @@
 #include "engine/schedule/compile/pipeline_pieces.hpp"
 #include "engine/schedule/compile/step_builder.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max();
 }
@@ -157,4 +157,4 @@ BufferId WeightStream::window(std::int32_t unit) const {
   return window;
 }
 
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <string>
 
-namespace sluice {
+namespace sluice::schedule {
 
 std::int64_t trace_ns(double time_s) {
   return std::llround(time_s * 1e9);
@@ -73,4 +73,4 @@ void MemoryTimeline::sample(const Buffer& buffer, double now_s) {
                           buffer.tier)][static_cast<std::size_t>(buffer.category)]));
 }
 
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -9,7 +9,7 @@
 #include "base/trace.hpp"
 #include "engine/schedule/schedule.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 
 std::int64_t trace_ns(double time_s);
 
@@ -41,4 +41,4 @@ class MemoryTimeline {
   std::vector<bool> born_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -11,7 +11,7 @@
 #include "base/error.hpp"
 #include "engine/schedule/simulate/memory_timeline.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
@@ -368,4 +368,4 @@ Simulation simulate(const Schedule& schedule, const SimulationModel& model, Trac
   return Simulator(schedule, model, trace, step).run();
 }
 
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -16,7 +16,7 @@
 #include "base/trace.hpp"
 #include "engine/schedule/schedule.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 
 struct SimulationModel {
   // Cores of each rank's machine, and how many an instruction of a lane keeps busy when alone (on
@@ -53,4 +53,4 @@ struct Simulation {
 Simulation simulate(const Schedule& schedule, const SimulationModel& model,
                     TraceRecorder* trace = nullptr, std::uint32_t step = 0);
 
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -8,7 +8,7 @@
 #include "kernels/cuda/optimizer/tensor_tiles.cuh"
 #include "kernels/cuda/optimizer/update_loop.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 // One tensor of a batch, and its part of the workspace.
@@ -291,4 +291,4 @@ void adafactor(StreamHandle stream, const OptimizerOptions& options, const Updat
   });
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

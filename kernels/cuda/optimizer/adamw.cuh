@@ -4,7 +4,7 @@
 #include "kernels/cuda/simt.cuh"
 #include "kernels/optimizer.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // What differs from tensor to tensor.
 struct AdamWSteps {
@@ -36,4 +36,4 @@ __device__ __forceinline__ float adamw_element(const AdamConstants& c, float gra
   return adam_step(c, steps.step_size, m, v, __fsub_rn(w, __fmul_rn(steps.lr_decay, w)));
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -10,7 +10,7 @@
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/simt.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 template <Block8Map kMap>
 __device__ __forceinline__ float block8_decoded(float scale, std::uint8_t code) {
@@ -95,4 +95,4 @@ __device__ __forceinline__ float block8_encode_block(const float (&values)[4],
   return largest == 0 ? 0.0f : scale;
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -6,7 +6,7 @@
 #include "kernels/cuda/optimizer/rules.hpp"
 #include "kernels/cuda/optimizer/update_loop.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 struct AdamW {
@@ -132,4 +132,4 @@ void lion(StreamHandle stream, const OptimizerOptions& options, const UpdateBuff
              });
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -12,7 +12,7 @@
 #include "kernels/stochastic_rounding.hpp"
 #include "kernels/update_arrays.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 inline constexpr int kThreadElems = 4;
 // Of a warp.
@@ -252,4 +252,4 @@ struct MomentBlock8 {
   }
 };
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

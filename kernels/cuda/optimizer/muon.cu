@@ -12,7 +12,7 @@
 #include "kernels/cuda/optimizer/tensor_tiles.cuh"
 #include "kernels/cuda/optimizer/update_loop.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 // Elements whose squares are summed in fp32, and of these how many in fp64 before all are.
@@ -258,4 +258,4 @@ std::uint64_t muon_workspace_bytes(const GemmBackend& gemm,
   return most;
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

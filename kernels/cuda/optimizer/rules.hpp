@@ -8,7 +8,7 @@
 #include "kernels/cuda/stream.hpp"
 #include "kernels/optimizer.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 class GemmBackend;
 
@@ -36,4 +36,4 @@ void muon(StreamHandle stream, GemmBackend& gemm, const OptimizerOptions& option
 std::uint64_t muon_workspace_bytes(const GemmBackend& gemm,
                                    std::span<const ParameterSegment> segments);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

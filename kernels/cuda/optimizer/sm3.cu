@@ -6,7 +6,7 @@
 #include "kernels/cuda/optimizer/tensor_tiles.cuh"
 #include "kernels/cuda/optimizer/update_loop.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 // One tensor of a batch.
@@ -166,4 +166,4 @@ void sm3(StreamHandle stream, const OptimizerOptions& options, const UpdateBuffe
   });
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -13,7 +13,7 @@
 #include "kernels/cuda/simt.cuh"
 #include "kernels/tensor_tiles.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 inline constexpr int kTileThreads = 256;
 inline constexpr int kLanes = 16;  // of sums
@@ -160,4 +160,4 @@ inline dim3 grid_of(std::int64_t blocks) {
   return dim3(static_cast<unsigned>(blocks));
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

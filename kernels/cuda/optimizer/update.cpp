@@ -6,7 +6,7 @@
 #include "kernels/cuda/optimizer/rules.hpp"
 #include "kernels/update_arrays.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 std::uint64_t update_workspace_bytes(const GemmBackend& gemm, const OptimizerOptions& options,
                                      std::span<const ParameterSegment> segments) {
@@ -47,4 +47,4 @@ void update(StreamHandle stream, GemmBackend& gemm, const OptimizerOptions& opti
   throw InternalError("no such optimizer rule: " + std::to_string(static_cast<int>(options.rule)));
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

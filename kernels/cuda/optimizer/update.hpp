@@ -11,7 +11,7 @@
 #include "kernels/cuda/stream.hpp"
 #include "kernels/optimizer.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 class GemmBackend;
 
@@ -21,4 +21,4 @@ void update(StreamHandle stream, GemmBackend& gemm, const OptimizerOptions& opti
             const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
             const UpdateScalars& scalars, void* workspace);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

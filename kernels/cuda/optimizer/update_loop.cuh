@@ -19,7 +19,7 @@
 #include "kernels/cuda/simt.cuh"
 #include "kernels/update_arrays.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 inline constexpr int kUpdateThreads = 256;
 // A launch's parameters are 4 KiB; some room is left for what the compiler adds.
@@ -144,4 +144,4 @@ void run_update(StreamHandle stream, const UpdateArrays& arrays, const Rule& rul
   if (batch.count > 0) launch_update(stream, moments, batch);
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

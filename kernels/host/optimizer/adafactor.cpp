@@ -24,7 +24,7 @@
 
 #ifndef SLUICE_KERNELS_HOST_OPTIMIZER_ADAFACTOR_TENSOR
 #define SLUICE_KERNELS_HOST_OPTIMIZER_ADAFACTOR_TENSOR
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 // One tensor of a batch, and its part of the workspace.
 struct AdafactorTensor {
@@ -40,11 +40,11 @@ struct AdafactorTensor {
   float rate = 0, grad_scale = 1;
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host
 #endif
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 // torch's lerp: the form that is exact at the nearer end.
 template <class D>
@@ -215,11 +215,11 @@ void adafactor_apply(const UpdateArrays& arrays, const AdafactorTensor& tensor, 
   }
 }
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 HWY_EXPORT(adafactor_squares);
@@ -316,5 +316,5 @@ void adafactor(const Parallel& parallel, const OptimizerOptions& options,
   }
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host
 #endif  // HWY_ONCE

@@ -9,7 +9,7 @@
 #include "kernels/host/optimizer/stage_simd.hpp"
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 // Each operation rounded on its own, in the order of optimizer.hpp.
 struct Adam {
@@ -44,11 +44,11 @@ void adam_range(const UpdateArrays& arrays, const AdamConstants& constants,
       segment, begin, end);
 }
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 HWY_EXPORT(adam_range);
@@ -66,5 +66,5 @@ void adam(const Parallel& parallel, const OptimizerOptions& options, const Updat
                      });
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host
 #endif  // HWY_ONCE

@@ -10,7 +10,7 @@
 #include "kernels/host/optimizer/stage_simd.hpp"
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 void adamw_range(const UpdateArrays& arrays, const AdamConstants& constants,
                  const UpdateScalars& scalars, const ParameterSegment& segment, std::int64_t begin,
@@ -22,11 +22,11 @@ void adamw_range(const UpdateArrays& arrays, const AdamConstants& constants,
                segment, begin, end);
 }
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 HWY_EXPORT(adamw_range);
@@ -44,5 +44,5 @@ void adamw(const Parallel& parallel, const OptimizerOptions& options, const Upda
                      });
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host
 #endif  // HWY_ONCE

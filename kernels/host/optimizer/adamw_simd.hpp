@@ -13,7 +13,7 @@
 #include "kernels/optimizer.hpp"
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 // Each operation rounded on its own, in the order of optimizer.hpp.
 struct AdamW {
@@ -38,7 +38,7 @@ struct AdamW {
   }
 };
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // per-target include guard

@@ -17,7 +17,7 @@
 #include "kernels/host/simd.hpp"
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 #if HWY_TARGET == HWY_SCALAR
 
@@ -138,7 +138,7 @@ HWY_INLINE float encode_block8(const float* HWY_RESTRICT values, std::uint8_t* H
 
 #endif  // HWY_TARGET == HWY_SCALAR
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // per-target include guard

@@ -15,7 +15,7 @@
 #include "kernels/host/simd.hpp"
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 // Each points to its stage's first element; load(d, at) and store(d, number, at) are of element
 // `at`.
@@ -138,7 +138,7 @@ struct MomentBF16 {
   }
 };
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // per-target include guard

@@ -9,7 +9,7 @@
 #include "kernels/host/optimizer/stage_simd.hpp"
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 // Each operation rounded on its own, in the order of optimizer.hpp. lr * sign is exact.
 struct Lion {
@@ -43,11 +43,11 @@ void lion_range(const UpdateArrays& arrays, const AdamConstants& constants,
                begin, end);
 }
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 HWY_EXPORT(lion_range);
@@ -65,5 +65,5 @@ void lion(const Parallel& parallel, const OptimizerOptions& options, const Updat
                      });
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host
 #endif  // HWY_ONCE

@@ -25,7 +25,7 @@
 
 #ifndef SLUICE_KERNELS_HOST_OPTIMIZER_MUON_TENSOR
 #define SLUICE_KERNELS_HOST_OPTIMIZER_MUON_TENSOR
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 // One hidden matrix, and its part of the workspace.
 struct MuonTensor {
@@ -43,11 +43,11 @@ struct MuonTensor {
   float norm = 1, step_size = 0, lr_decay = 0;
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host
 #endif
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 // Elements of tile row `row`, from the first of the chunk.
 HWY_INLINE std::int64_t element(const MuonTensor& tensor, const Tile& tile, std::int64_t row) {
@@ -158,11 +158,11 @@ void muon_adamw(const UpdateArrays& arrays, const AdamConstants& constants,
   }
 }
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 HWY_EXPORT(muon_momentum);
@@ -335,5 +335,5 @@ std::uint64_t muon_workspace_bytes(const Gemm& gemm, std::span<const ParameterSe
   return most;
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host
 #endif  // HWY_ONCE

@@ -15,7 +15,7 @@
 #include "kernels/stochastic_rounding.hpp"
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 // fill_noise_of: moment1's noise of the 128 keys whose counters are upper * 2^32 + lower + [0, 16),
 // lower a multiple of 16. moment2's is the same with neighbours exchanged.
@@ -134,7 +134,7 @@ HWY_INLINE hn::Vec<BitsOf<D>> round_stochastic_bits(D d, hn::Vec<D> value,
   return quiet_nan_or(d, value, hn::Add(bits, hn::IfThenElse(large, hn::Set(u, 0x8000u), noise)));
 }
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // per-target include guard

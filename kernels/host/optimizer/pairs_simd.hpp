@@ -24,7 +24,7 @@
 #if HWY_TARGET != HWY_SCALAR
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 using PairBits = BitsOf<WideTag>;
 
@@ -225,7 +225,7 @@ HWY_NOINLINE void run_pairs(const Rule rule, const PairArrays arrays, const std:
   }
 }
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // HWY_TARGET != HWY_SCALAR

@@ -9,7 +9,7 @@
 
 #include "kernels/optimizer.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 class Gemm;
 class Parallel;
@@ -53,4 +53,4 @@ void muon(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& op
           const UpdateScalars& scalars, void* workspace);
 std::uint64_t muon_workspace_bytes(const Gemm& gemm, std::span<const ParameterSegment> segments);
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -9,7 +9,7 @@
 #include "kernels/host/optimizer/stage_simd.hpp"
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 // Each operation rounded on its own, in the order of optimizer.hpp. Without momentum, u = g.
 template <bool kMomentum>
@@ -51,11 +51,11 @@ void sgd_range(const UpdateArrays& arrays, const OptimizerOptions& options,
   }
 }
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 HWY_EXPORT(sgd_range);
@@ -72,5 +72,5 @@ void sgd(const Parallel& parallel, const OptimizerOptions& options, const Update
                      });
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host
 #endif  // HWY_ONCE

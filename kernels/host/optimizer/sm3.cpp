@@ -20,7 +20,7 @@
 
 #ifndef SLUICE_KERNELS_HOST_OPTIMIZER_SM3_TENSOR
 #define SLUICE_KERNELS_HOST_OPTIMIZER_SM3_TENSOR
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 // One tensor of a batch.
 struct Sm3Tensor {
@@ -40,11 +40,11 @@ struct Sm3Tensor {
   }
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host
 #endif
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 // NaN is never larger: it raises no accumulator.
 template <class D>
@@ -196,11 +196,11 @@ void sm3_piece(const UpdateArrays& arrays, const Sm3Tensor& tensor, std::int64_t
   runs.end_piece();
 }
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 HWY_EXPORT(sm3_piece);
@@ -287,5 +287,5 @@ void sm3(const Parallel& parallel, const OptimizerOptions& options, const Update
   }
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host
 #endif  // HWY_ONCE

@@ -37,7 +37,7 @@
 #include "kernels/host/simd.hpp"
 
 HWY_BEFORE_NAMESPACE();
-namespace sluice::host::HWY_NAMESPACE {
+namespace sluice::kernels::host::HWY_NAMESPACE {
 
 // --- prefetch
 // -------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ HWY_INLINE void update_range(const UpdateArrays& arrays, const Rule& rule,
   hwy::FlushStream();
 }
 
-}  // namespace sluice::host::HWY_NAMESPACE
+}  // namespace sluice::kernels::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #endif  // per-target include guard

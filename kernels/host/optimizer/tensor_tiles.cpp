@@ -4,7 +4,7 @@
 
 #include "kernels/host/parallel.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 LinePartials::LinePartials(const TensorView& tensor, WorkspaceParts& parts)
     : tiles_(tensor),
@@ -57,4 +57,4 @@ double sum_in_order(const double* numbers, std::int64_t count) {
   return sum;
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

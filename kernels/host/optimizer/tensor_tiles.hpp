@@ -18,7 +18,7 @@
 #include "kernels/optimizer.hpp"
 #include "kernels/tensor_tiles.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 class Parallel;
 
@@ -97,4 +97,4 @@ void for_each_tile(const Parallel& parallel, std::vector<Tensor>& tensors, const
 // The sum of `count` fp64 numbers, in order.
 double sum_in_order(const double* numbers, std::int64_t count);
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -7,7 +7,7 @@
 #include "kernels/host/parallel.hpp"
 #include "kernels/update_arrays.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 std::uint64_t update_workspace_bytes(const Gemm& gemm, const OptimizerOptions& options,
                                      std::span<const ParameterSegment> segments) {
@@ -75,4 +75,4 @@ void update(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& 
   }
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

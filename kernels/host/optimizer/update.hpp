@@ -6,7 +6,7 @@
 
 #include "kernels/optimizer.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 class Gemm;
 class Parallel;
@@ -20,4 +20,4 @@ void update(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& 
             const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
             const UpdateScalars& scalars, void* workspace);
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

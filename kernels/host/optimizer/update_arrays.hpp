@@ -9,7 +9,7 @@
 #include "kernels/host/parallel.hpp"
 #include "kernels/update_arrays.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 // Elements to a task where a guard looks at blocks of them: as many as leave a dozen tasks to share
 // out, since the first block of each is not in the cache when the guard looks at it.
@@ -52,4 +52,4 @@ void for_segment_pieces(const Parallel& parallel, const UpdateArrays& arrays, st
   });
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -22,7 +22,7 @@
 #include "tests/allocator/caching/devices_under_test.hpp"
 #include "tests/allocator/caching/failing_device.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 // A block that its caller holds.
 struct MarkedBlock {
@@ -50,7 +50,7 @@ class AllocatorBench {
   }
   CachingAllocator& allocator() { return *allocator_; }
   FailingDevice& device() { return device_; }
-  Stream& stream(StreamId id) { return *streams_[id]; }
+  device::Stream& stream(StreamId id) { return *streams_[id]; }
   Ledger& ledger() { return ledger_; }
   std::uint64_t cap_bytes() const { return cap_bytes_; }
 
@@ -58,19 +58,19 @@ class AllocatorBench {
                        std::uint64_t mark) {
     const MarkedBlock block{allocator_->allocate({bytes, stream, category, 7}), bytes, stream,
                             mark};
-    const MemoryAccess access{block.data, block.bytes, true};
+    const device::MemoryAccess access{block.data, block.bytes, true};
     queue(stream, [block] { for_each_place(block, write_mark); }, {&access, 1});
     return block;
   }
   // `reader` comes after the block's stream as it is now, and reads.
   void check_on(StreamId reader, const MarkedBlock& block) {
     if (reader != block.stream) {
-      const std::unique_ptr<Event> event = inner_->create_event();
+      const std::unique_ptr<device::Event> event = inner_->create_event();
       streams_[block.stream]->record(*event);
       streams_[reader]->wait(*event);
       allocator_->record_use(block.data, reader);
     }
-    const MemoryAccess access{block.data, block.bytes, false};
+    const device::MemoryAccess access{block.data, block.bytes, false};
     queue(reader,
           [this, block] {
             for_each_place(block, [this](const std::byte* place, std::uint64_t mark) {
@@ -80,7 +80,7 @@ class AllocatorBench {
           {&access, 1});
   }
   void queue(StreamId stream, std::function<void()> work,
-             std::span<const MemoryAccess> accesses = {}) {
+             std::span<const device::MemoryAccess> accesses = {}) {
     under_test_.queue(*streams_[stream], std::move(work), accesses);
   }
   void free(const MarkedBlock& block) {
@@ -139,11 +139,11 @@ class AllocatorBench {
   const std::uint64_t cap_bytes_;
   std::atomic<std::uint64_t> wrong_marks_ = 0;
   const DeviceUnderTest under_test_;
-  std::unique_ptr<Device> inner_;
+  std::unique_ptr<device::Device> inner_;
   FailingDevice device_;
   Ledger ledger_;
   PagePool pages_;
-  std::vector<std::unique_ptr<Stream>> streams_;
+  std::vector<std::unique_ptr<device::Stream>> streams_;
   std::unique_ptr<CachingAllocator> allocator_;
 };
 
@@ -157,4 +157,4 @@ inline std::uint64_t random_bytes(const CounterRng& rng, std::uint64_t& index) {
   return kPageBytes * (1 + rng.below(index++, 24));
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 // Two counters that only mutual exclusion keeps equal; plain, so that ThreadSanitizer judges too.
@@ -132,4 +132,4 @@ TEST(BiasedMutex, SoDoThreadsThatTakeTheBiasMeanwhile) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::allocator

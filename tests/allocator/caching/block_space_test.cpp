@@ -13,7 +13,7 @@
 #include "device/host/host_device.hpp"
 #include "tests/allocator/caching/stress_operations.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 constexpr std::uint64_t kUnit = BlockSpace::kAlignment;
@@ -35,7 +35,7 @@ class BlockSpaceTest : public testing::Test {
 
   void add_range(std::uint64_t address, std::uint64_t pages) {
     auto segment = std::make_unique<AddressSegment>(
-        AddressRange(nullptr, reinterpret_cast<void*>(address), pages * kPage, 0), kPage, pool_,
+        device::AddressRange(nullptr, reinterpret_cast<void*>(address), pages * kPage, 0), kPage, pool_,
         true);
     space_.add_range(address, pages * kPage, segment.get());
     ranges_[address] = {std::move(segment), std::string(pages * kPageUnits, 'h')};
@@ -141,8 +141,8 @@ class BlockSpaceTest : public testing::Test {
   }
   void expect_cheapest_window(std::uint64_t bytes, const CounterRng& prices);
 
-  std::unique_ptr<Device> device_ = make_host_device({.capacity_bytes = kPageBytes});
-  std::unique_ptr<Stream> stream_ = device_->create_stream("unused");
+  std::unique_ptr<device::Device> device_ = device::make_host_device({.capacity_bytes = kPageBytes});
+  std::unique_ptr<device::Stream> stream_ = device_->create_stream("unused");
   BlockStore store_;
   StreamPool pool_{0, *stream_, true, store_, kPage, nullptr};
   std::map<std::uint64_t, Range> ranges_;
@@ -270,4 +270,4 @@ TEST_F(BlockSpaceTest, ACrowdedBinHidesNoBlockThatIsLargeEnough) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -8,7 +8,7 @@
 #include "tests/allocator/caching/allocator_bench.hpp"
 #include "tests/allocator/caching/failing_heap.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 constexpr std::uint64_t kPage = kPageBytes;
@@ -233,4 +233,4 @@ TEST_F(HeapFailures, TheNthLosesNothing) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -10,7 +10,7 @@
 #include "tests/allocator/caching/allocator_bench.hpp"
 #include "tests/allocator/caching/stress_operations.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 class RandomSequence {
@@ -99,9 +99,9 @@ class RandomSequence {
     EXPECT_EQ(statistics.pending_bytes, 0u);
     EXPECT_EQ(statistics.cached_bytes, 0u);
     std::uint64_t pages = page_cap_ - statistics.reserved_bytes / kPageBytes;
-    for (const SnapshotSegment& segment : bench_.allocator().snapshot().segments) {
-      for (const SnapshotBlock& block : segment.blocks) {
-        if (block.state != BlockState::kFree) continue;
+    for (const record::SnapshotSegment& segment : bench_.allocator().snapshot().segments) {
+      for (const record::SnapshotBlock& block : segment.blocks) {
+        if (block.state != record::BlockState::kFree) continue;
         const bool same_space = segment.is_small == (bytes <= kMiB) && segment.stream == stream;
         EXPECT_FALSE(same_space && block.bytes >= bytes);
         const std::uint64_t begin = round_up(block.address, kPageBytes);
@@ -129,13 +129,13 @@ class RandomSequence {
     std::uint64_t live_bytes = 0;
     std::uint64_t live_count = 0;
     std::uint64_t total_bytes = 0;
-    for (const SnapshotSegment& segment : allocator.snapshot().segments) {
+    for (const record::SnapshotSegment& segment : allocator.snapshot().segments) {
       std::uint64_t address = segment.address;
-      for (const SnapshotBlock& block : segment.blocks) {
+      for (const record::SnapshotBlock& block : segment.blocks) {
         EXPECT_EQ(block.address, address);
         EXPECT_LE(block.requested_bytes, block.bytes);
         address += block.bytes;
-        if (block.state != BlockState::kAllocated) continue;
+        if (block.state != record::BlockState::kAllocated) continue;
         live_bytes += block.requested_bytes;
         ++live_count;
       }
@@ -182,4 +182,4 @@ INSTANTIATE_TEST_SUITE_P(On, CachingAllocatorRandom, testing::ValuesIn(devices_u
                          testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::allocator

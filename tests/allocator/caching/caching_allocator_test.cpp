@@ -10,7 +10,7 @@
 
 #include "device/host/host_device.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 constexpr std::uint64_t kPage = kPageBytes;
@@ -53,12 +53,12 @@ class CachingAllocatorTest : public testing::Test {
     allocator_->check_invariants();
   }
 
-  std::unique_ptr<Device> device_ =
-      make_host_device({.capacity_bytes = 256 * kPage, .detect_races = true});
+  std::unique_ptr<device::Device> device_ =
+      device::make_host_device({.capacity_bytes = 256 * kPage, .detect_races = true});
   std::unique_ptr<Ledger> ledger_;
   std::unique_ptr<PagePool> pages_;
-  std::unique_ptr<Stream> stream_a_ = device_->create_stream("a");
-  std::unique_ptr<Stream> stream_b_ = device_->create_stream("b");
+  std::unique_ptr<device::Stream> stream_a_ = device_->create_stream("a");
+  std::unique_ptr<device::Stream> stream_b_ = device_->create_stream("b");
   std::unique_ptr<CachingAllocator> allocator_;
   std::atomic<bool> go_ = false;
   StreamId a_ = 0;
@@ -205,11 +205,11 @@ TEST_F(CachingAllocatorTest, AnotherStreamTakesPagesBehindAnEvent) {
   make(4);
   std::byte* const of_a = allocate(4 * kPage, a_);
   // The race detector sees both uses of the physical pages: without the event it throws.
-  const MemoryAccess write_a{of_a, 4 * kPage, true};
+  const device::MemoryAccess write_a{of_a, 4 * kPage, true};
   stream_a_->launch([=] { std::memset(of_a, 1, 4 * kPage); }, {&write_a, 1});
   free(of_a);
   std::byte* const of_b = allocate(3 * kPage, b_);
-  const MemoryAccess write_b{of_b, 3 * kPage, true};
+  const device::MemoryAccess write_b{of_b, 3 * kPage, true};
   stream_b_->launch([=] { std::memset(of_b, 2, 3 * kPage); }, {&write_b, 1});
   stream_b_->synchronize(Deadline::after_seconds(60));
   const CachingAllocatorStatistics statistics = allocator_->statistics();
@@ -293,7 +293,7 @@ TEST_F(CachingAllocatorTest, AsksForEvictionAboveTheSoftCap) {
 
 TEST_F(CachingAllocatorTest, PagesOfAStreamThatIsNotMovableStay) {
   make(4);
-  std::unique_ptr<Stream> stream = device_->create_stream("registered");
+  std::unique_ptr<device::Stream> stream = device_->create_stream("registered");
   const StreamId fixed = allocator_->add_stream(*stream, false);
   std::byte* const data = allocate(3 * kPage, fixed);
   free(data);
@@ -331,13 +331,13 @@ TEST_F(CachingAllocatorTest, StatisticsAddUpByCategory) {
   EXPECT_EQ(statistics.cached_bytes, 1024u);
   EXPECT_EQ(statistics.used_bytes + statistics.free_bytes + statistics.cached_bytes,
             statistics.reserved_bytes);
-  const MemorySnapshot snapshot = allocator_->snapshot();
+  const record::MemorySnapshot snapshot = allocator_->snapshot();
   std::uint64_t allocated_bytes = 0;
-  for (const SnapshotSegment& segment : snapshot.segments) {
+  for (const record::SnapshotSegment& segment : snapshot.segments) {
     std::uint64_t block_bytes = 0;
-    for (const SnapshotBlock& block : segment.blocks) {
+    for (const record::SnapshotBlock& block : segment.blocks) {
       block_bytes += block.bytes;
-      if (block.state == BlockState::kAllocated) allocated_bytes += block.requested_bytes;
+      if (block.state == record::BlockState::kAllocated) allocated_bytes += block.requested_bytes;
     }
     EXPECT_EQ(block_bytes, segment.bytes);
   }
@@ -346,4 +346,4 @@ TEST_F(CachingAllocatorTest, StatisticsAddUpByCategory) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::allocator

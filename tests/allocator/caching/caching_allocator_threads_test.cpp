@@ -12,7 +12,7 @@
 #include "tests/allocator/caching/allocator_bench.hpp"
 #include "tests/allocator/caching/stress_operations.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 // Blocks on their way from one thread to another.
@@ -95,8 +95,8 @@ void expect_sound(AllocatorBench& bench) {
             statistics.reserved_bytes);
   EXPECT_LE(statistics.reserved_bytes, bench.cap_bytes());
   std::uint64_t total_bytes = 0;
-  for (const SnapshotSegment& segment : bench.allocator().snapshot().segments) {
-    for (const SnapshotBlock& block : segment.blocks) {
+  for (const record::SnapshotSegment& segment : bench.allocator().snapshot().segments) {
+    for (const record::SnapshotBlock& block : segment.blocks) {
       EXPECT_LE(block.requested_bytes, block.bytes);
       total_bytes += block.bytes;
     }
@@ -111,7 +111,7 @@ TEST_P(CachingAllocatorOnThreads, AnySequenceKeepsContentsOrderAndBudget) {
   constexpr std::uint64_t kThreadCount = 4;
   constexpr std::uint64_t kRoundCount = 3;  // threads end, others inherit their caches
   const std::uint64_t operation_count = stress_operations(12000);
-  MemoryRecorder recorder(4096);
+  record::MemoryRecorder recorder(4096);
   CachingAllocatorOptions options{
       .remap_budget_pages = 256, .thread_cache_bytes = kMiB, .segment_bytes = 64 * kPageBytes};
   AllocatorBench one(40, options, GetParam());
@@ -169,8 +169,8 @@ INSTANTIATE_TEST_SUITE_P(On, CachingAllocatorOnThreads, testing::ValuesIn(device
 TEST(CachingAllocatorThreads, StreamsMayBeAddedWhileOthersAllocate) {
   AllocatorBench bench(16, {.segment_bytes = 32 * kPageBytes});
   const StreamId a = bench.add_stream();
-  const auto inner = make_host_device({.capacity_bytes = kPageBytes});
-  std::vector<std::unique_ptr<Stream>> streams;
+  const auto inner = device::make_host_device({.capacity_bytes = kPageBytes});
+  std::vector<std::unique_ptr<device::Stream>> streams;
   for (int i = 0; i < 40; ++i) streams.push_back(inner->create_stream("late"));
   std::atomic<bool> done = false;
   std::thread thread([&] {
@@ -216,4 +216,4 @@ TEST(CachingAllocatorThreads, AnAllocatorMayGoBeforeTheThreadsThatUsedIt) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::allocator

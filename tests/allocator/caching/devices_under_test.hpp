@@ -18,14 +18,14 @@
 #include "device/device.hpp"
 #include "device/host/host_device.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 struct DeviceUnderTest {
   std::string name;
   std::string missing;  // why this machine or build does not have it; empty: it does
-  std::function<std::unique_ptr<Device>(std::uint64_t capacity_bytes)> make;
+  std::function<std::unique_ptr<device::Device>(std::uint64_t capacity_bytes)> make;
   // In the stream's order. What `work` throws becomes the stream's error on the host device only.
-  std::function<void(Stream&, std::function<void()> work, std::span<const MemoryAccess>)> queue;
+  std::function<void(device::Stream&, std::function<void()> work, std::span<const device::MemoryAccess>)> queue;
 
   friend std::ostream& operator<<(std::ostream& out, const DeviceUnderTest& device) {
     return out << device.name;
@@ -35,9 +35,9 @@ struct DeviceUnderTest {
 inline DeviceUnderTest host_under_test() {
   return {"host", "",
           [](std::uint64_t capacity_bytes) {
-            return make_host_device({.capacity_bytes = capacity_bytes, .detect_races = true});
+            return device::make_host_device({.capacity_bytes = capacity_bytes, .detect_races = true});
           },
-          [](Stream& stream, std::function<void()> work, std::span<const MemoryAccess> accesses) {
+          [](device::Stream& stream, std::function<void()> work, std::span<const device::MemoryAccess> accesses) {
             stream.launch(std::move(work), accesses);
           }};
 }
@@ -46,7 +46,7 @@ inline DeviceUnderTest simulated_cuda_under_test() {
   DeviceUnderTest device;
   device.name = "cuda";
   device.make = [](std::uint64_t capacity_bytes) {
-    return make_cuda_device({.capacity_bytes = capacity_bytes});
+    return device::make_cuda_device({.capacity_bytes = capacity_bytes});
   };
   // A real driver's memory is not the host's to touch.
   void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -56,12 +56,12 @@ inline DeviceUnderTest simulated_cuda_under_test() {
   const auto launch = is_simulated
                           ? reinterpret_cast<LaunchHostFunc>(::dlsym(library, "cuLaunchHostFunc"))
                           : nullptr;
-  if (launch == nullptr || find_cuda_devices().devices.empty()) {
+  if (launch == nullptr || device::find_cuda_devices().devices.empty()) {
     device.missing = "no simulated CUDA driver: ctest finds it where nvcc was there";
     return device;
   }
-  device.queue = [launch](Stream& stream, std::function<void()> work,
-                          std::span<const MemoryAccess> accesses) {
+  device.queue = [launch](device::Stream& stream, std::function<void()> work,
+                          std::span<const device::MemoryAccess> accesses) {
     stream.launch(
         [&] {
           auto queued = std::make_unique<std::function<void()>>(std::move(work));
@@ -84,4 +84,4 @@ inline std::vector<DeviceUnderTest> devices_under_test() {
   return {host_under_test(), simulated_cuda_under_test()};
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

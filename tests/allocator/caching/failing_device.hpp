@@ -7,12 +7,12 @@
 
 #include "device/device.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 
 // Resources belong to the inner device, so their release does not come through here.
-class FailingDevice final : public Device {
+class FailingDevice final : public device::Device {
  public:
-  explicit FailingDevice(Device& inner) : inner_(inner), facts_(inner.facts()) {}
+  explicit FailingDevice(device::Device& inner) : inner_(inner), facts_(inner.facts()) {}
   // The call number `call` from now on (0: the next) throws DeviceError; -1: none.
   void fail_call(std::int64_t call) {
     forever_ = false;
@@ -28,44 +28,44 @@ class FailingDevice final : public Device {
 
   void set_numa_node(int os_index) { facts_.numa_node = os_index; }
 
-  const DeviceFacts& facts() const override { return facts_; }
-  DeviceCounters counters() const override { return inner_.counters(); }
+  const device::DeviceFacts& facts() const override { return facts_; }
+  device::DeviceCounters counters() const override { return inner_.counters(); }
   std::int64_t now_ns() const override { return inner_.now_ns(); }
-  std::unique_ptr<Stream> create_stream(const std::string& name) override {
+  std::unique_ptr<device::Stream> create_stream(const std::string& name) override {
     return inner_.create_stream(name);
   }
-  std::unique_ptr<Event> create_event() override {
+  std::unique_ptr<device::Event> create_event() override {
     count("create_event");
     return inner_.create_event();
   }
-  AddressRange reserve(std::uint64_t bytes) override {
+  device::AddressRange reserve(std::uint64_t bytes) override {
     count("reserve");
     return inner_.reserve(bytes);
   }
-  PhysicalBlock create_block(std::uint64_t bytes) override {
+  device::PhysicalBlock create_block(std::uint64_t bytes) override {
     count("create_block");
     return inner_.create_block(bytes);
   }
-  Mapping map(const AddressRange& range, std::uint64_t offset_bytes,
-              const PhysicalBlock& block) override {
+  device::Mapping map(const device::AddressRange& range, std::uint64_t offset_bytes,
+              const device::PhysicalBlock& block) override {
     count("map");
     return inner_.map(range, offset_bytes, block);
   }
-  RawBuffer allocate(std::uint64_t bytes) override {
+  device::RawBuffer allocate(std::uint64_t bytes) override {
     count("allocate");
     return inner_.allocate(bytes);
   }
-  HostRegistration register_host(void* data, std::uint64_t bytes) override {
+  device::HostRegistration register_host(void* data, std::uint64_t bytes) override {
     count("register_host");
     return inner_.register_host(data, bytes);
   }
 
  protected:
-  void release(AddressRange&) noexcept override {}
-  void release(PhysicalBlock&) noexcept override {}
-  void release(Mapping&) noexcept override {}
-  void release(RawBuffer&) noexcept override {}
-  void release(HostRegistration&) noexcept override {}
+  void release(device::AddressRange&) noexcept override {}
+  void release(device::PhysicalBlock&) noexcept override {}
+  void release(device::Mapping&) noexcept override {}
+  void release(device::RawBuffer&) noexcept override {}
+  void release(device::HostRegistration&) noexcept override {}
 
  private:
   void count(const char* call) {
@@ -75,11 +75,11 @@ class FailingDevice final : public Device {
     if (!fails || !forever_) --remaining_;
     if (fails) throw DeviceError(std::string("injected failure of ") + call);
   }
-  Device& inner_;
-  DeviceFacts facts_;
+  device::Device& inner_;
+  device::DeviceFacts facts_;
   std::atomic<std::int64_t> remaining_ = -1;
   std::atomic<bool> forever_ = false;
   std::atomic<std::uint64_t> calls_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <new>
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 constinit thread_local std::int64_t remaining = -1;
@@ -14,7 +14,7 @@ void fail_heap_allocation(std::int64_t call) {
   remaining = call;
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator
 
 // All forms but the aligned ones, so that a sanitizer's own never meet these.
 void* operator new(std::size_t bytes) {

@@ -3,10 +3,10 @@
 
 #include <cstdint>
 
-namespace sluice {
+namespace sluice::allocator {
 
 // From now on the allocation number `call` of this thread (0: the next) throws std::bad_alloc,
 // once; -1: none does.
 void fail_heap_allocation(std::int64_t call);
 
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -14,7 +14,7 @@
 #include "device/host/host_device.hpp"
 #include "tests/allocator/caching/stress_operations.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 constexpr std::uint64_t kPage = kPageBytes;
@@ -34,7 +34,7 @@ class PlanningAllocatorTest : public testing::Test {
     PlanningAllocatorOptions options;
     options.in_background = false;
     planner_ = std::make_unique<PlanningAllocator>(*device_, *allocator_, options);
-    for (std::unique_ptr<Stream>& stream : streams_) planner_->add_stream(*stream);
+    for (std::unique_ptr<device::Stream>& stream : streams_) planner_->add_stream(*stream);
   }
   void TearDown() override {
     planner_.reset();
@@ -53,7 +53,7 @@ class PlanningAllocatorTest : public testing::Test {
   // Work queued on the stream as if it wrote all of it: the race detector judges its order. The
   // ends are written.
   void fill(std::byte* data, std::uint64_t bytes, StreamId stream) {
-    const MemoryAccess access{data, bytes, true};
+    const device::MemoryAccess access{data, bytes, true};
     const std::uint64_t end = std::min<std::uint64_t>(bytes, 512);
     streams_[stream]->launch(
         [=] {
@@ -63,7 +63,7 @@ class PlanningAllocatorTest : public testing::Test {
         {&access, 1});
   }
   void wait_for_streams() {  // throws what the race detector found
-    for (std::unique_ptr<Stream>& stream : streams_) {
+    for (std::unique_ptr<device::Stream>& stream : streams_) {
       stream->synchronize(Deadline::after_seconds(60));
     }
   }
@@ -85,19 +85,19 @@ class PlanningAllocatorTest : public testing::Test {
     free(d);
   }
 
-  std::unique_ptr<Device> device_ =
-      make_host_device({.capacity_bytes = 256 * kPage, .detect_races = true});
+  std::unique_ptr<device::Device> device_ =
+      device::make_host_device({.capacity_bytes = 256 * kPage, .detect_races = true});
   std::unique_ptr<Ledger> ledger_;
   std::unique_ptr<PagePool> pages_;
-  std::vector<std::unique_ptr<Stream>> streams_ = make_streams();
-  std::unique_ptr<MemoryRecorder> recorder_;  // null: none
+  std::vector<std::unique_ptr<device::Stream>> streams_ = make_streams();
+  std::unique_ptr<record::MemoryRecorder> recorder_;  // null: none
   std::unique_ptr<CachingAllocator> allocator_;
   std::unique_ptr<PlanningAllocator> planner_;
   std::byte* held_ = nullptr;
 
  private:
-  std::vector<std::unique_ptr<Stream>> make_streams() {
-    std::vector<std::unique_ptr<Stream>> streams;
+  std::vector<std::unique_ptr<device::Stream>> make_streams() {
+    std::vector<std::unique_ptr<device::Stream>> streams;
     for (const char* name : {"compute", "communication", "copy"}) {
       streams.push_back(device_->create_stream(name));
     }
@@ -222,7 +222,7 @@ TEST_F(PlanningAllocatorTest, UsesOnOtherStreamsAreWaitedFor) {
   for (int i = 0; i < 9; ++i) {
     planner_->begin_step();
     std::byte* const gathered = allocate(4 * kPage, 1);
-    const std::unique_ptr<Event> ready = device_->create_event();
+    const std::unique_ptr<device::Event> ready = device_->create_event();
     streams_[1]->record(*ready);
     streams_[0]->wait(*ready);
     fill(gathered, 4 * kPage, 0);
@@ -274,7 +274,7 @@ TEST_F(PlanningAllocatorTest, WhatTheLastStepLeftElsewhereHidesNoEarlierUse) {
 }
 
 TEST_F(PlanningAllocatorTest, BlocksOfStreamsThatAreNotMovableAreNotPlanned) {
-  const std::unique_ptr<Stream> registered = device_->create_stream("registered");
+  const std::unique_ptr<device::Stream> registered = device_->create_stream("registered");
   const StreamId fixed = planner_->add_stream(*registered, false);
   std::byte* first = nullptr;
   for (int i = 0; i < 6; ++i) {
@@ -322,18 +322,18 @@ TEST_F(PlanningAllocatorTest, ADroppedPlansBlocksAreFreedOnce) {
 
 // In the arena in use and in one of a dropped plan.
 TEST_F(PlanningAllocatorTest, ASnapshotHasWhatLiesInArenas) {
-  recorder_ = std::make_unique<MemoryRecorder>(1000);
+  recorder_ = std::make_unique<record::MemoryRecorder>(1000);
   make(64);
   using Blocks = std::map<std::uint64_t, std::uint64_t>;  // bytes by address
-  const auto live_in = [](const MemorySnapshot& snapshot) {
+  const auto live_in = [](const record::MemorySnapshot& snapshot) {
     Blocks live;
-    for (const SnapshotSegment& segment : snapshot.segments) {
+    for (const record::SnapshotSegment& segment : snapshot.segments) {
       std::uint64_t address = segment.address;
-      for (const SnapshotBlock& block : segment.blocks) {
+      for (const record::SnapshotBlock& block : segment.blocks) {
         EXPECT_EQ(block.address, address);
         address += block.bytes;
-        if (block.state == BlockState::kFree) continue;
-        EXPECT_EQ(block.state, BlockState::kAllocated);
+        if (block.state == record::BlockState::kFree) continue;
+        EXPECT_EQ(block.state, record::BlockState::kAllocated);
         EXPECT_EQ(block.category, Category::kWorkspace);
         EXPECT_EQ(block.name, 7u);
         live[block.address] = block.requested_bytes;
@@ -381,11 +381,11 @@ TEST_F(PlanningAllocatorTest, ASnapshotHasWhatLiesInArenas) {
   ASSERT_EQ(planner_->statistics().arena_live_bytes, kPage / 4);
   planner_.reset();
   std::uint64_t balance = 0;  // every event of an allocation has its two of a free
-  for (const MemoryEvent& event : recorder_->events()) {
-    if (event.action == MemoryAction::kAlloc) balance += 2 * event.bytes;
-    if (event.action == MemoryAction::kFreeRequested) balance -= event.bytes;
-    if (event.action == MemoryAction::kFreeCompleted) balance -= event.bytes;
-    EXPECT_TRUE(event.action != MemoryAction::kAlloc || event.bytes <= kPage) << "the arena itself";
+  for (const record::MemoryEvent& event : recorder_->events()) {
+    if (event.action == record::MemoryAction::kAlloc) balance += 2 * event.bytes;
+    if (event.action == record::MemoryAction::kFreeRequested) balance -= event.bytes;
+    if (event.action == record::MemoryAction::kFreeCompleted) balance -= event.bytes;
+    EXPECT_TRUE(event.action != record::MemoryAction::kAlloc || event.bytes <= kPage) << "the arena itself";
   }
   EXPECT_EQ(balance, 0u);
 }
@@ -395,10 +395,10 @@ TEST_F(PlanningAllocatorTest, AMarkWhileAPlanIsMadeMakesNoSecond) {
   options.in_background = false;
   options.plan = [this](const StepRecording& before, const StepRecording& step) {
     planner_->begin_step();  // as another thread may
-    return plan_step(before, step, PackingEffort::kQuick);
+    return plan_step(before, step, packing::PackingEffort::kQuick);
   };
   planner_ = std::make_unique<PlanningAllocator>(*device_, *allocator_, options);
-  for (std::unique_ptr<Stream>& stream : streams_) planner_->add_stream(*stream);
+  for (std::unique_ptr<device::Stream>& stream : streams_) planner_->add_stream(*stream);
   for (int i = 0; i < 8; ++i) {
     planner_->begin_step();
     free(planner_->allocate({kPage, 3}));
@@ -475,4 +475,4 @@ TEST_F(PlanningAllocatorTest, AnySequenceKeepsEveryByteToItsOwner) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::allocator

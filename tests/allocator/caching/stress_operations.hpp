@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string>
 
-namespace sluice {
+namespace sluice::allocator {
 
 // SLUICE_STRESS_OPERATIONS where it is set: for each test, all of its seeds and threads together
 // (within a factor of two). Else what fits a run under a sanitizer.
@@ -14,4 +14,4 @@ inline std::uint64_t stress_operations(std::uint64_t usual_count) {
   return text == nullptr ? usual_count : std::stoull(text);
 }
 
-}  // namespace sluice
+}  // namespace sluice::allocator

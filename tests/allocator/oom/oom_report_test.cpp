@@ -20,53 +20,53 @@
 #include "device/host/host_device.hpp"
 #include "tools/replay/explain_out_of_memory.hpp"
 
-namespace sluice {
+namespace sluice::allocator {
 namespace {
 
 constexpr std::uint64_t kPage = kPageBytes;
 
 // A counting device of whose capacity others hold some.
-class SharedDevice final : public Device {
+class SharedDevice final : public device::Device {
  public:
   SharedDevice(std::uint64_t capacity_bytes, std::uint64_t held_by_others)
       : inner_(capacity_bytes), held_by_others_(held_by_others) {}
-  const DeviceFacts& facts() const override { return inner_.facts(); }
-  DeviceCounters counters() const override { return inner_.counters(); }
+  const device::DeviceFacts& facts() const override { return inner_.facts(); }
+  device::DeviceCounters counters() const override { return inner_.counters(); }
   std::int64_t now_ns() const override { return 0; }
-  std::unique_ptr<Stream> create_stream(const std::string& name) override {
+  std::unique_ptr<device::Stream> create_stream(const std::string& name) override {
     return inner_.create_stream(name);
   }
-  std::unique_ptr<Event> create_event() override { return inner_.create_event(); }
-  AddressRange reserve(std::uint64_t bytes) override { return inner_.reserve(bytes); }
-  PhysicalBlock create_block(std::uint64_t bytes) override {
+  std::unique_ptr<device::Event> create_event() override { return inner_.create_event(); }
+  device::AddressRange reserve(std::uint64_t bytes) override { return inner_.reserve(bytes); }
+  device::PhysicalBlock create_block(std::uint64_t bytes) override {
     if (counters().live_bytes + bytes + held_by_others_ > facts().capacity_bytes) {
       throw OutOfMemory(Tier::kDevice, Category::kExternal, bytes, 0);
     }
     return inner_.create_block(bytes);
   }
-  Mapping map(const AddressRange& range, std::uint64_t offset, const PhysicalBlock& b) override {
+  device::Mapping map(const device::AddressRange& range, std::uint64_t offset, const device::PhysicalBlock& b) override {
     return inner_.map(range, offset, b);
   }
-  RawBuffer allocate(std::uint64_t bytes) override { return inner_.allocate(bytes); }
-  HostRegistration register_host(void* data, std::uint64_t bytes) override {
+  device::RawBuffer allocate(std::uint64_t bytes) override { return inner_.allocate(bytes); }
+  device::HostRegistration register_host(void* data, std::uint64_t bytes) override {
     return inner_.register_host(data, bytes);
   }
 
  protected:
-  void release(AddressRange&) noexcept override {}
-  void release(PhysicalBlock&) noexcept override {}
-  void release(Mapping&) noexcept override {}
-  void release(RawBuffer&) noexcept override {}
-  void release(HostRegistration&) noexcept override {}
+  void release(device::AddressRange&) noexcept override {}
+  void release(device::PhysicalBlock&) noexcept override {}
+  void release(device::Mapping&) noexcept override {}
+  void release(device::RawBuffer&) noexcept override {}
+  void release(device::HostRegistration&) noexcept override {}
 
  private:
-  CountingDevice inner_;
+  device::CountingDevice inner_;
   std::uint64_t held_by_others_;
 };
 
 // An allocator with two streams under a cap, and what it needs.
 struct Fixture {
-  Fixture(std::unique_ptr<Device> its_device, std::uint64_t cap_bytes,
+  Fixture(std::unique_ptr<device::Device> its_device, std::uint64_t cap_bytes,
           CachingAllocatorOptions options = {}, bool b_moves = true)
       : device(std::move(its_device)),
         ledger({cap_bytes, 0, 0}),
@@ -99,18 +99,18 @@ struct Fixture {
     return std::make_shared<OomReport>();
   }
 
-  std::unique_ptr<Device> device;
+  std::unique_ptr<device::Device> device;
   Ledger ledger;
   PagePool pages;
-  std::unique_ptr<Stream> stream_a;
-  std::unique_ptr<Stream> stream_b;
+  std::unique_ptr<device::Stream> stream_a;
+  std::unique_ptr<device::Stream> stream_b;
   std::unique_ptr<CachingAllocator> allocator;
   StreamId a = 0;
   StreamId b = 0;
 };
 
-std::unique_ptr<Device> counting(std::uint64_t pages) {
-  return std::make_unique<CountingDevice>(pages * kPage);
+std::unique_ptr<device::Device> counting(std::uint64_t pages) {
+  return std::make_unique<device::CountingDevice>(pages * kPage);
 }
 
 void expect_sums(const OomReport& report) {
@@ -153,7 +153,7 @@ TEST(OomReport, LiveAndRequestAboveAFullDeviceIsTrueNeed) {
 TEST(OomReport, ACapThatIsTheDeviceIsTrueNeedAndCountsOtherHolders) {
   Fixture setup(counting(8), 8 * kPage);
   const Reservation other = setup.ledger.reserve(Tier::kDevice, Category::kWeight, 3 * kPage);
-  const RawBuffer weights = setup.device->allocate(3 * kPage);
+  const device::RawBuffer weights = setup.device->allocate(3 * kPage);
   setup.get(4 * kPage, setup.a);
   const auto report = setup.fail(2 * kPage, setup.a);
   EXPECT_EQ(report->cause, OomCause::kTrueNeed);
@@ -235,8 +235,8 @@ TEST(OomReport, PagesThatMayNotMoveAreNamed) {
 
 TEST(OomReport, ACachingAllocatorWaitsForPendingBlocksAndNeverNamesThem) {
   const Fixture setup(counting(4), UINT64_MAX);
-  const auto hold = std::make_shared<CountingDevice::Hold>();
-  auto& device = dynamic_cast<CountingDevice&>(*setup.device);
+  const auto hold = std::make_shared<device::CountingDevice::Hold>();
+  auto& device = dynamic_cast<device::CountingDevice&>(*setup.device);
   setup.get(kPage, setup.a);
   std::byte* const data = setup.get(3 * kPage, setup.a);
   setup.allocator->record_use(data, setup.b);
@@ -279,7 +279,7 @@ TEST(OomReport, WhatCanNeverFitIsRefusedBeforeAnyPageIsTaken) {
 }
 
 TEST(OomReport, HoldsOnTheHostDeviceToo) {
-  const Fixture setup(make_host_device({.capacity_bytes = 8 * kPage, .detect_races = true}),
+  const Fixture setup(device::make_host_device({.capacity_bytes = 8 * kPage, .detect_races = true}),
                       UINT64_MAX);
   setup.get(5 * kPage, setup.a, Category::kWeight);
   setup.get(700, setup.b, Category::kGradient);
@@ -292,8 +292,8 @@ TEST(OomReport, HoldsOnTheHostDeviceToo) {
 }
 
 TEST(OomReport, AddsUpWhileOthersAllocate) {
-  MemoryRecorder recorder(5000);
-  const Fixture setup(make_host_device({.capacity_bytes = 8 * kPage}), UINT64_MAX,
+  record::MemoryRecorder recorder(5000);
+  const Fixture setup(device::make_host_device({.capacity_bytes = 8 * kPage}), UINT64_MAX,
                       {.recorder = &recorder});
   setup.get(6 * kPage, setup.a, Category::kWeight);
   std::atomic<bool> go_on = true;
@@ -322,7 +322,7 @@ TEST(OomReport, AddsUpWhileOthersAllocate) {
 }
 
 TEST(OomReport, LiveBytesAreThoseOfTheStatisticsByCategorySiteAndStream) {
-  MemoryRecorder recorder(1000);
+  record::MemoryRecorder recorder(1000);
   const Fixture setup(counting(8), UINT64_MAX, {.recorder = &recorder});
   const std::uint32_t attention = recorder.intern("layers.3.attention");
   const std::uint32_t mlp = recorder.intern("layers.3.mlp");
@@ -357,11 +357,11 @@ TEST(OomReport, WhatIsOneSentence) {
 }
 
 // Live blocks by address: what a report's record says at its end.
-std::vector<std::uint64_t> live_in(const MemorySnapshot& record) {
+std::vector<std::uint64_t> live_in(const record::MemorySnapshot& record) {
   std::vector<std::uint64_t> bytes;
-  for (const SnapshotSegment& segment : record.segments) {
-    for (const SnapshotBlock& block : segment.blocks) {
-      if (block.state == BlockState::kAllocated) bytes.push_back(block.requested_bytes);
+  for (const record::SnapshotSegment& segment : record.segments) {
+    for (const record::SnapshotBlock& block : segment.blocks) {
+      if (block.state == record::BlockState::kAllocated) bytes.push_back(block.requested_bytes);
     }
   }
   return bytes;
@@ -371,7 +371,7 @@ std::vector<std::uint64_t> live_in(const MemorySnapshot& record) {
 // events.
 TEST(OomReport, APlannersArenaIsTold) {
   for (const std::size_t event_count : {1000, 6}) {
-    MemoryRecorder recorder(event_count);
+    record::MemoryRecorder recorder(event_count);
     const Fixture setup(counting(16), 8 * kPage, {.recorder = &recorder});
     PlanningAllocator planner(*setup.device, *setup.allocator, {.in_background = false});
     const StreamId c = planner.add_stream(*setup.stream_a);
@@ -424,7 +424,7 @@ TEST(OomReport, APlannersArenaIsTold) {
 // One in use beside a larger one of a plan that was dropped; and that alone, once the new plan's is
 // dropped for want of room.
 TEST(OomReport, ADroppedPlansArenaIsTold) {
-  MemoryRecorder recorder(1000);
+  record::MemoryRecorder recorder(1000);
   const Fixture setup(counting(32), 16 * kPage, {.recorder = &recorder});
   PlanningAllocator planner(*setup.device, *setup.allocator, {.in_background = false});
   const StreamId c = planner.add_stream(*setup.stream_a);
@@ -476,7 +476,7 @@ struct ThreeSteps {
   std::uint64_t cap_pages = 8;
   bool frees_before = false;  // the oldest block of site "saved" before the last request
 
-  std::shared_ptr<const OomReport> go(MemoryRecorder* recorder) const {
+  std::shared_ptr<const OomReport> go(record::MemoryRecorder* recorder) const {
     const Fixture setup(counting(64), cap_pages * kPage, {.recorder = recorder});
     const auto intern = [&](const char* name) {
       return recorder == nullptr ? 0 : recorder->intern(name);
@@ -500,7 +500,7 @@ struct ThreeSteps {
 };
 
 TEST(OomFixes, TheLeastCapIsTheOneThatHoldsWhenItIsApplied) {
-  MemoryRecorder recorder(1000);
+  record::MemoryRecorder recorder(1000);
   const auto report = ThreeSteps{}.go(&recorder);
   ASSERT_NE(report, nullptr);
   EXPECT_EQ(report->cause, OomCause::kCap);
@@ -519,7 +519,7 @@ TEST(OomFixes, TheLeastCapIsTheOneThatHoldsWhenItIsApplied) {
 }
 
 TEST(OomFixes, FreeingASiteHoldsWhenItIsApplied) {
-  MemoryRecorder recorder(1000);
+  record::MemoryRecorder recorder(1000);
   const OomFixes fixes = find_fixes(*ThreeSteps{}.go(&recorder));
   const OomFix* const site = find(fixes, OomChange::kFreeSite);
   ASSERT_NE(site, nullptr);
@@ -531,7 +531,7 @@ TEST(OomFixes, FreeingASiteHoldsWhenItIsApplied) {
 }
 
 TEST(OomFixes, WhatDoesNotHelpIsNotSuggested) {
-  MemoryRecorder recorder(1000);
+  record::MemoryRecorder recorder(1000);
   const auto report = ThreeSteps{}.go(&recorder);
   const OomFixes fixes = find_fixes(*report);
   for (const OomChange change : {OomChange::kGrowthSlack, OomChange::kRemapBudget,
@@ -550,12 +550,12 @@ TEST(OomFixes, WhatDoesNotHelpIsNotSuggested) {
 }
 
 TEST(OomFixes, LettingAStreamMoveIsFoundAndHolds) {
-  const auto run = [](MemoryRecorder* recorder, bool moves) {
+  const auto run = [](record::MemoryRecorder* recorder, bool moves) {
     const Fixture setup(counting(4), UINT64_MAX, {.recorder = recorder}, moves);
     setup.allocator->free(setup.get(3 * kPage, setup.b));
     return moves ? (setup.get(2 * kPage, setup.a), nullptr) : setup.fail(2 * kPage, setup.a);
   };
-  MemoryRecorder recorder(1000);
+  record::MemoryRecorder recorder(1000);
   const OomFixes fixes = find_fixes(*run(&recorder, false));
   ASSERT_FALSE(fixes.tried.empty());
   EXPECT_EQ(fixes.tried.front().change, OomChange::kMovable);
@@ -565,7 +565,7 @@ TEST(OomFixes, LettingAStreamMoveIsFoundAndHolds) {
 }
 
 TEST(OomFixes, ACategoryCapIsRaisedByWhatIsMissing) {
-  MemoryRecorder recorder(1000);
+  record::MemoryRecorder recorder(1000);
   Fixture setup(counting(16), 12 * kPage,
                 {.category = Category::kWorkspace, .recorder = &recorder});
   setup.ledger.set_category_cap(Tier::kDevice, Category::kWorkspace, 4 * kPage);
@@ -580,7 +580,7 @@ TEST(OomFixes, ACategoryCapIsRaisedByWhatIsMissing) {
 }
 
 TEST(OomFixes, HoldWhereTheRecordWasCutAtItsFront) {
-  MemoryRecorder recorder(12);
+  record::MemoryRecorder recorder(12);
   const auto report = ThreeSteps{}.go(&recorder);
   ASSERT_GT(recorder.recorded_count(), 12u);
   const OomFixes fixes = find_fixes(*report);
@@ -597,7 +597,7 @@ TEST(OomFixes, WithoutARecordTheNoteSaysHowToGetThem) {
 }
 
 TEST(OomFixes, TheBoundOnOperationsEndsTheSearchAndIsTold) {
-  MemoryRecorder recorder(1000);
+  record::MemoryRecorder recorder(1000);
   const OomFixes fixes = find_fixes(*ThreeSteps{}.go(&recorder), {.max_operations = 1});
   EXPECT_TRUE(fixes.reproduced);
   EXPECT_TRUE(fixes.tried.empty());
@@ -605,7 +605,7 @@ TEST(OomFixes, TheBoundOnOperationsEndsTheSearchAndIsTold) {
 }
 
 TEST(OomText, IsShortAndNamesWhatMatters) {
-  MemoryRecorder recorder(10000);
+  record::MemoryRecorder recorder(10000);
   const Fixture setup(counting(64), 40 * kPage, {.recorder = &recorder});
   std::vector<std::byte*> blocks;
   for (std::uint32_t i = 0; i < 30; ++i) {
@@ -626,7 +626,7 @@ TEST(OomText, IsShortAndNamesWhatMatters) {
 }
 
 TEST(OomJson, ReadsBackWithTheReportsNumbers) {
-  MemoryRecorder recorder(1000);
+  record::MemoryRecorder recorder(1000);
   const auto report = ThreeSteps{}.go(&recorder);
   const OomFixes fixes = find_fixes(*report);
   const nlohmann::json event = nlohmann::json::parse(oom_json(*report, &fixes).dump());
@@ -650,14 +650,14 @@ TEST(OomJson, ReadsBackWithTheReportsNumbers) {
 }
 
 // "saved" on two streams, steps alike, then one more.
-MemoryTrace fragmenting_trace() {
-  MemoryTrace trace;
+record::MemoryTrace fragmenting_trace() {
+  record::MemoryTrace trace;
   trace.names = {"", "kept", "passing"};
   const auto alloc = [&](std::uint64_t bytes, std::uint64_t stream, std::uint32_t name) {
     const auto id = static_cast<std::uint32_t>(trace.allocations.size());
     trace.allocations.push_back(
         {.bytes = bytes, .stream = stream, .category = Category::kActivation, .name = name});
-    trace.operations.push_back({TraceAction::kAlloc, id});
+    trace.operations.push_back({record::TraceAction::kAlloc, id});
     return id;
   };
   std::vector<std::uint32_t> passing;
@@ -665,15 +665,15 @@ MemoryTrace fragmenting_trace() {
     alloc(kPage + kPage / 2, 70, 1);
     passing.push_back(alloc(kPage + kPage / 2, 70, 2));
   }
-  for (const std::uint32_t id : passing) trace.operations.push_back({TraceAction::kFree, id});
+  for (const std::uint32_t id : passing) trace.operations.push_back({record::TraceAction::kFree, id});
   alloc(12 * kPage, 71, 2);
   return trace;
 }
 
 TEST(ExplainOutOfMemory, TellsOfATraceInItsOwnWordsAndFindsTheLeastCapacity) {
-  const MemoryTrace trace = fragmenting_trace();
-  EXPECT_FALSE(explain_out_of_memory(trace, 64 * kPage).has_value());
-  const auto explanation = explain_out_of_memory(trace, 24 * kPage);
+  const record::MemoryTrace trace = fragmenting_trace();
+  EXPECT_FALSE(replay::explain_out_of_memory(trace, 64 * kPage).has_value());
+  const auto explanation = replay::explain_out_of_memory(trace, 24 * kPage);
   ASSERT_TRUE(explanation.has_value());
   EXPECT_EQ(explanation->failed_operation, trace.operations.size() - 1);
   const OomReport& report = *explanation->report;
@@ -688,17 +688,17 @@ TEST(ExplainOutOfMemory, TellsOfATraceInItsOwnWordsAndFindsTheLeastCapacity) {
   EXPECT_TRUE(larger->is_least);
   EXPECT_NE(oom_text(report, &explanation->fixes).find(larger->text), std::string::npos);
   const std::uint64_t enough = 24 * kPage + larger->bytes;
-  EXPECT_FALSE(explain_out_of_memory(trace, enough).has_value());
-  EXPECT_TRUE(explain_out_of_memory(trace, enough - kPage).has_value());
+  EXPECT_FALSE(replay::explain_out_of_memory(trace, enough).has_value());
+  EXPECT_TRUE(replay::explain_out_of_memory(trace, enough - kPage).has_value());
 }
 
 TEST(ExplainOutOfMemory, WhatIsHeldBeforeTheTraceMayNotFit) {
-  MemoryTrace trace = fragmenting_trace();
+  record::MemoryTrace trace = fragmenting_trace();
   trace.initial_segments.push_back({.bytes = 8 * kPage, .blocks = {{.bytes = 8 * kPage}}});
-  trace.initial_segments.back().blocks[0].state = BlockState::kAllocated;
+  trace.initial_segments.back().blocks[0].state = record::BlockState::kAllocated;
   trace.initial_ids.push_back({static_cast<std::uint32_t>(trace.allocations.size())});
   trace.allocations.push_back({.bytes = 8 * kPage});
-  const auto explanation = explain_out_of_memory(trace, 4 * kPage);
+  const auto explanation = replay::explain_out_of_memory(trace, 4 * kPage);
   ASSERT_TRUE(explanation.has_value());
   EXPECT_EQ(explanation->failed_operation, 0u);
   EXPECT_TRUE(explanation->fixes.tried.empty());
@@ -706,4 +706,4 @@ TEST(ExplainOutOfMemory, WhatIsHeldBeforeTheTraceMayNotFit) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::allocator

@@ -10,7 +10,7 @@
 #include "base/error.hpp"
 #include "base/rng.hpp"
 
-namespace sluice {
+namespace sluice::packing {
 namespace {
 
 using Lifetimes = std::vector<Lifetime>;
@@ -265,4 +265,4 @@ TEST(CheckPacking, FindsEveryKindOfMistake) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::packing

@@ -7,7 +7,7 @@
 #include "allocator/packing/arena_packing.hpp"
 #include "base/rng.hpp"
 
-namespace sluice {
+namespace sluice::packing {
 namespace {
 
 constexpr std::uint64_t kManyLooks = 1'000'000'000;
@@ -223,4 +223,4 @@ TEST(ArenaPacking, ThoroughEndsWhereTheBoundIsOutOfReach) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::packing

@@ -8,7 +8,7 @@
 #include "base/error.hpp"
 #include "base/rng.hpp"
 
-namespace sluice {
+namespace sluice::packing {
 namespace {
 
 bool meet(const Lifetime& a, const Lifetime& b) {
@@ -79,4 +79,4 @@ TEST(SlotAssignment, RefusesBrokenLifetimes) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::packing

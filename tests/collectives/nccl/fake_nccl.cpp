@@ -232,8 +232,8 @@ ncclResult_t receive(void* destination, std::size_t bytes, ncclDataType_t type, 
 
 }  // namespace
 
-const NcclFunctions& fake_nccl() {
-  static const NcclFunctions table{get_version, get_unique_id, init_rank,   finalize,
+const collectives::NcclFunctions& fake_nccl() {
+  static const collectives::NcclFunctions table{get_version, get_unique_id, init_rank,   finalize,
                                    destroy,     abort_comm,    async_error, error_string,
                                    last_error,  group_start,   group_end,   all_gather,
                                    broadcast,   send,          receive};

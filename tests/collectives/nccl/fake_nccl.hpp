@@ -16,7 +16,7 @@ struct FakeNcclCounts {
   std::atomic<int> aborted{0};
 };
 
-const NcclFunctions& fake_nccl();
+const collectives::NcclFunctions& fake_nccl();
 FakeNcclCounts& fake_nccl_counts();
 // From now on the calling thread's next group ends in this asynchronous error.
 void fail_next_group(ncclResult_t error);

@@ -17,7 +17,7 @@
 #include "device/host/host_device.hpp"
 #include "tests/collectives/nccl/fake_nccl.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 namespace {
 
 using testing::fail_next_group;
@@ -28,8 +28,8 @@ using Bytes = std::vector<std::byte>;
 
 // A rank, with a device and a stream that do nothing but be asked whether they are done.
 struct Rank {
-  std::unique_ptr<Device> device = make_host_device({});
-  std::unique_ptr<Stream> stream = device->create_stream("comm");
+  std::unique_ptr<device::Device> device = device::make_host_device({});
+  std::unique_ptr<device::Stream> stream = device->create_stream("comm");
   alignas(256) std::byte scratch[256];
   std::unique_ptr<Communicator> group;
 
@@ -341,4 +341,4 @@ TEST(NcclCommunicator, OneRankNeedsNeitherNcclNorTheNetwork) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::collectives

@@ -11,20 +11,20 @@
 #include "collectives/socket.hpp"
 #include "device/cuda/cuda_device.hpp"
 
-namespace sluice {
+namespace sluice::collectives {
 namespace {
 
 constexpr double kSeconds = 120;
 
 // A rank on GPU `options.place.rank`.
 struct Rank {
-  std::unique_ptr<Device> device;
-  std::unique_ptr<Stream> stream;
-  RawBuffer scratch;
+  std::unique_ptr<device::Device> device;
+  std::unique_ptr<device::Stream> stream;
+  device::RawBuffer scratch;
   std::unique_ptr<Communicator> group;
 
-  Rank(NcclOptions options, const CudaDeviceInfo& info)
-      : device(make_cuda_device({info.ordinal, 64 * kMiB})),
+  Rank(NcclOptions options, const device::CudaDeviceInfo& info)
+      : device(device::make_cuda_device({info.ordinal, 64 * kMiB})),
         stream(device->create_stream("comm")),
         scratch(device->allocate(nccl_scratch_bytes(options.place.size))) {
     options.device = device.get();
@@ -34,26 +34,26 @@ struct Rank {
     group = make_nccl_communicator(options);
   }
 
-  RawBuffer upload(const std::vector<float>& values) {
-    RawBuffer buffer = device->allocate(values.size() * sizeof(float));
-    stream->copy(buffer.data(), values.data(), buffer.bytes(), CopyKind::kHostToDevice);
+  device::RawBuffer upload(const std::vector<float>& values) {
+    device::RawBuffer buffer = device->allocate(values.size() * sizeof(float));
+    stream->copy(buffer.data(), values.data(), buffer.bytes(), device::CopyKind::kHostToDevice);
     stream->synchronize(Deadline::after_seconds(kSeconds));
     return buffer;
   }
-  std::vector<float> download(const RawBuffer& buffer) {
+  std::vector<float> download(const device::RawBuffer& buffer) {
     std::vector<float> values(buffer.bytes() / sizeof(float));
-    stream->copy(values.data(), buffer.data(), buffer.bytes(), CopyKind::kDeviceToHost);
+    stream->copy(values.data(), buffer.data(), buffer.bytes(), device::CopyKind::kDeviceToHost);
     stream->synchronize(Deadline::after_seconds(kSeconds));
     return values;
   }
 };
 
 TEST(NcclOnGpu, OneRankCopies) {
-  const CudaSearch found = find_cuda_devices();
+  const device::CudaSearch found = device::find_cuda_devices();
   if (found.devices.empty()) GTEST_SKIP() << found.missing;
   Rank own({}, found.devices[0]);
   const std::vector<float> values{1, 2, 3};
-  const RawBuffer source = own.upload(values), gathered = own.upload({0, 0, 0});
+  const device::RawBuffer source = own.upload(values), gathered = own.upload({0, 0, 0});
   own.group->all_gather(source.data(), gathered.data(), 3, DType::kF32);
   own.group->barrier();
   EXPECT_EQ(own.download(gathered), values);
@@ -67,8 +67,8 @@ void reduce_on(Rank& own) {
     values.push_back(rank == 0 ? first : second);
     want.push_back(first + second);
   }
-  const RawBuffer data = own.upload(values);
-  const RawBuffer workspace =
+  const device::RawBuffer data = own.upload(values);
+  const device::RawBuffer workspace =
       own.device->allocate(own.group->all_reduce_workspace_bytes(1001, DType::kF32));
   own.stream->launch(
       [&] { own.group->all_reduce(data.data(), 1001, DType::kF32, workspace.data()); });
@@ -78,7 +78,7 @@ void reduce_on(Rank& own) {
 }
 
 TEST(NcclOnGpu, TwoRanksReduceInRankOrder) {
-  const CudaSearch found = find_cuda_devices();
+  const device::CudaSearch found = device::find_cuda_devices();
   if (found.devices.size() < 2) {
     GTEST_SKIP() << (found.missing.empty() ? "one GPU; two are needed" : found.missing);
   }
@@ -112,4 +112,4 @@ TEST(NcclOnGpu, TheLibraryHasWhatIsAsked) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::collectives

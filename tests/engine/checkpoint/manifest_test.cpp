@@ -8,7 +8,7 @@
 #include "base/posix_file.hpp"
 #include "tests/engine/train/scratch_directory.hpp"
 
-namespace sluice {
+namespace sluice::checkpoint {
 namespace {
 
 CheckpointManifest example() {
@@ -49,7 +49,7 @@ TEST(Manifest, KeepsLongSettings) {
 
 CheckpointManifest scaled() {
   CheckpointManifest manifest = example();
-  manifest.loss_scale = LossScaleState{32768, 1999, 1, 3};
+  manifest.loss_scale = runtime::LossScaleState{32768, 1999, 1, 3};
   return manifest;
 }
 
@@ -127,7 +127,7 @@ TEST(Manifest, WrongMembersAreRefusedByName) {
 }
 
 TEST(Manifest, IsSavedWhole) {
-  const ScratchDirectory scratch;
+  const train::ScratchDirectory scratch;
   const auto path = scratch / "manifest.json";
   save_manifest(example(), path);
   auto second = example();
@@ -140,7 +140,7 @@ TEST(Manifest, IsSavedWhole) {
 }
 
 TEST(Manifest, FilesThatAreNotAsItSaysAreNamed) {
-  const ScratchDirectory scratch;
+  const train::ScratchDirectory scratch;
   const auto path = scratch.write("state", std::string(3 << 20, 'x'));
   CheckpointManifest manifest = example();
   manifest.files = {{"state", 3 << 20, hash_file(path)}};
@@ -163,4 +163,4 @@ TEST(Manifest, FilesThatAreNotAsItSaysAreNamed) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::checkpoint

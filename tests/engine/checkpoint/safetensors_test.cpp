@@ -10,7 +10,7 @@
 #include "base/error.hpp"
 #include "tests/engine/train/scratch_directory.hpp"
 
-namespace sluice {
+namespace sluice::checkpoint {
 namespace {
 
 std::string file_of(const std::string& json, std::size_t buffer_bytes) {
@@ -31,7 +31,7 @@ std::vector<std::byte> bytes_of(std::size_t count, int seed) {
 }
 
 TEST(Safetensors, WhatWasWrittenInPiecesReadsBack) {
-  const ScratchDirectory scratch;
+  const train::ScratchDirectory scratch;
   const auto path = scratch / "model.safetensors";
   const auto a = bytes_of(24, 1);
   const auto b = bytes_of(200, 2);
@@ -66,7 +66,7 @@ TEST(Safetensors, WhatWasWrittenInPiecesReadsBack) {
 }
 
 TEST(Safetensors, AFileThatWasNotFinishedIsRemoved) {
-  const ScratchDirectory scratch;
+  const train::ScratchDirectory scratch;
   const auto path = scratch / "model.safetensors";
   {
     SafetensorsWriter writer(path, {{"a", DType::kF32, {2}}});
@@ -144,7 +144,7 @@ TEST(SafetensorsHeader, WrongMembersAreRefusedByName) {
 }
 
 TEST(Safetensors, TruncatedFilesAreRefused) {
-  const ScratchDirectory scratch;
+  const train::ScratchDirectory scratch;
   const std::string whole =
       file_of(R"({"w":{"dtype":"U8","shape":[100],"data_offsets":[0,100]}})", 100);
   EXPECT_NO_THROW(SafetensorsReader(scratch.write("m", whole)));
@@ -163,4 +163,4 @@ TEST(Safetensors, TruncatedFilesAreRefused) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::checkpoint

@@ -7,7 +7,7 @@
 #include "base/error.hpp"
 #include "engine/checkpoint/durable_checkpoint.hpp"
 
-namespace sluice {
+namespace sluice::checkpoint {
 namespace {
 
 CheckpointManifest manifest() {
@@ -16,7 +16,7 @@ CheckpointManifest manifest() {
   manifest.data_fingerprint = std::string(32, 'b');
   manifest.arithmetic = "host";
   manifest.threads = 2;
-  manifest.loss_scale = LossScaleState{1024, 3, 0, 1};
+  manifest.loss_scale = runtime::LossScaleState{1024, 3, 0, 1};
   manifest.settings = {{"model.layers", "12"}};
   return manifest;
 }
@@ -96,7 +96,7 @@ TEST(StateRecord, TakesNoMoreThanItIsGivenRoomFor) {
   }
   const std::vector<std::string> paths{"a", "b\"", "c\""};
   EXPECT_LE(format_state_record(manifest(), large).size(),
-            state_record_bytes(large.homes.size(), manifest().settings, paths));
+            runtime::state_record_bytes(large.homes.size(), manifest().settings, paths));
 }
 
 // One edit each, and the member that the refusal names.
@@ -210,4 +210,4 @@ TEST(StateRecord, WhateverStandsForAMemberIsReadBackAsReadOrRefused) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::checkpoint

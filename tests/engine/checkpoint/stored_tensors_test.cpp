@@ -9,11 +9,11 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::checkpoint {
 namespace {
 
-ModelShape small_shape() {
-  ModelShape shape;
+model::ModelShape small_shape() {
+  model::ModelShape shape;
   shape.layers = 2;
   shape.hidden = 24;  // vectors of 24, 72 and 96 elements: blocks that are not full
   shape.heads = 2;
@@ -24,9 +24,9 @@ ModelShape small_shape() {
   return shape;
 }
 
-const PlacedTensor& tensor_of(const Model& model, const std::string& name, std::size_t* unit) {
+const model::PlacedTensor& tensor_of(const model::Model& model, const std::string& name, std::size_t* unit) {
   for (std::size_t u = 0; u < model.units().size(); ++u) {
-    for (const PlacedTensor& tensor : model.units()[u].layer->layout().tensors()) {
+    for (const model::PlacedTensor& tensor : model.units()[u].layer->layout().tensors()) {
       if (tensor.spec.name != name) continue;
       *unit = u;
       return tensor;
@@ -35,10 +35,10 @@ const PlacedTensor& tensor_of(const Model& model, const std::string& name, std::
   throw InternalError("no tensor " + name);
 }
 
-ParameterSegment segment_of(const ParameterTable& table, const Model& model,
+kernels::ParameterSegment segment_of(const model::ParameterTable& table, const model::Model& model,
                             const std::string& name) {
   std::size_t unit = 0;
-  const PlacedTensor& tensor = tensor_of(model, name, &unit);
+  const model::PlacedTensor& tensor = tensor_of(model, name, &unit);
   const auto segments =
       table.segments(unit, tensor.first_elem, tensor.first_elem + tensor.spec.elems());
   EXPECT_EQ(segments.size(), 1u);
@@ -46,9 +46,9 @@ ParameterSegment segment_of(const ParameterTable& table, const Model& model,
   return segments.at(0);
 }
 
-TEST(ParameterTable, TheFirstGroupThatMatchesCounts) {
-  const Model model(small_shape());
-  const ParameterTable table(
+TEST(model::ParameterTable, TheFirstGroupThatMatchesCounts) {
+  const model::Model model(small_shape());
+  const model::ParameterTable table(
       model, {}, 0.1,
       {{"blocks.1.*.bias", 0.5, 0.25}, {"*.bias", 2.0, {}}, {"embedding.*", 1.0, 0.0}});
   const auto at = [&](const char* name) { return segment_of(table, model, name); };
@@ -61,10 +61,10 @@ TEST(ParameterTable, TheFirstGroupThatMatchesCounts) {
   EXPECT_EQ(at("blocks.0.mlp.up.weight").weight_decay, 0.1f);
 }
 
-TEST(ParameterTable, RefusesAGroupThatNothingMatches) {
-  const Model model(small_shape());
+TEST(model::ParameterTable, RefusesAGroupThatNothingMatches) {
+  const model::Model model(small_shape());
   try {
-    const ParameterTable table(model, {}, 0.1, {{"block.*", 1.0, {}}});
+    const model::ParameterTable table(model, {}, 0.1, {{"block.*", 1.0, {}}});
     FAIL();
   } catch (const InputError& error) {
     EXPECT_NE(std::string(error.what()).find("\"block.*\""), std::string::npos) << error.what();
@@ -73,14 +73,14 @@ TEST(ParameterTable, RefusesAGroupThatNothingMatches) {
 }
 
 // Random numbers are keyed by the element, however a unit is cut.
-TEST(ParameterTable, KeysDoNotDependOnTheCut) {
-  const Model model(small_shape());
-  const ParameterTable table(model, {}, 0.1, {});
+TEST(model::ParameterTable, KeysDoNotDependOnTheCut) {
+  const model::Model model(small_shape());
+  const model::ParameterTable table(model, {}, 0.1, {});
   std::set<std::uint64_t> seen;
   for (std::size_t unit = 0; unit < model.units().size(); ++unit) {
     const std::uint64_t elems = model.units()[unit].layer->layout().elems();
     std::map<std::int64_t, std::uint64_t> whole;
-    for (const ParameterSegment& segment : table.segments(unit, 0, elems)) {
+    for (const kernels::ParameterSegment& segment : table.segments(unit, 0, elems)) {
       for (std::int64_t i = segment.begin; i < segment.end; ++i) {
         whole[i] = segment.first_key + static_cast<std::uint64_t>(i - segment.begin);
         EXPECT_TRUE(seen.insert(whole[i]).second);
@@ -88,7 +88,7 @@ TEST(ParameterTable, KeysDoNotDependOnTheCut) {
     }
     std::size_t covered = 0;
     for (std::uint64_t begin = 0; begin < elems; begin += 4096) {
-      for (const ParameterSegment& segment : table.segments(unit, begin, begin + 4096)) {
+      for (const kernels::ParameterSegment& segment : table.segments(unit, begin, begin + 4096)) {
         for (std::int64_t i = segment.begin; i < segment.end; ++i) {
           const std::uint64_t key =
               segment.first_key + static_cast<std::uint64_t>(i - segment.begin);
@@ -101,14 +101,14 @@ TEST(ParameterTable, KeysDoNotDependOnTheCut) {
   }
 }
 
-TEST(ParameterTable, SumsOfWholeTensorsDoNotOverlap) {
-  const Model model(small_shape());
-  OptimizerOptions muon;
-  muon.rule = OptimizerRule::kMuon;
-  OptimizerOptions adafactor;
-  adafactor.rule = OptimizerRule::kAdafactor;
-  for (const OptimizerOptions& options : {muon, adafactor}) {
-    const ParameterTable table(model, options, 0.1, {});
+TEST(model::ParameterTable, SumsOfWholeTensorsDoNotOverlap) {
+  const model::Model model(small_shape());
+  kernels::OptimizerOptions muon;
+  muon.rule = kernels::OptimizerRule::kMuon;
+  kernels::OptimizerOptions adafactor;
+  adafactor.rule = kernels::OptimizerRule::kAdafactor;
+  for (const kernels::OptimizerOptions& options : {muon, adafactor}) {
+    const model::ParameterTable table(model, options, 0.1, {});
     for (std::size_t unit = 0; unit < model.units().size(); ++unit) {
       std::uint64_t end = 0;
       for (std::size_t t = 0; t < model.units()[unit].layer->layout().tensors().size(); ++t) {
@@ -121,17 +121,17 @@ TEST(ParameterTable, SumsOfWholeTensorsDoNotOverlap) {
     }
   }
   std::size_t unit = 0;
-  const PlacedTensor& up = tensor_of(model, "blocks.0.mlp.up.weight", &unit);
+  const model::PlacedTensor& up = tensor_of(model, "blocks.0.mlp.up.weight", &unit);
   const auto& tensors = model.units()[unit].layer->layout().tensors();
   const auto index = static_cast<std::size_t>(&up - tensors.data());
-  EXPECT_EQ(ParameterTable(model, adafactor, 0, {}).tensor_state(unit, index).elems, 96u + 24u);
-  EXPECT_EQ(ParameterTable(model, muon, 0, {}).tensor_state(unit, index).elems, 0u);
+  EXPECT_EQ(model::ParameterTable(model, adafactor, 0, {}).tensor_state(unit, index).elems, 96u + 24u);
+  EXPECT_EQ(model::ParameterTable(model, muon, 0, {}).tensor_state(unit, index).elems, 0u);
 }
 
 // Every byte of every tensor is visited once, in order, by any cut; and padding never.
-void expect_each_byte_once(const OptimizerOptions& options) {
-  const Model model(small_shape());
-  const ParameterTable table(model, options, 0.1, {});
+void expect_each_byte_once(const kernels::OptimizerOptions& options) {
+  const model::Model model(small_shape());
+  const model::ParameterTable table(model, options, 0.1, {});
   const StoredTensors stored(model, table, state_columns(options));
   std::vector<std::uint64_t> done(stored.specs().size(), 0);
   for (std::size_t unit = 0; unit < model.units().size(); ++unit) {
@@ -163,12 +163,12 @@ void expect_each_byte_once(const OptimizerOptions& options) {
 }
 
 TEST(StoredTensors, VisitEachByteOnceWhateverTheFormat) {
-  for (const OptimizerRule rule : {OptimizerRule::kAdamW, OptimizerRule::kAdafactor,
-                                   OptimizerRule::kSm3, OptimizerRule::kMuon}) {
+  for (const kernels::OptimizerRule rule : {kernels::OptimizerRule::kAdamW, kernels::OptimizerRule::kAdafactor,
+                                   kernels::OptimizerRule::kSm3, kernels::OptimizerRule::kMuon}) {
     for (const bool split : {false, true}) {
       for (const DType moments : {DType::kF32, DType::kBF16, DType::kBlock8}) {
-        SCOPED_TRACE(optimizer_rule_name(rule));
-        OptimizerOptions options;
+        SCOPED_TRACE(kernels::optimizer_rule_name(rule));
+        kernels::OptimizerOptions options;
         options.rule = rule;
         options.split_master = split;
         options.moments = moments;
@@ -179,11 +179,11 @@ TEST(StoredTensors, VisitEachByteOnceWhateverTheFormat) {
 }
 
 TEST(StoredTensors, NamesTellTheFormat) {
-  const Model model(small_shape());
-  OptimizerOptions options;
+  const model::Model model(small_shape());
+  kernels::OptimizerOptions options;
   options.split_master = true;
   options.moments = DType::kBlock8;
-  const ParameterTable table(model, options, 0.1, {});
+  const model::ParameterTable table(model, options, 0.1, {});
   const StoredTensors stored(model, table, state_columns(options));
   std::map<std::string, DType> types;
   for (const SafetensorsSpec& spec : stored.specs()) types[spec.name] = spec.dtype;
@@ -195,4 +195,4 @@ TEST(StoredTensors, NamesTellTheFormat) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::checkpoint

@@ -7,7 +7,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::checkpoint {
 namespace {
 
 using Shape = std::vector<std::int64_t>;
@@ -88,4 +88,4 @@ TEST(Digest, MatchesThePublishedValueOfNoBytes) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::checkpoint

@@ -9,7 +9,7 @@
 #include "engine/config/schema.hpp"
 #include "tests/engine/train/scratch_directory.hpp"
 
-namespace sluice {
+namespace sluice::config {
 namespace {
 
 const std::string kSmall = "[model]\nlayers = 2\nhidden = 64\nheads = 4\n";
@@ -205,7 +205,7 @@ TEST(Config, ParameterGroupsAreTables) {
                            "[[optimizer.groups]]\nmatch = \"*.bias\"\nlr_scale = 2\n"
                            "[[optimizer.groups]]\nmatch = \"blocks.0.*\"\nweight_decay = 0.0\n";
   const Config config = parse(file);
-  const std::vector<ParameterGroup> wanted{{"*.bias", 2.0, {}}, {"blocks.0.*", 1.0, 0.0}};
+  const std::vector<model::ParameterGroup> wanted{{"*.bias", 2.0, {}}, {"blocks.0.*", 1.0, 0.0}};
   EXPECT_EQ(config.optimizer.groups, wanted);
   EXPECT_EQ(parse(config_to_toml(config)).optimizer.groups, wanted);
   EXPECT_EQ(parse(kSmall, {"optimizer.groups=[{match=\"*.bias\",lr_scale=2.0},"
@@ -464,7 +464,7 @@ TEST(Config, TheLossScaleIsAPowerOfTwo) {
 }
 
 TEST(Config, AFileThatCannotBeReadIsNamed) {
-  const ScratchDirectory scratch;
+  const train::ScratchDirectory scratch;
   const auto missing = scratch / "missing.toml";
   EXPECT_NE(message_of<InputError>([&] { load_config(missing); }).find(missing), std::string::npos);
   EXPECT_NE(message_of<InputError>([&] { load_config(scratch.path()); }).find(scratch.path()),
@@ -473,4 +473,4 @@ TEST(Config, AFileThatCannotBeReadIsNamed) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::config

@@ -9,7 +9,7 @@
 #include "base/error.hpp"
 #include "tests/engine/train/scratch_directory.hpp"
 
-namespace sluice {
+namespace sluice::data {
 namespace {
 
 std::string llmc_file(std::int32_t magic, std::int32_t version, std::int32_t count,
@@ -31,13 +31,13 @@ std::string tokens_as_text(const TokenStream& stream) {
   return {tokens.begin(), tokens.end()};
 }
 
-std::string refusal(const std::vector<std::string>& paths, DataFormat format = DataFormat::kBytes,
+std::string refusal(const std::vector<std::string>& paths, config::DataFormat format = config::DataFormat::kBytes,
                     std::int64_t vocab = 256) {
   return message_of<InputError>([&] { TokenStream(paths, format, vocab); });
 }
 
 TEST(TokenStream, ADirectoryIsItsVisibleTextFilesInOrderWithAZeroBetween) {
-  const ScratchDirectory scratch;
+  const train::ScratchDirectory scratch;
   scratch.write("text/b.txt", "bee");
   scratch.write("text/a/deep/x", "deep");
   scratch.write("text/.git/config", "hidden");
@@ -45,24 +45,24 @@ TEST(TokenStream, ADirectoryIsItsVisibleTextFilesInOrderWithAZeroBetween) {
   scratch.write("text/empty", "");
   scratch.write("text/program", std::string("ELF\0\1", 5));
   std::filesystem::create_symlink(scratch / "text/b.txt", scratch / "text/link");
-  const TokenStream stream({scratch / "text"}, DataFormat::kBytes, 256);
+  const TokenStream stream({scratch / "text"}, config::DataFormat::kBytes, 256);
   EXPECT_EQ(tokens_as_text(stream), std::string("deep\0bee", 8));
   EXPECT_EQ(stream.file_count(), 2u);
   // A file that is named is taken whatever it holds.
-  const TokenStream named({scratch / "text/program", scratch / "text/b.txt"}, DataFormat::kBytes,
+  const TokenStream named({scratch / "text/program", scratch / "text/b.txt"}, config::DataFormat::kBytes,
                           256);
   EXPECT_EQ(tokens_as_text(named), std::string("ELF\0\1\0bee", 9));
 }
 
 TEST(TokenStream, EveryRangeReadsWhatTheWholeHolds) {
-  const ScratchDirectory scratch;
+  const train::ScratchDirectory scratch;
   std::string whole;
   for (int i = 0; i < 9; ++i) {
     const std::string text(static_cast<std::size_t>(1 + i * 7 % 5), static_cast<char>('a' + i));
     scratch.write(std::to_string(i), text);
     whole += (i > 0 ? std::string(1, '\0') : std::string()) + text;
   }
-  const TokenStream stream({scratch.path()}, DataFormat::kBytes, 256);
+  const TokenStream stream({scratch.path()}, config::DataFormat::kBytes, 256);
   ASSERT_EQ(tokens_as_text(stream), whole);
   for (std::size_t first = 0; first <= whole.size(); ++first) {
     for (std::size_t count = 0; first + count <= whole.size(); ++count) {
@@ -76,29 +76,29 @@ TEST(TokenStream, EveryRangeReadsWhatTheWholeHolds) {
 }
 
 TEST(TokenStream, BytesAboveTheVocabularyAreNamed) {
-  const ScratchDirectory scratch;
+  const train::ScratchDirectory scratch;
   const auto path = scratch.write("t", "abc\xff");
-  EXPECT_EQ(refusal({path}, DataFormat::kBytes, 128),
+  EXPECT_EQ(refusal({path}, config::DataFormat::kBytes, 128),
             path + ": token 255 at position 3 is not below model.vocab, 128");
 }
 
 TEST(TokenStream, ReadsBothVersionsOfLlmcFiles) {
-  const ScratchDirectory scratch;
+  const train::ScratchDirectory scratch;
   const auto v1 = scratch.write("1.bin", llmc_file(20240520, 1, 3, {1, 2, 50256}, 2));
   const auto v7 = scratch.write("7.bin", llmc_file(20240801, 7, 2, {100000, 5}, 4));
   scratch.write("readme.txt", "passed over");
   std::vector<std::int32_t> tokens(5);
-  const TokenStream stream({scratch.path()}, DataFormat::kLlmc, 128256);
+  const TokenStream stream({scratch.path()}, config::DataFormat::kLlmc, 128256);
   ASSERT_EQ(stream.token_count(), 5u);
   stream.read(0, tokens);
   EXPECT_EQ(tokens, (std::vector<std::int32_t>{1, 2, 50256, 100000, 5}));
 }
 
 TEST(TokenStream, BrokenLlmcFilesAreRefusedWithTheirFigures) {
-  const ScratchDirectory scratch;
+  const train::ScratchDirectory scratch;
   const auto write = [&](const std::string& text) { return scratch.write("x.bin", text); };
   const auto words = [&](const std::string& text, std::int64_t vocab = 50257) {
-    return refusal({write(text)}, DataFormat::kLlmc, vocab);
+    return refusal({write(text)}, config::DataFormat::kLlmc, vocab);
   };
   const std::string good = llmc_file(20240520, 1, 3, {1, 2, 3}, 2);
   EXPECT_EQ(
@@ -118,30 +118,30 @@ TEST(TokenStream, BrokenLlmcFilesAreRefusedWithTheirFigures) {
 }
 
 TEST(TokenStream, MissingAndEmptyDataAreRefused) {
-  const ScratchDirectory scratch;
+  const train::ScratchDirectory scratch;
   EXPECT_EQ(refusal({scratch / "nowhere"}),
             "data.paths: '" + scratch / "nowhere" + "' does not exist");
   EXPECT_NE(refusal({}).find("data.paths is empty"), std::string::npos);
   EXPECT_NE(refusal({scratch.path()}).find("holds no text"), std::string::npos);
   EXPECT_NE(refusal({scratch.write("empty", "")}).find("holds no text"), std::string::npos);
   EXPECT_NE(refusal({"/dev/null"}).find("cannot be read"), std::string::npos);
-  EXPECT_NE(refusal({scratch.path()}, DataFormat::kMegatron).find("not available"),
+  EXPECT_NE(refusal({scratch.path()}, config::DataFormat::kMegatron).find("not available"),
             std::string::npos);
 }
 
 TEST(TokenStream, AFileThatShrinksIsAnIoErrorNotACrash) {
-  const ScratchDirectory scratch;
+  const train::ScratchDirectory scratch;
   const auto path = scratch.write("t", std::string(10000, 'a'));
-  const TokenStream stream({path}, DataFormat::kBytes, 256);
+  const TokenStream stream({path}, config::DataFormat::kBytes, 256);
   scratch.write("t", "short");
   std::vector<std::int32_t> tokens(100);
   EXPECT_THROW(stream.read(9000, tokens), IoError);
 }
 
 TEST(TokenStream, TheFingerprintFollowsFilesAndSizesNotTheirPlace) {
-  const ScratchDirectory scratch;
+  const train::ScratchDirectory scratch;
   const auto fingerprint = [](const std::string& path) {
-    return TokenStream({path}, DataFormat::kBytes, 256).fingerprint();
+    return TokenStream({path}, config::DataFormat::kBytes, 256).fingerprint();
   };
   scratch.write("one/t", "abc");
   scratch.write("two/t", "abc");
@@ -211,7 +211,7 @@ std::string counting_text(std::size_t bytes) {
 }
 
 TEST(Dataset, OneEpochVisitsEveryWindowOnceWithShiftedTargets) {
-  const ScratchDirectory scratch;
+  const train::ScratchDirectory scratch;
   const Dataset data(options_for(scratch.write("t", counting_text(4 * 60 + 1 + 3))));
   ASSERT_EQ(data.train_windows(), 60u);
   std::set<std::int32_t> starts;
@@ -232,7 +232,7 @@ TEST(Dataset, OneEpochVisitsEveryWindowOnceWithShiftedTargets) {
 }
 
 TEST(Dataset, AStepIsAPureFunctionOfSeedAndStep) {
-  const ScratchDirectory scratch;
+  const train::ScratchDirectory scratch;
   const auto options = options_for(scratch.write("t", counting_text(2000)));
   const Dataset one(options);
   const Dataset two(options);
@@ -248,7 +248,7 @@ TEST(Dataset, AStepIsAPureFunctionOfSeedAndStep) {
 }
 
 TEST(Dataset, EvaluationTakesTheLastPartAndTrainingNeverSeesIt) {
-  const ScratchDirectory scratch;
+  const train::ScratchDirectory scratch;
   auto options = options_for(scratch.write("t", std::string(90, 'a') + std::string(30, 'z')));
   options.eval_fraction = 0.25;
   const Dataset data(options);
@@ -268,7 +268,7 @@ TEST(Dataset, EvaluationTakesTheLastPartAndTrainingNeverSeesIt) {
 }
 
 TEST(Dataset, AnEvaluationPartBelowOneBatchRepeatsItsWindows) {
-  const ScratchDirectory scratch;
+  const train::ScratchDirectory scratch;
   auto options = options_for(scratch.write("t", counting_text(100)));
   options.eval_fraction = 0.1;  // 10 tokens: two windows, batches of three
   const Dataset data(options);
@@ -282,7 +282,7 @@ TEST(Dataset, AnEvaluationPartBelowOneBatchRepeatsItsWindows) {
 }
 
 TEST(Dataset, TooLittleForOneWindowIsRefused) {
-  const ScratchDirectory scratch;
+  const train::ScratchDirectory scratch;
   auto options = options_for(scratch.write("t", "1234"));
   const auto refused = [&] { return message_of<InputError>([&] { Dataset{options}; }); };
   EXPECT_EQ(refused(),
@@ -294,4 +294,4 @@ TEST(Dataset, TooLittleForOneWindowIsRefused) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::data

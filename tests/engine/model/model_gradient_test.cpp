@@ -16,7 +16,7 @@
 #include "tests/support/training_example.hpp"
 #include "tests/support/whole_model.hpp"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 using testing::Overrides;
@@ -146,10 +146,10 @@ TEST(ModelGradient, OfATiedLlamaIsTheLossesDerivative) {
 }
 
 void load_weights(WholeModel& whole, const std::string& path) {
-  const SafetensorsReader reader(path);
+  const checkpoint::SafetensorsReader reader(path);
   for (std::size_t unit = 0; unit < whole.model().units().size(); ++unit) {
     for (const PlacedTensor& tensor : whole.model().units()[unit].layer->layout().tensors()) {
-      const SafetensorsTensor* stored = reader.find(tensor.spec.name);
+      const checkpoint::SafetensorsTensor* stored = reader.find(tensor.spec.name);
       ASSERT_NE(stored, nullptr) << tensor.spec.name;
       float* to = &whole.weight(unit, tensor.first_elem);
       reader.read(*stored, 0, std::as_writable_bytes(std::span(to, tensor.spec.elems())));
@@ -160,7 +160,7 @@ void load_weights(WholeModel& whole, const std::string& path) {
 // The schedule's wiring: micro-batches summed, tied uses folded, the norm over all tensors.
 void expect_step_is_the_passes(const Overrides& model) {
   const TrainingBench bench;
-  const Config config =
+  const config::Config config =
       bench.config("run", model +
                               Overrides{"model.layers=2", "model.hidden=32", "model.heads=4",
                                         "model.vocab=300", "train.seq=8", "train.micro_batch=2",
@@ -170,9 +170,9 @@ void expect_step_is_the_passes(const Overrides& model) {
   std::filesystem::create_directories(config.log.dir);
   const std::string path = config.log.dir + "/weights.safetensors";
   session.session().state().export_weights(path);
-  const StepOutcome step = session.step(0);
+  const train::StepOutcome step = session.step(0);
 
-  WholeModel whole(model_shape(config), 2, 8);
+  WholeModel whole(planner::model_shape(config), 2, 8);
   load_weights(whole, path);
   double loss = 0;
   std::vector<std::vector<double>> sums(whole.model().units().size());
@@ -205,4 +205,4 @@ TEST(ModelGradient, IsWhatAStepOfTheEngineTakesTheNormOf) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::model

@@ -12,7 +12,7 @@ namespace {
 class CostModelTest : public ::testing::Test {
  protected:
   CostModelTest() {
-    config_.model.family = Config::Family::kGpt2;
+    config_.model.family = config::Config::Family::kGpt2;
     config_.model.layers = 1;
     config_.model.hidden = 64;
     config_.model.heads = 2;
@@ -22,93 +22,93 @@ class CostModelTest : public ::testing::Test {
     config_.model.max_seq = 32;
     config_.train.seq = 32;
     config_.train.micro_batch = 2;
-    config_.train.precision = Config::Precision::kFP32;
+    config_.train.precision = config::Config::Precision::kFP32;
     config_.train.threads = 2;
     // Only products cost anything to speak of: 1 operation a second.
     hardware_.gemm_f32_flops_per_s = 1.0;
     hardware_.memory_bandwidth_bytes_per_s = 1e15;
     hardware_.launch_overhead_s = hardware_.hand_over_s = 1e-9;
   }
-  double price(Instruction instruction, std::vector<Instruction> before = {},
-               std::vector<Buffer> buffers = {}) {
-    Schedule schedule;
+  double price(schedule::Instruction instruction, std::vector<schedule::Instruction> before = {},
+               std::vector<schedule::Buffer> buffers = {}) {
+    schedule::Schedule schedule;
     schedule.instructions = std::move(before);
-    instruction.id = static_cast<InstructionId>(schedule.instructions.size());
+    instruction.id = static_cast<schedule::InstructionId>(schedule.instructions.size());
     schedule.instructions.push_back(instruction);
     schedule.buffers = std::move(buffers);
-    const Model model(model_shape(config_));
-    const BatchShape batch = batch_shape(config_);
-    CostModel(config_, model, batch, hardware_).apply(schedule);
+    const model::Model model(planner::model_shape(config_));
+    const model::BatchShape batch = planner::batch_shape(config_);
+    planner::CostModel(config_, model, batch, hardware_).apply(schedule);
     return schedule.instructions.back().cost_s;
   }
-  static Instruction of(Op op, Lane lane, std::int32_t unit = 1) {
-    Instruction instruction;
+  static schedule::Instruction of(schedule::Op op, schedule::Lane lane, std::int32_t unit = 1) {
+    schedule::Instruction instruction;
     instruction.op = op;
     instruction.lane = lane;
     instruction.unit = unit;
     return instruction;
   }
-  double pass(Op op) { return price(of(op, Lane::kCompute)); }
+  double pass(schedule::Op op) { return price(of(op, schedule::Lane::kCompute)); }
 
   // Rows times inputs times outputs of the block's four linear layers, and attention.
   static constexpr double kRows = 64, kHidden = 64, kFfn = 256;
   static constexpr double kLinear = 2 * kRows * kHidden * (4 * kHidden + 2 * kFfn);
   static constexpr double kAttention = 2 * (2 * 2) * 32 * 32 * 32 / 0.6;
 
-  Config config_;
-  HardwareProfile hardware_;
+  config::Config config_;
+  planner::HardwareProfile hardware_;
 };
 
 TEST_F(CostModelTest, APassCostsWhatItsKernelsCost) {
-  EXPECT_NEAR(pass(Op::kForward) / (kLinear + kAttention), 1, 1e-6);
-  EXPECT_NEAR(pass(Op::kBackwardInput) / (kLinear + 2.5 * kAttention), 1, 1e-6);
-  EXPECT_NEAR(pass(Op::kBackwardWeight) / kLinear, 1, 1e-6);
+  EXPECT_NEAR(pass(schedule::Op::kForward) / (kLinear + kAttention), 1, 1e-6);
+  EXPECT_NEAR(pass(schedule::Op::kBackwardInput) / (kLinear + 2.5 * kAttention), 1, 1e-6);
+  EXPECT_NEAR(pass(schedule::Op::kBackwardWeight) / kLinear, 1, 1e-6);
   // A recompute leaves out the last product.
-  EXPECT_NEAR(pass(Op::kForward) - pass(Op::kRecompute), 2 * kRows * kHidden * kFfn, 1);
+  EXPECT_NEAR(pass(schedule::Op::kForward) - pass(schedule::Op::kRecompute), 2 * kRows * kHidden * kFfn, 1);
 }
 
 // Time is attention's own axis: its work grows with the square.
 TEST_F(CostModelTest, AttentionBeyondItsGridGrowsWithTheSquareOfTime) {
-  for (const TimedOperation operation :
-       {TimedOperation::kAttentionForward, TimedOperation::kAttentionBackward}) {
+  for (const planner::TimedOperation operation :
+       {planner::TimedOperation::kAttentionForward, planner::TimedOperation::kAttentionBackward}) {
     hardware_.operations.push_back({operation, DType::kF32, {{{4}, {16}, {32}}}, {1e6}});
   }
   // Twice the grid's time: four times its seconds.
-  EXPECT_NEAR(pass(Op::kForward) - kLinear, 4e6, 1e3);
-  EXPECT_NEAR(pass(Op::kBackwardInput) - kLinear, 4e6, 1e3);
+  EXPECT_NEAR(pass(schedule::Op::kForward) - kLinear, 4e6, 1e3);
+  EXPECT_NEAR(pass(schedule::Op::kBackwardInput) - kLinear, 4e6, 1e3);
 }
 
 TEST_F(CostModelTest, StateOperationsArePricedByTheirElements) {
-  const auto grid = [&](TimedOperation operation, DType dtype, double seconds) {
+  const auto grid = [&](planner::TimedOperation operation, DType dtype, double seconds) {
     hardware_.operations.push_back({operation, dtype, {{{1000}, {1}, {1}}}, {seconds}});
   };
-  grid(TimedOperation::kAccumulate, DType::kBF16, 1);
-  grid(TimedOperation::kSquaredNorm, DType::kF32, 2);
-  grid(TimedOperation::kAdamW, DType::kF32, 3);
-  grid(TimedOperation::kAdamW, DType::kBF16, 4);
-  const auto buffer = [](StateKind kind, DType dtype, BufferId id) {
-    Buffer made;
+  grid(planner::TimedOperation::kAccumulate, DType::kBF16, 1);
+  grid(planner::TimedOperation::kSquaredNorm, DType::kF32, 2);
+  grid(planner::TimedOperation::kAdamW, DType::kF32, 3);
+  grid(planner::TimedOperation::kAdamW, DType::kBF16, 4);
+  const auto buffer = [](StateKind kind, DType dtype, schedule::BufferId id) {
+    schedule::Buffer made;
     made.id = id;
     made.kind = kind;
     made.dtype = dtype;
     made.bytes = 10'000 * dtype_bytes(dtype);
     return made;
   };
-  const std::vector<Buffer> buffers{
+  const std::vector<schedule::Buffer> buffers{
       buffer(StateKind::kGradient, DType::kBF16, 0), buffer(StateKind::kGradient, DType::kF32, 1),
       buffer(StateKind::kMoment1, DType::kF32, 2), buffer(StateKind::kMaster, DType::kF32, 3)};
-  Instruction accumulate = of(Op::kAccumulateGrad, Lane::kOptimizer);
+  schedule::Instruction accumulate = of(schedule::Op::kAccumulateGrad, schedule::Lane::kOptimizer);
   accumulate.reads = {{0, 0, 4000}, {1, 0, 8000}};
   accumulate.writes = {{1, 0, 8000}};
   EXPECT_NEAR(price(accumulate, {}, buffers), 2, 1e-6);
-  Instruction norm = of(Op::kGradNorm, Lane::kOptimizer);
+  schedule::Instruction norm = of(schedule::Op::kGradNorm, schedule::Lane::kOptimizer);
   norm.reads = {{1, 0, 0}};
   EXPECT_NEAR(price(norm, {}, buffers), 20, 1e-6);
-  Instruction step = of(Op::kOptimizerStep, Lane::kOptimizer);
+  schedule::Instruction step = of(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer);
   step.reads = {{1, 0, 4000}};
   step.writes = {{2, 0, 4000}};
   EXPECT_NEAR(price(step, {}, buffers), 3, 1e-6);
-  config_.train.precision = Config::Precision::kBF16;
+  config_.train.precision = config::Config::Precision::kBF16;
   step.reads = {{0, 0, 2000}};
   step.writes.push_back({3, 0, 4000});
   EXPECT_NEAR(price(step, {}, buffers), 4, 1e-6);
@@ -116,7 +116,7 @@ TEST_F(CostModelTest, StateOperationsArePricedByTheirElements) {
   step.reads = {{1, 0, 4000}};
   EXPECT_NEAR(price(step, {}, buffers), 4.0 * 30 / 28, 1e-6);
   // By arithmetic: 8-bit moments move half the bytes, and take longer.
-  config_.optimizer.moments = Config::Moments::k8Bit;
+  config_.optimizer.moments = config::Config::Moments::k8Bit;
   EXPECT_GT(price(step, {}, buffers), 1.5 * 4.0);
 }
 
@@ -125,25 +125,25 @@ TEST_F(CostModelTest, DuplexIsMeasuredAgainstBothRates) {
   hardware_.storage_read_bytes_per_s = 2e9;
   hardware_.storage_write_bytes_per_s = 1e9;
   hardware_.storage_duplex_bytes_per_s = 1e9;
-  const Model model(model_shape(config_));
-  const BatchShape batch = batch_shape(config_);
+  const model::Model model(planner::model_shape(config_));
+  const model::BatchShape batch = planner::batch_shape(config_);
   const auto simulation_model = [&] {
-    return CostModel(config_, model, batch, hardware_).simulation_model();
+    return planner::CostModel(config_, model, batch, hardware_).simulation_model();
   };
   EXPECT_NEAR(simulation_model().storage_duplex, 0.25 + 0.5, 1e-9);
-  const auto compute = static_cast<std::size_t>(Lane::kCompute);
+  const auto compute = static_cast<std::size_t>(schedule::Lane::kCompute);
   EXPECT_EQ(simulation_model().cores_used[compute], 2);
   config_.train.threads = 0;  // all
   EXPECT_EQ(simulation_model().cores_used[compute], 8);
 }
 
 TEST_F(CostModelTest, ACopyThatWaitsForItsLinkLeavesTheCore) {
-  const Model model(model_shape(config_));
-  const BatchShape batch = batch_shape(config_);
+  const model::Model model(planner::model_shape(config_));
+  const model::BatchShape batch = planner::batch_shape(config_);
   const auto upload_cores = [&] {
-    return CostModel(config_, model, batch, hardware_)
+    return planner::CostModel(config_, model, batch, hardware_)
         .simulation_model()
-        .cores_used[static_cast<std::size_t>(Lane::kH2D)];
+        .cores_used[static_cast<std::size_t>(schedule::Lane::kH2D)];
   };
   EXPECT_EQ(upload_cores(), 1);
   config_.memory.link_bandwidth_bytes_per_s = hardware_.single_core_copy_bytes_per_s / 4;
@@ -151,35 +151,35 @@ TEST_F(CostModelTest, ACopyThatWaitsForItsLinkLeavesTheCore) {
 }
 
 TEST_F(CostModelTest, FewerThreadsThanTheProfilesTakeLonger) {
-  const double both = pass(Op::kForward);
+  const double both = pass(schedule::Op::kForward);
   config_.train.threads = 1;
-  EXPECT_NEAR(pass(Op::kForward) / both, 2, 1e-6);
+  EXPECT_NEAR(pass(schedule::Op::kForward) / both, 2, 1e-6);
   config_.train.threads = 4;  // more than there are: no faster
-  EXPECT_NEAR(pass(Op::kForward) / both, 1, 1e-6);
+  EXPECT_NEAR(pass(schedule::Op::kForward) / both, 1, 1e-6);
   hardware_.core_scaling = 0.5;  // the second core adds half
   config_.train.threads = 1;
-  EXPECT_NEAR(pass(Op::kForward) / both, 1.5, 1e-6);
+  EXPECT_NEAR(pass(schedule::Op::kForward) / both, 1.5, 1e-6);
 }
 
 TEST_F(CostModelTest, AMeasuredGridGoesBeforeTheRate) {
   // All products with B transposed take a second, whatever their size: four in a forward pass.
   hardware_.operations.push_back(
-      {TimedOperation::kGemmNT, DType::kF32, {{{1 << 20}, {1 << 20}, {1 << 20}}}, {1.0}});
-  EXPECT_NEAR(pass(Op::kForward) - kAttention, 4, 1e-3);
-  EXPECT_NEAR(pass(Op::kBackwardWeight) / kLinear, 1, 1e-6);
+      {planner::TimedOperation::kGemmNT, DType::kF32, {{{1 << 20}, {1 << 20}, {1 << 20}}}, {1.0}});
+  EXPECT_NEAR(pass(schedule::Op::kForward) - kAttention, 4, 1e-3);
+  EXPECT_NEAR(pass(schedule::Op::kBackwardWeight) / kLinear, 1, 1e-6);
 }
 
 TEST_F(CostModelTest, ATransferHasALatencyAndACopyItsLink) {
-  Instruction read = of(Op::kStorageRead, Lane::kStorageRead);
+  schedule::Instruction read = of(schedule::Op::kStorageRead, schedule::Lane::kStorageRead);
   read.bytes = 1'000'000;
   hardware_.storage_latency_s = 0.5;
   hardware_.storage_read_bytes_per_s = 1e6;
   EXPECT_NEAR(price(read), 1.5, 1e-6);
   hardware_.operations.push_back(
-      {TimedOperation::kStorageRead, DType::kU8, {{{1'000'000}, {1}, {1}}}, {0.25}});
+      {planner::TimedOperation::kStorageRead, DType::kU8, {{{1'000'000}, {1}, {1}}}, {0.25}});
   EXPECT_NEAR(price(read), 0.25, 1e-6);
 
-  Instruction copy = of(Op::kUpload, Lane::kH2D);
+  schedule::Instruction copy = of(schedule::Op::kUpload, schedule::Lane::kH2D);
   copy.bytes = 1'000'000;
   hardware_.single_core_copy_bytes_per_s = 1e7;
   EXPECT_NEAR(price(copy), 0.1, 1e-6);
@@ -190,74 +190,74 @@ TEST_F(CostModelTest, ATransferHasALatencyAndACopyItsLink) {
 
 // On a GPU compute and copies are its own, at its own rates; the optimizer lane stays the host's.
 TEST_F(CostModelTest, AGpuIsPricedByItsOwnFiguresAndTakesNoCores) {
-  const double on_host = pass(Op::kForward);
-  HardwareProfile gpu = hardware_.gpu_or_default();
+  const double on_host = pass(schedule::Op::kForward);
+  planner::HardwareProfile gpu = hardware_.gpu_or_default();
   gpu.gemm_f32_flops_per_s = 100.0;
   gpu.memory_bandwidth_bytes_per_s = 1e15;
   gpu.single_core_copy_bytes_per_s = 2e6;
   gpu.launch_overhead_s = gpu.hand_over_s = 1e-9;
-  hardware_.gpu = std::make_shared<const HardwareProfile>(gpu);
-  EXPECT_EQ(pass(Op::kForward), on_host);  // memory.backend = "auto" was not settled to the GPU
-  config_.memory.backend = Config::Backend::kCuda;
-  EXPECT_NEAR(on_host / pass(Op::kForward), 100, 1e-6);
+  hardware_.gpu = std::make_shared<const planner::HardwareProfile>(gpu);
+  EXPECT_EQ(pass(schedule::Op::kForward), on_host);  // memory.backend = "auto" was not settled to the GPU
+  config_.memory.backend = config::Config::Backend::kCuda;
+  EXPECT_NEAR(on_host / pass(schedule::Op::kForward), 100, 1e-6);
   config_.train.threads = 1;  // the host's
-  EXPECT_NEAR(on_host / pass(Op::kForward), 100, 1e-6);
-  Instruction copy = of(Op::kUpload, Lane::kH2D);
+  EXPECT_NEAR(on_host / pass(schedule::Op::kForward), 100, 1e-6);
+  schedule::Instruction copy = of(schedule::Op::kUpload, schedule::Lane::kH2D);
   copy.bytes = 1'000'000;
   EXPECT_NEAR(price(copy), 0.5, 1e-6);
 
-  Instruction norm = of(Op::kGradNorm, Lane::kOptimizer);
-  Buffer gradient;
+  schedule::Instruction norm = of(schedule::Op::kGradNorm, schedule::Lane::kOptimizer);
+  schedule::Buffer gradient;
   gradient.id = 0;
   gradient.dtype = DType::kF32;
   gradient.bytes = 4'000'000;
   norm.reads = {{0, 0, gradient.bytes}};
   hardware_.memory_bandwidth_bytes_per_s = 4e6;
   const double host_lane = price(norm, {}, {gradient});
-  norm.lane = Lane::kCompute;
+  norm.lane = schedule::Lane::kCompute;
   EXPECT_GT(host_lane, 0.5);
   EXPECT_LT(price(norm, {}, {gradient}), 1e-3);
 
-  const Model model(model_shape(config_));
-  const SimulationModel simulation =
-      CostModel(config_, model, batch_shape(config_), hardware_).simulation_model();
-  EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(Lane::kCompute)], 0);
-  EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(Lane::kH2D)], 0);
-  EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(Lane::kOptimizer)], 1);
+  const model::Model model(planner::model_shape(config_));
+  const schedule::SimulationModel simulation =
+      planner::CostModel(config_, model, planner::batch_shape(config_), hardware_).simulation_model();
+  EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(schedule::Lane::kCompute)], 0);
+  EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(schedule::Lane::kH2D)], 0);
+  EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(schedule::Lane::kOptimizer)], 1);
 }
 
 TEST_F(CostModelTest, OnlyWhatAnotherLaneWakesPaysForIt) {
   hardware_.launch_overhead_s = 1;
   hardware_.hand_over_s = 10;
-  Instruction first = of(Op::kUpload, Lane::kH2D);
-  Instruction second = of(Op::kDownload, Lane::kD2H);
+  schedule::Instruction first = of(schedule::Op::kUpload, schedule::Lane::kH2D);
+  schedule::Instruction second = of(schedule::Op::kDownload, schedule::Lane::kD2H);
   EXPECT_NEAR(price(second, {first}), 1, 1e-3);
   second.deps = {0};
   EXPECT_NEAR(price(second, {first}), 10, 1e-3);
-  second.lane = Lane::kH2D;
+  second.lane = schedule::Lane::kH2D;
   EXPECT_NEAR(price(second, {first}), 1, 1e-3);
   // A transfer's own time has the wake-up.
-  second.lane = Lane::kD2H;
-  first.lane = Lane::kStorageRead;
+  second.lane = schedule::Lane::kD2H;
+  first.lane = schedule::Lane::kStorageRead;
   EXPECT_NEAR(price(second, {first}), 1, 1e-3);
 }
 
 // A read of state that only the update sees is free with it; one of weights that a pass sees is
 // not.
 TEST(FreeOptimizer, LeavesOutUpdatesAndTheTransfersOfTheirState) {
-  Schedule schedule;
+  schedule::Schedule schedule;
   for (const bool persistent : {true, false, false}) {
-    Buffer buffer;
-    buffer.id = static_cast<BufferId>(schedule.buffers.size());
+    schedule::Buffer buffer;
+    buffer.id = static_cast<schedule::BufferId>(schedule.buffers.size());
     buffer.tier = persistent ? Tier::kStorage : Tier::kPinned;
     buffer.persistent = persistent;
     buffer.bytes = 4096;
     schedule.buffers.push_back(buffer);
   }
-  const auto add = [&](Op op, Lane lane, double cost_s, BufferId from, BufferId to,
-                       std::vector<InstructionId> deps) {
-    Instruction instruction;
-    instruction.id = static_cast<InstructionId>(schedule.instructions.size());
+  const auto add = [&](schedule::Op op, schedule::Lane lane, double cost_s, schedule::BufferId from, schedule::BufferId to,
+                       std::vector<schedule::InstructionId> deps) {
+    schedule::Instruction instruction;
+    instruction.id = static_cast<schedule::InstructionId>(schedule.instructions.size());
     instruction.op = op;
     instruction.lane = lane;
     instruction.cost_s = cost_s;
@@ -267,13 +267,13 @@ TEST(FreeOptimizer, LeavesOutUpdatesAndTheTransfersOfTheirState) {
     schedule.instructions.push_back(instruction);
     return instruction.id;
   };
-  const InstructionId state = add(Op::kStorageRead, Lane::kStorageRead, 1.0, 0, 1, {});
-  const InstructionId update = add(Op::kOptimizerStep, Lane::kOptimizer, 2.0, 1, 1, {state});
-  const InstructionId back = add(Op::kStorageWrite, Lane::kStorageWrite, 4.0, 1, 0, {update});
-  const InstructionId weights = add(Op::kStorageRead, Lane::kStorageRead, 8.0, 0, 2, {back});
-  add(Op::kForward, Lane::kCompute, 16.0, 2, 2, {weights});
-  EXPECT_NEAR(simulate(schedule, {}).total_s, 31.0, 1e-6);
-  EXPECT_NEAR(simulate_free_optimizer(schedule, {}).total_s, 24.0, 1e-6);
+  const schedule::InstructionId state = add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 1.0, 0, 1, {});
+  const schedule::InstructionId update = add(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, 2.0, 1, 1, {state});
+  const schedule::InstructionId back = add(schedule::Op::kStorageWrite, schedule::Lane::kStorageWrite, 4.0, 1, 0, {update});
+  const schedule::InstructionId weights = add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 8.0, 0, 2, {back});
+  add(schedule::Op::kForward, schedule::Lane::kCompute, 16.0, 2, 2, {weights});
+  EXPECT_NEAR(schedule::simulate(schedule, {}).total_s, 31.0, 1e-6);
+  EXPECT_NEAR(planner::simulate_free_optimizer(schedule, {}).total_s, 24.0, 1e-6);
 }
 
 }  // namespace

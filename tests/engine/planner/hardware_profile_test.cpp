@@ -16,51 +16,51 @@ namespace {
 
 using nlohmann::json;
 
-HardwareProfile sample() {
-  HardwareProfile profile;
+planner::HardwareProfile sample() {
+  planner::HardwareProfile profile;
   profile.cpu_name = "A processor";
   profile.cores = 7;
   profile.storage_read_bytes_per_s = 1.0 / 3.0 * 1e9;  // needs all digits
-  profile.operations = {{TimedOperation::kGemmNT,
+  profile.operations = {{planner::TimedOperation::kGemmNT,
                          DType::kBF16,
                          {{{16, 64}, {32, 512}, {8}}},
                          {1e-6, 2e-6, 3e-6, 1.0 / 3}},
-                        {TimedOperation::kStorageRead, DType::kU8, {{{4096}, {1}, {1}}}, {2e-4}}};
+                        {planner::TimedOperation::kStorageRead, DType::kU8, {{{4096}, {1}, {1}}}, {2e-4}}};
   return profile;
 }
 
 std::string refusal(const std::string& text) {
   try {
-    profile_from_json(text, "given.json");
+    planner::profile_from_json(text, "given.json");
   } catch (const InputError& error) {
     return error.what();
   }
   return {};
 }
 
-TEST(HardwareProfile, ReadsBackWhatItWrote) {
-  const std::string text = to_json(sample());
-  EXPECT_EQ(to_json(profile_from_json(text, "x")), text);
-  EXPECT_EQ(profile_from_json(text, "x").storage_read_bytes_per_s,
+TEST(planner::HardwareProfile, ReadsBackWhatItWrote) {
+  const std::string text = planner::to_json(sample());
+  EXPECT_EQ(planner::to_json(planner::profile_from_json(text, "x")), text);
+  EXPECT_EQ(planner::profile_from_json(text, "x").storage_read_bytes_per_s,
             sample().storage_read_bytes_per_s);
-  const HardwareProfile read = profile_from_json(text, "x");
-  const OperationGrid* const grid = read.find(TimedOperation::kGemmNT, DType::kBF16);
+  const planner::HardwareProfile read = planner::profile_from_json(text, "x");
+  const planner::OperationGrid* const grid = read.find(planner::TimedOperation::kGemmNT, DType::kBF16);
   ASSERT_NE(grid, nullptr);
   EXPECT_EQ(grid->seconds.at(3), 1.0 / 3);
   EXPECT_EQ(grid->axes[1].at(1), 512);
-  EXPECT_EQ(read.find(TimedOperation::kGemmNT, DType::kF32), nullptr);
+  EXPECT_EQ(read.find(planner::TimedOperation::kGemmNT, DType::kF32), nullptr);
 }
 
-TEST(HardwareProfile, AGpuIsAProfileWithinTheMachines) {
-  HardwareProfile profile = sample();
+TEST(planner::HardwareProfile, AGpuIsAProfileWithinTheMachines) {
+  planner::HardwareProfile profile = sample();
   EXPECT_GT(profile.gpu_or_default().gemm_bf16_flops_per_s, profile.gemm_bf16_flops_per_s);
-  HardwareProfile gpu = sample();
+  planner::HardwareProfile gpu = sample();
   gpu.backend = "cuda";
   gpu.gemm_bf16_flops_per_s = 7e14;
-  profile.gpu = std::make_shared<const HardwareProfile>(gpu);
-  const std::string text = to_json(profile);
-  const HardwareProfile read = profile_from_json(text, "x");
-  EXPECT_EQ(to_json(read), text);
+  profile.gpu = std::make_shared<const planner::HardwareProfile>(gpu);
+  const std::string text = planner::to_json(profile);
+  const planner::HardwareProfile read = planner::profile_from_json(text, "x");
+  EXPECT_EQ(planner::to_json(read), text);
   EXPECT_EQ(read.gpu_or_default().gemm_bf16_flops_per_s, 7e14);
 
   json wrong = json::parse(text);
@@ -74,8 +74,8 @@ TEST(HardwareProfile, AGpuIsAProfileWithinTheMachines) {
   EXPECT_NE(refusal(wrong.dump()).find("no key"), std::string::npos) << refusal(wrong.dump());
 }
 
-TEST(HardwareProfile, EveryKeyIsNeededAndNoOtherIsTaken) {
-  const json whole = json::parse(to_json(sample()));
+TEST(planner::HardwareProfile, EveryKeyIsNeededAndNoOtherIsTaken) {
+  const json whole = json::parse(planner::to_json(sample()));
   for (const auto& [key, value] : whole.items()) {
     json less = whole;
     less.erase(key);
@@ -88,8 +88,8 @@ TEST(HardwareProfile, EveryKeyIsNeededAndNoOtherIsTaken) {
   EXPECT_NE(refusal(more.dump()).find("'storage_red'"), std::string::npos);
 }
 
-TEST(HardwareProfile, ValuesOutOfBoundsAreRefusedByName) {
-  const json whole = json::parse(to_json(sample()));
+TEST(planner::HardwareProfile, ValuesOutOfBoundsAreRefusedByName) {
+  const json whole = json::parse(planner::to_json(sample()));
   for (const auto& [key, value] : whole.items()) {
     for (const json& wrong : {json(nullptr), json(-1), json(0), json(1e300), json::array({1}),
                               json("x"), json(false)}) {
@@ -119,39 +119,39 @@ TEST(HardwareProfile, ValuesOutOfBoundsAreRefusedByName) {
   EXPECT_NE(refusal(twice.dump()).find("operations[2].operation"), std::string::npos);
 }
 
-TEST(HardwareProfile, TextThatIsNoProfileIsRefused) {
+TEST(planner::HardwareProfile, TextThatIsNoProfileIsRefused) {
   for (const char* text :
        {"", "{", "[]", "12", "nul", "{\"format\":\"sluice-hardware-profile\",\"version\":1}"}) {
     EXPECT_NE(refusal(text).find("given.json"), std::string::npos) << text;
   }
 }
 
-TEST(HardwareProfile, SavesWholeAndLoadsOrFallsBackToTheDefault) {
+TEST(planner::HardwareProfile, SavesWholeAndLoadsOrFallsBackToTheDefault) {
   const TempDirectory directory;
   const std::string path = directory.file("new/sub/hardware.json");
-  EXPECT_EQ(load_profile_or_default(path).cpu_name, HardwareProfile{}.cpu_name);
-  EXPECT_EQ(load_profile_or_default("").cores, HardwareProfile{}.cores);
-  EXPECT_THROW(load_profile(path), InputError);
-  save_profile(sample(), path);
-  save_profile(sample(), path);
-  EXPECT_EQ(load_profile_or_default(path).cores, 7);
+  EXPECT_EQ(planner::load_profile_or_default(path).cpu_name, planner::HardwareProfile{}.cpu_name);
+  EXPECT_EQ(planner::load_profile_or_default("").cores, planner::HardwareProfile{}.cores);
+  EXPECT_THROW(planner::load_profile(path), InputError);
+  planner::save_profile(sample(), path);
+  planner::save_profile(sample(), path);
+  EXPECT_EQ(planner::load_profile_or_default(path).cores, 7);
   // Nothing beside it.
   const auto parent = std::filesystem::path(path).parent_path();
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(parent), {}), 1);
   std::ofstream(path) << "{";
-  EXPECT_THROW(load_profile_or_default(path), InputError);
+  EXPECT_THROW(planner::load_profile_or_default(path), InputError);
   std::ofstream(path) << std::string(2 << 20, ' ');
-  EXPECT_THROW(load_profile(path), InputError);
-  EXPECT_THROW(save_profile(sample(), path + "/below/a/file"), IoError);
+  EXPECT_THROW(planner::load_profile(path), InputError);
+  EXPECT_THROW(planner::save_profile(sample(), path + "/below/a/file"), IoError);
 }
 
-TEST(HardwareProfile, ItsPlaceFollowsTheXdgVariables) {
+TEST(planner::HardwareProfile, ItsPlaceFollowsTheXdgVariables) {
   const char* const cache = std::getenv("XDG_CACHE_HOME");
   const std::string before = cache == nullptr ? "" : cache;
   ::setenv("XDG_CACHE_HOME", "/somewhere", 1);
-  EXPECT_EQ(default_profile_path(), "/somewhere/sluice/hardware.json");
+  EXPECT_EQ(planner::default_profile_path(), "/somewhere/sluice/hardware.json");
   ::setenv("XDG_CACHE_HOME", "relative", 1);  // the specification: to be ignored
-  EXPECT_EQ(default_profile_path().find("relative"), std::string::npos);
+  EXPECT_EQ(planner::default_profile_path().find("relative"), std::string::npos);
   if (before.empty()) {
     ::unsetenv("XDG_CACHE_HOME");
   } else {

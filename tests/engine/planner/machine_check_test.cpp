@@ -8,11 +8,11 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 namespace {
 
-Config small_budgets() {
-  Config config;
+config::Config small_budgets() {
+  config::Config config;
   config.memory.device_bytes = kMiB;
   config.memory.pinned_bytes = kMiB;
   config.memory.storage_paths = {std::filesystem::temp_directory_path().string()};
@@ -20,7 +20,7 @@ Config small_budgets() {
 }
 
 TEST(SettleBudgets, AutoStorageIsWhatIsFreeUpToItsMost) {
-  Config config = small_budgets();
+  config::Config config = small_budgets();
   const MachineRoom room = settle_budgets(config);
   EXPECT_GT(room.memory_bytes, 2 * kMiB);
   EXPECT_EQ(config.memory.storage_bytes, std::min(room.storage_bytes, kMostAutoStorageBytes));
@@ -28,7 +28,7 @@ TEST(SettleBudgets, AutoStorageIsWhatIsFreeUpToItsMost) {
 
 // A GPU's memory is its own: the budgets of device and pinned memory are held apart.
 TEST(SettleBudgets, AGpusMemoryIsNotTheHosts) {
-  Config config = small_budgets();
+  config::Config config = small_budgets();
   config.memory.device_bytes = std::uint64_t{1} << 60;
   EXPECT_NO_THROW(settle_budgets(config, std::uint64_t{1} << 60));
   config.memory.device_bytes = 3 * kMiB;
@@ -45,8 +45,8 @@ TEST(SettleBudgets, AGpusMemoryIsNotTheHosts) {
 }
 
 TEST(SettleBudgets, PathsOnOneFileSystemShareItsRoom) {
-  Config one = small_budgets();
-  Config two = small_budgets();
+  config::Config one = small_budgets();
+  config::Config two = small_budgets();
   two.memory.storage_paths.push_back(two.memory.storage_paths.front() + "/second");
   const std::uint64_t alone = settle_budgets(one).storage_bytes;
   const std::uint64_t shared = settle_budgets(two).storage_bytes;
@@ -56,11 +56,11 @@ TEST(SettleBudgets, PathsOnOneFileSystemShareItsRoom) {
 
 // What lies on a file system in all counts there, however it is shared.
 TEST(StorageShares, APathWithoutRoomIsNamedAndSharesAreConfigurable) {
-  Config config = small_budgets();
+  config::Config config = small_budgets();
   config.memory.storage_paths.push_back(config.memory.storage_paths.front() + "/second");
   EXPECT_EQ(configured_layout(config).shares(), (std::vector<std::uint32_t>{1, 1}));
   config.memory.storage_shares = {6, 2};
-  const StripeLayout layout = configured_layout(config);
+  const offload::StripeLayout layout = configured_layout(config);
   EXPECT_EQ(layout.shares(), (std::vector<std::uint32_t>{3, 1}));
   EXPECT_TRUE(paths_without_room(config, layout, kMiB).empty());
   EXPECT_EQ(paths_without_room(config, layout, std::uint64_t{1} << 60),
@@ -72,7 +72,7 @@ TEST(StorageShares, APathWithoutRoomIsNamedAndSharesAreConfigurable) {
 TEST(StorageShares, APathBesideTheCheckpointsGetsNoMoreThanAnEvenShare) {
   struct stat memory {
   }, disk{};
-  Config config = small_budgets();
+  config::Config config = small_budgets();
   ASSERT_EQ(stat(config.memory.storage_paths.front().c_str(), &disk), 0);
   if (stat("/dev/shm", &memory) != 0 || memory.st_dev == disk.st_dev) {
     GTEST_SKIP() << "there is one file system";
@@ -80,13 +80,13 @@ TEST(StorageShares, APathBesideTheCheckpointsGetsNoMoreThanAnEvenShare) {
   config.memory.storage_paths.push_back("/dev/shm");
   config.checkpoint.dir = "/dev/shm";
   config.log.dir = "/dev/shm";
-  EXPECT_TRUE(paths_without_room(config, StripeLayout({3, 1}), 16 * kMiB).empty());
-  EXPECT_EQ(paths_without_room(config, StripeLayout({1, 3}), 16 * kMiB),
+  EXPECT_TRUE(paths_without_room(config, offload::StripeLayout({3, 1}), 16 * kMiB).empty());
+  EXPECT_EQ(paths_without_room(config, offload::StripeLayout({1, 3}), 16 * kMiB),
             (std::vector<std::size_t>{1}));
 }
 
 TEST(SettleBudgets, MoreThanIsFreeIsRefusedWithBothSizes) {
-  Config config = small_budgets();
+  config::Config config = small_budgets();
   config.memory.storage_bytes = std::uint64_t{1} << 60;
   try {
     settle_budgets(config);
@@ -98,7 +98,7 @@ TEST(SettleBudgets, MoreThanIsFreeIsRefusedWithBothSizes) {
 }
 
 TEST(KeepPossibleSuggestions, HoldsThemAgainstTheRoomThatWasRead) {
-  Config config = small_budgets();
+  config::Config config = small_budgets();
   config.memory.storage_bytes = 8 * kGiB;
   Refusal refusal;
   refusal.suggestions = {{{"memory.pinned", 2 * kGiB}},
@@ -111,4 +111,4 @@ TEST(KeepPossibleSuggestions, HoldsThemAgainstTheRoomThatWasRead) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::planner

@@ -5,7 +5,7 @@
 #include "tests/support/planned_session.hpp"
 #include "tests/support/random_training.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 namespace {
 
 using testing::Draws;
@@ -18,13 +18,13 @@ using testing::operator+;
 // Ample budgets for most, and for the rest exactly what the first plan needs.
 constexpr std::uint64_t kConfigurations = 24;
 
-std::string bytes_setting(const std::string& tier, const RunEvent& peak) {
+std::string bytes_setting(const std::string& tier, const train::RunEvent& peak) {
   return "memory." + tier + "=" + std::to_string(peak.at(tier).get<std::uint64_t>());
 }
 
 // Of a speculative step that was made once more, the redo's too.
-RunEvent planned_bytes(const RunEvent& plan, const RunEvent& step) {
-  RunEvent bytes = plan.at("bytes_moved");
+train::RunEvent planned_bytes(const train::RunEvent& plan, const train::RunEvent& step) {
+  train::RunEvent bytes = plan.at("bytes_moved");
   if (!step.value("redone", false)) return bytes;
   for (const auto& [link, redo] : plan.at("speculation").at("redo_bytes_moved").items()) {
     bytes[link] = bytes.at(link).get<std::uint64_t>() + redo.get<std::uint64_t>();
@@ -32,9 +32,9 @@ RunEvent planned_bytes(const RunEvent& plan, const RunEvent& step) {
   return bytes;
 }
 
-void expect_plan_equals_run(const TrainingRecord& run, const Config& config) {
-  ASSERT_EQ(run.end, TrainingEnd::kDone);
-  const RunEvent& peak = run.plan.at("peak_bytes");
+void expect_plan_equals_run(const TrainingRecord& run, const config::Config& config) {
+  ASSERT_EQ(run.end, train::TrainingEnd::kDone);
+  const train::RunEvent& peak = run.plan.at("peak_bytes");
   EXPECT_EQ(run.done.at("peak_bytes"), peak);
   EXPECT_EQ(run.done.at("measured_peak_bytes"), peak);
   EXPECT_LE(peak.at("device"), config.memory.device_bytes);
@@ -48,7 +48,7 @@ void expect_plan_equals_run(const TrainingRecord& run, const Config& config) {
   }
   for (const char* link : {"upload", "download", "storage_read", "storage_write"}) {
     std::uint64_t total = 0;
-    for (const RunEvent& step : run.steps) {
+    for (const train::RunEvent& step : run.steps) {
       total += planned_bytes(run.plan, step).at(link).get<std::uint64_t>();
     }
     EXPECT_EQ(run.done.at("bytes_moved").at(link), total) << link;
@@ -64,15 +64,15 @@ TEST(PlanEqualsRun, ForVariedConfigurations) {
                                 testing::random_movement(draw) + Overrides{"train.steps=2"};
     SCOPED_TRACE(::testing::PrintToString(overrides));
     const std::string name = "run" + std::to_string(seed);
-    const Config config = bench.config(name, overrides);
+    const config::Config config = bench.config(name, overrides);
     const TrainingRecord run = TrainingBench::run(config);
     expect_plan_equals_run(run, config);
     if (HasFatalFailure()) continue;
     moved_by_storage += run.plan.at("bytes_moved").at("storage_read").get<std::uint64_t>();
     if (seed % 3 != 0) continue;
     SCOPED_TRACE("budgets as planned");
-    const RunEvent& peak = run.plan.at("peak_bytes");
-    const Config exact =
+    const train::RunEvent& peak = run.plan.at("peak_bytes");
+    const config::Config exact =
         bench.config(name + "_exact", overrides + Overrides{bytes_setting("device", peak),
                                                             bytes_setting("pinned", peak),
                                                             bytes_setting("storage", peak)});
@@ -88,14 +88,14 @@ TEST(PlanEqualsRun, AlsoForEvaluation) {
     const Overrides overrides = testing::random_model(draw) + testing::random_placement(draw) +
                                 testing::random_movement(draw);
     SCOPED_TRACE(::testing::PrintToString(overrides));
-    const Config config = bench.config("run", overrides);
+    const config::Config config = bench.config("run", overrides);
     PlannedSession run(config);
     run.step(0);
     run.session().drain();
-    const LinkBytes before = run.session().moved_bytes();
+    const schedule::LinkBytes before = run.session().moved_bytes();
     run.evaluate();
-    const LinkBytes after = run.session().moved_bytes();
-    EXPECT_EQ((LinkBytes{after.upload - before.upload, after.download - before.download,
+    const schedule::LinkBytes after = run.session().moved_bytes();
+    EXPECT_EQ((schedule::LinkBytes{after.upload - before.upload, after.download - before.download,
                          after.storage_read - before.storage_read,
                          after.storage_write - before.storage_write}),
               run.plan().evaluation_bytes);
@@ -106,7 +106,7 @@ TEST(PlanEqualsRun, AlsoForEvaluation) {
 // The states of a piece are written side by side: no lane stops at the Release behind a write.
 TEST(StorageLanes, WriteSeveralPiecesAtOnce) {
   const TrainingBench bench;
-  const Config config =
+  const config::Config config =
       bench.config("run", {"model.layers=2", "model.hidden=256", "model.heads=4",
                            "model.max_seq=16", "train.seq=16", "memory.place.optimizer=storage"});
   PlannedSession run(config);
@@ -132,7 +132,7 @@ TEST(SteadyState, AllocatesNothing) {
   const TrainingBench bench;
   for (const char* place : {"device", "pinned", "storage"}) {
     SCOPED_TRACE(place);
-    const Config config =
+    const config::Config config =
         bench.config("run", Overrides{"model.layers=2", "model.hidden=64", "model.heads=4",
                                       "train.seq=16", "train.accumulate=2"} +
                                 testing::places(place, place, place));
@@ -150,4 +150,4 @@ TEST(SteadyState, AllocatesNothing) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::planner

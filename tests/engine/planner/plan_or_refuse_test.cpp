@@ -11,7 +11,7 @@
 #include "tests/support/random_training.hpp"
 #include "tests/support/sweep.hpp"
 
-namespace sluice {
+namespace sluice::planner {
 namespace {
 
 using testing::Draws;
@@ -36,41 +36,41 @@ Draft random_draft(std::uint64_t seed) {
   return draft;
 }
 
-bool accepted(const Config& config) {
+bool accepted(const config::Config& config) {
   return std::holds_alternative<Plan>(planned(config));
 }
 
-Config changed(Config config, const Suggestion& change) {
+config::Config changed(config::Config config, const Suggestion& change) {
   for (const auto& [key, bytes] : change) {
-    find_config_key(key)->assign(config, static_cast<std::int64_t>(bytes));
+    config::find_config_key(key)->assign(config, static_cast<std::int64_t>(bytes));
   }
   return config;
 }
 
-TierBytes budgets_of(const Config& config) {
+TierBytes budgets_of(const config::Config& config) {
   return {config.memory.device_bytes, config.memory.pinned_bytes, config.memory.storage_bytes};
 }
 
-void expect_valid(const Plan& plan, const Config& config) {
-  EXPECT_EQ(validate(plan.training, budgets_of(config)), std::vector<std::string>{});
-  EXPECT_EQ(validate(plan.evaluation, budgets_of(config)), std::vector<std::string>{});
-  EXPECT_EQ(validate(plan.first, budgets_of(config)), std::vector<std::string>{});
-  EXPECT_EQ(validate(plan.drain, budgets_of(config)), std::vector<std::string>{});
-  EXPECT_EQ(validate(plan.redo, budgets_of(config)), std::vector<std::string>{});
+void expect_valid(const Plan& plan, const config::Config& config) {
+  EXPECT_EQ(schedule::validate(plan.training, budgets_of(config)), std::vector<std::string>{});
+  EXPECT_EQ(schedule::validate(plan.evaluation, budgets_of(config)), std::vector<std::string>{});
+  EXPECT_EQ(schedule::validate(plan.first, budgets_of(config)), std::vector<std::string>{});
+  EXPECT_EQ(schedule::validate(plan.drain, budgets_of(config)), std::vector<std::string>{});
+  EXPECT_EQ(schedule::validate(plan.redo, budgets_of(config)), std::vector<std::string>{});
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
     EXPECT_LE(plan.peak_bytes[tier], budgets_of(config)[tier]);
   }
 }
 
 // Of two steps that are clipped: the second one's norm, and the state behind it.
-std::pair<std::optional<Term>, decltype(Interpretation::exit)> two_steps(const Plan& plan) {
-  CarriedState left;
+std::pair<std::optional<schedule::Term>, decltype(schedule::Interpretation::exit)> two_steps(const Plan& plan) {
+  schedule::CarriedState left;
   bool started = false;
-  const auto pass = [&](const Schedule& schedule, std::uint64_t step) {
-    InterpretOptions options;
+  const auto pass = [&](const schedule::Schedule& schedule, std::uint64_t step) {
+    schedule::InterpretOptions options;
     options.before = started ? &left : nullptr;
     options.step = step;
-    Interpretation values = interpret(schedule, options);
+    schedule::Interpretation values = schedule::interpret(schedule, options);
     EXPECT_EQ(values.errors, std::vector<std::string>{});
     left = values.after;
     started = true;
@@ -82,20 +82,20 @@ std::pair<std::optional<Term>, decltype(Interpretation::exit)> two_steps(const P
   };
   pass(plan.carries_updates() ? plan.first : plan.training, 0);
   if (plan.speculates()) redo();
-  Interpretation second = pass(plan.training, 1);
+  schedule::Interpretation second = pass(plan.training, 1);
   if (plan.speculates()) second.exit = redo();
   if (plan.carries_updates()) second.exit = pass(plan.drain, 2).exit;
   return {second.norm, second.exit};
 }
 
 // DESIGN law 1, without a kernel.
-void expect_plain_meaning(const Plan& plan, const Config& plain_config) {
+void expect_plain_meaning(const Plan& plan, const config::Config& plain_config) {
   const auto meaning = two_steps(plan);
   EXPECT_TRUE(meaning.first.has_value());
   EXPECT_EQ(meaning, two_steps(std::get<Plan>(planned(plain_config))));
 }
 
-void expect_minimal(const Refusal& refusal, const Config& config) {
+void expect_minimal(const Refusal& refusal, const config::Config& config) {
   EXPECT_NE(refusal.sentence(), "");
   EXPECT_FALSE(refusal.suggestions.empty());
   bool lacks = false;
@@ -122,7 +122,7 @@ TEST(PlanOrRefuse, ForRandomConfigurationsAndBudgets) {
   for (std::uint64_t seed = 0; seed < configurations; ++seed) {
     const Draft draft = random_draft(seed);
     SCOPED_TRACE(::testing::PrintToString(draft.model + draft.memory));
-    const Config config = bench.config("run", draft.model + draft.memory);
+    const config::Config config = bench.config("run", draft.model + draft.memory);
     const auto result = planned(config);
     if (const auto* refusal = std::get_if<Refusal>(&result)) {
       ++refusals;
@@ -136,7 +136,7 @@ TEST(PlanOrRefuse, ForRandomConfigurationsAndBudgets) {
           plan, bench.config("plain", draft.model + testing::places("device", "device", "device") +
                                           Overrides{"recompute.policy=none"}));
     }
-    EXPECT_EQ(TrainingBench::run(config).end, TrainingEnd::kDone);
+    EXPECT_EQ(TrainingBench::run(config).end, train::TrainingEnd::kDone);
     ++plans;
   }
   // Budgets are drawn so that both ends are common.
@@ -150,7 +150,7 @@ TEST(PlanOrRefuse, MoreMemoryNeverHurts) {
   std::uint64_t plans = 0;
   for (std::uint64_t seed = 1000; seed < 1040; ++seed) {
     const Draft draft = random_draft(seed);
-    Config config = bench.config("run", draft.model + draft.memory);
+    config::Config config = bench.config("run", draft.model + draft.memory);
     if (!accepted(config)) continue;
     ++plans;
     config.memory.device_bytes += 2 * kMiB;
@@ -167,7 +167,7 @@ TEST(PlanOrRefuse, MoreMemoryNeverHurts) {
 // once made the larger suggestion.
 TEST(PlanOrRefuse, AChangeOfSeveralBudgetsIsMinimalToo) {
   const TrainingBench bench;
-  const Config config = bench.config(
+  const config::Config config = bench.config(
       "run",
       Overrides{"model.family=gpt2", "model.layers=4", "model.hidden=72", "model.heads=6",
                 "model.kv_heads=3", "model.vocab=300", "model.tie_embeddings=false", "model.ffn=40",
@@ -183,11 +183,11 @@ TEST(PlanOrRefuse, AChangeOfSeveralBudgetsIsMinimalToo) {
 // Refused by train() before anything is touched.
 TEST(PlanOrRefuse, ARefusedRunLeavesNothingBehind) {
   const TrainingBench bench;
-  const Config config = bench.config("run", {"model.layers=2", "model.hidden=64", "model.heads=4",
+  const config::Config config = bench.config("run", {"model.layers=2", "model.hidden=64", "model.heads=4",
                                              "train.seq=16", "memory.device=2MiB"});
-  EXPECT_EQ(TrainingBench::run(config).end, TrainingEnd::kRefused);
+  EXPECT_EQ(TrainingBench::run(config).end, train::TrainingEnd::kRefused);
   EXPECT_FALSE(std::filesystem::exists(bench.run_directory("run")));
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::planner

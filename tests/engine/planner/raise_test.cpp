@@ -11,11 +11,11 @@
 namespace sluice::testing {
 namespace {
 
-constexpr Raise kStateToPinned{&Placement::optimizer, Tier::kStorage, Tier::kPinned};
-constexpr Raise kStateToDevice{&Placement::optimizer, Tier::kPinned, Tier::kDevice,
-                               &Placement::gradient};
+constexpr planner::Raise kStateToPinned{&schedule::Placement::optimizer, Tier::kStorage, Tier::kPinned};
+constexpr planner::Raise kStateToDevice{&schedule::Placement::optimizer, Tier::kPinned, Tier::kDevice,
+                               &schedule::Placement::gradient};
 
-Placement everywhere(Tier tier, std::size_t units) {
+schedule::Placement everywhere(Tier tier, std::size_t units) {
   const std::vector<Tier> tiers(units, tier);
   return {tiers, tiers, tiers};
 }
@@ -24,48 +24,48 @@ std::size_t units_on(const std::vector<Tier>& tiers, Tier tier) {
   return static_cast<std::size_t>(std::count(tiers.begin(), tiers.end(), tier));
 }
 
-TEST(Raise, LeavesKindsWhosePlaceIsGiven) {
-  Config config;
-  EXPECT_EQ(possible_raises(config).size(), 5u);
-  config.memory.place.optimizer = Config::Place::kStorage;
-  const std::vector<Raise> raises = possible_raises(config);
+TEST(planner::Raise, LeavesKindsWhosePlaceIsGiven) {
+  config::Config config;
+  EXPECT_EQ(planner::possible_raises(config).size(), 5u);
+  config.memory.place.optimizer = config::Config::Place::kStorage;
+  const std::vector<planner::Raise> raises = planner::possible_raises(config);
   EXPECT_EQ(raises.size(), 3u);
-  for (const Raise& raise : raises) EXPECT_NE(raise.kind, &Placement::optimizer);
+  for (const planner::Raise& raise : raises) EXPECT_NE(raise.kind, &schedule::Placement::optimizer);
 }
 
-TEST(Raise, TakesTheFirstUnitsOfItsTier) {
-  Placement placement = everywhere(Tier::kStorage, 4);
+TEST(planner::Raise, TakesTheFirstUnitsOfItsTier) {
+  schedule::Placement placement = everywhere(Tier::kStorage, 4);
   placement.optimizer[1] = Tier::kPinned;
-  const auto units = raisable_units(placement, kStateToPinned);
+  const auto units = planner::raisable_units(placement, kStateToPinned);
   EXPECT_EQ(units, (std::vector<std::size_t>{0, 2, 3}));
-  const Placement moved = raised(placement, kStateToPinned, units, 2);
+  const schedule::Placement moved = planner::raised(placement, kStateToPinned, units, 2);
   EXPECT_EQ(moved.optimizer,
             (std::vector<Tier>{Tier::kPinned, Tier::kPinned, Tier::kPinned, Tier::kStorage}));
   EXPECT_EQ(moved.weight, placement.weight);
   EXPECT_EQ(moved.gradient, placement.gradient);
 }
 
-TEST(Raise, BringsOptimizerStateToTheDeviceBehindWeightsAndWithGradients) {
-  Placement placement = everywhere(Tier::kPinned, 4);
-  EXPECT_TRUE(raisable_units(placement, kStateToDevice).empty());
+TEST(planner::Raise, BringsOptimizerStateToTheDeviceBehindWeightsAndWithGradients) {
+  schedule::Placement placement = everywhere(Tier::kPinned, 4);
+  EXPECT_TRUE(planner::raisable_units(placement, kStateToDevice).empty());
   placement.weight[1] = placement.weight[2] = placement.weight[3] = Tier::kDevice;
   placement.gradient[2] = Tier::kDevice;
   placement.gradient[3] = Tier::kStorage;
-  const auto units = raisable_units(placement, kStateToDevice);
+  const auto units = planner::raisable_units(placement, kStateToDevice);
   EXPECT_EQ(units, (std::vector<std::size_t>{1, 2}));
-  const Placement moved = raised(placement, kStateToDevice, units, 2);
+  const schedule::Placement moved = planner::raised(placement, kStateToDevice, units, 2);
   EXPECT_EQ(moved.optimizer[1], Tier::kDevice);
   EXPECT_EQ(moved.gradient[1], Tier::kDevice);
   EXPECT_EQ(moved.gradient[3], Tier::kStorage);
-  Raise alone = kStateToDevice;  // gradients whose place is given stay
+  planner::Raise alone = kStateToDevice;  // gradients whose place is given stay
   alone.with = nullptr;
-  EXPECT_EQ(raisable_units(placement, alone), std::vector<std::size_t>{2});
+  EXPECT_EQ(planner::raisable_units(placement, alone), std::vector<std::size_t>{2});
 }
 
 class RaisedPlan : public ::testing::Test {
  protected:
-  RaisedPlan() : kernels_(make_host_kernels({1})) {
-    config_.model.family = Config::Family::kGpt2;
+  RaisedPlan() : kernels_(kernels::make_host_kernels({1})) {
+    config_.model.family = config::Config::Family::kGpt2;
     config_.model.layers = 12;
     config_.model.hidden = 96;
     config_.model.heads = config_.model.kv_heads = 4;
@@ -77,36 +77,36 @@ class RaisedPlan : public ::testing::Test {
     config_.memory.device_bytes = 12 * kMiB;
     config_.memory.pinned_bytes = config_.memory.storage_bytes = 64 * kMiB;
   }
-  Plan plan() const {
-    const Model model(model_shape(config_));
-    return std::get<Plan>(make_plan(config_, model, *kernels_, HardwareProfile{}));
+  planner::Plan plan() const {
+    const model::Model model(planner::model_shape(config_));
+    return std::get<planner::Plan>(planner::make_plan(config_, model, *kernels_, planner::HardwareProfile{}));
   }
   // Bytes that a unit's state takes of a tier where weights and gradients lie elsewhere.
-  StepModel step_model() const {
-    const Model model(model_shape(config_));
-    return make_step_model(model, batch_shape(config_), parameter_table(config_, model), *kernels_,
+  schedule::StepModel step_model() const {
+    const model::Model model(planner::model_shape(config_));
+    return planner::make_step_model(model, planner::batch_shape(config_), planner::parameter_table(config_, model), *kernels_,
                            *kernels_);
   }
 
-  std::unique_ptr<Kernels> kernels_;
-  Config config_;
+  std::unique_ptr<kernels::Kernels> kernels_;
+  config::Config config_;
 };
 
 // The candidates know quarters; the plan fills pinned memory until the next unit does not fit.
 TEST_F(RaisedPlan, FillsPinnedMemoryWithStateFromStorage) {
   const std::uint64_t roomy = plan().peak_bytes[static_cast<std::size_t>(Tier::kPinned)];
-  const StepModel model = step_model();
+  const schedule::StepModel model = step_model();
   std::vector<std::size_t> counts;
   for (std::uint64_t budget = roomy - 256 * kKiB; budget > roomy / 2; budget -= 256 * kKiB) {
     config_.memory.pinned_bytes = budget;
-    const Plan tight = plan();
+    const planner::Plan tight = plan();
     EXPECT_LE(tight.peak_bytes[static_cast<std::size_t>(Tier::kPinned)], budget);
-    const Placement& placement = tight.options.placement;
+    const schedule::Placement& placement = tight.options.placement;
     if (units_on(placement.weight, Tier::kStorage) > 0) break;
     counts.push_back(units_on(placement.optimizer, Tier::kStorage));
-    const auto units = raisable_units(placement, kStateToPinned);
+    const auto units = planner::raisable_units(placement, kStateToPinned);
     const std::uint64_t room = budget - tight.peak_bytes[static_cast<std::size_t>(Tier::kPinned)];
-    EXPECT_EQ(units_that_fit(model, tight.options, kStateToPinned, units, room), 0u) << budget;
+    EXPECT_EQ(planner::units_that_fit(model, tight.options, kStateToPinned, units, room), 0u) << budget;
   }
   ASSERT_GE(counts.size(), 8u);
   // More places than quarters.
@@ -116,12 +116,12 @@ TEST_F(RaisedPlan, FillsPinnedMemoryWithStateFromStorage) {
 }
 
 TEST_F(RaisedPlan, FillsTheDeviceWithWeights) {
-  config_.memory.place.gradient = config_.memory.place.optimizer = Config::Place::kPinned;
+  config_.memory.place.gradient = config_.memory.place.optimizer = config::Config::Place::kPinned;
   std::vector<std::size_t> counts;
   std::vector<std::uint64_t> uploads;
   for (std::uint64_t mib = 12; mib <= 64; mib += 4) {
     config_.memory.device_bytes = mib * kMiB;
-    const Plan now = plan();
+    const planner::Plan now = plan();
     counts.push_back(units_on(now.options.placement.weight, Tier::kDevice));
     uploads.push_back(now.step_bytes.upload);
   }
@@ -136,7 +136,7 @@ TEST_F(RaisedPlan, FillsTheDeviceWithWeights) {
 TEST_F(RaisedPlan, SaysHowManyBytesOfEachKindLieWhere) {
   config_.memory.pinned_bytes =
       plan().peak_bytes[static_cast<std::size_t>(Tier::kPinned)] - 2 * kMiB;
-  const Plan spread = plan();
+  const planner::Plan spread = plan();
   std::uint64_t total = 0;
   for (std::size_t kind = 0; kind < kStateKindCount; ++kind) {
     for (const std::uint64_t bytes : spread.kind_bytes[kind]) total += bytes;
@@ -150,12 +150,12 @@ TEST_F(RaisedPlan, SaysHowManyBytesOfEachKindLieWhere) {
 // An update from storage has many pieces in its ring; where tensors are updated whole it would hold
 // as many units.
 TEST_F(RaisedPlan, GivesAnUpdateFromStorageItsOwnPiecesUnlessTensorsAreUpdatedWhole) {
-  config_.memory.place.weight = config_.memory.place.gradient = Config::Place::kPinned;
-  config_.memory.place.optimizer = Config::Place::kStorage;
-  const Plan streamed = plan();
+  config_.memory.place.weight = config_.memory.place.gradient = config::Config::Place::kPinned;
+  config_.memory.place.optimizer = config::Config::Place::kStorage;
+  const planner::Plan streamed = plan();
   EXPECT_GT(streamed.options.update_piece_elems, 0u);
   EXPECT_GT(streamed.options.update_lookahead, streamed.options.stream_lookahead);
-  config_.optimizer.name = OptimizerRule::kAdafactor;
+  config_.optimizer.name = kernels::OptimizerRule::kAdafactor;
   EXPECT_EQ(plan().options.update_piece_elems, 0u);
 }
 

@@ -25,14 +25,14 @@ namespace fs = std::filesystem;
 // Each request to a file in a directory called "slow" is handed on so much later, one by one.
 class OnePathSlow final : public PassingEngine {
  public:
-  OnePathSlow(std::unique_ptr<StorageEngine> inner, std::chrono::milliseconds delay)
+  OnePathSlow(std::unique_ptr<offload::StorageEngine> inner, std::chrono::milliseconds delay)
       : PassingEngine(std::move(inner)), delay_(delay) {}
-  StorageFileId open(const std::string& path, StorageFileMode mode, std::uint64_t bytes) override {
-    const StorageFileId file = PassingEngine::open(path, mode, bytes);
+  offload::StorageFileId open(const std::string& path, offload::StorageFileMode mode, std::uint64_t bytes) override {
+    const offload::StorageFileId file = PassingEngine::open(path, mode, bytes);
     if (fs::path(path).parent_path().filename() == "slow") slow_.push_back(file);
     return file;
   }
-  void submit(const StorageRequest& request, Callback done) override {
+  void submit(const offload::StorageRequest& request, Callback done) override {
     if (std::find(slow_.begin(), slow_.end(), request.file) != slow_.end()) {
       std::this_thread::sleep_for(delay_);
     }
@@ -41,18 +41,18 @@ class OnePathSlow final : public PassingEngine {
 
  private:
   const std::chrono::milliseconds delay_;
-  std::vector<StorageFileId> slow_;
+  std::vector<offload::StorageFileId> slow_;
 };
 
 // Notes the first and the last byte of memory that requests name, and what is timed: what comes
 // after each file was written once.
 class NotingEngine final : public PassingEngine {
  public:
-  NotingEngine() : PassingEngine(make_storage_engine("auto", {})) {}
-  void submit(const StorageRequest& request, Callback done) override {
+  NotingEngine() : PassingEngine(offload::make_storage_engine("auto", {})) {}
+  void submit(const offload::StorageRequest& request, Callback done) override {
     std::uint64_t& seen = seen_[request.file];
     if (seen >= kFileBytes) {
-      (request.op == StorageOp::kRead ? timed_reads_ : timed_writes_) += request.bytes;
+      (request.op == offload::StorageOp::kRead ? timed_reads_ : timed_writes_) += request.bytes;
     }
     seen += request.bytes;
     const auto begin = reinterpret_cast<std::uintptr_t>(request.data);
@@ -66,7 +66,7 @@ class NotingEngine final : public PassingEngine {
 
  private:
   static constexpr std::uint64_t kFileBytes = 64 * kMiB;
-  std::map<StorageFileId, std::uint64_t> seen_;
+  std::map<offload::StorageFileId, std::uint64_t> seen_;
   std::uint64_t timed_reads_ = 0;
   std::uint64_t timed_writes_ = 0;
   std::uintptr_t begin_ = UINTPTR_MAX;
@@ -82,19 +82,19 @@ class StorageSharesBySpeed : public ::testing::Test {
     }
   }
   TempDirectory directory_;
-  Config config_;
+  config::Config config_;
 };
 
 TEST_F(StorageSharesBySpeed, APathHeldBackGetsFewerStripes) {
   // 16 requests of 1 MiB wait 40 ms each: 25 MiB/s at most, where no machine that runs this is
   // slower without.
-  OnePathSlow engine(make_storage_engine("auto", {}), std::chrono::milliseconds(40));
+  OnePathSlow engine(offload::make_storage_engine("auto", {}), std::chrono::milliseconds(40));
   const std::vector<double> speeds =
-      measure_path_speeds(engine, config_.memory.storage_paths, 64 * kMiB);
+      run::measure_path_speeds(engine, config_.memory.storage_paths, 64 * kMiB);
   ASSERT_EQ(speeds.size(), 2u);
   EXPECT_LT(speeds[0], 30e6);
   EXPECT_GT(speeds[1], speeds[0]);
-  const auto shares = shares_within_room(config_, speeds, 100 * StripeLayout::kStripeBytes);
+  const auto shares = run::shares_within_room(config_, speeds, 100 * offload::StripeLayout::kStripeBytes);
   EXPECT_GE(shares[1], shares[0]);
   // Nothing is left behind.
   for (const std::string& path : config_.memory.storage_paths) EXPECT_TRUE(fs::is_empty(path));
@@ -104,7 +104,7 @@ TEST_F(StorageSharesBySpeed, AreMeasuredWithinTheMemoryThatIsAllowed) {
   for (const auto& [allowed, used] :
        {std::pair(kMiB, kMiB), std::pair(3 * kMiB, 2 * kMiB), std::pair(256 * kMiB, 16 * kMiB)}) {
     NotingEngine engine;
-    const auto speeds = measure_path_speeds(engine, config_.memory.storage_paths, allowed);
+    const auto speeds = run::measure_path_speeds(engine, config_.memory.storage_paths, allowed);
     EXPECT_EQ(engine.bytes(), used);
     EXPECT_GT(*std::min_element(speeds.begin(), speeds.end()), 0);
     // Half of what is timed is read, however few requests there are at once: where it is one, a
@@ -116,18 +116,18 @@ TEST_F(StorageSharesBySpeed, AreMeasuredWithinTheMemoryThatIsAllowed) {
 }
 
 TEST_F(StorageSharesBySpeed, AreTheConfigurationsWhereItHasSome) {
-  EXPECT_TRUE(choose_storage_shares(config_, 0).empty());
+  EXPECT_TRUE(run::choose_storage_shares(config_, 0).empty());
   config_.memory.storage_shares = {1, 4};
-  EXPECT_EQ(choose_storage_shares(config_, 1), (std::vector<std::uint32_t>{1, 4}));
+  EXPECT_EQ(run::choose_storage_shares(config_, 1), (std::vector<std::uint32_t>{1, 4}));
   config_.memory.storage_shares.clear();
-  EXPECT_EQ(choose_storage_shares(config_, 1).size(), 2u);
+  EXPECT_EQ(run::choose_storage_shares(config_, 1).size(), 2u);
   config_.memory.storage_paths.pop_back();
-  EXPECT_TRUE(choose_storage_shares(config_, 1).empty());
+  EXPECT_TRUE(run::choose_storage_shares(config_, 1).empty());
 }
 
 // Nowhere is that much room: what is left is even, and the run's own check refuses it.
 TEST_F(StorageSharesBySpeed, AreEvenWhereNoOthersFit) {
-  EXPECT_EQ(shares_within_room(config_, {1, 7}, std::uint64_t{1} << 60),
+  EXPECT_EQ(run::shares_within_room(config_, {1, 7}, std::uint64_t{1} << 60),
             (std::vector<std::uint32_t>{1, 1}));
 }
 

@@ -14,7 +14,7 @@
 #include "tests/support/schedule_sketch.hpp"
 #include "tests/support/training_example.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 namespace {
 
 using testing::Overrides;
@@ -24,13 +24,13 @@ using testing::operator+;
 
 using Signal = std::function<void(std::exception_ptr)>;
 
-bool is_pass(const Instruction& instruction) {
+bool is_pass(const schedule::Instruction& instruction) {
   switch (instruction.op) {
-    case Op::kForward:
-    case Op::kRecompute:
-    case Op::kLoss:
-    case Op::kBackwardInput:
-    case Op::kBackwardWeight:
+    case schedule::Op::kForward:
+    case schedule::Op::kRecompute:
+    case schedule::Op::kLoss:
+    case schedule::Op::kBackwardInput:
+    case schedule::Op::kBackwardWeight:
       return true;
     default:
       return false;
@@ -43,18 +43,18 @@ class ForeignFramework {
   ForeignFramework() : thread_([this](const std::stop_token& stop) { work(stop); }) {}
 
   // Makes every pass of the plan External.
-  void take_over(Plan& plan) {
-    for (Instruction& instruction : plan.training.instructions) {
+  void take_over(planner::Plan& plan) {
+    for (schedule::Instruction& instruction : plan.training.instructions) {
       if (!is_pass(instruction)) continue;
       passes_[instruction.id] = instruction.op;
-      instruction.op = Op::kExternal;
+      instruction.op = schedule::Op::kExternal;
     }
   }
 
   void attach(ModelRunner& runner) {
-    runner.attach_framework([this, &runner](const Program& program, const Instruction& instruction,
+    runner.attach_framework([this, &runner](const Program& program, const schedule::Instruction& instruction,
                                             const Signal& signal) {
-      Instruction pass = instruction;
+      schedule::Instruction pass = instruction;
       pass.op = passes_.at(instruction.id);
       const std::lock_guard lock(mutex_);
       work_.push_back({[&runner, pass, at = runner.pass_buffers(program, instruction)] {
@@ -93,7 +93,7 @@ class ForeignFramework {
     }
   }
 
-  std::map<InstructionId, Op> passes_;
+  std::map<schedule::InstructionId, schedule::Op> passes_;
   std::size_t signalled_ = 0;
   std::size_t fail_after_ = ~std::size_t{0};
   std::mutex mutex_;
@@ -118,16 +118,16 @@ const Overrides kLlama = kGpt2 + Overrides{"model.family=llama", "model.kv_heads
 TEST(ExternalCompute, HasTheSameBits) {
   const TrainingBench bench;
   for (const Overrides& model : {kGpt2, kLlama}) {
-    const Config config =
+    const config::Config config =
         bench.config("run", model + testing::places("pinned", "pinned", "storage"));
     ForeignFramework framework;
     PlannedSession own(config);
-    PlannedSession foreign(config, [&](Plan& plan) { framework.take_over(plan); });
-    EXPECT_EQ(validate(foreign.plan().training), std::vector<std::string>{});
+    PlannedSession foreign(config, [&](planner::Plan& plan) { framework.take_over(plan); });
+    EXPECT_EQ(schedule::validate(foreign.plan().training), std::vector<std::string>{});
     framework.attach(foreign.session().runner());
     for (std::int64_t step = 0; step < 3; ++step) {
-      const StepOutcome expected = own.step(step);
-      const StepOutcome outcome = foreign.step(step);
+      const train::StepOutcome expected = own.step(step);
+      const train::StepOutcome outcome = foreign.step(step);
       EXPECT_EQ(std::bit_cast<std::uint64_t>(outcome.loss),
                 std::bit_cast<std::uint64_t>(expected.loss));
       EXPECT_EQ(std::bit_cast<std::uint64_t>(outcome.grad_norm),
@@ -142,9 +142,9 @@ TEST(ExternalCompute, HasTheSameBits) {
 
 TEST(ExternalCompute, FailsWithTheErrorThatIsSignalled) {
   const TrainingBench bench;
-  const Config config = bench.config("run", kGpt2);
+  const config::Config config = bench.config("run", kGpt2);
   ForeignFramework framework;
-  PlannedSession run(config, [&](Plan& plan) { framework.take_over(plan); });
+  PlannedSession run(config, [&](planner::Plan& plan) { framework.take_over(plan); });
   framework.attach(run.session().runner());
   run.step(0);
   framework.fail_after(framework.passes() + 5);
@@ -159,7 +159,7 @@ TEST(ExternalCompute, FailsWithTheErrorThatIsSignalled) {
 TEST(ExternalCompute, WithoutAFrameworkIsRefused) {
   const TrainingBench bench;
   ForeignFramework framework;
-  PlannedSession run(bench.config("run", kGpt2), [&](Plan& plan) { framework.take_over(plan); });
+  PlannedSession run(bench.config("run", kGpt2), [&](planner::Plan& plan) { framework.take_over(plan); });
   EXPECT_THROW(run.step(0), InternalError);
 }
 
@@ -168,16 +168,16 @@ class OneExternal {
  public:
   OneExternal() {
     testing::ScheduleSketch sketch;
-    const BufferId out = sketch.buffer(BufferRole::kActivation, Tier::kDevice, 4096);
-    const BufferId host = sketch.buffer(BufferRole::kActivation, Tier::kPinned, 4096);
-    sketch.emit(Op::kExternal, Lane::kCompute, {}, {testing::all(out)});
-    sketch.emit(Op::kDownload, Lane::kD2H, {testing::all(out)}, {testing::all(host)});
-    sketch.release(Lane::kD2H, out);
-    sketch.release(Lane::kD2H, host);
+    const schedule::BufferId out = sketch.buffer(schedule::BufferRole::kActivation, Tier::kDevice, 4096);
+    const schedule::BufferId host = sketch.buffer(schedule::BufferRole::kActivation, Tier::kPinned, 4096);
+    sketch.emit(schedule::Op::kExternal, schedule::Lane::kCompute, {}, {testing::all(out)});
+    sketch.emit(schedule::Op::kDownload, schedule::Lane::kD2H, {testing::all(out)}, {testing::all(host)});
+    sketch.release(schedule::Lane::kD2H, out);
+    sketch.release(schedule::Lane::kD2H, host);
     schedule_ = sketch.compiled();
-    const std::array<const Schedule*, 1> schedules{&schedule_};
+    const std::array<const schedule::Schedule*, 1> schedules{&schedule_};
     need_ = memory_need(schedules, 0);
-    device_ = make_host_device({});
+    device_ = device::make_host_device({});
     memory_ = std::make_unique<RunMemory>(*device_, ledger_, nullptr, std::vector<std::string>{},
                                           need_, make_run_id());
     program_ = std::make_unique<Program>(schedule_, *memory_);
@@ -188,10 +188,10 @@ class OneExternal {
   }
 
  private:
-  Schedule schedule_;
+  schedule::Schedule schedule_;
   MemoryNeed need_;
-  Ledger ledger_{{kGiB, kGiB, kGiB}};
-  std::unique_ptr<Device> device_;
+  allocator::Ledger ledger_{{kGiB, kGiB, kGiB}};
+  std::unique_ptr<device::Device> device_;
   std::unique_ptr<RunMemory> memory_;
   std::unique_ptr<Program> program_;
 };
@@ -199,9 +199,9 @@ class OneExternal {
 class SignalRunner final : public OperationRunner {
  public:
   explicit SignalRunner(std::function<void(const Signal&)> start) : start_(std::move(start)) {}
-  void run_on_device(const Program&, const Instruction&, Stream&) override {}
-  void run_on_host(const Program&, const Instruction&, const HostUpdate&) override {}
-  void run_external(const Program&, const Instruction&, const Signal& signal) override {
+  void run_on_device(const Program&, const schedule::Instruction&, device::Stream&) override {}
+  void run_on_host(const Program&, const schedule::Instruction&, const kernels::HostUpdate&) override {}
+  void run_external(const Program&, const schedule::Instruction&, const Signal& signal) override {
     start_(signal);
   }
 
@@ -239,4 +239,4 @@ TEST(ExternalCompute, MayBeSignalledAtAnyTime) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::runtime

@@ -4,7 +4,7 @@
 
 #include "base/rng.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 namespace {
 
 LossScaleRule dynamic(std::int64_t initial, std::int64_t window, std::int64_t patience = 1000) {
@@ -81,4 +81,4 @@ TEST(LossScaler, ARestoredStateGoesOnAlike) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::runtime

@@ -12,13 +12,13 @@ constexpr std::int64_t kMs = 1'000'000;
 
 // A pass by hand: what ran when, on which lane, behind what.
 struct Pass {
-  Schedule schedule;
+  schedule::Schedule schedule;
   std::vector<std::pair<std::int64_t, std::int64_t>> times;
 
-  InstructionId add(Op op, Lane lane, std::int64_t begin_ms, std::int64_t end_ms,
-                    std::vector<InstructionId> deps = {}) {
-    Instruction instruction;
-    instruction.id = static_cast<InstructionId>(schedule.instructions.size());
+  schedule::InstructionId add(schedule::Op op, schedule::Lane lane, std::int64_t begin_ms, std::int64_t end_ms,
+                    std::vector<schedule::InstructionId> deps = {}) {
+    schedule::Instruction instruction;
+    instruction.id = static_cast<schedule::InstructionId>(schedule.instructions.size());
     instruction.op = op;
     instruction.lane = lane;
     instruction.deps = std::move(deps);
@@ -26,24 +26,24 @@ struct Pass {
     times.emplace_back(begin_ms * kMs, end_ms * kMs);
     return instruction.id;
   }
-  Stalls stalls(std::int64_t end_ms) const {
-    return stalls_of_pass(schedule, times, 0, end_ms * kMs);
+  runtime::Stalls stalls(std::int64_t end_ms) const {
+    return runtime::stalls_of_pass(schedule, times, 0, end_ms * kMs);
   }
 };
 
-double of(const Stalls& stalls, StallCause cause) {
+double of(const runtime::Stalls& stalls, runtime::StallCause cause) {
   return stalls.by_cause_s[static_cast<std::size_t>(cause)] * 1e3;
 }
 
 TEST(StallCauses, ACopyThatWaitedForAReadCountsAsStorage) {
   Pass pass;
-  const auto read = pass.add(Op::kStorageRead, Lane::kStorageRead, 0, 8);
-  const auto upload = pass.add(Op::kUpload, Lane::kH2D, 8, 10, {read});
-  pass.add(Op::kForward, Lane::kCompute, 11, 20, {upload});
-  const Stalls stalls = pass.stalls(20);
-  EXPECT_NEAR(of(stalls, StallCause::kStorageRead), 8, 1e-9);
-  EXPECT_NEAR(of(stalls, StallCause::kUpload), 2, 1e-9);
-  EXPECT_NEAR(of(stalls, StallCause::kHandOver), 1, 1e-9);
+  const auto read = pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 0, 8);
+  const auto upload = pass.add(schedule::Op::kUpload, schedule::Lane::kH2D, 8, 10, {read});
+  pass.add(schedule::Op::kForward, schedule::Lane::kCompute, 11, 20, {upload});
+  const runtime::Stalls stalls = pass.stalls(20);
+  EXPECT_NEAR(of(stalls, runtime::StallCause::kStorageRead), 8, 1e-9);
+  EXPECT_NEAR(of(stalls, runtime::StallCause::kUpload), 2, 1e-9);
+  EXPECT_NEAR(of(stalls, runtime::StallCause::kHandOver), 1, 1e-9);
   EXPECT_NEAR(stalls.compute_s * 1e3, 9, 1e-9);
   EXPECT_NEAR(stalls.total_s() * 1e3, 11, 1e-9);
 }
@@ -51,11 +51,11 @@ TEST(StallCauses, ACopyThatWaitedForAReadCountsAsStorage) {
 // Only while the compute lane stands still: a read behind other work costs nothing.
 TEST(StallCauses, WhatComputeHidesIsNoStall) {
   Pass pass;
-  pass.add(Op::kForward, Lane::kCompute, 0, 6);
-  const auto read = pass.add(Op::kStorageRead, Lane::kStorageRead, 0, 9);
-  pass.add(Op::kForward, Lane::kCompute, 9, 10, {read});
-  const Stalls stalls = pass.stalls(10);
-  EXPECT_NEAR(of(stalls, StallCause::kStorageRead), 3, 1e-9);
+  pass.add(schedule::Op::kForward, schedule::Lane::kCompute, 0, 6);
+  const auto read = pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 0, 9);
+  pass.add(schedule::Op::kForward, schedule::Lane::kCompute, 9, 10, {read});
+  const runtime::Stalls stalls = pass.stalls(10);
+  EXPECT_NEAR(of(stalls, runtime::StallCause::kStorageRead), 3, 1e-9);
   EXPECT_NEAR(stalls.total_s() * 1e3, 3, 1e-9);
 }
 
@@ -63,16 +63,16 @@ TEST(StallCauses, WhatComputeHidesIsNoStall) {
 // memory is a finished write's waited for that write.
 TEST(StallCauses, AReadBehindAWaitingReadCountsAsWhatThatWaitedFor) {
   Pass pass;
-  const auto step = pass.add(Op::kOptimizerStep, Lane::kOptimizer, 0, 4);
-  const auto write = pass.add(Op::kStorageWrite, Lane::kStorageWrite, 4, 7, {step});
-  const auto release = pass.add(Op::kRelease, Lane::kStorageWrite, 0, 0, {write});
-  pass.add(Op::kStorageRead, Lane::kStorageRead, 7, 20, {release});
-  const auto read = pass.add(Op::kStorageRead, Lane::kStorageRead, 7, 9);
-  pass.add(Op::kForward, Lane::kCompute, 9, 20, {read});
-  const Stalls stalls = pass.stalls(20);
-  EXPECT_NEAR(of(stalls, StallCause::kOptimizer), 4, 1e-9);
-  EXPECT_NEAR(of(stalls, StallCause::kStorageWrite), 3, 1e-9);
-  EXPECT_NEAR(of(stalls, StallCause::kStorageRead), 2, 1e-9);
+  const auto step = pass.add(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, 0, 4);
+  const auto write = pass.add(schedule::Op::kStorageWrite, schedule::Lane::kStorageWrite, 4, 7, {step});
+  const auto release = pass.add(schedule::Op::kRelease, schedule::Lane::kStorageWrite, 0, 0, {write});
+  pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 7, 20, {release});
+  const auto read = pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 7, 9);
+  pass.add(schedule::Op::kForward, schedule::Lane::kCompute, 9, 20, {read});
+  const runtime::Stalls stalls = pass.stalls(20);
+  EXPECT_NEAR(of(stalls, runtime::StallCause::kOptimizer), 4, 1e-9);
+  EXPECT_NEAR(of(stalls, runtime::StallCause::kStorageWrite), 3, 1e-9);
+  EXPECT_NEAR(of(stalls, runtime::StallCause::kStorageRead), 2, 1e-9);
   EXPECT_NEAR(stalls.total_s() * 1e3, 9, 1e-9);
 }
 
@@ -80,67 +80,67 @@ TEST(StallCauses, AReadBehindAWaitingReadCountsAsWhatThatWaitedFor) {
 // stands before it: neither ends the chain.
 TEST(StallCauses, AReleaseWithoutDepsPassesOnWhatItsLaneWaitedFor) {
   Pass pass;
-  const auto read = pass.add(Op::kStorageRead, Lane::kStorageRead, 0, 5);
-  pass.add(Op::kOptimizerStep, Lane::kOptimizer, 5, 7, {read});
-  pass.add(Op::kRelease, Lane::kOptimizer, 0, 0);
-  const auto second = pass.add(Op::kOptimizerStep, Lane::kOptimizer, 7, 9);
-  pass.add(Op::kForward, Lane::kCompute, 9, 20, {second});
-  const Stalls stalls = pass.stalls(20);
-  EXPECT_NEAR(of(stalls, StallCause::kOptimizer), 4, 1e-9);
-  EXPECT_NEAR(of(stalls, StallCause::kStorageRead), 5, 1e-9);
-  EXPECT_NEAR(of(stalls, StallCause::kUnexplained), 0, 1e-9);
+  const auto read = pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 0, 5);
+  pass.add(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, 5, 7, {read});
+  pass.add(schedule::Op::kRelease, schedule::Lane::kOptimizer, 0, 0);
+  const auto second = pass.add(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, 7, 9);
+  pass.add(schedule::Op::kForward, schedule::Lane::kCompute, 9, 20, {second});
+  const runtime::Stalls stalls = pass.stalls(20);
+  EXPECT_NEAR(of(stalls, runtime::StallCause::kOptimizer), 4, 1e-9);
+  EXPECT_NEAR(of(stalls, runtime::StallCause::kStorageRead), 5, 1e-9);
+  EXPECT_NEAR(of(stalls, runtime::StallCause::kUnexplained), 0, 1e-9);
 }
 
 // Storage lanes tell others of their transfers in order: one that overtook counts as done once the
 // one before it is.
 TEST(StallCauses, ATransferThatOvertookWaitsForTheOneBeforeIt) {
   Pass pass;
-  pass.add(Op::kStorageRead, Lane::kStorageRead, 0, 8);
-  const auto overtook = pass.add(Op::kStorageRead, Lane::kStorageRead, 0, 3);
-  pass.add(Op::kForward, Lane::kCompute, 8, 20, {overtook});
-  const Stalls stalls = pass.stalls(20);
-  EXPECT_NEAR(of(stalls, StallCause::kStorageRead), 8, 1e-9);
-  EXPECT_NEAR(of(stalls, StallCause::kHandOver), 0, 1e-9);
+  pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 0, 8);
+  const auto overtook = pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 0, 3);
+  pass.add(schedule::Op::kForward, schedule::Lane::kCompute, 8, 20, {overtook});
+  const runtime::Stalls stalls = pass.stalls(20);
+  EXPECT_NEAR(of(stalls, runtime::StallCause::kStorageRead), 8, 1e-9);
+  EXPECT_NEAR(of(stalls, runtime::StallCause::kHandOver), 0, 1e-9);
 }
 
 // What the pass waits for first is the thread of a lane.
 TEST(StallCauses, UntilALaneBeginsItIsHandedThePass) {
   Pass pass;
-  pass.add(Op::kRelease, Lane::kStorageRead, 0, 0);
-  const auto read = pass.add(Op::kStorageRead, Lane::kStorageRead, 3, 5);
-  pass.add(Op::kForward, Lane::kCompute, 6, 10, {read});
-  const Stalls stalls = pass.stalls(10);
-  EXPECT_NEAR(of(stalls, StallCause::kHandOver), 4, 1e-9);
-  EXPECT_NEAR(of(stalls, StallCause::kStorageRead), 2, 1e-9);
+  pass.add(schedule::Op::kRelease, schedule::Lane::kStorageRead, 0, 0);
+  const auto read = pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 3, 5);
+  pass.add(schedule::Op::kForward, schedule::Lane::kCompute, 6, 10, {read});
+  const runtime::Stalls stalls = pass.stalls(10);
+  EXPECT_NEAR(of(stalls, runtime::StallCause::kHandOver), 4, 1e-9);
+  EXPECT_NEAR(of(stalls, runtime::StallCause::kStorageRead), 2, 1e-9);
 }
 
 // A lane that had begun, and an instruction of it that waited for nothing and came late.
 TEST(StallCauses, WhatNoInstructionAccountsForIsUnexplained) {
   Pass pass;
-  pass.add(Op::kStorageRead, Lane::kStorageRead, 0, 1);
-  const auto read = pass.add(Op::kStorageRead, Lane::kStorageRead, 3, 5);
-  pass.add(Op::kForward, Lane::kCompute, 6, 10, {read});
-  const Stalls stalls = pass.stalls(10);
-  EXPECT_NEAR(of(stalls, StallCause::kUnexplained), 3, 1e-9);
-  EXPECT_NEAR(of(stalls, StallCause::kStorageRead), 2, 1e-9);
-  EXPECT_NEAR(of(stalls, StallCause::kHandOver), 1, 1e-9);
+  pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 0, 1);
+  const auto read = pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 3, 5);
+  pass.add(schedule::Op::kForward, schedule::Lane::kCompute, 6, 10, {read});
+  const runtime::Stalls stalls = pass.stalls(10);
+  EXPECT_NEAR(of(stalls, runtime::StallCause::kUnexplained), 3, 1e-9);
+  EXPECT_NEAR(of(stalls, runtime::StallCause::kStorageRead), 2, 1e-9);
+  EXPECT_NEAR(of(stalls, runtime::StallCause::kHandOver), 1, 1e-9);
 }
 
 TEST(StallCauses, TheTailOfAPassIsThatOfItsLastLane) {
   Pass pass;
-  pass.add(Op::kForward, Lane::kCompute, 0, 5);
-  const auto step = pass.add(Op::kOptimizerStep, Lane::kOptimizer, 5, 9);
-  pass.add(Op::kStorageWrite, Lane::kStorageWrite, 9, 12, {step});
-  const Stalls stalls = pass.stalls(12);
-  EXPECT_NEAR(of(stalls, StallCause::kOptimizer), 4, 1e-9);
-  EXPECT_NEAR(of(stalls, StallCause::kStorageWrite), 3, 1e-9);
+  pass.add(schedule::Op::kForward, schedule::Lane::kCompute, 0, 5);
+  const auto step = pass.add(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, 5, 9);
+  pass.add(schedule::Op::kStorageWrite, schedule::Lane::kStorageWrite, 9, 12, {step});
+  const runtime::Stalls stalls = pass.stalls(12);
+  EXPECT_NEAR(of(stalls, runtime::StallCause::kOptimizer), 4, 1e-9);
+  EXPECT_NEAR(of(stalls, runtime::StallCause::kStorageWrite), 3, 1e-9);
 }
 
 TEST(StallCauses, OfARunTheyAddUpToWhatTheStepTookBeyondItsCompute) {
   const TempDirectory directory;
   const std::array<std::string, 1> paths{"memory.storage_paths=['" + directory.path().string() +
                                          "']"};
-  const Config config = parse_config(R"(
+  const config::Config config = config::parse_config(R"(
 [model]
 family = "gpt2"
 layers = 3
@@ -165,7 +165,7 @@ place.optimizer = "storage"
   PlannedSession run(config);
   run.step(0);
   TraceRecorder trace;
-  const StepOutcome outcome = run.session().train_step(
+  const train::StepOutcome outcome = run.session().train_step(
       1, 1e-2,
       [&](std::int64_t mb, std::int32_t* tokens, std::int32_t* targets) {
         run.fill_tokens(mb, tokens, targets);
@@ -175,7 +175,7 @@ place.optimizer = "storage"
   const double beyond = outcome.seconds - outcome.stalls->compute_s;
   EXPECT_GT(beyond, 0);
   EXPECT_NEAR(outcome.stalls->total_s(), beyond, 0.01 * outcome.seconds);
-  EXPECT_GT(of(*outcome.stalls, StallCause::kStorageRead), 0);
+  EXPECT_GT(of(*outcome.stalls, runtime::StallCause::kStorageRead), 0);
   EXPECT_FALSE(run.step(2).stalls.has_value());
 }
 

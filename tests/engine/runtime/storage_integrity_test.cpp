@@ -8,7 +8,7 @@
 #include "offload/integrity_error.hpp"
 #include "tests/support/training_example.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 namespace {
 
 using testing::Overrides;
@@ -24,20 +24,20 @@ class StorageIntegrity : public ::testing::Test {
                      "train.seq=16",   "train.micro_batch=1", "train.steps=3"} +
            places("storage", "storage", "storage");
   }
-  Config config(const std::string& run) const { return bench_.config(run, storage_settings()); }
+  config::Config config(const std::string& run) const { return bench_.config(run, storage_settings()); }
 
   // Operations that the engine had seen when each step ended, in a healthy run.
-  TrainingRecord run(const FaultPlan& plan,
+  TrainingRecord run(const offload::FaultPlan& plan,
                      std::vector<std::uint64_t>* operations = nullptr) const {
-    const StorageEngine* engine = nullptr;
-    TrainingOptions options;
-    options.wrap_storage = [&](std::unique_ptr<StorageEngine> inner) {
-      auto faulty = make_faulty_engine(std::move(inner), plan);
+    const offload::StorageEngine* engine = nullptr;
+    train::TrainingOptions options;
+    options.wrap_storage = [&](std::unique_ptr<offload::StorageEngine> inner) {
+      auto faulty = offload::make_faulty_engine(std::move(inner), plan);
       engine = faulty.get();
       return faulty;
     };
-    return TrainingBench::run(config("run"), options, [&](const StepReport&) {
-      if (operations != nullptr) operations->push_back(faulty_engine_operations(*engine));
+    return TrainingBench::run(config("run"), options, [&](const train::StepReport&) {
+      if (operations != nullptr) operations->push_back(offload::faulty_engine_operations(*engine));
     });
   }
 
@@ -58,7 +58,7 @@ TEST_F(StorageIntegrity, ARunTellsWhatItsTagsCost) {
                 moved.at("storage_write").get<std::uint64_t>());
   EXPECT_GT(tags.at("hash_time_s").get<double>(), 0);
   EXPECT_EQ(tags.at("reread_blocks"), 0);
-  for (const RunEvent& step : record.steps) EXPECT_GT(step.at("tag_time_s").get<double>(), 0);
+  for (const train::RunEvent& step : record.steps) EXPECT_GT(step.at("tag_time_s").get<double>(), 0);
 }
 
 // By the space or by an update that has the bytes at hand, but each byte once.
@@ -97,7 +97,7 @@ TEST_F(StorageIntegrity, AReadThatIsWrongOnceIsReadAgainAndTheResultIsTheSame) {
   });
   std::uint64_t mended = 0;
   for (std::uint64_t n = ends[0]; n < ends[1] && mended < kEnough; ++n) {
-    const TrainingRecord record = run({StorageFault::kFlippedRead, n, false});
+    const TrainingRecord record = run({offload::StorageFault::kFlippedRead, n, false});
     EXPECT_EQ(record.weights_hash, healthy.weights_hash) << n;
     EXPECT_EQ(record.losses, healthy.losses) << n;
     mended += record.done.at("storage_tags").at("reread_blocks").get<std::uint64_t>();
@@ -114,9 +114,9 @@ TEST_F(StorageIntegrity, ABlockThatIsCorruptOnDiskEndsTheRunWithItsPlace) {
   std::uint64_t found = 0;
   for (std::uint64_t n = ends[0]; n < ends[1] && found < kEnough; ++n) {
     try {
-      const TrainingRecord record = run({StorageFault::kFlippedWrite, n, false});
+      const TrainingRecord record = run({offload::StorageFault::kFlippedWrite, n, false});
       EXPECT_EQ(record.weights_hash, healthy.weights_hash) << n;  // it was no write
-    } catch (const IntegrityError& error) {
+    } catch (const offload::IntegrityError& error) {
       ++found;
       EXPECT_EQ(error.exit_status(), 3);
       const std::string message = error.what();
@@ -129,4 +129,4 @@ TEST_F(StorageIntegrity, ABlockThatIsCorruptOnDiskEndsTheRunWithItsPlace) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::runtime

@@ -9,7 +9,7 @@
 #include "tests/support/passing_engine.hpp"
 #include "tests/support/training_example.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 namespace {
 
 using testing::Overrides;
@@ -18,16 +18,16 @@ using testing::TrainingBench;
 using testing::operator+;
 
 struct Submitted {
-  StorageOp op;
+  offload::StorageOp op;
   std::uint64_t needed_by;
 };
 
 // Notes what is submitted, in order.
 class NotingEngine final : public testing::PassingEngine {
  public:
-  NotingEngine(std::unique_ptr<StorageEngine> inner, std::vector<Submitted>& notes)
+  NotingEngine(std::unique_ptr<offload::StorageEngine> inner, std::vector<Submitted>& notes)
       : PassingEngine(std::move(inner)), notes_(notes) {}
-  void submit(const StorageRequest& request, Callback done) override {
+  void submit(const offload::StorageRequest& request, Callback done) override {
     {
       const std::lock_guard lock(mutex_);
       notes_.push_back({request.op, request.needed_by});
@@ -40,7 +40,7 @@ class NotingEngine final : public testing::PassingEngine {
   std::vector<Submitted>& notes_;
 };
 
-std::vector<std::uint64_t> needs(const std::vector<Submitted>& notes, StorageOp op) {
+std::vector<std::uint64_t> needs(const std::vector<Submitted>& notes, offload::StorageOp op) {
   std::vector<std::uint64_t> needed_by;
   for (const Submitted& note : notes) {
     if (note.op == op) needed_by.push_back(note.needed_by);
@@ -52,19 +52,19 @@ TEST(StorageUrgency, EveryTransferSaysWhenItsEndIsWaitedFor) {
   const TrainingBench bench;
   std::vector<Submitted> notes;
   std::vector<std::size_t> ends;  // of steps, in notes
-  TrainingOptions options;
-  options.wrap_storage = [&](std::unique_ptr<StorageEngine> inner) {
+  train::TrainingOptions options;
+  options.wrap_storage = [&](std::unique_ptr<offload::StorageEngine> inner) {
     return std::make_unique<NotingEngine>(std::move(inner), notes);
   };
-  const Config config =
+  const config::Config config =
       bench.config("run", Overrides{"model.layers=2", "model.hidden=32", "model.heads=2",
                                     "train.seq=16", "train.micro_batch=1", "train.steps=3"} +
                               places("storage", "storage", "storage"));
-  TrainingBench::run(config, options, [&](const StepReport&) { ends.push_back(notes.size()); });
+  TrainingBench::run(config, options, [&](const train::StepReport&) { ends.push_back(notes.size()); });
   ASSERT_GE(ends.size(), 2u);
   const std::vector<Submitted> step(notes.begin() + static_cast<std::ptrdiff_t>(ends[0]),
                                     notes.begin() + static_cast<std::ptrdiff_t>(ends[1]));
-  for (const StorageOp op : {StorageOp::kRead, StorageOp::kWrite}) {
+  for (const offload::StorageOp op : {offload::StorageOp::kRead, offload::StorageOp::kWrite}) {
     const std::vector<std::uint64_t> in_order = needs(step, op);
     ASSERT_GT(in_order.size(), 4u);
     EXPECT_GT(in_order.front(), 0u);
@@ -75,4 +75,4 @@ TEST(StorageUrgency, EveryTransferSaysWhenItsEndIsWaitedFor) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::runtime

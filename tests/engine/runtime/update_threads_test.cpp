@@ -17,7 +17,7 @@
 #include "tests/support/schedule_sketch.hpp"
 #include "tests/support/temp_directory.hpp"
 
-namespace sluice {
+namespace sluice::runtime {
 namespace {
 
 constexpr int kUpdates = 16;
@@ -27,8 +27,8 @@ constexpr std::uint64_t kElems = 16384;
 class HeldEngine final : public testing::PassingEngine {
  public:
   using PassingEngine::PassingEngine;
-  void submit(const StorageRequest& request, Callback done) override {
-    if (request.op != StorageOp::kRead) return PassingEngine::submit(request, std::move(done));
+  void submit(const offload::StorageRequest& request, Callback done) override {
+    if (request.op != offload::StorageOp::kRead) return PassingEngine::submit(request, std::move(done));
     PassingEngine::submit(request, [this, done = std::move(done)](std::exception_ptr error) {
       while (!may_end) std::this_thread::yield();
       done(std::move(error));
@@ -44,9 +44,9 @@ class HeldEngine final : public testing::PassingEngine {
 class NotingRunner final : public OperationRunner {
  public:
   explicit NotingRunner(HeldEngine& engine) : engine_(engine) {}
-  void run_on_device(const Program&, const Instruction&, Stream&) override {}
-  void run_on_host(const Program&, const Instruction& instruction, const HostUpdate& how) override {
-    if (instruction.op != Op::kOptimizerStep) return;
+  void run_on_device(const Program&, const schedule::Instruction&, device::Stream&) override {}
+  void run_on_host(const Program&, const schedule::Instruction& instruction, const kernels::HostUpdate& how) override {
+    if (instruction.op != schedule::Op::kOptimizerStep) return;
     if (one_thread.empty()) {
       while (engine_.ended < kUpdates) std::this_thread::yield();
       std::this_thread::sleep_for(std::chrono::milliseconds(20));  // until their lane has seen it
@@ -60,35 +60,35 @@ class NotingRunner final : public OperationRunner {
 };
 
 // Homes on storage are written, read again, and what was read is updated.
-Schedule updates_of_stored_state() {
+schedule::Schedule updates_of_stored_state() {
   testing::ScheduleSketch sketch;
-  std::vector<BufferId> homes, pieces;
+  std::vector<schedule::BufferId> homes, pieces;
   for (int i = 0; i < kUpdates; ++i) {
     homes.push_back(sketch.home(StateKind::kMaster, Tier::kStorage, kElems, 0, i));
-    const BufferId seed = sketch.state(StateKind::kMaster, Tier::kPinned, 0, kElems, i);
-    sketch.emit(Op::kForward, Lane::kCompute, {}, {testing::all(seed)});
-    sketch.emit(Op::kStorageWrite, Lane::kStorageWrite, {testing::all(seed)},
+    const schedule::BufferId seed = sketch.state(StateKind::kMaster, Tier::kPinned, 0, kElems, i);
+    sketch.emit(schedule::Op::kForward, schedule::Lane::kCompute, {}, {testing::all(seed)});
+    sketch.emit(schedule::Op::kStorageWrite, schedule::Lane::kStorageWrite, {testing::all(seed)},
                 {testing::all(homes.back())});
-    sketch.release(Lane::kStorageWrite, seed);
+    sketch.release(schedule::Lane::kStorageWrite, seed);
   }
   for (int i = 0; i < kUpdates; ++i) {
     pieces.push_back(sketch.state(StateKind::kMaster, Tier::kPinned, 0, kElems, i));
-    sketch.emit(Op::kStorageRead, Lane::kStorageRead, {testing::all(homes[i])},
+    sketch.emit(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, {testing::all(homes[i])},
                 {testing::all(pieces.back())});
   }
-  for (const BufferId piece : pieces) {
-    sketch.emit(Op::kOptimizerStep, Lane::kOptimizer, {testing::all(piece)}, {testing::all(piece)});
-    sketch.release(Lane::kOptimizer, piece);
+  for (const schedule::BufferId piece : pieces) {
+    sketch.emit(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, {testing::all(piece)}, {testing::all(piece)});
+    sketch.release(schedule::Lane::kOptimizer, piece);
   }
   return sketch.compiled();
 }
 
 std::vector<bool> threads_given() {
-  const Schedule schedule = updates_of_stored_state();
-  const std::array<const Schedule*, 1> schedules{&schedule};
-  Ledger ledger({kGiB, kGiB, kGiB});
-  const auto device = make_host_device({});
-  HeldEngine engine(make_storage_engine("posix", {}));
+  const schedule::Schedule schedule = updates_of_stored_state();
+  const std::array<const schedule::Schedule*, 1> schedules{&schedule};
+  allocator::Ledger ledger({kGiB, kGiB, kGiB});
+  const auto device = device::make_host_device({});
+  HeldEngine engine(offload::make_storage_engine("posix", {}));
   const testing::TempDirectory directory;
   RunMemory memory(*device, ledger, &engine, {directory.path().string()}, memory_need(schedules, 0),
                    make_run_id());
@@ -114,4 +114,4 @@ TEST(UpdateThreads, AnUpdateThatStorageKeptWaitingIsMadeByOne) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::runtime

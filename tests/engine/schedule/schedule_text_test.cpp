@@ -9,7 +9,7 @@
 #include "tests/support/pipeline_example.hpp"
 #include "tests/support/step_examples.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 Schedule example(std::uint64_t seed) {
@@ -118,4 +118,4 @@ TEST(ScheduleCsv, HasARowPerRankInComputeOrder) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -1,7 +1,7 @@
 // 12,000 crashes of durable runs, as their disks see them (durable_crash_test.cpp).
 #include "tests/support/crash_run.hpp"
 
-namespace sluice {
+namespace sluice::train {
 namespace {
 
 TEST(DurableCrashSweep, EveryCrashLeavesTheLastCommitOrAWholeLaterOne) {
@@ -9,4 +9,4 @@ TEST(DurableCrashSweep, EveryCrashLeavesTheLastCommitOrAWholeLaterOne) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::train

@@ -1,7 +1,7 @@
 // Crashes of a durable run, as its disk sees them. The thousands are in durable_crash_sweep_test.
 #include "tests/support/crash_run.hpp"
 
-namespace sluice {
+namespace sluice::train {
 namespace {
 
 using testing::CrashRun;
@@ -21,7 +21,7 @@ TEST(DurableCrash, CommitsWereOfTheStepsAskedFor) {
 // the flushes are what saves it.
 TEST(DurableCrash, WouldLoseCommitsWithoutTheFlushOfTheDataOrOfTheLog) {
   const CrashRun run(places("storage", "storage", "storage"));
-  for (const std::string lies : {StripedSpace::kKeptSuffix, ".log"}) {
+  for (const std::string lies : {offload::StripedSpace::kKeptSuffix, ".log"}) {
     int lost = 0;
     for (std::uint64_t seed = 0; seed < 60; ++seed) {
       lost += run.breach(run.operations(), seed, lies).has_value() ? 1 : 0;
@@ -31,4 +31,4 @@ TEST(DurableCrash, WouldLoseCommitsWithoutTheFlushOfTheDataOrOfTheLog) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::train

@@ -1,7 +1,7 @@
 // A sample of the fault sweep (fault_sweep_test.cpp fails every operation).
 #include "tests/support/fault_sweep.hpp"
 
-namespace sluice {
+namespace sluice::train {
 namespace {
 
 using testing::operator+;
@@ -9,10 +9,10 @@ using testing::operator+;
 void sample(const testing::FaultSweep& sweep, std::uint64_t at_least) {
   constexpr std::uint64_t kRunsOfEach = 2;
   constexpr std::uint64_t kRuns = testing::kEveryFault.size() * 2 * kRunsOfEach;
-  EXPECT_GT(sweep.operations(StorageFault::kEio), at_least);
-  EXPECT_GT(sweep.operations(StorageFault::kCallEintr), at_least);
+  EXPECT_GT(sweep.operations(offload::StorageFault::kEio), at_least);
+  EXPECT_GT(sweep.operations(offload::StorageFault::kCallEintr), at_least);
   std::uint64_t run = 0;
-  for (const StorageFault fault : testing::kEveryFault) {
+  for (const offload::StorageFault fault : testing::kEveryFault) {
     for (const bool forever : {false, true}) {
       for (std::uint64_t i = 0; i < kRunsOfEach; ++i) {
         // A stride without a common divisor: together the kinds meet kRuns different operations,
@@ -29,7 +29,7 @@ TEST(TrainingFaults, OfAnyKindEndRightOrWithAnError) {
 }
 
 TEST(TrainingFaults, ThroughIoUringToo) {
-  const std::string reason = io_uring_unavailable_reason();
+  const std::string reason = offload::io_uring_unavailable_reason();
   if (!reason.empty()) GTEST_SKIP() << reason;
   sample(testing::FaultSweep("io_uring"), 100);
 }
@@ -44,4 +44,4 @@ TEST(TrainingFaults, OfSpilledActivationsToo) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::train

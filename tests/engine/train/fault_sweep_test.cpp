@@ -4,16 +4,16 @@
 
 #include <tuple>
 
-namespace sluice {
+namespace sluice::train {
 namespace {
 
-using Case = std::tuple<std::string, StorageFault, bool>;  // engine, fault, forever
+using Case = std::tuple<std::string, offload::StorageFault, bool>;  // engine, fault, forever
 
 class TrainingFaultSweep : public ::testing::TestWithParam<Case> {};
 
 TEST_P(TrainingFaultSweep, EndsRightOrWithAnError) {
   const auto& [engine, fault, forever] = GetParam();
-  const std::string reason = engine == "io_uring" ? io_uring_unavailable_reason() : "";
+  const std::string reason = engine == "io_uring" ? offload::io_uring_unavailable_reason() : "";
   if (!reason.empty()) GTEST_SKIP() << reason;
   const testing::FaultSweep run(engine);
   for (std::uint64_t n = 0; n < run.operations(fault); ++n) {
@@ -37,4 +37,4 @@ INSTANTIATE_TEST_SUITE_P(All, TrainingFaultSweep,
                          name_of);
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::train

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace sluice {
+namespace sluice::train {
 namespace {
 
 TEST(LrSchedule, RisesToThePeakAndFallsToATenthAtTheLastStep) {
@@ -31,4 +31,4 @@ TEST(LrSchedule, DegenerateLengthsHaveFiniteRates) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::train

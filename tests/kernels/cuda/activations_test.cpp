@@ -9,7 +9,7 @@
 #include "base/error.hpp"
 #include "tests/kernels/cuda/host_results.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 using host::DTypeArray;
@@ -19,8 +19,8 @@ using CudaActivations = CudaKernelTestOf;
 INSTANTIATE_TEST_SUITE_P(DTypes, CudaActivations, act_dtypes(), dtype_of_test);
 
 // All magnitudes, and what has no slope of its own: zeros, infinities, NaN.
-DTypeArray wide_values(DType dtype, std::int64_t elems, unsigned seed) {
-  std::vector<float> values = normal_floats(elems, seed, 3.0f);
+kernels::host::DTypeArray wide_values(DType dtype, std::int64_t elems, unsigned seed) {
+  std::vector<float> values = kernels::host::normal_floats(elems, seed, 3.0f);
   const float special[] = {0.0f,
                            -0.0f,
                            20.0f,
@@ -33,15 +33,15 @@ DTypeArray wide_values(DType dtype, std::int64_t elems, unsigned seed) {
                            std::numeric_limits<float>::infinity(),
                            std::numeric_limits<float>::quiet_NaN()};
   for (std::size_t i = 0; i < std::size(special) && i < values.size(); ++i) values[i] = special[i];
-  return DTypeArray(dtype, values);
+  return kernels::host::DTypeArray(dtype, values);
 }
 
 TEST_P(CudaActivations, GeluIsTheHosts) {
   for (const std::int64_t elems : {1, 63, 4096, 40001}) {
     for (const std::int64_t offset : {0, 1}) {
-      const DTypeArray x = wide_values(GetParam(), elems, 1);
-      const DTypeArray dy(GetParam(), normal_floats(elems, 2));
-      DTypeArray want_y(GetParam(), elems), want_dx(GetParam(), elems);
+      const kernels::host::DTypeArray x = wide_values(GetParam(), elems, 1);
+      const kernels::host::DTypeArray dy(GetParam(), kernels::host::normal_floats(elems, 2));
+      kernels::host::DTypeArray want_y(GetParam(), elems), want_dx(GetParam(), elems);
       host_kernels().gelu_forward(x.data(), want_y.data(), elems, GetParam());
       host_kernels().gelu_backward(dy.data(), x.data(), want_dx.data(), elems, GetParam());
       const DeviceDTypeArray device_x(x, offset), device_dy(dy);
@@ -57,9 +57,9 @@ TEST_P(CudaActivations, GeluIsTheHosts) {
 TEST_P(CudaActivations, SwigluIsTheHosts) {
   constexpr std::int64_t shapes[][2] = {{1, 8}, {3, 7}, {5, 2056}, {70, 24}, {0, 16}};
   for (const auto& [rows, cols] : shapes) {
-    const DTypeArray x = wide_values(GetParam(), rows * 2 * cols, 3);
-    const DTypeArray dy(GetParam(), normal_floats(rows * cols, 4));
-    DTypeArray want_y(GetParam(), rows * cols), want_dx(GetParam(), rows * 2 * cols);
+    const kernels::host::DTypeArray x = wide_values(GetParam(), rows * 2 * cols, 3);
+    const kernels::host::DTypeArray dy(GetParam(), kernels::host::normal_floats(rows * cols, 4));
+    kernels::host::DTypeArray want_y(GetParam(), rows * cols), want_dx(GetParam(), rows * 2 * cols);
     host_kernels().swiglu_forward(x.data(), want_y.data(), rows, cols, GetParam());
     host_kernels().swiglu_backward(dy.data(), x.data(), want_dx.data(), rows, cols, GetParam());
     const DeviceDTypeArray device_x(x), device_dy(dy);
@@ -81,11 +81,11 @@ TEST_P(CudaActivations, RopeIsTheHosts) {
     const std::int64_t elems =
         shape.batch * shape.time * (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
     for (const bool inverse : {false, true}) {
-      DTypeArray want(GetParam(), normal_floats(elems, 5));
+      kernels::host::DTypeArray want(GetParam(), kernels::host::normal_floats(elems, 5));
       DeviceDTypeArray qkv(want);
       host_kernels().rope(shape, 10000.0f, inverse, want.data());
       rope(nullptr, shape, 10000.0f, inverse, qkv.data());
-      const DTypeArray got = qkv.read();
+      const kernels::host::DTypeArray got = qkv.read();
       std::size_t different = 0;
       for (std::size_t i = 0; i < got.size(); ++i) different += got[i] != want[i] ? 1 : 0;
       EXPECT_LE(different, static_cast<std::size_t>(elems / 100000)) << shape.time;
@@ -96,7 +96,7 @@ TEST_P(CudaActivations, RopeIsTheHosts) {
 
 TEST_P(CudaActivations, RopeIsUndoneByItsInverse) {
   const AttentionShape shape{2, 33, 2, 1, 32, GetParam()};
-  const DTypeArray before(GetParam(), normal_floats(2 * 33 * 4 * 32, 6));
+  const kernels::host::DTypeArray before(GetParam(), kernels::host::normal_floats(2 * 33 * 4 * 32, 6));
   DeviceDTypeArray qkv(before);
   rope(nullptr, shape, 500000.0f, false, qkv.data());
   rope(nullptr, shape, 500000.0f, true, qkv.data());
@@ -110,4 +110,4 @@ TEST_F(CudaRopeShape, WantsAnEvenHead) {
 }
 
 }  // namespace
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

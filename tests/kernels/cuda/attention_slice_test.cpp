@@ -3,7 +3,7 @@
 #include "base/error.hpp"
 #include "kernels/cuda/fused_attention.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 AttentionShape shape_of(std::int64_t batch, std::int64_t time, std::int64_t heads,
@@ -62,4 +62,4 @@ TEST(BackwardSlice, RefusesShapesWithoutElements) {
 }
 
 }  // namespace
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -11,7 +11,7 @@
 #include "tests/kernels/cuda/device_array.hpp"
 #include "tests/support/reference_kernels.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 using host::DTypeArray;
@@ -26,18 +26,18 @@ std::int64_t out_elems(const AttentionShape& s) {
   return s.batch * s.time * s.heads * s.head_dim;
 }
 
-reference::Doubles doubles(const DTypeArray& array) {
+reference::Doubles doubles(const kernels::host::DTypeArray& array) {
   reference::Doubles values;
   for (std::size_t i = 0; i < array.size(); ++i) values.push_back(array[i]);
   return values;
 }
 
 struct Forward {
-  DTypeArray out, lse;
+  kernels::host::DTypeArray out, lse;
   bool operator==(const Forward&) const = default;
 };
 
-Forward forward(const AttentionShape& s, const DTypeArray& qkv) {
+Forward forward(const AttentionShape& s, const kernels::host::DTypeArray& qkv) {
   const DeviceDTypeArray in(qkv);
   DeviceDTypeArray out(s.dtype, out_elems(s)), lse(DType::kF32, s.batch * s.heads * s.time);
   DeviceBytes workspace(attention_workspace_bytes(s));
@@ -46,7 +46,7 @@ Forward forward(const AttentionShape& s, const DTypeArray& qkv) {
   return {out.read(), lse.read()};
 }
 
-DTypeArray backward(const AttentionShape& s, const DTypeArray& dout, const DTypeArray& qkv,
+kernels::host::DTypeArray backward(const AttentionShape& s, const kernels::host::DTypeArray& dout, const kernels::host::DTypeArray& qkv,
                     const Forward& saved) {
   const DeviceDTypeArray in(qkv), grad(dout), out(saved.out), lse(saved.lse);
   DeviceDTypeArray dqkv(s.dtype, qkv_elems(s));
@@ -58,8 +58,8 @@ DTypeArray backward(const AttentionShape& s, const DTypeArray& dout, const DType
 
 // The gradient of sum(dout * out) in fp64. The saved output is the rounded one, as the kernels have
 // it.
-reference::Doubles reference_gradient(const AttentionShape& s, const DTypeArray& dout,
-                                      const DTypeArray& qkv, const DTypeArray& out) {
+reference::Doubles reference_gradient(const AttentionShape& s, const kernels::host::DTypeArray& dout,
+                                      const kernels::host::DTypeArray& qkv, const kernels::host::DTypeArray& out) {
   const std::int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim;
   const double scale = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
   const auto exact = reference::attention(s, doubles(qkv));
@@ -104,7 +104,7 @@ const AttentionShape kShapes[] = {{1, 1, 1, 1, 1},     {2, 17, 3, 3, 8},   {1, 6
 // What rounding the probabilities to the dtype does to an average of `count` values of about 1; the
 // plain kernels do not round them.
 double weights_rounded(const AttentionShape& s) {
-  return s.dtype == DType::kF32 ? 4e-6 : 4.0 * rounding_of(s.dtype);
+  return s.dtype == DType::kF32 ? 4e-6 : 4.0 * kernels::host::rounding_of(s.dtype);
 }
 
 class CudaAttention : public CudaKernelTest, public testing::WithParamInterface<DType> {};
@@ -115,11 +115,11 @@ INSTANTIATE_TEST_SUITE_P(DTypes, CudaAttention,
 TEST_P(CudaAttention, ForwardMatchesFp64) {
   for (AttentionShape s : kShapes) {
     s.dtype = GetParam();
-    const DTypeArray qkv(s.dtype, normal_floats(qkv_elems(s), 1));
+    const kernels::host::DTypeArray qkv(s.dtype, kernels::host::normal_floats(qkv_elems(s), 1));
     const Forward got = forward(s, qkv);
     const auto want = reference::attention(s, doubles(qkv));
     for (std::size_t i = 0; i < want.out.size(); ++i) {
-      ASSERT_NEAR(got.out[i], want.out[i], weights_rounded(s) + rounding_at(s.dtype, want.out[i]))
+      ASSERT_NEAR(got.out[i], want.out[i], weights_rounded(s) + kernels::host::rounding_at(s.dtype, want.out[i]))
           << s.time << " x " << s.head_dim << " at " << i;
     }
     for (std::size_t i = 0; i < want.lse.size(); ++i) {
@@ -132,30 +132,30 @@ TEST_P(CudaAttention, ForwardMatchesFp64) {
 // Large scores: without the running maximum exp overflows.
 TEST_P(CudaAttention, ForwardHoldsForScoresInTheHundreds) {
   const AttentionShape s{1, 150, 1, 1, 16, GetParam()};
-  const DTypeArray qkv(s.dtype, normal_floats(qkv_elems(s), 2, 12.0f));
+  const kernels::host::DTypeArray qkv(s.dtype, kernels::host::normal_floats(qkv_elems(s), 2, 12.0f));
   const Forward got = forward(s, qkv);
   const auto want = reference::attention(s, doubles(qkv));
   for (std::size_t i = 0; i < want.out.size(); ++i) {
     // Values of up to 40; a score of up to 1000 is right to 1e-4 or so, and so is a probability.
-    const double allowed = 2e-2 + 40.0 * (s.dtype == DType::kF32 ? 0.0 : rounding_of(s.dtype));
-    ASSERT_NEAR(got.out[i], want.out[i], allowed + rounding_at(s.dtype, want.out[i]));
+    const double allowed = 2e-2 + 40.0 * (s.dtype == DType::kF32 ? 0.0 : kernels::host::rounding_of(s.dtype));
+    ASSERT_NEAR(got.out[i], want.out[i], allowed + kernels::host::rounding_at(s.dtype, want.out[i]));
   }
 }
 
 TEST_P(CudaAttention, BackwardMatchesFp64) {
   for (AttentionShape s : kShapes) {
     s.dtype = GetParam();
-    const DTypeArray qkv(s.dtype, normal_floats(qkv_elems(s), 5));
-    const DTypeArray dout(s.dtype, normal_floats(out_elems(s), 6));
+    const kernels::host::DTypeArray qkv(s.dtype, kernels::host::normal_floats(qkv_elems(s), 5));
+    const kernels::host::DTypeArray dout(s.dtype, kernels::host::normal_floats(out_elems(s), 6));
     const Forward saved = forward(s, qkv);
-    const DTypeArray got = backward(s, dout, qkv, saved);
+    const kernels::host::DTypeArray got = backward(s, dout, qkv, saved);
     const auto want = reference_gradient(s, dout, qkv, saved.out);
     // p and ds, about as large as the gradients that are summed of them, are rounded first. The
     // first keys are seen by all queries, and their sums are of sqrt(time) such parts.
     const double parts = std::sqrt(static_cast<double>(s.heads / s.kv_heads * s.time));
-    const double allowed = s.dtype == DType::kF32 ? 2e-5 : 2.0 * rounding_of(s.dtype);
+    const double allowed = s.dtype == DType::kF32 ? 2e-5 : 2.0 * kernels::host::rounding_of(s.dtype);
     for (std::size_t i = 0; i < want.size(); ++i) {
-      ASSERT_NEAR(got[i], want[i], allowed * std::sqrt(parts) + rounding_at(s.dtype, want[i]))
+      ASSERT_NEAR(got[i], want[i], allowed * std::sqrt(parts) + kernels::host::rounding_at(s.dtype, want[i]))
           << "time " << s.time << " x " << s.head_dim << " at " << i;
     }
   }
@@ -164,11 +164,11 @@ TEST_P(CudaAttention, BackwardMatchesFp64) {
 TEST_P(CudaAttention, MatchesTheHost) {
   const AttentionShape s{2, 100, 4, 2, 32, GetParam()};
   const auto kernels = make_host_kernels({.threads = 1});
-  const DTypeArray qkv(s.dtype, normal_floats(qkv_elems(s), 11));
-  const DTypeArray dout(s.dtype, normal_floats(out_elems(s), 12));
-  Forward host{DTypeArray(s.dtype, out_elems(s)),
-               DTypeArray(DType::kF32, s.batch * s.heads * s.time)};
-  DTypeArray host_grad(s.dtype, qkv_elems(s));
+  const kernels::host::DTypeArray qkv(s.dtype, kernels::host::normal_floats(qkv_elems(s), 11));
+  const kernels::host::DTypeArray dout(s.dtype, kernels::host::normal_floats(out_elems(s), 12));
+  Forward host{kernels::host::DTypeArray(s.dtype, out_elems(s)),
+               kernels::host::DTypeArray(DType::kF32, s.batch * s.heads * s.time)};
+  kernels::host::DTypeArray host_grad(s.dtype, qkv_elems(s));
   const auto workspace = std::make_unique<float[]>(kernels->attention_workspace_bytes(s) / 4 + 64);
   void* aligned = workspace.get();
   std::size_t space = kernels->attention_workspace_bytes(s) + 256;
@@ -178,8 +178,8 @@ TEST_P(CudaAttention, MatchesTheHost) {
   kernels->attention_backward(s, dout.data(), qkv.data(), host.out.data(), lse, host_grad.data(),
                               aligned);
   const Forward got = forward(s, qkv);
-  const DTypeArray grad = backward(s, dout, qkv, got);
-  const double allowed = s.dtype == DType::kF32 ? 1e-5 : 8.0 * rounding_of(s.dtype);
+  const kernels::host::DTypeArray grad = backward(s, dout, qkv, got);
+  const double allowed = s.dtype == DType::kF32 ? 1e-5 : 8.0 * kernels::host::rounding_of(s.dtype);
   for (std::size_t i = 0; i < got.out.size(); ++i) {
     ASSERT_NEAR(got.out[i], host.out[i], allowed * (1.0 + std::abs(host.out[i]))) << i;
   }
@@ -191,8 +191,8 @@ TEST_P(CudaAttention, MatchesTheHost) {
 TEST_P(CudaAttention, GivesTheSameBitsInEveryRun) {
   for (AttentionShape s : {kShapes[2], kShapes[5]}) {
     s.dtype = GetParam();
-    const DTypeArray qkv(s.dtype, normal_floats(qkv_elems(s), 7));
-    const DTypeArray dout(s.dtype, normal_floats(out_elems(s), 8));
+    const kernels::host::DTypeArray qkv(s.dtype, kernels::host::normal_floats(qkv_elems(s), 7));
+    const kernels::host::DTypeArray dout(s.dtype, kernels::host::normal_floats(out_elems(s), 8));
     const Forward one = forward(s, qkv);
     EXPECT_TRUE(forward(s, qkv) == one);
     EXPECT_TRUE(backward(s, dout, qkv, one) == backward(s, dout, qkv, one));
@@ -202,7 +202,7 @@ TEST_P(CudaAttention, GivesTheSameBitsInEveryRun) {
 // A later token must not change what an earlier one sees, to the bit; nor another sequence.
 TEST_P(CudaAttention, IsCausal) {
   const AttentionShape s{2, 150, 2, 1, 8, GetParam()};
-  DTypeArray qkv(s.dtype, normal_floats(qkv_elems(s), 9));
+  kernels::host::DTypeArray qkv(s.dtype, kernels::host::normal_floats(qkv_elems(s), 9));
   const Forward before = forward(s, qkv);
   const std::int64_t width = 4 * 8, changed = 90;
   for (std::int64_t i = changed * width; i < s.time * width; ++i) {
@@ -220,7 +220,7 @@ TEST_P(CudaAttention, IsCausal) {
 
 TEST_P(CudaAttention, NanInAQueryReachesItsOutput) {
   const AttentionShape s{1, 20, 1, 1, 8, GetParam()};
-  DTypeArray qkv(s.dtype, normal_floats(qkv_elems(s), 10));
+  kernels::host::DTypeArray qkv(s.dtype, kernels::host::normal_floats(qkv_elems(s), 10));
   qkv.set(5 * 24, std::numeric_limits<float>::quiet_NaN());
   const Forward got = forward(s, qkv);
   for (std::size_t d = 0; d < 8; ++d) {
@@ -241,4 +241,4 @@ TEST(CudaAttentionShapes, RefusesWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -19,7 +19,7 @@
 #include "tests/support/cuda_driver/simulator.hpp"
 #endif
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 using host::DTypeArray;
@@ -38,7 +38,7 @@ constexpr CudaLibraries kLibraries = CudaLibraries::kInstalled;
 class Arguments {
  public:
   // Null: on the host.
-  explicit Arguments(Device* device) : device_(device) {
+  explicit Arguments(device::Device* device) : device_(device) {
     if (device != nullptr) stream_ = device->create_stream("arguments");
   }
 
@@ -48,14 +48,14 @@ class Arguments {
     if (size != 0) std::memcpy(kept, bytes, size);
     if (stream_ == nullptr) return kept;
     buffers_.push_back(device_->allocate(size + 1));
-    stream_->copy(buffers_.back().data(), kept, size, CopyKind::kHostToDevice);
+    stream_->copy(buffers_.back().data(), kept, size, device::CopyKind::kHostToDevice);
     return buffers_.back().data();
   }
-  void* put(const DTypeArray& values) {
+  void* put(const kernels::host::DTypeArray& values) {
     return put(values.data(), values.size() * dtype_bytes(values.type()));
   }
   void* normal(DType type, std::int64_t elems, unsigned seed, float scale = 1.0f) {
-    return put(DTypeArray(type, normal_floats(elems, seed, scale)));
+    return put(kernels::host::DTypeArray(type, kernels::host::normal_floats(elems, seed, scale)));
   }
   const std::int32_t* tokens(std::vector<std::int32_t> values) {
     return static_cast<const std::int32_t*>(put(values.data(), values.size() * 4));
@@ -65,11 +65,11 @@ class Arguments {
     return put(garbage.data(), bytes);
   }
   // The same, as a result: read once the call is done.
-  void* result(const DTypeArray& before) {
+  void* result(const kernels::host::DTypeArray& before) {
     results_.push_back({before.type(), before.size(), put(before)});
     return results_.back().data;
   }
-  void* result(DType type, std::int64_t elems) { return result(DTypeArray(type, elems)); }
+  void* result(DType type, std::int64_t elems) { return result(kernels::host::DTypeArray(type, elems)); }
   double* result_f64(std::size_t elems) {
     const std::vector<double> before(elems, -1.0);
     results_.push_back({DType::kF64, elems, put(before.data(), elems * 8)});
@@ -94,7 +94,7 @@ class Arguments {
       if (stream_ == nullptr) {
         std::memcpy(bytes.data(), result.data, bytes.size());
       } else {
-        stream_->copy(bytes.data(), result.data, bytes.size(), CopyKind::kDeviceToHost);
+        stream_->copy(bytes.data(), result.data, bytes.size(), device::CopyKind::kDeviceToHost);
         stream_->synchronize(Deadline::after_seconds(60));
       }
       for (std::size_t i = 0; i < result.elems; ++i) {
@@ -116,16 +116,16 @@ class Arguments {
       std::memcpy(&wide, bytes + 8 * i, 8);
       return wide;
     }
-    DTypeArray one(type, 1);
+    kernels::host::DTypeArray one(type, 1);
     std::memcpy(one.data(), bytes + dtype_bytes(type) * i, dtype_bytes(type));
     return one[0];
   }
 
-  Device* device_;
+  device::Device* device_;
   std::vector<std::unique_ptr<std::byte[]>> host_;
-  std::vector<RawBuffer> buffers_;
+  std::vector<device::RawBuffer> buffers_;
   std::vector<Result> results_;
-  std::unique_ptr<Stream> stream_;  // ends first, with all that it queued done
+  std::unique_ptr<device::Stream> stream_;  // ends first, with all that it queued done
 };
 
 using Call = std::function<void(Kernels&, Arguments&)>;
@@ -133,9 +133,9 @@ using Call = std::function<void(Kernels&, Arguments&)>;
 class CudaKernelsTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    const CudaSearch search = find_cuda_devices();
+    const device::CudaSearch search = device::find_cuda_devices();
     if (search.devices.empty()) GTEST_SKIP() << search.missing;
-    device_ = make_cuda_device({.capacity_bytes = 1 * kGiB});
+    device_ = device::make_cuda_device({.capacity_bytes = 1 * kGiB});
     kernels_ = make_cuda_kernels({.ordinal = 0, .libraries = kLibraries});
   }
 
@@ -156,7 +156,7 @@ class CudaKernelsTest : public ::testing::Test {
     EXPECT_LE(worst, relative * largest) << what;
   }
 
-  std::unique_ptr<Device> device_;
+  std::unique_ptr<device::Device> device_;
   std::unique_ptr<Kernels> kernels_;
 };
 
@@ -184,7 +184,7 @@ TEST_F(CudaKernelsTest, Products) {
     const std::vector<float> lse(6, 20.0f);
     kernels.head_backward_weight(
         shape, at.normal(kType, 6 * 32, 1), at.normal(kType, 40 * 32, 2),
-        at.tokens({0, 39, 5, 5, 17, 2}), 0.5f, floats(at.put(DTypeArray(DType::kF32, lse))),
+        at.tokens({0, 39, 5, 5, 17, 2}), 0.5f, floats(at.put(kernels::host::DTypeArray(DType::kF32, lse))),
         at.result(kType, 40 * 32), at.workspace(kernels.head_workspace_bytes(shape)));
   });
 }
@@ -208,7 +208,7 @@ TEST_F(CudaKernelsTest, Attention) {
   const AttentionShape shape{2, 20, 4, 2, 16, kType};
   const std::int64_t qkv = 2 * 20 * 8 * 16, out = 2 * 20 * 4 * 16;
   compare("rope", kRounding, [&](Kernels& kernels, Arguments& at) {
-    kernels.rope(shape, 10000.0f, true, at.result(DTypeArray(kType, normal_floats(qkv, 1))));
+    kernels.rope(shape, 10000.0f, true, at.result(kernels::host::DTypeArray(kType, kernels::host::normal_floats(qkv, 1))));
   });
   compare("attention_forward", kRounding, [&](Kernels& kernels, Arguments& at) {
     kernels.attention_forward(shape, at.normal(kType, qkv, 1), at.result(kType, out),
@@ -216,7 +216,7 @@ TEST_F(CudaKernelsTest, Attention) {
                               at.workspace(kernels.attention_workspace_bytes(shape)));
   });
   // What the forward pass gives, for both.
-  DTypeArray before_qkv(kType, normal_floats(qkv, 1)), before_out(kType, out),
+  kernels::host::DTypeArray before_qkv(kType, kernels::host::normal_floats(qkv, 1)), before_out(kType, out),
       lse(DType::kF32, 2 * 4 * 20);
   std::vector<std::byte> workspace(host_kernels().attention_workspace_bytes(shape));
   host_kernels().attention_forward(shape, before_qkv.data(), before_out.data(), floats(lse.data()),
@@ -230,7 +230,7 @@ TEST_F(CudaKernelsTest, Attention) {
 
 TEST_F(CudaKernelsTest, Norms) {
   const NormShape shape{5, 64, false, 1e-5f, kType};
-  const DTypeArray mean(DType::kF32, normal_floats(5, 7)), rstd(DType::kF32, normal_floats(5, 8));
+  const kernels::host::DTypeArray mean(DType::kF32, kernels::host::normal_floats(5, 7)), rstd(DType::kF32, kernels::host::normal_floats(5, 8));
   compare("norm_forward", kRounding, [&](Kernels& kernels, Arguments& at) {
     kernels.norm_forward(shape, at.normal(kType, 320, 1), at.normal(kType, 64, 2),
                          at.normal(kType, 64, 3), at.result(kType, 320),
@@ -289,7 +289,7 @@ TEST_F(CudaKernelsTest, Embeddings) {
 }
 
 TEST_F(CudaKernelsTest, Gradients) {
-  const DTypeArray ones(DType::kF32, std::vector<float>(300, 1.0f));
+  const kernels::host::DTypeArray ones(DType::kF32, std::vector<float>(300, 1.0f));
   compare("zero", 0.0, [&](Kernels& kernels, Arguments& at) {
     void* const data = at.result(ones);
     kernels.zero(floats(data) + 7, 100 * sizeof(float));
@@ -299,7 +299,7 @@ TEST_F(CudaKernelsTest, Gradients) {
     kernels.accumulate(floats(at.result(ones)), at.normal(kType, 300, 2), kType, true, 300);
   });
   compare("fold", 0.0, [&](Kernels& kernels, Arguments& at) {
-    kernels.fold(at.result(DTypeArray(kType, normal_floats(300, 1))), at.normal(kType, 300, 2),
+    kernels.fold(at.result(kernels::host::DTypeArray(kType, kernels::host::normal_floats(300, 1))), at.normal(kType, 300, 2),
                  kType, 300);
   });
   compare("squared_norm_blocks", 0.0, [&](Kernels& kernels, Arguments& at) {
@@ -330,15 +330,15 @@ TEST_F(CudaKernelsTest, UpdatesToTheBit) {
             layout.extent == StateExtent::kPerElement
                 ? segment.end
                 : static_cast<std::int64_t>(state_elems(options, kind, segment.tensor));
-        std::vector<float> values = normal_floats(elems, 5, 0.1f);
+        std::vector<float> values = kernels::host::normal_floats(elems, 5, 0.1f);
         if (kind != StateKind::kMaster) {
           for (float& value : values) value = std::abs(value);
         }
-        return at.result(DTypeArray(layout.dtype, values));
+        return at.result(kernels::host::DTypeArray(layout.dtype, values));
       };
       UpdateBuffers buffers;
       buffers.grad = at.normal(kType, segment.end, 1);
-      buffers.weight = at.result(DTypeArray(kType, normal_floats(segment.end, 5, 0.1f)));
+      buffers.weight = at.result(kernels::host::DTypeArray(kType, kernels::host::normal_floats(segment.end, 5, 0.1f)));
       buffers.master = state(StateKind::kMaster);
       buffers.moment1 = state(StateKind::kMoment1);
       buffers.moment2 = state(StateKind::kMoment2);
@@ -372,4 +372,4 @@ TEST_F(CudaKernelsTest, AreRefusedForAGpuThatIsNotThere) {
 }
 
 }  // namespace
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

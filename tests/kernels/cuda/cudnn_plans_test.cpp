@@ -11,7 +11,7 @@
 #include "base/log.hpp"
 #include "kernels/cuda/cudnn_graphs.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 namespace fe = cudnn_frontend;
@@ -133,4 +133,4 @@ INSTANTIATE_TEST_SUITE_P(Gpus, CudnnPlans, testing::ValuesIn(kGpus),
                          [](const auto& gpu) { return std::string(gpu.param.name); });
 
 }  // namespace
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -18,7 +18,7 @@
 #include "base/error.hpp"
 #include "tests/kernels/dtype_array.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 #ifdef SLUICE_CUDA_EMULATION
 
@@ -155,4 +155,4 @@ class CudaKernelTest : public testing::Test {
   }
 };
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -8,7 +8,7 @@
 #include "base/error.hpp"
 #include "tests/kernels/cuda/host_results.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 using host::DTypeArray;
@@ -23,12 +23,12 @@ INSTANTIATE_TEST_SUITE_P(DTypes, CudaElementwise, act_dtypes(), dtype_of_test);
 TEST_P(CudaElementwise, AddRoundsTheSumOnce) {
   for (const std::int64_t elems : kSizes) {
     for (const std::int64_t offset : {0, 3}) {
-      const DTypeArray a(GetParam(), normal_floats(elems, 1));
-      const DTypeArray b(GetParam(), normal_floats(elems, 2, 1e3f));
+      const kernels::host::DTypeArray a(GetParam(), kernels::host::normal_floats(elems, 1));
+      const kernels::host::DTypeArray b(GetParam(), kernels::host::normal_floats(elems, 2, 1e3f));
       const DeviceDTypeArray device_a(a, offset), device_b(b);
       DeviceDTypeArray out(GetParam(), elems);
       add(nullptr, device_a.data(), device_b.data(), out.data(), elems, GetParam());
-      DTypeArray want(GetParam(), elems);
+      kernels::host::DTypeArray want(GetParam(), elems);
       for (std::size_t i = 0; i < want.size(); ++i) want.set(i, a[i] + b[i]);
       EXPECT_TRUE(out.read() == want) << elems << " from " << offset;
     }
@@ -37,12 +37,12 @@ TEST_P(CudaElementwise, AddRoundsTheSumOnce) {
 
 TEST_P(CudaElementwise, FoldAddsInPlace) {
   const std::int64_t elems = 5001;
-  const DTypeArray a(GetParam(), normal_floats(elems, 3));
-  const DTypeArray b(GetParam(), normal_floats(elems, 4));
+  const kernels::host::DTypeArray a(GetParam(), kernels::host::normal_floats(elems, 3));
+  const kernels::host::DTypeArray b(GetParam(), kernels::host::normal_floats(elems, 4));
   DeviceDTypeArray into(a);
   const DeviceDTypeArray from(b);
   fold(nullptr, into.data(), from.data(), GetParam(), elems);
-  DTypeArray want(GetParam(), elems);
+  kernels::host::DTypeArray want(GetParam(), elems);
   for (std::size_t i = 0; i < want.size(); ++i) want.set(i, a[i] + b[i]);
   EXPECT_TRUE(into.read() == want);
 }
@@ -51,8 +51,8 @@ TEST_P(CudaElementwise, ColumnSumIsTheHosts) {
   constexpr std::int64_t shapes[][2] = {{0, 5}, {1, 1}, {3, 64}, {513, 40}, {1700, 37}};
   for (const auto& [rows, cols] : shapes) {
     for (const std::int64_t offset : {0, 1}) {
-      const DTypeArray x(GetParam(), normal_floats(rows * cols, 6));
-      DTypeArray want(GetParam(), cols);
+      const kernels::host::DTypeArray x(GetParam(), kernels::host::normal_floats(rows * cols, 6));
+      kernels::host::DTypeArray want(GetParam(), cols);
       host_kernels().column_sum(x.data(), want.data(), rows, cols, GetParam());
       const DeviceDTypeArray device_x(x, offset);
       DeviceDTypeArray out(GetParam(), cols);
@@ -82,4 +82,4 @@ TEST_F(CudaZero, AddRefusesOtherTypes) {
 }
 
 }  // namespace
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

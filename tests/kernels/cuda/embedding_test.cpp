@@ -10,7 +10,7 @@
 #include "base/error.hpp"
 #include "tests/kernels/cuda/host_results.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 using host::DTypeArray;
@@ -40,9 +40,9 @@ TEST_P(CudaEmbedding, ForwardIsTheHostsToTheBit) {
   for (const EmbeddingCase& at : kCases) {
     for (const bool with_positions : {false, true}) {
       const std::vector<std::int32_t> tokens = random_tokens(at.rows, at.vocab);
-      const DTypeArray table(GetParam(), normal_floats(at.vocab * at.hidden, 1));
-      const DTypeArray positions(GetParam(), normal_floats(at.max_time * at.hidden, 2));
-      DTypeArray want(GetParam(), at.rows * at.hidden);
+      const kernels::host::DTypeArray table(GetParam(), kernels::host::normal_floats(at.vocab * at.hidden, 1));
+      const kernels::host::DTypeArray positions(GetParam(), kernels::host::normal_floats(at.max_time * at.hidden, 2));
+      kernels::host::DTypeArray want(GetParam(), at.rows * at.hidden);
       host_kernels().embedding_forward(tokens.data(), table.data(),
                                        with_positions ? positions.data() : nullptr, want.data(),
                                        at.rows, at.time, at.hidden, GetParam());
@@ -61,9 +61,9 @@ TEST_P(CudaEmbedding, BackwardSumsInRowOrderToTheBit) {
   for (const EmbeddingCase& at : kCases) {
     for (const bool with_positions : {false, true}) {
       const std::vector<std::int32_t> tokens = random_tokens(at.rows, at.vocab);
-      const DTypeArray dout(GetParam(), normal_floats(at.rows * at.hidden, 3));
-      DTypeArray want_table(GetParam(), at.vocab * at.hidden);
-      DTypeArray want_positions(GetParam(), at.max_time * at.hidden);
+      const kernels::host::DTypeArray dout(GetParam(), kernels::host::normal_floats(at.rows * at.hidden, 3));
+      kernels::host::DTypeArray want_table(GetParam(), at.vocab * at.hidden);
+      kernels::host::DTypeArray want_positions(GetParam(), at.max_time * at.hidden);
       std::vector<std::byte> scratch(
           host_kernels().embedding_backward_workspace_bytes(at.rows, at.vocab));
       host_kernels().embedding_backward(tokens.data(), dout.data(), want_table.data(),
@@ -112,4 +112,4 @@ TEST_F(CudaEmbeddingShape, StopsAtATokenOutsideTheVocabulary) {
 #endif
 
 }  // namespace
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

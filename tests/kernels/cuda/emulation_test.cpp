@@ -10,7 +10,7 @@
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/simt.cuh"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 // What launching this kernel says; empty: nothing.
@@ -131,4 +131,4 @@ TEST(CudaEmulation, BlocksBeginTheirThreadsInDifferentOrders) {
 }
 
 }  // namespace
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -15,7 +15,7 @@
 #include "base/error.hpp"
 #include "kernels/cuda/cublaslt.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 struct FakeCublasLt {
   struct Operation {
@@ -280,4 +280,4 @@ inline CublasLt FakeCublasLt::table() {
   return table;
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -10,13 +10,13 @@
 #include "kernels/cuda/attention.hpp"
 #include "tests/kernels/cuda/device_array.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 using host::DTypeArray;
 using host::normal_floats;
 
-double relative_difference(const DTypeArray& a, const DTypeArray& b) {
+double relative_difference(const kernels::host::DTypeArray& a, const kernels::host::DTypeArray& b) {
   double difference = 0.0, magnitude = 0.0;
   for (std::size_t i = 0; i < a.size(); ++i) {
     difference += (a[i] - b[i]) * (a[i] - b[i]);
@@ -28,7 +28,7 @@ double relative_difference(const DTypeArray& a, const DTypeArray& b) {
 class FusedAttentionTest : public testing::Test {
  protected:
   struct Passes {
-    DTypeArray out, lse, dqkv;
+    kernels::host::DTypeArray out, lse, dqkv;
     bool operator==(const Passes&) const = default;
   };
 
@@ -43,8 +43,8 @@ class FusedAttentionTest : public testing::Test {
   Passes run(const AttentionShape& s, bool by_library) {
     const std::int64_t rows = s.batch * s.time, width = s.heads * s.head_dim;
     const std::int64_t packed = (s.heads + 2 * s.kv_heads) * s.head_dim;
-    const DeviceDTypeArray qkv(DTypeArray(s.dtype, normal_floats(rows * packed, 1)));
-    const DeviceDTypeArray dout(DTypeArray(s.dtype, normal_floats(rows * width, 2)));
+    const DeviceDTypeArray qkv(kernels::host::DTypeArray(s.dtype, kernels::host::normal_floats(rows * packed, 1)));
+    const DeviceDTypeArray dout(kernels::host::DTypeArray(s.dtype, kernels::host::normal_floats(rows * width, 2)));
     DeviceDTypeArray out(s.dtype, rows * width), lse(DType::kF32, rows * s.heads);
     DeviceDTypeArray dqkv(s.dtype, rows * packed);
     auto* const sums = static_cast<float*>(lse.data());
@@ -116,4 +116,4 @@ TEST_F(FusedAttentionTest, RefusesWhatItHasNoKernelsFor) {
 }
 
 }  // namespace
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

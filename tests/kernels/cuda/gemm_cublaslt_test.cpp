@@ -11,14 +11,14 @@
 #include "tests/kernels/dtype_array.hpp"
 #include "tests/support/reference_kernels.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 using host::DTypeArray;
 using host::normal_floats;
 using host::rounding_at;
 
-reference::Doubles doubles(const DTypeArray& array) {
+reference::Doubles doubles(const kernels::host::DTypeArray& array) {
   reference::Doubles values;
   for (std::size_t i = 0; i < array.size(); ++i) values.push_back(array[i]);
   return values;
@@ -30,15 +30,15 @@ constexpr GemmShape kShape{7, 5, 11, false, false, DType::kBF16, DType::kBF16};
 struct Arrays {
   GemmShape shape;
   std::int64_t offset;
-  DTypeArray a, b, bias;
+  kernels::host::DTypeArray a, b, bias;
   std::vector<std::byte> memory;
 
   explicit Arrays(const GemmShape& s, std::int64_t elems_off = 0)
       : shape(s),
         offset(elems_off),
-        a(s.dtype, normal_floats(s.m * s.k, 1)),
-        b(s.dtype, normal_floats(s.k * s.n, 2)),
-        bias(s.dtype, normal_floats(s.n, 3)),
+        a(s.dtype, kernels::host::normal_floats(s.m * s.k, 1)),
+        b(s.dtype, kernels::host::normal_floats(s.k * s.n, 2)),
+        bias(s.dtype, kernels::host::normal_floats(s.n, 3)),
         memory(4 * kRoom + 256) {}
 
   static constexpr std::size_t kRoom = 4096;
@@ -49,15 +49,15 @@ struct Arrays {
     return static_cast<std::byte*>(start) + index * kRoom +
            static_cast<std::size_t>(offset) * dtype_bytes(shape.dtype);
   }
-  DTypeArray multiply(GemmBackend& backend, bool with_bias, cudaStream_t stream = nullptr,
+  kernels::host::DTypeArray multiply(GemmBackend& backend, bool with_bias, cudaStream_t stream = nullptr,
                       void* workspace = nullptr) {
-    const DTypeArray* const from[] = {&a, &b, &bias};
+    const kernels::host::DTypeArray* const from[] = {&a, &b, &bias};
     for (std::size_t i = 0; i < 3; ++i) {
       std::memcpy(place(i), from[i]->data(), from[i]->size() * dtype_bytes(shape.dtype));
     }
     gemm(stream, backend, shape, place(0), place(1), with_bias ? place(2) : nullptr, place(3),
          workspace);
-    DTypeArray c(shape.output, shape.m * shape.n);
+    kernels::host::DTypeArray c(shape.output, shape.m * shape.n);
     std::memcpy(c.data(), place(3), c.size() * dtype_bytes(shape.output));
     return c;
   }
@@ -86,11 +86,11 @@ TEST(CublasLtGemm, MatchesFp64OnEveryKind) {
   for (const GemmShape& shape : kinds) {
     for (const bool bias : {false, true}) {
       Arrays in(shape);
-      const DTypeArray c = in.multiply(*backend, bias);
+      const kernels::host::DTypeArray c = in.multiply(*backend, bias);
       const auto want = reference::gemm(shape, doubles(in.a), doubles(in.b),
                                         bias ? doubles(in.bias) : reference::Doubles());
       for (std::size_t i = 0; i < c.size(); ++i) {
-        const double allowed = 0x1p-22 * want.magnitude[i] + rounding_at(shape.output, want.c[i]);
+        const double allowed = 0x1p-22 * want.magnitude[i] + kernels::host::rounding_at(shape.output, want.c[i]);
         ASSERT_NEAR(c[i], want.c[i], allowed)
             << dtype_name(shape.dtype) << " to " << dtype_name(shape.output) << " at " << i
             << (shape.transpose_a ? " A^T" : "") << (shape.transpose_b ? " B^T" : "");
@@ -109,9 +109,9 @@ TEST(CublasLtGemm, ReadsAndWritesByStrides) {
                         transpose_b, DType::kF32, DType::kF32};
       const std::int64_t a_cols = transpose_a ? s.m : s.k, b_cols = transpose_b ? s.k : s.n;
       const GemmStrides strides{.a = a_cols + 8, .b = b_cols + 4, .c = s.n + 6};
-      const auto a = normal_floats((transpose_a ? s.k : s.m) * strides.a, 1);
-      const auto b = normal_floats((transpose_b ? s.n : s.k) * strides.b, 2);
-      const auto bias = normal_floats(s.n, 3);
+      const auto a = kernels::host::normal_floats((transpose_a ? s.k : s.m) * strides.a, 1);
+      const auto b = kernels::host::normal_floats((transpose_b ? s.n : s.k) * strides.b, 2);
+      const auto bias = kernels::host::normal_floats(s.n, 3);
       std::vector<float> c(static_cast<std::size_t>(s.m * strides.c), -1.0f);
       gemm(nullptr, *backend, s, a.data(), b.data(), bias.data(), c.data(), nullptr, strides);
       for (std::int64_t i = 0; i < s.m; ++i) {
@@ -218,12 +218,12 @@ GemmShape gelu_shape(DType dtype) {
 }
 
 struct Gelu {
-  DTypeArray x, y;
+  kernels::host::DTypeArray x, y;
 };
 
 Gelu forward_gelu(GemmBackend& backend, Arrays& in, bool bias) {
   const GemmShape& s = in.shape;
-  Gelu result{DTypeArray(s.dtype, s.m * s.n), DTypeArray(s.dtype, s.m * s.n)};
+  Gelu result{kernels::host::DTypeArray(s.dtype, s.m * s.n), kernels::host::DTypeArray(s.dtype, s.m * s.n)};
   gemm_gelu(nullptr, backend, s, in.a.data(), in.b.data(), bias ? in.bias.data() : nullptr,
             result.x.data(), result.y.data(), nullptr);
   return result;
@@ -240,7 +240,7 @@ TEST(CublasLtGemm, GeluIsAnEpilogue) {
       const GemmShape& s = in.shape;
       fake.has_activations = true;
       const Gelu fused = forward_gelu(*backend, in, bias);
-      DTypeArray fused_dx(dtype, s.m * s.n), dx(dtype, s.m * s.n);
+      kernels::host::DTypeArray fused_dx(dtype, s.m * s.n), dx(dtype, s.m * s.n);
       gemm_gelu_backward(nullptr, *backend, s, in.a.data(), in.b.data(), fused.x.data(),
                          fused_dx.data(), nullptr);
       EXPECT_EQ(fake.activations, expected += 2);
@@ -256,7 +256,7 @@ TEST(CublasLtGemm, GeluIsAnEpilogue) {
         const double x = 4 * host::rounding_of(dtype) * (std::abs(apart.x[i]) + 1.0);
         EXPECT_NEAR(fused.y[i], apart.y[i], x) << i;
         // Where the slope vanishes both are about nothing.
-        EXPECT_NEAR(fused_dx[i], dx[i], 1e-6 + 4 * rounding_at(dtype, dx[i])) << i;
+        EXPECT_NEAR(fused_dx[i], dx[i], 1e-6 + 4 * kernels::host::rounding_at(dtype, dx[i])) << i;
       }
     }
   }
@@ -308,11 +308,11 @@ TEST(CublasLtGemm, TheInstalledLibraryAcceptsOurDescriptors) {
   EXPECT_EQ(fake.products, 20);
   Arrays in(gelu_shape(DType::kBF16));
   const Gelu gelu = forward_gelu(*backend, in, true);
-  DTypeArray dx(DType::kBF16, in.shape.m * in.shape.n);
+  kernels::host::DTypeArray dx(DType::kBF16, in.shape.m * in.shape.n);
   gemm_gelu_backward(nullptr, *backend, in.shape, in.a.data(), in.b.data(), gelu.x.data(),
                      dx.data(), nullptr);
   EXPECT_EQ(fake.products, 22);
 }
 
 }  // namespace
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

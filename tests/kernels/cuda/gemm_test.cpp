@@ -13,28 +13,28 @@
 #include "tests/kernels/cuda/device_array.hpp"
 #include "tests/support/reference_kernels.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 using host::DTypeArray;
 using host::normal_floats;
 using host::rounding_at;
 
-reference::Doubles doubles(const DTypeArray& array) {
+reference::Doubles doubles(const kernels::host::DTypeArray& array) {
   reference::Doubles values;
   for (std::size_t i = 0; i < array.size(); ++i) values.push_back(array[i]);
   return values;
 }
 
 struct Factors {
-  DTypeArray a, b, bias;
+  kernels::host::DTypeArray a, b, bias;
   explicit Factors(const GemmShape& shape)
-      : a(shape.dtype, normal_floats(shape.m * shape.k, 1)),
-        b(shape.dtype, normal_floats(shape.k * shape.n, 2)),
-        bias(shape.dtype, normal_floats(shape.n, 3)) {}
+      : a(shape.dtype, kernels::host::normal_floats(shape.m * shape.k, 1)),
+        b(shape.dtype, kernels::host::normal_floats(shape.k * shape.n, 2)),
+        bias(shape.dtype, kernels::host::normal_floats(shape.n, 3)) {}
 };
 
-DTypeArray multiply(GemmBackend& backend, const GemmShape& shape, const Factors& in,
+kernels::host::DTypeArray multiply(GemmBackend& backend, const GemmShape& shape, const Factors& in,
                     bool with_bias) {
   const DeviceDTypeArray a(in.a), b(in.b), bias(in.bias);
   DeviceDTypeArray c(shape.output, shape.m * shape.n);
@@ -44,14 +44,14 @@ DTypeArray multiply(GemmBackend& backend, const GemmShape& shape, const Factors&
   return c.read();
 }
 
-void expect_right(const GemmShape& shape, const Factors& in, bool bias, const DTypeArray& c) {
+void expect_right(const GemmShape& shape, const Factors& in, bool bias, const kernels::host::DTypeArray& c) {
   const auto want = reference::gemm(shape, doubles(in.a), doubles(in.b),
                                     bias ? doubles(in.bias) : reference::Doubles());
   // An fp32 sum of k terms in any order: k roundings at worst, sqrt(k) of them in practice.
   const double sums = 0x1p-23 * (1.0 + std::sqrt(static_cast<double>(shape.k)));
   std::size_t wrong = 0;
   for (std::size_t i = 0; i < c.size(); ++i) {
-    const double allowed = sums * want.magnitude[i] + rounding_at(shape.output, want.c[i]);
+    const double allowed = sums * want.magnitude[i] + kernels::host::rounding_at(shape.output, want.c[i]);
     if (!(std::abs(c[i] - want.c[i]) <= allowed)) ++wrong;
   }
   EXPECT_EQ(wrong, 0u) << shape.m << " x " << shape.n << " x " << shape.k << " of "
@@ -111,7 +111,7 @@ TEST_F(CudaGemm, ChosenBackendGivesTheSameBitsInEveryRun) {
   // Few tiles and a long k: where a split of k pays.
   for_each_kind(64, 96, 8192, [&](const GemmShape& shape) {
     const Factors in(shape);
-    const DTypeArray first = multiply(*one, shape, in, true);
+    const kernels::host::DTypeArray first = multiply(*one, shape, in, true);
     EXPECT_TRUE(multiply(*one, shape, in, true) == first);
     EXPECT_TRUE(multiply(*other, shape, in, true) == first);
   });
@@ -122,7 +122,7 @@ TEST_F(CudaGemm, PlainDoesNotDependOnTheAlignmentOfItsFactors) {
   const auto backend = make_plain_gemm();
   for_each_kind(40, 48, 56, [&](const GemmShape& shape) {
     const Factors in(shape);
-    const DTypeArray aligned = multiply(*backend, shape, in, false);
+    const kernels::host::DTypeArray aligned = multiply(*backend, shape, in, false);
     const DeviceDTypeArray a(in.a, 1), b(in.b, 3);
     DeviceDTypeArray c(shape.output, shape.m * shape.n, 1);
     gemm(nullptr, *backend, shape, a.data(), b.data(), nullptr, c.data(), nullptr);
@@ -136,11 +136,11 @@ TEST_F(CudaGemm, PlainReadsAndWritesByStrides) {
   for (const std::int64_t extra : {8, 3}) {
     for_each_kind(20, 27, 37, [&](const GemmShape& shape) {
       const Factors in(shape);
-      const DTypeArray dense = multiply(*backend, shape, in, true);
-      const auto spread = [&](const DTypeArray& from, std::int64_t cols) {
+      const kernels::host::DTypeArray dense = multiply(*backend, shape, in, true);
+      const auto spread = [&](const kernels::host::DTypeArray& from, std::int64_t cols) {
         const std::int64_t stride = (cols + 7) / 8 * 8 + extra;
         const auto rows = static_cast<std::int64_t>(from.size()) / cols;
-        DTypeArray to(from.type(), std::vector<float>(static_cast<std::size_t>(rows * stride),
+        kernels::host::DTypeArray to(from.type(), std::vector<float>(static_cast<std::size_t>(rows * stride),
                                                       std::numeric_limits<float>::quiet_NaN()));
         for (std::int64_t i = 0; i < rows * cols; ++i) {
           to.set(static_cast<std::size_t>(i / cols * stride + i % cols),
@@ -152,7 +152,7 @@ TEST_F(CudaGemm, PlainReadsAndWritesByStrides) {
       const auto [b, b_stride] = spread(in.b, shape.transpose_b ? shape.k : shape.n);
       const auto [want, c_stride] = spread(dense, shape.n);
       const DeviceDTypeArray device_a(a), device_b(b), bias(in.bias);
-      DeviceDTypeArray c(DTypeArray(
+      DeviceDTypeArray c(kernels::host::DTypeArray(
           shape.output, std::vector<float>(want.size(), std::numeric_limits<float>::quiet_NaN())));
       gemm(nullptr, *backend, shape, device_a.data(), device_b.data(), bias.data(), c.data(),
            nullptr, {a_stride, b_stride, c_stride});
@@ -167,7 +167,7 @@ TEST_F(CudaGemm, PlainCarriesNanAndInfinity) {
     Factors in(shape);
     in.a.set(0, std::numeric_limits<float>::quiet_NaN());
     in.b.set(in.b.size() - 1, std::numeric_limits<float>::infinity());
-    const DTypeArray c = multiply(*backend, shape, in, false);
+    const kernels::host::DTypeArray c = multiply(*backend, shape, in, false);
     EXPECT_TRUE(std::isnan(c[0]));
     EXPECT_TRUE(std::isinf(c[4 * 7 + 6]));
     EXPECT_TRUE(std::isfinite(c[4 * 7 + 5]));
@@ -187,4 +187,4 @@ TEST_F(CudaGemm, RefusesImpossibleShapes) {
 }
 
 }  // namespace
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

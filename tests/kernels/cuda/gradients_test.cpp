@@ -15,7 +15,7 @@
 #include "tests/kernels/cuda/update_chunk.hpp"
 #include "tests/kernels/dtype_array.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 using host::DTypeArray;
@@ -25,8 +25,8 @@ constexpr DType kActs[] = {DType::kBF16, DType::kF16, DType::kF32};
 
 // Normal numbers among all kinds of others: NaNs with payloads, infinities, denormals of either
 // precision, ties, and what rounds to infinity.
-DTypeArray numbers(DType type, std::int64_t elems, unsigned seed) {
-  DTypeArray array(type, normal_floats(elems, seed));
+kernels::host::DTypeArray numbers(DType type, std::int64_t elems, unsigned seed) {
+  kernels::host::DTypeArray array(type, kernels::host::normal_floats(elems, seed));
   const std::uint32_t specials[] = {0x00000000, 0x80000000, 0x7f800000, 0xff800000, 0x7fc00001,
                                     0xffa12345, 0x00000001, 0x807fffff, 0x3f808000, 0x3f818000,
                                     0xbf808000, 0x7f7fffff, 0x477fefff, 0x477ff000, 0x33000000,
@@ -41,7 +41,7 @@ DTypeArray numbers(DType type, std::int64_t elems, unsigned seed) {
   return array;
 }
 
-void expect_same(const DTypeArray& got, const DTypeArray& want) {
+void expect_same(const kernels::host::DTypeArray& got, const kernels::host::DTypeArray& want) {
   ASSERT_EQ(got.size(), want.size());
   const std::size_t bytes = dtype_bytes(want.type());
   for (std::size_t i = 0; i < want.size(); ++i) {
@@ -61,8 +61,8 @@ TEST_F(CudaGradients, CastsBetweenAllDtypes) {
     for (const DType to : kActs) {
       for (const bool weight_rounding : {false, true}) {
         for (const std::int64_t elems : {1, 3, 4, 517, 4099}) {
-          const DTypeArray in = numbers(from, elems, 1);
-          DTypeArray want(to, elems);
+          const kernels::host::DTypeArray in = numbers(from, elems, 1);
+          kernels::host::DTypeArray want(to, elems);
           host_->cast(in.data(), from, want.data(), to, weight_rounding, elems);
           for (const std::int64_t offset : {0, 1}) {
             const DeviceDTypeArray on_device(in, offset);
@@ -80,13 +80,13 @@ TEST_F(CudaGradients, CastsBetweenAllDtypes) {
 TEST_F(CudaGradients, CastsEveryHalf) {
   constexpr std::int64_t kAll = 1 << 16;
   for (const DType from : {DType::kBF16, DType::kF16}) {
-    DTypeArray in(from, kAll);
+    kernels::host::DTypeArray in(from, kAll);
     for (std::uint32_t bits = 0; bits < kAll; ++bits) {
       std::memcpy(static_cast<std::uint8_t*>(in.data()) + 2 * bits, &bits, 2);
     }
     const DeviceDTypeArray on_device(in);
     for (const DType to : kActs) {
-      DTypeArray want(to, kAll);
+      kernels::host::DTypeArray want(to, kAll);
       host_->cast(in.data(), from, want.data(), to, false, kAll);
       DeviceDTypeArray out(to, kAll);
       cast(nullptr, on_device.data(), from, out.data(), to, false, kAll);
@@ -99,17 +99,17 @@ TEST_F(CudaGradients, AccumulatesAndFolds) {
   for (const DType type : kActs) {
     for (const std::int64_t elems : {1, 5, 1027}) {
       for (const std::int64_t offset : {0, 1}) {
-        const DTypeArray grad = numbers(type, elems, 2);
+        const kernels::host::DTypeArray grad = numbers(type, elems, 2);
         const DeviceDTypeArray on_device(grad, offset);
         for (const bool first : {true, false}) {
-          DTypeArray want = numbers(DType::kF32, elems, 3);
+          kernels::host::DTypeArray want = numbers(DType::kF32, elems, 3);
           DeviceDTypeArray sum(want, offset);
           accumulate(nullptr, static_cast<float*>(sum.data()), on_device.data(), type, first,
                      elems);
           host_->accumulate(static_cast<float*>(want.data()), grad.data(), type, first, elems);
           expect_same(sum.read(), want);
         }
-        DTypeArray want = DTypeArray(type, normal_floats(elems, 4));
+        kernels::host::DTypeArray want = kernels::host::DTypeArray(type, kernels::host::normal_floats(elems, 4));
         DeviceDTypeArray into(want, offset);
         fold(nullptr, into.data(), on_device.data(), type, elems);
         host_->fold(want.data(), grad.data(), type, elems);
@@ -126,7 +126,7 @@ TEST_F(CudaGradients, NormBlocksHaveTheHostsBits) {
       {0, 4096},      {4096, 8192},   {8192, 9001},   {9001, 9001},   {9001, 9002},  {9002, 13098},
       {13100, 13117}, {13117, 13134}, {13134, 13200}, {20000, 24096}, {24096, 30000}};
   for (const DType type : kActs) {
-    const DTypeArray grad(type, normal_floats(kElems, 5, 1e-3f));
+    const kernels::host::DTypeArray grad(type, kernels::host::normal_floats(kElems, 5, 1e-3f));
     const DeviceDTypeArray on_device(grad);
     for (const DType round_to : kActs) {
       std::vector<double> want(blocks.size());
@@ -144,7 +144,7 @@ TEST_F(CudaGradients, NormOfManyScatteredBlocks) {
   constexpr std::int64_t kBlocks = 300;
   std::vector<Kernels::Block> blocks;
   for (std::int64_t i = 0; i < kBlocks; ++i) blocks.push_back({i * 20, i * 20 + i % 19});
-  const DTypeArray grad(DType::kBF16, normal_floats(kBlocks * 20, 6));
+  const kernels::host::DTypeArray grad(DType::kBF16, kernels::host::normal_floats(kBlocks * 20, 6));
   const DeviceDTypeArray on_device(grad);
   std::vector<double> want(blocks.size());
   host_->squared_norm_blocks(grad.data(), DType::kBF16, DType::kF32, blocks, want.data());
@@ -160,11 +160,11 @@ TEST_F(CudaGradients, FoldsRanksInTheirOrder) {
   constexpr std::int64_t kElems = 777;
   for (const DType type : kActs) {
     for (const int ranks : {1, 2, 5}) {
-      std::vector<DTypeArray> parts;
+      std::vector<kernels::host::DTypeArray> parts;
       for (int rank = 0; rank < ranks; ++rank) {
-        parts.emplace_back(type, normal_floats(kElems, 10u + static_cast<unsigned>(rank)));
+        parts.emplace_back(type, kernels::host::normal_floats(kElems, 10u + static_cast<unsigned>(rank)));
       }
-      DTypeArray want(type, kElems);
+      kernels::host::DTypeArray want(type, kElems);
       for (std::size_t i = 0; i < kElems; ++i) {
         float sum = parts[0][i];
         for (int rank = 1; rank < ranks; ++rank) sum += parts[static_cast<std::size_t>(rank)][i];
@@ -173,7 +173,7 @@ TEST_F(CudaGradients, FoldsRanksInTheirOrder) {
       const std::size_t bytes = kElems * dtype_bytes(type);
       for (int own = 0; own < ranks; ++own) {
         Bytes gathered;
-        for (const DTypeArray& part : parts) {
+        for (const kernels::host::DTypeArray& part : parts) {
           gathered.insert(gathered.end(), part.bytes().begin(),
                           part.bytes().begin() + static_cast<std::ptrdiff_t>(bytes));
         }
@@ -203,4 +203,4 @@ TEST_F(CudaGradients, FoldsWideAndWholeNumbersOfRanks) {
 }
 
 }  // namespace
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

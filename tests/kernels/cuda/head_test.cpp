@@ -13,7 +13,7 @@
 #include "tests/kernels/cuda/device_array.hpp"
 #include "tests/support/reference_kernels.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 using host::DTypeArray;
@@ -25,13 +25,13 @@ constexpr float kLossScale = 0.125f;
 
 struct Batch {
   HeadShape shape;
-  DTypeArray x, w;
+  kernels::host::DTypeArray x, w;
   std::vector<std::int32_t> targets;
 
   explicit Batch(const HeadShape& s)
       : shape(s),
-        x(s.dtype, normal_floats(s.rows * s.hidden, 1)),
-        w(s.dtype, normal_floats(s.vocab * s.hidden, 2, 0.3f)) {
+        x(s.dtype, kernels::host::normal_floats(s.rows * s.hidden, 1)),
+        w(s.dtype, kernels::host::normal_floats(s.vocab * s.hidden, 2, 0.3f)) {
     for (std::int64_t r = 0; r < s.rows; ++r) {
       targets.push_back(static_cast<std::int32_t>(r * 7919 % s.vocab));
     }
@@ -41,7 +41,7 @@ struct Batch {
 
 struct Result {
   double loss_sum = -1.0;
-  DTypeArray lse, dx, dw;
+  kernels::host::DTypeArray lse, dx, dw;
   bool operator==(const Result&) const = default;
 };
 
@@ -72,7 +72,7 @@ Result run(const Batch& in, const HeadSlices& slices = kNarrow, bool train = tru
   return {loss_sum.read()[0], lse.read(), dx.read(), dw.read()};
 }
 
-reference::Doubles doubles(const DTypeArray& array) {
+reference::Doubles doubles(const kernels::host::DTypeArray& array) {
   reference::Doubles values;
   for (std::size_t i = 0; i < array.size(); ++i) values.push_back(array[i]);
   return values;
@@ -80,7 +80,7 @@ reference::Doubles doubles(const DTypeArray& array) {
 
 // Of two results that are both rounded on the way.
 double allowed(const HeadShape& s, double want) {
-  const double gradient = 4e-5 + (s.dtype == DType::kF32 ? 0 : 4 * rounding_of(s.dtype));
+  const double gradient = 4e-5 + (s.dtype == DType::kF32 ? 0 : 4 * kernels::host::rounding_of(s.dtype));
   return gradient * (std::abs(want) + 0.05 * static_cast<double>(kLossScale));
 }
 
@@ -99,12 +99,12 @@ struct Bounded {
   void add(std::size_t i, DType dtype, double gradient, double factor) {
     value[i] += gradient * factor;
     // The logit itself and its lse are right to some 1e-6.
-    const double rounding = dtype == DType::kF32 ? 0.0 : rounding_at(dtype, gradient);
+    const double rounding = dtype == DType::kF32 ? 0.0 : kernels::host::rounding_at(dtype, gradient);
     error[i] += (rounding + 1e-5 * std::abs(gradient)) * std::abs(factor);
   }
-  void expect(const HeadShape& s, const DTypeArray& got) const {
+  void expect(const HeadShape& s, const kernels::host::DTypeArray& got) const {
     for (std::size_t i = 0; i < value.size(); ++i) {
-      ASSERT_NEAR(got[i], value[i], error[i] + rounding_at(s.dtype, value[i]) + 1e-8)
+      ASSERT_NEAR(got[i], value[i], error[i] + kernels::host::rounding_at(s.dtype, value[i]) + 1e-8)
           << i << " of " << s.rows << " x " << s.hidden << " x " << s.vocab;
     }
   }
@@ -145,8 +145,8 @@ TEST_P(CudaHead, MatchesTheHost) {
   const Result got = run(in, HeadSlices());
   const auto kernels = make_host_kernels({.threads = 1});
   double loss = 0.0;
-  DTypeArray lse(DType::kF32, s.rows), dx(s.dtype, s.rows * s.hidden);
-  DTypeArray dw(s.dtype, s.vocab * s.hidden);
+  kernels::host::DTypeArray lse(DType::kF32, s.rows), dx(s.dtype, s.rows * s.hidden);
+  kernels::host::DTypeArray dw(s.dtype, s.vocab * s.hidden);
   std::vector<std::byte> memory(kernels->head_workspace_bytes(s) + 256);
   void* workspace = memory.data();
   std::size_t space = memory.size();
@@ -225,4 +225,4 @@ TEST_F(CudaHeadEdges, NeverHoldsAllLogits) {
 }
 
 }  // namespace
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -13,7 +13,7 @@
 #include "kernels/kernels.hpp"
 #include "tests/kernels/cuda/device_array.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 inline Kernels& host_kernels() {
   static const std::unique_ptr<Kernels> kernels = make_host_kernels({.threads = 2});
@@ -52,4 +52,4 @@ inline std::string dtype_of_test(const testing::TestParamInfo<DType>& info) {
   return std::string(dtype_name(info.param));
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

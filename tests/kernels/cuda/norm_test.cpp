@@ -8,7 +8,7 @@
 #include "base/error.hpp"
 #include "tests/kernels/cuda/host_results.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 using host::DTypeArray;
@@ -20,11 +20,11 @@ constexpr std::int64_t kShapes[][2] = {{1, 8},    {5, 96},   {3, 97},    {7, 768
 
 struct NormArrays {
   NormArrays(const NormShape& shape, bool with_bias)
-      : x(shape.dtype, normal_floats(shape.rows * shape.cols, 1, 2.0f)),
-        dy(shape.dtype, normal_floats(shape.rows * shape.cols, 2)),
-        weight(shape.dtype, normal_floats(shape.cols, 3)),
-        bias(shape.dtype, normal_floats(with_bias ? shape.cols : 0, 4)),
-        residual(shape.dtype, normal_floats(shape.rows * shape.cols, 5)),
+      : x(shape.dtype, kernels::host::normal_floats(shape.rows * shape.cols, 1, 2.0f)),
+        dy(shape.dtype, kernels::host::normal_floats(shape.rows * shape.cols, 2)),
+        weight(shape.dtype, kernels::host::normal_floats(shape.cols, 3)),
+        bias(shape.dtype, kernels::host::normal_floats(with_bias ? shape.cols : 0, 4)),
+        residual(shape.dtype, kernels::host::normal_floats(shape.rows * shape.cols, 5)),
         mean(static_cast<std::size_t>(shape.rows), 0.25f),
         rstd(static_cast<std::size_t>(shape.rows), 0.5f) {
     // A mean far from zero: sums of squares must not cancel.
@@ -32,7 +32,7 @@ struct NormArrays {
   }
   const void* bias_or_null() const { return bias.size() == 0 ? nullptr : bias.data(); }
 
-  DTypeArray x, dy, weight, bias, residual;
+  kernels::host::DTypeArray x, dy, weight, bias, residual;
   std::vector<float> mean, rstd;
 };
 
@@ -57,7 +57,7 @@ void for_all_shapes(DType dtype, const Run& run) {
 
 TEST_P(CudaNorm, ForwardIsTheHosts) {
   for_all_shapes(GetParam(), [&](const NormShape& shape, NormArrays host, std::int64_t offset) {
-    DTypeArray want(shape.dtype, shape.rows * shape.cols);
+    kernels::host::DTypeArray want(shape.dtype, shape.rows * shape.cols);
     host_kernels().norm_forward(shape, host.x.data(), host.weight.data(), host.bias_or_null(),
                                 want.data(), host.mean.data(), host.rstd.data());
     const DeviceDTypeArray x(host.x, offset), weight(host.weight), bias(host.bias);
@@ -75,7 +75,7 @@ TEST_P(CudaNorm, BackwardInputIsTheHosts) {
   for_all_shapes(GetParam(), [&](const NormShape& shape, NormArrays host, std::int64_t offset) {
     for (const bool with_residual : {false, true}) {
       const void* const host_residual = with_residual ? host.residual.data() : nullptr;
-      DTypeArray want(shape.dtype, shape.rows * shape.cols);
+      kernels::host::DTypeArray want(shape.dtype, shape.rows * shape.cols);
       host_kernels().norm_backward_input(shape, host.dy.data(), host.x.data(), host.weight.data(),
                                          host.mean.data(), host.rstd.data(), host_residual,
                                          want.data());
@@ -96,7 +96,7 @@ TEST_P(CudaNorm, BackwardWeightIsTheHosts) {
     for (const bool rms : {false, true}) {
       const NormShape shape{rows, cols, rms, 1e-5f, GetParam()};
       NormArrays host(shape, !rms);
-      DTypeArray want_weight(shape.dtype, cols), want_bias(shape.dtype, cols);
+      kernels::host::DTypeArray want_weight(shape.dtype, cols), want_bias(shape.dtype, cols);
       host_kernels().norm_backward_weight(shape, host.dy.data(), host.x.data(), host.mean.data(),
                                           host.rstd.data(), want_weight.data(),
                                           rms ? nullptr : want_bias.data());
@@ -122,7 +122,7 @@ TEST_P(CudaNorm, CarriesNansAndInfinities) {
   DeviceArray<float> mean(2), rstd(2);
   norm_forward(nullptr, shape, x.data(), weight.data(), bias.data(), y.data(), mean.data(),
                rstd.data());
-  const DTypeArray got = y.read();
+  const kernels::host::DTypeArray got = y.read();
   for (std::size_t i = 0; i < 128; ++i) EXPECT_EQ(std::isnan(got[i]), i < 64) << i;
 }
 
@@ -135,4 +135,4 @@ TEST_F(CudaNormShape, LayerNormKeepsItsMeans) {
 }
 
 }  // namespace
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -7,7 +7,7 @@
 #include "base/error.hpp"
 #include "tests/kernels/cuda/update_chunk.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 using host::normal_floats;
@@ -46,7 +46,7 @@ std::vector<ParameterSegment> segments_of(const UpdateFormats& formats) {
 UpdateChunk start_of(const UpdateFormats& formats, std::int64_t elems,
                      std::span<const ParameterSegment> segments) {
   UpdateChunk chunk(formats, elems);
-  const std::vector<float> w = normal_floats(elems, 12), m = normal_floats(elems, 13, 1e-3f);
+  const std::vector<float> w = kernels::host::normal_floats(elems, 12), m = kernels::host::normal_floats(elems, 13, 1e-3f);
   std::vector<float> weights(w.size()), first(w.size()), second(w.size());
   for (const ParameterSegment& segment : segments) {
     for (auto i = static_cast<std::size_t>(segment.begin);
@@ -62,7 +62,7 @@ UpdateChunk start_of(const UpdateFormats& formats, std::int64_t elems,
 }
 
 std::vector<float> gradient(std::int64_t elems, unsigned seed) {
-  return normal_floats(elems, seed, 1e-2f);
+  return kernels::host::normal_floats(elems, seed, 1e-2f);
 }
 
 // Zeros of both signs, denormals, infinities, NaNs, numbers that overflow when squared.
@@ -148,4 +148,4 @@ TEST_P(UpdateRules, RefusesWhatTheHostRefuses) {
 }
 
 }  // namespace
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

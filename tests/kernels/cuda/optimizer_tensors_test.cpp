@@ -7,7 +7,7 @@
 #include "base/error.hpp"
 #include "tests/kernels/cuda/update_chunk.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 using host::normal_floats;
@@ -59,7 +59,7 @@ Training training_of(const UpdateFormats& formats, const std::vector<TensorView>
       state_elems(formats.options, StateKind::kMoment2, segments.back().tensor);
   UpdateChunk chunk(formats, elems, statistics + 3);
   std::vector<float> weights(static_cast<std::size_t>(elems));
-  const std::vector<float> start = normal_floats(elems, 11, 0.3f);
+  const std::vector<float> start = kernels::host::normal_floats(elems, 11, 0.3f);
   for (const ParameterSegment& segment : segments) {
     std::copy(start.begin() + segment.begin, start.begin() + segment.end,
               weights.begin() + segment.begin);
@@ -84,7 +84,7 @@ class UpdateTensors : public CudaKernelTest {
       Training training = training_of(formats, shapes);
       for (int number = 1; number <= steps; ++number) {
         step(training, number,
-             normal_floats(training.host.elems, static_cast<unsigned>(100 + number), 1e-2f));
+             kernels::host::normal_floats(training.host.elems, static_cast<unsigned>(100 + number), 1e-2f));
         training.device.expect_same(training.host);
         if (HasFatalFailure()) return;
       }
@@ -104,7 +104,7 @@ OptimizerOptions rule_of(OptimizerRule rule) {
 
 // Some numbers that a diverged or a sparse run has.
 std::vector<float> special_gradient(std::int64_t elems) {
-  std::vector<float> values = normal_floats(elems, 3, 1e-2f);
+  std::vector<float> values = kernels::host::normal_floats(elems, 3, 1e-2f);
   for (std::size_t i = 0; i < values.size(); i += 501) values[i] = 0x1p-140f;
   for (std::size_t i = 100; i < values.size(); i += 20011) values[i] = NAN;
   for (std::size_t i = 200; i < values.size(); i += 30011) values[i] = INFINITY;
@@ -135,7 +135,7 @@ TEST_F(UpdateTensors, SpecialNumbersAreTreatedAsByTheHost) {
     Training training = training_of(formats, odd_shapes());
     step(training, 1, special_gradient(training.host.elems));
     training.device.expect_same(training.host);
-    step(training, 2, normal_floats(training.host.elems, 4, 1e-2f));
+    step(training, 2, kernels::host::normal_floats(training.host.elems, 4, 1e-2f));
     training.device.expect_same(training.host);
   }
 }
@@ -148,7 +148,7 @@ TEST_F(UpdateTensors, ManySmallTensors) {
        {OptimizerRule::kAdafactor, OptimizerRule::kSm3, OptimizerRule::kMuon}) {
     UpdateFormats formats{rule_of(rule), DType::kBF16, DType::kF32};
     Training training = training_of(formats, shapes);
-    step(training, 1, normal_floats(training.host.elems, 5, 1e-2f));
+    step(training, 1, kernels::host::normal_floats(training.host.elems, 5, 1e-2f));
     training.device.expect_same(training.host);
   }
 }
@@ -170,7 +170,7 @@ TEST_F(UpdateTensors, MuonsHiddenMatricesAreNearTheHosts) {
     const Bytes start = training.host.weight;
     for (int number = 1; number <= 2; ++number) {
       step(training, number,
-           normal_floats(training.host.elems, 6u + static_cast<unsigned>(number), 1e-2f));
+           kernels::host::normal_floats(training.host.elems, 6u + static_cast<unsigned>(number), 1e-2f));
     }
     EXPECT_TRUE(training.device.moment1 == training.host.moment1);
     double apart = 0, moved = 0;
@@ -197,4 +197,4 @@ TEST_F(UpdateTensors, PartsOfTensorsAreRefused) {
 }
 
 }  // namespace
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

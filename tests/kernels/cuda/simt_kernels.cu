@@ -2,7 +2,7 @@
 #include "kernels/cuda/reduce.cuh"
 #include "tests/kernels/cuda/simt_kernels.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 __global__ void warp_calls_kernel(WarpResults* results) {
@@ -118,4 +118,4 @@ void count_threads(int blocks, int threads, unsigned* counters) {
          &count_threads_kernel, counters);
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

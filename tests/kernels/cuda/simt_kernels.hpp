@@ -6,7 +6,7 @@
 
 #include "base/dtype.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // What lane l of a warp gets from each warp-wide call, with value(l) = 100 + l.
 struct WarpResults {
@@ -41,4 +41,4 @@ void copy_in_groups(const std::uint16_t* in, int valid_bytes, std::uint16_t* out
 // counters[0] += 1 and counters[1] += lane, by each of `threads` threads.
 void count_threads(int blocks, int threads, unsigned* counters);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

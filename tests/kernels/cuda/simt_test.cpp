@@ -9,7 +9,7 @@
 #include "tests/kernels/cuda/device_array.hpp"
 #include "tests/kernels/cuda/simt_kernels.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 using CudaSimt = CudaKernelTest;
@@ -103,4 +103,4 @@ TEST_F(CudaSimt, AtomicsCountEveryThread) {
 }
 
 }  // namespace
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

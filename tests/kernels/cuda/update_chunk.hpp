@@ -19,7 +19,7 @@
 #include "tests/kernels/cuda/device_array.hpp"
 #include "tests/kernels/dtype_array.hpp"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 struct UpdateFormats {
   OptimizerOptions options;
@@ -222,4 +222,4 @@ class UpdateChunk {
   }
 };
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

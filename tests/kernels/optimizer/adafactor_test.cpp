@@ -3,7 +3,7 @@
 #include "base/error.hpp"
 #include "tests/kernels/optimizer/tensor_chunk.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 OptimizerOptions options_of(DType weight) {
@@ -234,4 +234,4 @@ TEST(Adafactor, LetsNotFinitePassWithinTheirTensorAlone) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -9,7 +9,7 @@
 
 #include "base/dtype.hpp"
 
-namespace sluice {
+namespace sluice::kernels {
 namespace {
 
 constexpr Block8Map kMaps[] = {Block8Map::kMoment1, Block8Map::kMoment2};
@@ -139,4 +139,4 @@ TEST(Block8, StatesAreScalesThenCodesInGroups) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::kernels

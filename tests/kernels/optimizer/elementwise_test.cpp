@@ -5,7 +5,7 @@
 #include "tests/kernels/optimizer/rule_reference.hpp"
 #include "tests/kernels/optimizer/update_state.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 std::vector<OptimizerOptions> all_rules() {
@@ -299,4 +299,4 @@ TEST(ElementwiseFormats, ThatHaveNoKernelAreRefused) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -8,7 +8,7 @@
 #include "tests/kernels/optimizer/tensor_chunk.hpp"
 #include "tests/kernels/optimizer/update_state.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 // What lies at the beginning of small arrays, and at element `base` of large ones.
@@ -162,4 +162,4 @@ TEST(FarUpdate, RulesOfWholeTensors) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -8,7 +8,7 @@
 
 #include "tests/kernels/optimizer/tensor_chunk.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 // An fp32 chunk of three tensors with gaps, for any rule.
@@ -169,4 +169,4 @@ TEST_P(UpdateGuardTest, WhatItThrowsEndsTheUpdateBeforeTheBlockIsUsed) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -4,7 +4,7 @@
 #include "base/units.hpp"
 #include "tests/kernels/optimizer/repeated_tensor.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 class LargeTensor : public testing::TestWithParam<OptimizerRule> {};
@@ -73,4 +73,4 @@ TEST_P(LargeTensor, OfRowsThatRepeatIsUpdatedAsOnePeriodOfThem) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -3,7 +3,7 @@
 #include "tests/kernels/optimizer/sparse_memory.hpp"
 #include "tests/kernels/optimizer/update_state.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 // One segment of 2^31 + 4,097 elements: 8 GiB of weights are written.
@@ -38,4 +38,4 @@ TEST(LargeUpdate, TakesOneSegmentOfMoreThan2To31Elements) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -3,7 +3,7 @@
 #include "kernels/host/optimizer/rules.hpp"
 #include "tests/kernels/optimizer/tensor_chunk.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 OptimizerOptions options_of(DType weight) {
@@ -198,4 +198,4 @@ TEST(Muon, NotFiniteGradientsLeaveOtherTensorsAlone) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -8,7 +8,7 @@
 #include "tests/kernels/optimizer/rule_reference.hpp"
 #include "tests/kernels/optimizer/update_state.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 constexpr int kSteps = 1000;
@@ -252,4 +252,4 @@ TEST(TorchOptimizers, GiveTheSameWeightsAsOursOver1000Steps) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -18,7 +18,7 @@
 #include "tests/kernels/optimizer/sparse_memory.hpp"
 #include "tests/kernels/optimizer/tensor_chunk.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 // 17 * 2^17 elements: where a number of an element or byte wrapped at 2^31 or 2^32, it would meet
 // another element of the period. Each state of a period is whole pages: 544 = 17 * 32 groups of
@@ -132,4 +132,4 @@ inline void update_matrix(const Parallel& parallel, const OptimizerOptions& opti
   update_matrix(parallel, options, kPeriod, buffers);
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -2,7 +2,7 @@
 // rows repeat, and so does their memory.
 #include "tests/kernels/optimizer/repeated_tensor.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 class RepeatedTensor : public testing::TestWithParam<OptimizerRule> {};
@@ -68,4 +68,4 @@ TEST_P(RepeatedTensor, OfMoreThan2To31ElementsTakesTheStepsOfItsRows) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -6,7 +6,7 @@
 
 #include "kernels/optimizer.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 struct RuleNumbers {
   float m = 0, v = 0, w = 0;
@@ -90,4 +90,4 @@ struct RuleOracle {
   }
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

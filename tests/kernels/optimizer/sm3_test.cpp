@@ -3,7 +3,7 @@
 
 #include "tests/kernels/optimizer/tensor_chunk.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 OptimizerOptions options_of(DType weight) {
@@ -165,4 +165,4 @@ TEST(Sm3, InfiniteGradientsLeaveOtherTensorsAlone) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

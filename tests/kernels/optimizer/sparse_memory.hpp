@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <utility>
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 // Zero pages of the kernel until they are written.
 class SparseMemory {
@@ -33,4 +33,4 @@ class SparseMemory {
   void* data_;
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -8,7 +8,7 @@
 
 #include "kernels/split_master.hpp"
 
-namespace sluice {
+namespace sluice::kernels {
 namespace {
 
 TEST(StochasticRounding, IsRightInTheMean) {
@@ -103,4 +103,4 @@ TEST(SplitMaster, LosesNothing) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::kernels

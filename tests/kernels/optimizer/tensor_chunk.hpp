@@ -14,7 +14,7 @@
 #include "tests/kernels/dtype_array.hpp"
 #include "tests/kernels/guarded_workspace.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 struct Formats {
   DType grad = DType::kF32;
@@ -268,4 +268,4 @@ double worst_over_steps(TensorChunk& chunk, int steps, float grad_size, const Or
   return worst;
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -9,7 +9,7 @@
 
 #include "tests/kernels/optimizer/tensor_chunk.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 std::uint32_t mix(std::uint32_t x) {
@@ -175,4 +175,4 @@ TEST(TorchGolden, Muon) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -20,7 +20,7 @@
 #include "kernels/stochastic_rounding.hpp"
 #include "tests/kernels/dtype_array.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 
 struct UpdateFormats {
   OptimizerOptions options;
@@ -186,4 +186,4 @@ inline void run_update(const Parallel& parallel, const UpdateFormats& formats,
   update(parallel, gemm, formats.options, buffers, segments, scalars, nullptr);
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

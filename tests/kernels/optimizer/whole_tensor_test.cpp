@@ -7,7 +7,7 @@
 #include "kernels/stochastic_rounding.hpp"
 #include "tests/kernels/optimizer/tensor_chunk.hpp"
 
-namespace sluice::host {
+namespace sluice::kernels::host {
 namespace {
 
 class WholeTensorRule : public testing::TestWithParam<OptimizerRule> {
@@ -178,4 +178,4 @@ TEST_P(WholeTensorRule, StatesOfEveryFormatTakeTheStepsOfFp32) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::kernels::host

@@ -34,7 +34,7 @@ void multiply_accumulate(float (&d)[4], const std::uint32_t (&a)[4], const std::
 
 }  // namespace sluice::emulation
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 template <class... P, class... A>
 void launch(cudaStream_t stream, dim3 grid, dim3 block, std::size_t shared_bytes,
@@ -82,4 +82,4 @@ void copy_async_wait() {
   emulation::wait_for_copies(kGroupsLeft);
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

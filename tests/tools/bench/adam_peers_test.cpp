@@ -20,7 +20,7 @@
 #include "tools/bench/bench_adam.hpp"
 #include "tools/bench/bench_table.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 constexpr std::int64_t kElems = 4096;
@@ -173,7 +173,7 @@ TEST_F(FakePeers, ThatHangAreGivenUpAtTheDeadlineAndEnded) {
 
 TEST_F(FakePeers, StandInTheBenchBesideOurs) {
   AdamBenchOptions options;
-  options.elems = 2 * host::kUpdatePieceElems;
+  options.elems = 2 * kernels::host::kUpdatePieceElems;
   options.threads = 1;
   options.rounds = 7;
   options.peers_python = python(kIntroduction + kAnswers);
@@ -200,7 +200,7 @@ TEST_F(FakePeers, StandInTheBenchBesideOurs) {
 
 TEST_F(FakePeers, ThatFailEndTheBenchWithASentence) {
   AdamBenchOptions options;
-  options.elems = host::kUpdatePieceElems;
+  options.elems = kernels::host::kUpdatePieceElems;
   options.threads = 1;
   options.rounds = 7;
   options.peers_python = python(kIntroduction + "\nread -r line; echo '{\"error\":\"broken\"}'");
@@ -230,4 +230,4 @@ TEST_F(FakePeers, AreFoundInTheCacheOnceTheyAreReady) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -13,12 +13,12 @@
 #include "tools/bench/adam_traffic.hpp"
 #include "tools/bench/adam_variants.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 TEST(BenchAdam, SaysRatesAndBytesOfEveryVariant) {
   AdamBenchOptions options;
-  options.elems = 4 * host::kUpdatePieceElems;
+  options.elems = 4 * kernels::host::kUpdatePieceElems;
   options.threads = 1;
   options.rounds = 7;
   const nlohmann::json event = run_adam_bench(options);
@@ -42,7 +42,7 @@ TEST(BenchAdam, SaysRatesAndBytesOfEveryVariant) {
 
 TEST(BenchAdam, MeasuresWhatIsAskedFor) {
   const nlohmann::json event =
-      run_adam_bench({host::kUpdatePieceElems, 1, 7, {"split_block8", "lion"}});
+      run_adam_bench({kernels::host::kUpdatePieceElems, 1, 7, {"split_block8", "lion"}});
   const nlohmann::json& variants = event.at("figures").at("variants");
   EXPECT_EQ(variants.size(), 2u);
   EXPECT_TRUE(variants.contains("lion"));
@@ -50,7 +50,7 @@ TEST(BenchAdam, MeasuresWhatIsAskedFor) {
 }
 
 TEST(BenchAdam, RefusesWhatItCannotMeasure) {
-  constexpr std::int64_t kPiece = host::kUpdatePieceElems;
+  constexpr std::int64_t kPiece = kernels::host::kUpdatePieceElems;
   for (const AdamBenchOptions& wrong :
        {AdamBenchOptions{0, 1, 7, {}}, AdamBenchOptions{kPiece + 1, 1, 7, {}},
         AdamBenchOptions{kPiece, 1, 6, {}}, AdamBenchOptions{kPiece, -1, 7, {}},
@@ -62,11 +62,11 @@ TEST(BenchAdam, RefusesWhatItCannotMeasure) {
 // The yardstick passes every byte of every array that is read and written, and writes every byte of
 // a weight that is not read.
 TEST(BenchAdam, TrafficPassesOverEveryByte) {
-  const std::int64_t elems = 2 * host::kUpdatePieceElems;
+  const std::int64_t elems = 2 * kernels::host::kUpdatePieceElems;
   for (const AdamVariant& variant : adam_variants()) {
     const auto array = [&](StateKind kind) {
-      const StateLayout layout = state_layout(variant.options, kind);
-      const bool absent = layout.extent == StateExtent::kAbsent;
+      const kernels::StateLayout layout = kernels::state_layout(variant.options, kind);
+      const bool absent = layout.extent == kernels::StateExtent::kAbsent;
       return std::vector<std::uint8_t>(
           absent ? 0 : bytes_of(layout.dtype, static_cast<std::uint64_t>(elems)));
     };
@@ -78,7 +78,7 @@ TEST(BenchAdam, TrafficPassesOverEveryByte) {
     const auto data = [](std::vector<std::uint8_t>& bytes) {
       return bytes.empty() ? nullptr : bytes.data();
     };
-    UpdateBuffers buffers;
+    kernels::UpdateBuffers buffers;
     buffers.grad = grad.data();
     buffers.grad_dtype = variant.grad;
     buffers.weight = weight.data();
@@ -86,7 +86,7 @@ TEST(BenchAdam, TrafficPassesOverEveryByte) {
     buffers.moment1 = data(states[1]);
     buffers.moment2 = data(states[2]);
     buffers.elems = elems;
-    adam_traffic(host::Parallel(2), variant.options, buffers, 0x81818181u);
+    adam_traffic(kernels::host::Parallel(2), variant.options, buffers, 0x81818181u);
     const auto passed = [](std::uint8_t byte) { return byte == 0x81; };
     EXPECT_TRUE(std::all_of(weight.begin(), weight.end(), passed)) << variant.name;
     for (const auto& state : states) {
@@ -97,4 +97,4 @@ TEST(BenchAdam, TrafficPassesOverEveryByte) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

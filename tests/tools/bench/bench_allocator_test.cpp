@@ -13,7 +13,7 @@
 #include "tools/bench/allocation_mix.hpp"
 #include "tools/bench/bench_table.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 AllocatorBenchOptions short_run() {
@@ -103,4 +103,4 @@ TEST(BenchAllocator, RefusesWhatItCannotMeasure) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -10,16 +10,16 @@
 #include "device/host/host_device.hpp"
 #include "tools/bench/bench_table.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 constexpr std::uint64_t kBytes = 64 * kMiB;
 
-std::unique_ptr<Device> device(double link_bytes_per_s = 0) {
-  HostDeviceOptions options;
+std::unique_ptr<device::Device> device(double link_bytes_per_s = 0) {
+  device::HostDeviceOptions options;
   options.capacity_bytes = 2 * kBytes + 64 * kMiB;
   options.link_bandwidth_bytes_per_s = link_bytes_per_s;
-  return make_host_device(options);
+  return device::make_host_device(options);
 }
 
 TEST(BenchCopy, SeesTheLinkThatTheDeviceHas) {
@@ -57,4 +57,4 @@ TEST(BenchCopy, RefusesWhatCannotBeMeasured) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -13,7 +13,7 @@
 #include "tests/support/temp_directory.hpp"
 #include "tools/bench/bench_table.hpp"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 class BenchProducts : public ::testing::Test {
@@ -44,8 +44,8 @@ class BenchProducts : public ::testing::Test {
   static constexpr const char* kAnswer = R"(echo "{\"ran\":\"$name\",\"seconds\":1}")";
 
   testing::TempDirectory directory_;
-  std::unique_ptr<Device> device_ = make_host_device({});
-  std::unique_ptr<Kernels> kernels_ = make_host_kernels({.threads = 1});
+  std::unique_ptr<device::Device> device_ = device::make_host_device({});
+  std::unique_ptr<kernels::Kernels> kernels_ = kernels::make_host_kernels({.threads = 1});
 };
 
 TEST_F(BenchProducts, CountsTheOperationsOfEachProduct) {
@@ -112,4 +112,4 @@ TEST_F(BenchProducts, RefusesWhatCannotBeMeasured) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

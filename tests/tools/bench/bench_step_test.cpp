@@ -17,8 +17,8 @@ namespace {
 
 using nlohmann::json;
 
-StepBenchOptions small_run(const TempDirectory& directory) {
-  StepBenchOptions options;
+bench::StepBenchOptions small_run(const TempDirectory& directory) {
+  bench::StepBenchOptions options;
   options.directory = directory.path().string();
   options.elems = 1 << 20;
   options.shape.hidden = 256;
@@ -42,7 +42,7 @@ class NoPrograms {
 TEST(StepBench, MovesTheBytesOfEachLayoutAndLeavesNothing) {
   const TempDirectory directory;
   const NoPrograms no_fio;
-  const json event = run_step_bench(small_run(directory));
+  const json event = bench::run_step_bench(small_run(directory));
   EXPECT_EQ(event.at("name"), "step");
   const json& figures = event.at("figures");
   EXPECT_GE(figures.at("parameters").get<std::int64_t>(), 1 << 20);
@@ -62,9 +62,9 @@ TEST(StepBench, MovesTheBytesOfEachLayoutAndLeavesNothing) {
 TEST(StepBench, GivesEveryFigureOfAVariant) {
   const TempDirectory directory;
   const NoPrograms no_fio;
-  StepBenchOptions options = small_run(directory);
+  bench::StepBenchOptions options = small_run(directory);
   options.variants = {"split"};
-  const json event = run_step_bench(options);
+  const json event = bench::run_step_bench(options);
   const json& variants = event.at("figures").at("variants");
   ASSERT_EQ(variants.size(), 1);
   const json& of = variants.at("split");
@@ -81,7 +81,7 @@ TEST(StepBench, GivesEveryFigureOfAVariant) {
 // The updates are made: a step that only moved the state would leave it as it was.
 TEST(StepBench, TheStepUpdatesAndItsTransfersAloneDoNot) {
   const TempDirectory directory;
-  OffloadedStep step({1, 256, 512}, "split", "fp32", 1, directory.path().string());
+  bench::OffloadedStep step({1, 256, 512}, "split", "fp32", 1, directory.path().string());
   const std::string first = step.weights_hash();
   step.run_without_update();
   step.run_update_alone();
@@ -93,16 +93,16 @@ TEST(StepBench, TheStepUpdatesAndItsTransfersAloneDoNot) {
 // The yardsticks have the state's own file: the engine leaves it as it is, fio does not.
 TEST(StepBench, TransfersAloneLeaveTheStateAndWhatOthersWroteIsRefilled) {
   const TempDirectory directory;
-  OffloadedStep step({1, 256, 512}, "split", "8bit", 1, directory.path().string());
+  bench::OffloadedStep step({1, 256, 512}, "split", "8bit", 1, directory.path().string());
   const std::string first = step.weights_hash();
-  StorageLoad load;
+  bench::StorageLoad load;
   load.block_bytes = 64 * kKiB;
   load.depth = 5;
   load.bytes = 3 * step.state_bytes();
-  const StagingRing ring(load.depth * load.block_bytes);
-  const StorageCounters before = step.engine().counters();
-  const StorageRate rate = step.run_transfers_alone(load, ring.data());
-  const StorageCounters after = step.engine().counters();
+  const bench::StagingRing ring(load.depth * load.block_bytes);
+  const offload::StorageCounters before = step.engine().counters();
+  const bench::StorageRate rate = step.run_transfers_alone(load, ring.data());
+  const offload::StorageCounters after = step.engine().counters();
   EXPECT_EQ(after.read_bytes - before.read_bytes, after.write_bytes - before.write_bytes);
   EXPECT_EQ(rate.bytes, 2 * (after.read_bytes - before.read_bytes));
   EXPECT_NEAR(static_cast<double>(rate.bytes), static_cast<double>(load.bytes),
@@ -112,7 +112,7 @@ TEST(StepBench, TransfersAloneLeaveTheStateAndWhatOthersWroteIsRefilled) {
   std::fstream file(step.state_file(), std::ios::in | std::ios::out | std::ios::binary);
   file << std::string(step.state_bytes() / 2, 'x');
   ASSERT_TRUE(file.flush());
-  EXPECT_THROW(step.weights_hash(), IntegrityError);
+  EXPECT_THROW(step.weights_hash(), offload::IntegrityError);
   step.refill_state();
   const std::string refilled = step.weights_hash();
   EXPECT_NE(refilled, first);
@@ -120,11 +120,11 @@ TEST(StepBench, TransfersAloneLeaveTheStateAndWhatOthersWroteIsRefilled) {
   EXPECT_NE(step.weights_hash(), refilled);
 }
 
-TEST(OwnDirectory, RemovesWhatAKilledBenchLeftAndNothingElse) {
+TEST(bench::OwnDirectory, RemovesWhatAKilledBenchLeftAndNothingElse) {
   const TempDirectory parent;
   const std::filesystem::path killed = parent.file("sluice_bench_abcdef");
   {
-    const OwnDirectory model(parent.path().string());
+    const bench::OwnDirectory model(parent.path().string());
     std::filesystem::copy(model.path(), killed);
   }
   std::ofstream(killed / "state") << "x";
@@ -134,8 +134,8 @@ TEST(OwnDirectory, RemovesWhatAKilledBenchLeftAndNothingElse) {
   std::filesystem::create_directory(results);
   std::ofstream(results / ".sluice_bench") << "mine";
   std::filesystem::create_directory(parent.file("sluice_bench_ABCDEF"));
-  const OwnDirectory living(parent.path().string());
-  const OwnDirectory other(parent.path().string());
+  const bench::OwnDirectory living(parent.path().string());
+  const bench::OwnDirectory other(parent.path().string());
   EXPECT_FALSE(std::filesystem::exists(killed));
   EXPECT_TRUE(std::filesystem::exists(living.path()));
   EXPECT_TRUE(std::filesystem::exists(other.path()));
@@ -147,14 +147,14 @@ TEST(OwnDirectory, RemovesWhatAKilledBenchLeftAndNothingElse) {
 TEST(StepBench, BadOptionsAreRefused) {
   const TempDirectory directory;
   for (int i = 0; i < 6; ++i) {
-    StepBenchOptions options = small_run(directory);
+    bench::StepBenchOptions options = small_run(directory);
     if (i == 0) options.rounds = 4;
     if (i == 1) options.elems = 0;
     if (i == 2) options.threads = -1;
     if (i == 3) options.variants = {"none"};
     if (i == 4) options.directory = directory.file("missing");
     if (i == 5) options.elems = (std::int64_t{1} << 36) + 1;
-    EXPECT_THROW(run_step_bench(options), InputError) << i;
+    EXPECT_THROW(bench::run_step_bench(options), InputError) << i;
   }
   EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
 }

@@ -23,8 +23,8 @@ namespace {
 
 using nlohmann::json;
 
-StorageBenchOptions small_run(const TempDirectory& directory) {
-  StorageBenchOptions options;
+bench::StorageBenchOptions small_run(const TempDirectory& directory) {
+  bench::StorageBenchOptions options;
   options.directory = directory.path().string();
   options.bytes = 16 * kMiB;
   options.seconds = 0.02;
@@ -48,9 +48,9 @@ TEST(StorageBench, GivesEveryFigureAndLeavesNothing) {
   const TempDirectory directory;
   const NoPrograms no_fio;
   for (const char* engine : {"auto", "posix"}) {
-    StorageBenchOptions options = small_run(directory);
+    bench::StorageBenchOptions options = small_run(directory);
     options.engine = engine;
-    const json event = run_storage_bench(options);
+    const json event = bench::run_storage_bench(options);
     EXPECT_EQ(event.at("event"), "bench");
     EXPECT_EQ(event.at("name"), "storage");
     const json& figures = event.at("figures");
@@ -78,7 +78,7 @@ TEST(StorageBench, AFioThatFailsIsSaid) {
   const TempDirectory directory;
   const std::string before = std::getenv("PATH");
   ::setenv("PATH", (programs.path().string() + ":" + before).c_str(), 1);
-  const json event = run_storage_bench(small_run(directory));
+  const json event = bench::run_storage_bench(small_run(directory));
   ::setenv("PATH", before.c_str(), 1);
   EXPECT_GT(event.at("figures").at("read_gib_per_s").get<double>(), 0);
   EXPECT_EQ(event.at("figures").at("fio"), "failed: fio ended with status 7");
@@ -137,7 +137,7 @@ std::ptrdiff_t calls_with(const MadeUpFio& fio, const std::string& words) {
 TEST(StorageBench, StandsBesideFioAtItsOwnSettingAndAtItsBest) {
   const TempDirectory directory;
   const MadeUpFio fio;
-  const json figures = run_storage_bench(small_run(directory)).at("figures");
+  const json figures = bench::run_storage_bench(small_run(directory)).at("figures");
   for (const std::string mix : {"read", "write", "duplex"}) {
     const double ours = figures.at(mix + "_gib_per_s").get<double>();
     const double same = figures.at("fio_" + mix + "_gib_per_s").get<double>();
@@ -171,9 +171,9 @@ TEST(StorageBench, StandsBesideFioAtItsOwnSettingAndAtItsBest) {
 TEST(StorageBench, FiosBestIsNoSlowerThanFioAtTheSameSetting) {
   const TempDirectory directory;
   const MadeUpFio fio;
-  StorageBenchOptions options = small_run(directory);
+  bench::StorageBenchOptions options = small_run(directory);
   options.depth = 6;
-  const json figures = run_storage_bench(options).at("figures");
+  const json figures = bench::run_storage_bench(options).at("figures");
   EXPECT_EQ(figures.at("fio_sweep").size(), 30u);
   EXPECT_EQ(figures.at("fio_depth"), 8);
   for (const std::string mix : {"read", "write", "duplex"}) {
@@ -187,9 +187,9 @@ TEST(StorageBench, FiosBestIsNoSlowerThanFioAtTheSameSetting) {
 TEST(StorageBench, WithoutASweepFioRunsAtTheSameSettingOnly) {
   const TempDirectory directory;
   const MadeUpFio fio;
-  StorageBenchOptions options = small_run(directory);
+  bench::StorageBenchOptions options = small_run(directory);
   options.sweep = false;
-  const json figures = run_storage_bench(options).at("figures");
+  const json figures = bench::run_storage_bench(options).at("figures");
   EXPECT_EQ(fio.calls().size(), 6u);
   EXPECT_FALSE(figures.contains("fio_sweep"));
   EXPECT_FALSE(figures.contains("best_fio_read_gib_per_s"));
@@ -199,7 +199,7 @@ TEST(StorageBench, WithoutASweepFioRunsAtTheSameSettingOnly) {
 TEST(StorageBench, BadOptionsAreRefused) {
   const TempDirectory directory;
   for (int i = 0; i < 9; ++i) {
-    StorageBenchOptions options = small_run(directory);
+    bench::StorageBenchOptions options = small_run(directory);
     if (i == 0) options.bytes = 1 * kMiB;
     if (i == 1) options.block_bytes = 1000;
     if (i == 2) options.depth = 129;
@@ -209,7 +209,7 @@ TEST(StorageBench, BadOptionsAreRefused) {
     if (i == 6) options.depth = 17;  // more in flight than half of the file
     if (i == 7) options.rounds = 0;
     if (i == 8) options.depth = 1;
-    EXPECT_THROW(run_storage_bench(options), InputError) << i;
+    EXPECT_THROW(bench::run_storage_bench(options), InputError) << i;
   }
   EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
 }
@@ -226,48 +226,48 @@ TEST(Fio, HasHugePagesWhereEnoughAreFree) {
            std::to_string(free) + "\nHugePages_Rsvd:        " + std::to_string(reserved) +
            "\nHugepagesize:       2048 kB\n";
   };
-  EXPECT_TRUE(huge_pages_free(meminfo(17, 0), 32 * kMiB));
-  EXPECT_EQ(fio_buffer_bytes(2 * kMiB, 24), 64 * kMiB);
-  EXPECT_EQ(fio_buffer_bytes(2 * kMiB, 16), 32 * kMiB);
-  EXPECT_FALSE(huge_pages_free(meminfo(16, 0), 32 * kMiB));
-  EXPECT_FALSE(huge_pages_free(meminfo(20, 4), 32 * kMiB));
-  EXPECT_FALSE(huge_pages_free(meminfo(0, 0), 1));
-  EXPECT_FALSE(huge_pages_free(meminfo(2, 3), 1));
-  EXPECT_FALSE(huge_pages_free(std::string(), 1));
+  EXPECT_TRUE(bench::huge_pages_free(meminfo(17, 0), 32 * kMiB));
+  EXPECT_EQ(bench::fio_buffer_bytes(2 * kMiB, 24), 64 * kMiB);
+  EXPECT_EQ(bench::fio_buffer_bytes(2 * kMiB, 16), 32 * kMiB);
+  EXPECT_FALSE(bench::huge_pages_free(meminfo(16, 0), 32 * kMiB));
+  EXPECT_FALSE(bench::huge_pages_free(meminfo(20, 4), 32 * kMiB));
+  EXPECT_FALSE(bench::huge_pages_free(meminfo(0, 0), 1));
+  EXPECT_FALSE(bench::huge_pages_free(meminfo(2, 3), 1));
+  EXPECT_FALSE(bench::huge_pages_free(std::string(), 1));
 }
 
-TEST(StorageSamples, AreComparedRoundByRound) {
-  StorageSamples ours;
-  StorageSamples others;
+TEST(bench::StorageSamples, AreComparedRoundByRound) {
+  bench::StorageSamples ours;
+  bench::StorageSamples others;
   // A machine that is three times as fast in the last round: the ratio does not see it.
   for (const double speed : {1.0, 1.0, 3.0}) {
     ours.add({static_cast<std::uint64_t>(speed * 900), 1.0, 0.5});
     others.add({static_cast<std::uint64_t>(speed * 1000), 1.0, 1.0});
   }
   EXPECT_DOUBLE_EQ(ours.bytes_per_s(), 900);
-  EXPECT_DOUBLE_EQ(median(ours.ratios(others)), 0.9);
-  EXPECT_DOUBLE_EQ(median(ours.cpu_ratios(others)), 0.5 / 900 * 1000);
+  EXPECT_DOUBLE_EQ(bench::median(ours.ratios(others)), 0.9);
+  EXPECT_DOUBLE_EQ(bench::median(ours.cpu_ratios(others)), 0.5 / 900 * 1000);
 }
 
 // Ranks from a table of the sign test: of 7 values the least and the greatest, of 21 the sixth of
 // either side, of 100 the fortieth.
-TEST(Interval, OfAMedianIsThatOfTheSignTest) {
+TEST(bench::Interval, OfAMedianIsThatOfTheSignTest) {
   for (const auto& [rounds, rank] :
        std::vector<std::pair<int, int>>{{6, 1}, {7, 1}, {8, 1}, {9, 2}, {21, 6}, {100, 40}}) {
     std::vector<double> values;
     for (int i = rounds; i >= 1; --i) values.push_back(i);
-    const auto interval = interval_of_median(values);
+    const auto interval = bench::interval_of_median(values);
     ASSERT_TRUE(interval) << rounds;
     EXPECT_EQ(interval->low, rank) << rounds;
     EXPECT_EQ(interval->high, rounds + 1 - rank) << rounds;
   }
-  EXPECT_FALSE(interval_of_median({1, 2, 3, 4, 5}));
-  EXPECT_FALSE(interval_of_median({}));
-  EXPECT_TRUE(interval_of_median(std::vector<double>(1000, 1.0)));
+  EXPECT_FALSE(bench::interval_of_median({1, 2, 3, 4, 5}));
+  EXPECT_FALSE(bench::interval_of_median({}));
+  EXPECT_TRUE(bench::interval_of_median(std::vector<double>(1000, 1.0)));
 }
 
 TEST(Fio, ItsAnswerIsRead) {
-  const StorageRate rate = parse_fio(kFioAnswer);
+  const bench::StorageRate rate = bench::parse_fio(kFioAnswer);
   EXPECT_EQ(rate.bytes, 4000u);
   EXPECT_DOUBLE_EQ(rate.bytes_per_s(), 2000.0);
   EXPECT_DOUBLE_EQ(rate.cpu_seconds, 0.5);
@@ -276,7 +276,7 @@ TEST(Fio, ItsAnswerIsRead) {
 TEST(Fio, AnythingElseIsAnError) {
   for (const char* text :
        {"", "fio: failed", "{", "{}", "{\"jobs\":[]}", "{\"jobs\":[{\"read\":1}]}"}) {
-    EXPECT_THROW(parse_fio(text), Error) << text;
+    EXPECT_THROW(bench::parse_fio(text), Error) << text;
   }
 }
 

@@ -17,8 +17,8 @@ namespace sluice::testing {
 inline constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
 inline constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
 
-inline std::vector<TraceAllocation> mebibytes(std::initializer_list<std::uint64_t> sizes) {
-  std::vector<TraceAllocation> result;
+inline std::vector<record::TraceAllocation> mebibytes(std::initializer_list<std::uint64_t> sizes) {
+  std::vector<record::TraceAllocation> result;
   for (const std::uint64_t size : sizes) result.push_back({.bytes = size * kMiB});
   return result;
 }
@@ -26,9 +26,9 @@ inline std::vector<TraceAllocation> mebibytes(std::initializer_list<std::uint64_
 class PeerScript {
  public:
   // `settings`: all of a trace but its allocations.
-  PeerScript(const NamedPolicy& policy, std::vector<TraceAllocation> allocations,
-             std::uint64_t capacity_bytes = UINT64_MAX, MemoryTrace settings = {})
-      : trace_(std::make_unique<MemoryTrace>(std::move(settings))) {
+  PeerScript(const replay::NamedPolicy& policy, std::vector<record::TraceAllocation> allocations,
+             std::uint64_t capacity_bytes = UINT64_MAX, record::MemoryTrace settings = {})
+      : trace_(std::make_unique<record::MemoryTrace>(std::move(settings))) {
     trace_->allocations = std::move(allocations);
     policy_ = policy.make(*trace_, capacity_bytes);
   }
@@ -41,13 +41,13 @@ class PeerScript {
   }
   void free(std::uint32_t id, bool pending = false) { policy_->free(id, pending); }
   void complete(std::uint32_t id) { policy_->complete(id); }
-  ReplayPolicy& policy() { return *policy_; }
-  PolicyCounters counters() const { return policy_->counters(); }
+  replay::ReplayPolicy& policy() { return *policy_; }
+  replay::PolicyCounters counters() const { return policy_->counters(); }
   std::uint64_t reserved() const { return counters().reserved_bytes; }
 
  private:
-  std::unique_ptr<MemoryTrace> trace_;
-  std::unique_ptr<ReplayPolicy> policy_;
+  std::unique_ptr<record::MemoryTrace> trace_;
+  std::unique_ptr<replay::ReplayPolicy> policy_;
 };
 
 }  // namespace sluice::testing

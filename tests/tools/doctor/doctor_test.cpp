@@ -17,24 +17,24 @@ namespace {
 using nlohmann::json;
 
 TEST(DoctorChecks, TheSelectedWordIsTheBracketedOne) {
-  EXPECT_EQ(selected_word("always [madvise] never\n"), "madvise");
-  EXPECT_EQ(selected_word("[never]"), "never");
+  EXPECT_EQ(doctor::selected_word("always [madvise] never\n"), "madvise");
+  EXPECT_EQ(doctor::selected_word("[never]"), "never");
   for (const char* text : {"", "always madvise", "a] [b", "["})
-    EXPECT_EQ(selected_word(text), "") << text;
+    EXPECT_EQ(doctor::selected_word(text), "") << text;
 }
 
 TEST(DoctorChecks, CpuFeaturesAreWholeWordsOfTheFirstProcessor) {
-  EXPECT_EQ(cpu_features("vendor: x\nflags\t\t: fpu avx2 avx512_bf16x fma\n\nflags: avx512f\n"),
+  EXPECT_EQ(doctor::cpu_features("vendor: x\nflags\t\t: fpu avx2 avx512_bf16x fma\n\nflags: avx512f\n"),
             (std::vector<std::string>{"avx2", "fma"}));
-  EXPECT_EQ(cpu_features("Features : fp asimd bf16"), (std::vector<std::string>{"asimd", "bf16"}));
-  EXPECT_TRUE(cpu_features("flags").empty());
+  EXPECT_EQ(doctor::cpu_features("Features : fp asimd bf16"), (std::vector<std::string>{"asimd", "bf16"}));
+  EXPECT_TRUE(doctor::cpu_features("flags").empty());
 }
 
 TEST(DoctorChecks, EachFailureHasItsFixAndEachSuccessNone) {
   const TempDirectory directory;
   for (const std::string& place : {directory.path().string(), directory.file("absent")}) {
     std::set<std::string> names;
-    for (const DoctorCheck& check : run_checks(place)) {
+    for (const doctor::DoctorCheck& check : doctor::run_checks(place)) {
       EXPECT_TRUE(names.insert(check.name).second) << check.name;
       EXPECT_EQ(check.ok, check.fix.empty()) << check.name;
       EXPECT_FALSE(check.detail.empty()) << check.name;
@@ -51,9 +51,9 @@ TEST(DoctorChecks, EachFailureHasItsFixAndEachSuccessNone) {
 class DoctorRun : public ::testing::Test {
  protected:
   DoctorRun()
-      : all_(make_host_kernels({})),
-        one_core_(make_host_kernels({.threads = 1})),
-        device_(make_host_device({})) {
+      : all_(kernels::make_host_kernels({})),
+        one_core_(kernels::make_host_kernels({.threads = 1})),
+        device_(device::make_host_device({})) {
     options_.json = true;
     options_.measure.device = device_.get();
     options_.measure.disk.directory = directory_.path().string();
@@ -70,7 +70,7 @@ class DoctorRun : public ::testing::Test {
   }
   json last_event(int expected_status) {
     std::stringstream out;
-    EXPECT_EQ(run_doctor(options_, out), expected_status);
+    EXPECT_EQ(doctor::run_doctor(options_, out), expected_status);
     json last;
     for (std::string line; std::getline(out, line);) {
       last = json::parse(line);
@@ -81,24 +81,24 @@ class DoctorRun : public ::testing::Test {
   }
 
   TempDirectory directory_;
-  std::unique_ptr<Kernels> all_;
-  std::unique_ptr<Kernels> one_core_;
-  std::unique_ptr<Device> device_;
-  DoctorOptions options_;
+  std::unique_ptr<kernels::Kernels> all_;
+  std::unique_ptr<kernels::Kernels> one_core_;
+  std::unique_ptr<device::Device> device_;
+  doctor::DoctorOptions options_;
 };
 
 TEST_F(DoctorRun, MeasuresAndSavesAProfileThatLoads) {
   const json event = last_event(0);
   EXPECT_EQ(event.at("check"), "measure");
   EXPECT_EQ(event.at("ok"), true);
-  const HardwareProfile profile = load_profile(options_.profile_path);
-  EXPECT_EQ(json::parse(to_json(profile)), event.at("value"));
+  const planner::HardwareProfile profile = planner::load_profile(options_.profile_path);
+  EXPECT_EQ(json::parse(planner::to_json(profile)), event.at("value"));
   EXPECT_EQ(profile.backend, "host");
   EXPECT_GT(profile.core_scaling, 0);
   // Every operation is measured: kernels in both dtypes, copies and transfers as bytes.
-  for (std::size_t i = 0; i < kTimedOperationCount; ++i) {
-    const auto operation = static_cast<TimedOperation>(i);
-    const bool bytes = operation >= TimedOperation::kCopy;
+  for (std::size_t i = 0; i < planner::kTimedOperationCount; ++i) {
+    const auto operation = static_cast<planner::TimedOperation>(i);
+    const bool bytes = operation >= planner::TimedOperation::kCopy;
     EXPECT_EQ(profile.find(operation, DType::kU8) != nullptr, bytes) << i;
     EXPECT_EQ(profile.find(operation, DType::kF32) != nullptr, !bytes) << i;
     EXPECT_EQ(profile.find(operation, DType::kBF16) != nullptr, !bytes) << i;
@@ -114,7 +114,7 @@ TEST_F(DoctorRun, AGpuIsMeasuredIntoAProfileOfItsOwn) {
                           .repeats = 2,
                           .array_bytes = 4 * kMiB,
                           .gemm_size = 64};
-  const HardwareProfile gpu = measure_gpu(options_.measure.gpu);
+  const planner::HardwareProfile gpu = doctor::measure_gpu(options_.measure.gpu);
   EXPECT_EQ(gpu.cpu_name, device_->facts().name);
   EXPECT_GT(gpu.gemm_bf16_flops_per_s, 1e6);
   EXPECT_GT(gpu.adam_params_per_s, 1e5);
@@ -122,11 +122,11 @@ TEST_F(DoctorRun, AGpuIsMeasuredIntoAProfileOfItsOwn) {
   EXPECT_GE(gpu.hand_over_s, gpu.launch_overhead_s);
   EXPECT_EQ(device_->counters().live_bytes, 0u);
   // Kept beside the host's figures, as every figure that a plan needs.
-  HardwareProfile profile;
-  HardwareProfile cuda = gpu;
+  planner::HardwareProfile profile;
+  planner::HardwareProfile cuda = gpu;
   cuda.backend = "cuda";
-  profile.gpu = std::make_shared<const HardwareProfile>(cuda);
-  EXPECT_EQ(to_json(profile_from_json(to_json(profile), "x")), to_json(profile));
+  profile.gpu = std::make_shared<const planner::HardwareProfile>(cuda);
+  EXPECT_EQ(planner::to_json(planner::profile_from_json(planner::to_json(profile), "x")), planner::to_json(profile));
 }
 
 TEST_F(DoctorRun, AStorageDirectoryThatIsNotThereIsBadInput) {
@@ -144,7 +144,7 @@ TEST_F(DoctorRun, AProfileThatCannotBeSavedIsBadInput) {
 TEST_F(DoctorRun, TextNamesTheChecksAndTheRates) {
   options_.json = false;
   std::stringstream out;
-  EXPECT_EQ(run_doctor(options_, out), 0);
+  EXPECT_EQ(doctor::run_doctor(options_, out), 0);
   for (const char* word : {"io_uring", "memlock", "storage duplex", "GFLOP/s", "hardware.json"}) {
     EXPECT_NE(out.str().find(word), std::string::npos) << word;
   }

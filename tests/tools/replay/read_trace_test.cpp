@@ -18,9 +18,9 @@ class ReadTraceFile : public ::testing::Test {
     std::ofstream(path, std::ios::binary) << content;
     return path;
   }
-  ReadTrace read(const std::string& content) {
-    ReadTrace result = read_trace(file(content));
-    check_trace(result.trace);
+  replay::ReadTrace read(const std::string& content) {
+    replay::ReadTrace result = replay::read_trace(file(content));
+    record::check_trace(result.trace);
     return result;
   }
   std::string refusal(const std::string& content) {
@@ -37,10 +37,10 @@ class ReadTraceFile : public ::testing::Test {
 };
 
 TEST_F(ReadTraceFile, EachFormatIsToldByItsContent) {
-  MemorySnapshot snapshot;
+  record::MemorySnapshot snapshot;
   snapshot.events.push_back({.address = 512, .bytes = 7});
   std::string pickle;
-  write_torch_snapshot(snapshot, [&](std::string_view part) { pickle += part; });
+  record::write_torch_snapshot(snapshot, [&](std::string_view part) { pickle += part; });
   const std::pair<std::string, const char*> cases[] = {
       {pickle, "torch"},
       // pickle.dumps({'segments': [], 'device_traces': [[{'action': 'alloc', 'addr': 512,
@@ -53,7 +53,7 @@ TEST_F(ReadTraceFile, EachFormatIsToldByItsContent) {
       {"\xef\xbb\xbfid,lower,upper,size\n0,1,2,7\n", "lifetimes"},
   };
   for (const auto& [content, format] : cases) {
-    const ReadTrace result = read(content);
+    const replay::ReadTrace result = read(content);
     EXPECT_EQ(result.trace.format, format);
     EXPECT_FALSE(result.trace.source.empty());
     ASSERT_EQ(result.trace.allocations.size(), 1u) << format;
@@ -77,33 +77,33 @@ TEST_F(ReadTraceFile, OtherFilesAreRefusedByWhatTheyAre) {
     }
   }
   EXPECT_NE(refusal("\x80\x04").find("byte 2: ends before its STOP"), std::string::npos);
-  EXPECT_THROW(static_cast<void>(read_trace("/nowhere/given")), InputError);
-  EXPECT_THROW(static_cast<void>(read_trace("/dev/null")), InputError);
+  EXPECT_THROW(static_cast<void>(replay::read_trace("/nowhere/given")), InputError);
+  EXPECT_THROW(static_cast<void>(replay::read_trace("/dev/null")), InputError);
 }
 
 TEST_F(ReadTraceFile, TheDeviceIsAnOption) {
-  MemorySnapshot snapshot;
+  record::MemorySnapshot snapshot;
   snapshot.device = 1;
   snapshot.events.push_back({.address = 512, .bytes = 7});
   std::string pickle;
-  write_torch_snapshot(snapshot, [&](std::string_view part) { pickle += part; });
+  record::write_torch_snapshot(snapshot, [&](std::string_view part) { pickle += part; });
   const std::string path = file(pickle);
-  EXPECT_EQ(read_trace(path).trace.operations.size(), 1u);
-  EXPECT_EQ(read_trace(path, {.device = 0}).trace.operations.size(), 0u);
-  EXPECT_THROW(static_cast<void>(read_trace(path, {.device = 2})), InputError);
+  EXPECT_EQ(replay::read_trace(path).trace.operations.size(), 1u);
+  EXPECT_EQ(replay::read_trace(path, {.device = 0}).trace.operations.size(), 0u);
+  EXPECT_THROW(static_cast<void>(replay::read_trace(path, {.device = 2})), InputError);
 }
 
 TEST(TraceOfLifetimes, WhatEndsMakesRoomForWhatBegins) {
-  const std::vector<Lifetime> lifetimes{{5, 9, 10}, {1, 5, 20}, {1, 7, 30}};
-  const MemoryTrace trace = trace_of_lifetimes(lifetimes, "given");
-  check_trace(trace);
+  const std::vector<packing::Lifetime> lifetimes{{5, 9, 10}, {1, 5, 20}, {1, 7, 30}};
+  const record::MemoryTrace trace = replay::trace_of_lifetimes(lifetimes, "given");
+  record::check_trace(trace);
   std::string operations;
-  for (const TraceOperation& operation : trace.operations) {
-    operations += operation.action == TraceAction::kAlloc ? 'a' : 'f';
+  for (const record::TraceOperation& operation : trace.operations) {
+    operations += operation.action == record::TraceAction::kAlloc ? 'a' : 'f';
     operations += std::to_string(operation.allocation);
   }
   EXPECT_EQ(operations, "a1a2f1a0f2f0");
-  EXPECT_EQ(peak_live_bytes(trace), 50u);
+  EXPECT_EQ(record::peak_live_bytes(trace), 50u);
 }
 
 }  // namespace

@@ -35,46 +35,46 @@ struct Snapshot {
 class RecordedSnapshot : public ::testing::TestWithParam<Snapshot> {
  protected:
   RecordedSnapshot() {
-    ReadTrace read = read_trace(kFolder + GetParam().file + ".pickle");
+    replay::ReadTrace read = replay::read_trace(kFolder + GetParam().file + ".pickle");
     EXPECT_EQ(read.defects.contradictions, 0u);
     EXPECT_EQ(read.defects.unknown_frees, 0u);
-    stepped_ = with_steps(std::move(read.trace));
+    stepped_ = replay::with_steps(std::move(read.trace));
   }
-  const MemoryTrace& trace() const { return stepped_.trace; }
+  const record::MemoryTrace& trace() const { return stepped_.trace; }
 
   nlohmann::json truth_ = recorded(GetParam().file + ".pickle");
-  SteppedTrace stepped_;
+  replay::SteppedTrace stepped_;
 };
 
 TEST_P(RecordedSnapshot, IsReadAsPyTorchCountsIt) {
   EXPECT_EQ(trace().recorded_peak_reserved_bytes, truth_.at("reserved_bytes.all.peak"));
   EXPECT_EQ(trace().recorded_end_reserved_bytes, truth_.at("reserved_bytes.all.current"));
-  EXPECT_EQ(peak_live_bytes(trace()), truth_.at("requested_bytes.all.peak"));
+  EXPECT_EQ(record::peak_live_bytes(trace()), truth_.at("requested_bytes.all.peak"));
   EXPECT_EQ(stepped_.repeats_after != 0, GetParam().repeats);
 }
 
 TEST_P(RecordedSnapshot, TheReplicaReservesWhatPyTorchDid) {
-  const NamedPolicy replica = trace().expandable_segments ? expandable_policy() : native_policy();
+  const replay::NamedPolicy replica = trace().expandable_segments ? replay::expandable_policy() : replay::native_policy();
   const auto reserved_bytes = truth_.at("reserved_bytes.all.peak").get<double>();
-  ReplayRecord record;  // checks that nothing overlaps
-  const ReplayOutcome outcome =
-      replay_trace(trace(), replica, truth_.at("device_bytes").get<std::uint64_t>(), &record);
+  replay::ReplayRecord record;  // checks that nothing overlaps
+  const replay::ReplayOutcome outcome =
+      replay::replay_trace(trace(), replica, truth_.at("device_bytes").get<std::uint64_t>(), &record);
   ASSERT_TRUE(outcome.completed);
   EXPECT_NEAR(static_cast<double>(outcome.peak_reserved_bytes), reserved_bytes,
               0.005 * reserved_bytes);
   // The report is told nothing of the device.
-  ReplayReportOptions options;
+  replay::ReplayReportOptions options;
   options.least_capacity = false;
   options.timing_rounds = 1;
-  const nlohmann::json policy = replay_report(stepped_, {replica}, options)["policies"][0];
+  const nlohmann::json policy = replay::replay_report(stepped_, {replica}, options)["policies"][0];
   EXPECT_NEAR(policy.at("peak_reserved_bytes").get<double>(), reserved_bytes,
               0.005 * reserved_bytes);
 }
 
 TEST_P(RecordedSnapshot, DynamicHoldsLittleMoreThanIsLive) {
-  ReplayRecord record;
-  const ReplayOutcome dynamic = replay_trace(trace(), dynamic_policy(), UINT64_MAX, &record);
-  const ReplayOutcome expandable = replay_trace(trace(), expandable_policy());
+  replay::ReplayRecord record;
+  const replay::ReplayOutcome dynamic = replay::replay_trace(trace(), replay::dynamic_policy(), UINT64_MAX, &record);
+  const replay::ReplayOutcome expandable = replay::replay_trace(trace(), replay::expandable_policy());
   ASSERT_TRUE(dynamic.completed);
   EXPECT_LE(dynamic.fragmentation(), 0.03);
   EXPECT_LE(static_cast<double>(dynamic.peak_reserved_bytes),
@@ -82,11 +82,11 @@ TEST_P(RecordedSnapshot, DynamicHoldsLittleMoreThanIsLive) {
 }
 
 TEST_P(RecordedSnapshot, PlannedHoldsWhatIsLiveAndAsksNobody) {
-  const NamedPolicy planned = planned_policy();
-  const std::uint64_t live_bytes = peak_live_bytes(trace());
+  const replay::NamedPolicy planned = replay::planned_policy();
+  const std::uint64_t live_bytes = record::peak_live_bytes(trace());
   const std::uint64_t enough_bytes = live_bytes + live_bytes / 100;  // 1% more than is live
-  ReplayRecord record;
-  const ReplayOutcome outcome = replay_trace(trace(), planned, enough_bytes, &record);
+  replay::ReplayRecord record;
+  const replay::ReplayOutcome outcome = replay::replay_trace(trace(), planned, enough_bytes, &record);
   EXPECT_TRUE(outcome.completed);
   if (!GetParam().repeats) return;
   ASSERT_TRUE(outcome.was_steady);

@@ -12,7 +12,7 @@ namespace {
 
 struct Outcome {
   std::vector<std::uint64_t> addresses;  // 0: out of memory
-  PolicyCounters counters;
+  replay::PolicyCounters counters;
 };
 
 // Sizes as programs ask for them: mostly small or a few MiB, some of hundreds.
@@ -36,13 +36,13 @@ std::uint64_t random_bytes(const CounterRng& rng, std::uint64_t index) {
   }
 }
 
-MemoryTrace random_trace(std::uint64_t seed, std::size_t count) {
+record::MemoryTrace random_trace(std::uint64_t seed, std::size_t count) {
   const CounterRng rng(seed, stream_of("peers/allocations"));
-  MemoryTrace trace;
+  record::MemoryTrace trace;
   trace.max_split_bytes = seed % 3 == 1 ? 100 * kMiB : UINT64_MAX;
   trace.roundup_power2_divisions = seed % 4 == 2 ? 8 : 0;
   for (std::size_t i = 0; i < count; ++i) {
-    TraceAllocation one;
+    record::TraceAllocation one;
     one.bytes = random_bytes(rng, i);
     one.stream = rng.below(3 * i + 2, 16) < 12 ? 1 : 2 + i % 2;
     if (seed % 2 == 1) one.segment_address = (1 + rng.bits(3 * i + 2) % 4096) * 2 * kMiB;
@@ -53,7 +53,7 @@ MemoryTrace random_trace(std::uint64_t seed, std::size_t count) {
 
 class Walk {
  public:
-  Walk(const NamedPolicy& named, const MemoryTrace& trace, std::uint64_t seed,
+  Walk(const replay::NamedPolicy& named, const record::MemoryTrace& trace, std::uint64_t seed,
        std::uint64_t capacity_bytes)
       : trace_(trace),
         capacity_bytes_(capacity_bytes),
@@ -131,7 +131,7 @@ class Walk {
   }
 
   void check() {
-    const PolicyCounters now = policy_->counters();
+    const replay::PolicyCounters now = policy_->counters();
     ASSERT_GE(now.reserved_bytes, held_bytes_);
     ASSERT_LE(now.peak_reserved_bytes, capacity_bytes_);
     ASSERT_LE(now.reserved_bytes, now.peak_reserved_bytes);
@@ -145,10 +145,10 @@ class Walk {
     }
   }
 
-  const MemoryTrace& trace_;
+  const record::MemoryTrace& trace_;
   std::uint64_t capacity_bytes_;
   CounterRng rng_;
-  std::unique_ptr<ReplayPolicy> policy_;
+  std::unique_ptr<replay::ReplayPolicy> policy_;
   std::uint64_t draws_ = 0;
   std::uint32_t next_id_ = 0;
   std::uint64_t held_bytes_ = 0;
@@ -164,13 +164,13 @@ class Walk {
 class EveryPeer : public ::testing::TestWithParam<std::size_t> {};
 
 TEST_P(EveryPeer, HandsOutNoByteTwiceAndIsTheSameEachTime) {
-  const NamedPolicy named = peer_policies()[GetParam()];
+  const replay::NamedPolicy named = replay::peer_policies()[GetParam()];
   const bool gives_all_back = named.name != "bfc" && named.name != "rmm-pool";
   std::size_t misses = 0;
-  PolicyCounters sums;
+  replay::PolicyCounters sums;
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
     SCOPED_TRACE(seed);
-    const MemoryTrace trace = random_trace(seed, 1200);
+    const record::MemoryTrace trace = random_trace(seed, 1200);
     const std::uint64_t capacity_bytes = seed % 3 == 0 ? UINT64_MAX : (4 + seed) * kGiB;
     const Outcome first = Walk(named, trace, seed, capacity_bytes).run();
     if (HasFatalFailure()) return;
@@ -196,7 +196,7 @@ TEST_P(EveryPeer, HandsOutNoByteTwiceAndIsTheSameEachTime) {
 
 INSTANTIATE_TEST_SUITE_P(Peers, EveryPeer, ::testing::Range<std::size_t>(0, 5),
                          [](const auto& peer) {
-                           std::string name = peer_policies()[peer.param].name;
+                           std::string name = replay::peer_policies()[peer.param].name;
                            for (char& c : name) c = c == '-' ? '_' : c;
                            return name;
                          });

@@ -10,15 +10,15 @@
 namespace sluice::testing {
 namespace {
 
-TEST(TorchRounding, FiveHundredTwelveBytesUnlessDivided) {
-  MemoryTrace trace;
-  const TorchRounding plain(trace);
+TEST(replay::TorchRounding, FiveHundredTwelveBytesUnlessDivided) {
+  record::MemoryTrace trace;
+  const replay::TorchRounding plain(trace);
   EXPECT_EQ(plain(1), 512u);
   EXPECT_EQ(plain(512), 512u);
   EXPECT_EQ(plain(513), 1024u);
   EXPECT_EQ(plain(5 * kMiB + 1), 5 * kMiB + 512);
   trace.roundup_power2_divisions = 4;
-  const TorchRounding divided(trace);
+  const replay::TorchRounding divided(trace);
   // At most 512 * 4 bytes: by 512 still. 3000 lies between 2048 and 4096, steps of 512; 5 MiB + 1
   // between 4 and 8 MiB, steps of 1 MiB.
   EXPECT_EQ(divided(2048), 2048u);
@@ -31,7 +31,7 @@ TEST(TorchRounding, FiveHundredTwelveBytesUnlessDivided) {
   trace.roundup_divisions_by_power[0] = 2;
   trace.roundup_divisions_by_power[3] = 8;
   trace.roundup_divisions_by_power[15] = 1;
-  const TorchRounding table(trace);
+  const replay::TorchRounding table(trace);
   EXPECT_EQ(table(kMiB + 1), kMiB + kMiB / 2);
   EXPECT_EQ(table(600 * 1024), 768u * 1024);  // between 512 and 1024 KiB, one step of 256
   EXPECT_EQ(table(2 * kMiB + 1), 2 * kMiB + 512);
@@ -40,7 +40,7 @@ TEST(TorchRounding, FiveHundredTwelveBytesUnlessDivided) {
 }
 
 TEST(NativePeer, RequestsOfOneToTenMiBShareTwentyMiBSegments) {
-  PeerScript peer(native_policy(), mebibytes({6, 6, 6, 6}));
+  PeerScript peer(replay::native_policy(), mebibytes({6, 6, 6, 6}));
   const std::uint64_t first = peer.allocate(0);
   EXPECT_EQ(peer.allocate(1), first + 6 * kMiB);
   EXPECT_EQ(peer.allocate(2), first + 12 * kMiB);
@@ -52,7 +52,7 @@ TEST(NativePeer, RequestsOfOneToTenMiBShareTwentyMiBSegments) {
 
 TEST(NativePeer, LargerOnesHaveSegmentsOfTheirOwn) {
   // From 10 MiB on, to the next 2 MiB: 12 -> 12, 10 -> 10, 10 + 1 byte -> 12.
-  PeerScript peer(native_policy(), {{12 * kMiB}, {10 * kMiB}, {10 * kMiB + 1}});
+  PeerScript peer(replay::native_policy(), {{12 * kMiB}, {10 * kMiB}, {10 * kMiB + 1}});
   peer.allocate(0);
   EXPECT_EQ(peer.reserved(), 12 * kMiB);
   peer.allocate(1);
@@ -64,7 +64,7 @@ TEST(NativePeer, LargerOnesHaveSegmentsOfTheirOwn) {
 TEST(NativePeer, ALargeBlockIsSplitWhereMoreThanOneMiBRemains) {
   for (const std::uint64_t over : {std::uint64_t{0}, std::uint64_t{512}}) {
     // 19 of a free 20 leaves 1, not more; 19 MiB - 512 bytes leaves more.
-    PeerScript peer(native_policy(), {{6 * kMiB}, {19 * kMiB - over}, {kMiB + 512}});
+    PeerScript peer(replay::native_policy(), {{6 * kMiB}, {19 * kMiB - over}, {kMiB + 512}});
     peer.allocate(0);
     peer.free(0);
     peer.allocate(1);
@@ -75,7 +75,7 @@ TEST(NativePeer, ALargeBlockIsSplitWhereMoreThanOneMiBRemains) {
 }
 
 TEST(NativePeer, SmallBlocksAreSplitDownToTheirLastFiveHundredTwelveBytes) {
-  PeerScript peer(native_policy(), {{kMiB}, {kMiB - 600}, {512}, {1}});
+  PeerScript peer(replay::native_policy(), {{kMiB}, {kMiB - 600}, {512}, {1}});
   const std::uint64_t first = peer.allocate(0);
   EXPECT_EQ(peer.allocate(1), first + kMiB);  // 1 MiB - 512 rounded
   EXPECT_EQ(peer.allocate(2), first + 2 * kMiB - 512);
@@ -86,7 +86,7 @@ TEST(NativePeer, SmallBlocksAreSplitDownToTheirLastFiveHundredTwelveBytes) {
 
 TEST(NativePeer, BestFitIsBySizeThenAddress) {
   // Segments as recorded; the 14s are free, the one at 0x40000000 has the lowest address of them.
-  PeerScript peer(native_policy(), {{.bytes = 14 * kMiB, .segment_address = 0x60000000},
+  PeerScript peer(replay::native_policy(), {{.bytes = 14 * kMiB, .segment_address = 0x60000000},
                                     {.bytes = 14 * kMiB, .segment_address = 0x40000000},
                                     {.bytes = 16 * kMiB, .segment_address = 0x20000000},
                                     {.bytes = 13 * kMiB}});
@@ -98,7 +98,7 @@ TEST(NativePeer, BestFitIsBySizeThenAddress) {
 }
 
 TEST(NativePeer, ARecordedSegmentOverALiveOneGoesElsewhere) {
-  PeerScript peer(native_policy(), {{.bytes = 14 * kMiB, .segment_address = 0x40000000},
+  PeerScript peer(replay::native_policy(), {{.bytes = 14 * kMiB, .segment_address = 0x40000000},
                                     {.bytes = 14 * kMiB, .segment_address = 0x40200000},
                                     {.bytes = 14 * kMiB, .segment_address = 0x3fe00000}});
   EXPECT_EQ(peer.allocate(0), 0x40000000u);
@@ -109,7 +109,7 @@ TEST(NativePeer, ARecordedSegmentOverALiveOneGoesElsewhere) {
 
 TEST(NativePeer, FreeNeighboursMergeAndPendingOnesDoNot) {
   // 20 = 6 + 6 + 8. With the middle pending, 12 do not fit; once it completes, all 20 are one.
-  PeerScript peer(native_policy(), mebibytes({6, 6, 8, 19, 20}));
+  PeerScript peer(replay::native_policy(), mebibytes({6, 6, 8, 19, 20}));
   const std::uint64_t first = peer.allocate(0);
   peer.allocate(1);
   peer.allocate(2);
@@ -124,7 +124,7 @@ TEST(NativePeer, FreeNeighboursMergeAndPendingOnesDoNot) {
 }
 
 TEST(NativePeer, StreamsAndPrivatePoolsShareNothing) {
-  PeerScript peer(native_policy(), {{.bytes = 12 * kMiB, .stream = 1},
+  PeerScript peer(replay::native_policy(), {{.bytes = 12 * kMiB, .stream = 1},
                                     {.bytes = 12 * kMiB, .stream = 2},
                                     {.bytes = 12 * kMiB, .stream = 1, .pool = 7},
                                     {.bytes = 12 * kMiB, .stream = 1, .pool = 7},
@@ -144,7 +144,7 @@ TEST(NativePeer, StreamsAndPrivatePoolsShareNothing) {
 }
 
 TEST(NativePeer, AFlushGivesBackWhollyFreeSegmentsAndWaitsForPendingOnes) {
-  PeerScript peer(native_policy(), mebibytes({6, 6, 12, 14}));
+  PeerScript peer(replay::native_policy(), mebibytes({6, 6, 12, 14}));
   for (std::uint32_t id : {0, 1, 2, 3}) peer.allocate(id);
   peer.free(0);
   peer.free(2);
@@ -159,9 +159,9 @@ TEST(NativePeer, AFlushGivesBackWhollyFreeSegmentsAndWaitsForPendingOnes) {
 }
 
 TEST(NativePeer, MaxSplitSizeKeepsLargeBlocksWhole) {
-  MemoryTrace trace;
+  record::MemoryTrace trace;
   trace.max_split_bytes = 32 * kMiB;
-  PeerScript peer(native_policy(), mebibytes({64, 16, 44, 45}), UINT64_MAX, trace);
+  PeerScript peer(replay::native_policy(), mebibytes({64, 16, 44, 45}), UINT64_MAX, trace);
   const std::uint64_t first = peer.allocate(0);
   peer.free(0);
   peer.allocate(1);  // below the limit: nothing from it on may serve
@@ -173,7 +173,7 @@ TEST(NativePeer, MaxSplitSizeKeepsLargeBlocksWhole) {
 }
 
 TEST(NativePeer, OutOfMemoryFlushesOnceAndTriesAgain) {
-  PeerScript peer(native_policy(), mebibytes({20, 20, 30, 12}), 41 * kMiB);
+  PeerScript peer(replay::native_policy(), mebibytes({20, 20, 30, 12}), 41 * kMiB);
   peer.allocate(0);
   peer.allocate(1);
   peer.free(0);
@@ -186,11 +186,11 @@ TEST(NativePeer, OutOfMemoryFlushesOnceAndTriesAgain) {
 }
 
 TEST(NativePeer, OutOfMemoryUnderMaxSplitSizeReleasesJustEnough) {
-  MemoryTrace trace;
+  record::MemoryTrace trace;
   trace.max_split_bytes = 32 * kMiB;
   // 50 needs a free block of 50: none; the largest, 48, is not enough alone, so 40 goes too; 36
   // stays. A flush is not needed.
-  PeerScript peer(native_policy(), mebibytes({36, 40, 48, 50, 84}), 124 * kMiB, trace);
+  PeerScript peer(replay::native_policy(), mebibytes({36, 40, 48, 50, 84}), 124 * kMiB, trace);
   for (std::uint32_t id : {0, 1, 2}) peer.allocate(id);
   for (std::uint32_t id : {0, 1, 2}) peer.free(id);
   EXPECT_TRUE(peer.try_allocate(3));
@@ -201,7 +201,7 @@ TEST(NativePeer, OutOfMemoryUnderMaxSplitSizeReleasesJustEnough) {
 }
 
 TEST(NativePeer, AnAllocationUnderACaptureDoesNotFlush) {
-  PeerScript peer(native_policy(), {{.bytes = 20 * kMiB}, {.bytes = 30 * kMiB, .pool = 3}},
+  PeerScript peer(replay::native_policy(), {{.bytes = 20 * kMiB}, {.bytes = 30 * kMiB, .pool = 3}},
                   40 * kMiB);
   peer.allocate(0);
   peer.free(0);
@@ -210,21 +210,21 @@ TEST(NativePeer, AnAllocationUnderACaptureDoesNotFlush) {
 }
 
 // A 20 MiB segment at 1 GiB: 4 live (id 0), 6 free, 10 pending (id 1).
-MemoryTrace trace_with_a_past(bool is_expandable) {
-  MemoryTrace trace;
+record::MemoryTrace trace_with_a_past(bool is_expandable) {
+  record::MemoryTrace trace;
   trace.initial_segments.push_back(
       {.address = kGiB,
        .bytes = 20 * kMiB,
        .is_expandable = is_expandable,
-       .blocks = {{kGiB, 4 * kMiB, 4 * kMiB, BlockState::kAllocated},
-                  {kGiB + 4 * kMiB, 6 * kMiB, 0, BlockState::kFree},
-                  {kGiB + 10 * kMiB, 10 * kMiB, 10 * kMiB, BlockState::kPendingFree}}});
+       .blocks = {{kGiB, 4 * kMiB, 4 * kMiB, record::BlockState::kAllocated},
+                  {kGiB + 4 * kMiB, 6 * kMiB, 0, record::BlockState::kFree},
+                  {kGiB + 10 * kMiB, 10 * kMiB, 10 * kMiB, record::BlockState::kPendingFree}}});
   trace.initial_ids = {{0, UINT32_MAX, 1}};
   return trace;
 }
 
 TEST(NativePeer, BeginsWithWhatTheTraceHolds) {
-  PeerScript peer(native_policy(), mebibytes({4, 10, 5, 16}), UINT64_MAX, trace_with_a_past(true));
+  PeerScript peer(replay::native_policy(), mebibytes({4, 10, 5, 16}), UINT64_MAX, trace_with_a_past(true));
   EXPECT_EQ(peer.reserved(), 20 * kMiB);
   EXPECT_EQ(peer.counters().driver_allocations, 0u);
   EXPECT_EQ(peer.allocate(2), kGiB + 4 * kMiB);  // not split: 1 remains
@@ -238,7 +238,7 @@ TEST(NativePeer, BeginsWithWhatTheTraceHolds) {
 }
 
 TEST(ExpandablePeer, MapsWholePagesAndGrowsInPlace) {
-  PeerScript peer(expandable_policy(), {{12 * kMiB}, {12 * kMiB}, {7 * kMiB}, {1}, {512}});
+  PeerScript peer(replay::expandable_policy(), {{12 * kMiB}, {12 * kMiB}, {7 * kMiB}, {1}, {512}});
   const std::uint64_t first = peer.allocate(0);
   EXPECT_EQ(peer.reserved(), 20 * kMiB);
   EXPECT_EQ(peer.allocate(1), first + 12 * kMiB);  // the 8 left and 4 of another page
@@ -252,7 +252,7 @@ TEST(ExpandablePeer, MapsWholePagesAndGrowsInPlace) {
 }
 
 TEST(ExpandablePeer, AFreeEndCountsTowardsWhatIsMapped) {
-  PeerScript peer(expandable_policy(), mebibytes({5, 30}));
+  PeerScript peer(replay::expandable_policy(), mebibytes({5, 30}));
   const std::uint64_t first = peer.allocate(0);
   EXPECT_EQ(peer.allocate(1), first + 5 * kMiB);  // 15 are free, 15 more: one page
   EXPECT_EQ(peer.reserved(), 40 * kMiB);
@@ -260,7 +260,7 @@ TEST(ExpandablePeer, AFreeEndCountsTowardsWhatIsMapped) {
 
 TEST(ExpandablePeer, AFlushUnmapsWholePagesOnly) {
   // Pages end at 20 and 40; [12, 24) is live, so neither is free as a whole.
-  PeerScript peer(expandable_policy(), mebibytes({12, 12}));
+  PeerScript peer(replay::expandable_policy(), mebibytes({12, 12}));
   peer.allocate(0);
   peer.allocate(1);
   peer.free(0);
@@ -274,7 +274,7 @@ TEST(ExpandablePeer, AFlushUnmapsWholePagesOnly) {
 }
 
 TEST(ExpandablePeer, AGapIsMappedAgainWhereTheRequestFits) {
-  PeerScript peer(expandable_policy(), mebibytes({20, 20, 20, 30, 15, 14}));
+  PeerScript peer(replay::expandable_policy(), mebibytes({20, 20, 20, 30, 15, 14}));
   const std::uint64_t first = peer.allocate(0);
   peer.allocate(1);
   peer.allocate(2);
@@ -292,7 +292,7 @@ TEST(ExpandablePeer, AGapIsMappedAgainWhereTheRequestFits) {
 
 TEST(ExpandablePeer, ABlockThatCanGrowIsTheLastResort) {
   // [0, 45) free, [45, 55) live, [55, 60) free and able to grow: 4 comes from the 45.
-  PeerScript peer(expandable_policy(), mebibytes({45, 10, 4}));
+  PeerScript peer(replay::expandable_policy(), mebibytes({45, 10, 4}));
   const std::uint64_t first = peer.allocate(0);
   peer.allocate(1);
   EXPECT_EQ(peer.reserved(), 60 * kMiB);
@@ -301,14 +301,14 @@ TEST(ExpandablePeer, ABlockThatCanGrowIsTheLastResort) {
 }
 
 TEST(ExpandablePeer, LargeBlocksAreSplitDownToFiveHundredTwelveBytes) {
-  PeerScript peer(expandable_policy(), {{20 * kMiB - kMiB - 512}, {kMiB + 512}});
+  PeerScript peer(replay::expandable_policy(), {{20 * kMiB - kMiB - 512}, {kMiB + 512}});
   const std::uint64_t first = peer.allocate(0);
   EXPECT_EQ(peer.allocate(1), first + 19 * kMiB - 512);
   EXPECT_EQ(peer.reserved(), 20 * kMiB);
 }
 
 TEST(ExpandablePeer, OutOfMemoryUnmapsOtherStreams) {
-  PeerScript peer(expandable_policy(),
+  PeerScript peer(replay::expandable_policy(),
                   {{.bytes = 20 * kMiB, .stream = 1}, {.bytes = 50 * kMiB, .stream = 2}},
                   60 * kMiB);
   peer.allocate(0);
@@ -320,7 +320,7 @@ TEST(ExpandablePeer, OutOfMemoryUnmapsOtherStreams) {
 }
 
 TEST(ExpandablePeer, GrowsTheSegmentThatTheTraceBeginsWith) {
-  PeerScript peer(expandable_policy(), mebibytes({4, 10, 6, 21}), UINT64_MAX,
+  PeerScript peer(replay::expandable_policy(), mebibytes({4, 10, 6, 21}), UINT64_MAX,
                   trace_with_a_past(true));
   EXPECT_EQ(peer.allocate(2), kGiB + 4 * kMiB);
   EXPECT_EQ(peer.allocate(3), kGiB + 20 * kMiB);
@@ -334,16 +334,16 @@ TEST(ExpandablePeer, GrowsTheSegmentThatTheTraceBeginsWith) {
 TEST(ExpandablePeer, RangesOfOneSegmentAreFoundAgain) {
   // Two mapped ranges of 20, at 0 and 60, all live. Once the second is free, the
   // gap of 40 before it and its own 20 serve 50.
-  MemoryTrace trace;
+  record::MemoryTrace trace;
   for (const std::uint64_t at : {kGiB, kGiB + 60 * kMiB}) {
     trace.initial_segments.push_back(
         {.address = at,
          .bytes = 20 * kMiB,
          .is_expandable = true,
-         .blocks = {{at, 20 * kMiB, 20 * kMiB, BlockState::kAllocated}}});
+         .blocks = {{at, 20 * kMiB, 20 * kMiB, record::BlockState::kAllocated}}});
   }
   trace.initial_ids = {{0}, {1}};
-  PeerScript peer(expandable_policy(), mebibytes({20, 20, 50, 15}), UINT64_MAX, trace);
+  PeerScript peer(replay::expandable_policy(), mebibytes({20, 20, 50, 15}), UINT64_MAX, trace);
   peer.free(1);
   EXPECT_EQ(peer.allocate(2), kGiB + 20 * kMiB);
   EXPECT_EQ(peer.reserved(), 80 * kMiB);
@@ -352,7 +352,7 @@ TEST(ExpandablePeer, RangesOfOneSegmentAreFoundAgain) {
 }
 
 TEST(ExpandablePeer, FixedSegmentsOfThePastStayInUse) {
-  PeerScript peer(expandable_policy(), mebibytes({4, 10, 6, 21}), UINT64_MAX,
+  PeerScript peer(replay::expandable_policy(), mebibytes({4, 10, 6, 21}), UINT64_MAX,
                   trace_with_a_past(false));
   EXPECT_EQ(peer.allocate(2), kGiB + 4 * kMiB);
   EXPECT_NE(peer.allocate(3), kGiB + 20 * kMiB);
@@ -363,7 +363,7 @@ TEST(ExpandablePeer, FixedSegmentsOfThePastStayInUse) {
 }
 
 TEST(BfcPeer, RegionsDouble) {
-  PeerScript peer(bfc_policy(), mebibytes({1, 2, 20, 12}));
+  PeerScript peer(replay::bfc_policy(), mebibytes({1, 2, 20, 12}));
   peer.allocate(0);  // 2, next 4
   EXPECT_EQ(peer.reserved(), 2 * kMiB);
   peer.allocate(1);  // 1 is left of 2: another 4, next 8
@@ -376,14 +376,14 @@ TEST(BfcPeer, RegionsDouble) {
 }
 
 TEST(BfcPeer, AChunkIsSplitFromTwiceTheSizeOrWith128MiBToSpare) {
-  PeerScript peer(bfc_policy(), mebibytes({200, 130, 56}));
+  PeerScript peer(replay::bfc_policy(), mebibytes({200, 130, 56}));
   const std::uint64_t first = peer.allocate(0);  // 256: 56 to spare, not split
   peer.free(0);
   EXPECT_EQ(peer.allocate(1), first);  // 256 < 260 and 126 to spare: whole
   peer.allocate(2);
   EXPECT_EQ(peer.reserved(), 512 * kMiB);
 
-  PeerScript other(bfc_policy(), mebibytes({1000, 850, 100}));
+  PeerScript other(replay::bfc_policy(), mebibytes({1000, 850, 100}));
   const std::uint64_t begin = other.allocate(0);  // 1024
   other.free(0);
   EXPECT_EQ(other.allocate(1), begin);               // 174 to spare: split
@@ -393,7 +393,7 @@ TEST(BfcPeer, AChunkIsSplitFromTwiceTheSizeOrWith128MiBToSpare) {
 
 TEST(BfcPeer, FreeChunksOfARegionCoalesceAndServeEveryStream) {
   PeerScript peer(
-      bfc_policy(),
+      replay::bfc_policy(),
       {{.bytes = 256, .stream = 1}, {.bytes = 1, .stream = 2}, {.bytes = 2 * kMiB, .stream = 3}});
   const std::uint64_t first = peer.allocate(0);
   EXPECT_EQ(peer.allocate(1), first + 256);
@@ -405,7 +405,7 @@ TEST(BfcPeer, FreeChunksOfARegionCoalesceAndServeEveryStream) {
 }
 
 TEST(BfcPeer, OutOfMemoryGivesBackFreeRegionsAndWaits) {
-  PeerScript peer(bfc_policy(), mebibytes({2, 4, 5, 6}), 6 * kMiB);
+  PeerScript peer(replay::bfc_policy(), mebibytes({2, 4, 5, 6}), 6 * kMiB);
   peer.allocate(0);
   peer.allocate(1);
   EXPECT_EQ(peer.reserved(), 6 * kMiB);
@@ -422,7 +422,7 @@ TEST(BfcPeer, OutOfMemoryGivesBackFreeRegionsAndWaits) {
 }
 
 TEST(RmmPoolPeer, ThePoolDoubles) {
-  PeerScript peer(rmm_pool_policy(), {{kMiB}, {1}, {3 * kMiB}, {3 * kMiB}});
+  PeerScript peer(replay::rmm_pool_policy(), {{kMiB}, {1}, {3 * kMiB}, {3 * kMiB}});
   const std::uint64_t first = peer.allocate(0);
   EXPECT_EQ(peer.reserved(), kMiB);
   EXPECT_NE(peer.allocate(1), first);  // 256 bytes; as much again as there was
@@ -434,7 +434,7 @@ TEST(RmmPoolPeer, ThePoolDoubles) {
 }
 
 TEST(RmmPoolPeer, HalfIsTriedWhereTheDeviceRefuses) {
-  PeerScript peer(rmm_pool_policy(), {{2 * kMiB}, {512 * 1024}, {2 * kMiB}}, 3 * kMiB);
+  PeerScript peer(replay::rmm_pool_policy(), {{2 * kMiB}, {512 * 1024}, {2 * kMiB}}, 3 * kMiB);
   peer.allocate(0);
   peer.allocate(1);  // 2 are refused, 1 is given
   EXPECT_EQ(peer.reserved(), 3 * kMiB);
@@ -443,7 +443,7 @@ TEST(RmmPoolPeer, HalfIsTriedWhereTheDeviceRefuses) {
 
 TEST(RmmPoolPeer, TheSmallestThatFitsAndNoJoinAcrossUpstreamBlocks) {
   // Upstream blocks of 8, 8, 16: ids 0 | 1 | 2 (12) and 3 (4).
-  PeerScript peer(rmm_pool_policy(), mebibytes({8, 8, 12, 4, 3, 16}));
+  PeerScript peer(replay::rmm_pool_policy(), mebibytes({8, 8, 12, 4, 3, 16}));
   for (std::uint32_t id : {0, 1, 2}) peer.allocate(id);
   const std::uint64_t fourth = peer.allocate(3);
   EXPECT_EQ(peer.reserved(), 32 * kMiB);
@@ -455,7 +455,7 @@ TEST(RmmPoolPeer, TheSmallestThatFitsAndNoJoinAcrossUpstreamBlocks) {
 }
 
 TEST(RmmPoolPeer, AnotherStreamsBlockCostsAWaitAndItsRestStaysThere) {
-  PeerScript peer(rmm_pool_policy(), {{.bytes = 8 * kMiB, .stream = 1},
+  PeerScript peer(replay::rmm_pool_policy(), {{.bytes = 8 * kMiB, .stream = 1},
                                       {.bytes = 3 * kMiB, .stream = 2},
                                       {.bytes = 5 * kMiB, .stream = 1},
                                       {.bytes = kMiB, .stream = 2}});
@@ -471,7 +471,7 @@ TEST(RmmPoolPeer, AnotherStreamsBlockCostsAWaitAndItsRestStaysThere) {
 TEST(RmmPoolPeer, ListsAreJoinedBeforeThePoolGrows) {
   // One block of 8: 4 freed on stream 1, 4 on stream 2. Stream 3 asks for 8: both lists join its
   // own, one wait each.
-  PeerScript peer(rmm_pool_policy(), {{.bytes = 8 * kMiB, .stream = 1},
+  PeerScript peer(replay::rmm_pool_policy(), {{.bytes = 8 * kMiB, .stream = 1},
                                       {.bytes = 4 * kMiB, .stream = 2},
                                       {.bytes = 4 * kMiB, .stream = 1},
                                       {.bytes = 8 * kMiB, .stream = 3}});
@@ -488,7 +488,7 @@ TEST(RmmPoolPeer, ListsAreJoinedBeforeThePoolGrows) {
 }
 
 TEST(GmLakePeer, SizesAreMultiplesOfTheHandle) {
-  PeerScript peer(gmlake_policy(), {{3 * kMiB}, {16 * kMiB}, {kMiB}, {kMiB}});
+  PeerScript peer(replay::gmlake_policy(), {{3 * kMiB}, {16 * kMiB}, {kMiB}, {kMiB}});
   const std::uint64_t first = peer.allocate(0);  // 4 of a segment of 20: ten handles
   EXPECT_EQ(peer.counters().driver_allocations, 10u);
   EXPECT_EQ(peer.allocate(1), first + 4 * kMiB);
@@ -499,7 +499,7 @@ TEST(GmLakePeer, SizesAreMultiplesOfTheHandle) {
 }
 
 TEST(GmLakePeer, FreeBlocksAreStitchedFromHalfAGiBOn) {
-  PeerScript peer(gmlake_policy(), mebibytes({300, 300, 510, 600, 600, 300, 600}));
+  PeerScript peer(replay::gmlake_policy(), mebibytes({300, 300, 510, 600, 600, 300, 600}));
   peer.allocate(0);
   peer.allocate(1);
   peer.free(0);
@@ -512,7 +512,7 @@ TEST(GmLakePeer, FreeBlocksAreStitchedFromHalfAGiBOn) {
 }
 
 TEST(GmLakePeer, AStitchedBlockServesAgainWhileItsPagesAreFree) {
-  PeerScript peer(gmlake_policy(), mebibytes({300, 300, 600, 600, 300, 600}));
+  PeerScript peer(replay::gmlake_policy(), mebibytes({300, 300, 600, 600, 300, 600}));
   const std::uint64_t first = peer.allocate(0);
   peer.allocate(1);
   peer.free(0);
@@ -534,7 +534,7 @@ TEST(GmLakePeer, AStitchedBlockServesAgainWhileItsPagesAreFree) {
 }
 
 TEST(GmLakePeer, TheLastPartIsSplitAndTheRestIsFree) {
-  PeerScript peer(gmlake_policy(), mebibytes({400, 400, 600, 200}));
+  PeerScript peer(replay::gmlake_policy(), mebibytes({400, 400, 600, 200}));
   const std::uint64_t first = peer.allocate(0);
   peer.allocate(1);
   peer.free(0);
@@ -545,7 +545,7 @@ TEST(GmLakePeer, TheLastPartIsSplitAndTheRestIsFree) {
 }
 
 TEST(GmLakePeer, AStitchedBlockInPartLeavesTheOtherPagesFree) {
-  PeerScript peer(gmlake_policy(), mebibytes({300, 300, 600, 520, 80, 80, 600}));
+  PeerScript peer(replay::gmlake_policy(), mebibytes({300, 300, 600, 520, 80, 80, 600}));
   peer.allocate(0);
   peer.allocate(1);
   peer.free(0);
@@ -564,7 +564,7 @@ TEST(GmLakePeer, AStitchedBlockInPartLeavesTheOtherPagesFree) {
 TEST(GmLakePeer, AFlushUnderAStitchedBlockInUseTakesItsUnusedPages) {
   // Stitched from three parts of 300; 520 of it are in use, so the third part goes back, and the
   // stitched block is no more once its holder is done.
-  PeerScript peer(gmlake_policy(), mebibytes({300, 300, 300, 900, 520, 900}));
+  PeerScript peer(replay::gmlake_policy(), mebibytes({300, 300, 300, 900, 520, 900}));
   for (std::uint32_t id : {0, 1, 2}) peer.allocate(id);
   for (std::uint32_t id : {0, 1, 2}) peer.free(id);
   const std::uint64_t stitched = peer.allocate(3);

@@ -19,10 +19,10 @@
 #include "tools/replay/trace_events.hpp"
 #include "tools/replay/trace_generator.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 namespace {
 
-MemoryTrace generated(const std::string& family, std::uint64_t seed) {
+record::MemoryTrace generated(const std::string& family, std::uint64_t seed) {
   GeneratorOptions options;
   options.family = family;
   options.seed = seed;
@@ -36,7 +36,7 @@ struct Generated {
 
 class OwnPolicies : public testing::TestWithParam<Generated> {
  protected:
-  MemoryTrace trace_ = generated(GetParam().family, GetParam().seed);
+  record::MemoryTrace trace_ = generated(GetParam().family, GetParam().seed);
 };
 
 TEST_P(OwnPolicies, DynamicHoldsLittleMoreThanIsLiveAndNeverMuchMoreThanExpandable) {
@@ -54,7 +54,7 @@ TEST_P(OwnPolicies, DynamicHoldsLittleMoreThanIsLiveAndNeverMuchMoreThanExpandab
 TEST_P(OwnPolicies, PlannedHoldsWhatIsLiveAndAsksNobody) {
   ReplayRecord record;
   const ReplayOutcome planned =
-      replay_trace(trace_, planned_policy(PackingEffort::kThorough), UINT64_MAX, &record);
+      replay_trace(trace_, planned_policy(packing::PackingEffort::kThorough), UINT64_MAX, &record);
   ASSERT_TRUE(planned.was_steady);
   EXPECT_LE(planned.fragmentation(), 0.02);
   EXPECT_EQ(planned.steady_counters.remaps, 0u);
@@ -81,8 +81,8 @@ TEST(ReplayReport, NamesTheKnownPolicies) {
 }
 
 TEST(ReplayReport, ScoresPlansByWholeIterations) {
-  MemoryTrace trace = generated("lora", 1);
-  const ReplayOutcome planned = replay_trace(trace, planned_policy(PackingEffort::kQuick));
+  record::MemoryTrace trace = generated("lora", 1);
+  const ReplayOutcome planned = replay_trace(trace, planned_policy(packing::PackingEffort::kQuick));
   ASSERT_TRUE(planned.was_steady);
   ReplayReportOptions options;
   options.least_capacity = false;
@@ -98,14 +98,14 @@ TEST(ReplayReport, ScoresPlansByWholeIterations) {
 }
 
 TEST(ReplayReport, SaysWhatFitsAndWhatIsLeast) {
-  MemoryTrace trace;
+  record::MemoryTrace trace;
   trace.source = "by hand";
   for (int i = 0; i < 3; ++i) {
-    TraceAllocation allocation;
+    record::TraceAllocation allocation;
     allocation.bytes = std::uint64_t{12} << 20;
     trace.allocations.push_back(allocation);
   }
-  using enum TraceAction;
+  using enum record::TraceAction;
   trace.operations = {{kAlloc, 0}, {kAlloc, 1}, {kFree, 0}, {kAlloc, 2}, {kFree, 1}, {kFree, 2}};
   ReplayReportOptions options;
   options.capacity_bytes = std::uint64_t{22} << 20;
@@ -124,16 +124,16 @@ TEST(ReplayReport, SaysWhatFitsAndWhatIsLeast) {
 
 // What a record begins with must fit, too, whoever takes it over.
 TEST(ReplayReport, WhatWasHeldAtTheStartNeedsRoom) {
-  MemoryTrace trace;
-  TraceAllocation held;
+  record::MemoryTrace trace;
+  record::TraceAllocation held;
   held.bytes = std::uint64_t{64} << 20;
   held.address = std::uint64_t{1} << 40;
   trace.allocations = {held};
-  SnapshotSegment segment;
+  record::SnapshotSegment segment;
   segment.address = held.address;
   segment.bytes = held.bytes;
   segment.blocks = {
-      {held.address, held.bytes, held.bytes, BlockState::kAllocated, Category::kExternal, 0}};
+      {held.address, held.bytes, held.bytes, record::BlockState::kAllocated, Category::kExternal, 0}};
   trace.initial_segments = {segment};
   trace.initial_ids = {{0}};
   for (const NamedPolicy& policy : all_policies()) {
@@ -144,22 +144,22 @@ TEST(ReplayReport, WhatWasHeldAtTheStartNeedsRoom) {
 
 // What a generated trace is written as reads back as the same operations.
 TEST(ReplayReport, EventsOfATraceAreTheTrace) {
-  MemoryTrace trace = generated("rlhf", 3);  // flushes
+  record::MemoryTrace trace = generated("rlhf", 3);  // flushes
   ASSERT_TRUE(std::any_of(trace.operations.begin(), trace.operations.end(),
-                          [](const auto& one) { return one.action == TraceAction::kFlush; }));
+                          [](const auto& one) { return one.action == record::TraceAction::kFlush; }));
   for (std::size_t i = 0; i < trace.allocations.size(); i += 3) {
     trace.allocations[i].pool = i % 2 == 0 ? UINT64_MAX : 7;
   }
-  const MemoryTrace again = trace_of(events_of(trace), trace.source, "sluice");
+  const record::MemoryTrace again = record::trace_of(events_of(trace), trace.source, "sluice");
   ASSERT_EQ(again.operations.size(), trace.operations.size());
   std::map<std::uint64_t, std::set<std::uint64_t>> pools;  // numbered anew
   for (std::size_t i = 0; i < trace.operations.size(); ++i) {
     ASSERT_EQ(again.operations[i].action, trace.operations[i].action) << i;
-    if (trace.operations[i].action != TraceAction::kAlloc) continue;
+    if (trace.operations[i].action != record::TraceAction::kAlloc) continue;
     pools[trace.allocations[trace.operations[i].allocation].pool].insert(
         again.allocations[again.operations[i].allocation].pool);
   }
-  EXPECT_EQ(peak_live_bytes(again), peak_live_bytes(trace));
+  EXPECT_EQ(record::peak_live_bytes(again), record::peak_live_bytes(trace));
   using Numbers = std::set<std::uint64_t>;
   ASSERT_EQ(pools.size(), 3u);
   EXPECT_EQ(pools[0], Numbers{0});
@@ -170,14 +170,14 @@ TEST(ReplayReport, EventsOfATraceAreTheTrace) {
 
 // Allocations and frees, as the caller made them.
 using Call = std::tuple<bool, std::uint64_t, Category, std::string>;
-std::vector<Call> calls_of(const MemoryTrace& trace) {
+std::vector<Call> calls_of(const record::MemoryTrace& trace) {
   std::vector<Call> calls;
-  for (const TraceOperation& operation : trace.operations) {
-    const bool is_alloc = operation.action == TraceAction::kAlloc;
+  for (const record::TraceOperation& operation : trace.operations) {
+    const bool is_alloc = operation.action == record::TraceAction::kAlloc;
     const bool is_free =
-        operation.action == TraceAction::kFree || operation.action == TraceAction::kFreePending;
+        operation.action == record::TraceAction::kFree || operation.action == record::TraceAction::kFreePending;
     if (!is_alloc && !is_free) continue;
-    const TraceAllocation& one = trace.allocations[operation.allocation];
+    const record::TraceAllocation& one = trace.allocations[operation.allocation];
     calls.emplace_back(is_alloc, one.bytes, one.category, trace.names[one.name]);
   }
   return calls;
@@ -186,22 +186,22 @@ std::vector<Call> calls_of(const MemoryTrace& trace) {
 // Through a file of PyTorch's format and back, with a plan and without.
 TEST(ReplayReport, WhatOurAllocatorsRecordIsTheTrace) {
   for (const char* const family : {"zero3", "dense", "varlen"}) {
-    const MemoryTrace trace = with_steps(generated(family, 2)).trace;
+    const record::MemoryTrace trace = with_steps(generated(family, 2)).trace;
     for (const bool planned : {false, true}) {
-      const MemorySnapshot recorded = snapshot_after(trace, planned);
+      const record::MemorySnapshot recorded = snapshot_after(trace, planned);
       std::string file;
-      write_torch_snapshot(recorded, [&](std::string_view part) { file += part; });
-      ByteSource source(file, "written");
-      const MemorySnapshot snapshot = torch_snapshot(read_pickle(source), "written");
-      TraceDefects defects;
-      const MemoryTrace again = trace_of(snapshot, trace.source, "torch", &defects);
+      record::write_torch_snapshot(recorded, [&](std::string_view part) { file += part; });
+      record::ByteSource source(file, "written");
+      const record::MemorySnapshot snapshot = record::torch_snapshot(record::read_pickle(source), "written");
+      record::TraceDefects defects;
+      const record::MemoryTrace again = record::trace_of(snapshot, trace.source, "torch", &defects);
       EXPECT_EQ(defects.contradictions + defects.unknown_frees, 0u) << family << planned;
       ASSERT_EQ(calls_of(again), calls_of(trace)) << family << planned;
-      EXPECT_EQ(peak_live_bytes(again), peak_live_bytes(trace)) << family << planned;
+      EXPECT_EQ(record::peak_live_bytes(again), record::peak_live_bytes(trace)) << family << planned;
       std::uint64_t live_bytes = 0;
-      for (const SnapshotSegment& segment : snapshot.segments) {
-        for (const SnapshotBlock& block : segment.blocks) {
-          if (block.state == BlockState::kAllocated) live_bytes += block.requested_bytes;
+      for (const record::SnapshotSegment& segment : snapshot.segments) {
+        for (const record::SnapshotBlock& block : segment.blocks) {
+          if (block.state == record::BlockState::kAllocated) live_bytes += block.requested_bytes;
         }
       }
       std::uint64_t expected_bytes = 0;
@@ -220,4 +220,4 @@ TEST(ReplayReport, APlotIsOneSvg) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::replay

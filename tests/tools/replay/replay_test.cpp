@@ -14,7 +14,7 @@ using nlohmann::json;
 
 std::string refusal(const std::string& text) {
   try {
-    static_cast<void>(parse_lifetime_csv(text, "given.csv"));
+    static_cast<void>(replay::parse_lifetime_csv(text, "given.csv"));
   } catch (const InputError& error) {
     return error.what();
   }
@@ -22,7 +22,7 @@ std::string refusal(const std::string& text) {
 }
 
 TEST(LifetimeCsv, ColumnsStandInAnyOrder) {
-  const auto lifetimes = parse_lifetime_csv("size, id,upper,lower\r\n7,a,5,1\r\n\n9,b,6,2\n", "x");
+  const auto lifetimes = replay::parse_lifetime_csv("size, id,upper,lower\r\n7,a,5,1\r\n\n9,b,6,2\n", "x");
   ASSERT_EQ(lifetimes.size(), 2u);
   EXPECT_EQ(lifetimes[0].lower, 1u);
   EXPECT_EQ(lifetimes[0].upper, 5u);
@@ -31,7 +31,7 @@ TEST(LifetimeCsv, ColumnsStandInAnyOrder) {
 }
 
 TEST(LifetimeCsv, AByteOrderMarkIsNoPartOfTheHeader) {
-  EXPECT_EQ(parse_lifetime_csv("\xef\xbb\xbfid,lower,upper,size\n0,1,2,3\n", "x").size(), 1u);
+  EXPECT_EQ(replay::parse_lifetime_csv("\xef\xbb\xbfid,lower,upper,size\n0,1,2,3\n", "x").size(), 1u);
 }
 
 TEST(LifetimeCsv, WhatIsWrongIsNamedWithItsLine) {
@@ -52,14 +52,14 @@ TEST(LifetimeCsv, WhatIsWrongIsNamedWithItsLine) {
     EXPECT_NE(refusal(text).find(expected), std::string::npos) << text << refusal(text);
     EXPECT_NE(refusal(text).find("given.csv"), std::string::npos);
   }
-  EXPECT_THROW(static_cast<void>(read_lifetime_csv("/nowhere/given.csv")), InputError);
-  EXPECT_THROW(static_cast<void>(read_lifetime_csv(TempDirectory().path().string())), InputError);
+  EXPECT_THROW(static_cast<void>(replay::read_lifetime_csv("/nowhere/given.csv")), InputError);
+  EXPECT_THROW(static_cast<void>(replay::read_lifetime_csv(TempDirectory().path().string())), InputError);
 }
 
 TEST(ReplayPacking, APolicyThatKnowsTheFutureNeedsLess) {
   // Online, the second buffer follows the first, and the third finds no gap of its size.
-  const std::vector<Lifetime> lifetimes{{0, 2, 4}, {1, 4, 1}, {3, 5, 5}};
-  const json event = replay_packing(lifetimes, "given.csv", 6);
+  const std::vector<packing::Lifetime> lifetimes{{0, 2, 4}, {1, 4, 1}, {3, 5, 5}};
+  const json event = replay::replay_packing(lifetimes, "given.csv", 6);
   EXPECT_EQ(event.at("buffers"), 3);
   EXPECT_EQ(event.at("peak_live_bytes"), 6);
   const json& policies = event.at("policies");
@@ -72,7 +72,7 @@ TEST(ReplayPacking, APolicyThatKnowsTheFutureNeedsLess) {
     EXPECT_EQ(policies[i].at("above_peak_live"), 0.0);
     EXPECT_EQ(policies[i].at("fits"), true);
   }
-  const std::string table = replay_table(event);
+  const std::string table = replay::replay_table(event);
   for (const char* word : {"given.csv", "online", "planned", "too large", "fits", "66.67%"}) {
     EXPECT_NE(table.find(word), std::string::npos) << table;
   }
@@ -84,7 +84,7 @@ class MiniMallocInstance : public ::testing::TestWithParam<const char*> {};
 TEST_P(MiniMallocInstance, PacksAtThePublishedCapacity) {
   const std::string path = std::string(SLUICE_TEST_DATA "/minimalloc/") + GetParam() + ".csv";
   constexpr std::uint64_t kCapacityBytes = 1 << 20;
-  const json event = replay_packing(read_lifetime_csv(path), path, kCapacityBytes);
+  const json event = replay::replay_packing(replay::read_lifetime_csv(path), path, kCapacityBytes);
   EXPECT_EQ(event.at("policies")[1].at("fits"), false);
   EXPECT_EQ(event.at("policies")[2].at("fits"), true);
   EXPECT_LE(event.at("peak_live_bytes"), kCapacityBytes);

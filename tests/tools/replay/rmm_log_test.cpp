@@ -7,14 +7,14 @@
 namespace sluice::testing {
 namespace {
 
-MemorySnapshot parse(const std::string& text) {
-  ByteSource source(text, "given.csv");
-  return read_rmm_log(source);
+record::MemorySnapshot parse(const std::string& text) {
+  record::ByteSource source(text, "given.csv");
+  return replay::read_rmm_log(source);
 }
 
-MemoryTrace trace(const std::string& text, TraceDefects* defects = nullptr) {
-  MemoryTrace result = trace_of(parse(text), "given.csv", "rmm", defects);
-  check_trace(result);
+record::MemoryTrace trace(const std::string& text, record::TraceDefects* defects = nullptr) {
+  record::MemoryTrace result = record::trace_of(parse(text), "given.csv", "rmm", defects);
+  record::check_trace(result);
   return result;
 }
 
@@ -30,8 +30,8 @@ std::string refusal(const std::string& text) {
 const std::string kHeader = "Thread,Time,Action,Pointer,Size,Stream\n";
 
 TEST(RmmLog, AllocationsEndWithTheirFrees) {
-  TraceDefects defects;
-  const MemoryTrace result = trace(kHeader +
+  record::TraceDefects defects;
+  const record::MemoryTrace result = trace(kHeader +
                                        "8081,13:04:05:000123,allocate,0x7f00,100,0\n"
                                        "8081,13:04:05:000124,allocate,0x7f80,200,0x2\n"
                                        "8082,13:04:05:000125,free,0x7f00,100,0\n"
@@ -44,15 +44,15 @@ TEST(RmmLog, AllocationsEndWithTheirFrees) {
   EXPECT_EQ(result.allocations[1].stream, 2u);
   EXPECT_EQ(result.allocations[2].address, 0x7f00u);
   ASSERT_EQ(result.operations.size(), 4u);
-  EXPECT_EQ(result.operations[2].action, TraceAction::kFree);
+  EXPECT_EQ(result.operations[2].action, record::TraceAction::kFree);
   EXPECT_EQ(result.operations[2].allocation, 0u);
-  EXPECT_EQ(peak_live_bytes(result), 500u);
+  EXPECT_EQ(record::peak_live_bytes(result), 500u);
   EXPECT_EQ(defects.contradictions, 0u);
   EXPECT_EQ(result.recorded_peak_reserved_bytes, 0u);
 }
 
 TEST(RmmLog, TimesArePartsOfADay) {
-  const MemorySnapshot log = parse(kHeader +
+  const record::MemorySnapshot log = parse(kHeader +
                                    "1,00:00:01:000002,allocate,0x1,1,0\n"
                                    "1,01:00:00.000003,allocate,0x2,1,0\n"
                                    "1,now,allocate,0x3,1,0\n");
@@ -62,7 +62,7 @@ TEST(RmmLog, TimesArePartsOfADay) {
 }
 
 TEST(RmmLog, ColumnsStandInAnyOrderAndMoreArePassedOver) {
-  const MemoryTrace result = trace(
+  const record::MemoryTrace result = trace(
       "Size,Pointer,Action,Stream,Time,Thread,Device\n"
       "64,7fab,allocate_async,per_thread,x,1,0\n64,7fab,deallocate_async,per_thread,x,1,0\n");
   ASSERT_EQ(result.operations.size(), 2u);
@@ -71,10 +71,10 @@ TEST(RmmLog, ColumnsStandInAnyOrderAndMoreArePassedOver) {
 }
 
 TEST(RmmLog, WhatIsFreedButNotAllocatedWasHeldBefore) {
-  const MemoryTrace result = trace(kHeader + "1,t,free,0x1000,4096,0\n");
+  const record::MemoryTrace result = trace(kHeader + "1,t,free,0x1000,4096,0\n");
   ASSERT_EQ(result.initial_segments.size(), 1u);
   EXPECT_EQ(result.initial_segments[0].bytes, 4096u);
-  EXPECT_EQ(peak_live_bytes(result), 4096u);
+  EXPECT_EQ(record::peak_live_bytes(result), 4096u);
 }
 
 TEST(RmmLog, WhatIsWrongIsNamedWithItsLine) {

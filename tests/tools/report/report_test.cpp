@@ -13,7 +13,7 @@
 #include "base/error.hpp"
 #include "tests/tools/report/run_fixture.hpp"
 
-namespace sluice {
+namespace sluice::report {
 namespace {
 
 using testing::RunFixture;
@@ -215,4 +215,4 @@ TEST(Perfetto, SlicesOfAThreadNeverOverlap) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::report

@@ -8,7 +8,7 @@
 
 #include "tests/tools/report/run_fixture.hpp"
 
-namespace sluice {
+namespace sluice::report {
 namespace {
 
 using testing::kFixtureForwardNs;
@@ -121,4 +121,4 @@ TEST(Memory, ThinningKeepsThePeak) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::report

@@ -32,7 +32,7 @@ TEST_F(Help, NoArgumentsShowTheHelpAndFail) {
 
 TEST_F(Help, EveryKeyIsListedWithItsMeaning) {
   const ChildOutcome outcome = succeed({"--help-config"});
-  for (const ConfigKey& key : config_schema()) {
+  for (const config::ConfigKey& key : config::config_schema()) {
     EXPECT_TRUE(holds(outcome.out, "  " + key.path + "\n      " + key.doc)) << key.path;
   }
 }

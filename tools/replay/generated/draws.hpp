@@ -6,7 +6,7 @@
 
 #include "base/rng.hpp"
 
-namespace sluice::generated {
+namespace sluice::replay::generated {
 
 class Draws {
  public:
@@ -28,4 +28,4 @@ class Draws {
   std::uint64_t next_ = 0;
 };
 
-}  // namespace sluice::generated
+}  // namespace sluice::replay::generated

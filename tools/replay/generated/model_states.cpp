@@ -5,7 +5,7 @@
 
 #include "base/units.hpp"
 
-namespace sluice::generated {
+namespace sluice::replay::generated {
 
 ModelStates::ModelStates(TraceRecorder& recorder, std::vector<std::vector<Parameter>> units,
                          const StateOptions& options)
@@ -169,4 +169,4 @@ void AdapterStates::accept(std::size_t unit, std::uint32_t parameter, BufferId g
   states_.accept(unit, parameter - kFirstAdapter, gradient);
 }
 
-}  // namespace sluice::generated
+}  // namespace sluice::replay::generated

@@ -7,7 +7,7 @@
 #include "tools/replay/generated/draws.hpp"
 #include "tools/replay/generated/transformer_pass.hpp"
 
-namespace sluice::generated {
+namespace sluice::replay::generated {
 
 enum class OptimizerKind : std::uint8_t {
   kFused,      // no temporaries
@@ -89,4 +89,4 @@ class FrozenWeights : public GradientSink {
   void accept(std::size_t, std::uint32_t, BufferId) override {}
 };
 
-}  // namespace sluice::generated
+}  // namespace sluice::replay::generated

@@ -5,7 +5,7 @@
 #include "base/units.hpp"
 #include "tools/replay/generated/scenario.hpp"
 
-namespace sluice::generated {
+namespace sluice::replay::generated {
 namespace {
 
 constexpr FamilyRanges kMoeRanges{{12, 20}, {12, 24}, {1024, 4096}, {1, 2}, {4, 8}};
@@ -233,4 +233,4 @@ void generate_moe(TraceRecorder& recorder, const GeneratorOptions& options) {
   }
 }
 
-}  // namespace sluice::generated
+}  // namespace sluice::replay::generated

@@ -8,7 +8,7 @@
 #include "base/units.hpp"
 #include "tools/replay/generated/scenario.hpp"
 
-namespace sluice::generated {
+namespace sluice::replay::generated {
 namespace {
 
 constexpr FamilyRanges kPipelineRanges{{16, 32}, {24, 32}, {2048, 8192}, {1, 2}, {4, 16}};
@@ -156,4 +156,4 @@ void generate_pipeline(TraceRecorder& recorder, const GeneratorOptions& options)
   }
 }
 
-}  // namespace sluice::generated
+}  // namespace sluice::replay::generated

@@ -5,7 +5,7 @@
 #include "base/units.hpp"
 #include "tools/replay/generated/scenario.hpp"
 
-namespace sluice::generated {
+namespace sluice::replay::generated {
 namespace {
 
 constexpr FamilyRanges kDenseRanges{{16, 28}, {12, 20}, {1024, 4096}, {1, 3}, {1, 64}};
@@ -125,4 +125,4 @@ void generate_lora(TraceRecorder& recorder, const GeneratorOptions& options) {
   }
 }
 
-}  // namespace sluice::generated
+}  // namespace sluice::replay::generated

@@ -7,7 +7,7 @@
 #include "base/units.hpp"
 #include "tools/replay/generated/scenario.hpp"
 
-namespace sluice::generated {
+namespace sluice::replay::generated {
 namespace {
 
 constexpr FamilyRanges kRlhfRanges{{12, 16}, {16, 28}, {1024, 2048}, {2, 4}, {1, 8}};
@@ -152,4 +152,4 @@ void generate_rlhf(TraceRecorder& recorder, const GeneratorOptions& options) {
   }
 }
 
-}  // namespace sluice::generated
+}  // namespace sluice::replay::generated

@@ -8,7 +8,7 @@
 #include "base/error.hpp"
 #include "base/units.hpp"
 
-namespace sluice::generated {
+namespace sluice::replay::generated {
 namespace {
 
 void check_bounds(const GeneratorOptions& options) {
@@ -213,4 +213,4 @@ void run_micro_batch(TraceRecorder& recorder, TransformerPass& pass, UnitStates&
   pass.end_pass();
 }
 
-}  // namespace sluice::generated
+}  // namespace sluice::replay::generated

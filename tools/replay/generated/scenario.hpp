@@ -9,7 +9,7 @@
 #include "tools/replay/generated/transformer_pass.hpp"
 #include "tools/replay/trace_generator.hpp"
 
-namespace sluice::generated {
+namespace sluice::replay::generated {
 
 struct Scenario {
   GeneratorOptions options;  // as given
@@ -69,4 +69,4 @@ void generate_pipeline(TraceRecorder& recorder, const GeneratorOptions& options)
 void generate_moe(TraceRecorder& recorder, const GeneratorOptions& options);
 void generate_rlhf(TraceRecorder& recorder, const GeneratorOptions& options);
 
-}  // namespace sluice::generated
+}  // namespace sluice::replay::generated

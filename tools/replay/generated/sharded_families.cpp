@@ -3,7 +3,7 @@
 #include "tools/replay/generated/scenario.hpp"
 #include "tools/replay/generated/sharded_states.hpp"
 
-namespace sluice::generated {
+namespace sluice::replay::generated {
 namespace {
 
 constexpr FamilyRanges kZero3Ranges{{24, 36}, {32, 48}, {1024, 4096}, {1, 2}, {8, 64}};
@@ -91,4 +91,4 @@ void generate_recompute(TraceRecorder& recorder, const GeneratorOptions& options
   train(recorder, scenario, states, checkpoint_every);
 }
 
-}  // namespace sluice::generated
+}  // namespace sluice::replay::generated

@@ -5,7 +5,7 @@
 
 #include "base/units.hpp"
 
-namespace sluice::generated {
+namespace sluice::replay::generated {
 
 ShardedStates::ShardedStates(TraceRecorder& recorder, std::vector<std::vector<Parameter>> units,
                              const ShardOptions& options)
@@ -179,4 +179,4 @@ void ShardedStates::update_on_host() {
   for (BufferId& one : staging) recorder_.free(one);
 }
 
-}  // namespace sluice::generated
+}  // namespace sluice::replay::generated

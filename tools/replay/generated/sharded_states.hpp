@@ -6,7 +6,7 @@
 
 #include "tools/replay/generated/model_states.hpp"
 
-namespace sluice::generated {
+namespace sluice::replay::generated {
 
 struct ShardOptions {
   std::uint64_t ranks = 8;
@@ -60,4 +60,4 @@ class ShardedStates : public UnitStates {
   std::vector<BufferId> bucket_shards_;
 };
 
-}  // namespace sluice::generated
+}  // namespace sluice::replay::generated

@@ -5,7 +5,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice::generated {
+namespace sluice::replay::generated {
 
 TraceRecorder::TraceRecorder(std::uint64_t seed, std::uint32_t completion_jitter)
     : draws_(seed, "generated/completions"), completion_jitter_(completion_jitter) {
@@ -17,13 +17,13 @@ BufferId TraceRecorder::alloc(std::uint64_t bytes, Category category, std::strin
                               std::uint64_t stream) {
   SLUICE_CHECK(trace_.allocations.size() < kNoBuffer);
   const auto id = static_cast<BufferId>(trace_.allocations.size());
-  TraceAllocation allocation;
+  record::TraceAllocation allocation;
   allocation.bytes = std::max<std::uint64_t>(bytes, 1);
   allocation.stream = stream;
   allocation.category = category;
   allocation.name = name_index(name);
   trace_.allocations.push_back(allocation);
-  push(TraceAction::kAlloc, id);
+  push(record::TraceAction::kAlloc, id);
   return id;
 }
 
@@ -31,14 +31,14 @@ void TraceRecorder::free(BufferId& id) {
   if (id == kNoBuffer) return;
   const auto shared = delays_.find(id);
   if (shared == delays_.end()) {
-    push(TraceAction::kFree, std::exchange(id, kNoBuffer));
+    push(record::TraceAction::kFree, std::exchange(id, kNoBuffer));
     return;
   }
   std::uint64_t delay = shared->second;
   delays_.erase(shared);
   if (completion_jitter_ > 0) delay += draws_.below(completion_jitter_ + std::uint64_t{1});
   completions_.emplace(trace_.operations.size() + 1 + delay, id);
-  push(TraceAction::kFreePending, std::exchange(id, kNoBuffer));
+  push(record::TraceAction::kFreePending, std::exchange(id, kNoBuffer));
 }
 
 void TraceRecorder::temporary(std::uint64_t bytes, Category category, std::string_view name) {
@@ -47,28 +47,28 @@ void TraceRecorder::temporary(std::uint64_t bytes, Category category, std::strin
 }
 
 void TraceRecorder::step() {
-  push(TraceAction::kStep, 0);
+  push(record::TraceAction::kStep, 0);
 }
 void TraceRecorder::flush() {
-  push(TraceAction::kFlush, 0);
+  push(record::TraceAction::kFlush, 0);
 }
 
-MemoryTrace TraceRecorder::finish() {
-  for (const auto& [due, id] : completions_) append(TraceAction::kFreeCompleted, id);
+record::MemoryTrace TraceRecorder::finish() {
+  for (const auto& [due, id] : completions_) append(record::TraceAction::kFreeCompleted, id);
   completions_.clear();
   return std::move(trace_);
 }
 
-void TraceRecorder::push(TraceAction action, std::uint32_t allocation) {
+void TraceRecorder::push(record::TraceAction action, std::uint32_t allocation) {
   append(action, allocation);
   while (!completions_.empty() && completions_.begin()->first <= trace_.operations.size()) {
     const BufferId id = completions_.begin()->second;
     completions_.erase(completions_.begin());
-    append(TraceAction::kFreeCompleted, id);
+    append(record::TraceAction::kFreeCompleted, id);
   }
 }
 
-void TraceRecorder::append(TraceAction action, std::uint32_t allocation) {
+void TraceRecorder::append(record::TraceAction action, std::uint32_t allocation) {
   trace_.operations.push_back({action, allocation});
 }
 
@@ -79,4 +79,4 @@ std::uint32_t TraceRecorder::name_index(std::string_view name) {
   return found->second;
 }
 
-}  // namespace sluice::generated
+}  // namespace sluice::replay::generated

@@ -10,7 +10,7 @@
 #include "allocator/record/memory_trace.hpp"
 #include "tools/replay/generated/draws.hpp"
 
-namespace sluice::generated {
+namespace sluice::replay::generated {
 
 using BufferId = std::uint32_t;
 inline constexpr BufferId kNoBuffer = UINT32_MAX;
@@ -36,14 +36,14 @@ class TraceRecorder {
   void step();
   void flush();
   // Completes what is pending. What is live stays so.
-  MemoryTrace finish();
+  record::MemoryTrace finish();
 
  private:
-  void push(TraceAction action, std::uint32_t allocation);
-  void append(TraceAction action, std::uint32_t allocation);
+  void push(record::TraceAction action, std::uint32_t allocation);
+  void append(record::TraceAction action, std::uint32_t allocation);
   std::uint32_t name_index(std::string_view name);
 
-  MemoryTrace trace_;
+  record::MemoryTrace trace_;
   std::unordered_map<std::string, std::uint32_t> name_indices_;
   std::unordered_map<BufferId, std::uint64_t> delays_;
   std::multimap<std::uint64_t, BufferId> completions_;  // by count of operations
@@ -51,4 +51,4 @@ class TraceRecorder {
   std::uint32_t completion_jitter_;
 };
 
-}  // namespace sluice::generated
+}  // namespace sluice::replay::generated

@@ -2,7 +2,7 @@
 #include "base/units.hpp"
 #include "tools/replay/generated/transformer_pass.hpp"
 
-namespace sluice::generated {
+namespace sluice::replay::generated {
 
 // Half-split rotation: two halves, a concatenation, two products, their sum.
 void TransformerPass::rotate(BufferId& id, std::uint64_t width, std::string_view name) {
@@ -170,4 +170,4 @@ BufferId TransformerPass::backward_attention(std::size_t unit, BufferId gradient
   return sum;
 }
 
-}  // namespace sluice::generated
+}  // namespace sluice::replay::generated

@@ -1,7 +1,7 @@
 // The two ends of a model: embedding, and projection to the vocabulary with the loss.
 #include "tools/replay/generated/transformer_pass.hpp"
 
-namespace sluice::generated {
+namespace sluice::replay::generated {
 
 PassInputs TransformerPass::begin_inputs() {
   const std::uint64_t tokens = batch_.tokens();
@@ -109,4 +109,4 @@ BufferId TransformerPass::backward_head(std::size_t unit, SavedHead& saved) {
   return result;
 }
 
-}  // namespace sluice::generated
+}  // namespace sluice::replay::generated

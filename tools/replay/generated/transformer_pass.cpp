@@ -4,7 +4,7 @@
 
 #include "base/units.hpp"
 
-namespace sluice::generated {
+namespace sluice::replay::generated {
 
 TransformerPass::TransformerPass(TraceRecorder& recorder, const TransformerShape& shape,
                                  GradientSink& sink, std::uint64_t adapter_rank, bool weight_copies)
@@ -261,4 +261,4 @@ BufferId TransformerPass::backward_mlp(std::size_t unit, SavedMlp& saved) {
   return backward_norm(unit, layout_.norm2, saved.norm, normed, tokens, "norm2");
 }
 
-}  // namespace sluice::generated
+}  // namespace sluice::replay::generated

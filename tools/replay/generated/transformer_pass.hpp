@@ -10,7 +10,7 @@
 #include "tools/replay/generated/trace_recorder.hpp"
 #include "tools/replay/generated/transformer_shape.hpp"
 
-namespace sluice::generated {
+namespace sluice::replay::generated {
 
 // LoRA's weights, in a block: A and B of q, A and B of v, counted from here.
 inline constexpr std::uint32_t kFirstAdapter = 1u << 16;
@@ -157,4 +157,4 @@ class TransformerPass {
   bool keeps_input_ = false;
 };
 
-}  // namespace sluice::generated
+}  // namespace sluice::replay::generated

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace sluice::generated {
+namespace sluice::replay::generated {
 namespace {
 
 class LayoutWriter {
@@ -104,4 +104,4 @@ std::uint64_t loss_peak_bytes(const TransformerShape& shape, std::uint64_t token
   return tokens * shape.vocab * per_logit;
 }
 
-}  // namespace sluice::generated
+}  // namespace sluice::replay::generated

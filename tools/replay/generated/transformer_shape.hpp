@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace sluice::generated {
+namespace sluice::replay::generated {
 
 // A decoder. Gated: RMSNorm, rotary positions, SwiGLU, no biases (Llama); else LayerNorm, learned
 // positions, GELU, biases, dropout (GPT).
@@ -64,4 +64,4 @@ std::uint64_t saved_block_bytes(const TransformerShape& shape, std::uint64_t tok
 // The most that is live around the loss, forward and backward: logits and their gradients.
 std::uint64_t loss_peak_bytes(const TransformerShape& shape, std::uint64_t tokens);
 
-}  // namespace sluice::generated
+}  // namespace sluice::replay::generated

@@ -5,7 +5,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 namespace {
 
 constexpr std::uint64_t kMinAllocation = 256;
@@ -24,7 +24,7 @@ bool BfcAllocator::Order::operator()(Handle a, Handle b) const {
   return left.bytes != right.bytes ? left.bytes < right.bytes : left.address < right.address;
 }
 
-BfcAllocator::BfcAllocator(const MemoryTrace& trace, std::uint64_t capacity_bytes)
+BfcAllocator::BfcAllocator(const record::MemoryTrace& trace, std::uint64_t capacity_bytes)
     : trace_(trace),
       device_(trace, capacity_bytes),
       next_region_bytes_(rounded(std::clamp(capacity_bytes, kMinAllocation, kFirstRegion))),
@@ -220,18 +220,18 @@ bool BfcAllocator::deallocate_free_regions(std::uint64_t bytes) {
 // up to what it holds.
 void BfcAllocator::adopt_initial() {
   for (std::size_t s = 0; s < trace_.initial_segments.size(); ++s) {
-    const SnapshotSegment& segment = trace_.initial_segments[s];
+    const record::SnapshotSegment& segment = trace_.initial_segments[s];
     device_.adopt(segment.bytes);
     SLUICE_CHECK_MSG(device_.reserve_addresses(segment.bytes, segment.address) == segment.address,
                      "initial segments overlap");
     Handle last = kNone;
     for (std::size_t b = 0; b < segment.blocks.size(); ++b) {
-      const SnapshotBlock& block = segment.blocks[b];
+      const record::SnapshotBlock& block = segment.blocks[b];
       Chunk chunk;
       chunk.address = block.address;
       chunk.bytes = block.bytes;
       chunk.prev = last;
-      chunk.in_use = block.state != BlockState::kFree;
+      chunk.in_use = block.state != record::BlockState::kFree;
       const Handle handle = make_chunk(chunk);
       if (last == kNone) regions_.push_back({segment.address, segment.bytes, handle});
       if (last != kNone) chunks_[last].next = handle;
@@ -242,10 +242,10 @@ void BfcAllocator::adopt_initial() {
       }
       const std::uint32_t id = trace_.initial_ids[s][b];
       chunks_by_id_[id] = handle;
-      if (block.state == BlockState::kPendingFree) pending_ids_.push_back(id);
+      if (block.state == record::BlockState::kPendingFree) pending_ids_.push_back(id);
     }
   }
   while (next_region_bytes_ < device_.counters.reserved_bytes) next_region_bytes_ *= 2;
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

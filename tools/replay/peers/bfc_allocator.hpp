@@ -21,11 +21,11 @@
 
 #include "tools/replay/peers/simulated_device.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
 class BfcAllocator final : public ReplayPolicy {
  public:
-  BfcAllocator(const MemoryTrace& trace, std::uint64_t capacity_bytes);
+  BfcAllocator(const record::MemoryTrace& trace, std::uint64_t capacity_bytes);
   BfcAllocator(BfcAllocator&&) = delete;  // the bins' order refers to this
 
   std::optional<std::uint64_t> allocate(std::uint32_t id) override;
@@ -71,7 +71,7 @@ class BfcAllocator final : public ReplayPolicy {
   bool wait_for_pending();
   void adopt_initial();
 
-  const MemoryTrace& trace_;
+  const record::MemoryTrace& trace_;
   SimulatedDevice device_;
   std::uint64_t next_region_bytes_;
   std::vector<Chunk> chunks_;
@@ -82,4 +82,4 @@ class BfcAllocator final : public ReplayPolicy {
   std::vector<std::uint32_t> pending_ids_;  // in order of free; some have completed since
 };
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -5,7 +5,7 @@
 #include "base/error.hpp"
 #include "tools/replay/peers/torch_sizes.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 namespace {
 
 std::uint64_t lake_round(std::uint64_t bytes) {
@@ -15,7 +15,7 @@ std::uint64_t lake_round(std::uint64_t bytes) {
 
 }  // namespace
 
-GmLake::GmLake(const MemoryTrace& trace, std::uint64_t capacity_bytes)
+GmLake::GmLake(const record::MemoryTrace& trace, std::uint64_t capacity_bytes)
     : trace_(trace),
       device_(trace, capacity_bytes),
       holdings_(trace.allocations.size()),
@@ -25,7 +25,7 @@ GmLake::GmLake(const MemoryTrace& trace, std::uint64_t capacity_bytes)
 }
 
 std::optional<std::uint64_t> GmLake::allocate(std::uint32_t id) {
-  const TraceAllocation& wanted = trace_.allocations[id];
+  const record::TraceAllocation& wanted = trace_.allocations[id];
   if (wanted.bytes >= kExbibyte) return std::nullopt;
   const std::uint64_t bytes = lake_round(wanted.bytes);
   const Request request{wanted.stream, bytes, bytes <= kTorchSmallSize};
@@ -189,20 +189,20 @@ void GmLake::release_block(LakeBlock* block) {
 
 void GmLake::adopt_initial() {
   for (std::size_t s = 0; s < trace_.initial_segments.size(); ++s) {
-    const SnapshotSegment& segment = trace_.initial_segments[s];
+    const record::SnapshotSegment& segment = trace_.initial_segments[s];
     device_.adopt(segment.bytes);
     SLUICE_CHECK_MSG(device_.reserve_addresses(segment.bytes, segment.address) == segment.address,
                      "initial segments overlap");
     LakeBlock* last = nullptr;
     for (std::size_t b = 0; b < segment.blocks.size(); ++b) {
-      const SnapshotBlock& given = segment.blocks[b];
+      const record::SnapshotBlock& given = segment.blocks[b];
       LakeBlock block;
       block.stream = segment.stream;
       block.bytes = given.bytes;
       block.address = given.address;
       block.pool = segment.is_small ? &small_ : &large_;
-      block.allocated = given.state == BlockState::kAllocated;
-      block.pending = given.state == BlockState::kPendingFree;
+      block.allocated = given.state == record::BlockState::kAllocated;
+      block.pending = given.state == record::BlockState::kPendingFree;
       LakeBlock* const made = store_.make(block);
       made->splice(last, nullptr);
       last = made;
@@ -218,4 +218,4 @@ void GmLake::adopt_initial() {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

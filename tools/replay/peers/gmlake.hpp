@@ -25,11 +25,11 @@
 #include "tools/replay/peers/lake_blocks.hpp"
 #include "tools/replay/peers/simulated_device.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
 class GmLake final : public ReplayPolicy {
  public:
-  GmLake(const MemoryTrace& trace, std::uint64_t capacity_bytes);
+  GmLake(const record::MemoryTrace& trace, std::uint64_t capacity_bytes);
 
   std::optional<std::uint64_t> allocate(std::uint32_t id) override;
   void free(std::uint32_t id, bool pending) override;
@@ -74,7 +74,7 @@ class GmLake final : public ReplayPolicy {
   void detach_pages(LakeBlock* block);
   void collect_stitched();
 
-  const MemoryTrace& trace_;
+  const record::MemoryTrace& trace_;
   SimulatedDevice device_;
   LakePool small_;
   LakePool large_;
@@ -88,4 +88,4 @@ class GmLake final : public ReplayPolicy {
   std::vector<std::uint32_t> pending_ids_;  // in order of free; some have completed since
 };
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -4,7 +4,7 @@
 #include "base/error.hpp"
 #include "tools/replay/peers/gmlake.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 namespace {
 
 constexpr std::uint64_t kFragmentLimit = std::uint64_t{512} << 20;  // stitched from this size on
@@ -194,4 +194,4 @@ void GmLake::collect_stitched() {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -11,7 +11,7 @@
 #include <tuple>
 #include <vector>
 
-namespace sluice {
+namespace sluice::replay {
 
 inline constexpr std::uint64_t kLakePage = std::uint64_t{2} << 20;
 
@@ -96,4 +96,4 @@ class LakeBlockStore {
   std::vector<LakeBlock*> spare_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -7,12 +7,12 @@
 #include "tools/replay/peers/rmm_pool.hpp"
 #include "tools/replay/peers/torch_allocator.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 namespace {
 
 template <typename Policy, auto... kArguments>
 NamedPolicy named(const char* name) {
-  return {name, [](const MemoryTrace& trace, std::uint64_t capacity_bytes) {
+  return {name, [](const record::MemoryTrace& trace, std::uint64_t capacity_bytes) {
             return std::make_unique<Policy>(trace, capacity_bytes, kArguments...);
           }};
 }
@@ -43,4 +43,4 @@ std::vector<NamedPolicy> peer_policies() {
   return {native_policy(), expandable_policy(), bfc_policy(), rmm_pool_policy(), gmlake_policy()};
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -6,7 +6,7 @@
 
 #include "tools/replay/replay_policy.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
 NamedPolicy native_policy();      // PyTorch's caching allocator
 NamedPolicy expandable_policy();  // the same with expandable_segments:True
@@ -17,4 +17,4 @@ NamedPolicy gmlake_policy();      // GMLake
 // All of them, in this order.
 std::vector<NamedPolicy> peer_policies();
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -4,7 +4,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 namespace {
 
 constexpr std::uint64_t kAlignment = 256;
@@ -15,13 +15,13 @@ constexpr std::uint64_t aligned(std::uint64_t bytes) {
 
 }  // namespace
 
-RmmPool::RmmPool(const MemoryTrace& trace, std::uint64_t capacity_bytes)
+RmmPool::RmmPool(const record::MemoryTrace& trace, std::uint64_t capacity_bytes)
     : trace_(trace), device_(trace, capacity_bytes), blocks_by_id_(trace.allocations.size()) {
   adopt_initial();
 }
 
 std::optional<std::uint64_t> RmmPool::allocate(std::uint32_t id) {
-  const TraceAllocation& wanted = trace_.allocations[id];
+  const record::TraceAllocation& wanted = trace_.allocations[id];
   if (wanted.bytes >= kExbibyte) return std::nullopt;
   const Block block = get_block(aligned(wanted.bytes), index_of(wanted.stream));
   if (block.bytes == 0) return std::nullopt;
@@ -136,15 +136,15 @@ RmmPool::Block RmmPool::grow(std::uint64_t bytes) {
 
 void RmmPool::adopt_initial() {
   for (std::size_t s = 0; s < trace_.initial_segments.size(); ++s) {
-    const SnapshotSegment& segment = trace_.initial_segments[s];
+    const record::SnapshotSegment& segment = trace_.initial_segments[s];
     device_.adopt(segment.bytes);
     SLUICE_CHECK_MSG(device_.reserve_addresses(segment.bytes, segment.address) == segment.address,
                      "initial segments overlap");
     upstream_.insert(segment.address);
     for (std::size_t b = 0; b < segment.blocks.size(); ++b) {
-      const SnapshotBlock& block = segment.blocks[b];
+      const record::SnapshotBlock& block = segment.blocks[b];
       std::uint64_t used_bytes = 0;
-      if (block.state != BlockState::kFree) {
+      if (block.state != record::BlockState::kFree) {
         const std::uint32_t id = trace_.initial_ids[s][b];
         used_bytes = std::min(aligned(trace_.allocations[id].bytes), block.bytes);
         blocks_by_id_[id] = {block.address, used_bytes, b == 0};
@@ -158,4 +158,4 @@ void RmmPool::adopt_initial() {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -23,11 +23,11 @@
 
 #include "tools/replay/peers/simulated_device.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
 class RmmPool final : public ReplayPolicy {
  public:
-  RmmPool(const MemoryTrace& trace, std::uint64_t capacity_bytes);
+  RmmPool(const record::MemoryTrace& trace, std::uint64_t capacity_bytes);
 
   std::optional<std::uint64_t> allocate(std::uint32_t id) override;
   void free(std::uint32_t id, bool pending) override;
@@ -64,7 +64,7 @@ class RmmPool final : public ReplayPolicy {
   Block grow(std::uint64_t bytes);
   void adopt_initial();
 
-  const MemoryTrace& trace_;
+  const record::MemoryTrace& trace_;
   SimulatedDevice device_;
   std::unordered_map<std::uint64_t, StreamIndex> streams_;
   std::map<StreamIndex, FreeList> free_lists_;
@@ -72,4 +72,4 @@ class RmmPool final : public ReplayPolicy {
   std::vector<Block> blocks_by_id_;   // of 0 bytes: not held
 };
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -4,7 +4,7 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 namespace {
 
 constexpr std::uint64_t kAlignment = std::uint64_t{2} << 20;  // of cudaMalloc at these sizes
@@ -14,12 +14,12 @@ constexpr std::uint64_t kSlack = std::uint64_t{1} << 40;
 // Where a record's addresses are no device's, ours may fall among them: reserve_addresses looks.
 constexpr std::uint64_t kHighestPlausible = std::uint64_t{1} << 56;
 
-std::uint64_t first_address(const MemoryTrace& trace) {
+std::uint64_t first_address(const record::MemoryTrace& trace) {
   std::uint64_t highest = 0;
-  for (const TraceAllocation& one : trace.allocations) {
+  for (const record::TraceAllocation& one : trace.allocations) {
     highest = std::max({highest, one.address, one.segment_address});
   }
-  for (const SnapshotSegment& segment : trace.initial_segments) {
+  for (const record::SnapshotSegment& segment : trace.initial_segments) {
     highest = std::max(highest, segment.address);
   }
   if (highest == 0 || highest > kHighestPlausible) return kFirstAddress;
@@ -28,7 +28,7 @@ std::uint64_t first_address(const MemoryTrace& trace) {
 
 }  // namespace
 
-SimulatedDevice::SimulatedDevice(const MemoryTrace& trace, std::uint64_t capacity_bytes)
+SimulatedDevice::SimulatedDevice(const record::MemoryTrace& trace, std::uint64_t capacity_bytes)
     : capacity_bytes_(capacity_bytes), next_address_(first_address(trace)) {}
 
 std::uint64_t SimulatedDevice::room_bytes() const {
@@ -80,4 +80,4 @@ void SimulatedDevice::release_addresses(std::uint64_t address) {
   SLUICE_CHECK(ranges_.erase(address) == 1);
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -8,14 +8,14 @@
 #include "allocator/record/memory_trace.hpp"
 #include "tools/replay/replay_policy.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
 // PyTorch refuses requests from here on, and no simulated device holds more.
 inline constexpr std::uint64_t kExbibyte = std::uint64_t{1} << 60;
 
 class SimulatedDevice {
  public:
-  SimulatedDevice(const MemoryTrace& trace, std::uint64_t capacity_bytes);
+  SimulatedDevice(const record::MemoryTrace& trace, std::uint64_t capacity_bytes);
 
   // Physical memory in `handles` allocations of the driver; false, and nothing obtained, where
   // the capacity would be passed.
@@ -44,4 +44,4 @@ class SimulatedDevice {
   std::map<std::uint64_t, std::uint64_t> ranges_;  // reserved: begin, end
 };
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -4,9 +4,9 @@
 
 #include "base/error.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
-TorchAllocator::TorchAllocator(const MemoryTrace& trace, std::uint64_t capacity_bytes,
+TorchAllocator::TorchAllocator(const record::MemoryTrace& trace, std::uint64_t capacity_bytes,
                                TorchSegments segments)
     : trace_(trace),
       device_(trace, capacity_bytes),
@@ -18,7 +18,7 @@ TorchAllocator::TorchAllocator(const MemoryTrace& trace, std::uint64_t capacity_
 }
 
 std::optional<std::uint64_t> TorchAllocator::allocate(std::uint32_t id) {
-  const TraceAllocation& wanted = trace_.allocations[id];
+  const record::TraceAllocation& wanted = trace_.allocations[id];
   if (wanted.bytes >= kExbibyte) return std::nullopt;
   const std::uint64_t bytes = round_(wanted.bytes);
   const Request request{wanted.stream, bytes, wanted.segment_address,
@@ -159,4 +159,4 @@ bool TorchAllocator::try_merge(TorchBlock* into, TorchBlock* from) {
   return true;
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -26,13 +26,13 @@
 #include "tools/replay/peers/torch_blocks.hpp"
 #include "tools/replay/peers/torch_sizes.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
 enum class TorchSegments : std::uint8_t { kFixed, kExpandable };
 
 class TorchAllocator final : public ReplayPolicy {
  public:
-  TorchAllocator(const MemoryTrace& trace, std::uint64_t capacity_bytes, TorchSegments segments);
+  TorchAllocator(const record::MemoryTrace& trace, std::uint64_t capacity_bytes, TorchSegments segments);
 
   std::optional<std::uint64_t> allocate(std::uint32_t id) override;
   void free(std::uint32_t id, bool pending) override;
@@ -85,7 +85,7 @@ class TorchAllocator final : public ReplayPolicy {
   TorchBlock* append_block(TorchBlock* last, const TorchBlock& value);
   TorchBlock* append_segment(TorchBlock* last, std::size_t index, const TorchBlock& like);
 
-  const MemoryTrace& trace_;
+  const record::MemoryTrace& trace_;
   SimulatedDevice device_;
   TorchRounding round_;
   TorchSegments segments_;
@@ -97,4 +97,4 @@ class TorchAllocator final : public ReplayPolicy {
   std::vector<std::uint32_t> pending_ids_;  // in order of free; some have completed since
 };
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -8,7 +8,7 @@
 #include <tuple>
 #include <vector>
 
-namespace sluice {
+namespace sluice::replay {
 
 struct TorchPool;
 
@@ -78,4 +78,4 @@ class TorchBlockStore {
   std::vector<TorchBlock*> spare_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::replay

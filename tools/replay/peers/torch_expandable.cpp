@@ -5,7 +5,7 @@
 #include "base/error.hpp"
 #include "tools/replay/peers/torch_allocator.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 namespace {
 
 // Stands for the device's size where it has no end: more than a trace holds on one stream.
@@ -133,4 +133,4 @@ void TorchAllocator::release_segment(TorchBlock* block) {
   store_.drop(block);
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

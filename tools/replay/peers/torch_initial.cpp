@@ -9,7 +9,7 @@
 #include "base/error.hpp"
 #include "tools/replay/peers/torch_allocator.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
 struct TorchAllocator::InitialRange {
   std::uint64_t address = 0;
@@ -27,12 +27,12 @@ void TorchAllocator::adopt_initial() {
   });
   std::vector<InitialRange> ranges;
   for (const std::size_t i : order) {
-    const SnapshotSegment& segment = segments[i];
+    const record::SnapshotSegment& segment = segments[i];
     const std::uint64_t page_bytes = segment.is_small ? kTorchSmallBuffer : kTorchLargeBuffer;
     const bool grows = segments_ == TorchSegments::kExpandable && segment.is_expandable &&
                        segment.bytes % page_bytes == 0;
     const auto joins = [&](const InitialRange& range) {
-      const SnapshotSegment& first = segments[range.segments.front()];
+      const record::SnapshotSegment& first = segments[range.segments.front()];
       return range.page_bytes == page_bytes && first.stream == segment.stream &&
              first.pool == segment.pool && (segment.address - range.address) % page_bytes == 0 &&
              segment.address + segment.bytes <= range.end;
@@ -54,7 +54,7 @@ void TorchAllocator::adopt_initial() {
 }
 
 void TorchAllocator::adopt_range(const InitialRange& range) {
-  const SnapshotSegment& first = trace_.initial_segments[range.segments.front()];
+  const record::SnapshotSegment& first = trace_.initial_segments[range.segments.front()];
   const std::uint64_t span = range.end - range.address;
   SLUICE_CHECK_MSG(device_.reserve_addresses(span, range.address) == range.address,
                    "initial segments overlap");
@@ -78,7 +78,7 @@ void TorchAllocator::adopt_range(const InitialRange& range) {
   TorchBlock* last = nullptr;
   std::uint64_t at = range.address;
   for (const std::size_t i : range.segments) {
-    const SnapshotSegment& segment = trace_.initial_segments[i];
+    const record::SnapshotSegment& segment = trace_.initial_segments[i];
     last = append_unmapped(last, at, segment.address);
     last = append_segment(last, i, like);
     at = segment.address + segment.bytes;
@@ -100,8 +100,8 @@ TorchBlock* TorchAllocator::append_segment(TorchBlock* last, std::size_t index,
     TorchBlock value = like;
     value.address = blocks[b].address;
     value.bytes = blocks[b].bytes;
-    value.allocated = blocks[b].state == BlockState::kAllocated;
-    value.pending = blocks[b].state == BlockState::kPendingFree;
+    value.allocated = blocks[b].state == record::BlockState::kAllocated;
+    value.pending = blocks[b].state == record::BlockState::kPendingFree;
     last = append_block(last, value);
     if (last->is_free()) {
       last->pool->blocks.insert(last);
@@ -114,4 +114,4 @@ TorchBlock* TorchAllocator::append_segment(TorchBlock* last, std::size_t index,
   return last;
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

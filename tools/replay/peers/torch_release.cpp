@@ -4,7 +4,7 @@
 
 #include "tools/replay/peers/torch_allocator.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
 // release_available_cached_blocks: blocks too large to be split, just enough of them for the
 // request; one that serves alone, or the largest ones together.
@@ -76,4 +76,4 @@ void TorchAllocator::release_block(TorchBlock* block) {
   store_.drop(block);
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <bit>
 
-namespace sluice {
+namespace sluice::replay {
 
-TorchRounding::TorchRounding(const MemoryTrace& trace) {
+TorchRounding::TorchRounding(const record::MemoryTrace& trace) {
   divisions_.fill(trace.roundup_power2_divisions);
   const auto& table = trace.roundup_divisions_by_power;
   for (std::size_t i = 0; i < std::min(table.size(), kIntervals); ++i) divisions_[i] = table[i];
@@ -24,4 +24,4 @@ std::uint64_t TorchRounding::operator()(std::uint64_t bytes) const {
   return step == 0 ? std::uint64_t{2} << power : (bytes + step - 1) & ~(step - 1);
 }
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -10,7 +10,7 @@
 #include "allocator/record/memory_trace.hpp"
 #include "base/units.hpp"
 
-namespace sluice {
+namespace sluice::replay {
 
 inline constexpr std::uint64_t kTorchMinBlock = 512;
 inline constexpr std::uint64_t kTorchSmallSize = std::uint64_t{1} << 20;
@@ -31,7 +31,7 @@ constexpr std::uint64_t torch_segment_bytes(std::uint64_t rounded_bytes) {
 // below go by the first, all from 32 GiB by the last.
 class TorchRounding {
  public:
-  explicit TorchRounding(const MemoryTrace& trace);
+  explicit TorchRounding(const record::MemoryTrace& trace);
   std::uint64_t operator()(std::uint64_t bytes) const;
 
  private:
@@ -39,4 +39,4 @@ class TorchRounding {
   std::array<std::uint64_t, kIntervals> divisions_{};
 };
 
-}  // namespace sluice
+}  // namespace sluice::replay

@@ -12,9 +12,9 @@
 namespace sluice::testing {
 namespace {
 
-MemorySnapshot parse(const std::string& text) {
-  ByteSource source(text, "given.csv");
-  return read_memory_trace_csv(source);
+record::MemorySnapshot parse(const std::string& text) {
+  record::ByteSource source(text, "given.csv");
+  return record::read_memory_trace_csv(source);
 }
 
 std::string refusal(const std::string& text) {
@@ -26,22 +26,22 @@ std::string refusal(const std::string& text) {
   return "";
 }
 
-std::string csv(const MemorySnapshot& snapshot) {
+std::string csv(const record::MemorySnapshot& snapshot) {
   std::ostringstream out;
-  write_memory_trace_csv(snapshot, out);
+  record::write_memory_trace_csv(snapshot, out);
   return out.str();
 }
 
 // Of files without pools.
 constexpr std::string_view kOlderHeader = "time_ns,action,stream,address,bytes,category,name";
 const std::string kHeader = std::string(kOlderHeader) + "\n";
-const std::string kFullHeader = std::string(kMemoryTraceCsvHeader) + "\n";
+const std::string kFullHeader = std::string(record::kMemoryTraceCsvHeader) + "\n";
 
 TEST(MemoryTraceCsv, EveryEventIsReadBack) {
-  MemorySnapshot snapshot;
+  record::MemorySnapshot snapshot;
   snapshot.names = {"", "plain", "a,b", "say \"so\"", "two\nlines", " edge ", "\xc3\xa9"};
-  for (std::uint8_t action = 0; action < kMemoryActionNames.size(); ++action) {
-    snapshot.events.push_back({.action = static_cast<MemoryAction>(action),
+  for (std::uint8_t action = 0; action < record::kMemoryActionNames.size(); ++action) {
+    snapshot.events.push_back({.action = static_cast<record::MemoryAction>(action),
                                .category = static_cast<Category>(action % kCategoryCount),
                                .pool = static_cast<std::uint16_t>(action == 2 ? UINT16_MAX : 0),
                                .name = action % 7u,
@@ -50,11 +50,11 @@ TEST(MemoryTraceCsv, EveryEventIsReadBack) {
                                .bytes = std::uint64_t{1} << (action * 6),
                                .time_ns = action == 1 ? INT64_MIN : action * 1000});
   }
-  const MemorySnapshot again = parse(csv(snapshot));
+  const record::MemorySnapshot again = parse(csv(snapshot));
   ASSERT_EQ(again.events.size(), snapshot.events.size());
   for (std::size_t i = 0; i < snapshot.events.size(); ++i) {
-    const MemoryEvent& a = snapshot.events[i];
-    const MemoryEvent& b = again.events[i];
+    const record::MemoryEvent& a = snapshot.events[i];
+    const record::MemoryEvent& b = again.events[i];
     EXPECT_EQ(a.action, b.action);
     EXPECT_EQ(a.category, b.category);
     EXPECT_EQ(a.pool, b.pool);
@@ -68,7 +68,7 @@ TEST(MemoryTraceCsv, EveryEventIsReadBack) {
 }
 
 TEST(MemoryTraceCsv, ALineLooksAsTheHeaderSays) {
-  MemorySnapshot snapshot;
+  record::MemorySnapshot snapshot;
   snapshot.names.emplace_back("a,b");
   snapshot.events.push_back(
       {.category = Category::kWeight, .name = 1, .stream = 7, .address = 255, .bytes = 512});
@@ -76,13 +76,13 @@ TEST(MemoryTraceCsv, ALineLooksAsTheHeaderSays) {
 }
 
 TEST(MemoryTraceCsv, LineEndsMarksAndEmptyLinesArePassedOver) {
-  const MemorySnapshot snapshot = parse("\xef\xbb\xbf" + std::string(kOlderHeader) +
+  const record::MemorySnapshot snapshot = parse("\xef\xbb\xbf" + std::string(kOlderHeader) +
                                         "\r\n\r\n5, alloc ,0x10,16,1,external,\"n\"\r\n\n"
                                         "6,step,0,0,0,external,");
   ASSERT_EQ(snapshot.events.size(), 2u);
   EXPECT_EQ(snapshot.events[0].stream, 16u);
   EXPECT_EQ(snapshot.names[snapshot.events[0].name], "n");
-  EXPECT_EQ(snapshot.events[1].action, MemoryAction::kStep);
+  EXPECT_EQ(snapshot.events[1].action, record::MemoryAction::kStep);
 }
 
 TEST(MemoryTraceCsv, WhatIsWrongIsNamedWithItsLine) {
@@ -122,13 +122,13 @@ TEST(MemoryTraceCsv, AFileIsReadInPieces) {
       out << i << ",alloc,0," << i << ",8,external,\"name \"\"" << i % 100 << "\"\"\"\n";
     }
   }
-  const MemorySnapshot snapshot = read_memory_trace_csv(path);
+  const record::MemorySnapshot snapshot = record::read_memory_trace_csv(path);
   ASSERT_EQ(snapshot.events.size(), 20'000u);
   EXPECT_EQ(snapshot.names.size(), 101u);
   EXPECT_EQ(snapshot.names[snapshot.events[19'999].name], "name \"99\"");
   EXPECT_EQ(snapshot.events[19'999].address, 19'999u);
-  EXPECT_THROW(static_cast<void>(read_memory_trace_csv(path + ".no")), InputError);
-  EXPECT_THROW(static_cast<void>(read_memory_trace_csv(directory.path().string())), InputError);
+  EXPECT_THROW(static_cast<void>(record::read_memory_trace_csv(path + ".no")), InputError);
+  EXPECT_THROW(static_cast<void>(record::read_memory_trace_csv(directory.path().string())), InputError);
 }
 
 }  // namespace

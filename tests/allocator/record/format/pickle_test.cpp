@@ -12,12 +12,12 @@ namespace {
 
 using std::string_literals::operator""s;
 
-PickleTree parse(const std::string& bytes, const PickleLimits& limits = {}) {
-  ByteSource source(bytes, "given.pickle");
-  return read_pickle(source, limits);
+record::PickleTree parse(const std::string& bytes, const record::PickleLimits& limits = {}) {
+  record::ByteSource source(bytes, "given.pickle");
+  return record::read_pickle(source, limits);
 }
 
-std::string refusal(const std::string& bytes, const PickleLimits& limits = {}) {
+std::string refusal(const std::string& bytes, const record::PickleLimits& limits = {}) {
   try {
     static_cast<void>(parse(bytes, limits));
   } catch (const InputError& error) {
@@ -26,9 +26,9 @@ std::string refusal(const std::string& bytes, const PickleLimits& limits = {}) {
   return "";
 }
 
-std::string written(const std::function<void(PickleWriter&)>& write) {
+std::string written(const std::function<void(record::PickleWriter&)>& write) {
   std::string bytes;
-  PickleWriter writer([&](std::string_view part) { bytes += part; });
+  record::PickleWriter writer([&](std::string_view part) { bytes += part; });
   write(writer);
   writer.finish();
   return bytes;
@@ -40,7 +40,7 @@ class PythonProtocol : public ::testing::TestWithParam<int> {};
 TEST_P(PythonProtocol, PlainDataIsReadAsItWas) {
   const std::string path =
       std::string(SLUICE_TEST_DATA "/protocol") + std::to_string(GetParam()) + ".pickle";
-  const PickleTree tree = read_pickle_file(path);
+  const record::PickleTree tree = record::read_pickle_file(path);
   const auto ints = tree.items(tree.find(tree.root, "ints").value());
   ASSERT_EQ(ints.size(), 13u);
   const std::int64_t expected[] = {0,         255,       256,           -1,       65536,
@@ -55,8 +55,8 @@ TEST_P(PythonProtocol, PlainDataIsReadAsItWas) {
   EXPECT_EQ(tree.as_double(ints[12]), -0x1p70);
   const auto scalars = tree.items(tree.find(tree.root, "tuple").value());
   ASSERT_EQ(scalars.size(), 5u);
-  EXPECT_EQ(scalars[0].kind(), PickleKind::kNone);
-  EXPECT_EQ(scalars[1].kind(), PickleKind::kBool);
+  EXPECT_EQ(scalars[0].kind(), record::PickleKind::kNone);
+  EXPECT_EQ(scalars[1].kind(), record::PickleKind::kBool);
   EXPECT_EQ(tree.as_int64(scalars[1]), 1);
   EXPECT_EQ(tree.as_int64(scalars[2]), 0);
   EXPECT_EQ(tree.as_double(scalars[3]), 1.5);
@@ -72,7 +72,7 @@ TEST_P(PythonProtocol, PlainDataIsReadAsItWas) {
     EXPECT_EQ(tree.text(tree.find(tree.root, "bytes").value()), "\0\xff"s);
   }
   if (GetParam() >= 4) {
-    EXPECT_EQ(tree.find(tree.root, "set")->kind(), PickleKind::kSet);
+    EXPECT_EQ(tree.find(tree.root, "set")->kind(), record::PickleKind::kSet);
   }
 }
 
@@ -127,7 +127,7 @@ TEST(Pickle, WhatBreaksTheRulesIsNamedWithItsByte) {
 }
 
 TEST(Pickle, CutAnywhereItIsRefused) {
-  const std::string whole = written([](PickleWriter& writer) {
+  const std::string whole = written([](record::PickleWriter& writer) {
     writer.begin_dict();
     writer.text("key");
     writer.begin_list();
@@ -153,19 +153,19 @@ TEST(Pickle, SharingCannotBlowUp) {
     for (int i = 0; i < 10; ++i) bytes += "h\x01";
     bytes += "lq\x01";
   }
-  const PickleTree tree = parse(bytes + ".");
+  const record::PickleTree tree = parse(bytes + ".");
   EXPECT_EQ(tree.items(tree.root).size(), 10u);
   EXPECT_LT(tree.held_bytes(), 1u << 20);
 }
 
 TEST(Pickle, AListMayHoldItself) {
-  const PickleTree tree = parse("]q\x01h\x01"s + "a.");
+  const record::PickleTree tree = parse("]q\x01h\x01"s + "a.");
   EXPECT_EQ(tree.items(tree.root)[0].id(), tree.root.id());
 }
 
 TEST(Pickle, NestingTakesNoStack) {
   const std::size_t levels = 1'000'000;
-  const PickleTree tree = parse(std::string(levels, ']') + std::string(levels - 1, 'a') + ".");
+  const record::PickleTree tree = parse(std::string(levels, ']') + std::string(levels - 1, 'a') + ".");
   EXPECT_EQ(tree.container_count(), levels);
 }
 
@@ -180,22 +180,22 @@ TEST(Pickle, ItemsAddedInTurnsStayApart) {
   // Two lists that grow by turns: neither has room behind it.
   std::string bytes = "]q\x01]q\x02";
   for (int i = 0; i < 1000; ++i) bytes += "h\x01K\x05"s + "a0h\x02K\x06"s + "a0";
-  const PickleTree tree = parse(bytes + "\x86.");
+  const record::PickleTree tree = parse(bytes + "\x86.");
   const auto lists = tree.items(tree.root);
   for (const std::size_t l : {0u, 1u}) {
     const auto items = tree.items(lists[l]);
     ASSERT_EQ(items.size(), 1000u);
-    for (const PickleValue item : items) EXPECT_EQ(tree.as_int64(item), l == 0 ? 5 : 6);
+    for (const record::PickleValue item : items) EXPECT_EQ(tree.as_int64(item), l == 0 ? 5 : 6);
   }
 }
 
 TEST(Pickle, OfAKeyThatComesTwiceTheLastHolds) {
-  const PickleTree tree = parse("}(U\x01"s + "aK\x01U\x01"s + "aK\x02u.");
+  const record::PickleTree tree = parse("}(U\x01"s + "aK\x01U\x01"s + "aK\x02u.");
   EXPECT_EQ(tree.as_int64(*tree.find(tree.root, "a")), 2);
 }
 
-TEST(PickleWriter, WritesWhatPythonLoads) {
-  const std::string bytes = written([](PickleWriter& writer) {
+TEST(record::PickleWriter, WritesWhatPythonLoads) {
+  const std::string bytes = written([](record::PickleWriter& writer) {
     writer.begin_dict();
     writer.text("a");
     writer.integer(-1);
@@ -210,10 +210,10 @@ TEST(PickleWriter, WritesWhatPythonLoads) {
             "b\x94h\0u."s);
 }
 
-TEST(PickleWriter, WhatItWritesIsReadBack) {
+TEST(record::PickleWriter, WhatItWritesIsReadBack) {
   const std::int64_t numbers[] = {0,  255,       256,       65535,     65536,
                                   -1, INT32_MAX, INT32_MIN, 1LL << 31, INT64_MIN};
-  const std::string bytes = written([&](PickleWriter& writer) {
+  const std::string bytes = written([&](record::PickleWriter& writer) {
     writer.begin_list();
     for (const std::int64_t number : numbers) writer.integer(number);
     writer.begin_list();
@@ -233,7 +233,7 @@ TEST(PickleWriter, WhatItWritesIsReadBack) {
     writer.pair_of(1, -2);
     writer.end_list();
   });
-  const PickleTree tree = parse(bytes);
+  const record::PickleTree tree = parse(bytes);
   const auto items = tree.items(tree.root);
   ASSERT_EQ(items.size(), std::size(numbers) + 7);
   for (std::size_t i = 0; i < std::size(numbers); ++i) {
@@ -244,24 +244,24 @@ TEST(PickleWriter, WhatItWritesIsReadBack) {
   EXPECT_EQ(tree.as_int64(tree.items(rest[0])[2499]), 2499);
   EXPECT_EQ(rest[0].id(), rest[1].id());
   EXPECT_EQ(tree.items(rest[2]).size(), 5000u);
-  EXPECT_EQ(tree.find(rest[2], "key2499")->kind(), PickleKind::kNone);
+  EXPECT_EQ(tree.find(rest[2], "key2499")->kind(), record::PickleKind::kNone);
   EXPECT_EQ(tree.text(rest[3]).size(), 200'000u);
   EXPECT_EQ(tree.as_double(rest[4]), -1.5);
   EXPECT_EQ(tree.as_int64(rest[5]), 1);
-  EXPECT_EQ(rest[6].kind(), PickleKind::kTuple);
+  EXPECT_EQ(rest[6].kind(), record::PickleKind::kTuple);
   EXPECT_EQ(tree.as_int64(tree.items(rest[6])[1]), -2);
 }
 
-TEST(PickleWriter, CallsOutOfOrderAreRefused) {
+TEST(record::PickleWriter, CallsOutOfOrderAreRefused) {
   const auto sink = [](std::string_view) {};
-  PickleWriter open(sink);
+  record::PickleWriter open(sink);
   open.begin_list();
   EXPECT_THROW(open.finish(), InternalError);
   EXPECT_THROW(open.end_dict(), InternalError);
-  PickleWriter twice(sink);
+  record::PickleWriter twice(sink);
   twice.none();
   EXPECT_THROW(twice.none(), InternalError);
-  PickleWriter odd(sink);
+  record::PickleWriter odd(sink);
   odd.begin_dict();
   odd.text("key");
   EXPECT_THROW(odd.end_dict(), InternalError);

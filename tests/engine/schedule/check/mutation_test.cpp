@@ -12,7 +12,7 @@
 #include "tests/support/step_examples.hpp"
 #include "tests/support/sweep.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 using testing::Mutation;
@@ -187,4 +187,4 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -11,7 +11,7 @@
 #include "tests/support/schedule_sketch.hpp"
 #include "tests/support/step_examples.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 using testing::all;
@@ -141,8 +141,8 @@ TEST_F(ValidateRules, AGuardOverWholeUpdatesIsAccepted) {
 
 // Two units of one size whose sums of whole tensors are taken for each other's.
 TEST(Validate, RefusesAnUpdateWithAnotherUnitsSums) {
-  OptimizerOptions sm3;
-  sm3.rule = OptimizerRule::kSm3;
+  kernels::OptimizerOptions sm3;
+  sm3.rule = kernels::OptimizerRule::kSm3;
   const StepModel model = testing::example_model(2, false, DType::kBF16, sm3);
   Schedule schedule = compile_training_step(
       model, testing::example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned));
@@ -357,4 +357,4 @@ TEST(Interpret, GatherTilesTheUnit) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::schedule

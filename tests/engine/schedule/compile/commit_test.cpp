@@ -7,7 +7,7 @@
 #include "engine/schedule/check/validate.hpp"
 #include "tests/support/step_examples.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 using testing::example_model;
@@ -59,7 +59,7 @@ void expect_commits(const StepModel& model, const StepOptions& options, const In
 
 TEST(SavingStep, ComputesThePlainStepAndCommitsWhatItFoundInAnyTiming) {
   int timings = 0;
-  const std::vector<OptimizerOptions> optimizers = testing::example_optimizers();
+  const std::vector<kernels::OptimizerOptions> optimizers = testing::example_optimizers();
   for (std::uint64_t seed = 0; seed < 42; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const StepModel model =
@@ -181,4 +181,4 @@ TEST_F(DamagedCommit, AWriteOfNewStateThatMayPassItIsRefused) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -5,7 +5,7 @@
 #include "engine/schedule/check/validate.hpp"
 #include "tests/support/step_examples.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 using testing::example_model;
@@ -54,7 +54,7 @@ TEST(Compile, EveryPlacementIsAcceptedAndComputesThePlainStepInAnyTiming) {
 
 // Split masters, 8-bit moments, no moments at all, sums of whole tensors.
 TEST(Compile, EveryOptimizersStateIsStreamedToThePlainStepsValues) {
-  const std::vector<OptimizerOptions> optimizers = testing::example_optimizers();
+  const std::vector<kernels::OptimizerOptions> optimizers = testing::example_optimizers();
   for (std::size_t i = 0; i < optimizers.size(); ++i) {
     for (const DType dtype : {DType::kBF16, DType::kF32}) {
       SCOPED_TRACE("optimizer " + std::to_string(i));
@@ -88,4 +88,4 @@ TEST(Compile, EvaluationReadsTheWeightsAndChangesNothing) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -6,7 +6,7 @@
 #include "tests/support/schedule_sketch.hpp"
 #include "tests/support/step_examples.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 using testing::all;
@@ -232,4 +232,4 @@ TEST(LinkBytes, SumsByLane) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -11,7 +11,7 @@
 #include "tests/support/step_chain.hpp"
 #include "tests/support/step_examples.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 using testing::example_model;
@@ -60,7 +60,7 @@ StepChain::State without_gradients(StepChain::State state) {
 }
 
 TEST(Speculation, MakesTheSameTermsWhateverStandsAndWhateverIsRedone) {
-  const std::vector<OptimizerOptions> optimizers = testing::example_optimizers();
+  const std::vector<kernels::OptimizerOptions> optimizers = testing::example_optimizers();
   for (std::uint64_t seed = 0; seed < 42; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const DType dtype = seed % 4 == 3 ? DType::kF32 : DType::kBF16;
@@ -241,4 +241,4 @@ TEST_F(DamagedSpeculation, ARedoThatReadsWhatTheStepMadeIsRefused) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::schedule

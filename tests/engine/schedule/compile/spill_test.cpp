@@ -8,7 +8,7 @@
 #include "engine/schedule/check/validate.hpp"
 #include "tests/support/step_examples.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 using testing::example_model;
@@ -318,4 +318,4 @@ TEST(Spill, PiecesThatChangePlacesAreRefused) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -9,7 +9,7 @@
 #include "tests/support/step_chain.hpp"
 #include "tests/support/step_examples.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 using testing::example_model;
@@ -35,7 +35,7 @@ void run_next_forward(StepChain& run, const StepModel& model, StepOptions option
 }
 
 TEST(NextForward, CarriesUpdatesOverTheBordersOfStepsToTheSameTerms) {
-  const std::vector<OptimizerOptions> optimizers = testing::example_optimizers();
+  const std::vector<kernels::OptimizerOptions> optimizers = testing::example_optimizers();
   for (std::uint64_t seed = 0; seed < 42; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const DType dtype = seed % 4 == 3 ? DType::kF32 : DType::kBF16;
@@ -202,4 +202,4 @@ TEST(UnitOrder, KeepsUnitOutputsWhereTheRestIsRecomputed) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::schedule

@@ -7,7 +7,7 @@
 #include "tests/support/schedule_sketch.hpp"
 #include "tests/support/step_examples.hpp"
 
-namespace sluice {
+namespace sluice::schedule {
 namespace {
 
 using testing::all;
@@ -205,4 +205,4 @@ TEST(Simulate, NeverHoldsMoreThanThePlanSays) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::schedule

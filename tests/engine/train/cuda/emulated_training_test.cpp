@@ -11,7 +11,7 @@
 #include "tests/support/recorded_session.hpp"
 #include "tests/support/training_example.hpp"
 
-namespace sluice {
+namespace sluice::train {
 namespace {
 
 using testing::CudaSimulator;
@@ -44,12 +44,12 @@ class EmulatedTraining : public ::testing::Test {
   static Backend backend() {
     Backend backend;
     backend.name = "cuda";
-    backend.device_memory_bytes = free_cuda_bytes(0);
+    backend.device_memory_bytes = device::free_cuda_bytes(0);
     backend.make_device = [](std::uint64_t capacity_bytes) {
-      return make_cuda_device({.capacity_bytes = capacity_bytes});
+      return device::make_cuda_device({.capacity_bytes = capacity_bytes});
     };
-    backend.device_kernels = make_cuda_kernels({.libraries = CudaLibraries::kNone});
-    backend.host_kernels = make_host_kernels({1});
+    backend.device_kernels = kernels::make_cuda_kernels({.libraries = kernels::CudaLibraries::kNone});
+    backend.host_kernels = kernels::make_host_kernels({1});
     return backend;
   }
   SessionRecord on_gpu(const std::string& name, const Overrides& overrides) const {
@@ -102,4 +102,4 @@ TEST_F(EmulatedTraining, AccumulatesAlikeOnBothSides) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::train

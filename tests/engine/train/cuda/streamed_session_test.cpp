@@ -12,7 +12,7 @@
 #include "tests/support/streamed_kernels.hpp"
 #include "tests/support/training_example.hpp"
 
-namespace sluice {
+namespace sluice::train {
 namespace {
 
 using testing::CudaSimulator;
@@ -45,12 +45,12 @@ class StreamedSession : public ::testing::Test {
   static Backend backend() {
     Backend backend;
     backend.name = "cuda";
-    backend.device_memory_bytes = free_cuda_bytes(0);
+    backend.device_memory_bytes = device::free_cuda_bytes(0);
     backend.make_device = [](std::uint64_t capacity_bytes) {
-      return make_cuda_device({.capacity_bytes = capacity_bytes});
+      return device::make_cuda_device({.capacity_bytes = capacity_bytes});
     };
-    backend.device_kernels = std::make_unique<StreamedKernels>(make_host_kernels({1}));
-    backend.host_kernels = make_host_kernels({1});
+    backend.device_kernels = std::make_unique<StreamedKernels>(kernels::make_host_kernels({1}));
+    backend.host_kernels = kernels::make_host_kernels({1});
     return backend;
   }
   SessionRecord on_gpu(const std::string& name, const Overrides& overrides) const {
@@ -71,8 +71,8 @@ TEST_F(StreamedSession, TheHostCannotTouchDeviceMemory) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_DEATH(
       {
-        const auto device = make_cuda_device({.capacity_bytes = 8 * kMiB});
-        const RawBuffer buffer = device->allocate(4096);
+        const auto device = device::make_cuda_device({.capacity_bytes = 8 * kMiB});
+        const device::RawBuffer buffer = device->allocate(4096);
         *const_cast<volatile std::byte*>(buffer.data()) = std::byte{1};
       },
       "");
@@ -106,8 +106,8 @@ TEST_F(StreamedSession, GivesTheHostBackendsBitsHoweverMemoryIsMoved) {
 }
 
 TEST_F(StreamedSession, MovesAsManyBytesAsTheHostBackend) {
-  const LinkBytes host = on_host("host", kGpt2 + kPinned).moved;
-  const LinkBytes gpu = on_gpu("gpu", kGpt2 + kPinned).moved;
+  const schedule::LinkBytes host = on_host("host", kGpt2 + kPinned).moved;
+  const schedule::LinkBytes gpu = on_gpu("gpu", kGpt2 + kPinned).moved;
   EXPECT_GT(gpu.upload, 0u);
   EXPECT_EQ(gpu, host);
 }
@@ -147,4 +147,4 @@ TEST_F(StreamedSession, AFailingDriverEndsAStepWithATypedErrorAndLeavesNothing) 
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::train
