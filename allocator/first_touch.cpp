@@ -6,12 +6,12 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
-#include <system_error>
 #include <thread>
 
 #include "allocator/host_mapping.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/thread.hpp"
 
 namespace sluice::allocator {
 namespace {

@@ -9,6 +9,7 @@
 #include "allocator/caching/oom_report.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/thread.hpp"
 
 namespace sluice::allocator {
 namespace {
@@ -423,7 +424,14 @@ std::function<StepPlan()> PlanningAllocator::end_watched_step() {
   }
   const auto make = [plan = options_.plan, before, step = before_] { return plan(before, step); };
   if (!options_.in_background) return make;
-  coming_ = std::async(std::launch::async, make);
+  std::packaged_task<StepPlan()> task(make);
+  std::future<StepPlan> coming = task.get_future();
+  try {
+    planner_ = start_thread("step plan", std::move(task));
+  } catch (const ThreadError&) {
+    return make;  // the caller plans, and waits for it
+  }
+  coming_ = std::move(coming);
   return nullptr;
 }
 

@@ -24,6 +24,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -190,7 +191,8 @@ class PlanningAllocator {
   std::unordered_map<const std::byte*, Origin> origins_;
   bool is_first_step_ = true;
   bool is_installing_ = false;
-  std::future<StepPlan> coming_;
+  std::future<StepPlan> coming_;  // made by planner_
+  std::jthread planner_;
   // An arena that found no room is asked for again after 1, 2, 4, … more steps.
   std::uint64_t next_try_ = 0;
   std::uint64_t failed_tries_ = 0;
