@@ -1,7 +1,6 @@
 #include "base/thread.hpp"
 
 #include <atomic>
-#include <cstring>
 #include <system_error>
 
 namespace sluice {
@@ -12,7 +11,7 @@ std::atomic<ThreadStartHook> start_hook = nullptr;
 }  // namespace
 
 ThreadError::ThreadError(std::string_view name, int error)
-    : Error("thread '" + std::string(name) + "' could not start: " + std::strerror(error) +
+    : Error("thread '" + std::string(name) + "' could not start: " + std::system_category().message(error) +
             "; raise the limit of threads (the container's pids limit, or ulimit -u)"),
       thread_name(name),
       error_number(error) {}

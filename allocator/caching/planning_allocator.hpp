@@ -100,9 +100,9 @@ class PlanningAllocator {
     // When it was freed last, by the count of steps, and where the plan frees it, in its events.
     std::uint64_t freed_step = UINT64_MAX;
     std::size_t free_index = 0;
-    std::uint32_t slot = 0;                        // of its offset, among all offsets
-    Tenant tenant;                                 // while live
-    std::vector<StreamId> uses;                    // other streams', since it was allocated
+    std::uint32_t slot = 0;                                // of its offset, among all offsets
+    Tenant tenant;                                         // while live
+    std::vector<StreamId> uses;                            // other streams', since it was allocated
     std::vector<std::shared_ptr<device::Event>> releases;  // by PlannedBuffer::release_streams
   };
   struct Arena {
