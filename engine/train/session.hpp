@@ -86,7 +86,6 @@ class Session {
   runtime::LossScaler& loss_scaler() { return loss_scaler_; }
   collectives::Communicator& communicator() { return *communicator_; }
   runtime::ModelRunner& runner() { return runner_; }
-  const runtime::Program& training_program() const { return training_.get(false); }
   // As charged to the ledger, and as the device and the storage engine measured themselves.
   planner::TierBytes peak_bytes() const;
   planner::TierBytes measured_peak_bytes() const;
