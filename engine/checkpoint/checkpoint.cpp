@@ -83,6 +83,12 @@ void check_settings(const CheckpointManifest& manifest, const std::string& where
   for (const std::string& key : keys) {
     const std::string before = value_in(manifest.settings, key);
     if (before == value_in(now, key)) continue;
+    if (key == config::kMatricesSetting) {
+      throw InputError(where +
+                       ": was made by a version whose optimizer updated attention.qkv and mlp.up "
+                       "as one matrix each; this version updates q, k, v, gate and up apart, so "
+                       "this run cannot go on; start a new run");
+    }
     throw InputError(where + ": was made with " + key + " = " + before + ", which is " +
                      value_in(now, key) +
                      " now; resume with the configuration in the run directory's config.toml");
