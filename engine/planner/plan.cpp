@@ -106,7 +106,7 @@ std::array<TierBytes, kStateKindCount> kind_bytes(const schedule::Schedule& trai
   std::array<TierBytes, kStateKindCount> bytes{};
   for (const schedule::Buffer& buffer : training.buffers) {
     if (buffer.persistent && buffer.role == schedule::BufferRole::kState && !buffer.log_copy &&
-        buffer.twin_of == schedule::kNoId) {
+        buffer.shadow_of == schedule::kNoId) {
       bytes[static_cast<std::size_t>(buffer.kind)][static_cast<std::size_t>(buffer.tier)] +=
           buffer.bytes;
     }
@@ -114,10 +114,10 @@ std::array<TierBytes, kStateKindCount> kind_bytes(const schedule::Schedule& trai
   return bytes;
 }
 
-TierBytes twin_bytes(const schedule::Schedule& training) {
+TierBytes shadow_bytes(const schedule::Schedule& training) {
   TierBytes bytes{};
   for (const schedule::Buffer& buffer : training.buffers) {
-    if (buffer.twin_of == schedule::kNoId) continue;
+    if (buffer.shadow_of == schedule::kNoId) continue;
     bytes[static_cast<std::size_t>(buffer.tier)] +=
         buffer.window ? buffer.slots.size() * training.slot_bytes : schedule::place_bytes(buffer);
   }
@@ -416,7 +416,7 @@ Plan finish_plan(Compiled compiled, const schedule::StepModel& step, const model
   plan.redo = std::move(compiled.redo);
   if (plan.speculates()) plan.redo_s = schedule::simulate(plan.redo, machine).total_s;
   plan.redo_bytes = schedule::link_bytes(plan.redo);
-  plan.twin_bytes = twin_bytes(plan.training);
+  plan.shadow_bytes = shadow_bytes(plan.training);
   plan.evaluation = std::move(compiled.evaluation);
   plan.saving = std::move(compiled.saving);
   plan.save = std::move(compiled.save);

@@ -46,7 +46,7 @@ struct Plan {
   schedule::LinkBytes saving_bytes;  // moved by one step that commits
   schedule::LinkBytes redo_bytes;    // moved by a redo, beside its step's
   double redo_s = 0;       // that a redo takes, behind its step
-  TierBytes twin_bytes{};  // of peak_bytes: what the second homes of state take
+  TierBytes shadow_bytes{};  // of peak_bytes: what the second homes of state take
   schedule::Simulation simulation;   // of one training step; where it speculates, of one that stands
   std::string
       bound_by;         // the lane that is busiest: "compute", "storage", "h2d", "d2h", "optimizer"

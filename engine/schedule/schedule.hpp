@@ -134,7 +134,7 @@ struct Buffer {
   // Of state that a step makes beside what it finds, so that it can be given up again
   // (UpdatePlacement::kSpeculative): the home of what it finds, which has the same shape. Where the
   // step's update stands, the two change roles (Program). kNoId: none.
-  BufferId twin_of = kNoId;
+  BufferId shadow_of = kNoId;
 
   // Filled by the placement pass. Arena buffers and homes: bytes from the tier's base.
   std::uint64_t offset_bytes = 0;

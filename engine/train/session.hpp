@@ -101,11 +101,11 @@ class Session {
  private:
   std::int32_t* tokens_of(std::int64_t microbatch);
   double loss_of(std::int64_t microbatch);
-  // A schedule ready to run; where state has twins, also with the twins in place of their homes.
+  // A schedule ready to run; where state has shadows, also with the shadows in place of their homes.
   class Programs {
    public:
-    Programs(const schedule::Schedule& schedule, runtime::RunMemory& memory, bool twins) : plain_(schedule, memory) {
-      if (twins) flipped_.emplace(schedule, memory, true);
+    Programs(const schedule::Schedule& schedule, runtime::RunMemory& memory, bool shadows) : plain_(schedule, memory) {
+      if (shadows) flipped_.emplace(schedule, memory, true);
     }
     const runtime::Program& get(bool flipped) const { return flipped ? *flipped_ : plain_; }
 
@@ -148,7 +148,7 @@ class Session {
   runtime::StateStore store_;
   checkpoint::ModelState state_;
   std::optional<kernels::UpdateScalars> pending_;  // of the update that the next forward pass will make
-  bool flipped_ = false;                  // the state is in the twins of its homes
+  bool flipped_ = false;                  // the state is in the shadows of its homes
 };
 
 }  // namespace sluice::train

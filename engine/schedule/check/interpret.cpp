@@ -402,9 +402,9 @@ class Machine {
     using Runs = std::map<std::pair<StateKind, std::int32_t>, std::vector<schedule::symbolic::SymbolicOps::Run>>;
     Runs runs;
     Runs found;
-    std::set<BufferId> replaced;  // homes whose twins hold what was made
+    std::set<BufferId> replaced;  // homes whose shadows hold what was made
     for (const Residency& residency : schedule_.exit) {
-      replaced.insert(schedule_.buffers.at(residency.home).twin_of);
+      replaced.insert(schedule_.buffers.at(residency.home).shadow_of);
     }
     bool pending = false;
     for (const Residency& residency : schedule_.exit) {

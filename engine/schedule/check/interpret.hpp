@@ -49,11 +49,11 @@ struct CarriedState {
   };
   using State = std::map<std::pair<StateKind, std::int32_t>, std::vector<Run>>;
   State state;  // by kind and unit
-  // Where what was made lies in twins: what was found, in the homes as ever.
+  // Where what was made lies in shadows: what was found, in the homes as ever.
   State found;
   std::optional<Term> clip;  // the clip factor, where gradients wait for their update
 
-  // What the next schedule finds where the twins do not take the place of the homes.
+  // What the next schedule finds where the shadows do not take the place of the homes.
   CarriedState given_up() const;
 };
 
@@ -77,7 +77,7 @@ struct Interpretation {
   std::vector<std::string> errors;
   // State at exit, by kind and unit (homes named in `exit`, merged over chunks, tiers and ranks).
   std::map<std::pair<StateKind, std::int32_t>, Term> exit;
-  // State as it was found, where what was made lies in twins; likewise.
+  // State as it was found, where what was made lies in shadows; likewise.
   std::map<std::pair<StateKind, std::int32_t>, Term> found;
   // What Commit found where it is kept, likewise.
   std::map<std::pair<StateKind, std::int32_t>, Term> committed;

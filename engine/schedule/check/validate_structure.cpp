@@ -9,18 +9,18 @@
 namespace sluice::schedule::validation {
 namespace {
 
-// Between steps a twin and its home change roles: nothing but their places may tell them apart.
-void check_twin(const Schedule& schedule, const Buffer& twin, Problems& problems) {
-  if (twin.twin_of == kNoId) return;
+// Between steps a shadow and its home change roles: nothing but their places may tell them apart.
+void check_shadow(const Schedule& schedule, const Buffer& shadow, Problems& problems) {
+  if (shadow.shadow_of == kNoId) return;
   const auto shape = [](const Buffer& buffer) {
     return std::tuple(buffer.role, buffer.kind, buffer.unit, buffer.rank, buffer.tier, buffer.dtype,
                       buffer.bytes, buffer.elems, buffer.window, buffer.per_tensor,
                       buffer.persistent);
   };
-  const bool fits = twin.twin_of < twin.id && twin.role == BufferRole::kState && twin.persistent &&
-                    schedule.buffers[twin.twin_of].twin_of == kNoId &&
-                    shape(schedule.buffers[twin.twin_of]) == shape(twin);
-  if (!fits) problems.add(describe(twin) + " is no twin of the home that it names");
+  const bool fits = shadow.shadow_of < shadow.id && shadow.role == BufferRole::kState && shadow.persistent &&
+                    schedule.buffers[shadow.shadow_of].shadow_of == kNoId &&
+                    shape(schedule.buffers[shadow.shadow_of]) == shape(shadow);
+  if (!fits) problems.add(describe(shadow) + " is no shadow of the home that it names");
 }
 
 void check_buffers(const Schedule& schedule, Problems& problems) {
@@ -39,7 +39,7 @@ void check_buffers(const Schedule& schedule, Problems& problems) {
       problems.add(describe(buffer) + " has " + std::to_string(buffer.versions) +
                    " versions; persistent buffers on storage have one or two, others one");
     }
-    check_twin(schedule, buffer, problems);
+    check_shadow(schedule, buffer, problems);
     if (buffer.role == BufferRole::kSaved && buffer.elems > 0 &&
         bytes_of(buffer.dtype, buffer.elems) != buffer.bytes) {
       problems.add(describe(buffer) + " is not as large as its elements");
@@ -141,8 +141,8 @@ void check_residencies(const Schedule& schedule, Problems& problems) {
       } else if ((list == &schedule.commit) ? home.versions != 2 : home.log_copy) {
         problems.add(describe(home) + " cannot hold state " +
                      (list == &schedule.commit ? "that is committed" : "between steps"));
-      } else if (list == &schedule.entry && home.twin_of != kNoId) {
-        problems.add(describe(home) + " is a twin: what a schedule finds is in the other home");
+      } else if (list == &schedule.entry && home.shadow_of != kNoId) {
+        problems.add(describe(home) + " is a shadow: what a schedule finds is in the other home");
       }
     }
   }

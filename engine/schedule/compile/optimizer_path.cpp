@@ -2,8 +2,8 @@
 //
 // States on the device are updated there, in place. Otherwise the update runs on the host, and each
 // state of a piece is brought to pinned memory if it is not there: read i+1, update i, write i-1.
-// What an update makes goes to made_home: where that is a twin of the home, a state that would be
-// updated in place is read from the home and written to the twin, and what is staged is put back
+// What an update makes goes to made_home: where that is a shadow of the home, a state that would be
+// updated in place is read from the home and written to the shadow, and what is staged is put back
 // there.
 // Rules that need whole tensors take a unit as one piece. Where a step has its updates
 // (UpdatePlacement) is the generator's business: it asks for them unit by unit.

@@ -111,14 +111,14 @@ void StepBuilder::add_versions() {
 }
 
 // A second home for all state that an update makes.
-void StepBuilder::add_twins() {
+void StepBuilder::add_shadows() {
   for (std::int32_t unit = 0; unit < unit_count(); ++unit) {
     for (std::size_t k = 0; k < kStateKindCount; ++k) {
       const BufferId id = homes_[index(unit)][k];
       if (id == kNoId || static_cast<StateKind>(k) == StateKind::kGradient) continue;
-      Buffer twin = schedule_.buffers[id];
-      twin.twin_of = id;
-      made_homes_[index(unit)][k] = add_persistent(std::move(twin));
+      Buffer shadow = schedule_.buffers[id];
+      shadow.shadow_of = id;
+      made_homes_[index(unit)][k] = add_persistent(std::move(shadow));
     }
   }
 }
@@ -166,7 +166,7 @@ void StepBuilder::add_homes() {
   clip_scalar_ =
       pinned(BufferRole::kScalar, Category::kGradient, DType::kF64, 2 * sizeof(double), -1);
   made_homes_ = homes_;
-  if (options_.update == UpdatePlacement::kSpeculative) add_twins();
+  if (options_.update == UpdatePlacement::kSpeculative) add_shadows();
   if (options_.durable) add_versions();
 }
 
@@ -325,7 +325,7 @@ void StepBuilder::declare_residency(const StepBorders& borders) {
   for (const Buffer& buffer : schedule_.buffers) {
     if (!buffer.persistent || buffer.role != BufferRole::kState || buffer.log_copy) continue;
     Residency residency{buffer.kind, buffer.unit, -1, buffer.id, 0};
-    if (buffer.twin_of != kNoId) {
+    if (buffer.shadow_of != kNoId) {
       // Nothing is in it between steps.
       residency.version = borders.exit_version;
       if (borders.exit_version > 0) schedule_.exit.push_back(residency);
@@ -346,7 +346,7 @@ void StepBuilder::declare_residency(const StepBorders& borders) {
       saved.home = saved_home(buffer.kind, buffer.unit);
       schedule_.commit.push_back(saved);
     }
-    // What has a twin stays as found: the twin holds what is made.
+    // What has a shadow stays as found: the shadow holds what is made.
     const bool kept = made_home(buffer.kind, buffer.unit) != buffer.id;
     residency.version = kept ? 0 : borders.exit_version;
     schedule_.exit.push_back(residency);

@@ -43,7 +43,7 @@ class StepBuilder {
   // Homes: persistent, the same ids in every schedule of a run. kNoId where the run has none.
   BufferId home(StateKind kind, std::int32_t unit) const;
   Tier home_tier(StateKind kind, std::int32_t unit) const;
-  // Where an update leaves what it makes: the home itself, or its twin.
+  // Where an update leaves what it makes: the home itself, or its shadow.
   BufferId made_home(StateKind kind, std::int32_t unit) const;
   // Of a durable run: where a home is saved. The home itself where it lies on storage.
   BufferId saved_home(StateKind kind, std::int32_t unit) const;
@@ -92,7 +92,7 @@ class StepBuilder {
   BufferId add_home(StateKind kind, std::int32_t unit, Tier tier, DType dtype);
   void add_optimizer_home(StateKind kind, std::int32_t unit);
   void add_versions();
-  void add_twins();
+  void add_shadows();
   void declare_residency(const StepBorders& borders);
 
   const StepModel& model_;
@@ -100,7 +100,7 @@ class StepBuilder {
   std::int32_t weight_version_;
   Schedule schedule_;
   std::vector<std::array<BufferId, kStateKindCount>> homes_;
-  std::vector<std::array<BufferId, kStateKindCount>> made_homes_;   // twins, or the homes
+  std::vector<std::array<BufferId, kStateKindCount>> made_homes_;   // shadows, or the homes
   std::vector<std::array<BufferId, kStateKindCount>> saved_homes_;  // of a durable run
   std::vector<BufferId> tokens_;
   std::vector<BufferId> losses_;
@@ -179,7 +179,7 @@ class UpdateStream {
     std::int32_t unit = 0;
     ElemRange range;
     // One per StateKind: the pinned buffer that the update works on (the home or a staged copy),
-    // and the one that holds what it reads, which differs where the home has a twin.
+    // and the one that holds what it reads, which differs where the home has a shadow.
     std::array<BufferId, kStateKindCount> at{kNoId, kNoId, kNoId, kNoId, kNoId};
     std::array<BufferId, kStateKindCount> from{kNoId, kNoId, kNoId, kNoId, kNoId};
   };

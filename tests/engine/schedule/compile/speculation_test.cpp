@@ -148,7 +148,7 @@ TEST(Speculation, HasTwoHomesForAllStateThatUpdatesMake) {
     for (const Buffer& buffer : schedule.buffers) {
       if (!buffer.persistent || buffer.role != BufferRole::kState) continue;
       held[static_cast<std::size_t>(buffer.tier)] += buffer.bytes;
-      if (buffer.twin_of != kNoId) ++homes[buffer.twin_of];
+      if (buffer.shadow_of != kNoId) ++homes[buffer.shadow_of];
     }
     for (const Residency& residency : schedule.entry) EXPECT_EQ(homes[residency.home], 1);
     for (std::size_t tier = 0; tier < kTierCount; ++tier) {
@@ -158,7 +158,7 @@ TEST(Speculation, HasTwoHomesForAllStateThatUpdatesMake) {
          {compile_redo(model, options), compile_evaluation(model, options)}) {
       for (const Buffer& buffer : schedule.buffers) {
         if (!buffer.persistent) continue;
-        EXPECT_EQ(other.buffers.at(buffer.id).twin_of, buffer.twin_of);
+        EXPECT_EQ(other.buffers.at(buffer.id).shadow_of, buffer.shadow_of);
         EXPECT_EQ(other.buffers.at(buffer.id).offset_bytes, buffer.offset_bytes);
         EXPECT_EQ(other.buffers.at(buffer.id).slots, buffer.slots);
       }
@@ -175,9 +175,9 @@ class DamagedSpeculation : public ::testing::Test {
     schedule_ = compile_training_step(model_, options_);
   }
   // Of a master: one that updates read, too.
-  Buffer& twin() {
+  Buffer& shadow() {
     return *std::find_if(schedule_.buffers.begin(), schedule_.buffers.end(), [](const Buffer& at) {
-      return at.twin_of != kNoId && at.kind == StateKind::kMaster;
+      return at.shadow_of != kNoId && at.kind == StateKind::kMaster;
     });
   }
   std::string verdict() const { return joined(validate(schedule_)); }
@@ -197,7 +197,7 @@ TEST_F(DamagedSpeculation, AnUpdateOverWhatWasFoundIsRefused) {
   for (Instruction& instruction : schedule_.instructions) {
     if (instruction.op != Op::kOptimizerStep) continue;
     for (Use& use : instruction.writes) {
-      const BufferId home = schedule_.buffers[use.buffer].twin_of;
+      const BufferId home = schedule_.buffers[use.buffer].shadow_of;
       if (home != kNoId) use.buffer = home;
     }
     break;
@@ -214,26 +214,26 @@ TEST_F(DamagedSpeculation, AStepThatLeavesNoGradientForARedoIsRefused) {
       << verdict();
 }
 
-TEST_F(DamagedSpeculation, ATwinOfAnotherShapeIsRefused) {
-  twin().bytes += kDirectAlignmentBytes;
-  EXPECT_NE(verdict().find("is no twin of the home that it names"), std::string::npos);
+TEST_F(DamagedSpeculation, AShadowOfAnotherShapeIsRefused) {
+  shadow().bytes += kDirectAlignmentBytes;
+  EXPECT_NE(verdict().find("is no shadow of the home that it names"), std::string::npos);
 }
 
-TEST_F(DamagedSpeculation, AScheduleThatFindsStateInATwinIsRefused) {
-  schedule_.entry.front().home = twin().id;
-  schedule_.entry.front().kind = twin().kind;
-  schedule_.entry.front().unit = twin().unit;
-  EXPECT_NE(verdict().find("is a twin: what a schedule finds is in the other home"),
+TEST_F(DamagedSpeculation, AScheduleThatFindsStateInAShadowIsRefused) {
+  schedule_.entry.front().home = shadow().id;
+  schedule_.entry.front().kind = shadow().kind;
+  schedule_.entry.front().unit = shadow().unit;
+  EXPECT_NE(verdict().find("is a shadow: what a schedule finds is in the other home"),
             std::string::npos);
 }
 
 TEST_F(DamagedSpeculation, ARedoThatReadsWhatTheStepMadeIsRefused) {
   schedule_ = compile_redo(model_, options_);
   ASSERT_EQ(verdict(), "");
-  const BufferId home = twin().twin_of;
+  const BufferId home = shadow().shadow_of;
   for (Instruction& instruction : schedule_.instructions) {
     for (Use& use : instruction.reads) {
-      if (use.buffer == home) use.buffer = twin().id;
+      if (use.buffer == home) use.buffer = shadow().id;
     }
   }
   compile();
