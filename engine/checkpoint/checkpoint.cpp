@@ -11,6 +11,7 @@
 #include "base/posix_file.hpp"
 #include "engine/checkpoint/durable_checkpoint.hpp"
 #include "engine/config/schema.hpp"
+#include "engine/config/shapes.hpp"
 
 namespace sluice::checkpoint {
 namespace {

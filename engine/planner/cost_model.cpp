@@ -5,7 +5,7 @@
 
 #include "base/error.hpp"
 #include "base/units.hpp"
-#include "engine/planner/plan.hpp"
+#include "engine/config/shapes.hpp"
 #include "engine/runtime/run_state.hpp"
 
 namespace sluice::planner {

@@ -10,7 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "engine/planner/candidates.hpp"
+#include "engine/config/config.hpp"
+#include "engine/schedule/compile/step_model.hpp"
 #include "engine/schedule/schedule.hpp"
 
 namespace sluice::planner {

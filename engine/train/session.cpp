@@ -4,6 +4,7 @@
 #include <array>
 
 #include "base/error.hpp"
+#include "engine/config/shapes.hpp"
 #include "engine/run/storage_shares.hpp"
 #include "offload/storage_file.hpp"
 
@@ -74,8 +75,8 @@ Session::Session(const config::Config& config, const model::Model& model, const 
                  const StorageWrapper& wrap_storage, const RunId& run)
     : config_(config),
       plan_(plan),
-      batch_(planner::batch_shape(config)),
-      parameters_(planner::parameter_table(config, model)),
+      batch_(config::batch_shape(config)),
+      parameters_(config::parameter_table(config, model)),
       communicator_(collectives::make_single_communicator()),
       device_(make_device(backend, plan)),
       ledger_(
@@ -87,30 +88,22 @@ Session::Session(const config::Config& config, const model::Model& model, const 
       memory_(*device_, ledger_, storage_.get(), config.memory.storage_paths, plan.need, run,
               plan.options.durable, run::choose_storage_shares(config, plan.need.storage_bytes)),
       durable_(log_ ? std::make_unique<runtime::DurableState>(memory_, *log_) : nullptr),
-      training_(plan.training, memory_, plan.speculates()),
-      first_(plan.first, memory_),
-      drain_(plan.drain, memory_),
-      redo_(plan.redo, memory_, plan.speculates()),
-      evaluation_(plan.evaluation, memory_, plan.speculates()),
       loss_scaler_(loss_scale_rule(config)),
       runner_(model, batch_, plan.options.microbatches, parameters_, *backend.device_kernels,
               *backend.host_kernels, *communicator_),
       executor_(*device_, memory_.storage(), runner_, deadline_seconds(plan), durable_.get()),
-      store_(*device_, memory_, plan.training, durable_.get()),
+      store_(*device_, memory_, plan.training(), durable_.get()),
       state_(model, parameters_, store_) {
-  if (durable_) {
-    executor_.prepare(saving_.emplace(plan.saving, memory_));
-    executor_.prepare(save_.emplace(plan.save, memory_));
+  for (const schedule::StepKind kind : schedule::kStepKinds) {
+    if (!schedule::has_step(plan.options, kind)) continue;
+    auto& programs = programs_[static_cast<std::size_t>(kind)];
+    programs.emplace(plan.schedules[kind], memory_, plan.speculates());
+    executor_.prepare(programs->get(false));
   }
-  executor_.prepare(training_.get(false));
-  executor_.prepare(first_);
-  executor_.prepare(drain_);
-  executor_.prepare(redo_.get(false));
-  executor_.prepare(evaluation_.get(false));
 }
 
 const schedule::Buffer& Session::host_buffer(schedule::BufferRole role, std::int64_t microbatch) const {
-  for (const schedule::Buffer& buffer : plan_.training.buffers) {
+  for (const schedule::Buffer& buffer : plan_.training().buffers) {
     if (buffer.persistent && buffer.role == role && buffer.microbatch == microbatch) return buffer;
   }
   throw InternalError("the schedule has no such buffer");
@@ -151,7 +144,7 @@ schedule::LinkBytes Session::commit(const checkpoint::CheckpointManifest& manife
   SLUICE_CHECK(durable_ != nullptr);
   const schedule::LinkBytes before = moved_bytes();
   drain();
-  pass(*save_, &manifest);
+  pass(program(schedule::StepKind::kSave), &manifest);
   return moved_bytes() - before;
 }
 
@@ -166,7 +159,7 @@ std::vector<const schedule::Buffer*> Session::homes(const schedule::Schedule& sc
 void Session::load(const checkpoint::DurableFound& found) {
   const std::unique_ptr<offload::StorageEngine> engine = offload::make_storage_engine("posix", {});
   offload::StripedSpace space(*engine, found.state.files, found.state.space_bytes, found.state.shares);
-  for (const schedule::Buffer* home : homes(plan_.evaluation)) {
+  for (const schedule::Buffer* home : homes(plan_.schedules[schedule::StepKind::kEvaluation])) {
     const auto saved = std::find_if(
         found.state.homes.begin(), found.state.homes.end(),
         [&](const runtime::SavedHome& at) { return at.kind == home->kind && at.unit == home->unit; });
@@ -181,9 +174,14 @@ void Session::load(const checkpoint::DurableFound& found) {
   }
 }
 
+const runtime::Program& Session::program(schedule::StepKind kind) const {
+  return programs_[static_cast<std::size_t>(kind)]->get(flipped_);
+}
+
 const runtime::Program& Session::step_program(bool commits) const {
-  if (commits) return *saving_;
-  return plan_.carries_updates() && !pending_ ? first_ : training_.get(flipped_);
+  if (commits) return program(schedule::StepKind::kSaving);
+  const bool first = plan_.carries_updates() && !pending_;
+  return program(first ? schedule::StepKind::kFirst : schedule::StepKind::kTraining);
 }
 
 StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& fill,
@@ -196,7 +194,7 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   }
   kernels::UpdateScalars update;
   update.lr = static_cast<float>(lr);
-  // Skipped steps are none of the optimizer's.
+  // The optimizer does not count skipped steps.
   update.step = step + 1 - loss_scaler_.state().skipped_steps;
   runtime::StepScalars scalars;
   scalars.update = pending_.value_or(update);
@@ -218,7 +216,7 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   outcome.tag_seconds = tag_counters().hash_seconds - tagged_before;
   outcome.seconds = drain_s + statistics.seconds + outcome.redo_seconds;
   if (outcome.stalls) outcome.stalls->add(runtime::StallCause::kUpdatePass, drain_s + outcome.redo_seconds);
-  // The compute lane waits for a drain, and for a redo.
+  // The compute lane is idle during a drain and a redo.
   outcome.stalled_fraction =
       (drain_s + outcome.redo_seconds + statistics.compute_stalled_seconds) / outcome.seconds;
   outcome.loss_scale = loss_scaler_.scale();
@@ -229,14 +227,14 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   return outcome;
 }
 
-// The update is there, beside the state that the step found: it stands, is made once more as the
-// clip factor says, or (an overflow) is left where it is.
+// A speculative step has made its update beside the state that it found. The update stands, or is
+// made once more with the clip factor, or (after an overflow) is dropped.
 void Session::settle(StepOutcome& outcome, const runtime::StepScalars& scalars) {
   if (outcome.overflow) return;
   if (runner_.results().clipped) {
     outcome.redone = true;
     runner_.set_scalars(scalars);
-    outcome.redo_seconds = pass(redo_.get(flipped_), nullptr).seconds;
+    outcome.redo_seconds = pass(program(schedule::StepKind::kRedo), nullptr).seconds;
   }
   flipped_ = !flipped_;
   store_.flip();
@@ -247,7 +245,7 @@ double Session::drain() {
   runtime::StepScalars scalars;
   scalars.update = *pending_;
   runner_.set_scalars(scalars);
-  const runtime::RunStatistics statistics = pass(drain_, nullptr);
+  const runtime::RunStatistics statistics = pass(program(schedule::StepKind::kDrain), nullptr);
   pending_.reset();
   return statistics.seconds;
 }
@@ -255,7 +253,7 @@ double Session::drain() {
 double Session::evaluate(const FillTokens& fill) {
   drain();
   fill(0, tokens_of(0), tokens_of(0) + batch_.rows());
-  pass(evaluation_.get(flipped_), nullptr);
+  pass(program(schedule::StepKind::kEvaluation), nullptr);
   return loss_of(0) / static_cast<double>(batch_.rows());
 }
 

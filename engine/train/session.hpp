@@ -1,6 +1,7 @@
 // A planned run made real: device, memory, storage, programs and executor, ready to take steps.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -86,7 +87,6 @@ class Session {
   runtime::LossScaler& loss_scaler() { return loss_scaler_; }
   collectives::Communicator& communicator() { return *communicator_; }
   runtime::ModelRunner& runner() { return runner_; }
-  const runtime::Program& training_program() const { return training_.get(false); }
   // As charged to the ledger, and as the device and the storage engine measured themselves.
   planner::TierBytes peak_bytes() const;
   planner::TierBytes measured_peak_bytes() const;
@@ -101,7 +101,8 @@ class Session {
  private:
   std::int32_t* tokens_of(std::int64_t microbatch);
   double loss_of(std::int64_t microbatch);
-  // A schedule ready to run; where state has shadows, also with the shadows in place of their homes.
+  // A schedule ready to run. With shadows there is a second program, in which each home and its
+  // shadow have changed places.
   class Programs {
    public:
     Programs(const schedule::Schedule& schedule, runtime::RunMemory& memory, bool shadows) : plain_(schedule, memory) {
@@ -115,6 +116,8 @@ class Session {
   };
   void settle(StepOutcome& outcome, const runtime::StepScalars& scalars);
   runtime::DurableState::Record record_of(const checkpoint::CheckpointManifest& manifest);
+  // Precondition: the run has steps of this kind.
+  const runtime::Program& program(schedule::StepKind kind) const;
   const runtime::Program& step_program(bool commits) const;
   runtime::RunStatistics pass(const runtime::Program& program, const checkpoint::CheckpointManifest* commits,
                      TraceRecorder* trace = nullptr, std::uint32_t step = 0);
@@ -135,13 +138,7 @@ class Session {
   std::unique_ptr<offload::StateLog> log_;
   runtime::RunMemory memory_;
   std::unique_ptr<runtime::DurableState> durable_;
-  Programs training_;
-  runtime::Program first_;
-  runtime::Program drain_;
-  Programs redo_;
-  Programs evaluation_;
-  std::optional<runtime::Program> saving_;
-  std::optional<runtime::Program> save_;
+  std::array<std::optional<Programs>, schedule::kStepKindCount> programs_;  // the kinds it has
   runtime::LossScaler loss_scaler_;
   runtime::ModelRunner runner_;
   runtime::Executor executor_;

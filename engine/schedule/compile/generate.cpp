@@ -381,71 +381,42 @@ class StepGenerator {
   std::optional<StateSaver> saver_;   // of a step that saves, until it has committed
 };
 
-Schedule compile(Schedule schedule) {
+}  // namespace
+
+Schedule generate(const StepModel& model, const StepOptions& options, StepKind kind) {
+  const bool carries = options.update == UpdatePlacement::kNextForward;
+  switch (kind) {
+    case StepKind::kTraining:
+      return StepGenerator(model, options, carries).training_step(false);
+    case StepKind::kEvaluation:
+      return StepGenerator(model, options).evaluation();
+    case StepKind::kFirst:
+      return StepGenerator(model, options).training_step(false);
+    case StepKind::kDrain:
+    case StepKind::kRedo:
+      SLUICE_CHECK(has_step(options, kind));
+      return StepGenerator(model, options, true).drain();
+    case StepKind::kSaving:
+      return StepGenerator(model, options).training_step(true);
+    case StepKind::kSave:
+      return StepGenerator(model, options).save();
+  }
+  throw InternalError("no such kind of step");
+}
+
+Schedule compile(const StepModel& model, const StepOptions& options, StepKind kind) {
+  Schedule schedule = generate(model, options, kind);
   link(schedule);
   pack(schedule);
   return schedule;
 }
 
-}  // namespace
-
-Schedule generate_training_step(const StepModel& model, const StepOptions& options) {
-  const bool pending = options.update == UpdatePlacement::kNextForward;
-  return StepGenerator(model, options, pending).training_step(false);
-}
-
-Schedule generate_first_step(const StepModel& model, const StepOptions& options) {
-  return StepGenerator(model, options).training_step(false);
-}
-
-Schedule generate_saving_step(const StepModel& model, const StepOptions& options) {
-  return StepGenerator(model, options).training_step(true);
-}
-
-Schedule generate_save(const StepModel& model, const StepOptions& options) {
-  return StepGenerator(model, options).save();
-}
-
-Schedule generate_drain(const StepModel& model, const StepOptions& options) {
-  SLUICE_CHECK(options.update == UpdatePlacement::kNextForward);
-  return StepGenerator(model, options, true).drain();
-}
-
-Schedule generate_redo(const StepModel& model, const StepOptions& options) {
-  SLUICE_CHECK(options.update == UpdatePlacement::kSpeculative);
-  return StepGenerator(model, options, true).drain();
-}
-
-Schedule generate_evaluation(const StepModel& model, const StepOptions& options) {
-  return StepGenerator(model, options).evaluation();
-}
-
-Schedule compile_training_step(const StepModel& model, const StepOptions& options) {
-  return compile(generate_training_step(model, options));
-}
-
-Schedule compile_first_step(const StepModel& model, const StepOptions& options) {
-  return compile(generate_first_step(model, options));
-}
-
-Schedule compile_drain(const StepModel& model, const StepOptions& options) {
-  return compile(generate_drain(model, options));
-}
-
-Schedule compile_redo(const StepModel& model, const StepOptions& options) {
-  return compile(generate_redo(model, options));
-}
-
-Schedule compile_saving_step(const StepModel& model, const StepOptions& options) {
-  return compile(generate_saving_step(model, options));
-}
-
-Schedule compile_save(const StepModel& model, const StepOptions& options) {
-  return compile(generate_save(model, options));
-}
-
-Schedule compile_evaluation(const StepModel& model, const StepOptions& options) {
-  return compile(generate_evaluation(model, options));
+StepSchedules compile_all(const StepModel& model, const StepOptions& options) {
+  StepSchedules schedules;
+  for (const StepKind kind : kStepKinds) {
+    if (has_step(options, kind)) schedules[kind] = compile(model, options, kind);
+  }
+  return schedules;
 }
 
 }  // namespace sluice::schedule
