@@ -65,7 +65,8 @@ constexpr std::uint64_t kUpdatePieceElems = 8 * kLeastPieceElems;
 constexpr std::uint64_t kUpdateRingPieces = 12;
 constexpr std::uint64_t kMostUpdatePieces = 8192;
 
-std::uint64_t optimizer_state_bytes(const schedule::StepModel& model, std::size_t unit, StateKind kind) {
+std::uint64_t optimizer_state_bytes(const schedule::StepModel& model, std::size_t unit,
+                                    StateKind kind) {
   const kernels::StateLayout layout = kernels::state_layout(model.optimizer, kind);
   const schedule::UnitFootprint& footprint = model.units[unit];
   switch (layout.extent) {
@@ -95,11 +96,13 @@ schedule::UpdatePlacement update_placement(config::Config::OptimizerPlacement pl
 
 // Adds the group, in both orders of passes if the choice is open: where windows and arena share the
 // device, either order may be the more frugal.
-void add_orders(const config::Config& config, CandidateGroup group, std::vector<CandidateGroup>& groups) {
+void add_orders(const config::Config& config, CandidateGroup group,
+                std::vector<CandidateGroup>& groups) {
   CandidateGroup by_unit = group;
   for (schedule::StepOptions& options : by_unit) options.order = schedule::ComputeOrder::kUnit;
   groups.push_back(std::move(group));
-  const bool either = config.train.order == config::Config::Order::kAuto && config.train.accumulate > 1;
+  const bool either =
+      config.train.order == config::Config::Order::kAuto && config.train.accumulate > 1;
   if (either) groups.push_back(std::move(by_unit));
 }
 
@@ -109,14 +112,17 @@ bool shares_device(const CandidateGroup& group) {
   return group.front().shares_device;
 }
 
-std::vector<CandidateGroup> plan_candidates(const config::Config& config, const schedule::StepModel& model) {
+std::vector<CandidateGroup> plan_candidates(const config::Config& config,
+                                            const schedule::StepModel& model) {
   std::uint64_t all_slots = 0;
   for (const schedule::UnitFootprint& unit : model.units) {
     all_slots += ceil_div(unit.elems * dtype_bytes(model.dtype), config.memory.chunk_bytes);
   }
   std::vector<bool> recompute_choices;
-  if (config.recompute.policy != config::Config::Recompute::kUnit) recompute_choices.push_back(false);
-  if (config.recompute.policy != config::Config::Recompute::kNone) recompute_choices.push_back(true);
+  if (config.recompute.policy != config::Config::Recompute::kUnit)
+    recompute_choices.push_back(false);
+  if (config.recompute.policy != config::Config::Recompute::kNone)
+    recompute_choices.push_back(true);
 
   std::vector<CandidateGroup> groups;
   std::vector<CandidateGroup> sharing;
@@ -125,8 +131,9 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config, const 
     CandidateGroup shared;
     schedule::StepOptions base;
     base.microbatches = static_cast<std::int32_t>(config.train.accumulate);
-    base.order = config.train.order == config::Config::Order::kUnit ? schedule::ComputeOrder::kUnit
-                                                            : schedule::ComputeOrder::kMicrobatch;
+    base.order = config.train.order == config::Config::Order::kUnit
+                     ? schedule::ComputeOrder::kUnit
+                     : schedule::ComputeOrder::kMicrobatch;
     base.update = update_placement(config.optimizer.placement);
     base.chunk_bytes = config.memory.chunk_bytes;
     base.durable = config.checkpoint.mode == config::Config::CheckpointMode::kDurable;
@@ -181,7 +188,8 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config, const 
 // A ring of three pieces of 256 K elements would take as many bytes. But a piece's memory is reused
 // only when all of its writes have ended, and the storage device idles meanwhile: steps took up to
 // a third longer.
-std::vector<schedule::StepOptions> update_piece_variants(const schedule::StepModel& model, const schedule::StepOptions& options) {
+std::vector<schedule::StepOptions> update_piece_variants(const schedule::StepModel& model,
+                                                         const schedule::StepOptions& options) {
   const std::vector<Tier>& homes = options.placement.optimizer;
   const bool streams = std::find(homes.begin(), homes.end(), Tier::kStorage) != homes.end();
   // Rules for whole tensors update unit by unit and do not use pieces.
@@ -210,12 +218,13 @@ std::vector<schedule::StepOptions> update_piece_variants(const schedule::StepMod
   return variants;
 }
 
-std::vector<CandidateGroup> order_variants(const config::Config& config, const CandidateGroup& group) {
+std::vector<CandidateGroup> order_variants(const config::Config& config,
+                                           const CandidateGroup& group) {
   // One micro-batch has no order.
   if (config.train.order != config::Config::Order::kAuto || config.train.accumulate < 2) return {};
   // A group that spills has only options with recomputation, or only options without.
-  const bool either =
-      spills_activations(group.front()) && config.recompute.policy == config::Config::Recompute::kAuto;
+  const bool either = spills_activations(group.front()) &&
+                      config.recompute.policy == config::Config::Recompute::kAuto;
   std::vector<CandidateGroup> variants;
   for (const bool recompute : {false, true}) {
     CandidateGroup variant;
@@ -236,7 +245,8 @@ bool spills_activations(const schedule::StepOptions& options) {
          !std::all_of(saved.begin(), saved.end(), on_device);
 }
 
-std::vector<schedule::StepOptions> spilling_variants(const config::Config& config, const schedule::StepOptions& options) {
+std::vector<schedule::StepOptions> spilling_variants(const config::Config& config,
+                                                     const schedule::StepOptions& options) {
   if (config.memory.place.activation != Place::kAuto) return {};
   const bool spills = spills_activations(options);
   std::vector<schedule::StepOptions> variants;
@@ -248,13 +258,14 @@ std::vector<schedule::StepOptions> spilling_variants(const config::Config& confi
   const bool may_keep = config.recompute.policy != config::Config::Recompute::kUnit;
   if (may_keep && (spills || options.recompute)) add(false, options.order);
   if (spills && options.recompute) add(true, options.order);
-  const bool may_reorder = config.train.order == config::Config::Order::kAuto && options.microbatches > 1 &&
-                           !on_device(options.placement.weight);
+  const bool may_reorder = config.train.order == config::Config::Order::kAuto &&
+                           options.microbatches > 1 && !on_device(options.placement.weight);
   if (may_reorder) add(options.recompute, schedule::ComputeOrder::kUnit);
   return variants;
 }
 
-std::vector<schedule::StepOptions> update_variants(const config::Config& config, const schedule::StepOptions& options) {
+std::vector<schedule::StepOptions> update_variants(const config::Config& config,
+                                                   const schedule::StepOptions& options) {
   if (config.optimizer.placement != config::Config::OptimizerPlacement::kAuto) return {};
   std::vector<schedule::StepOptions> variants;
   // A commit of every step leaves no update for the next forward pass.
@@ -273,7 +284,8 @@ std::array<std::uint64_t, kTierCount> home_bytes(const schedule::StepModel& mode
                                                  const schedule::StepOptions& options) {
   std::array<std::uint64_t, kTierCount> bytes{};
   const std::uint64_t weight = dtype_bytes(model.dtype);
-  const std::uint64_t gradient = dtype_bytes(schedule::accumulator_dtype(model, options.microbatches));
+  const std::uint64_t gradient =
+      dtype_bytes(schedule::accumulator_dtype(model, options.microbatches));
   const std::uint64_t versions = options.update == schedule::UpdatePlacement::kSpeculative ? 2 : 1;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     const std::uint64_t elems = model.units[unit].elems;

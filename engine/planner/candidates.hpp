@@ -23,26 +23,31 @@ namespace sluice::planner {
 // is empty. No group at all: the placement that memory.place.* asks for cannot be run (a
 // device optimizer needs device weights and gradients).
 using CandidateGroup = std::vector<schedule::StepOptions>;
-std::vector<CandidateGroup> plan_candidates(const config::Config& config, const schedule::StepModel& model);
+std::vector<CandidateGroup> plan_candidates(const config::Config& config,
+                                            const schedule::StepModel& model);
 bool shares_device(const CandidateGroup& group);
 
 // Other orders of the passes where train.order leaves the choice: of the group's options, those
 // without recomputation and those with, best first.
-std::vector<CandidateGroup> order_variants(const config::Config& config, const CandidateGroup& group);
+std::vector<CandidateGroup> order_variants(const config::Config& config,
+                                           const CandidateGroup& group);
 // Other ways to wait for activations, where memory.place.activation leaves the choice: spilled
 // instead of recomputed, or in the order "unit"; these options, of which spill_choice.hpp says what
 // leaves the device.
-std::vector<schedule::StepOptions> spilling_variants(const config::Config& config, const schedule::StepOptions& options);
+std::vector<schedule::StepOptions> spilling_variants(const config::Config& config,
+                                                     const schedule::StepOptions& options);
 // Whether any unit's activations, or part of what it saves, may leave the device.
 bool spills_activations(const schedule::StepOptions& options);
 // The same options with the update elsewhere, where optimizer.placement leaves the choice. Never
 // speculative: how many steps will be redone only the training itself shows.
-std::vector<schedule::StepOptions> update_variants(const config::Config& config, const schedule::StepOptions& options);
+std::vector<schedule::StepOptions> update_variants(const config::Config& config,
+                                                   const schedule::StepOptions& options);
 
 // The same options with pieces of the update's own, where storage feeds it: many in a ring, the
 // largest first; the last take no more memory than the pieces that the options have. Each costs
 // time to plan, so this is for what has been chosen.
-std::vector<schedule::StepOptions> update_piece_variants(const schedule::StepModel& model, const schedule::StepOptions& options);
+std::vector<schedule::StepOptions> update_piece_variants(const schedule::StepModel& model,
+                                                         const schedule::StepOptions& options);
 
 // Bytes of each tier that model state takes between steps: no plan with this placement needs less.
 std::array<std::uint64_t, kTierCount> home_bytes(const schedule::StepModel& model,

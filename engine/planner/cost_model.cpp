@@ -15,7 +15,8 @@ std::uint64_t bytes_of(const schedule::Schedule& schedule, const schedule::Use& 
   return use.bytes == 0 ? schedule.buffers[use.buffer].bytes : use.bytes;
 }
 
-std::uint64_t touched_bytes(const schedule::Schedule& schedule, const schedule::Instruction& instruction) {
+std::uint64_t touched_bytes(const schedule::Schedule& schedule,
+                            const schedule::Instruction& instruction) {
   std::uint64_t bytes = 0;
   for (const auto* uses : {&instruction.reads, &instruction.writes}) {
     for (const schedule::Use& use : *uses) bytes += bytes_of(schedule, use);
@@ -35,8 +36,8 @@ std::byte* some_address() {
 
 }  // namespace
 
-CostModel::CostModel(const config::Config& config, const model::Model& model, const model::BatchShape& batch,
-                     const HardwareProfile& hardware)
+CostModel::CostModel(const config::Config& config, const model::Model& model,
+                     const model::BatchShape& batch, const HardwareProfile& hardware)
     : config_(config),
       model_(model),
       batch_(batch),
@@ -93,16 +94,18 @@ void CostModel::price_copies(PricedKernels& kernels, const schedule::Schedule& s
     const schedule::Buffer& found = schedule.buffers[from.buffer];
     const bool elsewhere =
         found.role == schedule::BufferRole::kState &&
-        std::any_of(instruction.writes.begin(), instruction.writes.end(), [&](const schedule::Use& to) {
-          return schedule.buffers[to.buffer].kind == found.kind && to.buffer != from.buffer;
-        });
+        std::any_of(
+            instruction.writes.begin(), instruction.writes.end(), [&](const schedule::Use& to) {
+              return schedule.buffers[to.buffer].kind == found.kind && to.buffer != from.buffer;
+            });
     if (!elsewhere) continue;
     const auto words = static_cast<std::int64_t>(bytes_of(schedule, from) / sizeof(float));
     kernels.cast(nullptr, DType::kF32, nullptr, DType::kF32, false, words);
   }
 }
 
-double CostModel::state_operation_s(const schedule::Schedule& schedule, const schedule::Instruction& instruction) {
+double CostModel::state_operation_s(const schedule::Schedule& schedule,
+                                    const schedule::Instruction& instruction) {
   PricedKernels& kernels = kernels_of(instruction.lane);
   kernels.reset();
   // The first thing that each of them reads; all but the step are priced by it.
@@ -126,7 +129,8 @@ double CostModel::state_operation_s(const schedule::Schedule& schedule, const sc
       kernels::UpdateBuffers buffers;
       buffers.grad_dtype = dtype;
       buffers.elems = elems;
-      const schedule::ElemRange range = sluice::schedule::elems_of(schedule.buffers[gradient.buffer], gradient);
+      const schedule::ElemRange range =
+          sluice::schedule::elems_of(schedule.buffers[gradient.buffer], gradient);
       const auto segments =
           table_.segments(static_cast<std::size_t>(instruction.unit), range.begin, range.end);
       kernels.update(table_.options(), buffers, segments, {}, nullptr);
@@ -163,7 +167,8 @@ double CostModel::transfer_s(TimedOperation operation, std::uint64_t bytes) cons
                                            : hardware_.storage_write_bytes_per_s);
 }
 
-double CostModel::instruction_s(const schedule::Schedule& schedule, const schedule::Instruction& instruction) {
+double CostModel::instruction_s(const schedule::Schedule& schedule,
+                                const schedule::Instruction& instruction) {
   switch (instruction.op) {
     case schedule::Op::kForward:
     case schedule::Op::kRecompute:
@@ -198,10 +203,11 @@ double CostModel::instruction_s(const schedule::Schedule& schedule, const schedu
 
 // What comes before the work itself: on the instruction's own lane little, across lanes a wake-up.
 // A transfer's time has the wake-up of who waits for it already.
-double CostModel::overhead_s(const schedule::Schedule& schedule, const schedule::Instruction& instruction) const {
+double CostModel::overhead_s(const schedule::Schedule& schedule,
+                             const schedule::Instruction& instruction) const {
   if (instruction.op == schedule::Op::kRelease) return 0.0;
-  const bool woken =
-      std::any_of(instruction.deps.begin(), instruction.deps.end(), [&](schedule::InstructionId dep) {
+  const bool woken = std::any_of(
+      instruction.deps.begin(), instruction.deps.end(), [&](schedule::InstructionId dep) {
         const schedule::Instruction& awaited = schedule.instructions[dep];
         return awaited.op != schedule::Op::kRelease && awaited.lane != instruction.lane &&
                !schedule::lane_is_pipelined(awaited.lane);

@@ -30,7 +30,8 @@ class CostModel {
   double pass_s(std::int32_t unit, schedule::Op pass);
   static void price_copies(PricedKernels& kernels, const schedule::Schedule& schedule,
                            const schedule::Instruction& instruction);
-  double state_operation_s(const schedule::Schedule& schedule, const schedule::Instruction& instruction);
+  double state_operation_s(const schedule::Schedule& schedule,
+                           const schedule::Instruction& instruction);
   bool on_gpu() const { return config_.memory.backend == config::Config::Backend::kCuda; }
   // Who does the work of a lane.
   const HardwareProfile& hardware_of(schedule::Lane lane) const;
@@ -39,8 +40,10 @@ class CostModel {
   double link_s(std::uint64_t bytes) const;
   double copy_s(std::uint64_t bytes) const;
   double transfer_s(TimedOperation operation, std::uint64_t bytes) const;
-  double instruction_s(const schedule::Schedule& schedule, const schedule::Instruction& instruction);
-  double overhead_s(const schedule::Schedule& schedule, const schedule::Instruction& instruction) const;
+  double instruction_s(const schedule::Schedule& schedule,
+                       const schedule::Instruction& instruction);
+  double overhead_s(const schedule::Schedule& schedule,
+                    const schedule::Instruction& instruction) const;
 
   const config::Config& config_;
   const model::Model& model_;

@@ -7,6 +7,7 @@ namespace sluice::planner {
 
 // schedule: with costs. Simulates it with updates, and the transfers that only bring their state
 // and take it back, at no cost; all else, dependencies too, as it is.
-schedule::Simulation simulate_free_optimizer(schedule::Schedule schedule, const schedule::SimulationModel& model);
+schedule::Simulation simulate_free_optimizer(schedule::Schedule schedule,
+                                             const schedule::SimulationModel& model);
 
 }  // namespace sluice::planner

@@ -155,7 +155,8 @@ void settle_budgets_elsewhere(config::Config& config) {
   config.memory.storage_bytes = kMostAutoStorageBytes;
 }
 
-void keep_possible_suggestions(Refusal& refusal, const config::Config& config, const MachineRoom& room) {
+void keep_possible_suggestions(Refusal& refusal, const config::Config& config,
+                               const MachineRoom& room) {
   std::erase_if(refusal.suggestions, [&](const Suggestion& suggestion) {
     config::Config changed = config;
     for (const auto& [key, bytes] : suggestion) {
@@ -167,11 +168,13 @@ void keep_possible_suggestions(Refusal& refusal, const config::Config& config, c
 
 offload::StripeLayout configured_layout(const config::Config& config) {
   const auto& memory = config.memory;
-  if (memory.storage_shares.empty()) return offload::StripeLayout::even(memory.storage_paths.size());
+  if (memory.storage_shares.empty())
+    return offload::StripeLayout::even(memory.storage_paths.size());
   return offload::StripeLayout(offload::shares_by_ratio(memory.storage_shares));
 }
 
-std::vector<std::size_t> paths_without_room(const config::Config& config, const offload::StripeLayout& layout,
+std::vector<std::size_t> paths_without_room(const config::Config& config,
+                                            const offload::StripeLayout& layout,
                                             std::uint64_t storage_bytes) {
   std::vector<std::size_t> paths;
   const offload::StripeLayout even = offload::StripeLayout::even(layout.paths());

@@ -110,8 +110,8 @@ std::uint64_t Plan::state_bytes_of(StateKind kind) const {
   return std::accumulate(by_tier.begin(), by_tier.end(), std::uint64_t{0});
 }
 
-void check_schedules(const schedule::StepSchedules& schedules,
-                     const schedule::StepOptions& options, const TierBytes& budgets) {
+void check_schedules(const schedule::StepSchedules& schedules, const schedule::StepOptions& options,
+                     const TierBytes& budgets) {
   for (const schedule::Schedule* schedule : schedules.of(options)) {
     const std::vector<std::string> problems = schedule::validate(*schedule, budgets);
     if (problems.empty()) continue;

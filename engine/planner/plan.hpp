@@ -57,7 +57,7 @@ std::variant<Plan, Refusal> make_plan(const config::Config& config, const model:
 
 // Throws InternalError, which asks for a report, unless validate() accepts every schedule within
 // `budgets`.
-void check_schedules(const schedule::StepSchedules& schedules,
-                     const schedule::StepOptions& options, const TierBytes& budgets);
+void check_schedules(const schedule::StepSchedules& schedules, const schedule::StepOptions& options,
+                     const TierBytes& budgets);
 
 }  // namespace sluice::planner

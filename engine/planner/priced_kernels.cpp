@@ -73,8 +73,8 @@ void PricedKernels::charge_elems(TimedOperation operation, DType dtype, std::int
   charge(operation, dtype, {elems, 1, 1}, stream_s(static_cast<double>(elems) * bytes_per_elem));
 }
 
-void PricedKernels::gemm(const kernels::GemmShape& shape, const void*, const void*, const void*, void*,
-                         void*) {
+void PricedKernels::gemm(const kernels::GemmShape& shape, const void*, const void*, const void*,
+                         void*, void*) {
   const OperationSize size{shape.m, shape.n, shape.k};
   charge(gemm_operation(shape), shape.dtype, size, product_s(2 * product(size), shape.dtype));
 }
@@ -88,8 +88,8 @@ void PricedKernels::column_sum(const void*, void*, std::int64_t rows, std::int64
   charge_elems(TimedOperation::kColumnSum, dtype, rows * cols, bytes_of(dtype));
 }
 
-void PricedKernels::norm_forward(const kernels::NormShape& shape, const void*, const void*, const void*,
-                                 void*, float*, float*) {
+void PricedKernels::norm_forward(const kernels::NormShape& shape, const void*, const void*,
+                                 const void*, void*, float*, float*) {
   charge_elems(TimedOperation::kNormForward, shape.dtype, shape.rows * shape.cols,
                2 * bytes_of(shape.dtype));
 }
@@ -145,16 +145,16 @@ void PricedKernels::charge_attention(TimedOperation operation, DType dtype,
   charge_plain(grid->seconds_at(size) * std::max(1.0, beyond));
 }
 
-void PricedKernels::attention_forward(const kernels::AttentionShape& shape, const void*, void*, float*,
-                                      void*) {
+void PricedKernels::attention_forward(const kernels::AttentionShape& shape, const void*, void*,
+                                      float*, void*) {
   // Scores and their product with the values, the causal half of them.
   const OperationSize size = attention_size(shape);
   const double flops = 2 * product(size) * static_cast<double>(shape.time);
   charge_attention(TimedOperation::kAttentionForward, shape.dtype, size, flops);
 }
 
-void PricedKernels::attention_backward(const kernels::AttentionShape& shape, const void*, const void*,
-                                       const void*, const float*, void*, void*) {
+void PricedKernels::attention_backward(const kernels::AttentionShape& shape, const void*,
+                                       const void*, const void*, const float*, void*, void*) {
   const OperationSize size = attention_size(shape);
   const double flops = 5 * product(size) * static_cast<double>(shape.time);
   charge_attention(TimedOperation::kAttentionBackward, shape.dtype, size, flops);
@@ -207,9 +207,10 @@ constexpr double kUpdateArithmeticShare = 0.56;
 
 // AdamW with fp32 states is what was measured; other states and rules by the bytes that they move
 // or by their arithmetic, whichever takes longer, and Muon's products besides.
-void PricedKernels::update(const kernels::OptimizerOptions& options, const kernels::UpdateBuffers& buffers,
-                           std::span<const kernels::ParameterSegment> segments, const kernels::UpdateScalars&,
-                           void*) {
+void PricedKernels::update(const kernels::OptimizerOptions& options,
+                           const kernels::UpdateBuffers& buffers,
+                           std::span<const kernels::ParameterSegment> segments,
+                           const kernels::UpdateScalars&, void*) {
   kernels::OptimizerOptions measured;
   measured.weight = priced_as(options.weight);
   const OperationGrid* const grid = hardware_.find(TimedOperation::kAdamW, measured.weight);

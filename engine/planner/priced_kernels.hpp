@@ -22,13 +22,13 @@ class PricedKernels final : public kernels::Kernels {
   const char* arithmetic() const override { return "priced"; }
 
   std::uint64_t gemm_workspace_bytes(const kernels::GemmShape&) const override { return 0; }
-  void gemm(const kernels::GemmShape& shape, const void* a, const void* b, const void* bias, void* c,
-            void* workspace) override;
+  void gemm(const kernels::GemmShape& shape, const void* a, const void* b, const void* bias,
+            void* c, void* workspace) override;
   void zero(void* data, std::uint64_t bytes) override;
   void column_sum(const void* x, void* out, std::int64_t rows, std::int64_t cols,
                   DType dtype) override;
-  void norm_forward(const kernels::NormShape& shape, const void* x, const void* weight, const void* bias,
-                    void* y, float* mean, float* rstd) override;
+  void norm_forward(const kernels::NormShape& shape, const void* x, const void* weight,
+                    const void* bias, void* y, float* mean, float* rstd) override;
   void norm_backward_input(const kernels::NormShape& shape, const void* dy, const void* x,
                            const void* weight, const float* mean, const float* rstd,
                            const void* residual, void* dx) override;
@@ -44,9 +44,11 @@ class PricedKernels final : public kernels::Kernels {
   void swiglu_backward(const void* dy, const void* x, void* dx, std::int64_t rows,
                        std::int64_t cols, DType dtype) override;
   void rope(const kernels::AttentionShape& shape, float base, bool inverse, void* qkv) override;
-  std::uint64_t attention_workspace_bytes(const kernels::AttentionShape&) const override { return 0; }
-  void attention_forward(const kernels::AttentionShape& shape, const void* qkv, void* out, float* lse,
-                         void* workspace) override;
+  std::uint64_t attention_workspace_bytes(const kernels::AttentionShape&) const override {
+    return 0;
+  }
+  void attention_forward(const kernels::AttentionShape& shape, const void* qkv, void* out,
+                         float* lse, void* workspace) override;
   void attention_backward(const kernels::AttentionShape& shape, const void* dout, const void* qkv,
                           const void* out, const float* lse, void* dqkv, void* workspace) override;
   void embedding_forward(const std::int32_t* tokens, const void* table, const void* positions,
@@ -76,8 +78,8 @@ class PricedKernels final : public kernels::Kernels {
     return 0;
   }
   void update(const kernels::OptimizerOptions& options, const kernels::UpdateBuffers& buffers,
-              std::span<const kernels::ParameterSegment> segments, const kernels::UpdateScalars& scalars,
-              void* workspace) override;
+              std::span<const kernels::ParameterSegment> segments,
+              const kernels::UpdateScalars& scalars, void* workspace) override;
   void cast(const void* in, DType in_dtype, void* out, DType out_dtype, bool weight_rounding,
             std::int64_t elems) override;
 

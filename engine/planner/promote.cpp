@@ -10,8 +10,8 @@ namespace sluice::planner {
 std::vector<Promotion> possible_promotions(const config::Config& config) {
   const auto& place = config.memory.place;
   std::vector<Promotion> promotions;
-  const auto add = [&](config::Config::Place fixed, std::vector<Tier> schedule::Placement::*kind, Tier from,
-                       Tier to) {
+  const auto add = [&](config::Config::Place fixed, std::vector<Tier> schedule::Placement::*kind,
+                       Tier from, Tier to) {
     if (fixed == config::Config::Place::kAuto) promotions.push_back({kind, from, to});
   };
   add(place.weight, &schedule::Placement::weight, Tier::kStorage, Tier::kPinned);
@@ -19,15 +19,17 @@ std::vector<Promotion> possible_promotions(const config::Config& config) {
   add(place.optimizer, &schedule::Placement::optimizer, Tier::kStorage, Tier::kPinned);
   add(place.weight, &schedule::Placement::weight, Tier::kPinned, Tier::kDevice);
   add(place.optimizer, &schedule::Placement::optimizer, Tier::kPinned, Tier::kDevice);
-  const bool joined =
-      place.optimizer == config::Config::Place::kAuto && place.gradient == config::Config::Place::kAuto;
+  const bool joined = place.optimizer == config::Config::Place::kAuto &&
+                      place.gradient == config::Config::Place::kAuto;
   if (joined) promotions.back().with = &schedule::Placement::gradient;
   return promotions;
 }
 
-std::vector<std::size_t> promotable_units(const schedule::Placement& placement, const Promotion& promotion) {
+std::vector<std::size_t> promotable_units(const schedule::Placement& placement,
+                                          const Promotion& promotion) {
   const std::vector<Tier>& tiers = placement.*promotion.kind;
-  const bool updates_there = promotion.kind == &schedule::Placement::optimizer && promotion.to == Tier::kDevice;
+  const bool updates_there =
+      promotion.kind == &schedule::Placement::optimizer && promotion.to == Tier::kDevice;
   std::vector<std::size_t> units;
   for (std::size_t unit = 0; unit < tiers.size(); ++unit) {
     if (tiers[unit] != promotion.from) continue;
@@ -39,8 +41,9 @@ std::vector<std::size_t> promotable_units(const schedule::Placement& placement, 
   return units;
 }
 
-std::size_t units_that_fit(const schedule::StepModel& model, const schedule::StepOptions& options, const Promotion& promotion,
-                           const std::vector<std::size_t>& units, std::uint64_t room_bytes) {
+std::size_t units_that_fit(const schedule::StepModel& model, const schedule::StepOptions& options,
+                           const Promotion& promotion, const std::vector<std::size_t>& units,
+                           std::uint64_t room_bytes) {
   const auto held = [&](std::size_t count) {
     schedule::StepOptions changed = options;
     changed.placement = promoted(options.placement, promotion, units, count);
@@ -52,8 +55,8 @@ std::size_t units_that_fit(const schedule::StepModel& model, const schedule::Ste
   return count;
 }
 
-schedule::Placement promoted(schedule::Placement placement, const Promotion& promotion, const std::vector<std::size_t>& units,
-                 std::size_t count) {
+schedule::Placement promoted(schedule::Placement placement, const Promotion& promotion,
+                             const std::vector<std::size_t>& units, std::size_t count) {
   SLUICE_CHECK(count <= units.size());
   for (std::size_t i = 0; i < count; ++i) {
     (placement.*promotion.kind)[units[i]] = promotion.to;

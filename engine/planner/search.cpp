@@ -49,8 +49,8 @@ Compiled compile_candidate(const schedule::StepModel& model, const schedule::Ste
   Compiled compiled;
   compiled.options = options;
   compiled.schedules = schedule::compile_all(model, options);
-  compiled.need = runtime::memory_need(compiled.schedules.of(options),
-                                       runtime::StateStore::kWindowBytes);
+  compiled.need =
+      runtime::memory_need(compiled.schedules.of(options), runtime::StateStore::kWindowBytes);
   compiled.need.log_bytes = log_bytes;
   return compiled;
 }

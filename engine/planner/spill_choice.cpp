@@ -64,7 +64,8 @@ void check_names(const config::Config& config, const schedule::StepModel& model)
 
 }  // namespace
 
-std::vector<std::vector<Tier>> saved_places(const config::Config& config, const schedule::StepModel& model,
+std::vector<std::vector<Tier>> saved_places(const config::Config& config,
+                                            const schedule::StepModel& model,
                                             const std::vector<Tier>& activation) {
   check_names(config, model);
   std::vector<std::vector<Tier>> places;
@@ -77,8 +78,8 @@ std::vector<std::vector<Tier>> saved_places(const config::Config& config, const 
   return places;
 }
 
-SpillChoice::SpillChoice(const config::Config& config, const schedule::StepModel& model, schedule::StepOptions options,
-                         First first, Tier tier)
+SpillChoice::SpillChoice(const config::Config& config, const schedule::StepModel& model,
+                         schedule::StepOptions options, First first, Tier tier)
     : options_(std::move(options)), tier_(tier) {
   schedule::Placement& placement = options_.placement;
   placement.activation.assign(model.units.size(), Tier::kDevice);
@@ -111,7 +112,8 @@ schedule::StepOptions SpillChoice::with(std::size_t count) const {
   return options;
 }
 
-SavedBytes saved_bytes_by_part(const schedule::StepModel& model, const schedule::StepOptions& options,
+SavedBytes saved_bytes_by_part(const schedule::StepModel& model,
+                               const schedule::StepOptions& options,
                                const schedule::Schedule& training) {
   SavedBytes by_part;
   const auto entry = [&](const std::string& name) -> std::array<std::uint64_t, kTierCount>& {

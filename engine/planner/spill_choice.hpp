@@ -18,7 +18,8 @@ namespace sluice::planner {
 
 // Where memory.place.saved and memory.place.activation put each part, by unit; what neither names
 // goes where the unit's activations do. Throws InputError naming a part that no unit saves.
-std::vector<std::vector<Tier>> saved_places(const config::Config& config, const schedule::StepModel& model,
+std::vector<std::vector<Tier>> saved_places(const config::Config& config,
+                                            const schedule::StepModel& model,
                                             const std::vector<Tier>& activation);
 
 class SpillChoice {
@@ -28,8 +29,8 @@ class SpillChoice {
     kParts,  // the largest part of all units, then the next: what is moved spreads over the step
   };
   // Of `options` with nothing spilled but what the configuration says. tier: of what is.
-  SpillChoice(const config::Config& config, const schedule::StepModel& model, schedule::StepOptions options, First first,
-              Tier tier);
+  SpillChoice(const config::Config& config, const schedule::StepModel& model,
+              schedule::StepOptions options, First first, Tier tier);
   std::size_t count() const { return items_.size(); }
   // With the first `count` items spilled.
   schedule::StepOptions with(std::size_t count) const;
@@ -50,7 +51,8 @@ class SpillChoice {
 // Bytes that a step saves, by name of the part and tier where it waits; in the order of the units'
 // regions. What stays on the device because it is needed again at once counts there.
 using SavedBytes = std::vector<std::pair<std::string, std::array<std::uint64_t, kTierCount>>>;
-SavedBytes saved_bytes_by_part(const schedule::StepModel& model, const schedule::StepOptions& options,
+SavedBytes saved_bytes_by_part(const schedule::StepModel& model,
+                               const schedule::StepOptions& options,
                                const schedule::Schedule& training);
 
 }  // namespace sluice::planner

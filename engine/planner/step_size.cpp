@@ -8,7 +8,8 @@ namespace sluice::planner {
 namespace {
 
 // Transfers of the activations of one micro-batch that are spilled, and their releases.
-std::uint64_t spilled_moves(const schedule::StepModel& model, const schedule::StepOptions& options) {
+std::uint64_t spilled_moves(const schedule::StepModel& model,
+                            const schedule::StepOptions& options) {
   // Outputs, gradients and at most six values of what is saved, down and twice up.
   constexpr std::uint64_t kOfAPinnedUnit = 40;
   constexpr std::uint64_t kOfAPiece = 10;
@@ -33,7 +34,8 @@ std::uint64_t spilled_moves(const schedule::StepModel& model, const schedule::St
 // Passes, fetches and gradients of every micro-batch, then the optimizer.
 std::uint64_t step_size(const schedule::StepModel& model, const schedule::StepOptions& options) {
   std::uint64_t pieces = 0;
-  for (const schedule::UnitFootprint& unit : model.units) pieces += ceil_div(unit.elems, options.piece_elems);
+  for (const schedule::UnitFootprint& unit : model.units)
+    pieces += ceil_div(unit.elems, options.piece_elems);
   const auto microbatches = static_cast<std::uint64_t>(options.microbatches);
   const std::uint64_t each = 12 * model.units.size() + 6 * pieces + spilled_moves(model, options);
   return microbatches * each + 10 * pieces;

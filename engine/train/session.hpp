@@ -30,10 +30,10 @@ struct StepOutcome {
   double grad_norm = 0;
   double seconds = 0;
   double stalled_fraction = 0;
-  std::optional<runtime::Stalls> stalls;   // of a traced step: why, the drain before it left out
-  double tag_seconds = 0;         // of CPU, to hash what went to storage and came from it
-  schedule::LinkBytes moved;                // as the device and the storage engine counted
-  double loss_scale = 1;          // of this step
+  std::optional<runtime::Stalls> stalls;  // of a traced step: why, the drain before it left out
+  double tag_seconds = 0;                 // of CPU, to hash what went to storage and came from it
+  schedule::LinkBytes moved;              // as the device and the storage engine counted
+  double loss_scale = 1;                  // of this step
   bool overflow = false;          // a gradient was not finite: the update was skipped (fp16 only)
   std::string overflowed_tensor;  // the first such
   bool redone = false;            // a speculative update turned out wrong: it was made once more
@@ -49,8 +49,9 @@ class Session {
   // Takes all memory at once. config, model, plan and backend must outlive it. wrap_storage may be
   // empty.
   // run: names its storage files and seeds the tags of what lies there.
-  Session(const config::Config& config, const model::Model& model, const planner::Plan& plan, const Backend& backend,
-          const StorageWrapper& wrap_storage = {}, const RunId& run = make_run_id());
+  Session(const config::Config& config, const model::Model& model, const planner::Plan& plan,
+          const Backend& backend, const StorageWrapper& wrap_storage = {},
+          const RunId& run = make_run_id());
   const model::ParameterTable& parameters() const { return parameters_; }
 
   // One optimizer step; `step` counts from 0. trace may be null. In fp16 the loss is scaled, and an
@@ -105,7 +106,8 @@ class Session {
   // shadow have changed places.
   class Programs {
    public:
-    Programs(const schedule::Schedule& schedule, runtime::RunMemory& memory, bool shadows) : plain_(schedule, memory) {
+    Programs(const schedule::Schedule& schedule, runtime::RunMemory& memory, bool shadows)
+        : plain_(schedule, memory) {
       if (shadows) flipped_.emplace(schedule, memory, true);
     }
     const runtime::Program& get(bool flipped) const { return flipped ? *flipped_ : plain_; }
@@ -119,8 +121,9 @@ class Session {
   // Precondition: the run has steps of this kind.
   const runtime::Program& program(schedule::StepKind kind) const;
   const runtime::Program& step_program(bool commits) const;
-  runtime::RunStatistics pass(const runtime::Program& program, const checkpoint::CheckpointManifest* commits,
-                     TraceRecorder* trace = nullptr, std::uint32_t step = 0);
+  runtime::RunStatistics pass(const runtime::Program& program,
+                              const checkpoint::CheckpointManifest* commits,
+                              TraceRecorder* trace = nullptr, std::uint32_t step = 0);
   const schedule::Buffer& host_buffer(schedule::BufferRole role, std::int64_t microbatch) const;
 
   const config::Config& config_;
@@ -144,8 +147,9 @@ class Session {
   runtime::Executor executor_;
   runtime::StateStore store_;
   checkpoint::ModelState state_;
-  std::optional<kernels::UpdateScalars> pending_;  // of the update that the next forward pass will make
-  bool flipped_ = false;                  // the state is in the shadows of its homes
+  std::optional<kernels::UpdateScalars>
+      pending_;           // of the update that the next forward pass will make
+  bool flipped_ = false;  // the state is in the shadows of its homes
 };
 
 }  // namespace sluice::train

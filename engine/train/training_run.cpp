@@ -83,8 +83,8 @@ void use_run_directory(config::Config& config, const std::string& directory) {
   config.log.dir = directory;
 }
 
-TrainingEnd train(const config::Config& given, const TrainingOptions& options, const EventSink& events,
-                  const StepObserver& observe) {
+TrainingEnd train(const config::Config& given, const TrainingOptions& options,
+                  const EventSink& events, const StepObserver& observe) {
   config::Config written = given;  // config.toml keeps its "auto"
   if (!options.resume.empty()) use_run_directory(written, options.resume);
   config::check_supported(written);
@@ -103,7 +103,8 @@ TrainingEnd train(const config::Config& given, const TrainingOptions& options, c
   const config::Config& config = prepared.config;
   const planner::Plan& plan = *prepared.plan();
   planner::check_storage_paths(config, plan.need.storage_bytes);
-  planner::check_checkpoint_room(config, saved_bytes(config, plan, resumes), plan.need.storage_bytes);
+  planner::check_checkpoint_room(config, saved_bytes(config, plan, resumes),
+                                 plan.need.storage_bytes);
   // Nothing is made to be found empty.
   if (resumes && !holds_anything(config.checkpoint.dir)) find_resume_point(config);
   if (resumes && !fs::is_directory(options.resume)) {
@@ -119,7 +120,8 @@ TrainingEnd train(const config::Config& given, const TrainingOptions& options, c
     run::check_resume_point(*found, config, prepared.model, data.fingerprint(),
                             Session::homes(plan.schedules[schedule::StepKind::kEvaluation]));
     if (!options.accept_other_arithmetic) {
-      checkpoint::check_arithmetic(found->manifest(), found->where(), prepared.backend.device_kernels->arithmetic());
+      checkpoint::check_arithmetic(found->manifest(), found->where(),
+                                   prepared.backend.device_kernels->arithmetic());
     }
   }
   Trainer trainer(config, options, data, prepared.model, plan, prepared.backend, files, run, events,

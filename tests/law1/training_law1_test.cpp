@@ -135,11 +135,16 @@ TEST(UnitOrder, MovesWeightsAndSumsOnceWhateverTheMicrobatches) {
       plan.options.recompute = false;
       const model::Model model(config::model_shape(config));
       const std::unique_ptr<kernels::Kernels> kernels = kernels::make_host_kernels({1});
-      const schedule::StepModel step = planner::make_step_model(model, config::batch_shape(config),
-                                             config::parameter_table(config, model), *kernels, *kernels);
-      plan.schedules[schedule::StepKind::kTraining] = schedule::compile(step, plan.options, schedule::StepKind::kTraining);
-      plan.schedules[schedule::StepKind::kEvaluation] = schedule::compile(step, plan.options, schedule::StepKind::kEvaluation);
-      const std::array<const schedule::Schedule*, 2> schedules{&plan.schedules[schedule::StepKind::kTraining], &plan.schedules[schedule::StepKind::kEvaluation]};
+      const schedule::StepModel step =
+          planner::make_step_model(model, config::batch_shape(config),
+                                   config::parameter_table(config, model), *kernels, *kernels);
+      plan.schedules[schedule::StepKind::kTraining] =
+          schedule::compile(step, plan.options, schedule::StepKind::kTraining);
+      plan.schedules[schedule::StepKind::kEvaluation] =
+          schedule::compile(step, plan.options, schedule::StepKind::kEvaluation);
+      const std::array<const schedule::Schedule*, 2> schedules{
+          &plan.schedules[schedule::StepKind::kTraining],
+          &plan.schedules[schedule::StepKind::kEvaluation]};
       plan.need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
       plan.peak_bytes = plan.need.peak_bytes();
     });

@@ -14,7 +14,8 @@ namespace sluice::testing {
 
 inline std::variant<planner::Plan, planner::Refusal> planned(const config::Config& config) {
   static const std::unique_ptr<kernels::Kernels> kernels = kernels::make_host_kernels({1});
-  return planner::make_plan(config, model::Model(config::model_shape(config)), *kernels, planner::HardwareProfile{});
+  return planner::make_plan(config, model::Model(config::model_shape(config)), *kernels,
+                            planner::HardwareProfile{});
 }
 
 // The least memory.device with which the configuration is accepted.

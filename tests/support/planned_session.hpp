@@ -25,10 +25,11 @@ inline train::Backend one_threaded_backend(const config::Config& given) {
 class PlannedSession {
  public:
   // change_plan: what the test does to the plan before it is run; may be empty.
-  explicit PlannedSession(const config::Config& config, const std::function<void(planner::Plan&)>& change_plan = {})
+  explicit PlannedSession(const config::Config& config,
+                          const std::function<void(planner::Plan&)>& change_plan = {})
       : PlannedSession(config, change_plan, one_threaded_backend(config)) {}
-  PlannedSession(const config::Config& config, const std::function<void(planner::Plan&)>& change_plan,
-                 train::Backend backend)
+  PlannedSession(const config::Config& config,
+                 const std::function<void(planner::Plan&)>& change_plan, train::Backend backend)
       : prepared_(train::prepare_with(config, planner::HardwareProfile{}, std::move(backend))) {
     if (prepared_.refusal() != nullptr) throw InputError(prepared_.refusal()->sentence());
     planner::Plan& plan = *prepared_.plan();
@@ -43,13 +44,16 @@ class PlannedSession {
 
   const planner::Plan& plan() const { return std::get<planner::Plan>(prepared_.result); }
   train::Session& session() { return *session_; }
-  train::StepOutcome step(std::int64_t number) { return session_->train_step(number, 1e-2, fill()); }
+  train::StepOutcome step(std::int64_t number) {
+    return session_->train_step(number, 1e-2, fill());
+  }
   double evaluate() { return session_->evaluate(fill()); }
   // The same for every step.
   void fill_tokens(std::int64_t microbatch, std::int32_t* tokens, std::int32_t* targets) const {
     for (std::int64_t i = 0; i < config::batch_shape(prepared_.config).rows(); ++i) {
       tokens[i] = static_cast<std::int32_t>((i * 7 + microbatch) % prepared_.config.model.vocab);
-      targets[i] = static_cast<std::int32_t>((i * 7 + 7 + microbatch) % prepared_.config.model.vocab);
+      targets[i] =
+          static_cast<std::int32_t>((i * 7 + 7 + microbatch) % prepared_.config.model.vocab);
     }
   }
 

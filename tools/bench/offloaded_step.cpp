@@ -48,7 +48,7 @@ policy = "none"
 )";
 
 config::Config config_of(const OffloadedStepShape& shape, const std::string& states,
-                 const std::string& moments, int threads, const std::string& directory) {
+                         const std::string& moments, int threads, const std::string& directory) {
   const std::array<std::string, 5> overrides{
       "model.layers=" + std::to_string(shape.layers),
       "model.hidden=" + std::to_string(shape.hidden), "model.ffn=" + std::to_string(shape.ffn),
@@ -71,7 +71,8 @@ train::Prepared prepared_for(const config::Config& config) {
 }
 
 // Of the piece that an update takes.
-std::uint64_t elems_of_update(const schedule::Schedule& schedule, const schedule::Instruction& update) {
+std::uint64_t elems_of_update(const schedule::Schedule& schedule,
+                              const schedule::Instruction& update) {
   for (const schedule::Use& use : update.reads) {
     const schedule::Buffer& buffer = schedule.buffers[use.buffer];
     if (buffer.role == schedule::BufferRole::kState) return schedule::elems_of(buffer, use).elems();
@@ -122,20 +123,23 @@ OffloadedStep::OffloadedStep(const OffloadedStepShape& shape, const std::string&
     : prepared_(prepared_for(config_of(shape, states, moments, threads, directory))),
       parameters_(config::parameter_table(prepared_.config, prepared_.model)),
       communicator_(collectives::make_single_communicator()),
-      device_(prepared_.backend.make_device(std::max<std::uint64_t>(plan().peak_bytes[0], kPageBytes))),
-      ledger_(
-          {prepared_.config.memory.device_bytes, prepared_.config.memory.pinned_bytes, prepared_.config.memory.storage_bytes}),
+      device_(
+          prepared_.backend.make_device(std::max<std::uint64_t>(plan().peak_bytes[0], kPageBytes))),
+      ledger_({prepared_.config.memory.device_bytes, prepared_.config.memory.pinned_bytes,
+               prepared_.config.memory.storage_bytes}),
       storage_(offload::make_storage_engine("auto", offload::StorageOptions{})),
-      memory_(*device_, ledger_, storage_.get(), prepared_.config.memory.storage_paths, need_of(plan()),
-              make_run_id(), /*kept=*/true),
+      memory_(*device_, ledger_, storage_.get(), prepared_.config.memory.storage_paths,
+              need_of(plan()), make_run_id(), /*kept=*/true),
       program_(drain(), memory_),
-      model_runner_(prepared_.model, config::batch_shape(prepared_.config), plan().options.microbatches, parameters_,
-                    *prepared_.backend.device_kernels, *prepared_.backend.host_kernels, *communicator_),
+      model_runner_(prepared_.model, config::batch_shape(prepared_.config),
+                    plan().options.microbatches, parameters_, *prepared_.backend.device_kernels,
+                    *prepared_.backend.host_kernels, *communicator_),
       runner_(std::make_unique<Runner>(model_runner_)),
       executor_(*device_, memory_.storage(), *runner_),
       store_(*device_, memory_, drain()) {
   executor_.prepare(program_);
-  checkpoint::ModelState(prepared_.model, parameters_, store_).initialize(prepared_.config.train.seed);
+  checkpoint::ModelState(prepared_.model, parameters_, store_)
+      .initialize(prepared_.config.train.seed);
   fill_gradients();
   accept_clip();
 }
@@ -172,7 +176,8 @@ void OffloadedStep::refill_state() {
   std::uint32_t state = 1;
   for (std::uint16_t& number : numbers) number = next_small(state) & 0x7fff;
   for (const schedule::Buffer& buffer : drain().buffers) {
-    if (!buffer.persistent || buffer.role != schedule::BufferRole::kState || buffer.tier != Tier::kStorage) {
+    if (!buffer.persistent || buffer.role != schedule::BufferRole::kState ||
+        buffer.tier != Tier::kStorage) {
       continue;
     }
     const std::array<StateKind, 1> kinds{buffer.kind};
@@ -191,7 +196,8 @@ void OffloadedStep::fill_gradients() {
   std::uint32_t state = 1;
   for (std::size_t unit = 0; unit < prepared_.model.units().size(); ++unit) {
     store_.visit(kinds, static_cast<std::int32_t>(unit), 0,
-                 prepared_.model.units()[unit].layer->layout().elems(), runtime::StateStore::Access::kWrite,
+                 prepared_.model.units()[unit].layer->layout().elems(),
+                 runtime::StateStore::Access::kWrite,
                  [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
                    auto* gradient = reinterpret_cast<std::uint16_t*>(data[0]);
                    for (std::uint64_t i = 0; i < end - begin; ++i) gradient[i] = next_small(state);
@@ -249,7 +255,8 @@ OffloadedStep::Cost OffloadedStep::run_update_alone() {
   return cost_of([this] {
     for (const schedule::InstructionId id : program_.lane(schedule::Lane::kOptimizer)) {
       const schedule::Instruction& instruction = drain().instructions[id];
-      if (instruction.op != schedule::Op::kRelease) model_runner_.run_on_host(program_, instruction);
+      if (instruction.op != schedule::Op::kRelease)
+        model_runner_.run_on_host(program_, instruction);
     }
   });
 }

@@ -84,7 +84,8 @@ class OffloadedStep {
     constexpr std::uint64_t kPage = 4096;
     std::uint64_t transfers = 0;
     for (const schedule::Instruction& instruction : drain().instructions) {
-      const bool moves = instruction.op == schedule::Op::kStorageRead || instruction.op == schedule::Op::kStorageWrite;
+      const bool moves = instruction.op == schedule::Op::kStorageRead ||
+                         instruction.op == schedule::Op::kStorageWrite;
       transfers += moves ? 1 : 0;
     }
     if (transfers == 0) return kPage;
@@ -97,9 +98,7 @@ class OffloadedStep {
   // Lets the updates be left out.
   class Runner;
   const planner::Plan& plan() const { return std::get<planner::Plan>(prepared_.result); }
-  const schedule::Schedule& drain() const {
-    return plan().schedules[schedule::StepKind::kDrain];
-  }
+  const schedule::Schedule& drain() const { return plan().schedules[schedule::StepKind::kDrain]; }
   void fill_gradients();
   void accept_clip();
   Cost run_program(bool updates);

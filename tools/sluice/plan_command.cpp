@@ -21,8 +21,9 @@ int plan_command(const PlanArguments& arguments) {
       config::load_config(arguments.config.path, arguments.config.overrides);
   config::check_supported(loaded);
   const bool this_machine = arguments.hardware.empty();
-  const planner::HardwareProfile hardware = this_machine ? planner::load_profile_or_default(planner::default_profile_path())
-                                                : planner::load_profile(arguments.hardware);
+  const planner::HardwareProfile hardware =
+      this_machine ? planner::load_profile_or_default(planner::default_profile_path())
+                   : planner::load_profile(arguments.hardware);
   train::Prepared prepared =
       train::prepare(loaded, hardware,
                      this_machine ? train::PlannedMachine::kThis : train::PlannedMachine::kProfile);

@@ -85,7 +85,8 @@ class Machine {
         options_(options),
         partners_(find_partners(schedule)),
         random_(options.seed, stream_of("interpret/timing")),
-        memory_(static_cast<std::size_t>(schedule.ranks), schedule::symbolic::SymbolicMemory(schedule)),
+        memory_(static_cast<std::size_t>(schedule.ranks),
+                schedule::symbolic::SymbolicMemory(schedule)),
         lanes_(static_cast<std::size_t>(schedule.ranks) * kLaneCount),
         started_(schedule.instructions.size(), false),
         done_(schedule.instructions.size(), false),
@@ -201,7 +202,8 @@ class Machine {
       if (begin >= end) continue;
       const std::uint64_t origin = bytes_of(home.dtype, begin);
       memory_.at(static_cast<std::size_t>(home.rank))
-          .write(home, schedule::symbolic::Part{origin - base, bytes_of(home.dtype, end) - base, run.term, origin});
+          .write(home, schedule::symbolic::Part{origin - base, bytes_of(home.dtype, end) - base,
+                                                run.term, origin});
     }
   }
 
@@ -282,7 +284,8 @@ class Machine {
   void occupy(InstructionId id) {
     const Instruction& instruction = schedule_.instructions[id];
     Running& running = running_[id];
-    schedule::symbolic::SymbolicMemory& memory = memory_[static_cast<std::size_t>(instruction.rank)];
+    schedule::symbolic::SymbolicMemory& memory =
+        memory_[static_cast<std::size_t>(instruction.rank)];
     const bool release = instruction.op == Op::kRelease;
     for (const Use& use : instruction.reads) {
       const Buffer& buffer = schedule_.buffers[use.buffer];
@@ -292,7 +295,8 @@ class Machine {
       touch(id, buffer, begin, end, release || buffer.role == BufferRole::kWorkspace);
       if (release || buffer.role == BufferRole::kWorkspace) continue;
       std::string problem;
-      schedule::symbolic::ReadValue value{&buffer, begin, end, false, memory.read(buffer, begin, end, problem)};
+      schedule::symbolic::ReadValue value{&buffer, begin, end, false,
+                                          memory.read(buffer, begin, end, problem)};
       for (const Use& write : instruction.writes) {
         value.in_place = value.in_place || write.buffer == use.buffer;
       }
@@ -350,7 +354,8 @@ class Machine {
     lane_of(instruction).in_flight.pop_front();
     done_[id] = true;
     if (!options_.guards_taken[static_cast<std::size_t>(instruction.guard)]) return;
-    schedule::symbolic::SymbolicMemory& memory = memory_[static_cast<std::size_t>(instruction.rank)];
+    schedule::symbolic::SymbolicMemory& memory =
+        memory_[static_cast<std::size_t>(instruction.rank)];
     if (instruction.op == Op::kRelease) {
       if (lane_is_pipelined(instruction.lane)) occupy(id);
       for (const auto* uses : {&instruction.reads, &instruction.writes}) {
@@ -359,14 +364,20 @@ class Machine {
       return;
     }
     if (instruction.op == Op::kCommit) {
-      std::map<std::pair<StateKind, std::int32_t>, std::vector<schedule::symbolic::SymbolicOps::Run>> runs;
+      std::map<std::pair<StateKind, std::int32_t>,
+               std::vector<schedule::symbolic::SymbolicOps::Run>>
+          runs;
       for (const schedule::symbolic::ReadValue& read : running_[id].reads) {
         auto& list = runs[{read.buffer->kind, read.buffer->unit}];
-        for (const schedule::symbolic::SymbolicOps::Run& run : schedule::symbolic::SymbolicOps::runs_of(read)) list.push_back(run);
+        for (const schedule::symbolic::SymbolicOps::Run& run :
+             schedule::symbolic::SymbolicOps::runs_of(read))
+          list.push_back(run);
       }
-      for (auto& [key, list] : runs) result_.committed[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
+      for (auto& [key, list] : runs)
+        result_.committed[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
     }
-    const symbolic::Emit emit = [&](const schedule::symbolic::WriteTarget& target, const schedule::symbolic::Part& part) {
+    const symbolic::Emit emit = [&](const schedule::symbolic::WriteTarget& target,
+                                    const schedule::symbolic::Part& part) {
       memory.write(*target.buffer, part);
     };
     const std::vector<schedule::symbolic::WriteTarget> writes = std::move(running_[id].writes);
@@ -399,7 +410,8 @@ class Machine {
   }
 
   void leave() {
-    using Runs = std::map<std::pair<StateKind, std::int32_t>, std::vector<schedule::symbolic::SymbolicOps::Run>>;
+    using Runs = std::map<std::pair<StateKind, std::int32_t>,
+                          std::vector<schedule::symbolic::SymbolicOps::Run>>;
     Runs runs;
     Runs found;
     std::set<BufferId> replaced;  // homes whose shadows hold what was made
@@ -412,7 +424,8 @@ class Machine {
       const bool as_found = replaced.contains(home.id);
       const std::pair key(home.kind, home.unit);
       schedule::symbolic::ReadValue value{&home, 0, home.bytes, false, read_at_exit(home)};
-      for (const schedule::symbolic::SymbolicOps::Run& run : schedule::symbolic::SymbolicOps::runs_of(value)) {
+      for (const schedule::symbolic::SymbolicOps::Run& run :
+           schedule::symbolic::SymbolicOps::runs_of(value)) {
         (as_found ? found : runs)[key].push_back(run);
         CarriedState::State& left = as_found ? result_.after.found : result_.after.state;
         left[key].push_back({run.begin, run.end, run.term});
@@ -424,8 +437,10 @@ class Machine {
       const std::vector<schedule::symbolic::Part> parts = read_at_exit(buffer);
       if (parts.size() == 1) result_.after.clip = parts.front().term;
     }
-    for (auto& [key, list] : runs) result_.exit[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
-    for (auto& [key, list] : found) result_.found[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
+    for (auto& [key, list] : runs)
+      result_.exit[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
+    for (auto& [key, list] : found)
+      result_.found[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
     result_.losses = ops_.losses();
     for (const Buffer& buffer : schedule_.buffers) {
       if (!buffer.persistent || buffer.role != BufferRole::kLoss) continue;
@@ -453,7 +468,7 @@ class Machine {
   CounterRng random_;
   std::uint64_t draws_ = 0;
   std::vector<schedule::symbolic::SymbolicMemory> memory_;  // by rank
-  std::vector<LaneState> lanes_;        // by rank, lane
+  std::vector<LaneState> lanes_;                            // by rank, lane
   std::vector<bool> started_;
   std::vector<bool> done_;
   std::vector<Running> running_;

@@ -45,7 +45,9 @@ class MeaningCheck {
  private:
   const Buffer& buffer_of(const Use& use) const { return schedule_.buffers[use.buffer]; }
   static bool is_state(const Buffer& buffer) { return buffer.role == BufferRole::kState; }
-  ElemRange elems_of(const Use& use) const { return sluice::schedule::elems_of(buffer_of(use), use); }
+  ElemRange elems_of(const Use& use) const {
+    return sluice::schedule::elems_of(buffer_of(use), use);
+  }
 
   // A commit is of all the state that the step finds, in homes of the same elements.
   void check_declared_commit() {

@@ -17,8 +17,8 @@ void check_shadow(const Schedule& schedule, const Buffer& shadow, Problems& prob
                       buffer.bytes, buffer.elems, buffer.window, buffer.per_tensor,
                       buffer.persistent);
   };
-  const bool fits = shadow.shadow_of < shadow.id && shadow.role == BufferRole::kState && shadow.persistent &&
-                    schedule.buffers[shadow.shadow_of].shadow_of == kNoId &&
+  const bool fits = shadow.shadow_of < shadow.id && shadow.role == BufferRole::kState &&
+                    shadow.persistent && schedule.buffers[shadow.shadow_of].shadow_of == kNoId &&
                     shape(schedule.buffers[shadow.shadow_of]) == shape(shadow);
   if (!fits) problems.add(describe(shadow) + " is no shadow of the home that it names");
 }

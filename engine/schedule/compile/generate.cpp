@@ -6,10 +6,14 @@
 
 #include "base/error.hpp"
 #include "engine/schedule/compile/activation_stream.hpp"
+#include "engine/schedule/compile/gradient_path.hpp"
 #include "engine/schedule/compile/link.hpp"
 #include "engine/schedule/compile/pack.hpp"
 #include "engine/schedule/compile/saved_values.hpp"
+#include "engine/schedule/compile/state_save.hpp"
 #include "engine/schedule/compile/step_builder.hpp"
+#include "engine/schedule/compile/update_stream.hpp"
+#include "engine/schedule/compile/weight_stream.hpp"
 
 namespace sluice::schedule {
 namespace {

@@ -1,7 +1,8 @@
 // From a unit's gradient window to the gradient's home, summed in micro-batch order, and its norm.
+#include "engine/schedule/compile/gradient_path.hpp"
+
 #include "base/error.hpp"
 #include "engine/schedule/compile/pipeline_pieces.hpp"
-#include "engine/schedule/compile/step_builder.hpp"
 
 namespace sluice::schedule {
 namespace {

@@ -210,8 +210,9 @@ class Packer {
     }
     // Windows are rarely stacked without a gap, so the bound itself is not worth its search.
     const std::uint64_t bound = packing::peak_live(lifetimes);
-    const packing::Packing packing = packing::pack_lifetimes(lifetimes, alignment_bytes_, packing::PackingEffort::kQuick,
-                                           bound + bound / kSharedSlack, base);
+    const packing::Packing packing =
+        packing::pack_lifetimes(lifetimes, alignment_bytes_, packing::PackingEffort::kQuick,
+                                bound + bound / kSharedSlack, base);
     Ends ends{static_cast<std::uint32_t>(windows.base), base};
     const std::size_t other_count = others.buffers.size();
     for (std::size_t i = 0; i < lifetimes.size(); ++i) {

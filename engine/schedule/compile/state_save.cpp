@@ -7,8 +7,9 @@
 // piece, from the homes themselves while the step computes. The update of a piece waits for the
 // write of its old value: the hazard that `link` finds between a read and a write. Commit reads all
 // of it, so nothing overwrites the other slot before it is done, which holds the commit before.
+#include "engine/schedule/compile/state_save.hpp"
+
 #include "base/error.hpp"
-#include "engine/schedule/compile/step_builder.hpp"
 
 namespace sluice::schedule {
 

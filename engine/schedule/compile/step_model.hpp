@@ -43,9 +43,9 @@ struct StepModel {
   std::vector<UnitFootprint> units;
   // Tied head: elements of the borrowed tensor, a multiple of 4,096; it is the first of its unit.
   std::uint64_t tied_elems = 0;
-  std::uint64_t token_bytes = 0;  // tokens and targets of one micro-batch
-  DType dtype = DType::kBF16;     // of weights and gradients
-  kernels::OptimizerOptions optimizer;     // optimizer.weight == dtype
+  std::uint64_t token_bytes = 0;        // tokens and targets of one micro-batch
+  DType dtype = DType::kBF16;           // of weights and gradients
+  kernels::OptimizerOptions optimizer;  // optimizer.weight == dtype
 };
 
 // Where each unit's state of a kind lies between uses.

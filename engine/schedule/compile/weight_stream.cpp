@@ -1,12 +1,13 @@
 // Fetches of weights: when they start, and which window leaves to make room (Belady: the one whose
 // next use is farthest; the order of uses is known).
+#include "engine/schedule/compile/weight_stream.hpp"
+
 #include <algorithm>
 #include <limits>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "engine/schedule/compile/pipeline_pieces.hpp"
-#include "engine/schedule/compile/step_builder.hpp"
 
 namespace sluice::schedule {
 namespace {

@@ -21,11 +21,12 @@ planner::HardwareProfile sample() {
   profile.cpu_name = "A processor";
   profile.cores = 7;
   profile.storage_read_bytes_per_s = 1.0 / 3.0 * 1e9;  // needs all digits
-  profile.operations = {{planner::TimedOperation::kGemmNT,
-                         DType::kBF16,
-                         {{{16, 64}, {32, 512}, {8}}},
-                         {1e-6, 2e-6, 3e-6, 1.0 / 3}},
-                        {planner::TimedOperation::kStorageRead, DType::kU8, {{{4096}, {1}, {1}}}, {2e-4}}};
+  profile.operations = {
+      {planner::TimedOperation::kGemmNT,
+       DType::kBF16,
+       {{{16, 64}, {32, 512}, {8}}},
+       {1e-6, 2e-6, 3e-6, 1.0 / 3}},
+      {planner::TimedOperation::kStorageRead, DType::kU8, {{{4096}, {1}, {1}}}, {2e-4}}};
   return profile;
 }
 
@@ -44,7 +45,8 @@ TEST(planner::HardwareProfile, ReadsBackWhatItWrote) {
   EXPECT_EQ(planner::profile_from_json(text, "x").storage_read_bytes_per_s,
             sample().storage_read_bytes_per_s);
   const planner::HardwareProfile read = planner::profile_from_json(text, "x");
-  const planner::OperationGrid* const grid = read.find(planner::TimedOperation::kGemmNT, DType::kBF16);
+  const planner::OperationGrid* const grid =
+      read.find(planner::TimedOperation::kGemmNT, DType::kBF16);
   ASSERT_NE(grid, nullptr);
   EXPECT_EQ(grid->seconds.at(3), 1.0 / 3);
   EXPECT_EQ(grid->axes[1].at(1), 512);

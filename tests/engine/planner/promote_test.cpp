@@ -1,19 +1,19 @@
 // Each kind's place as a sum of tiers: which units move up, how many, and what plans make of it.
-#include "engine/planner/promotion.hpp"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "engine/planner/footprint.hpp"
 #include "engine/planner/plan.hpp"
+#include "engine/planner/promotion.hpp"
 
 namespace sluice::testing {
 namespace {
 
-constexpr planner::Promotion kStateToPinned{&schedule::Placement::optimizer, Tier::kStorage, Tier::kPinned};
-constexpr planner::Promotion kStateToDevice{&schedule::Placement::optimizer, Tier::kPinned, Tier::kDevice,
-                               &schedule::Placement::gradient};
+constexpr planner::Promotion kStateToPinned{&schedule::Placement::optimizer, Tier::kStorage,
+                                            Tier::kPinned};
+constexpr planner::Promotion kStateToDevice{&schedule::Placement::optimizer, Tier::kPinned,
+                                            Tier::kDevice, &schedule::Placement::gradient};
 
 schedule::Placement everywhere(Tier tier, std::size_t units) {
   const std::vector<Tier> tiers(units, tier);
@@ -30,7 +30,8 @@ TEST(planner::Promotion, LeavesKindsWhosePlaceIsGiven) {
   config.memory.place.optimizer = config::Config::Place::kStorage;
   const std::vector<planner::Promotion> promotions = planner::possible_promotions(config);
   EXPECT_EQ(promotions.size(), 3u);
-  for (const planner::Promotion& promotion : promotions) EXPECT_NE(promotion.kind, &schedule::Placement::optimizer);
+  for (const planner::Promotion& promotion : promotions)
+    EXPECT_NE(promotion.kind, &schedule::Placement::optimizer);
 }
 
 TEST(planner::Promotion, TakesTheFirstUnitsOfItsTier) {
@@ -79,13 +80,14 @@ class PromotedPlan : public ::testing::Test {
   }
   planner::Plan plan() const {
     const model::Model model(config::model_shape(config_));
-    return std::get<planner::Plan>(planner::make_plan(config_, model, *kernels_, planner::HardwareProfile{}));
+    return std::get<planner::Plan>(
+        planner::make_plan(config_, model, *kernels_, planner::HardwareProfile{}));
   }
   // Bytes that a unit's state takes of a tier where weights and gradients lie elsewhere.
   schedule::StepModel step_model() const {
     const model::Model model(config::model_shape(config_));
-    return planner::make_step_model(model, config::batch_shape(config_), config::parameter_table(config_, model), *kernels_,
-                           *kernels_);
+    return planner::make_step_model(model, config::batch_shape(config_),
+                                    config::parameter_table(config_, model), *kernels_, *kernels_);
   }
 
   std::unique_ptr<kernels::Kernels> kernels_;
@@ -106,7 +108,8 @@ TEST_F(PromotedPlan, FillsPinnedMemoryWithStateFromStorage) {
     counts.push_back(units_on(placement.optimizer, Tier::kStorage));
     const auto units = planner::promotable_units(placement, kStateToPinned);
     const std::uint64_t room = budget - tight.peak_bytes[static_cast<std::size_t>(Tier::kPinned)];
-    EXPECT_EQ(planner::units_that_fit(model, tight.options, kStateToPinned, units, room), 0u) << budget;
+    EXPECT_EQ(planner::units_that_fit(model, tight.options, kStateToPinned, units, room), 0u)
+        << budget;
   }
   ASSERT_GE(counts.size(), 8u);
   // More places than quarters.

@@ -144,8 +144,9 @@ TEST(Validate, RefusesAnUpdateWithAnotherUnitsSums) {
   kernels::OptimizerOptions sm3;
   sm3.rule = kernels::OptimizerRule::kSm3;
   const StepModel model = testing::example_model(2, false, DType::kBF16, sm3);
-  Schedule schedule = compile(
-      model, testing::example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned), StepKind::kTraining);
+  Schedule schedule =
+      compile(model, testing::example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned),
+              StepKind::kTraining);
   ASSERT_EQ(verdict(schedule), "accepted");
   std::vector<Use*> sums;
   for (Instruction& instruction : schedule.instructions) {

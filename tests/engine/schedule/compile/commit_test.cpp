@@ -97,8 +97,8 @@ TEST(SavingStep, TheOtherSchedulesOfItsRunShareItsHomesAndTheirPlaces) {
     const Schedule save = compile(model, options, StepKind::kSave);
     ASSERT_EQ(joined(validate(save)), "");
     EXPECT_EQ(interpret(save).committed, state_at_entry(model));
-    for (const Schedule& other :
-         {compile(model, options, StepKind::kTraining), save, compile(model, options, StepKind::kEvaluation)}) {
+    for (const Schedule& other : {compile(model, options, StepKind::kTraining), save,
+                                  compile(model, options, StepKind::kEvaluation)}) {
       ASSERT_EQ(joined(validate(other)), "");
       for (const Buffer& buffer : saving.buffers) {
         if (!buffer.persistent) continue;
@@ -135,7 +135,8 @@ class DamagedCommit : public ::testing::Test {
  protected:
   DamagedCommit() : model_(example_model(1, false, DType::kBF16)) {
     schedule_ = compile(
-        model_, durable(example_options(model_, Tier::kPinned, Tier::kPinned, Tier::kStorage)), StepKind::kSaving);
+        model_, durable(example_options(model_, Tier::kPinned, Tier::kPinned, Tier::kStorage)),
+        StepKind::kSaving);
   }
   Instruction& commit() {
     return *std::find_if(schedule_.instructions.begin(), schedule_.instructions.end(),

@@ -62,7 +62,8 @@ TEST(Compile, EveryOptimizersStateIsStreamedToThePlainStepsValues) {
       const Interpretation plain = plain_values(model, 2);
       ASSERT_EQ(joined(plain.errors), "");
       for (std::uint64_t seed = 0; seed < 10; ++seed) {
-        const Schedule schedule = compile(model, random_options(model, 2, seed), StepKind::kTraining);
+        const Schedule schedule =
+            compile(model, random_options(model, 2, seed), StepKind::kTraining);
         ASSERT_EQ(joined(validate(schedule)), "") << "seed " << seed;
         for (const InterpretOptions& timing : adverse_timings(seed, 1)) {
           const Interpretation values = interpret(schedule, timing);
@@ -76,8 +77,9 @@ TEST(Compile, EveryOptimizersStateIsStreamedToThePlainStepsValues) {
 
 TEST(Compile, EvaluationReadsTheWeightsAndChangesNothing) {
   const StepModel model = example_model(2, true, DType::kBF16);
-  const Interpretation plain = interpret(compile(
-      model, example_options(model, Tier::kDevice, Tier::kDevice, Tier::kDevice), StepKind::kEvaluation));
+  const Interpretation plain =
+      interpret(compile(model, example_options(model, Tier::kDevice, Tier::kDevice, Tier::kDevice),
+                        StepKind::kEvaluation));
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     const Schedule schedule = compile(model, random_options(model, 2, seed), StepKind::kEvaluation);
     ASSERT_EQ(joined(validate(schedule)), "");

@@ -154,8 +154,8 @@ TEST(Speculation, HasTwoHomesForAllStateThatUpdatesMake) {
     for (std::size_t tier = 0; tier < kTierCount; ++tier) {
       EXPECT_GE(schedule.peak_bytes[tier], held[tier]);
     }
-    for (const Schedule& other :
-         {compile(model, options, StepKind::kRedo), compile(model, options, StepKind::kEvaluation)}) {
+    for (const Schedule& other : {compile(model, options, StepKind::kRedo),
+                                  compile(model, options, StepKind::kEvaluation)}) {
       for (const Buffer& buffer : schedule.buffers) {
         if (!buffer.persistent) continue;
         EXPECT_EQ(other.buffers.at(buffer.id).shadow_of, buffer.shadow_of);

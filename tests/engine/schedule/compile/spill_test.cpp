@@ -81,8 +81,9 @@ TEST(Spill, EveryTierAndOrderComputesThePlainStepInAnyTiming) {
 // but for what is needed again by the next visit or after one.
 TEST(Spill, MovesEachValueOnceAndNotWhatComesBackAtOnce) {
   const StepModel model = spilling_model(5);
-  const Schedule schedule = compile(
-      model, spilling_options(model, Tier::kPinned, ComputeOrder::kMicrobatch, 1), StepKind::kTraining);
+  const Schedule schedule =
+      compile(model, spilling_options(model, Tier::kPinned, ComputeOrder::kMicrobatch, 1),
+              StepKind::kTraining);
   std::map<std::tuple<BufferRole, std::int32_t>, int> sent;
   std::map<std::tuple<BufferRole, std::int32_t>, int> brought;
   for (const Instruction& instruction : schedule.instructions) {
@@ -106,8 +107,9 @@ TEST(Spill, MovesEachValueOnceAndNotWhatComesBackAtOnce) {
 TEST(Spill, InUnitOrderOutputsComeBackForBothPassesAndGoDownOnce) {
   const StepModel model = spilling_model(3);
   const std::int32_t microbatches = 4;
-  const Schedule schedule = compile(
-      model, spilling_options(model, Tier::kPinned, ComputeOrder::kUnit, microbatches), StepKind::kTraining);
+  const Schedule schedule =
+      compile(model, spilling_options(model, Tier::kPinned, ComputeOrder::kUnit, microbatches),
+              StepKind::kTraining);
   std::map<BufferRole, int> sent;
   std::map<BufferRole, int> brought;
   for (const Instruction& instruction : schedule.instructions) {
@@ -292,7 +294,8 @@ TEST(Spill, PinnedMemoryIsARingWhereActivationsAreStored) {
 TEST(Spill, NothingIsSpilledInEvaluation) {
   const StepModel model = spilling_model(4);
   const StepOptions options = spilling_options(model, Tier::kPinned, ComputeOrder::kUnit, 3);
-  for (const Instruction& instruction : compile(model, options, StepKind::kEvaluation).instructions) {
+  for (const Instruction& instruction :
+       compile(model, options, StepKind::kEvaluation).instructions) {
     EXPECT_NE(instruction.op, Op::kSpillActivation);
   }
 }

@@ -7,10 +7,11 @@
 // there.
 // Rules that need whole tensors take a unit as one piece. Where a step has its updates
 // (UpdatePlacement) is the generator's business: it asks for them unit by unit.
+#include "engine/schedule/compile/update_stream.hpp"
+
 #include <algorithm>
 
 #include "base/error.hpp"
-#include "engine/schedule/compile/step_builder.hpp"
 
 namespace sluice::schedule {
 namespace {
