@@ -1,6 +1,6 @@
-// Each preset of places (placement_presets.hpp) becomes a group of step options, from roomy to frugal:
-// all weights fetched ahead, then fewer units ahead, then smaller pieces, then pieces one by one.
-// Groups whose windows and arena share the device's memory follow in the same order.
+// Each preset of places (placement_presets.hpp) becomes a group of step options, from roomy to
+// frugal: all weights fetched ahead, then fewer units ahead, then smaller pieces, then pieces one
+// by one. Groups whose windows and arena share the device's memory follow in the same order.
 #include "engine/planner/candidates.hpp"
 
 #include <algorithm>
@@ -41,8 +41,8 @@ std::uint64_t few_pieces(const schedule::StepModel& model, std::uint64_t piece,
   return piece;
 }
 
-// The usual piece: about a sixteenth of the largest unit, and 1 to 4 MiB of fp32 state except in the
-// largest models. A unit then has enough pieces to overlap, and a transfer is long enough for a
+// The usual piece: about a sixteenth of the largest unit, and 1 to 4 MiB of fp32 state except in
+// the largest models. A unit then has enough pieces to overlap, and a transfer is long enough for a
 // storage device to approach its bandwidth with few transfers in flight.
 std::uint64_t usual_piece_elems(const schedule::StepModel& model) {
   std::uint64_t largest = 0;
@@ -169,9 +169,9 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
       if (preset.optimizer != kOnDevice) add(least, 0, Pieces::kSmall);
       if (fetched) add(least, 0, Pieces::kSmallOneByOne);
       add(0, 0, Pieces::kSmallOneByOne);
-      // Spilling with and without recomputation make two groups, since either may be the more frugal:
-      // recomputation makes all of a unit's values at once, while each half of backward fetches only
-      // the spilled values that it reads.
+      // Spilling with and without recomputation make two groups, since either may be the more
+      // frugal: recomputation makes all of a unit's values at once, while each half of backward
+      // fetches only the spilled values that it reads.
       if (spills_activations(base)) {
         groups.push_back(std::exchange(candidates, {}));
         add_orders(config, std::exchange(shared, {}), sharing);

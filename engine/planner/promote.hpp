@@ -1,7 +1,7 @@
 // Promotion: a plan fills the room that is left on a faster tier with state from a slower one, unit
-// by unit. So each kind's place becomes a sum of tiers. The candidates (candidates.hpp) have settled
-// in coarse steps whether the configuration fits; promotion only makes the plan faster, and never
-// causes a refusal.
+// by unit. So each kind's place becomes a sum of tiers. The candidates (candidates.hpp) have
+// settled in coarse steps whether the configuration fits; promotion only makes the plan faster, and
+// never causes a refusal.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The answer where no plan fits: the bytes that are missing, and the smallest change that would fit.
+// The answer where no plan fits: the bytes that are missing, and the smallest change that would
+// fit.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,12 @@
 // A greedy search. A group of candidates is one placement, from roomy to frugal; it fits exactly
-// when its last, most frugal candidate fits, so that one is compiled first and the others only then.
-// Simulating is the costly part: the first kSimulatedCandidates that fit decide the placement.
+// when its last, most frugal candidate fits, so that one is compiled first and the others only
+// then. Simulating is the costly part: the first kSimulatedCandidates that fit decide the
+// placement.
 //
 // The number of activations to spill and of units to promote are found by counting. For spills a
 // binary search finds the fewest items that fit. For promotions the room that is left gives a first
-// count; what a plan needs besides may grow with it, so smaller counts follow where it does not fit.
+// count; what a plan needs besides may grow with it, so smaller counts follow where it does not
+// fit.
 #include "engine/planner/search.hpp"
 
 #include <algorithm>

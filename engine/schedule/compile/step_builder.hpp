@@ -67,7 +67,8 @@ class StepBuilder {
   // A device buffer for the range `bytes` of a unit's saved values.
   BufferId add_saved(std::int32_t unit, std::int32_t microbatch, ElemRange bytes, SavedFor used_by);
 
-  // Part `range` of a state buffer (window, home or piece) as a Use; per-tensor state is used whole.
+  // Part `range` of a state buffer (window, home or piece) as a Use; per-tensor state is used
+  // whole.
   Use part(BufferId buffer, ElemRange range) const;
 
   Instruction& emit(Op op, Lane lane, std::int32_t unit, std::int32_t microbatch);

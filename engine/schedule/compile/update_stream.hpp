@@ -10,7 +10,8 @@
 
 namespace sluice::schedule {
 
-// Folds all norm partials into the norm, and computes the factor by which updates multiply gradients.
+// Folds all norm partials into the norm, and computes the factor by which updates multiply
+// gradients.
 void emit_clip_factor(StepBuilder& builder);
 
 // The updates of all units, one after another, as one stream of pieces across the units' borders.

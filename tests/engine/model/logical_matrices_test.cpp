@@ -105,7 +105,8 @@ void adafactor_step(Matrix& w, const Matrix& g, std::size_t rows, std::size_t co
   for (std::size_t i = 0; i < w.size(); ++i) w[i] -= size / clip * update[i];
 }
 
-// A block's parameters, and their first update by the engine's kernels through the table's segments.
+// A block's parameters, and their first update by the engine's kernels through the table's
+// segments.
 class UpdatedBlock {
  public:
   UpdatedBlock(ModelFamily family, OptimizerRule rule)
