@@ -1,3 +1,7 @@
+// Prices instructions by their op. Passes of layers and updates run on kernels that compute nothing
+// and only add up their times (priced_kernels.hpp), once for each unit and pass. Copies and
+// transfers come from the profile's grid of measured sizes, or from its plain bandwidths. Each
+// instruction gets the overhead of its start on top.
 #include "engine/planner/cost_model.hpp"
 
 #include <algorithm>
@@ -29,7 +33,7 @@ std::int64_t elems_of(const schedule::Schedule& schedule, const schedule::Use& u
   return static_cast<std::int64_t>(elems_in(dtype, bytes_of(schedule, use)));
 }
 
-// An address for calls that only count: never read.
+// An address for calls that only count; it is never read.
 std::byte* some_address() {
   return reinterpret_cast<std::byte*>(kPageBytes);
 }
@@ -87,7 +91,7 @@ double CostModel::pass_s(std::int32_t unit, schedule::Op pass) {
   return found->second = kernels_.seconds();
 }
 
-// A state that an update finds in one place and makes in another is copied first.
+// A state that an update reads in one place and writes in another is copied first.
 void CostModel::price_copies(PricedKernels& kernels, const schedule::Schedule& schedule,
                              const schedule::Instruction& instruction) {
   for (const schedule::Use& from : instruction.reads) {
@@ -108,7 +112,7 @@ double CostModel::state_operation_s(const schedule::Schedule& schedule,
                                     const schedule::Instruction& instruction) {
   PricedKernels& kernels = kernels_of(instruction.lane);
   kernels.reset();
-  // The first thing that each of them reads; all but the step are priced by it.
+  // The first use that each of them reads; it prices all ops but the optimizer step.
   const schedule::Use& gradient = instruction.reads.front();
   const DType dtype = schedule.buffers[gradient.buffer].dtype;
   const std::int64_t elems = elems_of(schedule, gradient);
@@ -201,8 +205,8 @@ double CostModel::instruction_s(const schedule::Schedule& schedule,
   }
 }
 
-// What comes before the work itself: on the instruction's own lane little, across lanes a wake-up.
-// A transfer's time has the wake-up of who waits for it already.
+// The delay before an instruction's own work: small within a lane, a wake-up across lanes. The
+// measured time of a transfer includes the wake-up of its waiter.
 double CostModel::overhead_s(const schedule::Schedule& schedule,
                              const schedule::Instruction& instruction) const {
   if (instruction.op == schedule::Op::kRelease) return 0.0;

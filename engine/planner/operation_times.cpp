@@ -36,7 +36,8 @@ constexpr std::array<std::string_view, kTimedOperationCount> kNames{
     "storage_write",
 };
 
-// Where a size lies on an axis: between points `at` and `at + 1` (or on the last), and how far.
+// The place of a size on an axis: between points `at` and `at + 1` (or on the last), and its
+// distance.
 struct Position {
   std::size_t at = 0;
   double share = 0;

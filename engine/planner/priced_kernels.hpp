@@ -1,6 +1,5 @@
-// Kernels that compute nothing: each call adds what it would take on the described machine. A
-// layer's pass run on them is priced call by call, so a layer need not say a second time what it
-// does.
+// Kernels that compute nothing: each call adds its time on the described machine. A layer's pass
+// that runs on them is priced call by call, so a layer need not describe its work a second time.
 #pragma once
 
 #include "engine/planner/hardware_profile.hpp"
@@ -14,7 +13,7 @@ class PricedKernels final : public kernels::Kernels {
   // is measured on all cores.
   PricedKernels(const HardwareProfile& hardware, int threads);
 
-  // Of all calls since the last reset.
+  // Seconds of all calls since the last reset.
   double seconds() const { return seconds_; }
   void reset() { seconds_ = 0; }
 
@@ -84,14 +83,14 @@ class PricedKernels final : public kernels::Kernels {
             std::int64_t elems) override;
 
  private:
-  // From the operation's grid; without one, `plain_s`.
+  // Adds the time from the operation's grid; without a grid, `plain_s`.
   void charge(TimedOperation operation, DType dtype, const OperationSize& size, double plain_s);
   void charge_elems(TimedOperation operation, DType dtype, std::int64_t elems,
                     double bytes_per_elem);
   void charge_attention(TimedOperation operation, DType dtype, const OperationSize& size,
                         double flops);
   void charge_plain(double seconds) { seconds_ += seconds * slowdown_; }
-  // At the machine's plain rates.
+  // Seconds at the machine's plain rates.
   double product_s(double flops, DType dtype) const;
   double stream_s(double bytes) const;
   double plain_head_s(const OperationSize& size, DType dtype) const;

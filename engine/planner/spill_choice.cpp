@@ -1,3 +1,5 @@
+// Items are sorted once, by size within their unit or over all units. A choice of n items is then
+// just the first n, and adding an item never moves another one back.
 #include "engine/planner/spill_choice.hpp"
 
 #include <algorithm>
@@ -16,7 +18,7 @@ std::optional<Tier> tier_of(Place place) {
   return static_cast<Tier>(static_cast<int>(place) - static_cast<int>(Place::kDevice));
 }
 
-// What the configuration says of one part; nothing where it leaves the choice.
+// The tier that the configuration gives for one part; nothing if it leaves the choice.
 std::optional<Tier> fixed_place(const config::Config& config, const std::string& part) {
   const std::map<std::string, Place>& saved = config.memory.place.saved;
   auto found = saved.find(part);
@@ -25,7 +27,7 @@ std::optional<Tier> fixed_place(const config::Config& config, const std::string&
   return tier_of(named ? found->second : config.memory.place.activation);
 }
 
-// Names of parts, each once, of units that are the head or are not.
+// The names of saved parts, each once: of the head, or of all other units.
 std::vector<std::string> part_names(const schedule::StepModel& model, bool of_head) {
   std::vector<std::string> names;
   for (const schedule::UnitFootprint& unit : model.units) {
@@ -86,7 +88,7 @@ SpillChoice::SpillChoice(const config::Config& config, const schedule::StepModel
   placement.saved = saved_places(config, model, placement.activation);
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     const schedule::UnitFootprint& footprint = model.units[unit];
-    // The head's passes follow each other: nothing of it waits.
+    // The head's passes follow each other, so none of its values waits.
     if (footprint.is_head) continue;
     if (footprint.output_bytes > 0) items_.push_back({unit, kOutput, footprint.output_bytes});
     if (options_.recompute && footprint.recomputable) continue;

@@ -7,10 +7,10 @@
 namespace sluice::planner {
 namespace {
 
-// Transfers of the activations of one micro-batch that are spilled, and their releases.
+// Transfers of one micro-batch's spilled activations, and their Releases.
 std::uint64_t spilled_moves(const schedule::StepModel& model,
                             const schedule::StepOptions& options) {
-  // Outputs, gradients and at most six values of what is saved, down and twice up.
+  // Outputs, gradients and at most six saved values, each moved down once and up twice.
   constexpr std::uint64_t kOfAPinnedUnit = 40;
   constexpr std::uint64_t kOfAPiece = 10;
   std::uint64_t moves = 0;
@@ -31,7 +31,7 @@ std::uint64_t spilled_moves(const schedule::StepModel& model,
 
 }  // namespace
 
-// Passes, fetches and gradients of every micro-batch, then the optimizer.
+// Counts the passes, fetches and gradient pieces of every micro-batch, then the optimizer's pieces.
 std::uint64_t step_size(const schedule::StepModel& model, const schedule::StepOptions& options) {
   std::uint64_t pieces = 0;
   for (const schedule::UnitFootprint& unit : model.units)

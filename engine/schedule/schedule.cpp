@@ -37,7 +37,7 @@ Use use_of(const Buffer& buffer, ElemRange range) {
 
 namespace {
 
-// Of slots, whole, [begin, end) of what they show one after another.
+// The memory ranges of bytes [begin, end) of a window over these slots.
 std::vector<MemoryRange> ranges_in_slots(const Schedule& schedule,
                                          const std::vector<std::uint32_t>& slots,
                                          std::uint64_t begin, std::uint64_t end) {
@@ -108,7 +108,7 @@ LinkBytes LinkBytes::operator-(const LinkBytes& less) const {
 
 namespace {
 
-// Of the instructions for which wanted(instruction) holds.
+// The sum over the instructions for which wanted(instruction) holds.
 template <typename Wanted>
 LinkBytes sum_by_link(const Schedule& schedule, Wanted wanted) {
   LinkBytes total;

@@ -1,5 +1,5 @@
-// Schedules as JSON: what a person can read and a test can damage. Defaults are left out; unknown
-// keys, unknown words, and numbers that point nowhere are refused.
+// Schedules as JSON, for people to read and for tests to damage. Defaults are left out. Unknown
+// keys, unknown words, and indices without a target are refused.
 #include <cmath>
 #include <initializer_list>
 #include <limits>

@@ -1,3 +1,7 @@
+// A small machine: lanes with instructions in flight, memories with terms, and a policy that picks
+// the next start or end. An instruction reads its terms when it starts and writes the results when
+// it ends, so a policy that starts early and ends late exposes every missing dep. The policies are
+// adverse on purpose (Timing). Guards, messages and collectives act as they do in a run.
 #include "engine/schedule/check/interpret.hpp"
 
 #include <algorithm>
@@ -122,7 +126,7 @@ class Machine {
     MemoryRange range;
     bool write = false;
   };
-  // What an instruction in flight has read and will write.
+  // The values that an instruction in flight has read and will write.
   struct Running {
     std::vector<schedule::symbolic::ReadValue> reads;
     std::vector<schedule::symbolic::WriteTarget> writes;
@@ -194,7 +198,7 @@ class Machine {
 
   void enter_as_left(const Buffer& home) {
     const auto left = options_.before->state.find({home.kind, home.unit});
-    if (left == options_.before->state.end()) return;  // a read of it will say so
+    if (left == options_.before->state.end()) return;  // a read of it reports the error
     const std::uint64_t base = bytes_of(home.dtype, home.first_elem);
     for (const CarriedState::Run& run : left->second) {
       const std::uint64_t begin = std::max(run.begin, home.first_elem);
@@ -275,7 +279,7 @@ class Machine {
     lane.in_flight.push_back(id);
     started_[id] = true;
     if (!options_.guards_taken[static_cast<std::size_t>(instruction.guard)]) return;
-    // Of a pipelined lane: it happens when it retires.
+    // In a pipelined lane the effect comes when the instruction retires.
     if (instruction.op == Op::kRelease && lane_is_pipelined(instruction.lane)) return;
     occupy(id);
   }
@@ -330,7 +334,7 @@ class Machine {
     return a.memory == b.memory && a.begin_bytes < b.end_bytes && b.begin_bytes < a.end_bytes;
   }
 
-  // Two instructions in flight must not meet in memory where one writes.
+  // Two instructions in flight must not overlap in memory if one of them writes.
   void check_overlaps(InstructionId id) {
     const auto rank = static_cast<std::size_t>(schedule_.instructions[id].rank);
     for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
@@ -414,7 +418,7 @@ class Machine {
                           std::vector<schedule::symbolic::SymbolicOps::Run>>;
     Runs runs;
     Runs found;
-    std::set<BufferId> replaced;  // homes whose shadows hold what was made
+    std::set<BufferId> replaced;  // homes with a shadow that holds the update
     for (const Residency& residency : schedule_.exit) {
       replaced.insert(schedule_.buffers.at(residency.home).shadow_of);
     }

@@ -1,3 +1,6 @@
+// Each op hashes the terms that it reads, together with its own name, into the terms that it
+// writes. Elementwise ops work on runs of elements and keep them apart, so that the cut into pieces
+// does not show. Reductions and passes fold all their input into one term.
 #include "engine/schedule/check/symbolic_ops.hpp"
 
 #include <algorithm>
@@ -15,20 +18,20 @@ std::uint64_t word(std::int32_t value) {
   return static_cast<std::uint64_t>(value);
 }
 
-// Byte 0 of a buffer of state or of what is saved, counted in bytes of its unit's; else 0.
+// The begin of a buffer of state or saved values, in bytes of its unit's extent; else 0.
 std::uint64_t extent_base(const Buffer& buffer) {
   const bool part = buffer.role == BufferRole::kState || buffer.role == BufferRole::kSaved;
   return part ? bytes_of(buffer.dtype, buffer.first_elem) : 0;
 }
 
-// A part that lies where it does not belong is another value.
+// A part at the wrong place of its value is another value.
 Term placed_term(const Buffer& buffer, const Part& part) {
   const std::uint64_t home = extent_base(buffer) + part.begin;
   if (part.origin == home) return part.term;
   return hash_words({kMoved, part.term.low, part.term.high, part.origin - home});
 }
 
-// All that one read says, for ops that take it as a whole.
+// One read as a single term, for ops that take it as a whole.
 Term whole_term(const ReadValue& read) {
   const Buffer& buffer = *read.buffer;
   const bool state = buffer.role == BufferRole::kState;
@@ -46,7 +49,7 @@ Term whole_term(const ReadValue& read) {
 }
 
 std::uint64_t op_word(Op op) {
-  // A Recompute makes what Forward made; a head's Loss is its forward.
+  // A Recompute makes the terms of its Forward; a head's Loss is its forward pass.
   if (op == Op::kRecompute || op == Op::kLoss) op = Op::kForward;
   return static_cast<std::uint64_t>(op);
 }
@@ -242,7 +245,7 @@ void SymbolicOps::elementwise(const Instruction& instruction, const std::vector<
   }
 }
 
-// What is made of a unit as a whole: each result depends on all of every input.
+// Ops on a unit as a whole: each result depends on all of every input.
 void SymbolicOps::update_whole(const Instruction& instruction, const std::vector<ReadValue>& reads,
                                const std::vector<WriteTarget>& writes, const Emit& emit) {
   TermHash hash;
@@ -271,7 +274,7 @@ void SymbolicOps::compute(const Instruction& instruction, const std::vector<Read
   hash.add(word(instruction.unit));
   hash.add(word(instruction.layer));
   hash.add(word(instruction.microbatch));
-  // What was saved counts as one, however it is cut.
+  // Saved values count as one input, whatever their cut.
   std::vector<Run> saved;
   for (const ReadValue& read : reads) {
     if (read.buffer->role == BufferRole::kSaved) {

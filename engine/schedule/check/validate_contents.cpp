@@ -1,9 +1,13 @@
-// Part of validate: races, and what values are where.
+// Part of validate: races, and the content of buffers.
 //
-// One walk in list order. Every conflicting pair of uses must be ordered by HappensBefore; then all
+// One walk in list order. Every conflicting pair of uses must be ordered by HappensBefore. Then all
 // timings agree with list order, and the content of each byte range can be followed as in a
-// sequential program. Content is abstract: its version and, for gradients, the last micro-batch in
-// it.
+// sequential program. Content is abstract: a version and, for gradients, the last micro-batch in
+// the sum. Each byte range also remembers its uses since the last write, which are checked for
+// races and for writes that nobody reads.
+//
+// The interval map of spans is this file's own. It shares no code with those of link and
+// symbolic_memory on purpose: a mistake of link must not hide here.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -21,7 +25,7 @@ struct Content {
   bool written = false;
   std::int32_t version = 0;
   std::int32_t microbatch = -1;
-  InstructionId maker = kNoId;  // who computed it; copies keep it
+  InstructionId maker = kNoId;  // the instruction that computed it; copies keep it
   bool operator==(const Content&) const = default;
 };
 

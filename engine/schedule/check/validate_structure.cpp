@@ -1,4 +1,6 @@
-// Part of validate: everything an instruction names exists and fits.
+// Part of validate: everything that an instruction names exists and fits. Ids are indices, ranges
+// lie inside buffers, deps point backwards, and each transient buffer has one Release. The other
+// checks rely on these facts and run only if this one finds nothing.
 #include <algorithm>
 #include <cmath>
 #include <tuple>
@@ -9,7 +11,7 @@
 namespace sluice::schedule::validation {
 namespace {
 
-// Between steps a shadow and its home change roles: nothing but their places may tell them apart.
+// A shadow and its home change roles between steps, so they may differ in nothing but their places.
 void check_shadow(const Schedule& schedule, const Buffer& shadow, Problems& problems) {
   if (shadow.shadow_of == kNoId) return;
   const auto shape = [](const Buffer& buffer) {

@@ -1,3 +1,11 @@
+// Plans all moves first, then emits them as the generator passes by.
+//
+// The constructor numbers the visits and lists, for each value that may leave the device, the
+// visits that touch it. plan_moves() looks at every gap between two touches. A value leaves if the
+// gap is long enough: its copy is emitted one visit behind its making, its device memory is free
+// after the visit that used it last, and its fetch is emitted `prefetch` visits ahead. spill() and
+// fetch() then emit the planned moves at their visits. Storage is reached through pieces in pinned
+// memory.
 #include "engine/schedule/compile/activation_stream.hpp"
 
 #include <algorithm>
@@ -8,8 +16,8 @@
 namespace sluice::schedule {
 namespace {
 
-// What a piece of activations has for each element that a piece of state has: as many bytes as
-// fp32, so that their rings in pinned memory are of one size.
+// Bytes in a piece of activations for each element in a piece of state. With the size of fp32, the
+// rings of both in pinned memory have the same size.
 constexpr std::uint64_t kBytesPerPieceElem = 4;
 
 }  // namespace
@@ -45,7 +53,8 @@ void ActivationStream::plan_moves(const ActivationKey& key, const Visits& visits
   const std::size_t sent = visits.front().visit + behind;
   bool is_sent = false;
   for (std::size_t i = 0; i + 1 < visits.size(); ++i) {
-    // It lives until both its use and its copy are done; away for at least one visit, or not.
+    // Device memory is freed when both the use and the copy are done. A move is worth while only if
+    // the value is away for at least one visit.
     const std::size_t gone = std::max(visits[i].visit, sent);
     if (visits[i + 1].visit < gone + 2 + ahead) continue;
     if (!is_sent) sent_after_[sent].push_back(key);
@@ -55,7 +64,8 @@ void ActivationStream::plan_moves(const ActivationKey& key, const Visits& visits
   }
 }
 
-// `prefetch` visits earlier; as near to that visit's end as the use is to its own visit's.
+// The pass before which a fetch starts: `prefetch` visits ahead of the use, and as near to that
+// visit's end as the use is to the end of its own.
 std::size_t ActivationStream::pass_that_brings(const Touch& use) const {
   const std::size_t visit = use.visit - static_cast<std::size_t>(builder_.options().prefetch);
   const std::size_t begin = first_pass_[visit];
@@ -138,7 +148,7 @@ void ActivationStream::bring_in_pieces(const ActivationKey& key, BufferId to) {
       [](std::size_t) {});
 }
 
-// For a range of a value that lies elsewhere. Its elements are bytes.
+// A buffer for a range of a value that lies in another tier. Its elements are bytes.
 BufferId ActivationStream::add_place(BufferId value, Tier tier, ElemRange bytes) {
   const Buffer& of = builder_.buffer(value);
   Buffer buffer;
@@ -159,7 +169,7 @@ Use ActivationStream::part(BufferId id, ElemRange bytes) const {
   return {id, bytes.begin - builder_.buffer(id).first_elem, bytes.elems()};
 }
 
-// Of what is saved: bytes of the whole region.
+// The bytes that a buffer holds; for saved values, within the unit's whole saved region.
 ElemRange ActivationStream::bytes_of(BufferId id) const {
   const Buffer& buffer = builder_.buffer(id);
   return {buffer.first_elem, buffer.first_elem + buffer.bytes};

@@ -1,3 +1,14 @@
+// Generates the schedules of a run by walking its compute passes in order.
+//
+// A step is a list of compute items: the passes of all units over all micro-batches, by micro-batch
+// or by unit. The generator visits the items in that order. Before each it lets the streams emit
+// the transfers that start there: spills and fetches of activations, fetches of weights, and a
+// share of a save. Then it emits the pass with the buffers that it reads and writes, and sends its
+// gradients on their path. Updates go where the options place them: behind the backward pass, right
+// behind each completed gradient, or in front of the next step's use of the weights.
+//
+// The order of emission is one possible sequential execution; link and pack turn it into lanes with
+// dependencies and places.
 #include "engine/schedule/compile/generate.hpp"
 
 #include <algorithm>
@@ -35,7 +46,7 @@ struct MicrobatchBuffers {
 
 class StepGenerator {
  public:
-  // pending: an update of the step before waits to be made first.
+  // pending: the update of the step before is made first.
   StepGenerator(const StepModel& model, const StepOptions& options, bool pending = false)
       : model_(model),
         options_(options),
@@ -61,7 +72,7 @@ class StepGenerator {
     return builder_.finish({pending_, leaves, carries && !pending_ ? 0 : 1});
   }
 
-  // Only the update that waits, or is made once more.
+  // The pending update alone, or the update made once more.
   Schedule drain() {
     emit_remaining_updates();
     return builder_.finish({true, false, 1});
@@ -99,7 +110,8 @@ class StepGenerator {
     return items;
   }
 
-  // The head's passes of one micro-batch stay together: what it saves is the largest of all units.
+  // The head's passes of one micro-batch stay together, since the head saves more than any other
+  // unit.
   std::vector<ComputeItem> items_by_unit() const {
     const std::int32_t head = units() - 1;
     std::vector<ComputeItem> items;
@@ -123,7 +135,8 @@ class StepGenerator {
     items.push_back({Op::kBackwardWeight, unit, mb});
   }
 
-  // The head's weight gradient needs its logits again; other units' needs no weights.
+  // The head's weight gradient computes its logits again, which needs weights. The weight gradients
+  // of other units need none.
   std::vector<std::int32_t> weights_read(const ComputeItem& item) const {
     const UnitFootprint& unit = footprint(item.unit);
     if (item.op == Op::kBackwardWeight && !unit.is_head) return {};
@@ -139,7 +152,7 @@ class StepGenerator {
     return true;
   }
 
-  // What it reads of other passes, and makes for them.
+  // The activations that an item reads from other passes or makes for them.
   std::vector<ActivationKey> activations(const ComputeItem& item) const {
     const UnitFootprint& unit = footprint(item.unit);
     std::vector<ActivationKey> keys;
@@ -151,7 +164,7 @@ class StepGenerator {
     touch(BufferRole::kActivation, before, input_bytes);
     if (item.op == Op::kForward) {
       touch(BufferRole::kActivation, item.unit, unit.output_bytes);
-      if (recomputed(item.unit)) return keys;  // what it saves is made again
+      if (recomputed(item.unit)) return keys;  // Recompute makes the saved values again
     }
     const std::vector<SavedValue>& values = saved_values_[static_cast<std::size_t>(item.unit)];
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -186,7 +199,7 @@ class StepGenerator {
             [this](const ActivationKey& key) { return waiting_tier(key); }};
   }
 
-  // In the order in which they become possible (in the backward pass) or needed.
+  // Updates in the order in which they become possible (in the backward pass) or are needed.
   UpdateStream make_updates() {
     const bool in_backward = updates_in_backward();
     std::vector<std::int32_t> order(model_.units.size());
@@ -195,12 +208,13 @@ class StepGenerator {
     return {builder_, std::move(order), !in_backward, !in_backward};
   }
   void emit_remaining_updates() { updates_.emit_through(updates_in_backward() ? 0 : units() - 1); }
-  // What waits at entry is the update of a step that has ended.
+  // An update that is pending at entry belongs to a step that has ended, so it is not one of these.
   bool updates_in_backward() const {
     return !pending_ && (options_.update == UpdatePlacement::kInBackward ||
                          options_.update == UpdatePlacement::kSpeculative);
   }
-  // Where the unit's gradient is complete once this item is done. A tied embedding's is not.
+  // Whether the unit's gradient is complete after this item. A tied embedding's is complete only
+  // after its fold.
   bool completes_gradient(const ComputeItem& item) const {
     return item.op == Op::kBackwardWeight && item.microbatch + 1 == options_.microbatches &&
            !(item.unit == 0 && model_.tied_elems > 0);
@@ -229,13 +243,13 @@ class StepGenerator {
     }
   }
 
-  // Before anything makes new state.
+  // Ends the save, before any instruction makes new state.
   void commit() {
     if (saver_) saver_->commit();
     saver_.reset();
   }
 
-  // Its buffers so far; at its first pass they are made, and its tokens fetched.
+  // Selects the micro-batch's buffers. At its first pass creates them and uploads its tokens.
   void enter_microbatch(const ComputeItem& item) {
     const auto mb = static_cast<std::size_t>(item.microbatch);
     if (buffers_.size() <= mb) buffers_.resize(mb + 1);
@@ -259,7 +273,7 @@ class StepGenerator {
     return builder_.add_device(role, Category::kActivation, bytes, unit, item.microbatch);
   }
 
-  // What one pass touches, and what follows it.
+  // The buffers that one pass touches, and the gradients that follow it.
   struct PassUses {
     std::vector<BufferId> reads;
     std::vector<BufferId> writes;

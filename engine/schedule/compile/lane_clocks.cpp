@@ -1,3 +1,7 @@
+// A vector clock has one count per lane. At its begin an instruction knows what its lane knows;
+// each dep joins the clock of the dep's end; at its end the lane's own count grows by one. In a
+// pipelined lane the next instruction starts from `start`, what was known when this one started,
+// and not from its end.
 #include "engine/schedule/compile/lane_clocks.hpp"
 
 #include <algorithm>
@@ -58,7 +62,7 @@ void LaneClocks::end() {
 
 void add_deps(LaneClocks& clocks, Instruction& instruction,
               std::vector<InstructionId>& candidates) {
-  // Later instructions imply more, so they go first: what remains is close to the least set.
+  // Later instructions imply more, so they go first. The remaining set is close to the least one.
   candidates.insert(candidates.end(), instruction.deps.begin(), instruction.deps.end());
   std::sort(candidates.begin(), candidates.end(), std::greater<>());
   candidates.erase(std::unique(candidates.begin(), candidates.end()), candidates.end());

@@ -1,3 +1,10 @@
+// Derives dependencies from data hazards in one walk over the list.
+//
+// For every buffer a history keeps, per byte range, the last writer and the readers since. An
+// instruction collects the writers of the ranges that it reads (read after write), and the writers
+// and readers of the ranges that it writes (write after write, write after read). From these
+// candidates add_deps keeps only those that lane order and other deps do not imply. Then the
+// instruction enters the histories itself. Barriers and commits add candidates of their own.
 #include "engine/schedule/compile/link.hpp"
 
 #include <algorithm>
@@ -12,16 +19,17 @@
 namespace sluice::schedule {
 namespace {
 
-// The last write of a byte range and the reads since. Of each lane only the last reader is kept: a
-// lane retires in order.
+// The last write of a byte range and the reads since. Only the last reader of each lane is kept,
+// since a lane retires in order.
 struct Segment {
   std::uint64_t end = 0;
   InstructionId writer = kNoId;
   std::vector<InstructionId> readers;
 };
 
-// All bytes of one buffer, without holes. A map: buffers of ten thousands of pieces are touched
-// from either end.
+// All bytes of one buffer, without holes: an interval map. It is a map, not a list, since buffers
+// of ten thousand pieces are touched from either end. It shares no code with the interval maps of
+// validate_contents and symbolic_memory on purpose: a mistake here must not hide there.
 class BufferHistory {
  public:
   explicit BufferHistory(std::uint64_t bytes) { segments_[0] = Segment{bytes, kNoId, {}}; }
@@ -68,7 +76,7 @@ class BufferHistory {
   Segments::const_iterator holding(std::uint64_t at) const {
     return std::prev(segments_.upper_bound(at));
   }
-  // The segment that begins at `at`, made if need be; the end of all where that is no byte.
+  // The segment that begins at `at`; splits one if needed. Returns the end past the last byte.
   Segments::iterator split(std::uint64_t at) {
     const auto it = std::prev(segments_.upper_bound(at));
     if (it->first == at) return it;

@@ -1,3 +1,6 @@
+// Bookkeeping under the parts of a step. Homes come first in the list of buffers, in the same order
+// for every schedule of a run, so that they have the same ids and places in all of them. At the end
+// the last use of each transient buffer is known; a Release goes behind it on the same lane.
 #include "engine/schedule/compile/step_builder.hpp"
 
 #include <algorithm>
@@ -88,7 +91,7 @@ void StepBuilder::add_optimizer_home(StateKind kind, std::int32_t unit) {
   buffer.bytes = bytes_of(layout.dtype, tensor_elems);
 }
 
-// Two versions of everything that a commit of the state names.
+// Gives all state that a commit names two versions on storage.
 void StepBuilder::add_versions() {
   saved_homes_.assign(model_.units.size(), {kNoId, kNoId, kNoId, kNoId, kNoId});
   for (std::int32_t unit = 0; unit < unit_count(); ++unit) {
@@ -110,7 +113,7 @@ void StepBuilder::add_versions() {
   }
 }
 
-// A second home for all state that an update makes.
+// Adds a shadow copy for the home of all state that an update makes.
 void StepBuilder::add_shadows() {
   for (std::int32_t unit = 0; unit < unit_count(); ++unit) {
     for (std::size_t k = 0; k < kStateKindCount; ++k) {
@@ -326,13 +329,14 @@ void StepBuilder::declare_residency(const StepBorders& borders) {
     if (!buffer.persistent || buffer.role != BufferRole::kState || buffer.log_copy) continue;
     Residency residency{buffer.kind, buffer.unit, -1, buffer.id, 0};
     if (buffer.shadow_of != kNoId) {
-      // Nothing is in it between steps.
+      // A shadow holds nothing between steps.
       residency.version = borders.exit_version;
       if (borders.exit_version > 0) schedule_.exit.push_back(residency);
       continue;
     }
     if (buffer.kind == StateKind::kGradient) {
-      // Made and used up within a step where no update is pending; a tied use's always is.
+      // Without a pending update a gradient is made and used up within one step. A tied use's
+      // gradient always is.
       if (buffer.unit == tied_unit()) continue;
       residency.version = 1;
       if (borders.pending_at_entry) schedule_.entry.push_back(residency);
@@ -346,7 +350,7 @@ void StepBuilder::declare_residency(const StepBorders& borders) {
       saved.home = saved_home(buffer.kind, buffer.unit);
       schedule_.commit.push_back(saved);
     }
-    // What has a shadow stays as found: the shadow holds what is made.
+    // State with a shadow stays as found, since the update writes to the shadow.
     const bool kept = made_home(buffer.kind, buffer.unit) != buffer.id;
     residency.version = kept ? 0 : borders.exit_version;
     schedule_.exit.push_back(residency);

@@ -1,3 +1,5 @@
+// Sums of live bytes per rank, tier and category, changed at births and Releases; each change
+// writes one sample of the trace's counter.
 #include "engine/schedule/simulate/memory_timeline.hpp"
 
 #include <algorithm>
