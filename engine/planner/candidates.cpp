@@ -208,7 +208,7 @@ std::vector<schedule::StepOptions> update_piece_variants(const schedule::StepMod
   const std::uint64_t small =
       std::min(few_pieces(model, least, kMostUpdatePieces), options.piece_elems);
   // First twice as many. Lanes retire in order, and on a disk of several GB/s a ring of twelve was
-  // read, updated and written in turns (docs/measurements.md).
+  // read, updated and written in turns (docs/results).
   if (kUpdatePieceElems > small) add(kUpdatePieceElems, 2 * kUpdateRingPieces);
   for (std::uint64_t elems = kUpdatePieceElems; elems > small; elems /= 2) {
     add(elems, kUpdateRingPieces);
