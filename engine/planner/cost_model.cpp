@@ -19,6 +19,7 @@ std::uint64_t bytes_of(const schedule::Schedule& schedule, const schedule::Use& 
   return use.bytes == 0 ? schedule.buffers[use.buffer].bytes : use.bytes;
 }
 
+// The traffic of an instruction without a price of its own.
 std::uint64_t touched_bytes(const schedule::Schedule& schedule,
                             const schedule::Instruction& instruction) {
   std::uint64_t bytes = 0;
@@ -60,6 +61,8 @@ PricedKernels& CostModel::kernels_of(schedule::Lane lane) {
   return runtime::is_device_lane(lane) ? kernels_ : host_kernels_;
 }
 
+// Runs the layer once on kernels that only count, with addresses that are never read. Passes of one
+// unit cost the same in every micro-batch, so each is priced once.
 double CostModel::pass_s(std::int32_t unit, schedule::Op pass) {
   const auto [found, fresh] = pass_s_.try_emplace({unit, pass}, 0.0);
   if (!fresh) return found->second;
@@ -108,6 +111,7 @@ void CostModel::price_copies(PricedKernels& kernels, const schedule::Schedule& s
   }
 }
 
+// Prices sums, norms and updates of a range of one unit's state by the kernels of its lane.
 double CostModel::state_operation_s(const schedule::Schedule& schedule,
                                     const schedule::Instruction& instruction) {
   PricedKernels& kernels = kernels_of(instruction.lane);
@@ -152,16 +156,19 @@ double CostModel::memcpy_s(std::uint64_t bytes) const {
   return static_cast<double>(bytes) / device_.single_core_copy_bytes_per_s;
 }
 
+// The time on a made-up link (memory.link_bandwidth), which only the host device has.
 double CostModel::link_s(std::uint64_t bytes) const {
   const double bandwidth = config_.memory.link_bandwidth_bytes_per_s;
   return config_.memory.link_latency_s +
          (bandwidth > 0 ? static_cast<double>(bytes) / bandwidth : 0.0);
 }
 
+// A copy takes as long as the slower of memory and link.
 double CostModel::copy_s(std::uint64_t bytes) const {
   return std::max(memcpy_s(bytes), link_s(bytes));
 }
 
+// One transfer alone. The simulator shares the bandwidth when several are in flight.
 double CostModel::transfer_s(TimedOperation operation, std::uint64_t bytes) const {
   const OperationGrid* const grid = hardware_.find(operation, DType::kU8);
   if (grid != nullptr) return grid->seconds_at({static_cast<std::int64_t>(bytes), 1, 1});

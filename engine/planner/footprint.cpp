@@ -20,6 +20,8 @@ std::vector<std::uint64_t> norm_blocks_before(const model::UnitLayout& layout) {
 
 }  // namespace
 
+// Layers declare their needs for this batch; the parameter table gives the sizes of per-tensor
+// state.
 schedule::StepModel make_step_model(const model::Model& model, const model::BatchShape& batch,
                                     const model::ParameterTable& table,
                                     const kernels::Kernels& kernels,

@@ -16,6 +16,7 @@ schedule::Simulation simulate_free_optimizer(schedule::Schedule schedule,
       }
     }
   }
+  // Only transfers to and from storage are free; copies to the device also serve the passes.
   const auto moves_state = [&](const schedule::Instruction& instruction) {
     const auto among = [&](const std::vector<schedule::Use>& uses) {
       return std::any_of(uses.begin(), uses.end(),

@@ -43,6 +43,7 @@ struct Position {
   double share = 0;
 };
 
+// Sizes outside the axis take the nearest end with a distance of zero.
 Position locate(const std::vector<std::int64_t>& axis, std::int64_t size) {
   if (size <= axis.front()) return {0, 0};
   if (size >= axis.back()) return {axis.size() - 1, 0};

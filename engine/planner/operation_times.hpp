@@ -37,7 +37,7 @@ enum class TimedOperation : std::uint8_t {
   kAccumulate,
   kSquaredNorm,
   kAdamW,        // dtype: of the weight
-  kCopy,         // bytes, here and in what follows; between host and device; dtype kU8
+  kCopy,         // bytes, here and below; between host and device; dtype kU8
   kStorageRead,  // one transfer alone, from the request to the wake-up of the requester
   kStorageWrite,
 };

@@ -21,6 +21,7 @@ namespace {
 
 using schedule::StepKind;
 
+// A step that is too long is refused before minutes are spent on generating it.
 void check_step_size(const schedule::StepModel& model, const schedule::StepOptions& options) {
   const std::uint64_t count = step_size(model, options);
   if (count > kMostStepInstructions) {
@@ -40,6 +41,7 @@ std::uint64_t log_bytes(const config::Config& config, const schedule::StepModel&
       model.units.size() * kStateKindCount, config::result_settings(config), paths));
 }
 
+// Both storage lanes count as "storage".
 std::string busiest_lane(const schedule::Simulation& simulation) {
   const auto& busy = simulation.busy_s.front();
   const auto at =
@@ -51,6 +53,7 @@ std::string busiest_lane(const schedule::Simulation& simulation) {
   return std::string(schedule::lane_name(lane));
 }
 
+// State in its homes only: shadow copies and log copies are counted elsewhere.
 std::array<TierBytes, kStateKindCount> kind_bytes(const schedule::Schedule& training) {
   std::array<TierBytes, kStateKindCount> bytes{};
   for (const schedule::Buffer& buffer : training.buffers) {
@@ -63,6 +66,7 @@ std::array<TierBytes, kStateKindCount> kind_bytes(const schedule::Schedule& trai
   return bytes;
 }
 
+// Shadows on the device are windows, which take whole slots.
 TierBytes shadow_bytes(const schedule::Schedule& training) {
   TierBytes bytes{};
   for (const schedule::Buffer& buffer : training.buffers) {
@@ -73,6 +77,8 @@ TierBytes shadow_bytes(const schedule::Schedule& training) {
   return bytes;
 }
 
+// Sums up the chosen candidate: bytes moved by each kind of step, bytes held by kind and tier, and
+// the time of a redo, which the search did not simulate.
 Plan finish_plan(Compiled compiled, const schedule::StepModel& step, const model::Model& model,
                  const HardwareProfile& hardware, const schedule::SimulationModel& machine) {
   Plan plan;
@@ -105,11 +111,14 @@ Plan finish_plan(Compiled compiled, const schedule::StepModel& step, const model
 
 }  // namespace
 
+// The sum over all tiers.
 std::uint64_t Plan::state_bytes_of(StateKind kind) const {
   const TierBytes& by_tier = kind_bytes[static_cast<std::size_t>(kind)];
   return std::accumulate(by_tier.begin(), by_tier.end(), std::uint64_t{0});
 }
 
+// A breach is a mistake in the passes that made the schedule, never the user's. So it is an
+// internal error, thrown before any memory or file is touched.
 void check_schedules(const schedule::StepSchedules& schedules, const schedule::StepOptions& options,
                      const TierBytes& budgets) {
   for (const schedule::Schedule* schedule : schedules.of(options)) {

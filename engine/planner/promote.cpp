@@ -7,6 +7,7 @@
 
 namespace sluice::planner {
 
+// Five promotions at most. Gradients go to the device only together with optimizer state.
 std::vector<Promotion> possible_promotions(const config::Config& config) {
   const auto& place = config.memory.place;
   std::vector<Promotion> promotions;
@@ -25,6 +26,7 @@ std::vector<Promotion> possible_promotions(const config::Config& config) {
   return promotions;
 }
 
+// An update on the device needs the unit's weights and gradients there.
 std::vector<std::size_t> promotable_units(const schedule::Placement& placement,
                                           const Promotion& promotion) {
   const std::vector<Tier>& tiers = placement.*promotion.kind;
@@ -41,6 +43,7 @@ std::vector<std::size_t> promotable_units(const schedule::Placement& placement,
   return units;
 }
 
+// Counts bytes of homes only; the caller compiles the plan to see the rest.
 std::size_t units_that_fit(const schedule::StepModel& model, const schedule::StepOptions& options,
                            const Promotion& promotion, const std::vector<std::size_t>& units,
                            std::uint64_t room_bytes) {

@@ -5,8 +5,7 @@
 //
 // The number of activations to spill and of units to promote are found by counting. For spills a
 // binary search finds the fewest items that fit. For promotions the room that is left gives a first
-// count; what a plan needs besides may grow with it, so smaller counts follow where it does not
-// fit.
+// count; other needs of a plan may grow with it, so smaller counts follow where it does not fit.
 #include "engine/planner/search.hpp"
 
 #include <algorithm>

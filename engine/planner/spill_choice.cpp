@@ -13,6 +13,7 @@ namespace {
 
 using Place = config::Config::Place;
 
+// "auto" names no tier; the other places count tiers in the same order.
 std::optional<Tier> tier_of(Place place) {
   if (place == Place::kAuto) return std::nullopt;
   return static_cast<Tier>(static_cast<int>(place) - static_cast<int>(Place::kDevice));
@@ -45,6 +46,7 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+// A name that nothing saves would be a setting without effect, so it is refused.
 void check_names(const config::Config& config, const schedule::StepModel& model) {
   const std::vector<std::string> known = part_names(model, false);
   const std::vector<std::string> of_head = part_names(model, true);
@@ -66,6 +68,7 @@ void check_names(const config::Config& config, const schedule::StepModel& model)
 
 }  // namespace
 
+// A part named in memory.place.saved, or "*" there, overrides the place of all activations.
 std::vector<std::vector<Tier>> saved_places(const config::Config& config,
                                             const schedule::StepModel& model,
                                             const std::vector<Tier>& activation) {
@@ -80,6 +83,8 @@ std::vector<std::vector<Tier>> saved_places(const config::Config& config,
   return places;
 }
 
+// Recomputed units save nothing between the passes, so only their outputs are items. Parts with a
+// place of their own in the configuration stay there.
 SpillChoice::SpillChoice(const config::Config& config, const schedule::StepModel& model,
                          schedule::StepOptions options, First first, Tier tier)
     : options_(std::move(options)), tier_(tier) {
@@ -114,6 +119,8 @@ schedule::StepOptions SpillChoice::with(std::size_t count) const {
   return options;
 }
 
+// All saved bytes start in the device's column. Each spill in the schedule then moves its bytes to
+// the column of its part's tier, so bytes that the stream kept on the device stay there.
 SavedBytes saved_bytes_by_part(const schedule::StepModel& model,
                                const schedule::StepOptions& options,
                                const schedule::Schedule& training) {

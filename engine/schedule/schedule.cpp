@@ -22,6 +22,7 @@ constexpr std::array<std::string_view, kGuardCount> kGuardNames{"none", "gradien
 
 }  // namespace
 
+// State is counted in elements of its unit, so that a window and its pieces compare.
 ElemRange elems_of(const Buffer& buffer, const Use& use) {
   if (use.bytes == 0)
     return {buffer.first_elem, buffer.first_elem + elems_in(buffer.dtype, buffer.bytes)};
@@ -110,6 +111,7 @@ namespace {
 
 // The sum over the instructions for which wanted(instruction) holds.
 template <typename Wanted>
+// Other lanes move nothing over a link.
 LinkBytes sum_by_link(const Schedule& schedule, Wanted wanted) {
   LinkBytes total;
   for (const Instruction& instruction : schedule.instructions) {

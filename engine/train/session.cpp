@@ -14,6 +14,7 @@ namespace {
 // A pass through a schedule that takes this much longer than planned is hung.
 constexpr double kDeadlinePerPlannedStep = 20.0;
 
+// A pass that takes far longer than planned is taken for hung. Short plans get the default.
 double deadline_seconds(const planner::Plan& plan) {
   return std::max(kDefaultDeadlineSeconds, kDeadlinePerPlannedStep * plan.simulation.total_s);
 }
@@ -35,6 +36,7 @@ const char* engine_kind(config::Config::StorageEngineKind kind) {
   return "auto";
 }
 
+// Runs without state on storage have no engine.
 std::unique_ptr<offload::StorageEngine> make_storage(const config::Config& config,
                                                      const planner::Plan& plan,
                                                      const StorageWrapper& wrap) {
@@ -45,6 +47,7 @@ std::unique_ptr<offload::StorageEngine> make_storage(const config::Config& confi
   return wrap ? wrap(std::move(engine)) : std::move(engine);
 }
 
+// Files of a run that has not committed yet are removed when it ends.
 std::unique_ptr<checkpoint::UncommittedFiles> uncommitted_files(const config::Config& config,
                                                                 const planner::Plan& plan,
                                                                 const RunId& run) {
@@ -74,6 +77,8 @@ runtime::LossScaleRule loss_scale_rule(const config::Config& config) {
 
 }  // namespace
 
+// Members are made in the order of the header. The log comes before the storage files that it
+// names, and memory before the programs that map their windows into it.
 Session::Session(const config::Config& config, const model::Model& model, const planner::Plan& plan,
                  const Backend& backend, const StorageWrapper& wrap_storage, const RunId& run)
     : config_(config),
@@ -105,6 +110,7 @@ Session::Session(const config::Config& config, const model::Model& model, const 
   }
 }
 
+// Tokens and losses lie in persistent pinned buffers, found by role and micro-batch.
 const schedule::Buffer& Session::host_buffer(schedule::BufferRole role,
                                              std::int64_t microbatch) const {
   for (const schedule::Buffer& buffer : plan_.training().buffers) {
@@ -123,6 +129,7 @@ double Session::loss_of(std::int64_t microbatch) {
       memory_.address(host_buffer(schedule::BufferRole::kLoss, microbatch)));
 }
 
+// The record names the run's files and homes; the files are kept from here on.
 runtime::DurableState::Record Session::record_of(const checkpoint::CheckpointManifest& manifest) {
   return [this, manifest](const std::vector<runtime::SavedHome>& homes) {
     files_->keep();
@@ -134,6 +141,8 @@ runtime::DurableState::Record Session::record_of(const checkpoint::CheckpointMan
   };
 }
 
+// Runs one program. In a durable run the state log learns the slots that the pass reads and writes,
+// and at a commit the record to store.
 runtime::RunStatistics Session::pass(const runtime::Program& program,
                                      const checkpoint::CheckpointManifest* commits,
                                      TraceRecorder* trace, std::uint32_t step) {
@@ -162,6 +171,8 @@ std::vector<const schedule::Buffer*> Session::homes(const schedule::Schedule& sc
   return homes;
 }
 
+// Reads each home of the earlier run from its own storage files, verifies its tags, and writes it
+// to the home of this run, in whatever tier that is.
 void Session::load(const checkpoint::DurableFound& found) {
   const std::unique_ptr<offload::StorageEngine> engine = offload::make_storage_engine("posix", {});
   offload::StripedSpace space(*engine, found.state.files, found.state.space_bytes,
@@ -186,12 +197,15 @@ const runtime::Program& Session::program(schedule::StepKind kind) const {
   return programs_[static_cast<std::size_t>(kind)]->get(flipped_);
 }
 
+// A step that commits has drained before, so no update is pending at its entry.
 const runtime::Program& Session::step_program(bool commits) const {
   if (commits) return program(schedule::StepKind::kSaving);
   const bool first = plan_.carries_updates() && !pending_;
   return program(first ? schedule::StepKind::kFirst : schedule::StepKind::kTraining);
 }
 
+// The update that a step makes is its own, or with kNextForward the pending one of the step before,
+// with that step's scalars. Afterwards this step's update is pending in its place.
 StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& fill,
                                 TraceRecorder* trace,
                                 const checkpoint::CheckpointManifest* commits) {
@@ -250,6 +264,7 @@ void Session::settle(StepOutcome& outcome, const runtime::StepScalars& scalars) 
   store_.flip();
 }
 
+// Runs the drain schedule with the scalars that the pending step left.
 double Session::drain() {
   if (!pending_) return 0;
   runtime::StepScalars scalars;
@@ -260,6 +275,7 @@ double Session::drain() {
   return statistics.seconds;
 }
 
+// Evaluation uses the buffers of micro-batch 0.
 double Session::evaluate(const FillTokens& fill) {
   drain();
   fill(0, tokens_of(0), tokens_of(0) + batch_.rows());
@@ -290,6 +306,7 @@ schedule::LinkBytes Session::moved_bytes() const {
           storage.read_bytes, storage.write_bytes};
 }
 
+// A growing number after the first step would break law 9.
 std::uint64_t Session::allocation_calls() const {
   const device::DeviceCounters device = device_->counters();
   return device.allocation_calls + device.map_calls + device.registration_calls +

@@ -13,6 +13,7 @@
 #include "base/error.hpp"
 #include "engine/checkpoint/checkpoint.hpp"
 #include "engine/checkpoint/safetensors.hpp"
+#include "engine/config/shapes.hpp"
 #include "tests/engine/train/scratch_directory.hpp"
 #include "tests/support/planned_session.hpp"
 #include "tests/support/training_example.hpp"

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <limits>
 
+#include "engine/config/shapes.hpp"
 #include "engine/planner/candidates.hpp"
 #include "engine/planner/footprint.hpp"
 #include "engine/runtime/run_memory.hpp"

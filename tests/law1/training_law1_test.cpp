@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 
+#include "engine/config/shapes.hpp"
 #include "engine/planner/footprint.hpp"
 #include "engine/schedule/compile/generate.hpp"
 #include "offload/storage_engine.hpp"

@@ -7,6 +7,7 @@
 #include <memory>
 #include <variant>
 
+#include "engine/config/shapes.hpp"
 #include "engine/planner/plan.hpp"
 #include "kernels/kernels.hpp"
 

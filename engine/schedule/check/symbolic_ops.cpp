@@ -48,6 +48,7 @@ Term whole_term(const ReadValue& read) {
   return hash.value();
 }
 
+// Ops with the same arithmetic hash to the same word.
 std::uint64_t op_word(Op op) {
   // A Recompute makes the terms of its Forward; a head's Loss is its forward pass.
   if (op == Op::kRecompute || op == Op::kLoss) op = Op::kForward;
@@ -89,6 +90,7 @@ bool is_one(const ReadValue& read) {
          placed_term(*read.buffer, read.parts[0]) == hash_words({kOne});
 }
 
+// Whether an update works on state of whole tensors.
 bool of_whole_tensors(const std::vector<ReadValue>& reads, const std::vector<WriteTarget>& writes) {
   const auto per_tensor = [](const auto& value) { return value.buffer->per_tensor; };
   return std::any_of(reads.begin(), reads.end(), per_tensor) ||
@@ -139,6 +141,8 @@ void SymbolicOps::apply(const Instruction& instruction, const std::vector<ReadVa
   }
 }
 
+// Copies are laid out like a stream of bytes: a part may fill several targets, and several parts
+// one target. Terms keep their origin, so a misplaced part is noticed when it is read.
 void SymbolicOps::copy(const std::vector<ReadValue>& reads, const std::vector<WriteTarget>& writes,
                        const Emit& emit) {
   std::size_t at = 0;        // write
@@ -174,6 +178,7 @@ std::vector<SymbolicOps::Run> SymbolicOps::runs_of(const ReadValue& read) {
   return runs;
 }
 
+// Sorted and merged runs have one hash for one content, whatever the pieces it came in.
 Term SymbolicOps::fold(std::vector<Run> runs) {
   std::sort(runs.begin(), runs.end());
   runs.erase(std::unique(runs.begin(), runs.end()), runs.end());
@@ -197,6 +202,8 @@ Term SymbolicOps::fold(std::vector<Run> runs) {
   return hash.value();
 }
 
+// Borders of all inputs cut the output into intervals with constant input terms. Each interval gets
+// one term that does not depend on how the op itself was cut into pieces.
 void SymbolicOps::elementwise(const Instruction& instruction, const std::vector<ReadValue>& reads,
                               const std::vector<WriteTarget>& writes, const Emit& emit) {
   struct Input {
@@ -267,6 +274,8 @@ void SymbolicOps::update_whole(const Instruction& instruction, const std::vector
   }
 }
 
+// The term of each output names the pass, its inputs and the output's role. Workspace is scratch:
+// its term is unique to the instruction, so nothing else may depend on it.
 void SymbolicOps::compute(const Instruction& instruction, const std::vector<ReadValue>& reads,
                           const std::vector<WriteTarget>& writes, const Emit& emit) {
   TermHash hash;
@@ -302,6 +311,7 @@ void SymbolicOps::compute(const Instruction& instruction, const std::vector<Read
   }
 }
 
+// A partial remembers the gradient elements that it was taken of, for clip_factor().
 void SymbolicOps::grad_norm(const std::vector<ReadValue>& reads,
                             const std::vector<WriteTarget>& writes, const Emit& emit) {
   NormPartial partial;
@@ -317,6 +327,8 @@ void SymbolicOps::grad_norm(const std::vector<ReadValue>& reads,
   }
 }
 
+// The norm depends on the set of gradient elements under all partials, not on their cut. Bytes that
+// are no whole partial make it a different norm.
 void SymbolicOps::clip_factor(const std::vector<ReadValue>& reads,
                               const std::vector<WriteTarget>& writes, const Emit& emit) {
   std::vector<Run> runs;

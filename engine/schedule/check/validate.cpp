@@ -53,6 +53,8 @@ bool is_collective(Op op) {
   return op == Op::kGather || op == Op::kReduceScatter || op == Op::kAllReduce;
 }
 
+// Clocks count the instructions of each lane that are done. Ranks never mix, since deps stay within
+// a rank.
 HappensBefore::HappensBefore(const Schedule& schedule)
     : schedule_(schedule),
       position_(schedule.instructions.size()),

@@ -1,9 +1,10 @@
 // Proof that a schedule is safe to run, for every timing of its lanes.
 //
 // Independent of the passes that made it (link, pack). An accepted schedule
-//  - refers only to what exists; the list is a sequential order of deps and lanes;
+//  - refers only to existing buffers and instructions, and its list is a sequential order of deps
+//    and lanes;
 //  - has no data race: any two uses of common bytes, one of them a write, are ordered by lane order
-//    and deps. So every timing computes what list order computes, and the rest is checked in list
+//    and deps. So every timing computes the same as list order, and the rest is checked in list
 //    order, once per outcome of the guards;
 //  - reads only bytes that were written, or hold a value at entry (tokens; homes named in `entry`);
 //    uses no buffer after its Release, releases every transient buffer once, after all its users;

@@ -376,7 +376,7 @@ class ContentCheck {
     return mixed ? std::nullopt : version;
   }
 
-  // Calls f(normed) for what GradNorm has seen of elements [begin, end) of the gradient of a unit.
+  // Calls f(normed) for the norms that GradNorm has taken inside elements [begin, end) of a unit.
   struct Normed {
     std::uint64_t end = 0;
     InstructionId maker = kNoId;
@@ -422,7 +422,7 @@ class ContentCheck {
       normed_[{buffer.rank, buffer.unit}][begin] = Normed{end, content.maker};
     });
   }
-  // What is applied is what the norm was taken of.
+  // The gradient that is applied is the one that the norm was taken of.
   void check_normed(const Instruction& instruction) {
     for_gradients(instruction, [&](const Buffer& buffer, std::uint64_t begin, std::uint64_t end,
                                    const Content& content) {
@@ -524,8 +524,8 @@ class ContentCheck {
     }
   }
 
-  // What waits for its update is complete, and what the norm was taken of; its clip factor waits
-  // too.
+  // A gradient that waits for its update is complete and unchanged since its norm; its clip factor
+  // waits too.
   void leave_pending(const Residency& residency) {
     const Buffer& home = schedule_.buffers[residency.home];
     for (const Buffer& buffer : schedule_.buffers) {
@@ -563,9 +563,10 @@ class ContentCheck {
   Problems& problems_;
   std::vector<Spans> spans_;
   std::vector<bool> released_;
-  std::vector<bool> outlives_;  // what it holds is of use after the schedule
+  std::vector<bool> outlives_;  // its content is used after the schedule
   bool all_taken_;
-  std::vector<std::optional<std::int32_t>> weight_version_;  // by rank: what compute reads
+  std::vector<std::optional<std::int32_t>>
+      weight_version_;  // by rank: the version that compute reads
   std::map<std::int32_t, std::int32_t> first_microbatch_, last_microbatch_;  // by rank: of sums
   std::map<RankUnit, std::map<std::uint64_t, Normed>> normed_;               // by first element
   std::map<std::int32_t, InstructionId> last_storage_write_, barrier_;       // by rank

@@ -93,6 +93,8 @@ class MeaningCheck {
     return sluice::bytes_of(buffer.dtype, buffer.first_elem) + range.begin;
   }
 
+  // The ends of a copy hold the same part of the same value. State corresponds by kind, unit, dtype
+  // and elements; other values correspond by role, micro-batch and position.
   void check_copy(const Instruction& instruction) {
     if (instruction.reads.size() != instruction.writes.size()) {
       problems_.add(describe(instruction) + " copies to another number of places than from");
@@ -120,6 +122,7 @@ class MeaningCheck {
     }
   }
 
+  // A transfer that belongs to a unit moves only that unit's buffers.
   void check_unit(const Instruction& instruction) {
     if (instruction.unit < 0) return;
     for (const Use& use : instruction.reads) {
@@ -138,6 +141,8 @@ class MeaningCheck {
     return std::includes(all.begin(), all.end(), part.begin(), part.end());
   }
 
+  // The first pass over a unit fixes its weights and inputs. Later passes may read fewer of them
+  // but no others. A pass also reads only its own saved values, context and output gradient.
   void check_compute(const Instruction& instruction) {
     if (instruction.unit < 0 || instruction.op == Op::kExternal) return;
     Sources sources;
@@ -175,6 +180,7 @@ class MeaningCheck {
 
   // Ranges of the saved values of one unit and micro-batch: disjoint, ascending, none adjacent.
   using Ranges = std::map<std::uint64_t, std::uint64_t>;
+  // Merges the range with all ranges that it touches.
   static void add_range(Ranges& ranges, std::uint64_t begin, std::uint64_t end) {
     auto at = ranges.upper_bound(begin);
     if (at != ranges.begin() && std::prev(at)->second >= begin) --at;
@@ -186,6 +192,7 @@ class MeaningCheck {
     ranges[begin] = end;
   }
   using SavedKey = std::tuple<std::int32_t, std::int32_t, std::int32_t, Op>;
+  // Whether this half of backward reads the buffer.
   static bool serves(const Buffer& buffer, Op pass) {
     return buffer.used_by == SavedFor::kBoth ||
            (buffer.used_by == SavedFor::kBackwardInput) == (pass == Op::kBackwardInput);
@@ -258,6 +265,7 @@ class MeaningCheck {
     problems_.add(describe(instruction) + " mixes units, kinds or element ranges");
   }
 
+  // Whether the use covers all of a per-tensor buffer.
   static bool covers_all(const Buffer& buffer, const Use& use) {
     return sluice::schedule::elems_of(buffer, use) == ElemRange{0, buffer.elems};
   }

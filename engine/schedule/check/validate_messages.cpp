@@ -30,6 +30,7 @@ class Meetings {
   // Direction (forward, backward), sender, receiver, tag: a first-in first-out channel.
   using Channel = std::tuple<bool, std::int32_t, std::int32_t, std::int32_t>;
 
+  // First in, first out in each channel. Both ends must agree on the bytes.
   void match_messages() {
     std::map<Channel, std::vector<InstructionId>> sends;
     std::map<Channel, std::vector<InstructionId>> receives;

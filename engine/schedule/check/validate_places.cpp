@@ -54,6 +54,7 @@ class Places {
   }
 
  private:
+  // A window takes several ranges of memory, one for each slot.
   void take(const Buffer& buffer) {
     auto& memory = memories_[static_cast<std::size_t>(buffer.rank)];
     for (const MemoryRange& range : place_of(schedule_, buffer)) {
@@ -61,6 +62,8 @@ class Places {
     }
   }
 
+  // Gives the range to the buffer. Holders that it meets are noted; their parts outside the range
+  // stay with them.
   void take_range(Memory& memory, std::uint64_t begin, std::uint64_t end, const Buffer& buffer) {
     auto at = memory.lower_bound(begin);
     if (at != memory.begin() && std::prev(at)->second.end > begin) --at;
@@ -103,6 +106,7 @@ class Places {
   std::vector<std::vector<BufferId>> previous_;  // the buffers that held its memory just before
 };
 
+// A window has enough distinct slots that exist. Any other buffer lies inside its tier's arena.
 void check_inside(const Schedule& schedule, const Buffer& buffer, Problems& problems) {
   if (buffer.window) {
     std::vector<std::uint32_t> slots = buffer.slots;

@@ -25,6 +25,8 @@ void check_shadow(const Schedule& schedule, const Buffer& shadow, Problems& prob
   if (!fits) problems.add(describe(shadow) + " is no shadow of the home that it names");
 }
 
+// Every buffer has its index as id, an existing rank, a size, and a sensible number of versions.
+// State also has a kind, a unit, and room for its elements.
 void check_buffers(const Schedule& schedule, Problems& problems) {
   for (std::size_t i = 0; i < schedule.buffers.size(); ++i) {
     const Buffer& buffer = schedule.buffers[i];
@@ -57,6 +59,7 @@ void check_buffers(const Schedule& schedule, Problems& problems) {
   }
 }
 
+// A use names an existing buffer of the same rank, stays inside it, and splits no element of state.
 void check_uses(const Schedule& schedule, const Instruction& instruction, Problems& problems) {
   for (const auto* uses : {&instruction.reads, &instruction.writes}) {
     for (const Use& use : *uses) {
@@ -80,6 +83,8 @@ void check_uses(const Schedule& schedule, const Instruction& instruction, Proble
   }
 }
 
+// Deps point to earlier instructions of the same rank. So the list itself is a sequential order of
+// all deps, and cycles are impossible within a rank.
 void check_instructions(const Schedule& schedule, Problems& problems) {
   for (std::size_t i = 0; i < schedule.instructions.size() && !problems.full(); ++i) {
     const Instruction& instruction = schedule.instructions[i];
@@ -109,6 +114,7 @@ void check_instructions(const Schedule& schedule, Problems& problems) {
   }
 }
 
+// Every transient buffer has exactly one Release, and persistent buffers have none.
 void check_releases(const Schedule& schedule, Problems& problems) {
   std::vector<int> releases(schedule.buffers.size());
   for (const Instruction& instruction : schedule.instructions) {
@@ -127,6 +133,7 @@ void check_releases(const Schedule& schedule, Problems& problems) {
   }
 }
 
+// Entry, exit and commit name homes that can hold that state.
 void check_residencies(const Schedule& schedule, Problems& problems) {
   for (const auto* list : {&schedule.entry, &schedule.exit, &schedule.commit}) {
     for (const Residency& residency : *list) {

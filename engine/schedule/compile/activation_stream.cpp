@@ -47,6 +47,8 @@ ActivationStream::ActivationStream(StepBuilder& builder, const std::vector<Pass>
   for (const auto& [key, visits] : uses) plan_moves(key, visits);
 }
 
+// Looks at each gap between two touches of one value. The first gap that is long enough causes the
+// copy; later gaps only free the device memory again, since the copy stays valid.
 void ActivationStream::plan_moves(const ActivationKey& key, const Visits& visits) {
   const auto ahead = static_cast<std::size_t>(builder_.options().prefetch);
   const std::size_t behind = std::min<std::size_t>(ahead, 1);
@@ -75,6 +77,7 @@ std::size_t ActivationStream::pass_that_brings(const Touch& use) const {
   return std::max(begin, end - std::min(end, to_end));
 }
 
+// Runs once at the begin of a visit, for the visit that has just ended.
 void ActivationStream::spill(std::size_t index) {
   if (index == 0 || !begins_visit(index)) return;
   const std::size_t visit = visit_of_[index - 1];
@@ -86,6 +89,7 @@ void ActivationStream::fetch(std::size_t index) {
   for (const ActivationKey& key : brought_before_[index]) bring(key);
 }
 
+// Copies a value to its waiting tier; the device buffer lives until its last use in list order.
 void ActivationStream::send(const ActivationKey& key) {
   const BufferId from = device_(key);
   SLUICE_CHECK(from != kNoId);
@@ -98,6 +102,7 @@ void ActivationStream::send(const ActivationKey& key) {
                 {home, 0, bytes}, bytes);
 }
 
+// To storage through pieces in pinned memory.
 void ActivationStream::send_in_pieces(const ActivationKey& key, BufferId from) {
   const BufferId home = away_.at(key);
   const std::vector<ElemRange> ranges = pieces(bytes_of(from));
@@ -118,6 +123,7 @@ void ActivationStream::send_in_pieces(const ActivationKey& key, BufferId from) {
       [](std::size_t) {});
 }
 
+// Fetches a value into a new device buffer.
 void ActivationStream::bring(const ActivationKey& key) {
   const BufferId home = away_.at(key);
   const std::uint64_t bytes = builder_.buffer(home).bytes;
@@ -128,6 +134,7 @@ void ActivationStream::bring(const ActivationKey& key) {
                 {to, 0, bytes}, bytes);
 }
 
+// From storage through pieces in pinned memory.
 void ActivationStream::bring_in_pieces(const ActivationKey& key, BufferId to) {
   const BufferId home = away_.at(key);
   const std::vector<ElemRange> ranges = pieces(bytes_of(to));

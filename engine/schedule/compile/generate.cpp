@@ -59,6 +59,8 @@ class StepGenerator {
     }
   }
 
+  // The items of all passes come first, then the fold of tied gradients and the clip factor, which
+  // needs all norms. Updates that are not placed elsewhere end the step.
   Schedule training_step(bool saves) {
     if (saves) saver_.emplace(builder_);
     emit_items(options_.order == ComputeOrder::kUnit ? items_by_unit() : items_by_microbatch());
@@ -99,6 +101,7 @@ class StepGenerator {
     return options_.recompute && footprint(unit).recomputable;
   }
 
+  // One micro-batch passes through all units and back before the next one starts.
   std::vector<ComputeItem> items_by_microbatch() const {
     const std::int32_t head = units() - 1;
     std::vector<ComputeItem> items;
@@ -129,6 +132,8 @@ class StepGenerator {
     return items;
   }
 
+  // A recomputed unit first makes its saved values again. The gradient of the input comes before
+  // that of the weights, since the unit below waits for it.
   void append_backward(std::vector<ComputeItem>& items, std::int32_t unit, std::int32_t mb) const {
     if (recomputed(unit)) items.push_back({Op::kRecompute, unit, mb});
     if (footprint(unit).has_input) items.push_back({Op::kBackwardInput, unit, mb});
@@ -146,6 +151,7 @@ class StepGenerator {
     return read;
   }
 
+  // Forward passes write all saved values. Each half of backward reads those that serve it.
   static bool touches(Op pass, const SavedValue& value) {
     if (pass == Op::kBackwardInput) return value.used_by != SavedFor::kBackwardWeight;
     if (pass == Op::kBackwardWeight) return value.used_by != SavedFor::kBackwardInput;
@@ -189,6 +195,7 @@ class StepGenerator {
     return saved_values_[static_cast<std::size_t>(key.unit)][static_cast<std::size_t>(key.value)]
         .tier;
   }
+  // The stream sees all passes with the values that they touch, and so knows every next use.
   ActivationStream make_activations(const std::vector<ComputeItem>& items) {
     std::vector<ActivationStream::Pass> passes;
     for (const ComputeItem& item : items) {
@@ -220,6 +227,9 @@ class StepGenerator {
            !(item.unit == 0 && model_.tied_elems > 0);
   }
 
+  // Emits the items in order, each with the transfers that start there. The order of the calls is
+  // part of the design: memory of spilled values is freed before weights are fetched, and both
+  // before activations come back.
   void emit_items(const std::vector<ComputeItem>& items) {
     std::vector<std::vector<std::int32_t>> uses;
     for (const ComputeItem& item : items) uses.push_back(weights_read(item));
@@ -292,6 +302,7 @@ class StepGenerator {
     uses.writes.insert(uses.writes.end(), saved.begin(), saved.end());
   }
 
+  // Adds the saved values that serve this half of backward.
   void read_saved(const ComputeItem& item, PassUses& uses) const {
     const auto at = static_cast<std::size_t>(item.unit);
     for (std::size_t i = 0; i < saved_values_[at].size(); ++i) {
@@ -299,6 +310,8 @@ class StepGenerator {
     }
   }
 
+  // A head reads the targets and writes a loss. Other units write an output, except in a Recompute,
+  // which only makes the saved values again.
   void use_forward(const ComputeItem& item, PassUses& uses) {
     const auto at = static_cast<std::size_t>(item.unit);
     const UnitFootprint& unit = footprint(item.unit);
@@ -315,6 +328,8 @@ class StepGenerator {
     make_saved(item, uses);
   }
 
+  // Writes the gradient of the unit's input, which is the output gradient of the unit below, and
+  // the context that the weight gradient needs.
   void use_backward_input(const ComputeItem& item, PassUses& uses) {
     const auto at = static_cast<std::size_t>(item.unit);
     const UnitFootprint& unit = footprint(item.unit);
@@ -327,6 +342,7 @@ class StepGenerator {
     uses.writes = {now_->grad_output[at - 1], now_->context[at]};
   }
 
+  // Writes the weight gradient to a window, and that of a tied head also to the tied unit's window.
   void use_backward_weight(const ComputeItem& item, PassUses& uses) {
     const auto at = static_cast<std::size_t>(item.unit);
     const UnitFootprint& unit = footprint(item.unit);
@@ -343,6 +359,8 @@ class StepGenerator {
     if (unit.borrows >= 0) target(builder_.tied_unit());
   }
 
+  // Emits one pass, then the download of its loss and the path of its gradients. An update in
+  // backward follows right behind the last gradient that it needs.
   void emit_compute(const ComputeItem& item, const std::vector<BufferId>& windows) {
     PassUses uses;
     uses.reads = windows;

@@ -17,6 +17,7 @@
 namespace sluice::schedule {
 namespace {
 
+// With one micro-batch the gradient is its own sum and stays in 16 bits.
 bool sums(const StepBuilder& builder) {
   return builder.options().microbatches > 1;
 }
@@ -26,6 +27,7 @@ bool folded_later(const StepBuilder& builder, std::int32_t unit) {
   return builder.model().tied_elems > 0 && (unit == 0 || unit == builder.tied_unit());
 }
 
+// The norm blocks of a piece, on the optimizer lane while the piece is in pinned memory.
 void emit_host_norm(StepBuilder& builder, std::int32_t unit, BufferId gradient, ElemRange range,
                     std::int32_t piece) {
   Instruction& norm = builder.emit(Op::kGradNorm, Lane::kOptimizer, unit, -1);
@@ -47,6 +49,7 @@ void emit_device_norm(StepBuilder& builder, std::int32_t unit, BufferId gradient
                home.bytes);
 }
 
+// A device home takes the sum in place; the window of a single micro-batch is the home itself.
 void emit_device_path(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch,
                       BufferId window) {
   const BufferId home = builder.home(StateKind::kGradient, unit);
@@ -61,6 +64,9 @@ void emit_device_path(StepBuilder& builder, std::int32_t unit, std::int32_t micr
   if (last && !folded_later(builder, unit)) emit_device_norm(builder, unit, home);
 }
 
+// One micro-batch's gradient of one unit on its way to a home in pinned memory or on storage.
+// Pieces flow through three stages: bring() downloads the gradient and reads the earlier sum, add()
+// adds them, and put_back() writes the sum to storage.
 class HostGradientPath {
  public:
   // sum: the pieces that hold the sum afterwards. If sums wait in pinned memory between
@@ -150,11 +156,12 @@ class HostGradientPath {
   bool waits_;  // the sum, in pinned memory, from micro-batch to micro-batch
   std::vector<ElemRange> pieces_;
   std::vector<BufferId> incoming_;  // this micro-batch's gradient, in 16 bits
-  std::vector<BufferId>& sum_;      // what is in the home afterwards
+  std::vector<BufferId>& sum_;      // the content of the home afterwards
 };
 
 }  // namespace
 
+// Without sums and with a home on the device, kernels write the home directly.
 BufferId gradient_target(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch) {
   if (builder.home_tier(StateKind::kGradient, unit) == Tier::kDevice && !sums(builder)) {
     return builder.home(StateKind::kGradient, unit);

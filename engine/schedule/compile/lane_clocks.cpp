@@ -12,6 +12,7 @@
 namespace sluice::schedule {
 namespace {
 
+// The knowledge of both clocks.
 void join(std::array<std::uint32_t, kLaneCount>& into,
           const std::array<std::uint32_t, kLaneCount>& other) {
   for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
@@ -44,6 +45,8 @@ bool LaneClocks::ordered(InstructionId before) const {
   return positions_[before] <= start_[lane];
 }
 
+// A Release that only retires behind a transfer of its own lane passes nothing on to the lane's
+// next instruction.
 void LaneClocks::require(InstructionId before) {
   SLUICE_CHECK(before < current_->id && schedule_.instructions[before].rank == current_->rank);
   join(start_, done_[before]);

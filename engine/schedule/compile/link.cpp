@@ -34,12 +34,14 @@ class BufferHistory {
  public:
   explicit BufferHistory(std::uint64_t bytes) { segments_[0] = Segment{bytes, kNoId, {}}; }
 
+  // The last writers of the range: the hazards of a read.
   void collect_writers(std::uint64_t begin, std::uint64_t end,
                        std::vector<InstructionId>& out) const {
     for (auto it = holding(begin); it != segments_.end() && it->first < end; ++it) {
       if (it->second.writer != kNoId) out.push_back(it->second.writer);
     }
   }
+  // The last writers and the readers since: the hazards of a write or a Release.
   void collect_all(std::uint64_t begin, std::uint64_t end, std::vector<InstructionId>& out) const {
     for (auto it = holding(begin); it != segments_.end() && it->first < end; ++it) {
       const Segment& segment = it->second;
@@ -47,6 +49,7 @@ class BufferHistory {
       out.insert(out.end(), segment.readers.begin(), segment.readers.end());
     }
   }
+  // Adds a reader to the range. It replaces an earlier reader of the same lane.
   void read(std::uint64_t begin, std::uint64_t end, const Instruction& reader,
             const std::vector<Instruction>& instructions) {
     split(end);
@@ -62,6 +65,7 @@ class BufferHistory {
       }
     }
   }
+  // The range begins anew with this writer and without readers.
   void write(std::uint64_t begin, std::uint64_t end, InstructionId writer) {
     const auto last = split(end);
     const auto first = split(begin);
@@ -131,6 +135,8 @@ class Linker {
            std::string(op_name(instruction.op)) + ")";
   }
 
+  // Everything after a Barrier waits for it, and the Barrier waits for the last instruction of each
+  // lane. A Commit waits for the last storage write; earlier ones retire before that.
   void collect_control(const Instruction& instruction, std::vector<InstructionId>& candidates) {
     const auto rank = static_cast<std::size_t>(instruction.rank);
     if (barrier_[rank] != kNoId) candidates.push_back(barrier_[rank]);
@@ -160,6 +166,7 @@ class Linker {
     }
   }
 
+  // A Release counts as a write: later users of the memory must wait for it (pack).
   void record(const Instruction& instruction) {
     const auto rank = static_cast<std::size_t>(instruction.rank);
     const bool release = instruction.op == Op::kRelease;

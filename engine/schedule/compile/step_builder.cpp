@@ -62,6 +62,7 @@ BufferId StepBuilder::add_transient(Buffer buffer) {
   return schedule_.buffers.back().id;
 }
 
+// Lists the home of one kind of a unit's state, of all of the unit's elements.
 BufferId StepBuilder::add_home(StateKind kind, std::int32_t unit, Tier tier, DType dtype) {
   Buffer buffer;
   buffer.tier = tier;
@@ -77,6 +78,8 @@ BufferId StepBuilder::add_home(StateKind kind, std::int32_t unit, Tier tier, DTy
   return add_persistent(std::move(buffer));
 }
 
+// Lists the home of one kind of optimizer state, if the rule keeps that kind for this unit. State
+// of whole tensors has its own numbering of elements, so its home is not as long as the unit.
 void StepBuilder::add_optimizer_home(StateKind kind, std::int32_t unit) {
   const kernels::StateLayout layout = kernels::state_layout(model_.optimizer, kind);
   const std::uint64_t tensor_elems = model_.units[index(unit)].tensor_state_elems;
@@ -126,6 +129,9 @@ void StepBuilder::add_shadows() {
   }
 }
 
+// The order of this list is the order of ids, and of places in memory: first the state of each
+// unit, then the tied gradient, tokens and losses, and the scalars. Shadows and log copies come
+// last, so that runs without them have the same ids for everything else.
 void StepBuilder::add_homes() {
   const Placement& place = options_.placement;
   const DType accumulator = accumulator_dtype(model_, options_.microbatches);
@@ -133,6 +139,7 @@ void StepBuilder::add_homes() {
   const auto set = [&](std::int32_t unit, StateKind kind, Tier tier, DType dtype) {
     homes_[index(unit)][static_cast<std::size_t>(kind)] = add_home(kind, unit, tier, dtype);
   };
+  // Norm partials of all units lie in one array, in tensor order.
   std::uint64_t norm_blocks = 0;
   for (std::int32_t unit = 0; unit < unit_count(); ++unit) {
     const std::size_t at = index(unit);
@@ -173,6 +180,7 @@ void StepBuilder::add_homes() {
   if (options_.durable) add_versions();
 }
 
+// A range begins and ends at multiples of 4,096 elements, which are borders of norm blocks.
 Use StepBuilder::norm_partials_of(std::int32_t unit, ElemRange range) const {
   const auto& before = model_.units[index(unit)].norm_blocks_before;
   const std::uint64_t first = before[range.begin / 4096];
@@ -181,6 +189,7 @@ Use StepBuilder::norm_partials_of(std::int32_t unit, ElemRange range) const {
   return {norm_partials_, (base + first) * sizeof(double), (last - first) * sizeof(double)};
 }
 
+// Windows take whole slots; the pool maps them (chunk_pool.hpp).
 BufferId StepBuilder::add_window(StateKind kind, std::int32_t unit, std::uint64_t elems,
                                  DType dtype, std::int32_t microbatch, std::int32_t version) {
   Buffer buffer;
@@ -197,6 +206,7 @@ BufferId StepBuilder::add_window(StateKind kind, std::int32_t unit, std::uint64_
   return add_transient(std::move(buffer));
 }
 
+// The chunk number tells pieces of one unit apart in traces; ranges are what the checks compare.
 BufferId StepBuilder::add_piece(Tier tier, StateKind kind, std::int32_t unit, ElemRange range,
                                 DType dtype, std::int32_t version) {
   Buffer buffer;
@@ -232,6 +242,7 @@ BufferId StepBuilder::add_update_workspace(Tier tier, std::int32_t unit) {
   return buffer.bytes == 0 ? kNoId : add_transient(std::move(buffer));
 }
 
+// Returns kNoId for no bytes: units without saved values or workspace have no such buffer.
 BufferId StepBuilder::add_device(BufferRole role, Category category, std::uint64_t bytes,
                                  std::int32_t unit, std::int32_t microbatch) {
   if (bytes == 0) return kNoId;
@@ -260,6 +271,7 @@ Use StepBuilder::part(BufferId id, ElemRange range) const {
   return use_of(buffer, buffer.per_tensor ? ElemRange{0, buffer.elems} : range);
 }
 
+// Ids and deps come later: Releases are still to be inserted between the instructions.
 Instruction& StepBuilder::emit(Op op, Lane lane, std::int32_t unit, std::int32_t microbatch) {
   Instruction instruction;
   instruction.op = op;
@@ -288,6 +300,8 @@ std::vector<ElemRange> StepBuilder::pieces(std::uint64_t elems) const {
   return ranges;
 }
 
+// A transient buffer dies with its last use in list order. All buffers that die with one
+// instruction share one Release behind it, on that instruction's lane.
 Schedule StepBuilder::finish(const StepBorders& borders) {
   // The last instruction that touches each transient buffer.
   std::vector<std::size_t> last_use(schedule_.buffers.size(), SIZE_MAX);
@@ -322,6 +336,8 @@ Schedule StepBuilder::finish(const StepBorders& borders) {
   return std::move(schedule_);
 }
 
+// Entry lists the state that the step finds, exit the state that it leaves, each with the version.
+// Two schedules compose where the exit of one equals the entry of the other.
 void StepBuilder::declare_residency(const StepBorders& borders) {
   const bool commits = std::any_of(schedule_.instructions.begin(), schedule_.instructions.end(),
                                    [](const Instruction& i) { return i.op == Op::kCommit; });

@@ -111,6 +111,8 @@ class Simulator {
     name_tracks();
   }
 
+  // Each event ends the instructions of one rank that are due; settle() then starts their
+  // successors. At the end every instruction must have run, or the schedule has a deadlock.
   Simulation run() {
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) touch(rank);
     settle();
@@ -166,6 +168,7 @@ class Simulator {
     return static_cast<std::size_t>(instruction.lane);
   }
 
+  // One track for each lane of each rank.
   void name_tracks() {
     if (trace_ == nullptr) return;
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -192,6 +195,7 @@ class Simulator {
     }
   }
 
+  // Queues a rank for settle(), once.
   void touch(std::size_t rank) {
     if (ranks_[rank].touched) return;
     ranks_[rank].touched = true;
@@ -238,6 +242,8 @@ class Simulator {
     }
   }
 
+  // Starts instructions from the front of the lane as far as depth, deps and meetings allow.
+  // Returns whether one of them has no cost and so ends at once.
   bool start_ready(LaneState& lane) {
     bool free_of_cost = false;
     while (!lane.waiting.empty()) {
@@ -329,6 +335,7 @@ class Simulator {
     if (next_end_s < kNever) events_.push({next_end_s, rank_index, rank.epoch});
   }
 
+  // Writes a span to the trace; Releases take no time and are left out.
   void record(const InFlight& work) {
     const Instruction& instruction = schedule_.instructions[work.id];
     if (trace_ == nullptr || instruction.op == Op::kRelease) return;
@@ -338,6 +345,7 @@ class Simulator {
          instruction.unit, instruction.microbatch, instruction.bytes, step_});
   }
 
+  // The stall is that of the rank with the idlest compute lane.
   Simulation result() const {
     Simulation simulation;
     simulation.total_s = now_s_;

@@ -12,6 +12,7 @@
 
 #include "base/rng.hpp"
 #include "engine/checkpoint/safetensors.hpp"
+#include "engine/config/shapes.hpp"
 #include "tests/support/planned_session.hpp"
 #include "tests/support/training_example.hpp"
 #include "tests/support/whole_model.hpp"

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "engine/config/shapes.hpp"
 #include "engine/planner/free_optimizer.hpp"
 #include "engine/planner/plan.hpp"
 

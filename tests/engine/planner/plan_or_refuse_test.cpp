@@ -52,16 +52,9 @@ TierBytes budgets_of(const config::Config& config) {
 }
 
 void expect_valid(const Plan& plan, const config::Config& config) {
-  EXPECT_EQ(schedule::validate(plan.schedules[schedule::StepKind::kTraining], budgets_of(config)),
-            std::vector<std::string>{});
-  EXPECT_EQ(schedule::validate(plan.schedules[schedule::StepKind::kEvaluation], budgets_of(config)),
-            std::vector<std::string>{});
-  EXPECT_EQ(schedule::validate(plan.schedules[schedule::StepKind::kFirst], budgets_of(config)),
-            std::vector<std::string>{});
-  EXPECT_EQ(schedule::validate(plan.schedules[schedule::StepKind::kDrain], budgets_of(config)),
-            std::vector<std::string>{});
-  EXPECT_EQ(schedule::validate(plan.schedules[schedule::StepKind::kRedo], budgets_of(config)),
-            std::vector<std::string>{});
+  for (const schedule::Schedule* schedule : plan.schedules.of(plan.options)) {
+    EXPECT_EQ(schedule::validate(*schedule, budgets_of(config)), std::vector<std::string>{});
+  }
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
     EXPECT_LE(plan.peak_bytes[tier], budgets_of(config)[tier]);
   }

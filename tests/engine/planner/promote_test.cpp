@@ -1,11 +1,14 @@
 // Each kind's place as a sum of tiers: which units move up, how many, and what plans make of it.
+#include "engine/planner/promote.hpp"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
+#include "base/error.hpp"
+#include "engine/config/shapes.hpp"
 #include "engine/planner/footprint.hpp"
 #include "engine/planner/plan.hpp"
-#include "engine/planner/promotion.hpp"
 
 namespace sluice::testing {
 namespace {
@@ -160,6 +163,29 @@ TEST_F(PromotedPlan, GivesAnUpdateFromStorageItsOwnPiecesUnlessTensorsAreUpdated
   EXPECT_GT(streamed.options.update_lookahead, streamed.options.stream_lookahead);
   config_.optimizer.name = kernels::OptimizerRule::kAdafactor;
   EXPECT_EQ(plan().options.update_piece_elems, 0u);
+}
+
+// make_plan calls this check on the schedules of every plan that it returns.
+TEST_F(PromotedPlan, HasSchedulesThatBreakNoRule) {
+  const planner::TierBytes budgets{config_.memory.device_bytes, config_.memory.pinned_bytes,
+                                   config_.memory.storage_bytes};
+  planner::Plan broken = plan();
+  EXPECT_NO_THROW(planner::check_schedules(broken.schedules, broken.options, budgets));
+  EXPECT_THROW(planner::check_schedules(broken.schedules, broken.options, {}), InternalError);
+  for (schedule::Instruction& instruction :
+       broken.schedules[schedule::StepKind::kEvaluation].instructions) {
+    instruction.deps.clear();
+  }
+  try {
+    planner::check_schedules(broken.schedules, broken.options, budgets);
+    FAIL();
+  } catch (const InternalError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("internal error: the schedule breaks a rule: instruction"),
+              std::string::npos)
+        << text;
+    EXPECT_NE(text.find("please report"), std::string::npos) << text;
+  }
 }
 
 }  // namespace
