@@ -27,7 +27,7 @@ planner::OperationGrid grid_of_law() {
   return grid;
 }
 
-TEST(planner::OperationGrid, IsExactAtItsPoints) {
+TEST(OperationGrid, IsExactAtItsPoints) {
   const planner::OperationGrid grid = grid_of_law();
   for (const std::int64_t m : grid.axes[0]) {
     for (const std::int64_t n : grid.axes[1]) {
@@ -38,7 +38,7 @@ TEST(planner::OperationGrid, IsExactAtItsPoints) {
   }
 }
 
-TEST(planner::OperationGrid, FollowsAPowerLawBetweenThem) {
+TEST(OperationGrid, FollowsAPowerLawBetweenThem) {
   const planner::OperationGrid grid = grid_of_law();
   for (const planner::OperationSize& size :
        {planner::OperationSize{17, 33, 9}, planner::OperationSize{500, 200, 1999},
@@ -47,7 +47,7 @@ TEST(planner::OperationGrid, FollowsAPowerLawBetweenThem) {
   }
 }
 
-TEST(planner::OperationGrid, KeepsTheEdgesTimeBelowAndItsRateAbove) {
+TEST(OperationGrid, KeepsTheEdgesTimeBelowAndItsRateAbove) {
   const planner::OperationGrid grid = grid_of_law();
   EXPECT_NEAR(grid.seconds_at({1, 32, 8}) / law({16, 32, 8}), 1, 1e-12);
   EXPECT_NEAR(grid.seconds_at({10240, 512, 2000}) / (10 * law({1024, 512, 2000})), 1, 1e-12);
@@ -57,7 +57,7 @@ TEST(planner::OperationGrid, KeepsTheEdgesTimeBelowAndItsRateAbove) {
   EXPECT_NEAR(point.seconds_at({8192, 1, 1}) / 4e-6, 1, 1e-12);
 }
 
-TEST(planner::TimedOperation, EveryNameIsItsOwn) {
+TEST(TimedOperation, EveryNameIsItsOwn) {
   std::set<std::string_view> names;
   for (std::size_t i = 0; i < planner::kTimedOperationCount; ++i) {
     const auto operation = static_cast<planner::TimedOperation>(i);

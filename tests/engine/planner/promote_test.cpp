@@ -27,7 +27,7 @@ std::size_t units_on(const std::vector<Tier>& tiers, Tier tier) {
   return static_cast<std::size_t>(std::count(tiers.begin(), tiers.end(), tier));
 }
 
-TEST(planner::Promotion, LeavesKindsWhosePlaceIsGiven) {
+TEST(Promotion, LeavesKindsWhosePlaceIsGiven) {
   config::Config config;
   EXPECT_EQ(planner::possible_promotions(config).size(), 5u);
   config.memory.place.optimizer = config::Config::Place::kStorage;
@@ -37,7 +37,7 @@ TEST(planner::Promotion, LeavesKindsWhosePlaceIsGiven) {
     EXPECT_NE(promotion.kind, &schedule::Placement::optimizer);
 }
 
-TEST(planner::Promotion, TakesTheFirstUnitsOfItsTier) {
+TEST(Promotion, TakesTheFirstUnitsOfItsTier) {
   schedule::Placement placement = everywhere(Tier::kStorage, 4);
   placement.optimizer[1] = Tier::kPinned;
   const auto units = planner::promotable_units(placement, kStateToPinned);
@@ -49,7 +49,7 @@ TEST(planner::Promotion, TakesTheFirstUnitsOfItsTier) {
   EXPECT_EQ(moved.gradient, placement.gradient);
 }
 
-TEST(planner::Promotion, BringsOptimizerStateToTheDeviceBehindWeightsAndWithGradients) {
+TEST(Promotion, BringsOptimizerStateToTheDeviceBehindWeightsAndWithGradients) {
   schedule::Placement placement = everywhere(Tier::kPinned, 4);
   EXPECT_TRUE(planner::promotable_units(placement, kStateToDevice).empty());
   placement.weight[1] = placement.weight[2] = placement.weight[3] = Tier::kDevice;
