@@ -1,3 +1,5 @@
+// 518 lines because lanes, memory and timings make one machine.
+//
 // A small machine: lanes with instructions in flight, memories with terms, and a policy that picks
 // the next start or end. An instruction reads its terms when it starts and writes the results when
 // it ends, so a policy that starts early and ends late exposes every missing dep. The policies are

@@ -1,3 +1,5 @@
+// 586 lines because one walk over the list feeds all of its checks.
+//
 // Part of validate: races, and the content of buffers.
 //
 // One walk in list order. Every conflicting pair of uses must be ordered by HappensBefore. Then all
