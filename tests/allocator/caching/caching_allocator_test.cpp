@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kPage = kPageBytes;
 
-class CachingAllocatorTest : public testing::Test {
+class CachingAllocatorTest : public ::testing::Test {
  protected:
   // A cap of so many pages.
   void make(std::uint64_t cap_pages, CachingAllocatorOptions options = {}) {
