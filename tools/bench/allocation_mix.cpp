@@ -4,7 +4,7 @@
 
 #include "base/error.hpp"
 #include "base/units.hpp"
-#include "tools/replay/trace_generator.hpp"
+#include "tools/replay/generated/trace_generator.hpp"
 
 namespace sluice::bench {
 namespace {

@@ -20,9 +20,7 @@ std::optional<OutOfMemoryExplanation> explain_out_of_memory(const record::Memory
     result.fixes.note = "what the trace holds before its first operation does not fit";
     return result;
   }
-  record::MemoryTrace until = trace;
-  until.operations.resize(result.failed_operation + 1);
-  result.fixes = allocator::find_fixes(*result.report, until, options);
+  result.fixes = allocator::find_fixes(*result.report, trace, result.failed_operation, options);
   return result;
 }
 

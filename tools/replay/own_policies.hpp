@@ -2,7 +2,7 @@
 #pragma once
 
 #include "allocator/caching/planning_allocator.hpp"
-#include "tools/replay/replay_policy.hpp"
+#include "tools/replay/policy/replay_policy.hpp"
 
 namespace sluice::replay {
 

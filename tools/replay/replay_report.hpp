@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "tools/replay/replay_policy.hpp"
-#include "tools/replay/replay_trace.hpp"
+#include "tools/replay/policy/replay_policy.hpp"
+#include "tools/replay/policy/replay_trace.hpp"
 
 namespace sluice::replay {
 
-// native, expandable, bfc, rmm-pool, gmlake, dynamic, planned.
+// native, expandable, dynamic, planned.
 std::vector<NamedPolicy> all_policies();
 // In that order. InputError for a name that is none of them.
 std::vector<NamedPolicy> policies_named(const std::vector<std::string>& names);

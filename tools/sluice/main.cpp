@@ -137,8 +137,7 @@ int main(int argc, char** argv) {
       ->excludes("--generate");
   replay_app
       ->add_option("--policy", replay.policies,
-                   "native, expandable, bfc, rmm-pool, gmlake, dynamic, planned; all if not "
-                   "given")
+                   "native, expandable, dynamic, planned; all if not given")
       ->delimiter(',');
   replay_app->add_option("--capacity", replay.capacity,
                          "What the device has, such as 16GiB: say who fits");

@@ -16,7 +16,7 @@
 #include "tools/replay/replay_packing.hpp"
 #include "tools/replay/replay_report.hpp"
 #include "tools/replay/trace_events.hpp"
-#include "tools/replay/trace_generator.hpp"
+#include "tools/replay/generated/trace_generator.hpp"
 #include "tools/sluice/arguments.hpp"
 #include "tools/sluice/commands.hpp"
 

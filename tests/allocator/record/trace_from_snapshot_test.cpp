@@ -69,8 +69,9 @@ class RecordOfPyTorch : public ::testing::TestWithParam<const char*> {};
 // Records of a model of PyTorch's allocator, cut at the front, with the state that was true there:
 // several streams, uses on others, private pools, memory given back, allocations that failed.
 TEST_P(RecordOfPyTorch, TheStateAtTheCutIsFound) {
-  const std::string stem = std::string(SLUICE_TEST_DATA "/") + GetParam();
-  const Result result = convert(record::read_torch_snapshot(stem + ".pickle"));
+  const std::string name = std::string("/") + GetParam();
+  const Result result =
+      convert(record::read_torch_snapshot(SLUICE_TEST_SNAPSHOTS + name + ".pickle"));
   EXPECT_EQ(result.defects.contradictions, 0u);
   EXPECT_EQ(result.defects.unknown_frees, 0u);
   std::ostringstream found;
@@ -84,7 +85,7 @@ TEST_P(RecordOfPyTorch, TheStateAtTheCutIsFound) {
             << ' ' << static_cast<int>(block.state) << '\n';
     }
   }
-  std::ifstream file(stem + ".txt");
+  std::ifstream file(SLUICE_TEST_DATA + name + ".txt");
   std::stringstream expected;
   expected << file.rdbuf();
   EXPECT_FALSE(expected.str().empty());

@@ -7,8 +7,10 @@
 LIBRARIES: what build_libraries.py made. The allocator, autograd, the optimizers and the record are
 PyTorch's; arithmetic is absent (losses are 0). What each stream would do later has been done when the next
 call is made, so no block waits for another stream. Prints one line of JSON: the command, the version, and
-what torch.cuda.memory_stats() says at the end (peaks since the record began), the truth that a replay of the
-snapshot is held against.
+the figures of torch.cuda.memory_stats() at the end (peaks since the record began). Tests hold a replay of the
+snapshot against these figures.
+
+tests/data/README.md says how snapshots are packed into the archive that the tests read.
 """
 
 import argparse

@@ -10,7 +10,7 @@
 #include "base/units.hpp"
 #include "tools/replay/plot_axis.hpp"
 
-namespace sluice::testing {
+namespace sluice::replay {
 namespace {
 
 struct Element {
@@ -111,12 +111,12 @@ std::vector<Element> titled(const std::vector<Element>& elements) {
   return result;
 }
 
-replay::AddressPlot random_plot(std::size_t count) {
+AddressPlot random_plot(std::size_t count) {
   const CounterRng rng(9, stream_of("address_plot"));
-  replay::AddressPlot plot;
+  AddressPlot plot;
   plot.title = "best fit, \"<dense>\" & others";
   for (std::uint64_t i = 0; i < count; ++i) {
-    replay::PlottedBlock block;
+    PlottedBlock block;
     block.address = rng.below(5 * i, 40) * kGiB + rng.below(5 * i + 1, kMiB);
     block.bytes = rng.below(5 * i + 2, kGiB);
     block.begin = rng.below(5 * i + 3, 10'000);
@@ -131,11 +131,11 @@ replay::AddressPlot random_plot(std::size_t count) {
   return plot;
 }
 
-TEST(replay::AddressPlot, IsWellFormedAndWithinItsBounds) {
-  for (const replay::PlotColour colour : {replay::PlotColour::kCategory, replay::PlotColour::kSize}) {
-    replay::AddressPlot plot = random_plot(2'000);
+TEST(AddressPlot, IsWellFormedAndWithinItsBounds) {
+  for (const PlotColour colour : {PlotColour::kCategory, PlotColour::kSize}) {
+    AddressPlot plot = random_plot(2'000);
     plot.colour = colour;
-    const std::string svg = replay::draw_address_plot(plot);
+    const std::string svg = draw_address_plot(plot);
     const std::vector<Element> elements = XmlReader(svg).read();
     ASSERT_EQ(elements.front().name, "svg");
     const double width = attribute(elements.front(), "width");
@@ -156,12 +156,12 @@ TEST(replay::AddressPlot, IsWellFormedAndWithinItsBounds) {
   }
 }
 
-TEST(replay::AddressPlot, ABlockStandsWhereItsAddressAndTimeSay) {
-  replay::AddressPlot plot;
+TEST(AddressPlot, ABlockStandsWhereItsAddressAndTimeSay) {
+  AddressPlot plot;
   plot.operations = 100;
   plot.blocks = {{0, 3 * kMiB, 0, 50, 0, Category::kWeight, "low"},
                  {3 * kMiB, kMiB, 50, 100, 7, Category::kGradient, "high"}};
-  const std::string svg = replay::draw_address_plot(plot);
+  const std::string svg = draw_address_plot(plot);
   const std::vector<Element> blocks = titled(XmlReader(svg).read());
   ASSERT_EQ(blocks.size(), 2u);
   EXPECT_NEAR(attribute(blocks[0], "height"), 3 * attribute(blocks[1], "height"), 0.05);
@@ -174,28 +174,28 @@ TEST(replay::AddressPlot, ABlockStandsWhereItsAddressAndTimeSay) {
   EXPECT_EQ(blocks[1].text, "high, 1.00 MiB, stream 7, operations 50 to 100, at 0x300000");
 }
 
-TEST(replay::AddressPlot, KeepsTheLargestAndSaysHowManyItLeavesOut) {
-  replay::AddressPlot plot;
+TEST(AddressPlot, KeepsTheLargestAndSaysHowManyItLeavesOut) {
+  AddressPlot plot;
   for (std::uint64_t i = 0; i < 50; ++i) {
     plot.blocks.push_back({i * kMiB, kMiB, 0, i, 0, Category::kActivation, std::to_string(i)});
   }
   plot.max_rectangles = 10;
-  const std::string svg = replay::draw_address_plot(plot);
+  const std::string svg = draw_address_plot(plot);
   const std::vector<Element> blocks = titled(XmlReader(svg).read());
   ASSERT_EQ(blocks.size(), 10u);
   EXPECT_TRUE(blocks.front().text.starts_with("40,")) << blocks.front().text;
   EXPECT_NE(svg.find("10 allocations drawn, 40 not drawn"), std::string::npos);
-  EXPECT_LE(replay::draw_address_plot(random_plot(60'000)).size(), std::size_t{8} << 20);
+  EXPECT_LE(draw_address_plot(random_plot(60'000)).size(), std::size_t{8} << 20);
 }
 
-TEST(replay::AddressPlot, NothingIsDrawnOfNothing) {
-  const std::string svg = replay::draw_address_plot({});
+TEST(AddressPlot, NothingIsDrawnOfNothing) {
+  const std::string svg = draw_address_plot({});
   EXPECT_TRUE(titled(XmlReader(svg).read()).empty());
   EXPECT_NE(svg.find("0 allocations drawn"), std::string::npos);
 }
 
-TEST(replay::CompactAddresses, LargeHolesAreCutAndSmallOnesKept) {
-  const replay::CompactAddresses map({{1000, 100}, {1150, 50}, {900'000, 100}, {1100, 10}}, 500);
+TEST(CompactAddresses, LargeHolesAreCutAndSmallOnesKept) {
+  const CompactAddresses map({{1000, 100}, {1150, 50}, {900'000, 100}, {1100, 10}}, 500);
   ASSERT_EQ(map.holes().size(), 1u);
   EXPECT_EQ(map.holes()[0].bytes, 900'000u - 1200u);
   EXPECT_EQ(map.offset_of(1000), 0u);
@@ -205,11 +205,11 @@ TEST(replay::CompactAddresses, LargeHolesAreCutAndSmallOnesKept) {
 }
 
 TEST(PlotAxis, TicksAreRound) {
-  EXPECT_EQ(replay::byte_ticks(10 * kGiB, 5),
+  EXPECT_EQ(byte_ticks(10 * kGiB, 5),
             (std::vector<std::uint64_t>{0, 2 * kGiB, 4 * kGiB, 6 * kGiB, 8 * kGiB, 10 * kGiB}));
-  EXPECT_EQ(replay::decimal_ticks(450, 5), (std::vector<std::uint64_t>{0, 100, 200, 300, 400}));
-  EXPECT_EQ(replay::decimal_ticks(0, 5), (std::vector<std::uint64_t>{0}));
+  EXPECT_EQ(decimal_ticks(450, 5), (std::vector<std::uint64_t>{0, 100, 200, 300, 400}));
+  EXPECT_EQ(decimal_ticks(0, 5), (std::vector<std::uint64_t>{0}));
 }
 
 }  // namespace
-}  // namespace sluice::testing
+}  // namespace sluice::replay

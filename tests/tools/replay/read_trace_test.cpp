@@ -8,7 +8,7 @@
 #include "base/error.hpp"
 #include "tests/support/temp_directory.hpp"
 
-namespace sluice::testing {
+namespace sluice::replay {
 namespace {
 
 class ReadTraceFile : public ::testing::Test {
@@ -18,8 +18,8 @@ class ReadTraceFile : public ::testing::Test {
     std::ofstream(path, std::ios::binary) << content;
     return path;
   }
-  replay::ReadTrace read(const std::string& content) {
-    replay::ReadTrace result = replay::read_trace(file(content));
+  ReadTrace read(const std::string& content) {
+    ReadTrace result = read_trace(file(content));
     record::check_trace(result.trace);
     return result;
   }
@@ -53,7 +53,7 @@ TEST_F(ReadTraceFile, EachFormatIsToldByItsContent) {
       {"\xef\xbb\xbfid,lower,upper,size\n0,1,2,7\n", "lifetimes"},
   };
   for (const auto& [content, format] : cases) {
-    const replay::ReadTrace result = read(content);
+    const ReadTrace result = read(content);
     EXPECT_EQ(result.trace.format, format);
     EXPECT_FALSE(result.trace.source.empty());
     ASSERT_EQ(result.trace.allocations.size(), 1u) << format;
@@ -77,8 +77,8 @@ TEST_F(ReadTraceFile, OtherFilesAreRefusedByWhatTheyAre) {
     }
   }
   EXPECT_NE(refusal("\x80\x04").find("byte 2: ends before its STOP"), std::string::npos);
-  EXPECT_THROW(static_cast<void>(replay::read_trace("/nowhere/given")), InputError);
-  EXPECT_THROW(static_cast<void>(replay::read_trace("/dev/null")), InputError);
+  EXPECT_THROW(static_cast<void>(read_trace("/nowhere/given")), InputError);
+  EXPECT_THROW(static_cast<void>(read_trace("/dev/null")), InputError);
 }
 
 TEST_F(ReadTraceFile, TheDeviceIsAnOption) {
@@ -88,14 +88,14 @@ TEST_F(ReadTraceFile, TheDeviceIsAnOption) {
   std::string pickle;
   record::write_torch_snapshot(snapshot, [&](std::string_view part) { pickle += part; });
   const std::string path = file(pickle);
-  EXPECT_EQ(replay::read_trace(path).trace.operations.size(), 1u);
-  EXPECT_EQ(replay::read_trace(path, {.device = 0}).trace.operations.size(), 0u);
-  EXPECT_THROW(static_cast<void>(replay::read_trace(path, {.device = 2})), InputError);
+  EXPECT_EQ(read_trace(path).trace.operations.size(), 1u);
+  EXPECT_EQ(read_trace(path, {.device = 0}).trace.operations.size(), 0u);
+  EXPECT_THROW(static_cast<void>(read_trace(path, {.device = 2})), InputError);
 }
 
 TEST(TraceOfLifetimes, WhatEndsMakesRoomForWhatBegins) {
   const std::vector<packing::Lifetime> lifetimes{{5, 9, 10}, {1, 5, 20}, {1, 7, 30}};
-  const record::MemoryTrace trace = replay::trace_of_lifetimes(lifetimes, "given");
+  const record::MemoryTrace trace = trace_of_lifetimes(lifetimes, "given");
   record::check_trace(trace);
   std::string operations;
   for (const record::TraceOperation& operation : trace.operations) {
@@ -107,4 +107,4 @@ TEST(TraceOfLifetimes, WhatEndsMakesRoomForWhatBegins) {
 }
 
 }  // namespace
-}  // namespace sluice::testing
+}  // namespace sluice::replay

@@ -4,12 +4,12 @@
 
 #include "base/error.hpp"
 
-namespace sluice::testing {
+namespace sluice::replay {
 namespace {
 
 record::MemorySnapshot parse(const std::string& text) {
   record::ByteSource source(text, "given.csv");
-  return replay::read_rmm_log(source);
+  return read_rmm_log(source);
 }
 
 record::MemoryTrace trace(const std::string& text, record::TraceDefects* defects = nullptr) {
@@ -93,4 +93,4 @@ TEST(RmmLog, WhatIsWrongIsNamedWithItsLine) {
 }
 
 }  // namespace
-}  // namespace sluice::testing
+}  // namespace sluice::replay

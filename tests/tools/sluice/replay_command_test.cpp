@@ -41,7 +41,7 @@ TEST_F(Replay, RefusesWithOneSentence) {
   write_file(path("empty.csv"), "");
   expect_refused({"replay"}, {"TRACE", "--generate"});
   expect_refused({"replay", "--generate", "gpt"}, {"gpt", "zero3"});
-  expect_refused({"replay", "--generate", "dense", "--policy", "jemalloc"}, {"jemalloc", "gmlake"});
+  expect_refused({"replay", "--generate", "dense", "--policy", "jemalloc"}, {"jemalloc", "native, expandable, dynamic, planned"});
   expect_refused({"replay", "missing.csv"}, {"missing.csv"});
   expect_refused({"replay", "garbage.bin"}, {"garbage.bin"});
   expect_refused({"replay", "empty.csv"}, {"empty.csv"});

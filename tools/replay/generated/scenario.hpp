@@ -7,7 +7,7 @@
 #include "tools/replay/generated/model_states.hpp"
 #include "tools/replay/generated/trace_recorder.hpp"
 #include "tools/replay/generated/transformer_pass.hpp"
-#include "tools/replay/trace_generator.hpp"
+#include "tools/replay/generated/trace_generator.hpp"
 
 namespace sluice::replay::generated {
 

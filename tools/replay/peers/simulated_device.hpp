@@ -6,7 +6,7 @@
 #include <map>
 
 #include "allocator/record/memory_trace.hpp"
-#include "tools/replay/replay_policy.hpp"
+#include "tools/replay/policy/replay_policy.hpp"
 
 namespace sluice::replay {
 

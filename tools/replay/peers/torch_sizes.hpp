@@ -1,4 +1,4 @@
-// The sizes of PyTorch's caching allocator, which GMLake shares. Source: c10/cuda/
+// The sizes of PyTorch's caching allocator. Source: c10/cuda/
 // CUDACachingAllocator.cpp (round_size, get_allocation_size) and CUDAAllocatorConfig.cpp; since
 // 2.9 the settings are read in c10/core/AllocatorConfig.cpp, with the same values.
 #pragma once

@@ -39,7 +39,7 @@ class PythonProtocol : public ::testing::TestWithParam<int> {};
 // The files are pickle.dump's, of Python 3.11.
 TEST_P(PythonProtocol, PlainDataIsReadAsItWas) {
   const std::string path =
-      std::string(SLUICE_TEST_DATA "/protocol") + std::to_string(GetParam()) + ".pickle";
+      std::string(SLUICE_TEST_SNAPSHOTS "/protocol") + std::to_string(GetParam()) + ".pickle";
   const record::PickleTree tree = record::read_pickle_file(path);
   const auto ints = tree.items(tree.find(tree.root, "ints").value());
   ASSERT_EQ(ints.size(), 13u);

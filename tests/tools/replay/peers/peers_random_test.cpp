@@ -1,21 +1,22 @@
-// What holds for every replica under any sequence.
+// Random sequences of calls through every replica: no byte is given to two allocations, the
+// counters add up, and a second run gives the same addresses.
 #include <gtest/gtest.h>
 
 #include <map>
 
 #include "base/rng.hpp"
-#include "tests/tools/bench/peer_script.hpp"
+#include "tests/tools/replay/peers/peer_script.hpp"
 #include "tools/replay/peers/peers.hpp"
 
-namespace sluice::testing {
+namespace sluice::replay {
 namespace {
 
 struct Outcome {
   std::vector<std::uint64_t> addresses;  // 0: out of memory
-  replay::PolicyCounters counters;
+  PolicyCounters counters;
 };
 
-// Sizes as programs ask for them: mostly small or a few MiB, some of hundreds.
+// Sizes as programs request them: mostly small or a few MiB, some of hundreds of MiB.
 std::uint64_t random_bytes(const CounterRng& rng, std::uint64_t index) {
   const std::uint64_t fine = rng.bits(3 * index);
   switch (rng.below(3 * index + 1, 8)) {
@@ -53,7 +54,7 @@ record::MemoryTrace random_trace(std::uint64_t seed, std::size_t count) {
 
 class Walk {
  public:
-  Walk(const replay::NamedPolicy& named, const record::MemoryTrace& trace, std::uint64_t seed,
+  Walk(const NamedPolicy& named, const record::MemoryTrace& trace, std::uint64_t seed,
        std::uint64_t capacity_bytes)
       : trace_(trace),
         capacity_bytes_(capacity_bytes),
@@ -131,7 +132,7 @@ class Walk {
   }
 
   void check() {
-    const replay::PolicyCounters now = policy_->counters();
+    const PolicyCounters now = policy_->counters();
     ASSERT_GE(now.reserved_bytes, held_bytes_);
     ASSERT_LE(now.peak_reserved_bytes, capacity_bytes_);
     ASSERT_LE(now.reserved_bytes, now.peak_reserved_bytes);
@@ -148,7 +149,7 @@ class Walk {
   const record::MemoryTrace& trace_;
   std::uint64_t capacity_bytes_;
   CounterRng rng_;
-  std::unique_ptr<replay::ReplayPolicy> policy_;
+  std::unique_ptr<ReplayPolicy> policy_;
   std::uint64_t draws_ = 0;
   std::uint32_t next_id_ = 0;
   std::uint64_t held_bytes_ = 0;
@@ -163,11 +164,10 @@ class Walk {
 
 class EveryPeer : public ::testing::TestWithParam<std::size_t> {};
 
-TEST_P(EveryPeer, HandsOutNoByteTwiceAndIsTheSameEachTime) {
-  const replay::NamedPolicy named = replay::peer_policies()[GetParam()];
-  const bool gives_all_back = named.name != "bfc" && named.name != "rmm-pool";
+TEST_P(EveryPeer, GivesNoByteTwiceAndRepeatsExactly) {
+  const NamedPolicy named = peer_policies()[GetParam()];
   std::size_t misses = 0;
-  replay::PolicyCounters sums;
+  PolicyCounters sums;
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
     SCOPED_TRACE(seed);
     const record::MemoryTrace trace = random_trace(seed, 1200);
@@ -177,29 +177,23 @@ TEST_P(EveryPeer, HandsOutNoByteTwiceAndIsTheSameEachTime) {
     const Outcome second = Walk(named, trace, seed, capacity_bytes).run();
     EXPECT_EQ(first.addresses, second.addresses);
     EXPECT_EQ(first.counters.peak_reserved_bytes, second.counters.peak_reserved_bytes);
-    if (gives_all_back) {
-      EXPECT_EQ(first.counters.reserved_bytes, 0u);
-    }
+    EXPECT_EQ(first.counters.reserved_bytes, 0u);
     sums.flushes += first.counters.flushes;
     sums.remaps += first.counters.remaps;
     sums.synchronisations += first.counters.synchronisations;
     sums.event_waits += first.counters.event_waits;
     for (const std::uint64_t address : first.addresses) misses += address == 0 ? 1 : 0;
   }
-  // The walk is worth something: memory ran out, and each did what it does about that.
+  // The sequences are hard enough: memory ran out, and the replica flushed and waited.
   EXPECT_GT(misses, 0u);
-  EXPECT_EQ(sums.flushes > 0, gives_all_back);
-  EXPECT_EQ(sums.synchronisations > 0, named.name != "rmm-pool");
-  EXPECT_EQ(sums.event_waits > 0, named.name == "rmm-pool");
-  EXPECT_EQ(sums.remaps > 0, named.name == "gmlake");
+  EXPECT_GT(sums.flushes, 0u);
+  EXPECT_GT(sums.synchronisations, 0u);
+  EXPECT_EQ(sums.event_waits, 0u);
+  EXPECT_EQ(sums.remaps, 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Peers, EveryPeer, ::testing::Range<std::size_t>(0, 5),
-                         [](const auto& peer) {
-                           std::string name = replay::peer_policies()[peer.param].name;
-                           for (char& c : name) c = c == '-' ? '_' : c;
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(Peers, EveryPeer, ::testing::Range<std::size_t>(0, 2),
+                         [](const auto& peer) { return peer_policies()[peer.param].name; });
 
 }  // namespace
-}  // namespace sluice::testing
+}  // namespace sluice::replay

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "tools/replay/replay_policy.hpp"
+#include "tools/replay/policy/replay_policy.hpp"
 
 namespace sluice::replay {
 

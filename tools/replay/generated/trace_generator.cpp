@@ -1,4 +1,4 @@
-#include "tools/replay/trace_generator.hpp"
+#include "tools/replay/generated/trace_generator.hpp"
 
 #include <array>
 #include <string_view>

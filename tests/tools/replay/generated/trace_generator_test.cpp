@@ -1,4 +1,4 @@
-#include "tools/replay/trace_generator.hpp"
+#include "tools/replay/generated/trace_generator.hpp"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include "tools/replay/generated/model_states.hpp"
 #include "tools/replay/generated/transformer_pass.hpp"
 
-namespace sluice::testing {
+namespace sluice::replay {
 namespace {
 
 bool same_trace(const record::MemoryTrace& a, const record::MemoryTrace& b) {
@@ -29,15 +29,15 @@ bool same_trace(const record::MemoryTrace& a, const record::MemoryTrace& b) {
 }
 
 record::MemoryTrace make(const std::string& family, std::uint64_t seed) {
-  replay::GeneratorOptions options;
+  GeneratorOptions options;
   options.family = family;
   options.seed = seed;
-  return replay::generate_trace(options);
+  return generate_trace(options);
 }
 
-std::string refusal(const replay::GeneratorOptions& options) {
+std::string refusal(const GeneratorOptions& options) {
   try {
-    static_cast<void>(replay::generate_trace(options));
+    static_cast<void>(generate_trace(options));
   } catch (const InputError& error) {
     return error.what();
   }
@@ -102,7 +102,7 @@ TEST_P(GeneratedTrace, IsAFunctionOfItsSeed) {
   EXPECT_FALSE(same_trace(trace, make(GetParam(), 6)));
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, GeneratedTrace, ::testing::ValuesIn(replay::generator_families()),
+INSTANTIATE_TEST_SUITE_P(Families, GeneratedTrace, ::testing::ValuesIn(generator_families()),
                          [](const auto& family) { return family.param; });
 
 TEST(TraceGenerator, UsesOfOtherStreamsEndLater) {
@@ -117,7 +117,7 @@ TEST(TraceGenerator, UsesOfOtherStreamsEndLater) {
 }
 
 TEST(TraceGenerator, RefusesWhatItCannotMean) {
-  replay::GeneratorOptions options;
+  GeneratorOptions options;
   options.family = "sparse";
   EXPECT_NE(refusal(options).find("'sparse' must be one of dense, zero3"), std::string::npos);
   options = {};
@@ -143,23 +143,23 @@ TEST(TraceGenerator, RefusesWhatItCannotMean) {
 
 // The rule of thumb: 34 bytes per token and hidden element for a block with 16-bit elements and
 // dropout, without attention's matrix.
-TEST(replay::generated::TransformerPass, ABlockSavesWhatTheRuleOfThumbSays) {
-  replay::generated::TransformerShape shape;
+TEST(TransformerPass, ABlockSavesWhatTheRuleOfThumbSays) {
+  generated::TransformerShape shape;
   shape.layers = 1;
   shape.hidden = 2048;
   shape.heads = shape.kv_heads = 16;
   shape.ffn = 4 * 2048;
   shape.vocab = 32'000;
   shape.is_gated = false;
-  const replay::generated::Batch batch{4, 1024};
-  replay::generated::TraceRecorder recorder(1, 0);
-  replay::generated::FrozenWeights none;
-  replay::generated::TransformerPass pass(recorder, shape, none);
+  const generated::Batch batch{4, 1024};
+  generated::TraceRecorder recorder(1, 0);
+  generated::FrozenWeights none;
+  generated::TransformerPass pass(recorder, shape, none);
   pass.set_batch(batch);
-  replay::generated::SavedBlock saved;
+  generated::SavedBlock saved;
   const std::uint64_t stream_bytes = batch.tokens() * shape.hidden * 2;
-  const replay::generated::BufferId input = recorder.alloc(stream_bytes, Category::kActivation, "input");
-  replay::generated::BufferId output = pass.forward_block(1, input, saved);
+  const generated::BufferId input = recorder.alloc(stream_bytes, Category::kActivation, "input");
+  generated::BufferId output = pass.forward_block(1, input, saved);
   recorder.free(output);
   const record::MemoryTrace trace = recorder.finish();
   record::check_trace(trace);
@@ -175,7 +175,7 @@ TEST(replay::generated::TransformerPass, ABlockSavesWhatTheRuleOfThumbSays) {
   // Statistics of rows: two norms of two numbers, a logarithm for each head, in 32 bits.
   const std::uint64_t statistics_bytes = batch.tokens() * (2 * 8 + shape.heads * 4) + 16;
   EXPECT_EQ(saved_bytes, rule_bytes + statistics_bytes);
-  EXPECT_EQ(replay::generated::saved_block_bytes(shape, batch.tokens()), rule_bytes);
+  EXPECT_EQ(generated::saved_block_bytes(shape, batch.tokens()), rule_bytes);
 }
 
 bool has_name(const record::MemoryTrace& trace, const std::string& name) {
@@ -187,7 +187,7 @@ bool has_name(const record::MemoryTrace& trace, const std::string& name) {
 TEST(TraceGenerator, APeakIsWhatTheSizesSay) {
   std::size_t seen = 0;
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
-    replay::GeneratorOptions options;
+    GeneratorOptions options;
     options.seed = seed;
     options.layers = 16;
     options.hidden = 2048;
@@ -196,7 +196,7 @@ TEST(TraceGenerator, APeakIsWhatTheSizesSay) {
     options.vocab = 32'000;
     options.sequence = 2048;
     options.micro_batch = 8;
-    const record::MemoryTrace trace = replay::generate_trace(options);
+    const record::MemoryTrace trace = generate_trace(options);
     if (!has_name(trace, "mlp.dropout")) continue;
     ++seen;
     const double h = 2048, tokens = 8 * 2048, layers = 16, vocab = 32'000;
@@ -214,14 +214,14 @@ TEST(TraceGenerator, APeakIsWhatTheSizesSay) {
 TEST(TraceGenerator, APipelineHoldsAsManyChunksAsItsScheduleSays) {
   std::set<std::int64_t> seen;
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
-    replay::GeneratorOptions options;
+    GeneratorOptions options;
     options.family = "pipeline";
     options.seed = seed;
     options.stages = 4;
     options.chunks = 2;
     options.layers = 8;
     options.micro_batches = 16;
-    const record::MemoryTrace trace = replay::generate_trace(options);
+    const record::MemoryTrace trace = generate_trace(options);
     std::int64_t live = 0, most = 0;
     for (const record::TraceOperation& one : trace.operations) {
       if (trace.names[trace.allocations[one.allocation].name] != "attention.log_sum_exp") continue;
@@ -235,4 +235,4 @@ TEST(TraceGenerator, APipelineHoldsAsManyChunksAsItsScheduleSays) {
 }
 
 }  // namespace
-}  // namespace sluice::testing
+}  // namespace sluice::replay

@@ -1,4 +1,4 @@
-#include "tools/replay/replay_trace.hpp"
+#include "tools/replay/policy/replay_trace.hpp"
 
 #include <algorithm>
 #include <chrono>
