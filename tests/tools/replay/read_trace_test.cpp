@@ -33,7 +33,7 @@ class ReadTraceFile : public ::testing::Test {
   }
 
  private:
-  TempDirectory directory_;
+  testing::TempDirectory directory_;
 };
 
 TEST_F(ReadTraceFile, EachFormatIsToldByItsContent) {
