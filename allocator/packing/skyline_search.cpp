@@ -1,3 +1,11 @@
+// The search tree of skyline_search.hpp.
+//
+// A node is a set of unplaced boxes, each with its floor: the lowest offset that the placed boxes
+// leave it. solve() first bounds the node (bound), and splits it into runs of positions that share no
+// box, which are solved one by one. Otherwise place_one() tries each candidate on its floor. After a
+// choice fails, its box counts as passed over, and the node is bounded again: that often ends it.
+// Nodes live in a stack of frames, whose vectors are reused. work_ counts looks at positions, so that
+// the budget means the same on every machine.
 #include "allocator/packing/skyline_search.hpp"
 
 #include <algorithm>
@@ -30,7 +38,7 @@ std::uint64_t mix(std::uint64_t x) {  // the finaliser of SplitMix64
   return x ^ (x >> 31);
 }
 
-// Keys of sub-problems without a solution; the latest of those that share a place.
+// Keys of sub-problems without a solution. Of keys that share a slot, the latest is kept.
 class Failures {
  public:
   explicit Failures(std::uint64_t work_budget)
@@ -43,12 +51,12 @@ class Failures {
   std::vector<std::uint64_t> keys_;
 };
 
-// Boxes of a sub-problem that are not placed yet, in the order of the problem.
+// The boxes of a sub-problem that are not placed yet, in the order of the problem.
 struct Unplaced {
   std::vector<Index> box;
-  std::vector<Units> floor;  // the lowest offset that what is placed leaves it
-  // Filled by SkylineSearch::Impl::bound: a bound on where it can end up, and whether it must be
-  // lifted off its floor by a box placed later.
+  std::vector<Units> floor;  // the lowest offset that the placed boxes leave the box
+  // Set by SkylineSearch::Impl::bound: a lower bound on the box's offset, and whether a later box
+  // must lift it off its floor.
   std::vector<Units> least;
   std::vector<std::uint8_t> passed_over;
 
@@ -63,7 +71,7 @@ struct Unplaced {
   }
 };
 
-// The box placed last: later ones lie higher, or as high and later in the order.
+// The box placed last. Later ones lie higher, or equally high and later in the order.
 struct Last {
   Units offset = 0;
   std::optional<Index> box;
@@ -148,7 +156,7 @@ class SkylineSearch::Impl {
     }
   }
 
-  // The lowest offset from `offset` on that no fixed box bars.
+  // The lowest offset at or above `offset` that no fixed box blocks.
   Units lifted(Index i, Units offset) const {
     for (const Index f : obstacles_[i]) {
       if (offset + box(i).size <= offsets_[f]) break;
@@ -157,8 +165,8 @@ class SkylineSearch::Impl {
     return offset;
   }
 
-  // Whether box i must not be placed on its floor: there it would come before the last placed, or
-  // before its twin, or right above one of its lifetime that it could as well lie below.
+  // Whether box i may not be placed on its floor. There it would come before the box placed last, or
+  // before its twin, or right above a box of equal lifetime, with which it could change places.
   bool passed_over(Index i, Units floor, const Last& last) const {
     if (last.box && (floor < last.offset || (floor == last.offset && i <= *last.box))) return true;
     if (twin_[i] && placed_[*twin_[i]] == 0) return true;
@@ -175,7 +183,7 @@ class SkylineSearch::Impl {
     for (std::size_t p = begin; p < end; ++p) visit(p);
   }
 
-  // False: the boxes cannot all be placed. Fills `least`.
+  // Returns false if the boxes cannot all be placed. Sets `least` and `passed_over`.
   bool bound(Unplaced& boxes, Range range, const Last& last) {
     boxes.least.resize(boxes.count());
     boxes.passed_over.resize(boxes.count());
@@ -189,7 +197,7 @@ class SkylineSearch::Impl {
   }
 
   bool lift_passed_over(Unplaced& boxes, Range range) {
-    // At each position the two lowest tops, and whose the lowest is.
+    // At each position: the two lowest tops, and the box with the lowest.
     std::fill(lowest_.begin() + range.begin, lowest_.begin() + range.end, kNothing);
     std::fill(second_.begin() + range.begin, second_.begin() + range.end, kNothing);
     for (std::size_t k = 0; k < boxes.count(); ++k) {
@@ -220,8 +228,8 @@ class SkylineSearch::Impl {
     return true;
   }
 
-  // From the highest down: at no position may what lies at a height or above it need more room
-  // than there is.
+  // Goes down from the highest box. At each position, the boxes that lie at a height or above must
+  // fit between that height and the capacity.
   bool can_be_stacked(const Unplaced& boxes, Range range) {
     by_height_.resize(boxes.count());
     std::iota(by_height_.begin(), by_height_.end(), Index{0});
@@ -246,7 +254,7 @@ class SkylineSearch::Impl {
     return true;
   }
 
-  // Runs of positions where unplaced boxes live; no box lives in two.
+  // Runs of positions at which unplaced boxes live. No box lives in two runs.
   std::vector<Range> runs(const Unplaced& boxes, Range range) {
     std::fill(stacked_.begin() + range.begin, stacked_.begin() + range.end, 0);
     for (const Index i : boxes.box)
@@ -260,8 +268,8 @@ class SkylineSearch::Impl {
     return found;
   }
 
-  // What the future of a sub-problem depends on: whether and where each box may still be placed on
-  // its floor, and, for those passed over, the height from which they may.
+  // A key of all facts that decide whether a sub-problem has a solution: for each box, its floor, or
+  // that it was passed over there; and the height of the last box if any was passed over.
   std::uint64_t key_of(const Unplaced& boxes, const Last& last) const {
     std::uint64_t key = 0;
     bool any_passed_over = false;
@@ -313,7 +321,7 @@ class SkylineSearch::Impl {
     const bool solved = std::all_of(order.begin(), order.end(), [&](std::size_t part) {
       return solve(frames[part], parts[part], last);
     });
-    // Parts before the one that failed are placed no longer.
+    // Takes back the boxes of the parts before the one that failed.
     if (!solved) {
       for (const Index i : frames_[frame].box) placed_[i] = 0;
     }
@@ -321,9 +329,9 @@ class SkylineSearch::Impl {
     return solved;
   }
 
-  // Indices in `boxes` of those that may come next, lowest first.
+  // Indices in `boxes` of the boxes that may come next, lowest first.
   std::vector<std::size_t> candidates(const Unplaced& boxes, const Last& last) const {
-    // A box placed no lower than where another could end would leave that one room to sink.
+    // A box at or above the lowest possible top of another would leave that one room to sink.
     Units below = kNothing;
     for (std::size_t k = 0; k < boxes.count(); ++k) {
       below = std::min(below, std::max(boxes.floor[k], last.offset) + box(boxes.box[k]).size);
@@ -337,7 +345,7 @@ class SkylineSearch::Impl {
     return found;
   }
 
-  // `next`: what is left when box k stands on its floor.
+  // Sets `next` to the boxes that remain when box k stands on its floor.
   void fill_next(const Unplaced& boxes, std::size_t k, Unplaced& next) const {
     const SkylineBox& placed = box(boxes.box[k]);
     const Units top = boxes.floor[k] + placed.size;
@@ -364,7 +372,7 @@ class SkylineSearch::Impl {
       placed_[i] = 0;
       used_ = next + 1;
       if (exhausted()) break;
-      // All choices so far are passed over from now on.
+      // From now on, all choices so far count as passed over.
       if (n + 1 < choices.size() && !bound(boxes, range, placed)) break;
     }
     used_ = next;
@@ -375,16 +383,16 @@ class SkylineSearch::Impl {
   const std::uint64_t work_budget_;
   std::uint64_t work_ = 0;
   Failures failures_;
-  std::vector<std::uint8_t> placed_;           // by box, of those that are not fixed
+  std::vector<std::uint8_t> placed_;           // by box; fixed boxes have 0
   std::vector<Units> offsets_;                 // by box
-  std::vector<Index> fixed_;                   // highest first
-  std::vector<std::vector<Index>> obstacles_;  // by box: the fixed ones that meet it, lowest first
-  std::vector<std::optional<Index>> twin_;  // by box: the one before it of equal lifetime and size
+  std::vector<Index> fixed_;                   // the fixed boxes, highest first
+  std::vector<std::vector<Index>> obstacles_;  // by box: fixed boxes that meet it, lowest first
+  std::vector<std::optional<Index>> twin_;  // by box: an earlier one of equal lifetime and size
   std::vector<std::size_t> mates_;          // by box: its group
-  std::vector<std::vector<Index>> mate_groups_;  // of equal lifetime, in order
-  std::deque<Unplaced> frames_;                  // a stack; references stay valid as it grows
+  std::vector<std::vector<Index>> mate_groups_;  // boxes of equal lifetime, in order
+  std::deque<Unplaced> frames_;                  // a stack; a deque keeps references valid
   std::size_t used_ = 0;
-  // Scratch, by position.
+  // Scratch arrays by position, and below them one by box.
   std::vector<Units> lowest_, second_, stacked_;
   std::vector<Index> lowest_owner_;
   std::vector<Index> by_height_;

@@ -1,4 +1,4 @@
-// A lock that is nearly always held for some nanoseconds only, and almost never contended.
+// A lock for sections of a few nanoseconds that are almost never contended.
 #pragma once
 
 #include <atomic>
@@ -6,7 +6,7 @@
 
 namespace sluice::record {
 
-// BasicLockable. A waiter soon yields, for the holder may have been preempted.
+// BasicLockable. A waiter soon yields, because the holder may have been preempted.
 class SpinLock {
  public:
   void lock() {

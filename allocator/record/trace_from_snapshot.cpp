@@ -1,3 +1,9 @@
+// Follows a record forward and writes the operations of a trace.
+//
+// The follower starts from the rolled-back state. lives_ maps the address of each live or pending
+// block to its allocation. segments_ tracks the held segments, for the recorded peaks and to see
+// whether freed segments are a flush of the whole cache. Events that contradict the state are counted
+// and applied as far as possible, so that the trace is sound whatever the record holds.
 #include "allocator/record/trace_from_snapshot.hpp"
 
 #include <algorithm>
@@ -125,7 +131,7 @@ class Follower {
                                .name = event.name};
     if (const SegmentMap::Entry* const segment = segments_.find(event.address)) {
       allocation.pool = segment->second.pool;
-      // What was obtained right before it was obtained for it.
+      // A segment that was obtained right before the allocation was obtained for it.
       const MemoryEvent* const before = index > 0 ? &snapshot_.events[index - 1] : nullptr;
       if (before != nullptr && before->action == MemoryAction::kSegmentAlloc &&
           before->address == segment->first) {
@@ -211,7 +217,7 @@ class Follower {
            event.action == MemoryAction::kSegmentUnmap;
   }
 
-  // One event of a row of segments given back; the last decides.
+  // Handles one of several consecutive frees of segments. The last one decides.
   void follow_release(std::size_t index) {
     const MemoryEvent& event = snapshot_.events[index];
     released_bytes_ += event.bytes;
@@ -219,7 +225,8 @@ class Follower {
       const MemoryEvent& next = snapshot_.events[index + 1];
       if (is_release(next) && is_followed(next.address, next.bytes)) return;
     }
-    // With a limit to splitting, single segments go when memory is short; a flush leaves none.
+    // With a limit to splitting, single segments are freed when memory is short. A flush leaves no
+    // idle memory.
     const bool may_be_single = snapshot_.max_split_bytes != UINT64_MAX;
     if (segments_.idle_bytes() <= (may_be_single ? 0 : released_bytes_)) {
       emit(TraceAction::kFlush);
@@ -245,8 +252,8 @@ class Follower {
   SegmentMap segments_;
   std::vector<RolledSegment> later_segments_;
   std::map<std::uint64_t, Life> lives_;    // by address
-  std::size_t completed_with_ = SIZE_MAX;  // the event that a kFree has taken in
-  std::uint64_t released_bytes_ = 0;       // in the row of events so far
+  std::size_t completed_with_ = SIZE_MAX;  // index of a free_completed that became part of a kFree
+  std::uint64_t released_bytes_ = 0;       // by the consecutive frees of segments so far
 };
 
 }  // namespace
