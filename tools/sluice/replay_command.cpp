@@ -9,13 +9,13 @@
 #include "allocator/record/format/torch_snapshot.hpp"
 #include "base/error.hpp"
 #include "tools/replay/explain_out_of_memory.hpp"
-#include "tools/replay/generated/trace_generator.hpp"
 #include "tools/replay/lifetime_csv.hpp"
 #include "tools/replay/own_policies.hpp"
 #include "tools/replay/read_trace.hpp"
 #include "tools/replay/replay_packing.hpp"
 #include "tools/replay/replay_report.hpp"
 #include "tools/replay/trace_events.hpp"
+#include "tools/replay/trace_generator.hpp"
 #include "tools/sluice/arguments.hpp"
 #include "tools/sluice/commands.hpp"
 
@@ -68,7 +68,7 @@ int replay_command(const ReplayArguments& arguments) {
       arguments.snapshot.empty()) {
     print_event(replay::replay_packing(replay::read_lifetime_csv(arguments.trace), arguments.trace,
                                        capacity_bytes),
-                arguments.json, replay_table);
+                arguments.json, replay::replay_table);
     return 0;
   }
   const replay::SteppedTrace stepped = replay::with_steps(std::move(trace));
@@ -76,7 +76,7 @@ int replay_command(const ReplayArguments& arguments) {
   options.capacity_bytes = capacity_bytes;
   options.least_capacity = arguments.least;
   print_event(replay::replay_report(stepped, policies, options), arguments.json,
-              replay_report_table);
+              replay::replay_report_table);
   const auto has_policy = [&](std::string_view name) {
     return std::any_of(policies.begin(), policies.end(),
                        [&](const replay::NamedPolicy& policy) { return policy.name == name; });
