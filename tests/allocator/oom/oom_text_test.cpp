@@ -12,7 +12,7 @@
 namespace sluice::allocator {
 namespace {
 
-TEST(OomText, IsShortAndNamesWhatMatters) {
+TEST(OomText, IsShortAndNamesTheCauseAndTheLargestSites) {
   record::MemoryRecorder recorder(10000);
   const OomFixture setup(counting(64), 40 * kPage, {.recorder = &recorder});
   std::vector<std::byte*> blocks;

@@ -160,7 +160,7 @@ TEST(AddressPlot, IsWellFormedAndWithinItsBounds) {
   }
 }
 
-TEST(AddressPlot, ABlockStandsWhereItsAddressAndTimeSay) {
+TEST(AddressPlot, ABlockIsDrawnAtItsAddressAndTime) {
   AddressPlot plot;
   plot.operations = 100;
   plot.blocks = {{0, 3 * kMiB, 0, 50, 0, Category::kWeight, "low"},
@@ -178,7 +178,7 @@ TEST(AddressPlot, ABlockStandsWhereItsAddressAndTimeSay) {
   EXPECT_EQ(blocks[1].text, "high, 1.00 MiB, stream 7, operations 50 to 100, at 0x300000");
 }
 
-TEST(AddressPlot, KeepsTheLargestAndSaysHowManyItLeavesOut) {
+TEST(AddressPlot, KeepsTheLargestAndCountsTheOthers) {
   AddressPlot plot;
   for (std::uint64_t i = 0; i < 50; ++i) {
     plot.blocks.push_back({i * kMiB, kMiB, 0, i, 0, Category::kActivation, std::to_string(i)});

@@ -29,11 +29,11 @@ TEST(LifetimeCsv, ColumnsStandInAnyOrder) {
   EXPECT_EQ(lifetimes[1].bytes, 9u);
 }
 
-TEST(LifetimeCsv, AByteOrderMarkIsNoPartOfTheHeader) {
+TEST(LifetimeCsv, AByteOrderMarkIsNotPartOfTheHeader) {
   EXPECT_EQ(parse_lifetime_csv("\xef\xbb\xbfid,lower,upper,size\n0,1,2,3\n", "x").size(), 1u);
 }
 
-TEST(LifetimeCsv, WhatIsWrongIsNamedWithItsLine) {
+TEST(LifetimeCsv, NamesTheLineOfAnError) {
   const std::string header = "id,lower,upper,size\n";
   const std::pair<std::string, const char*> cases[] = {
       {"", "names no buffer"},
@@ -52,7 +52,8 @@ TEST(LifetimeCsv, WhatIsWrongIsNamedWithItsLine) {
     EXPECT_NE(refusal(text).find("given.csv"), std::string::npos);
   }
   EXPECT_THROW(static_cast<void>(read_lifetime_csv("/nowhere/given.csv")), InputError);
-  EXPECT_THROW(static_cast<void>(read_lifetime_csv(testing::TempDirectory().path().string())), InputError);
+  EXPECT_THROW(static_cast<void>(read_lifetime_csv(testing::TempDirectory().path().string())),
+               InputError);
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ class ReadTraceFile : public ::testing::Test {
   testing::TempDirectory directory_;
 };
 
-TEST_F(ReadTraceFile, EachFormatIsToldByItsContent) {
+TEST_F(ReadTraceFile, RecognisesEachFormatByItsContent) {
   record::MemorySnapshot snapshot;
   snapshot.events.push_back({.address = 512, .bytes = 7});
   std::string pickle;
@@ -61,7 +61,7 @@ TEST_F(ReadTraceFile, EachFormatIsToldByItsContent) {
   }
 }
 
-TEST_F(ReadTraceFile, OtherFilesAreRefusedByWhatTheyAre) {
+TEST_F(ReadTraceFile, RefusesOtherFilesAndNamesTheirKind) {
   const std::pair<std::string, const char*> cases[] = {
       {"", "is empty"},
       {std::string("PK\x03\x04") + "rest", "is a zip archive"},
@@ -93,7 +93,7 @@ TEST_F(ReadTraceFile, TheDeviceIsAnOption) {
   EXPECT_THROW(static_cast<void>(read_trace(path, {.device = 2})), InputError);
 }
 
-TEST(TraceOfLifetimes, WhatEndsMakesRoomForWhatBegins) {
+TEST(TraceOfLifetimes, FreesComeBeforeAllocationsAtOnePosition) {
   const std::vector<packing::Lifetime> lifetimes{{5, 9, 10}, {1, 5, 20}, {1, 7, 30}};
   const record::MemoryTrace trace = trace_of_lifetimes(lifetimes, "given");
   record::check_trace(trace);

@@ -1,5 +1,5 @@
-// Snapshots that PyTorch itself recorded in training (tests/data/README.md), through the policies:
-// the replicas hold what PyTorch held, and ours keep what they promise.
+// Replays snapshots that PyTorch itself recorded in training (tests/data/README.md). The replicas
+// reserve as much as PyTorch did, and our own policies keep their promises.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -16,7 +16,7 @@ namespace {
 
 const std::string kSnapshots = SLUICE_TEST_SNAPSHOTS "/";
 
-// What record.py printed: PyTorch's own figures.
+// PyTorch's own figures, as record.py printed them.
 nlohmann::json recorded(const std::string& file) {
   std::ifstream lines(SLUICE_TEST_DATA "/recorded.jsonl");
   for (std::string line; std::getline(lines, line);) {
@@ -46,14 +46,14 @@ class RecordedSnapshot : public ::testing::TestWithParam<Snapshot> {
   SteppedTrace stepped_;
 };
 
-TEST_P(RecordedSnapshot, IsReadAsPyTorchCountsIt) {
+TEST_P(RecordedSnapshot, IsReadWithTheFiguresOfPyTorch) {
   EXPECT_EQ(trace().recorded_peak_reserved_bytes, truth_.at("reserved_bytes.all.peak"));
   EXPECT_EQ(trace().recorded_end_reserved_bytes, truth_.at("reserved_bytes.all.current"));
   EXPECT_EQ(record::peak_live_bytes(trace()), truth_.at("requested_bytes.all.peak"));
   EXPECT_EQ(stepped_.repeats_after != 0, GetParam().repeats);
 }
 
-TEST_P(RecordedSnapshot, TheReplicaReservesWhatPyTorchDid) {
+TEST_P(RecordedSnapshot, TheReplicaReservesAsMuchAsPyTorch) {
   const NamedPolicy replica = trace().expandable_segments ? expandable_policy() : native_policy();
   const auto reserved_bytes = truth_.at("reserved_bytes.all.peak").get<double>();
   ReplayRecord record;  // checks that nothing overlaps
@@ -62,7 +62,7 @@ TEST_P(RecordedSnapshot, TheReplicaReservesWhatPyTorchDid) {
   ASSERT_TRUE(outcome.completed);
   EXPECT_NEAR(static_cast<double>(outcome.peak_reserved_bytes), reserved_bytes,
               0.005 * reserved_bytes);
-  // The report is told nothing of the device.
+  // The report does not know the device.
   ReplayReportOptions options;
   options.least_capacity = false;
   options.timing_rounds = 1;
@@ -81,7 +81,7 @@ TEST_P(RecordedSnapshot, DynamicHoldsLittleMoreThanIsLive) {
             1.01 * static_cast<double>(expandable.peak_reserved_bytes));
 }
 
-TEST_P(RecordedSnapshot, PlannedHoldsWhatIsLiveAndAsksNobody) {
+TEST_P(RecordedSnapshot, PlannedHoldsTheLiveBytesAndNeverSynchronises) {
   const NamedPolicy planned = planned_policy();
   const std::uint64_t live_bytes = record::peak_live_bytes(trace());
   const std::uint64_t enough_bytes = live_bytes + live_bytes / 100;  // 1% more than is live

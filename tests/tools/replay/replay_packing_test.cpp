@@ -14,7 +14,7 @@ namespace {
 using nlohmann::json;
 
 TEST(ReplayPacking, APolicyThatKnowsTheFutureNeedsLess) {
-  // Online, the second buffer follows the first, and the third finds no gap of its size.
+  // The online policy puts the second buffer after the first, so the third finds no gap.
   const std::vector<packing::Lifetime> lifetimes{{0, 2, 4}, {1, 4, 1}, {3, 5, 5}};
   const json event = replay_packing(lifetimes, "given.csv", 6);
   EXPECT_EQ(event.at("buffers"), 3);

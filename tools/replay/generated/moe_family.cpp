@@ -1,4 +1,4 @@
-// Mixture of experts: each token goes to two experts, so that sizes follow the router's choice.
+// Mixture of experts: each token goes to two experts, so sizes depend on the router's choice.
 #include <cmath>
 #include <vector>
 
@@ -106,7 +106,7 @@ class ExpertLayers {
     return id;
   }
 
-  // Shares of the tokens of all ranks: a softmax over preferences that drift at random.
+  // The experts' shares of the tokens of all ranks: a softmax over preferences that drift at random.
   void route(std::size_t unit, SavedLayer& saved) {
     const std::uint64_t tokens = pass_.batch().tokens();
     BufferId logits = activation(tokens * experts() * 4, "moe.router");

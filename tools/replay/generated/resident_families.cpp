@@ -1,4 +1,4 @@
-// Families whose states stay on the device: dense, varlen, lora.
+// Families with states that stay on the device: dense, varlen, lora.
 #include <algorithm>
 #include <cmath>
 
@@ -33,14 +33,15 @@ std::uint64_t state_bytes(const Scenario& scenario, const StateOptions& states,
   return element_count(model_units(scenario.shape)) * per_element;
 }
 
-// Log-normal, cut at the longest: most are short, a few fill the context.
+// Lengths are log-normal and cut at the longest: most are short, a few fill the context.
 std::uint64_t draw_length(Draws& draws, std::uint64_t longest) {
   const double median = static_cast<double>(longest) / 6;
   const double length = median * std::exp(0.9 * draws.normal());
   return std::clamp<std::uint64_t>(static_cast<std::uint64_t>(length), 16, longest);
 }
 
-// Padded: the longest of the sequences, times their number. Packed: one row of their sum.
+// A padded batch has the longest length times the number of sequences. A packed one is a single row
+// of all tokens.
 Batch draw_batch(Draws& draws, const Batch& limit, bool packed) {
   std::uint64_t sum = 0;
   std::uint64_t longest = 0;

@@ -1,6 +1,6 @@
-// Allocation traces of GPU training as an eager framework makes them, from a seed: what a replay is
-// measured on where no recording is at hand. Sizes follow from a transformer's shape; what lives
-// how long follows from what its operations save, gather and free. A pure function of its options.
+// Makes allocation traces of GPU training, as an eager framework would cause them, from a seed. They
+// serve replays when no recording is at hand. Sizes follow from a transformer's shape, and lifetimes
+// from the tensors that its operations save, gather and free. A pure function of its options.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace sluice::replay {
 
-// 0 in a field: drawn from the seed, or computed so that the trace peaks between 5 and 60 GiB.
+// A field of 0 is drawn from the seed, or computed so that the trace peaks between 5 and 60 GiB.
 struct GeneratorOptions {
   std::string family = "dense";
   std::uint64_t seed = 0;
@@ -19,37 +19,39 @@ struct GeneratorOptions {
   std::uint32_t micro_batches = 0;  // forward and backward passes in an iteration, 1..256
   std::uint32_t layers = 0;         // 1..256
   std::uint32_t hidden = 0;         // 64..65,536; a multiple of heads
-  std::uint32_t heads = 0;          // 1..512; drawn: head size 128
-  std::uint32_t kv_heads = 0;       // divides heads; equal: multi-head attention
+  std::uint32_t heads = 0;          // 1..512; if drawn, the head size is 128
+  std::uint32_t kv_heads = 0;       // divides heads; equal to them for multi-head attention
   std::uint32_t ffn = 0;            // inner size of the MLP, 64..262,144
   std::uint32_t vocab = 0;          // 64..1,048,576
-  std::uint32_t sequence = 0;       // tokens, 16..1,048,576; the longest where lengths vary
+  std::uint32_t sequence = 0;       // tokens, 16..1,048,576; the longest if lengths vary
   std::uint32_t micro_batch = 0;    // sequences, 1..4,096
-  std::uint32_t element_bytes = 0;  // of weights and activations: 2 or 4; drawn: 2
+  std::uint32_t element_bytes = 0;  // of weights and activations: 2 or 4; 2 if drawn
   std::uint32_t ranks = 0;          // data-parallel, or expert-parallel, 1..65,536
   std::uint32_t stages = 0;         // pipeline: 1..64; layers / stages / chunks layers to a chunk
   std::uint32_t chunks = 0;         // pipeline: chunks of layers on a rank, 1..16
-  std::uint32_t log_every = 4;      // iterations between a few extra small allocations; 0: never
-  // Operations by which the end of a use on another stream may come later; 0: always the same.
+  std::uint32_t log_every = 4;      // iterations between a few extra small allocations; 0 for never
+  // The end of a use on another stream may come up to so many operations later.
   std::uint32_t completion_jitter = 0;
 };
 
-// dense     resident states, gradient accumulation; with or without DDP's buckets, autocast's
-// copies zero3     weights gathered per unit on a communication stream (1), prefetched, freed after
-// use;
-//           gradients reduce-scattered; the optimizer offloaded over a copy stream (2), or sharded
-// recompute blocks checkpointed, all or every other one, resident or gathered as zero3
-// pipeline  interleaved 1F1B as one rank sees it; sends and receives on stream 1
-// varlen    dense with a length drawn anew for each micro-batch: never repeats
-// moe       experts whose token counts change in each layer, micro-batch and iteration
-// lora      frozen base, small adapters trained
-// rlhf      generation with a growing KV cache, scoring without gradients, training: one iteration
-//           is the whole loop
-// The first iteration differs: workspaces, warm-up, optimizer states made on their first use.
+// The families:
+//   dense      states on the device, gradient accumulation; with or without DDP's buckets and
+//              autocast's copies
+//   zero3      weights are gathered per unit on a communication stream (1), prefetched, and freed
+//              after use; gradients are reduce-scattered; the optimizer is offloaded over a copy
+//              stream (2), or sharded
+//   recompute  all blocks or every other one are checkpointed; states are resident, or as in zero3
+//   pipeline   interleaved 1F1B as one rank sees it; sends and receives on stream 1
+//   varlen     dense, with a new length for each micro-batch, so it never repeats
+//   moe        experts; their token counts change in each layer, micro-batch and iteration
+//   lora       a frozen base with small trained adapters
+//   rlhf       generation with a growing KV cache, scoring without gradients, and training; one
+//              iteration is the whole loop
+// The first iteration differs: it has workspaces and a warm-up, and makes the optimizer's states.
 std::vector<std::string> generator_families();
 
-// format "generated", a kStep before each iteration, addresses 0, stream 0 is the compute stream.
-// InputError for an unknown family or a value out of bounds, naming what would be right.
+// The trace has the format "generated", a kStep before each iteration, and addresses of 0. Stream 0 is
+// the compute stream. InputError for an unknown family or a value out of bounds, with the right form.
 record::MemoryTrace generate_trace(const GeneratorOptions& options);
 
 }  // namespace sluice::replay

@@ -1,3 +1,9 @@
+// Allocation and free of PyTorch's caching allocator.
+//
+// A request takes the smallest free block of its stream and pool, or else a new segment from the
+// driver. If the driver refuses, the allocator frees large blocks (release_available), then its whole
+// cache, and tries again after each. A block that is much larger than the request is split. A freed
+// block merges with its free neighbours in the segment. Comments name the original functions.
 #include "tools/replay/peers/torch_allocator.hpp"
 
 #include <algorithm>
@@ -119,7 +125,7 @@ bool TorchAllocator::should_split(const TorchBlock& block, std::uint64_t bytes) 
   return bytes < trace_.max_split_bytes && remaining > kTorchSmallSize;
 }
 
-// The front of a block; the rest stays behind as a free one.
+// Splits off the front of a block. The rest stays a free block.
 TorchBlock* TorchAllocator::split(TorchBlock* block, std::uint64_t bytes) {
   TorchBlock* const front = store_.make(*block);
   front->bytes = bytes;

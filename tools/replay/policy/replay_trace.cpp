@@ -12,7 +12,7 @@
 namespace sluice::replay {
 namespace {
 
-// Checks that no two held allocations share a byte, and writes down where each lay.
+// Checks that no two held allocations share a byte, and records the place of each.
 class Placements {
  public:
   Placements(const record::MemoryTrace& trace, std::vector<PlacedAllocation>& placed)
@@ -48,7 +48,7 @@ class Placements {
   std::vector<std::uint64_t> addresses_;
 };
 
-// Live and reserved bytes as a replay goes on, and their peaks.
+// Tracks live and reserved bytes during a replay, and their peaks.
 class Tally {
  public:
   Tally(const ReplayPolicy& policy, std::uint64_t live_bytes)
@@ -83,7 +83,6 @@ class Tally {
     steady.planned_count -= before_.planned_count;
     steady.fallback_count -= before_.fallback_count;
   }
-  std::uint64_t live_bytes() const { return live_bytes_; }
 
   ReplayOutcome outcome;
 
@@ -113,7 +112,7 @@ ReplayOutcome replay_trace(const record::MemoryTrace& trace, const NamedPolicy& 
   if (record != nullptr) placements.emplace(trace, record->placed);
   Tally tally(*replayed, record::initial_live_bytes(trace));
   ReplayOutcome& outcome = tally.outcome;
-  // Replicas take over what was held without asking whether there is room.
+  // Replicas adopt the memory that the trace begins with even if it does not fit.
   outcome.completed = replayed->is_adopted() && replayed->reserved_bytes() <= capacity_bytes;
   if (!outcome.completed) {
     tally.finish();
@@ -127,13 +126,12 @@ ReplayOutcome replay_trace(const record::MemoryTrace& trace, const NamedPolicy& 
         const auto address = replayed->allocate(id);
         if (!address) {
           outcome.completed = false;
-          outcome.failed_operation = i;
           break;
         }
         tally.grow(trace.allocations[id].bytes);
         if (!placements) break;
         placements->add(id, *address, i);
-        record->samples.push_back({i, tally.live_bytes(), replayed->reserved_bytes()});
+        record->samples.push_back({i, replayed->reserved_bytes()});
         break;
       }
       case record::TraceAction::kFree:
@@ -196,7 +194,7 @@ double replay_seconds(const record::MemoryTrace& trace, const NamedPolicy& polic
 std::uint64_t least_capacity_bytes(const record::MemoryTrace& trace, const NamedPolicy& policy,
                                    std::uint64_t enough_bytes) {
   constexpr std::uint64_t kStep = 2 * kMiB;
-  std::uint64_t low = round_up(peak_live_bytes(trace), kStep) / kStep;  // may fail; one less must
+  std::uint64_t low = round_up(peak_live_bytes(trace), kStep) / kStep;  // a smaller one must fail
   std::uint64_t high = round_up(enough_bytes, kStep) / kStep;
   while (low < high) {
     const std::uint64_t middle = low + (high - low) / 2;

@@ -1,4 +1,4 @@
-// A recorded or generated trace through allocation policies.
+// Runs a recorded or generated trace through an allocation policy.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace sluice::replay {
 
-// One allocation as a policy placed it, in positions of the trace.
+// One allocation as a policy placed it. Times are indices of operations.
 struct PlacedAllocation {
   std::uint32_t allocation = 0;
   std::uint64_t address = 0;
@@ -18,12 +18,11 @@ struct PlacedAllocation {
 
 struct ReservedSample {
   std::size_t operation = 0;
-  std::uint64_t live_bytes = 0;
   std::uint64_t reserved_bytes = 0;
 };
 
-// Where a replay writes down what it did, for a plot. Placements are checked: two held ones that
-// share a byte are an InternalError.
+// The record of a replay, for a plot. Placements are checked: InternalError if two held allocations
+// share a byte.
 struct ReplayRecord {
   std::vector<PlacedAllocation> placed;
   std::vector<ReservedSample> samples;  // after each allocation
@@ -31,31 +30,30 @@ struct ReplayRecord {
 
 struct ReplayOutcome {
   bool completed = false;
-  std::size_t failed_operation = 0;   // where not completed
-  std::uint64_t peak_live_bytes = 0;  // requested bytes, until the caller frees them
+  std::uint64_t peak_live_bytes = 0;  // requested bytes, counted until the caller frees them
   std::uint64_t peak_reserved_bytes = 0;
   PolicyCounters counters;
-  // The same from where the policy is steady on; before it, and where it never is, zero.
+  // The same figures since the policy became steady; zero if it never did.
   bool was_steady = false;
   std::size_t steady_from = 0;
   std::uint64_t steady_peak_live_bytes = 0;
   std::uint64_t steady_peak_reserved_bytes = 0;
-  PolicyCounters steady_counters;  // flushes to fallback_count: since then
+  PolicyCounters steady_counters;  // all but the reserved bytes count since then
 
-  // 1 - peak live / peak reserved, while steady.
+  // 1 - peak live / peak reserved, since the policy became steady.
   double fragmentation() const;
 };
 
-// Runs the trace through a fresh policy, up to its end or an allocation that fails.
+// Runs the trace through a fresh policy, to its end or to the first allocation that fails.
 ReplayOutcome replay_trace(const record::MemoryTrace& trace, const NamedPolicy& policy,
                            std::uint64_t capacity_bytes = UINT64_MAX,
                            ReplayRecord* record = nullptr);
 
-// Seconds of the policy's calls, and of the loop around them: the least of `rounds` runs.
+// The seconds that the calls of the policy and the loop around them take: the least of `rounds` runs.
 double replay_seconds(const record::MemoryTrace& trace, const NamedPolicy& policy, int rounds);
 
-// The least capacity, in steps of 2 MiB, at which the trace completes; `enough_bytes`: one at which
-// it does.
+// The least capacity, in steps of 2 MiB, at which the trace completes. Precondition: it completes at
+// `enough_bytes`.
 std::uint64_t least_capacity_bytes(const record::MemoryTrace& trace, const NamedPolicy& policy,
                                    std::uint64_t enough_bytes);
 

@@ -23,7 +23,8 @@ bool same_trace(const record::MemoryTrace& a, const record::MemoryTrace& b) {
                       return allocation_key(x) == allocation_key(y);
                     }) &&
          std::equal(a.operations.begin(), a.operations.end(), b.operations.begin(),
-                    b.operations.end(), [](const record::TraceOperation& x, const record::TraceOperation& y) {
+                    b.operations.end(),
+                    [](const record::TraceOperation& x, const record::TraceOperation& y) {
                       return x.action == y.action && x.allocation == y.allocation;
                     });
 }
@@ -44,7 +45,7 @@ std::string refusal(const GeneratorOptions& options) {
   return "";
 }
 
-// Live bytes where each iteration begins.
+// The live bytes at the begin of each iteration.
 std::vector<std::uint64_t> bytes_at_steps(const record::MemoryTrace& trace) {
   std::vector<std::uint64_t> result;
   std::uint64_t live_bytes = 0;
@@ -52,7 +53,8 @@ std::vector<std::uint64_t> bytes_at_steps(const record::MemoryTrace& trace) {
     const std::uint64_t bytes = trace.allocations[operation.allocation].bytes;
     if (operation.action == record::TraceAction::kStep) result.push_back(live_bytes);
     if (operation.action == record::TraceAction::kAlloc) live_bytes += bytes;
-    if (operation.action == record::TraceAction::kFree || operation.action == record::TraceAction::kFreePending) {
+    if (operation.action == record::TraceAction::kFree ||
+        operation.action == record::TraceAction::kFreePending) {
       live_bytes -= bytes;
     }
   }
@@ -72,12 +74,13 @@ TEST_P(GeneratedTrace, IsSoundAndOfThePromisedScale) {
     EXPECT_LE(peak_bytes, 60 * kGiB) << trace.source;
     EXPECT_GE(trace.operations.size(), 10'000u) << trace.source;
     EXPECT_LE(trace.operations.size(), 150'000u) << trace.source;
-    const auto steps =
-        std::count_if(trace.operations.begin(), trace.operations.end(),
-                      [](const record::TraceOperation& one) { return one.action == record::TraceAction::kStep; });
+    const auto steps = std::count_if(
+        trace.operations.begin(), trace.operations.end(),
+        [](const record::TraceOperation& one) { return one.action == record::TraceAction::kStep; });
     EXPECT_EQ(steps, 6) << trace.source;
-    const auto small = std::count_if(trace.allocations.begin(), trace.allocations.end(),
-                                     [](const record::TraceAllocation& one) { return one.bytes < kMiB; });
+    const auto small =
+        std::count_if(trace.allocations.begin(), trace.allocations.end(),
+                      [](const record::TraceAllocation& one) { return one.bytes < kMiB; });
     EXPECT_GE(small * 8, static_cast<std::ptrdiff_t>(trace.allocations.size())) << trace.source;
     for (const record::TraceAllocation& one : trace.allocations) {
       ASSERT_NE(one.name, 0u);
@@ -87,7 +90,7 @@ TEST_P(GeneratedTrace, IsSoundAndOfThePromisedScale) {
   }
 }
 
-// What stays after the first iteration (states, workspaces) is all that stays: nothing leaks.
+// States and workspaces stay after the first iteration. Nothing else stays after a later one.
 TEST_P(GeneratedTrace, HoldsTheSameAfterEachIterationFromTheSecondOn) {
   for (std::uint64_t seed = 0; seed < 6; ++seed) {
     const std::vector<std::uint64_t> held = bytes_at_steps(make(GetParam(), seed));
@@ -116,7 +119,7 @@ TEST(TraceGenerator, UsesOfOtherStreamsEndLater) {
   }
 }
 
-TEST(TraceGenerator, RefusesWhatItCannotMean) {
+TEST(TraceGenerator, RefusesOptionsThatContradictEachOther) {
   GeneratorOptions options;
   options.family = "sparse";
   EXPECT_NE(refusal(options).find("'sparse' must be one of dense, zero3"), std::string::npos);
@@ -143,7 +146,7 @@ TEST(TraceGenerator, RefusesWhatItCannotMean) {
 
 // The rule of thumb: 34 bytes per token and hidden element for a block with 16-bit elements and
 // dropout, without attention's matrix.
-TEST(TransformerPass, ABlockSavesWhatTheRuleOfThumbSays) {
+TEST(TransformerPass, ABlockSavesTheBytesOfTheRuleOfThumb) {
   generated::TransformerShape shape;
   shape.layers = 1;
   shape.hidden = 2048;
@@ -182,9 +185,9 @@ bool has_name(const record::MemoryTrace& trace, const std::string& name) {
   return std::find(trace.names.begin(), trace.names.end(), name) != trace.names.end();
 }
 
-// 16 to 22 bytes for a parameter (with an optimizer's temporaries or DDP's buckets), 34 for an
-// activation; logits.
-TEST(TraceGenerator, APeakIsWhatTheSizesSay) {
+// The peak: 16 to 22 bytes for a parameter (with an optimizer's temporaries or DDP's buckets), 34 for
+// an activation, and the logits.
+TEST(TraceGenerator, ThePeakFollowsFromTheSizes) {
   std::size_t seen = 0;
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
     GeneratorOptions options;
@@ -209,9 +212,9 @@ TEST(TraceGenerator, APeakIsWhatTheSizesSay) {
   EXPECT_GE(seen, 3u);
 }
 
-// Interleaved 1F1B holds 2(p - i - 1) + (v - 1)p + 1 chunks at most on rank i; here a chunk is one
-// layer, and each holds one logarithm of sums.
-TEST(TraceGenerator, APipelineHoldsAsManyChunksAsItsScheduleSays) {
+// Interleaved 1F1B holds at most 2(p - i - 1) + (v - 1)p + 1 chunks on rank i. Here a chunk is one
+// layer, which holds one logarithm of sums.
+TEST(TraceGenerator, APipelineHoldsTheChunksOfItsSchedule) {
   std::set<std::int64_t> seen;
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
     GeneratorOptions options;

@@ -115,7 +115,7 @@ class Walk {
   void free_one(bool pending) {
     const std::uint32_t id = take(live_);
     policy_->free(id, pending);
-    // A pending block may be waited for from here on, and handed out.
+    // From here on, the policy may wait for a pending block and give it out.
     const std::uint64_t address = addresses_.at(id);
     held_bytes_ -= trace_.allocations[id].bytes;
     held_.erase(address);
@@ -138,7 +138,7 @@ class Walk {
     ASSERT_LE(now.reserved_bytes, now.peak_reserved_bytes);
     if (now.synchronisations != synchronised_) waiting_.clear();
     synchronised_ = now.synchronisations;
-    // Without a wait, what is pending was not handed out.
+    // Without a wait, no pending block was given out.
     for (const auto& [id, address] : waiting_) {
       const auto after = held_.upper_bound(address + trace_.allocations[id].bytes - 1);
       ASSERT_TRUE(after == held_.begin() || std::prev(after)->second <= address)

@@ -20,7 +20,7 @@ TEST(NativePeer, RequestsOfOneToTenMiBShareTwentyMiBSegments) {
 }
 
 TEST(NativePeer, LargerOnesHaveSegmentsOfTheirOwn) {
-  // From 10 MiB on, to the next 2 MiB: 12 -> 12, 10 -> 10, 10 + 1 byte -> 12.
+  // Sizes from 10 MiB on are rounded up to 2 MiB: 12 -> 12, 10 -> 10, 10 + 1 byte -> 12.
   PeerScript peer(native_policy(), {{12 * kMiB}, {10 * kMiB}, {10 * kMiB + 1}});
   peer.allocate(0);
   EXPECT_EQ(peer.reserved(), 12 * kMiB);
@@ -32,7 +32,7 @@ TEST(NativePeer, LargerOnesHaveSegmentsOfTheirOwn) {
 
 TEST(NativePeer, ALargeBlockIsSplitWhereMoreThanOneMiBRemains) {
   for (const std::uint64_t over : {std::uint64_t{0}, std::uint64_t{512}}) {
-    // 19 of a free 20 leaves 1, not more; 19 MiB - 512 bytes leaves more.
+    // 19 of a free 20 leave exactly 1; 19 MiB - 512 bytes leave more.
     PeerScript peer(native_policy(), {{6 * kMiB}, {19 * kMiB - over}, {kMiB + 512}});
     peer.allocate(0);
     peer.free(0);
@@ -54,7 +54,7 @@ TEST(NativePeer, SmallBlocksAreSplitDownToTheirLastFiveHundredTwelveBytes) {
 }
 
 TEST(NativePeer, BestFitIsBySizeThenAddress) {
-  // Segments as recorded; the 14s are free, the one at 0x40000000 has the lowest address of them.
+  // Segments lie at their recorded addresses. Of the two free ones of 14, that at 0x40000000 is lower.
   PeerScript peer(native_policy(), {{.bytes = 14 * kMiB, .segment_address = 0x60000000},
                                     {.bytes = 14 * kMiB, .segment_address = 0x40000000},
                                     {.bytes = 16 * kMiB, .segment_address = 0x20000000},
@@ -112,7 +112,7 @@ TEST(NativePeer, StreamsAndPrivatePoolsShareNothing) {
   EXPECT_EQ(peer.reserved(), 12 * kMiB);  // the private pool's stays
 }
 
-TEST(NativePeer, AFlushGivesBackWhollyFreeSegmentsAndWaitsForPendingOnes) {
+TEST(NativePeer, AFlushFreesWhollyFreeSegmentsAndWaitsForPendingOnes) {
   PeerScript peer(native_policy(), mebibytes({6, 6, 12, 14}));
   for (std::uint32_t id : {0, 1, 2, 3}) peer.allocate(id);
   peer.free(0);
@@ -157,8 +157,8 @@ TEST(NativePeer, OutOfMemoryFlushesOnceAndTriesAgain) {
 TEST(NativePeer, OutOfMemoryUnderMaxSplitSizeReleasesJustEnough) {
   record::MemoryTrace trace;
   trace.max_split_bytes = 32 * kMiB;
-  // 50 needs a free block of 50: none; the largest, 48, is not enough alone, so 40 goes too; 36
-  // stays. A flush is not needed.
+  // No free block has 50. The largest, 48, is not enough alone, so 40 is freed, too, and 36 stays. A
+  // flush is not needed.
   PeerScript peer(native_policy(), mebibytes({36, 40, 48, 50, 84}), 124 * kMiB, trace);
   for (std::uint32_t id : {0, 1, 2}) peer.allocate(id);
   for (std::uint32_t id : {0, 1, 2}) peer.free(id);
@@ -178,7 +178,7 @@ TEST(NativePeer, AnAllocationUnderACaptureDoesNotFlush) {
   EXPECT_EQ(peer.counters().flushes, 0u);
 }
 
-TEST(NativePeer, BeginsWithWhatTheTraceHolds) {
+TEST(NativePeer, BeginsWithTheBlocksOfTheTrace) {
   PeerScript peer(native_policy(), mebibytes({4, 10, 5, 16}), UINT64_MAX, trace_with_a_past(true));
   EXPECT_EQ(peer.reserved(), 20 * kMiB);
   EXPECT_EQ(peer.counters().driver_allocations, 0u);

@@ -22,7 +22,7 @@ TEST(ExpandablePeer, MapsWholePagesAndGrowsInPlace) {
   EXPECT_EQ(peer.counters().driver_allocations, 3u);
 }
 
-TEST(ExpandablePeer, AFreeEndCountsTowardsWhatIsMapped) {
+TEST(ExpandablePeer, AFreeEndCountsTowardsTheRequest) {
   PeerScript peer(expandable_policy(), mebibytes({5, 30}));
   const std::uint64_t first = peer.allocate(0);
   EXPECT_EQ(peer.allocate(1), first + 5 * kMiB);  // 15 are free, 15 more: one page
@@ -56,7 +56,7 @@ TEST(ExpandablePeer, AGapIsMappedAgainWhereTheRequestFits) {
   EXPECT_EQ(peer.reserved(), 80 * kMiB);
   EXPECT_EQ(peer.allocate(4), first + 20 * kMiB);
   EXPECT_EQ(peer.reserved(), 100 * kMiB);
-  // Free: 5 in the gap's page, 10 at the end. The end grows.
+  // 5 are free in the gap's page and 10 at the end. The end grows.
   EXPECT_EQ(peer.allocate(5), first + 90 * kMiB);
   EXPECT_EQ(peer.reserved(), 120 * kMiB);
 }
