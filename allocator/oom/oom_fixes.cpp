@@ -42,7 +42,8 @@ std::vector<std::uint32_t> held_before(const record::MemoryTrace& trace, std::si
   for (std::size_t i = 0; i < at; ++i) {
     const auto [action, id] = trace.operations[i];
     if (action == record::TraceAction::kAlloc) begin(id);
-    if (action == record::TraceAction::kFree || action == record::TraceAction::kFreePending) held[id] = false;
+    if (action == record::TraceAction::kFree || action == record::TraceAction::kFreePending)
+      held[id] = false;
   }
   std::erase_if(order, [&](std::uint32_t id) { return !held[id]; });
   return order;

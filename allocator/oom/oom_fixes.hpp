@@ -49,7 +49,7 @@ struct OomFixes {
   std::vector<OomFix> tried;
   // The simulation fails too, under the same cap and settings. Otherwise it proves nothing.
   bool reproduced = false;
-  std::string note;  // the reason if there are no fixes, or not all; else ""
+  std::string note;                         // the reason if there are no fixes, or not all; else ""
   std::uint64_t operation_count = 0;        // simulated, all runs together
   std::uint64_t later_operation_count = 0;  // of the trace, after the request that failed
 

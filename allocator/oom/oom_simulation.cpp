@@ -21,7 +21,8 @@ ReplayedAllocatorOptions options_of(const SimulatedAllocator& settings) {
 }
 
 // Replaces the simulated allocator's streams and names in the report by those of the trace.
-std::shared_ptr<const OomReport> in_words_of_trace(OomReport report, const record::MemoryTrace& trace,
+std::shared_ptr<const OomReport> in_words_of_trace(OomReport report,
+                                                   const record::MemoryTrace& trace,
                                                    const ReplayedAllocator& allocator) {
   const auto stream_of = [&](std::uint64_t id) {
     return allocator.stream_name(static_cast<StreamId>(id));
@@ -53,7 +54,8 @@ SimulationOutcome simulate(const record::MemoryTrace& trace, const SimulatedAllo
         for (const std::uint32_t id : settings.freed_early) allocator.free(id, false);
       }
       allocator.follow(operation);
-      if (operation.action == record::TraceAction::kStep && settings.releases_each_step) allocator.flush();
+      if (operation.action == record::TraceAction::kStep && settings.releases_each_step)
+        allocator.flush();
       ++outcome.operation_count;
     }
     outcome.completed = true;

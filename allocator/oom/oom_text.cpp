@@ -165,11 +165,11 @@ class Text {
     if (verified.size() > kShownFixes && verified.back().change == OomChange::kLargerDevice) {
       verified[kShownFixes - 1] = verified.back();
     }
-    const std::string end =
-        fixes.later_operation_count == 0
-            ? "this request, where the record ends"
-            : "the end of the trace, " + std::to_string(fixes.later_operation_count) +
-                  " operations after this request";
+    const std::string end = fixes.later_operation_count == 0
+                                ? "this request, where the record ends"
+                                : "the end of the trace, " +
+                                      std::to_string(fixes.later_operation_count) +
+                                      " operations after this request";
     if (!verified.empty()) line("each of these changes suffices, simulated to " + end);
     for (std::size_t f = 0; f < std::min(verified.size(), kShownFixes); ++f) {
       const OomFix& fix = verified[f];

@@ -54,7 +54,8 @@ struct SlotAssignment {
   std::vector<std::vector<std::uint32_t>> slots;
   std::uint32_t slot_count = 0;
 };
-SlotAssignment assign_slots(std::span<const Lifetime> lifetimes_in_slots);  // `bytes` is the number of slots
+SlotAssignment assign_slots(
+    std::span<const Lifetime> lifetimes_in_slots);  // `bytes` is the number of slots
 
 // Throws InternalError if two overlapping lifetimes share bytes or an offset is misaligned.
 void check_packing(std::span<const Lifetime> lifetimes, const Packing& packing,

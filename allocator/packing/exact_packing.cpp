@@ -288,8 +288,7 @@ class Attempt {
 // 1 1 2 1 1 2 4 1 ...: the budgets of restarts that suit instances of unknown hardness (Luby,
 // Sinclair and Zuckerman, "Optimal speedup of Las Vegas algorithms", 1993).
 std::uint64_t luby(std::uint64_t n) {
-  const std::uint64_t whole =
-      std::bit_ceil(n + 2) - 1;  // the length of the run that contains n
+  const std::uint64_t whole = std::bit_ceil(n + 2) - 1;  // the length of the run that contains n
   if (n + 1 == whole) return (whole + 1) / 2;
   return luby(n - whole / 2);
 }

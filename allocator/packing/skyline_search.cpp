@@ -387,8 +387,8 @@ class SkylineSearch::Impl {
   std::vector<Units> offsets_;                 // by box
   std::vector<Index> fixed_;                   // the fixed boxes, highest first
   std::vector<std::vector<Index>> obstacles_;  // by box: fixed boxes that meet it, lowest first
-  std::vector<std::optional<Index>> twin_;  // by box: an earlier one of equal lifetime and size
-  std::vector<std::size_t> mates_;          // by box: its group
+  std::vector<std::optional<Index>> twin_;     // by box: an earlier one of equal lifetime and size
+  std::vector<std::size_t> mates_;             // by box: its group
   std::vector<std::vector<Index>> mate_groups_;  // boxes of equal lifetime, in order
   std::deque<Unplaced> frames_;                  // a stack; a deque keeps references valid
   std::size_t used_ = 0;

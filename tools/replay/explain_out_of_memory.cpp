@@ -6,9 +6,9 @@
 
 namespace sluice::replay {
 
-std::optional<OutOfMemoryExplanation> explain_out_of_memory(const record::MemoryTrace& trace,
-                                                            std::uint64_t capacity_bytes,
-                                                            const allocator::OomFixOptions& options) {
+std::optional<OutOfMemoryExplanation> explain_out_of_memory(
+    const record::MemoryTrace& trace, std::uint64_t capacity_bytes,
+    const allocator::OomFixOptions& options) {
   allocator::SimulatedAllocator settings;
   settings.capacity_bytes = capacity_bytes;
   allocator::SimulationOutcome outcome = allocator::simulate(trace, settings);

@@ -22,8 +22,8 @@ struct OutOfMemoryExplanation {
 // device of `capacity_bytes`. Reports the first request that fails, and fixes with which the whole
 // trace completes. Returns nothing if it completes as it is. If the blocks that the trace begins
 // with do not fit, the result has failed_operation 0, a report and no fixes.
-std::optional<OutOfMemoryExplanation> explain_out_of_memory(const record::MemoryTrace& trace,
-                                                            std::uint64_t capacity_bytes,
-                                                            const allocator::OomFixOptions& options = {});
+std::optional<OutOfMemoryExplanation> explain_out_of_memory(
+    const record::MemoryTrace& trace, std::uint64_t capacity_bytes,
+    const allocator::OomFixOptions& options = {});
 
 }  // namespace sluice::replay

@@ -34,7 +34,8 @@ class SharedDevice final : public device::Device {
     }
     return inner_.create_block(bytes);
   }
-  device::Mapping map(const device::AddressRange& range, std::uint64_t offset, const device::PhysicalBlock& b) override {
+  device::Mapping map(const device::AddressRange& range, std::uint64_t offset,
+                      const device::PhysicalBlock& b) override {
     return inner_.map(range, offset, b);
   }
   device::RawBuffer allocate(std::uint64_t bytes) override { return inner_.allocate(bytes); }
@@ -57,7 +58,7 @@ class SharedDevice final : public device::Device {
 // A CachingAllocator with two streams under a cap, with the device and the ledger below it.
 struct OomFixture {
   OomFixture(std::unique_ptr<device::Device> its_device, std::uint64_t cap_bytes,
-          CachingAllocatorOptions options = {}, bool b_moves = true)
+             CachingAllocatorOptions options = {}, bool b_moves = true)
       : device(std::move(its_device)),
         ledger({cap_bytes, 0, 0}),
         pages(*device, ledger, kPage),

@@ -156,8 +156,8 @@ TEST(OomReport, ARequestAboveTheDeviceIsRefusedBeforeAnyPageIsTaken) {
 }
 
 TEST(OomReport, HoldsOnTheHostDeviceToo) {
-  const OomFixture setup(device::make_host_device({.capacity_bytes = 8 * kPage, .detect_races = true}),
-                      UINT64_MAX);
+  const OomFixture setup(
+      device::make_host_device({.capacity_bytes = 8 * kPage, .detect_races = true}), UINT64_MAX);
   setup.get(5 * kPage, setup.a, Category::kWeight);
   setup.get(700, setup.b, Category::kGradient);
   setup.allocator->free(setup.get(1000, setup.b));  // into the thread's cache, and out of it
@@ -171,7 +171,7 @@ TEST(OomReport, HoldsOnTheHostDeviceToo) {
 TEST(OomReport, AddsUpWhileOtherThreadsAllocate) {
   record::MemoryRecorder recorder(5000);
   const OomFixture setup(device::make_host_device({.capacity_bytes = 8 * kPage}), UINT64_MAX,
-                      {.recorder = &recorder});
+                         {.recorder = &recorder});
   setup.get(6 * kPage, setup.a, Category::kWeight);
   std::atomic<bool> go_on = true;
   const auto work = [&](StreamId stream, std::uint32_t name) {

@@ -29,7 +29,8 @@ record::MemoryTrace fragmenting_trace() {
     alloc(kPageBytes + kPageBytes / 2, 70, 1);
     passing.push_back(alloc(kPageBytes + kPageBytes / 2, 70, 2));
   }
-  for (const std::uint32_t id : passing) trace.operations.push_back({record::TraceAction::kFree, id});
+  for (const std::uint32_t id : passing)
+    trace.operations.push_back({record::TraceAction::kFree, id});
   alloc(12 * kPageBytes, 71, 2);
   return trace;
 }
@@ -60,7 +61,8 @@ TEST(ExplainOutOfMemory, ReportsInTheNamesOfTheTraceAndFindsTheLeastCapacity) {
 
 TEST(ExplainOutOfMemory, ReportsATraceWhoseFirstBlocksDoNotFit) {
   record::MemoryTrace trace = fragmenting_trace();
-  trace.initial_segments.push_back({.bytes = 8 * kPageBytes, .blocks = {{.bytes = 8 * kPageBytes}}});
+  trace.initial_segments.push_back(
+      {.bytes = 8 * kPageBytes, .blocks = {{.bytes = 8 * kPageBytes}}});
   trace.initial_segments.back().blocks[0].state = record::BlockState::kAllocated;
   trace.initial_ids.push_back({static_cast<std::uint32_t>(trace.allocations.size())});
   trace.allocations.push_back({.bytes = 8 * kPageBytes});
