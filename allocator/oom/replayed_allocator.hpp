@@ -53,19 +53,23 @@ class ReplayedAllocator {
  private:
   StreamId add_stream(const std::string& name, bool movable);
 
+  using StreamKey = std::pair<std::uint64_t, std::uint64_t>;  // stream and pool in the trace
+  using StreamIds = std::map<StreamKey, StreamId>;
+  struct Streams {
+    std::vector<std::unique_ptr<device::Stream>> handles;
+    StreamIds ids;
+    StreamIds::const_iterator last = ids.end();  // of the last allocation, as a cache
+    std::vector<StreamKey> names;                // by id; `others`, the last, has none
+    StreamId others = 0;                         // stands for all other users of a block
+  };
+
   const record::MemoryTrace& trace_;
   device::CountingDevice device_;
   Ledger ledger_;
   PagePool pages_;
-  std::vector<std::unique_ptr<device::Stream>> streams_;
+  Streams streams_;
   std::unique_ptr<CachingAllocator> caching_;
   std::unique_ptr<PlanningAllocator> planning_;
-  using StreamIds = std::map<std::pair<std::uint64_t, std::uint64_t>, StreamId>;
-  StreamIds ids_;  // by stream and pool
-  StreamIds::const_iterator last_ = ids_.end();
-  std::vector<std::pair<std::uint64_t, std::uint64_t>>
-      stream_names_;  // by id; others_id_, the last, has none
-  StreamId others_id_ = 0;
   std::vector<std::byte*> addresses_;
   std::vector<std::shared_ptr<device::CountingDevice::Hold>> holds_;
 };

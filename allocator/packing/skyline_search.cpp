@@ -91,8 +91,9 @@ class SkylineSearch::Impl {
         twin_(problem.boxes.size()),
         mates_(problem.boxes.size()) {
     const auto positions = static_cast<std::size_t>(problem.position_count);
-    for (auto* heights : {&lowest_, &second_, &stacked_}) heights->resize(positions);
-    lowest_owner_.resize(positions);
+    for (auto* heights : {&scratch_.lowest, &scratch_.second, &scratch_.stacked})
+      heights->resize(positions);
+    scratch_.lowest_owner.resize(positions);
     for (Index i = 0; i < problem.boxes.size(); ++i) {
       SLUICE_CHECK(problem.boxes[i].size > 0 && problem.boxes[i].size < kNothing);
       if (is_fixed(i)) {
@@ -198,18 +199,18 @@ class SkylineSearch::Impl {
 
   bool lift_passed_over(Unplaced& boxes, Range range) {
     // At each position: the two lowest tops, and the box with the lowest.
-    std::fill(lowest_.begin() + range.begin, lowest_.begin() + range.end, kNothing);
-    std::fill(second_.begin() + range.begin, second_.begin() + range.end, kNothing);
+    std::fill(scratch_.lowest.begin() + range.begin, scratch_.lowest.begin() + range.end, kNothing);
+    std::fill(scratch_.second.begin() + range.begin, scratch_.second.begin() + range.end, kNothing);
     for (std::size_t k = 0; k < boxes.count(); ++k) {
       const Index i = boxes.box[k];
       const Units top = boxes.least[k] + box(i).size;
       each_position(i, range, [&](std::size_t p) {
-        if (top < lowest_[p]) {
-          second_[p] = lowest_[p];
-          lowest_[p] = top;
-          lowest_owner_[p] = i;
-        } else if (top < second_[p]) {
-          second_[p] = top;
+        if (top < scratch_.lowest[p]) {
+          scratch_.second[p] = scratch_.lowest[p];
+          scratch_.lowest[p] = top;
+          scratch_.lowest_owner[p] = i;
+        } else if (top < scratch_.second[p]) {
+          scratch_.second[p] = top;
         }
       });
       work_ += static_cast<std::uint64_t>(box(i).upper - box(i).lower);
@@ -219,7 +220,8 @@ class SkylineSearch::Impl {
       const Index i = boxes.box[k];
       Units support = kNothing;
       each_position(i, range, [&](std::size_t p) {
-        support = std::min(support, lowest_owner_[p] == i ? second_[p] : lowest_[p]);
+        support = std::min(support,
+                           scratch_.lowest_owner[p] == i ? scratch_.second[p] : scratch_.lowest[p]);
       });
       if (support == kNothing) return false;
       boxes.least[k] = lifted(i, std::max(boxes.least[k], support));
@@ -231,21 +233,21 @@ class SkylineSearch::Impl {
   // Goes down from the highest box. At each position, the boxes that lie at a height or above must
   // fit between that height and the capacity.
   bool can_be_stacked(const Unplaced& boxes, Range range) {
-    by_height_.resize(boxes.count());
-    std::iota(by_height_.begin(), by_height_.end(), Index{0});
-    std::sort(by_height_.begin(), by_height_.end(),
+    scratch_.by_height.resize(boxes.count());
+    std::iota(scratch_.by_height.begin(), scratch_.by_height.end(), Index{0});
+    std::sort(scratch_.by_height.begin(), scratch_.by_height.end(),
               [&](Index a, Index b) { return boxes.least[a] > boxes.least[b]; });
-    std::fill(stacked_.begin() + range.begin, stacked_.begin() + range.end, 0);
+    std::fill(scratch_.stacked.begin() + range.begin, scratch_.stacked.begin() + range.end, 0);
     const auto stack = [&](Index i, Units offset) {
       Units highest = 0;
       each_position(i, range, [&](std::size_t p) {
-        stacked_[p] += box(i).size;
-        highest = std::max(highest, stacked_[p]);
+        scratch_.stacked[p] += box(i).size;
+        highest = std::max(highest, scratch_.stacked[p]);
       });
       return highest <= problem_.capacity - offset;
     };
     auto next_fixed = fixed_.begin();
-    for (const Index k : by_height_) {
+    for (const Index k : scratch_.by_height) {
       for (; next_fixed != fixed_.end() && offsets_[*next_fixed] >= boxes.least[k]; ++next_fixed) {
         if (!stack(*next_fixed, offsets_[*next_fixed])) return false;
       }
@@ -256,12 +258,12 @@ class SkylineSearch::Impl {
 
   // Runs of positions at which unplaced boxes live. No box lives in two runs.
   std::vector<Range> runs(const Unplaced& boxes, Range range) {
-    std::fill(stacked_.begin() + range.begin, stacked_.begin() + range.end, 0);
+    std::fill(scratch_.stacked.begin() + range.begin, scratch_.stacked.begin() + range.end, 0);
     for (const Index i : boxes.box)
-      each_position(i, range, [&](std::size_t p) { stacked_[p] = 1; });
+      each_position(i, range, [&](std::size_t p) { scratch_.stacked[p] = 1; });
     std::vector<Range> found;
     for (std::int32_t p = range.begin; p < range.end; ++p) {
-      if (stacked_[static_cast<std::size_t>(p)] == 0) continue;
+      if (scratch_.stacked[static_cast<std::size_t>(p)] == 0) continue;
       if (found.empty() || found.back().end != p) found.push_back({p, p});
       ++found.back().end;
     }
@@ -392,10 +394,11 @@ class SkylineSearch::Impl {
   std::vector<std::vector<Index>> mate_groups_;  // boxes of equal lifetime, in order
   std::deque<Unplaced> frames_;                  // a stack; a deque keeps references valid
   std::size_t used_ = 0;
-  // Scratch arrays by position, and below them one by box.
-  std::vector<Units> lowest_, second_, stacked_;
-  std::vector<Index> lowest_owner_;
-  std::vector<Index> by_height_;
+  struct Scratch {
+    std::vector<Units> lowest, second, stacked;  // by position
+    std::vector<Index> lowest_owner;             // by position
+    std::vector<Index> by_height;                // by box
+  } scratch_;
 };
 
 SkylineSearch::SkylineSearch(const SkylineProblem& problem, std::uint64_t work_budget)

@@ -130,7 +130,4 @@ std::uint64_t initial_live_bytes(const MemoryTrace& trace);
 // other streams still use it.
 std::uint64_t peak_live_bytes(const MemoryTrace& trace);
 
-// Throws InternalError if an operation names no allocation, frees twice, or allocates twice.
-void check_trace(const MemoryTrace& trace);
-
 }  // namespace sluice::record

@@ -28,7 +28,7 @@ struct TraceDefects {
 // - The pool of an allocation is that of its segment if the end of the record knows it, else 0.
 // - A block that was allocated before the record has the name and category of its end.
 //
-// Accepts any record: check_trace(result) passes. InputError for more than 2^32 - 2 allocations.
+// Accepts any record; the result is sound (each free ends an allocation that is held). InputError for more than 2^32 - 2 allocations.
 // Sets `defects` if it is not null.
 MemoryTrace trace_of(const MemorySnapshot& snapshot, std::string source, std::string format,
                      TraceDefects* defects = nullptr);

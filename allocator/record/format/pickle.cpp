@@ -33,13 +33,6 @@ bool is_text(PickleValue value) {
 
 }  // namespace
 
-std::optional<std::int64_t> PickleTree::as_int64(PickleValue value) const {
-  if (value.tag() == PickleValue::kWideUnsigned) return std::nullopt;
-  const auto bits = as_bits(value);
-  if (!bits) return std::nullopt;
-  return static_cast<std::int64_t>(*bits);
-}
-
 std::optional<std::uint64_t> PickleTree::as_bits(PickleValue value) const {
   switch (value.tag()) {
     case tag_of(PickleKind::kBool):

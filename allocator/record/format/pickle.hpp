@@ -58,9 +58,8 @@ class PickleTree {
  public:
   PickleValue root;
 
-  // The value of an int or a bool, if it fits.
-  std::optional<std::int64_t> as_int64(PickleValue value) const;
-  // The same as unsigned. A negative value wraps around, because some programs write addresses so.
+  // The value of an int or a bool, as 64 bits. A negative value wraps around, because some programs
+  // write addresses so.
   std::optional<std::uint64_t> as_bits(PickleValue value) const;
   // The content of a string or bytes (UTF-8 is not checked); empty for others.
   std::string_view text(PickleValue value) const;
@@ -80,7 +79,6 @@ class PickleTree {
   PickleValue make_text(PickleKind kind, std::string_view text);
   PickleValue make_container(PickleKind kind);
   void append(PickleValue container, std::span<const PickleValue> items);
-  std::size_t container_count() const { return containers_.size(); }
   // An estimate of the heap that the tree uses.
   std::uint64_t held_bytes() const { return held_bytes_; }
 

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "allocator/record/format/torch_snapshot.hpp"
+#include "tests/support/check_trace.hpp"
 
 namespace sluice::record {
 namespace {
@@ -23,7 +24,7 @@ struct Result {
 Result convert(const MemorySnapshot& snapshot) {
   Result result;
   result.trace = trace_of(snapshot, "given", "torch", &result.defects);
-  check_trace(result.trace);
+  testing::check_trace(result.trace);
   return result;
 }
 

@@ -6,6 +6,7 @@
 
 #include "allocator/record/format/torch_snapshot.hpp"
 #include "base/error.hpp"
+#include "tests/support/check_trace.hpp"
 #include "tests/support/temp_directory.hpp"
 
 namespace sluice::replay {
@@ -20,7 +21,7 @@ class ReadTraceFile : public ::testing::Test {
   }
   ReadTrace read(const std::string& content) {
     ReadTrace result = read_trace(file(content));
-    record::check_trace(result.trace);
+    testing::check_trace(result.trace);
     return result;
   }
   std::string refusal(const std::string& content) {
@@ -96,7 +97,7 @@ TEST_F(ReadTraceFile, TheDeviceIsAnOption) {
 TEST(TraceOfLifetimes, FreesComeBeforeAllocationsAtOnePosition) {
   const std::vector<packing::Lifetime> lifetimes{{5, 9, 10}, {1, 5, 20}, {1, 7, 30}};
   const record::MemoryTrace trace = trace_of_lifetimes(lifetimes, "given");
-  record::check_trace(trace);
+  testing::check_trace(trace);
   std::string operations;
   for (const record::TraceOperation& operation : trace.operations) {
     operations += operation.action == record::TraceAction::kAlloc ? 'a' : 'f';

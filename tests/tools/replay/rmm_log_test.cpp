@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"
+#include "tests/support/check_trace.hpp"
 
 namespace sluice::replay {
 namespace {
@@ -14,7 +15,7 @@ record::MemorySnapshot parse(const std::string& text) {
 
 record::MemoryTrace trace(const std::string& text, record::TraceDefects* defects = nullptr) {
   record::MemoryTrace result = record::trace_of(parse(text), "given.csv", "rmm", defects);
-  record::check_trace(result);
+  testing::check_trace(result);
   return result;
 }
 

@@ -34,6 +34,11 @@ std::string written(const std::function<void(PickleWriter&)>& write) {
   return bytes;
 }
 
+std::optional<std::int64_t> signed_value(const PickleTree& tree, PickleValue value) {
+  const auto bits = tree.as_bits(value);
+  return bits ? std::optional(static_cast<std::int64_t>(*bits)) : std::nullopt;
+}
+
 class PythonProtocol : public ::testing::TestWithParam<int> {};
 
 // Python 3.11's pickle.dump wrote the files.
@@ -46,9 +51,8 @@ TEST_P(PythonProtocol, ReadsPlainData) {
   const std::int64_t expected[] = {0,         255,       256,           -1,       65536,
                                    INT32_MAX, INT32_MIN, 1099511627776, INT64_MIN};
   for (std::size_t i = 0; i < std::size(expected); ++i) {
-    EXPECT_EQ(tree.as_int64(ints[i]), expected[i]) << i;
+    EXPECT_EQ(signed_value(tree, ints[i]), expected[i]) << i;
   }
-  EXPECT_EQ(tree.as_int64(ints[9]), std::nullopt);
   EXPECT_EQ(tree.as_bits(ints[9]), std::uint64_t{1} << 63);
   EXPECT_EQ(tree.as_bits(ints[10]), UINT64_MAX);
   for (const std::size_t wide : {11u, 12u}) {  // 2^70 and -2^70
@@ -59,8 +63,8 @@ TEST_P(PythonProtocol, ReadsPlainData) {
   ASSERT_EQ(scalars.size(), 5u);
   EXPECT_EQ(scalars[0].kind(), PickleKind::kNone);
   EXPECT_EQ(scalars[1].kind(), PickleKind::kBool);
-  EXPECT_EQ(tree.as_int64(scalars[1]), 1);
-  EXPECT_EQ(tree.as_int64(scalars[2]), 0);
+  EXPECT_EQ(signed_value(tree, scalars[1]), 1);
+  EXPECT_EQ(signed_value(tree, scalars[2]), 0);
   EXPECT_EQ(scalars[3].kind(), PickleKind::kFloat);
   EXPECT_EQ(scalars[4].kind(), PickleKind::kFloat);
   EXPECT_EQ(tree.text(tree.find(tree.root, "text").value()), "\u00e9\n\\\"\u4e2d");
@@ -168,7 +172,10 @@ TEST(Pickle, AListMayHoldItself) {
 TEST(Pickle, NestingTakesNoStack) {
   const std::size_t levels = 1'000'000;
   const PickleTree tree = parse(std::string(levels, ']') + std::string(levels - 1, 'a') + ".");
-  EXPECT_EQ(tree.container_count(), levels);
+  std::size_t depth = 1;
+  PickleValue list = tree.root;
+  for (; !tree.items(list).empty(); ++depth) list = tree.items(list)[0];
+  EXPECT_EQ(depth, levels);
 }
 
 TEST(Pickle, MemoryHasALimit) {
@@ -187,13 +194,13 @@ TEST(Pickle, ListsThatGrowInTurnsStaySeparate) {
   for (const std::size_t l : {0u, 1u}) {
     const auto items = tree.items(lists[l]);
     ASSERT_EQ(items.size(), 1000u);
-    for (const PickleValue item : items) EXPECT_EQ(tree.as_int64(item), l == 0 ? 5 : 6);
+    for (const PickleValue item : items) EXPECT_EQ(signed_value(tree, item), l == 0 ? 5 : 6);
   }
 }
 
 TEST(Pickle, TheLastValueOfARepeatedKeyHolds) {
   const PickleTree tree = parse("}(U\x01"s + "aK\x01U\x01"s + "aK\x02u.");
-  EXPECT_EQ(tree.as_int64(*tree.find(tree.root, "a")), 2);
+  EXPECT_EQ(signed_value(tree, *tree.find(tree.root, "a")), 2);
 }
 
 TEST(PickleWriter, WritesPicklesThatPythonLoads) {
@@ -239,19 +246,19 @@ TEST(PickleWriter, ReadsBackItsOwnPickles) {
   const auto items = tree.items(tree.root);
   ASSERT_EQ(items.size(), std::size(numbers) + 7);
   for (std::size_t i = 0; i < std::size(numbers); ++i) {
-    EXPECT_EQ(tree.as_int64(items[i]), numbers[i]);
+    EXPECT_EQ(signed_value(tree, items[i]), numbers[i]);
   }
   const auto rest = items.subspan(std::size(numbers));
   ASSERT_EQ(tree.items(rest[0]).size(), 2500u);
-  EXPECT_EQ(tree.as_int64(tree.items(rest[0])[2499]), 2499);
+  EXPECT_EQ(signed_value(tree, tree.items(rest[0])[2499]), 2499);
   EXPECT_EQ(rest[0].id(), rest[1].id());
   EXPECT_EQ(tree.items(rest[2]).size(), 5000u);
   EXPECT_EQ(tree.find(rest[2], "key2499")->kind(), PickleKind::kNone);
   EXPECT_EQ(tree.text(rest[3]).size(), 200'000u);
   EXPECT_EQ(rest[4].kind(), PickleKind::kFloat);
-  EXPECT_EQ(tree.as_int64(rest[5]), 1);
+  EXPECT_EQ(signed_value(tree, rest[5]), 1);
   EXPECT_EQ(rest[6].kind(), PickleKind::kTuple);
-  EXPECT_EQ(tree.as_int64(tree.items(rest[6])[1]), -2);
+  EXPECT_EQ(signed_value(tree, tree.items(rest[6])[1]), -2);
 }
 
 TEST(PickleWriter, CallsOutOfOrderAreRefused) {

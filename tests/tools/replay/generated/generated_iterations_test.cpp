@@ -5,6 +5,7 @@
 
 #include "allocator/record/iterations.hpp"
 #include "base/rng.hpp"
+#include "tests/support/check_trace.hpp"
 #include "tools/replay/generated/trace_generator.hpp"
 
 namespace sluice::replay {
@@ -84,7 +85,7 @@ TEST_P(UnmarkedTrace, HasThePeriodOfItsMarks) {
       const record::MemoryTrace whole = without_marks(marked);
       const std::size_t cut = rng.below(seed * 2 + log_every, whole.operations.size() / 2);
       for (const record::MemoryTrace& trace : {whole, cut_front(whole, cut)}) {
-        record::check_trace(trace);
+        testing::check_trace(trace);
         const record::Iterations found = record::find_iterations(trace);
         const std::string label = marked.source + " log " + std::to_string(log_every) + " cut " +
                                   std::to_string(whole.operations.size() - trace.operations.size());

@@ -7,6 +7,7 @@
 
 #include "base/error.hpp"
 #include "base/units.hpp"
+#include "tests/support/check_trace.hpp"
 #include "tools/replay/generated/model_states.hpp"
 #include "tools/replay/generated/transformer_pass.hpp"
 
@@ -67,7 +68,7 @@ class GeneratedTrace : public ::testing::TestWithParam<std::string> {};
 TEST_P(GeneratedTrace, IsSoundAndOfThePromisedScale) {
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
     const record::MemoryTrace trace = make(GetParam(), seed);
-    record::check_trace(trace);
+    testing::check_trace(trace);
     EXPECT_EQ(trace.format, "generated");
     const std::uint64_t peak_bytes = record::peak_live_bytes(trace);
     EXPECT_GE(peak_bytes, 5 * kGiB) << trace.source;
@@ -165,7 +166,7 @@ TEST(TransformerPass, ABlockSavesTheBytesOfTheRuleOfThumb) {
   generated::BufferId output = pass.forward_block(1, input, saved);
   recorder.free(output);
   const record::MemoryTrace trace = recorder.finish();
-  record::check_trace(trace);
+  testing::check_trace(trace);
   std::uint64_t saved_bytes = 0;
   std::vector<bool> live(trace.allocations.size(), false);
   for (const record::TraceOperation& one : trace.operations) {
