@@ -49,6 +49,8 @@ std::vector<std::uint32_t> held_before(const record::MemoryTrace& trace, std::si
   return order;
 }
 
+// Tries one candidate after the other. base_ holds the settings that failed; a candidate is a copy of
+// them with one change.
 class FixSearch {
  public:
   FixSearch(const OomReport& report, const record::MemoryTrace& trace, std::size_t failed_operation,
@@ -96,12 +98,14 @@ class FixSearch {
  private:
   bool is_spent() const { return result_.operation_count >= options_.max_operations; }
 
+  // Runs the whole trace once, and counts its operations against the budget.
   SimulationOutcome run_once(const SimulatedAllocator& settings) {
     SimulationOutcome outcome = simulate(trace_, settings);
     result_.operation_count += outcome.operation_count;
     return outcome;
   }
 
+  // Tries a change that has no amount. It is the least one if it works.
   void try_once(OomFix fix, const SimulatedAllocator& settings) {
     if (is_spent()) return;
     const SimulationOutcome outcome = run_once(settings);
@@ -131,6 +135,7 @@ class FixSearch {
     return high;
   }
 
+  // Settings of the allocator, then planning. A setting that already has the tried value is skipped.
   void try_settings() {
     SimulatedAllocator changed = base_;
     changed.options.growth_slack = 0.0;
@@ -190,6 +195,8 @@ class FixSearch {
     }
   }
 
+  // All streams that are not movable are made movable together. Streams of private pools are left out:
+  // the pages of a graph may not move.
   void try_movable() {
     SimulatedAllocator changed = base_;
     changed.fixed_streams.clear();
@@ -207,6 +214,8 @@ class FixSearch {
              changed);
   }
 
+  // The least capacity with which the trace completes. An unlimited run gives the upper end of the
+  // bisection, because it reserves no more than it needs at its peak.
   void try_capacity() {
     if (is_spent()) return;
     const std::uint64_t page_bytes = report_.limits.page_bytes;
@@ -226,6 +235,8 @@ class FixSearch {
     result_.tried.push_back(std::move(fix));
   }
 
+  // Words the missing bytes as a change of the limit that refused: a cap, the device, or the share that
+  // other processes hold. A cap is worth raising only if the device has the room.
   void describe_capacity(OomFix& fix) const {
     const OomLimits& limits = report_.limits;
     const std::string more = format_bytes(fix.bytes) + " more";
@@ -258,6 +269,7 @@ class FixSearch {
     }
   }
 
+  // Less memory held when the request came: by the largest sites, by category, and of any site.
   void try_less_held() {
     std::size_t sites = 0;
     for (const OomSite& site : report_.sites) {
@@ -279,6 +291,7 @@ class FixSearch {
                 [](const record::TraceAllocation&) { return true; });
   }
 
+  // Frees the oldest of the held blocks that `is_meant` selects, as few as suffice.
   void try_freeing(OomChange change, const std::string& of,
                    const std::function<bool(const record::TraceAllocation&)>& is_meant) {
     std::vector<std::uint32_t> ids;

@@ -45,6 +45,7 @@ constexpr std::array<std::array<Key, 3>, 7> kTieOrders{{
     {Key::kContention, Key::kLateEnd, Key::kDuration},
 }};
 
+// The boxes with all that every attempt needs: sums, orders, and the unit of sizes.
 class Instance {
  public:
   Instance(std::span<const Box> boxes, std::span<const std::uint64_t> durations,

@@ -88,6 +88,7 @@ std::uint64_t PlacedBoxes::find_offset(const Box& box, Fit fit) {
   return best_gap == std::numeric_limits<std::uint64_t>::max() ? aligned(cursor, box) : best_offset;
 }
 
+// Moves the upper half of a full block to a new one after it.
 void PlacedBoxes::split(std::size_t position) {
   const std::uint32_t upper_id = add_block();  // may move blocks_
   Block& lower_half = blocks_[order_[position]];
@@ -105,6 +106,7 @@ void PlacedBoxes::split(std::size_t position) {
   order_.insert(order_.begin() + static_cast<std::ptrdiff_t>(position) + 1, upper_id);
 }
 
+// Finds the block by binary search, splits it if it is full, and inserts by offset.
 void PlacedBoxes::insert(const Box& box, std::uint64_t offset_bytes) {
   if (order_.empty()) order_.push_back(add_block());
   // The last block that begins at or below the offset.

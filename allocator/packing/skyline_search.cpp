@@ -135,6 +135,7 @@ class SkylineSearch::Impl {
     return a.lower < b.upper && b.lower < a.upper;
   }
 
+  // Groups the boxes of equal lifetime (mates), and links those that also have equal size (twins).
   void find_mates() {
     std::vector<Index> order;
     for (Index i = 0; i < problem_.boxes.size(); ++i) {
@@ -177,6 +178,7 @@ class SkylineSearch::Impl {
     });
   }
 
+  // Calls visit(p) for each position of box i within the range.
   template <typename Visit>
   void each_position(Index i, Range range, const Visit& visit) {
     const auto begin = static_cast<std::size_t>(std::max(box(i).lower, range.begin));
@@ -197,6 +199,8 @@ class SkylineSearch::Impl {
     return lift_passed_over(boxes, range) && can_be_stacked(boxes, range);
   }
 
+  // A box that was passed over must stand on a box that is placed later. Raises its bound to the lowest
+  // top at any of its positions, its own left out.
   bool lift_passed_over(Unplaced& boxes, Range range) {
     // At each position: the two lowest tops, and the box with the lowest.
     std::fill(scratch_.lowest.begin() + range.begin, scratch_.lowest.begin() + range.end, kNothing);
@@ -290,6 +294,7 @@ class SkylineSearch::Impl {
     return used_++;
   }
 
+  // Places all boxes of the frame, or returns false with none of them placed.
   bool solve(std::size_t frame, Range range, const Last& last) {
     Unplaced& boxes = frames_[frame];
     if (boxes.count() == 0) return true;
@@ -305,6 +310,7 @@ class SkylineSearch::Impl {
     return false;
   }
 
+  // Solves the parts on their own, the smallest first, because it fails soonest.
   bool solve_apart(std::size_t frame, const std::vector<Range>& parts, const Last& last) {
     const std::size_t mark = used_;
     std::vector<std::size_t> frames;
@@ -360,6 +366,7 @@ class SkylineSearch::Impl {
     }
   }
 
+  // Tries each candidate on its floor, and solves the rest above it.
   bool place_one(std::size_t frame, Range range, const Last& last) {
     const std::vector<std::size_t> choices = candidates(frames_[frame], last);
     const std::size_t next = take_frame();

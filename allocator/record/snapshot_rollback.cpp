@@ -22,6 +22,7 @@ constexpr std::uint64_t kSmallBytes = 1 << 20;         // the largest request of
 constexpr std::uint64_t kSmallSegmentBytes = 2 << 20;  // large segments are never of this size
 constexpr std::uint64_t kLargeSegmentBytes = 20 << 20;
 
+// The size of a block for a request, by round_size of PyTorch.
 std::uint64_t rounded_bytes(std::uint64_t bytes, const MemorySnapshot& settings) {
   if (bytes < kMinBlockBytes) return kMinBlockBytes;
   std::uint64_t divisions = settings.roundup_power2_divisions;
@@ -37,6 +38,8 @@ std::uint64_t rounded_bytes(std::uint64_t bytes, const MemorySnapshot& settings)
   return (bytes + kMinBlockBytes - 1) / kMinBlockBytes * kMinBlockBytes;
 }
 
+// Applies the inverse of each event. Contradictions are counted, and a snapshot without segments has
+// an unknown end state, so a missing block is no contradiction there.
 class Rollback {
  public:
   explicit Rollback(const MemorySnapshot& snapshot)
@@ -51,6 +54,7 @@ class Rollback {
  private:
   void contradict() { ++state_.contradictions; }
 
+  // Adds a segment of the end state with its live and pending blocks.
   void hold(const SnapshotSegment& segment) {
     if (!is_followed(segment.address, segment.bytes) ||
         !state_.segments.add(segment.address, {.bytes = segment.bytes,
@@ -75,6 +79,7 @@ class Rollback {
     }
   }
 
+  // Steps, failed requests, snapshots and flushes change no block.
   void undo(std::size_t index) {
     const MemoryEvent& event = snapshot_.events[index];
     switch (event.action) {
@@ -103,6 +108,7 @@ class Rollback {
     }
   }
 
+  // The block did not exist before its allocation.
   void undo_alloc(const MemoryEvent& event) {
     const auto found = state_.blocks.find(event.address);
     if (found == state_.blocks.end()) {
@@ -113,6 +119,7 @@ class Rollback {
     state_.blocks.erase(found);
   }
 
+  // The block was live before the request. Its completed free, if recorded, has made it pending.
   void undo_free_requested(const MemoryEvent& event) {
     if (shape_.skips_free_completed) {
       revive(event, false);
@@ -148,6 +155,8 @@ class Rollback {
     if (before->second.requested_bytes > room_bytes) contradict();
   }
 
+  // Undoing a free or an unmapping adds pages. Undoing the opposite removes them, and keeps their kind
+  // for the way forward.
   void undo_segment(std::size_t index, const MemoryEvent& event) {
     const HeldSegment pages{.bytes = event.bytes,
                             .stream = event.stream,
@@ -194,6 +203,7 @@ std::uint64_t block_bytes(const RolledBlock& block, const HeldSegment& segment,
   return is_whole ? limit_bytes : least_bytes;
 }
 
+// Appends a live or pending block to a segment.
 void append_block(SnapshotSegment& segment, std::uint64_t address, std::uint64_t bytes,
                   const RolledBlock& block) {
   segment.blocks.push_back(
@@ -219,6 +229,8 @@ RecordShape shape_of(const MemorySnapshot& snapshot) {
         event.action >= MemoryAction::kSegmentAlloc && event.action <= MemoryAction::kSegmentUnmap;
   }
   if (has_requested == has_completed) return shape;
+  // Only one kind of event is present. The record lacks the other kind if an address is seen where the
+  // other event must have come between.
   std::set<std::uint64_t> seen;  // addresses that were allocated, or whose free was requested
   for (const MemoryEvent& event : snapshot.events) {
     const bool is_alloc = event.action == MemoryAction::kAlloc;

@@ -16,6 +16,7 @@
 namespace sluice::record {
 namespace {
 
+// Walks the events forward and writes operations.
 class Follower {
  public:
   Follower(const MemorySnapshot& snapshot, MemoryTrace& trace)
@@ -37,6 +38,7 @@ class Follower {
   }
 
  private:
+  // An allocation that has not ended.
   struct Life {
     std::uint32_t id = 0;
     bool is_pending = false;
@@ -51,6 +53,7 @@ class Follower {
     return static_cast<std::uint32_t>(trace_.allocations.size() - 1);
   }
 
+  // Gives an index to each block that is held before the first event.
   void number_initial(const RolledState& state) {
     for (SnapshotSegment& segment : trace_.initial_segments) {
       auto& ids = trace_.initial_ids.emplace_back();
@@ -75,6 +78,7 @@ class Follower {
 
   void emit(TraceAction action, std::uint32_t id = 0) { trace_.operations.push_back({action, id}); }
 
+  // Ends an allocation, and with it its life at this address.
   void end(std::map<std::uint64_t, Life>::iterator life) {
     emit(life->second.is_pending ? TraceAction::kFreeCompleted : TraceAction::kFree,
          life->second.id);
@@ -82,6 +86,7 @@ class Follower {
     lives_.erase(life);
   }
 
+  // Dispatches one event. Events at impossible addresses are contradictions.
   void follow(std::size_t index) {
     const MemoryEvent& event = snapshot_.events[index];
     switch (event.action) {
@@ -117,6 +122,7 @@ class Follower {
     }
   }
 
+  // An allocation over a live one ends that first, and counts as a contradiction.
   void follow_alloc(std::size_t index) {
     const MemoryEvent& event = snapshot_.events[index];
     if (const auto life = lives_.find(event.address); life != lives_.end()) {
@@ -144,6 +150,7 @@ class Follower {
     emit(TraceAction::kAlloc, id);
   }
 
+  // Becomes kFree if the completion is the next event or is never recorded, else kFreePending.
   void follow_free_requested(std::size_t index) {
     const MemoryEvent& event = snapshot_.events[index];
     const auto life = lives_.find(event.address);
@@ -169,6 +176,7 @@ class Follower {
     life->second.is_pending = true;
   }
 
+  // Ends a pending free. The completion that a kFree has taken in is skipped.
   void follow_free_completed(std::size_t index) {
     if (index == completed_with_) return;
     const MemoryEvent& event = snapshot_.events[index];
@@ -181,6 +189,7 @@ class Follower {
     end(life);
   }
 
+  // Segments come and go. Pool and size class of one that the record creates come from the rollback.
   void follow_segment(std::size_t index) {
     const MemoryEvent& event = snapshot_.events[index];
     HeldSegment segment{.bytes = event.bytes, .stream = event.stream};
@@ -236,6 +245,7 @@ class Follower {
     released_bytes_ = 0;
   }
 
+  // Compares the reserved bytes at the end with those of the snapshot, which are the truth.
   void check_end() {
     if (!shape_.has_segments || snapshot_.segments.empty()) return;
     std::uint64_t end_bytes = 0;

@@ -75,6 +75,7 @@ std::array<double, kColumns> column_maxima(const std::vector<PlottedTotal>& tota
   return maxima;
 }
 
+// The live bytes after each change. At one operation, ends come before begins.
 std::vector<PlottedTotal> live_totals(const std::vector<PlottedBlock>& blocks) {
   struct Change {
     std::uint64_t operation;
@@ -120,6 +121,7 @@ std::vector<std::size_t> largest(const std::vector<PlottedBlock>& blocks, std::s
   return indices;
 }
 
+// One plot: its panels, axes and legend.
 class Drawing {
  public:
   explicit Drawing(const AddressPlot& plot)
@@ -142,6 +144,7 @@ class Drawing {
     for (const PlottedBlock& block : plot.blocks) end = std::max(end, block.end);
     return end;
   }
+  // The address ranges that blocks ever use.
   static std::vector<std::pair<std::uint64_t, std::uint64_t>> used_ranges(const AddressPlot& plot) {
     std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;
     for (const PlottedBlock& block : plot.blocks) {
@@ -177,6 +180,7 @@ class Drawing {
              content + "</text>\n");
   }
 
+  // The upper panel: blocks over a grid, and marks where addresses were cut out.
   void address_panel() {
     panel(kAddressTop, kAddressHeight, "p");
     for (const std::uint64_t tick : byte_ticks(addresses_.extent_bytes(), 10)) {
@@ -201,6 +205,7 @@ class Drawing {
     out_.text(kLeft, 54, "n", summary);
   }
 
+  // One rectangle. Viewers show its title under the pointer.
   void block(const PlottedBlock& one) {
     const std::uint64_t offset = addresses_.offset_of(one.address);
     const double top = y_of(offset + one.bytes);
@@ -218,6 +223,7 @@ class Drawing {
              std::to_string(one.end) + ", at " + hexadecimal(one.address) + "</title></rect>\n");
   }
 
+  // The lower panel: live bytes as an area, reserved bytes as a line.
   void total_panel() {
     const std::vector<PlottedTotal> live = live_totals(plot_.blocks);
     std::uint64_t most = 1;
@@ -268,6 +274,7 @@ class Drawing {
     return path;
   }
 
+  // Dashed lines where iterations begin.
   void step_lines() {
     if (plot_.steps.size() > 500) return;  // so many lines would cover the blocks
     for (const std::uint64_t step : plot_.steps) {

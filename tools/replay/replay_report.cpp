@@ -33,6 +33,8 @@ bool served_an_iteration(const record::MemoryTrace& trace, const ReplayOutcome& 
   return outcome.was_steady && !ranges.empty() && ranges.back().begin >= outcome.steady_from;
 }
 
+// Replays the trace through one policy: once for its peaks, then for the least capacity, for the given
+// capacity, and for the time of a call.
 nlohmann::json policy_report(const record::MemoryTrace& trace, const NamedPolicy& policy,
                              const ReplayReportOptions& options) {
   ReplayOutcome outcome = replay_trace(trace, policy, capacity_of_record(trace, policy));

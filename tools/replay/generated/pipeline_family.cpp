@@ -147,13 +147,7 @@ void generate_pipeline(TraceRecorder& recorder, const GeneratorOptions& options)
   ModelStates states(recorder, units, state_options);
   PipelineRank stage(recorder, scenario, rank, layers_per_chunk, states);
   states.allocate_weights();
-  for (std::uint32_t iteration = 0; iteration < scenario.iterations; ++iteration) {
-    recorder.step();
-    if (iteration == 0) warm_up(recorder, options.seed);
-    stage.run_iteration();
-    states.optimizer_step(iteration);
-    log_iteration(recorder, scenario, iteration);
-  }
+  run_iterations(recorder, scenario, states, [&] { stage.run_iteration(); });
 }
 
 }  // namespace sluice::replay::generated

@@ -66,15 +66,7 @@ void generate_dense(TraceRecorder& recorder, const GeneratorOptions& options) {
   TransformerPass pass(recorder, scenario.shape, states, 0, weight_copies);
   pass.set_batch(scenario.batch);
   states.allocate_weights();
-  for (std::uint32_t iteration = 0; iteration < scenario.iterations; ++iteration) {
-    recorder.step();
-    if (iteration == 0) warm_up(recorder, options.seed);
-    for (std::uint64_t m = 0; m < scenario.micro_batches; ++m) {
-      run_micro_batch(recorder, pass, states, scenario.shape.layers, 0);
-    }
-    states.optimizer_step(iteration);
-    log_iteration(recorder, scenario, iteration);
-  }
+  run_training(recorder, scenario, pass, states);
 }
 
 void generate_varlen(TraceRecorder& recorder, const GeneratorOptions& options) {
@@ -88,16 +80,12 @@ void generate_varlen(TraceRecorder& recorder, const GeneratorOptions& options) {
   Draws draws(options.seed, "generated/lengths");
   const bool packed = draws.chance(0.5);
   states.allocate_weights();
-  for (std::uint32_t iteration = 0; iteration < scenario.iterations; ++iteration) {
-    recorder.step();
-    if (iteration == 0) warm_up(recorder, options.seed);
+  run_iterations(recorder, scenario, states, [&] {
     for (std::uint64_t m = 0; m < scenario.micro_batches; ++m) {
       pass.set_batch(draw_batch(draws, scenario.batch, packed));
       run_micro_batch(recorder, pass, states, scenario.shape.layers, 0);
     }
-    states.optimizer_step(iteration);
-    log_iteration(recorder, scenario, iteration);
-  }
+  });
 }
 
 void generate_lora(TraceRecorder& recorder, const GeneratorOptions& options) {
@@ -115,15 +103,7 @@ void generate_lora(TraceRecorder& recorder, const GeneratorOptions& options) {
   pass.set_batch(scenario.batch);
   base.allocate_weights();
   adapters.allocate_weights();
-  for (std::uint32_t iteration = 0; iteration < scenario.iterations; ++iteration) {
-    recorder.step();
-    if (iteration == 0) warm_up(recorder, options.seed);
-    for (std::uint64_t m = 0; m < scenario.micro_batches; ++m) {
-      run_micro_batch(recorder, pass, adapters, shape.layers, 0);
-    }
-    adapters.optimizer_step(iteration);
-    log_iteration(recorder, scenario, iteration);
-  }
+  run_training(recorder, scenario, pass, adapters);
 }
 
 }  // namespace sluice::replay::generated

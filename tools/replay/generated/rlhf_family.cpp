@@ -134,9 +134,7 @@ void generate_rlhf(TraceRecorder& recorder, const GeneratorOptions& options) {
   base.allocate_weights();
   reward_base.allocate_weights();
   adapters.allocate_weights();
-  for (std::uint32_t iteration = 0; iteration < scenario.iterations; ++iteration) {
-    recorder.step();
-    if (iteration == 0) warm_up(recorder, options.seed);
+  run_iterations(recorder, scenario, adapters, [&] {
     Generation(recorder, shape, sampled, actor).run();
     std::vector<BufferId> scores;
     scores.push_back(score(recorder, actor, scenario.batch, shape.layers));
@@ -148,9 +146,7 @@ void generate_rlhf(TraceRecorder& recorder, const GeneratorOptions& options) {
       run_micro_batch(recorder, actor, adapters, shape.layers, 0);
     }
     for (BufferId& one : scores) recorder.free(one);
-    adapters.optimizer_step(iteration);
-    log_iteration(recorder, scenario, iteration);
-  }
+  });
 }
 
 }  // namespace sluice::replay::generated

@@ -213,4 +213,24 @@ void run_micro_batch(TraceRecorder& recorder, TransformerPass& pass, UnitStates&
   pass.end_pass();
 }
 
+void run_iterations(TraceRecorder& recorder, const Scenario& scenario, UnitStates& states,
+                    const std::function<void()>& run_passes) {
+  for (std::uint32_t iteration = 0; iteration < scenario.iterations; ++iteration) {
+    recorder.step();
+    if (iteration == 0) warm_up(recorder, scenario.options.seed);
+    run_passes();
+    states.optimizer_step(iteration);
+    log_iteration(recorder, scenario, iteration);
+  }
+}
+
+void run_training(TraceRecorder& recorder, const Scenario& scenario, TransformerPass& pass,
+                  UnitStates& states, std::uint64_t checkpoint_every) {
+  run_iterations(recorder, scenario, states, [&] {
+    for (std::uint64_t m = 0; m < scenario.micro_batches; ++m) {
+      run_micro_batch(recorder, pass, states, scenario.shape.layers, checkpoint_every);
+    }
+  });
+}
+
 }  // namespace sluice::replay::generated

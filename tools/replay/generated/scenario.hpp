@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "tools/replay/generated/draws.hpp"
 #include "tools/replay/generated/model_states.hpp"
@@ -60,6 +61,14 @@ void log_iteration(TraceRecorder& recorder, const Scenario& scenario, std::uint6
 // other one, with 0 none.
 void run_micro_batch(TraceRecorder& recorder, TransformerPass& pass, UnitStates& states,
                      std::uint64_t layers, std::uint64_t checkpoint_every);
+
+// The loop of all families. Each iteration begins with a step (the first also with warm_up), then calls
+// `run_passes`, the optimizer's step, and log_iteration.
+void run_iterations(TraceRecorder& recorder, const Scenario& scenario, UnitStates& states,
+                    const std::function<void()>& run_passes);
+// The same, with the scenario's micro-batches as passes.
+void run_training(TraceRecorder& recorder, const Scenario& scenario, TransformerPass& pass,
+                  UnitStates& states, std::uint64_t checkpoint_every = 0);
 
 void generate_dense(TraceRecorder& recorder, const GeneratorOptions& options);
 void generate_varlen(TraceRecorder& recorder, const GeneratorOptions& options);

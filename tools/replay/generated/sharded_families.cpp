@@ -40,15 +40,7 @@ void train(TraceRecorder& recorder, const Scenario& scenario, UnitStates& states
   TransformerPass pass(recorder, scenario.shape, states);
   pass.set_batch(scenario.batch);
   states.allocate_weights();
-  for (std::uint32_t iteration = 0; iteration < scenario.iterations; ++iteration) {
-    recorder.step();
-    if (iteration == 0) warm_up(recorder, scenario.options.seed);
-    for (std::uint64_t m = 0; m < scenario.micro_batches; ++m) {
-      run_micro_batch(recorder, pass, states, scenario.shape.layers, checkpoint_every);
-    }
-    states.optimizer_step(iteration);
-    log_iteration(recorder, scenario, iteration);
-  }
+  run_training(recorder, scenario, pass, states, checkpoint_every);
 }
 
 }  // namespace

@@ -81,8 +81,8 @@ BufferId TransformerPass::linear_backward(std::size_t unit, std::uint32_t parame
   const BufferId input_gradient = activation(rows * in * shape_.element_bytes, name);
   gradient_of(unit, parameter, in * out, name);
   free_all(operand);
-  if (!shape_
-           .is_gated) {  // a sum over rows: partial sums, and counters of the blocks that are done
+  if (!shape_.is_gated) {
+    // The bias's gradient is a sum over rows: partial sums, and counters of the finished blocks.
     BufferId partials = workspace(out * 16 * 4, "bias.partials");
     BufferId counters = workspace(ceil_div(out, 32) * 4, "bias.counters");
     gradient_of(unit, parameter + 1, out, name);

@@ -65,6 +65,7 @@ void TorchAllocator::complete(std::uint32_t id) {
   free_block(block);
 }
 
+// Each private pool has a small and a large part, like the default pool.
 TorchPool* TorchAllocator::pool_of(std::uint64_t pool, bool is_small) {
   if (pool == 0) return is_small ? &pools_.small : &pools_.large;
   const auto [found, is_new] = private_pools_.try_emplace(pool);
@@ -117,6 +118,7 @@ TorchBlock* TorchAllocator::obtain(const Request& request) {
   return store_.make(block);
 }
 
+// should_split: small blocks and expandable ones leave any rest, others only one above 1 MiB.
 bool TorchAllocator::should_split(const TorchBlock& block, std::uint64_t bytes) const {
   const std::uint64_t remaining = block.bytes - bytes;
   if (block.pool->is_small || segments_ == TorchSegments::kExpandable) {
@@ -136,6 +138,7 @@ TorchBlock* TorchAllocator::split(TorchBlock* block, std::uint64_t bytes) {
   return front;
 }
 
+// free_block: merges with both neighbours.
 void TorchAllocator::free_block(TorchBlock* block) {
   TorchBlock* const prev = block->prev;
   TorchBlock* const next = block->next;

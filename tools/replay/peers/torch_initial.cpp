@@ -18,6 +18,7 @@ struct TorchAllocator::InitialRange {
   std::vector<std::size_t> segments;  // of the trace, by address
 };
 
+// Groups the recorded segments into ranges of addresses, then adopts each range.
 void TorchAllocator::adopt_initial() {
   const auto& segments = trace_.initial_segments;
   std::vector<std::size_t> order(segments.size());
@@ -53,6 +54,7 @@ void TorchAllocator::adopt_initial() {
   for (const InitialRange& range : ranges) adopt_range(range);
 }
 
+// Builds the list of blocks of one range, with unmapped blocks between the recorded segments.
 void TorchAllocator::adopt_range(const InitialRange& range) {
   const record::SnapshotSegment& first = trace_.initial_segments[range.segments.front()];
   const std::uint64_t span = range.end - range.address;
@@ -93,6 +95,7 @@ TorchBlock* TorchAllocator::append_block(TorchBlock* last, const TorchBlock& val
   return block;
 }
 
+// Appends the recorded blocks of a segment. Free ones enter the pool, others are found by their id.
 TorchBlock* TorchAllocator::append_segment(TorchBlock* last, std::size_t index,
                                            const TorchBlock& like) {
   const auto& blocks = trace_.initial_segments[index].blocks;
