@@ -231,7 +231,7 @@ class PickleReader {
       if (negative == (bits >> 63 != 0)) return tree_.make_int(static_cast<std::int64_t>(bits));
       if (!negative) return tree_.make_unsigned(bits);
     }
-    return PickleTree::make_float();
+    return PickleTree::make_float();  // an integer of more than 64 bits
   }
 
   PickleValue number_line(int opcode) {
