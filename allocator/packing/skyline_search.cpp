@@ -87,9 +87,9 @@ class SkylineSearch::Impl {
         failures_(work_budget),
         placed_(problem.boxes.size()),
         offsets_(problem.boxes.size()),
-        obstacles_(problem.boxes.size()),
-        twin_(problem.boxes.size()),
-        mates_(problem.boxes.size()) {
+        obstacles_(problem.boxes.size()) {
+    alike_.twin.resize(problem.boxes.size());
+    alike_.group_of.resize(problem.boxes.size());
     const auto positions = static_cast<std::size_t>(problem.position_count);
     for (auto* heights : {&scratch_.lowest, &scratch_.second, &scratch_.stacked})
       heights->resize(positions);
@@ -148,12 +148,12 @@ class SkylineSearch::Impl {
       const auto end = std::find_if(begin, order.end(),
                                     [&](Index i) { return lifetime(i) != lifetime(*begin); });
       for (auto one = begin; one != end; ++one) {
-        mates_[*one] = mate_groups_.size();
+        alike_.group_of[*one] = alike_.groups.size();
         const auto twin = std::find_if(std::reverse_iterator(one), std::reverse_iterator(begin),
                                        [&](Index i) { return box(i).size == box(*one).size; });
-        if (twin != std::reverse_iterator(begin)) twin_[*one] = *twin;
+        if (twin != std::reverse_iterator(begin)) alike_.twin[*one] = *twin;
       }
-      mate_groups_.emplace_back(begin, end);
+      alike_.groups.emplace_back(begin, end);
       begin = end;
     }
   }
@@ -171,8 +171,8 @@ class SkylineSearch::Impl {
   // before its twin, or right above a box of equal lifetime, with which it could change places.
   bool passed_over(Index i, Units floor, const Last& last) const {
     if (last.box && (floor < last.offset || (floor == last.offset && i <= *last.box))) return true;
-    if (twin_[i] && placed_[*twin_[i]] == 0) return true;
-    const std::vector<Index>& mates = mate_groups_[mates_[i]];
+    if (alike_.twin[i] && placed_[*alike_.twin[i]] == 0) return true;
+    const std::vector<Index>& mates = alike_.groups[alike_.group_of[i]];
     return std::any_of(mates.rbegin(), mates.rend(), [&](Index mate) {
       return mate > i && placed_[mate] != 0 && offsets_[mate] + box(mate).size == floor;
     });
@@ -396,10 +396,12 @@ class SkylineSearch::Impl {
   std::vector<Units> offsets_;                 // by box
   std::vector<Index> fixed_;                   // the fixed boxes, highest first
   std::vector<std::vector<Index>> obstacles_;  // by box: fixed boxes that meet it, lowest first
-  std::vector<std::optional<Index>> twin_;     // by box: an earlier one of equal lifetime and size
-  std::vector<std::size_t> mates_;             // by box: its group
-  std::vector<std::vector<Index>> mate_groups_;  // boxes of equal lifetime, in order
-  std::deque<Unplaced> frames_;                  // a stack; a deque keeps references valid
+  struct Alike {
+    std::vector<std::optional<Index>> twin;  // by box: an earlier one of equal lifetime and size
+    std::vector<std::size_t> group_of;       // by box
+    std::vector<std::vector<Index>> groups;  // boxes of equal lifetime, in order
+  } alike_;
+  std::deque<Unplaced> frames_;  // a stack; a deque keeps references valid
   std::size_t used_ = 0;
   struct Scratch {
     std::vector<Units> lowest, second, stacked;  // by position
