@@ -15,7 +15,7 @@ bool meet(const Lifetime& a, const Lifetime& b) {
   return a.lower < b.upper && b.lower < a.upper;
 }
 
-// By looking at every position: what the sweep must find.
+// The result that the sweep must find, by looking at every position.
 std::uint64_t deepest_need(const std::vector<Lifetime>& items) {
   std::uint64_t deepest = 0;
   for (const Lifetime& at : items) {
@@ -57,7 +57,7 @@ TEST(SlotAssignment, TakesAsManySlotsAsTheDeepestOverlap) {
   }
 }
 
-// Two slots suffice; a slot just freed is not the one taken next.
+// Two slots suffice, and the slot that was freed last is not taken next.
 TEST(SlotAssignment, ReusesTheSlotThatHasBeenFreeLongest) {
   const std::vector<Lifetime> items{{0, 1, 1}, {1, 2, 1}, {2, 3, 1}, {3, 4, 1}, {10, 11, 2}};
   const SlotAssignment assignment = assign_slots(items);
@@ -67,7 +67,7 @@ TEST(SlotAssignment, ReusesTheSlotThatHasBeenFreeLongest) {
   }
 }
 
-TEST(SlotAssignment, NothingNeedsNoSlot) {
+TEST(SlotAssignment, NoItemsNeedNoSlot) {
   const SlotAssignment assignment = assign_slots({});
   EXPECT_EQ(assignment.slot_count, 0u);
   EXPECT_TRUE(assignment.slots.empty());
