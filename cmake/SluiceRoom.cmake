@@ -62,11 +62,14 @@ function(sluice_test name)
   if(SLUICE_SANITIZE)
     target_compile_options(test_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Og>)
   endif()
-  # `tests_memory` builds the suites that the sanitizer stage of tools/test runs (ctest -L memory).
+  # Label `memory`: the short suites of the rooms that own memory, threads and files. `tests_memory` builds
+  # them; the sanitizer stage of tools/test runs them (ctest -L memory). The tools on top of the rooms are
+  # left to --sanitizers-full: their sources cost a third of a sanitizer build.
   if(NOT TARGET tests_memory)
     add_custom_target(tests_memory)
   endif()
-  if("memory" IN_LIST TEST_LABELS)
+  if("short" IN_LIST TEST_LABELS AND NOT CMAKE_CURRENT_SOURCE_DIR MATCHES "/tests/tools(/|$)")
+    list(APPEND TEST_LABELS memory)
     add_dependencies(tests_memory test_${name})
   endif()
   set(environment)

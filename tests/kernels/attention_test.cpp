@@ -32,8 +32,9 @@ Forward forward(const Parallel& parallel, const AttentionShape& s, const DTypeAr
   return result;
 }
 
-DTypeArray backward(const Parallel& parallel, const AttentionShape& s, const DTypeArray& dout,
-                    const DTypeArray& qkv, const Forward& saved) {
+DTypeArray attention_backward_of(const Parallel& parallel, const AttentionShape& s,
+                                 const DTypeArray& dout, const DTypeArray& qkv,
+                                 const Forward& saved) {
   DTypeArray dqkv(s.dtype, qkv_elems(s));
   GuardedWorkspace workspace(attention_workspace_bytes(parallel, s));
   attention_backward(parallel, s, dout.data(), qkv.data(), saved.out.data(),
@@ -42,16 +43,11 @@ DTypeArray backward(const Parallel& parallel, const AttentionShape& s, const DTy
   return dqkv;
 }
 
-reference::Doubles doubles(const DTypeArray& array) {
-  reference::Doubles values;
-  for (std::size_t i = 0; i < array.size(); ++i) values.push_back(array[i]);
-  return values;
-}
-
 // Around the blocks of 64 query rows, with odd head sizes and every kind of grouping.
-const AttentionShape kShapes[] = {{1, 1, 1, 1, 1},     {2, 17, 3, 3, 8},  {1, 63, 4, 2, 7},
-                                  {1, 64, 2, 1, 16},   {1, 65, 2, 2, 64}, {3, 130, 6, 2, 20},
-                                  {1, 257, 4, 1, 128}, {1, 520, 1, 1, 4}, {1, 512, 2, 1, 4}};
+const AttentionShape kAttentionShapes[] = {
+    {1, 1, 1, 1, 1},     {2, 17, 3, 3, 8},  {1, 63, 4, 2, 7},
+    {1, 64, 2, 1, 16},   {1, 65, 2, 2, 64}, {3, 130, 6, 2, 20},
+    {1, 257, 4, 1, 128}, {1, 520, 1, 1, 4}, {1, 512, 2, 1, 4}};
 
 class AttentionOf : public testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(DTypes, AttentionOf,
@@ -60,7 +56,7 @@ INSTANTIATE_TEST_SUITE_P(DTypes, AttentionOf,
 
 TEST_P(AttentionOf, ForwardMatchesFp64) {
   const Parallel parallel(2);
-  for (AttentionShape s : kShapes) {
+  for (AttentionShape s : kAttentionShapes) {
     s.dtype = GetParam();
     const DTypeArray qkv(s.dtype, normal_floats(qkv_elems(s), 1));
     const Forward got = forward(parallel, s, qkv);
@@ -89,14 +85,14 @@ TEST_P(AttentionOf, ForwardHoldsForScoresInTheHundreds) {
 }
 
 TEST(Attention, BackwardMatchesFiniteDifferencesOfFp64) {
-  for (const AttentionShape& shape : kShapes) {
+  for (const AttentionShape& shape : kAttentionShapes) {
     AttentionShape s = shape;
     s.dtype = DType::kF32;
     if (s.time > 200) continue;
     const Parallel parallel(2);
     const DTypeArray qkv(s.dtype, normal_floats(qkv_elems(s), 3));
     const DTypeArray dout(s.dtype, normal_floats(out_elems(s), 4));
-    const DTypeArray got = backward(parallel, s, dout, qkv, forward(parallel, s, qkv));
+    const DTypeArray got = attention_backward_of(parallel, s, dout, qkv, forward(parallel, s, qkv));
     const auto weights = doubles(dout);
     const auto loss = [&](const reference::Doubles& values) {
       const auto result = reference::attention(s, values);
@@ -116,12 +112,12 @@ TEST(Attention, BackwardMatchesFiniteDifferencesOfFp64) {
 
 // With 16-bit storage only: inputs are the same numbers, saved output and results are rounded.
 void expect_backward_near_fp32(DType dtype) {
-  for (AttentionShape s : kShapes) {
+  for (AttentionShape s : kAttentionShapes) {
     const Parallel parallel(2);
     s.dtype = dtype;
     const DTypeArray qkv(s.dtype, normal_floats(qkv_elems(s), 5));
     const DTypeArray dout(s.dtype, normal_floats(out_elems(s), 6));
-    const DTypeArray got = backward(parallel, s, dout, qkv, forward(parallel, s, qkv));
+    const DTypeArray got = attention_backward_of(parallel, s, dout, qkv, forward(parallel, s, qkv));
     s.dtype = DType::kF32;
     const auto widen = [](const DTypeArray& from) {
       DTypeArray to(DType::kF32, static_cast<std::int64_t>(from.size()));
@@ -129,7 +125,8 @@ void expect_backward_near_fp32(DType dtype) {
       return to;
     };
     const DTypeArray wide = widen(qkv);
-    const DTypeArray want = backward(parallel, s, widen(dout), wide, forward(parallel, s, wide));
+    const DTypeArray want =
+        attention_backward_of(parallel, s, widen(dout), wide, forward(parallel, s, wide));
     // The saved output's rounding moves delta by half a rounding times sqrt(head_dim), and a
     // gradient by the probabilities that it is multiplied with.
     const double allowed = rounding_of(dtype) * std::sqrt(static_cast<double>(s.head_dim));
@@ -149,15 +146,15 @@ TEST(Attention, Fp16BackwardStaysNearFp32) {
 }
 
 TEST_P(AttentionOf, BitsDoNotDependOnTheThreadCount) {
-  for (AttentionShape s : kShapes) {
+  for (AttentionShape s : kAttentionShapes) {
     s.dtype = GetParam();
     const DTypeArray qkv(s.dtype, normal_floats(qkv_elems(s), 7));
     const DTypeArray dout(s.dtype, normal_floats(out_elems(s), 8));
     const Forward one = forward(Parallel(1), s, qkv);
-    const DTypeArray grad = backward(Parallel(1), s, dout, qkv, one);
+    const DTypeArray grad = attention_backward_of(Parallel(1), s, dout, qkv, one);
     for (const int threads : {2, 3}) {
       EXPECT_TRUE(forward(Parallel(threads), s, qkv) == one) << threads;
-      EXPECT_TRUE(backward(Parallel(threads), s, dout, qkv, one) == grad) << threads;
+      EXPECT_TRUE(attention_backward_of(Parallel(threads), s, dout, qkv, one) == grad) << threads;
     }
   }
 }

@@ -16,12 +16,6 @@
 namespace sluice::kernels::host {
 namespace {
 
-reference::Doubles doubles(const DTypeArray& array) {
-  reference::Doubles values;
-  for (std::size_t i = 0; i < array.size(); ++i) values.push_back(array[i]);
-  return values;
-}
-
 struct Factors {
   DTypeArray a, b, bias;
   explicit Factors(const GemmShape& shape)

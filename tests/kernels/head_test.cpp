@@ -56,12 +56,6 @@ Result run(const Batch& in, int threads) {
   return result;
 }
 
-reference::Doubles doubles(const DTypeArray& array) {
-  reference::Doubles values;
-  for (std::size_t i = 0; i < array.size(); ++i) values.push_back(array[i]);
-  return values;
-}
-
 // Gradients may be rounded to bf16 on the way (native bf16) and are on the way out.
 double allowed(const HeadShape& s, double want) {
   const double gradient = 4e-5 + (s.dtype == DType::kF32 ? 0 : 2 * rounding_of(s.dtype));

@@ -31,8 +31,9 @@ std::string tokens_as_text(const TokenStream& stream) {
   return {tokens.begin(), tokens.end()};
 }
 
-std::string refusal(const std::vector<std::string>& paths, config::DataFormat format = config::DataFormat::kBytes,
-                    std::int64_t vocab = 256) {
+std::string dataset_refusal(const std::vector<std::string>& paths,
+                            config::DataFormat format = config::DataFormat::kBytes,
+                            std::int64_t vocab = 256) {
   return message_of<InputError>([&] { TokenStream(paths, format, vocab); });
 }
 
@@ -49,8 +50,8 @@ TEST(TokenStream, ADirectoryIsItsVisibleTextFilesInOrderWithAZeroBetween) {
   EXPECT_EQ(tokens_as_text(stream), std::string("deep\0bee", 8));
   EXPECT_EQ(stream.file_count(), 2u);
   // A file that is named is taken whatever it holds.
-  const TokenStream named({scratch / "text/program", scratch / "text/b.txt"}, config::DataFormat::kBytes,
-                          256);
+  const TokenStream named({scratch / "text/program", scratch / "text/b.txt"},
+                          config::DataFormat::kBytes, 256);
   EXPECT_EQ(tokens_as_text(named), std::string("ELF\0\1\0bee", 9));
 }
 
@@ -78,7 +79,7 @@ TEST(TokenStream, EveryRangeReadsWhatTheWholeHolds) {
 TEST(TokenStream, BytesAboveTheVocabularyAreNamed) {
   const train::ScratchDirectory scratch;
   const auto path = scratch.write("t", "abc\xff");
-  EXPECT_EQ(refusal({path}, config::DataFormat::kBytes, 128),
+  EXPECT_EQ(dataset_refusal({path}, config::DataFormat::kBytes, 128),
             path + ": token 255 at position 3 is not below model.vocab, 128");
 }
 
@@ -98,7 +99,7 @@ TEST(TokenStream, BrokenLlmcFilesAreRefusedWithTheirFigures) {
   const train::ScratchDirectory scratch;
   const auto write = [&](const std::string& text) { return scratch.write("x.bin", text); };
   const auto words = [&](const std::string& text, std::int64_t vocab = 50257) {
-    return refusal({write(text)}, config::DataFormat::kLlmc, vocab);
+    return dataset_refusal({write(text)}, config::DataFormat::kLlmc, vocab);
   };
   const std::string good = llmc_file(20240520, 1, 3, {1, 2, 3}, 2);
   EXPECT_EQ(
@@ -119,13 +120,13 @@ TEST(TokenStream, BrokenLlmcFilesAreRefusedWithTheirFigures) {
 
 TEST(TokenStream, MissingAndEmptyDataAreRefused) {
   const train::ScratchDirectory scratch;
-  EXPECT_EQ(refusal({scratch / "nowhere"}),
+  EXPECT_EQ(dataset_refusal({scratch / "nowhere"}),
             "data.paths: '" + scratch / "nowhere" + "' does not exist");
-  EXPECT_NE(refusal({}).find("data.paths is empty"), std::string::npos);
-  EXPECT_NE(refusal({scratch.path()}).find("holds no text"), std::string::npos);
-  EXPECT_NE(refusal({scratch.write("empty", "")}).find("holds no text"), std::string::npos);
-  EXPECT_NE(refusal({"/dev/null"}).find("cannot be read"), std::string::npos);
-  EXPECT_NE(refusal({scratch.path()}, config::DataFormat::kMegatron).find("not available"),
+  EXPECT_NE(dataset_refusal({}).find("data.paths is empty"), std::string::npos);
+  EXPECT_NE(dataset_refusal({scratch.path()}).find("holds no text"), std::string::npos);
+  EXPECT_NE(dataset_refusal({scratch.write("empty", "")}).find("holds no text"), std::string::npos);
+  EXPECT_NE(dataset_refusal({"/dev/null"}).find("cannot be read"), std::string::npos);
+  EXPECT_NE(dataset_refusal({scratch.path()}, config::DataFormat::kMegatron).find("not available"),
             std::string::npos);
 }
 

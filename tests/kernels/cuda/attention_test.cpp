@@ -26,12 +26,6 @@ std::int64_t out_elems(const AttentionShape& s) {
   return s.batch * s.time * s.heads * s.head_dim;
 }
 
-reference::Doubles doubles(const kernels::host::DTypeArray& array) {
-  reference::Doubles values;
-  for (std::size_t i = 0; i < array.size(); ++i) values.push_back(array[i]);
-  return values;
-}
-
 struct Forward {
   kernels::host::DTypeArray out, lse;
   bool operator==(const Forward&) const = default;
@@ -46,8 +40,8 @@ Forward forward(const AttentionShape& s, const kernels::host::DTypeArray& qkv) {
   return {out.read(), lse.read()};
 }
 
-kernels::host::DTypeArray backward(const AttentionShape& s, const kernels::host::DTypeArray& dout, const kernels::host::DTypeArray& qkv,
-                    const Forward& saved) {
+kernels::host::DTypeArray backward(const AttentionShape& s, const kernels::host::DTypeArray& dout,
+                                   const kernels::host::DTypeArray& qkv, const Forward& saved) {
   const DeviceDTypeArray in(qkv), grad(dout), out(saved.out), lse(saved.lse);
   DeviceDTypeArray dqkv(s.dtype, qkv_elems(s));
   DeviceBytes workspace(attention_workspace_bytes(s));
@@ -58,8 +52,10 @@ kernels::host::DTypeArray backward(const AttentionShape& s, const kernels::host:
 
 // The gradient of sum(dout * out) in fp64. The saved output is the rounded one, as the kernels have
 // it.
-reference::Doubles reference_gradient(const AttentionShape& s, const kernels::host::DTypeArray& dout,
-                                      const kernels::host::DTypeArray& qkv, const kernels::host::DTypeArray& out) {
+reference::Doubles reference_gradient(const AttentionShape& s,
+                                      const kernels::host::DTypeArray& dout,
+                                      const kernels::host::DTypeArray& qkv,
+                                      const kernels::host::DTypeArray& out) {
   const std::int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim;
   const double scale = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
   const auto exact = reference::attention(s, doubles(qkv));
@@ -96,10 +92,10 @@ reference::Doubles reference_gradient(const AttentionShape& s, const kernels::ho
 
 // Around the tiles of 16, 32, 64 and 128 rows; each padded head size, the plain kernels' odd ones;
 // every kind of grouping.
-const AttentionShape kShapes[] = {{1, 1, 1, 1, 1},     {2, 17, 3, 3, 8},   {1, 63, 4, 2, 7},
-                                  {1, 64, 2, 1, 16},   {1, 65, 2, 2, 64},  {2, 66, 4, 2, 24},
-                                  {1, 129, 1, 1, 128}, {1, 33, 4, 1, 96},  {1, 70, 2, 1, 256},
-                                  {1, 40, 1, 1, 200},  {1, 145, 2, 1, 40}, {1, 20, 1, 1, 255}};
+const AttentionShape kAttentionShapes[] = {
+    {1, 1, 1, 1, 1},    {2, 17, 3, 3, 8},   {1, 63, 4, 2, 7},    {1, 64, 2, 1, 16},
+    {1, 65, 2, 2, 64},  {2, 66, 4, 2, 24},  {1, 129, 1, 1, 128}, {1, 33, 4, 1, 96},
+    {1, 70, 2, 1, 256}, {1, 40, 1, 1, 200}, {1, 145, 2, 1, 40},  {1, 20, 1, 1, 255}};
 
 // What rounding the probabilities to the dtype does to an average of `count` values of about 1; the
 // plain kernels do not round them.
@@ -113,13 +109,14 @@ INSTANTIATE_TEST_SUITE_P(DTypes, CudaAttention,
                          [](const auto& test) { return std::string(dtype_name(test.param)); });
 
 TEST_P(CudaAttention, ForwardMatchesFp64) {
-  for (AttentionShape s : kShapes) {
+  for (AttentionShape s : kAttentionShapes) {
     s.dtype = GetParam();
     const kernels::host::DTypeArray qkv(s.dtype, kernels::host::normal_floats(qkv_elems(s), 1));
     const Forward got = forward(s, qkv);
     const auto want = reference::attention(s, doubles(qkv));
     for (std::size_t i = 0; i < want.out.size(); ++i) {
-      ASSERT_NEAR(got.out[i], want.out[i], weights_rounded(s) + kernels::host::rounding_at(s.dtype, want.out[i]))
+      ASSERT_NEAR(got.out[i], want.out[i],
+                  weights_rounded(s) + kernels::host::rounding_at(s.dtype, want.out[i]))
           << s.time << " x " << s.head_dim << " at " << i;
     }
     for (std::size_t i = 0; i < want.lse.size(); ++i) {
@@ -132,18 +129,21 @@ TEST_P(CudaAttention, ForwardMatchesFp64) {
 // Large scores: without the running maximum exp overflows.
 TEST_P(CudaAttention, ForwardHoldsForScoresInTheHundreds) {
   const AttentionShape s{1, 150, 1, 1, 16, GetParam()};
-  const kernels::host::DTypeArray qkv(s.dtype, kernels::host::normal_floats(qkv_elems(s), 2, 12.0f));
+  const kernels::host::DTypeArray qkv(s.dtype,
+                                      kernels::host::normal_floats(qkv_elems(s), 2, 12.0f));
   const Forward got = forward(s, qkv);
   const auto want = reference::attention(s, doubles(qkv));
   for (std::size_t i = 0; i < want.out.size(); ++i) {
     // Values of up to 40; a score of up to 1000 is right to 1e-4 or so, and so is a probability.
-    const double allowed = 2e-2 + 40.0 * (s.dtype == DType::kF32 ? 0.0 : kernels::host::rounding_of(s.dtype));
-    ASSERT_NEAR(got.out[i], want.out[i], allowed + kernels::host::rounding_at(s.dtype, want.out[i]));
+    const double allowed =
+        2e-2 + 40.0 * (s.dtype == DType::kF32 ? 0.0 : kernels::host::rounding_of(s.dtype));
+    ASSERT_NEAR(got.out[i], want.out[i],
+                allowed + kernels::host::rounding_at(s.dtype, want.out[i]));
   }
 }
 
 TEST_P(CudaAttention, BackwardMatchesFp64) {
-  for (AttentionShape s : kShapes) {
+  for (AttentionShape s : kAttentionShapes) {
     s.dtype = GetParam();
     const kernels::host::DTypeArray qkv(s.dtype, kernels::host::normal_floats(qkv_elems(s), 5));
     const kernels::host::DTypeArray dout(s.dtype, kernels::host::normal_floats(out_elems(s), 6));
@@ -153,9 +153,11 @@ TEST_P(CudaAttention, BackwardMatchesFp64) {
     // p and ds, about as large as the gradients that are summed of them, are rounded first. The
     // first keys are seen by all queries, and their sums are of sqrt(time) such parts.
     const double parts = std::sqrt(static_cast<double>(s.heads / s.kv_heads * s.time));
-    const double allowed = s.dtype == DType::kF32 ? 2e-5 : 2.0 * kernels::host::rounding_of(s.dtype);
+    const double allowed =
+        s.dtype == DType::kF32 ? 2e-5 : 2.0 * kernels::host::rounding_of(s.dtype);
     for (std::size_t i = 0; i < want.size(); ++i) {
-      ASSERT_NEAR(got[i], want[i], allowed * std::sqrt(parts) + kernels::host::rounding_at(s.dtype, want[i]))
+      ASSERT_NEAR(got[i], want[i],
+                  allowed * std::sqrt(parts) + kernels::host::rounding_at(s.dtype, want[i]))
           << "time " << s.time << " x " << s.head_dim << " at " << i;
     }
   }
@@ -189,7 +191,7 @@ TEST_P(CudaAttention, MatchesTheHost) {
 }
 
 TEST_P(CudaAttention, GivesTheSameBitsInEveryRun) {
-  for (AttentionShape s : {kShapes[2], kShapes[5]}) {
+  for (AttentionShape s : {kAttentionShapes[2], kAttentionShapes[5]}) {
     s.dtype = GetParam();
     const kernels::host::DTypeArray qkv(s.dtype, kernels::host::normal_floats(qkv_elems(s), 7));
     const kernels::host::DTypeArray dout(s.dtype, kernels::host::normal_floats(out_elems(s), 8));

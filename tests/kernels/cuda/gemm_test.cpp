@@ -20,12 +20,6 @@ using host::DTypeArray;
 using host::normal_floats;
 using host::rounding_at;
 
-reference::Doubles doubles(const kernels::host::DTypeArray& array) {
-  reference::Doubles values;
-  for (std::size_t i = 0; i < array.size(); ++i) values.push_back(array[i]);
-  return values;
-}
-
 struct Factors {
   kernels::host::DTypeArray a, b, bias;
   explicit Factors(const GemmShape& shape)
@@ -35,7 +29,7 @@ struct Factors {
 };
 
 kernels::host::DTypeArray multiply(GemmBackend& backend, const GemmShape& shape, const Factors& in,
-                    bool with_bias) {
+                                   bool with_bias) {
   const DeviceDTypeArray a(in.a), b(in.b), bias(in.bias);
   DeviceDTypeArray c(shape.output, shape.m * shape.n);
   DeviceBytes workspace(gemm_workspace_bytes(backend, shape));
@@ -44,14 +38,16 @@ kernels::host::DTypeArray multiply(GemmBackend& backend, const GemmShape& shape,
   return c.read();
 }
 
-void expect_right(const GemmShape& shape, const Factors& in, bool bias, const kernels::host::DTypeArray& c) {
+void expect_right(const GemmShape& shape, const Factors& in, bool bias,
+                  const kernels::host::DTypeArray& c) {
   const auto want = reference::gemm(shape, doubles(in.a), doubles(in.b),
                                     bias ? doubles(in.bias) : reference::Doubles());
   // An fp32 sum of k terms in any order: k roundings at worst, sqrt(k) of them in practice.
   const double sums = 0x1p-23 * (1.0 + std::sqrt(static_cast<double>(shape.k)));
   std::size_t wrong = 0;
   for (std::size_t i = 0; i < c.size(); ++i) {
-    const double allowed = sums * want.magnitude[i] + kernels::host::rounding_at(shape.output, want.c[i]);
+    const double allowed =
+        sums * want.magnitude[i] + kernels::host::rounding_at(shape.output, want.c[i]);
     if (!(std::abs(c[i] - want.c[i]) <= allowed)) ++wrong;
   }
   EXPECT_EQ(wrong, 0u) << shape.m << " x " << shape.n << " x " << shape.k << " of "
@@ -78,13 +74,14 @@ struct Size {
   std::int64_t m, n, k;
 };
 // Odd ones, ones that 16-byte copies can move, and around tiles of 128 x 128 x 32 and 64 x 64 x 16.
-constexpr Size kSizes[] = {{1, 1, 1},   {1, 17, 63},    {17, 1, 5},     {63, 65, 1},  {64, 64, 64},
-                           {8, 24, 40}, {129, 136, 33}, {136, 130, 72}, {200, 13, 77}};
+constexpr Size kGemmSizes[] = {{1, 1, 1},      {1, 17, 63},    {17, 1, 5},
+                               {63, 65, 1},    {64, 64, 64},   {8, 24, 40},
+                               {129, 136, 33}, {136, 130, 72}, {200, 13, 77}};
 
 class CudaGemm : public CudaKernelTest {
  protected:
   void expect_all_right(GemmBackend& backend) {
-    for (const Size& size : kSizes) {
+    for (const Size& size : kGemmSizes) {
       for_each_kind(size.m, size.n, size.k, [&](const GemmShape& shape) {
         const Factors in(shape);
         const bool bias = (size.m + size.k) % 2 == 0;
@@ -140,8 +137,9 @@ TEST_F(CudaGemm, PlainReadsAndWritesByStrides) {
       const auto spread = [&](const kernels::host::DTypeArray& from, std::int64_t cols) {
         const std::int64_t stride = (cols + 7) / 8 * 8 + extra;
         const auto rows = static_cast<std::int64_t>(from.size()) / cols;
-        kernels::host::DTypeArray to(from.type(), std::vector<float>(static_cast<std::size_t>(rows * stride),
-                                                      std::numeric_limits<float>::quiet_NaN()));
+        kernels::host::DTypeArray to(from.type(),
+                                     std::vector<float>(static_cast<std::size_t>(rows * stride),
+                                                        std::numeric_limits<float>::quiet_NaN()));
         for (std::int64_t i = 0; i < rows * cols; ++i) {
           to.set(static_cast<std::size_t>(i / cols * stride + i % cols),
                  from[static_cast<std::size_t>(i)]);
