@@ -32,7 +32,7 @@ std::string replaced(const std::string& from, const std::string& to) {
   return text.replace(at, from.size(), to);
 }
 
-std::string manifest_refusal(const std::string& text) {
+std::string refusal(const std::string& text) {
   return message_of<InputError>([&] { parse_manifest(text, "manifest.json"); });
 }
 
@@ -62,7 +62,7 @@ TEST(Manifest, KeepsTheLossScaleWhereThereIsOne) {
 TEST(Manifest, ARunIdIsOneOrIsNotThere) {
   const std::string line = "  \"run_id\": \"" + std::string(32, 'a') + "\",\n";
   EXPECT_EQ(parse_manifest(replaced(line, ""), "m").run_id, "");
-  EXPECT_NE(manifest_refusal(replaced(line, "  \"run_id\": \"mine\",\n")).find("'run_id'"),
+  EXPECT_NE(refusal(replaced(line, "  \"run_id\": \"mine\",\n")).find("'run_id'"),
             std::string::npos);
 }
 
@@ -73,7 +73,7 @@ TEST(Manifest, ALossScaleThatCannotBeIsRefused) {
     std::string text = format_manifest(manifest);
     const auto at = text.find(from);
     EXPECT_NE(at, std::string::npos) << from;
-    return manifest_refusal(text.replace(at, from.size(), to));
+    return refusal(text.replace(at, from.size(), to));
   };
   for (const char* scale : {"0", "3", "8589934592", "9007199254740992"}) {
     EXPECT_EQ(refused("\"scale\": 32768", std::string("\"scale\": ") + scale),
@@ -95,39 +95,35 @@ TEST(Manifest, UnknownMembersArePassedOver) {
 }
 
 TEST(Manifest, WrongMembersAreRefusedByName) {
-  EXPECT_EQ(manifest_refusal(replaced("\"threads\": 2", "\"threads\": -2")),
+  EXPECT_EQ(refusal(replaced("\"threads\": 2", "\"threads\": -2")),
             "manifest.json: 'threads' must be a whole number, not negative");
-  EXPECT_EQ(manifest_refusal(replaced("\"threads\": 2", "\"thread\": 2")),
+  EXPECT_EQ(refusal(replaced("\"threads\": 2", "\"thread\": 2")),
             "manifest.json: 'threads' is missing");
-  EXPECT_NE(
-      manifest_refusal(replaced("\"version\": 2", "\"version\": 1")).find("'version' is not 2"),
-      std::string::npos);
-  EXPECT_NE(manifest_refusal(replaced("sluice checkpoint", "other")).find("'format'"),
+  EXPECT_NE(refusal(replaced("\"version\": 2", "\"version\": 1")).find("'version' is not 2"),
             std::string::npos);
-  EXPECT_NE(
-      manifest_refusal(replaced("0123456789abcdef01", "0123456789ABCDEF01")).find("32 hex digits"),
-      std::string::npos);
-  EXPECT_NE(manifest_refusal(replaced("\"model.layers\": \"12\"", "\"model.layers\": 12"))
+  EXPECT_NE(refusal(replaced("sluice checkpoint", "other")).find("'format'"), std::string::npos);
+  EXPECT_NE(refusal(replaced("0123456789abcdef01", "0123456789ABCDEF01")).find("32 hex digits"),
+            std::string::npos);
+  EXPECT_NE(refusal(replaced("\"model.layers\": \"12\"", "\"model.layers\": 12"))
                 .find("'model.layers' must be a string"),
             std::string::npos);
-  EXPECT_NE(manifest_refusal(replaced("\"state\"", "\"../state\"")).find("bare file name"),
+  EXPECT_NE(refusal(replaced("\"state\"", "\"../state\"")).find("bare file name"),
             std::string::npos);
-  EXPECT_NE(manifest_refusal(replaced("\"state\"", "\"..\"")).find("bare file name"),
+  EXPECT_NE(refusal(replaced("\"state\"", "\"..\"")).find("bare file name"), std::string::npos);
+  EXPECT_NE(refusal(replaced("\"state\"", "\"weights.safetensors\"")).find("twice"),
             std::string::npos);
-  EXPECT_NE(manifest_refusal(replaced("\"state\"", "\"weights.safetensors\"")).find("twice"),
+  EXPECT_NE(refusal(replaced("\"bytes\": 12", "\"bytes\": 1e30")).find("'bytes'"),
             std::string::npos);
-  EXPECT_NE(manifest_refusal(replaced("\"bytes\": 12", "\"bytes\": 1e30")).find("'bytes'"),
+  EXPECT_NE(refusal(replaced("\"bytes\": 12", "\"bytes\": 2e777777")).find("out of range"),
             std::string::npos);
-  EXPECT_NE(manifest_refusal(replaced("\"bytes\": 12", "\"bytes\": 2e777777")).find("out of range"),
+  EXPECT_NE(refusal(replaced("\"arithmetic\"", "\"step\"")).find("stands twice"),
             std::string::npos);
-  EXPECT_NE(manifest_refusal(replaced("\"arithmetic\"", "\"step\"")).find("stands twice"),
-            std::string::npos);
-  EXPECT_NE(manifest_refusal(replaced("\"threads\"", "\"later\": [[[[[[[[1]]]]]]]], \"threads\""))
+  EXPECT_NE(refusal(replaced("\"threads\"", "\"later\": [[[[[[[[1]]]]]]]], \"threads\""))
                 .find("nested too deeply"),
             std::string::npos);
-  EXPECT_NE(manifest_refusal("[]").find("must be an object"), std::string::npos);
-  EXPECT_NE(manifest_refusal("{").find("not valid JSON"), std::string::npos);
-  EXPECT_NE(manifest_refusal("").find("not valid JSON"), std::string::npos);
+  EXPECT_NE(refusal("[]").find("must be an object"), std::string::npos);
+  EXPECT_NE(refusal("{").find("not valid JSON"), std::string::npos);
+  EXPECT_NE(refusal("").find("not valid JSON"), std::string::npos);
 }
 
 TEST(Manifest, IsSavedWhole) {

@@ -20,7 +20,7 @@ std::string file_of(const std::string& json, std::size_t buffer_bytes) {
   return text + json + std::string(buffer_bytes, 'x');
 }
 
-std::string safetensors_refusal(const std::string& json, std::uint64_t buffer_bytes) {
+std::string refusal(const std::string& json, std::uint64_t buffer_bytes) {
   return message_of<InputError>([&] { parse_safetensors_header(json, buffer_bytes, "m"); });
 }
 
@@ -94,18 +94,14 @@ TEST(SafetensorsHeader, HolesOverlapsAndLeftoversAreRefused) {
            R"(},"b":{"dtype":"U8","shape":[4],"data_offsets":)" + second + "}}";
   };
   EXPECT_NO_THROW(parse_safetensors_header(two("[0,4]", "[4,8]"), 8, "m"));
-  EXPECT_NE(safetensors_refusal(two("[0,4]", "[5,9]"), 9).find("'b' follows a hole"),
-            std::string::npos);
-  EXPECT_NE(safetensors_refusal(two("[0,4]", "[3,7]"), 8).find("'b' overlaps"), std::string::npos);
-  EXPECT_NE(safetensors_refusal(two("[0,4]", "[0,4]"), 8).find("overlaps"), std::string::npos);
-  EXPECT_NE(safetensors_refusal(two("[1,5]", "[5,9]"), 9).find("'a' follows a hole"),
-            std::string::npos);
-  EXPECT_NE(safetensors_refusal(two("[0,4]", "[4,8]"), 9).find("cover 8 bytes"), std::string::npos);
-  EXPECT_NE(safetensors_refusal(two("[0,4]", "[4,8]"), 7).find("of a buffer of 7 bytes"),
-            std::string::npos);
-  EXPECT_NE(safetensors_refusal(two("[4,0]", "[4,8]"), 8).find("'a' lies at bytes 4 to 0"),
-            std::string::npos);
-  EXPECT_NE(safetensors_refusal(two("[0,5]", "[5,9]"), 9).find("need 4"), std::string::npos);
+  EXPECT_NE(refusal(two("[0,4]", "[5,9]"), 9).find("'b' follows a hole"), std::string::npos);
+  EXPECT_NE(refusal(two("[0,4]", "[3,7]"), 8).find("'b' overlaps"), std::string::npos);
+  EXPECT_NE(refusal(two("[0,4]", "[0,4]"), 8).find("overlaps"), std::string::npos);
+  EXPECT_NE(refusal(two("[1,5]", "[5,9]"), 9).find("'a' follows a hole"), std::string::npos);
+  EXPECT_NE(refusal(two("[0,4]", "[4,8]"), 9).find("cover 8 bytes"), std::string::npos);
+  EXPECT_NE(refusal(two("[0,4]", "[4,8]"), 7).find("of a buffer of 7 bytes"), std::string::npos);
+  EXPECT_NE(refusal(two("[4,0]", "[4,8]"), 8).find("'a' lies at bytes 4 to 0"), std::string::npos);
+  EXPECT_NE(refusal(two("[0,5]", "[5,9]"), 9).find("need 4"), std::string::npos);
 }
 
 TEST(SafetensorsHeader, WrongMembersAreRefusedByName) {
@@ -140,13 +136,10 @@ TEST(SafetensorsHeader, WrongMembersAreRefusedByName) {
       {R"({}{})", "not valid JSON"},
   };
   for (const auto& [json, words] : cases) {
-    EXPECT_NE(safetensors_refusal(json, 1).find(words), std::string::npos)
-        << json << "\n"
-        << safetensors_refusal(json, 1);
+    EXPECT_NE(refusal(json, 1).find(words), std::string::npos) << json << "\n" << refusal(json, 1);
   }
   const std::string w = tensor(R"("dtype":"U8",)" + rest);
-  EXPECT_NE(safetensors_refusal(w.substr(0, w.size() - 1) + "," + w.substr(1), 1)
-                .find("'w' stands twice"),
+  EXPECT_NE(refusal(w.substr(0, w.size() - 1) + "," + w.substr(1), 1).find("'w' stands twice"),
             std::string::npos);
 }
 

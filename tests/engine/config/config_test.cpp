@@ -17,8 +17,7 @@ const std::string kSmall = "[model]\nlayers = 2\nhidden = 64\nheads = 4\n";
 Config parse(const std::string& text, const std::vector<std::string>& overrides = {}) {
   return parse_config(text, "run.toml", overrides);
 }
-std::string config_refusal(const std::string& text,
-                           const std::vector<std::string>& overrides = {}) {
+std::string refusal(const std::string& text, const std::vector<std::string>& overrides = {}) {
   return message_of<InputError>([&] { parse(text, overrides); });
 }
 
@@ -69,15 +68,15 @@ TEST(Config, StorageSharesAreOneNumberForEachPath) {
             (std::vector<double>{2, 1}));
   std::string many = "memory.storage_paths=p0";
   for (int i = 1; i <= 512; ++i) many += ",p" + std::to_string(i);
-  EXPECT_NE(config_refusal(kSmall, {many}).find("at most 512"), std::string::npos);
-  EXPECT_NE(config_refusal(kSmall, {two, "memory.storage_shares=1,2,3"}).find("give one for each"),
+  EXPECT_NE(refusal(kSmall, {many}).find("at most 512"), std::string::npos);
+  EXPECT_NE(refusal(kSmall, {two, "memory.storage_shares=1,2,3"}).find("give one for each"),
             std::string::npos);
   parse(kSmall, {two, "memory.storage_shares=4095,1"});
-  const std::string steep = config_refusal(kSmall, {two, "memory.storage_shares=1,4096"});
+  const std::string steep = refusal(kSmall, {two, "memory.storage_shares=1,4096"});
   EXPECT_NE(steep.find("memory.storage_shares gives a path less than 1/4096"), std::string::npos);
   EXPECT_NE(steep.find("of 2 paths is 4095 to 1"), std::string::npos) << steep;
   for (const char* wrong : {"1,0", "1,-1", "1,nan", "1,x"}) {
-    EXPECT_NE(config_refusal(kSmall, {two, std::string("memory.storage_shares=") + wrong})
+    EXPECT_NE(refusal(kSmall, {two, std::string("memory.storage_shares=") + wrong})
                   .find("memory.storage_shares"),
               std::string::npos);
   }
@@ -94,48 +93,45 @@ TEST(Config, AnOverrideMayKeepTheQuotesOfAFile) {
   EXPECT_EQ(parse(kSmall, {"memory.device=\"64MiB\""}).memory.device_bytes, 64 * kMiB);
   EXPECT_EQ(parse(kSmall, {"data.paths=\"a\",\"b\""}).data.paths,
             (std::vector<std::string>{"a", "b"}));
-  EXPECT_NE(config_refusal(kSmall, {"train.steps=\"5\""}).find("must be an integer"),
-            std::string::npos);
+  EXPECT_NE(refusal(kSmall, {"train.steps=\"5\""}).find("must be an integer"), std::string::npos);
   EXPECT_EQ(parse(kSmall, {"recompute.policy=\"unit\""}).recompute.policy,
             Config::Recompute::kUnit);
 }
 
 TEST(Config, AStoragePathStandsOnce) {
-  EXPECT_NE(config_refusal(kSmall, {"memory.storage_paths=a,b,./a/"}).find("names './a/' twice"),
+  EXPECT_NE(refusal(kSmall, {"memory.storage_paths=a,b,./a/"}).find("names './a/' twice"),
             std::string::npos);
   EXPECT_EQ(parse(kSmall, {"memory.storage_paths=a,b,a/c"}).memory.storage_paths.size(), 3u);
 }
 
 TEST(Config, AnUnknownKeyNamesTheNearestKnownOne) {
-  EXPECT_EQ(config_refusal(kSmall + "[memory]\n\ndevise = \"1GiB\"\n"),
+  EXPECT_EQ(refusal(kSmall + "[memory]\n\ndevise = \"1GiB\"\n"),
             "run.toml:7: unknown key 'memory.devise'; did you mean 'memory.device'?");
-  EXPECT_EQ(config_refusal(kSmall + "[memroy]\ndevice = 1\n"),
+  EXPECT_EQ(refusal(kSmall + "[memroy]\ndevice = 1\n"),
             "run.toml:6: unknown key 'memroy.device'; did you mean 'memory.device'?");
-  EXPECT_EQ(config_refusal(kSmall, {"train.lr=1"}),
+  EXPECT_EQ(refusal(kSmall, {"train.lr=1"}),
             "--set train.lr=1: unknown key 'train.lr'; did you mean 'optimizer.lr'?");
-  EXPECT_EQ(config_refusal(kSmall + "[memory.place]\nweights = \"pinned\"\n"),
+  EXPECT_EQ(refusal(kSmall + "[memory.place]\nweights = \"pinned\"\n"),
             "run.toml:6: unknown key 'memory.place.weights'; did you mean 'memory.place.weight'?");
 }
 
 TEST(Config, AMistypedValueNamesTheKeyWhatWasGivenAndWhatIsRight) {
-  EXPECT_EQ(config_refusal("[model]\nlayers = \"two\"\n"),
+  EXPECT_EQ(refusal("[model]\nlayers = \"two\"\n"),
             "run.toml:2: model.layers must be an integer from 1 to 4096; got \"two\"");
-  EXPECT_EQ(config_refusal(kSmall + "[memory]\ndevice = \"lots\"\n"),
+  EXPECT_EQ(refusal(kSmall + "[memory]\ndevice = \"lots\"\n"),
             "run.toml:6: memory.device must be a byte count such as \"64MiB\", from 0 to 1024TiB; "
             "got \"lots\"");
-  EXPECT_EQ(config_refusal(kSmall, {"recompute.policy=all"}),
+  EXPECT_EQ(refusal(kSmall, {"recompute.policy=all"}),
             "--set recompute.policy=all: recompute.policy must be \"none\", \"unit\" or \"auto\"; "
             "got \"all\"");
-  EXPECT_EQ(config_refusal("memory = 3\n"),
-            "run.toml:1: memory is a section, written [memory]; got 3");
-  EXPECT_NE(config_refusal(kSmall + "[train]\nsteps = 1.5\n").find("got 1.5"), std::string::npos);
+  EXPECT_EQ(refusal("memory = 3\n"), "run.toml:1: memory is a section, written [memory]; got 3");
+  EXPECT_NE(refusal(kSmall + "[train]\nsteps = 1.5\n").find("got 1.5"), std::string::npos);
 }
 
 // Each key is in its range; their product is not.
 TEST(Config, AModelThatCannotBePlannedIsRefusedBeforeItIsDescribed) {
   for (const std::string hidden : {"16384", "262144"}) {
-    const std::string words =
-        config_refusal(kSmall, {"model.layers=4096", "model.hidden=" + hidden});
+    const std::string words = refusal(kSmall, {"model.layers=4096", "model.hidden=" + hidden});
     EXPECT_NE(words.find("model.layers"), std::string::npos) << words;
     EXPECT_NE(words.find("at most 137 billion"), std::string::npos) << words;
   }
@@ -149,59 +145,55 @@ TEST(Config, RangesAreKept) {
         "optimizer.eps=1e-60", "optimizer.lr=nan", "train.clip=inf", "data.eval_fraction=1",
         "train.seed=-1", "train.seed=99999999999999999999", "parallel.zero=4",
         "memory.link_latency=2s", "log.every=0", "memory.storage_paths=a,,b"}) {
-    EXPECT_NE(config_refusal(kSmall, {assignment}).find(" must be "), std::string::npos)
-        << assignment;
+    EXPECT_NE(refusal(kSmall, {assignment}).find(" must be "), std::string::npos) << assignment;
   }
 }
 
 TEST(Config, RangesAreKeptInTheFileToo) {
-  EXPECT_EQ(config_refusal(kSmall + "[log]\nevery = 0\n"),
+  EXPECT_EQ(refusal(kSmall + "[log]\nevery = 0\n"),
             "run.toml:6: log.every must be an integer from 1 to 1000000000000; got 0");
-  EXPECT_NE(config_refusal(kSmall + "[memory]\nchunk = \"3MiB\"\n").find("a multiple of 2MiB"),
+  EXPECT_NE(refusal(kSmall + "[memory]\nchunk = \"3MiB\"\n").find("a multiple of 2MiB"),
             std::string::npos);
-  EXPECT_NE(config_refusal(kSmall + "[optimizer]\nbetas = [0.9]\n").find("got a list of 1 values"),
+  EXPECT_NE(refusal(kSmall + "[optimizer]\nbetas = [0.9]\n").find("got a list of 1 values"),
             std::string::npos);
 }
 
 TEST(Config, ValuesThatDisagreeAreRefused) {
-  EXPECT_EQ(config_refusal(kSmall, {"model.heads=3"}),
+  EXPECT_EQ(refusal(kSmall, {"model.heads=3"}),
             "--set model.heads=3: model.heads is 3, which must divide model.hidden, 64");
-  EXPECT_NE(config_refusal(kSmall, {"model.kv_heads=3"}).find("divide model.heads, 4"),
+  EXPECT_NE(refusal(kSmall, {"model.kv_heads=3"}).find("divide model.heads, 4"), std::string::npos);
+  EXPECT_NE(refusal(kSmall, {"model.family=llama", "model.heads=64"}).find("even"),
             std::string::npos);
-  EXPECT_NE(config_refusal(kSmall, {"model.family=llama", "model.heads=64"}).find("even"),
+  EXPECT_NE(refusal(kSmall, {"train.seq=64", "model.max_seq=32"}).find("at most model.max_seq, 32"),
             std::string::npos);
-  EXPECT_NE(config_refusal(kSmall, {"train.seq=64", "model.max_seq=32"})
-                .find("at most model.max_seq, 32"),
+  EXPECT_NE(refusal(kSmall, {"train.eval_every=5"}).find("data.eval_fraction"), std::string::npos);
+  EXPECT_NE(refusal(kSmall, {"train.accumulate=4", "train.fold_groups=3"}).find("divide"),
             std::string::npos);
-  EXPECT_NE(config_refusal(kSmall, {"train.eval_every=5"}).find("data.eval_fraction"),
+  EXPECT_NE(refusal(kSmall, {"train.seq=1048576", "train.micro_batch=8"}).find("4194304"),
             std::string::npos);
-  EXPECT_NE(config_refusal(kSmall, {"train.accumulate=4", "train.fold_groups=3"}).find("divide"),
-            std::string::npos);
-  EXPECT_NE(config_refusal(kSmall, {"train.seq=1048576", "train.micro_batch=8"}).find("4194304"),
-            std::string::npos);
-  EXPECT_NE(config_refusal(kSmall, {"train.steps=1000000000000", "train.accumulate=1048576"})
+  EXPECT_NE(refusal(kSmall, {"train.steps=1000000000000", "train.accumulate=1048576"})
                 .find("tokens of the run"),
             std::string::npos);
-  EXPECT_NE(config_refusal(kSmall, {"memory.storage_sqpoll=true", "memory.storage_engine=posix"})
+  EXPECT_NE(refusal(kSmall, {"memory.storage_sqpoll=true", "memory.storage_engine=posix"})
                 .find("memory.storage_sqpoll is io_uring's"),
             std::string::npos);
   EXPECT_TRUE(parse(kSmall, {"memory.storage_sqpoll=true"}).memory.storage_sqpoll);
-  EXPECT_EQ(config_refusal("[model]\nlayers = 1\nhidden = 8\n"),
+  EXPECT_EQ(refusal("[model]\nlayers = 1\nhidden = 8\n"),
             "run.toml: model.heads is missing; it must be an integer from 1 to 16384");
 }
 
 TEST(Config, AnOptimizerKeepsOnlyWhatItCan) {
-  EXPECT_NE(config_refusal(kSmall, {"optimizer.states=split", "train.precision=fp32"})
+  EXPECT_NE(refusal(kSmall, {"optimizer.states=split", "train.precision=fp32"})
                 .find("needs train.precision = \"bf16\""),
             std::string::npos);
-  EXPECT_NE(config_refusal(kSmall, {"optimizer.name=adafactor", "optimizer.moments=8bit"})
+  EXPECT_NE(refusal(kSmall, {"optimizer.name=adafactor", "optimizer.moments=8bit"})
                 .find("leave optimizer.moments at \"fp32\""),
             std::string::npos);
-  EXPECT_NE(config_refusal(kSmall,
-                           {"optimizer.name=sgd", "optimizer.momentum=0", "optimizer.moments=bf16"})
-                .find("without momentum keeps no moment"),
-            std::string::npos);
-  EXPECT_NE(config_refusal(kSmall, {"optimizer.nesterov=true"}).find("\"sgd\" with a momentum"),
+  EXPECT_NE(
+      refusal(kSmall, {"optimizer.name=sgd", "optimizer.momentum=0", "optimizer.moments=bf16"})
+          .find("without momentum keeps no moment"),
+      std::string::npos);
+  EXPECT_NE(refusal(kSmall, {"optimizer.nesterov=true"}).find("\"sgd\" with a momentum"),
             std::string::npos);
   EXPECT_EQ(parse(kSmall, {"optimizer.name=lion"}).optimizer.beta2, 0.99);
   EXPECT_EQ(parse(kSmall, {"optimizer.name=lion", "optimizer.betas=0.9,0.5"}).optimizer.beta2, 0.5);
@@ -227,7 +219,7 @@ TEST(Config, ParameterGroupsAreTables) {
   for (const std::string bad :
        {"[{lr_scale=2.0}]", "[{match=\"a\",lr_scale=-1.0}]", "[{match=\"a\",rate=1.0}]", "[1]",
         "{match=\"a\"}", "[{match=\"a\",weight_decay=nan}]", "[] \nx = 1", "["}) {
-    const std::string words = config_refusal(kSmall, {"optimizer.groups=" + bad});
+    const std::string words = refusal(kSmall, {"optimizer.groups=" + bad});
     EXPECT_NE(words.find("optimizer.groups must be a list of tables such as"), std::string::npos)
         << words;
   }
@@ -248,7 +240,7 @@ TEST(Config, PlacesOfSavedPartsAreATable) {
   EXPECT_EQ(json["memory"]["place"]["saved"]["mlp_hidden"], "storage");
   EXPECT_EQ(result_settings(config), result_settings(parse(kSmall)));
   for (const std::string bad : {"'storage'", "{"}) {
-    const std::string words = config_refusal(kSmall, {"memory.place.saved=" + bad});
+    const std::string words = refusal(kSmall, {"memory.place.saved=" + bad});
     EXPECT_NE(words.find("memory.place.saved must be a table such as"), std::string::npos) << words;
   }
 }
@@ -271,19 +263,19 @@ TEST(Config, APlaceOfASavedPartThatIsNoneIsNamed) {
   const auto expect = [&](const std::string& words, const std::string& got) {
     EXPECT_NE(words.find("memory.place.saved.qkv " + choices + got), std::string::npos) << words;
   };
-  expect(config_refusal(kSmall, {"memory.place.saved.qkv=disk"}), "\"disk\"");
-  expect(config_refusal(kSmall, {"memory.place.saved={mlp_up='device',qkv='disk'}"}), "\"disk\"");
-  expect(config_refusal(kSmall, {"memory.place.saved={qkv=1}"}), "1");
-  expect(config_refusal(kSmall + "[memory.place.saved]\nqkv = \"disk\"\n"), "\"disk\"");
+  expect(refusal(kSmall, {"memory.place.saved.qkv=disk"}), "\"disk\"");
+  expect(refusal(kSmall, {"memory.place.saved={mlp_up='device',qkv='disk'}"}), "\"disk\"");
+  expect(refusal(kSmall, {"memory.place.saved={qkv=1}"}), "1");
+  expect(refusal(kSmall + "[memory.place.saved]\nqkv = \"disk\"\n"), "\"disk\"");
 }
 
 TEST(Config, APartWithoutANameIsRefusedAsThat) {
   const std::string words = "memory.place.saved has an entry whose name is empty; name a part";
   for (const std::string entry : {".\"\"=pinned", ".=pinned", "={''='pinned'}", "={''=1}"}) {
-    const std::string sentence = config_refusal(kSmall, {"memory.place.saved" + entry});
+    const std::string sentence = refusal(kSmall, {"memory.place.saved" + entry});
     EXPECT_EQ(sentence.rfind("--set memory.place.saved" + entry + ": " + words, 0), 0u) << sentence;
   }
-  const std::string file = config_refusal(kSmall + "[memory.place.saved]\n\"\" = \"pinned\"\n");
+  const std::string file = refusal(kSmall + "[memory.place.saved]\n\"\" = \"pinned\"\n");
   EXPECT_NE(file.find(words), std::string::npos) << file;
 }
 
@@ -292,9 +284,9 @@ TEST(Config, ANameOfAPartIsShownOnOneLine) {
   const std::string unit = "recompute.policy=unit";
   const std::string long_name(3000, 'q');
   for (const std::string& sentence :
-       {config_refusal(kSmall, {unit, "memory.place.saved.a\nb=pinned"}),
-        config_refusal(kSmall + "[memory.place.saved]\n\"a\\nb\" = \"pinned\"\n", {unit}),
-        config_refusal(kSmall, {unit, "memory.place.saved." + long_name + "=pinned"})}) {
+       {refusal(kSmall, {unit, "memory.place.saved.a\nb=pinned"}),
+        refusal(kSmall + "[memory.place.saved]\n\"a\\nb\" = \"pinned\"\n", {unit}),
+        refusal(kSmall, {unit, "memory.place.saved." + long_name + "=pinned"})}) {
     EXPECT_NE(sentence.find("has no meaning with recompute.policy"), std::string::npos) << sentence;
     EXPECT_EQ(sentence.find('\n'), std::string::npos) << sentence;
     EXPECT_LT(sentence.size(), 500u) << sentence;
@@ -305,8 +297,7 @@ TEST(Config, ANameOfAPartIsShownOnOneLine) {
 TEST(Config, PlacesOfSavedPartsAreRefusedWhereUnitsAreRecomputed) {
   const std::string unit = "recompute.policy=unit";
   for (const std::string part : {"qkv", "*"}) {
-    const std::string words =
-        config_refusal(kSmall, {unit, "memory.place.saved." + part + "=pinned"});
+    const std::string words = refusal(kSmall, {unit, "memory.place.saved." + part + "=pinned"});
     EXPECT_NE(words.find("memory.place.saved." + part + " has no meaning with recompute.policy = "),
               std::string::npos)
         << words;
@@ -314,21 +305,20 @@ TEST(Config, PlacesOfSavedPartsAreRefusedWhereUnitsAreRecomputed) {
   // The entry's own origin, whatever else of the table was set since.
   const std::string file = kSmall + "[memory.place.saved]\nmlp_up = \"pinned\"\n";
   const std::string innocent = "memory.place.saved.qkv=auto";
-  EXPECT_EQ(config_refusal(file, {unit, innocent}).rfind("run.toml:", 0), 0u);
+  EXPECT_EQ(refusal(file, {unit, innocent}).rfind("run.toml:", 0), 0u);
   const std::string given = "memory.place.saved.mlp_up=pinned";
-  EXPECT_EQ(config_refusal(kSmall, {given, unit, innocent}).rfind("--set " + given + ": ", 0), 0u);
+  EXPECT_EQ(refusal(kSmall, {given, unit, innocent}).rfind("--set " + given + ": ", 0), 0u);
   parse(kSmall, {unit, "memory.place.saved.qkv=auto"});
   parse(kSmall, {"recompute.policy=auto", "memory.place.saved.qkv=pinned"});
 }
 
 TEST(Config, BrokenTomlNamesTheLine) {
-  EXPECT_EQ(config_refusal("[model]\nlayers = = 2\n").rfind("run.toml:2: not valid TOML: ", 0), 0u);
-  EXPECT_NE(config_refusal("[model]\nlayers = 2\nlayers = 3\n").find("run.toml:3"),
-            std::string::npos);
-  EXPECT_NE(config_refusal(kSmall, {"no equals sign"}).find("write key=value"), std::string::npos);
-  EXPECT_EQ(config_refusal(std::string(2 << 20, '#')).rfind("run.toml has 2097152 bytes", 0), 0u);
+  EXPECT_EQ(refusal("[model]\nlayers = = 2\n").rfind("run.toml:2: not valid TOML: ", 0), 0u);
+  EXPECT_NE(refusal("[model]\nlayers = 2\nlayers = 3\n").find("run.toml:3"), std::string::npos);
+  EXPECT_NE(refusal(kSmall, {"no equals sign"}).find("write key=value"), std::string::npos);
+  EXPECT_EQ(refusal(std::string(2 << 20, '#')).rfind("run.toml has 2097152 bytes", 0), 0u);
   // Deep nesting must end in a refusal, not in a stack overflow.
-  EXPECT_FALSE(config_refusal("x = " + std::string(100000, '[')).empty());
+  EXPECT_FALSE(refusal("x = " + std::string(100000, '[')).empty());
 }
 
 TEST(Config, TheDumpReadsBackToTheSameConfiguration) {
@@ -468,7 +458,7 @@ TEST(Config, TheLossScaleIsAPowerOfTwo) {
   for (const std::string scale : {"1", "65536", "4294967296"}) {
     EXPECT_NO_THROW(parse(kSmall, {"train.loss_scale=" + scale}));
   }
-  EXPECT_NE(config_refusal(kSmall, {"train.loss_scale=1000"})
+  EXPECT_NE(refusal(kSmall, {"train.loss_scale=1000"})
                 .find("train.loss_scale is 1000, which must be a power of two, such as 512"),
             std::string::npos);
 }

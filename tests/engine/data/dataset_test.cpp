@@ -31,9 +31,9 @@ std::string tokens_as_text(const TokenStream& stream) {
   return {tokens.begin(), tokens.end()};
 }
 
-std::string dataset_refusal(const std::vector<std::string>& paths,
-                            config::DataFormat format = config::DataFormat::kBytes,
-                            std::int64_t vocab = 256) {
+std::string refusal(const std::vector<std::string>& paths,
+                    config::DataFormat format = config::DataFormat::kBytes,
+                    std::int64_t vocab = 256) {
   return message_of<InputError>([&] { TokenStream(paths, format, vocab); });
 }
 
@@ -79,7 +79,7 @@ TEST(TokenStream, EveryRangeReadsWhatTheWholeHolds) {
 TEST(TokenStream, BytesAboveTheVocabularyAreNamed) {
   const train::ScratchDirectory scratch;
   const auto path = scratch.write("t", "abc\xff");
-  EXPECT_EQ(dataset_refusal({path}, config::DataFormat::kBytes, 128),
+  EXPECT_EQ(refusal({path}, config::DataFormat::kBytes, 128),
             path + ": token 255 at position 3 is not below model.vocab, 128");
 }
 
@@ -99,7 +99,7 @@ TEST(TokenStream, BrokenLlmcFilesAreRefusedWithTheirFigures) {
   const train::ScratchDirectory scratch;
   const auto write = [&](const std::string& text) { return scratch.write("x.bin", text); };
   const auto words = [&](const std::string& text, std::int64_t vocab = 50257) {
-    return dataset_refusal({write(text)}, config::DataFormat::kLlmc, vocab);
+    return refusal({write(text)}, config::DataFormat::kLlmc, vocab);
   };
   const std::string good = llmc_file(20240520, 1, 3, {1, 2, 3}, 2);
   EXPECT_EQ(
@@ -120,13 +120,13 @@ TEST(TokenStream, BrokenLlmcFilesAreRefusedWithTheirFigures) {
 
 TEST(TokenStream, MissingAndEmptyDataAreRefused) {
   const train::ScratchDirectory scratch;
-  EXPECT_EQ(dataset_refusal({scratch / "nowhere"}),
+  EXPECT_EQ(refusal({scratch / "nowhere"}),
             "data.paths: '" + scratch / "nowhere" + "' does not exist");
-  EXPECT_NE(dataset_refusal({}).find("data.paths is empty"), std::string::npos);
-  EXPECT_NE(dataset_refusal({scratch.path()}).find("holds no text"), std::string::npos);
-  EXPECT_NE(dataset_refusal({scratch.write("empty", "")}).find("holds no text"), std::string::npos);
-  EXPECT_NE(dataset_refusal({"/dev/null"}).find("cannot be read"), std::string::npos);
-  EXPECT_NE(dataset_refusal({scratch.path()}, config::DataFormat::kMegatron).find("not available"),
+  EXPECT_NE(refusal({}).find("data.paths is empty"), std::string::npos);
+  EXPECT_NE(refusal({scratch.path()}).find("holds no text"), std::string::npos);
+  EXPECT_NE(refusal({scratch.write("empty", "")}).find("holds no text"), std::string::npos);
+  EXPECT_NE(refusal({"/dev/null"}).find("cannot be read"), std::string::npos);
+  EXPECT_NE(refusal({scratch.path()}, config::DataFormat::kMegatron).find("not available"),
             std::string::npos);
 }
 
