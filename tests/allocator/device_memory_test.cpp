@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::uint64_t kChunk = 2 * kPage;
 
-class DeviceMemory : public testing::Test {
+class DeviceMemory : public ::testing::Test {
  protected:
   std::unique_ptr<device::Device> inner_ = device::make_host_device({.capacity_bytes = 64 * kPage});
   FailingDevice device_{*inner_};

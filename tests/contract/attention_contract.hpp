@@ -47,10 +47,8 @@ DTypeArray attend_backward(Kernels& kernels, const AttentionShape& s, const DTyp
 
 // The gradient of sum(dout * out) in fp64. The saved output is the rounded one, as the kernels have
 // it.
-inline reference::Doubles attention_gradient(const AttentionShape& s,
-                                      const DTypeArray& dout,
-                                      const DTypeArray& qkv,
-                                      const DTypeArray& out) {
+inline reference::Doubles attention_gradient(const AttentionShape& s, const DTypeArray& dout,
+                                             const DTypeArray& qkv, const DTypeArray& out) {
   const std::int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim;
   const double scale = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
   const auto exact = reference::attention(s, doubles(qkv));
@@ -121,7 +119,7 @@ TYPED_TEST_P(AttentionContract, ForwardMatchesFp64) {
             << s.time << " x " << s.head_dim << " at " << i;
       }
       for (std::size_t i = 0; i < want.lse.size(); ++i) {
-        ASSERT_NEAR(got.lse[i], want.lse[i], 4e-6 * (1.0 + std::abs(want.lse[i])))
+        ASSERT_NEAR(got.lse[i], want.lse[i], TypeParam::kLseError * (1.0 + std::abs(want.lse[i])))
             << s.time << " x " << s.head_dim << " at " << i;
       }
     }

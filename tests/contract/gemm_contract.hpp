@@ -72,8 +72,8 @@ TYPED_TEST_SUITE_P(GemmContract);
 
 // Odd sizes, sizes that 16-byte copies can move, and sizes around tiles of 128 x 128 x 32 and 64 x 64 x 16.
 TYPED_TEST_P(GemmContract, MatchesFp64OnEveryKindAndOddSizes) {
-  std::vector<GemmSize> sizes{{1, 1, 1},    {1, 17, 63},    {17, 1, 5},
-                              {63, 65, 1},  {64, 64, 64},   {8, 24, 40},
+  std::vector<GemmSize> sizes{{1, 1, 1},      {1, 17, 63},    {17, 1, 5},
+                              {63, 65, 1},    {64, 64, 64},   {8, 24, 40},
                               {129, 136, 33}, {136, 130, 72}, {200, 13, 77}};
   if (!TypeParam::kSlow) {
     const GemmSize more[] = {{17, 300, 63}, {129, 257, 31}, {200, 130, 77},
@@ -105,10 +105,10 @@ TYPED_TEST_P(GemmContract, CarriesNanAndInfinity) {
 
 TYPED_TEST_P(GemmContract, RefusesEmptyShapesAndOtherTypes) {
   const Kernels& kernels = this->kernels();
-  for (const GemmShape& shape : {GemmShape{0, 1, 1}, GemmShape{1, 1, 1, false, false, DType::kI32,
-                                                               DType::kI32},
-                                 GemmShape{1, 1, 1, false, false, DType::kF32, DType::kBF16},
-                                 GemmShape{1, 1, 1, false, false, DType::kBF16, DType::kF16}}) {
+  for (const GemmShape& shape :
+       {GemmShape{0, 1, 1}, GemmShape{1, 1, 1, false, false, DType::kI32, DType::kI32},
+        GemmShape{1, 1, 1, false, false, DType::kF32, DType::kBF16},
+        GemmShape{1, 1, 1, false, false, DType::kBF16, DType::kF16}}) {
     EXPECT_THROW(kernels.gemm_workspace_bytes(shape), InternalError);
   }
 }

@@ -107,8 +107,8 @@ inline void expect_head(const HeadBatch& in, const HeadResult& got) {
   dw.expect(s, got.dw);
 }
 
-inline const HeadShape kHeadShapes[] = {{1, 1, 1},    {1, 17, 63}, {17, 63, 257}, {70, 24, 130},
-                                        {20, 8, 600}, {40, 24, 300}};
+inline const HeadShape kHeadShapes[] = {{1, 1, 1},     {1, 17, 63},  {17, 63, 257},
+                                        {70, 24, 130}, {20, 8, 600}, {40, 24, 300}};
 // The host cuts these into slices of rows and of the vocabulary, the last ones shorter.
 inline const HeadShape kSlicedHeads[] = {
     {130, 24, 1000}, {20, 8, 512}, {130, 5, 20000}, {1000, 3, 1501}};

@@ -6,6 +6,7 @@
 //   static std::unique_ptr<Kernels> make()
 //   static void copy(void* to, const void* from, std::size_t bytes)   in order with the kernels
 //   static constexpr bool kSlow    an emulation: the largest shapes are left out
+//   static constexpr double kLseError   relative error of attention's log-sum-exp
 //   static double probability_error(DType)   how far rounded attention weights move a mean of ones
 //
 // One header below for each family; a backend instantiates those that it implements.
@@ -24,8 +25,8 @@
 namespace sluice::testing {
 
 using kernels::Kernels;
-using kernels::host::DTypeArray;
 using kernels::host::doubles;
+using kernels::host::DTypeArray;
 using kernels::host::normal_floats;
 using kernels::host::rounding_at;
 using kernels::host::rounding_of;

@@ -16,7 +16,7 @@
 namespace sluice::device {
 namespace {
 
-class RaceTest : public testing::Test {
+class RaceTest : public ::testing::Test {
  protected:
   void touch(Stream& stream, std::uint64_t begin, std::uint64_t end, bool writes) {
     const MemoryAccess access{buffer_.data() + begin, end - begin, writes};

@@ -14,7 +14,7 @@
 namespace sluice::allocator {
 namespace {
 
-class CachingAllocatorTest : public testing::Test {
+class CachingAllocatorTest : public ::testing::Test {
  protected:
   // A cap of so many pages.
   void make(std::uint64_t cap_pages, CachingAllocatorOptions options = {}) {

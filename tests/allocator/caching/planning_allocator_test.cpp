@@ -18,7 +18,7 @@
 namespace sluice::allocator {
 namespace {
 
-class PlanningAllocatorTest : public testing::Test {
+class PlanningAllocatorTest : public ::testing::Test {
  protected:
   void SetUp() override { make(64); }
   void make(std::uint64_t cap_pages) {

@@ -18,9 +18,15 @@ struct CudaBackend {
   static constexpr bool kSlow = false;
 #endif
   static constexpr double kLseError = 4e-6;
-  static std::string missing() { return missing_gpu(); }
-  static std::unique_ptr<Kernels> make() { return make_cuda_kernels({.libraries = kLibraries}); }
-  static void copy(void* to, const void* from, std::size_t bytes) { copy_bytes(to, from, bytes); }
+  static std::string missing() {
+    return missing_gpu();
+  }
+  static std::unique_ptr<Kernels> make() {
+    return make_cuda_kernels({.libraries = kLibraries});
+  }
+  static void copy(void* to, const void* from, std::size_t bytes) {
+    copy_bytes(to, from, bytes);
+  }
   // Tensor cores take probabilities in the dtype.
   static double probability_error(DType dtype) {
     return dtype == DType::kF32 ? 0.0 : 4.0 * host::rounding_of(dtype);
