@@ -45,7 +45,7 @@ std::string clip_setting(double clip) {
   return "train.clip=" + std::to_string(clip);
 }
 
-double norm_of(const TrainingRecord& run, std::size_t step) {
+double grad_norm_of(const TrainingRecord& run, std::size_t step) {
   return std::bit_cast<double>(run.norms.at(step));
 }
 
@@ -60,7 +60,7 @@ std::vector<bool> clipped(const TrainingRecord& plain, double clip) {
   std::vector<bool> steps;
   for (std::size_t step = 0; step < plain.steps.size(); ++step) {
     const bool skipped = plain.steps[step].value("overflow", false);
-    steps.push_back(clip > 0 && !skipped && norm_of(plain, step) > clip);
+    steps.push_back(clip > 0 && !skipped && grad_norm_of(plain, step) > clip);
   }
   return steps;
 }
@@ -106,7 +106,7 @@ std::size_t expect_all_speculative(const TrainingBench& bench, const Overrides& 
 double middle_norm(const TrainingRecord& run) {
   std::vector<double> norms;
   for (std::size_t step = 0; step < run.norms.size(); ++step) {
-    if (std::isfinite(norm_of(run, step))) norms.push_back(norm_of(run, step));
+    if (std::isfinite(grad_norm_of(run, step))) norms.push_back(grad_norm_of(run, step));
   }
   std::sort(norms.begin(), norms.end());
   return std::round(norms[norms.size() / 2] * 1e4) * 1e-4;
@@ -225,7 +225,7 @@ TEST(Speculation, IsPlannedToTheByte) {
     EXPECT_EQ(run.session().measured_peak_bytes(), plan.peak_bytes);
     EXPECT_EQ(plan.state_bytes, plain.plan().state_bytes);
     const std::uint64_t gradients = plan.state_bytes_of(StateKind::kGradient);
-    EXPECT_GE(std::accumulate(plan.twin_bytes.begin(), plan.twin_bytes.end(), std::uint64_t{0}),
+    EXPECT_GE(std::accumulate(plan.shadow_bytes.begin(), plan.shadow_bytes.end(), std::uint64_t{0}),
               plan.state_bytes - gradients);
     schedule::LinkBytes redone = plan.step_bytes;
     redone += plan.redo_bytes;
