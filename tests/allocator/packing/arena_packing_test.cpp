@@ -9,15 +9,12 @@
 #include "allocator/packing/packing_search.hpp"
 #include "base/error.hpp"
 #include "base/rng.hpp"
+#include "tests/allocator/packing/lifetimes_overlap.hpp"
 
 namespace sluice::packing {
 namespace {
 
 using Lifetimes = std::vector<Lifetime>;
-
-bool meet(const Lifetime& a, const Lifetime& b) {
-  return a.lower < b.upper && b.lower < a.upper;
-}
 
 std::uint64_t live_bound(const Lifetimes& lifetimes) {
   std::uint64_t bound = 0;
@@ -48,7 +45,8 @@ std::uint64_t brute_force_capacity(const Lifetimes& lifetimes) {
         for (std::size_t j = 0; j < k; ++j) {
           const Lifetime& other = lifetimes[order[j]];
           const std::uint64_t end = offsets[order[j]] + other.bytes;
-          if (meet(one, other) && offset < end && offsets[order[j]] < offset + one.bytes) {
+          if (lifetimes_overlap(one, other) && offset < end &&
+              offsets[order[j]] < offset + one.bytes) {
             offset = end;
             moved = true;
           }

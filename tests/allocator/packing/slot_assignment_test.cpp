@@ -7,15 +7,12 @@
 #include "allocator/packing/arena_packing.hpp"
 #include "base/error.hpp"
 #include "base/rng.hpp"
+#include "tests/allocator/packing/lifetimes_overlap.hpp"
 
 namespace sluice::packing {
 namespace {
 
-bool meet(const Lifetime& a, const Lifetime& b) {
-  return a.lower < b.upper && b.lower < a.upper;
-}
-
-// The result that the sweep must find, by looking at every position.
+// By looking at every position: what the sweep must find.
 std::uint64_t deepest_need(const std::vector<Lifetime>& items) {
   std::uint64_t deepest = 0;
   for (const Lifetime& at : items) {
@@ -36,7 +33,7 @@ void expect_valid(const std::vector<Lifetime>& items, const SlotAssignment& assi
     EXPECT_EQ(assignment.slots[i].size(), items[i].bytes);
     for (const std::uint32_t slot : own) EXPECT_LT(slot, assignment.slot_count);
     for (std::size_t j = 0; j < i; ++j) {
-      if (!meet(items[i], items[j])) continue;
+      if (!lifetimes_overlap(items[i], items[j])) continue;
       for (const std::uint32_t slot : assignment.slots[j]) EXPECT_EQ(own.count(slot), 0u);
     }
   }
@@ -57,7 +54,7 @@ TEST(SlotAssignment, TakesAsManySlotsAsTheDeepestOverlap) {
   }
 }
 
-// Two slots suffice, and the slot that was freed last is not taken next.
+// Two slots suffice; a slot just freed is not the one taken next.
 TEST(SlotAssignment, ReusesTheSlotThatHasBeenFreeLongest) {
   const std::vector<Lifetime> items{{0, 1, 1}, {1, 2, 1}, {2, 3, 1}, {3, 4, 1}, {10, 11, 2}};
   const SlotAssignment assignment = assign_slots(items);
@@ -67,7 +64,7 @@ TEST(SlotAssignment, ReusesTheSlotThatHasBeenFreeLongest) {
   }
 }
 
-TEST(SlotAssignment, NoItemsNeedNoSlot) {
+TEST(SlotAssignment, NothingNeedsNoSlot) {
   const SlotAssignment assignment = assign_slots({});
   EXPECT_EQ(assignment.slot_count, 0u);
   EXPECT_TRUE(assignment.slots.empty());
