@@ -23,6 +23,9 @@ struct TensorSpec {
   float init_std = 0.02f;
   bool decay = false;  // takes part in weight decay (matrices and embeddings do, vectors do not)
   bool hidden_matrix = false;  // a matrix between hidden activations (not embedding, not head)
+  // Rows of each logical matrix, where the tensor holds several one above the other: q, k and v, or
+  // gate and up. They sum to the tensor's rows. Empty: the tensor is one matrix.
+  std::vector<std::int64_t> matrix_rows = {};
 
   std::uint64_t elems() const;
 };

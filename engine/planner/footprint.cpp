@@ -20,8 +20,12 @@ std::vector<std::uint64_t> norm_blocks_before(const model::UnitLayout& layout) {
 
 }  // namespace
 
-schedule::StepModel make_step_model(const model::Model& model, const model::BatchShape& batch, const model::ParameterTable& table,
-                          const kernels::Kernels& kernels, const kernels::Kernels& host_kernels) {
+// Layers declare their needs for this batch; the parameter table gives the sizes of per-tensor
+// state.
+schedule::StepModel make_step_model(const model::Model& model, const model::BatchShape& batch,
+                                    const model::ParameterTable& table,
+                                    const kernels::Kernels& kernels,
+                                    const kernels::Kernels& host_kernels) {
   schedule::StepModel step;
   step.dtype = batch.dtype;
   step.optimizer = table.options();

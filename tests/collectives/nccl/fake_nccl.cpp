@@ -15,13 +15,13 @@
 namespace sluice::testing {
 namespace {
 
-using Bytes = std::vector<unsigned char>;
+using RawBytes = std::vector<unsigned char>;
 
 // All ranks of one unique id.
 struct Hub {
   std::mutex mutex;
   std::condition_variable changed;
-  std::map<std::pair<int, int>, std::deque<Bytes>> sent;  // by sender and receiver
+  std::map<std::pair<int, int>, std::deque<RawBytes>> sent;  // by sender and receiver
   int arrived = 0;
 };
 
@@ -233,10 +233,10 @@ ncclResult_t receive(void* destination, std::size_t bytes, ncclDataType_t type, 
 }  // namespace
 
 const collectives::NcclFunctions& fake_nccl() {
-  static const collectives::NcclFunctions table{get_version, get_unique_id, init_rank,   finalize,
-                                   destroy,     abort_comm,    async_error, error_string,
-                                   last_error,  group_start,   group_end,   all_gather,
-                                   broadcast,   send,          receive};
+  static const collectives::NcclFunctions table{
+      get_version, get_unique_id, init_rank,    finalize,   destroy,
+      abort_comm,  async_error,   error_string, last_error, group_start,
+      group_end,   all_gather,    broadcast,    send,       receive};
   return table;
 }
 

@@ -31,9 +31,10 @@ std::string tokens_as_text(const TokenStream& stream) {
   return {tokens.begin(), tokens.end()};
 }
 
-std::string refusal(const std::vector<std::string>& paths, config::DataFormat format = config::DataFormat::kBytes,
+std::string refusal(const std::vector<std::string>& paths,
+                    config::DataFormat format = config::DataFormat::kBytes,
                     std::int64_t vocab = 256) {
-  return message_of<InputError>([&] { TokenStream(paths, format, vocab); });
+  return train::message_of<InputError>([&] { TokenStream(paths, format, vocab); });
 }
 
 TEST(TokenStream, ADirectoryIsItsVisibleTextFilesInOrderWithAZeroBetween) {
@@ -49,8 +50,8 @@ TEST(TokenStream, ADirectoryIsItsVisibleTextFilesInOrderWithAZeroBetween) {
   EXPECT_EQ(tokens_as_text(stream), std::string("deep\0bee", 8));
   EXPECT_EQ(stream.file_count(), 2u);
   // A file that is named is taken whatever it holds.
-  const TokenStream named({scratch / "text/program", scratch / "text/b.txt"}, config::DataFormat::kBytes,
-                          256);
+  const TokenStream named({scratch / "text/program", scratch / "text/b.txt"},
+                          config::DataFormat::kBytes, 256);
   EXPECT_EQ(tokens_as_text(named), std::string("ELF\0\1\0bee", 9));
 }
 
@@ -284,7 +285,7 @@ TEST(Dataset, AnEvaluationPartBelowOneBatchRepeatsItsWindows) {
 TEST(Dataset, TooLittleForOneWindowIsRefused) {
   const train::ScratchDirectory scratch;
   auto options = options_for(scratch.write("t", "1234"));
-  const auto refused = [&] { return message_of<InputError>([&] { Dataset{options}; }); };
+  const auto refused = [&] { return train::message_of<InputError>([&] { Dataset{options}; }); };
   EXPECT_EQ(refused(),
             "data.paths: the training part has 4 tokens; train.seq = 4 needs at least 5");
   options.paths = {scratch.write("t", "1234567890")};

@@ -27,7 +27,8 @@ class OnePathSlow final : public PassingEngine {
  public:
   OnePathSlow(std::unique_ptr<offload::StorageEngine> inner, std::chrono::milliseconds delay)
       : PassingEngine(std::move(inner)), delay_(delay) {}
-  offload::StorageFileId open(const std::string& path, offload::StorageFileMode mode, std::uint64_t bytes) override {
+  offload::StorageFileId open(const std::string& path, offload::StorageFileMode mode,
+                              std::uint64_t bytes) override {
     const offload::StorageFileId file = PassingEngine::open(path, mode, bytes);
     if (fs::path(path).parent_path().filename() == "slow") slow_.push_back(file);
     return file;
@@ -46,9 +47,9 @@ class OnePathSlow final : public PassingEngine {
 
 // Notes the first and the last byte of memory that requests name, and what is timed: what comes
 // after each file was written once.
-class NotingEngine final : public PassingEngine {
+class SharesEngine final : public PassingEngine {
  public:
-  NotingEngine() : PassingEngine(offload::make_storage_engine("auto", {})) {}
+  SharesEngine() : PassingEngine(offload::make_storage_engine("auto", {})) {}
   void submit(const offload::StorageRequest& request, Callback done) override {
     std::uint64_t& seen = seen_[request.file];
     if (seen >= kFileBytes) {
@@ -94,7 +95,8 @@ TEST_F(StorageSharesBySpeed, APathHeldBackGetsFewerStripes) {
   ASSERT_EQ(speeds.size(), 2u);
   EXPECT_LT(speeds[0], 30e6);
   EXPECT_GT(speeds[1], speeds[0]);
-  const auto shares = run::shares_within_room(config_, speeds, 100 * offload::StripeLayout::kStripeBytes);
+  const auto shares =
+      run::shares_within_room(config_, speeds, 100 * offload::StripeLayout::kStripeBytes);
   EXPECT_GE(shares[1], shares[0]);
   // Nothing is left behind.
   for (const std::string& path : config_.memory.storage_paths) EXPECT_TRUE(fs::is_empty(path));
@@ -103,7 +105,7 @@ TEST_F(StorageSharesBySpeed, APathHeldBackGetsFewerStripes) {
 TEST_F(StorageSharesBySpeed, AreMeasuredWithinTheMemoryThatIsAllowed) {
   for (const auto& [allowed, used] :
        {std::pair(kMiB, kMiB), std::pair(3 * kMiB, 2 * kMiB), std::pair(256 * kMiB, 16 * kMiB)}) {
-    NotingEngine engine;
+    SharesEngine engine;
     const auto speeds = run::measure_path_speeds(engine, config_.memory.storage_paths, allowed);
     EXPECT_EQ(engine.bytes(), used);
     EXPECT_GT(*std::min_element(speeds.begin(), speeds.end()), 0);
