@@ -146,7 +146,10 @@ MachineRoom settle_budgets(config::Config& config, std::optional<std::uint64_t> 
   if (config.memory.storage_bytes == config::Config::kAutoBytes) {
     config.memory.storage_bytes = std::min(room.storage_bytes, kMostAutoStorageBytes);
   }
-  if (const auto why = excess(config, room)) throw InputError(*why);
+  if (const auto why = excess(config, room)) {
+    if (config.memory.storage_bytes > room.storage_bytes) throw NoRoom(*why);
+    throw InputError(*why);
+  }
   return room;
 }
 
@@ -155,7 +158,8 @@ void settle_budgets_elsewhere(config::Config& config) {
   config.memory.storage_bytes = kMostAutoStorageBytes;
 }
 
-void keep_possible_suggestions(Refusal& refusal, const config::Config& config, const MachineRoom& room) {
+void keep_possible_suggestions(Refusal& refusal, const config::Config& config,
+                               const MachineRoom& room) {
   std::erase_if(refusal.suggestions, [&](const Suggestion& suggestion) {
     config::Config changed = config;
     for (const auto& [key, bytes] : suggestion) {
@@ -167,11 +171,13 @@ void keep_possible_suggestions(Refusal& refusal, const config::Config& config, c
 
 offload::StripeLayout configured_layout(const config::Config& config) {
   const auto& memory = config.memory;
-  if (memory.storage_shares.empty()) return offload::StripeLayout::even(memory.storage_paths.size());
+  if (memory.storage_shares.empty())
+    return offload::StripeLayout::even(memory.storage_paths.size());
   return offload::StripeLayout(offload::shares_by_ratio(memory.storage_shares));
 }
 
-std::vector<std::size_t> paths_without_room(const config::Config& config, const offload::StripeLayout& layout,
+std::vector<std::size_t> paths_without_room(const config::Config& config,
+                                            const offload::StripeLayout& layout,
                                             std::uint64_t storage_bytes) {
   std::vector<std::size_t> paths;
   const offload::StripeLayout even = offload::StripeLayout::even(layout.paths());
@@ -200,9 +206,9 @@ void check_storage_paths(const config::Config& config, std::uint64_t needed_byte
   for (const StorageRoom& room : storage_rooms(config)) {
     const std::uint64_t needed = room.needed_bytes(layout, needed_bytes);
     if (needed > room.available_bytes) {
-      throw InputError("memory.storage_paths: '" + memory.storage_paths[room.paths.front()] +
-                       "' needs " + format_bytes_exact(needed) + " and has " +
-                       format_bytes_exact(room.available_bytes) + " available");
+      throw NoRoom("memory.storage_paths: '" + memory.storage_paths[room.paths.front()] +
+                   "' needs " + format_bytes_exact(needed) + " and has " +
+                   format_bytes_exact(room.available_bytes) + " available");
     }
   }
   if (memory.storage_engine == config::Config::StorageEngineKind::kIoUring) {
@@ -242,10 +248,10 @@ void check_checkpoint_room(const config::Config& config, std::uint64_t checkpoin
   }
   const auto available = static_cast<std::uint64_t>(facts.f_bavail) * facts.f_frsize;
   if (needed > available) {
-    throw InputError("checkpoint.dir: '" + config.checkpoint.dir + "' needs " +
-                     format_bytes_exact(needed) + " (a checkpoint, the final weights" +
-                     (needed > checkpoint_bytes ? " and the storage tier beside it" : "") +
-                     ") and has " + format_bytes_exact(available) + " available");
+    throw NoRoom("checkpoint.dir: '" + config.checkpoint.dir + "' needs " +
+                 format_bytes_exact(needed) + " (a checkpoint, the final weights" +
+                 (needed > checkpoint_bytes ? " and the storage tier beside it" : "") +
+                 ") and has " + format_bytes_exact(available) + " available");
   }
 }
 

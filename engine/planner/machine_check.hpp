@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.hpp"
 #include "base/units.hpp"
 #include "engine/config/config.hpp"
 #include "engine/planner/plan.hpp"
@@ -15,6 +16,12 @@ namespace sluice::planner {
 
 // What memory.storage = "auto" takes at most.
 inline constexpr std::uint64_t kMostAutoStorageBytes = 64 * kGiB;
+
+// A disk lacks room, which removing files may give.
+class NoRoom : public InputError {
+ public:
+  using InputError::InputError;
+};
 
 // What budgets may take here, as read once: other programs change it at any moment.
 struct MachineRoom {
@@ -31,13 +38,15 @@ MachineRoom settle_budgets(config::Config& config, std::optional<std::uint64_t> 
 // The numbers for a machine that is not this one: kMostAutoStorageBytes, nothing to hold against.
 void settle_budgets_elsewhere(config::Config& config);
 // Takes away the suggestions that settle_budgets would have refused.
-void keep_possible_suggestions(Refusal& refusal, const config::Config& config, const MachineRoom& room);
+void keep_possible_suggestions(Refusal& refusal, const config::Config& config,
+                               const MachineRoom& room);
 
 // How a run lays its storage over its paths as far as the configuration says: by
 // memory.storage_shares, else evenly, which is what measured shares fall back to.
 offload::StripeLayout configured_layout(const config::Config& config);
 // The paths, by number, on whose file systems so many bytes laid out so have no room.
-std::vector<std::size_t> paths_without_room(const config::Config& config, const offload::StripeLayout& layout,
+std::vector<std::size_t> paths_without_room(const config::Config& config,
+                                            const offload::StripeLayout& layout,
                                             std::uint64_t storage_bytes);
 
 // Storage paths: directories that can be written (or made), with room for the plan's share; the

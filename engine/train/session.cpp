@@ -34,8 +34,9 @@ const char* engine_kind(config::Config::StorageEngineKind kind) {
   return "auto";
 }
 
-std::unique_ptr<offload::StorageEngine> make_storage(const config::Config& config, const planner::Plan& plan,
-                                            const StorageWrapper& wrap) {
+std::unique_ptr<offload::StorageEngine> make_storage(const config::Config& config,
+                                                     const planner::Plan& plan,
+                                                     const StorageWrapper& wrap) {
   if (plan.need.storage_bytes == 0) return nullptr;
   offload::StorageOptions options;
   options.submission_thread = config.memory.storage_sqpoll;
@@ -43,15 +44,17 @@ std::unique_ptr<offload::StorageEngine> make_storage(const config::Config& confi
   return wrap ? wrap(std::move(engine)) : std::move(engine);
 }
 
-std::unique_ptr<checkpoint::UncommittedFiles> uncommitted_files(const config::Config& config, const planner::Plan& plan,
-                                                    const RunId& run) {
+std::unique_ptr<checkpoint::UncommittedFiles> uncommitted_files(const config::Config& config,
+                                                                const planner::Plan& plan,
+                                                                const RunId& run) {
   if (!plan.options.durable) return nullptr;
   return std::make_unique<checkpoint::UncommittedFiles>(config.checkpoint.dir, run.hex(),
-                                            config.memory.storage_paths);
+                                                        config.memory.storage_paths);
 }
 
-std::unique_ptr<offload::StateLog> make_log(offload::StorageEngine* engine, const checkpoint::UncommittedFiles* files,
-                                   const planner::Plan& plan) {
+std::unique_ptr<offload::StateLog> make_log(offload::StorageEngine* engine,
+                                            const checkpoint::UncommittedFiles* files,
+                                            const planner::Plan& plan) {
   if (files == nullptr) return nullptr;
   return std::make_unique<offload::StateLog>(*engine, files->log_path(), plan.need.log_bytes);
 }
@@ -70,8 +73,8 @@ runtime::LossScaleRule loss_scale_rule(const config::Config& config) {
 
 }  // namespace
 
-Session::Session(const config::Config& config, const model::Model& model, const planner::Plan& plan, const Backend& backend,
-                 const StorageWrapper& wrap_storage, const RunId& run)
+Session::Session(const config::Config& config, const model::Model& model, const planner::Plan& plan,
+                 const Backend& backend, const StorageWrapper& wrap_storage, const RunId& run)
     : config_(config),
       plan_(plan),
       batch_(planner::batch_shape(config)),
@@ -99,6 +102,9 @@ Session::Session(const config::Config& config, const model::Model& model, const 
       store_(*device_, memory_, plan.training, durable_.get()),
       state_(model, parameters_, store_) {
   if (durable_) {
+    for (const std::string& path : durable_files()) {
+      durable_ids_.push_back(offload::file_id(path));
+    }
     executor_.prepare(saving_.emplace(plan.saving, memory_));
     executor_.prepare(save_.emplace(plan.save, memory_));
   }
@@ -109,7 +115,8 @@ Session::Session(const config::Config& config, const model::Model& model, const 
   executor_.prepare(evaluation_.get(false));
 }
 
-const schedule::Buffer& Session::host_buffer(schedule::BufferRole role, std::int64_t microbatch) const {
+const schedule::Buffer& Session::host_buffer(schedule::BufferRole role,
+                                             std::int64_t microbatch) const {
   for (const schedule::Buffer& buffer : plan_.training.buffers) {
     if (buffer.persistent && buffer.role == role && buffer.microbatch == microbatch) return buffer;
   }
@@ -128,6 +135,7 @@ double Session::loss_of(std::int64_t microbatch) {
 
 runtime::DurableState::Record Session::record_of(const checkpoint::CheckpointManifest& manifest) {
   return [this, manifest](const std::vector<runtime::SavedHome>& homes) {
+    check_files_are_there();
     files_->keep();
     offload::TaggedSpace& storage = memory_.storage();
     return checkpoint::format_state_record(
@@ -137,10 +145,29 @@ runtime::DurableState::Record Session::record_of(const checkpoint::CheckpointMan
   };
 }
 
-runtime::RunStatistics Session::pass(const runtime::Program& program, const checkpoint::CheckpointManifest* commits,
-                            TraceRecorder* trace, std::uint32_t step) {
+std::vector<std::string> Session::durable_files() {
+  std::vector<std::string> paths = memory_.storage().space().file_paths();
+  paths.push_back(files_->log_path());
+  return paths;
+}
+
+// A file that was unlinked, moved or replaced still takes our writes, and no resume would find it.
+void Session::check_files_are_there() {
+  const std::vector<std::string> paths = durable_files();
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    if (offload::file_id(paths[i]) == durable_ids_[i]) continue;
+    throw Error("'" + paths[i] + "' is no longer the file that this run writes its state to: it " +
+                "was deleted, moved or replaced while the run went on; nothing can be saved there");
+  }
+}
+}
+
+runtime::RunStatistics Session::pass(const runtime::Program& program,
+                                     const checkpoint::CheckpointManifest* commits,
+                                     TraceRecorder* trace, std::uint32_t step) {
   if (durable_) {
-    durable_->begin(program.schedule(), commits ? record_of(*commits) : runtime::DurableState::Record());
+    durable_->begin(program.schedule(),
+                    commits ? record_of(*commits) : runtime::DurableState::Record());
   }
   const runtime::RunStatistics statistics = executor_.run(program, trace, step);
   if (durable_) durable_->end();
@@ -165,11 +192,13 @@ std::vector<const schedule::Buffer*> Session::homes(const schedule::Schedule& sc
 
 void Session::load(const checkpoint::DurableFound& found) {
   const std::unique_ptr<offload::StorageEngine> engine = offload::make_storage_engine("posix", {});
-  offload::StripedSpace space(*engine, found.state.files, found.state.space_bytes, found.state.shares);
+  offload::StripedSpace space(*engine, found.state.files, found.state.space_bytes,
+                              found.state.shares);
   for (const schedule::Buffer* home : homes(plan_.evaluation)) {
-    const auto saved = std::find_if(
-        found.state.homes.begin(), found.state.homes.end(),
-        [&](const runtime::SavedHome& at) { return at.kind == home->kind && at.unit == home->unit; });
+    const auto saved = std::find_if(found.state.homes.begin(), found.state.homes.end(),
+                                    [&](const runtime::SavedHome& at) {
+                                      return at.kind == home->kind && at.unit == home->unit;
+                                    });
     SLUICE_CHECK(saved != found.state.homes.end() && saved->bytes == home->bytes);
     const std::array<StateKind, 1> kind{home->kind};
     checkpoint::SavedHomeReader reader(space, found.state.run, *saved);
@@ -187,7 +216,8 @@ const runtime::Program& Session::step_program(bool commits) const {
 }
 
 StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& fill,
-                                TraceRecorder* trace, const checkpoint::CheckpointManifest* commits) {
+                                TraceRecorder* trace,
+                                const checkpoint::CheckpointManifest* commits) {
   const schedule::LinkBytes before = moved_bytes();
   const double tagged_before = tag_counters().hash_seconds;
   const double drain_s = commits != nullptr ? drain() : 0;
@@ -217,7 +247,8 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   outcome.moved = moved_bytes() - before;
   outcome.tag_seconds = tag_counters().hash_seconds - tagged_before;
   outcome.seconds = drain_s + statistics.seconds + outcome.redo_seconds;
-  if (outcome.stalls) outcome.stalls->add(runtime::StallCause::kUpdatePass, drain_s + outcome.redo_seconds);
+  if (outcome.stalls)
+    outcome.stalls->add(runtime::StallCause::kUpdatePass, drain_s + outcome.redo_seconds);
   // The compute lane waits for a drain, and for a redo.
   outcome.stalled_fraction =
       (drain_s + outcome.redo_seconds + statistics.compute_stalled_seconds) / outcome.seconds;
@@ -275,7 +306,8 @@ planner::TierBytes Session::measured_peak_bytes() const {
 
 schedule::LinkBytes Session::moved_bytes() const {
   const device::DeviceCounters device = device_->counters();
-  const offload::StorageCounters storage = storage_ ? storage_->counters() : offload::StorageCounters{};
+  const offload::StorageCounters storage =
+      storage_ ? storage_->counters() : offload::StorageCounters{};
   return {device.copied_bytes[static_cast<std::size_t>(device::CopyKind::kHostToDevice)],
           device.copied_bytes[static_cast<std::size_t>(device::CopyKind::kDeviceToHost)],
           storage.read_bytes, storage.write_bytes};

@@ -8,7 +8,8 @@
 
 #include "allocator/ledger.hpp"
 #include "collectives/communicator.hpp"
-#include "engine/checkpoint/durable_checkpoint.hpp"
+#include "engine/checkpoint/durable_recovery.hpp"
+#include "engine/checkpoint/durable_retire.hpp"
 #include "engine/checkpoint/model_state.hpp"
 #include "engine/config/config.hpp"
 #include "engine/planner/plan.hpp"
@@ -29,10 +30,10 @@ struct StepOutcome {
   double grad_norm = 0;
   double seconds = 0;
   double stalled_fraction = 0;
-  std::optional<runtime::Stalls> stalls;   // of a traced step: why, the drain before it left out
-  double tag_seconds = 0;         // of CPU, to hash what went to storage and came from it
-  schedule::LinkBytes moved;                // as the device and the storage engine counted
-  double loss_scale = 1;          // of this step
+  std::optional<runtime::Stalls> stalls;  // of a traced step: why, the drain before it left out
+  double tag_seconds = 0;                 // of CPU, to hash what went to storage and came from it
+  schedule::LinkBytes moved;              // as the device and the storage engine counted
+  double loss_scale = 1;                  // of this step
   bool overflow = false;          // a gradient was not finite: the update was skipped (fp16 only)
   std::string overflowed_tensor;  // the first such
   bool redone = false;            // a speculative update turned out wrong: it was made once more
@@ -48,8 +49,9 @@ class Session {
   // Takes all memory at once. config, model, plan and backend must outlive it. wrap_storage may be
   // empty.
   // run: names its storage files and seeds the tags of what lies there.
-  Session(const config::Config& config, const model::Model& model, const planner::Plan& plan, const Backend& backend,
-          const StorageWrapper& wrap_storage = {}, const RunId& run = make_run_id());
+  Session(const config::Config& config, const model::Model& model, const planner::Plan& plan,
+          const Backend& backend, const StorageWrapper& wrap_storage = {},
+          const RunId& run = make_run_id());
   const model::ParameterTable& parameters() const { return parameters_; }
 
   // One optimizer step; `step` counts from 0. trace may be null. In fp16 the loss is scaled, and an
@@ -104,7 +106,8 @@ class Session {
   // A schedule ready to run; where state has twins, also with the twins in place of their homes.
   class Programs {
    public:
-    Programs(const schedule::Schedule& schedule, runtime::RunMemory& memory, bool twins) : plain_(schedule, memory) {
+    Programs(const schedule::Schedule& schedule, runtime::RunMemory& memory, bool twins)
+        : plain_(schedule, memory) {
       if (twins) flipped_.emplace(schedule, memory, true);
     }
     const runtime::Program& get(bool flipped) const { return flipped ? *flipped_ : plain_; }
@@ -115,9 +118,13 @@ class Session {
   };
   void settle(StepOutcome& outcome, const runtime::StepScalars& scalars);
   runtime::DurableState::Record record_of(const checkpoint::CheckpointManifest& manifest);
+  // Of a durable run, the files that a commit relies on: data and log.
+  std::vector<std::string> durable_files();
+  void check_files_are_there();
   const runtime::Program& step_program(bool commits) const;
-  runtime::RunStatistics pass(const runtime::Program& program, const checkpoint::CheckpointManifest* commits,
-                     TraceRecorder* trace = nullptr, std::uint32_t step = 0);
+  runtime::RunStatistics pass(const runtime::Program& program,
+                              const checkpoint::CheckpointManifest* commits,
+                              TraceRecorder* trace = nullptr, std::uint32_t step = 0);
   const schedule::Buffer& host_buffer(schedule::BufferRole role, std::int64_t microbatch) const;
 
   const config::Config& config_;
@@ -133,6 +140,7 @@ class Session {
   std::unique_ptr<checkpoint::UncommittedFiles> files_;
   allocator::Reservation log_charge_;
   std::unique_ptr<offload::StateLog> log_;
+  std::vector<std::string> durable_ids_;  // file ids of durable_files()
   runtime::RunMemory memory_;
   std::unique_ptr<runtime::DurableState> durable_;
   Programs training_;
@@ -147,8 +155,9 @@ class Session {
   runtime::Executor executor_;
   runtime::StateStore store_;
   checkpoint::ModelState state_;
-  std::optional<kernels::UpdateScalars> pending_;  // of the update that the next forward pass will make
-  bool flipped_ = false;                  // the state is in the twins of its homes
+  std::optional<kernels::UpdateScalars>
+      pending_;           // of the update that the next forward pass will make
+  bool flipped_ = false;  // the state is in the twins of its homes
 };
 
 }  // namespace sluice::train
