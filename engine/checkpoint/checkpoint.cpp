@@ -131,9 +131,9 @@ CheckpointFound find_checkpoint(const std::string& directory) {
 }
 
 void check_checkpoint(const CheckpointFound& found, const config::Config& config,
-                      const model::Model& model, const std::string& data_fingerprint) {
+                      const model::Model& model, const model::ParameterTable& table,
+                      const std::string& data_fingerprint) {
   const SafetensorsReader reader(found.directory + "/" + kStateFile);
-  const model::ParameterTable table = parameter_table(config, model);
   ModelState::check_weights(reader, model, table);
   check_settings(found.manifest, found.directory, config::result_settings(config));
   ModelState::check(reader, model, table);
@@ -147,7 +147,7 @@ void check_checkpoint(const CheckpointFound& found, const config::Config& config
 void check_manifest(const CheckpointManifest& manifest, const std::string& where,
                     const config::Config& config, const std::string& data_fingerprint) {
   check_settings(manifest, where, config::result_settings(config));
-  if (batch_shape(config).dtype == DType::kF16 && !manifest.loss_scale) {
+  if (config.train.precision == config::Config::Precision::kFP16 && !manifest.loss_scale) {
     throw InputError(where + ": 'loss_scale' is missing, without which fp16 training cannot go on");
   }
   check_steps(manifest, where, config);

@@ -41,9 +41,9 @@ class PathTrial {
       : engine_(engine),
         staging_(std::move(staging)),
         wave_(wave),
-        file_(engine.open(
-            directory + "/sluice-" + make_run_id().hex() + "-0" + offload::StripedSpace::kScratchSuffix,
-            offload::StorageFileMode::kScratch, kBlocks * kBlockBytes)) {
+        file_(engine.open(directory + "/sluice-" + make_run_id().hex() + "-0" +
+                              offload::StripedSpace::kScratchSuffix,
+                          offload::StorageFileMode::kScratch, kBlocks * kBlockBytes)) {
     // Untimed: reading what was never written costs nothing, and writing it more.
     for (std::uint64_t block = 0; block < kBlocks; block += wave_) move_wave(block, false);
   }
@@ -76,7 +76,8 @@ class PathTrial {
     const auto outcome = std::make_shared<Outcome>();
     for (std::uint64_t i = 0; i < wave_; ++i) {
       offload::StorageRequest request;
-      request.op = reads && (first_block + i) % 2 == 0 ? offload::StorageOp::kRead : offload::StorageOp::kWrite;
+      request.op = reads && (first_block + i) % 2 == 0 ? offload::StorageOp::kRead
+                                                       : offload::StorageOp::kWrite;
       request.file = file_;
       request.offset = (first_block + i) * kBlockBytes;
       request.data = staging_.get() + i * kBlockBytes;

@@ -160,7 +160,6 @@ void Session::check_files_are_there() {
                 "was deleted, moved or replaced while the run went on; nothing can be saved there");
   }
 }
-}
 
 runtime::RunStatistics Session::pass(const runtime::Program& program,
                                      const checkpoint::CheckpointManifest* commits,
