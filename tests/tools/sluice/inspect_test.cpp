@@ -42,7 +42,7 @@ class Report : public CliTest {};
 TEST_F(Report, ShowsARealRun) {
   succeed({"train", "config.toml", "--steps", "3"});
   succeed({"report", "run"});
-  const std::string page = read_file(path("run/report.html"));
+  const std::string page = read_file(path("run/0001/report.html"));
   EXPECT_TRUE(page.starts_with("<!DOCTYPE html>") || page.starts_with("<!doctype html>"));
   succeed({"report", "run", "--format", "perfetto", "-o", "trace.json"});
   const Json trace = Json::parse(read_file(path("trace.json")));
@@ -66,7 +66,7 @@ TEST_F(Report, OfNothingIsRefused) {
   succeed({"train", "config.toml", "--steps", "1"});
   expect_refused({"report", "run", "--format", "tapestry"}, {"'tapestry'", "perfetto"});
   expect_refused({"report", "run", "-o", "absent/page.html"}, {"absent/page.html"});
-  write_file(path("run/trace.json"), "{");
+  write_file(path("run/0001/trace.json"), "{");
   expect_refused({"report", "run"}, {"trace.json"});
 }
 
