@@ -14,7 +14,7 @@ namespace {
 
 using sluice::cli::ConfigArguments;
 
-void add_config(CLI::App& command, cli::ConfigArguments& config) {
+void add_config(CLI::App& command, ConfigArguments& config) {
   command.add_option("CONFIG", config.path, "TOML configuration")->required();
   command.add_option("--set", config.overrides, "KEY=VALUE, any key, e.g. memory.device=64MiB");
 }

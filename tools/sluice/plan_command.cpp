@@ -46,7 +46,7 @@ int plan_command(const PlanArguments& arguments) {
     return 2;
   }
   const planner::Plan& plan = std::get<planner::Plan>(planned);
-  if (this_machine) check_storage_paths(config, plan.need.storage_bytes);
+  if (this_machine) planner::check_storage_paths(config, plan.need.storage_bytes);
   train::RunEvent event = train::plan_event(plan);
   // Those by measured speed are known when a run begins.
   if (plan.need.storage_bytes > 0 && !config.memory.storage_shares.empty()) {
