@@ -1,4 +1,5 @@
 // `sluice train --resume`: what continues, and what is refused before anything is touched.
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -253,6 +254,60 @@ TEST_F(Resume, OtherArithmeticIsRefusedUnlessAskedFor) {
   write_manifest(manifest);
   expect_refused(resume(), {"'another-library'", "--accept-arithmetic"});
   succeed(resume({"--accept-arithmetic"}));
+}
+
+// --- faults outside the state --------------------------------------------------------------------
+
+class OutsideFault : public CliTest {
+ protected:
+  static Words slow(const Words& more = {}) {
+    Words words{"train", "config.toml", "--json", "--set", "train.steps=40",
+                "memory.link_latency=2ms"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  // It ended with exit 3 and told why, its last step is saved, and goes on to the right end.
+  void expect_saved(const ChildOutcome& outcome, const std::string& why) const {
+    EXPECT_EQ(outcome.exit_status, 3);
+    const std::size_t last = events_of(outcome, "step").back().at("step");
+    for (const std::string& words :
+         {why, "step " + std::to_string(last) + " is saved in run/0001/checkpoints"}) {
+      EXPECT_NE(outcome.err.find(words), std::string::npos) << words << " not in " << outcome.err;
+    }
+    const ChildOutcome rest = succeed({"train", "run", "--json"});
+    EXPECT_EQ(events_of(rest, "resume").at(0).at("step"), last);
+    const ChildOutcome whole = succeed(slow({"log.dir=whole"}));
+    EXPECT_EQ(events_of(rest, "done").at(0).at("weights_hash"),
+              events_of(whole, "done").at(0).at("weights_hash"));
+  }
+};
+
+// The log meets a limit of file sizes that a checkpoint does not.
+TEST_F(OutsideFault, ALogThatCannotBeWrittenSavesFirst) {
+  succeed(slow({"--steps", "1"}));
+  constexpr std::size_t kLimit = 4 << 20;
+  const fs::path log = path("run/0001/events.jsonl");
+  std::string events = read_file(log);
+  while (events.size() < kLimit - 5000) events += "{\"event\":\"padding\"}\n";
+  write_file(log, events);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit lowered = before;
+  lowered.rlim_cur = kLimit;
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &lowered), 0);
+  const auto child = start({"train", "run", "--json"});  // inherits the limit
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  expect_saved(child->wait(kCliDeadline), "events.jsonl' cannot be written: File too large");
+}
+
+TEST_F(OutsideFault, DataThatCannotBeReadSaveFirst) {
+  const std::string text = read_file(path("text.txt"));
+  const auto child = start(slow());
+  child->wait_for_output(R"("event":"step","step":2,)", kCliDeadline);
+  write_file(path("text.txt"), "");
+  const ChildOutcome outcome = child->wait(kCliDeadline);
+  write_file(path("text.txt"), text);
+  expect_saved(outcome, "the data cannot be read");
 }
 
 }  // namespace
