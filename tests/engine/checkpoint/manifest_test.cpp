@@ -152,8 +152,7 @@ TEST(Manifest, AFileWithoutItsDigestOrWithoutFilesIsRefused) {
   EXPECT_EQ(refused(format_manifest(example())), "m: 'digest' is missing");
   CheckpointManifest manifest = example();
   manifest.files.clear();
-  EXPECT_EQ(refused(format_manifest_file(manifest)),
-            "m: 'files' must name the checkpoint's files");
+  EXPECT_EQ(refused(format_manifest_file(manifest)), "m: 'files' must name the checkpoint's files");
 }
 
 TEST(Manifest, IsSavedWhole) {

@@ -60,8 +60,7 @@ class ConcurrentStarts : public CliTest {
       directories.insert(run.filename());
       // All that lies there is of this run.
       EXPECT_EQ(read_file(run / "events.jsonl"), outcome.out);
-      const Json manifest =
-          Json::parse(read_file(run / "checkpoints/step-00000001/manifest.json"));
+      const Json manifest = Json::parse(read_file(run / "checkpoints/step-00000001/manifest.json"));
       EXPECT_EQ(manifest.at("run_id"), plan.at("run_id"));
     }
     EXPECT_EQ(directories.size(), static_cast<std::size_t>(processes));

@@ -97,7 +97,7 @@ TEST_F(Isolation, StaleFilesOfAKilledRunAreListedAndRemoved) {
   leave_files();
   const auto before = snapshot();
   const std::vector<Json> listed = stale_files({});  // ./runs
-  EXPECT_EQ(listed.size(), 4u);  // a lock, a storage file, a checkpoint, a file
+  EXPECT_EQ(listed.size(), 4u);                      // a lock, a storage file, a checkpoint, a file
   for (const Json& event : listed) EXPECT_EQ(event.at("removed"), false);
   EXPECT_EQ(snapshot(), before);  // looking changes nothing
 

@@ -261,8 +261,8 @@ TEST_F(Resume, OtherArithmeticIsRefusedUnlessAskedFor) {
 class OutsideFault : public CliTest {
  protected:
   static Words slow(const Words& more = {}) {
-    Words words{"train", "config.toml", "--json", "--set", "train.steps=40",
-                "memory.link_latency=2ms"};
+    Words words{"train", "config.toml",    "--json",
+                "--set", "train.steps=40", "memory.link_latency=2ms"};
     words.insert(words.end(), more.begin(), more.end());
     return words;
   }

@@ -15,8 +15,8 @@ class RunDirectory : public CliTest {
  protected:
   // A new run of so many steps.
   ChildOutcome train(int steps, const Words& settings = {}) const {
-    Words words{"train", "config.toml", "--json", "--steps", std::to_string(steps), "--set",
-                "train.seed=1"};
+    Words words{"train", "config.toml", "--json", "--steps", std::to_string(steps),
+                "--set", "train.seed=1"};
     words.insert(words.end(), settings.begin(), settings.end());
     return succeed(words);
   }
@@ -146,15 +146,16 @@ TEST_F(RunDirectory, ARunIsResumedByItsOwnConfiguration) {
 TEST_F(RunDirectory, WhatIsNoRunIsRefused) {
   fs::create_directories(path("empty"));
   expect_refused({"train", "empty"}, {"'empty' is no run's directory, and no run lies in it"});
-  expect_refused({"train", "config.toml", "--resume", "none"}, {"--resume: 'none' is no directory"});
+  expect_refused({"train", "config.toml", "--resume", "none"},
+                 {"--resume: 'none' is no directory"});
   expect_refused({"train", "config.toml", "--resume"}, {"--resume: 'run' is no directory"});
   expect_refused({"train"}, {"name a configuration, or the directory of a run"});
   expect_refused({"train", "empty", "--resume", "run"}, {"are two runs to resume"});
 }
 
 TEST_F(RunDirectory, AnotherStartWhileOneRunsHasAnotherNumber) {
-  const auto child = start({"train", "config.toml", "--json", "--set", "memory.link_latency=20ms",
-                            "train.steps=1000"});
+  const auto child = start(
+      {"train", "config.toml", "--json", "--set", "memory.link_latency=20ms", "train.steps=1000"});
   child->wait_for_output(R"("event":"step")", kCliDeadline);
   train(1);
   EXPECT_EQ(latest("run"), "0002");
@@ -178,8 +179,8 @@ TEST_F(RunDirectory, NoStepsWriteTheInitialWeights) {
   train(0, {"train.seed=2", "log.dir=other"});
   EXPECT_NE(read_file(path("run/0001/weights.safetensors")),
             read_file(path("other/0001/weights.safetensors")));
-  const Json again = events_of(succeed({"train", "config.toml", "--json", "--set",
-                                        "train.steps=0", "checkpoint.mode=durable"}),
+  const Json again = events_of(succeed({"train", "config.toml", "--json", "--set", "train.steps=0",
+                                        "checkpoint.mode=durable"}),
                                "done");
   EXPECT_EQ(again.at(0).at("weights_hash"), events_of(outcome, "done").at(0).at("weights_hash"));
 }
@@ -203,8 +204,13 @@ class DurableDirectory : public RunDirectory {
 
 // A blank log names no data, and data go by the run's id: the copy's log has the original's.
 TEST_F(DurableDirectory, ACopyMadeBeforeTheFirstCommitOwnsNothing) {
-  Words words{"train", "config.toml", "--json", "--set", "memory.link_latency=20ms",
-              "train.steps=1000", "memory.storage_paths=[\"shared\"]"};
+  Words words{"train",
+              "config.toml",
+              "--json",
+              "--set",
+              "memory.link_latency=20ms",
+              "train.steps=1000",
+              "memory.storage_paths=[\"shared\"]"};
   words.insert(words.end(), durable_.begin(), durable_.end());
   const auto original = start(words);
   original->wait_for_output(R"("event":"step")", kCliDeadline);
@@ -236,8 +242,8 @@ TEST_F(DurableDirectory, StateWhoseLogIsCutShortOrDamagedIsKept) {
                  {log.filename().string() + ": 1 of its two records cannot be read"});
   for (const std::size_t left : {20000u, 4096u, 1u, 0u}) {
     write_file(log, whole.substr(0, left));
-    expect_refused({"train", "run"}, {log.filename().string(), left > 0 ? "cannot be read"
-                                                                        : "is empty, and data of"});
+    expect_refused({"train", "run"}, {log.filename().string(),
+                                      left > 0 ? "cannot be read" : "is empty, and data of"});
   }
   succeed({"doctor", "--clean", "run", "--yes"});
   train(1, durable_);
@@ -263,9 +269,9 @@ TEST_F(DurableDirectory, ARunWhoseStateFilesAreGoneEndsWithoutSayingSaved) {
   for (const char* suffix : {".durable", ".log"}) {
     SCOPED_TRACE(suffix);
     fs::remove_all(path("run"));
-    const auto child = start({"train", "config.toml", "--json", "--set", durable_[0],
-                              "checkpoint.every=5", durable_[2], "train.steps=1000",
-                              "memory.link_latency=5ms"});
+    const auto child =
+        start({"train", "config.toml", "--json", "--set", durable_[0], "checkpoint.every=5",
+               durable_[2], "train.steps=1000", "memory.link_latency=5ms"});
     child->wait_for_output(R"("event":"step","step":2)", kCliDeadline);
     const fs::path file = only_file(suffix);
     fs::remove(file);
