@@ -46,6 +46,7 @@ Trainer::Trainer(const config::Config& config, const TrainingOptions& options,
       events_(events),
       observe_(observe),
       arithmetic_(backend.device_kernels->arithmetic()),
+      data_fingerprint_(data.fingerprint()),
       session_(config, model, plan, backend, options.wrap_storage, run),
       lr_(lr_schedule(config)),
       speculates_(plan.speculates()) {}
@@ -247,7 +248,7 @@ checkpoint::CheckpointManifest Trainer::manifest() {
   manifest.step = step_;
   manifest.run_id = run_id_.hex();
   manifest.settings = config::result_settings(config_);
-  manifest.data_fingerprint = data_.fingerprint();
+  manifest.data_fingerprint = data_fingerprint_;
   manifest.arithmetic = arithmetic_;
   manifest.threads = config_.train.threads;
   if (scales_loss()) manifest.loss_scale = session_.loss_scaler().state();

@@ -70,6 +70,7 @@ class Trainer {
   const EventSink& events_;
   const StepObserver& observe_;
   std::string arithmetic_;
+  std::string data_fingerprint_;  // as the data were when the run began
   Session session_;
   LrSchedule lr_;
   std::int64_t step_ = 0;        // finished

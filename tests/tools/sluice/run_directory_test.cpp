@@ -169,7 +169,7 @@ TEST_F(RunDirectory, AnotherStartWhileOneRunsHasAnotherNumber) {
 TEST_F(RunDirectory, AStartWithoutRoomNamesWhatCleaningFrees) {
   train(1);
   write_file(path("run/0001/weights.safetensors.tmp"), std::string(3 << 20, 'x'));
-  expect_refused({"train", "config.toml", "--set", "memory.storage=1000000TiB"},
+  expect_refused({"train", "config.toml", "--set", "memory.storage=1000TiB"},
                  {"memory.storage", "`sluice doctor --clean run --yes` frees 3.0 MiB"});
 }
 
