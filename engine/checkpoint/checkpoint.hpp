@@ -30,8 +30,7 @@ CheckpointFound find_checkpoint(const std::string& directory);
 // another configuration, of other data, of more steps than train.steps, or where its weights have
 // another hash than its manifest says.
 void check_checkpoint(const CheckpointFound& found, const config::Config& config,
-                      const model::Model& model, const model::ParameterTable& table,
-                      const std::string& data_fingerprint);
+                      const model::Model& model, const std::string& data_fingerprint);
 
 // The part that needs no tensors, of any manifest; `where` names what it is of in messages.
 void check_manifest(const CheckpointManifest& manifest, const std::string& where,

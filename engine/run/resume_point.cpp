@@ -2,7 +2,6 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "engine/planner/plan.hpp"
 
 namespace sluice::run {
 
@@ -51,8 +50,7 @@ void check_resume_point(const ResumePoint& point, const config::Config& config,
                         const model::Model& model, const std::string& data_fingerprint,
                         const std::vector<const schedule::Buffer*>& homes) {
   if (!point.durable) {
-    return checkpoint::check_checkpoint(*point.checkpoint, config, model,
-                                        planner::parameter_table(config, model), data_fingerprint);
+    return checkpoint::check_checkpoint(*point.checkpoint, config, model, data_fingerprint);
   }
   checkpoint::check_manifest(point.manifest(), point.where(), config, data_fingerprint);
   checkpoint::check_homes(*point.durable, homes);

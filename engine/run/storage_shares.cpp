@@ -5,13 +5,13 @@
 #include <chrono>
 #include <cstdlib>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <numeric>
 #include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/mutex.hpp"
 #include "base/run_id.hpp"
 #include "base/units.hpp"
 #include "engine/config/schema.hpp"
@@ -70,8 +70,8 @@ class PathTrial {
   // Requests for blocks that follow each other: writes, or every other one a read.
   void move_wave(std::uint64_t first_block, bool reads) {
     struct Outcome {
-      std::mutex mutex;
-      std::exception_ptr error;  // guarded by mutex; the first
+      Mutex mutex;
+      std::exception_ptr error SLUICE_GUARDED_BY(mutex);  // the first
     };
     const auto outcome = std::make_shared<Outcome>();
     for (std::uint64_t i = 0; i < wave_; ++i) {
@@ -83,12 +83,12 @@ class PathTrial {
       request.data = staging_.get() + i * kBlockBytes;
       request.bytes = kBlockBytes;
       engine_.submit(request, [outcome, staging = staging_](const std::exception_ptr& error) {
-        const std::lock_guard lock(outcome->mutex);
+        const MutexLock lock(outcome->mutex);
         if (error && !outcome->error) outcome->error = error;
       });
     }
     engine_.drain(Deadline::after_seconds(kDefaultDeadlineSeconds));
-    const std::lock_guard lock(outcome->mutex);
+    const MutexLock lock(outcome->mutex);
     if (outcome->error) std::rethrow_exception(outcome->error);
   }
 

@@ -20,10 +20,6 @@
 
 namespace sluice::runtime {
 
-// Elements of a tagged block of storage: what every cut of pieces, chunks and I/O windows keeps
-// whole.
-inline constexpr std::uint64_t kTaggedElems = 4096;
-
 // The largest need of several schedules that share one run's memory.
 struct MemoryNeed {
   std::uint32_t slot_count = 0;
@@ -41,7 +37,8 @@ struct MemoryNeed {
 // All share the device, or none does (InternalError). Also covers the window through which state is
 // filled and saved between steps: `io_window_bytes` of pinned memory, shared with the steps'
 // staging.
-MemoryNeed memory_need(std::span<const schedule::Schedule* const> schedules, std::uint64_t io_window_bytes);
+MemoryNeed memory_need(std::span<const schedule::Schedule* const> schedules,
+                       std::uint64_t io_window_bytes);
 
 class RunMemory {
  public:

@@ -108,28 +108,29 @@ RunEvent stalls_json(const runtime::Stalls& stalls) {
 }
 
 RunEvent plan_event(const planner::Plan& plan) {
-  RunEvent event = {{"event", "plan"},
-                    {"fits", true},
-                    {"peak_bytes", tier_bytes_json(plan.peak_bytes)},
-                    {"bytes_moved", link_bytes_json(plan.step_bytes)},
-                    {"activation_bytes_moved", link_bytes_json(plan.activation_bytes)},
-                    {"step_time_s", plan.simulation.total_s},
-                    {"bound_by", plan.bound_by},
-                    {"profile", plan.profile},
-                    {"parameters", plan.parameters},
-                    {"state_bytes", plan.state_bytes},
-                    {"state", state_json(plan)},
-                    {"recompute", plan.options.recompute ? "unit" : "none"},
-                    {"order", plan.options.order == schedule::ComputeOrder::kUnit ? "unit" : "microbatch"},
-                    {"optimizer_placement", update_placement_name(plan.options.update)},
-                    {"prefetch", plan.options.prefetch},
-                    {"shares_device", plan.options.shares_device},
-                    {"units_by_tier", placement_json(plan)},
-                    {"state_by_tier", places_json(plan)},
-                    {"saved_by_tier", saved_json(plan)},
-                    {"evaluation_bytes_moved", link_bytes_json(plan.evaluation_bytes)}};
+  RunEvent event = {
+      {"event", "plan"},
+      {"fits", true},
+      {"peak_bytes", tier_bytes_json(plan.peak_bytes)},
+      {"bytes_moved", link_bytes_json(plan.step_bytes)},
+      {"activation_bytes_moved", link_bytes_json(plan.activation_bytes)},
+      {"step_time_s", plan.simulation.total_s},
+      {"bound_by", plan.bound_by},
+      {"profile", plan.profile},
+      {"parameters", plan.parameters},
+      {"state_bytes", plan.state_bytes},
+      {"state", state_json(plan)},
+      {"recompute", plan.options.recompute ? "unit" : "none"},
+      {"order", plan.options.order == schedule::ComputeOrder::kUnit ? "unit" : "microbatch"},
+      {"optimizer_placement", update_placement_name(plan.options.update)},
+      {"prefetch", plan.options.prefetch},
+      {"shares_device", plan.options.shares_device},
+      {"units_by_tier", placement_json(plan)},
+      {"state_by_tier", places_json(plan)},
+      {"saved_by_tier", saved_json(plan)},
+      {"evaluation_bytes_moved", link_bytes_json(plan.evaluation_bytes)}};
   if (plan.speculates()) {
-    event["speculation"] = {{"second_version_bytes", tier_bytes_json(plan.twin_bytes)},
+    event["speculation"] = {{"second_version_bytes", tier_bytes_json(plan.shadow_bytes)},
                             {"redo_bytes_moved", link_bytes_json(plan.redo_bytes)},
                             {"redo_time_s", plan.redo_s}};
   }

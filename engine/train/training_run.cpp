@@ -7,13 +7,11 @@
 #include "base/log.hpp"
 #include "base/posix_file.hpp"
 #include "base/units.hpp"
-#include "engine/planner/cost_model.hpp"
 #include "engine/planner/machine_check.hpp"
 #include "engine/run/run_files.hpp"
 #include "engine/run/stale_files.hpp"
-#include "engine/train/backend.hpp"
+#include "engine/train/prepare.hpp"
 #include "engine/train/trainer.hpp"
-#include "kernels/host/parallel.hpp"
 
 namespace sluice::train {
 namespace {
@@ -53,14 +51,10 @@ data::DatasetOptions dataset_options(const config::Config& config) {
   return options;
 }
 
-void write_plan(const config::Config& config, const model::Model& model,
-                const planner::HardwareProfile& hardware, const planner::Plan& plan,
-                run::RunFiles& files) {
-  files.text("plan.json", plan_event(plan).dump() + "\n");
+void write_plan(Prepared& prepared, run::RunFiles& files) {
+  files.text("plan.json", plan_event(*prepared.plan()).dump() + "\n");
   TraceRecorder trace;
-  const model::BatchShape batch = planner::batch_shape(config);
-  schedule::simulate(plan.training,
-                     planner::CostModel(config, model, batch, hardware).simulation_model(), &trace);
+  schedule::simulate(prepared.plan()->training(), prepared.simulation_model(), &trace);
   files.text("plan_trace.json", trace.to_json());
 }
 
@@ -87,6 +81,61 @@ void note_steps(const checkpoint::CheckpointManifest& manifest, const config::Co
                            " steps");
 }
 
+// Plans the run and holds it against the room of the disks. Nothing where the plan is refused: an
+// event says why.
+std::optional<Prepared> prepare_run(const config::Config& config, bool resumes,
+                                    const EventSink& events) {
+  try {
+    Prepared prepared =
+        prepare(config, planner::load_profile_or_default(planner::default_profile_path()),
+                PlannedMachine::kThis);
+    if (prepared.refusal() != nullptr) {
+      events(refused_event(*prepared.refusal()));
+      return std::nullopt;
+    }
+    const planner::Plan& plan = *prepared.plan();
+    planner::check_storage_paths(prepared.config, plan.need.storage_bytes);
+    planner::check_checkpoint_room(prepared.config, saved_bytes(prepared.config, plan, resumes),
+                                   plan.need.storage_bytes);
+    return prepared;
+  } catch (const planner::NoRoom& error) {
+    refuse_without_room(error, fs::path(config.log.dir).parent_path().string());
+  }
+}
+
+// Throws InputError where the run cannot go on from `found`.
+void check_found(const run::ResumePoint& found, const Prepared& prepared, const data::Dataset& data,
+                 bool accept_other_arithmetic) {
+  const planner::Plan& plan = std::get<planner::Plan>(prepared.result);
+  run::check_resume_point(found, prepared.config, prepared.model, data.fingerprint(),
+                          Session::homes(plan.schedules[schedule::StepKind::kEvaluation]));
+  if (!accept_other_arithmetic) {
+    checkpoint::check_arithmetic(found.manifest(), found.where(),
+                                 prepared.backend.device_kernels->arithmetic());
+  }
+  note_steps(found.manifest(), prepared.config);
+}
+
+// The plan event of a run that begins: where it lies, and what it goes on from.
+RunEvent begin_event(const Prepared& prepared, const RunId& run,
+                     const std::optional<run::ResumePoint>& found, Trainer& trainer) {
+  const config::Config& config = prepared.config;
+  const planner::Plan& plan = std::get<planner::Plan>(prepared.result);
+  RunEvent event = plan_event(plan);
+  event["run_id"] = run.hex();
+  const fs::path directory = normal_path(config.log.dir);
+  event["log_dir"] = directory.parent_path().string();
+  event["run_dir"] = directory.string();
+  event["checkpoint_dir"] = normal_path(config.checkpoint.dir).string();
+  if (found && !found->manifest().run_id.empty()) {
+    event["resumed_run_id"] = found->manifest().run_id;
+  }
+  if (plan.need.storage_bytes > 0 && config.memory.storage_paths.size() > 1) {
+    event["storage_shares"] = trainer.storage_shares();
+  }
+  return event;
+}
+
 }  // namespace
 
 TrainingEnd resume_newest(const std::string& path,
@@ -109,74 +158,33 @@ TrainingEnd train(const config::Config& given, const TrainingOptions& options,
   config::check_supported(given);
   const bool resumes = !options.resume.empty();
   const RunId id = make_run_id();
-  config::Config config = given;
+  config::Config placed = given;
   std::optional<run::RunFiles> files;
   std::optional<run::ResumePoint> found;
   if (resumes) {
-    files.emplace(config, given, id, options.resume);
-    planner::check_run_directories(config);
-    found = run::find_resume_point(config);
+    files.emplace(placed, given, id, options.resume);
+    planner::check_run_directories(placed);
+    found = run::find_resume_point(placed);
   } else {
     planner::check_run_directories(given);
-    run::place_new_run(config, given, run::next_run_directory(given.log.dir), id);
+    run::place_new_run(placed, given, run::next_run_directory(given.log.dir), id);
   }
-  settle_backend(config);
-  if (config.train.threads == 0) config.train.threads = kernels::host::Parallel::default_threads();
-  const Backend backend = make_backend(config);
-  planner::MachineRoom room;
-  try {
-    room = planner::settle_budgets(config, backend.device_memory_bytes);
-  } catch (const planner::NoRoom& error) {
-    refuse_without_room(error, given.log.dir);
-  }
-  const data::Dataset data(dataset_options(config));
-  const model::Model model(planner::model_shape(config));
-  const planner::HardwareProfile hardware =
-      planner::load_profile_or_default(planner::default_profile_path());
-  auto planned = planner::make_plan(config, model, *backend.device_kernels, hardware,
-                                    backend.host_kernels.get());
-  if (auto* refusal = std::get_if<planner::Refusal>(&planned)) {
-    planner::keep_possible_suggestions(*refusal, config, room);
-    events(refused_event(*refusal));
-    return TrainingEnd::kRefused;
-  }
-  const planner::Plan& plan = std::get<planner::Plan>(planned);
-  try {
-    planner::check_storage_paths(config, plan.need.storage_bytes);
-    planner::check_checkpoint_room(config, saved_bytes(config, plan, resumes),
-                                   plan.need.storage_bytes);
-  } catch (const planner::NoRoom& error) {
-    refuse_without_room(error, given.log.dir);
-  }
-  if (found) {
-    run::check_resume_point(*found, config, model, data.fingerprint(),
-                            Session::homes(plan.evaluation));
-    if (!options.accept_other_arithmetic) {
-      checkpoint::check_arithmetic(found->manifest(), found->where(),
-                                   backend.device_kernels->arithmetic());
-    }
-    note_steps(found->manifest(), config);
-  }
-  // From here on things are made. A run that is not resumed has touched nothing so far.
+  const data::Dataset data(dataset_options(given));
+  std::optional<Prepared> prepared = prepare_run(placed, resumes, events);
+  if (!prepared) return TrainingEnd::kRefused;
+  if (found) check_found(*found, *prepared, data, options.accept_other_arithmetic);
+  // From here on things are made. A new run has touched nothing so far.
+  config::Config& config = prepared->config;
+  const planner::Plan& plan = *prepared->plan();
   if (!files) files.emplace(config, given, id);
   if (plan.need.storage_bytes > 0) files->make_storage(config);
-  Trainer trainer(config, options, data, model, plan, backend, *files, id, events, observe);
+  Trainer trainer(config, options, data, prepared->model, plan, prepared->backend, *files, id,
+                  events, observe);
   files->begin(given);
-  RunEvent planned_event = plan_event(plan);
-  planned_event["run_id"] = id.hex();
-  const fs::path directory = normal_path(config.log.dir);
-  planned_event["log_dir"] = directory.parent_path().string();
-  planned_event["run_dir"] = directory.string();
-  planned_event["checkpoint_dir"] = normal_path(config.checkpoint.dir).string();
-  if (found && !found->manifest().run_id.empty()) {
-    planned_event["resumed_run_id"] = found->manifest().run_id;
-  }
-  if (plan.need.storage_bytes > 0 && config.memory.storage_paths.size() > 1) {
-    planned_event["storage_shares"] = trainer.storage_shares();
-  }
-  files->event(planned_event);
-  events(planned_event);
-  write_plan(config, model, hardware, plan, *files);
+  const RunEvent event = begin_event(*prepared, id, found, trainer);
+  files->event(event);
+  events(event);
+  write_plan(*prepared, *files);
   trainer.start(found);
   return trainer.run();
 }

@@ -13,6 +13,7 @@
 #include "base/error.hpp"
 #include "engine/checkpoint/checkpoint.hpp"
 #include "engine/checkpoint/safetensors.hpp"
+#include "engine/config/shapes.hpp"
 #include "tests/engine/train/scratch_directory.hpp"
 #include "tests/support/planned_session.hpp"
 #include "tests/support/training_example.hpp"
@@ -194,8 +195,7 @@ TEST(Fp16, ASkippedStepLeavesTheStateToTheBit) {
         name, kModel + kRestless + where + Overrides{"checkpoint.every=1", "train.steps=12"});
     std::vector<std::string> states;
     const TrainingRecord run = TrainingBench::run(config, {}, [&](const StepReport& report) {
-      if (report.step > 1)
-        states.push_back(state_bytes(bench.first_run(name), report.step - 1));
+      if (report.step > 1) states.push_back(state_bytes(bench.first_run(name), report.step - 1));
     });
     std::size_t skipped = 0;
     for (std::size_t step = 1; step < states.size(); ++step) {
@@ -265,7 +265,8 @@ TEST(Fp16, EndsWhereOverflowsDoNotStop) {
     EXPECT_NE(words.find(fact), std::string::npos) << fact << " in: " << words;
   }
   // What is saved is the state as the run began with it, and a resumed run knows how it stands.
-  const checkpoint::CheckpointFound found = checkpoint::find_checkpoint(bench.first_run("run") + "/checkpoints");
+  const checkpoint::CheckpointFound found =
+      checkpoint::find_checkpoint(bench.first_run("run") + "/checkpoints");
   EXPECT_EQ(found.manifest.step, 3);
   EXPECT_EQ(found.manifest.loss_scale, (runtime::LossScaleState{std::int64_t{1} << 32, 0, 3, 3}));
   PlannedSession fresh(config);
@@ -280,12 +281,14 @@ TEST(Fp16, FilesHoldHalvesAndTheirMasters) {
   const config::Config config = bench.config("run", kModel + Overrides{"train.steps=2"});
   TrainingBench::run(config);
   const checkpoint::SafetensorsReader weights(bench.first_run("run") + "/weights.safetensors");
-  const checkpoint::SafetensorsReader state(checkpoint::find_checkpoint(bench.first_run("run") + "/checkpoints").directory +
-                                "/state.safetensors");
+  const checkpoint::SafetensorsReader state(
+      checkpoint::find_checkpoint(bench.first_run("run") + "/checkpoints").directory +
+      "/state.safetensors");
   ASSERT_FALSE(weights.tensors().empty());
   for (const checkpoint::SafetensorsTensor& tensor : weights.tensors()) {
     EXPECT_EQ(tensor.dtype, DType::kF16) << tensor.name;
-    const auto values = [&](const checkpoint::SafetensorsReader& reader, const std::string& name, DType dtype) {
+    const auto values = [&](const checkpoint::SafetensorsReader& reader, const std::string& name,
+                            DType dtype) {
       const checkpoint::SafetensorsTensor* found = reader.find(name);
       EXPECT_NE(found, nullptr) << name;
       EXPECT_EQ(found->dtype, dtype) << name;
@@ -312,7 +315,8 @@ TEST(Fp16, ACheckpointWithoutItsScaleIsRefused) {
   const TrainingBench bench;
   const config::Config config = bench.config("run", kModel + Overrides{"train.steps=1"});
   TrainingBench::run(config);
-  checkpoint::CheckpointFound found = checkpoint::find_checkpoint(bench.first_run("run") + "/checkpoints");
+  checkpoint::CheckpointFound found =
+      checkpoint::find_checkpoint(bench.first_run("run") + "/checkpoints");
   found.manifest.loss_scale.reset();
   checkpoint::save_manifest(found.manifest, found.directory + "/manifest.json");
   TrainingOptions resumed;
@@ -333,19 +337,22 @@ class Spoiler {
  public:
   Spoiler(const config::Config& config, std::int32_t unit, std::size_t tensor, float value)
       : unit_(unit), run_(config, [this](planner::Plan& plan) {
-          for (schedule::Instruction& instruction : plan.training.instructions) {
-            const bool mine = instruction.op == schedule::Op::kBackwardWeight && instruction.unit == unit_;
+          for (schedule::Instruction& instruction :
+               plan.schedules[schedule::StepKind::kTraining].instructions) {
+            const bool mine =
+                instruction.op == schedule::Op::kBackwardWeight && instruction.unit == unit_;
             if (mine) instruction.op = schedule::Op::kExternal;
           }
         }) {
-    const model::Model model(planner::model_shape(config));
+    const model::Model model(config::model_shape(config));
     const model::UnitLayout& layout = model.units()[static_cast<std::size_t>(unit)].layer->layout();
     const model::PlacedTensor& placed = layout.tensors().at(tensor);
     name_ = placed.spec.name;
-    const DType dtype = planner::batch_shape(config).dtype;
+    const DType dtype = config::batch_shape(config).dtype;
     const std::uint64_t elem = placed.first_elem + placed.spec.elems() - 1;
     run_.session().runner().attach_framework(
-        [this, dtype, elem, value](const runtime::Program& program, const schedule::Instruction& instruction,
+        [this, dtype, elem, value](const runtime::Program& program,
+                                   const schedule::Instruction& instruction,
                                    const std::function<void(std::exception_ptr)>& signal) {
           runtime::ModelRunner& runner = run_.session().runner();
           schedule::Instruction pass = instruction;

@@ -54,7 +54,11 @@ std::vector<Optimizer> optimizers() {
           {"adafactor_split", rule("adafactor") + lr("0.02") + split},
           {"sm3", rule("sm3") + lr("0.1")},
           {"muon", rule("muon") + lr("0.01")},
-          {"muon_fp32", rule("muon") + lr("0.01") + fp32}};
+          {"muon_fp32", rule("muon") + lr("0.01") + fp32},
+          // Llama's stored tensors hold several matrices each.
+          {"adafactor_llama", Overrides{"model.family=llama"} + rule("adafactor") + lr("0.02")},
+          {"sm3_llama_bf16", Overrides{"model.family=llama"} + rule("sm3") + lr("0.1") + bf16},
+          {"muon_llama", Overrides{"model.family=llama"} + rule("muon") + lr("0.01")}};
 }
 
 // What a failure prints.
@@ -125,7 +129,8 @@ TEST(Resume, TakesKeysThatACheckpointDoesNotNameForTheirDefaults) {
   TrainingOptions options;
   options.stop_at_step = 5;
   TrainingRecord whole = TrainingBench::run(config, options);
-  const checkpoint::CheckpointFound found = checkpoint::find_checkpoint(bench.first_run("parts") + "/checkpoints");
+  const checkpoint::CheckpointFound found =
+      checkpoint::find_checkpoint(bench.first_run("parts") + "/checkpoints");
   checkpoint::CheckpointManifest manifest = found.manifest;
   for (const char* key : {"optimizer.groups", "optimizer.moments"}) {
     ASSERT_EQ(manifest.settings.erase(key), 1u) << key;
