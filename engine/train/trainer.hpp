@@ -46,7 +46,8 @@ class Trainer {
   // Everything is as the last good step left it, and saved so.
   [[noreturn]] void stop_overflowing();
   static std::string scale_text(double scale);
-  void report(const StepOutcome& outcome, double lr, std::int64_t last);
+  // commits: the step also made the state durable.
+  void report(const StepOutcome& outcome, double lr, std::int64_t last, bool commits);
   void evaluate();
   // Counts what it moves as the steps' own.
   void drain();

@@ -14,14 +14,14 @@ TEST_F(ConcurrentStarts, NeverMeet) {
   start_together(10);
 }
 
-constexpr const char* kSlowLink = "memory.link_latency=20ms";
+constexpr const char* kLatency = "memory.link_latency=20ms";
 
 class Isolation : public CliTest {
  protected:
   // A run that is killed after its first step.
   void kill_a_run(const Words& more = {}) { kill_after("step", slow_run(more)); }
   static Words slow_run(const Words& more) {
-    Words arguments{"train", "config.toml", "--json", "--set", kSlowLink};
+    Words arguments{"train", "config.toml", "--json", "--set", kLatency};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return arguments;
   }
@@ -202,7 +202,7 @@ TEST_F(Isolation, ALockKeepsItsBoundWhateverStoodInIt) {
                                          {"storage_paths", Json::array()},
                                          {"earlier_runs", std::vector<std::string>(300, id)}}
                                         .dump());
-  const auto child = start({"train", "run", "--json", "--set", kSlowLink, "train.steps=1000",
+  const auto child = start({"train", "run", "--json", "--set", kLatency, "train.steps=1000",
                             "optimizer.schedule=constant"});
   child->wait_for_output(R"("event":"step")", kCliDeadline);
   EXPECT_EQ(lock_of_run().at("earlier_runs").size(), 256u);
