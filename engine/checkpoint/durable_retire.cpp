@@ -124,6 +124,18 @@ void remove_files_without_commit(const std::string& directory,
   }
 }
 
+void UncommittedFiles::watch(const std::vector<std::string>& paths) {
+  for (const std::string& path : paths) watched_[path] = offload::file_id(path);
+}
+
+void UncommittedFiles::check_watched() const {
+  for (const auto& [path, id] : watched_) {
+    if (offload::file_id(path) == id) continue;
+    throw Error("'" + path + "' is no longer the file that this run writes its state to: it was " +
+                "deleted, moved or replaced while the run went on; nothing can be saved there");
+  }
+}
+
 UncommittedFiles::~UncommittedFiles() {
   if (kept_) return;
   std::error_code ignored;  // a file that cannot be removed costs only room

@@ -6,6 +6,7 @@
 // removed before their log, because a log that is gone would leave its data to nobody.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -50,11 +51,18 @@ class UncommittedFiles {
   void keep() { kept_ = true; }
   std::string log_path() const { return state_log_path(directory_, run_id_); }
 
+  // Remembers which files lie at these paths now: those that commits rely on.
+  void watch(const std::vector<std::string>& paths);
+  // Throws Error where one of them was deleted, moved or replaced since. It would still take writes,
+  // and no resume would find it.
+  void check_watched() const;
+
  private:
   std::string directory_;
   std::string run_id_;
   const std::vector<std::string>& storage_paths_;
   bool kept_ = false;
+  std::map<std::string, std::string> watched_;  // file ids (offload/storage_file.hpp) by path
 };
 
 }  // namespace sluice::checkpoint

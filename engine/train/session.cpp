@@ -106,9 +106,8 @@ Session::Session(const config::Config& config, const model::Model& model, const 
       store_(*device_, memory_, plan.training(), durable_.get()),
       state_(model, parameters_, store_) {
   if (durable_) {
-    for (const std::string& path : durable_files()) {
-      durable_ids_.push_back(offload::file_id(path));
-    }
+    files_->watch(memory_.storage().space().file_paths());
+    files_->watch({files_->log_path()});
   }
   for (const schedule::StepKind kind : schedule::kStepKinds) {
     if (!schedule::has_step(plan.options, kind)) continue;
@@ -140,7 +139,7 @@ double Session::loss_of(std::int64_t microbatch) {
 // The record names the run's files and homes; the files are kept from here on.
 runtime::DurableState::Record Session::record_of(const checkpoint::CheckpointManifest& manifest) {
   return [this, manifest](const std::vector<runtime::SavedHome>& homes) {
-    check_files_are_there();
+    files_->check_watched();
     files_->keep();
     offload::TaggedSpace& storage = memory_.storage();
     return checkpoint::format_state_record(
@@ -148,22 +147,6 @@ runtime::DurableState::Record Session::record_of(const checkpoint::CheckpointMan
         {storage.run(), files_->log_path(), offload::file_id(files_->log_path()),
          storage.space().file_paths(), storage.space().bytes(), homes, storage.space().shares()});
   };
-}
-
-std::vector<std::string> Session::durable_files() {
-  std::vector<std::string> paths = memory_.storage().space().file_paths();
-  paths.push_back(files_->log_path());
-  return paths;
-}
-
-// A file that was unlinked, moved or replaced still takes our writes, and no resume would find it.
-void Session::check_files_are_there() {
-  const std::vector<std::string> paths = durable_files();
-  for (std::size_t i = 0; i < paths.size(); ++i) {
-    if (offload::file_id(paths[i]) == durable_ids_[i]) continue;
-    throw Error("'" + paths[i] + "' is no longer the file that this run writes its state to: it " +
-                "was deleted, moved or replaced while the run went on; nothing can be saved there");
-  }
 }
 
 // Runs one program. In a durable run the state log learns the slots that the pass reads and writes,

@@ -118,9 +118,6 @@ class Session {
   };
   void settle(StepOutcome& outcome, const runtime::StepScalars& scalars);
   runtime::DurableState::Record record_of(const checkpoint::CheckpointManifest& manifest);
-  // Of a durable run, the files that a commit relies on: data and log.
-  std::vector<std::string> durable_files();
-  void check_files_are_there();
   // Precondition: the run has steps of this kind.
   const runtime::Program& program(schedule::StepKind kind) const;
   const runtime::Program& step_program(bool commits) const;
@@ -142,7 +139,6 @@ class Session {
   std::unique_ptr<checkpoint::UncommittedFiles> files_;
   allocator::Reservation log_charge_;
   std::unique_ptr<offload::StateLog> log_;
-  std::vector<std::string> durable_ids_;  // file ids of durable_files()
   runtime::RunMemory memory_;
   std::unique_ptr<runtime::DurableState> durable_;
   std::array<std::optional<Programs>, schedule::kStepKindCount> programs_;  // the kinds it has
