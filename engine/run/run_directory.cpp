@@ -12,6 +12,7 @@
 
 #include "base/directory.hpp"
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "base/posix_file.hpp"
 #include "offload/storage_file.hpp"
 
@@ -66,6 +67,12 @@ void place(config::Config& config, const config::Config& given, const std::strin
     path = moved_along(path, given.log.dir, directory);
   }
   config.log.dir = directory;
+}
+
+// Whether checkpoint.dir is its default: below log.dir.
+bool keeps_checkpoints_in_run(const config::Config& given) {
+  return normal_path(given.checkpoint.dir) ==
+         normal_path(config::default_checkpoint_dir(given.log.dir));
 }
 
 }  // namespace
@@ -179,8 +186,7 @@ void point_latest(const std::string& log_dir) {
 void place_new_run(config::Config& config, const config::Config& given,
                    const std::string& directory, const RunId& run) {
   place(config, given, directory);
-  const std::string usual = config::default_checkpoint_dir(given.log.dir);
-  config.checkpoint.dir = normal_path(given.checkpoint.dir) == normal_path(usual)
+  config.checkpoint.dir = keeps_checkpoints_in_run(given)
                               ? config::default_checkpoint_dir(directory)
                               : (fs::path(given.checkpoint.dir) / run.hex()).string();
 }
@@ -193,6 +199,13 @@ void place_resumed_run(config::Config& config, const config::Config& given,
   if (target.empty()) return;
   const std::string link = config.checkpoint.dir;
   config.checkpoint.dir = (fs::path(directory) / target).lexically_normal().string();
+  const fs::path above = normal_path(config.checkpoint.dir).parent_path();
+  if (!keeps_checkpoints_in_run(given) && above != normal_path(given.checkpoint.dir)) {
+    log(LogLevel::kWarning,
+        "checkpoint.dir = '" + given.checkpoint.dir +
+            "' is not used: a resumed run keeps its checkpoints, which lie in '" +
+            config.checkpoint.dir + "'");
+  }
   std::error_code error;
   if (fs::is_directory(config.checkpoint.dir, error)) return;
   throw InputError("'" + link + "' leads to '" + config.checkpoint.dir +
