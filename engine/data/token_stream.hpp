@@ -34,8 +34,9 @@ class TokenStream {
   std::size_t file_count() const { return files_.size(); }
   // Tokens [first, first + into.size()); the range must lie inside (InternalError).
   void read(std::uint64_t first, std::span<std::int32_t> into) const;
-  // XXH3-128 over the order, paths' last names and token counts of the files; 32 hex digits.
-  // Another fingerprint means that a resumed run would see other data.
+  // XXH3-128 over the order, sizes and contents of the files, 32 hex digits. File names do not
+  // enter: data that moved are the same data. Another fingerprint means that a resumed run would
+  // see other data.
   std::string fingerprint() const;
 
  private:

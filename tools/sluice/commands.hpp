@@ -17,7 +17,8 @@ struct ConfigArguments {
 struct TrainArguments {
   ConfigArguments config;
   std::optional<std::int64_t> steps;
-  std::string resume;
+  bool resumes = false;
+  std::string resume;  // a run's directory or a log.dir; empty: that of the configuration
   bool accept_arithmetic = false;
   bool json = false;
 };
@@ -37,10 +38,10 @@ struct DoctorArguments {
   std::string storage_path = ".";
   double seconds = 0.25;  // for each figure
   bool json = false;
-  // Instead of measuring: what dead runs left in these directories (none named: ./runs).
+  // Instead of measuring: stale files of killed runs in these directories (none named: ./runs).
   bool clean = false;
   std::vector<std::string> clean_directories;
-  bool yes = false;  // and take it away
+  bool yes = false;  // and remove them
 };
 int doctor_command(const DoctorArguments& arguments);
 

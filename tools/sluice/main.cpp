@@ -44,11 +44,18 @@ int main(int argc, char** argv) {
 
   sluice::cli::TrainArguments train;
   CLI::App* train_app = app.add_subcommand("train", "Train a model");
-  add_config(*train_app, train.config);
+  train_app->add_option("CONFIG", train.config.path,
+                        "TOML configuration, or a run to resume by its own configuration");
+  train_app->add_option("--set", train.config.overrides,
+                        "KEY=VALUE, any key, e.g. memory.device=64MiB");
   train_app->add_option("--steps", train.steps, "Stop after this many steps in all")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1000000000000}));
-  train_app->add_option("--resume", train.resume,
-                        "Continue the run in this directory (its log.dir)");
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1000000000000}));
+  CLI::Option* resume =
+      train_app
+          ->add_option("--resume", train.resume,
+                       "Continue this run, or the newest run with a state in this log.dir "
+                       "(default: CONFIG's log.dir)")
+          ->expected(0, 1);
   train_app->add_flag("--accept-arithmetic", train.accept_arithmetic,
                       "Resume although the products of this machine round otherwise");
   train_app->add_flag("--json", train.json, "Events on stdout, one JSON object per line");
@@ -72,11 +79,11 @@ int main(int argc, char** argv) {
   CLI::Option* clean =
       doctor_app
           ->add_option("--clean", doctor.clean_directories,
-                       "Instead: list what runs that were killed left in these run directories "
-                       "(default ./runs): locks, storage files, unfinished checkpoints; and state "
-                       "whose log is not there, which stays")
+                       "Instead: list stale files of killed runs in these directories (default "
+                       "./runs): locks, storage files, unfinished checkpoints; and state whose "
+                       "log is not there, which stays")
           ->expected(0, -1);
-  doctor_app->add_flag("--yes", doctor.yes, "Take away what --clean lists, but for what stays")
+  doctor_app->add_flag("--yes", doctor.yes, "Remove what --clean lists, but for what stays")
       ->needs(clean);
 
   sluice::cli::BenchArguments bench;
@@ -115,7 +122,8 @@ int main(int argc, char** argv) {
 
   sluice::cli::ReportArguments report;
   CLI::App* report_app = app.add_subcommand("report", "Show a run: memory, lanes, plan beside run");
-  report_app->add_option("RUN", report.run, "A run directory (log.dir)")->required();
+  report_app->add_option("RUN", report.run, "A run's directory, or a log.dir: its newest run")
+      ->required();
   report_app->add_option("--format", report.format, "html or perfetto");
   report_app->add_option("-o", report.output, "The file to write");
 
@@ -168,9 +176,7 @@ int main(int argc, char** argv) {
       std::cout << sluice::config::config_help();
       return 0;
     }
-    if (train_app->count("--resume") > 0 && train.resume.empty()) {
-      throw sluice::InputError("--resume names no directory; give the run's log.dir");
-    }
+    train.resumes = resume->count() > 0;
     doctor.clean = clean->count() > 0;
     const auto run = [&] {
       if (train_app->parsed()) return sluice::cli::train_command(train);
