@@ -1,5 +1,12 @@
-// The storage engine for places where io_uring is blocked: a pool of threads with pread and pwrite,
-// and one thread that runs the callbacks. Same cutting, alignment and laws as the io_uring engine.
+// The storage engine for systems where io_uring is blocked: a pool of threads with pread and
+// pwrite, and one thread that runs the callbacks. Cutting, alignment and contracts are those of the
+// io_uring engine.
+//
+// Each worker takes the next piece of the most urgent request, releases the lock, moves the piece,
+// and reports. At most threads - 1 workers write at once, so that a read finds a free one. Edge
+// writes take a mutex of their own. A request that has ended goes to ended_; the completion thread
+// calls back from there. Shutdown fails the requests that have not begun, joins the workers, and
+// then lets the completion thread drain ended_.
 
 #include <unistd.h>
 
@@ -37,7 +44,7 @@ class PosixEngine final : public QueuedEngine {
   ~PosixEngine() override { stop(); }
 
   std::string name() const override { return "posix"; }
-  void register_memory(void*, std::uint64_t) override {}  // pread knows no registration
+  void register_memory(void*, std::uint64_t) override {}  // pread has no registered memory
 
  protected:
   void wake_locked() override {
@@ -47,7 +54,7 @@ class PosixEngine final : public QueuedEngine {
   }
 
  private:
-  // Requests not begun end with ECANCELED; what is under way is waited for.
+  // Ends requests that have not begun with ECANCELED and waits for those in flight.
   void stop() noexcept {
     {
       const std::lock_guard lock(mutex_);
@@ -76,7 +83,7 @@ class PosixEngine final : public QueuedEngine {
         return request != nullptr || (stopping_ && waiting_.empty());
       });
       if (!request) {
-        work_ready_.notify_all();  // the others may leave, too
+        work_ready_.notify_all();  // lets the other workers leave too
         return;
       }
       if (request->cursor.done()) {  // failed, empty or cancelled: nothing to move
@@ -93,25 +100,25 @@ class PosixEngine final : public QueuedEngine {
       if (request->cursor.done()) {
         waiting_.erase(request);
       } else {
-        work_ready_.notify_one();  // the rest of it, for another worker
+        work_ready_.notify_one();  // another worker may take the next piece
       }
       lock.unlock();
       std::uint64_t resubmitted = 0;
       const std::exception_ptr error = move(*request, piece, bounce.get(), resubmitted);
       lock.lock();
-      // One that waited only because of the bound on writers.
+      // Wakes a worker that waits only because of the limit on writers.
       if (writes && writers_-- == most_writers_) work_ready_.notify_one();
       request->resubmitted += resubmitted;
       if (error) request->fail(error);
       --request->pieces_in_flight;
       if (!request->ended()) continue;
-      // One that failed before all of it was cut may still stand in the queue.
+      // A request that failed early may still be queued.
       if (request->error) waiting_.erase(request);
       end_locked(request);
     }
   }
 
-  // Moves one piece; the error, or null.
+  // Moves one piece. Returns its error, or null.
   std::exception_ptr move(ActiveRequest& request, const Piece& piece, std::byte* bounce,
                           std::uint64_t& resubmitted) noexcept {
     try {
@@ -152,7 +159,7 @@ class PosixEngine final : public QueuedEngine {
     while (true) {
       ended_ready_.wait(lock, [&] { return workers_gone_ || !ended_.empty(); });
       if (ended_.empty()) {
-        // What callbacks submitted after the workers had gone: it has failed already.
+        // Requests that callbacks submitted after the workers had gone; they have failed already.
         waiting_.for_each([&](const ActiveRequestPtr& request) { ended_.push_back(request); });
         waiting_ = {};
         if (ended_.empty()) return;

@@ -1,3 +1,10 @@
+// The life of a request outside its transfer. submit() validates it, waits for room in its
+// direction, numbers it and wakes the engine. finish() counts it, runs the callback, and only then
+// makes room, so drain() returns after the last callback.
+//
+// Invariant: outstanding_[op] counts the requests between submit() and the end of finish(); each
+// file has such a count of its own. Requests outside a file's bounds are queued like others and end
+// with an error, so every callback runs on the completion thread and never inside submit().
 #include "offload/queued_engine.hpp"
 
 #include <algorithm>
@@ -10,8 +17,8 @@ namespace sluice::offload {
 namespace {
 
 constexpr std::uint64_t kMinRequestBytes = 4096;
-constexpr std::uint64_t kMaxRequestBytes = std::uint64_t{1}
-                                           << 30;  // one call moves less than 2 GiB
+// One system call moves less than 2 GiB.
+constexpr std::uint64_t kMaxRequestBytes = std::uint64_t{1} << 30;
 
 const char* op_name(StorageOp op) {
   return op == StorageOp::kRead ? "read" : "write";
@@ -68,7 +75,7 @@ void QueuedEngine::close(StorageFileId id) {
     if (!for_end_.wait(lock, deadline, [&] { return closing->outstanding == 0; })) {
       throw TimeoutError("the requests of storage file '" + closing->file.path() + "' to end");
     }
-    if (files_.erase(id) == 0) return;  // closed by another thread meanwhile
+    if (files_.erase(id) == 0) return;  // another thread closed it meanwhile
     counters_.allocated_bytes -= closing->file.allocated_bytes();
   }
   detach(closing);
@@ -89,7 +96,7 @@ void QueuedEngine::submit(const StorageRequest& request, Callback done) {
     if (!for_room_[direction].wait(lock, deadline, [&] { return outstanding < capacity(); })) {
       throw TimeoutError("room in the storage queue");
     }
-    // The lock was released meanwhile: the file may have been closed.
+    // The wait released the lock, so the file may have been closed.
     SLUICE_CHECK(file == find_locked(request.file, "submit"));
   }
   const std::uint64_t file_bytes = file->file.bytes();
@@ -150,11 +157,11 @@ void QueuedEngine::finish(const ActiveRequestPtr& request) noexcept {
     request->done(request->error);
   } catch (const std::exception& error) {
     log(LogLevel::kWarning,
-        std::string("a storage callback threw, which it must not: ") + error.what());
+        std::string("a storage callback threw an exception, which is a bug: ") + error.what());
   } catch (...) {
-    log(LogLevel::kWarning, "a storage callback threw, which it must not");
+    log(LogLevel::kWarning, "a storage callback threw an exception, which is a bug");
   }
-  request->done = nullptr;  // what it holds goes before drain() returns
+  request->done = nullptr;  // destroys the callback's captures before drain() returns
   const auto direction = static_cast<std::size_t>(what.op);
   bool room = false;
   bool end = false;
@@ -165,7 +172,7 @@ void QueuedEngine::finish(const ActiveRequestPtr& request) noexcept {
     room = for_room_[direction].count > 0 && outstanding_[direction] < capacity();
     end = for_end_.count > 0 && (all_outstanding() == 0 || request->file->outstanding == 0);
   }
-  // Each has room for one; who waits for an end may wait for another file's.
+  // One request made room for one submitter. Waiters for an end may wait for different files.
   if (room) for_room_[direction].ready.notify_one();
   if (end) for_end_.ready.notify_all();
 }
@@ -178,7 +185,7 @@ bool QueuedEngine::retry_buffered(ActiveRequest& request, PieceTransfer& transfe
   try {
     file.stop_direct();
   } catch (const IoError&) {
-    return false;  // the transfer's own error is the one to report
+    return false;  // report the error of the transfer itself
   }
   say_buffered_once(file.path());
   return true;

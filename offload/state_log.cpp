@@ -1,3 +1,10 @@
+// Commits by alternating between two areas, the smallest scheme that survives a torn write.
+//
+// append() writes the frame of record n into area n mod 2 and flushes. Until that flush has
+// succeeded, the other area holds record n - 1 untouched. read() verifies both areas and returns
+// the valid records, newest first. A frame is valid if its magic, its length and its XXH3-128 over
+// header and text agree; lengths are checked against the area before any allocation. A file that
+// was cut short keeps its areas at their offsets, because the header stores the original size.
 #include "offload/state_log.hpp"
 
 #include <algorithm>
@@ -20,13 +27,13 @@ static_assert(std::endian::native == std::endian::little);
 
 constexpr std::uint64_t kMagic = 0x31474f4c45544153;        // "SATELOG1"
 constexpr std::uint64_t kHeaderMagic = 0x48474f4c45544153;  // "SATELOGH"
-constexpr std::uint64_t kHeaderBytes = 8192;                // a path has 4,095 at most
+constexpr std::uint64_t kHeaderBytes = 8192;                // a path has at most 4,095 bytes
 
 struct Frame {
   std::uint64_t magic = kMagic;
   std::uint64_t sequence = 0;
   std::uint64_t bytes = 0;
-  Digest128 digest;  // of the three above and of the text
+  Digest128 digest;  // of the three fields above and the text
 };
 static_assert(sizeof(Frame) == 40);
 
@@ -97,7 +104,7 @@ bool is_blank(StorageEngine& engine, StorageFileId file, std::uint64_t begin, st
   return true;
 }
 
-// Two areas from `begin` to `end`, which may lie behind the file's end.
+// Reads the two areas between `begin` and `end`. `end` may lie beyond the end of the file.
 void read_areas(StorageEngine& engine, StorageFileId file, std::uint64_t begin, std::uint64_t end,
                 StateLog::Contents& contents) {
   const std::uint64_t bytes = engine.file_bytes(file);
@@ -151,7 +158,7 @@ StateLog::StateLog(StorageEngine& engine, std::string path, std::uint64_t bytes)
 
 void StateLog::write_header(std::uint64_t file_bytes) {
   std::string text = file_id(path_);
-  text.resize(kFileIdDigits, '0');  // an engine may have no real files
+  text.resize(kFileIdDigits, '0');  // test engines may have no real files
   text += std::filesystem::absolute(path_).string();
   std::vector<std::byte> header = framed(kHeaderMagic, file_bytes, text);
   SLUICE_CHECK(header.size() <= kHeaderBytes);
@@ -168,10 +175,10 @@ StateLog::~StateLog() {
 }
 
 void StateLog::append(std::string_view record) {
-  if (failed_) throw Error("'" + path_ + "' takes no further commit: one has failed");
+  if (failed_) throw Error("'" + path_ + "' cannot take another commit: an earlier one failed");
   SLUICE_CHECK_MSG(
       record.size() <= kMostRecordBytes && record.size() + sizeof(Frame) <= area_bytes_,
-      "a commit's record is longer than its log has room for");
+      "a commit record does not fit into an area of its log");
   std::vector<std::byte> bytes = framed(kMagic, next_, record);
   failed_ = true;
   transfer(engine_, StorageOp::kWrite, file_, kHeaderBytes + next_ % 2 * area_bytes_, bytes);
@@ -190,13 +197,13 @@ StateLog::Contents StateLog::read(StorageEngine& engine, const std::string& path
       contents.origin =
           Origin{header->text.substr(kFileIdDigits), header->text.substr(0, kFileIdDigits)};
     }
-    // Where it was cut short, its areas are where they were.
+    // The header's size gives the areas' offsets even if the file was cut short.
     const std::uint64_t made_bytes = header ? header->sequence : bytes;
     contents.whole = bytes == made_bytes && bytes > 0;
     read_areas(engine, file, std::min(made_bytes, kHeaderBytes), made_bytes, contents);
     if (!header && contents.records.empty()) {
       contents.unreadable_areas = 0;
-      read_areas(engine, file, 0, bytes, contents);  // as they were before there were headers
+      read_areas(engine, file, 0, bytes, contents);  // the old layout has no header
     }
   } catch (...) {
     engine.close(file);

@@ -1,3 +1,9 @@
+// Splits a transfer of the space at stripe borders and gathers the results of its parts.
+//
+// Parts go to the engine one by one. A shared Gathering counts those still in flight and keeps the
+// first error; the last part to end runs the caller's callback. With a single path neighbouring
+// stripes are neighbours in its file, so the transfer stays whole. Creation is all or nothing: if a
+// file cannot be made, the files before it are closed and removed.
 #include "offload/striped_space.hpp"
 
 #include <unistd.h>
@@ -13,7 +19,7 @@
 namespace sluice::offload {
 namespace {
 
-// What the parts of one transfer share until the last has ended.
+// Shared state of one transfer's parts until the last has ended.
 struct Gathering {
   std::atomic<std::uint32_t> parts_left;
   std::mutex mutex;
@@ -22,7 +28,7 @@ struct Gathering {
 };
 
 StripeLayout layout_of(std::size_t paths, const std::vector<std::uint32_t>& shares) {
-  // Without a file there is nothing to lay out.
+  // A space without files needs no layout; one path stands in.
   if (shares.empty()) return StripeLayout::even(std::max<std::size_t>(paths, 1));
   SLUICE_CHECK(shares.size() == std::max<std::size_t>(paths, 1));
   return StripeLayout(shares);
@@ -67,8 +73,8 @@ StripedSpace::StripedSpace(StorageEngine& engine, const std::vector<std::string>
       const std::uint64_t found = engine_->file_bytes(files_.back().id);
       if (found == expected) continue;
       throw InputError("'" + files[i] + "' has " + std::to_string(found) +
-                       " bytes, and a run's state of " + std::to_string(expected) +
-                       " was written there");
+                       " bytes, but the state of its run takes " + std::to_string(expected) +
+                       " bytes there");
     }
   } catch (...) {
     for (const File& file : files_) engine_->close(file.id);
@@ -91,7 +97,7 @@ StripedSpace::~StripedSpace() {
     try {
       engine_->close(file.id);
     } catch (const Error&) {
-      // The file is unlinked; the kernel takes its space back when the process ends.
+      // A scratch file is unlinked; the kernel frees its space when the process ends.
     }
   }
 }
@@ -106,7 +112,7 @@ void StripedSpace::submit(StorageOp op, std::uint64_t offset, void* data, std::u
   SLUICE_CHECK(bytes > 0 && offset + bytes <= bytes_);
   const std::uint64_t first = offset / kStripeBytes;
   const std::uint64_t last = (offset + bytes - 1) / kStripeBytes;
-  // With one path neighbouring stripes are neighbours in its file too.
+  // With one path, neighbouring stripes are neighbours in its file too.
   const bool whole = first == last || files_.size() == 1;
   auto gathering = std::make_shared<Gathering>();
   gathering->parts_left = whole ? 1 : static_cast<std::uint32_t>(last - first + 1);
@@ -133,7 +139,7 @@ void StripedSpace::submit(StorageOp op, std::uint64_t offset, void* data, std::u
     try {
       engine_->submit(request, part_done);
     } catch (...) {
-      part_done(std::current_exception());  // this part will not call back; the others still do
+      part_done(std::current_exception());  // this part gets no callback; the others still do
     }
     cursor = part_end;
   }
