@@ -20,8 +20,8 @@ void look_up(void* library, const char* name, Function& function) {
 NcclFunctions open_library() {
   void* const library = ::dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    throw DeviceError(std::string("NCCL, which several ranks on GPUs need, cannot be opened (") +
-                      ::dlerror() + "); install libnccl2, or set LD_LIBRARY_PATH to where it is");
+    throw DeviceError(std::string("cannot open NCCL, which several ranks on GPUs need (") +
+                      ::dlerror() + "); install libnccl2, or set LD_LIBRARY_PATH to its directory");
   }
   NcclFunctions nccl{};
   look_up(library, "ncclGetVersion", nccl.get_version);
