@@ -64,7 +64,7 @@ const MatmulCache::Entry& MatmulCache::entry(const MatmulKey& key) {
   const std::lock_guard lock(mutex_);
   auto& slot = entries_[key];
   if (slot == nullptr) {
-    // A primitive fixes its number of threads when it is made.
+    // A primitive fixes its number of threads when it is created.
     const OneThread alone;
     auto desc = describe(key, engine_->cpu);
     auto primitive = dnnl::matmul(desc);
@@ -88,7 +88,7 @@ void MatmulCache::run(const MatmulKey& key, const void* a, const void* b, const 
     const OneThread alone;
     const IeeeArithmetic ieee;
     const auto& cpu = engine_->cpu;
-    // oneDNN's handles are not const, its use of sources is.
+    // oneDNN's handles are not const, but it only reads its sources.
     const auto bind = [&cpu](const memory::desc& desc, const void* data) {
       return memory(desc, cpu, const_cast<void*>(data));
     };
