@@ -1,3 +1,4 @@
+// The mesh as mixed-radix numbers: a rank's coordinates are its digits, with kTensor as the last.
 #include "collectives/mesh.hpp"
 
 #include <string>

@@ -1,3 +1,5 @@
+// Non-blocking sockets. Every wait is a poll(2) of at most a second, repeated until the deadline,
+// so an interrupted wait never ends early or late.
 #include "collectives/socket.hpp"
 
 #include <fcntl.h>

@@ -1,3 +1,5 @@
+// Facts about the optimizers that schedules and the planner need: layouts of states, memory traffic
+// and arithmetic of an update. Figures are per element, so that the planner can price any chunk.
 #include "kernels/optimizer.hpp"
 
 #include <algorithm>

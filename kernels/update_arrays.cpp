@@ -1,3 +1,5 @@
+// Formats and checks of an update. Every combination without a kernel is refused here, before any
+// rule runs, so the rules themselves need no checks.
 #include "kernels/update_arrays.hpp"
 
 #include "base/error.hpp"

@@ -107,10 +107,12 @@ class FaultyEngine final : public StorageEngine {
     std::uint64_t operation;
   };
 
+  // Whether the plan names this operation.
   bool hits(std::uint64_t operation) const {
     return plan_.forever ? operation >= plan_.at_operation : operation == plan_.at_operation;
   }
 
+  // Counts one operation of a request and returns its fault.
   Fault next_fault() {
     const std::uint64_t operation = operations_.fetch_add(1);
     const bool hit = !is_fault_of_calls(plan_.fault) && hits(operation);
@@ -168,6 +170,7 @@ class FaultyEngine final : public StorageEngine {
     });
   }
 
+  // Whether the fault damages data of this request. Empty requests and the other direction pass.
   static bool corrupts(StorageFault fault, const StorageRequest& request) {
     if (request.bytes == 0) return false;
     if (fault == StorageFault::kFlippedRead) return request.op == StorageOp::kRead;
@@ -186,6 +189,7 @@ class FaultyEngine final : public StorageEngine {
       return;
     }
     const auto* const data = static_cast<const std::byte*>(request.data);
+    // A private copy is stored damaged, so that the caller's bytes stay intact.
     const auto stored = std::make_shared<std::vector<std::byte>>(data, data + request.bytes);
     if (fault == StorageFault::kLostWrite) {
       request.offset = 0;
@@ -213,6 +217,7 @@ class FaultyEngine final : public StorageEngine {
     step(transfer);
   }
 
+  // Ends the request with an error, through an empty request of the inner engine.
   void end(const TransferPtr& transfer, int error_number) {
     const StorageRequest& whole = transfer->whole;
     auto error = std::make_exception_ptr(IoError(whole.op == StorageOp::kRead ? "read" : "write",

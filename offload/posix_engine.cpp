@@ -71,6 +71,7 @@ class PosixEngine final : public QueuedEngine {
     if (completer_.joinable()) completer_.join();
   }
 
+  // A worker: takes a piece under the lock, moves it without, and reports the result.
   void work() noexcept {
     name_this_thread("posix i/o");
     const std::unique_ptr<std::byte[], decltype(&std::free)> bounce(
@@ -148,11 +149,13 @@ class PosixEngine final : public QueuedEngine {
     }
   }
 
+  // Hands an ended request to the completion thread. Called with mutex_ held.
   void end_locked(ActiveRequestPtr request) {
     ended_.push_back(std::move(request));
     ended_ready_.notify_one();
   }
 
+  // The completion thread: runs finish() for ended requests, one at a time, without a lock.
   void complete() noexcept {
     name_this_thread("posix complete");
     std::unique_lock lock(mutex_);
@@ -172,6 +175,7 @@ class PosixEngine final : public QueuedEngine {
     }
   }
 
+  // At least one worker stays free for reads.
   bool may_write() const { return writers_ < most_writers_; }
 
   const std::uint32_t most_writers_ = std::max(options_.threads, 2u) - 1;

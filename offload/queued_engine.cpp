@@ -56,6 +56,7 @@ StorageFileId QueuedEngine::open(const std::string& path, StorageFileMode mode,
   if (!opened->file.direct()) say_buffered_once(path);
   attach(opened);
   const std::lock_guard lock(mutex_);
+  // Ids are never reused, so a stale id is always an error.
   const StorageFileId id = next_file_++;
   counters_.allocated_bytes += opened->file.allocated_bytes();
   counters_.peak_allocated_bytes =
@@ -69,6 +70,7 @@ void QueuedEngine::close(StorageFileId id) {
   {
     std::unique_lock lock(mutex_);
     closing = find_locked(id, "close");
+    // A callback that waited for other callbacks would wait for itself.
     SLUICE_CHECK_MSG(!on_completion_thread() || closing->outstanding == 0,
                      "a callback closed a file with requests under way");
     const auto deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
@@ -78,6 +80,7 @@ void QueuedEngine::close(StorageFileId id) {
     if (files_.erase(id) == 0) return;  // another thread closed it meanwhile
     counters_.allocated_bytes -= closing->file.allocated_bytes();
   }
+  // The descriptor is closed without the lock, because close() may take long.
   detach(closing);
   closing->file.close();
 }
@@ -108,6 +111,7 @@ void QueuedEngine::submit(const StorageRequest& request, Callback done) {
     // A read would end short; a write would leave the preallocated space.
     active->fail(request.op == StorageOp::kRead ? 0 : ENOSPC);
   }
+  // The request is queued even if it has failed, so that its callback runs like all others.
   if (stopping_) active->fail(ECANCELED);
   incoming_.push_back(active);
   ++active->file->outstanding;
@@ -181,6 +185,7 @@ bool QueuedEngine::retry_buffered(ActiveRequest& request, PieceTransfer& transfe
                                   std::int64_t result) {
   if ((result != -EINVAL && result != -EOPNOTSUPP) || !transfer.take_buffered_retry()) return false;
   StorageFile& file = request.file->file;
+  // Another transfer has already switched the file to the page cache.
   if (!file.direct()) return true;
   try {
     file.stop_direct();

@@ -37,6 +37,7 @@ struct Frame {
 };
 static_assert(sizeof(Frame) == 40);
 
+// The digest covers the header fields too, so a frame of another length or number never verifies.
 Digest128 frame_digest(const Frame& frame, std::string_view text) {
   const Digest128 of_text = digest_of(text.data(), text.size());
   const std::array<std::uint64_t, 5> words{frame.magic, frame.sequence, frame.bytes, of_text.low,
@@ -55,6 +56,7 @@ void transfer(StorageEngine& engine, StorageOp op, StorageFileId file, std::uint
   engine.transfer(request);
 }
 
+// Reads and verifies the frame at `begin`. Returns nothing if it is no record with that magic.
 std::optional<StateLog::Record> read_record(StorageEngine& engine, StorageFileId file,
                                             std::uint64_t begin, std::uint64_t bytes,
                                             std::uint64_t magic = kMagic) {
@@ -74,6 +76,7 @@ std::optional<StateLog::Record> read_record(StorageEngine& engine, StorageFileId
   return record;
 }
 
+// Returns a frame as bytes.
 std::vector<std::byte> framed(std::uint64_t magic, std::uint64_t sequence, std::string_view text) {
   Frame frame{magic, sequence, text.size(), {}};
   frame.digest = frame_digest(frame, text);
@@ -83,6 +86,7 @@ std::vector<std::byte> framed(std::uint64_t magic, std::uint64_t sequence, std::
   return bytes;
 }
 
+// Reads the header; its sequence field is the size of the file. Implausible values are no header.
 std::optional<StateLog::Record> read_header(StorageEngine& engine, StorageFileId file,
                                             std::uint64_t file_bytes) {
   auto header = read_record(engine, file, 0, std::min(file_bytes, kHeaderBytes), kHeaderMagic);
@@ -92,6 +96,7 @@ std::optional<StateLog::Record> read_header(StorageEngine& engine, StorageFileId
   return of_a_log ? header : std::nullopt;
 }
 
+// Whether a range of the file holds only zeros.
 bool is_blank(StorageEngine& engine, StorageFileId file, std::uint64_t begin, std::uint64_t bytes) {
   std::vector<std::byte> window(std::min<std::uint64_t>(bytes, kMiB));
   for (std::uint64_t at = 0; at < bytes; at += window.size()) {
@@ -149,6 +154,7 @@ StateLog::StateLog(StorageEngine& engine, std::string path, std::uint64_t bytes)
       file_(engine.open(path_, StorageFileMode::kCreate, bytes)) {
   try {
     write_header(bytes);
+    // The name must be durable before the first commit, or a crash could lose the whole log.
     sync_directory_of(path_);
   } catch (...) {
     engine_.close(file_);
@@ -180,6 +186,7 @@ void StateLog::append(std::string_view record) {
       record.size() <= kMostRecordBytes && record.size() + sizeof(Frame) <= area_bytes_,
       "a commit record does not fit into an area of its log");
   std::vector<std::byte> bytes = framed(kMagic, next_, record);
+  // Stays set if the write or the flush throws: the log then accepts no further record.
   failed_ = true;
   transfer(engine_, StorageOp::kWrite, file_, kHeaderBytes + next_ % 2 * area_bytes_, bytes);
   engine_.flush(file_);

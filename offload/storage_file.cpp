@@ -51,6 +51,7 @@ std::uint64_t available_bytes(int descriptor, const std::string& path) {
   return available;
 }
 
+// Errors that the user can mend by another path or permission are InputError, others IoError.
 [[noreturn]] void throw_open_failed(const std::string& path, bool reading, int error) {
   const std::string reason = std::strerror(error);
   switch (error) {
@@ -162,6 +163,7 @@ void StorageFile::preallocate() {
   if (bytes_ > available || bytes_ > kMaxFileBytes) throw_no_room(path_, bytes_, available);
   const auto length = static_cast<off_t>(bytes_);
   int status = 0;
+  // A signal may interrupt fallocate on a large file.
   do {
     status = ::fallocate(descriptor_, 0, 0, length);
   } while (status != 0 && errno == EINTR);
@@ -207,6 +209,7 @@ void StorageFile::stop_direct() {
   direct_ = false;
 }
 
+// Direct writes of the last block may have made the file longer than bytes_.
 void StorageFile::trim() {
   struct stat facts {};
   if (::fstat(descriptor_, &facts) != 0) throw IoError("stat", path_, 0, 0, errno);

@@ -52,6 +52,7 @@ StripedSpace::StripedSpace(StorageEngine* engine, allocator::Ledger& ledger,
                                (kept ? kKeptSuffix : kScratchSuffix);
       const StorageFileMode mode = kept ? StorageFileMode::kCreate : StorageFileMode::kScratch;
       files_.push_back({engine_->open(path, mode, share), path});
+      // The name of a kept file must survive a crash.
       if (kept) sync_directory_of(path);
     }
   } catch (...) {
@@ -122,11 +123,13 @@ void StripedSpace::submit(StorageOp op, std::uint64_t offset, void* data, std::u
       const std::lock_guard lock(gathering->mutex);
       if (!gathering->error) gathering->error = error;
     }
+    // The last part to end sees all errors, since each part stores its error before it counts.
     if (gathering->parts_left.fetch_sub(1) == 1) gathering->done(gathering->error);
   };
   std::uint64_t cursor = offset;
   const std::uint64_t end = offset + bytes;
   while (cursor < end) {
+    // Cut at the next stripe border, because the next stripe may lie in another file.
     const std::uint64_t stripe_end = (cursor / kStripeBytes + 1) * kStripeBytes;
     const std::uint64_t part_end = whole ? end : std::min(end, stripe_end);
     StorageRequest request;

@@ -175,6 +175,8 @@ TaggedSpace::RangeId TaggedSpace::add_range(const Range& range) {
   SLUICE_CHECK(range.bytes > 0 && range.bytes <= space_.bytes() &&
                range.offset_bytes <= space_.bytes() - range.bytes);
   SLUICE_CHECK(range.block_bytes > 0 && range.block_bytes <= kMostBlockBytes);
+  // The same range added again keeps its tags, which describe bytes that are already on
+  // storage.
   const auto [known, fresh] =
       known_.try_emplace({range.key, range.offset_bytes, range.bytes, range.block_bytes},
                          static_cast<RangeId>(ranges_.size()));
@@ -261,6 +263,7 @@ void TaggedSpace::read_again(const Tagged& tagged, std::uint64_t block, std::byt
                               "read again; check that disk and the memory of this machine");
 }
 
+// Counters are separate atomics; a reader may see one of two updates.
 void TaggedSpace::count_hashing(std::span<const Part> parts, std::int64_t begin_ns) {
   std::uint64_t bytes = 0;
   for (const Part& part : parts) bytes += part.bytes;
@@ -275,6 +278,7 @@ void TaggedSpace::submit(StorageOp op, RangeId id, std::uint64_t offset_bytes, v
   check_whole_blocks(part);
   const Range& range = ranges_[id]->range;
   if (tags_by == TagsBy::kSpace) {
+    // Tags of writes are stored before the submission; a read is verified after its end.
     if (op == StorageOp::kWrite) {
       tag({&part, 1});
     } else {

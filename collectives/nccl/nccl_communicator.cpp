@@ -1,3 +1,6 @@
+// Collectives from byte transfers. A reduce_scatter sends every rank its part and adds the received
+// parts with a kernel, in rank order. An all_reduce divides the array into one part per rank, does
+// the same, and gathers the sums. Each call is one NCCL group, watched by NcclSession.
 #include "collectives/nccl/nccl_communicator.hpp"
 
 #include <algorithm>

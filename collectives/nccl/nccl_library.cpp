@@ -1,3 +1,4 @@
+// Looks up NCCL with dlopen. The library is never closed.
 #include "collectives/nccl/nccl_library.hpp"
 
 #include <dlfcn.h>

@@ -1,3 +1,5 @@
+// Copies for a group of one GPU. Reductions are the identity; send() and receive() are errors, as
+// in the host's group of one.
 #include "collectives/nccl/single_gpu_communicator.hpp"
 
 #include "base/units.hpp"

@@ -1,3 +1,5 @@
+// Forwards each operation to its family in kernels/cuda, with the stream and the libraries'
+// backends.
 #include "kernels/backend/cuda_kernels.hpp"
 
 #include <cuda_runtime_api.h>

@@ -1,3 +1,4 @@
+// Forwards each operation to its family in kernels/host, with the team of threads and the GEMM.
 #include "kernels/backend/host_kernels.hpp"
 
 #include <cstddef>

@@ -1,3 +1,5 @@
+// Looks up cuBLASLt with dlopen. CUDA 13 is tried before CUDA 12. The library is never closed,
+// since its functions may be in use until the process ends.
 #include "kernels/cuda/cublaslt.hpp"
 
 #include <dlfcn.h>
@@ -19,7 +21,7 @@ void find(const Library& library, const char* name, Function& function) {
   void* const address = ::dlsym(library.handle, name);
   if (address == nullptr) {
     throw DeviceError(std::string(library.name) + " has no function " + name +
-                      "; a cuBLASLt of CUDA 12 or 13 has");
+                      "; install the cuBLASLt of CUDA 12 or 13");
   }
   function = reinterpret_cast<Function>(address);
 }

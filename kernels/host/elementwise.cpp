@@ -100,6 +100,7 @@ HWY_INLINE double squared_norm_of(Round round, const T* grad, std::int64_t elems
     const double value = hn::GetLane(through(OneTag(), load(OneTag(), grad + i), round));
     lanes[i % kLanes] += value * value;
   }
+  // Fold by halves, in the same order for every vector width.
   for (std::int64_t width = kLanes / 2; width > 0; width /= 2) {
     for (std::int64_t lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
   }

@@ -1,3 +1,5 @@
+// Proportional distribution by a greedy rule, so that the result is deterministic: each seat goes
+// to the node with the lowest load after it. Products replace divisions, so nothing is rounded.
 #include "kernels/host/node_teams.hpp"
 
 #include <algorithm>

@@ -98,6 +98,7 @@ HWY_INLINE void backward_input_of(const NormShape& shape, const T* dy, const T* 
       terms[0] = hn::Mul(load(d, dy_row + c), load(d, weight + c));
       terms[1] = hn::Mul(terms[0], normalized(d, c));
     });
+    // Means of g and of g xhat, both from one pass over the row.
     const float mean_g = shape.rms ? 0.0f : sums[0] / count;
     const float mean_g_xhat = sums[1] / count;
     for_lanes(0, cols, [&](auto d, std::int64_t c) HWY_ATTR {

@@ -1,3 +1,7 @@
+// Rows and blocks for GEMM, attention and head (rows.hpp has the contracts).
+//
+// Each function is compiled once per instruction set and chosen at run time. Sums use 16 virtual
+// lanes (lane_sums of simd.hpp), so the vector width does not change a bit. Maxima need no order.
 #include "kernels/host/rows.hpp"
 
 #include "base/error.hpp"

@@ -212,6 +212,7 @@ Iteration iteration_of(const MuonTensor& tensor) {
                            tensor.gram, tensor.small_stride);
   iteration.square =
       product(small, small, small, gram, gram, tensor.polynomial, tensor.small_stride);
+  // mirror() fills in the upper halves.
   iteration.gram.lower_only = iteration.square.lower_only = true;
   iteration.next = product(rows, cols, small, tall ? x : polynomial, tall ? polynomial : x,
                            tensor.other, tensor.stride);
@@ -222,6 +223,7 @@ std::int64_t pieces_of(const ParameterSegment& segment) {
   return Cut::quotient_up(segment.end - segment.begin, kUpdatePieceElems);
 }
 
+// Assigns workspace to a matrix. Strides avoid multiples of 2 KiB (gemm_cut.hpp).
 MuonTensor lay_out(const ParameterSegment& segment, WorkspaceParts& parts) {
   const TensorView& shape = segment.tensor;
   MuonTensor tensor;
@@ -238,6 +240,7 @@ MuonTensor lay_out(const ParameterSegment& segment, WorkspaceParts& parts) {
   return tensor;
 }
 
+// Workspace of the largest product of an iteration.
 std::uint64_t products_bytes(const Gemm& gemm, const MuonTensor& tensor) {
   const Iteration iteration = iteration_of(tensor);
   return std::max({gemm.workspace_bytes(iteration.gram), gemm.workspace_bytes(iteration.square),
@@ -277,6 +280,7 @@ void orthogonalize(const Parallel& parallel, const Gemm& gemm, int steps, MuonTe
   }
 }
 
+// Updates one hidden matrix: steps 1 to 3.
 void update_hidden(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& options,
                    const UpdateArrays& arrays, const ParameterSegment& segment,
                    const UpdateScalars& scalars, void* workspace) {

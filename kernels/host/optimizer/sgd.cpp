@@ -31,6 +31,7 @@ struct Sgd {
                                    hn::Vec<D> w) const {
     const auto scaled = hn::Mul(grad, hn::Set(d, grad_scale));
     const auto g = hn::Add(scaled, hn::Mul(hn::Set(d, decay), w));
+    // u is the direction of the step: the gradient, the momentum, or Nesterov's look ahead.
     auto u = g;
     if constexpr (kMomentum) {
       const auto factor = hn::Set(d, momentum);

@@ -40,6 +40,7 @@ void for_each_piece(const Parallel& parallel, std::size_t tensors,
   std::int64_t all = 0;
   for (std::size_t i = 0; i < tensors; ++i) ends.push_back(all += pieces(i));
   parallel.for_each(all, [&](std::int64_t piece) {
+    // The first tensor with pieces beyond this number owns the piece.
     const auto end = std::upper_bound(ends.begin(), ends.end(), piece);
     const auto tensor = static_cast<std::size_t>(end - ends.begin());
     body(tensor, tensor == 0 ? piece : piece - ends[tensor - 1]);
