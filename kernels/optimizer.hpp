@@ -126,7 +126,7 @@ struct ParameterSegment {
 // read, and computes checksums after it is written.
 class UpdateGuard {
  public:
-  static constexpr std::int64_t kElems = 4096;
+  static constexpr std::int64_t kElems = kLawBlockElems;
 
   virtual ~UpdateGuard() = default;
   // Each element is in exactly one range of before(), called before the update reads it, and in one

@@ -9,15 +9,14 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "base/mutex.hpp"
 #include "offload/aligned_transfer.hpp"
 #include "offload/storage_engine.hpp"
 #include "offload/storage_file.hpp"
@@ -31,8 +30,9 @@ struct OpenFile {
   OpenFile(const std::string& path, StorageFileMode mode, std::uint64_t bytes)
       : file(path, mode, bytes) {}
   StorageFile file;
-  std::uint64_t outstanding = 0;  // guarded by QueuedEngine::mutex_
-  int slot = -1;                  // index of the registered file (io_uring); -1: not registered
+  // Belongs to QueuedEngine::mutex_, which the compiler cannot express here.
+  std::uint64_t outstanding = 0;
+  int slot = -1;  // index of the registered file (io_uring); -1: not registered
 };
 
 struct ActiveRequest {
@@ -68,15 +68,15 @@ class QueuedEngine : public StorageEngine {
  protected:
   explicit QueuedEngine(const StorageOptions& options);
 
-  // Notifies the engine of a new request on incoming_. Called with mutex_ held.
-  virtual void wake_locked() = 0;
+  // Notifies the engine of a new request on incoming_.
+  virtual void wake_locked() SLUICE_REQUIRES(mutex_) = 0;
   // Called after a file was opened and before it is closed, without locks; the file has no
   // unfinished request then.
   virtual void attach(const std::shared_ptr<OpenFile>&) {}
   virtual void detach(const std::shared_ptr<OpenFile>&) {}
 
-  // Ends a request: counts it, calls back, makes room. Completion thread only; no lock held.
-  void finish(const ActiveRequestPtr& request) noexcept;
+  // Ends a request: counts it, calls back, makes room. Completion thread only.
+  void finish(const ActiveRequestPtr& request) noexcept SLUICE_EXCLUDES(mutex_);
   // Passes the result of a transfer's system call through the fault-injection filter.
   std::int64_t filtered(std::int64_t result) const {
     return result_filter_ ? result_filter_(result) : result;
@@ -90,26 +90,27 @@ class QueuedEngine : public StorageEngine {
   }
 
   const StorageOptions options_;
-  mutable std::mutex mutex_;
-  std::deque<ActiveRequestPtr> incoming_;  // guarded by mutex_
-  bool stopping_ =
-      false;  // guarded by mutex_; set by destructors: what is submitted now is cancelled
+  mutable Mutex mutex_;
+  std::deque<ActiveRequestPtr> incoming_ SLUICE_GUARDED_BY(mutex_);
+  // Set by destructors: requests submitted from then on are cancelled.
+  bool stopping_ SLUICE_GUARDED_BY(mutex_) = false;
   std::atomic<std::thread::id> completion_thread_{};
 
  private:
-  std::shared_ptr<OpenFile> find_locked(StorageFileId file, const char* what) const;
+  std::shared_ptr<OpenFile> find_locked(StorageFileId file, const char* what) const
+      SLUICE_REQUIRES(mutex_);
   void say_buffered_once(const std::string& path);
 
-  // Threads that wait for requests to end. They are notified only when their condition may hold,
+  // Threads that wait for requests to end. They are woken only when their condition may hold,
   // because waking a thread costs more than the rest of a request's bookkeeping.
   struct Waiters {
-    std::condition_variable ready;
-    std::uint32_t count = 0;  // guarded by mutex_
+    CondVar ready;
+    std::uint32_t count = 0;  // belongs to mutex_, the lock passed to wait()
     // Returns false if the deadline passed.
     template <typename Predicate>
-    bool wait(std::unique_lock<std::mutex>& lock, Deadline deadline, Predicate predicate) {
+    bool wait(MutexLock& lock, Deadline deadline, Predicate predicate) {
       ++count;
-      const bool fulfilled = ready.wait_until(lock, deadline.time(), std::move(predicate));
+      const bool fulfilled = ready.wait_until(lock, deadline, std::move(predicate));
       --count;
       return fulfilled;
     }
@@ -119,15 +120,17 @@ class QueuedEngine : public StorageEngine {
     return std::uint64_t{options_.queue_depth} * kQueuedRequestsPerDepth;
   }
 
-  std::uint64_t all_outstanding() const { return outstanding_[0] + outstanding_[1]; }
+  std::uint64_t all_outstanding() const SLUICE_REQUIRES(mutex_) {
+    return outstanding_[0] + outstanding_[1];
+  }
 
-  std::array<Waiters, 2> for_room_;                           // by StorageOp
-  Waiters for_end_;                                           // drain() and close()
-  std::map<StorageFileId, std::shared_ptr<OpenFile>> files_;  // guarded by mutex_
-  StorageFileId next_file_ = 1;                               // guarded by mutex_; never used again
-  std::array<std::uint64_t, 2> outstanding_{};                // by StorageOp; guarded by mutex_
-  std::uint64_t submitted_ = 0;                               // guarded by mutex_
-  StorageCounters counters_;                                  // guarded by mutex_
+  std::array<Waiters, 2> for_room_;  // by StorageOp
+  Waiters for_end_;                  // drain() and close()
+  std::map<StorageFileId, std::shared_ptr<OpenFile>> files_ SLUICE_GUARDED_BY(mutex_);
+  StorageFileId next_file_ SLUICE_GUARDED_BY(mutex_) = 1;                 // never reused
+  std::array<std::uint64_t, 2> outstanding_ SLUICE_GUARDED_BY(mutex_){};  // by StorageOp
+  std::uint64_t submitted_ SLUICE_GUARDED_BY(mutex_) = 0;
+  StorageCounters counters_ SLUICE_GUARDED_BY(mutex_);
   std::atomic<bool> buffered_said_ = false;
   ResultFilter result_filter_;  // set before the first request
 };

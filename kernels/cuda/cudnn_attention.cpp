@@ -8,7 +8,6 @@
 // graph once per slice of the batch or of the heads (fused_attention.hpp). Calls that a pass cannot
 // serve return false, and our own kernels take over.
 #include <cudnn_frontend.h>
-#include <dlfcn.h>
 
 #include <cmath>
 #include <exception>
@@ -18,6 +17,7 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "base/dynamic_library.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
@@ -333,7 +333,7 @@ void warn_of_own_kernels(const std::string& why) {
 
 bool open_cudnn() {
   if (fe::cudnn_dlhandle == nullptr) {
-    fe::cudnn_dlhandle = ::dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
+    fe::cudnn_dlhandle = DynamicLibrary::open({"libcudnn.so.9"}).handle();
   }
   if (fe::cudnn_dlhandle == nullptr) return false;
   try {

@@ -17,13 +17,13 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
-#include <mutex>
 #include <numeric>
 #include <string>
 #include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/mutex.hpp"
 #include "kernels/host/ieee_arithmetic.hpp"
 #include "kernels/host/node_binding.hpp"
 
@@ -99,17 +99,18 @@ class PieceLists {
 class FirstError {
  public:
   void keep(std::exception_ptr error) noexcept {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (first_ == nullptr) first_ = std::move(error);
   }
   // Call when all threads are done.
-  void rethrow() const {
+  void rethrow() {
+    const MutexLock lock(mutex_);
     if (first_ != nullptr) std::rethrow_exception(first_);
   }
 
  private:
-  std::mutex mutex_;
-  std::exception_ptr first_;
+  Mutex mutex_;
+  std::exception_ptr first_ SLUICE_GUARDED_BY(mutex_);
 };
 
 }  // namespace

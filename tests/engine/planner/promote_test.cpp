@@ -1,0 +1,192 @@
+// Each kind's place as a sum of tiers: which units move up, how many, and what plans make of it.
+#include "engine/planner/promote.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "engine/config/shapes.hpp"
+#include "engine/planner/footprint.hpp"
+#include "engine/planner/plan.hpp"
+
+namespace sluice::testing {
+namespace {
+
+constexpr planner::Promotion kStateToPinned{&schedule::Placement::optimizer, Tier::kStorage,
+                                            Tier::kPinned};
+constexpr planner::Promotion kStateToDevice{&schedule::Placement::optimizer, Tier::kPinned,
+                                            Tier::kDevice, &schedule::Placement::gradient};
+
+schedule::Placement everywhere(Tier tier, std::size_t units) {
+  const std::vector<Tier> tiers(units, tier);
+  return {tiers, tiers, tiers};
+}
+
+std::size_t units_on(const std::vector<Tier>& tiers, Tier tier) {
+  return static_cast<std::size_t>(std::count(tiers.begin(), tiers.end(), tier));
+}
+
+TEST(Promotion, LeavesKindsWhosePlaceIsGiven) {
+  config::Config config;
+  EXPECT_EQ(planner::possible_promotions(config).size(), 5u);
+  config.memory.place.optimizer = config::Config::Place::kStorage;
+  const std::vector<planner::Promotion> promotions = planner::possible_promotions(config);
+  EXPECT_EQ(promotions.size(), 3u);
+  for (const planner::Promotion& promotion : promotions)
+    EXPECT_NE(promotion.kind, &schedule::Placement::optimizer);
+}
+
+TEST(Promotion, TakesTheFirstUnitsOfItsTier) {
+  schedule::Placement placement = everywhere(Tier::kStorage, 4);
+  placement.optimizer[1] = Tier::kPinned;
+  const auto units = planner::promotable_units(placement, kStateToPinned);
+  EXPECT_EQ(units, (std::vector<std::size_t>{0, 2, 3}));
+  const schedule::Placement moved = planner::promoted(placement, kStateToPinned, units, 2);
+  EXPECT_EQ(moved.optimizer,
+            (std::vector<Tier>{Tier::kPinned, Tier::kPinned, Tier::kPinned, Tier::kStorage}));
+  EXPECT_EQ(moved.weight, placement.weight);
+  EXPECT_EQ(moved.gradient, placement.gradient);
+}
+
+TEST(Promotion, BringsOptimizerStateToTheDeviceBehindWeightsAndWithGradients) {
+  schedule::Placement placement = everywhere(Tier::kPinned, 4);
+  EXPECT_TRUE(planner::promotable_units(placement, kStateToDevice).empty());
+  placement.weight[1] = placement.weight[2] = placement.weight[3] = Tier::kDevice;
+  placement.gradient[2] = Tier::kDevice;
+  placement.gradient[3] = Tier::kStorage;
+  const auto units = planner::promotable_units(placement, kStateToDevice);
+  EXPECT_EQ(units, (std::vector<std::size_t>{1, 2}));
+  const schedule::Placement moved = planner::promoted(placement, kStateToDevice, units, 2);
+  EXPECT_EQ(moved.optimizer[1], Tier::kDevice);
+  EXPECT_EQ(moved.gradient[1], Tier::kDevice);
+  EXPECT_EQ(moved.gradient[3], Tier::kStorage);
+  planner::Promotion alone = kStateToDevice;  // gradients whose place is given stay
+  alone.with = nullptr;
+  EXPECT_EQ(planner::promotable_units(placement, alone), std::vector<std::size_t>{2});
+}
+
+class PromotedPlan : public ::testing::Test {
+ protected:
+  PromotedPlan() : kernels_(kernels::make_host_kernels({1})) {
+    config_.model.family = config::Config::Family::kGpt2;
+    config_.model.layers = 12;
+    config_.model.hidden = 96;
+    config_.model.heads = config_.model.kv_heads = 4;
+    config_.model.ffn = 384;
+    config_.model.vocab = 300;
+    config_.model.max_seq = config_.train.seq = 32;
+    config_.train.micro_batch = config_.train.accumulate = 1;
+    config_.memory.chunk_bytes = 2 * kMiB;
+    config_.memory.device_bytes = 12 * kMiB;
+    config_.memory.pinned_bytes = config_.memory.storage_bytes = 64 * kMiB;
+  }
+  planner::Plan plan() const {
+    const model::Model model(config::model_shape(config_));
+    return std::get<planner::Plan>(
+        planner::make_plan(config_, model, *kernels_, planner::HardwareProfile{}));
+  }
+  // Bytes that a unit's state takes of a tier where weights and gradients lie elsewhere.
+  schedule::StepModel step_model() const {
+    const model::Model model(config::model_shape(config_));
+    return planner::make_step_model(model, config::batch_shape(config_),
+                                    config::parameter_table(config_, model), *kernels_, *kernels_);
+  }
+
+  std::unique_ptr<kernels::Kernels> kernels_;
+  config::Config config_;
+};
+
+// The candidates know quarters; the plan fills pinned memory until the next unit does not fit.
+TEST_F(PromotedPlan, FillsPinnedMemoryWithStateFromStorage) {
+  const std::uint64_t roomy = plan().peak_bytes[static_cast<std::size_t>(Tier::kPinned)];
+  const schedule::StepModel model = step_model();
+  std::vector<std::size_t> counts;
+  for (std::uint64_t budget = roomy - 256 * kKiB; budget > roomy / 2; budget -= 256 * kKiB) {
+    config_.memory.pinned_bytes = budget;
+    const planner::Plan tight = plan();
+    EXPECT_LE(tight.peak_bytes[static_cast<std::size_t>(Tier::kPinned)], budget);
+    const schedule::Placement& placement = tight.options.placement;
+    if (units_on(placement.weight, Tier::kStorage) > 0) break;
+    counts.push_back(units_on(placement.optimizer, Tier::kStorage));
+    const auto units = planner::promotable_units(placement, kStateToPinned);
+    const std::uint64_t room = budget - tight.peak_bytes[static_cast<std::size_t>(Tier::kPinned)];
+    EXPECT_EQ(planner::units_that_fit(model, tight.options, kStateToPinned, units, room), 0u)
+        << budget;
+  }
+  ASSERT_GE(counts.size(), 8u);
+  // More places than quarters.
+  std::sort(counts.begin(), counts.end());
+  counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
+  EXPECT_GT(counts.size(), 5u) << ::testing::PrintToString(counts);
+}
+
+TEST_F(PromotedPlan, FillsTheDeviceWithWeights) {
+  config_.memory.place.gradient = config_.memory.place.optimizer = config::Config::Place::kPinned;
+  std::vector<std::size_t> counts;
+  std::vector<std::uint64_t> uploads;
+  for (std::uint64_t mib = 12; mib <= 64; mib += 4) {
+    config_.memory.device_bytes = mib * kMiB;
+    const planner::Plan now = plan();
+    counts.push_back(units_on(now.options.placement.weight, Tier::kDevice));
+    uploads.push_back(now.step_bytes.upload);
+  }
+  EXPECT_EQ(counts.back(), config_.model.layers + 2u);
+  EXPECT_LT(uploads.back(), uploads.front());
+  const bool some = std::any_of(counts.begin(), counts.end(), [&](std::size_t count) {
+    return count > 0 && count < counts.back();
+  });
+  EXPECT_TRUE(some) << ::testing::PrintToString(counts);
+}
+
+TEST_F(PromotedPlan, SaysHowManyBytesOfEachKindLieWhere) {
+  config_.memory.pinned_bytes =
+      plan().peak_bytes[static_cast<std::size_t>(Tier::kPinned)] - 2 * kMiB;
+  const planner::Plan spread = plan();
+  std::uint64_t total = 0;
+  for (std::size_t kind = 0; kind < kStateKindCount; ++kind) {
+    for (const std::uint64_t bytes : spread.kind_bytes[kind]) total += bytes;
+  }
+  EXPECT_EQ(total, spread.state_bytes);
+  const auto& master = spread.kind_bytes[static_cast<std::size_t>(StateKind::kMaster)];
+  EXPECT_GT(master[static_cast<std::size_t>(Tier::kPinned)], 0u);
+  EXPECT_GT(master[static_cast<std::size_t>(Tier::kStorage)], 0u);
+}
+
+// An update from storage has many pieces in its ring; where tensors are updated whole it would hold
+// as many units.
+TEST_F(PromotedPlan, GivesAnUpdateFromStorageItsOwnPiecesUnlessTensorsAreUpdatedWhole) {
+  config_.memory.place.weight = config_.memory.place.gradient = config::Config::Place::kPinned;
+  config_.memory.place.optimizer = config::Config::Place::kStorage;
+  const planner::Plan streamed = plan();
+  EXPECT_GT(streamed.options.update_piece_elems, 0u);
+  EXPECT_GT(streamed.options.update_lookahead, streamed.options.stream_lookahead);
+  config_.optimizer.name = kernels::OptimizerRule::kAdafactor;
+  EXPECT_EQ(plan().options.update_piece_elems, 0u);
+}
+
+// make_plan calls this check on the schedules of every plan that it returns.
+TEST_F(PromotedPlan, HasSchedulesThatBreakNoRule) {
+  const planner::TierBytes budgets{config_.memory.device_bytes, config_.memory.pinned_bytes,
+                                   config_.memory.storage_bytes};
+  planner::Plan broken = plan();
+  EXPECT_NO_THROW(planner::check_schedules(broken.schedules, broken.options, budgets));
+  EXPECT_THROW(planner::check_schedules(broken.schedules, broken.options, {}), InternalError);
+  for (schedule::Instruction& instruction :
+       broken.schedules[schedule::StepKind::kEvaluation].instructions) {
+    instruction.deps.clear();
+  }
+  try {
+    planner::check_schedules(broken.schedules, broken.options, budgets);
+    FAIL();
+  } catch (const InternalError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("internal error: the schedule breaks a rule: instruction"),
+              std::string::npos)
+        << text;
+    EXPECT_NE(text.find("please report"), std::string::npos) << text;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::testing
