@@ -154,6 +154,7 @@ class FaultyEngine final : public StorageEngine {
                      [transfer](std::exception_ptr error) { transfer->done(std::move(error)); });
       return;
     }
+    // Half of the bytes at first, then none, until the attempts are used up.
     StorageRequest part = transfer->rest;
     part.bytes = transfer->halved ? 0 : part.bytes / 2;
     if (transfer->halved && ++transfer->tries >= kShortTries) {

@@ -17,8 +17,8 @@ class IntegrityError : public Error {
                  std::uint64_t bytes_in)
       : Error(std::string(block_in) + ", " + std::to_string(bytes_in) + " bytes at offset " +
               std::to_string(offset_bytes_in) + " of '" + std::string(path_in) +
-               "', is corrupt: two reads returned other bytes than were last written there; "
-               "check that disk and the memory of this machine"),
+              "', is corrupt: two reads returned other bytes than were last written there; "
+              "check that disk and the memory of this machine"),
         block(block_in),
         path(path_in),
         offset_bytes(offset_bytes_in),

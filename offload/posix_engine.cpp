@@ -3,10 +3,10 @@
 // io_uring engine.
 //
 // Each worker takes the next piece of the most urgent request, releases the lock, moves the piece,
-// and reports. At most threads - 1 workers write at once, so that a read finds a free one. Edge
-// writes take a mutex of their own. A request that has ended goes to ended_; the completion thread
-// calls back from there. Shutdown fails the requests that have not begun, joins the workers, and
-// then lets the completion thread drain ended_.
+// and reports. If there are several workers, all but one may write at once, so a read finds one
+// free. Edge writes take a mutex of their own. A request that has ended goes to ended_; the
+// completion thread calls back from there. Shutdown fails the requests that have not begun, joins
+// the workers, and then lets the completion thread drain ended_.
 
 #include <unistd.h>
 

@@ -53,7 +53,7 @@ QueuedEngine::QueuedEngine(const StorageOptions& options) : options_(options) {
 StorageFileId QueuedEngine::open(const std::string& path, StorageFileMode mode,
                                  std::uint64_t bytes) {
   auto opened = std::make_shared<OpenFile>(path, mode, bytes);
-  if (!opened->file.direct()) say_buffered_once(path);
+  if (!opened->file.direct()) log_buffered_once(path);
   attach(opened);
   const MutexLock lock(mutex_);
   // Ids are never reused, so a stale id is always an error.
@@ -141,6 +141,7 @@ void QueuedEngine::flush(StorageFileId id) {
     const MutexLock lock(mutex_);
     file = find_locked(id, "flush");
   }
+  // Flushed without the lock: fdatasync may take seconds. The shared pointer keeps the file open.
   file->file.sync();
 }
 
@@ -150,14 +151,14 @@ StorageCounters QueuedEngine::counters() const {
 }
 
 void QueuedEngine::finish(const ActiveRequestPtr& request) noexcept {
-  const StorageRequest& what = request->request;
+  const StorageRequest& ended = request->request;
   {
     const MutexLock lock(mutex_);
     counters_.resubmitted += request->resubmitted;
-    if (what.bytes > 0 && !request->error) {
+    if (ended.bytes > 0 && !request->error) {
       if (request->bounced) ++counters_.bounced;
-      ++(what.op == StorageOp::kRead ? counters_.reads : counters_.writes);
-      (what.op == StorageOp::kRead ? counters_.read_bytes : counters_.write_bytes) += what.bytes;
+      ++(ended.op == StorageOp::kRead ? counters_.reads : counters_.writes);
+      (ended.op == StorageOp::kRead ? counters_.read_bytes : counters_.write_bytes) += ended.bytes;
     }
   }
   try {
@@ -169,13 +170,14 @@ void QueuedEngine::finish(const ActiveRequestPtr& request) noexcept {
     log(LogLevel::kWarning, "a storage callback threw an exception, which is a bug");
   }
   request->done = nullptr;  // destroys the callback's captures before drain() returns
-  const auto direction = static_cast<std::size_t>(what.op);
+  const auto direction = static_cast<std::size_t>(ended.op);
   bool room = false;
   bool end = false;
   {
     const MutexLock lock(mutex_);
     --request->file->outstanding;
     --outstanding_[direction];
+    // Decide under the lock, notify without it.
     room = for_room_[direction].count > 0 && outstanding_[direction] < capacity();
     end = for_end_.count > 0 && (all_outstanding() == 0 || request->file->outstanding == 0);
   }
@@ -195,19 +197,19 @@ bool QueuedEngine::retry_buffered(ActiveRequest& request, PieceTransfer& transfe
   } catch (const IoError&) {
     return false;  // report the error of the transfer itself
   }
-  say_buffered_once(file.path());
+  log_buffered_once(file.path());
   return true;
 }
 
-std::shared_ptr<OpenFile> QueuedEngine::find_locked(StorageFileId id, const char* what) const {
+std::shared_ptr<OpenFile> QueuedEngine::find_locked(StorageFileId id, const char* caller) const {
   const auto found = files_.find(id);
   SLUICE_CHECK_MSG(found != files_.end(),
-                   std::string(what) + ": no open storage file " + std::to_string(id));
+                   std::string(caller) + ": no open storage file " + std::to_string(id));
   return found->second;
 }
 
-void QueuedEngine::say_buffered_once(const std::string& path) {
-  if (buffered_said_.exchange(true)) return;
+void QueuedEngine::log_buffered_once(const std::string& path) {
+  if (buffered_logged_.exchange(true)) return;
   log(LogLevel::kWarning,
       "no direct I/O on the file system of '" + path + "': storage goes through the page cache");
 }

@@ -97,9 +97,9 @@ class QueuedEngine : public StorageEngine {
   std::atomic<std::thread::id> completion_thread_{};
 
  private:
-  std::shared_ptr<OpenFile> find_locked(StorageFileId file, const char* what) const
+  std::shared_ptr<OpenFile> find_locked(StorageFileId file, const char* caller) const
       SLUICE_REQUIRES(mutex_);
-  void say_buffered_once(const std::string& path);
+  void log_buffered_once(const std::string& path);
 
   // Threads that wait for requests to end. They are woken only when their condition may hold,
   // because waking a thread costs more than the rest of a request's bookkeeping.
@@ -131,7 +131,7 @@ class QueuedEngine : public StorageEngine {
   std::array<std::uint64_t, 2> outstanding_ SLUICE_GUARDED_BY(mutex_){};  // by StorageOp
   std::uint64_t submitted_ SLUICE_GUARDED_BY(mutex_) = 0;
   StorageCounters counters_ SLUICE_GUARDED_BY(mutex_);
-  std::atomic<bool> buffered_said_ = false;
+  std::atomic<bool> buffered_logged_ = false;
   ResultFilter result_filter_;  // set before the first request
 };
 

@@ -72,6 +72,7 @@ std::optional<StateLog::Record> read_record(StorageEngine& engine, StorageFileId
     transfer(engine, StorageOp::kRead, file, begin + sizeof(Frame),
              std::as_writable_bytes(std::span(record.text)));
   }
+  // A torn or damaged record fails here.
   if (frame_digest(frame, record.text) != frame.digest) return std::nullopt;
   return record;
 }
@@ -115,6 +116,7 @@ void read_areas(StorageEngine& engine, StorageFileId file, std::uint64_t begin, 
   const std::uint64_t bytes = engine.file_bytes(file);
   const std::uint64_t middle = begin + (end - begin) / 2;
   for (const auto& [from, to] : {std::pair(begin, middle), std::pair(middle, end)}) {
+    // Bytes of the area that the file still has.
     const std::uint64_t there = from < bytes ? std::min(to, bytes) - from : 0;
     if (std::optional<StateLog::Record> record = read_record(engine, file, from, there)) {
       contents.records.push_back(std::move(*record));
@@ -217,6 +219,7 @@ StateLog::Contents StateLog::read(StorageEngine& engine, const std::string& path
     throw;
   }
   engine.close(file);
+  // At most two records; the newest one is the state of the run.
   std::sort(contents.records.begin(), contents.records.end(),
             [](const Record& a, const Record& b) { return a.sequence > b.sequence; });
   return contents;

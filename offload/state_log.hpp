@@ -1,6 +1,6 @@
 // The commit log of a durable run: a file with two record areas, written in turn.
 //
-// A record names a state whose bytes are already on the disk; it counts only if it is complete. The
+// A record names a state that is already on the disk; it counts only if it is complete. The
 // file has a header of 8 KiB and two areas of equal size:
 //
 //     [ header, 8 KiB | area 0: records 2, 4, ... | area 1: records 1, 3, ... ]

@@ -89,7 +89,7 @@ class StorageEngine {
   virtual void submit(const StorageRequest& request, Callback done) = 0;
   // Waits for all submitted requests. Their errors went to their callbacks.
   virtual void drain(Deadline deadline) = 0;
-  // Calls fdatasync for the writes whose callbacks have run. Throws IoError on failure. A failed
+  // Calls fdatasync for the writes that have called back. Throws IoError on failure. A failed
   // flush is never retried: every later flush of the file fails too.
   virtual void flush(StorageFileId file) = 0;
 

@@ -69,6 +69,7 @@ StripedSpace::StripedSpace(StorageEngine& engine, const std::vector<std::string>
     : engine_(&engine), bytes_(bytes), layout_(layout_of(files.size(), shares)) {
   try {
     for (std::size_t i = 0; i < files.size(); ++i) {
+      // The sizes must match the layout exactly, or offsets would lead to other bytes.
       files_.push_back({engine_->open(files[i], StorageFileMode::kReadOnly, 0), files[i]});
       const std::uint64_t expected = layout_.bytes_on(i, bytes);
       const std::uint64_t found = engine_->file_bytes(files_.back().id);

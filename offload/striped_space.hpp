@@ -27,9 +27,9 @@ class StripedSpace {
   // shares: stripes of each path in a round (StripeLayout); empty: equal shares. Throws OutOfMemory
   // (ledger), InputError (a path is not writable or too small, with needed and available bytes),
   // IoError.
-  StripedSpace(StorageEngine* engine, allocator::Ledger& ledger, const std::vector<std::string>& paths,
-               std::uint64_t bytes, const RunId& run, bool kept = false,
-               const std::vector<std::uint32_t>& shares = {});
+  StripedSpace(StorageEngine* engine, allocator::Ledger& ledger,
+               const std::vector<std::string>& paths, std::uint64_t bytes, const RunId& run,
+               bool kept = false, const std::vector<std::uint32_t>& shares = {});
   // Opens the kept space of an earlier run for reading: its files in the order of their paths, and
   // its shares. Charges nothing. Throws InputError if a file is missing or has the wrong size.
   StripedSpace(StorageEngine& engine, const std::vector<std::string>& files, std::uint64_t bytes,

@@ -158,7 +158,7 @@ class TaggedSpace::Verifier {
   Mutex mutex_;
   CondVar changed_;
   std::deque<Ended> ended_ SLUICE_GUARDED_BY(mutex_);
-  std::uint64_t under_way_ SLUICE_GUARDED_BY(mutex_) = 0;  // reads whose callback has not run
+  std::uint64_t under_way_ SLUICE_GUARDED_BY(mutex_) = 0;  // reads before the end of their callback
   bool stopping_ SLUICE_GUARDED_BY(mutex_) = false;
   std::jthread thread_;  // last: uses all of the above
 };
@@ -248,14 +248,15 @@ bool TaggedSpace::is_right(const Tagged& tagged, std::uint64_t block, const std:
 void TaggedSpace::read_again(const Tagged& tagged, std::uint64_t block, std::byte* data,
                              std::uint64_t bytes) {
   const std::uint64_t offset = tagged.range.offset_bytes + block * tagged.range.block_bytes;
-  const std::string what = tagged.describe(block);
+  const std::string name = tagged.describe(block);
   const StripedSpace::Location place = space_.locate(offset);
+  // Only this block is read again; the other blocks of the transfer were right.
   space_.transfer(StorageOp::kRead, offset, data, bytes);
   if (!is_right(tagged, block, data, bytes)) {
-    throw IntegrityError(what, place.path, place.offset_bytes, bytes);
+    throw IntegrityError(name, place.path, place.offset_bytes, bytes);
   }
   reread_blocks_.fetch_add(1);
-  log(LogLevel::kWarning, what + ", " + std::to_string(bytes) + " bytes at offset " +
+  log(LogLevel::kWarning, name + ", " + std::to_string(bytes) + " bytes at offset " +
                               std::to_string(place.offset_bytes) + " of '" + place.path +
                               "', was wrong when it was read from storage, and right when it was "
                               "read again; check that disk and the memory of this machine");

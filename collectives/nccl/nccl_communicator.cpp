@@ -142,9 +142,10 @@ class NcclCommunicator final : public Communicator {
   }
   void fold(const void* source, void* destination, const Parts& parts, DType dtype,
             void* workspace) {
-    const kernels::cuda::RankParts ranks{at(source, parts.begin(rank_), dtype), workspace, rank_, size_};
+    const kernels::cuda::RankParts ranks{at(source, parts.begin(rank_), dtype), workspace, rank_,
+                                         size_};
     kernels::cuda::fold_ranks(session_.stream(), ranks, destination, dtype,
-                     static_cast<std::int64_t>(parts.elems(rank_)));
+                              static_cast<std::int64_t>(parts.elems(rank_)));
   }
   void gather_parts(void* data, const Parts& parts, DType dtype) {
     if (parts.count == parts.length * static_cast<std::uint64_t>(size_)) {

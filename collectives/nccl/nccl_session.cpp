@@ -171,8 +171,8 @@ void NcclSession::fail(ncclResult_t state, const char* call) {
   throw DeviceError("NCCL: " + why);
 }
 
-void NcclSession::time_out(const std::string& what) {
-  const std::string waited = what + " on rank " + std::to_string(rank_) + " of " +
+void NcclSession::time_out(const std::string& awaited) {
+  const std::string waited = awaited + " on rank " + std::to_string(rank_) + " of " +
                              std::to_string(size_) + " (another rank may be gone)";
   abort("the deadline passed while waiting for " + waited);
   throw TimeoutError(waited);

@@ -48,7 +48,7 @@ class NcclSession {
   void settle(const char* call, Deadline deadline);
   void watch(const char* call);
   [[noreturn]] void fail(ncclResult_t state, const char* call);
-  [[noreturn]] void time_out(const std::string& what);
+  [[noreturn]] void time_out(const std::string& awaited);
   void abort(const std::string& why) noexcept;
   std::string text_of(ncclResult_t result) const;
 

@@ -96,8 +96,8 @@ __device__ __forceinline__ void softmax_gradient_by_key(Sums<kRowTiles, kStepTil
   }
 }
 
-template <class T, int kDim>
 // dk and dv of one tile of keys: a block per tile, kv_head and sequence (and half of 256 columns).
+template <class T, int kDim>
 __global__ void __launch_bounds__(kAttentionThreads)
     key_value_gradient_kernel(AttentionBackward arguments) {
   using Tiles = BackwardTiles<kDim>;
@@ -194,8 +194,8 @@ __device__ __forceinline__ void softmax_gradient_by_query(
   }
 }
 
-template <class T, int kDim>
 // dq of one tile of queries: a block per tile, head and sequence.
+template <class T, int kDim>
 __global__ void __launch_bounds__(kAttentionThreads)
     query_gradient_kernel(AttentionBackward arguments) {
   using Tiles = BackwardTiles<kDim>;

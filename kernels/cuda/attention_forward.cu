@@ -141,9 +141,9 @@ __global__ void __launch_bounds__(kAttentionThreads) forward_kernel(AttentionFor
   const std::int64_t end = place.first + Tiles::kQueries;
   const std::int64_t visible = end < layout.time ? end : layout.time;
   const float scale2 = arguments.scale * kLog2E;
-  // Warps that see none of a step's keys skip the arithmetic, but take part in the barriers.
   Sums<Tiles::kRowTiles, kDim / 8> out = {};
   RunningSoftmax<Tiles::kRowTiles> softmax;
+  // Warps that see none of a step's keys skip the arithmetic, but take part in the barriers.
   for (std::int64_t key = 0; key < visible; key += kKeys) {
     const bool seen = key < query + Tiles::kWarpRows;  // any row of the warp sees keys
     Sums<Tiles::kRowTiles, kKeyTiles> scores;

@@ -94,8 +94,8 @@ __device__ __forceinline__ float row_sum(float value) {
   return value;
 }
 
-template <class T>
 // A block computes the outputs of 16 queries, with a running maximum and sum per row.
+template <class T>
 __global__ void __launch_bounds__(kThreads) plain_forward_kernel(AttentionForward arguments) {
   __shared__ float weights[kSide * kScoreStride];
   const AttentionLayout& layout = arguments.layout;
@@ -195,8 +195,8 @@ __device__ __forceinline__ void load_keys(const GradientTiles& tiles,
   tiles.v.load(qkv + layout.value(key.batch, key.head), stride, rows);
 }
 
-template <class T>
 // dk and dv of 16 keys: the heads of the group in turn, each with the queries from these keys on.
+template <class T>
 __global__ void __launch_bounds__(kThreads) plain_key_kernel(AttentionBackward arguments) {
   const AttentionLayout& layout = arguments.layout;
   const AttentionPlace place = attention_place(layout, layout.kv_heads, kSide, false);
@@ -222,8 +222,8 @@ __global__ void __launch_bounds__(kThreads) plain_key_kernel(AttentionBackward a
   dv.store(1.0f, to + layout.value(place.batch, place.head), stride, rows, layout.head_dim);
 }
 
-template <class T>
 // dq of 16 queries: the keys up to them, in rising order.
+template <class T>
 __global__ void __launch_bounds__(kThreads) plain_query_kernel(AttentionBackward arguments) {
   const AttentionLayout& layout = arguments.layout;
   const AttentionPlace place = attention_place(layout, layout.heads, kSide, true);

@@ -2,9 +2,9 @@
 //
 // Each thread walks over every 512th logit with a running maximum and a sum of exp(logit -
 // maximum). Pairs {maximum, sum} are joined by halves within warps and then over warps, which gives
-// all threads the same bits in a fixed order. A second pass over the row, still in the L2 cache,
-// writes the gradient. Losses are fp64 and added in row order by one block. A target outside the
-// vocabulary makes the row's loss and gradient NaN.
+// all threads the same bits in a fixed order. A second pass over the row writes the
+// gradient. Losses are fp64 and added in row order by one block. A target outside the vocabulary
+// makes the row's loss and gradient NaN.
 #include <cmath>
 
 #include "base/error.hpp"
@@ -92,8 +92,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <class T>
 // The gradient of a slice of the vocabulary, from the saved lse.
+template <class T>
 __global__ void __launch_bounds__(kThreads) gradient_kernel(LogitsBlock block, const float* lse) {
   const std::int64_t row = blockIdx.x;
   const float shift = lse[row];

@@ -155,8 +155,8 @@ std::shared_ptr<Graph> backward_graph(const AttentionShape& shape, const Attenti
   return graph;
 }
 
-std::string compile_graph(Graph& graph, void* handle, std::uint64_t& workspace_bytes) {
 // Each step of the frontend runs only if all steps before it succeeded.
+std::string compile_graph(Graph& graph, void* handle, std::uint64_t& workspace_bytes) {
   std::int64_t bytes = 0;
   fe::error_t error = graph.validate();
   if (error.is_good()) error = graph.build_operation_graph(static_cast<cudnnHandle_t>(handle));
@@ -276,8 +276,8 @@ class CudnnAttention final : public FusedAttention {
     return place->second.get();
   }
 
-  std::shared_ptr<Graph> build(Pass pass, const AttentionShape& shape) {
   // Builds and compiles the graph of a pass. Logs a refusal once per shape and returns null.
+  std::shared_ptr<Graph> build(Pass pass, const AttentionShape& shape) {
     if (!takes(shape)) return nullptr;
     const auto slice = backward_slice(shape);
     std::string refusal;
@@ -292,9 +292,9 @@ class CudnnAttention final : public FusedAttention {
     } catch (const std::exception& error) {  // a function or the CUDA runtime is missing
       refusal = error.what();
     }
-    log(LogLevel::kWarning,
-        std::string("attention's ") + (pass == Pass::kForward ? "forward" : "backward") +
-            " pass uses our own kernels, which are slower: cuDNN: " + refusal);
+    log(LogLevel::kWarning, std::string("attention's ") +
+                                (pass == Pass::kForward ? "forward" : "backward") +
+                                " pass uses our own kernels, which are slower: cuDNN: " + refusal);
     return nullptr;
   }
 

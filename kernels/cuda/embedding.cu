@@ -15,11 +15,11 @@ constexpr int kThreads = 256;
 constexpr int kGatherThreads = 128;
 constexpr int kScanThreads = 1024;
 constexpr int kMaxSumThreads = 512;
-// Gradient rows whose loads are in flight at once; they are still added one by one.
+// Number of gradient rows in flight at once; they are still added one by one.
 constexpr int kRowsAtOnce = 8;
 
-template <class T, int kElems>
 // out = table row (+ position row), a block per row of the output.
+template <class T, int kElems>
 __global__ void __launch_bounds__(kGatherThreads)
     gather_kernel(const std::int32_t* tokens, const T* table, const T* positions, T* out,
                   std::int64_t rows, std::int64_t time, std::int64_t hidden) {
@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(kScanThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
 // Puts each row at an arbitrary place of its token's segment.
+__global__ void __launch_bounds__(kThreads)
     place_kernel(const std::int32_t* tokens, std::int64_t rows, std::int32_t* cursors,
                  std::int32_t* placed) {
   for (std::int64_t row = grid_thread(); row < rows; row += grid_threads()) {
@@ -156,8 +156,8 @@ __global__ void __launch_bounds__(kMaxSumThreads)
          c += static_cast<std::int64_t>(blockDim.x) * kElems) {
       float sums[kElems] = {};
       std::int64_t i = 0;
-      for (; i + kRowsAtOnce <= count; i += kRowsAtOnce) {
       // Groups of eight loads hide the latency of scattered rows.
+      for (; i + kRowsAtOnce <= count; i += kRowsAtOnce) {
         Pack<T, kElems> packs[kRowsAtOnce];
 #pragma unroll
         for (int k = 0; k < kRowsAtOnce; ++k) {
@@ -242,7 +242,7 @@ void embedding_backward(StreamHandle stream, const std::int32_t* tokens, const v
                         void* workspace) {
   SLUICE_CHECK(rows <= 0x7fffffff && vocab <= 0x7fffffff);
   SLUICE_CHECK_MSG(dpositions == nullptr || (time > 0 && time <= max_time),
-                   "a sequence longer than the position table");
+                   "a sequence is longer than the position table");
   with_act_type(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const RowsOfToken by_token = sort_rows(stream, tokens, rows, vocab, workspace);

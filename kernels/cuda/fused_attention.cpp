@@ -1,7 +1,7 @@
 // Slices and workspace of fused attention, as functions of the shape alone.
 //
 // The gradients of scores take rows * padded time * 2 bytes per query head. A slice is the largest
-// divisor of the heads, or of the batch, whose gradients fit kScoreBytes.
+// divisor of the heads, or of the batch, with gradients that fit kScoreBytes.
 #include "kernels/cuda/fused_attention.hpp"
 
 #include <algorithm>
@@ -29,7 +29,8 @@ std::optional<AttentionSlice> backward_slice(const AttentionShape& shape) {
   SLUICE_CHECK(shape.batch > 0 && shape.time > 0 && shape.kv_heads > 0 && shape.heads > 0);
   const std::uint64_t group_heads = static_cast<std::uint64_t>(shape.heads / shape.kv_heads);
   const auto time = static_cast<std::uint64_t>(shape.time);
-  // Number of key heads whose score gradients fit, computed without products that could overflow.
+  // Number of key heads with score gradients that fit, computed without products that could
+  // overflow.
   const auto fitting = [&](std::uint64_t bytes) {
     return bytes / 2 / round_up(time, kQueryTile) / round_up(time, kKeyTile) / group_heads;
   };

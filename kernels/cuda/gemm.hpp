@@ -49,8 +49,9 @@ class GemmBackend {
                         void* workspace) = 0;
 };
 
-// Whether the library computes GELU in a product's epilogue. That is faster on Hopper and the B200
-// class. On other GPUs a separate kernel was found faster (llm.c pull request 653, sglang's 34350).
+// Whether the library computes GELU in a product's epilogue. Fusing is faster on Hopper and the
+// B200 class. On other GPUs a separate kernel was found faster (llm.c pull request 653, sglang's
+// 34350).
 enum class GeluEpilogue { kFused, kApart };
 inline GeluEpilogue gelu_epilogue_on(int compute_major) {
   return compute_major == 9 || compute_major == 10 ? GeluEpilogue::kFused : GeluEpilogue::kApart;

@@ -57,8 +57,8 @@ using Operation = Descriptor<cublasLtMatmulDesc_t>;
 using Layout = Descriptor<cublasLtMatrixLayout_t>;
 using Preference = Descriptor<cublasLtMatmulPreference_t>;
 
-struct Key {
 // Everything that a plan depends on.
+struct Key {
   std::int64_t m, n, k;
   std::int64_t a_stride, b_stride, c_stride;
   bool transpose_a, transpose_b, bias;
@@ -102,8 +102,8 @@ cublasLtEpilogue_t epilogue_of(const Key& key) {
   }
 }
 
-void set_pointers(const CublasLt& lt, const Operation& operation, const Key& key,
 // Pointers of the epilogue belong to the descriptor, so they are set before every call.
+void set_pointers(const CublasLt& lt, const Operation& operation, const Key& key,
                   const GemmEpilogue& epilogue) {
   if (key.bias) set(lt, operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, epilogue.bias);
   if (key.activation != GemmActivation::kNone) {
@@ -143,7 +143,7 @@ Preference make_preference(const CublasLt& lt, const Key& key) {
   check(lt, lt.matmul_preference_create(preference.out()), "cublasLtMatmulPreferenceCreate");
   set(lt, preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
       std::uint64_t{kCublasLtWorkspaceBytes});
-  // Of the schemes that add the parts of a split k, only this one is fp32 in a fixed order.
+  // Only this scheme adds the parts of a split k in fp32 and in a fixed order.
   set(lt, preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
       static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   for (const auto operand :

@@ -71,10 +71,10 @@ struct Panel {
     const std::int64_t rows = (kAlongK ? outer : k) - row, cols = (kAlongK ? k : outer) - col;
     const T* const from = data + row * stride + col;
     if (stride % kPieceElems == 0 && reinterpret_cast<std::uintptr_t>(data) % 16 == 0) {
-    // Unaligned operands are copied element by element.
       load_tile<kRows, kCols, kThreads>(tile, from, stride, rows, cols);
       return;
     }
+    // Unaligned operands are copied element by element.
     for (int i = static_cast<int>(threadIdx.x); i < kRows * kCols; i += kThreads) {
       const int r = i / kCols, c = i % kCols;
       tile[r * tile_stride(kCols) + c] = r < rows && c < cols ? from[r * stride + c] : T{};
@@ -116,8 +116,8 @@ __device__ __forceinline__ void multiply_stage(const T* a_tile, const T* b_tile,
   }
 }
 
-template <class T>
 // Stores a warp's accumulators; the lane's rows and columns are those of mma_tile.cuh.
+template <class T>
 __device__ __forceinline__ void store_sums(const Arguments& arguments, const Place& place,
                                            const float (&sums)[kRowTiles][2 * kColPairs][4]) {
   const std::int64_t row = place.row + warp_index() / 4 * kWarpRows + lane_index() / 4;
@@ -144,6 +144,7 @@ __global__ void __launch_bounds__(kThreads) tensor_core_gemm(Arguments arguments
   const PanelA a{static_cast<const T*>(arguments.a), arguments.m, arguments.k, arguments.strides.a};
   const PanelB b{static_cast<const T*>(arguments.b), arguments.n, arguments.k, arguments.strides.b};
   const Place place = place_of(arguments, kTile, kTile);
+  // Accumulators stay in registers over all of k.
   float sums[kRowTiles][2 * kColPairs][4] = {};
 
   // Double buffering: while one stage is multiplied, the next one is copied.
@@ -196,6 +197,7 @@ __global__ void __launch_bounds__(kThreads) wide_gemm(Arguments arguments) {
   const int col = static_cast<int>(threadIdx.x) % 16 * kPerThread;
   float sums[kPerThread][kPerThread] = {};
   for (std::int64_t step = 0; step < arguments.k; step += kWideDepth) {
+    // One stage of both panels; the second barrier below frees them for the next one.
     load_wide(a, static_cast<const float*>(arguments.a), !arguments.transpose_a, arguments.m,
               arguments.k, arguments.strides.a, place.row, step);
     load_wide(b, static_cast<const float*>(arguments.b), arguments.transpose_b, arguments.n,

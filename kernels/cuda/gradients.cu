@@ -99,8 +99,8 @@ __device__ double squared(T number) {
   const auto value = static_cast<double>(narrow);
   return __dmul_rn(value, value);  // exact
 }
-template <class Round, class T>
 // A lane's part of a block's sum. Loads run ahead, but additions keep their order.
+template <class Round, class T>
 __device__ double block_lane(const T* grad, std::int64_t elems, int lane) {
   constexpr int kAhead = 8;  // loads in flight
   double total = 0;
@@ -153,6 +153,7 @@ BlockRun run_at(std::span<const Kernels::Block> blocks, std::int64_t first, std:
   if (run.length <= 0) return {run.begin, run.begin, 1, first};  // an empty block sums to 0
   while (count < blocks.size() && blocks[count].begin == run.end) {
     const std::int64_t length = blocks[count].end - blocks[count].begin;
+    // A shorter block may only be the last of a run.
     const bool is_short = blocks[count - 1].end - blocks[count - 1].begin != run.length;
     if (is_short || length <= 0 || length > run.length) break;
     run.end = blocks[count].end;
@@ -226,6 +227,7 @@ void accumulate(StreamHandle stream, float* accumulator, const void* grad, DType
                 bool first, std::int64_t elems) {
   with_act_type(grad_dtype, [&](auto as) {
     using Grad = typename decltype(as)::type;
+    // The first gradient of a step replaces the accumulator's old contents.
     if (first) {
       map<Grad, float>(stream, grad, accumulator, elems, Convert<Grad, float>());
     } else {

@@ -5,8 +5,8 @@
 // those eight rows below in c[2], c[3]. An A fragment holds two such 8x8 pairs side by side, so the
 // accumulators of two neighbouring column tiles, rounded and packed, form an A fragment.
 //
-// A tile of `kCols` columns has rows kCols + 8 elements apart. That is an odd number of 16-byte
-// pieces if kCols is a multiple of 16, so the eight rows that ldmatrix reads at a time use
+// A tile of `kCols` columns has rows kCols + 8 elements apart. Each stride is an odd number of
+// 16-byte pieces if kCols is a multiple of 16, so the eight rows that ldmatrix reads at a time use
 // different banks.
 #pragma once
 

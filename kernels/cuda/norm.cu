@@ -4,8 +4,8 @@
 // x^2 - mean^2) and one sum pass backward, and is then written. Threads hold their part of the row
 // in registers between the passes if it fits. Rows too long for 1,024 threads, and unaligned rows,
 // are read again in each pass, out of the caches. Row sums fold by halves within warps and then
-// over warps, so their order depends only on the number of columns. Weight gradients are sums down
-// the columns (column_sums.cuh).
+// over warps, so their order depends only on the number of columns and on alignment. Weight
+// gradients are sums down the columns (column_sums.cuh).
 #include "kernels/cuda/column_sums.cuh"
 #include "kernels/cuda/norm.hpp"
 #include "kernels/cuda/numeric.cuh"
@@ -51,6 +51,7 @@ __device__ __forceinline__ void store_floats(T* row, std::int64_t pack,
   store_pack(row + pack * kElems, rounded);
 }
 
+// Arrays of the forward pass; bias and mean may be null.
 struct ForwardArrays {
   const void* x;
   const void* weight;
@@ -67,9 +68,10 @@ __global__ void __launch_bounds__(kMaxThreads)
   const RowPart<kElems, kHeld> part{cols / kElems};
   const std::int64_t row = blockIdx.x;
   const T* const x = static_cast<const T*>(arrays.x) + row * cols;
+  // kHeld == 0: one buffer that is filled again for each pack.
   float held[kHeld > 0 ? kHeld : 1][kElems];
-  const auto value = [&](int k) -> float(&)[kElems] {
   // Returns the k-th pack, from registers or from memory.
+  const auto value = [&](int k) -> float(&)[kElems] {
     if constexpr (kHeld > 0) {
       return held[k];
     } else {
@@ -99,6 +101,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     for (int e = 0; e < kElems; ++e) squares += (v[e] - mean) * (v[e] - mean);
   }
   const float rstd = 1.0f / sqrtf(block_sum(squares, scratch[1]) / count + epsilon);
+  // The statistics are saved for the backward pass.
   if (threadIdx.x == 0) {
     if (arrays.mean != nullptr && !rms) arrays.mean[row] = mean;
     arrays.rstd[row] = rstd;
@@ -118,6 +121,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
 }
 
+// Arrays of the backward pass; mean and residual may be null.
 struct BackwardArrays {
   const void* dy;
   const void* x;
@@ -141,8 +145,8 @@ __global__ void __launch_bounds__(kMaxThreads)
   const float mean = rms ? 0.0f : arrays.mean[row];
   const float rstd = arrays.rstd[row];
   float g[kHeld > 0 ? kHeld : 1][kElems], xhat[kHeld > 0 ? kHeld : 1][kElems];
-  const auto read = [&](int k) {
   // Loads the k-th pack of g and xhat.
+  const auto read = [&](int k) {
     const int at = kHeld > 0 ? k : 0;
     float weight[kElems];
     load_floats(dy, part.index(k), g[at]);
@@ -224,6 +228,7 @@ unsigned row_threads(std::int64_t packs, int held) {
   return static_cast<unsigned>(std::min<std::int64_t>(warps * kWarpSize, kMaxThreads));
 }
 
+// Whether a block of 1,024 threads can hold the row in registers.
 bool can_hold(std::int64_t packs, int held) {
   return packs <= std::int64_t{kMaxThreads} * held;
 }

@@ -194,16 +194,16 @@ void backward_block(const QueryBlock& block, std::int64_t head_dim, float scale,
   const View q = widened(head.q.at(block.begin, 0), block.rows, head_dim, scratch.q);
   const View out = widened(head.out.at(block.begin, 0), block.rows, head_dim, scratch.rows);
   const View dout = widened(head.dout.at(block.begin, 0), block.rows, head_dim, scratch.drows);
-  multiply_scores(block, head_dim, q, k, scratch);
   // Recomputing the scores costs one product and saves O(time^2) of stored probabilities.
+  multiply_scores(block, head_dim, q, k, scratch);
   sgemm({.m = block.rows, .n = keys, .k = head_dim, .transpose_b = true}, dout.data, dout.stride,
         v.data, v.stride, scratch.dscores, scratch.score_stride);
   for (std::int64_t r = 0; r < block.rows; ++r) {
     float* const probability = scratch.scores + r * scratch.score_stride;
     float* const grad = scratch.dscores + r * scratch.score_stride;
     const std::int64_t visible = block.visible(r);
-    const float delta = dot_row(dout.row(r), out.row(r), head_dim);
     // delta = sum(dP * P) for the row, in its cheaper form (FlashAttention, appendix B.2).
+    const float delta = dot_row(dout.row(r), out.row(r), head_dim);
     exp_row(probability, visible, scale, head.lse[block.begin + r]);
     softmax_grad_row(probability, grad, visible, delta, scale);
     std::fill(probability + visible, probability + keys, 0.0f);

@@ -1,7 +1,8 @@
 // Column sums, accumulation, folds, squared norms and casts (elementwise.hpp has the contracts).
 //
-// Each kernel is compiled once per instruction set and chosen at run time. Sums use virtual lanes
-// whose number does not depend on the vector width, so all instruction sets give the same bits.
+// Each kernel is compiled once per instruction set and chosen at run time. Sums use a fixed
+// number of virtual lanes, independent of the vector width. All instruction sets give the same
+// bits.
 #include "kernels/host/elementwise.hpp"
 
 #include <algorithm>

@@ -162,7 +162,7 @@ void embedding_backward(const Parallel& parallel, const std::int32_t* tokens, co
     return RowList{order + begin, 0, 0, ends[token] - begin};
   });
   if (dpositions == nullptr) return;
-  SLUICE_CHECK_MSG(time > 0 && time <= max_time, "a sequence longer than the position table");
+  SLUICE_CHECK_MSG(time > 0 && time <= max_time, "a sequence is longer than the position table");
   sum_into_table(parallel, dout, dpositions, max_time, hidden, dtype, [&](std::int64_t position) {
     const bool used = position < time && position < rows;
     return RowList{nullptr, position, time, used ? (rows - position + time - 1) / time : 0};

@@ -155,11 +155,11 @@ void compute_tile(const Product& p, const Tile& tile, const Panel& a, const Pane
   const bool direct = p.c_dtype == DType::kF32;
   float* const sums = direct ? static_cast<float*>(c) : scratch;
   const std::int64_t stride = direct ? p.c_stride : tile.cols;
-  // fp32 output without bias is complete after the product; anything else is rounded once here.
   const SgemmShape shape{
       tile.rows, tile.cols, p.k, p.a.transposed, p.b.transposed, 1.0f, p.accumulate ? 1.0f : 0.0f};
   sgemm(shape, a.from(tile.panel_row), a.stride(), b.from(tile.panel_col), b.stride(), sums,
         stride);
+  // fp32 output without bias is complete after the product; anything else is rounded once here.
   if (direct && p.bias == nullptr) return;
   store_block({.rows = tile.rows,
                .cols = tile.cols,

@@ -1,8 +1,8 @@
 // oneDNN matmul primitives, created once per shape.
 //
-// Creating a primitive generates code and takes milliseconds, so primitives are kept for the life
-// of the process. Scratchpads are the caller's (scratchpad_mode::user), which makes execution
-// thread-safe.
+// Creating a primitive generates code, which costs far more than one small product, so primitives
+// are kept for the life of the cache. Scratchpads are the caller's (scratchpad_mode::user), which
+// makes execution thread-safe.
 #include "kernels/host/matmul_cache.hpp"
 
 #include <oneapi/dnnl/dnnl.hpp>

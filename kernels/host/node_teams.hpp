@@ -27,7 +27,7 @@ std::vector<NodeTeam> share_threads(std::span<const NumaNode> nodes, int threads
 // threads.
 std::vector<int> share_workers(std::span<const NodeTeam> teams, int workers);
 
-// The team of a piece out of `count` whose node is unknown. Teams take consecutive pieces in
+// The team of a piece out of `count` on an unknown node. Teams take consecutive pieces in
 // proportion to their threads.
 std::size_t team_of_piece(std::span<const NodeTeam> teams, std::int64_t piece, std::int64_t count);
 

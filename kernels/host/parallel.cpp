@@ -131,7 +131,7 @@ Parallel::Parallel(int threads, std::shared_ptr<const NumaMachine> machine)
   if (threads == 1) return;  // the caller does all work, without an arena
   for (const NodeTeam& team : teams_) {
     // oneTBB prints a warning for an arena larger than the machine, so arenas are limited; surplus
-    // workers take turns. Only the first arena reserves a slot for the caller, who works there.
+    // workers take turns. Only the first arena reserves a slot for the caller, which works there.
     const bool first = arenas_.empty();
     const int most = first ? default_threads() : std::max(1, default_threads() - 1);
     arenas_.push_back(

@@ -15,7 +15,7 @@
 namespace sluice::kernels::cuda {
 namespace {
 
-// Elements whose squares are summed in fp32, and the number of such sums per fp64 partial sum.
+// Elements of an fp32 sum of squares, and the number of such sums per fp64 partial sum.
 constexpr std::int64_t kStageElems = 256, kPieceStages = 64;
 constexpr std::int64_t kPieceElems = kStageElems * kPieceStages;
 

@@ -81,8 +81,8 @@ HWY_INLINE float gradient_squares(const UpdateArrays& arrays, const AdafactorTen
   return sum[0];
 }
 
-HWY_INLINE float master_squares(const UpdateArrays& arrays, std::int64_t at, std::int64_t count) {
 // Returns the fp32 sum of squares of a row of the parameter, in lanes like the gradients'.
+HWY_INLINE float master_squares(const UpdateArrays& arrays, std::int64_t at, std::int64_t count) {
   float sum[1];
   with_master(arrays, at, kOnlyRead, [&](const auto& master) HWY_ATTR {
     lane_sums(count, sum, [&](auto d, std::int64_t c, auto* terms) HWY_ATTR {
@@ -93,8 +93,8 @@ HWY_INLINE float master_squares(const UpdateArrays& arrays, std::int64_t at, std
   return sum[0];
 }
 
-void adafactor_squares(const UpdateArrays& arrays, AdafactorTensor& tensor, const Tile& tile) {
 // Pass 1 of a tile. A vector needs only the parameter's sum; its statistics are elementwise.
+void adafactor_squares(const UpdateArrays& arrays, AdafactorTensor& tensor, const Tile& tile) {
   const bool matrix = is_matrix(tensor.segment->tensor);
   alignas(64) float cols[TensorTiles::kCols] = {};
   double weight_squares = 0;
@@ -129,15 +129,15 @@ void adafactor_lines(AdafactorTensor& tensor, std::int64_t begin, std::int64_t e
     const auto now = lerp(d, hn::LoadU(d, tensor.statistics + line), mean, tensor.rate);
     hn::StoreU(now, d, tensor.statistics + line);
   });
-  for_lanes(std::max(begin, shape.rows), end, [&](auto d, std::int64_t line) HWY_ATTR {
   // Columns are used once per row, so their reciprocal roots are stored.
+  for_lanes(std::max(begin, shape.rows), end, [&](auto d, std::int64_t line) HWY_ATTR {
     hn::StoreU(reciprocal_root(d, hn::LoadU(d, tensor.statistics + line)), d,
                tensor.col_roots + (line - shape.rows));
   });
 }
 
-template <class D>
 // Limits a reciprocal root to 2^23, the root of torch's epsilon.
+template <class D>
 HWY_INLINE hn::Vec<D> at_most(D d, hn::Vec<D> root) {
   const auto most = hn::Set(d, kAdafactorMostRoot);
   return hn::IfThenElse(hn::Gt(root, most), most, root);  // keeps NaN
@@ -158,8 +158,8 @@ struct MatrixUpdate {
   }
 };
 
-struct VectorUpdate {
 // The same for a vector, with statistics per element.
+struct VectorUpdate {
   const float* statistics;
 
   VectorUpdate(const AdafactorTensor& tensor, const Tile& tile, std::int64_t)
@@ -170,8 +170,8 @@ struct VectorUpdate {
   }
 };
 
-void adafactor_update_squares(const UpdateArrays& arrays, AdafactorTensor& tensor,
 // Pass 2 of a tile. For a vector it also updates the statistics, which pass 1 left alone.
+void adafactor_update_squares(const UpdateArrays& arrays, AdafactorTensor& tensor,
                               const Tile& tile) {
   double squares = 0;
   for (std::int64_t row = 0; row < tile.rows; ++row) {
@@ -193,8 +193,8 @@ void adafactor_update_squares(const UpdateArrays& arrays, AdafactorTensor& tenso
   tensor.update_squares[tile.index] = squares;
 }
 
-template <class Update>
 // Pass 3 of a tile: weight decay, then the step.
+template <class Update>
 HWY_INLINE void apply(const UpdateArrays& arrays, const AdafactorTensor& tensor, const Tile& tile) {
   alignas(64) float room[TensorTiles::kCols];
   const float grad_scale = tensor.grad_scale, lr_decay = tensor.lr_decay;
@@ -236,8 +236,8 @@ HWY_EXPORT(adafactor_lines);
 HWY_EXPORT(adafactor_update_squares);
 HWY_EXPORT(adafactor_apply);
 
-AdafactorTensor lay_out(const ParameterSegment& segment, WorkspaceParts& parts) {
 // Assigns workspace to a tensor. Over null `parts` only counts bytes.
+AdafactorTensor lay_out(const ParameterSegment& segment, WorkspaceParts& parts) {
   AdafactorTensor tensor;
   tensor.segment = &segment;
   tensor.tiles = TensorTiles(segment.tensor);
@@ -293,8 +293,8 @@ void adafactor(const Parallel& parallel, const OptimizerOptions& options,
                const UpdateScalars& scalars, void* workspace) {
   const UpdateArrays arrays = update_arrays(options, buffers, scalars);
   const auto step = static_cast<double>(scalars.step);
-  for (const TensorBatch batch : tensor_batches(segments)) {
   // Batches run one after the other and share the workspace.
+  for (const TensorBatch batch : tensor_batches(segments)) {
     WorkspaceParts parts(workspace);
     std::vector<AdafactorTensor> tensors;
     for (const ParameterSegment& segment : batch) {

@@ -93,8 +93,8 @@ void muon_momentum(const UpdateArrays& arrays, MuonTensor& tensor, std::int64_t 
   tensor.squares[begin / kUpdatePieceElems] = squares;
 }
 
-void muon_normalize(const MuonTensor& tensor, const Tile& tile) {
 // Copies a tile of `other` to x, divided by the norm. `other` is free afterwards.
+void muon_normalize(const MuonTensor& tensor, const Tile& tile) {
   const std::int64_t cols = tensor.segment->tensor.cols;
   for (std::int64_t row = 0; row < tile.rows; ++row) {
     const float* const from = tensor.other + (tile.row + row) * cols + tile.col;
@@ -120,8 +120,8 @@ void muon_polynomial(const MuonTensor& tensor, std::int64_t begin, std::int64_t 
   }
 }
 
-void muon_apply(const UpdateArrays& arrays, const MuonTensor& tensor, const Tile& tile) {
 // Step 3 for a tile: weight decay, then the step along x.
+void muon_apply(const UpdateArrays& arrays, const MuonTensor& tensor, const Tile& tile) {
   const float lr_decay = tensor.lr_decay, step_size = tensor.step_size;
   for (std::int64_t row = 0; row < tile.rows; ++row) {
     const float* const x = x_row(tensor, tile, row);
@@ -262,8 +262,8 @@ void mirror(const Parallel& parallel, float* matrix, std::int64_t size, std::int
   });
 }
 
-void orthogonalize(const Parallel& parallel, const Gemm& gemm, int steps, MuonTensor& tensor,
 // Step 2. Each iteration writes the next x to `other` and swaps the two.
+void orthogonalize(const Parallel& parallel, const Gemm& gemm, int steps, MuonTensor& tensor,
                    void* workspace) {
   for (int step = 0; step < steps; ++step) {
     const Iteration iteration = iteration_of(tensor);
@@ -303,6 +303,7 @@ void update_hidden(const Parallel& parallel, const Gemm& gemm, const OptimizerOp
                         HWY_DYNAMIC_DISPATCH(muon_momentum)(arrays, tensor, begin, end);
                       });
   const double norm = std::sqrt(sum_in_order(tensor.squares, pieces_of(segment)));
+  // The norm is fp64 over pieces in order, so it does not depend on threads.
   tensor.norm = static_cast<float>(norm < kMuonEpsilon ? kMuonEpsilon : norm);
   for_tiles([&](const Tile& tile) { HWY_DYNAMIC_DISPATCH(muon_normalize)(tensor, tile); });
   orthogonalize(parallel, gemm, options.newton_schulz_steps, tensor, products);

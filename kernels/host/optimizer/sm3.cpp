@@ -37,8 +37,8 @@ struct Sm3Tensor {
   float lr = 0, lr_decay = 0;
   float beta1 = 0, one_minus_beta1 = 0, grad_scale = 1;
 
-  bool is_parted(std::int64_t row) const {
   // Whether the row lies in two pieces.
+  bool is_parted(std::int64_t row) const {
     const std::int64_t cols = segment->tensor.cols;
     return row * cols / piece_elems != ((row + 1) * cols - 1) / piece_elems;
   }
@@ -123,8 +123,8 @@ class RowRuns {
   }
 
  private:
-  void end_row() {
   // A row that began in this piece has the first partial, a continued row the second.
+  void end_row() {
     tensor_.row_partials[began_here_ ? row_ : rows_ + row_] = row_most_;
     row_most_ = 0;
     began_here_ = true;
@@ -180,8 +180,8 @@ HWY_INLINE void sm3_range(const UpdateArrays& arrays, const Sm3Tensor& tensor, s
   }
 }
 
-void sm3_piece(const UpdateArrays& arrays, const Sm3Tensor& tensor, std::int64_t piece) {
 // A vector keeps an accumulator per element and updates them in place.
+void sm3_piece(const UpdateArrays& arrays, const Sm3Tensor& tensor, std::int64_t piece) {
   const std::int64_t begin = piece * tensor.piece_elems;
   const std::int64_t end = std::min(tensor.elems, begin + tensor.piece_elems);
   if (!is_matrix(tensor.segment->tensor)) {
