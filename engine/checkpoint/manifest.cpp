@@ -96,7 +96,8 @@ Json parse_strictly(std::string_view text, const std::string& name) {
   }
 }
 
-runtime::LossScaleState parse_loss_scale(const Json& object, const std::string& name, std::int64_t steps) {
+runtime::LossScaleState parse_loss_scale(const Json& object, const std::string& name,
+                                         std::int64_t steps) {
   const ObjectReader reader(object, name + ": 'loss_scale'");
   runtime::LossScaleState state;
   state.scale = reader.small_count("scale");

@@ -12,8 +12,6 @@
 namespace sluice::train {
 namespace {
 
-static_assert(config::kMaxLossScale == runtime::LossScaler::kMostScale);
-
 // A pass through a schedule that takes this much longer than planned is hung.
 constexpr double kDeadlinePerPlannedStep = 20.0;
 
