@@ -22,7 +22,7 @@ std::uint64_t content_key(const schedule::Buffer& buffer) {
 // What every cut of the buffer keeps whole. Spilled activations come in pieces of as many bytes as
 // fp32 state does.
 std::uint64_t tagged_bytes(const schedule::Buffer& buffer) {
-  return bytes_of(buffer.role == schedule::BufferRole::kState ? buffer.dtype : DType::kF32, kTaggedElems);
+  return bytes_of(buffer.role == schedule::BufferRole::kState ? buffer.dtype : DType::kF32, kLawBlockElems);
 }
 
 std::string content_name(const schedule::Buffer& buffer) {

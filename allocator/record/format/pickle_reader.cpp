@@ -13,7 +13,12 @@ namespace {
 
 constexpr std::size_t kMaxNumberChars = 4096;
 
-// The stack machine of Python's pickle module (Lib/pickletools.py describes each instruction).
+// The stack machine of Python's pickle module; Lib/pickletools.py describes each instruction.
+//
+// Each instruction pushes a value, or takes values above the last mark and puts them into a container
+// below it. The memo stores values by number, so that later instructions can push them again. The
+// machine runs in one loop without recursion. Instructions that would load or call a class are
+// refused, and so is any index outside the stack, the marks or the memo.
 class PickleReader {
  public:
   PickleReader(ByteSource& source, const PickleLimits& limits) : source_(source), limits_(limits) {}
@@ -59,7 +64,7 @@ class PickleReader {
     }
   }
 
-  // What the machine's program holds.
+  // Reading the program.
 
   template <typename T>
   T little_endian() {
@@ -87,7 +92,7 @@ class PickleReader {
     }
   }
 
-  // What the machine holds.
+  // The machine's state.
 
   PickleValue pop() {
     if (values_.empty() || (!marks_.empty() && marks_.back() == values_.size())) {
@@ -158,7 +163,7 @@ class PickleReader {
   }
 
   void put(std::uint64_t index) {
-    // Each entry takes a byte or more of the file, so no pickler numbers one higher than that.
+    // Each entry takes a byte or more of the file, so no pickler uses a number above its size.
     if (index > source_.offset()) refuse("numbers a memo entry above the bytes before it");
     const PickleValue value = top();
     if (index == memo_.size()) {
@@ -197,8 +202,8 @@ class PickleReader {
         values_.push_back(PickleTree::make_bool(opcode == 0x88));
         return true;
       case 'G': {
-        const std::uint64_t bits = __builtin_bswap64(little_endian<std::uint64_t>());
-        values_.push_back(tree_.make_float(std::bit_cast<double>(bits)));
+        static_cast<void>(little_endian<std::uint64_t>());
+        values_.push_back(PickleTree::make_float());
         return true;
       }
       case 'I':
@@ -226,9 +231,7 @@ class PickleReader {
       if (negative == (bits >> 63 != 0)) return tree_.make_int(static_cast<std::int64_t>(bits));
       if (!negative) return tree_.make_unsigned(bits);
     }
-    double value = negative ? -1 : 0;
-    for (std::size_t i = bytes.size(); i-- > 0;) value = value * 256 + byte(i);
-    return tree_.make_float(value);
+    return PickleTree::make_float();  // an integer of more than 64 bits
   }
 
   PickleValue number_line(int opcode) {
@@ -257,7 +260,7 @@ class PickleReader {
     if (stop != end || (error != std::errc() && error != std::errc::result_out_of_range)) {
       refuse("a line of digits must be a number");
     }
-    return tree_.make_float(value);
+    return PickleTree::make_float();
   }
 
   bool text(int opcode) {
@@ -295,7 +298,7 @@ class PickleReader {
     }
   }
 
-  // Protocol 0: a string as Python's source would have it (quoted), or with \u escapes alone.
+  // Protocol 0 writes a string as Python source does (quoted), or with \u escapes alone.
   std::string unescaped(std::string_view body, bool quoted) const {
     if (quoted) {
       while (!body.empty() && std::isspace(static_cast<unsigned char>(body.back()))) {
@@ -326,7 +329,7 @@ class PickleReader {
         result.push_back("\n\t\r\\'\""[letter]);
         ++i;
       } else {
-        // Without quotes bytes are Latin-1; in them they are as Python 2 had them.
+        // Bytes without quotes are Latin-1. Bytes in quotes are kept as Python 2 wrote them.
         quoted ? result.push_back(body[i])
                : append_utf8(result, static_cast<unsigned char>(body[i]));
       }
@@ -401,7 +404,7 @@ class PickleReader {
     }
   }
 
-  // Where the last `count` values begin, of those above the last mark.
+  // The index of the first of the last `count` values, all of which must be above the last mark.
   std::size_t start_of(std::size_t count) const {
     const std::size_t floor = marks_.empty() ? 0 : marks_.back();
     if (values_.size() < floor + count) refuse("takes a value from an empty stack");
@@ -451,7 +454,7 @@ class PickleReader {
         if (protocol > 5) refuse("is of protocol " + std::to_string(protocol) + ": must be 0-5");
         return true;
       }
-      case 0x95:  // a frame's length: a hint for readers that ask for many bytes at once
+      case 0x95:  // the length of a frame: a hint for readers that fetch many bytes at once
         static_cast<void>(little_endian<std::uint64_t>());
         return true;
       case '0':
@@ -479,7 +482,7 @@ class PickleReader {
   PickleTree tree_;
   std::vector<PickleValue> values_;
   std::vector<std::size_t> marks_;
-  std::vector<std::pair<PickleValue, bool>> memo_;  // and whether it was stored
+  std::vector<std::pair<PickleValue, bool>> memo_;  // the value, and whether one was stored
 };
 
 }  // namespace

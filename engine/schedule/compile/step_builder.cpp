@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/dtype.hpp"
 #include "base/error.hpp"
 
 namespace sluice::schedule {
@@ -183,8 +184,8 @@ void StepBuilder::add_homes() {
 // A range begins and ends at multiples of 4,096 elements, which are borders of norm blocks.
 Use StepBuilder::norm_partials_of(std::int32_t unit, ElemRange range) const {
   const auto& before = model_.units[index(unit)].norm_blocks_before;
-  const std::uint64_t first = before[range.begin / 4096];
-  const std::uint64_t last = before[ceil_div(range.end, 4096)];
+  const std::uint64_t first = before[range.begin / kLawBlockElems];
+  const std::uint64_t last = before[ceil_div(range.end, kLawBlockElems)];
   const std::uint64_t base = norm_blocks_of_earlier_units_[index(unit)];
   return {norm_partials_, (base + first) * sizeof(double), (last - first) * sizeof(double)};
 }
