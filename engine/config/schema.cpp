@@ -4,6 +4,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/dtype.hpp"
 
 namespace sluice::config {
 

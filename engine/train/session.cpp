@@ -4,15 +4,12 @@
 #include <array>
 
 #include "base/error.hpp"
-#include "engine/config/schema.hpp"
 #include "engine/config/shapes.hpp"
 #include "engine/run/storage_shares.hpp"
 #include "offload/storage_file.hpp"
 
 namespace sluice::train {
 namespace {
-
-static_assert(config::kMaxLossScale == runtime::LossScaler::kMostScale);
 
 // A pass through a schedule that takes this much longer than planned is hung.
 constexpr double kDeadlinePerPlannedStep = 20.0;
