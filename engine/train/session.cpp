@@ -4,7 +4,6 @@
 #include <array>
 
 #include "base/error.hpp"
-#include "engine/config/schema.hpp"
 #include "engine/config/shapes.hpp"
 #include "engine/run/storage_shares.hpp"
 #include "offload/storage_file.hpp"
