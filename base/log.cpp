@@ -10,8 +10,8 @@ namespace {
 
 using Sink = std::function<void(LogLevel, const std::string&)>;
 
-// The one global of the library: messages come from worker threads that no caller handed a sink.
-// Never destroyed, so that a thread that ends after main() may still log.
+// The only global of the library: worker threads log, and no caller passes them a sink. It is never
+// destroyed, so that a thread may log after main() has returned.
 struct SinkHolder {
   std::mutex mutex;
   std::shared_ptr<const Sink> sink;  // guarded by mutex; null: drop

@@ -41,7 +41,7 @@ constexpr PhiloxBlock philox4x32(std::uint64_t key, std::uint64_t counter_low,
 class CounterRng {
  public:
   CounterRng(std::uint64_t seed, std::uint64_t stream) : seed_(seed), stream_(stream) {}
-  // The index-th value of the stream; all are independent of each other's evaluation.
+  // The index-th value of the stream. Values may be computed in any order.
   std::uint64_t bits(std::uint64_t index) const;
   // Uniform in [0, bound), bound > 0, without modulo bias beyond 2^-64 (multiply-shift).
   std::uint64_t below(std::uint64_t index, std::uint64_t bound) const;

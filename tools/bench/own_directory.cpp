@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kPrefix = "sluice_bench_";
 
-// Tells a directory of ours from whatever else is called so.
+// A file that marks a directory as ours; another directory may have the same name.
 constexpr const char* kMarker = ".sluice_bench";
 constexpr std::string_view kMarkerText = "Made by `sluice bench`, which removes it.\n";
 
@@ -41,10 +41,11 @@ bool is_ours(const FileDescriptor& marker) {
          std::string_view(text.data(), static_cast<std::size_t>(count)) == kMarkerText;
 }
 
-// Whoever still has its own holds its lock, and did before the marker said so.
+// Removes the directories of benches that have ended. A running bench holds the lock of its marker,
+// and took it before it wrote the marker's text.
 void remove_abandoned(const std::string& parent) {
   std::vector<fs::path> found;
-  std::error_code ignored;  // what cannot be removed is only room
+  std::error_code ignored;  // a directory that stays only takes room
   for (const fs::directory_entry& entry : fs::directory_iterator(parent, ignored)) {
     if (entry.path().filename().string().starts_with(kPrefix)) found.push_back(entry.path());
   }
@@ -54,7 +55,8 @@ void remove_abandoned(const std::string& parent) {
   }
 }
 
-// One just made. False: errno says why.
+// Locks and writes the marker of a new directory. Returns false on failure, with the reason in
+// errno.
 bool mark(const FileDescriptor& marker) {
   if (marker.get() < 0 || !lock(marker)) return false;
   const ssize_t count = ::pwrite(marker.get(), kMarkerText.data(), kMarkerText.size(), 0);
