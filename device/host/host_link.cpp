@@ -10,7 +10,7 @@ HostLink::HostLink(const HostDeviceOptions& options)
     : bandwidth_bytes_per_s_(options.link_bandwidth_bytes_per_s),
       latency_s_(options.link_latency_s) {}
 
-// By ticket: std::mutex alone would let a stream of back-to-back copies starve the others.
+// Uses tickets: with a mutex alone, a stream of back-to-back copies would starve the others.
 void HostLink::acquire() {
   std::unique_lock lock(mutex_);
   const std::uint64_t ticket = next_ticket_++;

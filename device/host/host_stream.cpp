@@ -10,11 +10,12 @@ namespace sluice::device {
 
 namespace {
 
-// A stream may rightly wait for another through a long step; who waits for the stream has the
-// deadline that matters.
+// A stream may wait for another through a long step. The deadline that matters belongs to the
+// caller that waits for the stream.
 constexpr double kStreamWaitSeconds = 24 * 3600.0;
 
-// Entries queued before launch() blocks; a step of some thousand instructions never does.
+// Entries in the queue before launch() blocks. A step has some thousand instructions and never
+// blocks.
 constexpr std::size_t kQueueLimit = 1 << 16;
 
 template <typename... Handlers>
@@ -149,7 +150,7 @@ void HostStream::synchronize(Deadline deadline) {
 void HostStream::run_worker() {
   std::unique_lock lock(mutex_);
   while (true) {
-    // Idle, not waiting for anything in particular: the destructor ends it.
+    // The idle worker waits without a deadline; the destructor ends it.
     entry_pushed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
     if (queue_.empty()) return;
     {
@@ -157,7 +158,7 @@ void HostStream::run_worker() {
       queue_.pop_front();
       lock.unlock();
       execute(entry);
-    }  // what the entry captured goes before anybody learns that it has finished
+    }  // destroys the entry's captures before it counts as finished
     lock.lock();
     ++finished_count_;
     entry_finished_.notify_all();
@@ -202,7 +203,7 @@ void HostStream::run_copy(const Copy& entry) {
       std::memcpy(entry.destination, entry.source, entry.bytes);
       break;
   }
-  // Relaxed: a total for reports; whoever reads it after a synchronize is ordered by that.
+  // Relaxed: a total for reports; a reader after a synchronize is ordered by that.
   runtime_->copied_bytes[static_cast<std::size_t>(entry.kind)].fetch_add(entry.bytes,
                                                                          std::memory_order_relaxed);
 }
