@@ -44,7 +44,7 @@ inline std::vector<std::byte> contract_pattern(std::uint64_t bytes, std::uint64_
 }
 
 template <typename Factory>
-class DeviceContract : public testing::Test {
+class DeviceContract : public ::testing::Test {
  protected:
   static constexpr std::uint64_t kCapacityBytes = 64 * kMiB;
 

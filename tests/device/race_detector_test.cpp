@@ -19,7 +19,7 @@ Deadline soon() {
   return Deadline::after_seconds(60);
 }
 
-class RaceTest : public testing::Test {
+class RaceTest : public ::testing::Test {
  protected:
   void touch(Stream& stream, std::uint64_t begin, std::uint64_t end, bool writes) {
     const MemoryAccess access{buffer_.data() + begin, end - begin, writes};

@@ -53,9 +53,9 @@ const AttentionShape kShapes[] = {{1, 1, 1, 1, 1},     {2, 17, 3, 3, 8},  {1, 63
                                   {1, 64, 2, 1, 16},   {1, 65, 2, 2, 64}, {3, 130, 6, 2, 20},
                                   {1, 257, 4, 1, 128}, {1, 520, 1, 1, 4}, {1, 512, 2, 1, 4}};
 
-class AttentionOf : public testing::TestWithParam<DType> {};
+class AttentionOf : public ::testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(DTypes, AttentionOf,
-                         testing::Values(DType::kF32, DType::kBF16, DType::kF16),
+                         ::testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& test) { return std::string(dtype_name(test.param)); });
 
 TEST_P(AttentionOf, ForwardMatchesFp64) {

@@ -26,9 +26,9 @@ std::vector<std::int32_t> tokens_of(const Shape& shape) {
   return tokens;
 }
 
-class EmbeddingOf : public testing::TestWithParam<DType> {};
+class EmbeddingOf : public ::testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(DTypes, EmbeddingOf,
-                         testing::Values(DType::kF32, DType::kBF16, DType::kF16),
+                         ::testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& variant) {
                            return std::string(dtype_name(variant.param));
                          });

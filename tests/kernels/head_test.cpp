@@ -75,8 +75,8 @@ const HeadShape kSliced = {130, 5, 20000};
 // Two slices of the vocabulary, the last one shorter.
 const HeadShape kColumns = {1000, 3, 1501};
 
-class HeadOf : public testing::TestWithParam<DType> {};
-INSTANTIATE_TEST_SUITE_P(DTypes, HeadOf, testing::Values(DType::kF32, DType::kBF16, DType::kF16),
+class HeadOf : public ::testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(DTypes, HeadOf, ::testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& test) { return std::string(dtype_name(test.param)); });
 
 void expect_loss_right(const Batch& in, const Result& got) {

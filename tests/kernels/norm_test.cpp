@@ -94,14 +94,14 @@ double slope(Doubles& values, std::size_t i, const Loss& loss) {
   return (above - below) / (2.0 * kStep);
 }
 
-class NormOf : public testing::TestWithParam<Variant> {
+class NormOf : public ::testing::TestWithParam<Variant> {
  protected:
   double tolerance(double want) const {
     return rounding_of(GetParam().dtype) * std::abs(want) + 4e-6 * (1.0 + std::abs(want));
   }
 };
 INSTANTIATE_TEST_SUITE_P(Variants, NormOf,
-                         testing::Values(Variant{DType::kF32, false}, Variant{DType::kF32, true},
+                         ::testing::Values(Variant{DType::kF32, false}, Variant{DType::kF32, true},
                                          Variant{DType::kBF16, false}, Variant{DType::kBF16, true},
                                          Variant{DType::kF16, false}, Variant{DType::kF16, true}),
                          [](const auto& variant) {

@@ -1,7 +1,7 @@
 // The optimizer update of a model with weights and optimizer state on storage and gradients in
 // pinned memory. It is planned and run as in training; each of its parts can also run alone.
 //
-// It runs the drain schedule of optimizer.placement = "next_forward" through make_plan, RunMemory,
+// It runs the drain schedule of optimizer.placement = "next_forward" through prepare, RunMemory,
 // Program, Executor and the tagged space of storage, with no code of its own. Between the calls the
 // state stays valid: its tags verify.
 //
@@ -16,13 +16,12 @@
 
 #include "allocator/ledger.hpp"
 #include "collectives/communicator.hpp"
-#include "engine/config/config.hpp"
 #include "engine/planner/plan.hpp"
 #include "engine/runtime/executor.hpp"
 #include "engine/runtime/model_runner.hpp"
 #include "engine/runtime/run_memory.hpp"
 #include "engine/runtime/state_store.hpp"
-#include "engine/train/backend.hpp"
+#include "engine/train/prepare.hpp"
 #include "tools/bench/storage_rates.hpp"
 
 namespace sluice::bench {
@@ -72,20 +71,21 @@ class OffloadedStep {
 
   // Hash of the weights as they are now (ModelState::weights_hash()).
   std::string weights_hash();
-  std::uint64_t parameters() const { return plan_.parameters; }
+  std::uint64_t parameters() const { return plan().parameters; }
   // Elements including the padding of the units' layouts.
   std::uint64_t elems() const;
   // The bytes that one step reads and writes, as planned.
   std::uint64_t bytes_of_step() const;
-  std::uint64_t state_bytes() const { return plan_.need.storage_bytes; }
+  std::uint64_t state_bytes() const { return plan().need.storage_bytes; }
   // The elements that are read, updated and written at a time.
   std::uint64_t piece_elems() const;
   // The mean size of the step's transfers from and to storage, in whole pages.
   std::uint64_t transfer_bytes() const {
     constexpr std::uint64_t kPage = 4096;
     std::uint64_t transfers = 0;
-    for (const schedule::Instruction& instruction : plan_.drain.instructions) {
-      const bool moves = instruction.op == schedule::Op::kStorageRead || instruction.op == schedule::Op::kStorageWrite;
+    for (const schedule::Instruction& instruction : drain().instructions) {
+      const bool moves = instruction.op == schedule::Op::kStorageRead ||
+                         instruction.op == schedule::Op::kStorageWrite;
       transfers += moves ? 1 : 0;
     }
     if (transfers == 0) return kPage;
@@ -97,16 +97,15 @@ class OffloadedStep {
  private:
   // Runs operations, and can leave out the updates.
   class Runner;
+  const planner::Plan& plan() const { return std::get<planner::Plan>(prepared_.result); }
+  const schedule::Schedule& drain() const { return plan().schedules[schedule::StepKind::kDrain]; }
   void fill_gradients();
   void accept_clip();
   Cost run_program(bool updates);
   template <typename Work>
   Cost cost_of(Work work);
 
-  config::Config config_;
-  model::Model model_;
-  train::Backend backend_;
-  planner::Plan plan_;
+  train::Prepared prepared_;
   model::ParameterTable parameters_;
   std::unique_ptr<collectives::Communicator> communicator_;
   std::unique_ptr<device::Device> device_;

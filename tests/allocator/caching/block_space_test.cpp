@@ -20,7 +20,7 @@ constexpr std::uint64_t kUnit = BlockSpace::kAlignment;
 constexpr std::uint64_t kPageUnits = 8;  // small pages, so that few units make many of them
 constexpr std::uint64_t kPage = kPageUnits * kUnit;
 
-class BlockSpaceTest : public testing::Test {
+class BlockSpaceTest : public ::testing::Test {
  protected:
   struct Range {
     std::unique_ptr<AddressSegment> segment;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kPage = kPageBytes;
 
-class CachingAllocatorTest : public testing::Test {
+class CachingAllocatorTest : public ::testing::Test {
  protected:
   // A cap of so many pages.
   void make(std::uint64_t cap_pages, CachingAllocatorOptions options = {}) {
@@ -275,20 +275,6 @@ TEST_F(CachingAllocatorTest, OutOfMemorySaysWhatWasAskedAndLeavesAllAsItWas) {
   }
   EXPECT_NE(allocate(kPage, a_), nullptr);
   free(held);
-}
-
-TEST_F(CachingAllocatorTest, AsksForEvictionAboveTheSoftCap) {
-  make(8, {.soft_cap_bytes = 4 * kPage});
-  std::byte* cached = allocate(3 * kPage, a_);
-  std::uint64_t wanted_bytes = 0;
-  allocator_->add_eviction_callback([&](std::uint64_t bytes) {
-    wanted_bytes = bytes;
-    allocator_->free(std::exchange(cached, nullptr));
-  });
-  std::byte* const data = allocate(2 * kPage, b_);
-  EXPECT_NE(data, nullptr);
-  EXPECT_EQ(wanted_bytes, 2 * kPage);
-  EXPECT_EQ(allocator_->statistics().reserved_bytes, 3 * kPage);  // no growth was needed
 }
 
 TEST_F(CachingAllocatorTest, PagesOfAStreamThatIsNotMovableStay) {

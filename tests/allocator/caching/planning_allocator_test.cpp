@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::uint64_t kPage = kPageBytes;
 
-class PlanningAllocatorTest : public testing::Test {
+class PlanningAllocatorTest : public ::testing::Test {
  protected:
   void SetUp() override { make(64); }
   void make(std::uint64_t cap_pages) {

@@ -111,7 +111,7 @@ double weights_rounded(const AttentionShape& s) {
 
 class CudaAttention : public CudaKernelTest, public testing::WithParamInterface<DType> {};
 INSTANTIATE_TEST_SUITE_P(DTypes, CudaAttention,
-                         testing::Values(DType::kF32, DType::kBF16, DType::kF16),
+                         ::testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& test) { return std::string(dtype_name(test.param)); });
 
 TEST_P(CudaAttention, ForwardMatchesFp64) {

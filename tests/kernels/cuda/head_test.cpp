@@ -88,7 +88,7 @@ double allowed(const HeadShape& s, double want) {
 const HeadShape kShapes[] = {{1, 1, 1}, {1, 17, 63}, {17, 63, 257}, {70, 24, 130}, {20, 8, 600}};
 
 class CudaHead : public CudaKernelTest, public testing::WithParamInterface<DType> {};
-INSTANTIATE_TEST_SUITE_P(DTypes, CudaHead, testing::Values(DType::kF32, DType::kBF16, DType::kF16),
+INSTANTIATE_TEST_SUITE_P(DTypes, CudaHead, ::testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& test) { return std::string(dtype_name(test.param)); });
 
 // A gradient in fp64 and how far a right one may be from it.

@@ -96,7 +96,7 @@ class UpdateRules : public CudaKernelTest, public testing::WithParamInterface<Op
   std::unique_ptr<Kernels> host_ = make_host_kernels({.threads = 1});
   std::unique_ptr<GemmBackend> gemm_ = make_plain_gemm();
 };
-INSTANTIATE_TEST_SUITE_P(Rules, UpdateRules, testing::ValuesIn(all_rules()), [](const auto& test) {
+INSTANTIATE_TEST_SUITE_P(Rules, UpdateRules, ::testing::ValuesIn(all_rules()), [](const auto& test) {
   const OptimizerOptions& rule = test.param;
   std::string name(optimizer_rule_name(rule.rule));
   if (rule.momentum == 0) name += "Plain";

@@ -160,8 +160,8 @@ void update_documented(TensorChunk& chunk, const ParameterSegment& segment,
   }
 }
 
-class AdafactorOf : public testing::TestWithParam<Formats> {};
-INSTANTIATE_TEST_SUITE_P(Formats, AdafactorOf, testing::ValuesIn(all_formats()),
+class AdafactorOf : public ::testing::TestWithParam<Formats> {};
+INSTANTIATE_TEST_SUITE_P(Formats, AdafactorOf, ::testing::ValuesIn(all_formats()),
                          [](const auto& formats) { return formats_name(formats.param); });
 
 TEST_P(AdafactorOf, StaysNearFp64OverAThousandSteps) {

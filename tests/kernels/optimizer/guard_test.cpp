@@ -94,9 +94,9 @@ class SeeingGuard final : public UpdateGuard {
   const Chunk& chunk_;
 };
 
-class UpdateGuardTest : public testing::TestWithParam<OptimizerRule> {};
+class UpdateGuardTest : public ::testing::TestWithParam<OptimizerRule> {};
 INSTANTIATE_TEST_SUITE_P(Rules, UpdateGuardTest,
-                         testing::Values(OptimizerRule::kAdamW, OptimizerRule::kAdam,
+                         ::testing::Values(OptimizerRule::kAdamW, OptimizerRule::kAdam,
                                          OptimizerRule::kSgd, OptimizerRule::kLion,
                                          OptimizerRule::kAdafactor, OptimizerRule::kSm3,
                                          OptimizerRule::kMuon),

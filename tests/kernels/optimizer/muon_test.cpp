@@ -84,8 +84,8 @@ std::vector<TensorView> shapes() {
   return all;
 }
 
-class MuonOf : public testing::TestWithParam<Formats> {};
-INSTANTIATE_TEST_SUITE_P(Formats, MuonOf, testing::ValuesIn(all_formats()),
+class MuonOf : public ::testing::TestWithParam<Formats> {};
+INSTANTIATE_TEST_SUITE_P(Formats, MuonOf, ::testing::ValuesIn(all_formats()),
                          [](const auto& formats) { return formats_name(formats.param); });
 
 TEST_P(MuonOf, StaysNearFp64OverTwoHundredSteps) {

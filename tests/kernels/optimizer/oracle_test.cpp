@@ -70,9 +70,9 @@ TrainedWeights run_beside_oracle(const OptimizerOptions& options) {
   return run;
 }
 
-class Oracle : public testing::TestWithParam<OptimizerRule> {};
+class Oracle : public ::testing::TestWithParam<OptimizerRule> {};
 INSTANTIATE_TEST_SUITE_P(Rules, Oracle,
-                         testing::Values(OptimizerRule::kAdamW, OptimizerRule::kAdam,
+                         ::testing::Values(OptimizerRule::kAdamW, OptimizerRule::kAdam,
                                          OptimizerRule::kSgd),
                          [](const auto& test) {
                            return std::string(optimizer_rule_name(test.param));

@@ -80,8 +80,8 @@ void update_documented(TensorChunk& chunk, const ParameterSegment& segment,
   }
 }
 
-class Sm3Of : public testing::TestWithParam<Formats> {};
-INSTANTIATE_TEST_SUITE_P(Formats, Sm3Of, testing::ValuesIn(all_formats()),
+class Sm3Of : public ::testing::TestWithParam<Formats> {};
+INSTANTIATE_TEST_SUITE_P(Formats, Sm3Of, ::testing::ValuesIn(all_formats()),
                          [](const auto& formats) { return formats_name(formats.param); });
 
 TEST_P(Sm3Of, StaysNearFp64OverAThousandSteps) {
