@@ -1,5 +1,5 @@
-// Element types, their sizes, and how fp32 is rounded to the 16-bit ones (DESIGN: arithmetic
-// contract).
+// Element types, their sizes, and how fp32 is rounded to the 16-bit ones
+// (DESIGN: arithmetic contract).
 #pragma once
 
 #include <bit>
@@ -120,8 +120,8 @@ constexpr float to_float(f16 value) {
 }
 
 // Round to nearest, ties to even, for weights and for everything else (fp16 has no split master).
-// Values from 65,520 on become infinity, values below 2^-14 subnormal. NaN stays NaN (quiet, upper
-// payload kept).
+// Values from 65,520 on become infinity, values below 2^-14 subnormal. NaN stays NaN (quiet,
+// upper payload kept).
 constexpr f16 f16_from_float(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = (bits >> 16) & 0x8000u;

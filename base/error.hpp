@@ -72,8 +72,8 @@ class TimeoutError : public Error {
   std::string_view code() const noexcept override { return "timeout"; }
 };
 
-// The device runtime reported a failure (a CUDA status, an mmap that failed, a race found in
-// debug).
+// The device runtime reported a failure (a CUDA status, an mmap that failed, a race
+// found in debug).
 class DeviceError : public Error {
  public:
   using Error::Error;
@@ -87,8 +87,8 @@ class InternalError : public Error {
   std::string_view code() const noexcept override { return "internal"; }
 };
 
-// Makes untrusted text fit for a message: one line of at most 80 bytes and "...", with control
-// characters replaced.
+// Makes untrusted text fit for a message: one line of at most 80 bytes and "...", with
+// control characters replaced.
 std::string shown(std::string_view text);
 
 [[noreturn]] void throw_check_failed(const char* expression, const char* file, int line,

@@ -30,14 +30,14 @@ class NumaMachine {
   // At least one, in hwloc's order.
   virtual std::span<const NumaNode> nodes() const = 0;
 
-  // Makes pages of [data, data + bytes) that do not exist yet come from nodes()[node], or from
-  // another node if that one is full. It is a preference (MPOL_PREFERRED): with strict binding
-  // (MPOL_BIND) the kernel kills the process for lack of memory while other nodes have some. data
-  // is page-aligned. Returns 0, or the errno of the refusal (EPERM under Docker's default seccomp
-  // filter).
+  // Makes pages of [data, data + bytes) that do not exist yet come from nodes()[node], or
+  // from another node if that one is full. It is a preference (MPOL_PREFERRED): with strict
+  // binding (MPOL_BIND) the kernel kills the process for lack of memory while other nodes
+  // have some. data is page-aligned. Returns 0, or the errno of the refusal (EPERM under
+  // Docker's default seccomp filter).
   virtual int bind_memory(void* data, std::uint64_t bytes, std::size_t node) const noexcept = 0;
-  // Restricts the calling thread to nodes()[node].cpus. Returns 0 or an errno; EINVAL if the node
-  // has none.
+  // Restricts the calling thread to nodes()[node].cpus. Returns 0 or an errno; EINVAL if the
+  // node has none.
   virtual int bind_this_thread(std::size_t node) const noexcept = 0;
   // Sets found[i] to the position in nodes() of the node that holds the page of addresses[i], or to
   // -1 if the page does not exist yet or its node is not in the list. Both spans have one length.

@@ -1,5 +1,5 @@
-// Opens a file by an untrusted name (from a manifest or a record), so that the name cannot escape
-// its directory.
+// Opens a file by an untrusted name (from a manifest or a record), so that the name cannot
+// escape its directory.
 #pragma once
 
 #include <string>

@@ -13,8 +13,8 @@ using PhiloxBlock = std::array<std::uint32_t, 4>;
 // BigCrush too (the paper's table 2).
 constexpr PhiloxBlock philox4x32(std::uint64_t key, std::uint64_t counter_low,
                                  std::uint64_t counter_high, int rounds = 10) {
-  // Multipliers and Weyl key increments of Philox4x32 (Salmon et al. 2011, table 2;
-  // Random123 1.14).
+  // Multipliers and Weyl key increments of Philox4x32 (Salmon et al. 2011, table
+  // 2; Random123 1.14).
   constexpr std::uint64_t kMultiplier0 = 0xD2511F53u;
   constexpr std::uint64_t kMultiplier1 = 0xCD9E8D57u;
   constexpr std::uint32_t kWeyl0 = 0x9E3779B9u;

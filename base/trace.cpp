@@ -41,8 +41,8 @@ void append_number(std::string& out, Number value) {
   out.append(text, result.ptr);
 }
 
-// Appends the shortest text that reads back to the same double. JSON has no NaN or infinity; these
-// become null.
+// Appends the shortest text that reads back to the same double. JSON has no NaN or infinity;
+// these become null.
 void append_double(std::string& out, double value) {
   if (std::isfinite(value)) {
     append_number(out, value);

@@ -14,8 +14,8 @@ inline constexpr std::uint64_t kGiB = 1024 * kMiB;
 
 // Every tensor starts at a multiple of this. cuBLASLt's fastest kernels and AVX-512 loads need it.
 inline constexpr std::uint64_t kTensorAlignmentBytes = 256;
-// The size of a page of device virtual memory: CUDA's minimum granularity. The host device uses it
-// too.
+// The size of a page of device virtual memory: CUDA's minimum granularity. The host device
+// uses it too.
 inline constexpr std::uint64_t kPageBytes = 2 * kMiB;
 
 constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {

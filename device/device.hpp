@@ -46,8 +46,8 @@ struct DeviceFacts {
   int numa_node = -1;  // OS index of the host's node nearest to it; -1: none, or not known
 };
 
-// Counted by the device itself, independently of the ledger, so that "plan = run" is measured
-// twice.
+// Counted by the device itself, independently of the ledger, so that "plan = run"
+// is measured twice.
 struct DeviceCounters {
   std::uint64_t live_bytes = 0;  // physical blocks + raw buffers
   std::uint64_t peak_bytes = 0;
@@ -63,13 +63,13 @@ struct DeviceCounters {
 class Event {
  public:
   virtual ~Event() = default;
-  // True once all work queued before the last record has finished (or failed). True if never
-  // recorded.
+  // True once all work queued before the last record has finished (or failed). True
+  // if never recorded.
   virtual bool done() const = 0;
   // Blocks the calling thread; throws the stream's stored error, or TimeoutError naming `what`.
   virtual void synchronize(Deadline deadline, const char* what) const = 0;
-  // The time at which the recorded point was reached, in nanoseconds of the Device::now_ns clock.
-  // Precondition: done().
+  // The time at which the recorded point was reached, in nanoseconds of the Device::now_ns
+  // clock. Precondition: done().
   virtual std::int64_t time_ns() const = 0;
 };
 

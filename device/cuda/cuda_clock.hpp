@@ -2,8 +2,8 @@
 //
 // The driver reports the time between two events as a float of milliseconds. So each event is
 // measured from an anchor recorded at most some ten seconds before it; at that distance a float
-// resolves a microsecond. The anchor's own time on the host is known to within the round trip of
-// its recording.
+// resolves a microsecond. The anchor's own time on the host is known to within the round trip
+// of its recording.
 #pragma once
 
 #include <cstdint>

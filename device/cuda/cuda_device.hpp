@@ -3,10 +3,10 @@
 //
 // The device retains the primary context, so that the CUDA runtime, cuBLASLt and NCCL work in the
 // same one. Work given to Stream::launch is called at once on the caller's thread, with that
-// context current; the work that it queues on Stream::native() (a CUstream) runs later. Waits poll
-// and have deadlines, so a GPU that hangs does not block a thread inside the driver. One limit: if
-// an Event is recorded again while another thread waits for it, that thread waits for the newer
-// point.
+// context current; the work that it queues on Stream::native() (a CUstream) runs later. Waits
+// poll and have deadlines, so a GPU that hangs does not block a thread inside the driver. One
+// limit: if an Event is recorded again while another thread waits for it, that thread waits for
+// the newer point.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +40,8 @@ struct CudaSearch {
 // Does not throw if there is no driver or no GPU; `missing` then gives the reason.
 CudaSearch find_cuda_devices();
 
-// Unused bytes of the GPU's memory now. Retains the primary context during the call. Throws
-// DeviceError.
+// Unused bytes of the GPU's memory now. Retains the primary context during the
+// call. Throws DeviceError.
 std::uint64_t free_cuda_bytes(int ordinal);
 
 // The GPU's primary context. It lives at least as long as the result, for objects of libraries that
@@ -54,8 +54,8 @@ struct CudaDeviceOptions {
   std::uint64_t capacity_bytes = 0;  // the cap; 0: the memory that is free now
 };
 
-// Throws InputError if there is no such GPU or it has less memory than the cap; DeviceError if the
-// driver fails.
+// Throws InputError if there is no such GPU or it has less memory than the cap; DeviceError if
+// the driver fails.
 std::unique_ptr<Device> make_cuda_device(const CudaDeviceOptions& options);
 
 }  // namespace sluice::device

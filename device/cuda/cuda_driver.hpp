@@ -56,8 +56,8 @@ struct CudaDriver {
 #define SLUICE_CUDA_MEMBER(name) decltype(&::name) name = nullptr;
   SLUICE_CUDA_DRIVER_FUNCTIONS(SLUICE_CUDA_MEMBER)
 #undef SLUICE_CUDA_MEMBER
-  // The first version. Later ones do not differ in the parts used here, and older drivers lack
-  // them.
+  // The first version. Later ones do not differ in the parts used here, and older
+  // drivers lack them.
   CUresult (*event_elapsed_time)(float* milliseconds, CUevent start, CUevent end) = nullptr;
 
   // Throws DeviceError("<doing> failed: <name> (<text>)") unless the status is CUDA_SUCCESS.

@@ -14,8 +14,8 @@ namespace sluice::device {
 class CudaStream final : public Stream {
  public:
   explicit CudaStream(std::shared_ptr<CudaQueue> queue) : queue_(std::move(queue)) {}
-  // Waits up to kDefaultDeadlineSeconds for the GPU; then abandons the remaining work to the
-  // driver.
+  // Waits up to kDefaultDeadlineSeconds for the GPU; then abandons the remaining work
+  // to the driver.
   ~CudaStream() override;
 
   void launch(std::function<void()> work, std::span<const MemoryAccess> accesses) override;

@@ -158,8 +158,8 @@ HostMemory::Placement HostMemory::create_block(std::uint64_t bytes) {
   return {nullptr, bytes, handle};
 }
 
-// Returns a block's pages to the system. No thread can reach it: it is released, and mapped
-// nowhere.
+// Returns a block's pages to the system. No thread can reach it: it is released,
+// and mapped nowhere.
 void HostMemory::free_block(std::uint64_t handle) noexcept {
   Block block{};
   {

@@ -13,8 +13,8 @@ namespace {
 // caller that waits for the stream.
 constexpr double kStreamWaitSeconds = 24 * 3600.0;
 
-// Entries in the queue before launch() blocks. A step has some thousand instructions and never
-// blocks.
+// Entries in the queue before launch() blocks. A step has some thousand instructions
+// and never blocks.
 constexpr std::size_t kQueueLimit = 1 << 16;
 
 template <typename... Handlers>

@@ -2,18 +2,18 @@
 // state follows FastTrack, Flanagan and Freund, PLDI 2009).
 //
 // Each entry of a stream is an epoch (stream, number). A stream's clock holds, for every stream,
-// the number of the last entry that its next entry comes after. A shadow holds the last accesses of
-// a range of physical bytes. When work is queued, each of its accesses is compared with the shadows
-// of its bytes; an epoch there that the stream's clock does not cover is a race. The check depends
-// only on the order of the calls, not on when work runs, so it finds a race whatever the timing
-// was.
+// the number of the last entry that its next entry comes after. A shadow holds the last accesses
+// of a range of physical bytes. When work is queued, each of its accesses is compared with the
+// shadows of its bytes; an epoch there that the stream's clock does not cover is a race. The
+// check depends only on the order of the calls, not on when work runs, so it finds a race
+// whatever the timing was.
 //
-// An entry comes after (1) the earlier entries of its stream, (2) the clock of every event that its
-// stream waited for, and (3) everything that any host thread had learned to be finished when the
-// entry was queued (by Event::synchronize, Event::done or Stream::synchronize). All host threads
-// share one clock: they order each other by means that are not visible here, and separate clocks
-// would report false races. Completion learned by other means (a flag set by queued work) is not
-// seen.
+// An entry comes after (1) the earlier entries of its stream, (2) the clock of every event that
+// its stream waited for, and (3) everything that any host thread had learned to be finished when
+// the entry was queued (by Event::synchronize, Event::done or Stream::synchronize). All host
+// threads share one clock: they order each other by means that are not visible here, and separate
+// clocks would report false races. Completion learned by other means (a flag set by queued work)
+// is not seen.
 //
 // Invariants of the shadows:
 //   1. Shadows are disjoint; bytes without a shadow were never touched.
@@ -48,8 +48,8 @@ class RaceDetector {
 
   StreamId add_stream(const std::string& name);
 
-  // Call when an entry with these accesses is queued. Returns a description of the race, or
-  // nothing.
+  // Call when an entry with these accesses is queued. Returns a description of the
+  // race, or nothing.
   std::optional<std::string> enter(StreamId stream, std::span<const Access> accesses);
   // The clock of an event recorded now.
   VectorClock clock_of(StreamId stream) const;

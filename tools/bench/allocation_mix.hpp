@@ -10,8 +10,8 @@
 
 namespace sluice::bench {
 
-// Operations refer to allocations by their index in trace.allocations. The trace itself has no
-// operations.
+// Operations refer to allocations by their index in trace.allocations. The trace itself
+// has no operations.
 struct AllocationMix {
   struct Operation {
     bool is_alloc = false;

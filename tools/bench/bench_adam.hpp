@@ -1,5 +1,5 @@
-// `sluice bench adam`: the fused optimizer updates beside their unavoidable memory traffic, in one
-// run.
+// `sluice bench adam`: the fused optimizer updates beside their unavoidable memory traffic,
+// in one run.
 #pragma once
 
 #include <cstdint>

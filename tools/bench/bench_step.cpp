@@ -158,8 +158,8 @@ void check_bytes(const Variant& variant, const OffloadedStep& step,
 }
 
 // Measures the step and each of its parts in turn, backwards in every other round, so that drift
-// affects all alike. fio overwrites the state; the disk's work after that falls on parts that have
-// no goal.
+// affects all alike. fio overwrites the state; the disk's work after that falls on parts that
+// have no goal.
 void measure_round(const Variant& variant, OffloadedStep& step, Yardsticks& yardsticks, int round,
                    Rounds& rounds) {
   const std::uint64_t bytes = step.bytes_of_step();

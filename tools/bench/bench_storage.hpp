@@ -16,8 +16,8 @@ struct StorageBenchOptions {
   int rounds = 21;                // 1 to 1000
   bool sweep = true;              // also look for fio's best setting
   std::string engine = "auto";    // as make_storage_engine
-  // The values of training (StorageOptions). depth * block_bytes is the staging ring, at most 64
-  // MiB.
+  // The values of training (StorageOptions). depth * block_bytes is the staging ring, at
+  // most 64 MiB.
   std::uint64_t block_bytes = offload::StorageOptions{}.request_bytes;
   std::uint32_t depth =
       static_cast<std::uint32_t>(offload::StorageOptions{}.queue_bytes / offload::StorageOptions{}.request_bytes);

@@ -32,8 +32,8 @@ std::uint64_t fio_buffer_bytes(std::uint64_t block_bytes, std::uint32_t depth);
 // The same, for a text like /proc/meminfo.
 bool huge_pages_free(const std::string& meminfo, std::uint64_t buffer_bytes);
 
-// Returns nothing if fio is not installed. Throws Error if fio failed or its answer cannot be
-// parsed; TimeoutError.
+// Returns nothing if fio is not installed. Throws Error if fio failed or its answer cannot
+// be parsed; TimeoutError.
 std::optional<StorageRate> run_fio(const FioLoad& load, StorageMix mix);
 
 // Parses fio's JSON (`--output-format=json`) of one job. Throws Error that names a missing field.

@@ -55,8 +55,8 @@ void remove_abandoned(const std::string& parent) {
   }
 }
 
-// Locks and writes the marker of a new directory. Returns false on failure, with the reason in
-// errno.
+// Locks and writes the marker of a new directory. Returns false on failure, with the
+// reason in errno.
 bool mark(const FileDescriptor& marker) {
   if (marker.get() < 0 || !lock(marker)) return false;
   const ssize_t count = ::pwrite(marker.get(), kMarkerText.data(), kMarkerText.size(), 0);

@@ -1,5 +1,5 @@
-// Another program that a benchmark starts and asks line by line; it ends with its owner. Not
-// thread-safe.
+// Another program that a benchmark starts and asks line by line; it ends with its
+// owner. Not thread-safe.
 #pragma once
 
 #include <sys/types.h>

@@ -19,8 +19,8 @@ class StorageSamples {
   bool empty() const { return bytes_per_s_.empty(); }
   double bytes_per_s() const;     // the median
   double cpu_s_per_byte() const;  // the median
-  // This subject's rate / the other's in the same round, one ratio per round. For the CPU: time per
-  // byte.
+  // This subject's rate / the other's in the same round, one ratio per round. For the CPU:
+  // time per byte.
   std::vector<double> ratios(const StorageSamples& yardstick) const;
   std::vector<double> cpu_ratios(const StorageSamples& yardstick) const;
   // Saves PREFIX_gib_per_s, PREFIX_cpu_ms_per_gib and PREFIX_rounds_gib_per_s.
@@ -45,8 +45,8 @@ struct SweptSetting {
   StorageRate rate;  // over all passes
 };
 
-// Runs `measure` at every setting, in `passes` passes over all of them, so that drift affects all
-// alike.
+// Runs `measure` at every setting, in `passes` passes over all of them, so that drift
+// affects all alike.
 std::vector<SweptSetting> sweep_fio(const std::vector<FioSetting>& settings, int passes,
                                     const std::function<StorageRate(const FioSetting&)>& measure);
 // The setting with the highest rate. Precondition: swept is not empty.
