@@ -12,11 +12,11 @@
 #include "base/rng.hpp"
 #include "device/host/host_device.hpp"
 #include "tests/allocator/caching/failing_device.hpp"
+#include "tests/allocator/page.hpp"
 
 namespace sluice::allocator {
 namespace {
 
-constexpr std::uint64_t kPage = kPageBytes;
 constexpr std::uint64_t kChunk = 2 * kPage;
 
 class DeviceMemory : public ::testing::Test {

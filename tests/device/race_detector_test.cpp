@@ -11,13 +11,10 @@
 
 #include "base/rng.hpp"
 #include "device/host/host_device.hpp"
+#include "tests/device/soon.hpp"
 
 namespace sluice::device {
 namespace {
-
-Deadline soon() {
-  return Deadline::after_seconds(60);
-}
 
 class RaceTest : public ::testing::Test {
  protected:

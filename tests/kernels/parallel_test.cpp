@@ -95,7 +95,7 @@ TEST_P(ParallelTeam, ServesSeveralCallersAtOnce) {
 
 INSTANTIATE_TEST_SUITE_P(Machines, ParallelTeam,
                          ::testing::Values("", "node:2 core:1 pu:1", "node:2 core:4 pu:1",
-                                         "node:3 core:2 pu:1", "node:5 core:1 pu:1"),
+                                           "node:3 core:2 pu:1", "node:5 core:1 pu:1"),
                          [](const ::testing::TestParamInfo<std::string>& machine) {
                            return machine.param.empty()
                                       ? std::string("ThisOne")

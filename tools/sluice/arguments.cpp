@@ -1,8 +1,10 @@
 #include "tools/sluice/arguments.hpp"
 
 #include <fstream>
+#include <span>
 
 #include "base/error.hpp"
+#include "base/posix_file.hpp"
 #include "base/units.hpp"
 
 namespace sluice::cli {
@@ -21,6 +23,14 @@ void write_output(const std::string& option, const std::string& path, const std:
   std::ofstream file(path, std::ios::trunc | std::ios::binary);
   file << text;
   if (!file.flush()) throw InputError(option + ": '" + path + "' cannot be written");
+}
+
+void write_private(const std::string& option, const std::string& path, const std::string& text) {
+  try {
+    PosixFile::create(path).write_all(0, std::as_bytes(std::span(text.data(), text.size())));
+  } catch (const IoError&) {
+    throw InputError(option + ": '" + path + "' cannot be written");
+  }
 }
 
 }  // namespace sluice::cli

@@ -137,14 +137,13 @@ int main(int argc, char** argv) {
       ->excludes("--generate");
   replay_app
       ->add_option("--policy", replay.policies,
-                   "native, expandable, bfc, rmm-pool, gmlake, dynamic, planned; all if not "
-                   "given")
+                   "native, expandable, dynamic, planned; all if not given")
       ->delimiter(',');
   replay_app->add_option("--capacity", replay.capacity,
                          "What the device has, such as 16GiB: say who fits");
   replay_app->add_flag("!--no-least", replay.least, "Do not search each policy's least capacity");
   replay_app->add_option("--plot", replay.plot,
-                         "Draw addresses over time (SVG); with several policies a file for each");
+                         "Draw addresses over time as one SVG file, with a panel for each policy");
   replay_app->add_option("--write", replay.write, "Write the trace as CSV");
   replay_app->add_option(
       "--snapshot", replay.snapshot,

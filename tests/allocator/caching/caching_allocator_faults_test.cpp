@@ -7,11 +7,11 @@
 
 #include "tests/allocator/caching/allocator_bench.hpp"
 #include "tests/allocator/caching/failing_heap.hpp"
+#include "tests/allocator/page.hpp"
 
 namespace sluice::allocator {
 namespace {
 
-constexpr std::uint64_t kPage = kPageBytes;
 constexpr CachingAllocatorOptions kSmallSegments{.segment_bytes = 256 * kPage};
 
 TEST(CachingAllocatorFaults, SizesNearTheLimitOfTheTypeAreOutOfMemory) {

@@ -179,7 +179,7 @@ TEST_P(CachingAllocatorRandom, AnySequenceKeepsContentsOrderAndBudget) {
 }
 
 INSTANTIATE_TEST_SUITE_P(On, CachingAllocatorRandom, ::testing::ValuesIn(devices_under_test()),
-                         testing::PrintToStringParamName());
+                         ::testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sluice::allocator

@@ -9,11 +9,10 @@
 #include <vector>
 
 #include "device/host/host_device.hpp"
+#include "tests/allocator/page.hpp"
 
 namespace sluice::allocator {
 namespace {
-
-constexpr std::uint64_t kPage = kPageBytes;
 
 class CachingAllocatorTest : public ::testing::Test {
  protected:

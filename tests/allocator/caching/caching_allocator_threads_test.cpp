@@ -164,7 +164,7 @@ TEST_P(CachingAllocatorOnThreads, AnySequenceKeepsContentsOrderAndBudget) {
 }
 
 INSTANTIATE_TEST_SUITE_P(On, CachingAllocatorOnThreads, ::testing::ValuesIn(devices_under_test()),
-                         testing::PrintToStringParamName());
+                         ::testing::PrintToStringParamName());
 
 TEST(CachingAllocatorThreads, StreamsMayBeAddedWhileOthersAllocate) {
   AllocatorBench bench(16, {.segment_bytes = 32 * kPageBytes});

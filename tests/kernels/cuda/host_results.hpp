@@ -43,7 +43,7 @@ inline void expect_close(const std::vector<float>& got, const std::vector<float>
                relative, what);
 }
 
-class CudaKernelTestOf : public CudaKernelTest, public testing::WithParamInterface<DType> {};
+class CudaKernelTestOf : public CudaKernelTest, public ::testing::WithParamInterface<DType> {};
 
 inline auto act_dtypes() {
   return ::testing::Values(DType::kF32, DType::kBF16, DType::kF16);

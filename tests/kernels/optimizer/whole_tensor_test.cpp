@@ -21,7 +21,7 @@ class WholeTensorRule : public ::testing::TestWithParam<OptimizerRule> {
 };
 INSTANTIATE_TEST_SUITE_P(Rules, WholeTensorRule,
                          ::testing::Values(OptimizerRule::kAdafactor, OptimizerRule::kSm3,
-                                         OptimizerRule::kMuon),
+                                           OptimizerRule::kMuon),
                          [](const auto& rule) {
                            return std::string(optimizer_rule_name(rule.param));
                          });

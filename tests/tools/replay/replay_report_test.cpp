@@ -65,8 +65,8 @@ TEST_P(OwnPolicies, PlannedHoldsWhatIsLiveAndAsksNobody) {
 
 INSTANTIATE_TEST_SUITE_P(Generated, OwnPolicies,
                          ::testing::Values(Generated{"dense", 2}, Generated{"zero3", 5},
-                                         Generated{"recompute", 5}, Generated{"pipeline", 2},
-                                         Generated{"lora", 1}),
+                                           Generated{"recompute", 5}, Generated{"pipeline", 2},
+                                           Generated{"lora", 1}),
                          [](const auto& one) { return one.param.family; });
 
 TEST(ReplayReport, NamesTheKnownPolicies) {
