@@ -41,6 +41,17 @@ class Dataset {
   void fill(std::int64_t step, std::int64_t microbatch, std::int32_t* tokens,
             std::int32_t* targets) const;
 
+  // A sample of training: its number in the run, its window, and the window's first token.
+  struct Sample {
+    std::uint64_t index = 0;
+    std::uint64_t epoch = 0;
+    std::uint64_t window = 0;
+    std::uint64_t first_token = 0;  // in the stream; the sample uses train.seq + 1 tokens
+  };
+  // Sample `i` in [0, micro_batch) of a micro-batch; the one that fill() reads there.
+  Sample sample(std::int64_t step, std::int64_t microbatch, std::int64_t i) const;
+  const TokenStream& stream() const { return stream_; }
+
   // Batches of micro_batch windows in the evaluation part; 0 where eval_fraction is 0. Where the
   // part has fewer windows than one batch there is one batch, its windows repeated.
   std::int64_t eval_batches() const;

@@ -6,6 +6,7 @@
 #include "base/error.hpp"
 #include "base/posix_file.hpp"
 #include "base/units.hpp"
+#include "engine/data/dataset_options.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/machine_check.hpp"
 #include "engine/run/set_aside.hpp"
@@ -36,19 +37,6 @@ std::uint64_t saved_bytes(const config::Config& config, const planner::Plan& pla
   const std::uint64_t kept = resumes ? 1 : 0;
   const auto checkpoints = std::clamp<std::uint64_t>(most_saves, 1, 3 - kept);
   return checkpoints * checkpoint + weights;
-}
-
-data::DatasetOptions dataset_options(const config::Config& config) {
-  data::DatasetOptions options;
-  options.paths = config.data.paths;
-  options.format = config.data.format;
-  options.vocab = config.model.vocab;
-  options.eval_fraction = config.data.eval_fraction;
-  options.seq = config.train.seq;
-  options.micro_batch = config.train.micro_batch;
-  options.accumulate = config.train.accumulate;
-  options.seed = config.train.seed;
-  return options;
 }
 
 void write_plan(const config::Config& config, const model::Model& model, const planner::HardwareProfile& hardware,
@@ -101,7 +89,7 @@ TrainingEnd train(const config::Config& given, const TrainingOptions& options, c
   if (config.train.threads == 0) config.train.threads = kernels::host::Parallel::default_threads();
   const Backend backend = make_backend(config);
   const planner::MachineRoom room = planner::settle_budgets(config, backend.device_memory_bytes);
-  const data::Dataset data(dataset_options(config));
+  const data::Dataset data(data::dataset_options(config));
   const model::Model model(planner::model_shape(config));
   const planner::HardwareProfile hardware = planner::load_profile_or_default(planner::default_profile_path());
   auto planned =
