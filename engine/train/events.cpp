@@ -137,6 +137,12 @@ RunEvent plan_event(const planner::Plan& plan) {
   return event;
 }
 
+void add_device(RunEvent& plan, const Backend& backend, std::optional<double> peak_flops_per_s) {
+  plan["backend"] = backend.name;
+  plan["device_name"] = backend.device_name;
+  plan["peak_flops_per_s"] = peak_flops_per_s ? RunEvent(*peak_flops_per_s) : RunEvent(nullptr);
+}
+
 RunEvent refused_event(const planner::Refusal& refusal) {
   RunEvent tiers = RunEvent::object();
   for (const Tier tier : kTiers) {

@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "engine/train/model_flops.hpp"
 
 namespace sluice::train {
 namespace {
@@ -29,6 +30,7 @@ Trainer::Trainer(const config::Config& config, const TrainingOptions& options, c
       events_(events),
       observe_(observe),
       arithmetic_(backend.device_kernels->arithmetic()),
+      flops_per_token_(flops_per_token(model.shape(), config.train.seq)),
       session_(config, model, plan, backend, options.wrap_storage, run),
       lr_(lr_schedule(config)),
       speculates_(plan.speculates()) {}
@@ -141,6 +143,7 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last) {
                                             config_.train.accumulate) /
                         outcome.seconds;
   report.stalled_fraction = outcome.stalled_fraction;
+  if (peak_flops_) report.mfu = flops_per_token_ * report.tokens_per_s / *peak_flops_;
   report.moved = outcome.moved;
   report.overflow = outcome.overflow;
   const bool logged = config_.log.every > 0 &&
@@ -152,6 +155,7 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last) {
                    {"grad_norm", report.grad_norm},
                    {"lr", report.lr},
                    {"tokens_per_s", report.tokens_per_s},
+                   {"mfu", report.mfu ? RunEvent(*report.mfu) : RunEvent(nullptr)},
                    {"step_time_s", report.step_time_s},
                    {"stalled_fraction", report.stalled_fraction},
                    {"tag_time_s", outcome.tag_seconds},

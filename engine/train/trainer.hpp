@@ -21,6 +21,9 @@ class Trainer {
   Trainer(const config::Config& config, const TrainingOptions& options, const data::Dataset& data,
           const model::Model& model, const planner::Plan& plan, const Backend& backend, run::RunFiles& files,
           const RunId& run, const EventSink& events, const StepObserver& observe);
+  // Steps report their share of this rate; none: the device's rate was never measured. Call before
+  // run().
+  void set_peak_flops(std::optional<double> flops_per_s) { peak_flops_ = flops_per_s; }
   // State from where a run ended, or from the seed. Throws IoError.
   void start(const std::optional<run::ResumePoint>& found);
   // Of a durable run: its log of commits.
@@ -64,6 +67,8 @@ class Trainer {
   const EventSink& events_;
   const StepObserver& observe_;
   std::string arithmetic_;
+  double flops_per_token_ = 0;
+  std::optional<double> peak_flops_;
   Session session_;
   LrSchedule lr_;
   std::int64_t step_ = 0;        // finished

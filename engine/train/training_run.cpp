@@ -11,6 +11,7 @@
 #include "engine/planner/machine_check.hpp"
 #include "engine/run/set_aside.hpp"
 #include "engine/train/backend.hpp"
+#include "engine/train/model_flops.hpp"
 #include "engine/train/trainer.hpp"
 #include "kernels/host/parallel.hpp"
 
@@ -121,7 +122,10 @@ TrainingEnd train(const config::Config& given, const TrainingOptions& options, c
   }
   Trainer trainer(config, options, data, model, plan, backend, files, run, events, observe);
   files.begin(written, !found, trainer.state_log());
+  const std::optional<double> peak_flops = measured_peak_flops(hardware, config);
+  trainer.set_peak_flops(peak_flops);
   RunEvent planned_event = plan_event(plan);
+  add_device(planned_event, backend, peak_flops);
   planned_event["run_id"] = run.hex();
   // The next run in this directory learns here whose checkpoints are where.
   planned_event["log_dir"] = fs::absolute(config.log.dir).string();

@@ -34,6 +34,7 @@ struct StepReport {
   std::int64_t last_step = 0;
   double loss = 0, grad_norm = 0, lr = 0, tokens_per_s = 0, step_time_s = 0;
   double stalled_fraction = 0;
+  std::optional<double> mfu;  // model_flops.hpp; nothing where the device was never measured
   schedule::LinkBytes moved;
   bool overflow = false;  // fp16: the update was skipped
 };

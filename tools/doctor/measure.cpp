@@ -74,7 +74,8 @@ class DeviceTrial {
     profile.single_core_copy_bytes_per_s = static_cast<double>(bytes_) / memcpy_s_.median();
     profile.launch_overhead_s = launch_s_.median();
     profile.hand_over_s = std::max(hand_over_s_.median(), profile.launch_overhead_s);
-    planner::OperationGrid grid{planner::TimedOperation::kCopy, DType::kU8, {{kCopySizes, {1}, {1}}}, {}};
+    planner::OperationGrid grid{
+        planner::TimedOperation::kCopy, DType::kU8, {{kCopySizes, {1}, {1}}}, {}};
     for (const Samples& seconds : copy_s_) grid.seconds.push_back(seconds.median());
     profile.operations.push_back(std::move(grid));
   }
@@ -173,8 +174,16 @@ planner::HardwareProfile measure_hardware(const MeasureOptions& options) {
   DeviceTrial device(*options.device, options.array_bytes);
   KernelTrial kernels(options.kernel);
   for (int round = 0; round < options.rounds; ++round) {
+    const auto begins = [&](const char* part) {
+      if (!options.begins) return;
+      options.begins("round " + std::to_string(round + 1) + " of " +
+                     std::to_string(options.rounds) + ": " + part);
+    };
+    begins("storage");
     disk.measure_round(options.seconds_each);
+    begins("memory, launches and copies");
     device.measure_round(options.seconds_each);
+    begins("matrix products and updates");
     kernels.measure_round();
   }
   const HostTopology host = read_host_topology();
@@ -188,6 +197,7 @@ planner::HardwareProfile measure_hardware(const MeasureOptions& options) {
   if (options.gpu.device != nullptr) {
     GpuOptions gpu = options.gpu;
     gpu.rounds = options.rounds;
+    if (options.begins) options.begins("the GPU, " + std::to_string(gpu.rounds) + " rounds");
     profile.gpu = std::make_shared<const planner::HardwareProfile>(measure_gpu(gpu));
   }
   return profile;

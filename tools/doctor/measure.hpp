@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <string>
 
 #include "device/device.hpp"
 #include "engine/planner/hardware_profile.hpp"
@@ -21,6 +23,8 @@ struct MeasureOptions {
   DiskOptions disk;
   KernelOptions kernel;
   GpuOptions gpu;  // without a device: none is measured
+  // Called before each measurement, with words for people: "round 2 of 7: storage". May be empty.
+  std::function<void(const std::string&)> begins = {};
   // Of each of the arrays that are streamed; the default passes the last-level caches in use.
   std::uint64_t array_bytes = 128 * kMiB;
 };

@@ -8,9 +8,11 @@
 #include "engine/planner/machine_check.hpp"
 #include "engine/train/backend.hpp"
 #include "engine/train/events.hpp"
+#include "engine/train/model_flops.hpp"
 #include "kernels/host/parallel.hpp"
 #include "tools/sluice/commands.hpp"
 #include "tools/sluice/progress.hpp"
+#include "tools/sluice/waiting_notice.hpp"
 
 namespace sluice::cli {
 
@@ -21,6 +23,7 @@ int plan_command(const PlanArguments& arguments) {
   }
   config::Config config = config::load_config(arguments.config.path, arguments.config.overrides);
   config::check_supported(config);
+  std::optional<WaitingNotice> waiting(kPlanningText);
   const bool this_machine = arguments.hardware.empty();
   const planner::HardwareProfile hardware = this_machine ? planner::load_profile_or_default(planner::default_profile_path())
                                                 : planner::load_profile(arguments.hardware);
@@ -38,6 +41,7 @@ int plan_command(const PlanArguments& arguments) {
   const model::Model model(planner::model_shape(config));
   auto planned =
       planner::make_plan(config, model, *backend.device_kernels, hardware, backend.host_kernels.get());
+  waiting.reset();
   if (auto* refusal = std::get_if<planner::Refusal>(&planned)) {
     if (this_machine) keep_possible_suggestions(*refusal, config, room);
     if (arguments.json) std::cout << train::refused_event(*refusal).dump() << std::endl;
@@ -48,6 +52,7 @@ int plan_command(const PlanArguments& arguments) {
   const planner::Plan& plan = std::get<planner::Plan>(planned);
   if (this_machine) check_storage_paths(config, plan.need.storage_bytes);
   train::RunEvent event = train::plan_event(plan);
+  train::add_device(event, backend, train::measured_peak_flops(hardware, config));
   // Those by measured speed are known when a run begins.
   if (plan.need.storage_bytes > 0 && !config.memory.storage_shares.empty()) {
     event["storage_shares"] = planner::configured_layout(config).shares();

@@ -6,6 +6,7 @@
 #include "engine/train/training_run.hpp"
 #include "tools/sluice/commands.hpp"
 #include "tools/sluice/progress.hpp"
+#include "tools/sluice/waiting_notice.hpp"
 
 namespace sluice::cli {
 namespace {
@@ -43,11 +44,13 @@ int train_command(const TrainArguments& arguments) {
   options.accept_other_arithmetic = arguments.accept_arithmetic;
   options.stop_signal = &stop_signal;
   Progress progress(config);
+  std::optional<WaitingNotice> waiting(kPlanningText);
   std::string refusal;
   bool output_failed = false;
   const train::TrainingEnd end = train::train(
       config, options,
       [&](const train::RunEvent& event) {
+        waiting.reset();
         if (arguments.json && !output_failed) {
           std::cout << event.dump() << std::endl;
           if (!std::cout) {
@@ -58,6 +61,7 @@ int train_command(const TrainArguments& arguments) {
         }
         if (event["event"] == "plan") {
           progress.plan(event);
+          progress.explain();
         } else if (event["event"] == "refused") {
           refusal = event["message"];
         } else {
