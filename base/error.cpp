@@ -16,15 +16,11 @@ std::string out_of_memory_message(Tier tier, Category category, std::uint64_t re
          std::to_string(available_bytes) + " bytes) available";
 }
 
-std::string io_reason(int error_number, std::string_view reason) {
-  if (!reason.empty()) return std::string(reason);
-  if (error_number == 0) return "fewer bytes moved than asked for";
-  // std::system_category, not strerror: the latter is not thread-safe.
-  return std::system_category().message(error_number);
-}
-
 std::string io_message(std::string_view op, std::string_view path, std::uint64_t offset,
-                       std::uint64_t bytes, const std::string& reason) {
+                       std::uint64_t bytes, int error_number) {
+  // std::system_category, not strerror: the latter is not thread-safe.
+  const std::string reason = error_number == 0 ? std::string("fewer bytes moved than asked for")
+                                               : std::system_category().message(error_number);
   const std::string of_bytes =
       bytes == 0 ? std::string()
                  : std::to_string(bytes) + " bytes at offset " + std::to_string(offset) + " of ";
@@ -47,14 +43,13 @@ OutOfMemory::OutOfMemory(Tier tier_in, Category category_in, std::uint64_t reque
       available_bytes(available) {}
 
 IoError::IoError(std::string_view op_in, std::string_view path_in, std::uint64_t offset_in,
-                 std::uint64_t bytes_in, int error_number_in, std::string_view reason_in)
-    : Error(io_message(op_in, path_in, offset_in, bytes_in, io_reason(error_number_in, reason_in))),
+                 std::uint64_t bytes_in, int error_number_in)
+    : Error(io_message(op_in, path_in, offset_in, bytes_in, error_number_in)),
       op(op_in),
       path(path_in),
       offset(offset_in),
       bytes(bytes_in),
-      error_number(error_number_in),
-      reason(io_reason(error_number_in, reason_in)) {}
+      error_number(error_number_in) {}
 
 TimeoutError::TimeoutError(std::string_view waited_for)
     : Error("the deadline passed while waiting for " + std::string(waited_for)) {}

@@ -53,9 +53,8 @@ class OutOfMemory : public Error {
 class IoError : public Error {
  public:
   // op: "read", "write", "open", "fdatasync", ...; error_number as errno (0: short transfer).
-  // reason: stands in the message instead of the system's text for error_number.
   IoError(std::string_view op, std::string_view path, std::uint64_t offset, std::uint64_t bytes,
-          int error_number, std::string_view reason = {});
+          int error_number);
   std::string_view code() const noexcept override { return "io"; }
 
   std::string op;
@@ -63,7 +62,6 @@ class IoError : public Error {
   std::uint64_t offset;
   std::uint64_t bytes;
   int error_number;
-  std::string reason;  // the end of the message: "No such file or directory"
 };
 
 // A wait passed its deadline; says what it waited for.

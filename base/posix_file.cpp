@@ -48,9 +48,7 @@ PosixFile PosixFile::regular(int descriptor, const std::string& path) {
   PosixFile file(descriptor, path);
   const struct stat status = status_of(descriptor, path);
   if (S_ISDIR(status.st_mode)) throw IoError("open", path, 0, 0, EISDIR);
-  if (!S_ISREG(status.st_mode)) {
-    throw IoError("open", path, 0, 0, EINVAL, "it is not a regular file");
-  }
+  if (!S_ISREG(status.st_mode)) throw IoError("open", path, 0, 0, EINVAL);
   return file;
 }
 

@@ -5,7 +5,7 @@
 namespace sluice::allocator {
 
 namespace detail {
-constinit thread_local detail::LastThreadCache last_thread_cache;
+constinit thread_local LastThreadCache last_thread_cache;
 }  // namespace detail
 
 // Set once thread_seats is destroyed; itself it never is.

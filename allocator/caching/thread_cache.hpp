@@ -148,11 +148,11 @@ class ThreadCaches {
 };
 
 namespace detail {
-struct detail::LastThreadCache {
+struct LastThreadCache {
   std::uint64_t serial = 0;
   ThreadCache* cache = nullptr;
 };
-extern constinit thread_local detail::LastThreadCache last_thread_cache;
+extern constinit thread_local LastThreadCache last_thread_cache;
 }  // namespace detail
 
 inline ThreadCache& ThreadCaches::mine() {

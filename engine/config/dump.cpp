@@ -5,14 +5,17 @@
 #include "base/digest.hpp"
 #include "engine/config/schema.hpp"
 
-namespace sluice::config {
+namespace sluice::model {
 
-// Found by nlohmann::json.
-static void to_json(nlohmann::ordered_json& json, const model::ParameterGroup& group) {
+// nlohmann::json finds this by argument-dependent lookup, so it lies beside its type.
+static void to_json(nlohmann::ordered_json& json, const ParameterGroup& group) {
   json = {{"match", group.match}, {"lr_scale", group.lr_scale}};
   if (group.weight_decay) json["weight_decay"] = *group.weight_decay;
 }
 
+}  // namespace sluice::model
+
+namespace sluice::config {
 namespace {
 
 // "memory.place" and "weight" of "memory.place.weight".

@@ -7,6 +7,7 @@
 
 #include "base/edit_distance.hpp"
 #include "base/error.hpp"
+#include "base/open_failure.hpp"
 #include "base/posix_file.hpp"
 #include "engine/config/resolve.hpp"
 #include "engine/config/schema.hpp"
@@ -430,7 +431,7 @@ Config load_config(const std::string& path, std::span<const std::string> overrid
     const PosixFile file = PosixFile::open_read(path);
     text.resize(file.read_some(0, std::as_writable_bytes(std::span(text))));
   } catch (const IoError& error) {
-    throw InputError(path + " cannot be read (" + error.reason +
+    throw InputError(path + " cannot be read (" + open_failure(error) +
                      "); give a configuration file in TOML");
   }
   return parse_config(text, path, overrides);

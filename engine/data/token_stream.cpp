@@ -7,6 +7,7 @@
 
 #include "base/digest.hpp"
 #include "base/error.hpp"
+#include "base/open_failure.hpp"
 #include "base/posix_file.hpp"
 #include "base/units.hpp"
 
@@ -25,7 +26,7 @@ PosixFile open_data(const std::string& path) {
   try {
     return PosixFile::open_read(path);
   } catch (const IoError& error) {
-    throw InputError("data.paths: '" + path + "' cannot be read: " + error.reason);
+    throw InputError("data.paths: '" + path + "' cannot be read: " + open_failure(error));
   }
 }
 

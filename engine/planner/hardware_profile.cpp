@@ -14,6 +14,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/open_failure.hpp"
 #include "base/posix_file.hpp"
 #include "base/units.hpp"
 
@@ -272,7 +273,7 @@ HardwareProfile load_profile(const std::string& path) {
     const PosixFile file = PosixFile::open_read(path);
     text.resize(file.read_some(0, std::as_writable_bytes(std::span(text))));
   } catch (const IoError& error) {
-    throw InputError("hardware profile '" + path + "' cannot be read (" + error.reason +
+    throw InputError("hardware profile '" + path + "' cannot be read (" + open_failure(error) +
                      "); run `sluice doctor` to measure one");
   }
   if (text.size() > kMaxFileBytes) {

@@ -5,6 +5,7 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "engine/checkpoint/huggingface_export.hpp"
 #include "engine/train/model_flops.hpp"
 
 namespace sluice::train {
@@ -25,6 +26,7 @@ Trainer::Trainer(const config::Config& config, const TrainingOptions& options, c
     : config_(config),
       options_(options),
       data_(data),
+      model_(model),
       files_(files),
       run_id_(run),
       events_(events),
@@ -239,9 +241,7 @@ void Trainer::retire_earlier() {
 void Trainer::finish() {
   if (config_.checkpoint.final && saved_step_ != step_) save();
   drain();
-  if (config_.checkpoint.final) {
-    session_.state().export_weights(files_.path("weights.safetensors"));
-  }
+  if (config_.checkpoint.final) export_results();
   RunEvent done{{"event", "done"},
                 {"steps", step_},
                 {"weights_hash", session_.state().weights_hash()},
@@ -256,6 +256,19 @@ void Trainer::finish() {
         {"steps", step_ - first_step_}, {"redone_steps", redone_steps_}, {"redo_time_s", redo_s_}};
   }
   emit(done);
+}
+
+void Trainer::export_results() {
+  const std::string weights = files_.path("weights.safetensors");
+  session_.state().export_weights(weights);
+  const std::string directory = files_.path("huggingface");
+  const std::string obstacle = checkpoint::huggingface_obstacle(model_.shape());
+  if (!obstacle.empty()) {
+    log(LogLevel::kInfo, "'" + directory + "' is not written: " + obstacle);
+    return;
+  }
+  checkpoint::export_huggingface(checkpoint::SafetensorsReader(weights), model_.shape(),
+                                 session_.parameters().options().weight, directory);
 }
 
 RunEvent Trainer::tags_json() {

@@ -56,12 +56,15 @@ class Trainer {
   // own; those that it passed over may be, to their owner.
   void retire_earlier();
   void finish();
+  // The final weights: weights.safetensors, and the directory that transformers loads.
+  void export_results();
   // Of the whole run, state between steps included.
   RunEvent tags_json();
 
   const config::Config& config_;
   const TrainingOptions& options_;
   const data::Dataset& data_;
+  const model::Model& model_;
   run::RunFiles& files_;
   const RunId run_id_;
   const EventSink& events_;

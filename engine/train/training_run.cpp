@@ -6,6 +6,7 @@
 #include "base/error.hpp"
 #include "base/posix_file.hpp"
 #include "base/units.hpp"
+#include "engine/checkpoint/huggingface_export.hpp"
 #include "engine/data/dataset_options.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/machine_check.hpp"
@@ -20,12 +21,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Of the final weights in Hugging Face's layout; 0 where they cannot be written so.
+std::uint64_t huggingface_bytes(const config::Config& config) {
+  const model::ModelShape shape = planner::model_shape(config);
+  if (!checkpoint::huggingface_obstacle(shape).empty()) return 0;
+  return checkpoint::huggingface_bytes(shape, planner::optimizer_options(config).weight);
+}
+
 // Bytes that the run will add to checkpoint.dir at most: checkpoints (the newest two are kept while
 // a third is written) and the exported weights, which may lie on the same file system.
 std::uint64_t saved_bytes(const config::Config& config, const planner::Plan& plan, bool resumes) {
   const bool saves_last = config.checkpoint.final;
   if (!saves_last && config.checkpoint.every == 0 && !plan.options.durable) return 0;
-  const std::uint64_t weights = saves_last ? plan.state_bytes_of(StateKind::kWeight) : 0;
+  const std::uint64_t weights =
+      saves_last ? plan.state_bytes_of(StateKind::kWeight) + huggingface_bytes(config) : 0;
   // The state on storage is the checkpoint.
   if (plan.options.durable) return plan.need.log_bytes + weights;
   std::uint64_t checkpoint = plan.state_bytes_of(StateKind::kWeight);
