@@ -12,9 +12,6 @@
 namespace sluice::checkpoint {
 namespace {
 
-// Rows of a matrix are copied in pieces of at most this size, and it is the size of a strip of
-// columns that is transposed at once.
-constexpr std::uint64_t kPieceBytes = 16 * kMiB;
 // A tensor's entry in the header: its name of at most 60 characters, type, shape and offsets.
 constexpr std::uint64_t kHeaderBytesPerTensor = 256;
 constexpr std::uint64_t kConfigBytes = 4 * kKiB;
@@ -116,12 +113,13 @@ Rows rows_of(const SafetensorsReader& weights, const HuggingFaceTensor& tensor) 
 }
 
 void copy_rows(const SafetensorsReader& weights, const HuggingFaceTensor& tensor, std::size_t at,
-               std::vector<std::byte>& piece, SafetensorsWriter& writer) {
+               std::uint64_t piece_bytes, SafetensorsWriter& writer) {
   const Rows rows = rows_of(weights, tensor);
   const std::uint64_t first = static_cast<std::uint64_t>(tensor.first_row) * rows.row_bytes;
   const std::uint64_t bytes = rows.rows * rows.row_bytes;
+  std::vector<std::byte> piece;
   for (std::uint64_t done = 0; done < bytes; done += piece.size()) {
-    piece.resize(std::min(kPieceBytes, bytes - done));
+    piece.resize(std::min(piece_bytes, bytes - done));
     weights.read(*rows.source, first + done, piece);
     writer.append(at, piece);
   }
@@ -130,12 +128,13 @@ void copy_rows(const SafetensorsReader& weights, const HuggingFaceTensor& tensor
 // Strip by strip: columns [first, first + width) of the source are read row by row and become
 // `width` rows of the result. A strip of all columns reads whole rows.
 void transpose_rows(const SafetensorsReader& weights, const HuggingFaceTensor& tensor,
-                    std::size_t at, std::vector<std::byte>& piece, SafetensorsWriter& writer) {
+                    std::size_t at, std::uint64_t piece_bytes, SafetensorsWriter& writer) {
   const Rows rows = rows_of(weights, tensor);
   const std::uint64_t element = dtype_bytes(tensor.spec.dtype);
   const std::uint64_t cols = rows.row_bytes / element;
   const std::uint64_t widest =
-      std::clamp<std::uint64_t>(kPieceBytes / (rows.rows * element), 1, cols);
+      std::clamp<std::uint64_t>(piece_bytes / (rows.rows * element), 1, cols);
+  std::vector<std::byte> piece;
   std::vector<std::byte> segment;
   for (std::uint64_t first = 0; first < cols; first += widest) {
     const std::uint64_t width = std::min(widest, cols - first);
@@ -246,7 +245,7 @@ std::uint64_t huggingface_bytes(const model::ModelShape& shape, DType weight) {
 }
 
 void export_huggingface(const SafetensorsReader& weights, const model::ModelShape& shape,
-                        DType weight, const std::string& directory) {
+                        DType weight, const std::string& directory, std::uint64_t piece_bytes) {
   const std::vector<HuggingFaceTensor> tensors = huggingface_tensors(shape, weight);
   std::vector<SafetensorsSpec> specs;
   for (const HuggingFaceTensor& tensor : tensors) specs.push_back(tensor.spec);
@@ -255,13 +254,9 @@ void export_huggingface(const SafetensorsReader& weights, const model::ModelShap
   {
     // transformers refuses files whose metadata does not name the framework that wrote them.
     SafetensorsWriter writer(path + ".tmp", specs, {{"format", "pt"}});
-    std::vector<std::byte> piece;
     for (std::size_t i = 0; i < tensors.size(); ++i) {
-      if (tensors[i].transposed) {
-        transpose_rows(weights, tensors[i], i, piece, writer);
-      } else {
-        copy_rows(weights, tensors[i], i, piece, writer);
-      }
+      const auto write = tensors[i].transposed ? transpose_rows : copy_rows;
+      write(weights, tensors[i], i, piece_bytes, writer);
     }
     writer.finish();
   }

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/units.hpp"
 #include "engine/checkpoint/safetensors.hpp"
 #include "engine/model/model.hpp"
 
@@ -42,9 +43,11 @@ std::string huggingface_config(const model::ModelShape& shape, DType weight);
 std::uint64_t huggingface_bytes(const model::ModelShape& shape, DType weight);
 
 // Writes both files into `directory`, which is made if it is missing; each file is replaced whole.
-// They are on the disk when this returns. Memory: 16 MiB at most. Precondition: no obstacle.
-// Throws InputError where `weights` is not this model's file; IoError.
+// They are on the disk when this returns. Holds `piece_bytes` of memory, or one row where a row is
+// larger. Precondition: no obstacle. Throws InputError where `weights` is not this model's file;
+// IoError.
 void export_huggingface(const SafetensorsReader& weights, const model::ModelShape& shape,
-                        DType weight, const std::string& directory);
+                        DType weight, const std::string& directory,
+                        std::uint64_t piece_bytes = 16 * kMiB);
 
 }  // namespace sluice::checkpoint

@@ -4,27 +4,12 @@
 #include <chrono>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "engine/planner/plan.hpp"
 #include "engine/train/training_run.hpp"
+#include "tools/sluice/time_left.hpp"
 
 namespace sluice::cli {
-
-// Time left, from the median time between the ends of recent steps: a checkpoint, an evaluation or
-// a slow first step among them does not move it.
-class TimeLeft {
- public:
-  // `seconds`: since the step before ended.
-  void add_step(double seconds);
-  // Of `steps` more; 0 before the first step.
-  double seconds_for(std::int64_t steps) const;
-
- private:
-  static constexpr std::size_t kRecentSteps = 32;
-  std::vector<double> recent_;  // a ring
-  std::size_t next_ = 0;
-};
 
 class Progress {
  public:
