@@ -11,6 +11,7 @@
 #include "base/posix_file.hpp"
 #include "engine/checkpoint/durable_checkpoint.hpp"
 #include "engine/config/schema.hpp"
+#include "engine/planner/plan.hpp"
 
 namespace sluice::checkpoint {
 namespace {
@@ -112,7 +113,7 @@ CheckpointFound find_checkpoint(const std::string& directory) {
 void check_checkpoint(const CheckpointFound& found, const config::Config& config, const model::Model& model,
                       const std::string& data_fingerprint) {
   const SafetensorsReader reader(found.directory + "/" + kStateFile);
-  const model::ParameterTable table = parameter_table(config, model);
+  const model::ParameterTable table = planner::parameter_table(config, model);
   ModelState::check_weights(reader, model, table);
   check_settings(found.manifest, found.directory, config::result_settings(config));
   ModelState::check(reader, model, table);
@@ -122,7 +123,7 @@ void check_checkpoint(const CheckpointFound& found, const config::Config& config
 void check_manifest(const CheckpointManifest& manifest, const std::string& where,
                     const config::Config& config, const std::string& data_fingerprint) {
   check_settings(manifest, where, config::result_settings(config));
-  if (batch_shape(config).dtype == DType::kF16 && !manifest.loss_scale) {
+  if (planner::batch_shape(config).dtype == DType::kF16 && !manifest.loss_scale) {
     throw InputError(where + ": 'loss_scale' is missing, without which fp16 training cannot go on");
   }
   if (manifest.data_fingerprint != data_fingerprint) {

@@ -37,7 +37,7 @@ void make_directory(const fs::path& path, bool durable) {
                      "' cannot be made: " + std::generic_category().message(error.error_number));
   }
   for (const fs::path& name : made) {
-    if (durable) sync_directory_of(name.string());
+    if (durable) offload::sync_directory_of(name.string());
   }
 }
 

@@ -357,7 +357,7 @@ class EarlierRun {
       moves_.move(found.path, place / found.path.filename());
       changed.insert({place, found.path.parent_path()});
     }
-    for (const fs::path& directory : changed) sync_directory_of((directory / kMark).string());
+    for (const fs::path& directory : changed) offload::sync_directory_of((directory / kMark).string());
     std::error_code ignored;
     for (const fs::path& directory : changed) {
       if (number_of(directory) > 0 && directory != place)

@@ -113,7 +113,7 @@ TrainingEnd train(const config::Config& given, const TrainingOptions& options, c
   planner::check_storage_paths(config, plan.need.storage_bytes);
   planner::check_checkpoint_room(config, saved_bytes(config, plan, resumes), plan.need.storage_bytes);
   // Nothing is made to be found empty.
-  if (resumes && !holds_anything(config.checkpoint.dir)) find_resume_point(config);
+  if (resumes && !holds_anything(config.checkpoint.dir)) run::find_resume_point(config);
   if (resumes && !fs::is_directory(options.resume)) {
     throw InputError("--resume: '" + options.resume + "' is no directory; give a run's log.dir");
   }

@@ -3,11 +3,11 @@
 
 #include "kernels/kernels.hpp"
 
-namespace sluice::bench {
-
-namespace host {
+namespace sluice::kernels::host {
 class Parallel;
 }
+
+namespace sluice::bench {
 
 // Touches what Kernels::update touches for these options, in the same pieces, stages and lines,
 // with the same prefetches: reads the gradient, reads and writes master and moments (a split

@@ -9,11 +9,11 @@
 
 #include "kernels/optimizer.hpp"
 
-namespace sluice::bench {
-
-namespace host {
+namespace sluice::kernels::host {
 class Parallel;
 }
+
+namespace sluice::bench {
 
 struct AdamVariant {
   std::string_view name;  // "split_bf16"

@@ -43,14 +43,14 @@ int plan_command(const PlanArguments& arguments) {
       planner::make_plan(config, model, *backend.device_kernels, hardware, backend.host_kernels.get());
   waiting.reset();
   if (auto* refusal = std::get_if<planner::Refusal>(&planned)) {
-    if (this_machine) keep_possible_suggestions(*refusal, config, room);
+    if (this_machine) planner::keep_possible_suggestions(*refusal, config, room);
     if (arguments.json) std::cout << train::refused_event(*refusal).dump() << std::endl;
     std::fprintf(stderr, "sluice: %s: %s\n", arguments.config.path.c_str(),
                  refusal->sentence().c_str());
     return 2;
   }
   const planner::Plan& plan = std::get<planner::Plan>(planned);
-  if (this_machine) check_storage_paths(config, plan.need.storage_bytes);
+  if (this_machine) planner::check_storage_paths(config, plan.need.storage_bytes);
   train::RunEvent event = train::plan_event(plan);
   train::add_device(event, backend, train::measured_peak_flops(hardware, config));
   // Those by measured speed are known when a run begins.

@@ -36,7 +36,7 @@ void catch_signals() {
 
 int train_command(const TrainArguments& arguments) {
   config::Config config = config::load_config(arguments.config.path, arguments.config.overrides);
-  if (!arguments.resume.empty()) use_run_directory(config, arguments.resume);
+  if (!arguments.resume.empty()) train::use_run_directory(config, arguments.resume);
   catch_signals();
   train::TrainingOptions options;
   options.stop_at_step = arguments.steps;
