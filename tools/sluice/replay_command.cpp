@@ -81,14 +81,14 @@ int replay_command(const ReplayArguments& arguments) {
   if (trace.format == "lifetimes" && arguments.policies.empty() && arguments.plot.empty() &&
       arguments.snapshot.empty()) {
     print_event(replay::replay_packing(replay::read_lifetime_csv(arguments.trace), arguments.trace, capacity_bytes),
-                arguments.json, replay_table);
+                arguments.json, replay::replay_table);
     return 0;
   }
   const replay::SteppedTrace stepped = replay::with_steps(std::move(trace));
   replay::ReplayReportOptions options;
   options.capacity_bytes = capacity_bytes;
   options.least_capacity = arguments.least;
-  print_event(replay::replay_report(stepped, policies, options), arguments.json, replay_report_table);
+  print_event(replay::replay_report(stepped, policies, options), arguments.json, replay::replay_report_table);
   const auto has_policy = [&](std::string_view name) {
     return std::any_of(policies.begin(), policies.end(),
                        [&](const replay::NamedPolicy& policy) { return policy.name == name; });
