@@ -16,7 +16,7 @@ void TimeLeft::add_step(double seconds) {
 double TimeLeft::seconds_for(std::int64_t steps) const {
   if (recent_.empty()) return 0;
   std::vector<double> sorted = recent_;
-  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
+  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>((sorted.size() - 1) / 2);
   std::nth_element(sorted.begin(), middle, sorted.end());
   return *middle * static_cast<double>(steps);
 }
