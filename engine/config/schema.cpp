@@ -353,7 +353,7 @@ void add_memory(Keys& keys) {
              "away where that fits or is faster"));
   add(named_places("memory.place.saved", places,
                    "where parts of what forward passes save for backward wait, by name (docs/"
-                   "activations.md); \"*\": those not named; auto, or not given: as "
+                   "guide/memory.md); \"*\": those not named; auto, or not given: as "
                    "memory.place.activation. Of units that are not recomputed"));
   add(real("memory.link_bandwidth", SLUICE_FIELD(memory.link_bandwidth_bytes_per_s), 0.0, kHuge,
            "host device: modelled bandwidth of each direction of the link; 0: off",

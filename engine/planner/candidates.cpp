@@ -307,7 +307,7 @@ std::vector<schedule::StepOptions> update_piece_variants(const schedule::StepMod
   const std::uint64_t small =
       std::min(few_pieces(model, least, kMostUpdatePieces), options.piece_elems);
   // Twice as many where there is room: lanes retire in order, and on a disk of several GB/s twelve
-  // were read, updated and written in turns (docs/measurements.md).
+  // were read, updated and written in turns (docs/results).
   if (kUpdatePieceElems > small) add(kUpdatePieceElems, 2 * kUpdateRingPieces);
   for (std::uint64_t elems = kUpdatePieceElems; elems > small; elems /= 2) {
     add(elems, kUpdateRingPieces);

@@ -14,7 +14,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const sluice::MemoryFile file(data + 1, size - 1);
   sluice::data::DatasetOptions options;
   options.paths = {file.path()};
-  options.format = (data[0] & 1) != 0 ? sluice::config::DataFormat::kLlmc : sluice::config::DataFormat::kBytes;
+  options.format =
+      (data[0] & 1) != 0 ? sluice::config::DataFormat::kLlmc : sluice::config::DataFormat::kBytes;
   options.vocab = (data[0] & 2) != 0 ? 200 : 1 << 20;
   options.eval_fraction = (data[0] & 4) != 0 ? 0.3 : 0.0;
   options.seq = 3;

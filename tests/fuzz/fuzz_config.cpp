@@ -27,7 +27,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const std::string dump = sluice::config::config_to_toml(config);
     const sluice::config::Config again = sluice::config::parse_config(dump, "dump.toml");
     if (sluice::config::config_to_toml(again) != dump) __builtin_trap();
-    if (sluice::config::result_settings(again) != sluice::config::result_settings(config)) __builtin_trap();
+    if (sluice::config::result_settings(again) != sluice::config::result_settings(config))
+      __builtin_trap();
     sluice::config::check_supported(config);
   } catch (const sluice::InputError&) {
   }

@@ -24,9 +24,10 @@ std::string written(const sluice::record::MemorySnapshot& snapshot) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   try {
-    sluice::record::ByteSource source({reinterpret_cast<const char*>(data) + 1, size - 1}, "given.csv");
-    const auto snapshot =
-        data[0] % 2 == 0 ? sluice::record::read_memory_trace_csv(source) : sluice::replay::read_rmm_log(source);
+    sluice::record::ByteSource source({reinterpret_cast<const char*>(data) + 1, size - 1},
+                                      "given.csv");
+    const auto snapshot = data[0] % 2 == 0 ? sluice::record::read_memory_trace_csv(source)
+                                           : sluice::replay::read_rmm_log(source);
     sluice::record::check_trace(sluice::record::trace_of(snapshot, "given.csv", "sluice"));
     const std::string text = written(snapshot);
     sluice::record::ByteSource again(text, "again.csv");

@@ -100,7 +100,8 @@ int main(int argc, char** argv) {
   const fs::path root = argv[1];
   const std::string model = "[model]\nlayers = 2\nhidden = 64\nheads = 4\n";
   write(root / "config/small", model);
-  write(root / "config/every_key", sluice::config::config_to_toml(sluice::config::parse_config(model, "small")));
+  write(root / "config/every_key",
+        sluice::config::config_to_toml(sluice::config::parse_config(model, "small")));
   write(root / "config/overrides",
         model + "\0memory.device=64MiB\0memory.link_latency=10us\0data.paths=a,b"s);
   // The first byte is fuzz_bin's choice of format and vocabulary.

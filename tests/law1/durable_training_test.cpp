@@ -84,7 +84,7 @@ TEST(Durable, ComputesTheBitsOfAScratchRunWithEveryOptimizerAndChunk) {
     const TrainingRecord reference = TrainingBench::run(bench.config(name, kModel + variants[i]));
     for (const std::size_t at : {1u, 2u, 4u}) {
       const config::Config config = bench.config(name + "-" + std::to_string(at),
-                                         kModel + variants[i] + kPlaces[at] + durable(3));
+                                                 kModel + variants[i] + kPlaces[at] + durable(3));
       expect_same(TrainingBench::run(config), reference);
     }
   }
@@ -221,8 +221,9 @@ class DurableRun : public ::testing::Test {
     const auto engine = offload::make_storage_engine("posix", {});
     checkpoint::CheckpointManifest manifest;
     checkpoint::SavedState state;
-    checkpoint::parse_state_record(offload::StateLog::read(*engine, only_log().string()).records.at(at).text, "log",
-                       manifest, state);
+    checkpoint::parse_state_record(
+        offload::StateLog::read(*engine, only_log().string()).records.at(at).text, "log", manifest,
+        state);
     return state;
   }
   std::string refusal() const {
@@ -347,8 +348,8 @@ TEST_F(DurableRun, DamagedStateOfBothCommitsIsRefusedByName) {
 TEST_F(DurableRun, WhatTheDiskCannotReadIsReadOnceMore) {
   for (const bool forever : {false, true}) {
     // The first operations read the log.
-    const auto engine =
-        offload::make_faulty_engine(offload::make_storage_engine("posix", {}), {offload::StorageFault::kEio, 6, forever});
+    const auto engine = offload::make_faulty_engine(offload::make_storage_engine("posix", {}),
+                                                    {offload::StorageFault::kEio, 6, forever});
     std::vector<checkpoint::PassedOver> passed_over;
     const auto found = checkpoint::recover_state(*engine, only_log().string(), {}, passed_over);
     EXPECT_EQ(found.has_value(), !forever);
@@ -371,7 +372,8 @@ TEST_F(DurableRun, AResumeRemovesWhatKilledOnesLeft) {
   const fs::path data = only_data();
   for (const char digit : {'a', 'b'}) {
     const std::string run(32, digit);
-    std::ofstream(checkpoint::state_log_path(config_.checkpoint.dir, run)) << std::string(8192, '\0');
+    std::ofstream(checkpoint::state_log_path(config_.checkpoint.dir, run))
+        << std::string(8192, '\0');
     std::ofstream(config_.memory.storage_paths.at(0) + "/sluice-" + run + "-0.durable") << "x";
   }
   // Before its first byte was written, and its data made.
@@ -543,8 +545,9 @@ TEST(DurableFaults, EndAtTheLastCommitFromWhichTheRunGoesOn) {
   constexpr std::uint64_t kRuns = 48;
   int resumed = 0;
   for (std::uint64_t run = 0; run < kRuns; ++run) {
-    const offload::FaultPlan plan{run % 2 == 0 ? offload::StorageFault::kEio : offload::StorageFault::kEnospc,
-                         run * all / kRuns, run % 3 == 0};
+    const offload::FaultPlan plan{
+        run % 2 == 0 ? offload::StorageFault::kEio : offload::StorageFault::kEnospc,
+        run * all / kRuns, run % 3 == 0};
     SCOPED_TRACE("operation " + std::to_string(plan.at_operation) + " of " + std::to_string(all));
     fs::remove_all(config.log.dir);
     std::int64_t committed = 0;

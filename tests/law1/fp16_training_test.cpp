@@ -280,12 +280,13 @@ TEST(Fp16, FilesHoldHalvesAndTheirMasters) {
   const config::Config config = bench.config("run", kModel + Overrides{"train.steps=2"});
   TrainingBench::run(config);
   const checkpoint::SafetensorsReader weights(bench.run_directory("run") + "/weights.safetensors");
-  const checkpoint::SafetensorsReader state(checkpoint::find_checkpoint(config.checkpoint.dir).directory +
-                                "/state.safetensors");
+  const checkpoint::SafetensorsReader state(
+      checkpoint::find_checkpoint(config.checkpoint.dir).directory + "/state.safetensors");
   ASSERT_FALSE(weights.tensors().empty());
   for (const checkpoint::SafetensorsTensor& tensor : weights.tensors()) {
     EXPECT_EQ(tensor.dtype, DType::kF16) << tensor.name;
-    const auto values = [&](const checkpoint::SafetensorsReader& reader, const std::string& name, DType dtype) {
+    const auto values = [&](const checkpoint::SafetensorsReader& reader, const std::string& name,
+                            DType dtype) {
       const checkpoint::SafetensorsTensor* found = reader.find(name);
       EXPECT_NE(found, nullptr) << name;
       EXPECT_EQ(found->dtype, dtype) << name;
@@ -334,7 +335,8 @@ class Spoiler {
   Spoiler(const config::Config& config, std::int32_t unit, std::size_t tensor, float value)
       : unit_(unit), run_(config, [this](planner::Plan& plan) {
           for (schedule::Instruction& instruction : plan.training.instructions) {
-            const bool mine = instruction.op == schedule::Op::kBackwardWeight && instruction.unit == unit_;
+            const bool mine =
+                instruction.op == schedule::Op::kBackwardWeight && instruction.unit == unit_;
             if (mine) instruction.op = schedule::Op::kExternal;
           }
         }) {
@@ -345,7 +347,8 @@ class Spoiler {
     const DType dtype = planner::batch_shape(config).dtype;
     const std::uint64_t elem = placed.first_elem + placed.spec.elems() - 1;
     run_.session().runner().attach_framework(
-        [this, dtype, elem, value](const runtime::Program& program, const schedule::Instruction& instruction,
+        [this, dtype, elem, value](const runtime::Program& program,
+                                   const schedule::Instruction& instruction,
                                    const std::function<void(std::exception_ptr)>& signal) {
           runtime::ModelRunner& runner = run_.session().runner();
           schedule::Instruction pass = instruction;

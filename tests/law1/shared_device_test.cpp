@@ -83,8 +83,9 @@ TEST(SharedDevice, TakesATenthLessThanSlotsAndArenaApart) {
   const std::uint64_t least = least_device(config);
   const std::unique_ptr<kernels::Kernels> kernels = kernels::make_host_kernels({1});
   const model::Model model(planner::model_shape(config));
-  const schedule::StepModel step = planner::make_step_model(model, planner::batch_shape(config), planner::parameter_table(config, model),
-                                         *kernels, *kernels);
+  const schedule::StepModel step =
+      planner::make_step_model(model, planner::batch_shape(config),
+                               planner::parameter_table(config, model), *kernels, *kernels);
   std::uint64_t apart = std::numeric_limits<std::uint64_t>::max();
   for (const planner::CandidateGroup& group : planner::plan_candidates(config, step)) {
     if (planner::shares_device(group)) continue;

@@ -200,10 +200,10 @@ TEST(SpilledActivations, TrainWhereTheDeviceCannotHoldThem) {
   const std::uint64_t spilled = least_device(with_device("none", "pinned", 0));
   EXPECT_GE(kept, spilled + 2 * kMiB);
   const auto refused = planned(with_device("refused", "device", spilled));
-  EXPECT_NE(
-      std::get<planner::Refusal>(refused).sentence().find("memory.device needs " + format_bytes_exact(kept) +
-                                                 " and has " + format_bytes_exact(spilled)),
-      std::string::npos)
+  EXPECT_NE(std::get<planner::Refusal>(refused).sentence().find(
+                "memory.device needs " + format_bytes_exact(kept) + " and has " +
+                format_bytes_exact(spilled)),
+            std::string::npos)
       << std::get<planner::Refusal>(refused).sentence();
   EXPECT_EQ(TrainingBench::run(with_device("refused", "device", spilled)).end,
             TrainingEnd::kRefused);
@@ -240,7 +240,8 @@ TEST(SpilledActivations, TakeThePlaceOfRecomputationWhereThatIsFaster) {
     ASSERT_TRUE(std::get<planner::Plan>(kept).options.recompute);
     EXPECT_FALSE(std::get<planner::Plan>(left).options.recompute);
     EXPECT_GT(std::get<planner::Plan>(left).activation_bytes.download, 0u);
-    EXPECT_LT(std::get<planner::Plan>(left).simulation.total_s, std::get<planner::Plan>(kept).simulation.total_s);
+    EXPECT_LT(std::get<planner::Plan>(left).simulation.total_s,
+              std::get<planner::Plan>(kept).simulation.total_s);
   }
 }
 
@@ -255,7 +256,8 @@ TEST(SpilledParts, NoMoreMoveThanTheDeviceLacksRoomFor) {
                                   "memory.device=" + std::to_string(device)}));
   };
   const auto refused = plan_of(0);
-  const std::uint64_t least = std::get<planner::Refusal>(refused).suggestions.front().front().second;
+  const std::uint64_t least =
+      std::get<planner::Refusal>(refused).suggestions.front().front().second;
   const std::uint64_t most = std::get<planner::Plan>(plan_of(512 * kMiB)).peak_bytes[0];
   ASSERT_GT(most, least + 8 * kMiB);
   const auto spilled = [&](std::uint64_t device) {

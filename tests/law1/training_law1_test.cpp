@@ -135,8 +135,9 @@ TEST(UnitOrder, MovesWeightsAndSumsOnceWhateverTheMicrobatches) {
       plan.options.recompute = false;
       const model::Model model(planner::model_shape(config));
       const std::unique_ptr<kernels::Kernels> kernels = kernels::make_host_kernels({1});
-      const schedule::StepModel step = planner::make_step_model(model, planner::batch_shape(config),
-                                             planner::parameter_table(config, model), *kernels, *kernels);
+      const schedule::StepModel step =
+          planner::make_step_model(model, planner::batch_shape(config),
+                                   planner::parameter_table(config, model), *kernels, *kernels);
       plan.training = schedule::compile_training_step(step, plan.options);
       plan.evaluation = schedule::compile_evaluation(step, plan.options);
       const std::array<const schedule::Schedule*, 2> schedules{&plan.training, &plan.evaluation};

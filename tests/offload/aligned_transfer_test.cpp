@@ -50,7 +50,8 @@ class MoodyFile {
   std::mt19937_64 random_;
 };
 
-void carry(MoodyFile& file, const offload::StorageRequest& request, offload::DirectAlignment alignment) {
+void carry(MoodyFile& file, const offload::StorageRequest& request,
+           offload::DirectAlignment alignment) {
   AlignedBytes bounce(offload::kBounceBytes);
   offload::PieceCursor cursor(request, alignment, 16 * kKiB);
   std::uint64_t at = request.offset;
@@ -74,7 +75,8 @@ void carry(MoodyFile& file, const offload::StorageRequest& request, offload::Dir
 TEST(AlignedTransfer, MovesExactlyTheCallersBytesWhateverTheKernelDoes) {
   std::mt19937_64 random(11);
   for (const offload::DirectAlignment alignment :
-       {offload::DirectAlignment{1, 1}, offload::DirectAlignment{512, 512}, offload::DirectAlignment{4, 4096}}) {
+       {offload::DirectAlignment{1, 1}, offload::DirectAlignment{512, 512},
+        offload::DirectAlignment{4, 4096}}) {
     const std::uint64_t size = 100'001;
     MoodyFile file(size, alignment, random());
     std::vector<std::byte> model(size);
@@ -99,7 +101,8 @@ TEST(AlignedTransfer, MovesExactlyTheCallersBytesWhateverTheKernelDoes) {
 
 TEST(AlignedTransfer, AWholeAlignedRequestIsDirect) {
   AlignedBytes data(1 * kMiB);
-  offload::PieceCursor cursor({offload::StorageOp::kRead, 0, 4096, data.at(), 40960}, {512, 512}, 16 * kKiB);
+  offload::PieceCursor cursor({offload::StorageOp::kRead, 0, 4096, data.at(), 40960}, {512, 512},
+                              16 * kKiB);
   EXPECT_TRUE(cursor.aligned());
   std::vector<std::uint64_t> sizes;
   for (; !cursor.done(); cursor.pop()) {
@@ -111,12 +114,14 @@ TEST(AlignedTransfer, AWholeAlignedRequestIsDirect) {
 
 TEST(AlignedTransfer, AnAddressThatOnlyTheMiddleSharesIsDirectThere) {
   AlignedBytes data(16 * kKiB);
-  offload::PieceCursor cursor({offload::StorageOp::kWrite, 0, 100, data.at(100), 8192}, {512, 512}, 16 * kKiB);
+  offload::PieceCursor cursor({offload::StorageOp::kWrite, 0, 100, data.at(100), 8192}, {512, 512},
+                              16 * kKiB);
   EXPECT_FALSE(cursor.aligned());
   std::vector<offload::Piece::Kind> kinds;
   for (; !cursor.done(); cursor.pop()) kinds.push_back(cursor.peek().kind);
-  EXPECT_EQ(kinds, (std::vector<offload::Piece::Kind>{offload::Piece::Kind::kEdge, offload::Piece::Kind::kDirect,
-                                             offload::Piece::Kind::kEdge}));
+  EXPECT_EQ(kinds, (std::vector<offload::Piece::Kind>{offload::Piece::Kind::kEdge,
+                                                      offload::Piece::Kind::kDirect,
+                                                      offload::Piece::Kind::kEdge}));
 }
 
 TEST(AlignedTransfer, ABlockBeyondTheEndIsWrittenAsZerosAroundTheBytes) {
@@ -127,7 +132,8 @@ TEST(AlignedTransfer, ABlockBeyondTheEndIsWrittenAsZerosAroundTheBytes) {
   AlignedBytes bounce(offload::kBounceBytes);
   std::memset(bounce.at(), 0xff, 512);  // what an earlier transfer left there
   const offload::Piece piece =
-      offload::PieceCursor({offload::StorageOp::kWrite, 0, 800, data.at(), 10}, alignment, 4096).peek();
+      offload::PieceCursor({offload::StorageOp::kWrite, 0, 800, data.at(), 10}, alignment, 4096)
+          .peek();
   offload::PieceTransfer transfer(piece, offload::StorageOp::kWrite, alignment, bounce.at());
   while (transfer.advance(file.serve(transfer.call())) == State::kContinue) continue;
   ASSERT_EQ(file.content.size(), 1024u);
@@ -139,7 +145,8 @@ TEST(AlignedTransfer, ABlockBeyondTheEndIsWrittenAsZerosAroundTheBytes) {
 
 TEST(AlignedTransfer, AnErrorEndsItAndKeepsTheErrno) {
   AlignedBytes data(4096);
-  offload::PieceCursor cursor({offload::StorageOp::kWrite, 0, 0, data.at(), 4096}, {512, 512}, 4096);
+  offload::PieceCursor cursor({offload::StorageOp::kWrite, 0, 0, data.at(), 4096}, {512, 512},
+                              4096);
   offload::PieceTransfer transfer(cursor.peek(), offload::StorageOp::kWrite, {512, 512}, nullptr);
   EXPECT_EQ(transfer.advance(512), State::kContinue);
   EXPECT_EQ(transfer.resubmitted(), 1u);
@@ -151,7 +158,8 @@ TEST(AlignedTransfer, AnErrorEndsItAndKeepsTheErrno) {
 TEST(AlignedTransfer, NeitherEagainNorTinyProgressGoesOnForEver) {
   AlignedBytes data(4096);
   const offload::Piece piece =
-      offload::PieceCursor({offload::StorageOp::kWrite, 0, 0, data.at(), 4096}, {512, 512}, 4096).peek();
+      offload::PieceCursor({offload::StorageOp::kWrite, 0, 0, data.at(), 4096}, {512, 512}, 4096)
+          .peek();
   for (const std::int64_t result :
        {std::int64_t{-EAGAIN}, std::int64_t{-EINTR}, std::int64_t{100}, std::int64_t{0}}) {
     offload::PieceTransfer transfer(piece, offload::StorageOp::kWrite, {512, 512}, nullptr);

@@ -24,7 +24,8 @@ struct Outcome {
   offload::StorageCounters counters;
 };
 
-void run_all(offload::StorageEngine& engine, offload::StorageOp op, offload::StorageFileId file, std::byte* data) {
+void run_all(offload::StorageEngine& engine, offload::StorageOp op, offload::StorageFileId file,
+             std::byte* data) {
   Ends ends;
   for (std::uint64_t i = 0; i < kPieces; ++i) {
     engine.submit({op, file, i * kPieceBytes, data + i * kPieceBytes, kPieceBytes},
@@ -36,16 +37,19 @@ void run_all(offload::StorageEngine& engine, offload::StorageOp op, offload::Sto
   if (!ends.errors().empty()) std::rethrow_exception(ends.errors().front());
 }
 
-Outcome run_scenario(const std::string& kind, const TempDirectory& directory, offload::FaultPlan plan) {
+Outcome run_scenario(const std::string& kind, const TempDirectory& directory,
+                     offload::FaultPlan plan) {
   offload::StorageOptions options;
   options.threads = 2;
-  const auto engine = offload::make_faulty_engine(offload::make_storage_engine(kind, options), plan);
+  const auto engine =
+      offload::make_faulty_engine(offload::make_storage_engine(kind, options), plan);
   AlignedBytes out(kPieces * kPieceBytes);
   AlignedBytes in(kPieces * kPieceBytes);
   out.fill(plan.at_operation);
   Outcome outcome;
   try {
-    const auto file = engine->open(directory.file("data"), offload::StorageFileMode::kScratch, out.bytes());
+    const auto file =
+        engine->open(directory.file("data"), offload::StorageFileMode::kScratch, out.bytes());
     run_all(*engine, offload::StorageOp::kWrite, file, out.at());
     engine->flush(file);
     run_all(*engine, offload::StorageOp::kRead, file, in.at());
@@ -65,7 +69,8 @@ Outcome run_scenario(const std::string& kind, const TempDirectory& directory, of
 class FaultSweep : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    const std::string reason = GetParam() == "io_uring" ? offload::io_uring_unavailable_reason() : "";
+    const std::string reason =
+        GetParam() == "io_uring" ? offload::io_uring_unavailable_reason() : "";
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
   TempDirectory directory_;
@@ -118,14 +123,15 @@ TEST_P(FaultSweep, AShortTransferForEverEndsWithIoErrorAfterBoundedTries) {
   }
 }
 
-constexpr std::array kShortCalls{offload::StorageFault::kCallShortByHalf, offload::StorageFault::kCallShortByOne,
+constexpr std::array kShortCalls{offload::StorageFault::kCallShortByHalf,
+                                 offload::StorageFault::kCallShortByOne,
                                  offload::StorageFault::kCallShortBy511};
 
 TEST_P(FaultSweep, ACallThatIsInterruptedOrShortOnceIsMadeAgain) {
   const std::uint64_t calls = run_scenario(GetParam(), directory_, {}).calls;
   EXPECT_GE(calls, 2 * kPieces);
-  for (const auto fault : {offload::StorageFault::kCallEagain, offload::StorageFault::kCallEintr, kShortCalls[0],
-                           kShortCalls[1], kShortCalls[2]}) {
+  for (const auto fault : {offload::StorageFault::kCallEagain, offload::StorageFault::kCallEintr,
+                           kShortCalls[0], kShortCalls[1], kShortCalls[2]}) {
     for (std::uint64_t n = 0; n < calls; ++n) {
       const Outcome outcome = run_scenario(GetParam(), directory_, {fault, n, false});
       EXPECT_EQ(outcome.error, "") << "call " << n;
@@ -154,7 +160,8 @@ TEST_P(FaultSweep, CallsThatAreShortForEverEndRightOrWithIoErrorAfterBoundedTrie
 
 TEST_P(FaultSweep, ACorruptingFaultChangesBytesAndReportsNothing) {
   for (const auto fault :
-       {offload::StorageFault::kFlippedRead, offload::StorageFault::kFlippedWrite, offload::StorageFault::kLostWrite}) {
+       {offload::StorageFault::kFlippedRead, offload::StorageFault::kFlippedWrite,
+        offload::StorageFault::kLostWrite}) {
     for (std::uint64_t n = 0; n < kOperations; ++n) {
       const Outcome outcome = run_scenario(GetParam(), directory_, {fault, n, false});
       const bool meets =
@@ -170,11 +177,14 @@ TEST_P(FaultSweep, AFaultWhileTheEngineGoesAwayStillEndsItsRequest) {
     AlignedBytes data(1 * kMiB);
     Ends ends;
     {
-      const auto engine = offload::make_faulty_engine(offload::make_storage_engine(GetParam(), {}), {fault, 1, true});
-      const auto file = engine->open(directory_.file("data"), offload::StorageFileMode::kScratch, 1 * kMiB);
+      const auto engine = offload::make_faulty_engine(offload::make_storage_engine(GetParam(), {}),
+                                                      {fault, 1, true});
+      const auto file =
+          engine->open(directory_.file("data"), offload::StorageFileMode::kScratch, 1 * kMiB);
       for (std::uint64_t i = 0; i < 16; ++i) {
-        engine->submit({offload::StorageOp::kWrite, file, i * 64 * kKiB, data.at(i * 64 * kKiB), 64 * kKiB},
-                       ends.callback());
+        engine->submit(
+            {offload::StorageOp::kWrite, file, i * 64 * kKiB, data.at(i * 64 * kKiB), 64 * kKiB},
+            ends.callback());
       }
     }
     EXPECT_EQ(ends.ended(), 16u);

@@ -11,16 +11,19 @@
 namespace sluice::testing {
 namespace {
 
-offload::ActiveRequestPtr made(offload::StorageOp op, std::uint64_t needed_by, std::uint64_t sequence) {
+offload::ActiveRequestPtr made(offload::StorageOp op, std::uint64_t needed_by,
+                               std::uint64_t sequence) {
   offload::StorageRequest request;
   request.op = op;
   request.needed_by = needed_by;
-  return std::make_shared<offload::ActiveRequest>(offload::ActiveRequest{
-      request, nullptr, nullptr, offload::PieceCursor(request, {}, 4096), 0, 0, false, nullptr, sequence});
+  return std::make_shared<offload::ActiveRequest>(
+      offload::ActiveRequest{request, nullptr, nullptr, offload::PieceCursor(request, {}, 4096), 0,
+                             0, false, nullptr, sequence});
 }
 
 // A request of one piece: it starts and is gone.
-offload::ActiveRequestPtr take(offload::RequestQueue& queue, bool reads = true, bool writes = true) {
+offload::ActiveRequestPtr take(offload::RequestQueue& queue, bool reads = true,
+                               bool writes = true) {
   const offload::ActiveRequestPtr next = queue.next(reads, writes);
   if (next) {
     queue.count_start(next);
@@ -29,24 +32,26 @@ offload::ActiveRequestPtr take(offload::RequestQueue& queue, bool reads = true, 
   return next;
 }
 
-TEST(offload::RequestQueue, TheMostUrgentGoesFirstAndOfThoseTheOldest) {
+TEST(RequestQueue, TheMostUrgentGoesFirstAndOfThoseTheOldest) {
   offload::RequestQueue queue;
   std::mt19937_64 random(7);
   std::vector<offload::ActiveRequestPtr> all;
   for (std::uint64_t i = 0; i < 60; ++i) {
-    all.push_back(made(i % 2 == 0 ? offload::StorageOp::kRead : offload::StorageOp::kWrite, random() % 10, i));
+    all.push_back(made(i % 2 == 0 ? offload::StorageOp::kRead : offload::StorageOp::kWrite,
+                       random() % 10, i));
     queue.push(all.back());
   }
-  std::sort(all.begin(), all.end(), [](const offload::ActiveRequestPtr& a, const offload::ActiveRequestPtr& b) {
-    return std::pair(a->request.needed_by, a->sequence) <
-           std::pair(b->request.needed_by, b->sequence);
-  });
+  std::sort(all.begin(), all.end(),
+            [](const offload::ActiveRequestPtr& a, const offload::ActiveRequestPtr& b) {
+              return std::pair(a->request.needed_by, a->sequence) <
+                     std::pair(b->request.needed_by, b->sequence);
+            });
   for (const offload::ActiveRequestPtr& expected : all) EXPECT_EQ(take(queue), expected);
   EXPECT_TRUE(queue.empty());
   EXPECT_EQ(take(queue), nullptr);
 }
 
-TEST(offload::RequestQueue, ADirectionThatMayNotStartIsLeftOut) {
+TEST(RequestQueue, ADirectionThatMayNotStartIsLeftOut) {
   offload::RequestQueue queue;
   const auto read = made(offload::StorageOp::kRead, 9, 0);
   const auto write = made(offload::StorageOp::kWrite, 1, 1);
@@ -61,7 +66,7 @@ TEST(offload::RequestQueue, ADirectionThatMayNotStartIsLeftOut) {
   EXPECT_EQ(queue.next(false, true), nullptr);
 }
 
-TEST(offload::RequestQueue, TheOldestIsOvertakenABoundedNumberOfTimes) {
+TEST(RequestQueue, TheOldestIsOvertakenABoundedNumberOfTimes) {
   offload::RequestQueue queue;
   const auto patient = made(offload::StorageOp::kRead, 1000, 0);
   queue.push(patient);
@@ -74,7 +79,7 @@ TEST(offload::RequestQueue, TheOldestIsOvertakenABoundedNumberOfTimes) {
 }
 
 // A large request is cut in many pieces: it stands in the queue while they start.
-TEST(offload::RequestQueue, PiecesOfOneRequestCountAsOvertakingToo) {
+TEST(RequestQueue, PiecesOfOneRequestCountAsOvertakingToo) {
   offload::RequestQueue queue;
   const auto patient = made(offload::StorageOp::kWrite, 2, 0);
   const auto large = made(offload::StorageOp::kWrite, 1, 1);
@@ -91,9 +96,12 @@ TEST(offload::RequestQueue, PiecesOfOneRequestCountAsOvertakingToo) {
 }
 
 // On an engine whose threads serve both (posix), a steady stream of reads would keep writes out.
-TEST(offload::RequestQueue, ADirectionIsPassedOverABoundedNumberOfTimes) {
-  for (const offload::StorageOp patient_op : {offload::StorageOp::kRead, offload::StorageOp::kWrite}) {
-    const offload::StorageOp other = patient_op == offload::StorageOp::kRead ? offload::StorageOp::kWrite : offload::StorageOp::kRead;
+TEST(RequestQueue, ADirectionIsPassedOverABoundedNumberOfTimes) {
+  for (const offload::StorageOp patient_op :
+       {offload::StorageOp::kRead, offload::StorageOp::kWrite}) {
+    const offload::StorageOp other = patient_op == offload::StorageOp::kRead
+                                         ? offload::StorageOp::kWrite
+                                         : offload::StorageOp::kRead;
     offload::RequestQueue queue;
     const auto patient = made(patient_op, 1000, 0);
     queue.push(patient);
@@ -110,7 +118,7 @@ TEST(offload::RequestQueue, ADirectionIsPassedOverABoundedNumberOfTimes) {
 }
 
 // What may not start (its slots are taken) does not keep the other back.
-TEST(offload::RequestQueue, ADirectionThatMayNotStartHoldsNobodyUp) {
+TEST(RequestQueue, ADirectionThatMayNotStartHoldsNobodyUp) {
   offload::RequestQueue queue;
   queue.push(made(offload::StorageOp::kWrite, 1000, 0));
   for (std::uint64_t i = 1; i <= 2 * offload::RequestQueue::kMostOvertakes; ++i) {
@@ -120,7 +128,7 @@ TEST(offload::RequestQueue, ADirectionThatMayNotStartHoldsNobodyUp) {
 }
 
 // Against a list that is searched from its begin to its end each time.
-TEST(offload::RequestQueue, RandomSequencesGiveWhatAListGives) {
+TEST(RequestQueue, RandomSequencesGiveWhatAListGives) {
   std::mt19937_64 random(11);
   offload::RequestQueue queue;
   std::vector<offload::ActiveRequestPtr> model;
@@ -136,11 +144,12 @@ TEST(offload::RequestQueue, RandomSequencesGiveWhatAListGives) {
       queue.erase(*victim);
       model.erase(victim);
     }
-    const auto first = std::min_element(model.begin(), model.end(),
-                                        [](const offload::ActiveRequestPtr& a, const offload::ActiveRequestPtr& b) {
-                                          return std::pair(a->request.needed_by, a->sequence) <
-                                                 std::pair(b->request.needed_by, b->sequence);
-                                        });
+    const auto first = std::min_element(
+        model.begin(), model.end(),
+        [](const offload::ActiveRequestPtr& a, const offload::ActiveRequestPtr& b) {
+          return std::pair(a->request.needed_by, a->sequence) <
+                 std::pair(b->request.needed_by, b->sequence);
+        });
     ASSERT_EQ(queue.next(true, true), first == model.end() ? nullptr : *first);
     ASSERT_EQ(queue.empty(), model.empty());
   }

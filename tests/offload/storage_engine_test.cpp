@@ -67,14 +67,16 @@ void break_rings() {
 }
 
 TEST(IoUringEngine, ARingThatBreaksEndsItsRequestsWithAnErrorAndHangsNobody) {
-  if (!offload::io_uring_unavailable_reason().empty()) GTEST_SKIP() << offload::io_uring_unavailable_reason();
+  if (!offload::io_uring_unavailable_reason().empty())
+    GTEST_SKIP() << offload::io_uring_unavailable_reason();
   constexpr std::uint64_t kBytes = 1 << 20;
   const TempDirectory directory;
   const std::unique_ptr<std::byte, void (*)(void*)> data(
       static_cast<std::byte*>(std::aligned_alloc(4096, kBytes)), std::free);
   std::fill(data.get(), data.get() + kBytes, std::byte{1});
   const auto engine = offload::make_storage_engine("io_uring", {});
-  const offload::StorageFileId file = engine->open(directory.file("data"), offload::StorageFileMode::kCreate, kBytes);
+  const offload::StorageFileId file =
+      engine->open(directory.file("data"), offload::StorageFileMode::kCreate, kBytes);
   const auto write = [&] {
     auto ended = std::make_shared<std::promise<void>>();
     engine->submit({offload::StorageOp::kWrite, file, 0, data.get(), kBytes},

@@ -13,7 +13,7 @@ namespace {
 constexpr std::uint64_t kStripe = offload::StripeLayout::kStripeBytes;
 
 // Every stripe of a path follows the one before in its file, whatever the shares.
-TEST(offload::StripeLayout, FillsEachFileWithoutHoleOrOverlap) {
+TEST(StripeLayout, FillsEachFileWithoutHoleOrOverlap) {
   std::mt19937_64 random(3);
   for (int trial = 0; trial < 200; ++trial) {
     std::vector<std::uint32_t> shares(1 + random() % 5);
@@ -35,7 +35,7 @@ TEST(offload::StripeLayout, FillsEachFileWithoutHoleOrOverlap) {
   }
 }
 
-TEST(offload::StripeLayout, GivesEachPathItsShareOfEveryRound) {
+TEST(StripeLayout, GivesEachPathItsShareOfEveryRound) {
   const offload::StripeLayout layout({5, 2, 1});
   std::vector<std::uint32_t> found(3, 0);
   for (std::uint64_t stripe = 800; stripe < 808; ++stripe)
@@ -44,7 +44,7 @@ TEST(offload::StripeLayout, GivesEachPathItsShareOfEveryRound) {
 }
 
 // What even striping always was: data of runs before there were shares is read so.
-TEST(offload::StripeLayout, EvenOnesTakeTurns) {
+TEST(StripeLayout, EvenOnesTakeTurns) {
   const offload::StripeLayout layout = offload::StripeLayout::even(3);
   for (std::uint64_t stripe = 0; stripe < 20; ++stripe) {
     EXPECT_EQ(layout.path_of(stripe * kStripe + 17), stripe % 3);
@@ -52,7 +52,7 @@ TEST(offload::StripeLayout, EvenOnesTakeTurns) {
   }
 }
 
-TEST(offload::StripeLayout, SharesMustBeAboveZeroAndBounded) {
+TEST(StripeLayout, SharesMustBeAboveZeroAndBounded) {
   EXPECT_TRUE(offload::StripeLayout::valid({1}));
   EXPECT_FALSE(offload::StripeLayout::valid({}));
   EXPECT_FALSE(offload::StripeLayout::valid({1, 0}));

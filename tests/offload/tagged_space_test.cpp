@@ -29,8 +29,12 @@ class TaggedSpaceTest : public ::testing::Test {
     id_ = tagged_->add_range(range());
     for (std::size_t i = 0; i < data_.size(); ++i) data_[i] = static_cast<std::byte>(i * 7 + i / 9);
   }
-  static offload::TaggedSpace::Range range() { return {"moment1 of unit 3", 77, 8192, kBytes, kBlock}; }
-  void write() { tagged_->transfer(offload::StorageOp::kWrite, id_, 0, data_.data(), data_.size()); }
+  static offload::TaggedSpace::Range range() {
+    return {"moment1 of unit 3", 77, 8192, kBytes, kBlock};
+  }
+  void write() {
+    tagged_->transfer(offload::StorageOp::kWrite, id_, 0, data_.data(), data_.size());
+  }
   std::vector<std::byte> read() {
     std::vector<std::byte> into(kBytes);
     tagged_->transfer(offload::StorageOp::kRead, id_, 0, into.data(), into.size());
@@ -131,7 +135,8 @@ TEST_F(TaggedSpaceTest, ABlockThatComesWrongOnceIsReadAgainAndSaidSo) {
 }
 
 TEST_F(TaggedSpaceTest, ABlockThatStaysWrongNamesFilePlaceAndOwner) {
-  for (const auto fault : {offload::StorageFault::kFlippedWrite, offload::StorageFault::kLostWrite}) {
+  for (const auto fault :
+       {offload::StorageFault::kFlippedWrite, offload::StorageFault::kLostWrite}) {
     make({fault, 1, false});
     write();
     try {
@@ -149,7 +154,7 @@ TEST_F(TaggedSpaceTest, ABlockThatStaysWrongNamesFilePlaceAndOwner) {
 
 // The bytes of blocks [first, last) of `data`.
 offload::TaggedSpace::Part part_of(offload::TaggedSpace::RangeId id, std::vector<std::byte>& data,
-                          std::uint64_t first, std::uint64_t last) {
+                                   std::uint64_t first, std::uint64_t last) {
   const std::uint64_t end = std::min<std::uint64_t>(last * kBlock, data.size());
   return {id, first * kBlock, data.data() + first * kBlock, end - first * kBlock};
 }
@@ -157,7 +162,8 @@ offload::TaggedSpace::Part part_of(offload::TaggedSpace::RangeId id, std::vector
 TEST_F(TaggedSpaceTest, ACallerTagsWhatItWritesAndVerifiesWhatItReads) {
   const auto move = [&](offload::StorageOp op, std::vector<std::byte>& data) {
     offload::submit_and_wait(data.size(), [&](offload::StorageEngine::Callback done) {
-      tagged_->submit(op, id_, 0, data.data(), data.size(), std::move(done), 0, offload::TagsBy::kCaller);
+      tagged_->submit(op, id_, 0, data.data(), data.size(), std::move(done), 0,
+                      offload::TagsBy::kCaller);
     });
   };
   // In parts, in any order, as the threads of an update do.

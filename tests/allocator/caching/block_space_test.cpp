@@ -35,8 +35,8 @@ class BlockSpaceTest : public testing::Test {
 
   void add_range(std::uint64_t address, std::uint64_t pages) {
     auto segment = std::make_unique<AddressSegment>(
-        device::AddressRange(nullptr, reinterpret_cast<void*>(address), pages * kPage, 0), kPage, pool_,
-        true);
+        device::AddressRange(nullptr, reinterpret_cast<void*>(address), pages * kPage, 0), kPage,
+        pool_, true);
     space_.add_range(address, pages * kPage, segment.get());
     ranges_[address] = {std::move(segment), std::string(pages * kPageUnits, 'h')};
   }
@@ -141,7 +141,8 @@ class BlockSpaceTest : public testing::Test {
   }
   void expect_cheapest_window(std::uint64_t bytes, const CounterRng& prices);
 
-  std::unique_ptr<device::Device> device_ = device::make_host_device({.capacity_bytes = kPageBytes});
+  std::unique_ptr<device::Device> device_ =
+      device::make_host_device({.capacity_bytes = kPageBytes});
   std::unique_ptr<device::Stream> stream_ = device_->create_stream("unused");
   BlockStore store_;
   StreamPool pool_{0, *stream_, true, store_, kPage, nullptr};

@@ -18,7 +18,8 @@ void fail_heap_allocation(std::int64_t call) {
 
 // All forms but the aligned ones, so that a sanitizer's own never meet these.
 void* operator new(std::size_t bytes) {
-  if (sluice::remaining >= 0 && sluice::remaining-- == 0) throw std::bad_alloc();
+  if (sluice::allocator::remaining >= 0 && sluice::allocator::remaining-- == 0)
+    throw std::bad_alloc();
   if (void* const data = std::malloc(bytes == 0 ? 1 : bytes)) return data;
   throw std::bad_alloc();
 }

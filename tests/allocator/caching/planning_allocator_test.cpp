@@ -385,7 +385,8 @@ TEST_F(PlanningAllocatorTest, ASnapshotHasWhatLiesInArenas) {
     if (event.action == record::MemoryAction::kAlloc) balance += 2 * event.bytes;
     if (event.action == record::MemoryAction::kFreeRequested) balance -= event.bytes;
     if (event.action == record::MemoryAction::kFreeCompleted) balance -= event.bytes;
-    EXPECT_TRUE(event.action != record::MemoryAction::kAlloc || event.bytes <= kPage) << "the arena itself";
+    EXPECT_TRUE(event.action != record::MemoryAction::kAlloc || event.bytes <= kPage)
+        << "the arena itself";
   }
   EXPECT_EQ(balance, 0u);
 }

@@ -44,7 +44,8 @@ class SharedDevice final : public device::Device {
     }
     return inner_.create_block(bytes);
   }
-  device::Mapping map(const device::AddressRange& range, std::uint64_t offset, const device::PhysicalBlock& b) override {
+  device::Mapping map(const device::AddressRange& range, std::uint64_t offset,
+                      const device::PhysicalBlock& b) override {
     return inner_.map(range, offset, b);
   }
   device::RawBuffer allocate(std::uint64_t bytes) override { return inner_.allocate(bytes); }
@@ -665,7 +666,8 @@ record::MemoryTrace fragmenting_trace() {
     alloc(kPage + kPage / 2, 70, 1);
     passing.push_back(alloc(kPage + kPage / 2, 70, 2));
   }
-  for (const std::uint32_t id : passing) trace.operations.push_back({record::TraceAction::kFree, id});
+  for (const std::uint32_t id : passing)
+    trace.operations.push_back({record::TraceAction::kFree, id});
   alloc(12 * kPage, 71, 2);
   return trace;
 }

@@ -30,7 +30,8 @@ class Script {
         held.push_back(id);
       }
     }
-    for (const std::uint32_t id : held) trace_.operations.push_back({record::TraceAction::kFree, id});
+    for (const std::uint32_t id : held)
+      trace_.operations.push_back({record::TraceAction::kFree, id});
   }
   void mark() { trace_.operations.push_back({record::TraceAction::kStep, 0}); }
   const record::MemoryTrace& trace() const { return trace_; }
@@ -46,8 +47,9 @@ std::string repeated(const std::string& text, int times) {
 }
 
 record::MemoryTrace without_marks(record::MemoryTrace trace) {
-  std::erase_if(trace.operations,
-                [](const record::TraceOperation& one) { return one.action == record::TraceAction::kStep; });
+  std::erase_if(trace.operations, [](const record::TraceOperation& one) {
+    return one.action == record::TraceAction::kStep;
+  });
   return trace;
 }
 
@@ -57,7 +59,8 @@ record::MemoryTrace cut_front(record::MemoryTrace trace, std::size_t first) {
   for (std::size_t i = 0; i < first; ++i) {
     const record::TraceOperation& one = trace.operations[i];
     if (one.action == record::TraceAction::kAlloc) state[one.allocation] = 1;
-    if (one.action == record::TraceAction::kFree || one.action == record::TraceAction::kFreeCompleted) {
+    if (one.action == record::TraceAction::kFree ||
+        one.action == record::TraceAction::kFreeCompleted) {
       state[one.allocation] = 0;
     }
     if (one.action == record::TraceAction::kFreePending) state[one.allocation] = 2;
@@ -67,7 +70,8 @@ record::MemoryTrace cut_front(record::MemoryTrace trace, std::size_t first) {
     record::SnapshotSegment segment;
     record::SnapshotBlock block;
     block.bytes = block.requested_bytes = trace.allocations[id].bytes;
-    block.state = state[id] == 1 ? record::BlockState::kAllocated : record::BlockState::kPendingFree;
+    block.state =
+        state[id] == 1 ? record::BlockState::kAllocated : record::BlockState::kPendingFree;
     segment.bytes = block.bytes;
     segment.blocks.push_back(block);
     trace.initial_segments.push_back(segment);
@@ -78,7 +82,8 @@ record::MemoryTrace cut_front(record::MemoryTrace trace, std::size_t first) {
   return trace;
 }
 
-record::MemoryTrace generated(const std::string& family, std::uint64_t seed, std::uint32_t log_every = 0) {
+record::MemoryTrace generated(const std::string& family, std::uint64_t seed,
+                              std::uint32_t log_every = 0) {
   replay::GeneratorOptions options;
   options.family = family;
   options.seed = seed;
@@ -87,7 +92,8 @@ record::MemoryTrace generated(const std::string& family, std::uint64_t seed, std
   return replay::generate_trace(options);
 }
 
-std::size_t allocation_count(const record::MemoryTrace& trace, const record::IterationRange& range) {
+std::size_t allocation_count(const record::MemoryTrace& trace,
+                             const record::IterationRange& range) {
   std::size_t count = 0;
   for (std::size_t i = range.begin; i < range.end; ++i) {
     if (trace.operations[i].action == record::TraceAction::kAlloc) ++count;
@@ -95,7 +101,7 @@ std::size_t allocation_count(const record::MemoryTrace& trace, const record::Ite
   return count;
 }
 
-TEST(record::Iterations, MarksAreTaken) {
+TEST(Iterations, MarksAreTaken) {
   Script script;
   script.run("xyz");
   for (const char* letters : {"ABCd", "ABCd", "ABd", "ABCd"}) {
@@ -115,7 +121,7 @@ TEST(record::Iterations, MarksAreTaken) {
   EXPECT_EQ(found.repeats_after, 0u);
 }
 
-TEST(record::Iterations, AnIterationThatTheEndCutsOffIsNone) {
+TEST(Iterations, AnIterationThatTheEndCutsOffIsNone) {
   Script script;
   for (const char* letters : {"ABCDefgh", "ABCDefgh", "ABCDe"}) {
     script.mark();
@@ -124,7 +130,7 @@ TEST(record::Iterations, AnIterationThatTheEndCutsOffIsNone) {
   EXPECT_EQ(record::find_iterations(script.trace()).ranges.size(), 2u);
 }
 
-TEST(record::Iterations, AFreeOfAnotherAllocationIsNoExactMatch) {
+TEST(Iterations, AFreeOfAnotherAllocationIsNoExactMatch) {
   record::MemoryTrace trace;
   trace.allocations.resize(4);
   for (record::TraceAllocation& one : trace.allocations) one.bytes = 8;
@@ -143,7 +149,7 @@ TEST(record::Iterations, AFreeOfAnotherAllocationIsNoExactMatch) {
   EXPECT_EQ(found.matches[0].allocation_share, 1.0);
 }
 
-TEST(record::Iterations, AlternationRepeatsAfterTwo) {
+TEST(Iterations, AlternationRepeatsAfterTwo) {
   for (const bool marked : {true, false}) {
     Script script;
     for (int i = 0; i < 8; ++i) {
@@ -164,7 +170,7 @@ TEST(record::Iterations, AlternationRepeatsAfterTwo) {
   }
 }
 
-TEST(record::Iterations, ALayerIsNoIteration) {
+TEST(Iterations, ALayerIsNoIteration) {
   Script script;
   const std::string iteration = "ABCDabcd" + repeated("efghijklEF", 40) + "PQRSTUpqrstu";
   for (int i = 0; i < 6; ++i) script.run(iteration);
@@ -178,7 +184,7 @@ TEST(record::Iterations, ALayerIsNoIteration) {
 
 // Where the optimizer allocates nothing, only lifetimes tell the first of eight from the others:
 // its gradients stay.
-TEST(record::Iterations, AMicroBatchIsNoIteration) {
+TEST(Iterations, AMicroBatchIsNoIteration) {
   for (const std::string optimizer : {"stuvwxyz", ""}) {
     Script script;
     const std::string iteration =
@@ -190,7 +196,7 @@ TEST(record::Iterations, AMicroBatchIsNoIteration) {
   }
 }
 
-TEST(record::Iterations, ConstantStepsAreIterations) {
+TEST(Iterations, ConstantStepsAreIterations) {
   Script script;
   for (int i = 0; i < 100; ++i) script.run("ABCDabcdefghij");
   const record::Iterations found = record::find_iterations(script.trace());
@@ -199,7 +205,7 @@ TEST(record::Iterations, ConstantStepsAreIterations) {
   EXPECT_EQ(found.repeats_after, 1u);
 }
 
-TEST(record::Iterations, WhatDoesNotRepeatHasNone) {
+TEST(Iterations, WhatDoesNotRepeatHasNone) {
   const CounterRng rng(3, stream_of("iterations"));
   Script script;
   for (std::uint64_t i = 0; i < 2000; ++i) {

@@ -28,7 +28,7 @@ Result convert(const record::MemorySnapshot& snapshot) {
 }
 
 record::MemoryEvent event(record::MemoryAction action, std::uint64_t address, std::uint64_t bytes,
-                  std::uint64_t stream = 0) {
+                          std::uint64_t stream = 0) {
   return {.action = action, .stream = stream, .address = address, .bytes = bytes};
 }
 
@@ -45,7 +45,7 @@ std::string operations(const record::MemoryTrace& trace) {
 }
 
 record::SnapshotSegment segment(std::uint64_t address, std::uint64_t bytes,
-                        std::vector<record::SnapshotBlock> blocks = {}) {
+                                std::vector<record::SnapshotBlock> blocks = {}) {
   record::SnapshotSegment result;
   result.address = address;
   result.bytes = bytes;
@@ -54,8 +54,8 @@ record::SnapshotSegment segment(std::uint64_t address, std::uint64_t bytes,
   return result;
 }
 
-record::SnapshotBlock block(std::uint64_t address, std::uint64_t bytes, std::uint64_t requested_bytes,
-                    record::BlockState state) {
+record::SnapshotBlock block(std::uint64_t address, std::uint64_t bytes,
+                            std::uint64_t requested_bytes, record::BlockState state) {
   record::SnapshotBlock result;
   result.address = address;
   result.bytes = bytes;
@@ -297,8 +297,8 @@ TEST(TraceOf, NeverFailsOnARecordThatMakesNoSense) {
       snapshot.segments.push_back(held);
     }
     for (std::uint64_t e = pick(60); e-- > 0;) {
-      snapshot.events.push_back(
-          event(static_cast<record::MemoryAction>(pick(10)), any(kMiB / 2, 20), any(kMiB / 2, 6), pick(2)));
+      snapshot.events.push_back(event(static_cast<record::MemoryAction>(pick(10)),
+                                      any(kMiB / 2, 20), any(kMiB / 2, 6), pick(2)));
     }
     if (pick(3) == 0) snapshot.max_split_bytes = kMiB;
     if (pick(3) == 0) snapshot.roundup_power2_divisions = any(1, 9);

@@ -24,7 +24,8 @@ model::ModelShape small_shape() {
   return shape;
 }
 
-const model::PlacedTensor& tensor_of(const model::Model& model, const std::string& name, std::size_t* unit) {
+const model::PlacedTensor& tensor_of(const model::Model& model, const std::string& name,
+                                     std::size_t* unit) {
   for (std::size_t u = 0; u < model.units().size(); ++u) {
     for (const model::PlacedTensor& tensor : model.units()[u].layer->layout().tensors()) {
       if (tensor.spec.name != name) continue;
@@ -36,7 +37,7 @@ const model::PlacedTensor& tensor_of(const model::Model& model, const std::strin
 }
 
 kernels::ParameterSegment segment_of(const model::ParameterTable& table, const model::Model& model,
-                            const std::string& name) {
+                                     const std::string& name) {
   std::size_t unit = 0;
   const model::PlacedTensor& tensor = tensor_of(model, name, &unit);
   const auto segments =
@@ -46,7 +47,7 @@ kernels::ParameterSegment segment_of(const model::ParameterTable& table, const m
   return segments.at(0);
 }
 
-TEST(model::ParameterTable, TheFirstGroupThatMatchesCounts) {
+TEST(ParameterTable, TheFirstGroupThatMatchesCounts) {
   const model::Model model(small_shape());
   const model::ParameterTable table(
       model, {}, 0.1,
@@ -61,7 +62,7 @@ TEST(model::ParameterTable, TheFirstGroupThatMatchesCounts) {
   EXPECT_EQ(at("blocks.0.mlp.up.weight").weight_decay, 0.1f);
 }
 
-TEST(model::ParameterTable, RefusesAGroupThatNothingMatches) {
+TEST(ParameterTable, RefusesAGroupThatNothingMatches) {
   const model::Model model(small_shape());
   try {
     const model::ParameterTable table(model, {}, 0.1, {{"block.*", 1.0, {}}});
@@ -73,7 +74,7 @@ TEST(model::ParameterTable, RefusesAGroupThatNothingMatches) {
 }
 
 // Random numbers are keyed by the element, however a unit is cut.
-TEST(model::ParameterTable, KeysDoNotDependOnTheCut) {
+TEST(ParameterTable, KeysDoNotDependOnTheCut) {
   const model::Model model(small_shape());
   const model::ParameterTable table(model, {}, 0.1, {});
   std::set<std::uint64_t> seen;
@@ -101,7 +102,7 @@ TEST(model::ParameterTable, KeysDoNotDependOnTheCut) {
   }
 }
 
-TEST(model::ParameterTable, SumsOfWholeTensorsDoNotOverlap) {
+TEST(ParameterTable, SumsOfWholeTensorsDoNotOverlap) {
   const model::Model model(small_shape());
   kernels::OptimizerOptions muon;
   muon.rule = kernels::OptimizerRule::kMuon;
@@ -124,7 +125,8 @@ TEST(model::ParameterTable, SumsOfWholeTensorsDoNotOverlap) {
   const model::PlacedTensor& up = tensor_of(model, "blocks.0.mlp.up.weight", &unit);
   const auto& tensors = model.units()[unit].layer->layout().tensors();
   const auto index = static_cast<std::size_t>(&up - tensors.data());
-  EXPECT_EQ(model::ParameterTable(model, adafactor, 0, {}).tensor_state(unit, index).elems, 96u + 24u);
+  EXPECT_EQ(model::ParameterTable(model, adafactor, 0, {}).tensor_state(unit, index).elems,
+            96u + 24u);
   EXPECT_EQ(model::ParameterTable(model, muon, 0, {}).tensor_state(unit, index).elems, 0u);
 }
 
@@ -163,8 +165,9 @@ void expect_each_byte_once(const kernels::OptimizerOptions& options) {
 }
 
 TEST(StoredTensors, VisitEachByteOnceWhateverTheFormat) {
-  for (const kernels::OptimizerRule rule : {kernels::OptimizerRule::kAdamW, kernels::OptimizerRule::kAdafactor,
-                                   kernels::OptimizerRule::kSm3, kernels::OptimizerRule::kMuon}) {
+  for (const kernels::OptimizerRule rule :
+       {kernels::OptimizerRule::kAdamW, kernels::OptimizerRule::kAdafactor,
+        kernels::OptimizerRule::kSm3, kernels::OptimizerRule::kMuon}) {
     for (const bool split : {false, true}) {
       for (const DType moments : {DType::kF32, DType::kBF16, DType::kBlock8}) {
         SCOPED_TRACE(kernels::optimizer_rule_name(rule));

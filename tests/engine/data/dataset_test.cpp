@@ -31,7 +31,8 @@ std::string tokens_as_text(const TokenStream& stream) {
   return {tokens.begin(), tokens.end()};
 }
 
-std::string refusal(const std::vector<std::string>& paths, config::DataFormat format = config::DataFormat::kBytes,
+std::string refusal(const std::vector<std::string>& paths,
+                    config::DataFormat format = config::DataFormat::kBytes,
                     std::int64_t vocab = 256) {
   return message_of<InputError>([&] { TokenStream(paths, format, vocab); });
 }
@@ -49,8 +50,8 @@ TEST(TokenStream, ADirectoryIsItsVisibleTextFilesInOrderWithAZeroBetween) {
   EXPECT_EQ(tokens_as_text(stream), std::string("deep\0bee", 8));
   EXPECT_EQ(stream.file_count(), 2u);
   // A file that is named is taken whatever it holds.
-  const TokenStream named({scratch / "text/program", scratch / "text/b.txt"}, config::DataFormat::kBytes,
-                          256);
+  const TokenStream named({scratch / "text/program", scratch / "text/b.txt"},
+                          config::DataFormat::kBytes, 256);
   EXPECT_EQ(tokens_as_text(named), std::string("ELF\0\1\0bee", 9));
 }
 

@@ -64,7 +64,8 @@ TEST_F(CostModelTest, APassCostsWhatItsKernelsCost) {
   EXPECT_NEAR(pass(schedule::Op::kBackwardInput) / (kLinear + 2.5 * kAttention), 1, 1e-6);
   EXPECT_NEAR(pass(schedule::Op::kBackwardWeight) / kLinear, 1, 1e-6);
   // A recompute leaves out the last product.
-  EXPECT_NEAR(pass(schedule::Op::kForward) - pass(schedule::Op::kRecompute), 2 * kRows * kHidden * kFfn, 1);
+  EXPECT_NEAR(pass(schedule::Op::kForward) - pass(schedule::Op::kRecompute),
+              2 * kRows * kHidden * kFfn, 1);
 }
 
 // Time is attention's own axis: its work grows with the square.
@@ -197,7 +198,8 @@ TEST_F(CostModelTest, AGpuIsPricedByItsOwnFiguresAndTakesNoCores) {
   gpu.single_core_copy_bytes_per_s = 2e6;
   gpu.launch_overhead_s = gpu.hand_over_s = 1e-9;
   hardware_.gpu = std::make_shared<const planner::HardwareProfile>(gpu);
-  EXPECT_EQ(pass(schedule::Op::kForward), on_host);  // memory.backend = "auto" was not settled to the GPU
+  EXPECT_EQ(pass(schedule::Op::kForward),
+            on_host);  // memory.backend = "auto" was not settled to the GPU
   config_.memory.backend = config::Config::Backend::kCuda;
   EXPECT_NEAR(on_host / pass(schedule::Op::kForward), 100, 1e-6);
   config_.train.threads = 1;  // the host's
@@ -220,7 +222,8 @@ TEST_F(CostModelTest, AGpuIsPricedByItsOwnFiguresAndTakesNoCores) {
 
   const model::Model model(planner::model_shape(config_));
   const schedule::SimulationModel simulation =
-      planner::CostModel(config_, model, planner::batch_shape(config_), hardware_).simulation_model();
+      planner::CostModel(config_, model, planner::batch_shape(config_), hardware_)
+          .simulation_model();
   EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(schedule::Lane::kCompute)], 0);
   EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(schedule::Lane::kH2D)], 0);
   EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(schedule::Lane::kOptimizer)], 1);
@@ -254,8 +257,8 @@ TEST(FreeOptimizer, LeavesOutUpdatesAndTheTransfersOfTheirState) {
     buffer.bytes = 4096;
     schedule.buffers.push_back(buffer);
   }
-  const auto add = [&](schedule::Op op, schedule::Lane lane, double cost_s, schedule::BufferId from, schedule::BufferId to,
-                       std::vector<schedule::InstructionId> deps) {
+  const auto add = [&](schedule::Op op, schedule::Lane lane, double cost_s, schedule::BufferId from,
+                       schedule::BufferId to, std::vector<schedule::InstructionId> deps) {
     schedule::Instruction instruction;
     instruction.id = static_cast<schedule::InstructionId>(schedule.instructions.size());
     instruction.op = op;
@@ -267,10 +270,14 @@ TEST(FreeOptimizer, LeavesOutUpdatesAndTheTransfersOfTheirState) {
     schedule.instructions.push_back(instruction);
     return instruction.id;
   };
-  const schedule::InstructionId state = add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 1.0, 0, 1, {});
-  const schedule::InstructionId update = add(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, 2.0, 1, 1, {state});
-  const schedule::InstructionId back = add(schedule::Op::kStorageWrite, schedule::Lane::kStorageWrite, 4.0, 1, 0, {update});
-  const schedule::InstructionId weights = add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 8.0, 0, 2, {back});
+  const schedule::InstructionId state =
+      add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 1.0, 0, 1, {});
+  const schedule::InstructionId update =
+      add(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, 2.0, 1, 1, {state});
+  const schedule::InstructionId back =
+      add(schedule::Op::kStorageWrite, schedule::Lane::kStorageWrite, 4.0, 1, 0, {update});
+  const schedule::InstructionId weights =
+      add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 8.0, 0, 2, {back});
   add(schedule::Op::kForward, schedule::Lane::kCompute, 16.0, 2, 2, {weights});
   EXPECT_NEAR(schedule::simulate(schedule, {}).total_s, 31.0, 1e-6);
   EXPECT_NEAR(planner::simulate_free_optimizer(schedule, {}).total_s, 24.0, 1e-6);

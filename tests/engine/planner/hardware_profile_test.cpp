@@ -22,11 +22,12 @@ planner::HardwareProfile sample() {
   profile.cpu_name = "A processor";
   profile.cores = 7;
   profile.storage_read_bytes_per_s = 1.0 / 3.0 * 1e9;  // needs all digits
-  profile.operations = {{planner::TimedOperation::kGemmNT,
-                         DType::kBF16,
-                         {{{16, 64}, {32, 512}, {8}}},
-                         {1e-6, 2e-6, 3e-6, 1.0 / 3}},
-                        {planner::TimedOperation::kStorageRead, DType::kU8, {{{4096}, {1}, {1}}}, {2e-4}}};
+  profile.operations = {
+      {planner::TimedOperation::kGemmNT,
+       DType::kBF16,
+       {{{16, 64}, {32, 512}, {8}}},
+       {1e-6, 2e-6, 3e-6, 1.0 / 3}},
+      {planner::TimedOperation::kStorageRead, DType::kU8, {{{4096}, {1}, {1}}}, {2e-4}}};
   return profile;
 }
 
@@ -39,20 +40,21 @@ std::string refusal(const std::string& text) {
   return {};
 }
 
-TEST(planner::HardwareProfile, ReadsBackWhatItWrote) {
+TEST(HardwareProfile, ReadsBackWhatItWrote) {
   const std::string text = planner::to_json(sample());
   EXPECT_EQ(planner::to_json(planner::profile_from_json(text, "x")), text);
   EXPECT_EQ(planner::profile_from_json(text, "x").storage_read_bytes_per_s,
             sample().storage_read_bytes_per_s);
   const planner::HardwareProfile read = planner::profile_from_json(text, "x");
-  const planner::OperationGrid* const grid = read.find(planner::TimedOperation::kGemmNT, DType::kBF16);
+  const planner::OperationGrid* const grid =
+      read.find(planner::TimedOperation::kGemmNT, DType::kBF16);
   ASSERT_NE(grid, nullptr);
   EXPECT_EQ(grid->seconds.at(3), 1.0 / 3);
   EXPECT_EQ(grid->axes[1].at(1), 512);
   EXPECT_EQ(read.find(planner::TimedOperation::kGemmNT, DType::kF32), nullptr);
 }
 
-TEST(planner::HardwareProfile, AGpuIsAProfileWithinTheMachines) {
+TEST(HardwareProfile, AGpuIsAProfileWithinTheMachines) {
   planner::HardwareProfile profile = sample();
   EXPECT_GT(profile.gpu_or_default().gemm_bf16_flops_per_s, profile.gemm_bf16_flops_per_s);
   planner::HardwareProfile gpu = sample();
@@ -75,7 +77,7 @@ TEST(planner::HardwareProfile, AGpuIsAProfileWithinTheMachines) {
   EXPECT_NE(refusal(wrong.dump()).find("no key"), std::string::npos) << refusal(wrong.dump());
 }
 
-TEST(planner::HardwareProfile, EveryKeyIsNeededAndNoOtherIsTaken) {
+TEST(HardwareProfile, EveryKeyIsNeededAndNoOtherIsTaken) {
   const json whole = json::parse(planner::to_json(sample()));
   for (const auto& [key, value] : whole.items()) {
     json less = whole;
@@ -89,7 +91,7 @@ TEST(planner::HardwareProfile, EveryKeyIsNeededAndNoOtherIsTaken) {
   EXPECT_NE(refusal(more.dump()).find("'storage_red'"), std::string::npos);
 }
 
-TEST(planner::HardwareProfile, ValuesOutOfBoundsAreRefusedByName) {
+TEST(HardwareProfile, ValuesOutOfBoundsAreRefusedByName) {
   const json whole = json::parse(planner::to_json(sample()));
   for (const auto& [key, value] : whole.items()) {
     for (const json& wrong : {json(nullptr), json(-1), json(0), json(1e300), json::array({1}),
@@ -120,14 +122,14 @@ TEST(planner::HardwareProfile, ValuesOutOfBoundsAreRefusedByName) {
   EXPECT_NE(refusal(twice.dump()).find("operations[2].operation"), std::string::npos);
 }
 
-TEST(planner::HardwareProfile, TextThatIsNoProfileIsRefused) {
+TEST(HardwareProfile, TextThatIsNoProfileIsRefused) {
   for (const char* text :
        {"", "{", "[]", "12", "nul", "{\"format\":\"sluice-hardware-profile\",\"version\":1}"}) {
     EXPECT_NE(refusal(text).find("given.json"), std::string::npos) << text;
   }
 }
 
-TEST(planner::HardwareProfile, SavesWholeAndLoadsOrFallsBackToTheDefault) {
+TEST(HardwareProfile, SavesWholeAndLoadsOrFallsBackToTheDefault) {
   const TempDirectory directory;
   const std::string path = directory.file("new/sub/hardware.json");
   EXPECT_EQ(planner::load_profile_or_default(path).cpu_name, planner::HardwareProfile{}.cpu_name);
@@ -152,7 +154,7 @@ TEST(planner::HardwareProfile, SavesWholeAndLoadsOrFallsBackToTheDefault) {
   EXPECT_THROW(planner::save_profile(sample(), path + "/below/a/file"), IoError);
 }
 
-TEST(planner::HardwareProfile, ItsPlaceFollowsTheXdgVariables) {
+TEST(HardwareProfile, ItsPlaceFollowsTheXdgVariables) {
   const char* const cache = std::getenv("XDG_CACHE_HOME");
   const std::string before = cache == nullptr ? "" : cache;
   ::setenv("XDG_CACHE_HOME", "/somewhere", 1);

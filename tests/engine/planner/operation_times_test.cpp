@@ -15,8 +15,10 @@ double law(const planner::OperationSize& size) {
 }
 
 planner::OperationGrid grid_of_law() {
-  planner::OperationGrid grid{
-      planner::TimedOperation::kGemmNN, DType::kF32, {{{16, 64, 1024}, {32, 512}, {8, 100, 2000}}}, {}};
+  planner::OperationGrid grid{planner::TimedOperation::kGemmNN,
+                              DType::kF32,
+                              {{{16, 64, 1024}, {32, 512}, {8, 100, 2000}}},
+                              {}};
   for (const std::int64_t m : grid.axes[0]) {
     for (const std::int64_t n : grid.axes[1]) {
       for (const std::int64_t k : grid.axes[2]) grid.seconds.push_back(law({m, n, k}));
@@ -25,7 +27,7 @@ planner::OperationGrid grid_of_law() {
   return grid;
 }
 
-TEST(planner::OperationGrid, IsExactAtItsPoints) {
+TEST(OperationGrid, IsExactAtItsPoints) {
   const planner::OperationGrid grid = grid_of_law();
   for (const std::int64_t m : grid.axes[0]) {
     for (const std::int64_t n : grid.axes[1]) {
@@ -36,24 +38,26 @@ TEST(planner::OperationGrid, IsExactAtItsPoints) {
   }
 }
 
-TEST(planner::OperationGrid, FollowsAPowerLawBetweenThem) {
+TEST(OperationGrid, FollowsAPowerLawBetweenThem) {
   const planner::OperationGrid grid = grid_of_law();
   for (const planner::OperationSize& size :
-       {planner::OperationSize{17, 33, 9}, planner::OperationSize{500, 200, 1999}, planner::OperationSize{1024, 400, 50}}) {
+       {planner::OperationSize{17, 33, 9}, planner::OperationSize{500, 200, 1999},
+        planner::OperationSize{1024, 400, 50}}) {
     EXPECT_NEAR(grid.seconds_at(size) / law(size), 1, 1e-12);
   }
 }
 
-TEST(planner::OperationGrid, KeepsTheEdgesTimeBelowAndItsRateAbove) {
+TEST(OperationGrid, KeepsTheEdgesTimeBelowAndItsRateAbove) {
   const planner::OperationGrid grid = grid_of_law();
   EXPECT_NEAR(grid.seconds_at({1, 32, 8}) / law({16, 32, 8}), 1, 1e-12);
   EXPECT_NEAR(grid.seconds_at({10240, 512, 2000}) / (10 * law({1024, 512, 2000})), 1, 1e-12);
-  const planner::OperationGrid point{planner::TimedOperation::kCopy, DType::kU8, {{{4096}, {1}, {1}}}, {2e-6}};
+  const planner::OperationGrid point{
+      planner::TimedOperation::kCopy, DType::kU8, {{{4096}, {1}, {1}}}, {2e-6}};
   EXPECT_NEAR(point.seconds_at({1, 1, 1}) / 2e-6, 1, 1e-12);
   EXPECT_NEAR(point.seconds_at({8192, 1, 1}) / 4e-6, 1, 1e-12);
 }
 
-TEST(planner::TimedOperation, EveryNameIsItsOwn) {
+TEST(TimedOperation, EveryNameIsItsOwn) {
   std::set<std::string_view> names;
   for (std::size_t i = 0; i < planner::kTimedOperationCount; ++i) {
     const auto operation = static_cast<planner::TimedOperation>(i);

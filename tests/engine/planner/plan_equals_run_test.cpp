@@ -96,8 +96,8 @@ TEST(PlanEqualsRun, AlsoForEvaluation) {
     run.evaluate();
     const schedule::LinkBytes after = run.session().moved_bytes();
     EXPECT_EQ((schedule::LinkBytes{after.upload - before.upload, after.download - before.download,
-                         after.storage_read - before.storage_read,
-                         after.storage_write - before.storage_write}),
+                                   after.storage_read - before.storage_read,
+                                   after.storage_write - before.storage_write}),
               run.plan().evaluation_bytes);
   }
 }

@@ -63,7 +63,8 @@ void expect_valid(const Plan& plan, const config::Config& config) {
 }
 
 // Of two steps that are clipped: the second one's norm, and the state behind it.
-std::pair<std::optional<schedule::Term>, decltype(schedule::Interpretation::exit)> two_steps(const Plan& plan) {
+std::pair<std::optional<schedule::Term>, decltype(schedule::Interpretation::exit)> two_steps(
+    const Plan& plan) {
   schedule::CarriedState left;
   bool started = false;
   const auto pass = [&](const schedule::Schedule& schedule, std::uint64_t step) {
@@ -183,8 +184,9 @@ TEST(PlanOrRefuse, AChangeOfSeveralBudgetsIsMinimalToo) {
 // Refused by train() before anything is touched.
 TEST(PlanOrRefuse, ARefusedRunLeavesNothingBehind) {
   const TrainingBench bench;
-  const config::Config config = bench.config("run", {"model.layers=2", "model.hidden=64", "model.heads=4",
-                                             "train.seq=16", "memory.device=2MiB"});
+  const config::Config config = bench.config(
+      "run",
+      {"model.layers=2", "model.hidden=64", "model.heads=4", "train.seq=16", "memory.device=2MiB"});
   EXPECT_EQ(TrainingBench::run(config).end, train::TrainingEnd::kRefused);
   EXPECT_FALSE(std::filesystem::exists(bench.run_directory("run")));
 }

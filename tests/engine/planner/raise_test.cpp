@@ -11,9 +11,10 @@
 namespace sluice::testing {
 namespace {
 
-constexpr planner::Raise kStateToPinned{&schedule::Placement::optimizer, Tier::kStorage, Tier::kPinned};
-constexpr planner::Raise kStateToDevice{&schedule::Placement::optimizer, Tier::kPinned, Tier::kDevice,
-                               &schedule::Placement::gradient};
+constexpr planner::Raise kStateToPinned{&schedule::Placement::optimizer, Tier::kStorage,
+                                        Tier::kPinned};
+constexpr planner::Raise kStateToDevice{&schedule::Placement::optimizer, Tier::kPinned,
+                                        Tier::kDevice, &schedule::Placement::gradient};
 
 schedule::Placement everywhere(Tier tier, std::size_t units) {
   const std::vector<Tier> tiers(units, tier);
@@ -24,7 +25,7 @@ std::size_t units_on(const std::vector<Tier>& tiers, Tier tier) {
   return static_cast<std::size_t>(std::count(tiers.begin(), tiers.end(), tier));
 }
 
-TEST(planner::Raise, LeavesKindsWhosePlaceIsGiven) {
+TEST(Raise, LeavesKindsWhosePlaceIsGiven) {
   config::Config config;
   EXPECT_EQ(planner::possible_raises(config).size(), 5u);
   config.memory.place.optimizer = config::Config::Place::kStorage;
@@ -33,7 +34,7 @@ TEST(planner::Raise, LeavesKindsWhosePlaceIsGiven) {
   for (const planner::Raise& raise : raises) EXPECT_NE(raise.kind, &schedule::Placement::optimizer);
 }
 
-TEST(planner::Raise, TakesTheFirstUnitsOfItsTier) {
+TEST(Raise, TakesTheFirstUnitsOfItsTier) {
   schedule::Placement placement = everywhere(Tier::kStorage, 4);
   placement.optimizer[1] = Tier::kPinned;
   const auto units = planner::raisable_units(placement, kStateToPinned);
@@ -45,7 +46,7 @@ TEST(planner::Raise, TakesTheFirstUnitsOfItsTier) {
   EXPECT_EQ(moved.gradient, placement.gradient);
 }
 
-TEST(planner::Raise, BringsOptimizerStateToTheDeviceBehindWeightsAndWithGradients) {
+TEST(Raise, BringsOptimizerStateToTheDeviceBehindWeightsAndWithGradients) {
   schedule::Placement placement = everywhere(Tier::kPinned, 4);
   EXPECT_TRUE(planner::raisable_units(placement, kStateToDevice).empty());
   placement.weight[1] = placement.weight[2] = placement.weight[3] = Tier::kDevice;
@@ -79,13 +80,14 @@ class RaisedPlan : public ::testing::Test {
   }
   planner::Plan plan() const {
     const model::Model model(planner::model_shape(config_));
-    return std::get<planner::Plan>(planner::make_plan(config_, model, *kernels_, planner::HardwareProfile{}));
+    return std::get<planner::Plan>(
+        planner::make_plan(config_, model, *kernels_, planner::HardwareProfile{}));
   }
   // Bytes that a unit's state takes of a tier where weights and gradients lie elsewhere.
   schedule::StepModel step_model() const {
     const model::Model model(planner::model_shape(config_));
-    return planner::make_step_model(model, planner::batch_shape(config_), planner::parameter_table(config_, model), *kernels_,
-                           *kernels_);
+    return planner::make_step_model(model, planner::batch_shape(config_),
+                                    planner::parameter_table(config_, model), *kernels_, *kernels_);
   }
 
   std::unique_ptr<kernels::Kernels> kernels_;
@@ -106,7 +108,8 @@ TEST_F(RaisedPlan, FillsPinnedMemoryWithStateFromStorage) {
     counts.push_back(units_on(placement.optimizer, Tier::kStorage));
     const auto units = planner::raisable_units(placement, kStateToPinned);
     const std::uint64_t room = budget - tight.peak_bytes[static_cast<std::size_t>(Tier::kPinned)];
-    EXPECT_EQ(planner::units_that_fit(model, tight.options, kStateToPinned, units, room), 0u) << budget;
+    EXPECT_EQ(planner::units_that_fit(model, tight.options, kStateToPinned, units, room), 0u)
+        << budget;
   }
   ASSERT_GE(counts.size(), 8u);
   // More places than quarters.

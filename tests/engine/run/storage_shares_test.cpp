@@ -27,7 +27,8 @@ class OnePathSlow final : public PassingEngine {
  public:
   OnePathSlow(std::unique_ptr<offload::StorageEngine> inner, std::chrono::milliseconds delay)
       : PassingEngine(std::move(inner)), delay_(delay) {}
-  offload::StorageFileId open(const std::string& path, offload::StorageFileMode mode, std::uint64_t bytes) override {
+  offload::StorageFileId open(const std::string& path, offload::StorageFileMode mode,
+                              std::uint64_t bytes) override {
     const offload::StorageFileId file = PassingEngine::open(path, mode, bytes);
     if (fs::path(path).parent_path().filename() == "slow") slow_.push_back(file);
     return file;
@@ -94,7 +95,8 @@ TEST_F(StorageSharesBySpeed, APathHeldBackGetsFewerStripes) {
   ASSERT_EQ(speeds.size(), 2u);
   EXPECT_LT(speeds[0], 30e6);
   EXPECT_GT(speeds[1], speeds[0]);
-  const auto shares = run::shares_within_room(config_, speeds, 100 * offload::StripeLayout::kStripeBytes);
+  const auto shares =
+      run::shares_within_room(config_, speeds, 100 * offload::StripeLayout::kStripeBytes);
   EXPECT_GE(shares[1], shares[0]);
   // Nothing is left behind.
   for (const std::string& path : config_.memory.storage_paths) EXPECT_TRUE(fs::is_empty(path));

@@ -52,7 +52,8 @@ class ForeignFramework {
   }
 
   void attach(ModelRunner& runner) {
-    runner.attach_framework([this, &runner](const Program& program, const schedule::Instruction& instruction,
+    runner.attach_framework([this, &runner](const Program& program,
+                                            const schedule::Instruction& instruction,
                                             const Signal& signal) {
       schedule::Instruction pass = instruction;
       pass.op = passes_.at(instruction.id);
@@ -159,7 +160,8 @@ TEST(ExternalCompute, FailsWithTheErrorThatIsSignalled) {
 TEST(ExternalCompute, WithoutAFrameworkIsRefused) {
   const TrainingBench bench;
   ForeignFramework framework;
-  PlannedSession run(bench.config("run", kGpt2), [&](planner::Plan& plan) { framework.take_over(plan); });
+  PlannedSession run(bench.config("run", kGpt2),
+                     [&](planner::Plan& plan) { framework.take_over(plan); });
   EXPECT_THROW(run.step(0), InternalError);
 }
 
@@ -168,10 +170,13 @@ class OneExternal {
  public:
   OneExternal() {
     testing::ScheduleSketch sketch;
-    const schedule::BufferId out = sketch.buffer(schedule::BufferRole::kActivation, Tier::kDevice, 4096);
-    const schedule::BufferId host = sketch.buffer(schedule::BufferRole::kActivation, Tier::kPinned, 4096);
+    const schedule::BufferId out =
+        sketch.buffer(schedule::BufferRole::kActivation, Tier::kDevice, 4096);
+    const schedule::BufferId host =
+        sketch.buffer(schedule::BufferRole::kActivation, Tier::kPinned, 4096);
     sketch.emit(schedule::Op::kExternal, schedule::Lane::kCompute, {}, {testing::all(out)});
-    sketch.emit(schedule::Op::kDownload, schedule::Lane::kD2H, {testing::all(out)}, {testing::all(host)});
+    sketch.emit(schedule::Op::kDownload, schedule::Lane::kD2H, {testing::all(out)},
+                {testing::all(host)});
     sketch.release(schedule::Lane::kD2H, out);
     sketch.release(schedule::Lane::kD2H, host);
     schedule_ = sketch.compiled();
@@ -200,7 +205,8 @@ class SignalRunner final : public OperationRunner {
  public:
   explicit SignalRunner(std::function<void(const Signal&)> start) : start_(std::move(start)) {}
   void run_on_device(const Program&, const schedule::Instruction&, device::Stream&) override {}
-  void run_on_host(const Program&, const schedule::Instruction&, const kernels::HostUpdate&) override {}
+  void run_on_host(const Program&, const schedule::Instruction&,
+                   const kernels::HostUpdate&) override {}
   void run_external(const Program&, const schedule::Instruction&, const Signal& signal) override {
     start_(signal);
   }

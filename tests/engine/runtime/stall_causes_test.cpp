@@ -15,8 +15,8 @@ struct Pass {
   schedule::Schedule schedule;
   std::vector<std::pair<std::int64_t, std::int64_t>> times;
 
-  schedule::InstructionId add(schedule::Op op, schedule::Lane lane, std::int64_t begin_ms, std::int64_t end_ms,
-                    std::vector<schedule::InstructionId> deps = {}) {
+  schedule::InstructionId add(schedule::Op op, schedule::Lane lane, std::int64_t begin_ms,
+                              std::int64_t end_ms, std::vector<schedule::InstructionId> deps = {}) {
     schedule::Instruction instruction;
     instruction.id = static_cast<schedule::InstructionId>(schedule.instructions.size());
     instruction.op = op;
@@ -64,8 +64,10 @@ TEST(StallCauses, WhatComputeHidesIsNoStall) {
 TEST(StallCauses, AReadBehindAWaitingReadCountsAsWhatThatWaitedFor) {
   Pass pass;
   const auto step = pass.add(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, 0, 4);
-  const auto write = pass.add(schedule::Op::kStorageWrite, schedule::Lane::kStorageWrite, 4, 7, {step});
-  const auto release = pass.add(schedule::Op::kRelease, schedule::Lane::kStorageWrite, 0, 0, {write});
+  const auto write =
+      pass.add(schedule::Op::kStorageWrite, schedule::Lane::kStorageWrite, 4, 7, {step});
+  const auto release =
+      pass.add(schedule::Op::kRelease, schedule::Lane::kStorageWrite, 0, 0, {write});
   pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 7, 20, {release});
   const auto read = pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 7, 9);
   pass.add(schedule::Op::kForward, schedule::Lane::kCompute, 9, 20, {read});
@@ -161,7 +163,7 @@ place.weight = "storage"
 place.gradient = "storage"
 place.optimizer = "storage"
 )",
-                                     "test", paths);
+                                                     "test", paths);
   PlannedSession run(config);
   run.step(0);
   TraceRecorder trace;

@@ -24,7 +24,9 @@ class StorageIntegrity : public ::testing::Test {
                      "train.seq=16",   "train.micro_batch=1", "train.steps=3"} +
            places("storage", "storage", "storage");
   }
-  config::Config config(const std::string& run) const { return bench_.config(run, storage_settings()); }
+  config::Config config(const std::string& run) const {
+    return bench_.config(run, storage_settings());
+  }
 
   // Operations that the engine had seen when each step ended, in a healthy run.
   TrainingRecord run(const offload::FaultPlan& plan,
@@ -58,7 +60,8 @@ TEST_F(StorageIntegrity, ARunTellsWhatItsTagsCost) {
                 moved.at("storage_write").get<std::uint64_t>());
   EXPECT_GT(tags.at("hash_time_s").get<double>(), 0);
   EXPECT_EQ(tags.at("reread_blocks"), 0);
-  for (const train::RunEvent& step : record.steps) EXPECT_GT(step.at("tag_time_s").get<double>(), 0);
+  for (const train::RunEvent& step : record.steps)
+    EXPECT_GT(step.at("tag_time_s").get<double>(), 0);
 }
 
 // By the space or by an update that has the bytes at hand, but each byte once.

@@ -60,7 +60,8 @@ TEST(StorageUrgency, EveryTransferSaysWhenItsEndIsWaitedFor) {
       bench.config("run", Overrides{"model.layers=2", "model.hidden=32", "model.heads=2",
                                     "train.seq=16", "train.micro_batch=1", "train.steps=3"} +
                               places("storage", "storage", "storage"));
-  TrainingBench::run(config, options, [&](const train::StepReport&) { ends.push_back(notes.size()); });
+  TrainingBench::run(config, options,
+                     [&](const train::StepReport&) { ends.push_back(notes.size()); });
   ASSERT_GE(ends.size(), 2u);
   const std::vector<Submitted> step(notes.begin() + static_cast<std::ptrdiff_t>(ends[0]),
                                     notes.begin() + static_cast<std::ptrdiff_t>(ends[1]));

@@ -28,7 +28,8 @@ class HeldEngine final : public testing::PassingEngine {
  public:
   using PassingEngine::PassingEngine;
   void submit(const offload::StorageRequest& request, Callback done) override {
-    if (request.op != offload::StorageOp::kRead) return PassingEngine::submit(request, std::move(done));
+    if (request.op != offload::StorageOp::kRead)
+      return PassingEngine::submit(request, std::move(done));
     PassingEngine::submit(request, [this, done = std::move(done)](std::exception_ptr error) {
       while (!may_end) std::this_thread::yield();
       done(std::move(error));
@@ -45,7 +46,8 @@ class NotingRunner final : public OperationRunner {
  public:
   explicit NotingRunner(HeldEngine& engine) : engine_(engine) {}
   void run_on_device(const Program&, const schedule::Instruction&, device::Stream&) override {}
-  void run_on_host(const Program&, const schedule::Instruction& instruction, const kernels::HostUpdate& how) override {
+  void run_on_host(const Program&, const schedule::Instruction& instruction,
+                   const kernels::HostUpdate& how) override {
     if (instruction.op != schedule::Op::kOptimizerStep) return;
     if (one_thread.empty()) {
       while (engine_.ended < kUpdates) std::this_thread::yield();
@@ -77,7 +79,8 @@ schedule::Schedule updates_of_stored_state() {
                 {testing::all(pieces.back())});
   }
   for (const schedule::BufferId piece : pieces) {
-    sketch.emit(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, {testing::all(piece)}, {testing::all(piece)});
+    sketch.emit(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, {testing::all(piece)},
+                {testing::all(piece)});
     sketch.release(schedule::Lane::kOptimizer, piece);
   }
   return sketch.compiled();

@@ -96,7 +96,8 @@ TEST_P(CudaActivations, RopeIsTheHosts) {
 
 TEST_P(CudaActivations, RopeIsUndoneByItsInverse) {
   const AttentionShape shape{2, 33, 2, 1, 32, GetParam()};
-  const kernels::host::DTypeArray before(GetParam(), kernels::host::normal_floats(2 * 33 * 4 * 32, 6));
+  const kernels::host::DTypeArray before(GetParam(),
+                                         kernels::host::normal_floats(2 * 33 * 4 * 32, 6));
   DeviceDTypeArray qkv(before);
   rope(nullptr, shape, 500000.0f, false, qkv.data());
   rope(nullptr, shape, 500000.0f, true, qkv.data());

@@ -46,8 +46,8 @@ Forward forward(const AttentionShape& s, const kernels::host::DTypeArray& qkv) {
   return {out.read(), lse.read()};
 }
 
-kernels::host::DTypeArray backward(const AttentionShape& s, const kernels::host::DTypeArray& dout, const kernels::host::DTypeArray& qkv,
-                    const Forward& saved) {
+kernels::host::DTypeArray backward(const AttentionShape& s, const kernels::host::DTypeArray& dout,
+                                   const kernels::host::DTypeArray& qkv, const Forward& saved) {
   const DeviceDTypeArray in(qkv), grad(dout), out(saved.out), lse(saved.lse);
   DeviceDTypeArray dqkv(s.dtype, qkv_elems(s));
   DeviceBytes workspace(attention_workspace_bytes(s));
@@ -58,8 +58,10 @@ kernels::host::DTypeArray backward(const AttentionShape& s, const kernels::host:
 
 // The gradient of sum(dout * out) in fp64. The saved output is the rounded one, as the kernels have
 // it.
-reference::Doubles reference_gradient(const AttentionShape& s, const kernels::host::DTypeArray& dout,
-                                      const kernels::host::DTypeArray& qkv, const kernels::host::DTypeArray& out) {
+reference::Doubles reference_gradient(const AttentionShape& s,
+                                      const kernels::host::DTypeArray& dout,
+                                      const kernels::host::DTypeArray& qkv,
+                                      const kernels::host::DTypeArray& out) {
   const std::int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim;
   const double scale = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
   const auto exact = reference::attention(s, doubles(qkv));
@@ -119,7 +121,8 @@ TEST_P(CudaAttention, ForwardMatchesFp64) {
     const Forward got = forward(s, qkv);
     const auto want = reference::attention(s, doubles(qkv));
     for (std::size_t i = 0; i < want.out.size(); ++i) {
-      ASSERT_NEAR(got.out[i], want.out[i], weights_rounded(s) + kernels::host::rounding_at(s.dtype, want.out[i]))
+      ASSERT_NEAR(got.out[i], want.out[i],
+                  weights_rounded(s) + kernels::host::rounding_at(s.dtype, want.out[i]))
           << s.time << " x " << s.head_dim << " at " << i;
     }
     for (std::size_t i = 0; i < want.lse.size(); ++i) {
@@ -132,13 +135,16 @@ TEST_P(CudaAttention, ForwardMatchesFp64) {
 // Large scores: without the running maximum exp overflows.
 TEST_P(CudaAttention, ForwardHoldsForScoresInTheHundreds) {
   const AttentionShape s{1, 150, 1, 1, 16, GetParam()};
-  const kernels::host::DTypeArray qkv(s.dtype, kernels::host::normal_floats(qkv_elems(s), 2, 12.0f));
+  const kernels::host::DTypeArray qkv(s.dtype,
+                                      kernels::host::normal_floats(qkv_elems(s), 2, 12.0f));
   const Forward got = forward(s, qkv);
   const auto want = reference::attention(s, doubles(qkv));
   for (std::size_t i = 0; i < want.out.size(); ++i) {
     // Values of up to 40; a score of up to 1000 is right to 1e-4 or so, and so is a probability.
-    const double allowed = 2e-2 + 40.0 * (s.dtype == DType::kF32 ? 0.0 : kernels::host::rounding_of(s.dtype));
-    ASSERT_NEAR(got.out[i], want.out[i], allowed + kernels::host::rounding_at(s.dtype, want.out[i]));
+    const double allowed =
+        2e-2 + 40.0 * (s.dtype == DType::kF32 ? 0.0 : kernels::host::rounding_of(s.dtype));
+    ASSERT_NEAR(got.out[i], want.out[i],
+                allowed + kernels::host::rounding_at(s.dtype, want.out[i]));
   }
 }
 
@@ -153,9 +159,11 @@ TEST_P(CudaAttention, BackwardMatchesFp64) {
     // p and ds, about as large as the gradients that are summed of them, are rounded first. The
     // first keys are seen by all queries, and their sums are of sqrt(time) such parts.
     const double parts = std::sqrt(static_cast<double>(s.heads / s.kv_heads * s.time));
-    const double allowed = s.dtype == DType::kF32 ? 2e-5 : 2.0 * kernels::host::rounding_of(s.dtype);
+    const double allowed =
+        s.dtype == DType::kF32 ? 2e-5 : 2.0 * kernels::host::rounding_of(s.dtype);
     for (std::size_t i = 0; i < want.size(); ++i) {
-      ASSERT_NEAR(got[i], want[i], allowed * std::sqrt(parts) + kernels::host::rounding_at(s.dtype, want[i]))
+      ASSERT_NEAR(got[i], want[i],
+                  allowed * std::sqrt(parts) + kernels::host::rounding_at(s.dtype, want[i]))
           << "time " << s.time << " x " << s.head_dim << " at " << i;
     }
   }

@@ -69,7 +69,9 @@ class Arguments {
     results_.push_back({before.type(), before.size(), put(before)});
     return results_.back().data;
   }
-  void* result(DType type, std::int64_t elems) { return result(kernels::host::DTypeArray(type, elems)); }
+  void* result(DType type, std::int64_t elems) {
+    return result(kernels::host::DTypeArray(type, elems));
+  }
   double* result_f64(std::size_t elems) {
     const std::vector<double> before(elems, -1.0);
     results_.push_back({DType::kF64, elems, put(before.data(), elems * 8)});
@@ -182,10 +184,11 @@ TEST_F(CudaKernelsTest, Products) {
   });
   compare("head_backward_weight", kRounding, [&](Kernels& kernels, Arguments& at) {
     const std::vector<float> lse(6, 20.0f);
-    kernels.head_backward_weight(
-        shape, at.normal(kType, 6 * 32, 1), at.normal(kType, 40 * 32, 2),
-        at.tokens({0, 39, 5, 5, 17, 2}), 0.5f, floats(at.put(kernels::host::DTypeArray(DType::kF32, lse))),
-        at.result(kType, 40 * 32), at.workspace(kernels.head_workspace_bytes(shape)));
+    kernels.head_backward_weight(shape, at.normal(kType, 6 * 32, 1), at.normal(kType, 40 * 32, 2),
+                                 at.tokens({0, 39, 5, 5, 17, 2}), 0.5f,
+                                 floats(at.put(kernels::host::DTypeArray(DType::kF32, lse))),
+                                 at.result(kType, 40 * 32),
+                                 at.workspace(kernels.head_workspace_bytes(shape)));
   });
 }
 
@@ -208,7 +211,8 @@ TEST_F(CudaKernelsTest, Attention) {
   const AttentionShape shape{2, 20, 4, 2, 16, kType};
   const std::int64_t qkv = 2 * 20 * 8 * 16, out = 2 * 20 * 4 * 16;
   compare("rope", kRounding, [&](Kernels& kernels, Arguments& at) {
-    kernels.rope(shape, 10000.0f, true, at.result(kernels::host::DTypeArray(kType, kernels::host::normal_floats(qkv, 1))));
+    kernels.rope(shape, 10000.0f, true,
+                 at.result(kernels::host::DTypeArray(kType, kernels::host::normal_floats(qkv, 1))));
   });
   compare("attention_forward", kRounding, [&](Kernels& kernels, Arguments& at) {
     kernels.attention_forward(shape, at.normal(kType, qkv, 1), at.result(kType, out),
@@ -216,8 +220,8 @@ TEST_F(CudaKernelsTest, Attention) {
                               at.workspace(kernels.attention_workspace_bytes(shape)));
   });
   // What the forward pass gives, for both.
-  kernels::host::DTypeArray before_qkv(kType, kernels::host::normal_floats(qkv, 1)), before_out(kType, out),
-      lse(DType::kF32, 2 * 4 * 20);
+  kernels::host::DTypeArray before_qkv(kType, kernels::host::normal_floats(qkv, 1)),
+      before_out(kType, out), lse(DType::kF32, 2 * 4 * 20);
   std::vector<std::byte> workspace(host_kernels().attention_workspace_bytes(shape));
   host_kernels().attention_forward(shape, before_qkv.data(), before_out.data(), floats(lse.data()),
                                    workspace.data());
@@ -230,7 +234,8 @@ TEST_F(CudaKernelsTest, Attention) {
 
 TEST_F(CudaKernelsTest, Norms) {
   const NormShape shape{5, 64, false, 1e-5f, kType};
-  const kernels::host::DTypeArray mean(DType::kF32, kernels::host::normal_floats(5, 7)), rstd(DType::kF32, kernels::host::normal_floats(5, 8));
+  const kernels::host::DTypeArray mean(DType::kF32, kernels::host::normal_floats(5, 7)),
+      rstd(DType::kF32, kernels::host::normal_floats(5, 8));
   compare("norm_forward", kRounding, [&](Kernels& kernels, Arguments& at) {
     kernels.norm_forward(shape, at.normal(kType, 320, 1), at.normal(kType, 64, 2),
                          at.normal(kType, 64, 3), at.result(kType, 320),
@@ -299,8 +304,8 @@ TEST_F(CudaKernelsTest, Gradients) {
     kernels.accumulate(floats(at.result(ones)), at.normal(kType, 300, 2), kType, true, 300);
   });
   compare("fold", 0.0, [&](Kernels& kernels, Arguments& at) {
-    kernels.fold(at.result(kernels::host::DTypeArray(kType, kernels::host::normal_floats(300, 1))), at.normal(kType, 300, 2),
-                 kType, 300);
+    kernels.fold(at.result(kernels::host::DTypeArray(kType, kernels::host::normal_floats(300, 1))),
+                 at.normal(kType, 300, 2), kType, 300);
   });
   compare("squared_norm_blocks", 0.0, [&](Kernels& kernels, Arguments& at) {
     const Kernels::Block blocks[] = {{0, 100}, {100, 300}, {7, 9}};
@@ -338,7 +343,8 @@ TEST_F(CudaKernelsTest, UpdatesToTheBit) {
       };
       UpdateBuffers buffers;
       buffers.grad = at.normal(kType, segment.end, 1);
-      buffers.weight = at.result(kernels::host::DTypeArray(kType, kernels::host::normal_floats(segment.end, 5, 0.1f)));
+      buffers.weight = at.result(
+          kernels::host::DTypeArray(kType, kernels::host::normal_floats(segment.end, 5, 0.1f)));
       buffers.master = state(StateKind::kMaster);
       buffers.moment1 = state(StateKind::kMoment1);
       buffers.moment2 = state(StateKind::kMoment2);

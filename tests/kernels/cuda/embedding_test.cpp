@@ -40,8 +40,10 @@ TEST_P(CudaEmbedding, ForwardIsTheHostsToTheBit) {
   for (const EmbeddingCase& at : kCases) {
     for (const bool with_positions : {false, true}) {
       const std::vector<std::int32_t> tokens = random_tokens(at.rows, at.vocab);
-      const kernels::host::DTypeArray table(GetParam(), kernels::host::normal_floats(at.vocab * at.hidden, 1));
-      const kernels::host::DTypeArray positions(GetParam(), kernels::host::normal_floats(at.max_time * at.hidden, 2));
+      const kernels::host::DTypeArray table(GetParam(),
+                                            kernels::host::normal_floats(at.vocab * at.hidden, 1));
+      const kernels::host::DTypeArray positions(
+          GetParam(), kernels::host::normal_floats(at.max_time * at.hidden, 2));
       kernels::host::DTypeArray want(GetParam(), at.rows * at.hidden);
       host_kernels().embedding_forward(tokens.data(), table.data(),
                                        with_positions ? positions.data() : nullptr, want.data(),
@@ -61,7 +63,8 @@ TEST_P(CudaEmbedding, BackwardSumsInRowOrderToTheBit) {
   for (const EmbeddingCase& at : kCases) {
     for (const bool with_positions : {false, true}) {
       const std::vector<std::int32_t> tokens = random_tokens(at.rows, at.vocab);
-      const kernels::host::DTypeArray dout(GetParam(), kernels::host::normal_floats(at.rows * at.hidden, 3));
+      const kernels::host::DTypeArray dout(GetParam(),
+                                           kernels::host::normal_floats(at.rows * at.hidden, 3));
       kernels::host::DTypeArray want_table(GetParam(), at.vocab * at.hidden);
       kernels::host::DTypeArray want_positions(GetParam(), at.max_time * at.hidden);
       std::vector<std::byte> scratch(

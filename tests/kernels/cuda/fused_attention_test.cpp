@@ -43,8 +43,10 @@ class FusedAttentionTest : public testing::Test {
   Passes run(const AttentionShape& s, bool by_library) {
     const std::int64_t rows = s.batch * s.time, width = s.heads * s.head_dim;
     const std::int64_t packed = (s.heads + 2 * s.kv_heads) * s.head_dim;
-    const DeviceDTypeArray qkv(kernels::host::DTypeArray(s.dtype, kernels::host::normal_floats(rows * packed, 1)));
-    const DeviceDTypeArray dout(kernels::host::DTypeArray(s.dtype, kernels::host::normal_floats(rows * width, 2)));
+    const DeviceDTypeArray qkv(
+        kernels::host::DTypeArray(s.dtype, kernels::host::normal_floats(rows * packed, 1)));
+    const DeviceDTypeArray dout(
+        kernels::host::DTypeArray(s.dtype, kernels::host::normal_floats(rows * width, 2)));
     DeviceDTypeArray out(s.dtype, rows * width), lse(DType::kF32, rows * s.heads);
     DeviceDTypeArray dqkv(s.dtype, rows * packed);
     auto* const sums = static_cast<float*>(lse.data());

@@ -49,8 +49,8 @@ struct Arrays {
     return static_cast<std::byte*>(start) + index * kRoom +
            static_cast<std::size_t>(offset) * dtype_bytes(shape.dtype);
   }
-  kernels::host::DTypeArray multiply(GemmBackend& backend, bool with_bias, cudaStream_t stream = nullptr,
-                      void* workspace = nullptr) {
+  kernels::host::DTypeArray multiply(GemmBackend& backend, bool with_bias,
+                                     cudaStream_t stream = nullptr, void* workspace = nullptr) {
     const kernels::host::DTypeArray* const from[] = {&a, &b, &bias};
     for (std::size_t i = 0; i < 3; ++i) {
       std::memcpy(place(i), from[i]->data(), from[i]->size() * dtype_bytes(shape.dtype));
@@ -90,7 +90,8 @@ TEST(CublasLtGemm, MatchesFp64OnEveryKind) {
       const auto want = reference::gemm(shape, doubles(in.a), doubles(in.b),
                                         bias ? doubles(in.bias) : reference::Doubles());
       for (std::size_t i = 0; i < c.size(); ++i) {
-        const double allowed = 0x1p-22 * want.magnitude[i] + kernels::host::rounding_at(shape.output, want.c[i]);
+        const double allowed =
+            0x1p-22 * want.magnitude[i] + kernels::host::rounding_at(shape.output, want.c[i]);
         ASSERT_NEAR(c[i], want.c[i], allowed)
             << dtype_name(shape.dtype) << " to " << dtype_name(shape.output) << " at " << i
             << (shape.transpose_a ? " A^T" : "") << (shape.transpose_b ? " B^T" : "");
@@ -223,7 +224,8 @@ struct Gelu {
 
 Gelu forward_gelu(GemmBackend& backend, Arrays& in, bool bias) {
   const GemmShape& s = in.shape;
-  Gelu result{kernels::host::DTypeArray(s.dtype, s.m * s.n), kernels::host::DTypeArray(s.dtype, s.m * s.n)};
+  Gelu result{kernels::host::DTypeArray(s.dtype, s.m * s.n),
+              kernels::host::DTypeArray(s.dtype, s.m * s.n)};
   gemm_gelu(nullptr, backend, s, in.a.data(), in.b.data(), bias ? in.bias.data() : nullptr,
             result.x.data(), result.y.data(), nullptr);
   return result;

@@ -35,7 +35,7 @@ struct Factors {
 };
 
 kernels::host::DTypeArray multiply(GemmBackend& backend, const GemmShape& shape, const Factors& in,
-                    bool with_bias) {
+                                   bool with_bias) {
   const DeviceDTypeArray a(in.a), b(in.b), bias(in.bias);
   DeviceDTypeArray c(shape.output, shape.m * shape.n);
   DeviceBytes workspace(gemm_workspace_bytes(backend, shape));
@@ -44,14 +44,16 @@ kernels::host::DTypeArray multiply(GemmBackend& backend, const GemmShape& shape,
   return c.read();
 }
 
-void expect_right(const GemmShape& shape, const Factors& in, bool bias, const kernels::host::DTypeArray& c) {
+void expect_right(const GemmShape& shape, const Factors& in, bool bias,
+                  const kernels::host::DTypeArray& c) {
   const auto want = reference::gemm(shape, doubles(in.a), doubles(in.b),
                                     bias ? doubles(in.bias) : reference::Doubles());
   // An fp32 sum of k terms in any order: k roundings at worst, sqrt(k) of them in practice.
   const double sums = 0x1p-23 * (1.0 + std::sqrt(static_cast<double>(shape.k)));
   std::size_t wrong = 0;
   for (std::size_t i = 0; i < c.size(); ++i) {
-    const double allowed = sums * want.magnitude[i] + kernels::host::rounding_at(shape.output, want.c[i]);
+    const double allowed =
+        sums * want.magnitude[i] + kernels::host::rounding_at(shape.output, want.c[i]);
     if (!(std::abs(c[i] - want.c[i]) <= allowed)) ++wrong;
   }
   EXPECT_EQ(wrong, 0u) << shape.m << " x " << shape.n << " x " << shape.k << " of "
@@ -140,8 +142,9 @@ TEST_F(CudaGemm, PlainReadsAndWritesByStrides) {
       const auto spread = [&](const kernels::host::DTypeArray& from, std::int64_t cols) {
         const std::int64_t stride = (cols + 7) / 8 * 8 + extra;
         const auto rows = static_cast<std::int64_t>(from.size()) / cols;
-        kernels::host::DTypeArray to(from.type(), std::vector<float>(static_cast<std::size_t>(rows * stride),
-                                                      std::numeric_limits<float>::quiet_NaN()));
+        kernels::host::DTypeArray to(from.type(),
+                                     std::vector<float>(static_cast<std::size_t>(rows * stride),
+                                                        std::numeric_limits<float>::quiet_NaN()));
         for (std::int64_t i = 0; i < rows * cols; ++i) {
           to.set(static_cast<std::size_t>(i / cols * stride + i % cols),
                  from[static_cast<std::size_t>(i)]);

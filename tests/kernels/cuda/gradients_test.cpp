@@ -109,7 +109,8 @@ TEST_F(CudaGradients, AccumulatesAndFolds) {
           host_->accumulate(static_cast<float*>(want.data()), grad.data(), type, first, elems);
           expect_same(sum.read(), want);
         }
-        kernels::host::DTypeArray want = kernels::host::DTypeArray(type, kernels::host::normal_floats(elems, 4));
+        kernels::host::DTypeArray want =
+            kernels::host::DTypeArray(type, kernels::host::normal_floats(elems, 4));
         DeviceDTypeArray into(want, offset);
         fold(nullptr, into.data(), on_device.data(), type, elems);
         host_->fold(want.data(), grad.data(), type, elems);
@@ -162,7 +163,8 @@ TEST_F(CudaGradients, FoldsRanksInTheirOrder) {
     for (const int ranks : {1, 2, 5}) {
       std::vector<kernels::host::DTypeArray> parts;
       for (int rank = 0; rank < ranks; ++rank) {
-        parts.emplace_back(type, kernels::host::normal_floats(kElems, 10u + static_cast<unsigned>(rank)));
+        parts.emplace_back(type,
+                           kernels::host::normal_floats(kElems, 10u + static_cast<unsigned>(rank)));
       }
       kernels::host::DTypeArray want(type, kElems);
       for (std::size_t i = 0; i < kElems; ++i) {

@@ -80,7 +80,8 @@ reference::Doubles doubles(const kernels::host::DTypeArray& array) {
 
 // Of two results that are both rounded on the way.
 double allowed(const HeadShape& s, double want) {
-  const double gradient = 4e-5 + (s.dtype == DType::kF32 ? 0 : 4 * kernels::host::rounding_of(s.dtype));
+  const double gradient =
+      4e-5 + (s.dtype == DType::kF32 ? 0 : 4 * kernels::host::rounding_of(s.dtype));
   return gradient * (std::abs(want) + 0.05 * static_cast<double>(kLossScale));
 }
 
@@ -99,7 +100,8 @@ struct Bounded {
   void add(std::size_t i, DType dtype, double gradient, double factor) {
     value[i] += gradient * factor;
     // The logit itself and its lse are right to some 1e-6.
-    const double rounding = dtype == DType::kF32 ? 0.0 : kernels::host::rounding_at(dtype, gradient);
+    const double rounding =
+        dtype == DType::kF32 ? 0.0 : kernels::host::rounding_at(dtype, gradient);
     error[i] += (rounding + 1e-5 * std::abs(gradient)) * std::abs(factor);
   }
   void expect(const HeadShape& s, const kernels::host::DTypeArray& got) const {

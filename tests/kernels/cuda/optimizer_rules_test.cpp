@@ -46,7 +46,8 @@ std::vector<ParameterSegment> segments_of(const UpdateFormats& formats) {
 UpdateChunk start_of(const UpdateFormats& formats, std::int64_t elems,
                      std::span<const ParameterSegment> segments) {
   UpdateChunk chunk(formats, elems);
-  const std::vector<float> w = kernels::host::normal_floats(elems, 12), m = kernels::host::normal_floats(elems, 13, 1e-3f);
+  const std::vector<float> w = kernels::host::normal_floats(elems, 12),
+                           m = kernels::host::normal_floats(elems, 13, 1e-3f);
   std::vector<float> weights(w.size()), first(w.size()), second(w.size());
   for (const ParameterSegment& segment : segments) {
     for (auto i = static_cast<std::size_t>(segment.begin);

@@ -84,7 +84,8 @@ class UpdateTensors : public CudaKernelTest {
       Training training = training_of(formats, shapes);
       for (int number = 1; number <= steps; ++number) {
         step(training, number,
-             kernels::host::normal_floats(training.host.elems, static_cast<unsigned>(100 + number), 1e-2f));
+             kernels::host::normal_floats(training.host.elems, static_cast<unsigned>(100 + number),
+                                          1e-2f));
         training.device.expect_same(training.host);
         if (HasFatalFailure()) return;
       }
@@ -170,7 +171,8 @@ TEST_F(UpdateTensors, MuonsHiddenMatricesAreNearTheHosts) {
     const Bytes start = training.host.weight;
     for (int number = 1; number <= 2; ++number) {
       step(training, number,
-           kernels::host::normal_floats(training.host.elems, 6u + static_cast<unsigned>(number), 1e-2f));
+           kernels::host::normal_floats(training.host.elems, 6u + static_cast<unsigned>(number),
+                                        1e-2f));
     }
     EXPECT_TRUE(training.device.moment1 == training.host.moment1);
     double apart = 0, moved = 0;

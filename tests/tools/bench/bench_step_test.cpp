@@ -120,7 +120,7 @@ TEST(StepBench, TransfersAloneLeaveTheStateAndWhatOthersWroteIsRefilled) {
   EXPECT_NE(step.weights_hash(), refilled);
 }
 
-TEST(bench::OwnDirectory, RemovesWhatAKilledBenchLeftAndNothingElse) {
+TEST(OwnDirectory, RemovesWhatAKilledBenchLeftAndNothingElse) {
   const TempDirectory parent;
   const std::filesystem::path killed = parent.file("sluice_bench_abcdef");
   {

@@ -236,7 +236,7 @@ TEST(Fio, HasHugePagesWhereEnoughAreFree) {
   EXPECT_FALSE(bench::huge_pages_free(std::string(), 1));
 }
 
-TEST(bench::StorageSamples, AreComparedRoundByRound) {
+TEST(StorageSamples, AreComparedRoundByRound) {
   bench::StorageSamples ours;
   bench::StorageSamples others;
   // A machine that is three times as fast in the last round: the ratio does not see it.
@@ -251,7 +251,7 @@ TEST(bench::StorageSamples, AreComparedRoundByRound) {
 
 // Ranks from a table of the sign test: of 7 values the least and the greatest, of 21 the sixth of
 // either side, of 100 the fortieth.
-TEST(bench::Interval, OfAMedianIsThatOfTheSignTest) {
+TEST(Interval, OfAMedianIsThatOfTheSignTest) {
   for (const auto& [rounds, rank] :
        std::vector<std::pair<int, int>>{{6, 1}, {7, 1}, {8, 1}, {9, 2}, {21, 6}, {100, 40}}) {
     std::vector<double> values;

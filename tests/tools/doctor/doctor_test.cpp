@@ -25,9 +25,11 @@ TEST(DoctorChecks, TheSelectedWordIsTheBracketedOne) {
 }
 
 TEST(DoctorChecks, CpuFeaturesAreWholeWordsOfTheFirstProcessor) {
-  EXPECT_EQ(doctor::cpu_features("vendor: x\nflags\t\t: fpu avx2 avx512_bf16x fma\n\nflags: avx512f\n"),
-            (std::vector<std::string>{"avx2", "fma"}));
-  EXPECT_EQ(doctor::cpu_features("Features : fp asimd bf16"), (std::vector<std::string>{"asimd", "bf16"}));
+  EXPECT_EQ(
+      doctor::cpu_features("vendor: x\nflags\t\t: fpu avx2 avx512_bf16x fma\n\nflags: avx512f\n"),
+      (std::vector<std::string>{"avx2", "fma"}));
+  EXPECT_EQ(doctor::cpu_features("Features : fp asimd bf16"),
+            (std::vector<std::string>{"asimd", "bf16"}));
   EXPECT_TRUE(doctor::cpu_features("flags").empty());
 }
 
@@ -163,7 +165,8 @@ TEST_F(DoctorRun, AGpuIsMeasuredIntoAProfileOfItsOwn) {
   planner::HardwareProfile cuda = gpu;
   cuda.backend = "cuda";
   profile.gpu = std::make_shared<const planner::HardwareProfile>(cuda);
-  EXPECT_EQ(planner::to_json(planner::profile_from_json(planner::to_json(profile), "x")), planner::to_json(profile));
+  EXPECT_EQ(planner::to_json(planner::profile_from_json(planner::to_json(profile), "x")),
+            planner::to_json(profile));
 }
 
 TEST_F(DoctorRun, AStorageDirectoryThatIsNotThereIsBadInput) {

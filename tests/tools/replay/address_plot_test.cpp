@@ -131,8 +131,9 @@ replay::AddressPlot random_plot(std::size_t count) {
   return plot;
 }
 
-TEST(replay::AddressPlot, IsWellFormedAndWithinItsBounds) {
-  for (const replay::PlotColour colour : {replay::PlotColour::kCategory, replay::PlotColour::kSize}) {
+TEST(AddressPlot, IsWellFormedAndWithinItsBounds) {
+  for (const replay::PlotColour colour :
+       {replay::PlotColour::kCategory, replay::PlotColour::kSize}) {
     replay::AddressPlot plot = random_plot(2'000);
     plot.colour = colour;
     const std::string svg = replay::draw_address_plot(plot);
@@ -156,7 +157,7 @@ TEST(replay::AddressPlot, IsWellFormedAndWithinItsBounds) {
   }
 }
 
-TEST(replay::AddressPlot, ABlockStandsWhereItsAddressAndTimeSay) {
+TEST(AddressPlot, ABlockStandsWhereItsAddressAndTimeSay) {
   replay::AddressPlot plot;
   plot.operations = 100;
   plot.blocks = {{0, 3 * kMiB, 0, 50, 0, Category::kWeight, "low"},
@@ -174,7 +175,7 @@ TEST(replay::AddressPlot, ABlockStandsWhereItsAddressAndTimeSay) {
   EXPECT_EQ(blocks[1].text, "high, 1.00 MiB, stream 7, operations 50 to 100, at 0x300000");
 }
 
-TEST(replay::AddressPlot, KeepsTheLargestAndSaysHowManyItLeavesOut) {
+TEST(AddressPlot, KeepsTheLargestAndSaysHowManyItLeavesOut) {
   replay::AddressPlot plot;
   for (std::uint64_t i = 0; i < 50; ++i) {
     plot.blocks.push_back({i * kMiB, kMiB, 0, i, 0, Category::kActivation, std::to_string(i)});
@@ -188,13 +189,13 @@ TEST(replay::AddressPlot, KeepsTheLargestAndSaysHowManyItLeavesOut) {
   EXPECT_LE(replay::draw_address_plot(random_plot(60'000)).size(), std::size_t{8} << 20);
 }
 
-TEST(replay::AddressPlot, NothingIsDrawnOfNothing) {
+TEST(AddressPlot, NothingIsDrawnOfNothing) {
   const std::string svg = replay::draw_address_plot({});
   EXPECT_TRUE(titled(XmlReader(svg).read()).empty());
   EXPECT_NE(svg.find("0 allocations drawn"), std::string::npos);
 }
 
-TEST(replay::CompactAddresses, LargeHolesAreCutAndSmallOnesKept) {
+TEST(CompactAddresses, LargeHolesAreCutAndSmallOnesKept) {
   const replay::CompactAddresses map({{1000, 100}, {1150, 50}, {900'000, 100}, {1100, 10}}, 500);
   ASSERT_EQ(map.holes().size(), 1u);
   EXPECT_EQ(map.holes()[0].bytes, 900'000u - 1200u);

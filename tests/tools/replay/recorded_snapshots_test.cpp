@@ -54,11 +54,12 @@ TEST_P(RecordedSnapshot, IsReadAsPyTorchCountsIt) {
 }
 
 TEST_P(RecordedSnapshot, TheReplicaReservesWhatPyTorchDid) {
-  const replay::NamedPolicy replica = trace().expandable_segments ? replay::expandable_policy() : replay::native_policy();
+  const replay::NamedPolicy replica =
+      trace().expandable_segments ? replay::expandable_policy() : replay::native_policy();
   const auto reserved_bytes = truth_.at("reserved_bytes.all.peak").get<double>();
   replay::ReplayRecord record;  // checks that nothing overlaps
-  const replay::ReplayOutcome outcome =
-      replay::replay_trace(trace(), replica, truth_.at("device_bytes").get<std::uint64_t>(), &record);
+  const replay::ReplayOutcome outcome = replay::replay_trace(
+      trace(), replica, truth_.at("device_bytes").get<std::uint64_t>(), &record);
   ASSERT_TRUE(outcome.completed);
   EXPECT_NEAR(static_cast<double>(outcome.peak_reserved_bytes), reserved_bytes,
               0.005 * reserved_bytes);
@@ -73,8 +74,10 @@ TEST_P(RecordedSnapshot, TheReplicaReservesWhatPyTorchDid) {
 
 TEST_P(RecordedSnapshot, DynamicHoldsLittleMoreThanIsLive) {
   replay::ReplayRecord record;
-  const replay::ReplayOutcome dynamic = replay::replay_trace(trace(), replay::dynamic_policy(), UINT64_MAX, &record);
-  const replay::ReplayOutcome expandable = replay::replay_trace(trace(), replay::expandable_policy());
+  const replay::ReplayOutcome dynamic =
+      replay::replay_trace(trace(), replay::dynamic_policy(), UINT64_MAX, &record);
+  const replay::ReplayOutcome expandable =
+      replay::replay_trace(trace(), replay::expandable_policy());
   ASSERT_TRUE(dynamic.completed);
   EXPECT_LE(dynamic.fragmentation(), 0.03);
   EXPECT_LE(static_cast<double>(dynamic.peak_reserved_bytes),
@@ -86,7 +89,8 @@ TEST_P(RecordedSnapshot, PlannedHoldsWhatIsLiveAndAsksNobody) {
   const std::uint64_t live_bytes = record::peak_live_bytes(trace());
   const std::uint64_t enough_bytes = live_bytes + live_bytes / 100;  // 1% more than is live
   replay::ReplayRecord record;
-  const replay::ReplayOutcome outcome = replay::replay_trace(trace(), planned, enough_bytes, &record);
+  const replay::ReplayOutcome outcome =
+      replay::replay_trace(trace(), planned, enough_bytes, &record);
   EXPECT_TRUE(outcome.completed);
   if (!GetParam().repeats) return;
   ASSERT_TRUE(outcome.was_steady);

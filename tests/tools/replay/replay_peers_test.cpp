@@ -10,7 +10,7 @@
 namespace sluice::testing {
 namespace {
 
-TEST(replay::TorchRounding, FiveHundredTwelveBytesUnlessDivided) {
+TEST(TorchRounding, FiveHundredTwelveBytesUnlessDivided) {
   record::MemoryTrace trace;
   const replay::TorchRounding plain(trace);
   EXPECT_EQ(plain(1), 512u);
@@ -87,9 +87,9 @@ TEST(NativePeer, SmallBlocksAreSplitDownToTheirLastFiveHundredTwelveBytes) {
 TEST(NativePeer, BestFitIsBySizeThenAddress) {
   // Segments as recorded; the 14s are free, the one at 0x40000000 has the lowest address of them.
   PeerScript peer(replay::native_policy(), {{.bytes = 14 * kMiB, .segment_address = 0x60000000},
-                                    {.bytes = 14 * kMiB, .segment_address = 0x40000000},
-                                    {.bytes = 16 * kMiB, .segment_address = 0x20000000},
-                                    {.bytes = 13 * kMiB}});
+                                            {.bytes = 14 * kMiB, .segment_address = 0x40000000},
+                                            {.bytes = 16 * kMiB, .segment_address = 0x20000000},
+                                            {.bytes = 13 * kMiB}});
   EXPECT_EQ(peer.allocate(0), 0x60000000u);
   EXPECT_EQ(peer.allocate(1), 0x40000000u);
   EXPECT_EQ(peer.allocate(2), 0x20000000u);
@@ -99,8 +99,8 @@ TEST(NativePeer, BestFitIsBySizeThenAddress) {
 
 TEST(NativePeer, ARecordedSegmentOverALiveOneGoesElsewhere) {
   PeerScript peer(replay::native_policy(), {{.bytes = 14 * kMiB, .segment_address = 0x40000000},
-                                    {.bytes = 14 * kMiB, .segment_address = 0x40200000},
-                                    {.bytes = 14 * kMiB, .segment_address = 0x3fe00000}});
+                                            {.bytes = 14 * kMiB, .segment_address = 0x40200000},
+                                            {.bytes = 14 * kMiB, .segment_address = 0x3fe00000}});
   EXPECT_EQ(peer.allocate(0), 0x40000000u);
   const std::uint64_t second = peer.allocate(1);
   EXPECT_GE(second, 0x40000000u + 14 * kMiB);
@@ -125,10 +125,10 @@ TEST(NativePeer, FreeNeighboursMergeAndPendingOnesDoNot) {
 
 TEST(NativePeer, StreamsAndPrivatePoolsShareNothing) {
   PeerScript peer(replay::native_policy(), {{.bytes = 12 * kMiB, .stream = 1},
-                                    {.bytes = 12 * kMiB, .stream = 2},
-                                    {.bytes = 12 * kMiB, .stream = 1, .pool = 7},
-                                    {.bytes = 12 * kMiB, .stream = 1, .pool = 7},
-                                    {.bytes = 12 * kMiB, .stream = 1}});
+                                            {.bytes = 12 * kMiB, .stream = 2},
+                                            {.bytes = 12 * kMiB, .stream = 1, .pool = 7},
+                                            {.bytes = 12 * kMiB, .stream = 1, .pool = 7},
+                                            {.bytes = 12 * kMiB, .stream = 1}});
   const std::uint64_t first = peer.allocate(0);
   peer.free(0);
   EXPECT_NE(peer.allocate(1), first);
@@ -224,7 +224,8 @@ record::MemoryTrace trace_with_a_past(bool is_expandable) {
 }
 
 TEST(NativePeer, BeginsWithWhatTheTraceHolds) {
-  PeerScript peer(replay::native_policy(), mebibytes({4, 10, 5, 16}), UINT64_MAX, trace_with_a_past(true));
+  PeerScript peer(replay::native_policy(), mebibytes({4, 10, 5, 16}), UINT64_MAX,
+                  trace_with_a_past(true));
   EXPECT_EQ(peer.reserved(), 20 * kMiB);
   EXPECT_EQ(peer.counters().driver_allocations, 0u);
   EXPECT_EQ(peer.allocate(2), kGiB + 4 * kMiB);  // not split: 1 remains
@@ -456,9 +457,9 @@ TEST(RmmPoolPeer, TheSmallestThatFitsAndNoJoinAcrossUpstreamBlocks) {
 
 TEST(RmmPoolPeer, AnotherStreamsBlockCostsAWaitAndItsRestStaysThere) {
   PeerScript peer(replay::rmm_pool_policy(), {{.bytes = 8 * kMiB, .stream = 1},
-                                      {.bytes = 3 * kMiB, .stream = 2},
-                                      {.bytes = 5 * kMiB, .stream = 1},
-                                      {.bytes = kMiB, .stream = 2}});
+                                              {.bytes = 3 * kMiB, .stream = 2},
+                                              {.bytes = 5 * kMiB, .stream = 1},
+                                              {.bytes = kMiB, .stream = 2}});
   const std::uint64_t first = peer.allocate(0);
   peer.free(0);
   EXPECT_EQ(peer.allocate(1), first);
@@ -472,9 +473,9 @@ TEST(RmmPoolPeer, ListsAreJoinedBeforeThePoolGrows) {
   // One block of 8: 4 freed on stream 1, 4 on stream 2. Stream 3 asks for 8: both lists join its
   // own, one wait each.
   PeerScript peer(replay::rmm_pool_policy(), {{.bytes = 8 * kMiB, .stream = 1},
-                                      {.bytes = 4 * kMiB, .stream = 2},
-                                      {.bytes = 4 * kMiB, .stream = 1},
-                                      {.bytes = 8 * kMiB, .stream = 3}});
+                                              {.bytes = 4 * kMiB, .stream = 2},
+                                              {.bytes = 4 * kMiB, .stream = 1},
+                                              {.bytes = 8 * kMiB, .stream = 3}});
   const std::uint64_t first = peer.allocate(0);
   peer.free(0);
   peer.allocate(1);

@@ -132,8 +132,8 @@ TEST(ReplayReport, WhatWasHeldAtTheStartNeedsRoom) {
   record::SnapshotSegment segment;
   segment.address = held.address;
   segment.bytes = held.bytes;
-  segment.blocks = {
-      {held.address, held.bytes, held.bytes, record::BlockState::kAllocated, Category::kExternal, 0}};
+  segment.blocks = {{held.address, held.bytes, held.bytes, record::BlockState::kAllocated,
+                     Category::kExternal, 0}};
   trace.initial_segments = {segment};
   trace.initial_ids = {{0}};
   for (const NamedPolicy& policy : all_policies()) {
@@ -145,8 +145,9 @@ TEST(ReplayReport, WhatWasHeldAtTheStartNeedsRoom) {
 // What a generated trace is written as reads back as the same operations.
 TEST(ReplayReport, EventsOfATraceAreTheTrace) {
   record::MemoryTrace trace = generated("rlhf", 3);  // flushes
-  ASSERT_TRUE(std::any_of(trace.operations.begin(), trace.operations.end(),
-                          [](const auto& one) { return one.action == record::TraceAction::kFlush; }));
+  ASSERT_TRUE(std::any_of(trace.operations.begin(), trace.operations.end(), [](const auto& one) {
+    return one.action == record::TraceAction::kFlush;
+  }));
   for (std::size_t i = 0; i < trace.allocations.size(); i += 3) {
     trace.allocations[i].pool = i % 2 == 0 ? UINT64_MAX : 7;
   }
@@ -174,8 +175,8 @@ std::vector<Call> calls_of(const record::MemoryTrace& trace) {
   std::vector<Call> calls;
   for (const record::TraceOperation& operation : trace.operations) {
     const bool is_alloc = operation.action == record::TraceAction::kAlloc;
-    const bool is_free =
-        operation.action == record::TraceAction::kFree || operation.action == record::TraceAction::kFreePending;
+    const bool is_free = operation.action == record::TraceAction::kFree ||
+                         operation.action == record::TraceAction::kFreePending;
     if (!is_alloc && !is_free) continue;
     const record::TraceAllocation& one = trace.allocations[operation.allocation];
     calls.emplace_back(is_alloc, one.bytes, one.category, trace.names[one.name]);
@@ -192,12 +193,14 @@ TEST(ReplayReport, WhatOurAllocatorsRecordIsTheTrace) {
       std::string file;
       record::write_torch_snapshot(recorded, [&](std::string_view part) { file += part; });
       record::ByteSource source(file, "written");
-      const record::MemorySnapshot snapshot = record::torch_snapshot(record::read_pickle(source), "written");
+      const record::MemorySnapshot snapshot =
+          record::torch_snapshot(record::read_pickle(source), "written");
       record::TraceDefects defects;
       const record::MemoryTrace again = record::trace_of(snapshot, trace.source, "torch", &defects);
       EXPECT_EQ(defects.contradictions + defects.unknown_frees, 0u) << family << planned;
       ASSERT_EQ(calls_of(again), calls_of(trace)) << family << planned;
-      EXPECT_EQ(record::peak_live_bytes(again), record::peak_live_bytes(trace)) << family << planned;
+      EXPECT_EQ(record::peak_live_bytes(again), record::peak_live_bytes(trace))
+          << family << planned;
       std::uint64_t live_bytes = 0;
       for (const record::SnapshotSegment& segment : snapshot.segments) {
         for (const record::SnapshotBlock& block : segment.blocks) {

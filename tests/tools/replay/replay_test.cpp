@@ -22,7 +22,8 @@ std::string refusal(const std::string& text) {
 }
 
 TEST(LifetimeCsv, ColumnsStandInAnyOrder) {
-  const auto lifetimes = replay::parse_lifetime_csv("size, id,upper,lower\r\n7,a,5,1\r\n\n9,b,6,2\n", "x");
+  const auto lifetimes =
+      replay::parse_lifetime_csv("size, id,upper,lower\r\n7,a,5,1\r\n\n9,b,6,2\n", "x");
   ASSERT_EQ(lifetimes.size(), 2u);
   EXPECT_EQ(lifetimes[0].lower, 1u);
   EXPECT_EQ(lifetimes[0].upper, 5u);
@@ -31,7 +32,8 @@ TEST(LifetimeCsv, ColumnsStandInAnyOrder) {
 }
 
 TEST(LifetimeCsv, AByteOrderMarkIsNoPartOfTheHeader) {
-  EXPECT_EQ(replay::parse_lifetime_csv("\xef\xbb\xbfid,lower,upper,size\n0,1,2,3\n", "x").size(), 1u);
+  EXPECT_EQ(replay::parse_lifetime_csv("\xef\xbb\xbfid,lower,upper,size\n0,1,2,3\n", "x").size(),
+            1u);
 }
 
 TEST(LifetimeCsv, WhatIsWrongIsNamedWithItsLine) {
@@ -53,7 +55,8 @@ TEST(LifetimeCsv, WhatIsWrongIsNamedWithItsLine) {
     EXPECT_NE(refusal(text).find("given.csv"), std::string::npos);
   }
   EXPECT_THROW(static_cast<void>(replay::read_lifetime_csv("/nowhere/given.csv")), InputError);
-  EXPECT_THROW(static_cast<void>(replay::read_lifetime_csv(TempDirectory().path().string())), InputError);
+  EXPECT_THROW(static_cast<void>(replay::read_lifetime_csv(TempDirectory().path().string())),
+               InputError);
 }
 
 TEST(ReplayPacking, APolicyThatKnowsTheFutureNeedsLess) {

@@ -32,13 +32,13 @@ const std::string kHeader = "Thread,Time,Action,Pointer,Size,Stream\n";
 TEST(RmmLog, AllocationsEndWithTheirFrees) {
   record::TraceDefects defects;
   const record::MemoryTrace result = trace(kHeader +
-                                       "8081,13:04:05:000123,allocate,0x7f00,100,0\n"
-                                       "8081,13:04:05:000124,allocate,0x7f80,200,0x2\n"
-                                       "8082,13:04:05:000125,free,0x7f00,100,0\n"
-                                       "8082,13:04:05:000126,allocate failure,(nil),900,0\n"
-                                       "8082,13:04:05:000127,allocate,0x7f00,300,0x1\n"
-                                       "8082,13:04:05:000128,allocate,(nil),0,0x1\n",
-                                   &defects);
+                                               "8081,13:04:05:000123,allocate,0x7f00,100,0\n"
+                                               "8081,13:04:05:000124,allocate,0x7f80,200,0x2\n"
+                                               "8082,13:04:05:000125,free,0x7f00,100,0\n"
+                                               "8082,13:04:05:000126,allocate failure,(nil),900,0\n"
+                                               "8082,13:04:05:000127,allocate,0x7f00,300,0x1\n"
+                                               "8082,13:04:05:000128,allocate,(nil),0,0x1\n",
+                                           &defects);
   ASSERT_EQ(result.allocations.size(), 3u);
   EXPECT_EQ(result.allocations[1].bytes, 200u);
   EXPECT_EQ(result.allocations[1].stream, 2u);
@@ -53,9 +53,9 @@ TEST(RmmLog, AllocationsEndWithTheirFrees) {
 
 TEST(RmmLog, TimesArePartsOfADay) {
   const record::MemorySnapshot log = parse(kHeader +
-                                   "1,00:00:01:000002,allocate,0x1,1,0\n"
-                                   "1,01:00:00.000003,allocate,0x2,1,0\n"
-                                   "1,now,allocate,0x3,1,0\n");
+                                           "1,00:00:01:000002,allocate,0x1,1,0\n"
+                                           "1,01:00:00.000003,allocate,0x2,1,0\n"
+                                           "1,now,allocate,0x3,1,0\n");
   EXPECT_EQ(log.events.at(0).time_ns, 1'000'002'000);
   EXPECT_EQ(log.events.at(1).time_ns, 3'600'000'003'000);
   EXPECT_EQ(log.events.at(2).time_ns, 0);

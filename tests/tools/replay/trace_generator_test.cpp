@@ -23,7 +23,8 @@ bool same_trace(const record::MemoryTrace& a, const record::MemoryTrace& b) {
                       return allocation_key(x) == allocation_key(y);
                     }) &&
          std::equal(a.operations.begin(), a.operations.end(), b.operations.begin(),
-                    b.operations.end(), [](const record::TraceOperation& x, const record::TraceOperation& y) {
+                    b.operations.end(),
+                    [](const record::TraceOperation& x, const record::TraceOperation& y) {
                       return x.action == y.action && x.allocation == y.allocation;
                     });
 }
@@ -52,7 +53,8 @@ std::vector<std::uint64_t> bytes_at_steps(const record::MemoryTrace& trace) {
     const std::uint64_t bytes = trace.allocations[operation.allocation].bytes;
     if (operation.action == record::TraceAction::kStep) result.push_back(live_bytes);
     if (operation.action == record::TraceAction::kAlloc) live_bytes += bytes;
-    if (operation.action == record::TraceAction::kFree || operation.action == record::TraceAction::kFreePending) {
+    if (operation.action == record::TraceAction::kFree ||
+        operation.action == record::TraceAction::kFreePending) {
       live_bytes -= bytes;
     }
   }
@@ -72,12 +74,13 @@ TEST_P(GeneratedTrace, IsSoundAndOfThePromisedScale) {
     EXPECT_LE(peak_bytes, 60 * kGiB) << trace.source;
     EXPECT_GE(trace.operations.size(), 10'000u) << trace.source;
     EXPECT_LE(trace.operations.size(), 150'000u) << trace.source;
-    const auto steps =
-        std::count_if(trace.operations.begin(), trace.operations.end(),
-                      [](const record::TraceOperation& one) { return one.action == record::TraceAction::kStep; });
+    const auto steps = std::count_if(
+        trace.operations.begin(), trace.operations.end(),
+        [](const record::TraceOperation& one) { return one.action == record::TraceAction::kStep; });
     EXPECT_EQ(steps, 6) << trace.source;
-    const auto small = std::count_if(trace.allocations.begin(), trace.allocations.end(),
-                                     [](const record::TraceAllocation& one) { return one.bytes < kMiB; });
+    const auto small =
+        std::count_if(trace.allocations.begin(), trace.allocations.end(),
+                      [](const record::TraceAllocation& one) { return one.bytes < kMiB; });
     EXPECT_GE(small * 8, static_cast<std::ptrdiff_t>(trace.allocations.size())) << trace.source;
     for (const record::TraceAllocation& one : trace.allocations) {
       ASSERT_NE(one.name, 0u);
@@ -102,7 +105,8 @@ TEST_P(GeneratedTrace, IsAFunctionOfItsSeed) {
   EXPECT_FALSE(same_trace(trace, make(GetParam(), 6)));
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, GeneratedTrace, ::testing::ValuesIn(replay::generator_families()),
+INSTANTIATE_TEST_SUITE_P(Families, GeneratedTrace,
+                         ::testing::ValuesIn(replay::generator_families()),
                          [](const auto& family) { return family.param; });
 
 TEST(TraceGenerator, UsesOfOtherStreamsEndLater) {
@@ -143,7 +147,7 @@ TEST(TraceGenerator, RefusesWhatItCannotMean) {
 
 // The rule of thumb: 34 bytes per token and hidden element for a block with 16-bit elements and
 // dropout, without attention's matrix.
-TEST(replay::generated::TransformerPass, ABlockSavesWhatTheRuleOfThumbSays) {
+TEST(TransformerPass, ABlockSavesWhatTheRuleOfThumbSays) {
   replay::generated::TransformerShape shape;
   shape.layers = 1;
   shape.hidden = 2048;
@@ -158,7 +162,8 @@ TEST(replay::generated::TransformerPass, ABlockSavesWhatTheRuleOfThumbSays) {
   pass.set_batch(batch);
   replay::generated::SavedBlock saved;
   const std::uint64_t stream_bytes = batch.tokens() * shape.hidden * 2;
-  const replay::generated::BufferId input = recorder.alloc(stream_bytes, Category::kActivation, "input");
+  const replay::generated::BufferId input =
+      recorder.alloc(stream_bytes, Category::kActivation, "input");
   replay::generated::BufferId output = pass.forward_block(1, input, saved);
   recorder.free(output);
   const record::MemoryTrace trace = recorder.finish();

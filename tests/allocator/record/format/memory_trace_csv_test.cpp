@@ -77,8 +77,8 @@ TEST(MemoryTraceCsv, ALineLooksAsTheHeaderSays) {
 
 TEST(MemoryTraceCsv, LineEndsMarksAndEmptyLinesArePassedOver) {
   const record::MemorySnapshot snapshot = parse("\xef\xbb\xbf" + std::string(kOlderHeader) +
-                                        "\r\n\r\n5, alloc ,0x10,16,1,external,\"n\"\r\n\n"
-                                        "6,step,0,0,0,external,");
+                                                "\r\n\r\n5, alloc ,0x10,16,1,external,\"n\"\r\n\n"
+                                                "6,step,0,0,0,external,");
   ASSERT_EQ(snapshot.events.size(), 2u);
   EXPECT_EQ(snapshot.events[0].stream, 16u);
   EXPECT_EQ(snapshot.names[snapshot.events[0].name], "n");
@@ -128,7 +128,8 @@ TEST(MemoryTraceCsv, AFileIsReadInPieces) {
   EXPECT_EQ(snapshot.names[snapshot.events[19'999].name], "name \"99\"");
   EXPECT_EQ(snapshot.events[19'999].address, 19'999u);
   EXPECT_THROW(static_cast<void>(record::read_memory_trace_csv(path + ".no")), InputError);
-  EXPECT_THROW(static_cast<void>(record::read_memory_trace_csv(directory.path().string())), InputError);
+  EXPECT_THROW(static_cast<void>(record::read_memory_trace_csv(directory.path().string())),
+               InputError);
 }
 
 }  // namespace

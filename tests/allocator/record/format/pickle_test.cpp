@@ -165,7 +165,8 @@ TEST(Pickle, AListMayHoldItself) {
 
 TEST(Pickle, NestingTakesNoStack) {
   const std::size_t levels = 1'000'000;
-  const record::PickleTree tree = parse(std::string(levels, ']') + std::string(levels - 1, 'a') + ".");
+  const record::PickleTree tree =
+      parse(std::string(levels, ']') + std::string(levels - 1, 'a') + ".");
   EXPECT_EQ(tree.container_count(), levels);
 }
 
@@ -194,7 +195,7 @@ TEST(Pickle, OfAKeyThatComesTwiceTheLastHolds) {
   EXPECT_EQ(tree.as_int64(*tree.find(tree.root, "a")), 2);
 }
 
-TEST(record::PickleWriter, WritesWhatPythonLoads) {
+TEST(PickleWriter, WritesWhatPythonLoads) {
   const std::string bytes = written([](record::PickleWriter& writer) {
     writer.begin_dict();
     writer.text("a");
@@ -210,7 +211,7 @@ TEST(record::PickleWriter, WritesWhatPythonLoads) {
             "b\x94h\0u."s);
 }
 
-TEST(record::PickleWriter, WhatItWritesIsReadBack) {
+TEST(PickleWriter, WhatItWritesIsReadBack) {
   const std::int64_t numbers[] = {0,  255,       256,       65535,     65536,
                                   -1, INT32_MAX, INT32_MIN, 1LL << 31, INT64_MIN};
   const std::string bytes = written([&](record::PickleWriter& writer) {
@@ -252,7 +253,7 @@ TEST(record::PickleWriter, WhatItWritesIsReadBack) {
   EXPECT_EQ(tree.as_int64(tree.items(rest[6])[1]), -2);
 }
 
-TEST(record::PickleWriter, CallsOutOfOrderAreRefused) {
+TEST(PickleWriter, CallsOutOfOrderAreRefused) {
   const auto sink = [](std::string_view) {};
   record::PickleWriter open(sink);
   open.begin_list();

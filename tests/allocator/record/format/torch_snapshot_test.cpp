@@ -124,15 +124,16 @@ TEST(TorchSnapshot, FilesOfOldVersionsAreRead) {
 
 TEST(TorchSnapshot, KeysOfNewVersionsAreUsedAndUnknownOnesPassedOver) {
   const record::MemorySnapshot read = snapshot_of(dict(
-      {{"segments", list({dict({{"device", number(0)},
-                                {"address", number(1 << 21)},
-                                {"total_size", number(20 << 20)},
-                                {"stream", number(-5)},
-                                {"segment_type", word("large")},
-                                {"is_expandable", [](record::PickleWriter& out) { out.boolean(true); }},
-                                {"segment_pool_id", [](record::PickleWriter& out) { out.pair_of(2, 3); }},
-                                {"registration_counter", number(1)},
-                                {"blocks", list({})}})})},
+      {{"segments",
+        list({dict({{"device", number(0)},
+                    {"address", number(1 << 21)},
+                    {"total_size", number(20 << 20)},
+                    {"stream", number(-5)},
+                    {"segment_type", word("large")},
+                    {"is_expandable", [](record::PickleWriter& out) { out.boolean(true); }},
+                    {"segment_pool_id", [](record::PickleWriter& out) { out.pair_of(2, 3); }},
+                    {"registration_counter", number(1)},
+                    {"blocks", list({})}})})},
        {"device_traces",
         list({list({dict({{"action", word("oom")},
                           {"device_free", number(77)},
@@ -290,8 +291,10 @@ TEST(TorchSnapshot, CategoriesAlwaysCountAnUnknownOne) {
   EXPECT_TRUE(tree.text_id("weight"));
   EXPECT_TRUE(tree.text_id("unknown"));
   record::ByteSource none_source(bytes, "again");
-  const record::MemorySnapshot again = record::torch_snapshot(record::read_pickle(none_source), "again");
-  EXPECT_EQ(again.events.size(), record::kMemoryActionNames.size() + 1);  // the writer ends with a mark
+  const record::MemorySnapshot again =
+      record::torch_snapshot(record::read_pickle(none_source), "again");
+  EXPECT_EQ(again.events.size(),
+            record::kMemoryActionNames.size() + 1);  // the writer ends with a mark
   EXPECT_EQ(again.events[0].category, Category::kWeight);
   const std::string plain = exported(example(false));
   record::ByteSource plain_source(plain, "plain");

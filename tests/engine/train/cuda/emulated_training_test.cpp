@@ -48,7 +48,8 @@ class EmulatedTraining : public ::testing::Test {
     backend.make_device = [](std::uint64_t capacity_bytes) {
       return device::make_cuda_device({.capacity_bytes = capacity_bytes});
     };
-    backend.device_kernels = kernels::make_cuda_kernels({.libraries = kernels::CudaLibraries::kNone});
+    backend.device_kernels =
+        kernels::make_cuda_kernels({.libraries = kernels::CudaLibraries::kNone});
     backend.host_kernels = kernels::make_host_kernels({1});
     return backend;
   }
