@@ -156,7 +156,7 @@ bool is_section(std::string_view path) {
                    first_key_of_section(path)->path);
 }
 
-// What was given, for messages.
+// The given value, for messages.
 std::string describe_node(const toml::node& node) {
   if (const auto* text = node.as_string()) return in_quotes(text->get());
   if (const auto* number = node.as_integer()) return std::to_string(number->get());

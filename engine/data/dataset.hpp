@@ -2,8 +2,8 @@
 //
 // The stream is cut at token_count * (1 - eval_fraction): the first part trains, the last
 // evaluates. Window w of a part is its tokens [w*seq, w*seq + seq]: seq inputs, and the same
-// shifted by one as targets, so that every token but the first is a target once. What is left at a
-// part's end is unused. Sample i of micro-batch m of step s has the run-wide index (s*accumulate +
+// shifted by one as targets, so that every token but the first is a target once. Tokens left at a
+// part's end are unused. Sample i of micro-batch m of step s has the run-wide index (s*accumulate +
 // m)*micro_batch + i; the window it takes is a pure function of (seed, index): resuming needs only
 // the step number. Thread rule: const calls may be made by several threads at once.
 #pragma once
@@ -62,7 +62,7 @@ class Dataset {
   std::size_t file_count() const { return stream_.file_count(); }
   std::uint64_t train_windows() const { return train_windows_; }
   std::uint64_t eval_windows() const { return eval_windows_; }
-  // Of the files; 32 hex digits.
+  // The files' digest; 32 hex digits.
   std::string fingerprint() const { return stream_.fingerprint(); }
 
  private:

@@ -6,6 +6,7 @@
 
 #include "base/error.hpp"
 #include "base/units.hpp"
+#include "engine/planner/budget_step.hpp"
 #include "engine/planner/candidates.hpp"
 #include "engine/planner/cost_model.hpp"
 #include "engine/planner/footprint.hpp"
@@ -23,8 +24,6 @@ constexpr std::size_t kSimulatedCandidates = 4;
 constexpr int kRaiseTries = 4;
 constexpr int kRaiseRounds = 2;
 constexpr double kRefinementSlack = 1.02;
-// Budgets are suggested in steps of this.
-constexpr std::uint64_t kSuggestionStepBytes = 2 * kMiB;
 constexpr std::array<const char*, kTierCount> kBudgetKeys{"memory.device", "memory.pinned",
                                                           "memory.storage"};
 
@@ -364,7 +363,7 @@ class Refuser {
       for (std::size_t tier = 0; tier < kTierCount; ++tier) {
         if (refusal.needed_bytes[tier] > budgets_[tier]) {
           joint.emplace_back(kBudgetKeys[tier],
-                             round_up(refusal.needed_bytes[tier], kSuggestionStepBytes));
+                             suggested_budget(refusal.needed_bytes[tier]));
         }
       }
       refusal.suggestions.push_back(std::move(joint));
@@ -382,7 +381,7 @@ class Refuser {
       if (fits(needed, others)) least = std::min(least, needed[tier]);
     }
     if (least == std::numeric_limits<std::uint64_t>::max()) return std::nullopt;
-    return round_up(least, kSuggestionStepBytes);
+    return suggested_budget(least);
   }
 
   // The candidate that lacks the fewest bytes in all, counted as they would be suggested: where two
@@ -393,7 +392,7 @@ class Refuser {
       std::uint64_t bytes = 0;
       for (std::size_t tier = 0; tier < kTierCount; ++tier) {
         if (needed[tier] <= budgets_[tier]) continue;
-        bytes += round_up(needed[tier], kSuggestionStepBytes) - budgets_[tier];
+        bytes += suggested_budget(needed[tier]) - budgets_[tier];
       }
       return bytes;
     };
@@ -446,13 +445,22 @@ std::uint64_t Plan::state_bytes_of(StateKind kind) const {
   return std::accumulate(by_tier.begin(), by_tier.end(), std::uint64_t{0});
 }
 
+namespace {
+
+// A budget as it was given; free space, which is an odd number of bytes, to three digits.
+std::string available_text(std::uint64_t bytes) {
+  return bytes % kMiB == 0 ? format_bytes_exact(bytes) : format_bytes(bytes);
+}
+
+}  // namespace
+
 std::string Refusal::sentence() const {
   std::string text = "does not fit:";
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
     if (needed_bytes[tier] <= available_bytes[tier]) continue;
     text += " " + std::string(kBudgetKeys[tier]) + " needs " +
-            format_bytes_exact(round_up(needed_bytes[tier], kSuggestionStepBytes)) + " and has " +
-            format_bytes_exact(available_bytes[tier]) + ";";
+            format_bytes_exact(suggested_budget(needed_bytes[tier])) + " and has " +
+            available_text(available_bytes[tier]) + ";";
   }
   if (suggestions.empty()) {
     return text +

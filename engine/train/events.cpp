@@ -52,7 +52,7 @@ RunEvent places_json(const planner::Plan& plan) {
   return json;
 }
 
-// What forward passes of a step save, by part and tier where it waits.
+// Bytes that the forward passes of a step save, by part and by the tier that holds them.
 RunEvent saved_json(const planner::Plan& plan) {
   RunEvent json = RunEvent::object();
   for (const auto& [part, by_tier] : plan.saved_bytes) {
@@ -81,7 +81,7 @@ const char* update_placement_name(schedule::UpdatePlacement update) {
   return "after_backward";
 }
 
-// Bytes by kind, and what the optimizer keeps for each parameter (with padding).
+// Bytes by kind, and the optimizer's bytes for each parameter (with padding).
 RunEvent state_json(const planner::Plan& plan) {
   RunEvent json = RunEvent::object();
   std::uint64_t optimizer = 0;

@@ -21,8 +21,8 @@ namespace sluice::train {
 // rows for each token.
 double flops_per_token(const model::ModelShape& shape, std::int64_t seq);
 
-// Products per second of the device in the run's precision, as `sluice doctor` measured them (fp16
-// at bf16's rate, which is what GPUs give it). Nothing where that machine was never measured.
+// Floating-point operations per second of the device's products in the run's precision, as `sluice
+// doctor` measured them. GPUs multiply fp16 at bf16's rate. Nothing for a device never measured.
 std::optional<double> measured_peak_flops(const planner::HardwareProfile& hardware,
                                           const config::Config& settled);
 

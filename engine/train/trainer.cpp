@@ -241,7 +241,7 @@ void Trainer::retire_earlier() {
 void Trainer::finish() {
   if (config_.checkpoint.final && saved_step_ != step_) save();
   drain();
-  if (config_.checkpoint.final) export_results();
+  const std::string huggingface = config_.checkpoint.final ? export_results() : std::string();
   RunEvent done{{"event", "done"},
                 {"steps", step_},
                 {"weights_hash", session_.state().weights_hash()},
@@ -255,20 +255,22 @@ void Trainer::finish() {
     done["speculation"] = {
         {"steps", step_ - first_step_}, {"redone_steps", redone_steps_}, {"redo_time_s", redo_s_}};
   }
+  if (!huggingface.empty()) done["huggingface"] = huggingface;
   emit(done);
 }
 
-void Trainer::export_results() {
+std::string Trainer::export_results() {
   const std::string weights = files_.path("weights.safetensors");
   session_.state().export_weights(weights);
   const std::string directory = files_.path("huggingface");
   const std::string obstacle = checkpoint::huggingface_obstacle(model_.shape());
   if (!obstacle.empty()) {
     log(LogLevel::kInfo, "'" + directory + "' is not written: " + obstacle);
-    return;
+    return "";
   }
   checkpoint::export_huggingface(checkpoint::SafetensorsReader(weights), model_.shape(),
                                  session_.parameters().options().weight, directory);
+  return directory;
 }
 
 RunEvent Trainer::tags_json() {

@@ -17,7 +17,7 @@ namespace sluice::train {
 
 class Trainer {
  public:
-  // Takes all memory of the run. What is referred to must outlive it.
+  // Takes all memory of the run. The arguments must outlive it.
   Trainer(const config::Config& config, const TrainingOptions& options, const data::Dataset& data,
           const model::Model& model, const planner::Plan& plan, const Backend& backend, run::RunFiles& files,
           const RunId& run, const EventSink& events, const StepObserver& observe);
@@ -56,9 +56,10 @@ class Trainer {
   // own; those that it passed over may be, to their owner.
   void retire_earlier();
   void finish();
-  // The final weights: weights.safetensors, and the directory that transformers loads.
-  void export_results();
-  // Of the whole run, state between steps included.
+  // The final weights: weights.safetensors, and the directory that transformers loads. Returns that
+  // directory; empty: transformers has no such model.
+  std::string export_results();
+  // Counters of the whole run; movement of state between steps is included.
   RunEvent tags_json();
 
   const config::Config& config_;

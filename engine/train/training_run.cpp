@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of the final weights in Hugging Face's layout; 0 where they cannot be written so.
+// Bytes of the final weights in Hugging Face's layout; 0 for a model that transformers lacks.
 std::uint64_t huggingface_bytes(const config::Config& config) {
   const model::ModelShape shape = planner::model_shape(config);
   if (!checkpoint::huggingface_obstacle(shape).empty()) return 0;

@@ -28,7 +28,7 @@ struct TrainingOptions {
 
 enum class TrainingEnd { kDone, kRefused, kInterrupted };
 
-// What a person sees while it runs; called on the training thread.
+// The figures of a step for people; reported on the training thread.
 struct StepReport {
   std::int64_t step = 0;  // finished, from 1
   std::int64_t last_step = 0;

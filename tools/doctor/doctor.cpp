@@ -108,8 +108,8 @@ std::string save(const DoctorOptions& options, const planner::HardwareProfile& p
   return "profile saved in '" + options.profile_path + "'";
 }
 
-// Measures and saves. The text for people goes to `out` at once; the check is what is left to
-// report.
+// Measures and saves. The text for people goes to `out` at once; the check remains to be
+// reported.
 DoctorCheck measure(const DoctorOptions& options, std::ostream& out, int& status) {
   DoctorCheck check{"measure", true, nullptr, "", ""};
   try {

@@ -1,4 +1,4 @@
-// `sluice doctor`: what this machine can do, measured; each failure with its fix; the measurements
+// `sluice doctor`: this machine's rates, measured; each failure with its fix; the measurements
 // saved as the hardware profile that `sluice plan` uses.
 #pragma once
 
@@ -13,7 +13,7 @@ struct DoctorOptions {
   MeasureOptions measure;    // kernels and device given by the caller
   bool json = false;         // one event per line, else text for people
   std::string profile_path;  // where the profile goes; empty: it is not saved
-  // Whether the new profile replaces a saved one of the same machine whose rates are better.
+  // The new profile also replaces a saved one of the same machine that has better rates.
   bool replaces_better = false;
 };
 

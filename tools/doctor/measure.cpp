@@ -47,7 +47,7 @@ Times repeat(double seconds, const std::function<void()>& work) {
   return times;
 }
 
-// Memory, and what a device takes to launch, to hand over between streams and to copy.
+// Rates of memory, and times of a device's launches, hand-overs between streams and copies.
 class DeviceTrial {
  public:
   DeviceTrial(device::Device& device, std::uint64_t array_bytes)
@@ -170,7 +170,7 @@ class DeviceTrial {
 
 planner::HardwareProfile measure_hardware(const MeasureOptions& options) {
   SLUICE_CHECK(options.device != nullptr && options.rounds > 0 && options.seconds_each > 0);
-  DiskTrial disk(options.disk);  // first: it is what most often cannot be done
+  DiskTrial disk(options.disk);  // first, because it fails most often
   DeviceTrial device(*options.device, options.array_bytes);
   KernelTrial kernels(options.kernel);
   for (int round = 0; round < options.rounds; ++round) {

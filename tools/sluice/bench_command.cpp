@@ -1,7 +1,7 @@
 // `sluice bench`: a part beside its measured limit, or beside another library's.
 //
-// Each bench is a subcommand whose options write into the bench's own options, so that --help shows
-// the defaults that the bench has. Byte counts pass through text: "1GiB".
+// Each bench is a subcommand. Its arguments are parsed into the bench's own options, so --help shows
+// the bench's defaults. Byte counts pass through text: "1GiB".
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <memory>
@@ -81,7 +81,7 @@ std::shared_ptr<std::string> add_bytes(CLI::App& command, const char* option,
   return text;
 }
 
-// Where a peer library runs: a virtual environment of tools/bench/peers.
+// The virtual environment of tools/bench/peers that runs the peer libraries.
 class Peers {
  public:
   static Peers add(CLI::App& command) {

@@ -160,7 +160,7 @@ void add_replay(CLI::App& app, Command& chosen) {
   choose(*command, chosen, replay, replay_command);
 }
 
-// CLI11 only says that a word was not expected; the nearest command is what a person needs.
+// CLI11 only says that a word was not expected; a person needs the nearest command.
 void refuse_unknown_command(const CLI::App& app, std::span<char* const> words) {
   const CLI::App* parent = &app;
   for (const char* const word : words) {
@@ -187,7 +187,7 @@ void refuse_unknown_command(const CLI::App& app, std::span<char* const> words) {
 }  // namespace
 
 Command parse_command_line(int argc, char** argv) {
-  CLI::App app{"Sluice trains models larger than GPU memory."};
+  CLI::App app{"Sluice trains models larger than GPU memory.", "sluice"};
   app.set_version_flag("--version", "sluice " SLUICE_VERSION);
   app.require_subcommand(0, 1);
   bool help_config = false;

@@ -53,7 +53,7 @@ struct DoctorArguments {
   std::string storage_path = ".";
   double seconds = 0.25;  // for each figure
   bool json = false;
-  bool replace = false;  // also a saved profile whose rates are better
+  bool replace = false;  // also a saved profile with better rates
   // Instead of measuring: lists the stale files of dead runs in these directories (none named:
   // ./runs).
   bool clean = false;

@@ -46,7 +46,7 @@ std::string moved_line(const train::RunEvent& bytes) {
          format_bytes(bytes["storage_write"].get<std::uint64_t>());
 }
 
-// A redo costs an update more than the plain order: where it is the rule, speculation only loses.
+// A redo costs one more update than the plain order. If most updates are redone, speculation loses.
 void print_speculation(const train::RunEvent& speculation) {
   const auto steps = speculation["steps"].get<std::int64_t>();
   const auto redone = speculation["redone_steps"].get<std::int64_t>();
@@ -58,8 +58,8 @@ void print_speculation(const train::RunEvent& speculation) {
                    : "");
 }
 
-// Only where some are spilled: "activations of units: 5 device, 9 pinned; up 1.0 MiB, down …" and
-// of what is saved "qkv 1.0 MiB pinned, …".
+// Only for a plan that spills: "activations of units: 5 device, 9 pinned; up 1.0 MiB, down …", and
+// the saved parts that lie elsewhere, "qkv 1.0 MiB pinned, …".
 void print_activations(const train::RunEvent& plan) {
   const train::RunEvent& units = plan["units_by_tier"]["activation"];
   const train::RunEvent& moved = plan["activation_bytes_moved"];
@@ -191,6 +191,10 @@ void Progress::done(const train::RunEvent& event) {
       config_.checkpoint.final ? config_.log.dir + "/weights.safetensors" : "not saved";
   std::fprintf(stderr, "weights  %s, hash %s\n", weights.c_str(),
                event["weights_hash"].get<std::string>().c_str());
+  if (event.contains("huggingface")) {
+    std::fprintf(stderr, "         %s, the same for transformers' from_pretrained\n",
+                 event["huggingface"].get<std::string>().c_str());
+  }
   std::fprintf(stderr, "report   sluice report %s\n", config_.log.dir.c_str());
 }
 

@@ -11,9 +11,9 @@ namespace sluice::cli {
 // a slow first step among them does not move it.
 class TimeLeft {
  public:
-  // `seconds`: since the step before ended.
+  // `seconds`: the time since the step before ended.
   void add_step(double seconds);
-  // Of `steps` more; 0 before the first step.
+  // Seconds that `steps` more steps take; 0 before the first step.
   double seconds_for(std::int64_t steps) const;
 
  private:

@@ -15,7 +15,7 @@ inline constexpr const char* kPlanningText = "planning the run; a large model ta
 
 // From its construction to its end: calls `tell` with the seconds that have passed, first after
 // `patience`, then every `interval`. A thread of its own calls it, one call at a time and none after
-// the destructor. Where no thread can be started there is no notice.
+// the destructor. If no thread can be started, there is no notice.
 class WaitingNotice {
  public:
   using Tell = std::function<void(double seconds)>;
