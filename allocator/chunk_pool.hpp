@@ -29,7 +29,6 @@ class ChunkPool {
   const device::PhysicalBlock& block(std::uint32_t slot) const { return slots_.at(slot)->block; }
   std::uint32_t slot_count() const { return static_cast<std::uint32_t>(slots_.size()); }
   std::uint64_t slot_bytes() const { return pages_.chunk_bytes(); }
-  std::uint64_t window_count() const { return windows_.size(); }
   void check_invariants() const;
 
  private:

@@ -56,7 +56,7 @@ Ledger::Ledger(std::array<std::uint64_t, kTierCount> caps_bytes) : caps_(caps_by
 Ledger::~Ledger() = default;
 
 void Ledger::set_category_cap(Tier tier, Category category, std::uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   SLUICE_CHECK_MSG(totals_[index_of(tier)].live_by_category[index_of(category)] <= bytes,
                    "a cap below what " + account_name(tier, category) + " already holds");
   category_caps_[index_of(tier)][index_of(category)] = bytes;
@@ -82,7 +82,7 @@ void Ledger::charge_locked(Tier tier, Category category, std::uint64_t bytes) {
 }
 
 std::optional<Reservation> Ledger::try_reserve(Tier tier, Category category, std::uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (bytes > available_locked(tier, category)) return std::nullopt;
   charge_locked(tier, category, bytes);
   return Reservation(this, tier, category, bytes);
@@ -91,7 +91,7 @@ std::optional<Reservation> Ledger::try_reserve(Tier tier, Category category, std
 Reservation Ledger::reserve(Tier tier, Category category, std::uint64_t bytes) {
   std::uint64_t available_bytes = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     available_bytes = available_locked(tier, category);
     if (bytes <= available_bytes) {
       charge_locked(tier, category, bytes);
@@ -107,7 +107,7 @@ void Ledger::recategorise(Reservation& reservation, Category category) {
   const Tier tier = reservation.tier_;
   std::uint64_t available_bytes = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     LedgerTotals& totals = totals_[index_of(tier)];
     std::uint64_t& live = totals.live_by_category[index_of(category)];
     std::uint64_t& peak = totals.peak_by_category[index_of(category)];
@@ -124,7 +124,7 @@ void Ledger::recategorise(Reservation& reservation, Category category) {
 }
 
 void Ledger::give_back(Tier tier, Category category, std::uint64_t bytes) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   LedgerTotals& totals = totals_[index_of(tier)];
   totals.live_bytes -= bytes;
   totals.live_by_category[index_of(category)] -= bytes;
@@ -135,17 +135,17 @@ std::uint64_t Ledger::cap_bytes(Tier tier) const {
 }
 
 std::uint64_t Ledger::category_cap_bytes(Tier tier, Category category) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return category_caps_[index_of(tier)][index_of(category)];
 }
 
 LedgerTotals Ledger::totals(Tier tier) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return totals_[index_of(tier)];
 }
 
 void Ledger::check_invariants() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const Tier tier : kTiers) {
     const LedgerTotals& totals = totals_[index_of(tier)];
     std::uint64_t sum_bytes = 0;

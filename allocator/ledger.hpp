@@ -4,11 +4,11 @@
 
 #include <array>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 
 #include "base/error.hpp"
 #include "base/memory_kinds.hpp"
+#include "base/mutex.hpp"
 
 namespace sluice::allocator {
 
@@ -70,13 +70,13 @@ class Ledger {
  private:
   friend class Reservation;
   void give_back(Tier tier, Category category, std::uint64_t bytes) noexcept;
-  // With mutex_ held.
-  std::uint64_t available_locked(Tier tier, Category category) const;
-  void charge_locked(Tier tier, Category category, std::uint64_t bytes);
-  mutable std::mutex mutex_;
+  std::uint64_t available_locked(Tier tier, Category category) const SLUICE_REQUIRES(mutex_);
+  void charge_locked(Tier tier, Category category, std::uint64_t bytes) SLUICE_REQUIRES(mutex_);
+  mutable Mutex mutex_;
   std::array<std::uint64_t, kTierCount> caps_;
-  std::array<std::array<std::uint64_t, kCategoryCount>, kTierCount> category_caps_;  // by mutex_
-  std::array<LedgerTotals, kTierCount> totals_;                                      // by mutex_
+  std::array<std::array<std::uint64_t, kCategoryCount>, kTierCount> category_caps_
+      SLUICE_GUARDED_BY(mutex_);
+  std::array<LedgerTotals, kTierCount> totals_ SLUICE_GUARDED_BY(mutex_);
 };
 
 }  // namespace sluice::allocator

@@ -9,12 +9,19 @@
 
 namespace sluice {
 
+// The block of law 2: partial sums of the gradient norm, piece and chunk borders, and the tagged
+// blocks of storage are all multiples of it, so that no cut of the work changes a result.
+inline constexpr std::uint64_t kLawBlockElems = 4096;
+
+// The largest factor by which fp16 training scales its loss.
+inline constexpr std::int64_t kMaxLossScale = std::int64_t{1} << 32;
+
 // kBlock8 is a format of optimizer moments: of each 4,096 elements first the fp32 scales of its 32
 // blocks of 128, then the 4,096 8-bit codes (kernels/block8.hpp).
 enum class DType : std::uint8_t { kF64, kF32, kBF16, kF16, kI64, kI32, kI16, kU16, kU8, kBlock8 };
 
 inline constexpr std::uint64_t kBlock8Elems = 128;
-inline constexpr std::uint64_t kBlock8GroupElems = 4096;
+inline constexpr std::uint64_t kBlock8GroupElems = kLawBlockElems;  // a cut parts no group
 inline constexpr std::uint64_t kBlock8GroupBytes =
     kBlock8GroupElems + kBlock8GroupElems / kBlock8Elems * sizeof(float);
 

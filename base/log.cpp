@@ -1,8 +1,9 @@
 #include "base/log.hpp"
 
 #include <memory>
-#include <mutex>
 #include <utility>
+
+#include "base/mutex.hpp"
 
 namespace sluice {
 
@@ -13,8 +14,8 @@ using Sink = std::function<void(LogLevel, const std::string&)>;
 // The one global of the library: messages come from worker threads that no caller handed a sink.
 // Never destroyed, so that a thread that ends after main() may still log.
 struct SinkHolder {
-  std::mutex mutex;
-  std::shared_ptr<const Sink> sink;  // guarded by mutex; null: drop
+  Mutex mutex;
+  std::shared_ptr<const Sink> sink SLUICE_GUARDED_BY(mutex);  // null: drop
 };
 
 SinkHolder& holder() {
@@ -26,14 +27,14 @@ SinkHolder& holder() {
 
 void set_log_sink(std::function<void(LogLevel, const std::string&)> sink) {
   auto replacement = sink ? std::make_shared<const Sink>(std::move(sink)) : nullptr;
-  const std::lock_guard lock(holder().mutex);
+  const MutexLock lock(holder().mutex);
   holder().sink.swap(replacement);
 }
 
 void log(LogLevel level, const std::string& message) {
   std::shared_ptr<const Sink> sink;
   {
-    const std::lock_guard lock(holder().mutex);
+    const MutexLock lock(holder().mutex);
     sink = holder().sink;
   }
   // Called outside the lock, so that a sink may itself log or replace the sink.

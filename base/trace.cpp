@@ -85,7 +85,7 @@ TraceRecorder::TraceRecorder(std::function<std::int64_t()> now_ns)
 }
 
 TraceId TraceRecorder::intern(std::string_view name) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto [entry, inserted] =
       ids_.try_emplace(std::string(name), static_cast<TraceId>(names_.size()));
   if (inserted) names_.emplace_back(name);
@@ -93,39 +93,39 @@ TraceId TraceRecorder::intern(std::string_view name) {
 }
 
 std::string_view TraceRecorder::name_of(TraceId id) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   SLUICE_CHECK(id < names_.size());
   return names_[id];
 }
 
 void TraceRecorder::span(const TraceSpan& span) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   spans_.push_back(span);
 }
 
 void TraceRecorder::counter(TraceId name, std::int64_t time_ns, double value) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   counters_.push_back({name, time_ns, value});
 }
 
 void TraceRecorder::clear() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   spans_.clear();
   counters_.clear();
 }
 
 std::vector<TraceSpan> TraceRecorder::spans() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return spans_;
 }
 
 std::vector<TraceCounter> TraceRecorder::counters() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return counters_;
 }
 
 std::string TraceRecorder::to_json() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::string out;
   out.reserve(64 + 32 * names_.size() + 72 * spans_.size() + 40 * counters_.size());
   out += "{\"names\":[";

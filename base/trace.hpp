@@ -7,11 +7,12 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
+
+#include "base/mutex.hpp"
 
 namespace sluice {
 
@@ -61,11 +62,11 @@ class TraceRecorder {
 
  private:
   std::function<std::int64_t()> now_ns_;
-  mutable std::mutex mutex_;
-  std::deque<std::string> names_;                 // guarded by mutex_; addresses are stable
-  std::unordered_map<std::string, TraceId> ids_;  // guarded by mutex_
-  std::vector<TraceSpan> spans_;                  // guarded by mutex_
-  std::vector<TraceCounter> counters_;            // guarded by mutex_
+  mutable Mutex mutex_;
+  std::deque<std::string> names_ SLUICE_GUARDED_BY(mutex_);  // addresses are stable
+  std::unordered_map<std::string, TraceId> ids_ SLUICE_GUARDED_BY(mutex_);
+  std::vector<TraceSpan> spans_ SLUICE_GUARDED_BY(mutex_);
+  std::vector<TraceCounter> counters_ SLUICE_GUARDED_BY(mutex_);
 };
 
 }  // namespace sluice

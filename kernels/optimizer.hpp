@@ -127,7 +127,7 @@ struct ParameterSegment {
 // read, takes the checksum of what was written.
 class UpdateGuard {
  public:
-  static constexpr std::int64_t kElems = 4096;
+  static constexpr std::int64_t kElems = kLawBlockElems;
 
   virtual ~UpdateGuard() = default;
   // Each element of the chunk is once in a range of each: before it is read, and after it is

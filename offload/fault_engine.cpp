@@ -7,10 +7,10 @@
 #include <atomic>
 #include <cerrno>
 #include <map>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.hpp"
 #include "offload/storage_engine.hpp"
 
 namespace sluice::offload {
@@ -42,14 +42,14 @@ class FaultyEngine final : public StorageEngine {
       }
     }
     const StorageFileId file = inner_->open(path, mode, bytes);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     paths_[file] = path;
     return file;
   }
 
   void close(StorageFileId file) override {
     inner_->close(file);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     paths_.erase(file);
   }
 
@@ -74,7 +74,7 @@ class FaultyEngine final : public StorageEngine {
 
   StorageCounters counters() const override {
     StorageCounters counters = inner_->counters();
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     // The two parts of one request that was cut short are one request.
     counters.reads -= split_reads_;
     counters.writes -= split_writes_;
@@ -203,7 +203,7 @@ class FaultyEngine final : public StorageEngine {
     rest.offset += moved;
     rest.bytes -= moved;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       ++resubmitted_;
       if (moved > 0) ++(rest.op == StorageOp::kRead ? split_reads_ : split_writes_);
     }
@@ -222,7 +222,7 @@ class FaultyEngine final : public StorageEngine {
   }
 
   std::string path_of(StorageFileId file) const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto found = paths_.find(file);
     SLUICE_CHECK_MSG(found != paths_.end(), "no open storage file " + std::to_string(file));
     return found->second;
@@ -231,13 +231,13 @@ class FaultyEngine final : public StorageEngine {
   const FaultPlan plan_;
   std::atomic<std::uint64_t> operations_ = 0;
   std::atomic<std::uint64_t> calls_ = 0;
-  mutable std::mutex mutex_;
-  std::map<StorageFileId, std::string> paths_;  // guarded by mutex_, as all below
-  std::uint64_t resubmitted_ = 0;
-  std::uint64_t split_reads_ = 0;
-  std::uint64_t split_writes_ = 0;
-  std::unique_ptr<StorageEngine>
-      inner_;  // last: goes first, while its callbacks may still use the rest
+  mutable Mutex mutex_;
+  std::map<StorageFileId, std::string> paths_ SLUICE_GUARDED_BY(mutex_);
+  std::uint64_t resubmitted_ SLUICE_GUARDED_BY(mutex_) = 0;
+  std::uint64_t split_reads_ SLUICE_GUARDED_BY(mutex_) = 0;
+  std::uint64_t split_writes_ SLUICE_GUARDED_BY(mutex_) = 0;
+  // Last: it is destroyed first, while its callbacks may still use the rest.
+  std::unique_ptr<StorageEngine> inner_;
 };
 
 }  // namespace

@@ -23,7 +23,8 @@
 
 #include "base/file_descriptor.hpp"
 #include "base/log.hpp"
-#include "base/thread_name.hpp"
+#include "base/mutex.hpp"
+#include "base/thread.hpp"
 #include "base/units.hpp"
 #include "offload/queued_engine.hpp"
 #include "offload/request_queue.hpp"
@@ -118,7 +119,7 @@ class IoUringEngine final : public QueuedEngine {
   void register_memory(void* data, std::uint64_t bytes) override;
 
  protected:
-  void wake_locked() override;
+  void wake_locked() SLUICE_REQUIRES(mutex_) override;
   void attach(const std::shared_ptr<OpenFile>& file) override;
   void detach(const std::shared_ptr<OpenFile>& file) override;
 
@@ -156,9 +157,9 @@ class IoUringEngine final : public QueuedEngine {
 
   FileDescriptor wake_event_;
   std::uint64_t wake_value_ = 0;  // the kernel writes it
-  // By StorageOp, guarded by mutex_: the ring thread sleeps, or is about to, and could start one.
-  std::array<bool, 2> wants_{};
-  std::vector<std::function<void()>> commands_;  // guarded by mutex_
+  // By StorageOp: the ring thread sleeps, or is about to, and has a slot free.
+  std::array<bool, 2> wants_ SLUICE_GUARDED_BY(mutex_){};
+  std::vector<std::function<void()>> commands_ SLUICE_GUARDED_BY(mutex_);
 
   // Of the ring thread alone:
   std::unique_ptr<Ring> ring_;
@@ -179,7 +180,7 @@ class IoUringEngine final : public QueuedEngine {
   bool files_registered_ = false;
   std::vector<int> free_file_slots_;
 
-  std::thread thread_;
+  std::jthread thread_;
 };
 
 IoUringEngine::IoUringEngine(const StorageOptions& options)
@@ -187,8 +188,8 @@ IoUringEngine::IoUringEngine(const StorageOptions& options)
   if (wake_event_.get() < 0) throw IoError("eventfd", "io_uring", 0, 0, errno);
   std::promise<void> started;
   auto outcome = started.get_future();
-  thread_ =
-      std::thread([this, promise = std::move(started)]() mutable { run(std::move(promise)); });
+  thread_ = start_thread(
+      "io_uring", [this, promise = std::move(started)]() mutable { run(std::move(promise)); });
   try {
     if (outcome.wait_for(std::chrono::seconds(30)) != std::future_status::ready) {
       throw TimeoutError("io_uring to be set up");
@@ -197,7 +198,7 @@ IoUringEngine::IoUringEngine(const StorageOptions& options)
   } catch (...) {
     {
       // A set-up that ends late must not go on to serve an engine that nobody has.
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       stopping_ = true;
     }
     thread_.join();
@@ -210,7 +211,7 @@ IoUringEngine::IoUringEngine(const StorageOptions& options)
 // timeout).
 IoUringEngine::~IoUringEngine() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
     wake_ring();
   }
@@ -235,7 +236,6 @@ void IoUringEngine::wake_ring() {
 }
 
 void IoUringEngine::run(std::promise<void> started) noexcept {
-  name_this_thread("io_uring");
   completion_thread_ = std::this_thread::get_id();
   try {
     set_up();
@@ -285,7 +285,7 @@ bool IoUringEngine::collect() {
   std::vector<std::function<void()>> commands;
   bool stopping = false;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     while (!incoming_.empty()) {
       waiting_.push(incoming_.front());
       incoming_.pop_front();
@@ -414,7 +414,7 @@ void IoUringEngine::submit_and_wait() {
   if (!wake_armed_) {
     bool stopping = false;
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       stopping = stopping_;
     }
     if (!stopping) arm_wake();
@@ -559,7 +559,7 @@ void IoUringEngine::run_on_ring(std::function<void()> command) {
   auto task = std::make_shared<std::packaged_task<void()>>(std::move(command));
   auto outcome = task->get_future();
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     commands_.push_back([task] { (*task)(); });
     wake_ring();
   }

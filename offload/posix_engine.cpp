@@ -5,15 +5,14 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <condition_variable>
 #include <cstdlib>
 #include <memory>
 #include <new>
-#include <stop_token>
 #include <vector>
 
 #include "base/log.hpp"
-#include "base/thread_name.hpp"
+#include "base/mutex.hpp"
+#include "base/thread.hpp"
 #include "offload/queued_engine.hpp"
 #include "offload/request_queue.hpp"
 
@@ -25,9 +24,9 @@ class PosixEngine final : public QueuedEngine {
   explicit PosixEngine(const StorageOptions& options) : QueuedEngine(options) {
     try {
       for (std::uint32_t i = 0; i < options.threads; ++i) {
-        workers_.emplace_back([this] { work(); });
+        workers_.push_back(start_thread("posix i/o", [this] { work(); }));
       }
-      completer_ = std::jthread([this] { complete(); });
+      completer_ = start_thread("posix complete", [this] { complete(); });
       completion_thread_ = completer_.get_id();
     } catch (...) {
       stop();
@@ -40,7 +39,7 @@ class PosixEngine final : public QueuedEngine {
   void register_memory(void*, std::uint64_t) override {}  // pread knows no registration
 
  protected:
-  void wake_locked() override {
+  void wake_locked() SLUICE_REQUIRES(mutex_) override {
     for (const auto& request : incoming_) waiting_.push(request);
     incoming_.clear();
     work_ready_.notify_one();
@@ -50,14 +49,14 @@ class PosixEngine final : public QueuedEngine {
   // Requests not begun end with ECANCELED; what is under way is waited for.
   void stop() noexcept {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       stopping_ = true;
       waiting_.for_each([](const ActiveRequestPtr& request) { request->fail(ECANCELED); });
     }
     work_ready_.notify_all();
     workers_.clear();  // joins
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       workers_gone_ = true;
     }
     ended_ready_.notify_all();
@@ -65,13 +64,12 @@ class PosixEngine final : public QueuedEngine {
   }
 
   void work() noexcept {
-    name_this_thread("posix i/o");
     const std::unique_ptr<std::byte[], decltype(&std::free)> bounce(
         static_cast<std::byte*>(std::aligned_alloc(kMaxAlignmentBytes, kBounceBytes)), &std::free);
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     while (true) {
       ActiveRequestPtr request;
-      work_ready_.wait(lock, [&] {
+      work_ready_.wait(lock, [&]() SLUICE_REQUIRES(mutex_) {
         request = waiting_.next(true, may_write());
         return request != nullptr || (stopping_ && waiting_.empty());
       });
@@ -111,13 +109,20 @@ class PosixEngine final : public QueuedEngine {
     }
   }
 
-  // Moves one piece; the error, or null.
+  // Moves one piece. Returns the error, or null.
   std::exception_ptr move(ActiveRequest& request, const Piece& piece, std::byte* bounce,
-                          std::uint64_t& resubmitted) noexcept {
+                          std::uint64_t& resubmitted) noexcept SLUICE_EXCLUDES(mutex_) {
+    if (piece.kind == Piece::Kind::kEdge && request.request.op == StorageOp::kWrite) {
+      const MutexLock edge(edge_mutex_);
+      return transfer_piece(request, piece, bounce, resubmitted);
+    }
+    return transfer_piece(request, piece, bounce, resubmitted);
+  }
+
+  std::exception_ptr transfer_piece(ActiveRequest& request, const Piece& piece, std::byte* bounce,
+                                    std::uint64_t& resubmitted) noexcept {
     try {
       const StorageOp op = request.request.op;
-      std::unique_lock<std::mutex> edge(edge_mutex_, std::defer_lock);
-      if (piece.kind == Piece::Kind::kEdge && op == StorageOp::kWrite) edge.lock();
       if (piece.kind != Piece::Kind::kDirect && bounce == nullptr) throw std::bad_alloc();
       StorageFile& file = request.file->file;
       PieceTransfer transfer(piece, op, file.alignment(), bounce);
@@ -141,19 +146,21 @@ class PosixEngine final : public QueuedEngine {
     }
   }
 
-  void end_locked(ActiveRequestPtr request) {
+  void end_locked(ActiveRequestPtr request) SLUICE_REQUIRES(mutex_) {
     ended_.push_back(std::move(request));
     ended_ready_.notify_one();
   }
 
   void complete() noexcept {
-    name_this_thread("posix complete");
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     while (true) {
-      ended_ready_.wait(lock, [&] { return workers_gone_ || !ended_.empty(); });
+      ended_ready_.wait(lock,
+                        [&]() SLUICE_REQUIRES(mutex_) { return workers_gone_ || !ended_.empty(); });
       if (ended_.empty()) {
-        // What callbacks submitted after the workers had gone: it has failed already.
-        waiting_.for_each([&](const ActiveRequestPtr& request) { ended_.push_back(request); });
+        // Requests that callbacks submitted after the workers had ended: they have failed already.
+        std::vector<ActiveRequestPtr> late;
+        waiting_.for_each([&late](const ActiveRequestPtr& request) { late.push_back(request); });
+        for (ActiveRequestPtr& request : late) ended_.push_back(std::move(request));
         waiting_ = {};
         if (ended_.empty()) return;
       }
@@ -165,16 +172,16 @@ class PosixEngine final : public QueuedEngine {
     }
   }
 
-  bool may_write() const { return writers_ < most_writers_; }
+  bool may_write() const SLUICE_REQUIRES(mutex_) { return writers_ < most_writers_; }
 
   const std::uint32_t most_writers_ = std::max(options_.threads, 2u) - 1;
-  RequestQueue waiting_;       // not wholly cut yet; guarded by mutex_
-  std::uint32_t writers_ = 0;  // workers that write now; guarded by mutex_
-  std::mutex edge_mutex_;      // one edge write at a time (aligned_transfer.hpp)
-  std::condition_variable work_ready_;
-  std::condition_variable ended_ready_;
-  std::deque<ActiveRequestPtr> ended_;  // guarded by mutex_, as all below
-  bool workers_gone_ = false;
+  RequestQueue waiting_ SLUICE_GUARDED_BY(mutex_);       // not wholly cut yet
+  std::uint32_t writers_ SLUICE_GUARDED_BY(mutex_) = 0;  // workers that write now
+  Mutex edge_mutex_;  // one edge write at a time (aligned_transfer.hpp)
+  CondVar work_ready_;
+  CondVar ended_ready_;
+  std::deque<ActiveRequestPtr> ended_ SLUICE_GUARDED_BY(mutex_);
+  bool workers_gone_ SLUICE_GUARDED_BY(mutex_) = false;
   std::vector<std::jthread> workers_;
   std::jthread completer_;
 };

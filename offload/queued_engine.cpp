@@ -48,7 +48,7 @@ StorageFileId QueuedEngine::open(const std::string& path, StorageFileMode mode,
   auto opened = std::make_shared<OpenFile>(path, mode, bytes);
   if (!opened->file.direct()) say_buffered_once(path);
   attach(opened);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const StorageFileId id = next_file_++;
   counters_.allocated_bytes += opened->file.allocated_bytes();
   counters_.peak_allocated_bytes =
@@ -60,7 +60,7 @@ StorageFileId QueuedEngine::open(const std::string& path, StorageFileMode mode,
 void QueuedEngine::close(StorageFileId id) {
   std::shared_ptr<OpenFile> closing;
   {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     closing = find_locked(id, "close");
     SLUICE_CHECK_MSG(!on_completion_thread() || closing->outstanding == 0,
                      "a callback closed a file with requests under way");
@@ -78,15 +78,17 @@ void QueuedEngine::close(StorageFileId id) {
 void QueuedEngine::submit(const StorageRequest& request, Callback done) {
   SLUICE_CHECK(done != nullptr);
   SLUICE_CHECK(request.data != nullptr || request.bytes == 0);
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   auto file = find_locked(request.file, "submit");
   SLUICE_CHECK_MSG(request.op == StorageOp::kRead || file->file.writable(),
                    "a write to '" + file->file.path() + "', which is open for reading");
   const auto direction = static_cast<std::size_t>(request.op);
-  const std::uint64_t& outstanding = outstanding_[direction];
-  if (!on_completion_thread() && outstanding >= capacity()) {
+  if (!on_completion_thread() && outstanding_[direction] >= capacity()) {
     const auto deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
-    if (!for_room_[direction].wait(lock, deadline, [&] { return outstanding < capacity(); })) {
+    const auto has_room = [&]() SLUICE_REQUIRES(mutex_) {
+      return outstanding_[direction] < capacity();
+    };
+    if (!for_room_[direction].wait(lock, deadline, has_room)) {
       throw TimeoutError("room in the storage queue");
     }
     // The lock was released meanwhile: the file may have been closed.
@@ -110,35 +112,36 @@ void QueuedEngine::submit(const StorageRequest& request, Callback done) {
 
 void QueuedEngine::drain(Deadline deadline) {
   SLUICE_CHECK_MSG(!on_completion_thread(), "drain() in a completion callback");
-  std::unique_lock lock(mutex_);
-  if (!for_end_.wait(lock, deadline, [&] { return all_outstanding() == 0; })) {
+  MutexLock lock(mutex_);
+  if (!for_end_.wait(lock, deadline,
+                     [&]() SLUICE_REQUIRES(mutex_) { return all_outstanding() == 0; })) {
     throw TimeoutError(std::to_string(all_outstanding()) + " storage requests to end");
   }
 }
 
 std::uint64_t QueuedEngine::file_bytes(StorageFileId id) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return find_locked(id, "file_bytes")->file.bytes();
 }
 
 void QueuedEngine::flush(StorageFileId id) {
   std::shared_ptr<OpenFile> file;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     file = find_locked(id, "flush");
   }
   file->file.sync();
 }
 
 StorageCounters QueuedEngine::counters() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return counters_;
 }
 
 void QueuedEngine::finish(const ActiveRequestPtr& request) noexcept {
   const StorageRequest& what = request->request;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     counters_.resubmitted += request->resubmitted;
     if (what.bytes > 0 && !request->error) {
       if (request->bounced) ++counters_.bounced;
@@ -159,13 +162,13 @@ void QueuedEngine::finish(const ActiveRequestPtr& request) noexcept {
   bool room = false;
   bool end = false;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     --request->file->outstanding;
     --outstanding_[direction];
     room = for_room_[direction].count > 0 && outstanding_[direction] < capacity();
     end = for_end_.count > 0 && (all_outstanding() == 0 || request->file->outstanding == 0);
   }
-  // Each has room for one; who waits for an end may wait for another file's.
+  // There is room for one; several threads may wait for the end of different files.
   if (room) for_room_[direction].ready.notify_one();
   if (end) for_end_.ready.notify_all();
 }

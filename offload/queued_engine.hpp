@@ -8,15 +8,14 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "base/mutex.hpp"
 #include "offload/aligned_transfer.hpp"
 #include "offload/storage_engine.hpp"
 #include "offload/storage_file.hpp"
@@ -30,8 +29,9 @@ struct OpenFile {
   OpenFile(const std::string& path, StorageFileMode mode, std::uint64_t bytes)
       : file(path, mode, bytes) {}
   StorageFile file;
-  std::uint64_t outstanding = 0;  // guarded by QueuedEngine::mutex_
-  int slot = -1;                  // the engine's own name for it (io_uring: registered file)
+  // Belongs to QueuedEngine::mutex_, which the compiler cannot express here.
+  std::uint64_t outstanding = 0;
+  int slot = -1;  // the engine's own name for it (io_uring: registered file)
 };
 
 struct ActiveRequest {
@@ -66,14 +66,14 @@ class QueuedEngine : public StorageEngine {
  protected:
   explicit QueuedEngine(const StorageOptions& options);
 
-  // A request is on incoming_; called with mutex_ held.
-  virtual void wake_locked() = 0;
+  // A request is on incoming_.
+  virtual void wake_locked() SLUICE_REQUIRES(mutex_) = 0;
   // A file came or goes; without lock, no request of it outstanding.
   virtual void attach(const std::shared_ptr<OpenFile>&) {}
   virtual void detach(const std::shared_ptr<OpenFile>&) {}
 
-  // The request has ended: counts it, calls back, makes room. Completion thread, no lock held.
-  void finish(const ActiveRequestPtr& request) noexcept;
+  // The request has ended: counts it, calls back, makes room. On the completion thread.
+  void finish(const ActiveRequestPtr& request) noexcept SLUICE_EXCLUDES(mutex_);
   // What a call of a transfer returned, as the engine is to see it.
   std::int64_t filtered(std::int64_t result) const {
     return result_filter_ ? result_filter_(result) : result;
@@ -87,26 +87,27 @@ class QueuedEngine : public StorageEngine {
   }
 
   const StorageOptions options_;
-  mutable std::mutex mutex_;
-  std::deque<ActiveRequestPtr> incoming_;  // guarded by mutex_
-  bool stopping_ =
-      false;  // guarded by mutex_; set by destructors: what is submitted now is cancelled
+  mutable Mutex mutex_;
+  std::deque<ActiveRequestPtr> incoming_ SLUICE_GUARDED_BY(mutex_);
+  // Set by destructors: requests submitted from then on are cancelled.
+  bool stopping_ SLUICE_GUARDED_BY(mutex_) = false;
   std::atomic<std::thread::id> completion_thread_{};
 
  private:
-  std::shared_ptr<OpenFile> find_locked(StorageFileId file, const char* what) const;
+  std::shared_ptr<OpenFile> find_locked(StorageFileId file, const char* what) const
+      SLUICE_REQUIRES(mutex_);
   void say_buffered_once(const std::string& path);
 
-  // Someone who waits for requests to end; told only when what he waits for may be true, because
-  // waking a thread costs more than all else that is done for a request.
+  // Threads that wait for requests to end. They are woken only when their condition may hold:
+  // waking a thread costs more than everything else that is done for a request.
   struct Waiters {
-    std::condition_variable ready;
-    std::uint32_t count = 0;  // guarded by mutex_
-    // False: the deadline has passed.
+    CondVar ready;
+    std::uint32_t count = 0;  // belongs to mutex_, as the lock that wait() is given
+    // Returns false when the deadline has passed.
     template <typename Predicate>
-    bool wait(std::unique_lock<std::mutex>& lock, Deadline deadline, Predicate predicate) {
+    bool wait(MutexLock& lock, Deadline deadline, Predicate predicate) {
       ++count;
-      const bool fulfilled = ready.wait_until(lock, deadline.time(), std::move(predicate));
+      const bool fulfilled = ready.wait_until(lock, deadline, std::move(predicate));
       --count;
       return fulfilled;
     }
@@ -116,15 +117,17 @@ class QueuedEngine : public StorageEngine {
     return std::uint64_t{options_.queue_depth} * kQueuedRequestsPerDepth;
   }
 
-  std::uint64_t all_outstanding() const { return outstanding_[0] + outstanding_[1]; }
+  std::uint64_t all_outstanding() const SLUICE_REQUIRES(mutex_) {
+    return outstanding_[0] + outstanding_[1];
+  }
 
-  std::array<Waiters, 2> for_room_;                           // by StorageOp
-  Waiters for_end_;                                           // of all requests, or of one file's
-  std::map<StorageFileId, std::shared_ptr<OpenFile>> files_;  // guarded by mutex_
-  StorageFileId next_file_ = 1;                               // guarded by mutex_; never used again
-  std::array<std::uint64_t, 2> outstanding_{};                // by StorageOp; guarded by mutex_
-  std::uint64_t submitted_ = 0;                               // guarded by mutex_
-  StorageCounters counters_;                                  // guarded by mutex_
+  std::array<Waiters, 2> for_room_;  // by StorageOp
+  Waiters for_end_;                  // of all requests, or of one file's
+  std::map<StorageFileId, std::shared_ptr<OpenFile>> files_ SLUICE_GUARDED_BY(mutex_);
+  StorageFileId next_file_ SLUICE_GUARDED_BY(mutex_) = 1;                 // never used again
+  std::array<std::uint64_t, 2> outstanding_ SLUICE_GUARDED_BY(mutex_){};  // by StorageOp
+  std::uint64_t submitted_ SLUICE_GUARDED_BY(mutex_) = 0;
+  StorageCounters counters_ SLUICE_GUARDED_BY(mutex_);
   std::atomic<bool> buffered_said_ = false;
   ResultFilter result_filter_;  // set before the first request
 };

@@ -2,11 +2,10 @@
 
 #include <liburing.h>
 
-#include <condition_variable>
 #include <cstring>
-#include <mutex>
 
 #include "base/log.hpp"
+#include "base/mutex.hpp"
 #include "offload/queued_engine.hpp"
 
 namespace sluice::offload {
@@ -14,22 +13,23 @@ namespace sluice::offload {
 void submit_and_wait(std::uint64_t bytes,
                      const std::function<void(StorageEngine::Callback)>& submit) {
   struct Outcome {
-    std::mutex mutex;
-    std::condition_variable ready;
-    bool done = false;
-    std::exception_ptr error;
+    Mutex mutex;
+    CondVar ready;
+    bool done SLUICE_GUARDED_BY(mutex) = false;
+    std::exception_ptr error SLUICE_GUARDED_BY(mutex);
   };
   // Shared: the callback may come after a wait that timed out.
   const auto outcome = std::make_shared<Outcome>();
   submit([outcome](std::exception_ptr error) {
-    const std::lock_guard lock(outcome->mutex);
+    const MutexLock lock(outcome->mutex);
     outcome->done = true;
     outcome->error = std::move(error);
     outcome->ready.notify_all();
   });
-  std::unique_lock lock(outcome->mutex);
+  MutexLock lock(outcome->mutex);
   const auto deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
-  if (!outcome->ready.wait_until(lock, deadline.time(), [&] { return outcome->done; })) {
+  if (!outcome->ready.wait_until(lock, deadline,
+                                 [&]() SLUICE_REQUIRES(outcome->mutex) { return outcome->done; })) {
     throw TimeoutError("a storage transfer of " + std::to_string(bytes) + " bytes");
   }
   if (outcome->error) std::rethrow_exception(outcome->error);

@@ -209,7 +209,7 @@ void StorageFile::trim() {
 }
 
 void StorageFile::sync() {
-  const std::lock_guard lock(sync_mutex_);
+  const MutexLock lock(sync_mutex_);
   if (sync_error_ != 0) throw IoError("fdatasync", path_, 0, bytes_, sync_error_);
   if (writable()) trim();
   if (::fdatasync(descriptor_) != 0) {

@@ -6,9 +6,9 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <string>
 
+#include "base/mutex.hpp"
 #include "offload/storage_engine.hpp"
 
 namespace sluice::offload {
@@ -74,8 +74,8 @@ class StorageFile {
   int descriptor_ = -1;
   std::atomic<bool> direct_ = false;
   DirectAlignment alignment_;
-  std::mutex sync_mutex_;
-  int sync_error_ = 0;  // guarded by sync_mutex_
+  Mutex sync_mutex_;
+  int sync_error_ SLUICE_GUARDED_BY(sync_mutex_) = 0;
 };
 
 }  // namespace sluice::offload

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <mutex>
 
+#include "base/mutex.hpp"
 #include "base/units.hpp"
 #include "offload/storage_file.hpp"
 
@@ -16,8 +16,8 @@ namespace {
 // What the parts of one transfer share until the last has ended.
 struct Gathering {
   std::atomic<std::uint32_t> parts_left;
-  std::mutex mutex;
-  std::exception_ptr error;  // guarded by mutex
+  Mutex mutex;
+  std::exception_ptr error SLUICE_GUARDED_BY(mutex);
   StorageEngine::Callback done;
 };
 
@@ -113,10 +113,16 @@ void StripedSpace::submit(StorageOp op, std::uint64_t offset, void* data, std::u
   gathering->done = std::move(done);
   const auto part_done = [gathering](std::exception_ptr error) {
     if (error) {
-      const std::lock_guard lock(gathering->mutex);
+      const MutexLock lock(gathering->mutex);
       if (!gathering->error) gathering->error = error;
     }
-    if (gathering->parts_left.fetch_sub(1) == 1) gathering->done(gathering->error);
+    if (gathering->parts_left.fetch_sub(1) > 1) return;
+    std::exception_ptr first;
+    {
+      const MutexLock lock(gathering->mutex);
+      first = gathering->error;
+    }
+    gathering->done(first);
   };
   std::uint64_t cursor = offset;
   const std::uint64_t end = offset + bytes;

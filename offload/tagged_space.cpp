@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <deque>
-#include <mutex>
-#include <thread>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "base/thread_name.hpp"
+#include "base/mutex.hpp"
+#include "base/thread.hpp"
 #include "base/units.hpp"
 #include "base/xxh3.hpp"
 
@@ -77,13 +75,14 @@ class TaggedSpace::Verifier {
     StorageEngine::Callback done;
   };
 
-  explicit Verifier(TaggedSpace& space) : space_(space), thread_([this] { work(); }) {}
+  explicit Verifier(TaggedSpace& space)
+      : space_(space), thread_(start_thread("verify tags", [this] { work(); })) {}
 
   ~Verifier() {
     {
-      std::unique_lock lock(mutex_);
+      MutexLock lock(mutex_);
       // No deadline: the engine ends every read, and its callback comes here.
-      changed_.wait(lock, [&] { return under_way_ == 0; });
+      changed_.wait(lock, [&]() SLUICE_REQUIRES(mutex_) { return under_way_ == 0; });
       stopping_ = true;
     }
     changed_.notify_all();
@@ -95,12 +94,12 @@ class TaggedSpace::Verifier {
   // To be given to the space with the read.
   StorageEngine::Callback expect(Read read) {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       ++under_way_;
     }
     return [this, read = std::move(read)](std::exception_ptr error) mutable {
       {
-        const std::lock_guard lock(mutex_);
+        const MutexLock lock(mutex_);
         ended_.push_back({std::move(read), std::move(error)});
       }
       changed_.notify_all();
@@ -114,10 +113,9 @@ class TaggedSpace::Verifier {
   };
 
   void work() noexcept {
-    name_this_thread("verify tags");
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     while (true) {
-      changed_.wait(lock, [&] { return stopping_ || !ended_.empty(); });
+      changed_.wait(lock, [&]() SLUICE_REQUIRES(mutex_) { return stopping_ || !ended_.empty(); });
       if (ended_.empty()) return;
       Ended ended = std::move(ended_.front());
       ended_.pop_front();
@@ -146,12 +144,12 @@ class TaggedSpace::Verifier {
   }
 
   TaggedSpace& space_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Ended> ended_;      // guarded by mutex_, as all below
-  std::uint64_t under_way_ = 0;  // reads whose callback has not run
-  bool stopping_ = false;
-  std::thread thread_;  // last: uses all of the above
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<Ended> ended_ SLUICE_GUARDED_BY(mutex_);
+  std::uint64_t under_way_ SLUICE_GUARDED_BY(mutex_) = 0;  // reads whose callback has not run
+  bool stopping_ SLUICE_GUARDED_BY(mutex_) = false;
+  std::jthread thread_;  // last: uses all of the above
 };
 
 TaggedSpace::TaggedSpace(StripedSpace& space, const RunId& run) : space_(space), run_(run) {

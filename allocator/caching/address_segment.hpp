@@ -46,7 +46,8 @@ class AddressSegment {
   static constexpr int kLargeShift = 20;
   static constexpr std::uint64_t kLargeUnit = std::uint64_t{1} << kLargeShift;
 
-  AddressSegment(device::AddressRange range, std::uint64_t page_bytes, StreamPool& pool, bool is_small)
+  AddressSegment(device::AddressRange range, std::uint64_t page_bytes, StreamPool& pool,
+                 bool is_small)
       : range_(std::move(range)),
         page_bytes_(page_bytes),
         page_shift_(std::countr_zero(page_bytes)),

@@ -3,7 +3,7 @@
 namespace sluice::allocator {
 
 Block* BlockStore::take() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (taken_count_ % kChunk == 0) chunks_.push_back(std::make_unique<Block[]>(kChunk));
   return &chunks_.back()[taken_count_++ % kChunk];
 }

@@ -3,10 +3,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "base/memory_kinds.hpp"
+#include "base/mutex.hpp"
 
 namespace sluice::allocator {
 
@@ -56,9 +56,9 @@ class BlockStore {
  private:
   static constexpr std::size_t kChunk = 1024;
 
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Block[]>> chunks_;  // guarded by mutex_
-  std::size_t taken_count_ = 0;                   // guarded by mutex_
+  Mutex mutex_;
+  std::vector<std::unique_ptr<Block[]>> chunks_ SLUICE_GUARDED_BY(mutex_);
+  std::size_t taken_count_ SLUICE_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace sluice::allocator

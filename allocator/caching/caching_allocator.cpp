@@ -11,7 +11,8 @@
 namespace sluice::allocator {
 namespace {
 
-// A thread or stream tells the total when it has come so far: seldom enough for large blocks, too.
+// A thread or stream adds its count to the total when it has changed by this much: seldom enough
+// for large blocks, too.
 std::int64_t settle_bytes_of(std::uint64_t capacity_bytes) {
   return static_cast<std::int64_t>(std::clamp(capacity_bytes / 1024, 1 * kMiB, 128 * kMiB));
 }
@@ -50,18 +51,13 @@ CachingAllocator::~CachingAllocator() {
 }
 
 StreamId CachingAllocator::add_stream(device::Stream& stream, bool movable) {
-  const std::lock_guard growth(growth_mutex_);
+  const MutexLock growth(growth_mutex_);
   const auto id = static_cast<StreamId>(pools_.size());
   SLUICE_CHECK_MSG(id < kMaxPools, "more than 1,024 streams");
   pools_.emplace_back(id, stream, movable, store_, page_bytes_, options_.recorder);
   pool_table_[id].store(&pools_.back(), std::memory_order_release);
   pool_count_.store(id + 1, std::memory_order_release);
   return id;
-}
-
-void CachingAllocator::add_eviction_callback(EvictionCallback callback) {
-  const std::lock_guard growth(growth_mutex_);
-  callbacks_.push_back(std::move(callback));
 }
 
 Block* CachingAllocator::find_block(const void* data) const {
@@ -90,6 +86,7 @@ Block* CachingAllocator::find_block(const void* data) const {
 void CachingAllocator::publish_segments() {
   auto table = std::make_unique<SegmentTable>();
   for (const StreamPool& pool : pools_) {
+    pool.mutex.assert_held();
     for (const auto& segment : pool.segments) {
       table->push_back({segment->base(), segment->bytes(), segment.get()});
     }
@@ -100,7 +97,7 @@ void CachingAllocator::publish_segments() {
   segments_.store(segment_tables_.back().get(), std::memory_order_release);
 }
 
-// An allocation, or, where bytes < 0, a free. With the lock held that guards the counts.
+// Counts an allocation or, when bytes < 0, a free. The caller holds the lock of the counts.
 void CachingAllocator::count(AllocationCounts& counts, Category category, std::int64_t bytes) {
   ++(bytes < 0 ? counts.free_count : counts.allocation_count);
   counts.live_by_category[static_cast<std::size_t>(category)] += bytes;
@@ -110,8 +107,8 @@ void CachingAllocator::count(AllocationCounts& counts, Category category, std::i
     settle(counts);
 }
 
-// With the lock held that guards the counts, a cache's or the pool's: either keeps whoever reads
-// all blocks' descriptions away.
+// The caller holds the lock of the counts, a cache's or the pool's. Either keeps away a thread that
+// reads the descriptions of all blocks.
 void CachingAllocator::hand_out(AllocationCounts& counts, Block& block,
                                 const AllocationRequest& request) {
   block.cached = false;
@@ -157,7 +154,7 @@ std::byte* CachingAllocator::allocate(const AllocationRequest& request) {
   Block* block = nullptr;
   if (bytes <= StreamPool::kSmallBytes) {
     ThreadCache& cache = caches_.mine();
-    const std::lock_guard lock(cache.mutex);
+    const MutexLock lock(cache.mutex);
     block = cache.pop(&pool, bytes);
     if (block != nullptr) hand_out(cache.counts, *block, request);
   }
@@ -167,11 +164,11 @@ std::byte* CachingAllocator::allocate(const AllocationRequest& request) {
   return reinterpret_cast<std::byte*>(block->address);
 }
 
-// No eviction helps; nor need addresses be reserved for it, or sums bear it.
+// A request above the device's capacity: no addresses are reserved for it, and no sum can overflow.
 void CachingAllocator::refuse(const AllocationRequest& request) {
-  const std::lock_guard growth(growth_mutex_);
-  const auto locks = lock_pools();
-  drain_caches();  // the report says what is free as it does after a search
+  const MutexLock growth(growth_mutex_);
+  const PoolLocks locks(pools_);
+  drain_caches();  // so that the report counts free memory as after a search
   throw_out_of_memory(request);
 }
 
@@ -186,7 +183,7 @@ Block* CachingAllocator::allocate_otherwise(StreamPool& pool, const AllocationRe
 // bytes: request.bytes, rounded.
 Block* CachingAllocator::allocate_from(StreamPool& pool, const AllocationRequest& request,
                                        std::uint64_t bytes) {
-  const std::lock_guard lock(pool.mutex);
+  const MutexLock lock(pool.mutex);
   pool.settle_front();
   Block* block = bytes > StreamPool::kSmallBytes ? pool.take_last(bytes) : nullptr;
   if (block == nullptr) {
@@ -195,7 +192,7 @@ Block* CachingAllocator::allocate_from(StreamPool& pool, const AllocationRequest
     if (block == nullptr) return nullptr;
     block = space.take(block, bytes);
   }
-  // Here, for a lock of the cache would cost as much as the pool's.
+  // Counted in the pool: taking the cache's lock too would cost as much again.
   hand_out(pool.counts, *block, request);
   return block;
 }
@@ -208,10 +205,10 @@ void CachingAllocator::free(std::byte* data) {
   const auto requested_bytes = static_cast<std::int64_t>(block->requested_bytes);
   const bool recorded = options_.recorder != nullptr;
   if (block->used_across) [[unlikely]] {
-    const std::lock_guard lock(pool.mutex);
+    const MutexLock lock(pool.mutex);
     free_pending(pool, block);  // first of all, since it may fail: then the block is not freed
     count(pool.counts, category, -requested_bytes);
-    record(record::MemoryAction::kFreeRequested, *block);  // before it can be anybody else's
+    record(record::MemoryAction::kFreeRequested, *block);  // before it can be allocated again
     return;
   }
   if (block->bytes <= StreamPool::kSmallBytes) {
@@ -219,7 +216,7 @@ void CachingAllocator::free(std::byte* data) {
     Block* evicted = nullptr;
     bool kept = false;
     {
-      const std::lock_guard lock(cache.mutex);
+      const MutexLock lock(cache.mutex);
       kept = cache.push(&pool, block, options_.thread_cache_bytes, evicted);
       if (kept) {
         block->cached = true;
@@ -231,12 +228,12 @@ void CachingAllocator::free(std::byte* data) {
     while (evicted != nullptr) {
       Block* const one = std::exchange(evicted, evicted->list_next);
       StreamPool& owner = one->segment->pool();
-      const std::lock_guard lock(owner.mutex);
+      const MutexLock lock(owner.mutex);
       owner.put_back(one);
     }
     if (kept) return;
   }
-  const std::lock_guard lock(pool.mutex);
+  const MutexLock lock(pool.mutex);
   count(pool.counts, category, -requested_bytes);
   if (recorded) [[unlikely]]
     record_free(*block);
@@ -253,13 +250,12 @@ void CachingAllocator::record_use(std::byte* data, StreamId stream) {
   SLUICE_CHECK_MSG(stream < pool_count_.load(std::memory_order_acquire),
                    "a stream that was not added");
   if (pool.id == stream) return;
-  const std::lock_guard lock(pool.mutex);
+  const MutexLock lock(pool.mutex);
   std::vector<StreamId>& uses = pool.other_uses[block];
   if (std::find(uses.begin(), uses.end(), stream) == uses.end()) uses.push_back(stream);
   block->used_across = true;
 }
 
-// With the pool's lock held.
 void CachingAllocator::free_pending(StreamPool& pool, Block* block) {
   PendingFree pending{block, {}};
   const auto uses = pool.other_uses.find(block);
@@ -279,62 +275,50 @@ std::uint64_t CachingAllocator::block_bytes(const std::byte* data) const {
   return find_block(data)->bytes;
 }
 
-// With the locks of their pools.
+// The caller holds the locks of their pools.
 void CachingAllocator::put_back_all(Block* list) {
   while (list != nullptr) {
     Block* const block = std::exchange(list, list->list_next);
-    block->segment->pool().put_back(block);
+    StreamPool& pool = block->segment->pool();
+    pool.mutex.assert_held();
+    pool.put_back(block);
   }
 }
 
-// What this thread keeps of `pool`; false: nothing.
+// Returns this thread's cached blocks of `pool` to it. Returns false if there were none.
 bool CachingAllocator::put_back_mine(StreamPool& pool) {
   ThreadCache& cache = caches_.mine();
-  // Both at once: who looks for memory meanwhile finds it in one place or the other.
-  const std::lock_guard lock(pool.mutex);
-  const std::lock_guard cache_lock(cache.mutex);
+  // Both locks at once: a search meanwhile finds the blocks in one place or the other.
+  const MutexLock lock(pool.mutex);
+  const MutexLock cache_lock(cache.mutex);
   Block* const mine = cache.drain(&pool);
   put_back_all(mine);
   return mine != nullptr;
 }
 
-// With the locks of all pools: after it every block that nobody uses is a free one.
+// The caller holds the locks of all pools. Afterwards every block that is not in use is free.
 void CachingAllocator::drain_caches() {
   const ThreadCaches::AllLocked locked_caches(caches_);
-  for (const auto& cache : locked_caches.caches()) put_back_all(cache->drain());
-  for (StreamPool& pool : pools_) pool.put_back_last();
-}
-
-BiasedGuests CachingAllocator::lock_pools() {
-  std::vector<BiasedMutex*> mutexes;
-  mutexes.reserve(pools_.size());
-  for (StreamPool& pool : pools_) mutexes.push_back(&pool.mutex);
-  return BiasedGuests(std::move(mutexes));
+  for (const auto& cache : locked_caches.caches()) {
+    cache->mutex.assert_held();
+    put_back_all(cache->drain());
+  }
+  for (StreamPool& pool : pools_) {
+    pool.mutex.assert_held();
+    pool.put_back_last();
+  }
 }
 
 Block* CachingAllocator::allocate_slowly(StreamPool& pool, const AllocationRequest& request) {
   const std::uint64_t bytes = round_up(request.bytes, BlockSpace::kAlignment);
-  bool asked = false;
-  for (;;) {
-    std::vector<EvictionCallback> callbacks;
-    {
-      const std::lock_guard growth(growth_mutex_);
-      const auto locks = lock_pools();
-      Block* block = find_under_locks(pool, bytes);
-      const bool above_soft_cap = held_pages_ * page_bytes_ + bytes > options_.soft_cap_bytes;
-      if (block == nullptr && (callbacks_.empty() || asked || !above_soft_cap)) {
-        block = allocate_under_locks(pool, bytes);
-        if (block == nullptr && (callbacks_.empty() || asked)) throw_out_of_memory(request);
-      }
-      if (block != nullptr) {
-        hand_out(pool.counts, *block, request);  // so that nobody sees one without a description
-        return block;
-      }
-      callbacks = callbacks_;
-    }
-    asked = true;
-    for (const EvictionCallback& callback : callbacks) callback(bytes);
-  }
+  const MutexLock growth(growth_mutex_);
+  const PoolLocks locks(pools_);
+  pool.mutex.assert_held();
+  Block* block = find_under_locks(pool, bytes);
+  if (block == nullptr) block = allocate_under_locks(pool, bytes);
+  if (block == nullptr) throw_out_of_memory(request);
+  hand_out(pool.counts, *block, request);  // so that no thread sees one without a description
+  return block;
 }
 
 std::byte* CachingAllocator::try_allocate(const AllocationRequest& request) {
@@ -343,8 +327,9 @@ std::byte* CachingAllocator::try_allocate(const AllocationRequest& request) {
                    "a stream that was not added");
   StreamPool& pool = *pool_table_[request.stream].load(std::memory_order_acquire);
   const std::uint64_t bytes = round_up(request.bytes, BlockSpace::kAlignment);
-  const std::lock_guard growth(growth_mutex_);
-  const auto locks = lock_pools();
+  const MutexLock growth(growth_mutex_);
+  const PoolLocks locks(pools_);
+  pool.mutex.assert_held();
   Block* block = find_under_locks(pool, bytes);
   if (block == nullptr) block = allocate_under_locks(pool, bytes);
   if (block == nullptr) return nullptr;
@@ -352,11 +337,15 @@ std::byte* CachingAllocator::try_allocate(const AllocationRequest& request) {
   return reinterpret_cast<std::byte*>(block->address);
 }
 
-// A free block, once all that threads keep and other streams have finished with is free.
+// Looks for a free block once the threads' caches, and the blocks that other streams have finished
+// with, are free.
 Block* CachingAllocator::find_under_locks(StreamPool& pool, std::uint64_t bytes) {
   ++slow_count_;
   drain_caches();
-  for (StreamPool& one : pools_) one.settle_all();
+  for (StreamPool& one : pools_) {
+    one.mutex.assert_held();
+    one.settle_all();
+  }
   BlockSpace& space = pool.space_for(bytes);
   Block* const block = space.find_free(bytes);
   return block == nullptr ? nullptr : space.take(block, bytes);
@@ -369,6 +358,7 @@ Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t by
   }
   std::uint64_t used_bytes = bytes;  // pending blocks are not: they can be waited for
   for (const StreamPool& one : pools_) {
+    one.mutex.assert_held();
     used_bytes += one.small.used_bytes() + one.large.used_bytes() - one.pending_bytes;
   }
   const auto roomy_bytes =
@@ -401,14 +391,14 @@ std::uint64_t CachingAllocator::remap_budget() const {
 }
 
 void CachingAllocator::begin_step() {
-  const std::lock_guard growth(growth_mutex_);
+  const MutexLock growth(growth_mutex_);
   step_remaps_ = 0;
   if (options_.recorder != nullptr) options_.recorder->record(record::MemoryAction::kStep, 0, 0, 0);
 }
 
 void CachingAllocator::release_cached() {
-  const std::lock_guard growth(growth_mutex_);
-  const auto locks = lock_pools();
+  const MutexLock growth(growth_mutex_);
+  const PoolLocks locks(pools_);
   drain_caches();
   release_cached_locked();
 }
@@ -420,8 +410,12 @@ void CachingAllocator::release_cached_locked() {
     pool.stream.synchronize(deadline);
     ++synchronisations_;
   }
-  for (StreamPool& pool : pools_) pool.settle_all();
   for (StreamPool& pool : pools_) {
+    pool.mutex.assert_held();
+    pool.settle_all();
+  }
+  for (StreamPool& pool : pools_) {
+    pool.mutex.assert_held();
     if (!pool.movable) continue;
     for (BlockSpace* space : {&pool.small, &pool.large}) {
       std::vector<Block*> blocks;
@@ -434,7 +428,8 @@ void CachingAllocator::release_cached_locked() {
         for (std::uint64_t n = space->page_count(*block); n-- > 0;) {
           const std::uint64_t address = first + n * page_bytes_;
           if (options_.recorder != nullptr) {
-            options_.recorder->record(record::MemoryAction::kSegmentUnmap, pool.id, address, page_bytes_);
+            options_.recorder->record(record::MemoryAction::kSegmentUnmap, pool.id, address,
+                                      page_bytes_);
           }
           PhysicalPage& page = *block->segment->slot_at(address).page;
           space->hollow(block, address);  // from the end: `block` stays the part before
@@ -458,8 +453,8 @@ void CachingAllocator::release_cached_locked() {
 }
 
 CachingAllocatorStatistics CachingAllocator::statistics() {
-  const std::lock_guard growth(growth_mutex_);
-  const auto locks = lock_pools();
+  const MutexLock growth(growth_mutex_);
+  const PoolLocks locks(pools_);
   CachingAllocatorStatistics result;
   std::array<std::int64_t, kCategoryCount> live{};
   const auto add = [&](AllocationCounts& counts) {
@@ -470,17 +465,22 @@ CachingAllocatorStatistics CachingAllocator::statistics() {
   };
   const ThreadCaches::AllLocked all(caches_);
   for (const auto& cache : all.caches()) {
+    cache->mutex.assert_held();
     add(cache->counts);
     result.cached_bytes += cache->cached_bytes();
     result.cache_hits += cache->counts.allocation_count;
   }
-  for (StreamPool& pool : pools_) add(pool.counts);
+  for (StreamPool& pool : pools_) {
+    pool.mutex.assert_held();
+    add(pool.counts);
+  }
   for (std::size_t c = 0; c < kCategoryCount; ++c) {
     result.live_by_category[c] = static_cast<std::uint64_t>(live[c]);
   }
   result.live_bytes = static_cast<std::uint64_t>(live_bytes_.load());
   result.peak_live_bytes = static_cast<std::uint64_t>(peak_live_bytes_.load());
   for (const StreamPool& pool : pools_) {
+    pool.mutex.assert_held();
     result.pending_bytes += pool.pending_bytes;
     result.cached_bytes += pool.last_bytes();
     result.used_bytes += pool.small.used_bytes() + pool.large.used_bytes();

@@ -11,7 +11,7 @@
 // with NCCL, captured in graphs).
 //
 // Out of memory comes only when no sum of free pages suffices, after waiting (by event) for the
-// smallest sufficient set of blocks that other streams still use, and after the eviction callbacks.
+// smallest sufficient set of blocks that other streams still use.
 //
 // Blocks are multiples of 512 bytes, aligned to 512. Thread-safe. Small blocks (to 1 MiB) go
 // through a cache per thread.
@@ -20,10 +20,8 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -31,6 +29,7 @@
 #include "allocator/caching/thread_cache.hpp"
 #include "allocator/page_pool.hpp"
 #include "allocator/record/memory_recorder.hpp"
+#include "base/mutex.hpp"
 #include "device/device.hpp"
 
 namespace sluice::allocator {
@@ -39,8 +38,6 @@ struct OomReport;
 
 struct CachingAllocatorOptions {
   Category category = Category::kExternal;  // what the ledger charges its pages to
-  // Above so many bytes of pages the eviction callbacks are asked before the pool grows.
-  std::uint64_t soft_cap_bytes = UINT64_MAX;
   // Pages mapped a second time between two begin_step() in order not to grow; beyond it the pool
   // grows while it can. Not given: twice as many as it holds, at least 8,192 (some 0.4 s of a
   // driver that takes 50 us for each).
@@ -50,7 +47,8 @@ struct CachingAllocatorOptions {
   double growth_slack = 1.0 / 128;
   std::uint64_t thread_cache_bytes = 4 * kMiB;  // for each thread
   std::uint64_t segment_bytes = 64 * kGiB;      // addresses reserved at a time
-  record::MemoryRecorder* recorder = nullptr;  // what happens is written there; must outlive the allocator
+  record::MemoryRecorder* recorder =
+      nullptr;  // what happens is written there; must outlive the allocator
 };
 
 struct AllocationRequest {
@@ -86,10 +84,9 @@ struct CachingAllocatorStatistics {
 
 class CachingAllocator {
  public:
-  using EvictionCallback = std::function<void(std::uint64_t wanted_bytes)>;
-
   // pages: used by this allocator alone while it lives. Device and pages must outlive it.
-  CachingAllocator(device::Device& device, PagePool& pages, const CachingAllocatorOptions& options = {});
+  CachingAllocator(device::Device& device, PagePool& pages,
+                   const CachingAllocatorOptions& options = {});
   // Waits for the streams, then gives all pages back, live blocks among them.
   ~CachingAllocator();
   CachingAllocator(const CachingAllocator&) = delete;
@@ -97,9 +94,6 @@ class CachingAllocator {
 
   // The stream must outlive the allocator.
   StreamId add_stream(device::Stream& stream, bool movable = true);
-  // Asked, on the thread that allocates and with no lock held, to free about `wanted_bytes` through
-  // free().
-  void add_eviction_callback(EvictionCallback callback);
 
   // 0 bytes: null. Throws OutOfMemoryReported (oom_report.hpp).
   std::byte* allocate(const AllocationRequest& request);
@@ -137,25 +131,46 @@ class CachingAllocator {
   [[gnu::noinline]] Block* allocate_otherwise(StreamPool& pool, const AllocationRequest& request,
                                               std::uint64_t bytes);
   Block* allocate_slowly(StreamPool& pool, const AllocationRequest& request);
-  Block* find_under_locks(StreamPool& pool, std::uint64_t bytes);
-  Block* allocate_under_locks(StreamPool& pool, std::uint64_t bytes);
-  // With growth_mutex_ and the pools' locks; the last with the caches' too.
-  [[noreturn]] void throw_out_of_memory(const AllocationRequest& request);
-  OomReport report_out_of_memory(const AllocationRequest& request);
-  record::MemorySnapshot snapshot_locked();
-  void free_pending(StreamPool& pool, Block* block);
+  // These hold the pools' locks too, as PoolLocks takes them.
+  Block* find_under_locks(StreamPool& pool, std::uint64_t bytes)
+      SLUICE_REQUIRES(growth_mutex_, pool.mutex);
+  Block* allocate_under_locks(StreamPool& pool, std::uint64_t bytes)
+      SLUICE_REQUIRES(growth_mutex_, pool.mutex);
+  [[noreturn]] void throw_out_of_memory(const AllocationRequest& request)
+      SLUICE_REQUIRES(growth_mutex_);
+  OomReport report_out_of_memory(const AllocationRequest& request) SLUICE_REQUIRES(growth_mutex_);
+  record::MemorySnapshot snapshot_locked()
+      SLUICE_REQUIRES(growth_mutex_);  // with the caches' locks too
+  void free_pending(StreamPool& pool, Block* block) SLUICE_REQUIRES(pool.mutex);
   void record(record::MemoryAction action, const Block& block);
   void record_free(const Block& block);  // where there is a recorder
   void put_back_all(Block* list);
   bool put_back_mine(StreamPool& pool);
-  void drain_caches();
+  void drain_caches() SLUICE_REQUIRES(growth_mutex_);
   void count(AllocationCounts& counts, Category category, std::int64_t bytes);
   void hand_out(AllocationCounts& counts, Block& block, const AllocationRequest& request);
   void settle(AllocationCounts& counts);
-  void release_cached_locked();
-  BiasedGuests lock_pools();
-  void publish_segments();
-  std::uint64_t remap_budget() const;
+  void release_cached_locked() SLUICE_REQUIRES(growth_mutex_);
+  void publish_segments() SLUICE_REQUIRES(growth_mutex_);
+  std::uint64_t remap_budget() const SLUICE_REQUIRES(growth_mutex_);
+
+  // Holds the lock of every pool while it lives. The compiler cannot follow a set of locks: users
+  // say pool.mutex.assert_held().
+  class PoolLocks {
+   public:
+    explicit PoolLocks(std::deque<StreamPool>& pools) SLUICE_NO_THREAD_SAFETY_ANALYSIS
+        : pools_(pools) {
+      for (StreamPool& pool : pools_) pool.mutex.lock();
+    }
+    ~PoolLocks() SLUICE_NO_THREAD_SAFETY_ANALYSIS {
+      for (StreamPool& pool : pools_) pool.mutex.unlock();
+    }
+    PoolLocks(const PoolLocks&) = delete;
+    PoolLocks& operator=(const PoolLocks&) = delete;
+
+   private:
+    std::deque<StreamPool>& pools_;
+  };
 
   device::Device& device_;
   PagePool& pages_;
@@ -167,8 +182,8 @@ class CachingAllocator {
   BlockStore store_;
 
   // growth_mutex_ first, then the pools' in the order of their ids, then a cache's.
-  std::mutex growth_mutex_;
-  std::deque<StreamPool> pools_;  // grows under growth_mutex_
+  Mutex growth_mutex_;
+  std::deque<StreamPool> pools_ SLUICE_GUARDED_BY(growth_mutex_);
   std::atomic<std::uint32_t> pool_count_ = 0;
   static constexpr std::uint32_t kMaxPools = 1024;
   std::unique_ptr<std::atomic<StreamPool*>[]> pool_table_;
@@ -181,23 +196,22 @@ class CachingAllocator {
   };
   using SegmentTable = std::vector<SegmentEntry>;
   std::atomic<const SegmentTable*> segments_ = nullptr;
-  std::vector<std::unique_ptr<SegmentTable>> segment_tables_;  // guarded by growth_mutex_
+  std::vector<std::unique_ptr<SegmentTable>> segment_tables_ SLUICE_GUARDED_BY(growth_mutex_);
 
-  // Guarded by growth_mutex_.
-  std::deque<PhysicalPage> physical_;
-  std::vector<PhysicalPage*> spare_;  // records without memory
-  std::vector<EvictionCallback> callbacks_;
-  std::uint64_t step_remaps_ = 0;       // since begin_step()
-  std::uint64_t unstitched_pages_ = 0;  // held without moving any: see growth_slack
-  std::uint64_t held_pages_ = 0;
-  std::uint64_t peak_pages_ = 0;
-  std::uint64_t slow_count_ = 0;
-  std::uint64_t fresh_pages_ = 0;
-  std::uint64_t remaps_ = 0;
-  std::uint64_t reclaims_ = 0;
-  std::uint64_t flushes_ = 0;
-  std::uint64_t event_waits_ = 0;
-  std::uint64_t synchronisations_ = 0;
+  std::deque<PhysicalPage> physical_ SLUICE_GUARDED_BY(growth_mutex_);
+  std::vector<PhysicalPage*> spare_ SLUICE_GUARDED_BY(growth_mutex_);  // records without memory
+  std::uint64_t step_remaps_ SLUICE_GUARDED_BY(growth_mutex_) = 0;     // since begin_step()
+  std::uint64_t unstitched_pages_ SLUICE_GUARDED_BY(growth_mutex_) =
+      0;  // held without moving any: see growth_slack
+  std::uint64_t held_pages_ SLUICE_GUARDED_BY(growth_mutex_) = 0;
+  std::uint64_t peak_pages_ SLUICE_GUARDED_BY(growth_mutex_) = 0;
+  std::uint64_t slow_count_ SLUICE_GUARDED_BY(growth_mutex_) = 0;
+  std::uint64_t fresh_pages_ SLUICE_GUARDED_BY(growth_mutex_) = 0;
+  std::uint64_t remaps_ SLUICE_GUARDED_BY(growth_mutex_) = 0;
+  std::uint64_t reclaims_ SLUICE_GUARDED_BY(growth_mutex_) = 0;
+  std::uint64_t flushes_ SLUICE_GUARDED_BY(growth_mutex_) = 0;
+  std::uint64_t event_waits_ SLUICE_GUARDED_BY(growth_mutex_) = 0;
+  std::uint64_t synchronisations_ SLUICE_GUARDED_BY(growth_mutex_) = 0;
 
   alignas(64) std::atomic<std::int64_t> live_bytes_ = 0;
   std::atomic<std::int64_t> peak_live_bytes_ = 0;

@@ -4,12 +4,13 @@
 
 #include "allocator/caching/caching_allocator.hpp"
 #include "base/error.hpp"
+#include "base/mutex.hpp"
 
 namespace sluice::allocator {
 
 record::MemorySnapshot CachingAllocator::snapshot() {
-  const std::lock_guard growth(growth_mutex_);
-  const auto locks = lock_pools();
+  const MutexLock growth(growth_mutex_);
+  const PoolLocks locks(pools_);
   const ThreadCaches::AllLocked caches(caches_);
   return snapshot_locked();
 }
@@ -22,6 +23,7 @@ record::MemorySnapshot CachingAllocator::snapshot_locked() {
     snapshot.names = options_.recorder->names();
   }
   for (StreamPool& pool : pools_) {
+    pool.mutex.assert_held();
     for (const BlockSpace* space : {&pool.small, &pool.large}) {
       // A run of blocks between hollows is a segment to whoever reads it: hollows hold nothing.
       bool open = false;
@@ -55,10 +57,11 @@ record::MemorySnapshot CachingAllocator::snapshot_locked() {
 }
 
 void CachingAllocator::check_invariants() {
-  const std::lock_guard growth(growth_mutex_);
-  const auto locks = lock_pools();
+  const MutexLock growth(growth_mutex_);
+  const PoolLocks locks(pools_);
   std::uint64_t held_pages = 0;
   for (StreamPool& pool : pools_) {
+    pool.mutex.assert_held();
     pool.check_invariants();
     std::uint64_t pending_bytes = 0;
     for (const PendingFree& pending : pool.pending) {

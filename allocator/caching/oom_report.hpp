@@ -104,7 +104,7 @@ struct OomReport {
   std::string proof;  // the inequality, with its numbers
 
   // What a simulation needs.
-  CachingAllocatorOptions options;               // without a recorder
+  CachingAllocatorOptions options;                       // without a recorder
   std::shared_ptr<const record::MemorySnapshot> record;  // up to the request; null: no recorder
 
   // One sentence: the request, what is live, the cause.

@@ -8,9 +8,9 @@
 namespace sluice::allocator {
 namespace {
 
-// What a hollow page costs, in pages to be mapped. One that is shown there already costs little;
-// another that is shown there must be unmapped first; where work on that may be queued, the host
-// would have to wait: other addresses are taken instead.
+// The cost of filling a hollow page, in pages to be mapped. A page that the address still shows, and
+// that is free, costs little. Another page shown there must be unmapped first. If work on that one
+// may be queued, the host would have to wait: other addresses are taken instead.
 constexpr double kShown = 1.0 / 16;
 constexpr double kEmpty = 1.0;
 constexpr double kStale = 1.5;
@@ -23,6 +23,7 @@ constexpr std::size_t kMostLooks = 1024;  // at victims, for each that is chosen
 void PageMover::collect_victims() {
   victims_.clear();
   for (StreamPool& pool : allocator_.pools_) {
+    pool.mutex.assert_held();
     if (!pool.movable) continue;
     for (BlockSpace* space : {&pool.small, &pool.large}) {
       space->visit_large_free([&](Block* block) {
@@ -80,6 +81,7 @@ Block* PageMover::block_in_run(std::uint64_t address) const {
 }
 
 void PageMover::add_segment(BlockSpace& space, std::uint64_t bytes) {
+  requester_.mutex.assert_held();
   const bool is_small = &space == &requester_.small;
   // Small blocks need few addresses; whoever asks for more than a segment gets one as large.
   const std::uint64_t usual_bytes = allocator_.options_.segment_bytes / (is_small ? 16 : 1);
@@ -107,6 +109,8 @@ double PageMover::cost_of(const AddressSegment& segment, std::uint64_t page_addr
 }
 
 Block* PageMover::make_room(std::uint64_t bytes, bool by_all_means) {
+  allocator_.growth_mutex_.assert_held();
+  requester_.mutex.assert_held();
   BlockSpace& space = requester_.space_for(bytes);
   collect_victims();
   const auto cost = [this](const AddressSegment& segment, std::uint64_t page) {
@@ -133,8 +137,8 @@ Block* PageMover::make_room(std::uint64_t bytes, bool by_all_means) {
     space.fill(block_in_run(page), page);
     record(record::MemoryAction::kSegmentMap, requester_, page);
   };
-  // First what is shown already: a page that is taken for another place is not.
-  std::erase_if(missing, [&](std::uint64_t page) {
+  // First reclaim pages that these addresses still map: stealing could move them elsewhere.
+  std::erase_if(missing, [&](std::uint64_t page) SLUICE_REQUIRES(allocator_.growth_mutex_) {
     space.reserve_records(kMoveRecords);  // so that a page that is there can be filled in
     if (!reclaim(run_->segment->slot_at(page))) return false;
     fill(page);
@@ -254,7 +258,8 @@ void PageMover::move(Victims::iterator victim, PageSlot& from, PageSlot& slot) {
   if (after != nullptr && !in_run) after->block = hollow->next;
 }
 
-void PageMover::record(record::MemoryAction action, const StreamPool& pool, std::uint64_t page_address) {
+void PageMover::record(record::MemoryAction action, const StreamPool& pool,
+                       std::uint64_t page_address) {
   record::MemoryRecorder* const recorder = allocator_.options_.recorder;
   if (recorder == nullptr) return;
   recorder->record(action, pool.id, page_address, allocator_.page_bytes_);
@@ -302,14 +307,18 @@ bool PageMover::wait_for_pending(std::uint64_t bytes, bool even_if_pages_suffice
     std::uint64_t pages;
     std::uint64_t bytes;
   };
+  allocator_.growth_mutex_.assert_held();
+  requester_.mutex.assert_held();
   const BlockSpace& space = requester_.space_for(bytes);
   std::vector<Candidate> candidates;
   const auto sufficient = [&](const Candidate& one, std::uint64_t missing_pages) {
+    one.pool->mutex.assert_held();
     const Block& block = *one.pool->pending[one.index].block;
     return one.pages >= missing_pages ||
            (&one.pool->space_of(block) == &space && one.bytes >= bytes);
   };
   for (StreamPool& pool : allocator_.pools_) {
+    pool.mutex.assert_held();
     for (std::size_t i = 0; i < pool.pending.size(); ++i) {
       const Block& block = *pool.pending[i].block;
       const std::uint64_t pages = pool.movable ? pool.space_of(block).page_count(block) : 0;
@@ -343,6 +352,7 @@ bool PageMover::wait_for_pending(std::uint64_t bytes, bool even_if_pages_suffice
             [](const Candidate& a, const Candidate& b) { return a.index > b.index; });
   for (std::size_t i = begin; i < end; ++i) {
     StreamPool& pool = *candidates[i].pool;
+    pool.mutex.assert_held();
     const auto place = pool.pending.begin() + static_cast<std::ptrdiff_t>(candidates[i].index);
     for (const auto& event : place->events) {
       pool.stream.wait(*event);

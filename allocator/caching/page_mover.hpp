@@ -9,7 +9,7 @@
 
 namespace sluice::allocator {
 
-// One request's search, with the growth mutex and all pools' held. Each page changes places in one
+// One request's search. The caller holds the growth mutex and every pool's. Each page changes places in one
 // step that either happens or throws before anything is changed, so a search that fails leaves
 // what it has found as free memory of the requester.
 class PageMover {
@@ -17,13 +17,13 @@ class PageMover {
   PageMover(CachingAllocator& allocator, StreamPool& requester)
       : allocator_(allocator), requester_(requester) {}
 
-  // A used block of `bytes`, or null. Takes pages from free blocks while `remap_limit` lasts, else
-  // fresh ones, then again from free blocks if `by_all_means`.
+  // Returns a used block of `bytes`, or null. Takes pages from free blocks while the remap budget
+  // lasts, then fresh ones, then again from free blocks if `by_all_means`.
   Block* make_room(std::uint64_t bytes, bool by_all_means);
 
   // Makes the owners' streams wait for the smallest set of pending blocks that suffices for
-  // `bytes`, or for all where none does, and frees them. False: there was none, or free pages
-  // suffice without.
+  // `bytes`, or for all when no set does, and frees them. Returns false when no block is pending,
+  // or when free pages suffice without.
   bool wait_for_pending(std::uint64_t bytes, bool even_if_pages_suffice);
 
  private:
@@ -39,7 +39,7 @@ class PageMover {
   // A page leaves a block and fills another, perhaps of the same space: two records each.
   static constexpr std::uint32_t kMoveRecords = 4;
 
-  void collect_victims();
+  void collect_victims() SLUICE_REQUIRES(allocator_.growth_mutex_);
   void add_victim(const Victim& victim, std::uint64_t first);
   Victims::iterator find_victim(std::uint64_t page_address);
   std::uint64_t pages_of(const Victims::value_type& victim) const;
@@ -47,20 +47,23 @@ class PageMover {
   // found anew each time.
   void set_window(Block* block, std::uint64_t begin, std::uint64_t end);
   Block* block_in_run(std::uint64_t address) const;
-  void add_segment(BlockSpace& space, std::uint64_t bytes);
+  void add_segment(BlockSpace& space, std::uint64_t bytes)
+      SLUICE_REQUIRES(allocator_.growth_mutex_);
   double cost_of(const AddressSegment& segment, std::uint64_t page_address);
-  // Gives the slot a page by one of three ways; false: there is none.
-  bool reclaim(PageSlot& slot);
-  bool steal(PageSlot& slot, std::uint64_t wanted_pages);
-  bool take_fresh(PageSlot& slot);
+  // Three ways to give the slot a page; each returns false when it has none.
+  bool reclaim(PageSlot& slot) SLUICE_REQUIRES(allocator_.growth_mutex_);
+  bool steal(PageSlot& slot, std::uint64_t wanted_pages) SLUICE_REQUIRES(allocator_.growth_mutex_);
+  bool take_fresh(PageSlot& slot) SLUICE_REQUIRES(allocator_.growth_mutex_);
   Victims::iterator choose_victim(std::uint64_t wanted_pages);
   // The page that `from` holds goes to `slot`, which shows it already.
-  void move(Victims::iterator victim, PageSlot& from, PageSlot& slot);
-  void show(PageSlot& slot, PhysicalPage& page);  // maps
+  void move(Victims::iterator victim, PageSlot& from, PageSlot& slot)
+      SLUICE_REQUIRES(allocator_.growth_mutex_);
+  void show(PageSlot& slot, PhysicalPage& page) SLUICE_REQUIRES(allocator_.growth_mutex_);  // maps
   void record(record::MemoryAction action, const StreamPool& pool, std::uint64_t page_address);
   // A point in the pool's stream behind all that may use its free memory; the requester's stream
   // is made to wait for it.
-  const std::shared_ptr<device::Event>& event_of(StreamPool& pool);
+  const std::shared_ptr<device::Event>& event_of(StreamPool& pool)
+      SLUICE_REQUIRES(allocator_.growth_mutex_);
 
   CachingAllocator& allocator_;
   StreamPool& requester_;

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <mutex>
 #include <string>
 #include <utility>
 
 #include "allocator/caching/oom_report.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/thread.hpp"
 
 namespace sluice::allocator {
 namespace {
@@ -36,7 +36,7 @@ PlanningAllocator::~PlanningAllocator() {
 }
 
 StreamId PlanningAllocator::add_stream(device::Stream& stream, bool movable) {
-  const std::lock_guard lock(mutex_);
+  const record::SpinLockHolder lock(mutex_);
   const StreamId id = allocator_.add_stream(stream, movable);
   if (streams_.size() <= id) {
     streams_.resize(id + 1);
@@ -52,7 +52,7 @@ std::byte* PlanningAllocator::allocate(const AllocationRequest& request) {
   const Call call{request.stream, round_up(request.bytes, BlockSpace::kAlignment)};
   bool is_fixed = false;
   {
-    const std::lock_guard lock(mutex_);
+    const record::SpinLockHolder lock(mutex_);
     is_fixed = call.stream < movable_.size() && !movable_[call.stream];
     if (has_plan() && !is_fixed) {
       if (std::byte* const data = allocate_planned(request, call)) {
@@ -64,7 +64,7 @@ std::byte* PlanningAllocator::allocate(const AllocationRequest& request) {
   }
   std::byte* const data = allocate_unplanned(request);
   if (is_fixed) return data;
-  const std::lock_guard lock(mutex_);
+  const record::SpinLockHolder lock(mutex_);
   if (!has_plan()) record_allocation(data, call);
   return data;
 }
@@ -74,7 +74,7 @@ std::byte* PlanningAllocator::allocate_unplanned(const AllocationRequest& reques
     try {
       return allocator_.allocate(request);
     } catch (const OutOfMemoryReported& error) {
-      const std::lock_guard lock(mutex_);
+      const record::SpinLockHolder lock(mutex_);
       // Beside an arena that nobody uses, there is room without it; else without it from the next
       // step.
       if (!has_plan() || arena_.live_count > 0) {
@@ -221,7 +221,7 @@ void PlanningAllocator::wait_for_all_others(StreamId stream) {
 void PlanningAllocator::free(std::byte* data) {
   if (data == nullptr) return;
   {
-    const std::lock_guard lock(mutex_);
+    const record::SpinLockHolder lock(mutex_);
     if (has_plan()) {
       // Past frees of what was not handed out, or is free already.
       while (cursor_ < plan_.events.size() && !plan_.events[cursor_].is_alloc) {
@@ -309,7 +309,7 @@ std::uint32_t PlanningAllocator::holder_of(const std::byte* data) const {
 
 void PlanningAllocator::record_use(std::byte* data, StreamId stream) {
   {
-    const std::lock_guard lock(mutex_);
+    const record::SpinLockHolder lock(mutex_);
     if (has_plan() && arena_.holds(data)) {
       const std::uint32_t buffer = holder_of(data);
       if (plan_.buffers[buffer].stream == stream) return;
@@ -361,7 +361,7 @@ void PlanningAllocator::begin_step() {
   std::function<StepPlan()> plan;
   bool settle = false;
   {
-    const std::lock_guard lock(mutex_);
+    const record::SpinLockHolder lock(mutex_);
     if (has_plan()) {
       end_planned_step();
       // Once a whole step was served by the plan, what the steps before it needed can go.
@@ -378,11 +378,11 @@ void PlanningAllocator::begin_step() {
   try {
     install(plan());
   } catch (...) {
-    const std::lock_guard lock(mutex_);
+    const record::SpinLockHolder lock(mutex_);
     is_installing_ = false;
     throw;
   }
-  const std::lock_guard lock(mutex_);
+  const record::SpinLockHolder lock(mutex_);
   is_installing_ = false;
 }
 
@@ -423,14 +423,21 @@ std::function<StepPlan()> PlanningAllocator::end_watched_step() {
   }
   const auto make = [plan = options_.plan, before, step = before_] { return plan(before, step); };
   if (!options_.in_background) return make;
-  coming_ = std::async(std::launch::async, make);
+  std::packaged_task<StepPlan()> task(make);
+  std::future<StepPlan> coming = task.get_future();
+  try {
+    planner_ = start_thread("step plan", std::move(task));
+  } catch (const ThreadError&) {
+    return make;  // the caller plans, and waits for it
+  }
+  coming_ = std::move(coming);
   return nullptr;
 }
 
 void PlanningAllocator::install(StepPlan plan) {
   StreamId first = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const record::SpinLockHolder lock(mutex_);
     while (first < movable_.size() && !movable_[first]) ++first;
     if (plan.arena_bytes == 0 || first == movable_.size()) return;
   }
@@ -438,7 +445,7 @@ void PlanningAllocator::install(StepPlan plan) {
               plan.arena_bytes,
               0,
               {}};
-  const std::lock_guard lock(mutex_);
+  const record::SpinLockHolder lock(mutex_);
   if (arena.data == nullptr) {
     if (failed_tries_ == 0) {
       log(LogLevel::kInfo, "no room for an arena of " + format_bytes(plan.arena_bytes) +
@@ -527,7 +534,8 @@ std::vector<PlanningAllocator::ArenaBlocks> PlanningAllocator::blocks_in_arenas(
   std::vector<ArenaBlocks> result;
   const auto add_to = [](ArenaBlocks& arena, std::uint64_t offset, const Tenant& tenant) {
     arena.blocks.push_back({arena.address + offset, round_up(tenant.bytes, BlockSpace::kAlignment),
-                            tenant.bytes, record::BlockState::kAllocated, tenant.category, tenant.name});
+                            tenant.bytes, record::BlockState::kAllocated, tenant.category,
+                            tenant.name});
   };
   const auto new_arena = [&](const Arena& arena) -> ArenaBlocks& {
     return result.emplace_back(
@@ -548,7 +556,7 @@ std::vector<PlanningAllocator::ArenaBlocks> PlanningAllocator::blocks_in_arenas(
 }
 
 PlanningAllocatorStatistics PlanningAllocator::statistics() {
-  const std::lock_guard lock(mutex_);
+  const record::SpinLockHolder lock(mutex_);
   PlanningAllocatorStatistics result = statistics_;
   const auto add = [&](const Tenant& tenant) {
     result.arena_live_by_category[static_cast<std::size_t>(tenant.category)] += tenant.bytes;
@@ -563,7 +571,7 @@ PlanningAllocatorStatistics PlanningAllocator::statistics() {
 }
 
 record::MemorySnapshot PlanningAllocator::snapshot() {
-  const std::lock_guard lock(mutex_);
+  const record::SpinLockHolder lock(mutex_);
   return snapshot_locked();
 }
 

@@ -24,6 +24,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -99,9 +100,9 @@ class PlanningAllocator {
     // When it was freed last, by the count of steps, and where the plan frees it, in its events.
     std::uint64_t freed_step = UINT64_MAX;
     std::size_t free_index = 0;
-    std::uint32_t slot = 0;                        // of its offset, among all offsets
-    Tenant tenant;                                 // while live
-    std::vector<StreamId> uses;                    // other streams', since it was allocated
+    std::uint32_t slot = 0;                                // of its offset, among all offsets
+    Tenant tenant;                                         // while live
+    std::vector<StreamId> uses;                            // other streams', since it was allocated
     std::vector<std::shared_ptr<device::Event>> releases;  // by PlannedBuffer::release_streams
   };
   struct Arena {
@@ -190,7 +191,8 @@ class PlanningAllocator {
   std::unordered_map<const std::byte*, Origin> origins_;
   bool is_first_step_ = true;
   bool is_installing_ = false;
-  std::future<StepPlan> coming_;
+  std::future<StepPlan> coming_;  // made by planner_
+  std::jthread planner_;
   // An arena that found no room is asked for again after 1, 2, 4, … more steps.
   std::uint64_t next_try_ = 0;
   std::uint64_t failed_tries_ = 0;

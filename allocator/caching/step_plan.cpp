@@ -97,7 +97,7 @@ std::uint64_t find_cut(std::span<const Life> lives, std::uint64_t length) {
 }
 
 std::vector<packing::Lifetime> lifetimes_from(std::span<const Life> lives, std::uint64_t cut,
-                                     std::uint64_t length) {
+                                              std::uint64_t length) {
   std::vector<packing::Lifetime> lifetimes;
   lifetimes.reserve(lives.size());
   for (const Life& life : lives) {
@@ -218,14 +218,16 @@ double matching_share(const StepRecording& a, const StepRecording& b) {
   return larger == 0 ? 0.0 : static_cast<double>(common) / larger;
 }
 
-StepPlan plan_step(const StepRecording& before, const StepRecording& step, packing::PackingEffort effort) {
+StepPlan plan_step(const StepRecording& before, const StepRecording& step,
+                   packing::PackingEffort effort) {
   StepPlan plan;
   if (step.events.empty()) return plan;
   const Lives found = find_lives(before, step);
   const std::uint64_t length = step.events.size();
   const std::uint64_t cut = find_cut(found.lives, length);
   const std::vector<packing::Lifetime> lifetimes = lifetimes_from(found.lives, cut, length);
-  const packing::Packing packing = packing::pack_lifetimes(lifetimes, BlockSpace::kAlignment, effort);
+  const packing::Packing packing =
+      packing::pack_lifetimes(lifetimes, BlockSpace::kAlignment, effort);
   plan.arena_bytes = packing.capacity_bytes;
   plan.peak_live_bytes = packing.lower_bound_bytes;
   plan.buffers.resize(found.lives.size());

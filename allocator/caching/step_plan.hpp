@@ -73,6 +73,7 @@ struct StepPlan {
 
 // Plans `step`; `before` is the step before it, whose allocations it may free. Memory may be reused
 // in the order of the recording: a later step that keeps the order needs no check.
-StepPlan plan_step(const StepRecording& before, const StepRecording& step, packing::PackingEffort effort);
+StepPlan plan_step(const StepRecording& before, const StepRecording& step,
+                   packing::PackingEffort effort);
 
 }  // namespace sluice::allocator

@@ -10,7 +10,6 @@
 
 #include "allocator/caching/address_segment.hpp"
 #include "allocator/caching/allocation_counts.hpp"
-#include "allocator/caching/biased_mutex.hpp"
 #include "allocator/caching/block_space.hpp"
 #include "allocator/record/memory_recorder.hpp"
 
@@ -45,62 +44,68 @@ class StreamPool {
         large(store, page_bytes),
         recorder_(recorder) {}
 
-  BlockSpace& space_for(std::uint64_t bytes) { return bytes <= kSmallBytes ? small : large; }
-  BlockSpace& space_of(const Block& block) { return block.segment->is_small() ? small : large; }
-
-  // The lock is held for all of these.
+  BlockSpace& space_for(std::uint64_t bytes) SLUICE_REQUIRES(mutex) {
+    return bytes <= kSmallBytes ? small : large;
+  }
+  BlockSpace& space_of(const Block& block) SLUICE_REQUIRES(mutex) {
+    return block.segment->is_small() ? small : large;
+  }
 
   // A used block becomes free.
-  void put_back(Block* block) {
+  void put_back(Block* block) SLUICE_REQUIRES(mutex) {
     if (block->pending) [[unlikely]]
       end_pending(*block);
     block->cached = false;
     space_of(*block).give_back(block);
   }
-  // A used block of the large space is freed. It stays whole until another comes or is asked for,
-  // which is often of the same size, or until somebody wants all that is free.
-  void put_back_later(Block* block) {
+  // A used block of the large space is freed. It stays whole until the next block is freed or
+  // asked for, which is often of the same size, or until a search wants all free memory.
+  void put_back_later(Block* block) SLUICE_REQUIRES(mutex) {
     put_back_last();
     block->cached = true;
     last_ = block;
   }
-  // That block, if it has just so many bytes; else null, and it is put back.
-  Block* take_last(std::uint64_t bytes) {
+  // Returns that block if it has exactly `bytes`. Otherwise puts it back and returns null.
+  Block* take_last(std::uint64_t bytes) SLUICE_REQUIRES(mutex) {
     if (last_ != nullptr && last_->bytes == bytes) return std::exchange(last_, nullptr);
     put_back_last();
     return nullptr;
   }
-  void put_back_last() {
+  void put_back_last() SLUICE_REQUIRES(mutex) {
     if (last_ != nullptr) put_back(std::exchange(last_, nullptr));
   }
-  std::uint64_t last_bytes() const { return last_ == nullptr ? 0 : last_->bytes; }
+  std::uint64_t last_bytes() const SLUICE_REQUIRES(mutex) {
+    return last_ == nullptr ? 0 : last_->bytes;
+  }
   // Puts back the pending blocks at the front whose events have happened.
-  void settle_front() {
+  void settle_front() SLUICE_REQUIRES(mutex) {
     if (!pending.empty()) [[unlikely]]
       settle_those_in_front();
   }
-  // All whose events have happened; one that has not hides none behind it.
-  void settle_all();
-  void check_invariants() const;
+  // Puts back every pending block whose events have happened, also behind one that still waits.
+  void settle_all() SLUICE_REQUIRES(mutex);
+  void check_invariants() const SLUICE_REQUIRES(mutex);
 
   const StreamId id;
   device::Stream& stream;
   const bool movable;  // its free pages may be given to other addresses
 
-  BiasedMutex mutex;  // guards all below
-  BlockSpace small;
-  BlockSpace large;
-  std::vector<std::unique_ptr<AddressSegment>> segments;
-  std::deque<PendingFree> pending;  // in the order they were freed
-  std::uint64_t pending_bytes = 0;
-  AllocationCounts counts;                                             // of what no cache served
-  std::unordered_map<const Block*, std::vector<StreamId>> other_uses;  // of blocks used_across
+  mutable Mutex mutex;
+  BlockSpace small SLUICE_GUARDED_BY(mutex);
+  BlockSpace large SLUICE_GUARDED_BY(mutex);
+  std::vector<std::unique_ptr<AddressSegment>> segments SLUICE_GUARDED_BY(mutex);
+  std::deque<PendingFree> pending SLUICE_GUARDED_BY(mutex);  // in the order they were freed
+  std::uint64_t pending_bytes SLUICE_GUARDED_BY(mutex) = 0;
+  // Of the calls that no thread's cache served.
+  AllocationCounts counts SLUICE_GUARDED_BY(mutex);
+  // Of blocks that are used_across.
+  std::unordered_map<const Block*, std::vector<StreamId>> other_uses SLUICE_GUARDED_BY(mutex);
 
  private:
-  Block* last_ = nullptr;  // see put_back_later()
+  Block* last_ SLUICE_GUARDED_BY(mutex) = nullptr;  // see put_back_later()
 
-  void end_pending(Block& block);
-  void settle_those_in_front();
+  void end_pending(Block& block) SLUICE_REQUIRES(mutex);
+  void settle_those_in_front() SLUICE_REQUIRES(mutex);
 
   record::MemoryRecorder* const recorder_;  // null: none
 };

@@ -23,7 +23,7 @@ struct ThreadCacheSeats {
   ~ThreadCacheSeats() {
     for (const Seat& seat : seats) {
       if (const auto state = seat.state.lock()) {
-        const std::lock_guard lock(state->mutex);
+        const MutexLock lock(state->mutex);
         state->idle.push_back(seat.cache);  // has room: reserved with the cache
       }
     }
@@ -44,7 +44,7 @@ std::uint64_t ThreadCaches::next_serial() {
 ThreadCache& ThreadCaches::find_or_make() {
   if (thread_seats_gone) {
     // The last destructors of a thread: its cache may be another's already.
-    const std::lock_guard lock(state_->mutex);
+    const MutexLock lock(state_->mutex);
     if (state_->last == nullptr) state_->last = state_->add();
     return *state_->last;
   }
@@ -56,10 +56,9 @@ ThreadCache& ThreadCaches::find_or_make() {
   }
   if (cache == nullptr) {
     seats.reserve(seats.size() + 1);
-    const std::lock_guard lock(state_->mutex);
+    const MutexLock lock(state_->mutex);
     if (state_->idle.empty()) state_->idle.push_back(state_->add());
     cache = state_->idle.back();
-    cache->mutex.bias_to_this_thread();
     state_->idle.pop_back();
     seats.push_back({serial_, cache, state_});
   }

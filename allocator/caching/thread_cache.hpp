@@ -1,17 +1,19 @@
-// What a thread keeps to itself: small blocks that it freed, by exact size and stream, and its part
-// of the statistics. Settled with the pools before they grow, so nothing that is kept here can be
+// A thread's own cache: small blocks that it freed, by exact size and stream, and its part of the
+// statistics. Before a pool grows, every cache is emptied into the pools: a cached block is never
 // the cause of an out-of-memory.
+//
+// Each cache has a mutex that its thread takes for every call, and nearly always alone: an
+// uncontended lock and unlock. Other threads take it to empty the cache and to read statistics.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "allocator/caching/allocation_counts.hpp"
-#include "allocator/caching/biased_mutex.hpp"
 #include "allocator/caching/block_store.hpp"
+#include "base/mutex.hpp"
 
 namespace sluice::allocator {
 
@@ -21,10 +23,10 @@ class alignas(64) ThreadCache {
  public:
   static constexpr std::uint32_t kMaxPerBin = 32;
 
-  BiasedMutex mutex;  // guards all below; taken last, after a pool's
+  Mutex mutex;  // taken last, after a pool's
 
-  // A block of exactly `bytes` of `pool`, or null.
-  Block* pop(const StreamPool* pool, std::uint64_t bytes) {
+  // Returns a block of exactly `bytes` of `pool`, or null.
+  Block* pop(const StreamPool* pool, std::uint64_t bytes) SLUICE_REQUIRES(mutex) {
     Bin& bin = bins_[index_of(pool, bytes)];
     if (bin.head == nullptr || bin.pool != pool || bin.bytes != bytes) return nullptr;
     Block* const block = bin.head;
@@ -34,9 +36,10 @@ class alignas(64) ThreadCache {
     return block;
   }
 
-  // Keeps `block` of `pool`, or returns false: it is full. What had to make room for it is appended
-  // to `evicted`, linked by list_next.
-  bool push(const StreamPool* pool, Block* block, std::uint64_t limit_bytes, Block*& evicted) {
+  // Keeps `block` of `pool`. Returns false when the cache is full. Appends the blocks that had to
+  // make room for it to `evicted`, linked by list_next.
+  bool push(const StreamPool* pool, Block* block, std::uint64_t limit_bytes, Block*& evicted)
+      SLUICE_REQUIRES(mutex) {
     if (cached_bytes_ + block->bytes > limit_bytes) return false;
     Bin& bin = bins_[index_of(pool, block->bytes)];
     if (bin.head != nullptr && (bin.pool != pool || bin.bytes != block->bytes)) empty(bin, evicted);
@@ -53,8 +56,8 @@ class alignas(64) ThreadCache {
     return true;
   }
 
-  // All blocks, linked by list_next; of one pool only where it is given.
-  Block* drain(const StreamPool* pool = nullptr) {
+  // Removes and returns all blocks, linked by list_next; those of one pool when it is given.
+  Block* drain(const StreamPool* pool = nullptr) SLUICE_REQUIRES(mutex) {
     Block* all = nullptr;
     if (cached_bytes_ == 0) return all;
     for (Bin& bin : bins_) {
@@ -63,9 +66,10 @@ class alignas(64) ThreadCache {
     return all;
   }
 
-  std::uint64_t cached_bytes() const { return cached_bytes_; }
+  std::uint64_t cached_bytes() const SLUICE_REQUIRES(mutex) { return cached_bytes_; }
 
-  AllocationCounts counts;  // of what was served here: every allocation of these is a hit
+  // Of the calls that this cache served: every allocation among them is a hit.
+  AllocationCounts counts SLUICE_GUARDED_BY(mutex);
 
  private:
   struct Bin {
@@ -80,7 +84,7 @@ class alignas(64) ThreadCache {
                                 std::uint64_t{0x9E3779B97F4A7C15};  // 2^64 / golden ratio
     return mixed >> 56U;
   }
-  void empty(Bin& bin, Block*& all) {
+  void empty(Bin& bin, Block*& all) SLUICE_REQUIRES(mutex) {
     while (bin.head != nullptr) {
       Block* const block = bin.head;
       bin.head = block->list_next;
@@ -91,52 +95,56 @@ class alignas(64) ThreadCache {
     bin.count = 0;
   }
 
-  std::array<Bin, 256> bins_{};
-  std::uint64_t cached_bytes_ = 0;
+  std::array<Bin, 256> bins_ SLUICE_GUARDED_BY(mutex){};
+  std::uint64_t cached_bytes_ SLUICE_GUARDED_BY(mutex) = 0;
 };
 
-// The caches of one allocator's threads. Outlives both: a thread that ends hands its cache on to
-// the next that comes.
+// The caches of one allocator's threads. A thread that ends leaves its cache, with its blocks, to
+// the next thread that starts.
 class ThreadCaches {
   struct State;
 
  public:
-  // This thread's; made at its first call, and the mutex biased to it.
+  // This thread's cache; its first call makes it.
   ThreadCache& mine();
 
  private:
   friend struct ThreadCacheSeats;
   struct State {
-    std::mutex mutex;
-    std::vector<std::unique_ptr<ThreadCache>> caches;  // guarded by mutex
-    std::vector<ThreadCache*> idle;                    // guarded by mutex
-    ThreadCache* last = nullptr;  // guarded by mutex: of threads that no longer have one
+    Mutex mutex;
+    std::vector<std::unique_ptr<ThreadCache>> caches SLUICE_GUARDED_BY(mutex);
+    std::vector<ThreadCache*> idle SLUICE_GUARDED_BY(mutex);
+    ThreadCache* last SLUICE_GUARDED_BY(mutex) = nullptr;  // of threads that no longer have one
 
-    ThreadCache* add() {
+    ThreadCache* add() SLUICE_REQUIRES(mutex) {
       idle.reserve(caches.size() + 1);
       return caches.emplace_back(std::make_unique<ThreadCache>()).get();
     }
   };
 
  public:
-  // Every cache, locked while this lives: what they say together is true of one moment.
+  // Holds every cache's lock while it lives, so that their figures are of one moment. The compiler
+  // cannot follow a set of locks: users say cache->mutex.assert_held().
   class AllLocked {
    public:
-    explicit AllLocked(const ThreadCaches& caches)
-        : state_(*caches.state_), state_lock_(state_.mutex), locks_(mutexes_of(state_)) {}
-    const std::vector<std::unique_ptr<ThreadCache>>& caches() const { return state_.caches; }
-
-   private:
-    static std::vector<BiasedMutex*> mutexes_of(const State& state) {
-      std::vector<BiasedMutex*> mutexes;
-      mutexes.reserve(state.caches.size());
-      for (const auto& cache : state.caches) mutexes.push_back(&cache->mutex);
-      return mutexes;
+    explicit AllLocked(const ThreadCaches& caches) SLUICE_NO_THREAD_SAFETY_ANALYSIS
+        : state_(*caches.state_) {
+      state_.mutex.lock();
+      for (const auto& cache : state_.caches) cache->mutex.lock();
+    }
+    ~AllLocked() SLUICE_NO_THREAD_SAFETY_ANALYSIS {
+      for (const auto& cache : state_.caches) cache->mutex.unlock();
+      state_.mutex.unlock();
+    }
+    AllLocked(const AllLocked&) = delete;
+    AllLocked& operator=(const AllLocked&) = delete;
+    const std::vector<std::unique_ptr<ThreadCache>>& caches() const
+        SLUICE_NO_THREAD_SAFETY_ANALYSIS {
+      return state_.caches;
     }
 
+   private:
     State& state_;
-    std::unique_lock<std::mutex> state_lock_;
-    BiasedGuests locks_;
   };
 
  private:

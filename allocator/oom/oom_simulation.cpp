@@ -14,7 +14,6 @@ ReplayedAllocatorOptions options_of(const SimulatedAllocator& settings) {
   options.capacity_bytes = settings.capacity_bytes;
   options.caching = settings.options;
   options.caching.recorder = nullptr;
-  options.caching.soft_cap_bytes = UINT64_MAX;  // nobody is asked here
   options.fixed_streams = settings.fixed_streams;
   if (settings.plans) options.planning.emplace().in_background = false;  // each run is the same
   return options;

@@ -11,7 +11,7 @@ MemoryRecorder::MemoryRecorder(std::size_t capacity_events) : ring_(capacity_eve
 }
 
 std::uint32_t MemoryRecorder::intern(std::string_view name) {
-  const std::lock_guard lock(mutex_);
+  const SpinLockHolder lock(mutex_);
   const auto [place, is_new] =
       numbers_.try_emplace(std::string(name), static_cast<std::uint32_t>(names_.size()));
   if (is_new) names_.emplace_back(name);
@@ -19,7 +19,7 @@ std::uint32_t MemoryRecorder::intern(std::string_view name) {
 }
 
 std::vector<MemoryEvent> MemoryRecorder::events() const {
-  const std::lock_guard lock(mutex_);
+  const SpinLockHolder lock(mutex_);
   std::vector<MemoryEvent> events;
   const std::size_t count =
       static_cast<std::size_t>(std::min<std::uint64_t>(recorded_count_, ring_.size()));
@@ -30,12 +30,12 @@ std::vector<MemoryEvent> MemoryRecorder::events() const {
 }
 
 std::vector<std::string> MemoryRecorder::names() const {
-  const std::lock_guard lock(mutex_);
+  const SpinLockHolder lock(mutex_);
   return names_;
 }
 
 std::uint64_t MemoryRecorder::recorded_count() const {
-  const std::lock_guard lock(mutex_);
+  const SpinLockHolder lock(mutex_);
   return recorded_count_;
 }
 

@@ -3,7 +3,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -23,14 +22,14 @@ class MemoryRecorder {
   void record(MemoryAction action, std::uint64_t stream, std::uint64_t address, std::uint64_t bytes,
               Category category = Category::kExternal, std::uint32_t name = 0) {
     const std::int64_t time_ns = now_ns();
-    const std::lock_guard lock(mutex_);
+    const SpinLockHolder lock(mutex_);
     put({action, category, 0, name, stream, address, bytes, time_ns});
   }
   // A block that is free at once: both events of it.
   void record_free(std::uint64_t stream, std::uint64_t address, std::uint64_t bytes,
                    Category category, std::uint32_t name) {
     const std::int64_t time_ns = now_ns();
-    const std::lock_guard lock(mutex_);
+    const SpinLockHolder lock(mutex_);
     put({MemoryAction::kFreeRequested, category, 0, name, stream, address, bytes, time_ns});
     put({MemoryAction::kFreeCompleted, category, 0, name, stream, address, bytes, time_ns});
   }
@@ -49,18 +48,18 @@ class MemoryRecorder {
                std::chrono::steady_clock::now().time_since_epoch())
         .count();
   }
-  void put(const MemoryEvent& event) {
+  void put(const MemoryEvent& event) SLUICE_REQUIRES(mutex_) {
     ring_[next_] = event;
     if (++next_ == ring_.size()) next_ = 0;
     ++recorded_count_;
   }
 
-  mutable SpinLock mutex_;  // guards all below
-  std::vector<MemoryEvent> ring_;
-  std::size_t next_ = 0;
-  std::uint64_t recorded_count_ = 0;
-  std::vector<std::string> names_{""};
-  std::unordered_map<std::string, std::uint32_t> numbers_{{"", 0}};
+  mutable SpinLock mutex_;
+  std::vector<MemoryEvent> ring_ SLUICE_GUARDED_BY(mutex_);
+  std::size_t next_ SLUICE_GUARDED_BY(mutex_) = 0;
+  std::uint64_t recorded_count_ SLUICE_GUARDED_BY(mutex_) = 0;
+  std::vector<std::string> names_ SLUICE_GUARDED_BY(mutex_){""};
+  std::unordered_map<std::string, std::uint32_t> numbers_ SLUICE_GUARDED_BY(mutex_){{"", 0}};
 };
 
 }  // namespace sluice::record

@@ -80,7 +80,7 @@ std::int64_t CudaClock::measure(Anchor& anchor, std::int64_t limit_ns) {
 }
 
 std::shared_ptr<const CudaClock::Anchor> CudaClock::anchor() noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const std::int64_t now = now_ns();
   if (now < next_ns_) return current_;
   next_ns_ = now + kRetryNs;

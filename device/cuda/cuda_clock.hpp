@@ -8,8 +8,8 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 
+#include "base/mutex.hpp"
 #include "device/cuda/cuda_context.hpp"
 
 namespace sluice::device {
@@ -51,9 +51,9 @@ class CudaClock {
 
   const std::shared_ptr<const CudaContext> context_;
   CUstream stream_ = nullptr;
-  std::mutex mutex_;                       // guards all below
-  std::shared_ptr<const Anchor> current_;  // never null
-  std::int64_t next_ns_ = 0;               // when a fresh one is due
+  Mutex mutex_;
+  std::shared_ptr<const Anchor> current_ SLUICE_GUARDED_BY(mutex_);  // never null
+  std::int64_t next_ns_ SLUICE_GUARDED_BY(mutex_) = 0;               // when a fresh one is due
 };
 
 }  // namespace sluice::device

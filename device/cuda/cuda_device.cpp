@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <utility>
 
+#include "base/mutex.hpp"
 #include "device/cuda/cuda_event.hpp"
 #include "device/cuda/cuda_memory.hpp"
 #include "device/cuda/cuda_runtime.hpp"
@@ -74,13 +74,13 @@ class CudaDevice final : public Device {
   const std::shared_ptr<CudaRuntime> runtime_;
   CudaMemory memory_;
   std::atomic<std::uint64_t> created_events_ = 0;
-  mutable std::mutex queues_mutex_;
-  std::vector<std::weak_ptr<CudaQueue>> queues_;  // guarded by queues_mutex_
+  mutable Mutex queues_mutex_;
+  std::vector<std::weak_ptr<CudaQueue>> queues_ SLUICE_GUARDED_BY(queues_mutex_);
 };
 
 std::unique_ptr<Stream> CudaDevice::create_stream(const std::string& name) {
   auto queue = std::make_shared<CudaQueue>(runtime_, name);
-  const std::lock_guard lock(queues_mutex_);
+  const MutexLock lock(queues_mutex_);
   std::erase_if(queues_, [](const std::weak_ptr<CudaQueue>& past) { return past.expired(); });
   queues_.push_back(queue);
   return std::make_unique<CudaStream>(std::move(queue));
@@ -94,7 +94,7 @@ DeviceCounters CudaDevice::counters() const {
   {
     // What has completed and nobody has looked at yet.
     const CurrentContext current(*runtime_->context);
-    const std::lock_guard lock(queues_mutex_);
+    const MutexLock lock(queues_mutex_);
     for (const std::weak_ptr<CudaQueue>& entry : queues_) {
       if (const std::shared_ptr<CudaQueue> queue = entry.lock()) queue->look_idle();
     }

@@ -38,7 +38,7 @@ bool CudaEvent::look() const {
 }
 
 bool CudaEvent::done() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (reached_ || queue_ == nullptr) return true;
   const CurrentContext current(*runtime_->context);
   return look();
@@ -49,7 +49,7 @@ void CudaEvent::synchronize(Deadline deadline, const char* what) const {
   PollPause pause;
   for (;;) {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (look()) {
         if (error_) std::rethrow_exception(error_);
         return;
@@ -63,7 +63,7 @@ void CudaEvent::synchronize(Deadline deadline, const char* what) const {
 }
 
 std::int64_t CudaEvent::time_ns() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   SLUICE_CHECK_MSG(queue_ != nullptr, "an event has a time only once it is recorded");
   const CurrentContext current(*runtime_->context);
   SLUICE_CHECK_MSG(look(), "an event has a time only once it is done");
@@ -72,7 +72,7 @@ std::int64_t CudaEvent::time_ns() const {
 }
 
 void CudaEvent::record_on(const std::shared_ptr<CudaQueue>& queue) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   queue_ = queue;
   queued_ = queue->queued();
   reached_ = false;
@@ -90,7 +90,7 @@ void CudaEvent::record_on(const std::shared_ptr<CudaQueue>& queue) {
 }
 
 void CudaEvent::hold_back(CudaQueue& queue) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (queue_ == nullptr) return;
   if (error_) {
     queue.keep_error(error_);

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <mutex>
 
+#include "base/mutex.hpp"
 #include "device/cuda/cuda_queue.hpp"
 
 namespace sluice::device {
@@ -24,18 +24,20 @@ class CudaEvent final : public Event {
   void hold_back(CudaQueue& queue) const;
 
  private:
-  // True once the point is reached or has failed; then error_ says how it went.
-  bool look() const;  // mutex_ held, context current
+  // Returns true once the point is reached or has failed; then error_ says how it went.
+  // The context is current.
+  bool look() const SLUICE_REQUIRES(mutex_);
 
   const std::shared_ptr<CudaRuntime> runtime_;
   CUevent handle_ = nullptr;
-  mutable std::mutex mutex_;          // guards all below
-  std::shared_ptr<CudaQueue> queue_;  // null: never recorded
-  bool recorded_ = false;  // the driver took the record; else the point is the end of the queue
-  std::shared_ptr<const CudaClock::Anchor> anchor_;
-  CopiedBytes queued_{};
-  mutable bool reached_ = false;
-  mutable std::exception_ptr error_;
+  mutable Mutex mutex_;
+  std::shared_ptr<CudaQueue> queue_ SLUICE_GUARDED_BY(mutex_);  // null: never recorded
+  bool recorded_ SLUICE_GUARDED_BY(mutex_) =
+      false;  // the driver took the record; else the point is the end of the queue
+  std::shared_ptr<const CudaClock::Anchor> anchor_ SLUICE_GUARDED_BY(mutex_);
+  CopiedBytes queued_ SLUICE_GUARDED_BY(mutex_){};
+  mutable bool reached_ SLUICE_GUARDED_BY(mutex_) = false;
+  mutable std::exception_ptr error_ SLUICE_GUARDED_BY(mutex_);
 };
 
 }  // namespace sluice::device

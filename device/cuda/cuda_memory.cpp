@@ -84,7 +84,7 @@ CudaMemory::Placement CudaMemory::reserve(std::uint64_t bytes) {
   SLUICE_CHECK_MSG(bytes > 0 && bytes % granularity_bytes_ == 0,
                    "an address range is a positive multiple of the granularity");
   const CurrentContext current(*context_);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const std::uint64_t handle = next_handle_++;
   Range& range = ranges_.emplace(handle, Range{0, bytes, {}, false}).first->second;
   const CUresult status = driver_.cuMemAddressReserve(&range.base, bytes, granularity_bytes_, 0, 0);
@@ -100,7 +100,7 @@ CudaMemory::Placement CudaMemory::create_block(std::uint64_t bytes) {
                    "a physical block is a positive multiple of the granularity");
   const CurrentContext current(*context_);
   const CUmemAllocationProp properties = block_properties(context_->device());
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const std::uint64_t handle = next_handle_++;
   Block& block = blocks_.emplace(handle, Block{0, bytes, 0, false}).first->second;
   try {
@@ -145,7 +145,7 @@ CUresult CudaMemory::map_with_access(CUdeviceptr place, const Block& block) cons
 CudaMemory::Placement CudaMemory::map(std::uint64_t range_handle, std::uint64_t offset_bytes,
                                       std::uint64_t block_handle) {
   const CurrentContext current(*context_);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto range_entry = ranges_.find(range_handle);
   const auto block_entry = blocks_.find(block_handle);
   SLUICE_CHECK_MSG(range_entry != ranges_.end() && block_entry != blocks_.end(),
@@ -172,7 +172,7 @@ CudaMemory::Placement CudaMemory::map(std::uint64_t range_handle, std::uint64_t 
 }
 
 void CudaMemory::unmap(std::uint64_t handle) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto mapping = mappings_.find(handle);
   const MappingPlace place = mapping->second;
   Range& range = ranges_.find(place.range_handle)->second;
@@ -194,7 +194,7 @@ void CudaMemory::unmap(std::uint64_t handle) noexcept {
 }
 
 void CudaMemory::release_block(std::uint64_t handle) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Block& block = blocks_.find(handle)->second;
   release_in_context(*context_, "releasing device memory",
                      [&](const CudaDriver& driver) { return driver.cuMemRelease(block.handle); });
@@ -210,7 +210,7 @@ void CudaMemory::forget_block_if_unused(std::uint64_t handle) noexcept {
 }
 
 void CudaMemory::release_range(std::uint64_t handle) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ranges_.find(handle)->second.released = true;
   free_range_if_unused(handle);
 }
@@ -227,7 +227,7 @@ void CudaMemory::free_range_if_unused(std::uint64_t handle) noexcept {
 CudaMemory::Placement CudaMemory::allocate(std::uint64_t bytes) {
   SLUICE_CHECK_MSG(bytes > 0, "a buffer has at least one byte");
   const CurrentContext current(*context_);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const std::uint64_t handle = next_handle_++;
   Buffer& buffer = buffers_.emplace(handle, Buffer{0, bytes}).first->second;
   try {
@@ -244,7 +244,7 @@ CudaMemory::Placement CudaMemory::allocate(std::uint64_t bytes) {
 }
 
 void CudaMemory::deallocate(std::uint64_t handle) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto entry = buffers_.find(handle);
   release_in_context(*context_, "freeing device memory", [&](const CudaDriver& driver) {
     return driver.cuMemFree(entry->second.data);
@@ -254,7 +254,7 @@ void CudaMemory::deallocate(std::uint64_t handle) noexcept {
 }
 
 DeviceCounters CudaMemory::counters() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return counters_;
 }
 

@@ -9,9 +9,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 
+#include "base/mutex.hpp"
 #include "device/cuda/cuda_context.hpp"
 #include "device/device.hpp"
 
@@ -74,27 +74,27 @@ class CudaMemory {
     std::uint64_t bytes;
   };
 
-  // mutex_ held by all below.
-  void charge(std::uint64_t bytes);
+  void charge(std::uint64_t bytes) SLUICE_REQUIRES(mutex_);
   // Undoes a charge, and throws what the status means for it.
-  [[noreturn]] void refuse(std::uint64_t bytes, CUresult status, const char* doing);
+  [[noreturn]] void refuse(std::uint64_t bytes, CUresult status, const char* doing)
+      SLUICE_REQUIRES(mutex_);
   static void check_place(const Range& range, std::uint64_t offset_bytes, std::uint64_t bytes);
   CUresult map_with_access(CUdeviceptr place, const Block& block) const;
-  void forget_block_if_unused(std::uint64_t handle) noexcept;
-  void free_range_if_unused(std::uint64_t handle) noexcept;
+  void forget_block_if_unused(std::uint64_t handle) noexcept SLUICE_REQUIRES(mutex_);
+  void free_range_if_unused(std::uint64_t handle) noexcept SLUICE_REQUIRES(mutex_);
 
   const std::shared_ptr<const CudaContext> context_;
   const CudaDriver& driver_;
   const std::uint64_t capacity_bytes_;
   std::uint64_t granularity_bytes_ = 0;
 
-  mutable std::mutex mutex_;  // guards all below
-  DeviceCounters counters_;
-  std::uint64_t next_handle_ = 1;
-  std::unordered_map<std::uint64_t, Block> blocks_;
-  std::unordered_map<std::uint64_t, Range> ranges_;
-  std::unordered_map<std::uint64_t, MappingPlace> mappings_;
-  std::unordered_map<std::uint64_t, Buffer> buffers_;
+  mutable Mutex mutex_;
+  DeviceCounters counters_ SLUICE_GUARDED_BY(mutex_);
+  std::uint64_t next_handle_ SLUICE_GUARDED_BY(mutex_) = 1;
+  std::unordered_map<std::uint64_t, Block> blocks_ SLUICE_GUARDED_BY(mutex_);
+  std::unordered_map<std::uint64_t, Range> ranges_ SLUICE_GUARDED_BY(mutex_);
+  std::unordered_map<std::uint64_t, MappingPlace> mappings_ SLUICE_GUARDED_BY(mutex_);
+  std::unordered_map<std::uint64_t, Buffer> buffers_ SLUICE_GUARDED_BY(mutex_);
 };
 
 }  // namespace sluice::device

@@ -18,27 +18,27 @@ CudaQueue::~CudaQueue() {
 }
 
 void CudaQueue::keep_error(std::exception_ptr error) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!error_) error_ = std::move(error);
 }
 
 std::exception_ptr CudaQueue::error() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return error_;
 }
 
 void CudaQueue::add_queued(CopyKind kind, std::uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   queued_[static_cast<std::size_t>(kind)] += bytes;
 }
 
 CopiedBytes CudaQueue::queued() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return queued_;
 }
 
 void CudaQueue::complete(const CopiedBytes& queued) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (std::size_t kind = 0; kind < kCopyKindCount; ++kind) {
     if (queued[kind] <= completed_[kind]) continue;  // a later point was seen before this one
     // Relaxed: a total for reports; whoever reads it after a synchronize is ordered by that.

@@ -10,9 +10,9 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <string>
 
+#include "base/mutex.hpp"
 #include "device/cuda/cuda_runtime.hpp"
 
 namespace sluice::device {
@@ -48,10 +48,10 @@ class CudaQueue {
   const std::shared_ptr<CudaRuntime> runtime_;
   const std::string name_;
   CUstream handle_ = nullptr;
-  mutable std::mutex mutex_;  // guards all below
-  std::exception_ptr error_;
-  CopiedBytes queued_{};
-  CopiedBytes completed_{};
+  mutable Mutex mutex_;
+  std::exception_ptr error_ SLUICE_GUARDED_BY(mutex_);
+  CopiedBytes queued_ SLUICE_GUARDED_BY(mutex_){};
+  CopiedBytes completed_ SLUICE_GUARDED_BY(mutex_){};
 };
 
 }  // namespace sluice::device

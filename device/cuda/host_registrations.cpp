@@ -35,7 +35,7 @@ void HostRegistrations::add(void* data, std::uint64_t bytes) {
                    "registered host memory starts at a page boundary");
   const std::uintptr_t begin = as_number(data);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto next = registered_.lower_bound(begin);
     SLUICE_CHECK_MSG(next == registered_.end() || next->first >= begin + bytes,
                      "host memory is registered once");
@@ -52,11 +52,11 @@ void HostRegistrations::add(void* data, std::uint64_t bytes) {
             data, bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP),
         "registering host memory");
   } catch (...) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     registered_.erase(begin);
     throw;
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ++calls_;
   bytes_ += bytes;
   peak_bytes_ = std::max(peak_bytes_, bytes_);
@@ -65,7 +65,7 @@ void HostRegistrations::add(void* data, std::uint64_t bytes) {
 void HostRegistrations::remove(void* data) noexcept {
   release_in_context(*context_, "unregistering host memory",
                      [&](const CudaDriver& driver) { return driver.cuMemHostUnregister(data); });
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto entry = registered_.find(as_number(data));
   if (entry == registered_.end()) return;
   bytes_ -= entry->second;
@@ -74,7 +74,7 @@ void HostRegistrations::remove(void* data) noexcept {
 
 std::uint64_t HostRegistrations::bytes_to_border(const void* data, std::uint64_t bytes) const {
   const std::uintptr_t at = as_number(data);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto next = registered_.upper_bound(at);
   std::uint64_t border = next == registered_.end() ? bytes : next->first - at;
   if (next != registered_.begin()) {
@@ -85,12 +85,12 @@ std::uint64_t HostRegistrations::bytes_to_border(const void* data, std::uint64_t
 }
 
 std::uint64_t HostRegistrations::calls() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return calls_;
 }
 
 std::uint64_t HostRegistrations::peak_bytes() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return peak_bytes_;
 }
 

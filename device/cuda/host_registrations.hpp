@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 
+#include "base/mutex.hpp"
 #include "device/cuda/cuda_context.hpp"
 
 namespace sluice::device {
@@ -34,11 +34,12 @@ class HostRegistrations {
 
  private:
   const std::shared_ptr<const CudaContext> context_;
-  mutable std::mutex mutex_;                            // guards all below
-  std::map<std::uintptr_t, std::uint64_t> registered_;  // begin to bytes; disjoint
-  std::uint64_t bytes_ = 0;
-  std::uint64_t peak_bytes_ = 0;
-  std::uint64_t calls_ = 0;
+  mutable Mutex mutex_;
+  std::map<std::uintptr_t, std::uint64_t> registered_
+      SLUICE_GUARDED_BY(mutex_);  // begin to bytes; disjoint
+  std::uint64_t bytes_ SLUICE_GUARDED_BY(mutex_) = 0;
+  std::uint64_t peak_bytes_ SLUICE_GUARDED_BY(mutex_) = 0;
+  std::uint64_t calls_ SLUICE_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace sluice::device

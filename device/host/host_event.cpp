@@ -6,7 +6,7 @@ namespace sluice::device {
 
 void HostEventPoint::reach(std::exception_ptr error) noexcept {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     time_ns_ = host_now_ns();
     error_ = std::move(error);
     reached_ = true;
@@ -15,20 +15,21 @@ void HostEventPoint::reach(std::exception_ptr error) noexcept {
 }
 
 bool HostEventPoint::reached() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return reached_;
 }
 
 std::exception_ptr HostEventPoint::wait(Deadline deadline, const char* what) const {
-  std::unique_lock lock(mutex_);
-  if (!reached_changed_.wait_until(lock, deadline.time(), [this] { return reached_; })) {
+  MutexLock lock(mutex_);
+  if (!reached_changed_.wait_until(lock, deadline,
+                                   [this]() SLUICE_REQUIRES(mutex_) { return reached_; })) {
     throw TimeoutError(std::string(what).append(" (event of stream '" + stream_name_ + "')"));
   }
   return error_;
 }
 
 std::int64_t HostEventPoint::time_ns() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   SLUICE_CHECK_MSG(reached_, "an event has a time only once it is done");
   return time_ns_;
 }
@@ -56,12 +57,12 @@ std::int64_t HostEvent::time_ns() const {
 }
 
 void HostEvent::set_point(std::shared_ptr<HostEventPoint> point) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   point_ = std::move(point);
 }
 
 std::shared_ptr<HostEventPoint> HostEvent::point() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return point_;
 }
 

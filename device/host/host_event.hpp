@@ -1,13 +1,12 @@
 // Events of the host device: a handle on the point that was recorded last.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <string>
 
+#include "base/mutex.hpp"
 #include "device/device.hpp"
 #include "device/host/host_runtime.hpp"
 
@@ -32,11 +31,11 @@ class HostEventPoint {
  private:
   const std::string stream_name_;
   const VectorClock clock_;
-  mutable std::mutex mutex_;
-  mutable std::condition_variable reached_changed_;
-  bool reached_ = false;      // guarded by mutex_
-  std::int64_t time_ns_ = 0;  // guarded by mutex_
-  std::exception_ptr error_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  mutable CondVar reached_changed_;
+  bool reached_ SLUICE_GUARDED_BY(mutex_) = false;
+  std::int64_t time_ns_ SLUICE_GUARDED_BY(mutex_) = 0;
+  std::exception_ptr error_ SLUICE_GUARDED_BY(mutex_);
 };
 
 class HostEvent final : public Event {
@@ -52,8 +51,8 @@ class HostEvent final : public Event {
 
  private:
   const std::shared_ptr<HostRuntime> runtime_;
-  mutable std::mutex mutex_;
-  std::shared_ptr<HostEventPoint> point_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::shared_ptr<HostEventPoint> point_ SLUICE_GUARDED_BY(mutex_);
 };
 
 }  // namespace sluice::device

@@ -10,14 +10,15 @@ HostLink::HostLink(const HostDeviceOptions& options)
     : bandwidth_bytes_per_s_(options.link_bandwidth_bytes_per_s),
       latency_s_(options.link_latency_s) {}
 
-// By ticket: std::mutex alone would let a stream of back-to-back copies starve the others.
+// By ticket: a mutex alone would let a stream of back-to-back copies starve the others.
 void HostLink::acquire() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   const std::uint64_t ticket = next_ticket_++;
   waiting_.push_back(ticket);
   const Deadline deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
-  if (!turn_changed_.wait_until(lock, deadline.time(),
-                                [&] { return !busy_ && waiting_.front() == ticket; })) {
+  if (!turn_changed_.wait_until(lock, deadline, [&]() SLUICE_REQUIRES(mutex_) {
+        return !busy_ && waiting_.front() == ticket;
+      })) {
     std::erase(waiting_, ticket);
     lock.unlock();
     turn_changed_.notify_all();
@@ -29,7 +30,7 @@ void HostLink::acquire() {
 
 void HostLink::release() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     busy_ = false;
   }
   turn_changed_.notify_all();

@@ -2,11 +2,10 @@
 // in which they asked, and each holds it for at least latency + bytes / bandwidth.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <mutex>
 
+#include "base/mutex.hpp"
 #include "device/host/host_device.hpp"
 
 namespace sluice::device {
@@ -25,11 +24,11 @@ class HostLink {
 
   const double bandwidth_bytes_per_s_;  // 0: unlimited
   const double latency_s_;
-  std::mutex mutex_;
-  std::condition_variable turn_changed_;
-  std::uint64_t next_ticket_ = 0;      // guarded by mutex_
-  std::deque<std::uint64_t> waiting_;  // guarded by mutex_; tickets in order of arrival
-  bool busy_ = false;                  // guarded by mutex_
+  Mutex mutex_;
+  CondVar turn_changed_;
+  std::uint64_t next_ticket_ SLUICE_GUARDED_BY(mutex_) = 0;
+  std::deque<std::uint64_t> waiting_ SLUICE_GUARDED_BY(mutex_);  // tickets in order of arrival
+  bool busy_ SLUICE_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace sluice::device

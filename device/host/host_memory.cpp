@@ -89,7 +89,7 @@ HostMemory::Placement HostMemory::reserve(std::uint64_t bytes) {
   if (head_bytes > 0) ::munmap(begin, head_bytes);
   ::munmap(base + bytes, granularity_bytes_ - head_bytes);
 
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const std::uint64_t handle = next_handle_++;
   ranges_.emplace(handle, Range{base, bytes, {}, false});
   range_by_base_.emplace(as_number(base), handle);
@@ -138,7 +138,7 @@ HostMemory::Placement HostMemory::create_block(std::uint64_t bytes) {
   std::uint64_t handle = 0;
   std::uint64_t offset = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     charge(bytes);
     try {
       offset = take_extent(bytes);
@@ -158,11 +158,12 @@ HostMemory::Placement HostMemory::create_block(std::uint64_t bytes) {
   return {nullptr, bytes, handle};
 }
 
-// Gives a block's pages back to the system. Nobody can reach it: released, and mapped nowhere.
+// Returns a block's pages to the system. No thread can reach it: it is released, and mapped
+// nowhere.
 void HostMemory::free_block(std::uint64_t handle) noexcept {
   Block block{};
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto entry = blocks_.find(handle);
     block = entry->second;
     blocks_.erase(entry);
@@ -172,14 +173,14 @@ void HostMemory::free_block(std::uint64_t handle) noexcept {
                       block.bytes) != 0) {
     warn("host device: a freed block's pages could not be given back to the system");
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   give_extent(block.file_offset);
   counters_.live_bytes -= block.bytes;
 }
 
 void HostMemory::release_block(std::uint64_t handle) noexcept {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     Block& block = blocks_.find(handle)->second;
     block.released = true;
     if (block.mapping_count > 0) return;
@@ -189,7 +190,7 @@ void HostMemory::release_block(std::uint64_t handle) noexcept {
 
 HostMemory::Placement HostMemory::map(std::uint64_t range_handle, std::uint64_t offset_bytes,
                                       std::uint64_t block_handle) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto range_entry = ranges_.find(range_handle);
   const auto block_entry = blocks_.find(block_handle);
   SLUICE_CHECK_MSG(range_entry != ranges_.end() && block_entry != blocks_.end(),
@@ -234,7 +235,7 @@ void HostMemory::unmap(std::uint64_t handle) noexcept {
   std::uint64_t unused_block = 0;
   std::uint64_t unused_range = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto mapping = mappings_.find(handle);
     const MappingPlace place = mapping->second;
     Range& range = ranges_.find(place.range_handle)->second;
@@ -257,7 +258,7 @@ void HostMemory::unmap(std::uint64_t handle) noexcept {
 }
 
 void HostMemory::release_range(std::uint64_t handle) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto entry = ranges_.find(handle);
   entry->second.released = true;
   if (!entry->second.parts.empty()) return;  // the last unmap comes back here
@@ -270,7 +271,7 @@ void HostMemory::release_range(std::uint64_t handle) noexcept {
 
 HostMemory::Placement HostMemory::allocate(std::uint64_t bytes) {
   SLUICE_CHECK_MSG(bytes > 0, "a buffer has at least one byte");
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   charge(bytes);
   // From the heap, not from the memfd, so that the address sanitizer guards both ends.
   void* const data = ::operator new(bytes, kBufferAlignment, std::nothrow);
@@ -288,7 +289,7 @@ HostMemory::Placement HostMemory::allocate(std::uint64_t bytes) {
 }
 
 void HostMemory::deallocate(std::uint64_t handle) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto entry = buffers_.find(handle);
   ::operator delete(entry->second.data, kBufferAlignment);
   counters_.live_bytes -= entry->second.bytes;
@@ -301,7 +302,7 @@ HostMemory::Placement HostMemory::register_host(void* data, std::uint64_t bytes)
   SLUICE_CHECK_MSG(as_number(data) % page_bytes == 0,
                    "registered host memory starts at a page boundary");
   const std::uint64_t begin = as_number(data);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   // cudaHostRegister refuses memory that is registered already; so does this device.
   const auto next = registered_.lower_bound(begin);
   SLUICE_CHECK_MSG(next == registered_.end() || next->first >= begin + bytes,
@@ -317,7 +318,7 @@ HostMemory::Placement HostMemory::register_host(void* data, std::uint64_t bytes)
 }
 
 void HostMemory::unregister_host(std::uint64_t handle) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto entry = registered_.find(handle);
   if (entry == registered_.end()) return;
   registered_bytes_ -= entry->second;
@@ -325,7 +326,7 @@ void HostMemory::unregister_host(std::uint64_t handle) noexcept {
 }
 
 DeviceCounters HostMemory::counters() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return counters_;
 }
 
@@ -333,7 +334,7 @@ void HostMemory::locate(const void* data, std::uint64_t bytes,
                         std::vector<PhysicalSpan>& spans) const {
   if (bytes == 0) return;
   const std::uint64_t begin = as_number(data);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto after = range_by_base_.upper_bound(begin);
   if (after != range_by_base_.begin()) {
     const Range& range = ranges_.find(std::prev(after)->second)->second;

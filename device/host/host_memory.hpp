@@ -8,10 +8,10 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
+#include "base/mutex.hpp"
 #include "device/device.hpp"
 
 namespace sluice::device {
@@ -85,29 +85,30 @@ class HostMemory {
     std::uint64_t bytes;
   };
 
-  void charge(std::uint64_t bytes);  // throws OutOfMemory; mutex_ held
-  std::uint64_t take_extent(std::uint64_t bytes);
-  void give_extent(std::uint64_t file_offset) noexcept;
-  void free_block(std::uint64_t handle) noexcept;
+  void charge(std::uint64_t bytes) SLUICE_REQUIRES(mutex_);  // throws OutOfMemory
+  std::uint64_t take_extent(std::uint64_t bytes) SLUICE_REQUIRES(mutex_);
+  void give_extent(std::uint64_t file_offset) noexcept SLUICE_REQUIRES(mutex_);
+  void free_block(std::uint64_t handle) noexcept SLUICE_EXCLUDES(mutex_);
   void locate_in_range(const Range& range, std::uint64_t begin, std::uint64_t end,
-                       std::vector<PhysicalSpan>& spans) const;
+                       std::vector<PhysicalSpan>& spans) const SLUICE_REQUIRES(mutex_);
 
   const std::uint64_t capacity_bytes_;
   const std::uint64_t granularity_bytes_;
   int file_ = -1;
 
-  mutable std::mutex mutex_;  // guards all below
-  DeviceCounters counters_;
-  std::uint64_t registered_bytes_ = 0;
-  std::uint64_t next_handle_ = 1;
-  std::uint64_t file_bytes_ = 0;
-  std::map<std::uint64_t, Extent> extents_;
-  std::unordered_map<std::uint64_t, Block> blocks_;
-  std::unordered_map<std::uint64_t, Range> ranges_;
-  std::map<std::uintptr_t, std::uint64_t> range_by_base_;
-  std::unordered_map<std::uint64_t, MappingPlace> mappings_;
-  std::unordered_map<std::uint64_t, Buffer> buffers_;
-  std::map<std::uintptr_t, std::uint64_t> registered_;  // begin to bytes; disjoint
+  mutable Mutex mutex_;
+  DeviceCounters counters_ SLUICE_GUARDED_BY(mutex_);
+  std::uint64_t registered_bytes_ SLUICE_GUARDED_BY(mutex_) = 0;
+  std::uint64_t next_handle_ SLUICE_GUARDED_BY(mutex_) = 1;
+  std::uint64_t file_bytes_ SLUICE_GUARDED_BY(mutex_) = 0;
+  std::map<std::uint64_t, Extent> extents_ SLUICE_GUARDED_BY(mutex_);
+  std::unordered_map<std::uint64_t, Block> blocks_ SLUICE_GUARDED_BY(mutex_);
+  std::unordered_map<std::uint64_t, Range> ranges_ SLUICE_GUARDED_BY(mutex_);
+  std::map<std::uintptr_t, std::uint64_t> range_by_base_ SLUICE_GUARDED_BY(mutex_);
+  std::unordered_map<std::uint64_t, MappingPlace> mappings_ SLUICE_GUARDED_BY(mutex_);
+  std::unordered_map<std::uint64_t, Buffer> buffers_ SLUICE_GUARDED_BY(mutex_);
+  std::map<std::uintptr_t, std::uint64_t> registered_
+      SLUICE_GUARDED_BY(mutex_);  // begin to bytes; disjoint
 };
 
 }  // namespace sluice::device

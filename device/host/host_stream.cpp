@@ -1,10 +1,9 @@
 #include "device/host/host_stream.hpp"
 
 #include <cstring>
-#include <system_error>
 #include <utility>
 
-#include "base/thread_name.hpp"
+#include "base/thread.hpp"
 
 namespace sluice::device {
 
@@ -35,18 +34,12 @@ bool disjoint(const void* a, const void* b, std::uint64_t bytes) {
 HostStream::HostStream(std::shared_ptr<HostRuntime> runtime, const std::string& name)
     : runtime_(std::move(runtime)), name_(name) {
   if (runtime_->races) race_id_ = runtime_->races->add_stream(name_);
-  try {
-    worker_ = std::jthread([this] { run_worker(); });
-  } catch (const std::system_error& error) {
-    throw DeviceError("the worker thread of stream '" + name_ +
-                      "' could not be started: " + error.what());
-  }
-  name_thread(worker_.native_handle(), name_);
+  worker_ = start_thread(name_, [this] { run_worker(); });
 }
 
 HostStream::~HostStream() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
   entry_pushed_.notify_all();
@@ -55,11 +48,12 @@ HostStream::~HostStream() {
 }
 
 void HostStream::push(Entry entry) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (queue_.size() >= kQueueLimit) {
     const Deadline deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
-    if (!entry_finished_.wait_until(lock, deadline.time(),
-                                    [this] { return queue_.size() < kQueueLimit; })) {
+    if (!entry_finished_.wait_until(lock, deadline, [this]() SLUICE_REQUIRES(mutex_) {
+          return queue_.size() < kQueueLimit;
+        })) {
       throw TimeoutError("room in the queue of stream '" + name_ + "'");
     }
   }
@@ -133,10 +127,10 @@ void HostStream::synchronize(Deadline deadline) {
   SLUICE_CHECK_MSG(std::this_thread::get_id() != worker_.get_id(),
                    "queued work must not wait for its own stream");
   const VectorClock clock = runtime_->races ? runtime_->races->clock_of(race_id_) : VectorClock{};
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   const std::uint64_t target = pushed_count_;
-  if (!entry_finished_.wait_until(lock, deadline.time(),
-                                  [&] { return finished_count_ >= target; })) {
+  if (!entry_finished_.wait_until(
+          lock, deadline, [&]() SLUICE_REQUIRES(mutex_) { return finished_count_ >= target; })) {
     throw TimeoutError("stream '" + name_ + "' to finish " +
                        std::to_string(target - finished_count_) + " queued entries");
   }
@@ -147,30 +141,31 @@ void HostStream::synchronize(Deadline deadline) {
 }
 
 void HostStream::run_worker() {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
     // Idle, not waiting for anything in particular: the destructor ends it.
-    entry_pushed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+    entry_pushed_.wait(lock,
+                       [this]() SLUICE_REQUIRES(mutex_) { return stopping_ || !queue_.empty(); });
     if (queue_.empty()) return;
     {
       Entry entry = std::move(queue_.front());
       queue_.pop_front();
+      const std::exception_ptr earlier = error_;
       lock.unlock();
-      execute(entry);
-    }  // what the entry captured goes before anybody learns that it has finished
+      execute(entry, earlier);
+    }  // destroys the entry's captures before any thread learns that it has finished
     lock.lock();
     ++finished_count_;
     entry_finished_.notify_all();
   }
 }
 
-void HostStream::execute(Entry& entry) noexcept {
-  // Only this thread writes error_, so it may read it without the lock.
+void HostStream::execute(Entry& entry, const std::exception_ptr& earlier) noexcept {
   if (auto* const record = std::get_if<Record>(&entry)) {
-    record->point->reach(error_);
+    record->point->reach(earlier);
     return;
   }
-  if (error_) return;
+  if (earlier) return;
   std::exception_ptr error;
   try {
     std::visit(
@@ -185,7 +180,7 @@ void HostStream::execute(Entry& entry) noexcept {
     error = std::current_exception();
   }
   if (error) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     error_ = error;
   }
 }

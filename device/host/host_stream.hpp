@@ -4,17 +4,16 @@
 // their points and carry the failure on, to whoever waits and to streams that wait.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <variant>
 #include <vector>
 
+#include "base/mutex.hpp"
 #include "device/device.hpp"
 #include "device/host/host_event.hpp"
 #include "device/host/host_runtime.hpp"
@@ -58,21 +57,22 @@ class HostStream final : public Stream {
   // What is wrong with the accesses of an entry about to be queued, or null.
   std::exception_ptr find_race(std::span<const MemoryAccess> accesses);
   void run_worker();
-  void execute(Entry& entry) noexcept;
+  // earlier: the failure that the stream holds, or null.
+  void execute(Entry& entry, const std::exception_ptr& earlier) noexcept SLUICE_EXCLUDES(mutex_);
   void run_copy(const Copy& entry);
 
   const std::shared_ptr<HostRuntime> runtime_;
   const std::string name_;
   RaceDetector::StreamId race_id_ = 0;
 
-  std::mutex mutex_;
-  std::condition_variable entry_pushed_;
-  std::condition_variable entry_finished_;
-  std::deque<Entry> queue_;           // guarded by mutex_
-  std::uint64_t pushed_count_ = 0;    // guarded by mutex_
-  std::uint64_t finished_count_ = 0;  // guarded by mutex_
-  bool stopping_ = false;             // guarded by mutex_
-  std::exception_ptr error_;          // guarded by mutex_; written by the worker only
+  Mutex mutex_;
+  CondVar entry_pushed_;
+  CondVar entry_finished_;
+  std::deque<Entry> queue_ SLUICE_GUARDED_BY(mutex_);
+  std::uint64_t pushed_count_ SLUICE_GUARDED_BY(mutex_) = 0;
+  std::uint64_t finished_count_ SLUICE_GUARDED_BY(mutex_) = 0;
+  bool stopping_ SLUICE_GUARDED_BY(mutex_) = false;
+  std::exception_ptr error_ SLUICE_GUARDED_BY(mutex_);  // written by the worker only
 
   std::jthread worker_;  // last: it starts when all else is there
 };

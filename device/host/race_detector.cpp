@@ -34,7 +34,7 @@ void RaceDetector::join(VectorClock& clock, const VectorClock& other) {
 }
 
 RaceDetector::StreamId RaceDetector::add_stream(const std::string& name) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const StreamId id = names_.size();
   names_.push_back(name);
   clocks_.emplace_back(id + 1, 0);
@@ -42,7 +42,7 @@ RaceDetector::StreamId RaceDetector::add_stream(const std::string& name) {
 }
 
 std::optional<std::string> RaceDetector::enter(StreamId stream, std::span<const Access> accesses) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   VectorClock& clock = clocks_[stream];
   join(clock, host_clock_);
   const Epoch epoch{stream, ++clock[stream]};
@@ -58,22 +58,22 @@ std::optional<std::string> RaceDetector::enter(StreamId stream, std::span<const 
 }
 
 VectorClock RaceDetector::clock_of(StreamId stream) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return clocks_[stream];
 }
 
 void RaceDetector::order_after(StreamId stream, const VectorClock& clock) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   join(clocks_[stream], clock);
 }
 
 void RaceDetector::host_learned(const VectorClock& clock) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   join(host_clock_, clock);
 }
 
 std::optional<std::string> RaceDetector::check_host(std::span<const Access> accesses) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (const Access& access : accesses) {
     auto race = find_conflict(host_clock_, access, "the host");
     if (race) return race;

@@ -12,12 +12,12 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/mutex.hpp"
 #include "device/host/host_memory.hpp"
 
 namespace sluice::device {
@@ -66,15 +66,15 @@ class RaceDetector {
   static bool covers(const VectorClock& clock, const Epoch& epoch);
   static void join(VectorClock& clock, const VectorClock& other);
   std::optional<std::string> find_conflict(const VectorClock& clock, const Access& access,
-                                           const std::string& actor) const;
-  void split_at(std::uint64_t address);
-  void apply(const VectorClock& clock, Epoch epoch, const Access& access);
+                                           const std::string& actor) const SLUICE_REQUIRES(mutex_);
+  void split_at(std::uint64_t address) SLUICE_REQUIRES(mutex_);
+  void apply(const VectorClock& clock, Epoch epoch, const Access& access) SLUICE_REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;  // guards all below
-  std::vector<std::string> names_;
-  std::vector<VectorClock> clocks_;  // by stream
-  VectorClock host_clock_;
-  ShadowMap shadows_;  // disjoint
+  mutable Mutex mutex_;
+  std::vector<std::string> names_ SLUICE_GUARDED_BY(mutex_);
+  std::vector<VectorClock> clocks_ SLUICE_GUARDED_BY(mutex_);  // by stream
+  VectorClock host_clock_ SLUICE_GUARDED_BY(mutex_);
+  ShadowMap shadows_ SLUICE_GUARDED_BY(mutex_);  // disjoint
 };
 
 }  // namespace sluice::device

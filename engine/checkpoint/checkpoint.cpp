@@ -11,7 +11,7 @@
 #include "base/posix_file.hpp"
 #include "engine/checkpoint/durable_checkpoint.hpp"
 #include "engine/config/schema.hpp"
-#include "engine/planner/plan.hpp"
+#include "engine/config/shapes.hpp"
 
 namespace sluice::checkpoint {
 namespace {
@@ -84,6 +84,12 @@ void check_settings(const CheckpointManifest& manifest, const std::string& where
   for (const std::string& key : keys) {
     const std::string before = value_in(manifest.settings, key);
     if (before == value_in(now, key)) continue;
+    if (key == config::kMatricesSetting) {
+      throw InputError(where +
+                       ": was made by a version whose optimizer updated attention.qkv and mlp.up "
+                       "as one matrix each; this version updates q, k, v, gate and up apart, so "
+                       "this run cannot go on; start a new run");
+    }
     throw InputError(where + ": was made with " + key + " = " + before + ", which is " +
                      value_in(now, key) +
                      " now; resume with the configuration in the run directory's config.toml");
@@ -113,7 +119,7 @@ CheckpointFound find_checkpoint(const std::string& directory) {
 void check_checkpoint(const CheckpointFound& found, const config::Config& config, const model::Model& model,
                       const std::string& data_fingerprint) {
   const SafetensorsReader reader(found.directory + "/" + kStateFile);
-  const model::ParameterTable table = planner::parameter_table(config, model);
+  const model::ParameterTable table = config::parameter_table(config, model);
   ModelState::check_weights(reader, model, table);
   check_settings(found.manifest, found.directory, config::result_settings(config));
   ModelState::check(reader, model, table);
@@ -123,7 +129,7 @@ void check_checkpoint(const CheckpointFound& found, const config::Config& config
 void check_manifest(const CheckpointManifest& manifest, const std::string& where,
                     const config::Config& config, const std::string& data_fingerprint) {
   check_settings(manifest, where, config::result_settings(config));
-  if (planner::batch_shape(config).dtype == DType::kF16 && !manifest.loss_scale) {
+  if (config::batch_shape(config).dtype == DType::kF16 && !manifest.loss_scale) {
     throw InputError(where + ": 'loss_scale' is missing, without which fp16 training cannot go on");
   }
   if (manifest.data_fingerprint != data_fingerprint) {

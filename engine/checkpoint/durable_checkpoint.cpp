@@ -111,8 +111,8 @@ runtime::SavedHome parse_home(const Json& object, const std::string& name, std::
   if (home.bytes == 0 || home.offset > space_bytes || home.bytes > space_bytes - home.offset) {
     refuse(name, "an entry of 'homes' lies outside the files");
   }
-  if (home.block_bytes != bytes_of(home.dtype, runtime::kTaggedElems)) {
-    refuse(name, "'block_bytes' must be those of " + std::to_string(runtime::kTaggedElems) + " elements");
+  if (home.block_bytes != bytes_of(home.dtype, kLawBlockElems)) {
+    refuse(name, "'block_bytes' must be those of " + std::to_string(kLawBlockElems) + " elements");
   }
   const std::string& digest = word(object, "xxh3", name);
   const auto high = from_hex(std::string_view(digest).substr(0, 16));

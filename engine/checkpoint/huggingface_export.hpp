@@ -32,7 +32,7 @@ struct HuggingFaceTensor {
 // has one. Such a run has no export.
 std::string huggingface_obstacle(const model::ModelShape& shape);
 
-// The tensors in the file's order. A tied head has no tensor: transformers ties it to the embedding.
+// The tensors in the file's order. A tied head has no tensor: transformers takes the embedding.
 // Precondition: no obstacle.
 std::vector<HuggingFaceTensor> huggingface_tensors(const model::ModelShape& shape, DType weight);
 

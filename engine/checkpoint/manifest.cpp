@@ -7,6 +7,7 @@
 #include <span>
 
 #include "base/digest.hpp"
+#include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/posix_file.hpp"
 #include "base/units.hpp"
@@ -99,7 +100,7 @@ runtime::LossScaleState parse_loss_scale(const Json& object, const std::string& 
   const ObjectReader reader(object, name + ": 'loss_scale'");
   runtime::LossScaleState state;
   state.scale = reader.small_count("scale");
-  if (state.scale > runtime::LossScaler::kMostScale ||
+  if (state.scale > kMaxLossScale ||
       !std::has_single_bit(static_cast<std::uint64_t>(state.scale))) {
     reader.fail("scale", "must be a power of two, at most 2^32");
   }

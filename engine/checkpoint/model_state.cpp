@@ -227,9 +227,9 @@ std::string ModelState::weights_hash() {
     for (const model::PlacedTensor& tensor : layout.tensors()) {
       hasher.begin_tensor(tensor.spec.name, options().weight, tensor.spec.shape);
       const std::uint64_t end = tensor.first_elem + tensor.spec.elems();
-      const std::uint64_t visit_begin = tensor.first_elem / model::kNormBlockElems * model::kNormBlockElems;
+      const std::uint64_t visit_begin = tensor.first_elem / kLawBlockElems * kLawBlockElems;
       store_.visit(
-          weight, static_cast<std::int32_t>(unit), visit_begin, round_up(end, model::kNormBlockElems),
+          weight, static_cast<std::int32_t>(unit), visit_begin, round_up(end, kLawBlockElems),
           runtime::StateStore::Access::kRead,
           [&](std::uint64_t begin, std::uint64_t piece_end, std::span<std::byte* const> data) {
             const Overlap part = overlap(tensor, begin, piece_end);

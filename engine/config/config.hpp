@@ -48,7 +48,7 @@ struct Config {
   enum class CheckpointMode : std::uint8_t { kScratch, kDurable };
   enum class Order : std::uint8_t { kAuto, kMicrobatch, kUnit };
 
-  // "auto": all that the machine has (planner/machine_check.hpp puts the number in its place). Larger
+  // "auto": all the machine has (planner/machine_check.hpp puts the number in its place). Larger
   // than every number a budget may be.
   static constexpr std::uint64_t kAutoBytes = std::numeric_limits<std::uint64_t>::max();
 
@@ -172,6 +172,10 @@ std::string config_to_toml(const Config& config);
 std::string config_to_json(const Config& config);
 // Every key with its type, range, default and meaning, for people.
 std::string config_help();
+
+// Not a key. This entry of result_settings() tells checkpoints whose rule updated Llama's logical
+// matrices from those of earlier versions, which updated q, k and v as one matrix.
+inline constexpr std::string_view kMatricesSetting = "optimizer.matrices";
 
 // The keys that determine a run's result, with their values as TOML: the same for two
 // configurations exactly when one may resume the other's checkpoint. Left out: where memory is, how

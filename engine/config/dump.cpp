@@ -95,6 +95,13 @@ bool rule_reads(kernels::OptimizerRule rule, const std::string& path) {
   return true;
 }
 
+// Whether the optimizer updates parts of stored tensors as matrices of their own (ParameterTable).
+bool updates_logical_matrices(const Config& config) {
+  kernels::OptimizerOptions options;
+  options.rule = config.optimizer.name;
+  return config.model.family == Config::Family::kLlama && kernels::needs_whole_tensors(options);
+}
+
 }  // namespace
 
 std::map<std::string, std::string> result_settings(const Config& config) {
@@ -114,6 +121,7 @@ std::map<std::string, std::string> result_settings(const Config& config) {
     }
     settings[key.path] = format_value(key, key.read(config));
   }
+  if (updates_logical_matrices(config)) settings[std::string(kMatricesSetting)] = "logical";
   return settings;
 }
 

@@ -18,8 +18,8 @@ namespace {
 
 constexpr std::size_t kMaxConfigBytes = kMiB;
 constexpr std::size_t kMaxComparedBytes = 80;  // of a key that is not known
-// The TOML library calls itself once for each dot of a key, and 50,000 overflow its stack. It bounds
-// nested arrays and inline tables by 256; times this, the depth stays below 20,000.
+// The TOML library calls itself once for each dot of a key, and 50,000 overflow its stack. Nested
+// arrays and inline tables it bounds by 256; times this, the depth stays below 20,000.
 constexpr std::size_t kMaxDotsPerKey = 64;
 
 std::string in_quotes(std::string_view text) {
@@ -29,8 +29,8 @@ std::string in_quotes(std::string_view text) {
   return result;
 }
 
-// Finds the end of the TOML string that begins at `at`. Dots inside of it separate no keys. A string
-// of one line ends with its line at the latest: the parser refuses it there.
+// Finds the end of the TOML string that begins at `at`. Dots inside of it separate no keys. A
+// string of one line ends with its line at the latest: the parser refuses it there.
 std::size_t end_of_string(std::string_view text, std::size_t at) {
   const char quote = text[at];
   const std::string delimiter(text.substr(at, 3) == std::string(3, quote) ? 3 : 1, quote);

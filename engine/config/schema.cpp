@@ -4,7 +4,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "engine/runtime/loss_scaler.hpp"
 
 namespace sluice::config {
 
@@ -22,7 +21,6 @@ constexpr std::int64_t kMaxFfn = 1 << 20;
 constexpr std::int64_t kMaxVocab = 1 << 24;
 constexpr std::int64_t kMaxSeq = 1 << 20;
 constexpr std::int64_t kMaxBatch = 1 << 20;
-constexpr std::int64_t kMaxLossScale = runtime::LossScaler::kMostScale;
 constexpr std::int64_t kMaxRanks = 1 << 20;
 constexpr std::int64_t kMaxBudget = std::int64_t{1} << 50;  // 1 PiB
 constexpr std::int64_t kMaxChunk = std::int64_t{1} << 30;

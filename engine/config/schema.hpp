@@ -14,6 +14,10 @@
 
 namespace sluice::config {
 
+// The largest loss scale. This room may not include the loss scaler, which has the same bound;
+// session.cpp asserts that the two agree.
+inline constexpr std::int64_t kMaxLossScale = std::int64_t{1} << 32;
+
 // Kinds of values. A choice and a text are both strings; bytes are an integer or "64MiB", and for
 // kBytesOrAuto also "auto"; a rate is a number of bytes per second or "16GiB/s"; a duration is
 // seconds or "10us".
@@ -45,7 +49,7 @@ struct ConfigKey {
   std::string path;  // "memory.place.weight"
   ConfigKind kind = ConfigKind::kText;
   std::string doc;
-  std::string derived_default;       // stands for a default that is computed
+  std::string derived_default;       // what stands for the default where it is computed
   std::vector<std::string> choices;  // kChoice and kPlaces, in the enumerators' order
   std::int64_t least = 0, most = 0;  // kInteger, kBytes, kBytesOrAuto
   std::int64_t multiple_of = 1;      // kBytes
@@ -62,7 +66,7 @@ const std::vector<ConfigKey>& config_schema();
 // Null where there is none.
 const ConfigKey* find_config_key(std::string_view path);
 
-// The values that the key accepts, for messages and the help: "an integer from 1 to 4096".
+// What the key takes, as it stands in messages and in the help: "an integer from 1 to 4096".
 std::string describe_expected(const ConfigKey& key);
 // Its choices: "\"device\" or \"pinned\"".
 std::string describe_choices(const ConfigKey& key);

@@ -34,8 +34,8 @@ class TokenStream {
   std::size_t file_count() const { return files_.size(); }
   // Tokens [first, first + into.size()); the range must lie inside (InternalError).
   void read(std::uint64_t first, std::span<std::int32_t> into) const;
-  // The file that holds a token, and the token's place in it, counted in tokens. The token 0 between
-  // two documents stands one past the end of the document before it.
+  // The file that holds a token, and the token's place in it, counted in tokens. The token 0
+  // between two documents stands one past the end of the document before it.
   struct Position {
     std::string file;
     std::uint64_t token = 0;

@@ -29,9 +29,13 @@ BlockPlan plan_block(const ModelShape& shape, std::int64_t index) {
   const float residual_std = 0.02f / std::sqrt(2.0f * static_cast<float>(shape.layers));
   const std::int64_t up_rows = shape.is_llama() ? 2 * shape.ffn : shape.ffn;
   BlockPlan plan;
-  const auto matrix = [&](const char* name, std::int64_t rows, std::int64_t cols, float std_dev) {
+  // parts: the logical matrices of Llama, which has a projection each for q, k, v, gate and up.
+  // GPT-2's c_attn is one projection, so its tensor is one matrix.
+  const auto matrix = [&](const char* name, std::int64_t rows, std::int64_t cols, float std_dev,
+                          std::vector<std::int64_t> parts = {}) {
     plan.tensors.push_back(
         {prefix + name + ".weight", {rows, cols}, Init::kNormal, std_dev, true, true});
+    if (shape.is_llama()) plan.tensors.back().matrix_rows = std::move(parts);
     return plan.tensors.size() - 1;
   };
   const auto vector = [&](const char* name, std::int64_t size, Init init) {
@@ -39,9 +43,11 @@ BlockPlan plan_block(const ModelShape& shape, std::int64_t index) {
     return plan.tensors.size() - 1;
   };
   // Matrices first: the short vectors then pack densely behind them.
-  plan.at.qkv = matrix("attention.qkv", shape.qkv_cols(), shape.hidden, 0.02f);
+  const std::int64_t kv_rows = shape.kv_heads * shape.head_dim();
+  plan.at.qkv = matrix("attention.qkv", shape.qkv_cols(), shape.hidden, 0.02f,
+                       {shape.heads * shape.head_dim(), kv_rows, kv_rows});
   plan.at.output = matrix("attention.output", shape.hidden, shape.hidden, residual_std);
-  plan.at.up = matrix("mlp.up", up_rows, shape.hidden, 0.02f);
+  plan.at.up = matrix("mlp.up", up_rows, shape.hidden, 0.02f, {shape.ffn, shape.ffn});
   plan.at.down = matrix("mlp.down", shape.hidden, shape.ffn, residual_std);
   plan.at.norm1 = vector("norm1.weight", shape.hidden, Init::kOnes);
   plan.at.norm2 = vector("norm2.weight", shape.hidden, Init::kOnes);
@@ -118,7 +124,8 @@ class BlockLayer final : public Layer {
     return needs;
   }
 
-  void forward(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at) const override {
+  void forward(kernels::Kernels& kernels, const BatchShape& batch,
+               const PassBuffers& at) const override {
     const Saved saved = cut_saved(batch, at.saved);
     Region workspace(at.workspace);
     std::byte* projected = workspace.take(act(batch, shape_.hidden));
@@ -279,10 +286,12 @@ class BlockLayer final : public Layer {
   kernels::GemmShape linear(const BatchShape& batch, std::int64_t out, std::int64_t in) const {
     return {batch.rows(), out, in, false, true, batch.dtype, batch.dtype};
   }
-  kernels::GemmShape linear_input(const BatchShape& batch, std::int64_t out, std::int64_t in) const {
+  kernels::GemmShape linear_input(const BatchShape& batch, std::int64_t out,
+                                  std::int64_t in) const {
     return {batch.rows(), in, out, false, false, batch.dtype, batch.dtype};
   }
-  kernels::GemmShape linear_weight(const BatchShape& batch, std::int64_t out, std::int64_t in) const {
+  kernels::GemmShape linear_weight(const BatchShape& batch, std::int64_t out,
+                                   std::int64_t in) const {
     return {out, in, batch.rows(), true, false, batch.dtype, batch.dtype};
   }
 

@@ -75,7 +75,7 @@ class HeadLayer final : public Layer {
     if (shape_.tie_embeddings) {
       // The tied gradient is padded to whole norm blocks, as the embedding unit is.
       const std::uint64_t elems = static_cast<std::uint64_t>(shape_.vocab * shape_.hidden);
-      const std::uint64_t gap = round_up(elems, kNormBlockElems) - elems;
+      const std::uint64_t gap = round_up(elems, kLawBlockElems) - elems;
       const std::uint64_t elem_bytes = dtype_bytes(batch.dtype);
       if (gap > 0) kernels.zero(table_grad + elems * elem_bytes, gap * elem_bytes);
     }

@@ -3,6 +3,7 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
@@ -10,7 +11,8 @@
 namespace sluice::model {
 namespace {
 
-// Of a tensor's part of kPerTensor state, and of a unit's whole: 256 bytes and 4 KiB of fp32.
+// Alignment of a tensor's part of kPerTensor state, and of a unit's whole state: 256 bytes and
+// 4 KiB of fp32.
 constexpr std::uint64_t kPartAlignmentElems = 64;
 constexpr std::uint64_t kStateAlignmentElems = 1024;
 
@@ -20,6 +22,28 @@ kernels::TensorView view_of(const TensorSpec& spec) {
   view.rows = static_cast<std::int64_t>(spec.elems()) / view.cols;
   view.hidden_matrix = spec.hidden_matrix;
   return view;
+}
+
+// Rows of each matrix that a rule for whole tensors updates by itself.
+std::vector<std::int64_t> matrix_rows(const TensorSpec& spec, const kernels::TensorView& whole) {
+  if (spec.matrix_rows.empty()) return {whole.rows};
+  SLUICE_CHECK_MSG(std::accumulate(spec.matrix_rows.begin(), spec.matrix_rows.end(),
+                                   std::int64_t{0}) == whole.rows,
+                   spec.name);
+  return spec.matrix_rows;
+}
+
+// 8-bit moments share a scale in blocks of 128 elements, so no matrix may begin inside a block.
+void check_blocks(const kernels::OptimizerOptions& options, const TensorSpec& spec,
+                  std::int64_t begin) {
+  if (options.moments != DType::kBlock8) return;
+  if (begin % static_cast<std::int64_t>(kBlock8Elems) == 0) return;
+  throw InputError("optimizer.moments = \"8bit\" with optimizer.name = \"" +
+                   std::string(optimizer_rule_name(options.rule)) + "\": a matrix of '" +
+                   spec.name +
+                   "' begins inside a block of 128 elements that share a scale; use \"bf16\" or "
+                   "\"fp32\" moments, or sizes by which each matrix has a multiple of 128 "
+                   "elements");
 }
 
 bool matches(const ParameterGroup& group, const std::string& name) {
@@ -51,15 +75,20 @@ ParameterTable::ParameterTable(const Model& model, const kernels::OptimizerOptio
   for (const Unit& unit : model.units()) {
     UnitTable table;
     for (const PlacedTensor& tensor : unit.layer->layout().tensors()) {
-      add_tensor(table, tensor, first_key);
-      kernels::ParameterSegment& segment = table.tensors.back();
+      kernels::ParameterSegment segment;
+      segment.begin = static_cast<std::int64_t>(tensor.first_elem);
+      segment.end = static_cast<std::int64_t>(tensor.first_elem + tensor.spec.elems());
+      segment.first_key = first_key + tensor.first_elem;
+      segment.tensor = view_of(tensor.spec);
       segment.weight_decay = tensor.spec.decay ? static_cast<float>(weight_decay) : 0.0f;
       const auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& candidate) {
         return matches(candidate, tensor.spec.name);
       });
-      if (group == groups.end()) continue;
-      segment.lr_scale = static_cast<float>(group->lr_scale);
-      if (group->weight_decay) segment.weight_decay = static_cast<float>(*group->weight_decay);
+      if (group != groups.end()) {
+        segment.lr_scale = static_cast<float>(group->lr_scale);
+        if (group->weight_decay) segment.weight_decay = static_cast<float>(*group->weight_decay);
+      }
+      add_tensor(table, tensor, segment);
     }
     table.state_elems = round_up(table.state_elems, kStateAlignmentElems);
     first_key += unit.layer->layout().elems();
@@ -68,26 +97,34 @@ ParameterTable::ParameterTable(const Model& model, const kernels::OptimizerOptio
 }
 
 void ParameterTable::add_tensor(UnitTable& unit, const PlacedTensor& tensor,
-                                std::uint64_t unit_first_key) {
-  kernels::ParameterSegment segment;
-  segment.begin = static_cast<std::int64_t>(tensor.first_elem);
-  segment.end = static_cast<std::int64_t>(tensor.first_elem + tensor.spec.elems());
-  segment.first_key = unit_first_key + tensor.first_elem;
-  segment.tensor = view_of(tensor.spec);
-  if (kernels::needs_whole_tensors(options_)) {
-    segment.moment2_begin = unit.state_elems;
-    unit.state_elems +=
-        round_up(state_elems(options_, StateKind::kMoment2, segment.tensor), kPartAlignmentElems);
+                                kernels::ParameterSegment segment) {
+  if (!kernels::needs_whole_tensors(options_)) {
+    unit.segments.push_back(segment);
+    unit.states.emplace_back();
+    return;
   }
-  unit.tensors.push_back(segment);
+  StatePart state{unit.state_elems, 0};
+  for (const std::int64_t rows : matrix_rows(tensor.spec, segment.tensor)) {
+    segment.tensor.rows = rows;
+    segment.end = segment.begin + rows * segment.tensor.cols;
+    check_blocks(options_, tensor.spec, segment.begin);
+    segment.moment2_begin = state.begin + state.elems;
+    state.elems += state_elems(options_, StateKind::kMoment2, segment.tensor);
+    unit.segments.push_back(segment);
+    segment.first_key += static_cast<std::uint64_t>(segment.end - segment.begin);
+    segment.begin = segment.end;
+  }
+  unit.state_elems += round_up(state.elems, kPartAlignmentElems);
+  unit.states.push_back(state);
 }
 
-std::vector<kernels::ParameterSegment> ParameterTable::segments(std::size_t unit, std::uint64_t begin,
-                                                       std::uint64_t end) const {
+std::vector<kernels::ParameterSegment> ParameterTable::segments(std::size_t unit,
+                                                                std::uint64_t begin,
+                                                                std::uint64_t end) const {
   std::vector<kernels::ParameterSegment> segments;
   const auto from = static_cast<std::int64_t>(begin);
   const auto to = static_cast<std::int64_t>(end);
-  for (kernels::ParameterSegment segment : units_[unit].tensors) {
+  for (kernels::ParameterSegment segment : units_[unit].segments) {
     const std::int64_t first = std::max(segment.begin, from);
     const std::int64_t last = std::min(segment.end, to);
     if (first >= last) continue;
@@ -100,8 +137,7 @@ std::vector<kernels::ParameterSegment> ParameterTable::segments(std::size_t unit
 }
 
 ParameterTable::StatePart ParameterTable::tensor_state(std::size_t unit, std::size_t tensor) const {
-  const kernels::ParameterSegment& segment = units_[unit].tensors[tensor];
-  return {segment.moment2_begin, state_elems(options_, StateKind::kMoment2, segment.tensor)};
+  return units_[unit].states[tensor];
 }
 
 }  // namespace sluice::model

@@ -1,5 +1,10 @@
-// What the optimizer is told of each tensor of a model: learning rate, decay, shape, and where its
-// sums lie (rules that need whole tensors).
+// The optimizer's view of a model's tensors: learning rate, decay, shape, and the place of their
+// sums (for rules that need whole tensors).
+//
+// Such a rule updates *logical matrices*. A tensor may hold several of them, one above the other
+// (TensorSpec::matrix_rows): Llama's q, k and v are three matrices to Muon and Adafactor, as they
+// are in PyTorch, although one product computes all three. Each gets a segment with its own shape
+// and sums. Elementwise rules see the stored tensors. Files and names keep the stored tensors too.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +17,19 @@ namespace sluice::model {
 
 class ParameterTable {
  public:
-  // weight_decay: of matrices and embeddings; vectors have none. Throws InputError naming a group
-  // that no tensor matches.
+  // weight_decay applies to matrices and embeddings; vectors have none. Throws InputError that
+  // names a group without a matching tensor, or a tensor that 8-bit moments cannot represent.
   ParameterTable(const Model& model, const kernels::OptimizerOptions& options, double weight_decay,
                  const std::vector<ParameterGroup>& groups);
 
   const kernels::OptimizerOptions& options() const { return options_; }
-  // The tensors' parts inside elements [begin, end) of a unit; bounds count from `begin`.
+  // The segments inside elements [begin, end) of a unit; their bounds count from `begin`.
   std::vector<kernels::ParameterSegment> segments(std::size_t unit, std::uint64_t begin,
-                                         std::uint64_t end) const;
-  // Of the unit's kPerTensor state, padded to whole 4 KiB; 0: none.
+                                                  std::uint64_t end) const;
+  // Elements of the unit's kPerTensor state, padded to whole 4 KiB; 0: it has none.
   std::uint64_t tensor_state_elems(std::size_t unit) const { return units_[unit].state_elems; }
-  // Of one tensor: its part of that state, without padding.
+  // One stored tensor's part of that state, without padding: the sums of its logical matrices, one
+  // after the other. `tensor` is an index into the unit's layout.
   struct StatePart {
     std::uint64_t begin = 0;
     std::uint64_t elems = 0;
@@ -32,10 +38,12 @@ class ParameterTable {
 
  private:
   struct UnitTable {
-    std::vector<kernels::ParameterSegment> tensors;  // whole, counted from the unit's first element
+    // Whole tensors or logical matrices; bounds count from the unit's first element.
+    std::vector<kernels::ParameterSegment> segments;
+    std::vector<StatePart> states;  // by tensor of the layout
     std::uint64_t state_elems = 0;
   };
-  void add_tensor(UnitTable& unit, const PlacedTensor& tensor, std::uint64_t unit_first_key);
+  void add_tensor(UnitTable& unit, const PlacedTensor& tensor, kernels::ParameterSegment segment);
 
   kernels::OptimizerOptions options_;
   std::vector<UnitTable> units_;

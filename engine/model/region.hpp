@@ -19,10 +19,6 @@ class Region {
     used_ += round_up(bytes, kTensorAlignmentBytes);
     return base_ == nullptr ? nullptr : base_ + at;
   }
-  template <typename T>
-  T* take_as(std::uint64_t count) {
-    return reinterpret_cast<T*>(take(count * sizeof(T)));
-  }
   std::uint64_t used_bytes() const { return used_; }
 
  private:

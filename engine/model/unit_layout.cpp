@@ -11,10 +11,10 @@ namespace {
 constexpr std::uint64_t kSmallAlignmentElems = kTensorAlignmentBytes / 2;
 
 std::uint64_t place(std::uint64_t cursor, std::uint64_t elems) {
-  if (elems >= kNormBlockElems) return round_up(cursor, kNormBlockElems);
+  if (elems >= kLawBlockElems) return round_up(cursor, kLawBlockElems);
   const std::uint64_t start = round_up(cursor, kSmallAlignmentElems);
-  const bool straddles = start / kNormBlockElems != (start + elems - 1) / kNormBlockElems;
-  return straddles ? round_up(cursor, kNormBlockElems) : start;
+  const bool straddles = start / kLawBlockElems != (start + elems - 1) / kLawBlockElems;
+  return straddles ? round_up(cursor, kLawBlockElems) : start;
 }
 
 }  // namespace
@@ -31,14 +31,14 @@ UnitLayout::UnitLayout(std::vector<TensorSpec> tensors) {
     const std::uint64_t elems = spec.elems();
     SLUICE_CHECK_MSG(elems > 0, spec.name);
     const std::uint64_t first = place(cursor, elems);
-    for (std::uint64_t begin = 0; begin < elems; begin += kNormBlockElems) {
-      blocks_.push_back({first + begin, first + std::min(begin + kNormBlockElems, elems)});
+    for (std::uint64_t begin = 0; begin < elems; begin += kLawBlockElems) {
+      blocks_.push_back({first + begin, first + std::min(begin + kLawBlockElems, elems)});
     }
     tensors_.push_back({std::move(spec), first});
     cursor = first + elems;
     parameters_ += elems;
   }
-  elems_ = round_up(cursor, kNormBlockElems);
+  elems_ = round_up(cursor, kLawBlockElems);
 }
 
 std::pair<std::size_t, std::size_t> UnitLayout::norm_block_range(std::uint64_t begin,

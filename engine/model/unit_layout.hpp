@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-namespace sluice::model {
+#include "base/dtype.hpp"
 
-inline constexpr std::uint64_t kNormBlockElems = 4096;
+namespace sluice::model {
 
 enum class Init : std::uint8_t { kNormal, kZeros, kOnes };
 
@@ -23,6 +23,9 @@ struct TensorSpec {
   float init_std = 0.02f;
   bool decay = false;  // takes part in weight decay (matrices and embeddings do, vectors do not)
   bool hidden_matrix = false;  // a matrix between hidden activations (not embedding, not head)
+  // Rows of each logical matrix, where the tensor holds several one above the other: q, k and v, or
+  // gate and up. They sum to the tensor's rows. Empty: the tensor is one matrix.
+  std::vector<std::int64_t> matrix_rows = {};
 
   std::uint64_t elems() const;
 };
@@ -32,7 +35,7 @@ struct PlacedTensor {
   std::uint64_t first_elem = 0;
 };
 
-// Elements [begin, end) of the unit; at most kNormBlockElems of one tensor.
+// Elements [begin, end) of the unit; at most kLawBlockElems of one tensor.
 struct NormBlock {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
@@ -44,14 +47,14 @@ class UnitLayout {
   explicit UnitLayout(std::vector<TensorSpec> tensors);
 
   const std::vector<PlacedTensor>& tensors() const { return tensors_; }
-  // A multiple of kNormBlockElems.
+  // A multiple of kLawBlockElems.
   std::uint64_t elems() const { return elems_; }
   // Without gaps.
   std::uint64_t parameter_count() const { return parameters_; }
   // All norm blocks in element order.
   const std::vector<NormBlock>& norm_blocks() const { return blocks_; }
   // Indices [first, last) of the norm blocks inside elements [begin, end); both multiples of
-  // kNormBlockElems or elems().
+  // kLawBlockElems or elems().
   std::pair<std::size_t, std::size_t> norm_block_range(std::uint64_t begin,
                                                        std::uint64_t end) const;
 

@@ -1,3 +1,7 @@
+// Prices instructions by their op. Passes of layers and updates run on kernels that compute nothing
+// and only add up their times (priced_kernels.hpp), once for each unit and pass. Copies and
+// transfers come from the profile's grid of measured sizes, or from its plain bandwidths. Each
+// instruction gets the overhead of its start on top.
 #include "engine/planner/cost_model.hpp"
 
 #include <algorithm>
@@ -5,7 +9,7 @@
 
 #include "base/error.hpp"
 #include "base/units.hpp"
-#include "engine/planner/plan.hpp"
+#include "engine/config/shapes.hpp"
 #include "engine/runtime/run_state.hpp"
 
 namespace sluice::planner {
@@ -15,7 +19,9 @@ std::uint64_t bytes_of(const schedule::Schedule& schedule, const schedule::Use& 
   return use.bytes == 0 ? schedule.buffers[use.buffer].bytes : use.bytes;
 }
 
-std::uint64_t touched_bytes(const schedule::Schedule& schedule, const schedule::Instruction& instruction) {
+// The traffic of an instruction without a price of its own.
+std::uint64_t touched_bytes(const schedule::Schedule& schedule,
+                            const schedule::Instruction& instruction) {
   std::uint64_t bytes = 0;
   for (const auto* uses : {&instruction.reads, &instruction.writes}) {
     for (const schedule::Use& use : *uses) bytes += bytes_of(schedule, use);
@@ -28,15 +34,15 @@ std::int64_t elems_of(const schedule::Schedule& schedule, const schedule::Use& u
   return static_cast<std::int64_t>(elems_in(dtype, bytes_of(schedule, use)));
 }
 
-// An address for calls that only count: never read.
+// An address for calls that only count; it is never read.
 std::byte* some_address() {
   return reinterpret_cast<std::byte*>(kPageBytes);
 }
 
 }  // namespace
 
-CostModel::CostModel(const config::Config& config, const model::Model& model, const model::BatchShape& batch,
-                     const HardwareProfile& hardware)
+CostModel::CostModel(const config::Config& config, const model::Model& model,
+                     const model::BatchShape& batch, const HardwareProfile& hardware)
     : config_(config),
       model_(model),
       batch_(batch),
@@ -55,6 +61,8 @@ PricedKernels& CostModel::kernels_of(schedule::Lane lane) {
   return runtime::is_device_lane(lane) ? kernels_ : host_kernels_;
 }
 
+// Runs the layer once on kernels that only count, with addresses that are never read. Passes of one
+// unit cost the same in every micro-batch, so each is priced once.
 double CostModel::pass_s(std::int32_t unit, schedule::Op pass) {
   const auto [found, fresh] = pass_s_.try_emplace({unit, pass}, 0.0);
   if (!fresh) return found->second;
@@ -86,26 +94,29 @@ double CostModel::pass_s(std::int32_t unit, schedule::Op pass) {
   return found->second = kernels_.seconds();
 }
 
-// A state that an update finds in one place and makes in another is copied first.
+// A state that an update reads in one place and writes in another is copied first.
 void CostModel::price_copies(PricedKernels& kernels, const schedule::Schedule& schedule,
                              const schedule::Instruction& instruction) {
   for (const schedule::Use& from : instruction.reads) {
     const schedule::Buffer& found = schedule.buffers[from.buffer];
     const bool elsewhere =
         found.role == schedule::BufferRole::kState &&
-        std::any_of(instruction.writes.begin(), instruction.writes.end(), [&](const schedule::Use& to) {
-          return schedule.buffers[to.buffer].kind == found.kind && to.buffer != from.buffer;
-        });
+        std::any_of(
+            instruction.writes.begin(), instruction.writes.end(), [&](const schedule::Use& to) {
+              return schedule.buffers[to.buffer].kind == found.kind && to.buffer != from.buffer;
+            });
     if (!elsewhere) continue;
     const auto words = static_cast<std::int64_t>(bytes_of(schedule, from) / sizeof(float));
     kernels.cast(nullptr, DType::kF32, nullptr, DType::kF32, false, words);
   }
 }
 
-double CostModel::state_operation_s(const schedule::Schedule& schedule, const schedule::Instruction& instruction) {
+// Prices sums, norms and updates of a range of one unit's state by the kernels of its lane.
+double CostModel::state_operation_s(const schedule::Schedule& schedule,
+                                    const schedule::Instruction& instruction) {
   PricedKernels& kernels = kernels_of(instruction.lane);
   kernels.reset();
-  // The first thing that each of them reads; all but the step are priced by it.
+  // The first use that each of them reads; it prices all ops but the optimizer step.
   const schedule::Use& gradient = instruction.reads.front();
   const DType dtype = schedule.buffers[gradient.buffer].dtype;
   const std::int64_t elems = elems_of(schedule, gradient);
@@ -126,7 +137,8 @@ double CostModel::state_operation_s(const schedule::Schedule& schedule, const sc
       kernels::UpdateBuffers buffers;
       buffers.grad_dtype = dtype;
       buffers.elems = elems;
-      const schedule::ElemRange range = sluice::schedule::elems_of(schedule.buffers[gradient.buffer], gradient);
+      const schedule::ElemRange range =
+          sluice::schedule::elems_of(schedule.buffers[gradient.buffer], gradient);
       const auto segments =
           table_.segments(static_cast<std::size_t>(instruction.unit), range.begin, range.end);
       kernels.update(table_.options(), buffers, segments, {}, nullptr);
@@ -144,16 +156,19 @@ double CostModel::memcpy_s(std::uint64_t bytes) const {
   return static_cast<double>(bytes) / device_.single_core_copy_bytes_per_s;
 }
 
+// The time on a made-up link (memory.link_bandwidth), which only the host device has.
 double CostModel::link_s(std::uint64_t bytes) const {
   const double bandwidth = config_.memory.link_bandwidth_bytes_per_s;
   return config_.memory.link_latency_s +
          (bandwidth > 0 ? static_cast<double>(bytes) / bandwidth : 0.0);
 }
 
+// A copy takes as long as the slower of memory and link.
 double CostModel::copy_s(std::uint64_t bytes) const {
   return std::max(memcpy_s(bytes), link_s(bytes));
 }
 
+// One transfer alone. The simulator shares the bandwidth when several are in flight.
 double CostModel::transfer_s(TimedOperation operation, std::uint64_t bytes) const {
   const OperationGrid* const grid = hardware_.find(operation, DType::kU8);
   if (grid != nullptr) return grid->seconds_at({static_cast<std::int64_t>(bytes), 1, 1});
@@ -163,7 +178,8 @@ double CostModel::transfer_s(TimedOperation operation, std::uint64_t bytes) cons
                                            : hardware_.storage_write_bytes_per_s);
 }
 
-double CostModel::instruction_s(const schedule::Schedule& schedule, const schedule::Instruction& instruction) {
+double CostModel::instruction_s(const schedule::Schedule& schedule,
+                                const schedule::Instruction& instruction) {
   switch (instruction.op) {
     case schedule::Op::kForward:
     case schedule::Op::kRecompute:
@@ -196,12 +212,13 @@ double CostModel::instruction_s(const schedule::Schedule& schedule, const schedu
   }
 }
 
-// What comes before the work itself: on the instruction's own lane little, across lanes a wake-up.
-// A transfer's time has the wake-up of who waits for it already.
-double CostModel::overhead_s(const schedule::Schedule& schedule, const schedule::Instruction& instruction) const {
+// The delay before an instruction's own work: small within a lane, a wake-up across lanes. The
+// measured time of a transfer includes the wake-up of its waiter.
+double CostModel::overhead_s(const schedule::Schedule& schedule,
+                             const schedule::Instruction& instruction) const {
   if (instruction.op == schedule::Op::kRelease) return 0.0;
-  const bool woken =
-      std::any_of(instruction.deps.begin(), instruction.deps.end(), [&](schedule::InstructionId dep) {
+  const bool woken = std::any_of(
+      instruction.deps.begin(), instruction.deps.end(), [&](schedule::InstructionId dep) {
         const schedule::Instruction& awaited = schedule.instructions[dep];
         return awaited.op != schedule::Op::kRelease && awaited.lane != instruction.lane &&
                !schedule::lane_is_pipelined(awaited.lane);

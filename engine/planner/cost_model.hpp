@@ -1,5 +1,5 @@
-// Seconds per instruction, alone on the machine, from the hardware profile; the simulator then lets
-// instructions share cores and links.
+// Prices every instruction in seconds, as if it ran alone on the machine, from the hardware
+// profile. The simulator then lets instructions share cores and links.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ namespace sluice::planner {
 
 class CostModel {
  public:
-  // All arguments must outlive it. config.train.threads = 0: the profile's cores.
-  // A GPU (memory.backend = "cuda") has figures of its own: hardware.gpu, or those of a small one.
+  // All arguments must outlive it. config.train.threads = 0 stands for the profile's cores. For
+  // memory.backend = "cuda" the device's figures are hardware.gpu, or those of a small GPU.
   CostModel(const config::Config& config, const model::Model& model, const model::BatchShape& batch,
             const HardwareProfile& hardware);
 
@@ -30,28 +30,31 @@ class CostModel {
   double pass_s(std::int32_t unit, schedule::Op pass);
   static void price_copies(PricedKernels& kernels, const schedule::Schedule& schedule,
                            const schedule::Instruction& instruction);
-  double state_operation_s(const schedule::Schedule& schedule, const schedule::Instruction& instruction);
+  double state_operation_s(const schedule::Schedule& schedule,
+                           const schedule::Instruction& instruction);
   bool on_gpu() const { return config_.memory.backend == config::Config::Backend::kCuda; }
-  // Who does the work of a lane.
+  // The processor that does the work of a lane.
   const HardwareProfile& hardware_of(schedule::Lane lane) const;
   PricedKernels& kernels_of(schedule::Lane lane);
   double memcpy_s(std::uint64_t bytes) const;
   double link_s(std::uint64_t bytes) const;
   double copy_s(std::uint64_t bytes) const;
   double transfer_s(TimedOperation operation, std::uint64_t bytes) const;
-  double instruction_s(const schedule::Schedule& schedule, const schedule::Instruction& instruction);
-  double overhead_s(const schedule::Schedule& schedule, const schedule::Instruction& instruction) const;
+  double instruction_s(const schedule::Schedule& schedule,
+                       const schedule::Instruction& instruction);
+  double overhead_s(const schedule::Schedule& schedule,
+                    const schedule::Instruction& instruction) const;
 
   const config::Config& config_;
   const model::Model& model_;
   const model::BatchShape& batch_;
   const HardwareProfile& hardware_;  // the host's
-  HardwareProfile device_;           // the host's too, where the device is the host
+  HardwareProfile device_;           // the host's again if the device is the host
   int threads_;
   model::ParameterTable table_;
   PricedKernels kernels_;  // the device's
   PricedKernels host_kernels_;
-  std::map<std::pair<std::int32_t, schedule::Op>, double> pass_s_;  // those asked for
+  std::map<std::pair<std::int32_t, schedule::Op>, double> pass_s_;  // cache
 };
 
 }  // namespace sluice::planner

@@ -11,7 +11,7 @@ namespace {
 std::vector<std::uint64_t> norm_blocks_before(const model::UnitLayout& layout) {
   std::vector<std::uint64_t> before;
   std::uint64_t seen = 0;
-  for (std::uint64_t elem = 0; elem <= layout.elems(); elem += model::kNormBlockElems) {
+  for (std::uint64_t elem = 0; elem <= layout.elems(); elem += kLawBlockElems) {
     while (seen < layout.norm_blocks().size() && layout.norm_blocks()[seen].begin < elem) ++seen;
     before.push_back(seen);
   }
@@ -20,8 +20,12 @@ std::vector<std::uint64_t> norm_blocks_before(const model::UnitLayout& layout) {
 
 }  // namespace
 
-schedule::StepModel make_step_model(const model::Model& model, const model::BatchShape& batch, const model::ParameterTable& table,
-                          const kernels::Kernels& kernels, const kernels::Kernels& host_kernels) {
+// Layers declare their needs for this batch; the parameter table gives the sizes of per-tensor
+// state.
+schedule::StepModel make_step_model(const model::Model& model, const model::BatchShape& batch,
+                                    const model::ParameterTable& table,
+                                    const kernels::Kernels& kernels,
+                                    const kernels::Kernels& host_kernels) {
   schedule::StepModel step;
   step.dtype = batch.dtype;
   step.optimizer = table.options();
@@ -52,7 +56,7 @@ schedule::StepModel make_step_model(const model::Model& model, const model::Batc
     if (unit.borrows >= 0) {
       const model::Unit& lender = model.units()[static_cast<std::size_t>(unit.borrows)];
       step.tied_elems =
-          round_up(lender.layer->layout().tensors().front().spec.elems(), model::kNormBlockElems);
+          round_up(lender.layer->layout().tensors().front().spec.elems(), kLawBlockElems);
     }
     step.units.push_back(std::move(footprint));
   }

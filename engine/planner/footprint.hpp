@@ -1,4 +1,4 @@
-// What the schedule generator needs to know of a model (step_model.hpp), measured from its layers.
+// The schedule generator's input (step_model.hpp), measured from a model's layers.
 #pragma once
 
 #include "engine/model/parameter_table.hpp"
@@ -6,9 +6,11 @@
 
 namespace sluice::planner {
 
-// table: of the model. kernels: the device's, for workspace sizes, which depend on the machine;
-// host_kernels: those of the optimizer lane (an update may be made on either side).
-schedule::StepModel make_step_model(const model::Model& model, const model::BatchShape& batch, const model::ParameterTable& table,
-                          const kernels::Kernels& kernels, const kernels::Kernels& host_kernels);
+// table: the model's. kernels: the device's; host_kernels: the optimizer lane's. Both are asked for
+// workspace sizes, which depend on the machine, since an update may be made on either side.
+schedule::StepModel make_step_model(const model::Model& model, const model::BatchShape& batch,
+                                    const model::ParameterTable& table,
+                                    const kernels::Kernels& kernels,
+                                    const kernels::Kernels& host_kernels);
 
 }  // namespace sluice::planner

@@ -4,7 +4,8 @@
 
 namespace sluice::planner {
 
-schedule::Simulation simulate_free_optimizer(schedule::Schedule schedule, const schedule::SimulationModel& model) {
+schedule::Simulation simulate_free_optimizer(schedule::Schedule schedule,
+                                             const schedule::SimulationModel& model) {
   // Pieces that pass through memory for an update alone: a home, a gradient's too, is nobody's own.
   std::vector<bool> of_update(schedule.buffers.size(), false);
   for (const schedule::Instruction& instruction : schedule.instructions) {
@@ -15,12 +16,14 @@ schedule::Simulation simulate_free_optimizer(schedule::Schedule schedule, const 
       }
     }
   }
+  // Only transfers to and from storage are free; copies to the device also serve the passes.
   const auto moves_state = [&](const schedule::Instruction& instruction) {
     const auto among = [&](const std::vector<schedule::Use>& uses) {
       return std::any_of(uses.begin(), uses.end(),
                          [&](const schedule::Use& use) { return of_update[use.buffer]; });
     };
-    const bool storage = instruction.op == schedule::Op::kStorageRead || instruction.op == schedule::Op::kStorageWrite;
+    const bool storage = instruction.op == schedule::Op::kStorageRead ||
+                         instruction.op == schedule::Op::kStorageWrite;
     return storage && (among(instruction.reads) || among(instruction.writes));
   };
   for (schedule::Instruction& instruction : schedule.instructions) {

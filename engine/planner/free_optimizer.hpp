@@ -1,12 +1,14 @@
-// What a step would take if its optimizer took no time: the yardstick of placements that hide it.
+// The duration of a step if its optimizer took no time. It is the yardstick for placements that
+// hide the optimizer.
 #pragma once
 
 #include "engine/schedule/simulate/simulate.hpp"
 
 namespace sluice::planner {
 
-// schedule: with costs. Simulates it with updates, and the transfers that only bring their state
-// and take it back, at no cost; all else, dependencies too, as it is.
-schedule::Simulation simulate_free_optimizer(schedule::Schedule schedule, const schedule::SimulationModel& model);
+// Simulates `schedule`, which must have costs, with updates at no cost. Transfers that only move
+// the updates' state are free too. Everything else stays, dependencies included.
+schedule::Simulation simulate_free_optimizer(schedule::Schedule schedule,
+                                             const schedule::SimulationModel& model);
 
 }  // namespace sluice::planner

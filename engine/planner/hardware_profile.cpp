@@ -132,6 +132,7 @@ std::vector<std::int64_t> read_axis(const ObjectReader& reader, const json& list
   return axis;
 }
 
+// A grid must have a known operation, a dtype that suits it, and a positive time for every point.
 OperationGrid read_grid(ObjectReader& reader) {
   OperationGrid grid;
   const auto operation = timed_operation_named(reader.text("operation"));
@@ -186,6 +187,8 @@ const OperationGrid* HardwareProfile::find(TimedOperation operation, DType dtype
   return found == operations.end() ? nullptr : &*found;
 }
 
+// The default figures are those of a small GPU, so that a plan for an unmeasured one promises too
+// little.
 HardwareProfile HardwareProfile::gpu_or_default() const {
   if (gpu) return *gpu;
   HardwareProfile small;

@@ -1,5 +1,5 @@
-// What a machine does per second, measured once (`sluice doctor`) and saved: the planner's times
-// come from here and never from a fresh measurement, so that a plan is a function of its inputs.
+// A machine's rates, measured once (`sluice doctor`) and saved. The planner takes its times from
+// here and never from a fresh measurement, so that a plan is a function of its inputs.
 #pragma once
 
 #include <cstdint>
@@ -28,35 +28,36 @@ struct HardwareProfile {
   double storage_write_bytes_per_s = 8e8;
   double storage_duplex_bytes_per_s = 1e9;
   double storage_latency_s = 2e-4;  // one read of 4 KiB, alone
-  // What each further transfer of 256 KiB under way adds to the rate of one, up to the bandwidth.
+  // The rate that each further transfer of 256 KiB in flight adds to one alone, up to the
+  // bandwidth.
   double storage_overlap = 0.3;
   double gemm_f32_flops_per_s = 8e10;  // a large matrix product on all cores
   double gemm_bf16_flops_per_s = 8e10;
-  // What each core beyond the first adds to a large product, of what one does alone.
+  // The rate that each core beyond the first adds to a large product, relative to one core alone.
   double core_scaling = 1.0;
   double adam_params_per_s = 4e8;   // bf16 gradient and weight, fp32 states; all cores
   double launch_overhead_s = 1e-5;  // one empty Stream::launch, queued back to back
   double hand_over_s = 2e-5;        // from the end of a stream's work to the start of another's
-  // At most one for each operation and dtype. What has none is priced by the rates above.
+  // At most one for each operation and dtype. Operations without one are priced by the rates above.
   std::vector<OperationGrid> operations;
-  // What the machine's GPU does, where one was measured (backend "cuda"): its memory, products,
-  // updates, launches and hand-overs; single_core_copy_bytes_per_s is that of its link, the slower
-  // way. What is the host's business (cores, storage) says nothing there.
+  // The rates of the machine's GPU, if one was measured (backend "cuda"): its memory, products,
+  // updates, launches and hand-overs. Its single_core_copy_bytes_per_s is that of its link, in the
+  // slower direction. The host's figures (cores, storage) mean nothing there.
   std::shared_ptr<const HardwareProfile> gpu;
-  // Of a GPU that was never measured: those of a small one, low on purpose.
+  // The rates of a small GPU, low on purpose, for a GPU that was never measured.
   HardwareProfile gpu_or_default() const;
 
-  // Null where there is none; valid until `operations` changes.
+  // Null if there is none; valid until `operations` changes.
   const OperationGrid* find(TimedOperation operation, DType dtype) const;
 };
 
 // JSON, one object; numbers round-trip.
 std::string to_json(const HardwareProfile& profile);
-// InputError naming `source`, the key and what would be right. Every key of the format must be
-// there, and no other; rates are finite and positive, at most kMaxRate.
+// Throws InputError that names `source`, the key and the right value. Every key of the format must
+// be there, and no other; rates are finite and positive, at most kMaxRate.
 HardwareProfile profile_from_json(const std::string& text, const std::string& source);
 
-// Files of at most 1 MiB. InputError where it is missing or wrong.
+// Files of at most 1 MiB. InputError if it is missing or wrong.
 HardwareProfile load_profile(const std::string& path);
 // Replaces the file whole (written beside it, then renamed); makes the directories. IoError.
 void save_profile(const HardwareProfile& profile, const std::string& path);
@@ -64,8 +65,8 @@ void save_profile(const HardwareProfile& profile, const std::string& path);
 // $XDG_CACHE_HOME/sluice/hardware.json, else $HOME/.cache/sluice/hardware.json; empty where neither
 // variable is set to an absolute path (XDG base directory specification).
 std::string default_profile_path();
-// The saved profile where there is one that can be used, else the default profile. A saved one that
-// is damaged or of another version is a cache that is passed over: a warning in the log names it.
+// The saved profile if there is one that can be used, else the default profile. A saved one that is
+// damaged or of another version is passed over, as a cache is: a warning in the log names it.
 HardwareProfile load_profile_or_default(const std::string& path);
 
 }  // namespace sluice::planner

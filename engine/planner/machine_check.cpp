@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The path itself, or the nearest parent that exists: what would have to be written.
+// The path itself or its nearest existing parent, which would have to be writable.
 fs::path nearest_existing(const fs::path& path) {
   fs::path at = fs::absolute(path);
   std::error_code error;
@@ -35,7 +35,7 @@ fs::path nearest_existing(const fs::path& path) {
   return at;
 }
 
-// Events and records, which are JSON, name it.
+// Refuses a path that is not UTF-8, since events and records name it in JSON.
 void check_is_text(const char* key, const std::string& path) {
   try {
     static_cast<void>(nlohmann::json(fs::absolute(path).string()).dump());
@@ -62,7 +62,7 @@ void check_directory(const char* key, const std::string& path) {
   }
 }
 
-// False where nothing can be asked of the directory.
+// Returns false if the directory cannot be examined.
 bool lies_on(dev_t device, const std::string& directory) {
   struct stat status {};
   return stat(nearest_existing(directory).c_str(), &status) == 0 && status.st_dev == device;
@@ -102,7 +102,7 @@ std::vector<StorageRoom> storage_rooms(const config::Config& config) {
   return list;
 }
 
-// What can be striped over all paths: the fullest file system decides.
+// The bytes that can be striped over all paths; the fullest file system decides.
 std::uint64_t free_storage_bytes(const config::Config& config) {
   const std::vector<std::uint32_t> shares = configured_layout(config).shares();
   std::uint64_t each = std::numeric_limits<std::uint64_t>::max();  // for one stripe of the round
@@ -114,7 +114,7 @@ std::uint64_t free_storage_bytes(const config::Config& config) {
   return each * std::accumulate(shares.begin(), shares.end(), std::uint64_t{0});
 }
 
-// Why the machine cannot give these budgets; none where it can.
+// The reason why the machine cannot give these budgets; none if it can.
 std::optional<std::string> excess(const config::Config& config, const MachineRoom& room) {
   const auto& memory = config.memory;
   if (room.device_bytes) {
@@ -161,7 +161,8 @@ void settle_budgets_elsewhere(config::Config& config) {
   config.memory.storage_bytes = kMostAutoStorageBytes;
 }
 
-void keep_possible_suggestions(Refusal& refusal, const config::Config& config, const MachineRoom& room) {
+void keep_possible_suggestions(Refusal& refusal, const config::Config& config,
+                               const MachineRoom& room) {
   std::erase_if(refusal.suggestions, [&](const Suggestion& suggestion) {
     config::Config changed = config;
     for (const auto& [key, bytes] : suggestion) {
@@ -173,16 +174,18 @@ void keep_possible_suggestions(Refusal& refusal, const config::Config& config, c
 
 offload::StripeLayout configured_layout(const config::Config& config) {
   const auto& memory = config.memory;
-  if (memory.storage_shares.empty()) return offload::StripeLayout::even(memory.storage_paths.size());
+  if (memory.storage_shares.empty())
+    return offload::StripeLayout::even(memory.storage_paths.size());
   return offload::StripeLayout(offload::shares_by_ratio(memory.storage_shares));
 }
 
-std::vector<std::size_t> paths_without_room(const config::Config& config, const offload::StripeLayout& layout,
+std::vector<std::size_t> paths_without_room(const config::Config& config,
+                                            const offload::StripeLayout& layout,
                                             std::uint64_t storage_bytes) {
   std::vector<std::size_t> paths;
   const offload::StripeLayout even = offload::StripeLayout::even(layout.paths());
   for (const StorageRoom& room : storage_rooms(config)) {
-    // What checkpoints and weights need beside the state was checked for even shares.
+    // The room for checkpoints and weights beside the state was checked for even shares.
     const bool beside_results =
         room.paths.size() < layout.paths() &&
         (lies_on(room.device, config.checkpoint.dir) || lies_on(room.device, config.log.dir));

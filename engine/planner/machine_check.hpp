@@ -1,4 +1,5 @@
-// Whether this machine has what a plan takes: refused before anything is touched.
+// Checks that this machine has the memory and disk space that a plan takes, before anything is
+// touched.
 #pragma once
 
 #include <cstdint>
@@ -13,31 +14,33 @@
 
 namespace sluice::planner {
 
-// What memory.storage = "auto" takes at most.
+// The most that memory.storage = "auto" takes.
 inline constexpr std::uint64_t kMostAutoStorageBytes = 64 * kGiB;
 
-// What budgets may take here, as read once: other programs change it at any moment.
+// The room for budgets on this machine, read once, since other programs change it at any moment.
 struct MachineRoom {
   std::uint64_t memory_bytes = 0;   // available, the cgroup's limit included
   std::uint64_t storage_bytes = 0;  // free over all storage paths
-  // Of a device with memory of its own, what nobody uses; none: it shares the host's.
+  // The unused memory of a device with memory of its own; none: it shares the host's.
   std::optional<std::uint64_t> device_bytes = {};
 };
 
-// "auto" budgets become numbers (memory.storage what is free on the storage paths, at most
-// kMostAutoStorageBytes), and all are held against what is there. Throws InputError naming the
-// keys, the bytes asked for and the bytes there. device_bytes: as MachineRoom's.
+// Turns "auto" budgets into numbers (memory.storage: the free space of the storage paths, at most
+// kMostAutoStorageBytes), and holds all budgets against the machine. Throws InputError that names
+// the keys, the bytes asked for and the bytes there. device_bytes: as MachineRoom's.
 MachineRoom settle_budgets(config::Config& config, std::optional<std::uint64_t> device_bytes = {});
-// The numbers for a machine that is not this one: kMostAutoStorageBytes, nothing to hold against.
+// The same for another machine: "auto" becomes kMostAutoStorageBytes, and nothing is checked.
 void settle_budgets_elsewhere(config::Config& config);
-// Takes away the suggestions that settle_budgets would have refused.
-void keep_possible_suggestions(Refusal& refusal, const config::Config& config, const MachineRoom& room);
+// Removes the suggestions that settle_budgets would refuse.
+void keep_possible_suggestions(Refusal& refusal, const config::Config& config,
+                               const MachineRoom& room);
 
-// How a run lays its storage over its paths as far as the configuration says: by
-// memory.storage_shares, else evenly, which is what measured shares fall back to.
+// The layout of a run's storage over its paths as the configuration gives it: by
+// memory.storage_shares, else evenly, which is also the fallback of measured shares.
 offload::StripeLayout configured_layout(const config::Config& config);
-// The paths, by number, on whose file systems so many bytes laid out so have no room.
-std::vector<std::size_t> paths_without_room(const config::Config& config, const offload::StripeLayout& layout,
+// The paths, by number, with a file system that has no room for so many bytes in that layout.
+std::vector<std::size_t> paths_without_room(const config::Config& config,
+                                            const offload::StripeLayout& layout,
                                             std::uint64_t storage_bytes);
 
 // Storage paths: directories that can be written (or made), with room for the plan's share; the

@@ -36,12 +36,14 @@ constexpr std::array<std::string_view, kTimedOperationCount> kNames{
     "storage_write",
 };
 
-// Where a size lies on an axis: between points `at` and `at + 1` (or on the last), and how far.
+// The place of a size on an axis: between points `at` and `at + 1` (or on the last), and its
+// distance.
 struct Position {
   std::size_t at = 0;
   double share = 0;
 };
 
+// Sizes outside the axis take the nearest end with a distance of zero.
 Position locate(const std::vector<std::int64_t>& axis, std::int64_t size) {
   if (size <= axis.front()) return {0, 0};
   if (size >= axis.back()) return {axis.size() - 1, 0};

@@ -1,5 +1,5 @@
-// How long each operation of a step takes on a machine, by its size: what was measured on a grid of
-// sizes, and what lies between.
+// The duration of each operation of a step on a machine, by size: measured on a grid of sizes and
+// interpolated between them.
 #pragma once
 
 #include <array>
@@ -12,8 +12,8 @@
 
 namespace sluice::planner {
 
-// What a step spends its time in: kernels, copies and transfers. Their sizes (up to three; the rest
-// are 1):
+// The operations that a step spends its time in: kernels, copies and transfers, with their sizes
+// (up to three; the others are 1).
 enum class TimedOperation : std::uint8_t {
   kGemmNN,             // m, n, k; C = A B
   kGemmNT,             // m, n, k; C = A B^T
@@ -31,14 +31,14 @@ enum class TimedOperation : std::uint8_t {
   kGeluBackward,
   kSwigluForward,      // of y
   kSwigluBackward,     // of dy
-  kRope,               // that are turned
+  kRope,               // of the rotated part
   kEmbeddingForward,   // of out
   kEmbeddingBackward,  // of dout and dtable together
   kAccumulate,
   kSquaredNorm,
   kAdamW,        // dtype: of the weight
-  kCopy,         // bytes, here and in what follows; between host and device; dtype kU8
-  kStorageRead,  // one transfer, nothing else under way: from asking to waking who asked
+  kCopy,         // bytes, here and below; between host and device; dtype kU8
+  kStorageRead,  // one transfer alone, from the request to the wake-up of the requester
   kStorageWrite,
 };
 constexpr bool is_in_bytes(TimedOperation operation) {
@@ -54,15 +54,16 @@ using OperationSize = std::array<std::int64_t, 3>;
 struct OperationGrid {
   TimedOperation operation = TimedOperation::kGemmNN;
   DType dtype = DType::kF32;  // kF32, kBF16 or kU8
-  // Strictly ascending, none empty; an axis that the operation has not is {1}.
+  // Strictly ascending, none empty; an unused axis is {1}.
   std::array<std::vector<std::int64_t>, 3> axes;
   // All positive; by axis 0, then 1, then 2 (the last one fastest).
   std::vector<double> seconds;
 
   std::size_t points() const { return axes[0].size() * axes[1].size() * axes[2].size(); }
-  // Seconds. Between the grid's points: time for each unit of work (the product of the sizes),
-  // linear in the logarithms. Below the grid: as at its edge (what is left there is overhead).
-  // Above: at the edge's rate. InternalError where `seconds` is not of points().
+  // Seconds. Between the grid's points the time per unit of work (the product of the sizes) is
+  // linear in the logarithms. Below the grid the time is that of the edge, since only overhead is
+  // left. Above it the edge's rate holds. InternalError if `seconds` does not have points()
+  // entries.
   double seconds_at(const OperationSize& size) const;
 };
 

@@ -1,3 +1,6 @@
+// Each call is priced by the first figure that the profile has: a measured grid of sizes for the
+// operation, else a plain rate (products by their floating point operations, all others by the
+// bytes that they move).
 #include "engine/planner/priced_kernels.hpp"
 
 #include <algorithm>
@@ -7,7 +10,8 @@
 namespace sluice::planner {
 namespace {
 
-// Without a grid: attention's products are small and its softmax is not a product.
+// The share of a large product's rate that attention reaches, for profiles without a grid: its
+// products are small, and its softmax is no product.
 constexpr double kAttentionEfficiency = 0.6;
 
 double product(const OperationSize& size) {
@@ -20,8 +24,9 @@ double bytes_of(DType dtype) {
   return static_cast<double>(dtype_bytes(dtype));
 }
 
-// fp16 is not measured but priced as bf16: it moves the same bytes, and where bf16 has no native
-// products both go via fp32. Where it has, fp16 products take longer than is said here.
+// fp16 is not measured but priced as bf16. It moves the same bytes, and on machines without native
+// bf16 products both go through fp32. On machines with native bf16, fp16 products take longer than
+// this price.
 DType priced_as(DType dtype) {
   return dtype == DType::kF16 ? DType::kBF16 : dtype;
 }
@@ -73,8 +78,8 @@ void PricedKernels::charge_elems(TimedOperation operation, DType dtype, std::int
   charge(operation, dtype, {elems, 1, 1}, stream_s(static_cast<double>(elems) * bytes_per_elem));
 }
 
-void PricedKernels::gemm(const kernels::GemmShape& shape, const void*, const void*, const void*, void*,
-                         void*) {
+void PricedKernels::gemm(const kernels::GemmShape& shape, const void*, const void*, const void*,
+                         void*, void*) {
   const OperationSize size{shape.m, shape.n, shape.k};
   charge(gemm_operation(shape), shape.dtype, size, product_s(2 * product(size), shape.dtype));
 }
@@ -88,8 +93,8 @@ void PricedKernels::column_sum(const void*, void*, std::int64_t rows, std::int64
   charge_elems(TimedOperation::kColumnSum, dtype, rows * cols, bytes_of(dtype));
 }
 
-void PricedKernels::norm_forward(const kernels::NormShape& shape, const void*, const void*, const void*,
-                                 void*, float*, float*) {
+void PricedKernels::norm_forward(const kernels::NormShape& shape, const void*, const void*,
+                                 const void*, void*, float*, float*) {
   charge_elems(TimedOperation::kNormForward, shape.dtype, shape.rows * shape.cols,
                2 * bytes_of(shape.dtype));
 }
@@ -136,7 +141,8 @@ void PricedKernels::rope(const kernels::AttentionShape& shape, float, bool, void
                2 * bytes_of(shape.dtype));
 }
 
-// A grid keeps its edge's rate for each element; attention's work grows with the square of time.
+// Beyond its edge a grid keeps the rate per element, but attention's work grows with the square of
+// the time.
 void PricedKernels::charge_attention(TimedOperation operation, DType dtype,
                                      const OperationSize& size, double flops) {
   const OperationGrid* const grid = hardware_.find(operation, priced_as(dtype));
@@ -145,16 +151,16 @@ void PricedKernels::charge_attention(TimedOperation operation, DType dtype,
   charge_plain(grid->seconds_at(size) * std::max(1.0, beyond));
 }
 
-void PricedKernels::attention_forward(const kernels::AttentionShape& shape, const void*, void*, float*,
-                                      void*) {
+void PricedKernels::attention_forward(const kernels::AttentionShape& shape, const void*, void*,
+                                      float*, void*) {
   // Scores and their product with the values, the causal half of them.
   const OperationSize size = attention_size(shape);
   const double flops = 2 * product(size) * static_cast<double>(shape.time);
   charge_attention(TimedOperation::kAttentionForward, shape.dtype, size, flops);
 }
 
-void PricedKernels::attention_backward(const kernels::AttentionShape& shape, const void*, const void*,
-                                       const void*, const float*, void*, void*) {
+void PricedKernels::attention_backward(const kernels::AttentionShape& shape, const void*,
+                                       const void*, const void*, const float*, void*, void*) {
   const OperationSize size = attention_size(shape);
   const double flops = 5 * product(size) * static_cast<double>(shape.time);
   charge_attention(TimedOperation::kAttentionBackward, shape.dtype, size, flops);
@@ -201,15 +207,16 @@ void PricedKernels::squared_norm_blocks(const void*, DType dtype, DType,
   charge_elems(TimedOperation::kSquaredNorm, dtype, elems, bytes_of(dtype));
 }
 
-// Of the time that AdamW with fp32 states takes, this share would be left if memory were free: two
-// AVX2 cores, from the rates of all formats (`sluice bench adam`).
+// The share of the time of AdamW with fp32 states that would be left if memory were free. Measured
+// on two AVX2 cores from the rates of all formats (`sluice bench adam`).
 constexpr double kUpdateArithmeticShare = 0.56;
 
-// AdamW with fp32 states is what was measured; other states and rules by the bytes that they move
-// or by their arithmetic, whichever takes longer, and Muon's products besides.
-void PricedKernels::update(const kernels::OptimizerOptions& options, const kernels::UpdateBuffers& buffers,
-                           std::span<const kernels::ParameterSegment> segments, const kernels::UpdateScalars&,
-                           void*) {
+// The profile measures AdamW with fp32 states. Other states and rules are priced by the bytes that
+// they move or by their arithmetic, whichever takes longer, plus Muon's products.
+void PricedKernels::update(const kernels::OptimizerOptions& options,
+                           const kernels::UpdateBuffers& buffers,
+                           std::span<const kernels::ParameterSegment> segments,
+                           const kernels::UpdateScalars&, void*) {
   kernels::OptimizerOptions measured;
   measured.weight = priced_as(options.weight);
   const OperationGrid* const grid = hardware_.find(TimedOperation::kAdamW, measured.weight);

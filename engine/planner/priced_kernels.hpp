@@ -1,6 +1,5 @@
-// Kernels that compute nothing: each call adds what it would take on the described machine. A
-// layer's pass run on them is priced call by call, so a layer need not say a second time what it
-// does.
+// Kernels that compute nothing: each call adds its time on the described machine. A layer's pass
+// that runs on them is priced call by call, so a layer need not describe its work a second time.
 #pragma once
 
 #include "engine/planner/hardware_profile.hpp"
@@ -14,7 +13,7 @@ class PricedKernels final : public kernels::Kernels {
   // is measured on all cores.
   PricedKernels(const HardwareProfile& hardware, int threads);
 
-  // Of all calls since the last reset.
+  // Seconds of all calls since the last reset.
   double seconds() const { return seconds_; }
   void reset() { seconds_ = 0; }
 
@@ -22,13 +21,13 @@ class PricedKernels final : public kernels::Kernels {
   const char* arithmetic() const override { return "priced"; }
 
   std::uint64_t gemm_workspace_bytes(const kernels::GemmShape&) const override { return 0; }
-  void gemm(const kernels::GemmShape& shape, const void* a, const void* b, const void* bias, void* c,
-            void* workspace) override;
+  void gemm(const kernels::GemmShape& shape, const void* a, const void* b, const void* bias,
+            void* c, void* workspace) override;
   void zero(void* data, std::uint64_t bytes) override;
   void column_sum(const void* x, void* out, std::int64_t rows, std::int64_t cols,
                   DType dtype) override;
-  void norm_forward(const kernels::NormShape& shape, const void* x, const void* weight, const void* bias,
-                    void* y, float* mean, float* rstd) override;
+  void norm_forward(const kernels::NormShape& shape, const void* x, const void* weight,
+                    const void* bias, void* y, float* mean, float* rstd) override;
   void norm_backward_input(const kernels::NormShape& shape, const void* dy, const void* x,
                            const void* weight, const float* mean, const float* rstd,
                            const void* residual, void* dx) override;
@@ -44,9 +43,11 @@ class PricedKernels final : public kernels::Kernels {
   void swiglu_backward(const void* dy, const void* x, void* dx, std::int64_t rows,
                        std::int64_t cols, DType dtype) override;
   void rope(const kernels::AttentionShape& shape, float base, bool inverse, void* qkv) override;
-  std::uint64_t attention_workspace_bytes(const kernels::AttentionShape&) const override { return 0; }
-  void attention_forward(const kernels::AttentionShape& shape, const void* qkv, void* out, float* lse,
-                         void* workspace) override;
+  std::uint64_t attention_workspace_bytes(const kernels::AttentionShape&) const override {
+    return 0;
+  }
+  void attention_forward(const kernels::AttentionShape& shape, const void* qkv, void* out,
+                         float* lse, void* workspace) override;
   void attention_backward(const kernels::AttentionShape& shape, const void* dout, const void* qkv,
                           const void* out, const float* lse, void* dqkv, void* workspace) override;
   void embedding_forward(const std::int32_t* tokens, const void* table, const void* positions,
@@ -76,20 +77,20 @@ class PricedKernels final : public kernels::Kernels {
     return 0;
   }
   void update(const kernels::OptimizerOptions& options, const kernels::UpdateBuffers& buffers,
-              std::span<const kernels::ParameterSegment> segments, const kernels::UpdateScalars& scalars,
-              void* workspace) override;
+              std::span<const kernels::ParameterSegment> segments,
+              const kernels::UpdateScalars& scalars, void* workspace) override;
   void cast(const void* in, DType in_dtype, void* out, DType out_dtype, bool weight_rounding,
             std::int64_t elems) override;
 
  private:
-  // From the operation's grid; without one, `plain_s`.
+  // Adds the time from the operation's grid; without a grid, `plain_s`.
   void charge(TimedOperation operation, DType dtype, const OperationSize& size, double plain_s);
   void charge_elems(TimedOperation operation, DType dtype, std::int64_t elems,
                     double bytes_per_elem);
   void charge_attention(TimedOperation operation, DType dtype, const OperationSize& size,
                         double flops);
   void charge_plain(double seconds) { seconds_ += seconds * slowdown_; }
-  // At the machine's plain rates.
+  // Seconds at the machine's plain rates.
   double product_s(double flops, DType dtype) const;
   double stream_s(double bytes) const;
   double plain_head_s(const OperationSize& size, DType dtype) const;

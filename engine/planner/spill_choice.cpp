@@ -1,3 +1,5 @@
+// Items are sorted once, by size within their unit or over all units. A choice of n items is then
+// just the first n, and adding an item never moves another one back.
 #include "engine/planner/spill_choice.hpp"
 
 #include <algorithm>
@@ -11,12 +13,13 @@ namespace {
 
 using Place = config::Config::Place;
 
+// "auto" names no tier; the other places count tiers in the same order.
 std::optional<Tier> tier_of(Place place) {
   if (place == Place::kAuto) return std::nullopt;
   return static_cast<Tier>(static_cast<int>(place) - static_cast<int>(Place::kDevice));
 }
 
-// What the configuration says of one part; nothing where it leaves the choice.
+// The tier that the configuration gives for one part; nothing if it leaves the choice.
 std::optional<Tier> fixed_place(const config::Config& config, const std::string& part) {
   const std::map<std::string, Place>& saved = config.memory.place.saved;
   auto found = saved.find(part);
@@ -25,7 +28,7 @@ std::optional<Tier> fixed_place(const config::Config& config, const std::string&
   return tier_of(named ? found->second : config.memory.place.activation);
 }
 
-// Names of parts, each once, of units that are the head or are not.
+// The names of saved parts, each once: of the head, or of all other units.
 std::vector<std::string> part_names(const schedule::StepModel& model, bool of_head) {
   std::vector<std::string> names;
   for (const schedule::UnitFootprint& unit : model.units) {
@@ -43,6 +46,7 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+// A name that nothing saves would be a setting without effect, so it is refused.
 void check_names(const config::Config& config, const schedule::StepModel& model) {
   const std::vector<std::string> known = part_names(model, false);
   const std::vector<std::string> of_head = part_names(model, true);
@@ -64,7 +68,9 @@ void check_names(const config::Config& config, const schedule::StepModel& model)
 
 }  // namespace
 
-std::vector<std::vector<Tier>> saved_places(const config::Config& config, const schedule::StepModel& model,
+// A part named in memory.place.saved, or "*" there, overrides the place of all activations.
+std::vector<std::vector<Tier>> saved_places(const config::Config& config,
+                                            const schedule::StepModel& model,
                                             const std::vector<Tier>& activation) {
   check_names(config, model);
   std::vector<std::vector<Tier>> places;
@@ -77,15 +83,17 @@ std::vector<std::vector<Tier>> saved_places(const config::Config& config, const 
   return places;
 }
 
-SpillChoice::SpillChoice(const config::Config& config, const schedule::StepModel& model, schedule::StepOptions options,
-                         First first, Tier tier)
+// Recomputed units save nothing between the passes, so only their outputs are items. Parts with a
+// place of their own in the configuration stay there.
+SpillChoice::SpillChoice(const config::Config& config, const schedule::StepModel& model,
+                         schedule::StepOptions options, First first, Tier tier)
     : options_(std::move(options)), tier_(tier) {
   schedule::Placement& placement = options_.placement;
   placement.activation.assign(model.units.size(), Tier::kDevice);
   placement.saved = saved_places(config, model, placement.activation);
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     const schedule::UnitFootprint& footprint = model.units[unit];
-    // The head's passes follow each other: nothing of it waits.
+    // The head's passes follow each other, so none of its values waits.
     if (footprint.is_head) continue;
     if (footprint.output_bytes > 0) items_.push_back({unit, kOutput, footprint.output_bytes});
     if (options_.recompute && footprint.recomputable) continue;
@@ -111,7 +119,10 @@ schedule::StepOptions SpillChoice::with(std::size_t count) const {
   return options;
 }
 
-SavedBytes saved_bytes_by_part(const schedule::StepModel& model, const schedule::StepOptions& options,
+// All saved bytes start in the device's column. Each spill in the schedule then moves its bytes to
+// the column of its part's tier, so bytes that the stream kept on the device stay there.
+SavedBytes saved_bytes_by_part(const schedule::StepModel& model,
+                               const schedule::StepOptions& options,
                                const schedule::Schedule& training) {
   SavedBytes by_part;
   const auto entry = [&](const std::string& name) -> std::array<std::uint64_t, kTierCount>& {

@@ -1,8 +1,8 @@
-// Which of the things that wait between forward and backward leave the device: as few bytes as it
-// takes.
+// Chooses the activations that leave the device between forward and backward: as few bytes as
+// possible.
 //
-// An item is a part of what a unit saves, or its output (whose gradient goes along). A choice has
-// them in an order of preference; a plan spills the first n of them, for the least n that fits.
+// An item is one saved part of a unit, or its output together with the output's gradient. A choice
+// lists the items in an order of preference. A plan spills the first n, for the least n that fits.
 #pragma once
 
 #include <array>
@@ -10,25 +10,29 @@
 #include <utility>
 #include <vector>
 
-#include "engine/planner/candidates.hpp"
+#include "engine/config/config.hpp"
+#include "engine/schedule/compile/step_model.hpp"
 #include "engine/schedule/schedule.hpp"
 
 namespace sluice::planner {
 
-// Where memory.place.saved and memory.place.activation put each part, by unit; what neither names
-// goes where the unit's activations do. Throws InputError naming a part that no unit saves.
-std::vector<std::vector<Tier>> saved_places(const config::Config& config, const schedule::StepModel& model,
+// The tier of each saved part, by unit, as memory.place.saved and memory.place.activation give it.
+// A part that neither names goes with the unit's activations. Throws InputError that names a part
+// that no unit saves.
+std::vector<std::vector<Tier>> saved_places(const config::Config& config,
+                                            const schedule::StepModel& model,
                                             const std::vector<Tier>& activation);
 
 class SpillChoice {
  public:
   enum class First : std::uint8_t {
-    kUnits,  // all of the first unit, which waits longest, then of the next
-    kParts,  // the largest part of all units, then the next: what is moved spreads over the step
+    kUnits,  // all parts of the first unit, which waits longest, then of the next
+    kParts,  // the largest part of all units, then the next, so that moves spread over the step
   };
-  // Of `options` with nothing spilled but what the configuration says. tier: of what is.
-  SpillChoice(const config::Config& config, const schedule::StepModel& model, schedule::StepOptions options, First first,
-              Tier tier);
+  // Starts from `options` with only those parts spilled that the configuration names. tier: the
+  // destination of the items.
+  SpillChoice(const config::Config& config, const schedule::StepModel& model,
+              schedule::StepOptions options, First first, Tier tier);
   std::size_t count() const { return items_.size(); }
   // With the first `count` items spilled.
   schedule::StepOptions with(std::size_t count) const;
@@ -46,10 +50,11 @@ class SpillChoice {
   Tier tier_;
 };
 
-// Bytes that a step saves, by name of the part and tier where it waits; in the order of the units'
-// regions. What stays on the device because it is needed again at once counts there.
+// Bytes that a step saves, by name of the part and tier where it waits, in the order of the units'
+// regions. Bytes that stay on the device because they are needed again at once count there.
 using SavedBytes = std::vector<std::pair<std::string, std::array<std::uint64_t, kTierCount>>>;
-SavedBytes saved_bytes_by_part(const schedule::StepModel& model, const schedule::StepOptions& options,
+SavedBytes saved_bytes_by_part(const schedule::StepModel& model,
+                               const schedule::StepOptions& options,
                                const schedule::Schedule& training);
 
 }  // namespace sluice::planner

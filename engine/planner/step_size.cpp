@@ -7,9 +7,10 @@
 namespace sluice::planner {
 namespace {
 
-// Transfers of the activations of one micro-batch that are spilled, and their releases.
-std::uint64_t spilled_moves(const schedule::StepModel& model, const schedule::StepOptions& options) {
-  // Outputs, gradients and at most six values of what is saved, down and twice up.
+// Transfers of one micro-batch's spilled activations, and their Releases.
+std::uint64_t spilled_moves(const schedule::StepModel& model,
+                            const schedule::StepOptions& options) {
+  // Outputs, gradients and at most six saved values, each moved down once and up twice.
   constexpr std::uint64_t kOfAPinnedUnit = 40;
   constexpr std::uint64_t kOfAPiece = 10;
   std::uint64_t moves = 0;
@@ -30,10 +31,11 @@ std::uint64_t spilled_moves(const schedule::StepModel& model, const schedule::St
 
 }  // namespace
 
-// Passes, fetches and gradients of every micro-batch, then the optimizer.
+// Counts the passes, fetches and gradient pieces of every micro-batch, then the optimizer's pieces.
 std::uint64_t step_size(const schedule::StepModel& model, const schedule::StepOptions& options) {
   std::uint64_t pieces = 0;
-  for (const schedule::UnitFootprint& unit : model.units) pieces += ceil_div(unit.elems, options.piece_elems);
+  for (const schedule::UnitFootprint& unit : model.units)
+    pieces += ceil_div(unit.elems, options.piece_elems);
   const auto microbatches = static_cast<std::uint64_t>(options.microbatches);
   const std::uint64_t each = 12 * model.units.size() + 6 * pieces + spilled_moves(model, options);
   return microbatches * each + 10 * pieces;

@@ -1,4 +1,4 @@
-// How many instructions a step will have, before it is generated.
+// Estimates the number of a step's instructions before it is generated.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace sluice::planner {
 
-// A step of more instructions than this takes minutes and gigabytes to plan.
+// A step with more instructions takes minutes and gigabytes to plan, and is refused.
 inline constexpr std::uint64_t kMostStepInstructions = 2'000'000;
 
 // An estimate that grows as the schedule does.

@@ -5,13 +5,13 @@
 #include <chrono>
 #include <cstdlib>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <numeric>
 #include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/mutex.hpp"
 #include "base/run_id.hpp"
 #include "base/units.hpp"
 #include "engine/config/schema.hpp"
@@ -41,9 +41,9 @@ class PathTrial {
       : engine_(engine),
         staging_(std::move(staging)),
         wave_(wave),
-        file_(engine.open(
-            directory + "/sluice-" + make_run_id().hex() + "-0" + offload::StripedSpace::kScratchSuffix,
-            offload::StorageFileMode::kScratch, kBlocks * kBlockBytes)) {
+        file_(engine.open(directory + "/sluice-" + make_run_id().hex() + "-0" +
+                              offload::StripedSpace::kScratchSuffix,
+                          offload::StorageFileMode::kScratch, kBlocks * kBlockBytes)) {
     // Untimed: reading what was never written costs nothing, and writing it more.
     for (std::uint64_t block = 0; block < kBlocks; block += wave_) move_wave(block, false);
   }
@@ -70,24 +70,25 @@ class PathTrial {
   // Requests for blocks that follow each other: writes, or every other one a read.
   void move_wave(std::uint64_t first_block, bool reads) {
     struct Outcome {
-      std::mutex mutex;
-      std::exception_ptr error;  // guarded by mutex; the first
+      Mutex mutex;
+      std::exception_ptr error SLUICE_GUARDED_BY(mutex);  // the first
     };
     const auto outcome = std::make_shared<Outcome>();
     for (std::uint64_t i = 0; i < wave_; ++i) {
       offload::StorageRequest request;
-      request.op = reads && (first_block + i) % 2 == 0 ? offload::StorageOp::kRead : offload::StorageOp::kWrite;
+      request.op = reads && (first_block + i) % 2 == 0 ? offload::StorageOp::kRead
+                                                       : offload::StorageOp::kWrite;
       request.file = file_;
       request.offset = (first_block + i) * kBlockBytes;
       request.data = staging_.get() + i * kBlockBytes;
       request.bytes = kBlockBytes;
       engine_.submit(request, [outcome, staging = staging_](const std::exception_ptr& error) {
-        const std::lock_guard lock(outcome->mutex);
+        const MutexLock lock(outcome->mutex);
         if (error && !outcome->error) outcome->error = error;
       });
     }
     engine_.drain(Deadline::after_seconds(kDefaultDeadlineSeconds));
-    const std::lock_guard lock(outcome->mutex);
+    const MutexLock lock(outcome->mutex);
     if (outcome->error) std::rethrow_exception(outcome->error);
   }
 

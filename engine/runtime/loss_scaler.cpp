@@ -15,7 +15,7 @@ void LossScaler::finish_step(bool overflow) {
   state_.overflows = 0;
   if (!rule_.dynamic || ++state_.good_steps < rule_.window) return;
   state_.good_steps = 0;
-  state_.scale = std::min(kMostScale, 2 * state_.scale);
+  state_.scale = std::min(kMaxLossScale, 2 * state_.scale);
 }
 
 }  // namespace sluice::runtime

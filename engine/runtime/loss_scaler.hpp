@@ -14,7 +14,7 @@ namespace sluice::runtime {
 
 // What a checkpoint keeps, so that a resumed run scales as the uninterrupted one does.
 struct LossScaleState {
-  std::int64_t scale = 1;          // a power of two from 1 to LossScaler::kMostScale
+  std::int64_t scale = 1;          // a power of two from 1 to kMaxLossScale
   std::int64_t good_steps = 0;     // since the scale last changed or a step was skipped
   std::int64_t overflows = 0;      // in a row, up to the newest step
   std::int64_t skipped_steps = 0;  // of the whole run: the optimizer counts the others
@@ -24,7 +24,7 @@ struct LossScaleState {
 
 struct LossScaleRule {
   bool dynamic = false;
-  std::int64_t initial = 1;    // a power of two from 1 to LossScaler::kMostScale
+  std::int64_t initial = 1;    // a power of two from 1 to kMaxLossScale
   std::int64_t window = 2000;  // good steps before the scale is doubled
   std::int64_t patience = 16;  // overflows in a row that end the run
 };
@@ -32,7 +32,6 @@ struct LossScaleRule {
 class LossScaler {
  public:
   // 2^32: what a scale can bring back lies within the 40 binades of fp16, subnormals included.
-  static constexpr std::int64_t kMostScale = std::int64_t{1} << 32;
 
   explicit LossScaler(const LossScaleRule& rule) : rule_(rule) { state_.scale = rule.initial; }
 

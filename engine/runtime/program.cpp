@@ -9,11 +9,11 @@
 
 namespace sluice::runtime {
 
-std::vector<schedule::BufferId> flipped_twins(const schedule::Schedule& schedule) {
+std::vector<schedule::BufferId> flipped_shadows(const schedule::Schedule& schedule) {
   std::vector<schedule::BufferId> flipped(schedule.buffers.size());
   for (const schedule::Buffer& buffer : schedule.buffers) {
     flipped[buffer.id] = buffer.id;
-    if (buffer.twin_of != schedule::kNoId) std::swap(flipped[buffer.id], flipped[buffer.twin_of]);
+    if (buffer.shadow_of != schedule::kNoId) std::swap(flipped[buffer.id], flipped[buffer.shadow_of]);
   }
   return flipped;
 }
@@ -22,7 +22,7 @@ Program::Program(const schedule::Schedule& schedule, RunMemory& memory, bool fli
   SLUICE_CHECK(schedule.ranks == 1);
   lies_in_.resize(schedule.buffers.size());
   std::iota(lies_in_.begin(), lies_in_.end(), schedule::BufferId{0});
-  if (flipped) lies_in_ = flipped_twins(schedule);
+  if (flipped) lies_in_ = flipped_shadows(schedule);
   addresses_.assign(schedule.buffers.size(), nullptr);
   storage_ranges_.resize(schedule.buffers.size());
   const std::size_t count = schedule.instructions.size();

@@ -23,7 +23,7 @@ struct Place {
 class Program {
  public:
   // The schedule must outlive the program. Maps windows: set-up only. flipped: homes that have a
-  // twin and their twins change places, so that the program finds what the other one made.
+  // shadow and their shadows change places, so that the program finds what the other one made.
   Program(const schedule::Schedule& schedule, RunMemory& memory, bool flipped = false);
 
   const schedule::Schedule& schedule() const { return schedule_; }
@@ -84,9 +84,9 @@ class Program {
   std::vector<std::uint64_t> needed_by_;
 };
 
-// The buffer whose place each buffer of a schedule has where twins and their homes have changed
+// The buffer whose place each buffer of a schedule has where shadows and their homes have changed
 // roles.
-std::vector<schedule::BufferId> flipped_twins(const schedule::Schedule& schedule);
+std::vector<schedule::BufferId> flipped_shadows(const schedule::Schedule& schedule);
 
 // The place among `places` whose buffer has this role or kind; null where there is none.
 const Place* find_place(const std::vector<Place>& places, schedule::BufferRole role);

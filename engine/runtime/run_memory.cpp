@@ -22,7 +22,7 @@ std::uint64_t content_key(const schedule::Buffer& buffer) {
 // What every cut of the buffer keeps whole. Spilled activations come in pieces of as many bytes as
 // fp32 state does.
 std::uint64_t tagged_bytes(const schedule::Buffer& buffer) {
-  return bytes_of(buffer.role == schedule::BufferRole::kState ? buffer.dtype : DType::kF32, kTaggedElems);
+  return bytes_of(buffer.role == schedule::BufferRole::kState ? buffer.dtype : DType::kF32, kLawBlockElems);
 }
 
 std::string content_name(const schedule::Buffer& buffer) {
@@ -85,10 +85,10 @@ RunMemory::SlotRanges RunMemory::storage_ranges(const schedule::Buffer& buffer) 
       ranges[slot] = ranges[0];
       continue;
     }
-    // Other versions of the same content are other content: of a slot, or in a twin's place.
-    const std::uint64_t twin = buffer.twin_of == schedule::kNoId ? 0 : 2;
+    // Other versions of the same content are other content: of a slot, or in a shadow's place.
+    const std::uint64_t shadow = buffer.shadow_of == schedule::kNoId ? 0 : 2;
     ranges[slot] =
-        storage_.add_range({content_name(buffer), content_key(buffer) | (slot + twin) << 60,
+        storage_.add_range({content_name(buffer), content_key(buffer) | (slot + shadow) << 60,
                             buffer.offset_bytes + slot * version_stride_bytes(buffer), buffer.bytes,
                             tagged_bytes(buffer)});
   }

@@ -20,10 +20,6 @@
 
 namespace sluice::runtime {
 
-// Elements of a tagged block of storage: what every cut of pieces, chunks and I/O windows keeps
-// whole.
-inline constexpr std::uint64_t kTaggedElems = 4096;
-
 // The largest need of several schedules that share one run's memory.
 struct MemoryNeed {
   std::uint32_t slot_count = 0;

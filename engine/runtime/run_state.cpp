@@ -45,10 +45,10 @@ RunProgress::RunProgress(const Program& program, EventPool& events, bool timed, 
 void RunProgress::set(schedule::InstructionId id, Progress progress) {
   if (!program_.awaited(id)) {
     progress_[id].store(progress);
-    return;  // nobody waits by name
+    return;  // no lane waits for it by name
   }
   // Notified under the lock: a waiter that has left await() takes its condition with it.
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   progress_[id].store(progress);
   for (Waiter* waiter : waiters_) {
     if (waiter->id == id) waiter->reached.notify_one();
@@ -56,18 +56,19 @@ void RunProgress::set(schedule::InstructionId id, Progress progress) {
 }
 
 void RunProgress::wake() {
-  // The lock: a waiter is either before its look at the predicate, or already waiting.
-  { const std::lock_guard lock(mutex_); }
+  // Taking the lock ensures that a waiter has not yet read the predicate, or already sleeps.
+  { const MutexLock lock(mutex_); }
   changed_.notify_all();
 }
 
-void RunProgress::await(schedule::InstructionId id, Progress at_least, const schedule::Instruction& waiter) {
+void RunProgress::await(schedule::InstructionId id, Progress at_least,
+                        const schedule::Instruction& waiter) {
   if (reached(id, at_least)) return;
   const auto ended = [&] { return failed_.load() || this->reached(id, at_least); };
   Waiter here{id, {}};
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   waiters_.push_back(&here);
-  const bool in_time = here.reached.wait_until(lock, deadline_.time(), ended);
+  const bool in_time = here.reached.wait_until(lock, deadline_, ended);
   std::erase(waiters_, &here);
   if (failed_.load()) throw RunAborted{};
   if (in_time) return;
@@ -78,7 +79,7 @@ void RunProgress::await(schedule::InstructionId id, Progress at_least, const sch
 
 void RunProgress::fail(std::exception_ptr error) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!error_) error_ = error;
     failed_.store(true);
     for (Waiter* waiter : waiters_) waiter->reached.notify_one();
@@ -87,7 +88,7 @@ void RunProgress::fail(std::exception_ptr error) {
 }
 
 std::exception_ptr RunProgress::error() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return error_;
 }
 

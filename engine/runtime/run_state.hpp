@@ -2,16 +2,16 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/deadline.hpp"
+#include "base/mutex.hpp"
 #include "device/device.hpp"
 #include "engine/runtime/program.hpp"
+#include "engine/runtime/run_trace.hpp"
 
 namespace sluice::runtime {
 
@@ -19,17 +19,18 @@ namespace sluice::runtime {
 struct RunAborted {};
 
 constexpr bool is_device_lane(schedule::Lane lane) {
-  return lane == schedule::Lane::kCompute || lane == schedule::Lane::kH2D || lane == schedule::Lane::kD2H;
+  return lane == schedule::Lane::kCompute || lane == schedule::Lane::kH2D ||
+         lane == schedule::Lane::kD2H;
 }
 
 enum class Progress : std::uint8_t { kWaiting, kIssued, kDone };
 
-// Events that one run after another records anew: no run after the first creates any. Not
-// thread-safe; a run hands out its events when it begins.
+// Events that passes record anew: no pass after the first creates any. Not thread-safe: a pass
+// takes its events when it begins.
 class EventPool {
  public:
   explicit EventPool(device::Device& device) : device_(device) {}
-  // As many as the program's runs will take, traced or not.
+  // As many as the program's passes will take, traced or not.
   void reserve(const Program& program);
   // The at-th event.
   device::Event& at(std::size_t at);
@@ -39,6 +40,7 @@ class EventPool {
   std::vector<std::unique_ptr<device::Event>> events_;
 };
 
+// The lanes of a pass wait for each other here. Thread-safe.
 class RunProgress {
  public:
   RunProgress(const Program& program, EventPool& events, bool timed, Deadline deadline);
@@ -51,33 +53,34 @@ class RunProgress {
            (timed_ || instruction.lane == schedule::Lane::kCompute);
   }
 
-  // Wakes those alone that wait for this instruction: a step has tens of thousands, and every other
-  // lane woken for each would cost more than the lanes' own work.
-  void set(schedule::InstructionId id, Progress progress);
+  // Wakes only the lanes that wait for this instruction: a step has tens of thousands, and waking
+  // every other lane for each would cost more than the lanes' own work.
+  void set(schedule::InstructionId id, Progress progress) SLUICE_EXCLUDES(mutex_);
 
   // Blocks until the instruction is at least issued (device lanes) or done (others). Throws
-  // RunAborted when the run failed, TimeoutError past the deadline.
-  void await(schedule::InstructionId id, Progress at_least, const schedule::Instruction& waiter);
+  // RunAborted when the pass failed, TimeoutError past the deadline.
+  void await(schedule::InstructionId id, Progress at_least, const schedule::Instruction& waiter)
+      SLUICE_EXCLUDES(mutex_);
   bool reached(schedule::InstructionId id, Progress at_least) const {
     return progress_[id].load() >= at_least;
   }
   // Blocks until predicate() holds; looks at it when wake() or fail() is called.
   template <typename Predicate>
-  void await_until(Predicate predicate, const std::string& what);
+  void await_until(Predicate predicate, const std::string& what) SLUICE_EXCLUDES(mutex_);
 
-  // The same where the run has failed already; gives up at the deadline.
+  // The same after the pass has failed; gives up at the deadline.
   template <typename Predicate>
-  void await_after_failure(Predicate predicate) {
-    std::unique_lock lock(mutex_);
-    changed_.wait_until(lock, deadline_.time(), predicate);
+  void await_after_failure(Predicate predicate) SLUICE_EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    changed_.wait_until(lock, deadline_, predicate);
   }
 
   // Lets await_until look again: something that its predicate reads has changed.
-  void wake();
-  // Keeps the first failure and wakes everybody.
-  void fail(std::exception_ptr error);
+  void wake() SLUICE_EXCLUDES(mutex_);
+  // Keeps the first failure and wakes every lane.
+  void fail(std::exception_ptr error) SLUICE_EXCLUDES(mutex_);
   bool failed() const { return failed_.load(); }
-  std::exception_ptr error() const;
+  std::exception_ptr error() const SLUICE_EXCLUDES(mutex_);
 
   // Of a device-lane instruction that is awaited by another lane, or timed.
   device::Event& end_event(schedule::InstructionId id) { return *end_events_[id]; }
@@ -94,14 +97,24 @@ class RunProgress {
   // A lane that waits in await().
   struct Waiter {
     schedule::InstructionId id;
-    std::condition_variable reached;
+    CondVar reached;
   };
 
   std::atomic<bool> failed_{false};
-  mutable std::mutex mutex_;
-  std::vector<Waiter*> waiters_;  // guarded by mutex_; each on its own thread's stack
-  std::condition_variable changed_;
-  std::exception_ptr error_;  // guarded by mutex_
+  mutable Mutex mutex_;
+  // Each lies on its own thread's stack.
+  std::vector<Waiter*> waiters_ SLUICE_GUARDED_BY(mutex_);
+  CondVar changed_;
+  std::exception_ptr error_ SLUICE_GUARDED_BY(mutex_);
+};
+
+// A pass and its trace. Shared: a completion that comes after a deadline must still find it.
+struct Pass : RunProgress, std::enable_shared_from_this<Pass> {
+  Pass(const Program& program, EventPool& events, TraceRecorder* recorder, std::uint32_t step,
+       Deadline deadline)
+      : RunProgress(program, events, recorder != nullptr, deadline),
+        trace(program.schedule(), recorder, step) {}
+  RunTrace trace;
 };
 
 // "upload of unit 3 on lane h2d", for messages.
@@ -109,9 +122,9 @@ std::string describe(const schedule::Instruction& instruction);
 
 template <typename Predicate>
 void RunProgress::await_until(Predicate predicate, const std::string& what) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   const bool in_time =
-      changed_.wait_until(lock, deadline_.time(), [&] { return failed_.load() || predicate(); });
+      changed_.wait_until(lock, deadline_, [&] { return failed_.load() || predicate(); });
   if (failed_.load()) throw RunAborted{};
   if (!in_time) throw TimeoutError(what);
 }

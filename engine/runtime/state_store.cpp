@@ -16,17 +16,17 @@ StateStore::StateStore(device::Device& device, RunMemory& memory, const schedule
     if (!buffer.persistent || buffer.role != schedule::BufferRole::kState || buffer.log_copy) continue;
     const auto unit = static_cast<std::size_t>(buffer.unit);
     if (buffer.tier == Tier::kStorage) memory.storage_ranges(buffer);
-    for (Homes* const homes : {&homes_, &twins_}) {
+    for (Homes* const homes : {&homes_, &shadows_}) {
       if (homes->size() <= unit) homes->resize(unit + 1, {});
     }
     const auto kind = static_cast<std::size_t>(buffer.kind);
-    if (buffer.twin_of == schedule::kNoId) homes_[unit][kind] = &buffer;
-    twins_[unit][kind] = &buffer;  // which comes behind its home
+    if (buffer.shadow_of == schedule::kNoId) homes_[unit][kind] = &buffer;
+    shadows_[unit][kind] = &buffer;  // which comes behind its home
   }
 }
 
 const schedule::Buffer* StateStore::home(StateKind kind, std::int32_t unit) const {
-  const Homes& homes = flipped_ ? twins_ : homes_;
+  const Homes& homes = flipped_ ? shadows_ : homes_;
   return homes[static_cast<std::size_t>(unit)][static_cast<std::size_t>(kind)];
 }
 

@@ -33,7 +33,7 @@ class StateStore {
   StateStore(device::Device& device, RunMemory& memory, const schedule::Schedule& schedule,
              DurableState* durable = nullptr);
 
-  // Homes that have a twin and their twins change roles: the state between steps is in the others.
+  // Homes that have a shadow and their shadows change roles: the state between steps is in the others.
   void flip() { flipped_ = !flipped_; }
 
   DType dtype(StateKind kind, std::int32_t unit) const { return home(kind, unit)->dtype; }
@@ -57,7 +57,7 @@ class StateStore {
   std::byte* window_;
   using Homes = std::vector<std::array<const schedule::Buffer*, kStateKindCount>>;  // by unit
   Homes homes_;
-  Homes twins_;  // the homes where they have none
+  Homes shadows_;  // the homes where they have none
   bool flipped_ = false;
 };
 

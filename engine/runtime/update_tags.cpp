@@ -11,8 +11,8 @@
 namespace sluice::runtime {
 namespace {
 
-// Whole blocks, whatever an update cuts.
-static_assert(kernels::UpdateGuard::kElems % kTaggedElems == 0);
+// An update cuts whole blocks.
+static_assert(kernels::UpdateGuard::kElems == kLawBlockElems);
 
 // What elements [begin, end) of each piece are, made on the stack: this runs for every block.
 class Parts {

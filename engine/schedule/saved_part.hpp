@@ -1,8 +1,8 @@
-// What a forward pass saves for backward, in named parts.
+// The named parts of the values that a forward pass saves for backward.
 //
 // Parts lie one after another in the unit's saved region, each at a multiple of 256 bytes. Backward
-// has two halves, and most parts serve one of them alone: so each may wait in a place of its own,
-// come back when its half begins and go when that is done.
+// has two halves, and most parts serve only one of them. So each part may wait in a tier of its
+// own, come back when its half begins, and be released when its half ends.
 #pragma once
 
 #include <array>

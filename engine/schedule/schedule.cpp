@@ -22,6 +22,7 @@ constexpr std::array<std::string_view, kGuardCount> kGuardNames{"none", "gradien
 
 }  // namespace
 
+// State is counted in elements of its unit, so that a window and its pieces compare.
 ElemRange elems_of(const Buffer& buffer, const Use& use) {
   if (use.bytes == 0)
     return {buffer.first_elem, buffer.first_elem + elems_in(buffer.dtype, buffer.bytes)};
@@ -37,7 +38,7 @@ Use use_of(const Buffer& buffer, ElemRange range) {
 
 namespace {
 
-// Of slots, whole, [begin, end) of what they show one after another.
+// The memory ranges of bytes [begin, end) of a window over these slots.
 std::vector<MemoryRange> ranges_in_slots(const Schedule& schedule,
                                          const std::vector<std::uint32_t>& slots,
                                          std::uint64_t begin, std::uint64_t end) {
@@ -108,8 +109,9 @@ LinkBytes LinkBytes::operator-(const LinkBytes& less) const {
 
 namespace {
 
-// Of the instructions for which wanted(instruction) holds.
+// The sum over the instructions for which wanted(instruction) holds.
 template <typename Wanted>
+// Other lanes move nothing over a link.
 LinkBytes sum_by_link(const Schedule& schedule, Wanted wanted) {
   LinkBytes total;
   for (const Instruction& instruction : schedule.instructions) {

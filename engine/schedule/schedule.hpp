@@ -28,7 +28,7 @@ enum class Op : std::uint8_t {
   kBackwardInput,
   kBackwardWeight,
   kLoss,
-  kExternal,  // the compute is somebody else's: a host framework signals its end
+  kExternal,  // a host framework computes and signals the end
   // communication
   kGather,
   kReduceScatter,
@@ -62,9 +62,9 @@ std::string_view op_name(Op op);
 
 // Compute, copy, comm and optimizer lanes run one instruction at a time. The two storage lanes are
 // pipelined: their instructions start in list order and *retire* (count as done for `deps`) in list
-// order, but several may be in flight; where one must wait for an earlier one of its own lane, that
-// is an explicit dep. A Release waits for such a dep only to retire (retires_behind): the lane goes
-// on meanwhile.
+// order, but several may be in flight. An instruction that must wait for an earlier one of its own
+// storage lane has an explicit dep. A Release waits for such a dep only to retire (retires_behind),
+// and the lane goes on meanwhile.
 enum class Lane : std::uint8_t {
   kCompute,
   kH2D,
@@ -84,14 +84,14 @@ using BufferId = std::uint32_t;
 using InstructionId = std::uint32_t;
 inline constexpr std::uint32_t kNoId = 0xffffffffu;
 
-// What a buffer holds besides model state; part of the meaning of a value.
+// The content of a buffer. It is part of the meaning of a value.
 enum class BufferRole : std::uint8_t {
   kState,          // model state: see kind, unit, chunk
   kTokens,         // input and target ids of a micro-batch
   kActivation,     // output of a unit
-  kSaved,          // what forward keeps for backward
+  kSaved,          // values that forward keeps for backward
   kGradOut,        // gradient of a unit's output
-  kWeightContext,  // what BackwardInput keeps for BackwardWeight
+  kWeightContext,  // values that BackwardInput keeps for BackwardWeight
   kWorkspace,
   kLoss,
   kNormPartial,
@@ -110,41 +110,41 @@ struct Buffer {
   std::int32_t rank = 0;
   std::int32_t unit = -1;
   std::int32_t microbatch = -1;
-  SavedFor used_by = SavedFor::kBoth;  // of what is saved; others: kBoth
-  // Model state: elements [first_elem, first_elem + elems) of the unit's flat element space. A
-  // piece of something else: first_elem is where it begins, in elements of its dtype.
+  SavedFor used_by = SavedFor::kBoth;  // kSaved only: the halves of backward that read it
+  // Model state: elements [first_elem, first_elem + elems) of the unit's flat element space. In a
+  // piece of another buffer, first_elem is the piece's begin in elements of its dtype.
   StateKind kind = StateKind::kNone;
   std::int32_t chunk = -1;  // -1: the whole unit (a window)
   std::uint64_t first_elem = 0;
   std::uint64_t elems = 0;
-  // Model state: at entry of the step a home holds `version`; what the step makes is version + 1.
+  // Model state: at entry of the step a home holds `version`; the step makes version + 1.
   std::int32_t version = 0;
   bool persistent = false;
-  // A device window is made of chunk slots (chunk_pool.hpp); others lie in their tier's arena.
+  // A device window consists of chunk slots (chunk_pool.hpp); other buffers lie in an arena.
   bool window = false;
-  // State of whole tensors (sums over rows and the like): its elements are numbered on their own,
-  // and it is read and written only together with the whole unit.
+  // State of whole tensors, such as sums over rows. Its elements have a numbering of their own, and
+  // it is read and written only together with the whole unit.
   bool per_tensor = false;
-  // How many versions its place holds. State on storage of a durable run has two (state_save.cpp):
-  // a step that commits finds it in one slot and leaves it in the other.
+  // Number of versions that its place holds. A durable run's state on storage has two
+  // (state_save.cpp): a step that commits finds it in one slot and leaves it in the other.
   std::int32_t versions = 1;
-  // Where a durable run saves a home that is not on storage itself: no home, and nobody reads it
-  // but a Commit.
+  // The copy on storage of a durable run's home that lies in another tier. It is no home itself,
+  // and only a Commit reads it.
   bool log_copy = false;
-  // Of state that a step makes beside what it finds, so that it can be given up again
-  // (UpdatePlacement::kSpeculative): the home of what it finds, which has the same shape. Where the
-  // step's update stands, the two change roles (Program). kNoId: none.
-  BufferId twin_of = kNoId;
+  // A shadow copy: the step writes its update here and leaves the home that this names as found, so
+  // that the update can be dropped (UpdatePlacement::kSpeculative). Both have the same shape. If
+  // the update stands, the two change roles (Program). kNoId: the buffer is no shadow.
+  BufferId shadow_of = kNoId;
 
   // Filled by the placement pass. Arena buffers and homes: bytes from the tier's base.
   std::uint64_t offset_bytes = 0;
   std::vector<std::uint32_t> slots;  // windows: slot numbers in order
 };
 
-// Pinned and storage places start at multiples of this: what O_DIRECT asks of memory and files.
+// Pinned and storage places start at multiples of this, since O_DIRECT asks it of memory and files.
 inline constexpr std::uint64_t kDirectAlignmentBytes = 4096;
 
-// Bytes from one version of a buffer to the next, and of all of them.
+// Bytes from one version of a buffer to the next, and of all versions.
 constexpr std::uint64_t version_stride_bytes(const Buffer& buffer) {
   return round_up(buffer.bytes, kDirectAlignmentBytes);
 }
@@ -195,18 +195,18 @@ struct Instruction {
   std::int32_t peer = -1;  // sends and receives: the other rank
   std::int32_t group = -1;
   std::int32_t tag = -1;
-  std::uint64_t bytes = 0;  // what crosses the lane's link
+  std::uint64_t bytes = 0;  // bytes that cross the lane's link
   double cost_s = 0.0;      // alone on the machine; the simulator shares cores and links
 };
 
 // Whether lane order alone makes `later` done after `earlier`, so that its lane need not stop for
-// it: a Release in a pipelined lane, which does nothing and retires behind the lane's transfers.
+// the dep. This holds for a Release in a pipelined lane: it does no work and retires in lane order.
 inline bool retires_behind(const Instruction& earlier, const Instruction& later) {
   return later.op == Op::kRelease && lane_is_pipelined(later.lane) && earlier.lane == later.lane &&
          earlier.rank == later.rank;
 }
 
-// Where a chunk's state lies between steps.
+// The home and version of a chunk's state between steps.
 struct Residency {
   StateKind kind = StateKind::kNone;
   std::int32_t unit = -1;
@@ -221,8 +221,8 @@ struct Schedule {
   std::vector<Instruction> instructions;
   std::vector<Residency> entry;
   std::vector<Residency> exit;
-  // What its Commit makes durable, and where on storage it lies then: all state as at entry. Empty:
-  // the schedule commits nothing.
+  // The state that its Commit makes durable, with its place on storage: all state as at entry.
+  // Empty: the schedule commits nothing.
   std::vector<Residency> commit;
   // Bytes that the placement pass found necessary, per tier; device counts slots and arena pages.
   std::array<std::uint64_t, kTierCount> peak_bytes{};
@@ -235,25 +235,25 @@ struct Schedule {
   bool shares_device = false;
 };
 
-// What slots and an arena of these sizes take of the device: whole pages.
+// Device bytes that slots and an arena of these sizes take: whole pages.
 constexpr std::uint64_t device_peak_bytes(std::uint64_t slots_bytes, std::uint64_t arena_bytes,
                                           bool shared) {
   const std::uint64_t arena = round_up(arena_bytes, kPageBytes);
   return shared ? std::max(slots_bytes, arena) : slots_bytes + arena;
 }
 
-// Memories that places are in: one for each tier, and one more for slots that share none.
+// The memories of places: one for each tier, and one more for slots that share none.
 inline constexpr std::size_t kMemoryCount = kTierCount + 1;
 struct MemoryRange {
   std::size_t memory = 0;
   std::uint64_t begin_bytes = 0;
   std::uint64_t end_bytes = 0;
 };
-// Where bytes [begin, end) of a buffer lie, in order; a range for each slot of a window. Empty
-// where the buffer has no such bytes, or its place none.
+// The memory ranges of bytes [begin, end) of a buffer, in order; one range for each slot of a
+// window. Empty if the buffer or its place has no such bytes.
 std::vector<MemoryRange> ranges_of(const Schedule& schedule, const Buffer& buffer,
                                    std::uint64_t begin, std::uint64_t end);
-// All that a buffer takes: all versions, and slots whole.
+// The memory ranges of a whole buffer: all versions, and whole slots.
 std::vector<MemoryRange> place_of(const Schedule& schedule, const Buffer& buffer);
 
 // Movement in one run of the schedule, by link: sums of `bytes` over the h2d, d2h and storage
@@ -265,7 +265,7 @@ struct LinkBytes {
   LinkBytes operator-(const LinkBytes& less) const;  // of counters: less came before
 };
 LinkBytes link_bytes(const Schedule& schedule);
-// Of these, what spills and fetches of activations move.
+// The part of it that spills and fetches of activations move.
 LinkBytes activation_link_bytes(const Schedule& schedule);
 
 std::string schedule_to_json(const Schedule& schedule);

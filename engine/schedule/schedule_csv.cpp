@@ -6,7 +6,7 @@
 namespace sluice::schedule {
 namespace {
 
-// 0 for what the format has no cell for; recomputation is the backward's own business there.
+// 0 for ops without a cell in the format. It has none for recomputation, which is part of backward.
 char action_of(Op op) {
   switch (op) {
     case Op::kForward:
@@ -32,7 +32,7 @@ std::string schedule_to_csv(const Schedule& schedule) {
     const auto rank = static_cast<std::size_t>(instruction.rank);
     const std::string cell =
         std::to_string(instruction.unit) + action + std::to_string(instruction.microbatch);
-    // A unit whose layers are instructions of their own is one action.
+    // A unit with an instruction for each layer is one action.
     if (cell == last[rank]) continue;
     if (!rows[rank].empty()) rows[rank] += ',';
     rows[rank] += cell;

@@ -1,5 +1,5 @@
-// Schedules as JSON: what a person can read and a test can damage. Defaults are left out; unknown
-// keys, unknown words, and numbers that point nowhere are refused.
+// Schedules as JSON, for people to read and for tests to damage. Defaults are left out. Unknown
+// keys, unknown words, and indices without a target are refused.
 #include <cmath>
 #include <initializer_list>
 #include <limits>
@@ -82,7 +82,7 @@ json buffer_to_json(const Buffer& buffer) {
   put(object, "per_tensor", buffer.per_tensor, false);
   put(object, "versions", buffer.versions, 1);
   put(object, "log_copy", buffer.log_copy, false);
-  put(object, "twin_of", buffer.twin_of, kNoId);
+  put(object, "shadow_of", buffer.shadow_of, kNoId);
   put(object, "offset_bytes", buffer.offset_bytes, std::uint64_t{0});
   if (!buffer.slots.empty()) object["slots"] = buffer.slots;
   return object;
@@ -237,7 +237,7 @@ Buffer buffer_from_json(const json& object, BufferId id, const Schedule& schedul
   Fields fields(
       object, "buffer " + std::to_string(id),
       " role tier category dtype bytes rank unit microbatch used_by kind chunk first_elem elems "
-      "version persistent window per_tensor versions log_copy twin_of offset_bytes slots ");
+      "version persistent window per_tensor versions log_copy shadow_of offset_bytes slots ");
   Buffer buffer;
   buffer.id = id;
   buffer.role = fields.word<BufferRole>("role", kRoleNames());
@@ -263,8 +263,8 @@ Buffer buffer_from_json(const json& object, BufferId id, const Schedule& schedul
   buffer.per_tensor = fields.flag("per_tensor");
   buffer.versions = fields.integer("versions", 1, 1, 2);
   buffer.log_copy = fields.flag("log_copy");
-  if (const json* twin = fields.find("twin_of")) {
-    buffer.twin_of = static_cast<BufferId>(fields.index(*twin, "twin_of", id));
+  if (const json* shadow = fields.find("shadow_of")) {
+    buffer.shadow_of = static_cast<BufferId>(fields.index(*shadow, "shadow_of", id));
   }
   buffer.offset_bytes = fields.bytes("offset_bytes");
   buffer.slots = fields.indices("slots", schedule.slot_count);

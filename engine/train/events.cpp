@@ -129,7 +129,7 @@ RunEvent plan_event(const planner::Plan& plan) {
                     {"saved_by_tier", saved_json(plan)},
                     {"evaluation_bytes_moved", link_bytes_json(plan.evaluation_bytes)}};
   if (plan.speculates()) {
-    event["speculation"] = {{"second_version_bytes", tier_bytes_json(plan.twin_bytes)},
+    event["speculation"] = {{"second_version_bytes", tier_bytes_json(plan.shadow_bytes)},
                             {"redo_bytes_moved", link_bytes_json(plan.redo_bytes)},
                             {"redo_time_s", plan.redo_s}};
   }

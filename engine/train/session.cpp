@@ -4,15 +4,20 @@
 #include <array>
 
 #include "base/error.hpp"
+#include "engine/config/schema.hpp"
+#include "engine/config/shapes.hpp"
 #include "engine/run/storage_shares.hpp"
 #include "offload/storage_file.hpp"
 
 namespace sluice::train {
 namespace {
 
+static_assert(config::kMaxLossScale == runtime::LossScaler::kMostScale);
+
 // A pass through a schedule that takes this much longer than planned is hung.
 constexpr double kDeadlinePerPlannedStep = 20.0;
 
+// A pass that takes far longer than planned is taken for hung. Short plans get the default.
 double deadline_seconds(const planner::Plan& plan) {
   return std::max(kDefaultDeadlineSeconds, kDeadlinePerPlannedStep * plan.simulation.total_s);
 }
@@ -34,8 +39,10 @@ const char* engine_kind(config::Config::StorageEngineKind kind) {
   return "auto";
 }
 
-std::unique_ptr<offload::StorageEngine> make_storage(const config::Config& config, const planner::Plan& plan,
-                                            const StorageWrapper& wrap) {
+// Runs without state on storage have no engine.
+std::unique_ptr<offload::StorageEngine> make_storage(const config::Config& config,
+                                                     const planner::Plan& plan,
+                                                     const StorageWrapper& wrap) {
   if (plan.need.storage_bytes == 0) return nullptr;
   offload::StorageOptions options;
   options.submission_thread = config.memory.storage_sqpoll;
@@ -43,15 +50,18 @@ std::unique_ptr<offload::StorageEngine> make_storage(const config::Config& confi
   return wrap ? wrap(std::move(engine)) : std::move(engine);
 }
 
-std::unique_ptr<checkpoint::UncommittedFiles> uncommitted_files(const config::Config& config, const planner::Plan& plan,
-                                                    const RunId& run) {
+// Files of a run that has not committed yet are removed when it ends.
+std::unique_ptr<checkpoint::UncommittedFiles> uncommitted_files(const config::Config& config,
+                                                                const planner::Plan& plan,
+                                                                const RunId& run) {
   if (!plan.options.durable) return nullptr;
   return std::make_unique<checkpoint::UncommittedFiles>(config.checkpoint.dir, run.hex(),
-                                            config.memory.storage_paths);
+                                                        config.memory.storage_paths);
 }
 
-std::unique_ptr<offload::StateLog> make_log(offload::StorageEngine* engine, const checkpoint::UncommittedFiles* files,
-                                   const planner::Plan& plan) {
+std::unique_ptr<offload::StateLog> make_log(offload::StorageEngine* engine,
+                                            const checkpoint::UncommittedFiles* files,
+                                            const planner::Plan& plan) {
   if (files == nullptr) return nullptr;
   return std::make_unique<offload::StateLog>(*engine, files->log_path(), plan.need.log_bytes);
 }
@@ -70,12 +80,14 @@ runtime::LossScaleRule loss_scale_rule(const config::Config& config) {
 
 }  // namespace
 
-Session::Session(const config::Config& config, const model::Model& model, const planner::Plan& plan, const Backend& backend,
-                 const StorageWrapper& wrap_storage, const RunId& run)
+// Members are made in the order of the header. The log comes before the storage files that it
+// names, and memory before the programs that map their windows into it.
+Session::Session(const config::Config& config, const model::Model& model, const planner::Plan& plan,
+                 const Backend& backend, const StorageWrapper& wrap_storage, const RunId& run)
     : config_(config),
       plan_(plan),
-      batch_(planner::batch_shape(config)),
-      parameters_(planner::parameter_table(config, model)),
+      batch_(config::batch_shape(config)),
+      parameters_(config::parameter_table(config, model)),
       communicator_(collectives::make_single_communicator()),
       device_(make_device(backend, plan)),
       ledger_(
@@ -87,30 +99,24 @@ Session::Session(const config::Config& config, const model::Model& model, const 
       memory_(*device_, ledger_, storage_.get(), config.memory.storage_paths, plan.need, run,
               plan.options.durable, run::choose_storage_shares(config, plan.need.storage_bytes)),
       durable_(log_ ? std::make_unique<runtime::DurableState>(memory_, *log_) : nullptr),
-      training_(plan.training, memory_, plan.speculates()),
-      first_(plan.first, memory_),
-      drain_(plan.drain, memory_),
-      redo_(plan.redo, memory_, plan.speculates()),
-      evaluation_(plan.evaluation, memory_, plan.speculates()),
       loss_scaler_(loss_scale_rule(config)),
       runner_(model, batch_, plan.options.microbatches, parameters_, *backend.device_kernels,
               *backend.host_kernels, *communicator_),
       executor_(*device_, memory_.storage(), runner_, deadline_seconds(plan), durable_.get()),
-      store_(*device_, memory_, plan.training, durable_.get()),
+      store_(*device_, memory_, plan.training(), durable_.get()),
       state_(model, parameters_, store_) {
-  if (durable_) {
-    executor_.prepare(saving_.emplace(plan.saving, memory_));
-    executor_.prepare(save_.emplace(plan.save, memory_));
+  for (const schedule::StepKind kind : schedule::kStepKinds) {
+    if (!schedule::has_step(plan.options, kind)) continue;
+    auto& programs = programs_[static_cast<std::size_t>(kind)];
+    programs.emplace(plan.schedules[kind], memory_, plan.speculates());
+    executor_.prepare(programs->get(false));
   }
-  executor_.prepare(training_.get(false));
-  executor_.prepare(first_);
-  executor_.prepare(drain_);
-  executor_.prepare(redo_.get(false));
-  executor_.prepare(evaluation_.get(false));
 }
 
-const schedule::Buffer& Session::host_buffer(schedule::BufferRole role, std::int64_t microbatch) const {
-  for (const schedule::Buffer& buffer : plan_.training.buffers) {
+// Tokens and losses lie in persistent pinned buffers, found by role and micro-batch.
+const schedule::Buffer& Session::host_buffer(schedule::BufferRole role,
+                                             std::int64_t microbatch) const {
+  for (const schedule::Buffer& buffer : plan_.training().buffers) {
     if (buffer.persistent && buffer.role == role && buffer.microbatch == microbatch) return buffer;
   }
   throw InternalError("the schedule has no such buffer");
@@ -126,6 +132,7 @@ double Session::loss_of(std::int64_t microbatch) {
       memory_.address(host_buffer(schedule::BufferRole::kLoss, microbatch)));
 }
 
+// The record names the run's files and homes; the files are kept from here on.
 runtime::DurableState::Record Session::record_of(const checkpoint::CheckpointManifest& manifest) {
   return [this, manifest](const std::vector<runtime::SavedHome>& homes) {
     files_->keep();
@@ -137,10 +144,14 @@ runtime::DurableState::Record Session::record_of(const checkpoint::CheckpointMan
   };
 }
 
-runtime::RunStatistics Session::pass(const runtime::Program& program, const checkpoint::CheckpointManifest* commits,
-                            TraceRecorder* trace, std::uint32_t step) {
+// Runs one program. In a durable run the state log learns the slots that the pass reads and writes,
+// and at a commit the record to store.
+runtime::RunStatistics Session::pass(const runtime::Program& program,
+                                     const checkpoint::CheckpointManifest* commits,
+                                     TraceRecorder* trace, std::uint32_t step) {
   if (durable_) {
-    durable_->begin(program.schedule(), commits ? record_of(*commits) : runtime::DurableState::Record());
+    durable_->begin(program.schedule(),
+                    commits ? record_of(*commits) : runtime::DurableState::Record());
   }
   const runtime::RunStatistics statistics = executor_.run(program, trace, step);
   if (durable_) durable_->end();
@@ -151,7 +162,7 @@ schedule::LinkBytes Session::commit(const checkpoint::CheckpointManifest& manife
   SLUICE_CHECK(durable_ != nullptr);
   const schedule::LinkBytes before = moved_bytes();
   drain();
-  pass(*save_, &manifest);
+  pass(program(schedule::StepKind::kSave), &manifest);
   return moved_bytes() - before;
 }
 
@@ -163,13 +174,17 @@ std::vector<const schedule::Buffer*> Session::homes(const schedule::Schedule& sc
   return homes;
 }
 
+// Reads each home of the earlier run from its own storage files, verifies its tags, and writes it
+// to the home of this run, in whatever tier that is.
 void Session::load(const checkpoint::DurableFound& found) {
   const std::unique_ptr<offload::StorageEngine> engine = offload::make_storage_engine("posix", {});
-  offload::StripedSpace space(*engine, found.state.files, found.state.space_bytes, found.state.shares);
-  for (const schedule::Buffer* home : homes(plan_.evaluation)) {
-    const auto saved = std::find_if(
-        found.state.homes.begin(), found.state.homes.end(),
-        [&](const runtime::SavedHome& at) { return at.kind == home->kind && at.unit == home->unit; });
+  offload::StripedSpace space(*engine, found.state.files, found.state.space_bytes,
+                              found.state.shares);
+  for (const schedule::Buffer* home : homes(plan_.schedules[schedule::StepKind::kEvaluation])) {
+    const auto saved = std::find_if(found.state.homes.begin(), found.state.homes.end(),
+                                    [&](const runtime::SavedHome& at) {
+                                      return at.kind == home->kind && at.unit == home->unit;
+                                    });
     SLUICE_CHECK(saved != found.state.homes.end() && saved->bytes == home->bytes);
     const std::array<StateKind, 1> kind{home->kind};
     checkpoint::SavedHomeReader reader(space, found.state.run, *saved);
@@ -181,13 +196,22 @@ void Session::load(const checkpoint::DurableFound& found) {
   }
 }
 
-const runtime::Program& Session::step_program(bool commits) const {
-  if (commits) return *saving_;
-  return plan_.carries_updates() && !pending_ ? first_ : training_.get(flipped_);
+const runtime::Program& Session::program(schedule::StepKind kind) const {
+  return programs_[static_cast<std::size_t>(kind)]->get(flipped_);
 }
 
+// A step that commits has drained before, so no update is pending at its entry.
+const runtime::Program& Session::step_program(bool commits) const {
+  if (commits) return program(schedule::StepKind::kSaving);
+  const bool first = plan_.carries_updates() && !pending_;
+  return program(first ? schedule::StepKind::kFirst : schedule::StepKind::kTraining);
+}
+
+// The update that a step makes is its own, or with kNextForward the pending one of the step before,
+// with that step's scalars. Afterwards this step's update is pending in its place.
 StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& fill,
-                                TraceRecorder* trace, const checkpoint::CheckpointManifest* commits) {
+                                TraceRecorder* trace,
+                                const checkpoint::CheckpointManifest* commits) {
   const schedule::LinkBytes before = moved_bytes();
   const double tagged_before = tag_counters().hash_seconds;
   const double drain_s = commits != nullptr ? drain() : 0;
@@ -196,7 +220,7 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   }
   kernels::UpdateScalars update;
   update.lr = static_cast<float>(lr);
-  // Skipped steps are none of the optimizer's.
+  // The optimizer does not count skipped steps.
   update.step = step + 1 - loss_scaler_.state().skipped_steps;
   runtime::StepScalars scalars;
   scalars.update = pending_.value_or(update);
@@ -217,8 +241,9 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   outcome.moved = moved_bytes() - before;
   outcome.tag_seconds = tag_counters().hash_seconds - tagged_before;
   outcome.seconds = drain_s + statistics.seconds + outcome.redo_seconds;
-  if (outcome.stalls) outcome.stalls->add(runtime::StallCause::kUpdatePass, drain_s + outcome.redo_seconds);
-  // The compute lane waits for a drain, and for a redo.
+  if (outcome.stalls)
+    outcome.stalls->add(runtime::StallCause::kUpdatePass, drain_s + outcome.redo_seconds);
+  // The compute lane is idle during a drain and a redo.
   outcome.stalled_fraction =
       (drain_s + outcome.redo_seconds + statistics.compute_stalled_seconds) / outcome.seconds;
   outcome.loss_scale = loss_scaler_.scale();
@@ -229,33 +254,35 @@ StepOutcome Session::train_step(std::int64_t step, double lr, const FillTokens& 
   return outcome;
 }
 
-// The update is there, beside the state that the step found: it stands, is made once more as the
-// clip factor says, or (an overflow) is left where it is.
+// A speculative step has made its update beside the state that it found. The update stands, or is
+// made once more with the clip factor, or (after an overflow) is dropped.
 void Session::settle(StepOutcome& outcome, const runtime::StepScalars& scalars) {
   if (outcome.overflow) return;
   if (runner_.results().clipped) {
     outcome.redone = true;
     runner_.set_scalars(scalars);
-    outcome.redo_seconds = pass(redo_.get(flipped_), nullptr).seconds;
+    outcome.redo_seconds = pass(program(schedule::StepKind::kRedo), nullptr).seconds;
   }
   flipped_ = !flipped_;
   store_.flip();
 }
 
+// Runs the drain schedule with the scalars that the pending step left.
 double Session::drain() {
   if (!pending_) return 0;
   runtime::StepScalars scalars;
   scalars.update = *pending_;
   runner_.set_scalars(scalars);
-  const runtime::RunStatistics statistics = pass(drain_, nullptr);
+  const runtime::RunStatistics statistics = pass(program(schedule::StepKind::kDrain), nullptr);
   pending_.reset();
   return statistics.seconds;
 }
 
+// Evaluation uses the buffers of micro-batch 0.
 double Session::evaluate(const FillTokens& fill) {
   drain();
   fill(0, tokens_of(0), tokens_of(0) + batch_.rows());
-  pass(evaluation_.get(flipped_), nullptr);
+  pass(program(schedule::StepKind::kEvaluation), nullptr);
   return loss_of(0) / static_cast<double>(batch_.rows());
 }
 
@@ -275,12 +302,14 @@ planner::TierBytes Session::measured_peak_bytes() const {
 
 schedule::LinkBytes Session::moved_bytes() const {
   const device::DeviceCounters device = device_->counters();
-  const offload::StorageCounters storage = storage_ ? storage_->counters() : offload::StorageCounters{};
+  const offload::StorageCounters storage =
+      storage_ ? storage_->counters() : offload::StorageCounters{};
   return {device.copied_bytes[static_cast<std::size_t>(device::CopyKind::kHostToDevice)],
           device.copied_bytes[static_cast<std::size_t>(device::CopyKind::kDeviceToHost)],
           storage.read_bytes, storage.write_bytes};
 }
 
+// A growing number after the first step would break law 9.
 std::uint64_t Session::allocation_calls() const {
   const device::DeviceCounters device = device_->counters();
   return device.allocation_calls + device.map_calls + device.registration_calls +

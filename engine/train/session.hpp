@@ -1,6 +1,7 @@
 // A planned run made real: device, memory, storage, programs and executor, ready to take steps.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -29,9 +30,9 @@ struct StepOutcome {
   double grad_norm = 0;
   double seconds = 0;
   double stalled_fraction = 0;
-  std::optional<runtime::Stalls> stalls;   // of a traced step: why, the drain before it left out
-  double tag_seconds = 0;         // of CPU, to hash what went to storage and came from it
-  schedule::LinkBytes moved;                // as the device and the storage engine counted
+  std::optional<runtime::Stalls> stalls;  // of a traced step, by cause; without the drain before it
+  double tag_seconds = 0;         // of CPU, to hash the bytes written to and read from storage
+  schedule::LinkBytes moved;      // as the device and the storage engine counted
   double loss_scale = 1;          // of this step
   bool overflow = false;          // a gradient was not finite: the update was skipped (fp16 only)
   std::string overflowed_tensor;  // the first such
@@ -46,27 +47,27 @@ class Session {
       std::function<void(std::int64_t microbatch, std::int32_t* tokens, std::int32_t* targets)>;
 
   // Takes all memory at once. config, model, plan and backend must outlive it. wrap_storage may be
-  // empty.
-  // run: names its storage files and seeds the tags of what lies there.
-  Session(const config::Config& config, const model::Model& model, const planner::Plan& plan, const Backend& backend,
-          const StorageWrapper& wrap_storage = {}, const RunId& run = make_run_id());
+  // empty. run: names its storage files and seeds their tags.
+  Session(const config::Config& config, const model::Model& model, const planner::Plan& plan,
+          const Backend& backend, const StorageWrapper& wrap_storage = {},
+          const RunId& run = make_run_id());
   const model::ParameterTable& parameters() const { return parameters_; }
 
   // One optimizer step; `step` counts from 0. trace may be null. In fp16 the loss is scaled, and an
-  // update whose gradients overflow is skipped to the bit. Where the plan has updates in the next
-  // forward pass, this step's is pending afterwards. Where it has them speculative, a step that is
-  // clipped is followed by its redo, and one whose gradients are not finite leaves the state as it
-  // was, also where that ends the run.
-  // Of a durable run, commits: not null, and the step also makes the state that it finds durable
-  // while it computes, as `commits` says it. It drains before.
+  // update with gradients that overflow is skipped to the bit. If the plan has updates in the next
+  // forward pass, this step's update is pending afterwards. If it has speculative updates, a redo
+  // follows a step that is clipped, and a step with gradients that are not finite leaves the state
+  // as it was, even if that ends the run.
+  // commits, durable runs only: if not null, the step drains first, and also makes the state that
+  // it finds durable while it computes. The manifest is stored with it.
   StepOutcome train_step(std::int64_t step, double lr, const FillTokens& fill,
                          TraceRecorder* trace = nullptr,
                          const checkpoint::CheckpointManifest* commits = nullptr);
-  // Makes the update that is pending, if one is, and returns the seconds that it took. Whatever
-  // looks at the state between steps does so first.
+  // Makes the pending update, if there is one, and returns the seconds that it took. Every method
+  // that looks at the state between steps drains first.
   double drain();
-  // Of a durable run: makes the state durable as it is now. Not twice without a step between.
-  // Returns the bytes that this moved. Drains.
+  // Durable runs only: makes the state durable as it is now. Precondition: a step since the last
+  // commit. Returns the bytes that this moved. Drains.
   schedule::LinkBytes commit(const checkpoint::CheckpointManifest& manifest);
   // Mean loss of one evaluation batch. Drains.
   double evaluate(const FillTokens& fill);
@@ -76,17 +77,16 @@ class Session {
     return state_;
   }
 
-  // The state of an earlier durable run; check_homes() has let it pass. Throws IoError.
+  // Loads the state of an earlier durable run, which check_homes() has accepted. Throws IoError.
   void load(const checkpoint::DurableFound& found);
-  // Homes of state, wherever they are, in the schedule's order.
+  // Homes of state in all tiers, in the schedule's order.
   static std::vector<const schedule::Buffer*> homes(const schedule::Schedule& schedule);
-  // Of a durable run: its log of commits.
+  // The path of a durable run's log of commits; empty for other runs.
   std::string state_log() const { return files_ ? files_->log_path() : std::string(); }
-  // fp16 training's; otherwise it stays at 1.
+  // The scale stays at 1 unless training is in fp16.
   runtime::LossScaler& loss_scaler() { return loss_scaler_; }
   collectives::Communicator& communicator() { return *communicator_; }
   runtime::ModelRunner& runner() { return runner_; }
-  const runtime::Program& training_program() const { return training_.get(false); }
   // As charged to the ledger, and as the device and the storage engine measured themselves.
   planner::TierBytes peak_bytes() const;
   planner::TierBytes measured_peak_bytes() const;
@@ -101,11 +101,13 @@ class Session {
  private:
   std::int32_t* tokens_of(std::int64_t microbatch);
   double loss_of(std::int64_t microbatch);
-  // A schedule ready to run; where state has twins, also with the twins in place of their homes.
+  // A schedule ready to run. With shadows there is a second program, in which each home and its
+  // shadow have changed places.
   class Programs {
    public:
-    Programs(const schedule::Schedule& schedule, runtime::RunMemory& memory, bool twins) : plain_(schedule, memory) {
-      if (twins) flipped_.emplace(schedule, memory, true);
+    Programs(const schedule::Schedule& schedule, runtime::RunMemory& memory, bool shadows)
+        : plain_(schedule, memory) {
+      if (shadows) flipped_.emplace(schedule, memory, true);
     }
     const runtime::Program& get(bool flipped) const { return flipped ? *flipped_ : plain_; }
 
@@ -115,9 +117,12 @@ class Session {
   };
   void settle(StepOutcome& outcome, const runtime::StepScalars& scalars);
   runtime::DurableState::Record record_of(const checkpoint::CheckpointManifest& manifest);
+  // Precondition: the run has steps of this kind.
+  const runtime::Program& program(schedule::StepKind kind) const;
   const runtime::Program& step_program(bool commits) const;
-  runtime::RunStatistics pass(const runtime::Program& program, const checkpoint::CheckpointManifest* commits,
-                     TraceRecorder* trace = nullptr, std::uint32_t step = 0);
+  runtime::RunStatistics pass(const runtime::Program& program,
+                              const checkpoint::CheckpointManifest* commits,
+                              TraceRecorder* trace = nullptr, std::uint32_t step = 0);
   const schedule::Buffer& host_buffer(schedule::BufferRole role, std::int64_t microbatch) const;
 
   const config::Config& config_;
@@ -128,27 +133,21 @@ class Session {
   std::unique_ptr<device::Device> device_;
   allocator::Ledger ledger_;
   std::unique_ptr<offload::StorageEngine> storage_;
-  // Of a durable run. The log comes before the files that it names: whatever is left behind by a
-  // run that was killed can be found.
+  // Durable runs only. The log is created before the files that it names, so that the files of a
+  // killed run can be found.
   std::unique_ptr<checkpoint::UncommittedFiles> files_;
   allocator::Reservation log_charge_;
   std::unique_ptr<offload::StateLog> log_;
   runtime::RunMemory memory_;
   std::unique_ptr<runtime::DurableState> durable_;
-  Programs training_;
-  runtime::Program first_;
-  runtime::Program drain_;
-  Programs redo_;
-  Programs evaluation_;
-  std::optional<runtime::Program> saving_;
-  std::optional<runtime::Program> save_;
+  std::array<std::optional<Programs>, schedule::kStepKindCount> programs_;  // the kinds it has
   runtime::LossScaler loss_scaler_;
   runtime::ModelRunner runner_;
   runtime::Executor executor_;
   runtime::StateStore store_;
   checkpoint::ModelState state_;
-  std::optional<kernels::UpdateScalars> pending_;  // of the update that the next forward pass will make
-  bool flipped_ = false;                  // the state is in the twins of its homes
+  std::optional<kernels::UpdateScalars> pending_;  // the update that the next forward pass makes
+  bool flipped_ = false;                           // the state is in the shadows of its homes
 };
 
 }  // namespace sluice::train

@@ -7,14 +7,13 @@
 #include "base/posix_file.hpp"
 #include "base/units.hpp"
 #include "engine/checkpoint/huggingface_export.hpp"
+#include "engine/config/shapes.hpp"
 #include "engine/data/dataset_options.hpp"
-#include "engine/planner/cost_model.hpp"
 #include "engine/planner/machine_check.hpp"
 #include "engine/run/set_aside.hpp"
-#include "engine/train/backend.hpp"
 #include "engine/train/model_flops.hpp"
+#include "engine/train/prepare.hpp"
 #include "engine/train/trainer.hpp"
-#include "kernels/host/parallel.hpp"
 
 namespace sluice::train {
 namespace {
@@ -23,9 +22,9 @@ namespace fs = std::filesystem;
 
 // Bytes of the final weights in Hugging Face's layout; 0 for a model that transformers lacks.
 std::uint64_t huggingface_bytes(const config::Config& config) {
-  const model::ModelShape shape = planner::model_shape(config);
+  const model::ModelShape shape = config::model_shape(config);
   if (!checkpoint::huggingface_obstacle(shape).empty()) return 0;
-  return checkpoint::huggingface_bytes(shape, planner::optimizer_options(config).weight);
+  return checkpoint::huggingface_bytes(shape, config::optimizer_options(config).weight);
 }
 
 // Bytes that the run will add to checkpoint.dir at most: checkpoints (the newest two are kept while
@@ -49,12 +48,10 @@ std::uint64_t saved_bytes(const config::Config& config, const planner::Plan& pla
   return checkpoints * checkpoint + weights;
 }
 
-void write_plan(const config::Config& config, const model::Model& model, const planner::HardwareProfile& hardware,
-                const planner::Plan& plan, run::RunFiles& files) {
-  files.text("plan.json", plan_event(plan).dump() + "\n");
+void write_plan(Prepared& prepared, run::RunFiles& files) {
+  files.text("plan.json", plan_event(*prepared.plan()).dump() + "\n");
   TraceRecorder trace;
-  const model::BatchShape batch = planner::batch_shape(config);
-  schedule::simulate(plan.training, planner::CostModel(config, model, batch, hardware).simulation_model(), &trace);
+  schedule::simulate(prepared.plan()->training(), prepared.simulation_model(), &trace);
   files.text("plan_trace.json", trace.to_json());
 }
 
@@ -85,33 +82,28 @@ void use_run_directory(config::Config& config, const std::string& directory) {
   config.log.dir = directory;
 }
 
-TrainingEnd train(const config::Config& given, const TrainingOptions& options, const EventSink& events,
-                  const StepObserver& observe) {
+TrainingEnd train(const config::Config& given, const TrainingOptions& options,
+                  const EventSink& events, const StepObserver& observe) {
   config::Config written = given;  // config.toml keeps its "auto"
   if (!options.resume.empty()) use_run_directory(written, options.resume);
-  config::Config config = written;
-  config::check_supported(config);
-  planner::check_run_directories(config);
+  config::check_supported(written);
+  planner::check_run_directories(written);
   const bool resumes = !options.resume.empty();
   const RunId run = make_run_id();
-  if (resumes && fs::is_directory(options.resume)) run::RunFiles::remove_uncommitted(config, run);
-  settle_backend(config);
-  if (config.train.threads == 0) config.train.threads = kernels::host::Parallel::default_threads();
-  const Backend backend = make_backend(config);
-  const planner::MachineRoom room = planner::settle_budgets(config, backend.device_memory_bytes);
-  const data::Dataset data(data::dataset_options(config));
-  const model::Model model(planner::model_shape(config));
-  const planner::HardwareProfile hardware = planner::load_profile_or_default(planner::default_profile_path());
-  auto planned =
-      planner::make_plan(config, model, *backend.device_kernels, hardware, backend.host_kernels.get());
-  if (auto* refusal = std::get_if<planner::Refusal>(&planned)) {
-    planner::keep_possible_suggestions(*refusal, config, room);
-    events(refused_event(*refusal));
+  if (resumes && fs::is_directory(options.resume)) run::RunFiles::remove_uncommitted(written, run);
+  const data::Dataset data(data::dataset_options(written));
+  Prepared prepared =
+      prepare(written, planner::load_profile_or_default(planner::default_profile_path()),
+              PlannedMachine::kThis);
+  if (prepared.refusal() != nullptr) {
+    events(refused_event(*prepared.refusal()));
     return TrainingEnd::kRefused;
   }
-  const planner::Plan& plan = std::get<planner::Plan>(planned);
+  const config::Config& config = prepared.config;
+  const planner::Plan& plan = *prepared.plan();
   planner::check_storage_paths(config, plan.need.storage_bytes);
-  planner::check_checkpoint_room(config, saved_bytes(config, plan, resumes), plan.need.storage_bytes);
+  planner::check_checkpoint_room(config, saved_bytes(config, plan, resumes),
+                                 plan.need.storage_bytes);
   // Nothing is made to be found empty.
   if (resumes && !holds_anything(config.checkpoint.dir)) run::find_resume_point(config);
   if (resumes && !fs::is_directory(options.resume)) {
@@ -124,17 +116,20 @@ TrainingEnd train(const config::Config& given, const TrainingOptions& options, c
   if (resumes) {
     found = run::find_resume_point(config);
     run::check_run(*found, run::runs_in(config.log.dir).ids, config.log.dir);
-    run::check_resume_point(*found, config, model, data.fingerprint(), Session::homes(plan.evaluation));
+    run::check_resume_point(*found, config, prepared.model, data.fingerprint(),
+                            Session::homes(plan.schedules[schedule::StepKind::kEvaluation]));
     if (!options.accept_other_arithmetic) {
-      checkpoint::check_arithmetic(found->manifest(), found->where(), backend.device_kernels->arithmetic());
+      checkpoint::check_arithmetic(found->manifest(), found->where(),
+                                   prepared.backend.device_kernels->arithmetic());
     }
   }
-  Trainer trainer(config, options, data, model, plan, backend, files, run, events, observe);
+  Trainer trainer(config, options, data, prepared.model, plan, prepared.backend, files, run, events,
+                  observe);
   files.begin(written, !found, trainer.state_log());
-  const std::optional<double> peak_flops = measured_peak_flops(hardware, config);
+  const auto peak_flops = measured_peak_flops(prepared.hardware, config);
   trainer.set_peak_flops(peak_flops);
   RunEvent planned_event = plan_event(plan);
-  add_device(planned_event, backend, peak_flops);
+  add_device(planned_event, prepared.backend, peak_flops);
   planned_event["run_id"] = run.hex();
   // The next run in this directory learns here whose checkpoints are where.
   planned_event["log_dir"] = fs::absolute(config.log.dir).string();
@@ -148,7 +143,7 @@ TrainingEnd train(const config::Config& given, const TrainingOptions& options, c
   files.event(planned_event);
   files.sync_events();
   events(planned_event);
-  write_plan(config, model, hardware, plan, files);
+  write_plan(prepared, files);
   trainer.start(found);
   return trainer.run();
 }

@@ -1,54 +1,39 @@
 #include "kernels/cuda/cublaslt.hpp"
 
-#include <dlfcn.h>
-
-#include <string>
-
+#include "base/dynamic_library.hpp"
 #include "base/error.hpp"
 
 namespace sluice::kernels::cuda {
 namespace {
 
-struct Library {
-  const char* name;
-  void* handle;
-};
-
-template <class Function>
-void find(const Library& library, const char* name, Function& function) {
-  void* const address = ::dlsym(library.handle, name);
-  if (address == nullptr) {
-    throw DeviceError(std::string(library.name) + " has no function " + name +
+CublasLt table_of(DynamicLibrary& library) {
+  CublasLt table;
+  library.find("cublasLtGetVersion", table.get_version);
+  library.find("cublasLtGetStatusString", table.get_status_string);
+  library.find("cublasLtCreate", table.create);
+  library.find("cublasLtDestroy", table.destroy);
+  library.find("cublasLtMatmul", table.matmul);
+  library.find("cublasLtMatmulAlgoGetHeuristic", table.matmul_algo_get_heuristic);
+  library.find("cublasLtMatmulDescCreate", table.matmul_desc_create);
+  library.find("cublasLtMatmulDescDestroy", table.matmul_desc_destroy);
+  library.find("cublasLtMatmulDescSetAttribute", table.matmul_desc_set_attribute);
+  library.find("cublasLtMatrixLayoutCreate", table.matrix_layout_create);
+  library.find("cublasLtMatrixLayoutDestroy", table.matrix_layout_destroy);
+  library.find("cublasLtMatmulPreferenceCreate", table.matmul_preference_create);
+  library.find("cublasLtMatmulPreferenceDestroy", table.matmul_preference_destroy);
+  library.find("cublasLtMatmulPreferenceSetAttribute", table.matmul_preference_set_attribute);
+  if (!library.missing().empty()) {
+    throw DeviceError(library.name() + " has no function " + library.missing() +
                       "; a cuBLASLt of CUDA 12 or 13 has");
   }
-  function = reinterpret_cast<Function>(address);
-}
-
-CublasLt table_of(const Library& library) {
-  CublasLt table;
-  find(library, "cublasLtGetVersion", table.get_version);
-  find(library, "cublasLtGetStatusString", table.get_status_string);
-  find(library, "cublasLtCreate", table.create);
-  find(library, "cublasLtDestroy", table.destroy);
-  find(library, "cublasLtMatmul", table.matmul);
-  find(library, "cublasLtMatmulAlgoGetHeuristic", table.matmul_algo_get_heuristic);
-  find(library, "cublasLtMatmulDescCreate", table.matmul_desc_create);
-  find(library, "cublasLtMatmulDescDestroy", table.matmul_desc_destroy);
-  find(library, "cublasLtMatmulDescSetAttribute", table.matmul_desc_set_attribute);
-  find(library, "cublasLtMatrixLayoutCreate", table.matrix_layout_create);
-  find(library, "cublasLtMatrixLayoutDestroy", table.matrix_layout_destroy);
-  find(library, "cublasLtMatmulPreferenceCreate", table.matmul_preference_create);
-  find(library, "cublasLtMatmulPreferenceDestroy", table.matmul_preference_destroy);
-  find(library, "cublasLtMatmulPreferenceSetAttribute", table.matmul_preference_set_attribute);
   return table;
 }
 
 }  // namespace
 
 std::optional<CublasLt> open_cublaslt() {
-  for (const char* const name : {"libcublasLt.so.13", "libcublasLt.so.12"}) {
-    if (void* const handle = ::dlopen(name, RTLD_NOW | RTLD_LOCAL)) return table_of({name, handle});
-  }
+  DynamicLibrary library = DynamicLibrary::open({"libcublasLt.so.13", "libcublasLt.so.12"});
+  if (library.is_open()) return table_of(library);
   return std::nullopt;
 }
 

@@ -1,7 +1,6 @@
 // cuDNN's attention by its frontend, whose headers take most of a minute to compile: they are
 // included here alone.
 #include <cudnn_frontend.h>
-#include <dlfcn.h>
 
 #include <cmath>
 #include <exception>
@@ -11,6 +10,7 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "base/dynamic_library.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/units.hpp"
@@ -322,7 +322,7 @@ void warn_of_own_kernels(const std::string& why) {
 
 bool open_cudnn() {
   if (fe::cudnn_dlhandle == nullptr) {
-    fe::cudnn_dlhandle = ::dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
+    fe::cudnn_dlhandle = DynamicLibrary::open({"libcudnn.so.9"}).handle();
   }
   if (fe::cudnn_dlhandle == nullptr) return false;
   try {

@@ -61,7 +61,7 @@ MatmulCache::MatmulCache() : engine_(std::make_unique<Engine>()) {}
 MatmulCache::~MatmulCache() = default;
 
 const MatmulCache::Entry& MatmulCache::entry(const MatmulKey& key) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   auto& slot = entries_[key];
   if (slot == nullptr) {
     // A primitive fixes its number of threads when it is made.

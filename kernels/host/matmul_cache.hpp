@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 
 #include "base/dtype.hpp"
+#include "base/mutex.hpp"
 
 namespace sluice::kernels::host {
 
@@ -41,8 +41,9 @@ class MatmulCache {
   const Entry& entry(const MatmulKey& key);
 
   std::unique_ptr<Engine> engine_;
-  std::mutex mutex_;
-  std::map<MatmulKey, std::unique_ptr<Entry>> entries_;  // guarded by mutex_; entries never move
+  Mutex mutex_;
+  std::map<MatmulKey, std::unique_ptr<Entry>> entries_
+      SLUICE_GUARDED_BY(mutex_);  // entries never move
 };
 
 }  // namespace sluice::kernels::host

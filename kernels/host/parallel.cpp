@@ -9,13 +9,13 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
-#include <mutex>
 #include <numeric>
 #include <string>
 #include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "base/mutex.hpp"
 #include "kernels/host/ieee_arithmetic.hpp"
 #include "kernels/host/node_binding.hpp"
 
@@ -87,21 +87,22 @@ class PieceLists {
   std::vector<std::atomic<std::int64_t>> next_;
 };
 
-// Of what several threads throw, the first.
+// Keeps the first of the errors that several threads throw.
 class FirstError {
  public:
   void keep(std::exception_ptr error) noexcept {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (first_ == nullptr) first_ = std::move(error);
   }
-  // When they are done.
-  void rethrow() const {
+  // After the threads have ended.
+  void rethrow() {
+    const MutexLock lock(mutex_);
     if (first_ != nullptr) std::rethrow_exception(first_);
   }
 
  private:
-  std::mutex mutex_;
-  std::exception_ptr first_;
+  Mutex mutex_;
+  std::exception_ptr first_ SLUICE_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "base/error.hpp"
 #include "engine/checkpoint/checkpoint.hpp"
 #include "engine/checkpoint/safetensors.hpp"
+#include "engine/config/shapes.hpp"
 #include "tests/engine/train/scratch_directory.hpp"
 #include "tests/support/planned_session.hpp"
 #include "tests/support/training_example.hpp"
@@ -334,17 +335,18 @@ class Spoiler {
  public:
   Spoiler(const config::Config& config, std::int32_t unit, std::size_t tensor, float value)
       : unit_(unit), run_(config, [this](planner::Plan& plan) {
-          for (schedule::Instruction& instruction : plan.training.instructions) {
+          for (schedule::Instruction& instruction :
+               plan.schedules[schedule::StepKind::kTraining].instructions) {
             const bool mine =
                 instruction.op == schedule::Op::kBackwardWeight && instruction.unit == unit_;
             if (mine) instruction.op = schedule::Op::kExternal;
           }
         }) {
-    const model::Model model(planner::model_shape(config));
+    const model::Model model(config::model_shape(config));
     const model::UnitLayout& layout = model.units()[static_cast<std::size_t>(unit)].layer->layout();
     const model::PlacedTensor& placed = layout.tensors().at(tensor);
     name_ = placed.spec.name;
-    const DType dtype = planner::batch_shape(config).dtype;
+    const DType dtype = config::batch_shape(config).dtype;
     const std::uint64_t elem = placed.first_elem + placed.spec.elems() - 1;
     run_.session().runner().attach_framework(
         [this, dtype, elem, value](const runtime::Program& program,

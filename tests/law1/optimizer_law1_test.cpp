@@ -54,7 +54,11 @@ std::vector<Optimizer> optimizers() {
           {"adafactor_split", rule("adafactor") + lr("0.02") + split},
           {"sm3", rule("sm3") + lr("0.1")},
           {"muon", rule("muon") + lr("0.01")},
-          {"muon_fp32", rule("muon") + lr("0.01") + fp32}};
+          {"muon_fp32", rule("muon") + lr("0.01") + fp32},
+          // Llama's stored tensors hold several matrices each.
+          {"adafactor_llama", Overrides{"model.family=llama"} + rule("adafactor") + lr("0.02")},
+          {"sm3_llama_bf16", Overrides{"model.family=llama"} + rule("sm3") + lr("0.1") + bf16},
+          {"muon_llama", Overrides{"model.family=llama"} + rule("muon") + lr("0.01")}};
 }
 
 // What a failure prints.

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <limits>
 
+#include "engine/config/shapes.hpp"
 #include "engine/planner/candidates.hpp"
 #include "engine/planner/footprint.hpp"
 #include "engine/runtime/run_memory.hpp"
@@ -49,7 +50,8 @@ TEST(SharedDevice, GivesTheSameBitsInTheLeastMemory) {
     const config::Config config =
         bench.config("shared", settings + Overrides{"memory.device=" + std::to_string(least)});
     const auto plan = planned(config);
-    EXPECT_TRUE(std::get<planner::Plan>(plan).training.shares_device);
+    EXPECT_TRUE(
+        std::get<planner::Plan>(plan).schedules[schedule::StepKind::kTraining].shares_device);
     EXPECT_LE(std::get<planner::Plan>(plan).peak_bytes[0], least);
     const TrainingRecord run = TrainingBench::run(config);
     EXPECT_EQ(run.losses, reference.losses);
@@ -82,16 +84,18 @@ TEST(SharedDevice, TakesATenthLessThanSlotsAndArenaApart) {
                               Overrides{"memory.device=2MiB", "memory.place.activation=device"});
   const std::uint64_t least = least_device(config);
   const std::unique_ptr<kernels::Kernels> kernels = kernels::make_host_kernels({1});
-  const model::Model model(planner::model_shape(config));
+  const model::Model model(config::model_shape(config));
   const schedule::StepModel step =
-      planner::make_step_model(model, planner::batch_shape(config),
-                               planner::parameter_table(config, model), *kernels, *kernels);
+      planner::make_step_model(model, config::batch_shape(config),
+                               config::parameter_table(config, model), *kernels, *kernels);
   std::uint64_t apart = std::numeric_limits<std::uint64_t>::max();
   for (const planner::CandidateGroup& group : planner::plan_candidates(config, step)) {
     if (planner::shares_device(group)) continue;
     for (const schedule::StepOptions& options : group) {
-      const schedule::Schedule training = schedule::compile_training_step(step, options);
-      const schedule::Schedule evaluation = schedule::compile_evaluation(step, options);
+      const schedule::Schedule training =
+          schedule::compile(step, options, schedule::StepKind::kTraining);
+      const schedule::Schedule evaluation =
+          schedule::compile(step, options, schedule::StepKind::kEvaluation);
       const std::array<const schedule::Schedule*, 2> schedules{&training, &evaluation};
       apart = std::min(apart, runtime::memory_need(schedules, 0).peak_bytes()[0]);
     }

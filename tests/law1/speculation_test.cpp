@@ -243,7 +243,7 @@ TEST(Speculation, IsPlannedToTheByte) {
     EXPECT_EQ(run.session().measured_peak_bytes(), plan.peak_bytes);
     EXPECT_EQ(plan.state_bytes, plain.plan().state_bytes);
     const std::uint64_t gradients = plan.state_bytes_of(StateKind::kGradient);
-    EXPECT_GE(std::accumulate(plan.twin_bytes.begin(), plan.twin_bytes.end(), std::uint64_t{0}),
+    EXPECT_GE(std::accumulate(plan.shadow_bytes.begin(), plan.shadow_bytes.end(), std::uint64_t{0}),
               plan.state_bytes - gradients);
     schedule::LinkBytes redone = plan.step_bytes;
     redone += plan.redo_bytes;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 
+#include "engine/config/shapes.hpp"
 #include "engine/planner/footprint.hpp"
 #include "engine/schedule/compile/generate.hpp"
 #include "offload/storage_engine.hpp"
@@ -133,14 +134,18 @@ TEST(UnitOrder, MovesWeightsAndSumsOnceWhateverTheMicrobatches) {
       plan.options.weight_slots = 0;
       plan.options.prefetch = 1;
       plan.options.recompute = false;
-      const model::Model model(planner::model_shape(config));
+      const model::Model model(config::model_shape(config));
       const std::unique_ptr<kernels::Kernels> kernels = kernels::make_host_kernels({1});
       const schedule::StepModel step =
-          planner::make_step_model(model, planner::batch_shape(config),
-                                   planner::parameter_table(config, model), *kernels, *kernels);
-      plan.training = schedule::compile_training_step(step, plan.options);
-      plan.evaluation = schedule::compile_evaluation(step, plan.options);
-      const std::array<const schedule::Schedule*, 2> schedules{&plan.training, &plan.evaluation};
+          planner::make_step_model(model, config::batch_shape(config),
+                                   config::parameter_table(config, model), *kernels, *kernels);
+      plan.schedules[schedule::StepKind::kTraining] =
+          schedule::compile(step, plan.options, schedule::StepKind::kTraining);
+      plan.schedules[schedule::StepKind::kEvaluation] =
+          schedule::compile(step, plan.options, schedule::StepKind::kEvaluation);
+      const std::array<const schedule::Schedule*, 2> schedules{
+          &plan.schedules[schedule::StepKind::kTraining],
+          &plan.schedules[schedule::StepKind::kEvaluation]};
       plan.need = runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
       plan.peak_bytes = plan.need.peak_bytes();
     });

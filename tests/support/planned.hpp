@@ -7,6 +7,7 @@
 #include <memory>
 #include <variant>
 
+#include "engine/config/shapes.hpp"
 #include "engine/planner/plan.hpp"
 #include "kernels/kernels.hpp"
 
@@ -14,7 +15,8 @@ namespace sluice::testing {
 
 inline std::variant<planner::Plan, planner::Refusal> planned(const config::Config& config) {
   static const std::unique_ptr<kernels::Kernels> kernels = kernels::make_host_kernels({1});
-  return planner::make_plan(config, model::Model(planner::model_shape(config)), *kernels, planner::HardwareProfile{});
+  return planner::make_plan(config, model::Model(config::model_shape(config)), *kernels,
+                            planner::HardwareProfile{});
 }
 
 // The least memory.device with which the configuration is accepted.

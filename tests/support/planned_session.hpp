@@ -7,6 +7,9 @@
 #include <memory>
 #include <utility>
 
+#include "base/error.hpp"
+#include "engine/config/shapes.hpp"
+#include "engine/train/prepare.hpp"
 #include "engine/train/session.hpp"
 
 namespace sluice::testing {
@@ -22,30 +25,35 @@ inline train::Backend one_threaded_backend(const config::Config& given) {
 class PlannedSession {
  public:
   // change_plan: what the test does to the plan before it is run; may be empty.
-  explicit PlannedSession(const config::Config& config, const std::function<void(planner::Plan&)>& change_plan = {})
+  explicit PlannedSession(const config::Config& config,
+                          const std::function<void(planner::Plan&)>& change_plan = {})
       : PlannedSession(config, change_plan, one_threaded_backend(config)) {}
-  PlannedSession(const config::Config& config, const std::function<void(planner::Plan&)>& change_plan,
-                 train::Backend backend)
-      : config_(config), model_(planner::model_shape(config)), backend_(std::move(backend)) {
-    plan_ = std::get<planner::Plan>(planner::make_plan(config_, model_, *backend_.device_kernels, planner::HardwareProfile{},
-                                     backend_.host_kernels.get()));
-    if (change_plan) change_plan(plan_);
-    for (const std::string& path : config_.memory.storage_paths) {
+  PlannedSession(const config::Config& config,
+                 const std::function<void(planner::Plan&)>& change_plan, train::Backend backend)
+      : prepared_(train::prepare_with(config, planner::HardwareProfile{}, std::move(backend))) {
+    if (prepared_.refusal() != nullptr) throw InputError(prepared_.refusal()->sentence());
+    planner::Plan& plan = *prepared_.plan();
+    if (change_plan) change_plan(plan);
+    for (const std::string& path : config.memory.storage_paths) {
       std::filesystem::create_directories(path);
     }
-    session_ = std::make_unique<train::Session>(config_, model_, plan_, backend_);
-    session_->state().initialize(config_.train.seed);
+    session_ = std::make_unique<train::Session>(prepared_.config, prepared_.model, plan,
+                                                prepared_.backend);
+    session_->state().initialize(config.train.seed);
   }
 
-  const planner::Plan& plan() const { return plan_; }
+  const planner::Plan& plan() const { return std::get<planner::Plan>(prepared_.result); }
   train::Session& session() { return *session_; }
-  train::StepOutcome step(std::int64_t number) { return session_->train_step(number, 1e-2, fill()); }
+  train::StepOutcome step(std::int64_t number) {
+    return session_->train_step(number, 1e-2, fill());
+  }
   double evaluate() { return session_->evaluate(fill()); }
   // The same for every step.
   void fill_tokens(std::int64_t microbatch, std::int32_t* tokens, std::int32_t* targets) const {
-    for (std::int64_t i = 0; i < planner::batch_shape(config_).rows(); ++i) {
-      tokens[i] = static_cast<std::int32_t>((i * 7 + microbatch) % config_.model.vocab);
-      targets[i] = static_cast<std::int32_t>((i * 7 + 7 + microbatch) % config_.model.vocab);
+    for (std::int64_t i = 0; i < config::batch_shape(prepared_.config).rows(); ++i) {
+      tokens[i] = static_cast<std::int32_t>((i * 7 + microbatch) % prepared_.config.model.vocab);
+      targets[i] =
+          static_cast<std::int32_t>((i * 7 + 7 + microbatch) % prepared_.config.model.vocab);
     }
   }
 
@@ -56,10 +64,7 @@ class PlannedSession {
     };
   }
 
-  config::Config config_;
-  model::Model model_;
-  train::Backend backend_;
-  planner::Plan plan_;
+  train::Prepared prepared_;
   std::unique_ptr<train::Session> session_;
 };
 

@@ -13,13 +13,13 @@ namespace sluice::testing {
 // Embedding, `blocks` equal blocks and a head, as a decoder has. Sizes are small but uneven, so
 // that the last piece and the last slot of a unit are partly filled.
 inline schedule::StepModel example_model(int blocks, bool tied, DType dtype,
-                               kernels::OptimizerOptions optimizer = {}) {
+                                         kernels::OptimizerOptions optimizer = {}) {
   schedule::StepModel model;
   model.dtype = dtype;
   model.optimizer = optimizer;
   model.optimizer.weight = dtype;
   model.token_bytes = 512;
-  const auto add = [&](const char* name, std::uint64_t elems) -> UnitFootprint& {
+  const auto add = [&](const char* name, std::uint64_t elems) -> schedule::UnitFootprint& {
     schedule::UnitFootprint unit;
     unit.name = name;
     unit.elems = elems;
@@ -69,7 +69,8 @@ inline void cut_saved(schedule::StepModel& model) {
 }
 
 // Each part of each unit anywhere; a function of the seed.
-inline void scatter_saved(const schedule::StepModel& model, std::uint64_t seed, schedule::Placement& placement) {
+inline void scatter_saved(const schedule::StepModel& model, std::uint64_t seed,
+                          schedule::Placement& placement) {
   const CounterRng random(seed, stream_of("test/saved_places"));
   std::uint64_t draw = 0;
   placement.saved.clear();
@@ -99,13 +100,14 @@ inline std::vector<kernels::OptimizerOptions> example_optimizers() {
 }
 
 inline schedule::Placement placed(std::size_t units, Tier weight, Tier gradient, Tier optimizer,
-                        Tier activation = Tier::kDevice) {
+                                  Tier activation = Tier::kDevice) {
   return {std::vector<Tier>(units, weight), std::vector<Tier>(units, gradient),
           std::vector<Tier>(units, optimizer), std::vector<Tier>(units, activation)};
 }
 
-inline schedule::StepOptions example_options(const schedule::StepModel& model, Tier weight, Tier gradient,
-                                   Tier optimizer, Tier activation = Tier::kDevice) {
+inline schedule::StepOptions example_options(const schedule::StepModel& model, Tier weight,
+                                             Tier gradient, Tier optimizer,
+                                             Tier activation = Tier::kDevice) {
   schedule::StepOptions options;
   options.microbatches = 2;
   options.chunk_bytes = 2 * 4096 * 4;
@@ -115,8 +117,8 @@ inline schedule::StepOptions example_options(const schedule::StepModel& model, T
 }
 
 // Anything that a run may be configured to; a function of the seed.
-inline schedule::StepOptions random_options(const schedule::StepModel& model, std::int32_t microbatches,
-                                  std::uint64_t seed) {
+inline schedule::StepOptions random_options(const schedule::StepModel& model,
+                                            std::int32_t microbatches, std::uint64_t seed) {
   const CounterRng random(seed, stream_of("test/step_options"));
   std::uint64_t draw = 0;
   const auto below = [&](std::uint64_t bound) { return random.below(draw++, bound); };
@@ -135,7 +137,8 @@ inline schedule::StepOptions random_options(const schedule::StepModel& model, st
     options.placement.weight.push_back(device ? Tier::kDevice : static_cast<Tier>(below(3)));
     options.placement.gradient.push_back(device ? Tier::kDevice : static_cast<Tier>(below(3)));
   }
-  options.order = below(2) == 0 ? schedule::ComputeOrder::kUnit : schedule::ComputeOrder::kMicrobatch;
+  options.order =
+      below(2) == 0 ? schedule::ComputeOrder::kUnit : schedule::ComputeOrder::kMicrobatch;
   if (below(2) == 0) {
     options.update_piece_elems = 4096 * (1 + below(8));
     options.update_lookahead = static_cast<std::int32_t>(below(12));

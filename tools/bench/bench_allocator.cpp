@@ -17,6 +17,7 @@
 
 #include "allocator/caching/planning_allocator.hpp"
 #include "base/error.hpp"
+#include "base/thread.hpp"
 #include "device/counting/counting_device.hpp"
 #include "tools/bench/allocation_mix.hpp"
 #include "tools/bench/median.hpp"
@@ -225,7 +226,7 @@ class Team {
     }
     try {
       for (std::size_t i = 0; i < callers_.size(); ++i) {
-        threads_.emplace_back([this, i] { serve(i); });
+        threads_.push_back(start_thread("bench caller", [this, i] { serve(i); }));
       }
     } catch (...) {  // those that are there end
       done_ = true;

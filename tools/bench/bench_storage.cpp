@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "tools/bench/fio.hpp"
@@ -22,8 +23,6 @@ using nlohmann::json;
 
 constexpr std::uint64_t kMaxRingBytes = 64 * kMiB;
 constexpr std::uint64_t kMinFileBytes = 16 * kMiB;
-// What training tags: 4,096 elements (engine/runtime/run_memory.cpp).
-constexpr std::uint64_t kTaggedElems = 4096;
 constexpr int kSweepPasses = 3;
 
 struct NamedMix {
@@ -216,9 +215,9 @@ void measure_mix(Trial& trial, const StorageBenchOptions& options, const NamedMi
 
 // What the tags of all that moves cost: a core's time as a share of the transfer's.
 void measure_tag_cost(const StagingRing& ring, double seconds, json& figures) {
-  const double fp32 = measure_tags(ring, kTaggedElems * 4, seconds / 2);
+  const double fp32 = measure_tags(ring, kLawBlockElems * 4, seconds / 2);
   figures["tag_bf16_gib_per_s"] =
-      measure_tags(ring, kTaggedElems * 2, seconds / 2) / static_cast<double>(kGiB);
+      measure_tags(ring, kLawBlockElems * 2, seconds / 2) / static_cast<double>(kGiB);
   figures["tag_fp32_gib_per_s"] = fp32 / static_cast<double>(kGiB);
   for (const NamedMix& mix : kMixes) {
     const std::string name = mix.name;

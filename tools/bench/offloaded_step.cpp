@@ -11,6 +11,7 @@
 #include "base/error.hpp"
 #include "base/rng.hpp"
 #include "engine/checkpoint/model_state.hpp"
+#include "engine/config/shapes.hpp"
 #include "kernels/host/parallel.hpp"
 #include "tools/bench/storage_rates.hpp"
 
@@ -47,7 +48,7 @@ policy = "none"
 )";
 
 config::Config config_of(const OffloadedStepShape& shape, const std::string& states,
-                 const std::string& moments, int threads, const std::string& directory) {
+                         const std::string& moments, int threads, const std::string& directory) {
   const std::array<std::string, 5> overrides{
       "model.layers=" + std::to_string(shape.layers),
       "model.hidden=" + std::to_string(shape.hidden), "model.ffn=" + std::to_string(shape.ffn),
@@ -58,18 +59,20 @@ config::Config config_of(const OffloadedStepShape& shape, const std::string& sta
   return config;
 }
 
-planner::Plan plan_of(const config::Config& config, const model::Model& model, const train::Backend& backend) {
-  const planner::HardwareProfile hardware = planner::load_profile_or_default(planner::default_profile_path());
-  auto planned =
-      planner::make_plan(config, model, *backend.device_kernels, hardware, backend.host_kernels.get());
-  if (const auto* refusal = std::get_if<planner::Refusal>(&planned)) {
-    throw InputError("bench step: " + refusal->sentence());
+// The budgets above are wide; the benchmark checks the room on disk itself.
+train::Prepared prepared_for(const config::Config& config) {
+  train::Prepared prepared =
+      train::prepare_with(config, planner::load_profile_or_default(planner::default_profile_path()),
+                          train::make_backend(config));
+  if (prepared.refusal() != nullptr) {
+    throw InputError("bench step: " + prepared.refusal()->sentence());
   }
-  return std::get<planner::Plan>(std::move(planned));
+  return prepared;
 }
 
 // Of the piece that an update takes.
-std::uint64_t elems_of_update(const schedule::Schedule& schedule, const schedule::Instruction& update) {
+std::uint64_t elems_of_update(const schedule::Schedule& schedule,
+                              const schedule::Instruction& update) {
   for (const schedule::Use& use : update.reads) {
     const schedule::Buffer& buffer = schedule.buffers[use.buffer];
     if (buffer.role == schedule::BufferRole::kState) return schedule::elems_of(buffer, use).elems();
@@ -79,7 +82,8 @@ std::uint64_t elems_of_update(const schedule::Schedule& schedule, const schedule
 
 // Only what the update needs: its passes are never run.
 runtime::MemoryNeed need_of(const planner::Plan& plan) {
-  const std::array<const schedule::Schedule*, 1> schedules{&plan.drain};
+  const std::array<const schedule::Schedule*, 1> schedules{
+      &plan.schedules[schedule::StepKind::kDrain]};
   return runtime::memory_need(schedules, runtime::StateStore::kWindowBytes);
 }
 
@@ -116,26 +120,26 @@ class OffloadedStep::Runner final : public runtime::OperationRunner {
 
 OffloadedStep::OffloadedStep(const OffloadedStepShape& shape, const std::string& states,
                              const std::string& moments, int threads, const std::string& directory)
-    : config_(config_of(shape, states, moments, threads, directory)),
-      model_(planner::model_shape(config_)),
-      backend_(train::make_backend(config_)),
-      plan_(plan_of(config_, model_, backend_)),
-      parameters_(planner::parameter_table(config_, model_)),
+    : prepared_(prepared_for(config_of(shape, states, moments, threads, directory))),
+      parameters_(config::parameter_table(prepared_.config, prepared_.model)),
       communicator_(collectives::make_single_communicator()),
-      device_(backend_.make_device(std::max<std::uint64_t>(plan_.peak_bytes[0], kPageBytes))),
-      ledger_(
-          {config_.memory.device_bytes, config_.memory.pinned_bytes, config_.memory.storage_bytes}),
+      device_(
+          prepared_.backend.make_device(std::max<std::uint64_t>(plan().peak_bytes[0], kPageBytes))),
+      ledger_({prepared_.config.memory.device_bytes, prepared_.config.memory.pinned_bytes,
+               prepared_.config.memory.storage_bytes}),
       storage_(offload::make_storage_engine("auto", offload::StorageOptions{})),
-      memory_(*device_, ledger_, storage_.get(), config_.memory.storage_paths, need_of(plan_),
-              make_run_id(), /*kept=*/true),
-      program_(plan_.drain, memory_),
-      model_runner_(model_, planner::batch_shape(config_), plan_.options.microbatches, parameters_,
-                    *backend_.device_kernels, *backend_.host_kernels, *communicator_),
+      memory_(*device_, ledger_, storage_.get(), prepared_.config.memory.storage_paths,
+              need_of(plan()), make_run_id(), /*kept=*/true),
+      program_(drain(), memory_),
+      model_runner_(prepared_.model, config::batch_shape(prepared_.config),
+                    plan().options.microbatches, parameters_, *prepared_.backend.device_kernels,
+                    *prepared_.backend.host_kernels, *communicator_),
       runner_(std::make_unique<Runner>(model_runner_)),
       executor_(*device_, memory_.storage(), *runner_),
-      store_(*device_, memory_, plan_.drain) {
+      store_(*device_, memory_, drain()) {
   executor_.prepare(program_);
-  checkpoint::ModelState(model_, parameters_, store_).initialize(config_.train.seed);
+  checkpoint::ModelState(prepared_.model, parameters_, store_)
+      .initialize(prepared_.config.train.seed);
   fill_gradients();
   accept_clip();
 }
@@ -143,27 +147,27 @@ OffloadedStep::OffloadedStep(const OffloadedStepShape& shape, const std::string&
 OffloadedStep::~OffloadedStep() = default;
 
 std::string OffloadedStep::weights_hash() {
-  return checkpoint::ModelState(model_, parameters_, store_).weights_hash();
+  return checkpoint::ModelState(prepared_.model, parameters_, store_).weights_hash();
 }
 
 std::uint64_t OffloadedStep::elems() const {
   std::uint64_t elems = 0;
-  for (const model::Unit& unit : model_.units()) elems += unit.layer->layout().elems();
+  for (const model::Unit& unit : prepared_.model.units()) elems += unit.layer->layout().elems();
   return elems;
 }
 
 std::uint64_t OffloadedStep::bytes_of_step() const {
-  const schedule::LinkBytes bytes = schedule::link_bytes(plan_.drain);
+  const schedule::LinkBytes bytes = schedule::link_bytes(drain());
   return bytes.storage_read + bytes.storage_write;
 }
 
 std::uint64_t OffloadedStep::piece_elems() const {
-  const schedule::StepOptions& options = plan_.options;
+  const schedule::StepOptions& options = plan().options;
   return options.update_piece_elems > 0 ? options.update_piece_elems : options.piece_elems;
 }
 
 std::uint64_t OffloadedStep::staging_bytes() const {
-  return plan_.drain.pinned_arena_bytes - runtime::persistent_pinned_bytes(plan_.drain);
+  return drain().pinned_arena_bytes - runtime::persistent_pinned_bytes(drain());
 }
 
 void OffloadedStep::refill_state() {
@@ -171,13 +175,14 @@ void OffloadedStep::refill_state() {
   std::vector<std::uint16_t> numbers(runtime::StateStore::kWindowElems * sizeof(float) / 2);
   std::uint32_t state = 1;
   for (std::uint16_t& number : numbers) number = next_small(state) & 0x7fff;
-  for (const schedule::Buffer& buffer : plan_.drain.buffers) {
-    if (!buffer.persistent || buffer.role != schedule::BufferRole::kState || buffer.tier != Tier::kStorage) {
+  for (const schedule::Buffer& buffer : drain().buffers) {
+    if (!buffer.persistent || buffer.role != schedule::BufferRole::kState ||
+        buffer.tier != Tier::kStorage) {
       continue;
     }
     const std::array<StateKind, 1> kinds{buffer.kind};
     const auto elems =
-        model_.units()[static_cast<std::size_t>(buffer.unit)].layer->layout().elems();
+        prepared_.model.units()[static_cast<std::size_t>(buffer.unit)].layer->layout().elems();
     store_.visit(kinds, buffer.unit, 0, elems, runtime::StateStore::Access::kWrite,
                  [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
                    std::memcpy(data[0], numbers.data(), bytes_of(buffer.dtype, end - begin));
@@ -189,9 +194,10 @@ void OffloadedStep::refill_state() {
 void OffloadedStep::fill_gradients() {
   const std::array<StateKind, 1> kinds{StateKind::kGradient};
   std::uint32_t state = 1;
-  for (std::size_t unit = 0; unit < model_.units().size(); ++unit) {
+  for (std::size_t unit = 0; unit < prepared_.model.units().size(); ++unit) {
     store_.visit(kinds, static_cast<std::int32_t>(unit), 0,
-                 model_.units()[unit].layer->layout().elems(), runtime::StateStore::Access::kWrite,
+                 prepared_.model.units()[unit].layer->layout().elems(),
+                 runtime::StateStore::Access::kWrite,
                  [&](std::uint64_t begin, std::uint64_t end, std::span<std::byte* const> data) {
                    auto* gradient = reinterpret_cast<std::uint16_t*>(data[0]);
                    for (std::uint64_t i = 0; i < end - begin; ++i) gradient[i] = next_small(state);
@@ -201,7 +207,7 @@ void OffloadedStep::fill_gradients() {
 
 // As a step leaves it whose norm is below the clip.
 void OffloadedStep::accept_clip() {
-  for (const schedule::Buffer& buffer : plan_.drain.buffers) {
+  for (const schedule::Buffer& buffer : drain().buffers) {
     if (buffer.role != schedule::BufferRole::kScalar || !buffer.persistent) continue;
     auto* clip = reinterpret_cast<double*>(memory_.address(buffer));
     clip[0] = 1.0;  // the norm
@@ -214,7 +220,7 @@ void OffloadedStep::accept_clip() {
 template <typename Work>
 OffloadedStep::Cost OffloadedStep::cost_of(Work work) {
   runtime::StepScalars scalars;
-  scalars.update.lr = static_cast<float>(config_.optimizer.lr);
+  scalars.update.lr = static_cast<float>(prepared_.config.optimizer.lr);
   scalars.update.step = ++steps_;
   model_runner_.set_scalars(scalars);
   const offload::StorageCounters before = storage_->counters();
@@ -248,8 +254,9 @@ OffloadedStep::Cost OffloadedStep::run_without_update() {
 OffloadedStep::Cost OffloadedStep::run_update_alone() {
   return cost_of([this] {
     for (const schedule::InstructionId id : program_.lane(schedule::Lane::kOptimizer)) {
-      const schedule::Instruction& instruction = plan_.drain.instructions[id];
-      if (instruction.op != schedule::Op::kRelease) model_runner_.run_on_host(program_, instruction);
+      const schedule::Instruction& instruction = drain().instructions[id];
+      if (instruction.op != schedule::Op::kRelease)
+        model_runner_.run_on_host(program_, instruction);
     }
   });
 }

@@ -1,7 +1,7 @@
 // The update of a model whose weights and optimizer state lie on storage and whose gradients wait
 // in pinned memory: planned and run as training does it, and its parts each alone.
 //
-// It is the schedule that a run with optimizer.placement = "next_forward" drains with: make_plan,
+// It is the schedule that a run with optimizer.placement = "next_forward" drains with: prepare,
 // RunMemory, Program, Executor and the tagged space of storage, nothing of its own. Between
 // the calls the state stays a state: what is read verifies.
 //
@@ -17,13 +17,12 @@
 
 #include "allocator/ledger.hpp"
 #include "collectives/communicator.hpp"
-#include "engine/config/config.hpp"
 #include "engine/planner/plan.hpp"
 #include "engine/runtime/executor.hpp"
 #include "engine/runtime/model_runner.hpp"
 #include "engine/runtime/run_memory.hpp"
 #include "engine/runtime/state_store.hpp"
-#include "engine/train/backend.hpp"
+#include "engine/train/prepare.hpp"
 #include "tools/bench/storage_rates.hpp"
 
 namespace sluice::bench {
@@ -72,20 +71,21 @@ class OffloadedStep {
 
   // DESIGN section 9: of the weights as they are now.
   std::string weights_hash();
-  std::uint64_t parameters() const { return plan_.parameters; }
+  std::uint64_t parameters() const { return plan().parameters; }
   // With what its units' layouts pad.
   std::uint64_t elems() const;
   // That one step reads and writes, as planned.
   std::uint64_t bytes_of_step() const;
-  std::uint64_t state_bytes() const { return plan_.need.storage_bytes; }
+  std::uint64_t state_bytes() const { return plan().need.storage_bytes; }
   // What is read, updated and written at a time.
   std::uint64_t piece_elems() const;
   // Of the step's transfers from and to storage, the mean; whole pages.
   std::uint64_t transfer_bytes() const {
     constexpr std::uint64_t kPage = 4096;
     std::uint64_t transfers = 0;
-    for (const schedule::Instruction& instruction : plan_.drain.instructions) {
-      const bool moves = instruction.op == schedule::Op::kStorageRead || instruction.op == schedule::Op::kStorageWrite;
+    for (const schedule::Instruction& instruction : drain().instructions) {
+      const bool moves = instruction.op == schedule::Op::kStorageRead ||
+                         instruction.op == schedule::Op::kStorageWrite;
       transfers += moves ? 1 : 0;
     }
     if (transfers == 0) return kPage;
@@ -97,16 +97,15 @@ class OffloadedStep {
  private:
   // Lets the updates be left out.
   class Runner;
+  const planner::Plan& plan() const { return std::get<planner::Plan>(prepared_.result); }
+  const schedule::Schedule& drain() const { return plan().schedules[schedule::StepKind::kDrain]; }
   void fill_gradients();
   void accept_clip();
   Cost run_program(bool updates);
   template <typename Work>
   Cost cost_of(Work work);
 
-  config::Config config_;
-  model::Model model_;
-  train::Backend backend_;
-  planner::Plan plan_;
+  train::Prepared prepared_;
   model::ParameterTable parameters_;
   std::unique_ptr<collectives::Communicator> communicator_;
   std::unique_ptr<device::Device> device_;

@@ -8,18 +8,17 @@
 #include <cerrno>
 #include <chrono>
 #include <cinttypes>
-#include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <ctime>
 #include <exception>
 #include <fstream>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/log.hpp"
+#include "base/mutex.hpp"
 #include "base/rng.hpp"
 #include "base/units.hpp"
 #include "offload/tagged_space.hpp"
@@ -82,7 +81,7 @@ class Load {
     rate.seconds = seconds_since(begin_);
     rate.cpu_seconds = process_cpu_seconds() - cpu_before;
     rate.bytes = moved_.load();
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (error_) std::rethrow_exception(error_);
     return rate;
   }
@@ -105,7 +104,7 @@ class Load {
 
   void ended(std::uint32_t slot, const std::exception_ptr& error) {
     if (error) {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (!error_) error_ = error;
       return;
     }
@@ -123,8 +122,8 @@ class Load {
   Range reads_;
   Range writes_;
   std::atomic<std::uint64_t> moved_ = 0;
-  std::mutex mutex_;
-  std::exception_ptr error_;  // guarded by mutex_; the first
+  Mutex mutex_;
+  std::exception_ptr error_ SLUICE_GUARDED_BY(mutex_);  // the first
 };
 
 // As many chains as slots, all but the first reads on the completion thread.
@@ -138,16 +137,19 @@ class Rewriting {
   StorageRate run() {
     const double cpu_before = process_cpu_seconds();
     const auto begin = Clock::now();
-    under_way_ = load_.depth / 2;
+    {
+      const MutexLock lock(mutex_);
+      under_way_ = load_.depth / 2;
+    }
     for (std::uint32_t slot = 0; slot < load_.depth / 2; ++slot) read(slot);
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     const auto deadline = Deadline::after_seconds(load_.seconds + kDefaultDeadlineSeconds);
-    const auto ended = [this] { return under_way_ == 0; };
-    if (!none_left_.wait_until(lock, deadline.time(), ended)) {
+    const auto ended = [this]() SLUICE_REQUIRES(mutex_) { return under_way_ == 0; };
+    if (!none_left_.wait_until(lock, deadline, ended)) {
       const TimeoutError late("the storage engine to rewrite " + std::to_string(load_.bytes) +
                               " bytes");
       tell_of_waiting(late);
-      none_left_.wait_until(lock, Deadline::after_seconds(kYearSeconds).time(), ended);
+      none_left_.wait_until(lock, Deadline::after_seconds(kYearSeconds), ended);
       throw late;
     }
     if (error_) std::rethrow_exception(error_);
@@ -166,7 +168,7 @@ class Rewriting {
     submit(offload::StorageOp::kRead, slot, [this](std::uint32_t ended) {
       if (!std::exchange(others_begun_, true)) {
         {
-          const std::lock_guard lock(mutex_);
+          const MutexLock lock(mutex_);
           under_way_ += load_.depth - load_.depth / 2;
         }
         for (std::uint32_t other = load_.depth / 2; other < load_.depth; ++other) read(other);
@@ -184,7 +186,7 @@ class Rewriting {
                   [this, slot, then](std::exception_ptr error) {
                     if (error) {
                       {
-                        const std::lock_guard lock(mutex_);
+                        const MutexLock lock(mutex_);
                         if (!error_) error_ = error;
                       }
                       return end();
@@ -194,7 +196,7 @@ class Rewriting {
                   });
   }
   void end() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (--under_way_ == 0) none_left_.notify_one();
   }
 
@@ -206,10 +208,10 @@ class Rewriting {
   // Of the completion thread; run() reads moved_ when all has ended.
   std::uint64_t moved_ = 0;
   bool others_begun_ = false;
-  std::mutex mutex_;
-  std::condition_variable none_left_;
-  std::uint32_t under_way_ = 0;  // chains; guarded by mutex_, as is the first error
-  std::exception_ptr error_;
+  Mutex mutex_;
+  CondVar none_left_;
+  std::uint32_t under_way_ SLUICE_GUARDED_BY(mutex_) = 0;  // chains
+  std::exception_ptr error_ SLUICE_GUARDED_BY(mutex_);     // the first
 };
 
 }  // namespace
@@ -269,7 +271,8 @@ StorageRate measure_storage(offload::StorageEngine& engine, const StorageLoad& l
   return Load(engine, load, mix, static_cast<std::byte*>(staging)).run();
 }
 
-StorageRate measure_rewriting(offload::StripedSpace& space, const StorageLoad& load, void* staging) {
+StorageRate measure_rewriting(offload::StripedSpace& space, const StorageLoad& load,
+                              void* staging) {
   return Rewriting(space, load, static_cast<std::byte*>(staging)).run();
 }
 

@@ -18,7 +18,7 @@ namespace sluice::doctor {
 struct DiskOptions {
   std::string directory = ".";
   std::string engine = "auto";
-  std::uint64_t file_bytes = 512 * kMiB;  // most bytes of the trial file (at most an eighth of the free space)
+  std::uint64_t file_bytes = 512 * kMiB;  // of the trial file; at most an eighth of free space
 };
 
 class DiskTrial {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "tools/doctor/aligned_bytes.hpp"
@@ -307,7 +308,7 @@ class Cases {
   }
   Call squared_norm(std::int64_t elems, DType dtype) {
     Walk walk(state_bytes_, dtype_bytes(dtype), elems);
-    constexpr std::int64_t kBlock = 4096;
+    constexpr std::int64_t kBlock = kLawBlockElems;
     std::vector<kernels::Kernels::Block> blocks;
     for (std::int64_t begin = 0; begin < elems; begin += kBlock) {
       blocks.push_back({begin, std::min(elems, begin + kBlock)});

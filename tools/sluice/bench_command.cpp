@@ -1,7 +1,7 @@
 // `sluice bench`: a part beside its measured limit, or beside another library's.
 //
-// Each bench is a subcommand. Its arguments are parsed into the bench's own options, so --help shows
-// the bench's defaults. Byte counts pass through text: "1GiB".
+// Each bench is a subcommand. Its arguments are parsed into the bench's own options, so that --help
+// shows the bench's defaults. Byte counts pass through text: "1GiB".
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <memory>

@@ -14,7 +14,7 @@ namespace sluice::cli {
 inline constexpr const char* kPlanningText = "planning the run; a large model takes minutes";
 
 // From its construction to its end: calls `tell` with the seconds that have passed, first after
-// `patience`, then every `interval`. A thread of its own calls it, one call at a time and none after
+// `patience`, then every `interval`. A thread of its own calls it, one call at a time, never after
 // the destructor. If no thread can be started, there is no notice.
 class WaitingNotice {
  public:

@@ -54,13 +54,6 @@ std::optional<std::uint64_t> PickleTree::as_bits(PickleValue value) const {
   }
 }
 
-std::optional<double> PickleTree::as_double(PickleValue value) const {
-  if (value.kind() == PickleKind::kFloat) return floats_[value.id()];
-  if (const auto signed_value = as_int64(value)) return static_cast<double>(*signed_value);
-  if (const auto bits = as_bits(value)) return static_cast<double>(*bits);
-  return std::nullopt;
-}
-
 std::string_view PickleTree::text(PickleValue value) const {
   return is_text(value) ? std::string_view(texts_[value.id()]) : std::string_view();
 }
@@ -109,10 +102,8 @@ PickleValue PickleTree::make_unsigned(std::uint64_t value) {
   return {PickleValue::kWideUnsigned, wide_ints_.size() - 1};
 }
 
-PickleValue PickleTree::make_float(double value) {
-  floats_.push_back(value);
-  held_bytes_ += sizeof(double);
-  return {tag_of(PickleKind::kFloat), floats_.size() - 1};
+PickleValue PickleTree::make_float() {
+  return {tag_of(PickleKind::kFloat), 0};
 }
 
 PickleValue PickleTree::make_text(PickleKind kind, std::string_view text) {

@@ -61,8 +61,6 @@ class PickleTree {
   std::optional<std::int64_t> as_int64(PickleValue value) const;
   // Of an int or a bool; a negative one wraps around, as programs write addresses.
   std::optional<std::uint64_t> as_bits(PickleValue value) const;
-  // Of an int, a bool or a float.
-  std::optional<double> as_double(PickleValue value) const;
   // Of a string or bytes (UTF-8 is not checked); empty for others.
   std::string_view text(PickleValue value) const;
   // Of a list, tuple or set; of a dict key, value, key, value, in the order of setting: where a key
@@ -77,7 +75,7 @@ class PickleTree {
   static PickleValue make_bool(bool value);
   PickleValue make_int(std::int64_t value);
   PickleValue make_unsigned(std::uint64_t value);
-  PickleValue make_float(double value);
+  static PickleValue make_float();  // no reader needs its value
   PickleValue make_text(PickleKind kind, std::string_view text);
   PickleValue make_container(PickleKind kind);
   void append(PickleValue container, std::span<const PickleValue> items);
@@ -100,7 +98,6 @@ class PickleTree {
   std::deque<std::string> texts_;
   std::unordered_map<std::string_view, std::uint64_t> text_ids_;  // views of texts_
   std::vector<std::uint64_t> wide_ints_;
-  std::vector<double> floats_;
   std::uint64_t held_bytes_ = 0;
 };
 

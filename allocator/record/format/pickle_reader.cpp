@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <bit>
 #include <cctype>
 #include <charconv>
 #include <cstring>
@@ -197,8 +196,8 @@ class PickleReader {
         values_.push_back(PickleTree::make_bool(opcode == 0x88));
         return true;
       case 'G': {
-        const std::uint64_t bits = __builtin_bswap64(little_endian<std::uint64_t>());
-        values_.push_back(tree_.make_float(std::bit_cast<double>(bits)));
+        static_cast<void>(little_endian<std::uint64_t>());
+        values_.push_back(PickleTree::make_float());
         return true;
       }
       case 'I':
@@ -226,9 +225,7 @@ class PickleReader {
       if (negative == (bits >> 63 != 0)) return tree_.make_int(static_cast<std::int64_t>(bits));
       if (!negative) return tree_.make_unsigned(bits);
     }
-    double value = negative ? -1 : 0;
-    for (std::size_t i = bytes.size(); i-- > 0;) value = value * 256 + byte(i);
-    return tree_.make_float(value);
+    return PickleTree::make_float();  // an integer of more than 64 bits
   }
 
   PickleValue number_line(int opcode) {
@@ -257,7 +254,7 @@ class PickleReader {
     if (stop != end || (error != std::errc() && error != std::errc::result_out_of_range)) {
       refuse("a line of digits must be a number");
     }
-    return tree_.make_float(value);
+    return PickleTree::make_float();
   }
 
   bool text(int opcode) {

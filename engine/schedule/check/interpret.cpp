@@ -1,3 +1,9 @@
+// 518 lines because lanes, memory and timings make one machine.
+//
+// A small machine: lanes with instructions in flight, memories with terms, and a policy that picks
+// the next start or end. An instruction reads its terms when it starts and writes the results when
+// it ends, so a policy that starts early and ends late exposes every missing dep. The policies are
+// adverse on purpose (Timing). Guards, messages and collectives act as they do in a run.
 #include "engine/schedule/check/interpret.hpp"
 
 #include <algorithm>
@@ -85,7 +91,8 @@ class Machine {
         options_(options),
         partners_(find_partners(schedule)),
         random_(options.seed, stream_of("interpret/timing")),
-        memory_(static_cast<std::size_t>(schedule.ranks), schedule::symbolic::SymbolicMemory(schedule)),
+        memory_(static_cast<std::size_t>(schedule.ranks),
+                schedule::symbolic::SymbolicMemory(schedule)),
         lanes_(static_cast<std::size_t>(schedule.ranks) * kLaneCount),
         started_(schedule.instructions.size(), false),
         done_(schedule.instructions.size(), false),
@@ -121,7 +128,7 @@ class Machine {
     MemoryRange range;
     bool write = false;
   };
-  // What an instruction in flight has read and will write.
+  // The values that an instruction in flight has read and will write.
   struct Running {
     std::vector<schedule::symbolic::ReadValue> reads;
     std::vector<schedule::symbolic::WriteTarget> writes;
@@ -193,7 +200,7 @@ class Machine {
 
   void enter_as_left(const Buffer& home) {
     const auto left = options_.before->state.find({home.kind, home.unit});
-    if (left == options_.before->state.end()) return;  // a read of it will say so
+    if (left == options_.before->state.end()) return;  // a read of it reports the error
     const std::uint64_t base = bytes_of(home.dtype, home.first_elem);
     for (const CarriedState::Run& run : left->second) {
       const std::uint64_t begin = std::max(run.begin, home.first_elem);
@@ -201,7 +208,8 @@ class Machine {
       if (begin >= end) continue;
       const std::uint64_t origin = bytes_of(home.dtype, begin);
       memory_.at(static_cast<std::size_t>(home.rank))
-          .write(home, schedule::symbolic::Part{origin - base, bytes_of(home.dtype, end) - base, run.term, origin});
+          .write(home, schedule::symbolic::Part{origin - base, bytes_of(home.dtype, end) - base,
+                                                run.term, origin});
     }
   }
 
@@ -273,7 +281,7 @@ class Machine {
     lane.in_flight.push_back(id);
     started_[id] = true;
     if (!options_.guards_taken[static_cast<std::size_t>(instruction.guard)]) return;
-    // Of a pipelined lane: it happens when it retires.
+    // In a pipelined lane the effect comes when the instruction retires.
     if (instruction.op == Op::kRelease && lane_is_pipelined(instruction.lane)) return;
     occupy(id);
   }
@@ -282,7 +290,8 @@ class Machine {
   void occupy(InstructionId id) {
     const Instruction& instruction = schedule_.instructions[id];
     Running& running = running_[id];
-    schedule::symbolic::SymbolicMemory& memory = memory_[static_cast<std::size_t>(instruction.rank)];
+    schedule::symbolic::SymbolicMemory& memory =
+        memory_[static_cast<std::size_t>(instruction.rank)];
     const bool release = instruction.op == Op::kRelease;
     for (const Use& use : instruction.reads) {
       const Buffer& buffer = schedule_.buffers[use.buffer];
@@ -292,7 +301,8 @@ class Machine {
       touch(id, buffer, begin, end, release || buffer.role == BufferRole::kWorkspace);
       if (release || buffer.role == BufferRole::kWorkspace) continue;
       std::string problem;
-      schedule::symbolic::ReadValue value{&buffer, begin, end, false, memory.read(buffer, begin, end, problem)};
+      schedule::symbolic::ReadValue value{&buffer, begin, end, false,
+                                          memory.read(buffer, begin, end, problem)};
       for (const Use& write : instruction.writes) {
         value.in_place = value.in_place || write.buffer == use.buffer;
       }
@@ -326,7 +336,7 @@ class Machine {
     return a.memory == b.memory && a.begin_bytes < b.end_bytes && b.begin_bytes < a.end_bytes;
   }
 
-  // Two instructions in flight must not meet in memory where one writes.
+  // Two instructions in flight must not overlap in memory if one of them writes.
   void check_overlaps(InstructionId id) {
     const auto rank = static_cast<std::size_t>(schedule_.instructions[id].rank);
     for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
@@ -350,7 +360,8 @@ class Machine {
     lane_of(instruction).in_flight.pop_front();
     done_[id] = true;
     if (!options_.guards_taken[static_cast<std::size_t>(instruction.guard)]) return;
-    schedule::symbolic::SymbolicMemory& memory = memory_[static_cast<std::size_t>(instruction.rank)];
+    schedule::symbolic::SymbolicMemory& memory =
+        memory_[static_cast<std::size_t>(instruction.rank)];
     if (instruction.op == Op::kRelease) {
       if (lane_is_pipelined(instruction.lane)) occupy(id);
       for (const auto* uses : {&instruction.reads, &instruction.writes}) {
@@ -359,14 +370,20 @@ class Machine {
       return;
     }
     if (instruction.op == Op::kCommit) {
-      std::map<std::pair<StateKind, std::int32_t>, std::vector<schedule::symbolic::SymbolicOps::Run>> runs;
+      std::map<std::pair<StateKind, std::int32_t>,
+               std::vector<schedule::symbolic::SymbolicOps::Run>>
+          runs;
       for (const schedule::symbolic::ReadValue& read : running_[id].reads) {
         auto& list = runs[{read.buffer->kind, read.buffer->unit}];
-        for (const schedule::symbolic::SymbolicOps::Run& run : schedule::symbolic::SymbolicOps::runs_of(read)) list.push_back(run);
+        for (const schedule::symbolic::SymbolicOps::Run& run :
+             schedule::symbolic::SymbolicOps::runs_of(read))
+          list.push_back(run);
       }
-      for (auto& [key, list] : runs) result_.committed[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
+      for (auto& [key, list] : runs)
+        result_.committed[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
     }
-    const symbolic::Emit emit = [&](const schedule::symbolic::WriteTarget& target, const schedule::symbolic::Part& part) {
+    const symbolic::Emit emit = [&](const schedule::symbolic::WriteTarget& target,
+                                    const schedule::symbolic::Part& part) {
       memory.write(*target.buffer, part);
     };
     const std::vector<schedule::symbolic::WriteTarget> writes = std::move(running_[id].writes);
@@ -399,12 +416,13 @@ class Machine {
   }
 
   void leave() {
-    using Runs = std::map<std::pair<StateKind, std::int32_t>, std::vector<schedule::symbolic::SymbolicOps::Run>>;
+    using Runs = std::map<std::pair<StateKind, std::int32_t>,
+                          std::vector<schedule::symbolic::SymbolicOps::Run>>;
     Runs runs;
     Runs found;
-    std::set<BufferId> replaced;  // homes whose twins hold what was made
+    std::set<BufferId> replaced;  // homes with a shadow that holds the update
     for (const Residency& residency : schedule_.exit) {
-      replaced.insert(schedule_.buffers.at(residency.home).twin_of);
+      replaced.insert(schedule_.buffers.at(residency.home).shadow_of);
     }
     bool pending = false;
     for (const Residency& residency : schedule_.exit) {
@@ -412,7 +430,8 @@ class Machine {
       const bool as_found = replaced.contains(home.id);
       const std::pair key(home.kind, home.unit);
       schedule::symbolic::ReadValue value{&home, 0, home.bytes, false, read_at_exit(home)};
-      for (const schedule::symbolic::SymbolicOps::Run& run : schedule::symbolic::SymbolicOps::runs_of(value)) {
+      for (const schedule::symbolic::SymbolicOps::Run& run :
+           schedule::symbolic::SymbolicOps::runs_of(value)) {
         (as_found ? found : runs)[key].push_back(run);
         CarriedState::State& left = as_found ? result_.after.found : result_.after.state;
         left[key].push_back({run.begin, run.end, run.term});
@@ -424,8 +443,10 @@ class Machine {
       const std::vector<schedule::symbolic::Part> parts = read_at_exit(buffer);
       if (parts.size() == 1) result_.after.clip = parts.front().term;
     }
-    for (auto& [key, list] : runs) result_.exit[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
-    for (auto& [key, list] : found) result_.found[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
+    for (auto& [key, list] : runs)
+      result_.exit[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
+    for (auto& [key, list] : found)
+      result_.found[key] = schedule::symbolic::SymbolicOps::fold(std::move(list));
     result_.losses = ops_.losses();
     for (const Buffer& buffer : schedule_.buffers) {
       if (!buffer.persistent || buffer.role != BufferRole::kLoss) continue;
@@ -453,7 +474,7 @@ class Machine {
   CounterRng random_;
   std::uint64_t draws_ = 0;
   std::vector<schedule::symbolic::SymbolicMemory> memory_;  // by rank
-  std::vector<LaneState> lanes_;        // by rank, lane
+  std::vector<LaneState> lanes_;                            // by rank, lane
   std::vector<bool> started_;
   std::vector<bool> done_;
   std::vector<Running> running_;

@@ -1,15 +1,15 @@
-// Runs a schedule over symbolic values: what would be computed, whatever the timing.
+// Runs a schedule over symbolic values, under any timing of its lanes. For tests only.
 //
-// Memory holds terms (128-bit hashes of how a value came about) at the actual places that the
-// schedule gave its buffers; copies move terms, compute makes new ones from what it reads. Two
-// schedules that end with equal terms compute the same bits wherever the kernels are deterministic:
-// this is how law 1 is proved without a kernel, and how mutations of schedules are judged. Shares
-// no code with link, pack or validate.
+// Memory holds terms (128-bit hashes of a value's history) at the actual places of the buffers.
+// Copies move terms; compute makes new terms from those that it reads. Two schedules that end with
+// equal terms compute the same bits if the kernels are deterministic. Tests prove law 1 in this way
+// without a kernel, and judge mutations of schedules. It shares no code with link, pack or
+// validate.
 //
-// What makes terms independent of placement: model state is elementwise (a piece of a unit carries
-// the unit's term and its element range; a window that its pieces tile has that one term); a
-// Recompute makes what Forward makes; values are named by role, kind, unit and micro-batch, never
-// by buffer, chunk, tier or rank.
+// Terms do not depend on placement. Model state is elementwise: a piece of a unit carries the
+// unit's term and its element range, and a window that its pieces tile has that one term. A
+// Recompute makes the same terms as its Forward. Values are named by role, kind, unit and
+// micro-batch, never by buffer, chunk, tier or rank.
 #pragma once
 
 #include <array>
@@ -31,7 +31,8 @@ struct Term {
   auto operator<=>(const Term&) const = default;
 };
 
-// How the lanes progress relative to each other. Every one respects lane order, deps and messages.
+// The progress of lanes relative to each other. Every timing respects lane order, deps and
+// messages.
 enum class Timing : std::uint8_t {
   kListOrder,  // one instruction at a time, as listed where possible
   kRandom,     // any possible start or end next
@@ -40,7 +41,7 @@ enum class Timing : std::uint8_t {
   kHoldBack,   // `lane` moves only when nothing else can
 };
 
-// What a schedule leaves in memory for the next one, as it lies there.
+// The memory that a schedule leaves for the next one.
 struct CarriedState {
   struct Run {
     std::uint64_t begin = 0;  // elements of the home
@@ -49,11 +50,12 @@ struct CarriedState {
   };
   using State = std::map<std::pair<StateKind, std::int32_t>, std::vector<Run>>;
   State state;  // by kind and unit
-  // Where what was made lies in twins: what was found, in the homes as ever.
+  // Speculative steps only: the state before the step, which stays in the homes.
   State found;
-  std::optional<Term> clip;  // the clip factor, where gradients wait for their update
+  std::optional<Term> clip;  // the clip factor, if gradients wait for their update
 
-  // What the next schedule finds where the twins do not take the place of the homes.
+  // The state for the next schedule if the update is dropped and homes and shadows keep their
+  // roles.
   CarriedState given_up() const;
 };
 
@@ -61,13 +63,14 @@ struct InterpretOptions {
   Timing timing = Timing::kListOrder;
   Lane lane = Lane::kCompute;  // of kRunAhead and kHoldBack
   std::uint64_t seed = 0;
-  // Guarded instructions whose guard is not taken have no effect.
+  // A guarded instruction has no effect if its guard is not taken.
   std::array<bool, kGuardCount> guards_taken{true, true, true, true};
-  // The clip factor turns out to be one: an update that reads it makes what one without it makes.
+  // The clip factor is one: an update that reads it makes the same term as one without it.
   bool clip_accepted = false;
   std::uint32_t storage_depth = 8;  // instructions in flight of a storage lane
   bool rendezvous = false;          // a send ends only when its receive has begun
-  // What the schedule before has left; null: symbols that stand for anything. Tokens are of `step`.
+  // The memory that the schedule before left; null: symbols for arbitrary values. Tokens are those
+  // of `step`.
   const CarriedState* before = nullptr;
   std::uint64_t step = 0;
 };
@@ -77,13 +80,13 @@ struct Interpretation {
   std::vector<std::string> errors;
   // State at exit, by kind and unit (homes named in `exit`, merged over chunks, tiers and ranks).
   std::map<std::pair<StateKind, std::int32_t>, Term> exit;
-  // State as it was found, where what was made lies in twins; likewise.
+  // Speculative steps: the state before the step, likewise.
   std::map<std::pair<StateKind, std::int32_t>, Term> found;
-  // What Commit found where it is kept, likewise.
+  // The state that Commit found at its places on storage, likewise.
   std::map<std::pair<StateKind, std::int32_t>, Term> committed;
   std::map<std::int32_t, Term> losses;  // by micro-batch
-  std::optional<Term> norm;             // what ClipFactor saw
-  CarriedState after;                   // what lies in the homes named in `exit`
+  std::optional<Term> norm;             // the input of ClipFactor
+  CarriedState after;                   // the content of the homes named in `exit`
 
   bool same_values(const Interpretation& other) const {
     return exit == other.exit && found == other.found && committed == other.committed &&

@@ -1,3 +1,6 @@
+// Memory as a map of byte ranges to cells. A write splits the cells that it overlaps; a read walks
+// the cells of its range, merges neighbours that continue one value, and reports holes, freed bytes
+// and bytes that another buffer has overwritten since.
 #include "engine/schedule/check/symbolic_memory.hpp"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// The interpreter's memory: terms by address (private to interpret).
+// The interpreter's memory: terms by address (private to interpret). An interval map of its own: it
+// shares no code with those of link and validate, so that one mistake cannot hide in all three.
 #pragma once
 
 #include <initializer_list>
@@ -25,8 +26,8 @@ class TermHash {
   Term state_{0x243f6a8885a308d3ull, 0x13198a2e03707344ull};
 };
 
-// Bytes [begin, end) of a value: those that lie at byte `origin` and on in the value's own extent
-// (for state: the unit's elements in the buffer's dtype; else the buffer).
+// Bytes [begin, end) of a buffer that hold a part of a value. The part begins at byte `origin` of
+// the value's own extent: of the unit's elements in the buffer's dtype for state, else the buffer.
 struct Part {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
@@ -39,13 +40,13 @@ class SymbolicMemory {
  public:
   explicit SymbolicMemory(const Schedule& schedule) : schedule_(schedule) {}
 
-  // Parts of [begin, end) of the buffer (offsets as in the buffer), neighbours merged. Where memory
-  // is not what the buffer's own writes left, `error` says why.
+  // Parts of [begin, end) of the buffer (offsets as in the buffer), neighbours merged. Sets `error`
+  // if the memory holds anything but the buffer's own writes.
   std::vector<Part> read(const Buffer& buffer, std::uint64_t begin, std::uint64_t end,
                          std::string& error) const;
   // part.begin and part.end are offsets in the buffer.
   void write(const Buffer& buffer, const Part& part);
-  // Whoever reads these bytes before the next write reads freed memory.
+  // Marks the buffer's bytes as freed: a read before the next write is an error.
   void poison(const Buffer& buffer);
 
  private:

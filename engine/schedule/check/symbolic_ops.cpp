@@ -1,3 +1,6 @@
+// Each op hashes the terms that it reads, together with its own name, into the terms that it
+// writes. Elementwise ops work on runs of elements and keep them apart, so that the cut into pieces
+// does not show. Reductions and passes fold all their input into one term.
 #include "engine/schedule/check/symbolic_ops.hpp"
 
 #include <algorithm>
@@ -15,20 +18,20 @@ std::uint64_t word(std::int32_t value) {
   return static_cast<std::uint64_t>(value);
 }
 
-// Byte 0 of a buffer of state or of what is saved, counted in bytes of its unit's; else 0.
+// The begin of a buffer of state or saved values, in bytes of its unit's extent; else 0.
 std::uint64_t extent_base(const Buffer& buffer) {
   const bool part = buffer.role == BufferRole::kState || buffer.role == BufferRole::kSaved;
   return part ? bytes_of(buffer.dtype, buffer.first_elem) : 0;
 }
 
-// A part that lies where it does not belong is another value.
+// A part at the wrong place of its value is another value.
 Term placed_term(const Buffer& buffer, const Part& part) {
   const std::uint64_t home = extent_base(buffer) + part.begin;
   if (part.origin == home) return part.term;
   return hash_words({kMoved, part.term.low, part.term.high, part.origin - home});
 }
 
-// All that one read says, for ops that take it as a whole.
+// One read as a single term, for ops that take it as a whole.
 Term whole_term(const ReadValue& read) {
   const Buffer& buffer = *read.buffer;
   const bool state = buffer.role == BufferRole::kState;
@@ -45,8 +48,9 @@ Term whole_term(const ReadValue& read) {
   return hash.value();
 }
 
+// Ops with the same arithmetic hash to the same word.
 std::uint64_t op_word(Op op) {
-  // A Recompute makes what Forward made; a head's Loss is its forward.
+  // A Recompute makes the terms of its Forward; a head's Loss is its forward pass.
   if (op == Op::kRecompute || op == Op::kLoss) op = Op::kForward;
   return static_cast<std::uint64_t>(op);
 }
@@ -86,6 +90,7 @@ bool is_one(const ReadValue& read) {
          placed_term(*read.buffer, read.parts[0]) == hash_words({kOne});
 }
 
+// Whether an update works on state of whole tensors.
 bool of_whole_tensors(const std::vector<ReadValue>& reads, const std::vector<WriteTarget>& writes) {
   const auto per_tensor = [](const auto& value) { return value.buffer->per_tensor; };
   return std::any_of(reads.begin(), reads.end(), per_tensor) ||
@@ -136,6 +141,8 @@ void SymbolicOps::apply(const Instruction& instruction, const std::vector<ReadVa
   }
 }
 
+// Copies are laid out like a stream of bytes: a part may fill several targets, and several parts
+// one target. Terms keep their origin, so a misplaced part is noticed when it is read.
 void SymbolicOps::copy(const std::vector<ReadValue>& reads, const std::vector<WriteTarget>& writes,
                        const Emit& emit) {
   std::size_t at = 0;        // write
@@ -171,6 +178,7 @@ std::vector<SymbolicOps::Run> SymbolicOps::runs_of(const ReadValue& read) {
   return runs;
 }
 
+// Sorted and merged runs have one hash for one content, whatever the pieces it came in.
 Term SymbolicOps::fold(std::vector<Run> runs) {
   std::sort(runs.begin(), runs.end());
   runs.erase(std::unique(runs.begin(), runs.end()), runs.end());
@@ -194,6 +202,8 @@ Term SymbolicOps::fold(std::vector<Run> runs) {
   return hash.value();
 }
 
+// Borders of all inputs cut the output into intervals with constant input terms. Each interval gets
+// one term that does not depend on how the op itself was cut into pieces.
 void SymbolicOps::elementwise(const Instruction& instruction, const std::vector<ReadValue>& reads,
                               const std::vector<WriteTarget>& writes, const Emit& emit) {
   struct Input {
@@ -242,7 +252,7 @@ void SymbolicOps::elementwise(const Instruction& instruction, const std::vector<
   }
 }
 
-// What is made of a unit as a whole: each result depends on all of every input.
+// Ops on a unit as a whole: each result depends on all of every input.
 void SymbolicOps::update_whole(const Instruction& instruction, const std::vector<ReadValue>& reads,
                                const std::vector<WriteTarget>& writes, const Emit& emit) {
   TermHash hash;
@@ -264,6 +274,8 @@ void SymbolicOps::update_whole(const Instruction& instruction, const std::vector
   }
 }
 
+// The term of each output names the pass, its inputs and the output's role. Workspace is scratch:
+// its term is unique to the instruction, so nothing else may depend on it.
 void SymbolicOps::compute(const Instruction& instruction, const std::vector<ReadValue>& reads,
                           const std::vector<WriteTarget>& writes, const Emit& emit) {
   TermHash hash;
@@ -271,7 +283,7 @@ void SymbolicOps::compute(const Instruction& instruction, const std::vector<Read
   hash.add(word(instruction.unit));
   hash.add(word(instruction.layer));
   hash.add(word(instruction.microbatch));
-  // What was saved counts as one, however it is cut.
+  // Saved values count as one input, whatever their cut.
   std::vector<Run> saved;
   for (const ReadValue& read : reads) {
     if (read.buffer->role == BufferRole::kSaved) {
@@ -299,6 +311,7 @@ void SymbolicOps::compute(const Instruction& instruction, const std::vector<Read
   }
 }
 
+// A partial remembers the gradient elements that it was taken of, for clip_factor().
 void SymbolicOps::grad_norm(const std::vector<ReadValue>& reads,
                             const std::vector<WriteTarget>& writes, const Emit& emit) {
   NormPartial partial;
@@ -314,6 +327,8 @@ void SymbolicOps::grad_norm(const std::vector<ReadValue>& reads,
   }
 }
 
+// The norm depends on the set of gradient elements under all partials, not on their cut. Bytes that
+// are no whole partial make it a different norm.
 void SymbolicOps::clip_factor(const std::vector<ReadValue>& reads,
                               const std::vector<WriteTarget>& writes, const Emit& emit) {
   std::vector<Run> runs;

@@ -1,4 +1,4 @@
-// What each op makes of the terms it reads (private to interpret).
+// The effect of each op on the terms that it reads (private to interpret).
 #pragma once
 
 #include <functional>
@@ -40,14 +40,14 @@ class SymbolicOps {
   // Moves bytes: the reads one after another, laid out over the writes.
   static void copy(const std::vector<ReadValue>& reads, const std::vector<WriteTarget>& writes,
                    const Emit& emit);
-  // Over state elements: each output element is a term of the input elements at its place. Gather
-  // takes the one that is there; others combine all, in order.
+  // Over state elements: each output element is a term of the input elements at its index. Gather
+  // takes the only input there; other ops combine all inputs, in order.
   static void elementwise(const Instruction& instruction, const std::vector<ReadValue>& reads,
                           const std::vector<WriteTarget>& writes, const Emit& emit);
-  // Each result depends on the whole of every input, however it came in pieces.
+  // Each result depends on the whole of every input, whatever its pieces.
   static void update_whole(const Instruction& instruction, const std::vector<ReadValue>& reads,
                            const std::vector<WriteTarget>& writes, const Emit& emit);
-  // The content of state as one term, whatever the chunks. Errors where elements overlap.
+  // The content of state as one term, whatever the chunks. Overlapping elements are an error.
   struct Run {
     std::int32_t unit = -1;
     std::uint64_t begin = 0;  // elements

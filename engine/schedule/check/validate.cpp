@@ -1,3 +1,9 @@
+// Runs the checks in order: structure, meaning, messages, places, contents.
+//
+// The core is HappensBefore, a vector clock for every instruction, computed here independently of
+// link's. The checks of places and contents first prove that conflicting uses are ordered by it.
+// Then every timing of the lanes has the same effect as list order, so the rest can be checked as
+// in a sequential program, once for each outcome of the guards.
 #include "engine/schedule/check/validate.hpp"
 
 #include <algorithm>
@@ -47,12 +53,14 @@ bool is_collective(Op op) {
   return op == Op::kGather || op == Op::kReduceScatter || op == Op::kAllReduce;
 }
 
+// Clocks count the instructions of each lane that are done. Ranks never mix, since deps stay within
+// a rank.
 HappensBefore::HappensBefore(const Schedule& schedule)
     : schedule_(schedule),
       position_(schedule.instructions.size()),
       start_(schedule.instructions.size()) {
-  // Of each lane so far: its length, what a next instruction knows that starts while the last one
-  // runs, and what is known at the last one's end.
+  // The state of each lane so far: its length; the knowledge of a next instruction that starts
+  // while the last one runs; and the knowledge at the last one's end.
   struct LaneTail {
     std::uint32_t length = 0;
     Counts start{};
@@ -66,8 +74,8 @@ HappensBefore::HappensBefore(const Schedule& schedule)
   for (const Instruction& instruction : schedule.instructions) {
     const auto lane = static_cast<std::size_t>(instruction.lane);
     LaneTail& tail = tails[static_cast<std::size_t>(instruction.rank)][lane];
-    // A pipelined lane starts an instruction while its predecessor runs, yet retires in order. It
-    // goes on before a Release that only retires behind a transfer.
+    // A pipelined lane starts an instruction while its predecessor runs, but retires in order. It
+    // does not wait for a Release that only retires behind a transfer.
     Counts& start = start_[instruction.id];
     start = lane_is_pipelined(instruction.lane) ? tail.start : tail.end;
     Counts onward = start;
@@ -100,7 +108,7 @@ std::vector<std::string> validate(const Schedule& schedule,
   for (const Instruction& instruction : schedule.instructions) {
     present[static_cast<std::size_t>(instruction.guard)] = true;
   }
-  // Every subset of the guards in use may say no; bit g of `refused`.
+  // Every subset of the guards in use may be refused; bit g of `refused` stands for guard g.
   for (unsigned refused = 0; refused < 1u << kGuardCount; ++refused) {
     std::array<bool, kGuardCount> taken{};
     bool possible = (refused & 1u) == 0;  // Guard::kNone always takes effect

@@ -1,9 +1,15 @@
-// Part of validate: races, and what values are where.
+// 586 lines because one walk over the list feeds all of its checks.
 //
-// One walk in list order. Every conflicting pair of uses must be ordered by HappensBefore; then all
+// Part of validate: races, and the content of buffers.
+//
+// One walk in list order. Every conflicting pair of uses must be ordered by HappensBefore. Then all
 // timings agree with list order, and the content of each byte range can be followed as in a
-// sequential program. Content is abstract: its version and, for gradients, the last micro-batch in
-// it.
+// sequential program. Content is abstract: a version and, for gradients, the last micro-batch in
+// the sum. Each byte range also remembers its uses since the last write, which are checked for
+// races and for writes that nobody reads.
+//
+// The interval map of spans is this file's own. It shares no code with those of link and
+// symbolic_memory on purpose: a mistake of link must not hide here.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -21,7 +27,7 @@ struct Content {
   bool written = false;
   std::int32_t version = 0;
   std::int32_t microbatch = -1;
-  InstructionId maker = kNoId;  // who computed it; copies keep it
+  InstructionId maker = kNoId;  // the instruction that computed it; copies keep it
   bool operator==(const Content&) const = default;
 };
 
@@ -372,7 +378,7 @@ class ContentCheck {
     return mixed ? std::nullopt : version;
   }
 
-  // Calls f(normed) for what GradNorm has seen of elements [begin, end) of the gradient of a unit.
+  // Calls f(normed) for the norms that GradNorm has taken inside elements [begin, end) of a unit.
   struct Normed {
     std::uint64_t end = 0;
     InstructionId maker = kNoId;
@@ -418,7 +424,7 @@ class ContentCheck {
       normed_[{buffer.rank, buffer.unit}][begin] = Normed{end, content.maker};
     });
   }
-  // What is applied is what the norm was taken of.
+  // The gradient that is applied is the one that the norm was taken of.
   void check_normed(const Instruction& instruction) {
     for_gradients(instruction, [&](const Buffer& buffer, std::uint64_t begin, std::uint64_t end,
                                    const Content& content) {
@@ -520,8 +526,8 @@ class ContentCheck {
     }
   }
 
-  // What waits for its update is complete, and what the norm was taken of; its clip factor waits
-  // too.
+  // A gradient that waits for its update is complete and unchanged since its norm; its clip factor
+  // waits too.
   void leave_pending(const Residency& residency) {
     const Buffer& home = schedule_.buffers[residency.home];
     for (const Buffer& buffer : schedule_.buffers) {
@@ -559,9 +565,10 @@ class ContentCheck {
   Problems& problems_;
   std::vector<Spans> spans_;
   std::vector<bool> released_;
-  std::vector<bool> outlives_;  // what it holds is of use after the schedule
+  std::vector<bool> outlives_;  // its content is used after the schedule
   bool all_taken_;
-  std::vector<std::optional<std::int32_t>> weight_version_;  // by rank: what compute reads
+  std::vector<std::optional<std::int32_t>>
+      weight_version_;  // by rank: the version that compute reads
   std::map<std::int32_t, std::int32_t> first_microbatch_, last_microbatch_;  // by rank: of sums
   std::map<RankUnit, std::map<std::uint64_t, Normed>> normed_;               // by first element
   std::map<std::int32_t, InstructionId> last_storage_write_, barrier_;       // by rank

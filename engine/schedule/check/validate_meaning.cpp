@@ -1,8 +1,9 @@
-// Part of validate: what an op's uses must have to do with each other and with the op.
+// Part of validate: whether the uses of an op fit each other and the op.
 //
-// A schedule that satisfies all orders may still read the wrong thing. What can be known without
-// the model: a copy's two ends correspond; what a unit or micro-batch made serves that unit or
-// micro-batch; every pass over a unit reads the same weights and inputs as its forward pass.
+// A schedule that satisfies all orders may still read the wrong buffer. These rules need no model:
+// the two ends of a copy correspond; values that a unit or micro-batch made serve that unit or
+// micro-batch; every pass over a unit reads the same weights and inputs as its forward pass. One
+// walk over the list checks them, after a first walk has noted the layout of all saved values.
 #include <algorithm>
 #include <map>
 #include <tuple>
@@ -45,9 +46,11 @@ class MeaningCheck {
  private:
   const Buffer& buffer_of(const Use& use) const { return schedule_.buffers[use.buffer]; }
   static bool is_state(const Buffer& buffer) { return buffer.role == BufferRole::kState; }
-  ElemRange elems_of(const Use& use) const { return sluice::schedule::elems_of(buffer_of(use), use); }
+  ElemRange elems_of(const Use& use) const {
+    return sluice::schedule::elems_of(buffer_of(use), use);
+  }
 
-  // A commit is of all the state that the step finds, in homes of the same elements.
+  // A commit names all state that the step finds, in homes of the same elements.
   void check_declared_commit() {
     if (schedule_.commit.empty()) return;
     std::map<std::tuple<std::int32_t, StateKind, std::int32_t>, std::pair<ElemRange, std::int32_t>>
@@ -69,7 +72,7 @@ class MeaningCheck {
     problems_.add("what is declared to be committed is not the state that the schedule finds");
   }
 
-  // What a micro-batch made is for that micro-batch.
+  // Values of a micro-batch serve that micro-batch only.
   void check_microbatch(const Instruction& instruction) {
     if (instruction.microbatch < 0) return;
     for (const auto* uses : {&instruction.reads, &instruction.writes}) {
@@ -85,11 +88,13 @@ class MeaningCheck {
     }
   }
 
-  // Of a value that may come in pieces: what lies before the range.
+  // For a value in pieces: the bytes before the range.
   static std::uint64_t bytes_before(const Buffer& buffer, const ByteRange& range) {
     return sluice::bytes_of(buffer.dtype, buffer.first_elem) + range.begin;
   }
 
+  // The ends of a copy hold the same part of the same value. State corresponds by kind, unit, dtype
+  // and elements; other values correspond by role, micro-batch and position.
   void check_copy(const Instruction& instruction) {
     if (instruction.reads.size() != instruction.writes.size()) {
       problems_.add(describe(instruction) + " copies to another number of places than from");
@@ -117,6 +122,7 @@ class MeaningCheck {
     }
   }
 
+  // A transfer that belongs to a unit moves only that unit's buffers.
   void check_unit(const Instruction& instruction) {
     if (instruction.unit < 0) return;
     for (const Use& use : instruction.reads) {
@@ -126,7 +132,7 @@ class MeaningCheck {
     }
   }
 
-  // Units whose weights and outputs an instruction reads.
+  // The units that an instruction reads weights and outputs of.
   struct Sources {
     std::vector<std::int32_t> weights;
     std::vector<std::int32_t> inputs;
@@ -135,6 +141,8 @@ class MeaningCheck {
     return std::includes(all.begin(), all.end(), part.begin(), part.end());
   }
 
+  // The first pass over a unit fixes its weights and inputs. Later passes may read fewer of them
+  // but no others. A pass also reads only its own saved values, context and output gradient.
   void check_compute(const Instruction& instruction) {
     if (instruction.unit < 0 || instruction.op == Op::kExternal) return;
     Sources sources;
@@ -170,8 +178,9 @@ class MeaningCheck {
     }
   }
 
-  // Ranges of what one unit and micro-batch saved; disjoint, ascending, none next to another.
+  // Ranges of the saved values of one unit and micro-batch: disjoint, ascending, none adjacent.
   using Ranges = std::map<std::uint64_t, std::uint64_t>;
+  // Merges the range with all ranges that it touches.
   static void add_range(Ranges& ranges, std::uint64_t begin, std::uint64_t end) {
     auto at = ranges.upper_bound(begin);
     if (at != ranges.begin() && std::prev(at)->second >= begin) --at;
@@ -183,12 +192,13 @@ class MeaningCheck {
     ranges[begin] = end;
   }
   using SavedKey = std::tuple<std::int32_t, std::int32_t, std::int32_t, Op>;
+  // Whether this half of backward reads the buffer.
   static bool serves(const Buffer& buffer, Op pass) {
     return buffer.used_by == SavedFor::kBoth ||
            (buffer.used_by == SavedFor::kBackwardInput) == (pass == Op::kBackwardInput);
   }
 
-  // What each half of backward has to read, by what buffers say of themselves.
+  // The saved ranges that each half of backward has to read, as the buffers declare them.
   void note_saved() {
     for (const Buffer& buffer : schedule_.buffers) {
       if (buffer.role != BufferRole::kSaved) continue;
@@ -200,7 +210,7 @@ class MeaningCheck {
     }
   }
 
-  // Neither too little nor what another half needs.
+  // A pass reads all its saved ranges, and none that only the other half needs.
   void check_saved(const Instruction& instruction) {
     if (instruction.op != Op::kBackwardInput && instruction.op != Op::kBackwardWeight) return;
     Ranges read;
@@ -216,7 +226,7 @@ class MeaningCheck {
     problems_.add(describe(instruction) + " does not read what its unit saved for it");
   }
 
-  // Updates: one unit, one range of elements, no kind twice; state of whole tensors is there whole.
+  // Updates: one unit, one range of elements, no kind twice; per-tensor state is used whole.
   void check_update(const Instruction& instruction) {
     std::vector<ElemRange> ranges;
     bool one_range = true;
@@ -255,6 +265,7 @@ class MeaningCheck {
     problems_.add(describe(instruction) + " mixes units, kinds or element ranges");
   }
 
+  // Whether the use covers all of a per-tensor buffer.
   static bool covers_all(const Buffer& buffer, const Use& use) {
     return sluice::schedule::elems_of(buffer, use) == ElemRange{0, buffer.elems};
   }

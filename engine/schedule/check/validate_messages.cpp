@@ -1,4 +1,8 @@
-// Part of validate: messages meet, and nobody waits in a circle.
+// Part of validate: every message has its other end, and no instructions wait in a circle.
+//
+// The k-th send of a channel meets its k-th receive, and the n-th collective of a group is one
+// meeting of all members. Each meeting becomes one node of a wait graph with the deps and lane
+// orders as edges. A topological sort of the graph proves the absence of deadlock.
 #include <algorithm>
 #include <map>
 #include <tuple>
@@ -9,8 +13,8 @@
 namespace sluice::schedule::validation {
 namespace {
 
-// Instructions that can only end together: a send and its receive, the members of a collective.
-// Taking them as one node of the wait graph assumes the worst: a send that blocks until received.
+// Instructions that can only end together: a send and its receive, or the members of a collective.
+// As one node of the wait graph they stand for the worst case, a send that blocks until received.
 class Meetings {
  public:
   Meetings(const Schedule& schedule, Problems& problems)
@@ -26,6 +30,7 @@ class Meetings {
   // Direction (forward, backward), sender, receiver, tag: a first-in first-out channel.
   using Channel = std::tuple<bool, std::int32_t, std::int32_t, std::int32_t>;
 
+  // First in, first out in each channel. Both ends must agree on the bytes.
   void match_messages() {
     std::map<Channel, std::vector<InstructionId>> sends;
     std::map<Channel, std::vector<InstructionId>> receives;
@@ -141,7 +146,7 @@ void check_messages(const Schedule& schedule, Problems& problems) {
     previous = instruction.id;
     for (const InstructionId dep : instruction.deps) add_edge(dep, instruction.id);
   }
-  // Kahn's topological sort; what is left over waits in a circle.
+  // Kahn's topological sort; the nodes left over wait in a circle.
   std::vector<InstructionId> ready;
   std::vector<bool> done(count, false);
   for (InstructionId i = 0; i < count; ++i) {

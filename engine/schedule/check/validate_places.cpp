@@ -1,4 +1,8 @@
-// Part of validate: no two buffers meet in memory, and all memory is inside the budgets.
+// Part of validate: no two live buffers overlap in memory, and all memory is inside the budgets.
+//
+// One walk in list order. A buffer takes its memory at its first write. The Release of every buffer
+// that held any of these bytes just before must then be done, whatever the timing. Holders before
+// those need no check of their own, since the previous holders waited for them.
 #include <algorithm>
 #include <map>
 #include <vector>
@@ -25,7 +29,7 @@ class Places {
         release_(schedule.buffers.size(), kNoId),
         previous_(schedule.buffers.size()) {}
 
-  // In list order: a buffer takes its memory at its first write.
+  // Walks in list order: a buffer takes its memory at its first write.
   void run() {
     std::vector<bool> placed(schedule_.buffers.size(), false);
     for (const Buffer& buffer : schedule_.buffers) {
@@ -50,6 +54,7 @@ class Places {
   }
 
  private:
+  // A window takes several ranges of memory, one for each slot.
   void take(const Buffer& buffer) {
     auto& memory = memories_[static_cast<std::size_t>(buffer.rank)];
     for (const MemoryRange& range : place_of(schedule_, buffer)) {
@@ -57,6 +62,8 @@ class Places {
     }
   }
 
+  // Gives the range to the buffer. Holders that it meets are noted; their parts outside the range
+  // stay with them.
   void take_range(Memory& memory, std::uint64_t begin, std::uint64_t end, const Buffer& buffer) {
     auto at = memory.lower_bound(begin);
     if (at != memory.begin() && std::prev(at)->second.end > begin) --at;
@@ -71,7 +78,7 @@ class Places {
     memory[begin] = Holder{end, buffer.id};
   }
 
-  // `buffer` takes memory that `earlier` held last.
+  // Checks that `buffer` may take memory that `earlier` held last.
   void note_meeting(const Buffer& buffer, const Buffer& earlier) {
     if (earlier.persistent || release_[earlier.id] == kNoId) {
       problems_.add(describe(buffer) + " and " + describe(earlier) +
@@ -82,7 +89,7 @@ class Places {
     if (std::find(list.begin(), list.end(), earlier.id) == list.end()) list.push_back(earlier.id);
   }
 
-  // Earlier holders than the previous ones are ordered through these.
+  // Holders before the previous ones are ordered through these.
   void check_order(const Instruction& instruction, const Buffer& buffer) {
     for (const BufferId earlier : previous_[buffer.id]) {
       if (order_.done_before(release_[earlier], instruction.id)) continue;
@@ -96,9 +103,10 @@ class Places {
   Problems& problems_;
   std::vector<std::array<Memory, kMemoryCount>> memories_;  // by rank
   std::vector<InstructionId> release_;
-  std::vector<std::vector<BufferId>> previous_;  // who held the memory just before
+  std::vector<std::vector<BufferId>> previous_;  // the buffers that held its memory just before
 };
 
+// A window has enough distinct slots that exist. Any other buffer lies inside its tier's arena.
 void check_inside(const Schedule& schedule, const Buffer& buffer, Problems& problems) {
   if (buffer.window) {
     std::vector<std::uint32_t> slots = buffer.slots;

@@ -1,4 +1,6 @@
-// Part of validate: everything an instruction names exists and fits.
+// Part of validate: everything that an instruction names exists and fits. Ids are indices, ranges
+// lie inside buffers, deps point backwards, and each transient buffer has one Release. The other
+// checks rely on these facts and run only if this one finds nothing.
 #include <algorithm>
 #include <cmath>
 #include <tuple>
@@ -9,20 +11,22 @@
 namespace sluice::schedule::validation {
 namespace {
 
-// Between steps a twin and its home change roles: nothing but their places may tell them apart.
-void check_twin(const Schedule& schedule, const Buffer& twin, Problems& problems) {
-  if (twin.twin_of == kNoId) return;
+// A shadow and its home change roles between steps, so they may differ in nothing but their places.
+void check_shadow(const Schedule& schedule, const Buffer& shadow, Problems& problems) {
+  if (shadow.shadow_of == kNoId) return;
   const auto shape = [](const Buffer& buffer) {
     return std::tuple(buffer.role, buffer.kind, buffer.unit, buffer.rank, buffer.tier, buffer.dtype,
                       buffer.bytes, buffer.elems, buffer.window, buffer.per_tensor,
                       buffer.persistent);
   };
-  const bool fits = twin.twin_of < twin.id && twin.role == BufferRole::kState && twin.persistent &&
-                    schedule.buffers[twin.twin_of].twin_of == kNoId &&
-                    shape(schedule.buffers[twin.twin_of]) == shape(twin);
-  if (!fits) problems.add(describe(twin) + " is no twin of the home that it names");
+  const bool fits = shadow.shadow_of < shadow.id && shadow.role == BufferRole::kState &&
+                    shadow.persistent && schedule.buffers[shadow.shadow_of].shadow_of == kNoId &&
+                    shape(schedule.buffers[shadow.shadow_of]) == shape(shadow);
+  if (!fits) problems.add(describe(shadow) + " is no shadow of the home that it names");
 }
 
+// Every buffer has its index as id, an existing rank, a size, and a sensible number of versions.
+// State also has a kind, a unit, and room for its elements.
 void check_buffers(const Schedule& schedule, Problems& problems) {
   for (std::size_t i = 0; i < schedule.buffers.size(); ++i) {
     const Buffer& buffer = schedule.buffers[i];
@@ -39,7 +43,7 @@ void check_buffers(const Schedule& schedule, Problems& problems) {
       problems.add(describe(buffer) + " has " + std::to_string(buffer.versions) +
                    " versions; persistent buffers on storage have one or two, others one");
     }
-    check_twin(schedule, buffer, problems);
+    check_shadow(schedule, buffer, problems);
     if (buffer.role == BufferRole::kSaved && buffer.elems > 0 &&
         bytes_of(buffer.dtype, buffer.elems) != buffer.bytes) {
       problems.add(describe(buffer) + " is not as large as its elements");
@@ -55,6 +59,7 @@ void check_buffers(const Schedule& schedule, Problems& problems) {
   }
 }
 
+// A use names an existing buffer of the same rank, stays inside it, and splits no element of state.
 void check_uses(const Schedule& schedule, const Instruction& instruction, Problems& problems) {
   for (const auto* uses : {&instruction.reads, &instruction.writes}) {
     for (const Use& use : *uses) {
@@ -78,6 +83,8 @@ void check_uses(const Schedule& schedule, const Instruction& instruction, Proble
   }
 }
 
+// Deps point to earlier instructions of the same rank. So the list itself is a sequential order of
+// all deps, and cycles are impossible within a rank.
 void check_instructions(const Schedule& schedule, Problems& problems) {
   for (std::size_t i = 0; i < schedule.instructions.size() && !problems.full(); ++i) {
     const Instruction& instruction = schedule.instructions[i];
@@ -107,6 +114,7 @@ void check_instructions(const Schedule& schedule, Problems& problems) {
   }
 }
 
+// Every transient buffer has exactly one Release, and persistent buffers have none.
 void check_releases(const Schedule& schedule, Problems& problems) {
   std::vector<int> releases(schedule.buffers.size());
   for (const Instruction& instruction : schedule.instructions) {
@@ -125,6 +133,7 @@ void check_releases(const Schedule& schedule, Problems& problems) {
   }
 }
 
+// Entry, exit and commit name homes that can hold that state.
 void check_residencies(const Schedule& schedule, Problems& problems) {
   for (const auto* list : {&schedule.entry, &schedule.exit, &schedule.commit}) {
     for (const Residency& residency : *list) {
@@ -141,8 +150,8 @@ void check_residencies(const Schedule& schedule, Problems& problems) {
       } else if ((list == &schedule.commit) ? home.versions != 2 : home.log_copy) {
         problems.add(describe(home) + " cannot hold state " +
                      (list == &schedule.commit ? "that is committed" : "between steps"));
-      } else if (list == &schedule.entry && home.twin_of != kNoId) {
-        problems.add(describe(home) + " is a twin: what a schedule finds is in the other home");
+      } else if (list == &schedule.entry && home.shadow_of != kNoId) {
+        problems.add(describe(home) + " is a shadow: what a schedule finds is in the other home");
       }
     }
   }

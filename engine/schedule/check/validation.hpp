@@ -1,4 +1,4 @@
-// The parts of validate (private to it): what was found, and what is known to happen before what.
+// The parts of validate (private to it): the problems found, and the order of events.
 #pragma once
 
 #include <array>
@@ -44,11 +44,11 @@ bool is_send(Op op);
 bool is_receive(Op op);
 bool is_collective(Op op);
 
-// Which instructions of the same rank are done before one starts: by lane order and deps.
+// The instructions of a rank that are done before another one starts, by lane order and deps.
 class HappensBefore {
  public:
   explicit HappensBefore(const Schedule& schedule);
-  // `before` is done whenever `after` starts. Both of one rank.
+  // Whether `before` is done whenever `after` starts. Precondition: both are of one rank.
   bool done_before(InstructionId before, InstructionId after) const {
     return position_[before] <=
            start_[after][static_cast<std::size_t>(schedule_.instructions[before].lane)];
@@ -65,7 +65,7 @@ class HappensBefore {
 void check_structure(const Schedule& schedule, Problems& problems);
 // Sends and receives, collectives, absence of cycles.
 void check_messages(const Schedule& schedule, Problems& problems);
-// Whether each op's uses correspond: copies like to like, units and micro-batches their own.
+// Whether each op's uses fit together: copies move like to like, within one unit and micro-batch.
 void check_meaning(const Schedule& schedule, Problems& problems);
 // Races and values: for one outcome of the guards (guard g takes effect where taken[g]).
 void check_contents(const Schedule& schedule, const HappensBefore& order,

@@ -1,3 +1,11 @@
+// Plans all moves first, then emits them as the generator passes by.
+//
+// The constructor numbers the visits and lists, for each value that may leave the device, the
+// visits that touch it. plan_moves() looks at every gap between two touches. A value leaves if the
+// gap is long enough: its copy is emitted one visit behind its making, its device memory is free
+// after the visit that used it last, and its fetch is emitted `prefetch` visits ahead. spill() and
+// fetch() then emit the planned moves at their visits. Storage is reached through pieces in pinned
+// memory.
 #include "engine/schedule/compile/activation_stream.hpp"
 
 #include <algorithm>
@@ -8,8 +16,8 @@
 namespace sluice::schedule {
 namespace {
 
-// What a piece of activations has for each element that a piece of state has: as many bytes as
-// fp32, so that their rings in pinned memory are of one size.
+// Bytes in a piece of activations for each element in a piece of state. With the size of fp32, the
+// rings of both in pinned memory have the same size.
 constexpr std::uint64_t kBytesPerPieceElem = 4;
 
 }  // namespace
@@ -39,13 +47,16 @@ ActivationStream::ActivationStream(StepBuilder& builder, const std::vector<Pass>
   for (const auto& [key, visits] : uses) plan_moves(key, visits);
 }
 
+// Looks at each gap between two touches of one value. The first gap that is long enough causes the
+// copy; later gaps only free the device memory again, since the copy stays valid.
 void ActivationStream::plan_moves(const ActivationKey& key, const Visits& visits) {
   const auto ahead = static_cast<std::size_t>(builder_.options().prefetch);
   const std::size_t behind = std::min<std::size_t>(ahead, 1);
   const std::size_t sent = visits.front().visit + behind;
   bool is_sent = false;
   for (std::size_t i = 0; i + 1 < visits.size(); ++i) {
-    // It lives until both its use and its copy are done; away for at least one visit, or not.
+    // Device memory is freed when both the use and the copy are done. A move is worth while only if
+    // the value is away for at least one visit.
     const std::size_t gone = std::max(visits[i].visit, sent);
     if (visits[i + 1].visit < gone + 2 + ahead) continue;
     if (!is_sent) sent_after_[sent].push_back(key);
@@ -55,7 +66,8 @@ void ActivationStream::plan_moves(const ActivationKey& key, const Visits& visits
   }
 }
 
-// `prefetch` visits earlier; as near to that visit's end as the use is to its own visit's.
+// The pass before which a fetch starts: `prefetch` visits ahead of the use, and as near to that
+// visit's end as the use is to the end of its own.
 std::size_t ActivationStream::pass_that_brings(const Touch& use) const {
   const std::size_t visit = use.visit - static_cast<std::size_t>(builder_.options().prefetch);
   const std::size_t begin = first_pass_[visit];
@@ -65,6 +77,7 @@ std::size_t ActivationStream::pass_that_brings(const Touch& use) const {
   return std::max(begin, end - std::min(end, to_end));
 }
 
+// Runs once at the begin of a visit, for the visit that has just ended.
 void ActivationStream::spill(std::size_t index) {
   if (index == 0 || !begins_visit(index)) return;
   const std::size_t visit = visit_of_[index - 1];
@@ -76,6 +89,7 @@ void ActivationStream::fetch(std::size_t index) {
   for (const ActivationKey& key : brought_before_[index]) bring(key);
 }
 
+// Copies a value to its waiting tier; the device buffer lives until its last use in list order.
 void ActivationStream::send(const ActivationKey& key) {
   const BufferId from = device_(key);
   SLUICE_CHECK(from != kNoId);
@@ -88,6 +102,7 @@ void ActivationStream::send(const ActivationKey& key) {
                 {home, 0, bytes}, bytes);
 }
 
+// To storage through pieces in pinned memory.
 void ActivationStream::send_in_pieces(const ActivationKey& key, BufferId from) {
   const BufferId home = away_.at(key);
   const std::vector<ElemRange> ranges = pieces(bytes_of(from));
@@ -108,6 +123,7 @@ void ActivationStream::send_in_pieces(const ActivationKey& key, BufferId from) {
       [](std::size_t) {});
 }
 
+// Fetches a value into a new device buffer.
 void ActivationStream::bring(const ActivationKey& key) {
   const BufferId home = away_.at(key);
   const std::uint64_t bytes = builder_.buffer(home).bytes;
@@ -118,6 +134,7 @@ void ActivationStream::bring(const ActivationKey& key) {
                 {to, 0, bytes}, bytes);
 }
 
+// From storage through pieces in pinned memory.
 void ActivationStream::bring_in_pieces(const ActivationKey& key, BufferId to) {
   const BufferId home = away_.at(key);
   const std::vector<ElemRange> ranges = pieces(bytes_of(to));
@@ -138,7 +155,7 @@ void ActivationStream::bring_in_pieces(const ActivationKey& key, BufferId to) {
       [](std::size_t) {});
 }
 
-// For a range of a value that lies elsewhere. Its elements are bytes.
+// A buffer for a range of a value that lies in another tier. Its elements are bytes.
 BufferId ActivationStream::add_place(BufferId value, Tier tier, ElemRange bytes) {
   const Buffer& of = builder_.buffer(value);
   Buffer buffer;
@@ -159,7 +176,7 @@ Use ActivationStream::part(BufferId id, ElemRange bytes) const {
   return {id, bytes.begin - builder_.buffer(id).first_elem, bytes.elems()};
 }
 
-// Of what is saved: bytes of the whole region.
+// The bytes that a buffer holds; for saved values, within the unit's whole saved region.
 ElemRange ActivationStream::bytes_of(BufferId id) const {
   const Buffer& buffer = builder_.buffer(id);
   return {buffer.first_elem, buffer.first_elem + buffer.bytes};

@@ -1,17 +1,17 @@
-// What passes leave for later passes, between its uses: on the device, or away.
+// Moves activations off the device between their uses, and back.
 //
-// A *visit* is the passes over one unit and micro-batch that follow each other. What a visit leaves
-// (a unit's output, the gradient of it, what its forward pass saved) is used by other visits, known
-// in advance. Where a placement says so and the next use is far, it goes down once, to pinned
-// memory or through it to storage in pieces, its device memory is given up, and it comes up again
-// into a fresh buffer some visits ahead of each later use. What comes back before its memory would
-// have served anybody stays.
+// A *visit* is a run of consecutive passes over one unit and micro-batch. A visit leaves values for
+// other visits: a unit's output, its gradient, and the values that forward saves. The visits that
+// use them are known in advance. If the placement says so and the next use is far, a value is
+// written once to pinned memory, or through it to storage in pieces, and its device memory is
+// freed. It comes back into a new buffer some visits ahead of each later use. A value that would
+// come back before its memory had served another buffer stays.
 //
-// List order is what decides lifetimes (ARCHITECTURE, "Lifetimes come from list order"): a spill is
-// emitted a visit behind the pass that made the value, so that the next visit need not wait for the
-// copy, and a fetch `prefetch` visits ahead of its use. What only the second half of a backward
-// visit reads comes as much later, so that it does not lie beside what only the first half reads.
-// With a prefetch of 0 both are immediate, which takes the least memory.
+// List order decides lifetimes. A spill is emitted one visit behind the pass that made the value,
+// so that the next visit need not wait for the copy. A fetch is emitted `prefetch` visits ahead of
+// its use. A value that only the second half of a backward visit reads is fetched later by that
+// half, so that it does not lie beside values of the first half. With a prefetch of 0 both are
+// immediate, which takes the least memory.
 #pragma once
 
 #include <functional>
@@ -22,8 +22,8 @@
 
 namespace sluice::schedule {
 
-// One thing that a pass leaves: kActivation and kGradOut (of the unit's output) or kSaved, of which
-// there may be several (saved_values.hpp).
+// One value that a pass leaves: kActivation, kGradOut (of the unit's output), or one of the unit's
+// kSaved values (saved_values.hpp).
 struct ActivationKey {
   BufferRole role = BufferRole::kActivation;
   std::int32_t unit = 0;
@@ -39,22 +39,22 @@ class ActivationStream {
     std::int32_t microbatch = 0;
     std::vector<ActivationKey> touches;  // read or made
   };
-  // The device buffer that holds the value now; the stream reads it to spill, and replaces it where
-  // it fetches. kNoId while the value is away.
+  // The device buffer that holds the value now. The stream reads it to spill and replaces it when
+  // it fetches. kNoId while the value is off the device.
   using DeviceBuffer = std::function<BufferId&(const ActivationKey&)>;
-  // Where it waits.
+  // The tier where the value waits.
   using WaitingTier = std::function<Tier(const ActivationKey&)>;
 
-  // passes: of the whole schedule, in order.
+  // passes: all passes of the schedule, in order.
   ActivationStream(StepBuilder& builder, const std::vector<Pass>& passes, DeviceBuffer device,
                    WaitingTier tier);
-  // Before pass `index` is emitted and before what it fetches otherwise: spills that are due.
+  // Call before pass `index` and its other fetches are emitted. Emits the spills that are due.
   void spill(std::size_t index);
-  // Before pass `index` is emitted: fetches that start here, for it and ahead of it.
+  // Call before pass `index` is emitted. Emits the fetches that start here, for it and later ones.
   void fetch(std::size_t index);
 
  private:
-  // A visit that touches one thing, and the first of its passes that does.
+  // A visit that touches one value, and the first of its passes that does.
   struct Touch {
     std::size_t visit = 0;
     std::size_t pass = 0;
@@ -81,9 +81,9 @@ class ActivationStream {
   std::vector<std::size_t> first_pass_;  // by visit; the number of passes behind the last
   // By visit.
   std::vector<std::vector<ActivationKey>> sent_after_;
-  std::vector<std::vector<ActivationKey>> gone_after_;      // their device memory is given up
+  std::vector<std::vector<ActivationKey>> gone_after_;      // their device memory is freed
   std::vector<std::vector<ActivationKey>> brought_before_;  // by pass
-  std::map<ActivationKey, BufferId> away_;                  // where what was sent lies
+  std::map<ActivationKey, BufferId> away_;                  // the buffers that hold spilled values
 };
 
 }  // namespace sluice::schedule

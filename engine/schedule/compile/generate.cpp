@@ -1,3 +1,14 @@
+// Generates the schedules of a run by walking its compute passes in order.
+//
+// A step is a list of compute items: the passes of all units over all micro-batches, by micro-batch
+// or by unit. The generator visits the items in that order. Before each it lets the streams emit
+// the transfers that start there: spills and fetches of activations, fetches of weights, and a
+// share of a save. Then it emits the pass with the buffers that it reads and writes, and sends its
+// gradients on their path. Updates go where the options place them: behind the backward pass, right
+// behind each completed gradient, or in front of the next step's use of the weights.
+//
+// The order of emission is one possible sequential execution; link and pack turn it into lanes with
+// dependencies and places.
 #include "engine/schedule/compile/generate.hpp"
 
 #include <algorithm>
@@ -6,10 +17,14 @@
 
 #include "base/error.hpp"
 #include "engine/schedule/compile/activation_stream.hpp"
+#include "engine/schedule/compile/gradient_path.hpp"
 #include "engine/schedule/compile/link.hpp"
 #include "engine/schedule/compile/pack.hpp"
 #include "engine/schedule/compile/saved_values.hpp"
+#include "engine/schedule/compile/state_save.hpp"
 #include "engine/schedule/compile/step_builder.hpp"
+#include "engine/schedule/compile/update_stream.hpp"
+#include "engine/schedule/compile/weight_stream.hpp"
 
 namespace sluice::schedule {
 namespace {
@@ -31,7 +46,7 @@ struct MicrobatchBuffers {
 
 class StepGenerator {
  public:
-  // pending: an update of the step before waits to be made first.
+  // pending: the update of the step before is made first.
   StepGenerator(const StepModel& model, const StepOptions& options, bool pending = false)
       : model_(model),
         options_(options),
@@ -44,6 +59,8 @@ class StepGenerator {
     }
   }
 
+  // The items of all passes come first, then the fold of tied gradients and the clip factor, which
+  // needs all norms. Updates that are not placed elsewhere end the step.
   Schedule training_step(bool saves) {
     if (saves) saver_.emplace(builder_);
     emit_items(options_.order == ComputeOrder::kUnit ? items_by_unit() : items_by_microbatch());
@@ -57,7 +74,7 @@ class StepGenerator {
     return builder_.finish({pending_, leaves, carries && !pending_ ? 0 : 1});
   }
 
-  // Only the update that waits, or is made once more.
+  // The pending update alone, or the update made once more.
   Schedule drain() {
     emit_remaining_updates();
     return builder_.finish({true, false, 1});
@@ -84,6 +101,7 @@ class StepGenerator {
     return options_.recompute && footprint(unit).recomputable;
   }
 
+  // One micro-batch passes through all units and back before the next one starts.
   std::vector<ComputeItem> items_by_microbatch() const {
     const std::int32_t head = units() - 1;
     std::vector<ComputeItem> items;
@@ -95,7 +113,8 @@ class StepGenerator {
     return items;
   }
 
-  // The head's passes of one micro-batch stay together: what it saves is the largest of all units.
+  // The head's passes of one micro-batch stay together, since the head saves more than any other
+  // unit.
   std::vector<ComputeItem> items_by_unit() const {
     const std::int32_t head = units() - 1;
     std::vector<ComputeItem> items;
@@ -113,13 +132,16 @@ class StepGenerator {
     return items;
   }
 
+  // A recomputed unit first makes its saved values again. The gradient of the input comes before
+  // that of the weights, since the unit below waits for it.
   void append_backward(std::vector<ComputeItem>& items, std::int32_t unit, std::int32_t mb) const {
     if (recomputed(unit)) items.push_back({Op::kRecompute, unit, mb});
     if (footprint(unit).has_input) items.push_back({Op::kBackwardInput, unit, mb});
     items.push_back({Op::kBackwardWeight, unit, mb});
   }
 
-  // The head's weight gradient needs its logits again; other units' needs no weights.
+  // The head's weight gradient computes its logits again, which needs weights. The weight gradients
+  // of other units need none.
   std::vector<std::int32_t> weights_read(const ComputeItem& item) const {
     const UnitFootprint& unit = footprint(item.unit);
     if (item.op == Op::kBackwardWeight && !unit.is_head) return {};
@@ -129,13 +151,14 @@ class StepGenerator {
     return read;
   }
 
+  // Forward passes write all saved values. Each half of backward reads those that serve it.
   static bool touches(Op pass, const SavedValue& value) {
     if (pass == Op::kBackwardInput) return value.used_by != SavedFor::kBackwardWeight;
     if (pass == Op::kBackwardWeight) return value.used_by != SavedFor::kBackwardInput;
     return true;
   }
 
-  // What it reads of other passes, and makes for them.
+  // The activations that an item reads from other passes or makes for them.
   std::vector<ActivationKey> activations(const ComputeItem& item) const {
     const UnitFootprint& unit = footprint(item.unit);
     std::vector<ActivationKey> keys;
@@ -147,7 +170,7 @@ class StepGenerator {
     touch(BufferRole::kActivation, before, input_bytes);
     if (item.op == Op::kForward) {
       touch(BufferRole::kActivation, item.unit, unit.output_bytes);
-      if (recomputed(item.unit)) return keys;  // what it saves is made again
+      if (recomputed(item.unit)) return keys;  // Recompute makes the saved values again
     }
     const std::vector<SavedValue>& values = saved_values_[static_cast<std::size_t>(item.unit)];
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -172,6 +195,7 @@ class StepGenerator {
     return saved_values_[static_cast<std::size_t>(key.unit)][static_cast<std::size_t>(key.value)]
         .tier;
   }
+  // The stream sees all passes with the values that they touch, and so knows every next use.
   ActivationStream make_activations(const std::vector<ComputeItem>& items) {
     std::vector<ActivationStream::Pass> passes;
     for (const ComputeItem& item : items) {
@@ -182,7 +206,7 @@ class StepGenerator {
             [this](const ActivationKey& key) { return waiting_tier(key); }};
   }
 
-  // In the order in which they become possible (in the backward pass) or needed.
+  // Updates in the order in which they become possible (in the backward pass) or are needed.
   UpdateStream make_updates() {
     const bool in_backward = updates_in_backward();
     std::vector<std::int32_t> order(model_.units.size());
@@ -191,17 +215,21 @@ class StepGenerator {
     return {builder_, std::move(order), !in_backward, !in_backward};
   }
   void emit_remaining_updates() { updates_.emit_through(updates_in_backward() ? 0 : units() - 1); }
-  // What waits at entry is the update of a step that has ended.
+  // An update that is pending at entry belongs to a step that has ended, so it is not one of these.
   bool updates_in_backward() const {
     return !pending_ && (options_.update == UpdatePlacement::kInBackward ||
                          options_.update == UpdatePlacement::kSpeculative);
   }
-  // Where the unit's gradient is complete once this item is done. A tied embedding's is not.
+  // Whether the unit's gradient is complete after this item. A tied embedding's is complete only
+  // after its fold.
   bool completes_gradient(const ComputeItem& item) const {
     return item.op == Op::kBackwardWeight && item.microbatch + 1 == options_.microbatches &&
            !(item.unit == 0 && model_.tied_elems > 0);
   }
 
+  // Emits the items in order, each with the transfers that start there. The order of the calls is
+  // part of the design: memory of spilled values is freed before weights are fetched, and both
+  // before activations come back.
   void emit_items(const std::vector<ComputeItem>& items) {
     std::vector<std::vector<std::int32_t>> uses;
     for (const ComputeItem& item : items) uses.push_back(weights_read(item));
@@ -225,13 +253,13 @@ class StepGenerator {
     }
   }
 
-  // Before anything makes new state.
+  // Ends the save, before any instruction makes new state.
   void commit() {
     if (saver_) saver_->commit();
     saver_.reset();
   }
 
-  // Its buffers so far; at its first pass they are made, and its tokens fetched.
+  // Selects the micro-batch's buffers. At its first pass creates them and uploads its tokens.
   void enter_microbatch(const ComputeItem& item) {
     const auto mb = static_cast<std::size_t>(item.microbatch);
     if (buffers_.size() <= mb) buffers_.resize(mb + 1);
@@ -255,7 +283,7 @@ class StepGenerator {
     return builder_.add_device(role, Category::kActivation, bytes, unit, item.microbatch);
   }
 
-  // What one pass touches, and what follows it.
+  // The buffers that one pass touches, and the gradients that follow it.
   struct PassUses {
     std::vector<BufferId> reads;
     std::vector<BufferId> writes;
@@ -274,6 +302,7 @@ class StepGenerator {
     uses.writes.insert(uses.writes.end(), saved.begin(), saved.end());
   }
 
+  // Adds the saved values that serve this half of backward.
   void read_saved(const ComputeItem& item, PassUses& uses) const {
     const auto at = static_cast<std::size_t>(item.unit);
     for (std::size_t i = 0; i < saved_values_[at].size(); ++i) {
@@ -281,6 +310,8 @@ class StepGenerator {
     }
   }
 
+  // A head reads the targets and writes a loss. Other units write an output, except in a Recompute,
+  // which only makes the saved values again.
   void use_forward(const ComputeItem& item, PassUses& uses) {
     const auto at = static_cast<std::size_t>(item.unit);
     const UnitFootprint& unit = footprint(item.unit);
@@ -297,6 +328,8 @@ class StepGenerator {
     make_saved(item, uses);
   }
 
+  // Writes the gradient of the unit's input, which is the output gradient of the unit below, and
+  // the context that the weight gradient needs.
   void use_backward_input(const ComputeItem& item, PassUses& uses) {
     const auto at = static_cast<std::size_t>(item.unit);
     const UnitFootprint& unit = footprint(item.unit);
@@ -309,6 +342,7 @@ class StepGenerator {
     uses.writes = {now_->grad_output[at - 1], now_->context[at]};
   }
 
+  // Writes the weight gradient to a window, and that of a tied head also to the tied unit's window.
   void use_backward_weight(const ComputeItem& item, PassUses& uses) {
     const auto at = static_cast<std::size_t>(item.unit);
     const UnitFootprint& unit = footprint(item.unit);
@@ -325,6 +359,8 @@ class StepGenerator {
     if (unit.borrows >= 0) target(builder_.tied_unit());
   }
 
+  // Emits one pass, then the download of its loss and the path of its gradients. An update in
+  // backward follows right behind the last gradient that it needs.
   void emit_compute(const ComputeItem& item, const std::vector<BufferId>& windows) {
     PassUses uses;
     uses.reads = windows;
@@ -381,71 +417,42 @@ class StepGenerator {
   std::optional<StateSaver> saver_;   // of a step that saves, until it has committed
 };
 
-Schedule compile(Schedule schedule) {
+}  // namespace
+
+Schedule generate(const StepModel& model, const StepOptions& options, StepKind kind) {
+  const bool carries = options.update == UpdatePlacement::kNextForward;
+  switch (kind) {
+    case StepKind::kTraining:
+      return StepGenerator(model, options, carries).training_step(false);
+    case StepKind::kEvaluation:
+      return StepGenerator(model, options).evaluation();
+    case StepKind::kFirst:
+      return StepGenerator(model, options).training_step(false);
+    case StepKind::kDrain:
+    case StepKind::kRedo:
+      SLUICE_CHECK(has_step(options, kind));
+      return StepGenerator(model, options, true).drain();
+    case StepKind::kSaving:
+      return StepGenerator(model, options).training_step(true);
+    case StepKind::kSave:
+      return StepGenerator(model, options).save();
+  }
+  throw InternalError("no such kind of step");
+}
+
+Schedule compile(const StepModel& model, const StepOptions& options, StepKind kind) {
+  Schedule schedule = generate(model, options, kind);
   link(schedule);
   pack(schedule);
   return schedule;
 }
 
-}  // namespace
-
-Schedule generate_training_step(const StepModel& model, const StepOptions& options) {
-  const bool pending = options.update == UpdatePlacement::kNextForward;
-  return StepGenerator(model, options, pending).training_step(false);
-}
-
-Schedule generate_first_step(const StepModel& model, const StepOptions& options) {
-  return StepGenerator(model, options).training_step(false);
-}
-
-Schedule generate_saving_step(const StepModel& model, const StepOptions& options) {
-  return StepGenerator(model, options).training_step(true);
-}
-
-Schedule generate_save(const StepModel& model, const StepOptions& options) {
-  return StepGenerator(model, options).save();
-}
-
-Schedule generate_drain(const StepModel& model, const StepOptions& options) {
-  SLUICE_CHECK(options.update == UpdatePlacement::kNextForward);
-  return StepGenerator(model, options, true).drain();
-}
-
-Schedule generate_redo(const StepModel& model, const StepOptions& options) {
-  SLUICE_CHECK(options.update == UpdatePlacement::kSpeculative);
-  return StepGenerator(model, options, true).drain();
-}
-
-Schedule generate_evaluation(const StepModel& model, const StepOptions& options) {
-  return StepGenerator(model, options).evaluation();
-}
-
-Schedule compile_training_step(const StepModel& model, const StepOptions& options) {
-  return compile(generate_training_step(model, options));
-}
-
-Schedule compile_first_step(const StepModel& model, const StepOptions& options) {
-  return compile(generate_first_step(model, options));
-}
-
-Schedule compile_drain(const StepModel& model, const StepOptions& options) {
-  return compile(generate_drain(model, options));
-}
-
-Schedule compile_redo(const StepModel& model, const StepOptions& options) {
-  return compile(generate_redo(model, options));
-}
-
-Schedule compile_saving_step(const StepModel& model, const StepOptions& options) {
-  return compile(generate_saving_step(model, options));
-}
-
-Schedule compile_save(const StepModel& model, const StepOptions& options) {
-  return compile(generate_save(model, options));
-}
-
-Schedule compile_evaluation(const StepModel& model, const StepOptions& options) {
-  return compile(generate_evaluation(model, options));
+StepSchedules compile_all(const StepModel& model, const StepOptions& options) {
+  StepSchedules schedules;
+  for (const StepKind kind : kStepKinds) {
+    if (has_step(options, kind)) schedules[kind] = compile(model, options, kind);
+  }
+  return schedules;
 }
 
 }  // namespace sluice::schedule

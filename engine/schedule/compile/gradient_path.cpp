@@ -1,20 +1,33 @@
-// From a unit's gradient window to the gradient's home, summed in micro-batch order, and its norm.
+// The way of a gradient from the window that BackwardWeight wrote to the gradient's home.
+//
+// A home on the device is easy: the window is the home, or an addition on the compute lane adds the
+// window to it. Otherwise the window is downloaded in pieces, and the optimizer lane adds each
+// piece to the sum. The sum is the home in pinned memory, or pieces staged from storage: the
+// earlier sum is read, the gradient added, and the result written back. Additions go in micro-batch
+// order, as the arithmetic contract asks. After the last micro-batch the norm's partial sums of
+// squares are taken of each piece, while it is in memory.
+//
+// In a tied model the head's use of the embedding has a sum of its own. It is folded into the
+// embedding's sum when both are complete, and the norm follows the fold.
+#include "engine/schedule/compile/gradient_path.hpp"
+
 #include "base/error.hpp"
 #include "engine/schedule/compile/pipeline_pieces.hpp"
-#include "engine/schedule/compile/step_builder.hpp"
 
 namespace sluice::schedule {
 namespace {
 
+// With one micro-batch the gradient is its own sum and stays in 16 bits.
 bool sums(const StepBuilder& builder) {
   return builder.options().microbatches > 1;
 }
 
-// The embedding of a tied model is folded first; its norm follows the fold.
+// The norm of a tied embedding follows its fold.
 bool folded_later(const StepBuilder& builder, std::int32_t unit) {
   return builder.model().tied_elems > 0 && (unit == 0 || unit == builder.tied_unit());
 }
 
+// The norm blocks of a piece, on the optimizer lane while the piece is in pinned memory.
 void emit_host_norm(StepBuilder& builder, std::int32_t unit, BufferId gradient, ElemRange range,
                     std::int32_t piece) {
   Instruction& norm = builder.emit(Op::kGradNorm, Lane::kOptimizer, unit, -1);
@@ -23,7 +36,7 @@ void emit_host_norm(StepBuilder& builder, std::int32_t unit, BufferId gradient, 
   norm.writes.push_back(builder.norm_partials_of(unit, range));
 }
 
-// Partials are made on the device and come down with one copy.
+// The device computes the partials, and one copy brings them to pinned memory.
 void emit_device_norm(StepBuilder& builder, std::int32_t unit, BufferId gradient) {
   const ElemRange whole{0, builder.unit_elems(unit)};
   const Use home = builder.norm_partials_of(unit, whole);
@@ -36,6 +49,7 @@ void emit_device_norm(StepBuilder& builder, std::int32_t unit, BufferId gradient
                home.bytes);
 }
 
+// A device home takes the sum in place; the window of a single micro-batch is the home itself.
 void emit_device_path(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch,
                       BufferId window) {
   const BufferId home = builder.home(StateKind::kGradient, unit);
@@ -50,9 +64,13 @@ void emit_device_path(StepBuilder& builder, std::int32_t unit, std::int32_t micr
   if (last && !folded_later(builder, unit)) emit_device_norm(builder, unit, home);
 }
 
+// One micro-batch's gradient of one unit on its way to a home in pinned memory or on storage.
+// Pieces flow through three stages: bring() downloads the gradient and reads the earlier sum, add()
+// adds them, and put_back() writes the sum to storage.
 class HostGradientPath {
  public:
-  // sum: the pieces that hold the sum afterwards; those of the last micro-batch where they wait.
+  // sum: the pieces that hold the sum afterwards. If sums wait in pinned memory between
+  // micro-batches, it holds those of the previous micro-batch before.
   HostGradientPath(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch,
                    BufferId window, std::vector<BufferId>& sum)
       : builder_(builder),
@@ -138,11 +156,12 @@ class HostGradientPath {
   bool waits_;  // the sum, in pinned memory, from micro-batch to micro-batch
   std::vector<ElemRange> pieces_;
   std::vector<BufferId> incoming_;  // this micro-batch's gradient, in 16 bits
-  std::vector<BufferId>& sum_;      // what is in the home afterwards
+  std::vector<BufferId>& sum_;      // the content of the home afterwards
 };
 
 }  // namespace
 
+// Without sums and with a home on the device, kernels write the home directly.
 BufferId gradient_target(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch) {
   if (builder.home_tier(StateKind::kGradient, unit) == Tier::kDevice && !sums(builder)) {
     return builder.home(StateKind::kGradient, unit);

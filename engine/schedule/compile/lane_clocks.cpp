@@ -1,3 +1,7 @@
+// A vector clock has one count per lane. At its begin an instruction knows what its lane knows;
+// each dep joins the clock of the dep's end; at its end the lane's own count grows by one. In a
+// pipelined lane the next instruction starts from `start`, what was known when this one started,
+// and not from its end.
 #include "engine/schedule/compile/lane_clocks.hpp"
 
 #include <algorithm>
@@ -8,6 +12,7 @@
 namespace sluice::schedule {
 namespace {
 
+// The knowledge of both clocks.
 void join(std::array<std::uint32_t, kLaneCount>& into,
           const std::array<std::uint32_t, kLaneCount>& other) {
   for (std::size_t lane = 0; lane < kLaneCount; ++lane) {
@@ -40,6 +45,8 @@ bool LaneClocks::ordered(InstructionId before) const {
   return positions_[before] <= start_[lane];
 }
 
+// A Release that only retires behind a transfer of its own lane passes nothing on to the lane's
+// next instruction.
 void LaneClocks::require(InstructionId before) {
   SLUICE_CHECK(before < current_->id && schedule_.instructions[before].rank == current_->rank);
   join(start_, done_[before]);
@@ -58,7 +65,7 @@ void LaneClocks::end() {
 
 void add_deps(LaneClocks& clocks, Instruction& instruction,
               std::vector<InstructionId>& candidates) {
-  // Later instructions imply more, so they go first: what remains is close to the least set.
+  // Later instructions imply more, so they go first. The remaining set is close to the least one.
   candidates.insert(candidates.end(), instruction.deps.begin(), instruction.deps.end());
   std::sort(candidates.begin(), candidates.end(), std::greater<>());
   candidates.erase(std::unique(candidates.begin(), candidates.end()), candidates.end());

@@ -1,11 +1,11 @@
-// What is done when an instruction starts: vector clocks over the lanes of one rank.
+// Vector clocks over the lanes of one rank: the instructions that are done when another one starts.
 //
-// The k-th instruction of a lane is done implies that the first k are (lanes retire in order), so a
-// clock is one count per lane. A Release of a pipelined lane is done behind its lane's transfers,
-// yet the lane goes on before (retires_behind): what it waits for in its own lane, later ones do
-// not know. Ranks meet only through messages, which carry no buffer hazards, so clocks of different
-// ranks never mix and cost does not grow with the number of ranks. Used by the passes that add deps
-// (link, pack); validate has its own.
+// Lanes retire in order. So when the k-th instruction of a lane is done, the first k are, and a
+// clock is one count per lane. A Release of a pipelined lane retires behind its lane's transfers,
+// but the lane starts later instructions before that (retires_behind). So later instructions do not
+// inherit the deps of such a Release on its own lane. Ranks meet only through messages, which carry
+// no buffer hazards; clocks of different ranks never mix, and cost does not grow with the number of
+// ranks. The passes that add deps (link, pack) use these clocks; validate has its own.
 #pragma once
 
 #include <array>
@@ -28,10 +28,10 @@ class LaneClocks {
   void end();
 
  private:
-  // counts[lane]: how many instructions of the lane are done.
+  // clock[lane]: the number of the lane's instructions that are done.
   using Clock = std::array<std::uint32_t, kLaneCount>;
   struct LaneState {
-    Clock start{};  // what the next instruction of a pipelined lane knows
+    Clock start{};  // known to the next instruction of a pipelined lane
     Clock done{};
     std::uint32_t count = 0;
   };
@@ -43,7 +43,7 @@ class LaneClocks {
   std::vector<Clock> done_;                               // by instruction
   const Instruction* current_ = nullptr;
   Clock start_{};
-  Clock onward_{};  // what of start_ its lane's next instruction knows too
+  Clock onward_{};  // the part of start_ that its lane's next instruction knows too
 };
 
 // Adds to `instruction.deps` those of `candidates` (earlier instructions of its rank) that lane

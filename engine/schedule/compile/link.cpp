@@ -1,3 +1,10 @@
+// Derives dependencies from data hazards in one walk over the list.
+//
+// For every buffer a history keeps, per byte range, the last writer and the readers since. An
+// instruction collects the writers of the ranges that it reads (read after write), and the writers
+// and readers of the ranges that it writes (write after write, write after read). From these
+// candidates add_deps keeps only those that lane order and other deps do not imply. Then the
+// instruction enters the histories itself. Barriers and commits add candidates of their own.
 #include "engine/schedule/compile/link.hpp"
 
 #include <algorithm>
@@ -12,26 +19,29 @@
 namespace sluice::schedule {
 namespace {
 
-// The last write of a byte range and the reads since. Of each lane only the last reader is kept: a
-// lane retires in order.
+// The last write of a byte range and the reads since. Only the last reader of each lane is kept,
+// since a lane retires in order.
 struct Segment {
   std::uint64_t end = 0;
   InstructionId writer = kNoId;
   std::vector<InstructionId> readers;
 };
 
-// All bytes of one buffer, without holes. A map: buffers of ten thousands of pieces are touched
-// from either end.
+// All bytes of one buffer, without holes: an interval map. It is a map, not a list, since buffers
+// of ten thousand pieces are touched from either end. It shares no code with the interval maps of
+// validate_contents and symbolic_memory on purpose: a mistake here must not hide there.
 class BufferHistory {
  public:
   explicit BufferHistory(std::uint64_t bytes) { segments_[0] = Segment{bytes, kNoId, {}}; }
 
+  // The last writers of the range: the hazards of a read.
   void collect_writers(std::uint64_t begin, std::uint64_t end,
                        std::vector<InstructionId>& out) const {
     for (auto it = holding(begin); it != segments_.end() && it->first < end; ++it) {
       if (it->second.writer != kNoId) out.push_back(it->second.writer);
     }
   }
+  // The last writers and the readers since: the hazards of a write or a Release.
   void collect_all(std::uint64_t begin, std::uint64_t end, std::vector<InstructionId>& out) const {
     for (auto it = holding(begin); it != segments_.end() && it->first < end; ++it) {
       const Segment& segment = it->second;
@@ -39,6 +49,7 @@ class BufferHistory {
       out.insert(out.end(), segment.readers.begin(), segment.readers.end());
     }
   }
+  // Adds a reader to the range. It replaces an earlier reader of the same lane.
   void read(std::uint64_t begin, std::uint64_t end, const Instruction& reader,
             const std::vector<Instruction>& instructions) {
     split(end);
@@ -54,6 +65,7 @@ class BufferHistory {
       }
     }
   }
+  // The range begins anew with this writer and without readers.
   void write(std::uint64_t begin, std::uint64_t end, InstructionId writer) {
     const auto last = split(end);
     const auto first = split(begin);
@@ -68,7 +80,7 @@ class BufferHistory {
   Segments::const_iterator holding(std::uint64_t at) const {
     return std::prev(segments_.upper_bound(at));
   }
-  // The segment that begins at `at`, made if need be; the end of all where that is no byte.
+  // The segment that begins at `at`; splits one if needed. Returns the end past the last byte.
   Segments::iterator split(std::uint64_t at) {
     const auto it = std::prev(segments_.upper_bound(at));
     if (it->first == at) return it;
@@ -123,6 +135,8 @@ class Linker {
            std::string(op_name(instruction.op)) + ")";
   }
 
+  // Everything after a Barrier waits for it, and the Barrier waits for the last instruction of each
+  // lane. A Commit waits for the last storage write; earlier ones retire before that.
   void collect_control(const Instruction& instruction, std::vector<InstructionId>& candidates) {
     const auto rank = static_cast<std::size_t>(instruction.rank);
     if (barrier_[rank] != kNoId) candidates.push_back(barrier_[rank]);
@@ -152,6 +166,7 @@ class Linker {
     }
   }
 
+  // A Release counts as a write: later users of the memory must wait for it (pack).
   void record(const Instruction& instruction) {
     const auto rank = static_cast<std::size_t>(instruction.rank);
     const bool release = instruction.op == Op::kRelease;

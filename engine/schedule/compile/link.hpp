@@ -1,4 +1,4 @@
-// The linking pass: deps from what instructions touch.
+// The linking pass: derives deps from the bytes that instructions touch.
 #pragma once
 
 #include "engine/schedule/schedule.hpp"
@@ -10,8 +10,8 @@ namespace sluice::schedule {
 // A Release touches all bytes of the buffers that it names (in reads or writes). A Commit waits for
 // every earlier StorageWrite of its rank; a Barrier for everything earlier of its rank, and
 // everything later of its rank for it. Deps that lane order or other deps imply are left out; deps
-// present before are kept where they say something.
-// Throws InternalError where a use names no buffer, one of another rank, or bytes outside it.
+// present before are kept unless implied.
+// Throws InternalError if a use names no buffer, a buffer of another rank, or bytes outside it.
 void link(Schedule& schedule);
 
 }  // namespace sluice::schedule

@@ -1,3 +1,13 @@
+// Gives every buffer a place, in three steps.
+//
+// Persistent buffers come first, one after another in list order. Transient buffers are then a
+// packing problem: each has a size and a lifetime in list positions, and two that are alive
+// together must not overlap (allocator/packing). Windows are packed in units of slots, other
+// buffers in bytes; where both share the device they are packed together.
+//
+// A packing by list positions is only safe if memory changes hands in that order. So the last step
+// walks the transient buffers by birth, notes for each byte range who held it just before, and
+// makes the first writers of a buffer wait for the Release of those holders.
 #include "engine/schedule/compile/pack.hpp"
 
 #include <algorithm>
@@ -14,7 +24,7 @@
 namespace sluice::schedule {
 namespace {
 
-// Windows and arena in one memory: not packed closer than to this part of the bound.
+// Windows and arena in one memory: the packing stops at the bound plus 1/256 of it.
 constexpr std::uint64_t kSharedSlack = 256;
 
 // List positions of a transient buffer's first write and of its Release.
@@ -47,7 +57,7 @@ std::vector<Life> lives_of(const Schedule& schedule) {
   return lives;
 }
 
-// Who held each byte of one memory last. Half-open ranges, no overlaps.
+// The last holder of each byte of one memory. Ranges are half-open and do not overlap.
 class Occupancy {
  public:
   // Appends the last holders of [begin, end) to `before`, then gives the range to `holder`.
@@ -127,15 +137,15 @@ class Packer {
   struct Transients {
     std::vector<BufferId> buffers;
     std::vector<packing::Lifetime> lifetimes;
-    std::uint64_t base = 0;  // bytes; of windows: slots
+    std::uint64_t base = 0;  // end of the persistent ones: in bytes, for windows in slots
   };
-  // Where what was placed ends.
+  // The ends of the places given.
   struct Ends {
     std::uint32_t slots = 0;
     std::uint64_t arena_bytes = 0;
   };
 
-  // Sizes in slots.
+  // Places persistent windows; returns the transient ones, with sizes in slots.
   Transients place_persistent_windows(std::int32_t rank) {
     Transients transients;
     for (Buffer& buffer : schedule_.buffers) {
@@ -161,7 +171,8 @@ class Packer {
     return slots;
   }
 
-  // Of the tier's buffers that are no windows, from `base_bytes` on.
+  // Places the tier's persistent buffers, but no windows, from `base_bytes` on; returns the
+  // transient ones.
   Transients place_persistent(std::int32_t rank, Tier tier, std::uint64_t alignment_bytes,
                               std::uint64_t base_bytes) {
     Transients transients;
@@ -199,7 +210,7 @@ class Packer {
     return transients.base + packing.capacity_bytes;
   }
 
-  // One packing of windows, each in a row of slots, and of what lies in the arena.
+  // Packs windows, each in a row of slots, together with the arena's buffers.
   Ends pack_together(const Transients& windows, const Transients& others) {
     const std::uint64_t base = others.base;  // behind all that is persistent
     std::vector<packing::Lifetime> lifetimes = others.lifetimes;
@@ -208,10 +219,12 @@ class Packer {
       lifetime.alignment_bytes = schedule_.slot_bytes;
       lifetimes.push_back(lifetime);
     }
-    // Windows are rarely stacked without a gap, so the bound itself is not worth its search.
+    // Windows can rarely be stacked without a gap, so a search for the bound itself would be
+    // wasted.
     const std::uint64_t bound = packing::peak_live(lifetimes);
-    const packing::Packing packing = packing::pack_lifetimes(lifetimes, alignment_bytes_, packing::PackingEffort::kQuick,
-                                           bound + bound / kSharedSlack, base);
+    const packing::Packing packing =
+        packing::pack_lifetimes(lifetimes, alignment_bytes_, packing::PackingEffort::kQuick,
+                                bound + bound / kSharedSlack, base);
     Ends ends{static_cast<std::uint32_t>(windows.base), base};
     const std::size_t other_count = others.buffers.size();
     for (std::size_t i = 0; i < lifetimes.size(); ++i) {
@@ -229,8 +242,8 @@ class Packer {
     return ends;
   }
 
-  // Memory passes from buffer to buffer; each waits for the Release of those just before it, which
-  // wait for those before them.
+  // Memory passes from buffer to buffer. A buffer's writers wait for the Release of its immediate
+  // predecessors in memory; these have waited for theirs.
   void order_reuse() {
     const std::vector<std::vector<BufferId>> before = holders_before();
     LaneClocks clocks(schedule_);

@@ -1,3 +1,5 @@
+// One walk over the parts in order: a part joins the value before it if both wait in the same tier
+// and serve the same half of backward; otherwise it begins a new value.
 #include "engine/schedule/compile/saved_values.hpp"
 
 namespace sluice::schedule {

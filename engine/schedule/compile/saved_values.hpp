@@ -1,7 +1,7 @@
-// How what a unit saves is cut into values that move alone.
+// Cuts a unit's saved region into values that move by themselves.
 //
-// Parts that lie next to each other, wait in the same place and serve the same half of backward
-// travel together: each of them would take the same way at the same time, in more transfers.
+// Neighbouring parts that wait in the same tier and serve the same half of backward form one value.
+// Apart they would take the same way at the same time, in more transfers.
 #pragma once
 
 #include <vector>

@@ -1,14 +1,18 @@
 // A durable run's checkpoint, taken inside a step.
 //
-// The state of a durable run lies on storage in two slots. Between commits a step finds it in one
-// slot and leaves it there; a step that commits finds it in that slot and leaves it in the other,
-// so what it found stays whole until a later commit: nothing is copied that lies on storage anyway.
-// What lies in pinned or device memory is written to log copies of the same two slots, piece by
-// piece, from the homes themselves while the step computes. The update of a piece waits for the
-// write of its old value: the hazard that `link` finds between a read and a write. Commit reads all
-// of it, so nothing overwrites the other slot before it is done, which holds the commit before.
+// The state of a durable run lies on storage in two slots. A step between commits finds the state
+// in one slot and leaves it there. A step that commits finds it in that slot and leaves it in the
+// other, so the state that it found stays whole until a later commit. State on storage is therefore
+// never copied for a checkpoint.
+//
+// State in pinned or device memory is written to log copies with the same two slots. The writes go
+// piece by piece from the homes themselves, spread over the step's passes. The update of a piece
+// waits for the write of its old value, since `link` finds that hazard like any other. The Commit
+// reads all saved state, so nothing overwrites the other slot, which holds the commit before, until
+// the Commit is done.
+#include "engine/schedule/compile/state_save.hpp"
+
 #include "base/error.hpp"
-#include "engine/schedule/compile/step_builder.hpp"
 
 namespace sluice::schedule {
 
@@ -45,7 +49,7 @@ void StateSaver::save(const Piece& piece) {
   builder_.move(Op::kDownload, Lane::kD2H, unit, -1, builder_.buffer(staged).chunk, from,
                 builder_.part(staged, piece.range), from.bytes);
   staged_.push_back({staged, piece});
-  // The next pieces come down while this one is written.
+  // The next pieces are downloaded while this one is written.
   if (staged_.size() <= static_cast<std::size_t>(builder_.options().stream_lookahead)) return;
   write(staged_.front().piece, staged_.front().buffer);
   staged_.pop_front();

@@ -1,7 +1,11 @@
+// Bookkeeping under the parts of a step. Homes come first in the list of buffers, in the same order
+// for every schedule of a run, so that they have the same ids and places in all of them. At the end
+// the last use of each transient buffer is known; a Release goes behind it on the same lane.
 #include "engine/schedule/compile/step_builder.hpp"
 
 #include <algorithm>
 
+#include "base/dtype.hpp"
 #include "base/error.hpp"
 
 namespace sluice::schedule {
@@ -59,6 +63,7 @@ BufferId StepBuilder::add_transient(Buffer buffer) {
   return schedule_.buffers.back().id;
 }
 
+// Lists the home of one kind of a unit's state, of all of the unit's elements.
 BufferId StepBuilder::add_home(StateKind kind, std::int32_t unit, Tier tier, DType dtype) {
   Buffer buffer;
   buffer.tier = tier;
@@ -74,6 +79,8 @@ BufferId StepBuilder::add_home(StateKind kind, std::int32_t unit, Tier tier, DTy
   return add_persistent(std::move(buffer));
 }
 
+// Lists the home of one kind of optimizer state, if the rule keeps that kind for this unit. State
+// of whole tensors has its own numbering of elements, so its home is not as long as the unit.
 void StepBuilder::add_optimizer_home(StateKind kind, std::int32_t unit) {
   const kernels::StateLayout layout = kernels::state_layout(model_.optimizer, kind);
   const std::uint64_t tensor_elems = model_.units[index(unit)].tensor_state_elems;
@@ -88,7 +95,7 @@ void StepBuilder::add_optimizer_home(StateKind kind, std::int32_t unit) {
   buffer.bytes = bytes_of(layout.dtype, tensor_elems);
 }
 
-// Two versions of everything that a commit of the state names.
+// Gives all state that a commit names two versions on storage.
 void StepBuilder::add_versions() {
   saved_homes_.assign(model_.units.size(), {kNoId, kNoId, kNoId, kNoId, kNoId});
   for (std::int32_t unit = 0; unit < unit_count(); ++unit) {
@@ -110,19 +117,22 @@ void StepBuilder::add_versions() {
   }
 }
 
-// A second home for all state that an update makes.
-void StepBuilder::add_twins() {
+// Adds a shadow copy for the home of all state that an update makes.
+void StepBuilder::add_shadows() {
   for (std::int32_t unit = 0; unit < unit_count(); ++unit) {
     for (std::size_t k = 0; k < kStateKindCount; ++k) {
       const BufferId id = homes_[index(unit)][k];
       if (id == kNoId || static_cast<StateKind>(k) == StateKind::kGradient) continue;
-      Buffer twin = schedule_.buffers[id];
-      twin.twin_of = id;
-      made_homes_[index(unit)][k] = add_persistent(std::move(twin));
+      Buffer shadow = schedule_.buffers[id];
+      shadow.shadow_of = id;
+      made_homes_[index(unit)][k] = add_persistent(std::move(shadow));
     }
   }
 }
 
+// The order of this list is the order of ids, and of places in memory: first the state of each
+// unit, then the tied gradient, tokens and losses, and the scalars. Shadows and log copies come
+// last, so that runs without them have the same ids for everything else.
 void StepBuilder::add_homes() {
   const Placement& place = options_.placement;
   const DType accumulator = accumulator_dtype(model_, options_.microbatches);
@@ -130,6 +140,7 @@ void StepBuilder::add_homes() {
   const auto set = [&](std::int32_t unit, StateKind kind, Tier tier, DType dtype) {
     homes_[index(unit)][static_cast<std::size_t>(kind)] = add_home(kind, unit, tier, dtype);
   };
+  // Norm partials of all units lie in one array, in tensor order.
   std::uint64_t norm_blocks = 0;
   for (std::int32_t unit = 0; unit < unit_count(); ++unit) {
     const std::size_t at = index(unit);
@@ -166,18 +177,20 @@ void StepBuilder::add_homes() {
   clip_scalar_ =
       pinned(BufferRole::kScalar, Category::kGradient, DType::kF64, 2 * sizeof(double), -1);
   made_homes_ = homes_;
-  if (options_.update == UpdatePlacement::kSpeculative) add_twins();
+  if (options_.update == UpdatePlacement::kSpeculative) add_shadows();
   if (options_.durable) add_versions();
 }
 
+// A range begins and ends at multiples of 4,096 elements, which are borders of norm blocks.
 Use StepBuilder::norm_partials_of(std::int32_t unit, ElemRange range) const {
   const auto& before = model_.units[index(unit)].norm_blocks_before;
-  const std::uint64_t first = before[range.begin / 4096];
-  const std::uint64_t last = before[ceil_div(range.end, 4096)];
+  const std::uint64_t first = before[range.begin / kLawBlockElems];
+  const std::uint64_t last = before[ceil_div(range.end, kLawBlockElems)];
   const std::uint64_t base = norm_blocks_of_earlier_units_[index(unit)];
   return {norm_partials_, (base + first) * sizeof(double), (last - first) * sizeof(double)};
 }
 
+// Windows take whole slots; the pool maps them (chunk_pool.hpp).
 BufferId StepBuilder::add_window(StateKind kind, std::int32_t unit, std::uint64_t elems,
                                  DType dtype, std::int32_t microbatch, std::int32_t version) {
   Buffer buffer;
@@ -194,6 +207,7 @@ BufferId StepBuilder::add_window(StateKind kind, std::int32_t unit, std::uint64_
   return add_transient(std::move(buffer));
 }
 
+// The chunk number tells pieces of one unit apart in traces; ranges are what the checks compare.
 BufferId StepBuilder::add_piece(Tier tier, StateKind kind, std::int32_t unit, ElemRange range,
                                 DType dtype, std::int32_t version) {
   Buffer buffer;
@@ -229,6 +243,7 @@ BufferId StepBuilder::add_update_workspace(Tier tier, std::int32_t unit) {
   return buffer.bytes == 0 ? kNoId : add_transient(std::move(buffer));
 }
 
+// Returns kNoId for no bytes: units without saved values or workspace have no such buffer.
 BufferId StepBuilder::add_device(BufferRole role, Category category, std::uint64_t bytes,
                                  std::int32_t unit, std::int32_t microbatch) {
   if (bytes == 0) return kNoId;
@@ -257,6 +272,7 @@ Use StepBuilder::part(BufferId id, ElemRange range) const {
   return use_of(buffer, buffer.per_tensor ? ElemRange{0, buffer.elems} : range);
 }
 
+// Ids and deps come later: Releases are still to be inserted between the instructions.
 Instruction& StepBuilder::emit(Op op, Lane lane, std::int32_t unit, std::int32_t microbatch) {
   Instruction instruction;
   instruction.op = op;
@@ -285,6 +301,8 @@ std::vector<ElemRange> StepBuilder::pieces(std::uint64_t elems) const {
   return ranges;
 }
 
+// A transient buffer dies with its last use in list order. All buffers that die with one
+// instruction share one Release behind it, on that instruction's lane.
 Schedule StepBuilder::finish(const StepBorders& borders) {
   // The last instruction that touches each transient buffer.
   std::vector<std::size_t> last_use(schedule_.buffers.size(), SIZE_MAX);
@@ -319,20 +337,23 @@ Schedule StepBuilder::finish(const StepBorders& borders) {
   return std::move(schedule_);
 }
 
+// Entry lists the state that the step finds, exit the state that it leaves, each with the version.
+// Two schedules compose where the exit of one equals the entry of the other.
 void StepBuilder::declare_residency(const StepBorders& borders) {
   const bool commits = std::any_of(schedule_.instructions.begin(), schedule_.instructions.end(),
                                    [](const Instruction& i) { return i.op == Op::kCommit; });
   for (const Buffer& buffer : schedule_.buffers) {
     if (!buffer.persistent || buffer.role != BufferRole::kState || buffer.log_copy) continue;
     Residency residency{buffer.kind, buffer.unit, -1, buffer.id, 0};
-    if (buffer.twin_of != kNoId) {
-      // Nothing is in it between steps.
+    if (buffer.shadow_of != kNoId) {
+      // A shadow holds nothing between steps.
       residency.version = borders.exit_version;
       if (borders.exit_version > 0) schedule_.exit.push_back(residency);
       continue;
     }
     if (buffer.kind == StateKind::kGradient) {
-      // Made and used up within a step where no update is pending; a tied use's always is.
+      // Without a pending update a gradient is made and used up within one step. A tied use's
+      // gradient always is.
       if (buffer.unit == tied_unit()) continue;
       residency.version = 1;
       if (borders.pending_at_entry) schedule_.entry.push_back(residency);
@@ -346,7 +367,7 @@ void StepBuilder::declare_residency(const StepBorders& borders) {
       saved.home = saved_home(buffer.kind, buffer.unit);
       schedule_.commit.push_back(saved);
     }
-    // What has a twin stays as found: the twin holds what is made.
+    // State with a shadow stays as found, since the update writes to the shadow.
     const bool kept = made_home(buffer.kind, buffer.unit) != buffer.id;
     residency.version = kept ? 0 : borders.exit_version;
     schedule_.exit.push_back(residency);

@@ -1,12 +1,23 @@
-// Fetches of weights: when they start, and which window leaves to make room (Belady: the one whose
-// next use is farthest; the order of uses is known).
+// A cache of weights on the device, managed with full knowledge of the future.
+//
+// The generator gives the list of all compute instructions and the units that each reads. Before an
+// instruction this stream fetches the weights that it needs, then those of the next `prefetch`
+// distinct units. A fetch needs free slots. It takes them from the window with the farthest next
+// use, which is Belady's optimal rule (A study of replacement algorithms, IBM Systems Journal
+// 1966). A window is never evicted for a unit that is used later than the window itself; such a
+// fetch waits for a later instruction. An evicted weight is only dropped, since its home still has
+// it.
+//
+// From pinned memory a unit is uploaded chunk by chunk. From storage it goes through staged pieces
+// in pinned memory, with the read of the next pieces ahead of the upload of the current one.
+#include "engine/schedule/compile/weight_stream.hpp"
+
 #include <algorithm>
 #include <limits>
 
 #include "base/error.hpp"
 #include "base/units.hpp"
 #include "engine/schedule/compile/pipeline_pieces.hpp"
-#include "engine/schedule/compile/step_builder.hpp"
 
 namespace sluice::schedule {
 namespace {
@@ -57,6 +68,7 @@ std::vector<std::int32_t> WeightStream::ahead(std::size_t use_index) const {
   return units;
 }
 
+// The most slots that one instruction needs for its own units and those fetched ahead.
 std::uint64_t WeightStream::just_enough_slots() const {
   std::uint64_t most = 0;
   for (std::size_t i = 0; i < uses_.size(); ++i) {
@@ -70,8 +82,8 @@ std::uint64_t WeightStream::just_enough_slots() const {
   return most;
 }
 
-// Frees slots for `unit`, first used again at target_use, without touching a window that is needed
-// at use_index or before target_use. False: not now.
+// Frees slots for `unit`, which is next used at target_use. Keeps every window that is needed at
+// use_index or before target_use. Returns false if that leaves too few slots.
 bool WeightStream::make_room(std::int32_t unit, std::size_t use_index, std::size_t target_use) {
   while (used_slots_ + slots_of(unit) > capacity_slots_) {
     std::int32_t victim = -1;

@@ -1,3 +1,5 @@
+// Sums of live bytes per rank, tier and category, changed at births and Releases; each change
+// writes one sample of the trace's counter.
 #include "engine/schedule/simulate/memory_timeline.hpp"
 
 #include <algorithm>
@@ -23,10 +25,12 @@ MemoryTimeline::MemoryTimeline(const Schedule& schedule, TraceRecorder* trace, d
   }
 }
 
+// A window takes whole slots.
 std::uint64_t MemoryTimeline::footprint_bytes(const Buffer& buffer) const {
   return buffer.window ? buffer.slots.size() * schedule_.slot_bytes : place_bytes(buffer);
 }
 
+// Only writes give birth: a buffer holds nothing before its first one.
 void MemoryTimeline::start(const Instruction& instruction, double now_s) {
   if (instruction.op == Op::kRelease) return;
   for (const Use& use : instruction.writes) {
@@ -61,6 +65,7 @@ void MemoryTimeline::remove(const Buffer& buffer, double now_s) {
   sample(buffer, now_s);
 }
 
+// One counter for each rank, tier and category.
 void MemoryTimeline::sample(const Buffer& buffer, double now_s) {
   if (trace_ == nullptr) return;
   std::string name = schedule_.ranks == 1 ? "" : "rank" + std::to_string(buffer.rank) + "/";

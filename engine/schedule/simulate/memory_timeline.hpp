@@ -23,7 +23,7 @@ class MemoryTimeline {
   void start(const Instruction& instruction, double now_s);
   void end(const Instruction& instruction, double now_s);
 
-  // Of the fullest rank.
+  // The peak of the fullest rank.
   std::array<std::uint64_t, kTierCount> peak_bytes() const { return peak_bytes_; }
 
  private:

@@ -1,3 +1,11 @@
+// Event-driven simulation with fluid sharing, rank by rank.
+//
+// Between two events every instruction in flight progresses at a constant rate. An event is the
+// next end of an instruction in some rank. When instructions start or end, that rank's rates are
+// computed anew (share()) and its next event is queued; events of older rates are recognised by
+// their epoch and skipped. So the cost is about one queue operation per start or end. Ranks
+// influence each other only through messages and collectives, and only the ranks that changed are
+// visited.
 #include "engine/schedule/simulate/simulate.hpp"
 
 #include <algorithm>
@@ -16,7 +24,7 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-// Which instructions must have started or ended elsewhere before one may run.
+// The instructions of other ranks that must have started or ended before one may run.
 class Meetings {
  public:
   explicit Meetings(const Schedule& schedule)
@@ -103,6 +111,8 @@ class Simulator {
     name_tracks();
   }
 
+  // Each event ends the instructions of one rank that are due; settle() then starts their
+  // successors. At the end every instruction must have run, or the schedule has a deadlock.
   Simulation run() {
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) touch(rank);
     settle();
@@ -158,6 +168,7 @@ class Simulator {
     return static_cast<std::size_t>(instruction.lane);
   }
 
+  // One track for each lane of each rank.
   void name_tracks() {
     if (trace_ == nullptr) return;
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -169,7 +180,7 @@ class Simulator {
     }
   }
 
-  // Work done since the rank's rates last changed.
+  // Books the work done since the rank's rates last changed.
   void advance(RankState& rank) {
     const double elapsed_s = now_s_ - rank.advanced_to_s;
     rank.advanced_to_s = now_s_;
@@ -184,18 +195,19 @@ class Simulator {
     }
   }
 
+  // Queues a rank for settle(), once.
   void touch(std::size_t rank) {
     if (ranks_[rank].touched) return;
     ranks_[rank].touched = true;
     touched_.push_back(rank);
   }
 
-  // Ends what has no work left; a lane retires in order.
+  // Ends the instructions without work left; a lane retires in order.
   void end_finished(std::size_t rank_index) {
     touch(rank_index);
     for (LaneState& lane : ranks_[rank_index].lanes) {
       for (InFlight& work : lane.in_flight) {
-        // Rounding leaves at most this; the last term is what the clock itself cannot resolve.
+        // The most that rounding leaves; the last term is the resolution of the clock itself.
         const double slack_s =
             1e-12 + 1e-9 * schedule_.instructions[work.id].cost_s + 1e-15 * now_s_;
         if (work.ended || work.left_s > slack_s) continue;
@@ -215,8 +227,8 @@ class Simulator {
     }
   }
 
-  // Starts all that may start now, in every rank that something happened to; instructions of no
-  // cost end at once and may let others start.
+  // Starts all instructions that may start now, in every rank that has changed. Instructions
+  // without cost end at once and may let others start.
   void settle() {
     while (!touched_.empty()) {
       const std::size_t rank = touched_.back();
@@ -230,6 +242,8 @@ class Simulator {
     }
   }
 
+  // Starts instructions from the front of the lane as far as depth, deps and meetings allow.
+  // Returns whether one of them has no cost and so ends at once.
   bool start_ready(LaneState& lane) {
     bool free_of_cost = false;
     while (!lane.waiting.empty()) {
@@ -264,8 +278,8 @@ class Simulator {
     return all;
   }
 
-  // What a transfer takes of its lane's bandwidth when alone; more than all of it if the lane was
-  // measured slower than this transfer was.
+  // The share of its lane's bandwidth that a transfer takes when alone. It is above one if the lane
+  // was measured slower than this transfer.
   double storage_demand(const Instruction& instruction) const {
     const double bandwidth = instruction.lane == Lane::kStorageRead
                                  ? model_.storage_read_bytes_per_s
@@ -274,7 +288,7 @@ class Simulator {
     return static_cast<double>(instruction.bytes) / bandwidth / instruction.cost_s;
   }
 
-  // Sets the rank's rates, and the event of the next end.
+  // Sets the rank's rates and queues the event of its next end.
   void share(std::size_t rank_index) {
     RankState& rank = ranks_[rank_index];
     double cores = 0.0;
@@ -293,8 +307,8 @@ class Simulator {
       if (active) cores += model_.cores_used[lane];
     }
     const double core_rate = model_.cores > 0 && cores > model_.cores ? model_.cores / cores : 1.0;
-    // A queue of transfers gains less than its length; each lane stays within its own bandwidth,
-    // and both together within what they reach in duplex.
+    // A queue of transfers gains less than its length. Each lane stays within its own bandwidth,
+    // and both together within the duplex bandwidth.
     const double queue_rate =
         transfers > 1 ? (1 + (transfers - 1) * model_.storage_overlap) / transfers : 1.0;
     const auto demand_of = [&](Lane lane) {
@@ -321,6 +335,7 @@ class Simulator {
     if (next_end_s < kNever) events_.push({next_end_s, rank_index, rank.epoch});
   }
 
+  // Writes a span to the trace; Releases take no time and are left out.
   void record(const InFlight& work) {
     const Instruction& instruction = schedule_.instructions[work.id];
     if (trace_ == nullptr || instruction.op == Op::kRelease) return;
@@ -330,6 +345,7 @@ class Simulator {
          instruction.unit, instruction.microbatch, instruction.bytes, step_});
   }
 
+  // The stall is that of the rank with the idlest compute lane.
   Simulation result() const {
     Simulation simulation;
     simulation.total_s = now_s_;
@@ -352,7 +368,7 @@ class Simulator {
   MemoryTimeline memory_;
   std::vector<RankState> ranks_;
   std::vector<std::uint32_t> waits_;              // deps and messages not done, by instruction
-  std::vector<std::vector<InstructionId>> next_;  // who waits for it
+  std::vector<std::vector<InstructionId>> next_;  // the instructions that wait for it
   std::vector<bool> done_;
   std::vector<bool> at_front_;  // a collective that has reached the front of its lane
   std::vector<std::size_t> touched_;

@@ -277,20 +277,6 @@ TEST_F(CachingAllocatorTest, OutOfMemorySaysWhatWasAskedAndLeavesAllAsItWas) {
   free(held);
 }
 
-TEST_F(CachingAllocatorTest, AsksForEvictionAboveTheSoftCap) {
-  make(8, {.soft_cap_bytes = 4 * kPage});
-  std::byte* cached = allocate(3 * kPage, a_);
-  std::uint64_t wanted_bytes = 0;
-  allocator_->add_eviction_callback([&](std::uint64_t bytes) {
-    wanted_bytes = bytes;
-    allocator_->free(std::exchange(cached, nullptr));
-  });
-  std::byte* const data = allocate(2 * kPage, b_);
-  EXPECT_NE(data, nullptr);
-  EXPECT_EQ(wanted_bytes, 2 * kPage);
-  EXPECT_EQ(allocator_->statistics().reserved_bytes, 3 * kPage);  // no growth was needed
-}
-
 TEST_F(CachingAllocatorTest, PagesOfAStreamThatIsNotMovableStay) {
   make(4);
   std::unique_ptr<device::Stream> stream = device_->create_stream("registered");

@@ -5,20 +5,20 @@
 #include <memory>
 #include <string>
 
-#include "device/device.hpp"
+#include "tests/support/forwarding_device.hpp"
 
 namespace sluice::allocator {
 
-// Resources belong to the inner device, so their release does not come through here.
-class FailingDevice final : public device::Device {
+class FailingDevice final : public testing::ForwardingDevice {
  public:
-  explicit FailingDevice(device::Device& inner) : inner_(inner), facts_(inner.facts()) {}
+  explicit FailingDevice(device::Device& inner)
+      : ForwardingDevice(inner), facts_(inner.facts()) {}
   // The call number `call` from now on (0: the next) throws DeviceError; -1: none.
   void fail_call(std::int64_t call) {
     forever_ = false;
     remaining_ = call;
   }
-  // And so do all that follow it.
+  // That call and every later one throw.
   void fail_from_call(std::int64_t call) {
     forever_ = true;
     remaining_ = call;
@@ -29,43 +29,31 @@ class FailingDevice final : public device::Device {
   void set_numa_node(int os_index) { facts_.numa_node = os_index; }
 
   const device::DeviceFacts& facts() const override { return facts_; }
-  device::DeviceCounters counters() const override { return inner_.counters(); }
-  std::int64_t now_ns() const override { return inner_.now_ns(); }
-  std::unique_ptr<device::Stream> create_stream(const std::string& name) override {
-    return inner_.create_stream(name);
-  }
   std::unique_ptr<device::Event> create_event() override {
     count("create_event");
-    return inner_.create_event();
+    return inner().create_event();
   }
   device::AddressRange reserve(std::uint64_t bytes) override {
     count("reserve");
-    return inner_.reserve(bytes);
+    return inner().reserve(bytes);
   }
   device::PhysicalBlock create_block(std::uint64_t bytes) override {
     count("create_block");
-    return inner_.create_block(bytes);
+    return inner().create_block(bytes);
   }
   device::Mapping map(const device::AddressRange& range, std::uint64_t offset_bytes,
-              const device::PhysicalBlock& block) override {
+                      const device::PhysicalBlock& block) override {
     count("map");
-    return inner_.map(range, offset_bytes, block);
+    return inner().map(range, offset_bytes, block);
   }
   device::RawBuffer allocate(std::uint64_t bytes) override {
     count("allocate");
-    return inner_.allocate(bytes);
+    return inner().allocate(bytes);
   }
   device::HostRegistration register_host(void* data, std::uint64_t bytes) override {
     count("register_host");
-    return inner_.register_host(data, bytes);
+    return inner().register_host(data, bytes);
   }
-
- protected:
-  void release(device::AddressRange&) noexcept override {}
-  void release(device::PhysicalBlock&) noexcept override {}
-  void release(device::Mapping&) noexcept override {}
-  void release(device::RawBuffer&) noexcept override {}
-  void release(device::HostRegistration&) noexcept override {}
 
  private:
   void count(const char* call) {
@@ -75,7 +63,6 @@ class FailingDevice final : public device::Device {
     if (!fails || !forever_) --remaining_;
     if (fails) throw DeviceError(std::string("injected failure of ") + call);
   }
-  device::Device& inner_;
   device::DeviceFacts facts_;
   std::atomic<std::int64_t> remaining_ = -1;
   std::atomic<bool> forever_ = false;

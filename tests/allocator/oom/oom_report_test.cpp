@@ -18,6 +18,7 @@
 #include "allocator/oom/oom_text.hpp"
 #include "device/counting/counting_device.hpp"
 #include "device/host/host_device.hpp"
+#include "tests/support/forwarding_device.hpp"
 #include "tools/replay/explain_out_of_memory.hpp"
 
 namespace sluice::allocator {
@@ -25,43 +26,20 @@ namespace {
 
 constexpr std::uint64_t kPage = kPageBytes;
 
-// A counting device of whose capacity others hold some.
-class SharedDevice final : public device::Device {
+// A counting device, part of whose capacity other programs hold.
+class SharedDevice final : public testing::ForwardingDevice {
  public:
   SharedDevice(std::uint64_t capacity_bytes, std::uint64_t held_by_others)
-      : inner_(capacity_bytes), held_by_others_(held_by_others) {}
-  const device::DeviceFacts& facts() const override { return inner_.facts(); }
-  device::DeviceCounters counters() const override { return inner_.counters(); }
-  std::int64_t now_ns() const override { return 0; }
-  std::unique_ptr<device::Stream> create_stream(const std::string& name) override {
-    return inner_.create_stream(name);
-  }
-  std::unique_ptr<device::Event> create_event() override { return inner_.create_event(); }
-  device::AddressRange reserve(std::uint64_t bytes) override { return inner_.reserve(bytes); }
+      : ForwardingDevice(std::make_unique<device::CountingDevice>(capacity_bytes)),
+        held_by_others_(held_by_others) {}
   device::PhysicalBlock create_block(std::uint64_t bytes) override {
     if (counters().live_bytes + bytes + held_by_others_ > facts().capacity_bytes) {
       throw OutOfMemory(Tier::kDevice, Category::kExternal, bytes, 0);
     }
-    return inner_.create_block(bytes);
+    return inner().create_block(bytes);
   }
-  device::Mapping map(const device::AddressRange& range, std::uint64_t offset,
-                      const device::PhysicalBlock& b) override {
-    return inner_.map(range, offset, b);
-  }
-  device::RawBuffer allocate(std::uint64_t bytes) override { return inner_.allocate(bytes); }
-  device::HostRegistration register_host(void* data, std::uint64_t bytes) override {
-    return inner_.register_host(data, bytes);
-  }
-
- protected:
-  void release(device::AddressRange&) noexcept override {}
-  void release(device::PhysicalBlock&) noexcept override {}
-  void release(device::Mapping&) noexcept override {}
-  void release(device::RawBuffer&) noexcept override {}
-  void release(device::HostRegistration&) noexcept override {}
 
  private:
-  device::CountingDevice inner_;
   std::uint64_t held_by_others_;
 };
 
@@ -666,8 +644,7 @@ record::MemoryTrace fragmenting_trace() {
     alloc(kPage + kPage / 2, 70, 1);
     passing.push_back(alloc(kPage + kPage / 2, 70, 2));
   }
-  for (const std::uint32_t id : passing)
-    trace.operations.push_back({record::TraceAction::kFree, id});
+  for (const std::uint32_t id : passing) trace.operations.push_back({record::TraceAction::kFree, id});
   alloc(12 * kPage, 71, 2);
   return trace;
 }

@@ -33,7 +33,7 @@ std::string replaced(const std::string& from, const std::string& to) {
 }
 
 std::string refusal(const std::string& text) {
-  return message_of<InputError>([&] { parse_manifest(text, "manifest.json"); });
+  return train::message_of<InputError>([&] { parse_manifest(text, "manifest.json"); });
 }
 
 TEST(Manifest, ReadsBackWhatItWrites) {
@@ -135,7 +135,7 @@ TEST(Manifest, IsSavedWhole) {
   save_manifest(second, path);
   EXPECT_EQ(load_manifest(path), second);
   EXPECT_FALSE(std::filesystem::exists(path + ".tmp"));
-  EXPECT_NE(message_of<InputError>([&] { load_manifest(scratch / "none"); }).find("none"),
+  EXPECT_NE(train::message_of<InputError>([&] { load_manifest(scratch / "none"); }).find("none"),
             std::string::npos);
 }
 
@@ -146,7 +146,7 @@ TEST(Manifest, FilesThatAreNotAsItSaysAreNamed) {
   manifest.files = {{"state", 3 << 20, hash_file(path)}};
   EXPECT_NO_THROW(verify_files(manifest, scratch.path()));
   const auto refused = [&] {
-    return message_of<InputError>([&] { verify_files(manifest, scratch.path()); });
+    return train::message_of<InputError>([&] { verify_files(manifest, scratch.path()); });
   };
   std::string changed(3 << 20, 'x');
   changed[2500000] = 'y';

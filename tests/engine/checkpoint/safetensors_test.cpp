@@ -21,7 +21,7 @@ std::string file_of(const std::string& json, std::size_t buffer_bytes) {
 }
 
 std::string refusal(const std::string& json, std::uint64_t buffer_bytes) {
-  return message_of<InputError>([&] { parse_safetensors_header(json, buffer_bytes, "m"); });
+  return train::message_of<InputError>([&] { parse_safetensors_header(json, buffer_bytes, "m"); });
 }
 
 std::vector<std::byte> bytes_of(std::size_t count, int seed) {
@@ -150,16 +150,17 @@ TEST(Safetensors, TruncatedFilesAreRefused) {
   EXPECT_NO_THROW(SafetensorsReader(scratch.write("m", whole)));
   for (std::size_t bytes = 0; bytes < whole.size(); bytes += 3) {
     const auto path = scratch.write("m", whole.substr(0, bytes));
-    EXPECT_NE(message_of<InputError>([&] { SafetensorsReader{path}; }).find(path),
+    EXPECT_NE(train::message_of<InputError>([&] { SafetensorsReader{path}; }).find(path),
               std::string::npos);
   }
   std::string huge = whole;
   huge[6] = '\x7f';  // a header length of 2^54
   const auto path = scratch.write("m", huge);
-  EXPECT_NE(message_of<InputError>([&] { SafetensorsReader{path}; }).find("header"),
+  EXPECT_NE(train::message_of<InputError>([&] { SafetensorsReader{path}; }).find("header"),
             std::string::npos);
-  EXPECT_NE(message_of<InputError>([&] { SafetensorsReader(scratch / "none"); }).find("none"),
-            std::string::npos);
+  EXPECT_NE(
+      train::message_of<InputError>([&] { SafetensorsReader(scratch / "none"); }).find("none"),
+      std::string::npos);
 }
 
 }  // namespace

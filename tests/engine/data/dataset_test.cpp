@@ -34,7 +34,7 @@ std::string tokens_as_text(const TokenStream& stream) {
 std::string refusal(const std::vector<std::string>& paths,
                     config::DataFormat format = config::DataFormat::kBytes,
                     std::int64_t vocab = 256) {
-  return message_of<InputError>([&] { TokenStream(paths, format, vocab); });
+  return train::message_of<InputError>([&] { TokenStream(paths, format, vocab); });
 }
 
 TEST(TokenStream, ADirectoryIsItsVisibleTextFilesInOrderWithAZeroBetween) {
@@ -285,7 +285,7 @@ TEST(Dataset, AnEvaluationPartBelowOneBatchRepeatsItsWindows) {
 TEST(Dataset, TooLittleForOneWindowIsRefused) {
   const train::ScratchDirectory scratch;
   auto options = options_for(scratch.write("t", "1234"));
-  const auto refused = [&] { return message_of<InputError>([&] { Dataset{options}; }); };
+  const auto refused = [&] { return train::message_of<InputError>([&] { Dataset{options}; }); };
   EXPECT_EQ(refused(),
             "data.paths: the training part has 4 tokens; train.seq = 4 needs at least 5");
   options.paths = {scratch.write("t", "1234567890")};

@@ -12,6 +12,7 @@
 
 #include "base/rng.hpp"
 #include "engine/checkpoint/safetensors.hpp"
+#include "engine/config/shapes.hpp"
 #include "tests/support/planned_session.hpp"
 #include "tests/support/training_example.hpp"
 #include "tests/support/whole_model.hpp"
@@ -172,7 +173,7 @@ void expect_step_is_the_passes(const Overrides& model) {
   session.session().state().export_weights(path);
   const train::StepOutcome step = session.step(0);
 
-  WholeModel whole(planner::model_shape(config), 2, 8);
+  WholeModel whole(config::model_shape(config), 2, 8);
   load_weights(whole, path);
   double loss = 0;
   std::vector<std::vector<double>> sums(whole.model().units().size());

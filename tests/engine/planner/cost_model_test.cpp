@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "engine/config/shapes.hpp"
 #include "engine/planner/free_optimizer.hpp"
 #include "engine/planner/plan.hpp"
 
@@ -36,8 +37,8 @@ class CostModelTest : public ::testing::Test {
     instruction.id = static_cast<schedule::InstructionId>(schedule.instructions.size());
     schedule.instructions.push_back(instruction);
     schedule.buffers = std::move(buffers);
-    const model::Model model(planner::model_shape(config_));
-    const model::BatchShape batch = planner::batch_shape(config_);
+    const model::Model model(config::model_shape(config_));
+    const model::BatchShape batch = config::batch_shape(config_);
     planner::CostModel(config_, model, batch, hardware_).apply(schedule);
     return schedule.instructions.back().cost_s;
   }
@@ -126,8 +127,8 @@ TEST_F(CostModelTest, DuplexIsMeasuredAgainstBothRates) {
   hardware_.storage_read_bytes_per_s = 2e9;
   hardware_.storage_write_bytes_per_s = 1e9;
   hardware_.storage_duplex_bytes_per_s = 1e9;
-  const model::Model model(planner::model_shape(config_));
-  const model::BatchShape batch = planner::batch_shape(config_);
+  const model::Model model(config::model_shape(config_));
+  const model::BatchShape batch = config::batch_shape(config_);
   const auto simulation_model = [&] {
     return planner::CostModel(config_, model, batch, hardware_).simulation_model();
   };
@@ -139,8 +140,8 @@ TEST_F(CostModelTest, DuplexIsMeasuredAgainstBothRates) {
 }
 
 TEST_F(CostModelTest, ACopyThatWaitsForItsLinkLeavesTheCore) {
-  const model::Model model(planner::model_shape(config_));
-  const model::BatchShape batch = planner::batch_shape(config_);
+  const model::Model model(config::model_shape(config_));
+  const model::BatchShape batch = config::batch_shape(config_);
   const auto upload_cores = [&] {
     return planner::CostModel(config_, model, batch, hardware_)
         .simulation_model()
@@ -220,9 +221,9 @@ TEST_F(CostModelTest, AGpuIsPricedByItsOwnFiguresAndTakesNoCores) {
   EXPECT_GT(host_lane, 0.5);
   EXPECT_LT(price(norm, {}, {gradient}), 1e-3);
 
-  const model::Model model(planner::model_shape(config_));
+  const model::Model model(config::model_shape(config_));
   const schedule::SimulationModel simulation =
-      planner::CostModel(config_, model, planner::batch_shape(config_), hardware_)
+      planner::CostModel(config_, model, config::batch_shape(config_), hardware_)
           .simulation_model();
   EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(schedule::Lane::kCompute)], 0);
   EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(schedule::Lane::kH2D)], 0);

@@ -52,11 +52,9 @@ TierBytes budgets_of(const config::Config& config) {
 }
 
 void expect_valid(const Plan& plan, const config::Config& config) {
-  EXPECT_EQ(schedule::validate(plan.training, budgets_of(config)), std::vector<std::string>{});
-  EXPECT_EQ(schedule::validate(plan.evaluation, budgets_of(config)), std::vector<std::string>{});
-  EXPECT_EQ(schedule::validate(plan.first, budgets_of(config)), std::vector<std::string>{});
-  EXPECT_EQ(schedule::validate(plan.drain, budgets_of(config)), std::vector<std::string>{});
-  EXPECT_EQ(schedule::validate(plan.redo, budgets_of(config)), std::vector<std::string>{});
+  for (const schedule::Schedule* schedule : plan.schedules.of(plan.options)) {
+    EXPECT_EQ(schedule::validate(*schedule, budgets_of(config)), std::vector<std::string>{});
+  }
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
     EXPECT_LE(plan.peak_bytes[tier], budgets_of(config)[tier]);
   }
@@ -79,13 +77,16 @@ std::pair<std::optional<schedule::Term>, decltype(schedule::Interpretation::exit
   };
   const auto redo = [&] {
     left = left.given_up();
-    return pass(plan.redo, 0).exit;
+    return pass(plan.schedules[schedule::StepKind::kRedo], 0).exit;
   };
-  pass(plan.carries_updates() ? plan.first : plan.training, 0);
+  pass(plan.carries_updates() ? plan.schedules[schedule::StepKind::kFirst]
+                              : plan.schedules[schedule::StepKind::kTraining],
+       0);
   if (plan.speculates()) redo();
-  schedule::Interpretation second = pass(plan.training, 1);
+  schedule::Interpretation second = pass(plan.schedules[schedule::StepKind::kTraining], 1);
   if (plan.speculates()) second.exit = redo();
-  if (plan.carries_updates()) second.exit = pass(plan.drain, 2).exit;
+  if (plan.carries_updates())
+    second.exit = pass(plan.schedules[schedule::StepKind::kDrain], 2).exit;
   return {second.norm, second.exit};
 }
 

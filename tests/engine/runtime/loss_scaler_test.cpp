@@ -35,9 +35,9 @@ TEST(LossScaler, StaysBetweenOneAndItsMost) {
   LossScaler low(dynamic(2, 5));
   for (int i = 0; i < 5; ++i) low.finish_step(true);
   EXPECT_EQ(low.scale(), 1);
-  LossScaler high(dynamic(LossScaler::kMostScale / 2, 1));
+  LossScaler high(dynamic(kMaxLossScale / 2, 1));
   for (int i = 0; i < 5; ++i) high.finish_step(false);
-  EXPECT_EQ(high.scale(), static_cast<double>(LossScaler::kMostScale));
+  EXPECT_EQ(high.scale(), static_cast<double>(kMaxLossScale));
 }
 
 TEST(LossScaler, AStaticScaleStaysAndStillCounts) {

@@ -16,7 +16,7 @@ Schedule example(std::uint64_t seed) {
   const StepModel model = testing::example_model(1, true, DType::kBF16);
   StepOptions options = testing::random_options(model, 2, seed);
   if (seed % 4 == 3) options.update = UpdatePlacement::kSpeculative;
-  return compile_training_step(model, options);
+  return compile(model, options, StepKind::kTraining);
 }
 
 std::string refusal(const std::string& text) {

@@ -123,16 +123,16 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
         testing::example_model(1, tied, dtype, optimizers[seed % optimizers.size()]);
     const auto microbatches = static_cast<std::int32_t>(1 + seed % 3);
     StepOptions options = testing::random_options(model, microbatches, seed);
-    campaign.attack(compile_training_step(model, options), seed, 12);
+    campaign.attack(compile(model, options, StepKind::kTraining), seed, 12);
     options.update = UpdatePlacement::kNextForward;
-    campaign.attack(compile_training_step(model, options), seed + 1000, 6);
-    campaign.attack(compile_first_step(model, options), seed + 2000, 2);
-    campaign.attack(compile_drain(model, options), seed + 3000, 2);
+    campaign.attack(compile(model, options, StepKind::kTraining), seed + 1000, 6);
+    campaign.attack(compile(model, options, StepKind::kFirst), seed + 2000, 2);
+    campaign.attack(compile(model, options, StepKind::kDrain), seed + 3000, 2);
     options.update = UpdatePlacement::kInBackward;
-    campaign.attack(compile_training_step(model, options), seed + 4000, 3);
+    campaign.attack(compile(model, options, StepKind::kTraining), seed + 4000, 3);
     options.update = UpdatePlacement::kSpeculative;
-    campaign.attack(compile_training_step(model, options), seed + 5000, 6);
-    campaign.attack(compile_redo(model, options), seed + 6000, 3);
+    campaign.attack(compile(model, options, StepKind::kTraining), seed + 5000, 6);
+    campaign.attack(compile(model, options, StepKind::kRedo), seed + 6000, 3);
     if (HasFatalFailure()) return;
   }
   // Steps that save the state that they find while they change it.
@@ -142,7 +142,7 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
         testing::example_model(1, seed % 2 == 1, DType::kBF16, optimizers[seed]);
     StepOptions options = testing::random_options(model, 1 + static_cast<int>(seed % 2), seed + 50);
     options.durable = true;
-    campaign.attack(compile_saving_step(model, options), 200 + seed, 12);
+    campaign.attack(compile(model, options, StepKind::kSaving), 200 + seed, 12);
     if (HasFatalFailure()) return;
   }
   // Steps that spill activations, some in several pieces.
@@ -156,7 +156,7 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
     options.prefetch = static_cast<std::int32_t>(seed / 2 % 2);
     options.placement.activation.assign(model.units.size(),
                                         seed % 4 == 0 ? Tier::kPinned : Tier::kStorage);
-    campaign.attack(compile_training_step(model, options), 300 + seed, 12);
+    campaign.attack(compile(model, options, StepKind::kTraining), 300 + seed, 12);
     if (HasFatalFailure()) return;
   }
   // Steps that spill parts of what units save, each to a place of its own.
@@ -168,7 +168,7 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
     options.piece_elems = 4096;
     options.prefetch = static_cast<std::int32_t>(seed / 2 % 2);
     testing::scatter_saved(model, seed, options.placement);
-    campaign.attack(compile_training_step(model, options), 400 + seed, 12);
+    campaign.attack(compile(model, options, StepKind::kTraining), 400 + seed, 12);
     if (HasFatalFailure()) return;
   }
   for (std::uint64_t seed = 0; seed < 4; ++seed) {

@@ -31,7 +31,7 @@ class ValidateRules : public ::testing::Test {
     StepOptions options =
         testing::example_options(model, Tier::kStorage, Tier::kPinned, Tier::kStorage);
     options.microbatches = 3;
-    schedule_ = compile_training_step(model, options);
+    schedule_ = compile(model, options, StepKind::kTraining);
   }
   void SetUp() override { ASSERT_EQ(verdict(schedule_), "accepted"); }
 
@@ -144,8 +144,9 @@ TEST(Validate, RefusesAnUpdateWithAnotherUnitsSums) {
   kernels::OptimizerOptions sm3;
   sm3.rule = kernels::OptimizerRule::kSm3;
   const StepModel model = testing::example_model(2, false, DType::kBF16, sm3);
-  Schedule schedule = compile_training_step(
-      model, testing::example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned));
+  Schedule schedule =
+      compile(model, testing::example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned),
+              StepKind::kTraining);
   ASSERT_EQ(verdict(schedule), "accepted");
   std::vector<Use*> sums;
   for (Instruction& instruction : schedule.instructions) {
@@ -299,9 +300,9 @@ TEST(Interpret, TellsMicrobatchesUnitsAndOrderApart) {
   const StepModel model = testing::example_model(2, false, DType::kBF16);
   StepOptions options =
       testing::example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned);
-  const Interpretation two = interpret(compile_training_step(model, options));
+  const Interpretation two = interpret(compile(model, options, StepKind::kTraining));
   options.microbatches = 3;
-  const Interpretation three = interpret(compile_training_step(model, options));
+  const Interpretation three = interpret(compile(model, options, StepKind::kTraining));
   EXPECT_NE(two.norm, three.norm);
   EXPECT_EQ(two.losses.at(1), three.losses.at(1));
   std::map<Term, int> seen;
@@ -317,7 +318,7 @@ TEST(Validate, AcceptsSchedulesOfManyUnitsAndPieces) {
       testing::example_options(model, Tier::kStorage, Tier::kStorage, Tier::kStorage);
   options.microbatches = 12;
   options.piece_elems = 4096;
-  const Schedule schedule = compile_training_step(model, options);
+  const Schedule schedule = compile(model, options, StepKind::kTraining);
   EXPECT_GT(schedule.instructions.size(), 50000u);
   EXPECT_EQ(verdict(schedule), "accepted");
 }

@@ -31,20 +31,20 @@ StepOptions random_durable(const StepModel& model, std::uint64_t seed) {
 Schedule all_on_device(const StepModel& model, std::int32_t microbatches) {
   StepOptions options = example_options(model, Tier::kDevice, Tier::kDevice, Tier::kDevice);
   options.microbatches = microbatches;
-  return compile_training_step(model, options);
+  return compile(model, options, StepKind::kTraining);
 }
 
 // State as a step finds it, whatever holds it.
 auto state_at_entry(const StepModel& model) {
   const StepOptions options =
       durable(example_options(model, Tier::kStorage, Tier::kStorage, Tier::kStorage));
-  return interpret(compile_evaluation(model, options)).exit;
+  return interpret(compile(model, options, StepKind::kEvaluation)).exit;
 }
 
 // The step that saves computes what `plain` did and commits what it found. Counts the timings.
 void expect_commits(const StepModel& model, const StepOptions& options, const Interpretation& plain,
                     std::uint64_t seed, int& timings) {
-  const Schedule schedule = compile_saving_step(model, options);
+  const Schedule schedule = compile(model, options, StepKind::kSaving);
   ASSERT_EQ(joined(validate(schedule)), "");
   for (const InterpretOptions& timing : adverse_timings(seed, 2)) {
     const Interpretation values = interpret(schedule, timing);
@@ -83,7 +83,7 @@ TEST(SavingStep, CommitsWhatItFoundWhereverUpdatesAreMade) {
     StepOptions options = random_durable(model, seed);
     const bool carries = seed % 4 < 2;
     options.update = carries ? UpdatePlacement::kNextForward : UpdatePlacement::kInBackward;
-    const Interpretation plain = interpret(compile_first_step(model, options));
+    const Interpretation plain = interpret(compile(model, options, StepKind::kFirst));
     ASSERT_NO_FATAL_FAILURE(expect_commits(model, options, plain, seed, timings));
   }
   EXPECT_GT(timings, 200);
@@ -93,12 +93,12 @@ TEST(SavingStep, TheOtherSchedulesOfItsRunShareItsHomesAndTheirPlaces) {
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     const StepModel model = example_model(2, true, DType::kBF16);
     const StepOptions options = random_durable(model, seed);
-    const Schedule saving = compile_saving_step(model, options);
-    const Schedule save = compile_save(model, options);
+    const Schedule saving = compile(model, options, StepKind::kSaving);
+    const Schedule save = compile(model, options, StepKind::kSave);
     ASSERT_EQ(joined(validate(save)), "");
     EXPECT_EQ(interpret(save).committed, state_at_entry(model));
-    for (const Schedule& other :
-         {compile_training_step(model, options), save, compile_evaluation(model, options)}) {
+    for (const Schedule& other : {compile(model, options, StepKind::kTraining), save,
+                                  compile(model, options, StepKind::kEvaluation)}) {
       ASSERT_EQ(joined(validate(other)), "");
       for (const Buffer& buffer : saving.buffers) {
         if (!buffer.persistent) continue;
@@ -117,7 +117,7 @@ TEST(SavingStep, StorageHoldsTwoVersionsOfAllStateAndOneOfTheRest) {
   const StepModel model = example_model(2, false, DType::kBF16);
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     const StepOptions options = random_durable(model, seed);
-    const Schedule schedule = compile_training_step(model, options);
+    const Schedule schedule = compile(model, options, StepKind::kTraining);
     std::uint64_t expected = 0;
     for (const Buffer& buffer : schedule.buffers) {
       if (!buffer.persistent || buffer.tier != Tier::kStorage) continue;
@@ -126,7 +126,7 @@ TEST(SavingStep, StorageHoldsTwoVersionsOfAllStateAndOneOfTheRest) {
       expected += (gradient ? 1 : 2) * round_up(buffer.bytes, kDirectAlignmentBytes);
     }
     EXPECT_GE(schedule.peak_bytes[2], expected);
-    EXPECT_EQ(compile_saving_step(model, options).peak_bytes[2], schedule.peak_bytes[2]);
+    EXPECT_EQ(compile(model, options, StepKind::kSaving).peak_bytes[2], schedule.peak_bytes[2]);
   }
 }
 
@@ -134,8 +134,9 @@ TEST(SavingStep, StorageHoldsTwoVersionsOfAllStateAndOneOfTheRest) {
 class DamagedCommit : public ::testing::Test {
  protected:
   DamagedCommit() : model_(example_model(1, false, DType::kBF16)) {
-    schedule_ = compile_saving_step(
-        model_, durable(example_options(model_, Tier::kPinned, Tier::kPinned, Tier::kStorage)));
+    schedule_ = compile(
+        model_, durable(example_options(model_, Tier::kPinned, Tier::kPinned, Tier::kStorage)),
+        StepKind::kSaving);
   }
   Instruction& commit() {
     return *std::find_if(schedule_.instructions.begin(), schedule_.instructions.end(),

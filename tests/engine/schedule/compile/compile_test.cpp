@@ -22,7 +22,7 @@ std::string joined(const std::vector<std::string>& lines) {
 Interpretation plain_values(const StepModel& model, std::int32_t microbatches) {
   StepOptions options = example_options(model, Tier::kDevice, Tier::kDevice, Tier::kDevice);
   options.microbatches = microbatches;
-  return interpret(compile_training_step(model, options));
+  return interpret(compile(model, options, StepKind::kTraining));
 }
 
 TEST(Compile, EveryPlacementIsAcceptedAndComputesThePlainStepInAnyTiming) {
@@ -37,7 +37,7 @@ TEST(Compile, EveryPlacementIsAcceptedAndComputesThePlainStepInAnyTiming) {
         ASSERT_EQ(plain.losses.size(), static_cast<std::size_t>(microbatches));
         for (std::uint64_t seed = 0; seed < 12; ++seed) {
           const StepOptions options = random_options(model, microbatches, seed);
-          const Schedule schedule = compile_training_step(model, options);
+          const Schedule schedule = compile(model, options, StepKind::kTraining);
           ASSERT_EQ(joined(validate(schedule)), "") << "seed " << seed;
           for (const InterpretOptions& timing : adverse_timings(seed, 2)) {
             const Interpretation values = interpret(schedule, timing);
@@ -62,7 +62,8 @@ TEST(Compile, EveryOptimizersStateIsStreamedToThePlainStepsValues) {
       const Interpretation plain = plain_values(model, 2);
       ASSERT_EQ(joined(plain.errors), "");
       for (std::uint64_t seed = 0; seed < 10; ++seed) {
-        const Schedule schedule = compile_training_step(model, random_options(model, 2, seed));
+        const Schedule schedule =
+            compile(model, random_options(model, 2, seed), StepKind::kTraining);
         ASSERT_EQ(joined(validate(schedule)), "") << "seed " << seed;
         for (const InterpretOptions& timing : adverse_timings(seed, 1)) {
           const Interpretation values = interpret(schedule, timing);
@@ -76,10 +77,11 @@ TEST(Compile, EveryOptimizersStateIsStreamedToThePlainStepsValues) {
 
 TEST(Compile, EvaluationReadsTheWeightsAndChangesNothing) {
   const StepModel model = example_model(2, true, DType::kBF16);
-  const Interpretation plain = interpret(compile_evaluation(
-      model, example_options(model, Tier::kDevice, Tier::kDevice, Tier::kDevice)));
+  const Interpretation plain =
+      interpret(compile(model, example_options(model, Tier::kDevice, Tier::kDevice, Tier::kDevice),
+                        StepKind::kEvaluation));
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
-    const Schedule schedule = compile_evaluation(model, random_options(model, 2, seed));
+    const Schedule schedule = compile(model, random_options(model, 2, seed), StepKind::kEvaluation);
     ASSERT_EQ(joined(validate(schedule)), "");
     const Interpretation values = interpret(schedule);
     ASSERT_EQ(joined(values.errors), "");

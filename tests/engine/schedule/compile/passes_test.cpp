@@ -162,9 +162,9 @@ TEST(Pack, StepsThatShareTheDeviceTakeLessOfIt) {
   const StepModel model = testing::example_model(3, true, DType::kBF16);
   StepOptions options =
       testing::example_options(model, Tier::kPinned, Tier::kPinned, Tier::kStorage);
-  const Schedule apart = compile_training_step(model, options);
+  const Schedule apart = compile(model, options, StepKind::kTraining);
   options.shares_device = true;
-  const Schedule together = compile_training_step(model, options);
+  const Schedule together = compile(model, options, StepKind::kTraining);
   EXPECT_TRUE(validate(together, together.peak_bytes).empty());
   const std::uint64_t used_apart = apart.slot_count * apart.slot_bytes + apart.device_arena_bytes;
   const std::uint64_t used_together =
@@ -200,8 +200,8 @@ TEST(Pack, PersistentBuffersHaveTheSamePlacesInEverySchedule) {
   const StepModel model = testing::example_model(2, true, DType::kBF16);
   for (std::uint64_t seed = 0; seed < 6; ++seed) {
     const StepOptions options = testing::random_options(model, 2, seed);
-    const Schedule step = compile_training_step(model, options);
-    const Schedule evaluation = compile_evaluation(model, options);
+    const Schedule step = compile(model, options, StepKind::kTraining);
+    const Schedule evaluation = compile(model, options, StepKind::kEvaluation);
     int persistent = 0;
     for (const Buffer& buffer : step.buffers) {
       if (!buffer.persistent) continue;

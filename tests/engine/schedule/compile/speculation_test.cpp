@@ -36,14 +36,14 @@ Verdicts verdicts(std::uint64_t seed) {
 
 void run_plain(StepChain& run, const StepModel& model, StepOptions options, const Verdicts& steps) {
   options.update = UpdatePlacement::kAfterBackward;
-  const Schedule schedule = compile_training_step(model, options);
+  const Schedule schedule = compile(model, options, StepKind::kTraining);
   for (std::size_t step = 0; step < steps.size(); ++step) run.pass(schedule, step, steps[step]);
 }
 
 void run_speculative(StepChain& run, const StepModel& model, const StepOptions& options,
                      const Verdicts& steps) {
-  const Schedule step_schedule = compile_training_step(model, speculative(options));
-  const Schedule redo = compile_redo(model, speculative(options));
+  const Schedule step_schedule = compile(model, speculative(options), StepKind::kTraining);
+  const Schedule redo = compile(model, speculative(options), StepKind::kRedo);
   for (std::size_t step = 0; step < steps.size(); ++step) {
     run.pass(step_schedule, step, steps[step]);
     if (::testing::Test::HasFatalFailure()) return;
@@ -92,7 +92,7 @@ TEST(Speculation, AnUpdateThatStandsWhereItShouldNotIsAnotherTerm) {
   StepChain plain;
   run_plain(plain, model, options, {false, true});
   StepChain careless;
-  const Schedule schedule = compile_training_step(model, speculative(options));
+  const Schedule schedule = compile(model, speculative(options), StepKind::kTraining);
   careless.pass(schedule, 0, false);
   careless.pass(schedule, 1, true);
   EXPECT_EQ(careless.norms.front(), plain.norms.front());
@@ -105,7 +105,7 @@ TEST(Speculation, AStepThatIsGivenUpLeavesWhatItFound) {
   const StepModel model = example_model(2, true, DType::kF16);
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
     const StepOptions options = speculative(random_options(model, 2, seed));
-    const Schedule schedule = compile_training_step(model, options);
+    const Schedule schedule = compile(model, options, StepKind::kTraining);
     StepChain skipping;
     skipping.pass(schedule, 0, true);
     const StepChain::State before = skipping.exit;
@@ -128,12 +128,12 @@ TEST(Speculation, MovesTheBytesOfThePlainOrderUntilItIsRedone) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const StepModel model = example_model(2, seed % 2 == 0, DType::kBF16);
     StepOptions options = random_options(model, 2, seed);
-    const LinkBytes plain = link_bytes(compile_training_step(model, options));
+    const LinkBytes plain = link_bytes(compile(model, options, StepKind::kTraining));
     options.update = UpdatePlacement::kNextForward;
-    const LinkBytes update = link_bytes(compile_drain(model, options));
+    const LinkBytes update = link_bytes(compile(model, options, StepKind::kDrain));
     options.update = UpdatePlacement::kSpeculative;
-    EXPECT_EQ(link_bytes(compile_training_step(model, options)), plain);
-    EXPECT_EQ(link_bytes(compile_redo(model, options)), update);
+    EXPECT_EQ(link_bytes(compile(model, options, StepKind::kTraining)), plain);
+    EXPECT_EQ(link_bytes(compile(model, options, StepKind::kRedo)), update);
   }
 }
 
@@ -142,23 +142,23 @@ TEST(Speculation, HasTwoHomesForAllStateThatUpdatesMake) {
   const StepModel model = example_model(2, false, DType::kBF16);
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
     const StepOptions options = speculative(random_options(model, 2, seed));
-    const Schedule schedule = compile_training_step(model, options);
+    const Schedule schedule = compile(model, options, StepKind::kTraining);
     std::vector<int> homes(schedule.buffers.size());
     std::array<std::uint64_t, kTierCount> held{};
     for (const Buffer& buffer : schedule.buffers) {
       if (!buffer.persistent || buffer.role != BufferRole::kState) continue;
       held[static_cast<std::size_t>(buffer.tier)] += buffer.bytes;
-      if (buffer.twin_of != kNoId) ++homes[buffer.twin_of];
+      if (buffer.shadow_of != kNoId) ++homes[buffer.shadow_of];
     }
     for (const Residency& residency : schedule.entry) EXPECT_EQ(homes[residency.home], 1);
     for (std::size_t tier = 0; tier < kTierCount; ++tier) {
       EXPECT_GE(schedule.peak_bytes[tier], held[tier]);
     }
-    for (const Schedule& other :
-         {compile_redo(model, options), compile_evaluation(model, options)}) {
+    for (const Schedule& other : {compile(model, options, StepKind::kRedo),
+                                  compile(model, options, StepKind::kEvaluation)}) {
       for (const Buffer& buffer : schedule.buffers) {
         if (!buffer.persistent) continue;
-        EXPECT_EQ(other.buffers.at(buffer.id).twin_of, buffer.twin_of);
+        EXPECT_EQ(other.buffers.at(buffer.id).shadow_of, buffer.shadow_of);
         EXPECT_EQ(other.buffers.at(buffer.id).offset_bytes, buffer.offset_bytes);
         EXPECT_EQ(other.buffers.at(buffer.id).slots, buffer.slots);
       }
@@ -172,12 +172,12 @@ class DamagedSpeculation : public ::testing::Test {
  protected:
   DamagedSpeculation() : model_(example_model(1, false, DType::kBF16)) {
     options_ = speculative(example_options(model_, Tier::kPinned, Tier::kPinned, Tier::kPinned));
-    schedule_ = compile_training_step(model_, options_);
+    schedule_ = compile(model_, options_, StepKind::kTraining);
   }
   // Of a master: one that updates read, too.
-  Buffer& twin() {
+  Buffer& shadow() {
     return *std::find_if(schedule_.buffers.begin(), schedule_.buffers.end(), [](const Buffer& at) {
-      return at.twin_of != kNoId && at.kind == StateKind::kMaster;
+      return at.shadow_of != kNoId && at.kind == StateKind::kMaster;
     });
   }
   std::string verdict() const { return joined(validate(schedule_)); }
@@ -197,7 +197,7 @@ TEST_F(DamagedSpeculation, AnUpdateOverWhatWasFoundIsRefused) {
   for (Instruction& instruction : schedule_.instructions) {
     if (instruction.op != Op::kOptimizerStep) continue;
     for (Use& use : instruction.writes) {
-      const BufferId home = schedule_.buffers[use.buffer].twin_of;
+      const BufferId home = schedule_.buffers[use.buffer].shadow_of;
       if (home != kNoId) use.buffer = home;
     }
     break;
@@ -214,26 +214,26 @@ TEST_F(DamagedSpeculation, AStepThatLeavesNoGradientForARedoIsRefused) {
       << verdict();
 }
 
-TEST_F(DamagedSpeculation, ATwinOfAnotherShapeIsRefused) {
-  twin().bytes += kDirectAlignmentBytes;
-  EXPECT_NE(verdict().find("is no twin of the home that it names"), std::string::npos);
+TEST_F(DamagedSpeculation, AShadowOfAnotherShapeIsRefused) {
+  shadow().bytes += kDirectAlignmentBytes;
+  EXPECT_NE(verdict().find("is no shadow of the home that it names"), std::string::npos);
 }
 
-TEST_F(DamagedSpeculation, AScheduleThatFindsStateInATwinIsRefused) {
-  schedule_.entry.front().home = twin().id;
-  schedule_.entry.front().kind = twin().kind;
-  schedule_.entry.front().unit = twin().unit;
-  EXPECT_NE(verdict().find("is a twin: what a schedule finds is in the other home"),
+TEST_F(DamagedSpeculation, AScheduleThatFindsStateInAShadowIsRefused) {
+  schedule_.entry.front().home = shadow().id;
+  schedule_.entry.front().kind = shadow().kind;
+  schedule_.entry.front().unit = shadow().unit;
+  EXPECT_NE(verdict().find("is a shadow: what a schedule finds is in the other home"),
             std::string::npos);
 }
 
 TEST_F(DamagedSpeculation, ARedoThatReadsWhatTheStepMadeIsRefused) {
-  schedule_ = compile_redo(model_, options_);
+  schedule_ = compile(model_, options_, StepKind::kRedo);
   ASSERT_EQ(verdict(), "");
-  const BufferId home = twin().twin_of;
+  const BufferId home = shadow().shadow_of;
   for (Instruction& instruction : schedule_.instructions) {
     for (Use& use : instruction.reads) {
-      if (use.buffer == home) use.buffer = twin().id;
+      if (use.buffer == home) use.buffer = shadow().id;
     }
   }
   compile();

@@ -38,7 +38,7 @@ StepOptions spilling_options(const StepModel& model, Tier activation, ComputeOrd
 
 void expect_plain_values(const StepModel& model, const StepOptions& options,
                          const Interpretation& plain) {
-  const Schedule schedule = compile_training_step(model, options);
+  const Schedule schedule = compile(model, options, StepKind::kTraining);
   for (const std::string& problem : validate(schedule, schedule.peak_bytes)) {
     ADD_FAILURE() << problem;
   }
@@ -54,7 +54,7 @@ TEST(Spill, EveryTierAndOrderComputesThePlainStepInAnyTiming) {
   for (const std::int32_t microbatches : {1, 3}) {
     StepOptions plain_options = example_options(model, Tier::kDevice, Tier::kDevice, Tier::kDevice);
     plain_options.microbatches = microbatches;
-    const Interpretation plain = interpret(compile_training_step(model, plain_options));
+    const Interpretation plain = interpret(compile(model, plain_options, StepKind::kTraining));
     for (const Tier tier : {Tier::kPinned, Tier::kStorage}) {
       for (const ComputeOrder order : {ComputeOrder::kMicrobatch, ComputeOrder::kUnit}) {
         for (const bool recompute : {false, true}) {
@@ -81,8 +81,9 @@ TEST(Spill, EveryTierAndOrderComputesThePlainStepInAnyTiming) {
 // but for what is needed again by the next visit or after one.
 TEST(Spill, MovesEachValueOnceAndNotWhatComesBackAtOnce) {
   const StepModel model = spilling_model(5);
-  const Schedule schedule = compile_training_step(
-      model, spilling_options(model, Tier::kPinned, ComputeOrder::kMicrobatch, 1));
+  const Schedule schedule =
+      compile(model, spilling_options(model, Tier::kPinned, ComputeOrder::kMicrobatch, 1),
+              StepKind::kTraining);
   std::map<std::tuple<BufferRole, std::int32_t>, int> sent;
   std::map<std::tuple<BufferRole, std::int32_t>, int> brought;
   for (const Instruction& instruction : schedule.instructions) {
@@ -106,8 +107,9 @@ TEST(Spill, MovesEachValueOnceAndNotWhatComesBackAtOnce) {
 TEST(Spill, InUnitOrderOutputsComeBackForBothPassesAndGoDownOnce) {
   const StepModel model = spilling_model(3);
   const std::int32_t microbatches = 4;
-  const Schedule schedule = compile_training_step(
-      model, spilling_options(model, Tier::kPinned, ComputeOrder::kUnit, microbatches));
+  const Schedule schedule =
+      compile(model, spilling_options(model, Tier::kPinned, ComputeOrder::kUnit, microbatches),
+              StepKind::kTraining);
   std::map<BufferRole, int> sent;
   std::map<BufferRole, int> brought;
   for (const Instruction& instruction : schedule.instructions) {
@@ -131,7 +133,7 @@ TEST(SpilledParts, AnyPlacesComputeThePlainStepInAnyTiming) {
   for (const std::int32_t microbatches : {1, 3}) {
     StepOptions plain_options = example_options(model, Tier::kDevice, Tier::kDevice, Tier::kDevice);
     plain_options.microbatches = microbatches;
-    const Interpretation plain = interpret(compile_training_step(model, plain_options));
+    const Interpretation plain = interpret(compile(model, plain_options, StepKind::kTraining));
     for (std::uint64_t seed = 0; seed < 6; ++seed) {
       for (const ComputeOrder order : {ComputeOrder::kMicrobatch, ComputeOrder::kUnit}) {
         for (const std::int32_t prefetch : {0, 1, 2}) {
@@ -172,7 +174,7 @@ TEST(SpilledParts, OnlyWhatIsPlacedElsewhereMoves) {
     options.placement.saved.assign(model.units.size(), {});
     options.placement.saved[2].assign(5, Tier::kDevice);
     options.placement.saved[2][part] = Tier::kPinned;
-    const Schedule schedule = compile_training_step(model, options);
+    const Schedule schedule = compile(model, options, StepKind::kTraining);
     EXPECT_TRUE(validate(schedule, schedule.peak_bytes).empty());
     EXPECT_EQ(saved_sent(schedule),
               (std::map<std::int32_t, std::uint64_t>{{2, model.units[2].saved_parts[part].bytes}}));
@@ -194,7 +196,7 @@ TEST(SpilledParts, TakeLessDeviceMemoryThanOneRegion) {
     }
     const StepOptions options =
         spilling_options(model, Tier::kPinned, ComputeOrder::kMicrobatch, 1);
-    return compile_training_step(model, options).device_arena_bytes;
+    return compile(model, options, StepKind::kTraining).device_arena_bytes;
   };
   // The lesser of what only one half reads: 16,896 of the first, 18,176 of the second.
   EXPECT_GE(arena(false), arena(true) + 16384);
@@ -205,7 +207,7 @@ TEST(SpilledParts, PassesThatReadTheWrongPartsAreRefused) {
   StepModel model = example_model(3, true, DType::kBF16);
   testing::cut_saved(model);
   const StepOptions options = spilling_options(model, Tier::kPinned, ComputeOrder::kMicrobatch, 1);
-  const Schedule schedule = compile_training_step(model, options);
+  const Schedule schedule = compile(model, options, StepKind::kTraining);
   ASSERT_TRUE(validate(schedule).empty());
   int damaged = 0;
   for (std::size_t i = 0; i < schedule.instructions.size(); ++i) {
@@ -232,7 +234,7 @@ std::uint64_t device_arena(int blocks, Tier activation, ComputeOrder order,
   const StepModel model = spilling_model(blocks);
   StepOptions options = spilling_options(model, activation, order, microbatches);
   options.recompute = recompute;
-  return compile_training_step(model, options).device_arena_bytes;
+  return compile(model, options, StepKind::kTraining).device_arena_bytes;
 }
 
 // What waits on the device grows with the model; what is spilled does not.
@@ -268,7 +270,7 @@ TEST(Spill, PinnedMemoryIsARingWhereActivationsAreStored) {
     options.placement.weight.assign(model.units.size(), Tier::kDevice);
     options.placement.gradient.assign(model.units.size(), Tier::kDevice);
     options.placement.optimizer.assign(model.units.size(), Tier::kDevice);
-    return compile_training_step(model, options);
+    return compile(model, options, StepKind::kTraining);
   };
   const auto transient = [](const Schedule& step, Tier tier) {
     std::uint64_t persistent = 0;
@@ -292,7 +294,8 @@ TEST(Spill, PinnedMemoryIsARingWhereActivationsAreStored) {
 TEST(Spill, NothingIsSpilledInEvaluation) {
   const StepModel model = spilling_model(4);
   const StepOptions options = spilling_options(model, Tier::kPinned, ComputeOrder::kUnit, 3);
-  for (const Instruction& instruction : compile_evaluation(model, options).instructions) {
+  for (const Instruction& instruction :
+       compile(model, options, StepKind::kEvaluation).instructions) {
     EXPECT_NE(instruction.op, Op::kSpillActivation);
   }
 }
@@ -302,7 +305,7 @@ TEST(Spill, PiecesThatChangePlacesAreRefused) {
   const StepModel model = spilling_model(3);
   StepOptions options = spilling_options(model, Tier::kStorage, ComputeOrder::kMicrobatch, 1);
   options.stream_lookahead = 2;
-  Schedule schedule = compile_training_step(model, options);
+  Schedule schedule = compile(model, options, StepKind::kTraining);
   ASSERT_TRUE(validate(schedule).empty());
   std::vector<Instruction*> writes;
   for (Instruction& instruction : schedule.instructions) {

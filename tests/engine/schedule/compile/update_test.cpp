@@ -22,16 +22,16 @@ constexpr std::uint64_t kSteps = 3;
 
 void run_after_backward(StepChain& run, const StepModel& model, StepOptions options) {
   options.update = UpdatePlacement::kAfterBackward;
-  const Schedule schedule = compile_training_step(model, options);
+  const Schedule schedule = compile(model, options, StepKind::kTraining);
   for (std::uint64_t step = 0; step < kSteps; ++step) run.pass(schedule, step);
 }
 
 void run_next_forward(StepChain& run, const StepModel& model, StepOptions options) {
   options.update = UpdatePlacement::kNextForward;
-  const Schedule steady = compile_training_step(model, options);
-  run.pass(compile_first_step(model, options), 0);
+  const Schedule steady = compile(model, options, StepKind::kTraining);
+  run.pass(compile(model, options, StepKind::kFirst), 0);
   for (std::uint64_t step = 1; step < kSteps; ++step) run.pass(steady, step);
-  run.pass(compile_drain(model, options), kSteps);
+  run.pass(compile(model, options, StepKind::kDrain), kSteps);
 }
 
 TEST(NextForward, CarriesUpdatesOverTheBordersOfStepsToTheSameTerms) {
@@ -68,8 +68,8 @@ TEST(NextForward, DrainsAnywhere) {
   StepChain plain;
   run_after_backward(plain, model, options);
   options.update = UpdatePlacement::kNextForward;
-  const Schedule first = compile_first_step(model, options);
-  const Schedule drain = compile_drain(model, options);
+  const Schedule first = compile(model, options, StepKind::kFirst);
+  const Schedule drain = compile(model, options, StepKind::kDrain);
   StepChain drained;
   for (std::uint64_t step = 0; step < kSteps; ++step) {
     drained.pass(first, step);
@@ -86,11 +86,11 @@ TEST(NextForward, MovesTheSameBytes) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const StepModel model = example_model(2, seed % 2 == 0, DType::kBF16);
     StepOptions options = random_options(model, 2, seed);
-    const LinkBytes after = link_bytes(compile_training_step(model, options));
+    const LinkBytes after = link_bytes(compile(model, options, StepKind::kTraining));
     options.update = UpdatePlacement::kNextForward;
-    EXPECT_EQ(link_bytes(compile_training_step(model, options)), after);
-    const LinkBytes first = link_bytes(compile_first_step(model, options));
-    const LinkBytes drain = link_bytes(compile_drain(model, options));
+    EXPECT_EQ(link_bytes(compile(model, options, StepKind::kTraining)), after);
+    const LinkBytes first = link_bytes(compile(model, options, StepKind::kFirst));
+    const LinkBytes drain = link_bytes(compile(model, options, StepKind::kDrain));
     EXPECT_EQ((LinkBytes{first.upload + drain.upload, first.download + drain.download,
                          first.storage_read + drain.storage_read,
                          first.storage_write + drain.storage_write}),
@@ -104,7 +104,7 @@ class SteadyRules : public ::testing::Test {
     const StepModel model = example_model(2, false, DType::kBF16);
     StepOptions options = example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned);
     options.update = UpdatePlacement::kNextForward;
-    schedule_ = compile_training_step(model, options);
+    schedule_ = compile(model, options, StepKind::kTraining);
   }
   std::string verdict() const { return joined(validate(schedule_)); }
   InstructionId last_fetch_for_forward(std::int32_t unit) const {
@@ -170,7 +170,7 @@ TEST(UnitOrder, FetchesWeightsAndStoresSumsOnceWhateverTheMicrobatches) {
     std::vector<LinkBytes> moved;
     for (const std::int32_t microbatches : {1, 2, 4, 8}) {
       options.microbatches = microbatches;
-      moved.push_back(link_bytes(compile_training_step(model, options)));
+      moved.push_back(link_bytes(compile(model, options, StepKind::kTraining)));
       moved.back().upload -= static_cast<std::uint64_t>(microbatches) * model.token_bytes;
     }
     for (const LinkBytes& more : moved) EXPECT_EQ(more.upload, moved[0].upload);
@@ -180,7 +180,7 @@ TEST(UnitOrder, FetchesWeightsAndStoresSumsOnceWhateverTheMicrobatches) {
       EXPECT_EQ(moved[i].storage_write, moved[1].storage_write);
     }
     options.order = ComputeOrder::kMicrobatch;
-    EXPECT_GT(link_bytes(compile_training_step(model, options)).upload, 5 * moved[0].upload);
+    EXPECT_GT(link_bytes(compile(model, options, StepKind::kTraining)).upload, 5 * moved[0].upload);
   }
 }
 
@@ -192,9 +192,9 @@ TEST(UnitOrder, KeepsUnitOutputsWhereTheRestIsRecomputed) {
   options.recompute = true;
   options.order = ComputeOrder::kUnit;
   options.microbatches = 8;
-  const std::uint64_t few = compile_training_step(model, options).device_arena_bytes;
+  const std::uint64_t few = compile(model, options, StepKind::kTraining).device_arena_bytes;
   options.microbatches = 16;
-  const std::uint64_t many = compile_training_step(model, options).device_arena_bytes;
+  const std::uint64_t many = compile(model, options, StepKind::kTraining).device_arena_bytes;
   const std::uint64_t kept = (blocks + 1) * model.units[0].output_bytes + model.token_bytes;
   // At the head half of the outputs' gradients are there too, at most one a micro-batch.
   EXPECT_LE(many - few, 8 * (kept + model.units[0].output_bytes + model.token_bytes));

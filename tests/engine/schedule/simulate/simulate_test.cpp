@@ -179,7 +179,8 @@ TEST(Simulate, MessagesArriveAfterTheyAreSent) {
 TEST(Simulate, NeverHoldsMoreThanThePlanSays) {
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
     const StepModel model = testing::example_model(2, seed % 2 == 0, DType::kBF16);
-    Schedule schedule = compile_training_step(model, testing::random_options(model, 2, seed));
+    Schedule schedule =
+        compile(model, testing::random_options(model, 2, seed), StepKind::kTraining);
     const CounterRng random(seed, stream_of("test/costs"));
     double most = 0.0;
     for (Instruction& instruction : schedule.instructions) {

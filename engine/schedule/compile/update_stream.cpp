@@ -1,16 +1,18 @@
-// The optimizer: clip factor, and the updates of all units in pieces.
+// The optimizer's updates as one software pipeline of pieces: read i+1, update i, write i-1.
 //
-// States on the device are updated there, in place. Otherwise the update runs on the host, and each
-// state of a piece is brought to pinned memory if it is not there: read i+1, update i, write i-1.
-// What an update makes goes to made_home: where that is a twin of the home, a state that would be
-// updated in place is read from the home and written to the twin, and what is staged is put back
-// there.
-// Rules that need whole tensors take a unit as one piece. Where a step has its updates
-// (UpdatePlacement) is the generator's business: it asks for them unit by unit.
+// State on the device is updated there, in place and unit by unit. All other updates run on the
+// host, piece by piece, and every state of a piece is first brought to pinned memory if it does not
+// lie there. An update writes to made_home, which is the home or its shadow. With a shadow, state
+// in pinned memory is read from the home and written to the shadow, and staged state is written
+// back to the shadow. Rules that need whole tensors take a unit as one piece.
+//
+// The stream has one order of units. The generator decides when each update is due
+// (UpdatePlacement) and calls emit_through() with the unit; the pipeline runs across units.
+#include "engine/schedule/compile/update_stream.hpp"
+
 #include <algorithm>
 
 #include "base/error.hpp"
-#include "engine/schedule/compile/step_builder.hpp"
 
 namespace sluice::schedule {
 namespace {
@@ -56,7 +58,7 @@ void UpdateStream::emit_through(std::int32_t unit) {
   emit_pieces(pieces_through_[units_done_ - 1]);
 }
 
-// As pipeline_pieces does for a stream that is emitted at once.
+// Does in portions the work that pipeline_pieces does for a stream emitted at once.
 void UpdateStream::emit_pieces(std::size_t end) {
   const StepOptions& options = builder_.options();
   const auto lookahead = static_cast<std::size_t>(
@@ -74,7 +76,7 @@ void UpdateStream::bring_until(std::size_t end) {
   for (; brought_ < end; ++brought_) bring(pieces_[brought_]);
 }
 
-// A weight that is the rounded master is only written.
+// A weight that is just the rounded master is written but not read.
 bool UpdateStream::read_before(StateKind kind) const {
   return kind != StateKind::kWeight || kernels::reads_weight(builder_.model().optimizer);
 }

@@ -1,20 +1,22 @@
 // Each kind's place as a sum of tiers: which units move up, how many, and what plans make of it.
-#include "engine/planner/raise.hpp"
+#include "engine/planner/promote.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
+#include "base/error.hpp"
+#include "engine/config/shapes.hpp"
 #include "engine/planner/footprint.hpp"
 #include "engine/planner/plan.hpp"
 
 namespace sluice::testing {
 namespace {
 
-constexpr planner::Raise kStateToPinned{&schedule::Placement::optimizer, Tier::kStorage,
-                                        Tier::kPinned};
-constexpr planner::Raise kStateToDevice{&schedule::Placement::optimizer, Tier::kPinned,
-                                        Tier::kDevice, &schedule::Placement::gradient};
+constexpr planner::Promotion kStateToPinned{&schedule::Placement::optimizer, Tier::kStorage,
+                                            Tier::kPinned};
+constexpr planner::Promotion kStateToDevice{&schedule::Placement::optimizer, Tier::kPinned,
+                                            Tier::kDevice, &schedule::Placement::gradient};
 
 schedule::Placement everywhere(Tier tier, std::size_t units) {
   const std::vector<Tier> tiers(units, tier);
@@ -25,47 +27,48 @@ std::size_t units_on(const std::vector<Tier>& tiers, Tier tier) {
   return static_cast<std::size_t>(std::count(tiers.begin(), tiers.end(), tier));
 }
 
-TEST(Raise, LeavesKindsWhosePlaceIsGiven) {
+TEST(Promotion, LeavesKindsWhosePlaceIsGiven) {
   config::Config config;
-  EXPECT_EQ(planner::possible_raises(config).size(), 5u);
+  EXPECT_EQ(planner::possible_promotions(config).size(), 5u);
   config.memory.place.optimizer = config::Config::Place::kStorage;
-  const std::vector<planner::Raise> raises = planner::possible_raises(config);
-  EXPECT_EQ(raises.size(), 3u);
-  for (const planner::Raise& raise : raises) EXPECT_NE(raise.kind, &schedule::Placement::optimizer);
+  const std::vector<planner::Promotion> promotions = planner::possible_promotions(config);
+  EXPECT_EQ(promotions.size(), 3u);
+  for (const planner::Promotion& promotion : promotions)
+    EXPECT_NE(promotion.kind, &schedule::Placement::optimizer);
 }
 
-TEST(Raise, TakesTheFirstUnitsOfItsTier) {
+TEST(Promotion, TakesTheFirstUnitsOfItsTier) {
   schedule::Placement placement = everywhere(Tier::kStorage, 4);
   placement.optimizer[1] = Tier::kPinned;
-  const auto units = planner::raisable_units(placement, kStateToPinned);
+  const auto units = planner::promotable_units(placement, kStateToPinned);
   EXPECT_EQ(units, (std::vector<std::size_t>{0, 2, 3}));
-  const schedule::Placement moved = planner::raised(placement, kStateToPinned, units, 2);
+  const schedule::Placement moved = planner::promoted(placement, kStateToPinned, units, 2);
   EXPECT_EQ(moved.optimizer,
             (std::vector<Tier>{Tier::kPinned, Tier::kPinned, Tier::kPinned, Tier::kStorage}));
   EXPECT_EQ(moved.weight, placement.weight);
   EXPECT_EQ(moved.gradient, placement.gradient);
 }
 
-TEST(Raise, BringsOptimizerStateToTheDeviceBehindWeightsAndWithGradients) {
+TEST(Promotion, BringsOptimizerStateToTheDeviceBehindWeightsAndWithGradients) {
   schedule::Placement placement = everywhere(Tier::kPinned, 4);
-  EXPECT_TRUE(planner::raisable_units(placement, kStateToDevice).empty());
+  EXPECT_TRUE(planner::promotable_units(placement, kStateToDevice).empty());
   placement.weight[1] = placement.weight[2] = placement.weight[3] = Tier::kDevice;
   placement.gradient[2] = Tier::kDevice;
   placement.gradient[3] = Tier::kStorage;
-  const auto units = planner::raisable_units(placement, kStateToDevice);
+  const auto units = planner::promotable_units(placement, kStateToDevice);
   EXPECT_EQ(units, (std::vector<std::size_t>{1, 2}));
-  const schedule::Placement moved = planner::raised(placement, kStateToDevice, units, 2);
+  const schedule::Placement moved = planner::promoted(placement, kStateToDevice, units, 2);
   EXPECT_EQ(moved.optimizer[1], Tier::kDevice);
   EXPECT_EQ(moved.gradient[1], Tier::kDevice);
   EXPECT_EQ(moved.gradient[3], Tier::kStorage);
-  planner::Raise alone = kStateToDevice;  // gradients whose place is given stay
+  planner::Promotion alone = kStateToDevice;  // gradients whose place is given stay
   alone.with = nullptr;
-  EXPECT_EQ(planner::raisable_units(placement, alone), std::vector<std::size_t>{2});
+  EXPECT_EQ(planner::promotable_units(placement, alone), std::vector<std::size_t>{2});
 }
 
-class RaisedPlan : public ::testing::Test {
+class PromotedPlan : public ::testing::Test {
  protected:
-  RaisedPlan() : kernels_(kernels::make_host_kernels({1})) {
+  PromotedPlan() : kernels_(kernels::make_host_kernels({1})) {
     config_.model.family = config::Config::Family::kGpt2;
     config_.model.layers = 12;
     config_.model.hidden = 96;
@@ -79,15 +82,15 @@ class RaisedPlan : public ::testing::Test {
     config_.memory.pinned_bytes = config_.memory.storage_bytes = 64 * kMiB;
   }
   planner::Plan plan() const {
-    const model::Model model(planner::model_shape(config_));
+    const model::Model model(config::model_shape(config_));
     return std::get<planner::Plan>(
         planner::make_plan(config_, model, *kernels_, planner::HardwareProfile{}));
   }
   // Bytes that a unit's state takes of a tier where weights and gradients lie elsewhere.
   schedule::StepModel step_model() const {
-    const model::Model model(planner::model_shape(config_));
-    return planner::make_step_model(model, planner::batch_shape(config_),
-                                    planner::parameter_table(config_, model), *kernels_, *kernels_);
+    const model::Model model(config::model_shape(config_));
+    return planner::make_step_model(model, config::batch_shape(config_),
+                                    config::parameter_table(config_, model), *kernels_, *kernels_);
   }
 
   std::unique_ptr<kernels::Kernels> kernels_;
@@ -95,7 +98,7 @@ class RaisedPlan : public ::testing::Test {
 };
 
 // The candidates know quarters; the plan fills pinned memory until the next unit does not fit.
-TEST_F(RaisedPlan, FillsPinnedMemoryWithStateFromStorage) {
+TEST_F(PromotedPlan, FillsPinnedMemoryWithStateFromStorage) {
   const std::uint64_t roomy = plan().peak_bytes[static_cast<std::size_t>(Tier::kPinned)];
   const schedule::StepModel model = step_model();
   std::vector<std::size_t> counts;
@@ -106,7 +109,7 @@ TEST_F(RaisedPlan, FillsPinnedMemoryWithStateFromStorage) {
     const schedule::Placement& placement = tight.options.placement;
     if (units_on(placement.weight, Tier::kStorage) > 0) break;
     counts.push_back(units_on(placement.optimizer, Tier::kStorage));
-    const auto units = planner::raisable_units(placement, kStateToPinned);
+    const auto units = planner::promotable_units(placement, kStateToPinned);
     const std::uint64_t room = budget - tight.peak_bytes[static_cast<std::size_t>(Tier::kPinned)];
     EXPECT_EQ(planner::units_that_fit(model, tight.options, kStateToPinned, units, room), 0u)
         << budget;
@@ -118,7 +121,7 @@ TEST_F(RaisedPlan, FillsPinnedMemoryWithStateFromStorage) {
   EXPECT_GT(counts.size(), 5u) << ::testing::PrintToString(counts);
 }
 
-TEST_F(RaisedPlan, FillsTheDeviceWithWeights) {
+TEST_F(PromotedPlan, FillsTheDeviceWithWeights) {
   config_.memory.place.gradient = config_.memory.place.optimizer = config::Config::Place::kPinned;
   std::vector<std::size_t> counts;
   std::vector<std::uint64_t> uploads;
@@ -136,7 +139,7 @@ TEST_F(RaisedPlan, FillsTheDeviceWithWeights) {
   EXPECT_TRUE(some) << ::testing::PrintToString(counts);
 }
 
-TEST_F(RaisedPlan, SaysHowManyBytesOfEachKindLieWhere) {
+TEST_F(PromotedPlan, SaysHowManyBytesOfEachKindLieWhere) {
   config_.memory.pinned_bytes =
       plan().peak_bytes[static_cast<std::size_t>(Tier::kPinned)] - 2 * kMiB;
   const planner::Plan spread = plan();
@@ -152,7 +155,7 @@ TEST_F(RaisedPlan, SaysHowManyBytesOfEachKindLieWhere) {
 
 // An update from storage has many pieces in its ring; where tensors are updated whole it would hold
 // as many units.
-TEST_F(RaisedPlan, GivesAnUpdateFromStorageItsOwnPiecesUnlessTensorsAreUpdatedWhole) {
+TEST_F(PromotedPlan, GivesAnUpdateFromStorageItsOwnPiecesUnlessTensorsAreUpdatedWhole) {
   config_.memory.place.weight = config_.memory.place.gradient = config::Config::Place::kPinned;
   config_.memory.place.optimizer = config::Config::Place::kStorage;
   const planner::Plan streamed = plan();
@@ -160,6 +163,29 @@ TEST_F(RaisedPlan, GivesAnUpdateFromStorageItsOwnPiecesUnlessTensorsAreUpdatedWh
   EXPECT_GT(streamed.options.update_lookahead, streamed.options.stream_lookahead);
   config_.optimizer.name = kernels::OptimizerRule::kAdafactor;
   EXPECT_EQ(plan().options.update_piece_elems, 0u);
+}
+
+// make_plan calls this check on the schedules of every plan that it returns.
+TEST_F(PromotedPlan, HasSchedulesThatBreakNoRule) {
+  const planner::TierBytes budgets{config_.memory.device_bytes, config_.memory.pinned_bytes,
+                                   config_.memory.storage_bytes};
+  planner::Plan broken = plan();
+  EXPECT_NO_THROW(planner::check_schedules(broken.schedules, broken.options, budgets));
+  EXPECT_THROW(planner::check_schedules(broken.schedules, broken.options, {}), InternalError);
+  for (schedule::Instruction& instruction :
+       broken.schedules[schedule::StepKind::kEvaluation].instructions) {
+    instruction.deps.clear();
+  }
+  try {
+    planner::check_schedules(broken.schedules, broken.options, budgets);
+    FAIL();
+  } catch (const InternalError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("internal error: the schedule breaks a rule: instruction"),
+              std::string::npos)
+        << text;
+    EXPECT_NE(text.find("please report"), std::string::npos) << text;
+  }
 }
 
 }  // namespace

@@ -1,0 +1,61 @@
+#include "engine/config/shapes.hpp"
+
+#include <array>
+
+namespace sluice::config {
+
+model::ModelShape model_shape(const Config& config) {
+  model::ModelShape shape;
+  shape.family = config.model.family == Config::Family::kLlama ? model::ModelFamily::kLlama
+                                                               : model::ModelFamily::kGpt2;
+  shape.layers = config.model.layers;
+  shape.hidden = config.model.hidden;
+  shape.heads = config.model.heads;
+  shape.kv_heads = config.model.kv_heads;
+  shape.ffn = config.model.ffn;
+  shape.vocab = config.model.vocab;
+  shape.max_seq = config.model.max_seq;
+  shape.tie_embeddings = config.model.tie_embeddings;
+  return shape;
+}
+
+model::BatchShape batch_shape(const Config& config) {
+  const auto dtype = [&] {
+    switch (config.train.precision) {
+      case Config::Precision::kFP32:
+        return DType::kF32;
+      case Config::Precision::kFP16:
+        return DType::kF16;
+      case Config::Precision::kBF16:
+        break;
+    }
+    return DType::kBF16;
+  };
+  return {config.train.micro_batch, config.train.seq, dtype()};
+}
+
+kernels::OptimizerOptions optimizer_options(const Config& config) {
+  kernels::OptimizerOptions options;
+  const auto& optimizer = config.optimizer;
+  options.rule = optimizer.name;
+  options.weight = batch_shape(config).dtype;
+  options.split_master = optimizer.states == Config::States::kSplit;
+  constexpr std::array<DType, 3> kMoments{DType::kF32, DType::kBF16, DType::kBlock8};
+  options.moments = kMoments.at(static_cast<std::size_t>(optimizer.moments));
+  options.beta1 = optimizer.beta1;
+  options.beta2 = optimizer.beta2;
+  options.epsilon = optimizer.eps;
+  options.momentum = optimizer.momentum;
+  options.nesterov = optimizer.nesterov;
+  options.beta2_decay = optimizer.beta2_decay;
+  options.clip_threshold = optimizer.clip_threshold;
+  options.seed = config.train.seed;
+  return options;
+}
+
+model::ParameterTable parameter_table(const Config& config, const model::Model& model) {
+  return model::ParameterTable(model, optimizer_options(config), config.optimizer.weight_decay,
+                               config.optimizer.groups);
+}
+
+}  // namespace sluice::config

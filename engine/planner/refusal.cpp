@@ -1,0 +1,101 @@
+// A configuration is refused when the most frugal candidate of every placement exceeds a budget.
+// The suggestions come from the same needs. For each tier, the least budget with which some
+// candidate fits is a minimum over the candidates that fit the other tiers. Where no single budget
+// is enough, the suggestion names all budgets of the candidate that lacks the fewest bytes.
+#include "engine/planner/refusal.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/error.hpp"
+#include "base/units.hpp"
+#include "engine/planner/budget_step.hpp"
+
+namespace sluice::planner {
+namespace {
+
+constexpr std::array<const char*, kTierCount> kBudgetKeys{"memory.device", "memory.pinned",
+                                                          "memory.storage"};
+
+// A budget as it was given; free space, which is an odd number of bytes, to three digits.
+std::string available_text(std::uint64_t bytes) {
+  return bytes % kMiB == 0 ? format_bytes_exact(bytes) : format_bytes(bytes);
+}
+
+}  // namespace
+
+Refusal Refuser::refusal() const {
+  Refusal refusal;
+  refusal.available_bytes = budgets_;
+  refusal.needed_bytes = nearest();
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    if (const auto least = least_budget(tier)) {
+      refusal.suggestions.push_back({{kBudgetKeys[tier], *least}});
+    }
+  }
+  if (refusal.suggestions.empty()) {
+    Suggestion joint;
+    for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+      if (refusal.needed_bytes[tier] > budgets_[tier]) {
+        joint.emplace_back(kBudgetKeys[tier],
+                           suggested_budget(refusal.needed_bytes[tier]));
+      }
+    }
+    refusal.suggestions.push_back(std::move(joint));
+  }
+  return refusal;
+}
+
+// The least value of one budget with which some candidate fits, if the other budgets stay.
+std::optional<std::uint64_t> Refuser::least_budget(std::size_t tier) const {
+  std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
+  for (const TierBytes& needed : needs_) {
+    TierBytes others = budgets_;
+    others[tier] = std::numeric_limits<std::uint64_t>::max();
+    if (fits(needed, others)) least = std::min(least, needed[tier]);
+  }
+  if (least == std::numeric_limits<std::uint64_t>::max()) return std::nullopt;
+  return suggested_budget(least);
+}
+
+// The candidate that lacks the fewest bytes over all tiers. Bytes are counted as suggestions round
+// them: two needs within one step of each other lead to the same suggestion.
+TierBytes Refuser::nearest() const {
+  SLUICE_CHECK(!needs_.empty());
+  const auto shortfall = [&](const TierBytes& needed) {
+    std::uint64_t bytes = 0;
+    for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+      if (needed[tier] <= budgets_[tier]) continue;
+      bytes += suggested_budget(needed[tier]) - budgets_[tier];
+    }
+    return bytes;
+  };
+  return *std::min_element(
+      needs_.begin(), needs_.end(),
+      [&](const TierBytes& a, const TierBytes& b) { return shortfall(a) < shortfall(b); });
+}
+
+std::string Refusal::sentence() const {
+  std::string text = "does not fit:";
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    if (needed_bytes[tier] <= available_bytes[tier]) continue;
+    text += " " + std::string(kBudgetKeys[tier]) + " needs " +
+            format_bytes_exact(suggested_budget(needed_bytes[tier])) + " and has " +
+            available_text(available_bytes[tier]) + ";";
+  }
+  if (suggestions.empty()) {
+    return text +
+           " no budget that this machine has room for would do; a smaller model or batch, or "
+           "memory.storage_paths with more room, might";
+  }
+  text += " smallest change that fits:";
+  for (std::size_t i = 0; i < suggestions.size(); ++i) {
+    if (i > 0) text += " or";
+    for (const auto& [key, bytes] : suggestions[i]) {
+      text += " --set " + key + "=" + format_bytes_exact(bytes);
+    }
+  }
+  return text;
+}
+
+}  // namespace sluice::planner

@@ -1,0 +1,30 @@
+// Brings the units' gradients to their homes, summed in micro-batch order.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "engine/schedule/compile/step_builder.hpp"
+
+namespace sluice::schedule {
+
+class GradientPath {
+ public:
+  explicit GradientPath(StepBuilder& builder) : builder_(builder) {}
+  // Call after BackwardWeight(unit, microbatch), with the micro-batches of a unit in ascending
+  // order. window: the device window that it wrote, or the device home itself.
+  void emit(std::int32_t unit, std::int32_t microbatch, BufferId window);
+
+ private:
+  StepBuilder& builder_;
+  // By unit: pieces of its sum that wait in pinned memory for its next micro-batch. In the order
+  // "unit" that micro-batch is the next item, so a home on storage is written once.
+  std::map<std::int32_t, std::vector<BufferId>> waiting_;
+};
+// The window that BackwardWeight(unit, microbatch) writes.
+BufferId gradient_target(StepBuilder& builder, std::int32_t unit, std::int32_t microbatch);
+// Adds the tied use's gradient into its tensor's, and takes that unit's norm.
+void emit_tied_fold(StepBuilder& builder);
+
+}  // namespace sluice::schedule

@@ -1,0 +1,57 @@
+// The optimizer's part of a step: the clip factor and the updates.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "engine/schedule/compile/step_builder.hpp"
+
+namespace sluice::schedule {
+
+// Folds all norm partials into the norm, and computes the factor by which updates multiply
+// gradients.
+void emit_clip_factor(StepBuilder& builder);
+
+// The updates of all units, one after another, as one stream of pieces across the units' borders.
+class UpdateStream {
+ public:
+  // order: every unit once. reads_ahead: pieces of later units may be read early, which needs their
+  // gradients to be complete. clips: the updates wait for the clip factor.
+  UpdateStream(StepBuilder& builder, std::vector<std::int32_t> order, bool reads_ahead, bool clips);
+  // Emits the updates up to that of `unit`, as far as they have not been emitted.
+  void emit_through(std::int32_t unit);
+
+ private:
+  struct Piece {
+    std::int32_t unit = 0;
+    ElemRange range;
+    // One per StateKind: `at` is the pinned buffer that the update writes, the home or a staged
+    // copy; `from` is the buffer that it reads, which differs if the home has a shadow.
+    std::array<BufferId, kStateKindCount> at{kNoId, kNoId, kNoId, kNoId, kNoId};
+    std::array<BufferId, kStateKindCount> from{kNoId, kNoId, kNoId, kNoId, kNoId};
+  };
+  bool read_before(StateKind kind) const;
+  std::uint64_t piece_elems() const;
+  std::int32_t number(const Piece& piece) const;
+  void emit_device_update(std::int32_t unit);
+  void emit_pieces(std::size_t end);
+  void bring_until(std::size_t end);
+  void bring(Piece& piece);
+  void update(const Piece& piece);
+  void put_back(const Piece& piece);
+  void add_common(Instruction& step, Tier tier);
+
+  StepBuilder& builder_;
+  std::vector<std::int32_t> order_;
+  bool reads_ahead_;
+  bool clips_;
+  std::vector<Piece> pieces_;
+  std::vector<std::size_t> pieces_through_;  // by index into order_: pieces up to the unit's last
+  std::size_t units_done_ = 0;
+  std::size_t brought_ = 0;  // pieces
+  std::size_t updated_ = 0;
+};
+
+}  // namespace sluice::schedule

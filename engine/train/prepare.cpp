@@ -1,0 +1,47 @@
+#include "engine/train/prepare.hpp"
+
+#include <utility>
+
+#include "engine/config/shapes.hpp"
+#include "engine/planner/cost_model.hpp"
+#include "engine/planner/machine_check.hpp"
+#include "kernels/host/parallel.hpp"
+
+namespace sluice::train {
+
+schedule::SimulationModel Prepared::simulation_model() const {
+  const model::BatchShape batch = config::batch_shape(config);
+  return planner::CostModel(config, model, batch, hardware).simulation_model();
+}
+
+Prepared prepare(const config::Config& given, const planner::HardwareProfile& hardware,
+                 PlannedMachine machine) {
+  const bool here = machine == PlannedMachine::kThis;
+  config::Config config = given;
+  settle_backend(config);
+  if (config.train.threads == 0) {
+    config.train.threads = here ? kernels::host::Parallel::default_threads() : hardware.cores;
+  }
+  Backend backend = make_backend(config);
+  planner::MachineRoom room;
+  if (here) {
+    room = planner::settle_budgets(config, backend.device_memory_bytes);
+  } else {
+    planner::settle_budgets_elsewhere(config);
+  }
+  Prepared prepared = prepare_with(config, hardware, std::move(backend));
+  if (auto* refusal = std::get_if<planner::Refusal>(&prepared.result); refusal != nullptr && here) {
+    planner::keep_possible_suggestions(*refusal, prepared.config, room);
+  }
+  return prepared;
+}
+
+Prepared prepare_with(const config::Config& config, const planner::HardwareProfile& hardware,
+                      Backend backend) {
+  model::Model model(config::model_shape(config));
+  auto result = planner::make_plan(config, model, *backend.device_kernels, hardware,
+                                   backend.host_kernels.get());
+  return {config, hardware, std::move(backend), std::move(model), std::move(result)};
+}
+
+}  // namespace sluice::train

@@ -1,0 +1,48 @@
+// The one way from a configuration to a plan: settle the backend, the threads and the budgets, make
+// the kernels and the model, and plan or refuse. `sluice train`, `sluice plan`, the benchmark of
+// the offloaded step and the tests all start here. Nothing is created or changed on disk.
+#pragma once
+
+#include <variant>
+
+#include "engine/config/config.hpp"
+#include "engine/model/model.hpp"
+#include "engine/planner/hardware_profile.hpp"
+#include "engine/planner/plan.hpp"
+#include "engine/schedule/simulate/simulate.hpp"
+#include "engine/train/backend.hpp"
+
+namespace sluice::train {
+
+// The machine that a plan is for.
+enum class PlannedMachine {
+  kThis,     // budgets are held against this machine's memory and disks
+  kProfile,  // budgets and threads come from the profile alone
+};
+
+// Movable. A Session refers to its members, so they must not move while one exists.
+struct Prepared {
+  config::Config config;  // with backend, threads and budgets settled
+  planner::HardwareProfile hardware;
+  Backend backend;
+  model::Model model;
+  std::variant<planner::Plan, planner::Refusal> result;
+
+  // Null if the other one was the result.
+  planner::Plan* plan() { return std::get_if<planner::Plan>(&result); }
+  const planner::Refusal* refusal() const { return std::get_if<planner::Refusal>(&result); }
+  // The machine as the plan's cost model sees it.
+  schedule::SimulationModel simulation_model() const;
+};
+
+// A refusal for this machine suggests only budgets that the machine has room for.
+// Throws InputError as settle_backend, settle_budgets and make_plan do.
+Prepared prepare(const config::Config& config, const planner::HardwareProfile& hardware,
+                 PlannedMachine machine);
+
+// With a backend of the caller's and the budgets that the configuration states.
+// Precondition: config.train.threads and the budgets are settled.
+Prepared prepare_with(const config::Config& config, const planner::HardwareProfile& hardware,
+                      Backend backend);
+
+}  // namespace sluice::train
