@@ -35,40 +35,73 @@ function(sluice_room name)
   target_link_libraries(sluice_${name} PUBLIC sluice_flags ${ROOM_DEPS} PRIVATE ${ROOM_PRIVATE_DEPS})
 endfunction()
 
-# sluice_test(NAME SOURCES … DEPS … [LABELS …] [TIMEOUT s] [SIMULATED_CUDA] [DESCRIBED_GPU]): one GoogleTest
-# binary, one ctest entry per test. The libcuda.so.1 that it finds is that of tests/support/cuda_driver or of
-# tests/support/described_gpu.
+# Tests are compiled several sources to a unit: GoogleTest and the rooms' headers are then read once for
+# all of them. OFF for clang-tidy, which works on single sources.
+option(SLUICE_TEST_UNITY "Compile several test sources as one unit" ON)
+
+# sluice_test(NAME SOURCES … DEPS … [APART …] [LABELS …] [TIMEOUT s] [SIMULATED_CUDA] [DESCRIBED_GPU]):
+# one GoogleTest binary. ctest has one entry for each suite of it (NAME/SUITE); with label `long`, one for
+# each test. Sources of a binary share units, and so must not define one name in their anonymous
+# namespaces twice; those listed under APART as well have a unit of their own. SIMULATED_CUDA and
+# DESCRIBED_GPU choose the libcuda.so.1 that the binary finds (tests/support).
 function(sluice_test name)
-  cmake_parse_arguments(TEST "SIMULATED_CUDA;DESCRIBED_GPU" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(TEST "SIMULATED_CUDA;DESCRIBED_GPU" "TIMEOUT" "SOURCES;DEPS;APART;LABELS" ${ARGN})
   if(NOT TEST_TIMEOUT)
-    set(TEST_TIMEOUT 300)
+    set(TEST_TIMEOUT 600)
   endif()
   add_executable(test_${name} ${TEST_SOURCES})
   target_link_libraries(test_${name} PRIVATE ${TEST_DEPS} GTest::gtest GTest::gtest_main)
-  # What is tested is optimised; the tests themselves are compiled in two thirds of the time.
+  set_target_properties(test_${name} PROPERTIES
+    UNITY_BUILD ${SLUICE_TEST_UNITY} UNITY_BUILD_BATCH_SIZE 7)
+  if(TEST_APART)
+    set_source_files_properties(${TEST_APART} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  endif()
+  # The tested code is optimised; the tests themselves compile in two thirds of the time at -O1.
   target_compile_options(test_${name} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
   # With checks before each access -O1 takes twice as long as -Og.
   if(SLUICE_SANITIZE)
     target_compile_options(test_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Og>)
   endif()
-  # `tests_short` builds what the sanitizer presets run (ctest -L short).
-  if(NOT TARGET tests_short)
-    add_custom_target(tests_short)
+  # Label `memory`: the short suites of the rooms that own memory, threads and files. `tests_memory` builds
+  # them; the sanitizer stage of tools/test runs them (ctest -L memory). The tools on top of the rooms are
+  # left to --sanitizers-full: their sources cost a third of a sanitizer build.
+  if(NOT TARGET tests_memory)
+    add_custom_target(tests_memory)
   endif()
-  if("short" IN_LIST TEST_LABELS)
-    add_dependencies(tests_short test_${name})
+  if("short" IN_LIST TEST_LABELS AND NOT CMAKE_CURRENT_SOURCE_DIR MATCHES "/tests/tools(/|$)")
+    list(APPEND TEST_LABELS memory)
+    add_dependencies(tests_memory test_${name})
   endif()
-  include(GoogleTest)
-  # A list inside PROPERTIES must reach ctest as one argument.
-  string(REPLACE ";" "\\;" labels "${TEST_LABELS}")
   set(environment)
   if(TEST_SIMULATED_CUDA)
-    set(environment ENVIRONMENT "LD_LIBRARY_PATH=${SLUICE_SIMULATED_CUDA_FOLDER}")
+    set(environment "LD_LIBRARY_PATH=${SLUICE_SIMULATED_CUDA_FOLDER}")
     add_dependencies(test_${name} simulated_cuda_driver)
   elseif(TEST_DESCRIBED_GPU)
-    set(environment ENVIRONMENT "LD_LIBRARY_PATH=${SLUICE_DESCRIBED_GPU_FOLDER}")
+    set(environment "LD_LIBRARY_PATH=${SLUICE_DESCRIBED_GPU_FOLDER}")
     add_dependencies(test_${name} accepting_cuda_driver described_cuda_runtime)
   endif()
-  gtest_discover_tests(test_${name} TEST_PREFIX "${name}/" DISCOVERY_TIMEOUT 60
-    PROPERTIES TIMEOUT ${TEST_TIMEOUT} LABELS "${labels}" ${environment})
+  sluice_register_suites(${name} "${environment}" "${TEST_LABELS}" ${TEST_TIMEOUT})
+endfunction()
+
+# sluice_register_suites(NAME ENVIRONMENT LABELS TIMEOUT): ctest asks the binary for its tests when ctest
+# starts (SluiceTestSuites.cmake), so nothing is listed while building. Each entry leaves its results as
+# XML in build/…/test_results.
+function(sluice_register_suites name environment labels timeout)
+  set(each_test OFF)
+  if("long" IN_LIST labels)
+    set(each_test ON)
+  endif()
+  set(entries "${CMAKE_CURRENT_BINARY_DIR}/${name}_suites.cmake")
+  file(CONFIGURE OUTPUT "${entries}" @ONLY CONTENT [[
+set(name "@name@")
+set(binary "@CMAKE_RUNTIME_OUTPUT_DIRECTORY@/test_@name@")
+set(folder "@CMAKE_CURRENT_BINARY_DIR@")
+set(results "@CMAKE_BINARY_DIR@/test_results")
+set(environment "@environment@")
+set(labels "@labels@")
+set(timeout "@timeout@")
+set(each_test "@each_test@")
+include("@CMAKE_SOURCE_DIR@/cmake/SluiceTestSuites.cmake")
+]])
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES "${entries}")
 endfunction()

@@ -117,12 +117,12 @@ void StripedSpace::submit(StorageOp op, std::uint64_t offset, void* data, std::u
       if (!gathering->error) gathering->error = error;
     }
     if (gathering->parts_left.fetch_sub(1) > 1) return;
-    std::exception_ptr first;
+    std::exception_ptr failure;
     {
       const MutexLock lock(gathering->mutex);
-      first = gathering->error;
+      failure = gathering->error;
     }
-    gathering->done(first);
+    gathering->done(failure);
   };
   std::uint64_t cursor = offset;
   const std::uint64_t end = offset + bytes;

@@ -1,3 +1,12 @@
+// The search for changes that prevent an out of memory.
+//
+// First the recorded trace runs under the cap and the settings that failed. If it completes, the
+// simulation lacks something that the real run had, and the search ends with a note. Otherwise each
+// candidate runs the trace to its end: first the settings, which need one run each; then the
+// capacity, whose least sufficient value is found by bisection over pages; then less memory held
+// when the request came, by site, by category and in all. For these the oldest blocks go first, and
+// bisection finds how many of them suffice. A run stops at the first request that fails, so refuted
+// candidates are cheap. max_operations bounds the sum.
 #include "allocator/oom/oom_fixes.hpp"
 
 #include <algorithm>
@@ -8,15 +17,16 @@
 
 #include "allocator/oom/oom_simulation.hpp"
 #include "allocator/record/trace_from_snapshot.hpp"
+#include "base/error.hpp"
 #include "base/units.hpp"
 
 namespace sluice::allocator {
 namespace {
 
-constexpr std::uint64_t kLeastPlannedSteps = 3;  // two that are alike, and one that is served
+constexpr std::uint64_t kLeastPlannedSteps = 3;  // two that are alike, and one that is planned
 
-// Held when the last operation comes, in the order they were allocated.
-std::vector<std::uint32_t> held_at_end(const record::MemoryTrace& trace) {
+// The allocations that are held when operation `at` comes, in the order of their allocation.
+std::vector<std::uint32_t> held_before(const record::MemoryTrace& trace, std::size_t at) {
   std::vector<bool> held(trace.allocations.size());
   std::vector<std::uint32_t> order;
   const auto begin = [&](std::uint32_t id) {
@@ -29,20 +39,29 @@ std::vector<std::uint32_t> held_at_end(const record::MemoryTrace& trace) {
       if (blocks[b].state == record::BlockState::kAllocated) begin(trace.initial_ids[s][b]);
     }
   }
-  for (std::size_t i = 0; i + 1 < trace.operations.size(); ++i) {
+  for (std::size_t i = 0; i < at; ++i) {
     const auto [action, id] = trace.operations[i];
     if (action == record::TraceAction::kAlloc) begin(id);
-    if (action == record::TraceAction::kFree || action == record::TraceAction::kFreePending) held[id] = false;
+    if (action == record::TraceAction::kFree || action == record::TraceAction::kFreePending)
+      held[id] = false;
   }
   std::erase_if(order, [&](std::uint32_t id) { return !held[id]; });
   return order;
 }
 
+// Tries one candidate after the other. base_ holds the settings that failed; a candidate is a copy of
+// them with one change.
 class FixSearch {
  public:
-  FixSearch(const OomReport& report, const record::MemoryTrace& trace, const OomFixOptions& options)
-      : report_(report), trace_(trace), options_(options), held_(held_at_end(trace)) {
-    // What arenas hold and nobody uses is in no event; to the others it is not there.
+  FixSearch(const OomReport& report, const record::MemoryTrace& trace, std::size_t failed_operation,
+            const OomFixOptions& options)
+      : report_(report),
+        trace_(trace),
+        options_(options),
+        failed_operation_(failed_operation),
+        held_(held_before(trace, failed_operation)) {
+    result_.later_operation_count = trace.operations.size() - failed_operation - 1;
+    // The unused part of a planned arena is in no event, so the simulated device is smaller by it.
     const std::uint64_t page_bytes = report.limits.page_bytes;
     const std::uint64_t unused_bytes = report.arena_bytes - report.arena_live_bytes;
     base_.capacity_bytes = report.may_hold_bytes -
@@ -54,15 +73,11 @@ class FixSearch {
   }
 
   OomFixes run() {
-    if (trace_.operations.empty()) {
-      result_.note = "nothing was recorded";
-      return std::move(result_);
-    }
     result_.reproduced = !run_once(base_).completed;
     if (!result_.reproduced) {
       result_.note =
           "the recorded trace completes in the simulation under the same cap (the record begins "
-          "late, or others had left less room): no change can be checked";
+          "late, or other processes had left less room): no change can be checked";
       return std::move(result_);
     }
     try_settings();
@@ -83,12 +98,14 @@ class FixSearch {
  private:
   bool is_spent() const { return result_.operation_count >= options_.max_operations; }
 
+  // Runs the whole trace once, and counts its operations against the budget.
   SimulationOutcome run_once(const SimulatedAllocator& settings) {
     SimulationOutcome outcome = simulate(trace_, settings);
     result_.operation_count += outcome.operation_count;
     return outcome;
   }
 
+  // Tries a change that has no amount. It is the least one if it works.
   void try_once(OomFix fix, const SimulatedAllocator& settings) {
     if (is_spent()) return;
     const SimulationOutcome outcome = run_once(settings);
@@ -97,8 +114,8 @@ class FixSearch {
     result_.tried.push_back(std::move(fix));
   }
 
-  // The least number in (low, high] that completes, where low does not; what high gives is known.
-  // Sets the fix's outcome.
+  // Bisects for the least number in (low, high] with which the trace completes. Precondition: it
+  // completes with `high`, at a peak of high_peak_bytes, and not with `low`. Sets the fix's outcome.
   std::uint64_t least(OomFix& fix, std::uint64_t low, std::uint64_t high,
                       std::uint64_t high_peak_bytes,
                       const std::function<SimulatedAllocator(std::uint64_t)>& settings) {
@@ -118,6 +135,7 @@ class FixSearch {
     return high;
   }
 
+  // Settings of the allocator, then planning. A setting that already has the tried value is skipped.
   void try_settings() {
     SimulatedAllocator changed = base_;
     changed.options.growth_slack = 0.0;
@@ -177,6 +195,8 @@ class FixSearch {
     }
   }
 
+  // All streams that are not movable are made movable together. Streams of private pools are left out:
+  // the pages of a graph may not move.
   void try_movable() {
     SimulatedAllocator changed = base_;
     changed.fixed_streams.clear();
@@ -194,6 +214,8 @@ class FixSearch {
              changed);
   }
 
+  // The least capacity with which the trace completes. An unlimited run gives the upper end of the
+  // bisection, because it reserves no more than it needs at its peak.
   void try_capacity() {
     if (is_spent()) return;
     const std::uint64_t page_bytes = report_.limits.page_bytes;
@@ -213,6 +235,8 @@ class FixSearch {
     result_.tried.push_back(std::move(fix));
   }
 
+  // Words the missing bytes as a change of the limit that refused: a cap, the device, or the share that
+  // other processes hold. A cap is worth raising only if the device has the room.
   void describe_capacity(OomFix& fix) const {
     const OomLimits& limits = report_.limits;
     const std::string more = format_bytes(fix.bytes) + " more";
@@ -245,10 +269,11 @@ class FixSearch {
     }
   }
 
+  // Less memory held when the request came: by the largest sites, by category, and of any site.
   void try_less_held() {
     std::size_t sites = 0;
     for (const OomSite& site : report_.sites) {
-      // Blocks without a name are the categories' business.
+      // Blocks without a name are tried by category.
       if (site.name.empty() || site.number == 0 || sites == options_.max_sites) continue;
       ++sites;
       try_freeing(OomChange::kFreeSite, "'" + site.name + "'",
@@ -266,6 +291,7 @@ class FixSearch {
                 [](const record::TraceAllocation&) { return true; });
   }
 
+  // Frees the oldest of the held blocks that `is_meant` selects, as few as suffice.
   void try_freeing(OomChange change, const std::string& of,
                    const std::function<bool(const record::TraceAllocation&)>& is_meant) {
     std::vector<std::uint32_t> ids;
@@ -275,8 +301,8 @@ class FixSearch {
     if (ids.empty() || is_spent()) return;
     const auto settings = [&](std::uint64_t count) {
       SimulatedAllocator changed = base_;
-      changed.freed_before_last.assign(ids.begin(),
-                                       ids.begin() + static_cast<std::ptrdiff_t>(count));
+      changed.freed_early.assign(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(count));
+      changed.freed_at = failed_operation_;
       return changed;
     };
     OomFix fix;
@@ -296,8 +322,9 @@ class FixSearch {
   const OomReport& report_;
   const record::MemoryTrace& trace_;
   const OomFixOptions& options_;
-  std::vector<std::uint32_t> held_;
-  SimulatedAllocator base_;  // as it was
+  const std::size_t failed_operation_;
+  const std::vector<std::uint32_t> held_;  // when the request came
+  SimulatedAllocator base_;                // the settings under which it failed
   OomFixes result_;
 };
 
@@ -328,12 +355,13 @@ OomFixes find_fixes(const OomReport& report, const OomFixOptions& options) {
                                .stream = report.stream,
                                .category = report.category,
                                .name = report.site_number});
-  return find_fixes(report, trace, options);
+  return find_fixes(report, trace, trace.operations.size() - 1, options);
 }
 
 OomFixes find_fixes(const OomReport& report, const record::MemoryTrace& trace,
-                    const OomFixOptions& options) {
-  return FixSearch(report, trace, options).run();
+                    std::size_t failed_operation, const OomFixOptions& options) {
+  SLUICE_CHECK(failed_operation < trace.operations.size());
+  return FixSearch(report, trace, failed_operation, options).run();
 }
 
 }  // namespace sluice::allocator

@@ -15,12 +15,13 @@ ReplayedAllocatorOptions options_of(const SimulatedAllocator& settings) {
   options.caching = settings.options;
   options.caching.recorder = nullptr;
   options.fixed_streams = settings.fixed_streams;
-  if (settings.plans) options.planning.emplace().in_background = false;  // each run is the same
+  if (settings.plans) options.planning.emplace().in_background = false;  // for determinism
   return options;
 }
 
-// The report with the trace's streams and names.
-std::shared_ptr<const OomReport> in_words_of_trace(OomReport report, const record::MemoryTrace& trace,
+// Replaces the simulated allocator's streams and names in the report by those of the trace.
+std::shared_ptr<const OomReport> in_words_of_trace(OomReport report,
+                                                   const record::MemoryTrace& trace,
                                                    const ReplayedAllocator& allocator) {
   const auto stream_of = [&](std::uint64_t id) {
     return allocator.stream_name(static_cast<StreamId>(id));
@@ -48,11 +49,12 @@ SimulationOutcome simulate(const record::MemoryTrace& trace, const SimulatedAllo
     allocator.adopt();
     outcome.failed_at_start = false;
     for (const record::TraceOperation& operation : trace.operations) {
-      if (&operation == &trace.operations.back()) {
-        for (const std::uint32_t id : settings.freed_before_last) allocator.free(id, false);
+      if (outcome.operation_count == settings.freed_at) {
+        for (const std::uint32_t id : settings.freed_early) allocator.free(id, false);
       }
       allocator.follow(operation);
-      if (operation.action == record::TraceAction::kStep && settings.releases_each_step) allocator.flush();
+      if (operation.action == record::TraceAction::kStep && settings.releases_each_step)
+        allocator.flush();
       ++outcome.operation_count;
     }
     outcome.completed = true;

@@ -161,13 +161,16 @@ class Text {
 
   void write_fixes(const OomFixes& fixes) {
     std::vector<OomFix> verified = fixes.verified();
-    // How much more memory would do is always told, though it comes last.
+    // The amount of memory that is missing is always listed, though it comes last.
     if (verified.size() > kShownFixes && verified.back().change == OomChange::kLargerDevice) {
       verified[kShownFixes - 1] = verified.back();
     }
-    if (!verified.empty()) {
-      line("what would have sufficed, by simulation of the recorded trace");
-    }
+    const std::string end = fixes.later_operation_count == 0
+                                ? "this request, where the record ends"
+                                : "the end of the trace, " +
+                                      std::to_string(fixes.later_operation_count) +
+                                      " operations after this request";
+    if (!verified.empty()) line("each of these changes suffices, simulated to " + end);
     for (std::size_t f = 0; f < std::min(verified.size(), kShownFixes); ++f) {
       const OomFix& fix = verified[f];
       line("  " + std::to_string(f + 1) + ". " + fix.text +
@@ -178,7 +181,7 @@ class Text {
            "; peak " + format_bytes(fix.peak_reserved_bytes));
     }
     if (verified.empty() && fixes.reproduced) {
-      line("no change that was simulated would have sufficed");
+      line("no change that was tried suffices, simulated to " + end);
     }
     if (!fixes.note.empty()) line("note: " + fixes.note);
   }
@@ -258,6 +261,7 @@ Json fixes_json(const OomFixes& fixes) {
   return {{"reproduced", fixes.reproduced},
           {"note", fixes.note.empty() ? Json() : Json(fixes.note)},
           {"operation_count", fixes.operation_count},
+          {"later_operation_count", fixes.later_operation_count},
           {"tried", std::move(tried)}};
 }
 

@@ -1,4 +1,4 @@
-// A report of an out of memory, written down: for people, and for programs.
+// Writes the report of an out of memory, as text for people and as JSON for programs.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -9,13 +9,13 @@
 
 namespace sluice::allocator {
 
-// At most about 40 lines, each ended; the largest sites, streams and fixes. Of the fixes only those
-// that the simulation proved. fixes: null where none were looked for.
+// At most about 40 lines, each with its newline: the largest sites, streams and fixes. Only fixes
+// that the simulation verified are listed. `fixes` is null if no search was made.
 std::string oom_text(const OomReport& report, const OomFixes* fixes = nullptr);
 
-// {"event":"out_of_memory", ...}: all of the report but its record, and every change that was tried
-// with what came of it. Bytes as integers; a cap that is not set is null. Names are as recorded: to
-// be dumped with error_handler_t::replace where they may not be UTF-8.
+// {"event":"out_of_memory", ...}: the whole report except its record, and every change that was
+// tried with its outcome. Bytes are integers; a cap that is not set is null. Names are as recorded,
+// so dump with error_handler_t::replace where they may not be UTF-8.
 nlohmann::json oom_json(const OomReport& report, const OomFixes* fixes = nullptr);
 
 }  // namespace sluice::allocator

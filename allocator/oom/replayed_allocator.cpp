@@ -1,3 +1,8 @@
+// Maps the operations of a trace to calls of our allocators.
+//
+// Each pair of stream and pool in the trace becomes a stream of the allocator. A pending free needs a
+// use on another stream whose event has not passed: one more stream, "others", stands for all such
+// users. The counting device holds the events of that free back until the trace completes it.
 #include "allocator/oom/replayed_allocator.hpp"
 
 #include <algorithm>
@@ -18,16 +23,16 @@ ReplayedAllocator::ReplayedAllocator(const record::MemoryTrace& trace,
     planning_ = std::make_unique<PlanningAllocator>(device_, *caching_, *options.planning);
   }
   for (const record::TraceAllocation& allocation : trace.allocations) {
-    ids_.try_emplace({allocation.stream, allocation.pool});
+    streams_.ids.try_emplace({allocation.stream, allocation.pool});
   }
-  for (auto& [key, id] : ids_) {
+  for (auto& [key, id] : streams_.ids) {
     const auto& fixed = options.fixed_streams;
     const bool is_fixed =
         key.second != 0 || std::find(fixed.begin(), fixed.end(), key.first) != fixed.end();
     id = add_stream("stream " + std::to_string(key.first), !is_fixed);
-    stream_names_.push_back(key);
+    streams_.names.push_back(key);
   }
-  others_id_ = add_stream("others", true);
+  streams_.others = add_stream("others", true);
 }
 
 ReplayedAllocator::~ReplayedAllocator() {
@@ -36,15 +41,15 @@ ReplayedAllocator::~ReplayedAllocator() {
 }
 
 StreamId ReplayedAllocator::add_stream(const std::string& name, bool movable) {
-  streams_.push_back(device_.create_stream(name));
-  return planning_ ? planning_->add_stream(*streams_.back(), movable)
-                   : caching_->add_stream(*streams_.back(), movable);
+  streams_.handles.push_back(device_.create_stream(name));
+  return planning_ ? planning_->add_stream(*streams_.handles.back(), movable)
+                   : caching_->add_stream(*streams_.handles.back(), movable);
 }
 
 std::optional<std::pair<std::uint64_t, std::uint64_t>> ReplayedAllocator::stream_name(
     StreamId id) const {
-  if (id >= stream_names_.size()) return std::nullopt;
-  return stream_names_[id];
+  if (id >= streams_.names.size()) return std::nullopt;
+  return streams_.names[id];
 }
 
 void ReplayedAllocator::adopt() {
@@ -85,8 +90,9 @@ void ReplayedAllocator::follow(const record::TraceOperation& operation) {
 std::byte* ReplayedAllocator::allocate(std::uint32_t id) {
   const record::TraceAllocation& allocation = trace_.allocations[id];
   const std::pair key(allocation.stream, allocation.pool);
-  if (last_ == ids_.end() || last_->first != key) last_ = ids_.find(key);
-  const AllocationRequest request{allocation.bytes, last_->second, allocation.category,
+  if (streams_.last == streams_.ids.end() || streams_.last->first != key)
+    streams_.last = streams_.ids.find(key);
+  const AllocationRequest request{allocation.bytes, streams_.last->second, allocation.category,
                                   allocation.name};
   addresses_[id] = planning_ ? planning_->allocate(request) : caching_->allocate(request);
   return addresses_[id];
@@ -96,7 +102,8 @@ void ReplayedAllocator::free(std::uint32_t id, bool pending) {
   std::byte* const data = std::exchange(addresses_[id], nullptr);
   if (pending && data != nullptr) {
     holds_[id] = std::make_shared<device::CountingDevice::Hold>();
-    planning_ ? planning_->record_use(data, others_id_) : caching_->record_use(data, others_id_);
+    planning_ ? planning_->record_use(data, streams_.others)
+              : caching_->record_use(data, streams_.others);
     device_.hold_events(holds_[id]);
   }
   planning_ ? planning_->free(data) : caching_->free(data);

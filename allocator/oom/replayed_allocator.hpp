@@ -1,5 +1,5 @@
-// Our allocators driven by a trace, over a device that only counts: for replays, and for trying
-// what another cap or setting would have done.
+// Our allocators driven by a trace, over a device that only counts. Replays use it, and so does the
+// simulation of other caps and settings.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ namespace sluice::allocator {
 struct ReplayedAllocatorOptions {
   std::uint64_t capacity_bytes = UINT64_MAX;  // of the device, and the ledger's cap
   CachingAllocatorOptions caching;
-  std::optional<PlanningAllocatorOptions> planning;  // none: the CachingAllocator alone
-  // Streams of the trace whose pages stay. Those of private pools (of graphs) always do.
+  std::optional<PlanningAllocatorOptions> planning;  // if absent, the CachingAllocator alone
+  // Streams of the trace that are not movable. Streams of private pools (of graphs) never are.
   std::vector<std::uint64_t> fixed_streams;
 };
 
@@ -31,10 +31,11 @@ class ReplayedAllocator {
   ReplayedAllocator(const ReplayedAllocator&) = delete;
   ReplayedAllocator& operator=(const ReplayedAllocator&) = delete;
 
-  // Allocates what was held when the record began, anew: the layout it had there was another's.
-  // Throws OutOfMemory.
+  // Allocates the blocks that were held when the record began. Their layout in the record is that
+  // of another allocator, so it is not kept. Throws OutOfMemory.
   void adopt();
-  // All but a failing allocation, which throws OutOfMemory. One that failed may be freed.
+  // Performs one operation. Throws OutOfMemory if an allocation fails. A free of an allocation that
+  // failed, or that was freed before, does nothing.
   void follow(const record::TraceOperation& operation);
   std::byte* allocate(std::uint32_t id);
   void free(std::uint32_t id, bool pending);
@@ -45,26 +46,30 @@ class ReplayedAllocator {
   device::CountingDevice& device() { return device_; }
   CachingAllocator& caching() { return *caching_; }
   PlanningAllocator* planning() { return planning_.get(); }  // null: none
-  // The trace's stream and pool of one of the allocator's streams; none for the stream that stands
-  // for all others that use a block.
+  // The trace's stream and pool for one of the allocator's streams. None for the stream that stands
+  // for all other users of a block.
   std::optional<std::pair<std::uint64_t, std::uint64_t>> stream_name(StreamId id) const;
 
  private:
   StreamId add_stream(const std::string& name, bool movable);
 
+  using StreamKey = std::pair<std::uint64_t, std::uint64_t>;  // stream and pool in the trace
+  using StreamIds = std::map<StreamKey, StreamId>;
+  struct Streams {
+    std::vector<std::unique_ptr<device::Stream>> handles;
+    StreamIds ids;
+    StreamIds::const_iterator last = ids.end();  // of the last allocation, as a cache
+    std::vector<StreamKey> names;                // by id; `others`, the last, has none
+    StreamId others = 0;                         // stands for all other users of a block
+  };
+
   const record::MemoryTrace& trace_;
   device::CountingDevice device_;
   Ledger ledger_;
   PagePool pages_;
-  std::vector<std::unique_ptr<device::Stream>> streams_;
+  Streams streams_;
   std::unique_ptr<CachingAllocator> caching_;
   std::unique_ptr<PlanningAllocator> planning_;
-  using StreamIds = std::map<std::pair<std::uint64_t, std::uint64_t>, StreamId>;
-  StreamIds ids_;  // by stream and pool
-  StreamIds::const_iterator last_ = ids_.end();
-  std::vector<std::pair<std::uint64_t, std::uint64_t>>
-      stream_names_;  // by id, but for others_id_, the last
-  StreamId others_id_ = 0;
   std::vector<std::byte*> addresses_;
   std::vector<std::shared_ptr<device::CountingDevice::Hold>> holds_;
 };

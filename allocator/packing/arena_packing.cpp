@@ -1,3 +1,11 @@
+// pack_lifetimes divides the problem and calls the searches.
+//
+// Buffers are split into components that share no position, and each component's time is compressed
+// to the ranks of its starts. The component with the largest sum of live bytes is packed first: the
+// others then only need to stay below its capacity. search_packing finds a packing by orders
+// (packing_search.hpp). With kThorough, improve_exactly then asks pack_exactly (exact_packing.hpp)
+// for a packing at the lower bound, and bisects between the capacities that failed and the best one
+// found.
 #include "allocator/packing/arena_packing.hpp"
 
 #include <algorithm>
@@ -16,17 +24,17 @@
 namespace sluice::packing {
 namespace {
 
-// In PlacedBoxes::work units; one took 2 to 4 ns on a 2-core server, so 10 to 20 ms in all. Twenty
-// times as much bought less than 0.5% of capacity on the shapes of training steps.
+// In units of PlacedBoxes::work. A unit takes 2 to 4 ns on a 2-core server, so this is 10 to 20 ms.
+// Twenty times as much gained less than 0.5% of capacity on the shapes of training steps.
 constexpr std::uint64_t kWorkBudget = 5'000'000;
 
-// Of the exhaustive search at the bound, and at each capacity between: some 3 s and 1 s on the
-// same server where it gives up.
+// Budgets of the exhaustive search at the bound, and at each capacity above it. If it gives up, they
+// take some 3 s and 1 s on the same server.
 constexpr std::uint64_t kBoundWorkBudget = 800'000'000;
 constexpr std::uint64_t kBetweenWorkBudget = 300'000'000;
-// Of a component; its set-up takes time by the square of more.
+// The largest component for the exhaustive search, whose set-up takes quadratic time.
 constexpr std::size_t kMostExactBoxes = 16384;
-// Between capacities that are this close it does not look further.
+// The bisection ends when the gap between capacities is this part of the bound.
 constexpr double kCloseEnough = 1e-3;
 
 using Indices = std::vector<std::uint32_t>;
@@ -39,7 +47,7 @@ void check_lifetimes(std::span<const Lifetime> lifetimes) {
     SLUICE_CHECK(lifetime.bytes > 0);
     SLUICE_CHECK(!__builtin_add_overflow(total_bytes, lifetime.bytes, &total_bytes));
   }
-  // Leaves room for rounding every size up.
+  // This leaves room to round every size up.
   SLUICE_CHECK(total_bytes < std::uint64_t{1} << 62);
 }
 
@@ -52,7 +60,7 @@ Indices sorted_indices(std::span<const Lifetime> lifetimes, std::uint64_t Lifeti
   return indices;
 }
 
-// Calls end(i) and begin(i) in the order of time; at one position the ends come first.
+// Calls end(i) and begin(i) in the order of time. At one position, ends come first.
 template <typename Begin, typename End>
 void sweep(std::span<const Lifetime> lifetimes, const Begin& begin, const End& end) {
   const Indices by_lower = sorted_indices(lifetimes, &Lifetime::lower);
@@ -116,9 +124,10 @@ std::vector<Component> split_components(std::span<const Lifetime> padded) {
   return components;
 }
 
-// Exhaustive search at the target, then between what it cannot pack and what is found.
+// Searches exhaustively at the target, then by bisection between the largest capacity that failed and
+// the best one found.
 void improve_exactly(const Component& component, std::uint64_t target_bytes, BoxPacking& found) {
-  std::uint64_t missed_bytes = target_bytes;  // a capacity that was tried in vain
+  std::uint64_t missed_bytes = target_bytes;  // the largest capacity that failed
   for (std::uint64_t capacity = target_bytes; capacity < found.capacity_bytes;
        capacity = missed_bytes + (found.capacity_bytes - missed_bytes) / 2) {
     ExactPacking exact =
@@ -168,11 +177,11 @@ Packing pack_lifetimes(std::span<const Lifetime> lifetimes, std::uint64_t alignm
   packing.offsets_bytes.resize(lifetimes.size());
   packing.lower_bound_bytes = peak_live(lifetimes);
 
-  // With every size rounded up, every offset that stacks them is aligned by itself.
+  // Once every size is rounded up, offsets that stack them are aligned.
   std::vector<Lifetime> padded(lifetimes.begin(), lifetimes.end());
   for (Lifetime& lifetime : padded) lifetime.bytes = round_up(lifetime.bytes, alignment_bytes);
   std::vector<Component> components = split_components(padded);
-  // The hardest first: the others need only stay below what it took.
+  // The hardest component comes first: the others need only stay below its capacity.
   std::stable_sort(components.begin(), components.end(),
                    [](const auto& a, const auto& b) { return a.bound_bytes > b.bound_bytes; });
   std::uint64_t target_bytes = enough_bytes;
@@ -204,13 +213,13 @@ SlotAssignment assign_slots(std::span<const Lifetime> lifetimes_in_slots) {
   SLUICE_CHECK(count <= std::numeric_limits<std::uint32_t>::max());
   assignment.slot_count = static_cast<std::uint32_t>(count);
   assignment.slots.resize(lifetimes_in_slots.size());
-  // In the order in which they became free; at the start all have been free for ever.
+  // Slots in the order in which they became free.
   std::deque<std::uint32_t> free_slots(assignment.slot_count);
   std::iota(free_slots.begin(), free_slots.end(), 0u);
   sweep(
       lifetimes_in_slots,
       [&](std::uint32_t i) {
-        // Enough are free: the live sum never passes the count.
+        // Enough slots are free, because the live sum never exceeds the count.
         const auto needed = static_cast<std::ptrdiff_t>(lifetimes_in_slots[i].bytes);
         assignment.slots[i].assign(free_slots.begin(), free_slots.begin() + needed);
         free_slots.erase(free_slots.begin(), free_slots.begin() + needed);
@@ -237,7 +246,7 @@ void check_packing(std::span<const Lifetime> lifetimes, const Packing& packing,
   SLUICE_CHECK(packing.capacity_bytes == capacity_bytes);
   SLUICE_CHECK(packing.lower_bound_bytes == peak_live(lifetimes));
 
-  // What is live is disjoint, so in the order of offsets only neighbours can collide.
+  // Live buffers are disjoint, so a new one can only collide with its neighbours by offset.
   std::map<std::uint64_t, std::uint32_t> live;
   const auto end_of = [&](std::uint32_t i) {
     return packing.offsets_bytes[i] + lifetimes[i].bytes;

@@ -1,3 +1,10 @@
+// Windows over skyline searches, as exact_packing.hpp describes.
+//
+// Instance holds the boxes, their live sums by position, and seven orders of ties. An Attempt places
+// boxes window by window; each step is a SkylineSearch over the boxes that the window meets, in which
+// some are free and the others are fixed. pack_exactly restarts attempts with other ways of growing,
+// by budgets in the Luby sequence, until one succeeds, one proves that no packing exists, or the
+// budget is spent.
 #include "allocator/packing/exact_packing.hpp"
 
 #include <algorithm>
@@ -24,7 +31,8 @@ struct Window {
   bool meets(const Box& box) const { return box.lower < end && begin < box.upper; }
 };
 
-// What decides between boxes at one height, in the order of weight: more comes first.
+// Keys that order boxes at one height; larger values come first. An order has three keys, the most
+// important first.
 enum class Key : std::uint8_t { kDuration, kArea, kContention, kSize, kLateEnd, kEarlyStart };
 constexpr std::size_t kKeys = 6;
 constexpr std::array<std::array<Key, 3>, 7> kTieOrders{{
@@ -37,6 +45,7 @@ constexpr std::array<std::array<Key, 3>, 7> kTieOrders{{
     {Key::kContention, Key::kLateEnd, Key::kDuration},
 }};
 
+// The boxes with all that every attempt needs: sums, orders, and the unit of sizes.
 class Instance {
  public:
   Instance(std::span<const Box> boxes, std::span<const std::uint64_t> durations,
@@ -100,21 +109,21 @@ class Instance {
 
  private:
   std::span<const Box> boxes_;
-  std::vector<std::uint64_t> load_;  // by position: bytes
+  std::vector<std::uint64_t> load_;  // live bytes by position
   std::vector<Order> orders_;
   std::uint64_t unit_bytes_ = 0;
 };
 
-// How windows grow.
+// A way in which windows grow.
 struct Growth {
-  std::size_t boxes_each = 4;            // taken in at a time, about
-  std::uint64_t least_budget = 300'000;  // of a search, by each order, at first
-  std::int32_t least_reach = 8;          // positions from the edge where boxes are set free first
-  std::size_t start = 0;                 // which of the fullest positions
+  std::size_t boxes_each = 4;            // about as many boxes are taken in at a time
+  std::uint64_t least_budget = 300'000;  // first budget of a search, for each order
+  std::int32_t least_reach = 8;          // boxes are first set free so many positions from the edge
+  std::size_t start = 0;                 // index into the fullest positions
   std::size_t first_order = 0;
 };
 
-// A packing in the making: of the boxes placed so far, wherever they lie.
+// A partial packing, which grows from window to window.
 class Attempt {
  public:
   Attempt(const Instance& instance, Units capacity, std::uint64_t work_budget)
@@ -123,13 +132,13 @@ class Attempt {
         work_budget_(work_budget),
         offsets_(instance.boxes().size(), kFree) {}
 
-  // All at once, by each order in turn.
+  // Searches the whole timeline at once, with each order in turn.
   SkylineOutcome search_whole() {
     const std::vector<bool> all(offsets_.size(), true);
     return search(instance_.whole(), all, 0, work_budget_ / instance_.orders().size());
   }
 
-  // By windows, from one of the fullest positions outwards.
+  // Grows a window outwards from one of the fullest positions.
   SkylineOutcome grow(const Growth& growth) {
     const std::vector<std::uint64_t>& load = instance_.load();
     const std::vector<std::int32_t> fullest = instance_.fullest();
@@ -141,7 +150,7 @@ class Attempt {
       if (outcome != SkylineOutcome::kPacked) return outcome;
       const Window whole = instance_.whole();
       if (window.begin == whole.begin && window.end == whole.end) return outcome;
-      // Towards the fuller side.
+      // The window grows towards the fuller side.
       const auto at = [&](std::int32_t p) { return load[static_cast<std::size_t>(p)]; };
       leftwards = window.end == whole.end ||
                   (window.begin > whole.begin && at(window.begin - 1) >= at(window.end));
@@ -156,7 +165,7 @@ class Attempt {
   const std::vector<Units>& offsets() const { return offsets_; }
 
  private:
-  // A walk over all boxes beside looks at their positions.
+  // Accounts for a walk over all boxes, in units of looks at a position.
   void count_walk() { work_ += offsets_.size() / 16 + 1; }
 
   std::vector<bool> unplaced(Window window) {
@@ -177,15 +186,15 @@ class Attempt {
     return count;
   }
 
-  // Places what the window has taken in, moving as little as possible of what was placed: all
-  // choices of what may move with a small budget, then with larger ones.
+  // Places the boxes that the window has taken in, and moves as few placed ones as possible. All
+  // choices of movable boxes are tried with a small budget, then with larger ones.
   SkylineOutcome repack(Window window, bool leftwards, const Growth& growth) {
-    // Mostly enough.
+    // Most steps succeed without moving any placed box.
     const SkylineOutcome alone =
         search(window, unplaced(window), growth.first_order, growth.least_budget);
     if (alone == SkylineOutcome::kPacked || work_ >= work_budget_) return alone;
     const std::vector<std::vector<bool>> choices = movable(window, leftwards, growth.least_reach);
-    auto first = choices.begin();  // those before were shown to be too few
+    auto first = choices.begin();  // the choices before it were shown to be too small
     for (std::uint64_t budget = growth.least_budget; first != choices.end(); budget *= 2) {
       for (auto free = first; free != choices.end(); ++free) {
         const SkylineOutcome outcome = search(window, *free, growth.first_order, budget);
@@ -196,8 +205,9 @@ class Attempt {
     return SkylineOutcome::kImpossible;
   }
 
-  // What may move: what is not placed yet, beside it what lives only near the edge that the window
-  // has moved, or also what reaches there, in growing distances; at last all. Fewest first.
+  // Choices of boxes that may move, the smallest first. Each contains the unplaced boxes. To these it
+  // adds the boxes that live only near the moved edge of the window, or all that reach there, within
+  // growing distances; the last choice contains all boxes.
   std::vector<std::vector<bool>> movable(Window window, bool leftwards, std::int32_t least_reach) {
     const std::span<const Box> boxes = instance_.boxes();
     const std::int32_t width = window.end - window.begin;
@@ -231,7 +241,7 @@ class Attempt {
     return choices;
   }
 
-  // Places the free boxes in the window, beside the others placed so far.
+  // Places the free boxes in the window; the other placed boxes stay.
   SkylineOutcome search(Window window, const std::vector<bool>& free, std::size_t first_order,
                         std::uint64_t budget) {
     const std::vector<Order>& orders = instance_.orders();
@@ -251,7 +261,7 @@ class Attempt {
     return SkylineOutcome::kGaveUp;
   }
 
-  // chosen: the boxes of the problem, as numbered in the instance.
+  // Sets `chosen` to the instance's indices of the boxes in the problem.
   SkylineProblem sub_problem(Window window, const std::vector<bool>& free, const Order& order,
                              std::vector<std::uint32_t>& chosen) const {
     SkylineProblem problem;
@@ -273,14 +283,13 @@ class Attempt {
   const Units capacity_;
   const std::uint64_t work_budget_;
   std::uint64_t work_ = 0;
-  std::vector<Units> offsets_;  // by box; kFree: not placed
+  std::vector<Units> offsets_;  // by box; kFree if not placed
 };
 
-// 1 1 2 1 1 2 4 1 ...: budgets of restarts that serve instances of unknown hardness (Luby, Sinclair
-// and Zuckerman, "Optimal speedup of Las Vegas algorithms", 1993).
+// 1 1 2 1 1 2 4 1 ...: the budgets of restarts that suit instances of unknown hardness (Luby,
+// Sinclair and Zuckerman, "Optimal speedup of Las Vegas algorithms", 1993).
 std::uint64_t luby(std::uint64_t n) {
-  const std::uint64_t whole =
-      std::bit_ceil(n + 2) - 1;  // the length of the run that n ends, or is in
+  const std::uint64_t whole = std::bit_ceil(n + 2) - 1;  // the length of the run that contains n
   if (n + 1 == whole) return (whole + 1) / 2;
   return luby(n - whole / 2);
 }
@@ -316,7 +325,8 @@ ExactPacking pack_exactly(std::span<const Box> boxes, std::span<const std::uint6
   std::uint64_t spent = 0;
   for (std::uint64_t n = 0; spent < work_budget; ++n) {
     const std::uint64_t turn = kTurn * luby(n);
-    // The whole is packed at once or not for a long time: a smaller share, and not every time.
+    // A search of the whole succeeds quickly or takes very long. So it has a smaller share, and not
+    // in every turn.
     const bool whole = n == 0 || luby(n) > 1;
     for (const bool at_once : {true, false}) {
       if ((at_once && !whole) || spent >= work_budget) continue;

@@ -1,8 +1,11 @@
+// Packing by orders: boxes are placed one after the other, each in a gap that fits.
+//
 // Dynamic storage allocation is NP-hard (Garey and Johnson, SR2). Greedy orders with best fit come
 // within a few percent of the bound on training steps (Pisarchyk and Lee, "Efficient memory
 // management for deep neural net inference", 2020: by size; Moffitt, "MiniMalloc", ASPLOS 2023: by
-// contention); a local search over orders closes most of the rest. Every packing in which no box
-// can sink is reached by first fit from some order, so the search space holds an optimum.
+// contention). A local search over orders closes most of the remaining gap: it moves one box to
+// another place in the best order, and keeps the new order if it is not worse. First fit from some
+// order reaches every packing in which no box can sink, so the search space contains an optimum.
 #include "allocator/packing/packing_search.hpp"
 
 #include <algorithm>
@@ -16,12 +19,12 @@ namespace {
 
 using Order = std::vector<std::uint32_t>;
 
-// For each box the largest sum of sizes live at one position of its lifetime, by a segment tree of
-// maxima over positions.
+// For each box, the largest sum of sizes that live at one position of its lifetime. A segment tree
+// holds the maxima over positions.
 std::vector<std::uint64_t> contention(std::span<const Box> boxes, std::int32_t position_count) {
   const auto width = static_cast<std::size_t>(position_count);
   std::vector<std::uint64_t> tree(2 * width + 1);
-  // Differences, whose wrap-around below zero is undone by the prefix sum.
+  // The leaves first hold differences. One below zero wraps around, and the prefix sum undoes it.
   for (const Box& box : boxes) {
     tree[width + static_cast<std::size_t>(box.lower)] += box.bytes;
     tree[width + static_cast<std::size_t>(box.upper)] -= box.bytes;
@@ -64,13 +67,13 @@ class Search {
 
  private:
   static constexpr std::size_t kGreedyOrders = 5;
-  // By decreasing key, then by decreasing size, then as given.
+  // Sorts by decreasing key, then by decreasing size, then by index.
   Order order_by(std::size_t which) const;
-  // Places all boxes in `order`. False, and left unfinished, as soon as one ends above
-  // `limit_bytes`.
+  // Places all boxes in `order`. Returns false, with some boxes not placed, as soon as one ends
+  // above `limit_bytes`.
   bool place(const Order& order, Fit fit, std::uint64_t limit_bytes);
-  // A changed copy of `order`: a box that ends at the capacity moves towards the front, or any box
-  // moves anywhere.
+  // A copy of `order` with one box moved: a box that ends at the capacity moves towards the front, or
+  // any box moves anywhere.
   Order neighbour(const Order& order, std::uint64_t draw) const;
   void keep(const Order& order, Fit fit);
 
@@ -89,7 +92,7 @@ Order Search::order_by(std::size_t which) const {
   std::vector<std::uint64_t> keys(boxes_.size());
   const std::vector<std::uint64_t> contentions =
       which == 4 ? contention(boxes_, position_count_) : std::vector<std::uint64_t>();
-  // A product of bytes and positions saturates: sizes reach 2^63.
+  // The product of bytes and positions saturates, because sizes reach 2^63.
   const auto area = [](std::uint64_t bytes, std::uint64_t length) {
     std::uint64_t product = 0;
     return __builtin_mul_overflow(bytes, length, &product)
@@ -166,7 +169,7 @@ Order Search::neighbour(const Order& order, std::uint64_t draw) const {
   std::size_t from = low % count;
   std::size_t to = high % count;
   if ((draw >> 32 & 3) != 0) {
-    // Start the walk at a random place, so that each box at the capacity has its turn.
+    // The walk starts at a random place, so that each box at the capacity has its turn.
     const auto at_peak = [&](std::uint32_t i) {
       return best_.offsets_bytes[i] + boxes_[i].bytes == best_.capacity_bytes;
     };
@@ -182,10 +185,10 @@ Order Search::neighbour(const Order& order, std::uint64_t draw) const {
   return changed;
 }
 
-// Accepts what is not worse, so that it can walk over plateaus; place() gives up at the first box
-// above the best capacity, which makes most bad neighbours cheap.
+// Accepts a neighbour that is not worse, so that the search can cross plateaus. place() gives up at
+// the first box above the best capacity, so most bad neighbours are cheap.
 void Search::improve(std::uint64_t work_budget) {
-  constexpr std::uint64_t kMaxRounds = 4096;  // where boxes are few, the budget lasts for ever
+  constexpr std::uint64_t kMaxRounds = 4096;  // with few boxes, the budget would last far longer
   const CounterRng rng(0, stream_of("allocator/packing"));
   for (std::uint64_t round = 0; round < kMaxRounds && !finished(); ++round) {
     if (work() > work_budget) return;

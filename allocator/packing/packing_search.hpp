@@ -1,4 +1,4 @@
-// The search behind pack_lifetimes: offsets for boxes whose time is already compressed.
+// The search behind pack_lifetimes, over boxes in compressed time.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@ struct BoxPacking {
   std::uint64_t capacity_bytes = 0;
 };
 
-// Boxes live in positions [0, position_count). Stops as soon as the capacity is at most
-// `target_bytes`; else after `work_budget` (PlacedBoxes::work units), at least two greedy orders
-// being tried whatever the budget. base_bytes: as PlacedBoxes. Deterministic.
+// Boxes live in positions [0, position_count). The search ends as soon as the capacity is at most
+// `target_bytes`, or after `work_budget` units of PlacedBoxes::work. It tries at least two greedy
+// orders, whatever the budget. base_bytes is that of PlacedBoxes. Deterministic.
 BoxPacking search_packing(std::span<const Box> boxes, std::int32_t position_count,
                           std::uint64_t target_bytes, std::uint64_t work_budget,
                           std::uint64_t base_bytes = 0);

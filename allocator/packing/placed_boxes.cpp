@@ -1,3 +1,8 @@
+// Queries over the placed boxes.
+//
+// find_offset walks the boxes that overlap in time, in the order of their offsets, and keeps a cursor
+// at the highest end so far. Where the next box begins above the cursor there is a gap. The entries
+// of a block lie in arrays by field, so that one loop compares 64 lifetimes; the result is a bit mask.
 #include "allocator/packing/placed_boxes.hpp"
 
 #include <algorithm>
@@ -35,11 +40,11 @@ std::uint32_t PlacedBoxes::add_block() {
   return blocks_used_++;
 }
 
-// Bit i: entry first + i lives at a common position with `box`.
+// Bit i is set if entry first + i lives at a common position with `box`.
 std::uint64_t PlacedBoxes::overlap_mask(const Block& block, std::uint32_t first, const Box& box) {
   std::array<std::uint8_t, 64> overlaps;
   for (std::uint32_t i = 0; i < 64; ++i) {
-    // Bitwise on integers: no branch, so the loop vectorises.
+    // Bitwise operations on integers have no branch, so the loop vectorises.
     const int starts_before = block.lower[first + i] < box.upper;
     const int ends_after = block.upper[first + i] > box.lower;
     overlaps[i] = static_cast<std::uint8_t>(starts_before & ends_after);
@@ -56,7 +61,7 @@ std::uint64_t PlacedBoxes::overlap_mask(const Block& block, std::uint32_t first,
 }
 
 std::uint64_t PlacedBoxes::find_offset(const Box& box, Fit fit) {
-  std::uint64_t cursor = 0;  // everything below is taken or was judged
+  std::uint64_t cursor = 0;  // all addresses below are taken or were examined
   std::uint64_t best_offset = 0;
   std::uint64_t best_gap = std::numeric_limits<std::uint64_t>::max();
   for (const std::uint32_t id : order_) {
@@ -83,6 +88,7 @@ std::uint64_t PlacedBoxes::find_offset(const Box& box, Fit fit) {
   return best_gap == std::numeric_limits<std::uint64_t>::max() ? aligned(cursor, box) : best_offset;
 }
 
+// Moves the upper half of a full block to a new one after it.
 void PlacedBoxes::split(std::size_t position) {
   const std::uint32_t upper_id = add_block();  // may move blocks_
   Block& lower_half = blocks_[order_[position]];
@@ -100,9 +106,10 @@ void PlacedBoxes::split(std::size_t position) {
   order_.insert(order_.begin() + static_cast<std::ptrdiff_t>(position) + 1, upper_id);
 }
 
+// Finds the block by binary search, splits it if it is full, and inserts by offset.
 void PlacedBoxes::insert(const Box& box, std::uint64_t offset_bytes) {
   if (order_.empty()) order_.push_back(add_block());
-  // The last block that starts at or below the offset.
+  // The last block that begins at or below the offset.
   const auto after = std::upper_bound(order_.begin() + 1, order_.end(), offset_bytes,
                                       [this](std::uint64_t offset, std::uint32_t id) {
                                         return offset < blocks_[id].begin_bytes[0];

@@ -1,4 +1,4 @@
-// Boxes in the plane of time and addresses: what a packing has placed so far, and the gaps between.
+// The boxes that a packing has placed so far, in the plane of time and addresses, and their gaps.
 #pragma once
 
 #include <array>
@@ -11,37 +11,37 @@
 
 namespace sluice::packing {
 
-// A buffer in compressed time: lives in [lower, upper), positions are small ranks.
+// A buffer in compressed time. It lives in [lower, upper); positions are small ranks.
 struct Box {
   std::int32_t lower = 0;
   std::int32_t upper = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t alignment_bytes = 1;  // of its address; see PlacedBoxes
+  std::uint64_t alignment_bytes = 1;  // of the address; see PlacedBoxes
 };
 
 enum class Fit : std::uint8_t {
   kFirst,  // the lowest gap that is large enough
-  kBest,   // the smallest gap that is large enough, lowest of equals; above all only if none is
+  kBest,   // the smallest gap that is large enough, or the lowest of such; else above all boxes
 };
 
-// The placed boxes, sorted by offset. A query walks all of them, but looks at 64 lifetimes at a
-// time with a loop that compilers turn into SIMD, and then only at those that overlap in time:
-// measured several times cheaper than an interval tree plus a sort by offset at 2,000 to 20,000
-// boxes. Kept in blocks, so that an insertion moves at most kWidth entries.
+// The placed boxes, sorted by offset. A query walks all of them, 64 lifetimes at a time, in a loop
+// that compilers turn into SIMD; then it looks only at the boxes that overlap in time. At 2,000 to
+// 20,000 boxes this is several times cheaper than an interval tree plus a sort by offset. The boxes
+// lie in blocks, so that an insertion moves at most kWidth entries.
 class PlacedBoxes {
  public:
-  // base_bytes: the address of offset 0, which alignments count from.
+  // base_bytes is the address of offset 0. Alignments are those of addresses.
   explicit PlacedBoxes(std::uint64_t base_bytes = 0) : base_bytes_(base_bytes) {}
   void clear();
-  // The offset where `box` goes; it is not inserted.
+  // Returns the offset for `box`, without inserting it.
   std::uint64_t find_offset(const Box& box, Fit fit);
   void insert(const Box& box, std::uint64_t offset_bytes);
-  // Entries examined since construction, a measure of time that does not depend on the machine.
+  // Entries examined since construction: a measure of time that is independent of the machine.
   std::uint64_t work() const { return work_; }
 
  private:
   static constexpr std::uint32_t kWidth = 256;  // entries per block, a multiple of 64
-  // Entries from `count` on are empty lifetimes, which overlap nothing.
+  // Entries from `count` on hold empty lifetimes, which overlap nothing.
   struct Block {
     std::uint32_t count = 0;
     std::array<std::int32_t, kWidth> lower;
@@ -53,7 +53,7 @@ class PlacedBoxes {
   };
   static std::uint64_t overlap_mask(const Block& block, std::uint32_t first, const Box& box);
   std::uint32_t add_block();
-  // The first offset from `offset_bytes` on that is aligned for the box.
+  // The first offset at or above `offset_bytes` that is aligned for the box.
   std::uint64_t aligned(std::uint64_t offset_bytes, const Box& box) const {
     if (box.alignment_bytes == 1) return offset_bytes;
     return round_up(base_bytes_ + offset_bytes, box.alignment_bytes) - base_bytes_;
@@ -63,7 +63,7 @@ class PlacedBoxes {
   std::uint64_t base_bytes_;
   std::vector<Block> blocks_;  // storage, reused by clear()
   std::uint32_t blocks_used_ = 0;
-  std::vector<std::uint32_t> order_;  // blocks by offset; none is empty
+  std::vector<std::uint32_t> order_;  // the blocks by offset; none is empty
   std::uint64_t work_ = 0;
 };
 

@@ -1,3 +1,11 @@
+// The search tree of skyline_search.hpp.
+//
+// A node is a set of unplaced boxes, each with its floor: the lowest offset that the placed boxes
+// leave it. solve() first bounds the node (bound), and splits it into runs of positions that share no
+// box, which are solved one by one. Otherwise place_one() tries each candidate on its floor. After a
+// choice fails, its box counts as passed over, and the node is bounded again: that often ends it.
+// Nodes live in a stack of frames, whose vectors are reused. work_ counts looks at positions, so that
+// the budget means the same on every machine.
 #include "allocator/packing/skyline_search.hpp"
 
 #include <algorithm>
@@ -30,7 +38,7 @@ std::uint64_t mix(std::uint64_t x) {  // the finaliser of SplitMix64
   return x ^ (x >> 31);
 }
 
-// Keys of sub-problems without a solution; the latest of those that share a place.
+// Keys of sub-problems without a solution. Of keys that share a slot, the latest is kept.
 class Failures {
  public:
   explicit Failures(std::uint64_t work_budget)
@@ -43,12 +51,12 @@ class Failures {
   std::vector<std::uint64_t> keys_;
 };
 
-// Boxes of a sub-problem that are not placed yet, in the order of the problem.
+// The boxes of a sub-problem that are not placed yet, in the order of the problem.
 struct Unplaced {
   std::vector<Index> box;
-  std::vector<Units> floor;  // the lowest offset that what is placed leaves it
-  // Filled by SkylineSearch::Impl::bound: a bound on where it can end up, and whether it must be
-  // lifted off its floor by a box placed later.
+  std::vector<Units> floor;  // the lowest offset that the placed boxes leave the box
+  // Set by SkylineSearch::Impl::bound: a lower bound on the box's offset, and whether a later box
+  // must lift it off its floor.
   std::vector<Units> least;
   std::vector<std::uint8_t> passed_over;
 
@@ -63,7 +71,7 @@ struct Unplaced {
   }
 };
 
-// The box placed last: later ones lie higher, or as high and later in the order.
+// The box placed last. Later ones lie higher, or equally high and later in the order.
 struct Last {
   Units offset = 0;
   std::optional<Index> box;
@@ -79,12 +87,13 @@ class SkylineSearch::Impl {
         failures_(work_budget),
         placed_(problem.boxes.size()),
         offsets_(problem.boxes.size()),
-        obstacles_(problem.boxes.size()),
-        twin_(problem.boxes.size()),
-        mates_(problem.boxes.size()) {
+        obstacles_(problem.boxes.size()) {
+    alike_.twin.resize(problem.boxes.size());
+    alike_.group_of.resize(problem.boxes.size());
     const auto positions = static_cast<std::size_t>(problem.position_count);
-    for (auto* heights : {&lowest_, &second_, &stacked_}) heights->resize(positions);
-    lowest_owner_.resize(positions);
+    for (auto* heights : {&scratch_.lowest, &scratch_.second, &scratch_.stacked})
+      heights->resize(positions);
+    scratch_.lowest_owner.resize(positions);
     for (Index i = 0; i < problem.boxes.size(); ++i) {
       SLUICE_CHECK(problem.boxes[i].size > 0 && problem.boxes[i].size < kNothing);
       if (is_fixed(i)) {
@@ -126,6 +135,7 @@ class SkylineSearch::Impl {
     return a.lower < b.upper && b.lower < a.upper;
   }
 
+  // Groups the boxes of equal lifetime (mates), and links those that also have equal size (twins).
   void find_mates() {
     std::vector<Index> order;
     for (Index i = 0; i < problem_.boxes.size(); ++i) {
@@ -138,17 +148,17 @@ class SkylineSearch::Impl {
       const auto end = std::find_if(begin, order.end(),
                                     [&](Index i) { return lifetime(i) != lifetime(*begin); });
       for (auto one = begin; one != end; ++one) {
-        mates_[*one] = mate_groups_.size();
+        alike_.group_of[*one] = alike_.groups.size();
         const auto twin = std::find_if(std::reverse_iterator(one), std::reverse_iterator(begin),
                                        [&](Index i) { return box(i).size == box(*one).size; });
-        if (twin != std::reverse_iterator(begin)) twin_[*one] = *twin;
+        if (twin != std::reverse_iterator(begin)) alike_.twin[*one] = *twin;
       }
-      mate_groups_.emplace_back(begin, end);
+      alike_.groups.emplace_back(begin, end);
       begin = end;
     }
   }
 
-  // The lowest offset from `offset` on that no fixed box bars.
+  // The lowest offset at or above `offset` that no fixed box blocks.
   Units lifted(Index i, Units offset) const {
     for (const Index f : obstacles_[i]) {
       if (offset + box(i).size <= offsets_[f]) break;
@@ -157,17 +167,18 @@ class SkylineSearch::Impl {
     return offset;
   }
 
-  // Whether box i must not be placed on its floor: there it would come before the last placed, or
-  // before its twin, or right above one of its lifetime that it could as well lie below.
+  // Whether box i may not be placed on its floor. There it would come before the box placed last, or
+  // before its twin, or right above a box of equal lifetime, with which it could change places.
   bool passed_over(Index i, Units floor, const Last& last) const {
     if (last.box && (floor < last.offset || (floor == last.offset && i <= *last.box))) return true;
-    if (twin_[i] && placed_[*twin_[i]] == 0) return true;
-    const std::vector<Index>& mates = mate_groups_[mates_[i]];
+    if (alike_.twin[i] && placed_[*alike_.twin[i]] == 0) return true;
+    const std::vector<Index>& mates = alike_.groups[alike_.group_of[i]];
     return std::any_of(mates.rbegin(), mates.rend(), [&](Index mate) {
       return mate > i && placed_[mate] != 0 && offsets_[mate] + box(mate).size == floor;
     });
   }
 
+  // Calls visit(p) for each position of box i within the range.
   template <typename Visit>
   void each_position(Index i, Range range, const Visit& visit) {
     const auto begin = static_cast<std::size_t>(std::max(box(i).lower, range.begin));
@@ -175,7 +186,7 @@ class SkylineSearch::Impl {
     for (std::size_t p = begin; p < end; ++p) visit(p);
   }
 
-  // False: the boxes cannot all be placed. Fills `least`.
+  // Returns false if the boxes cannot all be placed. Sets `least` and `passed_over`.
   bool bound(Unplaced& boxes, Range range, const Last& last) {
     boxes.least.resize(boxes.count());
     boxes.passed_over.resize(boxes.count());
@@ -188,20 +199,22 @@ class SkylineSearch::Impl {
     return lift_passed_over(boxes, range) && can_be_stacked(boxes, range);
   }
 
+  // A box that was passed over must stand on a box that is placed later. Raises its bound to the lowest
+  // top at any of its positions, its own left out.
   bool lift_passed_over(Unplaced& boxes, Range range) {
-    // At each position the two lowest tops, and whose the lowest is.
-    std::fill(lowest_.begin() + range.begin, lowest_.begin() + range.end, kNothing);
-    std::fill(second_.begin() + range.begin, second_.begin() + range.end, kNothing);
+    // At each position: the two lowest tops, and the box with the lowest.
+    std::fill(scratch_.lowest.begin() + range.begin, scratch_.lowest.begin() + range.end, kNothing);
+    std::fill(scratch_.second.begin() + range.begin, scratch_.second.begin() + range.end, kNothing);
     for (std::size_t k = 0; k < boxes.count(); ++k) {
       const Index i = boxes.box[k];
       const Units top = boxes.least[k] + box(i).size;
       each_position(i, range, [&](std::size_t p) {
-        if (top < lowest_[p]) {
-          second_[p] = lowest_[p];
-          lowest_[p] = top;
-          lowest_owner_[p] = i;
-        } else if (top < second_[p]) {
-          second_[p] = top;
+        if (top < scratch_.lowest[p]) {
+          scratch_.second[p] = scratch_.lowest[p];
+          scratch_.lowest[p] = top;
+          scratch_.lowest_owner[p] = i;
+        } else if (top < scratch_.second[p]) {
+          scratch_.second[p] = top;
         }
       });
       work_ += static_cast<std::uint64_t>(box(i).upper - box(i).lower);
@@ -211,7 +224,8 @@ class SkylineSearch::Impl {
       const Index i = boxes.box[k];
       Units support = kNothing;
       each_position(i, range, [&](std::size_t p) {
-        support = std::min(support, lowest_owner_[p] == i ? second_[p] : lowest_[p]);
+        support = std::min(support,
+                           scratch_.lowest_owner[p] == i ? scratch_.second[p] : scratch_.lowest[p]);
       });
       if (support == kNothing) return false;
       boxes.least[k] = lifted(i, std::max(boxes.least[k], support));
@@ -220,24 +234,24 @@ class SkylineSearch::Impl {
     return true;
   }
 
-  // From the highest down: at no position may what lies at a height or above it need more room
-  // than there is.
+  // Goes down from the highest box. At each position, the boxes that lie at a height or above must
+  // fit between that height and the capacity.
   bool can_be_stacked(const Unplaced& boxes, Range range) {
-    by_height_.resize(boxes.count());
-    std::iota(by_height_.begin(), by_height_.end(), Index{0});
-    std::sort(by_height_.begin(), by_height_.end(),
+    scratch_.by_height.resize(boxes.count());
+    std::iota(scratch_.by_height.begin(), scratch_.by_height.end(), Index{0});
+    std::sort(scratch_.by_height.begin(), scratch_.by_height.end(),
               [&](Index a, Index b) { return boxes.least[a] > boxes.least[b]; });
-    std::fill(stacked_.begin() + range.begin, stacked_.begin() + range.end, 0);
+    std::fill(scratch_.stacked.begin() + range.begin, scratch_.stacked.begin() + range.end, 0);
     const auto stack = [&](Index i, Units offset) {
       Units highest = 0;
       each_position(i, range, [&](std::size_t p) {
-        stacked_[p] += box(i).size;
-        highest = std::max(highest, stacked_[p]);
+        scratch_.stacked[p] += box(i).size;
+        highest = std::max(highest, scratch_.stacked[p]);
       });
       return highest <= problem_.capacity - offset;
     };
     auto next_fixed = fixed_.begin();
-    for (const Index k : by_height_) {
+    for (const Index k : scratch_.by_height) {
       for (; next_fixed != fixed_.end() && offsets_[*next_fixed] >= boxes.least[k]; ++next_fixed) {
         if (!stack(*next_fixed, offsets_[*next_fixed])) return false;
       }
@@ -246,22 +260,22 @@ class SkylineSearch::Impl {
     return true;
   }
 
-  // Runs of positions where unplaced boxes live; no box lives in two.
+  // Runs of positions at which unplaced boxes live. No box lives in two runs.
   std::vector<Range> runs(const Unplaced& boxes, Range range) {
-    std::fill(stacked_.begin() + range.begin, stacked_.begin() + range.end, 0);
+    std::fill(scratch_.stacked.begin() + range.begin, scratch_.stacked.begin() + range.end, 0);
     for (const Index i : boxes.box)
-      each_position(i, range, [&](std::size_t p) { stacked_[p] = 1; });
+      each_position(i, range, [&](std::size_t p) { scratch_.stacked[p] = 1; });
     std::vector<Range> found;
     for (std::int32_t p = range.begin; p < range.end; ++p) {
-      if (stacked_[static_cast<std::size_t>(p)] == 0) continue;
+      if (scratch_.stacked[static_cast<std::size_t>(p)] == 0) continue;
       if (found.empty() || found.back().end != p) found.push_back({p, p});
       ++found.back().end;
     }
     return found;
   }
 
-  // What the future of a sub-problem depends on: whether and where each box may still be placed on
-  // its floor, and, for those passed over, the height from which they may.
+  // A key of all facts that decide whether a sub-problem has a solution: for each box, its floor, or
+  // that it was passed over there; and the height of the last box if any was passed over.
   std::uint64_t key_of(const Unplaced& boxes, const Last& last) const {
     std::uint64_t key = 0;
     bool any_passed_over = false;
@@ -280,6 +294,7 @@ class SkylineSearch::Impl {
     return used_++;
   }
 
+  // Places all boxes of the frame, or returns false with none of them placed.
   bool solve(std::size_t frame, Range range, const Last& last) {
     Unplaced& boxes = frames_[frame];
     if (boxes.count() == 0) return true;
@@ -295,6 +310,7 @@ class SkylineSearch::Impl {
     return false;
   }
 
+  // Solves the parts on their own, the smallest first, because it fails soonest.
   bool solve_apart(std::size_t frame, const std::vector<Range>& parts, const Last& last) {
     const std::size_t mark = used_;
     std::vector<std::size_t> frames;
@@ -313,7 +329,7 @@ class SkylineSearch::Impl {
     const bool solved = std::all_of(order.begin(), order.end(), [&](std::size_t part) {
       return solve(frames[part], parts[part], last);
     });
-    // Parts before the one that failed are placed no longer.
+    // Takes back the boxes of the parts before the one that failed.
     if (!solved) {
       for (const Index i : frames_[frame].box) placed_[i] = 0;
     }
@@ -321,9 +337,9 @@ class SkylineSearch::Impl {
     return solved;
   }
 
-  // Indices in `boxes` of those that may come next, lowest first.
+  // Indices in `boxes` of the boxes that may come next, lowest first.
   std::vector<std::size_t> candidates(const Unplaced& boxes, const Last& last) const {
-    // A box placed no lower than where another could end would leave that one room to sink.
+    // A box at or above the lowest possible top of another would leave that one room to sink.
     Units below = kNothing;
     for (std::size_t k = 0; k < boxes.count(); ++k) {
       below = std::min(below, std::max(boxes.floor[k], last.offset) + box(boxes.box[k]).size);
@@ -337,7 +353,7 @@ class SkylineSearch::Impl {
     return found;
   }
 
-  // `next`: what is left when box k stands on its floor.
+  // Sets `next` to the boxes that remain when box k stands on its floor.
   void fill_next(const Unplaced& boxes, std::size_t k, Unplaced& next) const {
     const SkylineBox& placed = box(boxes.box[k]);
     const Units top = boxes.floor[k] + placed.size;
@@ -350,6 +366,7 @@ class SkylineSearch::Impl {
     }
   }
 
+  // Tries each candidate on its floor, and solves the rest above it.
   bool place_one(std::size_t frame, Range range, const Last& last) {
     const std::vector<std::size_t> choices = candidates(frames_[frame], last);
     const std::size_t next = take_frame();
@@ -364,7 +381,7 @@ class SkylineSearch::Impl {
       placed_[i] = 0;
       used_ = next + 1;
       if (exhausted()) break;
-      // All choices so far are passed over from now on.
+      // From now on, all choices so far count as passed over.
       if (n + 1 < choices.size() && !bound(boxes, range, placed)) break;
     }
     used_ = next;
@@ -375,19 +392,22 @@ class SkylineSearch::Impl {
   const std::uint64_t work_budget_;
   std::uint64_t work_ = 0;
   Failures failures_;
-  std::vector<std::uint8_t> placed_;           // by box, of those that are not fixed
+  std::vector<std::uint8_t> placed_;           // by box; fixed boxes have 0
   std::vector<Units> offsets_;                 // by box
-  std::vector<Index> fixed_;                   // highest first
-  std::vector<std::vector<Index>> obstacles_;  // by box: the fixed ones that meet it, lowest first
-  std::vector<std::optional<Index>> twin_;  // by box: the one before it of equal lifetime and size
-  std::vector<std::size_t> mates_;          // by box: its group
-  std::vector<std::vector<Index>> mate_groups_;  // of equal lifetime, in order
-  std::deque<Unplaced> frames_;                  // a stack; references stay valid as it grows
+  std::vector<Index> fixed_;                   // the fixed boxes, highest first
+  std::vector<std::vector<Index>> obstacles_;  // by box: fixed boxes that meet it, lowest first
+  struct Alike {
+    std::vector<std::optional<Index>> twin;  // by box: an earlier one of equal lifetime and size
+    std::vector<std::size_t> group_of;       // by box
+    std::vector<std::vector<Index>> groups;  // boxes of equal lifetime, in order
+  } alike_;
+  std::deque<Unplaced> frames_;  // a stack; a deque keeps references valid
   std::size_t used_ = 0;
-  // Scratch, by position.
-  std::vector<Units> lowest_, second_, stacked_;
-  std::vector<Index> lowest_owner_;
-  std::vector<Index> by_height_;
+  struct Scratch {
+    std::vector<Units> lowest, second, stacked;  // by position
+    std::vector<Index> lowest_owner;             // by position
+    std::vector<Index> by_height;                // by box
+  } scratch_;
 };
 
 SkylineSearch::SkylineSearch(const SkylineProblem& problem, std::uint64_t work_budget)

@@ -1,3 +1,14 @@
+// Finds the period of iteration_period.hpp in four steps.
+//
+// 1. The record becomes a sequence of allocations: a hash of each one's shape, and its lifetime.
+// 2. Every run of 8 allocations is hashed. Each distinct run votes for the distance between its last
+//    occurrences, with a vote for each earlier occurrence at the same distance. The distances with
+//    the most votes are the candidates.
+// 3. Each candidate is judged: walking back from the end, how far do at least 99% of the allocations
+//    have a like one a period before? The shortest candidate that covers nearly as much as the best
+//    is the period. A multiple of it is taken only if it explains ten times as many large allocations.
+// 4. Among the runs that recur each period, the one with the least live memory before it marks where
+//    iterations begin.
 #include "allocator/record/iteration_period.hpp"
 
 #include <algorithm>
@@ -23,9 +34,9 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
   return hash ^ (hash >> 29);
 }
 
-// The record as the allocations that it makes.
+// The record as a sequence of allocations.
 struct AllocationSequence {
-  std::vector<std::size_t> operations;  // where each is made
+  std::vector<std::size_t> operations;  // the operation that makes each
   std::vector<std::uint64_t> shapes;    // hash of bytes, stream and pool
   std::vector<std::uint64_t> bytes;
   std::vector<std::uint8_t> lifetimes;    // log2 of allocations made until it is freed
@@ -37,7 +48,7 @@ AllocationSequence read_sequence(const MemoryTrace& trace) {
   AllocationSequence sequence;
   constexpr std::size_t kUnknown = SIZE_MAX;
   std::vector<std::size_t> place(trace.allocations.size(), kUnknown);
-  // What was there before counts below zero at most: only differences matter.
+  // Frees of earlier memory lower the count below its begin. Only differences matter.
   std::uint64_t live_bytes = std::uint64_t{1} << 62;
   for (std::size_t i = 0; i < trace.operations.size(); ++i) {
     const TraceOperation& operation = trace.operations[i];
@@ -61,7 +72,7 @@ AllocationSequence read_sequence(const MemoryTrace& trace) {
   return sequence;
 }
 
-// Runs of kRun allocations: where each distinct one stands.
+// The positions of each distinct run of kRun allocations.
 class RunIndex {
  public:
   RunIndex(const AllocationSequence& sequence, bool with_lifetimes) {
@@ -92,7 +103,8 @@ class RunIndex {
   std::pair<const std::uint32_t*, const std::uint32_t*> occurrences(std::size_t group) const {
     return {positions_.data() + starts_[group], positions_.data() + starts_[group + 1]};
   }
-  // The start of the same run nearest to `position` - `distance`, where within `tolerance`.
+  // The occurrence of the same run that is nearest to `position` - `distance`, if it is within
+  // `tolerance`.
   std::optional<std::size_t> same_before(std::size_t position, std::size_t distance,
                                          std::size_t tolerance) const {
     if (position + tolerance < distance) return std::nullopt;
@@ -113,7 +125,7 @@ class RunIndex {
   }
 
  private:
-  std::vector<std::uint32_t> positions_;  // by group, ascending within
+  std::vector<std::uint32_t> positions_;  // by group, ascending within a group
   std::vector<std::size_t> starts_;       // of groups in positions_, and the end
   std::vector<std::uint32_t> groups_;     // by position
 };
@@ -122,7 +134,7 @@ std::size_t tolerance_of(std::size_t period) {
   return period / 50 + std::min<std::size_t>(8, period / 10);
 }
 
-// How many of the last occurrences are `gap` apart, within tolerance.
+// The number of last occurrences that are `gap` apart, within tolerance.
 std::size_t trailing_regular(const std::uint32_t* first, const std::uint32_t* last,
                              std::size_t gap) {
   std::size_t count = 1;
@@ -140,12 +152,12 @@ void vote(const RunIndex& index, std::map<std::size_t, std::size_t>& votes) {
     if (last - first < 2) continue;
     const std::size_t gap = *(last - 1) - *(last - 2);
     votes[gap] += trailing_regular(first, last, gap);
-    // What the last occurrence may break (a cut end): the one before has its say.
+    // A cut end may displace the last occurrence, so the gap before it gets a vote, too.
     if (last - first > 2) ++votes[*(last - 2) - *(last - 3)];
   }
 }
 
-// Distances with the most votes; of those that tolerance joins, the one with most.
+// The distances with the most votes. Of several within tolerance, only the one with the most.
 std::vector<std::size_t> candidate_periods(const AllocationSequence& sequence,
                                            const RunIndex& shapes, const RunIndex& full) {
   std::map<std::size_t, std::size_t> votes;
@@ -170,13 +182,13 @@ std::vector<std::size_t> candidate_periods(const AllocationSequence& sequence,
   return periods;
 }
 
-// Neighbouring classes are like: where a list is made and then freed, each of its items lives a
-// little shorter than the one before, so that a run may be matched with its neighbour.
+// Neighbouring classes count as like. When a list is made and then freed, each item lives a little
+// shorter than the one before, so a run may be matched with its neighbour.
 bool is_like_lifetime(std::uint8_t a, std::uint8_t b) {
   return a == kCutOff || b == kCutOff || std::max(a, b) - std::min(a, b) <= 1;
 }
 
-// Which allocations have their like `period` before.
+// For each allocation, whether a like one stands `period` before it.
 std::vector<bool> find_like(const AllocationSequence& sequence, const RunIndex& shapes,
                             std::size_t period) {
   std::vector<bool> is_like(sequence.size(), false);
@@ -193,9 +205,9 @@ std::vector<bool> find_like(const AllocationSequence& sequence, const RunIndex& 
 }
 
 struct Repetition {
-  std::size_t period = 0;  // 0: none
-  std::size_t begin = 0;   // of the first that recurs
-  // Of 1 MiB or more, in the record's later half, without their like.
+  std::size_t period = 0;  // 0 if there is none
+  std::size_t begin = 0;   // the first allocation of the repeating end
+  // Allocations of 1 MiB or more in the record's later half that have no like one.
   std::size_t large_misses = 0;
 };
 
@@ -240,7 +252,7 @@ Repetition find_repetition(const AllocationSequence& sequence, const RunIndex& s
     found.push_back(one);
     longest = std::max(longest, sequence.size() - one.begin);
   }
-  // A multiple may reach one iteration further, by what it overlooks in the first.
+  // A multiple may cover one iteration more, because it tolerates more misses in the first.
   std::erase_if(found, [&](const Repetition& one) {
     return 10 * (sequence.size() - one.begin + one.period) < 9 * longest;
   });
@@ -255,10 +267,10 @@ Repetition find_repetition(const AllocationSequence& sequence, const RunIndex& s
   return best;
 }
 
-// Runs that recur each period up to the end, `period` apart.
+// A run that recurs each period up to the end.
 struct Anchor {
-  std::vector<std::size_t> starts;  // in the sequence
-  std::uint64_t live_bytes = 0;     // before the last but one
+  std::vector<std::size_t> starts;  // positions in the sequence
+  std::uint64_t live_bytes = 0;     // before the last occurrence but one
 };
 
 std::vector<Anchor> find_anchors(const AllocationSequence& sequence, const RunIndex& index,
@@ -275,7 +287,8 @@ std::vector<Anchor> find_anchors(const AllocationSequence& sequence, const RunIn
   return anchors;
 }
 
-// The one before which least is live, of those that recur most (or once less: the end cuts them).
+// The occurrences of the run with the least live memory before it, among the runs that recur most.
+// Runs with one occurrence less count, too, because the end may cut one off.
 std::vector<std::size_t> iteration_starts(const AllocationSequence& sequence,
                                           const RunIndex& shapes, const RunIndex& full,
                                           std::size_t period) {
@@ -309,7 +322,8 @@ std::vector<IterationRange> find_repeating_iterations(const MemoryTrace& trace) 
     ranges.push_back({sequence.operations[starts[i]], sequence.operations[starts[i + 1]]});
     fewest = std::min(fewest, starts[i + 1] - starts[i]);
   }
-  // The last is whole where the record goes on for as long; what it has beyond is another's.
+  // The last iteration is whole if the record goes on for as long as the shortest. Operations beyond
+  // a period belong to the next.
   const std::size_t rest = sequence.size() - starts.back();
   if (rest >= fewest) {
     const std::size_t end = rest > repetition.period

@@ -1,4 +1,4 @@
-// The period of a record without marks.
+// Finds the period of a record without marks.
 #pragma once
 
 #include <vector>
@@ -7,17 +7,18 @@
 
 namespace sluice::record {
 
-// A distance P, counted in allocations, is a period of the record from some allocation to its end
-// where at least 99% of the allocations there, by count and by bytes, have their like P before, and
-// P allocations or more do. Like: the same bytes, stream and pool, within a run of 8 that are, and
-// a like class of lifetime (its power of two, in allocations, or a neighbouring one; what the
-// record's end cuts off is like any). P may vary by 2% (and by up to 8 allocations), so that a few
-// that come every n iterations shift nothing. Of the distances whose repeating part comes within
-// 10% of the longest, the shortest is taken: a layer repeats only within an iteration, a
-// micro-batch only up to the optimizer's step. An iteration begins where least is live among the
-// runs that recur each P. What comes before the repeating part (a first iteration that differs, a
-// front cut off within an iteration) is in no range, nor is an iteration that the end cuts off. O(n
-// log n).
+// A distance P, counted in allocations, is a period of the record's end if at least 99% of the
+// allocations there, by count and by bytes, have a like allocation P before. The end is at least P
+// long. Two allocations are alike if they have the same bytes, stream and pool, within a run of 8
+// such pairs, and lifetimes in the same or neighbouring powers of two, in allocations. A lifetime
+// that the record's end cuts off is like any other. P may vary by 2% and by up to 8 allocations, so
+// that a few allocations that come every n iterations shift nothing.
+//
+// Of the periods that cover within 10% of the longest end, the shortest is taken. A layer repeats
+// only within an iteration, and a micro-batch only up to the optimizer's step, so both cover less.
+// An iteration begins where least memory is live, among the runs that recur each P. No range contains
+// the operations before the repeating end (a first iteration that differs, or one that is cut at its
+// front), nor an iteration that the end cuts off. O(n log n).
 std::vector<IterationRange> find_repeating_iterations(const MemoryTrace& trace);
 
 }  // namespace sluice::record

@@ -1,4 +1,4 @@
-// PyTorch's words for what happens to memory, and two of ours: step and flush.
+// The names of memory actions in files: PyTorch's words, and our own "step" and "flush".
 #pragma once
 
 #include <array>

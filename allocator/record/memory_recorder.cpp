@@ -34,9 +34,4 @@ std::vector<std::string> MemoryRecorder::names() const {
   return names_;
 }
 
-std::uint64_t MemoryRecorder::recorded_count() const {
-  const SpinLockHolder lock(mutex_);
-  return recorded_count_;
-}
-
 }  // namespace sluice::record

@@ -1,4 +1,4 @@
-// The last events of an allocator, in a ring, and the names of the sites that they name.
+// Records the last events of an allocator in a ring, with the names of their sites.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@ namespace sluice::record {
 // Thread-safe. An event takes a lock, a clock and 40 bytes; memory is taken once, at the start.
 class MemoryRecorder {
  public:
-  // capacity_events > 0: older ones are overwritten.
+  // Keeps the last capacity_events events. Precondition: capacity_events > 0.
   explicit MemoryRecorder(std::size_t capacity_events);
 
   void record(MemoryAction action, std::uint64_t stream, std::uint64_t address, std::uint64_t bytes,
@@ -25,7 +25,7 @@ class MemoryRecorder {
     const SpinLockHolder lock(mutex_);
     put({action, category, 0, name, stream, address, bytes, time_ns});
   }
-  // A block that is free at once: both events of it.
+  // Both events of a block that is free at once.
   void record_free(std::uint64_t stream, std::uint64_t address, std::uint64_t bytes,
                    Category category, std::uint32_t name) {
     const std::int64_t time_ns = now_ns();
@@ -34,13 +34,12 @@ class MemoryRecorder {
     put({MemoryAction::kFreeCompleted, category, 0, name, stream, address, bytes, time_ns});
   }
 
-  // The number of `name`; the same for the same name. 0 is "".
+  // Returns the number of `name`. Equal names have one number; 0 is "".
   std::uint32_t intern(std::string_view name);
 
   // Oldest first.
   std::vector<MemoryEvent> events() const;
   std::vector<std::string> names() const;
-  std::uint64_t recorded_count() const;  // with those overwritten
 
  private:
   static std::int64_t now_ns() {

@@ -1,6 +1,6 @@
-// What an allocator was asked to do, in order: the one record that snapshots, replays and plans
-// share. An importer makes it from a file (torch_snapshot.hpp, memory_trace_csv.hpp), a recorder
-// from a running caller, a generator from a seed.
+// The calls that an allocator received, in order. Snapshots, replays and plans share this record. An
+// importer makes it from a file (torch_snapshot.hpp, memory_trace_csv.hpp), a recorder from a running
+// caller, a generator from a seed.
 #pragma once
 
 #include <cstdint>
@@ -11,27 +11,26 @@
 
 namespace sluice::record {
 
-// One thing that happened, as an allocator records it. The words are PyTorch's, but kStep and
-// kFlush.
+// One event in an allocator's record. The words are PyTorch's, except kStep and kFlush.
 enum class MemoryAction : std::uint8_t {
   kAlloc,
-  kFreeRequested,  // the caller gave it back; uses on other streams may still be queued
-  kFreeCompleted,  // those have finished: the memory may be reused
+  kFreeRequested,  // the caller freed the block; uses on other streams may still be queued
+  kFreeCompleted,  // those uses have finished: the memory may be reused
   kSegmentAlloc,   // the allocator obtained a segment
   kSegmentFree,
   kSegmentMap,  // pages of an expandable segment
   kSegmentUnmap,
   kStep,         // the caller began an iteration
-  kOutOfMemory,  // a request failed; bytes: the request
+  kOutOfMemory,  // a request failed; `bytes` is its size
   kSnapshot,
-  kFlush,  // the caller asked for all cached memory, where no segments are told of
+  kFlush,  // the caller freed all cached memory; only in records without segments
 };
 
 struct MemoryEvent {
   MemoryAction action = MemoryAction::kAlloc;
   Category category = Category::kExternal;
-  std::uint16_t pool = 0;    // of an allocation where no segments are told of: see SnapshotSegment
-  std::uint32_t name = 0;    // index into MemorySnapshot::names: a site or tag; 0: ""
+  std::uint16_t pool = 0;    // as SnapshotSegment::pool; only in records without segments
+  std::uint32_t name = 0;    // a site or tag: index into MemorySnapshot::names; 0 is ""
   std::uint64_t stream = 0;  // the caller's opaque name of a stream
   std::uint64_t address = 0;
   std::uint64_t bytes = 0;  // as requested, before any rounding
@@ -43,7 +42,7 @@ enum class BlockState : std::uint8_t { kAllocated, kPendingFree, kFree };
 struct SnapshotBlock {
   std::uint64_t address = 0;
   std::uint64_t bytes = 0;            // as the allocator rounded them
-  std::uint64_t requested_bytes = 0;  // 0 where free
+  std::uint64_t requested_bytes = 0;  // 0 if free
   BlockState state = BlockState::kFree;
   Category category = Category::kExternal;
   std::uint32_t name = 0;
@@ -56,32 +55,33 @@ struct SnapshotSegment {
   std::uint64_t stream = 0;
   bool is_small = false;  // holds blocks of at most 1 MiB
   bool is_expandable = false;
-  std::uint64_t pool = 0;             // 0: the default pool; else a private one (graphs)
+  std::uint64_t pool = 0;             // 0 is the default pool; others are private (of graphs)
   std::vector<SnapshotBlock> blocks;  // in order of address, without gaps
 };
 
-// The state of an allocator at one moment, and what led to it: the last events, oldest first,
-// possibly cut at the front.
+// The state of an allocator at one moment, and the last events before it, oldest first. The record
+// may be cut at the front.
 struct MemorySnapshot {
   std::vector<SnapshotSegment> segments;
   std::vector<MemoryEvent> events;
   std::vector<std::string> names{""};
   std::int32_t device = 0;
-  // Settings of the allocator that recorded it, where they change what it does; PyTorch's names
-  // and defaults.
+  // The settings of the recording allocator that change its behaviour, with PyTorch's names and
+  // defaults.
   bool expandable_segments = false;
   std::uint64_t max_split_bytes = UINT64_MAX;
-  std::uint64_t roundup_power2_divisions = 0;  // 0: off; where it differs by size, the table below
-  std::vector<std::uint64_t> roundup_divisions_by_power;  // [log2(bytes >> 20)], empty: the same
+  std::uint64_t roundup_power2_divisions = 0;  // 0 is off
+  // The same by size, indexed by log2(bytes >> 20); empty if it is the same for all sizes.
+  std::vector<std::uint64_t> roundup_divisions_by_power;
 };
 
-// The same as a replay needs it: allocations by dense index, operations on them.
+// The form that a replay needs: allocations by dense index, and operations on them.
 struct TraceAllocation {
   std::uint64_t bytes = 0;
   std::uint64_t stream = 0;
   std::uint64_t pool = 0;
-  std::uint64_t address = 0;          // as recorded; 0: not known
-  std::uint64_t segment_address = 0;  // of the segment that was obtained for it; 0: none was
+  std::uint64_t address = 0;          // as recorded; 0 if not known
+  std::uint64_t segment_address = 0;  // of the segment that was obtained for it; 0 if none was
   Category category = Category::kExternal;
   std::uint32_t name = 0;
 };
@@ -92,7 +92,7 @@ enum class TraceAction : std::uint8_t {
   kFreePending,    // other streams still use it, until kFreeCompleted
   kFreeCompleted,  // ends kFreePending
   kStep,           // an iteration begins
-  kFlush,          // the caller asked for all cached memory to be given back
+  kFlush,          // the caller freed all cached memory
 };
 
 struct TraceOperation {
@@ -106,16 +106,16 @@ struct MemoryTrace {
   std::vector<TraceAllocation> allocations;
   std::vector<TraceOperation> operations;
   std::vector<std::string> names{""};
-  // What was held before the first operation (a record that was cut at the front). Its blocks are
-  // allocations too: block b of segment s that is not free is initial_ids[s][b], with no kAlloc.
+  // The memory held before the first operation, if the record was cut at the front. Its blocks are
+  // allocations, too: block b of segment s is initial_ids[s][b] and has no kAlloc.
   std::vector<SnapshotSegment> initial_segments;
-  std::vector<std::vector<std::uint32_t>> initial_ids;  // UINT32_MAX where free
-  // Of the allocator that recorded it; 0: not recorded.
+  std::vector<std::vector<std::uint32_t>> initial_ids;  // UINT32_MAX for free blocks
+  // Figures of the recording allocator; 0 if not recorded.
   std::uint64_t recorded_peak_reserved_bytes = 0;
   std::uint64_t recorded_end_reserved_bytes = 0;
-  // It gave back a part of its cache, not all of it, to serve requests: its device was full. It
-  // does the same again, at the same requests, where it has recorded_peak_reserved_bytes: what
-  // failed then would have passed them, and what did not never did.
+  // The allocator freed a part of its cache, not all of it, to serve requests: its device was full.
+  // A replay with recorded_peak_reserved_bytes of memory does the same at the same requests, because
+  // exactly the requests that failed then would exceed that amount.
   bool recorded_trimming = false;
   bool expandable_segments = false;
   std::uint64_t max_split_bytes = UINT64_MAX;
@@ -123,14 +123,11 @@ struct MemoryTrace {
   std::vector<std::uint64_t> roundup_divisions_by_power;
 };
 
-// Requested bytes of what is held before the first operation and not freed by the caller.
+// The requested bytes of blocks that are held before the first operation and not freed by the caller.
 std::uint64_t initial_live_bytes(const MemoryTrace& trace);
 
-// The largest sum of requested bytes held at once; blocks that wait for other streams count until
-// they are freed by the caller.
+// The largest sum of requested bytes held at once. A block counts until its caller frees it, also if
+// other streams still use it.
 std::uint64_t peak_live_bytes(const MemoryTrace& trace);
-
-// Throws InternalError where an operation names no allocation, frees twice, or allocates twice.
-void check_trace(const MemoryTrace& trace);
 
 }  // namespace sluice::record

@@ -83,7 +83,8 @@ std::optional<HeldSegment> SegmentMap::unmap(std::uint64_t address, std::uint64_
   }
   const std::uint64_t begin = found->first;
   const HeldSegment whole = erase(segments_.find(begin));
-  // Which part an allocation lies in is not kept; the counts of expandable segments decide nothing.
+  // The map does not know which part an allocation lies in. Counts of expandable segments are not
+  // used.
   HeldSegment part = whole;
   if (address > begin) {
     part.bytes = address - begin;

@@ -13,22 +13,23 @@ struct HeldSegment {
   std::uint64_t pool = 0;
   bool is_small = false;
   bool is_expandable = false;
-  std::uint64_t live_count = 0;  // allocations that began in it and have not ended
+  std::uint64_t live_count = 0;  // allocations that have begun in it and not ended
 };
 
-// Segments share no byte. Addresses and ends are below 2^63. Changes that contradict what is held
-// return false (or nothing) and change as little as they can.
+// Segments share no byte. Addresses and ends are below 2^63. A change that contradicts the held
+// segments returns false (or nothing) and changes as little as possible.
 class SegmentMap {
  public:
   using Entry = std::map<std::uint64_t, HeldSegment>::value_type;
 
   bool add(std::uint64_t address, const HeldSegment& segment);
-  // The segment that begins there, whatever its size; false in `exact` where that differs.
+  // Removes the segment that begins there, whatever its size. `exact` tells whether its size is
+  // `bytes`.
   std::optional<HeldSegment> remove(std::uint64_t address, std::uint64_t bytes, bool& exact);
-  // Pages of an expandable segment: they join those of the same stream that they touch, and take
-  // pool and size class from them.
+  // Adds pages of an expandable segment. They join adjacent pages of the same stream, and take their
+  // pool and size class.
   bool map(std::uint64_t address, HeldSegment pages);
-  // What is left on either side stays; the part that went is returned.
+  // Removes a part of an expandable segment and returns it. The parts on both sides stay.
   std::optional<HeldSegment> unmap(std::uint64_t address, std::uint64_t bytes);
 
   // The segment that holds this byte, or null.
@@ -39,8 +40,8 @@ class SegmentMap {
 
   const std::map<std::uint64_t, HeldSegment>& all() const { return segments_; }
   std::uint64_t reserved_bytes() const { return reserved_bytes_; }
-  // Of segments of the default pool, not expandable, with no allocation in them: what the caching
-  // allocator gives back when it is asked for all.
+  // The bytes of segments of the default pool that are not expandable and hold no allocation. The
+  // caching allocator frees these when its cache is emptied.
   std::uint64_t idle_bytes() const { return idle_bytes_; }
 
  private:

@@ -1,3 +1,10 @@
+// Rolls a snapshot back, then rebuilds its blocks.
+//
+// Rollback walks the events from the last to the first. Undoing an allocation removes its block;
+// undoing a free makes the block live or pending again; undoing a segment event adds or removes the
+// segment. A freed block has no recorded size after rounding, so it remembers the nearest block that
+// lived after it at any time. segments_of then walks segments and blocks together by address: it
+// gives each block its size (block_bytes), and fills the gaps with free blocks.
 #include "allocator/record/snapshot_rollback.hpp"
 
 #include <algorithm>
@@ -9,12 +16,13 @@
 namespace sluice::record {
 namespace {
 
-// PyTorch's (c10/core/AllocatorConfig.h, CUDACachingAllocator.cpp).
+// PyTorch's constants (c10/core/AllocatorConfig.h, CUDACachingAllocator.cpp).
 constexpr std::uint64_t kMinBlockBytes = 512;
 constexpr std::uint64_t kSmallBytes = 1 << 20;         // the largest request of a small segment
 constexpr std::uint64_t kSmallSegmentBytes = 2 << 20;  // large segments are never of this size
 constexpr std::uint64_t kLargeSegmentBytes = 20 << 20;
 
+// The size of a block for a request, by round_size of PyTorch.
 std::uint64_t rounded_bytes(std::uint64_t bytes, const MemorySnapshot& settings) {
   if (bytes < kMinBlockBytes) return kMinBlockBytes;
   std::uint64_t divisions = settings.roundup_power2_divisions;
@@ -30,6 +38,8 @@ std::uint64_t rounded_bytes(std::uint64_t bytes, const MemorySnapshot& settings)
   return (bytes + kMinBlockBytes - 1) / kMinBlockBytes * kMinBlockBytes;
 }
 
+// Applies the inverse of each event. Contradictions are counted, and a snapshot without segments has
+// an unknown end state, so a missing block is no contradiction there.
 class Rollback {
  public:
   explicit Rollback(const MemorySnapshot& snapshot)
@@ -44,6 +54,7 @@ class Rollback {
  private:
   void contradict() { ++state_.contradictions; }
 
+  // Adds a segment of the end state with its live and pending blocks.
   void hold(const SnapshotSegment& segment) {
     if (!is_followed(segment.address, segment.bytes) ||
         !state_.segments.add(segment.address, {.bytes = segment.bytes,
@@ -68,6 +79,7 @@ class Rollback {
     }
   }
 
+  // Steps, failed requests, snapshots and flushes change no block.
   void undo(std::size_t index) {
     const MemoryEvent& event = snapshot_.events[index];
     switch (event.action) {
@@ -79,7 +91,7 @@ class Rollback {
       default:
         break;
     }
-    if (!is_followed(event.address, event.bytes)) return;  // counted on the way forward
+    if (!is_followed(event.address, event.bytes)) return;  // trace_of counts it
     switch (event.action) {
       case MemoryAction::kAlloc:
         undo_alloc(event);
@@ -96,6 +108,7 @@ class Rollback {
     }
   }
 
+  // The block did not exist before its allocation.
   void undo_alloc(const MemoryEvent& event) {
     const auto found = state_.blocks.find(event.address);
     if (found == state_.blocks.end()) {
@@ -106,6 +119,7 @@ class Rollback {
     state_.blocks.erase(found);
   }
 
+  // The block was live before the request. Its completed free, if recorded, has made it pending.
   void undo_free_requested(const MemoryEvent& event) {
     if (shape_.skips_free_completed) {
       revive(event, false);
@@ -121,7 +135,7 @@ class Rollback {
     revive(event, false);
   }
 
-  // A block that an event freed is there again.
+  // Restores a block that an event freed.
   void revive(const MemoryEvent& event, bool is_pending) {
     RolledBlock block{.requested_bytes = event.bytes,
                       .stream = event.stream,
@@ -141,6 +155,8 @@ class Rollback {
     if (before->second.requested_bytes > room_bytes) contradict();
   }
 
+  // Undoing a free or an unmapping adds pages. Undoing the opposite removes them, and keeps their kind
+  // for the way forward.
   void undo_segment(std::size_t index, const MemoryEvent& event) {
     const HeldSegment pages{.bytes = event.bytes,
                             .stream = event.stream,
@@ -172,7 +188,7 @@ class Rollback {
   RolledState state_;
 };
 
-// Of a block that may reach up to `room_bytes`, in a segment of this kind.
+// The size of a block that has at most `room_bytes`, in a segment of this kind.
 std::uint64_t block_bytes(const RolledBlock& block, const HeldSegment& segment,
                           std::uint64_t room_bytes, const MemorySnapshot& settings) {
   const std::uint64_t limit_bytes = std::min(room_bytes, block.limit_bytes);
@@ -180,13 +196,14 @@ std::uint64_t block_bytes(const RolledBlock& block, const HeldSegment& segment,
   const std::uint64_t least_bytes = rounded_bytes(block.requested_bytes, settings);
   if (least_bytes >= limit_bytes) return limit_bytes;
   if (segment.is_small || segment.is_expandable || settings.expandable_segments) return least_bytes;
-  // A rest of at most 1 MiB is never split off, and no free block of a large segment is as small.
+  // PyTorch never splits off a rest of at most 1 MiB, so no free block of a large segment is so small.
   const std::uint64_t rest_bytes = limit_bytes - least_bytes;
   const bool is_whole = least_bytes >= settings.max_split_bytes ? rest_bytes < kLargeSegmentBytes
                                                                 : rest_bytes <= kSmallBytes;
   return is_whole ? limit_bytes : least_bytes;
 }
 
+// Appends a live or pending block to a segment.
 void append_block(SnapshotSegment& segment, std::uint64_t address, std::uint64_t bytes,
                   const RolledBlock& block) {
   segment.blocks.push_back(
@@ -212,7 +229,9 @@ RecordShape shape_of(const MemorySnapshot& snapshot) {
         event.action >= MemoryAction::kSegmentAlloc && event.action <= MemoryAction::kSegmentUnmap;
   }
   if (has_requested == has_completed) return shape;
-  std::set<std::uint64_t> seen;  // allocated, or requested to be free
+  // Only one kind of event is present. The record lacks the other kind if an address is seen where the
+  // other event must have come between.
+  std::set<std::uint64_t> seen;  // addresses that were allocated, or whose free was requested
   for (const MemoryEvent& event : snapshot.events) {
     const bool is_alloc = event.action == MemoryAction::kAlloc;
     const bool is_free = event.action == MemoryAction::kFreeRequested ||
@@ -238,7 +257,7 @@ std::vector<SnapshotSegment> segments_of(RolledState& state, const MemorySnapsho
   const bool has_segments = shape_of(snapshot).has_segments;
   std::vector<SnapshotSegment> result;
   auto block = state.blocks.cbegin();
-  // Blocks before `end`, which is where the next segment begins: each a segment.
+  // Makes a segment for each block before `end`, where the next segment begins.
   const auto take_strays = [&](std::uint64_t end) {
     for (; block != state.blocks.cend() && block->first < end; ++block) {
       const auto next = std::next(block);

@@ -1,4 +1,5 @@
-// The state of an allocator before the first event of a record, from its state after the last one.
+// Computes the state of an allocator before the first event of a record from the state after the
+// last.
 #pragma once
 
 #include <cstdint>
@@ -10,28 +11,29 @@
 
 namespace sluice::record {
 
-// What the events of a record are good for. PyTorch may be told not to record some actions; a
-// record cut short may merely happen not to hold one.
+// Kinds of events that a record lacks. PyTorch can be set not to record some actions. A short record
+// may also lack one by chance, which is not meant here.
 struct RecordShape {
-  bool skips_free_requested = false;  // something allocated has completed its free without one
+  bool skips_free_requested = false;  // a recorded allocation completed its free without one
   bool skips_free_completed = false;  // an address was used again without one
   bool has_segments = false;          // at the end, or among the events
 };
 RecordShape shape_of(const MemorySnapshot& snapshot);
-// Addresses and sizes far beyond any device's are not followed, so that sums stay below 2^64.
+// False for addresses and sizes far beyond any device's: such events are skipped, so that sums stay
+// below 2^64.
 bool is_followed(std::uint64_t address, std::uint64_t bytes);
 
 struct RolledBlock {
   std::uint64_t requested_bytes = 0;
-  std::uint64_t bytes = 0;                 // as the allocator rounded them; 0: not known
-  std::uint64_t limit_bytes = UINT64_MAX;  // to the first block that lived behind it meanwhile
+  std::uint64_t bytes = 0;                 // as the allocator rounded them; 0 if not known
+  std::uint64_t limit_bytes = UINT64_MAX;  // distance to the nearest later block, at any time
   std::uint64_t stream = 0;
   bool is_pending = false;
   Category category = Category::kExternal;
   std::uint32_t name = 0;
 };
 
-// What a segment was that events of the record bring into being.
+// A segment that an event of the record creates.
 struct RolledSegment {
   std::size_t event = 0;
   HeldSegment segment;
@@ -40,18 +42,18 @@ struct RolledSegment {
 struct RolledState {
   SegmentMap segments;
   std::map<std::uint64_t, RolledBlock> blocks;
-  std::vector<RolledSegment> later_segments;  // the last first
+  std::vector<RolledSegment> later_segments;  // in reverse order of their events
   std::uint64_t contradictions = 0;
 };
 
-// Undoes the events, the last first. Where one contradicts what is held it does what it can and is
-// counted; the end state of a snapshot without segments is taken as unknown rather than as empty.
+// Undoes the events from the last to the first. An event that contradicts the state is applied as far
+// as possible and counted. If the snapshot has no segments, its end state is unknown, not empty.
 RolledState roll_back(const MemorySnapshot& snapshot);
 
-// `state` as segments full of blocks. Free memory is one block where it is in one piece. A block
-// whose size is not recorded has it from PyTorch's rules for rounding and splitting, which is exact
-// unless a free block that stayed free to the end began behind its rest. A block outside all
-// segments has one of its own, and is counted, unless the record has no segments at all.
+// Returns the state as segments that blocks fill. Adjacent free memory is one block. If the size of a
+// block is not recorded, PyTorch's rules for rounding and splitting give it. That is exact unless a
+// block that stayed free to the end began right after it. A block outside all segments gets a segment
+// of its own; it counts as a contradiction unless the record has no segments at all.
 std::vector<SnapshotSegment> segments_of(RolledState& state, const MemorySnapshot& snapshot);
 
 }  // namespace sluice::record

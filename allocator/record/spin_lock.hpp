@@ -1,4 +1,4 @@
-// A lock that is nearly always held for some nanoseconds only, and almost never contended.
+// A lock for sections of a few nanoseconds that are almost never contended.
 #pragma once
 
 #include <atomic>
@@ -8,7 +8,7 @@
 
 namespace sluice::record {
 
-// A waiter soon yields, for the holder may have been preempted.
+// A waiter soon yields, because the holder may have been preempted.
 class SLUICE_CAPABILITY("mutex") SpinLock {
  public:
   void lock() SLUICE_ACQUIRE() {

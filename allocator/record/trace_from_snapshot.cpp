@@ -1,3 +1,9 @@
+// Follows a record forward and writes the operations of a trace.
+//
+// The follower starts from the rolled-back state. lives_ maps the address of each live or pending
+// block to its allocation. segments_ tracks the held segments, for the recorded peaks and to see
+// whether freed segments are a flush of the whole cache. Events that contradict the state are counted
+// and applied as far as possible, so that the trace is sound whatever the record holds.
 #include "allocator/record/trace_from_snapshot.hpp"
 
 #include <algorithm>
@@ -10,6 +16,7 @@
 namespace sluice::record {
 namespace {
 
+// Walks the events forward and writes operations.
 class Follower {
  public:
   Follower(const MemorySnapshot& snapshot, MemoryTrace& trace)
@@ -31,6 +38,7 @@ class Follower {
   }
 
  private:
+  // An allocation that has not ended.
   struct Life {
     std::uint32_t id = 0;
     bool is_pending = false;
@@ -45,6 +53,7 @@ class Follower {
     return static_cast<std::uint32_t>(trace_.allocations.size() - 1);
   }
 
+  // Gives an index to each block that is held before the first event.
   void number_initial(const RolledState& state) {
     for (SnapshotSegment& segment : trace_.initial_segments) {
       auto& ids = trace_.initial_ids.emplace_back();
@@ -69,6 +78,7 @@ class Follower {
 
   void emit(TraceAction action, std::uint32_t id = 0) { trace_.operations.push_back({action, id}); }
 
+  // Ends an allocation, and with it its life at this address.
   void end(std::map<std::uint64_t, Life>::iterator life) {
     emit(life->second.is_pending ? TraceAction::kFreeCompleted : TraceAction::kFree,
          life->second.id);
@@ -76,6 +86,7 @@ class Follower {
     lives_.erase(life);
   }
 
+  // Dispatches one event. Events at impossible addresses are contradictions.
   void follow(std::size_t index) {
     const MemoryEvent& event = snapshot_.events[index];
     switch (event.action) {
@@ -111,6 +122,7 @@ class Follower {
     }
   }
 
+  // An allocation over a live one ends that first, and counts as a contradiction.
   void follow_alloc(std::size_t index) {
     const MemoryEvent& event = snapshot_.events[index];
     if (const auto life = lives_.find(event.address); life != lives_.end()) {
@@ -125,7 +137,7 @@ class Follower {
                                .name = event.name};
     if (const SegmentMap::Entry* const segment = segments_.find(event.address)) {
       allocation.pool = segment->second.pool;
-      // What was obtained right before it was obtained for it.
+      // A segment that was obtained right before the allocation was obtained for it.
       const MemoryEvent* const before = index > 0 ? &snapshot_.events[index - 1] : nullptr;
       if (before != nullptr && before->action == MemoryAction::kSegmentAlloc &&
           before->address == segment->first) {
@@ -138,6 +150,7 @@ class Follower {
     emit(TraceAction::kAlloc, id);
   }
 
+  // Becomes kFree if the completion is the next event or is never recorded, else kFreePending.
   void follow_free_requested(std::size_t index) {
     const MemoryEvent& event = snapshot_.events[index];
     const auto life = lives_.find(event.address);
@@ -163,6 +176,7 @@ class Follower {
     life->second.is_pending = true;
   }
 
+  // Ends a pending free. The completion that a kFree has taken in is skipped.
   void follow_free_completed(std::size_t index) {
     if (index == completed_with_) return;
     const MemoryEvent& event = snapshot_.events[index];
@@ -175,6 +189,7 @@ class Follower {
     end(life);
   }
 
+  // Segments come and go. Pool and size class of one that the record creates come from the rollback.
   void follow_segment(std::size_t index) {
     const MemoryEvent& event = snapshot_.events[index];
     HeldSegment segment{.bytes = event.bytes, .stream = event.stream};
@@ -211,7 +226,7 @@ class Follower {
            event.action == MemoryAction::kSegmentUnmap;
   }
 
-  // One event of a row of segments given back; the last decides.
+  // Handles one of several consecutive frees of segments. The last one decides.
   void follow_release(std::size_t index) {
     const MemoryEvent& event = snapshot_.events[index];
     released_bytes_ += event.bytes;
@@ -219,7 +234,8 @@ class Follower {
       const MemoryEvent& next = snapshot_.events[index + 1];
       if (is_release(next) && is_followed(next.address, next.bytes)) return;
     }
-    // With a limit to splitting, single segments go when memory is short; a flush leaves none.
+    // With a limit to splitting, single segments are freed when memory is short. A flush leaves no
+    // idle memory.
     const bool may_be_single = snapshot_.max_split_bytes != UINT64_MAX;
     if (segments_.idle_bytes() <= (may_be_single ? 0 : released_bytes_)) {
       emit(TraceAction::kFlush);
@@ -229,6 +245,7 @@ class Follower {
     released_bytes_ = 0;
   }
 
+  // Compares the reserved bytes at the end with those of the snapshot, which are the truth.
   void check_end() {
     if (!shape_.has_segments || snapshot_.segments.empty()) return;
     std::uint64_t end_bytes = 0;
@@ -245,8 +262,8 @@ class Follower {
   SegmentMap segments_;
   std::vector<RolledSegment> later_segments_;
   std::map<std::uint64_t, Life> lives_;    // by address
-  std::size_t completed_with_ = SIZE_MAX;  // the event that a kFree has taken in
-  std::uint64_t released_bytes_ = 0;       // in the row of events so far
+  std::size_t completed_with_ = SIZE_MAX;  // index of a free_completed that became part of a kFree
+  std::uint64_t released_bytes_ = 0;       // by the consecutive frees of segments so far
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// From a recorded snapshot to the operations that a replay repeats.
+// Converts a recorded snapshot into the operations that a replay repeats.
 #pragma once
 
 #include <cstdint>
@@ -8,28 +8,28 @@
 
 namespace sluice::record {
 
-// What of a record was not as an allocator would write it.
+// Counts of events that no correct allocator would write.
 struct TraceDefects {
-  // Events and blocks that others deny: a block freed twice or allocated over another, memory
-  // outside all segments, segments that overlap.
+  // Events and blocks that contradict others: a block is freed twice or allocated over another,
+  // memory lies outside all segments, segments overlap.
   std::uint64_t contradictions = 0;
-  std::uint64_t unknown_frees = 0;  // of what nothing had allocated; left out
+  std::uint64_t unknown_frees = 0;  // frees of addresses that were not allocated; left out
 };
 
-// What was held before the first event is found by undoing all events from the end state
-// (snapshot_rollback.hpp); then the events are followed, each allocation with an index of its own.
+// Undoes all events from the end state to find the memory held before the first event
+// (snapshot_rollback.hpp). Then follows the events; each allocation gets an index of its own.
 //
-// - free_requested with free_completed right behind it is kFree, otherwise kFreePending and
-//   kFreeCompleted; a record that leaves out one of the two words has kFree for the other.
-// - Segments given back in a row are one kFlush, whether the caller asked or an allocation failed:
-//   a replay of the same policy then holds what was held. Where more idle memory stayed than went,
-//   or any under a limit to splitting, the allocator trimmed itself (garbage collection, memory
-//   short), and there is none; recorded_trimming says so.
-// - pool is that of the segment around an allocation where the end of the record knows it, else 0.
-// - A block whose allocation is before the record has the name and category of its end.
+// - free_requested followed at once by free_completed becomes kFree. Otherwise the two become
+//   kFreePending and kFreeCompleted. If a record leaves out one of them, the other becomes kFree.
+// - Consecutive frees of segments become one kFlush, whether the caller emptied the cache or a failed
+//   allocation did. A replay of the same policy then holds the same memory. There is no kFlush if
+//   more idle memory stayed than was freed, or any under a limit to splitting: then the allocator
+//   trimmed its cache by itself, and recorded_trimming is set.
+// - The pool of an allocation is that of its segment if the end of the record knows it, else 0.
+// - A block that was allocated before the record has the name and category of its end.
 //
-// Never fails on what a record holds: check_trace(result) passes. InputError past 2^32 - 2
-// allocations. `defects`: where given, set to what was found.
+// Accepts any record; the result is sound (each free ends an allocation that is held). InputError for more than 2^32 - 2 allocations.
+// Sets `defects` if it is not null.
 MemoryTrace trace_of(const MemorySnapshot& snapshot, std::string source, std::string format,
                      TraceDefects* defects = nullptr);
 

@@ -20,9 +20,10 @@ LrSchedule lr_schedule(const config::Config& config) {
 
 }  // namespace
 
-Trainer::Trainer(const config::Config& config, const TrainingOptions& options, const data::Dataset& data,
-                 const model::Model& model, const planner::Plan& plan, const Backend& backend, run::RunFiles& files,
-                 const RunId& run, const EventSink& events, const StepObserver& observe)
+Trainer::Trainer(const config::Config& config, const TrainingOptions& options,
+                 const data::Dataset& data, const model::Model& model, const planner::Plan& plan,
+                 const Backend& backend, run::RunFiles& files, const RunId& run,
+                 const EventSink& events, const StepObserver& observe)
     : config_(config),
       options_(options),
       data_(data),
@@ -92,20 +93,21 @@ void Trainer::one_step(std::int64_t last) {
   const bool traced = step_ - first_step_ == std::min<std::int64_t>(2, last - first_step_ - 1);
   TraceRecorder trace;
   const double lr = lr_.lr_at(step_);
+  const bool commits = std::exchange(commits_next_, false);
   const checkpoint::CheckpointManifest found = manifest();
   const StepOutcome outcome = session_.train_step(
       step_, lr,
       [&](std::int64_t mb, std::int32_t* tokens, std::int32_t* targets) {
         data_.fill(step_, mb, tokens, targets);
       },
-      traced ? &trace : nullptr, commits_next_ ? &found : nullptr);
-  if (std::exchange(commits_next_, false)) note_commit();
+      traced ? &trace : nullptr, commits ? &found : nullptr);
+  if (commits) note_commit();
   ++step_;
   if (traced) files_.text("trace.json", trace.to_json());
   total_ += outcome.moved;
   redone_steps_ += outcome.redone ? 1 : 0;
   redo_s_ += outcome.redo_seconds;
-  report(outcome, lr, last);
+  report(outcome, lr, last, commits);
   const bool evaluates = config_.train.eval_every > 0 && step_ % config_.train.eval_every == 0;
   if (evaluates && data_.eval_batches() > 0) evaluate();
 }
@@ -133,7 +135,7 @@ std::string Trainer::scale_text(double scale) {
   return std::to_string(static_cast<std::int64_t>(scale));
 }
 
-void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last) {
+void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last, bool commits) {
   StepReport report;
   report.step = step_;
   report.last_step = last;
@@ -150,7 +152,8 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last) {
   report.overflow = outcome.overflow;
   const bool logged = config_.log.every > 0 &&
                       (step_ % config_.log.every == 0 || step_ == last || step_ == first_step_ + 1);
-  if (logged || report.overflow) {
+  // The traced step's event is always there: the report shows its stalls beside the trace.
+  if (logged || report.overflow || outcome.stalls) {
     RunEvent event{{"event", "step"},
                    {"step", report.step},
                    {"loss", report.loss},
@@ -166,7 +169,11 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last) {
       event["redone"] = outcome.redone;
       event["redo_time_s"] = outcome.redo_seconds;
     }
-    if (outcome.stalls) event["stalls"] = stalls_json(*outcome.stalls);
+    if (durable()) event["commits"] = commits;
+    if (outcome.stalls) {
+      event["stalls"] = stalls_json(*outcome.stalls);
+      event["measured_peak_bytes"] = tier_bytes_json(session_.measured_peak_bytes());
+    }
     if (scales_loss()) {
       event["loss_scale"] = static_cast<std::int64_t>(outcome.loss_scale);
       event["overflow"] = outcome.overflow;
@@ -234,8 +241,8 @@ void Trainer::note_commit() {
 
 void Trainer::retire_earlier() {
   if (std::exchange(retired_, true)) return;
-  checkpoint::retire_other_logs(config_.checkpoint.dir, session_.state_log(), files_.storage_paths(),
-                    passed_over_logs_);
+  checkpoint::retire_other_logs(config_.checkpoint.dir, session_.state_log(),
+                                files_.storage_paths(), passed_over_logs_);
 }
 
 void Trainer::finish() {

@@ -19,8 +19,9 @@ class Trainer {
  public:
   // Takes all memory of the run. The arguments must outlive it.
   Trainer(const config::Config& config, const TrainingOptions& options, const data::Dataset& data,
-          const model::Model& model, const planner::Plan& plan, const Backend& backend, run::RunFiles& files,
-          const RunId& run, const EventSink& events, const StepObserver& observe);
+          const model::Model& model, const planner::Plan& plan, const Backend& backend,
+          run::RunFiles& files, const RunId& run, const EventSink& events,
+          const StepObserver& observe);
   // Steps report their share of this rate; none: the device's rate was never measured. Call before
   // run().
   void set_peak_flops(std::optional<double> flops_per_s) { peak_flops_ = flops_per_s; }
@@ -33,7 +34,9 @@ class Trainer {
   TrainingEnd run();
 
  private:
-  bool durable() const { return config_.checkpoint.mode == config::Config::CheckpointMode::kDurable; }
+  bool durable() const {
+    return config_.checkpoint.mode == config::Config::CheckpointMode::kDurable;
+  }
   bool scales_loss() const { return config_.train.precision == config::Config::Precision::kFP16; }
   // All ranks stop at the same step: any one's signal stops all.
   bool stop_asked();
@@ -43,7 +46,8 @@ class Trainer {
   // Everything is as the last good step left it, and saved so.
   [[noreturn]] void stop_overflowing();
   static std::string scale_text(double scale);
-  void report(const StepOutcome& outcome, double lr, std::int64_t last);
+  // commits: the step also made the state durable.
+  void report(const StepOutcome& outcome, double lr, std::int64_t last, bool commits);
   void evaluate();
   // Counts what it moves as the steps' own.
   void drain();

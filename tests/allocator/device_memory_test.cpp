@@ -12,14 +12,14 @@
 #include "base/rng.hpp"
 #include "device/host/host_device.hpp"
 #include "tests/allocator/caching/failing_device.hpp"
+#include "tests/allocator/page.hpp"
 
 namespace sluice::allocator {
 namespace {
 
-constexpr std::uint64_t kPage = kPageBytes;
 constexpr std::uint64_t kChunk = 2 * kPage;
 
-class DeviceMemory : public testing::Test {
+class DeviceMemory : public ::testing::Test {
  protected:
   std::unique_ptr<device::Device> inner_ = device::make_host_device({.capacity_bytes = 64 * kPage});
   FailingDevice device_{*inner_};

@@ -67,7 +67,7 @@ void for_each_machine_and_size(Check check) {
     for (const std::uint64_t bytes : kSizes) {
       SCOPED_TRACE(std::string(description) + ", " + std::to_string(bytes) + " bytes");
       check(machine->nodes(), bytes);
-      if (testing::Test::HasFatalFailure()) return;
+      if (::testing::Test::HasFatalFailure()) return;
     }
   }
 }

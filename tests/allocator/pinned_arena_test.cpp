@@ -75,7 +75,7 @@ class LimitGuard {
   rlimit before_{};
 };
 
-class PinnedArenaTest : public testing::Test {
+class PinnedArenaTest : public ::testing::Test {
  protected:
   std::unique_ptr<device::Device> inner_ = device::make_host_device({.capacity_bytes = 16 * kMiB});
   FailingDevice device_{*inner_};

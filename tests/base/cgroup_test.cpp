@@ -12,12 +12,12 @@ namespace {
 namespace fs = std::filesystem;
 
 // A made-up root directory with the files that the kernel would show.
-class CgroupTest : public testing::Test {
+class CgroupTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    root_ = fs::path(testing::TempDir()) /
+    root_ = fs::path(::testing::TempDir()) /
             ("sluice_cgroup_" + std::to_string(getpid()) + "_" +
-             testing::UnitTest::GetInstance()->current_test_info()->name());
+             ::testing::UnitTest::GetInstance()->current_test_info()->name());
     fs::remove_all(root_);
   }
   void TearDown() override { fs::remove_all(root_); }

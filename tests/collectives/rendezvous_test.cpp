@@ -227,7 +227,7 @@ TEST(Rendezvous, AnUnknownNameIsTriedUntilTheDeadlineAndSaid) {
   EXPECT_TRUE(contains(outcome.timeout, "no-such-machine.invalid")) << outcome.input_error;
 }
 
-class LaunchEnvironment : public testing::Test {
+class LaunchEnvironment : public ::testing::Test {
  protected:
   void SetUp() override {
     for (const char* name : kNames) ::unsetenv(name);

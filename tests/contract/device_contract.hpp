@@ -44,7 +44,7 @@ inline std::vector<std::byte> contract_pattern(std::uint64_t bytes, std::uint64_
 }
 
 template <typename Factory>
-class DeviceContract : public testing::Test {
+class DeviceContract : public ::testing::Test {
  protected:
   static constexpr std::uint64_t kCapacityBytes = 64 * kMiB;
 
@@ -89,9 +89,12 @@ TYPED_TEST_P(DeviceContract, CopiesCarryBytesAllWaysAndAreCounted) {
   const device::RawBuffer first = this->device_->allocate(pattern.size());
   const device::RawBuffer second = this->device_->allocate(pattern.size());
   std::vector<std::byte> result(pattern.size());
-  this->stream_->copy(first.data(), pattern.data(), pattern.size(), device::CopyKind::kHostToDevice);
-  this->stream_->copy(second.data(), first.data(), pattern.size(), device::CopyKind::kDeviceToDevice);
-  this->stream_->copy(result.data(), second.data(), pattern.size(), device::CopyKind::kDeviceToHost);
+  this->stream_->copy(first.data(), pattern.data(), pattern.size(),
+                      device::CopyKind::kHostToDevice);
+  this->stream_->copy(second.data(), first.data(), pattern.size(),
+                      device::CopyKind::kDeviceToDevice);
+  this->stream_->copy(result.data(), second.data(), pattern.size(),
+                      device::CopyKind::kDeviceToHost);
   this->stream_->copy(result.data(), second.data(), 0, device::CopyKind::kDeviceToHost);
   this->stream_->synchronize(contract_deadline());
   EXPECT_EQ(result, pattern);
@@ -282,7 +285,8 @@ TYPED_TEST_P(DeviceContract, ACopyMayCrossAdjoiningRegistrations) {
   // Begins and ends inside a piece, two borders between.
   const std::uint64_t begin = kPieceBytes - 256;
   const std::uint64_t bytes = kPieceBytes + 512;
-  this->stream_->copy(pages.get() + begin, buffer.data() + begin, bytes, device::CopyKind::kDeviceToHost);
+  this->stream_->copy(pages.get() + begin, buffer.data() + begin, bytes,
+                      device::CopyKind::kDeviceToHost);
   this->stream_->synchronize(contract_deadline());
   EXPECT_EQ(std::memcmp(pages.get() + begin, pattern.data() + begin, bytes), 0);
   EXPECT_EQ(this->device_->counters().peak_registered_bytes, kBytes);
@@ -338,7 +342,8 @@ TYPED_TEST_P(DeviceContract, EventTimesFollowTheStream) {
   const device::RawBuffer buffer = this->device_->allocate(pattern.size());
   const std::int64_t before = this->device_->now_ns();
   this->stream_->record(*first);
-  this->stream_->copy(buffer.data(), pattern.data(), pattern.size(), device::CopyKind::kHostToDevice);
+  this->stream_->copy(buffer.data(), pattern.data(), pattern.size(),
+                      device::CopyKind::kHostToDevice);
   this->stream_->record(*second);
   second->synchronize(contract_deadline(), "the second event");
   const std::int64_t after = this->device_->now_ns();
@@ -357,7 +362,8 @@ TYPED_TEST_P(DeviceContract, RecordingAgainReplacesThePoint) {
   const std::int64_t first_ns = event->time_ns();
   const auto pattern = contract_pattern(4 * kMiB, 8);
   const device::RawBuffer buffer = this->device_->allocate(pattern.size());
-  this->stream_->copy(buffer.data(), pattern.data(), pattern.size(), device::CopyKind::kHostToDevice);
+  this->stream_->copy(buffer.data(), pattern.data(), pattern.size(),
+                      device::CopyKind::kHostToDevice);
   this->stream_->record(*event);
   event->synchronize(contract_deadline(), "the second point");
   EXPECT_GT(event->time_ns(), first_ns);
@@ -405,7 +411,8 @@ TYPED_TEST_P(DeviceContract, EventsOrderStreamsUnderManySeeds) {
     for (std::size_t i = 0; i < kBuffers; ++i) {
       sources.push_back(contract_pattern(kBytes, 1000 * seed + i));
     }
-    auto write_to = [&](std::size_t stream, std::size_t buffer, const void* from, device::CopyKind kind) {
+    auto write_to = [&](std::size_t stream, std::size_t buffer, const void* from,
+                        device::CopyKind kind) {
       Users& use = users[buffer];
       if (use.written && use.writer_stream != stream) streams[stream]->wait(*use.written);
       for (const auto& [reader, event] : use.reads) {

@@ -7,13 +7,10 @@
 #include <vector>
 
 #include "device/host/host_device.hpp"
+#include "tests/device/soon.hpp"
 
 namespace sluice::device {
 namespace {
-
-Deadline soon() {
-  return Deadline::after_seconds(60);
-}
 
 struct LinkedDevice {
   std::unique_ptr<Device> device;

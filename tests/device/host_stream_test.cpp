@@ -12,13 +12,11 @@
 
 #include "base/rng.hpp"
 #include "device/host/host_device.hpp"
+#include "tests/device/soon.hpp"
 
 namespace sluice::device {
 namespace {
 
-Deadline soon() {
-  return Deadline::after_seconds(60);
-}
 Deadline at_once() {
   return Deadline::after_seconds(0.01);
 }

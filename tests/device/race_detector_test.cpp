@@ -11,15 +11,12 @@
 
 #include "base/rng.hpp"
 #include "device/host/host_device.hpp"
+#include "tests/device/soon.hpp"
 
 namespace sluice::device {
 namespace {
 
-Deadline soon() {
-  return Deadline::after_seconds(60);
-}
-
-class RaceTest : public testing::Test {
+class RaceTest : public ::testing::Test {
  protected:
   void touch(Stream& stream, std::uint64_t begin, std::uint64_t end, bool writes) {
     const MemoryAccess access{buffer_.data() + begin, end - begin, writes};

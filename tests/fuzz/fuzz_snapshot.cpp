@@ -8,6 +8,7 @@
 #include "allocator/record/format/torch_snapshot.hpp"
 #include "allocator/record/trace_from_snapshot.hpp"
 #include "base/error.hpp"
+#include "tests/support/check_trace.hpp"
 
 namespace {
 
@@ -30,7 +31,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   try {
     const auto snapshot = parse({reinterpret_cast<const char*>(data), size});
     const auto trace = sluice::record::trace_of(snapshot, "given.pickle", "torch");
-    sluice::record::check_trace(trace);
+    sluice::testing::check_trace(trace);
     const std::string bytes = written(snapshot);
     const auto again = parse(bytes);
     // Times become whole microseconds, and a last event may be added, the first time alone.

@@ -9,6 +9,7 @@
 #include "allocator/record/format/memory_trace_csv.hpp"
 #include "allocator/record/trace_from_snapshot.hpp"
 #include "base/error.hpp"
+#include "tests/support/check_trace.hpp"
 #include "tools/replay/rmm_log.hpp"
 
 namespace {
@@ -28,7 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                                       "given.csv");
     const auto snapshot = data[0] % 2 == 0 ? sluice::record::read_memory_trace_csv(source)
                                            : sluice::replay::read_rmm_log(source);
-    sluice::record::check_trace(sluice::record::trace_of(snapshot, "given.csv", "sluice"));
+    sluice::testing::check_trace(sluice::record::trace_of(snapshot, "given.csv", "sluice"));
     const std::string text = written(snapshot);
     sluice::record::ByteSource again(text, "again.csv");
     if (written(sluice::record::read_memory_trace_csv(again)) != text) __builtin_trap();

@@ -40,9 +40,9 @@ std::vector<float> sweep(DType type) {
   return values;
 }
 
-class ActivationOf : public testing::TestWithParam<DType> {};
+class ActivationOf : public ::testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(DTypes, ActivationOf,
-                         testing::Values(DType::kF32, DType::kBF16, DType::kF16),
+                         ::testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& variant) {
                            return std::string(dtype_name(variant.param));
                          });

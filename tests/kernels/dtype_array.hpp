@@ -14,6 +14,7 @@
 
 #include "base/dtype.hpp"
 #include "kernels/host/parallel.hpp"
+#include "tests/support/reference_kernels.hpp"
 
 namespace sluice::kernels::host {
 
@@ -85,6 +86,12 @@ inline std::vector<float> normal_floats(std::int64_t elems, unsigned seed, float
   std::normal_distribution<float> normal(0.0f, scale);
   std::vector<float> values(static_cast<std::size_t>(elems));
   for (float& value : values) value = normal(engine);
+  return values;
+}
+
+inline reference::Doubles doubles(const DTypeArray& array) {
+  reference::Doubles values;
+  for (std::size_t i = 0; i < array.size(); ++i) values.push_back(array[i]);
   return values;
 }
 

@@ -141,9 +141,9 @@ TEST(Cast, RefusesOtherTypes) {
   EXPECT_THROW(cast(Parallel(1), in, DType::kI32, out, DType::kF32, false, 4), InternalError);
 }
 
-class ElementwiseOf : public testing::TestWithParam<DType> {};
+class ElementwiseOf : public ::testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(DTypes, ElementwiseOf,
-                         testing::Values(DType::kF32, DType::kBF16, DType::kF16),
+                         ::testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& variant) {
                            return std::string(dtype_name(variant.param));
                          });

@@ -12,7 +12,7 @@ struct Shape {
   std::int64_t rows, time, vocab, max_time, hidden;
 };
 // Odd sizes; a vocabulary smaller than a piece and larger; hidden across tiles of 256.
-const Shape kShapes[] = {
+const Shape kEmbeddingShapes[] = {
     {1, 1, 1, 1, 1}, {30, 10, 7, 12, 33}, {96, 32, 300, 32, 260}, {40, 40, 1000, 64, 600}};
 
 // Some tokens often, most never.
@@ -26,15 +26,15 @@ std::vector<std::int32_t> tokens_of(const Shape& shape) {
   return tokens;
 }
 
-class EmbeddingOf : public testing::TestWithParam<DType> {};
+class EmbeddingOf : public ::testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(DTypes, EmbeddingOf,
-                         testing::Values(DType::kF32, DType::kBF16, DType::kF16),
+                         ::testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& variant) {
                            return std::string(dtype_name(variant.param));
                          });
 
 TEST_P(EmbeddingOf, ForwardAddsThePositionOfTheRow) {
-  for (const Shape& shape : kShapes) {
+  for (const Shape& shape : kEmbeddingShapes) {
     const std::vector<std::int32_t> tokens = tokens_of(shape);
     const DTypeArray table(GetParam(), normal_floats(shape.vocab * shape.hidden, 2));
     const DTypeArray positions(GetParam(), normal_floats(shape.max_time * shape.hidden, 3));
@@ -94,7 +94,7 @@ Gradients row_by_row(const Shape& shape, DType dtype, const std::vector<std::int
 }
 
 TEST_P(EmbeddingOf, BackwardSumsInRowOrderAndZerosTheRest) {
-  for (const Shape& shape : kShapes) {
+  for (const Shape& shape : kEmbeddingShapes) {
     const std::vector<std::int32_t> tokens = tokens_of(shape);
     const DTypeArray dout(GetParam(), normal_floats(shape.rows * shape.hidden, 4));
     const Gradients want = row_by_row(shape, GetParam(), tokens, dout);

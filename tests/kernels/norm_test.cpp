@@ -83,7 +83,7 @@ struct Case {
 
 // The central difference of `loss` along element i of `values`.
 template <class Loss>
-double slope(Doubles& values, std::size_t i, const Loss& loss) {
+double slope_at(Doubles& values, std::size_t i, const Loss& loss) {
   constexpr double kStep = 1e-4;
   const double middle = values[i];
   values[i] = middle + kStep;
@@ -94,16 +94,17 @@ double slope(Doubles& values, std::size_t i, const Loss& loss) {
   return (above - below) / (2.0 * kStep);
 }
 
-class NormOf : public testing::TestWithParam<Variant> {
+class NormOf : public ::testing::TestWithParam<Variant> {
  protected:
   double tolerance(double want) const {
     return rounding_of(GetParam().dtype) * std::abs(want) + 4e-6 * (1.0 + std::abs(want));
   }
 };
 INSTANTIATE_TEST_SUITE_P(Variants, NormOf,
-                         testing::Values(Variant{DType::kF32, false}, Variant{DType::kF32, true},
-                                         Variant{DType::kBF16, false}, Variant{DType::kBF16, true},
-                                         Variant{DType::kF16, false}, Variant{DType::kF16, true}),
+                         ::testing::Values(Variant{DType::kF32, false}, Variant{DType::kF32, true},
+                                           Variant{DType::kBF16, false},
+                                           Variant{DType::kBF16, true}, Variant{DType::kF16, false},
+                                           Variant{DType::kF16, true}),
                          [](const auto& variant) {
                            return std::string(variant.param.rms ? "Rms" : "Layer") +
                                   std::string(dtype_name(variant.param.dtype));
@@ -146,7 +147,7 @@ TEST_P(NormOf, InputGradientIsTheSlope) {
     Doubles x = doubles_of(at.x);
     const Doubles weight = doubles_of(at.weight), bias = doubles_of(at.bias);
     for (std::size_t i = 0; i < x.size(); ++i) {
-      const double want = slope(x, i, [&] { return at.loss(x, weight, bias); });
+      const double want = slope_at(x, i, [&] { return at.loss(x, weight, bias); });
       // Two columns nearly cancel: what is left of g - mean(g) - ... is rounding of terms like g.
       const double terms = static_cast<double>(at.rstd[i / static_cast<std::size_t>(cols)]) * 4.0;
       ASSERT_NEAR(dx[i], want, tolerance(want) + 1e-5 * terms) << i << " of " << cols << " columns";
@@ -188,10 +189,10 @@ TEST_P(NormOf, WeightGradientIsTheSlope) {
     const Doubles x = doubles_of(at.x);
     Doubles weight = doubles_of(at.weight), bias = doubles_of(at.bias);
     for (std::size_t c = 0; c < weight.size(); ++c) {
-      const double want = slope(weight, c, [&] { return at.loss(x, weight, bias); });
+      const double want = slope_at(weight, c, [&] { return at.loss(x, weight, bias); });
       ASSERT_NEAR(dweight[c], want, tolerance(want) + 2e-5) << c << " of " << cols << " columns";
       if (GetParam().rms) continue;
-      const double want_bias = slope(bias, c, [&] { return at.loss(x, weight, bias); });
+      const double want_bias = slope_at(bias, c, [&] { return at.loss(x, weight, bias); });
       ASSERT_NEAR(dbias[c], want_bias, tolerance(want_bias) + 2e-5) << c;
     }
     EXPECT_TRUE(dbias.guard_is_whole());

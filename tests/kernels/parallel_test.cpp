@@ -16,7 +16,7 @@ namespace sluice::kernels::host {
 namespace {
 
 // The parameter: the machine as hwloc describes it; empty: this one.
-class ParallelTeam : public testing::TestWithParam<std::string> {
+class ParallelTeam : public ::testing::TestWithParam<std::string> {
  protected:
   static Parallel team(int threads) {
     if (GetParam().empty()) return Parallel(threads);
@@ -94,9 +94,9 @@ TEST_P(ParallelTeam, ServesSeveralCallersAtOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Machines, ParallelTeam,
-                         testing::Values("", "node:2 core:1 pu:1", "node:2 core:4 pu:1",
-                                         "node:3 core:2 pu:1", "node:5 core:1 pu:1"),
-                         [](const testing::TestParamInfo<std::string>& machine) {
+                         ::testing::Values("", "node:2 core:1 pu:1", "node:2 core:4 pu:1",
+                                           "node:3 core:2 pu:1", "node:5 core:1 pu:1"),
+                         [](const ::testing::TestParamInfo<std::string>& machine) {
                            return machine.param.empty()
                                       ? std::string("ThisOne")
                                       : "Nodes" + std::to_string(machine.param[5] - '0') + "Of" +

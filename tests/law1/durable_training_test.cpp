@@ -9,42 +9,26 @@
 
 #include "engine/checkpoint/durable_checkpoint.hpp"
 #include "offload/storage_file.hpp"
+#include "tests/law1/same_bits.hpp"
 #include "tests/support/planned_session.hpp"
-#include "tests/support/training_example.hpp"
 
 namespace sluice::train {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::durable;
+using testing::expect_same_bits;
+using testing::kLearning;
+using testing::kPinnedState;
+using testing::kStored;
 using testing::Overrides;
-using testing::places;
+using testing::small_gpt2;
 using testing::TrainingBench;
 using testing::TrainingRecord;
 using testing::operator+;
 
 constexpr std::uint64_t kLogHeaderBytes = 8192;  // offload/state_log.hpp
-
-const Overrides kModel{"model.family=gpt2",  "model.layers=2",        "model.hidden=64",
-                       "model.heads=4",      "train.seq=32",          "train.steps=12",
-                       "optimizer.warmup=3", "optimizer.lr=0.005",    "train.micro_batch=2",
-                       "train.accumulate=2", "data.eval_fraction=0.1"};
-
-Overrides durable(int every) {
-  return {"checkpoint.mode=durable", "checkpoint.every=" + std::to_string(every)};
-}
-
-const std::vector<Overrides> kPlaces{
-    places("device", "device", "device"), places("pinned", "pinned", "pinned"),
-    places("pinned", "pinned", "storage"), places("storage", "pinned", "pinned"),
-    places("storage", "storage", "storage")};
-
-void expect_same(const TrainingRecord& run, const TrainingRecord& reference) {
-  EXPECT_EQ(run.end, TrainingEnd::kDone);
-  EXPECT_EQ(run.losses, reference.losses);
-  EXPECT_EQ(run.norms, reference.norms);
-  EXPECT_NE(reference.weights_hash, "");
-  EXPECT_EQ(run.weights_hash, reference.weights_hash);
-}
+const Overrides kDurableModel = small_gpt2(2, 12) + kLearning;
 
 std::vector<fs::path> files_in(const fs::path& directory) {
   std::vector<fs::path> files;
@@ -54,111 +38,17 @@ std::vector<fs::path> files_in(const fs::path& directory) {
   return files;
 }
 
-TEST(Durable, ComputesTheBitsOfAScratchRunWhereverStateIsAndHoweverOftenItCommits) {
-  const TrainingBench bench;
-  const TrainingRecord reference = TrainingBench::run(bench.config("reference", kModel));
-  for (std::size_t i = 0; i < kPlaces.size(); ++i) {
-    for (const int every : {0, 1, 2, 5, 12}) {
-      SCOPED_TRACE("placement " + std::to_string(i) + ", every " + std::to_string(every));
-      const std::string run = "run" + std::to_string(i) + "-" + std::to_string(every);
-      const config::Config config = bench.config(run, kModel + kPlaces[i] + durable(every));
-      const TrainingRecord record = TrainingBench::run(config);
-      expect_same(record, reference);
-      EXPECT_EQ(record.done.at("peak_bytes"), record.plan.at("peak_bytes"));
-      EXPECT_EQ(record.done.at("measured_peak_bytes").at("storage"),
-                record.plan.at("peak_bytes").at("storage"));
-    }
-  }
-}
-
-TEST(Durable, ComputesTheBitsOfAScratchRunWithEveryOptimizerAndChunk) {
-  const TrainingBench bench;
-  const std::vector<Overrides> variants{
-      {"optimizer.states=split", "optimizer.moments=8bit"},
-      {"optimizer.name=adafactor"},
-      {"optimizer.name=muon"},
-      {"train.precision=fp32", "train.accumulate=1", "recompute.policy=unit", "memory.chunk=4MiB"}};
-  for (std::size_t i = 0; i < variants.size(); ++i) {
-    SCOPED_TRACE(i);
-    const std::string name = "of" + std::to_string(i);
-    const TrainingRecord reference = TrainingBench::run(bench.config(name, kModel + variants[i]));
-    for (const std::size_t at : {1u, 2u, 4u}) {
-      const config::Config config = bench.config(name + "-" + std::to_string(at),
-                                                 kModel + variants[i] + kPlaces[at] + durable(3));
-      expect_same(TrainingBench::run(config), reference);
-    }
-  }
-}
-
-// A commit finds no update pending, and nothing has made new state before it.
-TEST(Durable, ComputesTheBitsOfAScratchRunWhereverItsUpdatesAreMade) {
-  const TrainingBench bench;
-  const TrainingRecord clipped = TrainingBench::run(bench.config("clipped", kModel));
-  const TrainingRecord unclipped =
-      TrainingBench::run(bench.config("unclipped", kModel + Overrides{"train.clip=0"}));
-  const std::vector<std::pair<Overrides, const TrainingRecord*>> variants{
-      {{"optimizer.placement=next_forward"}, &clipped},
-      {{"optimizer.placement=next_forward", "train.order=unit"}, &clipped},
-      {{"optimizer.placement=after_backward", "train.order=unit"}, &clipped},
-      {{"optimizer.placement=in_backward", "train.clip=0"}, &unclipped},
-      {{"optimizer.placement=in_backward", "train.clip=0", "train.order=unit"}, &unclipped}};
-  for (std::size_t i = 0; i < variants.size(); ++i) {
-    for (const std::size_t at : {1u, 2u, 4u}) {
-      SCOPED_TRACE("variant " + std::to_string(i) + ", placement " + std::to_string(at));
-      const std::string name = "run" + std::to_string(i) + "-" + std::to_string(at);
-      const config::Config config =
-          bench.config(name, kModel + variants[i].first + kPlaces[at] + durable(2));
-      TrainingOptions options;
-      options.stop_at_step = 5;
-      TrainingRecord whole = TrainingBench::run(config, options);
-      options.resume = bench.run_directory(name);
-      options.stop_at_step.reset();
-      whole.append(TrainingBench::run(config, options));
-      expect_same(whole, *variants[i].second);
-    }
-  }
-}
-
-// Stopped by a signal, and resumed with memory in other places, from durable to scratch and back.
-TEST(Durable, ResumesToTheSameBitsWithMemoryInOtherPlaces) {
-  const TrainingBench bench;
-  const TrainingRecord reference = TrainingBench::run(bench.config("reference", kModel));
-  const Overrides scratch{"checkpoint.mode=scratch"};
-  const std::vector<std::array<Overrides, 3>> stages{
-      {kPlaces[4] + durable(2), kPlaces[2] + durable(3), kPlaces[0] + durable(1)},
-      {kPlaces[0] + durable(0), kPlaces[4] + durable(1), kPlaces[1] + durable(0)},
-      {kPlaces[2] + durable(3), kPlaces[4] + scratch, kPlaces[4] + durable(2)},
-      {kPlaces[4] + scratch, kPlaces[3] + durable(2), kPlaces[4] + scratch}};
-  for (std::size_t i = 0; i < stages.size(); ++i) {
-    SCOPED_TRACE(i);
-    const std::string run = "run" + std::to_string(i);
-    std::atomic<int> signal{0};
-    TrainingOptions options;
-    options.stop_signal = &signal;
-    TrainingRecord whole;
-    for (const Overrides& stage : stages[i]) {
-      const TrainingRecord part = TrainingBench::run(
-          bench.config(run, kModel + stage), options, [&](const StepReport& report) {
-            signal = report.step == 5 || report.step == 9 ? 15 : 0;
-          });
-      whole.append(part);
-      options.resume = bench.run_directory(run);
-    }
-    expect_same(whole, reference);
-  }
-}
-
 // Shares decide where state lies and nothing else; a resume finds it by the record's.
 TEST(Durable, ResumesWhereItsDataLieWhateverSharesItsPathsHaveNow) {
   const TrainingBench bench;
-  const TrainingRecord reference = TrainingBench::run(bench.config("reference", kModel));
+  const TrainingRecord reference = TrainingBench::run(bench.config("reference", kDurableModel));
   const std::vector<std::vector<double>> stages{{1, 3}, {3, 1}, {}, {1, 15}};
   std::atomic<int> signal{0};
   TrainingOptions options;
   options.stop_signal = &signal;
   TrainingRecord whole;
   for (const std::vector<double>& shares : stages) {
-    config::Config config = bench.config("run", kModel + kPlaces[4] + durable(2));
+    config::Config config = bench.config("run", kDurableModel + kStored + durable(2));
     const std::string first = config.memory.storage_paths.at(0);
     config.memory.storage_paths = {first + "-a", first + "-b"};
     config.memory.storage_shares = shares;
@@ -173,27 +63,12 @@ TEST(Durable, ResumesWhereItsDataLieWhateverSharesItsPathsHaveNow) {
     whole.append(part);
     options.resume = bench.run_directory("run");
   }
-  expect_same(whole, reference);
-}
-
-TEST(Durable, ResumesFp16WithItsLossScale) {
-  const TrainingBench bench;
-  const Overrides fp16 = kModel + Overrides{"train.precision=fp16", "train.loss_scale=4294967296",
-                                            "train.loss_scale_window=2"};
-  const TrainingRecord reference = TrainingBench::run(bench.config("reference", fp16));
-  const config::Config config = bench.config("run", fp16 + kPlaces[4] + durable(1));
-  TrainingOptions options;
-  options.stop_at_step = 5;
-  TrainingRecord whole = TrainingBench::run(config, options);
-  options.resume = bench.run_directory("run");
-  options.stop_at_step.reset();
-  whole.append(TrainingBench::run(config, options));
-  expect_same(whole, reference);
+  expect_same_bits(whole, reference);
 }
 
 class DurableRun : public ::testing::Test {
  protected:
-  DurableRun() : config_(bench_.config("run", kModel + kPlaces[2] + durable(4))) {
+  DurableRun() : config_(bench_.config("run", kDurableModel + kPinnedState + durable(4))) {
     TrainingOptions options;
     options.stop_at_step = 6;
     TrainingBench::run(config_, options);
@@ -393,7 +268,7 @@ TEST_F(DurableRun, ANameThatIsNoTextIsRefusedBeforeAnythingIsMade) {
 // What lies below the run directory goes where that goes, however it is named.
 TEST(Durable, AMovedRunTakesItsDataAlong) {
   const TrainingBench bench;
-  config::Config config = bench.config("run", kModel + kPlaces[2] + durable(4));
+  config::Config config = bench.config("run", kDurableModel + kPinnedState + durable(4));
   config.log.dir += "/";
   config.memory.storage_paths = {bench.run_directory("run") + "/fast"};
   config.checkpoint.dir = bench.run_directory("run") + "/saved";
@@ -412,12 +287,13 @@ TEST(Durable, AMovedRunTakesItsDataAlong) {
 // An older checkpoint of files is there all the time.
 TEST(Durable, ACommitIsNotGivenUpForAnOlderCheckpoint) {
   const TrainingBench bench;
-  const config::Config scratch = bench.config(
-      "run", kModel + kPlaces[2] + Overrides{"checkpoint.mode=scratch", "checkpoint.every=3"});
+  const config::Config scratch =
+      bench.config("run", kDurableModel + kPinnedState +
+                              Overrides{"checkpoint.mode=scratch", "checkpoint.every=3"});
   TrainingOptions options;
   options.stop_at_step = 3;
   TrainingBench::run(scratch, options);
-  const config::Config config = bench.config("run", kModel + kPlaces[2] + durable(4));
+  const config::Config config = bench.config("run", kDurableModel + kPinnedState + durable(4));
   options.resume = bench.run_directory("run");
   options.stop_at_step = 6;
   TrainingBench::run(config, options);
@@ -488,7 +364,7 @@ TEST_F(DurableRun, AFreshStartMovesItsLogAsideAndLeavesItsData) {
 // Steady state: a step that commits makes no allocation that a plain one does not (law 9).
 TEST(DurableSession, AllocatesNothingAfterTheFirstSteps) {
   const TrainingBench bench;
-  const config::Config config = bench.config("run", kModel + kPlaces[2] + durable(1));
+  const config::Config config = bench.config("run", kDurableModel + kPinnedState + durable(1));
   fs::create_directories(config.checkpoint.dir);
   testing::PlannedSession run(config);
   checkpoint::CheckpointManifest manifest;
@@ -519,7 +395,7 @@ TEST(DurableFaults, EndAtTheLastCommitFromWhichTheRunGoesOn) {
                         "train.micro_batch=1",
                         "train.steps=5",
                         "memory.storage_engine=posix"};
-  const config::Config config = bench.config("run", small + kPlaces[2] + durable(2));
+  const config::Config config = bench.config("run", small + kPinnedState + durable(2));
   std::uint64_t operations = 0;
   const auto train_with = [&](const offload::FaultPlan& plan, std::int64_t& committed) {
     TrainingOptions options;

@@ -15,39 +15,40 @@
 #include "engine/checkpoint/safetensors.hpp"
 #include "engine/config/shapes.hpp"
 #include "tests/engine/train/scratch_directory.hpp"
+#include "tests/law1/same_bits.hpp"
 #include "tests/support/planned_session.hpp"
-#include "tests/support/training_example.hpp"
 
 namespace sluice::train {
 namespace {
 
+using testing::Case;
+using testing::expect_same_bits;
+using testing::kLearning;
+using testing::kPinned;
+using testing::kResident;
+using testing::kSpread;
+using testing::kStored;
+using testing::of_each_step;
 using testing::Overrides;
+using testing::Part;
 using testing::places;
 using testing::PlannedSession;
+using testing::run_in_parts;
+using testing::small_gpt2;
 using testing::TrainingBench;
 using testing::TrainingRecord;
 using testing::operator+;
 
-constexpr std::size_t kSteps = 20;
+constexpr std::size_t kFp16Steps = 20;
 
-const Overrides kModel{"model.family=gpt2",     "model.layers=2",       "model.hidden=64",
-                       "model.heads=4",         "train.seq=32",         "train.steps=20",
-                       "optimizer.warmup=3",    "optimizer.lr=0.005",   "train.micro_batch=2",
-                       "train.accumulate=2",    "train.precision=fp16", "train.threads=1",
-                       "data.eval_fraction=0.1"};
+const Overrides kFp16Model =
+    small_gpt2(2, 20) + kLearning + Overrides{"train.precision=fp16", "train.threads=1"};
 // So large a scale that the first gradients overflow, and so short a window that it does not come
 // to rest: it is raised until it is too large again.
 const Overrides kRestless{"train.loss_scale=2097152", "train.loss_scale_window=3"};
 
-const Overrides kPinned = places("pinned", "pinned", "pinned");
-const Overrides kStored = places("storage", "storage", "storage");
-const Overrides kMixed = places("device", "pinned", "storage");
-const Overrides kResident = places("device", "device", "device");
-
 std::vector<std::int64_t> scales_of(const TrainingRecord& run) {
-  std::vector<std::int64_t> scales;
-  for (const RunEvent& step : run.steps) scales.push_back(step.at("loss_scale"));
-  return scales;
+  return of_each_step<std::int64_t>(run, "loss_scale");
 }
 
 // Steps, counted from 1.
@@ -57,15 +58,6 @@ std::vector<std::int64_t> overflows_of(const TrainingRecord& run) {
     if (step.at("overflow")) steps.push_back(step.at("step"));
   }
   return steps;
-}
-
-void expect_same(const TrainingRecord& run, const TrainingRecord& reference) {
-  EXPECT_EQ(run.end, TrainingEnd::kDone);
-  ASSERT_EQ(reference.losses.size(), kSteps);
-  EXPECT_EQ(run.losses, reference.losses);
-  EXPECT_EQ(run.norms, reference.norms);
-  EXPECT_NE(reference.weights_hash, "");
-  EXPECT_EQ(run.weights_hash, reference.weights_hash);
 }
 
 std::string bytes_of(const std::string& path) {
@@ -83,7 +75,7 @@ std::string state_bytes(const std::string& run_directory, std::int64_t step) {
 TEST(Fp16, LowersTheLoss) {
   const TrainingBench bench;
   const TrainingRecord run = TrainingBench::run(
-      bench.config("run", kModel + Overrides{"train.steps=60", "train.accumulate=1"}));
+      bench.config("run", kFp16Model + Overrides{"train.steps=60", "train.accumulate=1"}));
   EXPECT_NEAR(run.loss(0), std::log(256.0), 0.3);
   EXPECT_LT(run.loss(59), 2.5);
   // This learning rate makes gradients above 1 for a while: the scale gives way and stays.
@@ -95,11 +87,11 @@ TEST(Fp16, LowersTheLoss) {
 TEST(Fp16, NormsAreThoseOfUnscaledGradients) {
   const TrainingBench bench;
   const Overrides few{"train.steps=3"};
-  const TrainingRecord fp32 =
-      TrainingBench::run(bench.config("fp32", kModel + few + Overrides{"train.precision=fp32"}));
+  const TrainingRecord fp32 = TrainingBench::run(
+      bench.config("fp32", kFp16Model + few + Overrides{"train.precision=fp32"}));
   for (const std::string scale : {"train.loss_scale=256", "train.loss_scale=65536"}) {
     const TrainingRecord fp16 =
-        TrainingBench::run(bench.config("fp16", kModel + few + Overrides{scale}));
+        TrainingBench::run(bench.config("fp16", kFp16Model + few + Overrides{scale}));
     for (std::size_t step = 0; step < 3; ++step) {
       const double want = std::bit_cast<double>(fp32.norms[step]);
       EXPECT_NEAR(std::bit_cast<double>(fp16.norms[step]), want, 0.01 * want) << scale;
@@ -113,14 +105,14 @@ TEST(Fp16, HasTheSameBitsWhereverMemoryIs) {
   for (const std::string accumulate : {"train.accumulate=2", "train.accumulate=1"}) {
     SCOPED_TRACE(accumulate);
     const Overrides model =
-        kModel + kRestless + Overrides{accumulate, "optimizer.placement=after_backward"};
+        kFp16Model + kRestless + Overrides{accumulate, "optimizer.placement=after_backward"};
     const Overrides next{"optimizer.placement=next_forward"};
     const TrainingRecord reference =
         TrainingBench::run(bench.config("reference", model + kResident));
     const std::vector<std::int64_t> skipped = overflows_of(reference);
     const std::vector<std::int64_t> scales = scales_of(reference);
     EXPECT_GE(skipped.size(), 3u);
-    EXPECT_LE(skipped.size(), kSteps / 2);
+    EXPECT_LE(skipped.size(), kFp16Steps / 2);
     EXPECT_EQ(skipped.front(), 1);
     const auto raised = std::adjacent_find(scales.begin(), scales.end(), std::less<>());
     ASSERT_NE(raised, scales.end());
@@ -128,17 +120,14 @@ TEST(Fp16, HasTheSameBitsWhereverMemoryIs) {
     const std::vector<std::pair<std::string, Overrides>> variants{
         {"pinned", kPinned},
         {"stored", kStored + Overrides{"recompute.policy=unit"}},
-        {"mixed", kMixed + Overrides{"memory.chunk=4MiB", "memory.prefetch=0"}},
+        {"mixed", kSpread + Overrides{"memory.chunk=4MiB", "memory.prefetch=0"}},
         {"uneven", places("device", "storage", "pinned") + Overrides{"train.threads=2"}},
-        {"next", kMixed + next},
+        {"next", kSpread + next},
         {"next_stored", kStored + next + Overrides{"train.order=unit"}},
         {"next_resident", kResident + next + Overrides{"checkpoint.every=4"}}};
     for (const auto& [name, where] : variants) {
       SCOPED_TRACE(name);
-      const TrainingRecord run = TrainingBench::run(bench.config(name, model + where));
-      expect_same(run, reference);
-      EXPECT_EQ(scales_of(run), scales);
-      EXPECT_EQ(overflows_of(run), skipped);
+      expect_same_bits(TrainingBench::run(bench.config(name, model + where)), reference);
     }
   }
 }
@@ -147,7 +136,7 @@ TEST(Fp16, HasTheSameBitsWhereverMemoryIs) {
 TEST(Fp16, ResumesToTheSameBits) {
   const TrainingBench bench;
   const Overrides model =
-      kModel + kRestless + kMixed + Overrides{"optimizer.placement=next_forward"};
+      kFp16Model + kRestless + kSpread + Overrides{"optimizer.placement=next_forward"};
   const TrainingRecord reference = TrainingBench::run(bench.config("reference", model));
   const std::vector<std::int64_t> skipped = overflows_of(reference);
   const std::set<std::int64_t> overflowed(skipped.begin(), skipped.end());
@@ -162,17 +151,8 @@ TEST(Fp16, ResumesToTheSameBits) {
   EXPECT_GE(stops.size(), 3u);
   for (const std::int64_t stop : stops) {
     SCOPED_TRACE(stop);
-    const std::string run = "run" + std::to_string(stop);
-    TrainingOptions options;
-    options.stop_at_step = stop;
-    TrainingRecord whole = TrainingBench::run(bench.config(run, model), options);
-    options.stop_at_step.reset();
-    options.resume = bench.run_directory(run);
-    TrainingRecord rest = TrainingBench::run(bench.config(run, model), options);
-    whole.append(rest);
-    expect_same(whole, reference);
-    const std::vector<std::int64_t> scales = scales_of(reference);
-    EXPECT_EQ(scales_of(rest), std::vector<std::int64_t>(scales.begin() + stop, scales.end()));
+    const Case parts("run" + std::to_string(stop), std::vector<Part>{{{}, stop}, {}});
+    expect_same_bits(run_in_parts(bench, model, parts), reference);
   }
 }
 
@@ -185,14 +165,14 @@ TEST(Fp16, ASkippedStepLeavesTheStateToTheBit) {
   };
   for (const auto& [name, where] :
        {std::pair{std::string("pinned"), kPinned}, std::pair{std::string("stored"), kStored},
-        std::pair{std::string("mixed"), kMixed}, std::pair{std::string("resident"), kResident},
+        std::pair{std::string("mixed"), kSpread}, std::pair{std::string("resident"), kResident},
         std::pair{std::string("block8"), kStored + rule("adamw", "8bit")},
-        std::pair{std::string("bf16"), kMixed + rule("lion", "bf16")},
+        std::pair{std::string("bf16"), kSpread + rule("lion", "bf16")},
         std::pair{std::string("adafactor"), kStored + rule("adafactor", "fp32")},
-        std::pair{std::string("muon"), kMixed + rule("muon", "8bit")}}) {
+        std::pair{std::string("muon"), kSpread + rule("muon", "8bit")}}) {
     SCOPED_TRACE(name);
     const config::Config config = bench.config(
-        name, kModel + kRestless + where + Overrides{"checkpoint.every=1", "train.steps=12"});
+        name, kFp16Model + kRestless + where + Overrides{"checkpoint.every=1", "train.steps=12"});
     std::vector<std::string> states;
     const TrainingRecord run = TrainingBench::run(config, {}, [&](const StepReport& report) {
       if (report.step > 1)
@@ -215,7 +195,7 @@ TEST(Fp16, TheOptimizerCountsItsOwnSteps) {
   const TrainingBench bench;
   const auto session = [&](const std::string& scale) {
     return PlannedSession(
-        bench.config("run", kModel + kPinned + Overrides{"train.loss_scale=" + scale}));
+        bench.config("run", kFp16Model + kPinned + Overrides{"train.loss_scale=" + scale}));
   };
   PlannedSession late = session("1073741824");
   std::int64_t step = 0;
@@ -239,7 +219,7 @@ TEST(Fp16, TheOptimizerCountsItsOwnSteps) {
 
 TEST(Fp16, EndsWhereOverflowsDoNotStop) {
   const TrainingBench bench;
-  const Overrides hopeless = kModel + kMixed +
+  const Overrides hopeless = kFp16Model + kSpread +
                              Overrides{"train.loss_scaling=static", "train.loss_scale=4294967296",
                                        "train.loss_scale_patience=3", "log.every=100"};
   const config::Config config = bench.config("run", hopeless);
@@ -278,7 +258,7 @@ TEST(Fp16, EndsWhereOverflowsDoNotStop) {
 
 TEST(Fp16, FilesHoldHalvesAndTheirMasters) {
   const TrainingBench bench;
-  const config::Config config = bench.config("run", kModel + Overrides{"train.steps=2"});
+  const config::Config config = bench.config("run", kFp16Model + Overrides{"train.steps=2"});
   TrainingBench::run(config);
   const checkpoint::SafetensorsReader weights(bench.run_directory("run") + "/weights.safetensors");
   const checkpoint::SafetensorsReader state(
@@ -312,7 +292,7 @@ TEST(Fp16, FilesHoldHalvesAndTheirMasters) {
 
 TEST(Fp16, ACheckpointWithoutItsScaleIsRefused) {
   const TrainingBench bench;
-  const config::Config config = bench.config("run", kModel + Overrides{"train.steps=1"});
+  const config::Config config = bench.config("run", kFp16Model + Overrides{"train.steps=1"});
   TrainingBench::run(config);
   checkpoint::CheckpointFound found = checkpoint::find_checkpoint(config.checkpoint.dir);
   found.manifest.loss_scale.reset();
@@ -328,7 +308,7 @@ TEST(Fp16, ACheckpointWithoutItsScaleIsRefused) {
 // --- the name of the first tensor that is not finite ---------------------------------------------
 
 // One schedule for all steps: it is changed.
-const Overrides kSpoiled = kModel + Overrides{"optimizer.placement=after_backward"};
+const Overrides kSpoiled = kFp16Model + Overrides{"optimizer.placement=after_backward"};
 
 // Runs the weight gradients of one unit itself, and spoils an element of one of its tensors.
 class Spoiler {

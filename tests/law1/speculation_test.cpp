@@ -9,41 +9,43 @@
 #include <numeric>
 
 #include "base/error.hpp"
-#include "offload/storage_engine.hpp"
 #include "tests/engine/train/scratch_directory.hpp"
+#include "tests/law1/same_bits.hpp"
 #include "tests/support/planned_session.hpp"
-#include "tests/support/training_example.hpp"
 
 namespace sluice::train {
 namespace {
 
+using testing::Case;
+using testing::expect_same_bits;
+using testing::kLearning;
+using testing::kPinned;
+using testing::kResident;
+using testing::kSpread;
+using testing::kStored;
 using testing::Overrides;
+using testing::Part;
 using testing::places;
 using testing::PlannedSession;
+using testing::run_in_parts;
+using testing::small_gpt2;
 using testing::TrainingBench;
 using testing::TrainingRecord;
 using testing::operator+;
 
 constexpr std::size_t kSteps = 12;
 
-const Overrides kModel{"model.family=gpt2",  "model.layers=2",     "model.hidden=64",
-                       "model.heads=4",      "train.seq=32",       "train.steps=12",
-                       "optimizer.warmup=3", "optimizer.lr=0.005", "train.micro_batch=2",
-                       "train.accumulate=2", "train.threads=1",    "data.eval_fraction=0.1"};
-const Overrides kLlama =
-    kModel + Overrides{"model.family=llama", "model.kv_heads=2", "model.ffn=160"};
+const Overrides kSpeculativeModel = small_gpt2(2, 12) + kLearning + Overrides{"train.threads=1"};
+const Overrides kSpeculativeLlama =
+    kSpeculativeModel + Overrides{"model.family=llama", "model.kv_heads=2", "model.ffn=160"};
 const Overrides kAfter{"optimizer.placement=after_backward"};
 const Overrides kSpeculative{"optimizer.placement=speculative"};
-const Overrides kPinned = places("pinned", "pinned", "pinned");
-const Overrides kStored = places("storage", "storage", "storage");
-const Overrides kMixed = places("device", "pinned", "storage");
-const Overrides kResident = places("device", "device", "device");
 
 std::string clip_setting(double clip) {
   return "train.clip=" + std::to_string(clip);
 }
 
-double norm_of(const TrainingRecord& run, std::size_t step) {
+double grad_norm_of(const TrainingRecord& run, std::size_t step) {
   return std::bit_cast<double>(run.norms.at(step));
 }
 
@@ -58,56 +60,39 @@ std::vector<bool> clipped(const TrainingRecord& plain, double clip) {
   std::vector<bool> steps;
   for (std::size_t step = 0; step < plain.steps.size(); ++step) {
     const bool skipped = plain.steps[step].value("overflow", false);
-    steps.push_back(clip > 0 && !skipped && norm_of(plain, step) > clip);
+    steps.push_back(clip > 0 && !skipped && grad_norm_of(plain, step) > clip);
   }
   return steps;
 }
 
-void expect_same(const TrainingRecord& run, const TrainingRecord& reference) {
-  EXPECT_EQ(run.end, TrainingEnd::kDone);
-  ASSERT_EQ(reference.losses.size(), kSteps);
-  EXPECT_EQ(run.losses, reference.losses);
-  EXPECT_EQ(run.norms, reference.norms);
-  EXPECT_NE(reference.weights_hash, "");
-  EXPECT_EQ(run.weights_hash, reference.weights_hash);
-}
-
-struct Variant {
-  std::string name;
-  Overrides overrides;
-};
-
 // One of each place of the state, then other ways there.
 constexpr std::size_t kFew = 4;
-const std::vector<Variant> kVariants{
+const std::vector<Case> kVariants{
     {"pinned", kPinned},
     {"io_uring", kStored + Overrides{"memory.storage_engine=io_uring"}},
     {"resident", kResident + Overrides{"train.eval_every=5", "checkpoint.every=4"}},
-    {"mixed", kMixed + Overrides{"memory.chunk=4MiB", "memory.prefetch=0"}},
+    {"mixed", kSpread + Overrides{"memory.chunk=4MiB", "memory.prefetch=0"}},
     {"posix", kStored + Overrides{"memory.storage_engine=posix", "train.order=unit"}},
     {"uneven", places("storage", "pinned", "pinned") + Overrides{"recompute.policy=unit"}},
     {"device_weights", places("device", "storage", "pinned") + Overrides{"train.threads=2"}}};
 
 // The first variants against the plain order, which clips the steps that `clip` says. Returns how
 // many these are.
-std::size_t expect_all_same(const TrainingBench& bench, const Overrides& model, double clip,
-                            std::size_t variants = kVariants.size()) {
+std::size_t expect_all_speculative(const TrainingBench& bench, const Overrides& model, double clip,
+                                   std::size_t variants = kVariants.size()) {
   const Overrides clips{clip_setting(clip)};
   const TrainingRecord reference =
       TrainingBench::run(bench.config("reference", model + kResident + kAfter + clips));
   const std::vector<bool> expected = clipped(reference, clip);
   const auto count = std::count(expected.begin(), expected.end(), true);
   for (std::size_t i = 0; i < variants; ++i) {
-    const Variant& variant = kVariants[i];
+    const Case& variant = kVariants[i];
     SCOPED_TRACE(variant.name + ", " + clips.front());
     const config::Config config =
-        bench.config(variant.name, model + variant.overrides + kSpeculative + clips);
-    if (config.memory.storage_engine == config::Config::StorageEngineKind::kIoUring &&
-        !offload::io_uring_unavailable_reason().empty()) {
-      continue;  // another suite reports that it is missing
-    }
+        bench.config(variant.name, model + variant.parts.front().overrides + kSpeculative + clips);
+    if (!testing::runs_here(config)) continue;
     const TrainingRecord run = TrainingBench::run(config);
-    expect_same(run, reference);
+    expect_same_bits(run, reference);
     EXPECT_EQ(redone(run), expected);
     const RunEvent& told = run.done.at("speculation");
     EXPECT_EQ(told.at("steps"), kSteps);
@@ -121,7 +106,7 @@ std::size_t expect_all_same(const TrainingBench& bench, const Overrides& model, 
 double middle_norm(const TrainingRecord& run) {
   std::vector<double> norms;
   for (std::size_t step = 0; step < run.norms.size(); ++step) {
-    if (std::isfinite(norm_of(run, step))) norms.push_back(norm_of(run, step));
+    if (std::isfinite(grad_norm_of(run, step))) norms.push_back(grad_norm_of(run, step));
   }
   std::sort(norms.begin(), norms.end());
   return std::round(norms[norms.size() / 2] * 1e4) * 1e-4;
@@ -129,13 +114,14 @@ double middle_norm(const TrainingRecord& run) {
 
 TEST(Speculation, HasTheBitsOfThePlainOrderWhateverIsClipped) {
   const TrainingBench bench;
-  for (const Overrides& model : {kModel, kLlama + Overrides{"train.accumulate=1"}}) {
-    const std::size_t variants = model == kModel ? kVariants.size() : kFew;
+  for (const Overrides& model :
+       {kSpeculativeModel, kSpeculativeLlama + Overrides{"train.accumulate=1"}}) {
+    const std::size_t variants = model == kSpeculativeModel ? kVariants.size() : kFew;
     const TrainingRecord free =
         TrainingBench::run(bench.config("free", model + Overrides{"train.clip=0"}));
-    EXPECT_EQ(expect_all_same(bench, model, 0, variants), 0u);
-    EXPECT_EQ(expect_all_same(bench, model, 1e-3, variants), kSteps);
-    const std::size_t some = expect_all_same(bench, model, middle_norm(free), variants);
+    EXPECT_EQ(expect_all_speculative(bench, model, 0, variants), 0u);
+    EXPECT_EQ(expect_all_speculative(bench, model, 1e-3, variants), kSteps);
+    const std::size_t some = expect_all_speculative(bench, model, middle_norm(free), variants);
     EXPECT_GT(some, 0u);
     EXPECT_LT(some, kSteps);
   }
@@ -145,19 +131,19 @@ TEST(Speculation, HasTheBitsOfThePlainOrderWhateverIsClipped) {
 // tensors cannot be taken back by arithmetic, fp32 weights are their own master.
 TEST(Speculation, HasThemForEveryWayOfKeepingState) {
   const TrainingBench bench;
-  const std::vector<Variant> states{
+  const std::vector<std::pair<std::string, Overrides>> states{
       {"split", {"optimizer.states=split"}},
       {"split_8bit", {"optimizer.states=split", "optimizer.moments=8bit"}},
       {"bf16", {"optimizer.moments=bf16"}},
       {"fp32", {"train.precision=fp32"}},
       {"adafactor", {"optimizer.name=adafactor", "optimizer.states=split"}},
       {"muon", {"optimizer.name=muon", "optimizer.moments=8bit"}}};
-  for (const Variant& state : states) {
-    SCOPED_TRACE(state.name);
-    const Overrides model = kModel + state.overrides;
+  for (const auto& [name, state] : states) {
+    SCOPED_TRACE(name);
+    const Overrides model = kSpeculativeModel + state;
     const TrainingRecord free =
         TrainingBench::run(bench.config("free", model + Overrides{"train.clip=0"}));
-    const std::size_t some = expect_all_same(bench, model, middle_norm(free), kFew);
+    const std::size_t some = expect_all_speculative(bench, model, middle_norm(free), kFew);
     EXPECT_GT(some, 0u);
     EXPECT_LT(some, kSteps);
   }
@@ -166,12 +152,13 @@ TEST(Speculation, HasThemForEveryWayOfKeepingState) {
 // Steps that overflow are skipped, among them some that would have been clipped and some that not.
 TEST(Speculation, HasThemInFp16WhileTheScaleMoves) {
   const TrainingBench bench;
-  const Overrides model = kModel + Overrides{"train.precision=fp16", "train.loss_scale=2097152",
-                                             "train.loss_scale_window=3"};
+  const Overrides model =
+      kSpeculativeModel +
+      Overrides{"train.precision=fp16", "train.loss_scale=2097152", "train.loss_scale_window=3"};
   const TrainingRecord free =
       TrainingBench::run(bench.config("free", model + Overrides{"train.clip=0"}));
   for (const double clip : {0.0, middle_norm(free), 1e-3}) {
-    const std::size_t redone_steps = expect_all_same(bench, model, clip, kFew);
+    const std::size_t redone_steps = expect_all_speculative(bench, model, clip, kFew);
     const TrainingRecord run = TrainingBench::run(
         bench.config("run", model + kPinned + kSpeculative + Overrides{clip_setting(clip)}));
     const auto skipped = static_cast<std::size_t>(
@@ -185,23 +172,18 @@ TEST(Speculation, HasThemInFp16WhileTheScaleMoves) {
 
 TEST(Speculation, ResumesToTheSameBits) {
   const TrainingBench bench;
-  const TrainingRecord reference = TrainingBench::run(bench.config("reference", kModel + kAfter));
+  const TrainingRecord reference =
+      TrainingBench::run(bench.config("reference", kSpeculativeModel + kAfter));
   for (const std::int64_t stop : {1, 5, 6}) {
     SCOPED_TRACE(stop);
-    const std::string name = "run" + std::to_string(stop);
-    TrainingOptions options;
-    options.stop_at_step = stop;
-    TrainingRecord whole =
-        TrainingBench::run(bench.config(name, kModel + kPinned + kSpeculative), options);
-    options.stop_at_step.reset();
-    options.resume = bench.run_directory(name);
     const Overrides elsewhere = stop == 5 ? kAfter : kSpeculative;
-    whole.append(TrainingBench::run(bench.config(name, kModel + kStored + elsewhere), options));
-    expect_same(whole, reference);
+    const Case parts("run" + std::to_string(stop),
+                     std::vector<Part>{{kPinned + kSpeculative, stop}, {kStored + elsewhere}});
+    expect_same_bits(run_in_parts(bench, kSpeculativeModel, parts), reference);
   }
 }
 
-// --- what is planned, and what is lost -----------------------------------------------------------
+// --- the plan, and the state after a failure
 
 std::string saved_state(PlannedSession& run, const std::string& path) {
   run.session().state().save(path);
@@ -213,8 +195,8 @@ std::string saved_state(PlannedSession& run, const std::string& path) {
 // A gradient that is not finite ends a bf16 run after all units have been updated beside the state.
 TEST(Speculation, ARunThatDivergesKeepsTheStateOfItsLastStep) {
   const TrainingBench bench;
-  for (const Overrides& where : {kPinned, kStored, kMixed, kResident}) {
-    const config::Config config = bench.config("run", kModel + where + kSpeculative);
+  for (const Overrides& where : {kPinned, kStored, kSpread, kResident}) {
+    const config::Config config = bench.config("run", kSpeculativeModel + where + kSpeculative);
     std::filesystem::create_directories(bench.run_directory("run"));
     PlannedSession run(config);
     const auto fill = [&](std::int64_t microbatch, std::int32_t* tokens, std::int32_t* targets) {
@@ -232,9 +214,9 @@ TEST(Speculation, ARunThatDivergesKeepsTheStateOfItsLastStep) {
 // Redone steps too: their bytes are the step's and the redo's, and nothing is allocated for them.
 TEST(Speculation, IsPlannedToTheByte) {
   const TrainingBench bench;
-  for (const Overrides& where : {kPinned, kStored, kMixed, kResident}) {
+  for (const Overrides& where : {kPinned, kStored, kSpread, kResident}) {
     const auto session = [&](const Overrides& more) {
-      return PlannedSession(bench.config("run", kModel + where + more));
+      return PlannedSession(bench.config("run", kSpeculativeModel + where + more));
     };
     PlannedSession plain = session(kAfter);
     PlannedSession run = session(kSpeculative + Overrides{"train.clip=0.001"});

@@ -5,183 +5,30 @@
 
 #include "base/error.hpp"
 #include "offload/storage_engine.hpp"
+#include "tests/law1/same_bits.hpp"
 #include "tests/support/planned.hpp"
 #include "tests/support/planned_session.hpp"
-#include "tests/support/training_example.hpp"
 
 namespace sluice::train {
 namespace {
 
+using testing::expect_same_bits;
+using testing::kLearning;
+using testing::kPinned;
 using testing::least_device;
 using testing::Overrides;
-using testing::places;
 using testing::planned;
+using testing::small_gpt2;
 using testing::TrainingBench;
 using testing::TrainingRecord;
 using testing::operator+;
 
-const Overrides kModel{"model.family=llama", "model.layers=4",         "model.hidden=64",
-                       "model.heads=4",      "train.seq=32",           "train.steps=4",
-                       "optimizer.warmup=2", "optimizer.lr=0.005",     "train.micro_batch=2",
-                       "train.accumulate=3", "data.eval_fraction=0.1", "train.eval_every=2"};
+const Overrides kSpillModel = small_gpt2(4, 4) + kLearning +
+                              Overrides{"model.family=llama", "optimizer.warmup=2",
+                                        "train.accumulate=3", "train.eval_every=2"};
 
-Overrides activations(const std::string& tier) {
+Overrides activations_on(const std::string& tier) {
   return {"memory.place.activation=" + tier};
-}
-
-std::uint64_t moved(const TrainingRecord& run, const char* link) {
-  return run.plan.at("activation_bytes_moved").at(link).get<std::uint64_t>();
-}
-
-void expect_same(const TrainingRecord& run, const TrainingRecord& reference) {
-  ASSERT_EQ(run.end, TrainingEnd::kDone);
-  EXPECT_EQ(run.losses, reference.losses);
-  EXPECT_EQ(run.norms, reference.norms);
-  EXPECT_EQ(run.eval_losses, reference.eval_losses);
-  EXPECT_NE(reference.weights_hash, "");
-  EXPECT_EQ(run.weights_hash, reference.weights_hash);
-  EXPECT_EQ(run.done.at("peak_bytes"), run.plan.at("peak_bytes"));
-  EXPECT_EQ(run.done.at("measured_peak_bytes").at("storage"),
-            run.plan.at("peak_bytes").at("storage"));
-}
-
-// Where they are on storage and nothing else is, what storage moves is what is spilled.
-void expect_moves(const TrainingRecord& run, const std::string& tier) {
-  const bool spilled = tier != "device";
-  const bool stored = tier == "storage";
-  EXPECT_EQ(moved(run, "download") > 0, spilled);
-  EXPECT_GE(moved(run, "upload"), moved(run, "download"));
-  EXPECT_EQ(moved(run, "storage_write"), stored ? moved(run, "download") : 0);
-  EXPECT_EQ(moved(run, "storage_read"), stored ? moved(run, "upload") : 0);
-}
-
-struct Variant {
-  std::string name;
-  Overrides overrides;
-};
-
-std::vector<Variant> every_engine_order_and_recomputation() {
-  std::vector<Variant> variants;
-  for (const std::string engine : {"io_uring", "posix"}) {
-    if (engine == "io_uring" && !offload::io_uring_unavailable_reason().empty()) continue;
-    for (const std::string order : {"microbatch", "unit"}) {
-      for (const std::string recompute : {"none", "unit"}) {
-        variants.push_back({engine + "_" + order + "_" + recompute,
-                            {"memory.storage_engine=" + engine, "train.order=" + order,
-                             "recompute.policy=" + recompute}});
-      }
-    }
-  }
-  return variants;
-}
-
-TEST(SpilledActivations, GiveTheSameBitsOnEveryTier) {
-  const TrainingBench bench;
-  const Overrides scratch = kModel + places("pinned", "pinned", "pinned");
-  const TrainingRecord reference = TrainingBench::run(bench.config(
-      "reference", kModel + activations("device") + places("device", "device", "device")));
-  for (const Variant& variant : every_engine_order_and_recomputation()) {
-    for (const std::string tier : {"device", "pinned", "storage"}) {
-      SCOPED_TRACE(variant.name + "_" + tier);
-      const TrainingRecord run = TrainingBench::run(
-          bench.config(variant.name + "_" + tier, scratch + variant.overrides + activations(tier)));
-      expect_same(run, reference);
-      expect_moves(run, tier);
-    }
-  }
-}
-
-TEST(SpilledActivations, GiveTheSameBitsInDurableRunsAndWhereverTheUpdateIs) {
-  const TrainingBench bench;
-  const TrainingRecord reference = TrainingBench::run(bench.config("reference", kModel));
-  const Overrides durable{"checkpoint.mode=durable", "checkpoint.every=2"};
-  const Overrides next{"optimizer.placement=next_forward"};
-  const Overrides mixed = places("pinned", "pinned", "storage");
-  for (const std::string tier : {"pinned", "storage"}) {
-    for (const Variant& variant :
-         {Variant{"durable", durable + mixed}, Variant{"durable_next", durable + next + mixed},
-          Variant{"stored", durable + places("storage", "storage", "storage") +
-                                Overrides{"train.order=unit"}},
-          Variant{"next", next + mixed + Overrides{"memory.prefetch=0"}},
-          Variant{"resident", places("device", "device", "device")}}) {
-      SCOPED_TRACE(variant.name + "_" + tier);
-      const TrainingRecord run = TrainingBench::run(
-          bench.config(variant.name + "_" + tier, kModel + variant.overrides + activations(tier)));
-      expect_same(run, reference);
-      EXPECT_GT(moved(run, "download"), 0u);
-    }
-  }
-}
-
-// Updates in the backward pass go without clipping.
-TEST(SpilledActivations, GiveTheSameBitsBesideUpdatesInTheBackwardPass) {
-  const TrainingBench bench;
-  const Overrides free = kModel + Overrides{"train.clip=0"};
-  const TrainingRecord reference = TrainingBench::run(bench.config("reference", free));
-  for (const std::string order : {"microbatch", "unit"}) {
-    SCOPED_TRACE(order);
-    expect_same(
-        TrainingBench::run(bench.config(
-            order, free + activations("storage") + places("storage", "pinned", "storage") +
-                       Overrides{"optimizer.placement=in_backward", "train.order=" + order})),
-        reference);
-  }
-}
-
-// What is spilled is no part of a checkpoint: a run goes on from it with another placement.
-TEST(SpilledActivations, AreNoPartOfACheckpoint) {
-  const TrainingBench bench;
-  const TrainingRecord reference = TrainingBench::run(bench.config("reference", kModel));
-  const Overrides durable = kModel + places("storage", "pinned", "storage") +
-                            Overrides{"checkpoint.mode=durable", "checkpoint.every=1"};
-  TrainingOptions options;
-  options.stop_at_step = 2;
-  TrainingRecord whole =
-      TrainingBench::run(bench.config("run", durable + activations("storage")), options);
-  EXPECT_GT(moved(whole, "storage_write"), 0u);
-  options.resume = bench.run_directory("run");
-  options.stop_at_step.reset();
-  whole.append(TrainingBench::run(bench.config("run", durable + activations("device")), options));
-  EXPECT_EQ(whole.end, TrainingEnd::kDone);
-  EXPECT_EQ(whole.losses, reference.losses);
-  EXPECT_EQ(whole.weights_hash, reference.weights_hash);
-}
-
-// Of what units save each part has a place of its own.
-TEST(SpilledParts, GiveTheSameBitsWhereverEachWaits) {
-  const TrainingBench bench;
-  const TrainingRecord reference = TrainingBench::run(bench.config("reference", kModel));
-  const Overrides base = kModel + Overrides{"recompute.policy=none"};
-  const auto saved = [](const std::string& places) {
-    return Overrides{"memory.place.saved={" + places + "}"};
-  };
-  const std::string scattered =
-      "qkv='storage',mlp_up='pinned',attention='pinned',normed2='storage','*'='device'";
-  for (const Variant& variant :
-       {Variant{"one", saved("mlp_hidden='storage','*'='device'")},
-        Variant{"scattered", saved(scattered) + places("pinned", "pinned", "storage")},
-        Variant{"unit_order", saved(scattered) + Overrides{"train.order=unit"}},
-        Variant{"immediate", saved(scattered) + Overrides{"memory.prefetch=0"}},
-        Variant{"beside_outputs", saved("qkv='device'") + activations("pinned")},
-        Variant{"durable", saved(scattered) + places("pinned", "pinned", "storage") +
-                               Overrides{"checkpoint.mode=durable", "checkpoint.every=2"}}}) {
-    SCOPED_TRACE(variant.name);
-    const TrainingRecord run =
-        TrainingBench::run(bench.config(variant.name, base + variant.overrides));
-    expect_same(run, reference);
-    EXPECT_GT(moved(run, "download"), 0u);
-    const RunEvent& parts = run.plan.at("saved_by_tier");
-    if (variant.name == "one") {
-      EXPECT_TRUE(parts.at("mlp_hidden").contains("storage"));
-      EXPECT_FALSE(parts.at("qkv").contains("pinned"));
-      EXPECT_EQ(parts.at("mlp_hidden").at("storage"), moved(run, "storage_write"));
-    }
-    if (variant.name == "scattered") {
-      EXPECT_TRUE(parts.at("qkv").contains("storage"));
-      EXPECT_TRUE(parts.at("attention").contains("pinned"));
-      EXPECT_FALSE(parts.at("residual").contains("pinned"));
-    }
-  }
 }
 
 // All micro-batches of a unit at a time: their activations do not fit on the device, and do
@@ -189,12 +36,12 @@ TEST(SpilledParts, GiveTheSameBitsWhereverEachWaits) {
 TEST(SpilledActivations, TrainWhereTheDeviceCannotHoldThem) {
   const TrainingBench bench;
   const Overrides model =
-      kModel + Overrides{"train.seq=64",     "train.micro_batch=4",   "train.accumulate=12",
-                         "train.order=unit", "recompute.policy=unit", "model.layers=6"};
+      kSpillModel + Overrides{"train.seq=64",     "train.micro_batch=4",   "train.accumulate=12",
+                              "train.order=unit", "recompute.policy=unit", "model.layers=6"};
   const auto with_device = [&](const std::string& name, const std::string& tier,
                                std::uint64_t device) {
     return bench.config(
-        name, model + activations(tier) + Overrides{"memory.device=" + std::to_string(device)});
+        name, model + activations_on(tier) + Overrides{"memory.device=" + std::to_string(device)});
   };
   const std::uint64_t kept = least_device(with_device("none", "device", 0));
   const std::uint64_t spilled = least_device(with_device("none", "pinned", 0));
@@ -213,7 +60,7 @@ TEST(SpilledActivations, TrainWhereTheDeviceCannotHoldThem) {
   for (const std::string tier : {"pinned", "storage", "auto"}) {
     SCOPED_TRACE(tier);
     const TrainingRecord run = TrainingBench::run(with_device(tier, tier, spilled));
-    expect_same(run, reference);
+    expect_same_bits(run, reference);
     EXPECT_LE(run.plan.at("peak_bytes").at("device").get<std::uint64_t>(), spilled);
     const RunEvent& units = run.plan.at("units_by_tier").at("activation");
     EXPECT_TRUE(units.contains("pinned") || units.contains("storage")) << units;
@@ -225,7 +72,7 @@ TEST(SpilledActivations, TakeThePlaceOfRecomputationWhereThatIsFaster) {
   const TrainingBench bench;
   const auto plan_of = [&](const std::string& tier, std::uint64_t device) {
     return planned(bench.config(
-        "run", kModel + activations(tier) +
+        "run", kSpillModel + activations_on(tier) +
                    Overrides{"train.seq=128", "train.micro_batch=4", "model.hidden=128",
                              "model.layers=8", "memory.device=" + std::to_string(device)}));
   };
@@ -250,10 +97,11 @@ TEST(SpilledParts, NoMoreMoveThanTheDeviceLacksRoomFor) {
   const TrainingBench bench;
   const auto plan_of = [&](std::uint64_t device) {
     return planned(bench.config(
-        "run", kModel + Overrides{"train.seq=128", "train.micro_batch=4", "model.hidden=128",
-                                  "model.layers=8", "recompute.policy=none", "train.accumulate=1",
-                                  "memory.place.weight=pinned", "memory.prefetch=1",
-                                  "memory.device=" + std::to_string(device)}));
+        "run",
+        kSpillModel + Overrides{"train.seq=128", "train.micro_batch=4", "model.hidden=128",
+                                "model.layers=8", "recompute.policy=none", "train.accumulate=1",
+                                "memory.place.weight=pinned", "memory.prefetch=1",
+                                "memory.device=" + std::to_string(device)}));
   };
   const auto refused = plan_of(0);
   const std::uint64_t least =
@@ -275,7 +123,7 @@ TEST(SpilledParts, ANameThatNothingWaitsUnderIsRefusedWithThoseThatAreKnown) {
   const TrainingBench bench;
   const auto refusal = [&](const std::string& entry) -> std::string {
     try {
-      planned(bench.config("run", kModel + Overrides{"memory.place.saved." + entry}));
+      planned(bench.config("run", kSpillModel + Overrides{"memory.place.saved." + entry}));
     } catch (const InputError& error) {
       return error.what();
     }
@@ -303,7 +151,7 @@ TEST(SpilledParts, ANameThatNothingWaitsUnderIsRefusedWithThoseThatAreKnown) {
 TEST(SpilledActivations, AreSpansOfTheTrace) {
   const TrainingBench bench;
   testing::PlannedSession run(
-      bench.config("run", kModel + activations("storage") + places("pinned", "pinned", "pinned")));
+      bench.config("run", kSpillModel + activations_on("storage") + kPinned));
   TraceRecorder trace;
   run.session().train_step(
       0, 1e-3,

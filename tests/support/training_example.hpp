@@ -1,5 +1,5 @@
-// Whole training runs for tests: a text to learn, a configuration from overrides, and what a run
-// reported, kept to the bit.
+// Whole training runs for tests: a text to learn, a configuration from overrides, and the report of a run,
+// kept to the bit.
 #pragma once
 
 #include <bit>
@@ -32,7 +32,7 @@ inline std::string example_text(std::size_t bytes) {
   return text;
 }
 
-// What one process of a run reported; doubles as their bits.
+// The report of one process of a run; doubles as their bits.
 struct TrainingRecord {
   train::TrainingEnd end = train::TrainingEnd::kRefused;
   std::vector<std::uint64_t> losses, norms;  // of each step
@@ -40,6 +40,7 @@ struct TrainingRecord {
   std::string weights_hash;  // empty where the run did not end
   train::RunEvent plan, done;
   std::vector<train::RunEvent> steps;
+  std::vector<train::RunEvent> plans;  // of each part that was appended
 
   double loss(std::size_t step) const { return std::bit_cast<double>(losses.at(step)); }
   // Appends what a resumed process reported.
@@ -47,8 +48,12 @@ struct TrainingRecord {
     losses.insert(losses.end(), rest.losses.begin(), rest.losses.end());
     norms.insert(norms.end(), rest.norms.begin(), rest.norms.end());
     eval_losses.insert(eval_losses.end(), rest.eval_losses.begin(), rest.eval_losses.end());
+    steps.insert(steps.end(), rest.steps.begin(), rest.steps.end());
     end = rest.end;
     weights_hash = rest.weights_hash;
+    plan = rest.plan;
+    plans.push_back(rest.plan);
+    done = rest.done;
   }
 };
 
@@ -70,7 +75,8 @@ class TrainingBench {
   }
 
   // observe: called after each step, may be empty.
-  static TrainingRecord run(const config::Config& config, const train::TrainingOptions& options = {},
+  static TrainingRecord run(const config::Config& config,
+                            const train::TrainingOptions& options = {},
                             const train::StepObserver& observe = {}) {
     TrainingRecord record;
     const train::EventSink sink = [&](const train::RunEvent& event) {

@@ -4,7 +4,7 @@
 
 #include "base/error.hpp"
 #include "base/units.hpp"
-#include "tools/replay/trace_generator.hpp"
+#include "tools/replay/generated/trace_generator.hpp"
 
 namespace sluice::bench {
 namespace {
@@ -12,7 +12,8 @@ namespace {
 constexpr std::uint32_t kWarmIteration = 2;  // the first makes the optimizer's states
 
 // bytes: whether a request of so many is part of the mix.
-AllocationMix mix_from(const record::MemoryTrace& trace, const std::string& name, bool with_resident,
+AllocationMix mix_from(const record::MemoryTrace& trace, const std::string& name,
+                       bool with_resident,
                        const std::function<bool(std::uint64_t bytes)>& is_part) {
   AllocationMix mix;
   mix.name = name;

@@ -1,3 +1,10 @@
+// Draws allocations as rectangles: operations run to the right, addresses upward.
+//
+// A plot has two panels with one axis of operations. The upper one shows the blocks. Address ranges
+// that no block ever uses are cut out of its axis where they are large (plot_axis.hpp). The lower one
+// shows live and reserved bytes: each pixel column takes the largest value of its operations, so
+// that no peak is lost. Blocks that cover the most bytes times operations are drawn first, up to a
+// bound; the picture says how many are missing.
 #include "tools/replay/address_plot.hpp"
 
 #include <algorithm>
@@ -6,8 +13,11 @@
 #include <string_view>
 #include <utility>
 
+#include "base/error.hpp"
 #include "base/units.hpp"
+#include "tools/palette/palette.hpp"
 #include "tools/replay/plot_axis.hpp"
+#include "tools/replay/svg_writer.hpp"
 
 namespace sluice::replay {
 namespace {
@@ -20,32 +30,17 @@ constexpr double kTotalTop = 620, kTotalHeight = 170;
 constexpr double kLegendLeft = kLeft + kPlotWidth + 24;
 constexpr std::size_t kColumns = 980;
 
-// Okabe and Ito's colours, told apart by colour-blind readers, in the order of Category.
-constexpr std::array<const char*, kCategoryCount> kCategoryColours{
-    "#0072b2", "#e69f00", "#009e73", "#56b4e9", "#cc79a7", "#d55e00", "#8c8c8c"};
-
 struct SizeClass {
   std::uint64_t below_bytes;
-  const char* colour;
-  const char* label;
+  std::string_view colour;
+  std::string_view label;
 };
-// From viridis, light to dark: order shows without hue.
+// From viridis, light to dark: the order shows without hue.
 constexpr std::array<SizeClass, 5> kSizeClasses{{{kMiB, "#fde725", "below 1 MiB"},
                                                  {10 * kMiB, "#6ccd5a", "below 10 MiB"},
                                                  {100 * kMiB, "#1f9e89", "below 100 MiB"},
                                                  {kGiB, "#31688e", "below 1 GiB"},
                                                  {UINT64_MAX, "#440154", "1 GiB and more"}}};
-
-std::string number(double value) {
-  std::array<char, 64> text{};
-  const auto [end, error] =
-      std::to_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed, 2);
-  static_cast<void>(error);
-  std::string result(text.data(), end);
-  while (result.back() == '0') result.pop_back();
-  if (result.back() == '.') result.pop_back();
-  return result;
-}
 
 std::string hexadecimal(std::uint64_t value) {
   std::array<char, 16> text{};
@@ -53,23 +48,12 @@ std::string hexadecimal(std::uint64_t value) {
   return "0x" + std::string(text.data(), end);
 }
 
-// Long names are cut, so that the document's size is bounded.
-std::string escaped(std::string_view text) {
-  std::string result;
-  for (const char c : text.substr(0, 120)) {
-    if (c == '&') {
-      result += "&amp;";
-    } else if (c == '<') {
-      result += "&lt;";
-    } else if (c == '>') {
-      result += "&gt;";
-    } else if (c == '"') {
-      result += "&quot;";
-    } else {
-      result += c < ' ' || c > '~' ? '?' : c;
-    }
-  }
-  return result;
+std::size_t colour_count(PlotColour by) {
+  return by == PlotColour::kCategory ? kCategoryCount : kSizeClasses.size();
+}
+std::string_view colour_of(PlotColour by, std::size_t index) {
+  return by == PlotColour::kCategory ? palette::category_color(static_cast<Category>(index))
+                                     : kSizeClasses[index].colour;
 }
 
 // The largest value in each column of the plot.
@@ -91,6 +75,7 @@ std::array<double, kColumns> column_maxima(const std::vector<PlottedTotal>& tota
   return maxima;
 }
 
+// The live bytes after each change. At one operation, ends come before begins.
 std::vector<PlottedTotal> live_totals(const std::vector<PlottedBlock>& blocks) {
   struct Change {
     std::uint64_t operation;
@@ -115,16 +100,17 @@ std::vector<PlottedTotal> live_totals(const std::vector<PlottedBlock>& blocks) {
   return totals;
 }
 
-double area(std::uint64_t bytes, std::uint64_t begin, std::uint64_t end) {
-  return end > begin ? static_cast<double>(bytes) * static_cast<double>(end - begin) : 0.0;
+// Bytes times operations.
+double area(const PlottedBlock& block) {
+  if (block.end <= block.begin) return 0.0;
+  return static_cast<double>(block.bytes) * static_cast<double>(block.end - block.begin);
 }
 
-// Indices of the `most` largest by area, in their own order.
-template <typename T>
-std::vector<std::size_t> largest(const std::vector<T>& items, std::size_t most) {
+// The indices of the `most` blocks of largest area, in ascending order.
+std::vector<std::size_t> largest(const std::vector<PlottedBlock>& blocks, std::size_t most) {
   std::vector<std::pair<double, std::size_t>> areas;
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    const double one = area(items[i].bytes, items[i].begin, items[i].end);
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    const double one = area(blocks[i]);
     if (one > 0) areas.emplace_back(-one, i);
   }
   std::sort(areas.begin(), areas.end());
@@ -135,19 +121,20 @@ std::vector<std::size_t> largest(const std::vector<T>& items, std::size_t most) 
   return indices;
 }
 
+// One plot: its panels, axes and legend.
 class Drawing {
  public:
   explicit Drawing(const AddressPlot& plot)
-      : plot_(plot), operations_(end_of(plot)), addresses_(used_ranges(plot), plot.hole_bytes) {}
+      : plot_(plot), operations_(end_of(plot)), addresses_(used_ranges(plot), 0) {}
 
+  // The elements of the plot, without the document around them.
   std::string draw() {
-    open();
+    out_.text(kLeft, 30, "t", escape_xml(plot_.title));
     address_panel();
     total_panel();
     step_lines();
     legend();
-    out_ += "</svg>\n";
-    return std::move(out_);
+    return std::move(out_).finish();
   }
 
  private:
@@ -157,12 +144,12 @@ class Drawing {
     for (const PlottedBlock& block : plot.blocks) end = std::max(end, block.end);
     return end;
   }
+  // The address ranges that blocks ever use.
   static std::vector<std::pair<std::uint64_t, std::uint64_t>> used_ranges(const AddressPlot& plot) {
     std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges;
     for (const PlottedBlock& block : plot.blocks) {
       if (block.end > block.begin) ranges.emplace_back(block.address, block.bytes);
     }
-    for (const PlottedRange& range : plot.held) ranges.emplace_back(range.address, range.bytes);
     return ranges;
   }
 
@@ -175,7 +162,7 @@ class Drawing {
     return kAddressTop + kAddressHeight * (1.0 - static_cast<double>(offset) / extent);
   }
 
-  std::size_t colour_of(const PlottedBlock& block) const {
+  std::size_t colour_index(const PlottedBlock& block) const {
     if (plot_.colour == PlotColour::kCategory) return static_cast<std::size_t>(block.category);
     std::size_t index = 0;
     while (block.bytes >= kSizeClasses[index].below_bytes && index + 1 < kSizeClasses.size()) {
@@ -183,85 +170,30 @@ class Drawing {
     }
     return index;
   }
-  std::size_t colour_count() const {
-    return plot_.colour == PlotColour::kCategory ? kCategoryCount : kSizeClasses.size();
-  }
-  const char* colour(std::size_t index) const {
-    return plot_.colour == PlotColour::kCategory ? kCategoryColours[index]
-                                                 : kSizeClasses[index].colour;
-  }
-
-  void text(double x, double y, std::string_view style, const std::string& content) {
-    out_ += "<text x=\"" + number(x) + "\" y=\"" + number(y) + "\" class=\"" + std::string(style) +
-            "\">" + content + "</text>\n";
-  }
-  void line(double x1, double y1, double x2, double y2, std::string_view style) {
-    out_ += "<line x1=\"" + number(x1) + "\" y1=\"" + number(y1) + "\" x2=\"" + number(x2) +
-            "\" y2=\"" + number(y2) + "\" class=\"" + std::string(style) + "\"/>\n";
-  }
-  // Without the end of the element.
-  void open_rectangle(double x, double y, double width, double height, std::string_view style) {
-    out_ += "<rect x=\"" + number(x) + "\" y=\"" + number(y) + "\" width=\"" + number(width) +
-            "\" height=\"" + number(height) + "\" class=\"" + std::string(style) + "\"";
-  }
-
-  void open() {
-    out_ =
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" "
-        "version=\"1.1\" width=\"" +
-        number(kWidth) + "\" height=\"" + number(kHeight) + "\" viewBox=\"0 0 " + number(kWidth) +
-        " " + number(kHeight) + "\">\n<style>\n";
-    out_ +=
-        "text{font-family:sans-serif;font-size:12px;fill:#222}\n"
-        ".t{font-size:17px;font-weight:bold}.n{fill:#555}\n"
-        ".y{text-anchor:end}.x{text-anchor:middle}\n"
-        ".p{fill:#fff;stroke:none}.f{fill:none;stroke:#444}.h{fill:#dedede}\n"
-        ".g{stroke:#e4e4e4}.s{stroke:#000;stroke-dasharray:2 4;stroke-opacity:.45}\n"
-        ".z{stroke:#000;stroke-dasharray:7 3}\n"
-        ".l{fill:#7a9cc6}.r{fill:none;stroke:#000;stroke-width:1.4}\n"
-        ".b{stroke:#fff;stroke-width:.25}\n";
-    for (std::size_t c = 0; c < colour_count(); ++c) {
-      out_ += ".c" + std::to_string(c) + "{fill:" + colour(c) + "}";
-    }
-    out_ += "\n</style>\n";
-    open_rectangle(0, 0, kWidth, kHeight, "p");
-    out_ += "/>\n";
-    text(kLeft, 30, "t", escaped(plot_.title));
-  }
-
   void panel(double top, double height, std::string_view style) {
-    open_rectangle(kLeft, top, kPlotWidth, height, style);
-    out_ += "/>\n";
+    out_.rectangle(kLeft, top, kPlotWidth, height, style);
   }
 
   void y_title(double top, double height, const std::string& content) {
-    const std::string y = number(top + height / 2);
-    out_ += "<text x=\"18\" y=\"" + y + "\" class=\"x\" transform=\"rotate(-90 18 " + y + ")\">" +
-            content + "</text>\n";
+    const std::string y = svg_number(top + height / 2);
+    out_.raw("<text x=\"18\" y=\"" + y + "\" class=\"x\" transform=\"rotate(-90 18 " + y + ")\">" +
+             content + "</text>\n");
   }
 
+  // The upper panel: blocks over a grid, and marks where addresses were cut out.
   void address_panel() {
     panel(kAddressTop, kAddressHeight, "p");
     for (const std::uint64_t tick : byte_ticks(addresses_.extent_bytes(), 10)) {
-      line(kLeft, y_of(tick), kLeft + kPlotWidth, y_of(tick), "g");
-      text(kLeft - 6, y_of(tick) + 4, "y", tick == 0 ? "0" : format_bytes(tick));
+      out_.line(kLeft, y_of(tick), kLeft + kPlotWidth, y_of(tick), "g");
+      out_.text(kLeft - 6, y_of(tick) + 4, "y", tick == 0 ? "0" : format_bytes(tick));
     }
-    // Half of what may be drawn at most for what is held, the rest for blocks.
-    const std::vector<std::size_t> held = largest(plot_.held, plot_.max_rectangles / 2);
-    for (const std::size_t i : held) {
-      const PlottedRange& range = plot_.held[i];
-      open_span(range.address, range.bytes, range.begin, range.end, "h");
-      out_ += "/>\n";
-    }
-    const std::vector<std::size_t> drawn =
-        largest(plot_.blocks, plot_.max_rectangles - held.size());
+    const std::vector<std::size_t> drawn = largest(plot_.blocks, plot_.max_rectangles);
     for (const std::size_t i : drawn) block(plot_.blocks[i]);
     for (const CompactAddresses::Hole& hole : addresses_.holes()) {
       const double y = y_of(hole.offset_bytes);
-      line(kLeft, y, kLeft + kPlotWidth, y, "z");
-      open_rectangle(kLeft + 8, y - 8, 182, 16, "p");
-      out_ += "/>\n";
-      text(kLeft + 14, y + 4, "n", format_bytes(hole.bytes) + " of addresses cut out");
+      out_.line(kLeft, y, kLeft + kPlotWidth, y, "z");
+      out_.rectangle(kLeft + 8, y - 8, 182, 16, "p");
+      out_.text(kLeft + 14, y + 4, "n", format_bytes(hole.bytes) + " of addresses cut out");
     }
     panel(kAddressTop, kAddressHeight, "f");
     y_title(kAddressTop, kAddressHeight, "address, from the lowest used");
@@ -270,33 +202,28 @@ class Drawing {
     if (left_out > 0) {
       summary += ", " + std::to_string(left_out) + " not drawn: those of the least bytes x time";
     }
-    if (held.size() < plot_.held.size()) {
-      summary += "; " + std::to_string(plot_.held.size() - held.size()) + " held ranges not drawn";
-    }
-    text(kLeft, 54, "n", summary);
+    out_.text(kLeft, 54, "n", summary);
   }
 
-  void open_span(std::uint64_t address, std::uint64_t bytes, std::uint64_t begin, std::uint64_t end,
-                 std::string_view style) {
-    const std::uint64_t offset = addresses_.offset_of(address);
-    const double top = y_of(offset + bytes);
-    const double left = x_of(begin);
-    const double width = x_of(end) - left;
-    const double height = y_of(offset) - top;
-    // Neighbours are divided where that leaves something of both; what is thinner than a hair is
-    // still seen.
-    const bool has_border = width > 8 && height > 5;
-    open_rectangle(left, top, std::max(0.2, width), std::max(0.2, height),
-                   has_border ? std::string(style) + " b" : std::string(style));
-  }
-
+  // One rectangle. Viewers show its title under the pointer.
   void block(const PlottedBlock& one) {
-    open_span(one.address, one.bytes, one.begin, one.end, "c" + std::to_string(colour_of(one)));
-    out_ += "><title>" + escaped(one.name) + ", " + format_bytes(one.bytes) + ", stream " +
-            std::to_string(one.stream) + ", operations " + std::to_string(one.begin) + " to " +
-            std::to_string(one.end) + ", at " + hexadecimal(one.address) + "</title></rect>\n";
+    const std::uint64_t offset = addresses_.offset_of(one.address);
+    const double top = y_of(offset + one.bytes);
+    const double left = x_of(one.begin);
+    const double width = x_of(one.end) - left;
+    const double height = y_of(offset) - top;
+    // A border divides neighbours, if the rectangle is large enough to show both. The least width
+    // and height keep the thinnest blocks visible.
+    const std::string style = "c" + std::to_string(colour_index(one));
+    const bool has_border = width > 8 && height > 5;
+    out_.open_rectangle(left, top, std::max(0.2, width), std::max(0.2, height),
+                        has_border ? style + " b" : style);
+    out_.raw("><title>" + escape_xml(one.name) + ", " + format_bytes(one.bytes) + ", stream " +
+             std::to_string(one.stream) + ", operations " + std::to_string(one.begin) + " to " +
+             std::to_string(one.end) + ", at " + hexadecimal(one.address) + "</title></rect>\n");
   }
 
+  // The lower panel: live bytes as an area, reserved bytes as a line.
   void total_panel() {
     const std::vector<PlottedTotal> live = live_totals(plot_.blocks);
     std::uint64_t most = 1;
@@ -310,25 +237,27 @@ class Drawing {
     panel(kTotalTop, kTotalHeight, "p");
     for (const std::uint64_t tick : byte_ticks(most, 5)) {
       const double y = y_at(static_cast<double>(tick));
-      line(kLeft, y, kLeft + kPlotWidth, y, "g");
-      text(kLeft - 6, y + 4, "y", tick == 0 ? "0" : format_bytes(tick));
+      out_.line(kLeft, y, kLeft + kPlotWidth, y, "g");
+      out_.text(kLeft - 6, y + 4, "y", tick == 0 ? "0" : format_bytes(tick));
     }
-    out_ += "<path class=\"l\" d=\"M" + number(kLeft) + " " + number(kTotalTop + kTotalHeight) +
-            steps(column_maxima(live, operations_), y_at) + "L" + number(kLeft + kPlotWidth) + " " +
-            number(kTotalTop + kTotalHeight) + "Z\"/>\n";
+    const std::string floor = " " + svg_number(kTotalTop + kTotalHeight);
+    out_.raw("<path class=\"l\" d=\"M" + svg_number(kLeft) + floor +
+             steps(column_maxima(live, operations_), y_at) + "L" + svg_number(kLeft + kPlotWidth) +
+             floor + "Z\"/>\n");
     if (!plot_.reserved.empty()) {
       std::string path = steps(column_maxima(plot_.reserved, operations_), y_at);
       path.front() = 'M';
-      out_ += "<path class=\"r\" d=\"" + path + "\"/>\n";
+      out_.raw("<path class=\"r\" d=\"" + path + "\"/>\n");
     }
     panel(kTotalTop, kTotalHeight, "f");
     y_title(kTotalTop, kTotalHeight, "bytes");
     for (const std::uint64_t tick : decimal_ticks(operations_, 10)) {
-      line(x_of(tick), kTotalTop + kTotalHeight, x_of(tick), kTotalTop + kTotalHeight + 5, "f");
-      text(x_of(tick), kTotalTop + kTotalHeight + 20, "x", std::to_string(tick));
+      out_.line(x_of(tick), kTotalTop + kTotalHeight, x_of(tick), kTotalTop + kTotalHeight + 5,
+                "f");
+      out_.text(x_of(tick), kTotalTop + kTotalHeight + 20, "x", std::to_string(tick));
     }
-    text(kLeft + kPlotWidth / 2, kTotalTop + kTotalHeight + 44, "x",
-         "operation (allocations and frees)");
+    out_.text(kLeft + kPlotWidth / 2, kTotalTop + kTotalHeight + 44, "x",
+              "operation (allocations and frees)");
   }
 
   template <typename Y>
@@ -337,54 +266,54 @@ class Drawing {
     for (std::size_t c = 0; c < kColumns; ++c) {
       const double x = kLeft + kPlotWidth * static_cast<double>(c) / kColumns;
       if (c == 0 || values[c] != values[c - 1])
-        path += "L" + number(x) + " " + number(y_at(values[c]));
+        path += "L" + svg_number(x) + " " + svg_number(y_at(values[c]));
       path += c + 1 == kColumns || values[c] != values[c + 1]
-                  ? "H" + number(x + kPlotWidth / kColumns)
+                  ? "H" + svg_number(x + kPlotWidth / kColumns)
                   : "";
     }
     return path;
   }
 
+  // Dashed lines where iterations begin.
   void step_lines() {
-    if (plot_.steps.size() > 500) return;  // they would hide what they divide
+    if (plot_.steps.size() > 500) return;  // so many lines would cover the blocks
     for (const std::uint64_t step : plot_.steps) {
       const double x = x_of(step);
-      line(x, kAddressTop, x, kAddressTop + kAddressHeight, "s");
-      line(x, kTotalTop, x, kTotalTop + kTotalHeight, "s");
+      out_.line(x, kAddressTop, x, kAddressTop + kAddressHeight, "s");
+      out_.line(x, kTotalTop, x, kTotalTop + kTotalHeight, "s");
     }
   }
 
   double legend_row(double y, std::string_view style, const std::string& label) {
-    open_rectangle(kLegendLeft, y - 10, 14, 12, style);
-    out_ += "/>\n";
-    text(kLegendLeft + 21, y, "n", label);
+    out_.rectangle(kLegendLeft, y - 10, 14, 12, style);
+    out_.text(kLegendLeft + 21, y, "n", label);
     return y + 20;
   }
 
   void legend() {
     double y = kAddressTop + 12;
     std::array<std::uint64_t, kCategoryCount> counts{};
-    for (const PlottedBlock& block : plot_.blocks) ++counts[colour_of(block)];
-    for (std::size_t c = 0; c < colour_count(); ++c) {
+    for (const PlottedBlock& block : plot_.blocks) ++counts[colour_index(block)];
+    for (std::size_t c = 0; c < colour_count(plot_.colour); ++c) {
       if (counts[c] == 0) continue;
-      const std::string label = plot_.colour == PlotColour::kCategory
-                                    ? std::string(category_name(static_cast<Category>(c)))
-                                    : kSizeClasses[c].label;
-      y = legend_row(y, "c" + std::to_string(c), label + " (" + std::to_string(counts[c]) + ")");
+      const std::string_view label = plot_.colour == PlotColour::kCategory
+                                         ? category_name(static_cast<Category>(c))
+                                         : kSizeClasses[c].label;
+      y = legend_row(y, "c" + std::to_string(c),
+                     std::string(label) + " (" + std::to_string(counts[c]) + ")");
     }
-    if (!plot_.held.empty()) y = legend_row(y, "h", "held, not in use");
     if (!plot_.steps.empty() && plot_.steps.size() <= 500) {
-      line(kLegendLeft + 7, y - 10, kLegendLeft + 7, y + 4, "s");
-      text(kLegendLeft + 21, y, "n", "an iteration begins");
+      out_.line(kLegendLeft + 7, y - 10, kLegendLeft + 7, y + 4, "s");
+      out_.text(kLegendLeft + 21, y, "n", "an iteration begins");
     }
     y = kTotalTop + 12;
     y = legend_row(y, "l", "live, at most");
-    text(kLegendLeft + 21, y - 4, "n", format_bytes(peak_live_bytes_));
+    out_.text(kLegendLeft + 21, y - 4, "n", format_bytes(peak_live_bytes_));
     y += 20;
     if (plot_.reserved.empty()) return;
-    line(kLegendLeft, y - 4, kLegendLeft + 14, y - 4, "r");
-    text(kLegendLeft + 21, y, "n", "reserved, at most");
-    text(kLegendLeft + 21, y + 16, "n", format_bytes(peak_bytes_));
+    out_.line(kLegendLeft, y - 4, kLegendLeft + 14, y - 4, "r");
+    out_.text(kLegendLeft + 21, y, "n", "reserved, at most");
+    out_.text(kLegendLeft + 21, y + 16, "n", format_bytes(peak_bytes_));
   }
 
   const AddressPlot& plot_;
@@ -392,13 +321,49 @@ class Drawing {
   CompactAddresses addresses_;
   std::uint64_t peak_live_bytes_ = 0;
   std::uint64_t peak_bytes_ = 0;
-  std::string out_;
+  SvgWriter out_;
 };
+
+// The head of the document. Its styles hold for all plots in it.
+void open_document(SvgWriter& out, std::size_t plot_count, PlotColour colour) {
+  const std::string width = svg_number(kWidth);
+  const std::string height = svg_number(kHeight * static_cast<double>(plot_count));
+  out.raw(
+      "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" "
+      "version=\"1.1\" width=\"" +
+      width + "\" height=\"" + height + "\" viewBox=\"0 0 " + width + " " + height +
+      "\">\n<style>\n");
+  out.raw(
+      "text{font-family:sans-serif;font-size:12px;fill:#222}\n"
+      ".t{font-size:17px;font-weight:bold}.n{fill:#555}\n"
+      ".y{text-anchor:end}.x{text-anchor:middle}\n"
+      ".p{fill:#fff;stroke:none}.f{fill:none;stroke:#444}\n"
+      ".g{stroke:#e4e4e4}.s{stroke:#000;stroke-dasharray:2 4;stroke-opacity:.45}\n"
+      ".z{stroke:#000;stroke-dasharray:7 3}\n"
+      ".l{fill:#7a9cc6}.r{fill:none;stroke:#000;stroke-width:1.4}\n"
+      ".b{stroke:#fff;stroke-width:.25}\n");
+  for (std::size_t c = 0; c < colour_count(colour); ++c) {
+    out.raw(".c" + std::to_string(c) + "{fill:" + std::string(colour_of(colour, c)) + "}");
+  }
+  out.raw("\n</style>\n");
+  out.rectangle(0, 0, kWidth, kHeight * static_cast<double>(plot_count), "p");
+}
 
 }  // namespace
 
-std::string draw_address_plot(const AddressPlot& plot) {
-  return Drawing(plot).draw();
+std::string draw_address_plots(std::span<const AddressPlot> plots) {
+  SLUICE_CHECK(!plots.empty());
+  SvgWriter out;
+  open_document(out, plots.size(), plots.front().colour);
+  for (std::size_t i = 0; i < plots.size(); ++i) {
+    SLUICE_CHECK(plots[i].colour == plots.front().colour);
+    out.raw("<g transform=\"translate(0 " + svg_number(kHeight * static_cast<double>(i)) +
+            ")\">\n");
+    out.raw(Drawing(plots[i]).draw());
+    out.raw("</g>\n");
+  }
+  out.raw("</svg>\n");
+  return std::move(out).finish();
 }
 
 }  // namespace sluice::replay

@@ -1,8 +1,9 @@
-// Memory over time as a picture: which allocation stood at which address, from when to when.
+// Draws memory over time: the address of each allocation, from its allocation to its free.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -21,15 +22,7 @@ struct PlottedBlock {
   std::string name;
 };
 
-// Memory that the policy held, used or not; where it is known.
-struct PlottedRange {
-  std::uint64_t address = 0;
-  std::uint64_t bytes = 0;
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
-};
-
-// What was held from `operation` on.
+// Bytes held from `operation` on.
 struct PlottedTotal {
   std::uint64_t operation = 0;
   std::uint64_t bytes = 0;
@@ -40,21 +33,20 @@ enum class PlotColour : std::uint8_t { kCategory, kSize };
 struct AddressPlot {
   std::string title;
   std::vector<PlottedBlock> blocks;
-  std::vector<PlottedRange> held;
-  std::vector<PlottedTotal> reserved;  // in order of operation; empty: not known
+  std::vector<PlottedTotal> reserved;  // in order of operation; empty if not known
   std::vector<std::uint64_t> steps;    // operations at which iterations begin
-  std::uint64_t operations = 0;        // the axis's end; 0: where the last block ends
+  std::uint64_t operations = 0;        // the end of the axis; 0 for the end of the last block
   PlotColour colour = PlotColour::kCategory;
-  // Addresses that nothing ever used are cut out where they are this many or more together, and
-  // the place is marked; 0: an eighth of what is used.
-  std::uint64_t hole_bytes = 0;
   std::size_t max_rectangles = 20'000;
 };
 
-// A self-contained SVG 1.1 document, without scripts: addresses over operations above, live and
-// reserved bytes below. Blocks beyond max_rectangles are left out, smallest area first, and the
-// picture says how many. A name's characters that XML has no place for become '?'. Blocks of no
-// bytes or no duration are not drawn. At most some 300 bytes for a rectangle.
-std::string draw_address_plot(const AddressPlot& plot);
+// Draws the plots below each other in one SVG 1.1 document, which is self-contained and has no
+// scripts. Precondition: there is at least one plot, and all have one PlotColour.
+//
+// Address ranges that nothing ever uses are cut out of the axis, and the place is marked, if they
+// are larger than an eighth of the used ranges. A plot with more than max_rectangles blocks leaves
+// out those of smallest area, and says how many. Blocks of no bytes or no duration are not drawn.
+// Characters of a name that XML does not allow become '?'. A rectangle takes at most some 300 bytes.
+std::string draw_address_plots(std::span<const AddressPlot> plots);
 
 }  // namespace sluice::replay

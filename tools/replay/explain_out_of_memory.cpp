@@ -6,9 +6,9 @@
 
 namespace sluice::replay {
 
-std::optional<OutOfMemoryExplanation> explain_out_of_memory(const record::MemoryTrace& trace,
-                                                            std::uint64_t capacity_bytes,
-                                                            const allocator::OomFixOptions& options) {
+std::optional<OutOfMemoryExplanation> explain_out_of_memory(
+    const record::MemoryTrace& trace, std::uint64_t capacity_bytes,
+    const allocator::OomFixOptions& options) {
   allocator::SimulatedAllocator settings;
   settings.capacity_bytes = capacity_bytes;
   allocator::SimulationOutcome outcome = allocator::simulate(trace, settings);
@@ -20,9 +20,7 @@ std::optional<OutOfMemoryExplanation> explain_out_of_memory(const record::Memory
     result.fixes.note = "what the trace holds before its first operation does not fit";
     return result;
   }
-  record::MemoryTrace until = trace;
-  until.operations.resize(result.failed_operation + 1);
-  result.fixes = allocator::find_fixes(*result.report, until, options);
+  result.fixes = allocator::find_fixes(*result.report, trace, result.failed_operation, options);
   return result;
 }
 

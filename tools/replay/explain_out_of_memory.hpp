@@ -1,4 +1,5 @@
-// Why a trace does not fit in a given memory under our own allocator, and what would let it.
+// Explains why a trace does not fit in a given memory under our own allocator, and finds changes
+// with which it would.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +19,11 @@ struct OutOfMemoryExplanation {
 };
 
 // Replays the trace through a CachingAllocator with its default options (the policy "dynamic") on a
-// device of `capacity_bytes`, and tells of the first request that fails. Empty: it completes. A
-// trace whose first blocks do not fit fails at operation 0, with a report and no fixes.
-std::optional<OutOfMemoryExplanation> explain_out_of_memory(const record::MemoryTrace& trace,
-                                                            std::uint64_t capacity_bytes,
-                                                            const allocator::OomFixOptions& options = {});
+// device of `capacity_bytes`. Reports the first request that fails, and fixes with which the whole
+// trace completes. Returns nothing if it completes as it is. If the blocks that the trace begins
+// with do not fit, the result has failed_operation 0, a report and no fixes.
+std::optional<OutOfMemoryExplanation> explain_out_of_memory(
+    const record::MemoryTrace& trace, std::uint64_t capacity_bytes,
+    const allocator::OomFixOptions& options = {});
 
 }  // namespace sluice::replay

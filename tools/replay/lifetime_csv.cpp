@@ -16,8 +16,8 @@ namespace sluice::replay {
 namespace {
 
 constexpr std::uint64_t kMaxFileBytes = 64 * kMiB;
-constexpr std::size_t kMaxBuffers = 100'000;  // packing takes time by their square
-// Together below what packing can add up.
+constexpr std::size_t kMaxBuffers = 100'000;  // packing takes quadratic time
+// The sum of all sizes stays below this, so that packing can add sizes without overflow.
 constexpr std::uint64_t kMaxTotalBytes = (std::uint64_t{1} << 62) - 1;
 constexpr std::array<std::string_view, 4> kColumns{"id", "lower", "upper", "size"};
 
@@ -53,7 +53,7 @@ class Reader {
  public:
   explicit Reader(std::string source) : source_(std::move(source)) {}
 
-  // Where each of kColumns stands.
+  // The position of each of kColumns.
   void read_header(std::string_view line) {
     const std::vector<std::string_view> names = split(line);
     for (std::size_t c = 0; c < kColumns.size(); ++c) {
@@ -103,7 +103,8 @@ class Reader {
 
 }  // namespace
 
-std::vector<packing::Lifetime> parse_lifetime_csv(const std::string& text, const std::string& source) {
+std::vector<packing::Lifetime> parse_lifetime_csv(const std::string& text,
+                                                  const std::string& source) {
   Reader reader(source);
   std::vector<packing::Lifetime> lifetimes;
   constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";

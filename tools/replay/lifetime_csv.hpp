@@ -1,4 +1,4 @@
-// Lifetimes of buffers as text: the format of public packing benchmarks.
+// Reads lifetimes of buffers from text, in the format of public packing benchmarks.
 #pragma once
 
 #include <string>
@@ -8,11 +8,12 @@
 
 namespace sluice::replay {
 
-// First line: the columns id, lower, upper and size, in any order; then a line for each buffer (at
-// most 100,000), which lives in [lower, upper) and takes `size` bytes: whole numbers without a
-// sign. At most 64 MiB. InputError with the file, the line and what would be right.
+// The first line names the columns id, lower, upper and size, in any order. Each other line is a
+// buffer that lives in [lower, upper) and takes `size` bytes; these are whole numbers without a sign.
+// Limits: 100,000 buffers and 64 MiB. InputError with the file, the line and the right form.
 std::vector<packing::Lifetime> read_lifetime_csv(const std::string& path);
-// `source`: the name for messages.
-std::vector<packing::Lifetime> parse_lifetime_csv(const std::string& text, const std::string& source);
+// `source` is the name for messages.
+std::vector<packing::Lifetime> parse_lifetime_csv(const std::string& text,
+                                                  const std::string& source);
 
 }  // namespace sluice::replay

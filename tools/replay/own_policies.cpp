@@ -34,7 +34,7 @@ class OwnPolicy final : public ReplayPolicy {
   std::uint64_t reserved_bytes() const override {
     return allocator_.device().counters().live_bytes;
   }
-  // The first step that the plan served was also served by what the steps before it left.
+  // In the first planned step, memory that earlier steps had cached still serves some requests.
   bool is_steady() const override {
     return allocator_.planning() == nullptr ||
            allocator_.planning()->statistics().planned_step_count >= 1;
@@ -61,7 +61,7 @@ class OwnPolicy final : public ReplayPolicy {
 
  private:
   mutable allocator::ReplayedAllocator allocator_;  // statistics settle the caches of threads
-  bool fits_ = true;                     // what the record began with
+  bool fits_ = true;                                // the blocks that the record begins with
 };
 
 }  // namespace
@@ -82,7 +82,8 @@ NamedPolicy planned_policy(packing::PackingEffort effort) {
     allocator::StepPlan plan;
   };
   const auto made = std::make_shared<std::vector<Made>>();
-  const auto plan = [effort, made](const allocator::StepRecording& before, const allocator::StepRecording& step) {
+  const auto plan = [effort, made](const allocator::StepRecording& before,
+                                   const allocator::StepRecording& step) {
     for (const Made& one : *made) {
       if (one.step == step && one.before == before) return one.plan;
     }
@@ -99,7 +100,8 @@ NamedPolicy planned_policy(packing::PackingEffort effort) {
 }
 
 record::MemorySnapshot snapshot_after(const record::MemoryTrace& trace, bool planned) {
-  // An allocation maps some pages and is freed in two events; what is more is cut at the front.
+  // Room for the events of mapping pages, an allocation and its free. If there are more events, the
+  // recorder drops the oldest.
   record::MemoryRecorder recorder(4 * trace.operations.size() + trace.allocations.size() + 1);
   for (const std::string& name : trace.names) recorder.intern(name);
   allocator::ReplayedAllocatorOptions options;

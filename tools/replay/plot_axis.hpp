@@ -1,4 +1,4 @@
-// Axes of a plot: addresses without the holes between them, and ticks at round values.
+// Axes of a plot: addresses without large holes, and ticks at round values.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@ namespace sluice::replay {
 class CompactAddresses {
  public:
   struct Hole {
-    std::uint64_t offset_bytes = 0;  // where it was cut
+    std::uint64_t offset_bytes = 0;  // of the cut
     std::uint64_t bytes = 0;
   };
-  // ranges: (address, bytes) that are used, in any order, overlapping or not; none wraps around.
-  // Holes of hole_bytes or more are cut to hole_bytes / 4; 0: an eighth of what is used.
+  // `ranges` are the used (address, bytes), in any order; they may overlap, and none wraps around.
+  // Holes of hole_bytes or more are cut to hole_bytes / 4. 0 stands for an eighth of the used bytes.
   CompactAddresses(std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges,
                    std::uint64_t hole_bytes);
 
-  // `address` within, or at the end of, a given range.
+  // Precondition: `address` lies within a given range or at its end.
   std::uint64_t offset_of(std::uint64_t address) const;
   std::uint64_t extent_bytes() const { return extent_bytes_; }
   const std::vector<Hole>& holes() const { return holes_; }
@@ -30,8 +30,8 @@ class CompactAddresses {
   std::uint64_t extent_bytes_ = 0;
 };
 
-// Multiples of a round step, from 0 to at most `end`, at most about `count`. Bytes: powers of two;
-// else 1, 2 or 5 times a power of ten.
+// About `count` multiples of a round step, from 0 to at most `end`. The step is a power of two for
+// bytes, and otherwise 1, 2 or 5 times a power of ten.
 std::vector<std::uint64_t> byte_ticks(std::uint64_t end, std::size_t count);
 std::vector<std::uint64_t> decimal_ticks(std::uint64_t end, std::size_t count);
 

@@ -18,7 +18,7 @@ namespace {
 
 enum class TraceFormat : std::uint8_t { kTorch, kSluice, kRmm, kLifetimes, kUnknown };
 
-// The first line, at most 4 KiB of it, as words between commas, sorted.
+// The words between commas of the first line (at most 4 KiB of it), sorted.
 std::vector<std::string> header_words(const std::string& head) {
   std::string_view text = head;
   if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);
@@ -54,8 +54,8 @@ TraceFormat recognise(const std::string& head) {
   return TraceFormat::kUnknown;
 }
 
-// What people hand over by mistake.
-std::string_view guess(const std::string& head) {
+// Names the kind of a file that is often given by mistake.
+std::string_view describe_other_file(const std::string& head) {
   if (head.empty()) return "is empty";
   if (head.starts_with("PK\x03\x04")) return "is a zip archive (a checkpoint of torch.save?)";
   if (head.starts_with("\x1f\x8b")) return "is compressed by gzip";
@@ -67,7 +67,8 @@ std::string_view guess(const std::string& head) {
 
 }  // namespace
 
-record::MemoryTrace trace_of_lifetimes(std::span<const packing::Lifetime> lifetimes, const std::string& source) {
+record::MemoryTrace trace_of_lifetimes(std::span<const packing::Lifetime> lifetimes,
+                                       const std::string& source) {
   struct Moment {
     std::uint64_t position;
     bool is_alloc;
@@ -103,11 +104,12 @@ ReadTrace read_trace(const std::string& path, const ReadTraceOptions& options) {
   ReadTrace result;
   switch (recognise(head)) {
     case TraceFormat::kTorch:
-      result.trace =
-          record::trace_of(record::read_torch_snapshot(path, options.device), path, "torch", &result.defects);
+      result.trace = record::trace_of(record::read_torch_snapshot(path, options.device), path,
+                                      "torch", &result.defects);
       break;
     case TraceFormat::kSluice:
-      result.trace = record::trace_of(record::read_memory_trace_csv(path), path, "sluice", &result.defects);
+      result.trace =
+          record::trace_of(record::read_memory_trace_csv(path), path, "sluice", &result.defects);
       break;
     case TraceFormat::kRmm:
       result.trace = read_rmm_trace(path, &result.defects);
@@ -116,7 +118,7 @@ ReadTrace read_trace(const std::string& path, const ReadTraceOptions& options) {
       result.trace = trace_of_lifetimes(read_lifetime_csv(path), path);
       break;
     case TraceFormat::kUnknown:
-      throw InputError("'" + path + "' " + std::string(guess(head)) +
+      throw InputError("'" + path + "' " + std::string(describe_other_file(head)) +
                        ": must be a PyTorch memory snapshot (a pickle), an RMM log, a trace with "
                        "the columns " +
                        std::string(record::kMemoryTraceCsvHeader) +

@@ -18,7 +18,7 @@
 namespace sluice::replay {
 namespace {
 
-// Buffers as they come, each in the smallest gap then free that is large enough.
+// Places buffers in the order of time, each in the smallest free gap that is large enough.
 std::uint64_t online_capacity_bytes(std::span<const packing::Lifetime> lifetimes) {
   std::vector<std::uint64_t> starts;
   for (const packing::Lifetime& one : lifetimes) starts.push_back(one.lower);
@@ -35,7 +35,8 @@ std::uint64_t online_capacity_bytes(std::span<const packing::Lifetime> lifetimes
   packing::PlacedBoxes placed;
   std::uint64_t capacity_bytes = 0;
   for (const std::size_t i : order) {
-    const packing::Box box{rank_of(lifetimes[i].lower), rank_of(lifetimes[i].upper), lifetimes[i].bytes};
+    const packing::Box box{rank_of(lifetimes[i].lower), rank_of(lifetimes[i].upper),
+                           lifetimes[i].bytes};
     const std::uint64_t offset = placed.find_offset(box, packing::Fit::kBest);
     placed.insert(box, offset);
     capacity_bytes = std::max(capacity_bytes, offset + box.bytes);
@@ -43,8 +44,8 @@ std::uint64_t online_capacity_bytes(std::span<const packing::Lifetime> lifetimes
   return capacity_bytes;
 }
 
-std::uint64_t planned_capacity_bytes(std::span<const packing::Lifetime> lifetimes, packing::PackingEffort effort,
-                                     std::uint64_t enough_bytes) {
+std::uint64_t planned_capacity_bytes(std::span<const packing::Lifetime> lifetimes,
+                                     packing::PackingEffort effort, std::uint64_t enough_bytes) {
   const packing::Packing packing = packing::pack_lifetimes(lifetimes, 1, effort, enough_bytes);
   packing::check_packing(lifetimes, packing, 1);
   return packing.capacity_bytes;
@@ -52,7 +53,8 @@ std::uint64_t planned_capacity_bytes(std::span<const packing::Lifetime> lifetime
 
 }  // namespace
 
-nlohmann::json replay_packing(std::span<const packing::Lifetime> lifetimes, const std::string& source,
+nlohmann::json replay_packing(std::span<const packing::Lifetime> lifetimes,
+                              const std::string& source,
                               std::optional<std::uint64_t> capacity_bytes) {
   SLUICE_CHECK(lifetimes.size() < std::numeric_limits<std::int32_t>::max());
   const std::uint64_t peak_live_bytes = packing::peak_live(lifetimes);
@@ -70,9 +72,11 @@ nlohmann::json replay_packing(std::span<const packing::Lifetime> lifetimes, cons
     policies.push_back(std::move(result));
   };
   run("online", [&] { return online_capacity_bytes(lifetimes); });
-  run("quick", [&] { return planned_capacity_bytes(lifetimes, packing::PackingEffort::kQuick, 0); });
+  run("quick",
+      [&] { return planned_capacity_bytes(lifetimes, packing::PackingEffort::kQuick, 0); });
   run("planned", [&] {
-    return planned_capacity_bytes(lifetimes, packing::PackingEffort::kThorough, capacity_bytes.value_or(0));
+    return planned_capacity_bytes(lifetimes, packing::PackingEffort::kThorough,
+                                  capacity_bytes.value_or(0));
   });
   return {{"event", "replay"},
           {"source", source},

@@ -16,18 +16,25 @@
 namespace sluice::replay {
 namespace {
 
-// What the device of the record had, as far as its own allocator could tell; no end for others.
+// Bounds the size of a document with the plots of several policies.
+constexpr std::size_t kMaxRectanglesInAll = 40'000;
+
+// The memory of the recording device, as far as its own allocator could tell. UINT64_MAX for other
+// policies.
 std::uint64_t capacity_of_record(const record::MemoryTrace& trace, const NamedPolicy& policy) {
   const bool recorded_it = policy.name == (trace.expandable_segments ? "expandable" : "native");
   return recorded_it && trace.recorded_trimming ? trace.recorded_peak_reserved_bytes : UINT64_MAX;
 }
 
-// A rest of an iteration may hold little of what its plan reserves.
+// Whether the plan served a whole iteration. A part of one may hold little of the memory that the plan
+// reserves.
 bool served_an_iteration(const record::MemoryTrace& trace, const ReplayOutcome& outcome) {
   const std::vector<record::IterationRange> ranges = record::find_iterations(trace).ranges;
   return outcome.was_steady && !ranges.empty() && ranges.back().begin >= outcome.steady_from;
 }
 
+// Replays the trace through one policy: once for its peaks, then for the least capacity, for the given
+// capacity, and for the time of a call.
 nlohmann::json policy_report(const record::MemoryTrace& trace, const NamedPolicy& policy,
                              const ReplayReportOptions& options) {
   ReplayOutcome outcome = replay_trace(trace, policy, capacity_of_record(trace, policy));
@@ -67,6 +74,31 @@ nlohmann::json policy_report(const record::MemoryTrace& trace, const NamedPolicy
                                  static_cast<double>(trace.operations.size());
   }
   return result;
+}
+
+AddressPlot replay_plot(const record::MemoryTrace& trace, const NamedPolicy& policy) {
+  ReplayRecord record;
+  replay_trace(trace, policy, UINT64_MAX, &record);
+  AddressPlot plot;
+  plot.title = trace.source + ", " + policy.name;
+  plot.operations = trace.operations.size();
+  for (const PlacedAllocation& placed : record.placed) {
+    const record::TraceAllocation& allocation = trace.allocations[placed.allocation];
+    plot.blocks.push_back({placed.address, allocation.bytes, placed.begin, placed.end,
+                           allocation.stream, allocation.category, trace.names[allocation.name]});
+  }
+  for (const ReservedSample& sample : record.samples) {
+    plot.reserved.push_back({sample.operation, sample.reserved_bytes});
+  }
+  for (std::size_t i = 0; i < trace.operations.size(); ++i) {
+    if (trace.operations[i].action == record::TraceAction::kStep) plot.steps.push_back(i);
+  }
+  // A trace without categories is coloured by size.
+  const bool has_category =
+      std::any_of(trace.allocations.begin(), trace.allocations.end(),
+                  [](const auto& one) { return one.category != Category::kExternal; });
+  plot.colour = has_category ? PlotColour::kCategory : PlotColour::kSize;
+  return plot;
 }
 
 std::string percent(double share) {
@@ -109,7 +141,7 @@ SteppedTrace with_steps(record::MemoryTrace trace) {
   stepped.repeats_after = iterations.repeats_after;
   stepped.source = iterations.source == record::IterationSource::kMarks        ? "marks"
                    : iterations.source == record::IterationSource::kRepetition ? "repetition"
-                                                                       : "none";
+                                                                               : "none";
   if (iterations.source == record::IterationSource::kRepetition) {
     std::vector<record::TraceOperation> operations;
     operations.reserve(trace.operations.size() + iterations.ranges.size() + 1);
@@ -203,30 +235,13 @@ std::string replay_report_table(const nlohmann::json& event) {
   return out.str();
 }
 
-std::string plot_replay(const SteppedTrace& stepped, const NamedPolicy& policy) {
-  const record::MemoryTrace& trace = stepped.trace;
-  ReplayRecord record;
-  replay_trace(trace, policy, UINT64_MAX, &record);
-  AddressPlot plot;
-  plot.title = trace.source + ", " + policy.name;
-  plot.operations = trace.operations.size();
-  for (const PlacedAllocation& placed : record.placed) {
-    const record::TraceAllocation& allocation = trace.allocations[placed.allocation];
-    plot.blocks.push_back({placed.address, allocation.bytes, placed.begin, placed.end,
-                           allocation.stream, allocation.category, trace.names[allocation.name]});
+std::string plot_replays(const SteppedTrace& stepped, const std::vector<NamedPolicy>& policies) {
+  std::vector<AddressPlot> plots;
+  for (const NamedPolicy& policy : policies) plots.push_back(replay_plot(stepped.trace, policy));
+  for (AddressPlot& plot : plots) {
+    plot.max_rectangles = std::min(plot.max_rectangles, kMaxRectanglesInAll / plots.size());
   }
-  for (const ReservedSample& sample : record.samples) {
-    plot.reserved.push_back({sample.operation, sample.reserved_bytes});
-  }
-  for (std::size_t i = 0; i < trace.operations.size(); ++i) {
-    if (trace.operations[i].action == record::TraceAction::kStep) plot.steps.push_back(i);
-  }
-  // Who names no category is coloured by size.
-  const bool has_category =
-      std::any_of(trace.allocations.begin(), trace.allocations.end(),
-                  [](const record::TraceAllocation& one) { return one.category != Category::kExternal; });
-  plot.colour = has_category ? PlotColour::kCategory : PlotColour::kSize;
-  return draw_address_plot(plot);
+  return draw_address_plots(plots);
 }
 
 }  // namespace sluice::replay

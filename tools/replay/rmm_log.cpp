@@ -21,7 +21,7 @@ enum Column : std::uint8_t { kTime, kAction, kPointer, kSize, kStream, kCount };
 constexpr std::array<std::string_view, kCount> kColumns{"Time", "Action", "Pointer", "Size",
                                                         "Stream"};
 
-// Printed by %p or by a C++ stream: "0x7f…", "7f…", "0", "(nil)".
+// Parses an address as %p or a C++ stream prints it: "0x7f…", "7f…", "0", "(nil)".
 std::optional<std::uint64_t> parse_pointer(std::string_view field) {
   if (field == "(nil)" || field == "nullptr") return 0;
   if (field.starts_with("0x") || field.starts_with("0X")) field.remove_prefix(2);
@@ -32,7 +32,7 @@ std::optional<std::uint64_t> parse_pointer(std::string_view field) {
   return value;
 }
 
-// "HH:MM:SS:us" or "HH:MM:SS.us", of a day; 0 where it is something else.
+// Parses a time of day, "HH:MM:SS:us" or "HH:MM:SS.us". Returns 0 for anything else.
 std::int64_t parse_time_ns(std::string_view field) {
   std::array<std::int64_t, 4> parts{};
   for (std::size_t p = 0; p < parts.size(); ++p) {
@@ -102,7 +102,7 @@ class LogReader {
     if (!is_free && action != "allocate" && action != "allocate_async") {
       csv_.refuse_field("Action", action, "allocate, free or allocate failure");
     }
-    if (event.address == 0) return;  // of no bytes
+    if (event.address == 0) return;  // an allocation of no bytes
     event.action = is_free ? record::MemoryAction::kFreeRequested : record::MemoryAction::kAlloc;
     snapshot_.events.push_back(event);
     if (!is_free) return;
@@ -112,7 +112,7 @@ class LogReader {
 
   std::uint64_t stream_of(std::string_view field) {
     if (const auto value = parse_pointer(field)) return *value;
-    // A word: numbers that no stream has.
+    // A stream given as a word gets a number that no stream has.
     const auto [entry, is_new] =
         stream_names_.try_emplace(std::string(field), UINT64_MAX - stream_names_.size());
     if (is_new && stream_names_.size() > kMaxStreamNames) {

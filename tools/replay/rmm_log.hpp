@@ -1,5 +1,5 @@
-// Logs of RMM (rmm::mr::logging_resource_adaptor), of all versions that write the columns Thread,
-// Time, Action, Pointer, Size and Stream.
+// Reads logs of RMM (rmm::mr::logging_resource_adaptor), of all versions that write the columns
+// Thread, Time, Action, Pointer, Size and Stream.
 #pragma once
 
 #include <string>
@@ -10,12 +10,13 @@
 
 namespace sluice::replay {
 
-// Columns in any order; more of them are passed over. Actions: allocate and free (also
-// allocate_async, deallocate, deallocate_async); "allocate failure" is an event without an
-// operation. What the log frees without having allocated it was held when the log began. The
-// memory returns to its stream at once: RMM orders uses by stream. At most 16 GiB and 25 million
-// lines. InputError with the file, the line and what would be right.
+// Columns may have any order, and others are ignored. Actions are allocate and free (also
+// allocate_async, deallocate and deallocate_async); "allocate failure" becomes an event without an
+// operation. Memory that the log frees without an allocation was held when the log began. Freed
+// memory is usable on its stream at once, because RMM orders uses by stream. Limits: 16 GiB and 25
+// million lines. InputError with the file, the line and the right form.
 record::MemorySnapshot read_rmm_log(record::ByteSource& source);
-record::MemoryTrace read_rmm_trace(const std::string& path, record::TraceDefects* defects = nullptr);
+record::MemoryTrace read_rmm_trace(const std::string& path,
+                                   record::TraceDefects* defects = nullptr);
 
 }  // namespace sluice::replay

@@ -1,8 +1,9 @@
-// The page is written by page.js in the reader's browser; this file gives it the facts as JSON.
+// Writes the facts of a run as JSON into the page. page.js draws the page from it in the browser.
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "tools/palette/palette.hpp"
 #include "tools/report/page.hpp"
 #include "tools/report/report.hpp"
 #include "tools/report/run_directory.hpp"
@@ -14,33 +15,24 @@ namespace {
 
 using Json = nlohmann::json;
 
-// What a screen can show and a browser draws at once; the longest spans are kept.
+// Bounds on what a screen shows and a browser draws at once. The longest spans are kept.
 constexpr std::size_t kMaxDrawnSpans = 200000;
 constexpr std::size_t kMaxMemorySamples = 2000;
 constexpr std::size_t kMaxCurvePoints = 4000;
-constexpr std::size_t kMaxListedStalls = 20;
+// A lane of many rows gets thinner ones: it is never higher than six of full height.
+constexpr double kRowPixels = 17;
+constexpr double kMaxLanePixels = 6 * kRowPixels;
 
 template <typename T>
 Json or_null(const std::optional<T>& value) {
   return value ? Json(*value) : Json(nullptr);
 }
-// JSON has no NaN.
+// JSON has no NaN: null stands for it.
 Json finite_or_null(double value) {
   return std::isfinite(value) ? Json(value) : Json(nullptr);
 }
 
-Json span_json(const TraceFile& trace, std::uint32_t index) {
-  const TraceSpan& span = trace.spans[index];
-  return {{"lane", trace.names[span.track]},
-          {"op", trace.names[span.name]},
-          {"begin", span.begin_ns},
-          {"end", span.end_ns},
-          {"unit", span.unit},
-          {"microbatch", span.microbatch},
-          {"bytes", span.bytes}};
-}
-
-// Every step while they are few; then every n-th and the last.
+// All steps if they are few; otherwise every n-th and the last.
 Json curves_json(const std::vector<StepFacts>& steps) {
   Json curves = {{"step", Json::array()},         {"loss", Json::array()},
                  {"grad_norm", Json::array()},    {"lr", Json::array()},
@@ -60,7 +52,8 @@ Json curves_json(const std::vector<StepFacts>& steps) {
   return curves;
 }
 
-// Of the logged steps: how many updates were made twice, and what that took. Null: none could be.
+// The number of logged steps whose update was made twice, and the time that this took. Null if no
+// step was speculative.
 Json redone_json(const std::vector<StepFacts>& steps) {
   std::size_t speculative = 0;
   std::size_t redone = 0;
@@ -110,6 +103,7 @@ Json lanes_json(const TraceFile& trace, const std::vector<LaneView>& lanes) {
     }
     tracks.push_back({{"name", trace.names[lane.track]},
                       {"rows", lane.row_count},
+                      {"row_pixels", std::min(kRowPixels, kMaxLanePixels / lane.row_count)},
                       {"busy", lane.busy_ns},
                       {"spans", std::move(spans)}});
   }
@@ -120,34 +114,7 @@ Json lanes_json(const TraceFile& trace, const std::vector<LaneView>& lanes) {
           {"tracks", std::move(tracks)}};
 }
 
-Json stalls_json(const TraceFile& trace) {
-  std::vector<Stall> stalls = stalls_of(trace);
-  std::int64_t total_ns = 0;
-  Json by_cause = Json::object();
-  for (const Stall& stall : stalls) {
-    total_ns += stall.end_ns - stall.begin_ns;
-    const std::string cause = stall.waited_for
-                                  ? trace.names[trace.spans[*stall.waited_for].track] + " · " +
-                                        trace.names[trace.spans[*stall.waited_for].name]
-                                  : "nothing on another lane";
-    by_cause[cause] = by_cause.value(cause, std::int64_t{0}) + (stall.end_ns - stall.begin_ns);
-  }
-  std::stable_sort(stalls.begin(), stalls.end(), [](const Stall& a, const Stall& b) {
-    return a.end_ns - a.begin_ns > b.end_ns - b.begin_ns;
-  });
-  Json list = Json::array();
-  for (std::size_t i = 0; i < std::min(stalls.size(), kMaxListedStalls); ++i) {
-    const Stall& stall = stalls[i];
-    list.push_back(
-        {{"begin", stall.begin_ns},
-         {"end", stall.end_ns},
-         {"waited_for", stall.waited_for ? span_json(trace, *stall.waited_for) : Json(nullptr)},
-         {"next", stall.next ? span_json(trace, *stall.next) : Json(nullptr)}});
-  }
-  return {{"total", total_ns}, {"count", stalls.size()}, {"by_cause", by_cause}, {"longest", list}};
-}
-
-// The median step after the first, which pays for what happens once.
+// The median step after the first, which also does work that is needed only once.
 std::optional<double> typical_step_time_s(const std::vector<StepFacts>& steps) {
   std::vector<double> times;
   for (std::size_t i = steps.size() > 1 ? 1 : 0; i < steps.size(); ++i) {
@@ -159,27 +126,63 @@ std::optional<double> typical_step_time_s(const std::vector<StepFacts>& steps) {
   return *middle;
 }
 
+// The last logged step that did not commit: the plan's figures are those of such a step. The last
+// of all if every step committed; null if there is none.
+const StepFacts* ordinary_step(const std::vector<StepFacts>& steps) {
+  const auto found = std::find_if(steps.rbegin(), steps.rend(),
+                                  [](const StepFacts& step) { return !step.commits; });
+  if (found != steps.rend()) return &*found;
+  return steps.empty() ? nullptr : &steps.back();
+}
+
 Json comparison_json(const RunDirectory& run) {
   Json rows = Json::array();
-  const auto row = [&](const std::string& what, const char* unit, Json plan, Json measured) {
+  const auto row = [&](const std::string& quantity, const char* unit, Json plan, Json measured) {
     if (plan.is_null() && measured.is_null()) return;
-    rows.push_back(
-        {{"what", what}, {"unit", unit}, {"plan", std::move(plan)}, {"run", std::move(measured)}});
+    rows.push_back({{"quantity", quantity},
+                    {"unit", unit},
+                    {"plan", std::move(plan)},
+                    {"run", std::move(measured)}});
   };
+  const StepFacts* const step = ordinary_step(run.steps);
   row("Step time, median after the first", "s", or_null(run.plan.quantities.step_time_s),
       or_null(typical_step_time_s(run.steps)));
   for (std::size_t link = 0; link < kLinkCount; ++link) {
-    std::string what = kLinkNames[link];
-    std::replace(what.begin(), what.end(), '_', ' ');
-    row("Moved in one step: " + what, "bytes", or_null(run.plan.quantities.bytes_moved[link]),
-        run.steps.empty() ? Json(nullptr) : or_null(run.steps.back().bytes_moved[link]));
+    std::string name = kLinkNames[link];
+    std::replace(name.begin(), name.end(), '_', ' ');
+    row("Moved in one step: " + name, "bytes", or_null(run.plan.quantities.bytes_moved[link]),
+        step == nullptr ? Json(nullptr) : or_null(step->bytes_moved[link]));
   }
   for (const Tier tier : kTiers) {
     const auto i = static_cast<std::size_t>(tier);
-    row("Peak: " + std::string(tier_name(tier)), "bytes",
-        or_null(run.plan.quantities.peak_bytes[i]), or_null(run.run_peak_bytes[i]));
+    row("Peak, measured: " + std::string(tier_name(tier)), "bytes",
+        or_null(run.plan.quantities.peak_bytes[i]), or_null(run.measured_peak_bytes[i]));
   }
   return rows;
+}
+
+// Null if no step was traced, or if its event has no figures (of an older version).
+Json traced_step_json(const RunDirectory& run) {
+  if (!run.traced_step) return nullptr;
+  const TracedStep& traced = *run.traced_step;
+  Json causes = Json::array();
+  for (const auto& [cause, seconds] : traced.by_cause_s) {
+    causes.push_back({{"cause", cause}, {"seconds", seconds}});
+  }
+  return {{"step", traced.step},
+          {"commits", traced.commits},
+          {"compute_s", finite_or_null(traced.compute_s)},
+          {"stalled_s", finite_or_null(traced.stalled_s)},
+          {"by_cause", std::move(causes)}};
+}
+
+Json category_colors_json() {
+  Json colors = Json::object();
+  for (std::size_t c = 0; c < kCategoryCount; ++c) {
+    const auto category = static_cast<Category>(c);
+    colors[std::string(category_name(category))] = palette::category_color(category);
+  }
+  return colors;
 }
 
 Json page_data(const RunDirectory& run) {
@@ -194,11 +197,11 @@ Json page_data(const RunDirectory& run) {
     memory.push_back({{"tier", tier_name(tier)},
                       {"budget", or_null(run.budget_bytes[i])},
                       {"plan_peak", or_null(run.plan.quantities.peak_bytes[i])},
-                      {"run_peak", or_null(run.run_peak_bytes[i])},
+                      {"measured_peak", or_null(run.measured_peak_bytes[i])},
                       {"plan", memory_json(run.plan_trace, tier)},
                       {"run", memory_json(run.run_trace, tier)}});
   }
-  // The last part of "runs/demo/" is empty.
+  // The last part of a path such as "runs/demo/" is empty.
   const auto name =
       run.path.filename().empty() ? run.path.parent_path().filename() : run.path.filename();
   return {{"name", name.string()},
@@ -214,14 +217,15 @@ Json page_data(const RunDirectory& run) {
           {"memory", memory},
           {"plan", lanes_json(run.plan_trace, lanes_of(run.plan_trace))},
           {"run", lanes_json(run.run_trace, lanes_of(run.run_trace))},
-          {"stalls", {{"plan", stalls_json(run.plan_trace)}, {"run", stalls_json(run.run_trace)}}}};
+          {"traced_step", traced_step_json(run)},
+          {"category_colors", category_colors_json()}};
 }
 
 }  // namespace
 
 std::string render_html_report(const std::filesystem::path& run_dir) {
-  // Text from files must not end the script element: '<' travels as an escape. Bytes that are no
-  // UTF-8 (a config's comment, a directory's name) become U+FFFD.
+  // Text from files must not end the script element, so '<' is written as an escape. Bytes that are
+  // not UTF-8 (in a comment of the configuration, in the directory's name) become U+FFFD.
   const std::string data =
       page_data(load_run_directory(run_dir)).dump(-1, ' ', false, Json::error_handler_t::replace);
   std::string page;

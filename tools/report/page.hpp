@@ -1,5 +1,5 @@
-// The report's page, made by CMake from page.html, page.css and page.js: what comes before the data
-// and what comes after it.
+// The report's page, which CMake makes from page.html, page.css, page.js and timeline.js: the part
+// before the data and the part after it.
 #pragma once
 
 #include <string_view>

@@ -1,27 +1,13 @@
 "use strict";
-// Draws the report from the JSON in #data. Text from files only ever enters as text nodes.
+// Draws the report from the JSON in #data, except the lanes (timeline.js). Text from files enters the
+// page as text nodes only.
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
 
-// Okabe and Ito's palette, told apart by every common form of colour blindness.
-const CATEGORY_COLORS = { weight: "#0072b2", gradient: "#d55e00", optimizer: "#e69f00", activation: "#009e73",
-  workspace: "#56b4e9", communication: "#cc79a7", external: "#999999" };
-// From the bottom of a stack up: what stays as it is first, so that what moves is seen to move.
+// From the bottom of a stack up. Categories that stay constant come first, so that changes of the
+// others are seen as they are.
 const STACK_ORDER = ["external", "workspace", "communication", "weight", "optimizer", "gradient", "activation"];
-const OP_GROUPS = [
-  { name: "forward", color: "#0072b2", match: /^(Forward|External)$/ },
-  { name: "recompute", color: "#56b4e9", match: /^Recompute$/ },
-  { name: "backward", color: "#009e73", match: /^Backward/ },
-  { name: "upload, fetch", color: "#e69f00", match: /^(Upload|FetchActivation)$/ },
-  { name: "download, spill", color: "#f0e442", match: /^(Download|SpillActivation)$/ },
-  { name: "storage read", color: "#d55e00", match: /^StorageRead$/ },
-  { name: "storage write, commit", color: "#cc79a7", match: /^(StorageWrite|Commit)$/ },
-  { name: "optimizer", color: "#3d3d5c", match: /^OptimizerStep$/ },
-  { name: "gradient sums and norm", color: "#8b5fbf", match: /^(AccumulateGrad|FoldGrad|GradNorm|ClipFactor)$/ },
-  { name: "communication", color: "#8c6d31", match: /^(Gather|ReduceScatter|AllReduce|Send.*|Recv.*)$/ },
-  { name: "other", color: "#9aa4ae", match: /./ },
-];
-const opGroup = (op) => OP_GROUPS.find((group) => group.match.test(op));
+const categoryColor = (category) => data.category_colors[category] ?? "#999999";
 
 function element(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -36,7 +22,7 @@ function svg(tag, attributes = {}, ...children) {
   return node;
 }
 
-// ---- numbers for people -------------------------------------------------------------------------
+// ---- numbers as text -----------------------------------------------------------------------------
 function digits(value) {
   if (value === 0) return "0";
   const size = Math.abs(value);
@@ -65,7 +51,7 @@ function countText(count) {
 const percent = (share) => (100 * share).toFixed(share < 0.0995 ? 1 : 0) + "%";
 const present = (value) => value !== null && value !== undefined;
 
-// Three to six round values that span [low, high]; `base` 1024 for bytes.
+// Three to six round values that span [low, high]: powers of two if `binary`, for bytes.
 function ticks(low, high, wanted, binary) {
   if (!(high > low)) return [low];
   const rough = (high - low) / wanted;
@@ -113,11 +99,11 @@ function header() {
   fact("Loss", present(last) ? digits(first) + " → " + digits(last) : null);
   fact("Tokens/s, last", present(lastFinite(steps.tokens_per_s)) ? digits(lastFinite(steps.tokens_per_s)) : null);
   fact("Bound by (plan)", data.bound_by);
-  fact("Stalled, last step", present(lastFinite(steps.stalled)) ? percent(lastFinite(steps.stalled)) : null);
+  fact("Compute stood still, last step", present(lastFinite(steps.stalled)) ? percent(lastFinite(steps.stalled)) : null);
   const redone = data.redone;
   fact("Updates redone (logged steps)", present(redone)
     ? redone.steps + " of " + redone.of + ", " + timeText(redone.seconds * 1e9) : null);
-  fact("Hash of the final weights", data.weights_hash ?? "none: the run did not end by itself", true);
+  fact("Hash of the final weights", data.weights_hash ?? "none: the run did not finish", true);
   $("config").textContent = data.config;
 }
 
@@ -139,13 +125,13 @@ function comparison() {
         verdict = element("span", { class: "same" }, "equal");
       } else {
         const off = row.plan === 0 ? "plan is 0" : (row.run > row.plan ? "+" : "") + (100 * (row.run / row.plan - 1)).toFixed(1) + "%";
-        // Bytes are promised exactly; times are predicted within 15%.
+        // The plan promises bytes exactly, and predicts times within 15%.
         const good = row.unit === "s" && Math.abs(row.run / row.plan - 1) <= 0.15;
         verdict = element("span", { class: good ? "same" : "differs" }, off);
       }
       verdict.title = "plan " + row.plan + ", run " + row.run + " " + row.unit;
     }
-    return [row.what, show(row.plan), show(row.run), verdict];
+    return [row.quantity, show(row.plan), show(row.run), verdict];
   });
   $("comparison").append(table("", [["", ""], ["Plan", "number"], ["Run", "number"], ["Run against plan", "number"]], rows));
 }
@@ -265,7 +251,16 @@ function sampleAt(times, time) {
   while (low < high) { const mid = (low + high) >> 1; if (times[mid] <= time) low = mid + 1; else high = mid; }
   return low - 1;
 }
-function memoryChart(title, series, end, top, budget) {
+// A horizontal line with its label; a value above the chart has only the label, at the top.
+function memoryLine(chart, value, top, label, dash, anchor) {
+  const inside = value <= top;
+  const y = inside ? chart.py(value) : chart.box.top;
+  const left = chart.box.left, right = chart.box.width - chart.box.right;
+  if (inside) chart.root.append(svg("line", { x1: left, x2: right, y1: y, y2: y, stroke: "#1c2128", "stroke-width": 1.4, "stroke-dasharray": dash }));
+  chart.root.append(svg("text", { x: anchor === "end" ? right : left + 4, y: inside ? y - 4 : y + 6, "text-anchor": anchor, style: "fill:#1c2128" },
+    label + " " + bytesText(value) + (inside ? "" : ", above this chart")));
+}
+function memoryChart(title, series, end, top, budget, measuredPeak) {
   const holder = element("div", {}, element("h3", {}, title));
   if (!series.time.length) { holder.append(element("p", { class: "note" }, "No samples in this trace.")); return holder; }
   const x = [0, Math.max(end, 1)];
@@ -274,7 +269,7 @@ function memoryChart(title, series, end, top, budget) {
   const stack = series.categories.map((category, c) => [category, c])
     .sort((a, b) => STACK_ORDER.indexOf(a[0]) - STACK_ORDER.indexOf(b[0]));
   for (const [category, c] of stack) {
-    // Step function: up the top edge left to right, back along the floor.
+    // A step function: the path follows the upper edge to the right and the lower edge back.
     let upper = "", lower = "";
     series.time.forEach((time, i) => {
       const until = i + 1 < series.time.length ? series.time[i + 1] : end;
@@ -284,15 +279,10 @@ function memoryChart(title, series, end, top, budget) {
       lower = `L${to} ${low}L${from} ${low}` + lower;
       floor[i] += series.bytes[c][i];
     });
-    chart.root.append(svg("path", { d: "M" + upper.slice(1) + lower + "Z", fill: CATEGORY_COLORS[category] ?? "#999", "fill-opacity": 0.88 }));
+    chart.root.append(svg("path", { d: "M" + upper.slice(1) + lower + "Z", fill: categoryColor(category), "fill-opacity": 0.88 }));
   }
-  if (present(budget)) {
-    const inside = budget <= top;
-    const y = inside ? chart.py(budget) : chart.box.top;
-    if (inside) chart.root.append(svg("line", { x1: chart.box.left, x2: chart.box.width - chart.box.right, y1: y, y2: y, stroke: "#1c2128", "stroke-width": 1.4, "stroke-dasharray": "6 3" }));
-    chart.root.append(svg("text", { x: chart.box.width - chart.box.right, y: inside ? y - 4 : y + 6, "text-anchor": "end", style: "fill:#1c2128" },
-      "budget " + bytesText(budget) + (inside ? "" : ", above this chart")));
-  }
+  if (present(budget)) memoryLine(chart, budget, top, "budget", "6 3", "end");
+  if (present(measuredPeak)) memoryLine(chart, measuredPeak, top, "measured peak of the run", "2 3", "start");
   hover(chart, x, (time) => {
     const i = sampleAt(series.time, time);
     if (i < 0) return null;
@@ -307,214 +297,57 @@ function memoryChart(title, series, end, top, budget) {
 function memory() {
   const seen = new Set(data.memory.flatMap((tier) => [...tier.plan.categories, ...tier.run.categories]));
   $("categories").append(...[...seen].map((category) => element("span", {},
-    element("span", { class: "swatch", style: "background:" + (CATEGORY_COLORS[category] ?? "#999") }), category)));
+    element("span", { class: "swatch", style: "background:" + categoryColor(category) }), category)));
   for (const tier of data.memory) {
-    const peak = Math.max(tier.plan.peak, tier.run.peak, tier.plan_peak ?? 0, tier.run_peak ?? 0);
+    const peak = Math.max(tier.plan.peak, tier.run.peak, tier.plan_peak ?? 0, tier.measured_peak ?? 0);
     if (peak <= 0) continue;
     // The budget sets the scale unless the tier uses less than a quarter of it.
     const top = (present(tier.budget) && tier.budget <= 4 * peak ? Math.max(tier.budget, peak) : peak) * 1.12;
     const name = tier.tier[0].toUpperCase() + tier.tier.slice(1);
     $("memory").append(element("div", { class: "grid2 tier" },
       memoryChart(name + ", plan", tier.plan, data.plan.end, top, tier.budget),
-      memoryChart(name + ", run", tier.run, data.run.end, top, tier.budget)));
+      memoryChart(name + ", schedule at the run's times", tier.run, data.run.end, top, tier.budget, tier.measured_peak)));
   }
 }
 
-// ---- stalls -------------------------------------------------------------------------------------
-function spanText(span) {
-  let text = span.op;
-  if (span.unit >= 0) text += " unit " + span.unit;
-  if (span.microbatch >= 0) text += " micro-batch " + span.microbatch;
-  return text;
+// ---- the traced step ----------------------------------------------------------------------------
+// The causes of a stall, as the engine names them (engine/runtime/stall_causes.hpp).
+const CAUSES = {
+  upload: "copies to the device", download: "copies from the device", storage_read: "reads from storage",
+  storage_write: "writes to storage", optimizer: "optimizer updates on the host", comm: "communication",
+  hand_over: "hand-over: threads that wake after the work before them has ended",
+  update_pass: "an update in a pass of its own (before a commit, or a redo)", unexplained: "not explained by any instruction",
+};
+function tracedStepText() {
+  const traced = data.traced_step;
+  if (!traced) {
+    return data.run.tracks.length ? "The run's side is its traced step."
+      : "The run has no traced step: it ended before its third step. Only the plan is shown.";
+  }
+  const text = "The run's side is step " + traced.step + ".";
+  return traced.commits ? text + " This step also made the state durable (checkpoint.every): it moves more bytes than an"
+    + " ordinary step, and a pending update is made before it. The plan is of an ordinary step." : text;
 }
-function stallTables(side, end, title) {
-  const causes = Object.entries(side.by_cause).sort((a, b) => b[1] - a[1]);
-  const summary = `${title}: ${side.count} waits, ${timeText(side.total)}` + (end > 0 ? `, ${percent(side.total / end)} of the trace` : "");
-  const holder = element("div", { style: "margin-bottom:18px" }, element("h3", {}, summary));
-  if (!side.count) return holder;
-  const longest = table("", [["At", "number"], ["Length", "number"], ["Waited for", ""], ["on lane", ""], ["Bytes", "number"], ["then ran", ""]],
-    side.longest.map((stall) => {
-      const cause = stall.waited_for;
-      return [timeText(stall.begin), timeText(stall.end - stall.begin), cause ? spanText(cause) : "nothing on another lane",
-        cause ? cause.lane : "–", cause && cause.bytes ? bytesText(cause.bytes) : "–", stall.next ? spanText(stall.next) : "end of the trace"];
-    }));
-  const grouped = table("", [["All waits, by what they waited for", ""], ["Time", "number"], ["Share", "number"]],
-    causes.map(([cause, ns]) => [cause, timeText(ns), percent(ns / side.total)]));
-  holder.append(element("div", { class: "columns" }, longest, grouped));
-  return holder;
-}
-
-// ---- timeline -----------------------------------------------------------------------------------
-class Timeline {
-  constructor(canvas) {
-    this.canvas = canvas;
-    this.gutter = 128;
-    this.rows = [];   // {y, height, track, side, row}
-    this.labels = []; // {y, text, strong}
-    this.layout();
-    this.fit();
-    this.listen();
+function stalls() {
+  $("traced").textContent = tracedStepText();
+  const traced = data.traced_step;
+  if (!traced || !present(traced.compute_s) || !present(traced.stalled_s)) {
+    return $("stalls").append(element("p", { class: "note" }, data.traced_step || data.run.tracks.length
+      ? "The events of this run have no account of its stalls." : "No step was traced, so there is no account of stalls."));
   }
-  layout() {
-    const ROW = 17, GAP = 6;
-    let y = 26;
-    for (const [title, side] of [["Plan", data.plan], ["Run", data.run]]) {
-      this.labels.push({ y: y + 12, text: title, strong: true });
-      y += 20;
-      for (const track of side.tracks) {
-        this.labels.push({ y: y + 13, text: track.name });
-        const rows = Array.from({ length: track.rows }, () => []);
-        for (const span of track.spans) rows[span[0]].push(span);
-        for (const spans of rows) {
-          this.rows.push({ y, height: ROW - 1, spans, side, track });
-          y += ROW;
-        }
-        y += GAP;
-      }
-      y += 8;
-    }
-    this.height = y;
-    this.end = Math.max(data.plan.end, data.run.end, 1);
-    this.canvas.style.height = this.height + "px";
-  }
-  fit() { this.from = 0; this.until = this.end * 1.01; this.draw(); }
-  zoom(factor, anchor = (this.from + this.until) / 2) {
-    // Not closer than a microsecond across the page, not wider than the trace.
-    const width = Math.min(Math.max((this.until - this.from) * factor, 1000), this.end * 1.01);
-    const share = (anchor - this.from) / (this.until - this.from);
-    this.move(anchor - share * width, width);
-  }
-  move(from, width = this.until - this.from) {
-    this.from = Math.min(Math.max(from, 0), Math.max(this.end * 1.01 - width, 0));
-    this.until = this.from + width;
-    this.draw();
-  }
-  width() { return this.canvas.clientWidth - this.gutter - 10; }
-  px(time) { return this.gutter + (time - this.from) / (this.until - this.from) * this.width(); }
-  time(pixel) { return this.from + (pixel - this.gutter) / this.width() * (this.until - this.from); }
-  draw() {
-    const ratio = devicePixelRatio || 1;
-    this.canvas.width = this.canvas.clientWidth * ratio;
-    this.canvas.height = this.height * ratio;
-    const g = this.canvas.getContext("2d");
-    g.scale(ratio, ratio);
-    g.font = "11px system-ui, 'DejaVu Sans', sans-serif";
-    const right = this.gutter + this.width();
-    for (const time of ticks(this.from, this.until, 8)) {
-      const x = Math.round(this.px(time)) + 0.5;
-      g.strokeStyle = "#e7ebef";
-      g.beginPath(); g.moveTo(x, 20); g.lineTo(x, this.height); g.stroke();
-      g.fillStyle = "#57606a";
-      g.textAlign = "center";
-      g.fillText(timeText(time), x, 14);
-    }
-    g.textAlign = "left";
-    for (const label of this.labels) {
-      g.fillStyle = label.strong ? "#1c2128" : "#57606a";
-      g.font = (label.strong ? "600 12px" : "11px") + " system-ui, 'DejaVu Sans', sans-serif";
-      g.fillText(label.text, label.strong ? 10 : 20, label.y);
-    }
-    g.font = "10px system-ui, 'DejaVu Sans', sans-serif";
-    g.save();
-    g.beginPath(); g.rect(this.gutter, 20, this.width(), this.height); g.clip();
-    for (const row of this.rows) this.drawRow(g, row, right);
-    g.restore();
-  }
-  drawRow(g, row, right) {
-    g.fillStyle = "#f4f6f8";
-    g.fillRect(this.gutter, row.y, this.width(), row.height);
-    let drawnTo = -1, drawnColor = "";
-    for (const span of row.spans) {
-      if (span[2] + span[3] < this.from || span[2] > this.until) continue;
-      const x = Math.max(this.px(span[2]), this.gutter - 2), end = Math.min(this.px(span[2] + span[3]), right + 2);
-      const op = row.side.names[span[1]], color = opGroup(op).color;
-      // Spans thinner than a pixel share it: one fill per pixel and colour.
-      if (end - x < 1) {
-        if (Math.floor(x) === drawnTo && color === drawnColor) continue;
-        drawnTo = Math.floor(x); drawnColor = color;
-      }
-      g.fillStyle = color;
-      g.fillRect(x, row.y, Math.max(end - x - (end - x > 4 ? 0.7 : 0), 0.8), row.height);
-      if (end - x > 34) {
-        const unit = span[4] >= 0 ? " " + span[4] : "";
-        const room = Math.floor((end - x - 6) / 5.8);
-        const text = (op + unit).length <= room ? op + unit : unit && unit.length <= room ? unit.trim() : "";
-        g.fillStyle = /#(f0e442|e69f00|56b4e9|9aa4ae|cc79a7)/.test(color) ? "#1c2128" : "#fff";
-        if (text) g.fillText(text, x + 4, row.y + 12);
-      }
-    }
-  }
-  spanAt(x, y) {
-    const row = this.rows.find((candidate) => y >= candidate.y && y < candidate.y + candidate.height);
-    if (!row || x < this.gutter) return null;
-    const time = this.time(x), slack = 2 / this.width() * (this.until - this.from);
-    let best = null;
-    for (const span of row.spans) {
-      if (span[2] - slack > time) break;
-      if (time <= span[2] + span[3] + slack) best = span;
-    }
-    return best && { span: best, row };
-  }
-  describe({ span, row }) {
-    const [, op, begin, duration, unit, microbatch, bytes, step] = span;
-    const lines = [`${row.side.names[op]} on ${row.track.name}, ${row.side === data.plan ? "plan" : "run"}`];
-    if (unit >= 0) lines.push("unit " + unit + (microbatch >= 0 ? ", micro-batch " + microbatch : ""));
-    else if (microbatch >= 0) lines.push("micro-batch " + microbatch);
-    lines.push(`${timeText(duration)}, from ${timeText(begin)}, step ${step}`);
-    if (bytes) lines.push(bytesText(bytes) + (duration > 0 ? ` at ${bytesText(bytes / (duration / 1e9))}/s` : ""));
-    return lines.join("\n");
-  }
-  listen() {
-    const canvas = this.canvas;
-    let drag = null;
-    const local = (event) => { const rect = canvas.getBoundingClientRect(); return [event.clientX - rect.left, event.clientY - rect.top]; };
-    canvas.addEventListener("pointerdown", (event) => { drag = { x: event.clientX, from: this.from }; canvas.setPointerCapture(event.pointerId); });
-    canvas.addEventListener("pointerup", () => { drag = null; canvas.style.cursor = ""; });
-    canvas.addEventListener("pointermove", (event) => {
-      if (drag) {
-        canvas.style.cursor = "grabbing";
-        hideTip();
-        return this.move(drag.from - (event.clientX - drag.x) / this.width() * (this.until - this.from));
-      }
-      const found = this.spanAt(...local(event));
-      if (found) showTip(event, this.describe(found)); else hideTip();
-    });
-    canvas.addEventListener("pointerleave", hideTip);
-    canvas.addEventListener("dblclick", (event) => this.zoom(0.5, this.time(local(event)[0])));
-    canvas.addEventListener("wheel", (event) => {
-      if (!event.ctrlKey && !event.metaKey) return;
-      event.preventDefault();
-      this.zoom(Math.exp(event.deltaY * 0.002), this.time(local(event)[0]));
-    }, { passive: false });
-    canvas.addEventListener("keydown", (event) => {
-      const width = this.until - this.from;
-      if (event.key === "+" || event.key === "=") this.zoom(0.6);
-      else if (event.key === "-") this.zoom(1 / 0.6);
-      else if (event.key === "ArrowLeft") this.move(this.from - 0.15 * width);
-      else if (event.key === "ArrowRight") this.move(this.from + 0.15 * width);
-      else if (event.key === "0" || event.key === "Home") this.fit();
-      else return;
-      event.preventDefault();
-    });
-    $("zoom-in").addEventListener("click", () => this.zoom(0.5));
-    $("zoom-out").addEventListener("click", () => this.zoom(2));
-    $("zoom-fit").addEventListener("click", () => this.fit());
-    addEventListener("resize", () => this.draw());
-  }
-}
-function lanes() {
-  const used = new Set([data.plan, data.run].flatMap((side) => side.tracks.flatMap((track) => track.spans.map((span) => opGroup(side.names[span[1]]).name))));
-  $("ops").append(...OP_GROUPS.filter((group) => used.has(group.name)).map((group) => element("span", {},
-    element("span", { class: "swatch", style: "background:" + group.color }), group.name)));
-  const leftOut = data.plan.left_out + data.run.left_out;
-  if (leftOut) $("left-out").textContent = leftOut + " of the shortest instructions are not drawn.";
-  new Timeline($("timeline"));
+  const total = traced.compute_s + traced.stalled_s;
+  const rows = [["compute ran", traced.compute_s], ...traced.by_cause.map((entry) => [CAUSES[entry.cause] ?? entry.cause, entry.seconds])];
+  const share = (seconds, whole) => whole > 0 ? percent(seconds / whole) : "–";
+  $("stalls").append(element("h3", {}, "Step " + traced.step + ": " + timeText(total * 1e9) + ", of which the compute lane stood still "
+    + timeText(traced.stalled_s * 1e9) + " (" + share(traced.stalled_s, total) + ")"),
+  table("", [["The compute lane", ""], ["Time", "number"], ["Share of the step", "number"], ["Share of the stalls", "number"]],
+    rows.map(([cause, seconds], i) => [i === 0 ? cause : "waited for " + cause, timeText(seconds * 1e9), share(seconds, total),
+      i === 0 ? "" : share(seconds, traced.stalled_s)])));
 }
 
 header();
 comparison();
 busy();
 curves();
-lanes();
 memory();
-$("stalls").append(stallTables(data.stalls.run, data.run.end, "Run"), stallTables(data.stalls.plan, data.plan.end, "Plan"));
+stalls();

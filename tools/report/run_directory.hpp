@@ -1,4 +1,4 @@
-// A run directory read into plain data, every bound checked.
+// A run directory, read into plain data with every bound checked.
 #pragma once
 
 #include <array>
@@ -6,31 +6,26 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/memory_kinds.hpp"
-#include "base/trace.hpp"
+#include "tools/report/trace_file.hpp"
 
 namespace sluice::report {
 
 inline constexpr std::size_t kLinkCount = 4;
-// As the JSON events name them.
+// The names of the links in JSON events.
 inline constexpr std::array<const char*, kLinkCount> kLinkNames{"upload", "download",
                                                                 "storage_read", "storage_write"};
 
-// A trace file. Ids of spans and counters are below names.size(); times are shifted so that the
-// earliest is 0; spans are sorted by (begin, end descending), counters by time.
-struct TraceFile {
-  std::vector<std::string> names;
-  std::vector<TraceSpan> spans;
-  std::vector<TraceCounter> counters;
-  std::int64_t end_ns = 0;  // the latest time of a span or a counter
-};
+using TierCounts = std::array<std::optional<std::uint64_t>, kTierCount>;
+using LinkCounts = std::array<std::optional<std::uint64_t>, kLinkCount>;
 
-// What plan and run both state. Absent where the file does not say.
+// The plan's figures for one steady step. A figure that the file lacks is absent.
 struct Quantities {
-  std::array<std::optional<std::uint64_t>, kTierCount> peak_bytes;
-  std::array<std::optional<std::uint64_t>, kLinkCount> bytes_moved;  // one steady step
+  TierCounts peak_bytes;
+  LinkCounts bytes_moved;
   std::optional<double> step_time_s;
 };
 
@@ -41,12 +36,23 @@ struct PlanFacts {
   std::optional<std::uint64_t> state_bytes;
 };
 
-// NaN where the event has no finite number.
+// A field is NaN if the event has no finite number for it.
 struct StepFacts {
   std::uint64_t step;
   double loss, grad_norm, lr, tokens_per_s, step_time_s, stalled_fraction;
-  double redo_time_s;  // 0: a speculative update stood; NaN: it was not speculative
-  std::array<std::optional<std::uint64_t>, kLinkCount> bytes_moved;
+  double redo_time_s;  // 0 if a speculative update stood; NaN if the update was not speculative
+  bool commits;        // the step also made the state durable while it computed
+  LinkCounts bytes_moved;
+};
+
+// The step that trace.json is of, and the engine's account of its compute lane: every moment in
+// which the lane stood still has one cause (engine/runtime/stall_causes.hpp).
+struct TracedStep {
+  std::uint64_t step = 0;
+  bool commits = false;
+  double compute_s = 0;
+  double stalled_s = 0;
+  std::vector<std::pair<std::string, double>> by_cause_s;  // the longest first
 };
 
 struct EvaluationFacts {
@@ -57,15 +63,17 @@ struct EvaluationFacts {
 struct RunDirectory {
   std::filesystem::path path;
   std::string config_text;
-  std::array<std::optional<std::uint64_t>, kTierCount> budget_bytes;
+  TierCounts budget_bytes;
   PlanFacts plan;
   std::vector<StepFacts> steps;
   std::vector<EvaluationFacts> evaluations;
-  // Of the `done` event; a run that was cut short has none.
-  std::optional<std::string> weights_hash;
-  std::array<std::optional<std::uint64_t>, kTierCount> run_peak_bytes;
+  std::optional<std::string> weights_hash;  // absent if the run did not finish
+  // As the device and the storage engine counted: at the end of the run, or else after its traced
+  // step. Absent if the run did not reach that.
+  TierCounts measured_peak_bytes;
+  std::optional<TracedStep> traced_step;  // the last, if a run was resumed
   TraceFile plan_trace;
-  TraceFile run_trace;
+  TraceFile run_trace;  // empty if no step was traced
 };
 
 // Throws InputError naming the file.

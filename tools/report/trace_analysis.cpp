@@ -1,3 +1,11 @@
+// Prepares a trace for drawing.
+//
+// Instructions of one lane may overlap: a storage lane has many transfers in flight. lanes_of puts
+// each span on the first row that is free when it begins. Spans come by begin, so a greedy choice
+// needs as many rows as spans overlap at most, which is the least number that there can be.
+//
+// A trace may have far more samples of memory than a chart has pixels. memory_of keeps one sample of
+// each interval, the one with the greatest total, so that thinning never hides a peak.
 #include "tools/report/trace_analysis.hpp"
 
 #include <algorithm>
@@ -10,18 +18,13 @@ namespace {
 
 constexpr std::array<std::string_view, 7> kLaneOrder{
     "compute", "h2d", "d2h", "comm", "storage_read", "storage_write", "optimizer"};
-constexpr std::int64_t kShortestStallNs = 1000;
-// An instruction that releases the compute lane may be stamped a little after the lane went on: two
-// threads read the clock.
-constexpr std::int64_t kClockSlackNs = 20000;
-
 std::size_t lane_rank(std::string_view name) {
   return static_cast<std::size_t>(std::find(kLaneOrder.begin(), kLaneOrder.end(), name) -
                                   kLaneOrder.begin());
 }
 
-// Greedy interval partition: the first row that is free. Spans come by begin.
-void part_rows(const TraceFile& trace, LaneView& lane) {
+// Puts each span on the first free row, and sums the time that at least one span covers.
+void assign_rows(const TraceFile& trace, LaneView& lane) {
   std::vector<std::int64_t> row_end_ns;
   std::int64_t covered_until_ns = 0;
   for (const std::uint32_t index : lane.spans) {
@@ -38,34 +41,6 @@ void part_rows(const TraceFile& trace, LaneView& lane) {
   lane.row_count = static_cast<std::uint32_t>(row_end_ns.size());
 }
 
-// Finds what ended last in (begin, end + slack].
-class EndIndex {
- public:
-  EndIndex(const TraceFile& trace, std::string_view except_track) : trace_(trace) {
-    for (std::uint32_t i = 0; i < trace.spans.size(); ++i) {
-      if (trace.names[trace.spans[i].track] != except_track) by_end_.push_back(i);
-    }
-    std::stable_sort(by_end_.begin(), by_end_.end(), [&](std::uint32_t a, std::uint32_t b) {
-      return trace.spans[a].end_ns < trace.spans[b].end_ns;
-    });
-  }
-
-  std::optional<std::uint32_t> last_within(std::int64_t begin_ns, std::int64_t end_ns) const {
-    const auto after = std::upper_bound(by_end_.begin(), by_end_.end(), end_ns + kClockSlackNs,
-                                        [&](std::int64_t time_ns, std::uint32_t index) {
-                                          return time_ns < trace_.spans[index].end_ns;
-                                        });
-    if (after == by_end_.begin()) return std::nullopt;
-    const std::uint32_t index = *(after - 1);
-    if (trace_.spans[index].end_ns <= begin_ns) return std::nullopt;
-    return index;
-  }
-
- private:
-  const TraceFile& trace_;
-  std::vector<std::uint32_t> by_end_;
-};
-
 }  // namespace
 
 std::vector<LaneView> lanes_of(const TraceFile& trace) {
@@ -79,36 +54,15 @@ std::vector<LaneView> lanes_of(const TraceFile& trace) {
     }
     lanes[lane].spans.push_back(i);
   }
-  for (LaneView& lane : lanes) part_rows(trace, lane);
+  for (LaneView& lane : lanes) assign_rows(trace, lane);
   std::stable_sort(lanes.begin(), lanes.end(), [&](const LaneView& a, const LaneView& b) {
     return lane_rank(trace.names[a.track]) < lane_rank(trace.names[b.track]);
   });
   return lanes;
 }
 
-std::vector<Stall> stalls_of(const TraceFile& trace) {
-  const std::string_view compute = kLaneOrder.front();
-  const EndIndex others(trace, compute);
-  std::vector<Stall> stalls;
-  std::int64_t idle_since_ns = 0;
-  const auto wait_until = [&](std::int64_t end_ns, std::optional<std::uint32_t> next) {
-    if (end_ns - idle_since_ns >= kShortestStallNs) {
-      stalls.push_back({idle_since_ns, end_ns, others.last_within(idle_since_ns, end_ns), next});
-    }
-  };
-  bool computed = false;
-  for (std::uint32_t i = 0; i < trace.spans.size(); ++i) {
-    if (trace.names[trace.spans[i].track] != compute) continue;
-    computed = true;
-    wait_until(trace.spans[i].begin_ns, i);
-    idle_since_ns = std::max(idle_since_ns, trace.spans[i].end_ns);
-  }
-  if (computed) wait_until(trace.end_ns, std::nullopt);
-  return stalls;
-}
-
 MemorySeries memory_of(const TraceFile& trace, Tier tier, std::size_t max_samples) {
-  // Which category a counter's name means, if any.
+  // The category that a counter's name stands for; kCategoryCount for none.
   std::vector<std::size_t> category_of(trace.names.size(), kCategoryCount);
   for (std::size_t name = 0; name < trace.names.size(); ++name) {
     for (std::size_t c = 0; c < kCategoryCount; ++c) {
@@ -129,7 +83,7 @@ MemorySeries memory_of(const TraceFile& trace, Tier tier, std::size_t max_sample
   Values now{};
   Values greatest{};
   for (std::size_t i = 0; i < trace.counters.size();) {
-    // What changes at one instant changes together: a release beside an allocation is no peak.
+    // Changes at one instant count together: a release beside an allocation makes no peak.
     const std::int64_t time_ns = trace.counters[i].time_ns;
     bool changed = false;
     for (; i < trace.counters.size() && trace.counters[i].time_ns == time_ns; ++i) {

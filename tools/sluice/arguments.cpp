@@ -3,10 +3,12 @@
 #include <charconv>
 #include <filesystem>
 #include <fstream>
+#include <span>
 #include <sstream>
 #include <system_error>
 
 #include "base/error.hpp"
+#include "base/posix_file.hpp"
 #include "base/units.hpp"
 
 namespace sluice::cli {
@@ -58,6 +60,14 @@ void write_output(const std::string& option, const std::string& path, const std:
   std::ofstream file(path, std::ios::trunc | std::ios::binary);
   file << text;
   if (!file.flush()) throw InputError(option + ": '" + path + "' cannot be written");
+}
+
+void write_private(const std::string& option, const std::string& path, const std::string& text) {
+  try {
+    PosixFile::create(path).write_all(0, std::as_bytes(std::span(text.data(), text.size())));
+  } catch (const IoError&) {
+    throw InputError(option + ": '" + path + "' cannot be written");
+  }
 }
 
 void check_working_directory() {

@@ -143,14 +143,13 @@ void add_replay(CLI::App& app, Command& chosen) {
       ->excludes("--generate");
   command
       ->add_option("--policy", replay->policies,
-                   "native, expandable, bfc, rmm-pool, gmlake, dynamic, planned; all if not "
-                   "given")
+                   "native, expandable, dynamic, planned; all if not given")
       ->delimiter(',');
   command->add_option("--capacity", replay->capacity,
                       "The device's memory, such as 16GiB: say which policies fit");
   command->add_flag("!--no-least", replay->least, "Do not search each policy's least capacity");
   command->add_option("--plot", replay->plot,
-                      "Draw addresses over time (SVG); with several policies a file for each");
+                      "Draw addresses over time as one SVG file, with a panel for each policy");
   command->add_option("--write", replay->write, "Write the trace as CSV");
   command->add_option(
       "--snapshot", replay->snapshot,

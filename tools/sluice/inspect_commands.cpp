@@ -131,7 +131,12 @@ int report_command(const ReportArguments& arguments) {
   const std::string output = arguments.output.empty()
                                  ? (std::filesystem::path(arguments.run) / name).string()
                                  : arguments.output;
-  write_output("-o", output, text);
+  // The page holds the configuration: beside the run's other files it is private as they are.
+  if (arguments.output.empty()) {
+    write_private("report", output, text);
+  } else {
+    write_output("-o", output, text);
+  }
   std::cerr << output << '\n';
   return 0;
 }

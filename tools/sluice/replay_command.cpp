@@ -1,6 +1,5 @@
-// `sluice replay`: recorded allocations through allocators.
+// `sluice replay`: runs recorded allocations through allocators.
 #include <algorithm>
-#include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -43,19 +42,6 @@ record::MemoryTrace load_trace(const ReplayArguments& arguments) {
   return std::move(read.trace);
 }
 
-// One file for one policy; else PATH with the policy's name before its extension.
-void write_plots(const std::string& path, const replay::SteppedTrace& stepped,
-                 const std::vector<replay::NamedPolicy>& policies) {
-  for (const replay::NamedPolicy& policy : policies) {
-    std::filesystem::path file(path);
-    if (policies.size() > 1) {
-      file.replace_filename(file.stem().string() + "-" + policy.name + file.extension().string());
-    }
-    write_output("--plot", file.string(), replay::plot_replay(stepped, policy));
-    std::cerr << file.string() << '\n';
-  }
-}
-
 void print_event(const nlohmann::json& event, bool json,
                  std::string (*table)(const nlohmann::json&)) {
   if (json) {
@@ -80,7 +66,8 @@ int replay_command(const ReplayArguments& arguments) {
   }
   if (trace.format == "lifetimes" && arguments.policies.empty() && arguments.plot.empty() &&
       arguments.snapshot.empty()) {
-    print_event(replay::replay_packing(replay::read_lifetime_csv(arguments.trace), arguments.trace, capacity_bytes),
+    print_event(replay::replay_packing(replay::read_lifetime_csv(arguments.trace), arguments.trace,
+                                       capacity_bytes),
                 arguments.json, replay::replay_table);
     return 0;
   }
@@ -88,7 +75,8 @@ int replay_command(const ReplayArguments& arguments) {
   replay::ReplayReportOptions options;
   options.capacity_bytes = capacity_bytes;
   options.least_capacity = arguments.least;
-  print_event(replay::replay_report(stepped, policies, options), arguments.json, replay::replay_report_table);
+  print_event(replay::replay_report(stepped, policies, options), arguments.json,
+              replay::replay_report_table);
   const auto has_policy = [&](std::string_view name) {
     return std::any_of(policies.begin(), policies.end(),
                        [&](const replay::NamedPolicy& policy) { return policy.name == name; });
@@ -103,11 +91,15 @@ int replay_command(const ReplayArguments& arguments) {
       }
     }
   }
-  if (!arguments.plot.empty()) write_plots(arguments.plot, stepped, policies);
+  if (!arguments.plot.empty()) {
+    write_output("--plot", arguments.plot, replay::plot_replays(stepped, policies));
+    std::cerr << arguments.plot << '\n';
+  }
   if (!arguments.snapshot.empty()) {
     std::string text;
-    record::write_torch_snapshot(replay::snapshot_after(stepped.trace, !has_dynamic && has_policy("planned")),
-                         [&](std::string_view part) { text += part; });
+    record::write_torch_snapshot(
+        replay::snapshot_after(stepped.trace, !has_dynamic && has_policy("planned")),
+        [&](std::string_view part) { text += part; });
     write_output("--snapshot", arguments.snapshot, text);
     std::cerr << arguments.snapshot << '\n';
   }

@@ -52,7 +52,7 @@ ByteSource::~ByteSource() {
 }
 
 ByteSource ByteSource::open(const std::string& path, std::uint64_t max_bytes) {
-  // Not blocking, so that a pipe without a writer is refused below rather than waited for.
+  // O_NONBLOCK: a pipe without a writer is refused below instead of waited for.
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) {
     throw InputError("'" + path + "' cannot be read: " + std::strerror(errno));

@@ -1,4 +1,4 @@
-// Bytes of a file or of memory, read once from front to back through a buffer of fixed size.
+// Reads the bytes of a file or of memory once, from front to back, through a buffer of fixed size.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@ namespace sluice::record {
 
 class ByteSource {
  public:
-  // `memory` must outlive the source; `name` is for messages.
+  // `memory` must outlive the source. `name` is for messages.
   ByteSource(std::string_view memory, std::string name);
-  // InputError where the file cannot be read or holds more than `max_bytes`.
+  // InputError if the file cannot be read or holds more than `max_bytes`.
   static ByteSource open(const std::string& path, std::uint64_t max_bytes);
   ByteSource(ByteSource&& other) noexcept;
   ByteSource& operator=(ByteSource&&) = delete;
@@ -27,14 +27,14 @@ class ByteSource {
     if (position_ == end_ && !refill()) return -1;
     return static_cast<unsigned char>(*position_);
   }
-  // False where fewer than `count` bytes are left; then some of them are taken.
+  // Returns false if fewer than `count` bytes are left. Some of them are taken then.
   bool read(char* out, std::size_t count);
-  // Appends up to `count` bytes to `out`, in steps, so that a length that lies costs no memory;
-  // false where fewer are left.
+  // Appends up to `count` bytes to `out`. It does so in steps, so that a false length in a file costs
+  // no memory. Returns false if fewer bytes are left.
   bool append(std::string& out, std::uint64_t count);
-  // Of the next byte.
+  // The offset of the next byte.
   std::uint64_t offset() const { return taken_ - static_cast<std::uint64_t>(end_ - position_); }
-  // Of the whole, as it was when opened.
+  // The size of the whole when it was opened.
   std::uint64_t total_bytes() const { return total_bytes_; }
   const std::string& name() const { return name_; }
 

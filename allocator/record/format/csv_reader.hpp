@@ -11,23 +11,22 @@
 
 namespace sluice::record {
 
-// Fields in quotes may hold commas, line ends and doubled quotes; lines end with LF or CRLF; a byte
-// order mark and empty lines are passed over. Spaces around a field that is not quoted are no part
-// of it.
+// Fields in quotes may hold commas, line ends and doubled quotes. Lines end with LF or CRLF. A byte
+// order mark and empty lines are skipped, and so are spaces around a field that is not quoted.
 class CsvReader {
  public:
   // `source` must outlive the reader.
   explicit CsvReader(ByteSource& source);
 
-  // False at the end. `fields` are valid until the next call. InputError where a quote is not
-  // closed, or a record is above 64 KiB.
+  // Returns false at the end. `fields` are valid until the next call. InputError if a quote is not
+  // closed or a record is larger than 64 KiB.
   bool next(std::vector<std::string_view>& fields);
-  // Of the record's first line, from 1.
+  // The number of the record's first line, from 1.
   std::uint64_t line() const { return record_line_; }
 
-  // InputError with the name and the line.
+  // Throws InputError with the name and the line.
   [[noreturn]] void refuse(const std::string& reason) const;
-  // The same for a field that is not what it must be.
+  // The same for a field with a wrong value.
   [[noreturn]] void refuse_field(std::string_view column, std::string_view field,
                                  std::string_view wanted) const;
 
@@ -37,14 +36,14 @@ class CsvReader {
   void push(int c);
 
   ByteSource& source_;
-  std::string text_;               // the fields of the record, one behind the other
-  std::vector<std::size_t> ends_;  // of each, in text_
+  std::string text_;               // the fields of the record, concatenated
+  std::vector<std::size_t> ends_;  // the end of each field in text_
   std::vector<bool> quoted_;
   std::uint64_t line_ = 1;
   std::uint64_t record_line_ = 1;
 };
 
-// A whole number below 2^64: decimal, or hexadecimal behind 0x.
+// A whole number below 2^64: decimal, or hexadecimal after 0x.
 std::optional<std::uint64_t> parse_csv_number(std::string_view field);
 
 }  // namespace sluice::record

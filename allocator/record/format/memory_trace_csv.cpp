@@ -23,7 +23,7 @@ constexpr std::uint64_t kMaxPool = std::numeric_limits<std::uint16_t>::max();
 
 enum Column : std::uint8_t { kTime, kAction, kStream, kAddress, kBytes, kCategory, kName, kPool };
 
-// A string of which nothing is lost: in quotes where a reader would take it apart or trim it.
+// Writes a string so that nothing is lost: in quotes if a reader would split or trim it.
 void write_text(std::string_view text, std::ostream& out) {
   const bool is_plain = text.find_first_of(",\"\r\n") == std::string_view::npos &&
                         (text.empty() || (text.front() > ' ' && text.back() > ' '));

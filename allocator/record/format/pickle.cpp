@@ -33,13 +33,6 @@ bool is_text(PickleValue value) {
 
 }  // namespace
 
-std::optional<std::int64_t> PickleTree::as_int64(PickleValue value) const {
-  if (value.tag() == PickleValue::kWideUnsigned) return std::nullopt;
-  const auto bits = as_bits(value);
-  if (!bits) return std::nullopt;
-  return static_cast<std::int64_t>(*bits);
-}
-
 std::optional<std::uint64_t> PickleTree::as_bits(PickleValue value) const {
   switch (value.tag()) {
     case tag_of(PickleKind::kBool):
@@ -140,8 +133,8 @@ void PickleTree::append(PickleValue value, std::span<const PickleValue> items) {
   const std::size_t count = container.count + items.size();
   if (count > UINT32_MAX) throw InputError("a container of a pickle has 2^32 items or more");
   if (count > container.capacity) {
-    // What grows a second time will again: twice the room, so that copies add up to a small
-    // multiple of the items.
+    // A container that grows a second time will grow again. It gets twice the room, so that copies
+    // add up to a small multiple of the items.
     const std::size_t capacity =
         container.count == 0 ? count : std::min<std::size_t>(2 * count, UINT32_MAX);
     PickleValue* const moved = allocate(capacity);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cctype>
 #include <charconv>
 #include <cstring>
@@ -12,7 +13,12 @@ namespace {
 
 constexpr std::size_t kMaxNumberChars = 4096;
 
-// The stack machine of Python's pickle module (Lib/pickletools.py describes each instruction).
+// The stack machine of Python's pickle module; Lib/pickletools.py describes each instruction.
+//
+// Each instruction pushes a value, or takes values above the last mark and puts them into a container
+// below it. The memo stores values by number, so that later instructions can push them again. The
+// machine runs in one loop without recursion. Instructions that would load or call a class are
+// refused, and so is any index outside the stack, the marks or the memo.
 class PickleReader {
  public:
   PickleReader(ByteSource& source, const PickleLimits& limits) : source_(source), limits_(limits) {}
@@ -58,7 +64,7 @@ class PickleReader {
     }
   }
 
-  // What the machine's program holds.
+  // Reading the program.
 
   template <typename T>
   T little_endian() {
@@ -86,7 +92,7 @@ class PickleReader {
     }
   }
 
-  // What the machine holds.
+  // The machine's state.
 
   PickleValue pop() {
     if (values_.empty() || (!marks_.empty() && marks_.back() == values_.size())) {
@@ -157,7 +163,7 @@ class PickleReader {
   }
 
   void put(std::uint64_t index) {
-    // Each entry takes a byte or more of the file, so no pickler numbers one higher than that.
+    // Each entry takes a byte or more of the file, so no pickler uses a number above its size.
     if (index > source_.offset()) refuse("numbers a memo entry above the bytes before it");
     const PickleValue value = top();
     if (index == memo_.size()) {
@@ -292,7 +298,7 @@ class PickleReader {
     }
   }
 
-  // Protocol 0: a string as Python's source would have it (quoted), or with \u escapes alone.
+  // Protocol 0 writes a string as Python source does (quoted), or with \u escapes alone.
   std::string unescaped(std::string_view body, bool quoted) const {
     if (quoted) {
       while (!body.empty() && std::isspace(static_cast<unsigned char>(body.back()))) {
@@ -323,7 +329,7 @@ class PickleReader {
         result.push_back("\n\t\r\\'\""[letter]);
         ++i;
       } else {
-        // Without quotes bytes are Latin-1; in them they are as Python 2 had them.
+        // Bytes without quotes are Latin-1. Bytes in quotes are kept as Python 2 wrote them.
         quoted ? result.push_back(body[i])
                : append_utf8(result, static_cast<unsigned char>(body[i]));
       }
@@ -398,7 +404,7 @@ class PickleReader {
     }
   }
 
-  // Where the last `count` values begin, of those above the last mark.
+  // The index of the first of the last `count` values, all of which must be above the last mark.
   std::size_t start_of(std::size_t count) const {
     const std::size_t floor = marks_.empty() ? 0 : marks_.back();
     if (values_.size() < floor + count) refuse("takes a value from an empty stack");
@@ -448,7 +454,7 @@ class PickleReader {
         if (protocol > 5) refuse("is of protocol " + std::to_string(protocol) + ": must be 0-5");
         return true;
       }
-      case 0x95:  // a frame's length: a hint for readers that ask for many bytes at once
+      case 0x95:  // the length of a frame: a hint for readers that fetch many bytes at once
         static_cast<void>(little_endian<std::uint64_t>());
         return true;
       case '0':
@@ -476,7 +482,7 @@ class PickleReader {
   PickleTree tree_;
   std::vector<PickleValue> values_;
   std::vector<std::size_t> marks_;
-  std::vector<std::pair<PickleValue, bool>> memo_;  // and whether it was stored
+  std::vector<std::pair<PickleValue, bool>> memo_;  // the value, and whether one was stored
 };
 
 }  // namespace

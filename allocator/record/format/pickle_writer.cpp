@@ -9,8 +9,8 @@ namespace sluice::record {
 namespace {
 
 constexpr std::size_t kFrameBytes = 64 << 10;
-// Items per APPENDS or SETITEMS. The viewer passes a batch as arguments of one call, of which
-// engines allow some ten thousands; Python's pickler takes 1,000.
+// Items per APPENDS or SETITEMS. The viewer passes a batch as the arguments of one call, and engines
+// limit these to some ten thousands. Python's pickler takes 1,000.
 constexpr std::uint64_t kBatch = 1000;
 constexpr char kFrame = '\x95';
 constexpr char kMemoize = '\x94';
@@ -135,7 +135,7 @@ void PickleWriter::end_dict() {
 }
 
 void PickleWriter::pair_of(std::int64_t first, std::int64_t second) {
-  // The two are not items of what is open: written beside its count.
+  // The two numbers are not items of the open container, so its count is not changed.
   begin_value();
   std::vector<Open> outer;
   outer.swap(open_);

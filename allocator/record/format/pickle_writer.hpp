@@ -1,5 +1,5 @@
-// Plain data as a pickle of protocol 4, in the instructions that both Python and the viewer of
-// PyTorch's snapshots (torch/utils/viz/MemoryViz.js) know.
+// Writes plain data as a pickle of protocol 4. It uses only instructions that both Python and the
+// viewer of PyTorch's snapshots (torch/utils/viz/MemoryViz.js) know.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@
 
 namespace sluice::record {
 
-// One value: a scalar, or a container between its begin and end; inside a dict keys and values take
-// turns. finish() ends the pickle. Strings that come twice are stored once. Calls out of order are
-// programmer errors (InternalError).
+// A pickle is one value: a scalar, or a container between its begin and its end. Inside a dict, keys
+// and values take turns. finish() ends the pickle. A string that comes twice is stored once. Calls
+// out of order are programmer errors (InternalError).
 class PickleWriter {
  public:
-  // `sink` gets the bytes in order, some 64 KiB at a time.
+  // `sink` receives the bytes in order, some 64 KiB at a time.
   explicit PickleWriter(std::function<void(std::string_view)> sink);
 
   void none();
@@ -28,8 +28,8 @@ class PickleWriter {
   void end_list();
   void begin_dict();
   void end_dict();
-  void pair_of(std::int64_t first, std::int64_t second);  // a tuple
-  // Stores the value just written; recall() writes it again, shared.
+  void pair_of(std::int64_t first, std::int64_t second);  // a tuple of two
+  // Stores the value just written. recall() writes it again as a shared value.
   std::uint32_t remember();
   void recall(std::uint32_t memo);
   void finish();

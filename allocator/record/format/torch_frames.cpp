@@ -10,10 +10,10 @@ namespace sluice::record {
 namespace {
 
 constexpr std::size_t kMaxNames = 1'000'000;
-// A string of any length may be shared by all frames; names hold at most this much of each part.
+// All frames may share a string of any length. A name holds at most this much of each part.
 constexpr std::size_t kMaxPartBytes = 512;
 
-// C++ frames that stand in every stack (the viewer leaves out the same).
+// C++ frames that are in every stack. The viewer leaves out the same ones.
 constexpr std::array<std::string_view, 8> kGlueFunctions{
     "unwind::unwind",    "CapturedTraceback::gather",
     "gather_with_cpp",   "_start",
@@ -99,13 +99,13 @@ TorchFrameNames::Frame TorchFrameNames::frame_of(PickleValue frame) {
   const std::string_view filename = part("filename");
   const std::string_view function = part("name");
   const auto line = tree_.find(frame, "line");
-  // The end of a path, the beginning of a function.
+  // Keeps the end of a path and the beginning of a function.
   const TorchFrame parts{
       std::string(filename.substr(filename.size() - std::min(filename.size(), kMaxPartBytes))),
       line ? tree_.as_bits(*line).value_or(0) : 0, std::string(function.substr(0, kMaxPartBytes))};
   Use use = Use::kCpp;
   if (filename.empty()) {
-    use = Use::kCaller;  // a name that was given, not a place in a stack
+    use = Use::kCaller;  // a name that the caller gave, not a frame
   } else if (is_python(filename)) {
     use = is_torch_package(filename) ? Use::kTorchPython : Use::kCaller;
   } else if (is_glue(parts.function, parts.filename)) {

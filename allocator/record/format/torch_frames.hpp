@@ -1,4 +1,4 @@
-// Call stacks of PyTorch's snapshots as one name each: the site that a reader would look for.
+// Reduces a call stack of a PyTorch snapshot to one name: the site that a reader would look for.
 #pragma once
 
 #include <cstdint>
@@ -20,21 +20,21 @@ struct TorchFrame {
 std::string frame_name(const TorchFrame& frame);
 TorchFrame parse_frame_name(std::string_view name);
 
-// Names of lists of frames, interned in a snapshot's table. A list stands innermost first; its name
-// is that of the innermost Python frame outside the torch package, else of the innermost Python
-// frame, else of the innermost C++ frame that is no glue; "" where there is none.
+// Names lists of frames, and interns the names in a snapshot's table. A list begins with the innermost
+// frame. Its name is that of the innermost Python frame outside the torch package; else of the
+// innermost Python frame; else of the innermost C++ frame that is not glue code; else "".
 class TorchFrameNames {
  public:
-  // `names` holds "" at 0. Both must outlive this.
+  // Precondition: names[0] is "". Both arguments must outlive this object.
   TorchFrameNames(const PickleTree& tree, std::vector<std::string>& names)
       : tree_(tree), names_(names) {}
-  // Of a list of dicts {name, filename, line}; anything else has the name 0. InputError past a
-  // million names.
+  // The name of a list of dicts {name, filename, line}; 0 for anything else. InputError for more than
+  // a million names.
   std::uint32_t name_of(PickleValue frames);
   std::uint32_t intern(const std::string& name);
 
  private:
-  // The smaller the better.
+  // A smaller value is a better name.
   enum class Use : std::uint8_t { kCaller, kTorchPython, kCpp, kGlue };
   struct Frame {
     Use use = Use::kGlue;
@@ -44,7 +44,7 @@ class TorchFrameNames {
 
   const PickleTree& tree_;
   std::vector<std::string>& names_;
-  std::unordered_map<std::uint64_t, std::uint32_t> lists_;  // by id: snapshots share them
+  std::unordered_map<std::uint64_t, std::uint32_t> lists_;  // by id, because snapshots share lists
   std::unordered_map<std::uint64_t, Frame> frames_;
   std::unordered_map<std::string, std::uint32_t> interned_;
 };

@@ -16,7 +16,7 @@ constexpr std::int32_t kMaxDevices = 1024;
 constexpr std::size_t kMaxEvents = 50'000'000;
 constexpr std::size_t kMaxKeys = 256;  // of one event, block or segment; today's have at most 11
 
-// The values of known keys of dicts that are many and alike.
+// Reads the values of known keys from many dicts that are alike.
 template <std::size_t N>
 class Fields {
  public:
@@ -31,7 +31,7 @@ class Fields {
     }
   }
 
-  // False where it is no dict, or one of too many keys.
+  // Returns false if the value is not a dict, or has too many keys.
   bool read(PickleValue dict, Values& values) const {
     values.fill(std::nullopt);
     const std::span<const PickleValue> items = tree_.items(dict);
@@ -92,7 +92,7 @@ Category parse_category(std::string_view word) {
   for (std::size_t i = 0; i < kCategoryCount; ++i) {
     if (category_name(static_cast<Category>(i)) == word) return static_cast<Category>(i);
   }
-  // torch.profiler's.
+  // The categories of torch.profiler.
   if (word == "parameter") return Category::kWeight;
   if (word == "optimizer_state") return Category::kOptimizer;
   if (word == "autograd_detail") return Category::kActivation;
@@ -112,7 +112,7 @@ class Importer {
 
   MemorySnapshot run(std::optional<std::int32_t> device) {
     if (tree_.root.kind() == PickleKind::kList) {
-      segments_ = tree_.root;  // torch.cuda.memory_snapshot(): segments alone
+      segments_ = tree_.root;  // torch.cuda.memory_snapshot() returns only segments
     } else {
       const auto segments = tree_.find(tree_.root, "segments");
       const auto traces = tree_.find(tree_.root, "device_traces");
@@ -139,7 +139,7 @@ class Importer {
   }
 
  private:
-  // place: as a Python expression would go there.
+  // `place` is written like a Python expression.
   [[noreturn]] void refuse(const std::string& place, const std::string& reason) const {
     throw InputError("'" + source_ + "'" + (place.empty() ? "" : " " + place + ":") + " " + reason);
   }
@@ -148,7 +148,7 @@ class Importer {
     return std::string(list) + "[" + std::to_string(index) + "]";
   }
 
-  // Absent and None: 0.
+  // 0 if the key is absent or None.
   template <typename Place>
   std::uint64_t number(std::optional<PickleValue> value, std::string_view key,
                        const Place& where) const {
@@ -219,7 +219,7 @@ class Importer {
     }
   }
 
-  // Two small numbers: of a capture, and of a pool that the user made.
+  // A pool id is two small numbers: of a capture, and of a pool that the user made.
   std::uint64_t pool_of(PickleValue pair) const {
     const auto parts = tree_.items(pair);
     if (parts.size() != 2) return 0;
@@ -230,7 +230,7 @@ class Importer {
 
   void read_blocks(PickleValue list, SnapshotSegment& segment, std::size_t index) {
     const auto blocks = tree_.items(list);
-    // A list that segments share, which no allocator writes, could ask for any number of blocks.
+    // No allocator writes a list that segments share. A hostile file could multiply blocks with one.
     if (blocks.size() > kMaxEvents - block_count_) {
       refuse(place("segments", index),
              "all segments must have at most " + std::to_string(kMaxEvents) + " blocks together");
@@ -284,7 +284,7 @@ class Importer {
     return block;
   }
 
-  // Before 2.1: who had the block, the latest first.
+  // Versions before 2.1 list the allocations that used the block, the latest first.
   template <typename Place>
   void read_history(PickleValue history, SnapshotBlock& block, const Place& where) {
     const auto entries = tree_.items(history);
@@ -337,7 +337,7 @@ class Importer {
     if (const auto expandable = tree_.find(settings, "expandable_segments")) {
       snapshot_.expandable_segments = number(expandable, "expandable_segments", where) != 0;
     }
-    // Its largest value, no limit, is written as -1.
+    // PyTorch writes its largest value, which means no limit, as -1.
     if (const auto split = tree_.find(settings, "max_split_size")) {
       const std::uint64_t bytes = number(split, "max_split_size", where);
       if (bytes > 0) snapshot_.max_split_bytes = bytes;
@@ -348,7 +348,7 @@ class Importer {
       snapshot_.roundup_power2_divisions = number(divisions, "roundup_power2_divisions", where);
       return;
     }
-    // {"1": n, "2": n, … "32768": n}, by MiB.
+    // {"1": n, "2": n, … "32768": n}, with sizes in MiB.
     std::vector<std::uint64_t> table;
     for (std::uint64_t mib = 1; mib <= 32768; mib *= 2) {
       table.push_back(
@@ -371,7 +371,7 @@ class Importer {
   Fields<kBlockKeys.size()> block_fields_;
   TorchFrameNames frames_;
   std::size_t block_count_ = 0;
-  std::unordered_map<std::uint64_t, std::size_t> block_lists_;  // ids seen
+  std::unordered_map<std::uint64_t, std::size_t> block_lists_;  // ids of lists seen so far
 };
 
 }  // namespace

@@ -34,7 +34,7 @@ class Exporter {
     }
     out_.begin_list();
     for (const MemoryEvent& event : snapshot_.events) write_event(event);
-    // Viewers that know categories fail where there is none unknown. As torch ends its records.
+    // Viewers that know categories fail unless there is one "unknown". torch ends its records so, too.
     if (has_categories_ && !has_unknown_) {
       write_event({.action = MemoryAction::kSnapshot, .time_ns = snapshot_.events.back().time_ns});
     }
@@ -54,7 +54,7 @@ class Exporter {
 
   void number(std::string_view key, std::uint64_t value) {
     out_.text(key);
-    out_.integer(static_cast<std::int64_t>(value));  // as torch writes addresses and sizes
+    out_.integer(static_cast<std::int64_t>(value));  // torch writes addresses and sizes so
   }
   void word(std::string_view key, std::string_view value) {
     out_.text(key);
@@ -164,7 +164,7 @@ class Exporter {
 
   const MemorySnapshot& snapshot_;
   PickleWriter out_;
-  std::vector<std::uint32_t> frames_;  // by name: the memo of its list
+  std::vector<std::uint32_t> frames_;  // by name: the memo entry of its list
   bool has_categories_ = false;
   bool has_unknown_ = false;
 };

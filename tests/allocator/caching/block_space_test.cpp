@@ -18,9 +18,9 @@ namespace {
 
 constexpr std::uint64_t kUnit = BlockSpace::kAlignment;
 constexpr std::uint64_t kPageUnits = 8;  // small pages, so that few units make many of them
-constexpr std::uint64_t kPage = kPageUnits * kUnit;
+constexpr std::uint64_t kSpacePage = kPageUnits * kUnit;
 
-class BlockSpaceTest : public testing::Test {
+class BlockSpaceTest : public ::testing::Test {
  protected:
   struct Range {
     std::unique_ptr<AddressSegment> segment;
@@ -35,9 +35,9 @@ class BlockSpaceTest : public testing::Test {
 
   void add_range(std::uint64_t address, std::uint64_t pages) {
     auto segment = std::make_unique<AddressSegment>(
-        device::AddressRange(nullptr, reinterpret_cast<void*>(address), pages * kPage, 0), kPage,
-        pool_, true);
-    space_.add_range(address, pages * kPage, segment.get());
+        device::AddressRange(nullptr, reinterpret_cast<void*>(address), pages * kSpacePage, 0),
+        kSpacePage, pool_, true);
+    space_.add_range(address, pages * kSpacePage, segment.get());
     ranges_[address] = {std::move(segment), std::string(pages * kPageUnits, 'h')};
   }
   Range& range_of(std::uint64_t address) { return std::prev(ranges_.upper_bound(address))->second; }
@@ -145,16 +145,16 @@ class BlockSpaceTest : public testing::Test {
       device::make_host_device({.capacity_bytes = kPageBytes});
   std::unique_ptr<device::Stream> stream_ = device_->create_stream("unused");
   BlockStore store_;
-  StreamPool pool_{0, *stream_, true, store_, kPage, nullptr};
+  StreamPool pool_{0, *stream_, true, store_, kSpacePage, nullptr};
   std::map<std::uint64_t, Range> ranges_;
-  BlockSpace space_{store_, kPage};
+  BlockSpace space_{store_, kSpacePage};
   std::map<std::uint64_t, Block*> used_;
 };
 
 // Of all windows that begin with a block, or end with a run whose end is free.
 void BlockSpaceTest::expect_cheapest_window(std::uint64_t bytes, const CounterRng& prices) {
   const auto price = [&](std::uint64_t page) {
-    return static_cast<double>(1 + prices.below(page / kPage, 4));
+    return static_cast<double>(1 + prices.below(page / kSpacePage, 4));
   };
   const auto found = space_.find_window(
       bytes, [&](const AddressSegment&, std::uint64_t page) { return price(page); });
@@ -167,10 +167,11 @@ void BlockSpaceTest::expect_cheapest_window(std::uint64_t bytes, const CounterRn
     const std::string letters = range.units.substr(first, bytes / kUnit);
     if (letters.find('u') != std::string::npos) return std::nullopt;
     double cost = 0.0;
-    for (std::uint64_t page = address / kPage * kPage; page < address + bytes; page += kPage) {
+    for (std::uint64_t page = address / kSpacePage * kSpacePage; page < address + bytes;
+         page += kSpacePage) {
       if (range.units[(std::max(page, address) - range.segment->base()) / kUnit] == 'h' ||
           (page < address + bytes && page >= range.segment->base() &&
-           range.units[(page + kPage - kUnit - range.segment->base()) / kUnit] == 'h')) {
+           range.units[(page + kSpacePage - kUnit - range.segment->base()) / kUnit] == 'h')) {
         cost += price(page);
       }
     }
@@ -202,7 +203,7 @@ TEST_F(BlockSpaceTest, AnySequenceLeavesWhatTheModelSays) {
     const CounterRng rng(seed, stream_of("block_space_test"));
     const std::uint64_t base = seed << 40U;
     add_range(base, 40);
-    add_range(base + 64 * kPage, 24);
+    add_range(base + 64 * kSpacePage, 24);
     const std::uint64_t operation_count = stress_operations(8000) / 4;
     for (std::uint64_t step = 0, n = 0; step < operation_count; ++step) {
       const std::uint64_t kind = rng.below(n++, 100);
@@ -230,12 +231,12 @@ TEST_F(BlockSpaceTest, AnySequenceLeavesWhatTheModelSays) {
           const Block* const filled = space_.fill(block, page);
           ASSERT_EQ(filled->kind, BlockKind::kFree);
           ASSERT_TRUE(page >= filled->address && page < filled->address + filled->bytes);
-          mark(page, kPage, 'f');
+          mark(page, kSpacePage, 'f');
         }
       } else if (kind < 92) {
         if (Block* const block = pick_page('f', rng.bits(n++), page)) {
           ASSERT_EQ(space_.hollow(block, page)->kind, BlockKind::kHollow);
-          mark(page, kPage, 'h');
+          mark(page, kSpacePage, 'h');
         }
       } else {
         expect_cheapest_window(units * kUnit, CounterRng(step, seed));
@@ -252,7 +253,7 @@ TEST_F(BlockSpaceTest, ACrowdedBinHidesNoBlockThatIsLargeEnough) {
   Block* block = nullptr;
   space_.visit_all([&](const Block& only) { block = const_cast<Block*>(&only); });
   for (std::uint64_t page = 0; page < 700; ++page) {
-    Block* const filled = space_.fill(block, base + page * kPage);
+    Block* const filled = space_.fill(block, base + page * kSpacePage);
     block = filled->next != nullptr ? filled->next : filled;
   }
   // One bin holds 256 to 259 units: one block of 259, and twenty of 256 that are freed after it.

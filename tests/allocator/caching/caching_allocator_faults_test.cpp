@@ -7,11 +7,11 @@
 
 #include "tests/allocator/caching/allocator_bench.hpp"
 #include "tests/allocator/caching/failing_heap.hpp"
+#include "tests/allocator/page.hpp"
 
 namespace sluice::allocator {
 namespace {
 
-constexpr std::uint64_t kPage = kPageBytes;
 constexpr CachingAllocatorOptions kSmallSegments{.segment_bytes = 256 * kPage};
 
 TEST(CachingAllocatorFaults, SizesNearTheLimitOfTheTypeAreOutOfMemory) {
@@ -164,14 +164,14 @@ TEST(CachingAllocatorFaults, TheNthFailureLosesNothing) {
     SCOPED_TRACE("call " + std::to_string(nth));
     call_count = static_cast<std::int64_t>(DeviceFailures().run(nth, false));
     if (nth % 8 == 0) DeviceFailures().run(nth / 2, true);
-    if (testing::Test::HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
   }
   EXPECT_GT(call_count, 30);
 }
 
 // The same for the heap: the Nth allocation of each call fails, for each N, until the call
 // succeeds.
-class HeapFailures : public testing::Test {
+class HeapFailures : public ::testing::Test {
  protected:
   // Calls until no allocation of it is left to fail.
   template <typename Call>

@@ -28,7 +28,7 @@ class RandomSequence {
     for (std::uint64_t step = 0; step < operation_count; ++step) {
       run_one();
       if (step % 256 == 255) expect_consistent();
-      if (testing::Test::HasFailure()) return;
+      if (::testing::Test::HasFailure()) return;
     }
     // Every way must have been taken, or the sequence proves less than it says.
     const CachingAllocatorStatistics statistics = bench_.allocator().statistics();
@@ -158,7 +158,7 @@ class RandomSequence {
   std::vector<MarkedBlock> live_;
 };
 
-class CachingAllocatorRandom : public testing::TestWithParam<DeviceUnderTest> {};
+class CachingAllocatorRandom : public ::testing::TestWithParam<DeviceUnderTest> {};
 
 TEST_P(CachingAllocatorRandom, AnySequenceKeepsContentsOrderAndBudget) {
   if (!GetParam().missing.empty()) GTEST_SKIP() << GetParam().missing;
@@ -174,12 +174,12 @@ TEST_P(CachingAllocatorRandom, AnySequenceKeepsContentsOrderAndBudget) {
                              .segment_bytes = 32 * kPageBytes},
                             GetParam());
     sequence.run(operation_count / kSeedCount);
-    if (testing::Test::HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(On, CachingAllocatorRandom, testing::ValuesIn(devices_under_test()),
-                         testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(On, CachingAllocatorRandom, ::testing::ValuesIn(devices_under_test()),
+                         ::testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace sluice::allocator

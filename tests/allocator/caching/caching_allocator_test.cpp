@@ -9,13 +9,12 @@
 #include <vector>
 
 #include "device/host/host_device.hpp"
+#include "tests/allocator/page.hpp"
 
 namespace sluice::allocator {
 namespace {
 
-constexpr std::uint64_t kPage = kPageBytes;
-
-class CachingAllocatorTest : public testing::Test {
+class CachingAllocatorTest : public ::testing::Test {
  protected:
   // A cap of so many pages.
   void make(std::uint64_t cap_pages, CachingAllocatorOptions options = {}) {

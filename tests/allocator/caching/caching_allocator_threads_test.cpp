@@ -104,7 +104,7 @@ void expect_sound(AllocatorBench& bench) {
   EXPECT_LE(total_bytes, bench.cap_bytes());
 }
 
-class CachingAllocatorOnThreads : public testing::TestWithParam<DeviceUnderTest> {};
+class CachingAllocatorOnThreads : public ::testing::TestWithParam<DeviceUnderTest> {};
 
 TEST_P(CachingAllocatorOnThreads, AnySequenceKeepsContentsOrderAndBudget) {
   if (!GetParam().missing.empty()) GTEST_SKIP() << GetParam().missing;
@@ -163,8 +163,8 @@ TEST_P(CachingAllocatorOnThreads, AnySequenceKeepsContentsOrderAndBudget) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(On, CachingAllocatorOnThreads, testing::ValuesIn(devices_under_test()),
-                         testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(On, CachingAllocatorOnThreads, ::testing::ValuesIn(devices_under_test()),
+                         ::testing::PrintToStringParamName());
 
 TEST(CachingAllocatorThreads, StreamsMayBeAddedWhileOthersAllocate) {
   AllocatorBench bench(16, {.segment_bytes = 32 * kPageBytes});

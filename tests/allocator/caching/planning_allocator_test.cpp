@@ -13,13 +13,12 @@
 #include "base/rng.hpp"
 #include "device/host/host_device.hpp"
 #include "tests/allocator/caching/stress_operations.hpp"
+#include "tests/allocator/page.hpp"
 
 namespace sluice::allocator {
 namespace {
 
-constexpr std::uint64_t kPage = kPageBytes;
-
-class PlanningAllocatorTest : public testing::Test {
+class PlanningAllocatorTest : public ::testing::Test {
  protected:
   void SetUp() override { make(64); }
   void make(std::uint64_t cap_pages) {

@@ -9,15 +9,12 @@
 #include "allocator/packing/packing_search.hpp"
 #include "base/error.hpp"
 #include "base/rng.hpp"
+#include "tests/allocator/packing/lifetimes_overlap.hpp"
 
 namespace sluice::packing {
 namespace {
 
 using Lifetimes = std::vector<Lifetime>;
-
-bool meet(const Lifetime& a, const Lifetime& b) {
-  return a.lower < b.upper && b.lower < a.upper;
-}
 
 std::uint64_t live_bound(const Lifetimes& lifetimes) {
   std::uint64_t bound = 0;
@@ -31,8 +28,8 @@ std::uint64_t live_bound(const Lifetimes& lifetimes) {
   return bound;
 }
 
-// The least capacity, by trying every order with the lowest offset that is free: some order yields
-// an optimal packing (sort one by offset, let each buffer sink).
+// Finds the least capacity by trying every order with the lowest free offset. Some order yields an
+// optimal packing: sort one by offset, and let each buffer sink.
 std::uint64_t brute_force_capacity(const Lifetimes& lifetimes) {
   std::vector<std::size_t> order(lifetimes.size());
   std::iota(order.begin(), order.end(), 0u);
@@ -48,7 +45,8 @@ std::uint64_t brute_force_capacity(const Lifetimes& lifetimes) {
         for (std::size_t j = 0; j < k; ++j) {
           const Lifetime& other = lifetimes[order[j]];
           const std::uint64_t end = offsets[order[j]] + other.bytes;
-          if (meet(one, other) && offset < end && offsets[order[j]] < offset + one.bytes) {
+          if (lifetimes_overlap(one, other) && offset < end &&
+              offsets[order[j]] < offset + one.bytes) {
             offset = end;
             moved = true;
           }
@@ -83,7 +81,7 @@ TEST(ArenaPacking, IsOptimalOnSmallRandomInstances) {
   }
 }
 
-// Boxes of one component; the target is the bound.
+// The boxes form one component, and the target is the bound.
 BoxPacking search_with_budget(std::uint64_t seed, std::uint64_t work_budget,
                               std::uint64_t* bound_bytes) {
   const Lifetimes lifetimes = random_lifetimes(seed, 30, 30, 12, 9);
@@ -119,8 +117,8 @@ TEST(ArenaPacking, BoundIsTheLargestLiveSum) {
   }
 }
 
-// Some in larger units than others, and not from an address that is a multiple of theirs.
-TEST(ArenaPacking, AlignmentsOfTheirOwnCountFromTheBase) {
+// Some buffers have larger alignments than others, and the base is not a multiple of theirs.
+TEST(ArenaPacking, AlignmentsOfBuffersCountFromTheBase) {
   constexpr std::uint64_t kSlot = 4096;
   for (std::uint64_t seed = 0; seed < 24; ++seed) {
     Lifetimes lifetimes = random_lifetimes(seed, 80, 60, 12, 3 * kSlot);
@@ -169,8 +167,7 @@ TEST(ArenaPacking, IsAPureFunctionOfItsInput) {
   EXPECT_EQ(pack_lifetimes(lifetimes, 256).offsets_bytes, first.offsets_bytes);
 }
 
-// What a training step without recomputation looks like: saved activations nest, temporaries do
-// not.
+// The shape of a training step without recomputation: saved activations nest, temporaries do not.
 TEST(ArenaPacking, NestedActivationsAndTemporariesMeetTheBound) {
   Lifetimes lifetimes;
   constexpr std::uint64_t kLayers = 300;
@@ -184,8 +181,8 @@ TEST(ArenaPacking, NestedActivationsAndTemporariesMeetTheBound) {
   EXPECT_EQ(packing.capacity_bytes, packing.lower_bound_bytes);
 }
 
-// Adversarial for placing in order of time: small buffers that outlive their neighbours split the
-// space into gaps that are too small for what comes next.
+// A hard case for placement in the order of time: small buffers that outlive their neighbours split
+// the space into gaps that are too small for later buffers.
 TEST(ArenaPacking, SmallSurvivorsDoNotFragmentTheSpace) {
   Lifetimes lifetimes;
   constexpr std::uint64_t kPairs = 64;
@@ -199,8 +196,8 @@ TEST(ArenaPacking, SmallSurvivorsDoNotFragmentTheSpace) {
   EXPECT_EQ(packing.capacity_bytes, packing.lower_bound_bytes);
 }
 
-// A ring of buffers freed in the order in which they came, none of one size: near the bound at
-// every position at once. Measured: 1.22 of it.
+// A ring of buffers of different sizes, freed in the order of their allocation. The live sum is near
+// the bound at every position. Measured: 1.22 of the bound.
 TEST(ArenaPacking, ShiftedStairsStayNearTheBound) {
   Lifetimes lifetimes;
   for (std::uint64_t i = 0; i < 500; ++i) lifetimes.push_back({i, i + 7, 256 * (1 + i * 37 % 11)});

@@ -51,7 +51,7 @@ void expect_packed(const SkylineProblem& problem, const std::vector<SkylineUnits
   }
 }
 
-// Few sizes and lifetimes, so that twins and boxes of one lifetime are common.
+// Sizes and lifetimes are few, so that twins and boxes of one lifetime are common.
 SkylineProblem random_problem(std::uint64_t seed, std::size_t count, std::size_t fixed) {
   const CounterRng rng(seed, stream_of("skyline"));
   SkylineProblem problem;
@@ -114,7 +114,7 @@ struct Cut {
   std::vector<std::uint64_t> durations;
 };
 
-// A rectangle of `positions` and `bytes` cut into boxes: they fill it again without a gap.
+// Cuts a rectangle of `positions` and `bytes` into boxes, which fill it again without a gap.
 Cut cut_rectangle(std::uint64_t seed, std::size_t count, std::int32_t positions,
                   std::uint64_t bytes) {
   const CounterRng rng(seed, stream_of("cut"));
@@ -157,7 +157,7 @@ TEST(ExactPacking, FillsRectanglesThatWereCutUp) {
                            static_cast<std::uint64_t>(box.upper), box.bytes});
     }
     check_packing(lifetimes, {packing.offsets_bytes, 1000, 1000}, 1);
-    // Full to the last byte: one less is impossible, and found to be at once.
+    // The boxes fill every byte. One byte less is impossible, and the search finds that at once.
     EXPECT_EQ(pack_exactly(cut.boxes, cut.durations, 60, 999, kManyLooks).outcome,
               SkylineOutcome::kImpossible);
   }
@@ -182,13 +182,13 @@ TEST(ExactPacking, SizesAreCountedInTheirCommonDivisor) {
             SkylineOutcome::kPacked);
   EXPECT_EQ(pack_exactly(boxes, durations, 4, 5 * kUnit - 1, kManyLooks).outcome,
             SkylineOutcome::kImpossible);
-  // No divisor, and too many bits.
+  // The sizes have no common divisor and too many bits.
   const std::vector<Box> wide{{0, 1, kUnit}, {0, 1, kUnit + 1}};
   EXPECT_EQ(pack_exactly(wide, {{1, 1}}, 1, 4 * kUnit, kManyLooks).outcome,
             SkylineOutcome::kGaveUp);
 }
 
-TEST(ArenaPacking, ThoroughReachesWhatOrdersMiss) {
+TEST(ArenaPacking, ThoroughReachesBoundsThatOrdersMiss) {
   int quick_misses = 0;
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     const Cut cut = cut_rectangle(100 + seed, 120, 80, 4096);
@@ -202,7 +202,7 @@ TEST(ArenaPacking, ThoroughReachesWhatOrdersMiss) {
     check_packing(lifetimes, thorough, 256);
     EXPECT_EQ(thorough.capacity_bytes, thorough.lower_bound_bytes) << seed;
     if (quick.capacity_bytes > quick.lower_bound_bytes) ++quick_misses;
-    // Enough is enough.
+    // The search stops at `enough_bytes`.
     const Packing enough =
         pack_lifetimes(lifetimes, 256, PackingEffort::kThorough, quick.capacity_bytes);
     EXPECT_LE(enough.capacity_bytes, quick.capacity_bytes) << seed;
@@ -211,8 +211,8 @@ TEST(ArenaPacking, ThoroughReachesWhatOrdersMiss) {
   EXPECT_GT(quick_misses, 4);
 }
 
-// The least capacity, 7, is one above what is live at once: there is nothing to try between.
-TEST(ArenaPacking, ThoroughEndsWhereTheBoundIsOutOfReach) {
+// The least capacity, 7, is one above the live sum, so there is no capacity between to try.
+TEST(ArenaPacking, ThoroughEndsIfTheBoundIsOutOfReach) {
   const std::vector<Lifetime> lifetimes{
       {2, 4, 1}, {3, 4, 1}, {4, 6, 3}, {5, 7, 3}, {0, 1, 1}, {1, 3, 3}, {2, 5, 1}, {6, 7, 1},
       {6, 7, 1}, {3, 5, 1}, {0, 1, 1}, {6, 7, 1}, {1, 2, 2}, {1, 3, 1}, {3, 5, 1}, {0, 1, 3}};

@@ -7,13 +7,10 @@
 #include "allocator/packing/arena_packing.hpp"
 #include "base/error.hpp"
 #include "base/rng.hpp"
+#include "tests/allocator/packing/lifetimes_overlap.hpp"
 
 namespace sluice::packing {
 namespace {
-
-bool meet(const Lifetime& a, const Lifetime& b) {
-  return a.lower < b.upper && b.lower < a.upper;
-}
 
 // By looking at every position: what the sweep must find.
 std::uint64_t deepest_need(const std::vector<Lifetime>& items) {
@@ -36,7 +33,7 @@ void expect_valid(const std::vector<Lifetime>& items, const SlotAssignment& assi
     EXPECT_EQ(assignment.slots[i].size(), items[i].bytes);
     for (const std::uint32_t slot : own) EXPECT_LT(slot, assignment.slot_count);
     for (std::size_t j = 0; j < i; ++j) {
-      if (!meet(items[i], items[j])) continue;
+      if (!lifetimes_overlap(items[i], items[j])) continue;
       for (const std::uint32_t slot : assignment.slots[j]) EXPECT_EQ(own.count(slot), 0u);
     }
   }

@@ -7,35 +7,36 @@
 #include <sstream>
 
 #include "allocator/record/format/torch_snapshot.hpp"
+#include "tests/support/check_trace.hpp"
 
-namespace sluice::testing {
+namespace sluice::record {
 namespace {
 
 constexpr std::uint64_t kMiB = 1 << 20;
 constexpr std::uint64_t kBase = 0x7f0000000000;
-using enum record::MemoryAction;
+using enum MemoryAction;
 
 struct Result {
-  record::MemoryTrace trace;
-  record::TraceDefects defects;
+  MemoryTrace trace;
+  TraceDefects defects;
 };
 
-Result convert(const record::MemorySnapshot& snapshot) {
+Result convert(const MemorySnapshot& snapshot) {
   Result result;
-  result.trace = record::trace_of(snapshot, "given", "torch", &result.defects);
-  record::check_trace(result.trace);
+  result.trace = trace_of(snapshot, "given", "torch", &result.defects);
+  testing::check_trace(result.trace);
   return result;
 }
 
-record::MemoryEvent event(record::MemoryAction action, std::uint64_t address, std::uint64_t bytes,
-                          std::uint64_t stream = 0) {
+MemoryEvent event(MemoryAction action, std::uint64_t address, std::uint64_t bytes,
+                  std::uint64_t stream = 0) {
   return {.action = action, .stream = stream, .address = address, .bytes = bytes};
 }
 
 // "a0 f0 p1 c1 | ~": an allocation, a free, a pending one and its completion, a step, a flush.
-std::string operations(const record::MemoryTrace& trace) {
+std::string operations(const MemoryTrace& trace) {
   std::string result;
-  for (const record::TraceOperation& operation : trace.operations) {
+  for (const TraceOperation& operation : trace.operations) {
     if (!result.empty()) result += ' ';
     const auto action = static_cast<std::size_t>(operation.action);
     result += "afpc|~"[action];
@@ -44,9 +45,9 @@ std::string operations(const record::MemoryTrace& trace) {
   return result;
 }
 
-record::SnapshotSegment segment(std::uint64_t address, std::uint64_t bytes,
-                                std::vector<record::SnapshotBlock> blocks = {}) {
-  record::SnapshotSegment result;
+SnapshotSegment segment(std::uint64_t address, std::uint64_t bytes,
+                        std::vector<SnapshotBlock> blocks = {}) {
+  SnapshotSegment result;
   result.address = address;
   result.bytes = bytes;
   result.is_small = bytes == 2 * kMiB;
@@ -54,9 +55,9 @@ record::SnapshotSegment segment(std::uint64_t address, std::uint64_t bytes,
   return result;
 }
 
-record::SnapshotBlock block(std::uint64_t address, std::uint64_t bytes,
-                            std::uint64_t requested_bytes, record::BlockState state) {
-  record::SnapshotBlock result;
+SnapshotBlock block(std::uint64_t address, std::uint64_t bytes, std::uint64_t requested_bytes,
+                    BlockState state) {
+  SnapshotBlock result;
   result.address = address;
   result.bytes = bytes;
   result.requested_bytes = requested_bytes;
@@ -66,25 +67,25 @@ record::SnapshotBlock block(std::uint64_t address, std::uint64_t bytes,
 
 class RecordOfPyTorch : public ::testing::TestWithParam<const char*> {};
 
-// Records of a model of PyTorch's allocator, cut at the front, with the state that was true there:
-// several streams, uses on others, private pools, memory given back, allocations that failed.
+// Records of a model of PyTorch's allocator, cut at the front, and the true state at the cut. They have
+// several streams, uses on other streams, private pools, freed segments and failed allocations.
 TEST_P(RecordOfPyTorch, TheStateAtTheCutIsFound) {
-  const std::string stem = std::string(SLUICE_TEST_DATA "/") + GetParam();
-  const Result result = convert(record::read_torch_snapshot(stem + ".pickle"));
+  const std::string name = std::string("/") + GetParam();
+  const Result result = convert(read_torch_snapshot(SLUICE_TEST_SNAPSHOTS + name + ".pickle"));
   EXPECT_EQ(result.defects.contradictions, 0u);
   EXPECT_EQ(result.defects.unknown_frees, 0u);
   std::ostringstream found;
   found << "reserved " << result.trace.recorded_peak_reserved_bytes << ' '
         << result.trace.recorded_end_reserved_bytes << '\n';
-  for (const record::SnapshotSegment& held : result.trace.initial_segments) {
+  for (const SnapshotSegment& held : result.trace.initial_segments) {
     found << "segment " << held.address << ' ' << held.bytes << ' ' << held.stream << ' '
           << held.is_small << '\n';
-    for (const record::SnapshotBlock& block : held.blocks) {
+    for (const SnapshotBlock& block : held.blocks) {
       found << "block " << block.address << ' ' << block.bytes << ' ' << block.requested_bytes
             << ' ' << static_cast<int>(block.state) << '\n';
     }
   }
-  std::ifstream file(stem + ".txt");
+  std::ifstream file(SLUICE_TEST_DATA + name + ".txt");
   std::stringstream expected;
   expected << file.rdbuf();
   EXPECT_FALSE(expected.str().empty());
@@ -94,7 +95,7 @@ TEST_P(RecordOfPyTorch, TheStateAtTheCutIsFound) {
 INSTANTIATE_TEST_SUITE_P(All, RecordOfPyTorch, ::testing::Values("torch_cut", "torch_cut_split"));
 
 TEST(TraceOf, AFreeIsOneOperationUnlessOthersStillUseTheMemory) {
-  record::MemorySnapshot snapshot;
+  MemorySnapshot snapshot;
   snapshot.segments.push_back(segment(kBase, 2 * kMiB));
   snapshot.events = {event(kSegmentAlloc, kBase, 2 * kMiB),
                      event(kAlloc, kBase, 100),
@@ -117,13 +118,13 @@ TEST(TraceOf, AFreeIsOneOperationUnlessOthersStillUseTheMemory) {
   EXPECT_EQ(result.trace.recorded_peak_reserved_bytes, 2 * kMiB);
 }
 
-TEST(TraceOf, WhatWasHeldBeforeTheRecordHasNoAllocation) {
-  // Pending at the start, allocated at the start, and pending at the end.
-  record::MemorySnapshot snapshot;
+TEST(TraceOf, EarlierMemoryHasNoAllocation) {
+  // One block is pending at the start, one is allocated at the start, one is pending at the end.
+  MemorySnapshot snapshot;
   snapshot.segments.push_back(
       segment(kBase, 2 * kMiB,
-              {block(kBase, 1024, 600, record::BlockState::kPendingFree),
-               block(kBase + 1024, 2 * kMiB - 1024, 0, record::BlockState::kFree)}));
+              {block(kBase, 1024, 600, BlockState::kPendingFree),
+               block(kBase + 1024, 2 * kMiB - 1024, 0, BlockState::kFree)}));
   snapshot.events = {event(kFreeCompleted, kBase + 1024, 512), event(kFreeRequested, kBase, 600),
                      event(kFreeRequested, kBase + 2048, 512),
                      event(kFreeCompleted, kBase + 2048, 512)};
@@ -131,21 +132,21 @@ TEST(TraceOf, WhatWasHeldBeforeTheRecordHasNoAllocation) {
   ASSERT_EQ(result.trace.initial_segments.size(), 1u);
   const auto& blocks = result.trace.initial_segments[0].blocks;
   ASSERT_EQ(blocks.size(), 5u);
-  EXPECT_EQ(blocks[0].state, record::BlockState::kAllocated);
+  EXPECT_EQ(blocks[0].state, BlockState::kAllocated);
   EXPECT_EQ(blocks[0].bytes, 1024u);
-  EXPECT_EQ(blocks[1].state, record::BlockState::kPendingFree);
-  EXPECT_EQ(blocks[2].state, record::BlockState::kFree);
+  EXPECT_EQ(blocks[1].state, BlockState::kPendingFree);
+  EXPECT_EQ(blocks[2].state, BlockState::kFree);
   EXPECT_EQ(blocks[2].bytes, 512u);
-  EXPECT_EQ(blocks[3].state, record::BlockState::kAllocated);
+  EXPECT_EQ(blocks[3].state, BlockState::kAllocated);
   EXPECT_EQ(result.trace.initial_ids[0],
             (std::vector<std::uint32_t>{0, 1, UINT32_MAX, 2, UINT32_MAX}));
   EXPECT_EQ(operations(result.trace), "c1 p0 f2");
   EXPECT_EQ(result.defects.contradictions, 0u);
 }
 
-TEST(TraceOf, ARestTooSmallToSplitOffBelongsToItsBlock) {
+TEST(TraceOf, ARestThatIsTooSmallToSplitBelongsToItsBlock) {
   const auto first_block_bytes = [](std::uint64_t bytes, bool is_expandable) {
-    record::MemorySnapshot snapshot;
+    MemorySnapshot snapshot;
     snapshot.segments.push_back(segment(kBase, 20 * kMiB));
     snapshot.segments[0].is_expandable = is_expandable;
     snapshot.events = {event(kFreeRequested, kBase, bytes), event(kFreeCompleted, kBase, bytes)};
@@ -156,8 +157,8 @@ TEST(TraceOf, ARestTooSmallToSplitOffBelongsToItsBlock) {
   EXPECT_EQ(first_block_bytes(19 * kMiB, true), 19 * kMiB);
 }
 
-TEST(TraceOf, SegmentsGivenBackInARowAreOneFlush) {
-  record::MemorySnapshot snapshot;
+TEST(TraceOf, ConsecutiveFreesOfSegmentsAreOneFlush) {
+  MemorySnapshot snapshot;
   snapshot.events = {event(kSegmentFree, kBase, 20 * kMiB),
                      event(kSegmentFree, kBase + 64 * kMiB, 2 * kMiB),
                      event(kOutOfMemory, 0, 1),
@@ -175,8 +176,8 @@ TEST(TraceOf, SegmentsGivenBackInARowAreOneFlush) {
   EXPECT_EQ(result.defects.contradictions, 0u);
 }
 
-TEST(TraceOf, TrimmingByTheAllocatorItselfIsNoFlush) {
-  record::MemorySnapshot snapshot;
+TEST(TraceOf, TrimmingByTheAllocatorIsNotAFlush) {
+  MemorySnapshot snapshot;
   snapshot.segments.push_back(segment(kBase, 40 * kMiB));
   snapshot.events = {event(kSegmentFree, kBase + 64 * kMiB, 20 * kMiB)};
   EXPECT_EQ(operations(convert(snapshot).trace), "");
@@ -187,7 +188,7 @@ TEST(TraceOf, TrimmingByTheAllocatorItselfIsNoFlush) {
 }
 
 TEST(TraceOf, SingleSegmentsGoUnderALimitToSplitting) {
-  record::MemorySnapshot snapshot;
+  MemorySnapshot snapshot;
   snapshot.segments.push_back(segment(kBase, 20 * kMiB));
   snapshot.events = {event(kSegmentFree, kBase + 64 * kMiB, 40 * kMiB)};
   EXPECT_EQ(operations(convert(snapshot).trace), "~");
@@ -199,13 +200,13 @@ TEST(TraceOf, SingleSegmentsGoUnderALimitToSplitting) {
 }
 
 TEST(TraceOf, PagesOfExpandableSegmentsComeAndGo) {
-  record::SnapshotSegment pages = segment(kBase, 40 * kMiB);
+  SnapshotSegment pages = segment(kBase, 40 * kMiB);
   pages.is_expandable = true;
   pages.pool = 5;
-  record::MemorySnapshot snapshot;
+  MemorySnapshot snapshot;
   snapshot.expandable_segments = true;
   snapshot.segments.push_back(pages);
-  // Before: [0, 60) MiB; the middle goes and comes again, the end goes.
+  // [0, 60) MiB are mapped at first. The middle is unmapped and mapped again, the end is unmapped.
   snapshot.events = {event(kSegmentUnmap, kBase + 20 * kMiB, 20 * kMiB),
                      event(kSegmentUnmap, kBase + 40 * kMiB, 20 * kMiB),
                      event(kStep, 0, 0),
@@ -224,9 +225,9 @@ TEST(TraceOf, PagesOfExpandableSegmentsComeAndGo) {
   EXPECT_EQ(result.defects.contradictions, 0u);
 }
 
-TEST(TraceOf, ARecordWithoutOneWordForFreesIsFollowedByTheOther) {
-  for (const record::MemoryAction word : {kFreeRequested, kFreeCompleted}) {
-    record::MemorySnapshot snapshot;
+TEST(TraceOf, OneKindOfFreeEventsIsEnough) {
+  for (const MemoryAction word : {kFreeRequested, kFreeCompleted}) {
+    MemorySnapshot snapshot;
     snapshot.segments.push_back(segment(kBase, 2 * kMiB));
     snapshot.events = {event(word, kBase + 1024, 9), event(kAlloc, kBase, 1), event(word, kBase, 1),
                        event(kAlloc, kBase, 1), event(word, kBase, 1)};
@@ -236,25 +237,25 @@ TEST(TraceOf, ARecordWithoutOneWordForFreesIsFollowedByTheOther) {
   }
 }
 
-TEST(TraceOf, ContradictionsAreCountedAndPassedOver) {
-  record::MemorySnapshot snapshot;
+TEST(TraceOf, ContradictionsAreCountedAndSkipped) {
+  MemorySnapshot snapshot;
   snapshot.segments.push_back(segment(kBase, 2 * kMiB));
-  const auto defects_of = [&](std::vector<record::MemoryEvent> events) {
+  const auto defects_of = [&](std::vector<MemoryEvent> events) {
     snapshot.events = std::move(events);
     return convert(snapshot);
   };
-  // Freed twice: the second frees what the undoing put there, then nothing is left for the first.
+  // A block is freed twice. Undoing the second free restores it, and the first finds nothing to undo.
   const Result twice =
       defects_of({event(kAlloc, kBase, 1), event(kFreeRequested, kBase, 1),
                   event(kFreeCompleted, kBase, 1), event(kFreeCompleted, kBase, 1)});
   EXPECT_EQ(operations(twice.trace), "a0 f0");
   EXPECT_EQ(twice.defects.unknown_frees, 1u);
   EXPECT_GT(twice.defects.contradictions, 0u);
-  // Allocated over another, and never freed although the end holds nothing.
+  // A block is allocated over another, and is never freed although the end state holds nothing.
   const Result over = defects_of({event(kAlloc, kBase, 1), event(kAlloc, kBase, 1)});
   EXPECT_EQ(operations(over.trace), "a0 f0 a1");
   EXPECT_EQ(over.defects.contradictions, 3u);
-  // Outside all segments, and beyond what is followed.
+  // Blocks lie outside all segments, and at addresses beyond any device's.
   const Result outside =
       defects_of({event(kFreeRequested, 4096, 700), event(kFreeCompleted, 4096, 700),
                   event(kAlloc, UINT64_MAX, UINT64_MAX)});
@@ -265,7 +266,7 @@ TEST(TraceOf, ContradictionsAreCountedAndPassedOver) {
 }
 
 TEST(TraceOf, ARecordWithoutSegmentsHasNoneReserved) {
-  record::MemorySnapshot snapshot;
+  MemorySnapshot snapshot;
   snapshot.events = {event(kAlloc, kBase, 1), event(kFreeRequested, kBase + 512, 5),
                      event(kFreeCompleted, kBase + 512, 5)};
   const Result result = convert(snapshot);
@@ -284,31 +285,31 @@ TEST(TraceOf, NeverFailsOnARecordThatMakesNoSense) {
     return pick(50) == 0 ? extremes[pick(5)] : pick(count) * step;
   };
   for (int round = 0; round < 3000; ++round) {
-    record::MemorySnapshot snapshot;
+    MemorySnapshot snapshot;
     for (std::uint64_t s = pick(4); s-- > 0;) {
-      record::SnapshotSegment held = segment(any(kMiB, 8), any(kMiB, 4));
+      SnapshotSegment held = segment(any(kMiB, 8), any(kMiB, 4));
       held.is_expandable = pick(2) == 0;
       held.pool = pick(2);
       for (std::uint64_t b = pick(4); b-- > 0;) {
         held.blocks.push_back(block(any(kMiB / 2, 20), any(512, 3000), any(512, 3000),
-                                    static_cast<record::BlockState>(pick(3))));
+                                    static_cast<BlockState>(pick(3))));
         held.blocks.back().name = static_cast<std::uint32_t>(pick(3));
       }
       snapshot.segments.push_back(held);
     }
     for (std::uint64_t e = pick(60); e-- > 0;) {
-      snapshot.events.push_back(event(static_cast<record::MemoryAction>(pick(10)),
-                                      any(kMiB / 2, 20), any(kMiB / 2, 6), pick(2)));
+      snapshot.events.push_back(
+          event(static_cast<MemoryAction>(pick(10)), any(kMiB / 2, 20), any(kMiB / 2, 6), pick(2)));
     }
     if (pick(3) == 0) snapshot.max_split_bytes = kMiB;
     if (pick(3) == 0) snapshot.roundup_power2_divisions = any(1, 9);
     const Result result = convert(snapshot);
     std::uint64_t end = 0;
-    for (const record::SnapshotSegment& held : result.trace.initial_segments) {
+    for (const SnapshotSegment& held : result.trace.initial_segments) {
       ASSERT_GE(held.address, end);
       end = held.address + held.bytes;
       std::uint64_t address = held.address;
-      for (const record::SnapshotBlock& block : held.blocks) {
+      for (const SnapshotBlock& block : held.blocks) {
         ASSERT_EQ(block.address, address);
         ASSERT_GT(block.bytes, 0u);
         ASSERT_LE(block.requested_bytes, block.bytes);
@@ -320,4 +321,4 @@ TEST(TraceOf, NeverFailsOnARecordThatMakesNoSense) {
 }
 
 }  // namespace
-}  // namespace sluice::testing
+}  // namespace sluice::record

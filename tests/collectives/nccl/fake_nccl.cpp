@@ -15,13 +15,13 @@
 namespace sluice::testing {
 namespace {
 
-using Bytes = std::vector<unsigned char>;
+using RawBytes = std::vector<unsigned char>;
 
 // All ranks of one unique id.
 struct Hub {
   std::mutex mutex;
   std::condition_variable changed;
-  std::map<std::pair<int, int>, std::deque<Bytes>> sent;  // by sender and receiver
+  std::map<std::pair<int, int>, std::deque<RawBytes>> sent;  // by sender and receiver
   int arrived = 0;
 };
 

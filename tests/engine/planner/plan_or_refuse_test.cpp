@@ -20,7 +20,7 @@ using testing::planned;
 using testing::TrainingBench;
 using testing::operator+;
 
-constexpr std::uint64_t kConfigurations = 200;
+constexpr std::uint64_t kDrawnConfigurations = 200;
 constexpr std::uint64_t kInterpretEvery = 8;  // of the accepted
 
 struct Draft {
@@ -120,7 +120,7 @@ TEST(PlanOrRefuse, ForRandomConfigurationsAndBudgets) {
   const TrainingBench bench;
   std::uint64_t plans = 0;
   std::uint64_t refusals = 0;
-  const std::uint64_t configurations = testing::sweep(kConfigurations);
+  const std::uint64_t configurations = testing::sweep(kDrawnConfigurations);
   for (std::uint64_t seed = 0; seed < configurations; ++seed) {
     const Draft draft = random_draft(seed);
     SCOPED_TRACE(::testing::PrintToString(draft.model + draft.memory));

@@ -47,9 +47,9 @@ class OnePathSlow final : public PassingEngine {
 
 // Notes the first and the last byte of memory that requests name, and what is timed: what comes
 // after each file was written once.
-class NotingEngine final : public PassingEngine {
+class SharesEngine final : public PassingEngine {
  public:
-  NotingEngine() : PassingEngine(offload::make_storage_engine("auto", {})) {}
+  SharesEngine() : PassingEngine(offload::make_storage_engine("auto", {})) {}
   void submit(const offload::StorageRequest& request, Callback done) override {
     std::uint64_t& seen = seen_[request.file];
     if (seen >= kFileBytes) {
@@ -105,7 +105,7 @@ TEST_F(StorageSharesBySpeed, APathHeldBackGetsFewerStripes) {
 TEST_F(StorageSharesBySpeed, AreMeasuredWithinTheMemoryThatIsAllowed) {
   for (const auto& [allowed, used] :
        {std::pair(kMiB, kMiB), std::pair(3 * kMiB, 2 * kMiB), std::pair(256 * kMiB, 16 * kMiB)}) {
-    NotingEngine engine;
+    SharesEngine engine;
     const auto speeds = run::measure_path_speeds(engine, config_.memory.storage_paths, allowed);
     EXPECT_EQ(engine.bytes(), used);
     EXPECT_GT(*std::min_element(speeds.begin(), speeds.end()), 0);

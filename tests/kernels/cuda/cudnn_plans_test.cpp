@@ -64,7 +64,7 @@ std::string json_of(const DescribedGpu& gpu) {
   return text + "}";
 }
 
-class CudnnPlans : public testing::TestWithParam<DescribedGpu> {
+class CudnnPlans : public ::testing::TestWithParam<DescribedGpu> {
  protected:
   void SetUp() override {
     if (!open_cudnn()) GTEST_SKIP() << "libcudnn.so.9 is not installed";
@@ -129,7 +129,7 @@ TEST(Cudnn, IsNotNamedWhereItGetsNoHandle) {
   EXPECT_NE(told.find("cudnnCreate: "), std::string::npos) << told;
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpus, CudnnPlans, testing::ValuesIn(kGpus),
+INSTANTIATE_TEST_SUITE_P(Gpus, CudnnPlans, ::testing::ValuesIn(kGpus),
                          [](const auto& gpu) { return std::string(gpu.param.name); });
 
 }  // namespace

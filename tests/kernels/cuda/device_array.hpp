@@ -147,7 +147,7 @@ class DeviceDTypeArray {
 };
 
 // Skips where there is no GPU to run on. Kernels are queued on the default stream.
-class CudaKernelTest : public testing::Test {
+class CudaKernelTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const std::string missing = missing_gpu();

@@ -25,7 +25,7 @@ double relative_difference(const kernels::host::DTypeArray& a, const kernels::ho
   return std::sqrt(difference / magnitude);
 }
 
-class FusedAttentionTest : public testing::Test {
+class FusedAttentionTest : public ::testing::Test {
  protected:
   struct Passes {
     kernels::host::DTypeArray out, lse, dqkv;

@@ -18,12 +18,6 @@ using host::DTypeArray;
 using host::normal_floats;
 using host::rounding_at;
 
-reference::Doubles doubles(const kernels::host::DTypeArray& array) {
-  reference::Doubles values;
-  for (std::size_t i = 0; i < array.size(); ++i) values.push_back(array[i]);
-  return values;
-}
-
 constexpr GemmShape kShape{7, 5, 11, false, false, DType::kBF16, DType::kBF16};
 
 // Arrays at 256-byte addresses, or `offset` elements after one.

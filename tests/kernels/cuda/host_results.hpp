@@ -43,12 +43,12 @@ inline void expect_close(const std::vector<float>& got, const std::vector<float>
                relative, what);
 }
 
-class CudaKernelTestOf : public CudaKernelTest, public testing::WithParamInterface<DType> {};
+class CudaKernelTestOf : public CudaKernelTest, public ::testing::WithParamInterface<DType> {};
 
 inline auto act_dtypes() {
-  return testing::Values(DType::kF32, DType::kBF16, DType::kF16);
+  return ::testing::Values(DType::kF32, DType::kBF16, DType::kF16);
 }
-inline std::string dtype_of_test(const testing::TestParamInfo<DType>& info) {
+inline std::string dtype_of_test(const ::testing::TestParamInfo<DType>& info) {
   return std::string(dtype_name(info.param));
 }
 

@@ -15,8 +15,8 @@ using host::DTypeArray;
 using host::normal_floats;
 
 // Rows of one warp, of several, that do not divide into packs, and longer than 1,024 threads hold.
-constexpr std::int64_t kShapes[][2] = {{1, 8},    {5, 96},   {3, 97},    {7, 768},
-                                       {2, 2500}, {1, 5001}, {2, 33000}, {0, 64}};
+constexpr std::int64_t kNormShapes[][2] = {{1, 8},    {5, 96},   {3, 97},    {7, 768},
+                                           {2, 2500}, {1, 5001}, {2, 33000}, {0, 64}};
 
 struct NormArrays {
   NormArrays(const NormShape& shape, bool with_bias)
@@ -47,7 +47,7 @@ INSTANTIATE_TEST_SUITE_P(DTypes, CudaNorm, act_dtypes(), dtype_of_test);
 // run(shape, arrays, offset): offset elements before each array, so that rows are not aligned.
 template <class Run>
 void for_all_shapes(DType dtype, const Run& run) {
-  for (const auto& [rows, cols] : kShapes) {
+  for (const auto& [rows, cols] : kNormShapes) {
     for (const bool rms : {false, true}) {
       const NormShape shape{rows, cols, rms, 1e-5f, dtype};
       for (const std::int64_t offset : {0, 1}) run(shape, NormArrays(shape, !rms), offset);

@@ -76,7 +76,7 @@ std::vector<float> special_gradient(std::int64_t elems) {
   return values;
 }
 
-class UpdateRules : public CudaKernelTest, public testing::WithParamInterface<OptimizerOptions> {
+class UpdateRules : public CudaKernelTest, public ::testing::WithParamInterface<OptimizerOptions> {
  protected:
   // Both sides, step by step, from the same start.
   void compare(UpdateChunk start, std::span<const ParameterSegment> segments,
@@ -96,12 +96,13 @@ class UpdateRules : public CudaKernelTest, public testing::WithParamInterface<Op
   std::unique_ptr<Kernels> host_ = make_host_kernels({.threads = 1});
   std::unique_ptr<GemmBackend> gemm_ = make_plain_gemm();
 };
-INSTANTIATE_TEST_SUITE_P(Rules, UpdateRules, testing::ValuesIn(all_rules()), [](const auto& test) {
-  const OptimizerOptions& rule = test.param;
-  std::string name(optimizer_rule_name(rule.rule));
-  if (rule.momentum == 0) name += "Plain";
-  return rule.nesterov ? name + "Nesterov" : name;
-});
+INSTANTIATE_TEST_SUITE_P(Rules, UpdateRules, ::testing::ValuesIn(all_rules()),
+                         [](const auto& test) {
+                           const OptimizerOptions& rule = test.param;
+                           std::string name(optimizer_rule_name(rule.rule));
+                           if (rule.momentum == 0) name += "Plain";
+                           return rule.nesterov ? name + "Nesterov" : name;
+                         });
 
 TEST_P(UpdateRules, IsTheHostsUpdateInEveryFormat) {
   for (const UpdateFormats& formats : all_formats(GetParam(), true)) {

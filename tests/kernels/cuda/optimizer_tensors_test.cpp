@@ -12,7 +12,7 @@ namespace {
 
 using host::normal_floats;
 
-UpdateScalars scalars_of(std::int64_t step) {
+UpdateScalars tensor_scalars(std::int64_t step) {
   UpdateScalars scalars;
   scalars.lr = 3e-3f;
   scalars.grad_scale = 0.731f;
@@ -26,8 +26,8 @@ std::vector<TensorView> odd_shapes() {
           {130, 1100, true}, {300, 65, true}, {1, 7, false}, {65, 2049, false}};
 }
 
-std::vector<ParameterSegment> segments_of(const OptimizerOptions& options,
-                                          const std::vector<TensorView>& shapes) {
+std::vector<ParameterSegment> tensor_segments(const OptimizerOptions& options,
+                                              const std::vector<TensorView>& shapes) {
   std::vector<ParameterSegment> segments;
   std::int64_t end = 0;
   std::uint64_t statistics = 0;
@@ -52,7 +52,7 @@ struct Training {
 };
 
 Training training_of(const UpdateFormats& formats, const std::vector<TensorView>& shapes) {
-  const std::vector<ParameterSegment> segments = segments_of(formats.options, shapes);
+  const std::vector<ParameterSegment> segments = tensor_segments(formats.options, shapes);
   const std::int64_t elems = (segments.back().end + 4095) / 4096 * 4096;
   const std::uint64_t statistics =
       segments.back().moment2_begin +
@@ -73,8 +73,8 @@ class UpdateTensors : public CudaKernelTest {
   void step(Training& training, std::int64_t number, const std::vector<float>& gradient) {
     training.host.set_grad(gradient);
     training.device.set_grad(gradient);
-    training.host.update_on_host(*host_, training.segments, scalars_of(number));
-    training.device.update_on_device(*gemm_, training.segments, scalars_of(number));
+    training.host.update_on_host(*host_, training.segments, tensor_scalars(number));
+    training.device.update_on_device(*gemm_, training.segments, tensor_scalars(number));
   }
 
   void expect_the_hosts_bits(const OptimizerOptions& rule, bool moments,
@@ -104,7 +104,7 @@ OptimizerOptions rule_of(OptimizerRule rule) {
 }
 
 // Some numbers that a diverged or a sparse run has.
-std::vector<float> special_gradient(std::int64_t elems) {
+std::vector<float> special_tensor_gradient(std::int64_t elems) {
   std::vector<float> values = kernels::host::normal_floats(elems, 3, 1e-2f);
   for (std::size_t i = 0; i < values.size(); i += 501) values[i] = 0x1p-140f;
   for (std::size_t i = 100; i < values.size(); i += 20011) values[i] = NAN;
@@ -134,7 +134,7 @@ TEST_F(UpdateTensors, SpecialNumbersAreTreatedAsByTheHost) {
     formats.options.split_master = true;
     SCOPED_TRACE(format_name(formats));
     Training training = training_of(formats, odd_shapes());
-    step(training, 1, special_gradient(training.host.elems));
+    step(training, 1, special_tensor_gradient(training.host.elems));
     training.device.expect_same(training.host);
     step(training, 2, kernels::host::normal_floats(training.host.elems, 4, 1e-2f));
     training.device.expect_same(training.host);
@@ -194,7 +194,7 @@ TEST_F(UpdateTensors, PartsOfTensorsAreRefused) {
   const UpdateFormats formats{rule_of(OptimizerRule::kAdafactor), DType::kF32, DType::kF32};
   Training training = training_of(formats, {{8, 8, true}});
   training.segments[0].end -= 8;
-  EXPECT_THROW(training.device.update_on_device(*gemm_, training.segments, scalars_of(1)),
+  EXPECT_THROW(training.device.update_on_device(*gemm_, training.segments, tensor_scalars(1)),
                InternalError);
 }
 

@@ -6,7 +6,7 @@
 namespace sluice::kernels::host {
 namespace {
 
-OptimizerOptions options_of(DType weight) {
+OptimizerOptions adafactor_options(DType weight) {
   OptimizerOptions options;
   options.rule = OptimizerRule::kAdafactor;
   options.weight = weight;
@@ -117,8 +117,8 @@ float lerp(float from, float to, float rate) {
   return to - (to - from) * (1.0f - rate);
 }
 
-void update_documented(TensorChunk& chunk, const ParameterSegment& segment,
-                       const UpdateScalars& scalars) {
+void adafactor_documented(TensorChunk& chunk, const ParameterSegment& segment,
+                          const UpdateScalars& scalars) {
   const auto rows = static_cast<std::size_t>(segment.tensor.rows);
   const auto cols = static_cast<std::size_t>(segment.tensor.cols);
   const auto step = static_cast<double>(scalars.step);
@@ -160,12 +160,12 @@ void update_documented(TensorChunk& chunk, const ParameterSegment& segment,
   }
 }
 
-class AdafactorOf : public testing::TestWithParam<Formats> {};
-INSTANTIATE_TEST_SUITE_P(Formats, AdafactorOf, testing::ValuesIn(all_formats()),
+class AdafactorOf : public ::testing::TestWithParam<Formats> {};
+INSTANTIATE_TEST_SUITE_P(Formats, AdafactorOf, ::testing::ValuesIn(all_formats()),
                          [](const auto& formats) { return formats_name(formats.param); });
 
 TEST_P(AdafactorOf, StaysNearFp64OverAThousandSteps) {
-  TensorChunk chunk(options_of(GetParam().weight), GetParam().grad, GetParam().round_to,
+  TensorChunk chunk(adafactor_options(GetParam().weight), GetParam().grad, GetParam().round_to,
                     odd_shapes(), 21);
   const double worst = worst_over_steps(chunk, 1000, 1e-2f, adafactor_in_fp64);
   chunk.expect_whole();
@@ -177,8 +177,8 @@ TEST_P(AdafactorOf, StaysNearFp64OverAThousandSteps) {
 TEST_P(AdafactorOf, IsTheDocumentedArithmeticToTheBit) {
   std::vector<TensorView> shapes = odd_shapes();
   for (const TensorView& shape : shapes_of_many_tiles()) shapes.push_back(shape);
-  TensorChunk chunk(options_of(GetParam().weight), GetParam().grad, GetParam().round_to, shapes,
-                    31);
+  TensorChunk chunk(adafactor_options(GetParam().weight), GetParam().grad, GetParam().round_to,
+                    shapes, 31);
   TensorChunk want = chunk;
   for (int step = 1; step <= 4; ++step) {  // the rate passes 1/2
     const auto grad = normal_floats(chunk.elems, static_cast<unsigned>(step), 1e-2f);
@@ -186,21 +186,21 @@ TEST_P(AdafactorOf, IsTheDocumentedArithmeticToTheBit) {
     want.set_grad(grad);
     chunk.update(Parallel(2), scalars_of(step));
     for (const ParameterSegment& segment : want.segments) {
-      update_documented(want, segment, scalars_of(step));
+      adafactor_documented(want, segment, scalars_of(step));
     }
     ASSERT_TRUE(chunk == want) << step;
   }
 }
 
 TEST_P(AdafactorOf, GivesTheSameBitsForAnyThreadsTargetsAndCompany) {
-  expect_same_bits_everywhere(options_of(GetParam().weight), GetParam());
+  expect_same_bits_everywhere(adafactor_options(GetParam().weight), GetParam());
 }
 
 // Parameters below the second epsilon, and gradients so small that the first takes over: for the
 // mean of the rows' statistics, for the roots, until updates are below the clip.
 TEST(Adafactor, FloorsAndClips) {
   for (const float grad_size : {1e-4f, 1e-6f, 1e-8f}) {
-    TensorChunk chunk(options_of(DType::kF32), DType::kF32, DType::kF32, odd_shapes(), 22);
+    TensorChunk chunk(adafactor_options(DType::kF32), DType::kF32, DType::kF32, odd_shapes(), 22);
     for (const ParameterSegment& segment : chunk.segments) {
       for (std::int64_t i = segment.begin; i < segment.end; ++i) {
         chunk.set_master(i, chunk.master_at(i) * 1e-4f);
@@ -214,7 +214,8 @@ TEST(Adafactor, FloorsAndClips) {
 TEST(Adafactor, LetsNotFinitePassWithinTheirTensorAlone) {
   for (const float bad :
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
-    const TensorChunk start(options_of(DType::kF32), DType::kF32, DType::kF32, odd_shapes(), 24);
+    const TensorChunk start(adafactor_options(DType::kF32), DType::kF32, DType::kF32, odd_shapes(),
+                            24);
     std::vector<float> grad = normal_floats(start.elems, 25, 1e-2f);
     TensorChunk good = start;
     good.set_grad(grad);

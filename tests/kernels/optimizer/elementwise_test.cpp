@@ -117,7 +117,7 @@ std::vector<ParameterSegment> segments_of(const UpdateFormats& formats) {
           {blocks ? 36096 : 36001, 39999, 0.0f, 2.0f, 1000003}};
 }
 
-class Elementwise : public testing::TestWithParam<OptimizerOptions> {
+class Elementwise : public ::testing::TestWithParam<OptimizerOptions> {
  protected:
   template <class Body>
   void for_all_formats(const Body& body) {
@@ -128,7 +128,7 @@ class Elementwise : public testing::TestWithParam<OptimizerOptions> {
     }
   }
 };
-INSTANTIATE_TEST_SUITE_P(Rules, Elementwise, testing::ValuesIn(all_rules()),
+INSTANTIATE_TEST_SUITE_P(Rules, Elementwise, ::testing::ValuesIn(all_rules()),
                          [](const auto& test) { return rule_name(test.param); });
 
 TEST_P(Elementwise, IsTheDocumentedArithmeticToTheBit) {

@@ -94,12 +94,12 @@ class SeeingGuard final : public UpdateGuard {
   const Chunk& chunk_;
 };
 
-class UpdateGuardTest : public testing::TestWithParam<OptimizerRule> {};
+class UpdateGuardTest : public ::testing::TestWithParam<OptimizerRule> {};
 INSTANTIATE_TEST_SUITE_P(Rules, UpdateGuardTest,
-                         testing::Values(OptimizerRule::kAdamW, OptimizerRule::kAdam,
-                                         OptimizerRule::kSgd, OptimizerRule::kLion,
-                                         OptimizerRule::kAdafactor, OptimizerRule::kSm3,
-                                         OptimizerRule::kMuon),
+                         ::testing::Values(OptimizerRule::kAdamW, OptimizerRule::kAdam,
+                                           OptimizerRule::kSgd, OptimizerRule::kLion,
+                                           OptimizerRule::kAdafactor, OptimizerRule::kSm3,
+                                           OptimizerRule::kMuon),
                          [](const auto& rule) {
                            return std::string(optimizer_rule_name(rule.param));
                          });

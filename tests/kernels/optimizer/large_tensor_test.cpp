@@ -7,11 +7,11 @@
 namespace sluice::kernels::host {
 namespace {
 
-class LargeTensor : public testing::TestWithParam<OptimizerRule> {};
+class LargeTensor : public ::testing::TestWithParam<OptimizerRule> {};
 // No Muon: its workspace alone would be 16 GiB (the update and its next iterate, in fp32), and with
 // weights (8 GiB) and 8-bit momenta (2 GiB) it would want 26.
 INSTANTIATE_TEST_SUITE_P(Rules, LargeTensor,
-                         testing::Values(OptimizerRule::kAdafactor, OptimizerRule::kSm3),
+                         ::testing::Values(OptimizerRule::kAdafactor, OptimizerRule::kSm3),
                          [](const auto& rule) {
                            return std::string(optimizer_rule_name(rule.param));
                          });

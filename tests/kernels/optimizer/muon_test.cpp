@@ -6,7 +6,7 @@
 namespace sluice::kernels::host {
 namespace {
 
-OptimizerOptions options_of(DType weight) {
+OptimizerOptions muon_options(DType weight) {
   OptimizerOptions options;
   options.rule = OptimizerRule::kMuon;
   options.weight = weight;
@@ -84,12 +84,12 @@ std::vector<TensorView> shapes() {
   return all;
 }
 
-class MuonOf : public testing::TestWithParam<Formats> {};
-INSTANTIATE_TEST_SUITE_P(Formats, MuonOf, testing::ValuesIn(all_formats()),
+class MuonOf : public ::testing::TestWithParam<Formats> {};
+INSTANTIATE_TEST_SUITE_P(Formats, MuonOf, ::testing::ValuesIn(all_formats()),
                          [](const auto& formats) { return formats_name(formats.param); });
 
 TEST_P(MuonOf, StaysNearFp64OverTwoHundredSteps) {
-  TensorChunk chunk(options_of(GetParam().weight), GetParam().grad, GetParam().round_to, shapes(),
+  TensorChunk chunk(muon_options(GetParam().weight), GetParam().grad, GetParam().round_to, shapes(),
                     21);
   const double worst = worst_over_steps(chunk, 200, 1e-2f, muon_in_fp64);
   chunk.expect_whole();
@@ -100,7 +100,7 @@ TEST_P(MuonOf, StaysNearFp64OverTwoHundredSteps) {
 // Every step's update, seen alone: parameters are zero before it. Five iterations make rounding
 // errors of 2^-24 grow 3.4445^5 times at most, in the directions that the update hardly has.
 TEST_P(MuonOf, EachStepsDirectionIsFp64s) {
-  TensorChunk chunk(options_of(GetParam().weight), GetParam().grad, GetParam().round_to, shapes(),
+  TensorChunk chunk(muon_options(GetParam().weight), GetParam().grad, GetParam().round_to, shapes(),
                     41);
   std::vector<OracleTensor> tensors;
   for (const ParameterSegment& segment : chunk.segments) tensors.emplace_back(chunk, segment);
@@ -129,13 +129,13 @@ TEST_P(MuonOf, EachStepsDirectionIsFp64s) {
 }
 
 TEST_P(MuonOf, GivesTheSameBitsForAnyThreadsTargetsAndCompany) {
-  expect_same_bits_everywhere(options_of(GetParam().weight), GetParam());
+  expect_same_bits_everywhere(muon_options(GetParam().weight), GetParam());
 }
 
 TEST(Muon, StepsHaveTheSizeOfAdamWs) {
   // 0.2 * sqrt(max(rows, cols)) makes the RMS of an orthogonal matrix's step 0.2 * lr; five
   // iterations leave singular values between 0.7 and 1.2.
-  TensorChunk chunk(options_of(DType::kF32), DType::kF32, DType::kF32, {{96, 200, true}}, 42);
+  TensorChunk chunk(muon_options(DType::kF32), DType::kF32, DType::kF32, {{96, 200, true}}, 42);
   ParameterSegment& segment = chunk.segments[0];
   segment.weight_decay = 0;
   for (std::int64_t i = segment.begin; i < segment.end; ++i) chunk.set_master(i, 0);
@@ -151,7 +151,7 @@ TEST(Muon, StepsHaveTheSizeOfAdamWs) {
 }
 
 TEST(Muon, TreatsOtherTensorsAsAdamWDoesToTheBit) {
-  OptimizerOptions options = options_of(DType::kBF16);
+  OptimizerOptions options = muon_options(DType::kBF16);
   TensorChunk muon(options, DType::kBF16, DType::kF32, {{1, 300, false}, {40, 30, false}}, 44);
   options.rule = OptimizerRule::kAdamW;
   // AdamW's second moment lies as its elements do.
@@ -177,7 +177,7 @@ TEST(Muon, TreatsOtherTensorsAsAdamWDoesToTheBit) {
 }
 
 TEST(Muon, NotFiniteGradientsLeaveOtherTensorsAlone) {
-  const TensorChunk start(options_of(DType::kF32), DType::kF32, DType::kF32, shapes(), 46);
+  const TensorChunk start(muon_options(DType::kF32), DType::kF32, DType::kF32, shapes(), 46);
   std::vector<float> grad = normal_floats(start.elems, 47, 1e-2f);
   TensorChunk good = start;
   good.set_grad(grad);

@@ -5,6 +5,7 @@
 #include <map>
 #include <sstream>
 
+#include "tests/kernels/optimizer/golden_inputs.hpp"
 #include "tests/kernels/optimizer/rule_reference.hpp"
 #include "tests/kernels/optimizer/update_state.hpp"
 
@@ -70,10 +71,10 @@ TrainedWeights run_beside_oracle(const OptimizerOptions& options) {
   return run;
 }
 
-class Oracle : public testing::TestWithParam<OptimizerRule> {};
+class Oracle : public ::testing::TestWithParam<OptimizerRule> {};
 INSTANTIATE_TEST_SUITE_P(Rules, Oracle,
-                         testing::Values(OptimizerRule::kAdamW, OptimizerRule::kAdam,
-                                         OptimizerRule::kSgd),
+                         ::testing::Values(OptimizerRule::kAdamW, OptimizerRule::kAdam,
+                                           OptimizerRule::kSgd),
                          [](const auto& test) {
                            return std::string(optimizer_rule_name(test.param));
                          });
@@ -133,19 +134,6 @@ TEST(NarrowMoments, StayNearTheOracle) {
 // --- torch's own results (tests/kernels/data/torch_optimizers.txt says how they came about)
 // ---------------------------------------------------------------------------------------
 
-std::uint32_t mix(std::uint32_t x) {
-  x ^= x >> 16;
-  x *= 0x7feb352du;
-  x ^= x >> 15;
-  x *= 0x846ca68bu;
-  return x ^ (x >> 16);
-}
-std::uint32_t word(std::uint32_t t, std::uint32_t s, std::uint32_t i) {
-  return mix(mix(mix(t + 1) + s) + i);
-}
-std::int32_t centred(std::uint32_t w) {
-  return static_cast<std::int32_t>(w >> 10) - 2097152;
-}
 float golden_weight(std::uint32_t t, std::uint32_t i) {
   const std::uint32_t w = word(t, 0, i);
   return std::ldexp(static_cast<float>(centred(w)), -21 - static_cast<int>(w & 7));
@@ -163,13 +151,13 @@ struct GoldenElement {
 };
 
 // [optimizer][tensor]: the elements after some steps. sizes: of the tensors.
-struct Golden {
+struct OracleGolden {
   std::vector<std::int64_t> sizes;
   std::map<std::string, std::map<int, std::vector<GoldenElement>>> of;
 };
 
-Golden read_golden() {
-  Golden golden;
+OracleGolden read_oracle_golden() {
+  OracleGolden golden;
   std::ifstream file(SLUICE_TEST_DATA "/torch_optimizers.txt");
   std::string line, optimizer;
   std::uint32_t step = 0;
@@ -213,7 +201,7 @@ std::vector<TorchRule> torch_rules() {
 }
 
 TEST(TorchOptimizers, GiveTheSameWeightsAsOursOver1000Steps) {
-  const Golden golden = read_golden();
+  const OracleGolden golden = read_oracle_golden();
   ASSERT_EQ(golden.sizes.size(), 3u);
   for (const TorchRule& rule : torch_rules()) {
     ASSERT_EQ(golden.of.at(rule.name).size(), 3u);

@@ -5,10 +5,10 @@
 namespace sluice::kernels::host {
 namespace {
 
-class RepeatedTensor : public testing::TestWithParam<OptimizerRule> {};
+class RepeatedTensor : public ::testing::TestWithParam<OptimizerRule> {};
 // No Muon: at 2^31 elements its workspace alone is 16 GiB, the update and its next iterate in fp32.
 INSTANTIATE_TEST_SUITE_P(Rules, RepeatedTensor,
-                         testing::Values(OptimizerRule::kAdafactor, OptimizerRule::kSm3),
+                         ::testing::Values(OptimizerRule::kAdafactor, OptimizerRule::kSm3),
                          [](const auto& rule) {
                            return std::string(optimizer_rule_name(rule.param));
                          });

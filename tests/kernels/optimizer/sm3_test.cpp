@@ -6,7 +6,7 @@
 namespace sluice::kernels::host {
 namespace {
 
-OptimizerOptions options_of(DType weight) {
+OptimizerOptions sm3_options(DType weight) {
   OptimizerOptions options;
   options.rule = OptimizerRule::kSm3;
   options.weight = weight;
@@ -54,8 +54,8 @@ void sm3_in_fp64(OracleTensor& t, const UpdateScalars& scalars) {
   sm3_of(step, t.rows(), t.cols(), t.g, t.m, t.w, t.statistics);
 }
 
-void update_documented(TensorChunk& chunk, const ParameterSegment& segment,
-                       const UpdateScalars& scalars) {
+void sm3_documented(TensorChunk& chunk, const ParameterSegment& segment,
+                    const UpdateScalars& scalars) {
   const float lr = scalars.lr * segment.lr_scale;
   const Sm3Step<float> step{0.9f, static_cast<float>(1.0 - 0.9), lr, lr * segment.weight_decay};
   std::vector<float> g, m, w, statistics;
@@ -80,12 +80,12 @@ void update_documented(TensorChunk& chunk, const ParameterSegment& segment,
   }
 }
 
-class Sm3Of : public testing::TestWithParam<Formats> {};
-INSTANTIATE_TEST_SUITE_P(Formats, Sm3Of, testing::ValuesIn(all_formats()),
+class Sm3Of : public ::testing::TestWithParam<Formats> {};
+INSTANTIATE_TEST_SUITE_P(Formats, Sm3Of, ::testing::ValuesIn(all_formats()),
                          [](const auto& formats) { return formats_name(formats.param); });
 
 TEST_P(Sm3Of, StaysNearFp64OverAThousandSteps) {
-  TensorChunk chunk(options_of(GetParam().weight), GetParam().grad, GetParam().round_to,
+  TensorChunk chunk(sm3_options(GetParam().weight), GetParam().grad, GetParam().round_to,
                     odd_shapes(), 21);
   const double worst = worst_over_steps(chunk, 1000, 1e-2f, sm3_in_fp64);
   chunk.expect_whole();
@@ -97,7 +97,7 @@ TEST_P(Sm3Of, StaysNearFp64OverAThousandSteps) {
 TEST_P(Sm3Of, IsTheDocumentedArithmeticToTheBit) {
   std::vector<TensorView> shapes = odd_shapes();
   for (const TensorView& shape : shapes_of_many_tiles()) shapes.push_back(shape);
-  TensorChunk chunk(options_of(GetParam().weight), GetParam().grad, GetParam().round_to, shapes,
+  TensorChunk chunk(sm3_options(GetParam().weight), GetParam().grad, GetParam().round_to, shapes,
                     31);
   TensorChunk want = chunk;
   for (int step = 1; step <= 3; ++step) {
@@ -106,19 +106,19 @@ TEST_P(Sm3Of, IsTheDocumentedArithmeticToTheBit) {
     want.set_grad(grad);
     chunk.update(Parallel(2), scalars_of(step));
     for (const ParameterSegment& segment : want.segments) {
-      update_documented(want, segment, scalars_of(step));
+      sm3_documented(want, segment, scalars_of(step));
     }
     ASSERT_TRUE(chunk == want) << step;
   }
 }
 
 TEST_P(Sm3Of, GivesTheSameBitsForAnyThreadsTargetsAndCompany) {
-  expect_same_bits_everywhere(options_of(GetParam().weight), GetParam());
+  expect_same_bits_everywhere(sm3_options(GetParam().weight), GetParam());
 }
 
 TEST(Sm3, NanStaysInItsElementAndRaisesNoAccumulator) {
   const TensorChunk start =
-      after_steps(TensorChunk(options_of(DType::kF32), DType::kF32, DType::kF32, odd_shapes(), 24),
+      after_steps(TensorChunk(sm3_options(DType::kF32), DType::kF32, DType::kF32, odd_shapes(), 24),
                   Parallel(1), 2);
   std::vector<float> grad = normal_floats(start.elems, 25, 1e-2f);
   TensorChunk good = start;
@@ -147,7 +147,7 @@ TEST(Sm3, NanStaysInItsElementAndRaisesNoAccumulator) {
 }
 
 TEST(Sm3, InfiniteGradientsLeaveOtherTensorsAlone) {
-  const TensorChunk start(options_of(DType::kF32), DType::kF32, DType::kF32, odd_shapes(), 26);
+  const TensorChunk start(sm3_options(DType::kF32), DType::kF32, DType::kF32, odd_shapes(), 26);
   std::vector<float> grad = normal_floats(start.elems, 27, 1e-2f);
   TensorChunk good = start;
   good.set_grad(grad);

@@ -7,26 +7,11 @@
 #include <map>
 #include <sstream>
 
+#include "tests/kernels/optimizer/golden_inputs.hpp"
 #include "tests/kernels/optimizer/tensor_chunk.hpp"
 
 namespace sluice::kernels::host {
 namespace {
-
-std::uint32_t mix(std::uint32_t x) {
-  x ^= x >> 16;
-  x *= 0x7feb352du;
-  x ^= x >> 15;
-  x *= 0x846ca68bu;
-  return x ^ (x >> 16);
-}
-
-std::uint32_t word(std::uint32_t tensor, std::uint32_t step, std::uint32_t index) {
-  return mix(mix(mix(tensor + 1) + step) + index);
-}
-
-std::int32_t centred(std::uint32_t w) {
-  return static_cast<std::int32_t>(w >> 10) - 2097152;
-}
 
 float scaled(std::int32_t number, std::uint32_t w) {
   return std::ldexp(static_cast<float>(number), -21 - static_cast<int>(w & 7));

@@ -10,7 +10,7 @@
 namespace sluice::kernels::host {
 namespace {
 
-class WholeTensorRule : public testing::TestWithParam<OptimizerRule> {
+class WholeTensorRule : public ::testing::TestWithParam<OptimizerRule> {
  protected:
   TensorChunk chunk_of(const std::vector<TensorView>& shapes) const {
     OptimizerOptions options;
@@ -20,8 +20,8 @@ class WholeTensorRule : public testing::TestWithParam<OptimizerRule> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(Rules, WholeTensorRule,
-                         testing::Values(OptimizerRule::kAdafactor, OptimizerRule::kSm3,
-                                         OptimizerRule::kMuon),
+                         ::testing::Values(OptimizerRule::kAdafactor, OptimizerRule::kSm3,
+                                           OptimizerRule::kMuon),
                          [](const auto& rule) {
                            return std::string(optimizer_rule_name(rule.param));
                          });

@@ -42,7 +42,7 @@ def needed_libraries(objects):
 
 
 def missing_symbols(objects, libraries):
-    """{library: {symbol}} of what `objects` leave to `libraries`: by the version that the symbol asks for,
+    """{library: {symbol}} that `objects` take from `libraries`: by the version that the symbol asks for,
     else by the longest name that it begins with (cusparseLtInit: libcusparseLt.so.0)."""
     stems = {library[3:].split(".so")[0]: library for library in libraries}
     stems["cuda"] = next(name for name in libraries if name.startswith(RUNTIME))
@@ -64,7 +64,7 @@ def defined_symbols(obj):
 
 
 def driver_functions(lib):
-    """What PyTorch looks up in the driver by dlsym: names kept in the data of libc10_cuda, and those that
+    """Names that PyTorch looks up in the driver by dlsym: names in the data of libc10_cuda, and those that
     the loader of run-time compiled kernels (libcaffe2_nvrtc) leaves open."""
     names = re.findall(rb"(?<=\0)(cu[A-Z]\w+)(?=\0)", (lib / "libc10_cuda.so").read_bytes())
     wanted = lines_of("nm", "-D", "--undefined-only", str(lib / "libcaffe2_nvrtc.so"))
@@ -73,7 +73,7 @@ def driver_functions(lib):
 
 
 def build(library, missing, given, out, options=()):
-    """One library: `given` objects first, what they lack from a generated source."""
+    """Builds one library from the `given` objects, and from a generated source for symbols they lack."""
     lacking = sorted(missing - set().union(*[defined_symbols(obj) for obj in given], set()))
     status = NOT_SUPPORTED if library.startswith((RUNTIME, DRIVER)) else 0
     source = out / (library + ".c")
@@ -112,7 +112,7 @@ def main():
         wanted = [runtime] if library == name else (
             [math] if missing & defined_symbols(math) else [])
         build(library, missing, wanted, given.out)
-    # The driver: what is looked up in it is found in the runtime that it names.
+    # Symbols of the driver are found in the runtime that it names.
     build(DRIVER, driver_functions(given.torch / "lib") - defined_symbols(runtime), [], given.out,
           ["-Wl,--no-as-needed", "-L" + str(given.out), "-l:" + name])
     runtime.unlink()

@@ -1,16 +1,15 @@
-// A CUDA runtime and driver that count: memory is handed out as addresses and accounted, launches
-// and copies succeed and do nothing. PyTorch's CUDA build runs over it on a machine without a GPU,
-// so that its own allocator, autograd and optimizers can be recorded; arithmetic is absent.
+// A CUDA runtime and driver that only count. Memory is given out as addresses and accounted; launches
+// and copies succeed and do nothing. PyTorch's CUDA build runs over it on a machine without a GPU, so
+// that its own allocator, autograd and optimizers can be recorded. There is no arithmetic.
 //
-// - Memory: ranges of address space that is reserved and never accessible (a stray access faults),
-// lowest
-//   first fit by 2 MiB, or highest with COUNTING_PLACE=descending. COUNTING_BYTES: what the device
-//   has (80 GiB); past it calls fail as a full device's do. One device, of compute capability 8.0.
-// - What the host reads back from the device is zero; what lies on the host is copied as it should
-// be.
+// - Memory is a range of addresses that is reserved and never accessible: a stray access faults. The
+//   lowest range that fits is taken, by 2 MiB, or the highest with COUNTING_PLACE=descending.
+//   COUNTING_BYTES is the memory of the device (80 GiB); beyond it, calls fail as on a full device.
+//   There is one device, of compute capability 8.0.
+// - Reads from the device give zeros. Copies between host buffers copy.
 // - Streams and events are names; an event has passed as soon as it is recorded.
-// - Whatever else PyTorch needs to find is made by build_libraries.py and fails with "not
-// supported".
+// - build_libraries.py makes every other function that PyTorch needs to find; it fails with "not
+//   supported".
 //
 // Thread-safe. Built by build_libraries.py into libcudart.so.12; libcuda.so.1 borrows the cu...
 // functions.
@@ -119,7 +118,7 @@ CountingMemory& memory() {
   return counted;
 }
 
-// Sizes of what cudaMalloc and cuMemCreate handed out, by address or handle.
+// Sizes of the memory that cudaMalloc and cuMemCreate gave out, by address or handle.
 class Sizes {
  public:
   void insert(std::uint64_t key, std::uint64_t bytes) {
@@ -149,7 +148,7 @@ Sizes& handles() {
   return sizes;
 }
 
-// What two pointers' sides demand, whatever the kind says.
+// The direction that two pointers demand, whatever the kind says.
 void copy(void* to, const void* from, std::size_t bytes) {
   if (memory().holds(to)) return;
   if (memory().holds(from)) {
@@ -514,7 +513,8 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t) 
   return cudaSuccess;
 }
 
-// Kernels. What the compiler calls at start-up and around a launch has no public declaration.
+// Kernels. The functions that compiled code calls at start-up and around a launch have no public
+// declaration.
 void** __cudaRegisterFatBinary(void*) {
   static void* binary = nullptr;
   return &binary;

@@ -1,4 +1,4 @@
-"""Models written plainly, as people write them: what they allocate is what PyTorch's own modules do.
+"""Models written plainly, as people write them. They allocate as PyTorch's own modules do.
 
 Each entry of MODELS gives (model, inputs, loss) of a Shape: the module on the device; a function of a length
 (tokens; pixels on a side) that brings one micro-batch to the device; one from that to its loss. Arithmetic is

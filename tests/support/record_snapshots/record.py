@@ -4,11 +4,13 @@
     LD_LIBRARY_PATH=LIBRARIES [PYTORCH_CUDA_ALLOC_CONF=...] \\
         record.py --model gpt --optimizer adamw-fused --iterations 6 -o gpt.pickle
 
-LIBRARIES: what build_libraries.py made. The allocator, autograd, the optimizers and the record are
-PyTorch's; arithmetic is absent (losses are 0). What each stream would do later has been done when the next
+LIBRARIES: the folder that build_libraries.py made. The allocator, autograd, the optimizers and the record are
+PyTorch's; arithmetic is absent (losses are 0). The work of each stream is done when the next
 call is made, so no block waits for another stream. Prints one line of JSON: the command, the version, and
-what torch.cuda.memory_stats() says at the end (peaks since the record began), the truth that a replay of the
-snapshot is held against.
+the figures of torch.cuda.memory_stats() at the end (peaks since the record began). Tests hold a replay of the
+snapshot against these figures.
+
+tests/data/README.md says how snapshots are packed into the archive that the tests read.
 """
 
 import argparse
@@ -84,7 +86,7 @@ class Training:
         return self.inputs(lengths[(self.micro_batches - 1) % len(lengths)])
 
     def prefetched_inputs(self):
-        """What a stream of its own brought meanwhile; it begins with the next."""
+        """Inputs that a stream of its own has fetched meanwhile. Begins to fetch the next."""
         current = torch.cuda.current_stream()
         current.wait_stream(self.side)
         now = self.next

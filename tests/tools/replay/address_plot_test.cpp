@@ -8,9 +8,10 @@
 
 #include "base/rng.hpp"
 #include "base/units.hpp"
+#include "tools/palette/palette.hpp"
 #include "tools/replay/plot_axis.hpp"
 
-namespace sluice::testing {
+namespace sluice::replay {
 namespace {
 
 struct Element {
@@ -19,7 +20,7 @@ struct Element {
   std::string text;  // before the first child
 };
 
-// As much of XML as decides whether a document is well-formed; throws what is wrong.
+// Parses as much of XML as decides whether a document is well-formed. Throws the first fault.
 class XmlReader {
  public:
   explicit XmlReader(const std::string& text) : text_(text) {}
@@ -111,12 +112,12 @@ std::vector<Element> titled(const std::vector<Element>& elements) {
   return result;
 }
 
-replay::AddressPlot random_plot(std::size_t count) {
+AddressPlot random_plot(std::size_t count) {
   const CounterRng rng(9, stream_of("address_plot"));
-  replay::AddressPlot plot;
+  AddressPlot plot;
   plot.title = "best fit, \"<dense>\" & others";
   for (std::uint64_t i = 0; i < count; ++i) {
-    replay::PlottedBlock block;
+    PlottedBlock block;
     block.address = rng.below(5 * i, 40) * kGiB + rng.below(5 * i + 1, kMiB);
     block.bytes = rng.below(5 * i + 2, kGiB);
     block.begin = rng.below(5 * i + 3, 10'000);
@@ -126,17 +127,19 @@ replay::AddressPlot random_plot(std::size_t count) {
     plot.blocks.push_back(block);
     plot.reserved.push_back({i * 10, i * kMiB});
   }
-  plot.held.push_back({0, 30 * kGiB, 0, 9'000});
   plot.steps = {0, 4'000, 8'000};
   return plot;
 }
 
+std::string draw(const AddressPlot& plot) {
+  return draw_address_plots({&plot, 1});
+}
+
 TEST(AddressPlot, IsWellFormedAndWithinItsBounds) {
-  for (const replay::PlotColour colour :
-       {replay::PlotColour::kCategory, replay::PlotColour::kSize}) {
-    replay::AddressPlot plot = random_plot(2'000);
+  for (const PlotColour colour : {PlotColour::kCategory, PlotColour::kSize}) {
+    AddressPlot plot = random_plot(2'000);
     plot.colour = colour;
-    const std::string svg = replay::draw_address_plot(plot);
+    const std::string svg = draw(plot);
     const std::vector<Element> elements = XmlReader(svg).read();
     ASSERT_EQ(elements.front().name, "svg");
     const double width = attribute(elements.front(), "width");
@@ -157,12 +160,12 @@ TEST(AddressPlot, IsWellFormedAndWithinItsBounds) {
   }
 }
 
-TEST(AddressPlot, ABlockStandsWhereItsAddressAndTimeSay) {
-  replay::AddressPlot plot;
+TEST(AddressPlot, ABlockIsDrawnAtItsAddressAndTime) {
+  AddressPlot plot;
   plot.operations = 100;
   plot.blocks = {{0, 3 * kMiB, 0, 50, 0, Category::kWeight, "low"},
                  {3 * kMiB, kMiB, 50, 100, 7, Category::kGradient, "high"}};
-  const std::string svg = replay::draw_address_plot(plot);
+  const std::string svg = draw(plot);
   const std::vector<Element> blocks = titled(XmlReader(svg).read());
   ASSERT_EQ(blocks.size(), 2u);
   EXPECT_NEAR(attribute(blocks[0], "height"), 3 * attribute(blocks[1], "height"), 0.05);
@@ -175,28 +178,58 @@ TEST(AddressPlot, ABlockStandsWhereItsAddressAndTimeSay) {
   EXPECT_EQ(blocks[1].text, "high, 1.00 MiB, stream 7, operations 50 to 100, at 0x300000");
 }
 
-TEST(AddressPlot, KeepsTheLargestAndSaysHowManyItLeavesOut) {
-  replay::AddressPlot plot;
+TEST(AddressPlot, KeepsTheLargestAndCountsTheOthers) {
+  AddressPlot plot;
   for (std::uint64_t i = 0; i < 50; ++i) {
     plot.blocks.push_back({i * kMiB, kMiB, 0, i, 0, Category::kActivation, std::to_string(i)});
   }
   plot.max_rectangles = 10;
-  const std::string svg = replay::draw_address_plot(plot);
+  const std::string svg = draw(plot);
   const std::vector<Element> blocks = titled(XmlReader(svg).read());
   ASSERT_EQ(blocks.size(), 10u);
   EXPECT_TRUE(blocks.front().text.starts_with("40,")) << blocks.front().text;
   EXPECT_NE(svg.find("10 allocations drawn, 40 not drawn"), std::string::npos);
-  EXPECT_LE(replay::draw_address_plot(random_plot(60'000)).size(), std::size_t{8} << 20);
+  EXPECT_LE(draw(random_plot(60'000)).size(), std::size_t{8} << 20);
 }
 
-TEST(AddressPlot, NothingIsDrawnOfNothing) {
-  const std::string svg = replay::draw_address_plot({});
+// Each category has the colour that the report's page gives it.
+TEST(AddressPlot, CategoriesHaveTheColoursOfThePalette) {
+  const std::string svg = draw(random_plot(100));
+  for (std::size_t c = 0; c < kCategoryCount; ++c) {
+    const std::string rule = ".c" + std::to_string(c) + "{fill:" +
+                             std::string(palette::category_color(static_cast<Category>(c))) + "}";
+    EXPECT_NE(svg.find(rule), std::string::npos) << rule;
+  }
+}
+
+TEST(AddressPlot, SeveralPlotsStandBelowEachOtherInOneDocument) {
+  std::vector<AddressPlot> plots(3, random_plot(50));
+  for (std::size_t i = 0; i < plots.size(); ++i) plots[i].title = "plot " + std::to_string(i);
+  const std::string svg = draw_address_plots(plots);
+  const std::vector<Element> elements = XmlReader(svg).read();
+  const double one = attribute(XmlReader(draw(plots[0])).read().front(), "height");
+  EXPECT_EQ(attribute(elements.front(), "height"), 3 * one);
+  std::vector<std::string> groups;
+  std::vector<std::string> titles;
+  for (const Element& element : elements) {
+    if (element.name == "g") groups.push_back(element.attributes.at("transform"));
+    if (element.name == "text" && element.attributes.at("class") == "t") {
+      titles.push_back(element.text);
+    }
+  }
+  EXPECT_EQ(groups,
+            (std::vector<std::string>{"translate(0 0)", "translate(0 860)", "translate(0 1720)"}));
+  EXPECT_EQ(titles, (std::vector<std::string>{"plot 0", "plot 1", "plot 2"}));
+}
+
+TEST(AddressPlot, AnEmptyPlotDrawsNoBlock) {
+  const std::string svg = draw({});
   EXPECT_TRUE(titled(XmlReader(svg).read()).empty());
   EXPECT_NE(svg.find("0 allocations drawn"), std::string::npos);
 }
 
 TEST(CompactAddresses, LargeHolesAreCutAndSmallOnesKept) {
-  const replay::CompactAddresses map({{1000, 100}, {1150, 50}, {900'000, 100}, {1100, 10}}, 500);
+  const CompactAddresses map({{1000, 100}, {1150, 50}, {900'000, 100}, {1100, 10}}, 500);
   ASSERT_EQ(map.holes().size(), 1u);
   EXPECT_EQ(map.holes()[0].bytes, 900'000u - 1200u);
   EXPECT_EQ(map.offset_of(1000), 0u);
@@ -206,11 +239,11 @@ TEST(CompactAddresses, LargeHolesAreCutAndSmallOnesKept) {
 }
 
 TEST(PlotAxis, TicksAreRound) {
-  EXPECT_EQ(replay::byte_ticks(10 * kGiB, 5),
+  EXPECT_EQ(byte_ticks(10 * kGiB, 5),
             (std::vector<std::uint64_t>{0, 2 * kGiB, 4 * kGiB, 6 * kGiB, 8 * kGiB, 10 * kGiB}));
-  EXPECT_EQ(replay::decimal_ticks(450, 5), (std::vector<std::uint64_t>{0, 100, 200, 300, 400}));
-  EXPECT_EQ(replay::decimal_ticks(0, 5), (std::vector<std::uint64_t>{0}));
+  EXPECT_EQ(decimal_ticks(450, 5), (std::vector<std::uint64_t>{0, 100, 200, 300, 400}));
+  EXPECT_EQ(decimal_ticks(0, 5), (std::vector<std::uint64_t>{0}));
 }
 
 }  // namespace
-}  // namespace sluice::testing
+}  // namespace sluice::replay

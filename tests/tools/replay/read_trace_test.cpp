@@ -6,9 +6,10 @@
 
 #include "allocator/record/format/torch_snapshot.hpp"
 #include "base/error.hpp"
+#include "tests/support/check_trace.hpp"
 #include "tests/support/temp_directory.hpp"
 
-namespace sluice::testing {
+namespace sluice::replay {
 namespace {
 
 class ReadTraceFile : public ::testing::Test {
@@ -18,9 +19,9 @@ class ReadTraceFile : public ::testing::Test {
     std::ofstream(path, std::ios::binary) << content;
     return path;
   }
-  replay::ReadTrace read(const std::string& content) {
-    replay::ReadTrace result = replay::read_trace(file(content));
-    record::check_trace(result.trace);
+  ReadTrace read(const std::string& content) {
+    ReadTrace result = read_trace(file(content));
+    testing::check_trace(result.trace);
     return result;
   }
   std::string refusal(const std::string& content) {
@@ -33,10 +34,10 @@ class ReadTraceFile : public ::testing::Test {
   }
 
  private:
-  TempDirectory directory_;
+  testing::TempDirectory directory_;
 };
 
-TEST_F(ReadTraceFile, EachFormatIsToldByItsContent) {
+TEST_F(ReadTraceFile, RecognisesEachFormatByItsContent) {
   record::MemorySnapshot snapshot;
   snapshot.events.push_back({.address = 512, .bytes = 7});
   std::string pickle;
@@ -53,7 +54,7 @@ TEST_F(ReadTraceFile, EachFormatIsToldByItsContent) {
       {"\xef\xbb\xbfid,lower,upper,size\n0,1,2,7\n", "lifetimes"},
   };
   for (const auto& [content, format] : cases) {
-    const replay::ReadTrace result = read(content);
+    const ReadTrace result = read(content);
     EXPECT_EQ(result.trace.format, format);
     EXPECT_FALSE(result.trace.source.empty());
     ASSERT_EQ(result.trace.allocations.size(), 1u) << format;
@@ -61,7 +62,7 @@ TEST_F(ReadTraceFile, EachFormatIsToldByItsContent) {
   }
 }
 
-TEST_F(ReadTraceFile, OtherFilesAreRefusedByWhatTheyAre) {
+TEST_F(ReadTraceFile, RefusesOtherFilesAndNamesTheirKind) {
   const std::pair<std::string, const char*> cases[] = {
       {"", "is empty"},
       {std::string("PK\x03\x04") + "rest", "is a zip archive"},
@@ -77,8 +78,8 @@ TEST_F(ReadTraceFile, OtherFilesAreRefusedByWhatTheyAre) {
     }
   }
   EXPECT_NE(refusal("\x80\x04").find("byte 2: ends before its STOP"), std::string::npos);
-  EXPECT_THROW(static_cast<void>(replay::read_trace("/nowhere/given")), InputError);
-  EXPECT_THROW(static_cast<void>(replay::read_trace("/dev/null")), InputError);
+  EXPECT_THROW(static_cast<void>(read_trace("/nowhere/given")), InputError);
+  EXPECT_THROW(static_cast<void>(read_trace("/dev/null")), InputError);
 }
 
 TEST_F(ReadTraceFile, TheDeviceIsAnOption) {
@@ -88,15 +89,15 @@ TEST_F(ReadTraceFile, TheDeviceIsAnOption) {
   std::string pickle;
   record::write_torch_snapshot(snapshot, [&](std::string_view part) { pickle += part; });
   const std::string path = file(pickle);
-  EXPECT_EQ(replay::read_trace(path).trace.operations.size(), 1u);
-  EXPECT_EQ(replay::read_trace(path, {.device = 0}).trace.operations.size(), 0u);
-  EXPECT_THROW(static_cast<void>(replay::read_trace(path, {.device = 2})), InputError);
+  EXPECT_EQ(read_trace(path).trace.operations.size(), 1u);
+  EXPECT_EQ(read_trace(path, {.device = 0}).trace.operations.size(), 0u);
+  EXPECT_THROW(static_cast<void>(read_trace(path, {.device = 2})), InputError);
 }
 
-TEST(TraceOfLifetimes, WhatEndsMakesRoomForWhatBegins) {
+TEST(TraceOfLifetimes, FreesComeBeforeAllocationsAtOnePosition) {
   const std::vector<packing::Lifetime> lifetimes{{5, 9, 10}, {1, 5, 20}, {1, 7, 30}};
-  const record::MemoryTrace trace = replay::trace_of_lifetimes(lifetimes, "given");
-  record::check_trace(trace);
+  const record::MemoryTrace trace = trace_of_lifetimes(lifetimes, "given");
+  testing::check_trace(trace);
   std::string operations;
   for (const record::TraceOperation& operation : trace.operations) {
     operations += operation.action == record::TraceAction::kAlloc ? 'a' : 'f';
@@ -107,4 +108,4 @@ TEST(TraceOfLifetimes, WhatEndsMakesRoomForWhatBegins) {
 }
 
 }  // namespace
-}  // namespace sluice::testing
+}  // namespace sluice::replay

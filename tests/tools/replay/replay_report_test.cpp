@@ -34,7 +34,7 @@ struct Generated {
   std::uint64_t seed;
 };
 
-class OwnPolicies : public testing::TestWithParam<Generated> {
+class OwnPolicies : public ::testing::TestWithParam<Generated> {
  protected:
   record::MemoryTrace trace_ = generated(GetParam().family, GetParam().seed);
 };
@@ -64,9 +64,9 @@ TEST_P(OwnPolicies, PlannedHoldsWhatIsLiveAndAsksNobody) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Generated, OwnPolicies,
-                         testing::Values(Generated{"dense", 2}, Generated{"zero3", 5},
-                                         Generated{"recompute", 5}, Generated{"pipeline", 2},
-                                         Generated{"lora", 1}),
+                         ::testing::Values(Generated{"dense", 2}, Generated{"zero3", 5},
+                                           Generated{"recompute", 5}, Generated{"pipeline", 2},
+                                           Generated{"lora", 1}),
                          [](const auto& one) { return one.param.family; });
 
 TEST(ReplayReport, NamesTheKnownPolicies) {

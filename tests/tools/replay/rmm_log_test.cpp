@@ -3,18 +3,19 @@
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"
+#include "tests/support/check_trace.hpp"
 
-namespace sluice::testing {
+namespace sluice::replay {
 namespace {
 
 record::MemorySnapshot parse(const std::string& text) {
   record::ByteSource source(text, "given.csv");
-  return replay::read_rmm_log(source);
+  return read_rmm_log(source);
 }
 
 record::MemoryTrace trace(const std::string& text, record::TraceDefects* defects = nullptr) {
   record::MemoryTrace result = record::trace_of(parse(text), "given.csv", "rmm", defects);
-  record::check_trace(result);
+  testing::check_trace(result);
   return result;
 }
 
@@ -61,7 +62,7 @@ TEST(RmmLog, TimesArePartsOfADay) {
   EXPECT_EQ(log.events.at(2).time_ns, 0);
 }
 
-TEST(RmmLog, ColumnsStandInAnyOrderAndMoreArePassedOver) {
+TEST(RmmLog, ColumnsStandInAnyOrderAndOthersAreIgnored) {
   const record::MemoryTrace result = trace(
       "Size,Pointer,Action,Stream,Time,Thread,Device\n"
       "64,7fab,allocate_async,per_thread,x,1,0\n64,7fab,deallocate_async,per_thread,x,1,0\n");
@@ -70,14 +71,14 @@ TEST(RmmLog, ColumnsStandInAnyOrderAndMoreArePassedOver) {
   EXPECT_EQ(result.allocations[0].stream, UINT64_MAX);
 }
 
-TEST(RmmLog, WhatIsFreedButNotAllocatedWasHeldBefore) {
+TEST(RmmLog, AFreeWithoutAnAllocationIsOfEarlierMemory) {
   const record::MemoryTrace result = trace(kHeader + "1,t,free,0x1000,4096,0\n");
   ASSERT_EQ(result.initial_segments.size(), 1u);
   EXPECT_EQ(result.initial_segments[0].bytes, 4096u);
   EXPECT_EQ(record::peak_live_bytes(result), 4096u);
 }
 
-TEST(RmmLog, WhatIsWrongIsNamedWithItsLine) {
+TEST(RmmLog, NamesTheLineOfAnError) {
   const std::pair<std::string, const char*> cases[] = {
       {"", "line 1: must begin with the columns"},
       {"Thread,Time,Action,Pointer,Size\n", "line 1: the first line must name the columns"},
@@ -93,4 +94,4 @@ TEST(RmmLog, WhatIsWrongIsNamedWithItsLine) {
 }
 
 }  // namespace
-}  // namespace sluice::testing
+}  // namespace sluice::replay

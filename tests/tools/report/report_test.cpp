@@ -12,6 +12,7 @@
 
 #include "base/error.hpp"
 #include "tests/tools/report/run_fixture.hpp"
+#include "tools/palette/palette.hpp"
 
 namespace sluice::report {
 namespace {
@@ -19,7 +20,7 @@ namespace {
 using testing::RunFixture;
 using Json = nlohmann::json;
 
-// The JSON that the page draws itself from.
+// The data in the page, from which its script draws.
 Json data_of(const std::string& page) {
   const std::string opening = R"(<script id="data" type="application/json">)";
   const auto begin = page.find(opening);
@@ -34,7 +35,7 @@ std::size_t occurrences(const std::string& text, const std::string& part) {
   return count;
 }
 
-// The message of the InputError that reading the directory must end with, by both renderers.
+// Expects that both renderers refuse the directory, and returns the message of the InputError.
 std::string refusal(const std::filesystem::path& run_dir) {
   std::string message;
   try {
@@ -46,7 +47,7 @@ std::string refusal(const std::filesystem::path& run_dir) {
   return message;
 }
 
-TEST(Report, PageHoldsWhatTheRunSays) {
+TEST(Report, PageHoldsTheFactsOfTheRun) {
   const RunFixture run;
   const Json data = data_of(render_html_report(run.path()));
   EXPECT_EQ(data["parameters"], 1000000);
@@ -61,7 +62,7 @@ TEST(Report, PageHoldsWhatTheRunSays) {
   EXPECT_EQ(data["memory"][0]["run"]["peak"], 2 * (2u << 20) + 3 * 262144);
 }
 
-// The fixture's last ten steps are speculative.
+// The last ten steps of the fixture are speculative.
 TEST(Report, CountsUpdatesThatWereMadeTwice) {
   const RunFixture run;
   const Json redone = data_of(render_html_report(run.path()))["redone"];
@@ -74,12 +75,74 @@ TEST(Report, ComparesPlanWithRun) {
   const RunFixture run;
   const Json data = data_of(render_html_report(run.path()));
   std::map<std::string, std::pair<Json, Json>> rows;
-  for (const Json& row : data["comparison"]) rows[row["what"]] = {row["plan"], row["run"]};
+  for (const Json& row : data["comparison"]) rows[row["quantity"]] = {row["plan"], row["run"]};
   EXPECT_EQ(rows["Moved in one step: upload"], std::pair(Json(8388608), Json(8388608)));
   EXPECT_EQ(rows["Moved in one step: storage write"], std::pair(Json(0), Json(4096)));
-  EXPECT_EQ(rows["Peak: device"], std::pair(Json(6291456), Json(6291456)));
-  // The first step took 0.9 s; it is no typical one.
+  // The ledger's peaks are the plan's by construction, so the page shows the measured ones.
+  EXPECT_EQ(rows["Peak, measured: storage"], std::pair(Json(50331648), Json(50000000)));
+  EXPECT_EQ(data["memory"][2]["measured_peak"], 50000000);
+  // The first step took 0.9 s and is not typical.
   EXPECT_EQ(rows["Step time, median after the first"], std::pair(Json(0.02), Json(0.021)));
+}
+
+// The engine's account, not a guess from the trace.
+TEST(Report, StallsAreThoseOfTheTracedStepsEvent) {
+  const RunFixture run;
+  const Json traced = data_of(render_html_report(run.path()))["traced_step"];
+  EXPECT_EQ(traced["step"], testing::kFixtureTracedStep);
+  EXPECT_EQ(traced["commits"], false);
+  EXPECT_DOUBLE_EQ(traced["compute_s"].get<double>(), 0.0095);
+  EXPECT_DOUBLE_EQ(traced["stalled_s"].get<double>(), 0.0115);
+  EXPECT_EQ(traced["by_cause"], Json::parse(R"([{"cause":"hand_over","seconds":0.0062},
+                                               {"cause":"storage_read","seconds":0.0053}])"));
+}
+
+// A durable run with checkpoint.every = 2: its third step commits, and so do all odd ones.
+TEST(Report, ACommittingStepIsNamedAndNotComparedWithThePlan) {
+  const RunFixture run;
+  std::string events;
+  for (int step = 1; step <= 5; ++step) {
+    const bool commits = step % 2 == 1 && step > 1;
+    events += R"({"event":"step","loss":2.0,"step":)" + std::to_string(step) + R"(,"commits":)" +
+              (commits ? "true" : "false") + R"(,"bytes_moved":{"upload":)" +
+              (commits ? "999" : "8388608") + "}" +
+              (step == 3 ? R"(,"stalls":{"compute_s":1.0,"stalled_s":1.0,"by_cause_s":{}})" : "") +
+              "}\n";
+  }
+  run.write("events.jsonl", events);
+  const Json data = data_of(render_html_report(run.path()));
+  EXPECT_EQ(data["traced_step"]["step"], 3);
+  EXPECT_EQ(data["traced_step"]["commits"], true);
+  const auto upload =
+      std::find_if(data["comparison"].begin(), data["comparison"].end(),
+                   [](const Json& row) { return row["quantity"] == "Moved in one step: upload"; });
+  EXPECT_EQ((*upload)["run"], 8388608);
+}
+
+// A storage lane may have more transfers in flight than a screen has room for.
+TEST(Report, ALaneIsNeverHigherThanSixRows) {
+  const RunFixture run;
+  std::string spans;
+  for (int i = 0; i < 40; ++i) {
+    spans += (i == 0 ? "" : ",") + ("[0,1," + std::to_string(i) + ",100,0,0,0,1]");
+  }
+  run.write("trace.json", R"({"names":["storage_write","StorageWrite"],"spans":[)" + spans +
+                              R"(],"counters":[]})");
+  const Json lane = data_of(render_html_report(run.path()))["run"]["tracks"][0];
+  EXPECT_EQ(lane["rows"], 40);
+  EXPECT_LE(40 * lane["row_pixels"].get<double>(), 6 * 17 + 1e-9);
+  const Json other = data_of(render_html_report(RunFixture().path()))["run"]["tracks"][0];
+  EXPECT_EQ(other["row_pixels"], 17.0);
+}
+
+TEST(Report, CategoriesHaveTheColoursOfThePalette) {
+  const RunFixture run;
+  const Json colors = data_of(render_html_report(run.path()))["category_colors"];
+  ASSERT_EQ(colors.size(), kCategoryCount);
+  for (std::size_t c = 0; c < kCategoryCount; ++c) {
+    const auto category = static_cast<Category>(c);
+    EXPECT_EQ(colors[std::string(category_name(category))], palette::category_color(category));
+  }
 }
 
 TEST(Report, PageNeedsNothingBesideIt) {
@@ -105,8 +168,7 @@ TEST(Report, TextFromFilesCannotEndTheScript) {
 }
 
 TEST(Report, NamesTheFileThatIsMissing) {
-  for (const char* name :
-       {"config.toml", "plan.json", "events.jsonl", "plan_trace.json", "trace.json"}) {
+  for (const char* name : {"config.toml", "plan.json", "events.jsonl", "plan_trace.json"}) {
     const RunFixture run;
     std::filesystem::remove(run.path() / name);
     const std::string message = refusal(run.path());
@@ -141,6 +203,9 @@ TEST(Report, RefusesMalformedFiles) {
       {"events.jsonl", "7\n"},
       {"events.jsonl", "{\"event\":\"step\",\"loss\":1}\n"},
       {"events.jsonl", "{\"event\":\"step\",\"step\":1,\"loss\":\"low\"}\n"},
+      {"events.jsonl", "{\"event\":\"step\",\"step\":1,\"commits\":1}\n"},
+      {"events.jsonl", "{\"event\":\"step\",\"step\":1,\"stalls\":7}\n"},
+      {"events.jsonl", "{\"event\":\"step\",\"step\":1,\"stalls\":{\"by_cause_s\":{\"x\":[]}}}\n"},
       {"trace.json", "{}"},
       {"trace.json", R"({"names":[1],"spans":[],"counters":[]})"},
       {"trace.json", trace("[0,1,0,5,0,0,0]", "")},                       // a value too few
@@ -166,18 +231,32 @@ TEST(Report, RefusesMalformedFiles) {
   }
 }
 
-// A run that was killed: no `done`, a last event cut short, no finite loss, nothing traced.
-TEST(Report, ReadsARunThatWasCutShort) {
+// A run that was killed in its second step: there is no trace, no `done`, and no finite loss; the
+// last event is cut.
+TEST(Report, ReadsARunThatEndedBeforeItsTracedStep) {
   const RunFixture run;
   run.write("events.jsonl",
             "{\"event\":\"step\",\"step\":1,\"loss\":null}\n{\"event\":\"step\",\"st");
-  run.write("trace.json", R"({"names":[],"spans":[],"counters":[]})");
+  std::filesystem::remove(run.path() / "trace.json");
   const Json data = data_of(render_html_report(run.path()));
   EXPECT_EQ(data["steps"]["step"], Json({1}));
   EXPECT_TRUE(data["steps"]["loss"][0].is_null());
   EXPECT_TRUE(data["weights_hash"].is_null());
   EXPECT_EQ(data["run"]["tracks"].size(), 0u);
+  EXPECT_TRUE(data["traced_step"].is_null());
+  EXPECT_TRUE(data["memory"][0]["measured_peak"].is_null());
   EXPECT_NO_THROW(render_perfetto(run.path()));
+}
+
+// Killed after its traced step: the measured peaks are those of that step's event.
+TEST(Report, ARunWithoutAnEndHasThePeaksOfItsTracedStep) {
+  const RunFixture run;
+  run.write("events.jsonl",
+            R"({"event":"step","step":3,"stalls":{},"measured_peak_bytes":{"device":5}})"
+            "\n");
+  const Json data = data_of(render_html_report(run.path()));
+  EXPECT_EQ(data["memory"][0]["measured_peak"], 5);
+  EXPECT_TRUE(data["memory"][1]["measured_peak"].is_null());
 }
 
 TEST(Perfetto, SlicesOfAThreadNeverOverlap) {

@@ -38,6 +38,11 @@ std::string events() {
       out << R"(,"redone":)" << (step % 4 == 0 ? "true" : "false") << R"(,"redo_time_s":)"
           << (step % 4 == 0 ? 0.25 : 0.0);
     }
+    if (step == kFixtureTracedStep) {
+      out << R"(,"stalls":{"compute_s":0.0095,"stalled_s":0.0115,"by_cause_s":)"
+          << R"({"storage_read":0.0053,"hand_over":0.0062}},)"
+          << R"("measured_peak_bytes":{"device":6000000,"pinned":12000000,"storage":50331648})";
+    }
     out << R"(,"bytes_moved":{"upload":8388608,"download":4194304,)"
         << R"("storage_read":8388608,"storage_write":4096}})" << '\n';
     if (step % 10 == 0) {
@@ -45,7 +50,9 @@ std::string events() {
     }
   }
   out << R"({"event":"done","steps":40,"weights_hash":"00112233445566778899aabbccddeeff",)"
-      << R"("peak_bytes":{"device":6291456,"pinned":12582912,"storage":50331648}})" << '\n';
+      << R"("peak_bytes":{"device":6291456,"pinned":12582912,"storage":50331648},)"
+      << R"("measured_peak_bytes":{"device":6291456,"pinned":12582912,"storage":50000000}})"
+      << '\n';
   return text + out.str();
 }
 
@@ -71,9 +78,10 @@ void record_step(TraceRecorder& trace, std::int64_t start_ns, double slower) {
     const std::int64_t upload_end = read_end + 200'000;
     const std::int64_t forward_begin = std::max(compute_free_ns, upload_end);
     const std::int64_t forward_end = forward_begin + kFixtureForwardNs;
-    trace.span({read, storage_read, read_begin, read_end, unit, -1, kUnitBytes, 7});
-    trace.span({h2d, upload, read_end, upload_end, unit, -1, kUnitBytes, 7});
-    trace.span({compute, forward, forward_begin, forward_end, unit, 0, 0, 7});
+    trace.span(
+        {read, storage_read, read_begin, read_end, unit, -1, kUnitBytes, kFixtureTracedStep});
+    trace.span({h2d, upload, read_end, upload_end, unit, -1, kUnitBytes, kFixtureTracedStep});
+    trace.span({compute, forward, forward_begin, forward_end, unit, 0, 0, kFixtureTracedStep});
     trace.counter(pinned_weight, read_begin, static_cast<double>(2 * kUnitBytes));
     trace.counter(device_weight, upload_end, static_cast<double>(2 * kUnitBytes));
     trace.counter(device_activation, forward_end, 262144.0 * (unit + 1));

@@ -1,5 +1,5 @@
-// A run directory made by hand: a step of four units whose weights stream in from storage, traced
-// by the real recorder.
+// A run directory made by hand. Its traces show a step of four units, whose weights stream in from
+// storage. The real recorder writes them.
 #pragma once
 
 #include <filesystem>
@@ -21,13 +21,14 @@ class RunFixture {
   testing::TempDirectory directory_;
 };
 
-// What the fixture's run trace holds, for tests to compare against.
+// The contents of the fixture's traces, for tests to compare with.
 inline constexpr int kFixtureUnits = 4;
+inline constexpr int kFixtureTracedStep = 7;
 inline constexpr std::int64_t kFixtureReadNs = 3'000'000;
 inline constexpr std::int64_t kFixtureForwardNs = 1'000'000;
 
-// One step: reads overlap two deep on their lane; compute waits for each. Times start at start_ns;
-// `slower` stretches the reads.
+// Records one step that begins at start_ns. Two reads at a time overlap on their lane, and compute
+// waits for each. `slower` stretches the reads.
 void record_step(TraceRecorder& trace, std::int64_t start_ns, double slower);
 
 }  // namespace sluice::testing

@@ -6,17 +6,10 @@
 #include <random>
 #include <vector>
 
-#include "tests/tools/report/run_fixture.hpp"
-
 namespace sluice::report {
 namespace {
 
-using testing::kFixtureForwardNs;
-using testing::kFixtureReadNs;
-using testing::kFixtureUnits;
-using testing::RunFixture;
-
-// Three lanes, overlapping spans, every time below `length`.
+// Random spans on three lanes, which may overlap. Every time is below `length`.
 TraceFile random_trace(std::uint32_t seed, std::size_t spans, std::int64_t length) {
   std::mt19937 random(seed);
   const auto below = [&](std::int64_t limit) {
@@ -64,44 +57,6 @@ TEST(Lanes, ComputeComesFirstAndUnknownTracksLast) {
   ASSERT_EQ(lanes.size(), 3u);
   EXPECT_EQ(trace.names[lanes[0].track], "compute");
   EXPECT_EQ(trace.names[lanes[1].track], "optimizer");
-}
-
-TEST(Stalls, NameTheTransferThatComputeWaitedFor) {
-  const RunFixture run;
-  const TraceFile trace = load_run_directory(run.path()).plan_trace;
-  const std::vector<Stall> stalls = stalls_of(trace);
-  // Reads end 1.5 ms apart and a unit computes 1 ms: compute waits before every unit, for its
-  // upload.
-  ASSERT_EQ(stalls.size(), static_cast<std::size_t>(kFixtureUnits));
-  EXPECT_EQ(stalls[0].end_ns - stalls[0].begin_ns, kFixtureReadNs + 200'000);
-  for (int unit = 0; unit < kFixtureUnits; ++unit) {
-    const Stall& stall = stalls[static_cast<std::size_t>(unit)];
-    if (unit > 0) {
-      EXPECT_EQ(stall.end_ns - stall.begin_ns, kFixtureReadNs / 2 - kFixtureForwardNs);
-    }
-    ASSERT_TRUE(stall.waited_for.has_value());
-    EXPECT_EQ(trace.names[trace.spans[*stall.waited_for].name], "Upload");
-    EXPECT_EQ(trace.spans[*stall.waited_for].unit, unit);
-    ASSERT_TRUE(stall.next.has_value());
-    EXPECT_EQ(trace.spans[*stall.next].unit, unit);
-  }
-}
-
-TEST(Stalls, TheTailOfAStepIsOneAndAnIdleHostHasNoCause) {
-  TraceFile trace;
-  trace.names = {"compute", "storage_write", "Op"};
-  trace.spans = {{0, 2, 0, 1'000'000, -1, -1, 0, 1},
-                 {1, 2, 0, 500'000, -1, -1, 64, 1},  // over before the first wait
-                 {0, 2, 2'000'000, 3'000'000, -1, -1, 0, 1},
-                 {1, 2, 2'500'000, 9'000'000, -1, -1, 64, 1}};
-  trace.end_ns = 9'000'000;
-  const auto stalls = stalls_of(trace);
-  ASSERT_EQ(stalls.size(), 2u);
-  EXPECT_FALSE(stalls[0].waited_for.has_value());
-  EXPECT_EQ(stalls[1].begin_ns, 3'000'000);
-  EXPECT_EQ(stalls[1].end_ns, 9'000'000);
-  EXPECT_EQ(stalls[1].waited_for, std::optional<std::uint32_t>(3));
-  EXPECT_FALSE(stalls[1].next.has_value());
 }
 
 TEST(Memory, ThinningKeepsThePeak) {

@@ -14,14 +14,14 @@ TEST_F(ConcurrentStarts, NeverMeet) {
   start_together(10);
 }
 
-constexpr const char* kSlowLink = "memory.link_latency=20ms";
+constexpr const char* kLatency = "memory.link_latency=20ms";
 
 class Isolation : public CliTest {
  protected:
   // A run that is killed after its first step.
   void kill_a_run(const Words& more = {}) { kill_after("step", slow_run(more)); }
   static Words slow_run(const Words& more) {
-    Words arguments{"train", "config.toml", "--json", "--set", kSlowLink};
+    Words arguments{"train", "config.toml", "--json", "--set", kLatency};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return arguments;
   }
@@ -269,7 +269,7 @@ TEST_F(Isolation, WhatAKilledResumeOfASetAsideRunLeftIsFound) {
   succeed({"train", "config.toml", "--steps", "2"});
   succeed({"train", "config.toml", "--steps", "1"});
   kill_after("step",
-             {"train", "config.toml", "--json", "--set", kSlowLink, "--resume", "run/earlier-1"});
+             {"train", "config.toml", "--json", "--set", kLatency, "--resume", "run/earlier-1"});
   write_file(path("run/earlier-1/weights.safetensors.tmp"), "half");
   fs::create_directories(path("run/earlier-1/checkpoints/step-00000009.tmp"));
   for (const char* directory : {"run", "."}) {

@@ -39,7 +39,7 @@ void ModelStates::accept(std::size_t unit, std::uint32_t parameter, BufferId gra
   }
 }
 
-// DDP makes them before it knows the order of gradients, and anew after the first iteration.
+// DDP makes buckets before it knows the order of gradients, and again after the first iteration.
 void ModelStates::make_buckets(std::uint64_t first_bytes) {
   for (BufferId& bucket : buckets_) recorder_.free(bucket);
   buckets_.clear();
@@ -70,7 +70,7 @@ void ModelStates::optimizer_step(std::uint32_t iteration) {
   for_each([&](const Parameter&, State& state) { recorder_.free(state.gradient); });
 }
 
-// A norm for each gradient, their stack, the norm of that, a factor.
+// Allocates a norm for each gradient, their stack, its norm, and a factor.
 void ModelStates::clip_gradients() {
   std::vector<BufferId> norms;
   for_each([&](const Parameter& parameter, State& state) {
@@ -150,7 +150,7 @@ std::vector<std::vector<Parameter>> adapter_units(const TransformerShape& shape,
                                      {"adapter.q.b", shape.hidden * rank},
                                      {"adapter.v.a", shape.hidden * rank},
                                      {"adapter.v.b", shape.kv_hidden() * rank}};
-  std::vector<std::vector<Parameter>> units(1);  // the embedding has none
+  std::vector<std::vector<Parameter>> units(1);  // the embedding has no adapter
   units.insert(units.end(), shape.layers, block);
   return units;
 }

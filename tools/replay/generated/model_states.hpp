@@ -1,4 +1,4 @@
-// Weights, gradients and optimizer states, where they stay in device memory, and the step.
+// Weights, gradients and optimizer states that stay in device memory, and the optimizer's step.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct StateOptions {
   OptimizerKind optimizer = OptimizerKind::kFused;
 };
 
-// Where the states of a model are while its units run.
+// The states of a model, and their allocations while its units run.
 class UnitStates : public GradientSink {
  public:
   virtual void allocate_weights() = 0;
@@ -32,20 +32,20 @@ class UnitStates : public GradientSink {
   virtual void after_forward(std::size_t /*unit*/) {}
   virtual void before_backward(std::size_t /*unit*/) {}
   virtual void after_backward(std::size_t /*unit*/) {}
-  // After the last backward of iteration `iteration`: norms, clipping, update; frees gradients.
+  // Runs after the last backward of `iteration`: norms, clipping and update. Frees gradients.
   virtual void optimizer_step(std::uint32_t iteration) = 0;
 };
 
-// All in device memory.
+// All states are in device memory.
 class ModelStates : public UnitStates {
  public:
   ModelStates(TraceRecorder& recorder, std::vector<std::vector<Parameter>> units,
               const StateOptions& options);
 
-  // Weights. Gradients appear with the first backward, states with the first optimizer step.
+  // Allocates weights. Gradients come with the first backward, states with the first step.
   void allocate_weights() override;
   bool wants(std::size_t unit, std::uint32_t parameter) const override;
-  // The first of an iteration stays; others are added to it and die.
+  // The first gradient of an iteration stays; later ones are added to it and freed.
   void accept(std::size_t unit, std::uint32_t parameter, BufferId gradient) override;
   void optimizer_step(std::uint32_t iteration) override;
 
@@ -54,7 +54,7 @@ class ModelStates : public UnitStates {
     BufferId gradient = kNoBuffer;
     bool has_moments = false;
   };
-  // Calls with each unit and index of a parameter.
+  // Calls f with the unit and index of each parameter.
   template <typename F>
   void for_each(F&& f);
   void make_buckets(std::uint64_t first_bytes);
@@ -69,7 +69,7 @@ class ModelStates : public UnitStates {
   StateOptions options_;
 };
 
-// LoRA: the base is frozen, adapters are trained in 32 bits.
+// LoRA: the base is frozen, and adapters are trained in 32 bits.
 class AdapterStates : public UnitStates {
  public:
   AdapterStates(TraceRecorder& recorder, const TransformerShape& shape, std::uint64_t rank);

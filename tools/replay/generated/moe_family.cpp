@@ -1,4 +1,4 @@
-// Mixture of experts: each token goes to two experts, so that sizes follow the router's choice.
+// Mixture of experts: each token goes to two experts, so sizes depend on the router's choice.
 #include <cmath>
 #include <vector>
 
@@ -106,7 +106,7 @@ class ExpertLayers {
     return id;
   }
 
-  // Shares of the tokens of all ranks: a softmax over preferences that drift at random.
+  // The experts' shares of the tokens of all ranks: a softmax over preferences that drift at random.
   void route(std::size_t unit, SavedLayer& saved) {
     const std::uint64_t tokens = pass_.batch().tokens();
     BufferId logits = activation(tokens * experts() * 4, "moe.router");
@@ -209,9 +209,7 @@ void generate_moe(TraceRecorder& recorder, const GeneratorOptions& options) {
   TransformerPass& pass = layers.pass();
   const std::size_t head = shape.layers + 1;
   states.allocate_weights();
-  for (std::uint32_t iteration = 0; iteration < scenario.iterations; ++iteration) {
-    recorder.step();
-    if (iteration == 0) warm_up(recorder, options.seed);
+  run_iterations(recorder, scenario, states, [&] {
     for (std::uint64_t m = 0; m < scenario.micro_batches; ++m) {
       std::vector<SavedLayer> saved(shape.layers);
       SavedHead saved_head;
@@ -228,9 +226,7 @@ void generate_moe(TraceRecorder& recorder, const GeneratorOptions& options) {
       pass.backward_embedding(gradient);
       pass.end_inputs(inputs);
     }
-    states.optimizer_step(iteration);
-    log_iteration(recorder, scenario, iteration);
-  }
+  });
 }
 
 }  // namespace sluice::replay::generated

@@ -14,7 +14,7 @@ namespace {
 constexpr FamilyRanges kPipelineRanges{{16, 32}, {24, 32}, {2048, 8192}, {1, 2}, {4, 16}};
 constexpr std::uint64_t kTransferDelay = 10;  // operations until a send or receive has ended
 
-// A rank's part: its layers as units 1.., in order of chunk.
+// The part of one rank: its layers are units 1 and up, in the order of chunks.
 class PipelineRank {
  public:
   PipelineRank(TraceRecorder& recorder, const Scenario& scenario, std::uint64_t rank,
@@ -147,13 +147,7 @@ void generate_pipeline(TraceRecorder& recorder, const GeneratorOptions& options)
   ModelStates states(recorder, units, state_options);
   PipelineRank stage(recorder, scenario, rank, layers_per_chunk, states);
   states.allocate_weights();
-  for (std::uint32_t iteration = 0; iteration < scenario.iterations; ++iteration) {
-    recorder.step();
-    if (iteration == 0) warm_up(recorder, options.seed);
-    stage.run_iteration();
-    states.optimizer_step(iteration);
-    log_iteration(recorder, scenario, iteration);
-  }
+  run_iterations(recorder, scenario, states, [&] { stage.run_iteration(); });
 }
 
 }  // namespace sluice::replay::generated

@@ -1,4 +1,4 @@
-// Families whose states stay on the device: dense, varlen, lora.
+// Families with states that stay on the device: dense, varlen, lora.
 #include <algorithm>
 #include <cmath>
 
@@ -33,14 +33,15 @@ std::uint64_t state_bytes(const Scenario& scenario, const StateOptions& states,
   return element_count(model_units(scenario.shape)) * per_element;
 }
 
-// Log-normal, cut at the longest: most are short, a few fill the context.
+// Lengths are log-normal and cut at the longest: most are short, a few fill the context.
 std::uint64_t draw_length(Draws& draws, std::uint64_t longest) {
   const double median = static_cast<double>(longest) / 6;
   const double length = median * std::exp(0.9 * draws.normal());
   return std::clamp<std::uint64_t>(static_cast<std::uint64_t>(length), 16, longest);
 }
 
-// Padded: the longest of the sequences, times their number. Packed: one row of their sum.
+// A padded batch has the longest length times the number of sequences. A packed one is a single row
+// of all tokens.
 Batch draw_batch(Draws& draws, const Batch& limit, bool packed) {
   std::uint64_t sum = 0;
   std::uint64_t longest = 0;
@@ -65,15 +66,7 @@ void generate_dense(TraceRecorder& recorder, const GeneratorOptions& options) {
   TransformerPass pass(recorder, scenario.shape, states, 0, weight_copies);
   pass.set_batch(scenario.batch);
   states.allocate_weights();
-  for (std::uint32_t iteration = 0; iteration < scenario.iterations; ++iteration) {
-    recorder.step();
-    if (iteration == 0) warm_up(recorder, options.seed);
-    for (std::uint64_t m = 0; m < scenario.micro_batches; ++m) {
-      run_micro_batch(recorder, pass, states, scenario.shape.layers, 0);
-    }
-    states.optimizer_step(iteration);
-    log_iteration(recorder, scenario, iteration);
-  }
+  run_training(recorder, scenario, pass, states);
 }
 
 void generate_varlen(TraceRecorder& recorder, const GeneratorOptions& options) {
@@ -87,16 +80,12 @@ void generate_varlen(TraceRecorder& recorder, const GeneratorOptions& options) {
   Draws draws(options.seed, "generated/lengths");
   const bool packed = draws.chance(0.5);
   states.allocate_weights();
-  for (std::uint32_t iteration = 0; iteration < scenario.iterations; ++iteration) {
-    recorder.step();
-    if (iteration == 0) warm_up(recorder, options.seed);
+  run_iterations(recorder, scenario, states, [&] {
     for (std::uint64_t m = 0; m < scenario.micro_batches; ++m) {
       pass.set_batch(draw_batch(draws, scenario.batch, packed));
       run_micro_batch(recorder, pass, states, scenario.shape.layers, 0);
     }
-    states.optimizer_step(iteration);
-    log_iteration(recorder, scenario, iteration);
-  }
+  });
 }
 
 void generate_lora(TraceRecorder& recorder, const GeneratorOptions& options) {
@@ -114,15 +103,7 @@ void generate_lora(TraceRecorder& recorder, const GeneratorOptions& options) {
   pass.set_batch(scenario.batch);
   base.allocate_weights();
   adapters.allocate_weights();
-  for (std::uint32_t iteration = 0; iteration < scenario.iterations; ++iteration) {
-    recorder.step();
-    if (iteration == 0) warm_up(recorder, options.seed);
-    for (std::uint64_t m = 0; m < scenario.micro_batches; ++m) {
-      run_micro_batch(recorder, pass, adapters, shape.layers, 0);
-    }
-    adapters.optimizer_step(iteration);
-    log_iteration(recorder, scenario, iteration);
-  }
+  run_training(recorder, scenario, pass, adapters);
 }
 
 }  // namespace sluice::replay::generated

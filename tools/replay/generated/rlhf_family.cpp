@@ -11,7 +11,7 @@ namespace sluice::replay::generated {
 namespace {
 
 constexpr FamilyRanges kRlhfRanges{{12, 16}, {16, 28}, {1024, 2048}, {2, 4}, {1, 8}};
-// The cache grows by as many tokens at a time as make this many steps, so that traces stay short.
+// The cache grows in this many steps, so that traces stay short.
 constexpr std::uint64_t kDecodeSteps = 8;
 
 class Generation {
@@ -24,7 +24,7 @@ class Generation {
         batch_(batch),
         caches_(2 * shape.layers, kNoBuffer) {}
 
-  // A prompt of a quarter of the sequence, and the rest sampled.
+  // The prompt is a quarter of the sequence; the rest is sampled.
   void run() {
     const std::uint64_t prompt = batch_.sequence / 4;
     const std::uint64_t stride =
@@ -38,7 +38,8 @@ class Generation {
   }
 
  private:
-  // The cache of a layer is concatenated with what is new: both live for a moment.
+  // The cache of a layer is concatenated with the new tokens. Old and new cache live together for a
+  // moment.
   void grow_caches(std::size_t layer, std::uint64_t length) {
     const std::uint64_t bytes =
         batch_.sequences * length * shape_.kv_hidden() * shape_.element_bytes;
@@ -59,7 +60,7 @@ class Generation {
       grow_caches(layer, length);
     }
     recorder_.free(stream);
-    // Of the last token of each sequence.
+    // The logits of the last token of each sequence.
     const std::uint64_t logits = batch_.sequences * shape_.vocab;
     BufferId narrow =
         recorder_.alloc(logits * shape_.element_bytes, Category::kActivation, "sample.logits");
@@ -108,7 +109,7 @@ void generate_rlhf(TraceRecorder& recorder, const GeneratorOptions& options) {
   TransformerShape& shape = scenario.shape;
   shape.is_gated = true;
   shape.is_scaled = false;
-  shape.is_fused = true;            // as engines that generate are
+  shape.is_fused = true;            // as in inference engines
   TransformerShape reward = shape;  // half as deep
   reward.layers = std::max<std::uint64_t>(1, shape.layers / 2);
   const std::uint64_t e = shape.element_bytes;
@@ -116,7 +117,7 @@ void generate_rlhf(TraceRecorder& recorder, const GeneratorOptions& options) {
       scenario, {(element_count(model_units(shape)) + element_count(model_units(reward))) * e,
                  bytes_per_sequence(scenario, shape.layers)});
   constexpr std::uint64_t kAdapterRank = 16;
-  // Many more sequences are sampled at once than are trained on: the cache takes half of the room.
+  // Sampling runs many more sequences at once than training: the cache takes half of the room.
   const std::uint64_t cache_bytes =
       2 * shape.layers * scenario.batch.sequence * shape.kv_hidden() * e;
   Batch sampled = scenario.batch;
@@ -133,23 +134,19 @@ void generate_rlhf(TraceRecorder& recorder, const GeneratorOptions& options) {
   base.allocate_weights();
   reward_base.allocate_weights();
   adapters.allocate_weights();
-  for (std::uint32_t iteration = 0; iteration < scenario.iterations; ++iteration) {
-    recorder.step();
-    if (iteration == 0) warm_up(recorder, options.seed);
+  run_iterations(recorder, scenario, adapters, [&] {
     Generation(recorder, shape, sampled, actor).run();
     std::vector<BufferId> scores;
     scores.push_back(score(recorder, actor, scenario.batch, shape.layers));
     scores.push_back(score(recorder, reference, scenario.batch, shape.layers));
     scores.push_back(score(recorder, judge, scenario.batch, reward.layers));
-    recorder.flush();  // between phases, as such programs do
+    recorder.flush();  // such programs empty the cache between phases
     actor.set_batch(scenario.batch);
     for (std::uint64_t m = 0; m < scenario.micro_batches; ++m) {
       run_micro_batch(recorder, actor, adapters, shape.layers, 0);
     }
     for (BufferId& one : scores) recorder.free(one);
-    adapters.optimizer_step(iteration);
-    log_iteration(recorder, scenario, iteration);
-  }
+  });
 }
 
 }  // namespace sluice::replay::generated

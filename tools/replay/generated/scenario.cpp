@@ -64,7 +64,7 @@ std::uint64_t choose(std::uint64_t given, std::uint64_t drawn) {
   return given ? given : drawn;
 }
 
-// All is drawn, whether given or not: giving one leaves the others as they were.
+// Every parameter is drawn, even if it is given, so that giving one does not change the others.
 TransformerShape make_shape(const GeneratorOptions& options, const FamilyRanges& ranges,
                             Draws& draws) {
   TransformerShape shape;
@@ -84,7 +84,7 @@ TransformerShape make_shape(const GeneratorOptions& options, const FamilyRanges&
   shape.hidden = choose(options.hidden, shape.heads * 128);
   const bool divides = shape.is_gated && shape.heads % drawn_groups == 0;
   shape.kv_heads = choose(options.kv_heads, divides ? shape.heads / drawn_groups : shape.heads);
-  // SwiGLU has three matrices for two: 8h/3, rounded as Llama does.
+  // SwiGLU has three matrices instead of two, so ffn is 8h/3, rounded as in Llama.
   const std::uint64_t gated_ffn = round_up(shape.hidden * 8 / 3, 256);
   shape.ffn = choose(options.ffn, shape.is_gated ? gated_ffn : 4 * shape.hidden);
   shape.vocab = choose(options.vocab, drawn_vocab);
@@ -146,13 +146,13 @@ std::uint64_t bytes_per_sequence(const Scenario& scenario, std::uint64_t saved_l
 
 void warm_up(TraceRecorder& recorder, std::uint64_t seed) {
   Draws draws(seed, "generated/warm_up");
-  // cuBLAS and cuBLASLt keep theirs.
+  // The workspaces of cuBLAS and cuBLASLt stay.
   recorder.alloc(draws.chance(0.5) ? 32 * kMiB : 8 * kMiB + 128 * kKiB, Category::kWorkspace,
                  "cublas.workspace");
   recorder.alloc(kMiB, Category::kWorkspace, "cublaslt.workspace");
   const std::uint64_t trials = draws.between(2, 12);
   for (std::uint64_t trial = 0; trial < trials; ++trial) {
-    // Written between timings, so that each starts with a cold cache.
+    // The autotuner writes this buffer between timings, so that each starts with a cold cache.
     BufferId flush = recorder.alloc(256 * kMiB, Category::kWorkspace, "autotune.cache");
     recorder.temporary(draws.between(1, 4096) * 64 * kKiB, Category::kWorkspace, "autotune.trial");
     recorder.free(flush);
@@ -211,6 +211,26 @@ void run_micro_batch(TraceRecorder& recorder, TransformerPass& pass, UnitStates&
   states.after_backward(0);
   pass.end_inputs(inputs);
   pass.end_pass();
+}
+
+void run_iterations(TraceRecorder& recorder, const Scenario& scenario, UnitStates& states,
+                    const std::function<void()>& run_passes) {
+  for (std::uint32_t iteration = 0; iteration < scenario.iterations; ++iteration) {
+    recorder.step();
+    if (iteration == 0) warm_up(recorder, scenario.options.seed);
+    run_passes();
+    states.optimizer_step(iteration);
+    log_iteration(recorder, scenario, iteration);
+  }
+}
+
+void run_training(TraceRecorder& recorder, const Scenario& scenario, TransformerPass& pass,
+                  UnitStates& states, std::uint64_t checkpoint_every) {
+  run_iterations(recorder, scenario, states, [&] {
+    for (std::uint64_t m = 0; m < scenario.micro_batches; ++m) {
+      run_micro_batch(recorder, pass, states, scenario.shape.layers, checkpoint_every);
+    }
+  });
 }
 
 }  // namespace sluice::replay::generated

@@ -1,13 +1,14 @@
-// A trace's parameters with nothing left open, and what its families share.
+// The parameters of a trace, with none left open, and functions that the families share.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "tools/replay/generated/draws.hpp"
 #include "tools/replay/generated/model_states.hpp"
+#include "tools/replay/generated/trace_generator.hpp"
 #include "tools/replay/generated/trace_recorder.hpp"
 #include "tools/replay/generated/transformer_pass.hpp"
-#include "tools/replay/trace_generator.hpp"
 
 namespace sluice::replay::generated {
 
@@ -22,7 +23,7 @@ struct Scenario {
   std::uint64_t chunks = 0;
 };
 
-// What a family draws from, where the options leave it open.
+// The ranges from which a family draws parameters that the options leave open.
 struct FamilyRanges {
   std::uint64_t layers[2];    // first and last, in steps of 4
   std::uint64_t heads[2];     // of size 128, in steps of 4
@@ -31,34 +32,43 @@ struct FamilyRanges {
   std::uint64_t ranks[2];  // powers of two
 };
 
-// Weights and gradients of `elements`, and a rank's shard of 12 bytes each of optimizer states.
+// The bytes of weights and gradients of `elements`, and of a rank's shard of the optimizer's states,
+// which take 12 bytes an element.
 std::uint64_t sharded_state_bytes(const Scenario& scenario, std::uint64_t elements);
 
-// Bounds of the options are checked (InputError); micro_batch is left 0 where it is open.
+// Checks the bounds of the options (InputError). micro_batch stays 0 if the options leave it open.
 Scenario make_scenario(const GeneratorOptions& options, const FamilyRanges& ranges);
 
-// What a peak is made of.
+// The parts of a peak.
 struct PeakTarget {
   std::uint64_t fixed_bytes = 0;         // states
   std::uint64_t bytes_per_sequence = 0;  // activations
 };
-// The most sequences, at least 1, that stay below a drawn target (12 to 58 GiB); where one does
-// not, shorter ones. Leaves what the options give. Returns what the target leaves beside
-// fixed_bytes.
+// Sets the micro-batch to the most sequences, at least 1, that stay below a drawn target of 12 to 58
+// GiB. If one sequence does not, it gets shorter. Values that the options give are not changed.
+// Returns the part of the target that fixed_bytes leaves.
 std::uint64_t fit_micro_batch(Scenario& scenario, const PeakTarget& target);
 
-// Saved activations and loss of one sequence through `layers` blocks.
+// The bytes of saved activations and of the loss for one sequence through `saved_layers` blocks.
 std::uint64_t bytes_per_sequence(const Scenario& scenario, std::uint64_t saved_layers);
 
-// What the first iteration does and no later one: library workspaces, an autotuner's trials.
+// Allocations of the first iteration alone: library workspaces, and the trials of an autotuner.
 void warm_up(TraceRecorder& recorder, std::uint64_t seed);
-// Every log_every iterations: a few scalars gathered, and their sum.
+// Every log_every iterations, gathers a few scalars and sums them.
 void log_iteration(TraceRecorder& recorder, const Scenario& scenario, std::uint64_t iteration);
 
-// One forward and backward pass. checkpoint_every: 1: each block is run again in backward; 2: every
-// other one; 0: none.
+// One forward and backward pass. With checkpoint_every = 1 backward recomputes each block, with 2 every
+// other one, with 0 none.
 void run_micro_batch(TraceRecorder& recorder, TransformerPass& pass, UnitStates& states,
                      std::uint64_t layers, std::uint64_t checkpoint_every);
+
+// The loop of all families. Each iteration begins with a step (the first also with warm_up), then calls
+// `run_passes`, the optimizer's step, and log_iteration.
+void run_iterations(TraceRecorder& recorder, const Scenario& scenario, UnitStates& states,
+                    const std::function<void()>& run_passes);
+// The same, with the scenario's micro-batches as passes.
+void run_training(TraceRecorder& recorder, const Scenario& scenario, TransformerPass& pass,
+                  UnitStates& states, std::uint64_t checkpoint_every = 0);
 
 void generate_dense(TraceRecorder& recorder, const GeneratorOptions& options);
 void generate_varlen(TraceRecorder& recorder, const GeneratorOptions& options);

@@ -1,4 +1,4 @@
-// Families whose states are sharded: zero3, and recompute with or without the shards.
+// Families with sharded states: zero3, and recompute with or without shards.
 #include "base/units.hpp"
 #include "tools/replay/generated/scenario.hpp"
 #include "tools/replay/generated/sharded_states.hpp"
@@ -24,7 +24,7 @@ ShardOptions draw_shards(const Scenario& scenario) {
   return shards;
 }
 
-// Shards, and what is whole at once: units in use or fetched ahead, gradients, the bucket.
+// The bytes of shards and of whole tensors: units in use or prefetched, gradients, and the bucket.
 std::uint64_t state_bytes(const Scenario& scenario, const ShardOptions& shards) {
   const std::uint64_t e = shards.element_bytes;
   const auto units = model_units(scenario.shape);
@@ -40,15 +40,7 @@ void train(TraceRecorder& recorder, const Scenario& scenario, UnitStates& states
   TransformerPass pass(recorder, scenario.shape, states);
   pass.set_batch(scenario.batch);
   states.allocate_weights();
-  for (std::uint32_t iteration = 0; iteration < scenario.iterations; ++iteration) {
-    recorder.step();
-    if (iteration == 0) warm_up(recorder, scenario.options.seed);
-    for (std::uint64_t m = 0; m < scenario.micro_batches; ++m) {
-      run_micro_batch(recorder, pass, states, scenario.shape.layers, checkpoint_every);
-    }
-    states.optimizer_step(iteration);
-    log_iteration(recorder, scenario, iteration);
-  }
+  run_training(recorder, scenario, pass, states, checkpoint_every);
 }
 
 }  // namespace
@@ -68,7 +60,7 @@ void generate_recompute(TraceRecorder& recorder, const GeneratorOptions& options
   const std::uint64_t checkpoint_every = draws.chance(0.6) ? 1 : 2;
   const bool is_sharded = draws.chance(0.6);
   const std::uint64_t layers = scenario.shape.layers;
-  // One input for each checkpoint, and one block as it is run again.
+  // One input for each checkpoint, and one block while it is recomputed.
   const std::uint64_t whole_layers = checkpoint_every == 1 ? 1 : layers / 2 + 1;
   const std::uint64_t per_sequence =
       bytes_per_sequence(scenario, whole_layers) +

@@ -61,7 +61,7 @@ void ShardedStates::before_forward(std::size_t unit) {
 }
 
 void ShardedStates::after_forward(std::size_t unit) {
-  // The last is used again at once.
+  // Backward uses the last unit again at once.
   if (unit + 1 < units_.size()) reshard(units_[unit]);
 }
 
@@ -99,7 +99,7 @@ void ShardedStates::accept(std::size_t unit, std::uint32_t parameter, BufferId g
   recorder_.free(gradient);
 }
 
-// The sum over ranks of this rank's part: kept, or on its way to the host.
+// Keeps this rank's part of the reduced gradient, or copies it to the host.
 void ShardedStates::keep_shard(BufferId& kept, std::uint64_t elements) {
   BufferId shard = recorder_.alloc(elements * options_.element_bytes, Category::kGradient,
                                    "reduce.shard", kCommunicationStream);

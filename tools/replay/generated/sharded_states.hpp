@@ -1,4 +1,4 @@
-// ZeRO-3: each rank keeps a shard of every unit; whole units exist while they are used.
+// ZeRO-3: each rank keeps a shard of every unit. A whole unit exists only while it is used.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,11 @@ struct ShardOptions {
   std::uint64_t ranks = 8;
   std::uint64_t element_bytes = 2;
   std::uint64_t prefetch_units = 1;
-  // Each parameter is gathered into its own buffer (DeepSpeed); else a unit into one (FSDP).
+  // Each parameter is gathered into a buffer of its own (DeepSpeed). Otherwise a unit is gathered into
+  // one buffer (FSDP).
   bool gathers_parameters = false;
-  // Gradients are copied to a bucket of this size that is reduced when full; 0: unit by unit.
+  // Gradients are copied to a bucket of this size, which is reduced when it is full. With 0 they are
+  // reduced unit by unit.
   std::uint64_t bucket_elements = 0;
   bool offloads_optimizer = true;
   std::uint64_t completion_delay = 12;  // operations until another stream's use has ended
@@ -39,7 +41,7 @@ class ShardedStates : public UnitStates {
     std::vector<Parameter> parameters;
     std::uint64_t elements = 0;
     std::vector<BufferId> gathered;
-    std::vector<BufferId> gradients;  // of parameters, until they are reduced
+    std::vector<BufferId> gradients;  // by parameter, until they are reduced
     BufferId gradient_shard = kNoBuffer;
     bool has_moments = false;
   };

@@ -1,4 +1,4 @@
-// Writes a MemoryTrace as a caller of an allocator would make it happen.
+// Builds a MemoryTrace through the calls that a caller of an allocator makes.
 #pragma once
 
 #include <cstdint>
@@ -21,21 +21,21 @@ inline constexpr std::uint64_t kCopyStream = 2;
 
 class TraceRecorder {
  public:
-  // completion_jitter: record_stream's delays grow by [0, jitter] operations.
+  // Delays of record_stream grow by up to completion_jitter operations.
   TraceRecorder(std::uint64_t seed, std::uint32_t completion_jitter);
 
   BufferId alloc(std::uint64_t bytes, Category category, std::string_view name,
                  std::uint64_t stream = kComputeStream);
-  // Used on another stream too: once freed it is pending, until `delay` more operations have
-  // happened.
+  // The buffer is used on another stream, too: after its free it is pending for `delay` more
+  // operations.
   void record_stream(BufferId id, std::uint64_t delay) { delays_[id] = delay; }
-  // kNoBuffer: nothing; sets `id` to it.
+  // Does nothing for kNoBuffer. Sets `id` to kNoBuffer.
   void free(BufferId& id);
-  // A buffer that dies at once.
+  // Allocates a buffer and frees it at once.
   void temporary(std::uint64_t bytes, Category category, std::string_view name);
   void step();
   void flush();
-  // Completes what is pending. What is live stays so.
+  // Completes pending frees, and returns the trace. Live buffers stay live.
   record::MemoryTrace finish();
 
  private:

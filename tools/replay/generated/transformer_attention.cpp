@@ -4,7 +4,7 @@
 
 namespace sluice::replay::generated {
 
-// Half-split rotation: two halves, a concatenation, two products, their sum.
+// The half-split rotation makes two halves, a concatenation, two products and their sum.
 void TransformerPass::rotate(BufferId& id, std::uint64_t width, std::string_view name) {
   const std::uint64_t bytes = batch_.tokens() * width * shape_.element_bytes;
   if (shape_.is_fused) {
@@ -26,7 +26,7 @@ void TransformerPass::rotate(BufferId& id, std::uint64_t width, std::string_view
   id = sum;
 }
 
-// Flash attention: the output, the logarithm of each row's sum, and the state of the generator.
+// Flash attention saves its output, the logarithm of each row's sum, and the generator's state.
 void TransformerPass::attend(SavedAttention& saved) {
   const std::uint64_t tokens = batch_.tokens();
   saved.output = activation(tokens * shape_.hidden * shape_.element_bytes, "attention.flash");
@@ -55,7 +55,7 @@ std::vector<BufferId> TransformerPass::backward_attend(SavedAttention& saved, Bu
   }
   BufferId row_sums = workspace(padded * shape_.heads * 4, "attention.flash");
   BufferId query_sums = workspace(padded * shape_.hidden * 4, "attention.flash");
-  // Grouped queries: gradients of each query head's k and v, summed to the group's after.
+  // Grouped queries: k and v have a gradient for each query head; these are then summed by group.
   const bool grouped = shape_.kv_heads < shape_.heads;
   BufferId keys = grouped ? workspace(tokens * shape_.hidden * e, "attention.flash") : kNoBuffer;
   BufferId values = grouped ? workspace(tokens * shape_.hidden * e, "attention.flash") : kNoBuffer;

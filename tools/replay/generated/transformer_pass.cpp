@@ -81,8 +81,8 @@ BufferId TransformerPass::linear_backward(std::size_t unit, std::uint32_t parame
   const BufferId input_gradient = activation(rows * in * shape_.element_bytes, name);
   gradient_of(unit, parameter, in * out, name);
   free_all(operand);
-  if (!shape_
-           .is_gated) {  // a sum over rows: partial sums, and counters of the blocks that are done
+  if (!shape_.is_gated) {
+    // The bias's gradient is a sum over rows: partial sums, and counters of the finished blocks.
     BufferId partials = workspace(out * 16 * 4, "bias.partials");
     BufferId counters = workspace(ceil_div(out, 32) * 4, "bias.counters");
     gradient_of(unit, parameter + 1, out, name);
@@ -141,7 +141,7 @@ BufferId TransformerPass::backward_norm(std::size_t unit, std::uint32_t paramete
   BufferId result = kNoBuffer;
   if (shape_.is_fused) {
     result = activation(elements * shape_.element_bytes, name);
-    // Partial sums of the weight's gradient, a row for each of some thread blocks.
+    // Partial sums of the weight's gradient: a row for each thread block.
     BufferId partials = workspace(264 * shape_.hidden * 4, statistics);
     gradient_of(unit, parameter, shape_.hidden, name);
     recorder_.free(partials);
@@ -193,7 +193,7 @@ BufferId TransformerPass::forward_block(std::size_t unit, BufferId input, SavedB
 
 BufferId TransformerPass::backward_block(std::size_t unit, BufferId gradient, SavedBlock& saved) {
   BufferId branch = backward_mlp(unit, saved.mlp);
-  // The residual and the branch share the gradient, so that the sum needs its own memory.
+  // Residual and branch share the gradient, so the sum needs memory of its own.
   BufferId sum = activation(batch_.tokens() * shape_.hidden * shape_.element_bytes, "residual");
   recorder_.free(branch);
   recorder_.free(gradient);

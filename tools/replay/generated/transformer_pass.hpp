@@ -1,4 +1,4 @@
-// What forward and backward passes of a transformer ask an allocator for, operation by operation.
+// The allocations of a transformer's forward and backward passes, operation by operation.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,19 @@
 
 namespace sluice::replay::generated {
 
-// LoRA's weights, in a block: A and B of q, A and B of v, counted from here.
+// The index of a block's first LoRA weight: A and B of q, then A and B of v.
 inline constexpr std::uint32_t kFirstAdapter = 1u << 16;
 
-// Takes each gradient of a weight as backward makes it. Units as model_units numbers them.
+// Receives each gradient of a weight when backward makes it. model_units numbers the units.
 class GradientSink {
  public:
   virtual ~GradientSink() = default;
-  // False: the weight is frozen, and no gradient of it is computed.
+  // False if the weight is frozen. Then no gradient of it is computed.
   virtual bool wants(std::size_t unit, std::uint32_t parameter) const = 0;
   virtual void accept(std::size_t unit, std::uint32_t parameter, BufferId gradient) = 0;
 };
 
-// What a norm keeps beside its input.
+// The tensors that a norm saves beside its input.
 struct SavedNorm {
   BufferId output = kNoBuffer;
   BufferId statistics = kNoBuffer;
@@ -67,7 +67,7 @@ struct SavedHead {
   BufferId loss = kNoBuffer;
 };
 
-// What a whole model's pass carries from forward to backward.
+// The inputs of a model, which live from forward to backward.
 struct PassInputs {
   BufferId ids = kNoBuffer;
   BufferId labels = kNoBuffer;
@@ -76,14 +76,14 @@ struct PassInputs {
 
 class TransformerPass {
  public:
-  // adapter_rank: LoRA on q and v; 0: none. weight_copies: autocast; 32-bit weights are copied to
-  // 16 bits, and the copy kept until its gradient is computed.
+  // adapter_rank is the rank of LoRA on q and v; 0 for none. weight_copies is autocast: 32-bit weights
+  // are copied to 16 bits, and a copy lives until its gradient is computed.
   TransformerPass(TraceRecorder& recorder, const TransformerShape& shape, GradientSink& sink,
                   std::uint64_t adapter_rank = 0, bool weight_copies = false);
 
   void set_batch(const Batch& batch) { batch_ = batch; }
   const Batch& batch() const { return batch_; }
-  // Not saving: backward will not follow; keeps_input: but forward again, from a block's input.
+  // Without saving, no backward follows. keeps_input: a forward from the block's input follows.
   void set_saving(bool saving, bool keeps_input = false) {
     saving_ = saving;
     keeps_input_ = keeps_input;
@@ -95,39 +95,40 @@ class TransformerPass {
   BufferId forward_embedding(PassInputs& inputs);
   void backward_embedding(BufferId gradient);
 
-  // Take the residual stream and return the next; `saved` owns the input (unless it was freed).
+  // Both take the residual stream and return the next. `saved` owns the input unless it was freed.
   BufferId forward_block(std::size_t unit, BufferId input, SavedBlock& saved);
   BufferId backward_block(std::size_t unit, BufferId gradient, SavedBlock& saved);
 
-  // The halves, where what stands between them differs (experts).
+  // The parts of a block, for families with another MLP (experts).
   BufferId forward_attention(std::size_t unit, BufferId input, SavedBlock& saved);
   BufferId backward_attention(std::size_t unit, BufferId gradient, SavedBlock& saved);
   void forward_norm(SavedNorm& saved, std::uint64_t rows, std::string_view name);
   BufferId backward_norm(std::size_t unit, std::uint32_t parameter, SavedNorm& saved,
                          BufferId gradient, std::uint64_t rows, std::string_view name);
-  // Takes `branch`, returns its sum with the residual stream.
+  // Consumes `branch` and returns its sum with the residual stream.
   BufferId add_residual(BufferId branch);
   BufferId linear(std::size_t unit, std::uint32_t parameter, std::uint64_t rows, std::uint64_t in,
                   std::uint64_t out, std::string_view name);
-  // Gradients of weight and bias to the sink; returns that of the input. Frees `gradient`.
+  // Gives the gradients of weight and bias to the sink, and returns that of the input. Frees
+  // `gradient`.
   BufferId linear_backward(std::size_t unit, std::uint32_t parameter, std::uint64_t rows,
                            std::uint64_t in, std::uint64_t out, BufferId& gradient,
                            std::string_view name);
-  // Sum of two gradients of the same tensor, into the first.
+  // Adds two gradients of the same tensor into the first.
   void accumulate(BufferId& into, BufferId other);
 
-  // unit: the last. Forward to the loss; without saving, log-probabilities of the labels.
+  // `unit` is the last one. Computes the loss, or without saving the log-probabilities of the labels.
   void forward_head(std::size_t unit, BufferId input, SavedHead& saved);
   BufferId backward_head(std::size_t unit, SavedHead& saved);
 
   void keep_or_free(BufferId& id);
-  // Frees what is left of autocast's copies of weights.
+  // Frees the remaining copies of weights (autocast).
   void end_pass();
 
  private:
   BufferId activation(std::uint64_t bytes, std::string_view name);
   BufferId workspace(std::uint64_t bytes, std::string_view name);
-  // An operand in 8 bits, with its scale; empty where products are not scaled.
+  // An operand in 8 bits, with its scale; empty if products are not scaled.
   std::vector<BufferId> scaled_operand(std::uint64_t elements);
   void free_all(std::vector<BufferId>& ids);
   void gradient_of(std::size_t unit, std::uint32_t parameter, std::uint64_t elements,
@@ -139,7 +140,7 @@ class TransformerPass {
   void attend(SavedAttention& saved);
   std::vector<BufferId> backward_attend(SavedAttention& saved, BufferId& gradient);
   void forward_adapter(SavedAttention& saved, BufferId& output, std::uint64_t out);
-  // index: of A. The input's gradient is added to one that exists.
+  // `index` is that of A. The gradient of the input is added to the existing one.
   void backward_adapter(std::size_t unit, std::uint32_t index, SavedAttention& saved,
                         std::uint64_t out);
   void free_norm(SavedNorm& saved);

@@ -1,4 +1,4 @@
-// What a transformer's sizes are: parameters, and bytes that a block saves for its backward pass.
+// The sizes of a transformer: its parameters, and the bytes that a block saves for backward.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace sluice::replay::generated {
 
-// A decoder. Gated: RMSNorm, rotary positions, SwiGLU, no biases (Llama); else LayerNorm, learned
-// positions, GELU, biases, dropout (GPT).
+// A decoder. If it is gated: RMSNorm, rotary positions, SwiGLU and no biases (Llama). Otherwise:
+// LayerNorm, learned positions, GELU, biases and dropout (GPT).
 struct TransformerShape {
   std::uint64_t layers = 0;
   std::uint64_t hidden = 0;
@@ -18,10 +18,10 @@ struct TransformerShape {
   std::uint64_t vocab = 0;
   std::uint64_t element_bytes = 2;
   bool is_gated = true;
-  // Norm, rotation and loss are each one kernel; else chains of eager operations, each with its
-  // result in memory.
+  // Norm, rotation and loss are one kernel each. Otherwise they are chains of eager operations, and
+  // each writes its result to memory.
   bool is_fused = true;
-  // Products in 8 bits: each activation is scaled by its largest value, and copied.
+  // Products are in 8 bits: each activation is scaled by its largest value and copied.
   bool is_scaled = false;
 
   std::uint64_t head_size() const { return hidden / heads; }
@@ -39,29 +39,30 @@ struct Parameter {
   std::uint64_t elements = 0;
 };
 
-// Indices into a block's parameters. A bias, where there is one, follows its weight.
+// Indices into a block's parameters. A bias follows its weight.
 struct BlockLayout {
   std::vector<Parameter> parameters;
   std::uint32_t norm1 = 0, q = 0, k = 0, v = 0, o = 0;
   std::uint32_t norm2 = 0, gate = 0, up = 0, down = 0;
 };
 
-// Not gated: q is the fused projection to all of q, k, v, and gate the MLP's first layer.
+// In a shape that is not gated, q is the fused projection to q, k and v, and gate is the MLP's first
+// layer.
 BlockLayout block_layout(const TransformerShape& shape);
 // The attention half alone.
 BlockLayout attention_layout(const TransformerShape& shape);
 
-// Embedding, blocks, head (final norm and projection to the vocabulary): the units.
+// The units: embedding, blocks, and head (final norm and projection to the vocabulary).
 std::vector<std::vector<Parameter>> model_units(const TransformerShape& shape);
 
 std::uint64_t element_count(const std::vector<Parameter>& parameters);
 std::uint64_t element_count(const std::vector<std::vector<Parameter>>& units);
 
-// Of one block, as closed formulas: what backward needs, kept from forward; without the few bytes
-// a token of statistics. In 16 bits, with dropout, ffn = 4 hidden, fused: 34 bytes per token and
-// hidden element.
+// The bytes that one block saves in forward for backward, as a closed formula. It leaves out the few
+// bytes of statistics for each token. With 16 bits, dropout, ffn = 4 hidden and fused kernels this is
+// 34 bytes per token and hidden element.
 std::uint64_t saved_block_bytes(const TransformerShape& shape, std::uint64_t tokens);
-// The most that is live around the loss, forward and backward: logits and their gradients.
+// The peak of live bytes around the loss, in forward and backward: logits and their gradients.
 std::uint64_t loss_peak_bytes(const TransformerShape& shape, std::uint64_t tokens);
 
 }  // namespace sluice::replay::generated

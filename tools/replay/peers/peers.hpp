@@ -1,20 +1,18 @@
-// Replicas of the rules of other allocators, to replay a trace through. Each header of this folder
-// names its source and where the replica knowingly differs from it.
+// Replicas of the rules of PyTorch's caching allocator, as policies that a trace is replayed
+// through. They are the yardsticks that our own allocators are compared with. torch_allocator.hpp
+// names the source and every known difference from it.
 #pragma once
 
 #include <vector>
 
-#include "tools/replay/replay_policy.hpp"
+#include "tools/replay/policy/replay_policy.hpp"
 
 namespace sluice::replay {
 
-NamedPolicy native_policy();      // PyTorch's caching allocator
-NamedPolicy expandable_policy();  // the same with expandable_segments:True
-NamedPolicy bfc_policy();         // TensorFlow's
-NamedPolicy rmm_pool_policy();    // RAPIDS Memory Manager's pool_memory_resource
-NamedPolicy gmlake_policy();      // GMLake
+NamedPolicy native_policy();      // the default: segments of a fixed size
+NamedPolicy expandable_policy();  // expandable_segments:True
 
-// All of them, in this order.
+// Both, in this order.
 std::vector<NamedPolicy> peer_policies();
 
 }  // namespace sluice::replay

@@ -9,9 +9,11 @@ namespace {
 
 constexpr std::uint64_t kAlignment = std::uint64_t{2} << 20;  // of cudaMalloc at these sizes
 constexpr std::uint64_t kFirstAddress = std::uint64_t{1} << 36;
-// Past a record's last address, so that segments which it obtains later find their place free.
+// Our addresses begin this far above a record's last one, so that the addresses of segments that the
+// record obtains later stay free.
 constexpr std::uint64_t kSlack = std::uint64_t{1} << 40;
-// Where a record's addresses are no device's, ours may fall among them: reserve_addresses looks.
+// Addresses above this are not a device's. Then ours may lie among the record's, and
+// reserve_addresses avoids collisions.
 constexpr std::uint64_t kHighestPlausible = std::uint64_t{1} << 56;
 
 std::uint64_t first_address(const record::MemoryTrace& trace) {

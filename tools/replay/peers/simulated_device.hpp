@@ -1,35 +1,36 @@
-// The device under a replica: physical memory that is only counted, and addresses that nothing
-// stands behind. The two are apart, as in the driver's virtual memory.
+// The device under a replica. Physical memory is only counted, and addresses have no memory behind
+// them. The two are separate, as in the driver's virtual memory.
 #pragma once
 
 #include <cstdint>
 #include <map>
 
 #include "allocator/record/memory_trace.hpp"
-#include "tools/replay/replay_policy.hpp"
+#include "tools/replay/policy/replay_policy.hpp"
 
 namespace sluice::replay {
 
-// PyTorch refuses requests from here on, and no simulated device holds more.
+// PyTorch refuses requests of this size or more, and no simulated device holds more.
 inline constexpr std::uint64_t kExbibyte = std::uint64_t{1} << 60;
 
 class SimulatedDevice {
  public:
   SimulatedDevice(const record::MemoryTrace& trace, std::uint64_t capacity_bytes);
 
-  // Physical memory in `handles` allocations of the driver; false, and nothing obtained, where
-  // the capacity would be passed.
+  // Obtains physical memory in `handles` allocations of the driver. Returns false, and obtains
+  // nothing, if the capacity would be exceeded.
   bool try_obtain(std::uint64_t bytes, std::uint64_t handles = 1);
-  // What was held before the trace began, past the capacity or not; no allocation of the driver.
+  // Counts memory that was held before the trace began, even beyond the capacity. It is not an
+  // allocation of the driver.
   void adopt(std::uint64_t bytes);
   void give_back(std::uint64_t bytes);
-  // What may still be obtained.
+  // The memory that may still be obtained.
   std::uint64_t room_bytes() const;
   std::uint64_t capacity_bytes() const { return capacity_bytes_; }
 
-  // A free range of addresses: at `wanted`, where that is not 0 and free, else above all that was
-  // given before, aligned to 2 MiB. Addresses decide nothing but ties between equal sizes; handed
-  // out upward, the older segment wins, as it does after a fresh start under the driver.
+  // Reserves a range of addresses: at `wanted` if that is not 0 and free, else above all earlier
+  // ranges, aligned to 2 MiB. Addresses only decide ties between equal sizes. As they go up, the older
+  // segment wins, as it does after a fresh start under the driver.
   std::uint64_t reserve_addresses(std::uint64_t bytes, std::uint64_t wanted = 0);
   void release_addresses(std::uint64_t address);
 
@@ -41,7 +42,7 @@ class SimulatedDevice {
 
   std::uint64_t capacity_bytes_;
   std::uint64_t next_address_;
-  std::map<std::uint64_t, std::uint64_t> ranges_;  // reserved: begin, end
+  std::map<std::uint64_t, std::uint64_t> ranges_;  // begin and end of reserved ranges
 };
 
 }  // namespace sluice::replay

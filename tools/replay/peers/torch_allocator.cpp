@@ -1,3 +1,9 @@
+// Allocation and free of PyTorch's caching allocator.
+//
+// A request takes the smallest free block of its stream and pool, or else a new segment from the
+// driver. If the driver refuses, the allocator frees large blocks (release_available), then its whole
+// cache, and tries again after each. A block that is much larger than the request is split. A freed
+// block merges with its free neighbours in the segment. Comments name the original functions.
 #include "tools/replay/peers/torch_allocator.hpp"
 
 #include <algorithm>
@@ -59,6 +65,7 @@ void TorchAllocator::complete(std::uint32_t id) {
   free_block(block);
 }
 
+// Each private pool has a small and a large part, like the default pool.
 TorchPool* TorchAllocator::pool_of(std::uint64_t pool, bool is_small) {
   if (pool == 0) return is_small ? &pools_.small : &pools_.large;
   const auto [found, is_new] = private_pools_.try_emplace(pool);
@@ -111,6 +118,7 @@ TorchBlock* TorchAllocator::obtain(const Request& request) {
   return store_.make(block);
 }
 
+// should_split: small blocks and expandable ones leave any rest, others only one above 1 MiB.
 bool TorchAllocator::should_split(const TorchBlock& block, std::uint64_t bytes) const {
   const std::uint64_t remaining = block.bytes - bytes;
   if (block.pool->is_small || segments_ == TorchSegments::kExpandable) {
@@ -119,7 +127,7 @@ bool TorchAllocator::should_split(const TorchBlock& block, std::uint64_t bytes) 
   return bytes < trace_.max_split_bytes && remaining > kTorchSmallSize;
 }
 
-// The front of a block; the rest stays behind as a free one.
+// Splits off the front of a block. The rest stays a free block.
 TorchBlock* TorchAllocator::split(TorchBlock* block, std::uint64_t bytes) {
   TorchBlock* const front = store_.make(*block);
   front->bytes = bytes;
@@ -130,6 +138,7 @@ TorchBlock* TorchAllocator::split(TorchBlock* block, std::uint64_t bytes) {
   return front;
 }
 
+// free_block: merges with both neighbours.
 void TorchAllocator::free_block(TorchBlock* block) {
   TorchBlock* const prev = block->prev;
   TorchBlock* const next = block->next;

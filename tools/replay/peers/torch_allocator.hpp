@@ -1,19 +1,20 @@
 // The rules of PyTorch's CUDACachingAllocator (DeviceCachingAllocator of c10/cuda/
-// CUDACachingAllocator.cpp), with expandable_segments off or on; other settings are the trace's.
-// Random traces gave the addresses and reserved bytes of the 2.6.0 release's own library, run over
-// a CUDA runtime that only counts. So did 2.15.0's with fixed segments, but for two changes that
-// are not followed here: of free blocks of one size it takes the oldest segment's, not the one of
-// the lowest address (the same where the record gives no addresses, as simulated ones go up), and
-// it gives back its cache under a capture too. Known differences:
-// - A block whose events are done is free at complete(), not at the next malloc: no request comes
-//   between. One stream's events do not hold up those behind them: the trace names no such stream.
-// - An allocation in a private pool is taken to be made under a capture, so it never makes the
-//   allocator synchronise; blocks of private pools stay, for no record says when a graph died.
-// - max_non_split_rounding_mb and large_segment_size_mb have their defaults (20 MiB both), and
-//   garbage_collection_threshold is off, for traces do not carry them.
-// - With expandable segments and max_split_size, release_available_cached_blocks passes over
-//   expandable blocks; some older versions stop there with an assertion.
-// - The original also keeps hash tables of live blocks, which a dense index replaces here.
+// CUDACachingAllocator.cpp), with expandable_segments off or on. Other settings are the trace's.
+//
+// On random traces, this replica gave the same addresses and reserved bytes as the library of
+// release 2.6.0, run over a CUDA runtime that only counts. So it did for 2.15.0 with fixed segments,
+// except for two changes that it does not follow: of free blocks of one size, 2.15.0 takes that of
+// the oldest segment, not that of the lowest address (without recorded addresses these are the same,
+// because simulated ones go up); and it also frees its cache under a capture. Known differences:
+// - A block becomes free at complete(), not at the next malloc; no request comes between. The events
+//   of one stream do not delay those after them, because the trace does not name the stream.
+// - An allocation in a private pool is assumed to be made under a capture, so it never makes the
+//   allocator synchronise. Blocks of private pools stay, because no record says when a graph ended.
+// - max_non_split_rounding_mb and large_segment_size_mb have their defaults (both 20 MiB), and
+//   garbage_collection_threshold is off, because traces do not carry these settings.
+// - With expandable segments and max_split_size, release_available_cached_blocks skips expandable
+//   blocks; some older versions fail there with an assertion.
+// - The original also keeps hash tables of live blocks; a dense index replaces them here.
 #pragma once
 
 #include <cstdint>
@@ -32,21 +33,22 @@ enum class TorchSegments : std::uint8_t { kFixed, kExpandable };
 
 class TorchAllocator final : public ReplayPolicy {
  public:
-  TorchAllocator(const record::MemoryTrace& trace, std::uint64_t capacity_bytes, TorchSegments segments);
+  TorchAllocator(const record::MemoryTrace& trace, std::uint64_t capacity_bytes,
+                 TorchSegments segments);
 
   std::optional<std::uint64_t> allocate(std::uint32_t id) override;
   void free(std::uint32_t id, bool pending) override;
   void complete(std::uint32_t id) override;
   void flush() override { release_cached(); }
-  // flushes: calls of release_cached_blocks. synchronisations: those, as num_sync_all_streams
-  // counts them, the freeing of single blocks when memory runs out, and each unmapping.
+  // A flush is a call of release_cached_blocks. Synchronisations are the flushes, as
+  // num_sync_all_streams counts them, frees of single blocks when memory runs out, and unmappings.
   PolicyCounters counters() const override { return device_.counters; }
 
  private:
   struct Request {
     std::uint64_t stream;
     std::uint64_t bytes;           // rounded
-    std::uint64_t wanted_address;  // of a new segment; 0: any
+    std::uint64_t wanted_address;  // of a new segment; 0 for any
     TorchPool* pool;
   };
   struct PoolPair {
@@ -93,7 +95,7 @@ class TorchAllocator final : public ReplayPolicy {
   std::map<std::uint64_t, PoolPair> private_pools_;
   TorchBlockStore store_;
   std::deque<ExpandableSegment> expandable_;
-  std::vector<TorchBlock*> blocks_by_id_;   // null: not held
+  std::vector<TorchBlock*> blocks_by_id_;   // null if not held
   std::vector<std::uint32_t> pending_ids_;  // in order of free; some have completed since
 };
 

@@ -1,5 +1,5 @@
-// The structures of PyTorch's caching allocator: blocks in a list by address within their segment,
-// free ones also in ordered sets.
+// The structures of PyTorch's caching allocator. Blocks form a list by address within their segment.
+// Free blocks are also in ordered sets.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace sluice::replay {
 
 struct TorchPool;
 
-// Addresses for more than the device holds; mapped by the page.
+// A range of addresses larger than the device, which is mapped by the page.
 struct ExpandableSegment {
   std::uint64_t address = 0;
   std::uint64_t bytes = 0;
@@ -24,16 +24,16 @@ struct TorchBlock {
   std::uint64_t bytes = 0;
   std::uint64_t address = 0;
   TorchPool* pool = nullptr;
-  ExpandableSegment* segment = nullptr;  // null: all of one cudaMalloc
+  ExpandableSegment* segment = nullptr;  // null for a segment of one cudaMalloc
   TorchBlock* prev = nullptr;            // neighbours in the segment
   TorchBlock* next = nullptr;
   bool allocated = false;
-  bool pending = false;  // given back; events of other streams are outstanding
+  bool pending = false;  // freed, while events of other streams are outstanding
   bool mapped = true;
 
   bool is_split() const { return prev != nullptr || next != nullptr; }
   bool is_free() const { return !allocated && !pending; }
-  // Puts this block between two neighbours, of which either may be null.
+  // Puts this block between two neighbours; either may be null.
   void splice(TorchBlock* before, TorchBlock* after) {
     if (before != nullptr) before->next = this;
     prev = before;
@@ -61,7 +61,7 @@ struct TorchPool {
   bool is_private = false;
 };
 
-// Blocks by address that stays; dropped ones are used again.
+// Allocates blocks at addresses that never change, and reuses dropped ones.
 class TorchBlockStore {
  public:
   TorchBlock* make(const TorchBlock& value) {

@@ -1,5 +1,5 @@
-// Expandable segments of the caching allocator. Pages have the size of the small or the large
-// buffer, 2 or 20 MiB: a request maps whole ones, at the end of what is mapped or in a gap.
+// Expandable segments of the caching allocator. A page has the size of the small or the large buffer,
+// 2 or 20 MiB. A request maps whole pages, after the mapped ones or in a gap between them.
 #include <algorithm>
 
 #include "base/error.hpp"
@@ -8,19 +8,19 @@
 namespace sluice::replay {
 namespace {
 
-// Stands for the device's size where it has no end: more than a trace holds on one stream.
+// Stands for the size of an unlimited device: more than a trace holds on one stream.
 constexpr std::uint64_t kUnboundedDevice = std::uint64_t{4} << 40;
 
 }  // namespace
 
-// 1 1/8 of the device, so that pages unmapped early in the segment may come again at its end.
+// 1 1/8 of the device, so that pages that were unmapped early can be mapped again at the end.
 std::uint64_t TorchAllocator::address_space_bytes(std::uint64_t page_bytes) const {
   const std::uint64_t device_bytes = std::min(device_.capacity_bytes(), kUnboundedDevice);
   return round_up(device_bytes + device_bytes / 8, page_bytes);
 }
 
-// find_expandable_block: the lowest address of the stream where unmapped pages, with a free block
-// before them or free blocks between them, make up the request; else a new segment.
+// find_expandable_block: the lowest address of the stream at which unmapped pages and free blocks
+// before and between them have room for the request; else a new segment.
 TorchBlock* TorchAllocator::find_expandable(const Request& request) {
   auto& unmapped = request.pool->unmapped;
   const auto has_room = [&](const TorchBlock* block) {
@@ -53,8 +53,8 @@ TorchBlock* TorchAllocator::find_expandable(const Request& request) {
   return made;
 }
 
-// Maps the pages that hold the first `bytes` of an unmapped block and joins them with what is free
-// beside them; false, and nothing mapped, where memory ran out.
+// Maps the pages of the first `bytes` of an unmapped block, and joins them with free neighbours.
+// Returns false, and maps nothing, if the device has no memory left.
 bool TorchAllocator::map_block(TorchBlock* block, std::uint64_t bytes) {
   const std::uint64_t page_bytes = block->segment->page_bytes;
   const std::uint64_t mapped_bytes = round_up(bytes, page_bytes);
@@ -79,7 +79,7 @@ bool TorchAllocator::map_block(TorchBlock* block, std::uint64_t bytes) {
 // try_allocate_expandable_block. Pages that were mapped before memory ran out stay.
 TorchBlock* TorchAllocator::obtain_expandable(const Request& request) {
   TorchBlock* block = find_expandable(request);
-  // The device's end may be nearer than the request's: such a segment is too short for it.
+  // A segment is little larger than the device, so it may be too short for the request.
   if (!block->mapped && !map_block(block, std::min(block->bytes, request.bytes))) return nullptr;
   while (block->bytes < request.bytes) {
     TorchBlock* const unmapped = block->next;
@@ -93,7 +93,7 @@ TorchBlock* TorchAllocator::obtain_expandable(const Request& request) {
   return block;
 }
 
-// Unmaps the whole pages inside a free block; what lies before and after them stays free.
+// Unmaps the whole pages inside a free block. The parts before and after them stay free.
 void TorchAllocator::unmap_block(TorchBlock* block) {
   const ExpandableSegment& segment = *block->segment;
   const std::uint64_t begin =

@@ -1,7 +1,7 @@
-// The caching allocator as it stood when the trace began. Fixed segments are taken as they are. A
-// record lists the mapped ranges of an expandable segment, not where its addresses begin or end:
-// ranges of one stream and pool that can share a segment do, from the lowest; what lies between
-// is unmapped. Under fixed segments, every range is one.
+// Restores the caching allocator at the begin of the trace. Fixed segments are adopted as they are. A
+// record lists the mapped ranges of expandable segments, but not where a segment begins or ends.
+// Ranges of one stream and pool share a segment if they can, from the lowest on, and the addresses
+// between them are unmapped. With fixed segments, every range is a segment.
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -14,10 +14,11 @@ namespace sluice::replay {
 struct TorchAllocator::InitialRange {
   std::uint64_t address = 0;
   std::uint64_t end = 0;
-  std::uint64_t page_bytes = 0;       // 0: a fixed segment
+  std::uint64_t page_bytes = 0;       // 0 for a fixed segment
   std::vector<std::size_t> segments;  // of the trace, by address
 };
 
+// Groups the recorded segments into ranges of addresses, then adopts each range.
 void TorchAllocator::adopt_initial() {
   const auto& segments = trace_.initial_segments;
   std::vector<std::size_t> order(segments.size());
@@ -53,6 +54,7 @@ void TorchAllocator::adopt_initial() {
   for (const InitialRange& range : ranges) adopt_range(range);
 }
 
+// Builds the list of blocks of one range, with unmapped blocks between the recorded segments.
 void TorchAllocator::adopt_range(const InitialRange& range) {
   const record::SnapshotSegment& first = trace_.initial_segments[range.segments.front()];
   const std::uint64_t span = range.end - range.address;
@@ -93,6 +95,7 @@ TorchBlock* TorchAllocator::append_block(TorchBlock* last, const TorchBlock& val
   return block;
 }
 
+// Appends the recorded blocks of a segment. Free ones enter the pool, others are found by their id.
 TorchBlock* TorchAllocator::append_segment(TorchBlock* last, std::size_t index,
                                            const TorchBlock& like) {
   const auto& blocks = trace_.initial_segments[index].blocks;

@@ -1,4 +1,4 @@
-// What the caching allocator gives back, and when.
+// How the caching allocator frees its cache: a part when memory is short, or all.
 #include <algorithm>
 #include <vector>
 
@@ -6,8 +6,8 @@
 
 namespace sluice::replay {
 
-// release_available_cached_blocks: blocks too large to be split, just enough of them for the
-// request; one that serves alone, or the largest ones together.
+// release_available_cached_blocks: frees blocks that are too large to be split, just enough for the
+// request: one that suffices alone, or several of the largest.
 bool TorchAllocator::release_available(const Request& request) {
   const std::uint64_t limit = trace_.max_split_bytes;
   if (limit == UINT64_MAX) return false;
@@ -31,7 +31,7 @@ bool TorchAllocator::release_available(const Request& request) {
     if (may_go(block)) {
       if (released_bytes == 0) ++device_.counters.synchronisations;
       released_bytes += block->bytes;
-      release_block(block);  // leaves `found`, which stands behind it, as it is
+      release_block(block);  // `found` stands after it and stays valid
     } else {
       --found;
     }
@@ -39,7 +39,8 @@ bool TorchAllocator::release_available(const Request& request) {
   return released_bytes >= key.bytes;
 }
 
-// release_cached_blocks: every segment that is free as a whole, every page of expandable ones.
+// release_cached_blocks: frees every segment that is wholly free, and every such page of expandable
+// segments.
 void TorchAllocator::release_cached() {
   ++device_.counters.flushes;
   ++device_.counters.synchronisations;

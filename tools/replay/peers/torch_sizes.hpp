@@ -1,4 +1,4 @@
-// The sizes of PyTorch's caching allocator, which GMLake shares. Source: c10/cuda/
+// The sizes of PyTorch's caching allocator. Source: c10/cuda/
 // CUDACachingAllocator.cpp (round_size, get_allocation_size) and CUDAAllocatorConfig.cpp; since
 // 2.9 the settings are read in c10/core/AllocatorConfig.cpp, with the same values.
 #pragma once
@@ -15,20 +15,20 @@ namespace sluice::replay {
 inline constexpr std::uint64_t kTorchMinBlock = 512;
 inline constexpr std::uint64_t kTorchSmallSize = std::uint64_t{1} << 20;
 inline constexpr std::uint64_t kTorchSmallBuffer = std::uint64_t{2} << 20;
-// Newer versions let large_segment_size_mb change it; no record so far says so.
+// Newer versions have a setting for it, large_segment_size_mb. No record carries that yet.
 inline constexpr std::uint64_t kTorchLargeBuffer = std::uint64_t{20} << 20;
 inline constexpr std::uint64_t kTorchMinLarge = std::uint64_t{10} << 20;
 inline constexpr std::uint64_t kTorchRoundLarge = std::uint64_t{2} << 20;
 
-// The segment that a rounded size is given where no free block serves.
+// The size of a new segment for a rounded size.
 constexpr std::uint64_t torch_segment_bytes(std::uint64_t rounded_bytes) {
   if (rounded_bytes <= kTorchSmallSize) return kTorchSmallBuffer;
   if (rounded_bytes < kTorchMinLarge) return kTorchLargeBuffer;
   return round_up(rounded_bytes, kTorchRoundLarge);
 }
 
-// round_size under a trace's roundup_power2_divisions, one for each power of two from 1 MiB; all
-// below go by the first, all from 32 GiB by the last.
+// round_size with a trace's roundup_power2_divisions. There is one setting for each power of two from
+// 1 MiB. Smaller sizes use the first, and sizes from 32 GiB on the last.
 class TorchRounding {
  public:
   explicit TorchRounding(const record::MemoryTrace& trace);

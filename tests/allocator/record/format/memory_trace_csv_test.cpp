@@ -9,12 +9,12 @@
 #include "base/error.hpp"
 #include "tests/support/temp_directory.hpp"
 
-namespace sluice::testing {
+namespace sluice::record {
 namespace {
 
-record::MemorySnapshot parse(const std::string& text) {
-  record::ByteSource source(text, "given.csv");
-  return record::read_memory_trace_csv(source);
+MemorySnapshot parse(const std::string& text) {
+  ByteSource source(text, "given.csv");
+  return read_memory_trace_csv(source);
 }
 
 std::string refusal(const std::string& text) {
@@ -26,22 +26,22 @@ std::string refusal(const std::string& text) {
   return "";
 }
 
-std::string csv(const record::MemorySnapshot& snapshot) {
+std::string csv(const MemorySnapshot& snapshot) {
   std::ostringstream out;
-  record::write_memory_trace_csv(snapshot, out);
+  write_memory_trace_csv(snapshot, out);
   return out.str();
 }
 
-// Of files without pools.
+// The header of files without pools.
 constexpr std::string_view kOlderHeader = "time_ns,action,stream,address,bytes,category,name";
 const std::string kHeader = std::string(kOlderHeader) + "\n";
-const std::string kFullHeader = std::string(record::kMemoryTraceCsvHeader) + "\n";
+const std::string kFullHeader = std::string(kMemoryTraceCsvHeader) + "\n";
 
 TEST(MemoryTraceCsv, EveryEventIsReadBack) {
-  record::MemorySnapshot snapshot;
+  MemorySnapshot snapshot;
   snapshot.names = {"", "plain", "a,b", "say \"so\"", "two\nlines", " edge ", "\xc3\xa9"};
-  for (std::uint8_t action = 0; action < record::kMemoryActionNames.size(); ++action) {
-    snapshot.events.push_back({.action = static_cast<record::MemoryAction>(action),
+  for (std::uint8_t action = 0; action < kMemoryActionNames.size(); ++action) {
+    snapshot.events.push_back({.action = static_cast<MemoryAction>(action),
                                .category = static_cast<Category>(action % kCategoryCount),
                                .pool = static_cast<std::uint16_t>(action == 2 ? UINT16_MAX : 0),
                                .name = action % 7u,
@@ -50,11 +50,11 @@ TEST(MemoryTraceCsv, EveryEventIsReadBack) {
                                .bytes = std::uint64_t{1} << (action * 6),
                                .time_ns = action == 1 ? INT64_MIN : action * 1000});
   }
-  const record::MemorySnapshot again = parse(csv(snapshot));
+  const MemorySnapshot again = parse(csv(snapshot));
   ASSERT_EQ(again.events.size(), snapshot.events.size());
   for (std::size_t i = 0; i < snapshot.events.size(); ++i) {
-    const record::MemoryEvent& a = snapshot.events[i];
-    const record::MemoryEvent& b = again.events[i];
+    const MemoryEvent& a = snapshot.events[i];
+    const MemoryEvent& b = again.events[i];
     EXPECT_EQ(a.action, b.action);
     EXPECT_EQ(a.category, b.category);
     EXPECT_EQ(a.pool, b.pool);
@@ -68,24 +68,24 @@ TEST(MemoryTraceCsv, EveryEventIsReadBack) {
 }
 
 TEST(MemoryTraceCsv, ALineLooksAsTheHeaderSays) {
-  record::MemorySnapshot snapshot;
+  MemorySnapshot snapshot;
   snapshot.names.emplace_back("a,b");
   snapshot.events.push_back(
       {.category = Category::kWeight, .name = 1, .stream = 7, .address = 255, .bytes = 512});
   EXPECT_EQ(csv(snapshot), kFullHeader + "0,alloc,7,0xff,512,weight,\"a,b\",0\n");
 }
 
-TEST(MemoryTraceCsv, LineEndsMarksAndEmptyLinesArePassedOver) {
-  const record::MemorySnapshot snapshot = parse("\xef\xbb\xbf" + std::string(kOlderHeader) +
-                                                "\r\n\r\n5, alloc ,0x10,16,1,external,\"n\"\r\n\n"
-                                                "6,step,0,0,0,external,");
+TEST(MemoryTraceCsv, LineEndsMarksAndEmptyLinesAreIgnored) {
+  const MemorySnapshot snapshot = parse("\xef\xbb\xbf" + std::string(kOlderHeader) +
+                                        "\r\n\r\n5, alloc ,0x10,16,1,external,\"n\"\r\n\n"
+                                        "6,step,0,0,0,external,");
   ASSERT_EQ(snapshot.events.size(), 2u);
   EXPECT_EQ(snapshot.events[0].stream, 16u);
   EXPECT_EQ(snapshot.names[snapshot.events[0].name], "n");
-  EXPECT_EQ(snapshot.events[1].action, record::MemoryAction::kStep);
+  EXPECT_EQ(snapshot.events[1].action, MemoryAction::kStep);
 }
 
-TEST(MemoryTraceCsv, WhatIsWrongIsNamedWithItsLine) {
+TEST(MemoryTraceCsv, NamesTheLineOfAnError) {
   const std::string good = "1,alloc,0,0x10,1,external,\n";
   const std::pair<std::string, const char*> cases[] = {
       {"", "line 1: the first line must be time_ns,action"},
@@ -112,25 +112,24 @@ TEST(MemoryTraceCsv, WhatIsWrongIsNamedWithItsLine) {
 }
 
 TEST(MemoryTraceCsv, AFileIsReadInPieces) {
-  const TempDirectory directory;
+  const testing::TempDirectory directory;
   const std::string path = (directory.path() / "events.csv").string();
   {
     std::ofstream out(path, std::ios::binary);
     out << kHeader;
-    // Above the reader's buffer, and its end inside a quoted name.
+    // The file is larger than the reader's buffer, which ends inside a quoted name.
     for (int i = 0; i < 20'000; ++i) {
       out << i << ",alloc,0," << i << ",8,external,\"name \"\"" << i % 100 << "\"\"\"\n";
     }
   }
-  const record::MemorySnapshot snapshot = record::read_memory_trace_csv(path);
+  const MemorySnapshot snapshot = read_memory_trace_csv(path);
   ASSERT_EQ(snapshot.events.size(), 20'000u);
   EXPECT_EQ(snapshot.names.size(), 101u);
   EXPECT_EQ(snapshot.names[snapshot.events[19'999].name], "name \"99\"");
   EXPECT_EQ(snapshot.events[19'999].address, 19'999u);
-  EXPECT_THROW(static_cast<void>(record::read_memory_trace_csv(path + ".no")), InputError);
-  EXPECT_THROW(static_cast<void>(record::read_memory_trace_csv(directory.path().string())),
-               InputError);
+  EXPECT_THROW(static_cast<void>(read_memory_trace_csv(path + ".no")), InputError);
+  EXPECT_THROW(static_cast<void>(read_memory_trace_csv(directory.path().string())), InputError);
 }
 
 }  // namespace
-}  // namespace sluice::testing
+}  // namespace sluice::record

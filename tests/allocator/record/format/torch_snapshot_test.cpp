@@ -9,22 +9,22 @@
 #include "allocator/record/memory_action_names.hpp"
 #include "base/error.hpp"
 
-namespace sluice::testing {
+namespace sluice::record {
 namespace {
 
-using Write = std::function<void(record::PickleWriter&)>;
+using Write = std::function<void(PickleWriter&)>;
 
-record::PickleTree tree_of(const Write& write) {
+PickleTree tree_of(const Write& write) {
   std::string bytes;
-  record::PickleWriter writer([&](std::string_view part) { bytes += part; });
+  PickleWriter writer([&](std::string_view part) { bytes += part; });
   write(writer);
   writer.finish();
-  record::ByteSource source(bytes, "given.pickle");
-  return record::read_pickle(source);
+  ByteSource source(bytes, "given.pickle");
+  return read_pickle(source);
 }
 
-record::MemorySnapshot snapshot_of(const Write& write, std::optional<std::int32_t> device = {}) {
-  return record::torch_snapshot(tree_of(write), "given.pickle", device);
+MemorySnapshot snapshot_of(const Write& write, std::optional<std::int32_t> device = {}) {
+  return torch_snapshot(tree_of(write), "given.pickle", device);
 }
 
 std::string refusal(const Write& write, std::optional<std::int32_t> device = {}) {
@@ -41,13 +41,13 @@ struct Entry {
   Write value;
 };
 Write number(std::int64_t value) {
-  return [=](record::PickleWriter& out) { out.integer(value); };
+  return [=](PickleWriter& out) { out.integer(value); };
 }
 Write word(std::string value) {
-  return [value = std::move(value)](record::PickleWriter& out) { out.text(value); };
+  return [value = std::move(value)](PickleWriter& out) { out.text(value); };
 }
 Write dict(std::vector<Entry> entries) {
-  return [entries = std::move(entries)](record::PickleWriter& out) {
+  return [entries = std::move(entries)](PickleWriter& out) {
     out.begin_dict();
     for (const Entry& entry : entries) {
       out.text(entry.key);
@@ -57,7 +57,7 @@ Write dict(std::vector<Entry> entries) {
   };
 }
 Write list(std::vector<Write> items) {
-  return [items = std::move(items)](record::PickleWriter& out) {
+  return [items = std::move(items)](PickleWriter& out) {
     out.begin_list();
     for (const Write& item : items) item(out);
     out.end_list();
@@ -87,15 +87,15 @@ Write snapshot(std::vector<Write> segments, std::vector<Write> traces) {
       {{"segments", list(std::move(segments))}, {"device_traces", list(std::move(traces))}});
 }
 
-bool operator==(const record::MemoryEvent& a, const record::MemoryEvent& b) {
+bool operator==(const MemoryEvent& a, const MemoryEvent& b) {
   return a.action == b.action && a.category == b.category && a.name == b.name &&
          a.stream == b.stream && a.address == b.address && a.bytes == b.bytes &&
          a.time_ns == b.time_ns;
 }
 
 TEST(TorchSnapshot, FilesOfOldVersionsAreRead) {
-  // 1.13: segments alone, who had a block in its history, no addresses of blocks.
-  const record::MemorySnapshot read = snapshot_of(list({dict(
+  // Version 1.13 writes only segments. Blocks have a history of their allocations and no addresses.
+  const MemorySnapshot read = snapshot_of(list({dict(
       {{"device", number(0)},
        {"address", number(4096)},
        {"total_size", number(2 << 20)},
@@ -107,33 +107,32 @@ TEST(TorchSnapshot, FilesOfOldVersionsAreRead) {
                                             {"frames", list({frame("/u/a.py", 3, "f")})}})})}}),
               block(512, "active_awaiting_free"), block(512, "inactive")})}})}));
   ASSERT_EQ(read.segments.size(), 1u);
-  const record::SnapshotSegment& only = read.segments[0];
+  const SnapshotSegment& only = read.segments[0];
   EXPECT_TRUE(only.is_small);
   EXPECT_FALSE(only.is_expandable);
   ASSERT_EQ(only.blocks.size(), 4u);
   EXPECT_EQ(only.blocks[0].requested_bytes, 600u);
   EXPECT_EQ(read.names[only.blocks[0].name], "/u/a.py:3 f");
   EXPECT_EQ(only.blocks[1].address, 4096u + 1024u);
-  EXPECT_EQ(only.blocks[1].state, record::BlockState::kPendingFree);
+  EXPECT_EQ(only.blocks[1].state, BlockState::kPendingFree);
   EXPECT_EQ(only.blocks[1].requested_bytes, 512u);
-  EXPECT_EQ(only.blocks[2].state, record::BlockState::kFree);
-  // What the blocks do not cover is free.
+  EXPECT_EQ(only.blocks[2].state, BlockState::kFree);
+  // Memory that no block covers is free.
   EXPECT_EQ(only.blocks[3].bytes, (2u << 20) - 2048u);
   EXPECT_EQ(read.max_split_bytes, UINT64_MAX);
 }
 
-TEST(TorchSnapshot, KeysOfNewVersionsAreUsedAndUnknownOnesPassedOver) {
-  const record::MemorySnapshot read = snapshot_of(dict(
-      {{"segments",
-        list({dict({{"device", number(0)},
-                    {"address", number(1 << 21)},
-                    {"total_size", number(20 << 20)},
-                    {"stream", number(-5)},
-                    {"segment_type", word("large")},
-                    {"is_expandable", [](record::PickleWriter& out) { out.boolean(true); }},
-                    {"segment_pool_id", [](record::PickleWriter& out) { out.pair_of(2, 3); }},
-                    {"registration_counter", number(1)},
-                    {"blocks", list({})}})})},
+TEST(TorchSnapshot, KeysOfNewVersionsAreUsedAndUnknownOnesIgnored) {
+  const MemorySnapshot read = snapshot_of(dict(
+      {{"segments", list({dict({{"device", number(0)},
+                                {"address", number(1 << 21)},
+                                {"total_size", number(20 << 20)},
+                                {"stream", number(-5)},
+                                {"segment_type", word("large")},
+                                {"is_expandable", [](PickleWriter& out) { out.boolean(true); }},
+                                {"segment_pool_id", [](PickleWriter& out) { out.pair_of(2, 3); }},
+                                {"registration_counter", number(1)},
+                                {"blocks", list({})}})})},
        {"device_traces",
         list({list({dict({{"action", word("oom")},
                           {"device_free", number(77)},
@@ -145,7 +144,7 @@ TEST(TorchSnapshot, KeysOfNewVersionsAreUsedAndUnknownOnesPassedOver) {
        {"external_annotations", list({})},
        {"allocator_settings",
         dict({{"max_split_size", number(-1)},
-              {"expandable_segments", [](record::PickleWriter& out) { out.boolean(true); }},
+              {"expandable_segments", [](PickleWriter& out) { out.boolean(true); }},
               {"roundup_power2_divisions",
                dict({{"1", number(4)}, {"2", number(8)}, {"32768", number(2)}})}})}}));
   ASSERT_EQ(read.segments.size(), 1u);
@@ -153,11 +152,11 @@ TEST(TorchSnapshot, KeysOfNewVersionsAreUsedAndUnknownOnesPassedOver) {
   EXPECT_EQ(read.segments[0].pool, std::uint64_t{2} << 32 | 3);
   EXPECT_TRUE(read.segments[0].is_expandable);
   ASSERT_EQ(read.events.size(), 2u);
-  EXPECT_EQ(read.events[0].action, record::MemoryAction::kOutOfMemory);
+  EXPECT_EQ(read.events[0].action, MemoryAction::kOutOfMemory);
   EXPECT_EQ(read.events[0].address, 77u);
   EXPECT_EQ(read.events[0].time_ns, 12'000);
   EXPECT_EQ(read.events[0].category, Category::kWeight);
-  EXPECT_EQ(read.events[1].action, record::MemoryAction::kSegmentMap);
+  EXPECT_EQ(read.events[1].action, MemoryAction::kSegmentMap);
   EXPECT_TRUE(read.expandable_segments);
   EXPECT_EQ(read.max_split_bytes, UINT64_MAX);
   ASSERT_EQ(read.roundup_divisions_by_power.size(), 16u);
@@ -179,7 +178,7 @@ TEST(TorchSnapshot, TheDeviceIsTheOneAskedForOrTheBusiest) {
 
 TEST(TorchSnapshot, ANameIsTheCallersFrame) {
   const auto name = [](std::vector<Write> frames) {
-    const record::MemorySnapshot read = snapshot_of(snapshot(
+    const MemorySnapshot read = snapshot_of(snapshot(
         {}, {list({dict({{"action", word("alloc")}, {"frames", list(std::move(frames))}})})}));
     return read.names[read.events.at(0).name];
   };
@@ -196,20 +195,20 @@ TEST(TorchSnapshot, ANameIsTheCallersFrame) {
   EXPECT_EQ(name({}), "");
 }
 
-TEST(TorchSnapshot, FrameNamesComeApartAgain) {
-  const record::TorchFrame cases[] = {
+TEST(TorchSnapshot, FrameNamesAreSplitAgain) {
+  const TorchFrame cases[] = {
       {"/u/a.py", 3, "f"}, {"C:/a b.py", 12, "a 3:4 b"}, {"", 0, "tag"}, {"x", 0, ""}};
-  for (const record::TorchFrame& given : cases) {
-    const record::TorchFrame parsed = record::parse_frame_name(record::frame_name(given));
+  for (const TorchFrame& given : cases) {
+    const TorchFrame parsed = parse_frame_name(frame_name(given));
     EXPECT_EQ(parsed.filename, given.filename);
     EXPECT_EQ(parsed.line, given.line);
     EXPECT_EQ(parsed.function, given.function);
   }
-  EXPECT_EQ(record::parse_frame_name("no: place at 3:x y").function, "no: place at 3:x y");
+  EXPECT_EQ(parse_frame_name("no: place at 3:x y").function, "no: place at 3:x y");
 }
 
-record::MemorySnapshot example(bool with_categories) {
-  record::MemorySnapshot given;
+MemorySnapshot example(bool with_categories) {
+  MemorySnapshot given;
   given.device = 2;
   given.names = {"", "/u/model.py:12 forward", "tag"};
   given.max_split_bytes = 64 << 20;
@@ -222,17 +221,17 @@ record::MemorySnapshot example(bool with_categories) {
                             .blocks = {{.address = 0x7f0000000000,
                                         .bytes = 1024,
                                         .requested_bytes = 700,
-                                        .state = record::BlockState::kAllocated,
+                                        .state = BlockState::kAllocated,
                                         .category = Category::kGradient,
                                         .name = 1},
                                        {.address = 0x7f0000000400,
                                         .bytes = 512,
                                         .requested_bytes = 512,
-                                        .state = record::BlockState::kPendingFree,
+                                        .state = BlockState::kPendingFree,
                                         .name = 2},
                                        {.address = 0x7f0000000600, .bytes = (2 << 20) - 1536}}});
-  for (std::uint8_t action = 0; action < record::kMemoryActionNames.size(); ++action) {
-    given.events.push_back({.action = static_cast<record::MemoryAction>(action),
+  for (std::uint8_t action = 0; action < kMemoryActionNames.size(); ++action) {
+    given.events.push_back({.action = static_cast<MemoryAction>(action),
                             .category = with_categories ? Category::kWeight : Category::kExternal,
                             .name = action % 3u,
                             .stream = action == 2 ? UINT64_MAX : action,
@@ -243,17 +242,17 @@ record::MemorySnapshot example(bool with_categories) {
   return given;
 }
 
-std::string exported(const record::MemorySnapshot& given) {
+std::string exported(const MemorySnapshot& given) {
   std::string bytes;
-  record::write_torch_snapshot(given, [&](std::string_view part) { bytes += part; });
+  write_torch_snapshot(given, [&](std::string_view part) { bytes += part; });
   return bytes;
 }
 
-TEST(TorchSnapshot, WhatIsWrittenIsReadBack) {
-  const record::MemorySnapshot given = example(false);
+TEST(TorchSnapshot, ReadsBackItsOwnSnapshots) {
+  const MemorySnapshot given = example(false);
   const std::string bytes = exported(given);
-  record::ByteSource source(bytes, "again");
-  const record::MemorySnapshot again = record::torch_snapshot(record::read_pickle(source), "again");
+  ByteSource source(bytes, "again");
+  const MemorySnapshot again = torch_snapshot(read_pickle(source), "again");
   EXPECT_EQ(again.device, 2);
   EXPECT_EQ(again.max_split_bytes, given.max_split_bytes);
   EXPECT_EQ(again.roundup_power2_divisions, 4u);
@@ -264,8 +263,8 @@ TEST(TorchSnapshot, WhatIsWrittenIsReadBack) {
   EXPECT_TRUE(again.segments[0].is_small);
   ASSERT_EQ(again.segments[0].blocks.size(), 3u);
   for (std::size_t b = 0; b < 3; ++b) {
-    const record::SnapshotBlock& x = given.segments[0].blocks[b];
-    const record::SnapshotBlock& y = again.segments[0].blocks[b];
+    const SnapshotBlock& x = given.segments[0].blocks[b];
+    const SnapshotBlock& y = again.segments[0].blocks[b];
     EXPECT_EQ(x.address, y.address);
     EXPECT_EQ(x.bytes, y.bytes);
     EXPECT_EQ(x.requested_bytes, y.requested_bytes);
@@ -275,7 +274,7 @@ TEST(TorchSnapshot, WhatIsWrittenIsReadBack) {
   }
   ASSERT_EQ(again.events.size(), given.events.size());
   for (std::size_t e = 0; e < given.events.size(); ++e) {
-    record::MemoryEvent expected = given.events[e];
+    MemoryEvent expected = given.events[e];
     EXPECT_EQ(again.names[again.events[e].name], given.names[expected.name]);
     expected.name = again.events[e].name;
     EXPECT_TRUE(again.events[e] == expected) << e;
@@ -283,26 +282,24 @@ TEST(TorchSnapshot, WhatIsWrittenIsReadBack) {
   EXPECT_EQ(exported(again), bytes);
 }
 
-// torch/utils/viz/MemoryViz.js misspells a variable where all categories are known, and stops.
+// If all categories are known, torch/utils/viz/MemoryViz.js stops at a misspelt variable.
 TEST(TorchSnapshot, CategoriesAlwaysCountAnUnknownOne) {
   const std::string bytes = exported(example(true));
-  record::ByteSource source(bytes, "again");
-  const record::PickleTree tree = record::read_pickle(source);
+  ByteSource source(bytes, "again");
+  const PickleTree tree = read_pickle(source);
   EXPECT_TRUE(tree.text_id("weight"));
   EXPECT_TRUE(tree.text_id("unknown"));
-  record::ByteSource none_source(bytes, "again");
-  const record::MemorySnapshot again =
-      record::torch_snapshot(record::read_pickle(none_source), "again");
-  EXPECT_EQ(again.events.size(),
-            record::kMemoryActionNames.size() + 1);  // the writer ends with a mark
+  ByteSource none_source(bytes, "again");
+  const MemorySnapshot again = torch_snapshot(read_pickle(none_source), "again");
+  EXPECT_EQ(again.events.size(), kMemoryActionNames.size() + 1);  // the writer ends with a mark
   EXPECT_EQ(again.events[0].category, Category::kWeight);
   const std::string plain = exported(example(false));
-  record::ByteSource plain_source(plain, "plain");
-  EXPECT_FALSE(record::read_pickle(plain_source).text_id("unknown"));
+  ByteSource plain_source(plain, "plain");
+  EXPECT_FALSE(read_pickle(plain_source).text_id("unknown"));
 }
 
-TEST(TorchSnapshot, WhatIsWrongIsNamedWithItsPlace) {
-  const auto shared_blocks = [](record::PickleWriter& out) {
+TEST(TorchSnapshot, NamesThePlaceOfAnError) {
+  const auto shared_blocks = [](PickleWriter& out) {
     out.begin_dict();
     out.text("segments");
     out.begin_list();
@@ -349,4 +346,4 @@ TEST(TorchSnapshot, WhatIsWrongIsNamedWithItsPlace) {
 }
 
 }  // namespace
-}  // namespace sluice::testing
+}  // namespace sluice::record

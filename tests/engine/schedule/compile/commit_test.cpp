@@ -5,19 +5,16 @@
 
 #include "engine/schedule/check/interpret.hpp"
 #include "engine/schedule/check/validate.hpp"
+#include "tests/support/step_chain.hpp"
 #include "tests/support/step_examples.hpp"
 
 namespace sluice::schedule {
 namespace {
 
+using testing::joined;
+
 using testing::example_model;
 using testing::example_options;
-
-std::string joined(const std::vector<std::string>& lines) {
-  std::string text;
-  for (const std::string& line : lines) text += line + "; ";
-  return text;
-}
 
 StepOptions durable(StepOptions options) {
   options.durable = true;

@@ -3,20 +3,17 @@
 
 #include "engine/schedule/check/interpret.hpp"
 #include "engine/schedule/check/validate.hpp"
+#include "tests/support/step_chain.hpp"
 #include "tests/support/step_examples.hpp"
 
 namespace sluice::schedule {
 namespace {
 
+using testing::joined;
+
 using testing::example_model;
 using testing::example_options;
 using testing::random_options;
-
-std::string joined(const std::vector<std::string>& lines) {
-  std::string text;
-  for (const std::string& line : lines) text += line + "\n";
-  return text;
-}
 
 // Everything on the device, no recomputation: the run that law 1 compares with.
 Interpretation plain_values(const StepModel& model, std::int32_t microbatches) {

@@ -1,0 +1,38 @@
+// The GPU's kernels as backends of the contract suites (tests/contract/kernels_contract.hpp).
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "kernels/backend/cuda_kernels.hpp"
+#include "tests/kernels/cuda/device_array.hpp"
+
+namespace sluice::kernels::cuda {
+
+template <CudaLibraries kLibraries>
+struct CudaBackend {
+  using Memory = DeviceBytes;
+#ifdef SLUICE_CUDA_EMULATION
+  static constexpr bool kSlow = true;
+#else
+  static constexpr bool kSlow = false;
+#endif
+  static constexpr double kLseError = 4e-6;
+  static std::string missing() {
+    return missing_gpu();
+  }
+  static std::unique_ptr<Kernels> make() {
+    return make_cuda_kernels({.libraries = kLibraries});
+  }
+  static void copy(void* to, const void* from, std::size_t bytes) {
+    copy_bytes(to, from, bytes);
+  }
+  // Tensor cores take probabilities in the dtype.
+  static double probability_error(DType dtype) {
+    return dtype == DType::kF32 ? 0.0 : 4.0 * host::rounding_of(dtype);
+  }
+};
+using OwnCuda = CudaBackend<CudaLibraries::kNone>;
+using InstalledCuda = CudaBackend<CudaLibraries::kInstalled>;  // cuBLASLt, cuDNN
+
+}  // namespace sluice::kernels::cuda

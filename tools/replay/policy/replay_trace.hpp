@@ -1,0 +1,60 @@
+// Runs a recorded or generated trace through an allocation policy.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tools/replay/policy/replay_policy.hpp"
+
+namespace sluice::replay {
+
+// One allocation as a policy placed it. Times are indices of operations.
+struct PlacedAllocation {
+  std::uint32_t allocation = 0;
+  std::uint64_t address = 0;
+  std::size_t begin = 0;
+  std::size_t end = 0;  // exclusive
+};
+
+struct ReservedSample {
+  std::size_t operation = 0;
+  std::uint64_t reserved_bytes = 0;
+};
+
+// The record of a replay, for a plot. Placements are checked: InternalError if two held allocations
+// share a byte.
+struct ReplayRecord {
+  std::vector<PlacedAllocation> placed;
+  std::vector<ReservedSample> samples;  // after each allocation
+};
+
+struct ReplayOutcome {
+  bool completed = false;
+  std::uint64_t peak_live_bytes = 0;  // requested bytes, counted until the caller frees them
+  std::uint64_t peak_reserved_bytes = 0;
+  PolicyCounters counters;
+  // The same figures since the policy became steady; zero if it never did.
+  bool was_steady = false;
+  std::size_t steady_from = 0;
+  std::uint64_t steady_peak_live_bytes = 0;
+  std::uint64_t steady_peak_reserved_bytes = 0;
+  PolicyCounters steady_counters;  // all but the reserved bytes count since then
+
+  // 1 - peak live / peak reserved, since the policy became steady.
+  double fragmentation() const;
+};
+
+// Runs the trace through a fresh policy, to its end or to the first allocation that fails.
+ReplayOutcome replay_trace(const record::MemoryTrace& trace, const NamedPolicy& policy,
+                           std::uint64_t capacity_bytes = UINT64_MAX,
+                           ReplayRecord* record = nullptr);
+
+// The seconds that the calls of the policy and the loop around them take: the least of `rounds` runs.
+double replay_seconds(const record::MemoryTrace& trace, const NamedPolicy& policy, int rounds);
+
+// The least capacity, in steps of 2 MiB, at which the trace completes. Precondition: it completes at
+// `enough_bytes`.
+std::uint64_t least_capacity_bytes(const record::MemoryTrace& trace, const NamedPolicy& policy,
+                                   std::uint64_t enough_bytes);
+
+}  // namespace sluice::replay
