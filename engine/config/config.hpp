@@ -178,7 +178,8 @@ std::string config_help();
 inline constexpr std::string_view kMatricesSetting = "optimizer.matrices";
 
 // The keys that determine a run's result, with their values as TOML: the same for two
-// configurations exactly when one may resume the other's checkpoint. Left out: where memory is, how
+// configurations exactly when one may resume the other's checkpoint, but for data.paths (data are
+// known by their fingerprint) and train.steps (which may be raised). Left out: where memory is, how
 // often things are logged, train.steps under the constant schedule (under cosine it shapes the
 // learning rate), and the keys of loss scaling where none takes place.
 std::map<std::string, std::string> result_settings(const Config& config);

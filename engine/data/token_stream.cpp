@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "base/digest.hpp"
+#include "base/directory.hpp"
 #include "base/error.hpp"
 #include "base/open_failure.hpp"
 #include "base/posix_file.hpp"
@@ -32,21 +33,13 @@ PosixFile open_data(const std::string& path) {
 
 // Regular files below `directory` by the rules at the top of the header, sorted.
 std::vector<std::string> list_files(const std::string& directory) {
-  std::vector<std::string> files;
-  std::error_code error;
-  fs::recursive_directory_iterator entry(directory, error);
-  for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
-    const bool hidden = entry->path().filename().native().starts_with('.');
-    std::error_code status_error;
-    const auto type = entry->symlink_status(status_error).type();
-    if (hidden && type == fs::file_type::directory) entry.disable_recursion_pending();
-    if (!hidden && type == fs::file_type::regular) files.push_back(entry->path().native());
+  try {
+    std::vector<std::string> files;
+    for (const fs::path& file : list_files_below(directory)) files.push_back(file.native());
+    return files;
+  } catch (const IoError& error) {
+    throw InputError("data.paths: '" + directory + "' cannot be listed: " + error.what());
   }
-  if (error) {
-    throw InputError("data.paths: '" + directory + "' cannot be listed: " + error.message());
-  }
-  std::sort(files.begin(), files.end());
-  return files;
 }
 
 std::int32_t token_at(const std::byte* data, std::uint32_t width) {
@@ -221,7 +214,6 @@ void digest_content(const std::string& path, Digest& digest) {
 std::string TokenStream::fingerprint() const {
   Digest digest;
   for (const File& file : files_) {
-    digest.update_text(fs::path(file.path).filename().native());
     digest.update_u64(file.tokens);
     digest.update_u64(file.width);
     digest_content(file.path, digest);

@@ -41,8 +41,9 @@ class TokenStream {
     std::uint64_t token = 0;
   };
   Position position_of(std::uint64_t token) const;
-  // XXH3-128 over the order, paths' last names and token counts of the files; 32 hex digits.
-  // Another fingerprint means that a resumed run would see other data.
+  // XXH3-128 over the order, sizes and contents of the files, 32 hex digits. File names do not
+  // enter: data that moved are the same data. Another fingerprint means that a resumed run would
+  // see other data.
   std::string fingerprint() const;
 
  private:

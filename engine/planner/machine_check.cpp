@@ -152,7 +152,10 @@ MachineRoom settle_budgets(config::Config& config, std::optional<std::uint64_t> 
   if (config.memory.storage_bytes == config::Config::kAutoBytes) {
     config.memory.storage_bytes = std::min(room.storage_bytes, kMostAutoStorageBytes);
   }
-  if (const auto why = excess(config, room)) throw InputError(*why);
+  if (const auto why = excess(config, room)) {
+    if (config.memory.storage_bytes > room.storage_bytes) throw NoRoom(*why);
+    throw InputError(*why);
+  }
   return room;
 }
 
@@ -209,9 +212,9 @@ void check_storage_paths(const config::Config& config, std::uint64_t needed_byte
   for (const StorageRoom& room : storage_rooms(config)) {
     const std::uint64_t needed = room.needed_bytes(layout, needed_bytes);
     if (needed > room.available_bytes) {
-      throw InputError("memory.storage_paths: '" + memory.storage_paths[room.paths.front()] +
-                       "' needs " + format_bytes_exact(needed) + " and has " +
-                       format_bytes_exact(room.available_bytes) + " available");
+      throw NoRoom("memory.storage_paths: '" + memory.storage_paths[room.paths.front()] +
+                   "' needs " + format_bytes_exact(needed) + " and has " +
+                   format_bytes_exact(room.available_bytes) + " available");
     }
   }
   if (memory.storage_engine == config::Config::StorageEngineKind::kIoUring) {
@@ -251,10 +254,10 @@ void check_checkpoint_room(const config::Config& config, std::uint64_t checkpoin
   }
   const auto available = static_cast<std::uint64_t>(facts.f_bavail) * facts.f_frsize;
   if (needed > available) {
-    throw InputError("checkpoint.dir: '" + config.checkpoint.dir + "' needs " +
-                     format_bytes_exact(needed) + " (a checkpoint, the final weights" +
-                     (needed > checkpoint_bytes ? " and the storage tier beside it" : "") +
-                     ") and has " + format_bytes_exact(available) + " available");
+    throw NoRoom("checkpoint.dir: '" + config.checkpoint.dir + "' needs " +
+                 format_bytes_exact(needed) + " (a checkpoint, the final weights" +
+                 (needed > checkpoint_bytes ? " and the storage tier beside it" : "") +
+                 ") and has " + format_bytes_exact(available) + " available");
   }
 }
 

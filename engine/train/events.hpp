@@ -9,14 +9,15 @@
 
 #include "base/memory_kinds.hpp"
 #include "engine/planner/plan.hpp"
+#include "engine/run/run_event.hpp"
 #include "engine/runtime/stall_causes.hpp"
 #include "engine/schedule/schedule.hpp"
 #include "engine/train/backend.hpp"
 
 namespace sluice::train {
 
-using RunEvent = nlohmann::ordered_json;
-using EventSink = std::function<void(const RunEvent&)>;
+using run::EventSink;
+using run::RunEvent;
 
 RunEvent tier_bytes_json(const planner::TierBytes& bytes);
 RunEvent link_bytes_json(const schedule::LinkBytes& bytes);

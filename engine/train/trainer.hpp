@@ -8,7 +8,7 @@
 
 #include "engine/data/dataset.hpp"
 #include "engine/run/resume_point.hpp"
-#include "engine/run/run_directory.hpp"
+#include "engine/run/run_files.hpp"
 #include "engine/train/lr_schedule.hpp"
 #include "engine/train/session.hpp"
 #include "engine/train/training_run.hpp"
@@ -30,7 +30,8 @@ class Trainer {
   // Of a durable run: its log of commits.
   std::string state_log() const { return session_.state_log(); }
   const std::vector<std::uint32_t>& storage_shares() { return session_.storage_shares(); }
-  // To the last step, or until a signal. Throws Error for a fault; what is saved stays.
+  // Trains to the last step, or until a signal. Throws Error for a fault; what is saved stays. A
+  // fault outside the state (a file of the run, the training data) saves the state first.
   TrainingEnd run();
 
  private:
@@ -40,6 +41,8 @@ class Trainer {
   bool scales_loss() const { return config_.train.precision == config::Config::Precision::kFP16; }
   // All ranks stop at the same step: any one's signal stops all.
   bool stop_asked();
+  TrainingEnd run_steps();
+  [[noreturn]] void save_and_stop(const std::string& why);
   void emit(const RunEvent& event);
   void one_step(std::int64_t last);
   void note_overflow(const StepOutcome& outcome);
@@ -54,8 +57,8 @@ class Trainer {
   // Of the state as it is between steps.
   checkpoint::CheckpointManifest manifest();
   void save();
-  void note_saved();
-  void note_commit();
+  // The state after `step` is saved.
+  void note_saved(std::int64_t step);
   // A durable run's commits that this one went on from are of no more use once it has saved its
   // own; those that it passed over may be, to their owner.
   void retire_earlier();
@@ -77,11 +80,13 @@ class Trainer {
   std::string arithmetic_;
   double flops_per_token_ = 0;
   std::optional<double> peak_flops_;
+  std::string data_fingerprint_;  // as the data were when the run began
   Session session_;
   LrSchedule lr_;
   std::int64_t step_ = 0;        // finished
   std::int64_t saved_step_ = 0;  // of the newest checkpoint
   std::int64_t first_step_ = 0;  // where this process began
+  bool log_fails_ = false;       // events.jsonl takes no more events
   bool commits_next_ = false;    // the next step commits what it finds
   bool retired_ = false;         // earlier commits
   std::vector<std::string> passed_over_logs_;

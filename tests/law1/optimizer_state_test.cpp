@@ -28,7 +28,8 @@ TEST(Resume, TakesKeysThatACheckpointDoesNotNameForTheirDefaults) {
   TrainingOptions options;
   options.stop_at_step = 5;
   TrainingRecord whole = TrainingBench::run(config, options);
-  const checkpoint::CheckpointFound found = checkpoint::find_checkpoint(config.checkpoint.dir);
+  const checkpoint::CheckpointFound found =
+      checkpoint::find_checkpoint(bench.first_run("parts") + "/checkpoints");
   checkpoint::CheckpointManifest manifest = found.manifest;
   for (const char* key : {"optimizer.groups", "optimizer.moments"}) {
     ASSERT_EQ(manifest.settings.erase(key), 1u) << key;

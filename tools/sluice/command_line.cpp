@@ -15,9 +15,11 @@
 namespace sluice::cli {
 namespace {
 
+constexpr const char* kSetMeaning = "KEY=VALUE, any key, e.g. memory.device=64MiB";
+
 void add_config(CLI::App& command, ConfigArguments& config) {
   command.add_option("CONFIG", config.path, "TOML configuration")->required();
-  command.add_option("--set", config.overrides, "KEY=VALUE, any key, e.g. memory.device=64MiB");
+  command.add_option("--set", config.overrides, kSetMeaning);
 }
 
 void add_json(CLI::App& command, bool& json) {
@@ -57,7 +59,13 @@ void add_train(CLI::App& app, Command& chosen) {
   command->add_flag("--accept-arithmetic", train->accept_arithmetic,
                     "Resume although this machine rounds matrix products differently");
   add_json(*command, train->json);
-  choose_configured(*command, chosen, train, train_command);
+  command->callback([&chosen, train, resume] {
+    train->resumes = resume->count() > 0;
+    chosen = [train] {
+      check_working_directory();
+      return train_command(*train);
+    };
+  });
 }
 
 void add_plan(CLI::App& app, Command& chosen) {
@@ -103,11 +111,13 @@ void add_doctor(CLI::App& app, Command& chosen) {
   CLI::Option* clean =
       command
           ->add_option("--clean", doctor->clean_directories,
-                       "Instead: list what runs that were killed left in these run directories "
-                       "(default ./runs): locks, storage files, unfinished checkpoints; and state "
-                       "whose log is not there, which stays")
+                       "Instead: list stale files of killed runs in these directories (default "
+                       "./runs): locks, storage files, unfinished checkpoints; and state whose "
+                       "log is not there, which stays")
           ->expected(0, -1);
-  command->add_flag("--yes", doctor->yes, "Take away what --clean lists, but for what stays")
+  command
+      ->add_flag("--yes", doctor->yes,
+                 "Remove the files that --clean lists, but for state, which stays")
       ->needs(clean);
   command->callback([&chosen, doctor, clean] {
     doctor->clean = clean->count() > 0;
@@ -118,7 +128,8 @@ void add_doctor(CLI::App& app, Command& chosen) {
 void add_report(CLI::App& app, Command& chosen) {
   const auto report = std::make_shared<ReportArguments>();
   CLI::App* command = app.add_subcommand("report", "Show a run: memory, lanes, plan beside run");
-  command->add_option("RUN", report->run, "A run directory (log.dir)")->required();
+  command->add_option("RUN", report->run, "A run's directory, or a log.dir: its newest run")
+      ->required();
   command->add_option("--format", report->format, "html or perfetto")->capture_default_str();
   command->add_option("-o", report->output, "The file to write");
   choose(*command, chosen, report, report_command);

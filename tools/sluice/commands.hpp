@@ -25,7 +25,8 @@ struct ConfigArguments {
 struct TrainArguments {
   ConfigArguments config;
   std::optional<std::int64_t> steps;
-  std::string resume;
+  bool resumes = false;
+  std::string resume;  // a run's directory or a log.dir; empty: that of the configuration
   bool accept_arithmetic = false;
   bool json = false;
 };

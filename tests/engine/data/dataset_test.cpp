@@ -139,13 +139,13 @@ TEST(TokenStream, AFileThatShrinksIsAnIoErrorNotACrash) {
   EXPECT_THROW(stream.read(9000, tokens), IoError);
 }
 
-TEST(TokenStream, TheFingerprintFollowsFilesAndSizesNotTheirPlace) {
+TEST(TokenStream, TheFingerprintFollowsContentsAndNotNames) {
   const train::ScratchDirectory scratch;
   const auto fingerprint = [](const std::string& path) {
     return TokenStream({path}, config::DataFormat::kBytes, 256).fingerprint();
   };
   scratch.write("one/t", "abc");
-  scratch.write("two/t", "abc");
+  scratch.write("two/renamed", "abc");
   scratch.write("three/t", "abcd");
   EXPECT_EQ(fingerprint(scratch / "one"), fingerprint(scratch / "two"));
   EXPECT_NE(fingerprint(scratch / "one"), fingerprint(scratch / "three"));

@@ -151,6 +151,10 @@ std::map<std::string, std::string> CliTest::snapshot() const {
   std::map<std::string, std::string> files;
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(path())) {
     const std::string name = entry.path().lexically_relative(path()).string();
+    if (entry.is_symlink()) {
+      files[name] = "-> " + fs::read_symlink(entry.path()).string();
+      continue;
+    }
     if (entry.is_directory()) {
       files[name + "/"] = "";
       continue;
