@@ -8,6 +8,7 @@
 #include "base/digest.hpp"
 #include "base/directory.hpp"
 #include "base/error.hpp"
+#include "base/open_failure.hpp"
 #include "base/posix_file.hpp"
 #include "base/units.hpp"
 
@@ -26,7 +27,7 @@ PosixFile open_data(const std::string& path) {
   try {
     return PosixFile::open_read(path);
   } catch (const IoError& error) {
-    throw InputError("data.paths: '" + path + "' cannot be read: " + error.what());
+    throw InputError("data.paths: '" + path + "' cannot be read: " + open_failure(error));
   }
 }
 
@@ -156,15 +157,25 @@ void TokenStream::check_vocabulary(const File& file) const {
   }
 }
 
+std::size_t TokenStream::file_of(std::uint64_t token) const {
+  const auto behind = std::upper_bound(
+      files_.begin(), files_.end(), token,
+      [](std::uint64_t value, const File& candidate) { return value < candidate.first_token; });
+  return static_cast<std::size_t>(behind - files_.begin()) - 1;
+}
+
+TokenStream::Position TokenStream::position_of(std::uint64_t token) const {
+  SLUICE_CHECK(token < token_count_);
+  const File& file = files_[file_of(token)];
+  return {file.path, token - file.first_token};
+}
+
 void TokenStream::read(std::uint64_t first, std::span<std::int32_t> into) const {
   SLUICE_CHECK(first <= token_count_ && into.size() <= token_count_ - first);
-  // The last file that starts at or before `first`.
-  auto file = std::upper_bound(
-      files_.begin(), files_.end(), first,
-      [](std::uint64_t token, const File& candidate) { return token < candidate.first_token; });
   std::size_t done = 0;
   std::vector<std::byte> buffer;
-  for (--file; done < into.size(); ++file) {
+  for (auto file = files_.begin() + static_cast<std::ptrdiff_t>(file_of(first)); done < into.size();
+       ++file) {
     const std::uint64_t inside = first + done - file->first_token;
     if (inside < file->tokens) {
       const std::uint64_t count =

@@ -1,6 +1,8 @@
 #include "engine/planner/machine_check.hpp"
 
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -51,7 +53,11 @@ void check_directory(const char* key, const std::string& path) {
     throw InputError(std::string(key) + ": '" + path + "' cannot be a directory: '" +
                      existing.string() + "' is a file");
   }
-  if (access(existing.c_str(), W_OK | X_OK) != 0) {
+  // Access rights say nothing here: root may write to /proc, yet nobody can make a file there.
+  struct statfs facts {};
+  const bool kernels_own = statfs(existing.c_str(), &facts) == 0 &&
+                           (facts.f_type == PROC_SUPER_MAGIC || facts.f_type == SYSFS_MAGIC);
+  if (kernels_own || access(existing.c_str(), W_OK | X_OK) != 0) {
     throw InputError(std::string(key) + ": '" + path + "' cannot be written");
   }
 }

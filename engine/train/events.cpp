@@ -52,7 +52,7 @@ RunEvent places_json(const planner::Plan& plan) {
   return json;
 }
 
-// What forward passes of a step save, by part and tier where it waits.
+// Bytes that the forward passes of a step save, by part and by the tier that holds them.
 RunEvent saved_json(const planner::Plan& plan) {
   RunEvent json = RunEvent::object();
   for (const auto& [part, by_tier] : plan.saved_bytes) {
@@ -81,7 +81,7 @@ const char* update_placement_name(schedule::UpdatePlacement update) {
   return "after_backward";
 }
 
-// Bytes by kind, and what the optimizer keeps for each parameter (with padding).
+// Bytes by kind, and the optimizer's bytes for each parameter (with padding).
 RunEvent state_json(const planner::Plan& plan) {
   RunEvent json = RunEvent::object();
   std::uint64_t optimizer = 0;
@@ -136,6 +136,12 @@ RunEvent plan_event(const planner::Plan& plan) {
   }
   if (plan.options.durable) event["saving_bytes_moved"] = link_bytes_json(plan.saving_bytes);
   return event;
+}
+
+void add_device(RunEvent& plan, const Backend& backend, std::optional<double> peak_flops_per_s) {
+  plan["backend"] = backend.name;
+  plan["device_name"] = backend.device_name;
+  plan["peak_flops_per_s"] = peak_flops_per_s ? RunEvent(*peak_flops_per_s) : RunEvent(nullptr);
 }
 
 RunEvent refused_event(const planner::Refusal& refusal) {

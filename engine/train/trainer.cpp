@@ -6,6 +6,8 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "engine/checkpoint/huggingface_export.hpp"
+#include "engine/train/model_flops.hpp"
 
 namespace sluice::train {
 namespace {
@@ -41,11 +43,13 @@ Trainer::Trainer(const config::Config& config, const TrainingOptions& options,
     : config_(config),
       options_(options),
       data_(data),
+      model_(model),
       files_(files),
       run_id_(run),
       events_(events),
       observe_(observe),
       arithmetic_(backend.device_kernels->arithmetic()),
+      flops_per_token_(flops_per_token(model.shape(), config.train.seq)),
       data_fingerprint_(data.fingerprint()),
       session_(config, model, plan, backend, options.wrap_storage, run),
       lr_(lr_schedule(config)),
@@ -192,6 +196,7 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last, b
                                             config_.train.accumulate) /
                         outcome.seconds;
   report.stalled_fraction = outcome.stalled_fraction;
+  if (peak_flops_) report.mfu = flops_per_token_ * report.tokens_per_s / *peak_flops_;
   report.moved = outcome.moved;
   report.overflow = outcome.overflow;
   const bool logged = config_.log.every > 0 &&
@@ -204,6 +209,7 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last, b
                    {"grad_norm", report.grad_norm},
                    {"lr", report.lr},
                    {"tokens_per_s", report.tokens_per_s},
+                   {"mfu", report.mfu ? RunEvent(*report.mfu) : RunEvent(nullptr)},
                    {"step_time_s", report.step_time_s},
                    {"stalled_fraction", report.stalled_fraction},
                    {"tag_time_s", outcome.tag_seconds},
@@ -286,13 +292,7 @@ void Trainer::retire_earlier() {
 void Trainer::finish() {
   if (config_.checkpoint.final && saved_step_ != step_) save();
   drain();
-  if (config_.checkpoint.final) {
-    try {
-      session_.state().export_weights(files_.path("weights.safetensors"));
-    } catch (const IoError& error) {
-      throw run::RunFileError(std::string("the weights cannot be written: ") + error.what());
-    }
-  }
+  const std::string huggingface = config_.checkpoint.final ? export_results() : std::string();
   RunEvent done{{"event", "done"},
                 {"steps", step_},
                 {"weights_hash", session_.state().weights_hash()},
@@ -306,7 +306,30 @@ void Trainer::finish() {
     done["speculation"] = {
         {"steps", step_ - first_step_}, {"redone_steps", redone_steps_}, {"redo_time_s", redo_s_}};
   }
+  if (!huggingface.empty()) done["huggingface"] = huggingface;
   emit(done);
+}
+
+std::string Trainer::export_results() {
+  const std::string weights = files_.path("weights.safetensors");
+  try {
+    session_.state().export_weights(weights);
+  } catch (const IoError& error) {
+    throw run::RunFileError(std::string("the weights cannot be written: ") + error.what());
+  }
+  const std::string directory = files_.path("huggingface");
+  const std::string obstacle = checkpoint::huggingface_obstacle(model_.shape());
+  if (!obstacle.empty()) {
+    log(LogLevel::kInfo, "'" + directory + "' is not written: " + obstacle);
+    return "";
+  }
+  try {
+    checkpoint::export_huggingface(checkpoint::SafetensorsReader(weights), model_.shape(),
+                                   session_.parameters().options().weight, directory);
+  } catch (const IoError& error) {
+    throw run::RunFileError("'" + directory + "' cannot be written: " + error.what());
+  }
+  return directory;
 }
 
 RunEvent Trainer::tags_json() {

@@ -17,11 +17,14 @@ namespace sluice::train {
 
 class Trainer {
  public:
-  // Takes all memory of the run. What is referred to must outlive it.
+  // Takes all memory of the run. The arguments must outlive it.
   Trainer(const config::Config& config, const TrainingOptions& options, const data::Dataset& data,
           const model::Model& model, const planner::Plan& plan, const Backend& backend,
           run::RunFiles& files, const RunId& run, const EventSink& events,
           const StepObserver& observe);
+  // Steps report their share of this rate; none: the device's rate was never measured. Call before
+  // run().
+  void set_peak_flops(std::optional<double> flops_per_s) { peak_flops_ = flops_per_s; }
   // State from where a run ended, or from the seed. Throws IoError.
   void start(const std::optional<run::ResumePoint>& found);
   // Of a durable run: its log of commits.
@@ -60,17 +63,23 @@ class Trainer {
   // own; those that it passed over may be, to their owner.
   void retire_earlier();
   void finish();
-  // Of the whole run, state between steps included.
+  // The final weights: weights.safetensors, and the directory that transformers loads. Returns that
+  // directory; empty: transformers has no such model.
+  std::string export_results();
+  // Counters of the whole run; movement of state between steps is included.
   RunEvent tags_json();
 
   const config::Config& config_;
   const TrainingOptions& options_;
   const data::Dataset& data_;
+  const model::Model& model_;
   run::RunFiles& files_;
   const RunId run_id_;
   const EventSink& events_;
   const StepObserver& observe_;
   std::string arithmetic_;
+  double flops_per_token_ = 0;
+  std::optional<double> peak_flops_;
   std::string data_fingerprint_;  // as the data were when the run began
   Session session_;
   LrSchedule lr_;

@@ -7,9 +7,13 @@
 #include "base/log.hpp"
 #include "base/posix_file.hpp"
 #include "base/units.hpp"
+#include "engine/checkpoint/huggingface_export.hpp"
+#include "engine/config/shapes.hpp"
+#include "engine/data/dataset_options.hpp"
 #include "engine/planner/machine_check.hpp"
 #include "engine/run/run_files.hpp"
 #include "engine/run/stale_files.hpp"
+#include "engine/train/model_flops.hpp"
 #include "engine/train/prepare.hpp"
 #include "engine/train/trainer.hpp"
 
@@ -18,12 +22,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Bytes of the final weights in Hugging Face's layout; 0 for a model that transformers lacks.
+std::uint64_t huggingface_bytes(const config::Config& config) {
+  const model::ModelShape shape = config::model_shape(config);
+  if (!checkpoint::huggingface_obstacle(shape).empty()) return 0;
+  return checkpoint::huggingface_bytes(shape, config::optimizer_options(config).weight);
+}
+
 // Bytes that the run will add to checkpoint.dir at most: checkpoints (the newest two are kept while
 // a third is written) and the exported weights, which may lie on the same file system.
 std::uint64_t saved_bytes(const config::Config& config, const planner::Plan& plan, bool resumes) {
   const bool saves_last = config.checkpoint.final;
   if (!saves_last && config.checkpoint.every == 0 && !plan.options.durable) return 0;
-  const std::uint64_t weights = saves_last ? plan.state_bytes_of(StateKind::kWeight) : 0;
+  const std::uint64_t weights =
+      saves_last ? plan.state_bytes_of(StateKind::kWeight) + huggingface_bytes(config) : 0;
   // The state on storage is the checkpoint.
   if (plan.options.durable) return plan.need.log_bytes + weights;
   std::uint64_t checkpoint = plan.state_bytes_of(StateKind::kWeight);
@@ -36,19 +48,6 @@ std::uint64_t saved_bytes(const config::Config& config, const planner::Plan& pla
   const std::uint64_t kept = resumes ? 1 : 0;
   const auto checkpoints = std::clamp<std::uint64_t>(most_saves, 1, 3 - kept);
   return checkpoints * checkpoint + weights;
-}
-
-data::DatasetOptions dataset_options(const config::Config& config) {
-  data::DatasetOptions options;
-  options.paths = config.data.paths;
-  options.format = config.data.format;
-  options.vocab = config.model.vocab;
-  options.eval_fraction = config.data.eval_fraction;
-  options.seq = config.train.seq;
-  options.micro_batch = config.train.micro_batch;
-  options.accumulate = config.train.accumulate;
-  options.seed = config.train.seed;
-  return options;
 }
 
 void write_plan(Prepared& prepared, run::RunFiles& files) {
@@ -122,6 +121,7 @@ RunEvent begin_event(const Prepared& prepared, const RunId& run,
   const config::Config& config = prepared.config;
   const planner::Plan& plan = std::get<planner::Plan>(prepared.result);
   RunEvent event = plan_event(plan);
+  add_device(event, prepared.backend, measured_peak_flops(prepared.hardware, config));
   event["run_id"] = run.hex();
   const fs::path directory = normal_path(config.log.dir);
   event["log_dir"] = directory.parent_path().string();
@@ -169,7 +169,7 @@ TrainingEnd train(const config::Config& given, const TrainingOptions& options,
     planner::check_run_directories(given);
     run::place_new_run(placed, given, run::next_run_directory(given.log.dir), id);
   }
-  const data::Dataset data(dataset_options(given));
+  const data::Dataset data(data::dataset_options(given));
   std::optional<Prepared> prepared = prepare_run(placed, resumes, events);
   if (!prepared) return TrainingEnd::kRefused;
   if (found) check_found(*found, *prepared, data, options.accept_other_arithmetic);
@@ -180,6 +180,7 @@ TrainingEnd train(const config::Config& given, const TrainingOptions& options,
   if (plan.need.storage_bytes > 0) files->make_storage(config);
   Trainer trainer(config, options, data, prepared->model, plan, prepared->backend, *files, id,
                   events, observe);
+  trainer.set_peak_flops(measured_peak_flops(prepared->hardware, config));
   files->begin(given);
   const RunEvent event = begin_event(*prepared, id, found, trainer);
   files->event(event);

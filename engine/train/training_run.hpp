@@ -29,12 +29,13 @@ struct TrainingOptions {
 
 enum class TrainingEnd { kDone, kRefused, kInterrupted };
 
-// What a person sees while it runs; called on the training thread.
+// The figures of a step for people; reported on the training thread.
 struct StepReport {
   std::int64_t step = 0;  // finished, from 1
   std::int64_t last_step = 0;
   double loss = 0, grad_norm = 0, lr = 0, tokens_per_s = 0, step_time_s = 0;
   double stalled_fraction = 0;
+  std::optional<double> mfu;  // model_flops.hpp; nothing where the device was never measured
   schedule::LinkBytes moved;
   bool overflow = false;  // fp16: the update was skipped
 };

@@ -1,6 +1,7 @@
 // Commands that look: doctor, report.
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -103,7 +104,11 @@ int doctor_command(const DoctorArguments& arguments) {
   options.measure.disk.directory = arguments.storage_path;
   options.measure.rounds = static_cast<int>(
       std::clamp(std::round(arguments.seconds / kSecondsARound), 1.0, kMostRounds));
+  options.measure.begins = [](const std::string& part) {
+    std::fprintf(stderr, "measure  %s\n", part.c_str());
+  };
   options.json = arguments.json;
+  options.replaces_better = arguments.replace;
   options.profile_path = planner::default_profile_path();
   return doctor::run_doctor(options, std::cout);
 }

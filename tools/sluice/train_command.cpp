@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
+#include <optional>
 #include <utility>
 
 #include "base/error.hpp"
@@ -10,6 +11,7 @@
 #include "engine/train/training_run.hpp"
 #include "tools/sluice/commands.hpp"
 #include "tools/sluice/progress.hpp"
+#include "tools/sluice/waiting_notice.hpp"
 
 namespace sluice::cli {
 namespace {
@@ -76,6 +78,7 @@ class TrainProcess {
 
  private:
   void take(const train::RunEvent& event) {
+    waiting_.reset();
     if (arguments_.json && !output_failed_) {
       std::cout << event.dump() << std::endl;
       if (!std::cout) {
@@ -87,6 +90,7 @@ class TrainProcess {
     if (event["event"] == "plan") {
       shown_.log.dir = short_path(event["run_dir"]);
       progress_.plan(event);
+      progress_.explain();
     } else if (event["event"] == "refused") {
       refusal_ = event["message"];
     } else {
@@ -98,6 +102,7 @@ class TrainProcess {
   const config::Config& config_;
   config::Config shown_;  // log.dir is the run's directory once that is known
   Progress progress_;
+  std::optional<WaitingNotice> waiting_{std::in_place, kPlanningText};  // until the first event
   train::TrainingOptions options_;
   std::string refusal_;
   bool output_failed_ = false;
