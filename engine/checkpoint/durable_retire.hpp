@@ -1,5 +1,5 @@
-// Removing what a durable run no longer needs: superseded logs with their data, and the files of a
-// run that was killed before it committed anything.
+// Removes files that a durable run no longer needs: superseded logs with their data, and the files
+// of a run that was killed before its first commit.
 //
 // The rule: data belong to the log that made them, and go with it. A copy of a log (a backup, a
 // copied run directory) owns nothing. A log that cannot be read stays, with its data. Data are

@@ -52,8 +52,8 @@ class Dataset {
   Sample sample(std::int64_t step, std::int64_t microbatch, std::int64_t i) const;
   const TokenStream& stream() const { return stream_; }
 
-  // Batches of micro_batch windows in the evaluation part; 0 where eval_fraction is 0. Where the
-  // part has fewer windows than one batch there is one batch, its windows repeated.
+  // Batches of micro_batch windows in the evaluation part; 0 if eval_fraction is 0. If
+  // the part has fewer windows than one batch, there is one batch with repeated windows.
   std::int64_t eval_batches() const;
   // index in [0, eval_batches()): windows in stream order.
   void fill_eval(std::int64_t index, std::int32_t* tokens, std::int32_t* targets) const;
