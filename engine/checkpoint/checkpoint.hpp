@@ -21,8 +21,8 @@ struct CheckpointFound {
   CheckpointManifest manifest;
 };
 
-// Finds the newest checkpoint under `directory` that verifies: its manifest, its files, and a `step`
-// equal to that of the directory's name. The log names newer ones that do not verify. Throws
+// Finds the newest checkpoint under `directory` that verifies: its manifest, its files, and a
+// `step` equal to that of the directory's name. The log names newer ones that do not verify. Throws
 // InputError if there is none, with the reason of the newest that failed.
 CheckpointFound find_checkpoint(const std::string& directory);
 

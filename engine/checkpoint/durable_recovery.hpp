@@ -52,8 +52,8 @@ struct PassedOver {
 
 // Returns the newest record of one log with data that verify, or nothing. `passed_over` gets the
 // others. storage_paths: searched for files that have left the place in the record. Data that are
-// cut short, or that the disk twice cannot read (EIO), do not verify. Any other IoError says nothing
-// about the data and is thrown.
+// cut short, or that the disk twice cannot read (EIO), do not verify. Any other IoError says
+// nothing about the data and is thrown.
 std::optional<DurableFound> recover_state(offload::StorageEngine& engine, const std::string& log,
                                           const std::vector<std::string>& storage_paths,
                                           std::vector<PassedOver>& passed_over);

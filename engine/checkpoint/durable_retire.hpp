@@ -53,8 +53,8 @@ class UncommittedFiles {
 
   // Remembers which files lie at these paths now: those that commits rely on.
   void watch(const std::vector<std::string>& paths);
-  // Throws Error where one of them was deleted, moved or replaced since. It would still take writes,
-  // and no resume would find it.
+  // Throws Error where one of them was deleted, moved or replaced since. It would still take
+  // writes, and no resume would find it.
   void check_watched() const;
 
  private:

@@ -86,8 +86,8 @@ std::string torch_dtype(DType weight) {
   return weight == DType::kF16 ? "float16" : "float32";
 }
 
-// The place of a tensor's rows in the weights. A matrix has rows of `cols` elements; a vector has one
-// element a row.
+// The place of a tensor's rows in the weights. A matrix has rows of `cols` elements; a vector has
+// one element a row.
 struct Rows {
   const SafetensorsTensor* source = nullptr;
   std::uint64_t rows = 0;

@@ -7,8 +7,8 @@
 // that they belong to.
 //
 // A commit records for every home one digest of its blocks' tags (offload/tagged_space.hpp), so
-// that recovery knows torn and stale data. Threads: one at a time: between steps the caller's, in a
-// step the storage_write lane's.
+// that recovery detects torn and stale data. Threads: one at a time: between steps the caller's, in
+// a step the storage_write lane's.
 #pragma once
 
 #include <functional>

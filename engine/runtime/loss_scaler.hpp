@@ -31,7 +31,7 @@ struct LossScaleRule {
 
 class LossScaler {
  public:
-  // 2^32: what a scale can bring back lies within the 40 binades of fp16, subnormals included.
+  // 2^32: a scale can only bring back values within the 40 binades of fp16, subnormals included.
 
   explicit LossScaler(const LossScaleRule& rule) : rule_(rule) { state_.scale = rule.initial; }
 

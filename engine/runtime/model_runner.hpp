@@ -17,8 +17,8 @@ namespace sluice::runtime {
 
 // The numbers of one step that the schedule leaves open.
 struct StepScalars {
-  // The scalars of the pass's update: its own, or the pending one of the step before. The clip factor
-  // sets grad_scale.
+  // The scalars of the pass's update: its own, or the pending one of the step before. The clip
+  // factor sets grad_scale.
   kernels::UpdateScalars update;
   double clip = 0.0;  // 0: no clipping
   // A power of two that the loss is multiplied by; norm and update divide gradients by it.

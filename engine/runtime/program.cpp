@@ -107,8 +107,8 @@ void Program::find_storage_conflicts() {
   }
 }
 
-// In list order a home holds the state before the pass up to the first write of a range, and the new
-// state from then on. Log copies hold the state before the pass.
+// In list order a home holds the state before the pass up to the first write of a range, and the
+// new state from then on. Log copies hold the state before the pass.
 void Program::find_made_state() {
   of_made_state_.assign(schedule_.instructions.size(), false);
   std::map<std::uint64_t, std::uint64_t> written;  // begin -> end; disjoint: written once
@@ -209,8 +209,8 @@ void Program::note_write_behind_update(schedule::InstructionId write, const User
   tagged_in_update_[write] = true;
 }
 
-// Walks the list backwards, since an instruction stands behind all that it waits for. A Release or a
-// transfer passes on the time at which it is needed itself. A storage lane retires in order, so
+// Walks the list backwards, since an instruction stands behind all that it waits for. A Release or
+// a transfer passes on the time at which it is needed itself. A storage lane retires in order, so
 // earlier transfers in it are needed no later.
 void Program::find_needed_by() {
   const auto& instructions = schedule_.instructions;

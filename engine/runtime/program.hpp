@@ -43,8 +43,8 @@ class Program {
   // the first instruction of other lanes that cannot start before it, by way of other transfers
   // too; behind the last where none waits.
   std::uint64_t needed_by(schedule::InstructionId id) const { return needed_by_[id]; }
-  // Storage reads directly before a host update of the same memory, and writes directly after it. The
-  // update verifies and tags their blocks while these are in its cache (TagsBy::kCaller).
+  // Storage reads directly before a host update of the same memory, and writes directly after it.
+  // The update verifies and tags their blocks while these are in its cache (TagsBy::kCaller).
   struct UpdateTransfers {
     std::vector<schedule::InstructionId> reads, writes;
   };

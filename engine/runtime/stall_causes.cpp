@@ -84,8 +84,9 @@ class PassAnalysis {
     return times_[a].second > times_[b].second ? a : b;
   }
 
-  // The instruction with the end that makes this one done for others. A lane finishes in its order: a
-  // Release takes no time and follows the instructions before it, and so does an overtaking transfer.
+  // The instruction with the end that makes this one done for others. A lane finishes in its order:
+  // a Release takes no time and follows the instructions before it, and so does an overtaking
+  // transfer.
   schedule::InstructionId latest_until(const schedule::Instruction& instruction,
                                        schedule::InstructionId earlier_in_lane) const {
     const bool release = instruction.op == schedule::Op::kRelease;
@@ -100,8 +101,9 @@ class PassAnalysis {
     return latest;
   }
 
-  // The instruction with the end that let this one begin; kNoId if it waited for nothing. A pipelined
-  // lane goes on while its earlier transfers run, but not before all that these waited for.
+  // The instruction with the end that let this one begin; kNoId if it waited for nothing. A
+  // pipelined lane goes on while its earlier transfers run, but not before all that these waited
+  // for.
   schedule::InstructionId latest_before(const schedule::Instruction& instruction,
                                         schedule::InstructionId earlier_in_lane) const {
     const bool pipelined = schedule::lane_is_pipelined(instruction.lane);

@@ -33,7 +33,8 @@ class StateStore {
   StateStore(device::Device& device, RunMemory& memory, const schedule::Schedule& schedule,
              DurableState* durable = nullptr);
 
-  // Homes that have a shadow and their shadows change roles: the state between steps is in the others.
+  // Homes that have a shadow and their shadows change roles: the state between steps is in the
+  // others.
   void flip() { flipped_ = !flipped_; }
 
   DType dtype(StateKind kind, std::int32_t unit) const { return home(kind, unit)->dtype; }

@@ -1,6 +1,6 @@
-// The backend of a run: a device, kernels for it, and kernels for the host's own lane (the optimizer
-// of state in host memory). It is made once, from the configuration. Nothing else in the engine
-// knows which device it works on.
+// The backend of a run: a device, kernels for it, and kernels for the host's own lane (the
+// optimizer of state in host memory). It is made once, from the configuration. Nothing else in the
+// engine knows which device it works on.
 #pragma once
 
 #include <cstdint>

@@ -51,8 +51,8 @@ TrainingEnd train(const config::Config& config, const TrainingOptions& options,
                   const EventSink& events, const StepObserver& observe);
 
 // Resumes the newest run of `path` (a run's directory or a log.dir) with a state that verifies. It
-// calls resume(run), and again with the run before if that throws run::NoState. If no run has such a
-// state, it throws the reason of the newest run.
+// calls resume(run), and again with the run before if that throws run::NoState. If no run has such
+// a state, it throws the reason of the newest run.
 TrainingEnd resume_newest(const std::string& path,
                           const std::function<TrainingEnd(const std::string& run)>& resume);
 

@@ -1,5 +1,5 @@
-// The promises that every implementation of Kernels (kernels/kernels.hpp) keeps: each family against fp64,
-// on odd sizes and in every dtype. The suites are typed over a backend, a type with
+// The promises that every implementation of Kernels (kernels/kernels.hpp) keeps: each family
+// against fp64, on odd sizes and in every dtype. The suites are typed over a backend, a type with
 //
 //   Memory                         `Memory(bytes)`, data(): device memory, 256-byte aligned, all ones at first
 //   static std::string missing()   the reason to skip here; empty: it runs

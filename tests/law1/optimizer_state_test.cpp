@@ -1,5 +1,5 @@
-// The optimizer's settings across a resume, and the bytes of a split master. The matrix has law 1 for every
-// optimizer.
+// The optimizer's settings across a resume, and the bytes of a split master. The matrix has law 1
+// for every optimizer.
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"

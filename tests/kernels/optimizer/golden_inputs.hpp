@@ -1,5 +1,5 @@
-// The pseudo-random inputs of tests/kernels/data/torch_optimizers.txt, as the script that recorded it draws
-// them (tools/bench/torch_optimizers.py).
+// The pseudo-random inputs of tests/kernels/data/torch_optimizers.txt, as the script that recorded
+// it draws them (tools/bench/torch_optimizers.py).
 #pragma once
 
 #include <cstdint>
