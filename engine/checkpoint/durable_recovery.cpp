@@ -57,15 +57,6 @@ void SavedHomeReader::finish() const {
                    std::to_string(home_.unit) + " is not what was committed");
 }
 
-bool holds_commit(const std::string& log) {
-  try {
-    return !offload::StateLog::read(*offload::make_storage_engine("posix", {}), log)
-                .records.empty();
-  } catch (const Error&) {
-    return false;
-  }
-}
-
 namespace {
 
 // Throws what keeps the commit from being taken.

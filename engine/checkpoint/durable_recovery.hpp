@@ -51,9 +51,6 @@ struct PassedOver {
   bool absent = false;
 };
 
-// Whether a record of the log can be read; false, too, where the file cannot be read.
-bool holds_commit(const std::string& log);
-
 // The newest record of one log whose data verify; nothing where there is none. `passed_over` gets
 // the others. storage_paths: where files are looked for that are no longer where the record says.
 // Data that are cut short, or that the disk cannot read twice in a row (EIO), do not verify; any

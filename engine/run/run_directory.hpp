@@ -21,7 +21,6 @@ namespace sluice::run {
 
 inline constexpr const char* kConfigFile = "config.toml";
 inline constexpr const char* kEventsFile = "events.jsonl";
-inline constexpr const char* kCheckpoints = "checkpoints";
 inline constexpr const char* kLatest = "latest";
 
 // Whether a run has begun in `path`: its configuration and its events are there.

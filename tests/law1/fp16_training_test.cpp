@@ -14,7 +14,7 @@
 #include "engine/checkpoint/checkpoint.hpp"
 #include "engine/checkpoint/safetensors.hpp"
 #include "engine/config/shapes.hpp"
-#include "tests/engine/train/scratch_directory.hpp"
+#include "tests/support/scratch_directory.hpp"
 #include "tests/law1/same_bits.hpp"
 #include "tests/support/planned_session.hpp"
 
@@ -226,7 +226,7 @@ TEST(Fp16, EndsWhereOverflowsDoNotStop) {
   bool saved = false;
   const auto run = [&](const TrainingOptions& options) {
     steps.clear();
-    return message_of<Error>([&] {
+    return testing::message_of<Error>([&] {
       train(
           config, options,
           [&](const RunEvent& event) {
@@ -301,7 +301,7 @@ TEST(Fp16, ACheckpointWithoutItsScaleIsRefused) {
   checkpoint::save_manifest(found.manifest, found.directory + "/manifest.json");
   TrainingOptions resumed;
   resumed.resume = bench.first_run("run");
-  EXPECT_NE(message_of<InputError>([&] {
+  EXPECT_NE(testing::message_of<InputError>([&] {
               TrainingBench::run(config, resumed);
             }).find("'loss_scale' is missing"),
             std::string::npos);
@@ -368,7 +368,7 @@ TEST(FirstBadTensor, IsNamed) {
       EXPECT_EQ(outcome.overflowed_tensor, half.tensor());
       Spoiler brain(bench.config("run", model + Overrides{"train.precision=bf16"}), unit,
                     static_cast<std::size_t>(tensor), std::nanf(""));
-      const std::string words = message_of<Error>([&] { brain.run().step(0); });
+      const std::string words = testing::message_of<Error>([&] { brain.run().step(0); });
       EXPECT_NE(words.find("not finite, first that of '" + brain.tensor() + "'"), std::string::npos)
           << words;
     }

@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 #include "base/posix_file.hpp"
-#include "tests/engine/train/scratch_directory.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace sluice::checkpoint {
 namespace {
@@ -33,7 +33,7 @@ std::string replaced(const std::string& from, const std::string& to) {
 }
 
 std::string refusal(const std::string& text) {
-  return train::message_of<InputError>([&] { parse_manifest(text, "manifest.json"); });
+  return testing::message_of<InputError>([&] { parse_manifest(text, "manifest.json"); });
 }
 
 TEST(Manifest, ReadsBackWhatItWrites) {
@@ -147,7 +147,7 @@ TEST(Manifest, AFlippedBitChangesNothingThatIsRead) {
 
 TEST(Manifest, AFileWithoutItsDigestOrWithoutFilesIsRefused) {
   const auto refused = [](const std::string& text) {
-    return message_of<InputError>([&] { parse_manifest_file(text, "m"); });
+    return testing::message_of<InputError>([&] { parse_manifest_file(text, "m"); });
   };
   EXPECT_EQ(refused(format_manifest(example())), "m: 'digest' is missing");
   CheckpointManifest manifest = example();
@@ -156,7 +156,7 @@ TEST(Manifest, AFileWithoutItsDigestOrWithoutFilesIsRefused) {
 }
 
 TEST(Manifest, IsSavedWhole) {
-  const train::ScratchDirectory scratch;
+  const testing::ScratchDirectory scratch;
   const auto path = scratch / "manifest.json";
   save_manifest(example(), path);
   auto second = example();
@@ -164,21 +164,21 @@ TEST(Manifest, IsSavedWhole) {
   save_manifest(second, path);
   EXPECT_EQ(load_manifest(path), second);
   EXPECT_FALSE(std::filesystem::exists(path + ".tmp"));
-  EXPECT_NE(train::message_of<InputError>([&] { load_manifest(scratch / "none"); }).find("none"),
+  EXPECT_NE(testing::message_of<InputError>([&] { load_manifest(scratch / "none"); }).find("none"),
             std::string::npos);
   std::filesystem::create_symlink(path, scratch / "link");
-  EXPECT_NE(message_of<InputError>([&] { load_manifest(scratch / "link"); }).find("link"),
+  EXPECT_NE(testing::message_of<InputError>([&] { load_manifest(scratch / "link"); }).find("link"),
             std::string::npos);
 }
 
 TEST(Manifest, FilesThatAreNotAsItSaysAreNamed) {
-  const train::ScratchDirectory scratch;
+  const testing::ScratchDirectory scratch;
   const auto path = scratch.write("state", std::string(3 << 20, 'x'));
   CheckpointManifest manifest = example();
   manifest.files = {{"state", 3 << 20, hash_file(path)}};
   EXPECT_NO_THROW(verify_files(manifest, scratch.path()));
   const auto refused = [&] {
-    return train::message_of<InputError>([&] { verify_files(manifest, scratch.path()); });
+    return testing::message_of<InputError>([&] { verify_files(manifest, scratch.path()); });
   };
   std::string changed(3 << 20, 'x');
   changed[2500000] = 'y';
