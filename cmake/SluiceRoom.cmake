@@ -10,7 +10,7 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
 # -ffp-contract=off: the arithmetic contract forbids fused multiply-adds that the source does not
 # write (gcc contracts intrinsics too).
 add_library(sluice_flags INTERFACE)
-# Not for CUDA, whose compiler has its own (SluiceCuda).
+# CUDA's compiler has flags of its own (SluiceCuda).
 set(host_only $<NOT:$<COMPILE_LANGUAGE:CUDA>>)
 target_compile_options(sluice_flags INTERFACE
   "$<${host_only}:-Wall;-Wextra;-Wshadow;-Wnon-virtual-dtor;-ffp-contract=off;-fno-math-errno>")

@@ -173,8 +173,8 @@ std::string config_to_json(const Config& config);
 // Every key with its type, range, default and meaning, for people.
 std::string config_help();
 
-// Not a key. This entry of result_settings() tells checkpoints whose rule updated Llama's logical
-// matrices from those of earlier versions, which updated q, k and v as one matrix.
+// This entry of result_settings() is not a key. It separates checkpoints in which a rule updated
+// Llama's logical matrices from those of earlier versions, which updated q, k and v as one matrix.
 inline constexpr std::string_view kMatricesSetting = "optimizer.matrices";
 
 // The keys that determine a run's result, with their values as TOML: the same for two

@@ -156,7 +156,7 @@ class BlockLayer final : public Layer {
       kernels.gemm_gelu(up, saved.normed2, weight(at, index_.up, dtype),
                         bias(at, index_.up_bias, dtype), saved.up, saved.activated, scratch);
     }
-    if (at.output == nullptr) return;  // a recompute wants only what is saved
+    if (at.output == nullptr) return;  // a recompute needs the saved parts only
     kernels.gemm(linear(batch, shape_.hidden, shape_.ffn), saved.activated,
                  weight(at, index_.down, dtype), bias(at, index_.down_bias, dtype), projected,
                  scratch);
@@ -239,8 +239,8 @@ class BlockLayer final : public Layer {
     return rows(batch) * static_cast<std::uint64_t>(cols) * dtype_bytes(batch.dtype);
   }
   std::int64_t up_cols() const { return shape_.is_llama() ? 2 * shape_.ffn : shape_.ffn; }
-  // Columns of the gradients that only BackwardInput holds: of what SwiGLU gives, and of what
-  // attention gives.
+  // The columns of the widest gradient that only BackwardInput holds: that of SwiGLU's output or of
+  // attention's output.
   std::int64_t widest_gradient() const {
     return shape_.is_llama() ? std::max(shape_.ffn, shape_.hidden) : shape_.hidden;
   }

@@ -46,10 +46,12 @@ class HeadLayer final : public Layer {
   }
 
   // Evaluation: the loss alone.
-  void forward(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at) const override {
+  void forward(kernels::Kernels& kernels, const BatchShape& batch,
+               const PassBuffers& at) const override {
     run(kernels, batch, at, false);
   }
-  void loss(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at) const override {
+  void loss(kernels::Kernels& kernels, const BatchShape& batch,
+            const PassBuffers& at) const override {
     run(kernels, batch, at, true);
   }
 
@@ -117,7 +119,8 @@ class HeadLayer final : public Layer {
     return {batch.rows(), shape_.hidden, shape_.vocab, batch.dtype};
   }
 
-  void run(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at, bool train) const {
+  void run(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
+           bool train) const {
     const Saved saved = cut(batch, at.saved);
     kernels.norm_forward(norm_shape(batch), at.input, tensor(at.weights, 0, batch.dtype),
                          shape_.is_llama() ? nullptr : tensor(at.weights, 1, batch.dtype),

@@ -6,8 +6,9 @@
 
 namespace sluice::model {
 
-// Tensors whose names match `match`, a shell pattern ("*.bias", "blocks.?.mlp.*"; fnmatch(3)). The
-// first group that matches counts; without one a tensor has the run's values.
+// Settings for the tensors with names that match `match`, a shell pattern ("*.bias",
+// "blocks.?.mlp.*"; fnmatch(3)). The first matching group counts; a tensor without one has the run's
+// values.
 struct ParameterGroup {
   std::string match;
   double lr_scale = 1.0;

@@ -1,5 +1,5 @@
-// Parts of one buffer, each at a multiple of 256 bytes: how layers cut context and workspace; and
-// the declared parts of what they save.
+// Layers cut context and workspace into parts of one buffer, each at a multiple of 256 bytes.
+// SavedRegion does the same with the declared parts of the saved region.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ class Region {
   std::uint64_t used_ = 0;
 };
 
-// What a unit saves, cut as its layer declares it.
+// A unit's saved region, cut into parts as its layer declares them.
 class SavedRegion {
  public:
   SavedRegion(const std::vector<schedule::SavedPart>& parts, const SavedRanges& ranges)

@@ -1,4 +1,4 @@
-// Where a run goes on from: a durable run's commit, or a checkpoint of files.
+// The state from which a run resumes: a commit of a durable run, or a checkpoint of files.
 #pragma once
 
 #include <optional>
@@ -29,13 +29,13 @@ class NoState : public InputError {
   using InputError::InputError;
 };
 
-// The newer of the two in config.checkpoint.dir, with a warning of each newer one that was passed
-// over. Throws NoState where there is neither; InputError where the data of a newer commit are not
-// there; IoError where that cannot be told.
+// Returns the newest state in config.checkpoint.dir that verifies, and warns of each newer one that
+// does not. Throws NoState if there is none, InputError if the data of a newer commit are missing,
+// and IoError if the disk cannot say.
 ResumePoint find_resume_point(const config::Config& config);
 
-// Throws InputError naming the first thing in which this run is another than the one that left the
-// point: weight, home of state, setting, data. homes: this run's homes of state.
+// Throws InputError if this run differs from the run that saved the state. The message names the
+// first difference: a weight, a home of state, a setting or the data. homes: this run's homes.
 void check_resume_point(const ResumePoint& point, const config::Config& config,
                         const model::Model& model, const std::string& data_fingerprint,
                         const std::vector<const schedule::Buffer*>& homes);

@@ -53,8 +53,7 @@ fs::path link_target(const fs::path& path) {
   return error ? fs::path() : target;
 }
 
-// Where `path` lies now that the directory `from` is called `to`. A path that is not below `from`
-// stays.
+// Replaces the leading directory `from` of `path` by `to`. A path outside `from` stays as it is.
 std::string moved_along(const std::string& path, const std::string& from, const std::string& to) {
   const fs::path below = normal_path(path).lexically_relative(normal_path(from));
   if (below.empty() || *below.begin() == "..") return path;

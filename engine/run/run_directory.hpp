@@ -1,4 +1,4 @@
-// Where a run lies: LOGDIR/0001, LOGDIR/0002 and so on, and the link LOGDIR/latest.
+// The directory of a run: LOGDIR/0001, LOGDIR/0002 and so on, and the link LOGDIR/latest.
 //
 // Each start makes a directory of its own, with the number after the highest that exists; mkdir is
 // the claim, so two starts never share one. Everything of the run lies in it:
@@ -27,17 +27,17 @@ inline constexpr const char* kLatest = "latest";
 bool is_run_directory(const std::string& path);
 // The runs in log_dir, the highest number first. IoError.
 std::vector<std::string> runs_in(const std::string& log_dir);
-// A RUN as users name one: `path` itself where that is a run, or the run that `path`/latest leads
-// to, or the run there with the highest number. `path` itself where there is none of these.
+// Resolves a RUN as users name it. Returns `path` if that is a run, else the run to which
+// `path`/latest leads, else the run below it with the highest number, else `path`.
 std::string latest_run(const std::string& path);
-// Like latest_run, but every run that a resume of `path` may go on with, in the order in which it
-// tries them. Throws InputError where there is none.
+// Like latest_run, but returns every run that a resume of `path` may continue, in the order of its
+// attempts. Throws InputError if there is none.
 std::vector<std::string> runs_to_resume(const std::string& path);
 
 // The directory that the next start in log_dir would claim.
 std::string next_run_directory(const std::string& log_dir);
-// Makes it, with log_dir where that is missing. durable: the names are on the disk on return.
-// Throws InputError where it cannot be made.
+// Makes that directory, and log_dir if it is missing. durable: the names are on the disk on return.
+// Throws InputError if it cannot be made.
 std::string claim_run_directory(const std::string& log_dir, bool durable);
 // Leads LOGDIR/latest to the run with the highest number, atomically. Several processes may do so
 // at once. IoError.
@@ -45,8 +45,8 @@ void point_latest(const std::string& log_dir);
 
 // Sets the paths of `config` to those of a run in `directory`: log.dir, checkpoint.dir and
 // memory.storage_paths. given: the configuration as its user wrote it.
-// A new run's checkpoints lie as the top of this file says; a resumed run's lie where its
-// `checkpoints` leads.
+// The top of this file says where checkpoints of a new run lie. Those of a resumed run lie where
+// its `checkpoints` leads.
 void place_new_run(config::Config& config, const config::Config& given,
                    const std::string& directory, const RunId& run);
 void place_resumed_run(config::Config& config, const config::Config& given,

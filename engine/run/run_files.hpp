@@ -1,4 +1,4 @@
-// The files of one run, which nobody else writes: locks, configuration, events, traces.
+// The files of one run, which no other process writes: locks, configuration, events, traces.
 #pragma once
 
 #include <array>
@@ -17,8 +17,8 @@
 
 namespace sluice::run {
 
-// All that a run writes in its directory beside checkpoints, storage and lock; the reports are
-// written by `sluice report`.
+// All files that a run writes in its directory, besides checkpoints, storage and lock. `sluice
+// report` writes the reports.
 inline constexpr std::array kRunFiles{kConfigFile,           kEventsFile,  "plan.json",
                                       "plan_trace.json",     "trace.json", "trace.perfetto.json",
                                       "weights.safetensors", "report.html"};
@@ -32,14 +32,15 @@ class RunFileError : public Error {
 
 class RunFiles {
  public:
-  // Both set the paths of `config` (run_directory.hpp) by those of `given`, make what belongs to
-  // the run, and lock it. Throw InputError where a directory cannot be made or another run holds
-  // it. Where begin() is not reached, the destructor removes what was made, and leaves a lock that
-  // was found as it was.
-  // Claims the directory of a new run.
+  // Both constructors set the paths of `config` (run_directory.hpp) from those of `given`, make the
+  // run's directories and lock them. They throw InputError if a directory cannot be made or another
+  // run holds it. Without begin(), the destructor removes the new directories and restores a lock
+  // that it found.
+  //
+  // This one claims the directory of a new run.
   RunFiles(config::Config& config, const config::Config& given, const RunId& run);
-  // Takes that of the run that is resumed. Files of resumes that were killed before their first
-  // commit are removed: they take room.
+  // This one takes the directory of the resumed run. It removes files of resumes that were killed
+  // before their first commit, because they take room.
   RunFiles(config::Config& config, const config::Config& given, const RunId& run,
            const std::string& resumed);
   ~RunFiles();
@@ -53,7 +54,7 @@ class RunFiles {
 
   // Appends a line to events.jsonl. RunFileError.
   void event(const RunEvent& event);
-  // Writes the file anew: what was there stays whole until the new text is. RunFileError.
+  // Replaces the file atomically: the old text stays whole until the new one is. RunFileError.
   void text(const char* name, const std::string& text);
   // The run's storage paths, and those of killed processes of this run before it.
   const std::vector<std::string>& storage_paths() const { return lock_->storage_paths(); }

@@ -66,7 +66,7 @@ bool belongs_to_a_run(const fs::path& path) {
   }
 }
 
-// Names under which a run writes what it then renames.
+// Temporary names, which a run renames once the file is whole.
 bool is_unfinished(const std::string& name) {
   return std::any_of(kRunFiles.begin(), kRunFiles.end(),
                      [&](const char* file) { return name == std::string(file) + ".tmp"; });

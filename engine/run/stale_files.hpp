@@ -1,9 +1,9 @@
-// Stale files: what runs that were killed left on disk. A lock that nobody holds, storage files,
-// checkpoints and other files that were being written.
+// Stale files: the remains of killed runs. These are locks without a holder, storage files, and
+// checkpoints and other files that were not finished.
 //
-// The files of a running run are never touched: its lock is looked at first, and held by the
-// cleaner while it removes. Checkpoints, logs and weights are never stale. A lock stays as long as
-// it alone tells of state that is only listed.
+// The files of a running run are never touched: the cleaner reads its lock first, and holds it while
+// it removes files. Checkpoints, logs and weights are never stale. A lock stays while it is the only
+// record of state that is listed but not removed.
 #pragma once
 
 #include <cstdint>
@@ -21,15 +21,14 @@ struct StaleFile {
 
 struct StaleRun {
   std::string directory;
-  std::string in_use_by;  // of a run that still goes on, which is left alone; empty: none
+  std::string in_use_by;  // the running process, whose files stay; empty: none
   std::vector<StaleFile> files;
   bool removed = false;
 };
 
-// Looks at each directory: a run's own, a log.dir, or one that log.dirs lie in. Where a run's
-// checkpoints lie elsewhere, there too. In storage paths that runs share, only files of that run
-// are stale. remove: removes the files that it lists as removable. Throws InputError where a path
-// is no directory; IoError.
+// Searches each directory: a run's own, a log.dir, or a parent of log.dirs. It follows checkpoints
+// that lie elsewhere. In storage paths that several runs share, it considers only files of the run
+// at hand. remove: the removable files go. Throws InputError if a path is no directory; IoError.
 std::vector<StaleRun> find_stale_files(const std::vector<std::string>& directories, bool remove);
 
 }  // namespace sluice::run

@@ -42,7 +42,8 @@ bool is_ours(const FileDescriptor& marker) {
          std::string_view(text.data(), static_cast<std::size_t>(count)) == kMarkerText;
 }
 
-// Whoever still has its own holds its lock, and did before the marker said so.
+// Removes the directories of benches that have ended. A running bench holds the lock of its marker,
+// and took it before it wrote the marker's text.
 void remove_abandoned(const std::string& parent) {
   for (const fs::path& path : list_directory(parent)) {
     if (!path.filename().string().starts_with(kPrefix)) continue;
