@@ -56,6 +56,10 @@ function(sluice_test name)
   if(TEST_APART)
     set_source_files_properties(${TEST_APART} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   endif()
+  if(SLUICE_TEST_UNITY)
+    # A local name may be one that another source of the unit has in its anonymous namespace.
+    target_compile_options(test_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-shadow>)
+  endif()
   # The tested code is optimised; the tests themselves compile in two thirds of the time at -O1.
   target_compile_options(test_${name} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
   # With checks before each access -O1 takes twice as long as -Og.

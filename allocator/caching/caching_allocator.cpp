@@ -1,3 +1,15 @@
+// The fast path of allocate() and free() touches a thread's cache or one pool, under one lock; the
+// header lists the steps. Counts are kept beside that lock and flushed to the total only when they
+// have changed by flush_bytes_, so that threads do not share a cache line. find_block() takes no
+// lock: it reads an immutable table of segments, then the segment's table of blocks.
+//
+// The file has 515 lines because every path of a request ends in the same few locked members.
+//
+// The slow path takes growth_mutex_ and all pools' locks. Before it looks for memory it frees the
+// threads' caches and all completed pending blocks, so cached memory never causes an out-of-memory.
+// Below the peak of use plus growth_slack it grows; above, it waits for pending blocks or moves
+// pages first, and grows only if the remap budget is spent. A free of a block that other streams
+// used records an event on each of them and puts the block into the pool's pending queue.
 #include "allocator/caching/caching_allocator.hpp"
 
 #include <algorithm>
@@ -44,7 +56,7 @@ CachingAllocator::~CachingAllocator() {
       log(LogLevel::kWarning, std::string("caching allocator: at its end, ") + error.what());
     }
   }
-  for (StreamPool& pool : pools_) pool.segments.clear();  // unmapped before the memory goes back
+  for (StreamPool& pool : pools_) pool.segments.clear();  // unmaps before the pages are returned
   for (const PhysicalPage& page : physical_) {
     if (page.handle != nullptr) pages_.put_back(page.handle);
   }
@@ -62,7 +74,7 @@ StreamId CachingAllocator::add_stream(device::Stream& stream, bool movable) {
 
 Block* CachingAllocator::find_block(const void* data) const {
   const std::uint64_t address = address_of(data);
-  // The table was published before any address of its segments was given out. There are few.
+  // The table was published before any address of its segments was allocated. Segments are few.
   const SegmentTable& table = *segments_.load(std::memory_order_acquire);
   auto entry = table.end();
   if (table.size() <= 8) [[likely]] {
@@ -79,7 +91,7 @@ Block* CachingAllocator::find_block(const void* data) const {
       return block;
     }
   }
-  SLUICE_CHECK_MSG(false, "not an address that this allocator gave and still counts as used");
+  SLUICE_CHECK_MSG(false, "not the address of a block that this allocator has in use");
   return nullptr;
 }
 
@@ -135,7 +147,7 @@ void CachingAllocator::record_free(const Block& block) {
 
 void CachingAllocator::settle(AllocationCounts& counts) {
   const std::int64_t change = std::exchange(counts.unsettled_bytes, 0);
-  // Relaxed: totals order nothing.
+  // Relaxed: no other data depends on the totals.
   const std::int64_t live = live_bytes_.fetch_add(change, std::memory_order_relaxed) + change;
   std::int64_t peak = peak_live_bytes_.load(std::memory_order_relaxed);
   while (live > peak &&
@@ -180,7 +192,7 @@ Block* CachingAllocator::allocate_otherwise(StreamPool& pool, const AllocationRe
   return allocate_slowly(pool, request);
 }
 
-// bytes: request.bytes, rounded.
+// Takes a block from the pool, or returns null. bytes: request.bytes, rounded up.
 Block* CachingAllocator::allocate_from(StreamPool& pool, const AllocationRequest& request,
                                        std::uint64_t bytes) {
   const MutexLock lock(pool.mutex);
@@ -206,7 +218,7 @@ void CachingAllocator::free(std::byte* data) {
   const bool recorded = options_.recorder != nullptr;
   if (block->used_across) [[unlikely]] {
     const MutexLock lock(pool.mutex);
-    free_pending(pool, block);  // first of all, since it may fail: then the block is not freed
+    free_pending(pool, block);  // first, because it may throw: then the block is not freed
     count(pool.counts, category, -requested_bytes);
     record(record::MemoryAction::kFreeRequested, *block);  // before it can be allocated again
     return;
@@ -352,11 +364,11 @@ Block* CachingAllocator::find_under_locks(StreamPool& pool, std::uint64_t bytes)
 }
 
 Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t bytes) {
-  // Not even addresses are reserved for what can never fit.
+  // Reserves no addresses for a request that can never fit.
   if (bytes > std::min(pages_.ledger().cap_bytes(Tier::kDevice), capacity_bytes_)) {
     return nullptr;
   }
-  std::uint64_t used_bytes = bytes;  // pending blocks are not: they can be waited for
+  std::uint64_t used_bytes = bytes;  // without pending blocks: the allocator can wait for those
   for (const StreamPool& one : pools_) {
     one.mutex.assert_held();
     used_bytes += one.small.used_bytes() + one.large.used_bytes() - one.pending_bytes;
@@ -365,7 +377,7 @@ Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t by
       static_cast<std::uint64_t>(static_cast<double>(used_bytes) * (1.0 + options_.growth_slack));
   unstitched_pages_ = std::max(unstitched_pages_, roomy_bytes / page_bytes_);
   PageMover mover(*this, pool);
-  // Rather than grow beyond that, a stream is made to wait for another.
+  // Above that, making one stream wait for another is preferred to growth.
   if (held_pages_ * page_bytes_ + bytes > unstitched_pages_ * page_bytes_ &&
       mover.wait_for_pending(bytes, false)) {
     BlockSpace& space = pool.space_for(bytes);
@@ -374,7 +386,7 @@ Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t by
     }
   }
   if (Block* const block = mover.make_room(bytes, false)) return block;
-  pages_.trim();  // handles of the other size that nobody uses
+  pages_.trim();  // returns unused handles of the other size
   do {
     BlockSpace& space = pool.space_for(bytes);
     if (Block* const block = space.find_free(bytes)) {
@@ -432,7 +444,7 @@ void CachingAllocator::release_cached_locked() {
                                       page_bytes_);
           }
           PhysicalPage& page = *block->segment->slot_at(address).page;
-          space->hollow(block, address);  // from the end: `block` stays the part before
+          space->hollow(block, address);  // from the end, so that `block` remains the part before
           page.holder = nullptr;
           while (page.aliases != nullptr) {
             PageSlot& slot = *page.aliases;

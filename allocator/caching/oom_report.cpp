@@ -12,7 +12,7 @@ std::uint64_t room_of(std::uint64_t cap_bytes, std::uint64_t held_bytes) {
   return cap_bytes - std::min(cap_bytes, held_bytes);
 }
 
-// The cap that refused, what it is called, and what others than the allocator hold under it.
+// The limit that refused: its name, its bytes, and the bytes that other holders have under it.
 struct BindingLimit {
   std::string name;
   std::uint64_t bytes = 0;
@@ -35,7 +35,7 @@ BindingLimit binding_limit(const OomReport& report) {
           others(limits.device_counted_bytes)};
 }
 
-// "live 7.20 GiB + others 1.00 GiB + request 1.00 GiB > cap of tier device 8.00 GiB"
+// "live 7.20 GiB + other holders 1.00 GiB + request 1.00 GiB > cap of tier device 8.00 GiB"
 std::string need_above(const OomReport& report, const BindingLimit& limit) {
   std::string text = "live " + format_bytes(report.live_bytes);
   if (limit.others_bytes > 0) text += " + other holders " + format_bytes(limit.others_bytes);
@@ -60,7 +60,7 @@ void prove_need(OomReport& report, std::uint64_t missing_bytes) {
       room_of(limits.device_capacity_bytes, limits.device_counted_bytes);
   report.proof = need_above(report, limit);
   if (report.external_bytes > 0) {
-    // Without the others there would be so much more.
+    // Without other processes this many more bytes would be available.
     const bool would_fit = missing_page_bytes <= report.external_bytes;
     report.cause = would_fit ? OomCause::kExternal : OomCause::kTrueNeed;
     report.proof += would_fit ? ", which would fit without what lies outside"
@@ -117,21 +117,21 @@ void prove_cause(OomReport& report) {
   const std::uint64_t tier_room = room_of(limits.tier_cap_bytes, limits.tier_charged_bytes);
   const std::uint64_t category_room =
       room_of(limits.category_cap_bytes, limits.category_charged_bytes);
-  // Larger than the device or the tier's cap: refused as it is, before any page was asked for.
+  // False: the request exceeds the device or the tier's cap, so no page was requested for it.
   const bool is_tried =
       report.block_bytes <= std::min(limits.tier_cap_bytes, limits.device_capacity_bytes);
-  report.may_hold_bytes = report.reserved_bytes;  // there is no further page
+  report.may_hold_bytes = report.reserved_bytes;  // if no further page is available
   report.external_bytes = 0;
   if (const std::uint64_t room = std::min({device_room, tier_room, category_room});
       room < page_bytes || !is_tried) {
-    // The device first: where it is full, no cap is to blame.
+    // The device first: if it is full, no cap is the cause.
     const std::uint64_t least_room = std::max(room, page_bytes - 1);
     report.limit = device_room <= least_room ? OomLimit::kDevice
                    : tier_room <= least_room ? OomLimit::kTierCap
                                              : OomLimit::kCategoryCap;
     report.may_hold_bytes += room / page_bytes * page_bytes;
   } else {
-    // Caps and the device's own count leave room, and yet it refused.
+    // The caps and the device's own count leave room, but the device refused.
     report.limit = OomLimit::kDevice;
     report.external_bytes = device_room;
   }

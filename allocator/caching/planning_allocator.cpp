@@ -1,3 +1,19 @@
+// Three phases. (1) Without a plan every call goes to the CachingAllocator, and watched calls are
+// appended to now_. begin_step() compares the last two steps; if they match, it plans them, usually
+// on another thread. (2) install() requests the arena. It makes every other stream's work precede
+// the arena's first use, then publishes the plan. (3) With a plan, allocate_planned() compares the
+// call with the event at the cursor.
+//
+// The file has 630 lines because watching steps, matching calls and recovery share one cursor.
+//
+// Frees between two expected allocations may come in any order; pass_frees() moves the cursor past
+// them and marks the buffers that are still live as overdue. If ranges pass between streams, a free
+// in another order may make a different buffer the last user of a range. The plan's events do not
+// cover that, so the step counts as diverged and every further allocation waits for all streams.
+// begin_step() ends this with a wait of every stream for all others.
+//
+// A call in step costs O(1) plus its waits. An unexpected call costs O(events) after
+// kStrangersToMove in a row, at most kMostSearches times in a step.
 #include "allocator/caching/planning_allocator.hpp"
 
 #include <algorithm>
@@ -13,11 +29,11 @@
 namespace sluice::allocator {
 namespace {
 
-// So many unexpected calls in a row, found in a row further on in the plan, are taken for the place
-// where the step has come to.
+// If this many consecutive unexpected calls occur in the same order further on in the plan, the
+// step is taken to be there.
 constexpr std::size_t kStrangersToMove = 4;
-// After so many searches in vain the rest of the step is answered without plan: each looks at all
-// that is left of it.
+// After this many failed searches the allocator stops searching until the next step, because each
+// search reads the rest of the plan.
 constexpr std::uint32_t kMostSearches = 16;
 
 }  // namespace
@@ -75,8 +91,7 @@ std::byte* PlanningAllocator::allocate_unplanned(const AllocationRequest& reques
       return allocator_.allocate(request);
     } catch (const OutOfMemoryReported& error) {
       const record::SpinLockHolder lock(mutex_);
-      // Beside an arena that nobody uses, there is room without it; else without it from the next
-      // step.
+      // An idle arena is dropped at once to make room. An arena in use is dropped at the next step.
       if (!has_plan() || arena_.live_count > 0) {
         drop_at_mark_ = has_plan();
         throw_with_arenas(error);
@@ -86,7 +101,7 @@ std::byte* PlanningAllocator::allocate_unplanned(const AllocationRequest& reques
   }
 }
 
-// As they are now: what other threads did since the request failed is in it.
+// Adds the current arenas to the report, including changes by other threads since the failure.
 void PlanningAllocator::throw_with_arenas(const OutOfMemoryReported& error) {
   const std::vector<ArenaBlocks> arenas = blocks_in_arenas();
   if (arenas.empty()) throw OutOfMemoryReported(error.report);
@@ -107,7 +122,7 @@ std::byte* PlanningAllocator::allocate_planned(const AllocationRequest& request,
     find_place_again(call);
     return nullptr;
   }
-  pass_frees();  // up to `next`; a call that is not expected leaves them to come
+  pass_frees();  // up to `next`; an unexpected call leaves them for later
   strangers_.clear();
   std::byte* data = nullptr;
   if (event.buffer != kNotPlanned) {
@@ -118,7 +133,7 @@ std::byte* PlanningAllocator::allocate_planned(const AllocationRequest& request,
       data = hand_out(event.buffer, request);
     }
   }
-  ++cursor_;  // last: a call that throws may be made again
+  ++cursor_;  // last, so that a call that throws may be repeated
   return data;
 }
 
@@ -127,7 +142,7 @@ std::byte* PlanningAllocator::hand_out(std::uint32_t index, const AllocationRequ
   const PlannedBuffer& buffer = plan_.buffers[index];
   Place& place = places_[index];
   const auto is_stale = [&](const PlannedBuffer::Wait& wait) {
-    // What the plan waits for was freed elsewhere than planned, or did not come from the arena.
+    // Whether the buffer was not freed at its planned place, or was not allocated from the arena.
     const Place& released = places_[wait.buffer];
     const bool in_this_step = released.free_index < cursor_;
     return released.freed_step != statistics_.step_count - (in_this_step ? 0 : 1);
@@ -156,13 +171,14 @@ std::byte* PlanningAllocator::hand_out(std::uint32_t index, const AllocationRequ
   return data;
 }
 
-// Up to the next allocation. What the plan frees on the way and the caller has not is late.
+// Moves the cursor to the next allocation. Buffers that the plan frees before it, but the caller
+// has not freed, become overdue.
 void PlanningAllocator::pass_frees() {
   while (cursor_ < plan_.events.size() && !plan_.events[cursor_].is_alloc) {
     const std::uint32_t buffer = plan_.events[cursor_++].buffer;
     Place& place = places_[buffer];
     if (!place.live || place.late) continue;
-    late_.push_back(buffer);  // has room for all
+    late_.push_back(buffer);  // cannot throw: prepare() reserved the room
     place.late = true;
   }
 }
@@ -174,8 +190,9 @@ bool PlanningAllocator::overlaps_late(const PlannedBuffer& buffer) const {
   });
 }
 
-// The call is not what is expected: something new (the next call may be the expected one), or the
-// step has left something out. Then the last calls in a row stand together further on.
+// Handles an unexpected call. Either it is new, and the next call may be the expected one; or the
+// step has skipped a part of the plan. In the second case the last consecutive calls occur together
+// further on, and the cursor moves behind them.
 void PlanningAllocator::find_place_again(const Call& call) {
   strangers_.push_back(call);
   if (strangers_.size() < kStrangersToMove) return;
@@ -194,20 +211,20 @@ void PlanningAllocator::find_place_again(const Call& call) {
       if (++matched < strangers_.size()) continue;
       while (cursor_ <= i) {
         pass_frees();
-        ++cursor_;  // an allocation that is skipped, or was answered otherwise
+        ++cursor_;  // an allocation that was skipped or answered by the CachingAllocator
       }
       strangers_.clear();
       diverged_ = true;
       --failed_searches_;
       return;
     }
-    if (matched > 0) i = first;  // its successors may begin a match
+    if (matched > 0) i = first;  // a match may begin right behind the first event
     matched = 0;
   }
   strangers_.erase(strangers_.begin());
 }
 
-// Behind everything that the other streams have queued: what was freed, was freed before now.
+// Makes the stream wait for all work queued on the other streams. That covers every earlier free.
 void PlanningAllocator::wait_for_all_others(StreamId stream) {
   for (std::size_t other = 0; other < streams_.size(); ++other) {
     if (other == stream || streams_[other] == nullptr) continue;
@@ -223,7 +240,7 @@ void PlanningAllocator::free(std::byte* data) {
   {
     const record::SpinLockHolder lock(mutex_);
     if (has_plan()) {
-      // Past frees of what was not handed out, or is free already.
+      // Skip planned frees of buffers that are not live.
       while (cursor_ < plan_.events.size() && !plan_.events[cursor_].is_alloc) {
         const std::uint32_t expected = plan_.events[cursor_].buffer;
         if (places_[expected].live) {
@@ -236,8 +253,8 @@ void PlanningAllocator::free(std::byte* data) {
       }
       if (arena_.holds(data)) {
         free_planned(holder_of(data));
-        // Of several that end before a place is used again the plan waits for the last on each
-        // stream; now another may be the last.
+        // The plan waits for the last user of a range on each stream; after this free another
+        // buffer may be the last.
         if (has_waits_) diverged_ = true;
         return;
       }
@@ -263,7 +280,7 @@ void PlanningAllocator::free(std::byte* data) {
 void PlanningAllocator::free_planned(std::uint32_t index) {
   const PlannedBuffer& buffer = plan_.buffers[index];
   Place& place = places_[index];
-  // What may throw comes first: then the block is not freed.
+  // Calls that may throw come first: then the block is not freed.
   if (!buffer.release_streams.empty()) {
     place.releases.resize(buffer.release_streams.size());
     for (std::size_t i = 0; i < buffer.release_streams.size(); ++i) {
@@ -271,7 +288,7 @@ void PlanningAllocator::free_planned(std::uint32_t index) {
       streams_[buffer.release_streams[i]]->record(*place.releases[i]);
     }
   }
-  // Used by streams that the plan knows nothing of: its waits do not suffice.
+  // If other streams used it than in the recording, the plan's waits do not suffice.
   if (!place.uses.empty()) [[unlikely]] {
     for (const StreamId use : place.uses) {
       const std::vector<StreamId>& planned = buffer.uses;
@@ -317,7 +334,7 @@ void PlanningAllocator::record_use(std::byte* data, StreamId stream) {
       if (std::find(uses.begin(), uses.end(), stream) == uses.end()) uses.push_back(stream);
       return;
     }
-    // A dropped plan's arena is given back behind the work of all streams.
+    // A dropped plan's arena is freed behind the work of all streams anyway.
     if (std::any_of(retired_.begin(), retired_.end(),
                     [&](const Arena& arena) { return arena.holds(data); })) {
       return;
@@ -342,7 +359,7 @@ void PlanningAllocator::record_allocation(const std::byte* data, const Call& cal
 
 void PlanningAllocator::record_free(const std::byte* data) {
   const auto found = origins_.find(data);
-  if (found == origins_.end()) return;  // older than what is watched
+  if (found == origins_.end()) return;  // allocated before the watched steps
   Origin origin = std::move(found->second);
   origins_.erase(found);
   const std::uint64_t steps_ago = statistics_.step_count - origin.step;
@@ -356,7 +373,6 @@ void PlanningAllocator::record_free(const std::byte* data) {
   now_.events.push_back(std::move(event));
 }
 
-// What may take long (a plan, stitching the arena) is done without the lock.
 void PlanningAllocator::begin_step() {
   std::function<StepPlan()> plan;
   bool settle = false;
@@ -364,7 +380,7 @@ void PlanningAllocator::begin_step() {
     const record::SpinLockHolder lock(mutex_);
     if (has_plan()) {
       end_planned_step();
-      // Once a whole step was served by the plan, what the steps before it needed can go.
+      // The plan has served a whole step: memory of the earlier steps can be released.
       settle = has_plan() && ++statistics_.planned_step_count == 1;
     } else if (!is_installing_) {
       plan = end_watched_step();
@@ -396,7 +412,7 @@ void PlanningAllocator::end_planned_step() {
   strangers_.clear();
   if (std::exchange(diverged_, false)) {
     ++statistics_.diverged_steps;
-    // From here the waits of the plan suffice again.
+    // After these waits the plan's own waits suffice again.
     for (StreamId stream = 0; stream < streams_.size(); ++stream) {
       if (streams_[stream] != nullptr) wait_for_all_others(stream);
     }
@@ -416,7 +432,7 @@ std::function<StepPlan()> PlanningAllocator::end_watched_step() {
     if (coming_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return nullptr;
     return [this] { return coming_.get(); };
   }
-  // What came before the first mark is no step.
+  // Calls before the first begin_step() are not a step.
   if (!compares || before_.allocation_count == 0 || statistics_.step_count < next_try_ ||
       matching_share(before, before_) < options_.least_match) {
     return nullptr;
@@ -472,7 +488,7 @@ void PlanningAllocator::install(StepPlan plan) {
   statistics_.arena_live_bytes = 0;
 }
 
-// All that belongs to a plan that is about to be used.
+// Sets up the state of a plan that is about to be used.
 void PlanningAllocator::prepare(const StepPlan& plan) {
   offsets_.clear();
   for (const PlannedBuffer& buffer : plan.buffers) offsets_.push_back(buffer.offset);
@@ -592,7 +608,7 @@ record::MemorySnapshot PlanningAllocator::snapshot_locked() {
       const auto leave_free = [&](std::uint64_t end) {
         if (end > address) blocks.push_back({.address = address, .bytes = end - address});
       };
-      if (arena != arenas.end()) {  // else it is not in use yet, or no longer
+      if (arena != arenas.end()) {  // otherwise the arena is not in use yet, or no longer
         for (const record::SnapshotBlock& tenant : arena->blocks) {
           leave_free(tenant.address);
           blocks.push_back(tenant);

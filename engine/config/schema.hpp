@@ -14,11 +14,7 @@
 
 namespace sluice::config {
 
-// The largest loss scale. This room may not include the loss scaler, which has the same bound;
-// session.cpp asserts that the two agree.
-inline constexpr std::int64_t kMaxLossScale = std::int64_t{1} << 32;
-
-// What a key takes. A choice and a text are both strings; bytes are an integer or "64MiB", and for
+// Kinds of values. A choice and a text are both strings; bytes are an integer or "64MiB", and for
 // kBytesOrAuto also "auto"; a rate is a number of bytes per second or "16GiB/s"; a duration is
 // seconds or "10us".
 enum class ConfigKind : std::uint8_t {

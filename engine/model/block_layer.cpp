@@ -4,13 +4,12 @@
 // share key/value heads among query heads.
 #include <cmath>
 
+#include "engine/model/constants.hpp"
 #include "engine/model/model.hpp"
 #include "engine/model/region.hpp"
 
 namespace sluice::model {
 namespace {
-
-constexpr float kRopeBase = 10000.0f;
 
 // Indices into the layout; the same for both families, biases where the family has them.
 struct BlockTensors {
@@ -276,7 +275,7 @@ class BlockLayer final : public Layer {
   }
 
   kernels::NormShape norm_shape(const BatchShape& batch) const {
-    return {batch.rows(), shape_.hidden, shape_.is_llama(), 1e-5f, batch.dtype};
+    return {batch.rows(), shape_.hidden, shape_.is_llama(), kNormEpsilon, batch.dtype};
   }
   kernels::AttentionShape attention_shape(const BatchShape& batch) const {
     return {batch.micro_batch, batch.seq,         shape_.heads,

@@ -1,4 +1,5 @@
 // Final norm, language-model head and softmax cross-entropy.
+#include "engine/model/constants.hpp"
 #include "engine/model/model.hpp"
 #include "engine/model/region.hpp"
 
@@ -110,7 +111,7 @@ class HeadLayer final : public Layer {
   }
 
   kernels::NormShape norm_shape(const BatchShape& batch) const {
-    return {batch.rows(), shape_.hidden, shape_.is_llama(), 1e-5f, batch.dtype};
+    return {batch.rows(), shape_.hidden, shape_.is_llama(), kNormEpsilon, batch.dtype};
   }
   kernels::HeadShape head_shape(const BatchShape& batch) const {
     return {batch.rows(), shape_.hidden, shape_.vocab, batch.dtype};

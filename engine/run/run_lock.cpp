@@ -176,7 +176,7 @@ void RunLock::write(const std::string& record) const {
 
 // Taken away while it is held: whoever has it open finds that it is no longer at its path.
 RunLock::~RunLock() {
-  if (keeps_record_) {
+  if (keeps_record_ && !record_before_.empty()) {
     write(record_before_);
   } else {
     static_cast<void>(::unlink(path_.c_str()));

@@ -44,9 +44,10 @@ class RunLock {
     bool held = false;                // by a run that lives
     std::optional<RunHolder> holder;  // who wrote it; none where it cannot be read
   };
-  // What stood in the file before is put back when the lock goes, and the file stays: for somebody
-  // who only cleans.
+  // From now on the destructor puts back what stood in the file before, if anything did: for a
+  // cleaner, and for a run that may yet be refused. drop_record() ends that.
   void keep_record() { keeps_record_ = true; }
+  void drop_record() { keeps_record_ = false; }
 
   // Looks, and changes nothing. IoError.
   static State look(const std::string& directory);

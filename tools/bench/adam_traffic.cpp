@@ -22,10 +22,10 @@ using Words = hn::ScalableTag<std::uint32_t>;
 // (kernels/host/optimizer/stage_simd.hpp).
 constexpr std::int64_t kAheadElems = 64;
 constexpr std::int64_t kLineElems = 16;
-// Arrays take turns after so many elements: whole vectors of every format.
+// The loop goes to the next array after this many elements: whole vectors of every format.
 constexpr std::int64_t kTurnElems = 64;
 
-// Passes the bytes of one turn of one stream; next: that of which the memory is asked for.
+// Passes the bytes of one turn of one stream, and prefetches the memory of a later turn.
 HWY_INLINE void pass(const TrafficStream& stream, std::int64_t i, std::int64_t ahead,
                      hn::Vec<Words> mask, hn::Vec<Words>& fold) {
   const Words tag;

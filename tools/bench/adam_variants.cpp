@@ -31,7 +31,7 @@ double seconds_of(const Run& run) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// A hash spread over [-1, 1): only that values vary matters.
+// A hash spread over [-1, 1): the values only have to vary.
 float value_of(std::int64_t i) {
   const auto mixed = static_cast<std::uint32_t>(i) * 2654435761u;
   return static_cast<float>(static_cast<std::int32_t>(mixed)) * 0x1p-31f;
@@ -99,7 +99,7 @@ AdamVariantStep::Array AdamVariantStep::array(DType dtype) {
       (bytes_of(dtype, static_cast<std::uint64_t>(elems_)) + kHugePage - 1) / kHugePage * kHugePage;
   Array memory(static_cast<std::byte*>(std::aligned_alloc(kHugePage, bytes)));
   if (memory == nullptr) throw std::bad_alloc();
-  // A wish: without huge pages the figures are those of small ones, on both sides of the ratio.
+  // Best effort: with small pages, both sides of the ratio are measured on small pages.
   static_cast<void>(madvise(memory.get(), bytes, MADV_HUGEPAGE));
   parallel_.for_blocks(elems_, kernels::host::kUpdatePieceElems, [&](std::int64_t begin, std::int64_t end) {
     const std::uint64_t from = bytes_of(dtype, static_cast<std::uint64_t>(begin));
