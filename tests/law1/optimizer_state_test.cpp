@@ -4,8 +4,8 @@
 
 #include "base/error.hpp"
 #include "engine/checkpoint/checkpoint.hpp"
-#include "tests/support/scratch_directory.hpp"
 #include "tests/law1/same_bits.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace sluice::train {
 namespace {
