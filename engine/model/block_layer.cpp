@@ -12,7 +12,7 @@ namespace {
 
 constexpr float kRopeBase = 10000.0f;
 
-// Indices into the layout; the same for both families, biases where the family has them.
+// Indices into the layout, for both families. Biases are set only if the family has them.
 struct BlockTensors {
   std::size_t norm1 = 0, norm1_bias = 0, qkv = 0, qkv_bias = 0, output = 0, output_bias = 0;
   std::size_t norm2 = 0, norm2_bias = 0, up = 0, up_bias = 0, down = 0, down_bias = 0;
@@ -157,7 +157,7 @@ class BlockLayer final : public Layer {
       kernels.gemm_gelu(up, saved.normed2, weight(at, index_.up, dtype),
                         bias(at, index_.up_bias, dtype), saved.up, saved.activated, scratch);
     }
-    if (at.output == nullptr) return;  // a recompute wants only what is saved
+    if (at.output == nullptr) return;  // a recompute needs only the saved values
     kernels.gemm(linear(batch, shape_.hidden, shape_.ffn), saved.activated,
                  weight(at, index_.down, dtype), bias(at, index_.down_bias, dtype), projected,
                  scratch);
@@ -228,7 +228,7 @@ class BlockLayer final : public Layer {
     std::byte *normed1, *qkv, *attention, *residual, *normed2, *up, *activated;
     float *mean1, *rstd1, *log_sum_exp, *mean2, *rstd2;
   };
-  // Gradients that BackwardWeight needs: of each linear layer's output and each norm's output.
+  // The gradients that BackwardWeight needs: those of each linear layer's and each norm's output.
   struct Context {
     std::byte *up, *normed2, *residual, *qkv, *normed1;
   };
@@ -240,8 +240,8 @@ class BlockLayer final : public Layer {
     return rows(batch) * static_cast<std::uint64_t>(cols) * dtype_bytes(batch.dtype);
   }
   std::int64_t up_cols() const { return shape_.is_llama() ? 2 * shape_.ffn : shape_.ffn; }
-  // Columns of the gradients that only BackwardInput holds: of what SwiGLU gives, and of what
-  // attention gives.
+  // Columns of the gradients that only BackwardInput holds: those of the outputs of SwiGLU and of
+  // attention.
   std::int64_t widest_gradient() const {
     return shape_.is_llama() ? std::max(shape_.ffn, shape_.hidden) : shape_.hidden;
   }
