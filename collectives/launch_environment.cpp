@@ -1,4 +1,4 @@
-// What torchrun tells its processes (torch/distributed/elastic, "Environment Variables").
+// Reads the variables that torchrun sets (torch/distributed/elastic, "Environment Variables").
 #include <charconv>
 #include <cstdlib>
 #include <limits>

@@ -1,3 +1,4 @@
+// The mesh as mixed-radix numbers: a rank's coordinates are its digits, with kTensor as the last.
 #include "collectives/mesh.hpp"
 
 #include <string>
@@ -15,7 +16,7 @@ std::string_view mesh_dimension_name(MeshDimension dimension) {
 Mesh::Mesh(std::array<int, kMeshDimensionCount> degrees, int world_size)
     : degrees_(degrees), world_size_(world_size) {
   std::string layout;
-  // Stops growing past any world size, so it cannot overflow: at most 2^31 * 2^31 before the test.
+  // Stops growing above INT32_MAX, so it cannot overflow: factors are below 2^31.
   std::int64_t product = 1;
   for (std::size_t d = 0; d < kMeshDimensionCount; ++d) {
     const std::string name(mesh_dimension_name(static_cast<MeshDimension>(d)));

@@ -1,4 +1,4 @@
-// The process mesh: how the world's ranks are laid out over the five parallel dimensions.
+// The process mesh: the layout of the world's ranks over the five parallel dimensions.
 #pragma once
 
 #include <array>
@@ -12,11 +12,11 @@ enum class MeshDimension : std::uint8_t { kData, kPipeline, kContext, kExpert, k
 inline constexpr std::size_t kMeshDimensionCount = 5;
 std::string_view mesh_dimension_name(MeshDimension dimension);
 
-// Ranks are numbered with kTensor fastest and kData slowest, so tensor groups sit on one node.
+// kTensor varies fastest with the rank and kData slowest, so tensor groups lie on one node.
 class Mesh {
  public:
-  // degrees by MeshDimension, each >= 1. Throws InputError where a degree is 0 or the product does
-  // not equal world_size, naming both.
+  // degrees: one per MeshDimension, each >= 1. Throws InputError if a degree is 0, or if the
+  // product differs from world_size; the message names both.
   Mesh(std::array<int, kMeshDimensionCount> degrees, int world_size);
   int world_size() const { return world_size_; }
   int degree(MeshDimension dimension) const {
@@ -24,7 +24,7 @@ class Mesh {
   }
   std::array<int, kMeshDimensionCount> coordinates(int rank) const;
   int rank_at(const std::array<int, kMeshDimensionCount>& coordinates) const;
-  // The ranks that differ from `rank` in `dimension` only, ascending; `rank` among them.
+  // Returns the ranks that differ from `rank` only in `dimension`, ascending, with `rank` itself.
   std::vector<int> group(int rank, MeshDimension dimension) const;
 
  private:

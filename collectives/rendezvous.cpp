@@ -1,3 +1,14 @@
+// One round of messages over TCP, with rank 0 as the server.
+//
+//     hello   rank -> 0   magic, rank, size, bytes of job, bytes of message, job, message
+//     answer  0 -> rank   magic, verdict, bytes of body, body
+//
+// Rank 0 polls its listener and all connections. A connection that sends a complete hello has
+// greeted; one that sends anything else, or nothing for kGreetingSeconds, is closed. Once all ranks
+// have greeted, rank 0 answers each with all messages in rank order. On a disagreement or a timeout
+// every rank that has greeted receives the text of the error. The other ranks repeat connect, hello
+// and answer until they have an answer or the deadline passes. Lengths from the network are checked
+// before memory is allocated, and at most kMostUngreeted connections may be pending.
 #include "collectives/rendezvous.hpp"
 
 #include <poll.h>
@@ -19,20 +30,20 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-// Both ways: a magic number, then fields of 4 bytes, little-endian, then text. Different magic
-// numbers, for a socket that connects to a port of its own machine on which nobody listens may find
-// itself, and would hear its own greeting.
+// Both directions send a magic number, fields of 4 bytes (little-endian), and texts. The magic
+// numbers differ: a socket that connects to an unused port of its own machine may connect to itself
+// and would read back its own greeting.
 constexpr std::string_view kHello = "SLUICEr1", kAnswer = "SLUICEa1";
 constexpr std::size_t kMagicBytes = 8;
 constexpr std::size_t kHelloBytes = kMagicBytes + 4 * 4;   // rank, size, bytes of job, of message
 constexpr std::size_t kAnswerBytes = kMagicBytes + 2 * 4;  // verdict, bytes
 constexpr std::uint32_t kMostJobBytes = 256;
 constexpr int kMostRanks = 1 << 16;
-// Who has not greeted by then is no rank.
+// A connection without a greeting after this time is no rank.
 constexpr double kGreetingSeconds = 5;
-// Before the next try to connect.
+// Pause before the next attempt to connect.
 constexpr std::chrono::milliseconds kRetryPause{50};
-constexpr std::size_t kMostStrangers = 256;
+constexpr std::size_t kMostUngreeted = 256;
 
 void put(Bytes& to, std::uint32_t number) {
   for (int shift = 0; shift < 32; shift += 8) to.push_back(std::byte(number >> shift & 0xffu));
@@ -79,14 +90,14 @@ struct Guest {
   void take(std::span<const std::byte> bytes);
 };
 
-// How many bytes the greeting has, as far as can be said. Precondition: the magic number is right.
+// Bytes of the greeting, as far as they are known yet. Precondition: the magic number is right.
 std::size_t Guest::wanted() const {
   if (received.size() < kHelloBytes) return kHelloBytes;
   const std::byte* const fields = received.data() + kMagicBytes;
   return kHelloBytes + number_at(fields + 8) + number_at(fields + 12);
 }
 
-// Until nothing is left to read: who has greeted and gone is known to have gone.
+// Reads until nothing is left, so that the end of a greeted connection is noticed.
 void Guest::read() {
   std::array<std::byte, 4096> buffer;
   while (!gone) {
@@ -99,7 +110,7 @@ void Guest::read() {
 
 void Guest::take(std::span<const std::byte> bytes) {
   received.insert(received.end(), bytes.begin(), bytes.end());
-  // Nobody says anything after the greeting.
+  // A rank sends nothing after its greeting.
   gone = greeted() || !begins_with(received, kHello);
   if (gone || received.size() < kHelloBytes) return;
   const std::byte* const fields = received.data() + kMagicBytes;
@@ -120,11 +131,11 @@ void answer(const Guest& guest, Verdict verdict, const Bytes& body, Deadline dea
   put(bytes, static_cast<std::uint32_t>(verdict));
   put(bytes, static_cast<std::uint32_t>(body.size()));
   bytes.insert(bytes.end(), body.begin(), body.end());
-  // Who has gone meanwhile learns it from the communicator.
+  // A rank that has died meanwhile is noticed by the communicator.
   static_cast<void>(send_all(guest.socket, bytes, deadline));
 }
 
-// Rank 0.
+// The server on rank 0.
 class Host {
  public:
   Host(const RendezvousPlace& place, const std::string& message, Deadline deadline)
@@ -134,7 +145,7 @@ class Host {
     listener_ = listen_at(place_.address, place_.port);
     while (missing() > 0) {
       if (deadline_.passed()) {
-        const std::string why = who_is_missing();
+        const std::string why = describe_missing();
         refuse_all(Verdict::kTooLate, why);
         throw TimeoutError(why);
       }
@@ -151,7 +162,7 @@ class Host {
     return static_cast<std::size_t>(place_.size - 1 - here);
   }
 
-  std::string who_is_missing() const {
+  std::string describe_missing() const {
     std::string ranks;
     int left_out = 0;
     for (int rank = 1; rank < place_.size; ++rank) {
@@ -177,7 +188,7 @@ class Host {
   void wait() {
     std::vector<pollfd> polled{{listener_.descriptor(), POLLIN, 0}};
     for (const Guest& guest : guests_) polled.push_back({guest.socket.descriptor(), POLLIN, 0});
-    // Not longer than until a stranger's time is up.
+    // A bounded wait, so that overdue greetings are noticed.
     static_cast<void>(::poll(polled.data(), polled.size(), poll_timeout_ms(deadline_, 500)));
   }
 
@@ -191,7 +202,7 @@ class Host {
     for (Guest* const guest : newcomers_) check(*guest);
     newcomers_.clear();
     std::erase_if(guests_, [](const Guest& guest) { return guest.gone; });
-    while (guests_.size() - greeted() < kMostStrangers) {
+    while (guests_.size() - greeted() < kMostUngreeted) {
       Socket socket = accept_from(listener_);
       if (!socket) break;
       guests_.emplace_back().socket = std::move(socket);
@@ -204,7 +215,7 @@ class Host {
     const Hello& hello = *guest.hello;
     if (hello.job != place_.job) {
       refuse(guest, Verdict::kDisagrees,
-             "at " + place_name(place_) + " waits another job's rank 0 ('" + place_.job +
+             "rank 0 of another job listens at " + place_name(place_) + " ('" + place_.job +
                  "', not '" + hello.job + "'); give each job a MASTER_PORT of its own");
       guest.gone = true;
       guest.hello.reset();
@@ -277,12 +288,12 @@ std::vector<std::string> messages_in(const Bytes& body, int size) {
     at += bytes;
   }
   if (at != body.size() || all.size() != static_cast<std::size_t>(size)) {
-    throw DeviceError("rank 0's answer at the rendezvous is broken");
+    throw DeviceError("rank 0 sent a malformed answer at the rendezvous");
   }
   return all;
 }
 
-// One try. Empty: rank 0 was not there, or what was there did not answer as rank 0 does.
+// One attempt. Returns nothing if rank 0 was not there, or if another program answered.
 std::optional<std::vector<std::string>> ask(const RendezvousPlace& place,
                                             const std::string& message, Deadline deadline) {
   const Socket socket = connect_to(place.address, place.port, deadline);

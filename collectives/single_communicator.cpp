@@ -1,4 +1,4 @@
-// The group of one: every reduction is the identity, so only copies remain.
+// The group of one rank: every reduction is the identity, so only copies remain.
 #include <cstring>
 #include <string>
 
@@ -37,7 +37,7 @@ class SingleCommunicator final : public Communicator {
   void barrier() override {}
 
  private:
-  // In place (source == destination) nothing moves; other overlaps break the contract.
+  // In place (source == destination) moves nothing. Other overlaps break the contract.
   static void copy(const void* source, void* destination, std::uint64_t count, DType dtype) {
     if (source == destination || count == 0) return;
     std::memcpy(destination, source, count * dtype_bytes(dtype));

@@ -1,3 +1,5 @@
+// Non-blocking sockets. Every wait is a poll(2) of at most a second, repeated until the deadline,
+// so an interrupted wait never ends early or late.
 #include "collectives/socket.hpp"
 
 #include <fcntl.h>
@@ -21,7 +23,7 @@ namespace {
 
 using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-// Empty where the name is unknown. address empty: of this machine, for listening.
+// Empty if the name is unknown. An empty address means this machine, for listening.
 Addresses addresses_of(const std::string& address, std::uint16_t port) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
@@ -49,12 +51,12 @@ bool wait_for(const Socket& socket, short events, Deadline deadline) {
   }
 }
 
-// The first error, or 0.
+// Returns the first error, or 0.
 int try_listen(const addrinfo& info, Socket& listener) {
   listener = make_socket(info);
   if (!listener) return errno;
   const int on = 1;
-  // A port that a former run has left in TIME_WAIT is free.
+  // Allows a port that an earlier run left in TIME_WAIT.
   ::setsockopt(listener.descriptor(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
   if (::bind(listener.descriptor(), info.ai_addr, info.ai_addrlen) != 0 ||
       ::listen(listener.descriptor(), SOMAXCONN) != 0) {
@@ -93,7 +95,7 @@ Socket listen_at(const std::string& address, std::uint16_t port) {
       Socket listener;
       error = try_listen(*info, listener);
       if (listener) return listener;
-      // In use is in use: another address of the same port would be found by nobody.
+      // The port is in use. Listening at another address would hide the conflict from the ranks.
       if (error != EADDRNOTAVAIL) throw IoError("listen", name, 0, 0, error);
     }
   }

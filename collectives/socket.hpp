@@ -1,4 +1,4 @@
-// TCP with deadlines: sockets that never block, and the waits for them.
+// TCP with deadlines: non-blocking sockets, and functions that wait for them.
 #pragma once
 
 #include <cstddef>
@@ -26,27 +26,28 @@ class Socket {
   int descriptor_ = -1;
 };
 
-// Listens at `address`, or at every address of this machine where that is not one of its own (a
-// name that is translated on the way). port 0: any. Throws IoError.
+// Listens at `address`. If that is not an address of this machine (a translated name), listens at
+// all addresses. port 0: any free port. Throws IoError.
 Socket listen_at(const std::string& address, std::uint16_t port);
 std::uint16_t port_of(const Socket& listener);
-// Empty where nobody waits.
+// Returns an empty socket if no connection is pending.
 Socket accept_from(const Socket& listener);
-// Empty where it was refused, not answered until the deadline, or nobody knows the name (yet: a
-// job's names may appear after its ranks): to be tried again.
+// Returns an empty socket if the attempt should be repeated: it was refused, not answered before
+// the deadline, or the name is unknown (a job's names may appear after its ranks start).
 Socket connect_to(const std::string& address, std::uint16_t port, Deadline deadline);
 
-// False: the connection broke, or the deadline passed.
+// Both return false if the connection broke or the deadline passed.
 bool send_all(const Socket& socket, std::span<const std::byte> bytes, Deadline deadline);
 bool receive_all(const Socket& socket, std::span<std::byte> bytes, Deadline deadline);
-// What has arrived, without waiting. ended: the connection broke, or the other side closed it.
+// Reads the bytes that have arrived, without waiting. ended: the connection broke or was closed.
 struct Received {
   std::size_t bytes = 0;
   bool ended = false;
 };
 Received receive_some(const Socket& socket, std::span<std::byte> bytes);
 
-// poll(2) for the milliseconds that are left, at least 1 while any is and 0 past the deadline.
+// Timeout for poll(2): the milliseconds left (rounded up), at most most_ms, and 0 after the
+// deadline.
 int poll_timeout_ms(Deadline deadline, int most_ms);
 
 }  // namespace sluice::collectives

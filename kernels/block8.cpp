@@ -1,3 +1,7 @@
+// Scalar reference of the 8-bit moments (block8.hpp defines the format). Encoding inverts F by bit
+// arithmetic: the exponent of the scaled number yields the group n, the mantissa the position in
+// the group. The vector code (host/optimizer/block8_simd.hpp) and the CUDA code perform the same
+// operations in the same order, so all produce the same bits.
 #include "kernels/block8.hpp"
 
 #include <algorithm>
@@ -18,8 +22,8 @@ float from_bits(std::uint32_t bits) {
   return std::bit_cast<float>(bits);
 }
 
-// t - 1 for t = F^-1(y), rounded to the nearest even integer. The bits of y are split into n and
-// z in [1, base): t = 2^n * (z + base - 2) / (base - 1).
+// Returns t - 1 for t = F^-1(y), rounded to the nearest even integer. The bits of y are split into
+// n and z in [1, base): t = 2^n * (z + base - 2) / (base - 1).
 std::uint8_t moment1_code(float value, float inverse) {
   const float y = std::abs(value) * inverse;
   if (!(y > kMoment1Zero)) return 0;
@@ -31,7 +35,7 @@ std::uint8_t moment1_code(float value, float inverse) {
   return static_cast<std::uint8_t>(std::signbit(value) ? -code : code);
 }
 
-// The same with z / 8, whose bits are those of y.
+// The same with z / 8, which has the bits of y.
 std::uint8_t moment2_code(float value, float inverse) {
   if (!(value > 0)) return 0;
   const std::uint32_t bits = bits_of(std::max(value * inverse, kMoment2Least));

@@ -1,16 +1,16 @@
-// The math of a training step: stateless operations on buffers handed in, workspace included.
+// The math of a training step: stateless operations on buffers and workspaces of the caller.
 //
-// One interface, an implementation per device: kernels/host (oneDNN, Highway, oneTBB) and
-// kernels/cuda. A call is made from inside Stream::launch: on the host it computes before it
-// returns; on CUDA it queues on the stream given by set_stream.
+// There is one interface and an implementation per device: kernels/host (oneDNN, Highway, oneTBB)
+// and kernels/cuda. Calls are made inside Stream::launch. The host computes before it returns; CUDA
+// queues on the stream given by set_stream.
 //
-// Conventions. Row-major. `act` dtypes are kBF16, kF16 or kF32 (one for all activations, weights
-// and gradients of a call, named `dtype`). Sums are fp32, rounded once (to nearest even) when
-// stored; what is too large for fp16 becomes infinity. Workspaces are 256-byte aligned and at least
-// as large as the matching *_workspace_bytes, which is a pure function of the shape (and of the
-// machine). Ranges of different arguments never overlap unless "in place" is said. Results are the
-// same bits for any number of threads: work is cut by shape alone, and no sum depends on who
-// computes it. Errors: a shape that breaks a stated bound throws InternalError; nothing else fails.
+// Conventions. Arrays are row-major. `act` dtypes are kBF16, kF16 or kF32; one call has one `dtype`
+// for its activations, weights and gradients. Sums are fp32 and are rounded once, to nearest even,
+// when they are stored; a sum too large for fp16 becomes infinity. Workspaces are 256-byte aligned
+// and have at least *_workspace_bytes bytes, a pure function of the shape (and of the machine).
+// Ranges of different arguments do not overlap unless the function says "in place". Results have
+// the same bits for any number of threads: work is cut by shape alone, and no sum depends on the
+// thread that computes it. Errors: a shape that breaks a stated bound throws InternalError.
 #pragma once
 
 #include <cstdint>
@@ -35,12 +35,12 @@ struct GemmShape {
   bool transpose_a = false;
   bool transpose_b = false;
   DType dtype = DType::kBF16;   // of A, B and bias
-  DType output = DType::kBF16;  // of C: dtype or kF32
+  DType output = DType::kBF16;  // of C: the same dtype, or kF32
 };
 
-// Causal self-attention over packed rows: qkv [batch, time, (heads + 2*kv_heads) * head_dim], each
-// row holding q (heads), then k (kv_heads), then v (kv_heads). heads % kv_heads == 0; scale
-// 1/sqrt(head_dim).
+// Causal self-attention over packed rows: qkv is [batch, time, (heads + 2*kv_heads) * head_dim].
+// Each row holds q (heads), then k (kv_heads), then v (kv_heads). heads % kv_heads == 0; scores are
+// scaled by 1/sqrt(head_dim).
 struct AttentionShape {
   std::int64_t batch = 0, time = 0, heads = 0, kv_heads = 0, head_dim = 0;
   DType dtype = DType::kBF16;
@@ -54,7 +54,7 @@ struct NormShape {
 };
 
 // Language-model head with softmax cross-entropy. x [rows, hidden]; w [vocab, hidden]; targets
-// [rows] int32 in [0, vocab). Logits are made a slice at a time and never held whole.
+// [rows], int32 in [0, vocab). Only one slice of the logits exists at a time.
 struct HeadShape {
   std::int64_t rows = 0, hidden = 0, vocab = 0;
   DType dtype = DType::kBF16;
@@ -63,9 +63,10 @@ struct HeadShape {
 class Kernels {
  public:
   virtual ~Kernels() = default;
-  // Where CUDA queues; ignored on the host.
+  // Sets the stream on which CUDA queues. The host ignores it.
   virtual void set_stream(void* native) = 0;
-  // What a result's bits depend on: instruction set of the GEMM library and the like ("avx2-f32").
+  // Names everything that a result's bits depend on, such as the GEMM library and its instruction
+  // set ("avx2-f32").
   virtual const char* arithmetic() const = 0;
 
   virtual std::uint64_t gemm_workspace_bytes(const GemmShape& shape) const = 0;
@@ -79,11 +80,11 @@ class Kernels {
   virtual void column_sum(const void* x, void* out, std::int64_t rows, std::int64_t cols,
                           DType dtype) = 0;
 
-  // y = norm(x) * weight (+ bias); mean and rstd are fp32 [rows] (mean unused for rms; may be
+  // y = norm(x) * weight (+ bias); mean and rstd are fp32 [rows] (rms: mean is unused, may be
   // null).
   virtual void norm_forward(const NormShape& shape, const void* x, const void* weight,
                             const void* bias, void* y, float* mean, float* rstd) = 0;
-  // dx = gradient of x (+ residual, elementwise, where given: the other branch's gradient).
+  // dx = gradient of x (+ residual, elementwise, if not null: the gradient of the other branch).
   virtual void norm_backward_input(const NormShape& shape, const void* dy, const void* x,
                                    const void* weight, const float* mean, const float* rstd,
                                    const void* residual, void* dx) = 0;
@@ -92,21 +93,21 @@ class Kernels {
                                     const float* mean, const float* rstd, void* dweight,
                                     void* dbias) = 0;
 
-  // out = a + b, elementwise; in place allowed.
+  // out = a + b, elementwise; may be in place.
   virtual void add(const void* a, const void* b, void* out, std::int64_t elems, DType dtype) = 0;
 
-  // GELU, tanh approximation (GPT-2). Backward in place allowed: dx may be dy.
+  // GELU, tanh approximation (GPT-2). Backward may be in place: dx may be dy.
   virtual void gelu_forward(const void* x, void* y, std::int64_t elems, DType dtype) = 0;
   virtual void gelu_backward(const void* dy, const void* x, void* dx, std::int64_t elems,
                              DType dtype) = 0;
-  // x = the product (+ bias) and y = gelu(x), which may be taken of x before it is rounded; both
-  // [m, n] in the shape's output dtype, which is that of A and B. As one call where the device can.
+  // x = the product (+ bias) and y = gelu(x); gelu may read x before it is rounded. Both are [m, n]
+  // in the shape's output dtype, which is that of A and B. A device may fuse both into one call.
   virtual void gemm_gelu(const GemmShape& shape, const void* a, const void* b, const void* bias,
                          void* x, void* y, void* workspace) {
     gemm(shape, a, b, bias, x, workspace);
     gelu_forward(x, y, shape.m * shape.n, shape.output);
   }
-  // dx = gelu'(x) times the product, which may be rounded in between.
+  // dx = gelu'(x) times the product; the product may be rounded in between.
   virtual void gemm_gelu_backward(const GemmShape& shape, const void* a, const void* b,
                                   const void* x, void* dx, void* workspace) {
     gemm(shape, a, b, nullptr, dx, workspace);
@@ -118,25 +119,25 @@ class Kernels {
   virtual void swiglu_backward(const void* dy, const void* x, void* dx, std::int64_t rows,
                                std::int64_t cols, DType dtype) = 0;
 
-  // Rotary embedding, half-split (Llama), in place on the q and k parts of qkv rows; position t of
-  // a row is its index in time. inverse: the transpose, for gradients.
+  // Rotary embedding, half-split (Llama), in place on the q and k parts of qkv rows. A row's
+  // position is its index in time. inverse: the transpose, for gradients.
   virtual void rope(const AttentionShape& shape, float base, bool inverse, void* qkv) = 0;
 
   virtual std::uint64_t attention_workspace_bytes(const AttentionShape& shape) const = 0;
-  // out [batch, time, heads*head_dim]; lse fp32 [batch, heads, time] (log-sum-exp of scaled
-  // scores).
+  // out [batch, time, heads*head_dim]; lse, fp32 [batch, heads, time]: log-sum-exp of scaled
+  // scores.
   virtual void attention_forward(const AttentionShape& shape, const void* qkv, void* out,
                                  float* lse, void* workspace) = 0;
   virtual void attention_backward(const AttentionShape& shape, const void* dout, const void* qkv,
                                   const void* out, const float* lse, void* dqkv,
                                   void* workspace) = 0;
 
-  // out[r, :] = table[tokens[r], :] + positions[r % time, :] (positions null: none). tokens in [0,
-  // vocab).
+  // out[r, :] = table[tokens[r], :] + positions[r % time, :] (positions may be null). tokens are in
+  // [0, vocab).
   virtual void embedding_forward(const std::int32_t* tokens, const void* table,
                                  const void* positions, void* out, std::int64_t rows,
                                  std::int64_t time, std::int64_t hidden, DType dtype) = 0;
-  // dtable [vocab, hidden] and dpositions [max_time, hidden] (null: none), both written whole. Sums
+  // Writes all of dtable [vocab, hidden] and dpositions [max_time, hidden] (may be null). Sums are
   // in row order.
   virtual std::uint64_t embedding_backward_workspace_bytes(std::int64_t rows,
                                                            std::int64_t vocab) const = 0;
@@ -146,47 +147,48 @@ class Kernels {
                                   DType dtype, void* workspace) = 0;
 
   virtual std::uint64_t head_workspace_bytes(const HeadShape& shape) const = 0;
-  // loss_sum (one fp64): sum over rows of -log softmax(x w^T)[target], added in row order; lse fp32
+  // loss_sum (one fp64): sum over rows of -log softmax(x w^T)[target], in row order. lse: fp32
   // [rows]. dx [rows, hidden] = loss_scale * d(loss_sum)/dx; null: not computed (evaluation).
   virtual void head_forward(const HeadShape& shape, const void* x, const void* w,
                             const std::int32_t* targets, float loss_scale, double* loss_sum,
                             float* lse, void* dx, void* workspace) = 0;
-  // dw [vocab, hidden] = loss_scale * d(loss_sum)/dw, from lse; a slice of the vocabulary at a
+  // dw [vocab, hidden] = loss_scale * d(loss_sum)/dw, from lse, one slice of the vocabulary at a
   // time.
   virtual void head_backward_weight(const HeadShape& shape, const void* x, const void* w,
                                     const std::int32_t* targets, float loss_scale, const float* lse,
                                     void* dw, void* workspace) = 0;
 
-  // accumulator (fp32) = first ? grad : accumulator + grad; grad of grad_dtype.
+  // accumulator (fp32) = first ? grad : accumulator + grad; grad has grad_dtype.
   virtual void accumulate(float* accumulator, const void* grad, DType grad_dtype, bool first,
                           std::int64_t elems) = 0;
-  // into = into + from, both of one dtype, summed in fp32: folds the accumulator of a tied use.
+  // into = into + from, both of one dtype, summed in fp32. Adds the gradient of a tied use.
   virtual void fold(void* into, const void* from, DType dtype, std::int64_t elems) = 0;
-  // partial[i] = fp64 sum of squares of block i in 16 lanes, element j in lane j % 16, folded by
-  // halves (8, 4, 2, 1); blocks are [begin, end) element ranges of grad. round_to: an act dtype to
-  // which each element of a fp32 grad is rounded first, to nearest even (kF32: none).
+  // partial[i] = fp64 sum of squares of block i in 16 lanes: element j goes to lane j % 16, and the
+  // lanes fold by halves (8, 4, 2, 1). Blocks are [begin, end) element ranges of grad. round_to:
+  // act dtype to which each element of an fp32 grad is rounded first, to nearest even (kF32: none).
   struct Block {
     std::int64_t begin = 0, end = 0;
   };
   virtual void squared_norm_blocks(const void* grad, DType dtype, DType round_to,
                                    std::span<const Block> blocks, double* partial) = 0;
 
-  // One update of a chunk by a rule (kernels/optimizer.hpp). In place on master, moments and
-  // weight. workspace: null where update_workspace_bytes is 0; only rules that need whole tensors
-  // take any. Errors: segments that leave the chunk or overlap, kPerTensor rules with parts of
-  // tensors: InternalError.
+  // Updates a chunk by a rule (kernels/optimizer.hpp), in place on master, moments and weight.
+  // workspace: null if update_workspace_bytes is 0; only rules that need whole tensors use any.
+  // InternalError: segments that leave the chunk or overlap, and parts of tensors for kPerTensor
+  // rules.
   virtual std::uint64_t update_workspace_bytes(
       const OptimizerOptions& options, std::span<const ParameterSegment> segments) const = 0;
   virtual void update(const OptimizerOptions& options, const UpdateBuffers& buffers,
                       std::span<const ParameterSegment> segments, const UpdateScalars& scalars,
                       void* workspace) = 0;
-  // out = in, converted between act dtypes, to nearest even; weight_rounding: to bf16 ties away.
+  // out = in, converted between act dtypes, to nearest even. weight_rounding: bf16 ties go away
+  // from zero.
   virtual void cast(const void* in, DType in_dtype, void* out, DType out_dtype,
                     bool weight_rounding, std::int64_t elems) = 0;
 };
 
-// threads: TBB workers incl. the caller; 0: all cores. use_bf16_gemm: kAuto takes oneDNN's bf16
-// matmul where the CPU has native bf16 instructions, else converts panels to fp32.
+// threads: TBB workers including the caller; 0: all cores. bf16_gemm: kAuto uses oneDNN's bf16
+// matmul if the CPU has native bf16 instructions, and otherwise converts panels to fp32.
 enum class Bf16Gemm { kAuto, kNative, kViaF32 };
 struct HostKernelOptions {
   int threads = 0;

@@ -1,3 +1,5 @@
+// Facts about the optimizers that schedules and the planner need: layouts of states, memory traffic
+// and arithmetic of an update. Figures are per element, so that the planner can price any chunk.
 #include "kernels/optimizer.hpp"
 
 #include <algorithm>
@@ -95,14 +97,14 @@ double update_bytes_per_elem(const OptimizerOptions& options, DType grad_dtype) 
     const StateLayout layout = state_layout(options, kind);
     if (layout.extent == StateExtent::kPerElement) bytes += 2 * each(layout.dtype);
   }
-  // Sums of squares, then the update's own, then the update.
+  // Adafactor reads the gradient for its sums of squares, again for its RMS, and for the update.
   if (options.rule == OptimizerRule::kAdafactor) bytes += 2 * each(grad_dtype) + 4;
   return bytes;
 }
 
-// Counted for each vector of 8: fp32 states 31, split 48, with 8-bit moments 159 (callgrind); split
-// with bf16 moments 68, of which 15 make the noise (the loop of pairs_simd.hpp as compiled). Where
-// bf16 moments go by the other loop, the same noise and 14 for each moment's formats.
+// Instructions for each vector of 8 elements: fp32 states 31, split 48, split with 8-bit moments
+// 159 (callgrind), split with bf16 moments 68, of which 15 make the noise (pairs_simd.hpp as
+// compiled). bf16 moments in the other loop cost the same noise and 14 for each moment's formats.
 double update_arithmetic(const OptimizerOptions& options) {
   double instructions = options.split_master ? 48 : 31;
   int moments = 0;
@@ -114,8 +116,8 @@ double update_arithmetic(const OptimizerOptions& options) {
   return instructions / 31;
 }
 
-// A Newton-Schulz step of X [n, m], n <= m: X X^T and its square, of which one half is computed,
-// and the product with X.
+// A Newton-Schulz step of X [n, m], n <= m, has X X^T and its square, each half computed, and a
+// product with X.
 double update_product_flops(const OptimizerOptions& options,
                             std::span<const ParameterSegment> segments) {
   if (options.rule != OptimizerRule::kMuon) return 0;

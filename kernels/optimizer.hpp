@@ -1,18 +1,18 @@
-// The optimizers: which state each keeps between steps, how it is laid out, what an update must see
-// at once, and its arithmetic.
+// The optimizers: the state that each keeps between steps, its layout, the range that an update
+// must see at once, and the arithmetic.
 //
-// Arithmetic of every rule (DESIGN section 7): fp32, each operation rounded on its own in the order
-// written here (no fused multiply-add), IEEE division and square root, denormals kept. So the bits
-// are the same for every instruction set, thread count, device, and way of cutting a tensor into
-// pieces. Constants of a step are computed in fp64 and rounded once (AdamConstants and the like).
+// All rules compute in fp32 (DESIGN section 7). Each operation is rounded on its own in the order
+// written here: no fused multiply-add, IEEE division and square root, denormals kept. The bits are
+// therefore the same for every instruction set, thread count, device, and way of cutting a tensor
+// into pieces. Constants of a step are computed in fp64 and rounded once (AdamConstants).
 //
-//   g  = round(grad) * grad_scale      the rounding only where 16-bit gradients were summed in fp32
+//   g  = round(grad) * grad_scale      rounded only if 16-bit gradients were summed in fp32
 //   lr = UpdateScalars::lr * ParameterSegment::lr_scale;   decay = ParameterSegment::weight_decay
 //
 //   adamw      m = b1*m + (1-b1)*g;  v = b2*v + (1-b2)*(g*g);  w = w - (lr*decay)*w
 //              w = w - (lr/bc1) * (m / (sqrt(v) * (1/sqrt(bc2)) + eps)),   bc_i = 1 - b_i^step
 //              (Loshchilov and Hutter 2019; as torch.optim.AdamW)
-//   adam       the same without the decay of w, but g = g + decay*w first (L2; torch.optim.Adam)
+//   adam       as adamw without the decay of w; first g = g + decay*w (L2; torch.optim.Adam)
 //   sgd        g = g + decay*w;  m = momentum*m + g;  u = nesterov ? g + momentum*m : m
 //              w = w - lr*u          (torch.optim.SGD with dampening 0)
 //   lion       u = sign(b1*m + (1-b1)*g);  w = w - (lr*decay)*w;  w = w - lr*u
@@ -26,8 +26,8 @@
 //                  a = max(relative_floor, rms(w before)) * min(lr, 1/sqrt(step))
 //                      / max(1, rms(u)/clip_threshold), in fp64, rounded once
 //                  lerp(s, x, t) = t < 1/2 ? s + t*(x-s) : x - (x-s)*(1-t)
-//              (Shazeer and Stern 2018; as torch.optim.Adafactor, whose first epsilon is 2^-23 for
-//              fp32, but roots are taken of rows and columns, not of their product)
+//              (Shazeer and Stern 2018; as torch.optim.Adafactor with its fp32 epsilon of 2^-23,
+//              but with roots of rows and columns in place of the root of their product)
 //   sm3        A = min(A_row, A_col) + g*g;  one row (a vector): A = A + g*g
 //              m = b1*m + (1-b1)*(g / sqrt(A + 1e-30))
 //              w = w - (lr*decay)*w;  w = w - lr*m;  A_row, A_col = the largest A there (NaN: none)
@@ -35,15 +35,15 @@
 //   muon       m = mu*m + (1-mu)*g;  u = mu*m + (1-mu)*g;  X = u / max(norm(u), 1e-7); then n times
 //              A = X X^T (rows > cols: X^T X, and X P below);  P = aI + (bA + cAA);  X = P X
 //              w = w - (lr*decay)*w;  w = w - (lr * 0.2 * sqrt(max(rows, cols))) * X
-//              for hidden matrices (Jordan 2024; as torch.optim.Muon, a, b, c too, the steps scaled
-//              to the RMS of AdamW's: Moonshot 2025); adamw for all other tensors.
-//              Products are the device's fp32 GEMM: only they depend on the device.
+//              for hidden matrices (Jordan 2024; a, b, c as in torch.optim.Muon; the steps are
+//              scaled to the RMS of AdamW's: Moonshot 2025). Other tensors use adamw.
+//              Products are the device's fp32 GEMM; only they depend on the device.
 //
-// Sums of adafactor: a tile is 64 rows by 1,024 columns; a row of a tile is summed in fp32 in 16
-// lanes (element i in lane i % 16, folded by halves), a column of a tile in fp32 in row order; then
-// fp64: partial sums of a line in the order of tiles; for an RMS, rows of a tile in order, then
-// tiles in order. The norm of muon: 256 elements in fp32 in 16 lanes; fp64 over 64 of these, then
-// over all.
+// Order of adafactor's sums: a tile is 64 rows by 1,024 columns. A row of a tile is summed in fp32
+// in 16 lanes (element i in lane i % 16, folded by halves), a column of a tile in fp32 in row
+// order. The rest is fp64: a line adds its tiles' partial sums in order; an RMS adds the rows of
+// each tile in order, then the tiles. Order of muon's norm: 256 elements in fp32 in 16 lanes, then
+// fp64 over 64 of these sums, then over all.
 #pragma once
 
 #include <cstdint>
@@ -59,116 +59,115 @@ enum class OptimizerRule : std::uint8_t { kAdamW, kAdam, kSgd, kLion, kAdafactor
 inline constexpr std::size_t kOptimizerRuleCount = 7;
 std::string_view optimizer_rule_name(OptimizerRule rule);  // "adamw"
 
-// What is fixed for a run. Each rule reads what its formula names.
+// Settings that are fixed for a run. Each rule reads those that its formula names.
 struct OptimizerOptions {
   OptimizerRule rule = OptimizerRule::kAdamW;
   DType weight = DType::kBF16;  // kBF16, kF16, or kF32: the weight is its own master
-  bool split_master = false;    // kBF16 weights: 16 bits beside the weight in place of the master
-  DType moments = DType::kF32;  // of per-element moments: kF32, kBF16, kBlock8
+  bool split_master = false;    // kBF16 weights: a 16-bit remainder replaces the fp32 master
+  DType moments = DType::kF32;  // dtype of per-element moments: kF32, kBF16, kBlock8
   double beta1 = 0.9, beta2 = 0.95;
   double epsilon = 1e-8;
   double momentum = 0.9;         // sgd, muon
-  bool nesterov = false;         // sgd; muon always looks ahead
+  bool nesterov = false;         // sgd; muon always uses Nesterov momentum
   double beta2_decay = -0.8;     // adafactor
   double clip_threshold = 1.0;   // adafactor's d
   double relative_floor = 1e-3;  // adafactor's second epsilon: least RMS of a parameter
   int newton_schulz_steps = 5;   // muon
-  std::uint64_t seed = 0;        // of stochastic rounding
+  std::uint64_t seed = 0;        // seed of stochastic rounding
 
   bool has_master() const { return weight != DType::kF32; }
 };
 
-// kPerTensor: fp32 numbers that belong to whole tensors (sums over rows, ...), state_elems() of
-// each.
+// kPerTensor: fp32 numbers of a whole tensor (sums over rows, for example), state_elems() of them.
 enum class StateExtent : std::uint8_t { kAbsent, kPerElement, kPerTensor };
 struct StateLayout {
   StateExtent extent = StateExtent::kAbsent;
   DType dtype = DType::kF32;
 };
-// kind: kMaster, kMoment1 or kMoment2. The master of split_master is kI16: the signed difference
+// kind: kMaster, kMoment1 or kMoment2. With split_master the master is kI16: the signed difference
 // between the bits of the fp32 master and of the weight.
 StateLayout state_layout(const OptimizerOptions& options, StateKind kind);
 
-// A tensor as the rules that look at whole tensors see it: a matrix [rows, cols], row-major (all
-// dimensions but the last make up the rows); a vector is [1, cols].
+// A tensor as seen by rules that need whole tensors: a row-major matrix [rows, cols]. All
+// dimensions except the last form the rows; a vector is [1, cols].
 struct TensorView {
   std::int64_t rows = 1, cols = 0;
-  bool hidden_matrix = false;  // a matrix between hidden activations: muon's
+  bool hidden_matrix = false;  // a matrix between hidden activations; muon updates these itself
 };
-// Elements of a kPerTensor state of one tensor.
+// Number of elements of one tensor's kPerTensor state.
 std::uint64_t state_elems(const OptimizerOptions& options, StateKind kind,
                           const TensorView& tensor);
 
-// An update is of whole tensors: no piece of one may be updated alone.
+// Whether the rule updates only whole tensors, never a piece alone.
 bool needs_whole_tensors(const OptimizerOptions& options);
-// Memory traffic of an update, reads and writes, for each element, over all of the rule's visits;
-// kPerTensor states not counted.
+// Bytes read and written per element by an update, over all passes of the rule, without kPerTensor
+// states.
 double update_bytes_per_elem(const OptimizerOptions& options, DType grad_dtype);
-// Arithmetic for each element, AdamW with fp32 states being 1: instructions of the host's AVX2
-// code.
+// Cost per element relative to AdamW with fp32 states, in instructions of the host's AVX2 code.
 double update_arithmetic(const OptimizerOptions& options);
-// The weight is read too, not only written.
+// Whether an update reads the weight and does not only write it.
 bool reads_weight(const OptimizerOptions& options);
 
-// A tensor's piece inside a chunk. Segments ascend and do not overlap; what lies between them is
-// neither read nor written (but in kBlock8 blocks, which are written whole: zeros stay zeros).
+// The piece of a tensor inside a chunk. Segments ascend and do not overlap. Elements between them
+// are neither read nor written, except in kBlock8 blocks, which are written whole: zeros stay
+// zeros.
 struct ParameterSegment {
   std::int64_t begin = 0, end = 0;  // elements of the chunk
   float weight_decay = 0.0f;
   float lr_scale = 1.0f;
-  // Number of element `begin` in the whole model: stochastic rounding is keyed by it.
+  // Index of element `begin` in the whole model; the key of stochastic rounding.
   std::uint64_t first_key = 0;
-  // Rules that need whole tensors: its shape, and where its elements begin in a kPerTensor state.
+  // For rules that need whole tensors: the shape, and the tensor's offset in a kPerTensor state.
   TensorView tensor = {};
   std::uint64_t moment2_begin = 0;
 };
 
-// Looks at a chunk's elements while an update has them in its cache: verifies what is about to be
-// read, takes the checksum of what was written.
+// Visits the elements of a chunk while an update has them in cache: verifies state before it is
+// read, and computes checksums after it is written.
 class UpdateGuard {
  public:
   static constexpr std::int64_t kElems = kLawBlockElems;
 
   virtual ~UpdateGuard() = default;
-  // Each element of the chunk is once in a range of each: before it is read, and after it is
-  // written. Ranges begin at multiples of kElems and end there, or where the chunk does.
-  // From any of the kernels' threads, several at once. What before() throws ends the update, with
-  // elements of other ranges updated or not.
+  // Each element is in exactly one range of before(), called before the update reads it, and in one
+  // of after(), called after it is written. Ranges begin at multiples of kElems and end there or at
+  // the end of the chunk. Several threads may call at once. An exception of before() ends the
+  // update; other ranges may be updated or not.
   virtual void before(std::int64_t begin, std::int64_t end) = 0;
   virtual void after(std::int64_t begin, std::int64_t end) = 0;
 };
 
-// How a host makes an update; other devices take none of it.
+// Options of an update on the host. Other devices ignore them.
 struct HostUpdate {
   UpdateGuard* guard = nullptr;  // null: none
-  // On the caller's thread alone, where state comes slower than one thread updates it: a team that
-  // waits between pieces looks for work all that while. Rules that see whole tensors ignore it.
+  // Uses only the calling thread. For state that arrives more slowly than one thread updates it: a
+  // waiting team would poll for work between pieces. Rules that need whole tensors ignore it.
   bool one_thread = false;
 };
 
 struct UpdateBuffers {
   const void* grad = nullptr;
   DType grad_dtype = DType::kBF16;    // kBF16, kF16 or kF32
-  DType round_grad_to = DType::kF32;  // kBF16, kF16: an fp32 sum of such gradients, rounded once
-  void* weight = nullptr;             // of OptimizerOptions::weight
-  void* master = nullptr;             // null when the weight is the master
-  void* moment1 = nullptr;            // null where the rule has none
+  DType round_grad_to = DType::kF32;  // kBF16, kF16: fp32 sums of such gradients, rounded once
+  void* weight = nullptr;             // dtype: OptimizerOptions::weight
+  void* master = nullptr;             // null if the weight is the master
+  void* moment1 = nullptr;            // null if the rule has none
   void* moment2 = nullptr;
-  std::int64_t elems = 0;  // of the chunk; kBlock8: multiple of 4,096
+  std::int64_t elems = 0;  // length of the chunk; kBlock8: a multiple of 4,096
   HostUpdate host = {};
 };
 
 struct UpdateScalars {
   float lr = 0;
-  float grad_scale = 1;   // clip factor, and 1 / loss scale
-  std::int64_t step = 1;  // of this update, from 1
+  float grad_scale = 1;   // clip factor / loss scale
+  std::int64_t step = 1;  // number of this update, from 1
 };
 
-// Floating point operations of an update's matrix products (muon's).
+// Floating point operations of an update's matrix products; only muon has any.
 double update_product_flops(const OptimizerOptions& options,
                             std::span<const ParameterSegment> segments);
 
-// Constants of step `step` for adam, adamw and what muon leaves to adamw: computed in fp64.
+// Constants of step `step` for adam, adamw and muon's other tensors, computed in fp64.
 struct AdamConstants {
   float beta1 = 0, one_minus_beta1 = 0, beta2 = 0, one_minus_beta2 = 0, epsilon = 0;
   float bias_correction1 = 1;  // 1 - b1^step

@@ -1,18 +1,18 @@
-// Stochastic rounding of fp32 moments to bf16: a number between two bf16 neighbours goes to either
-// with the probability that makes the mean right, so that small changes of a moment are not lost.
+// Stochastic rounding of fp32 moments to bf16. A number between two bf16 neighbours goes to one of
+// them at random, so that the mean is right and small changes of a moment are not lost.
 //
-// The noise of an element is a function of (seed, step, key, moment) alone, key being the element's
-// number in the model: the same for every instruction set, thread count and way of cutting. One
-// Philox4x32 block has 16 bits for each of eight elements: of 128 keys (aligned), which share 16
-// blocks, keys k and k + 1 (k even) take block 16 * (k / 128) + k % 32 / 2, word k / 32 % 4. So the
-// words of 16 blocks side by side are the noise of 32 elements in order. For moment1 the even key
-// takes the word's lower half and the odd key the upper one; for moment2 it is the other way round.
-// Within an element, where the two moments meet, their noises are independent; between the two
-// neighbours they are the same bits, which no update ever sees together. That halves what the noise
-// costs, which bounds the update where memory is fast.
+// The noise of an element is a function of (seed, step, key, moment) alone; the key is the
+// element's index in the model. It is the same for every instruction set, thread count and way of
+// cutting. One Philox4x32 block provides 16 bits for each of eight elements. Each 128 keys
+// (aligned) share 16 blocks. Keys k and k + 1 (k even) use block 16 * (k / 128) + k % 32 / 2, word
+// k / 32 % 4, so the words of 16 adjacent blocks are the noise of 32 elements in order. For moment1
+// the even key takes the lower half of the word and the odd key the upper half; for moment2 it is
+// the reverse. The two moments of one element, which meet in its update, have independent noise.
+// Those of neighbours share bits, which no update ever combines. Sharing halves the cost of the
+// noise, which limits the update where memory is fast.
 //
-// Seven rounds: the fewest that pass BigCrush with a margin (Salmon et al. 2011, table 2: 7 pass,
-// 6 are not recommended; ten are the default for unknown uses).
+// Seven rounds are the fewest that pass BigCrush with a margin (Salmon et al. 2011, table 2: 7
+// pass, 6 are not recommended, and ten are the default for unknown uses).
 #pragma once
 
 #include <bit>
@@ -24,7 +24,7 @@
 namespace sluice::kernels {
 
 inline constexpr int kRoundingNoiseRounds = 7;
-inline constexpr std::uint64_t kRoundingNoiseKeys = 128;  // that share 16 blocks
+inline constexpr std::uint64_t kRoundingNoiseKeys = 128;  // keys that share 16 blocks
 
 // moment: 1 or 2.
 constexpr std::uint16_t rounding_noise(std::uint64_t seed, std::int64_t step, std::uint64_t key,
@@ -36,8 +36,9 @@ constexpr std::uint16_t rounding_noise(std::uint64_t seed, std::int64_t step, st
   return static_cast<std::uint16_t>(lower ? word : word >> 16);
 }
 
-// The upper half of value + noise (16 bits) in the last places. Infinity and NaN stay (NaN quiet);
-// from the largest finite bf16 on numbers go to the nearest, so that noise alone makes no infinity.
+// Returns the upper half of value + noise, the 16 bits of noise in the last places. Infinity and
+// NaN stay (NaN quiet). From the largest finite bf16 on, numbers round to the nearest, so that
+// noise alone makes no infinity.
 constexpr bf16 bf16_stochastic(float value, std::uint16_t noise) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t magnitude = bits & 0x7fffffffu;

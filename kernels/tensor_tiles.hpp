@@ -1,5 +1,5 @@
-// How updates that look at whole tensors cut them, on every device, for sums have an order
-// (optimizer.hpp): into tiles of 64 rows and 1,024 columns; and how they lay out their workspace.
+// Cuts tensors into tiles of 64 rows and 1,024 columns for rules that need whole tensors, and lays
+// out their workspace. All devices share the cut, because sums have a fixed order (optimizer.hpp).
 #pragma once
 
 #include <algorithm>
@@ -12,9 +12,9 @@
 namespace sluice::kernels {
 
 struct Tile {
-  std::int64_t index = 0, down = 0, across = 0;  // its number, and where it lies
-  std::int64_t row = 0, col = 0;                 // its first
-  std::int64_t rows = 0, cols = 0;               // at most 64 and 1,024
+  std::int64_t index = 0, down = 0, across = 0;  // its number and its position in tiles
+  std::int64_t row = 0, col = 0;                 // its first row and column
+  std::int64_t rows = 0, cols = 0;               // its size, at most 64 and 1,024
 };
 
 class TensorTiles {
@@ -29,9 +29,9 @@ class TensorTiles {
         across_((cols_ + kCols - 1) / kCols) {}
 
   constexpr std::int64_t down() const { return down_; }      // tiles from top to bottom
-  constexpr std::int64_t across() const { return across_; }  // from left to right
+  constexpr std::int64_t across() const { return across_; }  // tiles from left to right
   constexpr std::int64_t count() const { return down_ * across_; }
-  constexpr Tile operator[](std::int64_t index) const;  // row by row of tiles
+  constexpr Tile operator[](std::int64_t index) const;  // numbered row by row of tiles
 
  private:
   std::int64_t rows_ = 0, cols_ = 0, down_ = 0, across_ = 0;
@@ -49,7 +49,7 @@ constexpr Tile TensorTiles::operator[](std::int64_t index) const {
   return tile;
 }
 
-// Hands out the workspace in parts that begin at multiples of 256 bytes. Over null it only counts.
+// Divides the workspace into parts that begin at multiples of 256 bytes. With null it only counts.
 class WorkspaceParts {
  public:
   explicit WorkspaceParts(void* workspace) : base_(static_cast<std::byte*>(workspace)) {}
@@ -70,18 +70,17 @@ class WorkspaceParts {
   std::uint64_t used_ = 0;
 };
 
-// A matrix keeps statistics for its rows and its columns; one row is a vector, and keeps one for
-// each element.
+// A matrix keeps statistics of its rows and columns; a vector (one row) keeps one per element.
 constexpr bool is_matrix(const TensorView& tensor) {
   return tensor.rows > 1;
 }
 
-// Adafactor's first epsilon: torch's default for fp32. Means and roots are not less.
+// Adafactor's first epsilon, torch's default for fp32. Means and roots are at least this large.
 inline constexpr float kAdafactorEpsilon = 0x1p-23f;
 inline constexpr float kAdafactorMostRoot = 1 / kAdafactorEpsilon;
-// What keeps a root of an accumulator of sm3 that is zero from being one.
+// Keeps sm3 from dividing by the root of an accumulator of zero.
 inline constexpr float kSm3Epsilon = 1e-30f;
-// Muon: of the quintic that Newton-Schulz iterates (Jordan 2024), and the least norm divided by.
+// Muon: coefficients of the Newton-Schulz quintic (Jordan 2024), and the least divisor of its norm.
 inline constexpr float kMuonA = 3.4445f, kMuonB = -4.7750f, kMuonC = 2.0315f;
 inline constexpr double kMuonEpsilon = 1e-7;
 

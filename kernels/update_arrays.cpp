@@ -1,3 +1,5 @@
+// Formats and checks of an update. Every combination without a kernel is refused here, before any
+// rule runs, so the rules themselves need no checks.
 #include "kernels/update_arrays.hpp"
 
 #include "base/error.hpp"
@@ -36,27 +38,27 @@ void check_segments(const OptimizerOptions& options, const UpdateBuffers& buffer
                     std::span<const ParameterSegment> segments) {
   const bool blocks = options.moments == DType::kBlock8;
   SLUICE_CHECK_MSG(!blocks || buffers.elems % static_cast<std::int64_t>(kBlock8GroupElems) == 0,
-                   "a chunk with 8-bit moments is of whole groups of 4,096 elements");
+                   "a chunk with 8-bit moments must have whole groups of 4,096 elements");
   std::int64_t end = 0;
   for (const ParameterSegment& segment : segments) {
     SLUICE_CHECK_MSG(
         segment.begin >= end && segment.end >= segment.begin && segment.end <= buffers.elems,
         "an update's segments must ascend inside the chunk");
     SLUICE_CHECK_MSG(!blocks || segment.begin % static_cast<std::int64_t>(kBlock8Elems) == 0,
-                     "a segment with 8-bit moments begins at a multiple of 128 elements");
+                     "a segment with 8-bit moments must begin at a multiple of 128 elements");
     end = segment.end;
   }
 }
 
-// What the layout says must be there, and nothing else: a state that a rule does not have is a sign
-// of a caller that believes it has.
+// States must match the layout exactly. A state that the rule does not have means that the caller
+// expects another rule.
 void check_states(const OptimizerOptions& options, const UpdateBuffers& buffers) {
   if (buffers.elems == 0) return;
   const auto check = [&](StateKind kind, const void* state) {
     const StateExtent extent = state_layout(options, kind).extent;
     if (extent == StateExtent::kPerTensor) return;  // may have no elements
     SLUICE_CHECK_MSG((extent == StateExtent::kPerElement) == (state != nullptr),
-                     "the optimizer's states do not suit the rule");
+                     "the optimizer's states do not match the rule");
   };
   check(StateKind::kMaster, buffers.master);
   check(StateKind::kMoment1, buffers.moment1);
@@ -91,7 +93,7 @@ void check_whole_tensors(const OptimizerOptions& options,
   for (const ParameterSegment& segment : segments) {
     const std::int64_t rows = segment.tensor.rows, cols = segment.tensor.cols;
     const std::int64_t elems = segment.end - segment.begin;
-    // Divided, not multiplied: nothing overflows.
+    // Division cannot overflow, unlike multiplication.
     SLUICE_CHECK_MSG(rows > 0 && cols > 0 && elems % cols == 0 && elems / cols == rows,
                      "every segment must be a whole tensor for this rule");
   }

@@ -1,5 +1,5 @@
-// The arrays of one update with their formats decided, and what an update's arguments must be: what
-// the optimizers of all devices share.
+// The arrays of one update with their formats resolved, and the checks of an update's arguments.
+// The optimizers of all devices share both.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 namespace sluice::kernels {
 
 enum class GradFormat : std::uint8_t { kF32, kBF16, kF16, kF32ThroughBF16, kF32ThroughF16 };
-// Where the number that the rule updates is, and what else is written: a weight that is its own
-// master; a master with a bf16 or fp16 weight beside it; a bf16 weight and what it lacks.
+// The location of the number that a rule updates, and the copies that it writes: a weight that is
+// its own master; a master with a bf16 or fp16 weight; a bf16 weight with its remainder.
 enum class WeightFormat : std::uint8_t { kF32, kMasterBF16, kMasterF16, kSplitBF16 };
 
 struct UpdateArrays {
@@ -24,7 +24,7 @@ struct UpdateArrays {
   void* moment1 = nullptr;
   void* moment2 = nullptr;
   UpdateGuard* guard = nullptr;
-  // Of stochastic rounding.
+  // For stochastic rounding.
   std::uint64_t seed = 0;
   std::int64_t step = 1;
 
@@ -33,13 +33,12 @@ struct UpdateArrays {
   }
 };
 
-// Throws InternalError for formats that there are no kernels for.
+// Throws InternalError for formats without a kernel.
 UpdateArrays update_arrays(const OptimizerOptions& options, const UpdateBuffers& buffers,
                            const UpdateScalars& scalars);
 
-// What Kernels::update says of its arguments: segments ascend inside the chunk, states are those
-// that the rule has, and (needs_whole_tensors) every segment is a whole tensor. Throws
-// InternalError.
+// Check the preconditions of Kernels::update: segments ascend inside the chunk, states are those of
+// the rule, and (needs_whole_tensors) every segment is a whole tensor. Throw InternalError.
 void check_update(const OptimizerOptions& options, const UpdateBuffers& buffers,
                   std::span<const ParameterSegment> segments);
 void check_whole_tensors(const OptimizerOptions& options,

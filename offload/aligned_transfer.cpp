@@ -1,3 +1,13 @@
+// Two small state machines between a request and its system calls.
+//
+// PieceCursor cuts from the front: an edge up to the next block border, then as many whole blocks
+// as one piece may have, then an edge for the rest. Each cut is O(1) and allocates nothing.
+//
+// PieceTransfer repeats the call of one piece until all of its bytes have moved:
+//  - A short result continues at the last whole block, because direct I/O cannot start inside one.
+//  - EINTR and EAGAIN repeat the call, at most kMaxRetries times in a row without progress.
+//  - An edge write has two stages: it reads the block, patches the caller's bytes, and writes the
+//    block. Bytes beyond the end of the file read as zeros.
 #include "offload/aligned_transfer.hpp"
 
 #include <algorithm>
@@ -7,8 +17,8 @@
 namespace sluice::offload {
 namespace {
 
-// EINTR and EAGAIN in a row before a transfer is given up: far above what signals or a busy queue
-// cause, and finite (no call loops forever).
+// Limit of consecutive EINTR and EAGAIN results. Signals or a busy queue cause far fewer; the limit
+// only makes sure that no call loops forever.
 constexpr std::uint32_t kMaxRetries = 1000;
 
 bool address_aligned(const std::byte* data, std::uint32_t alignment_bytes) {
@@ -91,8 +101,8 @@ PieceTransfer::State PieceTransfer::advance(std::int64_t result) {
   const auto got = std::min(static_cast<std::uint64_t>(result), piece_.io_bytes - moved_);
   const std::uint64_t reached = moved_ + got;
   const bool modify = op_ == StorageOp::kWrite && stage_ == StorageOp::kRead;
-  // The last block of a file may end early: what counts is that the caller's bytes are there.
-  // Before a modification nothing need be there: a block beyond the end reads as zeros.
+  // The last block of a file may end early, so a read needs only the caller's bytes. The read of an
+  // edge write needs none: a block beyond the end reads as zeros.
   const std::uint64_t wanted = stage_ == StorageOp::kWrite
                                    ? piece_.io_bytes
                                    : piece_.offset - piece_.io_offset + piece_.bytes;
@@ -100,8 +110,8 @@ PieceTransfer::State PieceTransfer::advance(std::int64_t result) {
     return finish_stage();
   }
   if (modify) {
-    // One block, and short twice in the same way (or empty): the file ends here. Else read it
-    // again.
+    // Two equal short reads of one block (or an empty one) mean that the file ends here. After the
+    // first one, read again.
     if (got == 0 || got == short_read_bytes_) {
       std::memset(buffer_ + got, 0, piece_.io_bytes - got);
       return finish_stage();
@@ -110,7 +120,7 @@ PieceTransfer::State PieceTransfer::advance(std::int64_t result) {
     ++resubmitted_;
     return ++retries_ <= kMaxRetries ? State::kContinue : State::kFailed;
   }
-  // Short: go on from the last whole block (direct I/O cannot start inside one).
+  // Short transfer: continue from the last whole block (direct I/O cannot start inside one).
   const std::uint64_t whole = reached / block_bytes_ * block_bytes_;
   retries_ = whole > moved_ ? 0 : retries_ + 1;
   if (got == 0 || retries_ > kMaxRetries) {

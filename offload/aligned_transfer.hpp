@@ -1,14 +1,15 @@
-// Cutting requests into pieces that direct I/O accepts, and carrying one piece to its end.
+// Cuts requests into pieces that direct I/O accepts, and carries one piece to its end.
 //
-// Pure bookkeeping, no system call: both engines share it, and tests drive it with made-up results.
+// This is pure bookkeeping without system calls. Both engines share it, and tests drive it with
+// made-up results.
 //
 //     caller:  |   edge |  direct or bounced  | direct or bounced | edge  |
 //     file:  [ block    ][ blocks .................................. ][ block ]
 //
-// An edge is a part of one block; writing it means reading the block, changing the caller's bytes
-// and writing it back, so two edge writes to one block must not run at once (the engines run one at
-// a time). A middle piece covers whole blocks: direct when its address is aligned, else through a
-// bounce buffer.
+// An edge covers part of one block. Writing it reads the block, changes the caller's bytes and
+// writes the block back. Two edge writes to one block must therefore not run at once; the engines
+// run one edge write at a time. A middle piece covers whole blocks. It is direct when its address
+// is aligned, and otherwise goes through a bounce buffer.
 #pragma once
 
 #include <cstddef>
@@ -20,17 +21,17 @@
 
 namespace sluice::offload {
 
-// Of one bounce buffer; aligned to kMaxAlignmentBytes' divisors by being allocated page-aligned.
+// Size of one bounce buffer. Buffers are page-aligned, which satisfies every supported alignment.
 inline constexpr std::uint64_t kBounceBytes = 256 * 1024;
 
 struct Piece {
   enum class Kind : std::uint8_t { kDirect, kBounced, kEdge };
   Kind kind = Kind::kDirect;
   std::byte* data = nullptr;  // the caller's bytes
-  std::uint64_t offset = 0;   // of the caller's bytes in the file
+  std::uint64_t offset = 0;   // file offset of the caller's bytes
   std::uint64_t bytes = 0;    // > 0
-  std::uint64_t io_offset =
-      0;  // the aligned range that goes to the file; holds [offset, offset + bytes)
+  // The aligned file range of the system call; contains [offset, offset + bytes).
+  std::uint64_t io_offset = 0;
   std::uint64_t io_bytes = 0;
 };
 
@@ -39,16 +40,16 @@ class PieceCursor {
   // piece_bytes: the largest direct piece, a multiple of the alignment's offset_bytes.
   PieceCursor(const StorageRequest& request, DirectAlignment alignment, std::uint64_t piece_bytes);
   bool done() const { return bytes_ == 0; }
-  Piece peek() const;  // not when done()
+  Piece peek() const;  // precondition: !done()
   void pop();
   void abandon() { bytes_ = 0; }
-  // All pieces are direct.
+  // Whether every remaining piece is direct.
   bool aligned() const;
 
  private:
   std::byte* data_;
   std::uint64_t offset_;
-  std::uint64_t bytes_;  // that are not yet cut
+  std::uint64_t bytes_;  // not cut yet
   DirectAlignment alignment_;
   std::uint64_t piece_bytes_;
 };
@@ -64,18 +65,18 @@ class PieceTransfer {
   };
 
   PieceTransfer() = default;
-  // bounce: at least piece.io_bytes, aligned; null for a direct piece. Takes the caller's bytes of
-  // a bounced write at once.
+  // bounce: at least piece.io_bytes, aligned; null for a direct piece. The constructor copies the
+  // caller's bytes of a bounced write.
   PieceTransfer(const Piece& piece, StorageOp op, DirectAlignment alignment, std::byte* bounce);
 
-  // The system call to make next.
+  // Returns the system call to make next.
   Call call() const;
-  // Its result: bytes moved, or -errno. kContinue: make call() again.
+  // Takes the result of that call: bytes moved, or -errno. kContinue: make call() again.
   State advance(std::int64_t result);
-  // Whether call() may be made once more through the page cache: true the first time.
+  // Whether call() may be repeated through the page cache. Returns true only the first time.
   bool take_buffered_retry() { return !std::exchange(buffered_retry_taken_, true); }
 
-  // Why it failed: an errno, or 0 for a transfer that ends short (end of file).
+  // The reason of kFailed: an errno, or 0 for a transfer that ended short (end of file).
   int error() const { return error_; }
   const Piece& piece() const { return piece_; }
   std::uint64_t resubmitted() const { return resubmitted_; }
@@ -90,9 +91,9 @@ class PieceTransfer {
   bool bounced_ = false;
   bool buffered_retry_taken_ = false;
   std::uint32_t block_bytes_ = 1;
-  std::uint32_t retries_ = 0;           // of calls in a row that moved nothing
-  std::uint64_t moved_ = 0;             // of piece_.io_bytes, in this stage
-  std::uint64_t short_read_bytes_ = 0;  // of the read before a modification; 0: none
+  std::uint32_t retries_ = 0;           // consecutive calls that moved nothing
+  std::uint64_t moved_ = 0;             // bytes of piece_.io_bytes moved in this stage
+  std::uint64_t short_read_bytes_ = 0;  // length of the last short read of an edge block; 0: none
   std::uint64_t resubmitted_ = 0;
   int error_ = 0;
 };

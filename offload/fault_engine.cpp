@@ -1,7 +1,10 @@
-// A storage engine that fails on purpose, by a plan. A failed request moves nothing and ends
-// through an empty request to the inner engine, so that its callback comes as all do: later, on the
-// completion thread. Faults of system calls are put where the inner engine looks at their results:
-// the call has been made, and the engine is told something else.
+// A storage engine that fails on purpose, according to a plan.
+//
+// A failed request moves nothing. It ends through an empty request to the inner engine, so that its
+// callback runs like all others: later, on the completion thread. Faults of system calls are
+// injected where the inner engine reads their results: the call was made, and the engine sees
+// another result. Operations and calls are counted from 0; a plan names one number, or all from it
+// on. A sweep runs a test once for each number.
 
 #include <algorithm>
 #include <atomic>
@@ -16,10 +19,10 @@
 namespace sluice::offload {
 namespace {
 
-// Attempts that move nothing before a request with a lasting short transfer ends.
+// Number of attempts before a request with a permanent short transfer ends.
 constexpr int kShortTries = 4;
 
-// The bit of operation n that a flip turns: anywhere in its bytes, the same in every run.
+// Flips one bit of operation n: anywhere in its bytes, and the same one in every run.
 void flip_bit(std::byte* data, std::uint64_t bytes, std::uint64_t n) {
   const std::uint64_t scattered = (n + 1) * 0x9e3779b97f4a7c15u;  // 2^64 / golden ratio
   data[(scattered >> 8) % bytes] ^= std::byte{1} << (scattered & 7);
@@ -75,7 +78,7 @@ class FaultyEngine final : public StorageEngine {
   StorageCounters counters() const override {
     StorageCounters counters = inner_->counters();
     const MutexLock lock(mutex_);
-    // The two parts of one request that was cut short are one request.
+    // The two parts of a halved request count as one.
     counters.reads -= split_reads_;
     counters.writes -= split_writes_;
     counters.resubmitted += resubmitted_;
@@ -104,36 +107,38 @@ class FaultyEngine final : public StorageEngine {
     std::uint64_t operation;
   };
 
+  // Whether the plan names this operation.
   bool hits(std::uint64_t operation) const {
     return plan_.forever ? operation >= plan_.at_operation : operation == plan_.at_operation;
   }
 
+  // Counts one operation of a request and returns its fault.
   Fault next_fault() {
     const std::uint64_t operation = operations_.fetch_add(1);
     const bool hit = !is_fault_of_calls(plan_.fault) && hits(operation);
     return {hit ? plan_.fault : StorageFault::kNone, operation};
   }
 
-  // What the inner engine is told that a system call returned.
+  // Returns the result that the inner engine sees in place of `result`.
   std::int64_t call_result(std::int64_t result) {
     const std::uint64_t call = calls_.fetch_add(1);
     if (!is_fault_of_calls(plan_.fault) || !hits(call)) return result;
     if (plan_.fault == StorageFault::kCallEagain) return -EAGAIN;
     if (plan_.fault == StorageFault::kCallEintr) return -EINTR;
-    if (result <= 1) return result;  // an error, the end of the file, or what cannot be shorter
+    if (result <= 1) return result;  // an error, the end of the file, or too short to shorten
     std::int64_t missing = 1;
     if (plan_.fault == StorageFault::kCallShortByHalf) missing = result / 2;
     if (plan_.fault == StorageFault::kCallShortBy511) missing = 511;
     return std::max<std::int64_t>(1, result - missing);
   }
 
-  // 0: none that is an error of its own.
+  // Returns the errno of the fault; 0 if it has none.
   static int error_of(StorageFault fault) {
     if (fault == StorageFault::kEio) return EIO;
     return fault == StorageFault::kEnospc ? ENOSPC : 0;
   }
 
-  // One operation on what is left of a request.
+  // Performs one operation on the rest of a request.
   void step(const TransferPtr& transfer) {
     const auto [fault, operation] = next_fault();
     if (const int error = error_of(fault)) {
@@ -149,6 +154,7 @@ class FaultyEngine final : public StorageEngine {
                      [transfer](std::exception_ptr error) { transfer->done(std::move(error)); });
       return;
     }
+    // Half of the bytes at first, then none, until the attempts are used up.
     StorageRequest part = transfer->rest;
     part.bytes = transfer->halved ? 0 : part.bytes / 2;
     if (transfer->halved && ++transfer->tries >= kShortTries) {
@@ -165,6 +171,7 @@ class FaultyEngine final : public StorageEngine {
     });
   }
 
+  // Whether the fault damages data of this request. Empty requests and the other direction pass.
   static bool corrupts(StorageFault fault, const StorageRequest& request) {
     if (request.bytes == 0) return false;
     if (fault == StorageFault::kFlippedRead) return request.op == StorageOp::kRead;
@@ -172,7 +179,7 @@ class FaultyEngine final : public StorageEngine {
            request.op == StorageOp::kWrite;
   }
 
-  // Ends well, with other bytes than it should.
+  // Ends with success but wrong bytes.
   void corrupt(const TransferPtr& transfer, StorageFault fault, std::uint64_t operation) {
     StorageRequest request = transfer->rest;
     if (fault == StorageFault::kFlippedRead) {
@@ -183,6 +190,7 @@ class FaultyEngine final : public StorageEngine {
       return;
     }
     const auto* const data = static_cast<const std::byte*>(request.data);
+    // A private copy is stored damaged, so that the caller's bytes stay intact.
     const auto stored = std::make_shared<std::vector<std::byte>>(data, data + request.bytes);
     if (fault == StorageFault::kLostWrite) {
       request.offset = 0;
@@ -196,7 +204,7 @@ class FaultyEngine final : public StorageEngine {
     });
   }
 
-  // On the completion thread: resubmits the remainder.
+  // Resubmits the remainder. Runs on the completion thread.
   void go_on(const TransferPtr& transfer, std::uint64_t moved) {
     StorageRequest& rest = transfer->rest;
     rest.data = static_cast<std::byte*>(rest.data) + moved;
@@ -210,6 +218,7 @@ class FaultyEngine final : public StorageEngine {
     step(transfer);
   }
 
+  // Ends the request with an error, through an empty request of the inner engine.
   void end(const TransferPtr& transfer, int error_number) {
     const StorageRequest& whole = transfer->whole;
     auto error = std::make_exception_ptr(IoError(whole.op == StorageOp::kRead ? "read" : "write",
@@ -236,7 +245,7 @@ class FaultyEngine final : public StorageEngine {
   std::uint64_t resubmitted_ SLUICE_GUARDED_BY(mutex_) = 0;
   std::uint64_t split_reads_ SLUICE_GUARDED_BY(mutex_) = 0;
   std::uint64_t split_writes_ SLUICE_GUARDED_BY(mutex_) = 0;
-  // Last: it is destroyed first, while its callbacks may still use the rest.
+  // Last member: it is destroyed first, while its callbacks may still use the others.
   std::unique_ptr<StorageEngine> inner_;
 };
 

@@ -1,4 +1,4 @@
-// Storage gave back other bytes than were last written there.
+// The error for a block that storage returned with other bytes than were last written.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@ namespace sluice::offload {
 
 class IntegrityError : public Error {
  public:
-  // block: whose it is, for people: "block 7 of moment1 of unit 3"; path and offset_bytes: the
-  // file that holds its first byte, and where in it.
+  // block: a name for people, such as "block 7 of moment1 of unit 3". path and offset_bytes: the
+  // file that holds the block's first byte, and its offset there.
   IntegrityError(std::string_view block_in, std::string_view path_in, std::uint64_t offset_bytes_in,
                  std::uint64_t bytes_in)
       : Error(std::string(block_in) + ", " + std::to_string(bytes_in) + " bytes at offset " +
               std::to_string(offset_bytes_in) + " of '" + std::string(path_in) +
-              "', is corrupt: it was read twice, and neither time what was written there last; "
+              "', is corrupt: two reads returned other bytes than were last written there; "
               "check that disk and the memory of this machine"),
         block(block_in),
         path(path_in),

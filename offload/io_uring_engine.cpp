@@ -1,9 +1,15 @@
-// The storage engine on io_uring (man 7 io_uring): one thread owns the ring; it cuts requests,
-// submits in batches, reaps, and runs the callbacks. One system call per batch, none per request.
+// The storage engine on io_uring (man 7 io_uring). One thread owns the ring: it cuts requests,
+// submits in batches, reaps completions and runs the callbacks. It makes one system call per batch.
+// The file has 650 lines because the ring, the engine and its broken state share one thread's data.
 //
-// The ring is made with SINGLE_ISSUER | DEFER_TASKRUN where the kernel has them (6.1): completions
-// are then processed only when this thread asks, so no interrupt hits the compute threads. Hence
-// everything that touches the ring, registration too, is done by that thread (run_on_ring).
+// The ring uses SINGLE_ISSUER | DEFER_TASKRUN where the kernel has them (6.1). Completions are then
+// processed only when this thread asks for them, so no interrupt disturbs the compute threads. For
+// this reason only that thread touches the ring, also for registration (run_on_ring).
+//
+// Each turn of the loop takes new requests (collect), starts pieces while slots and bytes are free
+// (issue), submits and sleeps until a completion or a wake-up (submit_and_wait), and handles the
+// completions (reap). A read of an eventfd stands in the ring, so that other threads can wake it.
+// Submitters write the eventfd only if the ring thread could start their request.
 
 #include <liburing.h>
 #include <sys/eventfd.h>
@@ -32,20 +38,21 @@
 namespace sluice::offload {
 namespace {
 
-constexpr unsigned kFileSlots = 64;              // registered files; more are used by descriptor
-constexpr unsigned kBufferSlots = 64;            // registered regions of at most kMaxRegionBytes
+constexpr unsigned kFileSlots = 64;              // registered files; others use descriptors
+constexpr unsigned kBufferSlots = 64;            // registered regions, each <= kMaxRegionBytes
 constexpr std::uint64_t kMaxRegionBytes = kGiB;  // the kernel's bound on one registered buffer
 constexpr int kBounceBuffers = 4;
 constexpr std::uint64_t kWakeTag = std::uint64_t{1} << 32;  // user_data of the eventfd read
-// Transfers from this size on are handed to the kernel at most kUnpluggedCalls at a time: more in
-// one call would be plugged (io_uring.c, IO_PLUG_THRESHOLD), where the block layer merges
-// neighbours into requests of up to max_sectors_kb. Fewer, larger requests keep a disk less busy:
-// reading 1 MiB pieces, 32 in flight, was 25% slower when they were merged to 4 MiB. Small ones
+// Transfers of at least this size go to the kernel at most kUnpluggedCalls at a time. More in one
+// call would be plugged (io_uring.c, IO_PLUG_THRESHOLD), and the block layer would merge neighbours
+// into requests of up to max_sectors_kb. Fewer and larger requests keep a disk less busy: reading
+// pieces of 1 MiB, 32 in flight, was 25% slower when they were merged to 4 MiB. Small transfers
 // gain by merging.
 constexpr std::uint64_t kUnmergedBytes = 128 * 1024;
 constexpr unsigned kUnpluggedCalls = 2;
-// What is registered as one: the kernel keeps huge pages whole only in a buffer that has no others
-// (rsrc.c, io_check_coalesce_buffer), and each small page of a transfer costs time.
+// Returns the length of the next region to register. The kernel keeps huge pages whole only in a
+// buffer that has no other pages (rsrc.c, io_check_coalesce_buffer), and every small page of a
+// transfer costs time.
 std::uint64_t region_bytes(const std::byte* data, std::uint64_t bytes) {
   constexpr std::uint64_t kHugePage = 2 * kMiB;
   const std::uint64_t into_page = reinterpret_cast<std::uintptr_t>(data) % kHugePage;
@@ -53,18 +60,18 @@ std::uint64_t region_bytes(const std::byte* data, std::uint64_t bytes) {
   return bytes < kHugePage ? bytes : std::min(bytes / kHugePage * kHugePage, kMaxRegionBytes);
 }
 
-// How long the ring thread sleeps at most before it looks around: work arrives by eventfd, so this
-// only bounds what a lost wake-up could cost.
+// Longest sleep of the ring thread. Work arrives by eventfd, so this only bounds the cost of a lost
+// wake-up.
 constexpr __kernel_timespec kTick{1, 0};
 
 std::string error_text(int error_number) {
   return std::strerror(error_number);
 }
 
-// How long the kernel's submission thread looks for work before it sleeps.
+// Time for which the kernel's submission thread polls for work before it sleeps.
 constexpr unsigned kIdleMs = 20;
 
-// RAII over the ring, made with the best flags that the kernel takes.
+// Owns the ring, created with the best flags that the kernel accepts.
 class Ring {
  public:
   Ring(unsigned entries, bool submission_thread) {
@@ -73,14 +80,14 @@ class Ring {
       params.flags = IORING_SETUP_SQPOLL;
       params.sq_thread_idle = kIdleMs;
       int status = io_uring_queue_init_params(entries, &ring_, &params);
-      // Before Linux 5.11 such a ring takes registered files alone.
+      // Before Linux 5.11 such a ring accepts only registered files.
       if (status >= 0 && (params.features & IORING_FEAT_SQPOLL_NONFIXED) != 0) return;
       if (status >= 0) {
         io_uring_queue_exit(&ring_);
         status = -EOPNOTSUPP;
       }
       log(LogLevel::kWarning, "io_uring: a kernel thread for submissions (SQPOLL) was refused: " +
-                                  error_text(-status) + "; the ring works without");
+                                  error_text(-status) + "; the ring works without one");
     }
     constexpr std::array<unsigned, 3> flag_sets{
         IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN, IORING_SETUP_COOP_TASKRUN, 0};
@@ -124,7 +131,7 @@ class IoUringEngine final : public QueuedEngine {
   void detach(const std::shared_ptr<OpenFile>& file) override;
 
  private:
-  // A piece under way.
+  // A piece in flight.
   struct Slot {
     ActiveRequestPtr request;
     PieceTransfer transfer;
@@ -161,18 +168,18 @@ class IoUringEngine final : public QueuedEngine {
   std::array<bool, 2> wants_ SLUICE_GUARDED_BY(mutex_){};
   std::vector<std::function<void()>> commands_ SLUICE_GUARDED_BY(mutex_);
 
-  // Of the ring thread alone:
+  // Used by the ring thread only:
   std::unique_ptr<Ring> ring_;
-  RequestQueue waiting_;                      // not wholly cut yet
+  RequestQueue waiting_;                      // requests with pieces still to cut
   std::array<std::uint32_t, 2> under_way_{};  // pieces, by StorageOp
   std::array<std::uint64_t, 2> under_way_bytes_{};
   std::vector<Slot> slots_;
   std::vector<std::uint32_t> free_slots_;
   std::unique_ptr<std::byte[], FreeBytes> bounce_;
   std::vector<int> free_bounces_;
-  std::uint64_t calls_queued_ = 0;  // transfers, since the ring was made
+  std::uint64_t calls_queued_ = 0;  // transfers since the ring was created
   std::uint64_t calls_reaped_ = 0;
-  bool wake_unsubmitted_ = false;      // the eventfd read stands in the submission queue
+  bool wake_unsubmitted_ = false;      // the eventfd read is queued but not submitted
   bool edge_write_under_way_ = false;  // one at a time (aligned_transfer.hpp)
   bool wake_armed_ = false;
   std::vector<Region> regions_;
@@ -197,7 +204,7 @@ IoUringEngine::IoUringEngine(const StorageOptions& options)
     outcome.get();
   } catch (...) {
     {
-      // A set-up that ends late must not go on to serve an engine that nobody has.
+      // A set-up that ends late must not serve an engine that no longer exists.
       const MutexLock lock(mutex_);
       stopping_ = true;
     }
@@ -206,9 +213,9 @@ IoUringEngine::IoUringEngine(const StorageOptions& options)
   }
 }
 
-// Waits for what is under way without a deadline of its own: memory that the kernel may still write
-// must not be freed, and the kernel ends every block request (with an error after the driver's
-// timeout).
+// Waits without a deadline for transfers in flight: memory that the kernel may still write must not
+// be freed. The kernel ends every block request, at the latest with an error after the driver's
+// timeout.
 IoUringEngine::~IoUringEngine() {
   {
     const MutexLock lock(mutex_);
@@ -219,17 +226,17 @@ IoUringEngine::~IoUringEngine() {
 }
 
 void IoUringEngine::wake_locked() {
-  // The ring thread itself looks at incoming_ again after every callback.
+  // The ring thread looks at incoming_ after every callback.
   if (on_completion_thread()) return;
-  // Where all slots of its direction are taken, a completion will come before it could start.
+  // If all slots of its direction are taken, a completion comes before the request could start.
   if (!wants_[static_cast<std::size_t>(incoming_.back()->request.op)]) return;
-  wants_ = {false, false};  // once is enough
+  wants_ = {false, false};  // one wake-up is enough
   wake_ring();
 }
 
 void IoUringEngine::wake_ring() {
   const std::uint64_t one = 1;
-  // Fails only if the counter is full, which is as good as a wake-up.
+  // EAGAIN means that the counter is full, which wakes the thread just as well.
   if (::write(wake_event_.get(), &one, sizeof one) < 0 && errno != EAGAIN) {
     log(LogLevel::kWarning, "io_uring: waking the ring thread failed: " + error_text(errno));
   }
@@ -257,7 +264,7 @@ void IoUringEngine::run(std::promise<void> started) noexcept {
 
 void IoUringEngine::set_up() {
   const std::uint32_t slots = options_.queue_depth + options_.write_depth;
-  // One entry more than pieces: the eventfd read.
+  // One more entry than pieces, for the eventfd read.
   ring_ = std::make_unique<Ring>(slots + 1, options_.submission_thread);
   slots_.resize(slots);
   for (std::uint32_t i = 0; i < slots; ++i) free_slots_.push_back(i);
@@ -280,7 +287,7 @@ void IoUringEngine::loop() {
   }
 }
 
-// Takes over what was submitted and runs commands. False: stopping, and nothing is left.
+// Takes the submitted requests and runs commands. Returns false when stopped and idle.
 bool IoUringEngine::collect() {
   std::vector<std::function<void()>> commands;
   bool stopping = false;
@@ -300,7 +307,8 @@ bool IoUringEngine::collect() {
   return !waiting_.empty() || free_slots_.size() != slots_.size() || wake_armed_;
 }
 
-// True: a request ended here (empty, failed or cancelled) and its callback has run.
+// Starts pieces. Returns true if a request ended here (empty, failed or cancelled) and its callback
+// ran.
 bool IoUringEngine::issue() {
   bool called_back = false;
   std::array<bool, 2> blocked{};  // by StorageOp
@@ -313,7 +321,7 @@ bool IoUringEngine::issue() {
     }
     if (!request->cursor.done()) continue;
     waiting_.erase(request);
-    if (!request->ended()) continue;  // the last of its pieces under way ends it
+    if (!request->ended()) continue;  // its last piece in flight will end it
     finish(request);
     called_back = true;
   }
@@ -326,7 +334,7 @@ bool IoUringEngine::has_slot(StorageOp op) const {
              (op == StorageOp::kRead ? options_.queue_depth : options_.write_depth);
 }
 
-// False: no bounce buffer or edge turn now; a completion will bring it.
+// Returns false if no bounce buffer or edge turn is free; a completion will free one.
 bool IoUringEngine::start_piece(const ActiveRequestPtr& request) {
   const Piece piece = request->cursor.peek();
   const StorageOp op = request->request.op;
@@ -381,7 +389,7 @@ void IoUringEngine::queue_call(std::uint32_t slot_index) {
   }
 }
 
-// Hands what is queued to the kernel. What it cannot take now (EAGAIN, EBUSY) stays queued.
+// Submits the queued calls. Calls that the kernel cannot take now (EAGAIN, EBUSY) stay queued.
 void IoUringEngine::submit_queued() {
   const int status = io_uring_submit(ring_->get());
   if (io_uring_sq_ready(ring_->get()) == 0) wake_unsubmitted_ = false;
@@ -400,8 +408,8 @@ void IoUringEngine::arm_wake() {
 io_uring_sqe* IoUringEngine::next_sqe() {
   io_uring_sqe* sqe = io_uring_get_sqe(ring_->get());
   if (sqe == nullptr) {
-    // Calls under way never outnumber the ring's entries, but those that a busy kernel has not
-    // taken yet (EAGAIN, EBUSY) stay in the queue.
+    // Calls in flight never outnumber the ring's entries, but calls that a busy kernel has not
+    // taken yet (EAGAIN, EBUSY) occupy the queue.
     const int status = io_uring_submit(ring_->get());
     sqe = io_uring_get_sqe(ring_->get());
     if (sqe == nullptr)
@@ -439,7 +447,7 @@ void IoUringEngine::submit_and_wait() {
 }
 
 void IoUringEngine::reap() {
-  // Copied out before any of it is handled: handling queues new calls and runs callbacks.
+  // Copies completions out before it handles any: handling queues new calls and runs callbacks.
   std::array<std::pair<std::uint64_t, int>, 64> batch;
   while (true) {
     std::size_t count = 0;
@@ -495,14 +503,14 @@ void IoUringEngine::end_slot(std::uint32_t slot_index) {
   --under_way_[static_cast<std::size_t>(op)];
   under_way_bytes_[static_cast<std::size_t>(op)] -= piece.bytes;
   if (!request->ended()) return;
-  // One that failed before all of it was cut still stands in the queue.
+  // A request that failed early is still queued.
   if (request->error) waiting_.erase(request);
   finish(request);
 }
 
-// The kernel refused the ring itself (never seen; a bug or a kernel out of memory). Everything ends
-// with that error until the engine is destroyed. What the kernel holds is waited for first: a
-// request that has ended may be freed by its owner.
+// Runs after the kernel refused the ring itself (never observed; a bug, or a kernel without
+// memory). Every request ends with that error until the engine is destroyed. Transfers that the
+// kernel holds are awaited first, because an ended request's memory may be freed.
 void IoUringEngine::run_broken(int error_number) noexcept {
   await_kernel();
   ring_.reset();
@@ -519,24 +527,24 @@ void IoUringEngine::run_broken(int error_number) noexcept {
     if (!collect()) return;
     if (!waiting_.empty()) continue;
     std::uint64_t value = 0;
-    // EINTR only makes another round.
+    // EINTR only causes another round.
     if (::read(wake_event_.get(), &value, sizeof value) < 0 && errno != EINTR) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
   }
 }
 
-// Until every transfer that the kernel has taken is complete. At most a minute: where the ring
-// cannot even tell of completions, the block layer's own timeout (30 s by default) has ended them
-// by then.
+// Waits until every transfer that the kernel has taken is complete, but at most a minute. If the
+// ring cannot even report completions, the block layer's own timeout (30 s by default) has ended
+// the transfers by then.
 void IoUringEngine::await_kernel() noexcept {
   const auto deadline = Deadline::after_seconds(60);
-  // A kernel thread (SQPOLL) may still take what stands in the queue.
+  // A kernel thread (SQPOLL) may still take queued calls.
   const bool stays = (ring_->get()->flags & IORING_SETUP_SQPOLL) == 0;
   const std::uint64_t unsubmitted =
       stays ? io_uring_sq_ready(ring_->get()) - (wake_unsubmitted_ ? 1 : 0) : 0;
   while (calls_reaped_ + unsubmitted < calls_queued_) {
-    io_uring_get_events(ring_->get());  // fails where the ring does: completions may come even so
+    io_uring_get_events(ring_->get());  // may fail with the ring; completions may come even so
     io_uring_cqe* cqe = nullptr;
     if (io_uring_peek_cqe(ring_->get(), &cqe) == 0) {
       if (cqe->user_data != kWakeTag) ++calls_reaped_;
@@ -544,7 +552,8 @@ void IoUringEngine::await_kernel() noexcept {
       continue;
     }
     if (deadline.passed()) {
-      log(LogLevel::kWarning, "io_uring: some transfers have not ended; their memory may change");
+      log(LogLevel::kWarning,
+          "io_uring: some transfers have not ended; the kernel may still write their memory");
       return;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -571,7 +580,7 @@ void IoUringEngine::run_on_ring(std::function<void()> command) {
 }
 
 void IoUringEngine::register_memory(void* data, std::uint64_t bytes) {
-  // Shared: the command may run after a caller that has timed out.
+  // Shared, because the command may run after its caller has timed out.
   const auto outcome = std::make_shared<int>(0);
   run_on_ring([this, data, bytes, outcome] {
     auto* begin = static_cast<std::byte*>(data);
@@ -586,10 +595,10 @@ void IoUringEngine::register_memory(void* data, std::uint64_t bytes) {
   log(LogLevel::kWarning, "io_uring: registering " + format_bytes(bytes) + " of memory failed (" +
                               error_text(error) +
                               (error == ENOMEM ? "; raise RLIMIT_MEMLOCK, `ulimit -l`" : "") +
-                              "); transfers go on without, at some CPU cost");
+                              "); transfers work without it, at some CPU cost");
 }
 
-// An errno, or 0.
+// Registers one region. Returns an errno, or 0.
 int IoUringEngine::register_region(std::byte* data, std::uint64_t bytes) {
   if (!buffers_registered_) return ENOTSUP;
   if (regions_.size() >= kBufferSlots) return ENOSPC;
@@ -613,7 +622,7 @@ void IoUringEngine::attach(const std::shared_ptr<OpenFile>& file) {
   run_on_ring([this, file] {
     if (!files_registered_ || free_file_slots_.empty()) return;
     const int slot = free_file_slots_.back();
-    // Where it is refused the file is used by its descriptor: only a little slower.
+    // If the kernel refuses, the file is used by its descriptor, which is only a little slower.
     if (!set_file_slot(slot, file->file.descriptor())) return;
     free_file_slots_.pop_back();
     file->slot = slot;
@@ -623,7 +632,7 @@ void IoUringEngine::attach(const std::shared_ptr<OpenFile>& file) {
 void IoUringEngine::detach(const std::shared_ptr<OpenFile>& file) {
   if (file->slot < 0) return;
   run_on_ring([this, file] {
-    // A slot that cannot be cleared is not used again.
+    // A slot that cannot be cleared is not reused.
     if (files_registered_ && set_file_slot(file->slot, -1)) free_file_slots_.push_back(file->slot);
   });
 }

@@ -1,5 +1,12 @@
-// The storage engine for places where io_uring is blocked: a pool of threads with pread and pwrite,
-// and one thread that runs the callbacks. Same cutting, alignment and laws as the io_uring engine.
+// The storage engine for systems where io_uring is blocked: a pool of threads with pread and
+// pwrite, and one thread that runs the callbacks. Cutting, alignment and contracts are those of the
+// io_uring engine.
+//
+// Each worker takes the next piece of the most urgent request, releases the lock, moves the piece,
+// and reports. If there are several workers, all but one may write at once, so a read finds one
+// free. Edge writes take a mutex of their own. A request that has ended goes to ended_; the
+// completion thread calls back from there. Shutdown fails the requests that have not begun, joins
+// the workers, and then lets the completion thread drain ended_.
 
 #include <unistd.h>
 
@@ -36,7 +43,7 @@ class PosixEngine final : public QueuedEngine {
   ~PosixEngine() override { stop(); }
 
   std::string name() const override { return "posix"; }
-  void register_memory(void*, std::uint64_t) override {}  // pread knows no registration
+  void register_memory(void*, std::uint64_t) override {}  // pread has no registered memory
 
  protected:
   void wake_locked() SLUICE_REQUIRES(mutex_) override {
@@ -46,7 +53,7 @@ class PosixEngine final : public QueuedEngine {
   }
 
  private:
-  // Requests not begun end with ECANCELED; what is under way is waited for.
+  // Ends requests that have not begun with ECANCELED and waits for those in flight.
   void stop() noexcept {
     {
       const MutexLock lock(mutex_);
@@ -63,6 +70,7 @@ class PosixEngine final : public QueuedEngine {
     if (completer_.joinable()) completer_.join();
   }
 
+  // A worker: takes a piece under the lock, moves it without, and reports the result.
   void work() noexcept {
     const std::unique_ptr<std::byte[], decltype(&std::free)> bounce(
         static_cast<std::byte*>(std::aligned_alloc(kMaxAlignmentBytes, kBounceBytes)), &std::free);
@@ -74,7 +82,7 @@ class PosixEngine final : public QueuedEngine {
         return request != nullptr || (stopping_ && waiting_.empty());
       });
       if (!request) {
-        work_ready_.notify_all();  // the others may leave, too
+        work_ready_.notify_all();  // lets the other workers leave too
         return;
       }
       if (request->cursor.done()) {  // failed, empty or cancelled: nothing to move
@@ -91,19 +99,19 @@ class PosixEngine final : public QueuedEngine {
       if (request->cursor.done()) {
         waiting_.erase(request);
       } else {
-        work_ready_.notify_one();  // the rest of it, for another worker
+        work_ready_.notify_one();  // another worker may take the next piece
       }
       lock.unlock();
       std::uint64_t resubmitted = 0;
       const std::exception_ptr error = move(*request, piece, bounce.get(), resubmitted);
       lock.lock();
-      // One that waited only because of the bound on writers.
+      // Wakes a worker that waits only because of the limit on writers.
       if (writes && writers_-- == most_writers_) work_ready_.notify_one();
       request->resubmitted += resubmitted;
       if (error) request->fail(error);
       --request->pieces_in_flight;
       if (!request->ended()) continue;
-      // One that failed before all of it was cut may still stand in the queue.
+      // A request that failed early may still be queued.
       if (request->error) waiting_.erase(request);
       end_locked(request);
     }
@@ -146,18 +154,20 @@ class PosixEngine final : public QueuedEngine {
     }
   }
 
+  // Hands an ended request to the completion thread.
   void end_locked(ActiveRequestPtr request) SLUICE_REQUIRES(mutex_) {
     ended_.push_back(std::move(request));
     ended_ready_.notify_one();
   }
 
+  // The completion thread: runs finish() for ended requests, one at a time, without a lock.
   void complete() noexcept {
     MutexLock lock(mutex_);
     while (true) {
       ended_ready_.wait(lock,
                         [&]() SLUICE_REQUIRES(mutex_) { return workers_gone_ || !ended_.empty(); });
       if (ended_.empty()) {
-        // Requests that callbacks submitted after the workers had ended: they have failed already.
+        // Requests that callbacks submitted after the workers had ended; they have failed already.
         std::vector<ActiveRequestPtr> late;
         waiting_.for_each([&late](const ActiveRequestPtr& request) { late.push_back(request); });
         for (ActiveRequestPtr& request : late) ended_.push_back(std::move(request));
@@ -172,11 +182,12 @@ class PosixEngine final : public QueuedEngine {
     }
   }
 
+  // At least one worker stays free for reads.
   bool may_write() const SLUICE_REQUIRES(mutex_) { return writers_ < most_writers_; }
 
   const std::uint32_t most_writers_ = std::max(options_.threads, 2u) - 1;
-  RequestQueue waiting_ SLUICE_GUARDED_BY(mutex_);       // not wholly cut yet
-  std::uint32_t writers_ SLUICE_GUARDED_BY(mutex_) = 0;  // workers that write now
+  RequestQueue waiting_ SLUICE_GUARDED_BY(mutex_);       // with pieces still to cut
+  std::uint32_t writers_ SLUICE_GUARDED_BY(mutex_) = 0;  // writing workers
   Mutex edge_mutex_;  // one edge write at a time (aligned_transfer.hpp)
   CondVar work_ready_;
   CondVar ended_ready_;

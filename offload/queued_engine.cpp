@@ -1,3 +1,10 @@
+// The life of a request outside its transfer. submit() validates it, waits for room in its
+// direction, numbers it and wakes the engine. finish() counts it, runs the callback, and only then
+// makes room, so drain() returns after the last callback.
+//
+// Invariant: outstanding_[op] counts the requests between submit() and the end of finish(); each
+// file has such a count of its own. Requests outside a file's bounds are queued like others and end
+// with an error, so every callback runs on the completion thread and never inside submit().
 #include "offload/queued_engine.hpp"
 
 #include <algorithm>
@@ -10,8 +17,8 @@ namespace sluice::offload {
 namespace {
 
 constexpr std::uint64_t kMinRequestBytes = 4096;
-constexpr std::uint64_t kMaxRequestBytes = std::uint64_t{1}
-                                           << 30;  // one call moves less than 2 GiB
+// One system call moves less than 2 GiB.
+constexpr std::uint64_t kMaxRequestBytes = std::uint64_t{1} << 30;
 
 const char* op_name(StorageOp op) {
   return op == StorageOp::kRead ? "read" : "write";
@@ -46,9 +53,10 @@ QueuedEngine::QueuedEngine(const StorageOptions& options) : options_(options) {
 StorageFileId QueuedEngine::open(const std::string& path, StorageFileMode mode,
                                  std::uint64_t bytes) {
   auto opened = std::make_shared<OpenFile>(path, mode, bytes);
-  if (!opened->file.direct()) say_buffered_once(path);
+  if (!opened->file.direct()) log_buffered_once(path);
   attach(opened);
   const MutexLock lock(mutex_);
+  // Ids are never reused, so a stale id is always an error.
   const StorageFileId id = next_file_++;
   counters_.allocated_bytes += opened->file.allocated_bytes();
   counters_.peak_allocated_bytes =
@@ -62,15 +70,17 @@ void QueuedEngine::close(StorageFileId id) {
   {
     MutexLock lock(mutex_);
     closing = find_locked(id, "close");
+    // A callback that waited for other callbacks would wait for itself.
     SLUICE_CHECK_MSG(!on_completion_thread() || closing->outstanding == 0,
                      "a callback closed a file with requests under way");
     const auto deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
     if (!for_end_.wait(lock, deadline, [&] { return closing->outstanding == 0; })) {
       throw TimeoutError("the requests of storage file '" + closing->file.path() + "' to end");
     }
-    if (files_.erase(id) == 0) return;  // closed by another thread meanwhile
+    if (files_.erase(id) == 0) return;  // another thread closed it meanwhile
     counters_.allocated_bytes -= closing->file.allocated_bytes();
   }
+  // The descriptor is closed without the lock, because close() may take long.
   detach(closing);
   closing->file.close();
 }
@@ -91,7 +101,7 @@ void QueuedEngine::submit(const StorageRequest& request, Callback done) {
     if (!for_room_[direction].wait(lock, deadline, has_room)) {
       throw TimeoutError("room in the storage queue");
     }
-    // The lock was released meanwhile: the file may have been closed.
+    // The wait released the lock, so the file may have been closed.
     SLUICE_CHECK(file == find_locked(request.file, "submit"));
   }
   const std::uint64_t file_bytes = file->file.bytes();
@@ -103,6 +113,7 @@ void QueuedEngine::submit(const StorageRequest& request, Callback done) {
     // A read would end short; a write would leave the preallocated space.
     active->fail(request.op == StorageOp::kRead ? 0 : ENOSPC);
   }
+  // The request is queued even if it has failed, so that its callback runs like all others.
   if (stopping_) active->fail(ECANCELED);
   incoming_.push_back(active);
   ++active->file->outstanding;
@@ -130,6 +141,7 @@ void QueuedEngine::flush(StorageFileId id) {
     const MutexLock lock(mutex_);
     file = find_locked(id, "flush");
   }
+  // Flushed without the lock: fdatasync may take seconds. The shared pointer keeps the file open.
   file->file.sync();
 }
 
@@ -139,36 +151,37 @@ StorageCounters QueuedEngine::counters() const {
 }
 
 void QueuedEngine::finish(const ActiveRequestPtr& request) noexcept {
-  const StorageRequest& what = request->request;
+  const StorageRequest& ended = request->request;
   {
     const MutexLock lock(mutex_);
     counters_.resubmitted += request->resubmitted;
-    if (what.bytes > 0 && !request->error) {
+    if (ended.bytes > 0 && !request->error) {
       if (request->bounced) ++counters_.bounced;
-      ++(what.op == StorageOp::kRead ? counters_.reads : counters_.writes);
-      (what.op == StorageOp::kRead ? counters_.read_bytes : counters_.write_bytes) += what.bytes;
+      ++(ended.op == StorageOp::kRead ? counters_.reads : counters_.writes);
+      (ended.op == StorageOp::kRead ? counters_.read_bytes : counters_.write_bytes) += ended.bytes;
     }
   }
   try {
     request->done(request->error);
   } catch (const std::exception& error) {
     log(LogLevel::kWarning,
-        std::string("a storage callback threw, which it must not: ") + error.what());
+        std::string("a storage callback threw an exception, which is a bug: ") + error.what());
   } catch (...) {
-    log(LogLevel::kWarning, "a storage callback threw, which it must not");
+    log(LogLevel::kWarning, "a storage callback threw an exception, which is a bug");
   }
-  request->done = nullptr;  // what it holds goes before drain() returns
-  const auto direction = static_cast<std::size_t>(what.op);
+  request->done = nullptr;  // destroys the callback's captures before drain() returns
+  const auto direction = static_cast<std::size_t>(ended.op);
   bool room = false;
   bool end = false;
   {
     const MutexLock lock(mutex_);
     --request->file->outstanding;
     --outstanding_[direction];
+    // Decide under the lock, notify without it.
     room = for_room_[direction].count > 0 && outstanding_[direction] < capacity();
     end = for_end_.count > 0 && (all_outstanding() == 0 || request->file->outstanding == 0);
   }
-  // There is room for one; several threads may wait for the end of different files.
+  // One request made room for one submitter. Waiters for an end may wait for different files.
   if (room) for_room_[direction].ready.notify_one();
   if (end) for_end_.ready.notify_all();
 }
@@ -177,25 +190,26 @@ bool QueuedEngine::retry_buffered(ActiveRequest& request, PieceTransfer& transfe
                                   std::int64_t result) {
   if ((result != -EINVAL && result != -EOPNOTSUPP) || !transfer.take_buffered_retry()) return false;
   StorageFile& file = request.file->file;
+  // Another transfer has already switched the file to the page cache.
   if (!file.direct()) return true;
   try {
     file.stop_direct();
   } catch (const IoError&) {
-    return false;  // the transfer's own error is the one to report
+    return false;  // report the error of the transfer itself
   }
-  say_buffered_once(file.path());
+  log_buffered_once(file.path());
   return true;
 }
 
-std::shared_ptr<OpenFile> QueuedEngine::find_locked(StorageFileId id, const char* what) const {
+std::shared_ptr<OpenFile> QueuedEngine::find_locked(StorageFileId id, const char* caller) const {
   const auto found = files_.find(id);
   SLUICE_CHECK_MSG(found != files_.end(),
-                   std::string(what) + ": no open storage file " + std::to_string(id));
+                   std::string(caller) + ": no open storage file " + std::to_string(id));
   return found->second;
 }
 
-void QueuedEngine::say_buffered_once(const std::string& path) {
-  if (buffered_said_.exchange(true)) return;
+void QueuedEngine::log_buffered_once(const std::string& path) {
+  if (buffered_logged_.exchange(true)) return;
   log(LogLevel::kWarning,
       "no direct I/O on the file system of '" + path + "': storage goes through the page cache");
 }

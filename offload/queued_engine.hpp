@@ -1,9 +1,10 @@
-// What both storage engines share: files by id, the bounded queue, counters, the end of requests.
+// The common part of both storage engines: open files, the bounded queue, counters, completion.
 //
-// A request's life: submit() puts it on incoming_ -> the engine's own thread(s) cut it into pieces
-// and move them -> finish() on the one completion thread: count, call back, make room. Queue bound:
-// queue_depth * kQueuedRequestsPerDepth requests that have not ended; callbacks may submit more
-// without waiting (each has just made room for one).
+// Life of a request: submit() appends it to incoming_. The engine's own threads cut it into pieces
+// and move them. finish() runs on the one completion thread: it counts, calls back and makes room.
+// At most queue_depth * kQueuedRequestsPerDepth requests of each direction are unfinished; submit()
+// waits for room. Callbacks may submit more without waiting, because each has just made room for
+// one.
 #pragma once
 
 #include <array>
@@ -24,28 +25,29 @@ namespace sluice::offload {
 
 inline constexpr std::uint32_t kQueuedRequestsPerDepth = 8;
 
-// A file with an id, and how many of its requests have not ended.
+// An open file and its count of unfinished requests.
 struct OpenFile {
   OpenFile(const std::string& path, StorageFileMode mode, std::uint64_t bytes)
       : file(path, mode, bytes) {}
   StorageFile file;
   // Belongs to QueuedEngine::mutex_, which the compiler cannot express here.
   std::uint64_t outstanding = 0;
-  int slot = -1;  // the engine's own name for it (io_uring: registered file)
+  int slot = -1;  // index of the registered file (io_uring); -1: not registered
 };
 
 struct ActiveRequest {
   StorageRequest request;
   StorageEngine::Callback done;
   std::shared_ptr<OpenFile> file;
-  PieceCursor cursor;  // as is pieces_in_flight: of the thread (or under the lock) that cuts
+  // cursor and pieces_in_flight belong to the thread that cuts (or to the lock it holds).
+  PieceCursor cursor;
   std::uint32_t pieces_in_flight = 0;
   std::uint64_t resubmitted = 0;
   bool bounced = false;
-  std::exception_ptr error;    // the first
-  std::uint64_t sequence = 0;  // age: of two requests, the one submitted first has the lower
+  std::exception_ptr error;    // the first error
+  std::uint64_t sequence = 0;  // submission number: the older request has the lower one
 
-  // Keeps the first error; no further piece is cut.
+  // Stores the error unless there is one, and stops the cutting of further pieces.
   void fail(std::exception_ptr reason);
   void fail(int error_number);
   bool ended() const { return cursor.done() && pieces_in_flight == 0; }
@@ -66,21 +68,22 @@ class QueuedEngine : public StorageEngine {
  protected:
   explicit QueuedEngine(const StorageOptions& options);
 
-  // A request is on incoming_.
+  // Notifies the engine of a new request on incoming_.
   virtual void wake_locked() SLUICE_REQUIRES(mutex_) = 0;
-  // A file came or goes; without lock, no request of it outstanding.
+  // Called after a file was opened and before it is closed, without locks; the file has no
+  // unfinished request then.
   virtual void attach(const std::shared_ptr<OpenFile>&) {}
   virtual void detach(const std::shared_ptr<OpenFile>&) {}
 
-  // The request has ended: counts it, calls back, makes room. On the completion thread.
+  // Ends a request: counts it, calls back, makes room. Completion thread only.
   void finish(const ActiveRequestPtr& request) noexcept SLUICE_EXCLUDES(mutex_);
-  // What a call of a transfer returned, as the engine is to see it.
+  // Passes the result of a transfer's system call through the fault-injection filter.
   std::int64_t filtered(std::int64_t result) const {
     return result_filter_ ? result_filter_(result) : result;
   }
-  // One call of a transfer failed: true when direct I/O may have been the reason, the file now goes
-  // through the page cache, and the call is to be made again (once: others of the file may have
-  // been under way when the first was refused).
+  // Handles a failed call of a transfer. Returns true if direct I/O may have been the reason: the
+  // file now uses the page cache, and the call is to be made again. Each transfer gets one such
+  // retry, because several may have been in flight when the kernel refused the first.
   bool retry_buffered(ActiveRequest& request, PieceTransfer& transfer, std::int64_t result);
   bool on_completion_thread() const {
     return std::this_thread::get_id() == completion_thread_.load();
@@ -94,16 +97,16 @@ class QueuedEngine : public StorageEngine {
   std::atomic<std::thread::id> completion_thread_{};
 
  private:
-  std::shared_ptr<OpenFile> find_locked(StorageFileId file, const char* what) const
+  std::shared_ptr<OpenFile> find_locked(StorageFileId file, const char* caller) const
       SLUICE_REQUIRES(mutex_);
-  void say_buffered_once(const std::string& path);
+  void log_buffered_once(const std::string& path);
 
-  // Threads that wait for requests to end. They are woken only when their condition may hold:
-  // waking a thread costs more than everything else that is done for a request.
+  // Threads that wait for requests to end. They are woken only when their condition may hold,
+  // because waking a thread costs more than the rest of a request's bookkeeping.
   struct Waiters {
     CondVar ready;
-    std::uint32_t count = 0;  // belongs to mutex_, as the lock that wait() is given
-    // Returns false when the deadline has passed.
+    std::uint32_t count = 0;  // belongs to mutex_, the lock passed to wait()
+    // Returns false if the deadline passed.
     template <typename Predicate>
     bool wait(MutexLock& lock, Deadline deadline, Predicate predicate) {
       ++count;
@@ -112,7 +115,7 @@ class QueuedEngine : public StorageEngine {
       return fulfilled;
     }
   };
-  // Of each direction: reads have room however many writes wait.
+  // Limit per direction, so that reads have room however many writes are queued.
   std::uint64_t capacity() const {
     return std::uint64_t{options_.queue_depth} * kQueuedRequestsPerDepth;
   }
@@ -122,13 +125,13 @@ class QueuedEngine : public StorageEngine {
   }
 
   std::array<Waiters, 2> for_room_;  // by StorageOp
-  Waiters for_end_;                  // of all requests, or of one file's
+  Waiters for_end_;                  // drain() and close()
   std::map<StorageFileId, std::shared_ptr<OpenFile>> files_ SLUICE_GUARDED_BY(mutex_);
-  StorageFileId next_file_ SLUICE_GUARDED_BY(mutex_) = 1;                 // never used again
+  StorageFileId next_file_ SLUICE_GUARDED_BY(mutex_) = 1;                 // never reused
   std::array<std::uint64_t, 2> outstanding_ SLUICE_GUARDED_BY(mutex_){};  // by StorageOp
   std::uint64_t submitted_ SLUICE_GUARDED_BY(mutex_) = 0;
   StorageCounters counters_ SLUICE_GUARDED_BY(mutex_);
-  std::atomic<bool> buffered_said_ = false;
+  std::atomic<bool> buffered_logged_ = false;
   ResultFilter result_filter_;  // set before the first request
 };
 

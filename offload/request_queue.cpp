@@ -1,3 +1,10 @@
+// A priority queue with two bounds against starvation.
+//
+// Each direction keeps its requests sorted by rank (deadline, then age) and their sequence numbers
+// sorted by age. next() takes the most urgent request, except in two cases. After kMostOvertakes
+// pieces that overtook the oldest request, its direction serves the oldest. After kMostOvertakes
+// pieces of the other direction, a waiting direction is served first. Insertion and removal cost
+// O(log n) comparisons and move O(n) small entries; the common removal is at the end.
 #include "offload/request_queue.hpp"
 
 #include <algorithm>
@@ -22,7 +29,7 @@ void RequestQueue::push(const ActiveRequestPtr& request) {
   const auto place = std::partition_point(direction.by_rank.begin(), direction.by_rank.end(),
                                           [&](const Entry& entry) { return entry.rank > rank; });
   direction.by_rank.insert(place, {rank, request});
-  // Requests come in the order of their numbers, so this is the end.
+  // Sequence numbers only grow, so this inserts at the end.
   direction.by_age.insert(
       std::upper_bound(direction.by_age.begin(), direction.by_age.end(), request->sequence),
       request->sequence);

@@ -1,10 +1,10 @@
-// Requests that wait to be cut into pieces, the most urgent first.
+// The queue of requests that are not yet cut into pieces, most urgent first.
 //
-// Order: StorageRequest::needed_by, then age (ActiveRequest::sequence). Nothing starves: while the
-// oldest of a direction waits, at most kMostOvertakes pieces of younger ones are started before it,
-// and while a direction waits that may start, at most as many pieces of the other. What waits is a
-// few dozen, so it stands in sorted arrays: no allocation in steady state, and fewer cache lines
-// than trees (half of what a request costs in user space was spent there). Not thread-safe.
+// Requests are ordered by StorageRequest::needed_by, then by age (ActiveRequest::sequence). Nothing
+// starves: at most kMostOvertakes pieces of younger requests start before the oldest request of a
+// direction, and at most as many pieces of one direction before a waiting one of the other. The
+// queue holds a few dozen requests, so it uses sorted arrays: no allocation in steady state, and
+// fewer cache lines than trees, which took half of a request's user-space time. Not thread-safe.
 #pragma once
 
 #include <array>
@@ -26,11 +26,11 @@ class RequestQueue {
 
   void push(const ActiveRequestPtr& request);
   bool empty() const;
-  // What comes next among reads, writes or both; null where there is none.
+  // Returns the next request among reads, writes or both; null if there is none.
   ActiveRequestPtr next(bool reads, bool writes) const;
-  // A piece of `request`, which next() gave, was started.
+  // Records that a piece of `request`, which next() returned, was started.
   void count_start(const ActiveRequestPtr& request);
-  // Takes it out, if it is here.
+  // Removes the request if it is queued.
   void erase(const ActiveRequestPtr& request);
 
   template <typename Function>
@@ -47,12 +47,12 @@ class RequestQueue {
     ActiveRequestPtr request;
   };
   struct Direction {
-    std::vector<Entry> by_rank;         // the most urgent last, where taking it moves nothing
-    std::vector<std::uint64_t> by_age;  // sequences, the oldest first
-    std::uint32_t overtakes = 0;        // pieces started before the oldest's
-    std::uint32_t passed_over = 0;      // pieces of the other direction since one of this started
+    std::vector<Entry> by_rank;         // most urgent last, so that removing it moves nothing
+    std::vector<std::uint64_t> by_age;  // sequence numbers, oldest first
+    std::uint32_t overtakes = 0;        // pieces started before the oldest request's
+    std::uint32_t passed_over = 0;      // pieces of the other direction since this one's last
 
-    const Entry& next() const;  // not where it is empty
+    const Entry& next() const;  // precondition: not empty
   };
   static Rank rank_of(const ActiveRequest& request);
 

@@ -1,3 +1,10 @@
+// Commits by alternating between two areas, the smallest scheme that survives a torn write.
+//
+// append() writes the frame of record n into area n mod 2 and flushes. Until that flush has
+// succeeded, the other area holds record n - 1 untouched. read() verifies both areas and returns
+// the valid records, newest first. A frame is valid if its magic, its length and its XXH3-128 over
+// header and text agree; lengths are checked against the area before any allocation. A file that
+// was cut short keeps its areas at their offsets, because the header stores the original size.
 #include "offload/state_log.hpp"
 
 #include <algorithm>
@@ -20,16 +27,17 @@ static_assert(std::endian::native == std::endian::little);
 
 constexpr std::uint64_t kMagic = 0x31474f4c45544153;        // "SATELOG1"
 constexpr std::uint64_t kHeaderMagic = 0x48474f4c45544153;  // "SATELOGH"
-constexpr std::uint64_t kHeaderBytes = 8192;                // a path has 4,095 at most
+constexpr std::uint64_t kHeaderBytes = 8192;                // a path has at most 4,095 bytes
 
 struct Frame {
   std::uint64_t magic = kMagic;
   std::uint64_t sequence = 0;
   std::uint64_t bytes = 0;
-  Digest128 digest;  // of the three above and of the text
+  Digest128 digest;  // of the three fields above and the text
 };
 static_assert(sizeof(Frame) == 40);
 
+// The digest covers the header fields too, so a frame of another length or number never verifies.
 Digest128 frame_digest(const Frame& frame, std::string_view text) {
   const Digest128 of_text = digest_of(text.data(), text.size());
   const std::array<std::uint64_t, 5> words{frame.magic, frame.sequence, frame.bytes, of_text.low,
@@ -48,6 +56,7 @@ void transfer(StorageEngine& engine, StorageOp op, StorageFileId file, std::uint
   engine.transfer(request);
 }
 
+// Reads and verifies the frame at `begin`. Returns nothing if it is no record with that magic.
 std::optional<StateLog::Record> read_record(StorageEngine& engine, StorageFileId file,
                                             std::uint64_t begin, std::uint64_t bytes,
                                             std::uint64_t magic = kMagic) {
@@ -63,10 +72,12 @@ std::optional<StateLog::Record> read_record(StorageEngine& engine, StorageFileId
     transfer(engine, StorageOp::kRead, file, begin + sizeof(Frame),
              std::as_writable_bytes(std::span(record.text)));
   }
+  // A torn or damaged record fails here.
   if (frame_digest(frame, record.text) != frame.digest) return std::nullopt;
   return record;
 }
 
+// Returns a frame as bytes.
 std::vector<std::byte> framed(std::uint64_t magic, std::uint64_t sequence, std::string_view text) {
   Frame frame{magic, sequence, text.size(), {}};
   frame.digest = frame_digest(frame, text);
@@ -76,6 +87,7 @@ std::vector<std::byte> framed(std::uint64_t magic, std::uint64_t sequence, std::
   return bytes;
 }
 
+// Reads the header; its sequence field is the size of the file. Implausible values are no header.
 std::optional<StateLog::Record> read_header(StorageEngine& engine, StorageFileId file,
                                             std::uint64_t file_bytes) {
   auto header = read_record(engine, file, 0, std::min(file_bytes, kHeaderBytes), kHeaderMagic);
@@ -85,6 +97,7 @@ std::optional<StateLog::Record> read_header(StorageEngine& engine, StorageFileId
   return of_a_log ? header : std::nullopt;
 }
 
+// Whether a range of the file holds only zeros.
 bool is_blank(StorageEngine& engine, StorageFileId file, std::uint64_t begin, std::uint64_t bytes) {
   std::vector<std::byte> window(std::min<std::uint64_t>(bytes, kMiB));
   for (std::uint64_t at = 0; at < bytes; at += window.size()) {
@@ -97,12 +110,13 @@ bool is_blank(StorageEngine& engine, StorageFileId file, std::uint64_t begin, st
   return true;
 }
 
-// Two areas from `begin` to `end`, which may lie behind the file's end.
+// Reads the two areas between `begin` and `end`. `end` may lie beyond the end of the file.
 void read_areas(StorageEngine& engine, StorageFileId file, std::uint64_t begin, std::uint64_t end,
                 StateLog::Contents& contents) {
   const std::uint64_t bytes = engine.file_bytes(file);
   const std::uint64_t middle = begin + (end - begin) / 2;
   for (const auto& [from, to] : {std::pair(begin, middle), std::pair(middle, end)}) {
+    // Bytes of the area that the file still has.
     const std::uint64_t there = from < bytes ? std::min(to, bytes) - from : 0;
     if (std::optional<StateLog::Record> record = read_record(engine, file, from, there)) {
       contents.records.push_back(std::move(*record));
@@ -142,6 +156,7 @@ StateLog::StateLog(StorageEngine& engine, std::string path, std::uint64_t bytes)
       file_(engine.open(path_, StorageFileMode::kCreate, bytes)) {
   try {
     write_header(bytes);
+    // The name must be durable before the first commit, or a crash could lose the whole log.
     sync_directory_of(path_);
   } catch (...) {
     engine_.close(file_);
@@ -151,7 +166,7 @@ StateLog::StateLog(StorageEngine& engine, std::string path, std::uint64_t bytes)
 
 void StateLog::write_header(std::uint64_t file_bytes) {
   std::string text = file_id(path_);
-  text.resize(kFileIdDigits, '0');  // an engine may have no real files
+  text.resize(kFileIdDigits, '0');  // test engines may have no real files
   text += std::filesystem::absolute(path_).string();
   std::vector<std::byte> header = framed(kHeaderMagic, file_bytes, text);
   SLUICE_CHECK(header.size() <= kHeaderBytes);
@@ -168,11 +183,12 @@ StateLog::~StateLog() {
 }
 
 void StateLog::append(std::string_view record) {
-  if (failed_) throw Error("'" + path_ + "' takes no further commit: one has failed");
+  if (failed_) throw Error("'" + path_ + "' cannot take another commit: an earlier one failed");
   SLUICE_CHECK_MSG(
       record.size() <= kMostRecordBytes && record.size() + sizeof(Frame) <= area_bytes_,
-      "a commit's record is longer than its log has room for");
+      "a commit record does not fit into an area of its log");
   std::vector<std::byte> bytes = framed(kMagic, next_, record);
+  // Stays set if the write or the flush throws: the log then accepts no further record.
   failed_ = true;
   transfer(engine_, StorageOp::kWrite, file_, kHeaderBytes + next_ % 2 * area_bytes_, bytes);
   engine_.flush(file_);
@@ -190,19 +206,20 @@ StateLog::Contents StateLog::read(StorageEngine& engine, const std::string& path
       contents.origin =
           Origin{header->text.substr(kFileIdDigits), header->text.substr(0, kFileIdDigits)};
     }
-    // Where it was cut short, its areas are where they were.
+    // The header's size gives the areas' offsets even if the file was cut short.
     const std::uint64_t made_bytes = header ? header->sequence : bytes;
     contents.whole = bytes == made_bytes && bytes > 0;
     read_areas(engine, file, std::min(made_bytes, kHeaderBytes), made_bytes, contents);
     if (!header && contents.records.empty()) {
       contents.unreadable_areas = 0;
-      read_areas(engine, file, 0, bytes, contents);  // as they were before there were headers
+      read_areas(engine, file, 0, bytes, contents);  // the old layout has no header
     }
   } catch (...) {
     engine.close(file);
     throw;
   }
   engine.close(file);
+  // At most two records; the newest one is the state of the run.
   std::sort(contents.records.begin(), contents.records.end(),
             [](const Record& a, const Record& b) { return a.sequence > b.sequence; });
   return contents;

@@ -1,3 +1,8 @@
+// The choice of an engine, and waiting for one request.
+//
+// "auto" probes io_uring by creating a small ring, because containers and sysctl settings may block
+// it, and falls back to posix. submit_and_wait() keeps its result in shared memory: the callback
+// may run after the waiting thread has given up.
 #include "offload/storage_engine.hpp"
 
 #include <liburing.h>
@@ -18,7 +23,7 @@ void submit_and_wait(std::uint64_t bytes,
     bool done SLUICE_GUARDED_BY(mutex) = false;
     std::exception_ptr error SLUICE_GUARDED_BY(mutex);
   };
-  // Shared: the callback may come after a wait that timed out.
+  // Shared, because the callback may run after the wait has timed out.
   const auto outcome = std::make_shared<Outcome>();
   submit([outcome](std::exception_ptr error) {
     const MutexLock lock(outcome->mutex);
@@ -49,7 +54,7 @@ std::string io_uring_unavailable_reason() {
     if (status == -ENOSYS) reason += " (the kernel has no io_uring)";
     return reason;
   }
-  // EXT_ARG (Linux 5.11): waits with a timeout that need no timeout request of their own.
+  // EXT_ARG (Linux 5.11): a wait can have a timeout without a timeout request.
   const bool recent = (ring.features & IORING_FEAT_EXT_ARG) != 0;
   io_uring_queue_exit(&ring);
   return recent ? std::string() : "the kernel's io_uring is older than Linux 5.11";
@@ -69,7 +74,7 @@ std::unique_ptr<StorageEngine> make_storage_engine(const std::string& kind,
   }
   log(options.submission_thread ? LogLevel::kWarning : LogLevel::kInfo,
       "storage engine posix: io_uring cannot be used here: " + reason +
-          (options.submission_thread ? "; so there is no kernel thread for submissions (SQPOLL)"
+          (options.submission_thread ? "; there is no kernel thread for submissions (SQPOLL)"
                                      : ""));
   return make_posix_engine(options);
 }

@@ -1,3 +1,11 @@
+// Files with preallocated space and direct I/O.
+//
+// Creation checks the free space first and then calls fallocate, so a full disk is an error at the
+// start of a run and not in its middle. Direct I/O is a property of each file: statx reports the
+// alignment, and fcntl sets O_DIRECT after the file exists. Writes of whole blocks may extend a
+// file beyond its size; sync() and close() cut it back. A failed fdatasync is final, because the
+// kernel may have dropped the dirty pages (see "Can applications recover from fsync failures?",
+// USENIX ATC 2020).
 #include "offload/storage_file.hpp"
 
 #include <fcntl.h>
@@ -21,7 +29,7 @@
 namespace sluice::offload {
 namespace {
 
-// off_t is signed: no file is longer.
+// off_t is signed, so no file is longer.
 constexpr std::uint64_t kMaxFileBytes = std::numeric_limits<std::int64_t>::max();
 
 [[noreturn]] void throw_no_room(const std::string& path, std::uint64_t needed,
@@ -30,8 +38,7 @@ constexpr std::uint64_t kMaxFileBytes = std::numeric_limits<std::int64_t>::max()
                    std::to_string(available) + " bytes are available there");
 }
 
-// Free bytes of the file system of `descriptor`, no more than what this process may write to one
-// file.
+// Returns the free bytes of the descriptor's file system, limited by this process's RLIMIT_FSIZE.
 std::uint64_t available_bytes(int descriptor, const std::string& path) {
   struct statvfs facts {};
   if (::fstatvfs(descriptor, &facts) != 0) throw IoError("statvfs", path, 0, 0, errno);
@@ -44,6 +51,7 @@ std::uint64_t available_bytes(int descriptor, const std::string& path) {
   return available;
 }
 
+// Errors that the user can mend by another path or permission are InputError, others IoError.
 [[noreturn]] void throw_open_failed(const std::string& path, bool reading, int error) {
   const std::string reason = std::strerror(error);
   switch (error) {
@@ -56,7 +64,7 @@ std::uint64_t available_bytes(int descriptor, const std::string& path) {
     case ENOTDIR:
     case EISDIR:
     case ENAMETOOLONG:
-    case ELOOP:  // a symbolic link, where none is followed
+    case ELOOP:  // a symbolic link at the end of a path that is read
     case EXDEV:
       if (reading) throw InputError("file '" + path + "' cannot be read: " + reason);
       throw InputError("directory '" + directory_of(path) + "' cannot hold the storage file '" +
@@ -113,7 +121,7 @@ StorageFile::~StorageFile() {
 }
 
 void StorageFile::open_descriptor() {
-  // openat2 asks for another attempt (EAGAIN) where something was renamed meanwhile.
+  // openat2 returns EAGAIN if a rename happened meanwhile.
   constexpr int kMostAttempts = 100;
   // O_NONBLOCK: opening a FIFO must not wait for its writer; regular files ignore it.
   const int flags = O_CLOEXEC | (writable() ? O_RDWR | O_CREAT | O_EXCL : O_RDONLY | O_NONBLOCK);
@@ -122,7 +130,7 @@ void StorageFile::open_descriptor() {
       descriptor_ = ::open(path_.c_str(), flags, 0600);
       if (descriptor_ < 0) descriptor_ = -errno;
     } else {
-      // Its name may stand in a record that somebody else wrote.
+      // The name may come from a record that another user wrote, so links are not followed.
       descriptor_ = open_beneath(directory_of(path_), name_of(path_), flags);
     }
     if (descriptor_ != -EINTR && descriptor_ != -EAGAIN) break;
@@ -149,11 +157,13 @@ void StorageFile::open_descriptor() {
 
 void StorageFile::preallocate() {
   if (bytes_ == 0) return;
-  // Before fallocate: it would raise SIGXFSZ above RLIMIT_FSIZE, and fill the disk before it fails.
+  // Check before fallocate: it raises SIGXFSZ above RLIMIT_FSIZE and fills the disk before it
+  // fails.
   const std::uint64_t available = available_bytes(descriptor_, path_);
   if (bytes_ > available || bytes_ > kMaxFileBytes) throw_no_room(path_, bytes_, available);
   const auto length = static_cast<off_t>(bytes_);
   int status = 0;
+  // A signal may interrupt fallocate on a large file.
   do {
     status = ::fallocate(descriptor_, 0, 0, length);
   } while (status != 0 && errno == EINTR);
@@ -162,10 +172,10 @@ void StorageFile::preallocate() {
     throw_no_room(path_, bytes_, available_bytes(descriptor_, path_));
   }
   if (errno != EOPNOTSUPP && errno != ENOSYS) throw IoError("fallocate", path_, 0, bytes_, errno);
-  // Space cannot be promised on this file system; the size can.
+  // This file system cannot reserve space. Set the size at least.
   log(LogLevel::kWarning,
       "the file system of '" + path_ +
-          "' cannot preallocate; running out of space there will be found late");
+          "' cannot preallocate; a full disk will be noticed only when a write fails");
   if (::ftruncate(descriptor_, length) != 0) throw IoError("ftruncate", path_, 0, bytes_, errno);
 }
 
@@ -180,7 +190,7 @@ void StorageFile::find_alignment() {
 #endif
   const auto usable = [](std::uint32_t value) { return value > 0 && value <= kMaxAlignmentBytes; };
   if (!usable(wanted.memory_bytes) || !usable(wanted.offset_bytes)) return;
-  // Set afterwards, not at open: open(O_CREAT | O_DIRECT) may create the file and then fail.
+  // Set after creation: open(O_CREAT | O_DIRECT) may create the file and then fail.
   const int flags = ::fcntl(descriptor_, F_GETFL);
   if (flags < 0) throw IoError("fcntl", path_, 0, 0, errno);
   if (::fcntl(descriptor_, F_SETFL, flags | O_DIRECT) != 0) {
@@ -199,6 +209,7 @@ void StorageFile::stop_direct() {
   direct_ = false;
 }
 
+// Direct writes of the last block may have made the file longer than bytes_.
 void StorageFile::trim() {
   struct stat facts {};
   if (::fstat(descriptor_, &facts) != 0) throw IoError("stat", path_, 0, 0, errno);
@@ -228,7 +239,7 @@ void StorageFile::close() {
     throw;
   }
   descriptor_ = -1;
-  // EINTR: Linux has closed it all the same.
+  // Linux closes the descriptor even when it returns EINTR.
   if (::close(descriptor) != 0 && errno != EINTR) throw IoError("close", path_, 0, 0, errno);
 }
 

@@ -1,7 +1,7 @@
-// One file of a storage engine: created with all of its space, opened for direct I/O where the file
-// system has it, closed with exactly the size that was asked for.
+// One file of a storage engine. It is created with all of its space, opened for direct I/O where
+// the file system supports it, and closed with exactly the requested size.
 //
-// Not thread-safe, but for direct(), stop_direct() and sync(), which any thread may call.
+// Not thread-safe, except direct(), stop_direct() and sync().
 #pragma once
 
 #include <atomic>
@@ -13,31 +13,31 @@
 
 namespace sluice::offload {
 
-// What direct I/O wants of an address and of a file offset and length; {1, 1}: anything goes.
+// Alignment that direct I/O requires of addresses and of file offsets and lengths; {1, 1}: none.
 struct DirectAlignment {
   std::uint32_t memory_bytes = 1;
   std::uint32_t offset_bytes = 1;
 };
 
-// Alignment where the kernel does not tell it (before Linux 6.1, and on some file systems): the
-// page size, a multiple of every logical block size in use.
+// Alignment to assume where the kernel does not report it (before Linux 6.1, and on some file
+// systems): the page size, a multiple of every logical block size in use.
 inline constexpr std::uint32_t kFallbackAlignmentBytes = 4096;
-// A file that wants more than this is used through the page cache (bounce buffers are small).
+// A file that requires more than this uses the page cache, because bounce buffers are small.
 inline constexpr std::uint32_t kMaxAlignmentBytes = 64 * 1024;
 
-// What tells a file from its copies: device and inode, in kFileIdDigits of hex; empty where there
-// is no file.
+// Identifies a file among its copies: device and inode as kFileIdDigits hex digits. Empty if the
+// file does not exist.
 inline constexpr std::size_t kFileIdDigits = 32;
 std::string file_id(const std::string& path);
 
-// Makes the name of a file that was created durable: fsync of its directory. IoError.
+// Makes the name of a created file durable with an fsync of its directory. Throws IoError.
 void sync_directory_of(const std::string& path);
 
 class StorageFile {
  public:
-  // `bytes` as in StorageEngine::open, with its errors; kReadOnly takes the file's own size, and
-  // follows no symbolic link that the path ends in. When
-  // it throws, no new file is left behind.
+  // Opens or creates the file; `bytes` and errors as in StorageEngine::open. kReadOnly takes the
+  // size of the file and refuses a symbolic link as the last part of the path. If the constructor
+  // throws, it leaves no new file.
   StorageFile(std::string path, StorageFileMode mode, std::uint64_t bytes);
   ~StorageFile();
   StorageFile(const StorageFile&) = delete;
@@ -50,15 +50,15 @@ class StorageFile {
   std::uint64_t allocated_bytes() const { return writable() ? bytes_ : 0; }
 
   bool direct() const { return direct_.load(); }
-  // Fixed at open: a file that loses O_DIRECT later goes on with aligned transfers.
+  // Fixed at open; a file that loses O_DIRECT later keeps aligned transfers.
   DirectAlignment alignment() const { return alignment_; }
-  // Goes over to the page cache (the file system refused direct I/O at a transfer). IoError.
+  // Switches to the page cache after the file system refused a direct transfer. Throws IoError.
   void stop_direct();
 
-  // Cuts what the last block's write may have added beyond bytes(), then fdatasync. IoError. Once
-  // it has failed, it fails for ever: the state of the pages is unknown after a failed fdatasync.
+  // Cuts bytes that a write of the last block added beyond bytes(), then calls fdatasync. Throws
+  // IoError. After a failure every later call fails, because the state of the pages is unknown.
   void sync();
-  // Cuts to bytes() and closes. IoError.
+  // Cuts the file to bytes() and closes it. Throws IoError.
   void close();
 
  private:

@@ -1,3 +1,13 @@
+// Rounds of stripes, and the choice of their shares.
+//
+// A round is laid out by smooth weighted round robin: each turn adds every path's share to its
+// credit, and the path with the highest credit takes the stripe and pays the sum of all shares. The
+// order is deterministic, spreads each path evenly, and gives path i exactly shares[i] stripes.
+//
+// shares_by_speed() tries rounds of growing length. Within a length it gives each further stripe to
+// the path that would then finish first, which minimizes the time of the slowest path.
+// shares_by_ratio() rounds the requested parts for each length. Both searches are bounded by
+// kMostStripes and run once per run.
 #include "offload/stripe_layout.hpp"
 
 #include <algorithm>
@@ -11,8 +21,8 @@
 namespace sluice::offload {
 namespace {
 
-// Stripes of a round of `total` for each path, at least one: always one more for the path that then
-// still ends first.
+// Distributes a round of `total` stripes, at least one per path. Each further stripe goes to the
+// path that would still finish first with it.
 std::vector<std::uint32_t> apportion(const std::vector<double>& speeds, std::uint32_t total) {
   std::vector<std::uint32_t> shares(speeds.size(), 1);
   for (auto given = static_cast<std::uint32_t>(speeds.size()); given < total; ++given) {
@@ -25,7 +35,7 @@ std::vector<std::uint32_t> apportion(const std::vector<double>& speeds, std::uin
   return shares;
 }
 
-// Time of the slowest path for a stripe of the round.
+// Returns the time of the slowest path, per stripe of the round.
 double time_of(const std::vector<std::uint32_t>& shares, const std::vector<double>& speeds) {
   double longest = 0;
   for (std::size_t i = 0; i < shares.size(); ++i)
@@ -33,7 +43,7 @@ double time_of(const std::vector<std::uint32_t>& shares, const std::vector<doubl
   return longest / std::accumulate(shares.begin(), shares.end(), 0u);
 }
 
-// The ratio in its least whole numbers; empty where it has none that a round can hold.
+// Returns the ratio in lowest whole numbers; empty if it has none that fit a round.
 std::vector<std::uint32_t> whole_shares(const std::vector<double>& ratio) {
   constexpr double kMostExact = 0x1p53;
   std::uint64_t divisor = 0;
@@ -50,7 +60,7 @@ std::vector<std::uint32_t> whole_shares(const std::vector<double>& ratio) {
   return shares;
 }
 
-// Which part of what it should have a path has too much or too little, at most.
+// Returns the largest relative deviation of a path's share from its part.
 double error_of(const std::vector<std::uint32_t>& shares, const std::vector<double>& parts) {
   const double total = std::accumulate(shares.begin(), shares.end(), 0.0);
   double most = 0;
@@ -65,7 +75,7 @@ double error_of(const std::vector<std::uint32_t>& shares, const std::vector<doub
 StripeLayout::StripeLayout(std::vector<std::uint32_t> shares) : shares_(std::move(shares)) {
   SLUICE_CHECK(valid(shares_));
   const std::int64_t total = std::accumulate(shares_.begin(), shares_.end(), std::int64_t{0});
-  // Smooth weighted round robin (nginx): each turn all gain their share, and the richest pays.
+  // Smooth weighted round robin (nginx): each turn every path gains its share, the richest pays.
   std::vector<std::int64_t> credit(shares_.size(), 0);
   std::vector<std::uint32_t> ranks(shares_.size(), 0);
   for (std::int64_t stripe = 0; stripe < total; ++stripe) {
@@ -134,7 +144,7 @@ std::vector<std::uint32_t> shares_by_ratio(const std::vector<double>& ratio) {
     for (const double part : parts) {
       shares.push_back(std::max(1u, static_cast<std::uint32_t>(std::lround(part * round))));
     }
-    // Rounded parts may add up to more than the round.
+    // The rounded parts may add up to more stripes than the round has.
     if (StripeLayout::valid(shares) && error_of(shares, parts) < error_of(nearest, parts)) {
       nearest = std::move(shares);
     }

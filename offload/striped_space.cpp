@@ -117,12 +117,12 @@ void StripedSpace::submit(StorageOp op, std::uint64_t offset, void* data, std::u
       if (!gathering->error) gathering->error = error;
     }
     if (gathering->parts_left.fetch_sub(1) > 1) return;
-    std::exception_ptr first;
+    std::exception_ptr first_error;
     {
       const MutexLock lock(gathering->mutex);
-      first = gathering->error;
+      first_error = gathering->error;
     }
-    gathering->done(first);
+    gathering->done(first_error);
   };
   std::uint64_t cursor = offset;
   const std::uint64_t end = offset + bytes;

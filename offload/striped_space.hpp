@@ -1,9 +1,9 @@
-// The storage tier as one linear space of bytes, striped over several paths.
+// The storage tier as one linear byte space, striped over several paths.
 //
-// Which path holds which stripe is a StripeLayout, fixed for the life of the files. Files are
-// preallocated, so a full disk is an error at start, and named for the run, so that runs that share
-// a path never meet. Scratch files are unlinked at once: nothing is left behind, whatever happens.
-// Kept files stay. The ledger is charged before any file is made.
+// A StripeLayout fixes the path of each stripe for the life of the files. Files are preallocated,
+// so a full disk is an error at the start. Their names contain the run id, so runs that share a
+// path use different files. Scratch files are unlinked at once; a crash leaves none. Kept files
+// stay. The ledger is charged before any file is created.
 #pragma once
 
 #include <cstdint>
@@ -23,46 +23,44 @@ class StripedSpace {
  public:
   static constexpr std::uint64_t kStripeBytes = StripeLayout::kStripeBytes;
 
-  // Makes one file per path. bytes may be 0: no files, and engine may be null. shares: stripes of
-  // each path in a round (StripeLayout); empty: as many on each. Throws OutOfMemory
-  // (ledger), InputError (a path cannot be written or is too small, needed and available bytes
-  // named), IoError.
-  StripedSpace(StorageEngine* engine, allocator::Ledger& ledger, const std::vector<std::string>& paths,
-               std::uint64_t bytes, const RunId& run, bool kept = false,
-               const std::vector<std::uint32_t>& shares = {});
-  // A space that an earlier run kept, for reading: its files in the order of their paths, with
-  // the shares that it had. Charges nothing. Throws InputError where a file is missing or of
-  // another size than the space has there.
+  // Creates one file per path. bytes may be 0: there are no files then, and engine may be null.
+  // shares: stripes of each path in a round (StripeLayout); empty: equal shares. Throws OutOfMemory
+  // (ledger), InputError (a path is not writable or too small, with needed and available bytes),
+  // IoError.
+  StripedSpace(StorageEngine* engine, allocator::Ledger& ledger,
+               const std::vector<std::string>& paths, std::uint64_t bytes, const RunId& run,
+               bool kept = false, const std::vector<std::uint32_t>& shares = {});
+  // Opens the kept space of an earlier run for reading: its files in the order of their paths, and
+  // its shares. Charges nothing. Throws InputError if a file is missing or has the wrong size.
   StripedSpace(StorageEngine& engine, const std::vector<std::string>& files, std::uint64_t bytes,
                const std::vector<std::uint32_t>& shares = {});
   ~StripedSpace();
   StripedSpace(const StripedSpace&) = delete;
   StripedSpace& operator=(const StripedSpace&) = delete;
 
-  // Moves [offset, offset + bytes) of the space; `done` runs once, after the last part, with the
-  // first error or null (on the engine's completion thread). needed_by: as in StorageRequest.
+  // Moves [offset, offset + bytes) of the space. `done` runs once, after the last part, with the
+  // first error or null, on the engine's completion thread. needed_by: as in StorageRequest.
   void submit(StorageOp op, std::uint64_t offset, void* data, std::uint64_t bytes,
               StorageEngine::Callback done, std::uint64_t needed_by = 0);
-  // Submits and waits; throws the error.
+  // Submits, waits, and throws the error.
   void transfer(StorageOp op, std::uint64_t offset, void* data, std::uint64_t bytes);
 
-  // The file that holds a byte of the space, and where in it.
+  // The file that holds a byte of the space, and the byte's offset in it.
   struct Location {
     std::string path;
     std::uint64_t offset_bytes = 0;
   };
   Location locate(std::uint64_t offset) const;
 
-  // fdatasync of every file, one after another: covers the writes that have ended. IoError; never
-  // retried.
+  // Calls fdatasync for every file in turn; covers the writes that have ended. Throws IoError. A
+  // failed flush is never retried.
   void flush();
 
   std::uint64_t bytes() const { return bytes_; }
   std::vector<std::string> file_paths() const;
-  // Of each path, in their order; where there are no files, of one.
+  // Shares of the paths, in order; those of one path if there are no files.
   const std::vector<std::uint32_t>& shares() const { return layout_.shares(); }
-  // How names of files end that stay: those of scratch files that a crash left are anybody's to
-  // remove.
+  // Suffixes of file names. A scratch file that a crash left may be removed by anyone.
   static constexpr const char* kKeptSuffix = ".durable";
   static constexpr const char* kScratchSuffix = ".state";
 

@@ -1,3 +1,13 @@
+// Tags: one hash per block and write, kept in memory and compared when the block is read.
+//
+// The seed contains the run, the range's key, the block number and the number of writes, so a block
+// of another run, another place or an earlier write never matches. tag() increments the version and
+// stores the hash before the write is submitted. verify() hashes the bytes that arrived; on a
+// mismatch it reads that block again, since the fault may lie between disk and memory, and throws
+// IntegrityError if it still differs.
+//
+// Verifier is a queue with one thread between the engine's completion thread and the caller's
+// callback. It is bounded by the reads that callers have in flight.
 #include "offload/tagged_space.hpp"
 
 #include <algorithm>
@@ -22,8 +32,8 @@ struct TaggedSpace::Tagged {
     return "block " + std::to_string(block) + " of " + range.name;
   }
 
-  // body(block, data, bytes) for each block of the part. Asks for the next block's tag meanwhile:
-  // an update comes for it when all that it moved has driven it out of the cache.
+  // Calls body(block, data, bytes) for each block of the part, and prefetches the next block's tag:
+  // an update returns to it only after its data has evicted the tag from the cache.
   template <typename Body>
   void for_blocks(const Part& part, const Body& body) const {
     const std::uint64_t step = range.block_bytes;
@@ -37,12 +47,13 @@ struct TaggedSpace::Tagged {
 
 namespace {
 
-// No thread's CPU clock: that is a system call, and an update asks four times for each block.
+// A steady clock, not the thread's CPU clock: that one is a system call, and an update reads the
+// time four times per block.
 std::int64_t time_ns() {
   return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
 }
 
-// Little-endian on every machine, like the digests.
+// The seed of a block: hashed words, little-endian on every machine, like the digests.
 std::uint64_t seed_of(const RunId& run, std::uint64_t key, std::uint64_t block,
                       std::uint32_t version) {
   const std::array<std::uint64_t, 5> words{run.high, run.low, key, block, version};
@@ -66,8 +77,8 @@ BlockTag tag_of(const RunId& run, std::uint64_t key, std::uint64_t block, std::u
   return tag;
 }
 
-// Verifies what was read, on a thread of its own. The queue holds no more than the reads that its
-// callers keep under way, each with memory that it goes to.
+// Verifies reads on a thread of its own. The queue holds no more than the reads that callers have
+// in flight, each with its own memory.
 class TaggedSpace::Verifier {
  public:
   struct Read {
@@ -81,7 +92,7 @@ class TaggedSpace::Verifier {
   ~Verifier() {
     {
       MutexLock lock(mutex_);
-      // No deadline: the engine ends every read, and its callback comes here.
+      // No deadline: the engine ends every read, and each callback arrives here.
       changed_.wait(lock, [&]() SLUICE_REQUIRES(mutex_) { return under_way_ == 0; });
       stopping_ = true;
     }
@@ -91,7 +102,7 @@ class TaggedSpace::Verifier {
   Verifier(const Verifier&) = delete;
   Verifier& operator=(const Verifier&) = delete;
 
-  // To be given to the space with the read.
+  // Returns the callback to submit with the read.
   StorageEngine::Callback expect(Read read) {
     {
       const MutexLock lock(mutex_);
@@ -125,9 +136,9 @@ class TaggedSpace::Verifier {
         ended.read.done(ended.error);
       } catch (const std::exception& error) {
         log(LogLevel::kWarning,
-            std::string("a storage callback threw, which it must not: ") + error.what());
+            std::string("a storage callback threw an exception, which is a bug: ") + error.what());
       }
-      ended = {};  // what the callback holds goes before the destructor returns
+      ended = {};  // destroys the callback's captures before the destructor returns
       lock.lock();
       --under_way_;
       changed_.notify_all();
@@ -147,7 +158,7 @@ class TaggedSpace::Verifier {
   Mutex mutex_;
   CondVar changed_;
   std::deque<Ended> ended_ SLUICE_GUARDED_BY(mutex_);
-  std::uint64_t under_way_ SLUICE_GUARDED_BY(mutex_) = 0;  // reads whose callback has not run
+  std::uint64_t under_way_ SLUICE_GUARDED_BY(mutex_) = 0;  // reads before the end of their callback
   bool stopping_ SLUICE_GUARDED_BY(mutex_) = false;
   std::jthread thread_;  // last: uses all of the above
 };
@@ -162,6 +173,8 @@ TaggedSpace::RangeId TaggedSpace::add_range(const Range& range) {
   SLUICE_CHECK(range.bytes > 0 && range.bytes <= space_.bytes() &&
                range.offset_bytes <= space_.bytes() - range.bytes);
   SLUICE_CHECK(range.block_bytes > 0 && range.block_bytes <= kMostBlockBytes);
+  // The same range added again keeps its tags, which describe bytes that are already on
+  // storage.
   const auto [known, fresh] =
       known_.try_emplace({range.key, range.offset_bytes, range.bytes, range.block_bytes},
                          static_cast<RangeId>(ranges_.size()));
@@ -174,7 +187,7 @@ TaggedSpace::RangeId TaggedSpace::add_range(const Range& range) {
   return known->second;
 }
 
-// The range of a part.
+// Returns the range of a part; checks that the part lies inside it.
 TaggedSpace::Tagged& TaggedSpace::tagged_range(const Part& part) const {
   SLUICE_CHECK(part.range < ranges_.size());
   Tagged& tagged = *ranges_[part.range];
@@ -228,26 +241,28 @@ bool TaggedSpace::is_right(const Tagged& tagged, std::uint64_t block, const std:
                            std::uint64_t bytes) const {
   const BlockTag& expected = tagged.tags[block];
   SLUICE_CHECK_MSG(expected.version > 0,
-                   tagged.describe(block) + " was never written, and is read from storage");
+                   tagged.describe(block) + " was read from storage, but it was never written");
   return tag_of(run_, tagged.range.key, block, expected.version, data, bytes) == expected;
 }
 
 void TaggedSpace::read_again(const Tagged& tagged, std::uint64_t block, std::byte* data,
                              std::uint64_t bytes) {
   const std::uint64_t offset = tagged.range.offset_bytes + block * tagged.range.block_bytes;
-  const std::string what = tagged.describe(block);
+  const std::string name = tagged.describe(block);
   const StripedSpace::Location place = space_.locate(offset);
+  // Only this block is read again; the other blocks of the transfer were right.
   space_.transfer(StorageOp::kRead, offset, data, bytes);
   if (!is_right(tagged, block, data, bytes)) {
-    throw IntegrityError(what, place.path, place.offset_bytes, bytes);
+    throw IntegrityError(name, place.path, place.offset_bytes, bytes);
   }
   reread_blocks_.fetch_add(1);
-  log(LogLevel::kWarning, what + ", " + std::to_string(bytes) + " bytes at offset " +
+  log(LogLevel::kWarning, name + ", " + std::to_string(bytes) + " bytes at offset " +
                               std::to_string(place.offset_bytes) + " of '" + place.path +
-                              "', came wrong from storage once, and right when it was read "
-                              "again; check that disk and the memory of this machine");
+                              "', was wrong when it was read from storage, and right when it was "
+                              "read again; check that disk and the memory of this machine");
 }
 
+// Counters are separate atomics; a reader may see one of two updates.
 void TaggedSpace::count_hashing(std::span<const Part> parts, std::int64_t begin_ns) {
   std::uint64_t bytes = 0;
   for (const Part& part : parts) bytes += part.bytes;
@@ -262,6 +277,7 @@ void TaggedSpace::submit(StorageOp op, RangeId id, std::uint64_t offset_bytes, v
   check_whole_blocks(part);
   const Range& range = ranges_[id]->range;
   if (tags_by == TagsBy::kSpace) {
+    // Tags of writes are stored before the submission; a read is verified after its end.
     if (op == StorageOp::kWrite) {
       tag({&part, 1});
     } else {

@@ -1,24 +1,23 @@
-// The storage tier with a tag for every block: a read gives what was last written there, or fails.
+// The storage tier with a tag for every block: a read returns the last written bytes, or fails.
 //
-// A range (a home of model state, say) is cut into blocks of equal bytes, its last one shorter
-// where it ends earlier; transfers begin and end at blocks of one range, however they are cut. A
-// block's tag is the XXH3-128 of its bytes (github.com/Cyan4973/xxHash, doc/xxhash_spec.md), seeded
-// with {run, key of the range, number of the block, how often it was written}, and lies in memory:
-// 20 bytes a block. So bits that flipped, pages of zeros, torn, stale and misdirected blocks are
-// all found when they are read.
+// A range (such as a home of model state) is cut into blocks of equal size; the last one may be
+// shorter. Transfers begin and end at block borders of one range. The tag of a block is the
+// XXH3-128 of its bytes (github.com/Cyan4973/xxHash, doc/xxhash_spec.md), seeded with {run, key of
+// the range, block number, number of writes}. Tags lie in memory and take 20 bytes a block. They
+// detect flipped bits, pages of zeros, and torn, stale and misdirected blocks when these are read.
 //
-// A block that is wrong is read once more, alone. Right then: a line in the log. Wrong again:
-// IntegrityError. Reading a block that was never written is InternalError.
+// A block that fails is read once more, alone. If it is right then, a line goes to the log. If it
+// fails again, the read throws IntegrityError. Reading a block that was never written is
+// InternalError.
 //
-// Where the hashing runs: best with whoever works on the bytes anyway, while they are in its cache
-// (TagsBy::kCaller): hashing what memory must first be asked for takes four times as long. Else
-// what is written is hashed on the thread that submits it, a storage lane's own, which has nothing
-// else to do; what was read, on one thread of this class between the engine's completion thread,
-// which must go on feeding the device, and the caller's callback. (A lane's thread cannot: it may
-// be waiting for another lane that waits for this read.)
+// Hashing is cheapest on a thread that uses the bytes anyway, while they are in its cache
+// (TagsBy::kCaller); hashing bytes that are not cached takes four times as long. Otherwise a write
+// is hashed on the submitting thread, a storage lane's own. A read is hashed on one thread of this
+// class, because the engine's completion thread must go on feeding the disk, and a lane's thread
+// may be waiting for another lane that waits for this read.
 //
-// Threads: all but add_range() from any thread. Two transfers under way share a block only if both
-// are reads.
+// Threads: any thread may call any function except add_range(). Two transfers in flight may share a
+// block only if both are reads.
 #pragma once
 
 #include <array>
@@ -39,29 +38,29 @@ namespace sluice::offload {
 
 struct BlockTag {
   std::array<std::uint8_t, 16> digest{};  // XXH3-128, canonical (big-endian)
-  std::uint32_t version = 0;              // writes so far; 0: never written
+  std::uint32_t version = 0;              // number of writes; 0: never written
   bool operator==(const BlockTag&) const = default;
 };
 
-// The tag of a block's bytes; key and block: which it is (TaggedSpace).
+// Returns the tag of a block's bytes; key and block identify it (see TaggedSpace).
 BlockTag tag_of(const RunId& run, std::uint64_t key, std::uint64_t block, std::uint32_t version,
                 const void* data, std::uint64_t bytes);
 
 struct TagCounters {
   std::uint64_t hashed_bytes = 0;
-  double hash_seconds = 0;  // of all threads that hash, both directions; if put off, that too
-  std::uint64_t reread_blocks = 0;  // that were wrong once and right then
+  double hash_seconds = 0;          // of all hashing threads, including time off the CPU
+  std::uint64_t reread_blocks = 0;  // wrong at first, right when read again
 };
 
-// Who verifies what a read brings and tags what a write takes: the space, or its caller by verify()
-// before it uses the bytes, and by tag() before it submits them.
+// The side that verifies reads and tags writes. kCaller: the caller calls verify() before it uses
+// the bytes of a read, and tag() before it submits a write.
 enum class TagsBy : std::uint8_t { kSpace, kCaller };
 
 class TaggedSpace {
  public:
   struct Range {
     std::string name;       // for messages: "moment1 of unit 3"
-    std::uint64_t key = 0;  // the same for the same content in every run
+    std::uint64_t key = 0;  // equal for equal content in every run
     std::uint64_t offset_bytes = 0;
     std::uint64_t bytes = 0;
     std::uint64_t block_bytes = 0;
@@ -69,46 +68,46 @@ class TaggedSpace {
   using RangeId = std::uint32_t;
   static constexpr std::uint64_t kMostBlockBytes = 1 * kMiB;
 
-  // The space must outlive it. run: seeds the tags.
+  // `space` must outlive this object. run: seeds the tags.
   TaggedSpace(StripedSpace& space, const RunId& run);
-  // Waits for reads under way.
+  // Waits for reads in flight.
   ~TaggedSpace();
   TaggedSpace(const TaggedSpace&) = delete;
   TaggedSpace& operator=(const TaggedSpace&) = delete;
 
-  // Set-up only. A range that is known already (same key, place and blocks) keeps its id and its
-  // tags. InternalError: outside the space, or blocks of no bytes or too many.
+  // Set-up only. A known range (same key, place and blocks) keeps its id and its tags.
+  // InternalError: a range outside the space, or a block size of 0 or above kMostBlockBytes.
   RangeId add_range(const Range& range);
 
-  // Moves [offset, offset + bytes) of the range, whole blocks; `done` runs once, not on the calling
-  // thread, with the first error or null. Errors: StripedSpace's, IntegrityError, and InternalError
-  // for a block that was never written. needed_by: as in StorageRequest.
+  // Moves whole blocks [offset, offset + bytes) of the range. `done` runs once, on another thread,
+  // with the first error or null. Errors: StripedSpace's, IntegrityError, and InternalError for a
+  // block that was never written. needed_by: as in StorageRequest.
   void submit(StorageOp op, RangeId range, std::uint64_t offset_bytes, void* data,
               std::uint64_t bytes, StorageEngine::Callback done, std::uint64_t needed_by = 0,
               TagsBy tags_by = TagsBy::kSpace);
-  // Submits and waits; throws the error.
+  // Submits, waits, and throws the error.
   void transfer(StorageOp op, RangeId range, std::uint64_t offset_bytes, void* data,
                 std::uint64_t bytes);
 
-  // Whole blocks of a range, and the memory that they came to or go from.
+  // Whole blocks of a range, and the memory of their bytes.
   struct Part {
     RangeId range = 0;
     std::uint64_t offset_bytes = 0;
     std::byte* data = nullptr;
     std::uint64_t bytes = 0;
   };
-  // TagsBy::kCaller, once for each block of a transfer. verify(): of reads that have ended; a wrong
-  // block is read again before it returns; errors as submit() gives them. tag(): of writes not yet
-  // submitted; nobody reads these blocks from storage until they are written.
-  // For each block neither looks whether the part cuts one, so who takes transfers apart asks
-  // first.
+  // For TagsBy::kCaller, once per block of a transfer. verify() takes reads that have ended; it
+  // reads a wrong block again before it returns, with the errors of submit(). tag() takes writes
+  // that are not submitted yet; no thread may read these blocks from storage before they are
+  // written. Neither checks for cut blocks; a caller that splits transfers calls
+  // check_whole_blocks() first.
   void verify(std::span<const Part> parts);
   void tag(std::span<const Part> parts);
-  // InternalError where it cuts a block.
+  // Throws InternalError if the part cuts a block.
   void check_whole_blocks(const Part& part) const;
 
-  // For a log of what lies on storage: a range, and its tags in block order. No transfer of it is
-  // under way. Another process verifies them with this run's id and the range's key.
+  // For a log of the state on storage: a range, and its tags in block order. No transfer of it may
+  // be in flight. Another process verifies them with this run's id and the range's key.
   const Range& range(RangeId range) const;
   std::span<const BlockTag> tags(RangeId range) const;
 
@@ -121,7 +120,7 @@ class TaggedSpace {
   class Verifier;
   Tagged& tagged_range(const Part& part) const;
   bool is_whole_blocks(const Part& part) const;
-  // Of one part; hashing not counted.
+  // Like verify() and tag(), for one part and without counting.
   void verify_blocks(const Part& part);
   void tag_blocks(const Part& part);
   bool is_right(const Tagged& tagged, std::uint64_t block, const std::byte* data,
@@ -135,7 +134,7 @@ class TaggedSpace {
   std::atomic<std::uint64_t> hash_ns_ = 0;
   std::atomic<std::uint64_t> reread_blocks_ = 0;
   std::vector<std::unique_ptr<Tagged>> ranges_;
-  // By key, offset, bytes and block bytes.
+  // Key: range key, offset, bytes and block bytes.
   std::map<std::array<std::uint64_t, 4>, RangeId> known_;
   std::unique_ptr<Verifier> verifier_;  // null in a space of no bytes
 };

@@ -3,6 +3,8 @@
 // have changed by flush_bytes_, so that threads do not share a cache line. find_block() takes no
 // lock: it reads an immutable table of segments, then the segment's table of blocks.
 //
+// The file has 515 lines because every path of a request ends in the same few locked members.
+//
 // The slow path takes growth_mutex_ and all pools' locks. Before it looks for memory it frees the
 // threads' caches and all completed pending blocks, so cached memory never causes an out-of-memory.
 // Below the peak of use plus growth_slack it grows; above, it waits for pending blocks or moves

@@ -1,3 +1,6 @@
+// Collectives from byte transfers. A reduce_scatter sends every rank its part and adds the received
+// parts with a kernel, in rank order. An all_reduce divides the array into one part per rank, does
+// the same, and gathers the sums. Each call is one NCCL group, watched by NcclSession.
 #include "collectives/nccl/nccl_communicator.hpp"
 
 #include <algorithm>
@@ -11,7 +14,7 @@
 namespace sluice::collectives {
 namespace {
 
-// Several ranks. Everything goes as bytes.
+// Several ranks. All data goes through NCCL as bytes.
 class NcclCommunicator final : public Communicator {
  public:
   explicit NcclCommunicator(const NcclOptions& options)
@@ -68,7 +71,7 @@ class NcclCommunicator final : public Communicator {
   void check() override { session_.check(); }
 
  private:
-  // How `count` elements are shared out: `length` to each rank while there are any.
+  // The division of `count` elements among ranks: `length` to each, as long as there are any.
   struct Parts {
     std::uint64_t length, count;
     std::uint64_t begin(int rank) const {
@@ -122,8 +125,8 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  // Every rank's share of `source` goes to that rank; of the own share, the others' come into the
-  // workspace, one behind the other in rank order.
+  // Sends every rank its share of `source`. The other ranks' values of this rank's share arrive in
+  // the workspace, one after the other in rank order.
   void exchange(const char* call, const void* source, const Parts& parts, DType dtype,
                 void* workspace) {
     if (parts.count == 0) return;
@@ -139,9 +142,10 @@ class NcclCommunicator final : public Communicator {
   }
   void fold(const void* source, void* destination, const Parts& parts, DType dtype,
             void* workspace) {
-    const kernels::cuda::RankParts ranks{at(source, parts.begin(rank_), dtype), workspace, rank_, size_};
+    const kernels::cuda::RankParts ranks{at(source, parts.begin(rank_), dtype), workspace, rank_,
+                                         size_};
     kernels::cuda::fold_ranks(session_.stream(), ranks, destination, dtype,
-                     static_cast<std::int64_t>(parts.elems(rank_)));
+                              static_cast<std::int64_t>(parts.elems(rank_)));
   }
   void gather_parts(void* data, const Parts& parts, DType dtype) {
     if (parts.count == parts.length * static_cast<std::uint64_t>(size_)) {
@@ -165,7 +169,7 @@ class NcclCommunicator final : public Communicator {
 
 std::unique_ptr<Communicator> make_nccl_communicator(const NcclOptions& options) {
   SLUICE_CHECK(options.stream != nullptr && options.device != nullptr);
-  if (options.place.size == 1) return make_lone_gpu_communicator(*options.stream);
+  if (options.place.size == 1) return make_single_gpu_communicator(*options.stream);
   SLUICE_CHECK(options.scratch != nullptr);
   return std::make_unique<NcclCommunicator>(options);
 }

@@ -1,18 +1,17 @@
-// The group of GPUs, by NCCL on the comm lane's stream.
+// A group of GPUs that communicate with NCCL, on the comm lane's stream.
 //
-// NCCL only carries bytes here. Its own sums depend on its algorithm and the number of ranks, so a
-// reduction is an exchange of parts into the workspace and a fold in rank order by a kernel of ours
-// (kernels/cuda/gradients.hpp); an all_reduce gathers the folded parts.
+// NCCL only moves bytes here. Its own sums depend on its algorithm and on the number of ranks. A
+// reduction therefore exchanges parts into the workspace and adds them in rank order with our own
+// kernel (kernels/cuda/gradients.hpp). An all_reduce then gathers the sums.
 //
-// Calls are made from inside Stream::launch of that stream, as kernels are, and return when NCCL
-// has queued them; buffers are device memory. Ranks that one machine's GPU would have to be shared
-// by are refused before NCCL is asked. NCCL has no tags: sends and receives between two ranks match
-// in their order. One thread at a time.
+// Calls are made inside Stream::launch of that stream, like kernels, and return once NCCL has
+// queued them. Buffers are device memory. Ranks that would share one GPU are refused before NCCL
+// starts. NCCL has no tags: sends and receives between two ranks match in order. Not thread-safe.
 //
-// Nothing blocks for good: where NCCL does not take a call by its deadline, or a queued one has not
-// finished by then (seen by the next call, by barrier() and by check()), the communicator is
-// aborted, which ends its kernels on the GPU, and TimeoutError names the call. After that every
-// call throws DeviceError that says why it was aborted. The destructor aborts what has not
+// No call blocks forever. If NCCL does not accept a call by its deadline, or a queued call has not
+// finished by then, the communicator is aborted, which ends its kernels on the GPU, and
+// TimeoutError names the call. The next call, barrier() and check() notice overdue calls. After an
+// abort every call throws DeviceError with the reason. The destructor aborts calls that have not
 // finished.
 #pragma once
 
@@ -31,21 +30,21 @@ struct NcclFunctions;
 
 struct NcclOptions {
   RendezvousPlace place;
-  // The GPU by a name that is the same for all processes of a machine: "0000:17:00.0".
+  // A name of the GPU that all processes of the machine share, such as "0000:17:00.0".
   std::string gpu;
-  device::Device* device = nullptr;  // of whose events the calls are watched
-  device::Stream* stream = nullptr;  // the comm lane's
+  device::Device* device = nullptr;  // creates the events that watch calls
+  device::Stream* stream = nullptr;  // the comm lane's stream
   // Device memory for barriers, nccl_scratch_bytes(place.size).
   void* scratch = nullptr;
-  // For the rendezvous and NCCL's own start together, and for each call.
+  // Deadline of rendezvous and NCCL start together, and of each call.
   double start_seconds = 300;
   double call_seconds = kDefaultDeadlineSeconds;
   const NcclFunctions* nccl = nullptr;  // null: libnccl.so.2
 };
 std::uint64_t nccl_scratch_bytes(int ranks);
 
-// Waits for all ranks. A group of one touches neither NCCL nor the network. Throws InputError where
-// ranks disagree or share a GPU, DeviceError without NCCL or where it fails, TimeoutError.
+// Waits for all ranks. A group of one uses neither NCCL nor the network. Throws InputError if ranks
+// disagree or share a GPU, DeviceError if NCCL is missing or fails, TimeoutError.
 std::unique_ptr<Communicator> make_nccl_communicator(const NcclOptions& options);
 
 }  // namespace sluice::collectives

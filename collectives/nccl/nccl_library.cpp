@@ -1,3 +1,4 @@
+// Looks up NCCL with dlopen. The library is never closed.
 #include "collectives/nccl/nccl_library.hpp"
 
 #include "base/dynamic_library.hpp"
@@ -9,9 +10,8 @@ namespace {
 NcclFunctions open_library() {
   DynamicLibrary library = DynamicLibrary::open({"libnccl.so.2"});
   if (!library.is_open()) {
-    throw DeviceError("NCCL, which several ranks on GPUs need, cannot be opened (" +
-                      library.error() +
-                      "); install libnccl2, or set LD_LIBRARY_PATH to where it is");
+    throw DeviceError("cannot open NCCL, which several ranks on GPUs need (" + library.error() +
+                      "); install libnccl2, or set LD_LIBRARY_PATH to its directory");
   }
   NcclFunctions nccl{};
   library.find("ncclGetVersion", nccl.get_version);

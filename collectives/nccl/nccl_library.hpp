@@ -1,5 +1,5 @@
-// NCCL as a table of functions, looked up at run time: a program that holds this code starts on a
-// machine without NCCL, and tests put a table of their own in its place.
+// NCCL as a table of functions that is looked up at run time. A program with this code starts on a
+// machine without NCCL, and tests replace the table.
 #pragma once
 
 #include <nccl.h>
@@ -24,8 +24,8 @@ struct NcclFunctions {
   decltype(&ncclRecv) receive;
 };
 
-// libnccl.so.2, opened once and kept open. Throws DeviceError where there is none, or it lacks a
-// function (before 2.14: no communicator that does not block).
+// Opens libnccl.so.2 once and keeps it open. Throws DeviceError if it is missing or lacks a
+// function (before 2.14: non-blocking communicators).
 const NcclFunctions& nccl_library();
 
 }  // namespace sluice::collectives

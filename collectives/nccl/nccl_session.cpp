@@ -1,3 +1,10 @@
+// Non-blocking use of NCCL (NCCL user guide, "Asynchronous errors and error handling").
+//
+// Every call may return ncclInProgress; settle() then polls ncclCommGetAsyncError until NCCL has
+// accepted the call or the deadline passes. An event recorded behind each group tells when its
+// kernels have finished, so a peer that died shows up as an overdue event rather than as a hang.
+// Any failure aborts the communicator, because NCCL cannot continue after one. At the start the
+// ranks exchange introductions (machine, GPU), and rank 0 adds NCCL's unique id.
 #include "collectives/nccl/nccl_session.hpp"
 
 #include <unistd.h>
@@ -14,12 +21,12 @@
 namespace sluice::collectives {
 namespace {
 
-// Between two looks at a call that NCCL has not yet taken.
-constexpr std::chrono::microseconds kLookPause{50};
-// For calls that NCCL still has when the communicator goes in peace.
-constexpr double kFarewellSeconds = 30;
+// Pause between two polls of a call that NCCL has not accepted yet.
+constexpr std::chrono::microseconds kPollPause{50};
+// Deadline of ncclCommFinalize after all calls have finished.
+constexpr double kFinalizeSeconds = 30;
 
-// Of the machine, whatever containers its processes are in.
+// Identifies the machine, also across containers.
 std::string machine_id() {
   std::string id;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> id;
@@ -31,7 +38,7 @@ std::string machine_name() {
   return name.data();
 }
 
-// What a rank tells the others: three texts, the last of rank 0 alone, each closed by a 0.
+// A rank's message to the others: three texts, each closed by a 0, and rank 0's unique id.
 struct Introduction {
   std::string machine, name, gpu;
   std::string unique_id;  // bytes
@@ -42,7 +49,7 @@ struct Introduction {
     std::size_t begin = 0;
     for (std::string* text : {&introduction.machine, &introduction.name, &introduction.gpu}) {
       const std::size_t end = message.find('\0', begin);
-      if (end == std::string::npos) throw DeviceError("a rank's introduction is broken");
+      if (end == std::string::npos) throw DeviceError("a rank sent a malformed introduction");
       *text = message.substr(begin, end - begin);
       begin = end + 1;
     }
@@ -58,7 +65,7 @@ void refuse_shared_gpus(const std::vector<Introduction>& ranks) {
         continue;
       throw InputError("ranks " + std::to_string(rank) + " and " + std::to_string(later) +
                        " share GPU " + ranks[rank].gpu + " of machine " + ranks[rank].name +
-                       ", and NCCL needs one for each rank; start one process for each GPU");
+                       ", but NCCL needs one for each rank; start one process for each GPU");
     }
   }
 }
@@ -86,7 +93,7 @@ NcclSession::NcclSession(const NcclOptions& options)
   refuse_shared_gpus(ranks);
   ncclUniqueId id{};
   if (ranks[0].unique_id.size() != sizeof id.internal) {
-    throw DeviceError("rank 0 has another NCCL; install one version for all ranks");
+    throw DeviceError("rank 0 has another NCCL version; install one version for all ranks");
   }
   std::memcpy(id.internal, ranks[0].unique_id.data(), sizeof id.internal);
   start(id, deadline);
@@ -99,14 +106,14 @@ NcclSession::~NcclSession() {
     idle = idle && watched_[(first_ + i) % kMostWatched].event->done();
   }
   if (!idle) {
-    abort("it went before its calls had finished");
+    abort("it was destroyed before its calls had finished");
     return;
   }
-  // Queued work is done: what is left is between the ranks' proxies.
+  // Queued work is done. Only the proxies of the ranks still have to agree.
   ncclResult_t state = nccl_.finalize(handle_);
-  const Deadline deadline = Deadline::after_seconds(kFarewellSeconds);
+  const Deadline deadline = Deadline::after_seconds(kFinalizeSeconds);
   while (state == ncclInProgress && !deadline.passed()) {
-    std::this_thread::sleep_for(kLookPause);
+    std::this_thread::sleep_for(kPollPause);
     if (nccl_.async_error(handle_, &state) != ncclSuccess) break;
   }
   if (state == ncclSuccess) {
@@ -121,7 +128,7 @@ cudaStream_t NcclSession::stream() const {
 }
 
 void NcclSession::start(const ncclUniqueId& id, Deadline deadline) {
-  // Inside launch, for there the device's context is current.
+  // Runs inside launch, because the device's context is current there.
   stream_.launch([this, id] {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
@@ -164,8 +171,8 @@ void NcclSession::fail(ncclResult_t state, const char* call) {
   throw DeviceError("NCCL: " + why);
 }
 
-void NcclSession::time_out(const std::string& what) {
-  const std::string waited = what + " on rank " + std::to_string(rank_) + " of " +
+void NcclSession::time_out(const std::string& awaited) {
+  const std::string waited = awaited + " on rank " + std::to_string(rank_) + " of " +
                              std::to_string(size_) + " (another rank may be gone)";
   abort("the deadline passed while waiting for " + waited);
   throw TimeoutError(waited);
@@ -177,8 +184,8 @@ void NcclSession::settle(const char* call, Deadline deadline) {
     require(nccl_.async_error(handle_, &state), "ncclCommGetAsyncError");
     if (state == ncclSuccess) return;
     if (state != ncclInProgress) fail(state, call);
-    if (deadline.passed()) time_out(std::string("NCCL to take ") + call);
-    std::this_thread::sleep_for(kLookPause);
+    if (deadline.passed()) time_out(std::string("NCCL to accept ") + call);
+    std::this_thread::sleep_for(kPollPause);
   }
 }
 
@@ -192,7 +199,7 @@ void NcclSession::watch(const char* call) {
 
 void NcclSession::check() {
   if (handle_ == nullptr) {
-    throw DeviceError("the group of ranks is no more: " + aborted_because_);
+    throw DeviceError("the NCCL communicator was aborted: " + aborted_because_);
   }
   while (count_ > 0 && watched_[first_].event->done()) {
     first_ = (first_ + 1) % kMostWatched;
@@ -214,7 +221,7 @@ void NcclSession::group(const char* call, const std::function<void()>& queue) {
   try {
     queue();
   } catch (...) {
-    // What was queued so far would wait for ranks that never come.
+    // The calls queued so far would wait for peers that never come.
     static_cast<void>(nccl_.group_end());
     abort(std::string(call) + " could not be queued");
     throw;
@@ -228,7 +235,7 @@ void NcclSession::group(const char* call, const std::function<void()>& queue) {
 void NcclSession::wait() {
   while (count_ > 0) {
     check();
-    if (count_ > 0) std::this_thread::sleep_for(kLookPause);
+    if (count_ > 0) std::this_thread::sleep_for(kPollPause);
   }
 }
 

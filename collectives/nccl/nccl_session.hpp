@@ -1,5 +1,5 @@
-// An NCCL communicator's handle with what surrounds each call: groups that do not block, deadlines,
-// the watch over queued calls, and the end.
+// The handle of an NCCL communicator, and the safety around each call: non-blocking groups,
+// deadlines, a watch over queued calls, and an orderly end.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ namespace sluice::collectives {
 
 class NcclSession {
  public:
-  // Meets the other ranks and starts NCCL. options.place.size > 1.
+  // Meets the other ranks and starts NCCL. Precondition: options.place.size > 1.
   explicit NcclSession(const NcclOptions& options);
   ~NcclSession();
   NcclSession(const NcclSession&) = delete;
@@ -27,13 +27,13 @@ class NcclSession {
   ncclComm_t handle() const { return handle_; }
   cudaStream_t stream() const;
 
-  // Makes the NCCL calls of `queue` as one group, waits until NCCL has taken it, and watches its
-  // end. queue: a call's result to each of its peers goes through require().
+  // Makes the NCCL calls of `queue` as one group, waits until NCCL has accepted it, and watches for
+  // its end. `queue` passes the result of each NCCL call to require().
   void group(const char* call, const std::function<void()>& queue);
   void require(ncclResult_t result, const char* function) const;
-  // Throws for what was queued before and has failed or is late.
+  // Throws if a queued call has failed or is overdue.
   void check();
-  // Until all that was queued has finished.
+  // Waits until all queued calls have finished.
   void wait();
 
  private:
@@ -48,7 +48,7 @@ class NcclSession {
   void settle(const char* call, Deadline deadline);
   void watch(const char* call);
   [[noreturn]] void fail(ncclResult_t state, const char* call);
-  [[noreturn]] void time_out(const std::string& what);
+  [[noreturn]] void time_out(const std::string& awaited);
   void abort(const std::string& why) noexcept;
   std::string text_of(ncclResult_t result) const;
 
@@ -57,9 +57,9 @@ class NcclSession {
   const int rank_, size_;
   const double call_seconds_;
   ncclComm_t handle_ = nullptr;
-  std::string aborted_because_;  // empty: it was not
-  // A ring of what was queued and not yet seen to have finished, oldest first. Where it is full,
-  // the newest stands for all later calls.
+  std::string aborted_because_;  // empty: not aborted
+  // A ring of queued calls that are not known to have finished, oldest first. When it is full, the
+  // newest entry stands for all later calls.
   std::array<Watched, kMostWatched> watched_;
   std::size_t first_ = 0, count_ = 0;
 };

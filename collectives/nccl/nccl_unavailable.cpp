@@ -1,4 +1,4 @@
-// The factory where Sluice is built without CUDA or without NCCL's header.
+// The factory for builds without CUDA or without NCCL's header.
 #include "base/error.hpp"
 #include "collectives/nccl/nccl_communicator.hpp"
 #include "collectives/nccl/single_gpu_communicator.hpp"
@@ -7,7 +7,7 @@ namespace sluice::collectives {
 
 std::unique_ptr<Communicator> make_nccl_communicator(const NcclOptions& options) {
   SLUICE_CHECK(options.stream != nullptr && options.device != nullptr);
-  if (options.place.size == 1) return make_lone_gpu_communicator(*options.stream);
+  if (options.place.size == 1) return make_single_gpu_communicator(*options.stream);
   throw DeviceError(
       "this build of Sluice has no NCCL, which several ranks on GPUs need; build with "
       "SLUICE_CUDA=ON where nccl.h is installed, or train on one GPU");

@@ -1,3 +1,5 @@
+// Copies for a group of one GPU. Reductions are the identity; send() and receive() are errors, as
+// in the host's group of one.
 #include "collectives/nccl/single_gpu_communicator.hpp"
 
 #include "base/units.hpp"
@@ -6,9 +8,10 @@
 namespace sluice::collectives {
 namespace {
 
-class LoneGpu final : public Communicator {
+class SingleGpuCommunicator final : public Communicator {
  public:
-  explicit LoneGpu(device::Stream& stream) : stream_(stream), single_(make_single_communicator()) {}
+  explicit SingleGpuCommunicator(device::Stream& stream)
+      : stream_(stream), single_(make_single_communicator()) {}
 
   int rank() const override { return 0; }
   int size() const override { return 1; }
@@ -47,8 +50,8 @@ class LoneGpu final : public Communicator {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_lone_gpu_communicator(device::Stream& stream) {
-  return std::make_unique<LoneGpu>(stream);
+std::unique_ptr<Communicator> make_single_gpu_communicator(device::Stream& stream) {
+  return std::make_unique<SingleGpuCommunicator>(stream);
 }
 
 std::uint64_t nccl_scratch_bytes(int ranks) {

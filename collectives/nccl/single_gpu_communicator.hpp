@@ -1,4 +1,4 @@
-// The group of one GPU: copies on its stream, and neither NCCL nor the network.
+// The group of one GPU: copies on its stream, without NCCL and without the network.
 #pragma once
 
 #include <memory>
@@ -8,6 +8,6 @@
 
 namespace sluice::collectives {
 
-std::unique_ptr<Communicator> make_lone_gpu_communicator(device::Stream& stream);
+std::unique_ptr<Communicator> make_single_gpu_communicator(device::Stream& stream);
 
 }  // namespace sluice::collectives

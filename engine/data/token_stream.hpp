@@ -34,8 +34,16 @@ class TokenStream {
   // Reads tokens [first, first + into.size()). Throws InternalError if the range ends beyond the
   // stream.
   void read(std::uint64_t first, std::span<std::int32_t> into) const;
-  // XXH3-128 over the order, paths' last names and token counts of the files; 32 hex digits.
-  // Another fingerprint means that a resumed run would see other data.
+  // The file that holds a token, and the token's place in it, counted in tokens. The token 0
+  // between two documents stands one past the end of the document before it.
+  struct Position {
+    std::string file;
+    std::uint64_t token = 0;
+  };
+  Position position_of(std::uint64_t token) const;
+  // XXH3-128 over the order, sizes and contents of the files, 32 hex digits. File names do not
+  // enter: data that moved are the same data. Another fingerprint means that a resumed run would
+  // see other data.
   std::string fingerprint() const;
 
  private:
@@ -47,6 +55,8 @@ class TokenStream {
     std::uint32_t width;         // bytes per token
   };
 
+  // Index of the last file that starts at or before the token.
+  std::size_t file_of(std::uint64_t token) const;
   void add_bytes_file(const std::string& path, bool passes_over_binary);
   void add_llmc_file(const std::string& path);
   void append(File file);

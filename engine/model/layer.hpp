@@ -1,10 +1,10 @@
 // A unit of a model as a layer with explicit passes (no tape).
 //
-// Before anything runs, a layer declares its tensors, the values that forward saves for backward
-// (in parts) and the memory that each pass needs, so that the planner can count bytes. Its passes
-// work on addresses of the caller and allocate nothing. Backward is split: `backward_input`
-// computes the gradient of the input and keeps the gradients of its linear outputs in `context`;
-// `backward_weight` computes the parameter gradients from them.
+// A layer declares its tensors, the parts that its forward pass saves for backward, and the memory
+// of each pass before anything runs. So the planner can count bytes. Its
+// passes work on addresses handed in and allocate nothing. Backward is split: `backward_input`
+// makes the gradient of the input and keeps the gradients of its linear outputs in `context`;
+// `backward_weight` makes the parameter gradients from them.
 //
 // rows = micro_batch * seq; activations are [rows, hidden], row-major, of `dtype`.
 #pragma once
@@ -28,8 +28,8 @@ struct BatchShape {
   std::int64_t rows() const { return micro_batch * seq; }
 };
 
-// The addresses of a unit's saved region: the whole region in one piece, or separate ranges of it.
-// Each half of backward gets only the ranges that it reads.
+// The addresses of a unit's saved region: the whole region in one piece, or ranges of it apart from
+// each other. Each half of backward gets the ranges that it reads.
 class SavedRanges {
  public:
   SavedRanges() = default;
@@ -38,8 +38,7 @@ class SavedRanges {
   void add(std::uint64_t begin, std::uint64_t end, std::byte* data) {
     if (data != nullptr) ranges_.push_back({begin, end, data});
   }
-  // The address of `bytes` bytes of the region from `begin` on, or null if the pass does not have
-  // them.
+  // The address of the region's bytes [begin, begin + bytes); null if the pass does not have them.
   std::byte* at(std::uint64_t begin, std::uint64_t bytes) const {
     for (const Range& range : ranges_) {
       if (range.begin <= begin && bytes <= range.end - begin && begin < range.end) {
@@ -96,10 +95,12 @@ class Layer {
   virtual std::vector<schedule::SavedPart> saves(const BatchShape& shape) const = 0;
   virtual PassNeeds needs(const BatchShape& shape, const kernels::Kernels& kernels) const = 0;
 
-  virtual void forward(kernels::Kernels& kernels, const BatchShape& shape, const PassBuffers& at) const = 0;
-  // For the head: forward, loss and the gradient of the normed input. Others throw InternalError.
-  virtual void loss(kernels::Kernels& kernels, const BatchShape& shape, const PassBuffers& at) const;
-  // The embedding throws InternalError: its input has no gradient.
+  virtual void forward(kernels::Kernels& kernels, const BatchShape& shape,
+                       const PassBuffers& at) const = 0;
+  // Head only: forward, loss and the gradient of the normed input. Others: InternalError.
+  virtual void loss(kernels::Kernels& kernels, const BatchShape& shape,
+                    const PassBuffers& at) const;
+  // Embedding: InternalError (it has no input to differentiate).
   virtual void backward_input(kernels::Kernels& kernels, const BatchShape& shape,
                               const PassBuffers& at) const = 0;
   virtual void backward_weight(kernels::Kernels& kernels, const BatchShape& shape,

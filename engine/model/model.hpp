@@ -28,7 +28,7 @@ struct Unit {
   bool has_input = true;  // false: the embedding (no gradient of its input)
   bool is_head = false;
   bool recomputable = false;
-  std::int32_t borrows = -1;  // a unit that lends its first tensor (tied head: 0); -1: none
+  std::int32_t borrows = -1;  // a unit; this one also reads its first tensor (tied head: 0)
 };
 
 class Model {

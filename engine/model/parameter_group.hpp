@@ -6,9 +6,9 @@
 
 namespace sluice::model {
 
-// A group has the tensors with names that match `match`, a shell pattern ("*.bias",
-// "blocks.?.mlp.*"; fnmatch(3)). A tensor belongs to the first matching group; without one it has
-// the run's values.
+// Settings for the tensors with names that match `match`, a shell pattern ("*.bias",
+// "blocks.?.mlp.*"; fnmatch(3)). The first matching group counts; a tensor without one has the run's
+// values.
 struct ParameterGroup {
   std::string match;
   double lr_scale = 1.0;

@@ -1,5 +1,5 @@
-// Cuts a buffer into parts at multiples of 256 bytes. Layers cut their context, workspace and saved
-// region this way.
+// Layers cut context and workspace into parts of one buffer, each at a multiple of 256 bytes.
+// SavedRegion does the same with the declared parts of the saved region.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ class Region {
   std::uint64_t used_ = 0;
 };
 
-// A unit's saved region, cut into the parts that its layer declares.
+// A unit's saved region, cut into parts as its layer declares them.
 class SavedRegion {
  public:
   SavedRegion(const std::vector<schedule::SavedPart>& parts, const SavedRanges& ranges)

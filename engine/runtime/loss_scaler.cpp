@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/dtype.hpp"
+
 namespace sluice::runtime {
 
 void LossScaler::finish_step(bool overflow) {

@@ -248,7 +248,8 @@ void ModelRunner::clip_factor(const Program& program, const schedule::Instructio
                                 ? std::string()
                                 : ", first that of '" + results_.overflowed_tensor + "'";
   throw Error("the gradient norm is not finite" + first +
-              ": training has diverged; lower optimizer.lr or set train.clip");
+              ": training has diverged; lower optimizer.lr or " +
+              (scalars_.clip > 0 ? "train.clip" : "set train.clip"));
 }
 
 // Kernels update in place. Where a state is found in one place and made in another, it is copied

@@ -13,12 +13,14 @@ std::vector<schedule::BufferId> flipped_shadows(const schedule::Schedule& schedu
   std::vector<schedule::BufferId> flipped(schedule.buffers.size());
   for (const schedule::Buffer& buffer : schedule.buffers) {
     flipped[buffer.id] = buffer.id;
-    if (buffer.shadow_of != schedule::kNoId) std::swap(flipped[buffer.id], flipped[buffer.shadow_of]);
+    if (buffer.shadow_of != schedule::kNoId)
+      std::swap(flipped[buffer.id], flipped[buffer.shadow_of]);
   }
   return flipped;
 }
 
-Program::Program(const schedule::Schedule& schedule, RunMemory& memory, bool flipped) : schedule_(schedule) {
+Program::Program(const schedule::Schedule& schedule, RunMemory& memory, bool flipped)
+    : schedule_(schedule) {
   SLUICE_CHECK(schedule.ranks == 1);
   lies_in_.resize(schedule.buffers.size());
   std::iota(lies_in_.begin(), lies_in_.end(), schedule::BufferId{0});
@@ -41,7 +43,8 @@ Program::Program(const schedule::Schedule& schedule, RunMemory& memory, bool fli
       // Streams are in order by themselves; other lanes wait for their own earlier instructions
       // too.
       const schedule::Lane lane = schedule.instructions[dep].lane;
-      const bool stream = lane == schedule::Lane::kCompute || lane == schedule::Lane::kH2D || lane == schedule::Lane::kD2H;
+      const bool stream = lane == schedule::Lane::kCompute || lane == schedule::Lane::kH2D ||
+                          lane == schedule::Lane::kD2H;
       if (!stream || lane != instruction.lane) awaited_[dep] = true;
     }
   }
@@ -110,7 +113,9 @@ void Program::find_made_state() {
   of_made_state_.assign(schedule_.instructions.size(), false);
   std::map<std::uint64_t, std::uint64_t> written;  // begin -> end; disjoint: written once
   for (const schedule::Instruction& instruction : schedule_.instructions) {
-    if (instruction.op != schedule::Op::kStorageRead && instruction.op != schedule::Op::kStorageWrite) continue;
+    if (instruction.op != schedule::Op::kStorageRead &&
+        instruction.op != schedule::Op::kStorageWrite)
+      continue;
     const bool write = instruction.op == schedule::Op::kStorageWrite;
     const Place& place = (write ? writes_ : reads_)[instruction.id].front();
     if (place.buffer->versions == 1 || place.buffer->log_copy) continue;
@@ -159,11 +164,13 @@ void Program::find_update_transfers() {
       for (const Place& place : *places) users[place.buffer->id] = id;
     }
   };
-  for (const schedule::Instruction& instruction : schedule_.instructions) note_uses(last, instruction.id);
+  for (const schedule::Instruction& instruction : schedule_.instructions)
+    note_uses(last, instruction.id);
   for (const schedule::Instruction& instruction : schedule_.instructions) {
     if (instruction.op == schedule::Op::kRelease) continue;
     if (is_host_update(instruction.id)) note_reads_for(instruction.id, before, last);
-    if (instruction.op == schedule::Op::kStorageWrite) note_write_behind_update(instruction.id, before);
+    if (instruction.op == schedule::Op::kStorageWrite)
+      note_write_behind_update(instruction.id, before);
     note_uses(before, instruction.id);
   }
 }
@@ -178,8 +185,8 @@ void Program::note_reads_for(schedule::InstructionId update, const UsersByBuffer
   for (const Place& place : reads_[update]) {
     const schedule::BufferId buffer = place.buffer->id;
     const schedule::InstructionId read = before[buffer];
-    if (read == schedule::kNoId || schedule_.instructions[read].op != schedule::Op::kStorageRead || !of_piece(place) ||
-        !same_bytes(&place, &writes_[read].front())) {
+    if (read == schedule::kNoId || schedule_.instructions[read].op != schedule::Op::kStorageRead ||
+        !of_piece(place) || !same_bytes(&place, &writes_[read].front())) {
       continue;
     }
     // Who reads it besides need not wait for the update that does not write it. And what the
@@ -214,7 +221,8 @@ void Program::find_needed_by() {
   std::array<std::uint64_t, schedule::kLaneCount> behind{};
   behind.fill(instructions.size() + 1);
   for (auto at = instructions.rbegin(); at != instructions.rend(); ++at) {
-    const bool stored = at->lane == schedule::Lane::kStorageRead || at->lane == schedule::Lane::kStorageWrite;
+    const bool stored =
+        at->lane == schedule::Lane::kStorageRead || at->lane == schedule::Lane::kStorageWrite;
     if (stored) {
       std::uint64_t& next = behind[static_cast<std::size_t>(at->lane)];
       need(at->id, next);

@@ -51,7 +51,9 @@ class Program {
   const UpdateTransfers& update_transfers(schedule::InstructionId update) const {
     return update_transfers_[update];
   }
-  bool tagged_in_update(schedule::InstructionId transfer) const { return tagged_in_update_[transfer]; }
+  bool tagged_in_update(schedule::InstructionId transfer) const {
+    return tagged_in_update_[transfer];
+  }
   // Of a transfer from or to storage that holds two versions: it is of the state that the pass
   // makes, not of what it found.
   bool of_made_state(schedule::InstructionId id) const { return of_made_state_[id]; }
@@ -65,13 +67,14 @@ class Program {
   // What find_update_transfers() notes of an update and of a write. before, last: who used each
   // buffer last before it, and last of all; kNoId: nobody.
   using UsersByBuffer = std::vector<schedule::InstructionId>;
-  void note_reads_for(schedule::InstructionId update, const UsersByBuffer& before, const UsersByBuffer& last);
+  void note_reads_for(schedule::InstructionId update, const UsersByBuffer& before,
+                      const UsersByBuffer& last);
   void note_write_behind_update(schedule::InstructionId write, const UsersByBuffer& before);
   void find_needed_by();
 
   const schedule::Schedule& schedule_;
   std::array<std::vector<schedule::InstructionId>, schedule::kLaneCount> lanes_;
-  std::vector<schedule::BufferId> lies_in_;                                     // by buffer: whose place
+  std::vector<schedule::BufferId> lies_in_;                           // by buffer: whose place
   std::vector<std::byte*> addresses_;                                 // by buffer
   std::vector<std::optional<RunMemory::SlotRanges>> storage_ranges_;  // by buffer
   std::vector<std::vector<Place>> reads_;

@@ -35,7 +35,8 @@ class Parts {
 
 }  // namespace
 
-UpdateTags::UpdateTags(offload::TaggedSpace& storage, std::vector<Piece> read, std::vector<Piece> written)
+UpdateTags::UpdateTags(offload::TaggedSpace& storage, std::vector<Piece> read,
+                       std::vector<Piece> written)
     : storage_(storage), read_(std::move(read)), written_(std::move(written)) {
   for (const std::vector<Piece>* pieces : {&read_, &written_}) {
     for (const Piece& piece : *pieces) storage_.check_whole_blocks(piece.part);

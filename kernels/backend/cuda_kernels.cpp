@@ -1,3 +1,5 @@
+// Forwards each operation to its family in kernels/cuda, with the stream and the libraries'
+// backends.
 #include "kernels/backend/cuda_kernels.hpp"
 
 #include <cuda_runtime_api.h>
@@ -26,8 +28,8 @@
 namespace sluice::kernels {
 namespace {
 
-// What the bits of a result depend on: our own kernels' sums follow from shapes alone, but the
-// libraries choose by GPU, and the compiler by architecture.
+// Names everything that a result's bits depend on. The sums of our own kernels follow from shapes
+// alone, but libraries choose algorithms by GPU, and the compiler generates code by architecture.
 std::string arithmetic_of(const device::CudaDeviceInfo& device, const cuda::GemmBackend& gemm,
                           const cuda::FusedAttention* attention) {
   return "cuda/" + device.name + "/sm_" + std::to_string(device.compute_major) +
@@ -49,13 +51,13 @@ class CudaKernels final : public Kernels {
                   : cuda::make_gemm_backend(cuda::gelu_epilogue_on(device.compute_major))),
         attention_(libraries == CudaLibraries::kNone ? nullptr : open_attention(*context_)),
         arithmetic_(arithmetic_of(device, *gemm_, attention_.get())) {}
-  // The libraries' handles end in the context that they were made in.
+  // Library handles must be destroyed in the context that created them.
   ~CudaKernels() override {
     try {
       const device::CurrentContext current(*context_);
       attention_.reset();
       gemm_.reset();
-    } catch (const DeviceError&) {  // a lost context: the handles end without it
+    } catch (const DeviceError&) {  // the context is lost; the handles end without it
     }
   }
 
@@ -226,7 +228,7 @@ class CudaKernels final : public Kernels {
   cuda::StreamHandle stream_ = nullptr;
   const std::shared_ptr<const device::CudaContext> context_;
   std::unique_ptr<cuda::GemmBackend> gemm_;
-  std::unique_ptr<cuda::FusedAttention> attention_;  // null: our own alone
+  std::unique_ptr<cuda::FusedAttention> attention_;  // null: only our own kernels
   const std::string arithmetic_;
 };
 
@@ -236,15 +238,15 @@ std::string cuda_kernels_missing(int compute_major, int compute_minor, int drive
   const int capability = 10 * compute_major + compute_minor;
   if (capability < SLUICE_CUDA_OLDEST) {
     return "it has compute capability " + std::to_string(compute_major) + "." +
-           std::to_string(compute_minor) + ", and this build's kernels need " +
+           std::to_string(compute_minor) + ", but this build's kernels need " +
            std::to_string(SLUICE_CUDA_OLDEST / 10) + "." + std::to_string(SLUICE_CUDA_OLDEST % 10) +
            " or later";
   }
-  // A runtime runs on drivers of its own major version, and later ones.
+  // A CUDA runtime works with drivers of its own major version and later ones.
   constexpr int kMajor = CUDART_VERSION / 1000 * 1000;
   if (driver_version < kMajor) {
-    return "its driver knows CUDA " + std::to_string(driver_version / 1000) +
-           ", and this build needs one that knows CUDA " + std::to_string(kMajor / 1000);
+    return "its driver supports CUDA " + std::to_string(driver_version / 1000) +
+           ", but this build needs a driver for CUDA " + std::to_string(kMajor / 1000);
   }
   return {};
 }

@@ -1,9 +1,9 @@
-// Kernels for a GPU: each call queues on the stream that set_stream gave, and returns.
+// Kernels for a GPU. Each call queues on the stream given by set_stream and returns.
 //
-// Pointers are memory of the device, or registered host memory where a family says so. Not
-// thread-safe: the thread that issues work sets the stream and calls, with the device's context
-// current, as it is inside Stream::launch. Errors, besides those of kernels/kernels.hpp:
-// DeviceError where a launch or a library fails.
+// Pointers refer to device memory, or to registered host memory if a function says so. Not
+// thread-safe: one thread sets the stream and makes the calls, with the device's context current,
+// as inside Stream::launch. Errors: those of kernels/kernels.hpp, and DeviceError if a launch or a
+// library fails.
 #pragma once
 
 #include <memory>
@@ -13,19 +13,19 @@
 
 namespace sluice::kernels {
 
-// kInstalled: products by cuBLASLt and 16-bit attention by cuDNN where they are installed, else by
-// kernels of our own; kNone: by those.
+// kInstalled: cuBLASLt for products and cuDNN for 16-bit attention if they are installed, otherwise
+// our own kernels. kNone: always our own kernels.
 enum class CudaLibraries { kInstalled, kNone };
 struct CudaKernelOptions {
-  int ordinal = 0;  // of the GPU, as in CudaDeviceOptions
+  int ordinal = 0;  // index of the GPU, as in CudaDeviceOptions
   CudaLibraries libraries = CudaLibraries::kInstalled;
 };
 
-// Why these kernels cannot run on a GPU of that compute capability under that driver (as
-// CudaDeviceInfo has them), in a sentence without a full stop; empty: they can.
+// Returns the reason why these kernels cannot run on a GPU of that compute capability with that
+// driver (values of CudaDeviceInfo), as a sentence without a full stop. Empty if they can.
 std::string cuda_kernels_missing(int compute_major, int compute_minor, int driver_version);
 
-// Throws DeviceError where there is no such GPU, or this build has no kernels for GPUs.
+// Throws DeviceError if there is no such GPU or this build has no GPU kernels.
 std::unique_ptr<Kernels> make_cuda_kernels(const CudaKernelOptions& options);
 
 }  // namespace sluice::kernels

@@ -1,3 +1,4 @@
+// Forwards each operation to its family in kernels/host, with the team of threads and the GEMM.
 #include "kernels/backend/host_kernels.hpp"
 
 #include <cstddef>
@@ -18,7 +19,8 @@ namespace host {
 HostKernels::HostKernels(const HostKernelOptions& options)
     : parallel_(options.threads),
       gemm_(parallel_, options.bf16_gemm),
-      arithmetic_(kernels::host::onednn_version_and_isa() + (gemm_.native_bf16() ? "/bf16" : "/f32")) {}
+      arithmetic_(kernels::host::onednn_version_and_isa() +
+                  (gemm_.native_bf16() ? "/bf16" : "/f32")) {}
 
 void HostKernels::set_stream(void* /*native*/) {}
 
@@ -27,7 +29,8 @@ const char* HostKernels::arithmetic() const {
 }
 
 std::uint64_t HostKernels::gemm_workspace_bytes(const GemmShape& shape) const {
-  return gemm_.workspace_bytes(kernels::host::product_of(shape, nullptr, nullptr, nullptr, nullptr));
+  return gemm_.workspace_bytes(
+      kernels::host::product_of(shape, nullptr, nullptr, nullptr, nullptr));
 }
 
 void HostKernels::gemm(const GemmShape& shape, const void* a, const void* b, const void* bias,

@@ -1,6 +1,5 @@
-// Kernels for device memory that is CPU memory: each call computes on a fixed team of oneTBB
-// threads before it returns. Thread-safe: lanes may call at once, each with buffers and workspace
-// of its own.
+// Kernels for devices with CPU memory. Each call computes on a fixed team of oneTBB threads before
+// it returns. Thread-safe: lanes may call at once, each with its own buffers and workspace.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +14,7 @@ namespace sluice::kernels::host {
 
 class HostKernels final : public Kernels {
  public:
-  // Throws InputError where options ask for native bf16 that the CPU has not.
+  // Throws InputError if the options require native bf16 and the CPU does not have it.
   explicit HostKernels(const HostKernelOptions& options);
 
   void set_stream(void* native) override;

@@ -1,3 +1,9 @@
+// Elementwise layers on the GPU.
+//
+// GELU uses the map of map.cuh. SwiGLU has a thread per pack of columns, with rows along the grid's
+// y axis. The rotary embedding has a block per position, which computes the fp64 angles once and
+// applies them to all heads of several sequences. Arrays that are not aligned to 16 bytes use
+// kernels with single elements.
 #include "kernels/cuda/activations.hpp"
 #include "kernels/cuda/map.cuh"
 #include "kernels/cuda/numeric.cuh"
@@ -12,8 +18,8 @@ namespace {
 constexpr float kTwoRootTwoOverPi = 1.5957691216f;
 constexpr float kCubic = 0.044715f;
 
-// Beyond +-16 the sigmoid is 0 or 1 to the last bit; clamping there keeps x^3 finite. A NaN becomes
-// a number: callers bring it back.
+// Beyond +-16 the sigmoid is 0 or 1 to the last bit. Clamping there keeps x^3 finite. A NaN becomes
+// a number here; callers restore it.
 __device__ __forceinline__ float clamp16(float x) {
   return fmaxf(fminf(x, 16.0f), -16.0f);
 }
@@ -37,7 +43,7 @@ struct GeluBackward {
     const float near = clamp16(in[1]);
     const Sigmoid s = gelu_sigmoid<T>(near);
     const float slope = kTwoRootTwoOverPi * (1.0f + 3.0f * kCubic * near * near);
-    // x - x: 0, but NaN for NaN and inf, which the clamp has hidden.
+    // x - x is 0, except that it is NaN for NaN and infinity, which the clamp has hidden.
     const float poison = __fsub_rn(in[1], in[1]);
     return in[0] * (s.value + near * (s.value * s.complement) * slope + poison);
   }
@@ -105,8 +111,8 @@ struct RopeShape {
   std::int64_t batch, time, rotated_heads, half, row_elems;
 };
 
-// A block takes one position: the cosines and sines of its pairs, made once, then all heads of the
-// rows of several sequences (blockIdx.y, in strides).
+// A block handles one position: it computes the cosines and sines of the pairs once, then rotates
+// all heads of the rows of several sequences (blockIdx.y, with strides).
 template <class T, int kElems>
 __global__ void __launch_bounds__(kThreads)
     rope_kernel(T* qkv, RopeShape shape, double base, bool inverse) {
@@ -132,7 +138,7 @@ __global__ void __launch_bounds__(kThreads)
       for (int e = 0; e < kElems; ++e) {
         const float x = load_float(a.values[e]), y = load_float(b.values[e]);
         const float cosine = cosines[first + e], sine = sines[first + e];
-        // As the host's, operation by operation.
+        // The same operations as on the host.
         a.values[e] = from_float<T>(__fsub_rn(__fmul_rn(x, cosine), __fmul_rn(y, sine)));
         b.values[e] = from_float<T>(__fadd_rn(__fmul_rn(y, cosine), __fmul_rn(x, sine)));
       }
@@ -192,7 +198,7 @@ void rope(StreamHandle stream, const AttentionShape& shape, float base, bool inv
     const RopeShape rows{shape.batch, shape.time, shape.heads + shape.kv_heads, shape.head_dim / 2,
                          (shape.heads + 2 * shape.kv_heads) * shape.head_dim};
     const bool aligned = all_aligned_to_16(qkv, rows.half * sizeof(T));
-    // Enough blocks to fill the machine twice; more would only make angles again.
+    // Enough blocks to fill the machine twice; more blocks would only compute angles again.
     const std::int64_t wanted = 2 * std::int64_t{grid_stride_blocks(kMaxGridX, kThreads)};
     const std::int64_t sequences =
         std::clamp<std::int64_t>(wanted / shape.time, 1, std::min(shape.batch, kMaxGridYZ));

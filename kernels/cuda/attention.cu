@@ -1,3 +1,9 @@
+// Entry points of our own attention kernels: checks, the choice of kernels, and delta.
+//
+// delta[b, h, t] = sum(dout * out) over head_dim equals sum(dP * P) over keys, the term that
+// softmax backward subtracts. One pass computes it before the two backward kernels, a warp per row
+// and head. 16-bit dtypes with head_dim a multiple of 8 run on tensor cores, all others in plain
+// fp32.
 #include "base/units.hpp"
 #include "kernels/cuda/attention.hpp"
 #include "kernels/cuda/attention_layout.cuh"
@@ -11,14 +17,14 @@ void check(const AttentionShape& shape) {
   SLUICE_CHECK(shape.batch > 0 && shape.time > 0 && shape.head_dim > 0);
   SLUICE_CHECK(shape.kv_heads > 0 && shape.heads > 0 && shape.heads % shape.kv_heads == 0);
   SLUICE_CHECK(is_act_dtype(shape.dtype));
-  SLUICE_CHECK_MSG(shape.head_dim <= kMaxHeadDim, "attention on CUDA has heads of up to 256");
+  SLUICE_CHECK_MSG(shape.head_dim <= kMaxHeadDim, "attention on CUDA needs head_dim <= 256");
 }
 
 float scale_of(const AttentionShape& shape) {
   return 1.0f / std::sqrt(static_cast<float>(shape.head_dim));
 }
 
-// 16 bytes are copied at a time.
+// Copies move 16 bytes at a time.
 bool aligned(const void* data) {
   return reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
 }
@@ -29,7 +35,7 @@ bool on_tensor_cores(const AttentionShape& shape) {
 
 constexpr int kDeltaWarps = 8;
 
-// delta[batch, head, t] = sum over head_dim of dout * out: a warp per row and head.
+// delta[batch, head, t] = sum over head_dim of dout * out; a warp handles one row and head.
 template <class T>
 __global__ void delta_kernel(AttentionLayout layout, const T* dout, const T* out, float* delta) {
   const std::int64_t rows = layout.batch * layout.time * layout.heads;

@@ -1,9 +1,13 @@
-// Attention's backward pass on tensor cores, in two kernels of one shape: a block owns a tile of
+// Attention's backward pass on tensor cores: two kernels of the same shape. A block owns a tile of
 // keys (or queries) and walks over the queries (keys) that meet it, 32 at a time, in rising order.
-// The scores of its rows stay in registers on their way from one product to the next.
+// The scores of its rows stay in registers between the products.
 //
 //   p = exp(scale * q k - lse)    dp = dout v    ds = p * (dp - delta)
 //   dv = p^T dout    dk = scale * ds^T q    dq = scale * ds k
+//
+// Each of dk, dv and dq has one owner and one order of summation, so there are no atomics and every
+// run has the same bits. The price is that both kernels compute p and dp. Moving tiles are double
+// buffered with asynchronous copies where shared memory allows it.
 #include "kernels/cuda/attention_tile.cuh"
 
 namespace sluice::kernels::cuda {
@@ -12,9 +16,9 @@ namespace {
 constexpr int kSteps = 32;  // rows of the moving tiles
 constexpr int kStepTiles = kSteps / 8;
 
-// Two stationary and two moving tiles. Registers decide the row tiles: a warp of the key kernel
-// sums two results of kRowTiles * 16 rows and kCols columns. 256 columns are summed in halves, by
-// blocks of their own, and without a second stage fit into the 99 KiB of a block on sm_120.
+// Shared memory holds two stationary and two moving tiles. Registers limit the row tiles: a warp of
+// the key kernel sums two results of kRowTiles * 16 rows and kCols columns. 256 columns are summed
+// in halves, by separate blocks; without a second stage they fit the 99 KiB of a block on sm_120.
 template <int kDim>
 struct BackwardTiles {
   static constexpr int kRowTiles = kDim <= 64 ? 2 : 1;
@@ -28,7 +32,7 @@ struct BackwardTiles {
       2 * (2 * tile_elems(kRows, kDim) + 2 * kStages * kMovingElems);
 };
 
-// Rows of one head of q, k, v or dout, from the first of the sequence on.
+// Rows of one head of q, k, v or dout, starting with the first of the sequence.
 template <class T>
 struct HeadRows {
   const T* data;
@@ -42,9 +46,9 @@ __device__ __forceinline__ void load_rows(T* tile, const AttentionLayout& layout
                                             layout.time - first, layout.head_dim);
 }
 
-// Pairs of moving tiles in shared memory, `kStages` of them in flight. load(tiles, step) starts the
-// copies of a step into two tiles that follow each other; use(tiles, step) is called when they are
-// there.
+// Streams pairs of moving tiles through shared memory, `kStages` of them in flight. load(tiles,
+// step) starts the copies of a step into two adjacent tiles; use(tiles, step) is called when they
+// have arrived.
 template <int kDim, class T, class Load, class Use>
 __device__ __forceinline__ void walk(T* moving, int steps, const Load& load, const Use& use) {
   using Tiles = BackwardTiles<kDim>;
@@ -53,19 +57,19 @@ __device__ __forceinline__ void walk(T* moving, int steps, const Load& load, con
     return moving + step % Tiles::kStages * 2 * Tiles::kMovingElems;
   };
   if (kAhead > 0) load(moving, 0);
-  copy_async_commit();  // with what the caller began to load
+  copy_async_commit();  // together with the caller's first copies
   for (int step = 0; step < steps; ++step) {
     if (step + kAhead < steps) load(stage_of(step + kAhead), step + kAhead);
     copy_async_commit();
     copy_async_wait<kAhead>();
     __syncthreads();
     use(stage_of(step), step);
-    __syncthreads();  // before the stage is filled again
+    __syncthreads();  // all warps are done before the stage is refilled
   }
 }
 
-// What the keys of a warp and 32 queries give: p^T in `p`, ds^T in `ds` (dp^T on the way in).
-// `key`, `query`: of the first row and column.
+// For the keys of a warp and 32 queries: `p` becomes p^T, and `ds` (dp^T on entry) becomes ds^T.
+// `key`, `query`: first row and first column.
 template <int kRowTiles>
 __device__ __forceinline__ void softmax_gradient_by_key(Sums<kRowTiles, kStepTiles>& p,
                                                         Sums<kRowTiles, kStepTiles>& ds,
@@ -92,6 +96,7 @@ __device__ __forceinline__ void softmax_gradient_by_key(Sums<kRowTiles, kStepTil
   }
 }
 
+// dk and dv of one tile of keys: a block per tile, kv_head and sequence (and half of 256 columns).
 template <class T, int kDim>
 __global__ void __launch_bounds__(kAttentionThreads)
     key_value_gradient_kernel(AttentionBackward arguments) {
@@ -109,7 +114,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
   load_rows<Tiles::kRows, kDim>(k, layout, keys, place.first);
   load_rows<Tiles::kRows, kDim>(v, layout, values, place.first);
 
-  // Heads of the group one after the other; of each the queries from the first key's on.
+  // The heads of the group in turn; each with the queries from the first key on.
   const int first_step = static_cast<int>(place.first / kSteps);
   const int head_steps = static_cast<int>((layout.time + kSteps - 1) / kSteps) - first_step;
   const auto head_of = [&](int step) { return place.head * layout.group() + step / head_steps; };
@@ -130,7 +135,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
   const int steps = static_cast<int>(layout.group()) * head_steps;
   walk<kDim>(moving, steps, load, [&](const T* q, int step) {
     const std::int64_t query = query_of(step);
-    if (query + kSteps <= key) return;  // the warp's keys all come later
+    if (query + kSteps <= key) return;  // all keys of the warp come later
     const T* const dout = q + Tiles::kMovingElems;
     const std::int64_t statistic = layout.statistic(place.batch, head_of(step));
     Sums<Tiles::kRowTiles, kStepTiles> p, ds;
@@ -156,7 +161,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
                       {to + layout.value(place.batch, place.head), stride, rows, cols});
 }
 
-// The two rows of each row tile that a lane has a part of.
+// The statistics of a lane's two rows in each row tile.
 template <int kRowTiles>
 struct QueryStatistics {
   float shift[kRowTiles][2], delta[kRowTiles][2];
@@ -170,7 +175,7 @@ struct QueryStatistics {
   }
 };
 
-// As softmax_gradient_by_key, with queries as rows and keys as columns; p is not needed afterwards.
+// Like softmax_gradient_by_key, with queries as rows and keys as columns. p is scratch.
 template <int kRowTiles>
 __device__ __forceinline__ void softmax_gradient_by_query(
     Sums<kRowTiles, kStepTiles>& p, Sums<kRowTiles, kStepTiles>& ds,
@@ -189,6 +194,7 @@ __device__ __forceinline__ void softmax_gradient_by_query(
   }
 }
 
+// dq of one tile of queries: a block per tile, head and sequence.
 template <class T, int kDim>
 __global__ void __launch_bounds__(kAttentionThreads)
     query_gradient_kernel(AttentionBackward arguments) {

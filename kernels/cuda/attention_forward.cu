@@ -1,7 +1,13 @@
-// Attention's forward pass on tensor cores: a block makes the outputs of one tile of queries, and
-// walks over the keys that they see in rising order with a running maximum and sum
-// (FlashAttention-2, algorithm 1). Keys and values have one tile each: while scores are made the
-// values arrive, and while values are weighted the next keys do.
+// Attention's forward pass on tensor cores (FlashAttention-2, Dao 2023, algorithm 1).
+//
+// A block computes the outputs of one tile of queries. It walks over the visible keys in rising
+// order, 64 at a time, with a running maximum m and sum l of each row:
+//
+//   s = q k^T    m' = max(m, s)    p = exp(scale (s - m'))
+//   l = l exp(scale (m - m')) + sum(p)    out = out exp(scale (m - m')) + p v
+//
+// and finally out / l and lse = scale m + ln l. Keys and values have one tile each in shared
+// memory: values arrive while scores are computed, and the next keys while values are weighted.
 #include "kernels/cuda/attention_tile.cuh"
 
 namespace sluice::kernels::cuda {
@@ -10,8 +16,8 @@ namespace {
 constexpr int kKeys = 64;
 constexpr int kKeyTiles = kKeys / 8;
 
-// Two row tiles a warp share every fragment of keys and values, where the registers allow it. At
-// 256 columns the three tiles are 99 KiB, just what a block may have on sm_120.
+// Two row tiles of a warp share every fragment of keys and values, if registers allow it. At 256
+// columns the three tiles take 99 KiB, the limit of a block on sm_120.
 template <int kDim>
 struct ForwardTiles {
   static constexpr int kRowTiles = kDim <= 128 ? 2 : 1;
@@ -21,8 +27,8 @@ struct ForwardTiles {
       2 * (tile_elems(kQueries, kDim) + 2 * tile_elems(kKeys, kDim));
 };
 
-// Each lane has two rows (lane / 4 and eight further down) of every row tile, and a quarter of
-// their columns. `maximum` is of unscaled scores; `sum` is this lane's part alone.
+// Each lane has two rows (lane / 4, and eight rows below it) of every row tile, and a quarter of
+// their columns. `maximum` is of unscaled scores; `sum` is only this lane's part.
 template <int kRowTiles>
 struct RunningSoftmax {
   float maximum[kRowTiles][2], sum[kRowTiles][2];
@@ -34,7 +40,7 @@ struct RunningSoftmax {
     }
   }
 
-  // Turns scores into 2^(scale2 * (score - maximum)) and brings the sums so far to the new maximum.
+  // Turns scores into 2^(scale2 * (score - maximum)) and rescales earlier sums to the new maximum.
   template <int kOutTiles>
   __device__ __forceinline__ void step(Sums<kRowTiles, kKeyTiles>& scores,
                                        Sums<kRowTiles, kOutTiles>& out, float scale2) {
@@ -50,8 +56,8 @@ struct RunningSoftmax {
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
       const float shift = largest * scale2;
-      // The old shift, rounded as the new one: where the maximum stays the factor is 1. Fused, it
-      // would be off by the rounding of the shift, by as much and the same way at every tile.
+      // The old shift is rounded like the new one, so an unchanged maximum gives the factor 1.
+      // Fused, the factor would be off by the rounding of the shift, the same way at every tile.
       const float factor = fast_exp2(__fsub_rn(__fmul_rn(maximum[tile][half], scale2), shift));
       maximum[tile][half] = largest;
       float added = 0.0f;
@@ -67,7 +73,7 @@ struct RunningSoftmax {
     }
   }
 
-  // The sums of whole rows, in every lane.
+  // Completes the sums of whole rows, in every lane.
   __device__ __forceinline__ void finish() {
 #pragma unroll
     for (int i = 0; i < kRowTiles * 2; ++i) {
@@ -78,8 +84,7 @@ struct RunningSoftmax {
   }
 };
 
-// Scores of keys after the query become minus infinity. `query` and `key`: of the first row and
-// column.
+// Sets scores of keys after the query to minus infinity. `query`, `key`: first row and column.
 template <int kRowTiles>
 __device__ __forceinline__ void mask_later_keys(Sums<kRowTiles, kKeyTiles>& scores,
                                                 std::int64_t query, std::int64_t key) {
@@ -138,11 +143,12 @@ __global__ void __launch_bounds__(kAttentionThreads) forward_kernel(AttentionFor
   const float scale2 = arguments.scale * kLog2E;
   Sums<Tiles::kRowTiles, kDim / 8> out = {};
   RunningSoftmax<Tiles::kRowTiles> softmax;
+  // Warps that see none of a step's keys skip the arithmetic, but take part in the barriers.
   for (std::int64_t key = 0; key < visible; key += kKeys) {
-    const bool seen = key < query + Tiles::kWarpRows;  // by any row of the warp
+    const bool seen = key < query + Tiles::kWarpRows;  // any row of the warp sees keys
     Sums<Tiles::kRowTiles, kKeyTiles> scores;
     copy_async_wait<0>();
-    __syncthreads();  // keys are here, and nobody reads the last values any more
+    __syncthreads();  // the keys are here, and no warp reads the previous values
     load(v, values, key);
     copy_async_commit();
     if (seen) {
@@ -150,7 +156,7 @@ __global__ void __launch_bounds__(kAttentionThreads) forward_kernel(AttentionFor
       if (key + kKeys > query + 1) mask_later_keys<Tiles::kRowTiles>(scores, query, key);
     }
     copy_async_wait<0>();
-    __syncthreads();  // values are here, and nobody reads these keys any more
+    __syncthreads();  // the values are here, and no warp reads these keys
     if (key + kKeys < visible) load(k, keys, key + kKeys);
     copy_async_commit();
     if (seen) {

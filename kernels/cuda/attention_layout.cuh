@@ -1,5 +1,5 @@
-// Where the rows of attention's arrays begin, and which part of the work a block does: shared by
-// the tensor-core and the plain kernels.
+// Offsets of attention's arrays, and the mapping from blocks to tiles. Shared by the tensor-core
+// and the plain kernels.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace sluice::kernels::cuda {
 
-// Offsets in elements; rows of qkv are packed_stride() apart, those of out and dout out_stride().
+// Offsets in elements. Rows of qkv are packed_stride() apart, rows of out and dout out_stride().
 struct AttentionLayout {
   std::int64_t batch, time, heads, kv_heads, head_dim;
 
@@ -32,7 +32,7 @@ struct AttentionLayout {
   __device__ std::int64_t out(std::int64_t b, std::int64_t head) const {
     return b * time * out_stride() + head * head_dim;
   }
-  // Of lse and delta.
+  // Offset in lse and delta.
   __device__ std::int64_t statistic(std::int64_t b, std::int64_t head) const {
     return (b * heads + head) * time;
   }
@@ -44,7 +44,7 @@ inline AttentionLayout layout_of(const AttentionShape& shape) {
 
 struct AttentionForward {
   AttentionLayout layout;
-  float scale;  // of scores: 1 / sqrt(head_dim)
+  float scale;  // factor of scores: 1 / sqrt(head_dim)
   const void* qkv;
   void* out;
   float* lse;
@@ -58,13 +58,13 @@ struct AttentionBackward {
   void* dqkv;
 };
 
-// A block's tile of `rows` queries or keys of one head of one sequence. Blocks that follow each
-// other have the same tile of neighbouring heads, so that those which share keys run together.
+// The tile of a block: `rows` queries or keys of one head of one sequence. Consecutive blocks have
+// the same tile of neighbouring heads, so that heads that share keys run together.
 struct AttentionPlace {
   std::int64_t batch, head, first;  // first: row of the tile
 };
 
-// last_first: the last tile is given out first; causal attention gives it the most work.
+// last_first: the last tile runs first, because causal attention gives it the most work.
 __device__ inline AttentionPlace attention_place(const AttentionLayout& layout, std::int64_t heads,
                                                  std::int64_t rows, bool last_first) {
   const std::int64_t pairs = layout.batch * heads, pair = blockIdx.x % pairs;
@@ -80,10 +80,10 @@ inline dim3 attention_grid(const AttentionLayout& layout, std::int64_t heads, st
   return dim3(static_cast<unsigned>(blocks));
 }
 
-// Tensor cores; dtype kBF16 or kF16, head_dim a multiple of 8.
+// Tensor cores. dtype: kBF16 or kF16; head_dim: a multiple of 8.
 void tensor_core_forward(StreamHandle stream, DType dtype, const AttentionForward& arguments);
 void tensor_core_backward(StreamHandle stream, DType dtype, const AttentionBackward& arguments);
-// fp32 arithmetic; any act dtype and head_dim.
+// fp32 arithmetic. Any act dtype and head_dim.
 void plain_forward(StreamHandle stream, DType dtype, const AttentionForward& arguments);
 void plain_backward(StreamHandle stream, DType dtype, const AttentionBackward& arguments);
 

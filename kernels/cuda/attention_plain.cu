@@ -1,6 +1,10 @@
-// Attention in fp32 arithmetic, without tensor cores: for fp32 arrays and for head sizes that the
-// tensor-core kernels do not take. The same walk over tiles, of 16 x 16 scores: thread (i, j) makes
-// one score and owns columns j, j + 16, ... of row i of the results.
+// Attention in fp32 arithmetic without tensor cores: for fp32 arrays, and for head sizes that the
+// tensor-core kernels do not support.
+//
+// The walk over tiles is that of attention_forward.cu and attention_backward.cu, with tiles of
+// 16 x 16 scores and 256 threads: thread (i, j) computes one score and owns columns j, j + 16, ...
+// of row i of the results. Tiles lie in shared memory as fp32; sums use fused multiply-adds in a
+// fixed order.
 #include "kernels/cuda/attention_layout.cuh"
 #include "kernels/cuda/numeric.cuh"
 #include "kernels/cuda/reduce.cuh"
@@ -8,7 +12,7 @@
 namespace sluice::kernels::cuda {
 namespace {
 
-constexpr int kSide = 16;  // rows of every tile; half a warp has a row of scores
+constexpr int kSide = 16;  // rows of every tile; half a warp holds a row of scores
 constexpr int kThreads = kSide * kSide;
 constexpr int kOwned = static_cast<int>(kMaxHeadDim) / kSide;  // columns of a thread
 constexpr int kScoreStride = kSide + 1;
@@ -20,8 +24,8 @@ __device__ __forceinline__ int col_index() {
   return static_cast<int>(threadIdx.x) % kSide;
 }
 
-// Rows of head_dim columns in shared memory, one float further apart, so that the threads of a warp
-// which read a column each meet different banks.
+// Rows of head_dim columns in shared memory, padded by one float, so that threads of a warp that
+// read one column use different banks.
 struct Tile {
   float* data;
   std::int64_t head_dim;
@@ -29,7 +33,7 @@ struct Tile {
   __device__ float& at(int row, std::int64_t col) const { return data[row * (head_dim + 1) + col]; }
   __device__ static std::int64_t floats(std::int64_t head_dim) { return kSide * (head_dim + 1); }
 
-  // Rows [0, rows) of `from`, zeros below.
+  // Loads rows [0, rows) of `from` and fills the rest with zeros.
   template <class T>
   __device__ void load(const T* from, std::int64_t stride, std::int64_t rows) const {
     for (std::int64_t i = threadIdx.x; i < kSide * head_dim; i += kThreads) {
@@ -38,7 +42,7 @@ struct Tile {
     }
   }
 
-  // The product of a row with a row of another tile.
+  // Returns the dot product of a row with a row of another tile.
   __device__ float dot(int row, const Tile& other, int other_row) const {
     float sum = 0.0f;
     for (std::int64_t d = 0; d < head_dim; ++d) sum = fmaf(at(row, d), other.at(other_row, d), sum);
@@ -46,7 +50,7 @@ struct Tile {
   }
 };
 
-// A thread's columns of its row of a result.
+// The columns of a result's row that a thread owns.
 struct OwnedSums {
   float values[kOwned] = {};
 
@@ -76,7 +80,7 @@ struct OwnedSums {
   }
 };
 
-// Over the 16 lanes that have one row.
+// Maximum and sum over the 16 lanes of one row.
 __device__ __forceinline__ float row_maximum(float value) {
   for (int distance = kSide / 2; distance > 0; distance /= 2) {
     value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, distance));
@@ -90,6 +94,7 @@ __device__ __forceinline__ float row_sum(float value) {
   return value;
 }
 
+// A block computes the outputs of 16 queries, with a running maximum and sum per row.
 template <class T>
 __global__ void __launch_bounds__(kThreads) plain_forward_kernel(AttentionForward arguments) {
   __shared__ float weights[kSide * kScoreStride];
@@ -108,12 +113,13 @@ __global__ void __launch_bounds__(kThreads) plain_forward_kernel(AttentionForwar
   OwnedSums out;
   float maximum = -INFINITY, sum = 0.0f;
   for (std::int64_t key = 0; key <= place.first; key += kSide) {
-    __syncthreads();  // the last tiles are read no more
+    __syncthreads();  // no thread reads the previous tiles
     k.load(qkv + layout.key(place.batch, kv_head) + key * stride, stride, layout.time - key);
     v.load(qkv + layout.value(place.batch, kv_head) + key * stride, stride, layout.time - key);
     __syncthreads();
     const bool visible = key + col <= place.first + row;
     const float score = visible ? arguments.scale * q.dot(row, k, col) : -INFINITY;
+    // Rescale earlier sums to the new maximum.
     const float largest = fmaxf(maximum, row_maximum(score));
     const float factor = expf(maximum - largest), weight = expf(score - largest);
     maximum = largest;
@@ -133,8 +139,7 @@ __global__ void __launch_bounds__(kThreads) plain_forward_kernel(AttentionForwar
   out.store(1.0f / sum, to + place.first * out_stride, out_stride, rows, layout.head_dim);
 }
 
-// Four tiles of the backward pass, the rows of queries and keys that they hold, and the weights
-// that come of them.
+// The four tiles of the backward pass, and the weights that queries and keys in them produce.
 struct GradientTiles {
   Tile q, dout, k, v;
   float *p, *ds;  // [16][kScoreStride], a row for each query
@@ -147,7 +152,7 @@ struct GradientTiles {
     ds = p + kSide * kScoreStride;
   }
 
-  // p and ds of thread (i, j): query i, key j. lse and delta: of the sequence and head.
+  // Computes p and ds of thread (i, j): query i, key j. `statistic`: offset of sequence and head.
   __device__ __forceinline__ void make_weights(const AttentionBackward& arguments,
                                                std::int64_t statistic, std::int64_t query,
                                                std::int64_t key) const {
@@ -190,6 +195,7 @@ __device__ __forceinline__ void load_keys(const GradientTiles& tiles,
   tiles.v.load(qkv + layout.value(key.batch, key.head), stride, rows);
 }
 
+// dk and dv of 16 keys: the heads of the group in turn, each with the queries from these keys on.
 template <class T>
 __global__ void __launch_bounds__(kThreads) plain_key_kernel(AttentionBackward arguments) {
   const AttentionLayout& layout = arguments.layout;
@@ -200,7 +206,7 @@ __global__ void __launch_bounds__(kThreads) plain_key_kernel(AttentionBackward a
   for (std::int64_t i = 0; i < layout.group(); ++i) {
     const std::int64_t head = place.head * layout.group() + i;
     for (std::int64_t query = place.first; query < layout.time; query += kSide) {
-      __syncthreads();  // the last tiles and weights are read no more
+      __syncthreads();  // no thread reads the previous tiles and weights
       load_queries<T>(tiles, arguments, {place.batch, head, query});
       __syncthreads();
       tiles.make_weights(arguments, layout.statistic(place.batch, head), query, place.first);
@@ -216,6 +222,7 @@ __global__ void __launch_bounds__(kThreads) plain_key_kernel(AttentionBackward a
   dv.store(1.0f, to + layout.value(place.batch, place.head), stride, rows, layout.head_dim);
 }
 
+// dq of 16 queries: the keys up to them, in rising order.
 template <class T>
 __global__ void __launch_bounds__(kThreads) plain_query_kernel(AttentionBackward arguments) {
   const AttentionLayout& layout = arguments.layout;
@@ -224,7 +231,7 @@ __global__ void __launch_bounds__(kThreads) plain_query_kernel(AttentionBackward
   load_queries<T>(tiles, arguments, place);
   OwnedSums dq;
   for (std::int64_t key = 0; key <= place.first; key += kSide) {
-    __syncthreads();  // the last tiles and weights are read no more
+    __syncthreads();  // no thread reads the previous tiles and weights
     load_keys<T>(tiles, arguments, {place.batch, place.head / layout.group(), key});
     __syncthreads();
     tiles.make_weights(arguments, layout.statistic(place.batch, place.head), place.first, key);

@@ -1,6 +1,6 @@
-// The tile products that attention's tensor-core kernels are made of. A block is four warps; warp w
-// owns the 16 * kRowTiles rows of its stationary tile from w * 16 * kRowTiles on, and every sum
-// over a row stays within the warp.
+// The tile products of attention's tensor-core kernels. A block has four warps. Warp w owns the
+// 16 * kRowTiles rows of its stationary tile from row w * 16 * kRowTiles on, so every sum over a
+// row stays within the warp.
 //
 // Tiles hold head_dim columns, padded with zeros to kDim (64, 128 or 256).
 #pragma once
@@ -16,9 +16,8 @@ namespace sluice::kernels::cuda {
 inline constexpr int kAttentionThreads = 128;
 inline constexpr int kAttentionWarps = kAttentionThreads / kWarpSize;
 inline constexpr float kLog2E = 1.44269504088896340736f;
-inline constexpr float kLn2 = 0.69314718055994530942f;
 
-// 2^x by the special function unit: relative error 2^-22, results under 2^-126 are 0.
+// 2^x from the special function unit: relative error 2^-22; results below 2^-126 become 0.
 __device__ __forceinline__ float fast_exp2(float x) {
 #ifdef SLUICE_CUDA_EMULATION
   return std::exp2(x);
@@ -33,7 +32,7 @@ __device__ __forceinline__ float fast_exp2(float x) {
 template <int kRowTiles, int kColTiles>
 using Sums = float[kRowTiles][kColTiles][4];
 
-// scores = stationary[row .., :] moving[:, :]^T: a column for each row of the moving tile.
+// scores = stationary[row .., :] moving[:, :]^T, with a column for each row of the moving tile.
 template <int kDim, class T, int kRowTiles, int kColTiles>
 __device__ __forceinline__ void multiply_scores(Sums<kRowTiles, kColTiles>& scores,
                                                 const T* stationary, int row, const T* moving) {
@@ -60,7 +59,7 @@ __device__ __forceinline__ void multiply_scores(Sums<kRowTiles, kColTiles>& scor
   }
 }
 
-// sums += weights moving[:, first_col ..]; the weights are rounded to T first.
+// sums += weights moving[:, first_col ..]; the weights are first rounded to T.
 template <int kDim, class T, int kRowTiles, int kWeightTiles, int kColTiles>
 __device__ __forceinline__ void add_weighted_rows(Sums<kRowTiles, kColTiles>& sums,
                                                   const Sums<kRowTiles, kWeightTiles>& weights,
@@ -84,15 +83,15 @@ __device__ __forceinline__ void add_weighted_rows(Sums<kRowTiles, kColTiles>& su
   }
 }
 
-// Rows of a result in memory: those of the warp's tile that exist, and how many columns do.
+// The rows of a result in memory: `rows` of the warp's tile exist, with `cols` columns.
 template <class T>
 struct ResultRows {
   T* data;
   std::int64_t stride, rows, cols;
 };
 
-// to = sums * factor (a factor for each row of the accumulators), rounded once. `tile`: the warp's
-// own rows of a stationary tile that it reads no more; they are overwritten.
+// to = sums * factor (one factor per row of the accumulators), rounded once. `tile`: the warp's own
+// rows of a stationary tile that is no longer read; they are overwritten.
 template <int kDim, class T, int kRowTiles, int kColTiles>
 __device__ __forceinline__ void store_rows(const Sums<kRowTiles, kColTiles>& sums,
                                            const float (&factor)[kRowTiles][2], T* tile,
@@ -120,7 +119,7 @@ __device__ __forceinline__ void store_rows(const Sums<kRowTiles, kColTiles>& sum
   }
 }
 
-// Calls body with the smallest of 64, 128 and 256 that holds head_dim, as a constant.
+// Calls body with the smallest of 64, 128 and 256 that fits head_dim, as a constant.
 template <class Body>
 void with_padded_dim(std::int64_t head_dim, const Body& body) {
   if (head_dim <= 64) {
@@ -132,7 +131,7 @@ void with_padded_dim(std::int64_t head_dim, const Body& body) {
   }
 }
 
-// Calls body with TypeOf<T> of the 16-bit dtype.
+// Calls body with TypeOf<T> for a 16-bit dtype.
 template <class Body>
 void with_narrow_type(DType dtype, const Body& body) {
   if (dtype == DType::kBF16) {

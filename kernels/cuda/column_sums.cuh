@@ -1,11 +1,10 @@
-// Sums down the columns of a row-major matrix, without workspace, in an order that the shape alone
-// fixes.
+// Sums down the columns of a row-major matrix, without workspace, in an order that only the shape
+// determines.
 //
-// A block owns a tile of columns that is one 32-byte sector wide, so that even a narrow matrix
-// (768 columns of bf16: 48 tiles) occupies many multiprocessors and nothing is read twice. Its
-// 1,024 threads stand two to a row: thread t sums every 512th row from t / 2 on, in row order; then
-// lanes fold by halves within their warp, and one thread per column adds the warps in order. All in
-// fp32.
+// A block owns a tile of columns one 32-byte sector wide. Even a narrow matrix (768 columns of
+// bf16: 48 tiles) thus occupies many multiprocessors, and nothing is read twice. Its 1,024 threads
+// are two to a row: thread t sums every 512th row from t / 2 on, in row order. Then lanes fold by
+// halves within their warp, and one thread per column adds the warps in order. All sums are fp32.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +16,11 @@
 namespace sluice::kernels::cuda {
 
 inline constexpr int kColumnSumThreads = 1024;
-inline constexpr int kColumnSumAcross = 2;  // threads to a row of the tile
+inline constexpr int kColumnSumAcross = 2;  // threads per row of the tile
 inline constexpr int kColumnSumRows = kColumnSumThreads / kColumnSumAcross;
 
-// Loads kPackElems<T> elements from column c on: as one access where kAligned; else one by one, and
-// zeroes past the last column.
+// Loads kPackElems<T> elements from column c on: in one access if kAligned, otherwise one by one,
+// with zeros beyond the last column.
 template <bool kAligned, class T>
 __device__ __forceinline__ Pack<T> load_columns(const T* row, std::int64_t c, std::int64_t cols) {
   if constexpr (kAligned) {
@@ -35,8 +34,8 @@ __device__ __forceinline__ Pack<T> load_columns(const T* row, std::int64_t c, st
   }
 }
 
-// Terms: loads(row, c) gives what of(loaded, e, terms) makes kSums fp32 terms of, for element e of
-// the pack at column c. out[k] may be null: that sum is not stored.
+// Terms has load(row, c, cols), and of(loaded, e, terms), which computes kSums fp32 terms for
+// element e of the pack at column c. out.data[k] may be null: that sum is not stored.
 template <int kSums, class T>
 struct ColumnSumsOut {
   static_assert(kSums == 1 || kSums == 2);

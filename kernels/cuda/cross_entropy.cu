@@ -1,3 +1,10 @@
+// Softmax cross-entropy, a thread block per row.
+//
+// Each thread walks over every 512th logit with a running maximum and a sum of exp(logit -
+// maximum). Pairs {maximum, sum} are joined by halves within warps and then over warps, which gives
+// all threads the same bits in a fixed order. A second pass over the row writes the
+// gradient. Losses are fp64 and added in row order by one block. A target outside the vocabulary
+// makes the row's loss and gradient NaN.
 #include <cmath>
 
 #include "base/error.hpp"
@@ -11,12 +18,12 @@ namespace {
 constexpr int kThreads = 512;
 constexpr int kSumThreads = 256;
 
-// What a thread has seen of a row: its maximum, and the sum of exp(logit - maximum).
+// A thread's view of a row: the maximum, and the sum of exp(logit - maximum).
 struct Softmax {
   float maximum, sum;
 };
 
-// Both orders of a pair give the same bits (nothing is fused), and one side may have seen nothing.
+// Nothing is fused, so both orders of a pair give the same bits. Either side may be empty.
 __device__ __forceinline__ Softmax joined(const Softmax& a, const Softmax& b) {
   const float maximum = fmaxf(a.maximum, b.maximum);
   if (maximum == -INFINITY) return {maximum, a.sum + b.sum};
@@ -32,7 +39,7 @@ __device__ __forceinline__ Softmax joined_warp(Softmax value) {
   return value;
 }
 
-// Of the whole block, in every thread.
+// Joins the values of the whole block; every thread gets the result.
 __device__ __forceinline__ Softmax joined_block(Softmax value, Softmax* scratch) {
   value = joined_warp(value);
   if (lane_index() == 0) scratch[warp_index()] = value;
@@ -41,7 +48,7 @@ __device__ __forceinline__ Softmax joined_block(Softmax value, Softmax* scratch)
   return joined_warp(exists ? scratch[lane_index()] : Softmax{-INFINITY, 0.0f});
 }
 
-// A NaN does not show in the maximum: it reaches the sum.
+// A NaN does not change the maximum, but it makes the sum NaN.
 __device__ __forceinline__ Softmax softmax_of(const float* row, std::int64_t cols) {
   Softmax mine{-INFINITY, 0.0f};
   for (std::int64_t col = threadIdx.x; col < cols; col += kThreads) {
@@ -66,14 +73,14 @@ __global__ void __launch_bounds__(kThreads)
   const bool known = target >= 0 && target < cols;
   const Softmax softmax = joined_block(softmax_of(row, cols), scratch);
   if (threadIdx.x == 0) {
-    // In fp64: the difference of two large logits keeps its small part.
+    // fp64 keeps the small part of the difference of two large logits.
     const double log_sum = log(static_cast<double>(softmax.sum)), shift = softmax.maximum;
     const float target_logit = known ? row[target] : NAN;
     loss[index] = log_sum + (shift - static_cast<double>(target_logit));
     lse[index] = static_cast<float>(shift + log_sum);
   }
   if (!with_gradient) return;
-  __syncthreads();  // the target's logit may be replaced by its gradient
+  __syncthreads();  // the gradient may overwrite the target's logit
   T* const gradient = static_cast<T*>(block.gradient) + index * block.stride;
   const float scale = known ? block.loss_scale / softmax.sum : NAN;
   const float probability_scale = 1.0f / softmax.sum;
@@ -85,6 +92,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// The gradient of a slice of the vocabulary, from the saved lse.
 template <class T>
 __global__ void __launch_bounds__(kThreads) gradient_kernel(LogitsBlock block, const float* lse) {
   const std::int64_t row = blockIdx.x;
@@ -99,7 +107,7 @@ __global__ void __launch_bounds__(kThreads) gradient_kernel(LogitsBlock block, c
   }
 }
 
-// One block. The values are fetched side by side and added by one thread.
+// One block. All threads fetch values; one thread adds them.
 __global__ void __launch_bounds__(kSumThreads)
     sum_kernel(const double* values, std::int64_t count, double* sum) {
   __shared__ double staged[kSumThreads];

@@ -8,27 +8,27 @@
 
 namespace sluice::kernels::cuda {
 
-// A block of logits: rows [0, rows), `stride` elements apart, of the vocabulary's columns
-// [first, first + cols).
+// A block of logits: rows [0, rows), `stride` elements apart, with columns [first, first + cols) of
+// the vocabulary.
 struct LogitsBlock {
   float* logits;
-  void* gradient;  // of `dtype`, laid out alike; for kF32 the logits themselves
+  void* gradient;  // has `dtype` and the same layout; for kF32 the logits themselves
   DType dtype;
   std::int64_t rows, cols, stride, first;
   const std::int32_t* targets;  // [rows]
   float loss_scale;
 };
 
-// Of whole rows (first 0, cols the vocabulary): loss [rows] = -log softmax(logits)[target], lse
-// [rows], and, with_gradient, gradient = loss_scale * (softmax - onehot). A row is one block's, its
-// sums have a fixed order.
+// For whole rows (first is 0, cols the vocabulary): loss [rows] = -log softmax(logits)[target], lse
+// [rows], and, if with_gradient, gradient = loss_scale * (softmax - onehot). One thread block
+// handles a row, and its sums have a fixed order.
 void cross_entropy_rows(StreamHandle stream, const LogitsBlock& block, bool with_gradient,
                         double* loss, float* lse);
 
 // gradient = loss_scale * (exp(logits - lse) - onehot).
 void cross_entropy_gradient(StreamHandle stream, const LogitsBlock& block, const float* lse);
 
-// *sum = values[0] + values[1] + ..., one after the other.
+// *sum = values[0] + values[1] + ..., added in this order.
 void sum_in_order(StreamHandle stream, const double* values, std::int64_t count, double* sum);
 
 }  // namespace sluice::kernels::cuda

@@ -1,3 +1,5 @@
+// Looks up cuBLASLt at run time. CUDA 13 is tried before CUDA 12. The library is never closed,
+// since its functions may be in use until the process ends.
 #include "kernels/cuda/cublaslt.hpp"
 
 #include "base/dynamic_library.hpp"
@@ -24,7 +26,7 @@ CublasLt table_of(DynamicLibrary& library) {
   library.find("cublasLtMatmulPreferenceSetAttribute", table.matmul_preference_set_attribute);
   if (!library.missing().empty()) {
     throw DeviceError(library.name() + " has no function " + library.missing() +
-                      "; a cuBLASLt of CUDA 12 or 13 has");
+                      "; install the cuBLASLt of CUDA 12 or 13");
   }
   return table;
 }

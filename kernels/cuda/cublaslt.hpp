@@ -1,5 +1,5 @@
-// The functions of cuBLASLt that we call, found at run time: one binary starts on a machine that
-// has nothing of CUDA installed.
+// The functions of cuBLASLt that Sluice calls, looked up at run time. One binary thus starts on a
+// machine without any CUDA installation.
 #pragma once
 
 #include <cublasLt.h>
@@ -8,7 +8,7 @@
 
 namespace sluice::kernels::cuda {
 
-// Named as in cublasLt.h, without the prefix. Tests fill in functions of their own.
+// Named as in cublasLt.h, without the prefix. Tests supply functions of their own.
 struct CublasLt {
   decltype(&::cublasLtGetVersion) get_version = nullptr;
   decltype(&::cublasLtGetStatusString) get_status_string = nullptr;
@@ -26,8 +26,8 @@ struct CublasLt {
   decltype(&::cublasLtMatmulPreferenceSetAttribute) matmul_preference_set_attribute = nullptr;
 };
 
-// Opens libcublasLt.so.13, else .so.12 (what we call is the same in both); nothing where neither is
-// installed. The library stays loaded. Throws DeviceError for one that lacks a function.
+// Opens libcublasLt.so.13 or .so.12 (the functions used are the same in both). Returns nothing if
+// neither is installed. The library stays loaded. Throws DeviceError if it lacks a function.
 std::optional<CublasLt> open_cublaslt();
 
 }  // namespace sluice::kernels::cuda

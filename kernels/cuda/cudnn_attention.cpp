@@ -1,5 +1,12 @@
-// cuDNN's attention by its frontend, whose headers take most of a minute to compile: they are
-// included here alone.
+// Attention with cuDNN's fused kernels, through its frontend. The frontend's headers take most of a
+// minute to compile, so only this file includes them.
+//
+// A graph describes a pass: the strides make it read q, k and v from the packed qkv rows in place.
+// The first call of a shape builds the graph, excludes nondeterministic kernels, compiles it, and
+// checks its workspace against fused_attention_bytes(), which depends only on the shape. A refusal
+// is remembered too, so a shape always has the same kernels and bits. The backward pass runs its
+// graph once per slice of the batch or of the heads (fused_attention.hpp). Calls that a pass cannot
+// serve return false, and our own kernels take over.
 #include <cudnn_frontend.h>
 
 #include <cmath>
@@ -17,7 +24,7 @@
 #include "kernels/cuda/cudnn_graphs.hpp"
 #include "kernels/cuda/fused_attention.hpp"
 
-// The frontend looks its functions up in the library that this names.
+// The frontend looks up its functions in this library.
 void* cudnn_frontend::cudnn_dlhandle = nullptr;
 
 namespace sluice::kernels::cuda {
@@ -55,17 +62,17 @@ std::shared_ptr<Graph> make_graph(DType dtype) {
   return graph;
 }
 
-// How many sequences and heads of queries and of keys a graph works on.
+// The numbers of sequences, query heads and key heads of a graph.
 struct Extent {
   std::int64_t batch, heads, kv_heads;
 };
 
-// One after the other makes the tensors of a shape.
+// Creates the tensors of a graph.
 class TensorMaker {
  public:
   TensorMaker(const AttentionShape& shape, const Extent& extent) : shape_(shape), extent_(extent) {}
 
-  // Of qkv or its gradient.
+  // A part of qkv or of its gradient.
   fe::graph::Tensor_attributes packed(CudnnTensor name) const {
     const bool queries = name == kQueryTensor || name == kDqueryTensor;
     return rows(name, queries ? extent_.heads : extent_.kv_heads, packed_strides(shape_));
@@ -73,13 +80,13 @@ class TensorMaker {
   fe::graph::Tensor_attributes out(CudnnTensor name) const {
     return rows(name, extent_.heads, out_strides(shape_));
   }
-  // fp32 natural logarithms of the sums of exp(scaled scores), as ours.
+  // fp32 natural logarithms of the sums of exp(scaled scores), as in our own kernels.
   fe::graph::Tensor_attributes lse() const {
     fe::graph::Tensor_attributes tensor;
     tensor.set_uid(kLseTensor)
         .set_dim({extent_.batch, extent_.heads, shape_.time, 1})
         .set_stride({shape_.heads * shape_.time, shape_.time, 1, 1})
-        .set_alignment(sizeof(float))  // a slice may begin anywhere
+        .set_alignment(sizeof(float))  // a slice may begin at any row
         .set_data_type(fe::DataType_t::FLOAT);
     return tensor;
   }
@@ -98,7 +105,7 @@ class TensorMaker {
   const Extent extent_;
 };
 
-// A result's place is that of `as`.
+// Gives a result the place and layout of `as`.
 void store(const Tensor& result, const fe::graph::Tensor_attributes& as) {
   result->set_output(true)
       .set_uid(as.get_uid())
@@ -148,6 +155,7 @@ std::shared_ptr<Graph> backward_graph(const AttentionShape& shape, const Attenti
   return graph;
 }
 
+// Each step of the frontend runs only if all steps before it succeeded.
 std::string compile_graph(Graph& graph, void* handle, std::uint64_t& workspace_bytes) {
   std::int64_t bytes = 0;
   fe::error_t error = graph.validate();
@@ -169,7 +177,7 @@ namespace {
 
 enum class Pass { kForward, kBackward };
 
-// What a pass works on; a forward pass has no gradients.
+// The arrays of a pass; a forward pass has no gradients.
 struct Arrays {
   const void *qkv, *out;
   const float* lse;
@@ -177,7 +185,7 @@ struct Arrays {
   const void* dqkv = nullptr;
 };
 
-// The library's interface knows no constant arrays. Elements of 16 bits but for lse.
+// The library's interface has no const pointers. All elements except lse have 16 bits.
 template <class T>
 void* at(const void* array, std::int64_t elems) {
   return const_cast<T*>(static_cast<const T*>(array) + elems);
@@ -185,7 +193,7 @@ void* at(const void* array, std::int64_t elems) {
 
 using Pointers = std::unordered_map<std::int64_t, void*>;
 
-// From one sequence and one head of keys, with the queries that share it, on.
+// Pointers for the part that begins with this sequence and key head, and the queries that share it.
 Pointers pointers_from(const AttentionShape& shape, const Arrays& arrays, std::int64_t sequence,
                        std::int64_t kv_head) {
   const Strides packed = packed_strides(shape), rows = out_strides(shape);
@@ -211,12 +219,12 @@ Pointers pointers_from(const AttentionShape& shape, const Arrays& arrays, std::i
 
 class CudnnAttention final : public FusedAttention {
  public:
-  // The handle is destroyed with it.
+  // Takes ownership of the handle.
   explicit CudnnAttention(cudnnHandle_t handle)
       : name_("cudnn-" + fe::detail::get_backend_version_string()), handle_(handle) {}
   ~CudnnAttention() override {
     graphs_.clear();
-    // What a destructor is told by the library nobody could act on.
+    // A destructor cannot act on an error.
     static_cast<void>(fe::detail::destroy_handle(handle_));
   }
 
@@ -226,6 +234,7 @@ class CudnnAttention final : public FusedAttention {
     return takes(shape) ? fused_attention_bytes(shape) : 0;
   }
 
+  // The forward pass is one graph for the whole shape.
   bool forward(StreamHandle stream, const AttentionShape& shape, const void* qkv, void* out,
                float* lse, void* workspace) override {
     Graph* const graph = graph_of(Pass::kForward, shape);
@@ -235,6 +244,7 @@ class CudnnAttention final : public FusedAttention {
     return true;
   }
 
+  // The backward pass runs the slice's graph at each slice's place.
   bool backward(StreamHandle stream, const AttentionShape& shape, const void* dout, const void* qkv,
                 const void* out, const float* lse, void* dqkv, void* workspace) override {
     Graph* const graph = graph_of(Pass::kBackward, shape);
@@ -257,7 +267,7 @@ class CudnnAttention final : public FusedAttention {
     return shape.dtype != DType::kF32 && shape.head_dim % 8 == 0;
   }
 
-  // With its kernels; null where there are none.
+  // Returns the compiled graph, or null if there are no kernels.
   Graph* graph_of(Pass pass, const AttentionShape& shape) {
     const Key key(pass, shape.batch, shape.time, shape.heads, shape.kv_heads, shape.head_dim,
                   shape.dtype);
@@ -266,34 +276,35 @@ class CudnnAttention final : public FusedAttention {
     return place->second.get();
   }
 
+  // Builds and compiles the graph of a pass. Logs a refusal once per shape and returns null.
   std::shared_ptr<Graph> build(Pass pass, const AttentionShape& shape) {
     if (!takes(shape)) return nullptr;
     const auto slice = backward_slice(shape);
     std::string refusal;
     try {
       if (pass == Pass::kBackward && !slice) {
-        refusal = "sequences are too long for its deterministic sums";
+        refusal = "the sequences are too long for its deterministic sums";
       } else {
         auto graph = pass == Pass::kForward ? forward_graph(shape) : backward_graph(shape, *slice);
         refusal = compile(*graph, fused_attention_bytes(shape));
         if (refusal.empty()) return graph;
       }
-    } catch (const std::exception& error) {  // the frontend found no function, or no CUDA runtime
+    } catch (const std::exception& error) {  // a function or the CUDA runtime is missing
       refusal = error.what();
     }
-    log(LogLevel::kWarning,
-        std::string("attention's ") + (pass == Pass::kForward ? "forward" : "backward") +
-            " pass is made by kernels of our own, which are slower: cuDNN: " + refusal);
+    log(LogLevel::kWarning, std::string("attention's ") +
+                                (pass == Pass::kForward ? "forward" : "backward") +
+                                " pass uses our own kernels, which are slower: cuDNN: " + refusal);
     return nullptr;
   }
 
-  // What the library says against it; empty: it has kernels.
+  // Returns the library's refusal; empty: it has kernels.
   std::string compile(Graph& graph, std::uint64_t workspace_bytes) {
     std::uint64_t bytes = 0;
     const std::string refusal = compile_graph(graph, handle_, bytes);
     if (!refusal.empty()) return refusal;
     if (bytes > workspace_bytes) {
-      return "it needs " + std::to_string(bytes) + " bytes to work in, and gets " +
+      return "it needs a workspace of " + std::to_string(bytes) + " bytes, but gets " +
              std::to_string(workspace_bytes);
     }
     return {};
@@ -309,13 +320,13 @@ class CudnnAttention final : public FusedAttention {
   }
 
   const std::string name_;
-  const cudnnHandle_t handle_;  // of the context that was current when it was made
+  const cudnnHandle_t handle_;  // belongs to the context that was current at construction
   std::map<Key, std::shared_ptr<Graph>> graphs_;
 };
 
 void warn_of_own_kernels(const std::string& why) {
   log(LogLevel::kWarning,
-      "attention is made by kernels of our own, which are slower: cuDNN cannot be used: " + why);
+      "attention uses our own kernels, which are slower: cuDNN cannot be used: " + why);
 }
 
 }  // namespace
@@ -326,8 +337,8 @@ bool open_cudnn() {
   }
   if (fe::cudnn_dlhandle == nullptr) return false;
   try {
-    // The frontend opens a CUDA runtime of its own, and would only say at the first graph that
-    // there is none, or two.
+    // The frontend opens a CUDA runtime of its own. Without this call it would report a missing or
+    // a second runtime only at the first graph.
     static_cast<void>(
         fe::detail::get_cuda_symbol(fe::detail::CudaLibrary::CUDART, "cudaGetDevice"));
     return true;
@@ -351,6 +362,7 @@ std::unique_ptr<FusedAttention> open_fused_attention() {
   const std::string told = std::string("cudnnCreate: ") + fe::detail::get_error_string(status);
   const int category = CUDNN_STATUS_CATEGORY(static_cast<int>(status));
   if (category >= CUDNN_STATUS_INTERNAL_ERROR) throw DeviceError(told);
+  // Errors below this category mean that cuDNN cannot work here, which is not a fault.
   warn_of_own_kernels(told);
   return nullptr;
 }

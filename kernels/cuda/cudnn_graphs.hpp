@@ -1,4 +1,4 @@
-// Attention as graphs of cuDNN's frontend: what is computed, without a GPU to compute it on.
+// Attention as graphs of cuDNN's frontend. Building a graph needs no GPU.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ class Graph;
 
 namespace sluice::kernels::cuda {
 
-// Names of a graph's tensors.
+// Ids of a graph's tensors.
 enum CudnnTensor : std::int64_t {
   kQueryTensor = 1,
   kKeyTensor,
@@ -26,15 +26,15 @@ enum CudnnTensor : std::int64_t {
   kDvalueTensor,
 };
 
-// Of a 16-bit dtype. Nothing is checked or built yet.
+// The forward graph of a 16-bit shape. Nothing is checked or built yet.
 std::shared_ptr<cudnn_frontend::graph::Graph> forward_graph(const AttentionShape& shape);
-// Of one slice, in arrays of the whole shape.
+// The backward graph of one slice; its tensors lie in arrays of the whole shape.
 std::shared_ptr<cudnn_frontend::graph::Graph> backward_graph(const AttentionShape& shape,
                                                              const AttentionSlice& slice);
 
-// Has the library compile deterministic kernels for the GPU of `handle` (a cudnnHandle_t), or,
-// where that is null, for the one that the graph describes. Returns what the library says against
-// it; empty: it has kernels, which need so many bytes to work in. Throws what the frontend throws.
+// Compiles deterministic kernels for the GPU of `handle` (a cudnnHandle_t), or, if it is null, for
+// the GPU that the graph describes. Returns the library's refusal; empty: it has kernels, and
+// workspace_bytes is their need. Throws the exceptions of the frontend.
 std::string compile_graph(cudnn_frontend::graph::Graph& graph, void* handle,
                           std::uint64_t& workspace_bytes);
 

@@ -1,4 +1,4 @@
-// Where the build has no frontend of cuDNN, and in the emulation: attention is our own.
+// For builds without cuDNN's frontend, and for the emulation: attention uses our own kernels.
 #include "kernels/cuda/fused_attention.hpp"
 
 namespace sluice::kernels::cuda {

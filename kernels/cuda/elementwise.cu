@@ -1,3 +1,5 @@
+// Zeros, sums of two arrays, and column sums, with the building blocks of map.cuh and
+// column_sums.cuh.
 #include "kernels/cuda/column_sums.cuh"
 #include "kernels/cuda/elementwise.hpp"
 #include "kernels/cuda/map.cuh"
@@ -9,7 +11,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Both ends of [data, data + bytes) may be odd; what lies between is written 16 bytes at a time.
+// Both ends of [data, data + bytes) may be unaligned; the middle is written 16 bytes at a time.
 __global__ void __launch_bounds__(kThreads)
     zero_kernel(std::uint8_t* data, std::int64_t head, std::int64_t packs, std::int64_t tail) {
   const std::int64_t thread = grid_thread();

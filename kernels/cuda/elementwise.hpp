@@ -1,5 +1,5 @@
-// Sums and zeros on a GPU. Arguments as in Kernels (kernels/kernels.hpp); all queue on `stream`.
-// Errors: DeviceError where a launch fails, InternalError for a dtype that is no act dtype.
+// Sums and zeros on a GPU. Arguments as in Kernels (kernels/kernels.hpp); all functions queue on
+// `stream`. Errors: DeviceError if a launch fails, InternalError if a dtype is no act dtype.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ void zero(StreamHandle stream, void* data, std::uint64_t bytes);
 void add(StreamHandle stream, const void* a, const void* b, void* out, std::int64_t elems,
          DType dtype);
 
-// The order of the sum: kernels/cuda/column_sums.cuh.
+// The order of the sums is that of kernels/cuda/column_sums.cuh.
 void column_sum(StreamHandle stream, const void* x, void* out, std::int64_t rows, std::int64_t cols,
                 DType dtype);
 

@@ -1,3 +1,9 @@
+// Embedding lookups and their gradient.
+//
+// The gradient of a table row is a sum over all positions with that token. Rows are first sorted by
+// token; then one block owns a table row and adds its gradient rows in ascending order. No sum has
+// two owners, so there are no atomic additions of floats, and the bits equal the host's. The sort
+// uses atomics only for the order within a token, which a later step makes deterministic.
 #include "kernels/cuda/embedding.hpp"
 #include "kernels/cuda/numeric.cuh"
 #include "kernels/cuda/reduce.cuh"
@@ -9,9 +15,10 @@ constexpr int kThreads = 256;
 constexpr int kGatherThreads = 128;
 constexpr int kScanThreads = 1024;
 constexpr int kMaxSumThreads = 512;
-// Rows of the gradient whose loads are under way at once; they are added one after the other.
+// Number of gradient rows in flight at once; they are still added one by one.
 constexpr int kRowsAtOnce = 8;
 
+// out = table row (+ position row), a block per row of the output.
 template <class T, int kElems>
 __global__ void __launch_bounds__(kGatherThreads)
     gather_kernel(const std::int32_t* tokens, const T* table, const T* positions, T* out,
@@ -37,11 +44,11 @@ __global__ void __launch_bounds__(kGatherThreads)
 
 // --- the backward pass: rows sorted by token, in row order within a token
 //
-// Counting sort: tokens are counted, the counts summed up, and each row takes a place in its
-// token's segment. Who takes which place is a matter of chance (atomics), so a row's place in the
-// end is the number of smaller rows in its segment: all that is written is the same on every run.
-// The last step is quadratic in a segment: 4,096 times the same token are 16 M comparisons; 64 K
-// rows of one token 4 G, below a millisecond.
+// A counting sort: it counts tokens, sums the counts up, and gives each row a place in its token's
+// segment. Atomics make that place arbitrary. A row's final place is therefore the number of
+// smaller rows in its segment, so all results are the same in every run. This last step is
+// quadratic in a segment: 4,096 times one token are 16 M comparisons; 64 K rows of one token are 4
+// G, below a millisecond.
 
 __global__ void __launch_bounds__(kThreads) clear_kernel(std::int32_t* counts, std::int64_t vocab) {
   for (std::int64_t i = grid_thread(); i < vocab; i += grid_threads()) counts[i] = 0;
@@ -57,8 +64,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// counts[t] becomes the first place of token t, and cursors[t] too. One block: each thread sums a
-// run of tokens, the runs' sums are added up, and each thread walks its run again.
+// Turns counts[t] into the first place of token t and copies it to cursors[t]. One block: each
+// thread sums a run of tokens, the runs' sums are scanned, and each thread walks its run again.
 __global__ void __launch_bounds__(kScanThreads)
     start_kernel(std::int32_t* counts, std::int32_t* cursors, std::int64_t vocab) {
   __shared__ std::int32_t sums[kScanThreads];
@@ -84,6 +91,7 @@ __global__ void __launch_bounds__(kScanThreads)
   }
 }
 
+// Puts each row at an arbitrary place of its token's segment.
 __global__ void __launch_bounds__(kThreads)
     place_kernel(const std::int32_t* tokens, std::int64_t rows, std::int32_t* cursors,
                  std::int32_t* placed) {
@@ -92,7 +100,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// After place_kernel a token's cursor is the end of its segment.
+// Ranks the rows within a segment. After place_kernel a token's cursor is the end of its segment.
 __global__ void __launch_bounds__(kThreads)
     rank_kernel(const std::int32_t* tokens, std::int64_t rows, const std::int32_t* starts,
                 const std::int32_t* ends, const std::int32_t* placed, std::int32_t* order) {
@@ -107,7 +115,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The rows of the gradient that fall on row r of a table, ascending.
+// The gradient rows that are added to row r of a table, ascending.
 struct RowsOfToken {
   const std::int32_t* starts;
   const std::int32_t* ends;
@@ -137,7 +145,7 @@ __device__ __forceinline__ void add_pack(float (&sums)[kElems], const Pack<T, kE
   for (int e = 0; e < kElems; ++e) sums[e] = __fadd_rn(sums[e], load_float(pack.values[e]));
 }
 
-// table[r, :] = sum of dout over the rows of r, for every r < table_rows.
+// table[r, :] = sum of dout over the rows of r, for every r < table_rows; a block per table row.
 template <class T, int kElems, class Rows>
 __global__ void __launch_bounds__(kMaxSumThreads)
     sum_rows_kernel(const T* dout, Rows rows, T* table, std::int64_t table_rows,
@@ -148,6 +156,7 @@ __global__ void __launch_bounds__(kMaxSumThreads)
          c += static_cast<std::int64_t>(blockDim.x) * kElems) {
       float sums[kElems] = {};
       std::int64_t i = 0;
+      // Groups of eight loads hide the latency of scattered rows.
       for (; i + kRowsAtOnce <= count; i += kRowsAtOnce) {
         Pack<T, kElems> packs[kRowsAtOnce];
 #pragma unroll
@@ -168,8 +177,8 @@ __global__ void __launch_bounds__(kMaxSumThreads)
   }
 }
 
-// Four columns to a thread (8 bytes of a 16-bit dtype): more threads to a row than 16-byte accesses
-// would leave, for a token that is everywhere is summed by one block.
+// Columns per thread (8 bytes of a 16-bit dtype). 16-byte accesses would leave fewer threads per
+// row, and one block sums all rows of a very frequent token.
 constexpr int kSumElems = 4;
 
 template <class T, class Rows>
@@ -186,7 +195,8 @@ void sum_into_table(StreamHandle stream, const void* dout, const Rows& rows, voi
          static_cast<const T*>(dout), rows, static_cast<T*>(table), table_rows, hidden);
 }
 
-// starts, cursors (then ends): [vocab]; placed, order: [rows]; all int32.
+// The workspace has starts and cursors (then ends), [vocab] each, and placed and order, [rows]
+// each; all int32.
 RowsOfToken sort_rows(StreamHandle stream, const std::int32_t* tokens, std::int64_t rows,
                       std::int64_t vocab, void* workspace) {
   auto* const starts = static_cast<std::int32_t*>(workspace);
@@ -232,7 +242,7 @@ void embedding_backward(StreamHandle stream, const std::int32_t* tokens, const v
                         void* workspace) {
   SLUICE_CHECK(rows <= 0x7fffffff && vocab <= 0x7fffffff);
   SLUICE_CHECK_MSG(dpositions == nullptr || (time > 0 && time <= max_time),
-                   "a sequence longer than the position table");
+                   "a sequence is longer than the position table");
   with_act_type(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const RowsOfToken by_token = sort_rows(stream, tokens, rows, vocab, workspace);

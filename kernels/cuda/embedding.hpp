@@ -1,7 +1,7 @@
-// Token and position embedding on a GPU. Arguments as in Kernels (kernels/kernels.hpp); all queue
-// on `stream`. Results are the host's to the bit: sums are fp32 in row order. Errors: DeviceError
-// where a launch fails, InternalError for a shape that breaks its bounds; a token outside [0,
-// vocab) stops the device (a trap: every later call fails).
+// Token and position embedding on a GPU. Arguments as in Kernels (kernels/kernels.hpp); all
+// functions queue on `stream`. Results equal the host's to the bit: sums are fp32 in row order.
+// Errors: DeviceError if a launch fails, InternalError for a shape that breaks its bounds. A token
+// outside [0, vocab) stops the device (a trap: every later call fails).
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@
 
 namespace sluice::kernels::cuda {
 
-// Tokens are not checked here: embedding_backward does.
+// Does not check tokens; embedding_backward does.
 void embedding_forward(StreamHandle stream, const std::int32_t* tokens, const void* table,
                        const void* positions, void* out, std::int64_t rows, std::int64_t time,
                        std::int64_t hidden, DType dtype);
 
 std::uint64_t embedding_backward_workspace_bytes(std::int64_t rows, std::int64_t vocab);
-// rows < 2^31.
+// Requires rows < 2^31.
 void embedding_backward(StreamHandle stream, const std::int32_t* tokens, const void* dout,
                         void* dtable, void* dpositions, std::int64_t rows, std::int64_t time,
                         std::int64_t vocab, std::int64_t max_time, std::int64_t hidden, DType dtype,

@@ -1,3 +1,7 @@
+// Slices and workspace of fused attention, as functions of the shape alone.
+//
+// The gradients of scores take rows * padded time * 2 bytes per query head. A slice is the largest
+// divisor of the heads, or of the batch, with gradients that fit kScoreBytes.
 #include "kernels/cuda/fused_attention.hpp"
 
 #include <algorithm>
@@ -8,7 +12,7 @@
 namespace sluice::kernels::cuda {
 namespace {
 
-// The library pads scores to whole tiles.
+// The library pads scores to whole tiles of these sizes.
 constexpr std::uint64_t kQueryTile = 64;
 constexpr std::uint64_t kKeyTile = 128;
 
@@ -25,7 +29,8 @@ std::optional<AttentionSlice> backward_slice(const AttentionShape& shape) {
   SLUICE_CHECK(shape.batch > 0 && shape.time > 0 && shape.kv_heads > 0 && shape.heads > 0);
   const std::uint64_t group_heads = static_cast<std::uint64_t>(shape.heads / shape.kv_heads);
   const auto time = static_cast<std::uint64_t>(shape.time);
-  // Heads of keys whose gradients of scores fit, without products that could overflow.
+  // Number of key heads with score gradients that fit, computed without products that could
+  // overflow.
   const auto fitting = [&](std::uint64_t bytes) {
     return bytes / 2 / round_up(time, kQueryTile) / round_up(time, kKeyTile) / group_heads;
   };
@@ -46,8 +51,8 @@ std::uint64_t fused_attention_bytes(const AttentionShape& shape) {
     const std::uint64_t rows = heads * round_up(time, kQueryTile);
     bytes += rows * round_up(time, kKeyTile) * 2;  // gradients of scores
     bytes += rows * sizeof(float);                 // sums of dout * out
-    // Of keys and values for each head of queries, before those that share a head are added up:
-    // 16 bits before Blackwell.
+    // Gradients of keys and values for each query head, before heads that share a key are added up.
+    // (Before Blackwell they have 16 bits.)
     if (shape.heads != shape.kv_heads) {
       bytes += 2 * rows * static_cast<std::uint64_t>(shape.head_dim) * sizeof(float);
     }

@@ -1,3 +1,5 @@
+// The choice of the GEMM backend, argument checks, and the fallback for GELU: if the backend does
+// not fuse the activation, a product and an elementwise kernel give the same result.
 #include "kernels/cuda/gemm.hpp"
 
 #include <dlfcn.h>
@@ -31,7 +33,7 @@ GemmStrides dense_strides(const GemmShape& shape) {
 std::unique_ptr<GemmBackend> make_gemm_backend(GeluEpilogue gelu) {
   if (const auto functions = open_cublaslt()) return make_cublaslt_gemm(*functions, gelu);
   const char* const why = ::dlerror();
-  log(LogLevel::kWarning, "products are made by kernels of our own, which are slower: cuBLASLt " +
+  log(LogLevel::kWarning, "products use our own kernels, which are slower: cuBLASLt " +
                               (why != nullptr ? std::string("cannot be opened: ") + why
                                               : std::string("was not found")));
   return make_plain_gemm();
@@ -68,7 +70,7 @@ void gemm_gelu_backward(StreamHandle stream, GemmBackend& backend, const GemmSha
   check(shape);
   SLUICE_CHECK(shape.output == shape.dtype);
   const GemmEpilogue epilogue{.activation = GemmActivation::kGeluBackward,
-                              .x = const_cast<void*>(x)};  // it is read
+                              .x = const_cast<void*>(x)};  // only read
   if (backend.multiply(stream, shape, dense_strides(shape), a, b, epilogue, dx, workspace)) return;
   gemm(stream, backend, shape, a, b, nullptr, dx, workspace);
   gelu_backward(stream, dx, x, dx, shape.m * shape.n, shape.output);

@@ -1,3 +1,4 @@
+// Adds a bias to fp32 products, where the epilogue of a backend cannot (gemm_cublaslt.cpp).
 #include "kernels/cuda/gemm_bias.hpp"
 #include "kernels/cuda/numeric.cuh"
 #include "kernels/cuda/reduce.cuh"

@@ -1,3 +1,12 @@
+// Products as cached plans of cuBLASLt.
+//
+// A plan holds the descriptors and the algorithm of one key. The library stores matrices by
+// columns: a row-major C is its transpose there, and C^T = op(B)^T op(A)^T, so B is its first
+// operand and A its second. The preference fixes the workspace size and admits only fp32 reductions
+// in a fixed order, so the heuristic's answer and the bits do not change between runs. An epilogue
+// adds a bias of the output's dtype and GELU; a bias of another dtype is added by a kernel of our
+// own. A key without an algorithm for its activation is remembered as impossible; callers then run
+// a product and an activation.
 #include "kernels/cuda/gemm_cublaslt.hpp"
 
 #include <algorithm>
@@ -23,7 +32,7 @@ cudaDataType data_type(DType dtype) {
   return dtype == DType::kBF16 ? CUDA_R_16BF : dtype == DType::kF16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-// A descriptor of the library, destroyed by the function that belongs to it.
+// A descriptor of the library with its own destroy function.
 template <class Handle>
 class Descriptor {
  public:
@@ -33,7 +42,7 @@ class Descriptor {
       : destroy_(other.destroy_), handle_(std::exchange(other.handle_, nullptr)) {}
   Descriptor& operator=(Descriptor&&) = delete;
   ~Descriptor() {
-    // What a destructor is told by the library nobody could act on.
+    // A destructor cannot act on an error.
     if (handle_ != nullptr) static_cast<void>(destroy_(handle_));
   }
   Handle get() const { return handle_; }
@@ -48,18 +57,19 @@ using Operation = Descriptor<cublasLtMatmulDesc_t>;
 using Layout = Descriptor<cublasLtMatrixLayout_t>;
 using Preference = Descriptor<cublasLtMatmulPreference_t>;
 
+// Everything that a plan depends on.
 struct Key {
   std::int64_t m, n, k;
   std::int64_t a_stride, b_stride, c_stride;
   bool transpose_a, transpose_b, bias;
   GemmActivation activation;
   DType dtype, output;
-  std::uint32_t alignment_bytes;  // of all pointers, at most 256
+  std::uint32_t alignment_bytes;  // common to all pointers, at most 256
   auto operator<=>(const Key&) const = default;
 };
 
-// All that a product needs besides its pointers. The library works on columns: a row-major C is
-// its transpose there, C^T = op(B)^T op(A)^T, so B is its first operand and A its second.
+// Everything that a product needs except its pointers. `first` is B and `second` is A (see the top
+// of this file).
 struct Plan {
   Operation operation;
   Layout first, second, result;
@@ -92,6 +102,7 @@ cublasLtEpilogue_t epilogue_of(const Key& key) {
   }
 }
 
+// Pointers of the epilogue belong to the descriptor, so they are set before every call.
 void set_pointers(const CublasLt& lt, const Operation& operation, const Key& key,
                   const GemmEpilogue& epilogue) {
   if (key.bias) set(lt, operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, epilogue.bias);
@@ -102,7 +113,7 @@ void set_pointers(const CublasLt& lt, const Operation& operation, const Key& key
 
 Operation make_operation(const CublasLt& lt, const Key& key, const GemmEpilogue& epilogue) {
   Operation operation(lt.matmul_desc_destroy);
-  // fp32 operands too are multiplied as fp32: TF32 would have to be asked for.
+  // fp32 operands are multiplied as fp32; TF32 would be a compute type of its own.
   check(lt, lt.matmul_desc_create(operation.out(), CUBLAS_COMPUTE_32F, CUDA_R_32F),
         "cublasLtMatmulDescCreate");
   set(lt, operation, CUBLASLT_MATMUL_DESC_TRANSA, key.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -111,12 +122,12 @@ Operation make_operation(const CublasLt& lt, const Key& key, const GemmEpilogue&
   if (key.activation != GemmActivation::kNone) {
     set(lt, operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.n);
   }
-  // The heuristic looks at the pointers' alignment, which is a part of the key.
+  // The heuristic reads the pointers' alignment, which is part of the key.
   set_pointers(lt, operation, key, epilogue);
   return operation;
 }
 
-// A row-major matrix [rows, cols]: [cols, rows] in columns.
+// A row-major matrix [rows, cols] is [cols, rows] by columns.
 Layout make_layout(const CublasLt& lt, DType dtype, std::int64_t rows, std::int64_t cols,
                    std::int64_t stride) {
   Layout layout(lt.matrix_layout_destroy);
@@ -132,7 +143,7 @@ Preference make_preference(const CublasLt& lt, const Key& key) {
   check(lt, lt.matmul_preference_create(preference.out()), "cublasLtMatmulPreferenceCreate");
   set(lt, preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
       std::uint64_t{kCublasLtWorkspaceBytes});
-  // Of the ways to add the parts of a split k, this one alone is in fp32 and in a fixed order.
+  // Only this scheme adds the parts of a split k in fp32 and in a fixed order.
   set(lt, preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
       static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   for (const auto operand :
@@ -157,7 +168,7 @@ Plan make_plan(const CublasLt& lt, cublasLtHandle_t handle, const Key& key,
   const cublasStatus_t status = lt.matmul_algo_get_heuristic(
       handle, plan.operation.get(), plan.first.get(), plan.second.get(), plan.result.get(),
       plan.result.get(), preference.get(), 1, &found, &count);
-  // Not every shape has one with an activation.
+  // Some shapes have no algorithm with an activation.
   const bool plain = key.activation == GemmActivation::kNone;
   if (!plain && (status != CUBLAS_STATUS_SUCCESS || count < 1)) return plan;
   check(lt, status, "cublasLtMatmulAlgoGetHeuristic");
@@ -182,7 +193,7 @@ std::uint32_t alignment_of(const void* a, const void* b, const void* c,
   return static_cast<std::uint32_t>(bits & (~bits + 1));
 }
 
-// The library reads and writes x in whole 16 bytes, and knows it in C's dtype alone.
+// The library accesses x in whole 16 bytes and requires C's dtype for it.
 bool takes_activation(const GemmShape& shape, std::uint32_t alignment_bytes) {
   return shape.output == shape.dtype && shape.dtype != DType::kF32 && shape.n % 8 == 0 &&
          alignment_bytes >= 16;
@@ -205,7 +216,7 @@ class CublasLtGemm final : public GemmBackend {
   bool multiply(StreamHandle stream, const GemmShape& shape, const GemmStrides& strides,
                 const void* a, const void* b, const GemmEpilogue& epilogue, void* c,
                 void* workspace) override {
-    // The library's epilogue takes a bias of the output's dtype alone.
+    // The library's epilogue requires a bias of the output's dtype.
     const void* const bias = epilogue.bias;
     const bool fused_bias = bias != nullptr && shape.output == shape.dtype;
     const Key key{.m = shape.m,

@@ -1,9 +1,9 @@
-// Matrix products by cuBLASLt.
+// Matrix products with cuBLASLt.
 //
-// A product's key is its shape, dtypes, bias and the alignment of its pointers. The library's
-// heuristic is asked once for a key; descriptors and the algorithm are kept, so equal products run
-// the same kernel for the whole process, and a further process on the same machine is told the
-// same. Reductions of a split k that go through atomics or a rounded output are excluded.
+// The key of a product is its shape, dtypes, bias and pointer alignment. The library's heuristic is
+// asked once per key; descriptors and the algorithm are kept. Equal products run the same kernel
+// for the whole process, and another process on the same machine gets the same answer. Reductions
+// of a split k that use atomics or a rounded output are excluded.
 #pragma once
 
 #include <memory>
@@ -13,10 +13,10 @@
 
 namespace sluice::kernels::cuda {
 
-// What NVIDIA recommends from Hopper on (cuBLAS documentation, "cublasSetWorkspace").
+// NVIDIA's recommendation from Hopper on (cuBLAS documentation, "cublasSetWorkspace").
 inline constexpr std::uint64_t kCublasLtWorkspaceBytes = 32ull << 20;
 
-// The handle is made by the first product, in the context that is current then.
+// The first product creates the handle, in the context that is current then.
 std::unique_ptr<GemmBackend> make_cublaslt_gemm(const CublasLt& functions,
                                                 GeluEpilogue gelu = GeluEpilogue::kFused);
 

@@ -1,3 +1,12 @@
+// Plain matrix products (gemm_plain.hpp has the outline).
+//
+// A block computes one tile of C over all of k, so k is never split and no sum has two owners.
+//   16 bits: eight warps (2 x 4), each 64 x 32 of the 128 x 128 tile. Panels of depth 32 are staged
+//            in shared memory by asynchronous copies, one computed while the next is copied. Each
+//            operand may be stored along k or across it; ldmatrix transposes on the way in.
+//   fp32:    16 x 16 threads with 4 x 4 elements each, from staged panels of depth 16.
+// Rows and columns beyond the matrix are zeros in shared memory and are not stored. The bias is
+// added to the fp32 sum, and the result is rounded once.
 #include "base/error.hpp"
 #include "kernels/cuda/gemm_plain.hpp"
 #include "kernels/cuda/mma_tile.cuh"
@@ -14,7 +23,7 @@ struct Arguments {
   bool wide;  // C is fp32
 };
 
-// The tile of C that a block makes; rows of tiles follow each other, so that neighbours share B.
+// The tile of C of a block. Tiles are numbered down the rows, so that neighbours share B.
 struct Place {
   std::int64_t row, col;
 };
@@ -25,7 +34,7 @@ __device__ Place place_of(const Arguments& arguments, int tile_rows, int tile_co
   return {index % rows * tile_rows, index / rows * tile_cols};
 }
 
-// C = sum (+ bias), rounded once.
+// Stores C = sum (+ bias), rounded once.
 template <class T>
 __device__ __forceinline__ void store(const Arguments& arguments, std::int64_t row,
                                       std::int64_t col, float sum) {
@@ -39,23 +48,23 @@ __device__ __forceinline__ void store(const Arguments& arguments, std::int64_t r
   }
 }
 
-// ---- 16-bit operands, tensor cores ------------------------------------------------------------
+// --- 16-bit operands, tensor cores
 
-constexpr int kTile = 128;     // rows and columns of C of a block
+constexpr int kTile = 128;     // rows and columns of C per block
 constexpr int kDepth = 32;     // of k, staged at a time
-constexpr int kStages = 2;     // one is computed while the next one is copied
+constexpr int kStages = 2;     // one is computed while the next is copied
 constexpr int kThreads = 256;  // eight warps: two along m, four along n
 constexpr int kWarpRows = 64, kWarpCols = 32;
 constexpr int kRowTiles = kWarpRows / 16, kColPairs = kWarpCols / 16;
 
-// One operand: `kOuter` rows (columns) of it meet k. Stored [outer, k], or [k, outer].
+// One operand: `outer` rows of A or columns of B, with all of k. Stored [outer, k] or [k, outer].
 template <class T, bool kAlongK>
 struct Panel {
   static constexpr int kRows = kAlongK ? kTile : kDepth, kCols = kAlongK ? kDepth : kTile;
   static constexpr int kElems = tile_elems(kRows, kCols);
 
   const T* data;
-  std::int64_t outer, k, stride;  // of the whole operand
+  std::int64_t outer, k, stride;  // size of the whole operand
 
   __device__ __forceinline__ void load(T* tile, std::int64_t first, std::int64_t step) const {
     const std::int64_t row = kAlongK ? first : step, col = kAlongK ? step : first;
@@ -65,6 +74,7 @@ struct Panel {
       load_tile<kRows, kCols, kThreads>(tile, from, stride, rows, cols);
       return;
     }
+    // Unaligned operands are copied element by element.
     for (int i = static_cast<int>(threadIdx.x); i < kRows * kCols; i += kThreads) {
       const int r = i / kCols, c = i % kCols;
       tile[r * tile_stride(kCols) + c] = r < rows && c < cols ? from[r * stride + c] : T{};
@@ -106,6 +116,7 @@ __device__ __forceinline__ void multiply_stage(const T* a_tile, const T* b_tile,
   }
 }
 
+// Stores a warp's accumulators; the lane's rows and columns are those of mma_tile.cuh.
 template <class T>
 __device__ __forceinline__ void store_sums(const Arguments& arguments, const Place& place,
                                            const float (&sums)[kRowTiles][2 * kColPairs][4]) {
@@ -133,8 +144,10 @@ __global__ void __launch_bounds__(kThreads) tensor_core_gemm(Arguments arguments
   const PanelA a{static_cast<const T*>(arguments.a), arguments.m, arguments.k, arguments.strides.a};
   const PanelB b{static_cast<const T*>(arguments.b), arguments.n, arguments.k, arguments.strides.b};
   const Place place = place_of(arguments, kTile, kTile);
+  // Accumulators stay in registers over all of k.
   float sums[kRowTiles][2 * kColPairs][4] = {};
 
+  // Double buffering: while one stage is multiplied, the next one is copied.
   const std::int64_t steps = (arguments.k + kDepth - 1) / kDepth;
   a.load(a_tiles, place.row, 0);
   b.load(b_tiles, place.col, 0);
@@ -145,24 +158,24 @@ __global__ void __launch_bounds__(kThreads) tensor_core_gemm(Arguments arguments
       a.load(a_tiles + next * PanelA::kElems, place.row, (step + 1) * kDepth);
       b.load(b_tiles + next * PanelB::kElems, place.col, (step + 1) * kDepth);
     }
-    copy_async_commit();  // empty after the last step, so that the count below holds
+    copy_async_commit();  // may be empty, so that the wait below counts correctly
     copy_async_wait<1>();
     __syncthreads();
     multiply_stage<T, !kTransposeA, kTransposeB>(a_tiles + stage * PanelA::kElems,
                                                  b_tiles + stage * PanelB::kElems, sums);
-    __syncthreads();  // before the stage is filled again
+    __syncthreads();  // all warps are done before the stage is refilled
   }
   store_sums<T>(arguments, place, sums);
 }
 
-// ---- fp32 operands ------------------------------------------------------------------------------
+// --- fp32 operands
 
 constexpr int kWideTile = 64, kWideDepth = 16;
-constexpr int kWideStride = kWideTile + 4;  // rows stay 16-byte aligned and change their banks
+constexpr int kWideStride = kWideTile + 4;  // rows stay 16-byte aligned and use different banks
 constexpr int kPerThread = 4;               // 16 x 16 threads, 4 x 4 elements of C each
 
 // to[p][i] = operand(first + i, step + p), zero outside. Stored [outer, k] (along_k) or [k, outer];
-// neighbouring threads read neighbouring addresses either way.
+// in both cases neighbouring threads read neighbouring addresses.
 __device__ __forceinline__ void load_wide(float (&to)[kWideDepth][kWideStride], const float* data,
                                           bool along_k, std::int64_t outer, std::int64_t k,
                                           std::int64_t stride, std::int64_t first,
@@ -184,6 +197,7 @@ __global__ void __launch_bounds__(kThreads) wide_gemm(Arguments arguments) {
   const int col = static_cast<int>(threadIdx.x) % 16 * kPerThread;
   float sums[kPerThread][kPerThread] = {};
   for (std::int64_t step = 0; step < arguments.k; step += kWideDepth) {
+    // One stage of both panels; the second barrier below frees them for the next one.
     load_wide(a, static_cast<const float*>(arguments.a), !arguments.transpose_a, arguments.m,
               arguments.k, arguments.strides.a, place.row, step);
     load_wide(b, static_cast<const float*>(arguments.b), arguments.transpose_b, arguments.n,
@@ -208,7 +222,7 @@ __global__ void __launch_bounds__(kThreads) wide_gemm(Arguments arguments) {
   }
 }
 
-// ---- the host's side ----------------------------------------------------------------------------
+// --- host side
 
 dim3 grid_of(const Arguments& arguments, std::int64_t tile) {
   const std::int64_t rows = (arguments.m + tile - 1) / tile, cols = (arguments.n + tile - 1) / tile;
@@ -242,6 +256,7 @@ class PlainGemm final : public GemmBackend {
   bool multiply(StreamHandle stream, const GemmShape& shape, const GemmStrides& strides,
                 const void* a, const void* b, const GemmEpilogue& epilogue, void* c,
                 void*) override {
+    // Activations are left to a kernel of their own.
     if (epilogue.activation != GemmActivation::kNone) return false;
     const Arguments arguments{.m = shape.m,
                               .n = shape.n,

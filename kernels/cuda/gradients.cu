@@ -1,3 +1,10 @@
+// Gradient plumbing with the host's bits.
+//
+// Elementwise functions share one kernel with four elements per access. The squared norm gives half
+// a warp to each block of elements: lane j adds the squares of elements j, j + 16, ... in fp64, and
+// the lanes fold by halves, exactly as on the host. Block lists are compressed to runs of equal
+// length, which fit into the parameters of a launch; long lists take several launches. The sum over
+// ranks adds the parts of one element in rank order.
 #include <algorithm>
 
 #include "base/error.hpp"
@@ -12,14 +19,13 @@ namespace {
 constexpr int kThreads = 256;
 
 // --- element by element
-// ---------------------------------------------------------------------------
 
 template <class From, class To>
 struct Convert {
   static constexpr bool kReads = false;
   __device__ To operator()(To, From from) const { return from_float<To>(load_float(from)); }
 };
-// Bits, NaNs' too.
+// Copies bits, including those of NaNs.
 template <class T>
 struct Convert<T, T> {
   static constexpr bool kReads = false;
@@ -38,7 +44,7 @@ struct Add {
   }
 };
 
-// to[i] = op(to[i], from[i]), four elements to a thread's access.
+// to[i] = op(to[i], from[i]), with four elements per access.
 template <class From, class To, class Op>
 __global__ void map_kernel(const From* from, To* to, std::int64_t elems, bool aligned, Op op) {
   constexpr int kElems = 4;
@@ -70,17 +76,16 @@ void map(StreamHandle stream, const void* from, void* to, std::int64_t elems, Op
 }
 
 // --- the norm
-// -------------------------------------------------------------------------------------
 
-// Blocks of `length` elements from `begin` on, the last until `end`; their partials from `first`
-// on.
+// Blocks of `length` elements from `begin` to `end` (the last one may be shorter). `first` is the
+// index of the first partial.
 struct BlockRun {
   std::int64_t begin = 0, end = 0, length = 1, first = 0;
 };
-// With the other parameters below the 4 KiB that a launch may carry.
+// Keeps a launch's parameters below 4 KiB together with the others.
 constexpr int kRunsToALaunch = 120;
 struct BlockRuns {
-  std::int64_t blocks = 0;  // of all runs
+  std::int64_t blocks = 0;  // in all runs
   int count = 0;
   BlockRun runs[kRunsToALaunch];
 };
@@ -94,6 +99,7 @@ __device__ double squared(T number) {
   const auto value = static_cast<double>(narrow);
   return __dmul_rn(value, value);  // exact
 }
+// A lane's part of a block's sum. Loads run ahead, but additions keep their order.
 template <class Round, class T>
 __device__ double block_lane(const T* grad, std::int64_t elems, int lane) {
   constexpr int kAhead = 8;  // loads in flight
@@ -110,12 +116,13 @@ __device__ double block_lane(const T* grad, std::int64_t elems, int lane) {
   return total;
 }
 
-// Half a warp to a block.
+// Half a warp handles a block.
 template <class T, class Round>
 __global__ void norm_kernel(const T* grad, const BlockRuns all, double* partial) {
   const int lane = static_cast<int>(threadIdx.x) % kNormLanes;
+  // Grid strides over blocks of elements, half a warp each.
   const std::int64_t stride = grid_threads() / kNormLanes;
-  // Both halves of a warp take as many turns.
+  // Both halves of a warp take the same number of turns, because they shuffle together.
   const std::int64_t turns = (all.blocks + stride - 1) / stride;
   for (std::int64_t turn = 0; turn < turns; ++turn) {
     const std::int64_t block = grid_thread() / kNormLanes + turn * stride;
@@ -124,6 +131,7 @@ __global__ void norm_kernel(const T* grad, const BlockRuns all, double* partial)
     if (block < all.blocks) {
       const std::int64_t first = all.runs[0].first;
       int run = 0;
+      // A launch has few runs, so a linear search is cheap.
       while (run + 1 < all.count && all.runs[run + 1].first - first <= block) ++run;
       const BlockRun& of = all.runs[run];
       const std::int64_t begin = of.begin + (first + block - of.first) * of.length;
@@ -138,13 +146,14 @@ __global__ void norm_kernel(const T* grad, const BlockRuns all, double* partial)
   }
 }
 
-// The run that `blocks` begins with, whose first partial is `first`.
+// Returns the run at the front of `blocks`, with the first partial `first`, and its block count.
 BlockRun run_at(std::span<const Kernels::Block> blocks, std::int64_t first, std::size_t& count) {
   BlockRun run{blocks[0].begin, blocks[0].end, blocks[0].end - blocks[0].begin, first};
   count = 1;
-  if (run.length <= 0) return {run.begin, run.begin, 1, first};  // empty: sums nothing
+  if (run.length <= 0) return {run.begin, run.begin, 1, first};  // an empty block sums to 0
   while (count < blocks.size() && blocks[count].begin == run.end) {
     const std::int64_t length = blocks[count].end - blocks[count].begin;
+    // A shorter block may only be the last of a run.
     const bool is_short = blocks[count - 1].end - blocks[count - 1].begin != run.length;
     if (is_short || length <= 0 || length > run.length) break;
     run.end = blocks[count].end;
@@ -161,7 +170,6 @@ void launch_norm(StreamHandle stream, const void* grad, const BlockRuns& runs, d
 }
 
 // --- ranks
-// ----------------------------------------------------------------------------------------
 
 template <class T, class Sum>
 struct RankSum;
@@ -177,7 +185,7 @@ struct RankSum<double, double> {
   static __device__ double add(double a, double b) { return __dadd_rn(a, b); }
   static __device__ double store(double sum) { return sum; }
 };
-// Unsigned: sums wrap.
+// Integers are unsigned, so sums wrap.
 template <class T>
 struct RankSum<T, T> {
   static __device__ T load(T number) { return number; }
@@ -219,6 +227,7 @@ void accumulate(StreamHandle stream, float* accumulator, const void* grad, DType
                 bool first, std::int64_t elems) {
   with_act_type(grad_dtype, [&](auto as) {
     using Grad = typename decltype(as)::type;
+    // The first gradient of a step replaces the accumulator's old contents.
     if (first) {
       map<Grad, float>(stream, grad, accumulator, elems, Convert<Grad, float>());
     } else {
@@ -233,6 +242,7 @@ void cast(StreamHandle stream, const void* in, DType in_dtype, void* out, DType 
     with_act_type(out_dtype, [&](auto out_as) {
       using From = typename decltype(in_as)::type;
       using To = typename decltype(out_as)::type;
+      // Without a conversion there is no rounding; bits are copied.
       if constexpr (!std::is_same_v<From, To>) {
         if (weight_rounding) {
           return map<From, To>(stream, in, out, elems, ConvertWeight<From, To>());
@@ -282,7 +292,7 @@ void fold_ranks(StreamHandle stream, const RankParts& parts, void* out, DType dt
     case DType::kI32:
       return launch_fold_ranks<std::uint32_t, std::uint32_t>(stream, parts, out, elems);
     default:
-      SLUICE_CHECK_MSG(is_act_dtype(dtype), "ranks sum fp32, bf16, fp16, fp64, i32 and i64");
+      SLUICE_CHECK_MSG(is_act_dtype(dtype), "ranks add fp32, bf16, fp16, fp64, i32 or i64");
       with_act_type(dtype, [&](auto as) {
         launch_fold_ranks<typename decltype(as)::type, float>(stream, parts, out, elems);
       });

@@ -1,3 +1,6 @@
+// The language-model head on the GPU (head.hpp has the outline): products by the GEMM backend and
+// one cross-entropy kernel per slice, all queued on the stream without waiting for the host. Losses
+// of all rows stay in the workspace and are added once, in row order.
 #include "kernels/cuda/head.hpp"
 
 #include <algorithm>
@@ -25,19 +28,19 @@ void* at(void* base, std::int64_t elems, DType dtype) {
   return const_cast<void*>(at(static_cast<const void*>(base), elems, dtype));
 }
 
-// Rows of logits are this many elements apart, so that those of every dtype begin at a multiple of
-// 128 bytes and products read them at full speed.
+// Elements between rows of logits. Rows of every dtype begin at a multiple of 128 bytes, so
+// products read them at full speed.
 std::int64_t stride_of(std::int64_t cols) {
   return (cols + 63) / 64 * 64;
 }
 
-// Rows (columns) of a slice of `extent` that has `other` logits each.
+// Rows (or columns) of a slice of `extent`, each with `other` logits.
 std::int64_t slice_of(std::int64_t extent, std::int64_t other, const HeadSlices& slices) {
   const std::int64_t fit = slices.logits_bytes / (other * std::int64_t{sizeof(float)});
   return std::min(extent, std::max(slices.least, fit / slices.least * slices.least));
 }
 
-// The workspace: losses (forward), logits and their gradient, and what is left for products.
+// The workspace: losses (forward), logits and their gradient, then the products' part.
 class Workspace {
  public:
   Workspace(const HeadShape& shape, std::int64_t logits, std::int64_t losses)

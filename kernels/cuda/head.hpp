@@ -1,14 +1,14 @@
 // Language-model head fused with softmax cross-entropy on the GPU; arguments as in Kernels
 // (kernels/kernels.hpp), loss_sum in device memory.
 //
-// Forward: a slice of rows at a time: fp32 logits [slice, vocab], then one kernel makes loss, lse
-// and the logits' gradient of each row, and dx of the slice is one product. Weight gradient: a
-// slice of the vocabulary at a time: logits [rows, slice] again, their gradient from lse, and dw of
-// the slice. Gradients of logits are rounded once to the dtype, as the tensor cores take them;
-// those of fp32 replace the logits.
+// Forward processes a slice of rows at a time: fp32 logits [slice, vocab]; one kernel computes the
+// loss, lse and the logits' gradient of each row; dx of the slice is one product. The weight
+// gradient processes a slice of the vocabulary at a time: logits [rows, slice] again, their
+// gradient from lse, and dw of the slice. Gradients of logits are rounded once to the dtype, as
+// tensor cores require; fp32 gradients replace the logits.
 //
-// A target outside the vocabulary makes its row's loss, and so the sum, NaN, as well as its row of
-// dx; nothing outside the arrays is touched.
+// A target outside the vocabulary makes its row's loss, the sum, and its row of dx NaN. Nothing
+// outside the arrays is accessed.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +20,16 @@
 
 namespace sluice::kernels::cuda {
 
-// Bytes of fp32 logits that a slice may have, and its least extent: slices are multiples of that,
-// so that each begins at a multiple of 256 bytes. Every slice reads all of w (or x) once: with 128
-// MiB (640 rows of a vocabulary of 50,257) that is a small part of the work.
+// Limit of a slice's fp32 logits in bytes, and the least extent of a slice. Slices are multiples of
+// `least`, so each begins at a multiple of 256 bytes. Every slice reads all of w (or x) once; with
+// 128 MiB (640 rows of a vocabulary of 50,257) that is a small part of the work.
 struct HeadSlices {
   std::int64_t logits_bytes = 128 * kMiB;
   std::int64_t least = 128;
 };
 
-// The larger of the two passes: logits of a slice, for 16-bit dtypes their gradient, for the
-// forward pass the fp64 losses of all rows, and the workspace of the products.
+// Workspace of the larger pass: a slice's logits, their gradient for 16-bit dtypes, the fp64 losses
+// of all rows (forward only), and the products' workspace.
 std::uint64_t head_workspace_bytes(const GemmBackend& gemm, const HeadShape& shape,
                                    const HeadSlices& slices = {});
 

@@ -1,11 +1,11 @@
-// out[i] = op(in0[i], in1[i], ...) over arrays of one act dtype, at the speed of memory: 16 bytes
-// to an access where all addresses allow it, several of them under way in each thread.
+// out[i] = op(in0[i], in1[i], ...) over arrays of one act dtype, at memory speed: 16 bytes per
+// access if all addresses allow it, with several accesses in flight per thread.
 //
 //   struct Add { __device__ float operator()(const float (&x)[2]) const { return x[0] + x[1]; } };
 //   map<T>(stream, out, elems, Add(), a, b);
 //
-// Elements are fp32 inside op and rounded once. `out` may be one of the inputs: an element is read
-// before it is written, by the same thread.
+// op computes in fp32, and each result is rounded once. `out` may be one of the inputs: the same
+// thread reads an element before it writes it.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@
 namespace sluice::kernels::cuda {
 
 inline constexpr int kMapThreads = 256;
-// Packs of an array that a thread loads before it computes: with two arrays and 2,048 threads that
-// is 256 KiB under way per multiprocessor, several times what its share of the memory's bandwidth
-// and latency asks for (3.35 TB/s / 132 * 1 us = 25 KiB on an H100).
+// Packs of an array that a thread loads before it computes. Two arrays and 2,048 threads have 256
+// KiB in flight per multiprocessor, several times its share of bandwidth times latency
+// (3.35 TB/s / 132 * 1 us = 25 KiB on an H100).
 inline constexpr int kMapPacks = 4;
 
 template <class T, int kInputs>
@@ -36,7 +36,7 @@ __device__ __forceinline__ T map_element(const MapInputs<T, kInputs>& in, std::i
   return from_float<T>(op(x));
 }
 
-// kCount packs, `stride` packs apart, from pack `base` on.
+// Maps kCount packs, `stride` packs apart, from pack `base` on.
 template <int kCount, class T, int kInputs, class Op>
 __device__ __forceinline__ void map_packs(const MapInputs<T, kInputs>& in, T* out,
                                           std::int64_t base, std::int64_t stride, const Op& op) {

@@ -1,12 +1,12 @@
-// Tiles of 16-bit numbers in shared memory and the tensor-core fragments that are made of them, for
+// Tiles of 16-bit numbers in shared memory, and tensor-core fragments loaded from them, for
 // mma m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"): C[16, 8] += A[16, 16] B[16, 8].
 //
-// In a warp, lane l holds of an accumulator the elements (l/4, 2*(l%4) + {0, 1}) in c[0], c[1] and
-// those eight rows further down in c[2], c[3]. An A fragment holds two such 8x8 pairs side by side,
-// so the accumulators of two neighbouring column tiles are, rounded and packed, an A fragment.
+// Lane l of a warp holds the accumulator's elements (l/4, 2*(l%4) + {0, 1}) in c[0], c[1], and
+// those eight rows below in c[2], c[3]. An A fragment holds two such 8x8 pairs side by side, so the
+// accumulators of two neighbouring column tiles, rounded and packed, form an A fragment.
 //
-// A tile of `kCols` columns has rows kCols + 8 elements apart. That is an odd number of 16-byte
-// pieces whenever kCols is a multiple of 16, so the eight rows that ldmatrix reads at a time lie in
+// A tile of `kCols` columns has rows kCols + 8 elements apart. Each stride is an odd number of
+// 16-byte pieces if kCols is a multiple of 16, so the eight rows that ldmatrix reads at a time use
 // different banks.
 #pragma once
 
@@ -19,20 +19,20 @@
 
 namespace sluice::kernels::cuda {
 
-inline constexpr int kPieceElems = 8;  // 16 bytes, what one asynchronous copy moves
+inline constexpr int kPieceElems = 8;  // 16 bytes, the size of one asynchronous copy
 
 constexpr int tile_stride(int cols) {
   return cols + kPieceElems;
 }
-// Elements of a tile.
+// Number of elements of a tile, with padding.
 constexpr int tile_elems(int rows, int cols) {
   return rows * tile_stride(cols);
 }
 
 // Starts to copy rows [0, rows) and columns [0, cols) of `from` (rows `stride` elements apart) into
-// the tile, and fills the rest of it with zeros. All threads of the block. stride and the address
-// of `from` are multiples of eight elements. Finished after copy_async_commit, the matching wait
-// and a barrier.
+// the tile, and fills the rest with zeros. All threads of the block take part. stride and the
+// address of `from` are multiples of eight elements. The tile is complete after copy_async_commit,
+// the matching wait and a barrier.
 template <int kRows, int kCols, int kThreads, class T>
 __device__ __forceinline__ void load_tile(T* tile, const T* from, std::int64_t stride,
                                           std::int64_t rows, std::int64_t cols) {
@@ -55,14 +55,14 @@ __device__ __forceinline__ void load_tile(T* tile, const T* from, std::int64_t s
   }
 }
 
-// A fragment of rows [row, row + 16), columns [col, col + 16) of a tile.
+// Loads the A fragment of rows [row, row + 16) and columns [col, col + 16) of a tile.
 template <int kCols, class T>
 __device__ __forceinline__ void load_a(std::uint32_t (&a)[4], const T* tile, int row, int col) {
   const int matrix = lane_index() / 8, line = lane_index() % 8;
   ldmatrix_x4(a, tile + (row + matrix % 2 * 8 + line) * tile_stride(kCols) + col + matrix / 2 * 8);
 }
 
-// The same fragment where the tile holds the transpose: `row` and `col` are those of A.
+// The same fragment from a tile that holds the transpose; `row` and `col` are those of A.
 template <int kCols, class T>
 __device__ __forceinline__ void load_a_transposed(std::uint32_t (&a)[4], const T* tile, int row,
                                                   int col) {
@@ -71,8 +71,8 @@ __device__ __forceinline__ void load_a_transposed(std::uint32_t (&a)[4], const T
       a, tile + (col + matrix / 2 * 8 + line) * tile_stride(kCols) + row + matrix % 2 * 8);
 }
 
-// Two B fragments, of columns [col, col + 8) in b[0], b[1] and [col + 8, col + 16) in b[2], b[3],
-// rows [row, row + 16). The tile holds B itself, rows along k.
+// Loads two B fragments with rows [row, row + 16): columns [col, col + 8) in b[0], b[1], and
+// [col + 8, col + 16) in b[2], b[3]. The tile holds B itself, with rows along k.
 template <int kCols, class T>
 __device__ __forceinline__ void load_b(std::uint32_t (&b)[4], const T* tile, int row, int col) {
   const int matrix = lane_index() / 8, line = lane_index() % 8;
@@ -80,7 +80,7 @@ __device__ __forceinline__ void load_b(std::uint32_t (&b)[4], const T* tile, int
       b, tile + (row + matrix % 2 * 8 + line) * tile_stride(kCols) + col + matrix / 2 * 8);
 }
 
-// The same where the tile holds the transpose of B: `row` and `col` are those of B.
+// The same from a tile that holds the transpose of B; `row` and `col` are those of B.
 template <int kCols, class T>
 __device__ __forceinline__ void load_b_transposed(std::uint32_t (&b)[4], const T* tile, int row,
                                                   int col) {
@@ -88,7 +88,7 @@ __device__ __forceinline__ void load_b_transposed(std::uint32_t (&b)[4], const T
   ldmatrix_x4(b, tile + (col + matrix / 2 * 8 + line) * tile_stride(kCols) + row + matrix % 2 * 8);
 }
 
-// Both column tiles of a pair of B fragments: c0 += A B[:, 0..8), c1 += A B[:, 8..16).
+// Multiplies with a pair of B fragments: c0 += A B[:, 0..8), c1 += A B[:, 8..16).
 template <class T>
 __device__ __forceinline__ void multiply_pair(float (&c0)[4], float (&c1)[4],
                                               const std::uint32_t (&a)[4],
@@ -98,7 +98,7 @@ __device__ __forceinline__ void multiply_pair(float (&c0)[4], float (&c1)[4],
   mma_m16n8k16<T>(c1, a, right);
 }
 
-// Both rounded to nearest even, `low` in the lower half. NaN stays some NaN.
+// Rounds both to nearest even, `low` into the lower half. A NaN stays a NaN.
 template <class T>
 __device__ __forceinline__ std::uint32_t pack_pair(float low, float high) {
 #ifdef SLUICE_CUDA_EMULATION
@@ -114,7 +114,7 @@ __device__ __forceinline__ std::uint32_t pack_pair(float low, float high) {
 #endif
 }
 
-// Two accumulator tiles, side by side, as the A fragment of a further product.
+// Packs two adjacent accumulator tiles as the A fragment of a further product.
 template <class T>
 __device__ __forceinline__ void fragment_of(std::uint32_t (&a)[4], const float (&left)[4],
                                             const float (&right)[4]) {

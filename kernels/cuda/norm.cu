@@ -1,3 +1,11 @@
+// Norms, a thread block per row.
+//
+// A row needs two passes forward (mean, then variance, which avoids the cancellation of
+// x^2 - mean^2) and one sum pass backward, and is then written. Threads hold their part of the row
+// in registers between the passes if it fits. Rows too long for 1,024 threads, and unaligned rows,
+// are read again in each pass, out of the caches. Row sums fold by halves within warps and then
+// over warps, so their order depends only on the number of columns and on alignment. Weight
+// gradients are sums down the columns (column_sums.cuh).
 #include "kernels/cuda/column_sums.cuh"
 #include "kernels/cuda/norm.hpp"
 #include "kernels/cuda/numeric.cuh"
@@ -6,14 +14,13 @@
 namespace sluice::kernels::cuda {
 namespace {
 
-// A block owns a row. Its threads hold so many packs each in registers between the passes over the
-// row (of 64 registers, fewer where two arrays are held); rows too long for 1,024 such threads, and
-// rows that are not aligned, are read again in each pass (out of the caches).
+// Packs of a row that a thread holds in registers: limited by 64 registers per thread, and fewer if
+// two arrays are held.
 constexpr int kForwardHeld = 4;
 constexpr int kBackwardHeld = 2;
 constexpr int kMaxThreads = 1024;
 
-// The packs of kElems elements of one row that this thread owns: k-th at index(k).
+// The packs of kElems elements of one row that this thread owns; the k-th is at index(k).
 template <int kElems, int kHeld>
 struct RowPart {
   std::int64_t packs;  // of the row
@@ -44,6 +51,7 @@ __device__ __forceinline__ void store_floats(T* row, std::int64_t pack,
   store_pack(row + pack * kElems, rounded);
 }
 
+// Arrays of the forward pass; bias and mean may be null.
 struct ForwardArrays {
   const void* x;
   const void* weight;
@@ -60,7 +68,9 @@ __global__ void __launch_bounds__(kMaxThreads)
   const RowPart<kElems, kHeld> part{cols / kElems};
   const std::int64_t row = blockIdx.x;
   const T* const x = static_cast<const T*>(arrays.x) + row * cols;
+  // kHeld == 0: one buffer that is filled again for each pack.
   float held[kHeld > 0 ? kHeld : 1][kElems];
+  // Returns the k-th pack, from registers or from memory.
   const auto value = [&](int k) -> float(&)[kElems] {
     if constexpr (kHeld > 0) {
       return held[k];
@@ -81,7 +91,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
   const float count = static_cast<float>(cols);
   const float mean = rms ? 0.0f : block_sum(sum, scratch[0]) / count;
-  // A second pass: x^2 - mean^2 would cancel.
+  // A second pass, because x^2 - mean^2 would cancel.
   float squares = 0.0f;
 #pragma unroll
   for (int k = 0; k < part.count(); ++k) {
@@ -91,6 +101,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     for (int e = 0; e < kElems; ++e) squares += (v[e] - mean) * (v[e] - mean);
   }
   const float rstd = 1.0f / sqrtf(block_sum(squares, scratch[1]) / count + epsilon);
+  // The statistics are saved for the backward pass.
   if (threadIdx.x == 0) {
     if (arrays.mean != nullptr && !rms) arrays.mean[row] = mean;
     arrays.rstd[row] = rstd;
@@ -110,6 +121,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   }
 }
 
+// Arrays of the backward pass; mean and residual may be null.
 struct BackwardArrays {
   const void* dy;
   const void* x;
@@ -121,7 +133,7 @@ struct BackwardArrays {
 };
 
 // With xhat = (x - mean) rstd and g = dy weight:
-//   dx = rstd (g - mean(g) - xhat mean(g xhat)) + residual;  rms leaves mean(g) out.
+//   dx = rstd (g - mean(g) - xhat mean(g xhat)) + residual;  rms omits mean(g).
 template <class T, int kElems, int kHeld>
 __global__ void __launch_bounds__(kMaxThreads)
     backward_input_kernel(BackwardArrays arrays, std::int64_t cols, bool rms) {
@@ -133,6 +145,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   const float mean = rms ? 0.0f : arrays.mean[row];
   const float rstd = arrays.rstd[row];
   float g[kHeld > 0 ? kHeld : 1][kElems], xhat[kHeld > 0 ? kHeld : 1][kElems];
+  // Loads the k-th pack of g and xhat.
   const auto read = [&](int k) {
     const int at = kHeld > 0 ? k : 0;
     float weight[kElems];
@@ -158,6 +171,7 @@ __global__ void __launch_bounds__(kMaxThreads)
     }
   }
   const float count = static_cast<float>(cols);
+  // Means of g and of g xhat; block_sum gives every thread the same bits.
   const float mean_g = rms ? 0.0f : block_sum(sum_g, scratch[0]) / count;
   const float mean_g_xhat = block_sum(sum_g_xhat, scratch[1]) / count;
 #pragma unroll
@@ -204,16 +218,17 @@ struct WeightTerms {
 void check(const NormShape& shape, const float* mean) {
   SLUICE_CHECK(shape.cols > 0);
   SLUICE_CHECK(shape.rows <= kMaxGridX);
-  SLUICE_CHECK_MSG(shape.rms || shape.rows == 0 || mean != nullptr, "LayerNorm keeps its means");
+  SLUICE_CHECK_MSG(shape.rms || shape.rows == 0 || mean != nullptr, "LayerNorm needs its means");
 }
 
-// Threads for a row of so many packs, `held` to each: a whole number of warps.
+// Threads for a row of `packs` packs, `held` per thread: a whole number of warps.
 unsigned row_threads(std::int64_t packs, int held) {
   const std::int64_t threads = (packs + held - 1) / held;
   const std::int64_t warps = (threads + kWarpSize - 1) / kWarpSize;
   return static_cast<unsigned>(std::min<std::int64_t>(warps * kWarpSize, kMaxThreads));
 }
 
+// Whether a block of 1,024 threads can hold the row in registers.
 bool can_hold(std::int64_t packs, int held) {
   return packs <= std::int64_t{kMaxThreads} * held;
 }
@@ -228,6 +243,7 @@ void norm_forward(StreamHandle stream, const NormShape& shape, const void* x, co
     if (shape.rows == 0) return;
     const bool aligned = all_aligned_to_16(x, weight, bias, y, shape.cols * sizeof(T));
     const std::int64_t packs = aligned ? shape.cols / kPackElems<T> : shape.cols;
+    // Unaligned rows use single elements; long rows are read again in each pass.
     auto* kernel = &forward_kernel<T, 1, 0>;
     if (aligned) {
       kernel = can_hold(packs, kForwardHeld) ? &forward_kernel<T, kPackElems<T>, kForwardHeld>

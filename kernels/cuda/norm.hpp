@@ -1,7 +1,7 @@
-// LayerNorm and RMSNorm on a GPU. Arguments as in Kernels (kernels/kernels.hpp); all queue on
-// `stream`. Formulas are the host's (kernels/host/norm.cpp); sums are fp32 in an order that the
-// shape alone fixes, which is not the host's. Errors: DeviceError where a launch fails,
-// InternalError for a shape that breaks its bounds.
+// LayerNorm and RMSNorm on a GPU. Arguments as in Kernels (kernels/kernels.hpp); all functions
+// queue on `stream`. Formulas are the host's (kernels/host/norm.cpp). Sums are fp32 in an order
+// that depends only on the shape, but differs from the host's. Errors: DeviceError if a launch
+// fails, InternalError for a shape that breaks its bounds.
 #pragma once
 
 #include "kernels/cuda/stream.hpp"

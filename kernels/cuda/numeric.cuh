@@ -1,9 +1,8 @@
-// Numbers in device code: the act dtypes as they are stored, fp32 between loads and stores, 16-byte
-// accesses.
+// Numbers in device code: act dtypes as stored, fp32 between loads and stores, 16-byte accesses.
 //
-// base/dtype.hpp holds the meaning, and its functions are constexpr, so device code calls the very
-// same (nvcc --expt-relaxed-constexpr). Only fp16 goes through the GPU's own instructions where
-// they give the same bits: everywhere but at NaNs.
+// base/dtype.hpp defines the conversions. Its functions are constexpr, so device code calls them
+// directly (nvcc --expt-relaxed-constexpr). fp16 uses the GPU's own instructions where they give
+// the same bits, which is everywhere except for NaNs.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +32,7 @@ __device__ __forceinline__ float load_float(f16 value) {
   return to_float(value);
 }
 
-// Rounds to nearest, ties to even; NaN stays NaN: what activations and gradients are stored by.
+// Rounds to nearest, ties to even; NaN stays NaN. For activations and gradients.
 template <class T>
 __device__ __forceinline__ T from_float(float value) {
   if constexpr (std::is_same_v<T, float>) {
@@ -53,7 +52,7 @@ __device__ __forceinline__ T from_float(float value) {
   }
 }
 
-// As a weight is stored: bf16 ties away from zero, the others as from_float.
+// For weights: bf16 ties go away from zero, other dtypes round as from_float.
 template <class T>
 __device__ __forceinline__ T weight_from_float(float value) {
   if constexpr (std::is_same_v<T, bf16>) {
@@ -63,7 +62,7 @@ __device__ __forceinline__ T weight_from_float(float value) {
   }
 }
 
-// As many elements as one 16-byte access moves.
+// Number of elements that one 16-byte access moves.
 template <class T>
 inline constexpr int kPackElems = 16 / static_cast<int>(sizeof(T));
 
@@ -72,7 +71,7 @@ struct alignas(sizeof(T) * kElems) Pack {
   T values[kElems];
 };
 
-// One access of sizeof(Pack) bytes. `from` and `to` are aligned to that.
+// One access of sizeof(Pack) bytes. `from` and `to` must be aligned to that.
 template <class T, int kElems = kPackElems<T>>
 __device__ __forceinline__ Pack<T, kElems> load_pack(const T* from) {
   return *reinterpret_cast<const Pack<T, kElems>*>(from);
@@ -82,7 +81,7 @@ __device__ __forceinline__ void store_pack(T* to, const Pack<T, kElems>& pack) {
   *reinterpret_cast<Pack<T, kElems>*>(to) = pack;
 }
 
-// Host code: do all addresses (and distances in bytes, as numbers) divide by 16?
+// Host code: whether all addresses (and distances in bytes, as numbers) are divisible by 16.
 template <class... Value>
 bool all_aligned_to_16(Value... values) {
   const auto number = [](auto value) {
@@ -100,7 +99,7 @@ struct TypeOf {
   using type = T;
 };
 
-// Host code: body(TypeOf<T>()) for an act dtype. InternalError for any other.
+// Host code: calls body(TypeOf<T>()) for an act dtype; InternalError for any other.
 template <class Body>
 void with_act_type(DType dtype, const Body& body) {
   SLUICE_CHECK(is_act_dtype(dtype));

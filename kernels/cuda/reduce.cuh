@@ -1,5 +1,5 @@
-// Sums over a warp and a block in an order that only the numbers' places fix, and the shapes of
-// grids.
+// Sums over a warp and a block in an order that depends only on the position of the numbers, and
+// grid sizes.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ __device__ __forceinline__ int warp_index() {
   return static_cast<int>(threadIdx.x) / kWarpSize;
 }
 
-// All lanes get the same bits: at each distance both partners add the same two numbers.
+// All lanes get the same bits, because both partners of an exchange add the same two numbers.
 template <class T>
 __device__ __forceinline__ T warp_sum(T value) {
   for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
@@ -28,17 +28,9 @@ __device__ __forceinline__ T warp_sum(T value) {
   return value;
 }
 
-// NaNs vanish in a maximum, as in fmaxf.
-__device__ __forceinline__ float warp_max(float value) {
-  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
-    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, distance));
-  }
-  return value;
-}
-
-// The sum over a block of whole warps, blockDim.x threads in one dimension; all threads get it.
-// Warps are summed each for itself, then their sums, by every warp alike. One barrier; `scratch` is
-// shared, 32 numbers, and free again after the next barrier.
+// Sums over a block of whole warps (blockDim.x threads in one dimension); all threads get the sum.
+// Each warp sums its own numbers, then every warp sums the warps' sums. One barrier. `scratch`: 32
+// shared numbers, free again after the next barrier.
 template <class T>
 __device__ __forceinline__ T block_sum(T value, T* scratch) {
   value = warp_sum(value);
@@ -58,8 +50,8 @@ __device__ __forceinline__ std::int64_t grid_threads() {
 inline constexpr std::int64_t kMaxGridX = 0x7fffffff;
 inline constexpr std::int64_t kMaxGridYZ = 65535;
 
-// Host code: blocks for `items` (one each, > 0) that a kernel takes in grid strides: as many as the
-// multiprocessors hold at once, and no more than there are items.
+// Host code: blocks for `items` (> 0) items, one per block and grid stride: as many as the
+// multiprocessors hold at once, but no more than there are items.
 inline unsigned grid_stride_blocks(std::int64_t items, int block_threads) {
   constexpr int kThreadsPerMultiprocessor = 2048;
   const std::int64_t resident =

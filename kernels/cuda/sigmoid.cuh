@@ -13,15 +13,15 @@ struct Sigmoid {
   float complement;
 };
 
-// T: what the result is for. A number that is rounded to 16 bits may come from the GPU's
-// approximate exp and division (2 ulp of fp32 and 2^-21 |x| or so), which keep a map of it at the
-// speed of memory.
+// T: the type of the final result. A result that is rounded to 16 bits may use the GPU's
+// approximate exp and division (2 ulp of fp32 and about 2^-21 |x|), which keep an elementwise
+// kernel at memory speed.
 template <class T>
 __device__ __forceinline__ Sigmoid sigmoid(float x) {
   constexpr bool kExact = std::is_same_v<T, float>;
   const float e = kExact ? expf(-x) : __expf(-x);
   const float value = kExact ? 1.0f / (1.0f + e) : __fdividef(1.0f, 1.0f + e);
-  // e = inf would make inf * 0; with the greatest finite number the product is 0, as it should be.
+  // e = infinity would give inf * 0. The largest finite number gives 0 instead, as it should.
   return {value, fminf(e, 3.4028234e38f) * value};
 }
 

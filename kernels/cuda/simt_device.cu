@@ -1,3 +1,4 @@
+// Launches and error reports for nvcc builds; tests replace this file with the emulation's.
 #include <string>
 
 #include "base/error.hpp"
@@ -6,8 +7,8 @@
 namespace sluice::kernels::cuda {
 namespace {
 
-// Above 48 KiB a block's shared memory must be asked for, kernel by kernel. What a kernel declares
-// itself counts too, and is less than 16 KiB in all of ours.
+// More than 48 KiB of shared memory per block must be requested for each kernel. Memory that a
+// kernel declares itself counts too; it is below 16 KiB in all of ours.
 constexpr std::size_t kPlainSharedBytes = 32 * 1024;
 
 std::string launch_of(const void* kernel) {
@@ -20,7 +21,7 @@ std::string launch_of(const void* kernel) {
 
 void check_status(cudaError_t status, const char* call) {
   if (status == cudaSuccess) return;
-  static_cast<void>(cudaGetLastError());  // an error that was reported is not met again
+  static_cast<void>(cudaGetLastError());  // clears the error, so that it is reported once
   throw DeviceError(std::string(call) + ": " + cudaGetErrorString(status) + " (" +
                     cudaGetErrorName(status) + ")");
 }

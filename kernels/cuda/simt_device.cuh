@@ -1,4 +1,4 @@
-// simt.cuh on a GPU.
+// The functions of simt.cuh for a GPU.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,10 +13,10 @@
 
 namespace sluice::kernels::cuda {
 
-// Throws DeviceError that names the call, unless status is cudaSuccess.
+// Throws DeviceError that names the call unless status is cudaSuccess.
 void check_status(cudaError_t status, const char* call);
-// cudaLaunchKernel; raises the kernel's limit of dynamic shared memory where it needs more than 48
-// KiB.
+// Calls cudaLaunchKernel. Raises the kernel's limit of dynamic shared memory if it needs more than
+// 48 KiB.
 void launch_kernel(cudaStream_t stream, dim3 grid, dim3 block, std::size_t shared_bytes,
                    const void* kernel, void** parameters);
 int multiprocessor_count();
@@ -40,7 +40,7 @@ __device__ __forceinline__ T* dynamic_shared() {
   return reinterpret_cast<T*>(bytes);
 }
 
-// PTX ISA, "mma": mma.sync.aligned.m16n8k16, from sm_80 on.
+// PTX ISA, "mma": mma.sync.aligned.m16n8k16, available from sm_80 on.
 template <class T>
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4],
                                              const std::uint32_t (&b)[2]) {
@@ -78,7 +78,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(std::uint32_t (&registers)[4],
                : "memory");
 }
 
-// Past the L1 cache: what is copied so is read once.
+// Bypasses the L1 cache, because copied data is read once.
 __device__ __forceinline__ void copy_async_16(void* shared, const void* global, int bytes = 16) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
                "l"(__cvta_generic_to_global(global)), "r"(bytes)

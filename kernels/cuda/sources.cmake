@@ -1,7 +1,7 @@
-# The kernel sources of this folder. Read twice: by kernels/CMakeLists.txt for nvcc, and by
-# tests/support/cuda_emulation/CMakeLists.txt for the host's compiler.
+# The kernel sources of this folder. Two list files include this one: kernels/cuda/CMakeLists.txt
+# for nvcc, and tests/support/cuda_emulation/CMakeLists.txt for the host's compiler.
 
-# Kernels whose bits must equal the host's: nvcc fuses nothing and flushes nothing there.
+# Kernels with the host's bits: nvcc must not fuse operations or flush denormals there.
 set(SLUICE_CUDA_EXACT_SOURCES
   elementwise.cu
   embedding.cu
@@ -30,6 +30,6 @@ set(SLUICE_CUDA_SOURCES
   norm.cu
   optimizer/update.cpp)
 
-# What the emulation has in its own way.
+# The emulation has its own version of these.
 set(SLUICE_CUDA_DEVICE_SOURCES
   simt_device.cu)

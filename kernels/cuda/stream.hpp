@@ -1,4 +1,4 @@
-// Where kernels are queued, for headers that need nothing else of CUDA.
+// The stream type, for headers that need nothing else of CUDA.
 #pragma once
 
 struct CUstream_st;

@@ -1,3 +1,9 @@
+// Elementwise layers, one range or a few rows per task.
+//
+// Each kernel is compiled once per instruction set (Highway foreach_target) and chosen at run time.
+// GELU uses its tanh approximation, written with the logistic function of sigmoid.hpp, which gives
+// the same bits everywhere. The rotary embedding evaluates cos and sin in fp64 once per pair and
+// task, then advances the angle by a rotation per position; each result is rounded to fp32.
 #include "kernels/host/activations.hpp"
 
 #include <algorithm>
@@ -30,12 +36,11 @@ void add_range(const void* a, const void* b, void* out, std::int64_t begin, std:
 }
 
 // --- GELU: x/2 (1 + tanh u) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3)
-// ---------------------
 
 constexpr float kTwoRootTwoOverPi = 1.5957691216f;
 constexpr float kCubic = 0.044715f;
 
-// Beyond +-16 the sigmoid is 0 or 1 to the last bit; clamping there keeps x^3 finite.
+// Beyond +-16 the sigmoid is 0 or 1 to the last bit. Clamping there keeps x^3 finite.
 template <class D>
 HWY_INLINE hn::Vec<D> clamp16(D d, hn::Vec<D> x) {
   return hn::Max(hn::Min(x, hn::Set(d, 16.0f)), hn::Set(d, -16.0f));
@@ -71,7 +76,7 @@ HWY_INLINE void gelu_backward_of(const T* dy, const T* x, T* dx, std::int64_t be
         hn::Mul(hn::Set(d, kTwoRootTwoOverPi),
                 hn::Add(hn::Set(d, 1.0f), hn::Mul(hn::Set(d, 3.0f * kCubic), hn::Mul(near, near))));
     const auto bend = hn::Mul(hn::Mul(near, hn::Mul(s.value, s.complement)), slope);
-    // value - value: 0, but NaN for NaN and inf, which the clamp has hidden.
+    // value - value is 0, except that it is NaN for NaN and infinity, which the clamp has hidden.
     const auto poison = hn::Sub(value, value);
     const auto gradient = hn::Add(hn::Add(s.value, bend), poison);
     store(d, hn::Mul(load(d, dy + i), gradient), dx + i);
@@ -85,7 +90,6 @@ void gelu_backward_range(const void* dy, const void* x, void* dx, std::int64_t b
 }
 
 // --- SwiGLU: silu(g) up, silu(g) = g s(g); d silu/dg = s + g s (1 - s)
-// -----------------------------
 
 template <class T>
 HWY_INLINE void swiglu_forward_of(const T* x, T* y, std::int64_t first, std::int64_t last,
@@ -134,7 +138,6 @@ void swiglu_backward_rows(const void* dy, const void* x, void* dx, std::int64_t 
 }
 
 // --- rotary embedding
-// -----------------------------------------------------------------------------
 
 // Rotates the pairs (x[i], x[i + half]), i in [0, count), of `heads` heads of 2*half elements.
 template <class T>
@@ -154,7 +157,7 @@ HWY_INLINE void rotate_of(T* x, std::int64_t heads, std::int64_t half, const flo
   }
 }
 
-// offset: of the first pair's lower element in x.
+// offset: index in x of the first pair's lower element.
 void rotate_heads(void* x, std::int64_t offset, std::int64_t heads, std::int64_t half,
                   const float* cosines, const float* sines, std::int64_t count, DType dtype) {
   as_stored(dtype, [&](auto as) HWY_ATTR {
@@ -177,7 +180,7 @@ HWY_EXPORT(swiglu_backward_rows);
 HWY_EXPORT(rotate_heads);
 
 constexpr std::int64_t kPieceElems = 16384;
-// A task of rope: so many positions of one sequence, so many pairs at a time.
+// A task of rope covers this many positions of one sequence, and this many pairs at a time.
 constexpr std::int64_t kRopePositions = 16;
 constexpr std::int64_t kRopePairs = 64;
 
@@ -189,7 +192,7 @@ std::int64_t rows_per_piece(std::int64_t cols) {
   return std::max<std::int64_t>(1, kPieceElems / std::max<std::int64_t>(1, cols));
 }
 
-// Positions [first, last) of one sequence, whose qkv rows start at element `base_offset`.
+// Rotates positions [first, last) of one sequence; its qkv rows start at element `base_offset`.
 void rope_piece(const AttentionShape& shape, float base, bool inverse, std::int64_t base_offset,
                 std::int64_t first, std::int64_t last, void* qkv) {
   const std::int64_t half = shape.head_dim / 2;
@@ -197,8 +200,8 @@ void rope_piece(const AttentionShape& shape, float base, bool inverse, std::int6
   const std::int64_t stride = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
   for (std::int64_t begin = 0; begin < half; begin += kRopePairs) {
     const std::int64_t count = std::min(kRopePairs, half - begin);
-    // One evaluation for each pair, then a rotation by the angle of one position in fp64: exact to
-    // about 1e-15 after kRopePositions of them.
+    // One evaluation for each pair, then a rotation by one position's angle in fp64. After
+    // kRopePositions rotations the result is exact to about 1e-15.
     double cosine[kRopePairs], sine[kRopePairs], step_cosine[kRopePairs], step_sine[kRopePairs];
     for (std::int64_t i = 0; i < count; ++i) {
       const double exponent = -static_cast<double>(begin + i) / static_cast<double>(half);

@@ -1,6 +1,6 @@
 // Elementwise layers on the host: residual add, GELU, SwiGLU, rotary embedding. Arguments as in
-// Kernels (kernels/kernels.hpp). Computed in fp32 without fused multiply-add, rounded once to
-// nearest even: the bits depend on the input alone.
+// Kernels (kernels/kernels.hpp). Arithmetic is fp32 without fused multiply-add, rounded once to
+// nearest even, so the bits depend only on the input.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ void swiglu_forward(const Parallel& parallel, const void* x, void* y, std::int64
                     std::int64_t cols, DType dtype);
 void swiglu_backward(const Parallel& parallel, const void* dy, const void* x, void* dx,
                      std::int64_t rows, std::int64_t cols, DType dtype);
-// head_dim must be even. Angles are fp64.
+// head_dim must be even. Angles are computed in fp64.
 void rope(const Parallel& parallel, const AttentionShape& shape, float base, bool inverse,
           void* qkv);
 

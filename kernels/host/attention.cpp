@@ -1,3 +1,16 @@
+// Causal attention with exact softmax rows, blocked over queries (attention.hpp has the outline).
+//
+// A task is one (batch, kv_head). It widens the keys and values once into its worker's scratch and
+// goes over the query heads of the group in blocks of 64 rows. For a block of queries [b, b + r):
+//
+//   forward    S = Q K^T over keys [0, b + r);  P = exp(scale S - max);  out = (P V) / sum(P)
+//              lse = max + log(sum)
+//   backward   P = exp(scale S - lse);  dP = dO V^T;  delta = sum(dO * out) for each row
+//              dS = scale P (dP - delta);  dV += P^T dO;  dK += dS^T Q;  dQ = dS K
+//
+// Masked scores are set to zero after exp, so the products may run over whole blocks. dK and dV are
+// accumulated by one task in a fixed order. The cost is O(time^2 head_dim) per head, half of it
+// saved by the causal blocks; memory is O(time * (64 + head_dim)) per worker.
 #include "kernels/host/attention.hpp"
 
 #include <algorithm>
@@ -15,10 +28,10 @@ namespace sluice::kernels::host {
 namespace {
 
 constexpr std::int64_t kQueryRows = 64;
-// The forward pass also cuts query rows where (batch, kv_head) alone would leave threads idle.
+// The forward pass also divides query rows if (batch, kv_head) alone would leave threads idle.
 constexpr std::int64_t kEnoughTasks = 16;
 
-// A block of rows as stored, in 16 bits or fp32: `stride` elements from row to row.
+// Stored rows in 16 bits or fp32, with `stride` elements between rows.
 struct Rows {
   void* data;
   DType dtype;
@@ -37,7 +50,7 @@ struct View {
   const float* row(std::int64_t index) const { return data + index * stride; }
 };
 
-// 16-bit rows are widened into `scratch` [rows, cols]; fp32 rows are read where they are.
+// Widens 16-bit rows into `scratch` [rows, cols]. fp32 rows are read in place.
 View widened(const Rows& rows, std::int64_t count, std::int64_t cols, float* scratch) {
   if (rows.dtype == DType::kF32) return {static_cast<const float*>(rows.data), rows.stride};
   widen_block(rows.data, rows.dtype, rows.stride, count, cols, scratch, cols);
@@ -56,7 +69,7 @@ void store(const float* from, std::int64_t count, std::int64_t cols, const float
                .factor = factor});
 }
 
-// Where things lie. Sources are only read, though Rows are not const.
+// Addresses within qkv, out and lse. Sources are only read, although Rows are not const.
 class Layout {
  public:
   explicit Layout(const AttentionShape& shape) : shape_(shape) {
@@ -94,7 +107,7 @@ class Layout {
   AttentionShape shape_;
 };
 
-// One worker's part of the workspace.
+// The part of the workspace that belongs to one worker.
 struct Scratch {
   float *k, *v, *dk, *dv;   // [time, head_dim]
   float *scores, *dscores;  // [64, score_stride]
@@ -131,7 +144,8 @@ struct Scratch {
   }
 };
 
-// Queries [begin, begin + rows) of one head see the keys [0, begin + rows), the last ones masked.
+// Queries [begin, begin + rows) of one head use the keys [0, begin + rows); the causal mask hides
+// the last ones from the first rows.
 struct QueryBlock {
   std::int64_t begin, rows;
   std::int64_t keys() const { return begin + rows; }
@@ -151,6 +165,7 @@ void forward_block(const QueryBlock& block, std::int64_t head_dim, float scale, 
   const std::int64_t keys = block.keys();
   multiply_scores(block, head_dim, q, k, scratch);
   for (std::int64_t r = 0; r < block.rows; ++r) {
+    // Exact softmax of the visible keys. Zeros in the masked part keep the product P V whole.
     float* const row = scratch.scores + r * scratch.score_stride;
     const std::int64_t visible = block.visible(r);
     const float shift = scale * row_max(row, visible);
@@ -164,13 +179,14 @@ void forward_block(const QueryBlock& block, std::int64_t head_dim, float scale, 
   store(scratch.out, block.rows, head_dim, scratch.factor, out.at(block.begin, 0));
 }
 
-// One query head in the backward pass: where its rows begin.
+// The rows of one query head in the backward pass.
 struct HeadRows {
   Rows q, out, dout, dq;
   const float* lse;
 };
 
-// What a block of one head adds to dk and dv of its group (writes, where `first`), and its dq.
+// Adds one block's contribution to dk and dv of its group (writes it if `first`), and stores its
+// dq.
 void backward_block(const QueryBlock& block, std::int64_t head_dim, float scale,
                     const HeadRows& head, const View& k, const View& v, bool first,
                     const Scratch& scratch) {
@@ -178,6 +194,7 @@ void backward_block(const QueryBlock& block, std::int64_t head_dim, float scale,
   const View q = widened(head.q.at(block.begin, 0), block.rows, head_dim, scratch.q);
   const View out = widened(head.out.at(block.begin, 0), block.rows, head_dim, scratch.rows);
   const View dout = widened(head.dout.at(block.begin, 0), block.rows, head_dim, scratch.drows);
+  // Recomputing the scores costs one product and saves O(time^2) of stored probabilities.
   multiply_scores(block, head_dim, q, k, scratch);
   sgemm({.m = block.rows, .n = keys, .k = head_dim, .transpose_b = true}, dout.data, dout.stride,
         v.data, v.stride, scratch.dscores, scratch.score_stride);
@@ -185,6 +202,7 @@ void backward_block(const QueryBlock& block, std::int64_t head_dim, float scale,
     float* const probability = scratch.scores + r * scratch.score_stride;
     float* const grad = scratch.dscores + r * scratch.score_stride;
     const std::int64_t visible = block.visible(r);
+    // delta = sum(dP * P) for the row, in its cheaper form (FlashAttention, appendix B.2).
     const float delta = dot_row(dout.row(r), out.row(r), head_dim);
     exp_row(probability, visible, scale, head.lse[block.begin + r]);
     softmax_grad_row(probability, grad, visible, delta, scale);
@@ -202,6 +220,7 @@ void backward_block(const QueryBlock& block, std::int64_t head_dim, float scale,
 }
 
 std::int64_t forward_segments(const AttentionShape& shape) {
+  // At most one segment per block of queries.
   const std::int64_t blocks = Cut::quotient_up(shape.time, kQueryRows);
   const std::int64_t wanted = Cut::quotient_up(kEnoughTasks, shape.batch * shape.kv_heads);
   return std::clamp<std::int64_t>(wanted, 1, blocks);
@@ -224,7 +243,7 @@ void attention_forward(const Parallel& parallel, const AttentionShape& shape, co
   const std::int64_t pairs = shape.batch * shape.kv_heads;
   parallel.for_each_worker(pairs * segments, [&](std::int64_t task, int worker) {
     const Scratch scratch(shape, workspace, worker);
-    // Late segments see more keys: begun first. A segment is every `segments`-th block.
+    // Late segments see more keys, so they begin first. A segment is every `segments`-th block.
     const std::int64_t segment = segments - 1 - task / pairs;
     const std::int64_t batch = task % pairs / shape.kv_heads;
     const std::int64_t kv_head = task % pairs % shape.kv_heads;
@@ -254,8 +273,8 @@ void attention_backward(const Parallel& parallel, const AttentionShape& shape, c
     const std::int64_t batch = task / shape.kv_heads, kv_head = task % shape.kv_heads;
     const View k = widened(layout.k(qkv, batch, kv_head), shape.time, head_dim, scratch.k);
     const View v = widened(layout.v(qkv, batch, kv_head), shape.time, head_dim, scratch.v);
-    // The last block comes first: it sees every key, so it writes dk and dv whole and the others
-    // add.
+    // The last block comes first: it sees every key, so it writes all of dk and dv. The other
+    // blocks add to them.
     bool first = true;
     for (std::int64_t h = kv_head * layout.group(); h < (kv_head + 1) * layout.group(); ++h) {
       const HeadRows head{layout.q(qkv, batch, h), layout.out(out, batch, h),

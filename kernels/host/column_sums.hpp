@@ -1,6 +1,6 @@
-// Sums down the columns of a row-major matrix, in an order that the shape alone fixes: blocks of
-// kSumRows rows in row order, then the blocks in order (which also keeps the fp32 error of a long
-// sum small). One task sums kTileCols columns. Included once for each instruction set, as simd.hpp.
+// Sums down the columns of a row-major matrix, in an order that only the shape determines: blocks
+// of kSumRows rows in row order, then the blocks in order. The blocks also bound the fp32 error of
+// a long sum. One task sums kTileCols columns. Included once per instruction set, like simd.hpp.
 #ifndef SLUICE_KERNELS_HOST_COLUMN_SUMS_SIZES
 #define SLUICE_KERNELS_HOST_COLUMN_SUMS_SIZES
 
@@ -9,8 +9,8 @@
 namespace sluice::kernels::host {
 
 inline constexpr std::int64_t kSumRows = 64;
-// 256 bytes of bf16 from each row. In a wide matrix every row is another page: a tile half as wide
-// takes longer by half (TLB misses), a wider one leaves too few tasks.
+// 256 bytes of bf16 from each row. In a wide matrix every row is on another page. A tile half as
+// wide takes 1.5 times as long (TLB misses); a wider one leaves too few tasks.
 inline constexpr std::int64_t kTileCols = 128;
 
 }  // namespace sluice::kernels::host
@@ -46,7 +46,7 @@ HWY_INLINE void add_rows(std::int64_t row, std::int64_t cols, float (&block)[K][
 }
 
 // totals[k][c] = sum over rows of term k at column c, for c in [0, cols), cols <= kTileCols.
-// terms(tag, row, c, out): out[k] = term k of that row's columns from c on.
+// terms(tag, row, c, out): out[k] = term k of that row's columns, from column c on.
 template <int K, class Terms>
 HWY_INLINE void column_sums(std::int64_t rows, std::int64_t cols, float (&totals)[K][kTileCols],
                             const Terms& terms) {
@@ -56,7 +56,7 @@ HWY_INLINE void column_sums(std::int64_t rows, std::int64_t cols, float (&totals
   for (std::int64_t first = 0; first < rows; first += kSumRows) {
     const std::int64_t last = first + kSumRows < rows ? first + kSumRows : rows;
     float block[K][kTileCols] = {};
-    // Four rows to a visit of the sums, in row order: a quarter of the loads and stores.
+    // Adds four rows per pass over the sums, in row order, for a quarter of the loads and stores.
     std::int64_t row = first;
     for (; row + 4 <= last; row += 4) add_rows<4>(row, cols, block, terms);
     for (; row < last; ++row) add_rows<1>(row, cols, block, terms);

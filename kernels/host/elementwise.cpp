@@ -1,3 +1,8 @@
+// Column sums, accumulation, folds, squared norms and casts (elementwise.hpp has the contracts).
+//
+// Each kernel is compiled once per instruction set and chosen at run time. Sums use a fixed
+// number of virtual lanes, independent of the vector width. All instruction sets give the same
+// bits.
 #include "kernels/host/elementwise.hpp"
 
 #include <algorithm>
@@ -68,11 +73,11 @@ void fold_range(void* into, const void* from, DType dtype, std::int64_t begin, s
   as_stored(dtype, [&](auto as) HWY_ATTR { fold_of(as.out(into), as.in(from), begin, end); });
 }
 
-// The block's sum over 16 virtual fp64 lanes (elementwise.hpp), of elements rounded to `round`.
+// Sums squares over 16 virtual fp64 lanes (elementwise.hpp); elements are first rounded to `round`.
 template <class Round, class T>
 HWY_INLINE double squared_norm_of(Round round, const T* grad, std::int64_t elems) {
   constexpr std::int64_t kLanes = 16;
-  // As many fp64 lanes as fp32 lanes in the half vector that is converted at a time.
+  // The fp64 lanes of one vector, and a vector with as many fp32 lanes to convert from.
   using DoubleTag = hn::CappedTag<double, 8>;
   using FloatTag = hn::Rebind<float, DoubleTag>;
   const DoubleTag doubles;
@@ -96,6 +101,7 @@ HWY_INLINE double squared_norm_of(Round round, const T* grad, std::int64_t elems
     const double value = hn::GetLane(through(OneTag(), load(OneTag(), grad + i), round));
     lanes[i % kLanes] += value * value;
   }
+  // Fold by halves, in the same order for every vector width.
   for (std::int64_t width = kLanes / 2; width > 0; width /= 2) {
     for (std::int64_t lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
   }
@@ -149,9 +155,9 @@ HWY_EXPORT(fold_range);
 HWY_EXPORT(squared_norm_block);
 HWY_EXPORT(cast_range);
 
-// 128 KiB of fp32: long enough to hide a task's cost, short enough to share out.
+// 128 KiB of fp32: long enough to hide the cost of a task, short enough to balance threads.
 constexpr std::int64_t kPieceElems = 32768;
-// Blocks are 4,096 elements (DESIGN section 7): a task takes a piece's worth.
+// Blocks have 4,096 elements (DESIGN section 7); a task takes one piece's worth.
 constexpr std::int64_t kBlocksPerTask = 8;
 
 void check_float(DType type) {

@@ -1,7 +1,7 @@
 // Gradient plumbing on the host: column sums, accumulation, norms, casts. Arguments as in Kernels
-// (kernels/kernels.hpp). All of it is part of the arithmetic contract (DESIGN section 7): no fused
-// multiply-add, bf16 rounded by integer arithmetic, sums in an order that the shape alone fixes.
-// The bits are the same for every thread count and every instruction set.
+// (kernels/kernels.hpp). All of it follows the arithmetic contract (DESIGN section 7): no fused
+// multiply-add, bf16 rounded by integer arithmetic, sums in an order that only the shape
+// determines. The bits are the same for every thread count and instruction set.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ void accumulate(const Parallel& parallel, float* accumulator, const void* grad, 
 
 void fold(const Parallel& parallel, void* into, const void* from, DType dtype, std::int64_t elems);
 
-// Element i of a block is added to fp64 lane i % 16; lanes are then folded l[i] += l[i + w] for
+// Element i of a block is added to fp64 lane i % 16; the lanes then fold by l[i] += l[i + w] for
 // w = 8, 4, 2, 1. Squares of fp32 numbers are exact in fp64. round_to: see Kernels.
 void squared_norm_blocks(const Parallel& parallel, const void* grad, DType dtype, DType round_to,
                          std::span<const Kernels::Block> blocks, double* partial);

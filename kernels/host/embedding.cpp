@@ -1,3 +1,9 @@
+// Embedding lookups and their gradient.
+//
+// The gradient of a table row is the sum over all positions with that token. A stable counting sort
+// lists the rows of each token in order, in O(rows + vocab). A task then owns 32 table rows by 256
+// columns and adds in row order, so no two tasks write the same element and the sums have one
+// order.
 #include "kernels/host/embedding.hpp"
 
 #include <algorithm>
@@ -47,7 +53,7 @@ HWY_INLINE void sum_rows_of(const T* dout, const RowList& rows, T* out, std::int
             [&](auto d, std::int64_t c) HWY_ATTR { store(d, hn::LoadU(d, sums + c), out + c); });
 }
 
-// out[out_row, begin .. begin + cols) = the sum over `rows` of dout's same columns, rounded once.
+// out[out_row, begin .. begin + cols) = sum of the same columns of dout over `rows`, rounded once.
 void sum_rows(const void* dout, const RowList& rows, void* out, std::int64_t out_row,
               std::int64_t hidden, std::int64_t begin, std::int64_t cols, DType dtype) {
   as_stored(dtype, [&](auto as) HWY_ATTR {
@@ -65,15 +71,15 @@ namespace {
 HWY_EXPORT(add_rows);
 HWY_EXPORT(sum_rows);
 
-// Rows of a table to a task of the backward pass.
+// Table rows of one task of the backward pass.
 constexpr std::int64_t kTableRows = 32;
 
 void check_float(DType type) {
   SLUICE_CHECK(is_act_dtype(type));
 }
 
-// Sorts row numbers by token, keeping their order. Afterwards ends[t] is one past the last place of
-// token t in `order`, hence ends[t - 1] its first.
+// Sorts row numbers by token, keeping their order. Afterwards ends[t] is one past token t's last
+// place in `order`, so ends[t - 1] is its first place.
 void sort_by_token(const std::int32_t* tokens, std::int64_t rows, std::int64_t vocab,
                    std::int64_t* ends, std::int64_t* order) {
   std::fill_n(ends, vocab, std::int64_t{0});
@@ -91,8 +97,7 @@ void sort_by_token(const std::int32_t* tokens, std::int64_t rows, std::int64_t v
   for (std::int64_t row = 0; row < rows; ++row) order[ends[tokens[row]]++] = row;
 }
 
-// table[r, :] = sum of dout over rows_of(r), for all r in [0, table_rows); zero where that is
-// empty.
+// table[r, :] = sum of dout over rows_of(r), for all r in [0, table_rows); zero for an empty list.
 template <class RowsOf>
 void sum_into_table(const Parallel& parallel, const void* dout, void* table,
                     std::int64_t table_rows, std::int64_t hidden, DType dtype,
@@ -157,7 +162,7 @@ void embedding_backward(const Parallel& parallel, const std::int32_t* tokens, co
     return RowList{order + begin, 0, 0, ends[token] - begin};
   });
   if (dpositions == nullptr) return;
-  SLUICE_CHECK_MSG(time > 0 && time <= max_time, "a sequence longer than the position table");
+  SLUICE_CHECK_MSG(time > 0 && time <= max_time, "a sequence is longer than the position table");
   sum_into_table(parallel, dout, dpositions, max_time, hidden, dtype, [&](std::int64_t position) {
     const bool used = position < time && position < rows;
     return RowList{nullptr, position, time, used ? (rows - position + time - 1) / time : 0};

@@ -1,3 +1,16 @@
+// Matrix products from single-threaded library calls (gemm.hpp has the outline).
+//
+//          cols of C                  for each column of super-blocks:
+//        +-----------+-----------+      fill the panel of B (once)
+//   rows |super-block|           |      for each super-block of the column:
+//        | +--+--+   |           |        fill the panel of A (once, if one panel holds all rows)
+//        | |  |  |   |           |        compute the tiles, each by one thread over all of k
+//        | +--+--+   |           |
+//        +-----------+-----------+
+//
+// Invariants: the cut depends on the shape alone and k is never split, so every element of C is one
+// sum in one order, whatever the number of threads. Panels are at most 4 MiB, so that they stay in
+// the last-level cache with their tiles. Strides are padded away from multiples of 2 KiB.
 #include "kernels/host/gemm.hpp"
 
 #include <algorithm>
@@ -13,9 +26,8 @@
 namespace sluice::kernels::host {
 namespace {
 
-// Panels of 16-bit operands stay in the last-level cache beside their tiles. The conversion costs
-// one load per element and super-block: with panels of 64 rows or more, a few percent of the
-// product.
+// Panels of 16-bit operands stay in the last-level cache with their tiles. The conversion costs one
+// load per element and super-block: with panels of 64 rows or more, a few percent of the product.
 constexpr std::int64_t kPanelBytes = 4 * kMiB;
 constexpr std::int64_t kLeastPanel = 64;
 
@@ -29,12 +41,12 @@ bool is_bf16(const Operand& operand) {
   return operand.dtype == DType::kBF16;
 }
 
-// Whether it has to be widened for a fp32 product.
+// Whether an fp32 product needs a widened copy of the operand.
 bool is_narrow(const Operand& operand) {
   return operand.dtype != DType::kF32;
 }
 
-// Whether rows of op(A), or columns of op(B), are columns as stored.
+// Whether rows of op(A), or columns of op(B), are stored as columns.
 bool a_across(const Product& p) {
   return p.a.transposed;
 }
@@ -42,7 +54,7 @@ bool b_across(const Product& p) {
   return !p.b.transposed;
 }
 
-// 16-bit operands are widened into panels, fp32 ones copied where reading them in place is slow.
+// 16-bit operands are widened into panels. fp32 ones are copied only if reading in place is slow.
 bool takes_panel(const Operand& operand, bool across) {
   return is_narrow(operand) || (across && aliases(operand.stride));
 }
@@ -57,8 +69,8 @@ std::int64_t padded_bytes(std::int64_t floats) {
       round_up(static_cast<std::uint64_t>(floats) * sizeof(float), kTensorAlignmentBytes));
 }
 
-// Super-blocks of the output, and how the workspace is used for one: panel of A, panel of B, then
-// an fp32 tile for each worker.
+// The super-blocks of the output, and the workspace of one: panel of A, panel of B, then an fp32
+// tile for each worker.
 struct PanelPlan {
   Cut rows, cols;
   std::int64_t a_bytes = 0, b_bytes = 0, tile_bytes = 0, most_tiles = 0;
@@ -88,8 +100,8 @@ void* at(void* base, std::int64_t index, DType dtype) {
   return static_cast<std::byte*>(base) + index * static_cast<std::int64_t>(dtype_bytes(dtype));
 }
 
-// The part of an operand that one super-block needs: `length` rows of op(A) or columns of op(B)
-// from `begin` on, all of k.
+// The part of an operand that one super-block needs: `length` rows of op(A), or columns of op(B),
+// from `begin` on, with all of k.
 class Panel {
  public:
   Panel(const Operand& operand, bool across, std::int64_t begin, std::int64_t length,
@@ -103,7 +115,7 @@ class Panel {
         copy_stride_(unaliased_stride(stored_cols_)),
         blocks_(across ? k : length, std::max<std::int64_t>(1, kBlockElems / stored_cols_), 1) {}
 
-  // The copy is made in blocks that any thread may do; none where the operand is read in place.
+  // Blocks of the copy; any thread may fill any block. 0 if the operand is read in place.
   std::int64_t blocks() const { return copy_ != nullptr ? blocks_.parts : 0; }
   void fill(std::int64_t block) const {
     const std::int64_t begin = blocks_.begin(block), rows = blocks_.length(block);
@@ -119,7 +131,7 @@ class Panel {
   }
 
  private:
-  static constexpr std::int64_t kBlockElems = 32 << 10;  // 192 KiB read and written: an L2's share
+  static constexpr std::int64_t kBlockElems = 32 << 10;  // 192 KiB read and written: fits an L2
 
   const void* source_;
   DType dtype_;
@@ -131,8 +143,8 @@ class Panel {
   Cut blocks_;
 };
 
-// Rows [row, row + rows) and columns [col, col + cols) of C, rows and columns of the panels from
-// panel_row and panel_col on.
+// Rows [row, row + rows) and columns [col, col + cols) of C. They start at panel_row and panel_col
+// of the panels.
 struct Tile {
   std::int64_t row, col, rows, cols, panel_row, panel_col;
 };
@@ -147,6 +159,7 @@ void compute_tile(const Product& p, const Tile& tile, const Panel& a, const Pane
       tile.rows, tile.cols, p.k, p.a.transposed, p.b.transposed, 1.0f, p.accumulate ? 1.0f : 0.0f};
   sgemm(shape, a.from(tile.panel_row), a.stride(), b.from(tile.panel_col), b.stride(), sums,
         stride);
+  // fp32 output without bias is complete after the product; anything else is rounded once here.
   if (direct && p.bias == nullptr) return;
   store_block({.rows = tile.rows,
                .cols = tile.cols,
@@ -209,7 +222,7 @@ Product product_of(const GemmShape& shape, const void* a, const void* b, const v
 Gemm::Gemm(const Parallel& parallel, Bf16Gemm mode) : parallel_(parallel) {
   if (mode == Bf16Gemm::kNative && !onednn_has_bf16()) {
     throw InputError(
-        "native bf16 GEMM was asked for, but oneDNN has none for this CPU: choose auto or f32");
+        "native bf16 GEMM was requested, but oneDNN has none for this CPU; choose auto or f32");
   }
   native_bf16_ = mode == Bf16Gemm::kNative || (mode == Bf16Gemm::kAuto && onednn_has_fast_bf16());
   if (native_bf16_) matmuls_ = std::make_unique<MatmulCache>();
@@ -251,7 +264,7 @@ void Gemm::run_via_f32(const Product& p, std::byte* workspace) const {
     for (std::int64_t i = 0; i < plan.rows.parts; ++i) {
       const std::int64_t m = plan.rows.length(i);
       const Panel a(p.a, a_across(p), plan.rows.begin(i), m, p.k, a_panel);
-      // A single panel of A is filled once and for all; B's once per column of super-blocks.
+      // A single panel of A is filled once; B's panel is filled once per column of super-blocks.
       const std::int64_t a_blocks = plan.rows.parts > 1 || j == 0 ? a.blocks() : 0;
       const std::int64_t b_blocks = i == 0 ? b.blocks() : 0;
       parallel_.for_each(a_blocks + b_blocks, [&](std::int64_t block) {
@@ -274,8 +287,8 @@ void Gemm::run_via_f32(const Product& p, std::byte* workspace) const {
   }
 }
 
-// The most that any of the (at most four) tile shapes wants, with a bias or without: a GemmShape
-// does not say whether one will come.
+// The largest scratchpad of the (at most four) tile shapes, with and without a bias: a GemmShape
+// does not say whether a bias will be passed.
 std::uint64_t Gemm::scratchpad_bytes(const Product& p) const {
   const Tiles tiles = Tiles::of(p.m, p.n);
   std::uint64_t most = 0;

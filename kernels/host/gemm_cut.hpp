@@ -1,4 +1,4 @@
-// How a product's output is cut: by shape alone, never by the number of threads.
+// The cut of a product's output: a function of the shape, never of the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -6,8 +6,8 @@
 
 namespace sluice::kernels::host {
 
-// An extent cut into `parts` pieces of `size` (the last one shorter): as even as pieces that are a
-// multiple of `multiple` can be, none above `most` (a multiple of `multiple` too, or the extent).
+// An extent cut into `parts` pieces of `size` (the last one shorter). Pieces are as even as
+// multiples of `multiple` allow, and none exceeds `most` (also a multiple, or the extent).
 struct Cut {
   std::int64_t extent, size, parts;
 
@@ -26,8 +26,8 @@ struct Cut {
   }
 };
 
-// Tiles of a block [m, n]: from 128 x 256 (fp32: 128 KiB, an eighth of an L2 cache) down to 64 x
-// 64, the largest that gives work to sixteen threads.
+// Tiles of a block [m, n], from 128 x 256 (fp32: 128 KiB, an eighth of an L2 cache) down to 64 x
+// 64: the largest that keep sixteen threads busy.
 struct Tiles {
   static constexpr std::int64_t kMostRows = 128, kMostCols = 256, kLeast = 64;
 
@@ -42,7 +42,7 @@ struct Tiles {
     }
     return {Cut(m, kLeast, 16), Cut(n, kLeast, 16)};
   }
-  // No block inside of [m, n] has more tiles than this.
+  // Upper bound of the tiles of any block inside [m, n].
   static std::int64_t most(std::int64_t m, std::int64_t n) {
     return Cut::quotient_up(m, kLeast) * Cut::quotient_up(n, kLeast);
   }
@@ -51,9 +51,9 @@ struct Tiles {
 };
 
 // Rows that lie a multiple of 2 KiB apart share a few sets of an L1 cache (64 sets of 64-byte
-// lines, 8 to 12 ways), and packing a panel across them runs at memory latency: transposed sgemm
-// measured 31 GF/s at a stride of 1,024 floats, 58 at 512, 75 to 80 at any that is no multiple of
-// 512.
+// lines, 8 to 12 ways). Packing a panel across them runs at memory latency. Transposed sgemm
+// reached 31 GF/s at a stride of 1,024 floats, 58 at 512, and 75 to 80 at strides that are no
+// multiple of 512.
 inline bool aliases(std::int64_t stride_floats) {
   return stride_floats % 512 == 0;
 }

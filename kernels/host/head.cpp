@@ -1,3 +1,14 @@
+// The language-model head without a full matrix of logits.
+//
+// Forward, for each slice of rows:  L = x w^T;  loss = log sum exp(L) - L[target];  the row becomes
+// dL = loss_scale * (softmax(L) - onehot);  dx = dL w, summed over steps of 8,192 columns so that
+// the widened panels of w stay small. Losses are added in row order in fp64.
+// Backward, for each slice of the vocabulary:  L is computed again, softmax comes from the saved
+// lse, and dw of the slice is dL^T x.
+//
+// Every element of dx and dw is one sum in a fixed order. Recomputing the logits costs one more
+// product and saves rows * vocab * 4 bytes. With native bf16 the gradient rows are narrowed in
+// place and take the first half of each fp32 row.
 #include "kernels/host/head.hpp"
 
 #include <algorithm>
@@ -14,15 +25,15 @@
 namespace sluice::kernels::host {
 namespace {
 
-// A slice reads all of w (or x) once, whatever its size: 64 rows keep that a small part of the
-// work, 4 MiB keep the logits in the last-level cache.
+// A slice reads all of w (or x) once, whatever its size. 64 rows keep that a small part of the
+// work; 4 MiB keep the logits in the last-level cache.
 constexpr std::int64_t kLogitsBytes = 4 * kMiB;
 constexpr std::int64_t kLeastSlice = 64;
-// dx = dlogits w sums over the vocabulary in steps of this many columns, one after the other, so
-// that the widened panels of w stay small.
+// Columns of one step of dx = dlogits w. Steps run one after the other over the vocabulary, so that
+// the widened panels of w stay small.
 constexpr std::int64_t kVocabStep = 8192;
 
-// Slices of `extent` rows (columns), each of `other` logits.
+// Cuts `extent` rows (or columns) into slices; each row has `other` logits.
 Cut slices(std::int64_t extent, std::int64_t other) {
   const std::int64_t rows = kLogitsBytes / (other * std::int64_t{sizeof(float)});
   return Cut(extent, std::max(kLeastSlice, rows / kLeastSlice * kLeastSlice), 1);
@@ -41,14 +52,14 @@ const void* offset(const void* base, std::int64_t elems, DType dtype) {
   return static_cast<const std::byte*>(base) + elems * std::int64_t(dtype_bytes(dtype));
 }
 
-// The products of both passes over one buffer of logits (`stride` floats from row to row), which
-// holds their gradient afterwards.
+// The products of both passes over one buffer of logits with `stride` floats between rows. Later
+// the buffer holds the gradient of the logits.
 class Products {
  public:
   Products(const Gemm& gemm, const HeadShape& shape, std::int64_t stride)
       : gemm_(gemm), shape_(shape), stride_(stride) {}
 
-  // Gradients of logits lie as bf16 at the start of each fp32 row.
+  // Whether gradients of logits lie as bf16 at the start of each fp32 row.
   bool narrow() const { return gemm_.native_bf16() && shape_.dtype == DType::kBF16; }
 
   // logits [rows, cols] = x[rows, hidden] w[cols, hidden]^T.
@@ -62,7 +73,7 @@ class Products {
     return p;
   }
 
-  // sums [rows, hidden] (fp32; +=, where `add`) = dlogits[:, first .. first + steps] w[those rows].
+  // sums [rows, hidden] (fp32; += if `add`) = dlogits[:, first .. first + steps] w[those rows].
   Product dx_step(const float* dlogits, std::int64_t rows, const void* w, std::int64_t first,
                   std::int64_t steps, bool add, float* sums) const {
     Product p;
@@ -95,7 +106,7 @@ class Products {
   std::int64_t stride_;
 };
 
-// Workspace of head_forward: logits, losses, fp32 dx of a slice (not for fp32), GEMM.
+// Workspace of head_forward: logits, losses, fp32 dx of a slice (16-bit dtypes only), GEMM.
 struct ForwardPlan {
   Cut rows, steps;
   std::int64_t stride;
@@ -149,7 +160,8 @@ struct RowLoss {
   float lse;
 };
 
-// Loss of one row of logits; where `gradient`, the row becomes loss_scale * (softmax - onehot).
+// Computes the loss of one row of logits. With `gradient` the row becomes
+// loss_scale * (softmax - onehot).
 RowLoss finish_row(float* row, std::int64_t vocab, std::int32_t target, float loss_scale,
                    bool gradient, bool narrow) {
   SLUICE_CHECK(target >= 0 && target < vocab);
@@ -157,9 +169,10 @@ RowLoss finish_row(float* row, std::int64_t vocab, std::int32_t target, float lo
   const float shift = row_max(row, vocab);
   const float sum =
       gradient ? exp_row(row, vocab, 1.0f, shift) : sum_exp_row(row, vocab, 1.0f, shift);
-  // In fp64: the difference of two large logits keeps its small part.
+  // fp64 keeps the small part of the difference of two large logits.
   const double log_sum = std::log(static_cast<double>(sum));
   if (gradient) {
+    // loss_scale * (p - 1) from the unscaled p: a subtraction after scaling would round twice.
     const float target_probability = row[target] / sum;
     scale_row(row, vocab, loss_scale / sum);
     row[target] = loss_scale * (target_probability - 1.0f);
@@ -199,9 +212,11 @@ void head_forward(const Parallel& parallel, const Gemm& gemm, const HeadShape& s
       losses[r] = row.loss;
       lse[begin + r] = row.lse;
     });
+    // Fixed order: the sum of the losses must not depend on threads.
     for (std::int64_t r = 0; r < rows; ++r) total += losses[r];
     if (dx == nullptr) continue;
     void* const to = const_cast<void*>(offset(dx, begin * shape.hidden, shape.dtype));
+    // 16-bit dx is summed in fp32 over all steps and rounded once below.
     float* const into = shape.dtype == DType::kF32 ? static_cast<float*>(to) : sums;
     for (std::int64_t step = 0; step < plan.steps.parts; ++step) {
       gemm.run(products.dx_step(logits, rows, w, plan.steps.begin(step), plan.steps.length(step),

@@ -1,10 +1,11 @@
 // Language-model head fused with softmax cross-entropy; arguments as in Kernels
 // (kernels/kernels.hpp).
 //
-// Forward: a slice of rows at a time: fp32 logits [slice, vocab], then loss and lse per row, then
-// the logits become their gradient in place and dx follows. Weight gradient: a slice of the
-// vocabulary at a time: logits [rows, slice] again, their gradient from lse, and dw of the slice.
-// Gradients of logits stay fp32, except in bf16 where GEMM is native: there they are rounded once.
+// Forward processes a slice of rows at a time: fp32 logits [slice, vocab], then loss and lse per
+// row; the logits become their gradient in place, and dx follows. The weight gradient processes a
+// slice of the vocabulary at a time: logits [rows, slice] again, their gradient from lse, and the
+// slice of dw. Gradients of logits stay fp32, except for bf16 with native GEMM: there they are
+// rounded once.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,8 @@ namespace sluice::kernels::host {
 class Gemm;
 class Parallel;
 
-// The larger of the two: logits of a slice (4 MiB, or 64 rows or columns where that is more), the
-// workspace of their products, and for 16-bit dtypes a fp32 [slice, hidden].
+// Workspace of the larger pass: the logits of a slice (4 MiB, or 64 rows or columns if that is
+// more), the workspace of their products, and for 16-bit dtypes an fp32 [slice, hidden].
 std::uint64_t head_workspace_bytes(const Gemm& gemm, const HeadShape& shape);
 
 void head_forward(const Parallel& parallel, const Gemm& gemm, const HeadShape& shape, const void* x,

@@ -1,8 +1,8 @@
-// While one lives, this thread computes as IEEE 754 says: denormals are kept (FTZ and DAZ clear),
-// rounding is to nearest even. Whatever was set before comes back with the destructor.
+// RAII: makes this thread compute as IEEE 754 requires. Denormals are kept (FTZ and DAZ clear), and
+// rounding is to nearest even. The destructor restores the previous mode.
 //
-// Other libraries set these per thread (torch.set_flush_denormal, -ffast-math objects at start-up),
-// and worker threads inherit what their creator had. Bits must not depend on that.
+// Other libraries change these modes per thread (torch.set_flush_denormal, -ffast-math objects at
+// start-up), and worker threads inherit them from their creator. Our bits must not depend on that.
 #pragma once
 
 #if defined(__SSE2__)

@@ -1,3 +1,8 @@
+// oneDNN matmul primitives, created once per shape.
+//
+// Creating a primitive generates code, which costs far more than one small product, so primitives
+// are kept for the life of the cache. Scratchpads are the caller's (scratchpad_mode::user), which
+// makes execution thread-safe.
 #include "kernels/host/matmul_cache.hpp"
 
 #include <oneapi/dnnl/dnnl.hpp>
@@ -64,7 +69,7 @@ const MatmulCache::Entry& MatmulCache::entry(const MatmulKey& key) {
   const MutexLock lock(mutex_);
   auto& slot = entries_[key];
   if (slot == nullptr) {
-    // A primitive fixes its number of threads when it is made.
+    // A primitive fixes its number of threads when it is created.
     const OneThread alone;
     auto desc = describe(key, engine_->cpu);
     auto primitive = dnnl::matmul(desc);
@@ -88,7 +93,7 @@ void MatmulCache::run(const MatmulKey& key, const void* a, const void* b, const 
     const OneThread alone;
     const IeeeArithmetic ieee;
     const auto& cpu = engine_->cpu;
-    // oneDNN's handles are not const, its use of sources is.
+    // oneDNN's handles are not const, but it only reads its sources.
     const auto bind = [&cpu](const memory::desc& desc, const void* data) {
       return memory(desc, cpu, const_cast<void*>(data));
     };

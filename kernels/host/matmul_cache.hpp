@@ -1,4 +1,4 @@
-// oneDNN matmul primitives for one thread, made once for each shape and kept.
+// Single-threaded oneDNN matmul primitives, created once per shape and kept.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace sluice::kernels::host {
 
-// C[m, n] = op(A) op(B) (+ bias[n]), or += where `accumulate` (fp32 C). Strides in elements, as
+// C[m, n] = op(A) op(B) (+ bias[n]), or C += if `accumulate` (fp32 C). Strides are in elements, as
 // stored; a transposed operand is stored [k, m] or [n, k]. A and B have one dtype (kBF16 or kF32).
 struct MatmulKey {
   std::int64_t m = 0, n = 0, k = 0;
@@ -23,15 +23,15 @@ struct MatmulKey {
   auto operator<=>(const MatmulKey&) const = default;
 };
 
-// Thread-safe. Holds one primitive per shape asked for: as many as the model has distinct tiles.
+// Thread-safe. Holds one primitive per requested shape, one for each distinct tile of the model.
 class MatmulCache {
  public:
   MatmulCache();
   ~MatmulCache();
 
-  // Bytes of scratchpad that run() needs for this shape; 64-byte aligned when handed in.
+  // Bytes of scratchpad that run() needs for this shape. The scratchpad must be 64-byte aligned.
   std::size_t scratchpad_bytes(const MatmulKey& key);
-  // On the calling thread alone. Throws DeviceError when oneDNN refuses.
+  // Runs on the calling thread only. Throws DeviceError if oneDNN fails.
   void run(const MatmulKey& key, const void* a, const void* b, const void* bias, void* c,
            void* scratchpad);
 

@@ -17,7 +17,7 @@ NodeBinding::NodeBinding(const NumaMachine* machine, std::size_t node, std::atom
   if (warned.exchange(true)) return;
   log(LogLevel::kWarning, "threads cannot be bound to NUMA node " +
                               std::to_string(machine->nodes()[node].os_index) + " (" +
-                              std::strerror(refused) + "): they run where the system puts them");
+                              std::strerror(refused) + "): the system chooses where they run");
 }
 
 }  // namespace sluice::kernels::host

@@ -1,8 +1,9 @@
-// While one lives, this thread runs on the processing units of one NUMA node; then where it ran
-// before. oneTBB's workers belong to the whole process and go from arena to arena, so none stays
-// bound behind its work.
+// RAII: binds this thread to the processing units of one NUMA node, and restores its affinity
+// afterwards. oneTBB's workers belong to the whole process and move between arenas, so no worker
+// stays bound after its work.
 //
-// Where binding is refused (a container may) the first refusal is logged as a warning and the
+// If binding is refused (as in some containers), the first refusal is logged as a warning and the
+// thread works unbound. Some memory accesses are then remote; nothing else changes.
 // thread works unbound: pages are then reached from farther away, nothing else changes.
 #pragma once
 
@@ -17,7 +18,7 @@ namespace sluice::kernels::host {
 
 class NodeBinding {
  public:
-  // machine: null binds nothing. warned: shared by those of one team.
+  // machine: null binds nothing. warned: shared by the bindings of one team.
   NodeBinding(const NumaMachine* machine, std::size_t node, std::atomic<bool>& warned);
   ~NodeBinding() {
     if (before_) before_->restore();

@@ -1,3 +1,5 @@
+// Proportional distribution by a greedy rule, so that the result is deterministic: each seat goes
+// to the node with the lowest load after it. Products replace divisions, so nothing is rounded.
 #include "kernels/host/node_teams.hpp"
 
 #include <algorithm>
@@ -7,8 +9,8 @@
 namespace sluice::kernels::host {
 namespace {
 
-// Hands out `seats`, one by one, to whoever has the fewest of them for his weight; at most
-// most[i] to each, where `most` is not empty.
+// Assigns `seats` one by one to the member with the fewest seats for its weight (the first of
+// equals). If `most` is not empty, member i gets at most most[i].
 std::vector<int> share(std::span<const std::int64_t> weights, int seats,
                        std::span<const int> most = {}) {
   std::vector<int> shares(weights.size(), 0);

@@ -1,3 +1,12 @@
+// LayerNorm and RMSNorm, row by row.
+//
+// forward   y = (x - mean) rstd weight (+ bias); the statistics take two passes over the row, which
+//           is in the nearest cache by the second. One pass with x^2 - mean^2 would cancel.
+// backward  dx needs two sums per row (see backward_input_of). dweight and dbias are sums down the
+//           columns, in blocks of rows in order (column_sums.hpp).
+//
+// Row sums use 16 virtual lanes (lane_sums) on every instruction set. Tasks are cut by shape: about
+// 16,384 elements of rows, or 128 columns. So the bits do not depend on threads or vector width.
 #include "kernels/host/norm.hpp"
 
 #include <algorithm>
@@ -17,8 +26,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::host::HWY_NAMESPACE {
 
-// A row's mean (0 for rms) and 1 / sqrt(mean((x - mean)^2) + epsilon). Two passes: the row is in
-// the nearest cache by the second, and x^2 - mean^2 would cancel.
+// A row's mean (0 for rms) and 1 / sqrt(mean((x - mean)^2) + epsilon).
 struct RowStatistics {
   float mean;
   float rstd;
@@ -69,13 +77,14 @@ void forward_rows(const NormShape& shape, const void* x, const void* weight, con
 }
 
 // With xhat = (x - mean) rstd and g = dy weight:
-//   dx = rstd (g - mean(g) - xhat mean(g xhat)) + residual;  rms leaves mean(g) out.
+//   dx = rstd (g - mean(g) - xhat mean(g xhat)) + residual;  rms omits mean(g).
 template <class T>
 HWY_INLINE void backward_input_of(const NormShape& shape, const T* dy, const T* x, const T* weight,
                                   const float* mean, const float* rstd, const T* residual, T* dx,
                                   std::int64_t first, std::int64_t last) {
   const std::int64_t cols = shape.cols;
   const float count = static_cast<float>(cols);
+  // xhat is computed again from x, mean and rstd: that is cheaper than keeping it in memory.
   for (std::int64_t row = first; row < last; ++row) {
     const T* const dy_row = dy + row * cols;
     const T* const x_row = x + row * cols;
@@ -89,6 +98,7 @@ HWY_INLINE void backward_input_of(const NormShape& shape, const T* dy, const T* 
       terms[0] = hn::Mul(load(d, dy_row + c), load(d, weight + c));
       terms[1] = hn::Mul(terms[0], normalized(d, c));
     });
+    // Means of g and of g xhat, both from one pass over the row.
     const float mean_g = shape.rms ? 0.0f : sums[0] / count;
     const float mean_g_xhat = sums[1] / count;
     for_lanes(0, cols, [&](auto d, std::int64_t c) HWY_ATTR {
@@ -111,8 +121,8 @@ void backward_input_rows(const NormShape& shape, const void* dy, const void* x, 
   });
 }
 
-// dweight = sum over rows of dy xhat, dbias = sum over rows of dy, for columns [begin, begin +
-// cols).
+// dweight = sum over rows of dy xhat, dbias = sum over rows of dy, for columns
+// [begin, begin + cols). Both sums share one pass over dy and x.
 template <class T>
 HWY_INLINE void backward_weight_of(const NormShape& shape, const T* dy, const T* x,
                                    const float* mean, const float* rstd, T* dweight, T* dbias,
@@ -153,7 +163,7 @@ HWY_EXPORT(forward_rows);
 HWY_EXPORT(backward_input_rows);
 HWY_EXPORT(backward_weight_tile);
 
-// Rows to a task: about 16,384 elements.
+// Rows of a task: about 16,384 elements.
 std::int64_t rows_per_piece(std::int64_t cols) {
   return std::max<std::int64_t>(1, 16384 / std::max<std::int64_t>(1, cols));
 }
@@ -161,7 +171,7 @@ std::int64_t rows_per_piece(std::int64_t cols) {
 void check(const NormShape& shape, const float* mean) {
   SLUICE_CHECK(is_act_dtype(shape.dtype));
   SLUICE_CHECK(shape.cols > 0);
-  SLUICE_CHECK_MSG(shape.rms || shape.rows == 0 || mean != nullptr, "LayerNorm keeps its means");
+  SLUICE_CHECK_MSG(shape.rms || shape.rows == 0 || mean != nullptr, "LayerNorm needs its means");
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // LayerNorm and RMSNorm on the host. Arguments as in Kernels (kernels/kernels.hpp).
 //
-// Row sums run over 16 fixed virtual lanes and column sums over fixed blocks of rows, so the bits
-// depend on the shape alone: neither on the thread count nor on the instruction set.
+// Row sums use 16 fixed virtual lanes and column sums fixed blocks of rows. The bits depend only on
+// the shape, neither on the thread count nor on the instruction set.
 #pragma once
 
 #include "kernels/kernels.hpp"

@@ -1,3 +1,4 @@
+// Calls into oneDNN on one thread, with IEEE arithmetic (see onednn.hpp for the reasons).
 #include "kernels/host/onednn.hpp"
 
 #include <omp.h>

@@ -1,3 +1,11 @@
+// Runs pieces on teams of oneTBB workers.
+//
+// One call has one task per worker. Each worker takes the next piece from a list until none is
+// left, so pieces of unequal cost balance, and a worker's number does not depend on oneTBB's
+// placement. With several NUMA nodes there is one list per team; a worker takes from its own team's
+// list first and then from the following teams' lists. Taking a piece is one atomic increment. The
+// caller works in the first arena and then waits for the others. The first exception stops the
+// lists and is rethrown by the caller. A call with one worker runs without oneTBB.
 #include "kernels/host/parallel.hpp"
 
 #include <oneapi/tbb/blocked_range.h>
@@ -26,15 +34,15 @@
 namespace sluice::kernels::host {
 namespace {
 
-// On a lambda that another thread may run: its captures are read before take() can be.
+// For a lambda that another thread may run: its captures are read before take() can be called.
 #if defined(__SANITIZE_THREAD__)
 #define SLUICE_READS_BEFORE_TAKE __attribute__((no_sanitize("thread")))
 #else
 #define SLUICE_READS_BEFORE_TAKE
 #endif
 
-// Tells ThreadSanitizer what oneTBB orders inside a library that it cannot see into: what was done
-// before give() is seen after take(). Nothing in other builds.
+// Tells ThreadSanitizer about ordering inside oneTBB, which it cannot see: work before give() is
+// visible after take(). Empty in other builds.
 class HandOver {
  public:
 #if defined(__SANITIZE_THREAD__)
@@ -53,7 +61,7 @@ class HandOver {
   [[maybe_unused]] char address_ = 0;
 };
 
-// The pieces not begun yet: one list for all teams, or one for each, in ascending order.
+// Pieces that have not begun: one list for all teams, or one for each, in ascending order.
 class PieceLists {
  public:
   PieceLists(std::int64_t count, std::span<const std::size_t> homes, std::size_t teams)
@@ -63,9 +71,9 @@ class PieceLists {
     }
   }
 
-  // A piece for a worker of `team`: its team's next one, or where there is none the following
-  // teams'; `count` where all are begun. Relaxed: pieces are independent, and ThreadSanitizer is
-  // to see that they are.
+  // Returns a piece for a worker of `team`: the next of its own list, or else of the following
+  // teams' lists; `count` if all have begun. Relaxed order suffices because pieces are independent,
+  // and it lets ThreadSanitizer verify that.
   std::int64_t take(std::size_t team) {
     if (of_team_.empty()) return next_[0].fetch_add(1, std::memory_order_relaxed);
     for (std::size_t step = 0; step < of_team_.size(); ++step) {
@@ -76,7 +84,7 @@ class PieceLists {
     return count_;
   }
 
-  // Nobody begins another piece.
+  // Prevents further pieces from beginning.
   void stop() {
     for (auto& next : next_) next.store(count_, std::memory_order_relaxed);
   }
@@ -87,14 +95,14 @@ class PieceLists {
   std::vector<std::atomic<std::int64_t>> next_;
 };
 
-// Keeps the first of the errors that several threads throw.
+// Keeps the first exception of several threads.
 class FirstError {
  public:
   void keep(std::exception_ptr error) noexcept {
     const MutexLock lock(mutex_);
     if (first_ == nullptr) first_ = std::move(error);
   }
-  // After the threads have ended.
+  // Call when all threads are done.
   void rethrow() {
     const MutexLock lock(mutex_);
     if (first_ != nullptr) std::rethrow_exception(first_);
@@ -120,10 +128,10 @@ Parallel::Parallel(int threads, std::shared_ptr<const NumaMachine> machine)
   SLUICE_CHECK(threads >= 1);
   teams_ = machine_ == nullptr ? std::vector<NodeTeam>{{0, threads}}
                                : share_threads(machine_->nodes(), threads);
-  if (threads == 1) return;  // the caller does it all, in no arena
+  if (threads == 1) return;  // the caller does all work, without an arena
   for (const NodeTeam& team : teams_) {
-    // An arena above the cores makes oneTBB print a warning; the surplus workers just take turns.
-    // A caller works in the first one; were a slot of each kept for it, all others would miss one.
+    // oneTBB prints a warning for an arena larger than the machine, so arenas are limited; surplus
+    // workers take turns. Only the first arena reserves a slot for the caller, which works there.
     const bool first = arenas_.empty();
     const int most = first ? default_threads() : std::max(1, default_threads() - 1);
     arenas_.push_back(
@@ -148,8 +156,7 @@ void Parallel::run(std::int64_t count, std::span<const std::size_t> homes,
     for (std::int64_t i = 0; i < count; ++i) body(i, 0);
     return;
   }
-  // One task per worker, each taking the next piece until none is left: pieces of unequal weight
-  // balance, and a worker's number does not depend on where oneTBB places the task.
+  // One task per worker, each taking pieces until none is left (see the top of this file).
   PieceLists pieces(count, homes, teams_.size());
   FirstError error;
   const NumaMachine* const machine = teams_.size() == 1 ? nullptr : machine_.get();
@@ -166,7 +173,8 @@ void Parallel::run(std::int64_t count, std::span<const std::size_t> homes,
   error.rethrow();
 }
 
-// run_worker(team, worker) once for each worker, seats[i] of them in team i. Must not throw.
+// Calls run_worker(team, worker) once per worker, seats[i] of them in team i. run_worker must not
+// throw.
 void Parallel::run_teams(std::span<const int> seats,
                          const std::function<void(std::size_t, int)>& run_worker) const {
   HandOver begin, end;
@@ -186,7 +194,7 @@ void Parallel::run_teams(std::span<const int> seats,
     end.give();
   };
   begin.give();
-  // The others are begun, the first is worked in, then the others are waited for.
+  // Start the other teams, work in the first one, then wait for the others.
   std::vector<tbb::task_group> others(arenas_.size());
   const auto in_arena = [&](std::size_t team, const std::function<void()>& act) {
     if (seats[team] > 0) arenas_[team]->execute(act);
@@ -194,7 +202,7 @@ void Parallel::run_teams(std::span<const int> seats,
   for (std::size_t team = 1; team < arenas_.size(); ++team) {
     in_arena(team, [&, team] { others[team].run([&run_team, team] { run_team(team); }); });
   }
-  // By this thread or, where the arena is full, by one of its workers.
+  // Runs on this thread or, if the arena is full, on one of its workers.
   in_arena(0, [&] { run_team(0); });
   for (std::size_t team = 1; team < arenas_.size(); ++team) {
     in_arena(team, [&, team] { others[team].wait(); });
@@ -212,8 +220,8 @@ std::vector<std::size_t> Parallel::homes_of(const ElementMemory& memory, std::in
   std::vector<int> nodes(addresses.size(), -1);
   const int refused = machine_->find_pages(addresses, nodes);
   if (refused != 0 && !pages_unknown_logged_.exchange(true)) {
-    log(LogLevel::kInfo, std::string("the system does not tell where pages lie (") +
-                             std::strerror(refused) + "): NUMA nodes share updates evenly");
+    log(LogLevel::kInfo, std::string("the system does not report the nodes of pages (") +
+                             std::strerror(refused) + "); NUMA nodes share updates evenly");
   }
   std::vector<std::size_t> homes;
   for (std::int64_t i = 0; i < count; ++i) {

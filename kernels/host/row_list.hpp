@@ -1,11 +1,11 @@
-// The rows of an output gradient that fall on one row of an embedding table.
+// The rows of an output gradient that are added to one row of an embedding table.
 #pragma once
 
 #include <cstdint>
 
 namespace sluice::kernels::host {
 
-// Ascending row numbers: listed (by token), or every `step`-th from `first` on (by position).
+// Ascending row numbers: a list (by token), or every `step`-th row from `first` on (by position).
 struct RowList {
   const std::int64_t* listed;  // null: first, first + step, ...
   std::int64_t first;
@@ -17,8 +17,8 @@ struct RowList {
   }
 };
 
-// Columns summed at a time: their fp32 accumulators are 1 KiB of stack. The row of a token that is
-// everywhere is so shared by several tasks.
+// Columns that are summed at a time; their fp32 accumulators take 1 KiB of stack. Several tasks
+// share the row of a very frequent token.
 inline constexpr std::int64_t kEmbeddingTile = 256;
 
 }  // namespace sluice::kernels::host

@@ -1,3 +1,7 @@
+// Rows and blocks for GEMM, attention and head (rows.hpp has the contracts).
+//
+// Each function is compiled once per instruction set and chosen at run time. Sums use 16 virtual
+// lanes (lane_sums of simd.hpp), so the vector width does not change a bit. Maxima need no order.
 #include "kernels/host/rows.hpp"
 
 #include "base/error.hpp"
@@ -14,7 +18,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::host::HWY_NAMESPACE {
 
-// Highway's Exp gives 0 for NaN; a NaN score must not vanish.
+// Highway's Exp returns 0 for NaN, but a NaN score must stay visible.
 template <class D>
 HWY_INLINE hn::Vec<D> exp_or_nan(D d, hn::Vec<D> x) {
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
@@ -69,7 +73,7 @@ float max_of(const float* row, std::int64_t count) {
   if (!hn::AllFalse(wide, nan)) return hn::GetLane(hn::NaN(wide));
   float result = hn::GetLane(hn::MaxOfLanes(wide, largest));
   for (; i < count; ++i) {
-    if (!(row[i] <= result)) result = row[i];  // also when row[i] is NaN, which then stays
+    if (!(row[i] <= result)) result = row[i];  // also if row[i] is NaN, which then stays
     if (result != result) return result;
   }
   return result;
@@ -118,7 +122,7 @@ void softmax_grad(const float* probability, float* grad, std::int64_t count, flo
 }
 
 void narrow_in_place(float* row, std::int64_t count) {
-  // Writing the first half of what has been read: each vector is loaded before its bf16 are stored.
+  // Each vector is loaded before its bf16 numbers overwrite the first half of the data read so far.
   auto* const out = reinterpret_cast<bf16*>(row);
   for_lanes(0, count,
             [&](auto d, std::int64_t i) HWY_ATTR { store(d, hn::LoadU(d, row + i), out + i); });

@@ -1,9 +1,9 @@
-// What the SIMD kernels of this folder share: loads and stores of fp32, bf16 and fp16, tails, lane
-// sums.
+// The common part of this folder's SIMD kernels: loads and stores of fp32, bf16 and fp16, tails,
+// lane sums.
 //
-// Included once for each instruction set by Highway's foreach_target (hence the toggle instead of
-// `#pragma once` around the code). Nothing in here fuses a multiply with an add, and no result
-// depends on the width of a vector. Vectors have at most 16 fp32 lanes.
+// Highway's foreach_target includes this file once per instruction set, hence the toggle in place
+// of `#pragma once`. Nothing here fuses a multiply with an add, and no result depends on the vector
+// width. Vectors have at most 16 fp32 lanes.
 #if defined(SLUICE_KERNELS_HOST_SIMD) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_KERNELS_HOST_SIMD
 #undef SLUICE_KERNELS_HOST_SIMD
@@ -22,7 +22,8 @@ namespace sluice::kernels::host::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// fp32 lanes of the instruction set, and one lane for tails: the same code, hence the same bits.
+// The fp32 lanes of the instruction set, and one lane for tails. The code, and so the bits, are the
+// same.
 using WideTag = hn::CappedTag<float, 16>;
 using OneTag = hn::CappedTag<float, 1>;
 
@@ -32,7 +33,6 @@ template <class D>
 using HalfBitsOf = hn::Rebind<std::uint16_t, D>;
 
 // --- bf16 <-> fp32, in integer arithmetic
-// ---------------------------------------------------------
 
 template <class D>
 HWY_INLINE hn::Vec<D> load(D d, const float* from) {
@@ -45,8 +45,8 @@ HWY_INLINE hn::Vec<D> load(D d, const bf16* from) {
   return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(BitsOf<D>(), half)));
 }
 
-// The upper 16 bits of the result are the rounded number, the lower ones garbage. NaN stays a quiet
-// NaN: its payload could round away, or carry into the sign.
+// The upper 16 bits of the result are the rounded number; the lower ones are garbage. A NaN becomes
+// a quiet NaN, because its payload could round away or carry into the sign.
 template <class D, class VBits>
 HWY_INLINE VBits quiet_nan_or(D, hn::Vec<D> value, VBits rounded) {
   const BitsOf<D> bits_tag;
@@ -54,7 +54,8 @@ HWY_INLINE VBits quiet_nan_or(D, hn::Vec<D> value, VBits rounded) {
   return hn::IfThenElse(hn::RebindMask(bits_tag, hn::IsNaN(value)), quiet, rounded);
 }
 
-// bf16_from_float (nearest, ties to even) and bf16_weight_from_float (ties away), as upper halves.
+// bf16_from_float (nearest, ties to even) and bf16_weight_from_float (ties away), in the upper
+// half.
 template <class D>
 HWY_INLINE hn::Vec<BitsOf<D>> round_even_bits(D d, hn::Vec<D> value) {
   const BitsOf<D> bits_tag;
@@ -72,7 +73,7 @@ HWY_INLINE hn::Vec<BitsOf<D>> round_away_bits(D d, hn::Vec<D> value) {
 
 template <class D>
 HWY_INLINE hn::Vec<HalfBitsOf<D>> upper_half(D, hn::Vec<BitsOf<D>> bits) {
-  // Shifted right the lanes are below 2^16, so the saturating demotion of int32 keeps them whole.
+  // After the shift lanes are below 2^16, so the saturating demotion of int32 keeps them whole.
   const auto small = hn::BitCast(hn::RebindToSigned<D>(), hn::ShiftRight<16>(bits));
   return hn::DemoteTo(HalfBitsOf<D>(), small);
 }
@@ -80,7 +81,7 @@ template <class D>
 HWY_INLINE void store_upper_half(D d, hn::Vec<BitsOf<D>> bits, bf16* to) {
   hn::StoreU(upper_half(d, bits), HalfBitsOf<D>(), &to->bits);
 }
-// Past the caches. Precondition: a whole vector's alignment, and 16 bytes at least.
+// Stores past the caches. Precondition: aligned to a whole vector of at least 16 bytes.
 template <class D>
 HWY_INLINE void stream_upper_half(D d, hn::Vec<BitsOf<D>> bits, bf16* to) {
   hn::Stream(upper_half(d, bits), HalfBitsOf<D>(), &to->bits);
@@ -107,10 +108,9 @@ HWY_INLINE void store_weight(D d, hn::Vec<D> value, bf16* to) {
 }
 
 // --- fp16 <-> fp32
-// --------------------------------------------------------------------------------
 
-// Where the CPU has the conversions (x86 from AVX2 on: F16C), they give the bits of f16_from_float
-// and to_float. Elsewhere Highway's own would truncate, so it is done here.
+// Hardware conversions (x86 from AVX2 on: F16C) produce the bits of f16_from_float and to_float.
+// Highway's own conversions for other targets truncate, so those are written out here.
 #undef SLUICE_HAS_F16_CONVERSIONS
 #if HWY_ARCH_X86 && HWY_TARGET < HWY_SSE4 && !defined(HWY_DISABLE_F16C)
 #define SLUICE_HAS_F16_CONVERSIONS 1
@@ -139,7 +139,7 @@ HWY_INLINE hn::Vec<D> through_f16(D d, hn::Vec<D> value) {
 
 #else
 
-// to_float(f16), of halves in the lower 16 bits of each lane.
+// to_float(f16) of the halves in the lower 16 bits of each lane.
 template <class D>
 HWY_INLINE hn::Vec<D> widen_f16_bits(D d, hn::Vec<BitsOf<D>> half) {
   const BitsOf<D> u;
@@ -158,7 +158,7 @@ HWY_INLINE hn::Vec<D> widen_f16_bits(D d, hn::Vec<BitsOf<D>> half) {
   return hn::BitCast(d, hn::Or(sign, bits));
 }
 
-// f16_from_float, in the lower 16 bits of each lane.
+// f16_from_float, into the lower 16 bits of each lane.
 template <class D>
 HWY_INLINE hn::Vec<BitsOf<D>> f16_bits(D d, hn::Vec<D> value) {
   const BitsOf<D> u;
@@ -167,10 +167,10 @@ HWY_INLINE hn::Vec<BitsOf<D>> f16_bits(D d, hn::Vec<D> value) {
   const auto sign = hn::And(hn::ShiftRight<16>(all), hn::Set(u, 0x8000u));
   const auto magnitude = hn::And(all, hn::Set(u, 0x7fffffffu));
   const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(u, 1u));
-  // Both biases at once: 0xfff rounds, -(112 << 23) moves the exponent.
+  // Both offsets at once: 0xfff rounds, and -(112 << 23) moves the exponent.
   const auto bias = hn::Set(u, 0xfffu - (112u << 23));
   auto half = hn::ShiftRight<13>(hn::Add(hn::Add(magnitude, bias), odd));
-  // Below 2^-14 the fp32 unit can round: a number plus 0.5 is one whose last place is 2^-24.
+  // Below 2^-14 the fp32 unit rounds: the last place of a number plus 0.5 is 2^-24.
   const auto half_one = hn::Set(d, 0.5f);
   const auto tiny = hn::Sub(hn::BitCast(u, hn::Add(hn::BitCast(d, magnitude), half_one)),
                             hn::BitCast(u, half_one));
@@ -208,9 +208,8 @@ HWY_INLINE void store_weight(D d, hn::Vec<D> value, f16* to) {
 }
 
 // --- dtypes
-// ---------------------------------------------------------------------------------------
 
-// A number as it is stored: T is float, bf16 or f16, and untyped addresses are seen as it.
+// A stored number: T is float, bf16 or f16, and untyped addresses are read as T.
 template <class T>
 struct Stored {
   using type = T;
@@ -218,7 +217,7 @@ struct Stored {
   static T* out(void* data) { return static_cast<T*>(data); }
 };
 
-// body(Stored<T>()) for an act dtype (kernels.hpp). `body` is a lambda with HWY_ATTR.
+// Calls body(Stored<T>()) for an act dtype (kernels.hpp). `body` is a lambda with HWY_ATTR.
 template <class Body>
 HWY_INLINE void as_stored(DType dtype, const Body& body) {
   if (dtype == DType::kBF16) {
@@ -244,17 +243,16 @@ template <class D>
 HWY_INLINE hn::Vec<D> through(D d, hn::Vec<D> value, Stored<f16>) {
   return through_f16(d, value);
 }
-// What the optimizer's kernel calls it.
+// The name that the optimizers' kernels use.
 template <class D>
 HWY_INLINE hn::Vec<D> through_bf16(D d, hn::Vec<D> value) {
   return through(d, value, Stored<bf16>());
 }
 
 // --- loops
-// ----------------------------------------------------------------------------------------
 
-// body(tag, i) for every i in [begin, end): whole vectors, then single lanes. `body` is a lambda
-// with HWY_ATTR before its brace.
+// Calls body(tag, i) for every i in [begin, end): whole vectors, then single lanes. `body` is a
+// lambda with HWY_ATTR before its brace.
 template <class Body>
 HWY_INLINE void for_lanes(std::int64_t begin, std::int64_t end, const Body& body) {
   const WideTag wide;
@@ -264,8 +262,8 @@ HWY_INLINE void for_lanes(std::int64_t begin, std::int64_t end, const Body& body
   for (; i < end; ++i) body(OneTag(), i);
 }
 
-// The fp32 sums of K terms over [0, count): element i is added to virtual lane i % 16, then lanes
-// fold pairwise (8, 4, 2, 1 apart), whatever the width of a vector.
+// The fp32 sums of K terms over [0, count). Element i is added to virtual lane i % 16; then the
+// lanes fold pairwise (8, 4, 2, 1 apart), for every vector width.
 // terms(tag, i, out): out[k] = term k of the elements from i on.
 template <int K, class Terms>
 HWY_INLINE void lane_sums(std::int64_t count, float (&sums)[K], const Terms& terms) {

@@ -17,7 +17,7 @@
 
 #include "base/log.hpp"
 #include "device/host/host_device.hpp"
-#include "tests/allocator/caching/failing_device.hpp"
+#include "tests/support/failing_device.hpp"
 #include "tests/allocator/numa_recorder.hpp"
 
 namespace sluice::allocator {

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "kernels/kernels.hpp"
-#include "tests/kernels/dtype_array.hpp"
+#include "tests/support/dtype_array.hpp"
 #include "tests/support/reference_kernels.hpp"
 
 namespace sluice::testing {

@@ -87,7 +87,9 @@ inline void expect_same_bits(const TrainingRecord& run, const TrainingRecord& re
   EXPECT_FALSE(reference.losses.empty());
   EXPECT_EQ(run.losses, reference.losses);
   EXPECT_EQ(run.norms, reference.norms);
-  if (!reference.eval_losses.empty()) EXPECT_EQ(run.eval_losses, reference.eval_losses);
+  if (!reference.eval_losses.empty()) {
+    EXPECT_EQ(run.eval_losses, reference.eval_losses);
+  }
   EXPECT_EQ(of_each_step<std::int64_t>(run, "loss_scale"),
             of_each_step<std::int64_t>(reference, "loss_scale"));
   EXPECT_EQ(of_each_step<bool>(run, "overflow"), of_each_step<bool>(reference, "overflow"));
@@ -114,7 +116,9 @@ inline TrainingRecord run_in_parts(const TrainingBench& bench, const Overrides& 
     whole.append(record);
     if (part.stop > 0) {
       EXPECT_EQ(whole.losses.size(), static_cast<std::size_t>(part.stop));
-      if (stop_by == StopBy::kSignal) EXPECT_EQ(whole.end, train::TrainingEnd::kInterrupted);
+      if (stop_by == StopBy::kSignal) {
+        EXPECT_EQ(whole.end, train::TrainingEnd::kInterrupted);
+      }
     }
     options.resume = bench.run_directory(one.name);
   }

@@ -54,7 +54,8 @@ class FaultSweep {
       }
     }
     // Scratch files are unlinked when they are made: nothing is left whatever happened.
-    EXPECT_TRUE(std::filesystem::is_empty(config_.memory.storage_paths.front()));
+    const std::filesystem::path storage = config_.log.dir + "/0001/storage";
+    EXPECT_TRUE(!std::filesystem::exists(storage) || std::filesystem::is_empty(storage));
   }
 
  private:

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/directory.hpp"
 #include "base/error.hpp"
 
 namespace sluice::bench {
@@ -22,7 +23,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kPrefix = "sluice_bench_";
 
-// A file that marks a directory as ours; another directory may have the same name.
+// Tells a directory of ours from whatever else is called so.
 constexpr const char* kMarker = ".sluice_bench";
 constexpr std::string_view kMarkerText = "Made by `sluice bench`, which removes it.\n";
 
@@ -44,19 +45,15 @@ bool is_ours(const FileDescriptor& marker) {
 // Removes the directories of benches that have ended. A running bench holds the lock of its marker,
 // and took it before it wrote the marker's text.
 void remove_abandoned(const std::string& parent) {
-  std::vector<fs::path> found;
-  std::error_code ignored;  // a directory that stays only takes room
-  for (const fs::directory_entry& entry : fs::directory_iterator(parent, ignored)) {
-    if (entry.path().filename().string().starts_with(kPrefix)) found.push_back(entry.path());
-  }
-  for (const fs::path& path : found) {
+  for (const fs::path& path : list_directory(parent)) {
+    if (!path.filename().string().starts_with(kPrefix)) continue;
+    std::error_code ignored;  // a directory that cannot be removed costs only room
     const FileDescriptor marker(open_marker(path, 0));
     if (marker.get() >= 0 && is_ours(marker) && lock(marker)) fs::remove_all(path, ignored);
   }
 }
 
-// Locks and writes the marker of a new directory. Returns false on failure, with the
-// reason in errno.
+// One just made. False: errno says why.
 bool mark(const FileDescriptor& marker) {
   if (marker.get() < 0 || !lock(marker)) return false;
   const ssize_t count = ::pwrite(marker.get(), kMarkerText.data(), kMarkerText.size(), 0);

@@ -14,7 +14,7 @@
 namespace sluice::doctor {
 namespace {
 
-// As large as most of a streamed update's, and many at once: what a lane of storage moves at most.
+// As large as most transfers of a streamed update, and many at once: the most that a lane moves.
 constexpr std::uint64_t kBlockBytes = 2 * kMiB;
 constexpr std::uint32_t kDepth = 16;
 constexpr std::uint64_t kSmallBlockBytes = 256 * kKiB;
@@ -98,7 +98,7 @@ void DiskTrial::save(planner::HardwareProfile& profile) const {
   profile.storage_write_bytes_per_s = write.bytes_per_s.median();
   profile.storage_duplex_bytes_per_s = duplex_bytes_per_s_.median();
   profile.storage_latency_s = latency_s_.median();
-  // Where four reach the bandwidth, it alone is the limit.
+  // If four transfers reach the bandwidth, it alone is the limit.
   profile.storage_overlap = 1.0;
   for (const Direction& direction : directions_) {
     const double four = direction.four_bytes_per_s.median();

@@ -18,7 +18,7 @@ namespace sluice::doctor {
 struct DiskOptions {
   std::string directory = ".";
   std::string engine = "auto";
-  std::uint64_t file_bytes = 512 * kMiB;  // of the trial file, at most (an eighth of what is free)
+  std::uint64_t file_bytes = 512 * kMiB;  // of the trial file; at most an eighth of free space
 };
 
 class DiskTrial {

@@ -145,7 +145,7 @@ class GpuTrial {
     }));
   }
 
-  // Of the least that a kernel can do.
+  // A kernel that does the least work.
   void measure_launches() {
     constexpr int kLaunches = 200;
     constexpr std::uint64_t kLeastBytes = 256;

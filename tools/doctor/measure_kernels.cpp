@@ -27,7 +27,7 @@ class Arena {
  public:
   explicit Arena(std::uint64_t bytes) : data_(make_bytes(bytes)), bytes_(bytes) {}
 
-  // Zeroes what was used: a later point must not compute on what an earlier one left.
+  // Zeroes the used memory: a later point must not compute on an earlier one's results.
   void reset() {
     std::memset(data_.get(), 0, used_);
     used_ = 0;
@@ -134,7 +134,7 @@ class Cases {
     };
   }
 
-  // What a layer's forward pass is mostly made of.
+  // The operations that take most of a layer's forward pass.
   Call product(const planner::OperationSize& size, DType dtype) { return gemm(size, false, true, dtype); }
 
  private:
@@ -451,7 +451,7 @@ void KernelTrial::save(planner::HardwareProfile& profile) const {
   for (const State::Grid& measured : state_->grids) {
     planner::OperationGrid grid{measured.measured->operation, measured.dtype, measured.measured->axes, {}};
     for (const Samples& seconds : measured.seconds) grid.seconds.push_back(seconds.median());
-    // What is told to people, and prices what has no grid.
+    // The rates for people; they also price operations without a grid.
     if (grid.operation == planner::TimedOperation::kGemmNT) {
       const double rate = 2.0 * 512 * 1024 * 1024 / grid.seconds_at(kLargeProduct);
       (grid.dtype == DType::kF32 ? profile.gemm_f32_flops_per_s : profile.gemm_bf16_flops_per_s) =

@@ -1,7 +1,7 @@
-// Adafactor (optimizer.hpp has its arithmetic), the passes of kernels/host/optimizer/adafactor.cpp:
-// sums of squares by tiles; the statistics of lines; the update's sum of squares by tiles; the
-// step. What the host computes between passes is done by one block for each tensor, so nothing
-// waits for the host.
+// Adafactor (optimizer.hpp has its arithmetic) with the passes of
+// kernels/host/optimizer/adafactor.cpp: sums of squares by tiles; the statistics of lines; the
+// update's sum of squares by tiles; the step. The scalars between passes are computed by one block
+// per tensor, so no pass waits for the host. Sums have the order of the host, hence its bits.
 #include <cmath>
 
 #include "kernels/cuda/optimizer/rules.hpp"
@@ -15,14 +15,14 @@ namespace {
 struct AdafactorTensor {
   TensorPlace place;
   float* statistics = nullptr;  // matrix: rows, then columns; vector: elements
-  // Matrix: sums of squared gradients, of each tile for its rows [across, rows] and columns
-  // [down, cols].
+  // Matrix: a tile's sums of squared gradients for its rows [across, rows] and columns [down,
+  // cols].
   float* row_partials = nullptr;
   float* col_partials = nullptr;
   float* row_roots = nullptr;        // matrix: 1 / sqrt(row's mean / mean of rows)
   float* col_roots = nullptr;        // matrix: 1 / sqrt(column's mean)
-  double* weight_squares = nullptr;  // of each tile
-  double* update_squares = nullptr;  // of each tile
+  double* weight_squares = nullptr;  // one sum per tile
+  double* update_squares = nullptr;  // one sum per tile
   float* step_size = nullptr;        // one number
   double relative = 0;               // min(lr, 1 / sqrt(step))
 };
@@ -32,7 +32,7 @@ struct StepOptions {
   double clip_threshold, relative_floor;
 };
 
-// torch's lerp: the form that is exact at the nearer end.
+// torch's lerp, in the form that is exact at the nearer end.
 __device__ __forceinline__ float lerp(float from, float to, float rate) {
   const float way = __fsub_rn(to, from);
   if (rate < 0.5f) return __fadd_rn(from, __fmul_rn(rate, way));
@@ -42,7 +42,7 @@ __device__ __forceinline__ float reciprocal_root(float value) {
   return __fdiv_rn(1.0f, __fsqrt_rn(value));
 }
 __device__ __forceinline__ float at_most(float root) {
-  return root > kAdafactorMostRoot ? kAdafactorMostRoot : root;  // NaN stays
+  return root > kAdafactorMostRoot ? kAdafactorMostRoot : root;  // keeps NaN
 }
 
 __device__ __forceinline__ std::int64_t element(const TensorPlace& place, const Tile& tile,
@@ -50,7 +50,7 @@ __device__ __forceinline__ std::int64_t element(const TensorPlace& place, const 
   return place.begin + (tile.row + row) * place.cols + tile.col + col;
 }
 
-// The fp64 sum of a tile's rows' numbers, in order. rows: shared; a barrier is before.
+// Sums the row sums of a tile in fp64, in order. rows: shared memory, complete after a barrier.
 __device__ __forceinline__ double sum_of_rows(const float* rows, std::int64_t count) {
   double sum = 0;
   for (std::int64_t row = 0; row < count; ++row) {
@@ -59,8 +59,8 @@ __device__ __forceinline__ double sum_of_rows(const float* rows, std::int64_t co
   return sum;
 }
 
-// Sums of squares of gradients, by row and by column, and of the parameter. A block to a tile, of
-// which gradients are read twice: across for the rows, down for the columns.
+// Sums of squares of the gradients, by row and by column, and of the parameter. A block handles a
+// tile and reads its gradients twice: across for the rows, down for the columns.
 __global__ void __launch_bounds__(kTileThreads)
     squares_kernel(const UpdateArrays arrays, const AdafactorSet set, float grad_scale) {
   __shared__ float row_sums[TensorTiles::kRows];
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
-// Statistics of lines (a thread each) from the sums of squared gradients.
+// Updates the statistics of lines, one per thread, from the sums of squared gradients.
 __global__ void __launch_bounds__(kTileThreads) lines_kernel(const AdafactorSet set, float rate) {
   std::int64_t block = blockIdx.x;
   const AdafactorTensor& tensor = set.tensors[tensor_of<&TensorPlace::line_blocks_end>(set, block)];
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kTileThreads) lines_kernel(const AdafactorSet 
   if (!is_row) tensor.col_roots[line - place.rows] = reciprocal_root(now);
 }
 
-// A block to a tensor: the mean of the rows' statistics, and each row's root.
+// Computes the mean of the rows' statistics and each row's root. A block handles a tensor.
 __global__ void __launch_bounds__(kTileThreads) row_roots_kernel(const AdafactorSet set) {
   __shared__ float staged[kOrderedNumbers];
   __shared__ float row_mean;
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kTileThreads) row_roots_kernel(const Adafactor
   }
 }
 
-// Sums of squares of the update; statistics of vectors are renewed on the way.
+// Sums of squares of the update. It also updates the statistics of vectors.
 __global__ void __launch_bounds__(kTileThreads)
     update_squares_kernel(const UpdateArrays arrays, const AdafactorSet set, float grad_scale,
                           float rate) {
@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kTileThreads)
   if (threadIdx.x == 0) tensor.update_squares[tile.index] = sum_of_rows(row_sums, tile.rows);
 }
 
-// A block to a tensor. Comparisons are such that NaN counts as small, as in torch.
+// Computes the step size of a tensor per block. Comparisons treat NaN as small, as torch does.
 __global__ void __launch_bounds__(kTileThreads)
     step_size_kernel(const AdafactorSet set, const StepOptions options) {
   __shared__ double staged[kOrderedNumbers];
@@ -239,7 +239,7 @@ struct Step {
   UpdateBuffers buffers;
   UpdateScalars scalars;
   UpdateArrays arrays;
-  float rate;  // at which statistics forget
+  float rate;  // of forgetting statistics
 };
 
 void run_batch(StreamHandle stream, const Step& step, std::span<const ParameterSegment> batch,

@@ -1,4 +1,4 @@
-// AdamW's arithmetic, for elementwise_rules.cu and for what muon.cu leaves to it.
+// The arithmetic of AdamW, for elementwise_rules.cu and for muon's other tensors (muon.cu).
 #pragma once
 
 #include "kernels/cuda/simt.cuh"
@@ -6,7 +6,7 @@
 
 namespace sluice::kernels::cuda {
 
-// What differs from tensor to tensor.
+// The constants that differ between tensors.
 struct AdamWSteps {
   float lr_decay = 0;   // lr * decay
   float step_size = 0;  // lr / (1 - b1^step)
@@ -17,7 +17,7 @@ inline AdamWSteps adamw_steps(const AdamConstants& constants, const UpdateScalar
   return {lr * segment.weight_decay, lr / constants.bias_correction1};
 }
 
-// The moments of both Adams, from a gradient with everything in it.
+// Updates the moments of Adam and AdamW. g: the gradient with scale and decay applied.
 __device__ __forceinline__ void adam_moments(const AdamConstants& c, float g, float& m, float& v) {
   m = __fadd_rn(__fmul_rn(c.beta1, m), __fmul_rn(c.one_minus_beta1, g));
   v = __fadd_rn(__fmul_rn(c.beta2, v), __fmul_rn(c.one_minus_beta2, __fmul_rn(g, g)));
@@ -28,7 +28,7 @@ __device__ __forceinline__ float adam_step(const AdamConstants& c, float step_si
   return __fsub_rn(w, __fmul_rn(step_size, __fdiv_rn(m, root)));
 }
 
-// Each operation rounded on its own, in the order of optimizer.hpp.
+// Each operation is rounded on its own, in the order of optimizer.hpp.
 __device__ __forceinline__ float adamw_element(const AdamConstants& c, float grad_scale,
                                                const AdamWSteps& steps, float grad, float& m,
                                                float& v, float w) {

@@ -1,5 +1,5 @@
-// Device code of kernels/block8.hpp: the same operations in the same order, hence the same bits. A
-// warp has a block of 128 elements, four to a lane.
+// Device code of kernels/block8.hpp, with the same operations in the same order, hence the same
+// bits. A warp handles a block of 128 elements, four per lane.
 #pragma once
 
 #include <bit>
@@ -29,9 +29,9 @@ __device__ __forceinline__ float block8_decoded(float scale, std::uint8_t code) 
   }
 }
 
-// The nearest integer, ties to even, of a number of at most 255.
+// Rounds a number of at most 255 to the nearest integer, ties to even.
 __device__ __forceinline__ std::uint32_t block8_rounded(float number) {
-  // 1.5 * 2^23: its last place is 1.
+  // The last place of 1.5 * 2^23 is 1.
   constexpr float kShift = 0x1.8p23f;
   return __float_as_uint(__fadd_rn(number, kShift)) - 0x4b400000u;
 }
@@ -68,7 +68,7 @@ __device__ __forceinline__ std::uint32_t warp_max_bits(std::uint32_t bits) {
   return bits;
 }
 
-// The codes of the block's numbers; the scale is returned to all lanes.
+// Encodes the block's numbers. Returns the scale in all lanes.
 template <Block8Map kMap>
 __device__ __forceinline__ float block8_encode_block(const float (&values)[4],
                                                      std::uint8_t (&codes)[4]) {

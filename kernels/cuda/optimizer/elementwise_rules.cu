@@ -1,5 +1,5 @@
-// Rules whose elements know nothing of each other. Constants of a step are those of the host's
-// code: computed there, in the same way.
+// Elementwise rules: adamw, adam, sgd, lion. update_loop.cuh has the loop. The constants of a step
+// are computed on the host by the code that the host's rules use, so the bits are the same.
 #include <cmath>
 
 #include "kernels/cuda/optimizer/adamw.cuh"
@@ -69,7 +69,7 @@ struct Lion {
   struct Own {
     float lr_decay = 0, lr = 0;
   };
-  AdamConstants constants;  // of which the betas
+  AdamConstants constants;  // only the betas are used
   float grad_scale;
 
   __device__ float operator()(const Own& own, std::int64_t, float grad, float& m, float&,

@@ -1,6 +1,6 @@
-// How a thread of an update reads and writes the formats of gradient, weight and moments. It has
-// four elements: two neighbours, and the two that lie 32 behind. So one Philox block has the noise
-// of both pairs (kernels/stochastic_rounding.hpp), and a warp's accesses are of whole lines.
+// Loads and stores of gradient, weight and moments for a thread of an update. A thread has four
+// elements: two neighbours, and the two that lie 32 elements further. One Philox block then has the
+// noise of both pairs (kernels/stochastic_rounding.hpp), and a warp accesses whole lines.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@
 namespace sluice::kernels::cuda {
 
 inline constexpr int kThreadElems = 4;
-// Of a warp.
+// Elements of a warp.
 inline constexpr std::int64_t kUnitElems = kThreadElems * kWarpSize;
 static_assert(kUnitElems == static_cast<std::int64_t>(kBlock8Elems));
 
-// A thread's elements: those of [begin, end) among first, first + 1, first + 32 and first + 33.
+// The elements of a thread: those of [begin, end) among first, first + 1, first + 32, first + 33.
 struct ThreadElems {
   std::int64_t first, begin, end;
 
@@ -30,12 +30,12 @@ struct ThreadElems {
   }
 };
 
-// Element `lane` of a unit that begins at `base`.
+// First element of lane `lane` in a unit that begins at `base`.
 __device__ __forceinline__ std::int64_t first_of_lane(std::int64_t base, int lane) {
   return base + lane / 16 * 64 + lane % 16 * 2;
 }
 
-// What lies outside is T().
+// Loads the elements; those outside the range become T().
 template <class T>
 __device__ __forceinline__ void load_elems(const T* array, const ThreadElems& elems,
                                            T (&numbers)[kThreadElems]) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ void round_through(float (&numbers)[kThreadElems]) {
   for (int i = 0; i < kThreadElems; ++i) numbers[i] = load_float(from_float<Round>(numbers[i]));
 }
 
-// Before grad_scale.
+// Loads gradients before grad_scale.
 __device__ __forceinline__ void load_gradient(const UpdateArrays& arrays, const ThreadElems& elems,
                                               float (&g)[kThreadElems]) {
   switch (arrays.grad_format) {
@@ -104,7 +104,7 @@ __device__ __forceinline__ void load_gradient(const UpdateArrays& arrays, const 
   }
 }
 
-// One element's.
+// Return a single element.
 __device__ __forceinline__ float gradient_at(const UpdateArrays& arrays, std::int64_t at) {
   switch (arrays.grad_format) {
     case GradFormat::kBF16:
@@ -164,8 +164,8 @@ __device__ __forceinline__ void store_master(const UpdateArrays& arrays, const T
   if (arrays.weight_format == WeightFormat::kMasterF16) store_weight<f16>(arrays, elems, w);
 }
 
-// Moment formats: load(array, elems, numbers), and store of both moments of a rule, one after the
-// other. `key`: of the thread's first element; even, with key % 64 < 32.
+// Moment formats: load(array, elems, numbers), and store, once for each moment of a rule. `key`:
+// key of the thread's first element; it is even, with key % 64 < 32.
 
 struct MomentF32 {
   template <int kMoment>
@@ -182,14 +182,14 @@ struct MomentF32 {
 };
 
 struct MomentBF16 {
-  std::uint32_t noise[kThreadElems / 2];  // a word for each two neighbours
+  std::uint32_t noise[kThreadElems / 2];  // one word for each pair of neighbours
 
   __device__ MomentBF16(const UpdateArrays& arrays, std::uint64_t key) {
     const PhiloxBlock block =
         philox4x32(arrays.seed, key / kRoundingNoiseKeys * 16 + key % 32 / 2,
                    static_cast<std::uint64_t>(arrays.step), kRoundingNoiseRounds);
-    const bool second =
-        key % kRoundingNoiseKeys >= 64;  // selected, not indexed: stays in registers
+    // A selection keeps the words in registers; an index would not.
+    const bool second = key % kRoundingNoiseKeys >= 64;
     noise[0] = second ? block[2] : block[0];
     noise[1] = second ? block[3] : block[1];
   }
@@ -212,14 +212,14 @@ struct MomentBF16 {
   }
 };
 
-// A unit is a block; the elements behind a tensor's end are zeros in it.
+// A unit is a block. Its elements beyond a tensor's end are zeros.
 struct MomentBlock8 {
   __device__ MomentBlock8(const UpdateArrays&, std::uint64_t) {}
 
   static __device__ __forceinline__ Block8Place place_of(const ThreadElems& elems) {
     return block8_place(static_cast<std::uint64_t>(elems.first) / kBlock8Elems);
   }
-  // Codes of the whole block, counted from its first.
+  // The codes of the whole block, relative to its first.
   static __device__ __forceinline__ ThreadElems codes_of(const ThreadElems& elems) {
     constexpr auto kElems = static_cast<std::int64_t>(kBlock8Elems);
     return {elems.first % kElems, 0, kElems};

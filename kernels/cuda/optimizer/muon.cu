@@ -1,7 +1,7 @@
-// Muon (optimizer.hpp has its arithmetic). Hidden matrices one after another: a pass over gradient
-// and momentum that leaves the update in the workspace, its norm, Newton-Schulz iterations by the
-// GEMM backend in fp32, a pass that applies it. Products alone depend on the device. All other
-// tensors are AdamW's, with second moments in fp32.
+// Muon (optimizer.hpp has its arithmetic). Hidden matrices run one after another: a pass over
+// gradient and momentum leaves the update in the workspace; then its norm, Newton-Schulz iterations
+// with the GEMM backend in fp32, and a pass that applies the result. Only the products depend on
+// the device. All other tensors use AdamW with fp32 second moments.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -15,24 +15,24 @@
 namespace sluice::kernels::cuda {
 namespace {
 
-// Elements whose squares are summed in fp32, and of these how many in fp64 before all are.
+// Elements of an fp32 sum of squares, and the number of such sums per fp64 partial sum.
 constexpr std::int64_t kStageElems = 256, kPieceStages = 64;
 constexpr std::int64_t kPieceElems = kStageElems * kPieceStages;
 
 // One hidden matrix, and its part of the workspace.
 struct MuonTensor {
   std::int64_t rows = 0, cols = 0;
-  std::int64_t small = 0;  // the smaller of both
+  std::int64_t small = 0;  // the smaller of rows and cols
   std::int64_t pieces = 0;
-  float* x = nullptr;           // [rows, cols]: the update, orthogonalized
+  float* x = nullptr;           // [rows, cols]: the update, being orthogonalized
   float* other = nullptr;       // [rows, cols]: the next x
   float* gram = nullptr;        // [small, small]
   float* polynomial = nullptr;  // [small, small]
-  double* squares = nullptr;    // of each piece of the update
+  double* squares = nullptr;    // one sum per piece of the update
   float* norm = nullptr;        // one number
 };
 
-// The new momentum, and the update before it is orthogonalized.
+// Computes the new momentum, and the update before it is orthogonalized.
 struct Momentum {
   static constexpr int kMoments = 1;
   static constexpr bool kMaster = false;
@@ -64,13 +64,13 @@ struct MuonStep {
   }
 };
 
-// Of tensors that are not Muon's.
+// AdamW for all other tensors.
 struct OthersAdamW {
   static constexpr int kMoments = 1;
   static constexpr bool kMaster = true;
   struct Own {
     AdamWSteps steps;
-    float* moment2 = nullptr;  // the tensor's
+    float* moment2 = nullptr;  // of the tensor
   };
   AdamConstants constants;
   float grad_scale;
@@ -84,7 +84,7 @@ struct OthersAdamW {
   }
 };
 
-// A block to a piece: fp32 sums of its stages by halves of warps, an fp64 sum of these in order.
+// A block handles a piece: half warps sum its stages in fp32, and one thread adds these in fp64.
 __global__ void __launch_bounds__(kTileThreads)
     squares_kernel(const float* update, std::int64_t elems, double* squares) {
   __shared__ float stages[kPieceStages];
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kTileThreads)
   for (std::int64_t i = grid_thread(); i < elems; i += grid_threads()) x[i] = __fdiv_rn(x[i], by);
 }
 
-// polynomial = a I + (b gram + c gram^2), where polynomial holds gram^2.
+// polynomial = a I + (b gram + c gram^2). On entry polynomial holds gram^2.
 __global__ void __launch_bounds__(kTileThreads)
     polynomial_kernel(const float* gram, float* polynomial, std::int64_t size) {
   for (std::int64_t i = grid_thread(); i < size * size; i += grid_threads()) {
@@ -155,8 +155,8 @@ GemmShape product(std::int64_t m, std::int64_t n, std::int64_t k) {
   return shape;
 }
 
-// Products of one iteration: gram = x x^T (x^T x of a tall matrix), its square, and the polynomial
-// times x (x times the polynomial).
+// The products of one iteration: gram = x x^T (x^T x for a tall matrix), its square, and the
+// polynomial times x (x times the polynomial).
 struct Iteration {
   GemmShape gram, square, next;
   bool tall;

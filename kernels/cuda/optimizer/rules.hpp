@@ -1,5 +1,5 @@
-// The rules of kernels/optimizer.hpp on a GPU. Segments and states are as check_update() checked
-// them; a format that there is no kernel for: InternalError. All queue on `stream`.
+// The rules of kernels/optimizer.hpp on a GPU. check_update() has checked segments and states. A
+// format without a kernel throws InternalError. All functions queue on `stream`.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ void sgd(StreamHandle stream, const OptimizerOptions& options, const UpdateBuffe
 void lion(StreamHandle stream, const OptimizerOptions& options, const UpdateBuffers& buffers,
           std::span<const ParameterSegment> segments, const UpdateScalars& scalars);
 
-// Rules that look at whole tensors; every segment is one. workspace: 256-byte aligned, of the bytes
-// that the function beside the rule gives.
+// Rules that need whole tensors; every segment is one. workspace: 256-byte aligned, of the size
+// that the function beside the rule returns.
 void adafactor(StreamHandle stream, const OptimizerOptions& options, const UpdateBuffers& buffers,
                std::span<const ParameterSegment> segments, const UpdateScalars& scalars,
                void* workspace);

@@ -1,7 +1,7 @@
 // SM3-II (optimizer.hpp has its arithmetic). An element's accumulator follows from those of its row
-// and column as the last step left them, so it is computed twice: for the largest ones of each
-// tile's rows and columns, and when the element is updated. A maximum does not tell in which order
-// it was taken.
+// and column, as the last step left them. It is computed twice: for the maxima of each tile's rows
+// and columns, and when the element is updated. A maximum does not depend on the order, so neither
+// do the bits.
 #include "kernels/cuda/optimizer/rules.hpp"
 #include "kernels/cuda/optimizer/tensor_tiles.cuh"
 #include "kernels/cuda/optimizer/update_loop.cuh"
@@ -13,23 +13,23 @@ namespace {
 struct Sm3Tensor {
   TensorPlace place;
   float* accumulators = nullptr;  // matrix: rows, then columns; vector: elements
-  // Maxima of each tile of a matrix, for its rows [across, rows] and columns [down, cols].
+  // Maxima of a matrix's tiles, for their rows [across, rows] and columns [down, cols].
   float* row_partials = nullptr;
   float* col_partials = nullptr;
 };
 using Sm3Set = TensorSet<Sm3Tensor>;
 
-// NaN is never larger: it raises no accumulator.
+// NaN never counts as larger, so it raises no accumulator.
 __device__ __forceinline__ float larger(float best, float other) {
   return other > best ? other : best;
 }
 
-// The lesser of the row's and the column's.
+// Returns the smaller accumulator of row and column.
 __device__ __forceinline__ float bound_of(float of_row, float of_col) {
   return of_col < of_row ? of_col : of_row;
 }
 
-// Half a warp's: the first lane gets it.
+// Maximum over half a warp; the first lane gets it.
 __device__ __forceinline__ float lane_max(float best) {
   for (int width = kLanes / 2; width > 0; width /= 2) {
     best = larger(best, __shfl_down_sync(kAllLanes, best, width, kLanes));
@@ -37,7 +37,7 @@ __device__ __forceinline__ float lane_max(float best) {
   return best;
 }
 
-// A block to a tile, of which gradients are read twice: across for the rows, down for the columns.
+// A block handles a tile and reads its gradients twice: across for the rows, down for the columns.
 __global__ void __launch_bounds__(kTileThreads)
     maxima_kernel(const UpdateArrays arrays, const Sm3Set set, float grad_scale) {
   std::int64_t index = blockIdx.x;
@@ -100,7 +100,7 @@ struct Sm3Step {
   }
 };
 
-// New accumulators of lines (a thread each).
+// Folds the tiles' maxima into new accumulators, one line per thread.
 __global__ void __launch_bounds__(kTileThreads) fold_lines_kernel(const Sm3Set set) {
   std::int64_t block = blockIdx.x;
   const Sm3Tensor& tensor = set.tensors[tensor_of<&TensorPlace::line_blocks_end>(set, block)];

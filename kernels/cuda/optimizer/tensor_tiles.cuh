@@ -1,6 +1,5 @@
-// Launches over the tiles and lines of several tensors (kernels/tensor_tiles.hpp), whose
-// descriptions go to the GPU in a launch's parameters; and sums in the order that optimizer.hpp
-// gives.
+// Launches over tiles and lines of several tensors (kernels/tensor_tiles.hpp). The tensors'
+// descriptions travel in a launch's parameters. Also sums in the order of optimizer.hpp.
 #pragma once
 
 #include <algorithm>
@@ -16,23 +15,23 @@
 namespace sluice::kernels::cuda {
 
 inline constexpr int kTileThreads = 256;
-inline constexpr int kLanes = 16;  // of sums
+inline constexpr int kLanes = 16;  // lanes of a sum
 inline constexpr int kRowTeams = kTileThreads / kLanes;
 inline constexpr std::int64_t kLinesToABlock = kTileThreads;
 
-// Of one tensor: where it is, and its share of the launches' blocks.
+// The place of one tensor in the chunk, and its share of a launch's blocks.
 struct TensorPlace {
-  std::int64_t begin = 0;  // its first element, of the chunk
+  std::int64_t begin = 0;  // its first element in the chunk
   std::int64_t rows = 0, cols = 0;
-  std::int64_t tiles_end = 0, line_blocks_end = 0;  // of this tensor and those before it
+  std::int64_t tiles_end = 0, line_blocks_end = 0;  // sums over this tensor and those before it
 
-  // Rows, then columns, of a matrix; a vector has no lines.
+  // Lines of a matrix: rows, then columns. A vector has none.
   constexpr std::int64_t lines() const { return rows > 1 ? rows + cols : 0; }
 };
 
 template <class Tensor>
 struct TensorSet {
-  // Other parameters beside it: the arrays of an update.
+  // Leaves room for the arrays of an update, which are parameters too.
   static constexpr int kMost = static_cast<int>(
       (kMostParameterBytes - sizeof(UpdateArrays) - 2 * sizeof(std::int64_t)) / sizeof(Tensor));
   std::int64_t count = 0;
@@ -53,7 +52,7 @@ struct TensorSet {
   }
 };
 
-// The number of the tensor that block `block` belongs to; block is counted within it after.
+// Returns the tensor that block `block` belongs to, and makes `block` relative to it.
 template <std::int64_t TensorPlace::*kEnd, class Tensor>
 __device__ __forceinline__ int tensor_of(const TensorSet<Tensor>& set, std::int64_t& block) {
   int i = 0;
@@ -63,8 +62,8 @@ __device__ __forceinline__ int tensor_of(const TensorSet<Tensor>& set, std::int6
   return i;
 }
 
-// Consecutive tensors that share their launches and the workspace: as many as the parameters of a
-// launch hold, or until they fill a GPU.
+// Calls body for batches of consecutive tensors that share launches and workspace. A batch ends
+// when a launch's parameters are full, or when it is large enough to fill a GPU.
 template <class Tensor, class Body>
 void for_tensor_batches(std::span<const ParameterSegment> segments, const Body& body) {
   constexpr std::int64_t kBatchElems = 1 << 22;
@@ -81,7 +80,7 @@ void for_tensor_batches(std::span<const ParameterSegment> segments, const Body& 
   }
 }
 
-// lay_out(segment, parts) takes what a tensor needs.
+// Returns the workspace of the largest batch. lay_out(segment, parts) takes a tensor's parts.
 template <class Tensor, class LayOut>
 std::uint64_t most_workspace_bytes(std::span<const ParameterSegment> segments,
                                    const LayOut& lay_out) {
@@ -94,8 +93,8 @@ std::uint64_t most_workspace_bytes(std::span<const ParameterSegment> segments,
   return most;
 }
 
-// The sum of `count` numbers over 16 lanes, element i in lane i % 16, folded by halves: by half a
-// warp, all of whose lanes call it; the first one gets the sum. term(i): element i.
+// Sums `count` numbers over 16 lanes, element i in lane i % 16, folded by halves. All lanes of half
+// a warp call it; the first lane gets the sum. term(i) returns element i.
 template <class Term>
 __device__ __forceinline__ float lane_sum(std::int64_t count, const Term& term) {
   float total = 0;
@@ -108,8 +107,8 @@ __device__ __forceinline__ float lane_sum(std::int64_t count, const Term& term) 
   return total;
 }
 
-// body(row, valid) for the rows of a tile, each by one half of a warp; both halves take as many
-// turns, and where a half has no row left it calls with valid = false.
+// Calls body(row, valid) for the rows of a tile, one per half warp. Both halves take the same
+// number of turns; a half without a row calls with valid = false.
 template <class Body>
 __device__ __forceinline__ void for_tile_rows(std::int64_t rows, const Body& body) {
   for (std::int64_t first = 0; first < rows; first += kRowTeams) {
@@ -122,8 +121,8 @@ __device__ __forceinline__ bool is_first_lane() {
 }
 
 inline constexpr int kOrderedNumbers = 1024;
-// The fp64 sum of `count` numbers, in order: by a block of kTileThreads; thread 0 gets it. Two
-// barriers for each 1,024. staged: shared.
+// Sums `count` numbers in fp64, in order. A block of kTileThreads calls it; thread 0 gets the sum.
+// Two barriers for each 1,024 numbers. staged: shared memory.
 template <class T>
 __device__ __forceinline__ double ordered_sum(const T* numbers, std::int64_t count,
                                               T (&staged)[kOrderedNumbers]) {
@@ -143,7 +142,7 @@ __device__ __forceinline__ double ordered_sum(const T* numbers, std::int64_t cou
   return sum;
 }
 
-// Element `at` of a matrix with `cols` columns. Where both fit 32 bits, so does the division.
+// Position of element `at` in a matrix with `cols` columns. Uses a 32-bit division if both fit.
 struct RowAndColumn {
   std::int64_t row, col;
 };

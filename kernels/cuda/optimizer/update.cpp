@@ -1,3 +1,4 @@
+// The update of a chunk on a GPU: checks, and the choice of the rule.
 #include "kernels/cuda/optimizer/update.hpp"
 
 #include <string>

@@ -1,8 +1,7 @@
-// An update of a chunk on a GPU: checks, and the rule. Arguments as in Kernels
-// (kernels/kernels.hpp), in device memory (or in registered host memory, which a GPU reads and
-// writes at the same address); segments are read before the call returns. Queues on `stream`. Bits
-// equal the host's, but for muon's products. (A NaN made by arithmetic is the GPU's own: its
-// payload may differ.)
+// The update of a chunk on a GPU: checks, and the rule. Arguments as in Kernels
+// (kernels/kernels.hpp), in device memory or in registered host memory, which a GPU accesses at the
+// same address. Segments are read before the call returns. Queues on `stream`. Bits equal the
+// host's, except for muon's products. (The payload of a NaN may differ.)
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,11 @@
-// The one loop of all rules that go element by element: formats are its business (formats.cuh), a
-// rule is only arithmetic. A warp takes 128 elements of a segment. Which segments there are goes to
-// the GPU in a launch's parameters, which hold 4 KiB: as many as fit, then the next launch.
+// The loop of all elementwise rules. It handles the formats (formats.cuh); a rule is only
+// arithmetic. A warp processes 128 elements of a segment. The list of segments travels in a
+// launch's parameters, which hold 4 KiB; a longer list takes several launches.
 //
 // A rule is a struct that is passed by value:
 //   kMoments  0 to 2: the moments that the loop reads and writes for it
-//   kMaster   whether it updates the number that the weight is made of
-//   Own       what differs from segment to segment (trivially copyable)
+//   kMaster   whether it updates the number that the weight is made from
+//   Own       constants that differ between segments (trivially copyable)
 //   float operator()(const Own&, std::int64_t at, float g, float& m, float& v, float w) const
 //             element `at` of the segment: g is the gradient before grad_scale; returns the new w
 #pragma once
@@ -22,14 +22,14 @@
 namespace sluice::kernels::cuda {
 
 inline constexpr int kUpdateThreads = 256;
-// A launch's parameters are 4 KiB; some room is left for what the compiler adds.
+// A launch's parameters hold 4 KiB; the rest is room for parameters of the compiler.
 inline constexpr std::size_t kMostParameterBytes = 4000;
 
 template <class Own>
 struct UpdateSegment {
-  std::int64_t units_end = 0;  // of this segment and those before it, in the launch
+  std::int64_t units_end = 0;  // units of this segment and those before it in the launch
   std::int64_t begin = 0, end = 0;
-  std::int64_t base = 0;  // where its first unit begins: at `begin` or less than a unit before it
+  std::int64_t base = 0;  // start of its first unit: at `begin`, or less than a unit before it
   std::uint64_t first_key = 0;
   Own own;
 };
@@ -64,7 +64,7 @@ __device__ void update_unit(const UpdateArrays& arrays, const Rule& rule,
   }
   if constexpr (Rule::kMaster) store_master(arrays, elems, w);
   if constexpr (Rule::kMoments >= 1) {
-    // An element before the segment has its key too: what is subtracted is below first_key.
+    // An element before the segment has a key too: the difference is below first_key.
     const std::uint64_t key =
         segment.first_key + static_cast<std::uint64_t>(elems.first - segment.begin);
     const Moment to(arrays, key);
@@ -93,8 +93,8 @@ __global__ void __launch_bounds__(kUpdateThreads) update_kernel(const UpdateBatc
   }
 }
 
-// Where a segment's units begin: at a block of 8-bit moments; at a multiple of 128 keys, which
-// share their noise; else at a multiple of a unit, so that accesses are of whole lines.
+// Start of a segment's first unit: at a block of 8-bit moments; at a multiple of 128 keys, which
+// share their noise; otherwise at a multiple of a unit, so that accesses cover whole lines.
 inline std::int64_t first_unit(DType moments, const ParameterSegment& segment) {
   if (moments == DType::kBlock8) return segment.begin;
   if (moments == DType::kBF16) {
@@ -120,7 +120,7 @@ void launch_update(StreamHandle stream, DType moments, const UpdateBatch<Rule>& 
   }
 }
 
-// own_of(segment): the rule's Own.
+// Runs the rule over all segments. own_of(segment) returns the rule's Own.
 template <class Rule, class OwnOf>
 void run_update(StreamHandle stream, const UpdateArrays& arrays, const Rule& rule,
                 std::span<const ParameterSegment> segments, const OwnOf& own_of) {

@@ -1,11 +1,13 @@
-// Adafactor (optimizer.hpp has its arithmetic) in three passes over memory, the fewest there are:
+// Adafactor (optimizer.hpp has its arithmetic) in three passes over memory. Fewer are not possible:
 // the statistics of an element's row and column need all gradients, and the update's RMS, by which
 // it is clipped, needs the statistics.
-//   1  sums of squares of gradients (by row and by column) and of the parameter
+//   1  sums of squares of the gradients (by row and by column) and of the parameter
 //   2  sum of squares of the update
-//   3  the update, made again, is applied
-// For each element pass 2 and 3 multiply by the reciprocal root of its row and of its column, where
-// the formula has a division and a square root: rows + cols of each in place of rows * cols.
+//   3  the update, computed again, is applied
+// Each pass works on tiles in parallel. Tiles write partial sums to their own memory, and folds add
+// them in the order of tiles (tensor_tiles.hpp), so the bits do not depend on threads. Passes 2 and
+// 3 multiply by the reciprocal root of an element's row and column where the formula has a division
+// and a square root: rows + cols of these in place of rows * cols.
 #include <algorithm>
 #include <cmath>
 
@@ -33,10 +35,10 @@ struct AdafactorTensor {
   float* statistics = nullptr;       // matrix: rows, then columns; vector: elements
   LinePartials partials;             // matrix: sums of squared gradients
   float* col_roots = nullptr;        // matrix: 1 / sqrt(column's mean)
-  double* weight_squares = nullptr;  // of each tile
-  double* update_squares = nullptr;  // of each tile
+  double* weight_squares = nullptr;  // one sum per tile
+  double* update_squares = nullptr;  // one sum per tile
   float row_mean = 0, step_size = 0, lr_decay = 0;
-  // Of the step: rate at which statistics forget, and what gradients are multiplied by.
+  // Values of the step: the rate at which statistics forget, and the factor of gradients.
   float rate = 0, grad_scale = 1;
 };
 
@@ -46,7 +48,7 @@ struct AdafactorTensor {
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::host::HWY_NAMESPACE {
 
-// torch's lerp: the form that is exact at the nearer end.
+// torch's lerp, in the form that is exact at the nearer end.
 template <class D>
 HWY_INLINE hn::Vec<D> lerp(D d, hn::Vec<D> from, hn::Vec<D> to, float rate) {
   const auto way = hn::Sub(to, from);
@@ -59,12 +61,12 @@ HWY_INLINE hn::Vec<D> reciprocal_root(D d, hn::Vec<D> value) {
   return hn::Div(hn::Set(d, 1.0f), hn::Sqrt(value));
 }
 
-// Elements of tile row `row`, from the first of the chunk.
+// Index in the chunk of the first element of tile row `row`.
 HWY_INLINE std::int64_t element(const AdafactorTensor& tensor, const Tile& tile, std::int64_t row) {
   return tensor.segment->begin + (tile.row + row) * tensor.segment->tensor.cols + tile.col;
 }
 
-// The fp32 sum of squares of a row of a tile; use(d, c, g) for its gradients.
+// Returns the fp32 sum of squares of use(d, c, g) over the gradients g of a row of a tile.
 template <class Use>
 HWY_INLINE float gradient_squares(const UpdateArrays& arrays, const AdafactorTensor& tensor,
                                   std::int64_t at, std::int64_t count, const Use& use) {
@@ -79,6 +81,7 @@ HWY_INLINE float gradient_squares(const UpdateArrays& arrays, const AdafactorTen
   return sum[0];
 }
 
+// Returns the fp32 sum of squares of a row of the parameter, in lanes like the gradients'.
 HWY_INLINE float master_squares(const UpdateArrays& arrays, std::int64_t at, std::int64_t count) {
   float sum[1];
   with_master(arrays, at, kOnlyRead, [&](const auto& master) HWY_ATTR {
@@ -90,6 +93,7 @@ HWY_INLINE float master_squares(const UpdateArrays& arrays, std::int64_t at, std
   return sum[0];
 }
 
+// Pass 1 of a tile. A vector needs only the parameter's sum; its statistics are elementwise.
 void adafactor_squares(const UpdateArrays& arrays, AdafactorTensor& tensor, const Tile& tile) {
   const bool matrix = is_matrix(tensor.segment->tensor);
   alignas(64) float cols[TensorTiles::kCols] = {};
@@ -108,7 +112,7 @@ void adafactor_squares(const UpdateArrays& arrays, AdafactorTensor& tensor, cons
   if (matrix) std::copy_n(cols, tile.cols, tensor.partials.cols_of(tile));
 }
 
-// Statistics of lines [begin, end) of a matrix from the sums of squared gradients.
+// Updates the statistics of lines [begin, end) of a matrix from the sums of squared gradients.
 void adafactor_lines(AdafactorTensor& tensor, std::int64_t begin, std::int64_t end) {
   const TensorView& shape = tensor.segment->tensor;
   double sums[kLinesToATask];
@@ -125,19 +129,21 @@ void adafactor_lines(AdafactorTensor& tensor, std::int64_t begin, std::int64_t e
     const auto now = lerp(d, hn::LoadU(d, tensor.statistics + line), mean, tensor.rate);
     hn::StoreU(now, d, tensor.statistics + line);
   });
+  // Columns are used once per row, so their reciprocal roots are stored.
   for_lanes(std::max(begin, shape.rows), end, [&](auto d, std::int64_t line) HWY_ATTR {
     hn::StoreU(reciprocal_root(d, hn::LoadU(d, tensor.statistics + line)), d,
                tensor.col_roots + (line - shape.rows));
   });
 }
 
+// Limits a reciprocal root to 2^23, the root of torch's epsilon.
 template <class D>
 HWY_INLINE hn::Vec<D> at_most(D d, hn::Vec<D> root) {
   const auto most = hn::Set(d, kAdafactorMostRoot);
-  return hn::IfThenElse(hn::Gt(root, most), most, root);  // NaN stays
+  return hn::IfThenElse(hn::Gt(root, most), most, root);  // keeps NaN
 }
 
-// The update of row `row` of a tile from its gradients: (d, c, g).
+// The update of one row of a matrix's tile, as a function of (d, c, g).
 struct MatrixUpdate {
   const float* col_roots;
   float row_root;
@@ -152,6 +158,7 @@ struct MatrixUpdate {
   }
 };
 
+// The same for a vector, with statistics per element.
 struct VectorUpdate {
   const float* statistics;
 
@@ -163,6 +170,7 @@ struct VectorUpdate {
   }
 };
 
+// Pass 2 of a tile. For a vector it also updates the statistics, which pass 1 left alone.
 void adafactor_update_squares(const UpdateArrays& arrays, AdafactorTensor& tensor,
                               const Tile& tile) {
   double squares = 0;
@@ -185,6 +193,7 @@ void adafactor_update_squares(const UpdateArrays& arrays, AdafactorTensor& tenso
   tensor.update_squares[tile.index] = squares;
 }
 
+// Pass 3 of a tile: weight decay, then the step.
 template <class Update>
 HWY_INLINE void apply(const UpdateArrays& arrays, const AdafactorTensor& tensor, const Tile& tile) {
   alignas(64) float room[TensorTiles::kCols];
@@ -227,6 +236,7 @@ HWY_EXPORT(adafactor_lines);
 HWY_EXPORT(adafactor_update_squares);
 HWY_EXPORT(adafactor_apply);
 
+// Assigns workspace to a tensor. Over null `parts` only counts bytes.
 AdafactorTensor lay_out(const ParameterSegment& segment, WorkspaceParts& parts) {
   AdafactorTensor tensor;
   tensor.segment = &segment;
@@ -256,7 +266,7 @@ float mean_of_rows(const AdafactorTensor& tensor) {
   return mean < kAdafactorEpsilon ? kAdafactorEpsilon : mean;
 }
 
-// Comparisons are such that NaN counts as small, as in torch.
+// The comparisons treat NaN as small, as torch does.
 float step_size(const OptimizerOptions& options, const AdafactorTensor& tensor, double lr,
                 double step) {
   const double relative = std::min(lr, 1.0 / std::sqrt(step));
@@ -283,6 +293,7 @@ void adafactor(const Parallel& parallel, const OptimizerOptions& options,
                const UpdateScalars& scalars, void* workspace) {
   const UpdateArrays arrays = update_arrays(options, buffers, scalars);
   const auto step = static_cast<double>(scalars.step);
+  // Batches run one after the other and share the workspace.
   for (const TensorBatch batch : tensor_batches(segments)) {
     WorkspaceParts parts(workspace);
     std::vector<AdafactorTensor> tensors;

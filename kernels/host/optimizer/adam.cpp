@@ -1,3 +1,8 @@
+// Adam with L2 decay: one fused pass over gradient, states and weight.
+//
+// The rule is only the arithmetic of one vector; stage_simd.hpp loops over elements and converts
+// the formats. Tasks are cut by shape, and each element is updated on its own, so the bits depend
+// neither on threads nor on the instruction set.
 #include "kernels/host/optimizer/rules.hpp"
 #include "kernels/host/optimizer/update_arrays.hpp"
 
@@ -11,7 +16,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::host::HWY_NAMESPACE {
 
-// Each operation rounded on its own, in the order of optimizer.hpp.
+// Each operation is rounded on its own, in the order of optimizer.hpp.
 struct Adam {
   static constexpr int kMoments = 2;
   AdamConstants constants;

@@ -1,3 +1,8 @@
+// AdamW: one fused pass over gradient, states and weight.
+//
+// adamw_simd.hpp has the arithmetic of one vector, and stage_simd.hpp loops over elements and
+// converts the formats. This file only adds the run-time choice of the instruction set and the
+// division into tasks. Elements are independent, so the bits do not depend on either.
 #include "kernels/host/optimizer/rules.hpp"
 #include "kernels/host/optimizer/update_arrays.hpp"
 

@@ -1,4 +1,4 @@
-// AdamW's arithmetic, for adamw.cpp and for what muon.cpp leaves to it. Included once for each
+// The arithmetic of AdamW, for adamw.cpp and for muon's other tensors (muon.cpp). Included once per
 // instruction set (see kernels/host/simd.hpp).
 #if defined(SLUICE_KERNELS_HOST_OPTIMIZER_ADAMW) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_KERNELS_HOST_OPTIMIZER_ADAMW
@@ -15,7 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::host::HWY_NAMESPACE {
 
-// Each operation rounded on its own, in the order of optimizer.hpp.
+// Each operation is rounded on its own, in the order of optimizer.hpp.
 struct AdamW {
   static constexpr int kMoments = 2;
   AdamConstants constants;

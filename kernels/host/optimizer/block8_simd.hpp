@@ -1,5 +1,5 @@
-// Vector code of kernels/block8.hpp: the same operations in the same order, hence the same bits.
-// Included once for each instruction set (see kernels/host/simd.hpp).
+// Vector code of kernels/block8.hpp, with the same operations in the same order, hence the same
+// bits. Included once per instruction set (see kernels/host/simd.hpp).
 #if defined(SLUICE_KERNELS_HOST_OPTIMIZER_BLOCK8) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_KERNELS_HOST_OPTIMIZER_BLOCK8
 #undef SLUICE_KERNELS_HOST_OPTIMIZER_BLOCK8
@@ -73,7 +73,7 @@ HWY_INLINE hn::Vec<Numbers> moment1_codes(hn::Vec<WideTag> value, hn::Vec<WideTa
   const auto y = hn::Mul(hn::Abs(value), inverse);
   const auto some = hn::Gt(y, hn::Set(d, kMoment1Zero));
   const auto bits = hn::BitCast(i, hn::Max(y, hn::Set(d, kMoment1Least)));
-  // Products of 16 bits: the upper halves of the lanes are zero.
+  // 16-bit products suffice: the upper halves of the lanes are zero.
   const auto times = [&](hn::Vec<Numbers> number, int factor) HWY_ATTR {
     const auto by = hn::BitCast(half, hn::Set(i, factor));
     return hn::BitCast(i, hn::Mul(hn::BitCast(half, number), by));
@@ -97,7 +97,7 @@ HWY_INLINE hn::Vec<Numbers> moment2_codes(hn::Vec<WideTag> value, hn::Vec<WideTa
   const auto some = hn::Gt(value, hn::Zero(d));
   const auto bits = hn::BitCast(i, hn::Max(y, hn::Set(d, kMoment2Least)));
   const auto z8 = hn::BitCast(d, hn::Or(hn::And(bits, set(0x01ffffffu)), set(124u << 23)));
-  // The sign bit is clear, so shifts may be arithmetic.
+  // The sign bit is clear, so arithmetic shifts are safe.
   const auto power =
       hn::BitCast(d, hn::Add(hn::ShiftRight<2>(hn::And(bits, set(0x7e000000u))),
                              set(std::bit_cast<std::uint32_t>(8.0f / 15.0f) - (32u << 23))));

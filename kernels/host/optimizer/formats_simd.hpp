@@ -1,5 +1,5 @@
-// The formats of gradient, weight and moments that are read and written in registers. Included once
-// for each instruction set (see kernels/host/simd.hpp).
+// The formats of gradient, weight and moments that are converted in registers. Included once per
+// instruction set (see kernels/host/simd.hpp).
 #if defined(SLUICE_KERNELS_HOST_OPTIMIZER_FORMATS) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_KERNELS_HOST_OPTIMIZER_FORMATS
 #undef SLUICE_KERNELS_HOST_OPTIMIZER_FORMATS
@@ -17,8 +17,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::host::HWY_NAMESPACE {
 
-// Each points to its stage's first element; load(d, at) and store(d, number, at) are of element
-// `at`.
+// Each type points to the first element of its stage. load(d, at) and store(d, number, at) access
+// element `at`.
 
 template <class T>
 struct Grad {
@@ -29,7 +29,7 @@ struct Grad {
   }
 };
 
-// A sum in fp32, rounded as the gradient that it stands for.
+// A gradient summed in fp32, rounded to bf16 on load.
 struct GradThroughBF16 {
   const float* from;
   template <class D>
@@ -50,8 +50,8 @@ struct MasterAlone {
   }
 };
 
-// With a bf16 weight beside it, which nothing here reads: where it is aligned it goes past the
-// caches, and its lines need not be fetched to be overwritten. A FlushStream ends the loop.
+// A master with a bf16 weight, which this loop never reads. An aligned weight is streamed past the
+// caches, so its lines are not fetched only to be overwritten. A FlushStream ends the loop.
 struct MasterAndBF16 {
   float* master;
   bf16* weight;
@@ -66,15 +66,15 @@ struct MasterAndBF16 {
   template <class D>
   HWY_INLINE void store(D d, hn::Vec<D> number, std::int64_t at) const {
     hn::StoreU(number, d, master + at);
-    // Less than 16 bytes cannot be streamed.
+    // Fewer than 16 bytes cannot be streamed.
     if constexpr (hn::MaxLanes(HalfBitsOf<D>()) * sizeof(bf16) >= 16) {
       if (streamed) return stream_upper_half(d, round_away_bits(d, number), weight + at);
     }
     store_weight(d, number, weight + at);
   }
 #if HWY_MAX_BYTES == 64
-  // Of 16 numbers each: the weights' line goes out whole, which a half of it may do alone if the
-  // processor wants its buffer for something else. Where not streamed: as store.
+  // Stores two vectors of 16 numbers. The weights' cache line is written as one; a half line may
+  // leave the write-combining buffer early. Without streaming this is two calls of store().
   HWY_INLINE void store_line(WideTag d, hn::Vec<WideTag> a, hn::Vec<WideTag> b,
                              std::int64_t at) const {
     if (!streamed) {
@@ -91,7 +91,7 @@ struct MasterAndBF16 {
 #endif
 };
 
-// kernels/split_master.hpp.
+// A bf16 weight with its remainder (kernels/split_master.hpp).
 struct MasterSplit {
   bf16* weight;
   std::int16_t* remainder;

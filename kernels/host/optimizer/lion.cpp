@@ -1,3 +1,8 @@
+// Lion (Chen et al. 2023): one fused pass, with the sign of an interpolated momentum as the step.
+//
+// The rule is only the arithmetic of one vector; stage_simd.hpp loops over elements and converts
+// the formats. The step uses beta1 and the stored momentum beta2. Elements are independent, so the
+// bits depend neither on threads nor on the instruction set.
 #include "kernels/host/optimizer/rules.hpp"
 #include "kernels/host/optimizer/update_arrays.hpp"
 
@@ -11,10 +16,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::host::HWY_NAMESPACE {
 
-// Each operation rounded on its own, in the order of optimizer.hpp. lr * sign is exact.
+// Each operation is rounded on its own, in the order of optimizer.hpp. lr * sign is exact.
 struct Lion {
   static constexpr int kMoments = 1;
-  AdamConstants constants;  // of which the betas
+  AdamConstants constants;  // only the betas are used
   float grad_scale;
   float lr_decay;  // lr * decay
   float lr;
@@ -28,7 +33,7 @@ struct Lion {
     m = hn::Add(hn::Mul(hn::Set(d, constants.beta2), m),
                 hn::Mul(hn::Set(d, constants.one_minus_beta2), g));
     w = hn::Sub(w, hn::Mul(hn::Set(d, lr_decay), w));
-    // sign(0) is 0 and sign(NaN) is NaN, as torch.sign's.
+    // sign(0) is 0 and sign(NaN) is NaN, as in torch.sign.
     const auto step = hn::CopySign(hn::Set(d, lr), c);
     const auto moved = hn::IfThenElse(hn::Eq(c, hn::Zero(d)), c, step);
     return hn::Sub(w, hn::IfThenElse(hn::IsNaN(c), c, moved));

@@ -1,8 +1,12 @@
-// Muon (optimizer.hpp has its arithmetic). Hidden matrices one after another, each by all threads:
-// a pass over gradient and momentum that leaves the update in the workspace, five Newton-Schulz
-// iterations there (products by Gemm, hence the same bits for any thread count), a pass that
-// applies it. Nearly all time is in the products: for [m, n], m <= n, 5 * (4 m^2 n + 2 m^3)
-// operations. All other tensors: adamw.cpp.
+// Muon (optimizer.hpp has its arithmetic). Hidden matrices run one after another, each on all
+// threads:
+//   1  a pass over gradient and momentum leaves the update in the workspace, with its squared norm
+//   2  five Newton-Schulz iterations orthogonalize it: gram = x x^T, its square, a polynomial of
+//      both, and the polynomial times x. Products are Gemm's, so bits do not depend on threads
+//   3  a pass applies the result
+// gram and its square are symmetric: only the lower half is computed, then mirrored. Nearly all
+// time is in the products: 5 * (4 m^2 n + 2 m^3) operations for [m, n], m <= n. All other tensors
+// use AdamW; their second moment is fp32 and lies in the kPerTensor state.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -31,14 +35,14 @@ namespace sluice::kernels::host {
 struct MuonTensor {
   const ParameterSegment* segment = nullptr;
   TensorTiles tiles;
-  std::int64_t stride = 0;  // of x and other: elements from row to row
-  float* x = nullptr;       // [rows, stride]: the update, orthogonalized
+  std::int64_t stride = 0;  // of x and other: elements between rows
+  float* x = nullptr;       // [rows, stride]: the update, being orthogonalized
   float* other = nullptr;   // [rows, stride]: the next x
   std::int64_t small = 0;   // the smaller of rows and columns
   std::int64_t small_stride = 0;
   float* gram = nullptr;        // [small, small_stride]
   float* polynomial = nullptr;  // [small, small_stride]
-  double* squares = nullptr;    // of each piece of the update
+  double* squares = nullptr;    // one sum per piece of the update
   float momentum = 0, one_minus_momentum = 0, grad_scale = 1;
   float norm = 1, step_size = 0, lr_decay = 0;
 };
@@ -49,7 +53,7 @@ struct MuonTensor {
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::host::HWY_NAMESPACE {
 
-// Elements of tile row `row`, from the first of the chunk.
+// Index in the chunk of the first element of tile row `row`.
 HWY_INLINE std::int64_t element(const MuonTensor& tensor, const Tile& tile, std::int64_t row) {
   return tensor.segment->begin + (tile.row + row) * tensor.segment->tensor.cols + tile.col;
 }
@@ -58,9 +62,9 @@ HWY_INLINE float* x_row(const MuonTensor& tensor, const Tile& tile, std::int64_t
   return tensor.x + (tile.row + row) * tensor.stride + tile.col;
 }
 
-// Elements [begin, end) of the tensor: the new momentum, and the update before it is
-// orthogonalized, into `other` without a stride; its squares, fp32 for each stage, fp64 over them.
-// In stages, for 8-bit moments are in blocks of elements.
+// Step 1 for elements [begin, end) of the tensor: stores the new momentum, and the update into
+// `other` without a stride. Sums its squares in fp32 per stage and in fp64 over stages. It works in
+// stages because 8-bit moments are blocks of elements.
 void muon_momentum(const UpdateArrays& arrays, MuonTensor& tensor, std::int64_t begin,
                    std::int64_t end) {
   StageRoom room;
@@ -89,6 +93,7 @@ void muon_momentum(const UpdateArrays& arrays, MuonTensor& tensor, std::int64_t 
   tensor.squares[begin / kUpdatePieceElems] = squares;
 }
 
+// Copies a tile of `other` to x, divided by the norm. `other` is free afterwards.
 void muon_normalize(const MuonTensor& tensor, const Tile& tile) {
   const std::int64_t cols = tensor.segment->tensor.cols;
   for (std::int64_t row = 0; row < tile.rows; ++row) {
@@ -100,8 +105,8 @@ void muon_normalize(const MuonTensor& tensor, const Tile& tile) {
   }
 }
 
-// Rows of polynomial = a I + (b gram + c gram^2), where polynomial holds gram^2; up to the
-// diagonal.
+// Computes rows of polynomial = a I + (b gram + c gram^2) up to the diagonal. On entry polynomial
+// holds gram^2.
 void muon_polynomial(const MuonTensor& tensor, std::int64_t begin, std::int64_t end) {
   for (std::int64_t row = begin; row < end; ++row) {
     const float* const gram = tensor.gram + row * tensor.small_stride;
@@ -115,6 +120,7 @@ void muon_polynomial(const MuonTensor& tensor, std::int64_t begin, std::int64_t 
   }
 }
 
+// Step 3 for a tile: weight decay, then the step along x.
 void muon_apply(const UpdateArrays& arrays, const MuonTensor& tensor, const Tile& tile) {
   const float lr_decay = tensor.lr_decay, step_size = tensor.step_size;
   for (std::int64_t row = 0; row < tile.rows; ++row) {
@@ -130,7 +136,7 @@ void muon_apply(const UpdateArrays& arrays, const MuonTensor& tensor, const Tile
   }
 }
 
-// AdamW of elements [begin, end) of a tensor that is not Muon's; moment2: the tensor's, in fp32.
+// AdamW for elements [begin, end) of any other tensor. moment2: the tensor's second moment, fp32.
 void muon_adamw(const UpdateArrays& arrays, const AdamConstants& constants,
                 const UpdateScalars& scalars, const ParameterSegment& segment, float* moment2,
                 std::int64_t begin, std::int64_t end) {
@@ -175,8 +181,8 @@ bool is_tall(const MuonTensor& tensor) {
   return tensor.segment->tensor.rows > tensor.segment->tensor.cols;
 }
 
-// Products of one iteration: gram = x x^T (x^T x of a tall matrix), its square, and the polynomial
-// times x (x times the polynomial).
+// The products of one iteration: gram = x x^T (x^T x for a tall matrix), its square, and the
+// polynomial times x (x times the polynomial).
 struct Iteration {
   Product gram, square, next;
 };
@@ -206,6 +212,7 @@ Iteration iteration_of(const MuonTensor& tensor) {
                            tensor.gram, tensor.small_stride);
   iteration.square =
       product(small, small, small, gram, gram, tensor.polynomial, tensor.small_stride);
+  // mirror() fills in the upper halves.
   iteration.gram.lower_only = iteration.square.lower_only = true;
   iteration.next = product(rows, cols, small, tall ? x : polynomial, tall ? polynomial : x,
                            tensor.other, tensor.stride);
@@ -216,6 +223,7 @@ std::int64_t pieces_of(const ParameterSegment& segment) {
   return Cut::quotient_up(segment.end - segment.begin, kUpdatePieceElems);
 }
 
+// Assigns workspace to a matrix. Strides avoid multiples of 2 KiB (gemm_cut.hpp).
 MuonTensor lay_out(const ParameterSegment& segment, WorkspaceParts& parts) {
   const TensorView& shape = segment.tensor;
   MuonTensor tensor;
@@ -232,13 +240,14 @@ MuonTensor lay_out(const ParameterSegment& segment, WorkspaceParts& parts) {
   return tensor;
 }
 
+// Workspace of the largest product of an iteration.
 std::uint64_t products_bytes(const Gemm& gemm, const MuonTensor& tensor) {
   const Iteration iteration = iteration_of(tensor);
   return std::max({gemm.workspace_bytes(iteration.gram), gemm.workspace_bytes(iteration.square),
                    gemm.workspace_bytes(iteration.next)});
 }
 
-// What lies above the diagonal, from what lies below it; in blocks that fit the nearest cache.
+// Copies the half below the diagonal to the half above it, in blocks that fit the nearest cache.
 void mirror(const Parallel& parallel, float* matrix, std::int64_t size, std::int64_t stride) {
   constexpr std::int64_t kBlock = 64;
   parallel.for_blocks(size, kBlock, [&](std::int64_t top, std::int64_t bottom) {
@@ -253,6 +262,7 @@ void mirror(const Parallel& parallel, float* matrix, std::int64_t size, std::int
   });
 }
 
+// Step 2. Each iteration writes the next x to `other` and swaps the two.
 void orthogonalize(const Parallel& parallel, const Gemm& gemm, int steps, MuonTensor& tensor,
                    void* workspace) {
   for (int step = 0; step < steps; ++step) {
@@ -270,6 +280,7 @@ void orthogonalize(const Parallel& parallel, const Gemm& gemm, int steps, MuonTe
   }
 }
 
+// Updates one hidden matrix: steps 1 to 3.
 void update_hidden(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& options,
                    const UpdateArrays& arrays, const ParameterSegment& segment,
                    const UpdateScalars& scalars, void* workspace) {
@@ -292,6 +303,7 @@ void update_hidden(const Parallel& parallel, const Gemm& gemm, const OptimizerOp
                         HWY_DYNAMIC_DISPATCH(muon_momentum)(arrays, tensor, begin, end);
                       });
   const double norm = std::sqrt(sum_in_order(tensor.squares, pieces_of(segment)));
+  // The norm is fp64 over pieces in order, so it does not depend on threads.
   tensor.norm = static_cast<float>(norm < kMuonEpsilon ? kMuonEpsilon : norm);
   for_tiles([&](const Tile& tile) { HWY_DYNAMIC_DISPATCH(muon_normalize)(tensor, tile); });
   orthogonalize(parallel, gemm, options.newton_schulz_steps, tensor, products);
@@ -305,7 +317,7 @@ void muon(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& op
           const UpdateScalars& scalars, void* workspace) {
   const UpdateArrays arrays = update_arrays(options, buffers, scalars);
   const AdamConstants constants = adam_constants(options, scalars.step);
-  // Others first, all together: most are small.
+  // The other tensors come first, all together, because most are small.
   for_each_block(
       parallel, segments.size(),
       [&](std::size_t i) {

@@ -1,4 +1,4 @@
-// Vector code of kernels/stochastic_rounding.hpp: the same bits. Included once for each instruction
+// Vector code of kernels/stochastic_rounding.hpp, with the same bits. Included once per instruction
 // set (see kernels/host/simd.hpp).
 #if defined(SLUICE_KERNELS_HOST_OPTIMIZER_NOISE) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_KERNELS_HOST_OPTIMIZER_NOISE
@@ -17,8 +17,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::host::HWY_NAMESPACE {
 
-// fill_noise_of: moment1's noise of the 128 keys whose counters are upper * 2^32 + lower + [0, 16),
-// lower a multiple of 16. moment2's is the same with neighbours exchanged.
+// fill_noise_of: moment1's noise of the 128 keys with counters upper * 2^32 + lower + [0, 16);
+// lower is a multiple of 16. moment2's noise is the same with neighbours exchanged.
 #if HWY_TARGET == HWY_SCALAR
 
 HWY_INLINE void fill_noise_of(std::uint64_t seed, std::int64_t step, std::uint64_t upper,
@@ -34,13 +34,14 @@ HWY_INLINE void fill_noise_of(std::uint64_t seed, std::int64_t step, std::uint64
 using Word = hn::RebindToUnsigned<WideTag>;
 using Wide = hn::RepartitionToWide<Word>;
 
-// A number of Philox in the lower half of a 64-bit lane; upper halves are garbage once multiplied.
+// One Philox number in the lower half of each 64-bit lane; upper halves are garbage after a
+// product.
 struct PhiloxLanes {
   hn::Vec<Wide> x0, x1, x2, x3;
 };
 
-// counter: below 2^32 in each lane, the counter's upper bits being `upper`, the same for all. So
-// what depends on them and on the step alone is constant, and the first two rounds are half a
+// counter: below 2^32 in each lane; `upper` holds the counters' upper bits, the same for all lanes.
+// Values that depend only on `upper` and the step are constant, so the first two rounds cost half a
 // round.
 HWY_INLINE PhiloxLanes philox_lanes(std::uint64_t seed, hn::Vec<Wide> counter, std::uint64_t upper,
                                     std::uint64_t step) {
@@ -111,7 +112,7 @@ HWY_INLINE void fill_noise_of(std::uint64_t seed, std::int64_t step, std::uint64
 
 #endif  // HWY_TARGET == HWY_SCALAR
 
-// Of both moments of keys first_key + i, i in [0, 128); first_key a multiple of 128.
+// Noise of both moments for keys first_key + [0, 128); first_key is a multiple of 128.
 HWY_INLINE void fill_noise(std::uint64_t seed, std::int64_t step, std::uint64_t first_key,
                            std::uint16_t* HWY_RESTRICT noise1, std::uint16_t* HWY_RESTRICT noise2) {
   const std::uint64_t counter = first_key / kRoundingNoiseKeys * 16;
@@ -122,7 +123,7 @@ HWY_INLINE void fill_noise(std::uint64_t seed, std::int64_t step, std::uint64_t 
   }
 }
 
-// bf16_stochastic, as upper halves. noise: below 2^16.
+// bf16_stochastic, in the upper halves. noise: below 2^16.
 template <class D>
 HWY_INLINE hn::Vec<BitsOf<D>> round_stochastic_bits(D d, hn::Vec<D> value,
                                                     hn::Vec<BitsOf<D>> noise) {

@@ -1,8 +1,8 @@
-// The loop of stage_simd.hpp for updates all of whose arrays are of 16 bits: bf16 gradient, split
-// master, bf16 moments. A 32-bit lane holds two neighbours, so numbers are widened and narrowed by
-// shifts and masks alone: even elements in one vector, odd ones in another, nothing is permuted.
-// The bits are those of the other loop, which is all that a target without vectors has. Included
-// once for each instruction set (kernels/host/simd.hpp).
+// The loop for updates with only 16-bit arrays: bf16 gradient, split master, bf16 moments. A 32-bit
+// lane holds two neighbours. Numbers are widened and narrowed by shifts and masks alone, with even
+// elements in one vector and odd ones in another, without permutations. The bits are those of
+// stage_simd.hpp, which targets without vectors use instead. Included once per instruction set
+// (kernels/host/simd.hpp).
 #if defined(SLUICE_KERNELS_HOST_OPTIMIZER_PAIRS) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_KERNELS_HOST_OPTIMIZER_PAIRS
 #undef SLUICE_KERNELS_HOST_OPTIMIZER_PAIRS
@@ -42,7 +42,7 @@ HWY_INLINE Pair load_pair(const bf16* from) {
   return {hn::BitCast(WideTag(), hn::ShiftLeft<16>(both)), hn::BitCast(WideTag(), odd)};
 }
 
-// The upper halves of even and of odd numbers, as neighbours; and the lower ones.
+// The upper halves of the even and odd numbers as neighbours; likewise the lower halves.
 HWY_INLINE hn::Vec<PairBits> upper_halves(hn::Vec<PairBits> even, hn::Vec<PairBits> odd) {
   return hn::OrAnd(hn::ShiftRight<16>(even), odd, hn::Set(PairBits(), 0xffff0000u));
 }
@@ -54,7 +54,7 @@ HWY_INLINE void store_bits(hn::Vec<PairBits> bits, void* to) {
   hn::StoreU(bits, PairBits(), static_cast<std::uint32_t*>(to));
 }
 
-// All ones in each 16-bit half whose sign is set.
+// Returns all ones in each 16-bit half with the sign bit set.
 HWY_INLINE hn::Vec<PairBits> negative_halves(hn::Vec<PairBits> bits) {
   const hn::Repartition<std::int16_t, WideTag> half;
   return hn::BitCast(PairBits(), hn::ShiftRight<15>(hn::BitCast(half, bits)));
@@ -68,8 +68,8 @@ HWY_INLINE hn::Vec<PairBits> subtract_halves(hn::Vec<PairBits> a, hn::Vec<PairBi
   return hn::BitCast(PairBits(), hn::Sub(hn::BitCast(half, a), hn::BitCast(half, b)));
 }
 
-// The master is weight * 2^16 + remainder, the remainder signed: a negative one borrows from the
-// upper half, which is 16-bit arithmetic of both neighbours at once.
+// The master is weight * 2^16 + remainder with a signed remainder. A negative remainder borrows
+// from the upper half, which is 16-bit arithmetic on both neighbours at once.
 HWY_INLINE Pair load_pair(const MasterSplit& master, std::int64_t at) {
   const WideTag d;
   const PairBits u;
@@ -80,7 +80,7 @@ HWY_INLINE Pair load_pair(const MasterSplit& master, std::int64_t at) {
   return {hn::BitCast(d, even), hn::BitCast(d, odd)};
 }
 
-// No number is NaN: rounding away is a carry from the remainder's sign.
+// Precondition: no number is NaN. Rounding away is then a carry from the remainder's sign.
 HWY_INLINE void store_pair(const Pair& w, const MasterSplit& master, std::int64_t at) {
   const PairBits u;
   const auto even = hn::BitCast(u, w.even), odd = hn::BitCast(u, w.odd);
@@ -97,10 +97,10 @@ HWY_INLINE void store_special_pair(const Pair& w, const MasterSplit& master, std
              master.weight + at);
 }
 
-// Whether a master may be NaN, or some moment's magnitude at or above the largest finite bf16:
-// never wrong where it says no. (The moments' bits are or-ed, so that four cost what one does. It
-// says yes without need where some moment is at or above 2 and the others' exponents happen to fill
-// up its own; and where masters are infinities of both signs.)
+// Whether a master may be NaN, or a moment's magnitude may reach the largest finite bf16. "No" is
+// always right. The bits of the moments are or-ed, so that four cost as much as one; hence a
+// needless "yes" if a moment is at least 2 and the others' exponents fill up its own, and if
+// masters are infinities of both signs.
 HWY_INLINE bool may_be_special(const Pair& w, const Pair& a, const Pair& b) {
   const WideTag d;
   const PairBits u;
@@ -112,7 +112,7 @@ HWY_INLINE bool may_be_special(const Pair& w, const Pair& a, const Pair& b) {
   return !hn::AllFalse(d, hn::Or(large, hn::IsNaN(hn::Add(w.even, w.odd))));
 }
 
-// Noise of the even and of the odd elements' first moments: of the others' second ones.
+// Noise for the first moments of even and odd elements. Second moments use them exchanged.
 struct PairNoise {
   hn::Vec<PairBits> even, odd;
 };
@@ -136,13 +136,13 @@ HWY_INLINE void store_special_pair(const Pair& m, hn::Vec<PairBits> even, hn::Ve
       to);
 }
 
-// What the loop visits, each array from the same element on.
+// The arrays of the loop, each from the same element on.
 struct PairArrays {
   const bf16* grad;
   MasterSplit master;
   bf16* moment1;
   bf16* moment2;  // null for rules with one moment
-  // Inline by force: g++ 12 takes a function of prefetches alone for one without effect and drops
+  // Forced inline: g++ 12 takes a function that only prefetches for one without effect and drops
   // its calls.
   HWY_INLINE void prefetch(std::int64_t at) const {
     hwy::Prefetch(grad + at);
@@ -164,13 +164,13 @@ inline PairArrays pair_arrays(const UpdateArrays& arrays, std::int64_t first) {
 }
 
 constexpr auto kPairsStep = static_cast<std::int64_t>(kRoundingNoiseKeys);
-// Six lines of each array. 64, 128, 256 and 512 elements were slower or no faster on two Ice Lake
-// cores; a page and more cost a tenth of the rate and above (arrays begin at like offsets of pages,
-// see stage_simd.hpp).
+// Six cache lines of each array. 64, 128, 256 and 512 elements were slower or no faster on two Ice
+// Lake cores. From a page on, the rate drops by a tenth or more, since arrays begin at similar page
+// offsets (see stage_simd.hpp).
 constexpr std::int64_t kPairsAhead = 192;
 constexpr std::int64_t kPairsLine = 32;
 
-// Elements [at, at + kPairsStep).
+// Updates elements [begin, begin + kPairsStep).
 template <class Rule>
 HWY_INLINE void update_pairs(const Rule& rule, const PairArrays& arrays, const std::uint16_t* noise,
                              std::int64_t begin) {
@@ -203,8 +203,8 @@ HWY_INLINE void update_pairs(const Rule& rule, const PairArrays& arrays, const s
   }
 }
 
-// Elements [0, count), the first of which has key `key`; both multiples of kPairsStep. The noise is
-// made between the numbers that it rounds, so that memory is never waited for alone.
+// Updates elements [0, count); the first has key `key`; both are multiples of kPairsStep. Computing
+// the noise between the updates that use it overlaps it with waiting for memory.
 template <class Rule>
 HWY_NOINLINE void run_pairs(const Rule rule, const PairArrays arrays, const std::uint64_t seed,
                             const std::int64_t step, const std::uint64_t key,
@@ -214,7 +214,7 @@ HWY_NOINLINE void run_pairs(const Rule rule, const PairArrays arrays, const std:
   std::uint64_t counter = key / kRoundingNoiseKeys * 16;
   std::int64_t at = 0;
   while (at < count) {
-    // As long as the counters' upper bits stay, half a round is constant.
+    // While the counters' upper bits stay the same, half a round is constant.
     const std::uint64_t upper = counter >> 32;
     const auto same = static_cast<std::int64_t>((((upper + 1) << 32) - counter) / 16) * kPairsStep;
     const std::int64_t end = std::min(count, at + same);

@@ -1,5 +1,5 @@
-// The rules of kernels/optimizer.hpp on the host, one fused pass each over gradient, states and
-// weight; each in a file of its own.
+// The rules of kernels/optimizer.hpp on the host. Elementwise rules are one fused pass over
+// gradient, states and weight. Each rule has a file of its own.
 #pragma once
 
 #include <algorithm>
@@ -14,13 +14,13 @@ namespace sluice::kernels::host {
 class Gemm;
 class Parallel;
 
-// Elements to a task. At most 28 bytes for each, of gradient, states and weight: about 0.5 MiB,
-// within an L2.
+// Elements of a task. Gradient, states and weight take at most 28 bytes per element: about 0.5 MiB,
+// which fits an L2 cache.
 inline constexpr std::int64_t kUpdatePieceElems = 16384;
 
-// Of an elementwise update without a guard: up to eight times as many where the array has hundreds
-// of them and each thread a dozen, for a processor follows a long run of memory better than many
-// short ones (Zen cores gained a tenth or more with fp32 states).
+// Elements of a task of an elementwise update without a guard. Tasks grow up to eight times if the
+// array has hundreds of them and each thread a dozen, because a processor reads one long run of
+// memory faster than many short ones (Zen cores gained a tenth or more with fp32 states).
 inline std::int64_t update_task_elems(std::int64_t elems, int threads) {
   const auto tasks = static_cast<std::uint64_t>(std::max(256, 16 * threads));
   const std::uint64_t share = static_cast<std::uint64_t>(elems) / tasks;
@@ -28,8 +28,8 @@ inline std::int64_t update_task_elems(std::int64_t elems, int threads) {
                     8 * kUpdatePieceElems);
 }
 
-// Elementwise rules. Segments are as host::update checked them; a format that there is no kernel
-// for: InternalError.
+// Elementwise rules. host::update has checked the segments. A format without a kernel throws
+// InternalError.
 void adamw(const Parallel& parallel, const OptimizerOptions& options, const UpdateBuffers& buffers,
            std::span<const ParameterSegment> segments, const UpdateScalars& scalars);
 void adam(const Parallel& parallel, const OptimizerOptions& options, const UpdateBuffers& buffers,
@@ -39,8 +39,8 @@ void sgd(const Parallel& parallel, const OptimizerOptions& options, const Update
 void lion(const Parallel& parallel, const OptimizerOptions& options, const UpdateBuffers& buffers,
           std::span<const ParameterSegment> segments, const UpdateScalars& scalars);
 
-// Rules that look at whole tensors; every segment is one. workspace: 256-byte aligned, of the bytes
-// that the function beside the rule gives.
+// Rules that need whole tensors; every segment is one. workspace: 256-byte aligned, of the size
+// that the function beside the rule returns.
 void adafactor(const Parallel& parallel, const OptimizerOptions& options,
                const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
                const UpdateScalars& scalars, void* workspace);

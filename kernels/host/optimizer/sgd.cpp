@@ -1,3 +1,8 @@
+// SGD with optional momentum: one fused pass over gradient, momentum and weight.
+//
+// The rule is only the arithmetic of one vector; stage_simd.hpp loops over elements and converts
+// the formats. Without momentum the rule has no moment and reads none. Elements are independent, so
+// the bits depend neither on threads nor on the instruction set.
 #include "kernels/host/optimizer/rules.hpp"
 #include "kernels/host/optimizer/update_arrays.hpp"
 
@@ -11,7 +16,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::host::HWY_NAMESPACE {
 
-// Each operation rounded on its own, in the order of optimizer.hpp. Without momentum, u = g.
+// Each operation is rounded on its own, in the order of optimizer.hpp. Without momentum, u = g.
 template <bool kMomentum>
 struct Sgd {
   static constexpr int kMoments = kMomentum ? 1 : 0;
@@ -26,6 +31,7 @@ struct Sgd {
                                    hn::Vec<D> w) const {
     const auto scaled = hn::Mul(grad, hn::Set(d, grad_scale));
     const auto g = hn::Add(scaled, hn::Mul(hn::Set(d, decay), w));
+    // u is the direction of the step: the gradient, the momentum, or Nesterov's look ahead.
     auto u = g;
     if constexpr (kMomentum) {
       const auto factor = hn::Set(d, momentum);

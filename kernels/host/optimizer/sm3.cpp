@@ -1,8 +1,11 @@
-// SM3-II (optimizer.hpp has its arithmetic), one pass over memory: an element's accumulator is made
-// from those of its row and column as the last step left them, and used at once. Pieces of a matrix
-// are runs of elements, whatever rows they begin and end in, for 8-bit moments are in blocks of
-// elements; each leaves the largest accumulator of the rows and columns that it met. A maximum does
-// not tell in which order it was taken.
+// SM3-II (optimizer.hpp has its arithmetic) in one pass over memory.
+//
+// An element's accumulator is computed from those of its row and column, as the last step left
+// them, and used at once. Pieces of a matrix are runs of elements that may begin and end inside
+// rows, because 8-bit moments are blocks of elements. Each piece records the largest new
+// accumulator of the rows and columns that it met; a fold then takes the maximum over pieces. A
+// maximum does not depend on the order, so neither do the bits. The cost per element is one square
+// root and one division; the folds add (rows + pieces * cols) comparisons.
 #include <algorithm>
 #include <cmath>
 
@@ -27,13 +30,14 @@ struct Sm3Tensor {
   const ParameterSegment* segment = nullptr;
   std::int64_t elems = 0, piece_elems = 0, pieces = 0;
   float* accumulators = nullptr;  // matrix: rows, then columns; vector: elements
-  // Maxima of a matrix. A row lies in one piece, or in two: [2, rows], of which the second counts
-  // where the row ends in another piece than it begins in. Columns: [pieces, cols].
+  // Maxima of a matrix. A row lies in one piece or in two: [2, rows]. The second entry counts if
+  // the row ends in another piece than it begins in. Columns: [pieces, cols].
   float* row_partials = nullptr;
   float* col_partials = nullptr;
   float lr = 0, lr_decay = 0;
   float beta1 = 0, one_minus_beta1 = 0, grad_scale = 1;
 
+  // Whether the row lies in two pieces.
   bool is_parted(std::int64_t row) const {
     const std::int64_t cols = segment->tensor.cols;
     return row * cols / piece_elems != ((row + 1) * cols - 1) / piece_elems;
@@ -46,13 +50,13 @@ struct Sm3Tensor {
 HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::host::HWY_NAMESPACE {
 
-// NaN is never larger: it raises no accumulator.
+// NaN never counts as larger, so it raises no accumulator.
 template <class D>
 HWY_INLINE hn::Vec<D> larger(D, hn::Vec<D> best, hn::Vec<D> other) {
   return hn::IfThenElse(hn::Gt(other, best), other, best);
 }
 
-// The largest of `best` and of numbers that are not below zero.
+// Returns the largest of `best` and of numbers that are not negative.
 HWY_INLINE float largest(float best, const float* numbers, std::int64_t count) {
   const WideTag wide;
   const auto step = static_cast<std::int64_t>(hn::Lanes(wide));
@@ -66,7 +70,7 @@ HWY_INLINE float largest(float best, const float* numbers, std::int64_t count) {
   return best;
 }
 
-// Goes through a matrix in element order, a row or a part of one at a time, together with a piece.
+// Walks through a piece of a matrix in element order, one row or part of a row at a time.
 class RowRuns {
  public:
   RowRuns(const Sm3Tensor& tensor, std::int64_t piece)
@@ -80,7 +84,7 @@ class RowRuns {
     std::fill_n(col_most_, cols_, 0.0f);
   }
 
-  // bounds[i] = the lesser of the row's and the column's accumulator, for the next `count`.
+  // bounds[i] = the smaller accumulator of row and column, for the next `count` elements.
   HWY_INLINE void bounds(float* to, std::int64_t count) const {
     std::int64_t row = row_, col = col_;
     while (count > 0) {
@@ -98,7 +102,7 @@ class RowRuns {
     }
   }
 
-  // Takes the maxima of the next `count` accumulators, and goes behind them.
+  // Records the maxima of the next `count` accumulators and moves past them.
   HWY_INLINE void take(const float* accumulators, std::int64_t count) {
     while (count > 0) {
       const std::int64_t run = std::min(count, cols_ - col_);
@@ -119,6 +123,7 @@ class RowRuns {
   }
 
  private:
+  // A row that began in this piece has the first partial, a continued row the second.
   void end_row() {
     tensor_.row_partials[began_here_ ? row_ : rows_ + row_] = row_most_;
     row_most_ = 0;
@@ -134,8 +139,8 @@ class RowRuns {
   float* col_most_;
 };
 
-// Parameters and momenta of a stage; accumulators (before: what they were or what bounds them) too.
-// By value: what is stored could alias what is referred to.
+// Updates parameters, momenta and accumulators of a stage. On entry `accumulators` holds the old
+// values or their bounds. Arguments are passed by value, because stores could alias references.
 template <class GradOf, class Master, class Moment>
 HWY_NOINLINE void sm3_stage(const Sm3Tensor tensor, const GradOf grad, const Master master,
                             const Moment moment, float* accumulators, std::int64_t count) {
@@ -153,7 +158,8 @@ HWY_NOINLINE void sm3_stage(const Sm3Tensor tensor, const GradOf grad, const Mas
   });
 }
 
-// Elements [begin, end) of the tensor; stage(accumulators, first, count) around each stage.
+// Updates elements [begin, end) of the tensor. before(first, count) returns the accumulators of a
+// stage, and after(accumulators, count) takes them back.
 template <class Before, class After>
 HWY_INLINE void sm3_range(const UpdateArrays& arrays, const Sm3Tensor& tensor, std::int64_t begin,
                           std::int64_t end, const Before& before, const After& after) {
@@ -174,6 +180,7 @@ HWY_INLINE void sm3_range(const UpdateArrays& arrays, const Sm3Tensor& tensor, s
   }
 }
 
+// A vector keeps an accumulator per element and updates them in place.
 void sm3_piece(const UpdateArrays& arrays, const Sm3Tensor& tensor, std::int64_t piece) {
   const std::int64_t begin = piece * tensor.piece_elems;
   const std::int64_t end = std::min(tensor.elems, begin + tensor.piece_elems);
@@ -212,7 +219,7 @@ Sm3Tensor lay_out(const ParameterSegment& segment, WorkspaceParts& parts) {
   tensor.elems = shape.rows * shape.cols;
   tensor.piece_elems = 16384;
   if (is_matrix(shape)) {
-    // A row lies in at most two pieces, and maxima of columns are 1/16 of the elements at most.
+    // A row lies in at most two pieces, and the columns' maxima are at most 1/16 of the elements.
     // Stages begin at multiples of 256 elements.
     const std::int64_t least = std::max<std::int64_t>(65536, 16 * shape.cols);
     tensor.piece_elems = (least + 255) / 256 * 256;
@@ -225,7 +232,7 @@ Sm3Tensor lay_out(const ParameterSegment& segment, WorkspaceParts& parts) {
   return tensor;
 }
 
-// New accumulators of lines (rows, then columns) from `begin` on.
+// Folds the partial maxima of lines [begin, end) (rows, then columns) into new accumulators.
 void fold_lines(const Sm3Tensor& tensor, std::int64_t begin, std::int64_t end) {
   const std::int64_t rows = tensor.segment->tensor.rows, cols = tensor.segment->tensor.cols;
   for (std::int64_t row = begin; row < std::min(end, rows); ++row) {

@@ -1,19 +1,20 @@
-// The one loop of all elementwise rules: formats are its business, a rule is only arithmetic.
+// The loop of all elementwise rules. It handles the formats; a rule is only arithmetic.
 //
-// 16-bit numbers are widened and narrowed in registers, in the same loop as the rule; what needs
-// more than one look at a number (8-bit blocks, noise), or is rare, goes through arrays of a
-// stage's length, 256 elements, which live in the L1 cache. So a rule is compiled some fifteen
-// times for each instruction set, not once for each of the formats' combinations. Where nothing
-// needs such an array the whole range is one stage: to begin one costs as much as a dozen vectors.
+// 16-bit numbers are widened and narrowed in registers, in the same loop as the rule. Formats that
+// need several looks at a number (8-bit blocks, noise), and rare ones, go through arrays of one
+// stage's length, 256 elements, which stay in the L1 cache. A rule is therefore compiled some
+// fifteen times per instruction set, not once per combination of formats. If no format needs such
+// an array, the whole range is one stage, because starting a stage costs as much as a dozen
+// vectors.
 //
-// Memory is prefetched 128 elements ahead: eight lines of each fp32 array. Farther can be slower,
-// since large arrays tend to begin at the same offset of a page and so meet in the same few sets of
-// the L1 cache (256 elements ahead cost a tenth of the rate on two Zen cores); nearer is slower
-// where memory answers late (64 ahead cost 3% on two Ice Lake cores). What a stage reads in one go
-// at its beginning is asked for a stage ahead. Under a guard it is the guard that meets memory
-// first, a block at a time: so a block ahead.
+// Memory is prefetched 128 elements ahead: eight lines of each fp32 array. A longer distance can be
+// slower: large arrays tend to begin at the same page offset and compete for a few sets of the L1
+// cache (256 elements cost a tenth of the rate on two Zen cores). A shorter one is slower where
+// memory has high latency (64 elements cost 3% on two Ice Lake cores). Data that a stage reads at
+// once at its start is prefetched one stage ahead. A guard is the first to touch memory, a block at
+// a time, so with a guard the distance is one block.
 //
-// Included once for each instruction set (see kernels/host/simd.hpp).
+// Included once per instruction set (see kernels/host/simd.hpp).
 #if defined(SLUICE_KERNELS_HOST_OPTIMIZER_STAGE) == defined(HWY_TARGET_TOGGLE)
 #ifdef SLUICE_KERNELS_HOST_OPTIMIZER_STAGE
 #undef SLUICE_KERNELS_HOST_OPTIMIZER_STAGE
@@ -40,16 +41,14 @@ HWY_BEFORE_NAMESPACE();
 namespace sluice::kernels::host::HWY_NAMESPACE {
 
 // --- prefetch
-// -------------------------------------------------------------------------------------
 
 constexpr std::int64_t kStageElems = 256;
 constexpr std::int64_t kAheadElems = 128;
 constexpr std::int64_t kLineElems = 16;  // fp32 in a cache line
 static_assert(kStageElems % static_cast<std::int64_t>(kBlock8Elems) == 0);
 
-// What will be read soon, and how many bytes 16 elements of it have; behind an array's end nothing
-// is read, only asked for. Arrays that the rule does not read: 0 bytes of something that is in the
-// cache.
+// The next addresses to prefetch, and the bytes of 16 elements in each array. Prefetching beyond an
+// array's end is harmless. Arrays that the rule does not read have 0 bytes and a cached address.
 struct Ahead {
   static constexpr int kArrays = 5;
   const std::byte* from[kArrays];
@@ -63,7 +62,7 @@ struct Ahead {
   }
 };
 
-// Of a stage that begins at element i.
+// Returns the prefetch state of a stage that begins at element i.
 HWY_INLINE Ahead ahead_of(const UpdateArrays& arrays, int moments, std::int64_t i,
                           const void* cached) {
   Ahead ahead;
@@ -92,29 +91,28 @@ HWY_INLINE Ahead ahead_of(const UpdateArrays& arrays, int moments, std::int64_t 
   return ahead;
 }
 
-// Number of element i of the chunk in the whole model.
+// Index of element i of the chunk in the whole model.
 inline std::uint64_t key_of(const ParameterSegment& segment, std::int64_t i) {
   return segment.first_key + static_cast<std::uint64_t>(i - segment.begin);
 }
 
 // --- a stage
-// --------------------------------------------------------------------------------------
 
-// What does not go through registers alone.
+// Arrays for formats that cannot stay in registers.
 struct StageRoom {
   alignas(64) float grad[kStageElems];
   alignas(64) float moment1[kStageElems];
   alignas(64) float moment2[kStageElems];
-  // Of moment 1 and of moment 2, from a key that is a multiple of 128 on.
+  // Noise of moment 1 and moment 2, starting at a key that is a multiple of 128.
   alignas(64) std::uint16_t noise[2][kStageElems + kRoundingNoiseKeys];
 };
 
-// Arguments by value: what is stored could alias what is referred to.
+// Arguments are passed by value, because stores could alias references.
 template <class Rule, class GradOf, class Master, class Moment>
 HWY_NOINLINE void run_rule(const Rule rule, const GradOf grad, const Master master,
                            const Moment moment1, const Moment moment2, Ahead ahead,
                            const std::int64_t count) {
-  // The new number; the moments are stored.
+  // Returns the new number and stores the moments.
   const auto number = [&](auto d, std::int64_t at) HWY_ATTR {
     auto m = hn::Zero(d);
     auto v = hn::Zero(d);
@@ -145,7 +143,7 @@ HWY_NOINLINE void run_rule(const Rule rule, const GradOf grad, const Master mast
   for_lanes(at, count, apply);
 }
 
-// body(Grad): elements from i on.
+// Calls body(Grad) for elements from i on.
 template <class Body>
 HWY_INLINE void with_grad(const UpdateArrays& arrays, std::int64_t i, std::int64_t count,
                           float* room, const Body& body) {
@@ -174,7 +172,8 @@ HWY_INLINE void with_grad(const UpdateArrays& arrays, std::int64_t i, std::int64
   }
 }
 
-// fp16 weights are made of the `count` new masters in a second look, while those are in the cache.
+// Calls body(Master) for elements from i on. fp16 weights are made from the `count` new masters in
+// a second pass, while those are cached.
 constexpr std::int64_t kOnlyRead = 0;
 template <class Body>
 HWY_INLINE void with_master(const UpdateArrays& arrays, std::int64_t i, std::int64_t count,
@@ -218,7 +217,7 @@ template <Block8Map kMap>
 HWY_INLINE void encode_blocks(float* room, std::int64_t i, std::int64_t count, void* moment) {
   auto* const bytes = static_cast<std::uint8_t*>(moment);
   constexpr auto kBlock = static_cast<std::int64_t>(kBlock8Elems);
-  // A tensor's last block: what lies behind its end is zero.
+  // Zero the rest of a tensor's last block.
   std::fill(room + count, room + (count + kBlock - 1) / kBlock * kBlock, 0.0f);
   for (std::int64_t at = 0; at < count; at += kBlock) {
     const Block8Place place = block8_place(static_cast<std::uint64_t>((i + at) / kBlock));
@@ -227,7 +226,7 @@ HWY_INLINE void encode_blocks(float* room, std::int64_t i, std::int64_t count, v
   }
 }
 
-// body(moment1, moment2): elements from i on, the first of which has key `key`.
+// Calls body(moment1, moment2) for elements from i on; the first has key `key`.
 template <int kMoments, class Body>
 HWY_INLINE void with_moments(const UpdateArrays& arrays, std::int64_t i, std::int64_t count,
                              std::uint64_t key, StageRoom& room, const Body& body) {
@@ -262,7 +261,7 @@ HWY_INLINE void with_moments(const UpdateArrays& arrays, std::int64_t i, std::in
   }
 }
 
-// Whether all numbers go through registers alone.
+// Whether all formats can stay in registers.
 template <int kMoments>
 HWY_INLINE bool in_registers(const UpdateArrays& arrays) {
   const bool half =
@@ -271,7 +270,7 @@ HWY_INLINE bool in_registers(const UpdateArrays& arrays) {
          (kMoments == 0 || arrays.moments == DType::kF32);
 }
 
-// Elements [begin, end) of the chunk, all of one segment, stage by stage.
+// Updates elements [begin, end) of the chunk, all of one segment, stage by stage.
 template <class Rule>
 HWY_INLINE void run_stages(const UpdateArrays& arrays, const Rule& rule,
                            const ParameterSegment& segment, std::int64_t begin, std::int64_t end) {
@@ -292,14 +291,14 @@ HWY_INLINE void run_stages(const UpdateArrays& arrays, const Rule& rule,
   }
 }
 
-// Whether all arrays are of 16 bits: what pairs_simd.hpp is for.
+// Whether all arrays have 16-bit elements, so that pairs_simd.hpp applies.
 [[maybe_unused]] inline bool in_pairs(const UpdateArrays& arrays) {
   return arrays.grad_format == GradFormat::kBF16 &&
          arrays.weight_format == WeightFormat::kSplitBF16 && arrays.moments == DType::kBF16;
 }
 
-// Rule: kMoments (0 to 2) and operator()(d, g, m, v, w), which returns the new w and changes the
-// moments that it has.
+// A Rule has kMoments (0 to 2) and operator()(d, g, m, v, w), which returns the new w and changes
+// its moments.
 template <class Rule>
 HWY_INLINE void update_range(const UpdateArrays& arrays, const Rule& rule,
                              const ParameterSegment& segment, std::int64_t begin,
@@ -307,7 +306,7 @@ HWY_INLINE void update_range(const UpdateArrays& arrays, const Rule& rule,
 #if HWY_TARGET != HWY_SCALAR
   if constexpr (Rule::kMoments >= 1) {
     if (in_pairs(arrays)) {
-      // From a key on that its noise begins at; what is before and behind goes by stages.
+      // Pairs cover the keys in whole blocks of noise; the rest before and after runs in stages.
       const auto past = static_cast<std::int64_t>(key_of(segment, begin) % kRoundingNoiseKeys);
       const std::int64_t first = std::min(end, begin + (kPairsStep - past) % kPairsStep);
       const std::int64_t last = first + (end - first) / kPairsStep * kPairsStep;

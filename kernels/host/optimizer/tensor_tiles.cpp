@@ -1,3 +1,8 @@
+// One numbering of all pieces of a batch of tensors, so that small tensors share a parallel loop.
+//
+// Tensors are grouped into batches of at least 2^20 elements. Within a batch the pieces of all
+// tensors are numbered consecutively; a binary search finds the tensor of a piece. The numbering
+// depends on the shapes alone, and partial results are stored by tile, so it does not affect bits.
 #include "kernels/host/optimizer/tensor_tiles.hpp"
 
 #include <algorithm>
@@ -31,10 +36,11 @@ std::vector<TensorBatch> tensor_batches(std::span<const ParameterSegment> segmen
 void for_each_piece(const Parallel& parallel, std::size_t tensors,
                     const std::function<std::int64_t(std::size_t)>& pieces,
                     const std::function<void(std::size_t, std::int64_t)>& body) {
-  std::vector<std::int64_t> ends;  // of each tensor's pieces, in one numbering of all
+  std::vector<std::int64_t> ends;  // end of each tensor's pieces in the common numbering
   std::int64_t all = 0;
   for (std::size_t i = 0; i < tensors; ++i) ends.push_back(all += pieces(i));
   parallel.for_each(all, [&](std::int64_t piece) {
+    // The first tensor with pieces beyond this number owns the piece.
     const auto end = std::upper_bound(ends.begin(), ends.end(), piece);
     const auto tensor = static_cast<std::size_t>(end - ends.begin());
     body(tensor, tensor == 0 ? piece : piece - ends[tensor - 1]);

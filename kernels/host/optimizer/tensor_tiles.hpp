@@ -1,11 +1,10 @@
-// How updates that look at whole tensors cut their work: by the tensors' shapes alone.
+// Work of updates that need whole tensors, cut by the tensors' shapes alone.
 //
-// A tensor is cut into tiles of 64 rows and 1,024 columns. A tile leaves partial results (sums or
-// maxima) in memory of its own: one for each of its rows, one for each of its columns, one for
-// itself; whoever folds them goes over the tiles in order. So the bits depend neither on the thread
-// count nor on which tensors are updated in one call. Where sums are long they are fp64: an fp32
-// sum is of one row of a tile (1,024 elements in 16 lanes, simd.hpp's lane_sums) or of one column
-// of a tile (64 elements, in row order).
+// A tensor is cut into tiles of 64 rows and 1,024 columns. A tile writes partial results (sums or
+// maxima) to its own memory: one per row, one per column, and one for itself. Folds then go over
+// the tiles in order. The bits depend neither on the thread count nor on the set of tensors in a
+// call. Long sums are fp64. An fp32 sum covers one row of a tile (1,024 elements in 16 lanes,
+// lane_sums of simd.hpp) or one column of a tile (64 elements, in row order).
 #pragma once
 
 #include <algorithm>
@@ -22,8 +21,7 @@ namespace sluice::kernels::host {
 
 class Parallel;
 
-// What tiles leave for the lines (rows, then columns) of a matrix: an fp32 number for each line
-// that crosses the tile.
+// Partial results of a matrix's lines (rows, then columns): an fp32 number for each line of a tile.
 class LinePartials {
  public:
   LinePartials() = default;
@@ -35,8 +33,8 @@ class LinePartials {
   // Lines are numbered: rows first, then columns.
   std::int64_t lines() const { return rows_ + cols_; }
   bool is_row(std::int64_t line) const { return line < rows_; }
-  // totals[line - begin] = fold of the partials of each line in [begin, end), from `start` on, in
-  // the order of tiles: total = fold(total, partial).
+  // Folds the partials of each line in [begin, end), from `start` on, in the order of tiles:
+  // totals[line - begin] = fold(totals[line - begin], partial).
   template <class Total, class Fold>
   void fold(std::int64_t begin, std::int64_t end, Total start, const Fold& fold,
             Total* totals) const {
@@ -68,25 +66,26 @@ class LinePartials {
   float* col_partials_ = nullptr;  // [tiles down, cols]
 };
 
-// Consecutive tensors that share their passes: small ones fill the threads together, and what a
-// pass has read is still in the last-level cache when the next one wants it.
+// Consecutive tensors that share their passes. Small tensors together keep all threads busy, and
+// data of one pass is still in the last-level cache for the next.
 using TensorBatch = std::span<const ParameterSegment>;
-// Each has at least 2^20 elements (4 MiB of fp32), but for the last.
+// Every batch except the last has at least 2^20 elements (4 MiB of fp32).
 std::vector<TensorBatch> tensor_batches(std::span<const ParameterSegment> segments);
 
-// body(tensor of the batch, piece of it) for every piece; `pieces` says how many each has.
+// Calls body(tensor of the batch, piece) for every piece; `pieces` returns a tensor's count.
 void for_each_piece(const Parallel& parallel, std::size_t tensors,
                     const std::function<std::int64_t(std::size_t)>& pieces,
                     const std::function<void(std::size_t, std::int64_t)>& body);
 
-// body(tensor of the batch, begin, end) for blocks of at most `block` of what each tensor has.
+// Calls body(tensor of the batch, begin, end) for blocks of at most `block` of each tensor's
+// extent.
 void for_each_block(const Parallel& parallel, std::size_t tensors,
                     const std::function<std::int64_t(std::size_t)>& extent, std::int64_t block,
                     const std::function<void(std::size_t, std::int64_t, std::int64_t)>& body);
-// Lines (rows and columns) whose partial results one task folds.
+// Lines (rows and columns) that one task folds.
 inline constexpr std::int64_t kLinesToATask = 1024;
 
-// body(tensor, tile) for every tile of tensors that have `tiles`.
+// Calls body(tensor, tile) for every tile of each tensor, a type with a member `tiles`.
 template <class Tensor, class Body>
 void for_each_tile(const Parallel& parallel, std::vector<Tensor>& tensors, const Body& body) {
   for_each_piece(
@@ -94,7 +93,7 @@ void for_each_tile(const Parallel& parallel, std::vector<Tensor>& tensors, const
       [&](std::size_t i, std::int64_t index) { body(tensors[i], tensors[i].tiles[index]); });
 }
 
-// The sum of `count` fp64 numbers, in order.
+// Returns the sum of `count` fp64 numbers, in order.
 double sum_in_order(const double* numbers, std::int64_t count);
 
 }  // namespace sluice::kernels::host

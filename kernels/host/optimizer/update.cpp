@@ -1,3 +1,8 @@
+// The update of a chunk: checks, the guard, and the choice of the rule.
+//
+// Elementwise rules call the guard themselves, block by block, while a block is in the cache. Rules
+// that need whole tensors visit their data several times; here the guard visits all data once
+// before and once after the rule. With `one_thread` an elementwise rule runs on a team of one.
 #include "kernels/host/optimizer/update.hpp"
 
 #include <string>
@@ -54,8 +59,7 @@ void update(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& 
             const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
             const UpdateScalars& scalars, void* workspace) {
   check_update(options, buffers, segments);
-  // Rules that look at whole tensors visit them several times: the guard sees all before and
-  // behind.
+  // Rules that need whole tensors visit them several times, so the guard runs before and after.
   UpdateBuffers guarded = buffers;
   UpdateGuard* const around = needs_whole_tensors(options) ? buffers.host.guard : nullptr;
   if (around != nullptr) {
@@ -63,7 +67,7 @@ void update(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& 
     parallel.for_blocks(buffers.elems, kUpdatePieceElems,
                         [&](std::int64_t begin, std::int64_t end) { around->before(begin, end); });
   }
-  // Rules that see whole tensors have more to do than a step waits for.
+  // Rules that need whole tensors compute too much for one thread.
   if (buffers.host.one_thread && !needs_whole_tensors(options)) {
     run_rule(Parallel(1, nullptr), gemm, options, guarded, segments, scalars, workspace);
   } else {

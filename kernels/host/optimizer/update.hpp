@@ -1,4 +1,4 @@
-// Kernels::update on the host: checks what it is given and calls the rule (rules.hpp).
+// Kernels::update on the host: checks the arguments and calls the rule (rules.hpp).
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ std::uint64_t update_workspace_bytes(const Gemm& gemm, const OptimizerOptions& o
                                      std::span<const ParameterSegment> segments);
 
 // Arguments as in kernels/kernels.hpp. Throws InternalError for segments that leave [0, elems),
-// overlap, or do not suit the rule, and for formats that the rule does not have.
+// overlap, or do not match the rule, and for formats that the rule does not support.
 void update(const Parallel& parallel, const Gemm& gemm, const OptimizerOptions& options,
             const UpdateBuffers& buffers, std::span<const ParameterSegment> segments,
             const UpdateScalars& scalars, void* workspace);

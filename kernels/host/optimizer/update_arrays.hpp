@@ -1,4 +1,4 @@
-// How a chunk's update is shared out.
+// The division of a chunk's update into tasks.
 #pragma once
 
 #include <algorithm>
@@ -11,17 +11,17 @@
 
 namespace sluice::kernels::host {
 
-// Elements to a task where a guard looks at blocks of them: as many as leave a dozen tasks to share
-// out, since the first block of each is not in the cache when the guard looks at it.
+// Elements of a task with a guard, which visits it in blocks: about a dozen tasks in all. The first
+// block of each task is not cached when the guard visits it, so tasks should be large.
 inline std::int64_t guarded_task_elems(std::int64_t elems) {
   constexpr std::int64_t kMost = 65536;
   const std::int64_t twelfth = elems / 12 / UpdateGuard::kElems * UpdateGuard::kElems;
   return std::clamp(twelfth, UpdateGuard::kElems, kMost);
 }
 
-// body(segment, begin, end) for all pieces of all segments: of at most update_task_elems elements,
-// cut at multiples of it; each near its master's memory. A guard has smaller ones, and sees each
-// right before and behind its bodies.
+// Calls body(segment, begin, end) for all pieces of all segments. Pieces have at most
+// update_task_elems elements, are cut at multiples of that, and run near their master's memory.
+// With a guard pieces are smaller, and the guard visits each right before and after its bodies.
 template <class Body>
 void for_segment_pieces(const Parallel& parallel, const UpdateArrays& arrays, std::int64_t elems,
                         std::span<const ParameterSegment> segments, const Body& body) {

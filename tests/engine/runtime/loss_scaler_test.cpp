@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/dtype.hpp"
 #include "base/rng.hpp"
 
 namespace sluice::runtime {

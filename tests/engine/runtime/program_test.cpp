@@ -86,13 +86,13 @@ TEST(Program, KnowsWhichUpdateTakesATransfersMemoryFirst) {
   EXPECT_EQ(program.needed_by(2), bench.schedule.instructions.size() + 1);
 }
 
-TEST(Program, FlippedTwinsTakeEachOthersPlace) {
+TEST(Program, AFlippedProgramSwapsHomesAndShadows) {
   ScheduleSketch sketch;
   const BufferId home = sketch.home(StateKind::kMaster, Tier::kPinned, kElems, 0);
-  const BufferId twin = sketch.state(StateKind::kMaster, Tier::kPinned, 0, kElems);
-  sketch.schedule.buffers[twin].persistent = true;
-  sketch.schedule.buffers[twin].twin_of = home;
-  sketch.emit(Op::kOptimizerStep, Lane::kOptimizer, {all(home)}, {all(twin)});
+  const BufferId shadow = sketch.state(StateKind::kMaster, Tier::kPinned, 0, kElems);
+  sketch.schedule.buffers[shadow].persistent = true;
+  sketch.schedule.buffers[shadow].shadow_of = home;
+  sketch.emit(Op::kOptimizerStep, Lane::kOptimizer, {all(home)}, {all(shadow)});
   RuntimeBench bench(sketch.compiled());
   const Program flipped(bench.schedule, *bench.memory, true);
   EXPECT_EQ(flipped.reads(0).front().data, bench.program->writes(0).front().data);

@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "tests/allocator/caching/failing_device.hpp"
+#include "tests/support/failing_device.hpp"
 #include "tests/engine/runtime/runtime_bench.hpp"
 
 namespace sluice::runtime {

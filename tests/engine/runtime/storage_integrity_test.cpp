@@ -108,7 +108,7 @@ TEST_F(StorageIntegrity, AReadThatIsWrongOnceIsReadAgainAndTheResultIsTheSame) {
   set_log_sink([](LogLevel, const std::string&) {});
   EXPECT_GE(mended, 1u);
   EXPECT_EQ(static_cast<std::uint64_t>(std::count(said.begin(), said.end(), '\n')), mended) << said;
-  EXPECT_NE(said.find("came wrong from storage once"), std::string::npos) << said;
+  EXPECT_NE(said.find("was wrong when it was read from storage"), std::string::npos) << said;
 }
 
 TEST_F(StorageIntegrity, ABlockThatIsCorruptOnDiskEndsTheRunWithItsPlace) {

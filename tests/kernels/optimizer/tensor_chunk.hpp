@@ -11,7 +11,7 @@
 #include "kernels/host/gemm.hpp"
 #include "kernels/host/optimizer/update.hpp"
 #include "kernels/host/parallel.hpp"
-#include "tests/kernels/dtype_array.hpp"
+#include "tests/support/dtype_array.hpp"
 #include "tests/kernels/guarded_workspace.hpp"
 
 namespace sluice::kernels::host {
