@@ -14,8 +14,8 @@
 namespace sluice::allocator {
 namespace {
 
-// Near the end of the range rounding would wrap around to a small arena; left as it is, no cap that
-// a machine can have admits it, and mmap refuses it.
+// Rounds up to whole pages. Near 2^64 that would wrap around to a small size, so such a value stays
+// as it is: no real cap admits it, and mmap refuses it.
 std::uint64_t whole_pages(std::uint64_t bytes) {
   const std::uint64_t rounded = round_up(bytes, kHostPageBytes);
   return rounded < bytes ? bytes : rounded;

@@ -12,7 +12,7 @@ namespace sluice::allocator {
 struct AllocationCounts {
   // May be negative: another part may have counted the allocation.
   std::array<std::int64_t, kCategoryCount> live_by_category{};
-  std::int64_t unsettled_bytes = 0;  // not yet added to the allocator's total
+  std::int64_t unflushed_bytes = 0;  // not yet added to the allocator's total
   std::uint64_t allocation_count = 0;
   std::uint64_t free_count = 0;
 };

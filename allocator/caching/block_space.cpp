@@ -151,7 +151,7 @@ Block* BlockSpace::split(Block* block, std::uint64_t address) {
   rest->bytes = block->address + block->bytes - address;
   rest->segment = block->segment;
   rest->kind = block->kind;
-  rest->cached = rest->pending = rest->untold = rest->used_across = false;
+  rest->cached = rest->pending = rest->unrecorded = rest->used_across = false;
   rest->previous = block;
   rest->next = block->next;
   if (rest->next != nullptr) rest->next->previous = rest;
@@ -213,7 +213,7 @@ Block* BlockSpace::take_at(Block* free_block, std::uint64_t address, std::uint64
   return take(block, bytes);
 }
 
-Block* BlockSpace::give_back(Block* block) {
+Block* BlockSpace::free(Block* block) {
   SLUICE_CHECK(block->kind == BlockKind::kUsed);
   block->segment->start_at(block->address).store(nullptr, std::memory_order_relaxed);
   block->kind = BlockKind::kFree;

@@ -52,7 +52,7 @@ class BlockSpace {
   // The same for [address, address + bytes) inside the free block.
   Block* take_at(Block* free_block, std::uint64_t address, std::uint64_t bytes);
   // Frees a used block and merges it with free neighbours. Returns the merged block.
-  Block* give_back(Block* block);
+  Block* free(Block* block);
 
   // A run of neighbouring free and hollow blocks with room for `bytes`, and the cost of its missing
   // pages.

@@ -37,8 +37,8 @@ struct alignas(64) Block {
   // These bits change only when the block changes owner, so they may share a byte.
   // Freed, but kept whole by a thread's cache or a pool for the next call. Used for the BlockSpace.
   bool cached : 1 = false;
-  bool pending : 1 = false;  // freed, but other streams still use it; guarded by the pool's lock
-  bool untold : 1 = false;   // AllocationRequest::untold
+  bool pending : 1 = false;     // freed, but other streams still use it; guarded by the pool's lock
+  bool unrecorded : 1 = false;  // AllocationRequest::unrecorded
   // Used by another stream. Guarded by the pool's lock, in a byte of its own: the block's owner may
   // read the other bits at the same time.
   bool used_across = false;

@@ -25,7 +25,7 @@ namespace {
 
 // A thread or stream adds its count to the total when it has changed by this much: seldom enough
 // for large blocks, too.
-std::int64_t settle_bytes_of(std::uint64_t capacity_bytes) {
+std::int64_t flush_bytes_of(std::uint64_t capacity_bytes) {
   return static_cast<std::int64_t>(std::clamp(capacity_bytes / 1024, 1 * kMiB, 128 * kMiB));
 }
 
@@ -42,7 +42,7 @@ CachingAllocator::CachingAllocator(device::Device& device, PagePool& pages,
       options_(options),
       page_bytes_(pages.page_bytes()),
       capacity_bytes_(device.facts().capacity_bytes),
-      settle_bytes_(settle_bytes_of(capacity_bytes_)),
+      flush_bytes_(flush_bytes_of(capacity_bytes_)),
       pool_table_(std::make_unique<std::atomic<StreamPool*>[]>(kMaxPools)) {
   segment_tables_.push_back(std::make_unique<SegmentTable>());
   segments_.store(segment_tables_.back().get());
@@ -113,40 +113,40 @@ void CachingAllocator::publish_segments() {
 void CachingAllocator::count(AllocationCounts& counts, Category category, std::int64_t bytes) {
   ++(bytes < 0 ? counts.free_count : counts.allocation_count);
   counts.live_by_category[static_cast<std::size_t>(category)] += bytes;
-  const std::int64_t unsettled = counts.unsettled_bytes + bytes;
-  counts.unsettled_bytes = unsettled;
-  if (unsettled >= settle_bytes_ || unsettled <= -settle_bytes_) [[unlikely]]
-    settle(counts);
+  const std::int64_t unflushed = counts.unflushed_bytes + bytes;
+  counts.unflushed_bytes = unflushed;
+  if (unflushed >= flush_bytes_ || unflushed <= -flush_bytes_) [[unlikely]]
+    flush_counts(counts);
 }
 
 // The caller holds the lock of the counts, a cache's or the pool's. Either keeps away a thread that
 // reads the descriptions of all blocks.
-void CachingAllocator::hand_out(AllocationCounts& counts, Block& block,
-                                const AllocationRequest& request) {
+void CachingAllocator::mark_allocated(AllocationCounts& counts, Block& block,
+                                      const AllocationRequest& request) {
   block.cached = false;
   block.requested_bytes = request.bytes;
   block.category = request.category;
   block.name = request.name;
-  block.untold = request.untold;
+  block.unrecorded = request.unrecorded;
   count(counts, request.category, static_cast<std::int64_t>(request.bytes));
   if (options_.recorder != nullptr) [[unlikely]]
     record(record::MemoryAction::kAlloc, block);
 }
 
 void CachingAllocator::record(record::MemoryAction action, const Block& block) {
-  if (options_.recorder == nullptr || block.untold) return;
+  if (options_.recorder == nullptr || block.unrecorded) return;
   options_.recorder->record(action, block.segment->pool().id, block.address, block.requested_bytes,
                             block.category, block.name);
 }
 
 void CachingAllocator::record_free(const Block& block) {
-  if (block.untold) return;
+  if (block.unrecorded) return;
   options_.recorder->record_free(block.segment->pool().id, block.address, block.requested_bytes,
                                  block.category, block.name);
 }
 
-void CachingAllocator::settle(AllocationCounts& counts) {
-  const std::int64_t change = std::exchange(counts.unsettled_bytes, 0);
+void CachingAllocator::flush_counts(AllocationCounts& counts) {
+  const std::int64_t change = std::exchange(counts.unflushed_bytes, 0);
   // Relaxed: no other data depends on the totals.
   const std::int64_t live = live_bytes_.fetch_add(change, std::memory_order_relaxed) + change;
   std::int64_t peak = peak_live_bytes_.load(std::memory_order_relaxed);
@@ -168,7 +168,7 @@ std::byte* CachingAllocator::allocate(const AllocationRequest& request) {
     ThreadCache& cache = caches_.mine();
     const MutexLock lock(cache.mutex);
     block = cache.pop(&pool, bytes);
-    if (block != nullptr) hand_out(cache.counts, *block, request);
+    if (block != nullptr) mark_allocated(cache.counts, *block, request);
   }
   if (block == nullptr) block = allocate_from(pool, request, bytes);
   if (block == nullptr) [[unlikely]]
@@ -186,7 +186,7 @@ void CachingAllocator::refuse(const AllocationRequest& request) {
 
 Block* CachingAllocator::allocate_otherwise(StreamPool& pool, const AllocationRequest& request,
                                             std::uint64_t bytes) {
-  if (bytes <= StreamPool::kSmallBytes && put_back_mine(pool)) {
+  if (bytes <= StreamPool::kSmallBytes && free_thread_cache(pool)) {
     if (Block* const block = allocate_from(pool, request, bytes)) return block;
   }
   return allocate_slowly(pool, request);
@@ -196,8 +196,8 @@ Block* CachingAllocator::allocate_otherwise(StreamPool& pool, const AllocationRe
 Block* CachingAllocator::allocate_from(StreamPool& pool, const AllocationRequest& request,
                                        std::uint64_t bytes) {
   const MutexLock lock(pool.mutex);
-  pool.settle_front();
-  Block* block = bytes > StreamPool::kSmallBytes ? pool.take_last(bytes) : nullptr;
+  pool.free_completed_front();
+  Block* block = bytes > StreamPool::kSmallBytes ? pool.take_cached(bytes) : nullptr;
   if (block == nullptr) {
     BlockSpace& space = pool.space_for(bytes);
     block = space.find_free(bytes);
@@ -205,7 +205,7 @@ Block* CachingAllocator::allocate_from(StreamPool& pool, const AllocationRequest
     block = space.take(block, bytes);
   }
   // Counted in the pool: taking the cache's lock too would cost as much again.
-  hand_out(pool.counts, *block, request);
+  mark_allocated(pool.counts, *block, request);
   return block;
 }
 
@@ -241,7 +241,7 @@ void CachingAllocator::free(std::byte* data) {
       Block* const one = std::exchange(evicted, evicted->list_next);
       StreamPool& owner = one->segment->pool();
       const MutexLock lock(owner.mutex);
-      owner.put_back(one);
+      owner.free(one);
     }
     if (kept) return;
   }
@@ -250,9 +250,9 @@ void CachingAllocator::free(std::byte* data) {
   if (recorded) [[unlikely]]
     record_free(*block);
   if (block->bytes > StreamPool::kSmallBytes) {
-    pool.put_back_later(block);
+    pool.cache(block);
   } else {
-    pool.put_back(block);
+    pool.free(block);
   }
 }
 
@@ -288,23 +288,23 @@ std::uint64_t CachingAllocator::block_bytes(const std::byte* data) const {
 }
 
 // The caller holds the locks of their pools.
-void CachingAllocator::put_back_all(Block* list) {
+void CachingAllocator::free_blocks(Block* list) {
   while (list != nullptr) {
     Block* const block = std::exchange(list, list->list_next);
     StreamPool& pool = block->segment->pool();
     pool.mutex.assert_held();
-    pool.put_back(block);
+    pool.free(block);
   }
 }
 
 // Returns this thread's cached blocks of `pool` to it. Returns false if there were none.
-bool CachingAllocator::put_back_mine(StreamPool& pool) {
+bool CachingAllocator::free_thread_cache(StreamPool& pool) {
   ThreadCache& cache = caches_.mine();
   // Both locks at once: a search meanwhile finds the blocks in one place or the other.
   const MutexLock lock(pool.mutex);
   const MutexLock cache_lock(cache.mutex);
   Block* const mine = cache.drain(&pool);
-  put_back_all(mine);
+  free_blocks(mine);
   return mine != nullptr;
 }
 
@@ -313,11 +313,11 @@ void CachingAllocator::drain_caches() {
   const ThreadCaches::AllLocked locked_caches(caches_);
   for (const auto& cache : locked_caches.caches()) {
     cache->mutex.assert_held();
-    put_back_all(cache->drain());
+    free_blocks(cache->drain());
   }
   for (StreamPool& pool : pools_) {
     pool.mutex.assert_held();
-    pool.put_back_last();
+    pool.free_cached();
   }
 }
 
@@ -329,7 +329,7 @@ Block* CachingAllocator::allocate_slowly(StreamPool& pool, const AllocationReque
   Block* block = find_under_locks(pool, bytes);
   if (block == nullptr) block = allocate_under_locks(pool, bytes);
   if (block == nullptr) throw_out_of_memory(request);
-  hand_out(pool.counts, *block, request);  // so that no thread sees one without a description
+  mark_allocated(pool.counts, *block, request);  // so that no thread sees one without a description
   return block;
 }
 
@@ -345,7 +345,7 @@ std::byte* CachingAllocator::try_allocate(const AllocationRequest& request) {
   Block* block = find_under_locks(pool, bytes);
   if (block == nullptr) block = allocate_under_locks(pool, bytes);
   if (block == nullptr) return nullptr;
-  hand_out(pool.counts, *block, request);
+  mark_allocated(pool.counts, *block, request);
   return reinterpret_cast<std::byte*>(block->address);
 }
 
@@ -356,7 +356,7 @@ Block* CachingAllocator::find_under_locks(StreamPool& pool, std::uint64_t bytes)
   drain_caches();
   for (StreamPool& one : pools_) {
     one.mutex.assert_held();
-    one.settle_all();
+    one.free_completed();
   }
   BlockSpace& space = pool.space_for(bytes);
   Block* const block = space.find_free(bytes);
@@ -424,7 +424,7 @@ void CachingAllocator::release_cached_locked() {
   }
   for (StreamPool& pool : pools_) {
     pool.mutex.assert_held();
-    pool.settle_all();
+    pool.free_completed();
   }
   for (StreamPool& pool : pools_) {
     pool.mutex.assert_held();
@@ -470,7 +470,7 @@ CachingAllocatorStatistics CachingAllocator::statistics() {
   CachingAllocatorStatistics result;
   std::array<std::int64_t, kCategoryCount> live{};
   const auto add = [&](AllocationCounts& counts) {
-    settle(counts);
+    flush_counts(counts);
     for (std::size_t c = 0; c < kCategoryCount; ++c) live[c] += counts.live_by_category[c];
     result.allocation_count += counts.allocation_count;
     result.free_count += counts.free_count;
@@ -494,7 +494,7 @@ CachingAllocatorStatistics CachingAllocator::statistics() {
   for (const StreamPool& pool : pools_) {
     pool.mutex.assert_held();
     result.pending_bytes += pool.pending_bytes;
-    result.cached_bytes += pool.last_bytes();
+    result.cached_bytes += pool.cached_bytes();
     result.used_bytes += pool.small.used_bytes() + pool.large.used_bytes();
     result.free_bytes += pool.small.free_bytes() + pool.large.free_bytes();
   }

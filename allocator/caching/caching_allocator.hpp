@@ -47,15 +47,15 @@ struct CachingAllocatorOptions {
   double growth_slack = 1.0 / 128;
   std::uint64_t thread_cache_bytes = 4 * kMiB;  // for each thread
   std::uint64_t segment_bytes = 64 * kGiB;      // addresses reserved at a time
-  record::MemoryRecorder* recorder = nullptr;  // receives all events; must outlive the allocator
+  record::MemoryRecorder* recorder = nullptr;   // receives all events; must outlive the allocator
 };
 
 struct AllocationRequest {
   std::uint64_t bytes = 0;
   StreamId stream = 0;  // the block is reused in this stream's order
   Category category = Category::kExternal;
-  std::uint32_t name = 0;  // the caller's number for a site or tag
-  bool untold = false;     // hide the block from the recorder; the caller records its contents
+  std::uint32_t name = 0;   // the caller's number for a site or tag
+  bool unrecorded = false;  // hide the block from the recorder; the caller records its contents
 };
 
 struct CachingAllocatorStatistics {
@@ -133,8 +133,8 @@ class CachingAllocator {
   void release_cached();
 
   CachingAllocatorStatistics statistics();
-  // The segments and blocks now, and the recorder's events and names. An untold block appears as
-  // one block.
+  // The segments and blocks now, and the recorder's events and names. An unrecorded block appears
+  // as one block.
   record::MemorySnapshot snapshot();
   // Throws InternalError if an invariant is broken. No thread may use the allocator meanwhile.
   void check_invariants();
@@ -161,12 +161,12 @@ class CachingAllocator {
   void free_pending(StreamPool& pool, Block* block) SLUICE_REQUIRES(pool.mutex);
   void record(record::MemoryAction action, const Block& block);
   void record_free(const Block& block);  // Precondition: there is a recorder
-  void put_back_all(Block* list);
-  bool put_back_mine(StreamPool& pool);
+  void free_blocks(Block* list);
+  bool free_thread_cache(StreamPool& pool);
   void drain_caches() SLUICE_REQUIRES(growth_mutex_);
   void count(AllocationCounts& counts, Category category, std::int64_t bytes);
-  void hand_out(AllocationCounts& counts, Block& block, const AllocationRequest& request);
-  void settle(AllocationCounts& counts);
+  void mark_allocated(AllocationCounts& counts, Block& block, const AllocationRequest& request);
+  void flush_counts(AllocationCounts& counts);
   void release_cached_locked() SLUICE_REQUIRES(growth_mutex_);
   void publish_segments() SLUICE_REQUIRES(growth_mutex_);
   std::uint64_t remap_budget() const SLUICE_REQUIRES(growth_mutex_);
@@ -194,7 +194,7 @@ class CachingAllocator {
   const CachingAllocatorOptions options_;
   const std::uint64_t page_bytes_;
   const std::uint64_t capacity_bytes_;  // of the device
-  const std::int64_t settle_bytes_;
+  const std::int64_t flush_bytes_;
   ThreadCaches caches_;
   BlockStore store_;
 

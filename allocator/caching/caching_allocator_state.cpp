@@ -49,7 +49,7 @@ record::MemorySnapshot CachingAllocator::snapshot_locked() {
                                   : block.pending ? record::BlockState::kPendingFree
                                                   : record::BlockState::kAllocated,
                                   block.category, block.kind == BlockKind::kUsed ? block.name : 0,
-                                  !is_free && block.untold});
+                                  !is_free && block.unrecorded});
       });
     }
   }

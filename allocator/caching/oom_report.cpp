@@ -159,7 +159,7 @@ std::string OomReport::sentence() const {
 }
 
 void add_arena(OomReport& report, std::uint64_t arena_bytes,
-               const std::vector<record::SnapshotBlock>& tenants) {
+               const std::vector<record::SnapshotBlock>& allocations) {
   const auto unnamed =
       std::find_if(report.sites.begin(), report.sites.end(), [&](const OomSite& site) {
         return site.number == 0 && site.name.empty() && site.category == Category::kActivation &&
@@ -167,7 +167,7 @@ void add_arena(OomReport& report, std::uint64_t arena_bytes,
       });
   if (unnamed == report.sites.end()) return;
   report.arena_bytes += arena_bytes;
-  for (const record::SnapshotBlock& block : tenants) report.arena_live_bytes += block.bytes;
+  for (const record::SnapshotBlock& block : allocations) report.arena_live_bytes += block.bytes;
   const auto live_of = [&](Category category) -> std::uint64_t& {
     return report.live_by_category[static_cast<std::size_t>(category)];
   };
@@ -191,7 +191,7 @@ void add_arena(OomReport& report, std::uint64_t arena_bytes,
       same->count += site.count;
     }
   };
-  for (const record::SnapshotBlock& block : tenants) {
+  for (const record::SnapshotBlock& block : allocations) {
     unused_bytes -= block.requested_bytes;
     const std::string name = block.name < names.size() ? names[block.name] : std::string();
     add({block.name, block.category, name, block.requested_bytes, 1});

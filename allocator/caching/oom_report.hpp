@@ -119,7 +119,7 @@ void prove_cause(OomReport& report);
 // An arena is one unnamed block of activations in the allocator. Replaces that block in the report
 // by the allocations inside it and the unused rest.
 void add_arena(OomReport& report, std::uint64_t arena_bytes,
-               const std::vector<record::SnapshotBlock>& tenants);
+               const std::vector<record::SnapshotBlock>& allocations);
 
 // OutOfMemory of tier device, with its report.
 class OutOfMemoryReported : public OutOfMemory {

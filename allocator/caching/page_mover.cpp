@@ -8,7 +8,7 @@
 //
 // choose_victim() prefers the requester's own free blocks, because a page of another stream costs
 // an event wait. Of these it takes the smallest that has all wanted pages, so that large blocks
-// stay whole, else the largest. It compares at most kMostLooks victims. Pages are taken from the
+// stay whole, else the largest. It compares at most kMaxCompared victims. Pages are taken from the
 // victim's end, so that its first page, which is its key, stays.
 #include "allocator/caching/page_mover.hpp"
 
@@ -21,12 +21,12 @@ namespace sluice::allocator {
 namespace {
 
 // The cost of filling a hollow page, in pages to map.
-constexpr double kShown = 1.0 / 16;  // a free page is still mapped there: no driver call
-constexpr double kEmpty = 1.0;       // nothing is mapped there
-constexpr double kStale = 1.5;       // another page must be unmapped first
-constexpr double kBusy = 1e9;        // the same, but work there may be queued: the host would wait
+constexpr double kMapped = 1.0 / 16;  // a free page is still mapped there: no driver call
+constexpr double kEmpty = 1.0;        // nothing is mapped there
+constexpr double kStale = 1.5;        // another page must be unmapped first
+constexpr double kBusy = 1e9;         // the same, but work there may be queued: the host would wait
 
-constexpr std::size_t kMostLooks = 1024;  // victims compared for each choice
+constexpr std::size_t kMaxCompared = 1024;  // victims compared for each choice
 
 }  // namespace
 
@@ -113,7 +113,7 @@ double PageMover::cost_of(const AddressSegment& segment, std::uint64_t page_addr
   const PageSlot& slot = segment.slot_at(page_address);
   if (slot.page == nullptr) return kEmpty;
   const PageSlot* const holder = slot.page->holder;
-  if (find_victim(holder->segment->address_of(*holder)) != victims_.end()) return kShown;
+  if (find_victim(holder->segment->address_of(*holder)) != victims_.end()) return kMapped;
   const bool busy = slot.busy_until != nullptr && !slot.busy_until->done();
   return busy ? kBusy : kStale;
 }
@@ -188,7 +188,7 @@ bool PageMover::steal(PageSlot& slot, std::uint64_t wanted_pages) {
   const Block* const block =
       victim->second.block != nullptr ? victim->second.block : run_;  // of the same segment
   PageSlot& from = block->segment->slot_at(page_address);
-  show(slot, *from.page);
+  map_page(slot, *from.page);
   move(victim, from, slot);
   ++allocator_.remaps_;
   ++allocator_.step_remaps_;
@@ -205,7 +205,7 @@ bool PageMover::take_fresh(PageSlot& slot) {
   PhysicalPage& page = *allocator_.spare_.back();
   page.handle = handle;
   try {
-    show(slot, page);
+    map_page(slot, page);
   } catch (...) {
     allocator_.pages_.put_back(handle);
     page.handle = nullptr;
@@ -228,7 +228,7 @@ PageMover::Victims::iterator PageMover::choose_victim(std::uint64_t wanted_pages
   for (auto victim = victims_.begin(); victim != victims_.end(); ++victim) {
     const std::uint64_t pages = pages_of(*victim);
     if (best != victims_.end()) {
-      if (++looks > kMostLooks) break;
+      if (++looks > kMaxCompared) break;
       const bool own = victim->second.pool == &requester_;
       const bool best_own = best->second.pool == &requester_;
       if (own != best_own) {
@@ -275,7 +275,7 @@ void PageMover::record(record::MemoryAction action, const StreamPool& pool,
   recorder->record(action, pool.id, page_address, allocator_.page_bytes_);
 }
 
-void PageMover::show(PageSlot& slot, PhysicalPage& page) {
+void PageMover::map_page(PageSlot& slot, PhysicalPage& page) {
   if (slot.page != nullptr) {
     if (slot.busy_until != nullptr && !slot.busy_until->done()) {
       ++allocator_.synchronisations_;
@@ -371,7 +371,7 @@ bool PageMover::wait_for_pending(std::uint64_t bytes, bool even_if_pages_suffice
     Block* const block = place->block;
     pool.pending.erase(place);
     pool.pending_bytes -= block->bytes;
-    pool.put_back(block);
+    pool.free(block);
     events_.erase(&pool);  // the event is older than this wait, so the block's pages need a new one
   }
   return true;

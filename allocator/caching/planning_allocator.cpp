@@ -13,7 +13,7 @@
 // begin_step() ends this with a wait of every stream for all others.
 //
 // A call in step costs O(1) plus its waits. An unexpected call costs O(events) after
-// kStrangersToMove in a row, at most kMostSearches times in a step.
+// kUnexpectedCallsToMove in a row, at most kMaxFailedSearches times in a step.
 #include "allocator/caching/planning_allocator.hpp"
 
 #include <algorithm>
@@ -31,10 +31,10 @@ namespace {
 
 // If this many consecutive unexpected calls occur in the same order further on in the plan, the
 // step is taken to be there.
-constexpr std::size_t kStrangersToMove = 4;
+constexpr std::size_t kUnexpectedCallsToMove = 4;
 // After this many failed searches the allocator stops searching until the next step, because each
 // search reads the rest of the plan.
-constexpr std::uint32_t kMostSearches = 16;
+constexpr std::uint32_t kMaxFailedSearches = 16;
 
 }  // namespace
 
@@ -46,8 +46,9 @@ PlanningAllocator::~PlanningAllocator() {
   if (coming_.valid()) coming_.wait();
   if (has_plan()) drop_plan();
   for (const Arena& arena : retired_) {
-    for (const auto& [offset, tenant] : arena.tenants) tell_free(arena.data + offset, tenant);
-    give_back(arena);
+    for (const auto& [offset, allocation] : arena.allocations)
+      record_arena_free(arena.data + offset, allocation);
+    free_arena(arena);
   }
 }
 
@@ -123,21 +124,22 @@ std::byte* PlanningAllocator::allocate_planned(const AllocationRequest& request,
     return nullptr;
   }
   pass_frees();  // up to `next`; an unexpected call leaves them for later
-  strangers_.clear();
+  unexpected_calls_.clear();
   std::byte* data = nullptr;
   if (event.buffer != kNotPlanned) {
     if (places_[event.buffer].live ||
-        (!late_.empty() && overlaps_late(plan_.buffers[event.buffer]))) {
+        (!overdue_.empty() && overlaps_overdue(plan_.buffers[event.buffer]))) {
       diverged_ = true;
     } else {
-      data = hand_out(event.buffer, request);
+      data = allocate_buffer(event.buffer, request);
     }
   }
   ++cursor_;  // last, so that a call that throws may be repeated
   return data;
 }
 
-std::byte* PlanningAllocator::hand_out(std::uint32_t index, const AllocationRequest& request) {
+std::byte* PlanningAllocator::allocate_buffer(std::uint32_t index,
+                                              const AllocationRequest& request) {
   const StreamId stream = request.stream;
   const PlannedBuffer& buffer = plan_.buffers[index];
   Place& place = places_[index];
@@ -162,7 +164,7 @@ std::byte* PlanningAllocator::hand_out(std::uint32_t index, const AllocationRequ
   ++arena_.live_count;
   ++step_planned_count_;
   statistics_.arena_live_bytes += buffer.bytes;
-  place.tenant = {request.bytes, stream, request.name, request.category};
+  place.allocation = {request.bytes, stream, request.name, request.category};
   std::byte* const data = arena_.data + buffer.offset;
   if (recorder_ != nullptr) [[unlikely]] {
     recorder_->record(record::MemoryAction::kAlloc, stream, reinterpret_cast<std::uint64_t>(data),
@@ -177,16 +179,17 @@ void PlanningAllocator::pass_frees() {
   while (cursor_ < plan_.events.size() && !plan_.events[cursor_].is_alloc) {
     const std::uint32_t buffer = plan_.events[cursor_++].buffer;
     Place& place = places_[buffer];
-    if (!place.live || place.late) continue;
-    late_.push_back(buffer);  // cannot throw: prepare() reserved the room
-    place.late = true;
+    if (!place.live || place.overdue) continue;
+    overdue_.push_back(buffer);  // cannot throw: prepare() reserved the room
+    place.overdue = true;
   }
 }
 
-bool PlanningAllocator::overlaps_late(const PlannedBuffer& buffer) const {
-  return std::any_of(late_.begin(), late_.end(), [&](std::uint32_t index) {
-    const PlannedBuffer& late = plan_.buffers[index];
-    return late.offset < buffer.offset + buffer.bytes && buffer.offset < late.offset + late.bytes;
+bool PlanningAllocator::overlaps_overdue(const PlannedBuffer& buffer) const {
+  return std::any_of(overdue_.begin(), overdue_.end(), [&](std::uint32_t index) {
+    const PlannedBuffer& overdue = plan_.buffers[index];
+    return overdue.offset < buffer.offset + buffer.bytes &&
+           buffer.offset < overdue.offset + overdue.bytes;
   });
 }
 
@@ -194,10 +197,10 @@ bool PlanningAllocator::overlaps_late(const PlannedBuffer& buffer) const {
 // step has skipped a part of the plan. In the second case the last consecutive calls occur together
 // further on, and the cursor moves behind them.
 void PlanningAllocator::find_place_again(const Call& call) {
-  strangers_.push_back(call);
-  if (strangers_.size() < kStrangersToMove) return;
-  if (++failed_searches_ > kMostSearches) {
-    strangers_.clear();
+  unexpected_calls_.push_back(call);
+  if (unexpected_calls_.size() < kUnexpectedCallsToMove) return;
+  if (++failed_searches_ > kMaxFailedSearches) {
+    unexpected_calls_.clear();
     return;
   }
   std::size_t matched = 0;
@@ -205,15 +208,15 @@ void PlanningAllocator::find_place_again(const Call& call) {
   for (std::size_t i = cursor_; i < plan_.events.size(); ++i) {
     const StepPlan::Event& event = plan_.events[i];
     if (!event.is_alloc) continue;
-    const Call& wanted = strangers_[matched];
+    const Call& wanted = unexpected_calls_[matched];
     if (event.stream == wanted.stream && event.bytes == wanted.bytes) {
       if (matched == 0) first = i;
-      if (++matched < strangers_.size()) continue;
+      if (++matched < unexpected_calls_.size()) continue;
       while (cursor_ <= i) {
         pass_frees();
         ++cursor_;  // an allocation that was skipped or answered by the CachingAllocator
       }
-      strangers_.clear();
+      unexpected_calls_.clear();
       diverged_ = true;
       --failed_searches_;
       return;
@@ -221,10 +224,10 @@ void PlanningAllocator::find_place_again(const Call& call) {
     if (matched > 0) i = first;  // a match may begin right behind the first event
     matched = 0;
   }
-  strangers_.erase(strangers_.begin());
+  unexpected_calls_.erase(unexpected_calls_.begin());
 }
 
-// Makes the stream wait for all work queued on the other streams. That covers every earlier free.
+// Makes the stream wait for all work queued on the other streams. It thus comes after every earlier free.
 void PlanningAllocator::wait_for_all_others(StreamId stream) {
   for (std::size_t other = 0; other < streams_.size(); ++other) {
     if (other == stream || streams_[other] == nullptr) continue;
@@ -262,12 +265,12 @@ void PlanningAllocator::free(std::byte* data) {
     for (Arena& arena : retired_) {
       if (!arena.holds(data)) continue;
       const auto offset = static_cast<std::uint64_t>(data - arena.data);
-      const auto tenant = arena.tenants.find(offset);
-      SLUICE_CHECK_MSG(tenant != arena.tenants.end(), "not a block in use");
-      tell_free(data, tenant->second);
-      arena.tenants.erase(tenant);
+      const auto allocation = arena.allocations.find(offset);
+      SLUICE_CHECK_MSG(allocation != arena.allocations.end(), "not a block in use");
+      record_arena_free(data, allocation->second);
+      arena.allocations.erase(allocation);
       if (--arena.live_count == 0) {
-        give_back(arena);
+        free_arena(arena);
         retired_.erase(retired_.begin() + (&arena - retired_.data()));
       }
       return;
@@ -296,22 +299,22 @@ void PlanningAllocator::free_planned(std::uint32_t index) {
     }
     place.uses.clear();
   }
-  tell_free(arena_.data + buffer.offset, place.tenant);
+  record_arena_free(arena_.data + buffer.offset, place.allocation);
   place.live = false;
   place.freed_step = statistics_.step_count;
   --arena_.live_count;
   statistics_.arena_live_bytes -= buffer.bytes;
-  if (place.late) [[unlikely]] {
-    place.late = false;
-    std::erase(late_, index);
+  if (place.overdue) [[unlikely]] {
+    place.overdue = false;
+    std::erase(overdue_, index);
   }
 }
 
-void PlanningAllocator::tell_free(const std::byte* data, const Tenant& tenant) {
+void PlanningAllocator::record_arena_free(const std::byte* data, const Allocation& allocation) {
   if (recorder_ == nullptr) [[likely]]
     return;
-  recorder_->record_free(tenant.stream, reinterpret_cast<std::uint64_t>(data), tenant.bytes,
-                         tenant.category, tenant.name);
+  recorder_->record_free(allocation.stream, reinterpret_cast<std::uint64_t>(data), allocation.bytes,
+                         allocation.category, allocation.name);
 }
 
 // The live buffer that begins at `data`.
@@ -375,13 +378,13 @@ void PlanningAllocator::record_free(const std::byte* data) {
 
 void PlanningAllocator::begin_step() {
   std::function<StepPlan()> plan;
-  bool settle = false;
+  bool releases_cached = false;
   {
     const record::SpinLockHolder lock(mutex_);
     if (has_plan()) {
       end_planned_step();
       // The plan has served a whole step: memory of the earlier steps can be released.
-      settle = has_plan() && ++statistics_.planned_step_count == 1;
+      releases_cached = has_plan() && ++statistics_.planned_step_count == 1;
     } else if (!is_installing_) {
       plan = end_watched_step();
       is_installing_ = plan != nullptr;
@@ -389,7 +392,7 @@ void PlanningAllocator::begin_step() {
     ++statistics_.step_count;
   }
   allocator_.begin_step();
-  if (settle) allocator_.release_cached();
+  if (releases_cached) allocator_.release_cached();
   if (plan == nullptr) return;
   try {
     install(plan());
@@ -409,7 +412,7 @@ void PlanningAllocator::end_planned_step() {
     if (plan_.events[cursor_++].buffer != kNotPlanned) diverged_ = true;
   }
   cursor_ = 0;
-  strangers_.clear();
+  unexpected_calls_.clear();
   if (std::exchange(diverged_, false)) {
     ++statistics_.diverged_steps;
     // After these waits the plan's own waits suffice again.
@@ -478,7 +481,7 @@ void PlanningAllocator::install(StepPlan plan) {
       if (stream != first && streams_[stream] != nullptr) wait_for_all_others(stream);
     }
   } catch (...) {
-    give_back(arena);
+    free_arena(arena);
     throw;
   }
   plan_ = std::move(plan);
@@ -496,8 +499,8 @@ void PlanningAllocator::prepare(const StepPlan& plan) {
   offsets_.erase(std::unique(offsets_.begin(), offsets_.end()), offsets_.end());
   holders_.assign(offsets_.size(), kNotPlanned);
   places_.assign(plan.buffers.size(), {});
-  late_.clear();
-  late_.reserve(plan.buffers.size());
+  overdue_.clear();
+  overdue_.reserve(plan.buffers.size());
   for (std::size_t b = 0; b < places_.size(); ++b) {
     const auto slot = std::lower_bound(offsets_.begin(), offsets_.end(), plan.buffers[b].offset);
     places_[b].slot = static_cast<std::uint32_t>(slot - offsets_.begin());
@@ -521,16 +524,16 @@ void PlanningAllocator::prepare(const StepPlan& plan) {
 
 void PlanningAllocator::drop_plan() {
   if (arena_.live_count == 0) {
-    give_back(arena_);
+    free_arena(arena_);
   } else {
     for (std::size_t b = 0; b < places_.size(); ++b) {
-      if (places_[b].live) arena_.tenants[plan_.buffers[b].offset] = places_[b].tenant;
+      if (places_[b].live) arena_.allocations[plan_.buffers[b].offset] = places_[b].allocation;
     }
     retired_.push_back(std::move(arena_));
   }
   arena_ = {};
   plan_ = {};
-  late_.clear();
+  overdue_.clear();
   places_.clear();
   origins_.clear();
   before_ = now_ = {};
@@ -539,7 +542,7 @@ void PlanningAllocator::drop_plan() {
   statistics_.planned_step_count = 0;
 }
 
-void PlanningAllocator::give_back(const Arena& arena) {
+void PlanningAllocator::free_arena(const Arena& arena) {
   for (StreamId stream = 0; stream < streams_.size(); ++stream) {
     if (streams_[stream] != nullptr) allocator_.record_use(arena.data, stream);
   }
@@ -548,10 +551,10 @@ void PlanningAllocator::give_back(const Arena& arena) {
 
 std::vector<PlanningAllocator::ArenaBlocks> PlanningAllocator::blocks_in_arenas() const {
   std::vector<ArenaBlocks> result;
-  const auto add_to = [](ArenaBlocks& arena, std::uint64_t offset, const Tenant& tenant) {
-    arena.blocks.push_back({arena.address + offset, round_up(tenant.bytes, BlockSpace::kAlignment),
-                            tenant.bytes, record::BlockState::kAllocated, tenant.category,
-                            tenant.name});
+  const auto add_to = [](ArenaBlocks& arena, std::uint64_t offset, const Allocation& allocation) {
+    arena.blocks.push_back({arena.address + offset,
+                            round_up(allocation.bytes, BlockSpace::kAlignment), allocation.bytes,
+                            record::BlockState::kAllocated, allocation.category, allocation.name});
   };
   const auto new_arena = [&](const Arena& arena) -> ArenaBlocks& {
     return result.emplace_back(
@@ -559,12 +562,12 @@ std::vector<PlanningAllocator::ArenaBlocks> PlanningAllocator::blocks_in_arenas(
   };
   for (const Arena& arena : retired_) {
     ArenaBlocks& blocks = new_arena(arena);
-    for (const auto& [offset, tenant] : arena.tenants) add_to(blocks, offset, tenant);
+    for (const auto& [offset, allocation] : arena.allocations) add_to(blocks, offset, allocation);
   }
   if (!has_plan()) return result;
   ArenaBlocks& current = new_arena(arena_);
   for (std::size_t b = 0; b < places_.size(); ++b) {
-    if (places_[b].live) add_to(current, plan_.buffers[b].offset, places_[b].tenant);
+    if (places_[b].live) add_to(current, plan_.buffers[b].offset, places_[b].allocation);
   }
   std::sort(current.blocks.begin(), current.blocks.end(),
             [](const auto& a, const auto& b) { return a.address < b.address; });
@@ -574,14 +577,15 @@ std::vector<PlanningAllocator::ArenaBlocks> PlanningAllocator::blocks_in_arenas(
 PlanningAllocatorStatistics PlanningAllocator::statistics() {
   const record::SpinLockHolder lock(mutex_);
   PlanningAllocatorStatistics result = statistics_;
-  const auto add = [&](const Tenant& tenant) {
-    result.arena_live_by_category[static_cast<std::size_t>(tenant.category)] += tenant.bytes;
+  const auto add = [&](const Allocation& allocation) {
+    result.arena_live_by_category[static_cast<std::size_t>(allocation.category)] +=
+        allocation.bytes;
   };
   for (const Place& place : places_) {
-    if (place.live) add(place.tenant);
+    if (place.live) add(place.allocation);
   }
   for (const Arena& arena : retired_) {
-    for (const auto& [offset, tenant] : arena.tenants) add(tenant);
+    for (const auto& [offset, allocation] : arena.allocations) add(allocation);
   }
   return result;
 }
@@ -597,7 +601,7 @@ record::MemorySnapshot PlanningAllocator::snapshot_locked() {
   for (record::SnapshotSegment& segment : snapshot.segments) {
     std::vector<record::SnapshotBlock> blocks;
     for (const record::SnapshotBlock& block : segment.blocks) {
-      if (!block.untold) {
+      if (!block.unrecorded) {
         blocks.push_back(block);
         continue;
       }
@@ -609,10 +613,10 @@ record::MemorySnapshot PlanningAllocator::snapshot_locked() {
         if (end > address) blocks.push_back({.address = address, .bytes = end - address});
       };
       if (arena != arenas.end()) {  // otherwise the arena is not in use yet, or no longer
-        for (const record::SnapshotBlock& tenant : arena->blocks) {
-          leave_free(tenant.address);
-          blocks.push_back(tenant);
-          address = tenant.address + tenant.bytes;
+        for (const record::SnapshotBlock& allocation : arena->blocks) {
+          leave_free(allocation.address);
+          blocks.push_back(allocation);
+          address = allocation.address + allocation.bytes;
         }
       }
       leave_free(block.address + block.bytes);

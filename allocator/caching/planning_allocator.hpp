@@ -55,8 +55,8 @@ struct PlanningAllocatorStatistics {
 // next expected one (stream and rounded size) takes the planned range: no search and no check,
 // because the packing along the recorded order proves that the range is free. Every other call goes
 // to the CachingAllocator: calls while steps are watched, unexpected calls, and all calls of
-// streams that are not movable. After kStrangersToMove unexpected calls in a row the allocator
-// looks for the same sequence further on in the plan and moves the cursor there.
+// streams that are not movable. After kUnexpectedCallsToMove unexpected calls in a row the
+// allocator looks for the same sequence further on in the plan and moves the cursor there.
 //
 // The arena is one block of the CachingAllocator, stitched from free pages between two steps. After
 // the first step of a plan the host waits for the streams once, so that memory of the earlier steps
@@ -68,7 +68,7 @@ struct PlanningAllocatorStatistics {
 //   2. If a range passes from one stream to another, the second stream first waits for the events
 //      in PlannedBuffer::waits. If calls were skipped or reordered (diverged_), or such an event is
 //      stale, it waits for all other streams instead. The next begin_step() resets diverged_.
-//   3. Every buffer before the cursor that is live and past its planned free is in late_.
+//   3. Every buffer before the cursor that is live and past its planned free is in overdue_.
 //   4. holders_[slot] is the last buffer that was allocated at the slot's offset.
 //   5. The arena of a dropped plan is kept in retired_ until its last block is freed; it is then
 //      freed behind the work of all streams.
@@ -101,7 +101,7 @@ class PlanningAllocator {
 
  private:
   // The request of a block in an arena.
-  struct Tenant {
+  struct Allocation {
     std::uint64_t bytes = 0;
     StreamId stream = 0;
     std::uint32_t name = 0;
@@ -110,12 +110,12 @@ class PlanningAllocator {
   // The state of a planned buffer.
   struct Place {
     bool live = false;
-    bool late = false;  // overdue: live, but the plan has it free by now
+    bool overdue = false;  // live, but the plan has it free by now
     // The step in which it was last freed, and the index of its free in the plan's events.
     std::uint64_t freed_step = UINT64_MAX;
     std::size_t free_index = 0;
     std::uint32_t slot = 0;                                // index of its offset in offsets_
-    Tenant tenant;                                         // valid while live
+    Allocation allocation;                                 // valid while live
     std::vector<StreamId> uses;                            // other streams, since its allocation
     std::vector<std::shared_ptr<device::Event>> releases;  // by PlannedBuffer::release_streams
   };
@@ -123,7 +123,7 @@ class PlanningAllocator {
     std::byte* data = nullptr;
     std::uint64_t bytes = 0;
     std::uint64_t live_count = 0;
-    std::map<std::uint64_t, Tenant> tenants;  // by offset; only for a dropped plan
+    std::map<std::uint64_t, Allocation> allocations;  // by offset; only for a dropped plan
     bool holds(const std::byte* address) const { return address >= data && address < data + bytes; }
   };
   struct Call {
@@ -142,9 +142,9 @@ class PlanningAllocator {
   std::byte* allocate_unplanned(const AllocationRequest& request);  // without mutex_
   [[noreturn]] void throw_with_arenas(const OutOfMemoryReported& error);
   std::byte* allocate_planned(const AllocationRequest& request, const Call& call);
-  std::byte* hand_out(std::uint32_t buffer, const AllocationRequest& request);
+  std::byte* allocate_buffer(std::uint32_t buffer, const AllocationRequest& request);
   void pass_frees();
-  bool overlaps_late(const PlannedBuffer& buffer) const;
+  bool overlaps_overdue(const PlannedBuffer& buffer) const;
   void find_place_again(const Call& call);
   void wait_for_all_others(StreamId stream);
   void free_planned(std::uint32_t buffer);
@@ -154,8 +154,8 @@ class PlanningAllocator {
   // lock. Returns an empty function if no plan is due.
   std::function<StepPlan()> end_watched_step();
   void drop_plan();
-  void give_back(const Arena& arena);
-  void tell_free(const std::byte* data, const Tenant& tenant);
+  void free_arena(const Arena& arena);
+  void record_arena_free(const std::byte* data, const Allocation& allocation);
   struct ArenaBlocks {
     std::uint64_t address = 0;
     std::uint64_t bytes = 0;
@@ -187,9 +187,9 @@ class PlanningAllocator {
   std::vector<std::uint64_t> offsets_;  // the distinct offsets of buffers, ascending
   std::vector<std::uint32_t> holders_;  // by slot: the buffer last allocated there
   std::size_t cursor_ = 0;              // index of the next expected event
-  std::vector<std::uint32_t> late_;
-  std::vector<Call> strangers_;  // the last consecutive unexpected calls
-  bool has_waits_ = false;       // ranges of the plan pass between streams
+  std::vector<std::uint32_t> overdue_;
+  std::vector<Call> unexpected_calls_;  // the last consecutive unexpected calls
+  bool has_waits_ = false;              // ranges of the plan pass between streams
   // A planned call was skipped in this step, or frees came in another order: the plan's waits may
   // not suffice.
   bool diverged_ = false;

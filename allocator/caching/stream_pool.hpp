@@ -55,38 +55,38 @@ class StreamPool {
   }
 
   // Frees a used block.
-  void put_back(Block* block) SLUICE_REQUIRES(mutex) {
+  void free(Block* block) SLUICE_REQUIRES(mutex) {
     if (block->pending) [[unlikely]]
       end_pending(*block);
     block->cached = false;
-    space_of(*block).give_back(block);
+    space_of(*block).free(block);
   }
   // Keeps a freed block of the large space whole until the next large block is freed or requested
   // (often of the same size), or until a search needs all free memory.
-  void put_back_later(Block* block) SLUICE_REQUIRES(mutex) {
-    put_back_last();
+  void cache(Block* block) SLUICE_REQUIRES(mutex) {
+    free_cached();
     block->cached = true;
-    last_ = block;
+    cached_ = block;
   }
   // Returns that block if it has exactly `bytes`. Otherwise frees it and returns null.
-  Block* take_last(std::uint64_t bytes) SLUICE_REQUIRES(mutex) {
-    if (last_ != nullptr && last_->bytes == bytes) return std::exchange(last_, nullptr);
-    put_back_last();
+  Block* take_cached(std::uint64_t bytes) SLUICE_REQUIRES(mutex) {
+    if (cached_ != nullptr && cached_->bytes == bytes) return std::exchange(cached_, nullptr);
+    free_cached();
     return nullptr;
   }
-  void put_back_last() SLUICE_REQUIRES(mutex) {
-    if (last_ != nullptr) put_back(std::exchange(last_, nullptr));
+  void free_cached() SLUICE_REQUIRES(mutex) {
+    if (cached_ != nullptr) free(std::exchange(cached_, nullptr));
   }
-  std::uint64_t last_bytes() const SLUICE_REQUIRES(mutex) {
-    return last_ == nullptr ? 0 : last_->bytes;
+  std::uint64_t cached_bytes() const SLUICE_REQUIRES(mutex) {
+    return cached_ == nullptr ? 0 : cached_->bytes;
   }
   // Frees the completed pending blocks at the front of the queue.
-  void settle_front() SLUICE_REQUIRES(mutex) {
+  void free_completed_front() SLUICE_REQUIRES(mutex) {
     if (!pending.empty()) [[unlikely]]
-      settle_those_in_front();
+      free_completed_in_front();
   }
   // Frees every completed pending block, also behind one that still waits.
-  void settle_all() SLUICE_REQUIRES(mutex);
+  void free_completed() SLUICE_REQUIRES(mutex);
   void check_invariants() const SLUICE_REQUIRES(mutex);
 
   const StreamId id;
@@ -105,10 +105,10 @@ class StreamPool {
   std::unordered_map<const Block*, std::vector<StreamId>> other_uses SLUICE_GUARDED_BY(mutex);
 
  private:
-  Block* last_ SLUICE_GUARDED_BY(mutex) = nullptr;  // see put_back_later()
+  Block* cached_ SLUICE_GUARDED_BY(mutex) = nullptr;  // see cache()
 
   void end_pending(Block& block) SLUICE_REQUIRES(mutex);
-  void settle_those_in_front() SLUICE_REQUIRES(mutex);
+  void free_completed_in_front() SLUICE_REQUIRES(mutex);
 
   record::MemoryRecorder* const recorder_;  // null: none
 };

@@ -46,7 +46,7 @@ struct SnapshotBlock {
   BlockState state = BlockState::kFree;
   Category category = Category::kExternal;
   std::uint32_t name = 0;
-  bool untold = false;  // no event tells of it: AllocationRequest::untold. In no file
+  bool unrecorded = false;  // AllocationRequest::unrecorded: it has no events. Not saved in files
 };
 
 struct SnapshotSegment {

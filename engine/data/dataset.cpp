@@ -9,7 +9,7 @@ namespace sluice::data {
 
 namespace {
 
-// The shared token between two windows makes it (tokens - 1) / seq.
+// Neighbouring windows share a token, hence (tokens - 1) / seq.
 std::uint64_t windows_in(std::uint64_t tokens, std::int64_t seq) {
   return tokens == 0 ? 0 : (tokens - 1) / static_cast<std::uint64_t>(seq);
 }

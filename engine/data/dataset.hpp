@@ -33,11 +33,11 @@ struct DatasetOptions {
 
 class Dataset {
  public:
-  // Throws InputError as TokenStream does, and where a part is too short for one window.
+  // Throws InputError as TokenStream does, and if a part is too short for one window.
   explicit Dataset(const DatasetOptions& options);
 
-  // tokens, targets: [micro_batch, seq] int32, row-major, the caller's. step counts from 0;
-  // microbatch is in [0, accumulate). IoError where a file can no longer be read.
+  // Fills tokens and targets: [micro_batch, seq] int32, row-major, owned by the caller. step counts
+  // from 0; microbatch is in [0, accumulate). Throws IoError if a file can no longer be read.
   void fill(std::int64_t step, std::int64_t microbatch, std::int32_t* tokens,
             std::int32_t* targets) const;
 
@@ -55,7 +55,7 @@ class Dataset {
   // Batches of micro_batch windows in the evaluation part; 0 if eval_fraction is 0. If
   // the part has fewer windows than one batch, there is one batch with repeated windows.
   std::int64_t eval_batches() const;
-  // index in [0, eval_batches()): windows in stream order.
+  // Fills batch `index` in [0, eval_batches()), with windows in stream order.
   void fill_eval(std::int64_t index, std::int32_t* tokens, std::int32_t* targets) const;
 
   std::uint64_t token_count() const { return stream_.token_count(); }

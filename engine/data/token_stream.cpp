@@ -106,7 +106,7 @@ void TokenStream::add_llmc_file(const std::string& path) {
   if (header[0] == 20240520 && header[1] == 1) width = 2;
   if (header[0] == 20240801 && header[1] == 7) width = 4;
   if (width == 0) {
-    throw InputError(path + " is no llm.c token file: magic " + std::to_string(header[0]) +
+    throw InputError(path + " is not an llm.c token file: magic " + std::to_string(header[0]) +
                      " version " + std::to_string(header[1]) +
                      ", where 20240520 version 1 or 20240801 version 7 is right");
   }
@@ -194,7 +194,8 @@ void TokenStream::read(std::uint64_t first, std::span<std::int32_t> into) const 
 
 namespace {
 
-// All of a small file, evenly spread samples of a large one (the whole would take minutes to read).
+// Hashes all of a small file and evenly spread samples of a large one, which would take minutes to
+// read.
 void digest_content(const std::string& path, Digest& digest) {
   constexpr std::uint64_t kBlockBytes = 1 << 20;
   constexpr std::uint64_t kBlocks = 64;

@@ -227,7 +227,7 @@ class BlockLayer final : public Layer {
     std::byte *normed1, *qkv, *attention, *residual, *normed2, *up, *activated;
     float *mean1, *rstd1, *log_sum_exp, *mean2, *rstd2;
   };
-  // Gradients that BackwardWeight needs: of each linear layer's output and each norm's output.
+  // The gradients that BackwardWeight needs: those of each linear layer's and each norm's output.
   struct Context {
     std::byte *up, *normed2, *residual, *qkv, *normed1;
   };

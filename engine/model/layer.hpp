@@ -33,7 +33,7 @@ struct BatchShape {
 class SavedRanges {
  public:
   SavedRanges() = default;
-  // NOLINTNEXTLINE(google-explicit-constructor): all of it, as an address is everywhere else
+  // NOLINTNEXTLINE(google-explicit-constructor): an address means the whole region
   SavedRanges(std::byte* whole) { add(0, UINT64_MAX, whole); }
   void add(std::uint64_t begin, std::uint64_t end, std::byte* data) {
     if (data != nullptr) ranges_.push_back({begin, end, data});
@@ -63,7 +63,7 @@ struct PassBuffers {
   const std::int32_t* tokens = nullptr;     // [rows]
   const std::int32_t* targets = nullptr;    // [rows]
   const std::byte* input = nullptr;
-  std::byte* output = nullptr;  // null in a recompute: not wanted
+  std::byte* output = nullptr;  // null in a recompute, which needs only `saved`
   SavedRanges saved;            // written by forward, read by backward
   std::byte* context = nullptr;
   const std::byte* grad_output = nullptr;
@@ -75,7 +75,7 @@ struct PassBuffers {
   std::byte* workspace = nullptr;
 };
 
-// Bytes of each pass.
+// The memory of the passes.
 struct PassNeeds {
   std::uint64_t output_bytes = 0;
   std::uint64_t saved_bytes = 0;
@@ -90,7 +90,8 @@ class Layer {
   explicit Layer(UnitLayout layout) : layout_(std::move(layout)) {}
   virtual ~Layer() = default;
   const UnitLayout& layout() const { return layout_; }
-  // Parts with the same readers stand together: they can travel as one.
+  // The saved parts in order. Parts with the same readers are neighbours, so that they can move as
+  // one.
   virtual std::vector<schedule::SavedPart> saves(const BatchShape& shape) const = 0;
   virtual PassNeeds needs(const BatchShape& shape, const kernels::Kernels& kernels) const = 0;
 
@@ -111,7 +112,7 @@ class Layer {
   Byte* tensor(Byte* window, std::size_t index, DType dtype) const {
     return window + layout_.tensors()[index].first_elem * dtype_bytes(dtype);
   }
-  // Gaps of a gradient window are zeroed before its tensors are written.
+  // Zeroes the gaps of a gradient window; call before its tensors are written.
   void clear_gaps(kernels::Kernels& kernels, std::byte* grad_window, DType dtype) const;
 
  private:

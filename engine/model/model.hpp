@@ -44,7 +44,7 @@ class Model {
   std::vector<Unit> units_;
 };
 
-// Layers, each in a file of its own.
+// The layers; each has its own file.
 std::unique_ptr<Layer> make_embedding_layer(const ModelShape& shape);
 std::unique_ptr<Layer> make_block_layer(const ModelShape& shape, std::int64_t index);
 std::unique_ptr<Layer> make_head_layer(const ModelShape& shape);

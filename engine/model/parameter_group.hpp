@@ -1,4 +1,4 @@
-// Which of a model's tensors learn at another rate or decay than the run's.
+// A group of a model's tensors with a different learning rate or decay than the run's.
 #pragma once
 
 #include <optional>
@@ -12,7 +12,7 @@ namespace sluice::model {
 struct ParameterGroup {
   std::string match;
   double lr_scale = 1.0;
-  std::optional<double> weight_decay;  // also of tensors that do not decay by default
+  std::optional<double> weight_decay;  // also for tensors that do not decay by default
   bool operator==(const ParameterGroup&) const = default;
 };
 

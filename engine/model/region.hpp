@@ -13,7 +13,7 @@ namespace sluice::model {
 class Region {
  public:
   explicit Region(std::byte* base = nullptr) : base_(base) {}
-  // The next part; null while only sizes are counted (base null).
+  // The next part, or null if the base is null (then only sizes are counted).
   std::byte* take(std::uint64_t bytes) {
     const std::uint64_t at = used_;
     used_ += round_up(bytes, kTensorAlignmentBytes);
@@ -31,7 +31,7 @@ class SavedRegion {
  public:
   SavedRegion(const std::vector<schedule::SavedPart>& parts, const SavedRanges& ranges)
       : parts_(parts), ranges_(ranges) {}
-  // The next part; null where the pass does not use it.
+  // The next part, or null if the pass does not use it.
   std::byte* take() {
     const std::uint64_t bytes = parts_[next_++].bytes;
     const std::uint64_t at = used_;
