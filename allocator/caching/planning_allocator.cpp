@@ -227,7 +227,8 @@ void PlanningAllocator::find_place_again(const Call& call) {
   unexpected_calls_.erase(unexpected_calls_.begin());
 }
 
-// Makes the stream wait for all work queued on the other streams. It thus comes after every earlier free.
+// Makes the stream wait for all work queued on the other streams. It thus comes after every earlier
+// free.
 void PlanningAllocator::wait_for_all_others(StreamId stream) {
   for (std::size_t other = 0; other < streams_.size(); ++other) {
     if (other == stream || streams_[other] == nullptr) continue;

@@ -5,8 +5,8 @@
 
 #include <array>
 
-#include "tests/support/failing_device.hpp"
 #include "tests/engine/runtime/runtime_bench.hpp"
+#include "tests/support/failing_device.hpp"
 
 namespace sluice::runtime {
 namespace {
