@@ -36,24 +36,14 @@ void read_data(Read read) {
 
 }  // namespace
 
-Trainer::Trainer(const config::Config& config, const TrainingOptions& options,
-                 const data::Dataset& data, const model::Model& model, const planner::Plan& plan,
-                 const Backend& backend, run::RunFiles& files, const RunId& run,
-                 const EventSink& events, const StepObserver& observe)
-    : config_(config),
-      options_(options),
-      data_(data),
-      model_(model),
-      files_(files),
-      run_id_(run),
-      events_(events),
-      observe_(observe),
-      arithmetic_(backend.device_kernels->arithmetic()),
-      flops_per_token_(flops_per_token(model.shape(), config.train.seq)),
-      data_fingerprint_(data.fingerprint()),
-      session_(config, model, plan, backend, options.wrap_storage, run),
-      lr_(lr_schedule(config)),
-      speculates_(plan.speculates()) {}
+Trainer::Trainer(const TrainingContext& context)
+    : context_(context),
+      arithmetic_(context.backend.device_kernels->arithmetic()),
+      rate_{.flops_per_token = flops_per_token(context.model.shape(), context.config.train.seq)},
+      data_fingerprint_(context.data.fingerprint()),
+      session_(context.config, context.model, context.plan, context.backend,
+               context.options.wrap_storage, context.run_id),
+      lr_(lr_schedule(context.config)) {}
 
 void Trainer::start(const std::optional<run::ResumePoint>& found) {
   if (found) {
@@ -68,7 +58,7 @@ void Trainer::start(const std::optional<run::ResumePoint>& found) {
     if (manifest.loss_scale) session_.loss_scaler().restore(*manifest.loss_scale);
     emit({{"event", "resume"}, {"step", step_}, {"dir", found->where()}});
   } else {
-    session_.state().initialize(config_.train.seed);
+    session_.state().initialize(context_.config.train.seed);
   }
   first_step_ = step_;
   saved_step_ = step_;
@@ -96,15 +86,17 @@ void Trainer::save_and_stop(const std::string& why) {
     }
   }
   if (step_ == 0) throw Error(why + "; no step was trained");
-  throw Error(why + "; step " + std::to_string(step_) + " is saved in " + config_.checkpoint.dir);
+  throw Error(why + "; step " + std::to_string(step_) + " is saved in " +
+              context_.config.checkpoint.dir);
 }
 
 TrainingEnd Trainer::run_steps() {
-  const std::int64_t last = options_.stop_at_step.value_or(config_.train.steps);
+  const std::int64_t last = context_.options.stop_at_step.value_or(context_.config.train.steps);
   while (step_ < last) {
     one_step(last);
     const bool stop = stop_asked();
-    const bool due = config_.checkpoint.every > 0 && step_ % config_.checkpoint.every == 0;
+    const bool due =
+        context_.config.checkpoint.every > 0 && step_ % context_.config.checkpoint.every == 0;
     const bool overflows = session_.loss_scaler().exhausted();
     const bool goes_on = step_ < last && !stop && !overflows;
     if (due && goes_on && durable()) {
@@ -120,7 +112,8 @@ TrainingEnd Trainer::run_steps() {
 }
 
 bool Trainer::stop_asked() {
-  std::int32_t asked = options_.stop_signal != nullptr && options_.stop_signal->load() != 0;
+  std::int32_t asked =
+      context_.options.stop_signal != nullptr && context_.options.stop_signal->load() != 0;
   session_.communicator().all_reduce(&asked, 1, DType::kI32, nullptr);
   return asked != 0;
 }
@@ -128,12 +121,12 @@ bool Trainer::stop_asked() {
 void Trainer::emit(const RunEvent& event) {
   std::exception_ptr fault;
   try {
-    if (!log_fails_) files_.event(event);
+    if (!log_fails_) context_.files.event(event);
   } catch (const run::RunFileError&) {
     log_fails_ = true;
     fault = std::current_exception();
   }
-  events_(event);
+  context_.events(event);
   if (fault) std::rethrow_exception(fault);
 }
 
@@ -147,25 +140,26 @@ void Trainer::one_step(std::int64_t last) {
   const StepOutcome outcome = session_.train_step(
       step_, lr,
       [&](std::int64_t mb, std::int32_t* tokens, std::int32_t* targets) {
-        read_data([&] { data_.fill(step_, mb, tokens, targets); });
+        read_data([&] { context_.data.fill(step_, mb, tokens, targets); });
       },
       traced ? &trace : nullptr, commits ? &found : nullptr);
   ++step_;
   if (commits) note_saved(step_ - 1);
-  if (traced) files_.text("trace.json", trace.to_json());
-  total_ += outcome.moved;
-  redone_steps_ += outcome.redone ? 1 : 0;
-  redo_s_ += outcome.redo_seconds;
+  if (traced) context_.files.text("trace.json", trace.to_json());
+  total_.moved += outcome.moved;
+  total_.redone_steps += outcome.redone ? 1 : 0;
+  total_.redo_s += outcome.redo_seconds;
   report(outcome, lr, last, commits);
-  const bool evaluates = config_.train.eval_every > 0 && step_ % config_.train.eval_every == 0;
-  if (evaluates && data_.eval_batches() > 0) evaluate();
+  const bool evaluates =
+      context_.config.train.eval_every > 0 && step_ % context_.config.train.eval_every == 0;
+  if (evaluates && context_.data.eval_batches() > 0) evaluate();
 }
 
 void Trainer::note_overflow(const StepOutcome& outcome) {
-  overflowed_tensor_ = outcome.overflowed_tensor;
-  overflowed_scale_ = outcome.loss_scale;
+  overflow_.tensor = outcome.overflowed_tensor;
+  overflow_.scale = outcome.loss_scale;
   log(LogLevel::kWarning, "step " + std::to_string(step_) + ": the gradient of '" +
-                              overflowed_tensor_ + "' overflowed fp16 at loss scale " +
+                              overflow_.tensor + "' overflowed fp16 at loss scale " +
                               scale_text(outcome.loss_scale) +
                               "; the update is skipped, the scale is now " +
                               scale_text(session_.loss_scaler().scale()));
@@ -174,8 +168,8 @@ void Trainer::note_overflow(const StepOutcome& outcome) {
 void Trainer::stop_overflowing() {
   throw Error("training stopped at step " + std::to_string(step_) + ": gradients overflowed " +
               "fp16 in " + std::to_string(session_.loss_scaler().state().overflows) +
-              " steps in a row, the last time that of '" + overflowed_tensor_ + "' at loss scale " +
-              scale_text(overflowed_scale_) +
+              " steps in a row, the last time that of '" + overflow_.tensor + "' at loss scale " +
+              scale_text(overflow_.scale) +
               "; begin anew with a lower optimizer.lr or train.loss_scale, or with "
               "train.precision = \"bf16\"");
 }
@@ -192,15 +186,17 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last, b
   report.grad_norm = outcome.grad_norm;
   report.lr = lr;
   report.step_time_s = outcome.seconds;
-  report.tokens_per_s = static_cast<double>(config_.train.seq * config_.train.micro_batch *
-                                            config_.train.accumulate) /
-                        outcome.seconds;
+  report.tokens_per_s =
+      static_cast<double>(context_.config.train.seq * context_.config.train.micro_batch *
+                          context_.config.train.accumulate) /
+      outcome.seconds;
   report.stalled_fraction = outcome.stalled_fraction;
-  if (peak_flops_) report.mfu = flops_per_token_ * report.tokens_per_s / *peak_flops_;
+  if (rate_.peak_flops)
+    report.mfu = rate_.flops_per_token * report.tokens_per_s / *rate_.peak_flops;
   report.moved = outcome.moved;
   report.overflow = outcome.overflow;
-  const bool logged = config_.log.every > 0 &&
-                      (step_ % config_.log.every == 0 || step_ == last || step_ == first_step_ + 1);
+  const bool logged = context_.config.log.every > 0 && (step_ % context_.config.log.every == 0 ||
+                                                        step_ == last || step_ == first_step_ + 1);
   // The traced step's event is always there: the report shows its stalls beside the trace.
   if (logged || report.overflow || outcome.stalls) {
     RunEvent event{{"event", "step"},
@@ -214,7 +210,7 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last, b
                    {"stalled_fraction", report.stalled_fraction},
                    {"tag_time_s", outcome.tag_seconds},
                    {"bytes_moved", link_bytes_json(report.moved)}};
-    if (speculates_) {
+    if (context_.plan.speculates()) {
       event["redone"] = outcome.redone;
       event["redo_time_s"] = outcome.redo_seconds;
     }
@@ -231,20 +227,20 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last, b
     emit(event);
   }
   if (outcome.overflow) note_overflow(outcome);
-  observe_(report);
+  context_.observe(report);
 }
 
 void Trainer::evaluate() {
   const schedule::LinkBytes before = session_.moved_bytes();
   double sum = 0;
-  const std::int64_t batches = data_.eval_batches();
+  const std::int64_t batches = context_.data.eval_batches();
   std::int64_t done = 0;
   for (; done < batches && !stop_asked(); ++done) {
     sum += session_.evaluate([&](std::int64_t, std::int32_t* tokens, std::int32_t* targets) {
-      read_data([&] { data_.fill_eval(done, tokens, targets); });
+      read_data([&] { context_.data.fill_eval(done, tokens, targets); });
     });
   }
-  total_ += session_.moved_bytes() - before;
+  total_.moved += session_.moved_bytes() - before;
   if (done < batches) return;  // asked to stop: a part of the data is no evaluation
   emit({{"event", "eval"}, {"step", step_}, {"loss", sum / static_cast<double>(batches)}});
 }
@@ -252,27 +248,27 @@ void Trainer::evaluate() {
 void Trainer::drain() {
   const schedule::LinkBytes before = session_.moved_bytes();
   session_.drain();
-  total_ += session_.moved_bytes() - before;
+  total_.moved += session_.moved_bytes() - before;
 }
 
 checkpoint::CheckpointManifest Trainer::manifest() {
   checkpoint::CheckpointManifest manifest;
   manifest.step = step_;
-  manifest.run_id = run_id_.hex();
-  manifest.settings = config::result_settings(config_);
+  manifest.run_id = context_.run_id.hex();
+  manifest.settings = config::result_settings(context_.config);
   manifest.data_fingerprint = data_fingerprint_;
   manifest.arithmetic = arithmetic_;
-  manifest.threads = config_.train.threads;
+  manifest.threads = context_.config.train.threads;
   if (scales_loss()) manifest.loss_scale = session_.loss_scaler().state();
   return manifest;
 }
 
 void Trainer::save() {
   if (durable()) {
-    total_ += session_.commit(manifest());
+    total_.moved += session_.commit(manifest());
   } else {
     drain();
-    checkpoint::save_checkpoint(config_.checkpoint.dir, manifest(), session_.state());
+    checkpoint::save_checkpoint(context_.config.checkpoint.dir, manifest(), session_.state());
   }
   note_saved(step_);
 }
@@ -280,51 +276,53 @@ void Trainer::save() {
 void Trainer::note_saved(std::int64_t step) {
   saved_step_ = step;
   retire_earlier();
-  emit({{"event", "checkpoint"}, {"step", step}, {"dir", config_.checkpoint.dir}});
+  emit({{"event", "checkpoint"}, {"step", step}, {"dir", context_.config.checkpoint.dir}});
 }
 
 void Trainer::retire_earlier() {
   if (std::exchange(retired_, true)) return;
-  checkpoint::retire_other_logs(config_.checkpoint.dir, session_.state_log(),
-                                files_.storage_paths(), passed_over_logs_);
+  checkpoint::retire_other_logs(context_.config.checkpoint.dir, session_.state_log(),
+                                context_.files.storage_paths(), passed_over_logs_);
 }
 
 void Trainer::finish() {
-  if (config_.checkpoint.final && saved_step_ != step_) save();
+  if (context_.config.checkpoint.final && saved_step_ != step_) save();
   drain();
-  const std::string huggingface = config_.checkpoint.final ? export_results() : std::string();
+  const std::string huggingface =
+      context_.config.checkpoint.final ? export_results() : std::string();
   RunEvent done{{"event", "done"},
                 {"steps", step_},
                 {"weights_hash", session_.state().weights_hash()},
                 {"peak_bytes", tier_bytes_json(session_.peak_bytes())},
                 {"measured_peak_bytes", tier_bytes_json(session_.measured_peak_bytes())},
-                {"bytes_moved", link_bytes_json(total_)},
+                {"bytes_moved", link_bytes_json(total_.moved)},
                 {"storage_engine", session_.storage_engine_name()},
                 {"storage_tags", tags_json()},
                 {"arithmetic", arithmetic_}};
-  if (speculates_) {
-    done["speculation"] = {
-        {"steps", step_ - first_step_}, {"redone_steps", redone_steps_}, {"redo_time_s", redo_s_}};
+  if (context_.plan.speculates()) {
+    done["speculation"] = {{"steps", step_ - first_step_},
+                           {"redone_steps", total_.redone_steps},
+                           {"redo_time_s", total_.redo_s}};
   }
   if (!huggingface.empty()) done["huggingface"] = huggingface;
   emit(done);
 }
 
 std::string Trainer::export_results() {
-  const std::string weights = files_.path("weights.safetensors");
+  const std::string weights = context_.files.path("weights.safetensors");
   try {
     session_.state().export_weights(weights);
   } catch (const IoError& error) {
     throw run::RunFileError(std::string("the weights cannot be written: ") + error.what());
   }
-  const std::string directory = files_.path("huggingface");
-  const std::string obstacle = checkpoint::huggingface_obstacle(model_.shape());
+  const std::string directory = context_.files.path("huggingface");
+  const std::string obstacle = checkpoint::huggingface_obstacle(context_.model.shape());
   if (!obstacle.empty()) {
     log(LogLevel::kInfo, "'" + directory + "' is not written: " + obstacle);
     return "";
   }
   try {
-    checkpoint::export_huggingface(checkpoint::SafetensorsReader(weights), model_.shape(),
+    checkpoint::export_huggingface(checkpoint::SafetensorsReader(weights), context_.model.shape(),
                                    session_.parameters().options().weight, directory);
   } catch (const IoError& error) {
     throw run::RunFileError("'" + directory + "' cannot be written: " + error.what());

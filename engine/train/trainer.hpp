@@ -15,16 +15,27 @@
 
 namespace sluice::train {
 
+// The parts of a run that its caller owns. They must outlive the trainer.
+struct TrainingContext {
+  const config::Config& config;
+  const TrainingOptions& options;
+  const data::Dataset& data;
+  const model::Model& model;
+  const planner::Plan& plan;
+  const Backend& backend;
+  run::RunFiles& files;
+  RunId run_id;
+  const EventSink& events;
+  const StepObserver& observe;
+};
+
 class Trainer {
  public:
-  // Takes all memory of the run. The arguments must outlive it.
-  Trainer(const config::Config& config, const TrainingOptions& options, const data::Dataset& data,
-          const model::Model& model, const planner::Plan& plan, const Backend& backend,
-          run::RunFiles& files, const RunId& run, const EventSink& events,
-          const StepObserver& observe);
+  // Takes all memory of the run.
+  explicit Trainer(const TrainingContext& context);
   // Steps report their share of this rate; none: the device's rate was never measured. Call before
   // run().
-  void set_peak_flops(std::optional<double> flops_per_s) { peak_flops_ = flops_per_s; }
+  void set_peak_flops(std::optional<double> flops_per_s) { rate_.peak_flops = flops_per_s; }
   // State from where a run ended, or from the seed. Throws IoError.
   void start(const std::optional<run::ResumePoint>& found);
   // The log of commits of a durable run.
@@ -36,9 +47,11 @@ class Trainer {
 
  private:
   bool durable() const {
-    return config_.checkpoint.mode == config::Config::CheckpointMode::kDurable;
+    return context_.config.checkpoint.mode == config::Config::CheckpointMode::kDurable;
   }
-  bool scales_loss() const { return config_.train.precision == config::Config::Precision::kFP16; }
+  bool scales_loss() const {
+    return context_.config.train.precision == config::Config::Precision::kFP16;
+  }
   // All ranks stop at the same step: any one's signal stops all.
   bool stop_asked();
   TrainingEnd run_steps();
@@ -69,17 +82,26 @@ class Trainer {
   // Counters of the whole run; movement of state between steps is included.
   RunEvent tags_json();
 
-  const config::Config& config_;
-  const TrainingOptions& options_;
-  const data::Dataset& data_;
-  const model::Model& model_;
-  run::RunFiles& files_;
-  const RunId run_id_;
-  const EventSink& events_;
-  const StepObserver& observe_;
-  std::string arithmetic_;
-  double flops_per_token_ = 0;
-  std::optional<double> peak_flops_;
+  // The rate of the device, and the work of a token.
+  struct Rate {
+    double flops_per_token = 0;
+    std::optional<double> peak_flops;
+  };
+  // Of this process, not of the processes from which it resumed.
+  struct Totals {
+    schedule::LinkBytes moved;
+    std::int64_t redone_steps = 0;
+    double redo_s = 0;
+  };
+  // The newest step whose gradients overflowed.
+  struct Overflow {
+    std::string tensor;
+    double scale = 0;
+  };
+
+  const TrainingContext context_;
+  const std::string arithmetic_;
+  Rate rate_;
   std::string data_fingerprint_;  // as the data were when the run began
   Session session_;
   LrSchedule lr_;
@@ -90,12 +112,8 @@ class Trainer {
   bool commits_next_ = false;    // the next step commits the state before it
   bool retired_ = false;         // earlier commits
   std::vector<std::string> passed_over_logs_;
-  std::string overflowed_tensor_;  // of the newest overflow
-  double overflowed_scale_ = 0;
-  schedule::LinkBytes total_;
-  const bool speculates_;
-  std::int64_t redone_steps_ = 0;  // of this process, like total_
-  double redo_s_ = 0;
+  Overflow overflow_;
+  Totals total_;
 };
 
 }  // namespace sluice::train

@@ -178,8 +178,16 @@ TrainingEnd train(const config::Config& given, const TrainingOptions& options,
   const planner::Plan& plan = *prepared->plan();
   if (!files) files.emplace(config, given, id);
   if (plan.need.storage_bytes > 0) files->make_storage(config);
-  Trainer trainer(config, options, data, prepared->model, plan, prepared->backend, *files, id,
-                  events, observe);
+  Trainer trainer({.config = config,
+                   .options = options,
+                   .data = data,
+                   .model = prepared->model,
+                   .plan = plan,
+                   .backend = prepared->backend,
+                   .files = *files,
+                   .run_id = id,
+                   .events = events,
+                   .observe = observe});
   trainer.set_peak_flops(measured_peak_flops(prepared->hardware, config));
   files->begin(given);
   const RunEvent event = begin_event(*prepared, id, found, trainer);
