@@ -282,13 +282,13 @@ class OutsideFault : public CliTest {
   }
 };
 
-// The log meets a limit of file sizes that a checkpoint does not.
+// The log meets a limit of file sizes that neither a checkpoint nor the host device's memory does.
 TEST_F(OutsideFault, ALogThatCannotBeWrittenSavesFirst) {
   succeed(slow({"--steps", "1"}));
-  constexpr std::size_t kLimit = 4 << 20;
+  constexpr std::size_t kLimit = 64 << 20;
   const fs::path log = path("run/0001/events.jsonl");
   std::string events = read_file(log);
-  while (events.size() < kLimit - 5000) events += "{\"event\":\"padding\"}\n";
+  events += R"({"padding":")" + std::string(kLimit - 5000 - events.size(), 'x') + "\"}\n";
   write_file(log, events);
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
