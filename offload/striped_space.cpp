@@ -1,3 +1,8 @@
+// A transfer is cut at stripe boundaries and each part goes to its path's engine. The parts share
+// one
+// Gathering: the last part to end calls the caller's callback, with the first error if there was
+// one. With a single path neighbouring stripes are neighbours in the file, so nothing is cut. Reads
+// and writes of different parts complete in any order; the caller sees one completion per transfer.
 #include "offload/striped_space.hpp"
 
 #include <unistd.h>
