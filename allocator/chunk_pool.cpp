@@ -1,3 +1,11 @@
+// Slots are handles of physical memory; a window maps several of them side by side:
+//
+//   slots       0  1  2  3
+//   window A   [0][1][2]
+//   window B         [2][3]      slot 2 is at two addresses
+//
+// Invariants: mapping i of a window lies at i * slot_bytes() of its range and maps slots[i]; each
+// window's mappings are destroyed before its range, and all of them before the slots' memory.
 #include "allocator/chunk_pool.hpp"
 
 #include <string>
@@ -5,20 +13,21 @@
 
 namespace sluice::allocator {
 
-ChunkPool::ChunkPool(device::Device& device, PagePool& pages, std::uint32_t slot_count, Category category)
+ChunkPool::ChunkPool(device::Device& device, PagePool& pages, std::uint32_t slot_count,
+                     Category category)
     : device_(device), pages_(pages) {
   slots_.reserve(slot_count);
   try {
     for (std::uint32_t i = 0; i < slot_count; ++i) slots_.push_back(pages_.take_chunk(category));
   } catch (...) {
-    // No destructor runs for an object that was never made.
+    // The destructor does not run for a constructor that throws.
     for (PagePool::Handle* handle : slots_) pages_.put_back(handle);
     throw;
   }
 }
 
 ChunkPool::~ChunkPool() {
-  windows_.clear();  // unmapped before the physical memory goes back
+  windows_.clear();  // unmaps before the physical memory is returned
   for (PagePool::Handle* handle : slots_) pages_.put_back(handle);
 }
 

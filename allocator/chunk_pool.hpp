@@ -1,9 +1,9 @@
-// Equal slots of device memory for model states: no fragmentation by construction.
+// Slots of equal size in device memory, for model states. Equal slots cannot fragment.
 //
-// A *window* is a contiguous virtual range over a list of slots. Every window that the schedule
-// will use is mapped once, at set-up; two windows may show the same slots (the schedule orders
-// their uses), so in steady state nothing is mapped, unmapped or allocated. Kernels see one
-// contiguous unit whatever the chunk size.
+// A *window* is a contiguous virtual range over a list of slots. All windows of a schedule are
+// mapped once, at set-up. Two windows may share slots; the schedule orders their uses. So in steady
+// state nothing is mapped, unmapped or allocated, and kernels see one contiguous unit for any chunk
+// size.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,15 @@ namespace sluice::allocator {
 
 class ChunkPool {
  public:
-  // Takes `slot_count` chunk handles from `pages` at once (throws OutOfMemory).
+  // Takes `slot_count` chunk handles from `pages`. Throws OutOfMemory.
   ChunkPool(device::Device& device, PagePool& pages, std::uint32_t slot_count, Category category);
   ~ChunkPool();  // queued work on its windows must have finished
   ChunkPool(const ChunkPool&) = delete;
   ChunkPool& operator=(const ChunkPool&) = delete;
 
-  // Maps `slots` in order into a fresh range and returns its address; the window lives as long as
-  // the pool. Slots may repeat across windows, not within one (InternalError, as for no slots).
+  // Maps `slots` in order into a new range and returns its address. The window lives as long as the
+  // pool. A slot may be in several windows, but once in each. Throws InternalError if a slot
+  // repeats or there are none.
   std::byte* map_window(std::span<const std::uint32_t> slots);
 
   const device::PhysicalBlock& block(std::uint32_t slot) const { return slots_.at(slot)->block; }

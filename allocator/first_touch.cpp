@@ -30,10 +30,11 @@ std::size_t find_node(std::span<const NumaNode> nodes, int os_index) {
     list += (list.empty() ? "" : ", ") + std::to_string(node.os_index);
   }
   throw InputError("pinned memory on NUMA node " + std::to_string(os_index) +
-                   ": there is no such node that this process may use; there are: " + list);
+                   ": this process may not use such a node; it may use " + list);
 }
 
-// Shares of a spread. Memory of unknown size (a sandbox without sysfs) counts as equal.
+// The weights of a spread: each node's memory. All are equal if sizes are unknown (a sandbox
+// without sysfs).
 std::vector<std::uint64_t> spread_weights(std::span<const NumaNode> nodes) {
   std::vector<std::uint64_t> weights;
   bool known = false;
@@ -56,7 +57,7 @@ std::vector<NodeShare> spread(std::uint64_t bytes, std::span<const NumaNode> nod
   std::uint64_t begin = 0;
   for (std::size_t node = 0; node < nodes.size(); ++node) {
     up_to += weights[node];
-    // To the nearest huge page; bytes and memory are below 2^57, the most that x86-64 addresses.
+    // Rounds to the nearest huge page. Bytes and memory are below 2^57, the limit of x86-64.
     const auto exact = static_cast<std::uint64_t>(bytes * up_to / total);
     const std::uint64_t nearest = (exact + kHugePageBytes / 2) / kHugePageBytes * kHugePageBytes;
     const std::uint64_t end = up_to == total ? bytes : std::min(nearest, bytes);
@@ -66,11 +67,12 @@ std::vector<NodeShare> spread(std::uint64_t bytes, std::span<const NumaNode> nod
   return shares;
 }
 
-// Brings every page in. The kernel does it in one call since 5.14, in half the time of a fault per
-// page where pages are small, and says where it cannot instead of killing. Returns 0 or an errno.
+// Makes every page exist. Since 5.14 the kernel does it in one call: with small pages in half the
+// time of a fault per page, and it returns an error instead of killing the process. Returns 0 or an
+// errno.
 int touch(std::byte* data, std::uint64_t bytes) {
   if (::madvise(data, bytes, MADV_POPULATE_WRITE) == 0) return 0;
-  // An older kernel, or a sandbox that does not know the advice.
+  // An older kernel, or a sandbox, does not know the advice.
   if (errno != EINVAL && errno != ENOSYS && errno != EPERM) return errno;
   for (std::uint64_t offset = 0; offset < bytes; offset += kHostPageBytes) {
     *static_cast<volatile std::byte*>(data + offset) = std::byte{0};
@@ -87,8 +89,9 @@ void bind_or_warn(std::byte* data, std::span<const NodeShare> shares, const Numa
         "pinned memory: binding to NUMA node " +
             std::to_string(machine.nodes()[share.node].os_index) + " is refused (" +
             std::strerror(error_number) +
-            "; a container needs CAP_SYS_NICE): pages lie where the threads that touch them run");
-    return;  // The same for all, and one warning.
+            "; a container needs CAP_SYS_NICE): each page lies on the node of the thread that "
+            "touches it");
+    return;  // the same holds for all shares: one warning
   }
 }
 
@@ -140,18 +143,18 @@ void first_touch(std::byte* data, std::span<const NodeShare> shares, const NumaM
     std::vector<std::jthread> threads;  // joined at the end of this scope
     threads.reserve(pieces.size());
     for (std::size_t i = 0; i < pieces.size(); ++i) {
-      // The caller's own affinity is not touched: with several nodes it takes no piece.
+      // The caller takes no piece if there are several nodes, so its own affinity stays.
       if (!several_nodes && i + 1 == pieces.size()) {
         touch_piece(i);
         continue;
       }
       try {
         threads.push_back(start_thread("first touch", [&, i] {
-          // A refusal does no harm: the memory is bound, or a warning has been given.
+          // A refusal is harmless: the memory is bound, or a warning was logged.
           if (several_nodes) static_cast<void>(machine.bind_this_thread(pieces[i].node));
           touch_piece(i);
         }));
-      } catch (const ThreadError&) {  // slower, and as good
+      } catch (const ThreadError&) {  // the caller does the piece: slower, with the same result
         touch_piece(i);
       }
     }

@@ -13,8 +13,8 @@
 namespace sluice::allocator {
 namespace {
 
-// What mmap reserves: the kernel aligns to huge pages by itself only since 6.7, so take one more
-// and cut the ends off; and the two forbidden pages.
+// Extra bytes that mmap reserves: one huge page, because the kernel aligns to huge pages by itself
+// only since 6.7 (the ends are cut off), and the two guard pages.
 constexpr std::uint64_t kSlackBytes = kHugePageBytes + 2 * kHostPageBytes;
 
 [[noreturn]] void throw_refused(const char* call, std::uint64_t bytes, int error_number) {
@@ -50,8 +50,8 @@ HostMapping::HostMapping(std::uint64_t bytes) : bytes_(bytes) {
   std::byte* const head_end = begin - kHostPageBytes;
   std::byte* const tail = begin + bytes + kHostPageBytes;
   std::byte* const last = first + reserved_bytes;
-  // munmap of whole pages that we own fails only where it would split past the kernel's limit of
-  // mappings; the addresses then stay reserved, forbidden and without memory.
+  // munmap of our own whole pages fails only at the kernel's limit of mappings. The addresses then
+  // stay reserved, inaccessible and without memory.
   if (head_end > first) static_cast<void>(::munmap(first, head_end - first));
   if (last > tail) static_cast<void>(::munmap(tail, last - tail));
   static_cast<void>(::madvise(begin, bytes, MADV_HUGEPAGE));
@@ -59,7 +59,7 @@ HostMapping::HostMapping(std::uint64_t bytes) : bytes_(bytes) {
 }
 
 HostMapping::~HostMapping() {
-  // Unlocks too.
+  // This also unlocks the pages.
   if (data_ != nullptr) {
     static_cast<void>(::munmap(data_ - kHostPageBytes, bytes_ + 2 * kHostPageBytes));
   }
@@ -70,7 +70,7 @@ std::uint64_t HostMapping::huge_page_bytes() const {
   const std::uintptr_t own_end = own_begin + bytes_;
   constexpr const char* kKey = "AnonHugePages:";
   std::uint64_t huge_bytes = 0;
-  bool own = false;  // Bound to several nodes, the region is several mappings to the kernel.
+  bool own = false;  // a region bound to several nodes is several mappings for the kernel
   std::ifstream smaps("/proc/self/smaps");
   for (std::string line; std::getline(smaps, line);) {
     std::uintptr_t begin = 0;

@@ -1,5 +1,5 @@
-// Anonymous host memory at an address that huge pages can back. Nothing is there until it is
-// touched.
+// Anonymous host memory at an address that huge pages can back. Pages exist only after a first
+// touch.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +10,12 @@
 namespace sluice::allocator {
 
 inline constexpr std::uint64_t kHostPageBytes = 4 * kKiB;
-inline constexpr std::uint64_t kHugePageBytes = 2 * kMiB;  // x86-64; on ARM where pages are 4 KiB
+inline constexpr std::uint64_t kHugePageBytes = 2 * kMiB;  // x86-64, and ARM with pages of 4 KiB
 
-// Starts at a multiple of kHugePageBytes, so that all but the tail can be huge pages, and asks for
-// them (madvise: a hint, a kernel without them does with small ones). One page on either side stays
-// forbidden: it takes no memory, a run past the end faults, and no neighbour's mapping is merged
-// with this one, so that the kernel's figures are of these bytes alone.
+// The mapping starts at a multiple of kHugePageBytes, so that all but the tail can be huge pages,
+// and requests them by madvise (a hint: a kernel without huge pages uses small ones). One guard
+// page on either side takes no memory. An access beyond the ends faults there, and the kernel
+// cannot merge neighbouring mappings with this one, so its figures count these bytes alone.
 class HostMapping {
  public:
   // bytes: whole pages, or 0 for none. Throws DeviceError.
@@ -26,8 +26,8 @@ class HostMapping {
 
   std::byte* data() const { return data_; }
   std::uint64_t bytes() const { return bytes_; }
-  // How much of it huge pages back now (/proc/self/smaps, AnonHugePages; 0 where it cannot be
-  // read). The kernel walks the page tables of the whole process for this: not for inner loops.
+  // The bytes that huge pages back now (AnonHugePages in /proc/self/smaps; 0 if it cannot be read).
+  // The kernel walks the page tables of the whole process for this, so it is slow.
   std::uint64_t huge_page_bytes() const;
 
  private:

@@ -62,7 +62,7 @@ void Ledger::set_category_cap(Tier tier, Category category, std::uint64_t bytes)
   category_caps_[index_of(tier)][index_of(category)] = bytes;
 }
 
-// Both terms are non-negative because live never passes a cap.
+// Both terms are non-negative, because live bytes never exceed a cap.
 std::uint64_t Ledger::available_locked(Tier tier, Category category) const {
   const LedgerTotals& totals = totals_[index_of(tier)];
   const std::uint64_t in_tier = caps_[index_of(tier)] - totals.live_bytes;

@@ -1,4 +1,4 @@
-// The budget ledger: every byte of every tier is charged to a category before any driver or system
+// The budget ledger. Every byte of every tier is charged to a category before the driver or system
 // call that obtains it. Caps are hard. Thread-safe.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace sluice::allocator {
 
 class Ledger;
 
-// A charge. Move-only; gives its bytes back when destroyed.
+// A charge of bytes to a tier and category. Move-only; its destructor returns the bytes.
 class Reservation {
  public:
   Reservation() = default;
@@ -24,7 +24,7 @@ class Reservation {
   Reservation& operator=(const Reservation&) = delete;
   ~Reservation();
   std::uint64_t bytes() const { return bytes_; }
-  // Gives back `bytes` of this charge now (bytes <= bytes()).
+  // Returns `bytes` of this charge now. Precondition: bytes <= bytes().
   void shrink(std::uint64_t bytes);
 
  private:
@@ -50,21 +50,22 @@ class Ledger {
   explicit Ledger(std::array<std::uint64_t, kTierCount> caps_bytes);
   ~Ledger();  // CHECKs nothing; outstanding reservations must be gone before
 
-  // A cap inside a tier's cap, for one category; not below what it holds (InternalError).
+  // Sets a cap for one category inside a tier's cap. Throws InternalError if the category already
+  // holds more.
   void set_category_cap(Tier tier, Category category, std::uint64_t bytes);
 
-  // Empty when it does not fit.
+  // Returns nothing if the bytes do not fit.
   std::optional<Reservation> try_reserve(Tier tier, Category category, std::uint64_t bytes);
   // Throws OutOfMemory with requested and available bytes.
   Reservation reserve(Tier tier, Category category, std::uint64_t bytes);
-  // Moves a charge to another category of its tier in one step: nobody can take the room between.
-  // Throws OutOfMemory where the category's cap forbids it; the charge is then as it was.
+  // Moves a charge to another category of its tier in one step, so that no other thread can take
+  // the room. Throws OutOfMemory if the category's cap forbids it; the charge is then unchanged.
   void recategorise(Reservation& reservation, Category category);
 
   std::uint64_t cap_bytes(Tier tier) const;
   std::uint64_t category_cap_bytes(Tier tier, Category category) const;  // UINT64_MAX: none
   LedgerTotals totals(Tier tier) const;
-  // Sums agree with live reservations; live <= cap. Throws InternalError.
+  // Checks that sums agree and that live bytes are within the caps. Throws InternalError.
   void check_invariants() const;
 
  private:

@@ -20,7 +20,7 @@ PagePool::Handle* PagePool::take_page(Category category) {
 
 PagePool::Handle* PagePool::try_take_page(Category category) {
   if (free_list_of(page_bytes()).empty()) {
-    // Asked first: out of memory is an answer here, and an exception costs microseconds.
+    // Checks first: out of memory is an expected result here, and an exception costs microseconds.
     if (!ledger_.try_reserve(Tier::kDevice, category, page_bytes())) return nullptr;
   }
   try {
@@ -43,7 +43,7 @@ PagePool::Handle* PagePool::take(std::vector<Handle*>& free_list, std::uint64_t 
     handle->taken = true;
     return handle;
   }
-  // Everything that can throw comes before the handle changes hands.
+  // Everything that can throw comes before the handle changes its owner.
   Reservation charge = ledger_.reserve(Tier::kDevice, category, bytes);
   if (empty_.empty()) {
     const std::size_t count = handles_.size() + 1;

@@ -1,8 +1,8 @@
 // Physical handles of device memory in two sizes: a page (2 MiB) and a chunk slot.
 //
-// The pool charges the ledger, then the device; freed handles are kept for reuse by either size's
-// next request (a chunk request may not be served from pages: a handle's size is fixed at
-// creation). Not thread-safe: one owner, at set-up and at planned phase changes.
+// The pool charges the ledger, then allocates from the device. It keeps freed handles for the next
+// request of the same size; a handle's size is fixed at creation. Not thread-safe: it has one
+// owner, which uses it at set-up and at planned phase changes.
 #pragma once
 
 #include <cstdint>
@@ -27,14 +27,15 @@ class PagePool {
     bool taken = false;
   };
 
-  // Taken from the free list or created. Throws OutOfMemory. `category` is charged while it is out
-  // and after it is put back (the memory stays ours) until trim(); a free handle of another
-  // category moves its charge.
+  // Take a handle from the free list, or create one. Throws OutOfMemory. `category` is charged
+  // until trim(), even after put_back(), because the pool keeps the memory. A free handle of
+  // another category moves its charge.
   Handle* take_page(Category category);
   Handle* take_chunk(Category category);
-  // Null where the budget or the device has no room for it.
+  // Returns null if the budget or the device has no room.
   Handle* try_take_page(Category category);
-  // The handle must be unmapped. Fails only for a handle that is not out (InternalError).
+  // Returns a handle to the free list. It must be unmapped. Throws InternalError if it is not
+  // taken.
   void put_back(Handle* handle);
   // Returns all free handles to the device.
   void trim();
@@ -48,7 +49,7 @@ class PagePool {
 
  private:
   Handle* take(std::vector<Handle*>& free_list, std::uint64_t bytes, Category category);
-  // Where chunk and page are of one size, there is one list.
+  // If chunks and pages have one size, there is one list.
   std::vector<Handle*>& free_list_of(std::uint64_t bytes) {
     return bytes == page_bytes() ? free_pages_ : free_chunks_;
   }
@@ -59,7 +60,7 @@ class PagePool {
   // Each list has room for every handle, so that put_back and trim never allocate.
   std::vector<Handle*> free_pages_;
   std::vector<Handle*> free_chunks_;
-  std::vector<Handle*> empty_;  // trimmed: a place in handles_ without memory
+  std::vector<Handle*> empty_;  // trimmed handles: entries of handles_ without memory
 };
 
 }  // namespace sluice::allocator

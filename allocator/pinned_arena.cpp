@@ -14,8 +14,8 @@
 namespace sluice::allocator {
 namespace {
 
-// Near the end of the range rounding would wrap around to a small arena; left as it is, no cap that
-// a machine can have admits it, and mmap refuses it.
+// Rounds up to whole pages. Near 2^64 that would wrap around to a small size, so such a value stays
+// as it is: no real cap admits it, and mmap refuses it.
 std::uint64_t whole_pages(std::uint64_t bytes) {
   const std::uint64_t rounded = round_up(bytes, kHostPageBytes);
   return rounded < bytes ? bytes : rounded;
@@ -49,8 +49,8 @@ bool lock_or_warn(std::byte* data, std::uint64_t bytes) {
 
 }  // namespace
 
-PinnedArena::PinnedArena(device::Device& device, Ledger& ledger, std::uint64_t bytes, Category category,
-                         const PinnedArenaOptions& options)
+PinnedArena::PinnedArena(device::Device& device, Ledger& ledger, std::uint64_t bytes,
+                         Category category, const PinnedArenaOptions& options)
     : charge_(ledger.reserve(Tier::kPinned, category, whole_pages(bytes))),
       mapping_(whole_pages(bytes)) {
   const std::uint64_t piece_bytes = options.registration_piece_bytes;

@@ -1,13 +1,20 @@
+// The address range is laid out in two parts:
+//
+//   | slot 0 | slot 1 | ... of `over` | page | page | ... |
+//   0                            shared_bytes         bytes_
+//
+// The range is longer than the arena if the last shared slot reaches beyond it. Mappings are undone
+// before pages go back to the pool, because another owner may get the pages at once.
 #include "allocator/planned_arena.hpp"
 
 #include <algorithm>
 
 namespace sluice::allocator {
 
-PlannedArena::PlannedArena(device::Device& device, PagePool& pages, std::uint64_t bytes, Category category,
-                           const ChunkPool* over)
+PlannedArena::PlannedArena(device::Device& device, PagePool& pages, std::uint64_t bytes,
+                           Category category, const ChunkPool* over)
     : pages_(pages), bytes_(round_up(bytes, pages.page_bytes())) {
-  SLUICE_CHECK(bytes_ >= bytes);  // rounding did not wrap around
+  SLUICE_CHECK(bytes_ >= bytes);  // the rounding did not overflow
   if (bytes_ == 0) return;
   const std::uint64_t page_bytes = pages.page_bytes();
   const std::uint64_t slot_bytes = pages.chunk_bytes();
@@ -30,7 +37,7 @@ PlannedArena::PlannedArena(device::Device& device, PagePool& pages, std::uint64_
           device.map(range_, shared_bytes + i * page_bytes, handles_.back()->block));
     }
   } catch (...) {
-    // No destructor runs for an object that was never made.
+    // The destructor does not run for a constructor that throws.
     mappings_.clear();
     for (PagePool::Handle* handle : handles_) pages_.put_back(handle);
     throw;
@@ -38,7 +45,7 @@ PlannedArena::PlannedArena(device::Device& device, PagePool& pages, std::uint64_
 }
 
 PlannedArena::~PlannedArena() {
-  mappings_.clear();  // unmapped before the physical memory goes back
+  mappings_.clear();  // unmaps before the physical memory is returned
   for (PagePool::Handle* handle : handles_) pages_.put_back(handle);
 }
 

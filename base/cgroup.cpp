@@ -63,7 +63,7 @@ void apply_group(const fs::path& directory, const Version& version, CgroupMemory
 
 // A cgroup mount that governs memory.
 struct Mount {
-  fs::path point;  // where it is mounted
+  fs::path point;  // the mount point
   fs::path root;   // the group that its top directory shows
   const Version* version;
 };
@@ -107,7 +107,7 @@ std::optional<fs::path> find_group(const fs::path& root, bool version2) {
 void apply_mount(const fs::path& root, const Mount& mount, CgroupMemory& memory) {
   const auto group = find_group(root, mount.version == &kVersion2);
   if (!group) return;
-  // Inside a container the mount may show only a part of the tree that the group's name comes from.
+  // Inside a container the mount may show only a part of the tree that the group's path refers to.
   fs::path inside = group->lexically_relative(mount.root);
   if (inside.empty() || *inside.begin() == "..") inside = ".";
   const fs::path top = root / mount.point.relative_path();

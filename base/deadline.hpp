@@ -23,7 +23,7 @@ class Deadline {
   Clock::time_point time_;
 };
 
-// What a single instruction of a step may take before the run is stopped as hung.
+// The time that a single instruction of a step may take before the run is stopped as hung.
 inline constexpr double kDefaultDeadlineSeconds = 600.0;
 
 }  // namespace sluice

@@ -30,7 +30,7 @@ void Digest::reset() {
 }
 
 void Digest::update(const void* data, std::size_t bytes) {
-  if (bytes == 0) return;  // xxHash takes no null pointer
+  if (bytes == 0) return;  // xxHash does not accept a null pointer
   SLUICE_CHECK(XXH3_128bits_update(state_.get(), data, bytes) == XXH_OK);
 }
 

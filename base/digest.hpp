@@ -1,5 +1,5 @@
-// Streaming XXH3-128 (github.com/Cyan4973/xxHash, doc/xxhash_spec.md): detects accidents, not
-// attacks.
+// Streaming XXH3-128 (github.com/Cyan4973/xxHash, doc/xxhash_spec.md). It detects accidental
+// changes, not attacks.
 #pragma once
 
 #include <array>
@@ -24,9 +24,9 @@ class Digest {
   Digest();
   void reset();
   void update(const void* data, std::size_t bytes);
-  // Little-endian; so that a digest does not depend on the machine.
+  // Adds the value in little-endian order, so that a digest does not depend on the machine.
   void update_u64(std::uint64_t value);
-  // The length goes first: ("ab", "c") and ("a", "bc") differ.
+  // Adds the length first, so that ("ab", "c") and ("a", "bc") differ.
   void update_text(std::string_view text);
   DigestValue finish() const;
 
@@ -37,7 +37,7 @@ class Digest {
   std::unique_ptr<XXH3_state_t, Free> state_;  // made by xxHash: it must be 64-byte aligned
 };
 
-// Whether `text` is what hex() writes.
+// Whether `text` has the form of DigestValue::hex().
 bool is_digest_hex(std::string_view text);
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// Element types, their sizes, and how fp32 is rounded to the 16-bit ones (DESIGN: arithmetic
-// contract).
+// Element types, their sizes, and how fp32 is rounded to the 16-bit ones
+// (DESIGN: arithmetic contract).
 #pragma once
 
 #include <bit>
@@ -16,8 +16,8 @@ inline constexpr std::uint64_t kLawBlockElems = 4096;
 // The largest factor by which fp16 training scales its loss.
 inline constexpr std::int64_t kMaxLossScale = std::int64_t{1} << 32;
 
-// kBlock8 is a format of optimizer moments: of each 4,096 elements first the fp32 scales of its 32
-// blocks of 128, then the 4,096 8-bit codes (kernels/block8.hpp).
+// kBlock8 is a format of optimizer moments. For each 4,096 elements it holds the fp32 scales of the
+// 32 blocks of 128 elements, then the 4,096 8-bit codes (kernels/block8.hpp).
 enum class DType : std::uint8_t { kF64, kF32, kBF16, kF16, kI64, kI32, kI16, kU16, kU8, kBlock8 };
 
 inline constexpr std::uint64_t kBlock8Elems = 128;
@@ -25,7 +25,7 @@ inline constexpr std::uint64_t kBlock8GroupElems = kLawBlockElems;  // a cut par
 inline constexpr std::uint64_t kBlock8GroupBytes =
     kBlock8GroupElems + kBlock8GroupElems / kBlock8Elems * sizeof(float);
 
-// Of one element. kBlock8: 0, an element has no bytes of its own; see bytes_of.
+// Bytes of one element. 0 for kBlock8, since its elements have no bytes of their own; see bytes_of.
 constexpr std::size_t dtype_bytes(DType type) {
   switch (type) {
     case DType::kF64:
@@ -47,7 +47,7 @@ constexpr std::size_t dtype_bytes(DType type) {
   return 0;
 }
 
-// What a type comes in: elements that cannot be parted, and their bytes.
+// The smallest group of elements that cannot be split, and its bytes.
 struct DTypeGroup {
   std::uint64_t elems = 1;
   std::uint64_t bytes = 1;
@@ -57,7 +57,7 @@ constexpr DTypeGroup dtype_group(DType type) {
   return {1, dtype_bytes(type)};
 }
 
-// Between elements and bytes; elems and bytes are whole groups.
+// Convert between elements and bytes. Precondition: elems and bytes are whole groups.
 constexpr std::uint64_t bytes_of(DType type, std::uint64_t elems) {
   const DTypeGroup group = dtype_group(type);
   return elems / group.elems * group.bytes;
@@ -67,7 +67,7 @@ constexpr std::uint64_t elems_in(DType type, std::uint64_t bytes) {
   return bytes / group.bytes * group.elems;
 }
 
-// The safetensors spelling: "F32", "BF16", ... ("BLOCK8" is ours alone.)
+// The safetensors spelling: "F32", "BF16", ... ("BLOCK8" is not in the standard.)
 std::string_view dtype_name(DType type);
 
 // A bf16 number in memory. Arithmetic happens in fp32.
@@ -103,8 +103,8 @@ struct f16 {
   std::uint16_t bits = 0;
 };
 
-// Exact, subnormals included; a NaN comes out quiet. No fp32 subnormal is made on the way, so that
-// a caller that flushes them gets the same.
+// Exact, subnormals included; a NaN becomes quiet. No fp32 subnormal occurs on the way, so the
+// result is the same on a thread that flushes them.
 constexpr float to_float(f16 value) {
   const std::uint32_t sign = (value.bits & 0x8000u) << 16;
   const std::uint32_t magnitude = value.bits & 0x7fffu;
@@ -119,8 +119,9 @@ constexpr float to_float(f16 value) {
   return std::bit_cast<float>(sign | bits);
 }
 
-// Round to nearest, ties to even, for weights as for everything else (no split master in fp16).
-// From 65,520 on it is infinity, below 2^-14 subnormal. NaN stays NaN (quiet, upper payload kept).
+// Round to nearest, ties to even, for weights and for everything else (fp16 has no split master).
+// Values from 65,520 on become infinity, values below 2^-14 subnormal. NaN stays NaN (quiet,
+// upper payload kept).
 constexpr f16 f16_from_float(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = (bits >> 16) & 0x8000u;
@@ -132,7 +133,7 @@ constexpr f16 f16_from_float(float value) {
     half = 0x7c00u;
   } else if (magnitude >= 0x38800000u) {  // 2^-14
     half = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  } else if (magnitude > 0x33000000u) {  // 2^-25, which is half-way from 0 and goes there
+  } else if (magnitude > 0x33000000u) {  // 2^-25 is half-way to the least subnormal; it becomes 0
     // In units of 2^-24: the mantissa shifted out by 126 - exponent, 14 to 24 bits.
     const std::uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u;
     const std::uint32_t shift = 126u - (magnitude >> 23);

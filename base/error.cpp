@@ -18,7 +18,7 @@ std::string out_of_memory_message(Tier tier, Category category, std::uint64_t re
 
 std::string io_message(std::string_view op, std::string_view path, std::uint64_t offset,
                        std::uint64_t bytes, int error_number) {
-  // std::system_category, not strerror: the latter is not thread-safe.
+  // std::system_category is thread-safe; strerror is not.
   const std::string reason = error_number == 0 ? std::string("fewer bytes moved than asked for")
                                                : std::system_category().message(error_number);
   const std::string of_bytes =
@@ -66,7 +66,7 @@ std::string shown(std::string_view text) {
 
 void throw_check_failed(const char* expression, const char* file, int line,
                         const std::string& detail) {
-  // The file relative to the source root, where the compiler was given an absolute path.
+  // Makes the file name relative to the source root if the compiler was given an absolute path.
   std::string_view name(file);
   for (const std::string_view room : {"/base/", "/device/", "/allocator/", "/kernels/",
                                       "/collectives/", "/offload/", "/engine/", "/tools/"}) {

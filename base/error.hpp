@@ -1,7 +1,8 @@
-// Errors: typed exceptions that carry the facts, and CHECK for broken promises of our own code.
+// Errors: typed exceptions that carry the facts, and SLUICE_CHECK for bugs in our own code.
 //
-// Channels (STYLE): expected misses return empty values; operational failures throw one of these;
-// programmer errors throw InternalError through CHECK (never abort: the host process is not ours).
+// Expected misses return empty values. Operational failures throw one of these exceptions.
+// Programmer errors throw InternalError through SLUICE_CHECK. The library never aborts, because the
+// process belongs to the host program.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +14,17 @@
 
 namespace sluice {
 
-// Root of all. exit_status() is what the command line ends with (DESIGN section 9).
+// The base of all exceptions. exit_status() is the exit status of the command line.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
-  // 3: a fault at run time; state as of the last commit.
+  // 3: a run-time fault; the state on disk is that of the last commit.
   virtual int exit_status() const noexcept { return 3; }
   // A stable word for `{"event":"error","code":…}`.
   virtual std::string_view code() const noexcept { return "fault"; }
 };
 
-// Bad input: names the file, the key or the tensor, and what would be right. Nothing was changed.
+// Bad input. The message names the file, key or tensor and a correct value. Nothing was changed.
 class InputError : public Error {
  public:
   using Error::Error;
@@ -31,7 +32,7 @@ class InputError : public Error {
   std::string_view code() const noexcept override { return "bad_input"; }
 };
 
-// A hard cap would be passed.
+// An allocation would exceed a hard cap.
 class OutOfMemory : public Error {
  public:
   OutOfMemory(Tier tier, Category category, std::uint64_t requested_bytes,
@@ -44,7 +45,7 @@ class OutOfMemory : public Error {
   std::uint64_t available_bytes;
 
  protected:
-  // For those that can say more.
+  // For derived errors with a more detailed message.
   OutOfMemory(Tier tier, Category category, std::uint64_t requested_bytes,
               std::uint64_t available_bytes, const std::string& message);
 };
@@ -64,29 +65,29 @@ class IoError : public Error {
   int error_number;
 };
 
-// A wait passed its deadline; says what it waited for.
+// A wait passed its deadline. The message names the event that did not happen.
 class TimeoutError : public Error {
  public:
   explicit TimeoutError(std::string_view waited_for);
   std::string_view code() const noexcept override { return "timeout"; }
 };
 
-// The device runtime reported a failure (a CUDA status, an mmap that failed, a race found in
-// debug).
+// The device runtime reported a failure (a CUDA status, an mmap that failed, a race
+// found in debug).
 class DeviceError : public Error {
  public:
   using Error::Error;
   std::string_view code() const noexcept override { return "device"; }
 };
 
-// A promise between our own parts was broken.
+// A bug in our own code: a broken precondition or invariant.
 class InternalError : public Error {
  public:
   using Error::Error;
   std::string_view code() const noexcept override { return "internal"; }
 };
 
-// What somebody else wrote, fit to stand in a message: one line, 80 bytes and "..." at most,
+// Makes untrusted text fit for a message: one line of at most 80 bytes and "...", with
 // control characters replaced.
 std::string shown(std::string_view text);
 
@@ -95,7 +96,7 @@ std::string shown(std::string_view text);
 
 }  // namespace sluice
 
-// Always on. The second form adds a detail, built only on failure.
+// Checks that are always on. The second form adds a detail, which is built only on failure.
 #define SLUICE_CHECK(condition)                                         \
   do {                                                                  \
     if (!(condition)) [[unlikely]]                                      \

@@ -1,4 +1,4 @@
-// An open file's number, closed with its owner.
+// Owns a file descriptor and closes it on destruction.
 #pragma once
 
 #include <unistd.h>

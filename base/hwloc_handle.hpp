@@ -1,4 +1,4 @@
-// Owners of hwloc's objects, for the sources that call it.
+// Owning handles of hwloc's objects, for the sources that call hwloc.
 #pragma once
 
 #include <hwloc.h>
@@ -20,11 +20,12 @@ struct FreeBitmap {
 };
 using BitmapHandle = std::unique_ptr<hwloc_bitmap_s, FreeBitmap>;
 
-// This machine as the process may use it; or, where `synthetic` is not empty, the machine that it
-// describes (hwloc manual, "Synthetic topologies"), on which binding does nothing and succeeds.
+// Loads the topology of this machine as the process may use it. If `synthetic` is not empty, loads
+// the machine that it describes instead (hwloc manual, "Synthetic topologies"); binding there
+// succeeds and does nothing.
 inline TopologyHandle load_topology(const std::string& synthetic = {}) {
   hwloc_topology_t raw = nullptr;
-  if (hwloc_topology_init(&raw) != 0) throw Error("hwloc could not start reading the topology");
+  if (hwloc_topology_init(&raw) != 0) throw Error("hwloc could not create a topology");
   TopologyHandle topology(raw);
   if (!synthetic.empty() && hwloc_topology_set_synthetic(raw, synthetic.c_str()) != 0) {
     throw InputError("hwloc does not understand the synthetic topology '" + synthetic + "'");
@@ -35,7 +36,7 @@ inline TopologyHandle load_topology(const std::string& synthetic = {}) {
 
 inline BitmapHandle make_bitmap() {
   BitmapHandle bitmap(hwloc_bitmap_alloc());
-  if (!bitmap) throw Error("hwloc had no memory for a set");
+  if (!bitmap) throw Error("hwloc had no memory for a bitmap");
   return bitmap;
 }
 

@@ -11,8 +11,8 @@ namespace {
 
 using Sink = std::function<void(LogLevel, const std::string&)>;
 
-// The one global of the library: messages come from worker threads that no caller handed a sink.
-// Never destroyed, so that a thread that ends after main() may still log.
+// The only global of the library: worker threads log, and no caller passes them a sink. It is never
+// destroyed, so that a thread may log after main() has returned.
 struct SinkHolder {
   Mutex mutex;
   std::shared_ptr<const Sink> sink SLUICE_GUARDED_BY(mutex);  // null: drop

@@ -1,4 +1,4 @@
-// Messages for people. The library never prints: it hands lines to the sink that the program set.
+// Log messages for users. The library never prints; it passes lines to the sink of the program.
 #pragma once
 
 #include <functional>

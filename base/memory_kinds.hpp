@@ -8,12 +8,12 @@
 
 namespace sluice {
 
-// Where bytes lie, fastest first.
+// The memory tiers, fastest first.
 enum class Tier : std::uint8_t { kDevice, kPinned, kStorage };
 inline constexpr std::size_t kTierCount = 3;
 inline constexpr std::array<Tier, kTierCount> kTiers{Tier::kDevice, Tier::kPinned, Tier::kStorage};
 
-// What bytes are for; the ledger keeps a total per (tier, category).
+// The purpose of bytes; the ledger keeps a total per (tier, category).
 enum class Category : std::uint8_t {
   kWeight,
   kGradient,
@@ -25,10 +25,10 @@ enum class Category : std::uint8_t {
 };
 inline constexpr std::size_t kCategoryCount = 7;
 
-// The kinds of model state that a chunk may hold. kNone: a buffer that is no model state.
+// The kinds of model state that a chunk may hold. kNone: a buffer that is not model state.
 enum class StateKind : std::uint8_t { kWeight, kGradient, kMaster, kMoment1, kMoment2, kNone };
 inline constexpr std::size_t kStateKindCount = 5;
-// Those that an optimizer keeps.
+// The kinds that an optimizer keeps.
 inline constexpr std::array<StateKind, 3> kOptimizerKinds{StateKind::kMaster, StateKind::kMoment1,
                                                           StateKind::kMoment2};
 

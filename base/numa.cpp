@@ -23,7 +23,7 @@ class HwlocNumaMachine final : public NumaMachine {
            nullptr) {
       nodes_.push_back(describe(object, usable.get(), taken.get()));
     }
-    // hwloc 2 makes up a node where the system shows none.
+    // hwloc 2 reports one node if the system shows none.
     SLUICE_CHECK(!nodes_.empty());
   }
 
@@ -33,7 +33,7 @@ class HwlocNumaMachine final : public NumaMachine {
     const BitmapHandle set(hwloc_bitmap_alloc());
     if (!set) return ENOMEM;
     hwloc_bitmap_only(set.get(), static_cast<unsigned>(nodes_[node].os_index));
-    // Without HWLOC_MEMBIND_STRICT hwloc asks Linux for MPOL_PREFERRED (a test looks).
+    // Without HWLOC_MEMBIND_STRICT hwloc asks Linux for MPOL_PREFERRED (a test checks this).
     return hwloc_set_area_membind(topology_.get(), data, bytes, set.get(), HWLOC_MEMBIND_BIND,
                                   HWLOC_MEMBIND_BYNODESET) == 0
                ? 0
@@ -54,8 +54,8 @@ class HwlocNumaMachine final : public NumaMachine {
       std::fill(found.begin(), found.end(), -1);
       return 0;
     }
-    // No target nodes: nothing is moved, each status is a page's node, or minus an errno where it
-    // has none (Linux, mm/migrate.c: do_pages_stat).
+    // Without target nodes the call moves nothing. Each status is a page's node, or a negative
+    // errno if it has none (Linux, mm/migrate.c: do_pages_stat).
     if (syscall(SYS_move_pages, 0, addresses.size(), addresses.data(), nullptr, found.data(), 0) !=
         0) {
       return errno;
@@ -72,14 +72,14 @@ class HwlocNumaMachine final : public NumaMachine {
     return -1;
   }
 
-  // taken: the processing units of the nodes before; the node's are added.
+  // taken: the processing units of the earlier nodes; this node's are added to it.
   static NumaNode describe(hwloc_obj_t object, hwloc_const_bitmap_t usable, hwloc_bitmap_t taken) {
     NumaNode node;
     node.os_index = static_cast<int>(object->os_index);
     node.memory_bytes = object->attr->numanode.local_memory;
     const BitmapHandle own = make_bitmap();
-    // The complete set: a control group that forbids a socket's processing units does not make
-    // memory of another kind of its node.
+    // Uses the complete set: a node is not memory-only just because a control group forbids its
+    // socket's processing units.
     hwloc_bitmap_andnot(own.get(), object->complete_cpuset, taken);
     hwloc_bitmap_or(taken, taken, object->complete_cpuset);
     node.memory_only = hwloc_bitmap_iszero(own.get()) != 0;

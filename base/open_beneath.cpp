@@ -35,7 +35,8 @@ int open_beneath(const std::string& directory, const std::string& name, int flag
   how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS;
   const long descriptor = ::syscall(SYS_openat2, parent.get(), name.c_str(), &how, sizeof how);
   if (descriptor >= 0) return static_cast<int>(descriptor);
-  // Profiles that do not know openat2 refuse it with EPERM; a file's own refusal comes again below.
+  // Seccomp profiles that do not know openat2 refuse it with EPERM. If the file itself caused the
+  // EPERM, the call below fails with it again.
   if (errno != ENOSYS && errno != EPERM) return -errno;
   return open_one_component(parent.get(), name, flags);
 }

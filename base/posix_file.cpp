@@ -19,7 +19,7 @@ namespace sluice {
 
 namespace {
 
-// One pread or pwrite moves at most 0x7ffff000 bytes (read(2)); stay below, page-aligned.
+// One pread or pwrite moves at most 0x7ffff000 bytes (read(2)). This limit is below, page-aligned.
 constexpr std::size_t kMaxTransferBytes = 1u << 30;
 
 struct stat status_of(int descriptor, const std::string& path) {
@@ -53,12 +53,12 @@ PosixFile PosixFile::regular(int descriptor, const std::string& path) {
 }
 
 PosixFile PosixFile::create(const std::string& path) {
-  // Through a link it would empty somebody else's file.
+  // O_NOFOLLOW: through a link the call would truncate another file.
   const int flags = O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW;
   const int descriptor = ::open(path.c_str(), flags, 0600);
   if (descriptor < 0) throw IoError("create", path, 0, 0, errno);
   PosixFile file(descriptor, path);
-  // open() gives its mode to new files only; one that was there may have been anybody's to read.
+  // open() applies its mode to new files only; an existing file may have been readable by all.
   const bool regular = S_ISREG(status_of(descriptor, path).st_mode);
   if (regular && ::fchmod(descriptor, 0600) != 0) throw IoError("chmod", path, 0, 0, errno);
   return file;
@@ -140,7 +140,7 @@ void make_directories(const std::string& path) {
   for (const fs::path& part : fs::absolute(path).lexically_normal()) {
     made /= part;
     if (::mkdir(made.c_str(), 0700) == 0) continue;
-    // EROFS, EACCES: what is there already need not be writable.
+    // EROFS or EACCES: the parent of an existing directory need not be writable.
     const int error = errno;
     std::error_code status;
     if (!fs::is_directory(made, status)) throw IoError("mkdir", made.string(), 0, 0, error);

@@ -13,8 +13,8 @@ using PhiloxBlock = std::array<std::uint32_t, 4>;
 // BigCrush too (the paper's table 2).
 constexpr PhiloxBlock philox4x32(std::uint64_t key, std::uint64_t counter_low,
                                  std::uint64_t counter_high, int rounds = 10) {
-  // Multipliers and Weyl key increments of Philox4x32 (Salmon et al. 2011, table 2;
-  // Random123 1.14).
+  // Multipliers and Weyl key increments of Philox4x32 (Salmon et al. 2011, table
+  // 2; Random123 1.14).
   constexpr std::uint64_t kMultiplier0 = 0xD2511F53u;
   constexpr std::uint64_t kMultiplier1 = 0xCD9E8D57u;
   constexpr std::uint32_t kWeyl0 = 0x9E3779B9u;
@@ -41,7 +41,7 @@ constexpr PhiloxBlock philox4x32(std::uint64_t key, std::uint64_t counter_low,
 class CounterRng {
  public:
   CounterRng(std::uint64_t seed, std::uint64_t stream) : seed_(seed), stream_(stream) {}
-  // The index-th value of the stream; all are independent of each other's evaluation.
+  // The index-th value of the stream. Values may be computed in any order.
   std::uint64_t bits(std::uint64_t index) const;
   // Uniform in [0, bound), bound > 0, without modulo bias beyond 2^-64 (multiply-shift).
   std::uint64_t below(std::uint64_t index, std::uint64_t bound) const;

@@ -35,7 +35,7 @@ std::string RunId::hex() const {
 
 RunId make_run_id() {
   std::array<std::uint64_t, 2> words{};
-  // 16 bytes come whole or not at all (up to 256 do); a signal may come before.
+  // Up to 256 bytes arrive whole or not at all; a signal may interrupt the call before.
   ssize_t got = 0;
   do {
     got = ::getrandom(words.data(), sizeof words, 0);

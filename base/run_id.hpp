@@ -1,5 +1,5 @@
-// What tells one run from all others, on this machine and elsewhere: 128 random bits, drawn when it
-// starts. It names files and seeds checksums; no number that a run computes depends on it.
+// The identity of a run, unique on all machines: 128 random bits, drawn when the run starts. It
+// names files and seeds checksums; no number that a run computes depends on it.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +17,9 @@ struct RunId {
   bool operator==(const RunId&) const = default;
 };
 
-// From the kernel (getrandom(2)). IoError where it has no random bits to give.
+// Draws an id from the kernel (getrandom(2)). Throws IoError if the call fails.
 RunId make_run_id();
-// What hex() wrote; none for any other text.
+// Parses the output of hex(); returns nothing for any other text.
 std::optional<RunId> parse_run_id(std::string_view hex);
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// The processors that the calling thread may run on, to be put back after it was bound elsewhere.
+// Saves the processors that the calling thread may run on, to restore them after a binding.
 #pragma once
 
 #include <sched.h>
@@ -7,15 +7,15 @@ namespace sluice {
 
 class ThreadAffinity {
  public:
-  // Of the calling thread, now.
+  // Reads the affinity of the calling thread.
   ThreadAffinity() noexcept : known_(sched_getaffinity(0, sizeof cpus_, &cpus_) == 0) {}
 
-  // False on machines with more processors than a cpu_set_t has bits (1,024): there nothing can be
-  // put back, so nothing should be bound.
+  // False on machines with more processors than a cpu_set_t has bits (1,024). Nothing can be
+  // restored there, so nothing should be bound.
   bool known() const noexcept { return known_; }
 
-  // On the thread that it was read on. A refusal leaves the thread as it is: it runs, perhaps on
-  // fewer processors than it might.
+  // Call on the thread that was read. If the kernel refuses, the thread keeps its binding and may
+  // run on fewer processors than before.
   void restore() const noexcept {
     if (known_) static_cast<void>(sched_setaffinity(0, sizeof cpus_, &cpus_));
   }

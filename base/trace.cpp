@@ -11,7 +11,7 @@ namespace sluice {
 
 namespace {
 
-// A step of a model of some hundred units is some thousand spans; growth past this is amortised.
+// A step of a model with a hundred units has some thousand spans. Growth beyond this is amortised.
 constexpr std::size_t kReservedSpans = 1 << 14;
 constexpr std::size_t kReservedCounters = 1 << 12;
 
@@ -41,7 +41,8 @@ void append_number(std::string& out, Number value) {
   out.append(text, result.ptr);
 }
 
-// Shortest text that reads back to the same double. JSON has no NaN or infinity: null.
+// Appends the shortest text that reads back to the same double. JSON has no NaN or infinity;
+// these become null.
 void append_double(std::string& out, double value) {
   if (std::isfinite(value)) {
     append_number(out, value);

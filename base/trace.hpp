@@ -1,7 +1,7 @@
 // The trace recorder: spans on lanes and counter samples, with interned names and a given clock.
 //
-// One format for the executor and the simulator, so plan and run compare line by line. Thread-safe;
-// `span` and `counter` take one lock and append to a vector reserved in advance.
+// The executor and the simulator use one format, so that plan and run compare line by line.
+// Thread-safe; `span` and `counter` take one lock and append to a vector reserved in advance.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,7 @@ class TraceRecorder {
   explicit TraceRecorder(std::function<std::int64_t()> now_ns = {});
 
   TraceId intern(std::string_view name);
-  // Valid as long as the recorder.
+  // The result is valid for the life of the recorder.
   std::string_view name_of(TraceId id) const;
   std::int64_t now_ns() const { return now_ns_(); }
 
@@ -52,9 +52,9 @@ class TraceRecorder {
   std::vector<TraceSpan> spans() const;
   std::vector<TraceCounter> counters() const;
 
-  // The file format of a run directory, one JSON object; ids index "names", times are nanoseconds
-  // of the recorder's clock, unit and microbatch are -1 where there is none, value is null where it
-  // is not finite:
+  // The file format of a run directory: one JSON object. Ids index "names". Times are nanoseconds
+  // of the recorder's clock. unit and microbatch are -1 if there is none; value is null if it is
+  // not finite:
   //   {"names":[…],
   //    "spans":[[track,name,begin_ns,end_ns,unit,microbatch,bytes,step],…],
   //    "counters":[[name,time_ns,value],…]}

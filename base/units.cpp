@@ -35,7 +35,8 @@ bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-// Takes the leading digits off `text`; nothing where there are none or they pass 2^63.
+// Removes the leading digits from `text` and returns their value. Returns nothing if there are none
+// or the value is above 2^63.
 std::optional<std::uint64_t> take_digits(std::string_view& text) {
   std::uint64_t value = 0;
   std::size_t count = 0;
@@ -56,7 +57,7 @@ std::string format(const char* pattern, double value, std::string_view suffix) {
   return result.append(suffix);
 }
 
-// Three significant digits for values in [0, 1024).
+// Formats a value in [0, 1024) with three significant digits.
 std::string three_digits(double value, std::string_view suffix) {
   return format(value < 9.995 ? "%.2f" : (value < 99.95 ? "%.1f" : "%.0f"), value, suffix);
 }
@@ -90,7 +91,7 @@ std::optional<std::uint64_t> parse_bytes(std::string_view text) {
   }
   for (const Suffix& suffix : kSuffixes) {
     if (text != suffix.text) continue;
-    if (has_fraction && suffix.bytes == 1) return std::nullopt;  // no part of a byte
+    if (has_fraction && suffix.bytes == 1) return std::nullopt;  // a fraction of a byte
     const auto product = static_cast<unsigned __int128>(*whole) * suffix.bytes +
                          static_cast<unsigned __int128>(fraction) * suffix.bytes / fraction_scale;
     if (product > kLargestBytes) return std::nullopt;
@@ -112,7 +113,7 @@ std::string format_bytes(std::uint64_t bytes) {
   if (bytes < kKiB) return std::to_string(bytes) + " B";
   for (const Suffix& unit : kBinaryUnits) {
     const double value = static_cast<double>(bytes) / static_cast<double>(unit.bytes);
-    // 1023.5 KiB and more would print as 1024 KiB: the next unit says 1.00 MiB.
+    // 1023.5 KiB and more would print as 1024 KiB; the next unit prints 1.00 MiB.
     if (value >= 1.0 || value * 1024.0 >= 1023.5) {
       return three_digits(value, std::string(1, ' ').append(unit.text));
     }
@@ -123,7 +124,7 @@ std::string format_bytes(std::uint64_t bytes) {
 std::string format_seconds(double seconds) {
   if (std::isnan(seconds)) return "unknown";
   if (seconds < 0) return std::string(1, '-').append(format_seconds(-seconds));
-  if (seconds >= 9e15) return "forever";  // past what an integer number of seconds can be cut into
+  if (seconds >= 9e15) return "forever";  // the integer arithmetic below would overflow
   if (seconds < 0.9995e-6) return three_digits(seconds * 1e9, " ns");
   if (seconds < 0.9995e-3) return three_digits(seconds * 1e6, " us");
   if (seconds < 0.9995) return three_digits(seconds * 1e3, " ms");

@@ -1,8 +1,9 @@
-// xxHash's XXH3 (github.com/Cyan4973/xxHash, doc/xxhash_spec.md). The one place that includes it.
+// xxHash's XXH3 (github.com/Cyan4973/xxHash, doc/xxhash_spec.md). Only this header includes it.
 //
-// xxhash.h alone gives what the library was compiled for, on x86 SSE2. Its dispatching twin, where
-// the library has it, takes AVX2 or AVX-512 when it finds them: the same bits, four times as fast,
-// and the tags of storage are most of what a streamed step costs beside its update.
+// xxhash.h alone uses the instruction set that the library was compiled for; on x86 that is SSE2.
+// The library's dispatching header, if it is installed, picks AVX2 or AVX-512 at run time: the same
+// bits, four times as fast. That matters because tags for storage are most of the CPU time of a
+// streamed step beside its update.
 #pragma once
 
 #ifdef SLUICE_XXHASH_DISPATCH

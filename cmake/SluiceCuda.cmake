@@ -30,7 +30,7 @@ if(SLUICE_HAS_CUDA)
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 90 CACHE STRING "GPU architectures")
   endif()
-  # What a GPU must at least have: 80 for bf16 products and asynchronous copies, and code for it.
+  # The oldest GPU that works: 80 for bf16 products and asynchronous copies, or the oldest with code here.
   string(REGEX MATCHALL "[0-9]+" numbers "${CMAKE_CUDA_ARCHITECTURES}")
   list(APPEND numbers 999)  # "native" and the like say none
   list(SORT numbers COMPARE NATURAL)

@@ -31,9 +31,9 @@ foreach(document README.md ARCHITECTURE.md LICENSE)
 endforeach()
 if(EXISTS "${CMAKE_SOURCE_DIR}/docs")
   install(DIRECTORY "${CMAKE_SOURCE_DIR}/docs/" DESTINATION "${CMAKE_INSTALL_DOCDIR}"
-    FILES_MATCHING PATTERN "*.md" PATTERN "*.svg" PATTERN "*.png")
+    FILES_MATCHING PATTERN "*.md" PATTERN "*.svg" PATTERN "*.png" PATTERN "*.toml")
 endif()
-# What the bundle was built from, for the results measured with it.
+# The commit of the bundle, for the results measured with it.
 install(CODE "execute_process(COMMAND git -C \"${CMAKE_SOURCE_DIR}\" describe --always --dirty --abbrev=40
     OUTPUT_FILE \"\${CMAKE_INSTALL_PREFIX}/COMMIT\" ERROR_QUIET)" COMPONENT bundle EXCLUDE_FROM_ALL)
 

@@ -10,7 +10,7 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
 # -ffp-contract=off: the arithmetic contract forbids fused multiply-adds that the source does not
 # write (gcc contracts intrinsics too).
 add_library(sluice_flags INTERFACE)
-# Not for CUDA, whose compiler has its own (SluiceCuda).
+# CUDA's compiler has flags of its own (SluiceCuda).
 set(host_only $<NOT:$<COMPILE_LANGUAGE:CUDA>>)
 target_compile_options(sluice_flags INTERFACE
   "$<${host_only}:-Wall;-Wextra;-Wshadow;-Wnon-virtual-dtor;-ffp-contract=off;-fno-math-errno>")
@@ -55,6 +55,10 @@ function(sluice_test name)
     UNITY_BUILD ${SLUICE_TEST_UNITY} UNITY_BUILD_BATCH_SIZE 7)
   if(TEST_APART)
     set_source_files_properties(${TEST_APART} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  endif()
+  if(SLUICE_TEST_UNITY)
+    # A local name may be one that another source of the unit has in its anonymous namespace.
+    target_compile_options(test_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-shadow>)
   endif()
   # The tested code is optimised; the tests themselves compile in two thirds of the time at -O1.
   target_compile_options(test_${name} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)

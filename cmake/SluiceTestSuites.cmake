@@ -10,7 +10,11 @@ if(NOT EXISTS "${binary}")
   add_test("${name}_NOT_BUILT" "${name}_NOT_BUILT")
   set_tests_properties("${name}_NOT_BUILT" PROPERTIES LABELS "${labels}")
 else()
-  execute_process(COMMAND "${CMAKE_COMMAND}" -E env "${environment}" "${binary}" --gtest_list_tests
+  set(run "${binary}")
+  if(NOT "${environment}" STREQUAL "")
+    set(run "${CMAKE_COMMAND}" -E env "${environment}" "${binary}")
+  endif()
+  execute_process(COMMAND ${run} --gtest_list_tests
     OUTPUT_VARIABLE listed RESULT_VARIABLE status)
   if(NOT status EQUAL 0)
     set(listed "")

@@ -1,17 +1,17 @@
 // The narrow boundary to an accelerator: streams, events, copies, raw and virtual memory.
 //
-// Two implementations: device/host (CPU memory, everywhere) and device/cuda (a GPU). Both obey the
-// same laws, checked by one typed contract suite (tests/contract/device_contract.hpp):
-//   - memory is capped at `facts().capacity_bytes`; passing it throws OutOfMemory(kDevice);
-//   - virtual memory has a granularity; a PhysicalBlock is mapped whole or not at all; access is
-//   set
-//     by map(); one block may be mapped at several ranges at once (aliases);
-//   - streams are asynchronous in-order queues; events order streams among each other;
-//   - a failure inside queued work is kept by the stream and by every later event of it, and is
-//     thrown by every later synchronize; work queued after it is dropped. A stream that waits for
-//     such an event takes the failure over.
-// Threads: Device is thread-safe; one Stream is used by one thread at a time, except record() and
-// wait(), which any thread may call beside it; Event is thread-safe.
+// Two implementations exist: device/host (CPU memory, everywhere) and device/cuda (a GPU). Both
+// obey the same laws, checked by one typed contract suite (tests/contract/device_contract.hpp):
+//   1. Memory is capped at `facts().capacity_bytes`; a request beyond it throws
+//      OutOfMemory(kDevice).
+//   2. Virtual memory has a granularity. A PhysicalBlock is mapped whole or not at all, and map()
+//      sets the access. One block may be mapped at several ranges at once (aliases).
+//   3. Streams are asynchronous in-order queues. Events order streams among each other.
+//   4. The stream keeps a failure inside queued work, and so does every later event of it. Every
+//      later synchronize throws the failure, and work queued after it is dropped. A stream that
+//      waits for such an event takes over the failure.
+// Threads: Device and Event are thread-safe. One thread at a time may use a Stream, except for
+// record() and wait(), which any thread may call at the same time.
 #pragma once
 
 #include <array>
@@ -31,7 +31,7 @@ namespace sluice::device {
 enum class CopyKind : std::uint8_t { kHostToDevice, kDeviceToHost, kDeviceToDevice };
 inline constexpr std::size_t kCopyKindCount = 3;
 
-// One range that queued work touches; given so that a debug device can report races.
+// One range that queued work touches. A debug device uses it to report races.
 struct MemoryAccess {
   const void* data = nullptr;
   std::uint64_t bytes = 0;
@@ -43,10 +43,11 @@ struct DeviceFacts {
   std::string name;     // "AMD EPYC ...", "NVIDIA H200"
   std::uint64_t capacity_bytes = 0;
   std::uint64_t granularity_bytes = kPageBytes;  // of physical blocks and mapping offsets
-  int numa_node = -1;  // OS index of the host's node that it hangs on; -1: none, or not known
+  int numa_node = -1;  // OS index of the host's node nearest to it; -1: none, or not known
 };
 
-// Counted by the device itself, independent of the ledger (law: plan = run is measured twice).
+// Counted by the device itself, independently of the ledger, so that "plan = run"
+// is measured twice.
 struct DeviceCounters {
   std::uint64_t live_bytes = 0;  // physical blocks + raw buffers
   std::uint64_t peak_bytes = 0;
@@ -58,17 +59,17 @@ struct DeviceCounters {
   std::array<std::uint64_t, kCopyKindCount> copied_bytes{};  // completed copies, by CopyKind
 };
 
-// A point in a stream. Recording again replaces the former point.
+// A point in a stream. Recording again replaces the earlier point.
 class Event {
  public:
   virtual ~Event() = default;
-  // True once all work queued before the last record has finished (or failed). True if never
-  // recorded.
+  // True once all work queued before the last record has finished (or failed). True
+  // if never recorded.
   virtual bool done() const = 0;
   // Blocks the calling thread; throws the stream's stored error, or TimeoutError naming `what`.
   virtual void synchronize(Deadline deadline, const char* what) const = 0;
-  // Steady nanoseconds (Device::now_ns clock) at which the recorded point was reached; done()
-  // first.
+  // The time at which the recorded point was reached, in nanoseconds of the Device::now_ns
+  // clock. Precondition: done().
   virtual std::int64_t time_ns() const = 0;
 };
 
@@ -77,14 +78,14 @@ class Stream {
  public:
   virtual ~Stream() = default;
 
-  // Queues `work`. On the host device it runs on the stream's worker; on CUDA it is called at once
-  // and what it launches on native() is queued. Either way: in order after all earlier entries.
-  // An exception from `work` becomes the stream's error.
+  // Queues `work` after all earlier entries. On the host device the stream's worker runs it. On
+  // CUDA it is called at once, and the work that it launches on native() is queued. An exception
+  // from `work` becomes the stream's error.
   virtual void launch(std::function<void()> work, std::span<const MemoryAccess> accesses = {}) = 0;
-  // Queues a copy. Ranges must not overlap and must stay valid until it has finished.
+  // Queues a copy. The ranges must not overlap and must stay valid until it has finished.
   virtual void copy(void* destination, const void* source, std::uint64_t bytes, CopyKind kind) = 0;
   virtual void record(Event& event) = 0;
-  // Later entries start only after the point that `event` held when this was called.
+  // Later entries start only after the point that `event` holds at this call.
   virtual void wait(const Event& event) = 0;
   // Blocks until the queue is empty; throws its stored error, or TimeoutError.
   virtual void synchronize(Deadline deadline) = 0;
@@ -94,7 +95,7 @@ class Stream {
 
 class Device;
 
-// A move-only handle with an owner that takes it back; the base of the five resources below.
+// A move-only handle that returns its resource to the device; the base of the five resources below.
 // Release never throws.
 template <typename Tag>
 class DeviceResource {
@@ -126,7 +127,7 @@ class DeviceResource {
   Device* device_ = nullptr;
   void* data_ = nullptr;
   std::uint64_t bytes_ = 0;
-  std::uint64_t handle_ = 0;  // the backend's own name for it
+  std::uint64_t handle_ = 0;  // the backend's identifier
 };
 
 using AddressRange = DeviceResource<struct AddressRangeTag>;    // reserved addresses, no memory
@@ -153,8 +154,8 @@ class Device {
   virtual std::unique_ptr<Event> create_event() = 0;
 
   // Virtual memory. bytes and offset are multiples of facts().granularity_bytes (else
-  // InternalError). Destruction order is Mapping, then block and range; a Mapping must outlive its
-  // queued users.
+  // InternalError). Destroy the Mapping before its block and range; it must outlive queued work
+  // that uses it.
   virtual AddressRange reserve(std::uint64_t bytes) = 0;
   virtual PhysicalBlock create_block(std::uint64_t bytes) = 0;
   virtual Mapping map(const AddressRange& range, std::uint64_t offset_bytes,
@@ -162,12 +163,12 @@ class Device {
 
   // Plain device memory, 256-byte aligned.
   virtual RawBuffer allocate(std::uint64_t bytes) = 0;
-  // Makes host pages fast to copy (cudaHostRegister). data page-aligned. One copy may cross from a
-  // registration into the one that adjoins it; a driver that cannot do this is given two copies.
+  // Makes host pages fast to copy (cudaHostRegister). data is page-aligned. One copy may cross from
+  // a registration into the adjoining one; the device splits it for a driver that cannot do this.
   virtual HostRegistration register_host(void* data, std::uint64_t bytes) = 0;
 
-  // On a debugging device: the calling host thread touches [data, data + bytes); throws DeviceError
-  // when queued work that writes it (or reads it, if `writes`) is not known to have finished.
+  // Tells a debugging device that the calling host thread touches [data, data + bytes). Throws
+  // DeviceError if queued work that writes it (or reads it, if `writes`) may not have finished.
   virtual void check_host_access(const void* /*data*/, std::uint64_t /*bytes*/, bool /*writes*/) {}
 
  protected:

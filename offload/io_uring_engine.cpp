@@ -1,5 +1,6 @@
 // The storage engine on io_uring (man 7 io_uring). One thread owns the ring: it cuts requests,
 // submits in batches, reaps completions and runs the callbacks. It makes one system call per batch.
+// The file has 650 lines because the ring, the engine and its broken state share one thread's data.
 //
 // The ring uses SINGLE_ISSUER | DEFER_TASKRUN where the kernel has them (6.1). Completions are then
 // processed only when this thread asks for them, so no interrupt disturbs the compute threads. For

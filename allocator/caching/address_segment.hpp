@@ -1,4 +1,10 @@
-// A reserved range of device addresses, page by page, and the table from an address to its block.
+// A reserved range of device addresses, divided into pages, with a table from an address to its
+// used block.
+//
+// The table has two forms, so that a lookup is one or two loads. Large blocks are longer than 1
+// MiB, so at most one begins in each MiB: an array by MiB is enough. Small blocks begin at
+// multiples of 512 bytes: each page has an array of starts, allocated with the page's first small
+// block.
 #pragma once
 
 #include <atomic>
@@ -17,12 +23,12 @@ namespace sluice::allocator {
 
 struct PageSlot;
 
-// A physical page. It may be mapped at several slots (aliases), of which one at most holds it: the
-// others are hollow, and show it only because unmapping is slow and may never be needed.
+// A physical page. It may be mapped at several slots (aliases); at most one of them holds it. The
+// others are hollow and keep their mapping, because unmapping is slow and may never be needed.
 struct PhysicalPage {
   PagePool::Handle* handle = nullptr;
   PageSlot* holder = nullptr;
-  PageSlot* aliases = nullptr;  // every slot mapped to it, linked by next_alias
+  PageSlot* aliases = nullptr;  // all slots that map it, linked by next_alias
 };
 
 class AddressSegment;
@@ -30,11 +36,12 @@ class StreamPool;
 
 // A page of addresses.
 struct PageSlot {
-  PhysicalPage* page = nullptr;  // what is mapped here; null: nothing
+  PhysicalPage* page = nullptr;  // the page mapped here, or null
   device::Mapping mapping;
   PageSlot* next_alias = nullptr;
   AddressSegment* segment = nullptr;
-  // Where the page was given away while work on it may be queued: the mapping must stay until then.
+  // Set if the slot gave its page away while work on it may be queued. The mapping must stay until
+  // this event.
   std::shared_ptr<device::Event> busy_until;
 
   bool held() const { return page != nullptr && page->holder == this; }
@@ -42,7 +49,7 @@ struct PageSlot {
 
 class AddressSegment {
  public:
-  // Used blocks of the large space are longer than this, so no two begin in one stretch of it.
+  // Used blocks of the large space are longer than this, so at most one begins in each unit.
   static constexpr int kLargeShift = 20;
   static constexpr std::uint64_t kLargeUnit = std::uint64_t{1} << kLargeShift;
 
@@ -67,7 +74,7 @@ class AddressSegment {
   std::uint64_t bytes() const { return range_.bytes(); }
   bool contains(std::uint64_t address) const { return address - base_ < range_.bytes(); }
   StreamPool& pool() const { return pool_; }
-  bool is_small() const { return is_small_; }  // of the pool's small space
+  bool is_small() const { return is_small_; }  // whether it belongs to the pool's small space
   const device::AddressRange& range() const { return range_; }
 
   PageSlot& slot_at(std::uint64_t address) { return slots_[(address - base_) >> page_shift_]; }
@@ -79,11 +86,12 @@ class AddressSegment {
   }
   std::vector<PageSlot>& slots() { return slots_; }
 
-  // The used block that begins at `address`, or null. Any thread; what it finds is meaningful to
-  // whoever was given the block.
+  // The used block that begins at `address`, or null. Any thread may call it, but only with the
+  // address of a block that it owns: another thread may change other blocks at the same time.
   Block* find_block(std::uint64_t address) const {
     const std::uint64_t offset = address - base_;
-    // Relaxed: the caller got the address after set_block, through whatever gave it to this thread.
+    // Relaxed: the entry was stored before the block was allocated, and the caller received the
+    // address after that, by some synchronisation of its own.
     if (!is_small_) {
       Block* const block = starts_[offset >> kLargeShift].load(kRelaxed);
       return block != nullptr && block->address == address ? block : nullptr;
@@ -92,7 +100,7 @@ class AddressSegment {
     if (leaf == nullptr || offset % kUnit != 0) return nullptr;
     return leaf[(offset & (page_bytes_ - 1)) / kUnit].load(kRelaxed);
   }
-  // Where the table says which used block begins at `address`. By one thread at a time.
+  // The table's entry for `address`. One thread at a time may call this.
   using Start = std::atomic<Block*>;
   Start& start_at(std::uint64_t address) {
     const std::uint64_t offset = address - base_;
@@ -108,7 +116,7 @@ class AddressSegment {
   static constexpr std::uint64_t kUnit = 512;  // BlockSpace::kAlignment
   static constexpr std::memory_order kRelaxed = std::memory_order_relaxed;
 
-  // Where the small blocks of a page begin: 32 KiB for 2 MiB, made with the first of them.
+  // The starts of the small blocks of a page: 32 KiB for 2 MiB, allocated with the first block.
   struct Leaf {
     std::atomic<Start*> starts = nullptr;
     ~Leaf() { delete[] starts.load(); }
@@ -122,7 +130,7 @@ class AddressSegment {
 
   device::AddressRange range_;
   const std::uint64_t page_bytes_;
-  const int page_shift_;  // pages are powers of two: the hit path does not divide
+  const int page_shift_;  // page sizes are powers of two, so that the hit path does not divide
   StreamPool& pool_;
   const bool is_small_;
   const std::uint64_t base_;

@@ -1,5 +1,5 @@
-// A part of an allocator's statistics that one lock guards: a thread's cache counts what it served,
-// a stream's pool what it did itself.
+// The part of an allocator's statistics that one lock guards. Each thread's cache and each stream's
+// pool counts the calls that it served.
 #pragma once
 
 #include <array>
@@ -10,9 +10,9 @@
 namespace sluice::allocator {
 
 struct AllocationCounts {
-  // Negative where one frees what another allocated.
+  // May be negative: another part may have counted the allocation.
   std::array<std::int64_t, kCategoryCount> live_by_category{};
-  std::int64_t unsettled_bytes = 0;  // not yet in the allocator's total
+  std::int64_t unflushed_bytes = 0;  // not yet added to the allocator's total
   std::uint64_t allocation_count = 0;
   std::uint64_t free_count = 0;
 };

@@ -1,3 +1,12 @@
+// A search looks at three places, in order of cost. (1) The bin of the wanted size: its blocks may
+// be too small, so at most kScan are compared. (2) The next bin that is not empty: every block
+// there is long enough. (3) The rest of the first bin, because any other answer would be slower
+// still. One step from a bin to the next reads two words of the bitmap.
+//
+// All changes are made of three steps: split() cuts a block in two, the kind of one part changes,
+// and merge() joins it with neighbours of its new kind. The left record of a merge survives, so the
+// first block of a run of free and hollow blocks keeps its record while the run changes; PageMover
+// relies on that.
 #include "allocator/caching/block_space.hpp"
 
 #include <algorithm>
@@ -115,10 +124,10 @@ Block* BlockSpace::find_free(std::uint64_t bytes) const {
   const std::uint32_t own_bin = bin_of(bytes);
   if (own_bin >= kBinCount) return nullptr;
   if (Block* const best = find_in_bin(own_bin, bytes, kScan)) return best;
-  // Any block of a further bin is long enough.
+  // Every block of a further bin is long enough.
   const std::uint32_t bin = next_bin(own_bin + 1);
   if (bin < kBinCount) return find_in_bin(bin, bytes, kScan);
-  // Whatever comes instead costs more: beyond those scanned, its own bin may still have one.
+  // The alternatives cost more than a full scan: beyond kScan, its own bin may still have a fit.
   return find_in_bin(own_bin, bytes, std::numeric_limits<int>::max());
 }
 
@@ -126,7 +135,7 @@ Block* BlockSpace::find_in_bin(std::uint32_t bin, std::uint64_t bytes, int scan_
   Block* best = nullptr;
   for (Block* block = lists_[bin]; block != nullptr && scan_limit > 0; block = block->list_next) {
     --scan_limit;
-    if (block->bytes < bytes) continue;  // only in the bin that `bytes` itself falls into
+    if (block->bytes < bytes) continue;  // possible only in the bin of `bytes` itself
     if (block->bytes == bytes) return block;
     if (best == nullptr || block->bytes < best->bytes ||
         (block->bytes == best->bytes && block->address < best->address)) {
@@ -142,7 +151,7 @@ Block* BlockSpace::split(Block* block, std::uint64_t address) {
   rest->bytes = block->address + block->bytes - address;
   rest->segment = block->segment;
   rest->kind = block->kind;
-  rest->cached = rest->pending = rest->untold = rest->used_across = false;
+  rest->cached = rest->pending = rest->unrecorded = rest->used_across = false;
   rest->previous = block;
   rest->next = block->next;
   if (rest->next != nullptr) rest->next->previous = rest;
@@ -185,7 +194,7 @@ Block* BlockSpace::take(Block* free_block, std::uint64_t bytes) {
   unlink(free_block);
   if (free_block->bytes > bytes) link(split(free_block, address + bytes));
   free_block->kind = BlockKind::kUsed;
-  free_block->requested_bytes = 0;  // until it is handed out
+  free_block->requested_bytes = 0;  // until it is allocated
   start.store(free_block, std::memory_order_relaxed);
   used_bytes_ += bytes;
   return free_block;
@@ -196,7 +205,7 @@ Block* BlockSpace::take_at(Block* free_block, std::uint64_t address, std::uint64
                address + bytes <= free_block->address + free_block->bytes);
   if (address == free_block->address) return take(free_block, bytes);
   reserve_records(2);
-  static_cast<void>(free_block->segment->start_at(address));  // made now, since that may fail
+  static_cast<void>(free_block->segment->start_at(address));  // may throw, so before any change
   const std::uint64_t before_bytes = address - free_block->address;
   Block* const block = split(free_block, address);
   resize(free_block, before_bytes);
@@ -204,7 +213,7 @@ Block* BlockSpace::take_at(Block* free_block, std::uint64_t address, std::uint64
   return take(block, bytes);
 }
 
-Block* BlockSpace::give_back(Block* block) {
+Block* BlockSpace::free(Block* block) {
   SLUICE_CHECK(block->kind == BlockKind::kUsed);
   block->segment->start_at(block->address).store(nullptr, std::memory_order_relaxed);
   block->kind = BlockKind::kFree;
@@ -280,7 +289,7 @@ void BlockSpace::consider_run(
   for (Block* block = first; block != nullptr && block->kind != BlockKind::kUsed;
        block = block->next) {
     if (end - block->address >= bytes) consider(block, block->address);
-    // Against the end of the run, where that end has memory.
+    // Also try a window at the end of the run if that end has memory.
     const bool is_last = block->address + block->bytes == end;
     if (is_last && block->kind == BlockKind::kFree && end - first->address >= bytes) {
       Block* holder = block;
@@ -295,7 +304,7 @@ std::optional<BlockSpace::Window> BlockSpace::find_window(
     const std::function<double(const AddressSegment&, std::uint64_t page)>& page_cost) const {
   std::optional<Window> best;
   for (Block* block = lists_[kHollowList]; block != nullptr; block = block->list_next) {
-    // A run is looked at from its first hollow block; a free one may stand before it.
+    // Consider each run once, from its first hollow block; one free block may stand before it.
     Block* first = block;
     if (first->previous != nullptr && first->previous->kind == BlockKind::kFree) {
       first = first->previous;

@@ -1,10 +1,5 @@
-// Address space divided into blocks, without gaps: used, free (memory behind every byte) and hollow
-// (addresses alone). Bookkeeping only: it touches no memory and calls no device.
-//
-// Neighbours of one kind are one block, except used ones. Hollow blocks begin and end at pages. A
-// free block is found in constant time: bins by size (exact below 64 KiB, then 64 per power of
-// two, within 1.6%), the first bin that has any, and in it one that fits exactly or the smallest of
-// at most kScan, lowest address first. Not thread-safe.
+// Address space divided into blocks: used, free (memory behind every byte) and hollow (addresses
+// without memory). Bookkeeping only: it touches no memory and calls no device. Not thread-safe.
 #pragma once
 
 #include <array>
@@ -18,6 +13,25 @@
 
 namespace sluice::allocator {
 
+// Finds, splits and merges blocks in constant time (segregated fits with bitmaps, as in TLSF).
+//
+// Free blocks lie in bins by size: one bin per multiple of 512 bytes below 64 KiB, then 64 bins per
+// power of two, each 1.6% wide. A bitmap of two levels gives the first bin that is not empty. A
+// search takes an exact fit, or the best of at most kScan blocks of a bin: the smallest, then the
+// lowest address.
+//
+//   addresses   | used | used | free     | hollow          | free | used | hollow ...
+//   pages       |    page     |   page   |   page   | page |    page     |
+//
+// Invariants (check_invariants() tests them):
+//   1. The blocks of a range tile it without gaps; `previous` and `next` link neighbours.
+//   2. Neighbours of one kind are one block, unless they are used.
+//   3. Addresses and sizes are multiples of kAlignment; hollow blocks begin and end at pages.
+//   4. Every free block is in the bin of its size, every hollow one in the hollow list; used blocks
+//      are in no list. Block::bin names the list.
+//   5. A bit of the bitmap is set exactly if its list is not empty.
+//   6. used_bytes_ and backed_bytes_ are the sums over used blocks, and over used and free blocks.
+//   7. A call that throws has changed nothing: records are reserved before the first change.
 class BlockSpace {
  public:
   static constexpr std::uint64_t kAlignment = 512;  // of blocks, and the least size
@@ -26,50 +40,51 @@ class BlockSpace {
   BlockSpace(const BlockSpace&) = delete;
   BlockSpace& operator=(const BlockSpace&) = delete;
 
-  // Adds [address, address + bytes), whole pages, as one hollow block. `segment`: what its blocks
-  // will say.
+  // Adds [address, address + bytes), whole pages, as one hollow block. Its blocks will refer to
+  // `segment`.
   void add_range(std::uint64_t address, std::uint64_t bytes, AddressSegment* segment);
 
-  // A free block of at least `bytes` (a multiple of kAlignment), chosen as above; null: there is
-  // none. Only before it says so does it look at more blocks than kScan of a bin.
+  // A free block of at least `bytes` (a multiple of kAlignment), chosen as above, or null if there
+  // is none. Before it returns null it searches the whole bin of `bytes`, beyond kScan.
   Block* find_free(std::uint64_t bytes) const;
-  // Makes the first `bytes` of a free block used; what is left stays free.
+  // Makes the first `bytes` of a free block used; the rest stays free.
   Block* take(Block* free_block, std::uint64_t bytes);
-  // The same of [address, address + bytes), inside it.
+  // The same for [address, address + bytes) inside the free block.
   Block* take_at(Block* free_block, std::uint64_t address, std::uint64_t bytes);
-  // A used block becomes free and is merged with free neighbours; returns the whole.
-  Block* give_back(Block* block);
+  // Frees a used block and merges it with free neighbours. Returns the merged block.
+  Block* free(Block* block);
 
-  // Room for `bytes` in free and hollow blocks side by side, and what it lacks.
+  // A run of neighbouring free and hollow blocks with room for `bytes`, and the cost of its missing
+  // pages.
   struct Window {
     std::uint64_t address = 0;
     Block* first = nullptr;  // the block that holds `address`
     double cost = 0.0;
   };
-  // The cheapest: page_cost is asked for each hollow page that the window touches. The lowest
-  // address among equals.
+  // The cheapest window, or nothing. A window costs the sum of page_cost over the hollow pages that
+  // it touches; of equals the lowest address wins. At worst this takes blocks times pages steps.
   std::optional<Window> find_window(
       std::uint64_t bytes,
       const std::function<double(const AddressSegment&, std::uint64_t page)>& page_cost) const;
 
-  // Records at hand: each of take(), take_at(), fill() and hollow() needs at most two more, and
-  // sees to it, and to the address table, before it changes anything.
+  // Makes at least `count` spare records. Each of take(), take_at(), fill() and hollow() needs at
+  // most two, and reserves them and its entry of the address table before it changes anything.
   void reserve_records(std::uint32_t count) {
     if (spare_count_ < count) [[unlikely]]
       add_records(count);
   }
 
-  // One page of a hollow block gets memory (free), of a free block loses it (hollow). Returns the
-  // block that then holds it.
+  // fill(): a page of a hollow block gets memory and becomes free. hollow(): a page of a free block
+  // loses its memory. Both return the block that then holds the page.
   Block* fill(Block* hollow, std::uint64_t page_address);
   Block* hollow(Block* free_block, std::uint64_t page_address);
 
-  // Whole pages inside a block.
+  // The whole pages inside a block: the address of the first, and their number.
   std::uint64_t first_page(const Block& block) const;
   std::uint64_t page_count(const Block& block) const;
 
-  // Free blocks that hold a whole page or more, largest bins first; stops when `visit` says false.
-  // `visit` may not change the space.
+  // Visits free blocks that hold at least a whole page, largest bins first, until `visit` returns
+  // false. `visit` must not change the space.
   void visit_large_free(const std::function<bool(Block*)>& visit) const;
   void visit_all(const std::function<void(const Block&)>& visit) const;
 
@@ -81,7 +96,7 @@ class BlockSpace {
   static constexpr std::uint32_t kExactBins = 128;
   static constexpr std::uint32_t kBinsPerPower = 64;
   static constexpr std::uint32_t kBinCount = kExactBins + 40 * kBinsPerPower;
-  // Behind the bins, and found by no search.
+  // The list of hollow blocks: behind the bins, so that no search finds it.
   static constexpr std::uint32_t kHollowList = kBinCount;
   static constexpr std::uint32_t kListCount = kBinCount + 1;
   static constexpr int kScan = 16;
@@ -89,18 +104,18 @@ class BlockSpace {
   static std::uint32_t bin_of(std::uint64_t bytes);
   static std::uint32_t list_of(BlockKind kind, std::uint64_t bytes);
   void add_records(std::uint32_t count);
-  Block* new_record();  // one must be at hand; says nothing yet
+  Block* new_record();  // uninitialised. Precondition: there is a spare record
   void drop_record(Block* block);
-  void link(Block* block);    // into the list that its kind and size ask for
-  void unlink(Block* block);  // out of it
-  // `block`, in a list, is from now on so long.
+  void link(Block* block);    // into the list of its kind and size
+  void unlink(Block* block);  // out of its list
+  // Changes the size of a block that is in a list.
   void resize(Block* block, std::uint64_t bytes);
-  std::uint32_t next_bin(std::uint32_t from) const;  // kBinCount: no further bin has any
+  std::uint32_t next_bin(std::uint32_t from) const;  // kBinCount if all further bins are empty
   Block* find_in_bin(std::uint32_t bin, std::uint64_t bytes, int scan_limit) const;
-  // Splits off everything from `address` on as a new block of the same kind, which is not linked;
-  // in what list `block` is stays as it was.
+  // Splits off everything from `address` on as a new block of the same kind, which is in no list.
+  // `block` stays in its list.
   Block* split(Block* block, std::uint64_t address);
-  // `block` is not linked; takes in equal neighbours, links the whole and returns it.
+  // Merges `block`, which is in no list, with neighbours of its kind. Links and returns the result.
   Block* merge(Block* block);
   Block* change_page(Block* block, std::uint64_t page_address, BlockKind kind);
   void consider_run(
@@ -113,8 +128,8 @@ class BlockSpace {
   std::vector<Block*> range_starts_;
   std::array<Block*, kListCount> lists_{};
   std::array<std::uint64_t, (kListCount + 63) / 64> occupied_{};  // a bit for each list
-  std::uint64_t occupied_words_ = 0;                              // a bit for each of those
-  Block* spare_records_ = nullptr;  // linked by list_next; so that splitting takes no lock
+  std::uint64_t occupied_words_ = 0;  // a bit for each word of occupied_
+  Block* spare_records_ = nullptr;    // linked by list_next, so that splitting takes no lock
   std::uint32_t spare_count_ = 0;
   std::uint64_t used_bytes_ = 0;
   std::uint64_t backed_bytes_ = 0;  // not hollow

@@ -1,4 +1,4 @@
-// The records of blocks.
+// The records of blocks, and their storage.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,9 @@ class AddressSegment;
 
 enum class BlockKind : std::uint8_t { kUsed, kFree, kHollow };
 
-// Links of neighbours and bins belong to the BlockSpace; what describes the allocation to whoever
-// holds the block (its user, or the cache it lies in). One cache line: a request touches several.
+// A block's record. The links to neighbours and in bins belong to the BlockSpace. The description
+// of the allocation belongs to the block's owner: its user, or the cache that holds it. It is one
+// cache line, because a request touches several records.
 struct alignas(64) Block {
   std::uint64_t address = 0;
   std::uint64_t bytes = 0;
@@ -33,17 +34,18 @@ struct alignas(64) Block {
   };
   Category category = Category::kExternal;
   BlockKind kind = BlockKind::kHollow;
-  // Of neither does anything change while somebody holds the block, so they may share a byte.
-  bool cached : 1 =
-      false;  // used for the space, but freed: kept for the next call by a thread or pool
-  bool pending : 1 = false;  // freed, while other streams still use it; by the pool's lock
-  bool untold : 1 = false;   // AllocationRequest::untold
-  // Recorded as used by another stream: by the pool's lock, while its holders may look at the rest.
+  // These bits change only when the block changes owner, so they may share a byte.
+  // Freed, but kept whole by a thread's cache or a pool for the next call. Used for the BlockSpace.
+  bool cached : 1 = false;
+  bool pending : 1 = false;     // freed, but other streams still use it; guarded by the pool's lock
+  bool unrecorded : 1 = false;  // AllocationRequest::unrecorded
+  // Used by another stream. Guarded by the pool's lock, in a byte of its own: the block's owner may
+  // read the other bits at the same time.
   bool used_across = false;
 };
 static_assert(sizeof(Block) == 64);
 
-// Records are made and never given back, nor do they move: a space keeps those it does not need.
+// Allocates records. They never move and are never returned: a space keeps its unused ones.
 // Thread-safe.
 class BlockStore {
  public:

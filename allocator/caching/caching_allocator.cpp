@@ -1,3 +1,15 @@
+// The fast path of allocate() and free() touches a thread's cache or one pool, under one lock; the
+// header lists the steps. Counts are kept beside that lock and flushed to the total only when they
+// have changed by flush_bytes_, so that threads do not share a cache line. find_block() takes no
+// lock: it reads an immutable table of segments, then the segment's table of blocks.
+//
+// The file has 515 lines because every path of a request ends in the same few locked members.
+//
+// The slow path takes growth_mutex_ and all pools' locks. Before it looks for memory it frees the
+// threads' caches and all completed pending blocks, so cached memory never causes an out-of-memory.
+// Below the peak of use plus growth_slack it grows; above, it waits for pending blocks or moves
+// pages first, and grows only if the remap budget is spent. A free of a block that other streams
+// used records an event on each of them and puts the block into the pool's pending queue.
 #include "allocator/caching/caching_allocator.hpp"
 
 #include <algorithm>
@@ -13,7 +25,7 @@ namespace {
 
 // A thread or stream adds its count to the total when it has changed by this much: seldom enough
 // for large blocks, too.
-std::int64_t settle_bytes_of(std::uint64_t capacity_bytes) {
+std::int64_t flush_bytes_of(std::uint64_t capacity_bytes) {
   return static_cast<std::int64_t>(std::clamp(capacity_bytes / 1024, 1 * kMiB, 128 * kMiB));
 }
 
@@ -30,7 +42,7 @@ CachingAllocator::CachingAllocator(device::Device& device, PagePool& pages,
       options_(options),
       page_bytes_(pages.page_bytes()),
       capacity_bytes_(device.facts().capacity_bytes),
-      settle_bytes_(settle_bytes_of(capacity_bytes_)),
+      flush_bytes_(flush_bytes_of(capacity_bytes_)),
       pool_table_(std::make_unique<std::atomic<StreamPool*>[]>(kMaxPools)) {
   segment_tables_.push_back(std::make_unique<SegmentTable>());
   segments_.store(segment_tables_.back().get());
@@ -44,7 +56,7 @@ CachingAllocator::~CachingAllocator() {
       log(LogLevel::kWarning, std::string("caching allocator: at its end, ") + error.what());
     }
   }
-  for (StreamPool& pool : pools_) pool.segments.clear();  // unmapped before the memory goes back
+  for (StreamPool& pool : pools_) pool.segments.clear();  // unmaps before the pages are returned
   for (const PhysicalPage& page : physical_) {
     if (page.handle != nullptr) pages_.put_back(page.handle);
   }
@@ -62,7 +74,7 @@ StreamId CachingAllocator::add_stream(device::Stream& stream, bool movable) {
 
 Block* CachingAllocator::find_block(const void* data) const {
   const std::uint64_t address = address_of(data);
-  // The table was published before any address of its segments was given out. There are few.
+  // The table was published before any address of its segments was allocated. Segments are few.
   const SegmentTable& table = *segments_.load(std::memory_order_acquire);
   auto entry = table.end();
   if (table.size() <= 8) [[likely]] {
@@ -79,7 +91,7 @@ Block* CachingAllocator::find_block(const void* data) const {
       return block;
     }
   }
-  SLUICE_CHECK_MSG(false, "not an address that this allocator gave and still counts as used");
+  SLUICE_CHECK_MSG(false, "not the address of a block that this allocator has in use");
   return nullptr;
 }
 
@@ -101,41 +113,41 @@ void CachingAllocator::publish_segments() {
 void CachingAllocator::count(AllocationCounts& counts, Category category, std::int64_t bytes) {
   ++(bytes < 0 ? counts.free_count : counts.allocation_count);
   counts.live_by_category[static_cast<std::size_t>(category)] += bytes;
-  const std::int64_t unsettled = counts.unsettled_bytes + bytes;
-  counts.unsettled_bytes = unsettled;
-  if (unsettled >= settle_bytes_ || unsettled <= -settle_bytes_) [[unlikely]]
-    settle(counts);
+  const std::int64_t unflushed = counts.unflushed_bytes + bytes;
+  counts.unflushed_bytes = unflushed;
+  if (unflushed >= flush_bytes_ || unflushed <= -flush_bytes_) [[unlikely]]
+    flush_counts(counts);
 }
 
 // The caller holds the lock of the counts, a cache's or the pool's. Either keeps away a thread that
 // reads the descriptions of all blocks.
-void CachingAllocator::hand_out(AllocationCounts& counts, Block& block,
-                                const AllocationRequest& request) {
+void CachingAllocator::mark_allocated(AllocationCounts& counts, Block& block,
+                                      const AllocationRequest& request) {
   block.cached = false;
   block.requested_bytes = request.bytes;
   block.category = request.category;
   block.name = request.name;
-  block.untold = request.untold;
+  block.unrecorded = request.unrecorded;
   count(counts, request.category, static_cast<std::int64_t>(request.bytes));
   if (options_.recorder != nullptr) [[unlikely]]
     record(record::MemoryAction::kAlloc, block);
 }
 
 void CachingAllocator::record(record::MemoryAction action, const Block& block) {
-  if (options_.recorder == nullptr || block.untold) return;
+  if (options_.recorder == nullptr || block.unrecorded) return;
   options_.recorder->record(action, block.segment->pool().id, block.address, block.requested_bytes,
                             block.category, block.name);
 }
 
 void CachingAllocator::record_free(const Block& block) {
-  if (block.untold) return;
+  if (block.unrecorded) return;
   options_.recorder->record_free(block.segment->pool().id, block.address, block.requested_bytes,
                                  block.category, block.name);
 }
 
-void CachingAllocator::settle(AllocationCounts& counts) {
-  const std::int64_t change = std::exchange(counts.unsettled_bytes, 0);
-  // Relaxed: totals order nothing.
+void CachingAllocator::flush_counts(AllocationCounts& counts) {
+  const std::int64_t change = std::exchange(counts.unflushed_bytes, 0);
+  // Relaxed: no other data depends on the totals.
   const std::int64_t live = live_bytes_.fetch_add(change, std::memory_order_relaxed) + change;
   std::int64_t peak = peak_live_bytes_.load(std::memory_order_relaxed);
   while (live > peak &&
@@ -156,7 +168,7 @@ std::byte* CachingAllocator::allocate(const AllocationRequest& request) {
     ThreadCache& cache = caches_.mine();
     const MutexLock lock(cache.mutex);
     block = cache.pop(&pool, bytes);
-    if (block != nullptr) hand_out(cache.counts, *block, request);
+    if (block != nullptr) mark_allocated(cache.counts, *block, request);
   }
   if (block == nullptr) block = allocate_from(pool, request, bytes);
   if (block == nullptr) [[unlikely]]
@@ -174,18 +186,18 @@ void CachingAllocator::refuse(const AllocationRequest& request) {
 
 Block* CachingAllocator::allocate_otherwise(StreamPool& pool, const AllocationRequest& request,
                                             std::uint64_t bytes) {
-  if (bytes <= StreamPool::kSmallBytes && put_back_mine(pool)) {
+  if (bytes <= StreamPool::kSmallBytes && free_thread_cache(pool)) {
     if (Block* const block = allocate_from(pool, request, bytes)) return block;
   }
   return allocate_slowly(pool, request);
 }
 
-// bytes: request.bytes, rounded.
+// Takes a block from the pool, or returns null. bytes: request.bytes, rounded up.
 Block* CachingAllocator::allocate_from(StreamPool& pool, const AllocationRequest& request,
                                        std::uint64_t bytes) {
   const MutexLock lock(pool.mutex);
-  pool.settle_front();
-  Block* block = bytes > StreamPool::kSmallBytes ? pool.take_last(bytes) : nullptr;
+  pool.free_completed_front();
+  Block* block = bytes > StreamPool::kSmallBytes ? pool.take_cached(bytes) : nullptr;
   if (block == nullptr) {
     BlockSpace& space = pool.space_for(bytes);
     block = space.find_free(bytes);
@@ -193,7 +205,7 @@ Block* CachingAllocator::allocate_from(StreamPool& pool, const AllocationRequest
     block = space.take(block, bytes);
   }
   // Counted in the pool: taking the cache's lock too would cost as much again.
-  hand_out(pool.counts, *block, request);
+  mark_allocated(pool.counts, *block, request);
   return block;
 }
 
@@ -206,7 +218,7 @@ void CachingAllocator::free(std::byte* data) {
   const bool recorded = options_.recorder != nullptr;
   if (block->used_across) [[unlikely]] {
     const MutexLock lock(pool.mutex);
-    free_pending(pool, block);  // first of all, since it may fail: then the block is not freed
+    free_pending(pool, block);  // first, because it may throw: then the block is not freed
     count(pool.counts, category, -requested_bytes);
     record(record::MemoryAction::kFreeRequested, *block);  // before it can be allocated again
     return;
@@ -229,7 +241,7 @@ void CachingAllocator::free(std::byte* data) {
       Block* const one = std::exchange(evicted, evicted->list_next);
       StreamPool& owner = one->segment->pool();
       const MutexLock lock(owner.mutex);
-      owner.put_back(one);
+      owner.free(one);
     }
     if (kept) return;
   }
@@ -238,9 +250,9 @@ void CachingAllocator::free(std::byte* data) {
   if (recorded) [[unlikely]]
     record_free(*block);
   if (block->bytes > StreamPool::kSmallBytes) {
-    pool.put_back_later(block);
+    pool.cache(block);
   } else {
-    pool.put_back(block);
+    pool.free(block);
   }
 }
 
@@ -276,23 +288,23 @@ std::uint64_t CachingAllocator::block_bytes(const std::byte* data) const {
 }
 
 // The caller holds the locks of their pools.
-void CachingAllocator::put_back_all(Block* list) {
+void CachingAllocator::free_blocks(Block* list) {
   while (list != nullptr) {
     Block* const block = std::exchange(list, list->list_next);
     StreamPool& pool = block->segment->pool();
     pool.mutex.assert_held();
-    pool.put_back(block);
+    pool.free(block);
   }
 }
 
 // Returns this thread's cached blocks of `pool` to it. Returns false if there were none.
-bool CachingAllocator::put_back_mine(StreamPool& pool) {
+bool CachingAllocator::free_thread_cache(StreamPool& pool) {
   ThreadCache& cache = caches_.mine();
   // Both locks at once: a search meanwhile finds the blocks in one place or the other.
   const MutexLock lock(pool.mutex);
   const MutexLock cache_lock(cache.mutex);
   Block* const mine = cache.drain(&pool);
-  put_back_all(mine);
+  free_blocks(mine);
   return mine != nullptr;
 }
 
@@ -301,11 +313,11 @@ void CachingAllocator::drain_caches() {
   const ThreadCaches::AllLocked locked_caches(caches_);
   for (const auto& cache : locked_caches.caches()) {
     cache->mutex.assert_held();
-    put_back_all(cache->drain());
+    free_blocks(cache->drain());
   }
   for (StreamPool& pool : pools_) {
     pool.mutex.assert_held();
-    pool.put_back_last();
+    pool.free_cached();
   }
 }
 
@@ -317,7 +329,7 @@ Block* CachingAllocator::allocate_slowly(StreamPool& pool, const AllocationReque
   Block* block = find_under_locks(pool, bytes);
   if (block == nullptr) block = allocate_under_locks(pool, bytes);
   if (block == nullptr) throw_out_of_memory(request);
-  hand_out(pool.counts, *block, request);  // so that no thread sees one without a description
+  mark_allocated(pool.counts, *block, request);  // so that no thread sees one without a description
   return block;
 }
 
@@ -333,7 +345,7 @@ std::byte* CachingAllocator::try_allocate(const AllocationRequest& request) {
   Block* block = find_under_locks(pool, bytes);
   if (block == nullptr) block = allocate_under_locks(pool, bytes);
   if (block == nullptr) return nullptr;
-  hand_out(pool.counts, *block, request);
+  mark_allocated(pool.counts, *block, request);
   return reinterpret_cast<std::byte*>(block->address);
 }
 
@@ -344,7 +356,7 @@ Block* CachingAllocator::find_under_locks(StreamPool& pool, std::uint64_t bytes)
   drain_caches();
   for (StreamPool& one : pools_) {
     one.mutex.assert_held();
-    one.settle_all();
+    one.free_completed();
   }
   BlockSpace& space = pool.space_for(bytes);
   Block* const block = space.find_free(bytes);
@@ -352,11 +364,11 @@ Block* CachingAllocator::find_under_locks(StreamPool& pool, std::uint64_t bytes)
 }
 
 Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t bytes) {
-  // Not even addresses are reserved for what can never fit.
+  // Reserves no addresses for a request that can never fit.
   if (bytes > std::min(pages_.ledger().cap_bytes(Tier::kDevice), capacity_bytes_)) {
     return nullptr;
   }
-  std::uint64_t used_bytes = bytes;  // pending blocks are not: they can be waited for
+  std::uint64_t used_bytes = bytes;  // without pending blocks: the allocator can wait for those
   for (const StreamPool& one : pools_) {
     one.mutex.assert_held();
     used_bytes += one.small.used_bytes() + one.large.used_bytes() - one.pending_bytes;
@@ -365,7 +377,7 @@ Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t by
       static_cast<std::uint64_t>(static_cast<double>(used_bytes) * (1.0 + options_.growth_slack));
   unstitched_pages_ = std::max(unstitched_pages_, roomy_bytes / page_bytes_);
   PageMover mover(*this, pool);
-  // Rather than grow beyond that, a stream is made to wait for another.
+  // Above that, making one stream wait for another is preferred to growth.
   if (held_pages_ * page_bytes_ + bytes > unstitched_pages_ * page_bytes_ &&
       mover.wait_for_pending(bytes, false)) {
     BlockSpace& space = pool.space_for(bytes);
@@ -374,7 +386,7 @@ Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t by
     }
   }
   if (Block* const block = mover.make_room(bytes, false)) return block;
-  pages_.trim();  // handles of the other size that nobody uses
+  pages_.trim();  // returns unused handles of the other size
   do {
     BlockSpace& space = pool.space_for(bytes);
     if (Block* const block = space.find_free(bytes)) {
@@ -412,7 +424,7 @@ void CachingAllocator::release_cached_locked() {
   }
   for (StreamPool& pool : pools_) {
     pool.mutex.assert_held();
-    pool.settle_all();
+    pool.free_completed();
   }
   for (StreamPool& pool : pools_) {
     pool.mutex.assert_held();
@@ -432,7 +444,7 @@ void CachingAllocator::release_cached_locked() {
                                       page_bytes_);
           }
           PhysicalPage& page = *block->segment->slot_at(address).page;
-          space->hollow(block, address);  // from the end: `block` stays the part before
+          space->hollow(block, address);  // from the end, so that `block` remains the part before
           page.holder = nullptr;
           while (page.aliases != nullptr) {
             PageSlot& slot = *page.aliases;
@@ -458,7 +470,7 @@ CachingAllocatorStatistics CachingAllocator::statistics() {
   CachingAllocatorStatistics result;
   std::array<std::int64_t, kCategoryCount> live{};
   const auto add = [&](AllocationCounts& counts) {
-    settle(counts);
+    flush_counts(counts);
     for (std::size_t c = 0; c < kCategoryCount; ++c) live[c] += counts.live_by_category[c];
     result.allocation_count += counts.allocation_count;
     result.free_count += counts.free_count;
@@ -482,7 +494,7 @@ CachingAllocatorStatistics CachingAllocator::statistics() {
   for (const StreamPool& pool : pools_) {
     pool.mutex.assert_held();
     result.pending_bytes += pool.pending_bytes;
-    result.cached_bytes += pool.last_bytes();
+    result.cached_bytes += pool.cached_bytes();
     result.used_bytes += pool.small.used_bytes() + pool.large.used_bytes();
     result.free_bytes += pool.small.free_bytes() + pool.large.free_bytes();
   }

@@ -1,17 +1,17 @@
-// Device memory for callers whose future is not known: host frameworks, dynamic shapes.
+// Device memory for callers with unknown future requests: host frameworks, dynamic shapes.
 //
-// Each stream has a pool of its own: what it frees it reuses at once, in stream order, and blocks
-// come from the smallest free one that is large enough. Behind the addresses lie pages (2 MiB). A
-// pool that has no block left takes, before it grows: pages from anywhere in its free blocks, then
-// from those of other streams; a page so taken is mapped a second time where it is needed, and its
-// old addresses turn hollow. The old mapping stays, so a page that comes back needs no call of the
-// driver: a loop that repeats soon runs without any. Across streams the taker's stream waits for an
-// event of the giver's; the host waits for none (but in a corner that ARCHITECTURE names). Never
-// moved: pages of blocks that are not free, and those of streams added as not movable (registered
-// with NCCL, captured in graphs).
+// Each stream has a pool. The pool reuses its freed blocks at once, in stream order, and takes the
+// smallest free block that is large enough. Behind the addresses lie pages (2 MiB). If a pool has
+// no fitting block, free pages move before the pool grows: first pages of its own free blocks, then
+// pages of other streams. Such a page is mapped again at the new addresses, and its old addresses
+// turn hollow. Their mapping stays, so a page that comes back needs no driver call; a loop that
+// repeats soon makes none. Before the requester's stream uses a page of another stream, it waits
+// for an event of that stream. The host waits only if addresses must show another page while work
+// is queued on them. Pages of blocks in use never move, nor pages of streams added as not movable
+// (registered with NCCL, captured in graphs).
 //
-// Out of memory comes only when no sum of free pages suffices, after waiting (by event) for the
-// smallest sufficient set of blocks that other streams still use.
+// A request runs out of memory only if no sum of free pages suffices, after waiting (by event) for
+// the smallest sufficient set of blocks that other streams still use.
 //
 // Blocks are multiples of 512 bytes, aligned to 512. Thread-safe. Small blocks (to 1 MiB) go
 // through a cache per thread.
@@ -37,36 +37,35 @@ namespace sluice::allocator {
 struct OomReport;
 
 struct CachingAllocatorOptions {
-  Category category = Category::kExternal;  // what the ledger charges its pages to
-  // Pages mapped a second time between two begin_step() in order not to grow; beyond it the pool
-  // grows while it can. Not given: twice as many as it holds, at least 8,192 (some 0.4 s of a
-  // driver that takes 50 us for each).
+  Category category = Category::kExternal;  // the ledger charges pages to it
+  // Pages that may move between two begin_step() instead of growth; beyond that the pool grows if
+  // it can. Default: twice the pages that it holds, at least 8,192 (about 0.4 s, at 50 us of the
+  // driver for each).
   std::optional<std::uint64_t> remap_budget_pages = std::nullopt;
-  // Below the most that was in use at once, and this share more, it grows rather than move pages: a
-  // little room saves most of the moves.
+  // The pool grows without moving pages until it holds the peak of memory in use plus this share.
+  // A little room saves most moves.
   double growth_slack = 1.0 / 128;
   std::uint64_t thread_cache_bytes = 4 * kMiB;  // for each thread
   std::uint64_t segment_bytes = 64 * kGiB;      // addresses reserved at a time
-  record::MemoryRecorder* recorder =
-      nullptr;  // what happens is written there; must outlive the allocator
+  record::MemoryRecorder* recorder = nullptr;   // receives all events; must outlive the allocator
 };
 
 struct AllocationRequest {
   std::uint64_t bytes = 0;
-  StreamId stream = 0;  // whose order the block's reuse follows
+  StreamId stream = 0;  // the block is reused in this stream's order
   Category category = Category::kExternal;
-  std::uint32_t name = 0;  // the caller's number for a site or tag
-  bool untold = false;     // not to the recorder: the caller tells it what lies in the block
+  std::uint32_t name = 0;   // the caller's number for a site or tag
+  bool unrecorded = false;  // hide the block from the recorder; the caller records its contents
 };
 
 struct CachingAllocatorStatistics {
   std::uint64_t live_bytes = 0;  // requested and not freed
-  // To within a 1,024th of the device, at least 1 and at most 128 MiB, for each thread and stream.
+  // Each thread and stream may add an error of 1/1,024 of the device, between 1 and 128 MiB.
   std::uint64_t peak_live_bytes = 0;
   std::array<std::uint64_t, kCategoryCount> live_by_category{};
   std::uint64_t used_bytes = 0;      // live blocks, rounded
   std::uint64_t pending_bytes = 0;   // freed, still used by other streams
-  std::uint64_t cached_bytes = 0;    // in caches of threads, and what each stream freed last
+  std::uint64_t cached_bytes = 0;    // in caches of threads, and the last large block of each pool
   std::uint64_t free_bytes = 0;      // in free blocks
   std::uint64_t reserved_bytes = 0;  // pages held
   std::uint64_t peak_reserved_bytes = 0;
@@ -76,18 +75,36 @@ struct CachingAllocatorStatistics {
   std::uint64_t slow_count = 0;        // not served by a free block
   std::uint64_t fresh_pages = 0;       // taken from the page pool
   std::uint64_t remaps = 0;            // pages mapped again at other addresses
-  std::uint64_t reclaims = 0;          // pages back at addresses that still showed them: no call
-  std::uint64_t flushes = 0;           // release_cached() and what amounts to it
+  std::uint64_t reclaims = 0;          // pages back at addresses that still map them: no call
+  std::uint64_t flushes = 0;           // calls of release_cached()
   std::uint64_t event_waits = 0;       // a stream made to wait for another
   std::uint64_t synchronisations = 0;  // the host waited
 };
 
+// A request tries, in this order: (1) the cache of its thread; (2) its stream's pool; (3) the pool
+// again, after the thread's cached blocks have been freed into it; (4) under all locks: a free
+// block after all caches and completed pending blocks are free; (5) moved or fresh pages
+// (page_mover.hpp); (6) the same after waiting for pending blocks. Steps 1 to 3 take one or two
+// uncontended locks.
+//
+// Invariants (check_invariants() tests 1 to 4):
+//   1. Every used or free byte lies on a page that its slot holds, and no hollow byte does. A page
+//      is held by one slot at most.
+//   2. A used block is live, cached (by a thread or a pool) or pending. The address table refers to
+//      it in all three states.
+//   3. A pending block is in its pool's queue with an event of each other stream that uses it.
+//   4. held_pages_ counts the pages behind all spaces; spare_ has the records without a page.
+//   5. Free memory of a pool may be reused at once in the order of its stream. Another stream gets
+//      it only after an event recorded behind all work that may use it.
+//   6. Locks are taken in this order: growth_mutex_, pools by id, caches. A block is allocated and
+//      described under one lock, so a report under all locks sees no undescribed block.
+//   7. A call that throws has neither allocated nor freed a block.
 class CachingAllocator {
  public:
-  // pages: used by this allocator alone while it lives. Device and pages must outlive it.
+  // This allocator must be the only user of `pages`. Device and pages must outlive it.
   CachingAllocator(device::Device& device, PagePool& pages,
                    const CachingAllocatorOptions& options = {});
-  // Waits for the streams, then gives all pages back, live blocks among them.
+  // Waits for the streams, then returns all pages, including those of live blocks.
   ~CachingAllocator();
   CachingAllocator(const CachingAllocator&) = delete;
   CachingAllocator& operator=(const CachingAllocator&) = delete;
@@ -95,31 +112,31 @@ class CachingAllocator {
   // The stream must outlive the allocator.
   StreamId add_stream(device::Stream& stream, bool movable = true);
 
-  // 0 bytes: null. Throws OutOfMemoryReported (oom_report.hpp).
+  // Returns null for 0 bytes. Throws OutOfMemoryReported (oom_report.hpp).
   std::byte* allocate(const AllocationRequest& request);
-  // Null where there is no room: nobody is asked for any, and nothing reported.
+  // Returns null if there is no room, without a report.
   std::byte* try_allocate(const AllocationRequest& request);
-  // Null: nothing. Throws InternalError for what allocate() did not return or was freed already.
+  // Does nothing for null. Throws InternalError if allocate() did not return `data` or it is freed.
   void free(std::byte* data);
-  // `stream` uses the block too: after free() its memory is not reused before the work then queued
-  // there is done.
+  // Tells that `stream` uses the block too. After free() its memory is not reused before the work
+  // then queued on `stream` is done.
   void record_use(std::byte* data, StreamId stream);
-  // The bytes that the block holds, which may be up to 511 more than asked.
+  // The size of the block, up to 511 bytes more than requested.
   std::uint64_t block_bytes(const std::byte* data) const;
 
   void begin_step();  // a new remap budget
 
   record::MemoryRecorder* recorder() const { return options_.recorder; }  // null: none
 
-  // Gives back every page that no block needs, those of streams that are not movable excepted. The
-  // host waits for the streams.
+  // Returns every page that no block needs, except those of streams that are not movable. The host
+  // waits for the streams.
   void release_cached();
 
   CachingAllocatorStatistics statistics();
-  // Segments and blocks as they stand (an untold one is one block), and the recorder's events and
-  // names.
+  // The segments and blocks now, and the recorder's events and names. An unrecorded block appears
+  // as one block.
   record::MemorySnapshot snapshot();
-  // Throws InternalError. The caller must not use the allocator meanwhile.
+  // Throws InternalError if an invariant is broken. No thread may use the allocator meanwhile.
   void check_invariants();
 
  private:
@@ -143,13 +160,13 @@ class CachingAllocator {
       SLUICE_REQUIRES(growth_mutex_);  // with the caches' locks too
   void free_pending(StreamPool& pool, Block* block) SLUICE_REQUIRES(pool.mutex);
   void record(record::MemoryAction action, const Block& block);
-  void record_free(const Block& block);  // where there is a recorder
-  void put_back_all(Block* list);
-  bool put_back_mine(StreamPool& pool);
+  void record_free(const Block& block);  // Precondition: there is a recorder
+  void free_blocks(Block* list);
+  bool free_thread_cache(StreamPool& pool);
   void drain_caches() SLUICE_REQUIRES(growth_mutex_);
   void count(AllocationCounts& counts, Category category, std::int64_t bytes);
-  void hand_out(AllocationCounts& counts, Block& block, const AllocationRequest& request);
-  void settle(AllocationCounts& counts);
+  void mark_allocated(AllocationCounts& counts, Block& block, const AllocationRequest& request);
+  void flush_counts(AllocationCounts& counts);
   void release_cached_locked() SLUICE_REQUIRES(growth_mutex_);
   void publish_segments() SLUICE_REQUIRES(growth_mutex_);
   std::uint64_t remap_budget() const SLUICE_REQUIRES(growth_mutex_);
@@ -177,7 +194,7 @@ class CachingAllocator {
   const CachingAllocatorOptions options_;
   const std::uint64_t page_bytes_;
   const std::uint64_t capacity_bytes_;  // of the device
-  const std::int64_t settle_bytes_;
+  const std::int64_t flush_bytes_;
   ThreadCaches caches_;
   BlockStore store_;
 
@@ -188,7 +205,8 @@ class CachingAllocator {
   static constexpr std::uint32_t kMaxPools = 1024;
   std::unique_ptr<std::atomic<StreamPool*>[]> pool_table_;
 
-  // All segments by address, for find_block(): replaced as a whole, kept until the end.
+  // All segments by address, for find_block(). The table is replaced as a whole; old tables are
+  // kept until the end, because another thread may read them.
   struct SegmentEntry {
     std::uint64_t base;
     std::uint64_t bytes;
@@ -201,8 +219,8 @@ class CachingAllocator {
   std::deque<PhysicalPage> physical_ SLUICE_GUARDED_BY(growth_mutex_);
   std::vector<PhysicalPage*> spare_ SLUICE_GUARDED_BY(growth_mutex_);  // records without memory
   std::uint64_t step_remaps_ SLUICE_GUARDED_BY(growth_mutex_) = 0;     // since begin_step()
-  std::uint64_t unstitched_pages_ SLUICE_GUARDED_BY(growth_mutex_) =
-      0;  // held without moving any: see growth_slack
+  // Up to this many pages the pool grows without moving any: see growth_slack.
+  std::uint64_t unstitched_pages_ SLUICE_GUARDED_BY(growth_mutex_) = 0;
   std::uint64_t held_pages_ SLUICE_GUARDED_BY(growth_mutex_) = 0;
   std::uint64_t peak_pages_ SLUICE_GUARDED_BY(growth_mutex_) = 0;
   std::uint64_t slow_count_ SLUICE_GUARDED_BY(growth_mutex_) = 0;

@@ -1,4 +1,4 @@
-// How a CachingAllocator tells why a request failed.
+// Makes CachingAllocator's report of a failed request.
 #include <algorithm>
 #include <map>
 #include <tuple>
@@ -10,7 +10,7 @@
 namespace sluice::allocator {
 namespace {
 
-// Adds up the blocks of one stream after the other.
+// Adds up the blocks of each stream.
 class Tally {
  public:
   explicit Tally(OomReport& report) : report_(report) {}
@@ -89,7 +89,7 @@ OomReport CachingAllocator::report_out_of_memory(const AllocationRequest& reques
   limits.device_capacity_bytes = device_.facts().capacity_bytes;
   limits.device_counted_bytes = device_.counters().live_bytes;
 
-  const ThreadCaches::AllLocked caches(caches_);  // what blocks say of their users stands still
+  const ThreadCaches::AllLocked caches(caches_);  // so that descriptions of blocks do not change
   std::vector<std::string> names;
   report.options = options_;
   report.options.recorder = nullptr;

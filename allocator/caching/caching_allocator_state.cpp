@@ -1,4 +1,4 @@
-// What a CachingAllocator looks like from outside: its snapshot, and what must always hold.
+// CachingAllocator's snapshot, and the check of its invariants.
 #include <algorithm>
 #include <unordered_map>
 
@@ -25,7 +25,7 @@ record::MemorySnapshot CachingAllocator::snapshot_locked() {
   for (StreamPool& pool : pools_) {
     pool.mutex.assert_held();
     for (const BlockSpace* space : {&pool.small, &pool.large}) {
-      // A run of blocks between hollows is a segment to whoever reads it: hollows hold nothing.
+      // Each run of blocks between hollow ones becomes a segment of the snapshot.
       bool open = false;
       space->visit_all([&](const Block& block) {
         if (block.kind == BlockKind::kHollow) {
@@ -49,7 +49,7 @@ record::MemorySnapshot CachingAllocator::snapshot_locked() {
                                   : block.pending ? record::BlockState::kPendingFree
                                                   : record::BlockState::kAllocated,
                                   block.category, block.kind == BlockKind::kUsed ? block.name : 0,
-                                  !is_free && block.untold});
+                                  !is_free && block.unrecorded});
       });
     }
   }
@@ -69,7 +69,7 @@ void CachingAllocator::check_invariants() {
       pending_bytes += pending.block->bytes;
     }
     SLUICE_CHECK(pending_bytes == pool.pending_bytes);
-    // Every byte that is not hollow lies on a page that its slot holds, and no other does.
+    // Every byte that is not hollow lies on a page that its slot holds; hollow bytes do not.
     for (const BlockSpace* space : {&pool.small, &pool.large}) {
       std::uint64_t backed_bytes = 0;
       space->visit_all([&](const Block& block) {

@@ -12,7 +12,7 @@ std::uint64_t room_of(std::uint64_t cap_bytes, std::uint64_t held_bytes) {
   return cap_bytes - std::min(cap_bytes, held_bytes);
 }
 
-// The cap that refused, what it is called, and what others than the allocator hold under it.
+// The limit that refused: its name, its bytes, and the bytes that other holders have under it.
 struct BindingLimit {
   std::string name;
   std::uint64_t bytes = 0;
@@ -35,7 +35,7 @@ BindingLimit binding_limit(const OomReport& report) {
           others(limits.device_counted_bytes)};
 }
 
-// "live 7.20 GiB + others 1.00 GiB + request 1.00 GiB > cap of tier device 8.00 GiB"
+// "live 7.20 GiB + other holders 1.00 GiB + request 1.00 GiB > cap of tier device 8.00 GiB"
 std::string need_above(const OomReport& report, const BindingLimit& limit) {
   std::string text = "live " + format_bytes(report.live_bytes);
   if (limit.others_bytes > 0) text += " + other holders " + format_bytes(limit.others_bytes);
@@ -60,7 +60,7 @@ void prove_need(OomReport& report, std::uint64_t missing_bytes) {
       room_of(limits.device_capacity_bytes, limits.device_counted_bytes);
   report.proof = need_above(report, limit);
   if (report.external_bytes > 0) {
-    // Without the others there would be so much more.
+    // Without other processes this many more bytes would be available.
     const bool would_fit = missing_page_bytes <= report.external_bytes;
     report.cause = would_fit ? OomCause::kExternal : OomCause::kTrueNeed;
     report.proof += would_fit ? ", which would fit without what lies outside"
@@ -117,21 +117,21 @@ void prove_cause(OomReport& report) {
   const std::uint64_t tier_room = room_of(limits.tier_cap_bytes, limits.tier_charged_bytes);
   const std::uint64_t category_room =
       room_of(limits.category_cap_bytes, limits.category_charged_bytes);
-  // Larger than the device or the tier's cap: refused as it is, before any page was asked for.
+  // False: the request exceeds the device or the tier's cap, so no page was requested for it.
   const bool is_tried =
       report.block_bytes <= std::min(limits.tier_cap_bytes, limits.device_capacity_bytes);
-  report.may_hold_bytes = report.reserved_bytes;  // there is no further page
+  report.may_hold_bytes = report.reserved_bytes;  // if no further page is available
   report.external_bytes = 0;
   if (const std::uint64_t room = std::min({device_room, tier_room, category_room});
       room < page_bytes || !is_tried) {
-    // The device first: where it is full, no cap is to blame.
+    // The device first: if it is full, no cap is the cause.
     const std::uint64_t least_room = std::max(room, page_bytes - 1);
     report.limit = device_room <= least_room ? OomLimit::kDevice
                    : tier_room <= least_room ? OomLimit::kTierCap
                                              : OomLimit::kCategoryCap;
     report.may_hold_bytes += room / page_bytes * page_bytes;
   } else {
-    // Caps and the device's own count leave room, and yet it refused.
+    // The caps and the device's own count leave room, but the device refused.
     report.limit = OomLimit::kDevice;
     report.external_bytes = device_room;
   }
@@ -159,7 +159,7 @@ std::string OomReport::sentence() const {
 }
 
 void add_arena(OomReport& report, std::uint64_t arena_bytes,
-               const std::vector<record::SnapshotBlock>& tenants) {
+               const std::vector<record::SnapshotBlock>& allocations) {
   const auto unnamed =
       std::find_if(report.sites.begin(), report.sites.end(), [&](const OomSite& site) {
         return site.number == 0 && site.name.empty() && site.category == Category::kActivation &&
@@ -167,7 +167,7 @@ void add_arena(OomReport& report, std::uint64_t arena_bytes,
       });
   if (unnamed == report.sites.end()) return;
   report.arena_bytes += arena_bytes;
-  for (const record::SnapshotBlock& block : tenants) report.arena_live_bytes += block.bytes;
+  for (const record::SnapshotBlock& block : allocations) report.arena_live_bytes += block.bytes;
   const auto live_of = [&](Category category) -> std::uint64_t& {
     return report.live_by_category[static_cast<std::size_t>(category)];
   };
@@ -191,7 +191,7 @@ void add_arena(OomReport& report, std::uint64_t arena_bytes,
       same->count += site.count;
     }
   };
-  for (const record::SnapshotBlock& block : tenants) {
+  for (const record::SnapshotBlock& block : allocations) {
     unused_bytes -= block.requested_bytes;
     const std::string name = block.name < names.size() ? names[block.name] : std::string();
     add({block.name, block.category, name, block.requested_bytes, 1});

@@ -1,8 +1,9 @@
-// Out of memory as a report: what was asked, what is held and by whom, and the cause with the
-// numbers that prove it. CachingAllocator makes one under its locks when a request fails and throws
-// it with the error; oom_fixes.hpp looks for what would have helped, oom_text.hpp writes it down.
+// The report of an out-of-memory error: the request, the memory held by category, site and stream,
+// and the cause with the numbers that prove it. When a request fails, CachingAllocator makes the
+// report under its locks and throws it with the error. oom_fixes.hpp searches for changes that
+// would have helped; oom_text.hpp formats the report.
 //
-// Plain data: thread-safe to read, and independent of the allocator it tells of.
+// Plain data: any thread may read it, and it does not refer to the allocator.
 #pragma once
 
 #include <array>
@@ -18,31 +19,32 @@
 
 namespace sluice::allocator {
 
-// Live is what callers hold, in the bytes they asked for. "May hold": what the allocator would hold
-// if it had every page that its caps and the device leave to it.
+// "Live" is the memory that callers hold, in requested bytes. "May hold" is the memory that the
+// allocator would hold with every page that its caps and the device leave to it. "Need" is live
+// plus the request.
 enum class OomCause : std::uint8_t {
-  kTrueNeed,        // live + request pass what it may hold, and the device has no more
-  kFragmentation,   // they do not: free bytes suffice, but not in pages that can be given
-  kPendingStreams,  // nor do they, but for what is freed and still used by other streams. Never of
-                    // a CachingAllocator, which waits for those; of a record of another's, perhaps
-  kCap,             // they pass a cap, while the device has room for what is missing
-  kExternal,        // they pass what others leave of the device, and would fit without others
+  kTrueNeed,        // the need exceeds may hold, and the device has no more
+  kFragmentation,   // the need fits, and free bytes suffice, but not in pages that can move
+  kPendingStreams,  // the need fits, but bytes that are freed are still used by other streams. A
+                    // CachingAllocator waits for those; the record of another allocator may have it
+  kCap,             // the need exceeds a cap, but the device has room for the missing bytes
+  kExternal,        // the need would fit without the device memory of other processes
 };
 std::string_view oom_cause_name(OomCause cause);
 
-// What refused the next page.
+// The limit that refused the next page.
 enum class OomLimit : std::uint8_t { kTierCap, kCategoryCap, kDevice };
 
 // UINT64_MAX: no cap.
 struct OomLimits {
   std::uint64_t page_bytes = kPageBytes;
   std::uint64_t tier_cap_bytes = UINT64_MAX;
-  std::uint64_t tier_charged_bytes = 0;     // by everybody
-  Category category = Category::kExternal;  // that the allocator's pages are charged to
+  std::uint64_t tier_charged_bytes = 0;     // by all users of the ledger
+  Category category = Category::kExternal;  // the category of the allocator's pages
   std::uint64_t category_cap_bytes = UINT64_MAX;
   std::uint64_t category_charged_bytes = 0;
   std::uint64_t device_capacity_bytes = 0;
-  std::uint64_t device_counted_bytes = 0;  // by the device itself: what this process holds there
+  std::uint64_t device_counted_bytes = 0;  // held by this process, counted by the device itself
 };
 
 struct OomSite {
@@ -55,7 +57,7 @@ struct OomSite {
 
 struct OomStream {
   std::uint64_t stream = 0;
-  std::uint64_t pool = 0;  // of a trace: 0, or a private one (a graph's)
+  std::uint64_t pool = 0;  // in a trace: 0, or a private pool (of a graph)
   bool movable = true;
   std::uint64_t live_bytes = 0;
   std::uint64_t pending_bytes = 0;
@@ -66,7 +68,7 @@ struct OomStream {
 struct OomReport {
   // The request.
   std::uint64_t requested_bytes = 0;
-  std::uint64_t block_bytes = 0;  // what a block for it takes
+  std::uint64_t block_bytes = 0;  // the size of a block for it
   std::uint64_t stream = 0;
   Category category = Category::kExternal;
   std::uint32_t site_number = 0;
@@ -74,50 +76,50 @@ struct OomReport {
 
   OomLimits limits;
 
-  // What is held. reserved = used + pending + cached + free.
+  // The memory held: reserved = used + pending + cached + free.
   std::uint64_t live_bytes = 0;
   std::uint64_t live_count = 0;
   std::uint64_t used_bytes = 0;  // blocks of live bytes: rounded up
   std::uint64_t pending_bytes = 0;
-  std::uint64_t cached_bytes = 0;  // in caches of threads, and what streams freed last
+  std::uint64_t cached_bytes = 0;  // in caches of threads, and the last large block of each pool
   std::uint64_t free_bytes = 0;
   std::uint64_t free_page_bytes = 0;     // of these, in whole pages that may move
-  std::uint64_t fixed_page_bytes = 0;    // in whole pages of streams that are not movable
+  std::uint64_t fixed_page_bytes = 0;    // of these, in whole pages of streams that are not movable
   std::uint64_t largest_free_bytes = 0;  // the largest free block
   std::uint64_t reserved_bytes = 0;
   std::uint64_t free_part_bytes() const { return free_bytes - free_page_bytes - fixed_page_bytes; }
-  // Of a PlanningAllocator's arenas, all of which counts as live, on the streams that they were
-  // asked on (what nobody uses of them is "planned arena, not in use" among the sites).
+  // The arenas of a PlanningAllocator. All of their bytes count as live, on the stream of the
+  // arena's own request. Their unused bytes are the site "planned arena, not in use".
   std::uint64_t arena_bytes = 0;
   std::uint64_t arena_live_bytes = 0;
 
-  // Live bytes, three times; the sums are equal.
+  // Live bytes in three divisions with equal sums.
   std::array<std::uint64_t, kCategoryCount> live_by_category{};
   std::vector<OomSite> sites;      // by name and category, most bytes first
   std::vector<OomStream> streams;  // by number
 
-  // What follows from the above: prove_cause().
+  // Derived from the above by prove_cause().
   OomLimit limit = OomLimit::kDevice;
   std::uint64_t may_hold_bytes = 0;
-  std::uint64_t external_bytes = 0;  // of the device, where it refused what it counts as free
+  std::uint64_t external_bytes = 0;  // free by the device's count, but the device refused a page
   OomCause cause = OomCause::kTrueNeed;
   std::string proof;  // the inequality, with its numbers
 
-  // What a simulation needs.
+  // The input of a simulation.
   CachingAllocatorOptions options;                       // without a recorder
   std::shared_ptr<const record::MemorySnapshot> record;  // up to the request; null: no recorder
 
-  // One sentence: the request, what is live, the cause.
+  // One sentence: the request, the live bytes, the cause.
   std::string sentence() const;
 };
 
-// Sets what follows from the rest of the report.
+// Derives limit, may_hold_bytes, external_bytes, cause and proof from the rest of the report.
 void prove_cause(OomReport& report);
 
-// An arena lies in the allocator as one unnamed block of activations: tells of its tenants, and of
-// what they leave of it, in its place.
+// An arena is one unnamed block of activations in the allocator. Replaces that block in the report
+// by the allocations inside it and the unused rest.
 void add_arena(OomReport& report, std::uint64_t arena_bytes,
-               const std::vector<record::SnapshotBlock>& tenants);
+               const std::vector<record::SnapshotBlock>& allocations);
 
 // OutOfMemory of tier device, with its report.
 class OutOfMemoryReported : public OutOfMemory {

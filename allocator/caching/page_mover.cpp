@@ -1,3 +1,15 @@
+// make_room() collects the victims, then asks BlockSpace for the cheapest window. cost_of() rates
+// each hollow page by the work to fill it. Addresses with work in flight would make the host wait,
+// so they cost more than any window: the pool then adds a segment of new addresses instead.
+//
+// The missing pages are filled in two rounds. Reclaims go first, because a page that is stolen for
+// another address could have been reclaimed at its own. Then each other page is stolen while the
+// remap budget lasts, or fresh. Below the peak of use (unstitched_pages_) fresh pages come first.
+//
+// choose_victim() prefers the requester's own free blocks, because a page of another stream costs
+// an event wait. Of these it takes the smallest that has all wanted pages, so that large blocks
+// stay whole, else the largest. It compares at most kMaxCompared victims. Pages are taken from the
+// victim's end, so that its first page, which is its key, stays.
 #include "allocator/caching/page_mover.hpp"
 
 #include <algorithm>
@@ -8,15 +20,13 @@
 namespace sluice::allocator {
 namespace {
 
-// The cost of filling a hollow page, in pages to be mapped. A page that the address still shows, and
-// that is free, costs little. Another page shown there must be unmapped first. If work on that one
-// may be queued, the host would have to wait: other addresses are taken instead.
-constexpr double kShown = 1.0 / 16;
-constexpr double kEmpty = 1.0;
-constexpr double kStale = 1.5;
-constexpr double kBusy = 1e9;
+// The cost of filling a hollow page, in pages to map.
+constexpr double kMapped = 1.0 / 16;  // a free page is still mapped there: no driver call
+constexpr double kEmpty = 1.0;        // nothing is mapped there
+constexpr double kStale = 1.5;        // another page must be unmapped first
+constexpr double kBusy = 1e9;         // the same, but work there may be queued: the host would wait
 
-constexpr std::size_t kMostLooks = 1024;  // at victims, for each that is chosen
+constexpr std::size_t kMaxCompared = 1024;  // victims compared for each choice
 
 }  // namespace
 
@@ -83,7 +93,7 @@ Block* PageMover::block_in_run(std::uint64_t address) const {
 void PageMover::add_segment(BlockSpace& space, std::uint64_t bytes) {
   requester_.mutex.assert_held();
   const bool is_small = &space == &requester_.small;
-  // Small blocks need few addresses; whoever asks for more than a segment gets one as large.
+  // Small blocks need few addresses. A request larger than a segment gets one of its own size.
   const std::uint64_t usual_bytes = allocator_.options_.segment_bytes / (is_small ? 16 : 1);
   const std::uint64_t page_bytes = allocator_.page_bytes_;
   const std::uint64_t segment_bytes = round_up(std::max(usual_bytes, bytes), page_bytes);
@@ -103,7 +113,7 @@ double PageMover::cost_of(const AddressSegment& segment, std::uint64_t page_addr
   const PageSlot& slot = segment.slot_at(page_address);
   if (slot.page == nullptr) return kEmpty;
   const PageSlot* const holder = slot.page->holder;
-  if (find_victim(holder->segment->address_of(*holder)) != victims_.end()) return kShown;
+  if (find_victim(holder->segment->address_of(*holder)) != victims_.end()) return kMapped;
   const bool busy = slot.busy_until != nullptr && !slot.busy_until->done();
   return busy ? kBusy : kStale;
 }
@@ -139,7 +149,7 @@ Block* PageMover::make_room(std::uint64_t bytes, bool by_all_means) {
   };
   // First reclaim pages that these addresses still map: stealing could move them elsewhere.
   std::erase_if(missing, [&](std::uint64_t page) SLUICE_REQUIRES(allocator_.growth_mutex_) {
-    space.reserve_records(kMoveRecords);  // so that a page that is there can be filled in
+    space.reserve_records(kMoveRecords);  // so that fill() cannot throw after the page has moved
     if (!reclaim(run_->segment->slot_at(page))) return false;
     fill(page);
     return true;
@@ -173,12 +183,12 @@ bool PageMover::steal(PageSlot& slot, std::uint64_t wanted_pages) {
   if (victim == victims_.end()) victim = choose_victim(wanted_pages);
   if (victim == victims_.end()) return false;
   current_victim_ = victim->first;
-  // From the end, so that the rest still begins where it did.
+  // From the end, so that the victim's first page stays.
   const std::uint64_t page_address = victim->second.end - allocator_.page_bytes_;
   const Block* const block =
       victim->second.block != nullptr ? victim->second.block : run_;  // of the same segment
   PageSlot& from = block->segment->slot_at(page_address);
-  show(slot, *from.page);
+  map_page(slot, *from.page);
   move(victim, from, slot);
   ++allocator_.remaps_;
   ++allocator_.step_remaps_;
@@ -195,7 +205,7 @@ bool PageMover::take_fresh(PageSlot& slot) {
   PhysicalPage& page = *allocator_.spare_.back();
   page.handle = handle;
   try {
-    show(slot, page);
+    map_page(slot, page);
   } catch (...) {
     allocator_.pages_.put_back(handle);
     page.handle = nullptr;
@@ -209,8 +219,8 @@ bool PageMover::take_fresh(PageSlot& slot) {
   return true;
 }
 
-// The requester's own memory first: another stream's costs a wait. Of these the smallest block that
-// suffices, so that large ones stay whole; else the largest.
+// The requester's own victims come first, since another stream's cost a wait. Of these it takes the
+// smallest that suffices, else the largest.
 PageMover::Victims::iterator PageMover::choose_victim(std::uint64_t wanted_pages) {
   auto best = victims_.end();
   std::uint64_t best_pages = 0;
@@ -218,7 +228,7 @@ PageMover::Victims::iterator PageMover::choose_victim(std::uint64_t wanted_pages
   for (auto victim = victims_.begin(); victim != victims_.end(); ++victim) {
     const std::uint64_t pages = pages_of(*victim);
     if (best != victims_.end()) {
-      if (++looks > kMostLooks) break;
+      if (++looks > kMaxCompared) break;
       const bool own = victim->second.pool == &requester_;
       const bool best_own = best->second.pool == &requester_;
       if (own != best_own) {
@@ -242,7 +252,7 @@ void PageMover::move(Victims::iterator victim, PageSlot& from, PageSlot& slot) {
   giver.space->reserve_records(kMoveRecords);
   Victim* const after =
       page_end < giver.end ? &victims_.emplace(page_end, giver).first->second : nullptr;
-  // From here on nothing throws.
+  // Nothing throws from here on.
   if (victim->first < page_address) {
     victim->second.end = page_address;
   } else {
@@ -265,12 +275,12 @@ void PageMover::record(record::MemoryAction action, const StreamPool& pool,
   recorder->record(action, pool.id, page_address, allocator_.page_bytes_);
 }
 
-void PageMover::show(PageSlot& slot, PhysicalPage& page) {
+void PageMover::map_page(PageSlot& slot, PhysicalPage& page) {
   if (slot.page != nullptr) {
     if (slot.busy_until != nullptr && !slot.busy_until->done()) {
       ++allocator_.synchronisations_;
       slot.busy_until->synchronize(Deadline::after_seconds(kDefaultDeadlineSeconds),
-                                   "work on addresses that are to show another page");
+                                   "queued work on addresses that must map another page");
     }
     PageSlot** link = &slot.page->aliases;
     while (*link != &slot) link = &(*link)->next_alias;
@@ -346,7 +356,7 @@ bool PageMover::wait_for_pending(std::uint64_t bytes, bool even_if_pages_suffice
       pages += candidates[end].pages;
     }
   }
-  // From the back of each queue, so that indices stay.
+  // Erase from the back of each queue, so that smaller indices stay valid.
   std::sort(candidates.begin() + static_cast<std::ptrdiff_t>(begin),
             candidates.begin() + static_cast<std::ptrdiff_t>(end),
             [](const Candidate& a, const Candidate& b) { return a.index > b.index; });
@@ -361,8 +371,8 @@ bool PageMover::wait_for_pending(std::uint64_t bytes, bool even_if_pages_suffice
     Block* const block = place->block;
     pool.pending.erase(place);
     pool.pending_bytes -= block->bytes;
-    pool.put_back(block);
-    events_.erase(&pool);  // recorded before that wait: the block's pages need a later one
+    pool.free(block);
+    events_.erase(&pool);  // the event is older than this wait, so the block's pages need a new one
   }
   return true;
 }

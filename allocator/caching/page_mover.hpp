@@ -1,4 +1,4 @@
-// Room for one request in a pool that has no free block for it: pages found, moved and mapped.
+// Makes room for one request in a pool without a fitting free block: finds, moves and maps pages.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,26 @@
 
 namespace sluice::allocator {
 
-// One request's search. The caller holds the growth mutex and every pool's. Each page changes places in one
-// step that either happens or throws before anything is changed, so a search that fails leaves
-// what it has found as free memory of the requester.
+// The search of one request. The caller holds the growth mutex and every pool's lock.
+//
+// A window is a run of addresses in the requester's space, long enough for the request, made of
+// free and hollow blocks. Its hollow pages are missing, and each gets a page by one of three ways:
+// reclaim() (a free page that these addresses still map: no driver call), steal() (a page of a
+// victim, mapped a second time) or take_fresh() (a new page of the ledger). A victim is a run of
+// whole pages inside a free block of a movable pool.
+//
+//   before   window | free | hollow | hollow |       victim | free page A | free page B |
+//   after    window |         used           |       victim |   hollow    |   hollow    |
+//                             A        B                      (still maps A)  (still maps B)
+//
+// Invariants:
+//   1. Victims are disjoint, and none overlaps the window.
+//   2. A page changes its holder in one step, which happens or throws before any change. So a
+//      search that fails loses nothing: the pages that it found are free memory of the requester.
+//   3. The requester's stream waits for an event of the giver's stream before it uses the page. The
+//      slot that gave the page keeps the event (busy_until): its mapping stays until then.
+//   4. The record of run_ stays valid while blocks of the run split and merge, because the left
+//      record of a merge survives.
 class PageMover {
  public:
   PageMover(CachingAllocator& allocator, StreamPool& requester)
@@ -21,15 +38,16 @@ class PageMover {
   // lasts, then fresh ones, then again from free blocks if `by_all_means`.
   Block* make_room(std::uint64_t bytes, bool by_all_means);
 
-  // Makes the owners' streams wait for the smallest set of pending blocks that suffices for
-  // `bytes`, or for all when no set does, and frees them. Returns false when no block is pending,
-  // or when free pages suffice without.
+  // Chooses pending blocks that suffice for `bytes`: the smallest that suffices alone, else the
+  // largest ones, or all if they do not suffice. Makes their streams wait for the blocks' events
+  // and frees them. Returns false if no block is pending, or if free pages suffice without, unless
+  // even_if_pages_suffice.
   bool wait_for_pending(std::uint64_t bytes, bool even_if_pages_suffice);
 
  private:
-  // Whole pages that nobody needs, [first, end), inside one free block.
+  // The unneeded whole pages [first, end) inside one free block.
   struct Victim {
-    Block* block;  // that holds `first`; null in the run of the window, whose blocks change
+    Block* block;  // holds `first`; null in the run of the window, because its blocks change
     StreamPool* pool;
     BlockSpace* space;
     std::uint64_t end;
@@ -43,8 +61,8 @@ class PageMover {
   void add_victim(const Victim& victim, std::uint64_t first);
   Victims::iterator find_victim(std::uint64_t page_address);
   std::uint64_t pages_of(const Victims::value_type& victim) const;
-  // From now on the pages of [begin, end) are wanted, and no victims; the blocks around them are
-  // found anew each time.
+  // Sets the window to [begin, end) and removes its pages from the victims. The run's blocks change
+  // from now on, so block_in_run() finds them each time.
   void set_window(Block* block, std::uint64_t begin, std::uint64_t end);
   Block* block_in_run(std::uint64_t address) const;
   void add_segment(BlockSpace& space, std::uint64_t bytes)
@@ -55,13 +73,14 @@ class PageMover {
   bool steal(PageSlot& slot, std::uint64_t wanted_pages) SLUICE_REQUIRES(allocator_.growth_mutex_);
   bool take_fresh(PageSlot& slot) SLUICE_REQUIRES(allocator_.growth_mutex_);
   Victims::iterator choose_victim(std::uint64_t wanted_pages);
-  // The page that `from` holds goes to `slot`, which shows it already.
+  // Moves the page held by `from` to `slot`. Precondition: `slot` maps it already.
   void move(Victims::iterator victim, PageSlot& from, PageSlot& slot)
       SLUICE_REQUIRES(allocator_.growth_mutex_);
-  void show(PageSlot& slot, PhysicalPage& page) SLUICE_REQUIRES(allocator_.growth_mutex_);  // maps
+  // Maps the page at the slot, after unmapping the slot's old page.
+  void map_page(PageSlot& slot, PhysicalPage& page) SLUICE_REQUIRES(allocator_.growth_mutex_);
   void record(record::MemoryAction action, const StreamPool& pool, std::uint64_t page_address);
-  // A point in the pool's stream behind all that may use its free memory; the requester's stream
-  // is made to wait for it.
+  // An event behind all work of the pool's stream that may use its free memory. The first call for
+  // a pool records it and makes the requester's stream wait for it.
   const std::shared_ptr<device::Event>& event_of(StreamPool& pool)
       SLUICE_REQUIRES(allocator_.growth_mutex_);
 

@@ -1,3 +1,19 @@
+// Three phases. (1) Without a plan every call goes to the CachingAllocator, and watched calls are
+// appended to now_. begin_step() compares the last two steps; if they match, it plans them, usually
+// on another thread. (2) install() requests the arena. It makes every other stream's work precede
+// the arena's first use, then publishes the plan. (3) With a plan, allocate_planned() compares the
+// call with the event at the cursor.
+//
+// The file has 630 lines because watching steps, matching calls and recovery share one cursor.
+//
+// Frees between two expected allocations may come in any order; pass_frees() moves the cursor past
+// them and marks the buffers that are still live as overdue. If ranges pass between streams, a free
+// in another order may make a different buffer the last user of a range. The plan's events do not
+// cover that, so the step counts as diverged and every further allocation waits for all streams.
+// begin_step() ends this with a wait of every stream for all others.
+//
+// A call in step costs O(1) plus its waits. An unexpected call costs O(events) after
+// kUnexpectedCallsToMove in a row, at most kMaxFailedSearches times in a step.
 #include "allocator/caching/planning_allocator.hpp"
 
 #include <algorithm>
@@ -13,12 +29,12 @@
 namespace sluice::allocator {
 namespace {
 
-// So many unexpected calls in a row, found in a row further on in the plan, are taken for the place
-// where the step has come to.
-constexpr std::size_t kStrangersToMove = 4;
-// After so many searches in vain the rest of the step is answered without plan: each looks at all
-// that is left of it.
-constexpr std::uint32_t kMostSearches = 16;
+// If this many consecutive unexpected calls occur in the same order further on in the plan, the
+// step is taken to be there.
+constexpr std::size_t kUnexpectedCallsToMove = 4;
+// After this many failed searches the allocator stops searching until the next step, because each
+// search reads the rest of the plan.
+constexpr std::uint32_t kMaxFailedSearches = 16;
 
 }  // namespace
 
@@ -30,8 +46,9 @@ PlanningAllocator::~PlanningAllocator() {
   if (coming_.valid()) coming_.wait();
   if (has_plan()) drop_plan();
   for (const Arena& arena : retired_) {
-    for (const auto& [offset, tenant] : arena.tenants) tell_free(arena.data + offset, tenant);
-    give_back(arena);
+    for (const auto& [offset, allocation] : arena.allocations)
+      record_arena_free(arena.data + offset, allocation);
+    free_arena(arena);
   }
 }
 
@@ -75,8 +92,7 @@ std::byte* PlanningAllocator::allocate_unplanned(const AllocationRequest& reques
       return allocator_.allocate(request);
     } catch (const OutOfMemoryReported& error) {
       const record::SpinLockHolder lock(mutex_);
-      // Beside an arena that nobody uses, there is room without it; else without it from the next
-      // step.
+      // An idle arena is dropped at once to make room. An arena in use is dropped at the next step.
       if (!has_plan() || arena_.live_count > 0) {
         drop_at_mark_ = has_plan();
         throw_with_arenas(error);
@@ -86,7 +102,7 @@ std::byte* PlanningAllocator::allocate_unplanned(const AllocationRequest& reques
   }
 }
 
-// As they are now: what other threads did since the request failed is in it.
+// Adds the current arenas to the report, including changes by other threads since the failure.
 void PlanningAllocator::throw_with_arenas(const OutOfMemoryReported& error) {
   const std::vector<ArenaBlocks> arenas = blocks_in_arenas();
   if (arenas.empty()) throw OutOfMemoryReported(error.report);
@@ -107,27 +123,28 @@ std::byte* PlanningAllocator::allocate_planned(const AllocationRequest& request,
     find_place_again(call);
     return nullptr;
   }
-  pass_frees();  // up to `next`; a call that is not expected leaves them to come
-  strangers_.clear();
+  pass_frees();  // up to `next`; an unexpected call leaves them for later
+  unexpected_calls_.clear();
   std::byte* data = nullptr;
   if (event.buffer != kNotPlanned) {
     if (places_[event.buffer].live ||
-        (!late_.empty() && overlaps_late(plan_.buffers[event.buffer]))) {
+        (!overdue_.empty() && overlaps_overdue(plan_.buffers[event.buffer]))) {
       diverged_ = true;
     } else {
-      data = hand_out(event.buffer, request);
+      data = allocate_buffer(event.buffer, request);
     }
   }
-  ++cursor_;  // last: a call that throws may be made again
+  ++cursor_;  // last, so that a call that throws may be repeated
   return data;
 }
 
-std::byte* PlanningAllocator::hand_out(std::uint32_t index, const AllocationRequest& request) {
+std::byte* PlanningAllocator::allocate_buffer(std::uint32_t index,
+                                              const AllocationRequest& request) {
   const StreamId stream = request.stream;
   const PlannedBuffer& buffer = plan_.buffers[index];
   Place& place = places_[index];
   const auto is_stale = [&](const PlannedBuffer::Wait& wait) {
-    // What the plan waits for was freed elsewhere than planned, or did not come from the arena.
+    // Whether the buffer was not freed at its planned place, or was not allocated from the arena.
     const Place& released = places_[wait.buffer];
     const bool in_this_step = released.free_index < cursor_;
     return released.freed_step != statistics_.step_count - (in_this_step ? 0 : 1);
@@ -147,7 +164,7 @@ std::byte* PlanningAllocator::hand_out(std::uint32_t index, const AllocationRequ
   ++arena_.live_count;
   ++step_planned_count_;
   statistics_.arena_live_bytes += buffer.bytes;
-  place.tenant = {request.bytes, stream, request.name, request.category};
+  place.allocation = {request.bytes, stream, request.name, request.category};
   std::byte* const data = arena_.data + buffer.offset;
   if (recorder_ != nullptr) [[unlikely]] {
     recorder_->record(record::MemoryAction::kAlloc, stream, reinterpret_cast<std::uint64_t>(data),
@@ -156,31 +173,34 @@ std::byte* PlanningAllocator::hand_out(std::uint32_t index, const AllocationRequ
   return data;
 }
 
-// Up to the next allocation. What the plan frees on the way and the caller has not is late.
+// Moves the cursor to the next allocation. Buffers that the plan frees before it, but the caller
+// has not freed, become overdue.
 void PlanningAllocator::pass_frees() {
   while (cursor_ < plan_.events.size() && !plan_.events[cursor_].is_alloc) {
     const std::uint32_t buffer = plan_.events[cursor_++].buffer;
     Place& place = places_[buffer];
-    if (!place.live || place.late) continue;
-    late_.push_back(buffer);  // has room for all
-    place.late = true;
+    if (!place.live || place.overdue) continue;
+    overdue_.push_back(buffer);  // cannot throw: prepare() reserved the room
+    place.overdue = true;
   }
 }
 
-bool PlanningAllocator::overlaps_late(const PlannedBuffer& buffer) const {
-  return std::any_of(late_.begin(), late_.end(), [&](std::uint32_t index) {
-    const PlannedBuffer& late = plan_.buffers[index];
-    return late.offset < buffer.offset + buffer.bytes && buffer.offset < late.offset + late.bytes;
+bool PlanningAllocator::overlaps_overdue(const PlannedBuffer& buffer) const {
+  return std::any_of(overdue_.begin(), overdue_.end(), [&](std::uint32_t index) {
+    const PlannedBuffer& overdue = plan_.buffers[index];
+    return overdue.offset < buffer.offset + buffer.bytes &&
+           buffer.offset < overdue.offset + overdue.bytes;
   });
 }
 
-// The call is not what is expected: something new (the next call may be the expected one), or the
-// step has left something out. Then the last calls in a row stand together further on.
+// Handles an unexpected call. Either it is new, and the next call may be the expected one; or the
+// step has skipped a part of the plan. In the second case the last consecutive calls occur together
+// further on, and the cursor moves behind them.
 void PlanningAllocator::find_place_again(const Call& call) {
-  strangers_.push_back(call);
-  if (strangers_.size() < kStrangersToMove) return;
-  if (++failed_searches_ > kMostSearches) {
-    strangers_.clear();
+  unexpected_calls_.push_back(call);
+  if (unexpected_calls_.size() < kUnexpectedCallsToMove) return;
+  if (++failed_searches_ > kMaxFailedSearches) {
+    unexpected_calls_.clear();
     return;
   }
   std::size_t matched = 0;
@@ -188,26 +208,27 @@ void PlanningAllocator::find_place_again(const Call& call) {
   for (std::size_t i = cursor_; i < plan_.events.size(); ++i) {
     const StepPlan::Event& event = plan_.events[i];
     if (!event.is_alloc) continue;
-    const Call& wanted = strangers_[matched];
+    const Call& wanted = unexpected_calls_[matched];
     if (event.stream == wanted.stream && event.bytes == wanted.bytes) {
       if (matched == 0) first = i;
-      if (++matched < strangers_.size()) continue;
+      if (++matched < unexpected_calls_.size()) continue;
       while (cursor_ <= i) {
         pass_frees();
-        ++cursor_;  // an allocation that is skipped, or was answered otherwise
+        ++cursor_;  // an allocation that was skipped or answered by the CachingAllocator
       }
-      strangers_.clear();
+      unexpected_calls_.clear();
       diverged_ = true;
       --failed_searches_;
       return;
     }
-    if (matched > 0) i = first;  // its successors may begin a match
+    if (matched > 0) i = first;  // a match may begin right behind the first event
     matched = 0;
   }
-  strangers_.erase(strangers_.begin());
+  unexpected_calls_.erase(unexpected_calls_.begin());
 }
 
-// Behind everything that the other streams have queued: what was freed, was freed before now.
+// Makes the stream wait for all work queued on the other streams. It thus comes after every earlier
+// free.
 void PlanningAllocator::wait_for_all_others(StreamId stream) {
   for (std::size_t other = 0; other < streams_.size(); ++other) {
     if (other == stream || streams_[other] == nullptr) continue;
@@ -223,7 +244,7 @@ void PlanningAllocator::free(std::byte* data) {
   {
     const record::SpinLockHolder lock(mutex_);
     if (has_plan()) {
-      // Past frees of what was not handed out, or is free already.
+      // Skip planned frees of buffers that are not live.
       while (cursor_ < plan_.events.size() && !plan_.events[cursor_].is_alloc) {
         const std::uint32_t expected = plan_.events[cursor_].buffer;
         if (places_[expected].live) {
@@ -236,8 +257,8 @@ void PlanningAllocator::free(std::byte* data) {
       }
       if (arena_.holds(data)) {
         free_planned(holder_of(data));
-        // Of several that end before a place is used again the plan waits for the last on each
-        // stream; now another may be the last.
+        // The plan waits for the last user of a range on each stream; after this free another
+        // buffer may be the last.
         if (has_waits_) diverged_ = true;
         return;
       }
@@ -245,12 +266,12 @@ void PlanningAllocator::free(std::byte* data) {
     for (Arena& arena : retired_) {
       if (!arena.holds(data)) continue;
       const auto offset = static_cast<std::uint64_t>(data - arena.data);
-      const auto tenant = arena.tenants.find(offset);
-      SLUICE_CHECK_MSG(tenant != arena.tenants.end(), "not a block in use");
-      tell_free(data, tenant->second);
-      arena.tenants.erase(tenant);
+      const auto allocation = arena.allocations.find(offset);
+      SLUICE_CHECK_MSG(allocation != arena.allocations.end(), "not a block in use");
+      record_arena_free(data, allocation->second);
+      arena.allocations.erase(allocation);
       if (--arena.live_count == 0) {
-        give_back(arena);
+        free_arena(arena);
         retired_.erase(retired_.begin() + (&arena - retired_.data()));
       }
       return;
@@ -263,7 +284,7 @@ void PlanningAllocator::free(std::byte* data) {
 void PlanningAllocator::free_planned(std::uint32_t index) {
   const PlannedBuffer& buffer = plan_.buffers[index];
   Place& place = places_[index];
-  // What may throw comes first: then the block is not freed.
+  // Calls that may throw come first: then the block is not freed.
   if (!buffer.release_streams.empty()) {
     place.releases.resize(buffer.release_streams.size());
     for (std::size_t i = 0; i < buffer.release_streams.size(); ++i) {
@@ -271,7 +292,7 @@ void PlanningAllocator::free_planned(std::uint32_t index) {
       streams_[buffer.release_streams[i]]->record(*place.releases[i]);
     }
   }
-  // Used by streams that the plan knows nothing of: its waits do not suffice.
+  // If other streams used it than in the recording, the plan's waits do not suffice.
   if (!place.uses.empty()) [[unlikely]] {
     for (const StreamId use : place.uses) {
       const std::vector<StreamId>& planned = buffer.uses;
@@ -279,22 +300,22 @@ void PlanningAllocator::free_planned(std::uint32_t index) {
     }
     place.uses.clear();
   }
-  tell_free(arena_.data + buffer.offset, place.tenant);
+  record_arena_free(arena_.data + buffer.offset, place.allocation);
   place.live = false;
   place.freed_step = statistics_.step_count;
   --arena_.live_count;
   statistics_.arena_live_bytes -= buffer.bytes;
-  if (place.late) [[unlikely]] {
-    place.late = false;
-    std::erase(late_, index);
+  if (place.overdue) [[unlikely]] {
+    place.overdue = false;
+    std::erase(overdue_, index);
   }
 }
 
-void PlanningAllocator::tell_free(const std::byte* data, const Tenant& tenant) {
+void PlanningAllocator::record_arena_free(const std::byte* data, const Allocation& allocation) {
   if (recorder_ == nullptr) [[likely]]
     return;
-  recorder_->record_free(tenant.stream, reinterpret_cast<std::uint64_t>(data), tenant.bytes,
-                         tenant.category, tenant.name);
+  recorder_->record_free(allocation.stream, reinterpret_cast<std::uint64_t>(data), allocation.bytes,
+                         allocation.category, allocation.name);
 }
 
 // The live buffer that begins at `data`.
@@ -317,7 +338,7 @@ void PlanningAllocator::record_use(std::byte* data, StreamId stream) {
       if (std::find(uses.begin(), uses.end(), stream) == uses.end()) uses.push_back(stream);
       return;
     }
-    // A dropped plan's arena is given back behind the work of all streams.
+    // A dropped plan's arena is freed behind the work of all streams anyway.
     if (std::any_of(retired_.begin(), retired_.end(),
                     [&](const Arena& arena) { return arena.holds(data); })) {
       return;
@@ -342,7 +363,7 @@ void PlanningAllocator::record_allocation(const std::byte* data, const Call& cal
 
 void PlanningAllocator::record_free(const std::byte* data) {
   const auto found = origins_.find(data);
-  if (found == origins_.end()) return;  // older than what is watched
+  if (found == origins_.end()) return;  // allocated before the watched steps
   Origin origin = std::move(found->second);
   origins_.erase(found);
   const std::uint64_t steps_ago = statistics_.step_count - origin.step;
@@ -356,16 +377,15 @@ void PlanningAllocator::record_free(const std::byte* data) {
   now_.events.push_back(std::move(event));
 }
 
-// What may take long (a plan, stitching the arena) is done without the lock.
 void PlanningAllocator::begin_step() {
   std::function<StepPlan()> plan;
-  bool settle = false;
+  bool releases_cached = false;
   {
     const record::SpinLockHolder lock(mutex_);
     if (has_plan()) {
       end_planned_step();
-      // Once a whole step was served by the plan, what the steps before it needed can go.
-      settle = has_plan() && ++statistics_.planned_step_count == 1;
+      // The plan has served a whole step: memory of the earlier steps can be released.
+      releases_cached = has_plan() && ++statistics_.planned_step_count == 1;
     } else if (!is_installing_) {
       plan = end_watched_step();
       is_installing_ = plan != nullptr;
@@ -373,7 +393,7 @@ void PlanningAllocator::begin_step() {
     ++statistics_.step_count;
   }
   allocator_.begin_step();
-  if (settle) allocator_.release_cached();
+  if (releases_cached) allocator_.release_cached();
   if (plan == nullptr) return;
   try {
     install(plan());
@@ -393,10 +413,10 @@ void PlanningAllocator::end_planned_step() {
     if (plan_.events[cursor_++].buffer != kNotPlanned) diverged_ = true;
   }
   cursor_ = 0;
-  strangers_.clear();
+  unexpected_calls_.clear();
   if (std::exchange(diverged_, false)) {
     ++statistics_.diverged_steps;
-    // From here the waits of the plan suffice again.
+    // After these waits the plan's own waits suffice again.
     for (StreamId stream = 0; stream < streams_.size(); ++stream) {
       if (streams_[stream] != nullptr) wait_for_all_others(stream);
     }
@@ -416,7 +436,7 @@ std::function<StepPlan()> PlanningAllocator::end_watched_step() {
     if (coming_.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return nullptr;
     return [this] { return coming_.get(); };
   }
-  // What came before the first mark is no step.
+  // Calls before the first begin_step() are not a step.
   if (!compares || before_.allocation_count == 0 || statistics_.step_count < next_try_ ||
       matching_share(before, before_) < options_.least_match) {
     return nullptr;
@@ -462,7 +482,7 @@ void PlanningAllocator::install(StepPlan plan) {
       if (stream != first && streams_[stream] != nullptr) wait_for_all_others(stream);
     }
   } catch (...) {
-    give_back(arena);
+    free_arena(arena);
     throw;
   }
   plan_ = std::move(plan);
@@ -472,7 +492,7 @@ void PlanningAllocator::install(StepPlan plan) {
   statistics_.arena_live_bytes = 0;
 }
 
-// All that belongs to a plan that is about to be used.
+// Sets up the state of a plan that is about to be used.
 void PlanningAllocator::prepare(const StepPlan& plan) {
   offsets_.clear();
   for (const PlannedBuffer& buffer : plan.buffers) offsets_.push_back(buffer.offset);
@@ -480,8 +500,8 @@ void PlanningAllocator::prepare(const StepPlan& plan) {
   offsets_.erase(std::unique(offsets_.begin(), offsets_.end()), offsets_.end());
   holders_.assign(offsets_.size(), kNotPlanned);
   places_.assign(plan.buffers.size(), {});
-  late_.clear();
-  late_.reserve(plan.buffers.size());
+  overdue_.clear();
+  overdue_.reserve(plan.buffers.size());
   for (std::size_t b = 0; b < places_.size(); ++b) {
     const auto slot = std::lower_bound(offsets_.begin(), offsets_.end(), plan.buffers[b].offset);
     places_[b].slot = static_cast<std::uint32_t>(slot - offsets_.begin());
@@ -505,16 +525,16 @@ void PlanningAllocator::prepare(const StepPlan& plan) {
 
 void PlanningAllocator::drop_plan() {
   if (arena_.live_count == 0) {
-    give_back(arena_);
+    free_arena(arena_);
   } else {
     for (std::size_t b = 0; b < places_.size(); ++b) {
-      if (places_[b].live) arena_.tenants[plan_.buffers[b].offset] = places_[b].tenant;
+      if (places_[b].live) arena_.allocations[plan_.buffers[b].offset] = places_[b].allocation;
     }
     retired_.push_back(std::move(arena_));
   }
   arena_ = {};
   plan_ = {};
-  late_.clear();
+  overdue_.clear();
   places_.clear();
   origins_.clear();
   before_ = now_ = {};
@@ -523,7 +543,7 @@ void PlanningAllocator::drop_plan() {
   statistics_.planned_step_count = 0;
 }
 
-void PlanningAllocator::give_back(const Arena& arena) {
+void PlanningAllocator::free_arena(const Arena& arena) {
   for (StreamId stream = 0; stream < streams_.size(); ++stream) {
     if (streams_[stream] != nullptr) allocator_.record_use(arena.data, stream);
   }
@@ -532,10 +552,10 @@ void PlanningAllocator::give_back(const Arena& arena) {
 
 std::vector<PlanningAllocator::ArenaBlocks> PlanningAllocator::blocks_in_arenas() const {
   std::vector<ArenaBlocks> result;
-  const auto add_to = [](ArenaBlocks& arena, std::uint64_t offset, const Tenant& tenant) {
-    arena.blocks.push_back({arena.address + offset, round_up(tenant.bytes, BlockSpace::kAlignment),
-                            tenant.bytes, record::BlockState::kAllocated, tenant.category,
-                            tenant.name});
+  const auto add_to = [](ArenaBlocks& arena, std::uint64_t offset, const Allocation& allocation) {
+    arena.blocks.push_back({arena.address + offset,
+                            round_up(allocation.bytes, BlockSpace::kAlignment), allocation.bytes,
+                            record::BlockState::kAllocated, allocation.category, allocation.name});
   };
   const auto new_arena = [&](const Arena& arena) -> ArenaBlocks& {
     return result.emplace_back(
@@ -543,12 +563,12 @@ std::vector<PlanningAllocator::ArenaBlocks> PlanningAllocator::blocks_in_arenas(
   };
   for (const Arena& arena : retired_) {
     ArenaBlocks& blocks = new_arena(arena);
-    for (const auto& [offset, tenant] : arena.tenants) add_to(blocks, offset, tenant);
+    for (const auto& [offset, allocation] : arena.allocations) add_to(blocks, offset, allocation);
   }
   if (!has_plan()) return result;
   ArenaBlocks& current = new_arena(arena_);
   for (std::size_t b = 0; b < places_.size(); ++b) {
-    if (places_[b].live) add_to(current, plan_.buffers[b].offset, places_[b].tenant);
+    if (places_[b].live) add_to(current, plan_.buffers[b].offset, places_[b].allocation);
   }
   std::sort(current.blocks.begin(), current.blocks.end(),
             [](const auto& a, const auto& b) { return a.address < b.address; });
@@ -558,14 +578,15 @@ std::vector<PlanningAllocator::ArenaBlocks> PlanningAllocator::blocks_in_arenas(
 PlanningAllocatorStatistics PlanningAllocator::statistics() {
   const record::SpinLockHolder lock(mutex_);
   PlanningAllocatorStatistics result = statistics_;
-  const auto add = [&](const Tenant& tenant) {
-    result.arena_live_by_category[static_cast<std::size_t>(tenant.category)] += tenant.bytes;
+  const auto add = [&](const Allocation& allocation) {
+    result.arena_live_by_category[static_cast<std::size_t>(allocation.category)] +=
+        allocation.bytes;
   };
   for (const Place& place : places_) {
-    if (place.live) add(place.tenant);
+    if (place.live) add(place.allocation);
   }
   for (const Arena& arena : retired_) {
-    for (const auto& [offset, tenant] : arena.tenants) add(tenant);
+    for (const auto& [offset, allocation] : arena.allocations) add(allocation);
   }
   return result;
 }
@@ -581,7 +602,7 @@ record::MemorySnapshot PlanningAllocator::snapshot_locked() {
   for (record::SnapshotSegment& segment : snapshot.segments) {
     std::vector<record::SnapshotBlock> blocks;
     for (const record::SnapshotBlock& block : segment.blocks) {
-      if (!block.untold) {
+      if (!block.unrecorded) {
         blocks.push_back(block);
         continue;
       }
@@ -592,11 +613,11 @@ record::MemorySnapshot PlanningAllocator::snapshot_locked() {
       const auto leave_free = [&](std::uint64_t end) {
         if (end > address) blocks.push_back({.address = address, .bytes = end - address});
       };
-      if (arena != arenas.end()) {  // else it is not in use yet, or no longer
-        for (const record::SnapshotBlock& tenant : arena->blocks) {
-          leave_free(tenant.address);
-          blocks.push_back(tenant);
-          address = tenant.address + tenant.bytes;
+      if (arena != arenas.end()) {  // otherwise the arena is not in use yet, or no longer
+        for (const record::SnapshotBlock& allocation : arena->blocks) {
+          leave_free(allocation.address);
+          blocks.push_back(allocation);
+          address = allocation.address + allocation.bytes;
         }
       }
       leave_free(block.address + block.bytes);

@@ -1,3 +1,18 @@
+// Three stages.
+//
+// (1) find_lives() pairs each allocation with its free: in the same step, or at the place where the
+// step frees the same allocation of the step before. Allocations without such a free, or with lives
+// of a step or more, are not planned.
+//
+// (2) Lives lie on a circle, and the packer needs a line. find_cut() cuts the circle at the event
+// where the fewest bytes are live. Buffers that are live across the cut are packed as if they were
+// live all the time, which keeps the packing valid and wastes the least. pack_lifetimes() then
+// assigns the offsets.
+//
+// (3) find_waits() replays the events over a map of the arena that holds the last release of each
+// range by stream. It goes round twice, so that the waits for buffers of the step before are found
+// too. For n events the cost is O(n log n), plus the ranges that each buffer overlaps and the
+// packer.
 #include "allocator/caching/step_plan.hpp"
 
 #include <algorithm>
@@ -12,7 +27,8 @@
 namespace sluice::allocator {
 namespace {
 
-// A buffer's life in positions of a step's events; end may lie in the next step (>= their number).
+// A buffer's life in indices of the step's events. An end >= the number of events lies in the next
+// step.
 struct Life {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
@@ -23,7 +39,7 @@ struct Life {
 
 struct Lives {
   std::vector<Life> lives;
-  std::vector<std::uint32_t> life_of;  // by number of the allocation
+  std::vector<std::uint32_t> life_of;  // index into lives, by number of the allocation
 };
 
 std::vector<const StepEvent*> allocations_of(const StepRecording& step) {
@@ -34,8 +50,8 @@ std::vector<const StepEvent*> allocations_of(const StepRecording& step) {
   return result;
 }
 
-// Of the allocations whose end is known: freed in the step, or in the next one, as far as the step
-// shows by freeing the same number of the one before.
+// Finds the lives of allocations with a known end. The end is known if the step frees the
+// allocation, or frees the same allocation of the step before.
 Lives find_lives(const StepRecording& before, const StepRecording& step) {
   const std::size_t count = step.allocation_count;
   const std::vector<const StepEvent*> old = allocations_of(before);
@@ -65,7 +81,7 @@ Lives find_lives(const StepRecording& before, const StepRecording& step) {
   Lives result;
   result.life_of.assign(count, kNotPlanned);
   for (std::size_t n = 0; n < count; ++n) {
-    // Not freed, or only when the next of its kind is there.
+    // Not planned: never freed, or freed only after the next step has repeated the allocation.
     if (lives[n].end == 0 || lives[n].end - lives[n].begin >= step.events.size()) continue;
     result.life_of[n] = static_cast<std::uint32_t>(result.lives.size());
     result.lives.push_back(std::move(lives[n]));
@@ -73,11 +89,10 @@ Lives find_lives(const StepRecording& before, const StepRecording& step) {
   return result;
 }
 
-// The position at which least is held: there the circle of steps is cut open. Whatever is held
-// across the cut is packed as if it were held always.
+// The event before which the fewest bytes are live: the circle of the step is cut open there.
 std::uint64_t find_cut(std::span<const Life> lives, std::uint64_t length) {
   std::vector<std::int64_t> change(length + 1, 0);
-  std::int64_t held = 0;  // at position 0
+  std::int64_t held = 0;  // live bytes before event 0
   for (const Life& life : lives) {
     const auto bytes = static_cast<std::int64_t>(life.bytes);
     change[life.begin] += bytes;
@@ -96,6 +111,7 @@ std::uint64_t find_cut(std::span<const Life> lives, std::uint64_t length) {
   return cut;
 }
 
+// Rotates the lives so that they begin at the cut. A life across the cut becomes the whole step.
 std::vector<packing::Lifetime> lifetimes_from(std::span<const Life> lives, std::uint64_t cut,
                                               std::uint64_t length) {
   std::vector<packing::Lifetime> lifetimes;
@@ -110,20 +126,20 @@ std::vector<packing::Lifetime> lifetimes_from(std::span<const Life> lives, std::
   return lifetimes;
 }
 
-// Who used a place last, on which stream: pieces of the arena by begin.
+// The last releases of each range of the arena, by stream. The pieces tile the arena.
 class LastUses {
  public:
   explicit LastUses(std::uint64_t arena_bytes) { pieces_[0] = {arena_bytes, {}}; }
 
-  // Visits the releases left in [begin, end).
+  // Visits the last releases in [begin, end).
   template <typename Visit>
   void for_each(std::uint64_t begin, std::uint64_t end, Visit visit) {
     for (auto piece = split(begin); piece != pieces_.end() && piece->first < end; ++piece) {
       for (const auto& [stream, release] : piece->second.releases) visit(stream, release);
     }
   }
-  // `buffer`, freed `order`-th, was the last there: all before it on any stream has been waited for
-  // by it.
+  // Records that `buffer` was freed as number `order` and was the last user of the range. It
+  // replaces earlier releases, because the buffer has waited for all of them.
   void set(std::uint64_t begin, std::uint64_t end, std::span<const StreamId> streams,
            std::uint32_t buffer, std::uint64_t order) {
     split(end);
@@ -146,8 +162,7 @@ class LastUses {
   };
   using Pieces = std::map<std::uint64_t, Piece>;
 
-  // The piece that begins at `at`, made by cutting one in two where there is none; end() behind
-  // all.
+  // The piece that begins at `at`, after cutting one in two if necessary; end() at the arena's end.
   Pieces::iterator split(std::uint64_t at) {
     const auto after = pieces_.upper_bound(at);
     const auto piece = std::prev(after);
@@ -168,7 +183,7 @@ std::vector<StreamId> streams_of(const Life& life) {
   return streams;
 }
 
-// Goes round twice, so that waits for the step before are found too.
+// Fills in `waits` and `release_streams`.
 void find_waits(std::span<const Life> lives, StepPlan& plan) {
   LastUses last(plan.arena_bytes);
   std::uint64_t order = 0;
@@ -243,7 +258,8 @@ StepPlan plan_step(const StepRecording& before, const StepRecording& step,
         event.number < found.life_of.size() ? found.life_of[event.number] : kNotPlanned;
     if (!is_alloc) {
       if (buffer == kNotPlanned) continue;
-      // The other way round: freed a step ago by number, though this one is freed in its own step.
+      // Skip a free of the wrong step: an allocation of the step before with the number of one that
+      // is freed in its own step, or the reverse.
       const bool in_step = found.lives[buffer].end < length;
       if (in_step != (event.steps_ago == 0)) continue;
     }

@@ -1,5 +1,17 @@
-// A plan for a caller that allocates and frees the same in every step: offsets in one arena, made
-// from a recorded step.
+// A plan for a caller that makes the same allocations and frees in every step: offsets in one
+// arena, computed from a recorded step.
+//
+// A step is a circle of events: a buffer may be freed in the next step, after the same point of the
+// circle. The plan assumes that later steps make the same calls in the same order.
+//
+// Invariants of a plan:
+//   1. Buffers that are live at the same event have disjoint ranges of the arena.
+//   2. `events` lists the planned calls in the order of the recording. A free appears only if its
+//      buffer is planned.
+//   3. If a buffer's range was used before on another stream, `waits` names the last buffer there
+//      for each such stream, and that buffer's release_streams contains the stream. The buffer's
+//      own stream needs no wait: stream order suffices.
+//   4. A buffer that lives a whole step or longer is not planned (kNotPlanned).
 #pragma once
 
 #include <cstdint>
@@ -11,21 +23,21 @@
 
 namespace sluice::allocator {
 
-// One call within a step. A free names its allocation by its number among the allocations of the
-// step it was made in.
+// One call within a step. A free identifies its allocation by the allocation's number within the
+// step that made it.
 struct StepEvent {
   enum class Kind : std::uint8_t { kAlloc, kFree };
   Kind kind = Kind::kAlloc;
   StreamId stream = 0;          // of an allocation
-  std::uint32_t number = 0;     // kAlloc: its own
-  std::uint32_t steps_ago = 0;  // kFree: 0: allocated in this step, 1: in the one before
-  std::uint64_t bytes = 0;      // of an allocation, in multiples of BlockSpace::kAlignment
+  std::uint32_t number = 0;     // kAlloc: its own number; kFree: the number of its allocation
+  std::uint32_t steps_ago = 0;  // kFree: 0: allocated in this step, 1: in the step before
+  std::uint64_t bytes = 0;      // of an allocation, a multiple of BlockSpace::kAlignment
   std::vector<StreamId> uses;   // kFree: the other streams that had used it
 
   friend bool operator==(const StepEvent&, const StepEvent&) = default;
 };
 
-// The calls of a step, in order; frees of what is older than a step are not among them.
+// The calls of a step, in order, without frees of allocations older than the step before.
 struct StepRecording {
   std::vector<StepEvent> events;
   std::uint32_t allocation_count = 0;
@@ -33,8 +45,8 @@ struct StepRecording {
   friend bool operator==(const StepRecording&, const StepRecording&) = default;
 };
 
-// The share of the allocations that both steps have, by stream and size, whatever their order, of
-// the larger number.
+// The number of allocations that both steps have, by stream and size in any order, divided by the
+// larger step's number of allocations.
 double matching_share(const StepRecording& a, const StepRecording& b);
 
 constexpr std::uint32_t kNotPlanned = UINT32_MAX;
@@ -43,12 +55,12 @@ struct PlannedBuffer {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
   StreamId stream = 0;
-  std::vector<StreamId> uses;  // other streams', in the recording
-  // What is recorded when it is freed, for others to wait for: its own stream and those that used
-  // it, where any buffer waits for it; else empty.
+  std::vector<StreamId> uses;  // other streams that used it in the recording
+  // The streams on which an event is recorded when the buffer is freed: those that another buffer
+  // waits for.
   std::vector<StreamId> release_streams;
-  // Before it is used its stream waits for what these buffers recorded when they were freed: the
-  // last user of an overlapping place on each other stream.
+  // Before the buffer is used, its stream waits for the events of these freed buffers: the last
+  // users of its range on each other stream.
   struct Wait {
     std::uint32_t buffer;
     StreamId stream;
@@ -56,8 +68,8 @@ struct PlannedBuffer {
   std::vector<Wait> waits;
 };
 
-// Buffers are numbered in the order of their allocations; kNotPlanned where one is still held when
-// the next step allocates its like.
+// Buffers are numbered in the order of their allocations. An allocation that is still held when the
+// next step repeats it is kNotPlanned.
 struct StepPlan {
   struct Event {
     bool is_alloc = false;
@@ -68,11 +80,11 @@ struct StepPlan {
   std::vector<Event> events;
   std::vector<PlannedBuffer> buffers;
   std::uint64_t arena_bytes = 0;
-  std::uint64_t peak_live_bytes = 0;  // of planned buffers at once
+  std::uint64_t peak_live_bytes = 0;  // the most bytes of planned buffers at the same time
 };
 
-// Plans `step`; `before` is the step before it, whose allocations it may free. Memory may be reused
-// in the order of the recording: a later step that keeps the order needs no check.
+// Plans `step`. It may free allocations of `before`, the step before it. Memory may be reused in
+// the order of the recording, so a later step that keeps this order needs no checks.
 StepPlan plan_step(const StepRecording& before, const StepRecording& step,
                    packing::PackingEffort effort);
 

@@ -17,7 +17,7 @@ namespace sluice::allocator {
 
 using StreamId = std::uint32_t;
 
-// A block that its caller gave back while other streams had work on it queued.
+// A block that was freed while other streams had work on it queued.
 struct PendingFree {
   Block* block = nullptr;
   std::vector<std::shared_ptr<device::Event>> events;
@@ -30,6 +30,9 @@ struct PendingFree {
   }
 };
 
+// Small blocks (to 1 MiB) and large ones have separate spaces, so that small blocks do not cut up
+// the runs that large ones need. The large block freed last stays whole (cached) until the next
+// large request, because that often has the same size.
 class StreamPool {
  public:
   // The largest block of the small space.
@@ -51,44 +54,44 @@ class StreamPool {
     return block.segment->is_small() ? small : large;
   }
 
-  // A used block becomes free.
-  void put_back(Block* block) SLUICE_REQUIRES(mutex) {
+  // Frees a used block.
+  void free(Block* block) SLUICE_REQUIRES(mutex) {
     if (block->pending) [[unlikely]]
       end_pending(*block);
     block->cached = false;
-    space_of(*block).give_back(block);
+    space_of(*block).free(block);
   }
-  // A used block of the large space is freed. It stays whole until the next block is freed or
-  // asked for, which is often of the same size, or until a search wants all free memory.
-  void put_back_later(Block* block) SLUICE_REQUIRES(mutex) {
-    put_back_last();
+  // Keeps a freed block of the large space whole until the next large block is freed or requested
+  // (often of the same size), or until a search needs all free memory.
+  void cache(Block* block) SLUICE_REQUIRES(mutex) {
+    free_cached();
     block->cached = true;
-    last_ = block;
+    cached_ = block;
   }
-  // Returns that block if it has exactly `bytes`. Otherwise puts it back and returns null.
-  Block* take_last(std::uint64_t bytes) SLUICE_REQUIRES(mutex) {
-    if (last_ != nullptr && last_->bytes == bytes) return std::exchange(last_, nullptr);
-    put_back_last();
+  // Returns that block if it has exactly `bytes`. Otherwise frees it and returns null.
+  Block* take_cached(std::uint64_t bytes) SLUICE_REQUIRES(mutex) {
+    if (cached_ != nullptr && cached_->bytes == bytes) return std::exchange(cached_, nullptr);
+    free_cached();
     return nullptr;
   }
-  void put_back_last() SLUICE_REQUIRES(mutex) {
-    if (last_ != nullptr) put_back(std::exchange(last_, nullptr));
+  void free_cached() SLUICE_REQUIRES(mutex) {
+    if (cached_ != nullptr) free(std::exchange(cached_, nullptr));
   }
-  std::uint64_t last_bytes() const SLUICE_REQUIRES(mutex) {
-    return last_ == nullptr ? 0 : last_->bytes;
+  std::uint64_t cached_bytes() const SLUICE_REQUIRES(mutex) {
+    return cached_ == nullptr ? 0 : cached_->bytes;
   }
-  // Puts back the pending blocks at the front whose events have happened.
-  void settle_front() SLUICE_REQUIRES(mutex) {
+  // Frees the completed pending blocks at the front of the queue.
+  void free_completed_front() SLUICE_REQUIRES(mutex) {
     if (!pending.empty()) [[unlikely]]
-      settle_those_in_front();
+      free_completed_in_front();
   }
-  // Puts back every pending block whose events have happened, also behind one that still waits.
-  void settle_all() SLUICE_REQUIRES(mutex);
+  // Frees every completed pending block, also behind one that still waits.
+  void free_completed() SLUICE_REQUIRES(mutex);
   void check_invariants() const SLUICE_REQUIRES(mutex);
 
   const StreamId id;
   device::Stream& stream;
-  const bool movable;  // its free pages may be given to other addresses
+  const bool movable;  // whether its free pages may move to other addresses
 
   mutable Mutex mutex;
   BlockSpace small SLUICE_GUARDED_BY(mutex);
@@ -96,16 +99,16 @@ class StreamPool {
   std::vector<std::unique_ptr<AddressSegment>> segments SLUICE_GUARDED_BY(mutex);
   std::deque<PendingFree> pending SLUICE_GUARDED_BY(mutex);  // in the order they were freed
   std::uint64_t pending_bytes SLUICE_GUARDED_BY(mutex) = 0;
-  // Of the calls that no thread's cache served.
+  // The calls that no thread's cache served.
   AllocationCounts counts SLUICE_GUARDED_BY(mutex);
-  // Of blocks that are used_across.
+  // The other streams of blocks that are used_across.
   std::unordered_map<const Block*, std::vector<StreamId>> other_uses SLUICE_GUARDED_BY(mutex);
 
  private:
-  Block* last_ SLUICE_GUARDED_BY(mutex) = nullptr;  // see put_back_later()
+  Block* cached_ SLUICE_GUARDED_BY(mutex) = nullptr;  // see cache()
 
   void end_pending(Block& block) SLUICE_REQUIRES(mutex);
-  void settle_those_in_front() SLUICE_REQUIRES(mutex);
+  void free_completed_in_front() SLUICE_REQUIRES(mutex);
 
   record::MemoryRecorder* const recorder_;  // null: none
 };

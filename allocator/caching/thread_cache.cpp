@@ -1,3 +1,10 @@
+// Finds the cache of the calling thread. Each thread keeps the last cache that it used, with the
+// serial number of its ThreadCaches: a hit is one thread-local load and one comparison. A miss
+// looks through the thread's seats, one for each allocator that it has used. A new seat takes an
+// idle cache if there is one, else a new cache, and its destructor at the end of the thread makes
+// the cache idle. So a cache belongs to one living thread at a time, and there are never more
+// caches than threads at once, except for one (State::last): threads share it if they allocate
+// after their seats are destroyed.
 #include "allocator/caching/thread_cache.hpp"
 
 #include <atomic>
@@ -8,15 +15,15 @@ namespace detail {
 constinit thread_local LastThreadCache last_thread_cache;
 }  // namespace detail
 
-// Set once thread_seats is destroyed; itself it never is.
+// Set when thread_seats is destroyed. It is trivial, so it can be read after that.
 static constinit thread_local bool thread_seats_gone = false;
 
-// The caches that this thread uses, by allocator; handed on when the thread ends.
+// The caches of this thread, by allocator. Its destructor makes them idle when the thread ends.
 struct ThreadCacheSeats {
   struct Seat {
     std::uint64_t serial;
     ThreadCache* cache;
-    std::weak_ptr<ThreadCaches::State> state;  // gone where the allocator is
+    std::weak_ptr<ThreadCaches::State> state;  // expires with the allocator
   };
   std::vector<Seat> seats;
 
@@ -24,7 +31,7 @@ struct ThreadCacheSeats {
     for (const Seat& seat : seats) {
       if (const auto state = seat.state.lock()) {
         const MutexLock lock(state->mutex);
-        state->idle.push_back(seat.cache);  // has room: reserved with the cache
+        state->idle.push_back(seat.cache);  // cannot throw: add() reserved the room
       }
     }
     detail::last_thread_cache = {};
@@ -43,7 +50,7 @@ std::uint64_t ThreadCaches::next_serial() {
 
 ThreadCache& ThreadCaches::find_or_make() {
   if (thread_seats_gone) {
-    // The last destructors of a thread: its cache may be another's already.
+    // A late destructor of an ending thread: another thread may already have taken its cache.
     const MutexLock lock(state_->mutex);
     if (state_->last == nullptr) state_->last = state_->add();
     return *state_->last;

@@ -19,6 +19,15 @@ namespace sluice::allocator {
 
 class StreamPool;
 
+// A table of 256 bins without chains: a pool and an exact size hash to one bin, which keeps up to
+// kMaxPerBin blocks of one pool and size. A block of another size or pool empties the bin first.
+// Every operation is O(1), except drain().
+//
+// Invariants:
+//   1. All blocks of a bin have the bin's pool and size, and are marked `cached`.
+//   2. A bin has at most kMaxPerBin blocks; cached_bytes_ is the sum over all bins, at most the
+//      limit given to push().
+//   3. A cached block is used for its BlockSpace: its neighbours cannot merge with it.
 class alignas(64) ThreadCache {
  public:
   static constexpr std::uint32_t kMaxPerBin = 32;
@@ -68,7 +77,7 @@ class alignas(64) ThreadCache {
 
   std::uint64_t cached_bytes() const SLUICE_REQUIRES(mutex) { return cached_bytes_; }
 
-  // Of the calls that this cache served: every allocation among them is a hit.
+  // The calls that this cache served; every allocation among them is a hit.
   AllocationCounts counts SLUICE_GUARDED_BY(mutex);
 
  private:
@@ -114,7 +123,7 @@ class ThreadCaches {
     Mutex mutex;
     std::vector<std::unique_ptr<ThreadCache>> caches SLUICE_GUARDED_BY(mutex);
     std::vector<ThreadCache*> idle SLUICE_GUARDED_BY(mutex);
-    ThreadCache* last SLUICE_GUARDED_BY(mutex) = nullptr;  // of threads that no longer have one
+    ThreadCache* last SLUICE_GUARDED_BY(mutex) = nullptr;  // shared by threads that are ending
 
     ThreadCache* add() SLUICE_REQUIRES(mutex) {
       idle.reserve(caches.size() + 1);
@@ -151,7 +160,7 @@ class ThreadCaches {
   ThreadCache& find_or_make();
 
   static std::uint64_t next_serial();
-  const std::uint64_t serial_ = next_serial();  // never given twice, unlike an address
+  const std::uint64_t serial_ = next_serial();  // never reused, unlike an address
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 

@@ -1,8 +1,8 @@
-// A device that holds nothing and counts everything: addresses without memory, for replays and for
-// timing an allocator alone.
+// A device that counts everything and holds nothing: it has addresses without memory. Replays use
+// it, and benchmarks that time an allocator alone.
 //
-// Its streams run nothing, so all that is queued on them is done at once, except an event recorded
-// while hold_events() is on: that one is done when it is released, as a trace says.
+// Its streams run nothing, so queued work is done at once. An event recorded while hold_events() is
+// on is the exception: it is done when it is released, as a trace demands.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ class CountingDevice final : public Device {
   RawBuffer allocate(std::uint64_t bytes) override;
   HostRegistration register_host(void* data, std::uint64_t bytes) override;
 
-  // Shared by the events that were recorded while it was the current hold; they are done once it is
-  // released, or the host has waited for one of them.
+  // The state shared by all events recorded during one hold. They are done once it is released, or
+  // once the host has waited for one of them.
   struct Hold {
     bool released = false;
   };
@@ -49,7 +49,7 @@ class CountingDevice final : public Device {
 
   DeviceFacts facts_;
   DeviceCounters counters_;
-  std::uint64_t next_address_ = std::uint64_t{1} << 44;  // below what no process on x86-64 has
+  std::uint64_t next_address_ = std::uint64_t{1} << 44;  // never dereferenced
   std::uint64_t next_handle_ = 1;
   std::shared_ptr<Hold> hold_;
 };

@@ -13,7 +13,7 @@ namespace {
 constexpr std::int64_t kAnchorAgeNs = 10'000'000'000;
 constexpr std::int64_t kRetryNs = 1'000'000'000;  // after an anchor that was not reached in time
 constexpr std::int64_t kFirstLimitNs = 30'000'000'000;
-// Recording an event pays no more for a fresh anchor.
+// The longest time that recording an event may spend on a fresh anchor.
 constexpr std::int64_t kRefreshLimitNs = 300'000;
 constexpr std::int64_t kGoodRoundTripNs = 50'000;
 constexpr int kRounds = 8;
@@ -90,7 +90,7 @@ std::shared_ptr<const CudaClock::Anchor> CudaClock::anchor() noexcept {
       current_ = std::move(fresh);
       next_ns_ = now + kAnchorAgeNs;
     }
-  } catch (...) {  // whoever uses the GPU next meets the same failure, and reports it
+  } catch (...) {  // the next use of the GPU meets the same failure and reports it
   }
   return current_;
 }

@@ -1,9 +1,9 @@
-// When an event of the GPU was reached, on the host's steady clock.
+// Converts the time of a GPU event to the host's steady clock.
 //
-// The driver tells the time between two events in milliseconds of single precision, so an event is
-// measured against an anchor that was recorded shortly before it: at most some ten seconds, where a
-// float resolves a microsecond. An anchor's own time is known to within the round trip of its
-// recording.
+// The driver reports the time between two events as a float of milliseconds. So each event is
+// measured from an anchor recorded at most some ten seconds before it; at that distance a float
+// resolves a microsecond. The anchor's own time on the host is known to within the round trip
+// of its recording.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ class CudaClock {
     std::int64_t host_ns_ = 0;
   };
 
-  // Throws DeviceError, TimeoutError where the GPU does not answer.
+  // Throws DeviceError; TimeoutError if the GPU does not answer.
   explicit CudaClock(std::shared_ptr<const CudaContext> context);
   ~CudaClock();
   CudaClock(const CudaClock&) = delete;
@@ -38,15 +38,15 @@ class CudaClock {
 
   static std::int64_t now_ns();  // the host's steady clock
 
-  // For an event that is recorded now. Thread-safe; the context is current. Never throws: where a
-  // fresh anchor cannot be had at once, an older one serves.
+  // The anchor for an event that is recorded now. Thread-safe; the context must be current. Never
+  // throws: if a fresh anchor is not available at once, it returns an older one.
   std::shared_ptr<const Anchor> anchor() noexcept;
-  // Of an event that was reached; the context is current. Throws DeviceError.
+  // The host time of an event that was reached. The context must be current. Throws DeviceError.
   std::int64_t time_ns(const Anchor& anchor, CUevent event) const;
 
  private:
-  // Records the anchor and waits until it is reached. Returns the round trip; negative: not
-  // reached in time.
+  // Records the anchor and waits until it is reached. Returns the round trip, or a negative number
+  // if the anchor was not reached in time.
   std::int64_t measure(Anchor& anchor, std::int64_t limit_ns);
 
   const std::shared_ptr<const CudaContext> context_;

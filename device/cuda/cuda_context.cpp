@@ -7,7 +7,7 @@
 namespace sluice::device {
 namespace {
 
-// After which the context does no more work and answers every call with it (cuda.h).
+// Whether the context does no more work after this status and returns it from every call (cuda.h).
 bool is_fault(CUresult status) {
   switch (status) {
     case CUDA_ERROR_ECC_UNCORRECTABLE:
@@ -52,8 +52,8 @@ void CudaContext::warn_unless_success(CUresult status, const char* doing) const 
   try {
     log(LogLevel::kWarning, "cuda: " + std::string(doing) +
                                 " failed: " + driver_->describe(status) +
-                                (fault ? "; it is not told again" : ""));
-  } catch (...) {  // a sink that throws, or no memory for the message: nothing is left to do
+                                (fault ? "; further reports of it are suppressed" : ""));
+  } catch (...) {  // the sink threw, or there is no memory for the message: nothing is left to do
   }
 }
 

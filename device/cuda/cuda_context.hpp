@@ -1,4 +1,4 @@
-// The primary context of one GPU, shared by all that lives in it.
+// The primary context of one GPU, shared by all objects that live in it.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@ namespace sluice::device {
 
 class CudaContext {
  public:
-  // Retains; throws DeviceError.
+  // Retains the primary context. Throws DeviceError.
   CudaContext(std::shared_ptr<const CudaDriver> driver, CUdevice device);
   ~CudaContext();
   CudaContext(const CudaContext&) = delete;
@@ -20,8 +20,8 @@ class CudaContext {
   CUdevice device() const { return device_; }
   CUcontext handle() const { return handle_; }
 
-  // For noexcept paths, where a failure can only be told: logs a warning unless the status is good.
-  // A fault of the GPU, which every later call repeats, is told once by each object.
+  // For noexcept paths, which can only log a failure: logs a warning unless the status is success.
+  // Every later call repeats a fault of the GPU; each object logs it once.
   void warn_unless_success(CUresult status, const char* doing) const noexcept;
 
  private:
@@ -31,7 +31,7 @@ class CudaContext {
   mutable std::atomic<CUresult> told_fault_ = CUDA_SUCCESS;
 };
 
-// Makes the context current on this thread for a scope, above what the host program has there.
+// Makes the context current on this thread for a scope, on top of the host program's context.
 class CurrentContext {
  public:
   explicit CurrentContext(const CudaContext& context);
@@ -43,7 +43,7 @@ class CurrentContext {
   const CudaContext& context_;
 };
 
-// Calls `release` with the context current; a failure is logged.
+// Calls `release` with the context current, and logs a failure.
 template <typename Release>
 void release_in_context(const CudaContext& context, const char* doing, Release release) noexcept {
   const CUresult pushed = context.driver().cuCtxPushCurrent(context.handle());

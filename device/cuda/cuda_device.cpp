@@ -92,7 +92,7 @@ DeviceCounters CudaDevice::counters() const {
   counters.peak_registered_bytes = runtime_->registrations.peak_bytes();
   counters.created_events = created_events_.load(std::memory_order_relaxed);
   {
-    // What has completed and nobody has looked at yet.
+    // Polls the queues, so that completed copies are counted.
     const CurrentContext current(*runtime_->context);
     const MutexLock lock(queues_mutex_);
     for (const std::weak_ptr<CudaQueue>& entry : queues_) {
@@ -121,7 +121,9 @@ std::uint64_t settle_capacity(const CudaDriver& driver, const CudaContext& conte
 
 std::unique_ptr<Device> make_cuda_device(const CudaDeviceOptions& options) {
   CudaDriverSearch found = find_cuda_driver();
-  if (found.driver == nullptr) throw InputError("the cuda device cannot be had: " + found.missing);
+  if (found.driver == nullptr) {
+    throw InputError("the cuda device is not available: " + found.missing);
+  }
   const int count = count_cuda_devices(*found.driver);
   if (options.ordinal < 0 || options.ordinal >= count) {
     throw InputError("there is no GPU " + std::to_string(options.ordinal) +

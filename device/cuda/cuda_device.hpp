@@ -1,12 +1,12 @@
-// A GPU behind the Device boundary, by the CUDA driver alone, which is looked up when it is asked
-// for: a program that holds this code starts, and finds no GPU, on a machine without a driver.
+// A GPU behind the Device boundary. It uses the CUDA driver alone and loads it on demand, so a
+// program with this code starts on a machine without a driver and finds no GPU there.
 //
-// The device's primary context is retained, so that the CUDA runtime, cuBLASLt and NCCL work in the
-// same one. Work given to Stream::launch is called at once, on the caller's thread with that
-// context current; what it queues on Stream::native() (a CUstream) runs later. Waits poll, and have
-// deadlines: nothing here blocks inside the driver for as long as a GPU may hang. One limit of an
-// Event that is recorded again while another thread waits for it: that thread waits for the newer
-// point.
+// The device retains the primary context, so that the CUDA runtime, cuBLASLt and NCCL work in the
+// same one. Work given to Stream::launch is called at once on the caller's thread, with that
+// context current; the work that it queues on Stream::native() (a CUstream) runs later. Waits
+// poll and have deadlines, so a GPU that hangs does not block a thread inside the driver. One
+// limit: if an Event is recorded again while another thread waits for it, that thread waits for
+// the newer point.
 #pragma once
 
 #include <cstdint>
@@ -35,27 +35,27 @@ struct CudaDeviceInfo {
 
 struct CudaSearch {
   std::vector<CudaDeviceInfo> devices;
-  std::string missing;  // where there are none: why, in one sentence without a full stop
+  std::string missing;  // the reason if there are none, one sentence without a full stop
 };
-// Never throws for want of a driver or a GPU: that is an answer.
+// Does not throw if there is no driver or no GPU; `missing` then gives the reason.
 CudaSearch find_cuda_devices();
 
-// Bytes of the GPU's memory that nobody uses now. Makes the primary context for as long as it
-// looks. Throws DeviceError.
+// Unused bytes of the GPU's memory now. Retains the primary context during the
+// call. Throws DeviceError.
 std::uint64_t free_cuda_bytes(int ordinal);
 
-// The GPU's primary context, which lives at least as long as this: for whoever keeps things of
-// libraries in it. Throws DeviceError.
+// The GPU's primary context. It lives at least as long as the result, for objects of libraries that
+// live in it. Throws DeviceError.
 class CudaContext;  // device/cuda/cuda_context.hpp
 std::shared_ptr<const CudaContext> hold_cuda_context(int ordinal);
 
 struct CudaDeviceOptions {
   int ordinal = 0;
-  std::uint64_t capacity_bytes = 0;  // the cap; 0: what is free now
+  std::uint64_t capacity_bytes = 0;  // the cap; 0: the memory that is free now
 };
 
-// Throws InputError where there is no such GPU, or it has less memory than the cap; DeviceError
-// where the driver fails.
+// Throws InputError if there is no such GPU or it has less memory than the cap; DeviceError if
+// the driver fails.
 std::unique_ptr<Device> make_cuda_device(const CudaDeviceOptions& options);
 
 }  // namespace sluice::device

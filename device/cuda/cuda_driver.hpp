@@ -1,7 +1,7 @@
-// The functions of libcuda.so.1 that Sluice calls, found when a device is made.
+// The functions of libcuda.so.1 that Sluice calls, looked up when a device is made.
 //
-// <cuda.h> gives the types; its macros turn each name into the version that the types belong to
-// (cuMemAlloc is cuMemAlloc_v2), here and in the table alike.
+// <cuda.h> defines the types. Its macros turn each name into the version of those types
+// (cuMemAlloc is cuMemAlloc_v2), here and in the table.
 #pragma once
 
 #include <cuda.h>
@@ -56,7 +56,8 @@ struct CudaDriver {
 #define SLUICE_CUDA_MEMBER(name) decltype(&::name) name = nullptr;
   SLUICE_CUDA_DRIVER_FUNCTIONS(SLUICE_CUDA_MEMBER)
 #undef SLUICE_CUDA_MEMBER
-  // The first version: later ones differ in nothing used here, and older drivers lack them.
+  // The first version. Later ones do not differ in the parts used here, and older
+  // drivers lack them.
   CUresult (*event_elapsed_time)(float* milliseconds, CUevent start, CUevent end) = nullptr;
 
   // Throws DeviceError("<doing> failed: <name> (<text>)") unless the status is CUDA_SUCCESS.
@@ -70,7 +71,7 @@ struct CudaDriver {
 
 struct CudaDriverSearch {
   std::shared_ptr<const CudaDriver> driver;  // initialised; null: there is none
-  std::string missing;                       // then why, in one sentence without a full stop
+  std::string missing;                       // then the reason, one sentence without a full stop
 };
 CudaDriverSearch find_cuda_driver();
 

@@ -1,4 +1,4 @@
-// Events of a CUDA device: a driver event, and what the stream had to say when it was recorded.
+// Events of a CUDA device: a driver event, and the state of the stream when it was recorded.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ class CudaEvent final : public Event {
   void synchronize(Deadline deadline, const char* what) const override;
   std::int64_t time_ns() const override;
 
-  // Both called by streams, with the context current; a failure of the driver is kept by `queue`.
+  // Streams call these two, with the context current. `queue` keeps a failure of the driver.
   void record_on(const std::shared_ptr<CudaQueue>& queue);
   void hold_back(CudaQueue& queue) const;
 

@@ -9,7 +9,7 @@
 namespace sluice::device {
 namespace {
 
-// Memory of the GPU that no other process is shown.
+// Properties of GPU memory that is not shared with other processes.
 CUmemAllocationProp block_properties(CUdevice device) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -32,7 +32,7 @@ CudaMemory::CudaMemory(std::shared_ptr<const CudaContext> context, std::uint64_t
   driver_.check(driver_.cuMemGetAllocationGranularity(&granularity, &properties,
                                                       CU_MEM_ALLOC_GRANULARITY_MINIMUM),
                 "asking for the granularity of device memory");
-  // Pages of 2 MiB are what the rest of Sluice plans with; a driver may want more.
+  // The rest of Sluice plans with pages of 2 MiB; a driver may need larger ones.
   granularity_bytes_ = round_up(std::max<std::uint64_t>(granularity, 1), kPageBytes);
 }
 
@@ -40,7 +40,7 @@ CudaMemory::~CudaMemory() {
   const auto undo = [this](const char* doing, auto release) {
     release_in_context(*context_, doing, release);
   };
-  // Names of bindings cannot be captured (clang 14).
+  // clang 14 cannot capture structured bindings.
   for (const auto& by_handle : ranges_) {
     const auto& range = by_handle.second;
     for (const auto& [offset, part] : range.parts) {
@@ -185,7 +185,7 @@ void CudaMemory::unmap(std::uint64_t handle) noexcept {
     undone = status == CUDA_SUCCESS;
     return status;
   });
-  // Else the memory can still be reached: the block stays charged and the place taken.
+  // If unmapping failed, the memory is still mapped: the block stays charged, the addresses taken.
   if (!undone) return;
   range.parts.erase(part);
   --blocks_.find(block_handle)->second.mapping_count;

@@ -1,9 +1,9 @@
 // The memory of one GPU: a cap, physical blocks, address ranges, mappings and raw buffers.
 //
-// A block is one handle of the driver; it is mapped whole, at offset 0 of itself, and its memory
-// counts against the cap until its last mapping is gone too, as the driver keeps it for so long. A
-// released range keeps its addresses likewise. Thread-safe. Nothing here knows streams: callers
-// order use and release.
+// A block is one handle of the driver and is mapped whole. Its memory counts against the cap until
+// it is released and its last mapping is gone, because the driver keeps it that long. A released
+// range keeps its addresses likewise. Thread-safe. Streams are not considered here: callers order
+// use and release.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace sluice::device {
 
 class CudaMemory {
  public:
-  // A place with its handle; data is null for a block.
+  // An allocation with its handle; data is null for a block.
   struct Placement {
     void* data = nullptr;
     std::uint64_t bytes = 0;
@@ -27,14 +27,14 @@ class CudaMemory {
   };
 
   CudaMemory(std::shared_ptr<const CudaContext> context, std::uint64_t capacity_bytes);
-  // What is left, its owner has leaked; it goes back to the driver.
+  // Returns leaked resources to the driver.
   ~CudaMemory();
   CudaMemory(const CudaMemory&) = delete;
   CudaMemory& operator=(const CudaMemory&) = delete;
 
   std::uint64_t granularity_bytes() const { return granularity_bytes_; }
 
-  // These throw DeviceError, OutOfMemory (of the cap or of the GPU), InternalError as Device says.
+  // These throw DeviceError, OutOfMemory (of the cap or of the GPU) and InternalError, as Device.
   Placement reserve(std::uint64_t bytes);
   Placement create_block(std::uint64_t bytes);
   Placement map(std::uint64_t range_handle, std::uint64_t offset_bytes, std::uint64_t block_handle);
@@ -45,7 +45,7 @@ class CudaMemory {
   void unmap(std::uint64_t handle) noexcept;
   void deallocate(std::uint64_t handle) noexcept;
 
-  // Of DeviceCounters: bytes, allocations and mappings.
+  // The bytes, allocations and mappings of DeviceCounters.
   DeviceCounters counters() const;
 
  private:
@@ -75,7 +75,7 @@ class CudaMemory {
   };
 
   void charge(std::uint64_t bytes) SLUICE_REQUIRES(mutex_);
-  // Undoes a charge, and throws what the status means for it.
+  // Undoes a charge and throws the error of the status.
   [[noreturn]] void refuse(std::uint64_t bytes, CUresult status, const char* doing)
       SLUICE_REQUIRES(mutex_);
   static void check_place(const Range& range, std::uint64_t offset_bytes, std::uint64_t bytes);

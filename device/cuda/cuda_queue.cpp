@@ -7,7 +7,7 @@ namespace sluice::device {
 CudaQueue::CudaQueue(std::shared_ptr<CudaRuntime> runtime, std::string name)
     : runtime_(std::move(runtime)), name_(std::move(name)) {
   const CurrentContext current(*runtime_->context);
-  // Non-blocking: no order with the default stream, which the host program may use.
+  // Non-blocking: not ordered with the default stream, which the host program may use.
   runtime_->driver().check(runtime_->driver().cuStreamCreate(&handle_, CU_STREAM_NON_BLOCKING),
                            "creating a stream");
 }
@@ -41,7 +41,7 @@ void CudaQueue::complete(const CopiedBytes& queued) noexcept {
   const MutexLock lock(mutex_);
   for (std::size_t kind = 0; kind < kCopyKindCount; ++kind) {
     if (queued[kind] <= completed_[kind]) continue;  // a later point was seen before this one
-    // Relaxed: a total for reports; whoever reads it after a synchronize is ordered by that.
+    // Relaxed: a total for reports; a reader after a synchronize is ordered by that.
     runtime_->copied_bytes[kind].fetch_add(queued[kind] - completed_[kind],
                                            std::memory_order_relaxed);
     completed_[kind] = queued[kind];

@@ -1,9 +1,16 @@
-// What a stream shares with the events that were recorded on it: the driver's stream, the failure
-// that the stream keeps, and how much of its copies has completed.
+// The state that a stream shares with its events: the driver's stream, the stream's error, and the
+// bytes of its completed copies.
 //
-// Copies are counted without a word to the GPU: the stream remembers what it has queued, and who
-// finds a later point of it reached (an event, or the whole queue empty) knows that all up to there
-// has completed. Thread-safe.
+// Completed copies are counted without extra calls to the GPU. The stream counts the bytes that it
+// queues, and an event keeps that count when it is recorded. If the event is found reached, or the
+// queue is found empty, all bytes up to that count have completed.
+//
+// Invariants:
+//   1. The first error stays; later ones are dropped.
+//   2. queued_ and completed_ never decrease, by copy kind. A snapshot seen late, after a newer
+//      one, changes nothing.
+//   3. The device's totals grow by exactly the growth of completed_, so no copy counts twice.
+// Thread-safe.
 #pragma once
 
 #include <array>
@@ -31,17 +38,18 @@ class CudaQueue {
   CUstream handle() const { return handle_; }
   CudaRuntime& runtime() const { return *runtime_; }
 
-  // The first failure stays.
+  // Keeps the error unless there is one already.
   void keep_error(std::exception_ptr error) noexcept;
   std::exception_ptr error() const;
 
   void add_queued(CopyKind kind, std::uint64_t bytes);
   CopiedBytes queued() const;
-  // All that was queued up to this snapshot has completed.
+  // Call when all copies up to this snapshot of queued() have completed.
   void complete(const CopiedBytes& queued) noexcept;
 
-  // One look, which completes what it finds completed: true if nothing queued is left, or the
-  // driver reports a failure, which is kept. The context is current.
+  // Queries the driver's stream once. Returns true if nothing queued is left; all copies then count
+  // as completed. Also returns true if the driver reports a failure, which is kept. The context
+  // must be current.
   bool look_idle() noexcept;
 
  private:

@@ -1,4 +1,5 @@
-// What the streams and events of one CUDA device share with it; lives until the last is gone.
+// The state that one CUDA device shares with its streams and events; it lives until the last of
+// them is gone.
 #pragma once
 
 #include <array>
@@ -22,7 +23,7 @@ struct CudaRuntime {
   const std::shared_ptr<const CudaContext> context;
   CudaClock clock;
   HostRegistrations registrations;
-  // Of copies known to be completed. Relaxed: totals for reports.
+  // The bytes of copies known to be completed. Relaxed: totals for reports.
   std::array<std::atomic<std::uint64_t>, kCopyKindCount> copied_bytes{};
 };
 

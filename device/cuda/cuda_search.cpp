@@ -17,7 +17,7 @@ int attribute(const CudaDriver& driver, CUdevice_attribute which, CUdevice devic
   return value;
 }
 
-// The first line of a file that sysfs has for the GPU's PCI function; empty where it has none.
+// The first line of a sysfs file of the GPU's PCI function; empty if there is none.
 std::string read_pci_file(const std::string& bus_id, const char* name) {
   std::string folder = bus_id;
   std::transform(folder.begin(), folder.end(), folder.begin(),
@@ -33,7 +33,7 @@ int numa_node_of(const std::string& bus_id) {
   const bool number =
       !text.empty() && text.size() < 6 &&
       std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
-  return number ? std::stoi(text) : -1;  // sysfs says -1 where the machine has no nodes
+  return number ? std::stoi(text) : -1;  // sysfs has -1 if the machine has no nodes
 }
 
 }  // namespace

@@ -31,9 +31,10 @@ CudaStream::~CudaStream() {
   try {
     const CurrentContext current(*queue_->runtime().context);
     if (!drain(Deadline::after_seconds(kDefaultDeadlineSeconds))) {
-      log(LogLevel::kWarning, "cuda: stream '" + queue_->name() + "' is given up: it does not end");
+      log(LogLevel::kWarning,
+          "cuda: stream '" + queue_->name() + "' did not finish in time and is abandoned");
     }
-  } catch (...) {  // no context, no work: a failure of the GPU has reached whoever waited
+  } catch (...) {  // without a context there is no work; waiters have seen the GPU's failure
   }
 }
 

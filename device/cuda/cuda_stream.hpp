@@ -1,6 +1,6 @@
-// A stream of a CUDA device. Copies and events go to the driver at once; so does what launched work
-// queues on native(). The first failure stays with the stream and later entries are dropped here,
-// never given to the driver.
+// A stream of a CUDA device. Copies, events and the work that launch() queues on native() go to the
+// driver at once. The first failure stays with the stream; later entries are dropped here and do
+// not reach the driver.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,8 @@ namespace sluice::device {
 class CudaStream final : public Stream {
  public:
   explicit CudaStream(std::shared_ptr<CudaQueue> queue) : queue_(std::move(queue)) {}
-  // Gives the GPU kDefaultDeadlineSeconds to finish; then the driver keeps what is left.
+  // Waits up to kDefaultDeadlineSeconds for the GPU; then abandons the remaining work
+  // to the driver.
   ~CudaStream() override;
 
   void launch(std::function<void()> work, std::span<const MemoryAccess> accesses) override;

@@ -1,4 +1,4 @@
-// In the place of device/cuda where the CUDA toolkit's headers were not found at configuration.
+// Replaces device/cuda if the configuration did not find the CUDA toolkit's headers.
 #include "base/error.hpp"
 #include "device/cuda/cuda_device.hpp"
 
@@ -20,7 +20,7 @@ std::shared_ptr<const CudaContext> hold_cuda_context(int /*ordinal*/) {
 }
 
 std::unique_ptr<Device> make_cuda_device(const CudaDeviceOptions& /*options*/) {
-  throw InputError(std::string("the cuda device cannot be had: ") + kMissing);
+  throw InputError(std::string("the cuda device is not available: ") + kMissing);
 }
 
 }  // namespace sluice::device

@@ -44,7 +44,7 @@ void HostRegistrations::add(void* data, std::uint64_t bytes) {
         "host memory is registered once");
     registered_.emplace(begin, bytes);
   }
-  // Outside the lock: pinning takes a second for some GiB, and copies look up borders meanwhile.
+  // Outside the lock: pinning some GiB takes a second, and copies look up borders meanwhile.
   try {
     const CurrentContext current(*context_);
     context_->driver().check(

@@ -1,7 +1,7 @@
-// Host pages that the driver knows, which it copies to and from by DMA.
+// Host pages registered with the driver, so that it copies to and from them by DMA.
 //
-// The storage engine registers the same pages with io_uring. Neither sees the other: each pins the
-// pages for itself, and both let go of them before they are unmapped. Thread-safe.
+// The storage engine registers the same pages with io_uring. The two registrations are independent:
+// each pins the pages, and both must end before the pages are unmapped. Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,17 @@ namespace sluice::device {
 class HostRegistrations {
  public:
   explicit HostRegistrations(std::shared_ptr<const CudaContext> context);
-  // What is registered still, its owner has leaked; the driver forgets it.
+  // Unregisters leaked pages.
   ~HostRegistrations();
   HostRegistrations(const HostRegistrations&) = delete;
   HostRegistrations& operator=(const HostRegistrations&) = delete;
 
-  // data page-aligned, nothing of it registered (else InternalError). Throws DeviceError.
+  // data is page-aligned, and no part of it is registered (else InternalError). Throws DeviceError.
   void add(void* data, std::uint64_t bytes);
   void remove(void* data) noexcept;
 
-  // How many of the bytes from `data` on lie on its side of the next border of a registration: the
-  // driver refuses a copy that is partly in one. At most `bytes`.
+  // The number of bytes from `data` up to the next border of a registration, at most `bytes`. The
+  // driver refuses a copy that is partly in a registration, so copies are split there.
   std::uint64_t bytes_to_border(const void* data, std::uint64_t bytes) const;
 
   std::uint64_t calls() const;

@@ -1,6 +1,7 @@
-// The pause between two looks at something that the GPU does: none at first, since what a step
-// waits for often passes within microseconds, then sleeps that grow to a tenth of a millisecond.
-// Linux would make each sleep 50 us longer, to wake several at once: not while this lives.
+// The pause between two polls of the GPU. There is none at first, since a step's waits often end
+// within microseconds; then come sleeps that grow to a tenth of a millisecond. Linux would make
+// each sleep up to 50 us longer, to wake several threads at once (timer slack); this object turns
+// that off while it lives.
 #pragma once
 
 #include <sys/prctl.h>
@@ -38,7 +39,7 @@ class PollPause {
   static constexpr int kEagerLooks = 64;
   static constexpr std::chrono::microseconds kLongestSleep{100};
   int looks_ = 0;
-  int slack_ns_ = 0;  // of the thread, before the first sleep; 0: there was none
+  int slack_ns_ = 0;  // the thread's timer slack before the first sleep; 0: no sleep yet
   std::chrono::microseconds sleep_{5};
 };
 

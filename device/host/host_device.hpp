@@ -1,10 +1,9 @@
-// A device made of CPU memory: what the whole engine runs on where there is no GPU.
+// A device made of CPU memory. The whole engine runs on it if there is no GPU.
 //
-// Physical blocks are extents of one memfd; map() is mmap(MAP_FIXED | MAP_SHARED) into a reserved
-// range, so remapping really moves pages and one block can be seen at several addresses. Each
-// stream has a worker thread. Copies of kind host-to-device and device-to-host take the time of the
-// link model where one is set (a copy holds its direction of the link for latency + bytes /
-// bandwidth).
+// Physical blocks are extents of one memfd. map() is mmap(MAP_FIXED | MAP_SHARED) into a reserved
+// range, so remapping really moves pages, and one block can be mapped at several addresses. Each
+// stream has a worker thread. If a link model is set, copies between host and device take its time:
+// a copy holds its direction of the link for latency + bytes / bandwidth.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +17,9 @@ struct HostDeviceOptions {
   std::uint64_t capacity_bytes = 1 * kGiB;
   double link_bandwidth_bytes_per_s = 0.0;  // each direction; 0: as fast as memory
   double link_latency_s = 0.0;              // per copy
-  // Report work that touches a range before the event that orders it (vector clocks per stream;
-  // uses the MemoryAccess lists given to launch and the ranges of copies). Throws DeviceError at
-  // the next synchronize of the offending stream.
+  // Reports unordered conflicting accesses of queued work (race_detector.hpp). It sees the
+  // MemoryAccess lists given to launch and the ranges of copies. The next synchronize of the
+  // offending stream throws DeviceError.
   bool detect_races = false;
 };
 

@@ -12,13 +12,13 @@
 
 namespace sluice::device {
 
-// One recorded place in a stream. Shared by the event, the stream's queue and all who wait for it.
+// One recorded point in a stream. The event, the stream's queue and all waiters share it.
 class HostEventPoint {
  public:
   HostEventPoint(std::string stream_name, VectorClock clock)
       : stream_name_(std::move(stream_name)), clock_(std::move(clock)) {}
 
-  // The stream's worker has come here; error: what the stream holds by then, or null.
+  // Called when the stream's worker gets here. error: the stream's error at that time, or null.
   void reach(std::exception_ptr error) noexcept;
   bool reached() const;
   // Returns the error carried, or null; throws TimeoutError naming `what`.
@@ -26,7 +26,7 @@ class HostEventPoint {
   std::int64_t time_ns() const;
 
   const std::string& stream_name() const { return stream_name_; }
-  const VectorClock& clock() const { return clock_; }  // empty where races are not detected
+  const VectorClock& clock() const { return clock_; }  // empty unless races are detected
 
  private:
   const std::string stream_name_;

@@ -1,5 +1,5 @@
-// One direction of the link between host and device memory: copies pass one at a time, in the order
-// in which they asked, and each holds it for at least latency + bytes / bandwidth.
+// One direction of the modelled link between host and device memory. Copies pass one at a time, in
+// order of arrival; each holds the link for at least latency + bytes / bandwidth.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ class HostLink {
  public:
   explicit HostLink(const HostDeviceOptions& options);
 
-  // Copies; blocks the calling worker until the link has been free and the copy's time has passed.
-  // Without a model it is memcpy. Throws TimeoutError where the link is not free in time.
+  // Copies, and blocks the calling worker until the link was free and the copy's time has passed.
+  // Without a model this is memcpy. Throws TimeoutError if the link is not free in time.
   void copy(void* destination, const void* source, std::uint64_t bytes);
 
  private:

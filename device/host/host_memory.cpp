@@ -17,7 +17,7 @@ namespace sluice::device {
 
 namespace {
 
-// Physical names of memfd bytes have this bit set; no user-space address has it.
+// Physical positions of memfd bytes have this bit set; no user-space address has it.
 constexpr std::uint64_t kFileBit = std::uint64_t{1} << 63;
 
 constexpr std::align_val_t kBufferAlignment{kTensorAlignmentBytes};
@@ -34,17 +34,17 @@ int retry_fallocate(int file, int mode, std::uint64_t offset, std::uint64_t byte
   return 0;
 }
 
-// Replaces whatever is at the place by addresses without memory.
+// Replaces the mappings of [data, data + bytes) by addresses without memory.
 bool make_inaccessible(void* data, std::uint64_t bytes) noexcept {
   return ::mmap(data, bytes, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
                 0) != MAP_FAILED;
 }
 
-// For noexcept paths, where a failure can only be told, never thrown.
+// For noexcept paths, which can only log a failure.
 void warn(const char* message) noexcept {
   try {
     log(LogLevel::kWarning, message);
-  } catch (...) {  // a sink that throws, or no memory for the message: nothing is left to do
+  } catch (...) {  // the sink threw, or there is no memory for the message: nothing is left to do
   }
 }
 
@@ -61,7 +61,7 @@ HostMemory::HostMemory(std::uint64_t capacity_bytes, std::uint64_t granularity_b
 }
 
 HostMemory::~HostMemory() {
-  // Only what its owner leaked is left here; addresses must not outlive the file behind them.
+  // Only leaked resources are left here. Addresses must not outlive the file behind them.
   for (auto& [handle, range] : ranges_) ::munmap(range.base, range.bytes);
   for (auto& [handle, buffer] : buffers_) ::operator delete(buffer.data, kBufferAlignment);
   ::close(file_);
@@ -114,7 +114,7 @@ std::uint64_t HostMemory::take_extent(std::uint64_t bytes) {
   return offset;
 }
 
-// Only flips and erases: no memory is needed to give memory back.
+// Only flips flags and erases nodes, so it needs no memory itself.
 void HostMemory::give_extent(std::uint64_t file_offset) noexcept {
   auto extent = extents_.find(file_offset);
   extent->second.free = true;
@@ -150,7 +150,7 @@ HostMemory::Placement HostMemory::create_block(std::uint64_t bytes) {
     }
     ++counters_.allocation_calls;
   }
-  // Pages now: memory that the machine does not have is an error here, not a SIGBUS in a kernel.
+  // Allocates the pages now, so that a lack of memory is an error here, not a SIGBUS in a kernel.
   if (const int error_number = retry_fallocate(file_, 0, offset, bytes); error_number != 0) {
     release_block(handle);
     throw_system_error("fallocate", bytes, error_number);
@@ -158,8 +158,8 @@ HostMemory::Placement HostMemory::create_block(std::uint64_t bytes) {
   return {nullptr, bytes, handle};
 }
 
-// Returns a block's pages to the system. No thread can reach it: it is released, and mapped
-// nowhere.
+// Returns a block's pages to the system. No thread can reach it: it is released,
+// and mapped nowhere.
 void HostMemory::free_block(std::uint64_t handle) noexcept {
   Block block{};
   {
@@ -171,7 +171,7 @@ void HostMemory::free_block(std::uint64_t handle) noexcept {
   // Outside the lock: punching takes time by the page.
   if (retry_fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, block.file_offset,
                       block.bytes) != 0) {
-    warn("host device: a freed block's pages could not be given back to the system");
+    warn("host device: a freed block's pages could not be returned to the system");
   }
   const MutexLock lock(mutex_);
   give_extent(block.file_offset);
@@ -263,7 +263,7 @@ void HostMemory::release_range(std::uint64_t handle) noexcept {
   entry->second.released = true;
   if (!entry->second.parts.empty()) return;  // the last unmap comes back here
   if (::munmap(entry->second.base, entry->second.bytes) != 0) {
-    warn("host device: a range of addresses could not be given back");
+    warn("host device: a range of addresses could not be unmapped");
   }
   range_by_base_.erase(as_number(entry->second.base));
   ranges_.erase(entry);

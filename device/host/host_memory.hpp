@@ -1,9 +1,9 @@
 // The memory of a host device: a cap, physical blocks in one memfd, address ranges, raw buffers.
 //
-// A block is one extent of the memfd. The file is sparse and longer than the cap where freed
-// extents do not fit, so blocks never fragment: only bytes in use count against the cap, as on a
-// GPU. A released block keeps its memory until its last mapping goes; a released range keeps its
-// addresses likewise. Thread-safe. Nothing here knows streams: callers order use and release.
+// A block is one extent of the memfd. If no freed extent fits, the sparse file grows, even beyond
+// the cap. So the cap cannot fail because of fragmentation: only bytes in use count, as on a GPU. A
+// released block keeps its memory until its last mapping is gone, and a released range keeps its
+// addresses likewise. Thread-safe. Streams are not considered here: callers order use and release.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@ namespace sluice::device {
 
 class HostMemory {
  public:
-  // A place with its handle; data is null for a block.
+  // An allocation with its handle; data is null for a block.
   struct Placement {
     void* data = nullptr;
     std::uint64_t bytes = 0;
     std::uint64_t handle = 0;
   };
-  // Bytes named by where they physically are, so that aliases compare equal.
+  // Bytes by their physical position, so that aliases compare equal.
   struct PhysicalSpan {
     std::uint64_t begin = 0;
     std::uint64_t end = 0;
@@ -47,10 +47,10 @@ class HostMemory {
   void deallocate(std::uint64_t handle) noexcept;
   void unregister_host(std::uint64_t handle) noexcept;
 
-  // All of DeviceCounters but the copies.
+  // All of DeviceCounters except the copies.
   DeviceCounters counters() const;
 
-  // Appends where [data, data+bytes) physically is. Throws DeviceError where a part of it lies in a
+  // Appends the physical spans of [data, data+bytes). Throws DeviceError if a part of it lies in a
   // reserved range but is not mapped.
   void locate(const void* data, std::uint64_t bytes, std::vector<PhysicalSpan>& spans) const;
 

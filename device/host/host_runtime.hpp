@@ -1,4 +1,4 @@
-// What the streams of one host device share with it; lives until the last of them is gone.
+// The state that one host device shares with its streams; it lives until the last of them is gone.
 #pragma once
 
 #include <array>

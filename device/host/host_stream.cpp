@@ -9,11 +9,12 @@ namespace sluice::device {
 
 namespace {
 
-// A stream may rightly wait for another through a long step; who waits for the stream has the
-// deadline that matters.
+// A stream may wait for another through a long step. The deadline that matters belongs to the
+// caller that waits for the stream.
 constexpr double kStreamWaitSeconds = 24 * 3600.0;
 
-// Entries queued before launch() blocks; a step of some thousand instructions never does.
+// Entries in the queue before launch() blocks. A step has some thousand instructions
+// and never blocks.
 constexpr std::size_t kQueueLimit = 1 << 16;
 
 template <typename... Handlers>
@@ -143,7 +144,7 @@ void HostStream::synchronize(Deadline deadline) {
 void HostStream::run_worker() {
   MutexLock lock(mutex_);
   while (true) {
-    // Idle, not waiting for anything in particular: the destructor ends it.
+    // The idle worker waits without a deadline; the destructor ends it.
     entry_pushed_.wait(lock,
                        [this]() SLUICE_REQUIRES(mutex_) { return stopping_ || !queue_.empty(); });
     if (queue_.empty()) return;
@@ -197,7 +198,7 @@ void HostStream::run_copy(const Copy& entry) {
       std::memcpy(entry.destination, entry.source, entry.bytes);
       break;
   }
-  // Relaxed: a total for reports; whoever reads it after a synchronize is ordered by that.
+  // Relaxed: a total for reports; a reader after a synchronize is ordered by that.
   runtime_->copied_bytes[static_cast<std::size_t>(entry.kind)].fetch_add(entry.bytes,
                                                                          std::memory_order_relaxed);
 }

@@ -1,7 +1,14 @@
-// A stream of the host device: a bounded queue and the worker thread that empties it in order.
+// A stream of the host device: a bounded queue and a worker thread that runs its entries in order.
 //
-// The first failure stays with the stream: what follows is dropped, except that events still reach
-// their points and carry the failure on, to whoever waits and to streams that wait.
+// Invariants:
+//   1. Entries run in the order in which they were pushed, one at a time.
+//   2. The first failure becomes the stream's error and stays. Later work and copies are dropped.
+//   3. A recorded point is reached even after a failure, and carries the error. Waiting threads and
+//      waiting streams thus get the error instead of a hang.
+//   4. The captures of an entry are destroyed before the entry counts as finished.
+//   5. With race detection, an entry that races is replaced by a Fail entry: it never runs.
+//   6. Every wait has a deadline, except the idle worker's wait for an entry. The destructor runs
+//      the remaining entries and joins the worker.
 #pragma once
 
 #include <cstdint>
@@ -47,14 +54,14 @@ class HostStream final : public Stream {
   struct Wait {
     std::shared_ptr<HostEventPoint> point;
   };
-  // In the place of an entry that raced.
+  // Replaces an entry that races.
   struct Fail {
     std::exception_ptr error;
   };
   using Entry = std::variant<Launch, Copy, Record, Wait, Fail>;
 
   void push(Entry entry);
-  // What is wrong with the accesses of an entry about to be queued, or null.
+  // The race that an entry with these accesses would cause, or null.
   std::exception_ptr find_race(std::span<const MemoryAccess> accesses);
   void run_worker();
   // earlier: the failure that the stream holds, or null.

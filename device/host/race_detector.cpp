@@ -103,7 +103,7 @@ std::optional<std::string> RaceDetector::find_conflict(const VectorClock& clock,
   return std::nullopt;
 }
 
-// Makes `address` a boundary between shadows where it lies inside one.
+// Splits the shadow that holds `address`, so that one begins there.
 void RaceDetector::split_at(std::uint64_t address) {
   const auto after = shadows_.upper_bound(address);
   if (after == shadows_.begin()) return;
@@ -119,7 +119,7 @@ void RaceDetector::apply(const VectorClock& clock, Epoch epoch, const Access& ac
   split_at(begin);
   split_at(end);
   if (access.writes) {
-    // All that was there is ordered before this write: one shadow replaces it.
+    // All earlier accesses come before this write, so one shadow replaces theirs.
     shadows_.erase(shadows_.lower_bound(begin), shadows_.lower_bound(end));
     shadows_.emplace(begin, Shadow{end, epoch, {}});
     return;
@@ -128,11 +128,11 @@ void RaceDetector::apply(const VectorClock& clock, Epoch epoch, const Access& ac
   for (auto shadow = shadows_.lower_bound(begin); at < end; ++shadow) {
     const std::uint64_t next =
         shadow == shadows_.end() ? end : std::min<std::uint64_t>(shadow->first, end);
-    if (at < next) {  // bytes that nothing has touched
+    if (at < next) {  // bytes that were never touched
       shadow = shadows_.emplace_hint(shadow, at, Shadow{next, {}, {epoch}});
     } else {
-      // A write that is ordered after this read is ordered after all that the read is ordered
-      // after.
+      // A write that comes after this read also comes after every read that this one covers, so
+      // those can be dropped.
       auto& reads = shadow->second.reads;
       std::erase_if(reads, [&](const Epoch& read) { return covers(clock, read); });
       reads.push_back(epoch);

@@ -1,13 +1,26 @@
 // Finds unordered conflicting accesses of queued work, by vector clocks (Mattern 1989; the shadow
 // state follows FastTrack, Flanagan and Freund, PLDI 2009).
 //
-// All of it happens when work is queued, not when it runs: which entries are ordered follows from
-// the calls alone, so a race is found whatever the timing was. An entry is ordered after: earlier
-// entries of its stream; what an event held that its stream was told to wait for; and all that any
-// host thread had learned to be finished (Event::synchronize, Event::done, Stream::synchronize)
-// when it was queued. Host threads share one clock: they order each other by means that are not
-// seen here, so treating them apart would report races that are none. Completion learned by other
-// means (a flag that queued work sets) is not seen.
+// Each entry of a stream is an epoch (stream, number). A stream's clock holds, for every stream,
+// the number of the last entry that its next entry comes after. A shadow holds the last accesses
+// of a range of physical bytes. When work is queued, each of its accesses is compared with the
+// shadows of its bytes; an epoch there that the stream's clock does not cover is a race. The
+// check depends only on the order of the calls, not on when work runs, so it finds a race
+// whatever the timing was.
+//
+// An entry comes after (1) the earlier entries of its stream, (2) the clock of every event that
+// its stream waited for, and (3) everything that any host thread had learned to be finished when
+// the entry was queued (by Event::synchronize, Event::done or Stream::synchronize). All host
+// threads share one clock: they order each other by means that are not visible here, and separate
+// clocks would report false races. Completion learned by other means (a flag set by queued work)
+// is not seen.
+//
+// Invariants of the shadows:
+//   1. Shadows are disjoint; bytes without a shadow were never touched.
+//   2. last_write comes before every epoch of `reads`.
+//   3. No epoch of `reads` comes before another: the list holds at most one per stream.
+//   4. An entry that races leaves no shadow, since it will not run.
+// An access costs O(log n + k r) for n shadows, of which k overlap it, with r reads each.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +35,7 @@
 
 namespace sluice::device {
 
-// Entries finished per stream id.
+// The number of the last finished entry, by stream id.
 using VectorClock = std::vector<std::uint64_t>;
 
 class RaceDetector {
@@ -35,26 +48,26 @@ class RaceDetector {
 
   StreamId add_stream(const std::string& name);
 
-  // An entry is queued that makes these accesses. Returns what is wrong, or nothing; a racing entry
-  // leaves no accesses behind, since it will not run.
+  // Call when an entry with these accesses is queued. Returns a description of the
+  // race, or nothing.
   std::optional<std::string> enter(StreamId stream, std::span<const Access> accesses);
-  // The clock that an event recorded now holds.
+  // The clock of an event recorded now.
   VectorClock clock_of(StreamId stream) const;
-  // Later entries of the stream come after the clock.
+  // Makes later entries of the stream come after the clock.
   void order_after(StreamId stream, const VectorClock& clock);
-  // Host threads have learned that all up to the clock has finished.
+  // Call when a host thread has learned that all entries up to the clock have finished.
   void host_learned(const VectorClock& clock);
-  // A host thread touches memory now.
+  // Checks accesses of a host thread now. Returns a description of the race, or nothing.
   std::optional<std::string> check_host(std::span<const Access> accesses) const;
 
  private:
-  // The time-th entry of a stream.
+  // An entry of a stream by its number.
   struct Epoch {
     StreamId stream = 0;
     std::uint64_t time = 0;  // 0: never
     bool operator==(const Epoch&) const = default;
   };
-  // What happened last to the bytes [key, end).
+  // The last accesses of the bytes [key, end).
   struct Shadow {
     std::uint64_t end = 0;
     Epoch last_write;

@@ -4,12 +4,13 @@
 #include <filesystem>
 #include <map>
 #include <set>
+#include <string_view>
 #include <vector>
 
+#include "base/directory.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/posix_file.hpp"
-#include "engine/checkpoint/durable_checkpoint.hpp"
 #include "engine/config/schema.hpp"
 #include "engine/config/shapes.hpp"
 
@@ -21,6 +22,8 @@ namespace fs = std::filesystem;
 constexpr const char* kStateFile = "state.safetensors";
 constexpr const char* kManifestFile = "manifest.json";
 constexpr std::size_t kKeptCheckpoints = 2;
+constexpr const char* kDataKey = "data.paths";
+constexpr const char* kStepsKey = "train.steps";
 
 std::string checkpoint_name(std::int64_t step) {
   std::string digits = std::to_string(step);
@@ -28,15 +31,15 @@ std::string checkpoint_name(std::int64_t step) {
   return "step-" + digits;
 }
 
-// Complete checkpoints, newest first.
+constexpr std::string_view kPrefix = "step-";
+constexpr std::string_view kUnfinished = ".tmp";
+
+// Complete checkpoints, newest first. Names of more digits are of later steps.
 std::vector<fs::path> checkpoints_in(const std::string& directory) {
   std::vector<fs::path> found;
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with("step-") && name.find('.') == std::string::npos) {
-      found.push_back(entry.path());
-    }
+  for (const fs::path& path : list_directory(directory)) {
+    const std::string name = path.filename().string();
+    if (name.starts_with(kPrefix) && name.find('.') == std::string::npos) found.push_back(path);
   }
   std::sort(found.begin(), found.end(), [](const fs::path& a, const fs::path& b) {
     const std::string left = a.filename().string();
@@ -46,41 +49,35 @@ std::vector<fs::path> checkpoints_in(const std::string& directory) {
   return found;
 }
 
-// Empty where it cannot be read.
-std::string run_of_checkpoint(const fs::path& path) {
-  try {
-    return load_manifest((path / kManifestFile).string()).run_id;
-  } catch (const Error&) {
-    return {};
+CheckpointFound verified(const fs::path& path) {
+  CheckpointFound found{path.string(), load_manifest((path / kManifestFile).string())};
+  if (path.filename() != checkpoint_name(found.manifest.step)) {
+    throw InputError((path / kManifestFile).string() + ": 'step' is " +
+                     std::to_string(found.manifest.step) + ", which is not the directory's");
   }
+  verify_files(found.manifest, path.string());
+  return found;
 }
 
-// What a run that was killed while saving left behind.
-void remove_unfinished(const std::string& directory) {
-  std::vector<fs::path> unfinished;
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with("step-") && name.ends_with(".tmp")) unfinished.push_back(entry.path());
-  }
-  for (const fs::path& path : unfinished) fs::remove_all(path);
+// The value of a key that may be missing: a key that an older version did not know had its default.
+std::string value_in(const std::map<std::string, std::string>& settings, const std::string& path) {
+  const auto entry = settings.find(path);
+  if (entry != settings.end()) return entry->second;
+  const config::ConfigKey* key = config::find_config_key(path);
+  if (key == nullptr) return "not set";
+  return config::format_value(*key, key->read(config::Config{}));
 }
 
-// Names the first key, in the order of the alphabet, whose value is another one now. A key that an
-// older version did not know had its default.
+// Names the first key, in the order of the alphabet, that has another value now. Data are told by
+// their fingerprint and not by their paths; the number of steps has its own check.
 void check_settings(const CheckpointManifest& manifest, const std::string& where,
                     const std::map<std::string, std::string>& now) {
-  const auto value_in = [](const std::map<std::string, std::string>& settings,
-                           const std::string& path) {
-    const auto entry = settings.find(path);
-    if (entry != settings.end()) return entry->second;
-    const config::ConfigKey* key = config::find_config_key(path);
-    return key == nullptr ? std::string("not set") : config::format_value(*key, key->read(config::Config{}));
-  };
   std::set<std::string> keys;
   for (const auto* settings : {&manifest.settings, &now}) {
     for (const auto& [key, value] : *settings) keys.insert(key);
   }
+  keys.erase(kDataKey);
+  keys.erase(kStepsKey);
   for (const std::string& key : keys) {
     const std::string before = value_in(manifest.settings, key);
     if (before == value_in(now, key)) continue;
@@ -96,14 +93,38 @@ void check_settings(const CheckpointManifest& manifest, const std::string& where
   }
 }
 
+// The run may go on for longer, or end earlier, but not before the step that it has reached.
+void check_steps(const CheckpointManifest& manifest, const std::string& where,
+                 const config::Config& config) {
+  if (config.train.steps >= manifest.step) return;
+  throw InputError(where + ": train.steps is " + std::to_string(config.train.steps) +
+                   " now, and this run has reached step " + std::to_string(manifest.step) +
+                   "; name at least that");
+}
+
+void check_data(const CheckpointManifest& manifest, const std::string& where,
+                const config::Config& config, const std::string& fingerprint) {
+  if (manifest.data_fingerprint == fingerprint) return;
+  const auto before = manifest.settings.find(kDataKey);
+  throw InputError(where + ": was made with other data: " +
+                   (before == manifest.settings.end() ? "" : before->second + " with ") +
+                   "fingerprint " + manifest.data_fingerprint +
+                   "; data.paths = " + value_in(config::result_settings(config), kDataKey) +
+                   " now has fingerprint " + fingerprint);
+}
+
 }  // namespace
+
+bool is_unfinished_checkpoint(const fs::path& path) {
+  const std::string name = path.filename().string();
+  return name.starts_with(kPrefix) && name.ends_with(kUnfinished);
+}
 
 CheckpointFound find_checkpoint(const std::string& directory) {
   std::vector<std::string> failures;  // newest first
   for (const fs::path& path : checkpoints_in(directory)) {
     try {
-      CheckpointFound found{path.string(), load_manifest((path / kManifestFile).string())};
-      verify_files(found.manifest, path.string());
+      CheckpointFound found = verified(path);
       for (const std::string& failure : failures) {
         log(LogLevel::kWarning, "checkpoint passed over: " + failure);
       }
@@ -116,14 +137,18 @@ CheckpointFound find_checkpoint(const std::string& directory) {
                                     : failures.front());
 }
 
-void check_checkpoint(const CheckpointFound& found, const config::Config& config, const model::Model& model,
-                      const std::string& data_fingerprint) {
+void check_checkpoint(const CheckpointFound& found, const config::Config& config,
+                      const model::Model& model, const std::string& data_fingerprint) {
   const SafetensorsReader reader(found.directory + "/" + kStateFile);
   const model::ParameterTable table = config::parameter_table(config, model);
   ModelState::check_weights(reader, model, table);
   check_settings(found.manifest, found.directory, config::result_settings(config));
   ModelState::check(reader, model, table);
   check_manifest(found.manifest, found.directory, config, data_fingerprint);
+  if (ModelState::weights_hash_in(reader, model, table) != found.manifest.weights_hash) {
+    throw InputError(found.directory + ": the weights are not those of its manifest: their hash " +
+                     "is not 'weights_hash'");
+  }
 }
 
 void check_manifest(const CheckpointManifest& manifest, const std::string& where,
@@ -132,9 +157,8 @@ void check_manifest(const CheckpointManifest& manifest, const std::string& where
   if (config::batch_shape(config).dtype == DType::kF16 && !manifest.loss_scale) {
     throw InputError(where + ": 'loss_scale' is missing, without which fp16 training cannot go on");
   }
-  if (manifest.data_fingerprint != data_fingerprint) {
-    throw InputError(where + ": was made with other data than data.paths holds now");
-  }
+  check_steps(manifest, where, config);
+  check_data(manifest, where, config, data_fingerprint);
 }
 
 void check_arithmetic(const CheckpointManifest& manifest, const std::string& where,
@@ -146,29 +170,13 @@ void check_arithmetic(const CheckpointManifest& manifest, const std::string& whe
                    "same");
 }
 
-std::vector<EarlierCheckpoint> earlier_checkpoints(const std::string& directory,
-                                                   const std::string& own_log) {
-  std::vector<EarlierCheckpoint> earlier;
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
-    const fs::path& path = entry.path();
-    const std::string name = path.filename().string();
-    if (name.starts_with("step-")) {
-      earlier.push_back({path, run_of_checkpoint(path), name.find('.') == std::string::npos});
-    } else if (const std::string run = run_of_log(name);
-               !run.empty() && name != fs::path(own_log).filename()) {
-      earlier.push_back({path, run, true});
-    }
-  }
-  std::sort(earlier.begin(), earlier.end(),
-            [](const auto& a, const auto& b) { return a.path < b.path; });
-  return earlier;
-}
-
 void save_checkpoint(const std::string& directory, CheckpointManifest manifest, ModelState& state) {
   const fs::path target = fs::path(directory) / checkpoint_name(manifest.step);
-  const fs::path temporary = target.string() + ".tmp";
-  remove_unfinished(directory);
+  const fs::path temporary = target.string() + std::string(kUnfinished);
+  // A run that was killed while it saved left its part.
+  for (const fs::path& path : list_directory(directory)) {
+    if (is_unfinished_checkpoint(path)) fs::remove_all(path);
+  }
   make_directories(temporary.string());
   const std::string file = (temporary / kStateFile).string();
   state.save(file);

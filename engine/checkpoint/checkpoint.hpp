@@ -21,17 +21,18 @@ struct CheckpointFound {
   CheckpointManifest manifest;
 };
 
-// The newest checkpoint under `directory` whose manifest and files verify; newer ones that do not
-// are named in the log. Throws InputError where there is none, with the reason of the newest that
-// failed.
+// Finds the newest checkpoint under `directory` that verifies: its manifest, its files, and a
+// `step` equal to that of the directory's name. The log names newer ones that do not verify. Throws
+// InputError if there is none, with the reason of the newest that failed.
 CheckpointFound find_checkpoint(const std::string& directory);
 
 // Throws InputError where the checkpoint is of another model (first differing tensor named), of
-// another configuration, or of other data.
-void check_checkpoint(const CheckpointFound& found, const config::Config& config, const model::Model& model,
-                      const std::string& data_fingerprint);
+// another configuration, of other data, of more steps than train.steps, or where its weights have
+// another hash than its manifest says.
+void check_checkpoint(const CheckpointFound& found, const config::Config& config,
+                      const model::Model& model, const std::string& data_fingerprint);
 
-// The part that needs no tensors, of any manifest; `where` names what it is of in messages.
+// The part of the check that needs no tensors. `where` names the checkpoint in messages.
 void check_manifest(const CheckpointManifest& manifest, const std::string& where,
                     const config::Config& config, const std::string& data_fingerprint);
 
@@ -39,16 +40,8 @@ void check_manifest(const CheckpointManifest& manifest, const std::string& where
 void check_arithmetic(const CheckpointManifest& manifest, const std::string& where,
                       const std::string& arithmetic);
 
-struct EarlierCheckpoint {
-  std::filesystem::path path;
-  std::string run_id;     // of the run that wrote it; empty: not known
-  bool finished = false;  // else a run was killed while it saved
-};
-
-// Earlier runs' checkpoints in `directory`, finished or not, and logs of durable runs but
-// `own_log`: what a fresh start sets aside.
-std::vector<EarlierCheckpoint> earlier_checkpoints(const std::string& directory,
-                                                   const std::string& own_log);
+// Whether the name is that of a checkpoint that was being written.
+bool is_unfinished_checkpoint(const std::filesystem::path& path);
 
 // Keeps the newest two. manifest: all but `files` and `weights_hash`.
 void save_checkpoint(const std::string& directory, CheckpointManifest manifest, ModelState& state);

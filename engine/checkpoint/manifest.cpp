@@ -9,6 +9,7 @@
 #include "base/digest.hpp"
 #include "base/dtype.hpp"
 #include "base/error.hpp"
+#include "base/open_beneath.hpp"
 #include "base/posix_file.hpp"
 #include "base/units.hpp"
 
@@ -18,6 +19,7 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr const char* kFormat = "sluice checkpoint";
 constexpr std::size_t kMaxManifestBytes = 16 * kMiB;
 constexpr std::size_t kMaxTextBytes = 4096;
 // A setting's value: the file that it was read from has at most 1 MiB, and quoting makes no byte
@@ -96,6 +98,28 @@ Json parse_strictly(std::string_view text, const std::string& name) {
   }
 }
 
+// Version 2 was written by Sluice 0.1.0 before manifests had a digest.
+void check_version(const ObjectReader& reader) {
+  const std::uint64_t version = reader.count("version");
+  if (version == CheckpointManifest::kVersion) return;
+  const std::string words =
+      "is " + std::to_string(version) +
+      (version < CheckpointManifest::kVersion ? ", which an earlier Sluice wrote, without a digest"
+                                              : ", which a later Sluice wrote") +
+      "; this program reads version " + std::to_string(CheckpointManifest::kVersion) +
+      ": resume with the program that wrote it, or start anew";
+  reader.fail("version", words.c_str());
+}
+
+// XXH3-128 of the canonical form, without the digest itself. nlohmann::json keeps keys sorted.
+std::string digest_of_members(Json document) {
+  document.erase("digest");
+  Digest digest;
+  const std::string text = document.dump();
+  digest.update(text.data(), text.size());
+  return digest.finish().hex();
+}
+
 runtime::LossScaleState parse_loss_scale(const Json& object, const std::string& name,
                                          std::int64_t steps) {
   const ObjectReader reader(object, name + ": 'loss_scale'");
@@ -122,7 +146,7 @@ runtime::LossScaleState parse_loss_scale(const Json& object, const std::string& 
 
 std::string format_manifest(const CheckpointManifest& manifest) {
   nlohmann::ordered_json document;
-  document["format"] = "sluice checkpoint";
+  document["format"] = kFormat;
   document["version"] = CheckpointManifest::kVersion;
   document["step"] = manifest.step;
   if (!manifest.run_id.empty()) document["run_id"] = manifest.run_id;
@@ -144,19 +168,22 @@ std::string format_manifest(const CheckpointManifest& manifest) {
   return document.dump(2) + "\n";
 }
 
-CheckpointManifest parse_manifest(std::string_view json, const std::string& name) {
+namespace {
+
+Json parse_document(std::string_view json, const std::string& name) {
   if (json.size() > kMaxManifestBytes) {
     throw InputError(name + " is too large for a manifest: at most " +
                      format_bytes_exact(kMaxManifestBytes));
   }
-  const Json document = parse_strictly(json, name);
+  return parse_strictly(json, name);
+}
+
+CheckpointManifest manifest_of(const Json& document, const std::string& name) {
   const ObjectReader reader(document, name);
-  if (reader.text("format") != "sluice checkpoint") {
+  if (reader.text("format") != kFormat) {
     reader.fail("format", "must be \"sluice checkpoint\"");
   }
-  if (reader.count("version") != CheckpointManifest::kVersion) {
-    reader.fail("version", "is not 2, the only version that this program reads");
-  }
+  check_version(reader);
   CheckpointManifest manifest;
   manifest.step = reader.small_count("step");
   if (document.contains("run_id")) manifest.run_id = reader.digest("run_id");
@@ -188,20 +215,45 @@ CheckpointManifest parse_manifest(std::string_view json, const std::string& name
   return manifest;
 }
 
+}  // namespace
+
+CheckpointManifest parse_manifest(std::string_view json, const std::string& name) {
+  return manifest_of(parse_document(json, name), name);
+}
+
+std::string format_manifest_file(const CheckpointManifest& manifest) {
+  auto document = nlohmann::ordered_json::parse(format_manifest(manifest));
+  document["digest"] = digest_of_members(Json(document));
+  return document.dump(2) + "\n";
+}
+
+CheckpointManifest parse_manifest_file(std::string_view json, const std::string& name) {
+  const Json document = parse_document(json, name);
+  const ObjectReader reader(document, name);
+  // A manifest of another version is named as such before its digest is missed.
+  if (reader.text("format") == kFormat) check_version(reader);
+  if (reader.digest("digest") != digest_of_members(document)) {
+    reader.fail("digest", "is not that of the manifest: the file was damaged or edited");
+  }
+  CheckpointManifest manifest = manifest_of(document, name);
+  if (manifest.files.empty()) reader.fail("files", "must name the checkpoint's files");
+  return manifest;
+}
+
 CheckpointManifest load_manifest(const std::string& path) {
   std::string text(kMaxManifestBytes + 1, '\0');  // one byte more, so that the parser sees too much
   try {
-    const PosixFile file = PosixFile::open_read(path);
+    const PosixFile file = PosixFile::open_read_beneath(directory_of(path), name_of(path));
     text.resize(file.read_some(0, std::as_writable_bytes(std::span(text))));
   } catch (const IoError& error) {
     throw InputError(path + " cannot be read as a checkpoint's manifest: " + error.what());
   }
-  return parse_manifest(text, path);
+  return parse_manifest_file(text, path);
 }
 
 void save_manifest(const CheckpointManifest& manifest, const std::string& path) {
   const std::string temporary = path + ".tmp";
-  const std::string text = format_manifest(manifest);
+  const std::string text = format_manifest_file(manifest);
   PosixFile file = PosixFile::create(temporary);
   file.write_all(0, std::as_bytes(std::span(text)));
   file.sync();

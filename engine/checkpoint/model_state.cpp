@@ -38,8 +38,8 @@ Overlap overlap(const model::PlacedTensor& tensor, std::uint64_t begin, std::uin
 }
 
 // Elements [part.first, part.last) of a tensor, fp32.
-void fill_tensor(const kernels::host::Parallel& parallel, const model::TensorSpec& spec, std::uint64_t seed,
-                 Overlap part, float* out) {
+void fill_tensor(const kernels::host::Parallel& parallel, const model::TensorSpec& spec,
+                 std::uint64_t seed, Overlap part, float* out) {
   if (spec.init != model::Init::kNormal) {
     std::fill(out, out + (part.last - part.first), spec.init == model::Init::kOnes ? 1.0f : 0.0f);
     return;
@@ -81,7 +81,7 @@ void check_known(const SafetensorsReader& reader, const std::vector<SafetensorsS
   }
 }
 
-// The weight rounded from its master; and the master, or what split_master keeps of it.
+// Stores the weight rounded from its master, and the master or its remainder (split_master).
 void store_weights(const kernels::OptimizerOptions& options, std::span<const float> values,
                    std::byte* weight, std::byte* master) {
   if (master == nullptr) {
@@ -216,6 +216,25 @@ void ModelState::load(const SafetensorsReader& reader) {
           });
     }
   }
+}
+
+std::string ModelState::weights_hash_in(const SafetensorsReader& reader, const model::Model& model,
+                                        const model::ParameterTable& table) {
+  WeightsHasher hasher;
+  std::vector<std::byte> piece(kMiB);
+  for (const model::Unit& unit : model.units()) {
+    for (const model::PlacedTensor& tensor : unit.layer->layout().tensors()) {
+      hasher.begin_tensor(tensor.spec.name, table.options().weight, tensor.spec.shape);
+      const SafetensorsTensor& stored = *reader.find(tensor.spec.name);
+      for (std::uint64_t at = 0; at < stored.bytes(); at += piece.size()) {
+        const std::uint64_t bytes = std::min<std::uint64_t>(piece.size(), stored.bytes() - at);
+        reader.read(stored, at, std::span(piece).first(bytes));
+        hasher.update(piece.data(), bytes);
+      }
+      hasher.end_tensor();
+    }
+  }
+  return hasher.finish();
 }
 
 std::string ModelState::weights_hash() {

@@ -20,7 +20,8 @@ namespace sluice::checkpoint {
 class ModelState {
  public:
   // All must outlive it.
-  ModelState(const model::Model& model, const model::ParameterTable& table, runtime::StateStore& store)
+  ModelState(const model::Model& model, const model::ParameterTable& table,
+             runtime::StateStore& store)
       : model_(model), table_(table), store_(store) {}
 
   // Every element is a function of (seed, tensor name, element) alone; moments are zero.
@@ -35,6 +36,9 @@ class ModelState {
   static void check(const SafetensorsReader& reader, const model::Model& model,
                     const model::ParameterTable& table);
   void load(const SafetensorsReader& reader);
+  // The value of weights_hash() after load(reader). The reader must have passed check().
+  static std::string weights_hash_in(const SafetensorsReader& reader, const model::Model& model,
+                                     const model::ParameterTable& table);
 
   // Weights alone, as safetensors.
   void export_weights(const std::string& path);

@@ -4,8 +4,8 @@
 // overrides, suggestions for unknown keys, `--help-config` and the dumps all read that table.
 // A Config returned by load_config or parse_config is resolved: derived defaults (kv_heads, ffn,
 // max_seq, directories …) are filled in and the values agree with each other.
-// Errors: InputError, one sentence that names the file and line (or the override), the key, what
-// was given and what would be right. Nothing here touches the file system but the reading of the
+// Errors: InputError, one sentence that names the file and line (or the override), the key, the
+// given value and the right ones. Nothing here touches the file system but the reading of the
 // file. Thread rule: everything is a pure function; a Config is a value.
 #pragma once
 
@@ -48,7 +48,7 @@ struct Config {
   enum class CheckpointMode : std::uint8_t { kScratch, kDurable };
   enum class Order : std::uint8_t { kAuto, kMicrobatch, kUnit };
 
-  // "auto": what the machine has (planner/machine_check.hpp puts the number in its place). Larger
+  // "auto": all the machine has (planner/machine_check.hpp puts the number in its place). Larger
   // than every number a budget may be.
   static constexpr std::uint64_t kAutoBytes = std::numeric_limits<std::uint64_t>::max();
 
@@ -122,7 +122,7 @@ struct Config {
     struct {
       Place weight = Place::kAuto, gradient = Place::kAuto, optimizer = Place::kAuto;
       Place activation = Place::kAuto;
-      // Of parts of what units save, by name; "*": of those not named.
+      // Places of parts that units save, by name; "*": all parts not named.
       std::map<std::string, Place> saved;
     } place;
     // The host device's model of a link, each direction. 0: as fast as memory.
@@ -160,7 +160,7 @@ Config load_config(const std::string& path, std::span<const std::string> overrid
 Config parse_config(std::string_view text, const std::string& name,
                     std::span<const std::string> overrides = {});
 
-// Where checkpoint.dir is not given.
+// The directory of checkpoints for a run that names none.
 std::string default_checkpoint_dir(const std::string& log_dir);
 
 // Refuses (InputError) values that are valid but that this version cannot run yet.
@@ -173,12 +173,13 @@ std::string config_to_json(const Config& config);
 // Every key with its type, range, default and meaning, for people.
 std::string config_help();
 
-// Not a key. This entry of result_settings() tells checkpoints whose rule updated Llama's logical
-// matrices from those of earlier versions, which updated q, k and v as one matrix.
+// This entry of result_settings() is not a key. It separates checkpoints in which a rule updated
+// Llama's logical matrices from those of earlier versions, which updated q, k and v as one matrix.
 inline constexpr std::string_view kMatricesSetting = "optimizer.matrices";
 
 // The keys that determine a run's result, with their values as TOML: the same for two
-// configurations exactly when one may resume the other's checkpoint. Left out: where memory is, how
+// configurations exactly when one may resume the other's checkpoint, but for data.paths (data are
+// known by their fingerprint) and train.steps (which may be raised). Left out: where memory is, how
 // often things are logged, train.steps under the constant schedule (under cosine it shapes the
 // learning rate), and the keys of loss scaling where none takes place.
 std::map<std::string, std::string> result_settings(const Config& config);

@@ -2,11 +2,13 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <sstream>
 
+#include "base/edit_distance.hpp"
 #include "base/error.hpp"
+#include "base/open_failure.hpp"
+#include "base/posix_file.hpp"
 #include "engine/config/resolve.hpp"
 #include "engine/config/schema.hpp"
 
@@ -16,28 +18,65 @@ namespace {
 
 constexpr std::size_t kMaxConfigBytes = kMiB;
 constexpr std::size_t kMaxComparedBytes = 80;  // of a key that is not known
+// The TOML library calls itself once for each dot of a key, and 50,000 overflow its stack. Nested
+// arrays and inline tables it bounds by 256; times this, the depth stays below 20,000.
+constexpr std::size_t kMaxDotsPerKey = 64;
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   std::string result = "\"";
   result += shown(text);
   result += '"';
   return result;
 }
 
-// Levenshtein distance.
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substituted});
+// Finds the end of the TOML string that begins at `at`. Dots inside of it separate no keys. A
+// string of one line ends with its line at the latest: the parser refuses it there.
+std::size_t end_of_string(std::string_view text, std::size_t at) {
+  const char quote = text[at];
+  const std::string delimiter(text.substr(at, 3) == std::string(3, quote) ? 3 : 1, quote);
+  const bool multi_line = delimiter.size() == 3;
+  for (at += delimiter.size(); at < text.size(); ++at) {
+    if (quote == '"' && text[at] == '\\') {
+      ++at;
+    } else if (!multi_line && text[at] == '\n') {
+      return at;
+    } else if (text.substr(at, delimiter.size()) == delimiter) {
+      at += delimiter.size();
+      // A string of several lines may end with two quotes of its own before the delimiter.
+      while (multi_line && at < text.size() && text[at] == quote) ++at;
+      return at;
     }
   }
-  return row[b.size()];
+  return text.size();
+}
+
+// Refuses keys that are nested deeper than the parser's recursion can follow.
+void check_nesting(std::string_view text, const std::string& name) {
+  std::size_t line = 1;
+  std::size_t dots = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    const char c = text[at];
+    if (c == '"' || c == '\'') {
+      const std::size_t end = end_of_string(text, at);
+      line += static_cast<std::size_t>(std::count(text.begin() + static_cast<std::ptrdiff_t>(at),
+                                                  text.begin() + static_cast<std::ptrdiff_t>(end),
+                                                  '\n'));
+      at = end;
+      continue;
+    }
+    if (c == '#') {
+      at = std::min(text.find('\n', at), text.size());
+      continue;
+    }
+    if (c == '\n') ++line;
+    if (std::string_view("\n,=[]{}").find(c) != std::string_view::npos) dots = 0;
+    if (c == '.' && ++dots > kMaxDotsPerKey) {
+      throw InputError(name + ":" + std::to_string(line) + ": a key has more than " +
+                       std::to_string(kMaxDotsPerKey) +
+                       " dots; memory.place.saved.qkv, the longest kind, has 3");
+    }
+    ++at;
+  }
 }
 
 // The known key nearest to an unknown one: by the whole path, or by the last word where that is
@@ -98,16 +137,28 @@ bool quoted_in_files(ConfigKind kind) {
   }
 }
 
-bool is_section(std::string_view path) {
-  return std::any_of(config_schema().begin(), config_schema().end(), [&](const ConfigKey& key) {
-    return key.path.size() > path.size() && key.path.starts_with(path) &&
-           key.path[path.size()] == '.';
-  });
+// The first key of the section that `path` names; null where it names none.
+const ConfigKey* first_key_of_section(std::string_view path) {
+  for (const ConfigKey& key : config_schema()) {
+    const bool below =
+        key.path.size() > path.size() && key.path.starts_with(path) && key.path[path.size()] == '.';
+    if (below) return &key;
+  }
+  return nullptr;
 }
 
-// What was given, for messages.
+bool is_section(std::string_view path) {
+  return first_key_of_section(path) != nullptr;
+}
+
+[[noreturn]] void throw_section(const std::string& origin, std::string_view path) {
+  throw InputError(origin + ": " + shown(path) + " is a section; set one of its keys, such as " +
+                   first_key_of_section(path)->path);
+}
+
+// The given value, for messages.
 std::string describe_node(const toml::node& node) {
-  if (const auto* text = node.as_string()) return quoted(text->get());
+  if (const auto* text = node.as_string()) return in_quotes(text->get());
   if (const auto* number = node.as_integer()) return std::to_string(number->get());
   if (const auto* truth = node.as_boolean()) return truth->get() ? "true" : "false";
   if (const auto* number = node.as_floating_point()) {
@@ -239,6 +290,7 @@ bool written_as_toml(ConfigKind kind) {
 std::optional<ConfigValue> value_from_toml(const std::string& origin, const ConfigKey& key,
                                            std::string_view text) {
   try {
+    check_nesting(text, origin);
     const toml::table table = toml::parse("value = " + std::string(text));
     if (table.size() != 1) return std::nullopt;
     check_places(origin, key, *table.get("value"));
@@ -288,13 +340,14 @@ class Loader {
       return add_place(*table, without_quotes(path.substr(table->path.size() + 1)),
                        without_quotes(text), origin);
     }
+    if (!key && is_section(path)) throw_section(origin, path);
     if (!key) throw_unknown(origin, path);
     const auto value =
         written_as_toml(key->kind)
             ? value_from_toml(origin, *key, text)
             : value_from_text(*key, quoted_in_files(key->kind) ? without_quotes(text) : text);
     if (!value || !in_range(*key, *value)) {
-      throw_mistyped(origin, *key, quoted(text));
+      throw_mistyped(origin, *key, in_quotes(text));
     }
     store(*key, *value, origin);
   }
@@ -328,7 +381,7 @@ class Loader {
     places[std::string(name)] = std::string(place);
     if (!in_range(key, ConfigValue(places))) {
       throw InputError(origin + ": " + key.path + "." + shown(name) + " must be " +
-                       describe_choices(key) + "; got " + quoted(place));
+                       describe_choices(key) + "; got " + in_quotes(place));
     }
     key.assign(config_, ConfigValue(std::move(places)));
     origins_.set(key.path + "." + std::string(name), origin);
@@ -358,6 +411,7 @@ Config parse_config(std::string_view text, const std::string& name,
     throw InputError(name + " has " + std::to_string(text.size()) +
                      " bytes; a configuration has at most " + format_bytes_exact(kMaxConfigBytes));
   }
+  check_nesting(text, name);
   Loader loader(name);
   try {
     const toml::table table = toml::parse(text, name);
@@ -371,13 +425,15 @@ Config parse_config(std::string_view text, const std::string& name,
 }
 
 Config load_config(const std::string& path, std::span<const std::string> overrides) {
-  std::ifstream file(path, std::ios::binary);
   // One byte more than allowed, so that parse_config sees that there is more.
   std::string text(kMaxConfigBytes + 1, '\0');
-  if (!file.read(text.data(), static_cast<std::streamsize>(text.size())) && !file.eof()) {
-    throw InputError(path + " cannot be read; give a configuration file in TOML");
+  try {
+    const PosixFile file = PosixFile::open_read(path);
+    text.resize(file.read_some(0, std::as_writable_bytes(std::span(text))));
+  } catch (const IoError& error) {
+    throw InputError(path + " cannot be read (" + open_failure(error) +
+                     "); give a configuration file in TOML");
   }
-  text.resize(static_cast<std::size_t>(file.gcount()));
   return parse_config(text, path, overrides);
 }
 

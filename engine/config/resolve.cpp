@@ -238,7 +238,7 @@ void check_storage_shares(const Config& config, const ConfigOrigins& origins) {
                    std::to_string(offload::StripeLayout::kMostStripes - paths + 1) + " to 1");
 }
 
-// What pread has no use for would be taken for a setting that works.
+// A setting that pread ignores would be taken for one that works.
 void check_storage_engine(const Config& config, const ConfigOrigins& origins) {
   const auto& memory = config.memory;
   if (!memory.storage_sqpoll || memory.storage_engine != Config::StorageEngineKind::kPosix) return;

@@ -9,15 +9,15 @@
 
 namespace sluice::config {
 
-// Which keys were given, and where ("run.toml:12", "--set train.seq=64"). Of a table of named
-// places each entry has its own: "memory.place.saved.qkv".
+// The keys that were given, and the place of each ("run.toml:12", "--set train.seq=64"). Each entry
+// of a table of named places has its own: "memory.place.saved.qkv".
 class ConfigOrigins {
  public:
   explicit ConfigOrigins(std::string file) : file_(std::move(file)) {}
   const std::string& file() const { return file_; }
   void set(const std::string& path, const std::string& origin) { origins_[path] = origin; }
   bool given(std::string_view path) const { return origins_.find(path) != origins_.end(); }
-  // Where the key was given; the file where it was not.
+  // The place where the key was given; the file for a key that was not.
   const std::string& of(std::string_view path) const {
     const auto found = origins_.find(path);
     return found == origins_.end() ? file_ : found->second;

@@ -204,7 +204,8 @@ void add_data(Keys& keys) {
 
 void add_train(Keys& keys) {
   const auto add = [&](ConfigKey key) { keys.push_back(std::move(key)); };
-  add(decisive(integer("train.steps", SLUICE_FIELD(train.steps), 1, kMaxSteps, "optimizer steps")));
+  add(decisive(integer("train.steps", SLUICE_FIELD(train.steps), 0, kMaxSteps,
+                       "optimizer steps; 0 writes the initial weights")));
   add(decisive(integer("train.seq", SLUICE_FIELD(train.seq), 1, kMaxSeq, "tokens per sample")));
   add(decisive(integer("train.micro_batch", SLUICE_FIELD(train.micro_batch), 1, kMaxBatch,
                        "samples per micro-batch")));
@@ -375,7 +376,8 @@ void add_run(Keys& keys) {
   add(integer("parallel.zero", SLUICE_FIELD(parallel.zero), 0, 3, "ZeRO stage"));
   add(choice("parallel.schedule", SLUICE_FIELD(parallel.schedule),
              {"plain", "gpipe", "1f1b", "interleaved", "vertical"}, "order of micro-batches"));
-  add(derived(text("checkpoint.dir", SLUICE_FIELD(checkpoint.dir), "where checkpoints go"),
+  add(derived(text("checkpoint.dir", SLUICE_FIELD(checkpoint.dir),
+                   "where checkpoints go; if set, each run has its own directory there"),
               "log.dir + \"/checkpoints\""));
   add(integer("checkpoint.every", SLUICE_FIELD(checkpoint.every), 0, kMaxSteps,
               "steps between checkpoints; 0: only at the end and on a stop"));
@@ -385,7 +387,8 @@ void add_run(Keys& keys) {
   add(choice(
       "checkpoint.mode", SLUICE_FIELD(checkpoint.mode), {"scratch", "durable"},
       "durable: the state on storage is the checkpoint; a crash costs the steps since the last"));
-  add(text("log.dir", SLUICE_FIELD(log.dir), "the run's directory: logs, trace, checkpoints"));
+  add(text("log.dir", SLUICE_FIELD(log.dir),
+           "where each start makes the directory of its run: 0001, 0002, ..."));
   add(integer("log.every", SLUICE_FIELD(log.every), 1, kMaxSteps, "steps between log lines"));
 }
 

@@ -14,7 +14,7 @@
 
 namespace sluice::config {
 
-// What a key takes. A choice and a text are both strings; bytes are an integer or "64MiB", and for
+// Kinds of values. A choice and a text are both strings; bytes are an integer or "64MiB", and for
 // kBytesOrAuto also "auto"; a rate is a number of bytes per second or "16GiB/s"; a duration is
 // seconds or "10us".
 enum class ConfigKind : std::uint8_t {
@@ -45,7 +45,7 @@ struct ConfigKey {
   std::string path;  // "memory.place.weight"
   ConfigKind kind = ConfigKind::kText;
   std::string doc;
-  std::string derived_default;       // what stands for the default where it is computed
+  std::string derived_default;       // its text in the help, if the default is computed
   std::vector<std::string> choices;  // kChoice and kPlaces, in the enumerators' order
   std::int64_t least = 0, most = 0;  // kInteger, kBytes, kBytesOrAuto
   std::int64_t multiple_of = 1;      // kBytes
@@ -62,7 +62,7 @@ const std::vector<ConfigKey>& config_schema();
 // Null where there is none.
 const ConfigKey* find_config_key(std::string_view path);
 
-// What the key takes, as it stands in messages and in the help: "an integer from 1 to 4096".
+// Describes the accepted values, for messages and the help: "an integer from 1 to 4096".
 std::string describe_expected(const ConfigKey& key);
 // Its choices: "\"device\" or \"pinned\"".
 std::string describe_choices(const ConfigKey& key);
@@ -73,8 +73,8 @@ std::string unavailable_values(std::string_view path);
 std::string format_value(const ConfigKey& key, const ConfigValue& value);
 // Without one pair of quotes around it, if there is one.
 std::string_view without_quotes(std::string_view text);
-// The value that a `--set` text means for this key; nothing where it means none. Ranges not
-// checked. Not for kGroups and kPlaces, whose text is TOML.
+// Parses the text of a `--set` for this key; empty if it is no such value. Ranges are not checked.
+// It does not serve kGroups and kPlaces, which are written as TOML.
 std::optional<ConfigValue> value_from_text(const ConfigKey& key, std::string_view text);
 // Whether a value of the right type is in the key's range.
 bool in_range(const ConfigKey& key, const ConfigValue& value);

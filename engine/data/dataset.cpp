@@ -9,7 +9,7 @@ namespace sluice::data {
 
 namespace {
 
-// The shared token between two windows makes it (tokens - 1) / seq.
+// Neighbouring windows share a token, hence (tokens - 1) / seq.
 std::uint64_t windows_in(std::uint64_t tokens, std::int64_t seq) {
   return tokens == 0 ? 0 : (tokens - 1) / static_cast<std::uint64_t>(seq);
 }
@@ -42,13 +42,21 @@ Dataset::Dataset(const DatasetOptions& options)
   order_.emplace(options.seed, train_windows_);
 }
 
+Dataset::Sample Dataset::sample(std::int64_t step, std::int64_t microbatch, std::int64_t i) const {
+  SLUICE_CHECK(step >= 0 && microbatch >= 0 && microbatch < accumulate_);
+  SLUICE_CHECK(i >= 0 && i < micro_batch_);
+  Sample sample;
+  sample.index = static_cast<std::uint64_t>((step * accumulate_ + microbatch) * micro_batch_ + i);
+  sample.epoch = sample.index / train_windows_;
+  sample.window = order_->window_of(sample.index);
+  sample.first_token = sample.window * static_cast<std::uint64_t>(seq_);
+  return sample;
+}
+
 void Dataset::fill(std::int64_t step, std::int64_t microbatch, std::int32_t* tokens,
                    std::int32_t* targets) const {
-  SLUICE_CHECK(step >= 0 && microbatch >= 0 && microbatch < accumulate_);
-  const std::int64_t first = (step * accumulate_ + microbatch) * micro_batch_;
   for (std::int64_t i = 0; i < micro_batch_; ++i) {
-    const std::uint64_t window = order_->window_of(static_cast<std::uint64_t>(first + i));
-    read_window(window * static_cast<std::uint64_t>(seq_), tokens + i * seq_, targets + i * seq_);
+    read_window(sample(step, microbatch, i).first_token, tokens + i * seq_, targets + i * seq_);
   }
 }
 

@@ -2,8 +2,8 @@
 //
 // The stream is cut at token_count * (1 - eval_fraction): the first part trains, the last
 // evaluates. Window w of a part is its tokens [w*seq, w*seq + seq]: seq inputs, and the same
-// shifted by one as targets, so that every token but the first is a target once. What is left at a
-// part's end is unused. Sample i of micro-batch m of step s has the run-wide index (s*accumulate +
+// shifted by one as targets, so that every token but the first is a target once. Tokens left at a
+// part's end are unused. Sample i of micro-batch m of step s has the run-wide index (s*accumulate +
 // m)*micro_batch + i; the window it takes is a pure function of (seed, index): resuming needs only
 // the step number. Thread rule: const calls may be made by several threads at once.
 #pragma once
@@ -33,25 +33,36 @@ struct DatasetOptions {
 
 class Dataset {
  public:
-  // Throws InputError as TokenStream does, and where a part is too short for one window.
+  // Throws InputError as TokenStream does, and if a part is too short for one window.
   explicit Dataset(const DatasetOptions& options);
 
-  // tokens, targets: [micro_batch, seq] int32, row-major, the caller's. step counts from 0;
-  // microbatch is in [0, accumulate). IoError where a file can no longer be read.
+  // Fills tokens and targets: [micro_batch, seq] int32, row-major, owned by the caller. step counts
+  // from 0; microbatch is in [0, accumulate). Throws IoError if a file can no longer be read.
   void fill(std::int64_t step, std::int64_t microbatch, std::int32_t* tokens,
             std::int32_t* targets) const;
 
-  // Batches of micro_batch windows in the evaluation part; 0 where eval_fraction is 0. Where the
-  // part has fewer windows than one batch there is one batch, its windows repeated.
+  // A sample of training: its number in the run, its window, and the window's first token.
+  struct Sample {
+    std::uint64_t index = 0;
+    std::uint64_t epoch = 0;
+    std::uint64_t window = 0;
+    std::uint64_t first_token = 0;  // in the stream; the sample uses train.seq + 1 tokens
+  };
+  // Sample `i` in [0, micro_batch) of a micro-batch; the one that fill() reads there.
+  Sample sample(std::int64_t step, std::int64_t microbatch, std::int64_t i) const;
+  const TokenStream& stream() const { return stream_; }
+
+  // Batches of micro_batch windows in the evaluation part; 0 if eval_fraction is 0. If
+  // the part has fewer windows than one batch, there is one batch with repeated windows.
   std::int64_t eval_batches() const;
-  // index in [0, eval_batches()): windows in stream order.
+  // Fills batch `index` in [0, eval_batches()), with windows in stream order.
   void fill_eval(std::int64_t index, std::int32_t* tokens, std::int32_t* targets) const;
 
   std::uint64_t token_count() const { return stream_.token_count(); }
   std::size_t file_count() const { return stream_.file_count(); }
   std::uint64_t train_windows() const { return train_windows_; }
   std::uint64_t eval_windows() const { return eval_windows_; }
-  // Of the files; 32 hex digits.
+  // The files' digest; 32 hex digits.
   std::string fingerprint() const { return stream_.fingerprint(); }
 
  private:

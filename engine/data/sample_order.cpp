@@ -8,8 +8,8 @@
 namespace sluice::data {
 
 namespace {
-// Four rounds make a pseudo-random permutation of large halves (Luby and Rackoff, 1988); domains
-// here may be a few windows, where more rounds cost nothing and mix better.
+// Four rounds suffice for a pseudo-random permutation with large halves (Luby and Rackoff, 1988).
+// Domains here may be a few windows; more rounds mix those better and cost nothing.
 constexpr std::uint64_t kRounds = 8;
 }  // namespace
 
@@ -23,8 +23,8 @@ SampleOrder::SampleOrder(std::uint64_t seed, std::uint64_t count)
 std::uint64_t SampleOrder::window_of(std::uint64_t index) const {
   const std::uint64_t epoch = index / count_;
   std::uint64_t value = index % count_;
-  // The domain is below 4 * count, so a walk takes under four steps on average; it ends because the
-  // permutation's cycle through an inside value comes back to it.
+  // The domain is below 4 * count, so a walk takes less than four steps on average. It ends,
+  // because the permutation's cycle through a value below count returns to it.
   do {
     value = permute(epoch, value);
   } while (value >= count_);
@@ -36,7 +36,7 @@ std::uint64_t SampleOrder::permute(std::uint64_t epoch, std::uint64_t value) con
   std::uint64_t left = value >> half_bits_;
   std::uint64_t right = value & mask;
   for (std::uint64_t round = 0; round < kRounds; ++round) {
-    // right has at most 31 bits: round and half share one counter word without meeting.
+    // right has at most 31 bits, so round and half fit into one counter word without overlap.
     const PhiloxBlock block = philox4x32(seed_, right | round << 32, epoch);
     const std::uint64_t mixed = left ^ (block[0] & mask);
     left = right;

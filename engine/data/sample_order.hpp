@@ -1,8 +1,9 @@
 // The order of training samples: a seeded permutation per epoch, computed point by point.
 //
-// A balanced Feistel network over the least even number of bits that holds `count`, walked until
-// the value falls inside (cycle walking; Black and Rogaway, "Ciphers with arbitrary finite
-// domains", CT-RSA 2002). No state, O(1) memory: a resumed run needs nothing but its step number.
+// It is a balanced Feistel network over the least even number of bits that holds `count`. The
+// network is applied again until the value is below `count` (cycle walking; Black and Rogaway,
+// "Ciphers with arbitrary finite domains", CT-RSA 2002). There is no state: a resumed run needs
+// only its step number.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@ class SampleOrder {
   // count > 0, below 2^62.
   SampleOrder(std::uint64_t seed, std::uint64_t count);
 
-  // The window of the index-th sample of the run: index / count is the epoch, and every epoch
-  // visits every window once, in an order of its own. In [0, count).
+  // The window of the index-th sample of the run, in [0, count). index / count is the epoch; every
+  // epoch visits every window once, in its own order.
   std::uint64_t window_of(std::uint64_t index) const;
 
  private:

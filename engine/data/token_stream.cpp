@@ -6,7 +6,9 @@
 #include <filesystem>
 
 #include "base/digest.hpp"
+#include "base/directory.hpp"
 #include "base/error.hpp"
+#include "base/open_failure.hpp"
 #include "base/posix_file.hpp"
 #include "base/units.hpp"
 
@@ -25,27 +27,19 @@ PosixFile open_data(const std::string& path) {
   try {
     return PosixFile::open_read(path);
   } catch (const IoError& error) {
-    throw InputError("data.paths: '" + path + "' cannot be read: " + error.what());
+    throw InputError("data.paths: '" + path + "' cannot be read: " + open_failure(error));
   }
 }
 
 // Regular files below `directory` by the rules at the top of the header, sorted.
 std::vector<std::string> list_files(const std::string& directory) {
-  std::vector<std::string> files;
-  std::error_code error;
-  fs::recursive_directory_iterator entry(directory, error);
-  for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
-    const bool hidden = entry->path().filename().native().starts_with('.');
-    std::error_code status_error;
-    const auto type = entry->symlink_status(status_error).type();
-    if (hidden && type == fs::file_type::directory) entry.disable_recursion_pending();
-    if (!hidden && type == fs::file_type::regular) files.push_back(entry->path().native());
+  try {
+    std::vector<std::string> files;
+    for (const fs::path& file : list_files_below(directory)) files.push_back(file.native());
+    return files;
+  } catch (const IoError& error) {
+    throw InputError("data.paths: '" + directory + "' cannot be listed: " + error.what());
   }
-  if (error) {
-    throw InputError("data.paths: '" + directory + "' cannot be listed: " + error.message());
-  }
-  std::sort(files.begin(), files.end());
-  return files;
 }
 
 std::int32_t token_at(const std::byte* data, std::uint32_t width) {
@@ -112,7 +106,7 @@ void TokenStream::add_llmc_file(const std::string& path) {
   if (header[0] == 20240520 && header[1] == 1) width = 2;
   if (header[0] == 20240801 && header[1] == 7) width = 4;
   if (width == 0) {
-    throw InputError(path + " is no llm.c token file: magic " + std::to_string(header[0]) +
+    throw InputError(path + " is not an llm.c token file: magic " + std::to_string(header[0]) +
                      " version " + std::to_string(header[1]) +
                      ", where 20240520 version 1 or 20240801 version 7 is right");
   }
@@ -131,7 +125,8 @@ void TokenStream::add_llmc_file(const std::string& path) {
 
 void TokenStream::append(File file) {
   check_vocabulary(file);
-  if (format_ == config::DataFormat::kBytes && !files_.empty()) ++token_count_;  // the token 0 between
+  if (format_ == config::DataFormat::kBytes && !files_.empty())
+    ++token_count_;  // the token 0 between
   file.first_token = token_count_;
   token_count_ += file.tokens;
   files_.push_back(std::move(file));
@@ -162,15 +157,25 @@ void TokenStream::check_vocabulary(const File& file) const {
   }
 }
 
+std::size_t TokenStream::file_of(std::uint64_t token) const {
+  const auto behind = std::upper_bound(
+      files_.begin(), files_.end(), token,
+      [](std::uint64_t value, const File& candidate) { return value < candidate.first_token; });
+  return static_cast<std::size_t>(behind - files_.begin()) - 1;
+}
+
+TokenStream::Position TokenStream::position_of(std::uint64_t token) const {
+  SLUICE_CHECK(token < token_count_);
+  const File& file = files_[file_of(token)];
+  return {file.path, token - file.first_token};
+}
+
 void TokenStream::read(std::uint64_t first, std::span<std::int32_t> into) const {
   SLUICE_CHECK(first <= token_count_ && into.size() <= token_count_ - first);
-  // The last file that starts at or before `first`.
-  auto file = std::upper_bound(
-      files_.begin(), files_.end(), first,
-      [](std::uint64_t token, const File& candidate) { return token < candidate.first_token; });
   std::size_t done = 0;
   std::vector<std::byte> buffer;
-  for (--file; done < into.size(); ++file) {
+  for (auto file = files_.begin() + static_cast<std::ptrdiff_t>(file_of(first)); done < into.size();
+       ++file) {
     const std::uint64_t inside = first + done - file->first_token;
     if (inside < file->tokens) {
       const std::uint64_t count =
@@ -189,7 +194,8 @@ void TokenStream::read(std::uint64_t first, std::span<std::int32_t> into) const 
 
 namespace {
 
-// All of a small file, evenly spread samples of a large one (the whole would take minutes to read).
+// Hashes all of a small file and evenly spread samples of a large one, which would take minutes to
+// read.
 void digest_content(const std::string& path, Digest& digest) {
   constexpr std::uint64_t kBlockBytes = 1 << 20;
   constexpr std::uint64_t kBlocks = 64;
@@ -209,7 +215,6 @@ void digest_content(const std::string& path, Digest& digest) {
 std::string TokenStream::fingerprint() const {
   Digest digest;
   for (const File& file : files_) {
-    digest.update_text(fs::path(file.path).filename().native());
     digest.update_u64(file.tokens);
     digest.update_u64(file.width);
     digest_content(file.path, digest);

@@ -4,13 +4,12 @@
 // share key/value heads among query heads.
 #include <cmath>
 
+#include "engine/model/constants.hpp"
 #include "engine/model/model.hpp"
 #include "engine/model/region.hpp"
 
 namespace sluice::model {
 namespace {
-
-constexpr float kRopeBase = 10000.0f;
 
 // Indices into the layout; the same for both families, biases where the family has them.
 struct BlockTensors {
@@ -157,7 +156,7 @@ class BlockLayer final : public Layer {
       kernels.gemm_gelu(up, saved.normed2, weight(at, index_.up, dtype),
                         bias(at, index_.up_bias, dtype), saved.up, saved.activated, scratch);
     }
-    if (at.output == nullptr) return;  // a recompute wants only what is saved
+    if (at.output == nullptr) return;  // a recompute needs the saved parts only
     kernels.gemm(linear(batch, shape_.hidden, shape_.ffn), saved.activated,
                  weight(at, index_.down, dtype), bias(at, index_.down_bias, dtype), projected,
                  scratch);
@@ -228,7 +227,7 @@ class BlockLayer final : public Layer {
     std::byte *normed1, *qkv, *attention, *residual, *normed2, *up, *activated;
     float *mean1, *rstd1, *log_sum_exp, *mean2, *rstd2;
   };
-  // Gradients that BackwardWeight needs: of each linear layer's output and each norm's output.
+  // The gradients that BackwardWeight needs: those of each linear layer's and each norm's output.
   struct Context {
     std::byte *up, *normed2, *residual, *qkv, *normed1;
   };
@@ -240,8 +239,8 @@ class BlockLayer final : public Layer {
     return rows(batch) * static_cast<std::uint64_t>(cols) * dtype_bytes(batch.dtype);
   }
   std::int64_t up_cols() const { return shape_.is_llama() ? 2 * shape_.ffn : shape_.ffn; }
-  // Columns of the gradients that only BackwardInput holds: of what SwiGLU gives, and of what
-  // attention gives.
+  // The columns of the widest gradient that only BackwardInput holds: that of SwiGLU's output or of
+  // attention's output.
   std::int64_t widest_gradient() const {
     return shape_.is_llama() ? std::max(shape_.ffn, shape_.hidden) : shape_.hidden;
   }
@@ -276,7 +275,7 @@ class BlockLayer final : public Layer {
   }
 
   kernels::NormShape norm_shape(const BatchShape& batch) const {
-    return {batch.rows(), shape_.hidden, shape_.is_llama(), 1e-5f, batch.dtype};
+    return {batch.rows(), shape_.hidden, shape_.is_llama(), kNormEpsilon, batch.dtype};
   }
   kernels::AttentionShape attention_shape(const BatchShape& batch) const {
     return {batch.micro_batch, batch.seq,         shape_.heads,

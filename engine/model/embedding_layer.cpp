@@ -33,7 +33,8 @@ class EmbeddingLayer final : public Layer {
     return needs;
   }
 
-  void forward(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at) const override {
+  void forward(kernels::Kernels& kernels, const BatchShape& batch,
+               const PassBuffers& at) const override {
     kernels.embedding_forward(at.tokens, tensor(at.weights, 0, batch.dtype),
                               has_positions() ? tensor(at.weights, 1, batch.dtype) : nullptr,
                               at.output, batch.rows(), batch.seq, shape_.hidden, batch.dtype);

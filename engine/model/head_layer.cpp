@@ -1,4 +1,5 @@
 // Final norm, language-model head and softmax cross-entropy.
+#include "engine/model/constants.hpp"
 #include "engine/model/model.hpp"
 #include "engine/model/region.hpp"
 
@@ -45,10 +46,12 @@ class HeadLayer final : public Layer {
   }
 
   // Evaluation: the loss alone.
-  void forward(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at) const override {
+  void forward(kernels::Kernels& kernels, const BatchShape& batch,
+               const PassBuffers& at) const override {
     run(kernels, batch, at, false);
   }
-  void loss(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at) const override {
+  void loss(kernels::Kernels& kernels, const BatchShape& batch,
+            const PassBuffers& at) const override {
     run(kernels, batch, at, true);
   }
 
@@ -110,13 +113,14 @@ class HeadLayer final : public Layer {
   }
 
   kernels::NormShape norm_shape(const BatchShape& batch) const {
-    return {batch.rows(), shape_.hidden, shape_.is_llama(), 1e-5f, batch.dtype};
+    return {batch.rows(), shape_.hidden, shape_.is_llama(), kNormEpsilon, batch.dtype};
   }
   kernels::HeadShape head_shape(const BatchShape& batch) const {
     return {batch.rows(), shape_.hidden, shape_.vocab, batch.dtype};
   }
 
-  void run(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at, bool train) const {
+  void run(kernels::Kernels& kernels, const BatchShape& batch, const PassBuffers& at,
+           bool train) const {
     const Saved saved = cut(batch, at.saved);
     kernels.norm_forward(norm_shape(batch), at.input, tensor(at.weights, 0, batch.dtype),
                          shape_.is_llama() ? nullptr : tensor(at.weights, 1, batch.dtype),

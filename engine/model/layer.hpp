@@ -1,7 +1,7 @@
 // A unit of a model as a layer with explicit passes (no tape).
 //
-// A layer declares its tensors, what its forward pass saves for backward (in parts) and how much
-// memory each pass needs, before anything runs: that is what lets the planner count bytes. Its
+// A layer declares its tensors, the parts that its forward pass saves for backward, and the memory
+// of each pass before anything runs. So the planner can count bytes. Its
 // passes work on addresses handed in and allocate nothing. Backward is split: `backward_input`
 // makes the gradient of the input and keeps the gradients of its linear outputs in `context`;
 // `backward_weight` makes the parameter gradients from them.
@@ -28,17 +28,17 @@ struct BatchShape {
   std::int64_t rows() const { return micro_batch * seq; }
 };
 
-// Where what a unit saves lies: the whole region in one piece, or ranges of it apart from each
-// other. A half of backward gets the ranges that it reads.
+// The addresses of a unit's saved region: the whole region in one piece, or ranges of it apart from
+// each other. Each half of backward gets the ranges that it reads.
 class SavedRanges {
  public:
   SavedRanges() = default;
-  // NOLINTNEXTLINE(google-explicit-constructor): all of it, as an address is everywhere else
+  // NOLINTNEXTLINE(google-explicit-constructor): an address means the whole region
   SavedRanges(std::byte* whole) { add(0, UINT64_MAX, whole); }
   void add(std::uint64_t begin, std::uint64_t end, std::byte* data) {
     if (data != nullptr) ranges_.push_back({begin, end, data});
   }
-  // Of `bytes` bytes of the region from `begin` on; null: the pass has not got them.
+  // The address of the region's bytes [begin, begin + bytes); null if the pass does not have them.
   std::byte* at(std::uint64_t begin, std::uint64_t bytes) const {
     for (const Range& range : ranges_) {
       if (range.begin <= begin && bytes <= range.end - begin && begin < range.end) {
@@ -63,7 +63,7 @@ struct PassBuffers {
   const std::int32_t* tokens = nullptr;     // [rows]
   const std::int32_t* targets = nullptr;    // [rows]
   const std::byte* input = nullptr;
-  std::byte* output = nullptr;  // null in a recompute: not wanted
+  std::byte* output = nullptr;  // null in a recompute, which needs only `saved`
   SavedRanges saved;            // written by forward, read by backward
   std::byte* context = nullptr;
   const std::byte* grad_output = nullptr;
@@ -75,7 +75,7 @@ struct PassBuffers {
   std::byte* workspace = nullptr;
 };
 
-// Bytes of each pass.
+// The memory of the passes.
 struct PassNeeds {
   std::uint64_t output_bytes = 0;
   std::uint64_t saved_bytes = 0;
@@ -90,13 +90,16 @@ class Layer {
   explicit Layer(UnitLayout layout) : layout_(std::move(layout)) {}
   virtual ~Layer() = default;
   const UnitLayout& layout() const { return layout_; }
-  // Parts with the same readers stand together: they can travel as one.
+  // The saved parts in order. Parts with the same readers are neighbours, so that they can move as
+  // one.
   virtual std::vector<schedule::SavedPart> saves(const BatchShape& shape) const = 0;
   virtual PassNeeds needs(const BatchShape& shape, const kernels::Kernels& kernels) const = 0;
 
-  virtual void forward(kernels::Kernels& kernels, const BatchShape& shape, const PassBuffers& at) const = 0;
+  virtual void forward(kernels::Kernels& kernels, const BatchShape& shape,
+                       const PassBuffers& at) const = 0;
   // Head only: forward, loss and the gradient of the normed input. Others: InternalError.
-  virtual void loss(kernels::Kernels& kernels, const BatchShape& shape, const PassBuffers& at) const;
+  virtual void loss(kernels::Kernels& kernels, const BatchShape& shape,
+                    const PassBuffers& at) const;
   // Embedding: InternalError (it has no input to differentiate).
   virtual void backward_input(kernels::Kernels& kernels, const BatchShape& shape,
                               const PassBuffers& at) const = 0;
@@ -109,7 +112,7 @@ class Layer {
   Byte* tensor(Byte* window, std::size_t index, DType dtype) const {
     return window + layout_.tensors()[index].first_elem * dtype_bytes(dtype);
   }
-  // Gaps of a gradient window are zeroed before its tensors are written.
+  // Zeroes the gaps of a gradient window; call before its tensors are written.
   void clear_gaps(kernels::Kernels& kernels, std::byte* grad_window, DType dtype) const;
 
  private:

@@ -28,7 +28,7 @@ struct Unit {
   bool has_input = true;  // false: the embedding (no gradient of its input)
   bool is_head = false;
   bool recomputable = false;
-  std::int32_t borrows = -1;  // the unit whose first tensor it also reads (tied head: 0)
+  std::int32_t borrows = -1;  // a unit; this one also reads its first tensor (tied head: 0)
 };
 
 class Model {
@@ -44,7 +44,7 @@ class Model {
   std::vector<Unit> units_;
 };
 
-// Layers, each in a file of its own.
+// The layers; each has its own file.
 std::unique_ptr<Layer> make_embedding_layer(const ModelShape& shape);
 std::unique_ptr<Layer> make_block_layer(const ModelShape& shape, std::int64_t index);
 std::unique_ptr<Layer> make_head_layer(const ModelShape& shape);

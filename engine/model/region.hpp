@@ -1,5 +1,5 @@
-// Parts of one buffer, each at a multiple of 256 bytes: how layers cut context and workspace; and
-// the declared parts of what they save.
+// Layers cut context and workspace into parts of one buffer, each at a multiple of 256 bytes.
+// SavedRegion does the same with the declared parts of the saved region.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace sluice::model {
 class Region {
  public:
   explicit Region(std::byte* base = nullptr) : base_(base) {}
-  // The next part; null while only sizes are counted (base null).
+  // The next part, or null if the base is null (then only sizes are counted).
   std::byte* take(std::uint64_t bytes) {
     const std::uint64_t at = used_;
     used_ += round_up(bytes, kTensorAlignmentBytes);
@@ -26,12 +26,12 @@ class Region {
   std::uint64_t used_ = 0;
 };
 
-// What a unit saves, cut as its layer declares it.
+// A unit's saved region, cut into parts as its layer declares them.
 class SavedRegion {
  public:
   SavedRegion(const std::vector<schedule::SavedPart>& parts, const SavedRanges& ranges)
       : parts_(parts), ranges_(ranges) {}
-  // The next part; null where the pass does not use it.
+  // The next part, or null if the pass does not use it.
   std::byte* take() {
     const std::uint64_t bytes = parts_[next_++].bytes;
     const std::uint64_t at = used_;

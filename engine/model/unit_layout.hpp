@@ -1,4 +1,4 @@
-// A unit's flat element space: where each of its tensors starts.
+// A unit's flat element space: the position of each tensor.
 //
 // Rules. A tensor of 4,096 elements or more starts at a multiple of 4,096; smaller ones start at a
 // multiple of 128 (256 bytes in 16 bits) and never straddle a multiple of 4,096. So every multiple
@@ -49,7 +49,7 @@ class UnitLayout {
   const std::vector<PlacedTensor>& tensors() const { return tensors_; }
   // A multiple of kLawBlockElems.
   std::uint64_t elems() const { return elems_; }
-  // Without gaps.
+  // Elements without the gaps.
   std::uint64_t parameter_count() const { return parameters_; }
   // All norm blocks in element order.
   const std::vector<NormBlock>& norm_blocks() const { return blocks_; }

@@ -13,6 +13,9 @@
 #include <string_view>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
+#include "base/open_failure.hpp"
+#include "base/posix_file.hpp"
 #include "base/units.hpp"
 
 namespace sluice::planner {
@@ -268,15 +271,14 @@ HardwareProfile profile_from_json(const std::string& text, const std::string& so
 }
 
 HardwareProfile load_profile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    throw InputError("hardware profile '" + path +
-                     "' cannot be read; run `sluice doctor` to measure one");
-  }
   std::string text(kMaxFileBytes + 1, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (file.bad()) throw IoError("read", path, 0, text.size(), EIO);
-  text.resize(static_cast<std::size_t>(file.gcount()));
+  try {
+    const PosixFile file = PosixFile::open_read(path);
+    text.resize(file.read_some(0, std::as_writable_bytes(std::span(text))));
+  } catch (const IoError& error) {
+    throw InputError("hardware profile '" + path + "' cannot be read (" + open_failure(error) +
+                     "); run `sluice doctor` to measure one");
+  }
   if (text.size() > kMaxFileBytes) {
     throw InputError("hardware profile '" + path + "' is longer than 1 MiB, so it is none");
   }
@@ -317,7 +319,13 @@ std::string default_profile_path() {
 HardwareProfile load_profile_or_default(const std::string& path) {
   std::error_code unreadable;
   if (path.empty() || !std::filesystem::exists(path, unreadable)) return HardwareProfile{};
-  return load_profile(path);
+  try {
+    return load_profile(path);
+  } catch (const InputError& error) {
+    log(LogLevel::kWarning,
+        std::string(error.what()) + "; the times of a default machine are used instead");
+    return HardwareProfile{};
+  }
 }
 
 }  // namespace sluice::planner

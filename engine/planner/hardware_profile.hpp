@@ -65,8 +65,8 @@ void save_profile(const HardwareProfile& profile, const std::string& path);
 // $XDG_CACHE_HOME/sluice/hardware.json, else $HOME/.cache/sluice/hardware.json; empty where neither
 // variable is set to an absolute path (XDG base directory specification).
 std::string default_profile_path();
-// The saved profile if there is one, else the default profile. InputError if the saved one is
-// wrong.
+// The saved profile if there is one that can be used, else the default profile. A saved one that is
+// damaged or of another version is passed over, as a cache is: a warning in the log names it.
 HardwareProfile load_profile_or_default(const std::string& path);
 
 }  // namespace sluice::planner

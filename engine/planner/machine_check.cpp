@@ -1,6 +1,8 @@
 #include "engine/planner/machine_check.hpp"
 
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -51,7 +53,11 @@ void check_directory(const char* key, const std::string& path) {
     throw InputError(std::string(key) + ": '" + path + "' cannot be a directory: '" +
                      existing.string() + "' is a file");
   }
-  if (access(existing.c_str(), W_OK | X_OK) != 0) {
+  // Access rights say nothing here: root may write to /proc, yet nobody can make a file there.
+  struct statfs facts {};
+  const bool kernels_own = statfs(existing.c_str(), &facts) == 0 &&
+                           (facts.f_type == PROC_SUPER_MAGIC || facts.f_type == SYSFS_MAGIC);
+  if (kernels_own || access(existing.c_str(), W_OK | X_OK) != 0) {
     throw InputError(std::string(key) + ": '" + path + "' cannot be written");
   }
 }
@@ -146,7 +152,10 @@ MachineRoom settle_budgets(config::Config& config, std::optional<std::uint64_t> 
   if (config.memory.storage_bytes == config::Config::kAutoBytes) {
     config.memory.storage_bytes = std::min(room.storage_bytes, kMostAutoStorageBytes);
   }
-  if (const auto why = excess(config, room)) throw InputError(*why);
+  if (const auto why = excess(config, room)) {
+    if (config.memory.storage_bytes > room.storage_bytes) throw NoRoom(*why);
+    throw InputError(*why);
+  }
   return room;
 }
 
@@ -203,9 +212,9 @@ void check_storage_paths(const config::Config& config, std::uint64_t needed_byte
   for (const StorageRoom& room : storage_rooms(config)) {
     const std::uint64_t needed = room.needed_bytes(layout, needed_bytes);
     if (needed > room.available_bytes) {
-      throw InputError("memory.storage_paths: '" + memory.storage_paths[room.paths.front()] +
-                       "' needs " + format_bytes_exact(needed) + " and has " +
-                       format_bytes_exact(room.available_bytes) + " available");
+      throw NoRoom("memory.storage_paths: '" + memory.storage_paths[room.paths.front()] +
+                   "' needs " + format_bytes_exact(needed) + " and has " +
+                   format_bytes_exact(room.available_bytes) + " available");
     }
   }
   if (memory.storage_engine == config::Config::StorageEngineKind::kIoUring) {
@@ -245,10 +254,10 @@ void check_checkpoint_room(const config::Config& config, std::uint64_t checkpoin
   }
   const auto available = static_cast<std::uint64_t>(facts.f_bavail) * facts.f_frsize;
   if (needed > available) {
-    throw InputError("checkpoint.dir: '" + config.checkpoint.dir + "' needs " +
-                     format_bytes_exact(needed) + " (a checkpoint, the final weights" +
-                     (needed > checkpoint_bytes ? " and the storage tier beside it" : "") +
-                     ") and has " + format_bytes_exact(available) + " available");
+    throw NoRoom("checkpoint.dir: '" + config.checkpoint.dir + "' needs " +
+                 format_bytes_exact(needed) + " (a checkpoint, the final weights" +
+                 (needed > checkpoint_bytes ? " and the storage tier beside it" : "") +
+                 ") and has " + format_bytes_exact(available) + " available");
   }
 }
 

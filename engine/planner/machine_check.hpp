@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.hpp"
 #include "base/units.hpp"
 #include "engine/config/config.hpp"
 #include "engine/planner/plan.hpp"
@@ -16,6 +17,12 @@ namespace sluice::planner {
 
 // The most that memory.storage = "auto" takes.
 inline constexpr std::uint64_t kMostAutoStorageBytes = 64 * kGiB;
+
+// A disk lacks room, which removing files may give.
+class NoRoom : public InputError {
+ public:
+  using InputError::InputError;
+};
 
 // The room for budgets on this machine, read once, since other programs change it at any moment.
 struct MachineRoom {

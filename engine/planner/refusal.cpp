@@ -9,14 +9,18 @@
 
 #include "base/error.hpp"
 #include "base/units.hpp"
+#include "engine/planner/budget_step.hpp"
 
 namespace sluice::planner {
 namespace {
 
-// Budgets are suggested in multiples of this.
-constexpr std::uint64_t kSuggestionStepBytes = 2 * kMiB;
 constexpr std::array<const char*, kTierCount> kBudgetKeys{"memory.device", "memory.pinned",
                                                           "memory.storage"};
+
+// A budget as it was given; free space, which is an odd number of bytes, to three digits.
+std::string available_text(std::uint64_t bytes) {
+  return bytes % kMiB == 0 ? format_bytes_exact(bytes) : format_bytes(bytes);
+}
 
 }  // namespace
 
@@ -33,8 +37,7 @@ Refusal Refuser::refusal() const {
     Suggestion joint;
     for (std::size_t tier = 0; tier < kTierCount; ++tier) {
       if (refusal.needed_bytes[tier] > budgets_[tier]) {
-        joint.emplace_back(kBudgetKeys[tier],
-                           round_up(refusal.needed_bytes[tier], kSuggestionStepBytes));
+        joint.emplace_back(kBudgetKeys[tier], suggested_budget(refusal.needed_bytes[tier]));
       }
     }
     refusal.suggestions.push_back(std::move(joint));
@@ -51,7 +54,7 @@ std::optional<std::uint64_t> Refuser::least_budget(std::size_t tier) const {
     if (fits(needed, others)) least = std::min(least, needed[tier]);
   }
   if (least == std::numeric_limits<std::uint64_t>::max()) return std::nullopt;
-  return round_up(least, kSuggestionStepBytes);
+  return suggested_budget(least);
 }
 
 // The candidate that lacks the fewest bytes over all tiers. Bytes are counted as suggestions round
@@ -62,7 +65,7 @@ TierBytes Refuser::nearest() const {
     std::uint64_t bytes = 0;
     for (std::size_t tier = 0; tier < kTierCount; ++tier) {
       if (needed[tier] <= budgets_[tier]) continue;
-      bytes += round_up(needed[tier], kSuggestionStepBytes) - budgets_[tier];
+      bytes += suggested_budget(needed[tier]) - budgets_[tier];
     }
     return bytes;
   };
@@ -76,8 +79,8 @@ std::string Refusal::sentence() const {
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
     if (needed_bytes[tier] <= available_bytes[tier]) continue;
     text += " " + std::string(kBudgetKeys[tier]) + " needs " +
-            format_bytes_exact(round_up(needed_bytes[tier], kSuggestionStepBytes)) + " and has " +
-            format_bytes_exact(available_bytes[tier]) + ";";
+            format_bytes_exact(suggested_budget(needed_bytes[tier])) + " and has " +
+            available_text(available_bytes[tier]) + ";";
   }
   if (suggestions.empty()) {
     return text +

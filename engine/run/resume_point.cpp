@@ -2,20 +2,19 @@
 
 #include "base/error.hpp"
 #include "base/log.hpp"
-#include "engine/run/set_aside.hpp"
 
 namespace sluice::run {
 
 ResumePoint find_resume_point(const config::Config& config) {
   ResumePoint point;
   std::vector<checkpoint::PassedOver> passed_over;
-  point.durable = checkpoint::find_durable(config.checkpoint.dir, config.memory.storage_paths, passed_over);
+  point.durable =
+      checkpoint::find_durable(config.checkpoint.dir, config.memory.storage_paths, passed_over);
   try {
     point.checkpoint = checkpoint::find_checkpoint(config.checkpoint.dir);
   } catch (const InputError& error) {
     if (!point.durable) {
-      throw InputError((passed_over.empty() ? std::string(error.what()) : passed_over.front().why) +
-                       told_of_set_aside(config.log.dir));
+      throw NoState(passed_over.empty() ? std::string(error.what()) : passed_over.front().why);
     }
   }
   if (point.durable && point.checkpoint &&
@@ -23,9 +22,10 @@ ResumePoint find_resume_point(const config::Config& config) {
     point.durable.reset();
   }
   const std::int64_t step = point.manifest().step;
-  // Older ones are superseded.
-  std::erase_if(passed_over,
-                [&](const checkpoint::PassedOver& passed) { return passed.step >= 0 && passed.step <= step; });
+  // Older commits are superseded.
+  std::erase_if(passed_over, [&](const checkpoint::PassedOver& passed) {
+    return passed.step >= 0 && passed.step <= step;
+  });
   for (const checkpoint::PassedOver& passed : passed_over) {
     if (!passed.absent) continue;
     const std::string instead = passed.step < 0 ? "" : " instead of " + std::to_string(passed.step);
@@ -34,8 +34,8 @@ ResumePoint find_resume_point(const config::Config& config) {
   }
   for (const checkpoint::PassedOver& passed : passed_over) {
     const bool newer = passed.step > step;
-    // A record that cannot be read was cut short as it was written, and is of no commit, or it was
-    // damaged since: then nothing can be had from it.
+    // A record that cannot be read was cut short as it was written, and then it is no commit, or it
+    // was damaged since, and then nothing can be had from it.
     const bool beside = point.durable && point.durable->log == passed.log;
     log(LogLevel::kWarning, "commit passed over: " + passed.why +
                                 (newer    ? "; '" + passed.log + "' stays, with its data"
@@ -46,19 +46,12 @@ ResumePoint find_resume_point(const config::Config& config) {
   return point;
 }
 
-void check_run(const ResumePoint& point, const std::set<std::string>& runs,
-               const std::string& log_dir) {
-  const std::string& run = point.manifest().run_id;
-  if (run.empty() || runs.empty() || runs.contains(run)) return;
-  throw InputError(point.where() + ": was written by run " + run +
-                   ", which is none of those that events.jsonl of '" + log_dir +
-                   "' names; --set checkpoint.dir=... names where this run's checkpoints are");
-}
-
-void check_resume_point(const ResumePoint& point, const config::Config& config, const model::Model& model,
-                        const std::string& data_fingerprint,
+void check_resume_point(const ResumePoint& point, const config::Config& config,
+                        const model::Model& model, const std::string& data_fingerprint,
                         const std::vector<const schedule::Buffer*>& homes) {
-  if (!point.durable) return checkpoint::check_checkpoint(*point.checkpoint, config, model, data_fingerprint);
+  if (!point.durable) {
+    return checkpoint::check_checkpoint(*point.checkpoint, config, model, data_fingerprint);
+  }
   checkpoint::check_manifest(point.manifest(), point.where(), config, data_fingerprint);
   checkpoint::check_homes(*point.durable, homes);
 }

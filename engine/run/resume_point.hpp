@@ -1,20 +1,20 @@
-// Where a run goes on from: a durable run's commit, or a checkpoint of files.
+// The state from which a run resumes: a commit of a durable run, or a checkpoint of files.
 #pragma once
 
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
+#include "base/error.hpp"
 #include "engine/checkpoint/checkpoint.hpp"
-#include "engine/checkpoint/durable_checkpoint.hpp"
+#include "engine/checkpoint/durable_recovery.hpp"
 
 namespace sluice::run {
 
 struct ResumePoint {
   std::optional<checkpoint::DurableFound> durable;
   std::optional<checkpoint::CheckpointFound> checkpoint;
-  // That say to be newer, and are not what was committed.
+  // Logs of newer commits that do not verify.
   std::vector<std::string> passed_over_logs;
 
   const checkpoint::CheckpointManifest& manifest() const {
@@ -23,20 +23,21 @@ struct ResumePoint {
   const std::string& where() const { return durable ? durable->log : checkpoint->directory; }
 };
 
-// The newer of the two in config.checkpoint.dir, with a warning of what was passed over. Throws
-// InputError where there is neither, with the reason of what failed, and where the data of a newer
-// commit are not there; IoError where that cannot be told.
+// A run holds no state that verifies; the sentence says why.
+class NoState : public InputError {
+ public:
+  using InputError::InputError;
+};
+
+// Returns the newest state in config.checkpoint.dir that verifies, and warns of each newer one that
+// does not. Throws NoState if there is none, InputError if the data of a newer commit are missing,
+// and IoError if the disk cannot say.
 ResumePoint find_resume_point(const config::Config& config);
 
-// Throws InputError where another run wrote the point than one of `runs`, those of log_dir. A point
-// that does not say who wrote it, and a directory that does not say whose it is, are taken.
-void check_run(const ResumePoint& point, const std::set<std::string>& runs,
-               const std::string& log_dir);
-
-// Throws InputError naming the first thing in which this run is another than the one that left the
-// point: weight, home of state, setting, data. homes: this run's homes of state.
-void check_resume_point(const ResumePoint& point, const config::Config& config, const model::Model& model,
-                        const std::string& data_fingerprint,
+// Throws InputError if this run differs from the run that saved the state. The message names the
+// first difference: a weight, a home of state, a setting or the data. homes: this run's homes.
+void check_resume_point(const ResumePoint& point, const config::Config& config,
+                        const model::Model& model, const std::string& data_fingerprint,
                         const std::vector<const schedule::Buffer*>& homes);
 
 }  // namespace sluice::run

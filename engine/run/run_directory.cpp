@@ -1,16 +1,19 @@
 #include "engine/run/run_directory.hpp"
 
-#include <cerrno>
-#include <nlohmann/json.hpp>
-#include <span>
-#include <system_error>
-#include <vector>
+#include <sys/stat.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+
+#include "base/directory.hpp"
 #include "base/error.hpp"
 #include "base/log.hpp"
 #include "base/posix_file.hpp"
-#include "engine/checkpoint/durable_checkpoint.hpp"
-#include "engine/run/set_aside.hpp"
 #include "offload/storage_file.hpp"
 
 namespace sluice::run {
@@ -18,155 +21,195 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_durable(const config::Config& config) {
-  return config.checkpoint.mode == config::Config::CheckpointMode::kDurable;
+constexpr std::size_t kLeastDigits = 4;
+constexpr std::size_t kMostDigits = 9;  // longer names are not ours
+
+std::optional<std::uint32_t> number_of(const fs::path& path) {
+  const std::string name = path.filename().string();
+  if (name.size() < kLeastDigits || name.size() > kMostDigits) return std::nullopt;
+  std::uint32_t number = 0;
+  const char* const end = name.data() + name.size();
+  const auto [last, error] = std::from_chars(name.data(), end, number);
+  return error == std::errc{} && last == end ? std::optional(number) : std::nullopt;
 }
 
-// With what is above it. durable: the names are on the disk when it returns.
-void make_directory(const fs::path& path, bool durable) {
+std::string name_of_number(std::uint32_t number) {
+  const std::string digits = std::to_string(number);
+  return std::string(kLeastDigits - std::min(kLeastDigits, digits.size()), '0') + digits;
+}
+
+std::uint32_t next_number(const std::string& log_dir) {
+  std::uint32_t last = 0;
+  for (const fs::path& path : list_directory(log_dir)) {
+    last = std::max(last, number_of(path).value_or(0));
+  }
+  return last + 1;
+}
+
+// The target of a link, relative to the directory of the link; empty where `path` is no link.
+fs::path link_target(const fs::path& path) {
+  std::error_code error;
+  const fs::path target = fs::read_symlink(path, error);
+  return error ? fs::path() : target;
+}
+
+// Replaces the leading directory `from` of `path` by `to`. A path outside `from` stays as it is.
+std::string moved_along(const std::string& path, const std::string& from, const std::string& to) {
+  const fs::path below = normal_path(path).lexically_relative(normal_path(from));
+  if (below.empty() || *below.begin() == "..") return path;
+  return below == "." ? to : (fs::path(to) / below).string();
+}
+
+void place(config::Config& config, const config::Config& given, const std::string& directory) {
+  config.memory.storage_paths = given.memory.storage_paths;
+  for (std::string& path : config.memory.storage_paths) {
+    path = moved_along(path, given.log.dir, directory);
+  }
+  config.log.dir = directory;
+}
+
+// Whether checkpoint.dir is its default: below log.dir.
+bool keeps_checkpoints_in_run(const config::Config& given) {
+  return normal_path(given.checkpoint.dir) ==
+         normal_path(config::default_checkpoint_dir(given.log.dir));
+}
+
+}  // namespace
+
+bool is_run_directory(const std::string& path) {
+  const auto holds = [&](const char* name) {
+    std::error_code ignored;
+    return fs::is_regular_file(fs::symlink_status(fs::path(path) / name, ignored));
+  };
+  return holds(kConfigFile) && holds(kEventsFile);
+}
+
+std::vector<std::string> runs_in(const std::string& log_dir) {
+  std::vector<fs::path> runs;
+  for (const fs::path& path : list_directory(log_dir)) {
+    if (number_of(path) && is_run_directory(path.string())) runs.push_back(path);
+  }
+  std::sort(runs.begin(), runs.end(),
+            [](const fs::path& a, const fs::path& b) { return *number_of(a) > *number_of(b); });
+  return {runs.begin(), runs.end()};
+}
+
+std::string latest_run(const std::string& path) {
+  if (is_run_directory(path)) return path;
+  const fs::path target = link_target(fs::path(path) / kLatest);
+  if (!target.empty()) {
+    const std::string run = (fs::path(path) / target).string();
+    if (is_run_directory(run)) return run;
+  }
+  const std::vector<std::string> runs = runs_in(path);
+  return runs.empty() ? path : runs.front();
+}
+
+std::vector<std::string> runs_to_resume(const std::string& path) {
+  if (is_run_directory(path)) return {path};
+  std::error_code error;
+  if (!fs::is_directory(path, error)) {
+    throw InputError("--resume: '" + path +
+                     "' is no directory; give a run's directory, or the log.dir that it lies in");
+  }
+  std::vector<std::string> runs = runs_in(path);
+  if (runs.empty()) {
+    throw InputError("--resume: '" + path +
+                     "' is no run's directory, and no run lies in it: a run has " + kConfigFile +
+                     " and " + kEventsFile);
+  }
+  return runs;
+}
+
+void make_run_directory(const std::string& path, bool durable) {
   std::vector<fs::path> made;
-  fs::path at = normal_path(path.string());
+  fs::path at = normal_path(path);
   for (std::error_code error; !fs::exists(at, error) && at.has_relative_path();) {
     made.push_back(at);
     at = at.parent_path();
   }
   try {
-    make_directories(path.string());
+    make_directories(path);
   } catch (const IoError& error) {
-    throw InputError("'" + path.string() +
+    throw InputError("'" + path +
                      "' cannot be made: " + std::generic_category().message(error.error_number));
   }
-  for (const fs::path& name : made) {
-    if (durable) offload::sync_directory_of(name.string());
+  if (!durable) return;
+  for (const fs::path& name : made) offload::sync_directory_of(name.string());
+}
+
+std::string next_run_directory(const std::string& log_dir) {
+  const fs::path link = fs::path(log_dir) / kLatest;
+  std::error_code ignored;
+  if (fs::exists(fs::symlink_status(link, ignored)) && link_target(link).empty()) {
+    throw InputError("log.dir: '" + link.string() +
+                     "' is in the way: a link of that name leads to the newest run; rename it, or "
+                     "name another log.dir");
   }
+  return (fs::path(log_dir) / name_of_number(next_number(log_dir))).string();
 }
 
-const std::string& made(const std::string& directory, bool durable) {
-  make_directory(directory, durable);
-  return directory;
-}
-
-// What a run opens to write. In a directory that came from somebody else a link would lead to
-// another file, and a pipe would never open.
-void check_regular(const fs::path& path) {
-  std::error_code error;
-  const fs::file_type type = fs::symlink_status(path, error).type();
-  if (type == fs::file_type::regular || type == fs::file_type::not_found) return;
-  throw InputError("'" + path.string() + "' is no regular file, and a run writes there; remove it");
-}
-
-void check_run_files(const fs::path& directory) {
-  check_regular(directory / "lock");
-  check_regular(directory / kEventsFile);
-  for (const char* name : kRunFiles) check_regular(directory / (std::string(name) + ".tmp"));
-}
-
-// Its own, once the files there have been looked at.
-const std::string& checked(const std::string& directory) {
-  check_run_files(directory);
-  return directory;
-}
-
-// Of its own only where it is another directory than log.dir.
-void lock_checkpoints(std::optional<RunLock>& lock, const config::Config& config, const RunId& run) {
-  const std::string& directory = config.checkpoint.dir;
-  if (fs::equivalent(directory, config.log.dir)) return;
-  check_regular(fs::path(directory) / "lock");
-  lock.emplace("checkpoint.dir", directory, run);
-}
-
-// A run that was killed may have left half a line: the next event must not be joined to it.
-void cut_unfinished_line(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file) return;
-  auto bytes = static_cast<std::int64_t>(file.tellg());
-  const std::int64_t size = bytes;
-  for (char last = 0; bytes > 0; --bytes) {
-    file.seekg(bytes - 1);
-    if (!file.get(last) || last == '\n') break;
-  }
-  file.close();
-  if (bytes < size) fs::resize_file(path, static_cast<std::uintmax_t>(bytes));
-}
-
-}  // namespace
-
-RunsTold runs_in(const std::string& directory) {
-  using Json = nlohmann::json;
-  RunsTold told;
-  const fs::path path = fs::path(directory) / kEventsFile;
-  std::error_code error;
-  if (!fs::is_regular_file(path, error)) return told;
-  std::ifstream file(path, std::ios::binary);
-  for (std::string line; std::getline(file, line);) {
-    if (!line.starts_with(R"({"event":"plan")")) continue;
-    const Json event = Json::parse(line, nullptr, false);
-    if (!event.is_object()) continue;
-    const auto word = [&](const char* name) {
-      const auto found = event.find(name);
-      return found == event.end() || !found->is_string() ? "" : found->get<std::string>();
-    };
-    for (const char* name : {"run_id", "resumed_run_id"}) {
-      if (parse_run_id(word(name))) told.ids.insert(word(name));
+std::string claim_run_directory(const std::string& log_dir, bool durable) {
+  make_run_directory(log_dir, durable);
+  for (std::uint32_t number = next_number(log_dir);; ++number) {
+    const std::string directory = (fs::path(log_dir) / name_of_number(number)).string();
+    if (::mkdir(directory.c_str(), 0700) == 0) {
+      if (durable) offload::sync_directory_of(directory);
+      return directory;
     }
-    told.log_dir = word("log_dir");
-    told.checkpoint_dir = word("checkpoint_dir");
+    if (errno == EEXIST) continue;  // another start has claimed it since
+    throw InputError("log.dir: '" + directory +
+                     "' cannot be made: " + std::generic_category().message(errno));
   }
-  return told;
 }
 
-RunFiles::RunFiles(const config::Config& config, const RunId& run, bool uses_storage)
-    : directory_(made(config.log.dir, is_durable(config))),
-      lock_("log.dir", checked(config.log.dir), run, config.memory.storage_paths) {
-  const bool durable = is_durable(config);
-  if (uses_storage) {
-    for (const std::string& path : config.memory.storage_paths) make_directory(path, durable);
+// Proof that the last one to rename leaves the highest number: each process looks again after its
+// own rename, and its run has begun before it looked. So a process that renamed to a lower number
+// sees the higher run, or that run's own process has yet to rename.
+void point_latest(const std::string& log_dir) {
+  const fs::path link = fs::path(log_dir) / kLatest;
+  while (true) {
+    const std::vector<std::string> runs = runs_in(log_dir);
+    if (runs.empty()) return;
+    const fs::path newest = fs::path(runs.front()).filename();
+    if (link_target(link) == newest) return;
+    const fs::path temporary = link.string() + "." + make_run_id().hex() + ".tmp";
+    std::error_code error;
+    fs::create_symlink(newest, temporary, error);
+    if (error) throw IoError("symlink", temporary.string(), 0, 0, error.value());
+    fs::rename(temporary, link, error);
+    if (error) throw IoError("rename", temporary.string(), 0, 0, error.value());
   }
-  make_directory(config.checkpoint.dir, durable);
-  lock_checkpoints(checkpoint_lock_, config, run);
 }
 
-void RunFiles::remove_uncommitted(const config::Config& config, const RunId& run) {
-  const std::string& directory = config.log.dir;
-  // Nobody is kept waiting for a lock where there is nothing to remove.
-  if (checkpoint::files_without_commit(config.checkpoint.dir, config.memory.storage_paths).empty()) return;
-  check_run_files(directory);
-  const bool told_of_earlier = RunLock::look(directory).exists;
-  RunLock lock("log.dir", directory, run, config.memory.storage_paths);
-  if (told_of_earlier) lock.keep_record();
-  std::optional<RunLock> checkpoint_lock;
-  lock_checkpoints(checkpoint_lock, config, run);
-  checkpoint::remove_logs_without_commit(config.checkpoint.dir, {}, lock.storage_paths());
+void place_new_run(config::Config& config, const config::Config& given,
+                   const std::string& directory, const RunId& run) {
+  place(config, given, directory);
+  config.checkpoint.dir = keeps_checkpoints_in_run(given)
+                              ? config::default_checkpoint_dir(directory)
+                              : (fs::path(given.checkpoint.dir) / run.hex()).string();
 }
 
-void RunFiles::begin(const config::Config& config, bool fresh, const std::string& own_log) {
-  const fs::path events = directory_ / kEventsFile;
-  if (fresh) {
-    checkpoint::remove_logs_without_commit(config.checkpoint.dir, own_log, storage_paths());
-    set_aside_earlier(directory_.string(), config.checkpoint.dir, own_log, storage_paths());
-    PosixFile::create(events.string());  // with its mode
-  } else {
-    cut_unfinished_line(events);
+void place_resumed_run(config::Config& config, const config::Config& given,
+                       const std::string& directory) {
+  place(config, given, directory);
+  config.checkpoint.dir = config::default_checkpoint_dir(directory);
+  const fs::path target = link_target(config.checkpoint.dir);
+  if (target.empty()) return;
+  const std::string link = config.checkpoint.dir;
+  config.checkpoint.dir = (fs::path(directory) / target).lexically_normal().string();
+  const fs::path above = normal_path(config.checkpoint.dir).parent_path();
+  if (!keeps_checkpoints_in_run(given) && above != normal_path(given.checkpoint.dir)) {
+    log(LogLevel::kWarning,
+        "checkpoint.dir = '" + given.checkpoint.dir +
+            "' is not used: a resumed run keeps its checkpoints, which lie in '" +
+            config.checkpoint.dir + "'");
   }
-  text(kConfigFile, config::config_to_toml(config));
-  events_.open(events, std::ios::out | std::ios::app);
-  if (!events_) throw IoError("open", events.string(), 0, 0, errno);
-}
-
-void RunFiles::event(const train::RunEvent& event) {
-  events_ << event.dump() << '\n' << std::flush;
-  if (!events_) throw IoError("write", path(kEventsFile), 0, 0, errno);
-}
-
-void RunFiles::sync_events() {
-  PosixFile::open_read(path(kEventsFile)).sync();
-}
-
-void RunFiles::text(const char* name, const std::string& text) {
-  const std::string temporary = path(name) + ".tmp";
-  PosixFile file = PosixFile::create(temporary);
-  file.write_all(0, std::as_bytes(std::span(text.data(), text.size())));
-  rename_durably(temporary, path(name));
+  std::error_code error;
+  if (fs::is_directory(config.checkpoint.dir, error)) return;
+  throw InputError("'" + link + "' leads to '" + config.checkpoint.dir +
+                   "', where the run's checkpoints were, and that is no directory; is its disk "
+                   "mounted? If they were moved, lead the link there");
 }
 
 }  // namespace sluice::run

@@ -1,70 +1,58 @@
-// The run directory: what stands in it, and who writes what. What an earlier run left is never
-// overwritten: a fresh start moves it into earlier-1, earlier-2 and so on (set_aside.hpp).
+// The directory of a run: LOGDIR/0001, LOGDIR/0002 and so on, and the link LOGDIR/latest.
+//
+// Each start makes a directory of its own, with the number after the highest that exists; mkdir is
+// the claim, so two starts never share one. Everything of the run lies in it:
+//   config.toml, events.jsonl, plan.json, ...   its files (run_files.hpp)
+//   checkpoints/                                 with checkpoint.dir set: a link to
+//                                                CHECKPOINT_DIR/RUN_ID, where they lie
+//   storage/                                     unless memory.storage_paths is set
+// Storage paths below log.dir lie below the run's directory instead. In other storage paths runs
+// share the directory, and their run ids keep file names apart. A start moves and deletes nothing
+// that exists. A resumed run goes on in its own directory, wherever that lies now.
 #pragma once
 
-#include <array>
-#include <filesystem>
-#include <fstream>
-#include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "base/run_id.hpp"
 #include "engine/config/config.hpp"
-#include "engine/run/run_lock.hpp"
-#include "engine/train/events.hpp"
 
 namespace sluice::run {
 
 inline constexpr const char* kConfigFile = "config.toml";
 inline constexpr const char* kEventsFile = "events.jsonl";
-// What a run owns in its directory beside checkpoints, storage and lock; the reports are of
-// `sluice report`.
-inline constexpr std::array kRunFiles{kConfigFile,           kEventsFile,  "plan.json",
-                                      "plan_trace.json",     "trace.json", "trace.perfetto.json",
-                                      "weights.safetensors", "report.html"};
+inline constexpr const char* kLatest = "latest";
 
-// What the event log in a directory tells of its runs; nothing where there is none.
-struct RunsTold {
-  std::set<std::string>
-      ids;  // of each that began there, and those whose checkpoints they went on from
-  // Of the newest, absolute; empty where an older version wrote it.
-  std::string log_dir;
-  std::string checkpoint_dir;
-};
-RunsTold runs_in(const std::string& directory);
+// Whether a run has begun in `path`: its configuration and its events are there.
+bool is_run_directory(const std::string& path);
+// The runs in log_dir, the highest number first. IoError.
+std::vector<std::string> runs_in(const std::string& log_dir);
+// Resolves a RUN as users name it. Returns `path` if that is a run, else the run to which
+// `path`/latest leads, else the run below it with the highest number, else `path`.
+std::string latest_run(const std::string& path);
+// Like latest_run, but returns every run that a resume of `path` may continue, in the order of its
+// attempts. Throws InputError if there is none.
+std::vector<std::string> runs_to_resume(const std::string& path);
 
-class RunFiles {
- public:
-  // Makes and locks the directories; what an earlier run left in them stands until begin(). Throws
-  // InputError where one cannot be made or another run holds it.
-  RunFiles(const config::Config& config, const RunId& run, bool uses_storage);
+// The directory that the next start in log_dir would claim.
+std::string next_run_directory(const std::string& log_dir);
+// Makes that directory, and log_dir if it is missing. durable: the names are on the disk on return.
+// Throws InputError if it cannot be made.
+std::string claim_run_directory(const std::string& log_dir, bool durable);
+// Leads LOGDIR/latest to the run with the highest number, atomically. Several processes may do so
+// at once. IoError.
+void point_latest(const std::string& log_dir);
 
-  // Removes what resumes that were killed before their first commit left in the directories of a
-  // run that is there: it takes room. InputError: another run holds one.
-  static void remove_uncommitted(const config::Config& config, const RunId& run);
+// Sets the paths of `config` to those of a run in `directory`: log.dir, checkpoint.dir and
+// memory.storage_paths. given: the configuration as its user wrote it.
+// The top of this file says where checkpoints of a new run lie. Those of a resumed run lie where
+// its `checkpoints` leads.
+void place_new_run(config::Config& config, const config::Config& given,
+                   const std::string& directory, const RunId& run);
+void place_resumed_run(config::Config& config, const config::Config& given,
+                       const std::string& directory);
 
-  // Writes config.toml and opens events.jsonl. own_log: of a durable run, which has made it
-  // already.
-  void begin(const config::Config& config, bool fresh, const std::string& own_log);
-
-  // Appends a line to events.jsonl. IoError.
-  void event(const train::RunEvent& event);
-  // What has been appended is on the disk when it returns: no checkpoint may outlive the event that
-  // tells whose it is. IoError.
-  void sync_events();
-  // Makes the file anew: what was there stays whole until the new text is. IoError.
-  void text(const char* name, const std::string& text);
-  // The run's storage paths, and those of killed runs before it in this directory.
-  const std::vector<std::string>& storage_paths() const { return lock_.storage_paths(); }
-  std::string path(const char* name) const { return (directory_ / name).string(); }
-
- private:
-  std::filesystem::path directory_;
-  RunLock lock_;
-  std::optional<RunLock> checkpoint_lock_;
-  std::ofstream events_;
-};
+// `path` and the directories above it that are missing. durable: as above. InputError.
+void make_run_directory(const std::string& path, bool durable);
 
 }  // namespace sluice::run

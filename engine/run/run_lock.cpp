@@ -25,7 +25,7 @@ namespace {
 
 constexpr std::size_t kMaxRecordBytes = 64 * 1024;
 constexpr std::size_t kMostEarlierRuns = 256;  // 9 KiB of the record
-// A run that has just taken the lock is about to write who it is: after so many looks it has.
+// A run that has just taken the lock still has to write its record. This many looks are enough.
 constexpr int kLooks = 20;
 constexpr std::chrono::milliseconds kBetweenLooks{5};
 
@@ -77,7 +77,7 @@ std::optional<RunHolder> read_holder(int descriptor) {
   return parse_run_id(holder.run_id) ? std::optional(holder) : std::nullopt;
 }
 
-// False: a process of this host that has ended, so what it wrote is of an earlier run.
+// Whether the holder may still run. A process of this host that has ended left an old record.
 bool may_live(const RunHolder& holder) {
   if (holder.host != host_name()) return true;
   return ::kill(static_cast<pid_t>(holder.pid), 0) == 0 || errno == EPERM;
@@ -125,8 +125,8 @@ RunLock::RunLock(const std::string& key, const std::string& directory, const Run
     if (file.get() < 0) throw IoError("open", path_, 0, 0, errno);
     if (!try_lock(file.get(), path_)) {
       const std::optional<RunHolder> holder = read_live_holder(file.get());
-      // Nobody in a tenth of a second: somebody who only looked (RunLock::look), or a run that has
-      // just ended.
+      // No record within a tenth of a second: RunLock::look held the lock for a moment, or a run
+      // has just ended.
       if (!holder && looks++ < kLooks) continue;
       throw InputError(key + ": '" + directory + "' is in use by another run" +
                        (holder ? " (" + holder->describe() + ")" : std::string()) +
@@ -162,7 +162,7 @@ void RunLock::write_holder(const RunId& run) {
     return record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
   };
   std::string text = dumped();
-  if (text.size() > kMaxRecordBytes) {  // who holds it matters more
+  if (text.size() > kMaxRecordBytes) {  // the holder matters more than its paths
     record.erase("storage_paths");
     text = dumped();
   }
@@ -174,9 +174,10 @@ void RunLock::write(const std::string& record) const {
   static_cast<void>(::pwrite(descriptor_, record.data(), record.size(), 0));
 }
 
-// Taken away while it is held: whoever has it open finds that it is no longer at its path.
+// The file is removed while it is locked. A process that has it open then finds it gone from its
+// path.
 RunLock::~RunLock() {
-  if (keeps_record_) {
+  if (keeps_record_ && !record_before_.empty()) {
     write(record_before_);
   } else {
     static_cast<void>(::unlink(path_.c_str()));

@@ -1,9 +1,9 @@
 // One run per directory: an advisory lock that ends with the process, however it ends.
 //
 // DIRECTORY/lock holds one line of JSON: pid, host, run_id, started (UTC), storage_paths,
-// earlier_runs. A run that ends takes it away; one that is killed leaves it behind, unlocked, and
-// the next takes it over, with the paths that stand there and its run id: only they tell where a
-// run that committed nothing, or whose log is gone, left files.
+// earlier_runs. A run that ends removes it. A killed run leaves it behind, unlocked, and the next
+// run takes it over with its paths and its run id. If a run committed nothing or lost its log, the
+// lock alone says where its files lie.
 #pragma once
 
 #include <cstdint>
@@ -30,9 +30,9 @@ struct RunHolder {
 
 class RunLock {
  public:
-  // Locks DIRECTORY/lock (mode 0600) for this process; key: what names the directory, "log.dir".
-  // storage_paths: where this run will make files. Throws InputError where another run holds it,
-  // naming that; IoError where the file cannot be made.
+  // Locks DIRECTORY/lock (mode 0600) for this process. key: the configuration key of the directory,
+  // "log.dir". storage_paths: the paths in which this run will make files. Throws InputError with
+  // the holder if another run holds the lock, and IoError if the file cannot be made.
   RunLock(const std::string& key, const std::string& directory, const RunId& run,
           const std::vector<std::string>& storage_paths = {});
   ~RunLock();
@@ -42,13 +42,14 @@ class RunLock {
   struct State {
     bool exists = false;
     bool held = false;                // by a run that lives
-    std::optional<RunHolder> holder;  // who wrote it; none where it cannot be read
+    std::optional<RunHolder> holder;  // its writer; empty if it cannot be read
   };
-  // What stood in the file before is put back when the lock goes, and the file stays: for somebody
-  // who only cleans.
+  // The destructor will restore the record that the file held before, if it held one. This serves a
+  // cleaner, and a run that may still be refused. drop_record() ends it.
   void keep_record() { keeps_record_ = true; }
+  void drop_record() { keeps_record_ = false; }
 
-  // Looks, and changes nothing. IoError.
+  // Reads the lock and changes nothing. IoError.
   static State look(const std::string& directory);
   // As RunHolder's.
   const std::vector<std::string>& storage_paths() const { return storage_paths_; }

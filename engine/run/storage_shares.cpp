@@ -44,7 +44,7 @@ class PathTrial {
         file_(engine.open(directory + "/sluice-" + make_run_id().hex() + "-0" +
                               offload::StripedSpace::kScratchSuffix,
                           offload::StorageFileMode::kScratch, kBlocks * kBlockBytes)) {
-    // Untimed: reading what was never written costs nothing, and writing it more.
+    // This round is not timed: a block that was never written is cheap to read and dear to write.
     for (std::uint64_t block = 0; block < kBlocks; block += wave_) move_wave(block, false);
   }
   ~PathTrial() { engine_.close(file_); }
@@ -63,7 +63,7 @@ class PathTrial {
     }
     bytes_per_s_ = std::max(bytes_per_s_, bytes / seconds);
   }
-  // Of the best round: one in which the machine stood still must not decide for a whole run.
+  // The rate of the best round: a pause of the machine must not decide for a whole run.
   double bytes_per_s() const { return bytes_per_s_; }
 
  private:
@@ -163,7 +163,7 @@ std::vector<std::uint32_t> choose_storage_shares(const config::Config& config,
   if (memory.pinned_bytes < kLeastStagingBytes) return even;
   try {
     const auto engine = offload::make_storage_engine(kind, {});
-    // What the run has for its own staging, which is not there yet.
+    // The run's own staging is not allocated yet, so its budget is free.
     const std::vector<double> speeds =
         measure_path_speeds(*engine, memory.storage_paths, memory.pinned_bytes);
     std::vector<std::uint32_t> shares = shares_within_room(config, speeds, storage_bytes);

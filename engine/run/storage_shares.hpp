@@ -1,4 +1,4 @@
-// Which share of a run's storage each of its paths takes: as asked for, or by speed.
+// The share of a run's storage that each path takes: as configured, or by measured speed.
 #pragma once
 
 #include <cstdint>
@@ -10,24 +10,25 @@
 
 namespace sluice::run {
 
-// Bytes per second of each directory (which exists), as many read as written, in the order given:
-// each in turn, three times over, some tenths of a second in all, on a file that is gone
-// afterwards (64 MiB each). staging_bytes: of memory that it may take, of which it uses 16 MiB at
-// most, freed when it returns. InputError, IoError.
+// Measures the bytes per second of each directory, with as many reads as writes, in the given
+// order. Each directory is measured three times in turn, on a file of 64 MiB that is then removed;
+// all of it takes some tenths of a second. staging_bytes: the memory that it may use; it uses at
+// most 16 MiB and frees it on return. InputError, IoError.
 inline constexpr std::uint64_t kLeastStagingBytes = kMiB;
 std::vector<double> measure_path_speeds(offload::StorageEngine& engine,
                                         const std::vector<std::string>& directories,
                                         std::uint64_t staging_bytes);
 
-// Shares by speed; where a path has no room for its own, the others take more; even ones where that
-// does not help. config: its paths, whose free space is asked for.
+// Shares by speed. If a path lacks room for its share, the others take more; if that does not help,
+// all shares are equal. config: its paths are asked for their free space.
 std::vector<std::uint32_t> shares_within_room(const config::Config& config,
                                               const std::vector<double>& speeds,
                                               std::uint64_t storage_bytes);
 
-// What a run of so many bytes on storage takes, once its directories are there:
-// memory.storage_shares, or as measured now within memory.pinned; even ones where there is no room
-// to measure. Fixed for the run. Empty: one path, or none needed. InputError, IoError.
-std::vector<std::uint32_t> choose_storage_shares(const config::Config& config, std::uint64_t storage_bytes);
+// Chooses the shares of a run with storage_bytes on storage; its directories exist. The shares are
+// memory.storage_shares, or measured now within memory.pinned, or equal if there is no room to
+// measure. They are fixed for the run. Empty: one path, or none needed. InputError, IoError.
+std::vector<std::uint32_t> choose_storage_shares(const config::Config& config,
+                                                 std::uint64_t storage_bytes);
 
 }  // namespace sluice::run

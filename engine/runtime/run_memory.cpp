@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::uint64_t kPinnedPageBytes = 4096;
 
-// The same content has the same key in every run: what it is, of which unit and micro-batch.
+// The same content has the same key in every run. Kind, unit and micro-batch make the key.
 std::uint64_t content_key(const schedule::Buffer& buffer) {
   const auto field = [](std::int32_t value) {
     return static_cast<std::uint64_t>(std::int64_t{value} + 1);
@@ -19,10 +19,11 @@ std::uint64_t content_key(const schedule::Buffer& buffer) {
          static_cast<std::uint64_t>(buffer.role) << 8 | static_cast<std::uint64_t>(buffer.kind);
 }
 
-// What every cut of the buffer keeps whole. Spilled activations come in pieces of as many bytes as
-// fp32 state does.
+// The bytes that no cut of the buffer divides. Spilled activations come in pieces of as many bytes
+// as fp32 state.
 std::uint64_t tagged_bytes(const schedule::Buffer& buffer) {
-  return bytes_of(buffer.role == schedule::BufferRole::kState ? buffer.dtype : DType::kF32, kLawBlockElems);
+  return bytes_of(buffer.role == schedule::BufferRole::kState ? buffer.dtype : DType::kF32,
+                  kLawBlockElems);
 }
 
 std::string content_name(const schedule::Buffer& buffer) {
@@ -50,7 +51,8 @@ std::uint64_t persistent_pinned_bytes(const schedule::Schedule& schedule) {
   return round_up(bytes, kPinnedPageBytes);
 }
 
-MemoryNeed memory_need(std::span<const schedule::Schedule* const> schedules, std::uint64_t io_window_bytes) {
+MemoryNeed memory_need(std::span<const schedule::Schedule* const> schedules,
+                       std::uint64_t io_window_bytes) {
   MemoryNeed need;
   for (const schedule::Schedule* schedule : schedules) {
     need.slot_count = std::max(need.slot_count, schedule->slot_count);
@@ -65,9 +67,10 @@ MemoryNeed memory_need(std::span<const schedule::Schedule* const> schedules, std
   return need;
 }
 
-RunMemory::RunMemory(device::Device& device, allocator::Ledger& ledger, offload::StorageEngine* engine,
-                     const std::vector<std::string>& storage_paths, const MemoryNeed& need,
-                     const RunId& run, bool kept, const std::vector<std::uint32_t>& shares)
+RunMemory::RunMemory(device::Device& device, allocator::Ledger& ledger,
+                     offload::StorageEngine* engine, const std::vector<std::string>& storage_paths,
+                     const MemoryNeed& need, const RunId& run, bool kept,
+                     const std::vector<std::uint32_t>& shares)
     : pages_(device, ledger, std::max(need.slot_bytes, device.facts().granularity_bytes)),
       slots_(device, pages_, need.slot_count, Category::kWeight),
       arena_(device, pages_, need.device_arena_bytes, Category::kActivation,

@@ -37,7 +37,8 @@ struct MemoryNeed {
 // All share the device, or none does (InternalError). Also covers the window through which state is
 // filled and saved between steps: `io_window_bytes` of pinned memory, shared with the steps'
 // staging.
-MemoryNeed memory_need(std::span<const schedule::Schedule* const> schedules, std::uint64_t io_window_bytes);
+MemoryNeed memory_need(std::span<const schedule::Schedule* const> schedules,
+                       std::uint64_t io_window_bytes);
 
 class RunMemory {
  public:

@@ -6,14 +6,15 @@
 
 namespace sluice::runtime {
 
-StateStore::StateStore(device::Device& device, RunMemory& memory, const schedule::Schedule& schedule,
-                       DurableState* durable)
+StateStore::StateStore(device::Device& device, RunMemory& memory,
+                       const schedule::Schedule& schedule, DurableState* durable)
     : memory_(memory),
       durable_(durable),
       stream_(device.create_stream("state")),
       window_(memory.io_window(persistent_pinned_bytes(schedule))) {
   for (const schedule::Buffer& buffer : schedule.buffers) {
-    if (!buffer.persistent || buffer.role != schedule::BufferRole::kState || buffer.log_copy) continue;
+    if (!buffer.persistent || buffer.role != schedule::BufferRole::kState || buffer.log_copy)
+      continue;
     const auto unit = static_cast<std::size_t>(buffer.unit);
     if (buffer.tier == Tier::kStorage) memory.storage_ranges(buffer);
     for (Homes* const homes : {&homes_, &shadows_}) {
@@ -30,12 +31,13 @@ const schedule::Buffer* StateStore::home(StateKind kind, std::int32_t unit) cons
   return homes[static_cast<std::size_t>(unit)][static_cast<std::size_t>(kind)];
 }
 
-void StateStore::move(const schedule::Buffer& home, std::uint64_t begin, std::uint64_t end, std::byte* window,
-                      Access access) {
+void StateStore::move(const schedule::Buffer& home, std::uint64_t begin, std::uint64_t end,
+                      std::byte* window, Access access) {
   const std::uint64_t offset = bytes_of(home.dtype, begin);
   const std::uint64_t bytes = bytes_of(home.dtype, end - begin);
   if (home.tier == Tier::kStorage) {
-    const offload::StorageOp op = access == Access::kRead ? offload::StorageOp::kRead : offload::StorageOp::kWrite;
+    const offload::StorageOp op =
+        access == Access::kRead ? offload::StorageOp::kRead : offload::StorageOp::kWrite;
     const std::size_t slot = durable_ == nullptr ? 0 : durable_->slot_of(home);
     memory_.storage().transfer(op, memory_.storage_ranges(home)[slot], offset, window, bytes);
     return;

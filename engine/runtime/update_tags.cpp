@@ -14,7 +14,7 @@ namespace {
 // An update cuts whole blocks.
 static_assert(kernels::UpdateGuard::kElems == kLawBlockElems);
 
-// What elements [begin, end) of each piece are, made on the stack: this runs for every block.
+// The parts of elements [begin, end) of each piece, made on the stack, since this runs per block.
 class Parts {
  public:
   Parts(const std::vector<UpdateTags::Piece>& pieces, std::int64_t begin, std::int64_t end) {
@@ -35,7 +35,8 @@ class Parts {
 
 }  // namespace
 
-UpdateTags::UpdateTags(offload::TaggedSpace& storage, std::vector<Piece> read, std::vector<Piece> written)
+UpdateTags::UpdateTags(offload::TaggedSpace& storage, std::vector<Piece> read,
+                       std::vector<Piece> written)
     : storage_(storage), read_(std::move(read)), written_(std::move(written)) {
   for (const std::vector<Piece>* pieces : {&read_, &written_}) {
     for (const Piece& piece : *pieces) storage_.check_whole_blocks(piece.part);

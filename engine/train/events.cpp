@@ -52,7 +52,7 @@ RunEvent places_json(const planner::Plan& plan) {
   return json;
 }
 
-// What forward passes of a step save, by part and tier where it waits.
+// Bytes that the forward passes of a step save, by part and by the tier that holds them.
 RunEvent saved_json(const planner::Plan& plan) {
   RunEvent json = RunEvent::object();
   for (const auto& [part, by_tier] : plan.saved_bytes) {
@@ -81,7 +81,7 @@ const char* update_placement_name(schedule::UpdatePlacement update) {
   return "after_backward";
 }
 
-// Bytes by kind, and what the optimizer keeps for each parameter (with padding).
+// Bytes by kind, and the optimizer's bytes for each parameter (with padding).
 RunEvent state_json(const planner::Plan& plan) {
   RunEvent json = RunEvent::object();
   std::uint64_t optimizer = 0;
@@ -108,26 +108,27 @@ RunEvent stalls_json(const runtime::Stalls& stalls) {
 }
 
 RunEvent plan_event(const planner::Plan& plan) {
-  RunEvent event = {{"event", "plan"},
-                    {"fits", true},
-                    {"peak_bytes", tier_bytes_json(plan.peak_bytes)},
-                    {"bytes_moved", link_bytes_json(plan.step_bytes)},
-                    {"activation_bytes_moved", link_bytes_json(plan.activation_bytes)},
-                    {"step_time_s", plan.simulation.total_s},
-                    {"bound_by", plan.bound_by},
-                    {"profile", plan.profile},
-                    {"parameters", plan.parameters},
-                    {"state_bytes", plan.state_bytes},
-                    {"state", state_json(plan)},
-                    {"recompute", plan.options.recompute ? "unit" : "none"},
-                    {"order", plan.options.order == schedule::ComputeOrder::kUnit ? "unit" : "microbatch"},
-                    {"optimizer_placement", update_placement_name(plan.options.update)},
-                    {"prefetch", plan.options.prefetch},
-                    {"shares_device", plan.options.shares_device},
-                    {"units_by_tier", placement_json(plan)},
-                    {"state_by_tier", places_json(plan)},
-                    {"saved_by_tier", saved_json(plan)},
-                    {"evaluation_bytes_moved", link_bytes_json(plan.evaluation_bytes)}};
+  RunEvent event = {
+      {"event", "plan"},
+      {"fits", true},
+      {"peak_bytes", tier_bytes_json(plan.peak_bytes)},
+      {"bytes_moved", link_bytes_json(plan.step_bytes)},
+      {"activation_bytes_moved", link_bytes_json(plan.activation_bytes)},
+      {"step_time_s", plan.simulation.total_s},
+      {"bound_by", plan.bound_by},
+      {"profile", plan.profile},
+      {"parameters", plan.parameters},
+      {"state_bytes", plan.state_bytes},
+      {"state", state_json(plan)},
+      {"recompute", plan.options.recompute ? "unit" : "none"},
+      {"order", plan.options.order == schedule::ComputeOrder::kUnit ? "unit" : "microbatch"},
+      {"optimizer_placement", update_placement_name(plan.options.update)},
+      {"prefetch", plan.options.prefetch},
+      {"shares_device", plan.options.shares_device},
+      {"units_by_tier", placement_json(plan)},
+      {"state_by_tier", places_json(plan)},
+      {"saved_by_tier", saved_json(plan)},
+      {"evaluation_bytes_moved", link_bytes_json(plan.evaluation_bytes)}};
   if (plan.speculates()) {
     event["speculation"] = {{"second_version_bytes", tier_bytes_json(plan.shadow_bytes)},
                             {"redo_bytes_moved", link_bytes_json(plan.redo_bytes)},
@@ -135,6 +136,12 @@ RunEvent plan_event(const planner::Plan& plan) {
   }
   if (plan.options.durable) event["saving_bytes_moved"] = link_bytes_json(plan.saving_bytes);
   return event;
+}
+
+void add_device(RunEvent& plan, const Backend& backend, std::optional<double> peak_flops_per_s) {
+  plan["backend"] = backend.name;
+  plan["device_name"] = backend.device_name;
+  plan["peak_flops_per_s"] = peak_flops_per_s ? RunEvent(*peak_flops_per_s) : RunEvent(nullptr);
 }
 
 RunEvent refused_event(const planner::Refusal& refusal) {

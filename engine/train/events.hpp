@@ -5,16 +5,19 @@
 #include <cstdint>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/memory_kinds.hpp"
 #include "engine/planner/plan.hpp"
+#include "engine/run/run_event.hpp"
 #include "engine/runtime/stall_causes.hpp"
 #include "engine/schedule/schedule.hpp"
+#include "engine/train/backend.hpp"
 
 namespace sluice::train {
 
-using RunEvent = nlohmann::ordered_json;
-using EventSink = std::function<void(const RunEvent&)>;
+using run::EventSink;
+using run::RunEvent;
 
 RunEvent tier_bytes_json(const planner::TierBytes& bytes);
 RunEvent link_bytes_json(const schedule::LinkBytes& bytes);
@@ -22,6 +25,9 @@ RunEvent link_bytes_json(const schedule::LinkBytes& bytes);
 // left out.
 RunEvent stalls_json(const runtime::Stalls& stalls);
 RunEvent plan_event(const planner::Plan& plan);
+// Adds the device that runs to a plan event: "backend" ("host" or "cuda"), "device_name" and
+// "peak_flops_per_s" (null where doctor never measured it).
+void add_device(RunEvent& plan, const Backend& backend, std::optional<double> peak_flops_per_s);
 RunEvent refused_event(const planner::Refusal& refusal);
 
 }  // namespace sluice::train

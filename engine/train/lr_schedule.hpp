@@ -15,7 +15,7 @@ namespace sluice::train {
 class LrSchedule {
  public:
   enum class Shape : std::uint8_t { kCosine, kConstant };
-  // Of the peak, what the cosine ends with.
+  // The cosine ends with this part of the peak.
   static constexpr double kFinalFraction = 0.1;
 
   LrSchedule(Shape shape, double peak, std::int64_t warmup_steps, std::int64_t total_steps)

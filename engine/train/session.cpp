@@ -4,7 +4,6 @@
 #include <array>
 
 #include "base/error.hpp"
-#include "engine/config/schema.hpp"
 #include "engine/config/shapes.hpp"
 #include "engine/run/storage_shares.hpp"
 #include "offload/storage_file.hpp"
@@ -103,6 +102,10 @@ Session::Session(const config::Config& config, const model::Model& model, const 
       executor_(*device_, memory_.storage(), runner_, deadline_seconds(plan), durable_.get()),
       store_(*device_, memory_, plan.training(), durable_.get()),
       state_(model, parameters_, store_) {
+  if (durable_) {
+    files_->watch(memory_.storage().space().file_paths());
+    files_->watch({files_->log_path()});
+  }
   for (const schedule::StepKind kind : schedule::kStepKinds) {
     if (!schedule::has_step(plan.options, kind)) continue;
     auto& programs = programs_[static_cast<std::size_t>(kind)];
@@ -133,6 +136,7 @@ double Session::loss_of(std::int64_t microbatch) {
 // The record names the run's files and homes; the files are kept from here on.
 runtime::DurableState::Record Session::record_of(const checkpoint::CheckpointManifest& manifest) {
   return [this, manifest](const std::vector<runtime::SavedHome>& homes) {
+    files_->check_watched();
     files_->keep();
     offload::TaggedSpace& storage = memory_.storage();
     return checkpoint::format_state_record(

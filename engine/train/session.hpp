@@ -9,7 +9,8 @@
 
 #include "allocator/ledger.hpp"
 #include "collectives/communicator.hpp"
-#include "engine/checkpoint/durable_checkpoint.hpp"
+#include "engine/checkpoint/durable_recovery.hpp"
+#include "engine/checkpoint/durable_retire.hpp"
 #include "engine/checkpoint/model_state.hpp"
 #include "engine/config/config.hpp"
 #include "engine/planner/plan.hpp"

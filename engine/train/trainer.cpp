@@ -1,10 +1,13 @@
 #include "engine/train/trainer.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "base/error.hpp"
 #include "base/log.hpp"
+#include "engine/checkpoint/huggingface_export.hpp"
+#include "engine/train/model_flops.hpp"
 
 namespace sluice::train {
 namespace {
@@ -16,6 +19,21 @@ LrSchedule lr_schedule(const config::Config& config) {
   return {shape, config.optimizer.lr, config.optimizer.warmup, config.train.steps};
 }
 
+// The training data cannot be read: a fault outside the state.
+class DataError : public Error {
+ public:
+  using Error::Error;
+};
+
+template <typename Read>
+void read_data(Read read) {
+  try {
+    read();
+  } catch (const IoError& error) {
+    throw DataError(std::string("the data cannot be read: ") + error.what());
+  }
+}
+
 }  // namespace
 
 Trainer::Trainer(const config::Config& config, const TrainingOptions& options,
@@ -25,11 +43,14 @@ Trainer::Trainer(const config::Config& config, const TrainingOptions& options,
     : config_(config),
       options_(options),
       data_(data),
+      model_(model),
       files_(files),
       run_id_(run),
       events_(events),
       observe_(observe),
       arithmetic_(backend.device_kernels->arithmetic()),
+      flops_per_token_(flops_per_token(model.shape(), config.train.seq)),
+      data_fingerprint_(data.fingerprint()),
       session_(config, model, plan, backend, options.wrap_storage, run),
       lr_(lr_schedule(config)),
       speculates_(plan.speculates()) {}
@@ -53,7 +74,32 @@ void Trainer::start(const std::optional<run::ResumePoint>& found) {
   saved_step_ = step_;
 }
 
+// A step reads its data before it changes anything, and writes files of the run when it is
+// finished. So at a fault of either the state is that of step_.
 TrainingEnd Trainer::run() {
+  try {
+    return run_steps();
+  } catch (const run::RunFileError& error) {
+    save_and_stop(error.what());
+  } catch (const DataError& error) {
+    save_and_stop(error.what());
+  }
+}
+
+void Trainer::save_and_stop(const std::string& why) {
+  try {
+    if (saved_step_ != step_) save();
+  } catch (const Error& error) {
+    // The failure of the log is known already; any other one prevents saving the state.
+    if (saved_step_ != step_) {
+      throw Error(why + "; nor can step " + std::to_string(step_) + " be saved: " + error.what());
+    }
+  }
+  if (step_ == 0) throw Error(why + "; no step was trained");
+  throw Error(why + "; step " + std::to_string(step_) + " is saved in " + config_.checkpoint.dir);
+}
+
+TrainingEnd Trainer::run_steps() {
   const std::int64_t last = options_.stop_at_step.value_or(config_.train.steps);
   while (step_ < last) {
     one_step(last);
@@ -80,8 +126,15 @@ bool Trainer::stop_asked() {
 }
 
 void Trainer::emit(const RunEvent& event) {
-  files_.event(event);
+  std::exception_ptr fault;
+  try {
+    if (!log_fails_) files_.event(event);
+  } catch (const run::RunFileError&) {
+    log_fails_ = true;
+    fault = std::current_exception();
+  }
   events_(event);
+  if (fault) std::rethrow_exception(fault);
 }
 
 void Trainer::one_step(std::int64_t last) {
@@ -94,11 +147,11 @@ void Trainer::one_step(std::int64_t last) {
   const StepOutcome outcome = session_.train_step(
       step_, lr,
       [&](std::int64_t mb, std::int32_t* tokens, std::int32_t* targets) {
-        data_.fill(step_, mb, tokens, targets);
+        read_data([&] { data_.fill(step_, mb, tokens, targets); });
       },
       traced ? &trace : nullptr, commits ? &found : nullptr);
-  if (commits) note_commit();
   ++step_;
+  if (commits) note_saved(step_ - 1);
   if (traced) files_.text("trace.json", trace.to_json());
   total_ += outcome.moved;
   redone_steps_ += outcome.redone ? 1 : 0;
@@ -143,6 +196,7 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last, b
                                             config_.train.accumulate) /
                         outcome.seconds;
   report.stalled_fraction = outcome.stalled_fraction;
+  if (peak_flops_) report.mfu = flops_per_token_ * report.tokens_per_s / *peak_flops_;
   report.moved = outcome.moved;
   report.overflow = outcome.overflow;
   const bool logged = config_.log.every > 0 &&
@@ -155,6 +209,7 @@ void Trainer::report(const StepOutcome& outcome, double lr, std::int64_t last, b
                    {"grad_norm", report.grad_norm},
                    {"lr", report.lr},
                    {"tokens_per_s", report.tokens_per_s},
+                   {"mfu", report.mfu ? RunEvent(*report.mfu) : RunEvent(nullptr)},
                    {"step_time_s", report.step_time_s},
                    {"stalled_fraction", report.stalled_fraction},
                    {"tag_time_s", outcome.tag_seconds},
@@ -186,7 +241,7 @@ void Trainer::evaluate() {
   std::int64_t done = 0;
   for (; done < batches && !stop_asked(); ++done) {
     sum += session_.evaluate([&](std::int64_t, std::int32_t* tokens, std::int32_t* targets) {
-      data_.fill_eval(done, tokens, targets);
+      read_data([&] { data_.fill_eval(done, tokens, targets); });
     });
   }
   total_ += session_.moved_bytes() - before;
@@ -205,7 +260,7 @@ checkpoint::CheckpointManifest Trainer::manifest() {
   manifest.step = step_;
   manifest.run_id = run_id_.hex();
   manifest.settings = config::result_settings(config_);
-  manifest.data_fingerprint = data_.fingerprint();
+  manifest.data_fingerprint = data_fingerprint_;
   manifest.arithmetic = arithmetic_;
   manifest.threads = config_.train.threads;
   if (scales_loss()) manifest.loss_scale = session_.loss_scaler().state();
@@ -215,22 +270,17 @@ checkpoint::CheckpointManifest Trainer::manifest() {
 void Trainer::save() {
   if (durable()) {
     total_ += session_.commit(manifest());
-    return note_commit();
+  } else {
+    drain();
+    checkpoint::save_checkpoint(config_.checkpoint.dir, manifest(), session_.state());
   }
-  drain();
-  checkpoint::save_checkpoint(config_.checkpoint.dir, manifest(), session_.state());
-  retire_earlier();
-  note_saved();
+  note_saved(step_);
 }
 
-void Trainer::note_saved() {
-  saved_step_ = step_;
-  emit({{"event", "checkpoint"}, {"step", step_}, {"dir", config_.checkpoint.dir}});
-}
-
-void Trainer::note_commit() {
+void Trainer::note_saved(std::int64_t step) {
+  saved_step_ = step;
   retire_earlier();
-  note_saved();
+  emit({{"event", "checkpoint"}, {"step", step}, {"dir", config_.checkpoint.dir}});
 }
 
 void Trainer::retire_earlier() {
@@ -242,9 +292,7 @@ void Trainer::retire_earlier() {
 void Trainer::finish() {
   if (config_.checkpoint.final && saved_step_ != step_) save();
   drain();
-  if (config_.checkpoint.final) {
-    session_.state().export_weights(files_.path("weights.safetensors"));
-  }
+  const std::string huggingface = config_.checkpoint.final ? export_results() : std::string();
   RunEvent done{{"event", "done"},
                 {"steps", step_},
                 {"weights_hash", session_.state().weights_hash()},
@@ -258,7 +306,30 @@ void Trainer::finish() {
     done["speculation"] = {
         {"steps", step_ - first_step_}, {"redone_steps", redone_steps_}, {"redo_time_s", redo_s_}};
   }
+  if (!huggingface.empty()) done["huggingface"] = huggingface;
   emit(done);
+}
+
+std::string Trainer::export_results() {
+  const std::string weights = files_.path("weights.safetensors");
+  try {
+    session_.state().export_weights(weights);
+  } catch (const IoError& error) {
+    throw run::RunFileError(std::string("the weights cannot be written: ") + error.what());
+  }
+  const std::string directory = files_.path("huggingface");
+  const std::string obstacle = checkpoint::huggingface_obstacle(model_.shape());
+  if (!obstacle.empty()) {
+    log(LogLevel::kInfo, "'" + directory + "' is not written: " + obstacle);
+    return "";
+  }
+  try {
+    checkpoint::export_huggingface(checkpoint::SafetensorsReader(weights), model_.shape(),
+                                   session_.parameters().options().weight, directory);
+  } catch (const IoError& error) {
+    throw run::RunFileError("'" + directory + "' cannot be written: " + error.what());
+  }
+  return directory;
 }
 
 RunEvent Trainer::tags_json() {

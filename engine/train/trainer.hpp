@@ -8,7 +8,7 @@
 
 #include "engine/data/dataset.hpp"
 #include "engine/run/resume_point.hpp"
-#include "engine/run/run_directory.hpp"
+#include "engine/run/run_files.hpp"
 #include "engine/train/lr_schedule.hpp"
 #include "engine/train/session.hpp"
 #include "engine/train/training_run.hpp"
@@ -17,17 +17,21 @@ namespace sluice::train {
 
 class Trainer {
  public:
-  // Takes all memory of the run. What is referred to must outlive it.
+  // Takes all memory of the run. The arguments must outlive it.
   Trainer(const config::Config& config, const TrainingOptions& options, const data::Dataset& data,
           const model::Model& model, const planner::Plan& plan, const Backend& backend,
           run::RunFiles& files, const RunId& run, const EventSink& events,
           const StepObserver& observe);
+  // Steps report their share of this rate; none: the device's rate was never measured. Call before
+  // run().
+  void set_peak_flops(std::optional<double> flops_per_s) { peak_flops_ = flops_per_s; }
   // State from where a run ended, or from the seed. Throws IoError.
   void start(const std::optional<run::ResumePoint>& found);
-  // Of a durable run: its log of commits.
+  // The log of commits of a durable run.
   std::string state_log() const { return session_.state_log(); }
   const std::vector<std::uint32_t>& storage_shares() { return session_.storage_shares(); }
-  // To the last step, or until a signal. Throws Error for a fault; what is saved stays.
+  // Trains to the last step, or until a signal. Throws Error for a fault; saved state stays. A
+  // fault outside the state (a file of the run, the training data) saves the state first.
   TrainingEnd run();
 
  private:
@@ -37,6 +41,8 @@ class Trainer {
   bool scales_loss() const { return config_.train.precision == config::Config::Precision::kFP16; }
   // All ranks stop at the same step: any one's signal stops all.
   bool stop_asked();
+  TrainingEnd run_steps();
+  [[noreturn]] void save_and_stop(const std::string& why);
   void emit(const RunEvent& event);
   void one_step(std::int64_t last);
   void note_overflow(const StepOutcome& outcome);
@@ -46,34 +52,42 @@ class Trainer {
   // commits: the step also made the state durable.
   void report(const StepOutcome& outcome, double lr, std::int64_t last, bool commits);
   void evaluate();
-  // Counts what it moves as the steps' own.
+  // Counts its bytes among those of the steps.
   void drain();
-  // Of the state as it is between steps.
+  // The manifest of the state between steps.
   checkpoint::CheckpointManifest manifest();
   void save();
-  void note_saved();
-  void note_commit();
+  // The state after `step` is saved.
+  void note_saved(std::int64_t step);
   // A durable run's commits that this one went on from are of no more use once it has saved its
   // own; those that it passed over may be, to their owner.
   void retire_earlier();
   void finish();
-  // Of the whole run, state between steps included.
+  // The final weights: weights.safetensors, and the directory that transformers loads. Returns that
+  // directory; empty: transformers has no such model.
+  std::string export_results();
+  // Counters of the whole run; movement of state between steps is included.
   RunEvent tags_json();
 
   const config::Config& config_;
   const TrainingOptions& options_;
   const data::Dataset& data_;
+  const model::Model& model_;
   run::RunFiles& files_;
   const RunId run_id_;
   const EventSink& events_;
   const StepObserver& observe_;
   std::string arithmetic_;
+  double flops_per_token_ = 0;
+  std::optional<double> peak_flops_;
+  std::string data_fingerprint_;  // as the data were when the run began
   Session session_;
   LrSchedule lr_;
   std::int64_t step_ = 0;        // finished
   std::int64_t saved_step_ = 0;  // of the newest checkpoint
   std::int64_t first_step_ = 0;  // where this process began
-  bool commits_next_ = false;    // the next step commits what it finds
+  bool log_fails_ = false;       // events.jsonl takes no more events
+  bool commits_next_ = false;    // the next step commits the state before it
   bool retired_ = false;         // earlier commits
   std::vector<std::string> passed_over_logs_;
   std::string overflowed_tensor_;  // of the newest overflow

@@ -4,10 +4,16 @@
 #include <filesystem>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "base/posix_file.hpp"
 #include "base/units.hpp"
+#include "engine/checkpoint/huggingface_export.hpp"
+#include "engine/config/shapes.hpp"
+#include "engine/data/dataset_options.hpp"
 #include "engine/planner/machine_check.hpp"
-#include "engine/run/set_aside.hpp"
+#include "engine/run/run_files.hpp"
+#include "engine/run/stale_files.hpp"
+#include "engine/train/model_flops.hpp"
 #include "engine/train/prepare.hpp"
 #include "engine/train/trainer.hpp"
 
@@ -16,12 +22,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Bytes of the final weights in Hugging Face's layout; 0 for a model that transformers lacks.
+std::uint64_t huggingface_bytes(const config::Config& config) {
+  const model::ModelShape shape = config::model_shape(config);
+  if (!checkpoint::huggingface_obstacle(shape).empty()) return 0;
+  return checkpoint::huggingface_bytes(shape, config::optimizer_options(config).weight);
+}
+
 // Bytes that the run will add to checkpoint.dir at most: checkpoints (the newest two are kept while
 // a third is written) and the exported weights, which may lie on the same file system.
 std::uint64_t saved_bytes(const config::Config& config, const planner::Plan& plan, bool resumes) {
   const bool saves_last = config.checkpoint.final;
   if (!saves_last && config.checkpoint.every == 0 && !plan.options.durable) return 0;
-  const std::uint64_t weights = saves_last ? plan.state_bytes_of(StateKind::kWeight) : 0;
+  const std::uint64_t weights =
+      saves_last ? plan.state_bytes_of(StateKind::kWeight) + huggingface_bytes(config) : 0;
   // The state on storage is the checkpoint.
   if (plan.options.durable) return plan.need.log_bytes + weights;
   std::uint64_t checkpoint = plan.state_bytes_of(StateKind::kWeight);
@@ -30,23 +44,10 @@ std::uint64_t saved_bytes(const config::Config& config, const planner::Plan& pla
       config.checkpoint.every > 0 ? ceil_div(static_cast<std::uint64_t>(config.train.steps),
                                              static_cast<std::uint64_t>(config.checkpoint.every))
                                   : 1;
-  // What an earlier run left makes room as the new ones come.
+  // Older checkpoints make room as new ones come.
   const std::uint64_t kept = resumes ? 1 : 0;
   const auto checkpoints = std::clamp<std::uint64_t>(most_saves, 1, 3 - kept);
   return checkpoints * checkpoint + weights;
-}
-
-data::DatasetOptions dataset_options(const config::Config& config) {
-  data::DatasetOptions options;
-  options.paths = config.data.paths;
-  options.format = config.data.format;
-  options.vocab = config.model.vocab;
-  options.eval_fraction = config.data.eval_fraction;
-  options.seq = config.train.seq;
-  options.micro_batch = config.train.micro_batch;
-  options.accumulate = config.train.accumulate;
-  options.seed = config.train.seed;
-  return options;
 }
 
 void write_plan(Prepared& prepared, run::RunFiles& files) {
@@ -56,92 +57,135 @@ void write_plan(Prepared& prepared, run::RunFiles& files) {
   files.text("plan_trace.json", trace.to_json());
 }
 
-// What `path` is called now that the directory `from` is called `to`: another name for what is
-// below it, or is it.
-std::string moved_along(const std::string& path, const std::string& from, const std::string& to) {
-  const fs::path below = normal_path(path).lexically_relative(normal_path(from));
-  if (below.empty() || *below.begin() == "..") return path;
-  return below == "." ? to : (fs::path(to) / below).string();
+// Adds the bytes of stale files of runs in log.dir to the refusal of a disk without room.
+[[noreturn]] void refuse_without_room(const planner::NoRoom& error, const std::string& log_dir) {
+  std::uint64_t bytes = 0;
+  if (fs::is_directory(log_dir)) {
+    for (const run::StaleRun& run : run::find_stale_files({log_dir}, false)) {
+      for (const run::StaleFile& file : run.files) bytes += file.removable ? file.bytes : 0;
+    }
+  }
+  if (bytes == 0) throw error;
+  throw InputError(std::string(error.what()) + "; `sluice doctor --clean " + log_dir +
+                   " --yes` frees " + format_bytes(bytes) + " that killed runs left");
 }
 
-bool holds_anything(const std::string& directory) {
-  std::error_code error;
-  const fs::directory_iterator entries(directory, error);
-  return !error && entries != fs::directory_iterator();
+// A raised number of steps stretches the cosine over all of them, those that are done included.
+void note_steps(const checkpoint::CheckpointManifest& manifest, const config::Config& config) {
+  const auto before = manifest.settings.find("train.steps");
+  const std::string now = std::to_string(config.train.steps);
+  if (before == manifest.settings.end() || before->second == now) return;
+  log(LogLevel::kInfo, "train.steps was " + before->second + " and is " + now +
+                           " now: from here on the learning rate follows the schedule over " + now +
+                           " steps");
+}
+
+// Plans the run and holds it against the room of the disks. Nothing where the plan is refused: an
+// event says why.
+std::optional<Prepared> prepare_run(const config::Config& config, bool resumes,
+                                    const EventSink& events) {
+  try {
+    Prepared prepared =
+        prepare(config, planner::load_profile_or_default(planner::default_profile_path()),
+                PlannedMachine::kThis);
+    if (prepared.refusal() != nullptr) {
+      events(refused_event(*prepared.refusal()));
+      return std::nullopt;
+    }
+    const planner::Plan& plan = *prepared.plan();
+    planner::check_storage_paths(prepared.config, plan.need.storage_bytes);
+    planner::check_checkpoint_room(prepared.config, saved_bytes(prepared.config, plan, resumes),
+                                   plan.need.storage_bytes);
+    return prepared;
+  } catch (const planner::NoRoom& error) {
+    refuse_without_room(error, fs::path(config.log.dir).parent_path().string());
+  }
+}
+
+// Throws InputError where the run cannot go on from `found`.
+void check_found(const run::ResumePoint& found, const Prepared& prepared, const data::Dataset& data,
+                 bool accept_other_arithmetic) {
+  const planner::Plan& plan = std::get<planner::Plan>(prepared.result);
+  run::check_resume_point(found, prepared.config, prepared.model, data.fingerprint(),
+                          Session::homes(plan.schedules[schedule::StepKind::kEvaluation]));
+  if (!accept_other_arithmetic) {
+    checkpoint::check_arithmetic(found.manifest(), found.where(),
+                                 prepared.backend.device_kernels->arithmetic());
+  }
+  note_steps(found.manifest(), prepared.config);
+}
+
+// The plan event of a run that begins: its directory, and the state that it continues.
+RunEvent begin_event(const Prepared& prepared, const RunId& run,
+                     const std::optional<run::ResumePoint>& found, Trainer& trainer) {
+  const config::Config& config = prepared.config;
+  const planner::Plan& plan = std::get<planner::Plan>(prepared.result);
+  RunEvent event = plan_event(plan);
+  add_device(event, prepared.backend, measured_peak_flops(prepared.hardware, config));
+  event["run_id"] = run.hex();
+  const fs::path directory = normal_path(config.log.dir);
+  event["log_dir"] = directory.parent_path().string();
+  event["run_dir"] = directory.string();
+  event["checkpoint_dir"] = normal_path(config.checkpoint.dir).string();
+  if (found && !found->manifest().run_id.empty()) {
+    event["resumed_run_id"] = found->manifest().run_id;
+  }
+  if (plan.need.storage_bytes > 0 && config.memory.storage_paths.size() > 1) {
+    event["storage_shares"] = trainer.storage_shares();
+  }
+  return event;
 }
 
 }  // namespace
 
-void use_run_directory(config::Config& config, const std::string& directory) {
-  for (std::string& path : config.memory.storage_paths) {
-    path = moved_along(path, config.log.dir, directory);
+TrainingEnd resume_newest(const std::string& path,
+                          const std::function<TrainingEnd(const std::string& run)>& resume) {
+  const std::vector<std::string> runs = run::runs_to_resume(path);
+  std::string first;
+  for (const std::string& run : runs) {
+    try {
+      return resume(run);
+    } catch (const run::NoState& error) {
+      if (first.empty()) first = error.what();
+      if (runs.size() > 1) log(LogLevel::kWarning, "run passed over: " + std::string(error.what()));
+    }
   }
-  const std::string own = config::default_checkpoint_dir(directory);
-  config.checkpoint.dir = run::is_set_aside(directory) && holds_anything(own)
-                              ? own
-                              : moved_along(config.checkpoint.dir, config.log.dir, directory);
-  config.log.dir = directory;
+  throw InputError(first);
 }
 
 TrainingEnd train(const config::Config& given, const TrainingOptions& options,
                   const EventSink& events, const StepObserver& observe) {
-  config::Config written = given;  // config.toml keeps its "auto"
-  if (!options.resume.empty()) use_run_directory(written, options.resume);
-  config::check_supported(written);
-  planner::check_run_directories(written);
+  config::check_supported(given);
   const bool resumes = !options.resume.empty();
-  const RunId run = make_run_id();
-  if (resumes && fs::is_directory(options.resume)) run::RunFiles::remove_uncommitted(written, run);
-  const data::Dataset data(dataset_options(written));
-  Prepared prepared =
-      prepare(written, planner::load_profile_or_default(planner::default_profile_path()),
-              PlannedMachine::kThis);
-  if (prepared.refusal() != nullptr) {
-    events(refused_event(*prepared.refusal()));
-    return TrainingEnd::kRefused;
-  }
-  const config::Config& config = prepared.config;
-  const planner::Plan& plan = *prepared.plan();
-  planner::check_storage_paths(config, plan.need.storage_bytes);
-  planner::check_checkpoint_room(config, saved_bytes(config, plan, resumes),
-                                 plan.need.storage_bytes);
-  // Nothing is made to be found empty.
-  if (resumes && !holds_anything(config.checkpoint.dir)) run::find_resume_point(config);
-  if (resumes && !fs::is_directory(options.resume)) {
-    throw InputError("--resume: '" + options.resume + "' is no directory; give a run's log.dir");
-  }
-  // From here on the directories are this run's. Nothing else has been created or changed; an
-  // earlier run's files stand until all memory of this one is there.
-  run::RunFiles files(written, run, plan.need.storage_bytes > 0);
+  const RunId id = make_run_id();
+  config::Config placed = given;
+  std::optional<run::RunFiles> files;
   std::optional<run::ResumePoint> found;
   if (resumes) {
-    found = run::find_resume_point(config);
-    run::check_run(*found, run::runs_in(config.log.dir).ids, config.log.dir);
-    run::check_resume_point(*found, config, prepared.model, data.fingerprint(),
-                            Session::homes(plan.schedules[schedule::StepKind::kEvaluation]));
-    if (!options.accept_other_arithmetic) {
-      checkpoint::check_arithmetic(found->manifest(), found->where(),
-                                   prepared.backend.device_kernels->arithmetic());
-    }
+    files.emplace(placed, given, id, options.resume);
+    planner::check_run_directories(placed);
+    found = run::find_resume_point(placed);
+  } else {
+    planner::check_run_directories(given);
+    run::place_new_run(placed, given, run::next_run_directory(given.log.dir), id);
   }
-  Trainer trainer(config, options, data, prepared.model, plan, prepared.backend, files, run, events,
-                  observe);
-  files.begin(written, !found, trainer.state_log());
-  RunEvent planned_event = plan_event(plan);
-  planned_event["run_id"] = run.hex();
-  // The next run in this directory learns here whose checkpoints are where.
-  planned_event["log_dir"] = fs::absolute(config.log.dir).string();
-  planned_event["checkpoint_dir"] = fs::absolute(config.checkpoint.dir).string();
-  if (found && !found->manifest().run_id.empty()) {
-    planned_event["resumed_run_id"] = found->manifest().run_id;
-  }
-  if (plan.need.storage_bytes > 0 && config.memory.storage_paths.size() > 1) {
-    planned_event["storage_shares"] = trainer.storage_shares();
-  }
-  files.event(planned_event);
-  files.sync_events();
-  events(planned_event);
-  write_plan(prepared, files);
+  const data::Dataset data(data::dataset_options(given));
+  std::optional<Prepared> prepared = prepare_run(placed, resumes, events);
+  if (!prepared) return TrainingEnd::kRefused;
+  if (found) check_found(*found, *prepared, data, options.accept_other_arithmetic);
+  // From here on things are made. A new run has touched nothing so far.
+  config::Config& config = prepared->config;
+  const planner::Plan& plan = *prepared->plan();
+  if (!files) files.emplace(config, given, id);
+  if (plan.need.storage_bytes > 0) files->make_storage(config);
+  Trainer trainer(config, options, data, prepared->model, plan, prepared->backend, *files, id,
+                  events, observe);
+  trainer.set_peak_flops(measured_peak_flops(prepared->hardware, config));
+  files->begin(given);
+  const RunEvent event = begin_event(*prepared, id, found, trainer);
+  files->event(event);
+  events(event);
+  write_plan(*prepared, *files);
   trainer.start(found);
   return trainer.run();
 }

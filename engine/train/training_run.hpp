@@ -17,37 +17,43 @@ namespace sluice::train {
 struct TrainingOptions {
   std::optional<std::int64_t> stop_at_step;  // stop after so many steps in all; the learning-rate
                                              // schedule keeps train.steps
-  std::string resume;                        // a run directory; empty: train afresh
+  std::string resume;                        // a run's directory; empty: a new run
   // Resume although this machine's products round otherwise than those of the checkpoint's did.
   bool accept_other_arithmetic = false;
   // Set by a signal handler: finish the step, save, return kInterrupted. May be null.
   const std::atomic<int>* stop_signal = nullptr;
   // Faults for tests: wraps the storage engine that the run made.
-  std::function<std::unique_ptr<offload::StorageEngine>(std::unique_ptr<offload::StorageEngine>)> wrap_storage;
+  std::function<std::unique_ptr<offload::StorageEngine>(std::unique_ptr<offload::StorageEngine>)>
+      wrap_storage;
 };
 
 enum class TrainingEnd { kDone, kRefused, kInterrupted };
 
-// What a person sees while it runs; called on the training thread.
+// The figures of a step for people; reported on the training thread.
 struct StepReport {
   std::int64_t step = 0;  // finished, from 1
   std::int64_t last_step = 0;
   double loss = 0, grad_norm = 0, lr = 0, tokens_per_s = 0, step_time_s = 0;
   double stalled_fraction = 0;
+  std::optional<double> mfu;  // model_flops.hpp; nothing where the device was never measured
   schedule::LinkBytes moved;
   bool overflow = false;  // fp16: the update was skipped
 };
 using StepObserver = std::function<void(const StepReport&)>;
 
-// Makes `directory` the run's: log.dir, and with it checkpoint.dir and storage paths that lie below
-// that. One that a fresh start set aside has its checkpoints with it, wherever they were, if it has
-// any.
-void use_run_directory(config::Config& config, const std::string& directory);
+// Emits the events plan or refused, step, eval, checkpoint, done. A new run gets a directory of its
+// own in config.log.dir (engine/run/run_directory.hpp); a resumed one goes on in its own, wherever
+// config.log.dir is. It holds config.toml, plan.json, plan_trace.json, trace.json, events.jsonl and
+// weights.safetensors.
+// Throws InputError before anything was touched; run::NoState where the run that should be resumed
+// holds no state that verifies; Error for a fault at run time.
+TrainingEnd train(const config::Config& config, const TrainingOptions& options,
+                  const EventSink& events, const StepObserver& observe);
 
-// Emits the events plan or refused, step, eval, checkpoint, done. Writes into config.log.dir:
-// config.toml, plan.json, plan_trace.json, trace.json, events.jsonl, weights.safetensors.
-// Throws InputError before anything was touched; Error for a fault at run time.
-TrainingEnd train(const config::Config& config, const TrainingOptions& options, const EventSink& events,
-                  const StepObserver& observe);
+// Resumes the newest run of `path` (a run's directory or a log.dir) with a state that verifies. It
+// calls resume(run), and again with the run before if that throws run::NoState. If no run has such
+// a state, it throws the reason of the newest run.
+TrainingEnd resume_newest(const std::string& path,
+                          const std::function<TrainingEnd(const std::string& run)>& resume);
 
 }  // namespace sluice::train

@@ -16,7 +16,6 @@ namespace sluice::kernels::cuda {
 inline constexpr int kAttentionThreads = 128;
 inline constexpr int kAttentionWarps = kAttentionThreads / kWarpSize;
 inline constexpr float kLog2E = 1.44269504088896340736f;
-inline constexpr float kLn2 = 0.69314718055994530942f;
 
 // 2^x from the special function unit: relative error 2^-22; results below 2^-126 become 0.
 __device__ __forceinline__ float fast_exp2(float x) {

@@ -28,14 +28,6 @@ __device__ __forceinline__ T warp_sum(T value) {
   return value;
 }
 
-// NaNs vanish in the maximum, as in fmaxf.
-__device__ __forceinline__ float warp_max(float value) {
-  for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
-    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, distance));
-  }
-  return value;
-}
-
 // Sums over a block of whole warps (blockDim.x threads in one dimension); all threads get the sum.
 // Each warp sums its own numbers, then every warp sums the warps' sums. One barrier. `scratch`: 32
 // shared numbers, free again after the next barrier.

@@ -11,8 +11,8 @@
 #include "allocator/planned_arena.hpp"
 #include "base/rng.hpp"
 #include "device/host/host_device.hpp"
-#include "tests/allocator/caching/failing_device.hpp"
-#include "tests/allocator/page.hpp"
+#include "tests/support/failing_device.hpp"
+#include "tests/support/page.hpp"
 
 namespace sluice::allocator {
 namespace {

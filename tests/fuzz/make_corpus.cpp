@@ -56,7 +56,7 @@ std::string manifest_file() {
   manifest.threads = 2;
   manifest.settings = {{"model.layers", "2"}};
   manifest.files = {{"weights.safetensors", 1000, std::string(32, 'f')}};
-  return sluice::checkpoint::format_manifest(manifest);
+  return sluice::checkpoint::format_manifest_file(manifest);
 }
 
 sluice::record::MemorySnapshot snapshot() {

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "base/error.hpp"
-#include "tests/kernels/dtype_array.hpp"
+#include "tests/support/dtype_array.hpp"
 
 namespace sluice::kernels::host {
 namespace {

@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "base/error.hpp"
-#include "tests/kernels/dtype_array.hpp"
+#include "tests/support/dtype_array.hpp"
 
 #if defined(__SSE2__)
 #include <xmmintrin.h>

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"
-#include "tests/kernels/dtype_array.hpp"
+#include "tests/support/dtype_array.hpp"
 
 namespace sluice::kernels::host {
 namespace {

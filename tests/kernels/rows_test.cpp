@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "tests/kernels/dtype_array.hpp"
+#include "tests/support/dtype_array.hpp"
 
 namespace sluice::kernels::host {
 namespace {

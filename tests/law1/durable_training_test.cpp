@@ -7,7 +7,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "engine/checkpoint/durable_checkpoint.hpp"
+#include "engine/checkpoint/durable_recovery.hpp"
+#include "engine/checkpoint/durable_retire.hpp"
 #include "offload/storage_file.hpp"
 #include "tests/law1/same_bits.hpp"
 #include "tests/support/planned_session.hpp"
@@ -72,15 +73,15 @@ class DurableRun : public ::testing::Test {
     TrainingOptions options;
     options.stop_at_step = 6;
     TrainingBench::run(config_, options);
-    resume_.resume = bench_.run_directory("run");
+    resume_.resume = bench_.first_run("run");
   }
   fs::path only_log() const {
-    const std::vector<fs::path> files = files_in(config_.checkpoint.dir);
+    const std::vector<fs::path> files = files_in(checkpoints_);
     EXPECT_EQ(files.size(), 1u);
     return files.at(0);
   }
   fs::path only_data() const {
-    const std::vector<fs::path> files = files_in(config_.memory.storage_paths.at(0));
+    const std::vector<fs::path> files = files_in(storage_);
     EXPECT_EQ(files.size(), 1u);
     return files.at(0);
   }
@@ -113,6 +114,8 @@ class DurableRun : public ::testing::Test {
   TrainingBench bench_;
   config::Config config_;
   TrainingOptions resume_;
+  const std::string checkpoints_ = bench_.first_run("run") + "/checkpoints";
+  const std::string storage_ = bench_.first_run("run") + "/storage";
 };
 
 TEST_F(DurableRun, LeavesOneLogAndOneFileAndResumeReplacesThem) {
@@ -126,7 +129,7 @@ TEST_F(DurableRun, LeavesOneLogAndOneFileAndResumeReplacesThem) {
 
 // A copy of a run directory takes its data along, and goes on without touching the original's.
 TEST_F(DurableRun, ACopyGoesOnBesideItsOriginal) {
-  fs::copy(bench_.run_directory("run"), bench_.run_directory("copy"), fs::copy_options::recursive);
+  fs::copy(bench_.first_run("run"), bench_.run_directory("copy"), fs::copy_options::recursive);
   const fs::path log = only_log();
   const fs::path data = only_data();
   TrainingOptions of_copy = resume_;
@@ -142,7 +145,7 @@ TEST_F(DurableRun, ACopyGoesOnBesideItsOriginal) {
 
 // As `cp -al` and backups make them: the copy's log is the original's, by another name.
 TEST_F(DurableRun, AHardLinkedCopyLeavesTheOriginalsData) {
-  fs::copy(bench_.run_directory("run"), bench_.run_directory("copy"),
+  fs::copy(bench_.first_run("run"), bench_.run_directory("copy"),
            fs::copy_options::recursive | fs::copy_options::create_hard_links);
   const fs::path data = only_data();
   TrainingOptions of_copy = resume_;
@@ -177,11 +180,12 @@ TEST_F(DurableRun, ACopiedLogLeavesTheDataThatItNames) {
   const std::string checkpoints = bench_.run_directory("copy") + "/checkpoints";
   fs::create_directories(checkpoints);
   fs::copy(only_log(), checkpoints);
+  for (const char* name : {"/config.toml", "/events.jsonl"}) {
+    fs::copy(bench_.first_run("run") + name, bench_.run_directory("copy") + name);
+  }
   TrainingOptions of_copy = resume_;
   of_copy.resume = bench_.run_directory("copy");
-  config::Config shared = config_;
-  shared.checkpoint.dir = checkpoints;
-  EXPECT_EQ(TrainingBench::run(shared, of_copy).losses.size(), 6u);
+  EXPECT_EQ(TrainingBench::run(config_, of_copy).losses.size(), 6u);
   EXPECT_TRUE(fs::exists(data));
   EXPECT_EQ(TrainingBench::run(config_, resume_).losses.size(), 6u);
 }
@@ -235,7 +239,7 @@ TEST_F(DurableRun, WhatTheDiskCannotReadIsReadOnceMore) {
 }
 
 TEST_F(DurableRun, APipeInTheWayOfALogIsPassedOver) {
-  const std::string pipe = checkpoint::state_log_path(config_.checkpoint.dir, std::string(32, 'a'));
+  const std::string pipe = checkpoint::state_log_path(checkpoints_, std::string(32, 'a'));
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   EXPECT_EQ(TrainingBench::run(config_, resume_).losses.size(), 6u);
   EXPECT_TRUE(fs::exists(pipe));
@@ -247,12 +251,11 @@ TEST_F(DurableRun, AResumeRemovesWhatKilledOnesLeft) {
   const fs::path data = only_data();
   for (const char digit : {'a', 'b'}) {
     const std::string run(32, digit);
-    std::ofstream(checkpoint::state_log_path(config_.checkpoint.dir, run))
-        << std::string(8192, '\0');
-    std::ofstream(config_.memory.storage_paths.at(0) + "/sluice-" + run + "-0.durable") << "x";
+    std::ofstream(checkpoint::state_log_path(checkpoints_, run)) << std::string(8192, '\0');
+    std::ofstream(storage_ + "/sluice-" + run + "-0.durable") << "x";
   }
   // Before its first byte was written, and its data made.
-  std::ofstream(checkpoint::state_log_path(config_.checkpoint.dir, std::string(32, 'c')));
+  std::ofstream(checkpoint::state_log_path(checkpoints_, std::string(32, 'c')));
   resume_.stop_at_step = 6;  // where it is: nothing is committed
   TrainingBench::run(config_, resume_);
   EXPECT_EQ(only_log(), log);
@@ -261,6 +264,7 @@ TEST_F(DurableRun, AResumeRemovesWhatKilledOnesLeft) {
 
 TEST_F(DurableRun, ANameThatIsNoTextIsRefusedBeforeAnythingIsMade) {
   config_.checkpoint.dir = bench_.run_directory("\xff");
+  resume_.resume.clear();
   EXPECT_NE(refusal().find("not UTF-8"), std::string::npos);
   EXPECT_FALSE(fs::exists(config_.checkpoint.dir));
 }
@@ -271,7 +275,6 @@ TEST(Durable, AMovedRunTakesItsDataAlong) {
   config::Config config = bench.config("run", kDurableModel + kPinnedState + durable(4));
   config.log.dir += "/";
   config.memory.storage_paths = {bench.run_directory("run") + "/fast"};
-  config.checkpoint.dir = bench.run_directory("run") + "/saved";
   TrainingOptions options;
   options.stop_at_step = 6;
   TrainingBench::run(config, options);
@@ -280,8 +283,8 @@ TEST(Durable, AMovedRunTakesItsDataAlong) {
   resume.resume = bench.run_directory("moved");
   EXPECT_EQ(TrainingBench::run(config, resume).losses.size(), 6u);
   EXPECT_FALSE(fs::exists(bench.run_directory("run")));
-  EXPECT_EQ(files_in(bench.run_directory("moved") + "/fast").size(), 1u);
-  EXPECT_EQ(files_in(bench.run_directory("moved") + "/saved").size(), 1u);
+  EXPECT_EQ(files_in(bench.first_run("moved") + "/fast").size(), 1u);
+  EXPECT_EQ(files_in(bench.first_run("moved") + "/checkpoints").size(), 1u);
 }
 
 // An older checkpoint of files is there all the time.
@@ -298,14 +301,14 @@ TEST(Durable, ACommitIsNotGivenUpForAnOlderCheckpoint) {
   options.stop_at_step = 6;
   TrainingBench::run(config, options);
   const auto log_of = [&] {
-    for (const fs::path& file : files_in(config.checkpoint.dir)) {
+    for (const fs::path& file : files_in(bench.first_run("run") + "/checkpoints")) {
       if (file.extension() == ".log") return file;
     }
     return fs::path();
   };
   const fs::path log = log_of();
   // Its disk is not mounted.
-  const std::string storage = config.memory.storage_paths.at(0);
+  const std::string storage = bench.first_run("run") + "/storage";
   fs::rename(storage, storage + ".away");
   options.stop_at_step.reset();
   try {
@@ -354,11 +357,12 @@ TEST_F(DurableRun, WithOtherSettingsIsRefused) {
   EXPECT_NE(refusal().find("was made with train.seed = 1, which is 2 now"), std::string::npos);
 }
 
-TEST_F(DurableRun, AFreshStartMovesItsLogAsideAndLeavesItsData) {
+TEST_F(DurableRun, AFreshStartLeavesItsLogAndItsData) {
+  const fs::path log = only_log();
   const fs::path data = only_data();
   TrainingBench::run(config_);
-  EXPECT_TRUE(fs::exists(data));
-  EXPECT_EQ(files_in(config_.log.dir + "/earlier-1/checkpoints").size(), 1u);
+  EXPECT_EQ(only_log(), log);
+  EXPECT_EQ(only_data(), data);
 }
 
 // Steady state: a step that commits makes no allocation that a plain one does not (law 9).
@@ -442,9 +446,9 @@ TEST(DurableFaults, EndAtTheLastCommitFromWhichTheRunGoesOn) {
       ++resumed;
     } catch (const InputError&) {
       EXPECT_EQ(committed, 0) << "a commit is lost";
-      // A run that begins afresh leaves nothing of one that committed nothing.
-      EXPECT_EQ(TrainingBench::run(config).weights_hash, right);
-      EXPECT_EQ(files_in(config.memory.storage_paths.at(0)).size(), 1u);
+      // A run that committed nothing leaves no data.
+      const fs::path storage = bench.first_run("run") + "/storage";
+      EXPECT_TRUE(!fs::exists(storage) || fs::is_empty(storage));
     }
   }
   EXPECT_GT(resumed, 10);

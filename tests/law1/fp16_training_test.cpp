@@ -14,9 +14,9 @@
 #include "engine/checkpoint/checkpoint.hpp"
 #include "engine/checkpoint/safetensors.hpp"
 #include "engine/config/shapes.hpp"
-#include "tests/engine/train/scratch_directory.hpp"
 #include "tests/law1/same_bits.hpp"
 #include "tests/support/planned_session.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace sluice::train {
 namespace {
@@ -175,8 +175,7 @@ TEST(Fp16, ASkippedStepLeavesTheStateToTheBit) {
         name, kFp16Model + kRestless + where + Overrides{"checkpoint.every=1", "train.steps=12"});
     std::vector<std::string> states;
     const TrainingRecord run = TrainingBench::run(config, {}, [&](const StepReport& report) {
-      if (report.step > 1)
-        states.push_back(state_bytes(bench.run_directory(name), report.step - 1));
+      if (report.step > 1) states.push_back(state_bytes(bench.first_run(name), report.step - 1));
     });
     std::size_t skipped = 0;
     for (std::size_t step = 1; step < states.size(); ++step) {
@@ -227,7 +226,7 @@ TEST(Fp16, EndsWhereOverflowsDoNotStop) {
   bool saved = false;
   const auto run = [&](const TrainingOptions& options) {
     steps.clear();
-    return message_of<Error>([&] {
+    return testing::message_of<Error>([&] {
       train(
           config, options,
           [&](const RunEvent& event) {
@@ -246,13 +245,14 @@ TEST(Fp16, EndsWhereOverflowsDoNotStop) {
     EXPECT_NE(words.find(fact), std::string::npos) << fact << " in: " << words;
   }
   // What is saved is the state as the run began with it, and a resumed run knows how it stands.
-  const checkpoint::CheckpointFound found = checkpoint::find_checkpoint(config.checkpoint.dir);
+  const checkpoint::CheckpointFound found =
+      checkpoint::find_checkpoint(bench.first_run("run") + "/checkpoints");
   EXPECT_EQ(found.manifest.step, 3);
   EXPECT_EQ(found.manifest.loss_scale, (runtime::LossScaleState{std::int64_t{1} << 32, 0, 3, 3}));
   PlannedSession fresh(config);
   EXPECT_EQ(found.manifest.weights_hash, fresh.session().state().weights_hash());
   TrainingOptions resumed;
-  resumed.resume = bench.run_directory("run");
+  resumed.resume = bench.first_run("run");
   EXPECT_NE(run(resumed).find("4 steps in a row"), std::string::npos);
 }
 
@@ -260,9 +260,10 @@ TEST(Fp16, FilesHoldHalvesAndTheirMasters) {
   const TrainingBench bench;
   const config::Config config = bench.config("run", kFp16Model + Overrides{"train.steps=2"});
   TrainingBench::run(config);
-  const checkpoint::SafetensorsReader weights(bench.run_directory("run") + "/weights.safetensors");
+  const checkpoint::SafetensorsReader weights(bench.first_run("run") + "/weights.safetensors");
   const checkpoint::SafetensorsReader state(
-      checkpoint::find_checkpoint(config.checkpoint.dir).directory + "/state.safetensors");
+      checkpoint::find_checkpoint(bench.first_run("run") + "/checkpoints").directory +
+      "/state.safetensors");
   ASSERT_FALSE(weights.tensors().empty());
   for (const checkpoint::SafetensorsTensor& tensor : weights.tensors()) {
     EXPECT_EQ(tensor.dtype, DType::kF16) << tensor.name;
@@ -294,12 +295,13 @@ TEST(Fp16, ACheckpointWithoutItsScaleIsRefused) {
   const TrainingBench bench;
   const config::Config config = bench.config("run", kFp16Model + Overrides{"train.steps=1"});
   TrainingBench::run(config);
-  checkpoint::CheckpointFound found = checkpoint::find_checkpoint(config.checkpoint.dir);
+  checkpoint::CheckpointFound found =
+      checkpoint::find_checkpoint(bench.first_run("run") + "/checkpoints");
   found.manifest.loss_scale.reset();
   checkpoint::save_manifest(found.manifest, found.directory + "/manifest.json");
   TrainingOptions resumed;
-  resumed.resume = bench.run_directory("run");
-  EXPECT_NE(message_of<InputError>([&] {
+  resumed.resume = bench.first_run("run");
+  EXPECT_NE(testing::message_of<InputError>([&] {
               TrainingBench::run(config, resumed);
             }).find("'loss_scale' is missing"),
             std::string::npos);
@@ -366,7 +368,7 @@ TEST(FirstBadTensor, IsNamed) {
       EXPECT_EQ(outcome.overflowed_tensor, half.tensor());
       Spoiler brain(bench.config("run", model + Overrides{"train.precision=bf16"}), unit,
                     static_cast<std::size_t>(tensor), std::nanf(""));
-      const std::string words = message_of<Error>([&] { brain.run().step(0); });
+      const std::string words = testing::message_of<Error>([&] { brain.run().step(0); });
       EXPECT_NE(words.find("not finite, first that of '" + brain.tensor() + "'"), std::string::npos)
           << words;
     }

@@ -1,11 +1,11 @@
-// The optimizer's settings across a resume, and the bytes of a split master. The matrix has law 1 for every
-// optimizer.
+// The optimizer's settings across a resume, and the bytes of a split master. The matrix has law 1
+// for every optimizer.
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"
 #include "engine/checkpoint/checkpoint.hpp"
-#include "tests/engine/train/scratch_directory.hpp"
 #include "tests/law1/same_bits.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace sluice::train {
 namespace {
@@ -28,7 +28,8 @@ TEST(Resume, TakesKeysThatACheckpointDoesNotNameForTheirDefaults) {
   TrainingOptions options;
   options.stop_at_step = 5;
   TrainingRecord whole = TrainingBench::run(config, options);
-  const checkpoint::CheckpointFound found = checkpoint::find_checkpoint(config.checkpoint.dir);
+  const checkpoint::CheckpointFound found =
+      checkpoint::find_checkpoint(bench.first_run("parts") + "/checkpoints");
   checkpoint::CheckpointManifest manifest = found.manifest;
   for (const char* key : {"optimizer.groups", "optimizer.moments"}) {
     ASSERT_EQ(manifest.settings.erase(key), 1u) << key;
@@ -36,7 +37,7 @@ TEST(Resume, TakesKeysThatACheckpointDoesNotNameForTheirDefaults) {
   checkpoint::save_manifest(manifest, found.directory + "/manifest.json");
   options.resume = bench.run_directory("parts");
   options.stop_at_step.reset();
-  const std::string words = message_of<InputError>([&] {
+  const std::string words = testing::message_of<InputError>([&] {
     TrainingBench::run(bench.config("parts", kStateModel + Overrides{"optimizer.moments=8bit"}),
                        options);
   });

@@ -1,5 +1,6 @@
-// Law 1 as data. A row names a configuration, its reference run, and cases that must give the reference's
-// bits: losses, gradient norms, evaluations, loss scales and final weights. One body runs every row.
+// Law 1 as data. A row names a configuration, its reference run, and cases that must give the
+// reference's bits: losses, gradient norms, evaluations, loss scales and final weights. One body
+// runs every row.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -87,7 +88,9 @@ inline void expect_same_bits(const TrainingRecord& run, const TrainingRecord& re
   EXPECT_FALSE(reference.losses.empty());
   EXPECT_EQ(run.losses, reference.losses);
   EXPECT_EQ(run.norms, reference.norms);
-  if (!reference.eval_losses.empty()) EXPECT_EQ(run.eval_losses, reference.eval_losses);
+  if (!reference.eval_losses.empty()) {
+    EXPECT_EQ(run.eval_losses, reference.eval_losses);
+  }
   EXPECT_EQ(of_each_step<std::int64_t>(run, "loss_scale"),
             of_each_step<std::int64_t>(reference, "loss_scale"));
   EXPECT_EQ(of_each_step<bool>(run, "overflow"), of_each_step<bool>(reference, "overflow"));
@@ -114,14 +117,17 @@ inline TrainingRecord run_in_parts(const TrainingBench& bench, const Overrides& 
     whole.append(record);
     if (part.stop > 0) {
       EXPECT_EQ(whole.losses.size(), static_cast<std::size_t>(part.stop));
-      if (stop_by == StopBy::kSignal) EXPECT_EQ(whole.end, train::TrainingEnd::kInterrupted);
+      if (stop_by == StopBy::kSignal) {
+        EXPECT_EQ(whole.end, train::TrainingEnd::kInterrupted);
+      }
     }
     options.resume = bench.run_directory(one.name);
   }
   return whole;
 }
 
-// False where a configuration asks for io_uring and this machine has none; the storage suite reports that.
+// False where a configuration asks for io_uring and this machine has none; the storage suite
+// reports that.
 inline bool runs_here(const config::Config& config) {
   return config.memory.storage_engine != config::Config::StorageEngineKind::kIoUring ||
          offload::io_uring_unavailable_reason().empty();

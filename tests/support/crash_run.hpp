@@ -7,7 +7,7 @@
 #include <map>
 #include <optional>
 
-#include "engine/checkpoint/durable_checkpoint.hpp"
+#include "engine/checkpoint/durable_recovery.hpp"
 #include "tests/support/crash_engine.hpp"
 #include "tests/support/training_example.hpp"
 
@@ -64,7 +64,8 @@ class CrashRun {
  private:
   using Contents = std::map<std::pair<StateKind, std::int32_t>, offload::Digest128>;
 
-  std::shared_ptr<CrashDisk> train_on_disk(const config::Config& config, train::TrainingOptions options,
+  std::shared_ptr<CrashDisk> train_on_disk(const config::Config& config,
+                                           train::TrainingOptions options,
                                            std::vector<std::int64_t>* steps) const {
     auto disk = std::make_shared<CrashDisk>();
     options.wrap_storage = [&](std::unique_ptr<offload::StorageEngine>) {

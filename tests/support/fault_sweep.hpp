@@ -49,12 +49,14 @@ class FaultSweep {
       EXPECT_EQ(outcome.exit_status, 3) << outcome.error;
       EXPECT_TRUE(may_fail(plan)) << outcome.error;
       EXPECT_GT(outcome.error.size(), 10u);
-      if (plan.fault == offload::StorageFault::kFlippedWrite || plan.fault == offload::StorageFault::kLostWrite) {
+      if (plan.fault == offload::StorageFault::kFlippedWrite ||
+          plan.fault == offload::StorageFault::kLostWrite) {
         EXPECT_NE(outcome.error.find("is corrupt"), std::string::npos) << outcome.error;
       }
     }
     // Scratch files are unlinked when they are made: nothing is left whatever happened.
-    EXPECT_TRUE(std::filesystem::is_empty(config_.memory.storage_paths.front()));
+    const std::filesystem::path storage = config_.log.dir + "/0001/storage";
+    EXPECT_TRUE(!std::filesystem::exists(storage) || std::filesystem::is_empty(storage));
   }
 
  private:

@@ -1,5 +1,5 @@
-// Whole training runs for tests: a text to learn, a configuration from overrides, and the report of a run,
-// kept to the bit.
+// Whole training runs for tests: a text to learn, a configuration from overrides, and the report of
+// a run, kept to the bit.
 #pragma once
 
 #include <bit>
@@ -64,7 +64,9 @@ class TrainingBench {
     std::ofstream(directory_.file("text"), std::ios::binary) << example_text(8000);
   }
 
+  // The log.dir of what is called `run`, and the directory of the first run in it.
   std::string run_directory(const std::string& run) const { return directory_.file(run); }
+  std::string first_run(const std::string& run) const { return run_directory(run) + "/0001"; }
 
   // The overrides come last, so that they win.
   config::Config config(const std::string& run, const Overrides& overrides) const {
@@ -74,7 +76,7 @@ class TrainingBench {
     return config::parse_config("", "test", base + overrides);
   }
 
-  // observe: called after each step, may be empty.
+  // observe: called after each step, may be empty. options.resume: a run, or a log.dir.
   static TrainingRecord run(const config::Config& config,
                             const train::TrainingOptions& options = {},
                             const train::StepObserver& observe = {}) {
@@ -91,10 +93,19 @@ class TrainingBench {
         record.weights_hash = event.at("weights_hash").get<std::string>();
       }
     };
-    record.end = train::train(config, options, sink, [&](const train::StepReport& report) {
+    const train::StepObserver note = [&](const train::StepReport& report) {
       record.losses.push_back(std::bit_cast<std::uint64_t>(report.loss));
       record.norms.push_back(std::bit_cast<std::uint64_t>(report.grad_norm));
       if (observe) observe(report);
+    };
+    if (options.resume.empty()) {
+      record.end = train::train(config, options, sink, note);
+      return record;
+    }
+    record.end = train::resume_newest(options.resume, [&](const std::string& run) {
+      train::TrainingOptions resumed = options;
+      resumed.resume = run;
+      return train::train(config, resumed, sink, note);
     });
     return record;
   }

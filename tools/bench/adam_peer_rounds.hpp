@@ -1,4 +1,4 @@
-// The rounds of a benchmark in which others' AdamW took part.
+// Collects the timings of the peers' AdamW steps over the rounds of `sluice bench adam`.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@ class AdamPeerRounds {
  public:
   AdamPeerRounds(AdamPeers peers, std::int64_t elems);
 
-  // One step of every peer. The rounds that are not counted warm them up and are dropped.
+  // Runs one step of every peer. Rounds that are not counted only warm the peers up.
   void run_round(bool counted);
 
-  // `ours`: parameters a second of each of our variants, round by round, as many as were counted.
-  // {"versions", "huge_page_bytes", "missing" where some are, "variants": {PEER: {"job",
-  //   "bytes_per_param", "params_per_s", "ratio": {OURS: ours by the peer, ...}}}}
-  // Medians over the rounds; a ratio is the median of the rounds' ratios.
+  // `ours`: parameters per second of each of our variants, one value per counted round.
+  // Returns {"versions", "huge_page_bytes", "missing" if some peers are, "variants": {PEER: {"job",
+  //   "bytes_per_param", "params_per_s", "ratio": {OURS: ours / the peer's, ...}}}}.
+  // Figures are medians over the rounds; a ratio is the median of the rounds' ratios.
   nlohmann::json figures(const std::map<std::string, std::vector<double>>& ours) const;
 
  private:

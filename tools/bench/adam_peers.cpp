@@ -16,12 +16,13 @@ namespace {
 
 constexpr int kProtocol = 1;
 
-// An answer as an object. Error: it is none, or it says what went wrong.
+// Parses an answer as a JSON object. Throws Error if it is none, or if it reports an error.
 nlohmann::json parse_answer(const std::string& line) {
   constexpr std::size_t kShown = 120;
   nlohmann::json answer = nlohmann::json::parse(line, nullptr, false);
   if (!answer.is_object()) {
-    throw Error("bench adam: a peer's answer is no JSON object: '" + line.substr(0, kShown) + "'");
+    throw Error("bench adam: a peer's answer is not a JSON object: '" + line.substr(0, kShown) +
+                "'");
   }
   if (const auto error = answer.find("error"); error != answer.end()) {
     throw Error("bench adam: " + (error->is_string() ? error->get<std::string>() : error->dump()));
@@ -61,7 +62,7 @@ void AdamPeers::read_introduction(const std::string& line, int threads) {
                   ", and this program " + std::to_string(kProtocol));
     }
     if (answer.at("threads") != threads) {
-      throw Error("bench adam: the peers run " + answer.at("threads").dump() + " threads where " +
+      throw Error("bench adam: the peers run " + answer.at("threads").dump() + " threads, but " +
                   std::to_string(threads) + " were asked for");
     }
     versions_ = answer.at("versions");
@@ -84,7 +85,7 @@ double AdamPeers::seconds(const std::string& variant) {
   if (ran == answer.end() || *ran != variant || seconds == answer.end() || !seconds->is_number() ||
       !(seconds->get<double>() > 0) || !std::isfinite(seconds->get<double>())) {
     throw Error("bench adam: peer " + variant + " answered " + answer.dump() +
-                " where the seconds of one step of it were asked for");
+                " to a request for the seconds of one of its steps");
   }
   return seconds->get<double>();
 }
@@ -110,7 +111,7 @@ std::optional<std::string> default_peers_python() {
     cache = std::filesystem::path(home) / ".cache";
   }
   const std::filesystem::path venv = cache / "sluice" / "bench_peers";
-  // Written when all is in place; while it is being made it says so.
+  // tools/bench/peers writes this file last, when the environment is complete.
   std::error_code unreadable;
   if (!std::filesystem::exists(venv / "ready", unreadable)) return std::nullopt;
   const std::filesystem::path python = venv / "bin" / "python";

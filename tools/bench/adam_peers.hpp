@@ -1,6 +1,6 @@
-// Others' AdamW beside ours: torch's and DeepSpeed's, each in a step at a time, in a process of
-// their own (tools/bench/peer_adam.py, which is part of this program and says what each peer does
-// and how it is verified before it is timed). One thread.
+// The peers of `sluice bench adam`: AdamW of torch and of DeepSpeed. They run in a process of their
+// own, one step at a time. Its program, tools/bench/peer_adam.py, is part of this binary; it
+// describes each peer and verifies a peer's values before it times it. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace sluice::bench {
 struct AdamPeer {
   std::string name;                   // "deepspeed_copy"
   std::string job;                    // in words
-  std::uint64_t bytes_per_param = 0;  // that a step must read and write
+  std::uint64_t bytes_per_param = 0;  // bytes that a step must read and write
 };
 
 class AdamPeers {
@@ -26,8 +26,8 @@ class AdamPeers {
   };
 
   // Starts the peers with `python`, an interpreter that has torch, for steps over `elems`
-  // elements by `threads` threads. Nothing where no such interpreter exists. Error, one sentence:
-  // it ended, answered what is no answer, or speaks another protocol; TimeoutError.
+  // elements by `threads` threads. Returns nothing if no such interpreter exists. Throws Error if
+  // the process ended, gave an invalid answer or speaks another protocol; or TimeoutError.
   static std::optional<AdamPeers> open(const std::string& python, int threads, std::int64_t elems);
   static std::optional<AdamPeers> open(const std::string& python, int threads, std::int64_t elems,
                                        const Deadlines& deadlines);
@@ -35,13 +35,13 @@ class AdamPeers {
   const std::vector<AdamPeer>& variants() const { return variants_; }
   // "torch 2.15.0, DeepSpeed 0.19.8 (AVX2)".
   const std::string& versions() const { return versions_; }
-  // A sentence where some peers are missing, else empty.
+  // A sentence if some peers are missing, else empty.
   const std::string& missing() const { return missing_; }
   // Bytes of the peers' memory that lie on huge pages.
   std::uint64_t huge_page_bytes() const { return huge_page_bytes_; }
 
-  // One verified step of a variant, over all elements. Error: as open, or its values are not
-  // AdamW's.
+  // Seconds of one verified step of a variant, over all elements. Throws as open() does, and Error
+  // if the values are not those of AdamW.
   double seconds(const std::string& variant);
 
  private:
@@ -56,10 +56,11 @@ class AdamPeers {
   std::uint64_t huge_page_bytes_ = 0;
 };
 
-// The interpreter of a virtual environment: DIR/bin/python. InputError where DIR has none.
+// The interpreter of a virtual environment: DIR/bin/python. Throws InputError if DIR has none.
 std::string python_of(const std::string& venv);
-// Of the one that tools/bench/peers makes: $XDG_CACHE_HOME/sluice/bench_peers, else
-// $HOME/.cache/sluice/bench_peers. Nothing where it is not there, or not finished.
+// The interpreter of the environment that tools/bench/peers makes, in
+// $XDG_CACHE_HOME/sluice/bench_peers, else $HOME/.cache/sluice/bench_peers. Returns nothing if the
+// environment is missing or unfinished.
 std::optional<std::string> default_peers_python();
 
 }  // namespace sluice::bench

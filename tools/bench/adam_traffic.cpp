@@ -22,10 +22,10 @@ using Words = hn::ScalableTag<std::uint32_t>;
 // (kernels/host/optimizer/stage_simd.hpp).
 constexpr std::int64_t kAheadElems = 64;
 constexpr std::int64_t kLineElems = 16;
-// Arrays take turns after so many elements: whole vectors of every format.
+// The loop goes to the next array after this many elements: whole vectors of every format.
 constexpr std::int64_t kTurnElems = 64;
 
-// Passes the bytes of one turn of one stream; next: that of which the memory is asked for.
+// Passes the bytes of one turn of one stream, and prefetches the memory of a later turn.
 HWY_INLINE void pass(const TrafficStream& stream, std::int64_t i, std::int64_t ahead,
                      hn::Vec<Words> mask, hn::Vec<Words>& fold) {
   const Words tag;
@@ -86,7 +86,8 @@ void adam_traffic(const kernels::host::Parallel& parallel, const kernels::Optimi
                   const kernels::UpdateBuffers& buffers, std::uint32_t mask) {
   SLUICE_CHECK(buffers.elems % static_cast<std::int64_t>(kBlock8GroupElems) == 0);
   const TrafficStreams streams = traffic_streams(options, buffers);
-  parallel.for_blocks(buffers.elems, kernels::host::update_task_elems(buffers.elems, parallel.threads()),
+  parallel.for_blocks(buffers.elems,
+                      kernels::host::update_task_elems(buffers.elems, parallel.threads()),
                       [&](std::int64_t begin, std::int64_t end) {
                         HWY_DYNAMIC_DISPATCH(traffic_range)(streams, mask, begin, end);
                       });

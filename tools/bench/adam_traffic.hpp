@@ -1,4 +1,4 @@
-// The memory traffic of an optimizer step without its arithmetic: what bench adam compares with.
+// The memory traffic of an optimizer step without its arithmetic: the baseline of bench adam.
 #pragma once
 
 #include "kernels/kernels.hpp"
@@ -9,11 +9,12 @@ class Parallel;
 
 namespace sluice::bench {
 
-// Touches what Kernels::update touches for these options, in the same pieces, stages and lines,
-// with the same prefetches: reads the gradient, reads and writes master and moments (a split
-// master's weight too), writes a weight beside a master. `mask` is xor-ed into all that is read and
-// written; 0 leaves the states as they are, which the compiler cannot know. A weight that is only
-// written becomes the fold of what was read. buffers.elems: a multiple of 4,096.
+// Touches the same memory as Kernels::update for these options, in the same pieces, stages and
+// cache lines, with the same prefetches. It reads the gradient, reads and writes master and
+// moments (and the weight of a split master), and writes a weight beside a master. `mask` is
+// xor-ed into every value that is read and written: 0 keeps the states, and the compiler cannot
+// know that. A weight that is only written becomes the fold of the values read. buffers.elems is a
+// multiple of 4,096.
 void adam_traffic(const kernels::host::Parallel& parallel, const kernels::OptimizerOptions& options,
                   const kernels::UpdateBuffers& buffers, std::uint32_t mask);
 

@@ -25,14 +25,15 @@ struct AdamVariant {
 
 std::span<const AdamVariant> adam_variants();
 
-// One variant's arrays, in memory of their own on huge pages where the system has them (as pinned
-// memory is), first touched by the threads that will work on them.
+// One variant's arrays, each in its own memory, on huge pages if the system has them (as pinned
+// memory is). The threads that will work on the arrays touch them first.
 class AdamVariantStep {
  public:
   // Throws std::bad_alloc.
-  AdamVariantStep(const kernels::host::Parallel& parallel, const AdamVariant& variant, std::int64_t elems);
+  AdamVariantStep(const kernels::host::Parallel& parallel, const AdamVariant& variant,
+                  std::int64_t elems);
 
-  // Seconds of one update, and of the traffic that it cannot avoid (adam_traffic.hpp).
+  // Seconds of one update, and of its unavoidable memory traffic (adam_traffic.hpp).
   double update_seconds();
   double traffic_seconds();
 

@@ -9,9 +9,9 @@
 namespace sluice::bench {
 namespace {
 
-constexpr std::uint32_t kWarmIteration = 2;  // the first makes the optimizer's states
+constexpr std::uint32_t kWarmIteration = 2;  // the first allocates the optimizer's states
 
-// bytes: whether a request of so many is part of the mix.
+// is_part: whether a request of this size belongs to the mix.
 AllocationMix mix_from(const record::MemoryTrace& trace, const std::string& name,
                        bool with_resident,
                        const std::function<bool(std::uint64_t bytes)>& is_part) {

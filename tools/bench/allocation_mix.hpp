@@ -1,5 +1,5 @@
-// What an allocator's bench asks for, again and again: one iteration of a generated training step,
-// or a part of it.
+// The requests that the allocator bench repeats: one iteration of a generated training step, or a
+// part of it.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 namespace sluice::bench {
 
-// Allocations are named by their index in trace.allocations. The trace's operations are empty.
+// Operations refer to allocations by their index in trace.allocations. The trace itself
+// has no operations.
 struct AllocationMix {
   struct Operation {
     bool is_alloc = false;
@@ -19,13 +20,14 @@ struct AllocationMix {
   std::string name;
   record::MemoryTrace trace;
   std::vector<std::uint32_t> resident;  // allocated once, before the first iteration
-  // An iteration frees all that it allocates: what outlives it in the trace is freed at its end,
-  // and frees of what is older are left out.
+  // An iteration frees everything that it allocates. Allocations that outlive it in the trace are
+  // freed at its end; frees of older allocations are left out.
   std::vector<Operation> operations;
 };
 
-// Of a warm iteration of a "dense" trace: "small" (requests of 512 B to 1 MiB), "large" (above, to
-// 1 GiB), "step" (all of them, beside the resident states). layers: of the transformer; 0: 24.
+// The mixes of a warm iteration of a "dense" trace: "small" (requests of 512 B to 1 MiB), "large"
+// (above that, to 1 GiB) and "step" (all requests, beside the resident states). layers: layers of
+// the transformer; 0 means 24.
 std::vector<AllocationMix> dense_mixes(std::uint32_t layers);
 
 }  // namespace sluice::bench

@@ -17,10 +17,10 @@ namespace sluice::bench {
 namespace {
 
 struct Rounds {
-  std::vector<double> update, traffic, ratio;  // parameters a second
+  std::vector<double> update, traffic, ratio;  // update and traffic in parameters per second
 };
 
-// In the order of adam_variants.
+// The variants with these names, in the order of adam_variants().
 std::vector<AdamVariant> chosen(const std::vector<std::string>& names) {
   const std::span<const AdamVariant> all = adam_variants();
   std::string known;
@@ -30,7 +30,9 @@ std::vector<AdamVariant> chosen(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     const bool exists = std::any_of(
         all.begin(), all.end(), [&](const AdamVariant& variant) { return variant.name == name; });
-    if (!exists) throw InputError("bench adam: no variant '" + name + "'; there are: " + known);
+    if (!exists) {
+      throw InputError("bench adam: there is no variant '" + name + "'; the variants are " + known);
+    }
   }
   std::vector<AdamVariant> variants;
   for (const AdamVariant& variant : all) {
@@ -42,9 +44,10 @@ std::vector<AdamVariant> chosen(const std::vector<std::string>& names) {
 }
 
 void check(const AdamBenchOptions& options) {
-  if (options.elems < kernels::host::kUpdatePieceElems || options.elems % kernels::host::kUpdatePieceElems != 0) {
-    throw InputError("bench adam: elems must be a multiple of " +
-                     std::to_string(kernels::host::kUpdatePieceElems) + ", at least that many");
+  if (options.elems < kernels::host::kUpdatePieceElems ||
+      options.elems % kernels::host::kUpdatePieceElems != 0) {
+    throw InputError("bench adam: elems must be a positive multiple of " +
+                     std::to_string(kernels::host::kUpdatePieceElems));
   }
   if (options.rounds < 7) throw InputError("bench adam: rounds must be at least 7");
   if (options.threads < 0) throw InputError("bench adam: threads must not be negative");
@@ -81,7 +84,7 @@ nlohmann::json run_adam_bench(const AdamBenchOptions& options) {
   std::optional<AdamPeerRounds> peers = open_peers(options, parallel.threads());
   std::vector<Rounds> rounds(variants.size());
   const auto elems = static_cast<double>(options.elems);
-  // The first round warms the clock and the threads, and is dropped.
+  // The first round warms the clock and the threads; its figures are dropped.
   for (int round = -1; round < options.rounds; ++round) {
     for (std::size_t i = 0; i < steps.size(); ++i) {
       const double update = elems / steps[i].update_seconds();
@@ -92,8 +95,8 @@ nlohmann::json run_adam_bench(const AdamBenchOptions& options) {
       rounds[i].ratio.push_back(update / traffic);
     }
     if (!peers) continue;
-    // OpenMP's threads and oneTBB's look for work a while before they sleep, on the cores of who is
-    // measured next; and who is first behind a pause wakes cores and threads, uncounted.
+    // The threads of OpenMP and oneTBB spin for a while before they sleep, on cores that the next
+    // measurement needs. The first call after a pause wakes cores and threads; it is not counted.
     std::this_thread::sleep_for(kUntilThreadsSleep);
     peers->run_round(round >= 0);
     std::this_thread::sleep_for(kUntilThreadsSleep);

@@ -29,8 +29,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
-// Iterations until memory is at hand and the plan is in use: two alike, one to plan, two that it
-// serves.
+// Iterations until memory is at hand and the plan is in use: two that are alike, one to plan, two
+// that the plan serves.
 constexpr int kWarmIterations = 8;
 
 double seconds_since(Clock::time_point begin) {
@@ -39,8 +39,8 @@ double seconds_since(Clock::time_point begin) {
 
 // A caller has allocate(index), free(index) and step(), all thin.
 //
-// The replica has no locks. kWithLocks: the two that the original takes in each call, one of the
-// device's allocator and after it one of the table of addresses.
+// The replica has no locks. kWithLocks adds the two that the original takes in each call: the lock
+// of the device's allocator, then the lock of the table of addresses.
 struct NoLock {
   void lock() {}
   void unlock() {}
@@ -74,7 +74,7 @@ class NativeCaller {
   replay::TorchAllocator allocator_;
 };
 
-// One thread's calls of an allocator that others may use too.
+// The calls of one thread to an allocator that other threads may use too.
 template <class Allocator>
 class OwnCaller {
  public:
@@ -138,8 +138,8 @@ double hit_share_since(const allocator::CachingAllocatorStatistics& before,
                    static_cast<double>(after.allocation_count - before.allocation_count);
 }
 
-// The mean of an iteration's operations, in the median of the iterations that fit in about
-// `seconds`: one in which the thread lost its core is no measure of the allocator.
+// The mean time of an operation: the median over the iterations that fit in about `seconds`. The
+// median drops iterations in which the thread lost its core.
 template <class Caller>
 double mean_ns(Caller& caller, const AllocationMix& mix, double seconds) {
   run_iteration(caller, mix);  // the caches of the processor are another's
@@ -157,7 +157,7 @@ double mean_ns(Caller& caller, const AllocationMix& mix, double seconds) {
 
 using Samples = std::vector<std::uint32_t>;  // ns
 
-// Run between two readings of the clock.
+// The time of `work`, between two readings of the clock.
 template <class Work>
 std::uint32_t ns_of(const Work& work) {
   const auto begin = Clock::now();
@@ -204,7 +204,7 @@ void report_single(json& figures, const std::string& prefix, Samples samples,
   std::sort(samples.begin(), samples.end());
   const auto at = [&](double share) {
     const auto place = static_cast<std::size_t>(share * static_cast<double>(samples.size() - 1));
-    // What is within the clock's own cost counts as its resolution.
+    // A sample within the cost of the clock counts as the clock's resolution.
     return std::max(samples[place], clock_cost_ns + 1) - clock_cost_ns;
   };
   figures[prefix + "_p50_ns"] = at(0.5);
@@ -213,7 +213,7 @@ void report_single(json& figures, const std::string& prefix, Samples samples,
   figures[prefix + "_max_ns"] = at(1.0);
 }
 
-// Threads over one CachingAllocator, each on a stream of its own or all on one. They live as long
+// Threads that share one CachingAllocator, each on its own stream or all on one. They live as long
 // as the team, and sleep between rounds.
 class Team {
  public:
@@ -228,7 +228,7 @@ class Team {
       for (std::size_t i = 0; i < callers_.size(); ++i) {
         threads_.push_back(start_thread("bench caller", [this, i] { serve(i); }));
       }
-    } catch (...) {  // those that are there end
+    } catch (...) {  // the threads that were started must end
       done_ = true;
       for (std::size_t i = threads_.size(); i < callers_.size(); ++i) edge_.arrive_and_drop();
       edge_.arrive_and_wait();
@@ -244,29 +244,29 @@ class Team {
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
-  // Of all threads together, each over its own time.
+  // Operations per second of all threads together, each measured over its own time.
   double ops_per_s(double seconds) {
     seconds_ = seconds;
-    edge_.arrive_and_wait();  // they begin
-    edge_.arrive_and_wait();  // they have ended
+    edge_.arrive_and_wait();  // the threads begin
+    edge_.arrive_and_wait();  // the threads have ended
     double sum = 0.0;
     for (const double rate : rates_) sum += rate;
     return sum;
   }
 
-  // Of the allocations since it was made, those that a free block served.
+  // The share of the allocations since the team was made that a free block served.
   double hit_share() { return hit_share_since(before_, memory_.allocator->statistics()); }
 
  private:
-  // Room for every stream's most at once: else who comes second takes pages from the first, in turn
-  // as their iterations happen to lie, which is no hit.
+  // Room for the peaks of all streams at once. Otherwise streams would take pages from each other,
+  // as often as their iterations happen to overlap, and that is not a hit.
   static allocator::CachingAllocatorOptions roomy() {
     allocator::CachingAllocatorOptions options;
     options.growth_slack = 1024.0;
     return options;
   }
-  // To a processor of its own: the scheduler wakes both on one, and parts them later than a round
-  // takes.
+  // Pins each thread to its own processor: the scheduler may wake two threads on one, and part them
+  // only after a round has ended.
   static void pin_to_core(std::size_t i) {
     cpu_set_t all;
     if (sched_getaffinity(0, sizeof all, &all) != 0) return;
@@ -276,7 +276,7 @@ class Team {
       cpu_set_t mine;
       CPU_ZERO(&mine);
       CPU_SET(core, &mine);
-      static_cast<void>(sched_setaffinity(0, sizeof mine, &mine));  // else as the scheduler likes
+      static_cast<void>(sched_setaffinity(0, sizeof mine, &mine));  // best effort
       return;
     }
   }
@@ -291,7 +291,7 @@ class Team {
     }
   }
 
-  // All its time counts, that it waited for the other as well.
+  // Counts all of the thread's time, including its waits for other threads.
   double rate_of(DynamicCaller& caller) const {
     run_iteration(caller, mix_);  // the caches of the processor are another's
     std::size_t iterations = 0;
@@ -317,7 +317,7 @@ class Team {
   std::vector<std::jthread> threads_;  // last: joined first
 };
 
-// All that is measured on one mix.
+// All measurements on one mix.
 class MixBench {
  public:
   MixBench(AllocationMix mix, int threads)
@@ -353,7 +353,7 @@ class MixBench {
     const double one_thread = one_thread_.ops_per_s(seconds);
     const double own_streams = own_streams_.ops_per_s(seconds);
     const double same_stream = same_stream_.ops_per_s(seconds);
-    // An allocation is one event, a free two, and there are as many of either.
+    // An allocation is one event, a free is two, and there are as many frees as allocations.
     add("record", "ns_per_event", (recorded - dynamic) / 1.5);
     add("native", "ns", native);
     add("native_locked", "ns", native_locked);

@@ -24,7 +24,7 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Host pages that the device knows, touched.
+// Host pages, touched and registered with the device.
 struct HostArray {
   HostArray(device::Device& device, std::uint64_t bytes)
       : mapping(bytes), registration((touch(), device.register_host(mapping.data(), bytes))) {}
@@ -44,10 +44,10 @@ class CopyTrial {
         received_(device, bytes),
         target_(device.allocate(bytes)),
         source_(device.allocate(bytes)) {
-    copy_all(true, true, bytes);  // all pages exist before anything is timed
+    copy_all(true, true, bytes);  // makes all pages exist before the timing
   }
 
-  // Bytes in a second, both ways counted.
+  // Bytes per second, both directions counted.
   double rate(bool to_device, bool to_host, std::uint64_t piece) {
     const auto begin = Clock::now();
     copy_all(to_device, to_host, piece);

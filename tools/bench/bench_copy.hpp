@@ -1,4 +1,4 @@
-// `sluice bench copy`: the link between host and device, and what mapping physical memory costs.
+// `sluice bench copy`: the link between host and device, and the cost of mapping physical memory.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace sluice::bench {
 
 struct CopyBenchOptions {
   device::Device* device = nullptr;
-  std::uint64_t bytes = 256 * kMiB;  // a multiple of 64 MiB: of each of two host and device arrays
+  std::uint64_t bytes = 256 * kMiB;  // a multiple of 64 MiB; size of each of four arrays
   int rounds = 9;                    // at least 7
 };
 
@@ -19,11 +19,11 @@ struct CopyBenchOptions {
 //   "copies":{"64KiB"|"1MiB"|"16MiB"|"64MiB": {to_device_gib_per_s, to_host_gib_per_s,
 //     duplex_gib_per_s (both ways at once, counted together)}},
 //   "handles":{"2MiB"|"32MiB"|"64MiB": {create_us, map_us, unmap_us, release_us}},
-//   memcpy_gib_per_s (one host thread between the same pages), ratio_to_device (of it; the host
-//   device's copies are such)}}
-// Copies go between registered huge pages and device memory, in pieces of the size named, queued
-// back to back. Medians over rounds that measure all of them in turn.
-// InputError: bad options. OutOfMemory, DeviceError.
+//   memcpy_gib_per_s (one host thread between the same pages), ratio_to_device (of 1 MiB copies to
+//   memcpy; on the host device both are memcpy)}}
+// Copies go between registered huge pages and device memory, in pieces of the named size, queued
+// back to back. Figures are medians over rounds that measure all of them in turn.
+// Throws InputError for bad options, OutOfMemory, DeviceError.
 nlohmann::json run_copy_bench(const CopyBenchOptions& options);
 
 }  // namespace sluice::bench

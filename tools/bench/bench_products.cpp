@@ -24,7 +24,7 @@ using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
 constexpr int kProtocol = 1;
-constexpr double kSecondsATime = 0.05;  // of each measurement in a round, about
+constexpr double kSecondsATime = 0.05;  // approximate time of each measurement in a round
 constexpr int kMostRepeats = 1000;
 constexpr double kPeerStartSeconds = 300;
 constexpr double kPeerRunSeconds = 120;
@@ -33,7 +33,7 @@ struct Shape {
   std::int64_t tokens = 0, hidden = 0, heads = 0, time = 0;
 };
 
-// What a mid-sized model has: on a GPU of 7 B parameters, on a CPU of 0.1 B.
+// The shapes of a mid-sized model: 7 B parameters on a GPU, 0.1 B on a CPU.
 Shape shape_of(const ProductBenchOptions& options) {
   const bool gpu = options.device->facts().backend == "cuda";
   const auto or_default = [](std::int64_t given, std::int64_t other) {
@@ -46,17 +46,19 @@ Shape shape_of(const ProductBenchOptions& options) {
 
 void check(const ProductBenchOptions& options, const Shape& shape) {
   SLUICE_CHECK(options.device != nullptr && options.kernels != nullptr);
-  if (!kernels::is_act_dtype(options.dtype)) throw InputError("bench: the dtype must be bf16, f16 or f32");
+  if (!kernels::is_act_dtype(options.dtype))
+    throw InputError("bench: the dtype must be bf16, f16 or f32");
   if (options.rounds < 7) throw InputError("bench: there must be at least 7 rounds");
   if (shape.hidden % shape.heads != 0 || shape.tokens % shape.time != 0) {
-    throw InputError("bench: hidden must be a multiple of heads, tokens one of time");
+    throw InputError("bench: hidden must be a multiple of heads, and tokens a multiple of time");
   }
 }
 
-// An array on the device, of uniform numbers in [-0.5, 0.5), or of zeros.
+// An array on the device, filled with uniform numbers in [-0.5, 0.5) or with zeros.
 class DeviceArray {
  public:
-  DeviceArray(device::Device& device, device::Stream& stream, DType dtype, std::int64_t elems, bool filled) {
+  DeviceArray(device::Device& device, device::Stream& stream, DType dtype, std::int64_t elems,
+              bool filled) {
     const std::uint64_t bytes = bytes_of(dtype, static_cast<std::uint64_t>(elems));
     memory_ = device.allocate((bytes + 255) / 256 * 256);
     std::vector<std::byte> host(bytes);
@@ -76,7 +78,7 @@ class DeviceArray {
   device::RawBuffer memory_;
 };
 
-// One of our operations and its name at the peer's.
+// One of our operations; the peer knows it by the same name.
 struct Job {
   std::string name;
   double flops = 0;
@@ -115,8 +117,8 @@ class Peer {
     const auto seconds = answer.find("seconds");
     if (answer.value("ran", "") != name || seconds == answer.end() || !seconds->is_number() ||
         !(seconds->get<double>() > 0)) {
-      throw Error("bench: torch answered " + answer.dump() + " where seconds of " + name +
-                  " were asked for");
+      throw Error("bench: torch answered " + answer.dump() + " to a request for the seconds of " +
+                  name);
     }
     return seconds->get<double>();
   }
@@ -125,7 +127,7 @@ class Peer {
   explicit Peer(PeerProcess process) : process_(std::move(process)) {}
   static json parse(const std::string& line) {
     json answer = json::parse(line, nullptr, false);
-    if (!answer.is_object()) throw Error("bench: torch's answer is no JSON object");
+    if (!answer.is_object()) throw Error("bench: torch's answer is not a JSON object");
     if (answer.contains("error")) throw Error("bench: torch: " + answer["error"].dump());
     return answer;
   }
@@ -141,9 +143,9 @@ double seconds_of(device::Stream& stream, const Job& job, int repeats) {
   return std::chrono::duration<double>(Clock::now() - begin).count() / repeats;
 }
 
-// How often a job is called in a round.
+// The number of calls of a job in a round.
 int repeats_of(device::Stream& stream, const Job& job) {
-  seconds_of(stream, job, 1);  // code is loaded, plans are made
+  seconds_of(stream, job, 1);  // loads code and makes plans
   return static_cast<int>(
       std::clamp(std::ceil(kSecondsATime / seconds_of(stream, job, 2)), 1.0, double{kMostRepeats}));
 }
@@ -264,7 +266,7 @@ json run_attention_bench(const ProductBenchOptions& options) {
                        kernels.attention_backward(attention, dout.data(), qkv.data(), out.data(),
                                                   log_sums, dqkv.data(), workspace.data());
                      }};
-  // What a training step calls: the two after each other.
+  // A training step calls the two one after the other.
   const Job both{"forward_backward", 7 * product, [&] {
                    forward.call();
                    backward.call();

@@ -21,10 +21,10 @@ namespace {
 using nlohmann::json;
 
 constexpr double kParams256M = 0x1p28;
-// What the step is held to.
+// The goals of the step.
 constexpr double kMostByIo = 1.05;
 constexpr double kMostByFio = 1.10;
-constexpr double kMostCpuSeconds = 0.3;  // beyond the update, by 2^28 parameters
+constexpr double kMostCpuSeconds = 0.3;  // beyond the update, for each 2^28 parameters
 
 struct Variant {
   const char* name;
@@ -47,7 +47,7 @@ std::vector<Variant> chosen(const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     if (std::none_of(kVariants.begin(), kVariants.end(),
                      [&](const Variant& variant) { return variant.name == name; })) {
-      throw InputError("bench step: no variant '" + name + "'; there are: " + known);
+      throw InputError("bench step: there is no variant '" + name + "'; the variants are " + known);
     }
   }
   std::vector<Variant> variants;
@@ -75,11 +75,11 @@ OffloadedStepShape shape_of(const StepBenchOptions& options) {
   return shape;
 }
 
-// The storage engine alone, and fio, each on the file that the step's state lies in.
+// The baselines: the storage engine alone, and fio, each on the file that holds the step's state.
 class Yardsticks {
  public:
-  // Requests as large as the step's own, as many at once as its staging holds, or the engine takes.
-  // ring: made here; it must outlive the step, whose engine knows it from then on.
+  // Requests are as large as the step's own, and as many at once as its staging holds or the engine
+  // takes. The ring is made here; it must outlive the step, because the step's engine registers it.
   Yardsticks(const OwnDirectory& directory, OffloadedStep& step, std::optional<StagingRing>& ring)
       : step_(step), ring_(ring.emplace(depth_of(step) * step.transfer_bytes())) {
     step.engine().register_memory(ring_.data(), ring_.bytes());
@@ -94,14 +94,15 @@ class Yardsticks {
     fio_.huge_pages = huge_pages_free(fio_buffer_bytes(load_.block_bytes, load_.depth));
   }
 
-  // Half of the bytes read and the other half written, at once.
+  // Reads half of the bytes and writes the other half, at the same time.
   StorageRate io(std::uint64_t bytes) {
     StorageLoad load = load_;
     load.bytes = bytes;
     return step_.run_transfers_alone(load, ring_.data());
   }
 
-  // Nothing where fio cannot run: why_not() says why. about_seconds: how long to look.
+  // Returns nothing if fio cannot run; why_not() then gives the reason. about_seconds: the
+  // approximate time of the measurement.
   std::optional<StorageRate> fio(double about_seconds) {
     if (!why_not_.empty()) return std::nullopt;
     std::optional<StorageRate> rate;
@@ -112,7 +113,7 @@ class Yardsticks {
     } catch (const Error& error) {
       why_not_ = std::string("failed: ") + error.what();
     }
-    // It has written over the state, even where it failed.
+    // fio has written over the state, even if it failed.
     if (why_not_ != "not installed") step_.refill_state();
     return rate;
   }
@@ -144,7 +145,7 @@ struct Rounds {
   std::uint64_t write_bytes = 0;
 };
 
-// Bytes that the layout has for each element: read, written.
+// Checks the bytes that a step moved for each element against the layout.
 void check_bytes(const Variant& variant, const OffloadedStep& step,
                  const OffloadedStep::Cost& cost) {
   if (std::string_view(variant.name) != "split") return;
@@ -156,9 +157,9 @@ void check_bytes(const Variant& variant, const OffloadedStep& step,
               " written");
 }
 
-// Each part beside the step, in turn; backwards in every other round, so that what drifts meets all
-// alike. What fio's writing over the state leaves to the disk falls on parts that nothing is held
-// to.
+// Measures the step and each of its parts in turn, backwards in every other round, so that drift
+// affects all alike. fio overwrites the state; the disk's work after that falls on parts that
+// have no goal.
 void measure_round(const Variant& variant, OffloadedStep& step, Yardsticks& yardsticks, int round,
                    Rounds& rounds) {
   const std::uint64_t bytes = step.bytes_of_step();
@@ -238,7 +239,8 @@ json figures_of(const Variant& variant, const OffloadedStep& step, const Rounds&
 json run_step_bench(const StepBenchOptions& options) {
   check(options);
   const std::vector<Variant> variants = chosen(options.variants);
-  const int threads = options.threads > 0 ? options.threads : kernels::host::Parallel::default_threads();
+  const int threads =
+      options.threads > 0 ? options.threads : kernels::host::Parallel::default_threads();
   const OffloadedStepShape shape = shape_of(options);
   json figures{{"threads", threads}, {"rounds", options.rounds}};
   json of_variants = json::object();
@@ -248,7 +250,7 @@ json run_step_bench(const StepBenchOptions& options) {
     OffloadedStep step(shape, variant.states, variant.moments, threads, directory.path());
     Yardsticks yardsticks(directory, step, ring);
     Rounds rounds;
-    // Warms the clock and the threads, writes every extent once, and is not counted.
+    // Warms the clock and the threads and writes every extent once; it is not counted.
     step.run();
     for (int round = 0; round < options.rounds; ++round) {
       measure_round(variant, step, yardsticks, round, rounds);

@@ -51,7 +51,7 @@ void check(const StorageBenchOptions& options) {
   }
 }
 
-// One file, our engine and fio on it.
+// One file; our engine and fio take turns on it.
 class Trial {
  public:
   explicit Trial(const StorageBenchOptions& options)
@@ -68,7 +68,8 @@ class Trial {
     load_.file_bytes = options.bytes / options.block_bytes * options.block_bytes;
     load_.block_bytes = options.block_bytes;
     load_.depth = options.depth;
-    load_.file = engine_->open(directory_.file("data"), offload::StorageFileMode::kCreate, load_.file_bytes);
+    load_.file =
+        engine_->open(directory_.file("data"), offload::StorageFileMode::kCreate, load_.file_bytes);
     std::uint64_t most_bytes = fio_buffer_bytes(options.block_bytes, options.depth);
     for (const FioSetting& setting : fio_sweep_settings()) {
       most_bytes = std::max(most_bytes, fio_buffer_bytes(setting.block_bytes, setting.depth));
@@ -76,8 +77,8 @@ class Trial {
     fio_has_huge_pages_ = huge_pages_free(most_bytes);
   }
 
-  // Turns preallocated extents into written ones, all of them; that is not what training does in
-  // its steady state, so it is reported apart.
+  // Turns all preallocated extents into written ones. Training does not do that in its steady
+  // state, so the rate is reported apart.
   StorageRate write_first() {
     StorageLoad load = load_;
     load.bytes = load.file_bytes;
@@ -92,7 +93,7 @@ class Trial {
     return measure_storage(*engine_, load, mix, ring_.data());
   }
 
-  // Nothing where fio is missing or cannot run here; why_not() says which.
+  // Returns nothing if fio is missing or cannot run here; why_not() says which.
   std::optional<StorageRate> fio(StorageMix mix, const FioSetting& setting) {
     FioLoad load;
     load.file = directory_.file("data");
@@ -136,7 +137,7 @@ class Trial {
   std::string why_not_;
 };
 
-// The fastest of fio's settings, ours among them; nothing where it cannot run.
+// Finds the fastest of fio's settings, ours among them. Returns nothing if fio cannot run.
 std::optional<FioSetting> find_best(Trial& trial, const NamedMix& mix, json& figures) {
   bool ran = true;
   std::vector<FioSetting> settings = fio_sweep_settings();
@@ -160,7 +161,7 @@ std::optional<FioSetting> find_best(Trial& trial, const NamedMix& mix, json& fig
   return fastest(swept).setting;
 }
 
-// NAME, the median over rounds, and NAME_interval.
+// Saves NAME, the median over the rounds, and NAME_interval.
 void save_ratio(const std::string& name, const std::vector<double>& ratios, json& figures) {
   figures[name] = median(ratios);
   const auto interval = interval_of_median(ratios);
@@ -182,7 +183,8 @@ void save_best(const std::string& mix, const FioSetting& setting, const StorageS
   save_ratio("default_of_best_" + mix, ours.ratios(best), figures);
 }
 
-// Ours, fio, fio at its best; the next round backwards, so that what drifts meets all alike.
+// Measures our engine, fio, and fio at its best setting in turn, backwards in every other round, so
+// that drift affects all alike.
 void measure_mix(Trial& trial, const StorageBenchOptions& options, const NamedMix& mix,
                  json& figures) {
   std::optional<FioSetting> best;
@@ -208,12 +210,12 @@ void measure_mix(Trial& trial, const StorageBenchOptions& options, const NamedMi
   if (!trial.why_not().empty()) return;
   save_comparison(name, ours, fio, figures);
   if (!best) return;
-  // A sweep of short measurements is not the last word.
+  // The sweep's measurements are short: the rounds decide which setting is faster.
   const bool apart = best_apart && best_fio.bytes_per_s() > fio.bytes_per_s();
   save_best(name, apart ? *best : trial.same_setting(), ours, apart ? best_fio : fio, figures);
 }
 
-// What the tags of all that moves cost: a core's time as a share of the transfer's.
+// Measures the cost of tagging all data that moves: a core's time as a share of the transfer's.
 void measure_tag_cost(const StagingRing& ring, double seconds, json& figures) {
   const double fp32 = measure_tags(ring, kLawBlockElems * 4, seconds / 2);
   figures["tag_bf16_gib_per_s"] =

@@ -19,7 +19,7 @@ using nlohmann::json;
   return text;
 }
 
-// Each peer's rate, and each of ours by it.
+// Each peer's rate, and the ratio of each of our rates to it.
 std::string peers_table(const json& peers) {
   std::string text;
   for (const auto& [name, peer] : peers["variants"].items()) {
@@ -34,7 +34,7 @@ std::string peers_table(const json& peers) {
     text += "  " + peer["job"].get<std::string>() + '\n';
   }
   text +=
-      "\n" + peers["versions"].get<std::string>() + "; ratios: ours by the peer's, same rounds\n";
+      "\n" + peers["versions"].get<std::string>() + "; ratios: ours / the peer's, same rounds\n";
   if (peers.contains("missing")) text += peers["missing"].get<std::string>() + "\n";
   return text;
 }
@@ -61,7 +61,7 @@ std::string adam_table(const json& figures) {
   return figures.contains("peers") ? text + peers_table(figures["peers"]) : text;
 }
 
-// "0.98 (0.95-1.01)"; of too few rounds the ratio alone.
+// "0.98 (0.95-1.01)"; the ratio alone if there were too few rounds.
 std::string ratio_with_interval(const json& figures, const std::string& name) {
   const std::string text = formatted("%.2f", figures[name].get<double>());
   const json& interval = figures[name + "_interval"];
@@ -101,8 +101,8 @@ std::string storage_table(const json& figures) {
   }
   if (fio) {
     text +=
-        "\nratio: ours by fio's at the same setting, of best: by its fastest; medians of the "
-        "rounds'\nratios, and their 95% interval as if rounds were independent (runs differ by "
+        "\nratio: ours / fio's at the same setting; of best: ours / fio's fastest; medians of the "
+        "rounds'\nratios, and their 95% interval if rounds are independent (runs differ by "
         "more)\n";
     if (figures["fio_depth"] != figures["depth"]) {
       text += formatted("fio rounds the requests in flight up to a power of two: %d\n",
@@ -121,7 +121,7 @@ std::string storage_table(const json& figures) {
         "\nfio had small pages, which make it slower; `sysctl vm.nr_hugepages=40` as root gives "
         "it huge ones\n";
   }
-  if (!fio) text += "\nnothing to compare with: fio " + figures["fio"].get<std::string>() + "\n";
+  if (!fio) text += "\nno comparison with fio: " + figures["fio"].get<std::string>() + "\n";
   return text;
 }
 
@@ -147,7 +147,7 @@ std::string step_table(const json& figures) {
   }
   return text +
          "\nI/O, fio: the same bytes, duplex; no upd: the step's schedule without its updates"
-         "\nCPU: beyond the updates', by 2^28 parameters\n";
+         "\nCPU: time beyond the updates', for each 2^28 parameters\n";
 }
 
 std::string allocator_table(const json& figures) {
@@ -178,9 +178,9 @@ std::string allocator_table(const json& figures) {
                       figures["record_" + mix + "_ns_per_event"].get<double>());
   }
   return text + formatted(
-                    "\nratio: native's mean by this one; locked: native with the locks that "
-                    "PyTorch's takes"
-                    "\nstreams: dynamic, %d threads by one\n",
+                    "\nratio: native's mean / this mean; locked: native with the locks that "
+                    "PyTorch takes"
+                    "\nstreams: dynamic, rate of %d threads / rate of one\n",
                     threads);
 }
 

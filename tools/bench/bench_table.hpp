@@ -1,4 +1,4 @@
-// The figures of a bench as a table for people; --json gives all of them.
+// Formats the figures of a bench as a table; --json prints all of them.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -6,7 +6,7 @@
 
 namespace sluice::bench {
 
-// event: what run_adam_bench, run_allocator_bench or run_storage_bench gave.
+// event: the result of one of the run_*_bench functions.
 std::string bench_table(const nlohmann::json& event);
 
 }  // namespace sluice::bench

@@ -27,10 +27,10 @@ extern char** environ;
 namespace sluice::bench {
 namespace {
 
-constexpr double kGraceSeconds =
-    60;  // beyond the run time, for fio to start and to write its answer
+// Time beyond the run time, for fio to start and to write its answer.
+constexpr double kGraceSeconds = 60;
 
-// Starts the program with nothing on its standard streams. 0: not installed.
+// Starts the program with its standard streams on /dev/null. Returns 0 if it is not installed.
 pid_t start(std::vector<std::string> arguments) {
   std::vector<char*> pointers;
   for (std::string& argument : arguments) pointers.push_back(argument.data());
@@ -51,7 +51,7 @@ pid_t start(std::vector<std::string> arguments) {
   return child;
 }
 
-// The exit status. Past the deadline the child is killed and reaped: TimeoutError.
+// Returns the exit status. Past the deadline it kills and reaps the child and throws TimeoutError.
 int wait_for(pid_t child, Deadline deadline) {
   bool killed = false;
   while (true) {
@@ -75,8 +75,8 @@ const char* fio_mix(StorageMix mix) {
   return mix == StorageMix::kWrite ? "--rw=write" : "--rw=rw";
 }
 
-// As lean as fio can be: no clock but for its rate (gtod_reduce), and its buffers are filled once
-// (scramble_buffers would write into each block before it goes out).
+// The leanest fio: it reads the clock only for its rate (gtod_reduce), and fills its buffers once
+// (scramble_buffers would write into each block before it is written).
 std::vector<std::string> arguments_of(const FioLoad& load, StorageMix mix) {
   const auto runtime_ms = static_cast<std::int64_t>(std::ceil(load.seconds * 1e3));
   return {"fio",
@@ -102,7 +102,7 @@ std::vector<std::string> arguments_of(const FioLoad& load, StorageMix mix) {
           fio_mix(mix)};
 }
 
-// The number behind "NAME:" in a text like /proc/meminfo; 0 where there is none.
+// The number behind "NAME:" in a text like /proc/meminfo; 0 if there is none.
 std::uint64_t meminfo_value(const std::string& meminfo, const std::string& name) {
   std::istringstream lines(meminfo);
   for (std::string line; std::getline(lines, line);) {
@@ -169,7 +169,7 @@ StorageRate parse_fio(const std::string& text) {
     rate.cpu_seconds = cpu_percent * 1e-2 * job.at("job_runtime").get<double>() * 1e-3;
     return rate;
   } catch (const nlohmann::json::exception& error) {
-    throw Error(std::string("fio's answer is not understood: ") + error.what());
+    throw Error(std::string("cannot parse fio's answer: ") + error.what());
   }
 }
 

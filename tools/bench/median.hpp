@@ -1,4 +1,4 @@
-// Of the rounds of a bench.
+// The median of a bench's rounds, and its confidence interval.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,8 @@
 
 namespace sluice::bench {
 
-// values: at least one. Of an even number, the upper of the two in the middle.
+// The upper median: of an even number of values, the upper of the two in the middle. Precondition:
+// there is at least one value.
 inline double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
@@ -21,10 +22,10 @@ struct Interval {
   double high = 0;
 };
 
-// Where the median lies that more such rounds would come to, right in at least 95% of cases if they
-// are independent, whatever the distribution: the k-th smallest and the k-th largest value, with k
-// the greatest for which fewer than k of so many fair coins fall heads in at most 2.5% (the sign
-// test turned round). Nothing for fewer than six rounds, which cannot tell.
+// A confidence interval of at least 95% for the median of the distribution, if the values are
+// independent; the distribution may be any. It runs from the k-th smallest to the k-th largest
+// value (the inverted sign test): k is the greatest number such that fewer than k of n fair coins
+// fall heads with probability at most 2.5%. Returns nothing for fewer than six values: no k exists.
 inline std::optional<Interval> interval_of_median(std::vector<double> values) {
   const std::size_t n = values.size();
   double chance = std::pow(0.5, static_cast<double>(n));  // of exactly k heads

@@ -70,7 +70,7 @@ train::Prepared prepared_for(const config::Config& config) {
   return prepared;
 }
 
-// Of the piece that an update takes.
+// The elements of the piece that an update works on.
 std::uint64_t elems_of_update(const schedule::Schedule& schedule,
                               const schedule::Instruction& update) {
   for (const schedule::Use& use : update.reads) {
@@ -80,7 +80,7 @@ std::uint64_t elems_of_update(const schedule::Schedule& schedule,
   throw InternalError("an update reads no state");
 }
 
-// Only what the update needs: its passes are never run.
+// The memory of the update alone: the model's passes are never run.
 runtime::MemoryNeed need_of(const planner::Plan& plan) {
   const std::array<const schedule::Schedule*, 1> schedules{
       &plan.schedules[schedule::StepKind::kDrain]};
@@ -107,7 +107,7 @@ class OffloadedStep::Runner final : public runtime::OperationRunner {
   void run_on_host(const runtime::Program& program, const schedule::Instruction& instruction,
                    const kernels::HostUpdate& how) override {
     if (updates_) return inner_.run_on_host(program, instruction, how);
-    // What is read is verified still, and what is written tagged.
+    // Reads are still verified, and writes are still tagged.
     const auto elems = static_cast<std::int64_t>(elems_of_update(program.schedule(), instruction));
     how.guard->before(0, elems);
     how.guard->after(0, elems);
@@ -171,7 +171,7 @@ std::uint64_t OffloadedStep::staging_bytes() const {
 }
 
 void OffloadedStep::refill_state() {
-  // Any two of them are an fp32 of this exponent, too, and any byte is a code.
+  // Any two of these numbers also form an fp32 of this exponent, and any byte is an 8-bit code.
   std::vector<std::uint16_t> numbers(runtime::StateStore::kWindowElems * sizeof(float) / 2);
   std::uint32_t state = 1;
   for (std::uint16_t& number : numbers) number = next_small(state) & 0x7fff;
@@ -190,7 +190,7 @@ void OffloadedStep::refill_state() {
   }
 }
 
-// Numbers of either sign near 2^-7, as gradients are.
+// Fills in numbers of either sign near 2^-7, as gradients are.
 void OffloadedStep::fill_gradients() {
   const std::array<StateKind, 1> kinds{StateKind::kGradient};
   std::uint32_t state = 1;
@@ -205,7 +205,7 @@ void OffloadedStep::fill_gradients() {
   }
 }
 
-// As a step leaves it whose norm is below the clip.
+// Sets the clip factor as after a step with a norm below the clip.
 void OffloadedStep::accept_clip() {
   for (const schedule::Buffer& buffer : drain().buffers) {
     if (buffer.role != schedule::BufferRole::kScalar || !buffer.persistent) continue;

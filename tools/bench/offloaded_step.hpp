@@ -1,13 +1,12 @@
-// The update of a model whose weights and optimizer state lie on storage and whose gradients wait
-// in pinned memory: planned and run as training does it, and its parts each alone.
+// The optimizer update of a model with weights and optimizer state on storage and gradients in
+// pinned memory. It is planned and run as in training; each of its parts can also run alone.
 //
-// It is the schedule that a run with optimizer.placement = "next_forward" drains with: prepare,
-// RunMemory, Program, Executor and the tagged space of storage, nothing of its own. Between
-// the calls the state stays a state: what is read verifies.
+// It runs the drain schedule of optimizer.placement = "next_forward" through prepare, RunMemory,
+// Program, Executor and the tagged space of storage, with no code of its own. Between the calls the
+// state stays valid: its tags verify.
 //
-// What it is measured beside moves the same bytes of the same file: where on a disk a file lies is
-// worth some percent of its speed, which does not change while the file is there and would pass
-// for a difference between what two files are used for.
+// The baselines move the same bytes of the same file. A file's position on a disk changes its speed
+// by some percent, and that would look like a difference between two files' uses.
 #pragma once
 
 #include <algorithm>
@@ -28,16 +27,16 @@
 namespace sluice::bench {
 
 struct OffloadedStepShape {
-  std::int64_t layers = 2;  // of a Llama; its units have no padding where hidden is 4,096
+  std::int64_t layers = 2;  // of a Llama; its units have no padding if hidden is 4,096
   std::int64_t hidden = 4096;
   std::int64_t ffn = 5504;
 };
 
 class OffloadedStep {
  public:
-  // states, moments: as the configuration's keys. threads: of the update; 0: all cores. directory:
-  // where the state goes, in a file that is the caller's to remove. Fills the state.
-  // InputError: no room. OutOfMemory, IoError.
+  // states, moments: values of the configuration's keys. threads: of the update; 0: all cores.
+  // directory: holds the file of the state; the caller removes it. Fills the state.
+  // Throws InputError if there is no room; OutOfMemory, IoError.
   OffloadedStep(const OffloadedStepShape& shape, const std::string& states,
                 const std::string& moments, int threads, const std::string& directory);
   ~OffloadedStep();
@@ -51,35 +50,36 @@ class OffloadedStep {
     std::uint64_t read_bytes = 0;
     std::uint64_t write_bytes = 0;  // both as the storage engine counted
   };
-  // The step. Throws what Executor::run does.
+  // Runs the step. Throws as Executor::run does.
   Cost run();
-  // The same schedule on the same lanes, where an update leaves its piece as it came.
+  // Runs the same schedule on the same lanes, but each update leaves its piece unchanged.
   Cost run_without_update();
-  // The same calls of the kernels on the same memory in the same order, and no transfer.
+  // Makes the same kernel calls on the same memory in the same order, without transfers.
   Cost run_update_alone();
 
-  // The storage engine alone: the file's blocks, read and written back as they came.
-  // load.bytes: of reads and writes. load.file and load.file_bytes mean nothing.
+  // Measures the storage engine alone: it reads the file's blocks and writes them back unchanged.
+  // load.bytes counts reads and writes. load.file and load.file_bytes are ignored.
   StorageRate run_transfers_alone(const StorageLoad& load, void* staging) {
     return measure_rewriting(memory_.storage().space(), load, staging);
   }
-  // Who has written other bytes there calls refill_state(), or the next step finds them corrupt.
+  // The file of the state. After writing other bytes to it call refill_state(); otherwise the next
+  // step finds them corrupt.
   std::string state_file() { return memory_.storage().space().file_paths().front(); }
-  // Makes the state on storage another one, of small positive numbers.
+  // Overwrites the state on storage with small positive numbers.
   void refill_state();
   offload::StorageEngine& engine() { return *storage_; }
 
-  // DESIGN section 9: of the weights as they are now.
+  // Hash of the weights as they are now (ModelState::weights_hash()).
   std::string weights_hash();
   std::uint64_t parameters() const { return plan().parameters; }
-  // With what its units' layouts pad.
+  // Elements including the padding of the units' layouts.
   std::uint64_t elems() const;
-  // That one step reads and writes, as planned.
+  // The bytes that one step reads and writes, as planned.
   std::uint64_t bytes_of_step() const;
   std::uint64_t state_bytes() const { return plan().need.storage_bytes; }
-  // What is read, updated and written at a time.
+  // The elements that are read, updated and written at a time.
   std::uint64_t piece_elems() const;
-  // Of the step's transfers from and to storage, the mean; whole pages.
+  // The mean size of the step's transfers from and to storage, in whole pages.
   std::uint64_t transfer_bytes() const {
     constexpr std::uint64_t kPage = 4096;
     std::uint64_t transfers = 0;
@@ -95,7 +95,7 @@ class OffloadedStep {
   std::uint64_t staging_bytes() const;
 
  private:
-  // Lets the updates be left out.
+  // Runs operations, and can leave out the updates.
   class Runner;
   const planner::Plan& plan() const { return std::get<planner::Plan>(prepared_.result); }
   const schedule::Schedule& drain() const { return plan().schedules[schedule::StepKind::kDrain]; }

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/directory.hpp"
 #include "base/error.hpp"
 
 namespace sluice::bench {
@@ -41,14 +42,12 @@ bool is_ours(const FileDescriptor& marker) {
          std::string_view(text.data(), static_cast<std::size_t>(count)) == kMarkerText;
 }
 
-// Whoever still has its own holds its lock, and did before the marker said so.
+// Removes the directories of benches that have ended. A running bench holds the lock of its marker,
+// and took it before it wrote the marker's text.
 void remove_abandoned(const std::string& parent) {
-  std::vector<fs::path> found;
-  std::error_code ignored;  // what cannot be removed is only room
-  for (const fs::directory_entry& entry : fs::directory_iterator(parent, ignored)) {
-    if (entry.path().filename().string().starts_with(kPrefix)) found.push_back(entry.path());
-  }
-  for (const fs::path& path : found) {
+  for (const fs::path& path : list_directory(parent)) {
+    if (!path.filename().string().starts_with(kPrefix)) continue;
+    std::error_code ignored;  // a directory that cannot be removed costs only room
     const FileDescriptor marker(open_marker(path, 0));
     if (marker.get() >= 0 && is_ours(marker) && lock(marker)) fs::remove_all(path, ignored);
   }

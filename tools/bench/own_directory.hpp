@@ -1,5 +1,5 @@
-// A directory of its own for a bench's files, so that nothing of the user's can be in the way;
-// removed with them.
+// A new directory for a bench's files, so that it cannot touch files of the user. It is removed
+// with its files.
 #pragma once
 
 #include <optional>
@@ -11,8 +11,8 @@ namespace sluice::bench {
 
 class OwnDirectory {
  public:
-  // Inside `parent`, where directories of this kind that nobody holds any more are removed first: a
-  // file in them says that they are of this kind. InputError where it cannot be made.
+  // Makes a directory inside `parent`. Directories of ended benches there are removed first; a
+  // marker file in each shows that a bench made it. Throws InputError if it cannot be made.
   explicit OwnDirectory(const std::string& parent);
   ~OwnDirectory();
   OwnDirectory(const OwnDirectory&) = delete;

@@ -1,5 +1,4 @@
-// The text of peer_adam.py, so that the program needs no file beside it and both speak one
-// protocol.
+// The text of peer_adam.py: the program needs no file beside it, and both use one protocol version.
 #pragma once
 
 #include <string_view>

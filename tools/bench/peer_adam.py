@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""torch's and DeepSpeed's CPU AdamW, one step at a time, for `sluice bench adam`, which starts this
-program and asks for steps between its own. By hand: tools/bench/peers makes what it needs, then
+"""Runs torch's and DeepSpeed's CPU AdamW, one step at a time, for `sluice bench adam`. The bench
+starts this program and asks for steps between its own. By hand: run tools/bench/peers once, then
 
     $(tools/bench/peers --python) tools/bench/peer_adam.py --elems 16777216 --threads 2
 
-Lines of JSON, one request, one answer. First line, unasked: {"protocol": 1, "versions": words,
-"missing": sentence or null, "threads": T, "huge_page_bytes": N, "peers": [{"name", "job",
-"bytes_per_param"}, ...]}. {"run": NAME} -> {"ran": NAME, "seconds": S}: one step over all
-elements, timed. {"error": sentence} answers what went wrong; end of input ends the program.
+Requests and answers are lines of JSON. The first line needs no request: {"protocol": 1,
+"versions": words, "missing": sentence or null, "threads": T, "huge_page_bytes": N, "peers":
+[{"name", "job", "bytes_per_param"}, ...]}. {"run": NAME} -> {"ran": NAME, "seconds": S}: one timed
+step over all elements. {"error": sentence} reports a failure; end of input ends the program.
 
-Arrays are shared by all peers (24 bytes for each element), lie on huge pages where the system gives
-them, and are first touched by as many threads as work on them. No peer is timed before three
-steps of it, over all elements, have given what AdamW in float64 gives (in windows at both ends and
-the middle), and each timed step is compared in the same way, outside the timed part.
+All peers share the arrays (24 bytes for each element). The arrays lie on huge pages if the system
+has them; the threads that work on them touch them first. A peer is timed only after three of its
+steps over all elements agree with AdamW in float64 (in windows at both ends and the middle). Each
+timed step is compared in the same way, outside the timed part.
 
-On a machine that does other work as well, a step waits at its barriers for threads that are not
-scheduled: some 20 ms each, which buries steps over few elements. Measure 16 M or more, alone.
+On a busy machine a step waits at its barriers for threads that are not scheduled, about 20 ms each.
+That hides steps over few elements: measure 16 M elements or more, on an idle machine.
 """
 import argparse
 import ctypes
@@ -30,13 +30,13 @@ PROTOCOL = 1
 HUGE_PAGE = 2 << 20
 WINDOW = 4096
 LR, BETA1, BETA2, EPS, DECAY = 0.02, 0.9, 0.999, 1e-8, 0.01
-# The threads that a step leaves spinning (libgomp's do, for some milliseconds) are given the time
-# to fall asleep, so that they do not run beside the next program's step.
+# Time for the threads of a step to fall asleep (libgomp's spin for some milliseconds), so that they
+# do not run beside the other program's step.
 QUIET_SECONDS = 0.02
 
 
 def prepare_environment(threads):
-    """What must stand before torch is loaded: the threads and where DeepSpeed's extension is."""
+    """Sets the threads and the path of DeepSpeed's extension; call before torch is loaded."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ["MKL_NUM_THREADS"] = str(threads)
     os.environ["THP_MEM_ALLOC_ENABLE"] = "1"  # torch's own allocations ask for huge pages too
@@ -52,13 +52,13 @@ def array(elems, dtype):
     try:
         region.madvise(mmap.MADV_HUGEPAGE)
     except OSError:
-        pass  # a wish, as in the bench itself; huge_page_bytes says what came of it
+        pass  # best effort, as in the bench itself; huge_page_bytes reports the result
     start = ctypes.addressof(ctypes.c_char.from_buffer(region))
     return torch.frombuffer(region, dtype=dtype, count=elems, offset=-start % HUGE_PAGE)
 
 
 def huge_page_bytes():
-    """Of this process, now."""
+    """The huge pages of this process now, in bytes."""
     with open("/proc/self/smaps_rollup", encoding="ascii") as file:
         for line in file:
             if line.startswith("AnonHugePages:"):
@@ -134,7 +134,7 @@ class Peer:
         parameter = torch.nn.Parameter(weights["p"])
         parameter.grad = weights["g"]
         self.optimizer = optimizer([parameter])
-        # What the optimizer would make at its first step, but on huge pages.
+        # The optimizer would make these at its first step; here they lie on huge pages.
         self.state = self.optimizer.state[parameter]
         self.counts_in_tensor = not hasattr(self.optimizer, "ds_opt_adam")
         self.state.update(exp_avg=moments["m"], exp_avg_sq=moments["v"], step=0)
@@ -200,11 +200,11 @@ class Peer:
         state["p"] = state["p"] * (1 - LR * DECAY) - LR * update
 
     def compare(self, expected, steps):
-        """Raises where a value is further from float64's than rounding in its dtype explains.
+        """Raises if a value is further from float64's than rounding in its dtype explains.
 
-        Per step: half a unit in the last place of what is stored (2^-9 of a bfloat16, 2^-25 of
-        a float32) and, twice over, of what entered it; in float32 at least 1e-4 of a step's
-        length: 1 - beta2^step is computed in float32 by DeepSpeed, beside a 1 that leaves few bits.
+        The bound per step is half a unit in the last place of the stored value (2^-9 of a bfloat16,
+        2^-25 of a float32), plus twice that of the inputs. In float32 it is at least 1e-4 of a
+        step's length: DeepSpeed computes 1 - beta2^step in float32, and the 1 leaves few bits.
         """
         def unit(tensor):
             return 2.0**-9 if tensor.dtype == torch.bfloat16 else 2.0**-22
@@ -255,7 +255,7 @@ def torch_peers(arrays):
 
 
 def deepspeed_peers(arrays):
-    """Empty, and a sentence, where DeepSpeed or its extension is missing."""
+    """Returns nothing and a sentence if DeepSpeed or its extension is missing."""
     try:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
         from deepspeed.ops.op_builder import CPUAdamBuilder
@@ -263,7 +263,7 @@ def deepspeed_peers(arrays):
                                            "cpu_adam.so")):
             raise RuntimeError("its CPU Adam is not compiled (tools/bench/peers does that)")
         CPUAdamBuilder().load(verbose=False)
-    except Exception as error:  # whatever it is, torch's peers are still there
+    except Exception as error:  # torch's peers still work
         return [], f"DeepSpeed does not load: {str(error).splitlines()[0]}"
 
     def adam(parameters):
@@ -288,7 +288,7 @@ def deepspeed_peers(arrays):
 
 
 def versions():
-    """In words; a release's version without what its build adds to it."""
+    """The versions in words, a release's without its build suffix."""
     found = f"torch {torch.__version__.split('+')[0]}"
     if "deepspeed" in sys.modules:
         found += f", DeepSpeed {sys.modules['deepspeed'].__version__}"
@@ -314,7 +314,7 @@ def serve(options, answers):
             if name not in peers:
                 raise KeyError(f"no peer is called {name}")
             answer(ran=name, seconds=peers[name].seconds())
-        except Exception as error:  # the bench says it and goes on without, or ends
+        except Exception as error:  # the bench reports it
             answer(error=f"{error}")
 
 
@@ -325,7 +325,7 @@ def main():
     options = parser.parse_args()
     if options.elems < WINDOW or options.threads < 1:
         parser.error(f"--elems must be at least {WINDOW} and --threads at least 1")
-    # The answers keep the standard output for themselves: extensions print to it.
+    # The answers get their own copy of standard output, because extensions print to it.
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
     prepare_environment(options.threads)

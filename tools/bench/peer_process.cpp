@@ -44,7 +44,7 @@ class File {
   int number_;
 };
 
-// A file without a name, closed in children that are not given it.
+// A file without a name. It is closed in children unless it is passed to them.
 int memory_file(const char* name) {
   const int file = ::memfd_create(name, MFD_CLOEXEC);
   if (file < 0) throw IoError("memfd_create", name, 0, 0, errno);
@@ -60,7 +60,8 @@ void write_whole(int file, std::string_view text) {
   }
 }
 
-// Reaps within the deadline: the status as waitpid has it. Nothing: it still runs.
+// Reaps the child and returns its status as waitpid gives it. Returns nothing if the child still
+// runs at the deadline.
 std::optional<int> reap(pid_t child, Deadline deadline) {
   while (true) {
     int status = 0;
@@ -72,14 +73,14 @@ std::optional<int> reap(pid_t child, Deadline deadline) {
   }
 }
 
-// 0: there is no such program.
+// Returns 0 if there is no such program.
 pid_t spawn(std::vector<std::string>& arguments, int socket, int errors, int script) {
   std::vector<char*> pointers;
   for (std::string& argument : arguments) pointers.push_back(argument.data());
   pointers.push_back(nullptr);
   posix_spawn_file_actions_t actions;
   int status = ::posix_spawn_file_actions_init(&actions);
-  // The script goes last: its number may be that of one of the others, which are copied by then.
+  // The script goes last: its target number may be the number of another file, copied by then.
   const std::array<std::pair<int, int>, 4> files = {
       {{socket, 0}, {socket, 1}, {errors, 2}, {script, kScriptFile}}};
   for (const auto& [from, to] : files) {
@@ -137,7 +138,7 @@ PeerProcess::~PeerProcess() {
         ::waitpid(child_, nullptr, 0);
       }
     } catch (const Error&) {
-      // Reaped by somebody else: nothing is left to end.
+      // The child was reaped elsewhere: nothing is left to end.
     }
   }
   if (errors_ >= 0) ::close(errors_);
@@ -198,7 +199,7 @@ void PeerProcess::wait_for(short events, Deadline deadline, std::string_view wha
 
 void PeerProcess::throw_ended(Deadline deadline) {
   const std::optional<int> status = reap(child_, deadline);
-  if (!status) throw Error(name_ + " closed its output and runs on");
+  if (!status) throw Error(name_ + " closed its output but still runs");
   child_ = 0;
   const std::string words = last_error_line();
   throw Error(name_ + " " + how_it_ended(*status) + (words.empty() ? "" : ": " + words));

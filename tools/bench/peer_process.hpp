@@ -1,5 +1,5 @@
-// Another program beside a benchmark: started, asked line by line, ended with its owner. One
-// thread.
+// Another program that a benchmark starts and asks line by line; it ends with its
+// owner. Not thread-safe.
 #pragma once
 
 #include <sys/types.h>
@@ -15,10 +15,9 @@ namespace sluice::bench {
 
 class PeerProcess {
  public:
-  // Starts arguments[0] (looked up in PATH where it has no slash) with one socket as its standard
-  // input and output. `script`, where there is one, is a file of its own: the argument "SCRIPT" is
-  // replaced by a path that reads it. Nothing where no such program exists; IoError where it cannot
-  // be started.
+  // Starts arguments[0] (looked up in PATH if it has no slash) with one socket as its standard
+  // input and output. `script`, if given, becomes a file; the argument "SCRIPT" is replaced by its
+  // path. Returns nothing if no such program exists. Throws IoError if it cannot be started.
   static std::optional<PeerProcess> start(std::vector<std::string> arguments,
                                           std::string_view script = {});
   PeerProcess(PeerProcess&& other) noexcept;
@@ -28,10 +27,10 @@ class PeerProcess {
   ~PeerProcess();
 
   // Sends `line` and a newline; returns the next line that the program writes, at most 1 MiB.
-  // Error: it has ended (its status and the last line of its standard error are said), or writes
-  // without end; TimeoutError, saying `what`.
+  // Throws Error if the program has ended (with its status and the last line of its standard error)
+  // or writes a longer line; TimeoutError, naming `what`.
   std::string ask(const std::string& line, Deadline deadline, std::string_view what);
-  // The next line, unasked.
+  // Reads the next line without sending a request.
   std::string read_line(Deadline deadline, std::string_view what);
 
  private:
@@ -44,7 +43,7 @@ class PeerProcess {
   std::string name_;
   pid_t child_ = 0;  // 0: reaped
   int socket_ = -1;
-  int errors_ = -1;  // what it wrote to its standard error
+  int errors_ = -1;  // a file with its standard error
   std::string received_;
 };
 

@@ -1,5 +1,5 @@
-// The text of peer_products.py, so that the program needs no file beside it and both speak one
-// protocol.
+// The text of peer_products.py: the program needs no file beside it, and both use
+// one protocol version.
 #pragma once
 
 #include <string_view>

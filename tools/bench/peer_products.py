@@ -1,9 +1,10 @@
-"""torch's products and attention beside ours, for `sluice bench gemm` and `bench attention`.
+"""Times torch's products and attention for `sluice bench gemm` and `sluice bench attention`.
 
-One JSON object a line. First this program says who it is: {"protocol": 1, "versions": TEXT}. Then
-each request {"run": NAME, "repeats": N} is answered by {"ran": NAME, "seconds": S}, S of one call
-in the mean of N; or by {"error": TEXT}, which ends it. Names: gemm/forward, gemm/input_gradient,
-gemm/weight_gradient, attention/forward, attention/backward, attention/forward_backward.
+Requests and answers are lines of JSON. First this program introduces itself: {"protocol": 1,
+"versions": TEXT}. It answers each request {"run": NAME, "repeats": N} by {"ran": NAME, "seconds":
+S}, the mean seconds of one of N calls; or by {"error": TEXT}, and ends. Names: gemm/forward,
+gemm/input_gradient, gemm/weight_gradient, attention/forward, attention/backward,
+attention/forward_backward.
 """
 import argparse
 import json
@@ -60,7 +61,7 @@ def main():
     import torch
     torch.set_num_threads(given.threads)
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # needless here, and slow
+    torch.utils.deterministic.fill_uninitialized_memory = False  # not needed here, and slow
     if given.backend == "cuda" and not torch.cuda.is_available():
         say(error="torch sees no GPU")
         return 1
@@ -85,6 +86,6 @@ def main():
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except Exception as error:  # said where the bench hears it
+    except Exception as error:  # the bench reports it
         say(error=f"{type(error).__name__}: {error}")
         sys.exit(1)

@@ -32,7 +32,7 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Blocks in order, round and round.
+// A range of blocks, visited in order and again from the start.
 struct Range {
   std::uint64_t first_block = 0;
   std::uint64_t blocks = 1;
@@ -40,11 +40,11 @@ struct Range {
   std::uint64_t begin = 0;
 };
 
-// Requests that are under way hold their memory: a disk that hangs holds the process, which says
-// so.
+// Requests under way use the staging memory, so the process must wait for them even if the disk
+// hangs. It logs a warning and waits this long.
 constexpr double kYearSeconds = 365.0 * 24 * 3600;
 void tell_of_waiting(const std::exception& late) {
-  log(LogLevel::kWarning, std::string(late.what()) + "; what is under way is waited for");
+  log(LogLevel::kWarning, std::string(late.what()) + "; waiting for the requests under way");
 }
 
 class Load {
@@ -57,8 +57,8 @@ class Load {
     if (mix != StorageMix::kDuplex) return;
     const std::uint64_t half = blocks / 2;
     writes_.begin = half;
-    // Slots take turns, so neither direction gets ahead by more than all of them: in a file of six
-    // times the ring the two do not meet (and if they did, nobody looks at the data).
+    // Slots take turns, so neither direction gets ahead by more than all slots. In a file of at
+    // least six rings the two do not meet (and if they did, the data would not matter).
     if (blocks >= 6 * std::uint64_t{load.depth}) return;
     reads_.blocks = half;
     writes_.first_block = half;
@@ -87,7 +87,7 @@ class Load {
   }
 
  private:
-  // Each slot is a chain: the end of its request submits its next, on the completion thread.
+  // Each slot is a chain: when a request completes, the completion thread submits the slot's next.
   void submit(std::uint32_t slot) {
     const bool turn = (turns_[slot]++ + slot) % 2 == 1;
     const bool write = mix_ == StorageMix::kWrite || (mix_ == StorageMix::kDuplex && turn);
@@ -126,7 +126,7 @@ class Load {
   std::exception_ptr error_ SLUICE_GUARDED_BY(mutex_);  // the first
 };
 
-// As many chains as slots, all but the first reads on the completion thread.
+// Runs one chain per slot. All requests but the first reads are submitted on the completion thread.
 class Rewriting {
  public:
   Rewriting(offload::StripedSpace& space, const StorageLoad& load, std::byte* staging)
@@ -205,7 +205,7 @@ class Rewriting {
   std::byte* const staging_;
   std::vector<std::uint64_t> offsets_;  // by slot; used by its chain alone
   std::atomic<std::uint64_t> next_ = 0;
-  // Of the completion thread; run() reads moved_ when all has ended.
+  // Used by the completion thread; run() reads moved_ when all chains have ended.
   std::uint64_t moved_ = 0;
   bool others_begun_ = false;
   Mutex mutex_;
@@ -234,7 +234,7 @@ StagingRing::StagingRing(std::uint64_t bytes) : bytes_(round_up(bytes, kPageByte
   allocation_ = static_cast<std::byte*>(memory);
   data_ =
       reinterpret_cast<std::byte*>(round_up(reinterpret_cast<std::uintptr_t>(memory), kPageBytes));
-  // Refused where the kernel has no huge pages: then it is only slower.
+  // The kernel refuses if it has no huge pages; the ring is then only slower.
   static_cast<void>(::madvise(data_, bytes_, MADV_HUGEPAGE));
   std::uint64_t state = 0x9e3779b97f4a7c15ull;
   for (std::uint64_t i = 0; i < bytes_; i += sizeof state) {
@@ -256,7 +256,7 @@ std::uint64_t StagingRing::huge_bytes() const {
     std::uint64_t begin = 0;
     std::uint64_t end = 0;
     std::uint64_t kib = 0;
-    // A mapping's head is "begin-end ..." in hexadecimal, and names of figures hold no dash.
+    // A mapping's first line is "begin-end ..." in hexadecimal; names of figures have no dash.
     if (std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64 " ", &begin, &end) == 2) {
       inside = begin < first + bytes_ && end > first;
     } else if (inside && std::sscanf(line.c_str(), "AnonHugePages: %" SCNu64 " kB", &kib) == 1) {

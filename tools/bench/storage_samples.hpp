@@ -1,4 +1,4 @@
-// What the rounds of `sluice bench storage` gave, and which of fio's settings was the fastest.
+// The results of the rounds of `sluice bench storage`, and the search for fio's fastest setting.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,18 @@
 
 namespace sluice::bench {
 
-// Of one subject (our engine, fio at one setting) in one mix, round by round.
+// The rates of one subject (our engine, or fio at one setting) in one mix, one per round.
 class StorageSamples {
  public:
   void add(const StorageRate& rate);
   bool empty() const { return bytes_per_s_.empty(); }
   double bytes_per_s() const;     // the median
   double cpu_s_per_byte() const;  // the median
-  // This subject's rate by the other's in the same round (CPU: time for a byte), round by round.
+  // This subject's rate / the other's in the same round, one ratio per round. For the CPU:
+  // time per byte.
   std::vector<double> ratios(const StorageSamples& yardstick) const;
   std::vector<double> cpu_ratios(const StorageSamples& yardstick) const;
-  // PREFIX_gib_per_s, PREFIX_cpu_ms_per_gib and PREFIX_rounds_gib_per_s.
+  // Saves PREFIX_gib_per_s, PREFIX_cpu_ms_per_gib and PREFIX_rounds_gib_per_s.
   void save(const std::string& prefix, nlohmann::json& figures) const;
 
  private:
@@ -36,19 +37,19 @@ struct FioSetting {
   bool operator==(const FioSetting&) const = default;
 };
 
-// The settings that are tried: blocks of 256 KiB to 1 MiB, 8 to 32 in flight.
+// The settings to try: blocks of 256 KiB to 1 MiB, 8 to 32 in flight.
 std::vector<FioSetting> fio_sweep_settings();
 
 struct SweptSetting {
   FioSetting setting;
-  StorageRate rate;  // of all passes together
+  StorageRate rate;  // over all passes
 };
 
-// Runs `measure` at every setting, in `passes` passes over all of them: what drifts meets all
-// alike.
+// Runs `measure` at every setting, in `passes` passes over all of them, so that drift
+// affects all alike.
 std::vector<SweptSetting> sweep_fio(const std::vector<FioSetting>& settings, int passes,
                                     const std::function<StorageRate(const FioSetting&)>& measure);
-// The one that moved the most bytes in a second. swept: at least one.
+// The setting with the highest rate. Precondition: swept is not empty.
 const SweptSetting& fastest(const std::vector<SweptSetting>& swept);
 
 }  // namespace sluice::bench

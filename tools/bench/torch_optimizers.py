@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Writes what torch's own optimizers make of small tensors in 1,000 steps: the golden values that
-tests/kernels compares this project's optimizers with.
+"""Runs torch's own optimizers on small tensors for 1,000 steps and writes the results: the golden
+values that tests/kernels compares this project's optimizers with.
 
     $(tools/bench/peers --python) tools/bench/torch_optimizers.py \
         tests/kernels/data/torch_optimizers.txt
 
-Weights and gradients are functions of (tensor, step, index) that any language computes exactly;
-HEADER below, which the file begins with, says how. Every optimizer runs twice, all tensors and
-states in float32 and in float64. Needs nothing but torch 2.9 or later, one thread, a minute.
+Weights and gradients are functions of (tensor, step, index) that any language computes exactly.
+HEADER below, the first lines of the file, defines them. Every optimizer runs twice, with all
+tensors and states in float32 and in float64. Needs only torch 2.9 or later, one thread, a minute.
 """
 import importlib
 import sys
@@ -95,7 +95,7 @@ SGD = {"lr": 1e-3, "momentum": 0.9, "dampening": 0.0, "weight_decay": 1e-2}
 MUON = {"lr": 1e-3, "weight_decay": 0.1, "momentum": 0.95, "nesterov": True,
         "ns_coefficients": (3.4445, -4.775, 2.0315), "eps": 1e-7, "ns_steps": 5}
 LOOP = {"foreach": False}
-# Name, class, hyperparameters, what else torch is told (an implementation, not arithmetic).
+# Name, class, hyperparameters, further arguments (they choose an implementation, not arithmetic).
 OPTIMIZERS = [
     ("adamw", torch.optim.AdamW, ADAM, LOOP | {"fused": False}),
     ("adam", torch.optim.Adam, ADAM, LOOP | {"fused": False}),

@@ -1,4 +1,4 @@
-// The arrays of an optimizer step, and which of them are read and written: adam_traffic's view.
+// The arrays of an optimizer step as adam_traffic sees them, and which are read and written.
 #pragma once
 
 #include <array>
@@ -10,7 +10,7 @@
 
 namespace sluice::bench {
 
-// An array of the update. elem_bytes: 1 for 8-bit blocks, whose scales come on top.
+// An array of the update. elem_bytes: 1 for 8-bit blocks, without their scales.
 struct TrafficStream {
   std::byte* data = nullptr;
   std::int64_t elem_bytes = 0;
@@ -43,7 +43,8 @@ inline TrafficStreams traffic_streams(const kernels::OptimizerOptions& options,
   streams.add(buffers.grad, buffers.grad_dtype, true, false);
   const auto state = [&](StateKind kind, const void* data) {
     const kernels::StateLayout layout = kernels::state_layout(options, kind);
-    if (layout.extent == kernels::StateExtent::kPerElement) streams.add(data, layout.dtype, true, true);
+    if (layout.extent == kernels::StateExtent::kPerElement)
+      streams.add(data, layout.dtype, true, true);
   };
   state(StateKind::kMaster, buffers.master);
   state(StateKind::kMoment1, buffers.moment1);

@@ -27,7 +27,7 @@ namespace {
 // Below this not even a small model's pinned and device budgets fit.
 constexpr std::uint64_t kLeastMemoryBytes = 1 * kGiB;
 constexpr std::uint64_t kLeastDiskBytes = 4 * kGiB;
-// What is locked as a trial: more than the usual default limit of 8 MiB.
+// Bytes that are locked as a trial: more than the usual default limit of 8 MiB.
 constexpr std::uint64_t kLockTrialBytes = 64 * kMiB;
 
 std::string read_text(const char* path) {

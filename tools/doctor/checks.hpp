@@ -1,4 +1,4 @@
-// What a machine must offer for Sluice to run well, looked at without changing anything.
+// Checks of a machine for the features that Sluice needs to run well; they change nothing.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,7 +10,7 @@ namespace sluice::doctor {
 struct DoctorCheck {
   std::string name;  // "io_uring", "memlock", ...
   bool ok = true;
-  nlohmann::json value;  // what was found: a number of bytes, a word
+  nlohmann::json value;  // the finding: a number of bytes, a word
   std::string detail;    // for people, one line
   std::string fix;       // one sentence; empty when ok
 };

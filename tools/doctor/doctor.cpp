@@ -1,7 +1,11 @@
 #include "tools/doctor/doctor.hpp"
 
+#include <array>
+#include <cmath>
+#include <filesystem>
 #include <iomanip>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 
 #include "base/units.hpp"
@@ -70,8 +74,42 @@ void print_gpu(const planner::HardwareProfile& gpu, std::ostream& out) {
   line("hand over", format_seconds(gpu.hand_over_s));
 }
 
-// Measures and saves. The text for people goes to `out` at once; the check is what is left to
-// report.
+// The saved profile, where it is one of this machine; nothing else is compared.
+std::optional<planner::HardwareProfile> saved_profile(const std::string& path,
+                                                      const planner::HardwareProfile& measured) {
+  try {
+    if (!std::filesystem::exists(path)) return std::nullopt;
+    planner::HardwareProfile saved = planner::load_profile(path);
+    const auto gpu_name = [](const planner::HardwareProfile& profile) {
+      return profile.gpu ? profile.gpu->cpu_name : std::string();
+    };
+    const bool same = saved.cpu_name == measured.cpu_name && saved.cores == measured.cores &&
+                      gpu_name(saved) == gpu_name(measured);
+    if (same) return saved;
+  } catch (const InputError&) {  // damaged, or of another version: it is replaced
+  } catch (const std::filesystem::filesystem_error&) {
+  }
+  return std::nullopt;
+}
+
+// Saves the profile unless a better one is saved; returns words for people.
+std::string save(const DoctorOptions& options, const planner::HardwareProfile& profile) {
+  if (options.profile_path.empty()) return "profile not saved";
+  const auto saved = saved_profile(options.profile_path, profile);
+  const double ratio = saved ? rates_ratio(*saved, profile) : 0;
+  if (ratio > kBetterProfile && !options.replaces_better) {
+    std::ostringstream text;
+    text << "the saved profile '" << options.profile_path << "' is kept: its rates are "
+         << std::setprecision(3) << ratio
+         << " times as high (a busy machine measures low); --replace saves the new one";
+    return text.str();
+  }
+  planner::save_profile(profile, options.profile_path);
+  return "profile saved in '" + options.profile_path + "'";
+}
+
+// Measures and saves. The text for people goes to `out` at once; the check remains to be
+// reported.
 DoctorCheck measure(const DoctorOptions& options, std::ostream& out, int& status) {
   DoctorCheck check{"measure", true, nullptr, "", ""};
   try {
@@ -79,12 +117,7 @@ DoctorCheck measure(const DoctorOptions& options, std::ostream& out, int& status
     check.value = json::parse(planner::to_json(profile));
     if (!options.json) print_profile(profile, out);
     if (!options.json && profile.gpu) print_gpu(*profile.gpu, out);
-    if (options.profile_path.empty()) {
-      check.detail = "profile not saved";
-    } else {
-      planner::save_profile(profile, options.profile_path);
-      check.detail = "profile saved in '" + options.profile_path + "'";
-    }
+    check.detail = save(options, profile);
     status = 0;
   } catch (const Error& error) {
     check.ok = false;
@@ -99,6 +132,21 @@ DoctorCheck measure(const DoctorOptions& options, std::ostream& out, int& status
 }
 
 }  // namespace
+
+double rates_ratio(const planner::HardwareProfile& saved,
+                   const planner::HardwareProfile& measured) {
+  using Profile = planner::HardwareProfile;
+  constexpr std::array<double Profile::*, 7> rates{&Profile::memory_bandwidth_bytes_per_s,
+                                                   &Profile::single_core_copy_bytes_per_s,
+                                                   &Profile::storage_read_bytes_per_s,
+                                                   &Profile::storage_write_bytes_per_s,
+                                                   &Profile::gemm_f32_flops_per_s,
+                                                   &Profile::gemm_bf16_flops_per_s,
+                                                   &Profile::adam_params_per_s};
+  double sum = 0;
+  for (const auto rate : rates) sum += std::log(saved.*rate / measured.*rate);
+  return std::exp(sum / static_cast<double>(rates.size()));
+}
 
 int run_doctor(const DoctorOptions& options, std::ostream& out) {
   for (const DoctorCheck& check : run_checks(options.measure.disk.directory)) {

@@ -1,4 +1,4 @@
-// `sluice doctor`: what this machine can do, measured; each failure with its fix; the measurements
+// `sluice doctor`: this machine's rates, measured; each failure with its fix; the measurements
 // saved as the hardware profile that `sluice plan` uses.
 #pragma once
 
@@ -13,7 +13,14 @@ struct DoctorOptions {
   MeasureOptions measure;    // kernels and device given by the caller
   bool json = false;         // one event per line, else text for people
   std::string profile_path;  // where the profile goes; empty: it is not saved
+  // The new profile also replaces a saved one of the same machine that has better rates.
+  bool replaces_better = false;
 };
+
+// How much better the rates of a saved profile are than those measured now: the geometric mean of
+// their ratios. A busy machine measures low, so a saved profile above kBetterProfile is kept.
+inline constexpr double kBetterProfile = 1.1;
+double rates_ratio(const planner::HardwareProfile& saved, const planner::HardwareProfile& measured);
 
 // Events: {"event":"doctor","check":"io_uring","ok":true,"value":…,"detail":…,"fix":…} for each
 // check (fix only where ok is false), then one

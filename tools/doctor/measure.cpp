@@ -47,7 +47,7 @@ Times repeat(double seconds, const std::function<void()>& work) {
   return times;
 }
 
-// Memory, and what a device takes to launch, to hand over between streams and to copy.
+// Rates of memory, and times of a device's launches, hand-overs between streams and copies.
 class DeviceTrial {
  public:
   DeviceTrial(device::Device& device, std::uint64_t array_bytes)
@@ -74,7 +74,8 @@ class DeviceTrial {
     profile.single_core_copy_bytes_per_s = static_cast<double>(bytes_) / memcpy_s_.median();
     profile.launch_overhead_s = launch_s_.median();
     profile.hand_over_s = std::max(hand_over_s_.median(), profile.launch_overhead_s);
-    planner::OperationGrid grid{planner::TimedOperation::kCopy, DType::kU8, {{kCopySizes, {1}, {1}}}, {}};
+    planner::OperationGrid grid{
+        planner::TimedOperation::kCopy, DType::kU8, {{kCopySizes, {1}, {1}}}, {}};
     for (const Samples& seconds : copy_s_) grid.seconds.push_back(seconds.median());
     profile.operations.push_back(std::move(grid));
   }
@@ -169,12 +170,20 @@ class DeviceTrial {
 
 planner::HardwareProfile measure_hardware(const MeasureOptions& options) {
   SLUICE_CHECK(options.device != nullptr && options.rounds > 0 && options.seconds_each > 0);
-  DiskTrial disk(options.disk);  // first: it is what most often cannot be done
+  DiskTrial disk(options.disk);  // first, because it fails most often
   DeviceTrial device(*options.device, options.array_bytes);
   KernelTrial kernels(options.kernel);
   for (int round = 0; round < options.rounds; ++round) {
+    const auto begins = [&](const char* part) {
+      if (!options.begins) return;
+      options.begins("round " + std::to_string(round + 1) + " of " +
+                     std::to_string(options.rounds) + ": " + part);
+    };
+    begins("storage");
     disk.measure_round(options.seconds_each);
+    begins("memory, launches and copies");
     device.measure_round(options.seconds_each);
+    begins("matrix products and updates");
     kernels.measure_round();
   }
   const HostTopology host = read_host_topology();
@@ -188,6 +197,7 @@ planner::HardwareProfile measure_hardware(const MeasureOptions& options) {
   if (options.gpu.device != nullptr) {
     GpuOptions gpu = options.gpu;
     gpu.rounds = options.rounds;
+    if (options.begins) options.begins("the GPU, " + std::to_string(gpu.rounds) + " rounds");
     profile.gpu = std::make_shared<const planner::HardwareProfile>(measure_gpu(gpu));
   }
   return profile;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <string>
 
 #include "device/device.hpp"
 #include "engine/planner/hardware_profile.hpp"
@@ -14,14 +16,16 @@ namespace sluice::doctor {
 
 struct MeasureOptions {
   device::Device* device = nullptr;  // for launches, hand-overs and copies
-  // Every figure is measured once a round, and the median round kept: what disturbs a machine lasts
-  // for seconds.
+  // Every figure is measured once a round, and the median is kept: a disturbance of the machine
+  // lasts for seconds.
   int rounds = 7;
-  double seconds_each = 0.036;  // about what one figure takes in a round, but for the kernels
+  double seconds_each = 0.036;  // approximate time of one figure in a round; not of kernels
   DiskOptions disk;
   KernelOptions kernel;
   GpuOptions gpu;  // without a device: none is measured
-  // Of each of the arrays that are streamed; the default passes the last-level caches in use.
+  // Called before each measurement, with words for people: "round 2 of 7: storage". May be empty.
+  std::function<void(const std::string&)> begins = {};
+  // Size of each array that is streamed; the default exceeds the last-level caches in use.
   std::uint64_t array_bytes = 128 * kMiB;
 };
 

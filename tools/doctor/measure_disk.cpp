@@ -14,7 +14,7 @@
 namespace sluice::doctor {
 namespace {
 
-// As large as most of a streamed update's, and many at once: what a lane of storage moves at most.
+// As large as most transfers of a streamed update, and many at once: the most that a lane moves.
 constexpr std::uint64_t kBlockBytes = 2 * kMiB;
 constexpr std::uint32_t kDepth = 16;
 constexpr std::uint64_t kSmallBlockBytes = 256 * kKiB;
@@ -73,7 +73,7 @@ double DiskTrial::rate(bench::StorageMix mix, std::uint64_t block_bytes, std::ui
 
 double DiskTrial::alone_s(offload::StorageOp op, std::uint64_t bytes, double seconds) {
   return bench::measure_transfer_alone(*engine_, {op, load_.file, 0, ring_->data(), bytes},
-                                load_.file_bytes, seconds);
+                                       load_.file_bytes, seconds);
 }
 
 void DiskTrial::measure_round(double seconds_each) {
@@ -98,7 +98,7 @@ void DiskTrial::save(planner::HardwareProfile& profile) const {
   profile.storage_write_bytes_per_s = write.bytes_per_s.median();
   profile.storage_duplex_bytes_per_s = duplex_bytes_per_s_.median();
   profile.storage_latency_s = latency_s_.median();
-  // Where four reach the bandwidth, it alone is the limit.
+  // If four transfers reach the bandwidth, it alone is the limit.
   profile.storage_overlap = 1.0;
   for (const Direction& direction : directions_) {
     const double four = direction.four_bytes_per_s.median();
@@ -106,8 +106,9 @@ void DiskTrial::save(planner::HardwareProfile& profile) const {
     const double gain = (four / direction.one_bytes_per_s.median() - 1) / 3;
     profile.storage_overlap = std::clamp(gain, 0.01, profile.storage_overlap);
   }
-  for (const auto& [operation, direction] : {std::pair(planner::TimedOperation::kStorageRead, &read),
-                                             std::pair(planner::TimedOperation::kStorageWrite, &write)}) {
+  for (const auto& [operation, direction] :
+       {std::pair(planner::TimedOperation::kStorageRead, &read),
+        std::pair(planner::TimedOperation::kStorageWrite, &write)}) {
     planner::OperationGrid grid{operation, DType::kU8, {{sizes_, {1}, {1}}}, {}};
     for (const Samples& seconds : direction->alone_s) grid.seconds.push_back(seconds.median());
     profile.operations.push_back(std::move(grid));

@@ -18,7 +18,7 @@ namespace sluice::doctor {
 struct DiskOptions {
   std::string directory = ".";
   std::string engine = "auto";
-  std::uint64_t file_bytes = 512 * kMiB;  // of the trial file, at most (an eighth of what is free)
+  std::uint64_t file_bytes = 512 * kMiB;  // of the trial file; at most an eighth of free space
 };
 
 class DiskTrial {
@@ -45,7 +45,8 @@ class DiskTrial {
     std::vector<Samples> alone_s = {};  // by size
   };
 
-  double rate(bench::StorageMix mix, std::uint64_t block_bytes, std::uint32_t depth, double seconds);
+  double rate(bench::StorageMix mix, std::uint64_t block_bytes, std::uint32_t depth,
+              double seconds);
   double alone_s(offload::StorageOp op, std::uint64_t bytes, double seconds);
 
   bench::StorageLoad load_;

@@ -27,7 +27,7 @@ class Arena {
  public:
   explicit Arena(std::uint64_t bytes) : data_(make_bytes(bytes)), bytes_(bytes) {}
 
-  // Zeroes what was used: a later point must not compute on what an earlier one left.
+  // Zeroes the used memory: a later point must not compute on an earlier one's results.
   void reset() {
     std::memset(data_.get(), 0, used_);
     used_ = 0;
@@ -77,19 +77,24 @@ class Cases {
     const Axis elems{1 << 10, 1 << 14, 1 << 18, 1 << 22};
     const Axis state{1 << 12, 1 << 16, 1 << 20};
     const Axis one{1};
-    const auto by_elems = [&](planner::TimedOperation operation, Call (Cases::*make)(std::int64_t, DType)) {
-      return Case{
-          operation, {elems, one, one}, [this, make](const planner::OperationSize& size, DType dtype) {
-            return (this->*make)(size[0], dtype);
-          }};
+    const auto by_elems = [&](planner::TimedOperation operation,
+                              Call (Cases::*make)(std::int64_t, DType)) {
+      return Case{operation,
+                  {elems, one, one},
+                  [this, make](const planner::OperationSize& size, DType dtype) {
+                    return (this->*make)(size[0], dtype);
+                  }};
     };
-    const auto by_state = [&](planner::TimedOperation operation, Call (Cases::*make)(std::int64_t, DType)) {
+    const auto by_state = [&](planner::TimedOperation operation,
+                              Call (Cases::*make)(std::int64_t, DType)) {
       Case made = by_elems(operation, make);
       made.axes[0] = state;
       return made;
     };
-    const auto gemm_case = [&](planner::TimedOperation operation, std::array<Axis, 3> axes, bool a, bool b) {
-      return Case{operation, std::move(axes), [this, a, b](const planner::OperationSize& size, DType dtype) {
+    const auto gemm_case = [&](planner::TimedOperation operation, std::array<Axis, 3> axes, bool a,
+                               bool b) {
+      return Case{operation, std::move(axes),
+                  [this, a, b](const planner::OperationSize& size, DType dtype) {
                     return gemm(size, a, b, dtype);
                   }};
     };
@@ -134,8 +139,10 @@ class Cases {
     };
   }
 
-  // What a layer's forward pass is mostly made of.
-  Call product(const planner::OperationSize& size, DType dtype) { return gemm(size, false, true, dtype); }
+  // The operations that take most of a layer's forward pass.
+  Call product(const planner::OperationSize& size, DType dtype) {
+    return gemm(size, false, true, dtype);
+  }
 
  private:
   // How many sets of operands a product takes turns with: a layer's weights and gradients have left
@@ -449,9 +456,10 @@ void KernelTrial::save(planner::HardwareProfile& profile) const {
   constexpr planner::OperationSize kLargeProduct{512, 1024, 1024};
   constexpr std::int64_t kPiece = 1 << 20;
   for (const State::Grid& measured : state_->grids) {
-    planner::OperationGrid grid{measured.measured->operation, measured.dtype, measured.measured->axes, {}};
+    planner::OperationGrid grid{
+        measured.measured->operation, measured.dtype, measured.measured->axes, {}};
     for (const Samples& seconds : measured.seconds) grid.seconds.push_back(seconds.median());
-    // What is told to people, and prices what has no grid.
+    // The rates for people; they also price operations without a grid.
     if (grid.operation == planner::TimedOperation::kGemmNT) {
       const double rate = 2.0 * 512 * 1024 * 1024 / grid.seconds_at(kLargeProduct);
       (grid.dtype == DType::kF32 ? profile.gemm_f32_flops_per_s : profile.gemm_bf16_flops_per_s) =

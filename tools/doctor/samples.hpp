@@ -12,8 +12,8 @@ namespace sluice::doctor {
 class Samples {
  public:
   void add(double value) { values_.push_back(value); }
-  // What disturbs a machine lasts for seconds: of samples spread over more, the median is free of
-  // it. The upper of the middle two. At least one sample.
+  // A disturbance of the machine lasts for seconds: the median of samples spread over more is free
+  // of it. The upper of the middle two. At least one sample.
   double median() const {
     SLUICE_CHECK(!values_.empty());
     std::vector<double> values = values_;

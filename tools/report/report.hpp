@@ -1,4 +1,4 @@
-// `sluice report`: shows a run directory (log.dir) as one page or as a Perfetto trace.
+// `sluice report`: shows the directory of a run as one page or as a Perfetto trace.
 //
 // A run directory holds
 //   config.toml      the resolved configuration; [memory] gives the budgets

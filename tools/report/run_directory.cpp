@@ -145,7 +145,7 @@ void load_events(const Path& file, RunDirectory& run) {
 RunDirectory load_run_directory(const Path& run_dir) {
   std::error_code error;
   if (!std::filesystem::is_directory(run_dir, error)) {
-    refuse(run_dir, "no such directory; give the log.dir of a run");
+    refuse(run_dir, "no such directory; name that of a run, or the log.dir that it lies in");
   }
   RunDirectory run;
   run.path = run_dir;

@@ -28,7 +28,7 @@ std::string read_file(const Path& file, std::uint64_t max_bytes) {
   std::error_code error;
   const auto status = std::filesystem::status(file, error);
   if (!std::filesystem::exists(status)) {
-    refuse(file, "no such file; a run directory is the log.dir of a finished `sluice train`");
+    refuse(file, "no such file; name the directory of a run, or the log.dir that it lies in");
   }
   if (!std::filesystem::is_regular_file(status)) refuse(file, "not a regular file");
   std::ifstream in(file, std::ios::binary);

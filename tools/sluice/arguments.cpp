@@ -1,13 +1,50 @@
 #include "tools/sluice/arguments.hpp"
 
+#include <charconv>
+#include <filesystem>
 #include <fstream>
 #include <span>
+#include <sstream>
+#include <system_error>
 
 #include "base/error.hpp"
 #include "base/posix_file.hpp"
 #include "base/units.hpp"
 
 namespace sluice::cli {
+namespace {
+
+template <class Number>
+std::optional<Number> parse_number(const std::string& text) {
+  Number value{};
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stop != end) return std::nullopt;
+  return value;
+}
+
+}  // namespace
+
+OptionCheck whole_number(std::int64_t least, std::int64_t most) {
+  return [least, most](const std::string& text) -> std::string {
+    const auto value = parse_number<std::int64_t>(text);
+    if (value && *value >= least && *value <= most) return "";
+    return "must be a whole number from " + std::to_string(least) + " to " + std::to_string(most) +
+           "; got " + shown(text);
+  };
+}
+
+OptionCheck seconds_between(double least, double most) {
+  return [least, most](const std::string& text) -> std::string {
+    const auto value = parse_number<double>(text);
+    // Not-a-number fails both comparisons.
+    if (value && *value >= least && *value <= most) return "";
+    std::ostringstream sentence;
+    sentence << "must be a number of seconds from " << least << " to " << most << "; got "
+             << shown(text);
+    return sentence.str();
+  };
+}
 
 std::optional<std::uint64_t> bytes_argument(const std::string& option,
                                             const std::optional<std::string>& text) {
@@ -30,6 +67,15 @@ void write_private(const std::string& option, const std::string& path, const std
     PosixFile::create(path).write_all(0, std::as_bytes(std::span(text.data(), text.size())));
   } catch (const IoError&) {
     throw InputError(option + ": '" + path + "' cannot be written");
+  }
+}
+
+void check_working_directory() {
+  std::error_code error;
+  static_cast<void>(std::filesystem::current_path(error));
+  if (error) {
+    throw InputError("the working directory cannot be used (" + error.message() +
+                     "); change to a directory that exists");
   }
 }
 

@@ -1,4 +1,8 @@
-// `sluice bench`: a part beside its limit, or beside somebody else's.
+// `sluice bench`: a part beside its measured limit, or beside another library's.
+//
+// Each bench is a subcommand. Its arguments are parsed into the bench's own options, so that --help
+// shows the bench's defaults. Byte counts pass through text: "1GiB".
+#include <CLI/CLI.hpp>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -10,6 +14,7 @@
 #include "engine/train/backend.hpp"
 #include "kernels/host/parallel.hpp"
 #include "tools/bench/adam_peers.hpp"
+#include "tools/bench/adam_variants.hpp"
 #include "tools/bench/bench_adam.hpp"
 #include "tools/bench/bench_allocator.hpp"
 #include "tools/bench/bench_copy.hpp"
@@ -23,22 +28,101 @@
 namespace sluice::cli {
 namespace {
 
-// What a bench may take of the host's own memory as a device's.
+// Host memory that a bench uses as the host device's memory.
 constexpr std::uint64_t kHostDeviceBytes = 4 * kGiB;
+constexpr std::int64_t kMostRounds = 1'000'000;
+constexpr std::int64_t kMostThreads = 4096;
 
-// The interpreter that runs others' work; empty: none.
-std::string peers_python(const std::optional<std::string>& venv) {
-  if (venv == "none") return "";
-  if (venv) return bench::python_of(*venv);
-  if (const std::optional<std::string> python = bench::default_peers_python()) return *python;
-  std::cerr << "sluice: nothing of others' is measured beside it: tools/bench/peers installs torch "
-               "and DeepSpeed for that\n";
-  return "";
+// Adds --json, and makes `chosen` print the event that `measure` returns.
+void choose(CLI::App& command, Command& chosen, std::function<nlohmann::json()> measure) {
+  const auto json = std::make_shared<bool>(false);
+  command.add_flag("--json", *json, "One event on stdout instead of a table");
+  command.callback([&chosen, measure = std::move(measure), json] {
+    chosen = [measure, json] {
+      const nlohmann::json event = measure();
+      if (*json) {
+        std::cout << event.dump() << std::endl;
+      } else {
+        std::cout << bench::bench_table(event);
+      }
+      return 0;
+    };
+  });
 }
 
-// A device of the backend that was asked for, with its kernels.
+void add_threads(CLI::App& command, int& threads) {
+  command.add_option("--threads", threads, "Threads; 0: all cores")
+      ->capture_default_str()
+      ->check(whole_number(0, kMostThreads));
+}
+
+void add_rounds(CLI::App& command, int& rounds, const char* least) {
+  command.add_option("--rounds", rounds, std::string("Rounds of measurement, at least ") + least)
+      ->capture_default_str()
+      ->check(whole_number(0, kMostRounds));
+}
+
+void add_variants(CLI::App& command, std::vector<std::string>& variants, const std::string& known) {
+  command
+      .add_option("--variants", variants, "Some of " + known + ", separated by commas; else all")
+      ->delimiter(',');
+}
+
+void add_storage_directory(CLI::App& command, std::string& directory) {
+  command.add_option("--storage", directory, "A directory on the disk to measure")
+      ->capture_default_str();
+}
+
+// The text of an option in bytes, beside the default that --help shows.
+std::shared_ptr<std::string> add_bytes(CLI::App& command, const char* option,
+                                       std::uint64_t default_bytes, const char* meaning) {
+  auto text = std::make_shared<std::string>(format_bytes_exact(default_bytes));
+  command.add_option(option, *text, meaning)->capture_default_str();
+  return text;
+}
+
+// The virtual environment of tools/bench/peers that runs the peer libraries.
+class Peers {
+ public:
+  static Peers add(CLI::App& command) {
+    Peers peers;
+    command.add_option("--peers", *peers.venv_,
+                       "Measure torch and DeepSpeed too: a virtual environment made by "
+                       "tools/bench/peers (default: the one in the cache, if there), or none");
+    return peers;
+  }
+  // The interpreter; empty: no peer is measured.
+  std::string python() const {
+    if (*venv_ == "none") return "";
+    if (*venv_) return bench::python_of(**venv_);
+    if (const auto python = bench::default_peers_python()) return *python;
+    std::cerr << "sluice: no other library is measured beside ours: tools/bench/peers installs "
+                 "torch and DeepSpeed for that\n";
+    return "";
+  }
+
+ private:
+  std::shared_ptr<std::optional<std::string>> venv_ =
+      std::make_shared<std::optional<std::string>>();
+};
+
+// The device and its kernels for --backend and --threads.
+struct DeviceArguments {
+  std::string backend = "auto";
+  int threads = 0;
+
+  static std::shared_ptr<DeviceArguments> add(CLI::App& command) {
+    auto arguments = std::make_shared<DeviceArguments>();
+    command.add_option("--backend", arguments->backend, "auto, host or cuda")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"auto", "host", "cuda"}));
+    add_threads(command, arguments->threads);
+    return arguments;
+  }
+};
+
 struct BenchDevice {
-  explicit BenchDevice(const BenchArguments& arguments) {
+  explicit BenchDevice(const DeviceArguments& arguments) {
     config::Config config;
     config.train.threads =
         arguments.threads > 0 ? arguments.threads : kernels::host::Parallel::default_threads();
@@ -47,94 +131,128 @@ struct BenchDevice {
     if (arguments.backend == "cuda") config.memory.backend = config::Config::Backend::kCuda;
     train::settle_backend(config);
     backend = train::make_backend(config);
-    device = backend.make_device(backend.device_memory_bytes.value_or(kHostDeviceBytes));
+    memory_bytes = backend.device_memory_bytes.value_or(kHostDeviceBytes);
+    device = backend.make_device(memory_bytes);
   }
   int threads = 1;
+  std::uint64_t memory_bytes = 0;
   train::Backend backend;
   std::unique_ptr<device::Device> device;
 };
 
-nlohmann::json adam(const BenchArguments& arguments) {
-  bench::AdamBenchOptions options;
-  options.threads = static_cast<int>(arguments.threads);
-  options.elems = arguments.elems.value_or(options.elems);
-  options.rounds = static_cast<int>(arguments.rounds.value_or(options.rounds));
-  options.variants = arguments.variants;
-  options.peers_python = peers_python(arguments.peers);
-  return bench::run_adam_bench(options);
+void add_adam(CLI::App& bench, Command& chosen) {
+  CLI::App* command = bench.add_subcommand("adam", "Optimizer updates beside memory traffic");
+  const auto options = std::make_shared<bench::AdamBenchOptions>();
+  command->add_option("--elems", options->elems, "Parameters to update, a multiple of 16384")
+      ->capture_default_str();
+  add_threads(*command, options->threads);
+  add_rounds(*command, options->rounds, "7");
+  std::string known;
+  for (const bench::AdamVariant& variant : bench::adam_variants()) {
+    known += (known.empty() ? "" : ", ") + std::string(variant.name);
+  }
+  add_variants(*command, options->variants, known);
+  const Peers peers = Peers::add(*command);
+  choose(*command, chosen, [options, peers] {
+    options->peers_python = peers.python();
+    return bench::run_adam_bench(*options);
+  });
 }
 
-nlohmann::json allocator(const BenchArguments& arguments) {
-  bench::AllocatorBenchOptions options;
-  options.threads = static_cast<int>(arguments.threads);
-  options.seconds = arguments.seconds.value_or(options.seconds);
-  return bench::run_allocator_bench(options);
+void add_allocator(CLI::App& bench, Command& chosen) {
+  CLI::App* command = bench.add_subcommand("allocator", "An allocation and a free, in ns");
+  const auto options = std::make_shared<bench::AllocatorBenchOptions>();
+  add_threads(*command, options->threads);
+  command->add_option("--seconds", options->seconds, "Approximate time for each figure")
+      ->capture_default_str()
+      ->check(seconds_between(0.001, 3600));
+  choose(*command, chosen, [options] { return bench::run_allocator_bench(*options); });
 }
 
-nlohmann::json storage(const BenchArguments& arguments) {
-  bench::StorageBenchOptions options;
-  options.directory = arguments.storage_path;
-  options.seconds = arguments.seconds.value_or(options.seconds);
-  options.bytes = bytes_argument("--bytes", arguments.bytes).value_or(options.bytes);
-  options.block_bytes = bytes_argument("--block", arguments.block).value_or(options.block_bytes);
-  options.depth = static_cast<std::uint32_t>(arguments.depth.value_or(options.depth));
-  options.rounds = static_cast<int>(arguments.rounds.value_or(options.rounds));
-  options.sweep = !arguments.no_sweep;
-  return bench::run_storage_bench(options);
+void add_storage(CLI::App& bench, Command& chosen) {
+  CLI::App* command = bench.add_subcommand("storage", "The storage engine beside fio");
+  const auto options = std::make_shared<bench::StorageBenchOptions>();
+  add_storage_directory(*command, options->directory);
+  const auto bytes = add_bytes(*command, "--bytes", options->bytes, "Size of the file");
+  const auto block = add_bytes(*command, "--block", options->block_bytes, "Size of a request");
+  command->add_option("--depth", options->depth, "Requests in flight")
+      ->capture_default_str()
+      ->check(whole_number(2, 4096));
+  command->add_option("--seconds", options->seconds, "Approximate time of each measurement")
+      ->capture_default_str()
+      ->check(seconds_between(0.001, 3600));
+  add_rounds(*command, options->rounds, "1");
+  command->add_flag("!--no-sweep", options->sweep, "Skip the search for fio's best setting");
+  choose(*command, chosen, [options, bytes, block] {
+    options->bytes = *bytes_argument("--bytes", *bytes);
+    options->block_bytes = *bytes_argument("--block", *block);
+    return bench::run_storage_bench(*options);
+  });
 }
 
-nlohmann::json step(const BenchArguments& arguments) {
-  bench::StepBenchOptions options;
-  options.directory = arguments.storage_path;
-  options.threads = static_cast<int>(arguments.threads);
-  options.elems = arguments.elems.value_or(options.elems);
-  options.rounds = static_cast<int>(arguments.rounds.value_or(options.rounds));
-  options.variants = arguments.variants;
-  return bench::run_step_bench(options);
+void add_step(CLI::App& bench, Command& chosen) {
+  CLI::App* command =
+      bench.add_subcommand("step", "The optimizer step of a model whose state is on storage");
+  const auto options = std::make_shared<bench::StepBenchOptions>();
+  add_storage_directory(*command, options->directory);
+  command->add_option("--elems", options->elems, "Least number of parameters")
+      ->capture_default_str();
+  add_threads(*command, options->threads);
+  add_rounds(*command, options->rounds, "5");
+  add_variants(*command, options->variants, "split, fp32, split-bf16, split-8bit");
+  choose(*command, chosen, [options] { return bench::run_step_bench(*options); });
 }
 
-nlohmann::json copy(const BenchArguments& arguments) {
-  const BenchDevice on(arguments);
-  bench::CopyBenchOptions options;
-  options.device = on.device.get();
-  options.bytes = bytes_argument("--bytes", arguments.bytes).value_or(options.bytes);
-  options.rounds = static_cast<int>(arguments.rounds.value_or(options.rounds));
-  return bench::run_copy_bench(options);
+void add_copy(CLI::App& bench, Command& chosen) {
+  CLI::App* command = bench.add_subcommand("copy", "The link between host and device");
+  const auto options = std::make_shared<bench::CopyBenchOptions>();
+  const auto where = DeviceArguments::add(*command);
+  const auto bytes =
+      add_bytes(*command, "--bytes", options->bytes,
+                "Size of each of two host and two device arrays, a multiple of 64MiB");
+  add_rounds(*command, options->rounds, "7");
+  choose(*command, chosen, [options, where, bytes] {
+    options->bytes = *bytes_argument("--bytes", *bytes);
+    const BenchDevice on(*where);
+    if (options->bytes > on.memory_bytes / 2) {
+      throw InputError("--bytes " + format_bytes_exact(options->bytes) +
+                       ": two arrays of that size must fit " + format_bytes_exact(on.memory_bytes) +
+                       " of device memory");
+    }
+    options->device = on.device.get();
+    return bench::run_copy_bench(*options);
+  });
 }
 
-nlohmann::json products(const BenchArguments& arguments) {
-  const BenchDevice on(arguments);
-  bench::ProductBenchOptions options;
-  options.device = on.device.get();
-  options.kernels = on.backend.device_kernels.get();
-  options.threads = on.threads;
-  options.rounds = static_cast<int>(arguments.rounds.value_or(options.rounds));
-  options.peers_python = peers_python(arguments.peers);
-  return arguments.name == "gemm" ? bench::run_gemm_bench(options) : bench::run_attention_bench(options);
-}
-
-nlohmann::json run(const BenchArguments& arguments) {
-  if (arguments.name == "adam") return adam(arguments);
-  if (arguments.name == "allocator") return allocator(arguments);
-  if (arguments.name == "storage") return storage(arguments);
-  if (arguments.name == "copy") return copy(arguments);
-  if (arguments.name == "step") return step(arguments);
-  if (arguments.name == "gemm" || arguments.name == "attention") return products(arguments);
-  throw InputError(
-      "bench '" + arguments.name +
-      "' does not exist; there are: adam, allocator, attention, copy, gemm, step, storage");
+void add_products(CLI::App& bench, Command& chosen, const char* name, const char* meaning,
+                  nlohmann::json (*run)(const bench::ProductBenchOptions&)) {
+  CLI::App* command = bench.add_subcommand(name, meaning);
+  const auto options = std::make_shared<bench::ProductBenchOptions>();
+  const auto where = DeviceArguments::add(*command);
+  add_rounds(*command, options->rounds, "7");
+  const Peers peers = Peers::add(*command);
+  choose(*command, chosen, [options, where, peers, run] {
+    const BenchDevice on(*where);
+    options->device = on.device.get();
+    options->kernels = on.backend.device_kernels.get();
+    options->threads = on.threads;
+    options->peers_python = peers.python();
+    return run(*options);
+  });
 }
 
 }  // namespace
 
-int bench_command(const BenchArguments& arguments) {
-  const nlohmann::json event = run(arguments);
-  if (arguments.json) {
-    std::cout << event.dump() << std::endl;
-  } else {
-    std::cout << bench::bench_table(event);
-  }
-  return 0;
+void add_bench(CLI::App& app, Command& chosen) {
+  CLI::App* bench = app.add_subcommand("bench", "Measure a part beside its limit");
+  bench->require_subcommand(1);
+  add_adam(*bench, chosen);
+  add_allocator(*bench, chosen);
+  add_products(*bench, chosen, "attention", "Attention of a block", bench::run_attention_bench);
+  add_copy(*bench, chosen);
+  add_products(*bench, chosen, "gemm", "Matrix products of a block", bench::run_gemm_bench);
+  add_step(*bench, chosen);
+  add_storage(*bench, chosen);
 }
 
 }  // namespace sluice::cli

@@ -1,13 +1,21 @@
 // The commands of the `sluice` program. Each returns an exit status (DESIGN section 9); errors are
-// thrown and reported by main. stdout holds JSON events alone where --json is given.
+// thrown and reported by main. With --json, stdout holds JSON events and nothing else.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+namespace CLI {
+class App;
+}
+
 namespace sluice::cli {
+
+// A command with its arguments, ready to run; returns the exit status.
+using Command = std::function<int()>;
 
 struct ConfigArguments {
   std::string path;
@@ -17,7 +25,8 @@ struct ConfigArguments {
 struct TrainArguments {
   ConfigArguments config;
   std::optional<std::int64_t> steps;
-  std::string resume;
+  bool resumes = false;
+  std::string resume;  // a run's directory or a log.dir; empty: that of the configuration
   bool accept_arithmetic = false;
   bool json = false;
 };
@@ -27,40 +36,36 @@ struct PlanArguments {
   ConfigArguments config;
   std::string hardware;  // a profile; empty: this machine's
   std::int64_t world = 1;
-  std::string trace;            // where the simulated step's trace goes; empty: nowhere
-  bool free_optimizer = false;  // say too what the step would take if its updates took no time
+  std::string trace;            // file for the simulated step's trace; empty: none
+  bool free_optimizer = false;  // also give the step's time if its updates took no time
   bool json = false;
 };
 int plan_command(const PlanArguments& arguments);
+
+struct DataArguments {
+  ConfigArguments config;
+  bool order = false;
+  std::string steps;  // "7" or "1..100"; empty: all steps of the run
+  bool json = false;
+};
+int data_command(const DataArguments& arguments);
 
 struct DoctorArguments {
   std::string storage_path = ".";
   double seconds = 0.25;  // for each figure
   bool json = false;
-  // Instead of measuring: what dead runs left in these directories (none named: ./runs).
+  bool replace = false;  // also a saved profile with better rates
+  // Instead of measuring: lists the stale files of dead runs in these directories (none named:
+  // ./runs).
   bool clean = false;
   std::vector<std::string> clean_directories;
-  bool yes = false;  // and take it away
+  bool yes = false;  // and removes them
 };
 int doctor_command(const DoctorArguments& arguments);
 
-struct BenchArguments {
-  std::string name;
-  std::string storage_path = ".";
-  std::int64_t threads = 0;
-  std::string backend = "auto";        // attention, copy, gemm
-  std::optional<std::int64_t> elems;   // adam, step
-  std::optional<std::int64_t> rounds;  // adam, attention, copy, gemm, step, storage
-  std::vector<std::string> variants;   // adam, step
-  std::optional<std::string> peers;    // adam, attention, gemm: a virtual environment, or none
-  std::optional<std::string> bytes;    // storage: of the file; copy: of each array
-  std::optional<double> seconds;       // allocator, storage: for each figure
-  std::optional<std::string> block;    // storage: of each request
-  std::optional<std::int64_t> depth;   // storage: requests in flight
-  bool no_sweep = false;               // storage: fio at the same setting only
-  bool json = false;
-};
-int bench_command(const BenchArguments& arguments);
+// `sluice bench` with a subcommand, options and defaults for each bench. Parsing sets `chosen` to
+// the bench that is named; it must outlive the parsing.
+void add_bench(CLI::App& app, Command& chosen);
 
 struct ReportArguments {
   std::string run;
@@ -76,7 +81,7 @@ struct ReplayArguments {
   std::uint32_t iterations = 6;
   std::optional<std::int32_t> device;   // of a PyTorch snapshot
   std::vector<std::string> policies;    // none: all
-  std::optional<std::string> capacity;  // bytes: say who fits
+  std::optional<std::string> capacity;  // bytes: say which policies fit
   bool least = true;                    // find the least capacity of each
   std::string plot;                     // an SVG file
   std::string write;                    // the trace as our CSV

@@ -1,6 +1,7 @@
 // Commands that look: doctor, report.
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -11,7 +12,8 @@
 #include "base/units.hpp"
 #include "device/host/host_device.hpp"
 #include "engine/planner/hardware_profile.hpp"
-#include "engine/run/run_leftovers.hpp"
+#include "engine/run/run_directory.hpp"
+#include "engine/run/stale_files.hpp"
 #include "engine/train/backend.hpp"
 #include "kernels/kernels.hpp"
 #include "tools/doctor/doctor.hpp"
@@ -27,48 +29,45 @@ namespace {
 constexpr double kSecondsARound = 0.25 / 7;
 constexpr double kMostRounds = 100;
 
-void print_leftovers(const run::RunLeftovers& run, bool as_json) {
-  if (!as_json) {
-    if (!run.in_use_by.empty()) {
-      std::cout << run.directory << ": in use by " << run.in_use_by << "; left alone\n";
-    }
-    for (const run::Leftover& leftover : run.leftovers) {
-      const bool removed = run.removed && leftover.removable;
-      std::cout << (removed ? "removed  " : "left     ") << leftover.path << ": " << leftover.what
-                << ", " << format_bytes(leftover.bytes) << '\n';
-    }
-    return;
+void print_stale_files(const run::StaleRun& run, bool as_json) {
+  if (!as_json && !run.in_use_by.empty()) {
+    std::cout << run.directory << ": in use by " << run.in_use_by << "; left alone\n";
   }
-  for (const run::Leftover& leftover : run.leftovers) {
-    const nlohmann::ordered_json event{{"event", "leftover"},
-                                       {"run", run.directory},
-                                       {"path", leftover.path},
-                                       {"what", leftover.what},
-                                       {"bytes", leftover.bytes},
-                                       {"removable", leftover.removable},
-                                       {"removed", run.removed && leftover.removable}};
+  for (const run::StaleFile& file : run.files) {
+    const bool removed = run.removed && file.removable;
+    if (!as_json) {
+      std::cout << (removed ? "removed  " : "left     ") << file.path << ": " << file.what << ", "
+                << format_bytes(file.bytes) << '\n';
+      continue;
+    }
+    const nlohmann::ordered_json event{{"event", "stale"},    {"run", run.directory},
+                                       {"path", file.path},   {"what", file.what},
+                                       {"bytes", file.bytes}, {"removable", file.removable},
+                                       {"removed", removed}};
     std::cout << event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
   }
 }
 
 int clean_command(const DoctorArguments& arguments) {
   std::vector<std::string> directories = arguments.clean_directories;
+  // CLI11 gives one empty text where --clean has no value.
+  std::erase(directories, "");
   if (directories.empty() && std::filesystem::is_directory("runs")) directories = {"runs"};
   std::uint64_t bytes = 0;
   std::uint64_t listed_bytes = 0;
   std::size_t removable = 0;
   std::size_t count = 0;
-  for (const run::RunLeftovers& run : run::find_leftovers(directories, arguments.yes)) {
-    print_leftovers(run, arguments.json);
-    count += run.leftovers.size();
-    for (const run::Leftover& leftover : run.leftovers) {
-      (leftover.removable ? bytes : listed_bytes) += leftover.bytes;
-      if (leftover.removable) ++removable;
+  for (const run::StaleRun& run : run::find_stale_files(directories, arguments.yes)) {
+    print_stale_files(run, arguments.json);
+    count += run.files.size();
+    for (const run::StaleFile& file : run.files) {
+      (file.removable ? bytes : listed_bytes) += file.bytes;
+      if (file.removable) ++removable;
     }
   }
   if (arguments.json) return 0;
   if (count == 0) {
-    std::cout << "no run left anything behind\n";
+    std::cout << "no run left stale files\n";
     return 0;
   }
   const bool offers = removable > 0 && !arguments.yes;
@@ -105,27 +104,31 @@ int doctor_command(const DoctorArguments& arguments) {
   options.measure.disk.directory = arguments.storage_path;
   options.measure.rounds = static_cast<int>(
       std::clamp(std::round(arguments.seconds / kSecondsARound), 1.0, kMostRounds));
+  options.measure.begins = [](const std::string& part) {
+    std::fprintf(stderr, "measure  %s\n", part.c_str());
+  };
   options.json = arguments.json;
+  options.replaces_better = arguments.replace;
   options.profile_path = planner::default_profile_path();
   return doctor::run_doctor(options, std::cout);
 }
 
 int report_command(const ReportArguments& arguments) {
+  const std::string run = run::latest_run(arguments.run);
   std::string text;
   std::string name;
   if (arguments.format == "html") {
-    text = report::render_html_report(arguments.run);
+    text = report::render_html_report(run);
     name = "report.html";
   } else if (arguments.format == "perfetto") {
-    text = report::render_perfetto(arguments.run);
+    text = report::render_perfetto(run);
     name = "trace.perfetto.json";
   } else {
     throw InputError("--format '" + arguments.format +
                      "' does not exist; there are: html, perfetto");
   }
-  const std::string output = arguments.output.empty()
-                                 ? (std::filesystem::path(arguments.run) / name).string()
-                                 : arguments.output;
+  const std::string output =
+      arguments.output.empty() ? (std::filesystem::path(run) / name).string() : arguments.output;
   // The page holds the configuration: beside the run's other files it is private as they are.
   if (arguments.output.empty()) {
     write_private("report", output, text);

@@ -1,14 +1,17 @@
 #include <cstdio>
 #include <fstream>
 #include <iostream>
+#include <optional>
 
 #include "base/error.hpp"
 #include "engine/planner/free_optimizer.hpp"
 #include "engine/planner/machine_check.hpp"
 #include "engine/train/events.hpp"
+#include "engine/train/model_flops.hpp"
 #include "engine/train/prepare.hpp"
 #include "tools/sluice/commands.hpp"
 #include "tools/sluice/progress.hpp"
+#include "tools/sluice/waiting_notice.hpp"
 
 namespace sluice::cli {
 
@@ -24,9 +27,11 @@ int plan_command(const PlanArguments& arguments) {
   const planner::HardwareProfile hardware =
       this_machine ? planner::load_profile_or_default(planner::default_profile_path())
                    : planner::load_profile(arguments.hardware);
+  std::optional<WaitingNotice> waiting(kPlanningText);
   train::Prepared prepared =
       train::prepare(loaded, hardware,
                      this_machine ? train::PlannedMachine::kThis : train::PlannedMachine::kProfile);
+  waiting.reset();
   if (const planner::Refusal* refusal = prepared.refusal()) {
     if (arguments.json) std::cout << train::refused_event(*refusal).dump() << std::endl;
     std::fprintf(stderr, "sluice: %s: %s\n", arguments.config.path.c_str(),
@@ -37,6 +42,7 @@ int plan_command(const PlanArguments& arguments) {
   const planner::Plan& plan = *prepared.plan();
   if (this_machine) planner::check_storage_paths(config, plan.need.storage_bytes);
   train::RunEvent event = train::plan_event(plan);
+  train::add_device(event, prepared.backend, train::measured_peak_flops(hardware, config));
   // Measured shares are known only when a run begins.
   if (plan.need.storage_bytes > 0 && !config.memory.storage_shares.empty()) {
     event["storage_shares"] = planner::configured_layout(config).shares();

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "base/units.hpp"
@@ -13,6 +14,12 @@ std::string tier_line(const train::RunEvent& bytes) {
   return "device " + format_bytes(bytes["device"].get<std::uint64_t>()) + ", pinned " +
          format_bytes(bytes["pinned"].get<std::uint64_t>()) + ", storage " +
          format_bytes(bytes["storage"].get<std::uint64_t>());
+}
+
+// The device of a plan event, for people.
+std::string device_line(const train::RunEvent& plan) {
+  if (plan["backend"] == "host") return "host device: CPU memory that obeys a GPU's laws";
+  return plan["device_name"].get<std::string>() + " (" + plan["backend"].get<std::string>() + ")";
 }
 
 // "weight 96.0 MiB pinned; master 128.0 MiB pinned + 64.0 MiB storage", …
@@ -39,7 +46,7 @@ std::string moved_line(const train::RunEvent& bytes) {
          format_bytes(bytes["storage_write"].get<std::uint64_t>());
 }
 
-// A redo costs an update more than the plain order: where it is the rule, speculation only loses.
+// A redo costs one more update than the plain order. If most updates are redone, speculation loses.
 void print_speculation(const train::RunEvent& speculation) {
   const auto steps = speculation["steps"].get<std::int64_t>();
   const auto redone = speculation["redone_steps"].get<std::int64_t>();
@@ -51,8 +58,8 @@ void print_speculation(const train::RunEvent& speculation) {
                    : "");
 }
 
-// Only where some are spilled: "activations of units: 5 device, 9 pinned; up 1.0 MiB, down …" and
-// of what is saved "qkv 1.0 MiB pinned, …".
+// Only for a plan that spills: "activations of units: 5 device, 9 pinned; up 1.0 MiB, down …", and
+// the saved parts that lie elsewhere, "qkv 1.0 MiB pinned, …".
 void print_activations(const train::RunEvent& plan) {
   const train::RunEvent& units = plan["units_by_tier"]["activation"];
   const train::RunEvent& moved = plan["activation_bytes_moved"];
@@ -76,7 +83,12 @@ void print_activations(const train::RunEvent& plan) {
 
 }  // namespace
 
-void Progress::plan(const train::RunEvent& plan) const {
+void Progress::plan(const train::RunEvent& plan) {
+  device_ = device_line(plan);
+  if (plan["peak_flops_per_s"].is_number()) {
+    peak_flops_per_s_ = plan["peak_flops_per_s"].get<double>();
+  }
+  std::fprintf(stderr, "device   %s\n", device_.c_str());
   const auto state = plan["state_bytes"].get<std::uint64_t>();
   std::fprintf(stderr, "model    %.1f M parameters, %s of training state\n",
                static_cast<double>(plan["parameters"].get<std::uint64_t>()) * 1e-6,
@@ -110,42 +122,80 @@ void Progress::plan(const train::RunEvent& plan) const {
   }
 }
 
+void Progress::explain() const {
+  std::fprintf(stderr,
+               "         (stalled: the share of a step in which products wait for transfers or "
+               "updates)\n");
+  if (!peak_flops_per_s_) return;
+  std::fprintf(
+      stderr,
+      "         (MFU: 6 x parameters in products + 12 x layers x hidden x seq operations a "
+      "token, of the %.3g TFLOP/s that doctor measured)\n",
+      *peak_flops_per_s_ * 1e-12);
+}
+
 void Progress::end_line() {
   if (line_open_) std::fputc('\n', stderr);
   line_open_ = false;
 }
 
 void Progress::step(const train::StepReport& report) {
-  if (first_step_ < 0) {
+  const Clock::time_point now = Clock::now();
+  const bool first = first_step_ < 0;
+  time_left_.add_step(first ? report.step_time_s
+                            : std::chrono::duration<double>(now - last_step_end_).count());
+  last_step_end_ = now;
+  if (first) {
     first_step_ = report.step;
     first_loss_ = report.loss;
-    tokens_per_s_ = report.tokens_per_s;
   }
   last_loss_ = report.loss;
-  tokens_per_s_ += 0.2 * (report.tokens_per_s - tokens_per_s_);
   const bool terminal = isatty(STDERR_FILENO) != 0;
   const std::int64_t every = config_.log.every > 0 ? config_.log.every : report.last_step;
-  const bool ends = report.step == first_step_ || report.step == report.last_step;
+  const bool ends = first || report.step == report.last_step;
   if (!terminal && report.step % every != 0 && !ends) return;
 
-  const double elapsed =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-  const auto finished = static_cast<double>(report.step - first_step_ + 1);
-  const double eta = elapsed / finished * static_cast<double>(report.last_step - report.step);
-  const double storage_bytes =
-      static_cast<double>(report.moved.storage_read + report.moved.storage_write);
-  std::fprintf(stderr,
-               "%sstep %lld/%lld  loss %.4f  norm %.3f  %.0f tokens/s  up %s  down %s  storage %s "
-               "(%.2f GB/s)  stalled %.0f%%  ETA %s%s",
-               terminal ? "\r\033[K" : "", static_cast<long long>(report.step),
-               static_cast<long long>(report.last_step), report.loss, report.grad_norm,
-               tokens_per_s_, format_bytes(report.moved.upload).c_str(),
-               format_bytes(report.moved.download).c_str(),
-               format_bytes(report.moved.storage_read + report.moved.storage_write).c_str(),
-               storage_bytes / report.step_time_s * 1e-9, 100.0 * report.stalled_fraction,
-               eta > 0 ? format_seconds(eta).c_str() : "-", terminal ? "" : "\n");
+  const double left = time_left_.seconds_for(report.last_step - report.step);
+  std::fprintf(
+      stderr, "%sstep %lld/%lld (%lld%%)  loss %.4f  norm %.3f  lr %.3g  %s/step  %.0f tokens/s",
+      terminal ? "\r\033[K" : "", static_cast<long long>(report.step),
+      static_cast<long long>(report.last_step),
+      static_cast<long long>(100 * report.step / std::max<std::int64_t>(1, report.last_step)),
+      report.loss, report.grad_norm, report.lr, format_seconds(report.step_time_s).c_str(),
+      report.tokens_per_s);
+  if (report.mfu) std::fprintf(stderr, "  MFU %.1f%%", 100 * *report.mfu);
+  std::fprintf(stderr, "  stalled %.0f%%  ETA %s%s", 100.0 * report.stalled_fraction,
+               left > 0 ? format_seconds(left).c_str() : "-", terminal ? "" : "\n");
   std::fflush(stderr);
   line_open_ = terminal;
+}
+
+void Progress::done(const train::RunEvent& event) {
+  end_line();
+  const double elapsed =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+  std::fprintf(stderr, "done     %lld steps",
+               static_cast<long long>(event["steps"].get<std::int64_t>()));
+  if (first_step_ >= 0) {
+    std::fprintf(stderr, ", the last %lld of them in %s, loss %.4f -> %.4f",
+                 static_cast<long long>(event["steps"].get<std::int64_t>()) - first_step_ + 1,
+                 format_seconds(elapsed).c_str(), first_loss_, last_loss_);
+  }
+  std::fputc('\n', stderr);
+  std::fprintf(stderr, "device   %s\n", device_.c_str());
+  if (event.contains("speculation")) print_speculation(event["speculation"]);
+  std::fprintf(stderr, "memory   %s (peak)\n", tier_line(event["peak_bytes"]).c_str());
+  std::fprintf(stderr, "moved    %s (%s)\n", moved_line(event["bytes_moved"]).c_str(),
+               event["storage_engine"].get<std::string>().c_str());
+  const std::string weights =
+      config_.checkpoint.final ? config_.log.dir + "/weights.safetensors" : "not saved";
+  std::fprintf(stderr, "weights  %s, hash %s\n", weights.c_str(),
+               event["weights_hash"].get<std::string>().c_str());
+  if (event.contains("huggingface")) {
+    std::fprintf(stderr, "         %s, the same for transformers' from_pretrained\n",
+                 event["huggingface"].get<std::string>().c_str());
+  }
+  std::fprintf(stderr, "report   sluice report %s\n", config_.log.dir.c_str());
 }
 
 void Progress::event(const train::RunEvent& event) {
@@ -163,26 +213,7 @@ void Progress::event(const train::RunEvent& event) {
                  static_cast<long long>(event["step"].get<std::int64_t>()),
                  event["dir"].get<std::string>().c_str());
   } else if (kind == "done") {
-    end_line();
-    const double elapsed =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-    std::fprintf(stderr, "done     %lld steps",
-                 static_cast<long long>(event["steps"].get<std::int64_t>()));
-    if (first_step_ >= 0) {
-      std::fprintf(stderr, ", the last %lld of them in %s, loss %.4f -> %.4f",
-                   static_cast<long long>(event["steps"].get<std::int64_t>()) - first_step_ + 1,
-                   format_seconds(elapsed).c_str(), first_loss_, last_loss_);
-    }
-    std::fputc('\n', stderr);
-    if (event.contains("speculation")) print_speculation(event["speculation"]);
-    std::fprintf(stderr, "memory   %s (peak)\n", tier_line(event["peak_bytes"]).c_str());
-    std::fprintf(stderr, "moved    %s (%s)\n", moved_line(event["bytes_moved"]).c_str(),
-                 event["storage_engine"].get<std::string>().c_str());
-    const std::string weights =
-        config_.checkpoint.final ? config_.log.dir + "/weights.safetensors" : "not saved";
-    std::fprintf(stderr, "weights  %s, hash %s\n", weights.c_str(),
-                 event["weights_hash"].get<std::string>().c_str());
-    std::fprintf(stderr, "report   sluice report %s\n", config_.log.dir.c_str());
+    done(event);
   }
 }
 

@@ -2,28 +2,40 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
+#include <string>
 
 #include "engine/planner/plan.hpp"
 #include "engine/train/training_run.hpp"
+#include "tools/sluice/time_left.hpp"
 
 namespace sluice::cli {
 
 class Progress {
  public:
   explicit Progress(const config::Config& config) : config_(config) {}
-  void plan(const train::RunEvent& plan) const;
+  // Constants of the run, once: device, model, memory, bytes that each step moves.
+  void plan(const train::RunEvent& plan);
+  // Explains the figures of the step lines. Call before the first step.
+  void explain() const;
   // One line: rewritten in place on a terminal, every log.every steps elsewhere.
   void step(const train::StepReport& report);
   void event(const train::RunEvent& event);
 
  private:
+  using Clock = std::chrono::steady_clock;
   void end_line();
+  void done(const train::RunEvent& event);
+
   const config::Config& config_;
-  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+  std::string device_;  // that runs
+  std::optional<double> peak_flops_per_s_;
+  Clock::time_point begin_ = Clock::now();
+  Clock::time_point last_step_end_;
+  TimeLeft time_left_;
   long long first_step_ = -1;
   double first_loss_ = 0;
   double last_loss_ = 0;
-  double tokens_per_s_ = 0;
   bool line_open_ = false;
 };
 

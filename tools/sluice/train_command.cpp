@@ -1,20 +1,29 @@
+#include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <iostream>
+#include <optional>
+#include <utility>
 
 #include "base/error.hpp"
+#include "engine/run/run_directory.hpp"
 #include "engine/train/training_run.hpp"
 #include "tools/sluice/commands.hpp"
 #include "tools/sluice/progress.hpp"
+#include "tools/sluice/waiting_notice.hpp"
 
 namespace sluice::cli {
 namespace {
 
-// The signal that asked to stop; 0: none. A second one ends the process at once.
+// The signal that asked to stop; 0: none. A second one ends the process at once, but for SIGHUP: a
+// terminal that closes may send that twice, from its shell and from the kernel.
 std::atomic<int> stop_signal{0};
 
 void on_signal(int signal) {
-  if (stop_signal.exchange(signal) != 0) std::_Exit(128 + signal);
+  int none = 0;
+  if (stop_signal.compare_exchange_strong(none, signal) || signal == SIGHUP) return;
+  std::_Exit(128 + signal);
 }
 
 void catch_signals() {
@@ -24,60 +33,128 @@ void catch_signals() {
   // Writing to a closed pipe or past a file size limit is an error of that write, not our end.
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
-  for (const int signal : {SIGINT, SIGTERM}) {
-    if (sigaction(signal, &action, nullptr) != 0) {
-      throw Error("signal handlers cannot be set");
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction before {};
+    if (sigaction(signal, nullptr, &before) != 0) throw Error("signal handlers cannot be read");
+    // nohup: the run shall outlive its terminal.
+    if (signal == SIGHUP && before.sa_handler == SIG_IGN) continue;
+    if (sigaction(signal, &action, nullptr) != 0) throw Error("signal handlers cannot be set");
+  }
+}
+
+// Relative to the working directory where it lies below that.
+std::string short_path(const std::string& path) {
+  const auto below =
+      std::filesystem::path(path).lexically_relative(std::filesystem::current_path());
+  return below.empty() || *below.begin() == ".." ? path : below.string();
+}
+
+// One process of a run: a new one, or in the directory `resumed` of one.
+class TrainProcess {
+ public:
+  TrainProcess(const TrainArguments& arguments, const config::Config& config,
+               const std::string& resumed)
+      : arguments_(arguments), config_(config), shown_(config), progress_(shown_) {
+    options_.stop_at_step = arguments.steps;
+    options_.resume = resumed;
+    options_.accept_other_arithmetic = arguments.accept_arithmetic;
+    options_.stop_signal = &stop_signal;
+  }
+
+  train::TrainingEnd run() {
+    const train::TrainingEnd end = train::train(
+        config_, options_, [&](const train::RunEvent& event) { take(event); },
+        [&](const train::StepReport& report) { progress_.step(report); });
+    if (output_failed_) throw Error("events cannot be written to stdout; the run is saved");
+    if (end == train::TrainingEnd::kRefused) {
+      std::fprintf(stderr, "sluice: %s: %s\n", arguments_.config.path.c_str(), refusal_.c_str());
+    }
+    if (end == train::TrainingEnd::kInterrupted) {
+      std::fprintf(stderr, "stopped  by signal %d; continue with: sluice train %s\n",
+                   stop_signal.load(), shown_.log.dir.c_str());
+    }
+    return end;
+  }
+
+ private:
+  void take(const train::RunEvent& event) {
+    waiting_.reset();
+    if (arguments_.json && !output_failed_) {
+      std::cout << event.dump() << std::endl;
+      if (!std::cout) {
+        // Nobody reads any more: save and stop, as for a signal.
+        output_failed_ = true;
+        stop_signal.store(SIGPIPE);
+      }
+    }
+    if (event["event"] == "plan") {
+      shown_.log.dir = short_path(event["run_dir"]);
+      progress_.plan(event);
+      progress_.explain();
+    } else if (event["event"] == "refused") {
+      refusal_ = event["message"];
+    } else {
+      progress_.event(event);
     }
   }
+
+  const TrainArguments& arguments_;
+  const config::Config& config_;
+  config::Config shown_;  // log.dir is the run's directory once that is known
+  Progress progress_;
+  std::optional<WaitingNotice> waiting_{std::in_place, kPlanningText};  // until the first event
+  train::TrainingOptions options_;
+  std::string refusal_;
+  bool output_failed_ = false;
+};
+
+// Which run to go on with, and whether by its own configuration.
+struct Resumed {
+  std::string run;  // a run's directory or a log.dir; empty: a new run
+  bool own_config = false;
+};
+
+// CONFIG may be a run, and a file after --resume is the CONFIG: `train --resume config.toml`.
+Resumed resumed_run(TrainArguments& arguments) {
+  std::string& config = arguments.config.path;
+  std::error_code ignored;
+  if (arguments.resumes && config.empty() &&
+      std::filesystem::is_regular_file(arguments.resume, ignored)) {
+    std::swap(config, arguments.resume);
+  }
+  if (std::filesystem::is_directory(config, ignored)) {
+    if (!arguments.resume.empty()) {
+      throw InputError("--resume: '" + arguments.resume + "' and '" + config +
+                       "' are two runs to resume; name one");
+    }
+    return {config, true};
+  }
+  if (!arguments.resume.empty()) return {arguments.resume, config.empty()};
+  if (config.empty()) {
+    throw InputError(
+        "train: name a configuration, or the directory of a run to resume; see "
+        "sluice --help");
+  }
+  if (!arguments.resumes) return {};
+  return {config::load_config(config, arguments.config.overrides).log.dir, false};
 }
 
 }  // namespace
 
-int train_command(const TrainArguments& arguments) {
-  config::Config config = config::load_config(arguments.config.path, arguments.config.overrides);
-  if (!arguments.resume.empty()) train::use_run_directory(config, arguments.resume);
+int train_command(const TrainArguments& given) {
+  TrainArguments arguments = given;
+  const Resumed resumed = resumed_run(arguments);
+  const auto train_in = [&](const std::string& run) {
+    if (resumed.own_config) arguments.config.path = run + "/" + run::kConfigFile;
+    const config::Config config =
+        config::load_config(arguments.config.path, arguments.config.overrides);
+    return TrainProcess(arguments, config, run).run();
+  };
   catch_signals();
-  train::TrainingOptions options;
-  options.stop_at_step = arguments.steps;
-  options.resume = arguments.resume;
-  options.accept_other_arithmetic = arguments.accept_arithmetic;
-  options.stop_signal = &stop_signal;
-  Progress progress(config);
-  std::string refusal;
-  bool output_failed = false;
-  const train::TrainingEnd end = train::train(
-      config, options,
-      [&](const train::RunEvent& event) {
-        if (arguments.json && !output_failed) {
-          std::cout << event.dump() << std::endl;
-          if (!std::cout) {
-            // Nobody reads any more: save and stop, as for a signal.
-            output_failed = true;
-            stop_signal.store(SIGPIPE);
-          }
-        }
-        if (event["event"] == "plan") {
-          progress.plan(event);
-        } else if (event["event"] == "refused") {
-          refusal = event["message"];
-        } else {
-          progress.event(event);
-        }
-      },
-      [&](const train::StepReport& report) { progress.step(report); });
-  if (output_failed) throw Error("events cannot be written to stdout; the run is saved");
-  switch (end) {
-    case train::TrainingEnd::kRefused:
-      std::fprintf(stderr, "sluice: %s: %s\n", arguments.config.path.c_str(), refusal.c_str());
-      return 2;
-    case train::TrainingEnd::kInterrupted:
-      std::fprintf(stderr, "stopped  by signal %d; continue with --resume %s\n", stop_signal.load(),
-                   arguments.resume.empty() ? config.log.dir.c_str() : arguments.resume.c_str());
-      return 128 + stop_signal.load();
-    case train::TrainingEnd::kDone:
-      break;
-  }
-  return 0;
+  const train::TrainingEnd end =
+      resumed.run.empty() ? train_in("") : train::resume_newest(resumed.run, train_in);
+  if (end == train::TrainingEnd::kRefused) return 2;
+  return end == train::TrainingEnd::kInterrupted ? 128 + stop_signal.load() : 0;
 }
 
 }  // namespace sluice::cli

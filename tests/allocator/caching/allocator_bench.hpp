@@ -20,7 +20,7 @@
 #include "allocator/caching/caching_allocator.hpp"
 #include "base/rng.hpp"
 #include "tests/allocator/caching/devices_under_test.hpp"
-#include "tests/allocator/caching/failing_device.hpp"
+#include "tests/support/failing_device.hpp"
 
 namespace sluice::allocator {
 

@@ -224,7 +224,7 @@ TEST_F(BlockSpaceTest, AnySequenceLeavesWhatTheModelSays) {
             std::next(used_.begin(), static_cast<std::ptrdiff_t>(rng.below(n++, used_.size())));
         const std::uint64_t bytes = picked->second->bytes;
         mark(picked->first, bytes, 'f');
-        space_.give_back(picked->second);
+        space_.free(picked->second);
         used_.erase(picked);
       } else if (kind < 80) {
         if (Block* const block = pick_page('h', rng.bits(n++), page)) {
@@ -265,7 +265,7 @@ TEST_F(BlockSpaceTest, ACrowdedBinHidesNoBlockThatIsLargeEnough) {
     Block* const wall = space_.find_free(kUnit);
     space_.take(wall, kUnit);
   }
-  for (Block* one : blocks) space_.give_back(one);
+  for (Block* one : blocks) space_.free(one);
   Block* const found = space_.find_free(259 * kUnit);
   ASSERT_NE(found, nullptr);
   EXPECT_EQ(found, blocks.front());

@@ -7,7 +7,7 @@
 
 #include "tests/allocator/caching/allocator_bench.hpp"
 #include "tests/allocator/caching/failing_heap.hpp"
-#include "tests/allocator/page.hpp"
+#include "tests/support/page.hpp"
 
 namespace sluice::allocator {
 namespace {

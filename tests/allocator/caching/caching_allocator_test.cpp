@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "device/host/host_device.hpp"
-#include "tests/allocator/page.hpp"
+#include "tests/support/page.hpp"
 
 namespace sluice::allocator {
 namespace {

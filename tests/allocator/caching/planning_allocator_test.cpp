@@ -13,7 +13,7 @@
 #include "base/rng.hpp"
 #include "device/host/host_device.hpp"
 #include "tests/allocator/caching/stress_operations.hpp"
-#include "tests/allocator/page.hpp"
+#include "tests/support/page.hpp"
 
 namespace sluice::allocator {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 #include "base/posix_file.hpp"
-#include "tests/engine/train/scratch_directory.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace sluice::checkpoint {
 namespace {
@@ -33,7 +33,7 @@ std::string replaced(const std::string& from, const std::string& to) {
 }
 
 std::string refusal(const std::string& text) {
-  return train::message_of<InputError>([&] { parse_manifest(text, "manifest.json"); });
+  return testing::message_of<InputError>([&] { parse_manifest(text, "manifest.json"); });
 }
 
 TEST(Manifest, ReadsBackWhatItWrites) {
@@ -99,7 +99,10 @@ TEST(Manifest, WrongMembersAreRefusedByName) {
             "manifest.json: 'threads' must be a whole number, not negative");
   EXPECT_EQ(refusal(replaced("\"threads\": 2", "\"thread\": 2")),
             "manifest.json: 'threads' is missing");
-  EXPECT_NE(refusal(replaced("\"version\": 2", "\"version\": 1")).find("'version' is not 2"),
+  EXPECT_EQ(refusal(replaced("\"version\": 3", "\"version\": 2")),
+            "manifest.json: 'version' is 2, which an earlier Sluice wrote, without a digest; this "
+            "program reads version 3: resume with the program that wrote it, or start anew");
+  EXPECT_NE(refusal(replaced("\"version\": 3", "\"version\": 4")).find("a later Sluice wrote"),
             std::string::npos);
   EXPECT_NE(refusal(replaced("sluice checkpoint", "other")).find("'format'"), std::string::npos);
   EXPECT_NE(refusal(replaced("0123456789abcdef01", "0123456789ABCDEF01")).find("32 hex digits"),
@@ -126,8 +129,34 @@ TEST(Manifest, WrongMembersAreRefusedByName) {
   EXPECT_NE(refusal("").find("not valid JSON"), std::string::npos);
 }
 
+// One bit of each byte, in turn: a flipped manifest is refused, or says the same.
+TEST(Manifest, AFlippedBitChangesNothingThatIsRead) {
+  const std::string whole = format_manifest_file(scaled());
+  EXPECT_EQ(parse_manifest_file(whole, "m"), scaled());
+  for (std::size_t bit = 0; bit < 8; ++bit) {
+    for (std::size_t byte = 0; byte < whole.size(); ++byte) {
+      std::string flipped = whole;
+      flipped[byte] = static_cast<char>(flipped[byte] ^ 1 << bit);
+      try {
+        EXPECT_EQ(parse_manifest_file(flipped, "m"), scaled()) << byte << " " << bit;
+      } catch (const InputError&) {
+      }
+    }
+  }
+}
+
+TEST(Manifest, AFileWithoutItsDigestOrWithoutFilesIsRefused) {
+  const auto refused = [](const std::string& text) {
+    return testing::message_of<InputError>([&] { parse_manifest_file(text, "m"); });
+  };
+  EXPECT_EQ(refused(format_manifest(example())), "m: 'digest' is missing");
+  CheckpointManifest manifest = example();
+  manifest.files.clear();
+  EXPECT_EQ(refused(format_manifest_file(manifest)), "m: 'files' must name the checkpoint's files");
+}
+
 TEST(Manifest, IsSavedWhole) {
-  const train::ScratchDirectory scratch;
+  const testing::ScratchDirectory scratch;
   const auto path = scratch / "manifest.json";
   save_manifest(example(), path);
   auto second = example();
@@ -135,18 +164,21 @@ TEST(Manifest, IsSavedWhole) {
   save_manifest(second, path);
   EXPECT_EQ(load_manifest(path), second);
   EXPECT_FALSE(std::filesystem::exists(path + ".tmp"));
-  EXPECT_NE(train::message_of<InputError>([&] { load_manifest(scratch / "none"); }).find("none"),
+  EXPECT_NE(testing::message_of<InputError>([&] { load_manifest(scratch / "none"); }).find("none"),
+            std::string::npos);
+  std::filesystem::create_symlink(path, scratch / "link");
+  EXPECT_NE(testing::message_of<InputError>([&] { load_manifest(scratch / "link"); }).find("link"),
             std::string::npos);
 }
 
 TEST(Manifest, FilesThatAreNotAsItSaysAreNamed) {
-  const train::ScratchDirectory scratch;
+  const testing::ScratchDirectory scratch;
   const auto path = scratch.write("state", std::string(3 << 20, 'x'));
   CheckpointManifest manifest = example();
   manifest.files = {{"state", 3 << 20, hash_file(path)}};
   EXPECT_NO_THROW(verify_files(manifest, scratch.path()));
   const auto refused = [&] {
-    return train::message_of<InputError>([&] { verify_files(manifest, scratch.path()); });
+    return testing::message_of<InputError>([&] { verify_files(manifest, scratch.path()); });
   };
   std::string changed(3 << 20, 'x');
   changed[2500000] = 'y';

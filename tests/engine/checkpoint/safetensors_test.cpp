@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "base/error.hpp"
-#include "tests/engine/train/scratch_directory.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace sluice::checkpoint {
 namespace {
@@ -21,7 +21,8 @@ std::string file_of(const std::string& json, std::size_t buffer_bytes) {
 }
 
 std::string refusal(const std::string& json, std::uint64_t buffer_bytes) {
-  return train::message_of<InputError>([&] { parse_safetensors_header(json, buffer_bytes, "m"); });
+  return testing::message_of<InputError>(
+      [&] { parse_safetensors_header(json, buffer_bytes, "m"); });
 }
 
 std::vector<std::byte> bytes_of(std::size_t count, int seed) {
@@ -31,7 +32,7 @@ std::vector<std::byte> bytes_of(std::size_t count, int seed) {
 }
 
 TEST(Safetensors, WhatWasWrittenInPiecesReadsBack) {
-  const train::ScratchDirectory scratch;
+  const testing::ScratchDirectory scratch;
   const auto path = scratch / "model.safetensors";
   const auto a = bytes_of(24, 1);
   const auto b = bytes_of(200, 2);
@@ -66,7 +67,7 @@ TEST(Safetensors, WhatWasWrittenInPiecesReadsBack) {
 }
 
 TEST(Safetensors, AFileThatWasNotFinishedIsRemoved) {
-  const train::ScratchDirectory scratch;
+  const testing::ScratchDirectory scratch;
   const auto path = scratch / "model.safetensors";
   {
     SafetensorsWriter writer(path, {{"a", DType::kF32, {2}}});
@@ -144,22 +145,22 @@ TEST(SafetensorsHeader, WrongMembersAreRefusedByName) {
 }
 
 TEST(Safetensors, TruncatedFilesAreRefused) {
-  const train::ScratchDirectory scratch;
+  const testing::ScratchDirectory scratch;
   const std::string whole =
       file_of(R"({"w":{"dtype":"U8","shape":[100],"data_offsets":[0,100]}})", 100);
   EXPECT_NO_THROW(SafetensorsReader(scratch.write("m", whole)));
   for (std::size_t bytes = 0; bytes < whole.size(); bytes += 3) {
     const auto path = scratch.write("m", whole.substr(0, bytes));
-    EXPECT_NE(train::message_of<InputError>([&] { SafetensorsReader{path}; }).find(path),
+    EXPECT_NE(testing::message_of<InputError>([&] { SafetensorsReader{path}; }).find(path),
               std::string::npos);
   }
   std::string huge = whole;
   huge[6] = '\x7f';  // a header length of 2^54
   const auto path = scratch.write("m", huge);
-  EXPECT_NE(train::message_of<InputError>([&] { SafetensorsReader{path}; }).find("header"),
+  EXPECT_NE(testing::message_of<InputError>([&] { SafetensorsReader{path}; }).find("header"),
             std::string::npos);
   EXPECT_NE(
-      train::message_of<InputError>([&] { SafetensorsReader(scratch / "none"); }).find("none"),
+      testing::message_of<InputError>([&] { SafetensorsReader(scratch / "none"); }).find("none"),
       std::string::npos);
 }
 

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
-#include "engine/checkpoint/durable_checkpoint.hpp"
+#include "engine/checkpoint/durable_recovery.hpp"
 
 namespace sluice::checkpoint {
 namespace {

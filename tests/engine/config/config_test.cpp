@@ -7,7 +7,7 @@
 
 #include "base/error.hpp"
 #include "engine/config/schema.hpp"
-#include "tests/engine/train/scratch_directory.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace sluice::config {
 namespace {
@@ -18,7 +18,7 @@ Config parse(const std::string& text, const std::vector<std::string>& overrides 
   return parse_config(text, "run.toml", overrides);
 }
 std::string refusal(const std::string& text, const std::vector<std::string>& overrides = {}) {
-  return train::message_of<InputError>([&] { parse(text, overrides); });
+  return testing::message_of<InputError>([&] { parse(text, overrides); });
 }
 
 TEST(Config, FillsInWhatWasNotSaid) {
@@ -372,7 +372,7 @@ TEST(Config, WhatIsNotBuiltYetIsRefusedByName) {
         "parallel.context=2", "parallel.zero=1", "parallel.schedule=1f1b", "model.from=somewhere",
         "train.reduction=sequential", "train.fold_groups=2"}) {
     const Config config = parse(kSmall, {"train.accumulate=2", assignment});
-    const std::string words = train::message_of<InputError>([&] { check_supported(config); });
+    const std::string words = testing::message_of<InputError>([&] { check_supported(config); });
     const std::string path = assignment.substr(0, assignment.find('='));
     EXPECT_EQ(words.rfind(path, 0), 0u) << words;
     EXPECT_NE(config_help().find("not in this version: " + path + " "), std::string::npos) << path;
@@ -382,7 +382,7 @@ TEST(Config, WhatIsNotBuiltYetIsRefusedByName) {
 
 TEST(Config, AnUpdateInTheBackwardPassMayNotDependOnTheNorm) {
   const auto words = [](const std::vector<std::string>& overrides) {
-    return train::message_of<InputError>([&] { parse(kSmall, overrides); });
+    return testing::message_of<InputError>([&] { parse(kSmall, overrides); });
   };
   const std::string in_backward = "optimizer.placement=in_backward";
   EXPECT_NE(words({in_backward}).find("needs train.clip = 0"), std::string::npos);
@@ -395,7 +395,7 @@ TEST(Config, AnUpdateInTheBackwardPassMayNotDependOnTheNorm) {
 TEST(Config, ASpeculativeUpdateMayDependOnTheNormButNotOnACommit) {
   const std::string speculative = "optimizer.placement=speculative";
   EXPECT_NO_THROW(check_supported(parse(kSmall, {speculative, "train.precision=fp16"})));
-  const std::string words = train::message_of<InputError>([&] {
+  const std::string words = testing::message_of<InputError>([&] {
     parse(kSmall, {speculative, "checkpoint.mode=durable"});
   });
   EXPECT_NE(words.find("\"speculative\" needs checkpoint.mode = \"scratch\""), std::string::npos)
@@ -464,12 +464,12 @@ TEST(Config, TheLossScaleIsAPowerOfTwo) {
 }
 
 TEST(Config, AFileThatCannotBeReadIsNamed) {
-  const train::ScratchDirectory scratch;
+  const testing::ScratchDirectory scratch;
   const auto missing = scratch / "missing.toml";
-  EXPECT_NE(train::message_of<InputError>([&] { load_config(missing); }).find(missing),
+  EXPECT_NE(testing::message_of<InputError>([&] { load_config(missing); }).find(missing),
             std::string::npos);
   EXPECT_NE(
-      train::message_of<InputError>([&] { load_config(scratch.path()); }).find(scratch.path()),
+      testing::message_of<InputError>([&] { load_config(scratch.path()); }).find(scratch.path()),
       std::string::npos);
   EXPECT_EQ(load_config(scratch.write("run.toml", kSmall)).model.hidden, 64);
 }

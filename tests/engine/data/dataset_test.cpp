@@ -7,7 +7,7 @@
 #include <set>
 
 #include "base/error.hpp"
-#include "tests/engine/train/scratch_directory.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace sluice::data {
 namespace {
@@ -34,11 +34,11 @@ std::string tokens_as_text(const TokenStream& stream) {
 std::string refusal(const std::vector<std::string>& paths,
                     config::DataFormat format = config::DataFormat::kBytes,
                     std::int64_t vocab = 256) {
-  return train::message_of<InputError>([&] { TokenStream(paths, format, vocab); });
+  return testing::message_of<InputError>([&] { TokenStream(paths, format, vocab); });
 }
 
 TEST(TokenStream, ADirectoryIsItsVisibleTextFilesInOrderWithAZeroBetween) {
-  const train::ScratchDirectory scratch;
+  const testing::ScratchDirectory scratch;
   scratch.write("text/b.txt", "bee");
   scratch.write("text/a/deep/x", "deep");
   scratch.write("text/.git/config", "hidden");
@@ -56,7 +56,7 @@ TEST(TokenStream, ADirectoryIsItsVisibleTextFilesInOrderWithAZeroBetween) {
 }
 
 TEST(TokenStream, EveryRangeReadsWhatTheWholeHolds) {
-  const train::ScratchDirectory scratch;
+  const testing::ScratchDirectory scratch;
   std::string whole;
   for (int i = 0; i < 9; ++i) {
     const std::string text(static_cast<std::size_t>(1 + i * 7 % 5), static_cast<char>('a' + i));
@@ -77,14 +77,14 @@ TEST(TokenStream, EveryRangeReadsWhatTheWholeHolds) {
 }
 
 TEST(TokenStream, BytesAboveTheVocabularyAreNamed) {
-  const train::ScratchDirectory scratch;
+  const testing::ScratchDirectory scratch;
   const auto path = scratch.write("t", "abc\xff");
   EXPECT_EQ(refusal({path}, config::DataFormat::kBytes, 128),
             path + ": token 255 at position 3 is not below model.vocab, 128");
 }
 
 TEST(TokenStream, ReadsBothVersionsOfLlmcFiles) {
-  const train::ScratchDirectory scratch;
+  const testing::ScratchDirectory scratch;
   const auto v1 = scratch.write("1.bin", llmc_file(20240520, 1, 3, {1, 2, 50256}, 2));
   const auto v7 = scratch.write("7.bin", llmc_file(20240801, 7, 2, {100000, 5}, 4));
   scratch.write("readme.txt", "passed over");
@@ -96,7 +96,7 @@ TEST(TokenStream, ReadsBothVersionsOfLlmcFiles) {
 }
 
 TEST(TokenStream, BrokenLlmcFilesAreRefusedWithTheirFigures) {
-  const train::ScratchDirectory scratch;
+  const testing::ScratchDirectory scratch;
   const auto write = [&](const std::string& text) { return scratch.write("x.bin", text); };
   const auto words = [&](const std::string& text, std::int64_t vocab = 50257) {
     return refusal({write(text)}, config::DataFormat::kLlmc, vocab);
@@ -119,7 +119,7 @@ TEST(TokenStream, BrokenLlmcFilesAreRefusedWithTheirFigures) {
 }
 
 TEST(TokenStream, MissingAndEmptyDataAreRefused) {
-  const train::ScratchDirectory scratch;
+  const testing::ScratchDirectory scratch;
   EXPECT_EQ(refusal({scratch / "nowhere"}),
             "data.paths: '" + scratch / "nowhere" + "' does not exist");
   EXPECT_NE(refusal({}).find("data.paths is empty"), std::string::npos);
@@ -131,7 +131,7 @@ TEST(TokenStream, MissingAndEmptyDataAreRefused) {
 }
 
 TEST(TokenStream, AFileThatShrinksIsAnIoErrorNotACrash) {
-  const train::ScratchDirectory scratch;
+  const testing::ScratchDirectory scratch;
   const auto path = scratch.write("t", std::string(10000, 'a'));
   const TokenStream stream({path}, config::DataFormat::kBytes, 256);
   scratch.write("t", "short");
@@ -139,13 +139,13 @@ TEST(TokenStream, AFileThatShrinksIsAnIoErrorNotACrash) {
   EXPECT_THROW(stream.read(9000, tokens), IoError);
 }
 
-TEST(TokenStream, TheFingerprintFollowsFilesAndSizesNotTheirPlace) {
-  const train::ScratchDirectory scratch;
+TEST(TokenStream, TheFingerprintFollowsContentsAndNotNames) {
+  const testing::ScratchDirectory scratch;
   const auto fingerprint = [](const std::string& path) {
     return TokenStream({path}, config::DataFormat::kBytes, 256).fingerprint();
   };
   scratch.write("one/t", "abc");
-  scratch.write("two/t", "abc");
+  scratch.write("two/renamed", "abc");
   scratch.write("three/t", "abcd");
   EXPECT_EQ(fingerprint(scratch / "one"), fingerprint(scratch / "two"));
   EXPECT_NE(fingerprint(scratch / "one"), fingerprint(scratch / "three"));
@@ -212,7 +212,7 @@ std::string counting_text(std::size_t bytes) {
 }
 
 TEST(Dataset, OneEpochVisitsEveryWindowOnceWithShiftedTargets) {
-  const train::ScratchDirectory scratch;
+  const testing::ScratchDirectory scratch;
   const Dataset data(options_for(scratch.write("t", counting_text(4 * 60 + 1 + 3))));
   ASSERT_EQ(data.train_windows(), 60u);
   std::set<std::int32_t> starts;
@@ -233,7 +233,7 @@ TEST(Dataset, OneEpochVisitsEveryWindowOnceWithShiftedTargets) {
 }
 
 TEST(Dataset, AStepIsAPureFunctionOfSeedAndStep) {
-  const train::ScratchDirectory scratch;
+  const testing::ScratchDirectory scratch;
   const auto options = options_for(scratch.write("t", counting_text(2000)));
   const Dataset one(options);
   const Dataset two(options);
@@ -249,7 +249,7 @@ TEST(Dataset, AStepIsAPureFunctionOfSeedAndStep) {
 }
 
 TEST(Dataset, EvaluationTakesTheLastPartAndTrainingNeverSeesIt) {
-  const train::ScratchDirectory scratch;
+  const testing::ScratchDirectory scratch;
   auto options = options_for(scratch.write("t", std::string(90, 'a') + std::string(30, 'z')));
   options.eval_fraction = 0.25;
   const Dataset data(options);
@@ -269,7 +269,7 @@ TEST(Dataset, EvaluationTakesTheLastPartAndTrainingNeverSeesIt) {
 }
 
 TEST(Dataset, AnEvaluationPartBelowOneBatchRepeatsItsWindows) {
-  const train::ScratchDirectory scratch;
+  const testing::ScratchDirectory scratch;
   auto options = options_for(scratch.write("t", counting_text(100)));
   options.eval_fraction = 0.1;  // 10 tokens: two windows, batches of three
   const Dataset data(options);
@@ -283,9 +283,9 @@ TEST(Dataset, AnEvaluationPartBelowOneBatchRepeatsItsWindows) {
 }
 
 TEST(Dataset, TooLittleForOneWindowIsRefused) {
-  const train::ScratchDirectory scratch;
+  const testing::ScratchDirectory scratch;
   auto options = options_for(scratch.write("t", "1234"));
-  const auto refused = [&] { return train::message_of<InputError>([&] { Dataset{options}; }); };
+  const auto refused = [&] { return testing::message_of<InputError>([&] { Dataset{options}; }); };
   EXPECT_EQ(refused(),
             "data.paths: the training part has 4 tokens; train.seq = 4 needs at least 5");
   options.paths = {scratch.write("t", "1234567890")};

@@ -254,11 +254,12 @@ TEST(LogicalMatrices, RefusesEightBitMomentsOfAMatrixThatBeginsInsideABlock) {
 
 // Its momentum would fit, and the run would go on to another result.
 TEST(LogicalMatrices, ACheckpointOfFusedMatricesIsRefused) {
-  const config::Config config = config::parse_config(
-      "", "test",
-      std::vector<std::string>{"data.paths=x", "model.family=llama", "model.layers=1",
-                               "model.hidden=64", "model.heads=4", "train.seq=8", "train.steps=2",
-                               "optimizer.name=muon"});
+  const std::vector<std::string> overrides{
+      "data.paths=[\"x\"]", "model.family=llama",  "model.layers=1",      "model.hidden=64",
+      "model.heads=4",      "train.seq=8",         "train.steps=2",       "train.micro_batch=1",
+      "train.accumulate=1", "memory.device=64MiB", "memory.pinned=64MiB", "memory.storage=64MiB",
+      "optimizer.warmup=0", "optimizer.name=muon"};
+  const config::Config config = config::parse_config("", "test", overrides);
   checkpoint::CheckpointManifest manifest;
   manifest.settings = config::result_settings(config);
   manifest.data_fingerprint = "same";

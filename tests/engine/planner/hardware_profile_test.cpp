@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/error.hpp"
+#include "base/log.hpp"
 #include "tests/support/temp_directory.hpp"
 
 namespace sluice::testing {
@@ -141,7 +142,13 @@ TEST(HardwareProfile, SavesWholeAndLoadsOrFallsBackToTheDefault) {
   const auto parent = std::filesystem::path(path).parent_path();
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(parent), {}), 1);
   std::ofstream(path) << "{";
-  EXPECT_THROW(planner::load_profile_or_default(path), InputError);
+  EXPECT_THROW(planner::load_profile(path), InputError);
+  std::string warning;
+  set_log_sink([&](LogLevel, const std::string& text) { warning += text; });
+  EXPECT_EQ(planner::load_profile_or_default(path).cores, planner::HardwareProfile{}.cores);
+  set_log_sink({});
+  EXPECT_NE(warning.find(path), std::string::npos) << warning;
+  EXPECT_NE(warning.find("default machine"), std::string::npos) << warning;
   std::ofstream(path) << std::string(2 << 20, ' ');
   EXPECT_THROW(planner::load_profile(path), InputError);
   EXPECT_THROW(planner::save_profile(sample(), path + "/below/a/file"), IoError);

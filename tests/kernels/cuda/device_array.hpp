@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "tests/kernels/dtype_array.hpp"
+#include "tests/support/dtype_array.hpp"
 
 namespace sluice::kernels::cuda {
 

@@ -8,7 +8,7 @@
 
 #include "base/error.hpp"
 #include "tests/kernels/cuda/fake_cublaslt.hpp"
-#include "tests/kernels/dtype_array.hpp"
+#include "tests/support/dtype_array.hpp"
 #include "tests/support/reference_kernels.hpp"
 
 namespace sluice::kernels::cuda {

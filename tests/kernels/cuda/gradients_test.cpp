@@ -13,7 +13,7 @@
 #include "kernels/kernels.hpp"
 #include "tests/kernels/cuda/device_array.hpp"
 #include "tests/kernels/cuda/update_chunk.hpp"
-#include "tests/kernels/dtype_array.hpp"
+#include "tests/support/dtype_array.hpp"
 
 namespace sluice::kernels::cuda {
 namespace {

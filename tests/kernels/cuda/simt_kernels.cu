@@ -18,7 +18,6 @@ __global__ void warp_calls_kernel(WarpResults* results) {
   r.any_below_0 = __any_sync(kAllLanes, value < 0);
   r.all_above_99 = __all_sync(kAllLanes, value > 99);
   r.sum = warp_sum(static_cast<float>(value));
-  r.largest = warp_max(static_cast<float>(value));
   r.from_lane_7_f64 = __shfl_sync(kAllLanes, 1.0 / value, 7);
   __syncwarp();
   results[threadIdx.x] = r;

@@ -19,7 +19,6 @@ struct WarpResults {
   int any_below_0;         // __any_sync
   int all_above_99;        // __all_sync
   float sum;               // warp_sum
-  float largest;           // warp_max
   double from_lane_7_f64;  // 8 bytes through a shuffle
 };
 void warp_calls(WarpResults* results);  // [64]: two warps

@@ -17,7 +17,7 @@
 #include "kernels/kernels.hpp"
 #include "kernels/split_master.hpp"
 #include "tests/kernels/cuda/device_array.hpp"
-#include "tests/kernels/dtype_array.hpp"
+#include "tests/support/dtype_array.hpp"
 
 namespace sluice::kernels::cuda {
 

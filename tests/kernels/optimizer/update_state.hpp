@@ -18,7 +18,7 @@
 #include "kernels/optimizer.hpp"
 #include "kernels/split_master.hpp"
 #include "kernels/stochastic_rounding.hpp"
-#include "tests/kernels/dtype_array.hpp"
+#include "tests/support/dtype_array.hpp"
 
 namespace sluice::kernels::host {
 

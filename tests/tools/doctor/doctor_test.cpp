@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -107,6 +108,42 @@ TEST_F(DoctorRun, MeasuresAndSavesAProfileThatLoads) {
   }
   // Nothing but the profile is left.
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 1);
+}
+
+TEST_F(DoctorRun, TellsEachMeasurementBeforeItBegins) {
+  std::vector<std::string> told;
+  options_.measure.begins = [&](const std::string& part) { told.push_back(part); };
+  last_event(0);
+  const auto rounds = static_cast<std::size_t>(options_.measure.rounds);
+  ASSERT_EQ(told.size(), 3 * rounds);
+  EXPECT_EQ(told.front(), "round 1 of " + std::to_string(rounds) + ": storage");
+}
+
+TEST_F(DoctorRun, KeepsASavedProfileWithBetterRates) {
+  last_event(0);
+  planner::HardwareProfile better = planner::load_profile(options_.profile_path);
+  better.memory_bandwidth_bytes_per_s *= 1e7;  // the mean of seven rates: 10 times
+  planner::save_profile(better, options_.profile_path);
+  const std::string kept = planner::to_json(better);
+  const json event = last_event(0);
+  EXPECT_NE(event.at("detail").get<std::string>().find("is kept"), std::string::npos) << event;
+  EXPECT_EQ(planner::to_json(planner::load_profile(options_.profile_path)), kept);
+  options_.replaces_better = true;
+  last_event(0);
+  EXPECT_NE(planner::to_json(planner::load_profile(options_.profile_path)), kept);
+}
+
+TEST_F(DoctorRun, ReplacesABetterProfileOfAnotherMachineAndADamagedOne) {
+  last_event(0);
+  planner::HardwareProfile other = planner::load_profile(options_.profile_path);
+  other.memory_bandwidth_bytes_per_s *= 1e7;
+  other.cpu_name = "another processor";
+  planner::save_profile(other, options_.profile_path);
+  last_event(0);
+  EXPECT_NE(planner::load_profile(options_.profile_path).cpu_name, other.cpu_name);
+  std::ofstream(options_.profile_path) << "{";
+  EXPECT_EQ(last_event(0).at("ok"), true);
+  planner::load_profile(options_.profile_path);
 }
 
 // By the device boundary alone, so the host device will do.

@@ -1,5 +1,6 @@
 // Bad input: exit 2, one sentence that names what is wrong, an event, and nothing touched.
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #include "tests/tools/sluice/cli_fixture.hpp"
 
@@ -58,6 +59,64 @@ TEST_F(BadInput, AConfigurationThatCannotBeReadIsRefused) {
   expect_config_refused("[model\nlayers = 2\n", {"bad.toml:1", "TOML"});
   expect_config_refused(std::string("\0\x80\xff", 3), {"bad.toml", "TOML"});
   expect_config_refused("", {"model.layers", "missing"});
+}
+
+TEST_F(BadInput, AKeyOfManyDotsIsRefusedBeforeTheParserOverflowsItsStack) {
+  std::string key = "a";
+  for (int i = 0; i < 50'000; ++i) key += ".a";
+  expect_config_refused(config() + key + " = 1\n", {"bad.toml:", "more than 64 dots"});
+  expect_config_refused(config() + "[" + key + "]\n", {"bad.toml:", "more than 64 dots"});
+  // Quotes hide no dots: neither those of a string that ends, nor of one of several lines.
+  expect_config_refused("x = [\"\"\"\n\"\"\", {" + key + " = 1}]\n", {"bad.toml:2", "64 dots"});
+  expect_config_refused("x = ['''a''', {'.'." + key + " = 1}]\n", {"bad.toml:1", "64 dots"});
+  expect_refused({"plan", "config.toml", "--json", "--set", "memory.place.saved={" + key + "=1}"},
+                 {"64 dots"});
+  // As deep as the rules for dots and for nesting allow.
+  std::string deepest;
+  const std::string longest = key.substr(0, 2 * 64 + 1);
+  for (int i = 0; i < 255; ++i) deepest += "{" + longest + " = [\n";
+  expect_config_refused("x = [" + deepest + "\n", {"bad.toml:", "TOML"});
+}
+
+TEST_F(BadInput, DotsInTextAreNoKeys) {
+  const std::string dots(2000, '.');
+  succeed({"plan", "config.toml", "--set", "log.dir=" + dots.substr(0, 200) + "x"});
+  write_file(path("dots.toml"),
+             "# " + dots + "\n" + config() + "\n[[optimizer.groups]]\nmatch = \"" + dots + "*\"\n");
+  expect_refused({"plan", "dots.toml"}, {"no tensor's name matches"});  // read, and understood
+  std::string shares = "0.5";
+  for (int i = 0; i < 100; ++i) shares += ", 0.5";
+  expect_refused({"plan", "config.toml", "--set", "memory.storage_shares=[" + shares + "]"},
+                 {"memory.storage_shares", "101"});
+}
+
+TEST_F(BadInput, WhatIsNoRegularFileIsRefusedWithoutWaiting) {
+  ASSERT_EQ(::mkfifo(path("fifo").c_str(), 0600), 0);
+  for (const char* command : {"train", "plan"}) {
+    expect_refused({command, "fifo", "--json"}, {"fifo", "not a regular file"});
+  }
+  expect_refused({"train", "config.toml", "--json", "--set", "data.paths=/dev/zero"},
+                 {"'/dev/zero'", "not a regular file"});
+  fs::create_directory(path("profile"));
+  expect_refused({"plan", "config.toml", "--json", "--hardware", "profile"},
+                 {"'profile'", "directory"});
+  expect_refused({"plan", "config.toml", "--json", "--hardware", "fifo"},
+                 {"'fifo'", "not a regular file"});
+}
+
+TEST_F(BadInput, ALogDirectoryThatTheKernelOwnsIsNamed) {
+  expect_set_refused("log.dir=/proc/x", {"log.dir", "'/proc/x'", "cannot be written"});
+}
+
+TEST_F(BadInput, AWorkingDirectoryThatIsGoneIsNamed) {
+  const std::string config = path("config.toml").string();
+  for (const char* command : {"train", "plan"}) {
+    const ChildOutcome outcome =
+        run_shell("/bin/mkdir gone && cd gone && /bin/rmdir ../gone && exec $SLUICE " +
+                  std::string(command) + " " + config);
+    EXPECT_EQ(outcome.exit_status, 2) << outcome.err;
+    EXPECT_NE(outcome.err.find("working directory"), std::string::npos) << outcome.err;
+  }
 }
 
 TEST_F(BadInput, ValuesThatDisagreeAreRefused) {
@@ -145,6 +204,46 @@ TEST_F(BadInput, ABenchOfStorageChecksWhatItIsTold) {
   expect_refused({"bench", "storage", "--depth", "1"}, {});
   expect_refused({"bench", "storage", "--json", "--block", "8MiB", "--depth", "32"}, {"64MiB"});
   expect_refused({"bench", "storage", "--json", "--rounds", "0"}, {"rounds"});
+}
+
+TEST_F(BadInput, AMistypedCommandIsAnsweredWithTheNearest) {
+  expect_refused({"trian", "config.toml", "--json"}, {"'trian'", "'sluice train'"});
+  expect_refused({"bench", "coppy", "--json"}, {"'coppy'", "'sluice bench copy'"});
+  expect_set_refused("model=3", {"model is a section", "model.family"});
+}
+
+TEST_F(BadInput, NumbersThatAreNoneAreRefused) {
+  for (const char* seconds : {"nan", "inf", "0", "-1", "61", "1s", ""}) {
+    const std::string sentence =
+        expect_refused({"doctor", "--json", "--seconds", seconds}, {"--seconds"});
+    EXPECT_LT(sentence.size(), 200u);
+  }
+  for (const char* seed : {"-1", "x", "99999999999999999999"}) {
+    const std::string sentence =
+        expect_refused({"replay", "--generate", "dense", "--json", "--seed", seed}, {"--seed"});
+    EXPECT_LT(sentence.size(), 200u) << sentence;
+  }
+  expect_refused({"bench", "copy", "--json", "--bytes", "99999TiB"}, {"--bytes", "device memory"});
+  expect_refused({"bench", "allocator", "--json", "--seconds", "nan"}, {"--seconds"});
+}
+
+TEST_F(BadInput, AnOptionOfAnotherBenchIsRefused) {
+  expect_refused({"bench", "adam", "--json", "--block", "1MiB"}, {"--block"});
+  expect_refused({"bench", "storage", "--json", "--elems", "1"}, {"--elems"});
+}
+
+TEST_F(BadInput, ACachedProfileThatIsDamagedIsPassedOver) {
+  fs::create_directories(path("cache/sluice"));
+  write_file(path("cache/sluice/hardware.json"), "{\"format\": ");
+  for (const Words& arguments :
+       {Words{"plan", "config.toml", "--json"}, Words{"train", "config.toml", "--steps", "1"}}) {
+    const ChildOutcome outcome = succeed(arguments);
+    EXPECT_NE(outcome.err.find("hardware.json"), std::string::npos) << outcome.err;
+    EXPECT_NE(outcome.err.find("default machine"), std::string::npos) << outcome.err;
+  }
+  expect_refused(
+      {"plan", "config.toml", "--json", "--hardware", path("cache/sluice/hardware.json").string()},
+      {"hardware.json", "not JSON"});
 }
 
 TEST_F(BadInput, ArgumentsThatAreNoneAreRefused) {

@@ -91,14 +91,43 @@ CliTest::CliTest() {
   write_file(path("text.txt"), text);
 }
 
-std::unique_ptr<ChildProcess> CliTest::start(const Words& arguments) const {
-  Words command{SLUICE_PROGRAM};
-  command.insert(command.end(), arguments.begin(), arguments.end());
+std::unique_ptr<ChildProcess> CliTest::start_command(const Words& command) const {
   // No profile but one that doctor makes here; no fio.
   return std::make_unique<ChildProcess>(
       command, path(),
       std::map<std::string, std::string>{{"XDG_CACHE_HOME", path("cache").string()},
+                                         {"SLUICE", SLUICE_PROGRAM},
                                          {"PATH", "/nonexistent"}});
+}
+
+std::unique_ptr<ChildProcess> CliTest::start(const Words& arguments) const {
+  Words command{SLUICE_PROGRAM};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  return start_command(command);
+}
+
+ChildOutcome CliTest::run_shell(const std::string& line) const {
+  return start_command({"/bin/sh", "-c", line})->wait(kCliDeadline);
+}
+
+fs::path CliTest::find_file(const std::string& directory, const std::string& name) const {
+  std::vector<fs::path> found;
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(path(directory))) {
+    if (entry.path().filename() == name) found.push_back(entry.path());
+  }
+  EXPECT_EQ(found.size(), 1u) << name << " below " << directory;
+  return found.empty() ? fs::path() : found.front();
+}
+
+std::string CliTest::logged_hash(const std::string& directory) const {
+  for (const std::string& line : lines_of(read_file(find_file(directory, "events.jsonl")))) {
+    const Json event = Json::parse(line, nullptr, false);
+    if (event.is_object() && event.value("event", "") == "done") {
+      return event.at("weights_hash").get<std::string>();
+    }
+  }
+  ADD_FAILURE() << "the run in " << directory << " is not done";
+  return "";
 }
 
 ChildOutcome CliTest::run(const Words& arguments) const {
@@ -122,6 +151,10 @@ std::map<std::string, std::string> CliTest::snapshot() const {
   std::map<std::string, std::string> files;
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(path())) {
     const std::string name = entry.path().lexically_relative(path()).string();
+    if (entry.is_symlink()) {
+      files[name] = "-> " + fs::read_symlink(entry.path()).string();
+      continue;
+    }
     if (entry.is_directory()) {
       files[name + "/"] = "";
       continue;

@@ -40,11 +40,18 @@ class CliTest : public ::testing::Test {
 
   std::unique_ptr<ChildProcess> start(const Words& arguments) const;
   ChildOutcome run(const Words& arguments) const;
+  // The same for a line of sh, in which $SLUICE is the program.
+  ChildOutcome run_shell(const std::string& line) const;
   // Runs and expects exit 0.
   ChildOutcome succeed(const Words& arguments) const;
 
   // Runs until this event is out, and kills it there.
   void kill_after(const std::string& event, const Words& arguments) const;
+
+  // The one file of this name below a directory.
+  std::filesystem::path find_file(const std::string& directory, const std::string& name) const;
+  // "weights_hash" of the done event that a run wrote below its directory.
+  std::string logged_hash(const std::string& directory) const;
 
   // Every file under the directory with its bytes and its time of writing; directories with "/".
   std::map<std::string, std::string> snapshot() const;
@@ -54,6 +61,7 @@ class CliTest : public ::testing::Test {
   std::string expect_refused(const Words& arguments, const Words& words) const;
 
  private:
+  std::unique_ptr<ChildProcess> start_command(const Words& command) const;
   TempDirectory directory_;
 };
 

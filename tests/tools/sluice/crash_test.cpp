@@ -45,7 +45,7 @@ class Crash : public CliTest {
   // The newest commit that the run reported.
   std::int64_t reported(const std::string& run) const {
     std::int64_t step = 0;
-    std::istringstream lines(read_file(path(run + "/events.jsonl")));
+    std::istringstream lines(read_file(path(run + "/latest/events.jsonl")));
     for (std::string line; std::getline(lines, line);) {
       const Json event = Json::parse(line, nullptr, false);
       if (event.is_object() && event.value("event", "") == "checkpoint") {
@@ -71,7 +71,7 @@ TEST_F(Crash, AtAnyMomentLosesNoCommitAndChangesNoBit) {
     bool done = false;
     // Each process of a chain has memory in other places than the one before.
     for (std::uint64_t process = chain; !done; ++process) {
-      const bool there = std::filesystem::exists(path(run + "/events.jsonl"));
+      const bool there = std::filesystem::exists(path(run + "/latest/events.jsonl"));
       const std::int64_t committed = there ? reported(run) : 0;
       Words words = train(run, process);
       if (committed > 0) words.insert(words.end(), {"--resume", run});

@@ -42,7 +42,7 @@ class Report : public CliTest {};
 TEST_F(Report, ShowsARealRun) {
   succeed({"train", "config.toml", "--steps", "3"});
   succeed({"report", "run"});
-  const std::string page = read_file(path("run/report.html"));
+  const std::string page = read_file(path("run/0001/report.html"));
   EXPECT_TRUE(page.starts_with("<!DOCTYPE html>") || page.starts_with("<!doctype html>"));
   succeed({"report", "run", "--format", "perfetto", "-o", "trace.json"});
   const Json trace = Json::parse(read_file(path("trace.json")));
@@ -61,9 +61,9 @@ TEST_F(Report, OfARunThatWasStoppedShowsItsSteps) {
 
 TEST_F(Report, OfARunThatDiedBeforeItsTracedStepIsWritten) {
   kill_after("step", {"train", "config.toml", "--steps", "500", "--json"});
-  fs::remove(path("run/trace.json"));  // a fast machine may have got that far
+  fs::remove(path("run/0001/trace.json"));  // a fast machine may have got that far
   succeed({"report", "run"});
-  EXPECT_TRUE(holds(read_file(path("run/report.html")), "\"traced_step\""));
+  EXPECT_TRUE(holds(read_file(path("run/0001/report.html")), "\"traced_step\""));
 }
 
 // The page holds the configuration and parts of the data's path: it is its owner's.
@@ -71,7 +71,7 @@ TEST_F(Report, FilesArePrivate) {
   succeed({"train", "config.toml", "--steps", "1"});
   succeed({"report", "run"});
   succeed({"report", "run", "--format", "perfetto"});
-  for (const char* name : {"run/report.html", "run/trace.perfetto.json"}) {
+  for (const char* name : {"run/0001/report.html", "run/0001/trace.perfetto.json"}) {
     EXPECT_EQ(fs::status(path(name)).permissions() & fs::perms::mask,
               fs::perms::owner_read | fs::perms::owner_write)
         << name;
@@ -107,7 +107,7 @@ TEST_F(Report, OfNothingIsRefused) {
   succeed({"train", "config.toml", "--steps", "1"});
   expect_refused({"report", "run", "--format", "tapestry"}, {"'tapestry'", "perfetto"});
   expect_refused({"report", "run", "-o", "absent/page.html"}, {"absent/page.html"});
-  write_file(path("run/trace.json"), "{");
+  write_file(path("run/0001/trace.json"), "{");
   expect_refused({"report", "run"}, {"trace.json"});
 }
 

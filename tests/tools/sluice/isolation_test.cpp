@@ -1,5 +1,5 @@
-// Runs apart from each other: who may read their files, who holds a directory, and what is left of
-// one that was killed.
+// Runs apart from each other: the modes of their files, the locks of their directories, and the
+// stale files of runs that were killed.
 #include <signal.h>
 #include <sys/stat.h>
 
@@ -25,22 +25,11 @@ class Isolation : public CliTest {
     arguments.insert(arguments.end(), more.begin(), more.end());
     return arguments;
   }
-  // A durable run that is killed after its first commit. Returns its run id.
-  std::string kill_a_durable_run(const std::string& checkpoint_dir) {
-    kill_after(
-        "checkpoint",
-        slow_run({"checkpoint.mode=durable", "checkpoint.every=1", "memory.place.optimizer=storage",
-                  "memory.storage_paths=[\"shared\"]", "checkpoint.dir=" + checkpoint_dir}));
-    return Json::parse(read_file(path("run/lock"))).at("run_id");
-  }
-  // What doctor finds of that run's state.
-  std::vector<Json> state_listed(const std::string& run_id) const {
-    std::vector<Json> listed =
-        events_of(succeed({"doctor", "--clean", "run", "--json"}), "leftover");
-    std::erase_if(listed, [&](const Json& event) {
-      return event.at("path").get<std::string>().find("sluice-" + run_id) == std::string::npos;
-    });
-    return listed;
+  Json lock_of_run() const { return Json::parse(read_file(path("run/latest/lock"))); }
+  std::vector<Json> stale_files(const Words& where = {"run"}) const {
+    Words words{"doctor", "--json", "--clean"};
+    words.insert(words.end(), where.begin(), where.end());
+    return events_of(succeed(words), "stale");
   }
   // One that lives until it is told to end, however long a test takes.
   std::unique_ptr<ChildProcess> begin(const Words& more = {}) {
@@ -53,13 +42,12 @@ class Isolation : public CliTest {
   // What a run that is killed while it saves, or between making a storage file and unlinking it,
   // leaves behind.
   void leave_files() {
-    const Json lock = Json::parse(read_file(path("run/lock")));
-    const std::string id = lock.at("run_id");
-    fs::create_directories(path("run/checkpoints/step-00000009.tmp"));
-    write_file(path("run/checkpoints/step-00000009.tmp/state.safetensors"), "half");
-    write_file(path("run/weights.safetensors.tmp"), "half");
-    write_file(path("run/storage/sluice-" + id + "-0.state"), "scratch");
-    write_file(path("run/storage/notes.state"), "not a run's");
+    const std::string id = lock_of_run().at("run_id");
+    fs::create_directories(path("run/0001/checkpoints/step-00000009.tmp"));
+    write_file(path("run/0001/checkpoints/step-00000009.tmp/state.safetensors"), "half");
+    write_file(path("run/0001/weights.safetensors.tmp"), "half");
+    write_file(path("run/0001/storage/sluice-" + id + "-0.state"), "scratch");
+    write_file(path("run/0001/storage/notes.state"), "not a run's");
   }
 };
 
@@ -87,11 +75,11 @@ TEST_F(Isolation, FilesAreTheirOwnersAlone) {
 
 TEST_F(Isolation, ARefusalNamesTheRunThatHoldsTheDirectory) {
   const auto child = begin();
-  const Json lock = Json::parse(read_file(path("run/lock")));
-  const ChildOutcome refused = run({"train", "config.toml"});
+  const Json lock = lock_of_run();
+  const ChildOutcome refused = run({"train", "run"});
   EXPECT_EQ(refused.exit_status, 2);
   for (const std::string& word :
-       {std::string("log.dir: 'run' is in use by another run"),
+       {std::string("log.dir: 'run/0001' is in use by another run"),
         "process " + std::to_string(lock.at("pid").get<int>()),
         "host " + lock.at("host").get<std::string>(), lock.at("run_id").get<std::string>(),
         "since " + lock.at("started").get<std::string>()}) {
@@ -99,21 +87,21 @@ TEST_F(Isolation, ARefusalNamesTheRunThatHoldsTheDirectory) {
   }
   child->send(SIGTERM);
   EXPECT_EQ(child->wait(kCliDeadline).exit_status, 143);
-  EXPECT_FALSE(fs::exists(path("run/lock")));
+  EXPECT_FALSE(fs::exists(path("run/0001/lock")));
 }
 
-TEST_F(Isolation, WhatAKilledRunLeftIsListedAndTakenAway) {
-  kill_a_run();
+TEST_F(Isolation, StaleFilesOfAKilledRunAreListedAndRemoved) {
+  fs::create_directories(path("runs"));
+  kill_a_run({"log.dir=runs/demo"});
+  fs::create_directory_symlink("runs/demo", path("run"));
   leave_files();
   const auto before = snapshot();
-  const Words listing{"doctor", "--clean", "run", "--json"};
-  const ChildOutcome outcome = succeed(listing);
-  const std::vector<Json> listed = events_of(outcome, "leftover");
-  EXPECT_EQ(listed.size(), 5u) << outcome.out;  // two locks, a storage file, a checkpoint, a file
+  const std::vector<Json> listed = stale_files({});  // ./runs
+  EXPECT_EQ(listed.size(), 4u);                      // a lock, a storage file, a checkpoint, a file
   for (const Json& event : listed) EXPECT_EQ(event.at("removed"), false);
   EXPECT_EQ(snapshot(), before);  // looking changes nothing
 
-  const ChildOutcome cleaned = succeed({"doctor", "--clean", "run", "--yes"});
+  const ChildOutcome cleaned = succeed({"doctor", "--clean", "--yes"});
   EXPECT_NE(cleaned.out.find("step-00000009.tmp"), std::string::npos) << cleaned.out;
   auto expected = before;
   for (const Json& event : listed) {
@@ -123,9 +111,9 @@ TEST_F(Isolation, WhatAKilledRunLeftIsListedAndTakenAway) {
     });
   }
   EXPECT_EQ(snapshot(), expected);
-  EXPECT_TRUE(fs::exists(path("run/storage/notes.state")));
-  EXPECT_TRUE(events_of(succeed(listing), "leftover").empty());
-  succeed({"train", "config.toml"});  // and the directory is free
+  EXPECT_TRUE(fs::exists(path("run/0001/storage/notes.state")));
+  EXPECT_TRUE(stale_files({}).empty());
+  EXPECT_TRUE(stale_files({"."}).empty());
 }
 
 TEST_F(Isolation, WhatALiveRunHoldsIsLeftAlone) {
@@ -133,16 +121,16 @@ TEST_F(Isolation, WhatALiveRunHoldsIsLeftAlone) {
   leave_files();
   const ChildOutcome outcome = succeed({"doctor", "--clean", ".", "--yes"});
   EXPECT_NE(outcome.out.find("in use by process"), std::string::npos) << outcome.out;
-  EXPECT_TRUE(fs::exists(path("run/lock")));
-  EXPECT_TRUE(fs::exists(path("run/weights.safetensors.tmp")));
-  EXPECT_TRUE(fs::exists(path("run/checkpoints/step-00000009.tmp")));
+  EXPECT_TRUE(fs::exists(path("run/0001/lock")));
+  EXPECT_TRUE(fs::exists(path("run/0001/weights.safetensors.tmp")));
+  EXPECT_TRUE(fs::exists(path("run/0001/checkpoints/step-00000009.tmp")));
   child->send(SIGTERM);
   EXPECT_EQ(child->wait(kCliDeadline).exit_status, 143);
 }
 
 TEST_F(Isolation, OfASharedStoragePathOnlyTheDeadRunsFilesGo) {
   kill_a_run({"memory.storage_paths=[\"shared\"]"});
-  const std::string id = Json::parse(read_file(path("run/lock"))).at("run_id");
+  const std::string id = lock_of_run().at("run_id");
   const std::string own = "shared/sluice-" + id + "-0.state";
   const std::string other = "shared/sluice-" + std::string(32, '7') + "-0.state";
   write_file(path(own), "dead");
@@ -152,149 +140,72 @@ TEST_F(Isolation, OfASharedStoragePathOnlyTheDeadRunsFilesGo) {
   EXPECT_TRUE(fs::exists(path(other)));
 }
 
-// Of a durable run that was killed before its first commit; its lock says where they lie.
+// Of a durable run that was killed before its first commit; its lock tells where they lie.
 TEST_F(Isolation, FilesOfARunThatCommittedNothingAreFoundWhateverPathsAreConfiguredNow) {
-  const auto durable_in = [](const std::string& directory) {
-    return Words{"checkpoint.mode=durable", "checkpoint.every=0", "memory.place.optimizer=storage",
-                 "memory.storage_paths=[\"" + directory + "\"]"};
-  };
-  // By the next start.
-  kill_a_run(durable_in("first"));
+  kill_a_run({"checkpoint.mode=durable", "checkpoint.every=0", "memory.place.optimizer=storage",
+              "memory.storage_paths=[\"first\"]"});
   EXPECT_FALSE(fs::is_empty(path("first")));
-  Words again{"train", "config.toml", "--set"};
-  for (const std::string& word : durable_in("second")) again.push_back(word);
-  succeed(again);
-  EXPECT_TRUE(fs::is_empty(path("first")));
-  // By doctor, where config.toml is another run's.
-  kill_a_run(durable_in("first"));
-  EXPECT_FALSE(fs::is_empty(path("first")));
-  std::string config = read_file(path("run/config.toml"));
-  const auto at = config.find("\"first\"");
+  std::string config = read_file(path("run/0001/config.toml"));
+  const auto at = config.find(path("first").string() + "\"");
   ASSERT_NE(at, std::string::npos);
-  write_file(path("run/config.toml"), config.replace(at, 7, "\"third\""));
+  write_file(path("run/0001/config.toml"), config.insert(at, "/other"));
   succeed({"doctor", "--clean", "run", "--yes"});
   EXPECT_TRUE(fs::is_empty(path("first")));
 }
 
-TEST_F(Isolation, AFreshStartKeepsWhatAnEarlierRunWrote) {
-  succeed({"train", "config.toml", "--set", "train.seed=1"});
-  const std::string events = read_file(path("run/events.jsonl"));
-  const std::string weights = read_file(path("run/weights.safetensors"));
-  succeed({"train", "config.toml", "--set", "train.seed=2"});
-  EXPECT_EQ(read_file(path("run/earlier-1/events.jsonl")), events);
-  EXPECT_EQ(read_file(path("run/earlier-1/weights.safetensors")), weights);
-  EXPECT_NE(read_file(path("run/earlier-1/config.toml")).find("seed = 1"), std::string::npos);
-  EXPECT_NE(read_file(path("run/weights.safetensors")), weights);
-  succeed({"train", "config.toml", "--set", "train.seed=3"});
-  EXPECT_TRUE(fs::exists(path("run/earlier-2/events.jsonl")));
-  EXPECT_EQ(read_file(path("run/earlier-1/events.jsonl")), events);
-}
-
-// Its checkpoints are with it, wherever checkpoint.dir is and whatever a checkpoint is.
-TEST_F(Isolation, WhatAFreshStartSetAsideCanBeResumed) {
-  const auto weights = [&](const std::string& directory) {
-    return read_file(path(directory + "/weights.safetensors"));
+// Which processes were killed here, and where their state lies, stands in the lock of the last one.
+TEST_F(Isolation, StateWhoseLogWasDeletedIsFoundAndOnlyListed) {
+  const Words durable{"checkpoint.mode=durable", "checkpoint.every=1",
+                      "memory.place.optimizer=storage", "memory.storage_paths=[\"shared\"]"};
+  kill_after("checkpoint", slow_run(durable));
+  const std::string id = lock_of_run().at("run_id");
+  const fs::path data = path("shared/sluice-" + id + "-0.durable");
+  const auto state_listed = [&] {
+    std::vector<Json> listed = stale_files();
+    std::erase_if(listed, [&](const Json& event) {
+      return event.at("path").get<std::string>().find("sluice-" + id) == std::string::npos;
+    });
+    return listed;
   };
-  const auto train_in = [&](const std::string& directory, const Words& settings,
-                            const Words& more) {
-    Words words{"train", "config.toml", "--set", "log.dir=" + directory};
-    words.insert(words.end(), settings.begin(), settings.end());
-    words.insert(words.end(), more.begin(), more.end());
-    return succeed(words);
-  };
-  train_in("whole", {}, {});
-  const std::map<std::string, Words> kinds{
-      {"files", {}},
-      {"elsewhere", {"checkpoint.dir=saved"}},
-      {"durable", {"checkpoint.mode=durable", "memory.place.optimizer=storage"}}};
-  for (const auto& [name, settings] : kinds) {
-    SCOPED_TRACE(name);
-    train_in(name, settings, {"--steps", "1"});
-    write_file(path(name + "/report.html"), "of the first");
-    train_in(name, settings, {"train.seed=2"});
-    EXPECT_NE(weights(name), weights("whole"));
-    EXPECT_FALSE(fs::exists(path(name + "/report.html")));
-    EXPECT_EQ(read_file(path(name + "/earlier-1/report.html")), "of the first");
-    for (const char* aside : {"/earlier-1", "/earlier-1/"}) {
-      train_in(name, settings, {"--resume", name + aside});
-      EXPECT_EQ(weights(name + "/earlier-1"), weights("whole"));
-    }
-    EXPECT_FALSE(fs::exists(path(name + "/earlier-2")));
-  }
-  EXPECT_TRUE(fs::is_symlink(path("elsewhere/earlier-1/checkpoints")));
-}
-
-// Where they lie, and of which run they are, stands in the lock of the last run that was killed.
-TEST_F(Isolation, StateWhoseLogWasDeletedWithWhatWasSetAsideIsFound) {
-  const std::string first = kill_a_durable_run("run/checkpoints");
-  const std::string second = kill_a_durable_run("run/checkpoints");
-  EXPECT_TRUE(fs::exists(path("run/earlier-1/checkpoints/state-" + first + ".log")));
-  EXPECT_TRUE(state_listed(first).empty());
-  EXPECT_TRUE(state_listed(second).empty());
-  fs::remove_all(path("run/earlier-1"));
-  ASSERT_EQ(state_listed(first).size(), 1u);
-  EXPECT_EQ(state_listed(first)[0].at("removable"), false);
-  // The log may have been moved: that is not told apart. What tells of the state stays with it.
-  const std::string lock = read_file(path("run/lock"));
+  EXPECT_TRUE(state_listed().empty());
+  const fs::path log = path("run/0001/checkpoints/state-" + id + ".log");
+  fs::rename(log, path("moved.log"));
+  ASSERT_EQ(state_listed().size(), 1u);
+  EXPECT_EQ(state_listed()[0].at("removable"), false);
+  // A log that was moved is not told from one that was deleted. The lock, which alone tells of the
+  // state, stays with it.
+  const std::string lock = read_file(path("run/0001/lock"));
   const ChildOutcome listing = succeed({"doctor", "--clean", "run"});
   EXPECT_NE(listing.out.find("0 B in all; --yes removes it"), std::string::npos) << listing.out;
   EXPECT_NE(listing.out.find(" MiB more is only listed"), std::string::npos) << listing.out;
   for (int i = 0; i < 2; ++i) {
     const ChildOutcome cleaned = succeed({"doctor", "--clean", "run", "--yes"});
     EXPECT_NE(cleaned.out.find(" MiB is only listed"), std::string::npos) << cleaned.out;
-    EXPECT_EQ(read_file(path("run/lock")), lock);
-    EXPECT_EQ(state_listed(first).size(), 1u);
+    EXPECT_EQ(read_file(path("run/0001/lock")), lock);
   }
-  EXPECT_TRUE(fs::exists(path("shared/sluice-" + first + "-0.durable")));
-  EXPECT_TRUE(fs::exists(path("shared/sluice-" + second + "-0.durable")));
-  fs::remove(path("shared/sluice-" + first + "-0.durable"));
+  EXPECT_TRUE(fs::exists(data));
+  fs::rename(path("moved.log"), log);
+  EXPECT_TRUE(state_listed().empty());
   succeed({"doctor", "--clean", "run", "--yes"});
-  EXPECT_FALSE(fs::exists(path("run/lock")));
-}
-
-TEST_F(Isolation, StateWhoseLogLiesInAnEarlierCheckpointDirIsNoLeftover) {
-  const std::string first = kill_a_durable_run("first");
-  const std::string second = kill_a_durable_run("second");
-  EXPECT_TRUE(state_listed(first).empty());
-  EXPECT_TRUE(state_listed(second).empty());
-  // Nor where somebody put it back to where it was.
-  const std::string log = "state-" + first + ".log";
-  fs::rename(path("first/earlier-1/" + log), path("first/" + log));
-  EXPECT_TRUE(state_listed(first).empty());
-  fs::remove(path("first/" + log));
-  EXPECT_EQ(state_listed(first).size(), 1u);
-}
-
-TEST_F(Isolation, WhatAKilledResumeOfASetAsideRunLeftIsFound) {
-  succeed({"train", "config.toml", "--steps", "2"});
-  succeed({"train", "config.toml", "--steps", "1"});
-  kill_after("step",
-             {"train", "config.toml", "--json", "--set", kLatency, "--resume", "run/earlier-1"});
-  write_file(path("run/earlier-1/weights.safetensors.tmp"), "half");
-  fs::create_directories(path("run/earlier-1/checkpoints/step-00000009.tmp"));
-  for (const char* directory : {"run", "."}) {
-    const auto listed = events_of(succeed({"doctor", "--clean", directory, "--json"}), "leftover");
-    EXPECT_EQ(listed.size(), 4u) << directory;
-  }
-  succeed({"doctor", "--clean", "run", "--yes"});
-  EXPECT_FALSE(fs::exists(path("run/earlier-1/lock")));
-  EXPECT_FALSE(fs::exists(path("run/earlier-1/checkpoints/step-00000009.tmp")));
-  EXPECT_TRUE(fs::exists(path("run/earlier-1/checkpoints/step-00000002")));
+  EXPECT_FALSE(fs::exists(path("run/0001/lock")));
+  succeed({"train", "run", "--steps", "3"});
 }
 
 // More run ids than a lock keeps can stand there only where somebody wrote them.
 TEST_F(Isolation, ALockKeepsItsBoundWhateverStoodInIt) {
-  fs::create_directories(path("run"));
+  succeed({"train", "config.toml", "--steps", "1"});
   const std::string id(32, '7');
-  write_file(path("run/lock"), Json{{"pid", 1 << 30},
-                                    {"host", "elsewhere"},
-                                    {"run_id", id},
-                                    {"started", ""},
-                                    {"storage_paths", Json::array()},
-                                    {"earlier_runs", std::vector<std::string>(300, id)}}
-                                   .dump());
-  const auto child = begin();
-  EXPECT_EQ(Json::parse(read_file(path("run/lock"))).at("earlier_runs").size(), 256u);
+  write_file(path("run/0001/lock"), Json{{"pid", 1 << 30},
+                                         {"host", "elsewhere"},
+                                         {"run_id", id},
+                                         {"started", ""},
+                                         {"storage_paths", Json::array()},
+                                         {"earlier_runs", std::vector<std::string>(300, id)}}
+                                        .dump());
+  const auto child = start({"train", "run", "--json", "--set", kLatency, "train.steps=1000",
+                            "optimizer.schedule=constant"});
+  child->wait_for_output(R"("event":"step")", kCliDeadline);
+  EXPECT_EQ(lock_of_run().at("earlier_runs").size(), 256u);
   child->send(SIGTERM);
   EXPECT_EQ(child->wait(kCliDeadline).exit_status, 143);
 }

@@ -69,11 +69,11 @@ TEST_F(PlanCommand, SaysWhatTrainSays) {
   Json trained = events_of(train, "plan").at(0);
   EXPECT_EQ(trained.at("run_id").get<std::string>().size(), 32u);
   EXPECT_EQ(trained.at("log_dir"), path("run").string());
-  EXPECT_EQ(trained.at("checkpoint_dir"), path("run/checkpoints").string());
-  for (const char* name : {"run_id", "log_dir", "checkpoint_dir"}) trained.erase(name);  // no run
+  EXPECT_EQ(trained.at("checkpoint_dir"), path("run/0001/checkpoints").string());
+  for (const char* name : {"run_id", "log_dir", "run_dir", "checkpoint_dir"}) trained.erase(name);
   EXPECT_EQ(events_of(plan).at(0), trained);
   EXPECT_EQ(events_of(plan).size(), 1u);
-  EXPECT_EQ(Json::parse(read_file(path("run/plan.json"))), events_of(plan).at(0));
+  EXPECT_EQ(Json::parse(read_file(path("run/0001/plan.json"))), events_of(plan).at(0));
 }
 
 TEST_F(PlanCommand, TellsPeopleTheSame) {

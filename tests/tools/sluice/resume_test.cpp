@@ -1,8 +1,11 @@
 // `sluice train --resume`: what continues, and what is refused before anything is touched.
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 
+#include "base/digest.hpp"
+#include "base/rng.hpp"
 #include "tests/tools/sluice/cli_fixture.hpp"
 
 namespace sluice::testing {
@@ -20,10 +23,10 @@ class Resume : public CliTest {
   }
 
   fs::path newest(const std::string& file) const {
-    return path("run/checkpoints/step-00000002") / file;
+    return path("run/0001/checkpoints/step-00000002") / file;
   }
   fs::path oldest(const std::string& file) const {
-    return path("run/checkpoints/step-00000001") / file;
+    return path("run/0001/checkpoints/step-00000001") / file;
   }
   Words resume(const Words& more = {}) const {
     Words words{"train", "config.toml", "--json", "--set", "train.steps=2", "--resume", "run"};
@@ -31,6 +34,16 @@ class Resume : public CliTest {
     return words;
   }
   void drop_oldest() const { fs::remove_all(oldest("").parent_path()); }
+  void drop_newest() const { fs::remove_all(newest("").parent_path()); }
+  // With the digest that belongs to it.
+  void write_manifest(Json manifest) const {
+    manifest.erase("digest");
+    const std::string text = manifest.dump();
+    Digest digest;
+    digest.update(text.data(), text.size());
+    manifest["digest"] = digest.finish().hex();
+    write_file(newest("manifest.json"), manifest.dump());
+  }
 
   std::string hash_;
 };
@@ -46,15 +59,15 @@ TEST_F(Resume, TakesTheRunDirectoryWhateverTheConfigurationNames) {
   const ChildOutcome outcome =
       succeed({"train", "config.toml", "--set", "train.steps=2", "--resume", "moved"});
   EXPECT_FALSE(fs::exists(path("run")));
-  EXPECT_NE(outcome.err.find("moved/weights.safetensors"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("moved/0001/weights.safetensors"), std::string::npos) << outcome.err;
 }
 
 TEST_F(Resume, CutsTheHalfLineOfAKilledRun) {
-  const std::string events = read_file(path("run/events.jsonl"));
-  write_file(path("run/events.jsonl"), events + R"({"event":"step","st)");
+  const fs::path events = path("run/0001/events.jsonl");
+  write_file(events, read_file(events) + R"({"event":"step","st)");
   drop_oldest();
   succeed(resume());
-  for (const std::string& line : lines_of(read_file(path("run/events.jsonl")))) {
+  for (const std::string& line : lines_of(read_file(events))) {
     EXPECT_TRUE(Json::accept(line)) << line;
   }
   succeed({"report", "run"});
@@ -63,15 +76,10 @@ TEST_F(Resume, CutsTheHalfLineOfAKilledRun) {
 TEST_F(Resume, ItsManifestHoldsTheThreadTeam) {
   EXPECT_EQ(Json::parse(read_file(newest("manifest.json"))).at("threads"), 1);
   succeed({"train", "config.toml", "--set", "train.steps=1", "train.threads=0", "log.dir=other"});
-  EXPECT_GE(Json::parse(read_file(path("other/checkpoints/step-00000001/manifest.json")))
+  EXPECT_GE(Json::parse(read_file(path("other/0001/checkpoints/step-00000001/manifest.json")))
                 .at("threads")
                 .get<int>(),
             1);
-}
-
-TEST_F(Resume, FromTheRunsOwnConfiguration) {
-  const ChildOutcome outcome = succeed({"train", "run/config.toml", "--json", "--resume", "run"});
-  EXPECT_EQ(events_of(outcome, "done").at(0).at("weights_hash"), hash_);
 }
 
 TEST_F(Resume, PassesOverADamagedCheckpointAndSaysSo) {
@@ -83,31 +91,29 @@ TEST_F(Resume, PassesOverADamagedCheckpointAndSaysSo) {
   EXPECT_EQ(events_of(outcome, "done").at(0).at("weights_hash"), hash_);
 }
 
-// A run directory that came from somebody else.
+// A run directory may come from another user.
 TEST_F(Resume, NoLinkAndNoPipeIsOpenedToWrite) {
   write_file(path("victim"), "mine");
-  for (const char* name : {"run/lock", "run/checkpoints/lock", "run/config.toml.tmp"}) {
+  for (const char* name : {"run/0001/lock", "run/0001/config.toml.tmp"}) {
     fs::create_symlink(path("victim"), path(name));
     expect_refused(resume(), {name, "no regular file"});
     fs::remove(path(name));
   }
-  const std::string events = read_file(path("run/events.jsonl"));
-  fs::remove(path("run/events.jsonl"));
-  fs::create_symlink(path("victim"), path("run/events.jsonl"));
-  expect_refused(resume(), {"run/events.jsonl", "no regular file"});
-  fs::remove(path("run/events.jsonl"));
-  ASSERT_EQ(::mkfifo(path("run/events.jsonl").c_str(), 0600), 0);
+  fs::rename(path("run/0001/events.jsonl"), path("kept"));
+  fs::create_symlink(path("victim"), path("run/0001/events.jsonl"));
   EXPECT_EQ(run(resume()).exit_status, 2);
-  fs::remove(path("run/events.jsonl"));
-  write_file(path("run/events.jsonl"), events);
+  fs::remove(path("run/0001/events.jsonl"));
+  ASSERT_EQ(::mkfifo(path("run/0001/events.jsonl").c_str(), 0600), 0);
+  EXPECT_EQ(run(resume()).exit_status, 2);
+  EXPECT_EQ(read_file(path("victim")), "mine");
+  fs::remove(path("run/0001/events.jsonl"));
+  fs::rename(path("kept"), path("run/0001/events.jsonl"));
   succeed(resume());
 }
 
 TEST_F(Resume, WithoutACheckpointIsRefused) {
-  fs::remove_all(path("run/checkpoints"));
-  expect_refused(resume(), {"run/checkpoints", "no checkpoint"});
-  fs::remove_all(path("run"));
-  expect_refused(resume(), {"run/checkpoints", "no checkpoint"});
+  fs::remove_all(path("run/0001/checkpoints"));
+  expect_refused(resume(), {"run/0001/checkpoints", "no checkpoint"});
 }
 
 TEST_F(Resume, OfAnotherModelNamesTheFirstTensorThatDiffers) {
@@ -123,16 +129,47 @@ TEST_F(Resume, WithOtherSettingsOrDataIsRefused) {
   expect_refused(resume({"--set", "train.seed=2"}),
                  {"train.seed = 1", "which is 2 now", "config.toml"});
   expect_refused(resume({"--set", "optimizer.lr=0.5"}), {"optimizer.lr", "which is 0.5 now"});
-  expect_refused(resume({"--set", "train.steps=9"}), {"train.steps = 2, which is 9 now"});
+  expect_refused(resume({"--set", "train.steps=1"}), {"train.steps is 1 now", "reached step 2"});
+  const std::string before = Json::parse(read_file(newest("manifest.json"))).at("data_fingerprint");
   write_file(path("text.txt"), read_file(path("text.txt")) + "One line more.\n");
-  expect_refused(resume(), {"other data", "data.paths"});
+  expect_refused(resume(), {"other data", "fingerprint " + before, "data.paths = [\"text.txt\"]",
+                            "now has fingerprint"});
+}
+
+// Data are known by what they hold.
+TEST_F(Resume, DataMayHaveMoved) {
+  drop_newest();
+  fs::create_directories(path("moved"));
+  fs::rename(path("text.txt"), path("moved/renamed"));
+  expect_refused(resume(), {"data.paths", "'text.txt'"});
+  const ChildOutcome outcome = succeed(resume({"--set", "data.paths=[\"moved/renamed\"]"}));
+  EXPECT_EQ(events_of(outcome, "done").at(0).at("weights_hash"), hash_);
+}
+
+// Under the constant rate more steps are the same steps; the cosine follows the new total, and that
+// is told.
+TEST_F(Resume, MoreStepsMayBeAskedFor) {
+  const auto train = [&](const Words& more) {
+    Words words{"train", "config.toml", "--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    const ChildOutcome outcome = succeed(words);
+    return std::pair(events_of(outcome, "done").at(0).at("weights_hash").get<std::string>(),
+                     outcome.err.find("train.steps was 2 and is 4 now") != std::string::npos);
+  };
+  const std::string constant = "optimizer.schedule=constant";
+  const auto whole = train({"--set", "log.dir=whole", constant, "train.steps=4"});
+  train({"--set", "log.dir=parts", constant, "train.steps=2"});
+  EXPECT_EQ(train({"--resume", "parts", "--set", constant, "train.steps=4"}), whole);
+  const auto cosine = train({"--resume", "run", "--set", "train.steps=4"});
+  EXPECT_TRUE(cosine.second);
+  EXPECT_NE(cosine.first, whole.first);
 }
 
 TEST_F(Resume, WhereMemoryIsMayDiffer) {
   for (const char* change : {"memory.place.optimizer=pinned", "memory.storage_engine=posix",
                              "memory.chunk=4MiB", "recompute.policy=unit"}) {
     SCOPED_TRACE(change);
-    fs::remove_all(newest("").parent_path());
+    drop_newest();
     const ChildOutcome outcome = succeed(resume({"--set", change}));
     EXPECT_EQ(events_of(outcome, "done").at(0).at("weights_hash"), hash_);
   }
@@ -164,12 +201,113 @@ TEST_F(Resume, ADamagedStateIsRefused) {
   expect_refused(resume(), {"state.safetensors", "cannot be read"});
 }
 
+// Whatever bit of it flips, the run resumes to the same end or not at all.
+TEST_F(Resume, AFlippedBitInAManifestChangesNoResult) {
+  drop_oldest();
+  const std::string whole = read_file(newest("manifest.json"));
+  const CounterRng random(5, stream_of("test/manifest_flip"));
+  // Every byte in the unit tests; here some, and each bit of the step.
+  std::vector<std::size_t> bits;
+  const std::size_t step = whole.find("\"step\": 2") + 8;
+  ASSERT_LT(step, whole.size());
+  for (std::size_t bit = 0; bit < 8; ++bit) bits.push_back(8 * step + bit);
+  for (std::uint64_t i = 0; i < 12; ++i) bits.push_back(random.below(i, 8 * whole.size()));
+  for (const std::size_t bit : bits) {
+    std::string flipped = whole;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ 1 << bit % 8);
+    write_file(newest("manifest.json"), flipped);
+    const ChildOutcome outcome = run(resume());
+    EXPECT_EQ(outcome.exit_status, 2) << "bit " << bit % 8 << " of '" << whole[bit / 8] << "'";
+  }
+}
+
+TEST_F(Resume, AManifestThatFitsNotItsCheckpointIsRefused) {
+  drop_oldest();
+  const Json whole = Json::parse(read_file(newest("manifest.json")));
+  const auto refused = [&](const char* key, const Json& value, const Words& words) {
+    Json manifest = whole;
+    manifest[key] = value;
+    write_manifest(manifest);
+    expect_refused(resume(), words);
+  };
+  refused("step", 5, {"'step' is 5, which is not the directory's"});
+  refused("weights_hash", std::string(32, '0'), {"their hash is not 'weights_hash'"});
+  refused("files", Json::array(), {"'files' must name the checkpoint's files"});
+  refused("version", 2, {"'version' is 2, which an earlier Sluice wrote, without a digest"});
+  Json edited = whole;
+  edited["step"] = 2.0;
+  edited.erase("digest");
+  write_file(newest("manifest.json"), edited.dump());
+  expect_refused(resume(), {"'digest' is missing"});
+  write_manifest(whole);
+  fs::rename(newest("manifest.json"), path("elsewhere"));
+  fs::create_symlink(path("elsewhere"), newest("manifest.json"));
+  expect_refused(resume(), {"manifest.json", "cannot be read"});
+  fs::remove(newest("manifest.json"));
+  fs::rename(path("elsewhere"), newest("manifest.json"));
+  succeed(resume());
+}
+
 TEST_F(Resume, OtherArithmeticIsRefusedUnlessAskedFor) {
   Json manifest = Json::parse(read_file(newest("manifest.json")));
   manifest["arithmetic"] = "another-library";
-  write_file(newest("manifest.json"), manifest.dump());
+  write_manifest(manifest);
   expect_refused(resume(), {"'another-library'", "--accept-arithmetic"});
   succeed(resume({"--accept-arithmetic"}));
+}
+
+// --- faults outside the state --------------------------------------------------------------------
+
+class OutsideFault : public CliTest {
+ protected:
+  static Words slow(const Words& more = {}) {
+    Words words{"train", "config.toml",    "--json",
+                "--set", "train.steps=40", "memory.link_latency=2ms"};
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  }
+  // It ended with exit 3 and told why, its last step is saved, and goes on to the right end.
+  void expect_saved(const ChildOutcome& outcome, const std::string& why) const {
+    EXPECT_EQ(outcome.exit_status, 3);
+    const std::size_t last = events_of(outcome, "step").back().at("step");
+    for (const std::string& words :
+         {why, "step " + std::to_string(last) + " is saved in run/0001/checkpoints"}) {
+      EXPECT_NE(outcome.err.find(words), std::string::npos) << words << " not in " << outcome.err;
+    }
+    const ChildOutcome rest = succeed({"train", "run", "--json"});
+    EXPECT_EQ(events_of(rest, "resume").at(0).at("step"), last);
+    const ChildOutcome whole = succeed(slow({"log.dir=whole"}));
+    EXPECT_EQ(events_of(rest, "done").at(0).at("weights_hash"),
+              events_of(whole, "done").at(0).at("weights_hash"));
+  }
+};
+
+// The log meets a limit of file sizes that a checkpoint does not.
+TEST_F(OutsideFault, ALogThatCannotBeWrittenSavesFirst) {
+  succeed(slow({"--steps", "1"}));
+  constexpr std::size_t kLimit = 4 << 20;
+  const fs::path log = path("run/0001/events.jsonl");
+  std::string events = read_file(log);
+  while (events.size() < kLimit - 5000) events += "{\"event\":\"padding\"}\n";
+  write_file(log, events);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit lowered = before;
+  lowered.rlim_cur = kLimit;
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &lowered), 0);
+  const auto child = start({"train", "run", "--json"});  // inherits the limit
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  expect_saved(child->wait(kCliDeadline), "events.jsonl' cannot be written: File too large");
+}
+
+TEST_F(OutsideFault, DataThatCannotBeReadSaveFirst) {
+  const std::string text = read_file(path("text.txt"));
+  const auto child = start(slow());
+  child->wait_for_output(R"("event":"step","step":2,)", kCliDeadline);
+  write_file(path("text.txt"), "");
+  const ChildOutcome outcome = child->wait(kCliDeadline);
+  write_file(path("text.txt"), text);
+  expect_saved(outcome, "the data cannot be read");
 }
 
 }  // namespace

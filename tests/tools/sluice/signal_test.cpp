@@ -1,5 +1,5 @@
-// SIGINT and SIGTERM: the step is finished, a checkpoint saved, the exit status says which; a
-// second signal does not wait.
+// SIGINT, SIGTERM and SIGHUP: the step is finished, a checkpoint saved, the exit status says which;
+// a second signal does not wait.
 #include <signal.h>
 
 #include <thread>
@@ -56,6 +56,20 @@ TEST_F(Signals, TerminateFinishesTheStepAndResumeEndsAsIfNothingHadBeen) {
 
 TEST_F(Signals, InterruptDoesTheSameWithItsOwnStatus) {
   expect_stop_and_resume(SIGINT, 130);
+}
+
+// A terminal that closes; its shell and the kernel may both say so.
+TEST_F(Signals, HangupSavesAndASecondOneWaitsToo) {
+  const auto child =
+      start({"train", "config.toml", "--json", "--set", "train.steps=100", kSlowLink});
+  child->wait_for_output(R"("event":"step","step":2,)", kCliDeadline);
+  child->send(SIGHUP);
+  child->send(SIGHUP);
+  const ChildOutcome stopped = child->wait(kCliDeadline);
+  EXPECT_EQ(stopped.exit_status, 129) << stopped.err;
+  ASSERT_EQ(events_of(stopped).back().at("event"), "checkpoint");
+  EXPECT_EQ(events_of(stopped).back().at("step"), events_of(stopped, "step").size());
+  EXPECT_NE(stopped.err.find("continue with: sluice train run/0001"), std::string::npos);
 }
 
 // The evaluation of step 2 is cut short; the checkpoint of the step is not.

@@ -48,8 +48,8 @@ record::MemoryTrace cut_front(record::MemoryTrace trace, std::size_t first) {
   return trace;
 }
 
-record::MemoryTrace generated(const std::string& family, std::uint64_t seed,
-                              std::uint32_t log_every = 0) {
+record::MemoryTrace generated_trace(const std::string& family, std::uint64_t seed,
+                                    std::uint32_t log_every = 0) {
   GeneratorOptions options;
   options.family = family;
   options.seed = seed;
@@ -68,7 +68,7 @@ std::size_t allocation_count(const record::MemoryTrace& trace,
 }
 
 TEST(GeneratedIterations, TracesOfVaryingLengthHaveNone) {
-  EXPECT_TRUE(record::find_iterations(without_marks(generated("varlen", 2))).ranges.empty());
+  EXPECT_TRUE(record::find_iterations(without_marks(generated_trace("varlen", 2))).ranges.empty());
 }
 
 class UnmarkedTrace : public ::testing::TestWithParam<std::string> {};
@@ -78,7 +78,7 @@ TEST_P(UnmarkedTrace, HasThePeriodOfItsMarks) {
   const CounterRng rng(11, stream_of("iterations/cut"));
   for (std::uint64_t seed = 0; seed < 2; ++seed) {
     for (const std::uint32_t log_every : {0u, 3u}) {
-      const record::MemoryTrace marked = generated(GetParam(), seed, log_every);
+      const record::MemoryTrace marked = generated_trace(GetParam(), seed, log_every);
       const record::Iterations expected = record::find_iterations(marked);
       ASSERT_EQ(expected.ranges.size(), 8u);
       const std::size_t period = allocation_count(marked, expected.ranges[3]);

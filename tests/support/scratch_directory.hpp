@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-namespace sluice::train {
+namespace sluice::testing {
 
 class ScratchDirectory {
  public:
@@ -55,4 +55,4 @@ std::string message_of(Call call) {
   return {};
 }
 
-}  // namespace sluice::train
+}  // namespace sluice::testing

@@ -1,0 +1,53 @@
+// The record of a durable run's commit, and the names of the files that it speaks of.
+//
+// A durable run writes nothing for a checkpoint but a record in its log DIR/state-RUN.log
+// (offload/state_log.hpp): the state on storage is the checkpoint. A record is a manifest
+// (manifest.hpp) with two more members: `space`, the data files, and `homes`, where in them each
+// kind of state of each unit lies, with a digest. RUN is a run id; the data files carry it too
+// (StripedSpace::file_paths). Records are read as untrusted.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/checkpoint/manifest.hpp"
+#include "engine/runtime/durable_state.hpp"
+
+namespace sluice::checkpoint {
+
+struct SavedState {
+  RunId run;        // seeds the tags of its blocks
+  std::string log;  // the path of its log when the record was written
+  // The file id of that log, which alone owns the data: a rename keeps the id, and a copy has
+  // another. Empty: not known.
+  std::string log_id;
+  std::vector<std::string> files;  // in the order of their stripes
+  std::uint64_t space_bytes = 0;
+  std::vector<runtime::SavedHome> homes;
+  std::vector<std::uint32_t> shares;  // of each file in a round of stripes
+
+  bool operator==(const SavedState&) const = default;
+};
+
+// manifest: without `files` and `weights_hash`.
+std::string format_state_record(const CheckpointManifest& manifest, const SavedState& state);
+// Throws InputError naming `name` and the member.
+void parse_state_record(std::string_view text, const std::string& name,
+                        CheckpointManifest& manifest, SavedState& state);
+// Throws InputError where a record in `log` is of another run: one that was copied there would
+// speak of the other run's files.
+void check_record_is_own(const SavedState& state, const std::string& log);
+
+std::string state_log_path(const std::string& directory, const std::string& run_id);
+// The run id in a log's name; empty where the name is no log's.
+std::string run_of_log(const std::string& log);
+// All logs in `directory`, sorted. IoError.
+std::vector<std::string> logs_in(const std::string& directory);
+
+// The data files of a durable run in the given directories.
+std::vector<std::filesystem::path> data_of_run(const std::string& run_id,
+                                               const std::vector<std::string>& directories);
+
+}  // namespace sluice::checkpoint

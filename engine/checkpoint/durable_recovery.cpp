@@ -1,0 +1,176 @@
+#include "engine/checkpoint/durable_recovery.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+
+#include "base/error.hpp"
+#include "base/log.hpp"
+
+namespace sluice::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kWindowBytes = 1 << 20;
+
+// Throws InputError if the data of a home differ from the committed ones.
+void verify_home(offload::StripedSpace& space, const RunId& run, const runtime::SavedHome& home) {
+  SavedHomeReader reader(space, run, home);
+  std::vector<std::byte> window(
+      std::max(home.block_bytes, kWindowBytes / home.block_bytes * home.block_bytes));
+  for (std::uint64_t at = 0; at < home.bytes; at += window.size()) {
+    reader.read(window.data(), std::min<std::uint64_t>(window.size(), home.bytes - at));
+  }
+  reader.finish();
+}
+
+// Replaces each path by where the file is now: under the same name in one of this run's paths (a
+// run directory that was moved or copied takes its data along), else where the record says.
+void find_files(std::vector<std::string>& files, const std::vector<std::string>& storage_paths) {
+  for (std::string& file : files) {
+    const fs::path name = fs::path(file).filename();
+    for (const std::string& path : storage_paths) {
+      if (!fs::exists(fs::path(path) / name)) continue;
+      file = (fs::path(path) / name).string();
+      break;
+    }
+  }
+}
+
+}  // namespace
+
+void SavedHomeReader::read(std::byte* data, std::uint64_t bytes) {
+  SLUICE_CHECK(bytes <= home_.bytes - cursor_ && cursor_ % home_.block_bytes == 0);
+  space_.transfer(offload::StorageOp::kRead, home_.offset + cursor_, data, bytes);
+  for (std::uint64_t at = 0; at < bytes; at += home_.block_bytes) {
+    tags_.push_back(offload::tag_of(run_, home_.key, tags_.size(), home_.version, data + at,
+                                    std::min(home_.block_bytes, bytes - at)));
+  }
+  cursor_ += bytes;
+}
+
+void SavedHomeReader::finish() const {
+  SLUICE_CHECK(cursor_ == home_.bytes);
+  if (offload::digest_of(tags_) == home_.digest) return;
+  throw InputError("the " + std::string(state_kind_name(home_.kind)) + " of unit " +
+                   std::to_string(home_.unit) + " is not what was committed");
+}
+
+namespace {
+
+// Throws the reason for which the commit cannot be used.
+void verify(offload::StorageEngine& engine, const DurableFound& found) {
+  offload::StripedSpace space(engine, found.state.files, found.state.space_bytes,
+                              found.state.shares);
+  for (const runtime::SavedHome& home : found.state.homes)
+    verify_home(space, found.state.run, home);
+}
+
+// Whether the data are at fault: a file is cut short, or the disk cannot read it. Other errors say
+// nothing about the data.
+bool is_of_the_data(const IoError& error) {
+  return error.error_number == 0 || error.error_number == EIO;
+}
+
+// Verifies once more where the disk could not read: a passing error says nothing about the data.
+void verify_again_if_unreadable(offload::StorageEngine& engine, const DurableFound& found) {
+  try {
+    return verify(engine, found);
+  } catch (const IoError& error) {
+    if (!is_of_the_data(error)) throw;
+    log(LogLevel::kWarning, std::string(error.what()) + "; it is read once more");
+  }
+  verify(engine, found);
+}
+
+// The first file that does not exist; empty: all do.
+std::string absent_file(const std::vector<std::string>& files) {
+  std::error_code error;
+  const auto at = std::find_if(files.begin(), files.end(), [&](const std::string& file) {
+    return fs::status(file, error).type() == fs::file_type::not_found;
+  });
+  return at == files.end() ? std::string() : *at;
+}
+
+}  // namespace
+
+std::optional<DurableFound> recover_state(offload::StorageEngine& engine, const std::string& log,
+                                          const std::vector<std::string>& storage_paths,
+                                          std::vector<PassedOver>& passed_over) {
+  const offload::StateLog::Contents contents = offload::StateLog::read(engine, log);
+  if (contents.unreadable_areas > 0) {
+    passed_over.push_back(
+        {log, log + ": " + std::to_string(contents.unreadable_areas) +
+                  " of its two records cannot be read: cut short when it was written, damaged "
+                  "since, or of another version"});
+  }
+  if (contents.empty() && !data_of_run(run_of_log(log), storage_paths).empty()) {
+    passed_over.push_back({log, log + " is empty, and data of its run are there"});
+  }
+  for (const offload::StateLog::Record& record : contents.records) {
+    DurableFound found{log, {}, {}};
+    PassedOver passed{log, log + ", commit " + std::to_string(record.sequence) + ": "};
+    try {
+      parse_state_record(record.text, log, found.manifest, found.state);
+      check_record_is_own(found.state, log);
+      passed.step = found.manifest.step;
+      find_files(found.state.files, storage_paths);
+      verify_again_if_unreadable(engine, found);
+      return found;
+    } catch (const InputError& error) {
+      const std::string absent = absent_file(found.state.files);
+      passed.absent = !absent.empty();
+      passed.why += passed.absent ? "its data '" + absent + "' is not there" : error.what();
+    } catch (const IoError& error) {
+      if (!is_of_the_data(error)) throw;
+      passed.why += error.what();
+    }
+    passed_over.push_back(std::move(passed));
+  }
+  return std::nullopt;
+}
+
+std::optional<DurableFound> find_durable(const std::string& directory,
+                                         const std::vector<std::string>& storage_paths,
+                                         std::vector<PassedOver>& passed_over) {
+  std::optional<DurableFound> newest;
+  const std::unique_ptr<offload::StorageEngine> engine = offload::make_storage_engine("posix", {});
+  for (const std::string& log : logs_in(directory)) {
+    try {
+      auto found = recover_state(*engine, log, storage_paths, passed_over);
+      if (!found || (newest && newest->manifest.step >= found->manifest.step)) continue;
+      newest = std::move(found);
+    } catch (const InputError& error) {
+      // A pipe or a directory of that name was never a log.
+      std::error_code ignored;
+      const fs::file_type type = fs::symlink_status(log, ignored).type();
+      const bool may_be_a_log = type == fs::file_type::regular || type == fs::file_type::symlink;
+      passed_over.push_back({log, log + ": " + error.what(), -1, may_be_a_log});
+    }
+  }
+  return newest;
+}
+
+void check_homes(const DurableFound& found, const std::vector<const schedule::Buffer*>& homes) {
+  const auto name = [](StateKind kind, std::int32_t unit) {
+    return std::string(state_kind_name(kind)) + " of unit " + std::to_string(unit);
+  };
+  for (const schedule::Buffer* home : homes) {
+    const auto same = [&](const runtime::SavedHome& saved) {
+      return saved.kind == home->kind && saved.unit == home->unit;
+    };
+    const auto& all = found.state.homes;
+    const auto at = std::find_if(all.begin(), all.end(), same);
+    if (at != all.end() && at->dtype == home->dtype && at->bytes == home->bytes) continue;
+    throw InputError(found.log + ": is of another model: the " + name(home->kind, home->unit) +
+                     (at == all.end() ? " is missing" : " is of another size or dtype"));
+  }
+  if (found.state.homes.size() != homes.size()) {
+    throw InputError(found.log + ": is of another model: it has " +
+                     std::to_string(found.state.homes.size()) + " homes of state, this one " +
+                     std::to_string(homes.size()));
+  }
+}
+
+}  // namespace sluice::checkpoint

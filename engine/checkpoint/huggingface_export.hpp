@@ -1,0 +1,53 @@
+// Final weights as a directory that Hugging Face transformers loads with from_pretrained():
+// config.json and model.safetensors, with its names, shapes and layouts. It has no tokenizer and no
+// generation settings.
+//
+// The source is the run's own weights.safetensors, so the export moves no state of the run. Two
+// layouts differ:
+//   - a fused matrix of ours is several of theirs: attention.qkv holds the rows of q, k and v, one
+//     behind the other, mlp.up of Llama those of gate and up. Their rows are ours, in our order:
+//     rotary positions pair the same elements (i and i + head_dim/2);
+//   - GPT-2's Conv1D stores a matrix as [in, out], ours is [out, in].
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/units.hpp"
+#include "engine/checkpoint/safetensors.hpp"
+#include "engine/model/model.hpp"
+
+namespace sluice::checkpoint {
+
+// A tensor of the export, and the rows of ours that it is made of.
+struct HuggingFaceTensor {
+  SafetensorsSpec spec;
+  std::string source;
+  std::int64_t first_row = 0;  // of the source
+  bool transposed = false;
+};
+
+// Why transformers has no model of exactly this shape, as a clause that names the key; empty: it
+// has one. Such a run has no export.
+std::string huggingface_obstacle(const model::ModelShape& shape);
+
+// The tensors in the file's order. A tied head has no tensor: transformers takes the embedding.
+// Precondition: no obstacle.
+std::vector<HuggingFaceTensor> huggingface_tensors(const model::ModelShape& shape, DType weight);
+
+// The text of config.json. Precondition: no obstacle.
+std::string huggingface_config(const model::ModelShape& shape, DType weight);
+
+// At most so many bytes lie in the directory afterwards.
+std::uint64_t huggingface_bytes(const model::ModelShape& shape, DType weight);
+
+// Writes both files into `directory`, which is made if it is missing; each file is replaced whole.
+// They are on the disk when this returns. Holds `piece_bytes` of memory, or one row where a row is
+// larger. Precondition: no obstacle. Throws InputError where `weights` is not this model's file;
+// IoError.
+void export_huggingface(const SafetensorsReader& weights, const model::ModelShape& shape,
+                        DType weight, const std::string& directory,
+                        std::uint64_t piece_bytes = 16 * kMiB);
+
+}  // namespace sluice::checkpoint

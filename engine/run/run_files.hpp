@@ -1,0 +1,78 @@
+// The files of one run, which no other process writes: locks, configuration, events, traces.
+#pragma once
+
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/run_id.hpp"
+#include "engine/config/config.hpp"
+#include "engine/run/run_directory.hpp"
+#include "engine/run/run_event.hpp"
+#include "engine/run/run_lock.hpp"
+
+namespace sluice::run {
+
+// All files that a run writes in its directory, besides checkpoints, storage and lock. `sluice
+// report` writes the reports.
+inline constexpr std::array kRunFiles{kConfigFile,           kEventsFile,  "plan.json",
+                                      "plan_trace.json",     "trace.json", "trace.perfetto.json",
+                                      "weights.safetensors", "report.html"};
+
+// A file of the run cannot be written: a fault outside the state, which can still be saved.
+class RunFileError : public Error {
+ public:
+  using Error::Error;
+  std::string_view code() const noexcept override { return "io"; }
+};
+
+class RunFiles {
+ public:
+  // Both constructors set the paths of `config` (run_directory.hpp) from those of `given`, make the
+  // run's directories and lock them. They throw InputError if a directory cannot be made or another
+  // run holds it. Without begin(), the destructor removes the new directories and restores a lock
+  // that it found.
+  //
+  // This one claims the directory of a new run.
+  RunFiles(config::Config& config, const config::Config& given, const RunId& run);
+  // This one takes the directory of the resumed run. It removes files of resumes that were killed
+  // before their first commit, because they take room.
+  RunFiles(config::Config& config, const config::Config& given, const RunId& run,
+           const std::string& resumed);
+  ~RunFiles();
+  RunFiles(const RunFiles&) = delete;
+  RunFiles& operator=(const RunFiles&) = delete;
+
+  // Makes the storage paths. InputError.
+  void make_storage(const config::Config& config);
+  // Writes config.toml and opens events.jsonl; a new run becomes LOGDIR/latest.
+  void begin(const config::Config& given);
+
+  // Appends a line to events.jsonl. RunFileError.
+  void event(const RunEvent& event);
+  // Replaces the file atomically: the old text stays whole until the new one is. RunFileError.
+  void text(const char* name, const std::string& text);
+  // The run's storage paths, and those of killed processes of this run before it.
+  const std::vector<std::string>& storage_paths() const { return lock_->storage_paths(); }
+  std::string path(const char* name) const { return (directory_ / name).string(); }
+
+ private:
+  void make(const std::string& directory, bool durable);
+  void link_checkpoints(const config::Config& config);
+  void lock(const config::Config& config, const RunId& run);
+  void undo() noexcept;
+
+  const bool fresh_;
+  bool begun_ = false;
+  std::filesystem::path directory_;
+  std::vector<std::string> made_;  // directories and the link, in order
+  std::optional<RunLock> lock_;
+  std::optional<RunLock> checkpoint_lock_;  // where checkpoints lie elsewhere
+  std::ofstream events_;
+};
+
+}  // namespace sluice::run

@@ -1,0 +1,85 @@
+// `sluice data --order`: the tokens that it names are those that training reads.
+#include "engine/data/dataset.hpp"
+#include "tests/tools/sluice/cli_fixture.hpp"
+
+namespace sluice::testing {
+namespace {
+
+class DataOrder : public CliTest {
+ protected:
+  // Two documents; 3 samples in each of 2 micro-batches.
+  DataOrder() {
+    const std::string text = read_file(path("text.txt"));
+    write_file(path("first.txt"), text.substr(0, 1000));
+    write_file(path("second.txt"), text.substr(1000));
+  }
+  const Words settings_{"--set", "data.paths=[first.txt, second.txt]", "train.accumulate=2",
+                        "train.micro_batch=3"};
+  Words command(Words words) const {
+    words.insert(words.end(), settings_.begin(), settings_.end());
+    return words;
+  }
+};
+
+TEST_F(DataOrder, NamesTheTokensThatTrainingReads) {
+  data::DatasetOptions options;
+  options.paths = {path("first.txt").string(), path("second.txt").string()};
+  options.eval_fraction = 0.1;
+  options.seq = 32;
+  options.micro_batch = 3;
+  options.accumulate = 2;
+  options.seed = 1;
+  const data::Dataset dataset(options);  // Trainer fills every micro-batch from this class
+  const std::vector<Json> samples =
+      events_of(succeed(command({"data", "config.toml", "--order", "--json"})), "sample");
+  ASSERT_EQ(samples.size(), 6u * 2 * 3);
+  std::size_t at = 0;
+  for (std::int64_t step = 0; step < 6; ++step) {
+    for (std::int64_t mb = 0; mb < 2; ++mb) {
+      std::vector<std::int32_t> tokens(3 * 32);
+      std::vector<std::int32_t> targets(3 * 32);
+      dataset.fill(step, mb, tokens.data(), targets.data());
+      for (std::size_t i = 0; i < 3; ++i, ++at) {
+        const Json& sample = samples[at];
+        EXPECT_EQ(sample.at("step"), step + 1);
+        EXPECT_EQ(sample.at("micro_batch"), mb + 1);
+        EXPECT_EQ(sample.at("sample"), i + 1);
+        EXPECT_EQ(sample.at("number"), at + 1);
+        EXPECT_EQ(sample.at("tokens"), 33);
+        const std::string bytes = read_file(path(sample.at("file").get<std::string>()));
+        // A sample that passes the end of the first document goes on behind a token 0.
+        const std::string stream =
+            sample.at("file") == "first.txt" ? bytes + '\0' + read_file(path("second.txt")) : bytes;
+        const auto offset = sample.at("offset").get<std::size_t>();
+        for (std::size_t t = 0; t < 32; ++t) {
+          EXPECT_EQ(tokens[i * 32 + t], static_cast<unsigned char>(stream.at(offset + t)));
+          EXPECT_EQ(targets[i * 32 + t], static_cast<unsigned char>(stream.at(offset + t + 1)));
+        }
+      }
+    }
+  }
+}
+
+TEST_F(DataOrder, ShowsSomeStepsToPeople) {
+  const std::vector<std::string> lines =
+      lines_of(succeed(command({"data", "config.toml", "--order", "--steps", "4..5"})).out);
+  ASSERT_EQ(lines.size(), 2u * 2 * 3);
+  EXPECT_TRUE(lines.front().starts_with("step 4  micro-batch 1  sample 1 (number 19 of the run"))
+      << lines.front();
+  EXPECT_NE(lines.front().find(".txt from token "), std::string::npos) << lines.front();
+  EXPECT_TRUE(lines.back().starts_with("step 5  micro-batch 2  sample 3 ")) << lines.back();
+  EXPECT_EQ(
+      lines_of(succeed(command({"data", "config.toml", "--order", "--steps", "7"})).out).size(),
+      6u);
+}
+
+TEST_F(DataOrder, RefusesStepsThatAreNone) {
+  for (const char* steps : {"0", "x", "5..4", "1..", "..3", "-1", "99999999999999"}) {
+    expect_refused(command({"data", "config.toml", "--order", "--json", "--steps", steps}),
+                   {"--steps"});
+  }
+  expect_refused({"data", "config.toml", "--json"}, {"--order"});
+}
+
+}  // namespace
+}  // namespace sluice::testing

@@ -1,0 +1,288 @@
+// Each start has a directory of its own, and takes nothing from another; RUN and LOGDIR on the
+// command line.
+#include <signal.h>
+
+#include "tests/tools/sluice/cli_fixture.hpp"
+
+namespace sluice::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::string kSaved = "checkpoint.dir=saved";
+
+class RunDirectory : public CliTest {
+ protected:
+  // A new run of so many steps.
+  ChildOutcome train(int steps, const Words& settings = {}) const {
+    Words words{"train", "config.toml", "--json", "--steps", std::to_string(steps),
+                "--set", "train.seed=1"};
+    words.insert(words.end(), settings.begin(), settings.end());
+    return succeed(words);
+  }
+  // Where a resume of `run`, by its own configuration, went on from.
+  std::string resume(const std::string& run, int steps, const Words& more = {}) const {
+    Words words{"train", run, "--json", "--steps", std::to_string(steps)};
+    words.insert(words.end(), more.begin(), more.end());
+    const std::vector<Json> events = events_of(succeed(words), "resume");
+    return events.size() == 1 ? events[0].at("dir").get<std::string>() : "";
+  }
+  std::string latest(const std::string& log_dir) const {
+    return fs::read_symlink(path(log_dir + "/latest")).string();
+  }
+  // The part of the snapshot that lies below `directory`.
+  std::map<std::string, std::string> below(const std::string& directory) const {
+    auto files = snapshot();
+    std::erase_if(files, [&](const auto& entry) { return !entry.first.starts_with(directory); });
+    return files;
+  }
+};
+
+TEST_F(RunDirectory, IsNewForEachStartAndTheOneBeforeStaysAsItIs) {
+  train(2);
+  const auto first = below("run/0001/");
+  EXPECT_EQ(latest("run"), "0001");
+  const ChildOutcome second = train(2, {"train.seed=2"});
+  EXPECT_EQ(below("run/0001/"), first);
+  EXPECT_EQ(latest("run"), "0002");
+  EXPECT_NE(read_file(path("run/0002/weights.safetensors")),
+            read_file(path("run/0001/weights.safetensors")));
+  const Json plan = events_of(second, "plan").at(0);
+  EXPECT_EQ(plan.at("log_dir"), path("run").string());
+  EXPECT_EQ(plan.at("run_dir"), path("run/0002").string());
+  for (const char* name : {"config.toml", "events.jsonl", "plan.json", "trace.json",
+                           "checkpoints/step-00000002/manifest.json", "storage"}) {
+    EXPECT_TRUE(fs::exists(path("run/0002") / name)) << name;
+  }
+  succeed({"report", "run"});
+  EXPECT_TRUE(fs::exists(path("run/0002/report.html")));
+}
+
+TEST_F(RunDirectory, NumbersFollowTheHighestThatExists) {
+  fs::create_directories(path("run/0041"));
+  write_file(path("run/0041/notes"), "mine");
+  write_file(path("run/00x9"), "");
+  train(0);
+  EXPECT_EQ(latest("run"), "0042");
+  EXPECT_EQ(read_file(path("run/0041/notes")), "mine");
+}
+
+TEST_F(RunDirectory, AStrangerInThePlaceOfTheLinkIsNotTouched) {
+  fs::create_directories(path("run/latest"));
+  expect_refused({"train", "config.toml"}, {"log.dir", "'run/latest' is in the way"});
+}
+
+// A start that fails after its directory was made leaves nothing.
+TEST_F(RunDirectory, AStartThatFailsLeavesNoDirectory) {
+  fs::create_directories(path("run"));
+  write_file(path("saved"), "a file");
+  expect_refused({"train", "config.toml", "--set", kSaved}, {"checkpoint.dir", "'saved'"});
+  EXPECT_TRUE(fs::is_empty(path("run")));
+}
+
+TEST_F(RunDirectory, ACheckpointDirElsewhereHoldsADirectoryForEachRun) {
+  train(2, {"log.dir=a", kSaved});
+  train(3, {"log.dir=b", kSaved});
+  EXPECT_EQ(std::distance(fs::directory_iterator(path("saved")), {}), 2);
+  EXPECT_TRUE(fs::is_symlink(path("a/0001/checkpoints")));
+  EXPECT_TRUE(resume("a", 4).ends_with("step-00000002"));
+  EXPECT_TRUE(resume("b", 4).ends_with("step-00000003"));
+  EXPECT_EQ(read_file(path("a/0001/weights.safetensors")),
+            read_file(path("b/0001/weights.safetensors")));
+  fs::rename(path("a"), path("moved"));
+  EXPECT_TRUE(resume("moved", 5).ends_with("step-00000004"));
+  fs::rename(path("saved"), path("away"));
+  expect_refused({"train", "moved"}, {"'moved/0001/checkpoints' leads to", "is its disk mounted?"});
+}
+
+TEST_F(RunDirectory, ACheckpointDirWithinLogDirMovesWithIt) {
+  train(2, {"checkpoint.dir=run/saved", "memory.storage_paths=[\"run/fast\"]"});
+  EXPECT_TRUE(fs::exists(path("run/0001/fast")));
+  fs::rename(path("run"), path("moved"));
+  EXPECT_TRUE(resume("moved", 3).ends_with("step-00000002"));
+  EXPECT_FALSE(fs::exists(path("run")));
+}
+
+// The newest run first; one without a state that verifies is passed over, and told.
+TEST_F(RunDirectory, AResumeOfALogDirTakesTheNewestRunWithAState) {
+  train(2);
+  train(3);
+  const Words killed{"train", "config.toml", "--json", "--set", "memory.link_latency=20ms"};
+  kill_after("step", killed);
+  EXPECT_EQ(latest("run"), "0003");
+  const ChildOutcome resumed = succeed({"train", "config.toml", "--steps", "3", "--resume"});
+  EXPECT_NE(resumed.err.find("run passed over: run/0003/checkpoints: holds no checkpoint"),
+            std::string::npos)
+      << resumed.err;
+  EXPECT_EQ(resume("run", 3), "run/0002/checkpoints/step-00000003");
+  EXPECT_EQ(resume("run/0001", 3), "run/0001/checkpoints/step-00000002");
+  fs::resize_file(path("run/0002/checkpoints/step-00000003/state.safetensors"), 100);
+  EXPECT_EQ(resume("run", 4), "run/0001/checkpoints/step-00000003");
+  EXPECT_EQ(latest("run"), "0003");  // the newest start
+  fs::remove_all(path("run/0001"));
+  expect_refused({"train", "run/0002"}, {"state.safetensors"});
+  EXPECT_EQ(run({"train", "run"}).exit_status, 2);
+}
+
+TEST_F(RunDirectory, ARunIsResumedByItsOwnConfiguration) {
+  train(2);
+  train(6, {"log.dir=whole"});
+  fs::remove(path("config.toml"));
+  const ChildOutcome outcome = succeed({"train", "run", "--json"});
+  EXPECT_EQ(events_of(outcome, "step").size(), 4u);
+  EXPECT_EQ(read_file(path("run/0001/weights.safetensors")),
+            read_file(path("whole/0001/weights.safetensors")));
+  EXPECT_FALSE(fs::exists(path("run/0002")));
+  std::size_t plans = 0;
+  for (const std::string& line : lines_of(read_file(path("run/0001/events.jsonl")))) {
+    if (Json::parse(line).at("event") == "plan") ++plans;
+  }
+  EXPECT_EQ(plans, 2u);  // appended
+  succeed({"train", "--resume", "run/latest"});
+  succeed({"train", "run/0001/config.toml", "--steps", "1"});  // a new run with its settings
+  EXPECT_EQ(latest("run"), "0002");
+}
+
+TEST_F(RunDirectory, WhatIsNoRunIsRefused) {
+  fs::create_directories(path("empty"));
+  expect_refused({"train", "empty"}, {"'empty' is no run's directory, and no run lies in it"});
+  expect_refused({"train", "config.toml", "--resume", "none"},
+                 {"--resume: 'none' is no directory"});
+  expect_refused({"train", "config.toml", "--resume"}, {"--resume: 'run' is no directory"});
+  expect_refused({"train"}, {"name a configuration, or the directory of a run"});
+  expect_refused({"train", "empty", "--resume", "run"}, {"are two runs to resume"});
+}
+
+TEST_F(RunDirectory, AnotherStartWhileOneRunsHasAnotherNumber) {
+  const auto child = start(
+      {"train", "config.toml", "--json", "--set", "memory.link_latency=20ms", "train.steps=1000"});
+  child->wait_for_output(R"("event":"step")", kCliDeadline);
+  train(1);
+  EXPECT_EQ(latest("run"), "0002");
+  const ChildOutcome refused = run({"train", "run/0001"});
+  EXPECT_EQ(refused.exit_status, 2);
+  EXPECT_NE(refused.err.find("'run/0001' is in use by another run (process "), std::string::npos);
+  child->send(SIGTERM);
+  EXPECT_EQ(child->wait(kCliDeadline).exit_status, 143);
+}
+
+TEST_F(RunDirectory, AStartWithoutRoomNamesWhatCleaningFrees) {
+  train(1);
+  write_file(path("run/0001/weights.safetensors.tmp"), std::string(3 << 20, 'x'));
+  expect_refused({"train", "config.toml", "--set", "memory.storage=1000TiB"},
+                 {"memory.storage", "`sluice doctor --clean run --yes` frees 3.0 MiB"});
+}
+
+TEST_F(RunDirectory, NoStepsWriteTheInitialWeights) {
+  const ChildOutcome outcome = train(0);
+  EXPECT_EQ(events_of(outcome, "done").at(0).at("steps"), 0);
+  train(0, {"train.seed=2", "log.dir=other"});
+  EXPECT_NE(read_file(path("run/0001/weights.safetensors")),
+            read_file(path("other/0001/weights.safetensors")));
+  const Json again = events_of(succeed({"train", "config.toml", "--json", "--set", "train.steps=0",
+                                        "checkpoint.mode=durable"}),
+                               "done");
+  EXPECT_EQ(again.at(0).at("weights_hash"), events_of(outcome, "done").at(0).at("weights_hash"));
+}
+
+// --- durable runs: a log owns its data -----------------------------------------------------------
+
+class DurableDirectory : public RunDirectory {
+ protected:
+  const Words durable_{"checkpoint.mode=durable", "checkpoint.every=0",
+                       "memory.place.optimizer=storage"};
+
+  fs::path only_file(const std::string& suffix) const {
+    std::vector<fs::path> found;
+    for (const auto& entry : fs::recursive_directory_iterator(path())) {
+      if (entry.path().extension() == suffix) found.push_back(entry.path());
+    }
+    EXPECT_EQ(found.size(), 1u) << suffix;
+    return found.empty() ? fs::path() : found[0];
+  }
+};
+
+// A blank log names no data, and data go by the run's id: the copy's log has the original's.
+TEST_F(DurableDirectory, ACopyMadeBeforeTheFirstCommitOwnsNothing) {
+  Words words{"train",
+              "config.toml",
+              "--json",
+              "--set",
+              "memory.link_latency=20ms",
+              "train.steps=1000",
+              "memory.storage_paths=[\"shared\"]"};
+  words.insert(words.end(), durable_.begin(), durable_.end());
+  const auto original = start(words);
+  original->wait_for_output(R"("event":"step")", kCliDeadline);
+  for (const char* copy : {"copy", "second"}) {
+    fs::copy(path("run/0001"), path(copy), fs::copy_options::recursive);
+  }
+  const fs::path data = only_file(".durable");
+  EXPECT_EQ(run({"train", "copy"}).exit_status, 2);
+  EXPECT_TRUE(fs::exists(data));
+  succeed({"doctor", "--clean", "second", "--yes"});
+  EXPECT_TRUE(fs::exists(data));
+  original->send(SIGTERM);
+  const ChildOutcome ended = original->wait(kCliDeadline);
+  ASSERT_EQ(ended.exit_status, 143) << ended.err;
+  ASSERT_EQ(events_of(ended).back().at("event"), "checkpoint");
+  EXPECT_NE(resume("run", events_of(ended).back().at("step").get<int>()), "");
+}
+
+// However little is left of it: it may have been a commit.
+TEST_F(DurableDirectory, StateWhoseLogIsCutShortOrDamagedIsKept) {
+  train(2, durable_);
+  const fs::path log = only_file(".log");
+  const fs::path data = only_file(".durable");
+  const std::string whole = read_file(log);
+  std::string damaged = whole;
+  damaged[damaged.size() / 2 + 4096 + 100] ^= 1;  // in the second area, behind the header
+  write_file(log, damaged);
+  expect_refused({"train", "run"},
+                 {log.filename().string() + ": 1 of its two records cannot be read"});
+  for (const std::size_t left : {20000u, 4096u, 1u, 0u}) {
+    write_file(log, whole.substr(0, left));
+    expect_refused({"train", "run"}, {log.filename().string(),
+                                      left > 0 ? "cannot be read" : "is empty, and data of"});
+  }
+  succeed({"doctor", "--clean", "run", "--yes"});
+  train(1, durable_);
+  EXPECT_TRUE(fs::exists(log));
+  EXPECT_TRUE(fs::exists(data));
+}
+
+// Its commit may be newer than the one that the resume would go on from.
+TEST_F(DurableDirectory, ALogThatCannotBeOpenedEndsAResume) {
+  train(2, {"memory.place.optimizer=storage"});
+  resume("run", 3, {"--set", durable_[0], durable_[1]});
+  const fs::path log = only_file(".log");
+  fs::rename(log, path("elsewhere.log"));
+  fs::create_symlink(path("elsewhere.log"), log);
+  expect_refused({"train", "run"}, {log.filename().string(), "put it back, or remove '"});
+  fs::remove(log);
+  fs::rename(path("elsewhere.log"), log);
+  EXPECT_NE(resume("run", 4), "");
+}
+
+// A commit to a file that nobody can find again is no commit.
+TEST_F(DurableDirectory, ARunWhoseStateFilesAreGoneEndsWithoutSayingSaved) {
+  for (const char* suffix : {".durable", ".log"}) {
+    SCOPED_TRACE(suffix);
+    fs::remove_all(path("run"));
+    const auto child =
+        start({"train", "config.toml", "--json", "--set", durable_[0], "checkpoint.every=5",
+               durable_[2], "train.steps=1000", "memory.link_latency=5ms"});
+    child->wait_for_output(R"("event":"step","step":2)", kCliDeadline);
+    const fs::path file = only_file(suffix);
+    fs::remove(file);
+    const ChildOutcome ended = child->wait(kCliDeadline);
+    EXPECT_EQ(ended.exit_status, 3) << ended.err;
+    EXPECT_TRUE(events_of(ended, "checkpoint").empty());
+    EXPECT_NE(ended.err.find(file.filename().string() + "' is no longer the file"),
+              std::string::npos)
+        << ended.err;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::testing

@@ -1,0 +1,239 @@
+// One function for each subcommand: its options, and the command that they make.
+#include "tools/sluice/command_line.hpp"
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "base/edit_distance.hpp"
+#include "base/error.hpp"
+#include "engine/config/config.hpp"
+#include "tools/sluice/arguments.hpp"
+
+namespace sluice::cli {
+namespace {
+
+constexpr const char* kSetMeaning = "KEY=VALUE, any key, e.g. memory.device=64MiB";
+
+void add_config(CLI::App& command, ConfigArguments& config) {
+  command.add_option("CONFIG", config.path, "TOML configuration")->required();
+  command.add_option("--set", config.overrides, kSetMeaning);
+}
+
+void add_json(CLI::App& command, bool& json) {
+  command.add_flag("--json", json, "Events on stdout, one JSON object per line");
+}
+
+// `chosen` becomes run(*arguments) when the subcommand is on the command line.
+template <class Arguments>
+void choose(CLI::App& command, Command& chosen, std::shared_ptr<Arguments> arguments,
+            int (*run)(const Arguments&)) {
+  command.callback(
+      [&chosen, arguments, run] { chosen = [arguments, run] { return run(*arguments); }; });
+}
+
+// The same for a command that reads a configuration: its relative paths need a working directory.
+template <class Arguments>
+void choose_configured(CLI::App& command, Command& chosen, std::shared_ptr<Arguments> arguments,
+                       int (*run)(const Arguments&)) {
+  command.callback([&chosen, arguments, run] {
+    chosen = [arguments, run] {
+      check_working_directory();
+      return run(*arguments);
+    };
+  });
+}
+
+void add_train(CLI::App& app, Command& chosen) {
+  const auto train = std::make_shared<TrainArguments>();
+  CLI::App* command = app.add_subcommand("train", "Train a model");
+  command->add_option("CONFIG", train->config.path,
+                      "TOML configuration, or a run to resume by its own configuration");
+  command->add_option("--set", train->config.overrides, kSetMeaning);
+  command->add_option("--steps", train->steps, "Stop after this many steps in all")
+      ->check(whole_number(0, 1'000'000'000'000));
+  CLI::Option* resume =
+      command
+          ->add_option("--resume", train->resume,
+                       "Continue this run, or the newest run with a state in this log.dir "
+                       "(default: CONFIG's log.dir)")
+          ->expected(0, 1);
+  command->add_flag("--accept-arithmetic", train->accept_arithmetic,
+                    "Resume although this machine rounds matrix products differently");
+  add_json(*command, train->json);
+  command->callback([&chosen, train, resume] {
+    train->resumes = resume->count() > 0;
+    chosen = [train] {
+      check_working_directory();
+      return train_command(*train);
+    };
+  });
+}
+
+void add_plan(CLI::App& app, Command& chosen) {
+  const auto plan = std::make_shared<PlanArguments>();
+  CLI::App* command = app.add_subcommand(
+      "plan", "Print the memory and time that a run needs, or a change that fits");
+  add_config(*command, plan->config);
+  command->add_option("--hardware", plan->hardware,
+                      "A hardware profile (written by doctor) of the machine to plan for; its "
+                      "budgets are not compared with this machine's memory");
+  command->add_option("--world", plan->world, "Number of ranks");
+  command->add_option("--trace", plan->trace, "Write the simulated step's trace here");
+  command->add_flag("--free-optimizer", plan->free_optimizer,
+                    "Also simulate the step with an optimizer that takes no time");
+  add_json(*command, plan->json);
+  choose_configured(*command, chosen, plan, plan_command);
+}
+
+void add_data(CLI::App& app, Command& chosen) {
+  const auto data = std::make_shared<DataArguments>();
+  CLI::App* command = app.add_subcommand("data", "Print which tokens each step of a run uses");
+  add_config(*command, data->config);
+  command->add_flag("--order", data->order, "Print the samples in the order of training")
+      ->required();
+  command->add_option("--steps", data->steps,
+                      "Only these steps, counted from 1: 7, or 1..100 (default: all of the run)");
+  add_json(*command, data->json);
+  choose_configured(*command, chosen, data, data_command);
+}
+
+void add_doctor(CLI::App& app, Command& chosen) {
+  const auto doctor = std::make_shared<DoctorArguments>();
+  CLI::App* command =
+      app.add_subcommand("doctor", "Check and measure this machine; name what is missing");
+  command->add_option("--storage", doctor->storage_path, "A directory on the disk to measure")
+      ->capture_default_str();
+  command->add_option("--seconds", doctor->seconds, "Approximate time for each figure")
+      ->capture_default_str()
+      ->check(seconds_between(0.001, 60.0));
+  command->add_flag("--replace", doctor->replace,
+                    "Save the new profile although the saved one has better rates");
+  add_json(*command, doctor->json);
+  CLI::Option* clean =
+      command
+          ->add_option("--clean", doctor->clean_directories,
+                       "Instead: list stale files of killed runs in these directories (default "
+                       "./runs): locks, storage files, unfinished checkpoints; and state whose "
+                       "log is not there, which stays")
+          ->expected(0, -1);
+  command
+      ->add_flag("--yes", doctor->yes,
+                 "Remove the files that --clean lists, but for state, which stays")
+      ->needs(clean);
+  command->callback([&chosen, doctor, clean] {
+    doctor->clean = clean->count() > 0;
+    chosen = [doctor] { return doctor_command(*doctor); };
+  });
+}
+
+void add_report(CLI::App& app, Command& chosen) {
+  const auto report = std::make_shared<ReportArguments>();
+  CLI::App* command = app.add_subcommand("report", "Show a run: memory, lanes, plan beside run");
+  command->add_option("RUN", report->run, "A run's directory, or a log.dir: its newest run")
+      ->required();
+  command->add_option("--format", report->format, "html or perfetto")->capture_default_str();
+  command->add_option("-o", report->output, "The file to write");
+  choose(*command, chosen, report, report_command);
+}
+
+void add_replay(CLI::App& app, Command& chosen) {
+  const auto replay = std::make_shared<ReplayArguments>();
+  CLI::App* command = app.add_subcommand(
+      "replay", "Replay recorded allocations through allocators: what each reserves, and why");
+  command->add_option("TRACE", replay->trace,
+                      "A PyTorch memory snapshot, an RMM log, a CSV of ours, or lifetimes to "
+                      "pack (id,lower,upper,size)");
+  command->add_option("--generate", replay->generate,
+                      "Instead of a file: dense, zero3, recompute, pipeline, varlen, moe, lora "
+                      "or rlhf");
+  command->add_option("--seed", replay->seed, "Of the generated trace")
+      ->check(whole_number(0, std::numeric_limits<std::int64_t>::max()))
+      ->needs("--generate");
+  command->add_option("--iterations", replay->iterations, "Of the generated trace")
+      ->needs("--generate");
+  command->add_option("--device", replay->device, "Which device of a snapshot")
+      ->excludes("--generate");
+  command
+      ->add_option("--policy", replay->policies,
+                   "native, expandable, dynamic, planned; all if not given")
+      ->delimiter(',');
+  command->add_option("--capacity", replay->capacity,
+                      "The device's memory, such as 16GiB: say which policies fit");
+  command->add_flag("!--no-least", replay->least, "Do not search each policy's least capacity");
+  command->add_option("--plot", replay->plot,
+                      "Draw addresses over time as one SVG file, with a panel for each policy");
+  command->add_option("--write", replay->write, "Write the trace as CSV");
+  command->add_option(
+      "--snapshot", replay->snapshot,
+      "Write what our allocator (dynamic, or planned where not dynamic is asked for) recorded "
+      "and holds after it, as a PyTorch memory snapshot (pytorch.org/memory_viz opens it)");
+  add_json(*command, replay->json);
+  choose(*command, chosen, replay, replay_command);
+}
+
+// CLI11 only says that a word was not expected; a person needs the nearest command.
+void refuse_unknown_command(const CLI::App& app, std::span<char* const> words) {
+  const CLI::App* parent = &app;
+  for (const char* const word : words) {
+    const auto commands = parent->get_subcommands(nullptr);
+    if (word[0] == '-' || commands.empty()) return;
+    const CLI::App* found = nullptr;
+    const CLI::App* nearest = commands.front();
+    for (const CLI::App* command : commands) {
+      if (command->get_name() == word) found = command;
+      if (edit_distance(shown(word), command->get_name()) <
+          edit_distance(shown(word), nearest->get_name())) {
+        nearest = command;
+      }
+    }
+    if (found == nullptr) {
+      const std::string program = parent == &app ? "sluice" : "sluice " + parent->get_name();
+      throw InputError("'" + shown(word) + "' is no command; did you mean '" + program + " " +
+                       nearest->get_name() + "'? see " + program + " --help");
+    }
+    parent = found;
+  }
+}
+
+}  // namespace
+
+Command parse_command_line(int argc, char** argv) {
+  CLI::App app{"Sluice trains models larger than GPU memory.", "sluice"};
+  app.set_version_flag("--version", "sluice " SLUICE_VERSION);
+  app.require_subcommand(0, 1);
+  bool help_config = false;
+  app.add_flag("--help-config", help_config, "Print every configuration key and exit");
+  Command chosen;
+  add_train(app, chosen);
+  add_plan(app, chosen);
+  add_data(app, chosen);
+  add_doctor(app, chosen);
+  add_bench(app, chosen);
+  add_report(app, chosen);
+  add_replay(app, chosen);
+  refuse_unknown_command(app, std::span(argv, static_cast<std::size_t>(argc)).subspan(1));
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& success) {
+    app.exit(success);  // prints --help or --version
+    return [] { return 0; };
+  } catch (const CLI::ParseError& error) {
+    throw InputError(error.what() + std::string("; see sluice --help"));
+  }
+  if (help_config) {
+    return [] {
+      std::cout << config::config_help();
+      return 0;
+    };
+  }
+  if (chosen) return chosen;
+  return [help = app.help()] {
+    std::cout << help;
+    return 2;
+  };
+}
+
+}  // namespace sluice::cli
