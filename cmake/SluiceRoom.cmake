@@ -12,12 +12,11 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
 add_library(sluice_flags INTERFACE)
 # Not for CUDA, whose compiler has its own (SluiceCuda).
 set(host_only $<NOT:$<COMPILE_LANGUAGE:CUDA>>)
+# No -Wshadow where several sources are one unit: a local name may be one that another source of the
+# unit has in its anonymous namespace.
+set(shadow "$<$<NOT:$<BOOL:$<TARGET_PROPERTY:UNITY_BUILD>>>:-Wshadow>")
 target_compile_options(sluice_flags INTERFACE
-  "$<${host_only}:-Wall;-Wextra;-Wnon-virtual-dtor;-ffp-contract=off;-fno-math-errno>")
-# Not where several sources are one unit: a local name may be one that another source of the unit has
-# in its anonymous namespace.
-target_compile_options(sluice_flags INTERFACE
-  $<$<AND:${host_only},$<NOT:$<BOOL:$<TARGET_PROPERTY:UNITY_BUILD>>>>:-Wshadow>)
+  "$<${host_only}:-Wall;-Wextra;${shadow};-Wnon-virtual-dtor;-ffp-contract=off;-fno-math-errno>")
 # g++ 12 sees overlap in "literal" + std::string&& where there is none (GCC bug 105651).
 target_compile_options(sluice_flags INTERFACE
   $<$<AND:${host_only},$<CXX_COMPILER_ID:GNU>>:-Wno-restrict>)
