@@ -7,8 +7,8 @@
 namespace sluice::model {
 
 // Settings for the tensors with names that match `match`, a shell pattern ("*.bias",
-// "blocks.?.mlp.*"; fnmatch(3)). The first matching group counts; a tensor without one has the run's
-// values.
+// "blocks.?.mlp.*"; fnmatch(3)). The first matching group counts; a tensor without one has the
+// run's values.
 struct ParameterGroup {
   std::string match;
   double lr_scale = 1.0;
