@@ -13,7 +13,8 @@
 
 namespace sluice::allocator {
 
-ChunkPool::ChunkPool(device::Device& device, PagePool& pages, std::uint32_t slot_count, Category category)
+ChunkPool::ChunkPool(device::Device& device, PagePool& pages, std::uint32_t slot_count,
+                     Category category)
     : device_(device), pages_(pages) {
   slots_.reserve(slot_count);
   try {

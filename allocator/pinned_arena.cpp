@@ -49,8 +49,8 @@ bool lock_or_warn(std::byte* data, std::uint64_t bytes) {
 
 }  // namespace
 
-PinnedArena::PinnedArena(device::Device& device, Ledger& ledger, std::uint64_t bytes, Category category,
-                         const PinnedArenaOptions& options)
+PinnedArena::PinnedArena(device::Device& device, Ledger& ledger, std::uint64_t bytes,
+                         Category category, const PinnedArenaOptions& options)
     : charge_(ledger.reserve(Tier::kPinned, category, whole_pages(bytes))),
       mapping_(whole_pages(bytes)) {
   const std::uint64_t piece_bytes = options.registration_piece_bytes;

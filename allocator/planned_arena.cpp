@@ -11,8 +11,8 @@
 
 namespace sluice::allocator {
 
-PlannedArena::PlannedArena(device::Device& device, PagePool& pages, std::uint64_t bytes, Category category,
-                           const ChunkPool* over)
+PlannedArena::PlannedArena(device::Device& device, PagePool& pages, std::uint64_t bytes,
+                           Category category, const ChunkPool* over)
     : pages_(pages), bytes_(round_up(bytes, pages.page_bytes())) {
   SLUICE_CHECK(bytes_ >= bytes);  // the rounding did not overflow
   if (bytes_ == 0) return;

@@ -11,7 +11,8 @@ std::atomic<ThreadStartHook> start_hook = nullptr;
 }  // namespace
 
 ThreadError::ThreadError(std::string_view name, int error)
-    : Error("thread '" + std::string(name) + "' could not start: " + std::system_category().message(error) +
+    : Error("thread '" + std::string(name) +
+            "' could not start: " + std::system_category().message(error) +
             "; raise the limit of threads (the container's pids limit, or ulimit -u)"),
       thread_name(name),
       error_number(error) {}

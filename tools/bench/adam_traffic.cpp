@@ -86,7 +86,8 @@ void adam_traffic(const kernels::host::Parallel& parallel, const kernels::Optimi
                   const kernels::UpdateBuffers& buffers, std::uint32_t mask) {
   SLUICE_CHECK(buffers.elems % static_cast<std::int64_t>(kBlock8GroupElems) == 0);
   const TrafficStreams streams = traffic_streams(options, buffers);
-  parallel.for_blocks(buffers.elems, kernels::host::update_task_elems(buffers.elems, parallel.threads()),
+  parallel.for_blocks(buffers.elems,
+                      kernels::host::update_task_elems(buffers.elems, parallel.threads()),
                       [&](std::int64_t begin, std::int64_t end) {
                         HWY_DYNAMIC_DISPATCH(traffic_range)(streams, mask, begin, end);
                       });

@@ -15,7 +15,8 @@
 namespace sluice::bench {
 namespace {
 
-kernels::OptimizerOptions formats(kernels::OptimizerRule rule, DType weight, bool split, DType moments) {
+kernels::OptimizerOptions formats(kernels::OptimizerRule rule, DType weight, bool split,
+                                  DType moments) {
   kernels::OptimizerOptions options;
   options.rule = rule;
   options.weight = weight;
@@ -101,15 +102,17 @@ AdamVariantStep::Array AdamVariantStep::array(DType dtype) {
   if (memory == nullptr) throw std::bad_alloc();
   // Best effort: with small pages, both sides of the ratio are measured on small pages.
   static_cast<void>(madvise(memory.get(), bytes, MADV_HUGEPAGE));
-  parallel_.for_blocks(elems_, kernels::host::kUpdatePieceElems, [&](std::int64_t begin, std::int64_t end) {
-    const std::uint64_t from = bytes_of(dtype, static_cast<std::uint64_t>(begin));
-    std::memset(memory.get() + from, 0, bytes_of(dtype, static_cast<std::uint64_t>(end - begin)));
-  });
+  parallel_.for_blocks(
+      elems_, kernels::host::kUpdatePieceElems, [&](std::int64_t begin, std::int64_t end) {
+        const std::uint64_t from = bytes_of(dtype, static_cast<std::uint64_t>(begin));
+        std::memset(memory.get() + from, 0,
+                    bytes_of(dtype, static_cast<std::uint64_t>(end - begin)));
+      });
   return memory;
 }
 
-AdamVariantStep::AdamVariantStep(const kernels::host::Parallel& parallel, const AdamVariant& variant,
-                                 std::int64_t elems)
+AdamVariantStep::AdamVariantStep(const kernels::host::Parallel& parallel,
+                                 const AdamVariant& variant, std::int64_t elems)
     : parallel_(parallel), variant_(variant), elems_(elems) {
   const kernels::OptimizerOptions& options = variant.options;
   grad_ = array(variant.grad);
@@ -122,13 +125,14 @@ AdamVariantStep::AdamVariantStep(const kernels::host::Parallel& parallel, const 
   moment1_ = state(StateKind::kMoment1);
   moment2_ = state(StateKind::kMoment2);
   const DType master = kernels::state_layout(options, StateKind::kMaster).dtype;
-  parallel.for_blocks(elems, kernels::host::kUpdatePieceElems, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      put(grad_.get(), variant_.grad, i, value_of(i) * 1e-2f);
-      put(weight_.get(), options.weight, i, value_of(i));
-      if (master_ != nullptr) put(master_.get(), master, i, value_of(i));
-    }
-  });
+  parallel.for_blocks(elems, kernels::host::kUpdatePieceElems,
+                      [&](std::int64_t begin, std::int64_t end) {
+                        for (std::int64_t i = begin; i < end; ++i) {
+                          put(grad_.get(), variant_.grad, i, value_of(i) * 1e-2f);
+                          put(weight_.get(), options.weight, i, value_of(i));
+                          if (master_ != nullptr) put(master_.get(), master, i, value_of(i));
+                        }
+                      });
   buffers_.grad = grad_.get();
   buffers_.grad_dtype = variant.grad;
   buffers_.round_grad_to = variant.round_grad_to;

@@ -30,7 +30,8 @@ std::span<const AdamVariant> adam_variants();
 class AdamVariantStep {
  public:
   // Throws std::bad_alloc.
-  AdamVariantStep(const kernels::host::Parallel& parallel, const AdamVariant& variant, std::int64_t elems);
+  AdamVariantStep(const kernels::host::Parallel& parallel, const AdamVariant& variant,
+                  std::int64_t elems);
 
   // Seconds of one update, and of its unavoidable memory traffic (adam_traffic.hpp).
   double update_seconds();

@@ -44,7 +44,8 @@ std::vector<AdamVariant> chosen(const std::vector<std::string>& names) {
 }
 
 void check(const AdamBenchOptions& options) {
-  if (options.elems < kernels::host::kUpdatePieceElems || options.elems % kernels::host::kUpdatePieceElems != 0) {
+  if (options.elems < kernels::host::kUpdatePieceElems ||
+      options.elems % kernels::host::kUpdatePieceElems != 0) {
     throw InputError("bench adam: elems must be a positive multiple of " +
                      std::to_string(kernels::host::kUpdatePieceElems));
   }

@@ -46,7 +46,8 @@ Shape shape_of(const ProductBenchOptions& options) {
 
 void check(const ProductBenchOptions& options, const Shape& shape) {
   SLUICE_CHECK(options.device != nullptr && options.kernels != nullptr);
-  if (!kernels::is_act_dtype(options.dtype)) throw InputError("bench: the dtype must be bf16, f16 or f32");
+  if (!kernels::is_act_dtype(options.dtype))
+    throw InputError("bench: the dtype must be bf16, f16 or f32");
   if (options.rounds < 7) throw InputError("bench: there must be at least 7 rounds");
   if (shape.hidden % shape.heads != 0 || shape.tokens % shape.time != 0) {
     throw InputError("bench: hidden must be a multiple of heads, and tokens a multiple of time");
@@ -56,7 +57,8 @@ void check(const ProductBenchOptions& options, const Shape& shape) {
 // An array on the device, filled with uniform numbers in [-0.5, 0.5) or with zeros.
 class DeviceArray {
  public:
-  DeviceArray(device::Device& device, device::Stream& stream, DType dtype, std::int64_t elems, bool filled) {
+  DeviceArray(device::Device& device, device::Stream& stream, DType dtype, std::int64_t elems,
+              bool filled) {
     const std::uint64_t bytes = bytes_of(dtype, static_cast<std::uint64_t>(elems));
     memory_ = device.allocate((bytes + 255) / 256 * 256);
     std::vector<std::byte> host(bytes);

@@ -15,7 +15,7 @@ namespace sluice::bench {
 struct ProductBenchOptions {
   device::Device* device = nullptr;
   kernels::Kernels* kernels = nullptr;  // of that device
-  int threads = 1;             // of the host's kernels: torch gets as many on the host
+  int threads = 1;                      // of the host's kernels: torch gets as many on the host
   std::int64_t tokens = 0, hidden = 0, heads = 0, time = 0;  // 0: by the backend
   DType dtype = DType::kBF16;
   int rounds = 9;                 // at least 7

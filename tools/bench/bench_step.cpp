@@ -239,7 +239,8 @@ json figures_of(const Variant& variant, const OffloadedStep& step, const Rounds&
 json run_step_bench(const StepBenchOptions& options) {
   check(options);
   const std::vector<Variant> variants = chosen(options.variants);
-  const int threads = options.threads > 0 ? options.threads : kernels::host::Parallel::default_threads();
+  const int threads =
+      options.threads > 0 ? options.threads : kernels::host::Parallel::default_threads();
   const OffloadedStepShape shape = shape_of(options);
   json figures{{"threads", threads}, {"rounds", options.rounds}};
   json of_variants = json::object();

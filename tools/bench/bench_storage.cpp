@@ -68,7 +68,8 @@ class Trial {
     load_.file_bytes = options.bytes / options.block_bytes * options.block_bytes;
     load_.block_bytes = options.block_bytes;
     load_.depth = options.depth;
-    load_.file = engine_->open(directory_.file("data"), offload::StorageFileMode::kCreate, load_.file_bytes);
+    load_.file =
+        engine_->open(directory_.file("data"), offload::StorageFileMode::kCreate, load_.file_bytes);
     std::uint64_t most_bytes = fio_buffer_bytes(options.block_bytes, options.depth);
     for (const FioSetting& setting : fio_sweep_settings()) {
       most_bytes = std::max(most_bytes, fio_buffer_bytes(setting.block_bytes, setting.depth));

@@ -19,8 +19,8 @@ struct StorageBenchOptions {
   // The values of training (StorageOptions). depth * block_bytes is the staging ring, at
   // most 64 MiB.
   std::uint64_t block_bytes = offload::StorageOptions{}.request_bytes;
-  std::uint32_t depth =
-      static_cast<std::uint32_t>(offload::StorageOptions{}.queue_bytes / offload::StorageOptions{}.request_bytes);
+  std::uint32_t depth = static_cast<std::uint32_t>(offload::StorageOptions{}.queue_bytes /
+                                                   offload::StorageOptions{}.request_bytes);
 };
 
 // {"event":"bench","name":"storage","figures":{engine, block_bytes, depth, rounds, file_bytes,

@@ -43,7 +43,8 @@ inline TrafficStreams traffic_streams(const kernels::OptimizerOptions& options,
   streams.add(buffers.grad, buffers.grad_dtype, true, false);
   const auto state = [&](StateKind kind, const void* data) {
     const kernels::StateLayout layout = kernels::state_layout(options, kind);
-    if (layout.extent == kernels::StateExtent::kPerElement) streams.add(data, layout.dtype, true, true);
+    if (layout.extent == kernels::StateExtent::kPerElement)
+      streams.add(data, layout.dtype, true, true);
   };
   state(StateKind::kMaster, buffers.master);
   state(StateKind::kMoment1, buffers.moment1);
