@@ -49,8 +49,8 @@ std::vector<std::uint32_t> held_before(const record::MemoryTrace& trace, std::si
   return order;
 }
 
-// Tries one candidate after the other. base_ holds the settings that failed; a candidate is a copy of
-// them with one change.
+// Tries one candidate after the other. base_ holds the settings that failed; a candidate is a copy
+// of them with one change.
 class FixSearch {
  public:
   FixSearch(const OomReport& report, const record::MemoryTrace& trace, std::size_t failed_operation,
@@ -115,7 +115,8 @@ class FixSearch {
   }
 
   // Bisects for the least number in (low, high] with which the trace completes. Precondition: it
-  // completes with `high`, at a peak of high_peak_bytes, and not with `low`. Sets the fix's outcome.
+  // completes with `high`, at a peak of high_peak_bytes, and not with `low`. Sets the fix's
+  // outcome.
   std::uint64_t least(OomFix& fix, std::uint64_t low, std::uint64_t high,
                       std::uint64_t high_peak_bytes,
                       const std::function<SimulatedAllocator(std::uint64_t)>& settings) {
@@ -135,7 +136,8 @@ class FixSearch {
     return high;
   }
 
-  // Settings of the allocator, then planning. A setting that already has the tried value is skipped.
+  // Settings of the allocator, then planning. A setting that already has the tried value is
+  // skipped.
   void try_settings() {
     SimulatedAllocator changed = base_;
     changed.options.growth_slack = 0.0;
@@ -195,8 +197,8 @@ class FixSearch {
     }
   }
 
-  // All streams that are not movable are made movable together. Streams of private pools are left out:
-  // the pages of a graph may not move.
+  // All streams that are not movable are made movable together. Streams of private pools are left
+  // out: the pages of a graph may not move.
   void try_movable() {
     SimulatedAllocator changed = base_;
     changed.fixed_streams.clear();
@@ -235,8 +237,8 @@ class FixSearch {
     result_.tried.push_back(std::move(fix));
   }
 
-  // Words the missing bytes as a change of the limit that refused: a cap, the device, or the share that
-  // other processes hold. A cap is worth raising only if the device has the room.
+  // Words the missing bytes as a change of the limit that refused: a cap, the device, or the share
+  // that other processes hold. A cap is worth raising only if the device has the room.
   void describe_capacity(OomFix& fix) const {
     const OomLimits& limits = report_.limits;
     const std::string more = format_bytes(fix.bytes) + " more";

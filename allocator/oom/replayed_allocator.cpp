@@ -1,8 +1,8 @@
 // Maps the operations of a trace to calls of our allocators.
 //
-// Each pair of stream and pool in the trace becomes a stream of the allocator. A pending free needs a
-// use on another stream whose event has not passed: one more stream, "others", stands for all such
-// users. The counting device holds the events of that free back until the trace completes it.
+// Each pair of stream and pool in the trace becomes a stream of the allocator. A pending free needs
+// a use on another stream whose event has not passed: one more stream, "others", stands for all
+// such users. The counting device holds the events of that free back until the trace completes it.
 #include "allocator/oom/replayed_allocator.hpp"
 
 #include <algorithm>

@@ -28,8 +28,8 @@ namespace {
 // Twenty times as much gained less than 0.5% of capacity on the shapes of training steps.
 constexpr std::uint64_t kWorkBudget = 5'000'000;
 
-// Budgets of the exhaustive search at the bound, and at each capacity above it. If it gives up, they
-// take some 3 s and 1 s on the same server.
+// Budgets of the exhaustive search at the bound, and at each capacity above it. If it gives up,
+// they take some 3 s and 1 s on the same server.
 constexpr std::uint64_t kBoundWorkBudget = 800'000'000;
 constexpr std::uint64_t kBetweenWorkBudget = 300'000'000;
 // The largest component for the exhaustive search, whose set-up takes quadratic time.
@@ -124,8 +124,8 @@ std::vector<Component> split_components(std::span<const Lifetime> padded) {
   return components;
 }
 
-// Searches exhaustively at the target, then by bisection between the largest capacity that failed and
-// the best one found.
+// Searches exhaustively at the target, then by bisection between the largest capacity that failed
+// and the best one found.
 void improve_exactly(const Component& component, std::uint64_t target_bytes, BoxPacking& found) {
   std::uint64_t missed_bytes = target_bytes;  // the largest capacity that failed
   for (std::uint64_t capacity = target_bytes; capacity < found.capacity_bytes;

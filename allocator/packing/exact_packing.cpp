@@ -1,10 +1,10 @@
 // Windows over skyline searches, as exact_packing.hpp describes.
 //
-// Instance holds the boxes, their live sums by position, and seven orders of ties. An Attempt places
-// boxes window by window; each step is a SkylineSearch over the boxes that the window meets, in which
-// some are free and the others are fixed. pack_exactly restarts attempts with other ways of growing,
-// by budgets in the Luby sequence, until one succeeds, one proves that no packing exists, or the
-// budget is spent.
+// Instance holds the boxes, their live sums by position, and seven orders of ties. An Attempt
+// places boxes window by window; each step is a SkylineSearch over the boxes that the window meets,
+// in which some are free and the others are fixed. pack_exactly restarts attempts with other ways
+// of growing, by budgets in the Luby sequence, until one succeeds, one proves that no packing
+// exists, or the budget is spent.
 #include "allocator/packing/exact_packing.hpp"
 
 #include <algorithm>
@@ -205,9 +205,9 @@ class Attempt {
     return SkylineOutcome::kImpossible;
   }
 
-  // Choices of boxes that may move, the smallest first. Each contains the unplaced boxes. To these it
-  // adds the boxes that live only near the moved edge of the window, or all that reach there, within
-  // growing distances; the last choice contains all boxes.
+  // Choices of boxes that may move, the smallest first. Each contains the unplaced boxes. To these
+  // it adds the boxes that live only near the moved edge of the window, or all that reach there,
+  // within growing distances; the last choice contains all boxes.
   std::vector<std::vector<bool>> movable(Window window, bool leftwards, std::int32_t least_reach) {
     const std::span<const Box> boxes = instance_.boxes();
     const std::int32_t width = window.end - window.begin;

@@ -23,10 +23,10 @@ struct ExactPacking {
   std::vector<std::uint64_t> offsets_bytes;  // by box; empty unless kPacked
 };
 
-// Boxes live in positions [0, position_count). `durations` are their lifetimes in uncompressed time,
-// by which ties are ordered. The search gives up after it has looked about `work_budget` times at a
-// position of a box, some 4 ns each. It gives up at once if the capacity exceeds 2^29 times the
-// greatest common divisor of the sizes. Deterministic.
+// Boxes live in positions [0, position_count). `durations` are their lifetimes in uncompressed
+// time, by which ties are ordered. The search gives up after it has looked about `work_budget`
+// times at a position of a box, some 4 ns each. It gives up at once if the capacity exceeds 2^29
+// times the greatest common divisor of the sizes. Deterministic.
 ExactPacking pack_exactly(std::span<const Box> boxes, std::span<const std::uint64_t> durations,
                           std::int32_t position_count, std::uint64_t capacity_bytes,
                           std::uint64_t work_budget);

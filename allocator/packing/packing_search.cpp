@@ -72,8 +72,8 @@ class Search {
   // Places all boxes in `order`. Returns false, with some boxes not placed, as soon as one ends
   // above `limit_bytes`.
   bool place(const Order& order, Fit fit, std::uint64_t limit_bytes);
-  // A copy of `order` with one box moved: a box that ends at the capacity moves towards the front, or
-  // any box moves anywhere.
+  // A copy of `order` with one box moved: a box that ends at the capacity moves towards the front,
+  // or any box moves anywhere.
   Order neighbour(const Order& order, std::uint64_t draw) const;
   void keep(const Order& order, Fit fit);
 

@@ -1,8 +1,9 @@
 // Queries over the placed boxes.
 //
-// find_offset walks the boxes that overlap in time, in the order of their offsets, and keeps a cursor
-// at the highest end so far. Where the next box begins above the cursor there is a gap. The entries
-// of a block lie in arrays by field, so that one loop compares 64 lifetimes; the result is a bit mask.
+// find_offset walks the boxes that overlap in time, in the order of their offsets, and keeps a
+// cursor at the highest end so far. Where the next box begins above the cursor there is a gap. The
+// entries of a block lie in arrays by field, so that one loop compares 64 lifetimes; the result is
+// a bit mask.
 #include "allocator/packing/placed_boxes.hpp"
 
 #include <algorithm>

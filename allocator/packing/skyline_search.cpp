@@ -1,11 +1,11 @@
 // The search tree of skyline_search.hpp.
 //
 // A node is a set of unplaced boxes, each with its floor: the lowest offset that the placed boxes
-// leave it. solve() first bounds the node (bound), and splits it into runs of positions that share no
-// box, which are solved one by one. Otherwise place_one() tries each candidate on its floor. After a
-// choice fails, its box counts as passed over, and the node is bounded again: that often ends it.
-// Nodes live in a stack of frames, whose vectors are reused. work_ counts looks at positions, so that
-// the budget means the same on every machine.
+// leave it. solve() first bounds the node (bound), and splits it into runs of positions that share
+// no box, which are solved one by one. Otherwise place_one() tries each candidate on its floor.
+// After a choice fails, its box counts as passed over, and the node is bounded again: that often
+// ends it. Nodes live in a stack of frames, whose vectors are reused. work_ counts looks at
+// positions, so that the budget means the same on every machine.
 #include "allocator/packing/skyline_search.hpp"
 
 #include <algorithm>
@@ -167,8 +167,8 @@ class SkylineSearch::Impl {
     return offset;
   }
 
-  // Whether box i may not be placed on its floor. There it would come before the box placed last, or
-  // before its twin, or right above a box of equal lifetime, with which it could change places.
+  // Whether box i may not be placed on its floor. There it would come before the box placed last,
+  // or before its twin, or right above a box of equal lifetime, with which it could change places.
   bool passed_over(Index i, Units floor, const Last& last) const {
     if (last.box && (floor < last.offset || (floor == last.offset && i <= *last.box))) return true;
     if (alike_.twin[i] && placed_[*alike_.twin[i]] == 0) return true;
@@ -199,8 +199,8 @@ class SkylineSearch::Impl {
     return lift_passed_over(boxes, range) && can_be_stacked(boxes, range);
   }
 
-  // A box that was passed over must stand on a box that is placed later. Raises its bound to the lowest
-  // top at any of its positions, its own left out.
+  // A box that was passed over must stand on a box that is placed later. Raises its bound to the
+  // lowest top at any of its positions, its own left out.
   bool lift_passed_over(Unplaced& boxes, Range range) {
     // At each position: the two lowest tops, and the box with the lowest.
     std::fill(scratch_.lowest.begin() + range.begin, scratch_.lowest.begin() + range.end, kNothing);
@@ -274,8 +274,8 @@ class SkylineSearch::Impl {
     return found;
   }
 
-  // A key of all facts that decide whether a sub-problem has a solution: for each box, its floor, or
-  // that it was passed over there; and the height of the last box if any was passed over.
+  // A key of all facts that decide whether a sub-problem has a solution: for each box, its floor,
+  // or that it was passed over there; and the height of the last box if any was passed over.
   std::uint64_t key_of(const Unplaced& boxes, const Last& last) const {
     std::uint64_t key = 0;
     bool any_passed_over = false;

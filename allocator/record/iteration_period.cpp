@@ -1,13 +1,16 @@
 // Finds the period of iteration_period.hpp in four steps.
 //
 // 1. The record becomes a sequence of allocations: a hash of each one's shape, and its lifetime.
-// 2. Every run of 8 allocations is hashed. Each distinct run votes for the distance between its last
+// 2. Every run of 8 allocations is hashed. Each distinct run votes for the distance between its
+// last
 //    occurrences, with a vote for each earlier occurrence at the same distance. The distances with
 //    the most votes are the candidates.
-// 3. Each candidate is judged: walking back from the end, how far do at least 99% of the allocations
+// 3. Each candidate is judged: walking back from the end, how far do at least 99% of the
+// allocations
 //    have a like one a period before? The shortest candidate that covers nearly as much as the best
 //    is the period. A multiple of it is taken only if it explains ten times as many large allocations.
-// 4. Among the runs that recur each period, the one with the least live memory before it marks where
+// 4. Among the runs that recur each period, the one with the least live memory before it marks
+// where
 //    iterations begin.
 #include "allocator/record/iteration_period.hpp"
 
@@ -322,8 +325,8 @@ std::vector<IterationRange> find_repeating_iterations(const MemoryTrace& trace) 
     ranges.push_back({sequence.operations[starts[i]], sequence.operations[starts[i + 1]]});
     fewest = std::min(fewest, starts[i + 1] - starts[i]);
   }
-  // The last iteration is whole if the record goes on for as long as the shortest. Operations beyond
-  // a period belong to the next.
+  // The last iteration is whole if the record goes on for as long as the shortest. Operations
+  // beyond a period belong to the next.
   const std::size_t rest = sequence.size() - starts.back();
   if (rest >= fewest) {
     const std::size_t end = rest > repetition.period

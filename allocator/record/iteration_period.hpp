@@ -16,9 +16,9 @@ namespace sluice::record {
 //
 // Of the periods that cover within 10% of the longest end, the shortest is taken. A layer repeats
 // only within an iteration, and a micro-batch only up to the optimizer's step, so both cover less.
-// An iteration begins where least memory is live, among the runs that recur each P. No range contains
-// the operations before the repeating end (a first iteration that differs, or one that is cut at its
-// front), nor an iteration that the end cuts off. O(n log n).
+// An iteration begins where least memory is live, among the runs that recur each P. No range
+// contains the operations before the repeating end (a first iteration that differs, or one that is
+// cut at its front), nor an iteration that the end cuts off. O(n log n).
 std::vector<IterationRange> find_repeating_iterations(const MemoryTrace& trace);
 
 }  // namespace sluice::record

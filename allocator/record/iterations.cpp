@@ -1,8 +1,8 @@
 // Divides a trace into iterations, by marks or by repetition, and compares them.
 //
-// Two iterations are compared as sorted lists of shapes (bytes, stream, pool), so that an order that
-// changes between them does not matter. find_stride tries the distances 1 to 8 and takes the first
-// at which all iterations of the later half have nearly all shapes in common.
+// Two iterations are compared as sorted lists of shapes (bytes, stream, pool), so that an order
+// that changes between them does not matter. find_stride tries the distances 1 to 8 and takes the
+// first at which all iterations of the later half have nearly all shapes in common.
 #include "allocator/record/iterations.hpp"
 
 #include <algorithm>

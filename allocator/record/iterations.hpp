@@ -21,9 +21,9 @@ struct Iterations {
   std::vector<IterationRange>
       ranges;  // whole iterations, in order; each begins where the last ended
   // The smallest d with which iterations repeat: in the later half of the record, each has at least
-  // 99% of its allocations in common with the one d before, by bytes, stream and pool, in any order.
-  // It is at most 8 and half the number of ranges. 2 means that A and B alternate; 0 that none
-  // repeat.
+  // 99% of its allocations in common with the one d before, by bytes, stream and pool, in any
+  // order. It is at most 8 and half the number of ranges. 2 means that A and B alternate; 0 that
+  // none repeat.
   std::uint32_t repeats_after = 0;
 };
 

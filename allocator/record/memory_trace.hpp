@@ -1,6 +1,6 @@
-// The calls that an allocator received, in order. Snapshots, replays and plans share this record. An
-// importer makes it from a file (torch_snapshot.hpp, memory_trace_csv.hpp), a recorder from a running
-// caller, a generator from a seed.
+// The calls that an allocator received, in order. Snapshots, replays and plans share this record.
+// An importer makes it from a file (torch_snapshot.hpp, memory_trace_csv.hpp), a recorder from a
+// running caller, a generator from a seed.
 #pragma once
 
 #include <cstdint>
@@ -114,8 +114,8 @@ struct MemoryTrace {
   std::uint64_t recorded_peak_reserved_bytes = 0;
   std::uint64_t recorded_end_reserved_bytes = 0;
   // The allocator freed a part of its cache, not all of it, to serve requests: its device was full.
-  // A replay with recorded_peak_reserved_bytes of memory does the same at the same requests, because
-  // exactly the requests that failed then would exceed that amount.
+  // A replay with recorded_peak_reserved_bytes of memory does the same at the same requests,
+  // because exactly the requests that failed then would exceed that amount.
   bool recorded_trimming = false;
   bool expandable_segments = false;
   std::uint64_t max_split_bytes = UINT64_MAX;
@@ -123,11 +123,12 @@ struct MemoryTrace {
   std::vector<std::uint64_t> roundup_divisions_by_power;
 };
 
-// The requested bytes of blocks that are held before the first operation and not freed by the caller.
+// The requested bytes of blocks that are held before the first operation and not freed by the
+// caller.
 std::uint64_t initial_live_bytes(const MemoryTrace& trace);
 
-// The largest sum of requested bytes held at once. A block counts until its caller frees it, also if
-// other streams still use it.
+// The largest sum of requested bytes held at once. A block counts until its caller frees it, also
+// if other streams still use it.
 std::uint64_t peak_live_bytes(const MemoryTrace& trace);
 
 }  // namespace sluice::record

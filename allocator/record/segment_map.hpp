@@ -26,8 +26,8 @@ class SegmentMap {
   // Removes the segment that begins there, whatever its size. `exact` tells whether its size is
   // `bytes`.
   std::optional<HeldSegment> remove(std::uint64_t address, std::uint64_t bytes, bool& exact);
-  // Adds pages of an expandable segment. They join adjacent pages of the same stream, and take their
-  // pool and size class.
+  // Adds pages of an expandable segment. They join adjacent pages of the same stream, and take
+  // their pool and size class.
   bool map(std::uint64_t address, HeldSegment pages);
   // Removes a part of an expandable segment and returns it. The parts on both sides stay.
   std::optional<HeldSegment> unmap(std::uint64_t address, std::uint64_t bytes);

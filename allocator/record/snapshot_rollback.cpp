@@ -2,9 +2,9 @@
 //
 // Rollback walks the events from the last to the first. Undoing an allocation removes its block;
 // undoing a free makes the block live or pending again; undoing a segment event adds or removes the
-// segment. A freed block has no recorded size after rounding, so it remembers the nearest block that
-// lived after it at any time. segments_of then walks segments and blocks together by address: it
-// gives each block its size (block_bytes), and fills the gaps with free blocks.
+// segment. A freed block has no recorded size after rounding, so it remembers the nearest block
+// that lived after it at any time. segments_of then walks segments and blocks together by address:
+// it gives each block its size (block_bytes), and fills the gaps with free blocks.
 #include "allocator/record/snapshot_rollback.hpp"
 
 #include <algorithm>
@@ -38,8 +38,8 @@ std::uint64_t rounded_bytes(std::uint64_t bytes, const MemorySnapshot& settings)
   return (bytes + kMinBlockBytes - 1) / kMinBlockBytes * kMinBlockBytes;
 }
 
-// Applies the inverse of each event. Contradictions are counted, and a snapshot without segments has
-// an unknown end state, so a missing block is no contradiction there.
+// Applies the inverse of each event. Contradictions are counted, and a snapshot without segments
+// has an unknown end state, so a missing block is no contradiction there.
 class Rollback {
  public:
   explicit Rollback(const MemorySnapshot& snapshot)
@@ -155,8 +155,8 @@ class Rollback {
     if (before->second.requested_bytes > room_bytes) contradict();
   }
 
-  // Undoing a free or an unmapping adds pages. Undoing the opposite removes them, and keeps their kind
-  // for the way forward.
+  // Undoing a free or an unmapping adds pages. Undoing the opposite removes them, and keeps their
+  // kind for the way forward.
   void undo_segment(std::size_t index, const MemoryEvent& event) {
     const HeldSegment pages{.bytes = event.bytes,
                             .stream = event.stream,
@@ -196,7 +196,8 @@ std::uint64_t block_bytes(const RolledBlock& block, const HeldSegment& segment,
   const std::uint64_t least_bytes = rounded_bytes(block.requested_bytes, settings);
   if (least_bytes >= limit_bytes) return limit_bytes;
   if (segment.is_small || segment.is_expandable || settings.expandable_segments) return least_bytes;
-  // PyTorch never splits off a rest of at most 1 MiB, so no free block of a large segment is so small.
+  // PyTorch never splits off a rest of at most 1 MiB, so no free block of a large segment is so
+  // small.
   const std::uint64_t rest_bytes = limit_bytes - least_bytes;
   const bool is_whole = least_bytes >= settings.max_split_bytes ? rest_bytes < kLargeSegmentBytes
                                                                 : rest_bytes <= kSmallBytes;
@@ -229,8 +230,8 @@ RecordShape shape_of(const MemorySnapshot& snapshot) {
         event.action >= MemoryAction::kSegmentAlloc && event.action <= MemoryAction::kSegmentUnmap;
   }
   if (has_requested == has_completed) return shape;
-  // Only one kind of event is present. The record lacks the other kind if an address is seen where the
-  // other event must have come between.
+  // Only one kind of event is present. The record lacks the other kind if an address is seen where
+  // the other event must have come between.
   std::set<std::uint64_t> seen;  // addresses that were allocated, or whose free was requested
   for (const MemoryEvent& event : snapshot.events) {
     const bool is_alloc = event.action == MemoryAction::kAlloc;

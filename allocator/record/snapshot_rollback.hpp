@@ -11,8 +11,8 @@
 
 namespace sluice::record {
 
-// Kinds of events that a record lacks. PyTorch can be set not to record some actions. A short record
-// may also lack one by chance, which is not meant here.
+// Kinds of events that a record lacks. PyTorch can be set not to record some actions. A short
+// record may also lack one by chance, which is not meant here.
 struct RecordShape {
   bool skips_free_requested = false;  // a recorded allocation completed its free without one
   bool skips_free_completed = false;  // an address was used again without one
@@ -46,14 +46,15 @@ struct RolledState {
   std::uint64_t contradictions = 0;
 };
 
-// Undoes the events from the last to the first. An event that contradicts the state is applied as far
-// as possible and counted. If the snapshot has no segments, its end state is unknown, not empty.
+// Undoes the events from the last to the first. An event that contradicts the state is applied as
+// far as possible and counted. If the snapshot has no segments, its end state is unknown, not
+// empty.
 RolledState roll_back(const MemorySnapshot& snapshot);
 
-// Returns the state as segments that blocks fill. Adjacent free memory is one block. If the size of a
-// block is not recorded, PyTorch's rules for rounding and splitting give it. That is exact unless a
-// block that stayed free to the end began right after it. A block outside all segments gets a segment
-// of its own; it counts as a contradiction unless the record has no segments at all.
+// Returns the state as segments that blocks fill. Adjacent free memory is one block. If the size of
+// a block is not recorded, PyTorch's rules for rounding and splitting give it. That is exact unless
+// a block that stayed free to the end began right after it. A block outside all segments gets a
+// segment of its own; it counts as a contradiction unless the record has no segments at all.
 std::vector<SnapshotSegment> segments_of(RolledState& state, const MemorySnapshot& snapshot);
 
 }  // namespace sluice::record

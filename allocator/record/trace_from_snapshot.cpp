@@ -2,8 +2,8 @@
 //
 // The follower starts from the rolled-back state. lives_ maps the address of each live or pending
 // block to its allocation. segments_ tracks the held segments, for the recorded peaks and to see
-// whether freed segments are a flush of the whole cache. Events that contradict the state are counted
-// and applied as far as possible, so that the trace is sound whatever the record holds.
+// whether freed segments are a flush of the whole cache. Events that contradict the state are
+// counted and applied as far as possible, so that the trace is sound whatever the record holds.
 #include "allocator/record/trace_from_snapshot.hpp"
 
 #include <algorithm>
@@ -189,7 +189,8 @@ class Follower {
     end(life);
   }
 
-  // Segments come and go. Pool and size class of one that the record creates come from the rollback.
+  // Segments come and go. Pool and size class of one that the record creates come from the
+  // rollback.
   void follow_segment(std::size_t index) {
     const MemoryEvent& event = snapshot_.events[index];
     HeldSegment segment{.bytes = event.bytes, .stream = event.stream};

@@ -21,9 +21,9 @@ struct CheckpointFound {
   CheckpointManifest manifest;
 };
 
-// The newest checkpoint under `directory` whose manifest and files verify and whose `step` is that
-// of the directory's name; newer ones that do not verify are named in the log. Throws InputError
-// where there is none, with the reason of the newest that failed.
+// Finds the newest checkpoint under `directory` that verifies: its manifest, its files, and a
+// `step` equal to that of the directory's name. The log names newer ones that do not verify. Throws
+// InputError if there is none, with the reason of the newest that failed.
 CheckpointFound find_checkpoint(const std::string& directory);
 
 // Throws InputError where the checkpoint is of another model (first differing tensor named), of
@@ -32,7 +32,7 @@ CheckpointFound find_checkpoint(const std::string& directory);
 void check_checkpoint(const CheckpointFound& found, const config::Config& config,
                       const model::Model& model, const std::string& data_fingerprint);
 
-// The part that needs no tensors, of any manifest; `where` names what it is of in messages.
+// The part of the check that needs no tensors. `where` names the checkpoint in messages.
 void check_manifest(const CheckpointManifest& manifest, const std::string& where,
                     const config::Config& config, const std::string& data_fingerprint);
 

@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t kWindowBytes = 1 << 20;
 
-// Throws InputError where the data of a home is not what was committed.
+// Throws InputError if the data of a home differ from the committed ones.
 void verify_home(offload::StripedSpace& space, const RunId& run, const runtime::SavedHome& home) {
   SavedHomeReader reader(space, run, home);
   std::vector<std::byte> window(
@@ -59,7 +59,7 @@ void SavedHomeReader::finish() const {
 
 namespace {
 
-// Throws what keeps the commit from being taken.
+// Throws the reason for which the commit cannot be used.
 void verify(offload::StorageEngine& engine, const DurableFound& found) {
   offload::StripedSpace space(engine, found.state.files, found.state.space_bytes,
                               found.state.shares);

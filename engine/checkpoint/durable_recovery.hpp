@@ -1,8 +1,8 @@
-// Recovery of a durable run: the newest commit whose data verify.
+// Recovery of a durable run: finds the newest commit with data that verify.
 //
 // A commit counts when its record can be read and every block of data has the tag that was
-// committed. A log keeps two records. The newest is tried first; where its data do not verify, the
-// one before is taken, and the newest is reported as passed over.
+// committed. A log keeps two records. The newest is tried first. If its data do not verify, the one
+// before is taken, and the newest is reported as passed over.
 #pragma once
 
 #include <memory>
@@ -21,8 +21,7 @@ struct DurableFound {
   SavedState state;
 };
 
-// Reads one home of a kept space from its begin to its end, and compares it with what was
-// committed.
+// Reads one home of a kept space from its begin to its end, and compares it with the commit.
 class SavedHomeReader {
  public:
   // All must outlive it.
@@ -30,7 +29,7 @@ class SavedHomeReader {
       : space_(space), run_(run), home_(home) {}
   // The next `bytes`: whole blocks, or up to the end. IoError.
   void read(std::byte* data, std::uint64_t bytes);
-  // Call once all of it has been read. Throws InputError where it is not what was committed.
+  // Call once all of it has been read. Throws InputError if the data differ from the commit.
   void finish() const;
 
  private:
@@ -51,10 +50,10 @@ struct PassedOver {
   bool absent = false;
 };
 
-// The newest record of one log whose data verify; nothing where there is none. `passed_over` gets
-// the others. storage_paths: where files are looked for that are no longer where the record says.
-// Data that are cut short, or that the disk cannot read twice in a row (EIO), do not verify; any
-// other IoError says nothing about the data and is thrown.
+// Returns the newest record of one log with data that verify, or nothing. `passed_over` gets the
+// others. storage_paths: searched for files that have left the place in the record. Data that are
+// cut short, or that the disk twice cannot read (EIO), do not verify. Any other IoError says
+// nothing about the data and is thrown.
 std::optional<DurableFound> recover_state(offload::StorageEngine& engine, const std::string& log,
                                           const std::vector<std::string>& storage_paths,
                                           std::vector<PassedOver>& passed_over);

@@ -1,5 +1,5 @@
-// Removing what a durable run no longer needs: superseded logs with their data, and the files of a
-// run that was killed before it committed anything.
+// Removes files that a durable run no longer needs: superseded logs with their data, and the files
+// of a run that was killed before its first commit.
 //
 // The rule: data belong to the log that made them, and go with it. A copy of a log (a backup, a
 // copied run directory) owns nothing. A log that cannot be read stays, with its data. Data are
@@ -53,8 +53,8 @@ class UncommittedFiles {
 
   // Remembers which files lie at these paths now: those that commits rely on.
   void watch(const std::vector<std::string>& paths);
-  // Throws Error where one of them was deleted, moved or replaced since. It would still take writes,
-  // and no resume would find it.
+  // Throws Error where one of them was deleted, moved or replaced since. It would still take
+  // writes, and no resume would find it.
   void check_watched() const;
 
  private:

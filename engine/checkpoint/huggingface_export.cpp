@@ -86,8 +86,8 @@ std::string torch_dtype(DType weight) {
   return weight == DType::kF16 ? "float16" : "float32";
 }
 
-// Where a tensor's rows lie in the weights. A matrix has rows of `cols` elements; a vector is one
-// element a row.
+// The place of a tensor's rows in the weights. A matrix has rows of `cols` elements; a vector has
+// one element a row.
 struct Rows {
   const SafetensorsTensor* source = nullptr;
   std::uint64_t rows = 0;
@@ -252,7 +252,7 @@ void export_huggingface(const SafetensorsReader& weights, const model::ModelShap
   make_directories(directory);
   const std::string path = directory + "/model.safetensors";
   {
-    // transformers refuses files whose metadata does not name the framework that wrote them.
+    // transformers refuses a file if its metadata does not name the framework that wrote it.
     SafetensorsWriter writer(path + ".tmp", specs, {{"format", "pt"}});
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const auto write = tensors[i].transposed ? transpose_rows : copy_rows;

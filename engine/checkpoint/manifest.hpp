@@ -1,4 +1,4 @@
-// The manifest of a checkpoint: what it is of, what a resume needs, and its files' checksums.
+// The manifest of a checkpoint: its run and step, the needs of a resume, and the files' checksums.
 //
 // A checkpoint exists exactly when its manifest does: the files are written first, each is on the
 // disk, and the manifest comes last. It is JSON with a digest of itself: the member "digest" is the
@@ -33,8 +33,8 @@ struct CheckpointManifest {
   std::int64_t step = 0;         // steps finished; the data position follows from it
   std::string run_id;            // of the run that wrote it, 32 hex digits; empty: not recorded
   std::string data_fingerprint;  // Dataset::fingerprint(), 32 hex digits
-  // What the bits of a GEMM depend on (device, library, instruction set), and the team that made
-  // them.
+  // The device, library and instruction set on which the bits of a GEMM depend, and the team of
+  // threads that made them.
   std::string arithmetic;
   std::int64_t threads = 0;
   std::string weights_hash;  // 32 hex digits; empty where there are no files

@@ -81,7 +81,7 @@ void check_known(const SafetensorsReader& reader, const std::vector<SafetensorsS
   }
 }
 
-// The weight rounded from its master; and the master, or what split_master keeps of it.
+// Stores the weight rounded from its master, and the master or its remainder (split_master).
 void store_weights(const kernels::OptimizerOptions& options, std::span<const float> values,
                    std::byte* weight, std::byte* master) {
   if (master == nullptr) {

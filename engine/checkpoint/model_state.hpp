@@ -36,7 +36,7 @@ class ModelState {
   static void check(const SafetensorsReader& reader, const model::Model& model,
                     const model::ParameterTable& table);
   void load(const SafetensorsReader& reader);
-  // What weights_hash() will be after load(reader). The reader must have passed check().
+  // The value of weights_hash() after load(reader). The reader must have passed check().
   static std::string weights_hash_in(const SafetensorsReader& reader, const model::Model& model,
                                      const model::ParameterTable& table);
 

@@ -20,8 +20,8 @@ constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // the reference impleme
 
 static_assert(std::endian::native == std::endian::little, "tensor data is little-endian");
 
-// A link is not followed: what a checkpoint's manifest vouches for is the file itself. For one that
-// is shorter than it says, the reader's answer is bad input, not a fault.
+// Links are not followed, because a checkpoint's manifest vouches for the file itself. The reader
+// reports a file that is shorter than its header says as bad input, not as a fault.
 PosixFile open_input(const std::string& path) {
   try {
     return PosixFile::open_read_beneath(directory_of(path), name_of(path));

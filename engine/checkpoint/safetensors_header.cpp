@@ -35,7 +35,7 @@ std::optional<DType> dtype_of(std::string_view name) {
   return std::nullopt;
 }
 
-// Takes nlohmann's SAX events. Where we are is `place_`; anything not expected there is refused.
+// Takes nlohmann's SAX events. `place_` is the place in the header; an unexpected event is refused.
 class HeaderHandler final : public nlohmann::json_sax<nlohmann::json> {
  public:
   explicit HeaderHandler(const std::string& file) : file_(file) {}

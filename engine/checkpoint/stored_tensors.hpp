@@ -24,7 +24,7 @@ struct StateColumn {
 inline constexpr StateColumn weight_column(DType dtype) {
   return {StateKind::kWeight, {kernels::StateExtent::kPerElement, dtype}};
 }
-// The weight, and what the optimizer keeps.
+// The weight and the optimizer's state.
 std::vector<StateColumn> state_columns(const kernels::OptimizerOptions& options);
 
 // Whether a tensor of a checkpoint is no weight, by its name.
@@ -33,7 +33,8 @@ bool is_optimizer_state(std::string_view name);
 class StoredTensors {
  public:
   // model and table must outlive it.
-  StoredTensors(const model::Model& model, const model::ParameterTable& table, std::vector<StateColumn> columns);
+  StoredTensors(const model::Model& model, const model::ParameterTable& table,
+                std::vector<StateColumn> columns);
 
   const std::vector<StateColumn>& columns() const { return columns_; }
   const std::vector<SafetensorsSpec>& specs() const { return specs_; }

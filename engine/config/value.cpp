@@ -210,7 +210,8 @@ std::string format_value(const ConfigKey& key, const ConfigValue& value) {
     }
     case ConfigKind::kGroups: {
       std::string text;
-      for (const model::ParameterGroup& group : std::get<std::vector<model::ParameterGroup>>(value)) {
+      for (const model::ParameterGroup& group :
+           std::get<std::vector<model::ParameterGroup>>(value)) {
         if (!text.empty()) text += ", ";
         text += "{ match = " + quote(group.match) + ", lr_scale = " + format_real(group.lr_scale);
         if (group.weight_decay) text += ", weight_decay = " + format_real(*group.weight_decay);
@@ -317,7 +318,8 @@ bool in_range(const ConfigKey& key, const ConfigValue& value) {
                          [&](double number) { return real_in_range(key, number); });
     }
     case ConfigKind::kGroups:
-      for (const model::ParameterGroup& group : std::get<std::vector<model::ParameterGroup>>(value)) {
+      for (const model::ParameterGroup& group :
+           std::get<std::vector<model::ParameterGroup>>(value)) {
         const auto fits = [](double number) { return number >= 0 && number <= kMostGroupScale; };
         if (group.match.empty() || group.match.find('\0') != std::string::npos ||
             !fits(group.lr_scale) || !fits(group.weight_decay.value_or(0.0))) {

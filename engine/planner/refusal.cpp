@@ -37,8 +37,7 @@ Refusal Refuser::refusal() const {
     Suggestion joint;
     for (std::size_t tier = 0; tier < kTierCount; ++tier) {
       if (refusal.needed_bytes[tier] > budgets_[tier]) {
-        joint.emplace_back(kBudgetKeys[tier],
-                           suggested_budget(refusal.needed_bytes[tier]));
+        joint.emplace_back(kBudgetKeys[tier], suggested_budget(refusal.needed_bytes[tier]));
       }
     }
     refusal.suggestions.push_back(std::move(joint));

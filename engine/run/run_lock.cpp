@@ -174,7 +174,8 @@ void RunLock::write(const std::string& record) const {
   static_cast<void>(::pwrite(descriptor_, record.data(), record.size(), 0));
 }
 
-// The file is removed while it is locked. A process that has it open then finds it gone from its path.
+// The file is removed while it is locked. A process that has it open then finds it gone from its
+// path.
 RunLock::~RunLock() {
   if (keeps_record_ && !record_before_.empty()) {
     write(record_before_);

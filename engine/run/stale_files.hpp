@@ -1,9 +1,9 @@
 // Stale files: the remains of killed runs. These are locks without a holder, storage files, and
 // checkpoints and other files that were not finished.
 //
-// The files of a running run are never touched: the cleaner reads its lock first, and holds it while
-// it removes files. Checkpoints, logs and weights are never stale. A lock stays while it is the only
-// record of state that is listed but not removed.
+// The files of a running run are never touched: the cleaner reads its lock first, and holds it
+// while it removes files. Checkpoints, logs and weights are never stale. A lock stays while it is
+// the only record of state that is listed but not removed.
 #pragma once
 
 #include <cstdint>

@@ -10,10 +10,10 @@
 
 namespace sluice::run {
 
-// Measures the bytes per second of each directory, with as many reads as writes, in the given order.
-// Each directory is measured three times in turn, on a file of 64 MiB that is then removed; all of
-// it takes some tenths of a second. staging_bytes: the memory that it may use; it uses at most
-// 16 MiB and frees it on return. InputError, IoError.
+// Measures the bytes per second of each directory, with as many reads as writes, in the given
+// order. Each directory is measured three times in turn, on a file of 64 MiB that is then removed;
+// all of it takes some tenths of a second. staging_bytes: the memory that it may use; it uses at
+// most 16 MiB and frees it on return. InputError, IoError.
 inline constexpr std::uint64_t kLeastStagingBytes = kMiB;
 std::vector<double> measure_path_speeds(offload::StorageEngine& engine,
                                         const std::vector<std::string>& directories,

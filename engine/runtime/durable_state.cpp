@@ -30,7 +30,7 @@ std::uint64_t state_record_bytes(std::size_t homes,
 void DurableState::begin(const schedule::Schedule& schedule, Record record) {
   const bool commits = !schedule.commit.empty();
   SLUICE_CHECK(commits == (record != nullptr));
-  // A commit of what is committed would overwrite its log copies.
+  // Committing the same state twice would overwrite its log copies.
   SLUICE_CHECK(!commits || committed_ != current_);
   schedule_ = &schedule;
   record_ = std::move(record);
@@ -51,9 +51,9 @@ SavedHome DurableState::describe(const schedule::Buffer& home) {
   const offload::TaggedSpace::RangeId id = memory_.storage_ranges(home)[slot_of(home)];
   const offload::TaggedSpace::Range& range = memory_.storage().range(id);
   const std::span<const offload::BlockTag> tags = memory_.storage().tags(id);
-  SavedHome saved{home.kind,      home.unit, home.dtype,        range.offset_bytes,
-                  range.bytes,    range.key, range.block_bytes, tags.front().version,
-                  offload::digest_of(tags)};
+  SavedHome saved{
+      home.kind, home.unit,         home.dtype,           range.offset_bytes,      range.bytes,
+      range.key, range.block_bytes, tags.front().version, offload::digest_of(tags)};
   for (const offload::BlockTag& tag : tags) {
     SLUICE_CHECK_MSG(tag.version == saved.version && tag.version > 0,
                      "a commit finds state that was not written as one");

@@ -1,14 +1,14 @@
-// Which of its two slots on storage a durable run's state lies in, and what a Commit does.
+// The two slots of a durable run's state on storage, and the work of a Commit.
 //
 // State on storage has two slots (state_save.cpp). `current` holds the newest state; `committed` is
-// what the log's newest record names, and nothing writes there. A step whose schedule makes new
+// the slot of the log's newest record, and nothing writes there. A step whose schedule makes new
 // state finds it in `current` and leaves it in the other slot where `current` is committed, or
 // becomes so in this step, and in place otherwise. Log copies are saved to the slot of the state
 // that they belong to.
 //
 // A commit records for every home one digest of its blocks' tags (offload/tagged_space.hpp), so
-// that recovery knows torn and stale data. Threads: one at a time: between steps the caller's, in a
-// step the storage_write lane's.
+// that recovery detects torn and stale data. Threads: one at a time: between steps the caller's, in
+// a step the storage_write lane's.
 #pragma once
 
 #include <functional>
@@ -22,14 +22,14 @@
 
 namespace sluice::runtime {
 
-// Where a commit's record says that one home's state lies.
+// The place of one home's state, as a commit's record has it.
 struct SavedHome {
   StateKind kind = StateKind::kNone;
   std::int32_t unit = -1;
   DType dtype = DType::kU8;
   std::uint64_t offset = 0;  // in the striped space
   std::uint64_t bytes = 0;
-  // Of its range in the tagged space: every block was written `version` times.
+  // The key of its range in the tagged space; every block was written `version` times.
   std::uint64_t key = 0;
   std::uint64_t block_bytes = 0;
   std::uint32_t version = 0;
@@ -46,21 +46,23 @@ std::uint64_t state_record_bytes(std::size_t homes,
 
 class DurableState {
  public:
-  // What a commit's record says, given where state lies. Called when the data are durable.
+  // Makes the text of a commit's record from the places of state. Called once the data are durable.
   using Record = std::function<std::string(const std::vector<SavedHome>&)>;
 
   // Both must outlive it.
   DurableState(RunMemory& memory, offload::StateLog& log) : memory_(memory), log_(log) {}
 
-  // Before a pass through `schedule`; record: where it commits, else empty. After a pass that
-  // ended well: end(). After one that failed nothing of the run is of use but what is committed.
+  // Call begin() before a pass through `schedule`, and end() after a pass that succeeded. record:
+  // empty unless the pass commits. After a failed pass only the committed state is of use.
   void begin(const schedule::Schedule& schedule, Record record);
   void end();
 
   // The slot of `place` in this pass: of the state that it makes, or found.
   std::uint32_t slot_of(const Place& place, bool made) const;
   // Between passes: that of a home.
-  std::uint32_t slot_of(const schedule::Buffer& home) const { return home.versions == 1 ? 0 : current_; }
+  std::uint32_t slot_of(const schedule::Buffer& home) const {
+    return home.versions == 1 ? 0 : current_;
+  }
 
   // All writes so far have ended: makes them durable, then the record that names them. Throws
   // IoError; then the record before stays the newest.
@@ -73,9 +75,9 @@ class DurableState {
   offload::StateLog& log_;
   std::uint32_t current_ = 0;
   std::optional<std::uint32_t> committed_;
-  // Of the pass under way.
+  // The schedule of the running pass.
   const schedule::Schedule* schedule_ = nullptr;
-  std::uint32_t made_ = 0;  // slot of what the pass makes
+  std::uint32_t made_ = 0;  // the slot of the state that the pass makes
   Record record_;
 };
 

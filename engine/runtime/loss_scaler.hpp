@@ -1,6 +1,6 @@
 // The loss scale of fp16 training (Micikevicius et al. 2018, "Mixed Precision Training", section
 // 3.2): the loss is multiplied by a power of two, so that small gradients do not vanish in fp16,
-// and gradients are divided by it again where they are used.
+// and each use of a gradient divides by it again.
 //
 // Dynamic: an overflow (a gradient that is infinite or not a number) skips the step and halves the
 // scale; `window` good steps in a row double it. Static: it stays. A run whose steps overflow
@@ -12,7 +12,7 @@
 
 namespace sluice::runtime {
 
-// What a checkpoint keeps, so that a resumed run scales as the uninterrupted one does.
+// The part that a checkpoint keeps, so that a resumed run scales like the uninterrupted one.
 struct LossScaleState {
   std::int64_t scale = 1;          // a power of two from 1 to kMaxLossScale
   std::int64_t good_steps = 0;     // since the scale last changed or a step was skipped
@@ -31,7 +31,7 @@ struct LossScaleRule {
 
 class LossScaler {
  public:
-  // 2^32: what a scale can bring back lies within the 40 binades of fp16, subnormals included.
+  // 2^32: a scale can only bring back values within the 40 binades of fp16, subnormals included.
 
   explicit LossScaler(const LossScaleRule& rule) : rule_(rule) { state_.scale = rule.initial; }
 

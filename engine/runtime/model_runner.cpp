@@ -50,9 +50,10 @@ std::vector<device::MemoryAccess> accesses_of(const Program& program, schedule::
 
 }  // namespace
 
-ModelRunner::ModelRunner(const model::Model& model, const model::BatchShape& batch, std::int32_t microbatches,
-                         const model::ParameterTable& parameters, kernels::Kernels& device_kernels,
-                         kernels::Kernels& host_kernels, collectives::Communicator& communicator)
+ModelRunner::ModelRunner(const model::Model& model, const model::BatchShape& batch,
+                         std::int32_t microbatches, const model::ParameterTable& parameters,
+                         kernels::Kernels& device_kernels, kernels::Kernels& host_kernels,
+                         collectives::Communicator& communicator)
     : model_(model),
       batch_(batch),
       microbatches_(microbatches),
@@ -62,7 +63,7 @@ ModelRunner::ModelRunner(const model::Model& model, const model::BatchShape& bat
       communicator_(communicator) {}
 
 model::PassBuffers ModelRunner::pass_buffers(const Program& program,
-                                      const schedule::Instruction& instruction) const {
+                                             const schedule::Instruction& instruction) const {
   const auto& reads = program.reads(instruction.id);
   const auto& writes = program.writes(instruction.id);
   const model::Unit& unit = model_.units()[static_cast<std::size_t>(instruction.unit)];
@@ -79,7 +80,8 @@ model::PassBuffers ModelRunner::pass_buffers(const Program& program,
   at.output = data_of(find_place(writes, schedule::BufferRole::kActivation));
   for (const auto* places : {&writes, &reads}) add_saved(*places, at.saved);
   at.context = data_of(find_place(writes, schedule::BufferRole::kWeightContext));
-  if (at.context == nullptr) at.context = data_of(find_place(reads, schedule::BufferRole::kWeightContext));
+  if (at.context == nullptr)
+    at.context = data_of(find_place(reads, schedule::BufferRole::kWeightContext));
   at.grad_output = data_of(find_place(reads, schedule::BufferRole::kGradOut));
   at.grad_input = data_of(find_place(writes, schedule::BufferRole::kGradOut));
   at.grad_weights = data_of(find_state(writes, StateKind::kGradient, instruction.unit));
@@ -92,7 +94,8 @@ model::PassBuffers ModelRunner::pass_buffers(const Program& program,
   return at;
 }
 
-void ModelRunner::run_pass(const schedule::Instruction& instruction, const model::PassBuffers& buffers) {
+void ModelRunner::run_pass(const schedule::Instruction& instruction,
+                           const model::PassBuffers& buffers) {
   const model::Layer& layer = *model_.units()[static_cast<std::size_t>(instruction.unit)].layer;
   switch (instruction.op) {
     case schedule::Op::kForward:
@@ -147,7 +150,8 @@ void ModelRunner::run_external(const Program& program, const schedule::Instructi
 }
 
 void ModelRunner::run_state_operation(kernels::Kernels& kernels, const Program& program,
-                                      const schedule::Instruction& instruction, const kernels::HostUpdate& how) const {
+                                      const schedule::Instruction& instruction,
+                                      const kernels::HostUpdate& how) const {
   switch (instruction.op) {
     case schedule::Op::kAccumulateGrad:
       return accumulate(kernels, program, instruction);
@@ -229,7 +233,7 @@ void ModelRunner::clip_factor(const Program& program, const schedule::Instructio
   // Each rank's sum of its shards, folded in rank order.
   std::vector<double> sums(static_cast<std::size_t>(communicator_.size()));
   communicator_.all_gather(&sum, sums.data(), 1, DType::kF64);
-  // Of gradients as they are without the loss scale: the division is exact.
+  // The norm of the gradients without the loss scale; this division is exact.
   const double norm =
       std::sqrt(std::accumulate(sums.begin(), sums.end(), 0.0)) / scalars_.loss_scale;
   const bool clips = scalars_.clip > 0 && norm > scalars_.clip;
@@ -252,8 +256,8 @@ void ModelRunner::clip_factor(const Program& program, const schedule::Instructio
               (scalars_.clip > 0 ? "train.clip" : "set train.clip"));
 }
 
-// Kernels update in place. Where a state is found in one place and made in another, it is copied
-// before; what is only written needs no copy.
+// Kernels update in place. State that is read in one place and made in another is copied first.
+// State that is only written needs no copy.
 void ModelRunner::copy_found(kernels::Kernels& kernels, const std::vector<Place>& reads,
                              const std::vector<Place>& writes, std::int32_t unit) {
   for (const Place& from : reads) {
@@ -276,7 +280,8 @@ void ModelRunner::keep_weight(kernels::Kernels& kernels, const Place* master, co
 }
 
 void ModelRunner::optimizer_step(kernels::Kernels& kernels, const Program& program,
-                                 const schedule::Instruction& instruction, const kernels::HostUpdate& how) const {
+                                 const schedule::Instruction& instruction,
+                                 const kernels::HostUpdate& how) const {
   const auto& reads = program.reads(instruction.id);
   const auto& writes = program.writes(instruction.id);
   const std::int32_t unit = instruction.unit;

@@ -17,14 +17,14 @@ namespace sluice::runtime {
 
 // The numbers of one step that the schedule leaves open.
 struct StepScalars {
-  // Of the update that the pass makes: its own, or that of the step before where that was pending.
-  // grad_scale is set by the clip factor.
+  // The scalars of the pass's update: its own, or the pending one of the step before. The clip
+  // factor sets grad_scale.
   kernels::UpdateScalars update;
   double clip = 0.0;  // 0: no clipping
   // A power of two that the loss is multiplied by; norm and update divide gradients by it.
   double loss_scale = 1.0;
-  // Where the gradient norm is not finite: true skips the update, every state kind keeps its bits
-  // and the step goes on; false ends the run.
+  // If the gradient norm is not finite: true skips the update, so that every state kind keeps its
+  // bits and the step goes on; false ends the run.
   bool skip_overflow = false;
 };
 
@@ -42,14 +42,15 @@ class ModelRunner final : public OperationRunner {
   // parameters: of the model. microbatches: of the training step; losses are means over all of its
   // tokens.
   ModelRunner(const model::Model& model, const model::BatchShape& batch, std::int32_t microbatches,
-              const model::ParameterTable& parameters, kernels::Kernels& device_kernels, kernels::Kernels& host_kernels,
-              collectives::Communicator& communicator);
+              const model::ParameterTable& parameters, kernels::Kernels& device_kernels,
+              kernels::Kernels& host_kernels, collectives::Communicator& communicator);
 
   // Compute that is somebody else's (Op::kExternal): starts the instruction's work, on any thread,
   // and has `signal` called once when it is done; with an exception where it failed. `program` and
   // `instruction` stay valid until then, and so must `framework` itself.
-  using Framework = std::function<void(const Program& program, const schedule::Instruction& instruction,
-                                       const std::function<void(std::exception_ptr)>& signal)>;
+  using Framework =
+      std::function<void(const Program& program, const schedule::Instruction& instruction,
+                         const std::function<void(std::exception_ptr)>& signal)>;
   void attach_framework(Framework framework) { framework_ = std::move(framework); }
 
   void set_scalars(const StepScalars& scalars) {
@@ -67,21 +68,27 @@ class ModelRunner final : public OperationRunner {
                     const std::function<void(std::exception_ptr)>& signal) override;
 
   // The addresses of a compute instruction, as its layer takes them.
-  model::PassBuffers pass_buffers(const Program& program, const schedule::Instruction& instruction) const;
+  model::PassBuffers pass_buffers(const Program& program,
+                                  const schedule::Instruction& instruction) const;
   // Runs a compute instruction's layer now, on this thread.
   void run_pass(const schedule::Instruction& instruction, const model::PassBuffers& buffers);
 
  private:
-  void accumulate(kernels::Kernels& kernels, const Program& program, const schedule::Instruction& instruction) const;
-  void fold(kernels::Kernels& kernels, const Program& program, const schedule::Instruction& instruction) const;
-  void norm(kernels::Kernels& kernels, const Program& program, const schedule::Instruction& instruction) const;
+  void accumulate(kernels::Kernels& kernels, const Program& program,
+                  const schedule::Instruction& instruction) const;
+  void fold(kernels::Kernels& kernels, const Program& program,
+            const schedule::Instruction& instruction) const;
+  void norm(kernels::Kernels& kernels, const Program& program,
+            const schedule::Instruction& instruction) const;
   void clip_factor(const Program& program, const schedule::Instruction& instruction);
-  void optimizer_step(kernels::Kernels& kernels, const Program& program, const schedule::Instruction& instruction,
+  void optimizer_step(kernels::Kernels& kernels, const Program& program,
+                      const schedule::Instruction& instruction,
                       const kernels::HostUpdate& how) const;
   static void copy_found(kernels::Kernels& kernels, const std::vector<Place>& reads,
                          const std::vector<Place>& writes, std::int32_t unit);
   static void keep_weight(kernels::Kernels& kernels, const Place* master, const Place& weight);
-  void run_state_operation(kernels::Kernels& kernels, const Program& program, const schedule::Instruction& instruction,
+  void run_state_operation(kernels::Kernels& kernels, const Program& program,
+                           const schedule::Instruction& instruction,
                            const kernels::HostUpdate& how) const;
   bool sums_micro_batches() const { return microbatches_ > 1; }
   std::string tensor_of_norm_block(std::size_t block) const;

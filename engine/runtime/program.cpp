@@ -81,7 +81,7 @@ std::vector<Place> Program::resolve(const std::vector<schedule::Use>& uses, RunM
 
 // Reads of one lane never conflict with each other; writes do where they overlap.
 void Program::find_storage_conflicts() {
-  // Who wrote each extent last: disjoint half-open ranges, begin -> (end, writer).
+  // The last writer of each extent: disjoint half-open ranges, begin -> (end, writer).
   std::map<std::uint64_t, std::pair<std::uint64_t, schedule::InstructionId>> written;
   for (const schedule::InstructionId id : lane(schedule::Lane::kStorageWrite)) {
     for (const Place& place : writes_[id]) {
@@ -107,8 +107,8 @@ void Program::find_storage_conflicts() {
   }
 }
 
-// In list order a home holds what the pass found up to the first write of a range, and what it made
-// from then on. Log copies are of what it found.
+// In list order a home holds the state before the pass up to the first write of a range, and the
+// new state from then on. Log copies hold the state before the pass.
 void Program::find_made_state() {
   of_made_state_.assign(schedule_.instructions.size(), false);
   std::map<std::uint64_t, std::uint64_t> written;  // begin -> end; disjoint: written once
@@ -151,14 +151,14 @@ bool of_piece(const Place& place) {
 
 }  // namespace
 
-// By the list's order of a staged piece's uses, which its dependencies keep: a read from storage
-// and right behind it an update, an update and right behind it the write. Both take the whole
-// piece, at the same place; what is read or written in other ways the tagged space sees to itself.
+// The uses of a staged piece stand in list order, and dependencies keep that order: a read from
+// storage directly before an update, or an update directly before the write. Both use the whole
+// piece at the same place. The tagged space verifies and tags all other transfers itself.
 void Program::find_update_transfers() {
   update_transfers_.resize(schedule_.instructions.size());
   tagged_in_update_.assign(schedule_.instructions.size(), false);
-  UsersByBuffer before(schedule_.buffers.size(), schedule::kNoId);  // who used a buffer last
-  UsersByBuffer last(schedule_.buffers.size(), schedule::kNoId);    // and who will
+  UsersByBuffer before(schedule_.buffers.size(), schedule::kNoId);  // the last user of a buffer
+  UsersByBuffer last(schedule_.buffers.size(), schedule::kNoId);    // and its final user
   const auto note_uses = [this](UsersByBuffer& users, schedule::InstructionId id) {
     for (const auto* places : {&reads_[id], &writes_[id]}) {
       for (const Place& place : *places) users[place.buffer->id] = id;
@@ -189,8 +189,8 @@ void Program::note_reads_for(schedule::InstructionId update, const UsersByBuffer
         !of_piece(place) || !same_bytes(&place, &writes_[read].front())) {
       continue;
     }
-    // Who reads it besides need not wait for the update that does not write it. And what the
-    // update makes elsewhere is copied there first (ModelRunner).
+    // Other readers need not wait for an update that does not write the buffer. ModelRunner copies
+    // state first that the update makes in another place.
     const bool in_place = place_in(writes_[update], buffer) != nullptr;
     const bool made_elsewhere =
         !in_place && find_state(writes_[update], place.buffer->kind, place.buffer->unit) != nullptr;
@@ -209,9 +209,9 @@ void Program::note_write_behind_update(schedule::InstructionId write, const User
   tagged_in_update_[write] = true;
 }
 
-// Backwards through the list: who waits stands behind whom he waits for. A Release and a transfer
-// only pass on when they are needed themselves; a storage lane retires in order, so what stands
-// earlier in it is needed no later.
+// Walks the list backwards, since an instruction stands behind all that it waits for. A Release or
+// a transfer passes on the time at which it is needed itself. A storage lane retires in order, so
+// earlier transfers in it are needed no later.
 void Program::find_needed_by() {
   const auto& instructions = schedule_.instructions;
   needed_by_.assign(instructions.size(), instructions.size() + 1);

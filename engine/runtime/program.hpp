@@ -22,8 +22,8 @@ struct Place {
 
 class Program {
  public:
-  // The schedule must outlive the program. Maps windows: set-up only. flipped: homes that have a
-  // shadow and their shadows change places, so that the program finds what the other one made.
+  // The schedule must outlive the program. Maps windows: set-up only. flipped: homes and
+  // their shadows change places, so that the program reads the state that the other one made.
   Program(const schedule::Schedule& schedule, RunMemory& memory, bool flipped = false);
 
   const schedule::Schedule& schedule() const { return schedule_; }
@@ -34,8 +34,8 @@ class Program {
   const std::vector<Place>& writes(schedule::InstructionId id) const { return writes_[id]; }
   // Something waits for it by name: another lane, or a later write to the same bytes.
   bool awaited(schedule::InstructionId id) const { return awaited_[id]; }
-  // Of the storage_write lane: earlier writes of the same bytes, which must have ended before it
-  // starts (such lanes keep several transfers in flight).
+  // For the storage_write lane, which keeps several transfers in flight: the earlier writes of the
+  // same bytes, which must have ended before this one starts.
   const std::vector<schedule::InstructionId>& storage_conflicts(schedule::InstructionId id) const {
     return storage_conflicts_[id];
   }
@@ -43,8 +43,8 @@ class Program {
   // the first instruction of other lanes that cannot start before it, by way of other transfers
   // too; behind the last where none waits.
   std::uint64_t needed_by(schedule::InstructionId id) const { return needed_by_[id]; }
-  // Transfers from and to storage whose memory a host update takes first after, or left right
-  // before them: it verifies and tags their blocks while they are in its cache (TagsBy::kCaller).
+  // Storage reads directly before a host update of the same memory, and writes directly after it.
+  // The update verifies and tags their blocks while these are in its cache (TagsBy::kCaller).
   struct UpdateTransfers {
     std::vector<schedule::InstructionId> reads, writes;
   };
@@ -54,8 +54,8 @@ class Program {
   bool tagged_in_update(schedule::InstructionId transfer) const {
     return tagged_in_update_[transfer];
   }
-  // Of a transfer from or to storage that holds two versions: it is of the state that the pass
-  // makes, not of what it found.
+  // Whether a transfer of storage with two versions moves the state that the pass makes, not the
+  // state before it.
   bool of_made_state(schedule::InstructionId id) const { return of_made_state_[id]; }
 
  private:
@@ -64,8 +64,8 @@ class Program {
   void find_made_state();
   void find_update_transfers();
   bool is_host_update(schedule::InstructionId id) const;  // kNoId: false
-  // What find_update_transfers() notes of an update and of a write. before, last: who used each
-  // buffer last before it, and last of all; kNoId: nobody.
+  // Notes of find_update_transfers() about an update and a write. before, last: the last user of
+  // each buffer before it, and the last user of all; kNoId: none.
   using UsersByBuffer = std::vector<schedule::InstructionId>;
   void note_reads_for(schedule::InstructionId update, const UsersByBuffer& before,
                       const UsersByBuffer& last);
@@ -74,8 +74,8 @@ class Program {
 
   const schedule::Schedule& schedule_;
   std::array<std::vector<schedule::InstructionId>, schedule::kLaneCount> lanes_;
-  std::vector<schedule::BufferId> lies_in_;                           // by buffer: whose place
-  std::vector<std::byte*> addresses_;                                 // by buffer
+  std::vector<schedule::BufferId> lies_in_;  // by buffer: the buffer with its place
+  std::vector<std::byte*> addresses_;        // by buffer
   std::vector<std::optional<RunMemory::SlotRanges>> storage_ranges_;  // by buffer
   std::vector<std::vector<Place>> reads_;
   std::vector<std::vector<Place>> writes_;
@@ -87,11 +87,11 @@ class Program {
   std::vector<std::uint64_t> needed_by_;
 };
 
-// The buffer whose place each buffer of a schedule has where shadows and their homes have changed
+// For each buffer of a schedule, the buffer with its place after homes and shadows have changed
 // roles.
 std::vector<schedule::BufferId> flipped_shadows(const schedule::Schedule& schedule);
 
-// The place among `places` whose buffer has this role or kind; null where there is none.
+// The place among `places` with a buffer of this role or kind; null if there is none.
 const Place* find_place(const std::vector<Place>& places, schedule::BufferRole role);
 const Place* find_state(const std::vector<Place>& places, StateKind kind, std::int32_t unit);
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::uint64_t kPinnedPageBytes = 4096;
 
-// The same content has the same key in every run: what it is, of which unit and micro-batch.
+// The same content has the same key in every run. Kind, unit and micro-batch make the key.
 std::uint64_t content_key(const schedule::Buffer& buffer) {
   const auto field = [](std::int32_t value) {
     return static_cast<std::uint64_t>(std::int64_t{value} + 1);
@@ -19,8 +19,8 @@ std::uint64_t content_key(const schedule::Buffer& buffer) {
          static_cast<std::uint64_t>(buffer.role) << 8 | static_cast<std::uint64_t>(buffer.kind);
 }
 
-// What every cut of the buffer keeps whole. Spilled activations come in pieces of as many bytes as
-// fp32 state does.
+// The bytes that no cut of the buffer divides. Spilled activations come in pieces of as many bytes
+// as fp32 state.
 std::uint64_t tagged_bytes(const schedule::Buffer& buffer) {
   return bytes_of(buffer.role == schedule::BufferRole::kState ? buffer.dtype : DType::kF32,
                   kLawBlockElems);

@@ -1,4 +1,4 @@
-// The state of one pass through a program: what is issued, what is done, and the first failure.
+// The state of one pass through a program: issued instructions, finished ones, the first failure.
 #pragma once
 
 #include <atomic>
@@ -82,7 +82,7 @@ class RunProgress {
   bool failed() const { return failed_.load(); }
   std::exception_ptr error() const SLUICE_EXCLUDES(mutex_);
 
-  // Of a device-lane instruction that is awaited by another lane, or timed.
+  // The end of a device-lane instruction, if another lane awaits it or it is timed.
   device::Event& end_event(schedule::InstructionId id) { return *end_events_[id]; }
   bool has_end_event(schedule::InstructionId id) const { return end_events_[id] != nullptr; }
   device::Event& begin_event(schedule::InstructionId id) { return *begin_events_[id]; }

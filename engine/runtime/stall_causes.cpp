@@ -33,7 +33,8 @@ class PassAnalysis {
  public:
   using Times = std::vector<std::pair<std::int64_t, std::int64_t>>;
 
-  PassAnalysis(const schedule::Schedule& schedule, const Times& times) : schedule_(schedule), times_(times) {
+  PassAnalysis(const schedule::Schedule& schedule, const Times& times)
+      : schedule_(schedule), times_(times) {
     const std::size_t count = schedule.instructions.size();
     before_.assign(count, schedule::kNoId);
     ended_by_.assign(count, schedule::kNoId);
@@ -58,7 +59,8 @@ class PassAnalysis {
     for (const schedule::Instruction& instruction : schedule_.instructions) {
       if (instruction.op == schedule::Op::kRelease) continue;
       const auto [begin, end] = times_[instruction.id];
-      if (last_ended == schedule::kNoId || end > times_[last_ended].second) last_ended = instruction.id;
+      if (last_ended == schedule::kNoId || end > times_[last_ended].second)
+        last_ended = instruction.id;
       if (instruction.lane != schedule::Lane::kCompute) continue;
       attribute(idle_since, begin, before_[instruction.id]);
       stalls_.compute_s += seconds(std::max(idle_since, begin), end);
@@ -76,28 +78,34 @@ class PassAnalysis {
     stalls_.by_cause_s[static_cast<std::size_t>(cause)] += seconds(begin_ns, end_ns);
   }
 
-  // Of real instructions, the one that ended last.
+  // The later end of two instructions; kNoId is none.
   schedule::InstructionId later(schedule::InstructionId a, schedule::InstructionId b) const {
     if (a == schedule::kNoId || b == schedule::kNoId) return a == schedule::kNoId ? b : a;
     return times_[a].second > times_[b].second ? a : b;
   }
 
-  // Whose end lets others take this one for done. A lane's instructions are done in its order: a
-  // Release, which takes no time, behind those before it, and so is a transfer that overtook.
-  schedule::InstructionId latest_until(const schedule::Instruction& instruction, schedule::InstructionId earlier_in_lane) const {
+  // The instruction with the end that makes this one done for others. A lane finishes in its order:
+  // a Release takes no time and follows the instructions before it, and so does an overtaking
+  // transfer.
+  schedule::InstructionId latest_until(const schedule::Instruction& instruction,
+                                       schedule::InstructionId earlier_in_lane) const {
     const bool release = instruction.op == schedule::Op::kRelease;
     schedule::InstructionId latest = release ? schedule::kNoId : instruction.id;
-    if (earlier_in_lane != schedule::kNoId && (release || schedule::lane_is_pipelined(instruction.lane))) {
+    if (earlier_in_lane != schedule::kNoId &&
+        (release || schedule::lane_is_pipelined(instruction.lane))) {
       latest = later(latest, ended_by_[earlier_in_lane]);
     }
     if (!release) return latest;
-    for (const schedule::InstructionId dep : instruction.deps) latest = later(latest, ended_by_[dep]);
+    for (const schedule::InstructionId dep : instruction.deps)
+      latest = later(latest, ended_by_[dep]);
     return latest;
   }
 
-  // Whose end let this one begin; none where it waited for nothing. A pipelined lane goes on while
-  // its earlier transfers are under way, but not before all that they waited for.
-  schedule::InstructionId latest_before(const schedule::Instruction& instruction, schedule::InstructionId earlier_in_lane) const {
+  // The instruction with the end that let this one begin; kNoId if it waited for nothing. A
+  // pipelined lane goes on while its earlier transfers run, but not before all that these waited
+  // for.
+  schedule::InstructionId latest_before(const schedule::Instruction& instruction,
+                                        schedule::InstructionId earlier_in_lane) const {
     const bool pipelined = schedule::lane_is_pipelined(instruction.lane);
     schedule::InstructionId latest = schedule::kNoId;
     if (earlier_in_lane != schedule::kNoId) {
@@ -133,9 +141,10 @@ class PassAnalysis {
 
   const schedule::Schedule& schedule_;
   const Times& times_;
-  std::vector<schedule::InstructionId> before_;    // by instruction: what it waited for
-  std::vector<bool> first_;              // by instruction: of its lane, Releases not counted
-  std::vector<schedule::InstructionId> ended_by_;  // and who made it done: itself, or what it retired behind
+  std::vector<schedule::InstructionId> before_;  // by instruction: the one that it waited for
+  std::vector<bool> first_;  // by instruction: of its lane, Releases not counted
+  std::vector<schedule::InstructionId>
+      ended_by_;  // and the one that made it done: itself, or the one before it
   Stalls stalls_;
 };
 

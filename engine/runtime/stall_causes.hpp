@@ -1,9 +1,9 @@
-// Why the compute lane stood still in a pass: every moment of it, by the lane that was waited for.
+// Assigns every idle moment of the compute lane in a pass to the lane that it waited for.
 //
-// From when each instruction ran, and `deps`. A wait ends when the last of what it waited for has
-// ended; while that ran, its lane is the cause; before it began, what it waited for itself is, and
-// so on back to the wait's beginning. So a copy to the device that waits for a read counts as
-// storage, not as link.
+// The inputs are the times at which each instruction ran, and `deps`. A wait ends with the last
+// instruction that it waited for. While that one ran, its lane is the cause. Before that, the cause
+// is the instruction for which it waited itself, and so on back to the beginning of the wait. So a
+// copy to the device that waits for a read counts as storage, not as link.
 #pragma once
 
 #include <array>
@@ -16,8 +16,8 @@
 
 namespace sluice::runtime {
 
-// kHandOver: what was waited for had ended, or the pass had begun, and the next had not: threads
-// that wake.
+// kHandOver: the awaited instruction had ended, or the pass had begun, but the next instruction had
+// not begun. Threads wake in this time.
 // kUpdatePass: an update that is a pass of its own, beside this one (a drain, a redo).
 // kUnexplained: time that no instruction accounts for.
 enum class StallCause : std::uint8_t {
@@ -40,7 +40,7 @@ struct Stalls {
   void add(StallCause cause, double seconds) {
     by_cause_s[static_cast<std::size_t>(cause)] += seconds;
   }
-  double total_s() const;  // of all causes: what the pass took beyond compute_s
+  double total_s() const;  // of all causes: the time of the pass beyond compute_s
 };
 
 // times: begin and end of each instruction by id, ns; unused for Releases. The pass ran from

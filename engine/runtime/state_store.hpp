@@ -19,7 +19,7 @@ namespace sluice::runtime {
 
 class StateStore {
  public:
-  // What the I/O window must hold: one piece of every kind of state at once.
+  // The I/O window holds one piece of every kind of state at once.
   static constexpr std::uint64_t kWindowElems = 65536;
   static constexpr std::uint64_t kWindowBytes = kWindowElems * (4 + 4 + 4 + 4);
 
@@ -33,7 +33,8 @@ class StateStore {
   StateStore(device::Device& device, RunMemory& memory, const schedule::Schedule& schedule,
              DurableState* durable = nullptr);
 
-  // Homes that have a shadow and their shadows change roles: the state between steps is in the others.
+  // Homes that have a shadow and their shadows change roles: the state between steps is in the
+  // others.
   void flip() { flipped_ = !flipped_; }
 
   DType dtype(StateKind kind, std::int32_t unit) const { return home(kind, unit)->dtype; }
@@ -41,7 +42,7 @@ class StateStore {
   // Calls visitor for consecutive ranges that cover elements [begin, end) of the unit, with all
   // `kinds` side by side. begin and end: multiples of 4,096 or the home's end. State of whole
   // tensors is visited alone: its elements are its own.
-  // kWrite: what visitor leaves there goes to the home. Throws IoError, IntegrityError,
+  // kWrite: the visitor's result goes to the home. Throws IoError, IntegrityError,
   // DeviceError, TimeoutError.
   void visit(std::span<const StateKind> kinds, std::int32_t unit, std::uint64_t begin,
              std::uint64_t end, Access access, const Visitor& visitor);

@@ -14,7 +14,7 @@ namespace {
 // An update cuts whole blocks.
 static_assert(kernels::UpdateGuard::kElems == kLawBlockElems);
 
-// What elements [begin, end) of each piece are, made on the stack: this runs for every block.
+// The parts of elements [begin, end) of each piece, made on the stack, since this runs per block.
 class Parts {
  public:
   Parts(const std::vector<UpdateTags::Piece>& pieces, std::int64_t begin, std::int64_t end) {

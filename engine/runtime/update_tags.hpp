@@ -12,7 +12,7 @@ namespace sluice::runtime {
 
 class UpdateTags final : public kernels::UpdateGuard {
  public:
-  // Of one kind of state: where its piece is, in memory and on storage.
+  // The piece of one kind of state: its place in memory and on storage.
   struct Piece {
     offload::TaggedSpace::Part part;
     DType dtype = DType::kF32;
@@ -23,7 +23,7 @@ class UpdateTags final : public kernels::UpdateGuard {
 
   // Whether there is nothing to look at.
   bool empty() const { return read_.empty() && written_.empty(); }
-  // Of before(): TaggedSpace::verify's errors.
+  // Throws the errors of TaggedSpace::verify.
   void before(std::int64_t begin, std::int64_t end) override;
   void after(std::int64_t begin, std::int64_t end) override;
 

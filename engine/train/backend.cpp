@@ -18,7 +18,8 @@ constexpr bool kDetectRaces = true;
 #endif
 
 std::unique_ptr<kernels::Kernels> host_kernels(const config::Config& config) {
-  return kernels::make_host_kernels({static_cast<int>(config.train.threads), kernels::Bf16Gemm::kAuto});
+  return kernels::make_host_kernels(
+      {static_cast<int>(config.train.threads), kernels::Bf16Gemm::kAuto});
 }
 
 Backend make_host_backend(const config::Config& config) {
@@ -38,7 +39,7 @@ Backend make_host_backend(const config::Config& config) {
   return backend;
 }
 
-// Left to the driver: code, which is loaded when it is first called, and what libraries keep.
+// Left to the driver, for code that it loads at the first call, and to the libraries.
 constexpr std::uint64_t kLibraryBytes = 512 * kMiB;
 constexpr int kOrdinal = 0;  // CUDA_VISIBLE_DEVICES says which GPU that is
 
@@ -80,7 +81,8 @@ void settle_backend(config::Config& config) {
         "device has";
   }
   if (config.memory.backend == config::Config::Backend::kAuto) {
-    config.memory.backend = missing.empty() ? config::Config::Backend::kCuda : config::Config::Backend::kHost;
+    config.memory.backend =
+        missing.empty() ? config::Config::Backend::kCuda : config::Config::Backend::kHost;
   } else if (!missing.empty()) {
     throw InputError("memory.backend = \"cuda\" cannot be had: " + missing +
                      "; use \"host\" or \"auto\"");
@@ -90,7 +92,7 @@ void settle_backend(config::Config& config) {
 Backend make_backend(const config::Config& config) {
   SLUICE_CHECK(config.memory.backend != config::Config::Backend::kAuto && config.train.threads > 0);
   return config.memory.backend == config::Config::Backend::kCuda ? make_cuda_backend(config)
-                                                         : make_host_backend(config);
+                                                                 : make_host_backend(config);
 }
 
 }  // namespace sluice::train

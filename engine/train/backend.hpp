@@ -1,6 +1,6 @@
-// What a run computes with: a device, kernels for it, and kernels for the host's own lane (the
-// optimizer of state that lies in host memory). Made once, from the configuration; nothing else in
-// the engine knows which device it works on.
+// The backend of a run: a device, kernels for it, and kernels for the host's own lane (the
+// optimizer of state in host memory). It is made once, from the configuration. Nothing else in the
+// engine knows which device it works on.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,8 @@ struct Backend {
   // A device with this cap. Throws InputError, DeviceError.
   std::function<std::unique_ptr<device::Device>(std::uint64_t capacity_bytes)> make_device;
   std::unique_ptr<kernels::Kernels> device_kernels;  // run inside Stream::launch
-  std::unique_ptr<kernels::Kernels> host_kernels;    // run on the optimizer lane's thread, on host memory
+  std::unique_ptr<kernels::Kernels>
+      host_kernels;  // run on the optimizer lane's thread, on host memory
 };
 
 // "auto" becomes "cuda" where this build and this machine have a GPU that can be used, and no link

@@ -90,7 +90,7 @@ void Trainer::save_and_stop(const std::string& why) {
   try {
     if (saved_step_ != step_) save();
   } catch (const Error& error) {
-    // That the log fails is known; anything else keeps the state from being saved.
+    // The failure of the log is known already; any other one prevents saving the state.
     if (saved_step_ != step_) {
       throw Error(why + "; nor can step " + std::to_string(step_) + " be saved: " + error.what());
     }

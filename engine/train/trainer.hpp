@@ -27,10 +27,10 @@ class Trainer {
   void set_peak_flops(std::optional<double> flops_per_s) { peak_flops_ = flops_per_s; }
   // State from where a run ended, or from the seed. Throws IoError.
   void start(const std::optional<run::ResumePoint>& found);
-  // Of a durable run: its log of commits.
+  // The log of commits of a durable run.
   std::string state_log() const { return session_.state_log(); }
   const std::vector<std::uint32_t>& storage_shares() { return session_.storage_shares(); }
-  // Trains to the last step, or until a signal. Throws Error for a fault; what is saved stays. A
+  // Trains to the last step, or until a signal. Throws Error for a fault; saved state stays. A
   // fault outside the state (a file of the run, the training data) saves the state first.
   TrainingEnd run();
 
@@ -52,9 +52,9 @@ class Trainer {
   // commits: the step also made the state durable.
   void report(const StepOutcome& outcome, double lr, std::int64_t last, bool commits);
   void evaluate();
-  // Counts what it moves as the steps' own.
+  // Counts its bytes among those of the steps.
   void drain();
-  // Of the state as it is between steps.
+  // The manifest of the state between steps.
   checkpoint::CheckpointManifest manifest();
   void save();
   // The state after `step` is saved.
@@ -87,7 +87,7 @@ class Trainer {
   std::int64_t saved_step_ = 0;  // of the newest checkpoint
   std::int64_t first_step_ = 0;  // where this process began
   bool log_fails_ = false;       // events.jsonl takes no more events
-  bool commits_next_ = false;    // the next step commits what it finds
+  bool commits_next_ = false;    // the next step commits the state before it
   bool retired_ = false;         // earlier commits
   std::vector<std::string> passed_over_logs_;
   std::string overflowed_tensor_;  // of the newest overflow

@@ -44,7 +44,7 @@ std::uint64_t saved_bytes(const config::Config& config, const planner::Plan& pla
       config.checkpoint.every > 0 ? ceil_div(static_cast<std::uint64_t>(config.train.steps),
                                              static_cast<std::uint64_t>(config.checkpoint.every))
                                   : 1;
-  // What an earlier run left makes room as the new ones come.
+  // Older checkpoints make room as new ones come.
   const std::uint64_t kept = resumes ? 1 : 0;
   const auto checkpoints = std::clamp<std::uint64_t>(most_saves, 1, 3 - kept);
   return checkpoints * checkpoint + weights;
@@ -57,7 +57,7 @@ void write_plan(Prepared& prepared, run::RunFiles& files) {
   files.text("plan_trace.json", trace.to_json());
 }
 
-// Adds to the refusal of a disk without room what stale files of runs in log.dir take.
+// Adds the bytes of stale files of runs in log.dir to the refusal of a disk without room.
 [[noreturn]] void refuse_without_room(const planner::NoRoom& error, const std::string& log_dir) {
   std::uint64_t bytes = 0;
   if (fs::is_directory(log_dir)) {
@@ -115,7 +115,7 @@ void check_found(const run::ResumePoint& found, const Prepared& prepared, const 
   note_steps(found.manifest(), prepared.config);
 }
 
-// The plan event of a run that begins: where it lies, and what it goes on from.
+// The plan event of a run that begins: its directory, and the state that it continues.
 RunEvent begin_event(const Prepared& prepared, const RunId& run,
                      const std::optional<run::ResumePoint>& found, Trainer& trainer) {
   const config::Config& config = prepared.config;

@@ -50,9 +50,9 @@ using StepObserver = std::function<void(const StepReport&)>;
 TrainingEnd train(const config::Config& config, const TrainingOptions& options,
                   const EventSink& events, const StepObserver& observe);
 
-// Resumes the newest run of `path`, a run's directory or a log.dir, that holds a state which
-// verifies: calls resume(run), and once more with the run before it where that throws
-// run::NoState. Throws what the newest run's state lacks where none does.
+// Resumes the newest run of `path` (a run's directory or a log.dir) with a state that verifies. It
+// calls resume(run), and again with the run before if that throws run::NoState. If no run has such
+// a state, it throws the reason of the newest run.
 TrainingEnd resume_newest(const std::string& path,
                           const std::function<TrainingEnd(const std::string& run)>& resume);
 

@@ -17,8 +17,8 @@
 
 #include "base/log.hpp"
 #include "device/host/host_device.hpp"
-#include "tests/support/failing_device.hpp"
 #include "tests/allocator/numa_recorder.hpp"
+#include "tests/support/failing_device.hpp"
 
 namespace sluice::allocator {
 namespace {

@@ -70,7 +70,8 @@ template <class Backend>
 class GemmContract : public KernelsContract<Backend> {};
 TYPED_TEST_SUITE_P(GemmContract);
 
-// Odd sizes, sizes that 16-byte copies can move, and sizes around tiles of 128 x 128 x 32 and 64 x 64 x 16.
+// Odd sizes, sizes that 16-byte copies can move, and sizes around tiles of 128 x 128 x 32 and 64 x
+// 64 x 16.
 TYPED_TEST_P(GemmContract, MatchesFp64OnEveryKindAndOddSizes) {
   std::vector<GemmSize> sizes{{1, 1, 1},      {1, 17, 63},    {17, 1, 5},
                               {63, 65, 1},    {64, 64, 64},   {8, 24, 40},

@@ -1,13 +1,13 @@
-// The promises that every implementation of Kernels (kernels/kernels.hpp) keeps: each family against fp64,
-// on odd sizes and in every dtype. The suites are typed over a backend, a type with
+// The promises that every implementation of Kernels (kernels/kernels.hpp) keeps: each family
+// against fp64, on odd sizes and in every dtype. The suites are typed over a backend, a type with
 //
-//   Memory                         `Memory(bytes)`, data(): device memory, 256-byte aligned, all ones at first
-//   static std::string missing()   the reason to skip here; empty: it runs
+//   Memory(bytes), data()        device memory, 256-byte aligned, all ones at first
+//   static std::string missing() the reason to skip here; empty: the suite runs
 //   static std::unique_ptr<Kernels> make()
-//   static void copy(void* to, const void* from, std::size_t bytes)   in order with the kernels
-//   static constexpr bool kSlow    an emulation: the largest shapes are left out
+//   static void copy(void* to, const void* from, std::size_t bytes)  in order with the kernels
+//   static constexpr bool kSlow  an emulation: the largest shapes are left out
 //   static constexpr double kLseError   relative error of attention's log-sum-exp
-//   static double probability_error(DType)   how far rounded attention weights move a mean of ones
+//   static double probability_error(DType)  the most that rounded weights move a mean of ones
 //
 // One header below for each family; a backend instantiates those that it implements.
 #pragma once

@@ -111,7 +111,8 @@ class StorageContract : public ::testing::Test {
   void write(offload::StorageFileId file, std::uint64_t offset, void* data, std::uint64_t bytes) {
     engine_->transfer({offload::StorageOp::kWrite, file, offset, data, bytes});
   }
-  std::string open_error(const std::string& path, offload::StorageFileMode mode, std::uint64_t bytes) {
+  std::string open_error(const std::string& path, offload::StorageFileMode mode,
+                         std::uint64_t bytes) {
     try {
       engine_->open(path, mode, bytes);
     } catch (const InputError& error) {
@@ -398,12 +399,13 @@ TYPED_TEST_P(StorageContract, OpenRefusesWithASentenceThatNamesThePlace) {
   }
   EXPECT_EQ(std::filesystem::file_size(taken), 8u);
   const std::string nowhere = this->directory_.file("absent/file");
-  EXPECT_NE(
-      this->open_error(nowhere, offload::StorageFileMode::kScratch, 1).find(this->directory_.file("absent")),
-      std::string::npos);
-  EXPECT_NE(this->open_error(this->directory_.file("absent"), offload::StorageFileMode::kReadOnly, 0)
-                .find("absent"),
+  EXPECT_NE(this->open_error(nowhere, offload::StorageFileMode::kScratch, 1)
+                .find(this->directory_.file("absent")),
             std::string::npos);
+  EXPECT_NE(
+      this->open_error(this->directory_.file("absent"), offload::StorageFileMode::kReadOnly, 0)
+          .find("absent"),
+      std::string::npos);
   EXPECT_NE(this->open_error(this->directory_.path(), offload::StorageFileMode::kReadOnly, 0)
                 .find("not a regular"),
             std::string::npos);
@@ -508,7 +510,8 @@ TYPED_TEST_P(StorageContract, WorksOnATmpfs) {
   const std::filesystem::path memory = "/dev/shm";
   if (!std::filesystem::is_directory(memory)) GTEST_SKIP() << "no " << memory;
   const TempDirectory directory(memory);
-  const auto file = this->engine_->open(directory.file("data"), offload::StorageFileMode::kScratch, 300001);
+  const auto file =
+      this->engine_->open(directory.file("data"), offload::StorageFileMode::kScratch, 300001);
   AlignedBytes out(300001);
   AlignedBytes in(300001);
   out.fill(4);
@@ -567,8 +570,9 @@ class Gate {
 
 // The order in which requests ended, by their numbers; one piece of each direction at a time.
 template <typename Factory>
-std::vector<int> order_of_ends(const std::string& path, offload::StorageOp held,
-                               const std::vector<std::pair<offload::StorageOp, std::uint64_t>>& requests) {
+std::vector<int> order_of_ends(
+    const std::string& path, offload::StorageOp held,
+    const std::vector<std::pair<offload::StorageOp, std::uint64_t>>& requests) {
   constexpr std::uint64_t kBytes = 64 * kKiB;
   offload::StorageOptions options;
   options.queue_depth = 16;  // of the queue; no more than one goes at a time
@@ -603,10 +607,11 @@ std::vector<int> order_of_ends(const std::string& path, offload::StorageOp held,
 
 TYPED_TEST_P(StorageContract, ALaterUrgentReadOvertakesQueuedWrites) {
   if constexpr (requires { TypeParam::kFiltersItself; }) GTEST_SKIP() << "no filter to hold it by";
-  std::vector<std::pair<offload::StorageOp, std::uint64_t>> requests(6, {offload::StorageOp::kWrite, 100});
+  std::vector<std::pair<offload::StorageOp, std::uint64_t>> requests(
+      6, {offload::StorageOp::kWrite, 100});
   requests.emplace_back(offload::StorageOp::kRead, 1);  // number 7
-  const std::vector<int> order =
-      order_of_ends<TypeParam>(this->directory_.file("scratch"), offload::StorageOp::kWrite, requests);
+  const std::vector<int> order = order_of_ends<TypeParam>(this->directory_.file("scratch"),
+                                                          offload::StorageOp::kWrite, requests);
   ASSERT_EQ(order.size(), 8u);
   // One write was held, and one more may go beside the read.
   EXPECT_LE(std::find(order.begin(), order.end(), 7) - order.begin(), 2);

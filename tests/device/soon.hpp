@@ -5,6 +5,8 @@
 
 namespace sluice::device {
 
-inline Deadline soon() { return Deadline::after_seconds(60); }
+inline Deadline soon() {
+  return Deadline::after_seconds(60);
+}
 
 }  // namespace sluice::device

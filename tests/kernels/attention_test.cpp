@@ -1,4 +1,5 @@
-// Attention on the host: threads, workspace, and gradients by finite differences. The contract has its values.
+// Attention on the host: threads, workspace, and gradients by finite differences. The contract has
+// its values.
 #include "kernels/host/attention.hpp"
 
 #include <gtest/gtest.h>

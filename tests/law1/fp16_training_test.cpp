@@ -14,9 +14,9 @@
 #include "engine/checkpoint/checkpoint.hpp"
 #include "engine/checkpoint/safetensors.hpp"
 #include "engine/config/shapes.hpp"
-#include "tests/support/scratch_directory.hpp"
 #include "tests/law1/same_bits.hpp"
 #include "tests/support/planned_session.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace sluice::train {
 namespace {

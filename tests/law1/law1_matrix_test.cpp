@@ -1,6 +1,6 @@
-// Law 1 as one matrix: training gives the same bits wherever memory is, however it is moved, and whether or
-// not the run was interrupted. Each row below names one axis. expect_row (same_bits.hpp) trains the row's
-// reference once and every case against it.
+// Law 1 as one matrix: training gives the same bits wherever memory is, however it is moved, and
+// whether or not the run was interrupted. Each row below names one axis. expect_row (same_bits.hpp)
+// trains the row's reference once and every case against it.
 #include <gtest/gtest.h>
 
 #include "tests/law1/same_bits.hpp"

@@ -1,11 +1,11 @@
-// The optimizer's settings across a resume, and the bytes of a split master. The matrix has law 1 for every
-// optimizer.
+// The optimizer's settings across a resume, and the bytes of a split master. The matrix has law 1
+// for every optimizer.
 #include <gtest/gtest.h>
 
 #include "base/error.hpp"
 #include "engine/checkpoint/checkpoint.hpp"
-#include "tests/support/scratch_directory.hpp"
 #include "tests/law1/same_bits.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace sluice::train {
 namespace {

@@ -1,5 +1,6 @@
-// Law 1 as data. A row names a configuration, its reference run, and cases that must give the reference's
-// bits: losses, gradient norms, evaluations, loss scales and final weights. One body runs every row.
+// Law 1 as data. A row names a configuration, its reference run, and cases that must give the
+// reference's bits: losses, gradient norms, evaluations, loss scales and final weights. One body
+// runs every row.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -125,7 +126,8 @@ inline TrainingRecord run_in_parts(const TrainingBench& bench, const Overrides& 
   return whole;
 }
 
-// False where a configuration asks for io_uring and this machine has none; the storage suite reports that.
+// False where a configuration asks for io_uring and this machine has none; the storage suite
+// reports that.
 inline bool runs_here(const config::Config& config) {
   return config.memory.storage_engine != config::Config::StorageEngineKind::kIoUring ||
          offload::io_uring_unavailable_reason().empty();

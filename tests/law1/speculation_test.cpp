@@ -9,9 +9,9 @@
 #include <numeric>
 
 #include "base/error.hpp"
-#include "tests/support/scratch_directory.hpp"
 #include "tests/law1/same_bits.hpp"
 #include "tests/support/planned_session.hpp"
+#include "tests/support/scratch_directory.hpp"
 
 namespace sluice::train {
 namespace {
@@ -206,7 +206,8 @@ TEST(Speculation, ARunThatDivergesKeepsTheStateOfItsLastStep) {
     run.session().train_step(1, 1e38, fill);  // no weight survives such a rate
     const std::string path = bench.run_directory("run") + "/state";
     const std::string before = saved_state(run, path);
-    EXPECT_NE(testing::message_of<Error>([&] { run.step(2); }).find("not finite"), std::string::npos);
+    EXPECT_NE(testing::message_of<Error>([&] { run.step(2); }).find("not finite"),
+              std::string::npos);
     EXPECT_TRUE(saved_state(run, path) == before);
   }
 }

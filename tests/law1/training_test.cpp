@@ -24,8 +24,8 @@ const Overrides kPlainGpt2 = small_gpt2(3, 20) + kLearning;
 const Overrides kPlainLlama = kPlainGpt2 + Overrides{"model.family=llama", "model.kv_heads=2",
                                                      "model.ffn=160", "model.layers=2"};
 
-// Device and storage engine count the bytes, with room for no more weights than are in use. Weights and
-// tokens are uploaded; more micro-batches move neither weights nor sums more often.
+// Device and storage engine count the bytes, with room for no more weights than are in use. Weights
+// and tokens are uploaded; more micro-batches move neither weights nor sums more often.
 TEST(UnitOrder, MovesWeightsAndSumsOnceWhateverTheMicrobatches) {
   const TrainingBench bench;
   std::vector<schedule::LinkBytes> moved;

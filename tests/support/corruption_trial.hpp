@@ -128,7 +128,8 @@ class CorruptionTrial {
       home.before[at] = home.now[at];
       home.now[at] = static_cast<std::byte>(random_() >> 16);
     }
-    tagged_.transfer(offload::StorageOp::kWrite, home.id, begin, home.now.data() + begin, end - begin);
+    tagged_.transfer(offload::StorageOp::kWrite, home.id, begin, home.now.data() + begin,
+                     end - begin);
   }
 
   void expect_clean(Home& home) {
@@ -175,7 +176,8 @@ class CorruptionTrial {
   // Behind the tags' back.
   void store(const Home& home, std::uint64_t begin, std::span<const std::byte> bytes) {
     std::vector<std::byte> copy(bytes.begin(), bytes.end());
-    space_.transfer(offload::StorageOp::kWrite, home.range.offset_bytes + begin, copy.data(), copy.size());
+    space_.transfer(offload::StorageOp::kWrite, home.range.offset_bytes + begin, copy.data(),
+                    copy.size());
   }
 
   std::mt19937_64 random_;

@@ -92,7 +92,8 @@ class CrashEngine final : public offload::StorageEngine {
 
   std::string name() const override { return "memory"; }
 
-  offload::StorageFileId open(const std::string& path, offload::StorageFileMode mode, std::uint64_t bytes) override {
+  offload::StorageFileId open(const std::string& path, offload::StorageFileMode mode,
+                              std::uint64_t bytes) override {
     const std::lock_guard lock(disk_->mutex);
     const bool there = disk_->files.contains(path);
     if (there == (mode != offload::StorageFileMode::kReadOnly)) {

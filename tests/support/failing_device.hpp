@@ -11,8 +11,7 @@ namespace sluice::allocator {
 
 class FailingDevice final : public testing::ForwardingDevice {
  public:
-  explicit FailingDevice(device::Device& inner)
-      : ForwardingDevice(inner), facts_(inner.facts()) {}
+  explicit FailingDevice(device::Device& inner) : ForwardingDevice(inner), facts_(inner.facts()) {}
   // The call number `call` from now on (0: the next) throws DeviceError; -1: none.
   void fail_call(std::int64_t call) {
     forever_ = false;

@@ -49,7 +49,8 @@ class FaultSweep {
       EXPECT_EQ(outcome.exit_status, 3) << outcome.error;
       EXPECT_TRUE(may_fail(plan)) << outcome.error;
       EXPECT_GT(outcome.error.size(), 10u);
-      if (plan.fault == offload::StorageFault::kFlippedWrite || plan.fault == offload::StorageFault::kLostWrite) {
+      if (plan.fault == offload::StorageFault::kFlippedWrite ||
+          plan.fault == offload::StorageFault::kLostWrite) {
         EXPECT_NE(outcome.error.find("is corrupt"), std::string::npos) << outcome.error;
       }
     }

@@ -41,9 +41,9 @@ class Mutator {
     switch (mutation) {
       case Mutation::kDropFetch:
         return drop([](const schedule::Instruction& i) {
-          return i.op == schedule::Op::kUpload || i.op == schedule::Op::kDownload || i.op == schedule::Op::kStorageRead ||
-                 i.op == schedule::Op::kStorageWrite || i.op == schedule::Op::kSpillActivation ||
-                 i.op == schedule::Op::kFetchActivation;
+          return i.op == schedule::Op::kUpload || i.op == schedule::Op::kDownload ||
+                 i.op == schedule::Op::kStorageRead || i.op == schedule::Op::kStorageWrite ||
+                 i.op == schedule::Op::kSpillActivation || i.op == schedule::Op::kFetchActivation;
         });
       case Mutation::kDropAny:
         return drop([](const schedule::Instruction& i) { return i.op != schedule::Op::kRelease; });
@@ -153,15 +153,16 @@ class Mutator {
                   order.begin() + static_cast<std::ptrdiff_t>(later + 1));
       schedule::Schedule mutant = reordered(order);
       // Deps on what is now later cannot be kept.
-      std::erase_if(mutant.instructions[i].deps, [&](schedule::InstructionId dep) { return dep >= i; });
+      std::erase_if(mutant.instructions[i].deps,
+                    [&](schedule::InstructionId dep) { return dep >= i; });
       return mutant;
     }
     return std::nullopt;
   }
 
   std::optional<schedule::Schedule> drop_dep() {
-    const Pick victim =
-        pick(schedule_.instructions, [](const schedule::Instruction& i) { return !i.deps.empty(); });
+    const Pick victim = pick(schedule_.instructions,
+                             [](const schedule::Instruction& i) { return !i.deps.empty(); });
     if (!victim) return std::nullopt;
     schedule::Schedule mutant = schedule_;
     std::vector<schedule::InstructionId>& deps = mutant.instructions[*victim].deps;
@@ -181,12 +182,14 @@ class Mutator {
                 order.begin() + static_cast<std::ptrdiff_t>(*release + 1));
     schedule::Schedule mutant = reordered(order);
     const std::size_t at = *release - distance;
-    std::erase_if(mutant.instructions[at].deps, [&](schedule::InstructionId dep) { return dep >= at; });
+    std::erase_if(mutant.instructions[at].deps,
+                  [&](schedule::InstructionId dep) { return dep >= at; });
     return mutant;
   }
 
   std::optional<schedule::Schedule> shrink_buffer() {
-    const Pick victim = pick(schedule_.buffers, [](const schedule::Buffer& b) { return b.bytes > 1; });
+    const Pick victim =
+        pick(schedule_.buffers, [](const schedule::Buffer& b) { return b.bytes > 1; });
     if (!victim) return std::nullopt;
     schedule::Schedule mutant = schedule_;
     schedule::Buffer& buffer = mutant.buffers[*victim];
@@ -218,21 +221,24 @@ class Mutator {
   }
 
   std::optional<schedule::Schedule> move_lane() {
-    const Pick victim = pick(schedule_.instructions, [](const schedule::Instruction&) { return true; });
+    const Pick victim =
+        pick(schedule_.instructions, [](const schedule::Instruction&) { return true; });
     if (!victim) return std::nullopt;
     schedule::Schedule mutant = schedule_;
     schedule::Instruction& instruction = mutant.instructions[*victim];
     const auto lane = static_cast<std::size_t>(instruction.lane);
-    instruction.lane = static_cast<schedule::Lane>((lane + 1 + below(schedule::kLaneCount - 1)) % schedule::kLaneCount);
+    instruction.lane = static_cast<schedule::Lane>((lane + 1 + below(schedule::kLaneCount - 1)) %
+                                                   schedule::kLaneCount);
     return mutant;
   }
 
   std::optional<schedule::Schedule> redirect_use() {
-    const Pick victim =
-        pick(schedule_.instructions, [](const schedule::Instruction& i) { return !i.reads.empty(); });
+    const Pick victim = pick(schedule_.instructions,
+                             [](const schedule::Instruction& i) { return !i.reads.empty(); });
     if (!victim) return std::nullopt;
     schedule::Schedule mutant = schedule_;
-    schedule::Use& use = mutant.instructions[*victim].reads[below(mutant.instructions[*victim].reads.size())];
+    schedule::Use& use =
+        mutant.instructions[*victim].reads[below(mutant.instructions[*victim].reads.size())];
     const schedule::Buffer& original = schedule_.buffers[use.buffer];
     const Pick other = pick(schedule_.buffers, [&](const schedule::Buffer& b) {
       return b.id != original.id && b.role == original.role && b.tier == original.tier &&
@@ -245,8 +251,8 @@ class Mutator {
 
   std::optional<schedule::Schedule> unmatched_message() {
     const auto is_message = [](const schedule::Instruction& i) {
-      return i.op == schedule::Op::kSendForward || i.op == schedule::Op::kRecvForward || i.op == schedule::Op::kSendBackward ||
-             i.op == schedule::Op::kRecvBackward;
+      return i.op == schedule::Op::kSendForward || i.op == schedule::Op::kRecvForward ||
+             i.op == schedule::Op::kSendBackward || i.op == schedule::Op::kRecvBackward;
     };
     if (below(2) == 0) return drop(is_message);
     const Pick victim = pick(schedule_.instructions, is_message);

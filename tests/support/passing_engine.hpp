@@ -12,12 +12,16 @@ namespace sluice::testing {
 
 class PassingEngine : public offload::StorageEngine {
  public:
-  explicit PassingEngine(std::unique_ptr<offload::StorageEngine> inner) : inner_(std::move(inner)) {}
+  explicit PassingEngine(std::unique_ptr<offload::StorageEngine> inner)
+      : inner_(std::move(inner)) {}
   std::string name() const override { return inner_->name(); }
-  offload::StorageFileId open(const std::string& path, offload::StorageFileMode mode, std::uint64_t bytes) override {
+  offload::StorageFileId open(const std::string& path, offload::StorageFileMode mode,
+                              std::uint64_t bytes) override {
     return inner_->open(path, mode, bytes);
   }
-  std::uint64_t file_bytes(offload::StorageFileId file) const override { return inner_->file_bytes(file); }
+  std::uint64_t file_bytes(offload::StorageFileId file) const override {
+    return inner_->file_bytes(file);
+  }
   void close(offload::StorageFileId file) override { inner_->close(file); }
   void register_memory(void* data, std::uint64_t bytes) override {
     inner_->register_memory(data, bytes);

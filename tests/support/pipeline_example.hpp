@@ -33,7 +33,8 @@ class PipelineExample {
     schedule_.buffers.push_back(buffer);
     return buffer.id;
   }
-  schedule::BufferId add_state(std::int32_t rank, StateKind kind, DType dtype, std::int32_t microbatch) {
+  schedule::BufferId add_state(std::int32_t rank, StateKind kind, DType dtype,
+                               std::int32_t microbatch) {
     schedule::Buffer buffer;
     buffer.rank = rank;
     buffer.unit = rank;
@@ -55,7 +56,8 @@ class PipelineExample {
     }
     return home;
   }
-  schedule::BufferId add_activation(std::int32_t rank, schedule::BufferRole role, std::int32_t microbatch) {
+  schedule::BufferId add_activation(std::int32_t rank, schedule::BufferRole role,
+                                    std::int32_t microbatch) {
     schedule::Buffer buffer;
     buffer.rank = rank;
     buffer.unit = rank;
@@ -79,7 +81,8 @@ class PipelineExample {
     instruction.cost_s = op == schedule::Op::kRelease ? 0.0 : 1e-3;
     schedule_.instructions.push_back(std::move(instruction));
   }
-  void message(schedule::Op op, std::int32_t rank, std::int32_t microbatch, schedule::BufferId buffer, bool send) {
+  void message(schedule::Op op, std::int32_t rank, std::int32_t microbatch,
+               schedule::BufferId buffer, bool send) {
     emit(op, schedule::Lane::kComm, rank, microbatch, {}, {});
     schedule::Instruction& instruction = schedule_.instructions.back();
     (send ? instruction.reads : instruction.writes).push_back({buffer, 0, 0});
@@ -91,7 +94,8 @@ class PipelineExample {
   void forward(std::int32_t mb) {
     const schedule::BufferId out = add_activation(0, schedule::BufferRole::kActivation, mb);
     saved_.push_back(add_activation(0, schedule::BufferRole::kSaved, mb));
-    emit(schedule::Op::kForward, schedule::Lane::kCompute, 0, mb, {weight_[0]}, {out, saved_.back()});
+    emit(schedule::Op::kForward, schedule::Lane::kCompute, 0, mb, {weight_[0]},
+         {out, saved_.back()});
     message(schedule::Op::kSendForward, 0, mb, out, true);
     emit(schedule::Op::kRelease, schedule::Lane::kComm, 0, mb, {out}, {});
     input_.push_back(add_activation(1, schedule::BufferRole::kActivation, mb));
@@ -99,13 +103,15 @@ class PipelineExample {
     const schedule::BufferId loss = add_activation(1, schedule::BufferRole::kLoss, mb);
     schedule_.buffers[loss].persistent = true;
     loss_saved_.push_back(add_activation(1, schedule::BufferRole::kSaved, mb));
-    emit(schedule::Op::kLoss, schedule::Lane::kCompute, 1, mb, {weight_[1], input_.back()}, {loss, loss_saved_.back()});
+    emit(schedule::Op::kLoss, schedule::Lane::kCompute, 1, mb, {weight_[1], input_.back()},
+         {loss, loss_saved_.back()});
   }
 
   void backward(std::int32_t mb) {
     const auto at = static_cast<std::size_t>(mb);
     const schedule::BufferId grad = add_activation(1, schedule::BufferRole::kGradOut, mb);
-    emit(schedule::Op::kBackwardInput, schedule::Lane::kCompute, 1, mb, {weight_[1], loss_saved_[at]}, {grad});
+    emit(schedule::Op::kBackwardInput, schedule::Lane::kCompute, 1, mb,
+         {weight_[1], loss_saved_[at]}, {grad});
     message(schedule::Op::kSendBackward, 1, mb, grad, true);
     emit(schedule::Op::kRelease, schedule::Lane::kComm, 1, mb, {grad}, {});
     weight_gradient(1, mb, {input_[at], loss_saved_[at]});
@@ -120,13 +126,14 @@ class PipelineExample {
     emit(schedule::Op::kRelease, schedule::Lane::kCompute, rank, mb, reads, {});
     std::vector<schedule::BufferId> sum{fresh};
     if (mb > 0) sum.push_back(gradient_[rank]);
-    emit(schedule::Op::kAccumulateGrad, schedule::Lane::kOptimizer, rank, mb, sum, {gradient_[rank]});
+    emit(schedule::Op::kAccumulateGrad, schedule::Lane::kOptimizer, rank, mb, sum,
+         {gradient_[rank]});
     emit(schedule::Op::kRelease, schedule::Lane::kOptimizer, rank, mb, {fresh}, {});
   }
 
   void update(std::int32_t rank) {
-    emit(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, rank, -1, {gradient_[rank], weight_[rank]},
-         {weight_[rank]});
+    emit(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, rank, -1,
+         {gradient_[rank], weight_[rank]}, {weight_[rank]});
   }
 
   schedule::Schedule schedule_;

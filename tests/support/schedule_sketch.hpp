@@ -15,8 +15,8 @@ class ScheduleSketch {
 
   ScheduleSketch() { schedule.slot_bytes = 65536; }
 
-  schedule::BufferId buffer(schedule::BufferRole role, Tier tier, std::uint64_t bytes, std::int32_t unit = 0,
-                  std::int32_t microbatch = 0) {
+  schedule::BufferId buffer(schedule::BufferRole role, Tier tier, std::uint64_t bytes,
+                            std::int32_t unit = 0, std::int32_t microbatch = 0) {
     schedule::Buffer made;
     made.role = role;
     made.tier = tier;
@@ -26,7 +26,7 @@ class ScheduleSketch {
     return add(made);
   }
   schedule::BufferId state(StateKind kind, Tier tier, std::uint64_t first_elem, std::uint64_t elems,
-                 std::int32_t unit = 0) {
+                           std::int32_t unit = 0) {
     schedule::Buffer made;
     made.kind = kind;
     made.tier = tier;
@@ -40,15 +40,16 @@ class ScheduleSketch {
   }
   // A persistent state buffer that holds version 0 at entry, and `exit_version` at exit.
   schedule::BufferId home(StateKind kind, Tier tier, std::uint64_t elems, std::int32_t exit_version,
-                std::int32_t unit = 0) {
+                          std::int32_t unit = 0) {
     const schedule::BufferId id = state(kind, tier, 0, elems, unit);
     schedule.buffers[id].persistent = true;
     schedule.entry.push_back({kind, unit, -1, id, 0});
     schedule.exit.push_back({kind, unit, -1, id, exit_version});
     return id;
   }
-  schedule::Instruction& emit(schedule::Op op, schedule::Lane lane, std::initializer_list<schedule::Use> reads,
-                    std::initializer_list<schedule::Use> writes) {
+  schedule::Instruction& emit(schedule::Op op, schedule::Lane lane,
+                              std::initializer_list<schedule::Use> reads,
+                              std::initializer_list<schedule::Use> writes) {
     schedule::Instruction made;
     made.op = op;
     made.lane = lane;
@@ -61,7 +62,9 @@ class ScheduleSketch {
     schedule.instructions.push_back(std::move(made));
     return schedule.instructions.back();
   }
-  void release(schedule::Lane lane, schedule::BufferId id) { emit(schedule::Op::kRelease, lane, {{id, 0, 0}}, {}).cost_s = 0; }
+  void release(schedule::Lane lane, schedule::BufferId id) {
+    emit(schedule::Op::kRelease, lane, {{id, 0, 0}}, {}).cost_s = 0;
+  }
 
   schedule::Schedule compiled() {
     schedule::link(schedule);
@@ -92,7 +95,8 @@ inline ScheduleSketch two_writes_of_one_home() {
   sketch.emit(schedule::Op::kForward, schedule::Lane::kCompute, {}, {all(first)});
   sketch.emit(schedule::Op::kForward, schedule::Lane::kCompute, {}, {all(second)});
   for (const schedule::BufferId piece : {first, second}) {
-    sketch.emit(schedule::Op::kStorageWrite, schedule::Lane::kStorageWrite, {all(piece)}, {all(home)});
+    sketch.emit(schedule::Op::kStorageWrite, schedule::Lane::kStorageWrite, {all(piece)},
+                {all(home)});
     sketch.release(schedule::Lane::kStorageWrite, piece);
   }
   return sketch;

@@ -32,8 +32,8 @@ class StreamedKernels final : public kernels::Kernels {
   std::uint64_t gemm_workspace_bytes(const kernels::GemmShape& shape) const override {
     return inner_->gemm_workspace_bytes(shape);
   }
-  void gemm(const kernels::GemmShape& shape, const void* a, const void* b, const void* bias, void* c,
-            void* workspace) override {
+  void gemm(const kernels::GemmShape& shape, const void* a, const void* b, const void* bias,
+            void* c, void* workspace) override {
     queue([=, this] { inner_->gemm(shape, a, b, bias, c, workspace); });
   }
   void zero(void* data, std::uint64_t bytes) override {
@@ -43,8 +43,8 @@ class StreamedKernels final : public kernels::Kernels {
                   DType dtype) override {
     queue([=, this] { inner_->column_sum(x, out, rows, cols, dtype); });
   }
-  void norm_forward(const kernels::NormShape& shape, const void* x, const void* weight, const void* bias,
-                    void* y, float* mean, float* rstd) override {
+  void norm_forward(const kernels::NormShape& shape, const void* x, const void* weight,
+                    const void* bias, void* y, float* mean, float* rstd) override {
     queue([=, this] { inner_->norm_forward(shape, x, weight, bias, y, mean, rstd); });
   }
   void norm_backward_input(const kernels::NormShape& shape, const void* dy, const void* x,
@@ -82,8 +82,8 @@ class StreamedKernels final : public kernels::Kernels {
   std::uint64_t attention_workspace_bytes(const kernels::AttentionShape& shape) const override {
     return inner_->attention_workspace_bytes(shape);
   }
-  void attention_forward(const kernels::AttentionShape& shape, const void* qkv, void* out, float* lse,
-                         void* workspace) override {
+  void attention_forward(const kernels::AttentionShape& shape, const void* qkv, void* out,
+                         float* lse, void* workspace) override {
     queue([=, this] { inner_->attention_forward(shape, qkv, out, lse, workspace); });
   }
   void attention_backward(const kernels::AttentionShape& shape, const void* dout, const void* qkv,
@@ -140,16 +140,18 @@ class StreamedKernels final : public kernels::Kernels {
       inner_->squared_norm_blocks(grad, dtype, round_to, kept, partial);
     });
   }
-  std::uint64_t update_workspace_bytes(const kernels::OptimizerOptions& options,
-                                       std::span<const kernels::ParameterSegment> segments) const override {
+  std::uint64_t update_workspace_bytes(
+      const kernels::OptimizerOptions& options,
+      std::span<const kernels::ParameterSegment> segments) const override {
     return inner_->update_workspace_bytes(options, segments);
   }
   void update(const kernels::OptimizerOptions& options, const kernels::UpdateBuffers& buffers,
-              std::span<const kernels::ParameterSegment> segments, const kernels::UpdateScalars& scalars,
-              void* workspace) override {
-    queue([=, this, kept = std::vector<kernels::ParameterSegment>(segments.begin(), segments.end())] {
-      inner_->update(options, buffers, kept, scalars, workspace);
-    });
+              std::span<const kernels::ParameterSegment> segments,
+              const kernels::UpdateScalars& scalars, void* workspace) override {
+    queue(
+        [=, this, kept = std::vector<kernels::ParameterSegment>(segments.begin(), segments.end())] {
+          inner_->update(options, buffers, kept, scalars, workspace);
+        });
   }
   void cast(const void* in, DType in_dtype, void* out, DType out_dtype, bool weight_rounding,
             std::int64_t elems) override {

@@ -1,5 +1,5 @@
-// Whole training runs for tests: a text to learn, a configuration from overrides, and the report of a run,
-// kept to the bit.
+// Whole training runs for tests: a text to learn, a configuration from overrides, and the report of
+// a run, kept to the bit.
 #pragma once
 
 #include <bit>

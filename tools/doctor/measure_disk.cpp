@@ -73,7 +73,7 @@ double DiskTrial::rate(bench::StorageMix mix, std::uint64_t block_bytes, std::ui
 
 double DiskTrial::alone_s(offload::StorageOp op, std::uint64_t bytes, double seconds) {
   return bench::measure_transfer_alone(*engine_, {op, load_.file, 0, ring_->data(), bytes},
-                                load_.file_bytes, seconds);
+                                       load_.file_bytes, seconds);
 }
 
 void DiskTrial::measure_round(double seconds_each) {
@@ -106,8 +106,9 @@ void DiskTrial::save(planner::HardwareProfile& profile) const {
     const double gain = (four / direction.one_bytes_per_s.median() - 1) / 3;
     profile.storage_overlap = std::clamp(gain, 0.01, profile.storage_overlap);
   }
-  for (const auto& [operation, direction] : {std::pair(planner::TimedOperation::kStorageRead, &read),
-                                             std::pair(planner::TimedOperation::kStorageWrite, &write)}) {
+  for (const auto& [operation, direction] :
+       {std::pair(planner::TimedOperation::kStorageRead, &read),
+        std::pair(planner::TimedOperation::kStorageWrite, &write)}) {
     planner::OperationGrid grid{operation, DType::kU8, {{sizes_, {1}, {1}}}, {}};
     for (const Samples& seconds : direction->alone_s) grid.seconds.push_back(seconds.median());
     profile.operations.push_back(std::move(grid));

@@ -45,7 +45,8 @@ class DiskTrial {
     std::vector<Samples> alone_s = {};  // by size
   };
 
-  double rate(bench::StorageMix mix, std::uint64_t block_bytes, std::uint32_t depth, double seconds);
+  double rate(bench::StorageMix mix, std::uint64_t block_bytes, std::uint32_t depth,
+              double seconds);
   double alone_s(offload::StorageOp op, std::uint64_t bytes, double seconds);
 
   bench::StorageLoad load_;

@@ -102,12 +102,12 @@ class GpuTrial {
 
   void measure_memory() {
     std::byte* const data = memory_.data();
-    copy_s_.add(
-        seconds_of([&] { stream_->copy(data + bytes_, data, bytes_, device::CopyKind::kDeviceToDevice); }));
-    up_s_.add(
-        seconds_of([&] { stream_->copy(data, host_.get(), bytes_, device::CopyKind::kHostToDevice); }));
-    down_s_.add(
-        seconds_of([&] { stream_->copy(host_.get(), data, bytes_, device::CopyKind::kDeviceToHost); }));
+    copy_s_.add(seconds_of(
+        [&] { stream_->copy(data + bytes_, data, bytes_, device::CopyKind::kDeviceToDevice); }));
+    up_s_.add(seconds_of(
+        [&] { stream_->copy(data, host_.get(), bytes_, device::CopyKind::kHostToDevice); }));
+    down_s_.add(seconds_of(
+        [&] { stream_->copy(host_.get(), data, bytes_, device::CopyKind::kDeviceToHost); }));
   }
 
   void measure_products() {

@@ -11,8 +11,8 @@
 namespace sluice::doctor {
 
 struct GpuOptions {
-  device::Device* device = nullptr;                // null: there is none to measure
-  kernels::Kernels* kernels = nullptr;              // that run on it
+  device::Device* device = nullptr;        // null: there is none to measure
+  kernels::Kernels* kernels = nullptr;     // that run on it
   int rounds = 7;                          // the median of so many
   int repeats = 10;                        // of each figure in a round, timed by events together
   std::uint64_t array_bytes = 256 * kMiB;  // streamed and copied

@@ -77,19 +77,24 @@ class Cases {
     const Axis elems{1 << 10, 1 << 14, 1 << 18, 1 << 22};
     const Axis state{1 << 12, 1 << 16, 1 << 20};
     const Axis one{1};
-    const auto by_elems = [&](planner::TimedOperation operation, Call (Cases::*make)(std::int64_t, DType)) {
-      return Case{
-          operation, {elems, one, one}, [this, make](const planner::OperationSize& size, DType dtype) {
-            return (this->*make)(size[0], dtype);
-          }};
+    const auto by_elems = [&](planner::TimedOperation operation,
+                              Call (Cases::*make)(std::int64_t, DType)) {
+      return Case{operation,
+                  {elems, one, one},
+                  [this, make](const planner::OperationSize& size, DType dtype) {
+                    return (this->*make)(size[0], dtype);
+                  }};
     };
-    const auto by_state = [&](planner::TimedOperation operation, Call (Cases::*make)(std::int64_t, DType)) {
+    const auto by_state = [&](planner::TimedOperation operation,
+                              Call (Cases::*make)(std::int64_t, DType)) {
       Case made = by_elems(operation, make);
       made.axes[0] = state;
       return made;
     };
-    const auto gemm_case = [&](planner::TimedOperation operation, std::array<Axis, 3> axes, bool a, bool b) {
-      return Case{operation, std::move(axes), [this, a, b](const planner::OperationSize& size, DType dtype) {
+    const auto gemm_case = [&](planner::TimedOperation operation, std::array<Axis, 3> axes, bool a,
+                               bool b) {
+      return Case{operation, std::move(axes),
+                  [this, a, b](const planner::OperationSize& size, DType dtype) {
                     return gemm(size, a, b, dtype);
                   }};
     };
@@ -135,7 +140,9 @@ class Cases {
   }
 
   // The operations that take most of a layer's forward pass.
-  Call product(const planner::OperationSize& size, DType dtype) { return gemm(size, false, true, dtype); }
+  Call product(const planner::OperationSize& size, DType dtype) {
+    return gemm(size, false, true, dtype);
+  }
 
  private:
   // How many sets of operands a product takes turns with: a layer's weights and gradients have left
@@ -449,7 +456,8 @@ void KernelTrial::save(planner::HardwareProfile& profile) const {
   constexpr planner::OperationSize kLargeProduct{512, 1024, 1024};
   constexpr std::int64_t kPiece = 1 << 20;
   for (const State::Grid& measured : state_->grids) {
-    planner::OperationGrid grid{measured.measured->operation, measured.dtype, measured.measured->axes, {}};
+    planner::OperationGrid grid{
+        measured.measured->operation, measured.dtype, measured.measured->axes, {}};
     for (const Samples& seconds : measured.seconds) grid.seconds.push_back(seconds.median());
     // The rates for people; they also price operations without a grid.
     if (grid.operation == planner::TimedOperation::kGemmNT) {

@@ -13,7 +13,7 @@ namespace sluice::doctor {
 struct KernelOptions {
   kernels::Kernels* all = nullptr;       // on all cores
   kernels::Kernels* one_core = nullptr;  // the same on one
-  double seconds_each = 0.002;  // of one point in one round, about
+  double seconds_each = 0.002;           // of one point in one round, about
   // State kernels walk through this much memory, as training does; others repeat in place.
   std::uint64_t state_bytes = 128 * kMiB;
   std::size_t points_each_axis = 8;  // at most: the smallest

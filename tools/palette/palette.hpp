@@ -1,5 +1,5 @@
-// The colours of memory categories. The page of `sluice report` and the plots of `sluice replay` both
-// take them from here, so a category looks the same everywhere.
+// The colours of memory categories. The page of `sluice report` and the plots of `sluice replay`
+// both take them from here, so a category looks the same everywhere.
 #pragma once
 
 #include <string_view>

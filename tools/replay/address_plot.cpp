@@ -1,10 +1,10 @@
 // Draws allocations as rectangles: operations run to the right, addresses upward.
 //
 // A plot has two panels with one axis of operations. The upper one shows the blocks. Address ranges
-// that no block ever uses are cut out of its axis where they are large (plot_axis.hpp). The lower one
-// shows live and reserved bytes: each pixel column takes the largest value of its operations, so
-// that no peak is lost. Blocks that cover the most bytes times operations are drawn first, up to a
-// bound; the picture says how many are missing.
+// that no block ever uses are cut out of its axis where they are large (plot_axis.hpp). The lower
+// one shows live and reserved bytes: each pixel column takes the largest value of its operations,
+// so that no peak is lost. Blocks that cover the most bytes times operations are drawn first, up to
+// a bound; the picture says how many are missing.
 #include "tools/replay/address_plot.hpp"
 
 #include <algorithm>

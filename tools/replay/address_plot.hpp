@@ -46,7 +46,8 @@ struct AddressPlot {
 // Address ranges that nothing ever uses are cut out of the axis, and the place is marked, if they
 // are larger than an eighth of the used ranges. A plot with more than max_rectangles blocks leaves
 // out those of smallest area, and says how many. Blocks of no bytes or no duration are not drawn.
-// Characters of a name that XML does not allow become '?'. A rectangle takes at most some 300 bytes.
+// Characters of a name that XML does not allow become '?'. A rectangle takes at most some 300
+// bytes.
 std::string draw_address_plots(std::span<const AddressPlot> plots);
 
 }  // namespace sluice::replay

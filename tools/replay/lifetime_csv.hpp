@@ -9,7 +9,8 @@
 namespace sluice::replay {
 
 // The first line names the columns id, lower, upper and size, in any order. Each other line is a
-// buffer that lives in [lower, upper) and takes `size` bytes; these are whole numbers without a sign.
+// buffer that lives in [lower, upper) and takes `size` bytes; these are whole numbers without a
+// sign.
 // Limits: 100,000 buffers and 64 MiB. InputError with the file, the line and the right form.
 std::vector<packing::Lifetime> read_lifetime_csv(const std::string& path);
 // `source` is the name for messages.

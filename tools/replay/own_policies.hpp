@@ -8,8 +8,8 @@ namespace sluice::replay {
 
 // "dynamic": CachingAllocator, which does not know the future.
 NamedPolicy dynamic_policy(const allocator::CachingAllocatorOptions& options = {});
-// "planned": PlanningAllocator, which plans a step once two in a row are alike. The trace needs steps.
-// The policy keeps its plans, so the next replay of the same steps need not plan again.
+// "planned": PlanningAllocator, which plans a step once two in a row are alike. The trace needs
+// steps. The policy keeps its plans, so the next replay of the same steps need not plan again.
 NamedPolicy planned_policy(packing::PackingEffort effort = packing::PackingEffort::kThorough);
 
 // Replays the trace through a CachingAllocator with a recorder, and returns the recorded events and

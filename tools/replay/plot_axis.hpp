@@ -15,7 +15,8 @@ class CompactAddresses {
     std::uint64_t bytes = 0;
   };
   // `ranges` are the used (address, bytes), in any order; they may overlap, and none wraps around.
-  // Holes of hole_bytes or more are cut to hole_bytes / 4. 0 stands for an eighth of the used bytes.
+  // Holes of hole_bytes or more are cut to hole_bytes / 4. 0 stands for an eighth of the used
+  // bytes.
   CompactAddresses(std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges,
                    std::uint64_t hole_bytes);
 

@@ -26,15 +26,15 @@ std::uint64_t capacity_of_record(const record::MemoryTrace& trace, const NamedPo
   return recorded_it && trace.recorded_trimming ? trace.recorded_peak_reserved_bytes : UINT64_MAX;
 }
 
-// Whether the plan served a whole iteration. A part of one may hold little of the memory that the plan
-// reserves.
+// Whether the plan served a whole iteration. A part of one may hold little of the memory that the
+// plan reserves.
 bool served_an_iteration(const record::MemoryTrace& trace, const ReplayOutcome& outcome) {
   const std::vector<record::IterationRange> ranges = record::find_iterations(trace).ranges;
   return outcome.was_steady && !ranges.empty() && ranges.back().begin >= outcome.steady_from;
 }
 
-// Replays the trace through one policy: once for its peaks, then for the least capacity, for the given
-// capacity, and for the time of a call.
+// Replays the trace through one policy: once for its peaks, then for the least capacity, for the
+// given capacity, and for the time of a call.
 nlohmann::json policy_report(const record::MemoryTrace& trace, const NamedPolicy& policy,
                              const ReplayReportOptions& options) {
   ReplayOutcome outcome = replay_trace(trace, policy, capacity_of_record(trace, policy));

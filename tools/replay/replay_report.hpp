@@ -14,8 +14,8 @@ namespace sluice::replay {
 
 // native, expandable, dynamic, planned.
 std::vector<NamedPolicy> all_policies();
-// The policies with these names, in the order of all_policies(); all if no name is given. InputError
-// for an unknown name.
+// The policies with these names, in the order of all_policies(); all if no name is given.
+// InputError for an unknown name.
 std::vector<NamedPolicy> policies_named(const std::vector<std::string>& names);
 
 // A trace with a mark at the begin of each iteration.
@@ -37,15 +37,17 @@ struct ReplayReportOptions {
 // {"event":"replay", "source", "format", "operations", "allocations", "iterations",
 // "repeats_after", "peak_live_bytes", "recorded_peak_reserved_bytes" (where recorded),
 // "policies":[{"policy", "peak_reserved_bytes", "fragmentation" (1 - peak live / peak reserved),
-// "least_capacity_bytes", "least_above_live" (its ratio to the peak live, - 1), "flushes", "remaps",
-// "synchronisations", "event_waits", "driver_allocations", "ns_per_operation", "fits"}]}.
+// "least_capacity_bytes", "least_above_live" (its ratio to the peak live, - 1), "flushes",
+// "remaps", "synchronisations", "event_waits", "driver_allocations", "ns_per_operation", "fits"}]}.
 //
-// The planned policy is scored from the second step that its plan serves: "scored_from" (operation),
-// "scored_peak_live_bytes", "scored_peak_reserved_bytes", "planned", "fallbacks". Its fragmentation
-// and counts are those of that part. They are absent if no plan served a whole iteration.
+// The planned policy is scored from the second step that its plan serves: "scored_from"
+// (operation), "scored_peak_live_bytes", "scored_peak_reserved_bytes", "planned", "fallbacks". Its
+// fragmentation and counts are those of that part. They are absent if no plan served a whole
+// iteration.
 //
-// The policy that recorded the trace runs with the memory of the record's device if memory was short
-// there (MemoryTrace::recorded_trimming) and if it completes so. Others have unlimited memory.
+// The policy that recorded the trace runs with the memory of the record's device if memory was
+// short there (MemoryTrace::recorded_trimming) and if it completes so. Others have unlimited
+// memory.
 nlohmann::json replay_report(const SteppedTrace& stepped, const std::vector<NamedPolicy>& policies,
                              const ReplayReportOptions& options);
 

@@ -4,8 +4,8 @@
 // each span on the first row that is free when it begins. Spans come by begin, so a greedy choice
 // needs as many rows as spans overlap at most, which is the least number that there can be.
 //
-// A trace may have far more samples of memory than a chart has pixels. memory_of keeps one sample of
-// each interval, the one with the greatest total, so that thinning never hides a peak.
+// A trace may have far more samples of memory than a chart has pixels. memory_of keeps one sample
+// of each interval, the one with the greatest total, so that thinning never hides a peak.
 #include "tools/report/trace_analysis.hpp"
 
 #include <algorithm>

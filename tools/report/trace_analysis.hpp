@@ -31,7 +31,8 @@ struct MemorySeries {
   double peak_bytes = 0;
 };
 
-// Reads the counters named "tier/category". Keeps at most max_samples + 1 samples, among them the peak.
+// Reads the counters named "tier/category". Keeps at most max_samples + 1 samples, among them the
+// peak.
 MemorySeries memory_of(const TraceFile& trace, Tier tier, std::size_t max_samples);
 
 // The number of distinct steps in the trace; at least 1.

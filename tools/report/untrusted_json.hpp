@@ -1,5 +1,5 @@
-// Reads JSON from files that are not trusted. Each function throws InputError, with the file's name,
-// for a value that is malformed or out of range.
+// Reads JSON from files that are not trusted. Each function throws InputError, with the file's
+// name, for a value that is malformed or out of range.
 #pragma once
 
 #include <cstdint>

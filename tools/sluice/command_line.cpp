@@ -49,13 +49,17 @@ void choose_configured(CLI::App& command, Command& chosen, std::shared_ptr<Argum
 void add_train(CLI::App& app, Command& chosen) {
   const auto train = std::make_shared<TrainArguments>();
   CLI::App* command = app.add_subcommand("train", "Train a model");
-  add_config(*command, train->config);
+  command->add_option("CONFIG", train->config.path,
+                      "TOML configuration, or a run to resume by its own configuration");
+  command->add_option("--set", train->config.overrides, kSetMeaning);
   command->add_option("--steps", train->steps, "Stop after this many steps in all")
-      ->check(whole_number(1, 1'000'000'000'000));
-  command->add_option("--resume", train->resume, "Continue the run in this directory (its log.dir)")
-      ->check([](const std::string& directory) -> std::string {
-        return directory.empty() ? "names no directory; give the run's log.dir" : "";
-      });
+      ->check(whole_number(0, 1'000'000'000'000));
+  CLI::Option* resume =
+      command
+          ->add_option("--resume", train->resume,
+                       "Continue this run, or the newest run with a state in this log.dir "
+                       "(default: CONFIG's log.dir)")
+          ->expected(0, 1);
   command->add_flag("--accept-arithmetic", train->accept_arithmetic,
                     "Resume although this machine rounds matrix products differently");
   add_json(*command, train->json);

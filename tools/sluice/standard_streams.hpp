@@ -13,9 +13,9 @@ namespace sluice::cli {
 // in main. Throws Error where /dev/null cannot be opened.
 void open_missing_streams();
 
-// While it lives, std::cout writes to the caller's stdout and file descriptor 1 is stderr. Text that
-// a library prints (oneDNN with ONEDNN_VERBOSE set, for one) cannot stand among the JSON events.
-// One at a time, in main; std::cout's errors are those of write(2).
+// While it lives, std::cout writes to the caller's stdout and file descriptor 1 is stderr. Text
+// that a library prints (oneDNN with ONEDNN_VERBOSE set, for one) cannot stand among the JSON
+// events. One at a time, in main; std::cout's errors are those of write(2).
 class PrivateStdout : private std::streambuf {
  public:
   PrivateStdout();

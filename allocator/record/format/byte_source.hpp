@@ -29,8 +29,8 @@ class ByteSource {
   }
   // Returns false if fewer than `count` bytes are left. Some of them are taken then.
   bool read(char* out, std::size_t count);
-  // Appends up to `count` bytes to `out`. It does so in steps, so that a false length in a file costs
-  // no memory. Returns false if fewer bytes are left.
+  // Appends up to `count` bytes to `out`. It does so in steps, so that a false length in a file
+  // costs no memory. Returns false if fewer bytes are left.
   bool append(std::string& out, std::uint64_t count);
   // The offset of the next byte.
   std::uint64_t offset() const { return taken_ - static_cast<std::uint64_t>(end_ - position_); }

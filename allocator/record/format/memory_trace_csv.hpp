@@ -2,12 +2,12 @@
 //
 //   time_ns,action,stream,address,bytes,category,name,pool
 //
-// There is a line for each event, oldest first. Actions have PyTorch's names (alloc, free_requested,
-// free_completed, segment_alloc, segment_free, segment_map, segment_unmap, oom, snapshot), or "step"
-// and "flush". Categories have ours (weight, gradient, …, external). Numbers are decimal, or
-// hexadecimal after 0x; a field that does not apply is 0 or empty. `pool` is below 2^16: 0, or the
-// private pool (of a graph) of an allocation; older files lack that column. Names are in quotes where
-// RFC 4180 demands it.
+// There is a line for each event, oldest first. Actions have PyTorch's names (alloc,
+// free_requested, free_completed, segment_alloc, segment_free, segment_map, segment_unmap, oom,
+// snapshot), or "step" and "flush". Categories have ours (weight, gradient, …, external). Numbers
+// are decimal, or hexadecimal after 0x; a field that does not apply is 0 or empty. `pool` is below
+// 2^16: 0, or the private pool (of a graph) of an allocation; older files lack that column. Names
+// are in quotes where RFC 4180 demands it.
 #pragma once
 
 #include <iosfwd>
@@ -26,8 +26,8 @@ inline constexpr std::string_view kMemoryTraceCsvHeader =
 // state of the stream.
 void write_memory_trace_csv(const MemorySnapshot& snapshot, std::ostream& out);
 
-// Returns a snapshot that has only events and names. Limits: 16 GiB, 50 million events and a million
-// different names. InputError with the file, the line and the right form.
+// Returns a snapshot that has only events and names. Limits: 16 GiB, 50 million events and a
+// million different names. InputError with the file, the line and the right form.
 MemorySnapshot read_memory_trace_csv(const std::string& path);
 MemorySnapshot read_memory_trace_csv(ByteSource& source);
 

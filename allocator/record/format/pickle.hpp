@@ -3,7 +3,8 @@
 // A pickle is a program for a stack machine that may load and call classes; those instructions are
 // refused. The others build numbers, strings and containers, which may be shared (by the memo) or
 // contain themselves. A value here is eight bytes that point into one tree, so values that a pickle
-// shares stay shared. Nothing is walked recursively, and memory is at most some forty times the file.
+// shares stay shared. Nothing is walked recursively, and memory is at most some forty times the
+// file.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +46,8 @@ class PickleValue {
 
  private:
   friend class PickleTree;
-  // The low four bits are a PickleKind or one of the two below. The others are a bool, a number of 60
-  // bits, or an index.
+  // The low four bits are a PickleKind or one of the two below. The others are a bool, a number of
+  // 60 bits, or an index.
   static constexpr std::uint64_t kWideInt = 14;       // index of a signed number of 64 bits
   static constexpr std::uint64_t kWideUnsigned = 15;  // index of an unsigned one
   PickleValue(std::uint64_t tag, std::uint64_t payload) : bits_(payload << 4 | tag) {}
@@ -63,8 +64,8 @@ class PickleTree {
   std::optional<std::uint64_t> as_bits(PickleValue value) const;
   // The content of a string or bytes (UTF-8 is not checked); empty for others.
   std::string_view text(PickleValue value) const;
-  // The items of a list, tuple or set. For a dict: key, value, key, value, in the order of setting; if
-  // a key comes twice, the last one holds. Empty for others. Valid until the tree changes.
+  // The items of a list, tuple or set. For a dict: key, value, key, value, in the order of setting;
+  // if a key comes twice, the last one holds. Empty for others. Valid until the tree changes.
   std::span<const PickleValue> items(PickleValue value) const;
   // The value of the last such key, if there is one.
   std::optional<PickleValue> find(PickleValue dict, std::string_view key) const;
@@ -105,9 +106,9 @@ struct PickleLimits {
   std::uint64_t max_tree_bytes = std::uint64_t{24} << 30;
 };
 
-// Reads one pickle of protocol 0 to 5 and ignores the bytes after it. Integers beyond 64 bits become
-// floats. Throws InputError, with the name and the byte, if the pickle is cut short, breaks the rules
-// of the machine, exceeds a limit, or loads a class or anything else that is not data.
+// Reads one pickle of protocol 0 to 5 and ignores the bytes after it. Integers beyond 64 bits
+// become floats. Throws InputError, with the name and the byte, if the pickle is cut short, breaks
+// the rules of the machine, exceeds a limit, or loads a class or anything else that is not data.
 PickleTree read_pickle(ByteSource& source, const PickleLimits& limits = {});
 PickleTree read_pickle_file(const std::string& path, const PickleLimits& limits = {});
 

@@ -15,10 +15,10 @@ constexpr std::size_t kMaxNumberChars = 4096;
 
 // The stack machine of Python's pickle module; Lib/pickletools.py describes each instruction.
 //
-// Each instruction pushes a value, or takes values above the last mark and puts them into a container
-// below it. The memo stores values by number, so that later instructions can push them again. The
-// machine runs in one loop without recursion. Instructions that would load or call a class are
-// refused, and so is any index outside the stack, the marks or the memo.
+// Each instruction pushes a value, or takes values above the last mark and puts them into a
+// container below it. The memo stores values by number, so that later instructions can push them
+// again. The machine runs in one loop without recursion. Instructions that would load or call a
+// class are refused, and so is any index outside the stack, the marks or the memo.
 class PickleReader {
  public:
   PickleReader(ByteSource& source, const PickleLimits& limits) : source_(source), limits_(limits) {}

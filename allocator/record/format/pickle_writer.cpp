@@ -9,8 +9,8 @@ namespace sluice::record {
 namespace {
 
 constexpr std::size_t kFrameBytes = 64 << 10;
-// Items per APPENDS or SETITEMS. The viewer passes a batch as the arguments of one call, and engines
-// limit these to some ten thousands. Python's pickler takes 1,000.
+// Items per APPENDS or SETITEMS. The viewer passes a batch as the arguments of one call, and
+// engines limit these to some ten thousands. Python's pickler takes 1,000.
 constexpr std::uint64_t kBatch = 1000;
 constexpr char kFrame = '\x95';
 constexpr char kMemoize = '\x94';

@@ -11,9 +11,9 @@
 
 namespace sluice::record {
 
-// A pickle is one value: a scalar, or a container between its begin and its end. Inside a dict, keys
-// and values take turns. finish() ends the pickle. A string that comes twice is stored once. Calls
-// out of order are programmer errors (InternalError).
+// A pickle is one value: a scalar, or a container between its begin and its end. Inside a dict,
+// keys and values take turns. finish() ends the pickle. A string that comes twice is stored once.
+// Calls out of order are programmer errors (InternalError).
 class PickleWriter {
  public:
   // `sink` receives the bytes in order, some 64 KiB at a time.

@@ -20,16 +20,16 @@ struct TorchFrame {
 std::string frame_name(const TorchFrame& frame);
 TorchFrame parse_frame_name(std::string_view name);
 
-// Names lists of frames, and interns the names in a snapshot's table. A list begins with the innermost
-// frame. Its name is that of the innermost Python frame outside the torch package; else of the
-// innermost Python frame; else of the innermost C++ frame that is not glue code; else "".
+// Names lists of frames, and interns the names in a snapshot's table. A list begins with the
+// innermost frame. Its name is that of the innermost Python frame outside the torch package; else
+// of the innermost Python frame; else of the innermost C++ frame that is not glue code; else "".
 class TorchFrameNames {
  public:
   // Precondition: names[0] is "". Both arguments must outlive this object.
   TorchFrameNames(const PickleTree& tree, std::vector<std::string>& names)
       : tree_(tree), names_(names) {}
-  // The name of a list of dicts {name, filename, line}; 0 for anything else. InputError for more than
-  // a million names.
+  // The name of a list of dicts {name, filename, line}; 0 for anything else. InputError for more
+  // than a million names.
   std::uint32_t name_of(PickleValue frames);
   std::uint32_t intern(const std::string& name);
 

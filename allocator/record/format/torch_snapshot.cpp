@@ -230,7 +230,8 @@ class Importer {
 
   void read_blocks(PickleValue list, SnapshotSegment& segment, std::size_t index) {
     const auto blocks = tree_.items(list);
-    // No allocator writes a list that segments share. A hostile file could multiply blocks with one.
+    // No allocator writes a list that segments share. A hostile file could multiply blocks with
+    // one.
     if (blocks.size() > kMaxEvents - block_count_) {
       refuse(place("segments", index),
              "all segments must have at most " + std::to_string(kMaxEvents) + " blocks together");

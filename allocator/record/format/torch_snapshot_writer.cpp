@@ -34,7 +34,8 @@ class Exporter {
     }
     out_.begin_list();
     for (const MemoryEvent& event : snapshot_.events) write_event(event);
-    // Viewers that know categories fail unless there is one "unknown". torch ends its records so, too.
+    // Viewers that know categories fail unless there is one "unknown". torch ends its records so,
+    // too.
     if (has_categories_ && !has_unknown_) {
       write_event({.action = MemoryAction::kSnapshot, .time_ns = snapshot_.events.back().time_ns});
     }

@@ -25,7 +25,9 @@ struct DeviceUnderTest {
   std::string missing;  // why this machine or build does not have it; empty: it does
   std::function<std::unique_ptr<device::Device>(std::uint64_t capacity_bytes)> make;
   // In the stream's order. What `work` throws becomes the stream's error on the host device only.
-  std::function<void(device::Stream&, std::function<void()> work, std::span<const device::MemoryAccess>)> queue;
+  std::function<void(device::Stream&, std::function<void()> work,
+                     std::span<const device::MemoryAccess>)>
+      queue;
 
   friend std::ostream& operator<<(std::ostream& out, const DeviceUnderTest& device) {
     return out << device.name;
@@ -33,13 +35,15 @@ struct DeviceUnderTest {
 };
 
 inline DeviceUnderTest host_under_test() {
-  return {"host", "",
-          [](std::uint64_t capacity_bytes) {
-            return device::make_host_device({.capacity_bytes = capacity_bytes, .detect_races = true});
-          },
-          [](device::Stream& stream, std::function<void()> work, std::span<const device::MemoryAccess> accesses) {
-            stream.launch(std::move(work), accesses);
-          }};
+  return {
+      "host", "",
+      [](std::uint64_t capacity_bytes) {
+        return device::make_host_device({.capacity_bytes = capacity_bytes, .detect_races = true});
+      },
+      [](device::Stream& stream, std::function<void()> work,
+         std::span<const device::MemoryAccess> accesses) {
+        stream.launch(std::move(work), accesses);
+      }};
 }
 
 inline DeviceUnderTest simulated_cuda_under_test() {

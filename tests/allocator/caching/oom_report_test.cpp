@@ -1,4 +1,5 @@
-// Reports of out of memory: each cause is made to happen, and the report proves it with its numbers.
+// Reports of out of memory: each cause is made to happen, and the report proves it with its
+// numbers.
 #include "allocator/caching/oom_report.hpp"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// The report of an allocator that has planned arenas: it lists the blocks in them, and fixes are found
-// in a simulation that has no arena.
+// The report of an allocator that has planned arenas: it lists the blocks in them, and fixes are
+// found in a simulation that has no arena.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -196,8 +196,8 @@ TEST(ArenaPacking, SmallSurvivorsDoNotFragmentTheSpace) {
   EXPECT_EQ(packing.capacity_bytes, packing.lower_bound_bytes);
 }
 
-// A ring of buffers of different sizes, freed in the order of their allocation. The live sum is near
-// the bound at every position. Measured: 1.22 of the bound.
+// A ring of buffers of different sizes, freed in the order of their allocation. The live sum is
+// near the bound at every position. Measured: 1.22 of the bound.
 TEST(ArenaPacking, ShiftedStairsStayNearTheBound) {
   Lifetimes lifetimes;
   for (std::uint64_t i = 0; i < 500; ++i) lifetimes.push_back({i, i + 7, 256 * (1 + i * 37 % 11)});

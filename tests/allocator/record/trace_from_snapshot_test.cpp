@@ -67,8 +67,9 @@ SnapshotBlock block(std::uint64_t address, std::uint64_t bytes, std::uint64_t re
 
 class RecordOfPyTorch : public ::testing::TestWithParam<const char*> {};
 
-// Records of a model of PyTorch's allocator, cut at the front, and the true state at the cut. They have
-// several streams, uses on other streams, private pools, freed segments and failed allocations.
+// Records of a model of PyTorch's allocator, cut at the front, and the true state at the cut. They
+// have several streams, uses on other streams, private pools, freed segments and failed
+// allocations.
 TEST_P(RecordOfPyTorch, TheStateAtTheCutIsFound) {
   const std::string name = std::string("/") + GetParam();
   const Result result = convert(read_torch_snapshot(SLUICE_TEST_SNAPSHOTS + name + ".pickle"));
@@ -244,7 +245,8 @@ TEST(TraceOf, ContradictionsAreCountedAndSkipped) {
     snapshot.events = std::move(events);
     return convert(snapshot);
   };
-  // A block is freed twice. Undoing the second free restores it, and the first finds nothing to undo.
+  // A block is freed twice. Undoing the second free restores it, and the first finds nothing to
+  // undo.
   const Result twice =
       defects_of({event(kAlloc, kBase, 1), event(kFreeRequested, kBase, 1),
                   event(kFreeCompleted, kBase, 1), event(kFreeCompleted, kBase, 1)});

@@ -21,7 +21,8 @@ std::string file_of(const std::string& json, std::size_t buffer_bytes) {
 }
 
 std::string refusal(const std::string& json, std::uint64_t buffer_bytes) {
-  return testing::message_of<InputError>([&] { parse_safetensors_header(json, buffer_bytes, "m"); });
+  return testing::message_of<InputError>(
+      [&] { parse_safetensors_header(json, buffer_bytes, "m"); });
 }
 
 std::vector<std::byte> bytes_of(std::size_t count, int seed) {

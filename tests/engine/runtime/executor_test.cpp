@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "tests/engine/runtime/runtime_bench.hpp"
-#include "tests/support/passing_engine.hpp"
 #include "tests/support/thread_faults.hpp"
 
 namespace sluice::runtime {
@@ -49,7 +48,7 @@ std::vector<float> floats_at(const Place& place) {
 }
 
 TEST(Executor, HandsAPieceFromLaneToLane) {
-  RuntimeBench bench(round_trip().compiled());
+  RuntimeBench bench(finished(round_trip()));
   std::vector<float> seen;
   bench.runner.on_device = [&](const Program& program, const schedule::Instruction& instruction) {
     if (instruction.id == 0) {
@@ -76,10 +75,15 @@ TEST(Executor, HandsAPieceFromLaneToLane) {
 }
 
 TEST(Executor, ATracedPassHasASpanForEveryInstruction) {
-  RuntimeBench bench(round_trip().compiled());
+  RuntimeBench bench(finished(round_trip()));
   TraceRecorder trace;
   const RunStatistics statistics = bench.run(&trace);
-  EXPECT_EQ(trace.spans().size(), bench.schedule.instructions.size());
+  const auto& instructions = bench.schedule.instructions;
+  const auto works = [](const schedule::Instruction& instruction) {
+    return instruction.op != Op::kRelease;
+  };
+  EXPECT_EQ(static_cast<std::ptrdiff_t>(trace.spans().size()),
+            std::count_if(instructions.begin(), instructions.end(), works));
   EXPECT_TRUE(statistics.stalls.has_value());
   EXPECT_FALSE(trace.counters().empty());
   EXPECT_FALSE(bench.run().stalls.has_value());
@@ -94,18 +98,19 @@ TEST(Executor, ALaneKeepsTheOrderOfItsList) {
     sketch.emit(Op::kForward, Lane::kCompute, {}, {all(piece)});
     sketch.emit(Op::kOptimizerStep, Lane::kOptimizer, {all(piece)}, {all(piece)});
   }
-  RuntimeBench bench(sketch.compiled());
+  RuntimeBench bench(finished(sketch));
   std::vector<schedule::InstructionId> order;
   bench.runner.on_host = [&](const Program&, const schedule::Instruction& instruction) {
     order.push_back(instruction.id);
   };
   bench.run();
-  EXPECT_EQ(order, bench.program->lane(Lane::kOptimizer));
-  EXPECT_EQ(order.size(), static_cast<std::size_t>(kUpdates));
+  std::vector<schedule::InstructionId> expected;
+  for (schedule::InstructionId i = 0; i < kUpdates; ++i) expected.push_back(2 * i + 1);
+  EXPECT_EQ(order, expected);
 }
 
 TEST(Executor, AFailureEndsThePassAndTheNextOneRuns) {
-  RuntimeBench bench(round_trip().compiled());
+  RuntimeBench bench(finished(round_trip()));
   bool fails = true;
   int later = 0;
   bench.runner.on_host = [&](const Program&, const schedule::Instruction&) {
@@ -127,7 +132,7 @@ TEST(Executor, AFailureEndsThePassAndTheNextOneRuns) {
 }
 
 TEST(Executor, AFailedTransferEndsThePassWithItsError) {
-  RuntimeBench bench(round_trip().compiled(), 60.0,
+  RuntimeBench bench(finished(round_trip()), 60.0,
                      [](std::unique_ptr<offload::StorageEngine> inner) {
                        // The first operation is the preallocation of the space's file.
                        return offload::make_faulty_engine(std::move(inner),
@@ -136,42 +141,36 @@ TEST(Executor, AFailedTransferEndsThePassWithItsError) {
   EXPECT_THROW(bench.run(), IoError);
 }
 
-// Holds one write back until it is let go.
-class HoldingEngine final : public testing::PassingEngine {
- public:
-  using PassingEngine::PassingEngine;
-  void submit(const offload::StorageRequest& request, Callback done) override {
-    if (request.op == offload::StorageOp::kWrite) {
-      PassingEngine::submit(request, [this, done = std::move(done)](std::exception_ptr error) {
-        while (!may_end) std::this_thread::yield();
-        done(std::move(error));
-      });
-    } else {
-      PassingEngine::submit(request, std::move(done));
-    }
-  }
-  std::atomic<bool> may_end = false;
-};
-
-TEST(Executor, APassBehindItsDeadlineNamesTheInstructionAndItsLane) {
-  HoldingEngine* holding = nullptr;
-  RuntimeBench bench(round_trip().compiled(), 0.05,
-                     [&](std::unique_ptr<offload::StorageEngine> inner) {
-                       auto engine = std::make_unique<HoldingEngine>(std::move(inner));
-                       holding = engine.get();
-                       return engine;
-                     });
-  // The pass may only end once nothing uses its memory: it is let go when the deadline has passed.
-  std::jthread later([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    holding->may_end = true;
-  });
+TEST(RunProgress, AWaitBehindItsDeadlineNamesTheInstructionAndItsLane) {
+  RuntimeBench bench(finished(round_trip()));
+  EventPool events(*bench.device);
+  RunProgress progress(*bench.program, events, false, Deadline::after_seconds(0));
+  const auto& instructions = bench.schedule.instructions;
+  ASSERT_EQ(instructions[2].op, Op::kStorageWrite);
   try {
-    bench.run();
-    FAIL() << "the pass ended in time";
+    progress.await(2, Progress::kDone, instructions[3]);
+    FAIL() << "nothing wrote it";
   } catch (const TimeoutError& error) {
     const std::string message = error.what();
-    EXPECT_NE(message.find("storage_write"), std::string::npos) << message;
+    EXPECT_NE(message.find("on lane storage_write, awaited by StorageRead"), std::string::npos)
+        << message;
+  }
+  progress.set(2, Progress::kDone);
+  EXPECT_NO_THROW(progress.await(2, Progress::kDone, instructions[3]));
+}
+
+TEST(RunProgress, KeepsTheFirstFailureAndEndsEveryWait) {
+  RuntimeBench bench(finished(round_trip()));
+  EventPool events(*bench.device);
+  RunProgress progress(*bench.program, events, false, Deadline::after_seconds(60));
+  progress.fail(std::make_exception_ptr(DeviceError("the first")));
+  progress.fail(std::make_exception_ptr(DeviceError("the second")));
+  EXPECT_THROW(progress.await(2, Progress::kDone, bench.schedule.instructions[3]), RunAborted);
+  EXPECT_THROW(progress.await_until([] { return false; }, "nothing"), RunAborted);
+  try {
+    std::rethrow_exception(progress.error());
+  } catch (const DeviceError& error) {
+    EXPECT_STREQ(error.what(), "the first");
   }
 }
 

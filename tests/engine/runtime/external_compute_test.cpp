@@ -44,7 +44,8 @@ class ForeignFramework {
 
   // Makes every pass of the plan External.
   void take_over(planner::Plan& plan) {
-    for (schedule::Instruction& instruction : plan.schedules[schedule::StepKind::kTraining].instructions) {
+    for (schedule::Instruction& instruction :
+         plan.schedules[schedule::StepKind::kTraining].instructions) {
       if (!is_pass(instruction)) continue;
       passes_[instruction.id] = instruction.op;
       instruction.op = schedule::Op::kExternal;
@@ -124,7 +125,8 @@ TEST(ExternalCompute, HasTheSameBits) {
     ForeignFramework framework;
     PlannedSession own(config);
     PlannedSession foreign(config, [&](planner::Plan& plan) { framework.take_over(plan); });
-    EXPECT_EQ(schedule::validate(foreign.plan().schedules[schedule::StepKind::kTraining]), std::vector<std::string>{});
+    EXPECT_EQ(schedule::validate(foreign.plan().schedules[schedule::StepKind::kTraining]),
+              std::vector<std::string>{});
     framework.attach(foreign.session().runner());
     for (std::int64_t step = 0; step < 3; ++step) {
       const train::StepOutcome expected = own.step(step);

@@ -24,7 +24,7 @@ TEST(Program, AUseHasTheAddressOfItsBufferAndOffset) {
   const BufferId device = sketch.state(StateKind::kMaster, Tier::kDevice, 0, kElems);
   sketch.emit(Op::kOptimizerStep, Lane::kOptimizer, {}, {all(pinned)});
   sketch.emit(Op::kUpload, Lane::kH2D, {Use{pinned, kBytes, kBytes}}, {all(device)});
-  RuntimeBench bench(sketch.compiled());
+  RuntimeBench bench(finished(sketch));
   const Program& program = *bench.program;
   const Place& whole = program.writes(0).front();
   const Place& half = program.reads(1).front();
@@ -62,7 +62,7 @@ TEST(Program, WindowsOverTheSameSlotsAreOneMemory) {
     sketch.emit(Op::kForward, Lane::kCompute, {}, {all(window)});
     sketch.release(Lane::kCompute, window);
   }
-  RuntimeBench bench(sketch.compiled());
+  RuntimeBench bench(finished(sketch));
   // The first is released before the second is made: both take the only slot.
   ASSERT_EQ(bench.schedule.slot_count, 1u);
   EXPECT_EQ(bench.program->writes(0).front().data, bench.program->writes(2).front().data);
@@ -75,7 +75,7 @@ TEST(Program, KnowsWhichUpdateTakesATransfersMemoryFirst) {
   sketch.emit(Op::kStorageRead, Lane::kStorageRead, {all(home)}, {all(piece)});
   sketch.emit(Op::kOptimizerStep, Lane::kOptimizer, {all(piece)}, {all(piece)});
   sketch.emit(Op::kStorageWrite, Lane::kStorageWrite, {all(piece)}, {all(home)});
-  RuntimeBench bench(sketch.compiled());
+  RuntimeBench bench(finished(sketch));
   const Program& program = *bench.program;
   EXPECT_EQ(program.update_transfers(1).reads, std::vector<schedule::InstructionId>{0});
   EXPECT_EQ(program.update_transfers(1).writes, std::vector<schedule::InstructionId>{2});
@@ -93,7 +93,7 @@ TEST(Program, AFlippedProgramSwapsHomesAndShadows) {
   sketch.schedule.buffers[shadow].persistent = true;
   sketch.schedule.buffers[shadow].shadow_of = home;
   sketch.emit(Op::kOptimizerStep, Lane::kOptimizer, {all(home)}, {all(shadow)});
-  RuntimeBench bench(sketch.compiled());
+  RuntimeBench bench(finished(sketch));
   const Program flipped(bench.schedule, *bench.memory, true);
   EXPECT_EQ(flipped.reads(0).front().data, bench.program->writes(0).front().data);
   EXPECT_EQ(flipped.writes(0).front().data, bench.program->reads(0).front().data);

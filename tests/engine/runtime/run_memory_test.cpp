@@ -5,8 +5,8 @@
 
 #include <array>
 
-#include "tests/support/failing_device.hpp"
 #include "tests/engine/runtime/runtime_bench.hpp"
+#include "tests/support/failing_device.hpp"
 
 namespace sluice::runtime {
 namespace {
@@ -33,7 +33,7 @@ schedule::Schedule mixed_schedule() {
   sketch.emit(Op::kForward, Lane::kCompute, {all(window)}, {all(activation)});
   sketch.emit(Op::kOptimizerStep, Lane::kOptimizer, {}, {all(piece)});
   sketch.emit(Op::kStorageWrite, Lane::kStorageWrite, {all(piece)}, {all(home)});
-  return sketch.compiled();
+  return finished(sketch);
 }
 
 MemoryNeed need_of(const schedule::Schedule& schedule) {

@@ -5,8 +5,10 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "device/host/host_device.hpp"
 #include "engine/runtime/executor.hpp"
@@ -17,6 +19,24 @@
 #include "tests/support/temp_directory.hpp"
 
 namespace sluice::runtime {
+
+// The sketch, compiled once each buffer that no instruction releases is released at the end, on the
+// lane that uses it last. The instructions of the sketch keep their places in the list.
+inline schedule::Schedule finished(testing::ScheduleSketch sketch) {
+  std::vector<std::optional<schedule::Lane>> last(sketch.schedule.buffers.size());
+  for (const schedule::Instruction& instruction : sketch.schedule.instructions) {
+    for (const auto* uses : {&instruction.reads, &instruction.writes}) {
+      for (const schedule::Use& use : *uses) {
+        last[use.buffer] = instruction.lane;
+        if (instruction.op == schedule::Op::kRelease) last[use.buffer].reset();
+      }
+    }
+  }
+  for (const schedule::Buffer& buffer : sketch.schedule.buffers) {
+    if (!buffer.persistent && last[buffer.id]) sketch.release(*last[buffer.id], buffer.id);
+  }
+  return sketch.compiled();
+}
 
 // Calls functions that a test sets; by default an instruction does nothing.
 class ScriptedRunner final : public OperationRunner {

@@ -1,4 +1,5 @@
-// The GPU keeps the contract of Kernels: emulated on the CPU, and on a GPU with and without libraries.
+// The GPU keeps the contract of Kernels: emulated on the CPU, and on a GPU with and without
+// libraries.
 #include "tests/contract/attention_contract.hpp"
 #include "tests/contract/gemm_contract.hpp"
 #include "tests/contract/head_contract.hpp"

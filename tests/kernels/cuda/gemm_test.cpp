@@ -59,7 +59,8 @@ TEST_F(CudaGemm, PlainDoesNotDependOnTheAlignmentOfItsFactors) {
   });
 }
 
-// Rows further apart than they are long: the elements between are neither read into a sum nor written.
+// Rows further apart than they are long: the elements between are neither read into a sum nor
+// written.
 TEST_F(CudaGemm, PlainReadsAndWritesByStrides) {
   const auto backend = make_plain_gemm();
   for (const std::int64_t extra : {8, 3}) {

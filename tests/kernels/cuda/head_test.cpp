@@ -54,8 +54,8 @@ INSTANTIATE_TEST_SUITE_P(DTypes, CudaHead,
                          ::testing::Values(DType::kF32, DType::kBF16, DType::kF16),
                          [](const auto& test) { return std::string(dtype_name(test.param)); });
 
-// The plain product's sums do not depend on the slice, and so no result does. The contract holds the default
-// slices to fp64.
+// The plain product's sums do not depend on the slice, and so no result does. The contract holds
+// the default slices to fp64.
 TEST_P(CudaHead, BitsDoNotDependOnTheSliceOrTheRun) {
   for (HeadShape s : kHeadShapes) {
     s.dtype = GetParam();

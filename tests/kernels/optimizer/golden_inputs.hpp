@@ -1,5 +1,5 @@
-// The pseudo-random inputs of tests/kernels/data/torch_optimizers.txt, as the script that recorded it draws
-// them (tools/bench/torch_optimizers.py).
+// The pseudo-random inputs of tests/kernels/data/torch_optimizers.txt, as the script that recorded
+// it draws them (tools/bench/torch_optimizers.py).
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,8 @@ inline std::uint32_t word(std::uint32_t tensor, std::uint32_t step, std::uint32_
 }
 
 // 22 bits, half of them below zero.
-inline std::int32_t centred(std::uint32_t w) { return static_cast<std::int32_t>(w >> 10) - 2097152; }
+inline std::int32_t centred(std::uint32_t w) {
+  return static_cast<std::int32_t>(w >> 10) - 2097152;
+}
 
 }  // namespace sluice::kernels::host

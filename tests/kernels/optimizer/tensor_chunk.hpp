@@ -11,8 +11,8 @@
 #include "kernels/host/gemm.hpp"
 #include "kernels/host/optimizer/update.hpp"
 #include "kernels/host/parallel.hpp"
-#include "tests/support/dtype_array.hpp"
 #include "tests/kernels/guarded_workspace.hpp"
+#include "tests/support/dtype_array.hpp"
 
 namespace sluice::kernels::host {
 

@@ -1,8 +1,10 @@
-// A CUDA runtime and driver that only count. Memory is given out as addresses and accounted; launches
-// and copies succeed and do nothing. PyTorch's CUDA build runs over it on a machine without a GPU, so
-// that its own allocator, autograd and optimizers can be recorded. There is no arithmetic.
+// A CUDA runtime and driver that only count. Memory is given out as addresses and accounted;
+// launches and copies succeed and do nothing. PyTorch's CUDA build runs over it on a machine
+// without a GPU, so that its own allocator, autograd and optimizers can be recorded. There is no
+// arithmetic.
 //
-// - Memory is a range of addresses that is reserved and never accessible: a stray access faults. The
+// - Memory is a range of addresses that is reserved and never accessible: a stray access faults.
+// The
 //   lowest range that fits is taken, by 2 MiB, or the highest with COUNTING_PLACE=descending.
 //   COUNTING_BYTES is the memory of the device (80 GiB); beyond it, calls fail as on a full device.
 //   There is one device, of compute capability 8.0.

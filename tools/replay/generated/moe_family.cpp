@@ -106,7 +106,8 @@ class ExpertLayers {
     return id;
   }
 
-  // The experts' shares of the tokens of all ranks: a softmax over preferences that drift at random.
+  // The experts' shares of the tokens of all ranks: a softmax over preferences that drift at
+  // random.
   void route(std::size_t unit, SavedLayer& saved) {
     const std::uint64_t tokens = pass_.batch().tokens();
     BufferId logits = activation(tokens * experts() * 4, "moe.router");

@@ -32,8 +32,8 @@ struct FamilyRanges {
   std::uint64_t ranks[2];  // powers of two
 };
 
-// The bytes of weights and gradients of `elements`, and of a rank's shard of the optimizer's states,
-// which take 12 bytes an element.
+// The bytes of weights and gradients of `elements`, and of a rank's shard of the optimizer's
+// states, which take 12 bytes an element.
 std::uint64_t sharded_state_bytes(const Scenario& scenario, std::uint64_t elements);
 
 // Checks the bounds of the options (InputError). micro_batch stays 0 if the options leave it open.
@@ -44,8 +44,8 @@ struct PeakTarget {
   std::uint64_t fixed_bytes = 0;         // states
   std::uint64_t bytes_per_sequence = 0;  // activations
 };
-// Sets the micro-batch to the most sequences, at least 1, that stay below a drawn target of 12 to 58
-// GiB. If one sequence does not, it gets shorter. Values that the options give are not changed.
+// Sets the micro-batch to the most sequences, at least 1, that stay below a drawn target of 12 to
+// 58 GiB. If one sequence does not, it gets shorter. Values that the options give are not changed.
 // Returns the part of the target that fixed_bytes leaves.
 std::uint64_t fit_micro_batch(Scenario& scenario, const PeakTarget& target);
 
@@ -57,13 +57,13 @@ void warm_up(TraceRecorder& recorder, std::uint64_t seed);
 // Every log_every iterations, gathers a few scalars and sums them.
 void log_iteration(TraceRecorder& recorder, const Scenario& scenario, std::uint64_t iteration);
 
-// One forward and backward pass. With checkpoint_every = 1 backward recomputes each block, with 2 every
-// other one, with 0 none.
+// One forward and backward pass. With checkpoint_every = 1 backward recomputes each block, with 2
+// every other one, with 0 none.
 void run_micro_batch(TraceRecorder& recorder, TransformerPass& pass, UnitStates& states,
                      std::uint64_t layers, std::uint64_t checkpoint_every);
 
-// The loop of all families. Each iteration begins with a step (the first also with warm_up), then calls
-// `run_passes`, the optimizer's step, and log_iteration.
+// The loop of all families. Each iteration begins with a step (the first also with warm_up), then
+// calls `run_passes`, the optimizer's step, and log_iteration.
 void run_iterations(TraceRecorder& recorder, const Scenario& scenario, UnitStates& states,
                     const std::function<void()>& run_passes);
 // The same, with the scenario's micro-batches as passes.

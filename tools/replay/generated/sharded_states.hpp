@@ -12,11 +12,11 @@ struct ShardOptions {
   std::uint64_t ranks = 8;
   std::uint64_t element_bytes = 2;
   std::uint64_t prefetch_units = 1;
-  // Each parameter is gathered into a buffer of its own (DeepSpeed). Otherwise a unit is gathered into
-  // one buffer (FSDP).
+  // Each parameter is gathered into a buffer of its own (DeepSpeed). Otherwise a unit is gathered
+  // into one buffer (FSDP).
   bool gathers_parameters = false;
-  // Gradients are copied to a bucket of this size, which is reduced when it is full. With 0 they are
-  // reduced unit by unit.
+  // Gradients are copied to a bucket of this size, which is reduced when it is full. With 0 they
+  // are reduced unit by unit.
   std::uint64_t bucket_elements = 0;
   bool offloads_optimizer = true;
   std::uint64_t completion_delay = 12;  // operations until another stream's use has ended

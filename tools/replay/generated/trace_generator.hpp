@@ -1,6 +1,7 @@
-// Makes allocation traces of GPU training, as an eager framework would cause them, from a seed. They
-// serve replays when no recording is at hand. Sizes follow from a transformer's shape, and lifetimes
-// from the tensors that its operations save, gather and free. A pure function of its options.
+// Makes allocation traces of GPU training, as an eager framework would cause them, from a seed.
+// They serve replays when no recording is at hand. Sizes follow from a transformer's shape, and
+// lifetimes from the tensors that its operations save, gather and free. A pure function of its
+// options.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +51,9 @@ struct GeneratorOptions {
 // The first iteration differs: it has workspaces and a warm-up, and makes the optimizer's states.
 std::vector<std::string> generator_families();
 
-// The trace has the format "generated", a kStep before each iteration, and addresses of 0. Stream 0 is
-// the compute stream. InputError for an unknown family or a value out of bounds, with the right form.
+// The trace has the format "generated", a kStep before each iteration, and addresses of 0. Stream 0
+// is the compute stream. InputError for an unknown family or a value out of bounds, with the right
+// form.
 record::MemoryTrace generate_trace(const GeneratorOptions& options);
 
 }  // namespace sluice::replay

@@ -76,8 +76,8 @@ struct PassInputs {
 
 class TransformerPass {
  public:
-  // adapter_rank is the rank of LoRA on q and v; 0 for none. weight_copies is autocast: 32-bit weights
-  // are copied to 16 bits, and a copy lives until its gradient is computed.
+  // adapter_rank is the rank of LoRA on q and v; 0 for none. weight_copies is autocast: 32-bit
+  // weights are copied to 16 bits, and a copy lives until its gradient is computed.
   TransformerPass(TraceRecorder& recorder, const TransformerShape& shape, GradientSink& sink,
                   std::uint64_t adapter_rank = 0, bool weight_copies = false);
 
@@ -117,7 +117,8 @@ class TransformerPass {
   // Adds two gradients of the same tensor into the first.
   void accumulate(BufferId& into, BufferId other);
 
-  // `unit` is the last one. Computes the loss, or without saving the log-probabilities of the labels.
+  // `unit` is the last one. Computes the loss, or without saving the log-probabilities of the
+  // labels.
   void forward_head(std::size_t unit, BufferId input, SavedHead& saved);
   BufferId backward_head(std::size_t unit, SavedHead& saved);
 

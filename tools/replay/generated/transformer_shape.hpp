@@ -46,8 +46,8 @@ struct BlockLayout {
   std::uint32_t norm2 = 0, gate = 0, up = 0, down = 0;
 };
 
-// In a shape that is not gated, q is the fused projection to q, k and v, and gate is the MLP's first
-// layer.
+// In a shape that is not gated, q is the fused projection to q, k and v, and gate is the MLP's
+// first layer.
 BlockLayout block_layout(const TransformerShape& shape);
 // The attention half alone.
 BlockLayout attention_layout(const TransformerShape& shape);
@@ -58,9 +58,9 @@ std::vector<std::vector<Parameter>> model_units(const TransformerShape& shape);
 std::uint64_t element_count(const std::vector<Parameter>& parameters);
 std::uint64_t element_count(const std::vector<std::vector<Parameter>>& units);
 
-// The bytes that one block saves in forward for backward, as a closed formula. It leaves out the few
-// bytes of statistics for each token. With 16 bits, dropout, ffn = 4 hidden and fused kernels this is
-// 34 bytes per token and hidden element.
+// The bytes that one block saves in forward for backward, as a closed formula. It leaves out the
+// few bytes of statistics for each token. With 16 bits, dropout, ffn = 4 hidden and fused kernels
+// this is 34 bytes per token and hidden element.
 std::uint64_t saved_block_bytes(const TransformerShape& shape, std::uint64_t tokens);
 // The peak of live bytes around the loss, in forward and backward: logits and their gradients.
 std::uint64_t loss_peak_bytes(const TransformerShape& shape, std::uint64_t tokens);

@@ -9,8 +9,8 @@ namespace {
 
 constexpr std::uint64_t kAlignment = std::uint64_t{2} << 20;  // of cudaMalloc at these sizes
 constexpr std::uint64_t kFirstAddress = std::uint64_t{1} << 36;
-// Our addresses begin this far above a record's last one, so that the addresses of segments that the
-// record obtains later stay free.
+// Our addresses begin this far above a record's last one, so that the addresses of segments that
+// the record obtains later stay free.
 constexpr std::uint64_t kSlack = std::uint64_t{1} << 40;
 // Addresses above this are not a device's. Then ours may lie among the record's, and
 // reserve_addresses avoids collisions.

@@ -29,8 +29,8 @@ class SimulatedDevice {
   std::uint64_t capacity_bytes() const { return capacity_bytes_; }
 
   // Reserves a range of addresses: at `wanted` if that is not 0 and free, else above all earlier
-  // ranges, aligned to 2 MiB. Addresses only decide ties between equal sizes. As they go up, the older
-  // segment wins, as it does after a fresh start under the driver.
+  // ranges, aligned to 2 MiB. Addresses only decide ties between equal sizes. As they go up, the
+  // older segment wins, as it does after a fresh start under the driver.
   std::uint64_t reserve_addresses(std::uint64_t bytes, std::uint64_t wanted = 0);
   void release_addresses(std::uint64_t address);
 

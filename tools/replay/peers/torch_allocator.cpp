@@ -1,9 +1,9 @@
 // Allocation and free of PyTorch's caching allocator.
 //
 // A request takes the smallest free block of its stream and pool, or else a new segment from the
-// driver. If the driver refuses, the allocator frees large blocks (release_available), then its whole
-// cache, and tries again after each. A block that is much larger than the request is split. A freed
-// block merges with its free neighbours in the segment. Comments name the original functions.
+// driver. If the driver refuses, the allocator frees large blocks (release_available), then its
+// whole cache, and tries again after each. A block that is much larger than the request is split. A
+// freed block merges with its free neighbours in the segment. Comments name the original functions.
 #include "tools/replay/peers/torch_allocator.hpp"
 
 #include <algorithm>

@@ -2,11 +2,13 @@
 // CUDACachingAllocator.cpp), with expandable_segments off or on. Other settings are the trace's.
 //
 // On random traces, this replica gave the same addresses and reserved bytes as the library of
-// release 2.6.0, run over a CUDA runtime that only counts. So it did for 2.15.0 with fixed segments,
-// except for two changes that it does not follow: of free blocks of one size, 2.15.0 takes that of
-// the oldest segment, not that of the lowest address (without recorded addresses these are the same,
-// because simulated ones go up); and it also frees its cache under a capture. Known differences:
-// - A block becomes free at complete(), not at the next malloc; no request comes between. The events
+// release 2.6.0, run over a CUDA runtime that only counts. So it did for 2.15.0 with fixed
+// segments, except for two changes that it does not follow: of free blocks of one size, 2.15.0
+// takes that of the oldest segment, not that of the lowest address (without recorded addresses
+// these are the same, because simulated ones go up); and it also frees its cache under a capture.
+// Known differences:
+// - A block becomes free at complete(), not at the next malloc; no request comes between. The
+// events
 //   of one stream do not delay those after them, because the trace does not name the stream.
 // - An allocation in a private pool is assumed to be made under a capture, so it never makes the
 //   allocator synchronise. Blocks of private pools stay, because no record says when a graph ended.

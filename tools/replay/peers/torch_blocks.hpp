@@ -1,5 +1,5 @@
-// The structures of PyTorch's caching allocator. Blocks form a list by address within their segment.
-// Free blocks are also in ordered sets.
+// The structures of PyTorch's caching allocator. Blocks form a list by address within their
+// segment. Free blocks are also in ordered sets.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Expandable segments of the caching allocator. A page has the size of the small or the large buffer,
-// 2 or 20 MiB. A request maps whole pages, after the mapped ones or in a gap between them.
+// Expandable segments of the caching allocator. A page has the size of the small or the large
+// buffer, 2 or 20 MiB. A request maps whole pages, after the mapped ones or in a gap between them.
 #include <algorithm>
 
 #include "base/error.hpp"

@@ -1,5 +1,5 @@
-// Restores the caching allocator at the begin of the trace. Fixed segments are adopted as they are. A
-// record lists the mapped ranges of expandable segments, but not where a segment begins or ends.
+// Restores the caching allocator at the begin of the trace. Fixed segments are adopted as they are.
+// A record lists the mapped ranges of expandable segments, but not where a segment begins or ends.
 // Ranges of one stream and pool share a segment if they can, from the lowest on, and the addresses
 // between them are unmapped. With fixed segments, every range is a segment.
 #include <algorithm>

@@ -27,8 +27,8 @@ constexpr std::uint64_t torch_segment_bytes(std::uint64_t rounded_bytes) {
   return round_up(rounded_bytes, kTorchRoundLarge);
 }
 
-// round_size with a trace's roundup_power2_divisions. There is one setting for each power of two from
-// 1 MiB. Smaller sizes use the first, and sizes from 32 GiB on the last.
+// round_size with a trace's roundup_power2_divisions. There is one setting for each power of two
+// from 1 MiB. Smaller sizes use the first, and sizes from 32 GiB on the last.
 class TorchRounding {
  public:
   explicit TorchRounding(const record::MemoryTrace& trace);

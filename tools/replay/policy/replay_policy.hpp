@@ -35,10 +35,12 @@ class ReplayPolicy {
   ReplayPolicy& operator=(const ReplayPolicy&) = delete;
 
   // Returns the simulated address of allocation `id`, which shares no byte with any that is held or
-  // pending. Returns nothing if the allocator is out of memory, after everything it does against it.
+  // pending. Returns nothing if the allocator is out of memory, after everything it does against
+  // it.
   virtual std::optional<std::uint64_t> allocate(std::uint32_t id) = 0;
   // pending: other streams use the block until complete(id). Until then its bytes may not be given
-  // out, unless the policy waits for these uses (and counts the wait); complete() then does nothing.
+  // out, unless the policy waits for these uses (and counts the wait); complete() then does
+  // nothing.
   virtual void free(std::uint32_t id, bool pending) = 0;
   virtual void complete(std::uint32_t id) = 0;
   virtual void step() {}
@@ -53,9 +55,9 @@ class ReplayPolicy {
   virtual bool is_steady() const { return true; }
 };
 
-// Makes a policy for `trace`, which must outlive it. The policy begins with the memory that the trace
-// holds before its first operation. capacity_bytes is the memory of the simulated device; UINT64_MAX
-// means unlimited.
+// Makes a policy for `trace`, which must outlive it. The policy begins with the memory that the
+// trace holds before its first operation. capacity_bytes is the memory of the simulated device;
+// UINT64_MAX means unlimited.
 using PolicyFactory = std::function<std::unique_ptr<ReplayPolicy>(const record::MemoryTrace& trace,
                                                                   std::uint64_t capacity_bytes)>;
 

@@ -1,8 +1,8 @@
 // The loop that drives a policy by a trace.
 //
-// Tally tracks live and reserved bytes. From the step at which the policy becomes steady it also keeps
-// peaks of their own, and the counters are then relative to that step. least_capacity_bytes bisects
-// over capacities in steps of 2 MiB; below the peak of live bytes no policy can succeed.
+// Tally tracks live and reserved bytes. From the step at which the policy becomes steady it also
+// keeps peaks of their own, and the counters are then relative to that step. least_capacity_bytes
+// bisects over capacities in steps of 2 MiB; below the peak of live bytes no policy can succeed.
 #include "tools/replay/policy/replay_trace.hpp"
 
 #include <algorithm>

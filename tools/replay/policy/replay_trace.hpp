@@ -49,11 +49,12 @@ ReplayOutcome replay_trace(const record::MemoryTrace& trace, const NamedPolicy& 
                            std::uint64_t capacity_bytes = UINT64_MAX,
                            ReplayRecord* record = nullptr);
 
-// The seconds that the calls of the policy and the loop around them take: the least of `rounds` runs.
+// The seconds that the calls of the policy and the loop around them take: the least of `rounds`
+// runs.
 double replay_seconds(const record::MemoryTrace& trace, const NamedPolicy& policy, int rounds);
 
-// The least capacity, in steps of 2 MiB, at which the trace completes. Precondition: it completes at
-// `enough_bytes`.
+// The least capacity, in steps of 2 MiB, at which the trace completes. Precondition: it completes
+// at `enough_bytes`.
 std::uint64_t least_capacity_bytes(const record::MemoryTrace& trace, const NamedPolicy& policy,
                                    std::uint64_t enough_bytes);
 

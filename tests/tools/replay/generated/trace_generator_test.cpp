@@ -186,8 +186,8 @@ bool has_name(const record::MemoryTrace& trace, const std::string& name) {
   return std::find(trace.names.begin(), trace.names.end(), name) != trace.names.end();
 }
 
-// The peak: 16 to 22 bytes for a parameter (with an optimizer's temporaries or DDP's buckets), 34 for
-// an activation, and the logits.
+// The peak: 16 to 22 bytes for a parameter (with an optimizer's temporaries or DDP's buckets), 34
+// for an activation, and the logits.
 TEST(TraceGenerator, ThePeakFollowsFromTheSizes) {
   std::size_t seen = 0;
   for (std::uint64_t seed = 0; seed < 12; ++seed) {

@@ -54,7 +54,8 @@ TEST(NativePeer, SmallBlocksAreSplitDownToTheirLastFiveHundredTwelveBytes) {
 }
 
 TEST(NativePeer, BestFitIsBySizeThenAddress) {
-  // Segments lie at their recorded addresses. Of the two free ones of 14, that at 0x40000000 is lower.
+  // Segments lie at their recorded addresses. Of the two free ones of 14, that at 0x40000000 is
+  // lower.
   PeerScript peer(native_policy(), {{.bytes = 14 * kMiB, .segment_address = 0x60000000},
                                     {.bytes = 14 * kMiB, .segment_address = 0x40000000},
                                     {.bytes = 16 * kMiB, .segment_address = 0x20000000},
@@ -157,8 +158,8 @@ TEST(NativePeer, OutOfMemoryFlushesOnceAndTriesAgain) {
 TEST(NativePeer, OutOfMemoryUnderMaxSplitSizeReleasesJustEnough) {
   record::MemoryTrace trace;
   trace.max_split_bytes = 32 * kMiB;
-  // No free block has 50. The largest, 48, is not enough alone, so 40 is freed, too, and 36 stays. A
-  // flush is not needed.
+  // No free block has 50. The largest, 48, is not enough alone, so 40 is freed, too, and 36 stays.
+  // A flush is not needed.
   PeerScript peer(native_policy(), mebibytes({36, 40, 48, 50, 84}), 124 * kMiB, trace);
   for (std::uint32_t id : {0, 1, 2}) peer.allocate(id);
   for (std::uint32_t id : {0, 1, 2}) peer.free(id);

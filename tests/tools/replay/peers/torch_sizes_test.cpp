@@ -14,14 +14,15 @@ TEST(TorchRounding, FiveHundredTwelveBytesUnlessDivided) {
   EXPECT_EQ(plain(5 * kMiB + 1), 5 * kMiB + 512);
   trace.roundup_power2_divisions = 4;
   const TorchRounding divided(trace);
-  // Sizes up to 512 * 4 bytes are still rounded to 512. 3000 lies between 2048 and 4096, in steps of
-  // 512; 5 MiB + 1 lies between 4 and 8 MiB, in steps of 1 MiB.
+  // Sizes up to 512 * 4 bytes are still rounded to 512. 3000 lies between 2048 and 4096, in steps
+  // of 512; 5 MiB + 1 lies between 4 and 8 MiB, in steps of 1 MiB.
   EXPECT_EQ(divided(2048), 2048u);
   EXPECT_EQ(divided(1025), 1536u);
   EXPECT_EQ(divided(3000), 3072u);
   EXPECT_EQ(divided(5 * kMiB + 1), 6 * kMiB);
   EXPECT_EQ(divided(8 * kMiB), 8 * kMiB);
-  // A table by powers of two from 1 MiB. Smaller sizes use the first entry, those from 32 GiB the last.
+  // A table by powers of two from 1 MiB. Smaller sizes use the first entry, those from 32 GiB the
+  // last.
   trace.roundup_divisions_by_power.assign(16, 0);
   trace.roundup_divisions_by_power[0] = 2;
   trace.roundup_divisions_by_power[3] = 8;
