@@ -14,10 +14,10 @@
 #include "allocator/record/format/torch_snapshot.hpp"
 #include "allocator/record/trace_from_snapshot.hpp"
 #include "base/error.hpp"
+#include "tools/replay/generated/trace_generator.hpp"
 #include "tools/replay/own_policies.hpp"
 #include "tools/replay/peers/peers.hpp"
 #include "tools/replay/trace_events.hpp"
-#include "tools/replay/trace_generator.hpp"
 
 namespace sluice::replay {
 namespace {
