@@ -172,7 +172,7 @@ class DamagedSpeculation : public ::testing::Test {
  protected:
   DamagedSpeculation() : model_(example_model(1, false, DType::kBF16)) {
     options_ = speculative(example_options(model_, Tier::kPinned, Tier::kPinned, Tier::kPinned));
-    schedule_ = compile(model_, options_, StepKind::kTraining);
+    schedule_ = schedule::compile(model_, options_, StepKind::kTraining);
   }
   // Of a master: one that updates read, too.
   Buffer& shadow() {
@@ -228,7 +228,7 @@ TEST_F(DamagedSpeculation, AScheduleThatFindsStateInAShadowIsRefused) {
 }
 
 TEST_F(DamagedSpeculation, ARedoThatReadsWhatTheStepMadeIsRefused) {
-  schedule_ = compile(model_, options_, StepKind::kRedo);
+  schedule_ = schedule::compile(model_, options_, StepKind::kRedo);
   ASSERT_EQ(verdict(), "");
   const BufferId home = shadow().shadow_of;
   for (Instruction& instruction : schedule_.instructions) {
