@@ -36,7 +36,7 @@ std::string refusal(const std::string& text) {
   return testing::message_of<InputError>([&] { parse_manifest(text, "manifest.json"); });
 }
 
-TEST(Manifest, ReadsBackWhatItWrites) {
+TEST(Manifest, RoundTrips) {
   EXPECT_EQ(parse_manifest(format_manifest(example()), "m"), example());
 }
 

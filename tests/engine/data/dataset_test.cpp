@@ -55,7 +55,7 @@ TEST(TokenStream, ADirectoryIsItsVisibleTextFilesInOrderWithAZeroBetween) {
   EXPECT_EQ(tokens_as_text(named), std::string("ELF\0\1\0bee", 9));
 }
 
-TEST(TokenStream, EveryRangeReadsWhatTheWholeHolds) {
+TEST(TokenStream, EveryRangeEqualsThatPartOfTheStream) {
   const testing::ScratchDirectory scratch;
   std::string whole;
   for (int i = 0; i < 9; ++i) {

@@ -40,7 +40,7 @@ std::string refusal(const std::string& text) {
   return {};
 }
 
-TEST(HardwareProfile, ReadsBackWhatItWrote) {
+TEST(HardwareProfile, RoundTrips) {
   const std::string text = planner::to_json(sample());
   EXPECT_EQ(planner::to_json(planner::profile_from_json(text, "x")), text);
   EXPECT_EQ(planner::profile_from_json(text, "x").storage_read_bytes_per_s,

@@ -1,7 +1,7 @@
-// The engine on the CUDA device, with the host's own kernels queued on its streams: what is told by
-// the result is whether the engine orders its work by streams and events alone. The simulated
-// driver runs everything later than it was asked for, and lets nobody but a stream touch device
-// memory, so a step that reads too early, or by the host, gives other bits or dies.
+// The engine on the CUDA device, with the host's own kernels queued on its streams. The result
+// shows whether the engine orders its work by streams and events alone. The simulated driver runs
+// everything later than it was asked for, and lets only streams touch device memory. So a step that
+// reads too early, or by the host, gives other bits or dies.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -66,7 +66,7 @@ class StreamedSession : public ::testing::Test {
   TrainingBench bench_;
 };
 
-// What the other tests rest on.
+// The other tests rely on this protection.
 TEST_F(StreamedSession, TheHostCannotTouchDeviceMemory) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_DEATH(
