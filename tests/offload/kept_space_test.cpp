@@ -1,4 +1,4 @@
-// A striped space whose files stay: written by one run, read by another.
+// A striped space that keeps its files: one run writes it, and another reads it.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -49,7 +49,7 @@ TEST_F(KeptSpace, IsReadAsItWasWritten) {
   std::vector<std::uint8_t> read(kBytes);
   space.transfer(StorageOp::kRead, 0, read.data(), kBytes);
   EXPECT_TRUE(read == data_);
-  EXPECT_EQ(ledger_.totals(Tier::kStorage).live_bytes, 0u);  // what others kept is not charged
+  EXPECT_EQ(ledger_.totals(Tier::kStorage).live_bytes, 0u);  // others' kept files are not charged
 }
 
 // The layout is the run's that wrote it, whatever its paths are worth to the one that reads it.

@@ -43,7 +43,7 @@ TEST(StripeLayout, GivesEachPathItsShareOfEveryRound) {
   EXPECT_EQ(found, layout.shares());
 }
 
-// What even striping always was: data of runs before there were shares is read so.
+// Even striping stays as it was before there were shares: data of those runs are read so.
 TEST(StripeLayout, EvenOnesTakeTurns) {
   const offload::StripeLayout layout = offload::StripeLayout::even(3);
   for (std::uint64_t stripe = 0; stripe < 20; ++stripe) {

@@ -55,7 +55,7 @@ TEST_F(TaggedSpaceTest, EveryCorruptionIsFoundAndNoCleanReadIsDoubted) {
   if (offload::io_uring_unavailable_reason().empty()) expect_all_found("io_uring", 12, 300);
 }
 
-TEST_F(TaggedSpaceTest, CountsVersionsAndWhatItHashes) {
+TEST_F(TaggedSpaceTest, CountsVersionsAndHashedBytes) {
   write();
   write();
   tagged_->transfer(offload::StorageOp::kWrite, id_, kBlock, data_.data(), kBlock);
@@ -101,7 +101,7 @@ TEST_F(TaggedSpaceTest, ARangeKeepsItsTagsWhenItIsNamedAgain) {
   EXPECT_THROW(tagged_->add_range(other), InternalError);
 }
 
-// What a log of the state must keep to verify it in another process.
+// A log of the state must keep these facts to verify it in another process.
 TEST_F(TaggedSpaceTest, TagsAreAFunctionOfRunRangeBlockVersionAndBytes) {
   write();
   const std::span<const offload::BlockTag> tags = tagged_->tags(id_);
@@ -159,7 +159,7 @@ offload::TaggedSpace::Part part_of(offload::TaggedSpace::RangeId id, std::vector
   return {id, first * kBlock, data.data() + first * kBlock, end - first * kBlock};
 }
 
-TEST_F(TaggedSpaceTest, ACallerTagsWhatItWritesAndVerifiesWhatItReads) {
+TEST_F(TaggedSpaceTest, ACallerTagsItsWritesAndVerifiesItsReads) {
   const auto move = [&](offload::StorageOp op, std::vector<std::byte>& data) {
     offload::submit_and_wait(data.size(), [&](offload::StorageEngine::Callback done) {
       tagged_->submit(op, id_, 0, data.data(), data.size(), std::move(done), 0,
