@@ -1,7 +1,7 @@
-// A caching allocator over a device, the host's with race detection, and callers who mark their
-// blocks: each is filled by work queued on its stream with a number of its own, and read back
-// before it is freed. A block that overlaps another, or is reused too early, is a race or a wrong
-// number; synchronize() throws either.
+// A caching allocator over a device (the host's with race detection), and callers that mark their
+// blocks. Work queued on a block's stream fills it with a number of its own, and reads that back
+// before the block is freed. A block that overlaps another, or is reused too early, is a race or a
+// wrong number; synchronize() throws either.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -87,7 +87,7 @@ class AllocatorBench {
     check_on(block.stream, block);
     allocator_->free(block.data);
   }
-  // Throws what queued work found.
+  // Throws the errors of queued work.
   void synchronize() {
     for (const auto& stream : streams_) stream->synchronize(Deadline::after_seconds(300));
     SLUICE_CHECK_MSG(wrong_marks_ == 0, "a block does not hold what was written to it");
