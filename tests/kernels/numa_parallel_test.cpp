@@ -1,5 +1,5 @@
-// What only a team shared among NUMA nodes has: real arenas and threads on a described machine.
-// What holds for every team is in parallel_test.cpp.
+// Properties of a team shared among NUMA nodes alone: real arenas and threads on a described
+// machine. parallel_test.cpp tests those of every team.
 #include <gtest/gtest.h>
 
 #include <array>

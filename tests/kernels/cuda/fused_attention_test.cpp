@@ -106,7 +106,7 @@ TEST_F(FusedAttentionTest, OddShapesInHalf) {
   expect_same({2, 1000, 8, 1, 40, DType::kF16});
 }
 
-TEST_F(FusedAttentionTest, RefusesWhatItHasNoKernelsFor) {
+TEST_F(FusedAttentionTest, RefusesShapesWithoutKernels) {
   const AttentionShape f32{1, 16, 2, 2, 64, DType::kF32};
   EXPECT_EQ(library_->workspace_bytes(f32), 0u);
   EXPECT_FALSE(library_->forward(nullptr, f32, nullptr, nullptr, nullptr, nullptr));

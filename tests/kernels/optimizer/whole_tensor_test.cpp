@@ -1,4 +1,4 @@
-// What holds for every rule that looks at whole tensors.
+// Properties of every rule that looks at whole tensors.
 #include <cstring>
 
 #include "base/error.hpp"
@@ -109,7 +109,7 @@ class NarrowMoment {
     for_elements(chunk,
                  [&](const ParameterSegment&, std::size_t i) { chunk.moment1.set(i, values[i]); });
   }
-  // What the step's fp32 moments become.
+  // Expects the step's fp32 moments, rounded to the narrow format.
   void expect_rounded(const TensorChunk& chunk, std::int64_t step) const {
     std::vector<float> values(static_cast<std::size_t>(chunk.elems));
     NarrowMoment want(format_, chunk);
