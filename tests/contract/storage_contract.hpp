@@ -1,4 +1,5 @@
-// What every storage engine promises (offload/storage_engine.hpp). Instantiate with a type that has
+// The promises of every storage engine (offload/storage_engine.hpp). Instantiate with a type
+// that has
 //   static std::unique_ptr<StorageEngine> make(const StorageOptions&);
 //   static std::string unavailable_reason();   // empty: run
 #pragma once
@@ -127,7 +128,7 @@ class StorageContract : public ::testing::Test {
 
 TYPED_TEST_SUITE_P(StorageContract);
 
-TYPED_TEST_P(StorageContract, ReadsWhatWasWrittenAtAnyOffsetSizeAndAddress) {
+TYPED_TEST_P(StorageContract, ReadsWrittenBytesAtAnyOffsetSizeAndAddress) {
   constexpr std::uint64_t kFileBytes = 1 * kMiB + 777;
   const auto file = this->scratch(kFileBytes);
   AlignedBytes model(kFileBytes);
@@ -627,7 +628,7 @@ TYPED_TEST_P(StorageContract, OfOneDirectionTheMostUrgentGoesFirst) {
 }
 
 REGISTER_TYPED_TEST_SUITE_P(
-    StorageContract, ReadsWhatWasWrittenAtAnyOffsetSizeAndAddress, AlignedRequestsAreNotBounced,
+    StorageContract, ReadsWrittenBytesAtAnyOffsetSizeAndAddress, AlignedRequestsAreNotBounced,
     ThreadsSeeTheirOwnWrites, UnalignedNeighboursUnderWayAtOnceKeepAllBytes,
     CallbacksRunOnOneThreadThatIsNotTheCallers, CallbacksMaySubmitWhenTheQueueIsFull,
     AThrowingCallbackHarmsNoOther, DrainEndsAtItsDeadline,
