@@ -105,7 +105,7 @@ class Queue {
   void push(std::function<void()> work, bool touches_memory);
   bool idle() const;
   void wait_idle() const;
-  // What is queued will still run; the worker then ends by itself.
+  // Queued work will still run; the worker then ends by itself.
   void close();
   bool ended() const;
 

@@ -64,7 +64,7 @@ CUresult cuStreamCreate(CUstream* stream, unsigned int) {
   return CUDA_SUCCESS;
 }
 
-// Returns at once: what is queued still runs.
+// Returns at once: queued work still runs.
 CUresult cuStreamDestroy_v2(CUstream handle) {
   Gpu* gpu = nullptr;
   Driver& driver = Driver::instance();
@@ -162,7 +162,7 @@ CUresult cuEventQuery(CUevent event) {
   return !asked->point || asked->point->reached() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-// The name without a version, which is what Sluice asks for.
+// Sluice asks for the name without a version.
 #undef cuEventElapsedTime
 CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
   Gpu* gpu = nullptr;

@@ -1,5 +1,5 @@
-// What a test may ask of the simulated driver, beside the driver's own functions. Looked up in
-// libcuda.so.1, which a real one does not have.
+// Functions of the simulated driver for tests, beside the driver's own. Tests look them up in
+// libcuda.so.1; a real one does not have them.
 #pragma once
 
 #include <cstdint>
