@@ -59,7 +59,7 @@ class FakePeers : public ::testing::Test {
     if (!peers) throw Error("not installed");
     return std::move(*peers);
   }
-  // What a failure says; "" where there is none.
+  // The message of a failure; "" where there is none.
   template <class Run>
   static std::string failure(const Run& run) {
     try {
@@ -97,7 +97,7 @@ TEST_F(FakePeers, AnswerStepsOfTheVariantsThatTheyHave) {
 }
 
 TEST_F(FakePeers, AreToldOfElementsAndThreadsAndGivenTheScript) {
-  // What it was called with comes back as the versions; the script is python's first line of it.
+  // The fake returns the first line of its script and its arguments as the versions.
   AdamPeers peers = open(
       R"(first=$(head -c 22 "$1"); shift
 echo "{\"protocol\":1,\"versions\":\"$first $*\",\"missing\":\"DeepSpeed is not there\",)"

@@ -23,7 +23,7 @@ std::unique_ptr<device::Device> device(double link_bytes_per_s = 0) {
 }
 
 TEST(BenchCopy, SeesTheLinkThatTheDeviceHas) {
-  // A tenth of what memory does anywhere, so that only the link decides; both ways at once it
+  // A tenth of the speed of memory anywhere, so that only the link decides; both ways at once it
   // carries twice as much.
   constexpr double kLink = 0.5;
   const auto slow = device(kLink * static_cast<double>(kGiB));
@@ -49,7 +49,7 @@ TEST(BenchCopy, GivesBackAllThatItTook) {
   EXPECT_NE(bench_table(event).find("64MiB"), std::string::npos);
 }
 
-TEST(BenchCopy, RefusesWhatCannotBeMeasured) {
+TEST(BenchCopy, RefusesOptionsThatItCannotMeasure) {
   const auto here = device();
   EXPECT_THROW(run_copy_bench({here.get(), kBytes - 1, 7}), InputError);
   EXPECT_THROW(run_copy_bench({here.get(), 0, 7}), InputError);

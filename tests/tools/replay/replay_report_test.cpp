@@ -1,4 +1,4 @@
-// Traces through all policies: what ours promise beside others, and what the report says.
+// Traces through all policies: the promises of ours beside others, and the contents of the report.
 #include "tools/replay/replay_report.hpp"
 
 #include <gtest/gtest.h>
@@ -51,7 +51,7 @@ TEST_P(OwnPolicies, DynamicHoldsLittleMoreThanIsLiveAndNeverMuchMoreThanExpandab
   EXPECT_EQ(record.placed.size(), trace_.allocations.size());
 }
 
-TEST_P(OwnPolicies, PlannedHoldsWhatIsLiveAndAsksNobody) {
+TEST_P(OwnPolicies, PlannedHoldsLiveBytesOnlyWithoutDeviceCalls) {
   ReplayRecord record;
   const ReplayOutcome planned =
       replay_trace(trace_, planned_policy(packing::PackingEffort::kThorough), UINT64_MAX, &record);
@@ -97,7 +97,7 @@ TEST(ReplayReport, ScoresPlansByWholeIterations) {
   EXPECT_TRUE(report().contains("peak_reserved_bytes"));
 }
 
-TEST(ReplayReport, SaysWhatFitsAndWhatIsLeast) {
+TEST(ReplayReport, NamesTheLeastCapacityAndThePoliciesThatFit) {
   record::MemoryTrace trace;
   trace.source = "by hand";
   for (int i = 0; i < 3; ++i) {
@@ -122,8 +122,8 @@ TEST(ReplayReport, SaysWhatFitsAndWhatIsLeast) {
   EXPECT_NE(replay_report_table(event).find("dynamic"), std::string::npos);
 }
 
-// What a record begins with must fit, too, whoever takes it over.
-TEST(ReplayReport, WhatWasHeldAtTheStartNeedsRoom) {
+// The blocks that a record begins with must fit, too, whichever policy takes them over.
+TEST(ReplayReport, BlocksHeldAtTheStartNeedRoom) {
   record::MemoryTrace trace;
   record::TraceAllocation held;
   held.bytes = std::uint64_t{64} << 20;
@@ -142,7 +142,7 @@ TEST(ReplayReport, WhatWasHeldAtTheStartNeedsRoom) {
   }
 }
 
-// What a generated trace is written as reads back as the same operations.
+// A generated trace reads back from its events as the same operations.
 TEST(ReplayReport, EventsOfATraceAreTheTrace) {
   record::MemoryTrace trace = generated("rlhf", 3);  // flushes
   ASSERT_TRUE(std::any_of(trace.operations.begin(), trace.operations.end(), [](const auto& one) {
@@ -185,7 +185,7 @@ std::vector<Call> calls_of(const record::MemoryTrace& trace) {
 }
 
 // Through a file of PyTorch's format and back, with a plan and without.
-TEST(ReplayReport, WhatOurAllocatorsRecordIsTheTrace) {
+TEST(ReplayReport, RecordsOfOurAllocatorsEqualTheTrace) {
   for (const char* const family : {"zero3", "dense", "varlen"}) {
     const record::MemoryTrace trace = with_steps(generated(family, 2)).trace;
     for (const bool planned : {false, true}) {

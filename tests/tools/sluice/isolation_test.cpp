@@ -39,8 +39,8 @@ class Isolation : public CliTest {
     child->wait_for_output(R"("event":"step")", kCliDeadline);
     return child;
   }
-  // What a run that is killed while it saves, or between making a storage file and unlinking it,
-  // leaves behind.
+  // Writes the files that a run leaves if it is killed while it saves, or between making a storage
+  // file and unlinking it.
   void leave_files() {
     const std::string id = lock_of_run().at("run_id");
     fs::create_directories(path("run/0001/checkpoints/step-00000009.tmp"));
@@ -116,7 +116,7 @@ TEST_F(Isolation, StaleFilesOfAKilledRunAreListedAndRemoved) {
   EXPECT_TRUE(stale_files({"."}).empty());
 }
 
-TEST_F(Isolation, WhatALiveRunHoldsIsLeftAlone) {
+TEST_F(Isolation, FilesOfALiveRunAreLeftAlone) {
   const auto child = begin();
   leave_files();
   const ChildOutcome outcome = succeed({"doctor", "--clean", ".", "--yes"});
@@ -140,7 +140,7 @@ TEST_F(Isolation, OfASharedStoragePathOnlyTheDeadRunsFilesGo) {
   EXPECT_TRUE(fs::exists(path(other)));
 }
 
-// Of a durable run that was killed before its first commit; its lock tells where they lie.
+// A durable run was killed before its first commit; its lock tells the place of its files.
 TEST_F(Isolation, FilesOfARunThatCommittedNothingAreFoundWhateverPathsAreConfiguredNow) {
   kill_a_run({"checkpoint.mode=durable", "checkpoint.every=0", "memory.place.optimizer=storage",
               "memory.storage_paths=[\"first\"]"});
@@ -154,7 +154,7 @@ TEST_F(Isolation, FilesOfARunThatCommittedNothingAreFoundWhateverPathsAreConfigu
 }
 
 // Which processes were killed here, and where their state lies, stands in the lock of the last one.
-TEST_F(Isolation, StateWhoseLogWasDeletedIsFoundAndOnlyListed) {
+TEST_F(Isolation, StateWithADeletedLogIsFoundAndOnlyListed) {
   const Words durable{"checkpoint.mode=durable", "checkpoint.every=1",
                       "memory.place.optimizer=storage", "memory.storage_paths=[\"shared\"]"};
   kill_after("checkpoint", slow_run(durable));
@@ -210,13 +210,13 @@ TEST_F(Isolation, ALockKeepsItsBoundWhateverStoodInIt) {
   EXPECT_EQ(child->wait(kCliDeadline).exit_status, 143);
 }
 
-TEST_F(Isolation, CleaningWhatIsNoDirectoryIsRefused) {
+TEST_F(Isolation, CleaningAMissingDirectoryIsRefused) {
   expect_refused({"doctor", "--clean", "nowhere"}, {"--clean", "'nowhere' is no directory"});
   expect_refused({"doctor", "--yes"}, {"--yes"});
 }
 
-// A file called lock makes no run, and what others write there is theirs.
-TEST_F(Isolation, CleaningLeavesAloneWhatNoRunHasMade) {
+// A file called lock makes no run; files of others beside it stay.
+TEST_F(Isolation, CleaningLeavesForeignFilesAlone) {
   fs::create_directories(path("foreign/checkpoints/step-00000001.tmp"));
   write_file(path("foreign/lock"), "somebody's");
   write_file(path("foreign/notes.tmp"), "theirs");

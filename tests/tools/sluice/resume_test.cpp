@@ -1,4 +1,4 @@
-// `sluice train --resume`: what continues, and what is refused before anything is touched.
+// `sluice train --resume`: the runs that continue, and those that are refused untouched.
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -136,7 +136,7 @@ TEST_F(Resume, WithOtherSettingsOrDataIsRefused) {
                             "now has fingerprint"});
 }
 
-// Data are known by what they hold.
+// Data are known by their contents.
 TEST_F(Resume, DataMayHaveMoved) {
   drop_newest();
   fs::create_directories(path("moved"));

@@ -1,4 +1,4 @@
-// `sluice train`: what scripts read on stdout, what people read on stderr, what lies on disk after.
+// `sluice train`: its stdout for scripts, its stderr for people, and its files on disk.
 #include <set>
 
 #include "tests/tools/sluice/cli_fixture.hpp"
