@@ -180,7 +180,7 @@ TEST_F(ChunkPoolTest, RefusesBrokenWindows) {
   EXPECT_THROW(chunks.map_window({}), InternalError);
 }
 
-TEST_F(ChunkPoolTest, APoolPastTheCapLeavesNothingTaken) {
+TEST_F(ChunkPoolTest, APoolPastTheCapAllocatesNothing) {
   PagePool pages(device_, ledger_, kChunk);
   EXPECT_THROW(ChunkPool(device_, pages, 9, Category::kWeight), OutOfMemory);
   EXPECT_EQ(pages.live_handles(), 0u);
@@ -249,7 +249,7 @@ TEST_F(PlannedArenaTest, ZeroBytesNeedNothing) {
   EXPECT_EQ(device_.calls(), 0u);
 }
 
-TEST_F(PlannedArenaTest, PastTheCapLeavesNothingTaken) {
+TEST_F(PlannedArenaTest, PastTheCapAllocatesNothing) {
   PagePool pages(device_, ledger_, kChunk);
   EXPECT_THROW(PlannedArena(device_, pages, 17 * kPage, Category::kActivation), OutOfMemory);
   EXPECT_EQ(pages.live_handles(), 0u);

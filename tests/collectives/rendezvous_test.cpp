@@ -151,7 +151,7 @@ TEST(Rendezvous, TwoProcessesOfOneRankAreRefused) {
   }
 }
 
-TEST(Rendezvous, AnotherJobsRankIsSentAwayAndNobodyElseIsHeldUp) {
+TEST(Rendezvous, AnotherJobsRankIsRefusedWithoutDelayForOthers) {
   const std::uint16_t port = free_port();
   RendezvousPlace stranger = place_of(1, 2, port);
   stranger.job = "other";
@@ -177,7 +177,7 @@ Socket connect_patiently(std::uint16_t port) {
 
 // A port scanner that says nothing, one that asks for a page, one that claims lengths past all
 // bounds, a rank that dies in the middle of its greeting.
-TEST(Rendezvous, StrangersAreForgotten) {
+TEST(Rendezvous, UnexpectedConnectionsAreDropped) {
   const std::uint16_t port = free_port();
   Outcome first;
   std::jthread host([&] { first = join(place_of(0, 2, port), "a", 20); });

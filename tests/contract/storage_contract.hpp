@@ -618,7 +618,7 @@ TYPED_TEST_P(StorageContract, ALaterUrgentReadOvertakesQueuedWrites) {
   EXPECT_LE(std::find(order.begin(), order.end(), 7) - order.begin(), 2);
 }
 
-TYPED_TEST_P(StorageContract, OfOneDirectionTheMostUrgentGoesFirst) {
+TYPED_TEST_P(StorageContract, TheMostUrgentOfOneDirectionGoesFirst) {
   if constexpr (requires { TypeParam::kFiltersItself; }) GTEST_SKIP() << "no filter to hold it by";
   for (const offload::StorageOp op : {offload::StorageOp::kRead, offload::StorageOp::kWrite}) {
     const std::vector<int> order = order_of_ends<TypeParam>(this->directory_.file("scratch"), op,
@@ -638,6 +638,6 @@ REGISTER_TYPED_TEST_SUITE_P(
     OpenRefusesWithASentenceThatNamesThePlace, TooLittleRoomIsRefusedWithBothFigures,
     DestructionEndsEveryRequestOnce, ChainsOfRequestsEndWithTheEngine,
     MemoryThatCannotBeRegisteredCostsOneLogLine, WorksOnATmpfs, ManyFilesAtOnce,
-    ALaterUrgentReadOvertakesQueuedWrites, OfOneDirectionTheMostUrgentGoesFirst);
+    ALaterUrgentReadOvertakesQueuedWrites, TheMostUrgentOfOneDirectionGoesFirst);
 
 }  // namespace sluice::testing

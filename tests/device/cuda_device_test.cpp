@@ -52,7 +52,7 @@ TEST(CudaDevice, TakesTheFreeMemoryIfNoCapIsGiven) {
   EXPECT_EQ(make_cuda_device({})->facts().capacity_bytes, 2 * kGiB);
 }
 
-// The GPU may have less than the cap: somebody else's memory is in use.
+// The GPU may have less than the cap: another process uses memory.
 TEST(CudaDevice, AFullGpuIsOutOfMemoryAndNamesTheFreeBytes) {
   const CudaSimulator simulator;
   const auto first = make_cuda_device({.capacity_bytes = 2 * kGiB});

@@ -288,7 +288,7 @@ TEST(Durable, AMovedRunTakesItsDataAlong) {
 }
 
 // An older checkpoint of files is there all the time.
-TEST(Durable, ACommitIsNotGivenUpForAnOlderCheckpoint) {
+TEST(Durable, ACommitIsNotAbandonedForAnOlderCheckpoint) {
   const TrainingBench bench;
   const config::Config scratch =
       bench.config("run", kDurableModel + kPinnedState +

@@ -52,7 +52,7 @@ TEST_F(KeptSpace, IsReadAsItWasWritten) {
   EXPECT_EQ(ledger_.totals(Tier::kStorage).live_bytes, 0u);  // others' kept files are not charged
 }
 
-// The layout is the run's that wrote it, whatever its paths are worth to the one that reads it.
+// The layout is that of the run that wrote it, even if the reading run would choose other shares.
 TEST_F(KeptSpace, IsReadWithTheSharesItWasWrittenWith) {
   const std::vector<std::uint32_t> shares{1, 2};  // stripes 1, 0, 1: none where even ones are
   {
@@ -102,7 +102,7 @@ TEST_F(KeptSpace, AFileThatIsALinkIsNotFollowed) {
   EXPECT_NO_THROW(StripedSpace(*engine_, files_, kBytes));
 }
 
-TEST_F(KeptSpace, ThatCannotBeMadeLeavesNoFile) {
+TEST_F(KeptSpace, AFailedCreationLeavesNoFile) {
   fs::remove(paths_[1]);
   EXPECT_THROW(StripedSpace(engine_.get(), ledger_, paths_, kBytes, kRun, true), InputError);
   EXPECT_TRUE(fs::is_empty(paths_[0]));

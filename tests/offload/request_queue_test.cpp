@@ -118,7 +118,7 @@ TEST(RequestQueue, ADirectionIsPassedOverABoundedNumberOfTimes) {
 }
 
 // A request that may not start (its slots are taken) does not keep the other direction back.
-TEST(RequestQueue, ADirectionThatMayNotStartHoldsNobodyUp) {
+TEST(RequestQueue, ADirectionThatMayNotStartDelaysNoOther) {
   offload::RequestQueue queue;
   queue.push(made(offload::StorageOp::kWrite, 1000, 0));
   for (std::uint64_t i = 1; i <= 2 * offload::RequestQueue::kMostOvertakes; ++i) {

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint64_t kStripe = offload::StripeLayout::kStripeBytes;
 
-// Every stripe of a path follows the one before in its file, whatever the shares.
+// Every stripe of a path follows the one before in its file, with any shares.
 TEST(StripeLayout, FillsEachFileWithoutHoleOrOverlap) {
   std::mt19937_64 random(3);
   for (int trial = 0; trial < 200; ++trial) {

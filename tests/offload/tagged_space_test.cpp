@@ -117,7 +117,7 @@ TEST_F(TaggedSpaceTest, TagsAreAFunctionOfRunRangeBlockVersionAndBytes) {
   }
 }
 
-TEST_F(TaggedSpaceTest, ABlockThatComesWrongOnceIsReadAgainAndSaidSo) {
+TEST_F(TaggedSpaceTest, ABlockReadWrongOnceIsReadAgainAndReported) {
   make({offload::StorageFault::kFlippedRead, 2, false});  // after the open and the write
   std::mutex mutex;
   std::string said;
@@ -175,7 +175,7 @@ TEST_F(TaggedSpaceTest, ACallerTagsItsWritesAndVerifiesItsReads) {
 
   std::vector<std::byte> into(kBytes);
   move(offload::StorageOp::kRead, into);
-  EXPECT_EQ(tagged_->counters().hashed_bytes, 2 * kBytes);  // nobody has verified it yet
+  EXPECT_EQ(tagged_->counters().hashed_bytes, 2 * kBytes);  // not verified before
   EXPECT_EQ(into, data_);
   into[2 * kBlock + 5] ^= std::byte{4};  // wrong in memory, right on storage
   tagged_->verify(std::vector{part_of(id_, into, 0, 6)});

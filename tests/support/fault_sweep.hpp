@@ -54,7 +54,7 @@ class FaultSweep {
         EXPECT_NE(outcome.error.find("is corrupt"), std::string::npos) << outcome.error;
       }
     }
-    // Scratch files are unlinked when they are made: nothing is left whatever happened.
+    // Scratch files are unlinked when they are made, so nothing is left after any fault.
     const std::filesystem::path storage = config_.log.dir + "/0001/storage";
     EXPECT_TRUE(!std::filesystem::exists(storage) || std::filesystem::is_empty(storage));
   }
@@ -71,7 +71,7 @@ class FaultSweep {
       case offload::StorageFault::kFlippedRead:
         return !plan.forever;
       default:
-        return true;  // resumed; or corrupts bytes that nobody reads, or that are the same
+        return true;  // resumed; or corrupts bytes that are not read, or that are the same
     }
   }
   // A single fault ends well if the operation is retried, resumed or read again.

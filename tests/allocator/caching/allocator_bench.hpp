@@ -92,7 +92,8 @@ class AllocatorBench {
     for (const auto& stream : streams_) stream->synchronize(Deadline::after_seconds(300));
     SLUICE_CHECK_MSG(wrong_marks_ == 0, "a block does not hold what was written to it");
   }
-  // With no block held any more: all is there to be given back, and is, at the latest at the end.
+  // Precondition: no block is held any more. All memory can be released then, and is, at the latest
+  // at the end.
   void expect_all_returned() {
     synchronize();
     allocator_->check_invariants();
@@ -123,7 +124,7 @@ class AllocatorBench {
     std::memcpy(&found, place, sizeof found);
     if (found != mark) ++wrong_marks_;
   }
-  // Both ends and the beginning of every page between: wherever pages may change.
+  // Both ends and the beginning of every page between: all places where pages may change.
   template <typename Visit>
   static void for_each_place(const MarkedBlock& block, Visit visit) {
     if (block.bytes < sizeof block.mark) return;

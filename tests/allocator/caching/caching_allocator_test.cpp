@@ -65,7 +65,7 @@ class CachingAllocatorTest : public ::testing::Test {
 };
 
 // If a pool's free blocks lie in the thread's cache in other sizes, they serve the request alone.
-TEST_F(CachingAllocatorTest, AThreadGivesBackItsOwnCacheFirst) {
+TEST_F(CachingAllocatorTest, AThreadReusesItsOwnCacheFirst) {
   make(16);
   std::vector<std::byte*> blocks;
   for (int i = 0; i < 8; ++i) blocks.push_back(allocate(256 * kKiB, a_));  // a page
@@ -130,7 +130,7 @@ TEST_F(CachingAllocatorTest, TheBlockThatAStreamFreedLastServesOtherStreams) {
   EXPECT_EQ(allocator_->statistics().reserved_bytes, 0u);
 }
 
-TEST_F(CachingAllocatorTest, NothingIsNothing) {
+TEST_F(CachingAllocatorTest, ZeroBytesAllocateNothing) {
   make(1);
   EXPECT_EQ(allocator_->allocate({0, a_}), nullptr);
   allocator_->free(nullptr);
@@ -289,7 +289,7 @@ TEST_F(CachingAllocatorTest, PagesOfAStreamThatIsNotMovableStay) {
   stream.reset();
 }
 
-TEST_F(CachingAllocatorTest, ReleaseCachedGivesBackEveryFreePage) {
+TEST_F(CachingAllocatorTest, ReleaseCachedFreesEveryUnusedPage) {
   make(8);
   std::byte* const held = allocate(kPage + 512, a_);
   free(allocate(4 * kPage, b_));

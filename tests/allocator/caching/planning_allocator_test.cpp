@@ -116,7 +116,7 @@ TEST_F(PlanningAllocatorTest, PlansAfterTwoStepsThatAreAlike) {
   free(held_);
 }
 
-TEST_F(PlanningAllocatorTest, AStepThatRepeatsAsksNobody) {
+TEST_F(PlanningAllocatorTest, ARepeatedStepMakesNoDeviceCall) {
   for (int i = 0; i < 6; ++i) step();
   const std::uint64_t map_calls = device_->counters().map_calls;
   const CachingAllocatorStatistics before = allocator_->statistics();

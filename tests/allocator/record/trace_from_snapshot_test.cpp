@@ -183,7 +183,7 @@ TEST(TraceOf, TrimmingByTheAllocatorIsNotAFlush) {
   snapshot.events = {event(kSegmentFree, kBase + 64 * kMiB, 20 * kMiB)};
   EXPECT_EQ(operations(convert(snapshot).trace), "");
   EXPECT_TRUE(convert(snapshot).trace.recorded_trimming);
-  snapshot.segments[0].pool = 3;  // a private pool is not given back
+  snapshot.segments[0].pool = 3;  // a private pool is not released
   EXPECT_EQ(operations(convert(snapshot).trace), "~");
   EXPECT_FALSE(convert(snapshot).trace.recorded_trimming);
 }

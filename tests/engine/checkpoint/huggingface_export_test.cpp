@@ -177,7 +177,7 @@ TEST_F(HuggingFaceFiles, DescribeTheModelAndLieWithinTheBytesThatAreCounted) {
   }
 }
 
-TEST_F(HuggingFaceFiles, OfAnotherModelsWeightsAreRefused) {
+TEST_F(HuggingFaceFiles, WeightsOfAnotherModelAreRefused) {
   write_weights(gpt2_shape());
   const checkpoint::SafetensorsReader weights(weights_path_);
   EXPECT_THROW(checkpoint::export_huggingface(weights, llama_shape(), DType::kF32, exported_),

@@ -89,7 +89,7 @@ TEST(SafetensorsHeader, AcceptsEveryFormThatTheFormatAllows) {
   EXPECT_TRUE(parse_safetensors_header("{}", 0, "m").tensors.empty());
 }
 
-TEST(SafetensorsHeader, HolesOverlapsAndLeftoversAreRefused) {
+TEST(SafetensorsHeader, HolesOverlapsAndExtraBytesAreRefused) {
   const auto two = [](const char* first, const char* second) {
     return std::string(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":)") + first +
            R"(},"b":{"dtype":"U8","shape":[4],"data_offsets":)" + second + "}}";

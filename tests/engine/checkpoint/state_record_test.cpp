@@ -52,7 +52,7 @@ TEST(StateRecord, RoundTrips) {
   EXPECT_EQ(found, state());
 }
 
-TEST(StateRecord, OfAVersionThatKeptNoIdOfItsLogIsRead) {
+TEST(StateRecord, ReadsAVersionWithoutTheIdOfItsLog) {
   nlohmann::json record = nlohmann::json::parse(format_state_record(manifest(), state()));
   record["space"].erase("log_id");
   CheckpointManifest parsed;
@@ -158,7 +158,7 @@ std::vector<nlohmann::json::json_pointer> places_in(const nlohmann::json& record
   return places;
 }
 
-TEST(StateRecord, WhateverStandsForAMemberIsReadBackAsReadOrRefused) {
+TEST(StateRecord, AnyValueOfAMemberRoundTripsOrIsRefused) {
   const nlohmann::json record = nlohmann::json::parse(format_state_record(manifest(), state()));
   int read = 0;
   int refused = 0;

@@ -279,7 +279,7 @@ TEST(Config, APartWithoutANameIsRefusedAsThat) {
   EXPECT_NE(file.find(words), std::string::npos) << file;
 }
 
-// A name is somebody's text: it is shown as one line, cut where it is long.
+// A name is a user's text: it is shown as one line, cut where it is long.
 TEST(Config, ANameOfAPartIsShownOnOneLine) {
   const std::string unit = "recompute.policy=unit";
   const std::string long_name(3000, 'q');
@@ -302,7 +302,7 @@ TEST(Config, PlacesOfSavedPartsAreRefusedWhereUnitsAreRecomputed) {
               std::string::npos)
         << words;
   }
-  // The entry's own origin, whatever else of the table was set since.
+  // The entry's own origin, even if other keys of the table were set since.
   const std::string file = kSmall + "[memory.place.saved]\nmlp_up = \"pinned\"\n";
   const std::string innocent = "memory.place.saved.qkv=auto";
   EXPECT_EQ(refusal(file, {unit, innocent}).rfind("run.toml:", 0), 0u);

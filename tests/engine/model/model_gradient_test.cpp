@@ -133,16 +133,16 @@ ModelShape tiny_shape(ModelFamily family, bool tied) {
   return shape;
 }
 
-TEST(ModelGradient, OfGpt2IsTheLossesDerivative) {
+TEST(ModelGradient, IsTheDerivativeOfTheLossForGpt2) {
   expect_gradients(tiny_shape(ModelFamily::kGpt2, false));
 }
-TEST(ModelGradient, OfATiedGpt2IsTheLossesDerivative) {
+TEST(ModelGradient, IsTheDerivativeOfTheLossForATiedGpt2) {
   expect_gradients(tiny_shape(ModelFamily::kGpt2, true));
 }
-TEST(ModelGradient, OfLlamaIsTheLossesDerivative) {
+TEST(ModelGradient, IsTheDerivativeOfTheLossForLlama) {
   expect_gradients(tiny_shape(ModelFamily::kLlama, false));
 }
-TEST(ModelGradient, OfATiedLlamaIsTheLossesDerivative) {
+TEST(ModelGradient, IsTheDerivativeOfTheLossForATiedLlama) {
   expect_gradients(tiny_shape(ModelFamily::kLlama, true));
 }
 

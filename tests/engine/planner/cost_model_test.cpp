@@ -164,7 +164,7 @@ TEST_F(CostModelTest, FewerThreadsThanTheProfilesTakeLonger) {
 }
 
 TEST_F(CostModelTest, AMeasuredGridGoesBeforeTheRate) {
-  // All products with B transposed take a second, whatever their size: four in a forward pass.
+  // Each product with B transposed takes a second at any size: four in a forward pass.
   hardware_.operations.push_back(
       {planner::TimedOperation::kGemmNT, DType::kF32, {{{1 << 20}, {1 << 20}, {1 << 20}}}, {1.0}});
   EXPECT_NEAR(pass(schedule::Op::kForward) - kAttention, 4, 1e-3);

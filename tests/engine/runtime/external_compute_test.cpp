@@ -1,4 +1,4 @@
-// A model's compute as External instructions: somebody else runs it and signals its end.
+// A model's compute as External instructions: an outside framework runs it and signals its end.
 #include <gtest/gtest.h>
 
 #include <condition_variable>

@@ -83,7 +83,7 @@ TEST(RunMemory, IsRefusedWhereATierHasAByteTooFew) {
 }
 
 // A device call that fails anywhere gives everything back.
-TEST(RunMemory, LeavesNothingTakenWhenTheDeviceFails) {
+TEST(RunMemory, ReleasesEverythingWhenTheDeviceFails) {
   const schedule::Schedule schedule = mixed_schedule();
   const MemoryNeed need = need_of(schedule);
   const testing::TempDirectory directory;

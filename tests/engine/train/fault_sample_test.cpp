@@ -24,7 +24,7 @@ void sample(const testing::FaultSweep& sweep, std::uint64_t at_least) {
   }
 }
 
-TEST(TrainingFaults, OfAnyKindEndRightOrWithAnError) {
+TEST(TrainingFaults, EveryKindEndsRightOrWithAnError) {
   sample(testing::FaultSweep("posix"), 100);
 }
 
@@ -35,7 +35,7 @@ TEST(TrainingFaults, ThroughIoUringToo) {
 }
 
 // Nothing lies on storage but activations, between their passes.
-TEST(TrainingFaults, OfSpilledActivationsToo) {
+TEST(TrainingFaults, FaultsOfSpilledActivationsEndRightOrWithAnError) {
   sample(testing::FaultSweep(
              "posix", testing::places("device", "device", "device") +
                           testing::Overrides{"model.layers=3", "memory.place.activation=storage",

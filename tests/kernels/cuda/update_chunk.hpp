@@ -70,7 +70,7 @@ inline std::vector<UpdateFormats> all_formats(const OptimizerOptions& rule, bool
 
 using Bytes = std::vector<std::uint8_t>;
 
-// Numbers as they are stored; NaNs alike, whatever their payload.
+// Numbers as they are stored; NaNs with any payload are alike.
 inline bool same_number(DType type, const std::uint8_t* a, const std::uint8_t* b) {
   const std::size_t bytes = dtype_bytes(type);
   if (std::memcmp(a, b, bytes) == 0) return true;

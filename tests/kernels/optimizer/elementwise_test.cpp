@@ -226,7 +226,7 @@ TEST_P(Elementwise, TreatsSpecialNumbersAsScalarCodeDoes) {
   });
 }
 
-TEST_P(Elementwise, DoesNothingToNothing) {
+TEST_P(Elementwise, ChangesNothingWithoutSegments) {
   for_all_formats([&](const UpdateFormats& formats) {
     run_update(Parallel(2), formats, UpdateBuffers{.grad_dtype = formats.grad}, {}, scalars_of(1));
     const std::vector<ParameterSegment> segments = segments_of(formats);
@@ -254,7 +254,7 @@ TEST_P(Elementwise, RefusesSegmentsOutOfOrderOrBounds) {
   });
 }
 
-TEST(ElementwiseFormats, ThatHaveNoKernelAreRefused) {
+TEST(ElementwiseFormats, FormatsWithoutAKernelAreRefused) {
   const DTypeArray grad(DType::kF32, normal_floats(4096, 81));
   const ParameterSegment all[] = {{0, 4096}};
   const UpdateFormats right{{}, DType::kF32, DType::kF32};

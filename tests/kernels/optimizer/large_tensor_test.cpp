@@ -43,7 +43,7 @@ class Copies {
   SparseMemory memory_;
 };
 
-TEST_P(LargeTensor, OfRowsThatRepeatIsUpdatedAsOnePeriodOfThem) {
+TEST_P(LargeTensor, RepeatedRowsAreUpdatedAsOnePeriod) {
   constexpr std::uint64_t kWantedBytes = 12 * kGiB;
   const std::uint64_t available = read_host_topology().available_bytes;
   if (available < kWantedBytes) {

@@ -25,7 +25,7 @@ std::vector<float> steps_of(const OptimizerOptions& options, Period period) {
 
 // Each number of the memory is updated once for every row that shows it. One thread: two would
 // update a number at once.
-TEST_P(RepeatedTensor, OfMoreThan2To31ElementsTakesTheStepsOfItsRows) {
+TEST_P(RepeatedTensor, TakesTheStepsOfItsRowsBeyond2To31Elements) {
   OptimizerOptions options = split_block8(GetParam());
   // So that all steps of an element are the same.
   options.beta1 = 0;

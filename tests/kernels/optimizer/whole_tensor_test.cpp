@@ -66,7 +66,7 @@ TEST_P(WholeTensorRule, OnlyDecaysWhereAllGradientsAreZero) {
   EXPECT_TRUE(chunk == want);
 }
 
-TEST_P(WholeTensorRule, DoesNothingToNothing) {
+TEST_P(WholeTensorRule, ChangesNothingWithoutSegments) {
   TensorChunk chunk = chunk_of({{33, 7, true}});
   const TensorChunk before = chunk;
   chunk.update(Parallel(2), scalars_of(1), {});

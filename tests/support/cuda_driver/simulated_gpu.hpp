@@ -1,4 +1,4 @@
-// The simulated GPU: memory that a driver hands out, and streams that run on threads.
+// The simulated GPU: memory that a driver allocates, and streams that run on threads.
 //
 // Device addresses are addresses of this process, so that kernels compiled for the CPU can work on
 // them. With SLUICE_SIMULATED_GPU_GUARD=1 device memory can be touched only while a stream is at

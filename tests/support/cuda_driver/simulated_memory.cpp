@@ -153,7 +153,7 @@ CUresult Memory::map(CUdeviceptr at, std::uint64_t bytes, std::uint64_t offset,
     const auto& [begin, mapping] = *std::prev(next);
     if (begin + mapping.bytes > at) return CUDA_ERROR_ALREADY_MAPPED;
   }
-  mappings_[at] = {bytes, handle, false};  // nobody may touch it until access is set
+  mappings_[at] = {bytes, handle, false};  // no access until it is set
   ++block->second.mapping_count;
   return CUDA_SUCCESS;
 }

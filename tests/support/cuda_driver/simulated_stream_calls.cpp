@@ -112,7 +112,7 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int) {
   Stream* const stream = driver.find(handle);
   Event* const awaited = driver.find(event);
   if (stream == nullptr || awaited == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  // The point that the event holds now, whatever is recorded later.
+  // The point that the event holds now; later records do not change it.
   if (awaited->point) stream->queue->push([point = awaited->point] { point->wait(); }, false);
   return CUDA_SUCCESS;
 }

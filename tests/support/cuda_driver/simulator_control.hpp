@@ -6,7 +6,7 @@
 
 extern "C" {
 
-// Objects that somebody made and has not released.
+// Objects that were made and not released.
 struct SluiceSimulatedObjects {
   std::uint64_t contexts, streams, events, blocks, mappings, ranges, buffers, registrations;
 };

@@ -48,7 +48,7 @@ extern "C" void sluice_emulation_switch(void** save, void* load);
 namespace sluice::emulation {
 namespace {
 
-// Sanitizers make frames several times larger. Pages that nobody touches cost nothing.
+// Sanitizers make frames several times larger. Untouched pages cost nothing.
 constexpr std::size_t kStackBytes = 256 * 1024;
 constexpr int kPreservedRegisters = 6;
 

@@ -27,8 +27,8 @@ class Context {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  // Suspends `from`, which is the one that runs, and goes on with `to`. Returns when somebody
-  // switches back to `from`.
+  // Suspends `from`, which is the one that runs, and goes on with `to`. Returns when another
+  // context switches back to `from`.
   static void switch_between(Context& from, Context& to);
 
  private:

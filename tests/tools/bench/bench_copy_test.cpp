@@ -38,7 +38,7 @@ TEST(BenchCopy, SeesTheLinkThatTheDeviceHas) {
   EXPECT_GT(copies["64MiB"]["duplex_gib_per_s"].get<double>(), kLink * 1.01);
 }
 
-TEST(BenchCopy, GivesBackAllThatItTook) {
+TEST(BenchCopy, FreesAllItsMemory) {
   const auto here = device();
   const nlohmann::json event = run_copy_bench({here.get(), kBytes, 7});
   EXPECT_EQ(here->counters().live_bytes, 0u);

@@ -71,7 +71,7 @@ TEST(StorageBench, GivesEveryFigureAndLeavesNothing) {
 }
 
 // A fio that cannot run (no io_uring for it, no direct I/O) costs its own figures only.
-TEST(StorageBench, AFioThatFailsIsSaid) {
+TEST(StorageBench, AFailedFioIsReported) {
   const TempDirectory programs;
   std::ofstream(programs.file("fio")) << "#!/bin/sh\nexit 7\n";
   std::filesystem::permissions(programs.file("fio"), std::filesystem::perms::owner_all);
@@ -251,7 +251,7 @@ TEST(StorageSamples, AreComparedRoundByRound) {
 
 // Ranks from a table of the sign test: of 7 values the least and the greatest, of 21 the sixth of
 // either side, of 100 the fortieth.
-TEST(Interval, OfAMedianIsThatOfTheSignTest) {
+TEST(Interval, AroundAMedianIsThatOfTheSignTest) {
   for (const auto& [rounds, rank] :
        std::vector<std::pair<int, int>>{{6, 1}, {7, 1}, {8, 1}, {9, 2}, {21, 6}, {100, 40}}) {
     std::vector<double> values;

@@ -110,7 +110,7 @@ TEST_F(DoctorRun, MeasuresAndSavesAProfileThatLoads) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 1);
 }
 
-TEST_F(DoctorRun, TellsEachMeasurementBeforeItBegins) {
+TEST_F(DoctorRun, AnnouncesEachMeasurement) {
   std::vector<std::string> told;
   options_.measure.begins = [&](const std::string& part) { told.push_back(part); };
   last_event(0);

@@ -128,7 +128,7 @@ TEST_F(Isolation, FilesOfALiveRunAreLeftAlone) {
   EXPECT_EQ(child->wait(kCliDeadline).exit_status, 143);
 }
 
-TEST_F(Isolation, OfASharedStoragePathOnlyTheDeadRunsFilesGo) {
+TEST_F(Isolation, CleaningASharedPathRemovesOnlyTheDeadRunsFiles) {
   kill_a_run({"memory.storage_paths=[\"shared\"]"});
   const std::string id = lock_of_run().at("run_id");
   const std::string own = "shared/sluice-" + id + "-0.state";
@@ -191,7 +191,7 @@ TEST_F(Isolation, StateWithADeletedLogIsFoundAndOnlyListed) {
   succeed({"train", "run", "--steps", "3"});
 }
 
-// More run ids than a lock keeps can stand there only where somebody wrote them.
+// A lock holds more run ids than its bound only if a user wrote them.
 TEST_F(Isolation, ALockKeepsItsBoundWhateverStoodInIt) {
   succeed({"train", "config.toml", "--steps", "1"});
   const std::string id(32, '7');

@@ -76,7 +76,7 @@ TEST_F(PlanCommand, PrintsTheSamePlanAsTrain) {
   EXPECT_EQ(Json::parse(read_file(path("run/0001/plan.json"))), events_of(plan).at(0));
 }
 
-TEST_F(PlanCommand, TellsPeopleTheSame) {
+TEST_F(PlanCommand, PrintsTheSamePlanForPeople) {
   const ChildOutcome outcome = succeed({"plan", "config.toml"});
   EXPECT_EQ(outcome.out, "");
   for (const char* word : {"model ", "parameters", "plan ", "device ", "pinned ", "storage ",
@@ -124,7 +124,7 @@ TEST_F(PlanCommand, AHardwareProfileThatIsNoneIsRefused) {
   expect_refused({"plan", "config.toml", "--json", "--hardware", "absent.json"}, {"absent.json"});
 }
 
-TEST_F(PlanCommand, ATraceThatCannotBeWrittenIsSaid) {
+TEST_F(PlanCommand, ATraceThatCannotBeWrittenIsReported) {
   const ChildOutcome outcome = run({"plan", "config.toml", "--trace", "absent/step.json"});
   EXPECT_EQ(outcome.exit_status, 2);
   EXPECT_NE(outcome.err.find("absent/step.json"), std::string::npos) << outcome.err;

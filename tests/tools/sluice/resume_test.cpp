@@ -48,7 +48,7 @@ class Resume : public CliTest {
   std::string hash_;
 };
 
-TEST_F(Resume, OfARunThatIsDoneTrainsNoStepAndKeepsItsWeights) {
+TEST_F(Resume, AFinishedRunTrainsNoStepAndKeepsItsWeights) {
   const ChildOutcome outcome = succeed(resume());
   EXPECT_TRUE(events_of(outcome, "step").empty());
   EXPECT_EQ(events_of(outcome, "done").at(0).at("weights_hash"), hash_);
@@ -116,7 +116,7 @@ TEST_F(Resume, WithoutACheckpointIsRefused) {
   expect_refused(resume(), {"run/0001/checkpoints", "no checkpoint"});
 }
 
-TEST_F(Resume, OfAnotherModelNamesTheFirstTensorThatDiffers) {
+TEST_F(Resume, RefusesAnotherModelByTheFirstTensorThatDiffers) {
   expect_refused(resume({"--set", "model.hidden=32"}),
                  {"state.safetensors", "'embedding.tokens.weight'", "[256, 64]", "[256, 32]"});
   expect_refused(resume({"--set", "model.layers=3"}), {"another model", "'blocks.2."});
@@ -165,7 +165,7 @@ TEST_F(Resume, MoreStepsMayBeAskedFor) {
   EXPECT_NE(cosine.first, whole.first);
 }
 
-TEST_F(Resume, WhereMemoryIsMayDiffer) {
+TEST_F(Resume, MemorySettingsMayDiffer) {
   for (const char* change : {"memory.place.optimizer=pinned", "memory.storage_engine=posix",
                              "memory.chunk=4MiB", "recompute.policy=unit"}) {
     SCOPED_TRACE(change);

@@ -67,7 +67,7 @@ TEST_F(RunDirectory, NumbersFollowTheHighestThatExists) {
   EXPECT_EQ(read_file(path("run/0041/notes")), "mine");
 }
 
-TEST_F(RunDirectory, AStrangerInThePlaceOfTheLinkIsNotTouched) {
+TEST_F(RunDirectory, AForeignFileInThePlaceOfTheLinkIsNotTouched) {
   fs::create_directories(path("run/latest"));
   expect_refused({"train", "config.toml"}, {"log.dir", "'run/latest' is in the way"});
 }
@@ -264,7 +264,7 @@ TEST_F(DurableDirectory, ALogThatCannotBeOpenedEndsAResume) {
   EXPECT_NE(resume("run", 4), "");
 }
 
-// A commit to a file that nobody can find again is no commit.
+// A commit to a file that cannot be found again is no commit.
 TEST_F(DurableDirectory, ARunWithLostStateFilesEndsWithoutSayingSaved) {
   for (const char* suffix : {".durable", ".log"}) {
     SCOPED_TRACE(suffix);

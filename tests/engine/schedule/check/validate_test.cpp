@@ -296,7 +296,7 @@ TEST(Interpret, AStorageLaneGoesOnBeforeItsReleasesRetire) {
   EXPECT_TRUE(mentions_sharing(validate(schedule), "instruction 4"));
 }
 
-TEST(Interpret, TellsMicrobatchesUnitsAndOrderApart) {
+TEST(Interpret, DistinguishesMicrobatchesUnitsAndOrder) {
   const StepModel model = testing::example_model(2, false, DType::kBF16);
   StepOptions options =
       testing::example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned);

@@ -32,7 +32,7 @@ Schedule all_on_device(const StepModel& model, std::int32_t microbatches) {
   return compile(model, options, StepKind::kTraining);
 }
 
-// State as a step finds it, whatever holds it.
+// State as a step finds it, in any buffer that holds it.
 auto state_at_entry(const StepModel& model) {
   const StepOptions options =
       durable(example_options(model, Tier::kStorage, Tier::kStorage, Tier::kStorage));

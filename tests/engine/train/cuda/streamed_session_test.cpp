@@ -118,8 +118,8 @@ TEST_F(StreamedSession, RepeatedRunsGiveTheSameBits) {
     EXPECT_EQ(on_gpu("again" + std::to_string(i), kLlama + kPinned), first);
 }
 
-// A call of the driver that fails in the midst of a step ends the step with a typed error, and the
-// device is given back whole.
+// A call of the driver that fails in the midst of a step ends the step with a typed error, and all
+// memory of the device is released.
 TEST_F(StreamedSession, AFailingDriverEndsAStepWithATypedErrorAndLeavesNothing) {
   constexpr int kUnknown = 999;
   CudaSimulator simulator;
