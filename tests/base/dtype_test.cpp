@@ -94,7 +94,7 @@ double f16_magnitude(std::uint32_t bits) {
   return exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024.0 + mantissa, exponent - 25);
 }
 
-// By search, in double, where every difference of neighbours is exact.
+// Converts by search, in double, where every difference of neighbours is exact.
 std::uint16_t f16_by_double(float value) {
   const auto sign = static_cast<std::uint16_t>(std::signbit(value) ? 0x8000u : 0u);
   const double magnitude = std::fabs(static_cast<double>(value));

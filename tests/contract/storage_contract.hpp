@@ -410,7 +410,7 @@ TYPED_TEST_P(StorageContract, OpenRefusesWithASentenceThatNamesThePlace) {
   EXPECT_NE(this->open_error(this->directory_.path(), offload::StorageFileMode::kReadOnly, 0)
                 .find("not a regular"),
             std::string::npos);
-  // root may write anywhere, so as somebody else.
+  // root may write anywhere, so the test becomes another user.
   const uid_t user = ::geteuid();
   ASSERT_EQ(::chmod(this->directory_.path().c_str(), 0555), 0);
   if (user == 0) {
@@ -542,7 +542,7 @@ TYPED_TEST_P(StorageContract, ManyFilesAtOnce) {
   }
 }
 
-// Holds the engine at its first call until it is let go, and tells when it is held.
+// Holds the engine at its first call until it is let go, and reports when it is held.
 class Gate {
  public:
   std::int64_t pass(std::int64_t result) {

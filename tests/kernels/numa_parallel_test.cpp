@@ -78,7 +78,7 @@ TEST(NumaParallel, RefusalsAreSaidOnceAndTheWorkIsDone) {
   EXPECT_NE(lines[1].find("cannot be bound to NUMA node"), std::string::npos) << lines[1];
 }
 
-// The caller's own affinity is as it was, however it worked in an arena.
+// The caller's own affinity is restored after its work in an arena.
 TEST(NumaParallel, ACallerGetsItsProcessorsBack) {
   cpu_set_t before, after;
   ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);

@@ -39,7 +39,7 @@ std::vector<fs::path> files_in(const fs::path& directory) {
   return files;
 }
 
-// Shares decide where state lies and nothing else; a resume finds it by the record's.
+// Shares decide only the place of state; a resume finds it by the record's shares.
 TEST(Durable, ResumesWhereItsDataLieWhateverSharesItsPathsHaveNow) {
   const TrainingBench bench;
   const TrainingRecord reference = TrainingBench::run(bench.config("reference", kDurableModel));
@@ -254,7 +254,7 @@ TEST_F(DurableRun, AResumeRemovesFilesOfKilledResumes) {
     std::ofstream(checkpoint::state_log_path(checkpoints_, run)) << std::string(8192, '\0');
     std::ofstream(storage_ + "/sluice-" + run + "-0.durable") << "x";
   }
-  // Before its first byte was written, and its data made.
+  // A log without its first byte, and without data.
   std::ofstream(checkpoint::state_log_path(checkpoints_, std::string(32, 'c')));
   resume_.stop_at_step = 6;  // where it is: nothing is committed
   TrainingBench::run(config_, resume_);

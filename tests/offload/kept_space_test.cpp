@@ -94,7 +94,7 @@ TEST_F(KeptSpace, AFileThatIsALinkIsNotFollowed) {
   fs::rename(files_[1], files_[1] + ".elsewhere");
   fs::create_symlink(files_[1] + ".elsewhere", files_[1]);
   EXPECT_THROW(StripedSpace(*engine_, files_, kBytes), InputError);
-  // A directory may be one: where a run directory lies is its owner's affair.
+  // A directory may be a link: its owner chooses the place of a run directory.
   fs::remove(files_[1]);
   fs::rename(files_[1] + ".elsewhere", files_[1]);
   fs::create_directory_symlink(paths_[1], paths_[1] + "_link");

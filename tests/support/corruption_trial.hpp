@@ -173,7 +173,7 @@ class CorruptionTrial {
     return span;
   }
 
-  // Behind the tags' back.
+  // Writes without an update of the tags.
   void store(const Home& home, std::uint64_t begin, std::span<const std::byte> bytes) {
     std::vector<std::byte> copy(bytes.begin(), bytes.end());
     space_.transfer(offload::StorageOp::kWrite, home.range.offset_bytes + begin, copy.data(),

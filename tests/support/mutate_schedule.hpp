@@ -36,7 +36,7 @@ class Mutator {
   Mutator(const schedule::Schedule& schedule, std::uint64_t seed)
       : schedule_(schedule), random_(seed, stream_of("test/mutate")) {}
 
-  // Nothing where the schedule offers no place for this mutation.
+  // Returns the mutant, or nothing if the schedule offers no place for this mutation.
   std::optional<schedule::Schedule> mutate(Mutation mutation) {
     switch (mutation) {
       case Mutation::kDropFetch:

@@ -149,7 +149,7 @@ TEST_F(PlanningAllocatorTest, NothingIsPlacedOnOverdueBlocks) {
   std::byte* const a = allocate(2 * kPage);
   std::byte* const b = allocate(kPage);
   free(std::exchange(held_, nullptr));
-  // `a` is not freed: where c would come lies `a`.
+  // `a` is not freed, and it lies at the planned place of c.
   std::byte* const c = allocate(3 * kPage);
   for (std::byte* one : {a, b}) {
     const std::uint64_t bytes = one == a ? 2 * kPage : kPage;

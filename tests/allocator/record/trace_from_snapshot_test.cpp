@@ -196,7 +196,7 @@ TEST(TraceOf, SingleSegmentsGoUnderALimitToSplitting) {
   snapshot.max_split_bytes = 30 * kMiB;
   EXPECT_EQ(operations(convert(snapshot).trace), "");
   EXPECT_TRUE(convert(snapshot).trace.recorded_trimming);
-  snapshot.segments.clear();  // nothing stays: a flush all the same
+  snapshot.segments.clear();  // no segment stays, but this is a flush, too
   EXPECT_EQ(operations(convert(snapshot).trace), "~");
 }
 

@@ -123,7 +123,7 @@ float loaded(DType type, const Bytes& bytes, std::uint64_t i) {
   const auto half = static_cast<std::uint16_t>(bits);
   return type == DType::kBF16 ? to_float(bf16{half}) : to_float(f16{half});
 }
-// In rank order, in fp32, rounded once.
+// The sums are made in rank order, in fp32, and rounded once.
 Bytes summed(DType type, int size, std::uint64_t count) {
   std::vector<Bytes> parts;
   for (int rank = 0; rank < size; ++rank) parts.push_back(stored(type, rank, count));

@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-// As tests/engine/checkpoint/record_huggingface_headers.py makes them.
+// The same shapes as in tests/engine/checkpoint/record_huggingface_headers.py.
 model::ModelShape gpt2_shape() {
   model::ModelShape shape;
   shape.layers = 2;

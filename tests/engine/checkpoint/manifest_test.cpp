@@ -40,7 +40,7 @@ TEST(Manifest, RoundTrips) {
   EXPECT_EQ(parse_manifest(format_manifest(example()), "m"), example());
 }
 
-// As long as a configuration may be.
+// A setting may be as long as a whole configuration.
 TEST(Manifest, KeepsLongSettings) {
   CheckpointManifest manifest = example();
   manifest.settings["optimizer.groups"] = std::string(std::size_t{1} << 20, '"');

@@ -138,7 +138,7 @@ TEST(HardwareProfile, SavesWholeAndLoadsOrFallsBackToTheDefault) {
   planner::save_profile(sample(), path);
   planner::save_profile(sample(), path);
   EXPECT_EQ(planner::load_profile_or_default(path).cores, 7);
-  // Nothing beside it.
+  // The folder holds no other file.
   const auto parent = std::filesystem::path(path).parent_path();
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(parent), {}), 1);
   std::ofstream(path) << "{";

@@ -34,7 +34,7 @@ TEST(TrainingFaults, ThroughIoUringToo) {
   sample(testing::FaultSweep("io_uring"), 100);
 }
 
-// Nothing lies on storage but activations, between their passes.
+// Storage holds activations alone, between their passes.
 TEST(TrainingFaults, FaultsOfSpilledActivationsEndRightOrWithAnError) {
   sample(testing::FaultSweep(
              "posix", testing::places("device", "device", "device") +

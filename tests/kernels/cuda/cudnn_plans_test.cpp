@@ -31,7 +31,7 @@ void PrintTo(const DescribedGpu& gpu, std::ostream* out) {
   *out << gpu.name;
 }
 
-// As cuDNN serialises it.
+// The GPU in JSON, as cuDNN serialises it.
 std::string json_of(const DescribedGpu& gpu) {
   const auto field = [](const char* name, const std::string& value) {
     return std::string(", \"") + name + "\": " + value;

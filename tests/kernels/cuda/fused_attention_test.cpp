@@ -39,7 +39,7 @@ class FusedAttentionTest : public ::testing::Test {
     ASSERT_NE(library_, nullptr);
   }
 
-  // By the library, or by our own kernels.
+  // Runs both passes, by the library or by our own kernels.
   Passes run(const AttentionShape& s, bool by_library) {
     const std::int64_t rows = s.batch * s.time, width = s.heads * s.head_dim;
     const std::int64_t packed = (s.heads + 2 * s.kv_heads) * s.head_dim;

@@ -267,7 +267,7 @@ TEST(CublasLtGemm, GeluIsAKernelWhereTheEpilogueTakesNoSuchShape) {
   forward_gelu(*backend, wide, true);
   EXPECT_EQ(fake.activations, 0);
   EXPECT_EQ(fake.products, 2);
-  // Nor on GPUs where it is slower.
+  // The epilogue is not used on GPUs where it is slower either.
   Arrays good(gelu_shape(DType::kBF16));
   forward_gelu(*make_cublaslt_gemm(FakeCublasLt::table(), gelu_epilogue_on(12)), good, true);
   EXPECT_EQ(fake.activations, 0);

@@ -156,7 +156,7 @@ TEST_F(CudaGradients, NormOfManyScatteredBlocks) {
   EXPECT_EQ(partial.read(), want);
 }
 
-// In rank order, in fp32, rounded once.
+// The fold adds in rank order, in fp32, and rounds once.
 TEST_F(CudaGradients, FoldsRanksInTheirOrder) {
   constexpr std::int64_t kElems = 777;
   for (const DType type : kActs) {

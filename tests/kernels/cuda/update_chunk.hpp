@@ -129,7 +129,7 @@ class UpdateChunk {
     }
   }
 
-  // On this machine.
+  // The buffers in host memory.
   UpdateBuffers buffers() {
     return buffers_of(grad.data(), data_or_null(weight), data_or_null(master),
                       data_or_null(moment1), data_or_null(moment2));

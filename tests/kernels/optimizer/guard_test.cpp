@@ -124,7 +124,7 @@ TEST_P(UpdateGuardTest, SeesWeightsBeforeAndAfterAndChangesNothing) {
   }
 }
 
-// Rules that see whole tensors take the team all the same.
+// Rules that see whole tensors use the team in any case.
 TEST_P(UpdateGuardTest, OneThreadIsTheCaller) {
   class NamingGuard final : public UpdateGuard {
    public:

@@ -16,7 +16,7 @@ INSTANTIATE_TEST_SUITE_P(Rules, LargeTensor,
                            return std::string(optimizer_rule_name(rule.param));
                          });
 
-// As many copies of a period as the tensor has.
+// Holds kPeriods copies of a period, as the tensor does.
 class Copies {
  public:
   template <class T>

@@ -27,7 +27,7 @@ std::vector<float> steps_of(const OptimizerOptions& options, Period period) {
 // update a number at once.
 TEST_P(RepeatedTensor, TakesTheStepsOfItsRowsBeyond2To31Elements) {
   OptimizerOptions options = split_block8(GetParam());
-  // So that all steps of an element are the same.
+  // All steps of an element are the same with these options.
   options.beta1 = 0;
   options.relative_floor = 1;
   const Period start(0.3f);

@@ -33,7 +33,7 @@ TEST_P(WholeTensorRule, RefusesSegmentsThatAreNoWholeTensors) {
     std::vector<ParameterSegment> segments = chunk.segments;
     change(segments[0]);
     EXPECT_THROW(chunk.update(Parallel(1), scalars_of(1), segments), InternalError);
-    // Not only the workspace is refused.
+    // The segments are refused, not the workspace alone.
     const Parallel parallel(1);
     const Gemm gemm(parallel, Bf16Gemm::kViaF32);
     EXPECT_THROW(

@@ -63,7 +63,7 @@ class BlockRunner {
   // kernel() is the body of one CUDA thread.
   void run(const LaunchShape& shape, const std::function<void()>& kernel);
 
-  // For the CUDA thread that calls.
+  // The calls of the running CUDA thread.
   void barrier(const std::source_location& where);
   // Returns once all 32 lanes of the warp have handed in their value; the reference is valid until
   // the lane's next exchange but one.

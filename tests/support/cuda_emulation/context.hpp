@@ -39,7 +39,7 @@ class Context {
   void* argument_ = nullptr;
   std::byte* mapping_ = nullptr;  // guard page, then the stack; null for a thread's own
   void* stack_pointer_ = nullptr;
-  // For AddressSanitizer and ThreadSanitizer.
+  // State of AddressSanitizer and ThreadSanitizer.
   void* fake_stack_ = nullptr;
   const void* stack_bottom_ = nullptr;
   std::size_t stack_bytes_ = 0;

@@ -71,7 +71,7 @@ TEST_F(BadInput, AKeyOfManyDotsIsRefusedBeforeTheParserOverflowsItsStack) {
   expect_config_refused("x = ['''a''', {'.'." + key + " = 1}]\n", {"bad.toml:1", "64 dots"});
   expect_refused({"plan", "config.toml", "--json", "--set", "memory.place.saved={" + key + "=1}"},
                  {"64 dots"});
-  // As deep as the rules for dots and for nesting allow.
+  // This nesting is as deep as the rules for dots and for nesting allow.
   std::string deepest;
   const std::string longest = key.substr(0, 2 * 64 + 1);
   for (int i = 0; i < 255; ++i) deepest += "{" + longest + " = [\n";

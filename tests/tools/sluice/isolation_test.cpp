@@ -31,7 +31,7 @@ class Isolation : public CliTest {
     words.insert(words.end(), where.begin(), where.end());
     return events_of(succeed(words), "stale");
   }
-  // One that lives until it is told to end, however long a test takes.
+  // Starts a run that lives until a signal ends it, however long a test takes.
   std::unique_ptr<ChildProcess> begin(const Words& more = {}) {
     Words arguments = slow_run(more);
     arguments.push_back("train.steps=1000");
@@ -153,7 +153,7 @@ TEST_F(Isolation, FilesOfARunThatCommittedNothingAreFoundWhateverPathsAreConfigu
   EXPECT_TRUE(fs::is_empty(path("first")));
 }
 
-// Which processes were killed here, and where their state lies, stands in the lock of the last one.
+// The lock of the last process holds the killed processes and the place of their state.
 TEST_F(Isolation, StateWithADeletedLogIsFoundAndOnlyListed) {
   const Words durable{"checkpoint.mode=durable", "checkpoint.every=1",
                       "memory.place.optimizer=storage", "memory.storage_paths=[\"shared\"]"};
@@ -172,8 +172,8 @@ TEST_F(Isolation, StateWithADeletedLogIsFoundAndOnlyListed) {
   fs::rename(log, path("moved.log"));
   ASSERT_EQ(state_listed().size(), 1u);
   EXPECT_EQ(state_listed()[0].at("removable"), false);
-  // A log that was moved is not told from one that was deleted. The lock, which alone tells of the
-  // state, stays with it.
+  // A moved log looks like a deleted one. The lock stays with the state, for it alone names
+  // the state.
   const std::string lock = read_file(path("run/0001/lock"));
   const ChildOutcome listing = succeed({"doctor", "--clean", "run"});
   EXPECT_NE(listing.out.find("0 B in all; --yes removes it"), std::string::npos) << listing.out;

@@ -36,7 +36,7 @@ class PlanCommand : public CliTest {
     return event;
   }
 
-  // Budgets as `--set`s; every suggestion runs as it stands, and not with 2 MiB less of one key.
+  // Budgets as `--set`s; every suggestion runs as printed, and not with 2 MiB less of one key.
   void expect_suggestions_exact(const std::map<std::string, std::string>& budgets) const {
     const auto command = [&](const char* name, std::map<std::string, std::string> settings,
                              const Json& changes) {

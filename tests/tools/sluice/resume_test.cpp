@@ -146,8 +146,8 @@ TEST_F(Resume, DataMayHaveMoved) {
   EXPECT_EQ(events_of(outcome, "done").at(0).at("weights_hash"), hash_);
 }
 
-// Under the constant rate more steps are the same steps; the cosine follows the new total, and that
-// is told.
+// Under the constant rate more steps are the same steps; the cosine follows the new total, and a
+// message says so.
 TEST_F(Resume, MoreStepsMayBeAskedFor) {
   const auto train = [&](const Words& more) {
     Words words{"train", "config.toml", "--json"};
@@ -266,7 +266,7 @@ class OutsideFault : public CliTest {
     words.insert(words.end(), more.begin(), more.end());
     return words;
   }
-  // It ended with exit 3 and told why, its last step is saved, and goes on to the right end.
+  // It ended with exit 3 and the reason, its last step is saved, and it goes on to the right end.
   void expect_saved(const ChildOutcome& outcome, const std::string& why) const {
     EXPECT_EQ(outcome.exit_status, 3);
     const std::size_t last = events_of(outcome, "step").back().at("step");

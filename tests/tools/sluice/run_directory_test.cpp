@@ -103,7 +103,7 @@ TEST_F(RunDirectory, ACheckpointDirWithinLogDirMovesWithIt) {
   EXPECT_FALSE(fs::exists(path("run")));
 }
 
-// The newest run first; one without a state that verifies is passed over, and told.
+// The newest run comes first; one without a valid state is passed over, with a message.
 TEST_F(RunDirectory, AResumeOfALogDirTakesTheNewestRunWithAState) {
   train(2);
   train(3);

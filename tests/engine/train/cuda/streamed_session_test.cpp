@@ -39,7 +39,7 @@ const Overrides kStored = places("storage", "storage", "storage");
 
 class StreamedSession : public ::testing::Test {
  protected:
-  // Before the driver is first used in this process.
+  // The guard must be set before the driver is first used in this process.
   static void SetUpTestSuite() { ::setenv("SLUICE_SIMULATED_GPU_GUARD", "1", 1); }
 
   static Backend backend() {
