@@ -25,8 +25,8 @@
 // On a class: it is a lock, or it holds one from its constructor to its destructor.
 #define SLUICE_CAPABILITY(name) SLUICE_THREAD_ATTRIBUTE(capability(name))
 #define SLUICE_SCOPED_CAPABILITY SLUICE_THREAD_ATTRIBUTE(scoped_lockable)
-// On data: only a thread that holds the lock may touch it; the second is for what a pointer
-// points to.
+// On data: only a thread that holds the lock may touch it. The second annotates the object
+// behind a pointer.
 #define SLUICE_GUARDED_BY(...) SLUICE_THREAD_ATTRIBUTE(guarded_by(__VA_ARGS__))
 #define SLUICE_PT_GUARDED_BY(...) SLUICE_THREAD_ATTRIBUTE(pt_guarded_by(__VA_ARGS__))
 // On functions: the caller holds the lock; the caller must not hold it; the function takes it, or

@@ -12,8 +12,11 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
 add_library(sluice_flags INTERFACE)
 # CUDA's compiler has flags of its own (SluiceCuda).
 set(host_only $<NOT:$<COMPILE_LANGUAGE:CUDA>>)
+# No -Wshadow where several sources are one unit: a local name may be one that another source of the
+# unit has in its anonymous namespace.
+set(shadow "$<$<NOT:$<BOOL:$<TARGET_PROPERTY:UNITY_BUILD>>>:-Wshadow>")
 target_compile_options(sluice_flags INTERFACE
-  "$<${host_only}:-Wall;-Wextra;-Wshadow;-Wnon-virtual-dtor;-ffp-contract=off;-fno-math-errno>")
+  "$<${host_only}:-Wall;-Wextra;${shadow};-Wnon-virtual-dtor;-ffp-contract=off;-fno-math-errno>")
 # g++ 12 sees overlap in "literal" + std::string&& where there is none (GCC bug 105651).
 target_compile_options(sluice_flags INTERFACE
   $<$<AND:${host_only},$<CXX_COMPILER_ID:GNU>>:-Wno-restrict>)
@@ -55,10 +58,6 @@ function(sluice_test name)
     UNITY_BUILD ${SLUICE_TEST_UNITY} UNITY_BUILD_BATCH_SIZE 7)
   if(TEST_APART)
     set_source_files_properties(${TEST_APART} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
-  endif()
-  if(SLUICE_TEST_UNITY)
-    # A local name may be one that another source of the unit has in its anonymous namespace.
-    target_compile_options(test_${name} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-shadow>)
   endif()
   # The tested code is optimised; the tests themselves compile in two thirds of the time at -O1.
   target_compile_options(test_${name} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)

@@ -1,3 +1,9 @@
+// Splits a transfer of the space at stripe borders and gathers the results of its parts.
+//
+// Parts go to the engine one by one. A shared Gathering counts those still in flight and keeps the
+// first error; the last part to end runs the caller's callback. With a single path neighbouring
+// stripes are neighbours in its file, so the transfer stays whole. Creation is all or nothing: if a
+// file cannot be made, the files before it are closed and removed.
 #include "offload/striped_space.hpp"
 
 #include <unistd.h>
@@ -13,7 +19,7 @@
 namespace sluice::offload {
 namespace {
 
-// What the parts of one transfer share until the last has ended.
+// Shared state of one transfer's parts until the last has ended.
 struct Gathering {
   std::atomic<std::uint32_t> parts_left;
   Mutex mutex;
@@ -22,7 +28,7 @@ struct Gathering {
 };
 
 StripeLayout layout_of(std::size_t paths, const std::vector<std::uint32_t>& shares) {
-  // Without a file there is nothing to lay out.
+  // A space without files needs no layout; one path stands in.
   if (shares.empty()) return StripeLayout::even(std::max<std::size_t>(paths, 1));
   SLUICE_CHECK(shares.size() == std::max<std::size_t>(paths, 1));
   return StripeLayout(shares);
@@ -46,6 +52,7 @@ StripedSpace::StripedSpace(StorageEngine* engine, allocator::Ledger& ledger,
                                (kept ? kKeptSuffix : kScratchSuffix);
       const StorageFileMode mode = kept ? StorageFileMode::kCreate : StorageFileMode::kScratch;
       files_.push_back({engine_->open(path, mode, share), path});
+      // The name of a kept file must survive a crash.
       if (kept) sync_directory_of(path);
     }
   } catch (...) {
@@ -62,13 +69,14 @@ StripedSpace::StripedSpace(StorageEngine& engine, const std::vector<std::string>
     : engine_(&engine), bytes_(bytes), layout_(layout_of(files.size(), shares)) {
   try {
     for (std::size_t i = 0; i < files.size(); ++i) {
+      // The sizes must match the layout exactly, or offsets would lead to other bytes.
       files_.push_back({engine_->open(files[i], StorageFileMode::kReadOnly, 0), files[i]});
       const std::uint64_t expected = layout_.bytes_on(i, bytes);
       const std::uint64_t found = engine_->file_bytes(files_.back().id);
       if (found == expected) continue;
       throw InputError("'" + files[i] + "' has " + std::to_string(found) +
-                       " bytes, and a run's state of " + std::to_string(expected) +
-                       " was written there");
+                       " bytes, but the state of its run takes " + std::to_string(expected) +
+                       " bytes there");
     }
   } catch (...) {
     for (const File& file : files_) engine_->close(file.id);
@@ -91,7 +99,7 @@ StripedSpace::~StripedSpace() {
     try {
       engine_->close(file.id);
     } catch (const Error&) {
-      // The file is unlinked; the kernel takes its space back when the process ends.
+      // A scratch file is unlinked; the kernel frees its space when the process ends.
     }
   }
 }
@@ -106,7 +114,7 @@ void StripedSpace::submit(StorageOp op, std::uint64_t offset, void* data, std::u
   SLUICE_CHECK(bytes > 0 && offset + bytes <= bytes_);
   const std::uint64_t first = offset / kStripeBytes;
   const std::uint64_t last = (offset + bytes - 1) / kStripeBytes;
-  // With one path neighbouring stripes are neighbours in its file too.
+  // With one path, neighbouring stripes are neighbours in its file too.
   const bool whole = first == last || files_.size() == 1;
   auto gathering = std::make_shared<Gathering>();
   gathering->parts_left = whole ? 1 : static_cast<std::uint32_t>(last - first + 1);
@@ -116,6 +124,7 @@ void StripedSpace::submit(StorageOp op, std::uint64_t offset, void* data, std::u
       const MutexLock lock(gathering->mutex);
       if (!gathering->error) gathering->error = error;
     }
+    // The last part to end sees all errors, since each part stores its error before it counts.
     if (gathering->parts_left.fetch_sub(1) > 1) return;
     std::exception_ptr first_error;
     {
@@ -127,6 +136,7 @@ void StripedSpace::submit(StorageOp op, std::uint64_t offset, void* data, std::u
   std::uint64_t cursor = offset;
   const std::uint64_t end = offset + bytes;
   while (cursor < end) {
+    // Cut at the next stripe border, because the next stripe may lie in another file.
     const std::uint64_t stripe_end = (cursor / kStripeBytes + 1) * kStripeBytes;
     const std::uint64_t part_end = whole ? end : std::min(end, stripe_end);
     StorageRequest request;
@@ -139,7 +149,7 @@ void StripedSpace::submit(StorageOp op, std::uint64_t offset, void* data, std::u
     try {
       engine_->submit(request, part_done);
     } catch (...) {
-      part_done(std::current_exception());  // this part will not call back; the others still do
+      part_done(std::current_exception());  // this part gets no callback; the others still do
     }
     cursor = part_end;
   }

@@ -24,6 +24,8 @@ BlockSpace::BlockSpace(BlockStore& store, std::uint64_t page_bytes)
   SLUICE_CHECK(page_bytes % kAlignment == 0);
 }
 
+// The bin of a size: the multiple of 512 itself below 64 KiB; above, the power of two and the next
+// six bits (64 bins per power).
 std::uint32_t BlockSpace::bin_of(std::uint64_t bytes) {
   const std::uint64_t units = bytes / kAlignment;
   if (units < kExactBins) return static_cast<std::uint32_t>(units);
@@ -53,6 +55,7 @@ std::uint32_t BlockSpace::list_of(BlockKind kind, std::uint64_t bytes) {
   return kind == BlockKind::kHollow ? kHollowList : bin_of(bytes);
 }
 
+// Puts the block at the head of its list and sets the list's bits if it was empty.
 void BlockSpace::link(Block* block) {
   const std::uint32_t bin = list_of(block->kind, block->bytes);
   Block* const head = lists_[bin];
@@ -68,6 +71,8 @@ void BlockSpace::link(Block* block) {
   }
 }
 
+// Takes the block out of its list. The bits change only if the list becomes empty, so the usual
+// case touches neighbours alone.
 void BlockSpace::unlink(Block* block) {
   Block* const before = block->list_previous;
   Block* const after = block->list_next;
@@ -84,6 +89,7 @@ void BlockSpace::unlink(Block* block) {
   if (word == 0) occupied_words_ &= ~(std::uint64_t{1} << (bin / 64));
 }
 
+// Most changes of size stay within a bin, and then the lists stay as they are.
 void BlockSpace::resize(Block* block, std::uint64_t bytes) {
   if (list_of(block->kind, bytes) == block->bin) {
     block->bytes = bytes;
@@ -94,6 +100,8 @@ void BlockSpace::resize(Block* block, std::uint64_t bytes) {
   link(block);
 }
 
+// The first non-empty bin from `from` on: the rest of its word, then the next word with a bit,
+// found by the second level of the bitmap.
 std::uint32_t BlockSpace::next_bin(std::uint32_t from) const {
   if (from >= kBinCount) return kBinCount;
   std::uint32_t word = from / 64;
@@ -160,6 +168,8 @@ Block* BlockSpace::split(Block* block, std::uint64_t address) {
   return rest;
 }
 
+// Absorbs the block after it, then is absorbed by the block before it. A record that
+// disappears becomes spare.
 Block* BlockSpace::merge(Block* block) {
   Block* const before = block->previous;
   Block* after = block->next;
@@ -221,6 +231,8 @@ Block* BlockSpace::free(Block* block) {
   return merge(block);
 }
 
+// Cuts one page out of a block, changes its kind and merges it with neighbours of the new kind.
+// It needs at most two new records, for the parts before and after the page.
 Block* BlockSpace::change_page(Block* block, std::uint64_t page_address, BlockKind kind) {
   SLUICE_CHECK(page_address % page_bytes_ == 0 && page_address >= block->address &&
                page_address + page_bytes_ <= block->address + block->bytes);
@@ -260,6 +272,10 @@ std::uint64_t BlockSpace::page_count(const Block& block) const {
   return end > begin ? (end - begin) / page_bytes_ : 0;
 }
 
+// Tries windows in the run of free and hollow blocks that begins at `first`: one at the start of
+// each block, and one against the end of the run. A window that begins inside a free block is never
+// cheaper, because it touches the same hollow pages or more; windows that begin inside a hollow
+// block are not tried. Gives up on a window when its cost exceeds the best one.
 void BlockSpace::consider_run(
     Block* first, std::uint64_t bytes,
     const std::function<double(const AddressSegment&, std::uint64_t page)>& page_cost,

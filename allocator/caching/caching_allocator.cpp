@@ -72,6 +72,7 @@ StreamId CachingAllocator::add_stream(device::Stream& stream, bool movable) {
   return id;
 }
 
+// Finds the block of an address, without a lock. The caller must own the block.
 Block* CachingAllocator::find_block(const void* data) const {
   const std::uint64_t address = address_of(data);
   // The table was published before any address of its segments was allocated. Segments are few.
@@ -95,6 +96,8 @@ Block* CachingAllocator::find_block(const void* data) const {
   return nullptr;
 }
 
+// Builds a new table of all segments and replaces the old one. Old tables stay: readers use them
+// without a lock.
 void CachingAllocator::publish_segments() {
   auto table = std::make_unique<SegmentTable>();
   for (const StreamPool& pool : pools_) {
@@ -145,6 +148,7 @@ void CachingAllocator::record_free(const Block& block) {
                                  block.category, block.name);
 }
 
+// Adds the counts' change to the total and raises the peak.
 void CachingAllocator::flush_counts(AllocationCounts& counts) {
   const std::int64_t change = std::exchange(counts.unflushed_bytes, 0);
   // Relaxed: no other data depends on the totals.
@@ -184,6 +188,7 @@ void CachingAllocator::refuse(const AllocationRequest& request) {
   throw_out_of_memory(request);
 }
 
+// Tries the pool again with this thread's cached blocks in it, then takes the slow path.
 Block* CachingAllocator::allocate_otherwise(StreamPool& pool, const AllocationRequest& request,
                                             std::uint64_t bytes) {
   if (bytes <= StreamPool::kSmallBytes && free_thread_cache(pool)) {
@@ -268,6 +273,7 @@ void CachingAllocator::record_use(std::byte* data, StreamId stream) {
   block->used_across = true;
 }
 
+// Records an event on every other stream that uses the block and queues the block behind them.
 void CachingAllocator::free_pending(StreamPool& pool, Block* block) {
   PendingFree pending{block, {}};
   const auto uses = pool.other_uses.find(block);
@@ -321,6 +327,7 @@ void CachingAllocator::drain_caches() {
   }
 }
 
+// The slow path, under all locks: a free block, moved or fresh pages, or a report.
 Block* CachingAllocator::allocate_slowly(StreamPool& pool, const AllocationRequest& request) {
   const std::uint64_t bytes = round_up(request.bytes, BlockSpace::kAlignment);
   const MutexLock growth(growth_mutex_);
@@ -363,6 +370,10 @@ Block* CachingAllocator::find_under_locks(StreamPool& pool, std::uint64_t bytes)
   return block == nullptr ? nullptr : space.take(block, bytes);
 }
 
+// Finds memory for a request that no free block fits, in order of cost. (1) Above the peak of use
+// it waits for pending blocks. (2) It moves pages within the remap budget, or takes fresh ones. (3)
+// It moves pages beyond the budget, again and again while a wait frees further pending blocks.
+// Returns null if memory runs out.
 Block* CachingAllocator::allocate_under_locks(StreamPool& pool, std::uint64_t bytes) {
   // Reserves no addresses for a request that can never fit.
   if (bytes > std::min(pages_.ledger().cap_bytes(Tier::kDevice), capacity_bytes_)) {
@@ -415,6 +426,7 @@ void CachingAllocator::release_cached() {
   release_cached_locked();
 }
 
+// Waits for all streams, then returns every whole page of free blocks and undoes all its mappings.
 void CachingAllocator::release_cached_locked() {
   const Deadline deadline = Deadline::after_seconds(kDefaultDeadlineSeconds);
   ++flushes_;

@@ -7,7 +7,7 @@
 // remap budget lasts, or fresh. Below the peak of use (unstitched_pages_) fresh pages come first.
 //
 // choose_victim() prefers the requester's own free blocks, because a page of another stream costs
-// an event wait. Of these it takes the smallest that has all wanted pages, so that large blocks
+// an event wait. Among them it takes the smallest that has all wanted pages, so that large blocks
 // stay whole, else the largest. It compares at most kMaxCompared victims. Pages are taken from the
 // victim's end, so that its first page, which is its key, stays.
 #include "allocator/caching/page_mover.hpp"
@@ -30,6 +30,7 @@ constexpr std::size_t kMaxCompared = 1024;  // victims compared for each choice
 
 }  // namespace
 
+// Collects all whole pages in free blocks of movable pools, keyed by address. O(n log n).
 void PageMover::collect_victims() {
   victims_.clear();
   for (StreamPool& pool : allocator_.pools_) {
@@ -50,6 +51,7 @@ void PageMover::add_victim(const Victim& victim, std::uint64_t first) {
   if (first < victim.end) victims_.emplace(first, victim);
 }
 
+// The victim that holds the page, or end(). One search in the map, because victims are disjoint.
 PageMover::Victims::iterator PageMover::find_victim(std::uint64_t page_address) {
   const auto after = victims_.upper_bound(page_address);
   if (after == victims_.begin()) return victims_.end();
@@ -61,6 +63,8 @@ std::uint64_t PageMover::pages_of(const Victims::value_type& victim) const {
   return (victim.second.end - victim.first) / allocator_.page_bytes_;
 }
 
+// Finds the run around the window, then cuts the window out of the run's victims: a victim may
+// leave a part before the window and a part after it. Their blocks are looked up again from now on.
 void PageMover::set_window(Block* block, std::uint64_t begin, std::uint64_t end) {
   run_ = block;
   while (run_->previous != nullptr && run_->previous->kind != BlockKind::kUsed) {
@@ -90,6 +94,7 @@ Block* PageMover::block_in_run(std::uint64_t address) const {
   return block;
 }
 
+// Reserves a new segment of addresses for the requester's space and publishes it.
 void PageMover::add_segment(BlockSpace& space, std::uint64_t bytes) {
   requester_.mutex.assert_held();
   const bool is_small = &space == &requester_.small;
@@ -168,6 +173,7 @@ Block* PageMover::make_room(std::uint64_t bytes, bool by_all_means) {
   return space.take_at(block_in_run(window->address), window->address, bytes);
 }
 
+// The page that the slot still maps comes back if its holder's block is free: bookkeeping alone.
 bool PageMover::reclaim(PageSlot& slot) {
   if (slot.page == nullptr) return false;
   PageSlot& holder = *slot.page->holder;
@@ -178,6 +184,8 @@ bool PageMover::reclaim(PageSlot& slot) {
   return true;
 }
 
+// Takes the last page of the current victim and maps it at the slot. Stays with one victim until it
+// is used up, so that few blocks are cut.
 bool PageMover::steal(PageSlot& slot, std::uint64_t wanted_pages) {
   auto victim = victims_.find(current_victim_);
   if (victim == victims_.end()) victim = choose_victim(wanted_pages);
@@ -195,6 +203,7 @@ bool PageMover::steal(PageSlot& slot, std::uint64_t wanted_pages) {
   return true;
 }
 
+// Takes a new page from the page pool if the ledger's caps and the device allow it.
 bool PageMover::take_fresh(PageSlot& slot) {
   if (allocator_.spare_.empty()) {
     allocator_.spare_.reserve(allocator_.physical_.size() + 1);
@@ -219,8 +228,8 @@ bool PageMover::take_fresh(PageSlot& slot) {
   return true;
 }
 
-// The requester's own victims come first, since another stream's cost a wait. Of these it takes the
-// smallest that suffices, else the largest.
+// Chooses the victim to steal from. The requester's own victims come first, since another stream's
+// cost a wait. Among equals the smallest that suffices wins, else the largest.
 PageMover::Victims::iterator PageMover::choose_victim(std::uint64_t wanted_pages) {
   auto best = victims_.end();
   std::uint64_t best_pages = 0;
@@ -244,6 +253,9 @@ PageMover::Victims::iterator PageMover::choose_victim(std::uint64_t wanted_pages
   return best;
 }
 
+// Changes the page's holder from `from` to `slot`. The page is a part of the victim: pages before
+// it stay in the victim, pages after it become a new one. In the run of the window the block is
+// looked up, because the run's blocks change.
 void PageMover::move(Victims::iterator victim, PageSlot& from, PageSlot& slot) {
   const Victim giver = victim->second;
   const std::uint64_t page_address = from.segment->address_of(from);
@@ -344,6 +356,8 @@ bool PageMover::wait_for_pending(std::uint64_t bytes, bool even_if_pages_suffice
   if (found_pages >= whole_pages && !even_if_pages_suffice) return false;
   found_pages = std::min(found_pages, whole_pages - 1);
   const std::uint64_t missing_pages = whole_pages - found_pages;
+  // [begin, end) of the candidates, largest first: one that suffices alone, the smallest such; else
+  // the largest ones until they suffice together.
   std::sort(candidates.begin(), candidates.end(),
             [](const Candidate& a, const Candidate& b) { return a.bytes > b.bytes; });
   std::size_t begin = 0;

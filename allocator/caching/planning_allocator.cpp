@@ -86,6 +86,7 @@ std::byte* PlanningAllocator::allocate(const AllocationRequest& request) {
   return data;
 }
 
+// Allocates from the CachingAllocator. If that has no room, drops an idle arena and tries again.
 std::byte* PlanningAllocator::allocate_unplanned(const AllocationRequest& request) {
   for (;;) {
     try {
@@ -114,6 +115,8 @@ void PlanningAllocator::throw_with_arenas(const OutOfMemoryReported& error) {
   throw OutOfMemoryReported(std::make_shared<const OomReport>(std::move(report)));
 }
 
+// Compares the call with the next expected allocation. Returns null if the CachingAllocator must
+// answer: the call is unexpected, its buffer is not planned, or its range is still in use.
 std::byte* PlanningAllocator::allocate_planned(const AllocationRequest& request, const Call& call) {
   std::size_t next = cursor_;
   while (next < plan_.events.size() && !plan_.events[next].is_alloc) ++next;
@@ -138,6 +141,7 @@ std::byte* PlanningAllocator::allocate_planned(const AllocationRequest& request,
   return data;
 }
 
+// Allocates a planned buffer after making its stream wait for the earlier users of its range.
 std::byte* PlanningAllocator::allocate_buffer(std::uint32_t index,
                                               const AllocationRequest& request) {
   const StreamId stream = request.stream;
@@ -227,8 +231,8 @@ void PlanningAllocator::find_place_again(const Call& call) {
   unexpected_calls_.erase(unexpected_calls_.begin());
 }
 
-// Makes the stream wait for all work queued on the other streams. It thus comes after every earlier
-// free.
+// Makes the stream wait for all work queued on the other streams. It thus comes after
+// every earlier free.
 void PlanningAllocator::wait_for_all_others(StreamId stream) {
   for (std::size_t other = 0; other < streams_.size(); ++other) {
     if (other == stream || streams_[other] == nullptr) continue;
@@ -281,6 +285,8 @@ void PlanningAllocator::free(std::byte* data) {
   allocator_.free(data);
 }
 
+// Frees a buffer of the arena: records the events that later buffers wait for, then
+// updates the state.
 void PlanningAllocator::free_planned(std::uint32_t index) {
   const PlannedBuffer& buffer = plan_.buffers[index];
   Place& place = places_[index];
@@ -352,6 +358,7 @@ void PlanningAllocator::record_use(std::byte* data, StreamId stream) {
   allocator_.record_use(data, stream);
 }
 
+// Appends a watched allocation to the recording of this step.
 void PlanningAllocator::record_allocation(const std::byte* data, const Call& call) {
   StepEvent event;
   event.stream = call.stream;
@@ -361,6 +368,7 @@ void PlanningAllocator::record_allocation(const std::byte* data, const Call& cal
   now_.events.push_back(std::move(event));
 }
 
+// Appends the free of a watched allocation of this step or the one before.
 void PlanningAllocator::record_free(const std::byte* data) {
   const auto found = origins_.find(data);
   if (found == origins_.end()) return;  // allocated before the watched steps
@@ -406,6 +414,8 @@ void PlanningAllocator::begin_step() {
   is_installing_ = false;
 }
 
+// Passes the rest of the plan's events. A planned allocation that did not come makes the step
+// diverge. Two consecutive steps with few planned answers drop the plan.
 void PlanningAllocator::end_planned_step() {
   while (cursor_ < plan_.events.size()) {
     pass_frees();
@@ -429,6 +439,8 @@ void PlanningAllocator::end_planned_step() {
   if (bad_steps_ == 2 || std::exchange(drop_at_mark_, false)) drop_plan();
 }
 
+// Ends a watched step. If it matches the step before, planning starts on another thread; a later
+// call returns the function that takes the finished plan.
 std::function<StepPlan()> PlanningAllocator::end_watched_step() {
   const StepRecording before = std::exchange(before_, std::exchange(now_, {}));
   const bool compares = !std::exchange(is_first_step_, statistics_.step_count == 0);
@@ -454,6 +466,9 @@ std::function<StepPlan()> PlanningAllocator::end_watched_step() {
   return nullptr;
 }
 
+// Requests the arena and puts the plan to use. All streams wait for each other once, so that
+// earlier work on the arena's pages precedes its first use. Without room it tries again
+// after more steps.
 void PlanningAllocator::install(StepPlan plan) {
   StreamId first = 0;
   {
@@ -523,6 +538,7 @@ void PlanningAllocator::prepare(const StepPlan& plan) {
   before_ = now_ = {};
 }
 
+// Ends the plan. An arena with live blocks is retired: each of them is then freed by its offset.
 void PlanningAllocator::drop_plan() {
   if (arena_.live_count == 0) {
     free_arena(arena_);
@@ -543,6 +559,7 @@ void PlanningAllocator::drop_plan() {
   statistics_.planned_step_count = 0;
 }
 
+// Frees the arena's block behind the work of all streams.
 void PlanningAllocator::free_arena(const Arena& arena) {
   for (StreamId stream = 0; stream < streams_.size(); ++stream) {
     if (streams_[stream] != nullptr) allocator_.record_use(arena.data, stream);
@@ -596,6 +613,8 @@ record::MemorySnapshot PlanningAllocator::snapshot() {
   return snapshot_locked();
 }
 
+// Replaces each unrecorded block of the CachingAllocator's snapshot, which is an arena, by the
+// blocks inside it and the free ranges between them.
 record::MemorySnapshot PlanningAllocator::snapshot_locked() {
   record::MemorySnapshot snapshot = allocator_.snapshot();
   const std::vector<ArenaBlocks> arenas = blocks_in_arenas();

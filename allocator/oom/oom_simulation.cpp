@@ -1,3 +1,8 @@
+// Answers "would this have fitted?" by doing it. The recorded trace runs from its first event to
+// its last through a fresh allocator with the changed settings, over a device that only counts
+// bytes. No memory is touched, so a trace of many gigabytes takes a moment. An out-of-memory inside
+// the simulation ends it, and its report is translated into the trace's own streams and names.
+// Plans are made in the foreground, so that a simulation gives the same answer each time.
 #include "allocator/oom/oom_simulation.hpp"
 
 #include <string>

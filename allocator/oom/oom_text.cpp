@@ -1,3 +1,7 @@
+// The report answers five questions in order: the refused request, the limit that refused it, the
+// cause, the largest holders of memory, and the changes that would have let the request pass. The
+// text keeps to about 40 lines, so each list shows its largest entries. The JSON has the same facts
+// without that bound.
 #include "allocator/oom/oom_text.hpp"
 
 #include <algorithm>

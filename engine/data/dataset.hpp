@@ -1,11 +1,11 @@
 // Batches of a token stream: training windows in seeded order, and an evaluation split.
 //
 // The stream is cut at token_count * (1 - eval_fraction): the first part trains, the last
-// evaluates. Window w of a part is its tokens [w*seq, w*seq + seq]: seq inputs, and the same
-// shifted by one as targets, so that every token but the first is a target once. Tokens left at a
-// part's end are unused. Sample i of micro-batch m of step s has the run-wide index (s*accumulate +
-// m)*micro_batch + i; the window it takes is a pure function of (seed, index): resuming needs only
-// the step number. Thread rule: const calls may be made by several threads at once.
+// evaluates. Window w of a part is its tokens [w*seq, w*seq + seq]: seq inputs, and the same tokens
+// shifted by one as targets. Every token but the first is thus a target once; the rest at a part's
+// end is unused. Sample i of micro-batch m of step s has the index (s*accumulate + m)*micro_batch +
+// i in the run. Its window is a pure function of (seed, index), so a resumed run needs only the
+// step number. Thread rule: several threads may make const calls at once.
 #pragma once
 
 #include <cstdint>
@@ -52,8 +52,8 @@ class Dataset {
   Sample sample(std::int64_t step, std::int64_t microbatch, std::int64_t i) const;
   const TokenStream& stream() const { return stream_; }
 
-  // Batches of micro_batch windows in the evaluation part; 0 if eval_fraction is 0. If
-  // the part has fewer windows than one batch, there is one batch with repeated windows.
+  // The number of batches of micro_batch windows in the evaluation part; 0 if eval_fraction is 0. A
+  // part with fewer windows than one batch has one batch that repeats them.
   std::int64_t eval_batches() const;
   // Fills batch `index` in [0, eval_batches()), with windows in stream order.
   void fill_eval(std::int64_t index, std::int32_t* tokens, std::int32_t* targets) const;

@@ -11,7 +11,7 @@
 namespace sluice::model {
 namespace {
 
-// Indices into the layout; the same for both families, biases where the family has them.
+// Indices into the layout, for both families. Biases are set only if the family has them.
 struct BlockTensors {
   std::size_t norm1 = 0, norm1_bias = 0, qkv = 0, qkv_bias = 0, output = 0, output_bias = 0;
   std::size_t norm2 = 0, norm2_bias = 0, up = 0, up_bias = 0, down = 0, down_bias = 0;
@@ -239,8 +239,8 @@ class BlockLayer final : public Layer {
     return rows(batch) * static_cast<std::uint64_t>(cols) * dtype_bytes(batch.dtype);
   }
   std::int64_t up_cols() const { return shape_.is_llama() ? 2 * shape_.ffn : shape_.ffn; }
-  // The columns of the widest gradient that only BackwardInput holds: that of SwiGLU's output or of
-  // attention's output.
+  // The columns of the widest gradient that only BackwardInput holds: that of SwiGLU's output or
+  // of attention's output.
   std::int64_t widest_gradient() const {
     return shape_.is_llama() ? std::max(shape_.ffn, shape_.hidden) : shape_.hidden;
   }

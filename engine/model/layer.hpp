@@ -1,10 +1,10 @@
 // A unit of a model as a layer with explicit passes (no tape).
 //
 // A layer declares its tensors, the parts that its forward pass saves for backward, and the memory
-// of each pass before anything runs. So the planner can count bytes. Its
-// passes work on addresses handed in and allocate nothing. Backward is split: `backward_input`
-// makes the gradient of the input and keeps the gradients of its linear outputs in `context`;
-// `backward_weight` makes the parameter gradients from them.
+// of each pass before anything runs, so that the planner can count bytes. Its passes work on
+// addresses of the caller and allocate nothing. Backward is split: `backward_input` computes the
+// gradient of the input and keeps the gradients of its linear outputs in `context`;
+// `backward_weight` computes the parameter gradients from them.
 //
 // rows = micro_batch * seq; activations are [rows, hidden], row-major, of `dtype`.
 #pragma once
@@ -90,17 +90,17 @@ class Layer {
   explicit Layer(UnitLayout layout) : layout_(std::move(layout)) {}
   virtual ~Layer() = default;
   const UnitLayout& layout() const { return layout_; }
-  // The saved parts in order. Parts with the same readers are neighbours, so that they can move as
-  // one.
+  // The saved parts in order. Parts with the same readers are neighbours, so that they can
+  // move as one.
   virtual std::vector<schedule::SavedPart> saves(const BatchShape& shape) const = 0;
   virtual PassNeeds needs(const BatchShape& shape, const kernels::Kernels& kernels) const = 0;
 
   virtual void forward(kernels::Kernels& kernels, const BatchShape& shape,
                        const PassBuffers& at) const = 0;
-  // Head only: forward, loss and the gradient of the normed input. Others: InternalError.
+  // For the head: forward, loss and the gradient of the normed input. Others throw InternalError.
   virtual void loss(kernels::Kernels& kernels, const BatchShape& shape,
                     const PassBuffers& at) const;
-  // Embedding: InternalError (it has no input to differentiate).
+  // The embedding throws InternalError: its input has no gradient.
   virtual void backward_input(kernels::Kernels& kernels, const BatchShape& shape,
                               const PassBuffers& at) const = 0;
   virtual void backward_weight(kernels::Kernels& kernels, const BatchShape& shape,

@@ -1,3 +1,7 @@
+// Layers declare the bytes of each pass, of each saved part and of each workspace for one batch.
+// This file collects them into the StepModel, the only view of a model that the schedule compiler
+// has. It allocates nothing and runs nothing. A workspace of an update is the larger of both
+// devices' needs, because the planner decides later on which of them an update runs.
 #include "engine/planner/footprint.hpp"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// The schedule keeps its instructions, its dependencies and its order. Only costs change: updates
+// take no time, and neither do storage transfers of buffers that exist for updates alone. A buffer
+// counts as such if an update uses it and it is no home, since homes serve other passes too. The
+// difference to the plain simulation is the time that the optimizer adds to a step.
 #include "engine/planner/free_optimizer.hpp"
 
 #include <algorithm>

@@ -1,3 +1,7 @@
+// A profile is JSON that a user may edit or carry to another machine, so it is read as untrusted.
+// Each member has a bound, an unknown or missing member is refused with its key, and a grid needs a
+// positive time for every point. One table lists the members that are a single number; reading,
+// writing and checking all follow it. A profile of another version is refused rather than guessed.
 #include "engine/planner/hardware_profile.hpp"
 
 #include <unistd.h>

@@ -1,3 +1,8 @@
+// Budgets are caps, so the machine must be able to give them. Memory is held against the free
+// memory and the cgroup's limit; on the host backend the device's memory counts too. Disk space is
+// counted per file system: paths that share one share its free bytes, and the stripes of all paths
+// are limited by the fullest. Every check happens before a file or directory is made, and each
+// refusal names the key and the number that would fit.
 #include "engine/planner/machine_check.hpp"
 
 #include <linux/magic.h>

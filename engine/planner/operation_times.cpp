@@ -1,3 +1,8 @@
+// A grid has measured times at a few sizes along up to three axes. Between the points it
+// interpolates the logarithm of the time per unit of work, linearly in the logarithms of the sizes,
+// over the eight corners of the cell that contains the size. Work is the product of the sizes. So a
+// time grows with the work even where the rate is flat, and the rate changes smoothly from small to
+// large operations. Outside the grid the rate of the nearest point holds.
 #include "engine/planner/operation_times.hpp"
 
 #include <algorithm>

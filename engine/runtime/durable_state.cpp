@@ -1,3 +1,8 @@
+// A commit has three steps in a fixed order: flush the data of all homes, write one record with the
+// place and digest of each home, flush the record. Only then does the record count. Until the next
+// commit nothing writes to the slot that the record names, so a crash at any moment leaves one
+// whole state. The slot of a piece follows from the pass: state that the pass makes goes to the
+// other slot once the current one is committed.
 #include "engine/runtime/durable_state.hpp"
 
 #include <algorithm>

@@ -1,3 +1,9 @@
+// A program resolves a schedule once, so that a pass only follows addresses. Its constructor maps
+// the windows, turns every use into an address or a range of storage, and splits the list into
+// lanes. Then it derives facts that the lanes need and the schedule implies: storage writes that
+// must wait for an earlier write of the same bytes, homes that already hold the new state at some
+// point of the list, storage transfers beside a host update, and the order in which transfers are
+// needed. Each derivation is one walk over the list, forwards or backwards.
 #include "engine/runtime/program.hpp"
 
 #include <algorithm>

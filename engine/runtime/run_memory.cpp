@@ -1,3 +1,8 @@
+// The needs of several schedules are joined before anything is allocated: slots, arenas and storage
+// take the largest need of any schedule, and homes are the same in all. Device slots come first,
+// then the device arena, the pinned arena and the files. Each charges the ledger before its own
+// system call, so a budget is never exceeded, not even for a moment. A content key names the bytes
+// of a home in every run, which lets checks tell a stale block from a fresh one.
 #include "engine/runtime/run_memory.hpp"
 
 #include <algorithm>

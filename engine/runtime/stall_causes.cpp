@@ -1,3 +1,9 @@
+// The walk goes backwards in time. It starts at the beginning of a late pass on the compute lane
+// and asks for the instruction with the end that let the pass begin. The time while that
+// instruction ran counts for its lane. The walk then goes on from the beginning of that
+// instruction, until it reaches the end of the compute lane's previous pass. A gap between an end
+// and the begin that followed is a hand-over between threads. Every moment is counted once, so the
+// causes add up to the idle time.
 #include "engine/runtime/stall_causes.hpp"
 
 #include <algorithm>

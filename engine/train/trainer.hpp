@@ -85,7 +85,7 @@ class Trainer {
   // The rate of the device, and the work of a token.
   struct Rate {
     double flops_per_token = 0;
-    std::optional<double> peak_flops;
+    std::optional<double> peak_flops = std::nullopt;
   };
   // Of this process, not of the processes from which it resumed.
   struct Totals {

@@ -59,11 +59,10 @@ class Gemm {
   // Whether products of two bf16 factors run natively (then rounding dlogits to bf16 pays off).
   bool native_bf16() const { return native_bf16_; }
 
-  // fp32 path: a panel for each 16-bit (or copied) operand, of at most max(4 MiB, 64 rows or
-  // columns
-  // * k * 4 bytes), and, for 16-bit output, one fp32 tile of at most 128 KiB per worker. Native
-  // path: oneDNN's scratchpad per worker. A function of shape and threads(); ignores the pointers
-  // in `product`.
+  // fp32 path: a panel for each 16-bit (or copied) operand, of at most 4 MiB, or k * 4 bytes for
+  // each of 64 rows or columns if that is more; and, for 16-bit output, one fp32 tile of at most
+  // 128 KiB per worker. Native path: oneDNN's scratchpad per worker. A function of shape and
+  // threads(); ignores the pointers in `product`.
   std::uint64_t workspace_bytes(const Product& product) const;
 
   // workspace: 256-byte aligned. Several threads may call at once, each with its own workspace.

@@ -15,7 +15,7 @@ steps over all elements agree with AdamW in float64 (in windows at both ends and
 timed step is compared in the same way, outside the timed part.
 
 On a busy machine a step waits at its barriers for threads that are not scheduled, about 20 ms each.
-That hides steps over few elements: measure 16 M elements or more, on an idle machine.
+This hides steps over few elements: measure 16 M elements or more, on an idle machine.
 """
 import argparse
 import ctypes

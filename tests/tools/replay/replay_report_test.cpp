@@ -1,4 +1,4 @@
-// Traces through all policies: the promises of ours beside others, and the contents of the report.
+// Replays traces through all policies: the promises of our own, and the figures of the report.
 #include "tools/replay/replay_report.hpp"
 
 #include <gtest/gtest.h>
@@ -14,10 +14,10 @@
 #include "allocator/record/format/torch_snapshot.hpp"
 #include "allocator/record/trace_from_snapshot.hpp"
 #include "base/error.hpp"
+#include "tools/replay/generated/trace_generator.hpp"
 #include "tools/replay/own_policies.hpp"
 #include "tools/replay/peers/peers.hpp"
 #include "tools/replay/trace_events.hpp"
-#include "tools/replay/trace_generator.hpp"
 
 namespace sluice::replay {
 namespace {
@@ -51,7 +51,7 @@ TEST_P(OwnPolicies, DynamicHoldsLittleMoreThanIsLiveAndNeverMuchMoreThanExpandab
   EXPECT_EQ(record.placed.size(), trace_.allocations.size());
 }
 
-TEST_P(OwnPolicies, PlannedHoldsLiveBytesOnlyWithoutDeviceCalls) {
+TEST_P(OwnPolicies, PlannedHoldsTheLiveBytesAndNeverSynchronises) {
   ReplayRecord record;
   const ReplayOutcome planned =
       replay_trace(trace_, planned_policy(packing::PackingEffort::kThorough), UINT64_MAX, &record);
@@ -70,13 +70,14 @@ INSTANTIATE_TEST_SUITE_P(Generated, OwnPolicies,
                          [](const auto& one) { return one.param.family; });
 
 TEST(ReplayReport, NamesTheKnownPolicies) {
-  EXPECT_EQ(policies_named({}).size(), 7u);
+  EXPECT_EQ(policies_named({}).size(), 4u);
   EXPECT_EQ(policies_named({"planned", "native"}).front().name, "native");
   try {
     policies_named({"jemalloc"});
     FAIL();
   } catch (const InputError& error) {
-    EXPECT_NE(std::string(error.what()).find("gmlake, dynamic, planned"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("native, expandable, dynamic, planned"),
+              std::string::npos);
   }
 }
 
@@ -91,13 +92,13 @@ TEST(ReplayReport, ScoresPlansByWholeIterations) {
     return replay_report(with_steps(trace), policies_named({"planned"}), options)["policies"][0];
   };
   EXPECT_LE(report()["fragmentation"], 0.01);
-  // The plan's second step breaks off before much is held.
+  // The trace ends in the plan's second step, before much is held.
   trace.operations.resize(planned.steady_from + 20);
   EXPECT_FALSE(report().contains("fragmentation"));
   EXPECT_TRUE(report().contains("peak_reserved_bytes"));
 }
 
-TEST(ReplayReport, NamesTheLeastCapacityAndThePoliciesThatFit) {
+TEST(ReplayReport, ReportsFitAndLeastCapacity) {
   record::MemoryTrace trace;
   trace.source = "by hand";
   for (int i = 0; i < 3; ++i) {
@@ -122,8 +123,8 @@ TEST(ReplayReport, NamesTheLeastCapacityAndThePoliciesThatFit) {
   EXPECT_NE(replay_report_table(event).find("dynamic"), std::string::npos);
 }
 
-// The blocks that a record begins with must fit, too, whichever policy takes them over.
-TEST(ReplayReport, BlocksHeldAtTheStartNeedRoom) {
+// The memory that a record begins with must fit, too, under every policy.
+TEST(ReplayReport, MemoryHeldAtTheStartMustFit) {
   record::MemoryTrace trace;
   record::TraceAllocation held;
   held.bytes = std::uint64_t{64} << 20;
@@ -142,8 +143,8 @@ TEST(ReplayReport, BlocksHeldAtTheStartNeedRoom) {
   }
 }
 
-// A generated trace reads back from its events as the same operations.
-TEST(ReplayReport, EventsOfATraceAreTheTrace) {
+// The events of a generated trace read back as the same operations.
+TEST(ReplayReport, EventsOfATraceReadBackAsTheTrace) {
   record::MemoryTrace trace = generated("rlhf", 3);  // flushes
   ASSERT_TRUE(std::any_of(trace.operations.begin(), trace.operations.end(), [](const auto& one) {
     return one.action == record::TraceAction::kFlush;
@@ -169,7 +170,7 @@ TEST(ReplayReport, EventsOfATraceAreTheTrace) {
   EXPECT_NE(pools[7], pools[UINT64_MAX]);
 }
 
-// Allocations and frees, as the caller made them.
+// The allocations and frees of the caller.
 using Call = std::tuple<bool, std::uint64_t, Category, std::string>;
 std::vector<Call> calls_of(const record::MemoryTrace& trace) {
   std::vector<Call> calls;
@@ -184,8 +185,8 @@ std::vector<Call> calls_of(const record::MemoryTrace& trace) {
   return calls;
 }
 
-// Through a file of PyTorch's format and back, with a plan and without.
-TEST(ReplayReport, RecordsOfOurAllocatorsEqualTheTrace) {
+// The record is written in PyTorch's format and read back, with a plan and without.
+TEST(ReplayReport, OurAllocatorsRecordTheReplayedTrace) {
   for (const char* const family : {"zero3", "dense", "varlen"}) {
     const record::MemoryTrace trace = with_steps(generated(family, 2)).trace;
     for (const bool planned : {false, true}) {
@@ -216,10 +217,13 @@ TEST(ReplayReport, RecordsOfOurAllocatorsEqualTheTrace) {
   }
 }
 
-TEST(ReplayReport, APlotIsOneSvg) {
-  const std::string svg = plot_replay(with_steps(generated("lora", 1)), native_policy());
-  EXPECT_NE(svg.find("<svg"), std::string::npos);
-  EXPECT_NE(svg.find("</svg>"), std::string::npos);
+TEST(ReplayReport, PlotsOfAllPoliciesAreOneSvg) {
+  const std::string svg =
+      plot_replays(with_steps(generated("lora", 1)), {native_policy(), dynamic_policy()});
+  EXPECT_EQ(svg.find("<svg"), svg.rfind("<svg"));
+  EXPECT_TRUE(svg.ends_with("</svg>\n"));
+  EXPECT_NE(svg.find("lora seed 1, native"), std::string::npos);
+  EXPECT_NE(svg.find("lora seed 1, dynamic"), std::string::npos);
 }
 
 }  // namespace

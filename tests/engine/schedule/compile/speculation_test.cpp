@@ -173,7 +173,7 @@ class DamagedSpeculation : public ::testing::Test {
  protected:
   DamagedSpeculation() : model_(example_model(1, false, DType::kBF16)) {
     options_ = speculative(example_options(model_, Tier::kPinned, Tier::kPinned, Tier::kPinned));
-    schedule_ = compile(model_, options_, StepKind::kTraining);
+    schedule_ = schedule::compile(model_, options_, StepKind::kTraining);
   }
   // The shadow of a master: updates read it, too.
   Buffer& shadow() {
@@ -229,7 +229,7 @@ TEST_F(DamagedSpeculation, AScheduleThatFindsStateInAShadowIsRefused) {
 }
 
 TEST_F(DamagedSpeculation, ARedoThatReadsTheStepsResultIsRefused) {
-  schedule_ = compile(model_, options_, StepKind::kRedo);
+  schedule_ = schedule::compile(model_, options_, StepKind::kRedo);
   ASSERT_EQ(verdict(), "");
   const BufferId home = shadow().shadow_of;
   for (Instruction& instruction : schedule_.instructions) {
