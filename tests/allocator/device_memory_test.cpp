@@ -29,7 +29,7 @@ class DeviceMemory : public ::testing::Test {
   std::uint64_t live_bytes(Category category) const {
     return ledger_.totals(Tier::kDevice).live_by_category[static_cast<std::size_t>(category)];
   }
-  // What the device itself counts is what the ledger was charged with.
+  // The device's own count equals the charge of the ledger.
   void expect_agreement() const {
     EXPECT_EQ(inner_->counters().live_bytes, live_bytes());
     ledger_.check_invariants();
@@ -180,7 +180,7 @@ TEST_F(ChunkPoolTest, RefusesBrokenWindows) {
   EXPECT_THROW(chunks.map_window({}), InternalError);
 }
 
-TEST_F(ChunkPoolTest, APoolPastTheCapLeavesNothingTaken) {
+TEST_F(ChunkPoolTest, APoolPastTheCapAllocatesNothing) {
   PagePool pages(device_, ledger_, kChunk);
   EXPECT_THROW(ChunkPool(device_, pages, 9, Category::kWeight), OutOfMemory);
   EXPECT_EQ(pages.live_handles(), 0u);
@@ -215,7 +215,7 @@ TEST_F(PlannedArenaTest, IsContiguousAcrossPages) {
   expect_agreement();
 }
 
-// Shorter than the slots, longer, and exactly as long: what is behind them has pages of its own.
+// Shorter than the slots, longer, and exactly as long: bytes behind them have pages of their own.
 TEST_F(PlannedArenaTest, MayLieOverSlots) {
   for (const std::uint64_t bytes : {kPage / 2, kChunk, kChunk + 5, 2 * kChunk,
                                     2 * kChunk + kPage + 1, 2 * kChunk + 3 * kPage}) {
@@ -249,7 +249,7 @@ TEST_F(PlannedArenaTest, ZeroBytesNeedNothing) {
   EXPECT_EQ(device_.calls(), 0u);
 }
 
-TEST_F(PlannedArenaTest, PastTheCapLeavesNothingTaken) {
+TEST_F(PlannedArenaTest, PastTheCapAllocatesNothing) {
   PagePool pages(device_, ledger_, kChunk);
   EXPECT_THROW(PlannedArena(device_, pages, 17 * kPage, Category::kActivation), OutOfMemory);
   EXPECT_EQ(pages.live_handles(), 0u);
@@ -257,7 +257,7 @@ TEST_F(PlannedArenaTest, PastTheCapLeavesNothingTaken) {
   expect_agreement();
 }
 
-// Every device call of a whole set-up fails once; what was obtained before it is released.
+// Every device call of a whole set-up fails once; everything obtained before it is released.
 TEST_F(DeviceMemory, AFailureOfAnyDeviceCallReleasesEverything) {
   const auto set_up = [this] {
     PagePool pages(device_, ledger_, kChunk);

@@ -19,7 +19,8 @@
 namespace sluice::allocator {
 namespace {
 
-// One node, two equal ones, eight, unequal ones, each with HBM, and one whose memory is not known.
+// One node, two equal ones, eight, unequal ones, each with HBM, and one with memory of
+// unknown size.
 const char* const kMachines[] = {
     "node:1(memory=17179869184) core:2 pu:1",
     "node:2(memory=68719476736) core:4 pu:1",
@@ -232,7 +233,7 @@ TEST(FirstTouch, ARefusedBindingIsOneWarning) {
   EXPECT_TRUE(all_resident(mapping));
   ASSERT_EQ(warnings.size(), 1u);
   EXPECT_NE(warnings[0].find("CAP_SYS_NICE"), std::string::npos) << warnings[0];
-  EXPECT_EQ(machine.bound_threads().size(), 4u);  // that is what places the pages then
+  EXPECT_EQ(machine.bound_threads().size(), 4u);  // the bindings place the pages then
 }
 
 TEST(FirstTouch, WithoutThreadsTheCallerTouches) {

@@ -56,7 +56,7 @@ TEST(Ledger, OutOfMemoryCarriesTheFacts) {
     EXPECT_EQ(error.requested_bytes, 21u);
     EXPECT_EQ(error.available_bytes, 20u);
   }
-  // The tier's own cap is what is left where it is the tighter one.
+  // The tier's own cap decides where it is the tighter one.
   const Reservation other = ledger.reserve(Tier::kPinned, Category::kWeight, 85);
   try {
     const Reservation none = ledger.reserve(Tier::kPinned, Category::kOptimizer, 6);

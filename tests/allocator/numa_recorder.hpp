@@ -1,4 +1,4 @@
-// A synthetic NUMA machine that notes what is bound, and refuses it when told to.
+// A synthetic NUMA machine that notes bindings, and refuses them when told to.
 #pragma once
 
 #include <sys/mman.h>

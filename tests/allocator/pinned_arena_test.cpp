@@ -141,8 +141,8 @@ TEST_F(PinnedArenaTest, WasteIsLessThanOnePage) {
   }
 }
 
-// What the machine gives is what is charged: small pages behind the last whole huge page, and
-// forbidden pages on both sides.
+// The charge equals the memory that the machine gives: small pages behind the last whole huge page,
+// and forbidden pages on both sides.
 TEST_F(PinnedArenaTest, TakesNoMoreMemoryThanItCharges) {
   const PinnedArena arena(device_, ledger_, 5 * kMiB + 8192, Category::kWeight);
   EXPECT_EQ(resident_pages(arena.data(), arena.bytes()), arena.bytes() / 4096);
@@ -214,7 +214,7 @@ TEST_F(PinnedArenaTest, PagesGoWhereTheyAreWanted) {
 }
 
 // Each step that can fail does so once; then the same arena can be made.
-TEST_F(PinnedArenaTest, WhatThrowsLeavesNothingBehind) {
+TEST_F(PinnedArenaTest, AFailedConstructionLeavesNothingBehind) {
   const NumaRecorder machine("node:2(memory=68719476736) core:4 pu:1");
   constexpr std::uint64_t kBytes = 7 * kMiB + 4096;
   const PinnedArenaOptions options{.registration_piece_bytes = 2 * kMiB, .machine = &machine};

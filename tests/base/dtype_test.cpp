@@ -12,8 +12,10 @@ namespace {
 
 enum class Ties { kEven, kAway };
 
-// The two bf16 neighbours of |value| in double, where all differences below are exact. What follows
-// the largest finite number is 2^128: from half-way on, IEEE rounds to infinity.
+// The two bf16 neighbours of
+// value
+//  in double, where all differences below are exact. The value after the largest finite number is
+// 2^128: from half-way on, IEEE rounds to infinity.
 double magnitude_of(std::uint32_t upper_bits) {
   if (upper_bits == 0x7f80u) return std::ldexp(1.0, 128);
   return static_cast<double>(std::bit_cast<float>(upper_bits << 16));
@@ -43,7 +45,7 @@ void expect_rounded(std::uint32_t bits) {
   }
   ASSERT_EQ(nearest_even.bits, round_by_double(value, Ties::kEven)) << std::hex << bits;
   ASSERT_EQ(nearest_away.bits, round_by_double(value, Ties::kAway)) << std::hex << bits;
-  // What the split master stores beside the weight.
+  // The split master stores this remainder beside the weight.
   const auto remainder = static_cast<std::int64_t>(bits) -
                          static_cast<std::int64_t>(std::uint32_t{nearest_away.bits} << 16);
   ASSERT_GE(remainder, -32768) << std::hex << bits;
@@ -85,14 +87,14 @@ TEST(Bf16, EveryNumberSurvivesTheWayThroughFloat) {
   }
 }
 
-// The value of a half's magnitude, from its fields; what follows the largest number is 2^16.
+// The value of a half's magnitude, from its fields; the one after the largest number is 2^16.
 double f16_magnitude(std::uint32_t bits) {
   const int exponent = static_cast<int>(bits >> 10);
   const double mantissa = static_cast<double>(bits & 0x3ffu);
   return exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024.0 + mantissa, exponent - 25);
 }
 
-// By search, in double, where every difference of neighbours is exact.
+// Converts by search, in double, where every difference of neighbours is exact.
 std::uint16_t f16_by_double(float value) {
   const auto sign = static_cast<std::uint16_t>(std::signbit(value) ? 0x8000u : 0u);
   const double magnitude = std::fabs(static_cast<double>(value));

@@ -39,7 +39,7 @@ class OpenBeneath : public ::testing::TestWithParam<Open> {
   TempDirectory directory_;
 };
 
-TEST_P(OpenBeneath, WhatLiesThereIsOpenedAndTheDirectoryMayBeALink) {
+TEST_P(OpenBeneath, OpensFilesOfADirectoryThatMayBeALink) {
   EXPECT_EQ(status("inside", "data"), 0);
   EXPECT_EQ(status("link_to_inside", "data"), 0);
   EXPECT_EQ(status("inside", "absent"), ENOENT);

@@ -13,7 +13,7 @@ TEST(RunId, IsAnotherEveryTime) {
   EXPECT_EQ(seen.size(), 1000u);
 }
 
-TEST(RunId, ReadsBackWhatItWrites) {
+TEST(RunId, RoundTrips) {
   const RunId id{0x0123456789abcdefu, 0xfedcba9876543210u};
   EXPECT_EQ(id.hex(), "0123456789abcdeffedcba9876543210");
   EXPECT_EQ(parse_run_id(id.hex()), id);

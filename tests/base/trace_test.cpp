@@ -33,7 +33,7 @@ TEST(Trace, UsesTheClockItIsGiven) {
   EXPECT_LE(before, steady.now_ns());
 }
 
-TEST(Trace, JsonHoldsWhatWasRecorded) {
+TEST(Trace, JsonHoldsTheRecordedEvents) {
   TraceRecorder trace;
   const TraceId lane = trace.intern("lane \"quoted\" \\ \n\x01 ü");
   const TraceId op = trace.intern("Forward");

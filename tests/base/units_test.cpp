@@ -27,7 +27,7 @@ TEST(ParseBytes, ReadsEveryUnit) {
   EXPECT_EQ(parse_bytes("0.3KiB"), 307u);  // 307.2: a part of a byte is cut off
 }
 
-TEST(ParseBytes, RefusesWhatIsNoByteCount) {
+TEST(ParseBytes, RefusesTextThatIsNoByteCount) {
   const std::vector<std::string> hostile{"",
                                          " ",
                                          "-1",
@@ -66,7 +66,7 @@ TEST(ParseBytes, RefusesWhatIsNoByteCount) {
   EXPECT_FALSE(parse_bytes(std::string_view("1\0", 2)));
 }
 
-TEST(ParseBytes, RefusesWhatPassesTheLargest) {
+TEST(ParseBytes, RefusesCountsAboveTheLargest) {
   EXPECT_EQ(parse_bytes("9223372036854775808"), std::uint64_t{1} << 63);
   EXPECT_FALSE(parse_bytes("9223372036854775809"));
   EXPECT_FALSE(parse_bytes("18446744073709551616"));

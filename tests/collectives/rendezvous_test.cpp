@@ -34,7 +34,7 @@ RendezvousPlace place_of(int rank, int size, std::uint16_t port) {
   return place;
 }
 
-// What a rank got: the messages, or how it was refused.
+// The result of a rank: its messages, or the error that refused it.
 struct Outcome {
   std::vector<std::string> messages;
   std::string input_error, timeout;
@@ -118,7 +118,7 @@ TEST(Rendezvous, RealProcessesMeet) {
   }
 }
 
-TEST(Rendezvous, AMissingRankIsNamedToAllWhoCame) {
+TEST(Rendezvous, AMissingRankIsNamedToAllOthers) {
   const std::uint16_t port = free_port();
   Outcome second;
   std::jthread other([&] { second = join(place_of(2, 4, port), "", 20); });
@@ -151,7 +151,7 @@ TEST(Rendezvous, TwoProcessesOfOneRankAreRefused) {
   }
 }
 
-TEST(Rendezvous, AnotherJobsRankIsSentAwayAndNobodyElseIsHeldUp) {
+TEST(Rendezvous, AnotherJobsRankIsRefusedWithoutDelayForOthers) {
   const std::uint16_t port = free_port();
   RendezvousPlace stranger = place_of(1, 2, port);
   stranger.job = "other";
@@ -177,7 +177,7 @@ Socket connect_patiently(std::uint16_t port) {
 
 // A port scanner that says nothing, one that asks for a page, one that claims lengths past all
 // bounds, a rank that dies in the middle of its greeting.
-TEST(Rendezvous, StrangersAreForgotten) {
+TEST(Rendezvous, UnexpectedConnectionsAreDropped) {
   const std::uint16_t port = free_port();
   Outcome first;
   std::jthread host([&] { first = join(place_of(0, 2, port), "a", 20); });
@@ -274,7 +274,7 @@ TEST_F(LaunchEnvironment, IsTorchruns) {
   EXPECT_EQ(place_from_environment().port, 1234);
 }
 
-TEST_F(LaunchEnvironment, WhatIsWrongIsNamed) {
+TEST_F(LaunchEnvironment, ErrorsNameTheWrongVariable) {
   set("RANK", "1");
   EXPECT_TRUE(contains(refusal(), "WORLD_SIZE is not set")) << refusal();
   set("WORLD_SIZE", "two");

@@ -150,7 +150,7 @@ TYPED_TEST_P(AttentionContract, BackwardMatchesFp64) {
       const DTypeArray got = attend_backward<TypeParam>(this->kernels(), s, dout, qkv, saved);
       const auto want = attention_gradient(s, dout, qkv, saved.out);
       // p and ds, about as large as the gradients that are summed of them, may be rounded first.
-      // All queries see the first keys, whose sums are of sqrt(time) such parts.
+      // All queries see the first keys, so sums there have sqrt(time) such parts.
       const double parts = std::sqrt(static_cast<double>(s.heads / s.kv_heads * s.time));
       const double allowed = dtype == DType::kF32 ? 2e-5 : 2.0 * rounding_of(dtype);
       for (std::size_t i = 0; i < want.size(); ++i) {

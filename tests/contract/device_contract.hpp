@@ -1,4 +1,4 @@
-// What every Device must do, typed over a factory. A new device adds a trait and one
+// The promises of every Device, typed over a factory. A new device adds a trait and one
 // INSTANTIATE_TYPED_TEST_SUITE_P line:
 //
 //   struct Factory {
@@ -7,7 +7,7 @@
 //     static const char* missing();  // why make() returns null
 //   };
 //
-// Device memory is never touched by the host here: bytes move by copies, whose host ends are plain
+// The host never touches device memory here: bytes move by copies, and their host ends are plain
 // memory.
 #pragma once
 
@@ -237,7 +237,7 @@ TYPED_TEST_P(DeviceContract, HandlesMoveWithoutReleasing) {
   EXPECT_FALSE(first);  // NOLINT(bugprone-use-after-move): a moved-from handle is empty
   EXPECT_EQ(second.data(), data);
   EXPECT_EQ(this->device_->counters().live_bytes, 1024u);
-  second = this->device_->allocate(2048);  // releases what it held
+  second = this->device_->allocate(2048);  // releases its old buffer
   EXPECT_EQ(this->device_->counters().live_bytes, 2048u);
 }
 
@@ -265,7 +265,7 @@ TYPED_TEST_P(DeviceContract, HostPagesAreRegisteredOnce) {
   EXPECT_EQ(this->device_->counters().peak_registered_bytes, kBytes);
 }
 
-// A large region is registered in pieces; those who copy do not know where they end.
+// A large region is registered in pieces; callers that copy do not know where those end.
 TYPED_TEST_P(DeviceContract, ACopyMayCrossAdjoiningRegistrations) {
   constexpr std::uint64_t kPieceBytes = 64 * kKiB;
   constexpr std::uint64_t kBytes = 3 * kPieceBytes;
@@ -384,7 +384,7 @@ TYPED_TEST_P(DeviceContract, WaitMeansThePointOfTheTimeOfTheCall) {
 }
 
 // Copies among a few buffers on several streams, ordered by the fewest events that are enough, give
-// what the same copies give one after the other.
+// the same bytes as those copies one after the other.
 TYPED_TEST_P(DeviceContract, EventsOrderStreamsUnderManySeeds) {
   constexpr std::size_t kStreams = 3;
   constexpr std::size_t kBuffers = 5;

@@ -1,4 +1,5 @@
-// What every storage engine promises (offload/storage_engine.hpp). Instantiate with a type that has
+// The promises of every storage engine (offload/storage_engine.hpp). Instantiate with a type
+// that has
 //   static std::unique_ptr<StorageEngine> make(const StorageOptions&);
 //   static std::string unavailable_reason();   // empty: run
 #pragma once
@@ -127,7 +128,7 @@ class StorageContract : public ::testing::Test {
 
 TYPED_TEST_SUITE_P(StorageContract);
 
-TYPED_TEST_P(StorageContract, ReadsWhatWasWrittenAtAnyOffsetSizeAndAddress) {
+TYPED_TEST_P(StorageContract, ReadsWrittenBytesAtAnyOffsetSizeAndAddress) {
   constexpr std::uint64_t kFileBytes = 1 * kMiB + 777;
   const auto file = this->scratch(kFileBytes);
   AlignedBytes model(kFileBytes);
@@ -409,7 +410,7 @@ TYPED_TEST_P(StorageContract, OpenRefusesWithASentenceThatNamesThePlace) {
   EXPECT_NE(this->open_error(this->directory_.path(), offload::StorageFileMode::kReadOnly, 0)
                 .find("not a regular"),
             std::string::npos);
-  // root may write anywhere, so as somebody else.
+  // root may write anywhere, so the test becomes another user.
   const uid_t user = ::geteuid();
   ASSERT_EQ(::chmod(this->directory_.path().c_str(), 0555), 0);
   if (user == 0) {
@@ -541,7 +542,7 @@ TYPED_TEST_P(StorageContract, ManyFilesAtOnce) {
   }
 }
 
-// Holds the engine at its first call until it is let go, and tells when it is held.
+// Holds the engine at its first call until it is let go, and reports when it is held.
 class Gate {
  public:
   std::int64_t pass(std::int64_t result) {
@@ -617,7 +618,7 @@ TYPED_TEST_P(StorageContract, ALaterUrgentReadOvertakesQueuedWrites) {
   EXPECT_LE(std::find(order.begin(), order.end(), 7) - order.begin(), 2);
 }
 
-TYPED_TEST_P(StorageContract, OfOneDirectionTheMostUrgentGoesFirst) {
+TYPED_TEST_P(StorageContract, TheMostUrgentOfOneDirectionGoesFirst) {
   if constexpr (requires { TypeParam::kFiltersItself; }) GTEST_SKIP() << "no filter to hold it by";
   for (const offload::StorageOp op : {offload::StorageOp::kRead, offload::StorageOp::kWrite}) {
     const std::vector<int> order = order_of_ends<TypeParam>(this->directory_.file("scratch"), op,
@@ -627,7 +628,7 @@ TYPED_TEST_P(StorageContract, OfOneDirectionTheMostUrgentGoesFirst) {
 }
 
 REGISTER_TYPED_TEST_SUITE_P(
-    StorageContract, ReadsWhatWasWrittenAtAnyOffsetSizeAndAddress, AlignedRequestsAreNotBounced,
+    StorageContract, ReadsWrittenBytesAtAnyOffsetSizeAndAddress, AlignedRequestsAreNotBounced,
     ThreadsSeeTheirOwnWrites, UnalignedNeighboursUnderWayAtOnceKeepAllBytes,
     CallbacksRunOnOneThreadThatIsNotTheCallers, CallbacksMaySubmitWhenTheQueueIsFull,
     AThrowingCallbackHarmsNoOther, DrainEndsAtItsDeadline,
@@ -637,6 +638,6 @@ REGISTER_TYPED_TEST_SUITE_P(
     OpenRefusesWithASentenceThatNamesThePlace, TooLittleRoomIsRefusedWithBothFigures,
     DestructionEndsEveryRequestOnce, ChainsOfRequestsEndWithTheEngine,
     MemoryThatCannotBeRegisteredCostsOneLogLine, WorksOnATmpfs, ManyFilesAtOnce,
-    ALaterUrgentReadOvertakesQueuedWrites, OfOneDirectionTheMostUrgentGoesFirst);
+    ALaterUrgentReadOvertakesQueuedWrites, TheMostUrgentOfOneDirectionGoesFirst);
 
 }  // namespace sluice::testing

@@ -1,4 +1,4 @@
-// What is particular to the CUDA device, over the simulated driver.
+// Properties of the CUDA device alone, over the simulated driver.
 #include "device/cuda/cuda_device.hpp"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ TEST(CudaSearch, ListsTheSimulatedGpu) {
   EXPECT_EQ(simulator.objects().contexts, 0u);
 }
 
-TEST(CudaSearch, RefusesWhatIsNotThereInOneSentence) {
+TEST(CudaSearch, RefusesAnAbsentGpuInOneSentence) {
   try {
     make_cuda_device({.ordinal = 3, .capacity_bytes = kMiB});
     FAIL();
@@ -48,12 +48,12 @@ TEST(CudaSearch, RefusesWhatIsNotThereInOneSentence) {
   EXPECT_THROW(make_cuda_device({.ordinal = -1}), InputError);
 }
 
-TEST(CudaDevice, TakesWhatIsFreeWhereNoCapIsGiven) {
+TEST(CudaDevice, TakesTheFreeMemoryIfNoCapIsGiven) {
   EXPECT_EQ(make_cuda_device({})->facts().capacity_bytes, 2 * kGiB);
 }
 
-// The GPU may have less than the cap: somebody else's memory is in use.
-TEST(CudaDevice, AFullGpuIsOutOfMemoryWithWhatIsFree) {
+// The GPU may have less than the cap: another process uses memory.
+TEST(CudaDevice, AFullGpuIsOutOfMemoryAndNamesTheFreeBytes) {
   const CudaSimulator simulator;
   const auto first = make_cuda_device({.capacity_bytes = 2 * kGiB});
   const auto second = make_cuda_device({.capacity_bytes = 2 * kGiB});
@@ -70,8 +70,8 @@ TEST(CudaDevice, AFullGpuIsOutOfMemoryWithWhatIsFree) {
   EXPECT_EQ(second->counters().live_bytes, 2 * kMiB);
 }
 
-// A transfer from registered memory is queued, not made: what comes later in the stream of another
-// is seen by the host before it.
+// A transfer from registered memory is queued, not made: the host sees later work of another stream
+// before it.
 TEST(CudaStream, WorkIsAsynchronousAndNativeIsTheDriversStream) {
   const CudaSimulator simulator;
   const auto device = make_cuda_device({.capacity_bytes = 64 * kMiB});
@@ -152,7 +152,7 @@ TEST(CudaStream, CopiesOfAStreamThatIsGoneStayCounted) {
   EXPECT_EQ(device->counters().copied_bytes[0], 3 * bytes.size());
 }
 
-// A fault of a kernel reaches all who wait for it, and nothing hangs.
+// A fault of a kernel reaches every thread that waits for it, and nothing hangs.
 TEST(CudaStream, AFaultOfTheGpuIsThrownByEveryWait) {
   CudaSimulator simulator;
   {
@@ -176,8 +176,8 @@ TEST(CudaStream, AFaultOfTheGpuIsThrownByEveryWait) {
   EXPECT_EQ(simulator.objects().buffers, 0u);
 }
 
-// A run has thousands of blocks: what is wrong with each is told, a fault of the GPU once.
-TEST(CudaDevice, AFaultIsToldOnceByAllThatIsReleased) {
+// A run has thousands of blocks: each one's own error is reported, a fault of the GPU once.
+TEST(CudaDevice, AFaultIsReportedOnceByAllReleases) {
   constexpr int kIllegalAddress = 700, kInvalidValue = 1, kBlocks = 5;
   const auto warnings = [](int status) {
     CudaSimulator simulator;

@@ -1,4 +1,4 @@
-// Every driver call fails in turn: what comes of it is a typed error and nothing left behind.
+// Every driver call fails in turn: the result is a typed error, and nothing is left behind.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -25,7 +25,7 @@ std::byte* fresh_pages() {
       .get();
 }
 
-// Uses every part of the device once. Returns what came back through it.
+// Uses every part of the device once. Returns the bytes that came back through it.
 std::vector<std::byte> use_all(const std::vector<std::byte>& pattern) {
   std::byte* const pages = fresh_pages();
   const auto device = make_cuda_device({.capacity_bytes = 64 * kMiB});
@@ -59,7 +59,7 @@ std::uint64_t total(const SluiceSimulatedObjects& objects) {
          objects.ranges + objects.buffers + objects.registrations;
 }
 
-// Where a context cannot be made current, nothing that needs it can be released either.
+// If a context cannot be made current, nothing that needs it can be released either.
 bool leaks_by_nature(const char* function) {
   return std::strcmp(function, "cuCtxPushCurrent") == 0;
 }
@@ -103,7 +103,7 @@ constexpr std::array kFunctions{
     "cuMemSetAccess",
 };
 
-// What is released reports failures of earlier work; nobody can be told but by the log.
+// Releases report failures of earlier work; they have only the log to report to.
 bool only_releases(const std::string& function) {
   return function == "cuDevicePrimaryCtxRelease" || function == "cuCtxPopCurrent" ||
          function == "cuStreamDestroy" || function == "cuEventDestroy" || function == "cuMemFree" ||

@@ -98,8 +98,8 @@ TEST(HostMemory, BlocksDoNotFragment) {
   EXPECT_EQ(device->counters().live_bytes, kPages * kPageBytes);
 }
 
-// Random reserve-free traffic of blocks and mappings against a model that knows, for each block,
-// what was last written to it.
+// Random reserve-free traffic of blocks and mappings against a model that knows the bytes last
+// written to each block.
 TEST(HostMemory, RandomTrafficAgreesWithAModel) {
   constexpr std::uint64_t kPages = 12;
   constexpr std::uint64_t kSlots = 16;

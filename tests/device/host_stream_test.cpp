@@ -1,4 +1,4 @@
-// The host device's streams: what needs work that the host can hold up.
+// The host device's streams: tests that need work which the host can hold up.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -49,7 +49,7 @@ std::string timeout_message(Function&& function) {
   return "no timeout";
 }
 
-TEST(HostStream, WaitsEndAtTheirDeadlineAndNameWhatTheyWaitedFor) {
+TEST(HostStream, AWaitEndsAtItsDeadlineAndNamesItsTarget) {
   const auto device = make_host_device({});
   const auto event = device->create_event();
   Gate gate;
@@ -82,7 +82,7 @@ TEST(HostStream, StreamsRunBesideEachOther) {
   gate.open();
 }
 
-TEST(HostStream, AnEventHoldsBackOnlyWhatFollowsTheWait) {
+TEST(HostStream, AnEventHoldsBackOnlyWorkAfterTheWait) {
   const auto device = make_host_device({});
   const auto event = device->create_event();
   Gate gate;
@@ -165,7 +165,7 @@ TEST(HostStream, ACopyHasTwoSeparateEnds) {
   stream->synchronize(soon());
 }
 
-// What an entry captured is gone when its end is known, so that buffers may be freed then.
+// An entry's captures are destroyed before its end is known, so that buffers may be freed then.
 TEST(HostStream, ClosuresAreGoneWhenTheStreamIsIdle) {
   const auto device = make_host_device({});
   const auto stream = device->create_stream("closures");

@@ -1,5 +1,5 @@
-// Races found, and race-free programs left alone. The queued work is empty: only what it says it
-// touches matters.
+// The detector finds races and leaves race-free programs alone. The queued work is empty: only the
+// memory that it declares matters.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -117,7 +117,7 @@ TEST_F(RaceTest, AForgottenReaderIsFoundBehindALaterOne) {
   EXPECT_NE(race.find("'alpha' reads"), std::string::npos) << race;
 }
 
-// An access to a part leaves what is known of the rest as it was.
+// An access to a part leaves the knowledge of the rest as it was.
 TEST_F(RaceTest, APartDoesNotHideTheRest) {
   write(*a_, 0, 300);
   a_->record(*event_);
@@ -135,7 +135,7 @@ TEST_F(RaceTest, APartDoesNotHideTheRest) {
   a_->record(*after_alpha);
   const auto e = device_->create_stream("epsilon");
   e->wait(*after_alpha);
-  write(*e, 1000, 1100);  // beta read only what lies between
+  write(*e, 1000, 1100);  // beta read only the bytes between
   write(*e, 1200, 1300);
   EXPECT_EQ(race_of(*e), "");
 
@@ -143,13 +143,13 @@ TEST_F(RaceTest, APartDoesNotHideTheRest) {
   const auto after_write = device_->create_event();
   a_->record(*after_write);
   b_->wait(*after_write);
-  read(*b_, 2100, 2200);  // its own place in what alpha wrote
+  read(*b_, 2100, 2200);  // its own place in alpha's bytes
   const auto f = device_->create_stream("zeta");
   read(*f, 2150, 2160);
   EXPECT_NE(race_of(*f).find("'alpha' writes"), std::string::npos);
 }
 
-TEST_F(RaceTest, WhatTheHostKnowsToBeDoneIsOrdered) {
+TEST_F(RaceTest, WorkThatTheHostKnowsToBeDoneIsOrdered) {
   write(*a_, 0, 100);
   a_->synchronize(soon());
   write(*b_, 0, 100);

@@ -112,7 +112,7 @@ int main(int argc, char** argv) {
   write(root / "manifest/one", manifest_file());
   write(root / "manifest/overflow", R"({"step": 2e777777})");
   write(root / "snapshot/written", snapshot_file());
-  // By pickle.dumps of protocol 0: what text opcodes do.
+  // Written by pickle.dumps of protocol 0: text opcodes.
   write(
       root / "snapshot/protocol0",
       "(dp0\nVsegments\np1\n(lp2\nsVdevice_traces\np3\n(lp4\n(lp5\n(dp6\nVaction\np7\nValloc\np8\n"

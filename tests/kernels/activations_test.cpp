@@ -27,7 +27,7 @@ double slope(const Function& function, double x) {
   return (function(x + kStep) - function(x - kStep)) / (2.0 * kStep);
 }
 
-// A dense sweep of what activations see, and as far beyond as the dtype goes.
+// A dense sweep of the values that activations see, and as far beyond as the dtype goes.
 std::vector<float> sweep(DType type) {
   std::vector<float> values;
   for (int i = -6000; i <= 6000; ++i) values.push_back(static_cast<float>(i) * 1e-3f);

@@ -1,5 +1,5 @@
-// A machine that a test describes: what its nodes are, where pages lie, and which node each thread
-// was bound to last, which is noted instead of done.
+// A machine that a test describes: its nodes, the node of each page, and the node that each thread
+// was bound to last. A binding is noted instead of made.
 #pragma once
 
 #include <cstddef>

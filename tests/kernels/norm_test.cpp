@@ -42,7 +42,7 @@ struct Variant {
   bool rms;
 };
 
-// A norm with its inputs, and what the forward pass left.
+// A norm with its inputs, and the statistics that the forward pass left.
 struct Case {
   NormShape shape;
   DTypeArray x, weight, bias, dy;
@@ -148,7 +148,7 @@ TEST_P(NormOf, InputGradientIsTheSlope) {
     const Doubles weight = doubles_of(at.weight), bias = doubles_of(at.bias);
     for (std::size_t i = 0; i < x.size(); ++i) {
       const double want = slope_at(x, i, [&] { return at.loss(x, weight, bias); });
-      // Two columns nearly cancel: what is left of g - mean(g) - ... is rounding of terms like g.
+      // Two columns nearly cancel: the rest of g - mean(g) - ... is rounding of terms like g.
       const double terms = static_cast<double>(at.rstd[i / static_cast<std::size_t>(cols)]) * 4.0;
       ASSERT_NEAR(dx[i], want, tolerance(want) + 1e-5 * terms) << i << " of " << cols << " columns";
     }

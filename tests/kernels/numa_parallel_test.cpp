@@ -1,5 +1,5 @@
-// What only a team shared among NUMA nodes has: real arenas and threads on a described machine.
-// What holds for every team is in parallel_test.cpp.
+// Properties of a team shared among NUMA nodes alone: real arenas and threads on a described
+// machine. parallel_test.cpp tests those of every team.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -78,7 +78,7 @@ TEST(NumaParallel, RefusalsAreSaidOnceAndTheWorkIsDone) {
   EXPECT_NE(lines[1].find("cannot be bound to NUMA node"), std::string::npos) << lines[1];
 }
 
-// The caller's own affinity is as it was, however it worked in an arena.
+// The caller's own affinity is restored after its work in an arena.
 TEST(NumaParallel, ACallerGetsItsProcessorsBack) {
   cpu_set_t before, after;
   ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);

@@ -1,5 +1,5 @@
-// What holds for every team of threads, on one node and shared among the nodes of described
-// machines.
+// Properties of every team of threads, on one node and shared among the nodes of
+// described machines.
 #include "kernels/host/parallel.hpp"
 
 #include <gtest/gtest.h>
@@ -59,7 +59,7 @@ TEST_P(ParallelTeam, CutsBlocksByShape) {
   for (const auto& times : covered) EXPECT_EQ(times, 1);
 }
 
-TEST_P(ParallelTeam, HandsOnWhatABodyThrowsAndWorksAfterwards) {
+TEST_P(ParallelTeam, RethrowsABodysExceptionAndWorksAfterwards) {
   for (const int threads : {1, 2, 4}) {
     const Parallel parallel = team(threads);
     std::atomic<int> begun{0};

@@ -39,7 +39,7 @@ std::vector<fs::path> files_in(const fs::path& directory) {
   return files;
 }
 
-// Shares decide where state lies and nothing else; a resume finds it by the record's.
+// Shares decide only the place of state; a resume finds it by the record's shares.
 TEST(Durable, ResumesWhereItsDataLieWhateverSharesItsPathsHaveNow) {
   const TrainingBench bench;
   const TrainingRecord reference = TrainingBench::run(bench.config("reference", kDurableModel));
@@ -92,7 +92,7 @@ class DurableRun : public ::testing::Test {
     file.seekp(static_cast<std::streamoff>(offset));
     file.put(static_cast<char>(byte ^ 1));
   }
-  // Of the commit `at` before the newest.
+  // The record of the commit `at` before the newest.
   checkpoint::SavedState record(std::size_t at) const {
     const auto engine = offload::make_storage_engine("posix", {});
     checkpoint::CheckpointManifest manifest;
@@ -190,8 +190,8 @@ TEST_F(DurableRun, ACopiedLogLeavesTheDataThatItNames) {
   EXPECT_EQ(TrainingBench::run(config_, resume_).losses.size(), 6u);
 }
 
-// Nothing left to do: no step, no commit, and what was there stays.
-TEST_F(DurableRun, OfARunThatIsDoneKeepsItsFiles) {
+// Nothing is left to do: no step and no commit, and the files stay.
+TEST_F(DurableRun, KeepsTheFilesOfAFinishedRun) {
   TrainingBench::run(config_, resume_);
   const fs::path log = only_log();
   const fs::path data = only_data();
@@ -224,7 +224,7 @@ TEST_F(DurableRun, DamagedStateOfBothCommitsIsRefusedByName) {
 }
 
 // An error that passes says nothing about the data; one that stays leaves the commit before.
-TEST_F(DurableRun, WhatTheDiskCannotReadIsReadOnceMore) {
+TEST_F(DurableRun, AFailedReadIsTriedOnceMore) {
   for (const bool forever : {false, true}) {
     // The first operations read the log.
     const auto engine = offload::make_faulty_engine(offload::make_storage_engine("posix", {}),
@@ -246,7 +246,7 @@ TEST_F(DurableRun, APipeInTheWayOfALogIsPassedOver) {
 }
 
 // Resumes that were killed before they committed.
-TEST_F(DurableRun, AResumeRemovesWhatKilledOnesLeft) {
+TEST_F(DurableRun, AResumeRemovesFilesOfKilledResumes) {
   const fs::path log = only_log();
   const fs::path data = only_data();
   for (const char digit : {'a', 'b'}) {
@@ -254,7 +254,7 @@ TEST_F(DurableRun, AResumeRemovesWhatKilledOnesLeft) {
     std::ofstream(checkpoint::state_log_path(checkpoints_, run)) << std::string(8192, '\0');
     std::ofstream(storage_ + "/sluice-" + run + "-0.durable") << "x";
   }
-  // Before its first byte was written, and its data made.
+  // A log without its first byte, and without data.
   std::ofstream(checkpoint::state_log_path(checkpoints_, std::string(32, 'c')));
   resume_.stop_at_step = 6;  // where it is: nothing is committed
   TrainingBench::run(config_, resume_);
@@ -269,7 +269,7 @@ TEST_F(DurableRun, ANameThatIsNoTextIsRefusedBeforeAnythingIsMade) {
   EXPECT_FALSE(fs::exists(config_.checkpoint.dir));
 }
 
-// What lies below the run directory goes where that goes, however it is named.
+// Files below the run directory move with it, however it is named.
 TEST(Durable, AMovedRunTakesItsDataAlong) {
   const TrainingBench bench;
   config::Config config = bench.config("run", kDurableModel + kPinnedState + durable(4));
@@ -288,7 +288,7 @@ TEST(Durable, AMovedRunTakesItsDataAlong) {
 }
 
 // An older checkpoint of files is there all the time.
-TEST(Durable, ACommitIsNotGivenUpForAnOlderCheckpoint) {
+TEST(Durable, ACommitIsNotAbandonedForAnOlderCheckpoint) {
   const TrainingBench bench;
   const config::Config scratch =
       bench.config("run", kDurableModel + kPinnedState +
@@ -322,7 +322,8 @@ TEST(Durable, ACommitIsNotGivenUpForAnOlderCheckpoint) {
   EXPECT_EQ(log_of(), log);
   fs::remove_all(storage);
   fs::rename(storage + ".away", storage);
-  // All of it is damaged: the run goes on from what is left, and leaves the rest to its owner.
+  // All of it is damaged: the run goes on from its other state, and leaves these files to
+  // their owner.
   const std::vector<fs::path> data = files_in(storage);
   ASSERT_EQ(data.size(), 1u);
   const auto bytes = fs::file_size(data.at(0));
@@ -388,8 +389,8 @@ TEST(DurableSession, AllocatesNothingAfterTheFirstSteps) {
   EXPECT_EQ(run.session().allocation_calls(), before);
 }
 
-// Any storage operation fails: the run ends with the right bits, or with exit 3; and what it had
-// committed by then resumes to the right bits.
+// Any storage operation fails: the run ends with the right bits, or with exit 3. The commits that
+// it had made by then resume to the right bits.
 TEST(DurableFaults, EndAtTheLastCommitFromWhichTheRunGoesOn) {
   const TrainingBench bench;
   const Overrides small{"model.layers=1",

@@ -1,5 +1,5 @@
-// Training in fp16: law 1 with a loss scale that moves, steps that are skipped to the bit, and the
-// end of a run whose gradients always overflow.
+// Training in fp16: law 1 with a loss scale that moves, steps that are skipped to the bit, and a
+// run that ends because its gradients always overflow.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -83,7 +83,7 @@ TEST(Fp16, LowersTheLoss) {
   EXPECT_GE(scales_of(run).back(), 512);
 }
 
-// Rounding apart, a step takes away what the scale has put in: norms are those of fp32 training.
+// Rounding apart, a step removes the scale again: norms are those of fp32 training.
 TEST(Fp16, NormsAreThoseOfUnscaledGradients) {
   const TrainingBench bench;
   const Overrides few{"train.steps=3"};
@@ -244,7 +244,7 @@ TEST(Fp16, EndsWhereOverflowsDoNotStop) {
                                   std::string("loss scale 4294967296")}) {
     EXPECT_NE(words.find(fact), std::string::npos) << fact << " in: " << words;
   }
-  // What is saved is the state as the run began with it, and a resumed run knows how it stands.
+  // The run saves the state that it began with, and a resumed run continues the count of overflows.
   const checkpoint::CheckpointFound found =
       checkpoint::find_checkpoint(bench.first_run("run") + "/checkpoints");
   EXPECT_EQ(found.manifest.step, 3);

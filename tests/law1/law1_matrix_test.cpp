@@ -286,7 +286,7 @@ std::vector<Row> durable_runs() {
           "Updates", {},
           {next, next + kUnitOrder, Overrides{"optimizer.placement=after_backward"} + kUnitOrder}),
       durable_update_row("UpdatesInBackward", {"train.clip=0"}, {backward, backward + kUnitOrder}),
-      // From durable to scratch and back, with memory in other places.
+      // Goes from durable to scratch and back, with memory in other places.
       {"OtherPlaces",
        kCommitted,
        {},

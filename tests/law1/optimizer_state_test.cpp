@@ -63,7 +63,7 @@ TEST(SplitMaster, MovesTwelveBytesEachWay) {
   EXPECT_EQ(bytes("moment2"), 4 * elems);
   const RunEvent& moved = run.plan.at("bytes_moved");
   EXPECT_EQ(moved.at("storage_write").get<std::uint64_t>(), 12 * elems);
-  // The update's twelve, and what the passes fetch: all that goes up but tokens and targets.
+  // The update reads twelve bytes; the passes fetch all that goes up but tokens and targets.
   const std::uint64_t tokens_bytes = 2 * 2 * 32 * sizeof(std::int32_t);
   EXPECT_EQ(moved.at("storage_read").get<std::uint64_t>(),
             12 * elems + moved.at("upload").get<std::uint64_t>() - tokens_bytes);

@@ -98,7 +98,7 @@ inline void expect_same_bits(const TrainingRecord& run, const TrainingRecord& re
   EXPECT_EQ(run.weights_hash, reference.weights_hash);
 }
 
-// The parts of a case one after another; what they reported, as if one process had run.
+// Runs the parts of a case one after another. Returns their reports, as if one process had run.
 inline TrainingRecord run_in_parts(const TrainingBench& bench, const Overrides& model,
                                    const Case& one, StopBy stop_by = StopBy::kStep) {
   std::atomic<int> signal{0};

@@ -58,7 +58,7 @@ TEST(SharedDevice, GivesTheSameBitsInTheLeastMemory) {
   }
 }
 
-// Where the order is open, a refusal and a plan know of both.
+// If the order is open, a refusal and a plan consider both.
 TEST(SharedDevice, TheLeastIsThatOfEitherOrder) {
   const TrainingBench bench;
   const auto least = [&](const char* order) {
@@ -73,7 +73,7 @@ TEST(SharedDevice, TheLeastIsThatOfEitherOrder) {
   EXPECT_LT(least("unit"), least("microbatch")) << "or this shows nothing";
 }
 
-// Of what each takes at its largest, the sum is more than a ninth more: 16 MiB, and 14.
+// The sum of each one's largest use is more than a ninth larger: 16 MiB against 14.
 TEST(SharedDevice, TakesATenthLessThanSlotsAndArenaApart) {
   const TrainingBench bench;
   const config::Config config =

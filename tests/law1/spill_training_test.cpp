@@ -67,7 +67,7 @@ TEST(SpilledActivations, TrainWhereTheDeviceCannotHoldThem) {
   }
 }
 
-// Passes of 512 rows take longer to make again than what they saved takes to copy.
+// Passes of 512 rows take longer to make again than their saved activations take to copy.
 TEST(SpilledActivations, TakeThePlaceOfRecomputationWhereThatIsFaster) {
   const TrainingBench bench;
   const auto plan_of = [&](const std::string& tier, std::uint64_t device) {
@@ -92,7 +92,7 @@ TEST(SpilledActivations, TakeThePlaceOfRecomputationWhereThatIsFaster) {
   }
 }
 
-// From a budget that holds everything down to the least: what is spilled grows with what lacks.
+// From a budget that holds everything down to the least: spilled bytes grow with the missing room.
 TEST(SpilledParts, NoMoreMoveThanTheDeviceLacksRoomFor) {
   const TrainingBench bench;
   const auto plan_of = [&](std::uint64_t device) {
@@ -115,11 +115,11 @@ TEST(SpilledParts, NoMoreMoveThanTheDeviceLacksRoomFor) {
   const std::uint64_t few = spilled(most - 4 * kMiB);
   EXPECT_LT(few, all / 2);
   EXPECT_EQ(spilled(512 * kMiB), 0u);
-  // What is sent away is at most what lacks, and one value more of one unit.
+  // The bytes sent away are at most the missing room, and one value more of one unit.
   EXPECT_LE(few, std::uint64_t{4} * kMiB + 2 * kMiB);
 }
 
-TEST(SpilledParts, ANameThatNothingWaitsUnderIsRefusedWithThoseThatAreKnown) {
+TEST(SpilledParts, AnUnknownNameIsRefusedWithTheKnownOnes) {
   const TrainingBench bench;
   const auto refusal = [&](const std::string& entry) -> std::string {
     try {

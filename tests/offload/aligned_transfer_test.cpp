@@ -18,7 +18,7 @@ namespace {
 
 using State = offload::PieceTransfer::State;
 
-// A file in memory that moves less than it is asked to, and checks what direct I/O demands.
+// A file in memory that moves fewer bytes than asked for, and checks the demands of direct I/O.
 class MoodyFile {
  public:
   MoodyFile(std::uint64_t bytes, offload::DirectAlignment alignment, std::uint64_t seed)
@@ -130,7 +130,7 @@ TEST(AlignedTransfer, ABlockBeyondTheEndIsWrittenAsZerosAroundTheBytes) {
   AlignedBytes data(10);
   data.fill(1);
   AlignedBytes bounce(offload::kBounceBytes);
-  std::memset(bounce.at(), 0xff, 512);  // what an earlier transfer left there
+  std::memset(bounce.at(), 0xff, 512);  // bytes of an earlier transfer
   const offload::Piece piece =
       offload::PieceCursor({offload::StorageOp::kWrite, 0, 800, data.at(), 10}, alignment, 4096)
           .peek();

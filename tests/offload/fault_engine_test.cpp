@@ -17,7 +17,7 @@ constexpr std::uint64_t kOperations = 1 + kPieces + 1 + kPieces;
 
 struct Outcome {
   std::string error;         // empty: ended well
-  bool right_bytes = false;  // what was read is what was written
+  bool right_bytes = false;  // the bytes read are the bytes written
   std::uint64_t operations = 0;
   std::uint64_t calls = 0;
   int error_number = 0;

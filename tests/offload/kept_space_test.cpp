@@ -1,4 +1,4 @@
-// A striped space whose files stay: written by one run, read by another.
+// A striped space that keeps its files: one run writes it, and another reads it.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -49,10 +49,10 @@ TEST_F(KeptSpace, IsReadAsItWasWritten) {
   std::vector<std::uint8_t> read(kBytes);
   space.transfer(StorageOp::kRead, 0, read.data(), kBytes);
   EXPECT_TRUE(read == data_);
-  EXPECT_EQ(ledger_.totals(Tier::kStorage).live_bytes, 0u);  // what others kept is not charged
+  EXPECT_EQ(ledger_.totals(Tier::kStorage).live_bytes, 0u);  // others' kept files are not charged
 }
 
-// The layout is the run's that wrote it, whatever its paths are worth to the one that reads it.
+// The layout is that of the run that wrote it, even if the reading run would choose other shares.
 TEST_F(KeptSpace, IsReadWithTheSharesItWasWrittenWith) {
   const std::vector<std::uint32_t> shares{1, 2};  // stripes 1, 0, 1: none where even ones are
   {
@@ -94,7 +94,7 @@ TEST_F(KeptSpace, AFileThatIsALinkIsNotFollowed) {
   fs::rename(files_[1], files_[1] + ".elsewhere");
   fs::create_symlink(files_[1] + ".elsewhere", files_[1]);
   EXPECT_THROW(StripedSpace(*engine_, files_, kBytes), InputError);
-  // A directory may be one: where a run directory lies is its owner's affair.
+  // A directory may be a link: its owner chooses the place of a run directory.
   fs::remove(files_[1]);
   fs::rename(files_[1] + ".elsewhere", files_[1]);
   fs::create_directory_symlink(paths_[1], paths_[1] + "_link");
@@ -102,7 +102,7 @@ TEST_F(KeptSpace, AFileThatIsALinkIsNotFollowed) {
   EXPECT_NO_THROW(StripedSpace(*engine_, files_, kBytes));
 }
 
-TEST_F(KeptSpace, ThatCannotBeMadeLeavesNoFile) {
+TEST_F(KeptSpace, AFailedCreationLeavesNoFile) {
   fs::remove(paths_[1]);
   EXPECT_THROW(StripedSpace(engine_.get(), ledger_, paths_, kBytes, kRun, true), InputError);
   EXPECT_TRUE(fs::is_empty(paths_[0]));

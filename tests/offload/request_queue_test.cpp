@@ -95,7 +95,7 @@ TEST(RequestQueue, PiecesOfOneRequestCountAsOvertakingToo) {
   EXPECT_EQ(queue.next(true, true), large);
 }
 
-// On an engine whose threads serve both (posix), a steady stream of reads would keep writes out.
+// On an engine with threads for both (posix), a steady stream of reads would keep writes out.
 TEST(RequestQueue, ADirectionIsPassedOverABoundedNumberOfTimes) {
   for (const offload::StorageOp patient_op :
        {offload::StorageOp::kRead, offload::StorageOp::kWrite}) {
@@ -117,8 +117,8 @@ TEST(RequestQueue, ADirectionIsPassedOverABoundedNumberOfTimes) {
   }
 }
 
-// What may not start (its slots are taken) does not keep the other back.
-TEST(RequestQueue, ADirectionThatMayNotStartHoldsNobodyUp) {
+// A request that may not start (its slots are taken) does not keep the other direction back.
+TEST(RequestQueue, ADirectionThatMayNotStartDelaysNoOther) {
   offload::RequestQueue queue;
   queue.push(made(offload::StorageOp::kWrite, 1000, 0));
   for (std::uint64_t i = 1; i <= 2 * offload::RequestQueue::kMostOvertakes; ++i) {
@@ -128,7 +128,7 @@ TEST(RequestQueue, ADirectionThatMayNotStartHoldsNobodyUp) {
 }
 
 // Against a list that is searched from its begin to its end each time.
-TEST(RequestQueue, RandomSequencesGiveWhatAListGives) {
+TEST(RequestQueue, RandomSequencesAgreeWithAList) {
   std::mt19937_64 random(11);
   offload::RequestQueue queue;
   std::vector<offload::ActiveRequestPtr> model;
@@ -138,7 +138,7 @@ TEST(RequestQueue, RandomSequencesGiveWhatAListGives) {
       model.push_back(made(op, random() % 50, i));
       queue.push(model.back());
     } else {
-      // Erased in any order, as what fails is; nothing starts, so only urgency decides.
+      // Requests are erased in any order, as failures are; nothing starts, so only urgency decides.
       const auto victim = model.begin() + static_cast<std::ptrdiff_t>(random() % model.size());
       queue.erase(*victim);
       queue.erase(*victim);

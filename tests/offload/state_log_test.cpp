@@ -130,7 +130,7 @@ TEST_F(StateLogTest, ALogThatWasCutShortIsNotBlank) {
   }
 }
 
-TEST_F(StateLogTest, TellsWhereItWasMade) {
+TEST_F(StateLogTest, RecordsItsOriginalPathAndFile) {
   { const StateLog made(*engine_, path(), StateLog::file_bytes(kRecordBytes)); }
   ASSERT_TRUE(contents().origin);
   EXPECT_EQ(contents().origin->path, path());

@@ -66,7 +66,7 @@ void break_rings() {
   ::close(null);
 }
 
-TEST(IoUringEngine, ARingThatBreaksEndsItsRequestsWithAnErrorAndHangsNobody) {
+TEST(IoUringEngine, ABrokenRingEndsItsRequestsWithAnErrorAndNoHang) {
   if (!offload::io_uring_unavailable_reason().empty())
     GTEST_SKIP() << offload::io_uring_unavailable_reason();
   constexpr std::uint64_t kBytes = 1 << 20;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint64_t kStripe = offload::StripeLayout::kStripeBytes;
 
-// Every stripe of a path follows the one before in its file, whatever the shares.
+// Every stripe of a path follows the one before in its file, with any shares.
 TEST(StripeLayout, FillsEachFileWithoutHoleOrOverlap) {
   std::mt19937_64 random(3);
   for (int trial = 0; trial < 200; ++trial) {
@@ -43,7 +43,7 @@ TEST(StripeLayout, GivesEachPathItsShareOfEveryRound) {
   EXPECT_EQ(found, layout.shares());
 }
 
-// What even striping always was: data of runs before there were shares is read so.
+// Even striping stays as it was before there were shares: data of those runs are read so.
 TEST(StripeLayout, EvenOnesTakeTurns) {
   const offload::StripeLayout layout = offload::StripeLayout::even(3);
   for (std::uint64_t stripe = 0; stripe < 20; ++stripe) {

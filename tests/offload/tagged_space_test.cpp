@@ -55,7 +55,7 @@ TEST_F(TaggedSpaceTest, EveryCorruptionIsFoundAndNoCleanReadIsDoubted) {
   if (offload::io_uring_unavailable_reason().empty()) expect_all_found("io_uring", 12, 300);
 }
 
-TEST_F(TaggedSpaceTest, CountsVersionsAndWhatItHashes) {
+TEST_F(TaggedSpaceTest, CountsVersionsAndHashedBytes) {
   write();
   write();
   tagged_->transfer(offload::StorageOp::kWrite, id_, kBlock, data_.data(), kBlock);
@@ -101,7 +101,7 @@ TEST_F(TaggedSpaceTest, ARangeKeepsItsTagsWhenItIsNamedAgain) {
   EXPECT_THROW(tagged_->add_range(other), InternalError);
 }
 
-// What a log of the state must keep to verify it in another process.
+// A log of the state must keep these facts to verify it in another process.
 TEST_F(TaggedSpaceTest, TagsAreAFunctionOfRunRangeBlockVersionAndBytes) {
   write();
   const std::span<const offload::BlockTag> tags = tagged_->tags(id_);
@@ -117,7 +117,7 @@ TEST_F(TaggedSpaceTest, TagsAreAFunctionOfRunRangeBlockVersionAndBytes) {
   }
 }
 
-TEST_F(TaggedSpaceTest, ABlockThatComesWrongOnceIsReadAgainAndSaidSo) {
+TEST_F(TaggedSpaceTest, ABlockReadWrongOnceIsReadAgainAndReported) {
   make({offload::StorageFault::kFlippedRead, 2, false});  // after the open and the write
   std::mutex mutex;
   std::string said;
@@ -159,7 +159,7 @@ offload::TaggedSpace::Part part_of(offload::TaggedSpace::RangeId id, std::vector
   return {id, first * kBlock, data.data() + first * kBlock, end - first * kBlock};
 }
 
-TEST_F(TaggedSpaceTest, ACallerTagsWhatItWritesAndVerifiesWhatItReads) {
+TEST_F(TaggedSpaceTest, ACallerTagsItsWritesAndVerifiesItsReads) {
   const auto move = [&](offload::StorageOp op, std::vector<std::byte>& data) {
     offload::submit_and_wait(data.size(), [&](offload::StorageEngine::Callback done) {
       tagged_->submit(op, id_, 0, data.data(), data.size(), std::move(done), 0,
@@ -175,7 +175,7 @@ TEST_F(TaggedSpaceTest, ACallerTagsWhatItWritesAndVerifiesWhatItReads) {
 
   std::vector<std::byte> into(kBytes);
   move(offload::StorageOp::kRead, into);
-  EXPECT_EQ(tagged_->counters().hashed_bytes, 2 * kBytes);  // nobody has verified it yet
+  EXPECT_EQ(tagged_->counters().hashed_bytes, 2 * kBytes);  // not verified before
   EXPECT_EQ(into, data_);
   into[2 * kBlock + 5] ^= std::byte{4};  // wrong in memory, right on storage
   tagged_->verify(std::vector{part_of(id_, into, 0, 6)});

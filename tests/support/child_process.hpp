@@ -65,7 +65,7 @@ class ChildProcess {
     }
   }
 
-  // Until the child has ended; throws where the deadline passes before. Once.
+  // Waits until the child has ended; throws if the deadline passes before. Call it once.
   ChildOutcome wait(std::chrono::milliseconds deadline) {
     const auto until = Clock::now() + deadline;
     while (read_some(until)) {

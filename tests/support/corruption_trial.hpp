@@ -141,7 +141,7 @@ class CorruptionTrial {
     ++clean_;
   }
 
-  // What the disk holds instead, where. May reach into a neighbour.
+  // The bytes on the disk instead, and their place. May reach into a neighbour.
   Span damaged(const Home& home, std::uint64_t block, Corruption kind) {
     std::uint64_t begin = begin_of(home, block);
     std::uint64_t end = end_of(home, block + 1);
@@ -173,7 +173,7 @@ class CorruptionTrial {
     return span;
   }
 
-  // Behind the tags' back.
+  // Writes without an update of the tags.
   void store(const Home& home, std::uint64_t begin, std::span<const std::byte> bytes) {
     std::vector<std::byte> copy(bytes.begin(), bytes.end());
     space_.transfer(offload::StorageOp::kWrite, home.range.offset_bytes + begin, copy.data(),

@@ -1,6 +1,6 @@
-// A storage engine in memory that keeps what was written in which order, and the disks that a crash
-// at any moment may leave: every write that no flush had covered by then is there, missing, or
-// there in part (sectors of 512 bytes), whatever the others are.
+// A storage engine in memory that keeps all writes in their order, and the disks that a crash at
+// any moment may leave. A write that no flush had covered by then is there, missing, or there in
+// part (sectors of 512 bytes), whatever the others are.
 //
 // Requests end on a thread of the engine, in a seeded order.
 #pragma once
@@ -24,7 +24,7 @@ namespace sluice::testing {
 using Bytes = std::vector<std::byte>;
 using DiskImage = std::map<std::string, Bytes>;  // by path
 
-// What one engine did to its files.
+// The operations of one engine on its files.
 class CrashDisk {
  public:
   struct Op {
@@ -41,7 +41,7 @@ class CrashDisk {
   DiskImage files;  // now
   std::vector<Op> ops;
 
-  // The paths of files whose name ends so.
+  // The paths of files with names that end in `suffix`.
   std::vector<std::string> paths_ending(const std::string& suffix) const {
     std::vector<std::string> paths;
     for (const auto& [path, bytes] : files) {
@@ -50,15 +50,15 @@ class CrashDisk {
     return paths;
   }
 
-  // What a crash after the first `until` operations leaves, a function of the seed. lies: flushes
-  // of files whose name ends with `lies` cover nothing (a disk that reports them all the same).
+  // The disk that a crash after the first `until` operations leaves, a function of the seed. lies:
+  // flushes cover no file with a name that ends in `lies` (the disk reports them all the same).
   DiskImage after_crash(std::size_t until, std::uint64_t seed,
                         const std::string& lies = "-") const {
     const CounterRng random(seed, stream_of("test/crash"));
     std::uint64_t draw = 0;
     DiskImage image;
     for (const auto& [path, bytes] : files) image[path] = Bytes(bytes.size());
-    // Of one crash all writes are likely to fare alike.
+    // All writes of one crash are likely to fare alike.
     const std::uint64_t kept_of_8 = random.below(draw++, 9);
     for (std::size_t i = 0; i < until; ++i) {
       const Op& op = ops[i];

@@ -1,5 +1,5 @@
-// A short durable run on a disk in memory, and what every crash of it must leave: a state that the
-// run committed, whole, and none before the last whose commit had returned.
+// A short durable run on a disk in memory. Every crash of it must leave a whole state that the run
+// committed, none older than the last commit that had returned.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ class CrashRun {
   std::size_t operations() const { return disk_->ops.size(); }
   const std::vector<std::int64_t>& committed_steps() const { return steps_; }
 
-  // Whether the crash leaves what it must; else says what it leaves.
+  // Empty if the crash leaves a state that it may; else describes that state.
   std::optional<std::string> breach(std::size_t until, std::uint64_t seed,
                                     const std::string& lies = "-") const {
     const DiskImage image = disk_->after_crash(until, seed, lies);
@@ -89,7 +89,7 @@ class CrashRun {
     return checkpoint::recover_state(engine, logs.front(), {}, passed_over);
   }
 
-  // Of the one file of the space, where stripes are neighbours.
+  // The homes in the one file of the space: stripes are neighbours there.
   static Contents contents(const DiskImage& image, const checkpoint::SavedState& state) {
     const Bytes& file = image.at(state.files.at(0));
     Contents contents;

@@ -1,5 +1,5 @@
-// What the suites of the vectorised host kernels share: arrays of any act dtype, and runs over
-// every instruction set and several thread counts.
+// Shared by the suites of the vectorised host kernels: arrays of any act dtype, and runs over every
+// instruction set and several thread counts.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -105,7 +105,7 @@ inline double rounding_at(DType type, double value) {
   return rounding_of(type) * std::abs(value) + (type == DType::kF16 ? 0x1p-25 : 1e-38);
 }
 
-// What is larger in magnitude may be infinity when stored.
+// A number of larger magnitude may be infinity when stored.
 inline double largest_of(DType type) {
   return type == DType::kF16 ? 65504.0 : 3e38;
 }

@@ -17,7 +17,7 @@ class FailingDevice final : public testing::ForwardingDevice {
     forever_ = false;
     remaining_ = call;
   }
-  // That call and every later one throw.
+  // The given call and every later one throw.
   void fail_from_call(std::int64_t call) {
     forever_ = true;
     remaining_ = call;

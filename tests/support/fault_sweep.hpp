@@ -1,6 +1,6 @@
-// A short training run whose Nth storage operation, or system call of one, fails: either it ends
-// with the bits of the healthy run, or with an error of exit status 3 that says what happened.
-// Never anything between.
+// A short training run with a failure of its Nth storage operation, or of a system call of one. The
+// run ends with the bits of the healthy run, or with an error of exit status 3 that describes the
+// failure. Never anything between.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace sluice::testing {
 
 class FaultSweep {
  public:
-  // engine: memory.storage_engine. placement: what lies on storage.
+  // engine: memory.storage_engine. placement: the kinds of data on storage.
   explicit FaultSweep(const std::string& engine,
                       const Overrides& placement = places("storage", "storage", "storage"))
       : config_(bench_.config(
@@ -31,8 +31,8 @@ class FaultSweep {
     calls_ = healthy.calls;
   }
 
-  // Of the healthy run, that the fault can meet: reads, writes, flushes and preallocations, or
-  // system calls that move data.
+  // Operations of the healthy run that the fault can meet: reads, writes, flushes and
+  // preallocations, or system calls that move data.
   std::uint64_t operations(offload::StorageFault fault) const {
     return offload::is_fault_of_calls(fault) ? calls_ : operations_;
   }
@@ -54,13 +54,13 @@ class FaultSweep {
         EXPECT_NE(outcome.error.find("is corrupt"), std::string::npos) << outcome.error;
       }
     }
-    // Scratch files are unlinked when they are made: nothing is left whatever happened.
+    // Scratch files are unlinked when they are made, so nothing is left after any fault.
     const std::filesystem::path storage = config_.log.dir + "/0001/storage";
     EXPECT_TRUE(!std::filesystem::exists(storage) || std::filesystem::is_empty(storage));
   }
 
  private:
-  // Some faults are never passed over: what failed is not done.
+  // Some faults are never passed over: the failed operation is not done.
   static bool may_pass(const offload::FaultPlan& plan) {
     switch (plan.fault) {
       case offload::StorageFault::kEio:
@@ -71,10 +71,10 @@ class FaultSweep {
       case offload::StorageFault::kFlippedRead:
         return !plan.forever;
       default:
-        return true;  // resumed; or corrupts bytes that nobody reads, or that are the same
+        return true;  // resumed; or corrupts bytes that are not read, or that are the same
     }
   }
-  // What is retried, resumed or read again ends well where it happens once.
+  // A single fault ends well if the operation is retried, resumed or read again.
   static bool may_fail(const offload::FaultPlan& plan) {
     switch (plan.fault) {
       case offload::StorageFault::kEio:

@@ -15,7 +15,7 @@ enum class Mutation : std::uint8_t {
   kDropFetch,       // a transfer between tiers is missing
   kDropAny,         // any instruction but a Release is missing
   kSwapNeighbours,  // two neighbours of the list change places
-  kSwapInLane,      // two neighbours of a lane change places, and what they wait for with them
+  kSwapInLane,      // two neighbours of a lane change places, and their waits with them
   kDropDep,
   kEarlyRelease,  // a Release moves up past the last use of its buffer
   kDropRelease,
@@ -36,7 +36,7 @@ class Mutator {
   Mutator(const schedule::Schedule& schedule, std::uint64_t seed)
       : schedule_(schedule), random_(seed, stream_of("test/mutate")) {}
 
-  // Nothing where the schedule offers no place for this mutation.
+  // Returns the mutant, or nothing if the schedule offers no place for this mutation.
   std::optional<schedule::Schedule> mutate(Mutation mutation) {
     switch (mutation) {
       case Mutation::kDropFetch:
@@ -113,7 +113,7 @@ class Mutator {
     return order;
   }
 
-  // Whoever waited for it waits for what it waited for, so that only its effect is missing.
+  // Its dependents wait for its own dependencies instead, so that only its effect is missing.
   template <typename Wanted>
   std::optional<schedule::Schedule> drop(Wanted wanted) {
     const Pick victim = pick(schedule_.instructions, wanted);
@@ -152,7 +152,7 @@ class Mutator {
                   order.begin() + static_cast<std::ptrdiff_t>(later),
                   order.begin() + static_cast<std::ptrdiff_t>(later + 1));
       schedule::Schedule mutant = reordered(order);
-      // Deps on what is now later cannot be kept.
+      // Deps on later instructions cannot be kept.
       std::erase_if(mutant.instructions[i].deps,
                     [&](schedule::InstructionId dep) { return dep >= i; });
       return mutant;

@@ -1,5 +1,5 @@
-// A storage engine that passes every call on: what a test's engine is made of that does one thing
-// otherwise.
+// A storage engine that passes every call on. A test derives its engine from this one, to change
+// one thing.
 #pragma once
 
 #include <memory>

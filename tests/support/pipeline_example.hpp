@@ -1,5 +1,5 @@
-// A forward and backward pass over two ranks, one unit each, with messages between them: what the
-// single-rank generator does not make. Linked and packed.
+// A forward and backward pass over two ranks, one unit each, with messages between them: the
+// single-rank generator does not make these. Linked and packed.
 #pragma once
 
 #include "engine/schedule/compile/link.hpp"

@@ -1,4 +1,4 @@
-// What the planner says of a configuration on the host, with the default hardware profile.
+// Plans of a configuration on the host, with the default hardware profile.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -24,7 +24,7 @@ inline train::Backend one_threaded_backend(const config::Config& given) {
 
 class PlannedSession {
  public:
-  // change_plan: what the test does to the plan before it is run; may be empty.
+  // change_plan: the test's changes to the plan before it is run; may be empty.
   explicit PlannedSession(const config::Config& config,
                           const std::function<void(planner::Plan&)>& change_plan = {})
       : PlannedSession(config, change_plan, one_threaded_backend(config)) {}

@@ -74,7 +74,7 @@ inline Overrides random_movement(Draws& draw) {
               draw.pick({"auto", "auto", "device", "pinned", "storage"})};
 }
 
-// From hopeless to ample.
+// Draws budgets from hopeless to ample.
 inline Overrides random_budgets(Draws& draw) {
   const auto device = 2 + static_cast<std::int64_t>(draw.below(30));
   const auto pinned = 1 + static_cast<std::int64_t>(draw.below(16));

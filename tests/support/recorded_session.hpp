@@ -1,4 +1,4 @@
-// What a few steps of a planned session gave, kept to the bit; for comparisons of backends.
+// The results of a few steps of a planned session, kept to the bit; for comparisons of backends.
 #pragma once
 
 #include <bit>

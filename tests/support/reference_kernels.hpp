@@ -1,5 +1,5 @@
-// Products, attention and the language-model head in fp64, as plainly as they can be written: what
-// the kernels of every device are held to. Shapes and layouts as in kernels/kernels.hpp.
+// Products, attention and the language-model head in fp64, as plainly as they can be written. The
+// kernels of every device are held to these. Shapes and layouts as in kernels/kernels.hpp.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ inline std::size_t at(std::int64_t index) {
 
 struct GemmResult {
   Doubles c;
-  Doubles magnitude;  // sum of |a b| (+ |bias|): what rounding errors are relative to
+  Doubles magnitude;  // sum of |a b| (+ |bias|): rounding errors are relative to it
 };
 
 inline GemmResult gemm(const kernels::GemmShape& shape, const Doubles& a, const Doubles& b,

@@ -1,5 +1,5 @@
-// Schedules interpreted one after another, each on what the one before has left: whole runs as
-// terms.
+// Schedules interpreted one after another, each on the state that the one before has left: whole
+// runs as terms.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ class StepChain {
     started_ = true;
   }
 
-  // What the last pass made beside the state that it found is not used.
+  // The results of the last pass are dropped; the state that it found stays.
   void give_up() { left_ = left_.given_up(); }
 
   using State = std::map<std::pair<StateKind, std::int32_t>, schedule::Term>;

@@ -54,8 +54,8 @@ inline schedule::StepModel example_model(int blocks, bool tied, DType dtype,
   return model;
 }
 
-// What blocks save in parts, as uneven as their sizes allow, for one half of backward or for both;
-// 40,192 bytes in all.
+// Cuts the saved activations of blocks into parts as uneven as their sizes allow, for one half of
+// backward or for both; 40,192 bytes in all.
 inline void cut_saved(schedule::StepModel& model) {
   for (schedule::UnitFootprint& unit : model.units) {
     if (!unit.recomputable) continue;

@@ -1,7 +1,7 @@
 // The host's kernels as a CUDA device runs kernels: queued on the stream, carried out later.
 //
-// Over the simulated driver (tests/support/cuda_driver) they work on its device memory. What a call
-// was given on the host (blocks, segments, scalars) is copied when it is made, as a launch does;
+// Over the simulated driver (tests/support/cuda_driver) they work on its device memory. Host
+// arguments of a call (blocks, segments, scalars) are copied when it is made, as a launch does;
 // everything else is read when the stream comes to it.
 #pragma once
 

@@ -43,7 +43,7 @@ struct TrainingRecord {
   std::vector<train::RunEvent> plans;  // of each part that was appended
 
   double loss(std::size_t step) const { return std::bit_cast<double>(losses.at(step)); }
-  // Appends what a resumed process reported.
+  // Appends the reports of a resumed process.
   void append(const TrainingRecord& rest) {
     losses.insert(losses.end(), rest.losses.begin(), rest.losses.end());
     norms.insert(norms.end(), rest.norms.begin(), rest.norms.end());
@@ -64,7 +64,7 @@ class TrainingBench {
     std::ofstream(directory_.file("text"), std::ios::binary) << example_text(8000);
   }
 
-  // The log.dir of what is called `run`, and the directory of the first run in it.
+  // The log.dir of the run called `run`, and the directory of the first run in it.
   std::string run_directory(const std::string& run) const { return directory_.file(run); }
   std::string first_run(const std::string& run) const { return run_directory(run) + "/0001"; }
 

@@ -1,7 +1,7 @@
-// A caching allocator over a device, the host's with race detection, and callers who mark their
-// blocks: each is filled by work queued on its stream with a number of its own, and read back
-// before it is freed. A block that overlaps another, or is reused too early, is a race or a wrong
-// number; synchronize() throws either.
+// A caching allocator over a device (the host's with race detection), and callers that mark their
+// blocks. Work queued on a block's stream fills it with a number of its own, and reads that back
+// before the block is freed. A block that overlaps another, or is reused too early, is a race or a
+// wrong number; synchronize() throws either.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -62,7 +62,7 @@ class AllocatorBench {
     queue(stream, [block] { for_each_place(block, write_mark); }, {&access, 1});
     return block;
   }
-  // `reader` comes after the block's stream as it is now, and reads.
+  // Orders `reader` behind the work queued on the block's stream, then checks the block on it.
   void check_on(StreamId reader, const MarkedBlock& block) {
     if (reader != block.stream) {
       const std::unique_ptr<device::Event> event = inner_->create_event();
@@ -87,12 +87,13 @@ class AllocatorBench {
     check_on(block.stream, block);
     allocator_->free(block.data);
   }
-  // Throws what queued work found.
+  // Throws the errors of queued work.
   void synchronize() {
     for (const auto& stream : streams_) stream->synchronize(Deadline::after_seconds(300));
     SLUICE_CHECK_MSG(wrong_marks_ == 0, "a block does not hold what was written to it");
   }
-  // With no block held any more: all is there to be given back, and is, at the latest at the end.
+  // Precondition: no block is held any more. All memory can be released then, and is, at the latest
+  // at the end.
   void expect_all_returned() {
     synchronize();
     allocator_->check_invariants();
@@ -123,7 +124,7 @@ class AllocatorBench {
     std::memcpy(&found, place, sizeof found);
     if (found != mark) ++wrong_marks_;
   }
-  // Both ends and the beginning of every page between: wherever pages may change.
+  // Both ends and the beginning of every page between: all places where pages may change.
   template <typename Visit>
   static void for_each_place(const MarkedBlock& block, Visit visit) {
     if (block.bytes < sizeof block.mark) return;

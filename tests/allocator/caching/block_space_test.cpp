@@ -151,7 +151,7 @@ class BlockSpaceTest : public ::testing::Test {
   std::map<std::uint64_t, Block*> used_;
 };
 
-// Of all windows that begin with a block, or end with a run whose end is free.
+// Compares with all windows that begin with a block, or end with a run that has a free end.
 void BlockSpaceTest::expect_cheapest_window(std::uint64_t bytes, const CounterRng& prices) {
   const auto price = [&](std::uint64_t page) {
     return static_cast<double>(1 + prices.below(page / kSpacePage, 4));
@@ -197,7 +197,7 @@ void BlockSpaceTest::expect_cheapest_window(std::uint64_t bytes, const CounterRn
   EXPECT_GT(found->first->address + found->first->bytes, found->address);
 }
 
-TEST_F(BlockSpaceTest, AnySequenceLeavesWhatTheModelSays) {
+TEST_F(BlockSpaceTest, AnySequenceAgreesWithTheModel) {
   for (std::uint64_t seed = 1; seed <= 4; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     const CounterRng rng(seed, stream_of("block_space_test"));

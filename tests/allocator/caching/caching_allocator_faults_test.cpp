@@ -64,7 +64,8 @@ TEST(CachingAllocatorFaults, AFreeThatFailsMayBeTriedAgain) {
   bench.expect_all_returned();
 }
 
-// A thread's own objects may hold blocks, and be destroyed after what this library keeps for it.
+// A thread's own objects may hold blocks, and be destroyed after this library's cache of
+// the thread.
 TEST(CachingAllocatorFaults, AThreadMayFreeAfterItsCacheWasHandedOn) {
   struct Holder {
     AllocatorBench* bench = nullptr;
@@ -87,8 +88,8 @@ TEST(CachingAllocatorFaults, AThreadMayFreeAfterItsCacheWasHandedOn) {
   bench.expect_all_returned();
 }
 
-// A device whose Nth call fails, once or from then on: what was asked for then is refused, and
-// nothing else is lost.
+// The Nth call of this device fails, once or from then on. The request of that moment is refused,
+// and nothing else is lost.
 class DeviceFailures {
  public:
   // Returns the calls that there were.
@@ -105,7 +106,7 @@ class DeviceFailures {
       if (live_.size() > 1) bench_.check_on(b_, live_[1]);
       free_all(2);
       allocate(4 * kPage, b_);  // stitched of pages of a
-      allocate(3 * kPage, a_);  // after what b still reads
+      allocate(3 * kPage, a_);  // after b's reads
       free_all(1);
     }
     bench_.allocator().release_cached();
@@ -141,7 +142,8 @@ class DeviceFailures {
         [&] { live_.push_back(bench_.allocate(bytes, stream, Category::kActivation, ++mark_)); });
     EXPECT_EQ(bench_.allocator().statistics().live_bytes, live_bytes + (succeeded ? bytes : 0));
   }
-  // Each that is a multiple of `stride`; what fails is kept, and tried again with the next.
+  // Frees each block at a multiple of `stride`. A block that fails is kept, and tried again with
+  // the next.
   void free_all(std::size_t stride) {
     std::vector<MarkedBlock> kept;
     for (std::size_t i = 0; i < live_.size(); ++i) {

@@ -1,4 +1,4 @@
-// The caching allocator over the host device: what it reuses, moves, waits for and refuses.
+// The caching allocator over the host device: when it reuses, moves, waits and refuses.
 #include "allocator/caching/caching_allocator.hpp"
 
 #include <gtest/gtest.h>
@@ -64,8 +64,8 @@ class CachingAllocatorTest : public ::testing::Test {
   StreamId b_ = 0;
 };
 
-// A pool whose free blocks lie in the thread's cache, in other sizes, asks nobody else for them.
-TEST_F(CachingAllocatorTest, AThreadGivesBackItsOwnCacheFirst) {
+// If a pool's free blocks lie in the thread's cache in other sizes, they serve the request alone.
+TEST_F(CachingAllocatorTest, AThreadReusesItsOwnCacheFirst) {
   make(16);
   std::vector<std::byte*> blocks;
   for (int i = 0; i < 8; ++i) blocks.push_back(allocate(256 * kKiB, a_));  // a page
@@ -78,7 +78,7 @@ TEST_F(CachingAllocatorTest, AThreadGivesBackItsOwnCacheFirst) {
   allocator_->free(other);
 }
 
-TEST_F(CachingAllocatorTest, ReusesWhatItsStreamFreed) {
+TEST_F(CachingAllocatorTest, ReusesBlocksThatItsStreamFreed) {
   make(8);
   std::byte* const large = allocate(3 * kPage, a_);
   free(large);
@@ -96,8 +96,8 @@ TEST_F(CachingAllocatorTest, ReusesWhatItsStreamFreed) {
   EXPECT_EQ(ledger_->totals(Tier::kDevice).live_bytes, 4 * kPage);
 }
 
-// Whole, where it is asked for just so much: else it joins what lies beside it.
-TEST_F(CachingAllocatorTest, WhatAStreamFreedLastComesBackFirst) {
+// The block comes back whole for a request of its size; otherwise it joins its free neighbours.
+TEST_F(CachingAllocatorTest, TheBlockThatAStreamFreedLastComesBackFirst) {
   make(16);
   std::byte* const first = allocate(2 * kPage, a_);
   std::byte* const second = allocate(3 * kPage, a_);
@@ -119,8 +119,8 @@ TEST_F(CachingAllocatorTest, WhatAStreamFreedLastComesBackFirst) {
   free(wall);
 }
 
-// Nor does it hide from who looks for memory on behalf of another stream, or gives it all back.
-TEST_F(CachingAllocatorTest, WhatAStreamFreedLastIsAnyonesMemory) {
+// Requests of other streams find that block, too, and so does a release of all cached memory.
+TEST_F(CachingAllocatorTest, TheBlockThatAStreamFreedLastServesOtherStreams) {
   make(4);
   std::byte* const mine = allocate(4 * kPage, a_);
   free(mine);
@@ -130,14 +130,14 @@ TEST_F(CachingAllocatorTest, WhatAStreamFreedLastIsAnyonesMemory) {
   EXPECT_EQ(allocator_->statistics().reserved_bytes, 0u);
 }
 
-TEST_F(CachingAllocatorTest, NothingIsNothing) {
+TEST_F(CachingAllocatorTest, ZeroBytesAllocateNothing) {
   make(1);
   EXPECT_EQ(allocator_->allocate({0, a_}), nullptr);
   allocator_->free(nullptr);
   EXPECT_EQ(allocator_->statistics().reserved_bytes, 0u);
 }
 
-TEST_F(CachingAllocatorTest, RefusesWhatItDidNotGive) {
+TEST_F(CachingAllocatorTest, RefusesForeignPointers) {
   make(8);
   std::byte* const data = allocate(kPage * 2, a_);
   EXPECT_THROW(allocator_->free(data + 512), InternalError);
@@ -262,7 +262,7 @@ TEST_F(CachingAllocatorTest, UnderPressureItWaitsForTheSmallestPendingBlockThatS
   let_stream_b_go();
 }
 
-TEST_F(CachingAllocatorTest, OutOfMemorySaysWhatWasAskedAndLeavesAllAsItWas) {
+TEST_F(CachingAllocatorTest, OutOfMemoryNamesTheRequestAndChangesNothing) {
   make(4);
   std::byte* const held = allocate(3 * kPage, a_);
   try {
@@ -289,7 +289,7 @@ TEST_F(CachingAllocatorTest, PagesOfAStreamThatIsNotMovableStay) {
   stream.reset();
 }
 
-TEST_F(CachingAllocatorTest, ReleaseCachedGivesBackEveryFreePage) {
+TEST_F(CachingAllocatorTest, ReleaseCachedFreesEveryUnusedPage) {
   make(8);
   std::byte* const held = allocate(kPage + 512, a_);
   free(allocate(4 * kPage, b_));

@@ -80,10 +80,10 @@ void run_thread(const Shared& shared, std::uint64_t number, std::vector<StreamId
     }
     if (live.size() > 40) free_one(rng.below(n++, live.size()));
   }
-  for (const MarkedBlock& block : live) shared.handover.put(block);  // who comes next frees them
+  for (const MarkedBlock& block : live) shared.handover.put(block);  // the next thread frees them
 }
 
-// Sums that hold at every moment, whatever others do.
+// Sums that hold at every moment, while other threads work.
 void expect_sound(AllocatorBench& bench) {
   const CachingAllocatorStatistics statistics = bench.allocator().statistics();
   constexpr std::uint64_t kLimit = std::uint64_t{1} << 40U;  // above: a sum went below zero

@@ -1,6 +1,6 @@
-// The devices whose laws an allocator must keep, with memory that queued work may touch: the host
-// device, which detects races, and the CUDA device over the simulated driver, whose mappings and
-// queues are as a GPU's.
+// An allocator must keep the laws of these devices, and queued work may touch their memory: the
+// host device, which detects races, and the CUDA device over the simulated driver, which has the
+// mappings and queues of a GPU.
 #pragma once
 
 #include <dlfcn.h>
@@ -24,7 +24,8 @@ struct DeviceUnderTest {
   std::string name;
   std::string missing;  // why this machine or build does not have it; empty: it does
   std::function<std::unique_ptr<device::Device>(std::uint64_t capacity_bytes)> make;
-  // In the stream's order. What `work` throws becomes the stream's error on the host device only.
+  // Runs in the stream's order. An exception of `work` is the stream's error on the host
+  // device only.
   std::function<void(device::Stream&, std::function<void()> work,
                      std::span<const device::MemoryAccess>)>
       queue;

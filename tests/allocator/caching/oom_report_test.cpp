@@ -84,7 +84,7 @@ TEST(OomReport, MemoryThatOthersHoldOnTheDeviceIsExternal) {
 TEST(OomReport, FreePartsOfPagesAreFragmentation) {
   const OomFixture setup(counting(4), UINT64_MAX);
   std::vector<std::byte*> blocks;
-  // Of every page one half stays.
+  // One half of every page stays.
   for (std::uint64_t i = 0; i < 8; ++i) blocks.push_back(setup.get(kPage / 2, setup.a));
   for (std::size_t i = 0; i < blocks.size(); i += 2) setup.allocator->free(blocks[i]);
   const auto report = setup.fail(2 * kPage, setup.a);

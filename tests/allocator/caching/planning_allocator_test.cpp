@@ -61,7 +61,7 @@ class PlanningAllocatorTest : public ::testing::Test {
         },
         {&access, 1});
   }
-  void wait_for_streams() {  // throws what the race detector found
+  void wait_for_streams() {  // throws races that the detector found
     for (std::unique_ptr<device::Stream>& stream : streams_) {
       stream->synchronize(Deadline::after_seconds(60));
     }
@@ -116,7 +116,7 @@ TEST_F(PlanningAllocatorTest, PlansAfterTwoStepsThatAreAlike) {
   free(held_);
 }
 
-TEST_F(PlanningAllocatorTest, AStepThatRepeatsAsksNobody) {
+TEST_F(PlanningAllocatorTest, ARepeatedStepMakesNoDeviceCall) {
   for (int i = 0; i < 6; ++i) step();
   const std::uint64_t map_calls = device_->counters().map_calls;
   const CachingAllocatorStatistics before = allocator_->statistics();
@@ -130,7 +130,7 @@ TEST_F(PlanningAllocatorTest, AStepThatRepeatsAsksNobody) {
   free(held_);
 }
 
-TEST_F(PlanningAllocatorTest, WhatIsNewIsAnsweredByTheOther) {
+TEST_F(PlanningAllocatorTest, UnplannedRequestsGoToTheOtherAllocator) {
   for (int i = 0; i < 6; ++i) step();
   for (int i = 0; i < 4; ++i) {
     const PlanningAllocatorStatistics before = planner_->statistics();
@@ -143,13 +143,13 @@ TEST_F(PlanningAllocatorTest, WhatIsNewIsAnsweredByTheOther) {
   free(held_);
 }
 
-TEST_F(PlanningAllocatorTest, NothingIsPutOnWhatIsFreedLate) {
+TEST_F(PlanningAllocatorTest, NothingIsPlacedOnOverdueBlocks) {
   for (int i = 0; i < 6; ++i) step();
   planner_->begin_step();
   std::byte* const a = allocate(2 * kPage);
   std::byte* const b = allocate(kPage);
   free(std::exchange(held_, nullptr));
-  // `a` is not freed: where c would come lies `a`.
+  // `a` is not freed, and it lies at the planned place of c.
   std::byte* const c = allocate(3 * kPage);
   for (std::byte* one : {a, b}) {
     const std::uint64_t bytes = one == a ? 2 * kPage : kPage;
@@ -192,7 +192,7 @@ TEST_F(PlanningAllocatorTest, WithoutRoomForTheArenaItGoesOnWithoutPlan) {
 }
 
 // Two of a kind at once, from two steps: one place is not enough, so neither has one.
-TEST_F(PlanningAllocatorTest, WhatOutlivesAStepIsNotPlanned) {
+TEST_F(PlanningAllocatorTest, BlocksThatOutliveAStepAreNotPlanned) {
   for (int i = 0; i < 8; ++i) {
     planner_->begin_step();
     std::byte* const of_the_last_step = std::exchange(held_, allocate(2 * kPage));
@@ -206,7 +206,7 @@ TEST_F(PlanningAllocatorTest, WhatOutlivesAStepIsNotPlanned) {
   free(held_);
 }
 
-TEST_F(PlanningAllocatorTest, RefusesWhatItDidNotGive) {
+TEST_F(PlanningAllocatorTest, RefusesForeignPointers) {
   for (int i = 0; i < 6; ++i) step();
   planner_->begin_step();
   std::byte* const a = allocate(2 * kPage);
@@ -237,7 +237,8 @@ TEST_F(PlanningAllocatorTest, UsesOnOtherStreamsAreWaitedFor) {
   EXPECT_EQ(statistics.arena_bytes, 4 * kPage);
 }
 
-// The plan lets stream 1 wait for what it saw freed last on stream 0; this time that is another.
+// The plan lets stream 1 wait for the block that stream 0 freed last; this time that is
+// another block.
 TEST_F(PlanningAllocatorTest, FreedInAnotherOrderTheLastUseIsStillWaitedFor) {
   for (int i = 0; i < 8; ++i) {
     planner_->begin_step();
@@ -257,9 +258,9 @@ TEST_F(PlanningAllocatorTest, FreedInAnotherOrderTheLastUseIsStillWaitedFor) {
   EXPECT_EQ(planner_->statistics().arena_bytes, 2 * kPage);
 }
 
-// In the first step that a plan serves, what the last step left is not of the arena: the release
-// that the plan waits for is not there, and an earlier one counts.
-TEST_F(PlanningAllocatorTest, WhatTheLastStepLeftElsewhereHidesNoEarlierUse) {
+// In the first step that a plan serves, the blocks left by the last step lie outside the arena. The
+// plan waits for a release that does not come, so an earlier one counts.
+TEST_F(PlanningAllocatorTest, BlocksOutsideTheArenaHideNoEarlierUse) {
   for (int i = 0; i < 6; ++i) {
     planner_->begin_step();
     free(allocate(kPage, 1));
@@ -320,7 +321,7 @@ TEST_F(PlanningAllocatorTest, ADroppedPlansBlocksAreFreedOnce) {
 }
 
 // In the arena in use and in one of a dropped plan.
-TEST_F(PlanningAllocatorTest, ASnapshotHasWhatLiesInArenas) {
+TEST_F(PlanningAllocatorTest, ASnapshotHasTheBlocksInArenas) {
   recorder_ = std::make_unique<record::MemoryRecorder>(1000);
   make(64);
   using Blocks = std::map<std::uint64_t, std::uint64_t>;  // bytes by address
@@ -372,7 +373,7 @@ TEST_F(PlanningAllocatorTest, ASnapshotHasWhatLiesInArenas) {
   planner_->free(last);
   EXPECT_EQ(live_in(planner_->snapshot()), Blocks());
 
-  for (int i = 0; i < 5; ++i) {  // and what a planner leaves behind is told of
+  for (int i = 0; i < 5; ++i) {  // and blocks that a planner leaves are reported
     planner_->begin_step();
     first = get(kPage / 4);
     if (i < 4) planner_->free(first);
@@ -466,7 +467,7 @@ TEST_F(PlanningAllocatorTest, AnySequenceKeepsEveryByteToItsOwner) {
         free_due();
       }
       if (step % 5 == 0) allocator_->check_invariants();
-      if (step % 100 == 99) wait_for_streams();  // so that what is queued stays bounded
+      if (step % 100 == 99) wait_for_streams();  // so that queued work stays bounded
     }
     for (const auto& [due, one] : live) free(one.data);
     EXPECT_GT(planner_->statistics().planned_count, 0u);

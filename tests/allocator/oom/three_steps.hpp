@@ -8,7 +8,7 @@
 
 namespace sluice::allocator {
 
-// A run of three steps whose last request fails. It can be repeated under other conditions.
+// A run of three steps; its last request fails. A test can repeat it under other conditions.
 struct ThreeSteps {
   std::uint64_t cap_pages = 8;
   bool frees_before = false;  // frees the oldest block of site "saved" before the last request

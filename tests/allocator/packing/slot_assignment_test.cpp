@@ -12,7 +12,7 @@
 namespace sluice::packing {
 namespace {
 
-// By looking at every position: what the sweep must find.
+// Looks at every position; the sweep must find the same.
 std::uint64_t deepest_need(const std::vector<Lifetime>& items) {
   std::uint64_t deepest = 0;
   for (const Lifetime& at : items) {

@@ -183,7 +183,7 @@ TEST(TraceOf, TrimmingByTheAllocatorIsNotAFlush) {
   snapshot.events = {event(kSegmentFree, kBase + 64 * kMiB, 20 * kMiB)};
   EXPECT_EQ(operations(convert(snapshot).trace), "");
   EXPECT_TRUE(convert(snapshot).trace.recorded_trimming);
-  snapshot.segments[0].pool = 3;  // a private pool is not given back
+  snapshot.segments[0].pool = 3;  // a private pool is not released
   EXPECT_EQ(operations(convert(snapshot).trace), "~");
   EXPECT_FALSE(convert(snapshot).trace.recorded_trimming);
 }
@@ -196,7 +196,7 @@ TEST(TraceOf, SingleSegmentsGoUnderALimitToSplitting) {
   snapshot.max_split_bytes = 30 * kMiB;
   EXPECT_EQ(operations(convert(snapshot).trace), "");
   EXPECT_TRUE(convert(snapshot).trace.recorded_trimming);
-  snapshot.segments.clear();  // nothing stays: a flush all the same
+  snapshot.segments.clear();  // no segment stays, but this is a flush, too
   EXPECT_EQ(operations(convert(snapshot).trace), "~");
 }
 

@@ -1,5 +1,5 @@
-// The communicator over NCCL against a table of functions that carries bytes between threads: what
-// arrives, in which order sums are made, and how it ends when a rank is gone.
+// The communicator over NCCL against a table of functions that carries bytes between threads: the
+// bytes that arrive, the order of sums, and the end of calls when a rank is gone.
 #include "collectives/nccl/nccl_communicator.hpp"
 
 #include <gtest/gtest.h>
@@ -123,7 +123,7 @@ float loaded(DType type, const Bytes& bytes, std::uint64_t i) {
   const auto half = static_cast<std::uint16_t>(bits);
   return type == DType::kBF16 ? to_float(bf16{half}) : to_float(f16{half});
 }
-// In rank order, in fp32, rounded once.
+// The sums are made in rank order, in fp32, and rounded once.
 Bytes summed(DType type, int size, std::uint64_t count) {
   std::vector<Bytes> parts;
   for (int rank = 0; rank < size; ++rank) parts.push_back(stored(type, rank, count));
@@ -196,7 +196,7 @@ TEST(NcclCommunicator, ReducesInRankOrderToTheBit) {
   }
 }
 
-TEST(NcclCommunicator, ScattersWhatItReduces) {
+TEST(NcclCommunicator, ScattersTheReducedValues) {
   for (const int size : {2, 3, 5}) {
     run_ranks(size, [size](Rank& own) {
       Communicator& group = *own.group;
@@ -283,7 +283,7 @@ TEST(NcclCommunicator, QueuedCallsAreWatched) {
   EXPECT_EQ(fake_nccl_counts().aborted, aborted + 2);
 }
 
-TEST(NcclCommunicator, WhoGoesWithCallsUnderWayAborts) {
+TEST(NcclCommunicator, DestructionWithCallsUnderWayAborts) {
   const int aborted = fake_nccl_counts().aborted, destroyed = fake_nccl_counts().destroyed;
   run_ranks(2, [](Rank& own) {
     int number = 1;

@@ -101,7 +101,7 @@ TEST(NcclOnGpu, TwoRanksReduceInRankOrder) {
 }
 
 // The library is there: its functions are found and answer. It needs no GPU.
-TEST(NcclOnGpu, TheLibraryHasWhatIsAsked) {
+TEST(NcclOnGpu, TheLibraryHasEveryFunctionThatWeCall) {
   try {
     int version = 0;
     ASSERT_EQ(nccl_library().get_version(&version), ncclSuccess);

@@ -17,7 +17,7 @@ namespace {
 
 using nlohmann::json;
 
-// As tests/engine/checkpoint/record_huggingface_headers.py makes them.
+// The same shapes as in tests/engine/checkpoint/record_huggingface_headers.py.
 model::ModelShape gpt2_shape() {
   model::ModelShape shape;
   shape.layers = 2;
@@ -177,7 +177,7 @@ TEST_F(HuggingFaceFiles, DescribeTheModelAndLieWithinTheBytesThatAreCounted) {
   }
 }
 
-TEST_F(HuggingFaceFiles, OfAnotherModelsWeightsAreRefused) {
+TEST_F(HuggingFaceFiles, WeightsOfAnotherModelAreRefused) {
   write_weights(gpt2_shape());
   const checkpoint::SafetensorsReader weights(weights_path_);
   EXPECT_THROW(checkpoint::export_huggingface(weights, llama_shape(), DType::kF32, exported_),

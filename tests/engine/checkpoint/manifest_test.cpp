@@ -36,11 +36,11 @@ std::string refusal(const std::string& text) {
   return testing::message_of<InputError>([&] { parse_manifest(text, "manifest.json"); });
 }
 
-TEST(Manifest, ReadsBackWhatItWrites) {
+TEST(Manifest, RoundTrips) {
   EXPECT_EQ(parse_manifest(format_manifest(example()), "m"), example());
 }
 
-// As long as a configuration may be.
+// A setting may be as long as a whole configuration.
 TEST(Manifest, KeepsLongSettings) {
   CheckpointManifest manifest = example();
   manifest.settings["optimizer.groups"] = std::string(std::size_t{1} << 20, '"');

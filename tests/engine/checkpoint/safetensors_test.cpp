@@ -31,7 +31,7 @@ std::vector<std::byte> bytes_of(std::size_t count, int seed) {
   return data;
 }
 
-TEST(Safetensors, WhatWasWrittenInPiecesReadsBack) {
+TEST(Safetensors, TensorsWrittenInPiecesReadBack) {
   const testing::ScratchDirectory scratch;
   const auto path = scratch / "model.safetensors";
   const auto a = bytes_of(24, 1);
@@ -78,7 +78,7 @@ TEST(Safetensors, AFileThatWasNotFinishedIsRemoved) {
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
-TEST(SafetensorsHeader, TakesWhatTheFormatAllows) {
+TEST(SafetensorsHeader, AcceptsEveryFormThatTheFormatAllows) {
   const auto header = parse_safetensors_header(
       R"({"__metadata__":{"k":"v"},"z":{"dtype":"U8","shape":[],"data_offsets":[4,5]},)"
       R"("a":{"shape":[2],"data_offsets":[0,4],"dtype":"BF16"}}   )",
@@ -89,7 +89,7 @@ TEST(SafetensorsHeader, TakesWhatTheFormatAllows) {
   EXPECT_TRUE(parse_safetensors_header("{}", 0, "m").tensors.empty());
 }
 
-TEST(SafetensorsHeader, HolesOverlapsAndLeftoversAreRefused) {
+TEST(SafetensorsHeader, HolesOverlapsAndExtraBytesAreRefused) {
   const auto two = [](const char* first, const char* second) {
     return std::string(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":)") + first +
            R"(},"b":{"dtype":"U8","shape":[4],"data_offsets":)" + second + "}}";

@@ -44,7 +44,7 @@ void parse(const std::string& text) {
   parse_state_record(text, "the record", parsed, found);
 }
 
-TEST(StateRecord, ReadsBackWhatItWrites) {
+TEST(StateRecord, RoundTrips) {
   CheckpointManifest parsed;
   SavedState found;
   parse_state_record(format_state_record(manifest(), state()), "r", parsed, found);
@@ -52,7 +52,7 @@ TEST(StateRecord, ReadsBackWhatItWrites) {
   EXPECT_EQ(found, state());
 }
 
-TEST(StateRecord, OfAVersionThatKeptNoIdOfItsLogIsRead) {
+TEST(StateRecord, ReadsAVersionWithoutTheIdOfItsLog) {
   nlohmann::json record = nlohmann::json::parse(format_state_record(manifest(), state()));
   record["space"].erase("log_id");
   CheckpointManifest parsed;
@@ -62,7 +62,7 @@ TEST(StateRecord, OfAVersionThatKeptNoIdOfItsLogIsRead) {
   EXPECT_EQ(found.log, state().log);
 }
 
-// Of a version that knew none: they were even.
+// An earlier version wrote no shares: its storage was striped evenly.
 TEST(StateRecord, WithoutSharesIsStripedEvenly) {
   nlohmann::json record = nlohmann::json::parse(format_state_record(manifest(), state()));
   record["space"].erase("shares");
@@ -100,7 +100,7 @@ TEST(StateRecord, TakesNoMoreThanItIsGivenRoomFor) {
 }
 
 // One edit each, and the member that the refusal names.
-TEST(StateRecord, WhatCannotBeIsRefusedByName) {
+TEST(StateRecord, ImpossibleValuesAreRefusedByName) {
   struct Edit {
     std::string from, to, named;
   };
@@ -158,7 +158,7 @@ std::vector<nlohmann::json::json_pointer> places_in(const nlohmann::json& record
   return places;
 }
 
-TEST(StateRecord, WhateverStandsForAMemberIsReadBackAsReadOrRefused) {
+TEST(StateRecord, AnyValueOfAMemberRoundTripsOrIsRefused) {
   const nlohmann::json record = nlohmann::json::parse(format_state_record(manifest(), state()));
   int read = 0;
   int refused = 0;

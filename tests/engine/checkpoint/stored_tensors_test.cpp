@@ -1,5 +1,5 @@
-// ParameterTable and StoredTensors: what the optimizer is told of each tensor, and which bytes of a
-// home go to which tensor of a checkpoint.
+// Tests of ParameterTable and StoredTensors: the facts of each tensor that the optimizer gets, and
+// the bytes of a home that belong to each tensor of a checkpoint.
 #include "engine/checkpoint/stored_tensors.hpp"
 
 #include <gtest/gtest.h>

@@ -21,7 +21,7 @@ std::string refusal(const std::string& text, const std::vector<std::string>& ove
   return testing::message_of<InputError>([&] { parse(text, overrides); });
 }
 
-TEST(Config, FillsInWhatWasNotSaid) {
+TEST(Config, FillsInDefaults) {
   const Config gpt2 = parse(kSmall + "[train]\nseq = 128\n");
   EXPECT_EQ(gpt2.model.kv_heads, 4);
   EXPECT_EQ(gpt2.model.ffn, 256);
@@ -115,7 +115,7 @@ TEST(Config, AnUnknownKeyNamesTheNearestKnownOne) {
             "run.toml:6: unknown key 'memory.place.weights'; did you mean 'memory.place.weight'?");
 }
 
-TEST(Config, AMistypedValueNamesTheKeyWhatWasGivenAndWhatIsRight) {
+TEST(Config, AMistypedValueNamesTheKeyTheValueAndTheRightType) {
   EXPECT_EQ(refusal("[model]\nlayers = \"two\"\n"),
             "run.toml:2: model.layers must be an integer from 1 to 4096; got \"two\"");
   EXPECT_EQ(refusal(kSmall + "[memory]\ndevice = \"lots\"\n"),
@@ -182,7 +182,7 @@ TEST(Config, ValuesThatDisagreeAreRefused) {
             "run.toml: model.heads is missing; it must be an integer from 1 to 16384");
 }
 
-TEST(Config, AnOptimizerKeepsOnlyWhatItCan) {
+TEST(Config, AnOptimizerRefusesStatesThatItCannotKeep) {
   EXPECT_NE(refusal(kSmall, {"optimizer.states=split", "train.precision=fp32"})
                 .find("needs train.precision = \"bf16\""),
             std::string::npos);
@@ -279,7 +279,7 @@ TEST(Config, APartWithoutANameIsRefusedAsThat) {
   EXPECT_NE(file.find(words), std::string::npos) << file;
 }
 
-// A name is somebody's text: it is shown as one line, cut where it is long.
+// A name is a user's text: it is shown as one line, cut where it is long.
 TEST(Config, ANameOfAPartIsShownOnOneLine) {
   const std::string unit = "recompute.policy=unit";
   const std::string long_name(3000, 'q');
@@ -302,7 +302,7 @@ TEST(Config, PlacesOfSavedPartsAreRefusedWhereUnitsAreRecomputed) {
               std::string::npos)
         << words;
   }
-  // The entry's own origin, whatever else of the table was set since.
+  // The entry's own origin, even if other keys of the table were set since.
   const std::string file = kSmall + "[memory.place.saved]\nmlp_up = \"pinned\"\n";
   const std::string innocent = "memory.place.saved.qkv=auto";
   EXPECT_EQ(refusal(file, {unit, innocent}).rfind("run.toml:", 0), 0u);
@@ -365,7 +365,7 @@ TEST(Config, EachChoiceComesBackAsItWasWritten) {
   EXPECT_EQ(config.optimizer.placement, Config::OptimizerPlacement::kSpeculative);
 }
 
-TEST(Config, WhatIsNotBuiltYetIsRefusedByName) {
+TEST(Config, SettingsNotYetBuiltAreRefusedByName) {
   EXPECT_NO_THROW(check_supported(parse(kSmall)));
   for (const std::string assignment :
        {"data.format=megatron", "parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2",
@@ -402,7 +402,7 @@ TEST(Config, ASpeculativeUpdateMayDependOnTheNormButNotOnACommit) {
       << words;
 }
 
-TEST(ResultSettings, ChangeWithWhatDeterminesResultsAndWithNothingElse) {
+TEST(ResultSettings, ChangeOnlyWithSettingsThatDetermineResults) {
   const auto plain = result_settings(parse(kSmall));
   EXPECT_EQ(plain.at("model.layers"), "2");
   for (const std::string assignment :
@@ -424,7 +424,7 @@ TEST(ResultSettings, ChangeWithWhatDeterminesResultsAndWithNothingElse) {
 }
 
 // Keys that the rule does not read refuse no resume.
-TEST(ResultSettings, HoldWhatTheRuleReads) {
+TEST(ResultSettings, HoldTheKeysThatTheRuleReads) {
   const std::vector<std::string> of_others{"optimizer.momentum=0.5", "optimizer.beta2_decay=-0.5",
                                            "optimizer.clip_threshold=2"};
   for (const std::string& key : of_others) {

@@ -49,13 +49,13 @@ TEST(TokenStream, ADirectoryIsItsVisibleTextFilesInOrderWithAZeroBetween) {
   const TokenStream stream({scratch / "text"}, config::DataFormat::kBytes, 256);
   EXPECT_EQ(tokens_as_text(stream), std::string("deep\0bee", 8));
   EXPECT_EQ(stream.file_count(), 2u);
-  // A file that is named is taken whatever it holds.
+  // A file given by its name is read even if it is no text.
   const TokenStream named({scratch / "text/program", scratch / "text/b.txt"},
                           config::DataFormat::kBytes, 256);
   EXPECT_EQ(tokens_as_text(named), std::string("ELF\0\1\0bee", 9));
 }
 
-TEST(TokenStream, EveryRangeReadsWhatTheWholeHolds) {
+TEST(TokenStream, EveryRangeEqualsThatPartOfTheStream) {
   const testing::ScratchDirectory scratch;
   std::string whole;
   for (int i = 0; i < 9; ++i) {

@@ -27,13 +27,13 @@ using testing::WholeModel;
 using testing::operator+;
 
 constexpr float kStep = 0.02f;
-// Of the directional derivative's own size, and of the tensor's gradient norm.
+// The first is relative to the directional derivative, the others to the tensor's gradient norm.
 constexpr double kRelativeTolerance = 1e-3;
 constexpr double kDenseNormTolerance = 1.5e-3;  // measured: at most 4e-4
 constexpr double kElementNormTolerance = 2e-4;  // measured: at most 5e-5
 constexpr int kElementsPerTensor = 4;
 
-// One direction in one tensor: elements and what each is moved by per unit of h.
+// One direction in one tensor: its elements, and the distance that each moves per unit of h.
 struct Direction {
   std::vector<std::uint64_t> elems;
   std::vector<float> signs;
@@ -133,16 +133,16 @@ ModelShape tiny_shape(ModelFamily family, bool tied) {
   return shape;
 }
 
-TEST(ModelGradient, OfGpt2IsTheLossesDerivative) {
+TEST(ModelGradient, IsTheDerivativeOfTheLossForGpt2) {
   expect_gradients(tiny_shape(ModelFamily::kGpt2, false));
 }
-TEST(ModelGradient, OfATiedGpt2IsTheLossesDerivative) {
+TEST(ModelGradient, IsTheDerivativeOfTheLossForATiedGpt2) {
   expect_gradients(tiny_shape(ModelFamily::kGpt2, true));
 }
-TEST(ModelGradient, OfLlamaIsTheLossesDerivative) {
+TEST(ModelGradient, IsTheDerivativeOfTheLossForLlama) {
   expect_gradients(tiny_shape(ModelFamily::kLlama, false));
 }
-TEST(ModelGradient, OfATiedLlamaIsTheLossesDerivative) {
+TEST(ModelGradient, IsTheDerivativeOfTheLossForATiedLlama) {
   expect_gradients(tiny_shape(ModelFamily::kLlama, true));
 }
 
@@ -196,7 +196,7 @@ void expect_step_is_the_passes(const Overrides& model) {
   EXPECT_NEAR(step.grad_norm, std::sqrt(squares), 1e-5 * step.grad_norm);
 }
 
-TEST(ModelGradient, IsWhatAStepOfTheEngineTakesTheNormOf) {
+TEST(ModelGradient, HasTheNormOfAStepOfTheEngine) {
   for (const char* tied : {"true", "false"}) {
     SCOPED_TRACE(tied);
     const Overrides head{std::string("model.tie_embeddings=") + tied};

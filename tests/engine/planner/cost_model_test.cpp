@@ -1,4 +1,4 @@
-// Prices against what can be worked out by hand from a profile.
+// Compares prices with values worked out by hand from a profile.
 #include "engine/planner/cost_model.hpp"
 
 #include <gtest/gtest.h>
@@ -60,7 +60,7 @@ class CostModelTest : public ::testing::Test {
   planner::HardwareProfile hardware_;
 };
 
-TEST_F(CostModelTest, APassCostsWhatItsKernelsCost) {
+TEST_F(CostModelTest, APassCostsTheSumOfItsKernels) {
   EXPECT_NEAR(pass(schedule::Op::kForward) / (kLinear + kAttention), 1, 1e-6);
   EXPECT_NEAR(pass(schedule::Op::kBackwardInput) / (kLinear + 2.5 * kAttention), 1, 1e-6);
   EXPECT_NEAR(pass(schedule::Op::kBackwardWeight) / kLinear, 1, 1e-6);
@@ -164,7 +164,7 @@ TEST_F(CostModelTest, FewerThreadsThanTheProfilesTakeLonger) {
 }
 
 TEST_F(CostModelTest, AMeasuredGridGoesBeforeTheRate) {
-  // All products with B transposed take a second, whatever their size: four in a forward pass.
+  // Each product with B transposed takes a second at any size: four in a forward pass.
   hardware_.operations.push_back(
       {planner::TimedOperation::kGemmNT, DType::kF32, {{{1 << 20}, {1 << 20}, {1 << 20}}}, {1.0}});
   EXPECT_NEAR(pass(schedule::Op::kForward) - kAttention, 4, 1e-3);
@@ -230,7 +230,7 @@ TEST_F(CostModelTest, AGpuIsPricedByItsOwnFiguresAndTakesNoCores) {
   EXPECT_EQ(simulation.cores_used[static_cast<std::size_t>(schedule::Lane::kOptimizer)], 1);
 }
 
-TEST_F(CostModelTest, OnlyWhatAnotherLaneWakesPaysForIt) {
+TEST_F(CostModelTest, OnlyInstructionsWokenByAnotherLanePayForTheWakeUp) {
   hardware_.launch_overhead_s = 1;
   hardware_.hand_over_s = 10;
   schedule::Instruction first = of(schedule::Op::kUpload, schedule::Lane::kH2D);

@@ -40,7 +40,7 @@ std::string refusal(const std::string& text) {
   return {};
 }
 
-TEST(HardwareProfile, ReadsBackWhatItWrote) {
+TEST(HardwareProfile, RoundTrips) {
   const std::string text = planner::to_json(sample());
   EXPECT_EQ(planner::to_json(planner::profile_from_json(text, "x")), text);
   EXPECT_EQ(planner::profile_from_json(text, "x").storage_read_bytes_per_s,
@@ -138,7 +138,7 @@ TEST(HardwareProfile, SavesWholeAndLoadsOrFallsBackToTheDefault) {
   planner::save_profile(sample(), path);
   planner::save_profile(sample(), path);
   EXPECT_EQ(planner::load_profile_or_default(path).cores, 7);
-  // Nothing beside it.
+  // The folder holds no other file.
   const auto parent = std::filesystem::path(path).parent_path();
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(parent), {}), 1);
   std::ofstream(path) << "{";

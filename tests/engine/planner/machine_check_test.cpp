@@ -1,4 +1,5 @@
-// Budgets against the machine: read once, so that what others write meanwhile refuses nothing.
+// Budgets against the machine. Its room is read once, so files that others write meanwhile
+// refuse nothing.
 #include "engine/planner/machine_check.hpp"
 
 #include <gtest/gtest.h>
@@ -19,7 +20,7 @@ config::Config small_budgets() {
   return config;
 }
 
-TEST(SettleBudgets, AutoStorageIsWhatIsFreeUpToItsMost) {
+TEST(SettleBudgets, AutoStorageIsTheFreeSpaceUpToItsMaximum) {
   config::Config config = small_budgets();
   const MachineRoom room = settle_budgets(config);
   EXPECT_GT(room.memory_bytes, 2 * kMiB);
@@ -54,7 +55,7 @@ TEST(SettleBudgets, PathsOnOneFileSystemShareItsRoom) {
   EXPECT_NEAR(static_cast<double>(shared), static_cast<double>(alone), 0.05 * alone);
 }
 
-// What lies on a file system in all counts there, however it is shared.
+// Paths on one file system share its room: their total counts there, however it is split.
 TEST(StorageShares, APathWithoutRoomIsNamedAndSharesAreConfigurable) {
   config::Config config = small_budgets();
   config.memory.storage_paths.push_back(config.memory.storage_paths.front() + "/second");

@@ -1,5 +1,5 @@
-// What the plan says is what the run does: peak bytes of each tier and bytes moved over each link,
-// exactly; and nothing is allocated once training has begun.
+// The run does exactly as the plan says: the peak bytes of each tier and the bytes moved over each
+// link are the same. Nothing is allocated once training has begun.
 #include <gtest/gtest.h>
 
 #include "tests/support/planned_session.hpp"
@@ -15,14 +15,14 @@ using testing::TrainingBench;
 using testing::TrainingRecord;
 using testing::operator+;
 
-// Ample budgets for most, and for the rest exactly what the first plan needs.
+// Most have ample budgets; the rest get exactly the bytes that the first plan needs.
 constexpr std::uint64_t kConfigurations = 24;
 
 std::string bytes_setting(const std::string& tier, const train::RunEvent& peak) {
   return "memory." + tier + "=" + std::to_string(peak.at(tier).get<std::uint64_t>());
 }
 
-// Of a speculative step that was made once more, the redo's too.
+// A speculative step that was redone also moves the bytes of the redo.
 train::RunEvent planned_bytes(const train::RunEvent& plan, const train::RunEvent& step) {
   train::RunEvent bytes = plan.at("bytes_moved");
   if (!step.value("redone", false)) return bytes;
@@ -41,7 +41,7 @@ void expect_plan_equals_run(const TrainingRecord& run, const config::Config& con
   EXPECT_LE(peak.at("pinned"), config.memory.pinned_bytes);
   EXPECT_LE(peak.at("storage"), config.memory.storage_bytes);
   ASSERT_EQ(run.steps.size(), 2u);
-  // Where updates are made in the next forward pass the first step has none, and a drain the last.
+  // With updates in the next forward pass, the first step makes none and a drain makes the last.
   const bool carries = run.plan.at("optimizer_placement") == "next_forward";
   for (std::size_t step = carries ? 1 : 0; step < run.steps.size(); ++step) {
     EXPECT_EQ(run.steps[step].at("bytes_moved"), planned_bytes(run.plan, run.steps[step]));

@@ -1,6 +1,6 @@
-// Over seeded random configurations and budgets: what is accepted is a valid schedule that computes
-// what the all-device one computes and runs inside its budgets; what is refused is refused with
-// changes that fit, and with 2 MiB less of any of them it does not.
+// Seeded random configurations and budgets. An accepted plan is a valid schedule that computes the
+// same as the all-device one and runs inside its budgets. A refusal suggests changes that fit; with
+// 2 MiB less of any of them the plan does not fit.
 #include <gtest/gtest.h>
 
 #include "engine/config/schema.hpp"
@@ -60,7 +60,7 @@ void expect_valid(const Plan& plan, const config::Config& config) {
   }
 }
 
-// Of two steps that are clipped: the second one's norm, and the state behind it.
+// Interprets two clipped steps. Returns the second one's norm, and the state after it.
 std::pair<std::optional<schedule::Term>, decltype(schedule::Interpretation::exit)> two_steps(
     const Plan& plan) {
   schedule::CarriedState left;
@@ -165,7 +165,7 @@ TEST(PlanOrRefuse, MoreMemoryNeverHurts) {
   EXPECT_GT(plans, 5u);
 }
 
-// Two candidates whose shortfalls differ by less than a step of suggestions: the smaller shortfall
+// The shortfalls of two candidates differ by less than a step of suggestions; the smaller shortfall
 // once made the larger suggestion.
 TEST(PlanOrRefuse, AChangeOfSeveralBudgetsIsMinimalToo) {
   const TrainingBench bench;

@@ -1,4 +1,4 @@
-// Each kind's place as a sum of tiers: which units move up, how many, and what plans make of it.
+// Each kind's place as a sum of tiers: which units move up, how many, and the plans that result.
 #include "engine/planner/promote.hpp"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ std::size_t units_on(const std::vector<Tier>& tiers, Tier tier) {
   return static_cast<std::size_t>(std::count(tiers.begin(), tiers.end(), tier));
 }
 
-TEST(Promotion, LeavesKindsWhosePlaceIsGiven) {
+TEST(Promotion, LeavesKindsWithAGivenPlace) {
   config::Config config;
   EXPECT_EQ(planner::possible_promotions(config).size(), 5u);
   config.memory.place.optimizer = config::Config::Place::kStorage;
@@ -61,7 +61,7 @@ TEST(Promotion, BringsOptimizerStateToTheDeviceBehindWeightsAndWithGradients) {
   EXPECT_EQ(moved.optimizer[1], Tier::kDevice);
   EXPECT_EQ(moved.gradient[1], Tier::kDevice);
   EXPECT_EQ(moved.gradient[3], Tier::kStorage);
-  planner::Promotion alone = kStateToDevice;  // gradients whose place is given stay
+  planner::Promotion alone = kStateToDevice;  // gradients with a given place stay
   alone.with = nullptr;
   EXPECT_EQ(planner::promotable_units(placement, alone), std::vector<std::size_t>{2});
 }

@@ -45,8 +45,8 @@ class OnePathSlow final : public PassingEngine {
   std::vector<offload::StorageFileId> slow_;
 };
 
-// Notes the first and the last byte of memory that requests name, and what is timed: what comes
-// after each file was written once.
+// Notes the first and the last byte of memory that requests name, and the timed requests: those
+// that come after each file was written once.
 class SharesEngine final : public PassingEngine {
  public:
   SharesEngine() : PassingEngine(offload::make_storage_engine("auto", {})) {}
@@ -109,8 +109,8 @@ TEST_F(StorageSharesBySpeed, AreMeasuredWithinTheMemoryThatIsAllowed) {
     const auto speeds = run::measure_path_speeds(engine, config_.memory.storage_paths, allowed);
     EXPECT_EQ(engine.bytes(), used);
     EXPECT_GT(*std::min_element(speeds.begin(), speeds.end()), 0);
-    // Half of what is timed is read, however few requests there are at once: where it is one, a
-    // path may end on a read.
+    // Half of the timed bytes are reads, however few requests are in flight: with one, a path may
+    // end on a read.
     EXPECT_GT(engine.timed_reads(), 0u);
     EXPECT_GE(engine.timed_reads(), engine.timed_writes());
     EXPECT_LE(engine.timed_reads(), engine.timed_writes() + speeds.size() * kMiB);
@@ -127,7 +127,7 @@ TEST_F(StorageSharesBySpeed, AreTheConfigurationsWhereItHasSome) {
   EXPECT_TRUE(run::choose_storage_shares(config_, 1).empty());
 }
 
-// Nowhere is that much room: what is left is even, and the run's own check refuses it.
+// No path has that much room: the remaining split is even, and the run's own check refuses it.
 TEST_F(StorageSharesBySpeed, AreEvenWhereNoOthersFit) {
   EXPECT_EQ(run::shares_within_room(config_, {1, 7}, std::uint64_t{1} << 60),
             (std::vector<std::uint32_t>{1, 1}));

@@ -1,4 +1,4 @@
-// A model's compute as External instructions: somebody else runs it and signals its end.
+// A model's compute as External instructions: an outside framework runs it and signals its end.
 #include <gtest/gtest.h>
 
 #include <condition_variable>
@@ -167,7 +167,7 @@ TEST(ExternalCompute, WithoutAFrameworkIsRefused) {
   EXPECT_THROW(run.step(0), InternalError);
 }
 
-// One External, then a download of what it wrote.
+// One External, then a download of its output.
 class OneExternal {
  public:
   OneExternal() {
@@ -217,8 +217,8 @@ class SignalRunner final : public OperationRunner {
   std::function<void(const Signal&)> start_;
 };
 
-// The message names what was waited for; a signal that comes too late harms nobody.
-TEST(ExternalCompute, ThatIsNeverSignalledEndsAtTheDeadline) {
+// The message names the awaited signal; a signal that comes too late does no harm.
+TEST(ExternalCompute, EndsAtTheDeadlineIfNeverSignalled) {
   Signal late;
   {
     OneExternal external;

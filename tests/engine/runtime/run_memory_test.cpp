@@ -48,7 +48,7 @@ TEST(RunMemory, ChargesExactlyTheNeed) {
     EXPECT_GT(peak[tier], 0u);
     EXPECT_EQ(bench.ledger.totals(static_cast<Tier>(tier)).live_bytes, peak[tier]);
   }
-  // And the device counts the same.
+  // The device counts the same.
   EXPECT_EQ(bench.device->counters().live_bytes, peak[0]);
   bench.run();
   for (std::size_t tier = 0; tier < kTierCount; ++tier) {
@@ -83,7 +83,7 @@ TEST(RunMemory, IsRefusedWhereATierHasAByteTooFew) {
 }
 
 // A device call that fails anywhere gives everything back.
-TEST(RunMemory, LeavesNothingTakenWhenTheDeviceFails) {
+TEST(RunMemory, ReleasesEverythingWhenTheDeviceFails) {
   const schedule::Schedule schedule = mixed_schedule();
   const MemoryNeed need = need_of(schedule);
   const testing::TempDirectory directory;

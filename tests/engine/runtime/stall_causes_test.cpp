@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::int64_t kMs = 1'000'000;
 
-// A pass by hand: what ran when, on which lane, behind what.
+// A pass made by hand: when each instruction ran, on which lane, and behind which others.
 struct Pass {
   schedule::Schedule schedule;
   std::vector<std::pair<std::int64_t, std::int64_t>> times;
@@ -49,7 +49,7 @@ TEST(StallCauses, ACopyThatWaitedForAReadCountsAsStorage) {
 }
 
 // Only while the compute lane stands still: a read behind other work costs nothing.
-TEST(StallCauses, WhatComputeHidesIsNoStall) {
+TEST(StallCauses, TransfersHiddenByComputeAreNoStall) {
   Pass pass;
   pass.add(schedule::Op::kForward, schedule::Lane::kCompute, 0, 6);
   const auto read = pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 0, 9);
@@ -59,9 +59,9 @@ TEST(StallCauses, WhatComputeHidesIsNoStall) {
   EXPECT_NEAR(stalls.total_s() * 1e3, 3, 1e-9);
 }
 
-// The lane submits in order, so a read waits for what an earlier one waits for; and a read whose
-// memory is a finished write's waited for that write.
-TEST(StallCauses, AReadBehindAWaitingReadCountsAsWhatThatWaitedFor) {
+// The lane submits in order, so a read waits for the cause of an earlier read's wait. A read into
+// the memory of a finished write waited for that write.
+TEST(StallCauses, AReadBehindAWaitingReadSharesItsCause) {
   Pass pass;
   const auto step = pass.add(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, 0, 4);
   const auto write =
@@ -78,9 +78,9 @@ TEST(StallCauses, AReadBehindAWaitingReadCountsAsWhatThatWaitedFor) {
   EXPECT_NEAR(stalls.total_s() * 1e3, 9, 1e-9);
 }
 
-// What stands behind a Release in a lane waits for what that retired behind, and a Release for what
-// stands before it: neither ends the chain.
-TEST(StallCauses, AReleaseWithoutDepsPassesOnWhatItsLaneWaitedFor) {
+// An instruction behind a Release in a lane waits for the cause of that Release's wait. A Release
+// waits for the instruction before it. Neither ends the chain.
+TEST(StallCauses, AReleaseWithoutDepsPassesOnTheCauseOfItsLane) {
   Pass pass;
   const auto read = pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 0, 5);
   pass.add(schedule::Op::kOptimizerStep, schedule::Lane::kOptimizer, 5, 7, {read});
@@ -105,8 +105,8 @@ TEST(StallCauses, ATransferThatOvertookWaitsForTheOneBeforeIt) {
   EXPECT_NEAR(of(stalls, runtime::StallCause::kHandOver), 0, 1e-9);
 }
 
-// What the pass waits for first is the thread of a lane.
-TEST(StallCauses, UntilALaneBeginsItIsHandedThePass) {
+// The pass first waits for the thread of a lane to begin.
+TEST(StallCauses, TheWaitUntilALaneBeginsIsHandOver) {
   Pass pass;
   pass.add(schedule::Op::kRelease, schedule::Lane::kStorageRead, 0, 0);
   const auto read = pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 3, 5);
@@ -117,7 +117,7 @@ TEST(StallCauses, UntilALaneBeginsItIsHandedThePass) {
 }
 
 // A lane that had begun, and an instruction of it that waited for nothing and came late.
-TEST(StallCauses, WhatNoInstructionAccountsForIsUnexplained) {
+TEST(StallCauses, TimeThatNoInstructionCausesIsUnexplained) {
   Pass pass;
   pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 0, 1);
   const auto read = pass.add(schedule::Op::kStorageRead, schedule::Lane::kStorageRead, 3, 5);
@@ -138,7 +138,7 @@ TEST(StallCauses, TheTailOfAPassIsThatOfItsLastLane) {
   EXPECT_NEAR(of(stalls, runtime::StallCause::kStorageWrite), 3, 1e-9);
 }
 
-TEST(StallCauses, OfARunTheyAddUpToWhatTheStepTookBeyondItsCompute) {
+TEST(StallCauses, AddUpToTheTimeOfAStepBeyondItsCompute) {
   const TempDirectory directory;
   const std::array<std::string, 1> paths{"memory.storage_paths=['" + directory.path().string() +
                                          "']"};

@@ -1,4 +1,5 @@
-// A run whose storage lies: one wrong read is mended by the next, a wrong block ends the run.
+// A run on storage that returns wrong bytes: a second read mends a wrong read; a wrong block ends
+// the run.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -50,11 +51,11 @@ class StorageIntegrity : public ::testing::Test {
   TrainingBench bench_;
 };
 
-TEST_F(StorageIntegrity, ARunTellsWhatItsTagsCost) {
+TEST_F(StorageIntegrity, ARunReportsTheCostOfItsTags) {
   const TrainingRecord record = run({});
   const auto& tags = record.done.at("storage_tags");
   const auto& moved = record.done.at("bytes_moved");
-  // Every byte of the steps, and of what fills and saves the state between them.
+  // Hashes cover every byte of the steps, and the bytes that fill and save the state between them.
   EXPECT_GT(tags.at("hashed_bytes").get<std::uint64_t>(),
             moved.at("storage_read").get<std::uint64_t>() +
                 moved.at("storage_write").get<std::uint64_t>());

@@ -22,7 +22,7 @@ struct Submitted {
   std::uint64_t needed_by;
 };
 
-// Notes what is submitted, in order.
+// Notes the submitted requests, in order.
 class NotingEngine final : public testing::PassingEngine {
  public:
   NotingEngine(std::unique_ptr<offload::StorageEngine> inner, std::vector<Submitted>& notes)
@@ -70,7 +70,7 @@ TEST(StorageUrgency, EveryTransferSaysWhenItsEndIsWaitedFor) {
     ASSERT_GT(in_order.size(), 4u);
     EXPECT_GT(in_order.front(), 0u);
     EXPECT_LT(in_order.front(), in_order.back());
-    // Its lane retires in order: what comes later in it is never needed sooner.
+    // Its lane retires in order, so a later request of it is never needed sooner.
     EXPECT_TRUE(std::is_sorted(in_order.begin(), in_order.end()));
   }
 }

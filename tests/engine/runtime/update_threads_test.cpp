@@ -40,8 +40,8 @@ class HeldEngine final : public testing::PassingEngine {
   std::atomic<int> ended = 0;
 };
 
-// Notes what each update is given; lets reads end once the first update waits for them, and the
-// others come when all have ended.
+// Notes the threads that each update is given. The first update waits until all reads have ended,
+// so that the others find their reads done.
 class NotingRunner final : public OperationRunner {
  public:
   explicit NotingRunner(HeldEngine& engine) : engine_(engine) {}
@@ -61,7 +61,7 @@ class NotingRunner final : public OperationRunner {
   HeldEngine& engine_;
 };
 
-// Homes on storage are written, read again, and what was read is updated.
+// Writes homes to storage, reads them again, and updates the bytes that were read.
 schedule::Schedule updates_of_stored_state() {
   testing::ScheduleSketch sketch;
   std::vector<schedule::BufferId> homes, pieces;

@@ -45,7 +45,7 @@ TEST(ScheduleJson, ComesBackTheSame) {
             schedule_to_json(pipeline));
 }
 
-TEST(ScheduleJson, RefusesWhatIsWrongBySayingWhereItIs) {
+TEST(ScheduleJson, RefusalsNameThePlaceOfTheError) {
   const nlohmann::json good = nlohmann::json::parse(schedule_to_json(example(1)));
   const auto with = [&](const std::string& pointer, const nlohmann::json& value) {
     nlohmann::json document = good;
@@ -80,7 +80,7 @@ TEST(ScheduleJson, RefusesWhatIsWrongBySayingWhereItIs) {
   EXPECT_NE(refusal(std::string(100000, '[')), "accepted");
 }
 
-// Damaged bytes: refused or read, never a crash; what is read can be validated.
+// Damaged bytes are refused or read, never a crash; a schedule that was read can be validated.
 TEST(ScheduleJson, SurvivesDamagedText) {
   const std::string good = schedule_to_json(example(2));
   const CounterRng random(5, stream_of("test/json"));

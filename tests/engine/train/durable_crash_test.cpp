@@ -17,8 +17,8 @@ TEST(DurableCrash, CommitsWereOfTheStepsAskedFor) {
   EXPECT_EQ(run.committed_steps(), (std::vector<std::int64_t>{2, 4, 6, 7}));
 }
 
-// The control: on a disk whose flushes do nothing the same crashes do lose what was committed, so
-// the flushes are what saves it.
+// The control: on a disk that ignores flushes, the same crashes do lose committed state. So the
+// flushes are the protection.
 TEST(DurableCrash, WouldLoseCommitsWithoutTheFlushOfTheDataOrOfTheLog) {
   const CrashRun run(places("storage", "storage", "storage"));
   for (const std::string lies : {offload::StripedSpace::kKeptSuffix, ".log"}) {

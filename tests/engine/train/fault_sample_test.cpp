@@ -24,7 +24,7 @@ void sample(const testing::FaultSweep& sweep, std::uint64_t at_least) {
   }
 }
 
-TEST(TrainingFaults, OfAnyKindEndRightOrWithAnError) {
+TEST(TrainingFaults, EveryKindEndsRightOrWithAnError) {
   sample(testing::FaultSweep("posix"), 100);
 }
 
@@ -34,8 +34,8 @@ TEST(TrainingFaults, ThroughIoUringToo) {
   sample(testing::FaultSweep("io_uring"), 100);
 }
 
-// Nothing lies on storage but activations, between their passes.
-TEST(TrainingFaults, OfSpilledActivationsToo) {
+// Storage holds activations alone, between their passes.
+TEST(TrainingFaults, FaultsOfSpilledActivationsEndRightOrWithAnError) {
   sample(testing::FaultSweep(
              "posix", testing::places("device", "device", "device") +
                           testing::Overrides{"model.layers=3", "memory.place.activation=storage",

@@ -18,7 +18,7 @@ using host::normal_floats;
 using CudaActivations = CudaKernelTestOf;
 INSTANTIATE_TEST_SUITE_P(DTypes, CudaActivations, act_dtypes(), dtype_of_test);
 
-// All magnitudes, and what has no slope of its own: zeros, infinities, NaN.
+// All magnitudes, and the values without a slope of their own: zeros, infinities, NaN.
 kernels::host::DTypeArray wide_values(DType dtype, std::int64_t elems, unsigned seed) {
   std::vector<float> values = kernels::host::normal_floats(elems, seed, 3.0f);
   const float special[] = {0.0f,

@@ -52,7 +52,7 @@ TEST(FusedAttentionBytes, FollowTheSlice) {
   // With the gradients of keys and values for each head of queries.
   EXPECT_EQ(fused_attention_bytes(shape_of(4, 4096, 32, 8)),
             256 * kMiB + 8 * 4096 * 4 + 2 * 8 * 4096 * 128 * 4 + 64 * 1024);
-  // Only the forward pass.
+  // Here the forward pass alone is fused.
   EXPECT_EQ(fused_attention_bytes(shape_of(1, 65536, 8, 8)), 64u * 1024);
 }
 

@@ -1,6 +1,6 @@
-// Every method of Kernels by both implementations: the GPU's, queued on a stream between the copies
-// that bring its arguments and fetch its results, and the host's. What each family computes has
-// tests of its own; this shows that each call reaches its family with its arguments in their
+// Every method of Kernels by both implementations: the host's, and the GPU's, queued on a stream
+// between the copies that bring its arguments and fetch its results. Each family has tests of its
+// own results. This test shows that each call reaches its family with its arguments in their
 // places, in stream order.
 #include "kernels/backend/cuda_kernels.hpp"
 
@@ -27,7 +27,7 @@ using host::normal_floats;
 
 constexpr DType kType = DType::kBF16;
 
-// The emulated GPU runs what we compile, and so not a library.
+// The emulated GPU runs only code that we compile, so no library.
 #ifdef SLUICE_CUDA_EMULATION
 constexpr CudaLibraries kLibraries = CudaLibraries::kNone;
 #else
@@ -219,7 +219,7 @@ TEST_F(CudaKernelsTest, Attention) {
                               floats(at.result(DType::kF32, 2 * 4 * 20)),
                               at.workspace(kernels.attention_workspace_bytes(shape)));
   });
-  // What the forward pass gives, for both.
+  // The results of the forward pass, for both.
   kernels::host::DTypeArray before_qkv(kType, kernels::host::normal_floats(qkv, 1)),
       before_out(kType, out), lse(DType::kF32, 2 * 4 * 20);
   std::vector<std::byte> workspace(host_kernels().attention_workspace_bytes(shape));
@@ -367,7 +367,7 @@ TEST_F(CudaKernelsTest, HoldTheirContext) {
 }
 #endif
 
-TEST_F(CudaKernelsTest, SayWhatTheirBitsDependOn) {
+TEST_F(CudaKernelsTest, NameTheArithmeticBehindTheirBits) {
   const std::string arithmetic = kernels_->arithmetic();
   EXPECT_EQ(arithmetic.rfind("cuda/", 0), 0u) << arithmetic;
   EXPECT_NE(arithmetic.find("/sm_"), std::string::npos) << arithmetic;

@@ -1,4 +1,4 @@
-// cuDNN compiles what we ask it for, for GPUs that are only described: nothing is executed.
+// cuDNN compiles our graphs for GPUs that are only described: nothing is executed.
 #include <cudnn_frontend.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -26,12 +26,12 @@ constexpr DescribedGpu kGpus[] = {{"a100", "8.0", 800, 108, 166912, 32, 2048},
                                   {"b200", "10.0", 1000, 148, 232448, 32, 2048},
                                   {"rtx5090", "12.0", 1200, 170, 101376, 24, 1536}};
 
-// Of a failure, and of a test in ctest's list.
+// Prints the GPU in failures, and in ctest's list of tests.
 void PrintTo(const DescribedGpu& gpu, std::ostream* out) {
   *out << gpu.name;
 }
 
-// As cuDNN serialises it.
+// The GPU in JSON, as cuDNN serialises it.
 std::string json_of(const DescribedGpu& gpu) {
   const auto field = [](const char* name, const std::string& value) {
     return std::string(", \"") + name + "\": " + value;
@@ -109,7 +109,7 @@ TEST_P(CudnnPlans, OddShapes) {
   expect_both_passes({1, 63, 3, 3, 80, DType::kBF16});
   expect_both_passes({2, 1000, 8, 1, 40, DType::kBF16});
   expect_both_passes({1, 4095, 5, 5, 96, DType::kBF16});
-  // Padded most beside what they are.
+  // These shapes have the most padding for their size.
   expect_both_passes({2, 320, 16, 16, 64, DType::kBF16});
   expect_both_passes({1, 4160, 32, 8, 128, DType::kBF16});
   expect_both_passes({8, 128, 16, 4, 128, DType::kBF16});

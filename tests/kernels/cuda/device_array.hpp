@@ -1,6 +1,6 @@
-// Memory that kernels of kernels/cuda work on, in both builds of their tests: of the GPU, or, where
-// kernels are emulated, of the host, exactly as long as asked for, so that AddressSanitizer sees
-// what is read or written past it.
+// Memory that kernels of kernels/cuda work on, in both builds of their tests: the GPU's, or the
+// host's where kernels are emulated. It is exactly as long as asked for, so that AddressSanitizer
+// sees reads and writes past it.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,4 +1,4 @@
-// The emulated GPU finds what a GPU would hang on, or pass over in silence.
+// The emulated GPU finds the errors that hang a GPU, or that a GPU passes over in silence.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,7 +13,7 @@
 namespace sluice::kernels::cuda {
 namespace {
 
-// What launching this kernel says; empty: nothing.
+// Returns the error that this kernel's launch throws; empty if there is none.
 template <class... P, class... A>
 std::string failure_of(unsigned threads, std::size_t shared_bytes, void (*kernel)(P...),
                        A... args) {
@@ -108,7 +108,7 @@ __global__ void misaligned_copy_kernel(const std::uint8_t* in) {
   copy_async_16(dynamic_shared<std::uint8_t>(), in + 1);
 }
 
-TEST(CudaEmulation, RefusesWhatAGpuWould) {
+TEST(CudaEmulation, RefusesTheErrorsOfAGpu) {
   alignas(16) const std::uint8_t in[32] = {};
   EXPECT_TRUE(says(failure_of(1, 16, &misaligned_copy_kernel, &in[0]), "not aligned"));
   int count = 0;

@@ -1,7 +1,7 @@
 // A cuBLASLt that multiplies on the CPU, as its documentation says: column-major layouts, TRANSA
 // and TRANSB, epilogues with a bias along the rows and GELU (tanh), one algorithm handed from the
-// heuristic to the product. It counts calls and live descriptors, keeps what it was asked, and
-// fails the Nth call.
+// heuristic to the product. It counts calls and live descriptors, keeps the last request, and fails
+// the Nth call.
 #pragma once
 
 #include <cmath>
@@ -79,7 +79,7 @@ struct FakeCublasLt {
     --current()->live;
     return CUBLAS_STATUS_SUCCESS;
   }
-  // Of the very size that the documentation gives for the attribute.
+  // Accepts only the size that the documentation gives for the attribute.
   template <class Value>
   static cublasStatus_t read(Value& to, const void* from, std::size_t bytes) {
     if (bytes != sizeof(Value)) return CUBLAS_STATUS_INVALID_VALUE;
@@ -203,7 +203,7 @@ inline cublasStatus_t FakeCublasLt::multiply(
   const bool across = operation.transpose_a == CUBLAS_OP_T;
   const bool down = operation.transpose_b == CUBLAS_OP_T;
   const std::uint64_t depth = across ? left.rows : left.cols;
-  // What the library would refuse, and what we never mean.
+  // Products that the library would refuse, and those that we never mean.
   const bool fits = (across ? left.cols : left.rows) == to.rows &&
                     (down ? right.rows : right.cols) == to.cols &&
                     (down ? right.cols : right.rows) == depth;

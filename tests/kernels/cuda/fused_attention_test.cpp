@@ -39,7 +39,7 @@ class FusedAttentionTest : public ::testing::Test {
     ASSERT_NE(library_, nullptr);
   }
 
-  // By the library, or by our own kernels.
+  // Runs both passes, by the library or by our own kernels.
   Passes run(const AttentionShape& s, bool by_library) {
     const std::int64_t rows = s.batch * s.time, width = s.heads * s.head_dim;
     const std::int64_t packed = (s.heads + 2 * s.kv_heads) * s.head_dim;
@@ -106,7 +106,7 @@ TEST_F(FusedAttentionTest, OddShapesInHalf) {
   expect_same({2, 1000, 8, 1, 40, DType::kF16});
 }
 
-TEST_F(FusedAttentionTest, RefusesWhatItHasNoKernelsFor) {
+TEST_F(FusedAttentionTest, RefusesShapesWithoutKernels) {
   const AttentionShape f32{1, 16, 2, 2, 64, DType::kF32};
   EXPECT_EQ(library_->workspace_bytes(f32), 0u);
   EXPECT_FALSE(library_->forward(nullptr, f32, nullptr, nullptr, nullptr, nullptr));

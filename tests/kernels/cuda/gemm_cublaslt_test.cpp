@@ -240,7 +240,7 @@ TEST(CublasLtGemm, GeluIsAnEpilogue) {
       gemm_gelu_backward(nullptr, *backend, s, in.a.data(), in.b.data(), fused.x.data(),
                          fused_dx.data(), nullptr);
       EXPECT_EQ(fake.activations, expected += 2);
-      // Where the library has none: a product and a kernel.
+      // If the library has no such epilogue: a product and a kernel.
       fake.has_activations = false;
       const Gelu apart = forward_gelu(*plain, in, bias);
       gemm_gelu_backward(nullptr, *plain, s, in.a.data(), in.b.data(), apart.x.data(), dx.data(),
@@ -251,7 +251,7 @@ TEST(CublasLtGemm, GeluIsAnEpilogue) {
         // Apart, x or the product is rounded before GELU.
         const double x = 4 * host::rounding_of(dtype) * (std::abs(apart.x[i]) + 1.0);
         EXPECT_NEAR(fused.y[i], apart.y[i], x) << i;
-        // Where the slope vanishes both are about nothing.
+        // Near a zero of the slope both are almost zero.
         EXPECT_NEAR(fused_dx[i], dx[i], 1e-6 + 4 * kernels::host::rounding_at(dtype, dx[i])) << i;
       }
     }
@@ -267,7 +267,7 @@ TEST(CublasLtGemm, GeluIsAKernelWhereTheEpilogueTakesNoSuchShape) {
   forward_gelu(*backend, wide, true);
   EXPECT_EQ(fake.activations, 0);
   EXPECT_EQ(fake.products, 2);
-  // Nor on GPUs where it is slower.
+  // The epilogue is not used on GPUs where it is slower either.
   Arrays good(gelu_shape(DType::kBF16));
   forward_gelu(*make_cublaslt_gemm(FakeCublasLt::table(), gelu_epilogue_on(12)), good, true);
   EXPECT_EQ(fake.activations, 0);

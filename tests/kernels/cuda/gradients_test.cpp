@@ -24,7 +24,7 @@ using host::normal_floats;
 constexpr DType kActs[] = {DType::kBF16, DType::kF16, DType::kF32};
 
 // Normal numbers among all kinds of others: NaNs with payloads, infinities, denormals of either
-// precision, ties, and what rounds to infinity.
+// precision, ties, and numbers that round to infinity.
 kernels::host::DTypeArray numbers(DType type, std::int64_t elems, unsigned seed) {
   kernels::host::DTypeArray array(type, kernels::host::normal_floats(elems, seed));
   const std::uint32_t specials[] = {0x00000000, 0x80000000, 0x7f800000, 0xff800000, 0x7fc00001,
@@ -156,7 +156,7 @@ TEST_F(CudaGradients, NormOfManyScatteredBlocks) {
   EXPECT_EQ(partial.read(), want);
 }
 
-// In rank order, in fp32, rounded once.
+// The fold adds in rank order, in fp32, and rounds once.
 TEST_F(CudaGradients, FoldsRanksInTheirOrder) {
   constexpr std::int64_t kElems = 777;
   for (const DType type : kActs) {
@@ -179,7 +179,7 @@ TEST_F(CudaGradients, FoldsRanksInTheirOrder) {
           gathered.insert(gathered.end(), part.bytes().begin(),
                           part.bytes().begin() + static_cast<std::ptrdiff_t>(bytes));
         }
-        // What is at the own rank's place is not read.
+        // The fold does not read the own rank's place.
         std::fill_n(gathered.begin() + own * static_cast<std::ptrdiff_t>(bytes), bytes, 0xff);
         const DeviceBytes others(gathered.data(), gathered.size());
         DeviceDTypeArray in_place(parts[static_cast<std::size_t>(own)]);

@@ -1,4 +1,4 @@
-// What results of kernels/cuda are held to: those of the host's kernels, to the bit where the same
+// Results of kernels/cuda are held to those of the host's kernels: to the bit where the same
 // operations are promised, else within the roundings of the dtype and of fp32 sums.
 #pragma once
 
@@ -21,7 +21,7 @@ inline Kernels& host_kernels() {
 }
 
 // |got - want| <= two roundings to the dtype + relative * magnitude, for every element; NaN where
-// NaN is wanted. magnitude: of what was added up on the way.
+// NaN is wanted. magnitude: of the terms that were added up on the way.
 inline void expect_close(const host::DTypeArray& got, const host::DTypeArray& want,
                          double magnitude, double relative, const std::string& what) {
   ASSERT_EQ(got.size(), want.size());

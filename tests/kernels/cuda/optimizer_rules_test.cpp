@@ -1,4 +1,4 @@
-// Rules whose elements know nothing of each other: an update on a GPU is the host's, to the bit.
+// Rules that update each element alone: an update on a GPU is the host's, to the bit.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -140,7 +140,7 @@ TEST_P(UpdateRules, TakesMoreSegmentsThanALaunchHolds) {
   }
 }
 
-TEST_P(UpdateRules, RefusesWhatTheHostRefuses) {
+TEST_P(UpdateRules, RefusesTheSameUpdatesAsTheHost) {
   const UpdateFormats formats{GetParam(), DType::kF32, DType::kF32};
   const std::vector<ParameterSegment> segments{{0, 100}, {50, 200}};
   UpdateChunk chunk(formats, kElems);

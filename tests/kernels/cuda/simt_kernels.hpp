@@ -1,5 +1,5 @@
-// Small kernels that show what simt.cuh and reduce.cuh do, for one warp or block. Arrays are the
-// device's; all queue on the default stream.
+// Small kernels that show the operations of simt.cuh and reduce.cuh, for one warp or block. Arrays
+// are the device's; all queue on the default stream.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace sluice::kernels::cuda {
 
-// What lane l of a warp gets from each warp-wide call, with value(l) = 100 + l.
+// The values that lane l of a warp gets from each warp-wide call, with value(l) = 100 + l.
 struct WarpResults {
   int from_lane_5;         // __shfl_sync
   int from_lane_3_of_8;    // __shfl_sync in groups of 8 lanes

@@ -1,5 +1,5 @@
-// What every kernel rests on, on a GPU and on the emulated one: calls that warps and blocks make
-// together, the tensor core's fragments, asynchronous copies.
+// Every kernel relies on these operations, on a GPU and on the emulated one: calls that warps and
+// blocks make together, the tensor core's fragments, asynchronous copies.
 #include <gtest/gtest.h>
 
 #include <cstdint>

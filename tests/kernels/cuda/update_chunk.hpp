@@ -70,7 +70,7 @@ inline std::vector<UpdateFormats> all_formats(const OptimizerOptions& rule, bool
 
 using Bytes = std::vector<std::uint8_t>;
 
-// Numbers as they are stored; NaNs alike, whatever their payload.
+// Numbers as they are stored; NaNs with any payload are alike.
 inline bool same_number(DType type, const std::uint8_t* a, const std::uint8_t* b) {
   const std::size_t bytes = dtype_bytes(type);
   if (std::memcmp(a, b, bytes) == 0) return true;
@@ -129,7 +129,7 @@ class UpdateChunk {
     }
   }
 
-  // On this machine.
+  // The buffers in host memory.
   UpdateBuffers buffers() {
     return buffers_of(grad.data(), data_or_null(weight), data_or_null(master),
                       data_or_null(moment1), data_or_null(moment2));
@@ -157,8 +157,8 @@ class UpdateChunk {
     kernels.update(formats.options, buffers(), segments, scalars, workspace);
   }
 
-  // Through copies on the device, `offset` elements behind what is aligned. The workspace is handed
-  // in full of NaNs.
+  // Copies through the device, at addresses `offset` elements past alignment. The workspace is full
+  // of NaNs at first.
   void update_on_device(GemmBackend& gemm, std::span<const ParameterSegment> segments,
                         const UpdateScalars& scalars) {
     DeviceBytes on_grad(grad.data(), grad.size()), on_weight(weight.data(), weight.size());
@@ -182,7 +182,7 @@ class UpdateChunk {
     expect_same(options.weight, weight, want.weight, "weight");
     if (!options.split_master) expect_same(DType::kF32, master, want.master, "master");
     for (std::size_t i = 0; options.split_master && i < master.size() / 2; ++i) {
-      // What a NaN's remainder is means nothing.
+      // The remainder of a NaN has no meaning.
       const bool is_nan = (weight[2 * i + 1] & 0x7f) == 0x7f && weight[2 * i] > 0x80;
       if (is_nan || std::memcmp(&master[2 * i], &want.master[2 * i], 2) == 0) continue;
       FAIL() << "remainder of element " << i;

@@ -100,7 +100,7 @@ void scalar_update(UpdateState& state, const UpdateFormats& formats, const DType
   for (const int moment : {1, 2}) {
     state.set_moment(moment, moment == 1 ? m : v, [&](std::int64_t i) {
       const auto at = static_cast<std::size_t>(i);
-      if (!updated[at]) return std::uint16_t{0};  // what is a bf16 number stays
+      if (!updated[at]) return std::uint16_t{0};  // a bf16 number stays
       return rounding_noise(formats.options.seed, scalars.step, keys[at], moment);
     });
   }
@@ -187,8 +187,7 @@ TEST_P(Elementwise, TreatsSpecialNumbersAsScalarCodeDoes) {
     constexpr std::int64_t kSpecial = 4096;
     std::vector<float> grads, w, m;
     for (std::size_t i = 0; i < kSpecial; ++i) {
-      // Blocks of 128 differ in what they have of infinities, so that 8-bit moments are not all
-      // NaN.
+      // Blocks of 128 have infinities in different numbers, so that 8-bit moments are not all NaN.
       const std::size_t limit = i / 128 % 2 == 0 ? kinds : kinds - 3;
       grads.push_back(special[i % limit]);
       w.push_back(special[i / kinds % kinds]);
@@ -227,7 +226,7 @@ TEST_P(Elementwise, TreatsSpecialNumbersAsScalarCodeDoes) {
   });
 }
 
-TEST_P(Elementwise, DoesNothingToNothing) {
+TEST_P(Elementwise, ChangesNothingWithoutSegments) {
   for_all_formats([&](const UpdateFormats& formats) {
     run_update(Parallel(2), formats, UpdateBuffers{.grad_dtype = formats.grad}, {}, scalars_of(1));
     const std::vector<ParameterSegment> segments = segments_of(formats);
@@ -255,7 +254,7 @@ TEST_P(Elementwise, RefusesSegmentsOutOfOrderOrBounds) {
   });
 }
 
-TEST(ElementwiseFormats, ThatHaveNoKernelAreRefused) {
+TEST(ElementwiseFormats, FormatsWithoutAKernelAreRefused) {
   const DTypeArray grad(DType::kF32, normal_floats(4096, 81));
   const ParameterSegment all[] = {{0, 4096}};
   const UpdateFormats right{{}, DType::kF32, DType::kF32};

@@ -1,6 +1,5 @@
-// Elements whose numbers and byte offsets need more than 31 or 32 bits: what is updated there, in
-// arrays of which only that part exists, is bit for bit what is updated at the beginning of small
-// ones.
+// Elements with numbers and byte offsets of more than 31 or 32 bits. Only that part of the large
+// arrays exists. Its update is bit for bit the update at the beginning of small arrays.
 #include <array>
 #include <utility>
 
@@ -11,7 +10,7 @@
 namespace sluice::kernels::host {
 namespace {
 
-// What lies at the beginning of small arrays, and at element `base` of large ones.
+// The same elements at the beginning of small arrays, and at element `base` of large ones.
 class FarCopy {
  public:
   FarCopy(const OptimizerOptions& options, const UpdateBuffers& near, std::int64_t base,
@@ -72,7 +71,7 @@ class FarCopy {
   bool whole_ = true;
 };
 
-// The last of 31 bits and of 32 lie inside what is updated.
+// The limits of 31 bits and of 32 lie inside the updated range.
 constexpr std::array<std::int64_t, 2> kBases{(std::int64_t{1} << 31) - 4096,
                                              (std::int64_t{1} << 32) - 4096};
 

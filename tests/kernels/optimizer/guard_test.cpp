@@ -71,7 +71,7 @@ struct Chunk {
   std::vector<float> grad, weight, moment1, moment2;
 };
 
-// Keeps what it sees of the weights.
+// Keeps the weights that it sees.
 class SeeingGuard final : public UpdateGuard {
  public:
   explicit SeeingGuard(const Chunk& chunk)
@@ -104,7 +104,7 @@ INSTANTIATE_TEST_SUITE_P(Rules, UpdateGuardTest,
                            return std::string(optimizer_rule_name(rule.param));
                          });
 
-TEST_P(UpdateGuardTest, SeesWhatIsFoundAndWhatIsLeftAndChangesNothing) {
+TEST_P(UpdateGuardTest, SeesWeightsBeforeAndAfterAndChangesNothing) {
   Chunk alone(GetParam());
   const std::vector<float> start = alone.weight;
   alone.update(Parallel(1), {});
@@ -124,7 +124,7 @@ TEST_P(UpdateGuardTest, SeesWhatIsFoundAndWhatIsLeftAndChangesNothing) {
   }
 }
 
-// Rules that see whole tensors take the team all the same.
+// Rules that see whole tensors use the team in any case.
 TEST_P(UpdateGuardTest, OneThreadIsTheCaller) {
   class NamingGuard final : public UpdateGuard {
    public:
@@ -145,7 +145,7 @@ TEST_P(UpdateGuardTest, OneThreadIsTheCaller) {
   EXPECT_EQ(guard.elsewhere, 0);
 }
 
-TEST_P(UpdateGuardTest, WhatItThrowsEndsTheUpdateBeforeTheBlockIsUsed) {
+TEST_P(UpdateGuardTest, ItsExceptionEndsTheUpdateBeforeTheBlockIsUsed) {
   class RefusingGuard final : public UpdateGuard {
    public:
     void before(std::int64_t begin, std::int64_t) override {

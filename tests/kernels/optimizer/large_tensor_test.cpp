@@ -16,7 +16,7 @@ INSTANTIATE_TEST_SUITE_P(Rules, LargeTensor,
                            return std::string(optimizer_rule_name(rule.param));
                          });
 
-// As many copies of a period as the tensor has.
+// Holds kPeriods copies of a period, as the tensor does.
 class Copies {
  public:
   template <class T>
@@ -43,7 +43,7 @@ class Copies {
   SparseMemory memory_;
 };
 
-TEST_P(LargeTensor, OfRowsThatRepeatIsUpdatedAsOnePeriodOfThem) {
+TEST_P(LargeTensor, RepeatedRowsAreUpdatedAsOnePeriod) {
   constexpr std::uint64_t kWantedBytes = 12 * kGiB;
   const std::uint64_t available = read_host_topology().available_bytes;
   if (available < kWantedBytes) {

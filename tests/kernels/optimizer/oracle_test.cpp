@@ -30,8 +30,8 @@ struct TrainedWeights {
   std::vector<double> path;  // sum of the steps' lengths
 };
 
-// kSteps steps of 4,096 elements whose gradients are noise about means of their own, of scales that
-// differ a hundredfold.
+// kSteps steps of 4,096 elements. Their gradients are noise about means of their own, of scales
+// that differ a hundredfold.
 TrainedWeights run_beside_oracle(const OptimizerOptions& options) {
   constexpr std::int64_t kElems = 4096;
   const UpdateFormats formats{options, DType::kF32, DType::kF32};
@@ -90,8 +90,8 @@ TEST_P(Oracle, IsNearFp64After1000Steps) {
   }
 }
 
-// A step of lion is lr in either direction: where rounding decides the sign, fp32 and fp64 part by
-// two steps. That must be rare, and where it did not happen they agree as above.
+// A step of lion is lr in either direction: if rounding decides the sign, fp32 and fp64 part by two
+// steps. Such cases must be rare; elsewhere they agree as above.
 TEST(OracleLion, IsNearFp64After1000Steps) {
   const TrainedWeights run = run_beside_oracle(rule_of(OptimizerRule::kLion));
   int parted = 0;
@@ -106,8 +106,8 @@ TEST(OracleLion, IsNearFp64After1000Steps) {
   EXPECT_LE(parted, 40);  // of 4,096
 }
 
-// What narrower moments cost: the RMS distance from the oracle, relative to the RMS of the way that
-// the oracle's weights went.
+// The cost of narrower moments: the RMS distance from the oracle, relative to the RMS of the way
+// that the oracle's weights went.
 double relative_distance(const TrainedWeights& run) {
   double distance = 0, way = 0;
   for (std::size_t i = 0; i < run.ours.size(); ++i) {

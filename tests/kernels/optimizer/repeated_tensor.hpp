@@ -1,6 +1,6 @@
-// A matrix of more than 2^31 elements whose rows repeat, and the small one that it repeats. All
-// that a rule finds of a row is the same in both; of a column too, for gradients are such that
-// their sums of squares are exact.
+// A matrix of more than 2^31 elements with repeated rows, and the small one that it repeats. A rule
+// finds the same of a row in both. It also finds the same of a column, because these gradients have
+// exact sums of squares.
 #pragma once
 
 #include <sys/mman.h>
@@ -78,7 +78,7 @@ struct Period {
     }
   }
   float master(std::size_t i) const { return join_master({weight[i], remainder[i]}); }
-  // Statistics of the large matrix, whose rows' are those of the period.
+  // Statistics of the large matrix: its rows have those of the period.
   std::vector<float> repeated_statistics() const {
     const auto columns = statistics.begin() + kPeriod.rows;
     std::vector<float> repeated;

@@ -13,7 +13,7 @@ INSTANTIATE_TEST_SUITE_P(Rules, RepeatedTensor,
                            return std::string(optimizer_rule_name(rule.param));
                          });
 
-// What is subtracted of each element after the decay: where it starts from zero, all that is left.
+// The step subtracted from each element after the decay. A weight of zero has nothing else left.
 std::vector<float> steps_of(const OptimizerOptions& options, Period period) {
   std::fill(period.weight.begin(), period.weight.end(), bf16_from_float(0.0f));
   std::fill(period.remainder.begin(), period.remainder.end(), std::int16_t{0});
@@ -25,9 +25,9 @@ std::vector<float> steps_of(const OptimizerOptions& options, Period period) {
 
 // Each number of the memory is updated once for every row that shows it. One thread: two would
 // update a number at once.
-TEST_P(RepeatedTensor, OfMoreThan2To31ElementsTakesTheStepsOfItsRows) {
+TEST_P(RepeatedTensor, TakesTheStepsOfItsRowsBeyond2To31Elements) {
   OptimizerOptions options = split_block8(GetParam());
-  // So that all steps of an element are the same.
+  // All steps of an element are the same with these options.
   options.beta1 = 0;
   options.relative_floor = 1;
   const Period start(0.3f);

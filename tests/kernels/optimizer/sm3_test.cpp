@@ -28,7 +28,7 @@ struct Sm3Step {
   }
 };
 
-// SM3-II: what is left of statistics are the largest accumulators of each line.
+// SM3-II: the new statistics are the largest accumulators of each line.
 template <class Number>
 void sm3_of(const Sm3Step<Number>& step, std::size_t rows, std::size_t cols,
             const std::vector<Number>& g, std::vector<Number>& m, std::vector<Number>& w,

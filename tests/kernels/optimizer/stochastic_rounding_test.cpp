@@ -51,8 +51,8 @@ TEST(StochasticRounding, NoiseIsUniformAndIndependentWithinAnElement) {
   EXPECT_NE(rounding_noise(11, 3, 5, 1), rounding_noise(12, 3, 5, 1));
 }
 
-// A word serves two neighbours, whose moments take its halves crosswise: each of the two halves
-// rounds one first and one second moment, and no element's two moments share one.
+// A word serves two neighbours; their moments take its halves crosswise. Each half rounds one first
+// and one second moment, and no element's two moments share one.
 TEST(StochasticRounding, NeighboursTakeTheHalvesOfAWordCrosswise) {
   for (std::uint64_t key = 0; key < 512; key += 2) {
     const std::uint16_t lower = rounding_noise(5, 9, key, 1);

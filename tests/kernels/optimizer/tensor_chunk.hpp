@@ -40,8 +40,8 @@ inline std::vector<TensorView> shapes_of_many_tiles() {
   return {{1, 2300, false}, {130, 1100, true}, {300, 65, true}, {1, 7, false}, {65, 2049, false}};
 }
 
-// Tensors begin at multiples of 128 elements, as in a chunk of bf16; what lies between is 777 and
-// stays so.
+// Tensors begin at multiples of 128 elements, as in a chunk of bf16; the gaps between them hold 777
+// and stay so.
 class TensorChunk {
  public:
   static constexpr float kGap = 777.0f;
@@ -127,7 +127,7 @@ class TensorChunk {
     host::update(parallel, gemm, options, buffers(), some, scalars, workspace.data());
   }
 
-  // The weight is the master rounded, and what lies between tensors is as it was.
+  // The weight is the master rounded, and the gaps between tensors are as they were.
   void expect_whole() const {
     std::size_t broken = 0;
     std::int64_t end = 0;

@@ -1,5 +1,5 @@
-// The values that PyTorch's own optimizers gave over 1,000 steps (data/torch_optimizers.txt, whose
-// header says how weights and gradients are made).
+// The values that PyTorch's own optimizers gave over 1,000 steps. The header of
+// data/torch_optimizers.txt says how weights and gradients are made.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -81,7 +81,7 @@ class UpdateState {
            moment2_ == other.moment2_;
   }
 
-  // What the rule updates, in fp32.
+  // The number that the rule updates, in fp32.
   float number(std::int64_t i) {
     if (!formats_.options.split_master) return at<float>(alone() ? weight_ : master_, i);
     return join_master({at<bf16>(weight_, i), at<std::int16_t>(master_, i)});
@@ -142,7 +142,7 @@ class UpdateState {
     }
   }
 
-  // Of elements from `from` on (kBlock8: a multiple of 4,096), as many as elems.
+  // Buffers of `elems` elements from `from` on (kBlock8: a multiple of 4,096).
   UpdateBuffers buffers(const DTypeArray& grad, std::int64_t from, std::int64_t elems) {
     const auto place = [&](StateBytes& bytes) -> void* {
       if (bytes.empty()) return nullptr;

@@ -1,4 +1,4 @@
-// What holds for every rule that looks at whole tensors.
+// Properties of every rule that looks at whole tensors.
 #include <cstring>
 
 #include "base/error.hpp"
@@ -33,7 +33,7 @@ TEST_P(WholeTensorRule, RefusesSegmentsThatAreNoWholeTensors) {
     std::vector<ParameterSegment> segments = chunk.segments;
     change(segments[0]);
     EXPECT_THROW(chunk.update(Parallel(1), scalars_of(1), segments), InternalError);
-    // Not only the workspace is refused.
+    // The segments are refused, not the workspace alone.
     const Parallel parallel(1);
     const Gemm gemm(parallel, Bf16Gemm::kViaF32);
     EXPECT_THROW(
@@ -66,7 +66,7 @@ TEST_P(WholeTensorRule, OnlyDecaysWhereAllGradientsAreZero) {
   EXPECT_TRUE(chunk == want);
 }
 
-TEST_P(WholeTensorRule, DoesNothingToNothing) {
+TEST_P(WholeTensorRule, ChangesNothingWithoutSegments) {
   TensorChunk chunk = chunk_of({{33, 7, true}});
   const TensorChunk before = chunk;
   chunk.update(Parallel(2), scalars_of(1), {});
@@ -109,7 +109,7 @@ class NarrowMoment {
     for_elements(chunk,
                  [&](const ParameterSegment&, std::size_t i) { chunk.moment1.set(i, values[i]); });
   }
-  // What the step's fp32 moments become.
+  // Expects the step's fp32 moments, rounded to the narrow format.
   void expect_rounded(const TensorChunk& chunk, std::int64_t step) const {
     std::vector<float> values(static_cast<std::size_t>(chunk.elems));
     NarrowMoment want(format_, chunk);

@@ -61,16 +61,15 @@ class Driver {
   Stream* find(CUstream stream);  // mutex held
   Event* find(CUevent event);     // mutex held
   void reap();                    // mutex held
-  // Once nobody holds a context: joins the threads of all destroyed streams, so that none is left
-  // when the process ends. One that has not ended within a second (it waits for what nobody does)
-  // stays.
+  // Once no context is held: joins the threads of all destroyed streams, so that none is left when
+  // the process ends. A thread that has not ended within a second (its wait never ends) stays.
   void reap_all(std::unique_lock<std::mutex>& lock);
 
  private:
   Driver();
 };
 
-// The GPU whose primary context is current on this thread, or null.
+// The GPU with its primary context current on this thread, or null.
 Gpu* current_gpu();
 
 }  // namespace sluice::simulated

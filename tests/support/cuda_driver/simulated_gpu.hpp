@@ -1,4 +1,4 @@
-// The simulated GPU: memory that a driver hands out, and streams that run on threads.
+// The simulated GPU: memory that a driver allocates, and streams that run on threads.
 //
 // Device addresses are addresses of this process, so that kernels compiled for the CPU can work on
 // them. With SLUICE_SIMULATED_GPU_GUARD=1 device memory can be touched only while a stream is at
@@ -105,7 +105,7 @@ class Queue {
   void push(std::function<void()> work, bool touches_memory);
   bool idle() const;
   void wait_idle() const;
-  // What is queued will still run; the worker then ends by itself.
+  // Queued work will still run; the worker then ends by itself.
   void close();
   bool ended() const;
 

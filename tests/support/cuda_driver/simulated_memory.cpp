@@ -143,7 +143,7 @@ CUresult Memory::map(CUdeviceptr at, std::uint64_t bytes, std::uint64_t offset,
   const std::lock_guard lock(mutex_);
   const auto block = blocks_.find(handle);
   if (block == blocks_.end() || block->second.released) return CUDA_ERROR_INVALID_VALUE;
-  // What a driver promises: offset 0 alone, whole granules, addresses that are reserved and free.
+  // A driver promises: offset 0 alone, whole granules, addresses that are reserved and free.
   if (offset != 0 || bytes == 0 || bytes > block->second.bytes) return CUDA_ERROR_INVALID_VALUE;
   if (at % kGranularity != 0 || bytes % kGranularity != 0) return CUDA_ERROR_INVALID_VALUE;
   if (range_of(at, bytes) == ranges_.end()) return CUDA_ERROR_INVALID_VALUE;
@@ -153,7 +153,7 @@ CUresult Memory::map(CUdeviceptr at, std::uint64_t bytes, std::uint64_t offset,
     const auto& [begin, mapping] = *std::prev(next);
     if (begin + mapping.bytes > at) return CUDA_ERROR_ALREADY_MAPPED;
   }
-  mappings_[at] = {bytes, handle, false};  // nobody may touch it until access is set
+  mappings_[at] = {bytes, handle, false};  // no access until it is set
   ++block->second.mapping_count;
   return CUDA_SUCCESS;
 }

@@ -102,7 +102,7 @@ void Queue::run() {
     } else {
       entry.work();
     }
-    entry.work = nullptr;  // what it held goes before anybody learns that it has finished
+    entry.work = nullptr;  // destroys captures before any thread learns that it has finished
     lock.lock();
     working_ = false;
     changed_.notify_all();

@@ -64,7 +64,7 @@ CUresult cuStreamCreate(CUstream* stream, unsigned int) {
   return CUDA_SUCCESS;
 }
 
-// Returns at once: what is queued still runs.
+// Returns at once: queued work still runs.
 CUresult cuStreamDestroy_v2(CUstream handle) {
   Gpu* gpu = nullptr;
   Driver& driver = Driver::instance();
@@ -112,7 +112,7 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int) {
   Stream* const stream = driver.find(handle);
   Event* const awaited = driver.find(event);
   if (stream == nullptr || awaited == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  // The point that the event holds now, whatever is recorded later.
+  // The point that the event holds now; later records do not change it.
   if (awaited->point) stream->queue->push([point = awaited->point] { point->wait(); }, false);
   return CUDA_SUCCESS;
 }
@@ -162,7 +162,7 @@ CUresult cuEventQuery(CUevent event) {
   return !asked->point || asked->point->reached() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-// The name without a version, which is what Sluice asks for.
+// Sluice asks for the name without a version.
 #undef cuEventElapsedTime
 CUresult cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
   Gpu* gpu = nullptr;

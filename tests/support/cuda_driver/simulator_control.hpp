@@ -1,12 +1,12 @@
-// What a test may ask of the simulated driver, beside the driver's own functions. Looked up in
-// libcuda.so.1, which a real one does not have.
+// Functions of the simulated driver for tests, beside the driver's own. Tests look them up in
+// libcuda.so.1; a real one does not have them.
 #pragma once
 
 #include <cstdint>
 
 extern "C" {
 
-// Objects that somebody made and has not released.
+// Objects that were made and not released.
 struct SluiceSimulatedObjects {
   std::uint64_t contexts, streams, events, blocks, mappings, ranges, buffers, registrations;
 };

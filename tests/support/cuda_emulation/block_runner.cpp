@@ -16,7 +16,7 @@ struct BlockRunner::Fiber {
 
   BlockRunner& runner;
   int thread = 0;
-  // Where it waits; null: it runs, may run, or is idle.
+  // The call in which it waits; null: it runs, may run, or is idle.
   const char* waits_in = nullptr;
   std::source_location where;
   std::vector<PendingCopy> copies;
@@ -80,7 +80,7 @@ void BlockRunner::run(const LaunchShape& shape, const std::function<void()>& ker
   threads_ = static_cast<int>(shape.block.x * shape.block.y * shape.block.z);
   gridDim = {shape.grid.x, shape.grid.y, shape.grid.z};
   blockDim = {shape.block.x, shape.block.y, shape.block.z};
-  // Exactly as large as asked for: AddressSanitizer sees what lies beyond.
+  // Exactly as large as asked for: AddressSanitizer sees accesses beyond.
   const std::size_t allocated = (shared_bytes_ + 255) / 256 * 256;
   const std::unique_ptr<std::byte, decltype(&std::free)> shared(
       static_cast<std::byte*>(allocated == 0 ? nullptr : std::aligned_alloc(256, allocated)),
@@ -98,7 +98,7 @@ void BlockRunner::run(const LaunchShape& shape, const std::function<void()>& ker
 }
 
 void BlockRunner::run_block() {
-  // All ones is a NaN in every format that we have: what is read before it is written shows.
+  // All ones is a NaN in every format that we have: a read before any write shows.
   if (shared_ != nullptr) std::memset(shared_, 0xff, shared_bytes_);
   begun_ = ended_ = 0;
   error_ = nullptr;
@@ -146,7 +146,7 @@ void BlockRunner::begin_thread(Fiber& fiber) {
   threadIdx = {at % blockDim.x, at / blockDim.x % blockDim.y, at / blockDim.x / blockDim.y};
 }
 
-// Goes on with whoever can; returns when this fiber is taken up again.
+// Switches to a fiber that can go on; returns when this fiber is taken up again.
 void BlockRunner::give_way(Fiber& fiber) {
   Fiber* next = nullptr;
   if (error_ == nullptr) {

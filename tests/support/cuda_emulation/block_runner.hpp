@@ -3,8 +3,8 @@
 //
 // A thread runs until it meets a barrier or a warp-wide call; one that never does shares its
 // context with the threads after it, so that plain kernels cost no switches. Threads begin in
-// ascending order in even blocks and in descending order in odd ones: what depends on the order
-// differs between them.
+// ascending order in even blocks and in descending order in odd ones: results that depend on the
+// order differ between them.
 //
 // Errors, thrown by run() as DeviceError: threads that wait for others that have ended or wait
 // elsewhere (a divergent barrier; a GPU might hang), warp-wide calls in a warp of less than 32
@@ -40,7 +40,7 @@ inline constexpr std::size_t kExchangeBytes = 64;  // the most that a lane may h
 // Of sm_90. (sm_80: 163 KiB, sm_120: 99 KiB.)
 inline constexpr std::size_t kMaxSharedBytes = 227 * 1024;
 
-// What each lane of a warp handed in.
+// The values that each lane of a warp handed in.
 using WarpValues = std::array<std::array<std::byte, kExchangeBytes>, kWarpLanes>;
 
 // A cp.async that has not been waited for.
@@ -54,7 +54,7 @@ struct PendingCopy {
 
 class BlockRunner {
  public:
-  // Of the calling OS thread.
+  // The runner of the calling OS thread.
   static BlockRunner& current();
   ~BlockRunner();
   BlockRunner(const BlockRunner&) = delete;
@@ -63,7 +63,7 @@ class BlockRunner {
   // kernel() is the body of one CUDA thread.
   void run(const LaunchShape& shape, const std::function<void()>& kernel);
 
-  // For the CUDA thread that calls.
+  // The calls of the running CUDA thread.
   void barrier(const std::source_location& where);
   // Returns once all 32 lanes of the warp have handed in their value; the reference is valid until
   // the lane's next exchange but one.

@@ -2,8 +2,8 @@
 // CPU (kernels/cuda/simt.cuh). Names and meanings are CUDA's (CUDA C++ Programming Guide, "C++
 // language extensions"); so they are reserved names, and in the global namespace.
 //
-// What waits for other threads takes the place of its call: all threads of a block, or lanes of a
-// warp, must meet in the same one.
+// A function that waits for other threads takes the source location of its call: all threads of a
+// block, or lanes of a warp, must meet in the same call.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,7 +21,8 @@
 
 // NOLINTBEGIN(bugprone-reserved-identifier,cert-dcl37-c,cert-dcl51-cpp,readability-identifier-naming)
 
-// A block runs on one OS thread from beginning to end, so what is the block's is the OS thread's.
+// A block runs on one OS thread from beginning to end, so a variable of the block is one of
+// that thread.
 // Unlike CUDA's, these variables start as zeros.
 #undef __shared__
 #define __shared__ static thread_local

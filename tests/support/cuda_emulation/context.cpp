@@ -17,8 +17,8 @@
 #endif
 
 #if SLUICE_EMULATION_ASSEMBLY
-// void sluice_emulation_switch(void** save, void* load): pushes what the System V ABI has a callee
-// preserve, leaves the stack pointer in *save and goes on with the stack `load`.
+// void sluice_emulation_switch(void** save, void* load): pushes the registers that the System V ABI
+// has a callee preserve, leaves the stack pointer in *save and goes on with the stack `load`.
 asm(R"(
 .text
 .globl sluice_emulation_switch
@@ -48,7 +48,7 @@ extern "C" void sluice_emulation_switch(void** save, void* load);
 namespace sluice::emulation {
 namespace {
 
-// Sanitizers make frames several times larger. Pages that nobody touches cost nothing.
+// Sanitizers make frames several times larger. Untouched pages cost nothing.
 constexpr std::size_t kStackBytes = 256 * 1024;
 constexpr int kPreservedRegisters = 6;
 
@@ -57,7 +57,7 @@ std::size_t page_bytes() {
   return bytes;
 }
 
-// Who suspended itself last, and who goes on.
+// The context that suspended itself last, and the one that goes on.
 thread_local Context* t_from = nullptr;
 thread_local Context* t_to = nullptr;
 

@@ -27,8 +27,8 @@ class Context {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
-  // Suspends `from`, which is the one that runs, and goes on with `to`. Returns when somebody
-  // switches back to `from`.
+  // Suspends `from`, which is the one that runs, and goes on with `to`. Returns when another
+  // context switches back to `from`.
   static void switch_between(Context& from, Context& to);
 
  private:
@@ -39,7 +39,7 @@ class Context {
   void* argument_ = nullptr;
   std::byte* mapping_ = nullptr;  // guard page, then the stack; null for a thread's own
   void* stack_pointer_ = nullptr;
-  // For AddressSanitizer and ThreadSanitizer.
+  // State of AddressSanitizer and ThreadSanitizer.
   void* fake_stack_ = nullptr;
   const void* stack_bottom_ = nullptr;
   std::size_t stack_bytes_ = 0;

@@ -38,7 +38,7 @@ LaunchHostFunction find_launch_host_function() {
     throw DeviceError("a kernel was launched on a stream, but no libcuda.so.1 is loaded");
   }
   void* const symbol = ::dlsym(driver, "cuLaunchHostFunc");
-  ::dlclose(driver);  // the reference only: who loaded it keeps it
+  ::dlclose(driver);  // drops this reference only: the library stays loaded
   if (symbol == nullptr) throw DeviceError("libcuda.so.1 has no cuLaunchHostFunc");
   return reinterpret_cast<LaunchHostFunction>(symbol);
 }
@@ -67,7 +67,7 @@ void launch(cudaStream_t stream, const LaunchShape& shape, std::function<void()>
   static_cast<void>(queued.release());  // run_queued's now
 }
 
-// A copy lands when it is waited for, not before: who reads too early finds NaNs.
+// A copy lands when it is waited for, not before: a thread that reads too early finds NaNs.
 void copy_async(void* shared, const void* global, int bytes) {
   if (!aligned_to_16(shared) || !aligned_to_16(global) || bytes < 0 || bytes > 16) {
     throw DeviceError("cp.async: 16 bytes between addresses that are not aligned to 16");
@@ -85,7 +85,7 @@ void commit_copies() {
 void wait_for_copies(int groups_left) {
   BlockRunner& runner = BlockRunner::current();
   std::vector<PendingCopy>& copies = runner.pending_copies();
-  // Groups up to this have finished; what was not committed belongs to a later one.
+  // Groups up to this have finished; copies not committed belong to a later one.
   const int last = runner.copy_group() - 1 - groups_left;
   std::erase_if(copies, [&](const PendingCopy& copy) {
     if (copy.group > last) return false;

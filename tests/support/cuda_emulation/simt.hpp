@@ -1,5 +1,5 @@
-// What kernels/cuda/simt.cuh offers, on the CPU: launches, shared memory, the tensor core's product
-// and asynchronous copies. See there for the contracts.
+// The functions of kernels/cuda/simt.cuh on the CPU: launches, shared memory, the tensor core's
+// product and asynchronous copies. See there for the contracts.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@
 namespace sluice::emulation {
 
 // Null stream: runs here and now. Else it is queued on that stream of the driver library that this
-// process has loaded (cuLaunchHostFunc); a failure there ends the process with its message, for
-// nobody waits who could be told. Errors: DeviceError.
+// process has loaded (cuLaunchHostFunc). A failure there ends the process with its message, because
+// no caller waits for it. Errors: DeviceError.
 void launch(cudaStream_t stream, const LaunchShape& shape, std::function<void()> kernel);
 
 void check_shared(const void* address, std::size_t bytes);

@@ -17,7 +17,7 @@ int make_handle(void** handle) {
 
 extern "C" {
 
-// Of NVRTC, which would look for a GPU by private ways.
+// NVRTC calls these; it would look for a GPU by private ways.
 int cuInit(unsigned) {
   return kNotThere;
 }

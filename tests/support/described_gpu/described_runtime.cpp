@@ -1,5 +1,5 @@
-// What cuDNN's frontend asks the CUDA runtime: which GPU, and its compute capability, which the
-// environment variable SLUICE_DESCRIBED_GPU has ("9.0").
+// The questions of cuDNN's frontend to the CUDA runtime: which GPU, and its compute capability. The
+// environment variable SLUICE_DESCRIBED_GPU has the latter ("9.0").
 #include <cuda_runtime_api.h>
 
 #include <cstdlib>

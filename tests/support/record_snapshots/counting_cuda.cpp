@@ -127,7 +127,7 @@ class Sizes {
     const std::lock_guard lock(mutex_);
     sizes_[key] = bytes;
   }
-  std::uint64_t take(std::uint64_t key) {  // 0: never handed out
+  std::uint64_t take(std::uint64_t key) {  // 0: never returned
     const std::lock_guard lock(mutex_);
     const auto found = sizes_.find(key);
     if (found == sizes_.end()) return 0;
@@ -150,7 +150,7 @@ Sizes& handles() {
   return sizes;
 }
 
-// The direction that two pointers demand, whatever the kind says.
+// The direction that two pointers demand; the kind may say another.
 void copy(void* to, const void* from, std::size_t bytes) {
   if (memory().holds(to)) return;
   if (memory().holds(from)) {

@@ -59,7 +59,7 @@ class FakePeers : public ::testing::Test {
     if (!peers) throw Error("not installed");
     return std::move(*peers);
   }
-  // What a failure says; "" where there is none.
+  // The message of a failure; "" where there is none.
   template <class Run>
   static std::string failure(const Run& run) {
     try {
@@ -96,8 +96,8 @@ TEST_F(FakePeers, AnswerStepsOfTheVariantsThatTheyHave) {
   EXPECT_EQ(peers.seconds("two"), 0.004) << "an error is an answer like another";
 }
 
-TEST_F(FakePeers, AreToldOfElementsAndThreadsAndGivenTheScript) {
-  // What it was called with comes back as the versions; the script is python's first line of it.
+TEST_F(FakePeers, GetElementsThreadsAndTheScript) {
+  // The fake returns the first line of its script and its arguments as the versions.
   AdamPeers peers = open(
       R"(first=$(head -c 22 "$1"); shift
 echo "{\"protocol\":1,\"versions\":\"$first $*\",\"missing\":\"DeepSpeed is not there\",)"
@@ -107,11 +107,11 @@ read -r line)");
   EXPECT_EQ(peers.missing(), "DeepSpeed is not there");
 }
 
-TEST_F(FakePeers, AreNothingWhereNoInterpreterIs) {
+TEST_F(FakePeers, AreAbsentWithoutAnInterpreter) {
   EXPECT_FALSE(AdamPeers::open((directory_.path() / "none").string(), 1, kElems));
 }
 
-TEST_F(FakePeers, ThatDieAreReportedWithTheirLastWords) {
+TEST_F(FakePeers, DeadPeersAreReportedWithTheirLastWords) {
   const std::string at_start =
       failure([&] { open("echo 'Traceback' >&2\necho 'ImportError: torch' >&2\nexit 7"); });
   EXPECT_TRUE(holds(at_start, "ended with status 7: ImportError: torch")) << at_start;
@@ -120,7 +120,7 @@ TEST_F(FakePeers, ThatDieAreReportedWithTheirLastWords) {
   EXPECT_TRUE(holds(in_a_step, "was ended by signal 9")) << in_a_step;
 }
 
-TEST_F(FakePeers, ThatDieBetweenStepsDoNotTakeTheBenchWithThem) {
+TEST_F(FakePeers, DeathBetweenStepsDoesNotEndTheBench) {
   AdamPeers peers = open(kIntroduction + "\nexec <&-; exit 3");
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   for (int attempt = 0; attempt < 2; ++attempt) {  // writes to it would raise SIGPIPE
@@ -128,7 +128,7 @@ TEST_F(FakePeers, ThatDieBetweenStepsDoNotTakeTheBenchWithThem) {
   }
 }
 
-TEST_F(FakePeers, ThatAnswerNonsenseAreRefused) {
+TEST_F(FakePeers, NonsenseAnswersAreRefused) {
   const auto answered = [&](const std::string& answer) {
     return failure_of_step("read -r line; echo '" + answer + "'; read -r line");
   };
@@ -142,7 +142,7 @@ TEST_F(FakePeers, ThatAnswerNonsenseAreRefused) {
   EXPECT_TRUE(holds(failure_of_step("head -c 2000000 /dev/zero; read -r line"), "1 MiB"));
 }
 
-TEST_F(FakePeers, ThatIntroduceThemselvesWronglyAreRefused) {
+TEST_F(FakePeers, WrongIntroductionsAreRefused) {
   const auto introduced = [&](const std::string& words) {
     return failure([&] { open("echo '" + words + "'; read -r line"); });
   };
@@ -154,7 +154,7 @@ TEST_F(FakePeers, ThatIntroduceThemselvesWronglyAreRefused) {
                     "introduce"));
 }
 
-TEST_F(FakePeers, ThatHangAreGivenUpAtTheDeadlineAndEnded) {
+TEST_F(FakePeers, HangingPeersAreEndedAtTheDeadline) {
   const AdamPeers::Deadlines soon{.start_seconds = 20, .step_seconds = 0.1};
   const std::string file = (directory_.path() / "pid").string();
   const auto begin = std::chrono::steady_clock::now();
@@ -198,7 +198,7 @@ TEST_F(FakePeers, StandInTheBenchBesideOurs) {
   EXPECT_TRUE(holds(table, "torch 9")) << table;
 }
 
-TEST_F(FakePeers, ThatFailEndTheBenchWithASentence) {
+TEST_F(FakePeers, FailedPeersEndTheBenchWithASentence) {
   AdamBenchOptions options;
   options.elems = kernels::host::kUpdatePieceElems;
   options.threads = 1;

@@ -40,7 +40,7 @@ TEST(BenchAdam, SaysRatesAndBytesOfEveryVariant) {
   EXPECT_EQ(variants.at("split_block8").at("bytes_per_param"), 14.125);
 }
 
-TEST(BenchAdam, MeasuresWhatIsAskedFor) {
+TEST(BenchAdam, MeasuresOnlyTheNamedVariants) {
   const nlohmann::json event =
       run_adam_bench({kernels::host::kUpdatePieceElems, 1, 7, {"split_block8", "lion"}});
   const nlohmann::json& variants = event.at("figures").at("variants");
@@ -49,7 +49,7 @@ TEST(BenchAdam, MeasuresWhatIsAskedFor) {
   EXPECT_TRUE(variants.contains("split_block8"));
 }
 
-TEST(BenchAdam, RefusesWhatItCannotMeasure) {
+TEST(BenchAdam, RefusesOptionsThatItCannotMeasure) {
   constexpr std::int64_t kPiece = kernels::host::kUpdatePieceElems;
   for (const AdamBenchOptions& wrong :
        {AdamBenchOptions{0, 1, 7, {}}, AdamBenchOptions{kPiece + 1, 1, 7, {}},

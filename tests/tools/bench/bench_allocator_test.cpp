@@ -55,8 +55,8 @@ TEST(BenchAllocator, SaysAllFiguresOfEveryMix) {
     }
     // A difference of two times, so of either sign in so short a run.
     EXPECT_TRUE(std::isfinite(figures.at("record_" + mix + "_ns_per_event").get<double>()));
-    // What is timed is what the names say: hits, but where a thread's cache holds the free memory
-    // in blocks of other sizes (often, in so small a model), and no call out of step.
+    // The timed requests are those of the names: hits, unless a thread's cache holds the free
+    // memory in blocks of other sizes (often, in so small a model), and no call out of step.
     EXPECT_GE(figures.at("dynamic_" + mix + "_hit_share"), 0.75);
     EXPECT_EQ(figures.at("planned_" + mix + "_share"), 1.0);
     EXPECT_NE(bench_table(event).find(mix), std::string::npos);
@@ -88,7 +88,7 @@ TEST(BenchAllocator, MixesFreeAllThatTheyAllocateAndHoldTheSizesTheySay) {
   EXPECT_FALSE(mixes[2].resident.empty());
 }
 
-TEST(BenchAllocator, RefusesWhatItCannotMeasure) {
+TEST(BenchAllocator, RefusesOptionsThatItCannotMeasure) {
   for (const double seconds : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
     AllocatorBenchOptions options = short_run();
     options.seconds = seconds;

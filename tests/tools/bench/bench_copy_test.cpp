@@ -23,7 +23,7 @@ std::unique_ptr<device::Device> device(double link_bytes_per_s = 0) {
 }
 
 TEST(BenchCopy, SeesTheLinkThatTheDeviceHas) {
-  // A tenth of what memory does anywhere, so that only the link decides; both ways at once it
+  // A tenth of the speed of memory anywhere, so that only the link decides; both ways at once it
   // carries twice as much.
   constexpr double kLink = 0.5;
   const auto slow = device(kLink * static_cast<double>(kGiB));
@@ -38,7 +38,7 @@ TEST(BenchCopy, SeesTheLinkThatTheDeviceHas) {
   EXPECT_GT(copies["64MiB"]["duplex_gib_per_s"].get<double>(), kLink * 1.01);
 }
 
-TEST(BenchCopy, GivesBackAllThatItTook) {
+TEST(BenchCopy, FreesAllItsMemory) {
   const auto here = device();
   const nlohmann::json event = run_copy_bench({here.get(), kBytes, 7});
   EXPECT_EQ(here->counters().live_bytes, 0u);
@@ -49,7 +49,7 @@ TEST(BenchCopy, GivesBackAllThatItTook) {
   EXPECT_NE(bench_table(event).find("64MiB"), std::string::npos);
 }
 
-TEST(BenchCopy, RefusesWhatCannotBeMeasured) {
+TEST(BenchCopy, RefusesOptionsThatItCannotMeasure) {
   const auto here = device();
   EXPECT_THROW(run_copy_bench({here.get(), kBytes - 1, 7}), InputError);
   EXPECT_THROW(run_copy_bench({here.get(), 0, 7}), InputError);

@@ -96,7 +96,7 @@ TEST_F(BenchProducts, APeerThatAnswersWronglyIsAnError) {
   EXPECT_THROW(run(kIntroduction, "exit 1"), Error);
 }
 
-TEST_F(BenchProducts, RefusesWhatCannotBeMeasured) {
+TEST_F(BenchProducts, RefusesOptionsThatItCannotMeasure) {
   ProductBenchOptions bad = options();
   bad.heads = 3;
   EXPECT_THROW(run_attention_bench(bad), InputError);

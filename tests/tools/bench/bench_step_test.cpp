@@ -91,7 +91,7 @@ TEST(StepBench, TheStepUpdatesAndItsTransfersAloneDoNot) {
 }
 
 // The yardsticks have the state's own file: the engine leaves it as it is, fio does not.
-TEST(StepBench, TransfersAloneLeaveTheStateAndWhatOthersWroteIsRefilled) {
+TEST(StepBench, TransfersAloneLeaveTheStateAndForeignWritesAreRefilled) {
   const TempDirectory directory;
   bench::OffloadedStep step({1, 256, 512}, "split", "8bit", 1, directory.path().string());
   const std::string first = step.weights_hash();
@@ -120,7 +120,7 @@ TEST(StepBench, TransfersAloneLeaveTheStateAndWhatOthersWroteIsRefilled) {
   EXPECT_NE(step.weights_hash(), refilled);
 }
 
-TEST(OwnDirectory, RemovesWhatAKilledBenchLeftAndNothingElse) {
+TEST(OwnDirectory, RemovesOnlyFilesOfAKilledBench) {
   const TempDirectory parent;
   const std::filesystem::path killed = parent.file("sluice_bench_abcdef");
   {
@@ -128,7 +128,7 @@ TEST(OwnDirectory, RemovesWhatAKilledBenchLeftAndNothingElse) {
     std::filesystem::copy(model.path(), killed);
   }
   std::ofstream(killed / "state") << "x";
-  // What a user calls so.
+  // A user's files with similar names.
   std::ofstream(parent.file("sluice_bench_mine.txt")) << "x";
   const std::filesystem::path results = parent.file("sluice_bench_result");
   std::filesystem::create_directory(results);

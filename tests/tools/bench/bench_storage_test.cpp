@@ -71,7 +71,7 @@ TEST(StorageBench, GivesEveryFigureAndLeavesNothing) {
 }
 
 // A fio that cannot run (no io_uring for it, no direct I/O) costs its own figures only.
-TEST(StorageBench, AFioThatFailsIsSaid) {
+TEST(StorageBench, AFailedFioIsReported) {
   const TempDirectory programs;
   std::ofstream(programs.file("fio")) << "#!/bin/sh\nexit 7\n";
   std::filesystem::permissions(programs.file("fio"), std::filesystem::perms::owner_all);
@@ -84,7 +84,7 @@ TEST(StorageBench, AFioThatFailsIsSaid) {
   EXPECT_EQ(event.at("figures").at("fio"), "failed: fio ended with status 7");
 }
 
-// A fio that tells what it was asked and answers with made-up rates: 512 KiB blocks, 16 in flight,
+// A fio that reports its arguments and answers with made-up rates: 512 KiB blocks, 16 in flight,
 // are its fastest.
 class MadeUpFio {
  public:
@@ -166,8 +166,8 @@ TEST(StorageBench, StandsBesideFioAtItsOwnSettingAndAtItsBest) {
   EXPECT_EQ(calls_with(fio, huge ? "--iomem=mmaphuge " : "--iomem=mmap "), 93);
 }
 
-// Where the sweep's choice is slower in the rounds than fio at the same setting, that is its best;
-// a setting that the sweep has not is added to it.
+// If the sweep's choice is slower in the rounds than fio at the same setting, that setting is its
+// best. A setting that the sweep lacks is added to it.
 TEST(StorageBench, FiosBestIsNoSlowerThanFioAtTheSameSetting) {
   const TempDirectory directory;
   const MadeUpFio fio;
@@ -214,7 +214,7 @@ TEST(StorageBench, BadOptionsAreRefused) {
   EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
 }
 
-// The shape of fio 3.33's answer, cut to what is read.
+// The shape of fio 3.33's answer, cut to the fields that are read.
 constexpr const char* kFioAnswer =
     R"(note: both iodepth >= 1 and synchronous I/O engine are selected
 {"fio version":"fio-3.33","jobs":[{"jobname":"sluice","usr_cpu":10.0,"sys_cpu":15.0,"job_runtime":2000,
@@ -251,7 +251,7 @@ TEST(StorageSamples, AreComparedRoundByRound) {
 
 // Ranks from a table of the sign test: of 7 values the least and the greatest, of 21 the sixth of
 // either side, of 100 the fortieth.
-TEST(Interval, OfAMedianIsThatOfTheSignTest) {
+TEST(Interval, AroundAMedianIsThatOfTheSignTest) {
   for (const auto& [rounds, rank] :
        std::vector<std::pair<int, int>>{{6, 1}, {7, 1}, {8, 1}, {9, 2}, {21, 6}, {100, 40}}) {
     std::vector<double> values;

@@ -106,11 +106,11 @@ TEST_F(DoctorRun, MeasuresAndSavesAProfileThatLoads) {
     EXPECT_EQ(profile.find(operation, DType::kF32) != nullptr, !bytes) << i;
     EXPECT_EQ(profile.find(operation, DType::kBF16) != nullptr, !bytes) << i;
   }
-  // Nothing but the profile is left.
+  // The profile alone is left.
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory_.path()), {}), 1);
 }
 
-TEST_F(DoctorRun, TellsEachMeasurementBeforeItBegins) {
+TEST_F(DoctorRun, AnnouncesEachMeasurement) {
   std::vector<std::string> told;
   options_.measure.begins = [&](const std::string& part) { told.push_back(part); };
   last_event(0);
@@ -146,7 +146,7 @@ TEST_F(DoctorRun, ReplacesABetterProfileOfAnotherMachineAndADamagedOne) {
   planner::load_profile(options_.profile_path);
 }
 
-// By the device boundary alone, so the host device will do.
+// The GPU is measured through the device boundary alone, so the host device will do.
 TEST_F(DoctorRun, AGpuIsMeasuredIntoAProfileOfItsOwn) {
   options_.measure.gpu = {.device = device_.get(),
                           .kernels = all_.get(),

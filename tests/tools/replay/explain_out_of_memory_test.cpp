@@ -59,7 +59,7 @@ TEST(ExplainOutOfMemory, ReportsInTheNamesOfTheTraceAndFindsTheLeastCapacity) {
   EXPECT_TRUE(explain_out_of_memory(trace, enough - kPageBytes).has_value());
 }
 
-TEST(ExplainOutOfMemory, ReportsATraceWhoseFirstBlocksDoNotFit) {
+TEST(ExplainOutOfMemory, ReportsATraceThatDoesNotFitFromItsStart) {
   record::MemoryTrace trace = fragmenting_trace();
   trace.initial_segments.push_back(
       {.bytes = 8 * kPageBytes, .blocks = {{.bytes = 8 * kPageBytes}}});

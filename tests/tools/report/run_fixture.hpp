@@ -1,5 +1,5 @@
-// A run directory made by hand. Its traces show a step of four units, whose weights stream in from
-// storage. The real recorder writes them.
+// A run directory made by hand. Its traces show a step of four units with weights that stream in
+// from storage. The real recorder writes them.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// Bad input: exit 2, one sentence that names what is wrong, an event, and nothing touched.
+// Bad input: exit 2, one sentence that names the error, an event, and nothing touched.
 #include <stdlib.h>
 #include <sys/stat.h>
 
@@ -29,7 +29,7 @@ TEST_F(BadInput, AnUnknownKeyIsAnsweredWithTheNearest) {
   expect_config_refused(config() + "[trian]\nsteps = 3\n", {"bad.toml:", "'train.steps'"});
 }
 
-TEST_F(BadInput, AMistypedValueIsAnsweredWithWhatIsRight) {
+TEST_F(BadInput, AMistypedValueIsAnsweredWithTheRightType) {
   expect_set_refused("train.steps=many", {"train.steps", "an integer", "\"many\""});
   expect_set_refused("memory.device=64 apples", {"memory.device", "64MiB"});
   expect_set_refused("memory.storage=plenty", {"memory.storage", "\"auto\"", "64MiB"});
@@ -71,7 +71,7 @@ TEST_F(BadInput, AKeyOfManyDotsIsRefusedBeforeTheParserOverflowsItsStack) {
   expect_config_refused("x = ['''a''', {'.'." + key + " = 1}]\n", {"bad.toml:1", "64 dots"});
   expect_refused({"plan", "config.toml", "--json", "--set", "memory.place.saved={" + key + "=1}"},
                  {"64 dots"});
-  // As deep as the rules for dots and for nesting allow.
+  // This nesting is as deep as the rules for dots and for nesting allow.
   std::string deepest;
   const std::string longest = key.substr(0, 2 * 64 + 1);
   for (int i = 0; i < 255; ++i) deepest += "{" + longest + " = [\n";
@@ -90,7 +90,7 @@ TEST_F(BadInput, DotsInTextAreNoKeys) {
                  {"memory.storage_shares", "101"});
 }
 
-TEST_F(BadInput, WhatIsNoRegularFileIsRefusedWithoutWaiting) {
+TEST_F(BadInput, AFileThatIsNotRegularIsRefusedWithoutWaiting) {
   ASSERT_EQ(::mkfifo(path("fifo").c_str(), 0600), 0);
   for (const char* command : {"train", "plan"}) {
     expect_refused({command, "fifo", "--json"}, {"fifo", "not a regular file"});
@@ -177,7 +177,7 @@ TEST_F(BadInput, BudgetsLargerThanTheMachineAreRefused) {
   }
 }
 
-TEST_F(BadInput, WhatThisVersionLacksIsSaid) {
+TEST_F(BadInput, FeaturesThatThisVersionLacksAreNamed) {
   for (const char* setting :
        {"parallel.data=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2",
         "parallel.zero=1", "parallel.schedule=1f1b", "data.format=megatron",
@@ -198,7 +198,7 @@ TEST_F(BadInput, AGpuThatIsNotThereIsNotPretended) {
   expect_refused({"bench", "copy", "--backend", "tpu"}, {});
 }
 
-TEST_F(BadInput, ABenchOfStorageChecksWhatItIsTold) {
+TEST_F(BadInput, ABenchOfStorageChecksItsOptions) {
   expect_refused({"bench", "storage", "--json", "--block", "1000"}, {"block", "4096"});
   expect_refused({"bench", "storage", "--json", "--block", "much"}, {"--block"});
   expect_refused({"bench", "storage", "--depth", "1"}, {});

@@ -58,7 +58,7 @@ class ConcurrentStarts : public CliTest {
       const Json plan = events_of(outcome, "plan").at(0);
       const std::filesystem::path run = plan.at("run_dir").get<std::string>();
       directories.insert(run.filename());
-      // All that lies there is of this run.
+      // All files there are of this run.
       EXPECT_EQ(read_file(run / "events.jsonl"), outcome.out);
       const Json manifest = Json::parse(read_file(run / "checkpoints/step-00000001/manifest.json"));
       EXPECT_EQ(manifest.at("run_id"), plan.at("run_id"));

@@ -54,12 +54,12 @@ TEST_F(Report, ShowsARealRun) {
   EXPECT_GT(trace.at("traceEvents").size(), 50u);
 }
 
-TEST_F(Report, OfARunThatWasStoppedShowsItsSteps) {
+TEST_F(Report, ShowsTheStepsOfAStoppedRun) {
   succeed({"train", "config.toml", "--steps", "1"});
   succeed({"report", "run"});
 }
 
-TEST_F(Report, OfARunThatDiedBeforeItsTracedStepIsWritten) {
+TEST_F(Report, IsWrittenForARunThatDiedBeforeItsTracedStep) {
   kill_after("step", {"train", "config.toml", "--steps", "500", "--json"});
   fs::remove(path("run/0001/trace.json"));  // a fast machine may have got that far
   succeed({"report", "run"});
@@ -78,7 +78,7 @@ TEST_F(Report, FilesArePrivate) {
   }
 }
 
-// The step that is traced is logged whatever log.every says, with the engine's account of its
+// The traced step is logged even if log.every would skip it, with the engine's account of its
 // stalls, and with whether it commits.
 TEST_F(Report, TheTracedStepIsAlwaysLogged) {
   const auto traced = [&](Words settings) {
@@ -100,7 +100,7 @@ TEST_F(Report, TheTracedStepIsAlwaysLogged) {
   EXPECT_EQ(steps[0].at("commits"), true);
 }
 
-TEST_F(Report, OfNothingIsRefused) {
+TEST_F(Report, RefusesMissingAndDamagedFiles) {
   expect_refused({"report", "absent"}, {"absent", "no such directory"});
   fs::create_directory(path("empty"));
   expect_refused({"report", "empty"}, {"empty", "no such file"});

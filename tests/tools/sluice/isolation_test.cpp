@@ -31,7 +31,7 @@ class Isolation : public CliTest {
     words.insert(words.end(), where.begin(), where.end());
     return events_of(succeed(words), "stale");
   }
-  // One that lives until it is told to end, however long a test takes.
+  // Starts a run that lives until a signal ends it, however long a test takes.
   std::unique_ptr<ChildProcess> begin(const Words& more = {}) {
     Words arguments = slow_run(more);
     arguments.push_back("train.steps=1000");
@@ -39,8 +39,8 @@ class Isolation : public CliTest {
     child->wait_for_output(R"("event":"step")", kCliDeadline);
     return child;
   }
-  // What a run that is killed while it saves, or between making a storage file and unlinking it,
-  // leaves behind.
+  // Writes the files that a run leaves if it is killed while it saves, or between making a storage
+  // file and unlinking it.
   void leave_files() {
     const std::string id = lock_of_run().at("run_id");
     fs::create_directories(path("run/0001/checkpoints/step-00000009.tmp"));
@@ -116,7 +116,7 @@ TEST_F(Isolation, StaleFilesOfAKilledRunAreListedAndRemoved) {
   EXPECT_TRUE(stale_files({"."}).empty());
 }
 
-TEST_F(Isolation, WhatALiveRunHoldsIsLeftAlone) {
+TEST_F(Isolation, FilesOfALiveRunAreLeftAlone) {
   const auto child = begin();
   leave_files();
   const ChildOutcome outcome = succeed({"doctor", "--clean", ".", "--yes"});
@@ -128,7 +128,7 @@ TEST_F(Isolation, WhatALiveRunHoldsIsLeftAlone) {
   EXPECT_EQ(child->wait(kCliDeadline).exit_status, 143);
 }
 
-TEST_F(Isolation, OfASharedStoragePathOnlyTheDeadRunsFilesGo) {
+TEST_F(Isolation, CleaningASharedPathRemovesOnlyTheDeadRunsFiles) {
   kill_a_run({"memory.storage_paths=[\"shared\"]"});
   const std::string id = lock_of_run().at("run_id");
   const std::string own = "shared/sluice-" + id + "-0.state";
@@ -140,7 +140,7 @@ TEST_F(Isolation, OfASharedStoragePathOnlyTheDeadRunsFilesGo) {
   EXPECT_TRUE(fs::exists(path(other)));
 }
 
-// Of a durable run that was killed before its first commit; its lock tells where they lie.
+// A durable run was killed before its first commit; its lock tells the place of its files.
 TEST_F(Isolation, FilesOfARunThatCommittedNothingAreFoundWhateverPathsAreConfiguredNow) {
   kill_a_run({"checkpoint.mode=durable", "checkpoint.every=0", "memory.place.optimizer=storage",
               "memory.storage_paths=[\"first\"]"});
@@ -153,8 +153,8 @@ TEST_F(Isolation, FilesOfARunThatCommittedNothingAreFoundWhateverPathsAreConfigu
   EXPECT_TRUE(fs::is_empty(path("first")));
 }
 
-// Which processes were killed here, and where their state lies, stands in the lock of the last one.
-TEST_F(Isolation, StateWhoseLogWasDeletedIsFoundAndOnlyListed) {
+// The lock of the last process holds the killed processes and the place of their state.
+TEST_F(Isolation, StateWithADeletedLogIsFoundAndOnlyListed) {
   const Words durable{"checkpoint.mode=durable", "checkpoint.every=1",
                       "memory.place.optimizer=storage", "memory.storage_paths=[\"shared\"]"};
   kill_after("checkpoint", slow_run(durable));
@@ -172,8 +172,8 @@ TEST_F(Isolation, StateWhoseLogWasDeletedIsFoundAndOnlyListed) {
   fs::rename(log, path("moved.log"));
   ASSERT_EQ(state_listed().size(), 1u);
   EXPECT_EQ(state_listed()[0].at("removable"), false);
-  // A log that was moved is not told from one that was deleted. The lock, which alone tells of the
-  // state, stays with it.
+  // A moved log looks like a deleted one. The lock stays with the state, for it alone names
+  // the state.
   const std::string lock = read_file(path("run/0001/lock"));
   const ChildOutcome listing = succeed({"doctor", "--clean", "run"});
   EXPECT_NE(listing.out.find("0 B in all; --yes removes it"), std::string::npos) << listing.out;
@@ -191,7 +191,7 @@ TEST_F(Isolation, StateWhoseLogWasDeletedIsFoundAndOnlyListed) {
   succeed({"train", "run", "--steps", "3"});
 }
 
-// More run ids than a lock keeps can stand there only where somebody wrote them.
+// A lock holds more run ids than its bound only if a user wrote them.
 TEST_F(Isolation, ALockKeepsItsBoundWhateverStoodInIt) {
   succeed({"train", "config.toml", "--steps", "1"});
   const std::string id(32, '7');
@@ -210,13 +210,13 @@ TEST_F(Isolation, ALockKeepsItsBoundWhateverStoodInIt) {
   EXPECT_EQ(child->wait(kCliDeadline).exit_status, 143);
 }
 
-TEST_F(Isolation, CleaningWhatIsNoDirectoryIsRefused) {
+TEST_F(Isolation, CleaningAMissingDirectoryIsRefused) {
   expect_refused({"doctor", "--clean", "nowhere"}, {"--clean", "'nowhere' is no directory"});
   expect_refused({"doctor", "--yes"}, {"--yes"});
 }
 
-// A file called lock makes no run, and what others write there is theirs.
-TEST_F(Isolation, CleaningLeavesAloneWhatNoRunHasMade) {
+// A file called lock makes no run; files of others beside it stay.
+TEST_F(Isolation, CleaningLeavesForeignFilesAlone) {
   fs::create_directories(path("foreign/checkpoints/step-00000001.tmp"));
   write_file(path("foreign/lock"), "somebody's");
   write_file(path("foreign/notes.tmp"), "theirs");

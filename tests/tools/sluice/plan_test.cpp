@@ -9,7 +9,7 @@ namespace fs = std::filesystem;
 
 class PlanCommand : public CliTest {
  protected:
-  // The refused event of a command; its sentence on stderr names what it names.
+  // The refused event of a command. Its sentence on stderr names the same tiers and changes.
   Json refused(const Words& arguments) const {
     const auto before = snapshot();
     const ChildOutcome outcome = run(arguments);
@@ -36,7 +36,7 @@ class PlanCommand : public CliTest {
     return event;
   }
 
-  // Budgets as `--set`s; every suggestion runs as it stands, and not with 2 MiB less of one key.
+  // Budgets as `--set`s; every suggestion runs as printed, and not with 2 MiB less of one key.
   void expect_suggestions_exact(const std::map<std::string, std::string>& budgets) const {
     const auto command = [&](const char* name, std::map<std::string, std::string> settings,
                              const Json& changes) {
@@ -62,7 +62,7 @@ class PlanCommand : public CliTest {
   }
 };
 
-TEST_F(PlanCommand, SaysWhatTrainSays) {
+TEST_F(PlanCommand, PrintsTheSamePlanAsTrain) {
   const ChildOutcome plan = succeed({"plan", "config.toml", "--json"});
   EXPECT_FALSE(fs::exists(path("run")));
   const ChildOutcome train = succeed({"train", "config.toml", "--json", "--steps", "1"});
@@ -76,7 +76,7 @@ TEST_F(PlanCommand, SaysWhatTrainSays) {
   EXPECT_EQ(Json::parse(read_file(path("run/0001/plan.json"))), events_of(plan).at(0));
 }
 
-TEST_F(PlanCommand, TellsPeopleTheSame) {
+TEST_F(PlanCommand, PrintsTheSamePlanForPeople) {
   const ChildOutcome outcome = succeed({"plan", "config.toml"});
   EXPECT_EQ(outcome.out, "");
   for (const char* word : {"model ", "parameters", "plan ", "device ", "pinned ", "storage ",
@@ -85,7 +85,7 @@ TEST_F(PlanCommand, TellsPeopleTheSame) {
   }
 }
 
-TEST_F(PlanCommand, SaysWhereActivationsWaitAndWhatThatMoves) {
+TEST_F(PlanCommand, ShowsTheTierOfActivationsAndTheBytesThatMove) {
   const Words stored{"--set", "memory.place.activation=storage", "recompute.policy=none",
                      "memory.prefetch=0"};
   Words plan{"plan", "config.toml", "--json"};
@@ -124,7 +124,7 @@ TEST_F(PlanCommand, AHardwareProfileThatIsNoneIsRefused) {
   expect_refused({"plan", "config.toml", "--json", "--hardware", "absent.json"}, {"absent.json"});
 }
 
-TEST_F(PlanCommand, ATraceThatCannotBeWrittenIsSaid) {
+TEST_F(PlanCommand, ATraceThatCannotBeWrittenIsReported) {
   const ChildOutcome outcome = run({"plan", "config.toml", "--trace", "absent/step.json"});
   EXPECT_EQ(outcome.exit_status, 2);
   EXPECT_NE(outcome.err.find("absent/step.json"), std::string::npos) << outcome.err;
@@ -140,9 +140,9 @@ TEST_F(PlanCommand, ARefusalOfTwoShortTiersSuggestsForBoth) {
       {{"memory.device", "2MiB"}, {"memory.pinned", "0"}, {"memory.storage", "0"}});
 }
 
-// By itself the budget of storage is what is free on its paths, and what this machine would refuse
-// is not suggested. /proc is a file system with no room.
-TEST_F(PlanCommand, ADiskWithoutRoomRefusesWhatMustLieThere) {
+// The default budget of storage is the free room on its paths. A suggestion that this machine would
+// refuse is not made. /proc is a file system with no room.
+TEST_F(PlanCommand, ADiskWithoutRoomRefusesStateThatMustLieThere) {
   const Words on_full_disk{"plan", "config.toml", "--json", "--set", "memory.storage_paths=/proc"};
   const Json event = refused(on_full_disk);
   EXPECT_EQ(event.at("tiers").at("storage").at("available"), 0);

@@ -34,7 +34,7 @@ TEST_F(Replay, AGeneratedTraceIsTheSameFromItsFile) {
             1);
 }
 
-TEST_F(Replay, WhatDoesNotFitIsExplained) {
+TEST_F(Replay, ATraceThatDoesNotFitIsExplained) {
   const std::vector<Json> events =
       events_of(succeed({"replay", "--generate", "dense", "--iterations", "2", "--policy",
                          "dynamic", "--no-least", "--capacity", "4GiB", "--json"}));

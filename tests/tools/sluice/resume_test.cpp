@@ -1,4 +1,4 @@
-// `sluice train --resume`: what continues, and what is refused before anything is touched.
+// `sluice train --resume`: the runs that continue, and those that are refused untouched.
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -48,7 +48,7 @@ class Resume : public CliTest {
   std::string hash_;
 };
 
-TEST_F(Resume, OfARunThatIsDoneTrainsNoStepAndKeepsItsWeights) {
+TEST_F(Resume, AFinishedRunTrainsNoStepAndKeepsItsWeights) {
   const ChildOutcome outcome = succeed(resume());
   EXPECT_TRUE(events_of(outcome, "step").empty());
   EXPECT_EQ(events_of(outcome, "done").at(0).at("weights_hash"), hash_);
@@ -116,7 +116,7 @@ TEST_F(Resume, WithoutACheckpointIsRefused) {
   expect_refused(resume(), {"run/0001/checkpoints", "no checkpoint"});
 }
 
-TEST_F(Resume, OfAnotherModelNamesTheFirstTensorThatDiffers) {
+TEST_F(Resume, RefusesAnotherModelByTheFirstTensorThatDiffers) {
   expect_refused(resume({"--set", "model.hidden=32"}),
                  {"state.safetensors", "'embedding.tokens.weight'", "[256, 64]", "[256, 32]"});
   expect_refused(resume({"--set", "model.layers=3"}), {"another model", "'blocks.2."});
@@ -136,7 +136,7 @@ TEST_F(Resume, WithOtherSettingsOrDataIsRefused) {
                             "now has fingerprint"});
 }
 
-// Data are known by what they hold.
+// Data are known by their contents.
 TEST_F(Resume, DataMayHaveMoved) {
   drop_newest();
   fs::create_directories(path("moved"));
@@ -146,8 +146,8 @@ TEST_F(Resume, DataMayHaveMoved) {
   EXPECT_EQ(events_of(outcome, "done").at(0).at("weights_hash"), hash_);
 }
 
-// Under the constant rate more steps are the same steps; the cosine follows the new total, and that
-// is told.
+// Under the constant rate more steps are the same steps; the cosine follows the new total, and a
+// message says so.
 TEST_F(Resume, MoreStepsMayBeAskedFor) {
   const auto train = [&](const Words& more) {
     Words words{"train", "config.toml", "--json"};
@@ -165,7 +165,7 @@ TEST_F(Resume, MoreStepsMayBeAskedFor) {
   EXPECT_NE(cosine.first, whole.first);
 }
 
-TEST_F(Resume, WhereMemoryIsMayDiffer) {
+TEST_F(Resume, MemorySettingsMayDiffer) {
   for (const char* change : {"memory.place.optimizer=pinned", "memory.storage_engine=posix",
                              "memory.chunk=4MiB", "recompute.policy=unit"}) {
     SCOPED_TRACE(change);
@@ -266,7 +266,7 @@ class OutsideFault : public CliTest {
     words.insert(words.end(), more.begin(), more.end());
     return words;
   }
-  // It ended with exit 3 and told why, its last step is saved, and goes on to the right end.
+  // It ended with exit 3 and the reason, its last step is saved, and it goes on to the right end.
   void expect_saved(const ChildOutcome& outcome, const std::string& why) const {
     EXPECT_EQ(outcome.exit_status, 3);
     const std::size_t last = events_of(outcome, "step").back().at("step");

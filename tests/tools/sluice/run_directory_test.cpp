@@ -20,7 +20,7 @@ class RunDirectory : public CliTest {
     words.insert(words.end(), settings.begin(), settings.end());
     return succeed(words);
   }
-  // Where a resume of `run`, by its own configuration, went on from.
+  // The directory from which a resume of `run`, by its own configuration, went on.
   std::string resume(const std::string& run, int steps, const Words& more = {}) const {
     Words words{"train", run, "--json", "--steps", std::to_string(steps)};
     words.insert(words.end(), more.begin(), more.end());
@@ -67,7 +67,7 @@ TEST_F(RunDirectory, NumbersFollowTheHighestThatExists) {
   EXPECT_EQ(read_file(path("run/0041/notes")), "mine");
 }
 
-TEST_F(RunDirectory, AStrangerInThePlaceOfTheLinkIsNotTouched) {
+TEST_F(RunDirectory, AForeignFileInThePlaceOfTheLinkIsNotTouched) {
   fs::create_directories(path("run/latest"));
   expect_refused({"train", "config.toml"}, {"log.dir", "'run/latest' is in the way"});
 }
@@ -103,7 +103,7 @@ TEST_F(RunDirectory, ACheckpointDirWithinLogDirMovesWithIt) {
   EXPECT_FALSE(fs::exists(path("run")));
 }
 
-// The newest run first; one without a state that verifies is passed over, and told.
+// The newest run comes first; one without a valid state is passed over, with a message.
 TEST_F(RunDirectory, AResumeOfALogDirTakesTheNewestRunWithAState) {
   train(2);
   train(3);
@@ -143,7 +143,7 @@ TEST_F(RunDirectory, ARunIsResumedByItsOwnConfiguration) {
   EXPECT_EQ(latest("run"), "0002");
 }
 
-TEST_F(RunDirectory, WhatIsNoRunIsRefused) {
+TEST_F(RunDirectory, ADirectoryWithoutARunIsRefused) {
   fs::create_directories(path("empty"));
   expect_refused({"train", "empty"}, {"'empty' is no run's directory, and no run lies in it"});
   expect_refused({"train", "config.toml", "--resume", "none"},
@@ -166,7 +166,7 @@ TEST_F(RunDirectory, AnotherStartWhileOneRunsHasAnotherNumber) {
   EXPECT_EQ(child->wait(kCliDeadline).exit_status, 143);
 }
 
-TEST_F(RunDirectory, AStartWithoutRoomNamesWhatCleaningFrees) {
+TEST_F(RunDirectory, AStartWithoutRoomNamesTheBytesThatCleaningFrees) {
   train(1);
   write_file(path("run/0001/weights.safetensors.tmp"), std::string(3 << 20, 'x'));
   expect_refused({"train", "config.toml", "--set", "memory.storage=1000TiB"},
@@ -230,7 +230,7 @@ TEST_F(DurableDirectory, ACopyMadeBeforeTheFirstCommitOwnsNothing) {
 }
 
 // However little is left of it: it may have been a commit.
-TEST_F(DurableDirectory, StateWhoseLogIsCutShortOrDamagedIsKept) {
+TEST_F(DurableDirectory, StateWithACutOrDamagedLogIsKept) {
   train(2, durable_);
   const fs::path log = only_file(".log");
   const fs::path data = only_file(".durable");
@@ -264,8 +264,8 @@ TEST_F(DurableDirectory, ALogThatCannotBeOpenedEndsAResume) {
   EXPECT_NE(resume("run", 4), "");
 }
 
-// A commit to a file that nobody can find again is no commit.
-TEST_F(DurableDirectory, ARunWhoseStateFilesAreGoneEndsWithoutSayingSaved) {
+// A commit to a file that cannot be found again is no commit.
+TEST_F(DurableDirectory, ARunWithLostStateFilesEndsWithoutSayingSaved) {
   for (const char* suffix : {".durable", ".log"}) {
     SCOPED_TRACE(suffix);
     fs::remove_all(path("run"));

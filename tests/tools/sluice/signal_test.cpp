@@ -50,7 +50,7 @@ class Signals : public CliTest {
   }
 };
 
-TEST_F(Signals, TerminateFinishesTheStepAndResumeEndsAsIfNothingHadBeen) {
+TEST_F(Signals, TerminateSavesAndAResumeEndsAsAnUninterruptedRun) {
   expect_stop_and_resume(SIGTERM, 143);
 }
 

@@ -1,4 +1,4 @@
-// `sluice train`: what scripts read on stdout, what people read on stderr, what lies on disk after.
+// `sluice train`: its stdout for scripts, its stderr for people, and its files on disk.
 #include <set>
 
 #include "tests/tools/sluice/cli_fixture.hpp"
@@ -67,7 +67,7 @@ TEST_F(Train, EventsComeInOrderWithTheirFields) {
   }
 }
 
-TEST_F(Train, Fp16TellsItsLossScaleAndWhereItOverflows) {
+TEST_F(Train, Fp16ReportsItsLossScaleAndItsOverflows) {
   const ChildOutcome outcome = succeed({"train", "config.toml", "--json", "--set",
                                         "train.precision=fp16", "train.loss_scale=1073741824"});
   const std::vector<Json> steps = events_of(outcome, "step");
@@ -115,7 +115,7 @@ TEST_F(Train, PeopleReadTheirLinesOnStderrAndNothingOnStdout) {
   }
 }
 
-TEST_F(Train, StepsAreToldFirstLastAndEveryLogEvery) {
+TEST_F(Train, TheFirstTheLastAndEveryNthStepAreReported) {
   const ChildOutcome outcome = succeed({"train", "config.toml", "--json", "--set", "log.every=4"});
   std::vector<int> steps;
   for (const Json& step : events_of(outcome, "step")) steps.push_back(step["step"]);

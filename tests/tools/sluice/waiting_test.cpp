@@ -28,7 +28,7 @@ TEST(TimeLeft, FollowsARunThatChangesItsPace) {
   EXPECT_DOUBLE_EQ(left.seconds_for(1), 5);
 }
 
-TEST(WaitingNotice, TellsAgainAndAgainUntilItEnds) {
+TEST(WaitingNotice, RepeatsUntilTheWaitEnds) {
   std::promise<void> told_twice;
   std::atomic<int> calls{0};
   {

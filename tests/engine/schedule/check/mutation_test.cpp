@@ -1,4 +1,4 @@
-// Damaged schedules: what validate accepts must compute the same terms in every timing tried.
+// Damaged schedules: one that validate accepts must compute the same terms in every timing tried.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -26,7 +26,7 @@ struct Tally {
   int harmful_accepted = 0;
 };
 
-// Where the mutant departs from the original, for the message of a failure.
+// The first place where the mutant departs from the original, for the message of a failure.
 std::string first_difference(const Schedule& original, const Schedule& mutant) {
   const auto text = [](const Instruction& i) {
     std::string line = std::string(op_name(i.op)) + " " + std::string(lane_name(i.lane)) +
@@ -159,7 +159,7 @@ TEST(Mutations, NoneThatIsAcceptedComputesOtherTermsOrReadsFreedMemory) {
     campaign.attack(compile(model, options, StepKind::kTraining), 300 + seed, 12);
     if (HasFatalFailure()) return;
   }
-  // Steps that spill parts of what units save, each to a place of its own.
+  // Steps that spill parts of the units' saved activations, each to a place of its own.
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
     StepModel model = testing::example_model(3, seed % 2 == 1, DType::kBF16);
     testing::cut_saved(model);

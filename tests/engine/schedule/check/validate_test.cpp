@@ -76,7 +76,7 @@ TEST_F(ValidateRules, ReadsWaitForWrites) {
   expect("may touch");
 }
 
-TEST_F(ValidateRules, OnlyWhatEntryNamesIsReadable) {
+TEST_F(ValidateRules, OnlyStateNamedByEntryIsReadable) {
   schedule_.entry.erase(schedule_.entry.begin());
   expect("before it is written");
 }
@@ -139,7 +139,7 @@ TEST_F(ValidateRules, AGuardOverWholeUpdatesIsAccepted) {
   EXPECT_NE(kept.exit, interpret(schedule_).exit);
 }
 
-// Two units of one size whose sums of whole tensors are taken for each other's.
+// Two units of one size: each update gets the other's sums of whole tensors.
 TEST(Validate, RefusesAnUpdateWithAnotherUnitsSums) {
   kernels::OptimizerOptions sm3;
   sm3.rule = kernels::OptimizerRule::kSm3;
@@ -296,7 +296,7 @@ TEST(Interpret, AStorageLaneGoesOnBeforeItsReleasesRetire) {
   EXPECT_TRUE(mentions_sharing(validate(schedule), "instruction 4"));
 }
 
-TEST(Interpret, TellsMicrobatchesUnitsAndOrderApart) {
+TEST(Interpret, DistinguishesMicrobatchesUnitsAndOrder) {
   const StepModel model = testing::example_model(2, false, DType::kBF16);
   StepOptions options =
       testing::example_options(model, Tier::kPinned, Tier::kPinned, Tier::kPinned);

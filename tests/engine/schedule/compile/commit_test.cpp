@@ -1,4 +1,5 @@
-// Steps of a durable run: they compute what the plain step computes, and commit what they found.
+// Steps of a durable run: they compute the same as the plain step, and commit the state at
+// their entry.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -31,14 +32,14 @@ Schedule all_on_device(const StepModel& model, std::int32_t microbatches) {
   return compile(model, options, StepKind::kTraining);
 }
 
-// State as a step finds it, whatever holds it.
+// State as a step finds it, in any buffer that holds it.
 auto state_at_entry(const StepModel& model) {
   const StepOptions options =
       durable(example_options(model, Tier::kStorage, Tier::kStorage, Tier::kStorage));
   return interpret(compile(model, options, StepKind::kEvaluation)).exit;
 }
 
-// The step that saves computes what `plain` did and commits what it found. Counts the timings.
+// The saving step computes the same as `plain` and commits its entry state. Counts the timings.
 void expect_commits(const StepModel& model, const StepOptions& options, const Interpretation& plain,
                     std::uint64_t seed, int& timings) {
   const Schedule schedule = compile(model, options, StepKind::kSaving);
@@ -54,7 +55,7 @@ void expect_commits(const StepModel& model, const StepOptions& options, const In
   }
 }
 
-TEST(SavingStep, ComputesThePlainStepAndCommitsWhatItFoundInAnyTiming) {
+TEST(SavingStep, ComputesThePlainStepAndCommitsItsEntryStateInAnyTiming) {
   int timings = 0;
   const std::vector<kernels::OptimizerOptions> optimizers = testing::example_optimizers();
   for (std::uint64_t seed = 0; seed < 42; ++seed) {
@@ -71,7 +72,7 @@ TEST(SavingStep, ComputesThePlainStepAndCommitsWhatItFoundInAnyTiming) {
 
 // Updates in the backward pass come behind the Commit; one in the next forward pass is not of this
 // step, and none is pending where it begins.
-TEST(SavingStep, CommitsWhatItFoundWhereverUpdatesAreMade) {
+TEST(SavingStep, CommitsItsEntryStateWhereverUpdatesAreMade) {
   int timings = 0;
   for (std::uint64_t seed = 0; seed < 24; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -109,7 +110,7 @@ TEST(SavingStep, TheOtherSchedulesOfItsRunShareItsHomesAndTheirPlaces) {
   }
 }
 
-// What the two versions and the log take, to the byte: pages of every home's both slots.
+// The exact bytes of the two versions and the log: pages for both slots of every home.
 TEST(SavingStep, StorageHoldsTwoVersionsOfAllStateAndOneOfTheRest) {
   const StepModel model = example_model(2, false, DType::kBF16);
   for (std::uint64_t seed = 0; seed < 8; ++seed) {
@@ -167,7 +168,7 @@ TEST_F(DamagedCommit, OneThatIsMissingIsRefused) {
   EXPECT_NE(joined(validate(schedule_)).find("declared to be committed"), std::string::npos);
 }
 
-// The first write of what the step makes must find the other slot free: behind the Commit.
+// The first write of new state must find the other slot free, so it waits for the Commit.
 TEST_F(DamagedCommit, AWriteOfNewStateThatMayPassItIsRefused) {
   const InstructionId id = commit().id;
   bool waits = false;

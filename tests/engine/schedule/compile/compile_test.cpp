@@ -1,4 +1,4 @@
-// Generated steps: accepted by validate, and equal to the plain step in what they compute.
+// Generated steps: validate accepts them, and they compute the same as the plain step.
 #include <gtest/gtest.h>
 
 #include "engine/schedule/check/interpret.hpp"

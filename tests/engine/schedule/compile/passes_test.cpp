@@ -45,7 +45,7 @@ TEST(Link, DisjointPiecesOfAWindowDoNotWaitForEachOther) {
   EXPECT_EQ(schedule.instructions[4].deps, Ids{2});
 }
 
-TEST(Link, WriteWaitsForTheReadersOfWhatItOverwrites) {
+TEST(Link, WriteWaitsForTheReadersOfTheOldBytes) {
   ScheduleSketch sketch;
   const BufferId scalar = sketch.buffer(BufferRole::kScalar, Tier::kPinned, 8);
   sketch.emit(Op::kClipFactor, Lane::kOptimizer, {}, {all(scalar)});
@@ -56,7 +56,7 @@ TEST(Link, WriteWaitsForTheReadersOfWhatItOverwrites) {
   EXPECT_EQ(sketch.compiled().instructions[3].deps, (Ids{1, 2}));
 }
 
-// A storage lane has several instructions in flight: its order says nothing about who is done.
+// A storage lane has several instructions in flight: its order does not say which are done.
 TEST(Link, HazardsWithinAPipelinedLaneAreExplicit) {
   for (const Lane lane : {Lane::kStorageWrite, Lane::kD2H}) {
     ScheduleSketch sketch;
@@ -74,7 +74,7 @@ TEST(Link, HazardsWithinAPipelinedLaneAreExplicit) {
   }
 }
 
-// A Release there does not stop its lane: what it waits for is no news to the next.
+// A Release there does not stop its lane, so later instructions do not inherit its waits.
 TEST(Link, AReleaseInAPipelinedLaneOrdersNothingBehindIt) {
   ScheduleSketch sketch = testing::two_writes_of_one_home();
   sketch.emit(Op::kCommit, Lane::kStorageWrite, {}, {});
@@ -142,7 +142,7 @@ TEST(Pack, WindowsAndArenaMayShareTheDevice) {
       EXPECT_EQ(schedule.peak_bytes[0], 2 * 65536 + kPageBytes);
       continue;
     }
-    // What is persistent comes first; the window begins with a slot.
+    // Persistent buffers come first; the window begins with a slot.
     EXPECT_EQ(schedule.buffers[held].offset_bytes, 0u);
     EXPECT_GE(packed.offset_bytes, 4096u);
     EXPECT_EQ(schedule.buffers[window].slots, (std::vector<std::uint32_t>{1, 2}));
@@ -157,7 +157,7 @@ TEST(Pack, WindowsAndArenaMayShareTheDevice) {
   }
 }
 
-// Of whole steps: what they take together is less than what each takes alone.
+// Whole steps take less together than the sum of each alone.
 TEST(Pack, StepsThatShareTheDeviceTakeLessOfIt) {
   const StepModel model = testing::example_model(3, true, DType::kBF16);
   StepOptions options =

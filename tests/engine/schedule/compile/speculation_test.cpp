@@ -25,7 +25,7 @@ StepOptions speculative(StepOptions options) {
   return options;
 }
 
-// What becomes of the steps of a run.
+// The fate of each step of a run.
 using Verdicts = std::vector<bool>;  // accepted, or redone
 
 Verdicts verdicts(std::uint64_t seed) {
@@ -101,7 +101,7 @@ TEST(Speculation, AnUpdateThatStandsWhereItShouldNotIsAnotherTerm) {
 }
 
 // fp16: a step that overflows is neither kept nor redone.
-TEST(Speculation, AStepThatIsGivenUpLeavesWhatItFound) {
+TEST(Speculation, AnAbandonedStepLeavesItsEntryState) {
   const StepModel model = example_model(2, true, DType::kF16);
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
     const StepOptions options = speculative(random_options(model, 2, seed));
@@ -123,7 +123,8 @@ TEST(Speculation, AStepThatIsGivenUpLeavesWhatItFound) {
   }
 }
 
-// A step whose update stands moves what the plain order moves; a redo moves one update's bytes.
+// A step with an accepted update moves the bytes of the plain order; a redo moves one
+// update's bytes.
 TEST(Speculation, MovesTheBytesOfThePlainOrderUntilItIsRedone) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const StepModel model = example_model(2, seed % 2 == 0, DType::kBF16);
@@ -166,7 +167,7 @@ TEST(Speculation, HasTwoHomesForAllStateThatUpdatesMake) {
   }
 }
 
-// --- what validate refuses: each is one edit away from a schedule that it accepts ----------------
+// --- validate refuses each of these: they are one edit away from a schedule that it accepts ------
 
 class DamagedSpeculation : public ::testing::Test {
  protected:
@@ -174,7 +175,7 @@ class DamagedSpeculation : public ::testing::Test {
     options_ = speculative(example_options(model_, Tier::kPinned, Tier::kPinned, Tier::kPinned));
     schedule_ = schedule::compile(model_, options_, StepKind::kTraining);
   }
-  // Of a master: one that updates read, too.
+  // The shadow of a master: updates read it, too.
   Buffer& shadow() {
     return *std::find_if(schedule_.buffers.begin(), schedule_.buffers.end(), [](const Buffer& at) {
       return at.shadow_of != kNoId && at.kind == StateKind::kMaster;
@@ -192,7 +193,7 @@ class DamagedSpeculation : public ::testing::Test {
   Schedule schedule_;
 };
 
-TEST_F(DamagedSpeculation, AnUpdateOverWhatWasFoundIsRefused) {
+TEST_F(DamagedSpeculation, AnUpdateOverTheEntryStateIsRefused) {
   ASSERT_EQ(verdict(), "");
   for (Instruction& instruction : schedule_.instructions) {
     if (instruction.op != Op::kOptimizerStep) continue;
@@ -227,7 +228,7 @@ TEST_F(DamagedSpeculation, AScheduleThatFindsStateInAShadowIsRefused) {
             std::string::npos);
 }
 
-TEST_F(DamagedSpeculation, ARedoThatReadsWhatTheStepMadeIsRefused) {
+TEST_F(DamagedSpeculation, ARedoThatReadsTheStepsResultIsRefused) {
   schedule_ = schedule::compile(model_, options_, StepKind::kRedo);
   ASSERT_EQ(verdict(), "");
   const BufferId home = shadow().shadow_of;

@@ -14,7 +14,7 @@ namespace {
 using testing::example_model;
 using testing::example_options;
 
-// Of several pieces of 16 KiB, the last one partly filled.
+// Several pieces of 16 KiB, the last one partly filled.
 constexpr std::uint64_t kSavedBytes = 40000;
 
 StepModel spilling_model(int blocks) {
@@ -77,9 +77,9 @@ TEST(Spill, EveryTierAndOrderComputesThePlainStepInAnyTiming) {
   }
 }
 
-// Of one micro-batch, nothing recomputed: outputs and what forward passes save go down and up once,
-// but for what is needed again by the next visit or after one.
-TEST(Spill, MovesEachValueOnceAndNotWhatComesBackAtOnce) {
+// One micro-batch without recomputation: outputs and the saved activations of forward passes go
+// down and up once. A value stays if the next visit, or the one after it, needs it again.
+TEST(Spill, MovesEachValueOnceUnlessItIsNeededAtOnce) {
   const StepModel model = spilling_model(5);
   const Schedule schedule =
       compile(model, spilling_options(model, Tier::kPinned, ComputeOrder::kMicrobatch, 1),
@@ -92,9 +92,9 @@ TEST(Spill, MovesEachValueOnceAndNotWhatComesBackAtOnce) {
     ++(instruction.op == Op::kSpillActivation ? sent : brought)[{buffer.role, buffer.unit}];
     EXPECT_EQ(instruction.bytes, buffer.bytes);
   }
-  // Units 0 to 6; the head (6) follows the last block (5) at once, and the block before (4) after
-  // the visits of 5, 6 and 5. Block 5's output is used in the visits of 6 only; what it saved is
-  // away during the head's.
+  // Units 0 to 6. The head (6) follows the last block (5) at once, and the block before (4) after
+  // the visits of 5, 6 and 5. Block 5's output is used in the visits of 6 only; its saved
+  // activations are away during the head's.
   std::map<std::tuple<BufferRole, std::int32_t>, int> expected;
   for (std::int32_t unit = 0; unit < 5; ++unit) expected[{BufferRole::kActivation, unit}] = 1;
   for (std::int32_t unit = 1; unit < 6; ++unit) expected[{BufferRole::kSaved, unit}] = 1;
@@ -153,7 +153,7 @@ TEST(SpilledParts, AnyPlacesComputeThePlainStepInAnyTiming) {
   }
 }
 
-// Bytes of what is saved that go down in a step, by unit.
+// Bytes of saved activations that go down in a step, by unit.
 std::map<std::int32_t, std::uint64_t> saved_sent(const Schedule& schedule) {
   std::map<std::int32_t, std::uint64_t> sent;
   for (const Instruction& instruction : schedule.instructions) {
@@ -166,7 +166,7 @@ std::map<std::int32_t, std::uint64_t> saved_sent(const Schedule& schedule) {
 }
 
 // One part moves, and neither its neighbours nor other units' parts.
-TEST(SpilledParts, OnlyWhatIsPlacedElsewhereMoves) {
+TEST(SpilledParts, OnlyPartsPlacedElsewhereMove) {
   StepModel model = example_model(4, true, DType::kBF16);
   testing::cut_saved(model);
   StepOptions options = spilling_options(model, Tier::kDevice, ComputeOrder::kMicrobatch, 1);
@@ -181,15 +181,16 @@ TEST(SpilledParts, OnlyWhatIsPlacedElsewhereMoves) {
   }
 }
 
-// With nothing fetched ahead each half of backward has what it reads beside it, not what the other
-// half does; one region comes back whole.
+// With nothing fetched ahead, each half of backward holds its own inputs beside it, not the other
+// half's; one region comes back whole.
 TEST(SpilledParts, TakeLessDeviceMemoryThanOneRegion) {
   const auto arena = [](bool cut) {
     StepModel model = example_model(6, true, DType::kBF16);
     testing::cut_saved(model);
     for (UnitFootprint& unit : model.units) {
       if (!cut) unit.saved_parts.clear();
-      // What is large beside it would hide what this is about: the memory of a backward visit.
+      // A larger buffer beside it would hide the subject of this test: the memory of a
+      // backward visit.
       unit.forward_workspace_bytes = 0;
       unit.backward_weight_workspace_bytes = 40192;
       unit.backward_input_workspace_bytes = 40192;
@@ -198,7 +199,8 @@ TEST(SpilledParts, TakeLessDeviceMemoryThanOneRegion) {
         spilling_options(model, Tier::kPinned, ComputeOrder::kMicrobatch, 1);
     return compile(model, options, StepKind::kTraining).device_arena_bytes;
   };
-  // The lesser of what only one half reads: 16,896 of the first, 18,176 of the second.
+  // The smaller of the parts that only one half reads: 16,896 bytes of the first, 18,176 of
+  // the second.
   EXPECT_GE(arena(false), arena(true) + 16384);
 }
 
@@ -237,7 +239,7 @@ std::uint64_t device_arena(int blocks, Tier activation, ComputeOrder order,
   return compile(model, options, StepKind::kTraining).device_arena_bytes;
 }
 
-// What waits on the device grows with the model; what is spilled does not.
+// Activations kept on the device grow with the model; spilled ones do not.
 TEST(Spill, DeviceMemoryDoesNotGrowWithTheModel) {
   for (const bool recompute : {false, true}) {
     const auto arena = [&](int blocks, Tier tier) {

@@ -1,5 +1,5 @@
-// Orders of passes and places of the update: the same terms over several steps, whatever is carried
-// over their borders; and what is fetched for them.
+// Orders of passes and places of the update: the same terms over several steps, whatever state is
+// carried over their borders; and the transfers that fetch that state.
 #include <gtest/gtest.h>
 
 #include "engine/schedule/check/interpret.hpp"
@@ -80,8 +80,8 @@ TEST(NextForward, DrainsAnywhere) {
   EXPECT_EQ(drained.exit, plain.exit);
 }
 
-// What a first step and a drain move is what a steady step moves, and that is what a step moves
-// that has its update behind its backward pass.
+// A first step and a drain together move the bytes of a steady step. So does a step that has its
+// update behind its backward pass.
 TEST(NextForward, MovesTheSameBytes) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const StepModel model = example_model(2, seed % 2 == 0, DType::kBF16);
@@ -149,7 +149,7 @@ TEST_F(SteadyRules, APendingGradientIsForTheNextVersion) {
 }
 
 // Without the norm and the clip factor, which nothing else in the step would miss.
-TEST_F(SteadyRules, WhatIsLeftForTheNextStepHasItsNorm) {
+TEST_F(SteadyRules, AnUpdateLeftForTheNextStepHasItsNorm) {
   std::erase_if(schedule_.instructions, [](const Instruction& instruction) {
     return instruction.op == Op::kGradNorm || instruction.op == Op::kClipFactor;
   });

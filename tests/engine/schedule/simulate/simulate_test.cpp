@@ -110,7 +110,7 @@ TEST(Simulate, AReleaseDoesNotHoldUpAStorageLane) {
   EXPECT_NEAR(simulate(schedule, model).total_s, 1.0, 1e-9);
 }
 
-// What it frees is there until the transfer in front of it has ended.
+// The memory that it frees stays occupied until the transfer in front of it has ended.
 TEST(Simulate, AReleaseInAStorageLaneTakesEffectWhenItRetires) {
   ScheduleSketch sketch;
   const BufferId home = sketch.home(StateKind::kMaster, Tier::kStorage, 16384, 0);

@@ -96,7 +96,7 @@ TEST_F(EmulatedTraining, LearnsAsTheHostBackendDoes) {
   }
 }
 
-// One sum of gradients over micro-batches, wherever it is made.
+// One sum of gradients over micro-batches, in any place.
 TEST_F(EmulatedTraining, AccumulatesAlikeOnBothSides) {
   const Overrides four{"train.accumulate=4"};
   EXPECT_EQ(on_gpu("pinned", kGpt2 + kPinned + four), on_gpu("device", kGpt2 + kDevice + four));

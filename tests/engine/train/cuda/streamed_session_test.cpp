@@ -1,7 +1,7 @@
-// The engine on the CUDA device, with the host's own kernels queued on its streams: what is told by
-// the result is whether the engine orders its work by streams and events alone. The simulated
-// driver runs everything later than it was asked for, and lets nobody but a stream touch device
-// memory, so a step that reads too early, or by the host, gives other bits or dies.
+// The engine on the CUDA device, with the host's own kernels queued on its streams. The result
+// shows whether the engine orders its work by streams and events alone. The simulated driver runs
+// everything later than it was asked for, and lets only streams touch device memory. So a step that
+// reads too early, or by the host, gives other bits or dies.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -39,7 +39,7 @@ const Overrides kStored = places("storage", "storage", "storage");
 
 class StreamedSession : public ::testing::Test {
  protected:
-  // Before the driver is first used in this process.
+  // The guard must be set before the driver is first used in this process.
   static void SetUpTestSuite() { ::setenv("SLUICE_SIMULATED_GPU_GUARD", "1", 1); }
 
   static Backend backend() {
@@ -66,7 +66,7 @@ class StreamedSession : public ::testing::Test {
   TrainingBench bench_;
 };
 
-// What the other tests rest on.
+// The other tests rely on this protection.
 TEST_F(StreamedSession, TheHostCannotTouchDeviceMemory) {
   ::testing::FLAGS_gtest_death_test_style = "threadsafe";
   EXPECT_DEATH(
@@ -118,8 +118,8 @@ TEST_F(StreamedSession, RepeatedRunsGiveTheSameBits) {
     EXPECT_EQ(on_gpu("again" + std::to_string(i), kLlama + kPinned), first);
 }
 
-// A call of the driver that fails in the midst of a step ends the step with a typed error, and the
-// device is given back whole.
+// A call of the driver that fails in the midst of a step ends the step with a typed error, and all
+// memory of the device is released.
 TEST_F(StreamedSession, AFailingDriverEndsAStepWithATypedErrorAndLeavesNothing) {
   constexpr int kUnknown = 999;
   CudaSimulator simulator;

@@ -91,7 +91,7 @@ TEST_P(GeneratedTrace, IsSoundAndOfThePromisedScale) {
   }
 }
 
-// States and workspaces stay after the first iteration. Nothing else stays after a later one.
+// States and workspaces stay after the first iteration. Later iterations leave no other blocks.
 TEST_P(GeneratedTrace, HoldsTheSameAfterEachIterationFromTheSecondOn) {
   for (std::uint64_t seed = 0; seed < 6; ++seed) {
     const std::vector<std::uint64_t> held = bytes_at_steps(make(GetParam(), seed));

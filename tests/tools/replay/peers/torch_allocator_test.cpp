@@ -54,8 +54,8 @@ TEST(NativePeer, SmallBlocksAreSplitDownToTheirLastFiveHundredTwelveBytes) {
 }
 
 TEST(NativePeer, BestFitIsBySizeThenAddress) {
-  // Segments lie at their recorded addresses. Of the two free ones of 14, that at 0x40000000 is
-  // lower.
+  // Segments lie at their recorded addresses. The two free ones of 14 MiB are at 0x40000000 and
+  // 0x60000000; the former is lower.
   PeerScript peer(native_policy(), {{.bytes = 14 * kMiB, .segment_address = 0x60000000},
                                     {.bytes = 14 * kMiB, .segment_address = 0x40000000},
                                     {.bytes = 16 * kMiB, .segment_address = 0x20000000},
