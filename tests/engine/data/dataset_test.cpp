@@ -107,7 +107,7 @@ TEST(TokenStream, BrokenLlmcFilesAreRefusedWithTheirFigures) {
       scratch / "x.bin" + " is truncated: it has 1029 bytes; its header's 3 tokens need 1030");
   EXPECT_NE(words(good + "x").find("too long: it has 1031"), std::string::npos);
   EXPECT_NE(words(good.substr(0, 100)).find("has 100 bytes"), std::string::npos);
-  EXPECT_NE(words(llmc_file(20240520, 7, 3, {1, 2, 3}, 2)).find("no llm.c token file"),
+  EXPECT_NE(words(llmc_file(20240520, 7, 3, {1, 2, 3}, 2)).find("is not an llm.c token file"),
             std::string::npos);
   EXPECT_NE(words(llmc_file(20240520, 1, -1, {}, 2)).find("counts -1"), std::string::npos);
   EXPECT_NE(words(llmc_file(20240520, 1, 0, {}, 2)).find("holds no tokens"), std::string::npos);

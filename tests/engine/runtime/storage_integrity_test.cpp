@@ -124,7 +124,7 @@ TEST_F(StorageIntegrity, ABlockThatIsCorruptOnDiskEndsTheRunWithItsPlace) {
       ++found;
       EXPECT_EQ(error.exit_status(), 3);
       const std::string message = error.what();
-      for (const char* word : {"block ", " of unit ", "bytes at offset", "run/storage/sluice-"}) {
+      for (const char* word : {"block ", " of unit ", "bytes at offset", "/storage/sluice-"}) {
         EXPECT_NE(message.find(word), std::string::npos) << message;
       }
     }
