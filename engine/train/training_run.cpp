@@ -51,7 +51,9 @@ std::uint64_t saved_bytes(const config::Config& config, const planner::Plan& pla
 }
 
 void write_plan(Prepared& prepared, run::RunFiles& files) {
-  files.text("plan.json", plan_event(*prepared.plan()).dump() + "\n");
+  RunEvent event = plan_event(*prepared.plan());
+  add_device(event, prepared.backend, measured_peak_flops(prepared.hardware, prepared.config));
+  files.text("plan.json", event.dump() + "\n");
   TraceRecorder trace;
   schedule::simulate(prepared.plan()->training(), prepared.simulation_model(), &trace);
   files.text("plan_trace.json", trace.to_json());
