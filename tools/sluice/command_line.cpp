@@ -65,6 +65,13 @@ void add_train(CLI::App& app, Command& chosen) {
   add_json(*command, train->json);
   command->callback([&chosen, train, resume] {
     train->resumes = resume->count() > 0;
+    // An option with several values takes the word behind them, too. A setting has an equals sign.
+    std::vector<std::string>& settings = train->config.overrides;
+    if (train->config.path.empty() && !settings.empty() &&
+        settings.back().find('=') == std::string::npos) {
+      train->config.path = settings.back();
+      settings.pop_back();
+    }
     chosen = [train] {
       check_working_directory();
       return train_command(*train);

@@ -170,7 +170,7 @@ TEST_F(RunDirectory, AStartWithoutRoomNamesTheBytesThatCleaningFrees) {
   train(1);
   write_file(path("run/0001/weights.safetensors.tmp"), std::string(3 << 20, 'x'));
   expect_refused({"train", "config.toml", "--set", "memory.storage=1000TiB"},
-                 {"memory.storage", "`sluice doctor --clean run --yes` frees 3.0 MiB"});
+                 {"memory.storage", "`sluice doctor --clean run --yes` frees 3.00 MiB"});
 }
 
 TEST_F(RunDirectory, NoStepsWriteTheInitialWeights) {

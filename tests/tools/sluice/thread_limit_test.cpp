@@ -31,7 +31,7 @@ TEST_F(ThreadLimit, EndsTheRunWithAnErrorThatNamesTheThread) {
     const std::string shell = "ulimit -u " + std::to_string(limit) + "; exec " + setpriv +
                               " --reuid " + user + " --clear-groups " + SLUICE_PROGRAM +
                               " train config.toml --set log.dir=" + run;
-    ChildProcess child({"/bin/sh", "-c", shell}, path(), {});
+    ChildProcess child({"/bin/bash", "-c", shell}, path(), {});
     const ChildOutcome outcome = child.wait(kCliDeadline);
     if (outcome.exit_status == 126) GTEST_SKIP() << "that user cannot run the program";
     if (outcome.exit_status == 0) continue;
