@@ -129,7 +129,8 @@ TEST_F(TaggedSpaceTest, ABlockReadWrongOnceIsReadAgainAndReported) {
   EXPECT_EQ(read(), data_);
   set_log_sink([](LogLevel, const std::string&) {});
   EXPECT_EQ(tagged_->counters().reread_blocks, 1u);
-  for (const char* word : {"moment1 of unit 3", "was wrong when it was read", "bytes at offset", ".state"}) {
+  for (const char* word :
+       {"moment1 of unit 3", "was wrong when it was read", "bytes at offset", ".state"}) {
     EXPECT_NE(said.find(word), std::string::npos) << said;
   }
 }
