@@ -1,5 +1,5 @@
 // Element types, their sizes, and how fp32 is rounded to the 16-bit ones
-// (DESIGN: arithmetic contract).
+// (docs/design/arithmetic.md).
 #pragma once
 
 #include <bit>
@@ -89,7 +89,7 @@ constexpr bf16 bf16_from_float(float value) {
 }
 
 // Round to nearest, ties away from zero, in integer arithmetic: for *weights* only. The remainder
-// master - weight then always fits a signed 16-bit integer (split master, DESIGN section 6).
+// master - weight then always fits a signed 16-bit integer (kernels/split_master.hpp).
 constexpr bf16 bf16_weight_from_float(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) {

@@ -1,4 +1,4 @@
-// The words for memory that every room shares: tier, category, state kind (DESIGN section 3).
+// The words for memory that every room shares: tier, category, state kind (docs/GLOSSARY.md).
 #pragma once
 
 #include <array>

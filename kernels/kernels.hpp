@@ -29,7 +29,7 @@ constexpr bool is_act_dtype(DType type) {
 
 // C[m, n] = op(A) op(B) (+ bias[n]); leading dimensions are dense.
 // op(A) is [m, k]: stored [m, k], or [k, m] when transpose_a. op(B) is [k, n]: stored [k, n], or
-// [n, k] when transpose_b. Never accumulates into C (DESIGN law 2: no beta = 1).
+// [n, k] when transpose_b. Never accumulates into C (law 2: no beta = 1).
 struct GemmShape {
   std::int64_t m = 0, n = 0, k = 0;
   bool transpose_a = false;

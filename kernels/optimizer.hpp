@@ -1,10 +1,10 @@
 // The optimizers: the state that each keeps between steps, its layout, the range that an update
 // must see at once, and the arithmetic.
 //
-// All rules compute in fp32 (DESIGN section 7). Each operation is rounded on its own in the order
-// written here: no fused multiply-add, IEEE division and square root, denormals kept. The bits are
-// therefore the same for every instruction set, thread count, device, and way of cutting a tensor
-// into pieces. Constants of a step are computed in fp64 and rounded once (AdamConstants).
+// All rules compute in fp32 (docs/design/arithmetic.md). Each operation is rounded on its own in
+// the order written here: no fused multiply-add, IEEE division and square root, denormals kept. The
+// bits are therefore the same for every instruction set, thread count, device, and way of cutting a
+// tensor into pieces. Constants of a step are computed in fp64 and rounded once (AdamConstants).
 //
 //   g  = round(grad) * grad_scale      rounded only if 16-bit gradients were summed in fp32
 //   lr = UpdateScalars::lr * ParameterSegment::lr_scale;   decay = ParameterSegment::weight_decay

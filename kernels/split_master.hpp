@@ -1,5 +1,5 @@
-// The split master (DESIGN section 6): an fp32 number as a bf16 weight, rounded to nearest with
-// ties away from zero, and a remainder, the signed 16-bit difference of the bits.
+// The split master (docs/design/optimizers.md): an fp32 number as a bf16 weight, rounded to nearest
+// with ties away from zero, and a remainder, the signed 16-bit difference of the bits.
 #pragma once
 
 #include <bit>

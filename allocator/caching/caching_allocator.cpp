@@ -209,7 +209,8 @@ Block* CachingAllocator::allocate_from(StreamPool& pool, const AllocationRequest
     if (block == nullptr) return nullptr;
     block = space.take(block, bytes);
   }
-  // Counted in the pool: taking the cache's lock too would cost as much again.
+  // The pool keeps this count, since its lock is held. Counting in the thread's cache would take a
+  // second lock.
   mark_allocated(pool.counts, *block, request);
   return block;
 }

@@ -73,7 +73,8 @@ class PageMover {
   bool steal(PageSlot& slot, std::uint64_t wanted_pages) SLUICE_REQUIRES(allocator_.growth_mutex_);
   bool take_fresh(PageSlot& slot) SLUICE_REQUIRES(allocator_.growth_mutex_);
   Victims::iterator choose_victim(std::uint64_t wanted_pages);
-  // Moves the page held by `from` to `slot`. Precondition: `slot` maps it already.
+  // Moves the page held by `from`, a slot of the segment `victim`, to `slot`. Precondition: `slot`
+  // maps that page already.
   void move(Victims::iterator victim, PageSlot& from, PageSlot& slot)
       SLUICE_REQUIRES(allocator_.growth_mutex_);
   // Maps the page at the slot, after unmapping the slot's old page.

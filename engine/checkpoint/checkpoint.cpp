@@ -1,8 +1,10 @@
 #include "engine/checkpoint/checkpoint.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <vector>
@@ -34,18 +36,25 @@ std::string checkpoint_name(std::int64_t step) {
 constexpr std::string_view kPrefix = "step-";
 constexpr std::string_view kUnfinished = ".tmp";
 
-// Complete checkpoints, newest first. Names of more digits are of later steps.
+// The step of a complete checkpoint's directory; none for any other name, such as a user's copy.
+std::optional<std::int64_t> step_of(const fs::path& path) {
+  const std::string name = path.filename().string();
+  if (!name.starts_with(kPrefix)) return std::nullopt;
+  std::int64_t step = 0;
+  const char* const end = name.data() + name.size();
+  const auto [last, error] = std::from_chars(name.data() + kPrefix.size(), end, step);
+  if (error != std::errc{} || last != end || checkpoint_name(step) != name) return std::nullopt;
+  return step;
+}
+
+// Complete checkpoints, newest first.
 std::vector<fs::path> checkpoints_in(const std::string& directory) {
   std::vector<fs::path> found;
   for (const fs::path& path : list_directory(directory)) {
-    const std::string name = path.filename().string();
-    if (name.starts_with(kPrefix) && name.find('.') == std::string::npos) found.push_back(path);
+    if (step_of(path)) found.push_back(path);
   }
-  std::sort(found.begin(), found.end(), [](const fs::path& a, const fs::path& b) {
-    const std::string left = a.filename().string();
-    const std::string right = b.filename().string();
-    return left.size() != right.size() ? left.size() > right.size() : left > right;
-  });
+  std::sort(found.begin(), found.end(),
+            [](const fs::path& a, const fs::path& b) { return *step_of(a) > *step_of(b); });
   return found;
 }
 
@@ -97,6 +106,11 @@ void check_settings(const CheckpointManifest& manifest, const std::string& where
 void check_steps(const CheckpointManifest& manifest, const std::string& where,
                  const config::Config& config) {
   if (config.train.steps >= manifest.step) return;
+  // A run that --steps took beyond its own train.steps.
+  const auto before = manifest.settings.find(kStepsKey);
+  if (before != manifest.settings.end() && before->second == std::to_string(config.train.steps)) {
+    return;
+  }
   throw InputError(where + ": train.steps is " + std::to_string(config.train.steps) +
                    " now, and this run has reached step " + std::to_string(manifest.step) +
                    "; name at least that");
@@ -129,6 +143,8 @@ CheckpointFound find_checkpoint(const std::string& directory) {
         log(LogLevel::kWarning, "checkpoint passed over: " + failure);
       }
       return found;
+    } catch (const UnknownVersion&) {
+      throw;  // it may be whole: an older checkpoint is no answer to it
     } catch (const Error& error) {
       failures.emplace_back(error.what());
     }
@@ -186,7 +202,9 @@ void save_checkpoint(const std::string& directory, CheckpointManifest manifest, 
   fs::remove_all(target);  // the same step again, after a resume
   rename_durably(temporary.string(), target.string());
 
-  const std::vector<fs::path> all = checkpoints_in(directory);
+  // Later checkpoints did not verify, or the run would have gone on from them; they take no place.
+  std::vector<fs::path> all = checkpoints_in(directory);
+  std::erase_if(all, [&](const fs::path& path) { return *step_of(path) > manifest.step; });
   for (std::size_t i = kKeptCheckpoints; i < all.size(); ++i) fs::remove_all(all[i]);
 }
 

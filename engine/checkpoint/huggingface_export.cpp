@@ -1,7 +1,9 @@
 #include "engine/checkpoint/huggingface_export.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
@@ -250,6 +252,7 @@ void export_huggingface(const SafetensorsReader& weights, const model::ModelShap
   std::vector<SafetensorsSpec> specs;
   for (const HuggingFaceTensor& tensor : tensors) specs.push_back(tensor.spec);
   make_directories(directory);
+  if (std::filesystem::is_symlink(directory)) throw IoError("open", directory, 0, 0, ELOOP);
   const std::string path = directory + "/model.safetensors";
   {
     // transformers refuses a file if its metadata does not name the framework that wrote it.

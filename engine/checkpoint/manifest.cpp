@@ -99,7 +99,7 @@ Json parse_strictly(std::string_view text, const std::string& name) {
 }
 
 // Version 2 was written by Sluice 0.1.0 before manifests had a digest.
-void check_version(const ObjectReader& reader) {
+void check_version(const ObjectReader& reader, const std::string& where) {
   const std::uint64_t version = reader.count("version");
   if (version == CheckpointManifest::kVersion) return;
   const std::string words =
@@ -108,7 +108,7 @@ void check_version(const ObjectReader& reader) {
                                               : ", which a later Sluice wrote") +
       "; this program reads version " + std::to_string(CheckpointManifest::kVersion) +
       ": resume with the program that wrote it, or start anew";
-  reader.fail("version", words.c_str());
+  throw UnknownVersion(where + ": 'version' " + words);
 }
 
 // XXH3-128 of the canonical form, without the digest itself. nlohmann::json keeps keys sorted.
@@ -183,7 +183,7 @@ CheckpointManifest manifest_of(const Json& document, const std::string& name) {
   if (reader.text("format") != kFormat) {
     reader.fail("format", "must be \"sluice checkpoint\"");
   }
-  check_version(reader);
+  check_version(reader, name);
   CheckpointManifest manifest;
   manifest.step = reader.small_count("step");
   if (document.contains("run_id")) manifest.run_id = reader.digest("run_id");
@@ -231,7 +231,7 @@ CheckpointManifest parse_manifest_file(std::string_view json, const std::string&
   const Json document = parse_document(json, name);
   const ObjectReader reader(document, name);
   // A manifest of another version is named as such before its digest is missed.
-  if (reader.text("format") == kFormat) check_version(reader);
+  if (reader.text("format") == kFormat) check_version(reader, name);
   if (reader.digest("digest") != digest_of_members(document)) {
     reader.fail("digest", "is not that of the manifest: the file was damaged or edited");
   }

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/error.hpp"
 #include "engine/runtime/loss_scaler.hpp"
 
 namespace sluice::checkpoint {
@@ -25,6 +26,12 @@ struct ManifestFile {
   std::string xxh3;  // XXH3-128 of the file, 32 hex digits
 
   bool operator==(const ManifestFile&) const = default;
+};
+
+// Another version of Sluice wrote the manifest, which may be whole.
+class UnknownVersion : public InputError {
+ public:
+  using InputError::InputError;
 };
 
 struct CheckpointManifest {

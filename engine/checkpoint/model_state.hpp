@@ -42,7 +42,7 @@ class ModelState {
 
   // Weights alone, as safetensors.
   void export_weights(const std::string& path);
-  // DESIGN section 9: over names, dtypes, shapes and bytes of the weights, in the model's order.
+  // The hash covers names, dtypes, shapes and bytes of the weights, in the model's order.
   std::string weights_hash();
 
  private:

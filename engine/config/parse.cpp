@@ -18,8 +18,8 @@ namespace {
 
 constexpr std::size_t kMaxConfigBytes = kMiB;
 constexpr std::size_t kMaxComparedBytes = 80;  // of a key that is not known
-// The TOML library calls itself once for each dot of a key, and 50,000 overflow its stack. Nested
-// arrays and inline tables it bounds by 256; times this, the depth stays below 20,000.
+// The TOML library recurses once for each dot of a key, and 50,000 dots overflow its stack. It
+// limits nested arrays and tables to 256 itself, so 64 dots a key keep the depth below 20,000.
 constexpr std::size_t kMaxDotsPerKey = 64;
 
 std::string in_quotes(std::string_view text) {

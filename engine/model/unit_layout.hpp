@@ -3,7 +3,7 @@
 // Rules. A tensor of 4,096 elements or more starts at a multiple of 4,096; smaller ones start at a
 // multiple of 128 (256 bytes in 16 bits) and never straddle a multiple of 4,096. So every multiple
 // of 4,096 is a boundary of norm blocks, whatever the tensors are, and chunks and shards may break
-// there (DESIGN law 2). Gaps are zero and stay zero: no segment covers them.
+// there (law 2). Gaps are zero and stay zero: no segment covers them.
 #pragma once
 
 #include <cstdint>

@@ -28,7 +28,7 @@ std::optional<Tier> fixed_place(const config::Config& config, const std::string&
   return tier_of(named ? found->second : config.memory.place.activation);
 }
 
-// The names of saved parts, each once: of the head, or of all other units.
+// The distinct names of saved parts: the head's if of_head, else those of all other units.
 std::vector<std::string> part_names(const schedule::StepModel& model, bool of_head) {
   std::vector<std::string> names;
   for (const schedule::UnitFootprint& unit : model.units) {

@@ -12,6 +12,8 @@ ResumePoint find_resume_point(const config::Config& config) {
       checkpoint::find_durable(config.checkpoint.dir, config.memory.storage_paths, passed_over);
   try {
     point.checkpoint = checkpoint::find_checkpoint(config.checkpoint.dir);
+  } catch (const checkpoint::UnknownVersion&) {
+    throw;
   } catch (const InputError& error) {
     if (!point.durable) {
       throw NoState(passed_over.empty() ? std::string(error.what()) : passed_over.front().why);

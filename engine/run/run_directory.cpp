@@ -46,6 +46,16 @@ std::uint32_t next_number(const std::string& log_dir) {
   return last + 1;
 }
 
+// `path` itself, or the directory to which a link of that name leads. `latest` moves on with the next
+// start, and a run must not move with it.
+std::string without_link(const std::string& path) {
+  const fs::path name = normal_path(path);
+  std::error_code error;
+  if (!fs::is_symlink(fs::symlink_status(name, error))) return path;
+  const fs::path real = fs::canonical(name, error);
+  return error ? path : real.string();
+}
+
 // The target of a link, relative to the directory of the link; empty where `path` is no link.
 fs::path link_target(const fs::path& path) {
   std::error_code error;
@@ -94,8 +104,13 @@ std::vector<std::string> runs_in(const std::string& log_dir) {
   return {runs.begin(), runs.end()};
 }
 
+// Whether `path` is a run and no log.dir: an earlier version wrote a run into log.dir itself.
+static bool holds_run_only(const std::string& path) {
+  return is_run_directory(path) && runs_in(path).empty();
+}
+
 std::string latest_run(const std::string& path) {
-  if (is_run_directory(path)) return path;
+  if (holds_run_only(path)) return without_link(path);
   const fs::path target = link_target(fs::path(path) / kLatest);
   if (!target.empty()) {
     const std::string run = (fs::path(path) / target).string();
@@ -106,7 +121,7 @@ std::string latest_run(const std::string& path) {
 }
 
 std::vector<std::string> runs_to_resume(const std::string& path) {
-  if (is_run_directory(path)) return {path};
+  if (holds_run_only(path)) return {without_link(path)};
   std::error_code error;
   if (!fs::is_directory(path, error)) {
     throw InputError("--resume: '" + path +

@@ -1,5 +1,7 @@
 #include "engine/run/run_files.hpp"
 
+#include <sys/stat.h>
+
 #include <cerrno>
 #include <span>
 #include <system_error>
@@ -26,6 +28,12 @@ void check_run_files(const fs::path& directory) {
   check_regular(directory / "lock");
   check_regular(directory / kEventsFile);
   for (const char* name : kRunFiles) check_regular(directory / (std::string(name) + ".tmp"));
+  const fs::path exported = directory / "huggingface";
+  std::error_code error;
+  const fs::file_type type = fs::symlink_status(exported, error).type();
+  if (type == fs::file_type::directory || type == fs::file_type::not_found) return;
+  throw InputError("'" + exported.string() +
+                   "' is no directory, and a run writes there; remove it");
 }
 
 // A run that was killed may have left half a line: the next event must not be joined to it.
@@ -136,6 +144,7 @@ void RunFiles::link_checkpoints(const config::Config& config) {
 }
 
 void RunFiles::lock(const config::Config& config, const RunId& run) {
+  checkpoints_ = config.checkpoint.dir;
   lock_.emplace("log.dir", directory_.string(), run, config.memory.storage_paths);
   lock_->keep_record();
   if (lies_in_run(config)) return;
@@ -155,6 +164,9 @@ void RunFiles::begin(const config::Config& given) {
   if (!events_) throw IoError("open", events.string(), 0, 0, errno);
   begun_ = true;
   lock_->drop_record();
+  for (const std::string& directory : {directory_.string(), checkpoints_}) {
+    places_.emplace_back(directory, identity_of(directory));
+  }
   if (!fresh_) return;
   const std::string log_dir = directory_.parent_path().string();
   try {
@@ -173,11 +185,28 @@ void RunFiles::event(const RunEvent& event) {
                      (errno != 0 ? std::generic_category().message(errno) : "the write failed"));
 }
 
+RunFiles::Identity RunFiles::identity_of(const std::string& directory) {
+  struct stat status = {};
+  if (::stat(directory.c_str(), &status) != 0) return {};
+  return {status.st_dev, status.st_ino};
+}
+
+void RunFiles::check_in_place() const {
+  for (const auto& [directory, identity] : places_) {
+    if (identity_of(directory) == identity) continue;
+    throw RunMoved(
+        "'" + directory +
+        "' is no longer the directory of this run: it was moved or removed; nothing more "
+        "is saved there");
+  }
+}
+
 void RunFiles::text(const char* name, const std::string& text) {
   const std::string temporary = path(name) + ".tmp";
   try {
     PosixFile file = PosixFile::create(temporary);
     file.write_all(0, std::as_bytes(std::span(text.data(), text.size())));
+    file.sync();
     rename_durably(temporary, path(name));
   } catch (const IoError& error) {
     throw RunFileError("'" + path(name) + "' cannot be written: " + error.what());

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.hpp"
@@ -25,6 +26,13 @@ inline constexpr std::array kRunFiles{kConfigFile,           kEventsFile,  "plan
 
 // A file of the run cannot be written: a fault outside the state, which can still be saved.
 class RunFileError : public Error {
+ public:
+  using Error::Error;
+  std::string_view code() const noexcept override { return "io"; }
+};
+
+// The run's directory was moved or removed while the run went on.
+class RunMoved : public Error {
  public:
   using Error::Error;
   std::string_view code() const noexcept override { return "io"; }
@@ -54,6 +62,10 @@ class RunFiles {
 
   // Appends a line to events.jsonl. RunFileError.
   void event(const RunEvent& event);
+  // Throws RunMoved unless the directories of the run and of its checkpoints are still the ones in
+  // which it began. Another start may claim a path that is free, and saving by path would then
+  // overwrite that run. Call before state or weights are saved.
+  void check_in_place() const;
   // Replaces the file atomically: the old text stays whole until the new one is. RunFileError.
   void text(const char* name, const std::string& text);
   // The run's storage paths, and those of killed processes of this run before it.
@@ -61,6 +73,8 @@ class RunFiles {
   std::string path(const char* name) const { return (directory_ / name).string(); }
 
  private:
+  using Identity = std::pair<std::uint64_t, std::uint64_t>;  // device and inode
+  static Identity identity_of(const std::string& directory);
   void make(const std::string& directory, bool durable);
   void link_checkpoints(const config::Config& config);
   void lock(const config::Config& config, const RunId& run);
@@ -73,6 +87,8 @@ class RunFiles {
   std::optional<RunLock> lock_;
   std::optional<RunLock> checkpoint_lock_;  // where checkpoints lie elsewhere
   std::ofstream events_;
+  std::string checkpoints_;
+  std::vector<std::pair<std::string, Identity>> places_;  // once it has begun
 };
 
 }  // namespace sluice::run

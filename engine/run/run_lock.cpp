@@ -122,6 +122,10 @@ RunLock::RunLock(const std::string& key, const std::string& directory, const Run
   int looks = 0;
   while (descriptor_ < 0) {
     FileDescriptor file(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (file.get() < 0 && (errno == EACCES || errno == EROFS || errno == EPERM)) {
+      throw InputError(key + ": '" + path_ +
+                       "' cannot be written: " + std::generic_category().message(errno));
+    }
     if (file.get() < 0) throw IoError("open", path_, 0, 0, errno);
     if (!try_lock(file.get(), path_)) {
       const std::optional<RunHolder> holder = read_live_holder(file.get());

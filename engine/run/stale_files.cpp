@@ -19,8 +19,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A directory may hold log.dirs, and those hold runs.
-constexpr int kMostDepth = 2;
+// A directory may hold log.dirs, some levels down, and those hold runs.
+constexpr int kMostDepth = 4;
 
 // The run id in a name as StripedSpace gives it, sluice-<run id>-<index>.state; none in others.
 std::optional<std::string> run_of_storage_file(const std::string& name) {
@@ -231,7 +231,17 @@ std::vector<fs::path> directories_in(const fs::path& directory) {
 }
 
 void sweep_below(const fs::path& directory, int depth, bool remove, std::vector<StaleRun>& all) {
-  if (belongs_to_a_run(directory)) return all.push_back(Sweeper(directory, remove).sweep());
+  if (belongs_to_a_run(directory)) {
+    try {
+      all.push_back(Sweeper(directory, remove).sweep());
+    } catch (const Error& error) {
+      // One damaged run must not keep the others from being listed.
+      StaleRun& left = all.emplace_back();
+      left.directory = directory.string();
+      left.damage = error.what();
+    }
+    return;
+  }
   if (depth == kMostDepth) return;
   for (const fs::path& path : directories_in(directory)) {
     sweep_below(path, depth + 1, remove, all);

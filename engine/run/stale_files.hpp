@@ -22,6 +22,7 @@ struct StaleFile {
 struct StaleRun {
   std::string directory;
   std::string in_use_by;  // the running process, whose files stay; empty: none
+  std::string damage;     // why the run cannot be examined, and is left alone; empty: it can
   std::vector<StaleFile> files;
   bool removed = false;
 };

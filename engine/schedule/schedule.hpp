@@ -1,4 +1,4 @@
-// The schedule IR: a training step as plain data (DESIGN section 8).
+// The schedule IR: a training step as plain data (docs/design/schedule.md).
 //
 // A Schedule is a list of instructions in an order in which they could run one after another. Each
 // instruction belongs to a lane of a rank; a lane runs its instructions in list order; across lanes

@@ -1,4 +1,5 @@
-// The JSON events of a run (DESIGN section 9): one object per line, for scripts and for the report.
+// The JSON events of a run (docs/guide/train.md): one object per line, for scripts and for the
+// report.
 #pragma once
 
 #include <array>

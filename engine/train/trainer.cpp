@@ -61,7 +61,8 @@ void Trainer::start(const std::optional<run::ResumePoint>& found) {
     session_.state().initialize(context_.config.train.seed);
   }
   first_step_ = step_;
-  saved_step_ = step_;
+  // The initial state is worth a checkpoint if the run ends with it (--steps 0).
+  saved_step_ = found || durable() ? step_ : -1;
 }
 
 // A step reads its data before it changes anything, and writes files of the run when it is
@@ -264,6 +265,7 @@ checkpoint::CheckpointManifest Trainer::manifest() {
 }
 
 void Trainer::save() {
+  context_.files.check_in_place();
   if (durable()) {
     total_.moved += session_.commit(manifest());
   } else {
@@ -309,6 +311,7 @@ void Trainer::finish() {
 }
 
 std::string Trainer::export_results() {
+  context_.files.check_in_place();
   const std::string weights = context_.files.path("weights.safetensors");
   try {
     session_.state().export_weights(weights);

@@ -157,7 +157,7 @@ HWY_EXPORT(cast_range);
 
 // 128 KiB of fp32: long enough to hide the cost of a task, short enough to balance threads.
 constexpr std::int64_t kPieceElems = 32768;
-// Blocks have 4,096 elements (DESIGN section 7); a task takes one piece's worth.
+// Blocks have 4,096 elements (docs/design/arithmetic.md); a task takes one piece's worth.
 constexpr std::int64_t kBlocksPerTask = 8;
 
 void check_float(DType type) {

@@ -1,6 +1,6 @@
 // Gradient plumbing on the host: column sums, accumulation, norms, casts. Arguments as in Kernels
-// (kernels/kernels.hpp). All of it follows the arithmetic contract (DESIGN section 7): no fused
-// multiply-add, bf16 rounded by integer arithmetic, sums in an order that only the shape
+// (kernels/kernels.hpp). All of it follows the arithmetic contract (docs/design/arithmetic.md): no
+// fused multiply-add, bf16 rounded by integer arithmetic, sums in an order that only the shape
 // determines. The bits are the same for every thread count and instruction set.
 #pragma once
 

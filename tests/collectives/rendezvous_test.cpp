@@ -220,7 +220,7 @@ TEST(Rendezvous, ARankThatDiedMayComeAgain) {
 }
 
 // A job's names may appear after its ranks.
-TEST(Rendezvous, AnUnknownNameIsTriedUntilTheDeadlineAndSaid) {
+TEST(Rendezvous, AnUnknownHostIsRetriedUntilTheDeadlineAndNamed) {
   RendezvousPlace place = place_of(1, 2, 1);
   place.address = "no-such-machine.invalid";
   const Outcome outcome = join(place, "", 1);

@@ -1,4 +1,4 @@
-// The commands of the `sluice` program. Each returns an exit status (DESIGN section 9); errors are
+// The commands of the `sluice` program. Each returns an exit status; errors are
 // thrown and reported by main. With --json, stdout holds JSON events and nothing else.
 #pragma once
 

@@ -30,6 +30,9 @@ constexpr double kSecondsARound = 0.25 / 7;
 constexpr double kMostRounds = 100;
 
 void print_stale_files(const run::StaleRun& run, bool as_json) {
+  if (!as_json && !run.damage.empty()) {
+    std::cout << run.directory << ": left alone: " << run.damage << "\n";
+  }
   if (!as_json && !run.in_use_by.empty()) {
     std::cout << run.directory << ": in use by " << run.in_use_by << "; left alone\n";
   }

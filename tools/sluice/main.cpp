@@ -1,4 +1,4 @@
-// The sluice program (DESIGN section 9): streams, one command, its errors.
+// The sluice program: streams, one command, its errors.
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>

@@ -174,12 +174,17 @@ void Progress::done(const train::RunEvent& event) {
   end_line();
   const double elapsed =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
-  std::fprintf(stderr, "done     %lld steps",
-               static_cast<long long>(event["steps"].get<std::int64_t>()));
+  const auto steps = event["steps"].get<std::int64_t>();
+  std::fprintf(stderr, "done     %lld steps", static_cast<long long>(steps));
+  if (first_step_ > 1) {
+    std::fprintf(stderr, ", the last %lld of them",
+                 static_cast<long long>(steps - first_step_ + 1));
+  }
   if (first_step_ >= 0) {
-    std::fprintf(stderr, ", the last %lld of them in %s, loss %.4f -> %.4f",
-                 static_cast<long long>(event["steps"].get<std::int64_t>()) - first_step_ + 1,
-                 format_seconds(elapsed).c_str(), first_loss_, last_loss_);
+    std::fprintf(stderr, " in %s, loss %.4f -> %.4f", format_seconds(elapsed).c_str(), first_loss_,
+                 last_loss_);
+  } else if (steps > 0) {
+    std::fputs("; no step was left to run", stderr);
   }
   std::fputc('\n', stderr);
   std::fprintf(stderr, "device   %s\n", device_.c_str());

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <iostream>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "base/error.hpp"
@@ -139,13 +140,27 @@ Resumed resumed_run(TrainArguments& arguments) {
   return {config::load_config(config, arguments.config.overrides).log.dir, false};
 }
 
+// A run that goes on by its own configuration goes on in its own directory.
+void refuse_another_place(const std::vector<std::string>& overrides) {
+  for (const std::string& setting : overrides) {
+    for (const std::string_view key : {"log.dir", "checkpoint.dir"}) {
+      if (setting.substr(0, setting.find('=')) != key) continue;
+      throw InputError("--set " + shown(setting) + ": a resumed run keeps its directory; leave " +
+                       std::string(key) + " out, or name a configuration to start a new run");
+    }
+  }
+}
+
 }  // namespace
 
 int train_command(const TrainArguments& given) {
   TrainArguments arguments = given;
   const Resumed resumed = resumed_run(arguments);
   const auto train_in = [&](const std::string& run) {
-    if (resumed.own_config) arguments.config.path = run + "/" + run::kConfigFile;
+    if (resumed.own_config) {
+      refuse_another_place(arguments.config.overrides);
+      arguments.config.path = run + "/" + run::kConfigFile;
+    }
     const config::Config config =
         config::load_config(arguments.config.path, arguments.config.overrides);
     return TrainProcess(arguments, config, run).run();

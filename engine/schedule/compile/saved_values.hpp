@@ -17,7 +17,7 @@ struct SavedValue {
   SavedFor used_by = SavedFor::kBoth;
 };
 
-// In the order of the region. Empty: the unit saves nothing.
+// Returns a unit's saved values in the order of its saved region; empty if it saves nothing.
 std::vector<SavedValue> saved_values(const StepModel& model, const Placement& placement,
                                      std::int32_t unit);
 

@@ -102,7 +102,7 @@ TEST(PlanEqualsRun, AlsoForEvaluation) {
   }
 }
 
-// DESIGN law 9.
+// Law 9.
 // The states of a piece are written side by side: no lane stops at the Release behind a write.
 TEST(StorageLanes, WriteSeveralPiecesAtOnce) {
   const TrainingBench bench;

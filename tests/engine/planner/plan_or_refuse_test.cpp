@@ -90,7 +90,7 @@ std::pair<std::optional<schedule::Term>, decltype(schedule::Interpretation::exit
   return {second.norm, second.exit};
 }
 
-// DESIGN law 1, without a kernel.
+// Law 1, without a kernel.
 void expect_plain_meaning(const Plan& plan, const config::Config& plain_config) {
   const auto meaning = two_steps(plan);
   EXPECT_TRUE(meaning.first.has_value());

@@ -106,7 +106,7 @@ std::vector<bool> threads_given() {
   return runner.one_thread;
 }
 
-TEST(UpdateThreads, AnUpdateThatStorageKeptWaitingIsMadeByOne) {
+TEST(UpdateThreads, AnUpdateThatWaitsForStorageRunsOnOneThread) {
   // The first, and those behind it until twelve in turn have not waited.
   std::vector<bool> expected(kUpdates, false);
   std::fill_n(expected.begin(), 12, true);

@@ -73,7 +73,7 @@ TEST_P(WholeTensorRule, ChangesNothingWithoutSegments) {
   EXPECT_TRUE(chunk == before);
 }
 
-TEST_P(WholeTensorRule, WorkspaceIsThatOfTheShapesAndFarBelowTheTensors) {
+TEST_P(WholeTensorRule, WorkspaceDependsOnShapesOnlyAndIsSmall) {
   const TensorChunk chunk = chunk_of({{1024, 2048, false}, {1, 2048, false}});
   std::vector<std::uint64_t> bytes;
   for (const int threads : {1, 2, 4}) {

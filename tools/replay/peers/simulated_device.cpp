@@ -12,8 +12,8 @@ constexpr std::uint64_t kFirstAddress = std::uint64_t{1} << 36;
 // Our addresses begin this far above a record's last one, so that the addresses of segments that
 // the record obtains later stay free.
 constexpr std::uint64_t kSlack = std::uint64_t{1} << 40;
-// Addresses above this are not a device's. Then ours may lie among the record's, and
-// reserve_addresses avoids collisions.
+// No device has an address above this. If the record has one, our addresses start at kFirstAddress
+// and may lie among the record's; reserve_addresses avoids collisions.
 constexpr std::uint64_t kHighestPlausible = std::uint64_t{1} << 56;
 
 std::uint64_t first_address(const record::MemoryTrace& trace) {
