@@ -14,7 +14,8 @@ DynamicLibrary DynamicLibrary::open(std::initializer_list<const char*> names) {
       return library;
     }
     const char* const reason = ::dlerror();
-    library.error_ = reason != nullptr ? reason : std::string(name) + " cannot be opened";
+    if (!library.error_.empty()) library.error_ += "; ";
+    library.error_ += reason != nullptr ? reason : std::string(name) + " cannot be opened";
   }
   return library;
 }

@@ -11,7 +11,7 @@ namespace {
 
 using Sink = std::function<void(LogLevel, const std::string&)>;
 
-// The only global of the library: worker threads log, and no caller passes them a sink. It is never
+// A global of the library: worker threads log, and no caller passes them a sink. It is never
 // destroyed, so that a thread may log after main() has returned.
 struct SinkHolder {
   Mutex mutex;

@@ -29,6 +29,7 @@ void retire(offload::StorageEngine& engine, const std::string& path,
             const std::vector<std::string>& storage_paths) {
   std::vector<std::string> directories = storage_paths;
   std::vector<std::string> others;  // data of another log
+  std::vector<fs::path> data;
   try {
     const offload::StateLog::Contents contents = offload::StateLog::read(engine, path);
     // An unreadable commit: the resume has reported it.
@@ -48,12 +49,13 @@ void retire(offload::StorageEngine& engine, const std::string& path,
         }
       }
     }
+    data = data_of_run(run_of_log(path), directories);
   } catch (const Error& error) {
     log(LogLevel::kWarning, std::string(error.what()) + "; that log stays, with its data");
     return;
   }
   std::error_code ignored;  // a file that cannot be removed costs only room
-  for (const fs::path& file : data_of_run(run_of_log(path), directories)) {
+  for (const fs::path& file : data) {
     const bool kept = std::any_of(others.begin(), others.end(), [&](const std::string& other) {
       return fs::equivalent(other, file, ignored);
     });
@@ -98,19 +100,15 @@ std::vector<std::string> files_without_commit(const std::string& directory,
   const std::unique_ptr<offload::StorageEngine> engine = offload::make_storage_engine("posix", {});
   std::vector<std::string> files;
   for (const std::string& path : logs_in(directory)) {
-    bool owned = false;
+    std::vector<fs::path> data;
     try {
       const offload::StateLog::Contents contents = offload::StateLog::read(*engine, path);
       if (!is_without_commit(path, contents, storage_paths)) continue;
-      owned = owns_data_of_blank(path, contents);
+      if (owns_data_of_blank(path, contents)) data = data_of_run(run_of_log(path), storage_paths);
     } catch (const Error&) {
       continue;  // a resume reports it
     }
-    if (owned) {
-      for (const fs::path& file : data_of_run(run_of_log(path), storage_paths)) {
-        files.push_back(file.string());
-      }
-    }
+    for (const fs::path& file : data) files.push_back(file.string());
     files.push_back(path);
   }
   return files;

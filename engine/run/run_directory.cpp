@@ -113,7 +113,7 @@ std::string latest_run(const std::string& path) {
   if (holds_run_only(path)) return without_link(path);
   const fs::path target = link_target(fs::path(path) / kLatest);
   if (!target.empty()) {
-    const std::string run = (fs::path(path) / target).string();
+    std::string run = (fs::path(path) / target).string();
     if (is_run_directory(run)) return run;
   }
   const std::vector<std::string> runs = runs_in(path);
@@ -167,7 +167,7 @@ std::string next_run_directory(const std::string& log_dir) {
 std::string claim_run_directory(const std::string& log_dir, bool durable) {
   make_run_directory(log_dir, durable);
   for (std::uint32_t number = next_number(log_dir);; ++number) {
-    const std::string directory = (fs::path(log_dir) / name_of_number(number)).string();
+    std::string directory = (fs::path(log_dir) / name_of_number(number)).string();
     if (::mkdir(directory.c_str(), 0700) == 0) {
       if (durable) offload::sync_directory_of(directory);
       return directory;

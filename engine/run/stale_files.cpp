@@ -79,11 +79,22 @@ class Sweeper {
     found_.directory = directory.string();
   }
 
+  // A path that cannot be read ends the examination of this run; the files found so far are listed.
   StaleRun sweep() {
+    try {
+      examine();
+    } catch (const Error& error) {
+      found_.damage = error.what();
+    }
+    return found_;
+  }
+
+ private:
+  void examine() {
     const RunLock::State run = RunLock::look(found_.directory);
     if (run.held) {
       found_.in_use_by = run.holder ? run.holder->describe() : "another process";
-      return found_;
+      return;
     }
     const config::Config config = config_of_run();
     std::vector<std::string> runs;  // the processes that were killed here
@@ -96,8 +107,9 @@ class Sweeper {
       remove_repeated(paths);
     }
     // Held while anything is removed; afterwards it goes, unless it alone tells of state.
+    found_.removed = remove_;
     std::optional<RunLock> lock;
-    if (remove_ && !take(lock, found_.directory)) return found_;
+    if (remove_ && !take(lock, found_.directory)) return;
     const std::vector<StaleFile> kept = data_without_log(config.checkpoint.dir, paths, runs);
     if (lock && !kept.empty()) lock->keep_record();
     note_lock(found_.directory, run, kept.empty());
@@ -108,11 +120,8 @@ class Sweeper {
     for (const std::string& path : paths) storage_files(path, runs);
     found_.files.insert(found_.files.end(), kept.begin(), kept.end());
     checkpoints(config.checkpoint.dir, paths);
-    found_.removed = remove_;
-    return found_;
   }
 
- private:
   static void remove_repeated(std::vector<std::string>& paths) {
     for (std::size_t i = 0; i < paths.size(); ++i) {
       std::error_code ignored;
@@ -232,14 +241,7 @@ std::vector<fs::path> directories_in(const fs::path& directory) {
 
 void sweep_below(const fs::path& directory, int depth, bool remove, std::vector<StaleRun>& all) {
   if (belongs_to_a_run(directory)) {
-    try {
-      all.push_back(Sweeper(directory, remove).sweep());
-    } catch (const Error& error) {
-      // One damaged run must not keep the others from being listed.
-      StaleRun& left = all.emplace_back();
-      left.directory = directory.string();
-      left.damage = error.what();
-    }
+    all.push_back(Sweeper(directory, remove).sweep());
     return;
   }
   if (depth == kMostDepth) return;

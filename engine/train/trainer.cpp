@@ -318,7 +318,7 @@ std::string Trainer::export_results() {
   } catch (const IoError& error) {
     throw run::RunFileError(std::string("the weights cannot be written: ") + error.what());
   }
-  const std::string directory = context_.files.path("huggingface");
+  std::string directory = context_.files.path("huggingface");
   const std::string obstacle = checkpoint::huggingface_obstacle(context_.model.shape());
   if (!obstacle.empty()) {
     log(LogLevel::kInfo, "'" + directory + "' is not written: " + obstacle);

@@ -62,10 +62,12 @@ void write_plan(Prepared& prepared, run::RunFiles& files) {
 // Adds the bytes of stale files of runs in log.dir to the refusal of a disk without room.
 [[noreturn]] void refuse_without_room(const planner::NoRoom& error, const std::string& log_dir) {
   std::uint64_t bytes = 0;
-  if (fs::is_directory(log_dir)) {
+  try {
     for (const run::StaleRun& run : run::find_stale_files({log_dir}, false)) {
       for (const run::StaleFile& file : run.files) bytes += file.removable ? file.bytes : 0;
     }
+  } catch (const Error&) {
+    bytes = 0;  // the refusal matters, not the hint
   }
   if (bytes == 0) throw error;
   throw InputError(std::string(error.what()) + "; `sluice doctor --clean " + log_dir +

@@ -33,9 +33,10 @@ CublasLt table_of(DynamicLibrary& library) {
 
 }  // namespace
 
-std::optional<CublasLt> open_cublaslt() {
+std::optional<CublasLt> open_cublaslt(std::string* why) {
   DynamicLibrary library = DynamicLibrary::open({"libcublasLt.so.13", "libcublasLt.so.12"});
   if (library.is_open()) return table_of(library);
+  if (why != nullptr) *why = library.error();
   return std::nullopt;
 }
 

@@ -5,6 +5,7 @@
 #include <cublasLt.h>
 
 #include <optional>
+#include <string>
 
 namespace sluice::kernels::cuda {
 
@@ -28,6 +29,6 @@ struct CublasLt {
 
 // Opens libcublasLt.so.13 or .so.12 (the functions used are the same in both). Returns nothing if
 // neither is installed. The library stays loaded. Throws DeviceError if it lacks a function.
-std::optional<CublasLt> open_cublaslt();
+std::optional<CublasLt> open_cublaslt(std::string* why = nullptr);
 
 }  // namespace sluice::kernels::cuda

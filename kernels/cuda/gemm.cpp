@@ -2,8 +2,6 @@
 // not fuse the activation, a product and an elementwise kernel give the same result.
 #include "kernels/cuda/gemm.hpp"
 
-#include <dlfcn.h>
-
 #include <string>
 
 #include "base/error.hpp"
@@ -31,11 +29,10 @@ GemmStrides dense_strides(const GemmShape& shape) {
 }  // namespace
 
 std::unique_ptr<GemmBackend> make_gemm_backend(GeluEpilogue gelu) {
-  if (const auto functions = open_cublaslt()) return make_cublaslt_gemm(*functions, gelu);
-  const char* const why = ::dlerror();
-  log(LogLevel::kWarning, "products use our own kernels, which are slower: cuBLASLt " +
-                              (why != nullptr ? std::string("cannot be opened: ") + why
-                                              : std::string("was not found")));
+  std::string why;
+  if (const auto functions = open_cublaslt(&why)) return make_cublaslt_gemm(*functions, gelu);
+  log(LogLevel::kWarning,
+      "products use our own kernels, which are slower: cuBLASLt cannot be opened: " + why);
   return make_plain_gemm();
 }
 

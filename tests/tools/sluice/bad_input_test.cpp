@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
+#include "tests/support/temp_directory.hpp"
 #include "tests/tools/sluice/cli_fixture.hpp"
 
 namespace sluice::testing {
@@ -34,7 +35,7 @@ TEST_F(BadInput, AMistypedValueIsAnsweredWithTheRightType) {
   expect_set_refused("memory.device=64 apples", {"memory.device", "64MiB"});
   expect_set_refused("memory.storage=plenty", {"memory.storage", "\"auto\"", "64MiB"});
   expect_set_refused("train.precision=bf15", {"train.precision", "\"bf16\""});
-  expect_set_refused("train.steps=0", {"train.steps", "from 1"});
+  expect_set_refused("train.steps=-1", {"train.steps", "from 0"});
   expect_config_refused("[model]\nlayers = \"two\"\n", {"bad.toml:2", "model.layers", "integer"});
 }
 
@@ -55,7 +56,8 @@ TEST_F(BadInput, AnAssignmentWithoutItsSignIsRefused) {
 
 TEST_F(BadInput, AConfigurationThatCannotBeReadIsRefused) {
   expect_refused({"train", "absent.toml", "--json"}, {"absent.toml"});
-  expect_refused({"train", ".", "--json"}, {"cannot be read"});
+  expect_refused({"train", ".", "--json"}, {"'.' is no run's directory"});
+  expect_refused({"plan", ".", "--json"}, {"cannot be read"});
   expect_config_refused("[model\nlayers = 2\n", {"bad.toml:1", "TOML"});
   expect_config_refused(std::string("\0\x80\xff", 3), {"bad.toml", "TOML"});
   expect_config_refused("", {"model.layers", "missing"});
@@ -91,17 +93,20 @@ TEST_F(BadInput, DotsInTextAreNoKeys) {
 }
 
 TEST_F(BadInput, AFileThatIsNotRegularIsRefusedWithoutWaiting) {
-  ASSERT_EQ(::mkfifo(path("fifo").c_str(), 0600), 0);
+  // Elsewhere, since expect_refused() reads every file of the working directory.
+  const TempDirectory elsewhere;
+  const std::string fifo = (elsewhere.path() / "fifo").string();
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
   for (const char* command : {"train", "plan"}) {
-    expect_refused({command, "fifo", "--json"}, {"fifo", "not a regular file"});
+    expect_refused({command, fifo.c_str(), "--json"}, {"fifo", "not a regular file"});
   }
   expect_refused({"train", "config.toml", "--json", "--set", "data.paths=/dev/zero"},
                  {"'/dev/zero'", "not a regular file"});
   fs::create_directory(path("profile"));
   expect_refused({"plan", "config.toml", "--json", "--hardware", "profile"},
                  {"'profile'", "directory"});
-  expect_refused({"plan", "config.toml", "--json", "--hardware", "fifo"},
-                 {"'fifo'", "not a regular file"});
+  expect_refused({"plan", "config.toml", "--json", "--hardware", fifo.c_str()},
+                 {"fifo'", "not a regular file"});
 }
 
 TEST_F(BadInput, ALogDirectoryThatTheKernelOwnsIsNamed) {
@@ -250,7 +255,7 @@ TEST_F(BadInput, ArgumentsThatAreNoneAreRefused) {
   for (const Words& arguments :
        {Words{"learn"}, Words{"train"}, Words{"train", "config.toml", "--quick"},
         Words{"train", "config.toml", "--steps", "some"},
-        Words{"train", "config.toml", "--steps", "0"}, Words{"train", "config.toml", "--set"},
+        Words{"train", "config.toml", "--steps", "-1"}, Words{"train", "config.toml", "--set"},
         Words{"plan"}, Words{"report"}, Words{"bench"}, Words{"bench", "coffee"},
         Words{"doctor", "--seconds", "0"}}) {
     expect_refused(arguments, {});
