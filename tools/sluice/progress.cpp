@@ -207,6 +207,11 @@ void Progress::event(const train::RunEvent& event) {
   const std::string kind = event["event"];
   if (kind == "step") {
     if (event.value("overflow", false)) end_line();  // a line about it follows
+  } else if (kind == "resume") {
+    end_line();
+    std::fprintf(stderr, "resumed  from step %lld of %s\n",
+                 static_cast<long long>(event["step"].get<std::int64_t>()),
+                 event["dir"].get<std::string>().c_str());
   } else if (kind == "eval") {
     end_line();
     std::fprintf(stderr, "eval     step %lld: loss %.4f\n",
