@@ -310,5 +310,24 @@ TEST_F(OutsideFault, DataThatCannotBeReadSaveFirst) {
   expect_saved(outcome, "the data cannot be read");
 }
 
+TEST_F(Resume, AUsersCopyOfACheckpointTakesNoPlace) {
+  succeed({"train", "config.toml", "--json", "--steps", "2"});
+  const fs::path checkpoints = path("run/0002/checkpoints");
+  for (const char* name : {"step-00000002-best", "step-00000001-old"}) {
+    fs::copy(checkpoints / "step-00000002", checkpoints / name, fs::copy_options::recursive);
+  }
+  succeed({"train", "run", "--json", "--steps", "4"});
+  for (const char* name : {"step-00000004", "step-00000002-best", "step-00000001-old"}) {
+    EXPECT_TRUE(fs::exists(checkpoints / name)) << name;
+  }
+}
+
+// `latest` moves on with the next start, and a run that was named by it must not.
+TEST_F(Resume, ARunNamedByLatestKeepsItsOwnDirectory) {
+  succeed({"train", "config.toml", "--json", "--steps", "2"});
+  const ChildOutcome outcome = succeed({"train", "run/latest", "--json", "--steps", "3"});
+  EXPECT_EQ(events_of(outcome, "plan").at(0).at("run_dir"), path("run/0002").string());
+}
+
 }  // namespace
 }  // namespace sluice::testing
