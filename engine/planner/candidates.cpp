@@ -11,6 +11,7 @@
 #include "base/units.hpp"
 #include "engine/planner/placement_presets.hpp"
 #include "engine/planner/spill_choice.hpp"
+#include "engine/planner/step_size.hpp"
 
 namespace sluice::planner {
 namespace {
@@ -59,14 +60,22 @@ std::uint64_t small_piece_elems(const schedule::StepModel& model) {
   return few_pieces(model, std::max(least, usual_piece_elems(model) / 4));
 }
 
+// Doubles the pieces until the step has few enough instructions, or until each unit is one piece.
+void grow_pieces(const schedule::StepModel& model, schedule::StepOptions& options) {
+  std::uint64_t largest = 0;
+  for (const schedule::UnitFootprint& unit : model.units) largest = std::max(largest, unit.elems);
+  while (step_size(model, options) > kMostStepInstructions && options.piece_elems < largest) {
+    options.piece_elems *= 2;
+  }
+}
+
 // Pieces of an update that storage feeds: 2 MiB of fp32 state each if memory allows, the number of
 // them in its ring, and the most pieces of a model, which bounds the time to plan.
 constexpr std::uint64_t kUpdatePieceElems = 8 * kLeastPieceElems;
 constexpr std::uint64_t kUpdateRingPieces = 12;
 constexpr std::uint64_t kMostUpdatePieces = 8192;
 
-std::uint64_t optimizer_state_bytes(const schedule::StepModel& model, std::size_t unit,
-                                    StateKind kind) {
+std::uint64_t state_bytes_of(const schedule::StepModel& model, std::size_t unit, StateKind kind) {
   const kernels::StateLayout layout = kernels::state_layout(model.optimizer, kind);
   const schedule::UnitFootprint& footprint = model.units[unit];
   switch (layout.extent) {
@@ -151,6 +160,7 @@ std::vector<CandidateGroup> plan_candidates(const config::Config& config,
         options.weight_slots = slots;
         if (pieces != Pieces::kUsual) options.piece_elems = small_piece_elems(model);
         if (pieces == Pieces::kSmallOneByOne) options.stream_lookahead = 0;
+        grow_pieces(model, options);
         candidates.push_back(options);
         const bool usual = prefetch == config.memory.prefetch && slots == 0;
         if (!usual && (prefetch > 0 || pieces != Pieces::kSmallOneByOne)) return;
@@ -280,6 +290,12 @@ std::vector<schedule::StepOptions> update_variants(const config::Config& config,
   return variants;
 }
 
+std::uint64_t optimizer_state_bytes(const schedule::StepModel& model, std::size_t unit) {
+  std::uint64_t bytes = 0;
+  for (const StateKind kind : kOptimizerKinds) bytes += state_bytes_of(model, unit, kind);
+  return bytes;
+}
+
 std::array<std::uint64_t, kTierCount> home_bytes(const schedule::StepModel& model,
                                                  const schedule::StepOptions& options) {
   std::array<std::uint64_t, kTierCount> bytes{};
@@ -295,9 +311,7 @@ std::array<std::uint64_t, kTierCount> home_bytes(const schedule::StepModel& mode
     add(options.placement.weight, versions * weight);
     add(options.placement.gradient, gradient);
     const auto tier = static_cast<std::size_t>(options.placement.optimizer[unit]);
-    for (const StateKind kind : kOptimizerKinds) {
-      bytes[tier] += versions * optimizer_state_bytes(model, unit, kind);
-    }
+    bytes[tier] += versions * optimizer_state_bytes(model, unit);
   }
   return bytes;
 }

@@ -48,6 +48,8 @@ std::vector<schedule::StepOptions> update_variants(const config::Config& config,
 std::vector<schedule::StepOptions> update_piece_variants(const schedule::StepModel& model,
                                                          const schedule::StepOptions& options);
 
+// Bytes of a unit's optimizer state of all kinds.
+std::uint64_t optimizer_state_bytes(const schedule::StepModel& model, std::size_t unit);
 // Bytes that model state takes of each tier between steps. No plan with this placement needs less.
 std::array<std::uint64_t, kTierCount> home_bytes(const schedule::StepModel& model,
                                                  const schedule::StepOptions& options);

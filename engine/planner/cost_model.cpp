@@ -5,6 +5,7 @@
 #include "engine/planner/cost_model.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "base/error.hpp"
@@ -225,6 +226,59 @@ double CostModel::overhead_s(const schedule::Schedule& schedule,
       });
   const HardwareProfile& hardware = hardware_of(instruction.lane);
   return woken ? hardware.hand_over_s : hardware.launch_overhead_s;
+}
+
+// Work on state per element is cheapest at some size of piece; the least rate bounds every plan.
+StepRates::StateWork CostModel::state_work(PricedKernels& kernels) {
+  constexpr std::int64_t kSmallest = std::int64_t{1} << 16;
+  constexpr std::int64_t kLargest = std::int64_t{1} << 26;
+  const DType dtype = batch_.dtype;
+  const auto least = [&](std::int64_t total, const auto& call) {
+    double best = std::numeric_limits<double>::infinity();
+    for (std::int64_t elems = kSmallest; elems <= kLargest; elems *= 2) {
+      kernels.reset();
+      call(elems);
+      best = std::min(best, kernels.seconds() / static_cast<double>(elems));
+    }
+    return best * static_cast<double>(total);
+  };
+  StepRates::StateWork work;
+  const auto total = static_cast<std::int64_t>(model_.parameter_count());
+  work.accumulate_s = least(total, [&](std::int64_t elems) {
+    kernels.accumulate(nullptr, nullptr, dtype, false, elems);
+  });
+  work.norm_s = least(total, [&](std::int64_t elems) {
+    const kernels::Kernels::Block all{0, elems};
+    kernels.squared_norm_blocks(nullptr, dtype, DType::kF32, {&all, 1}, nullptr);
+  });
+  work.update_s = least(total, [&](std::int64_t elems) {
+    kernels::UpdateBuffers buffers;
+    buffers.grad_dtype = dtype;
+    buffers.elems = elems;
+    kernels.update(table_.options(), buffers, {}, {}, nullptr);
+  });
+  return work;
+}
+
+StepRates CostModel::rates() {
+  StepRates rates;
+  for (std::size_t i = 0; i < model_.units().size(); ++i) {
+    const auto unit = static_cast<std::int32_t>(i);
+    const model::Unit& of = model_.units()[i];
+    rates.forward_s += pass_s(unit, of.is_head ? schedule::Op::kLoss : schedule::Op::kForward);
+    if (of.recomputable) rates.recompute_s += pass_s(unit, schedule::Op::kRecompute);
+    if (of.has_input) rates.backward_s += pass_s(unit, schedule::Op::kBackwardInput);
+    rates.backward_s += pass_s(unit, schedule::Op::kBackwardWeight);
+  }
+  rates.copy_s = std::numeric_limits<double>::infinity();
+  for (std::uint64_t bytes = 64 * kKiB; bytes <= kGiB; bytes *= 2) {
+    rates.copy_s = std::min(rates.copy_s, copy_s(bytes) / static_cast<double>(bytes));
+  }
+  rates.storage_read_s = 1 / hardware_.storage_read_bytes_per_s;
+  rates.storage_write_s = 1 / hardware_.storage_write_bytes_per_s;
+  rates.host = state_work(host_kernels_);
+  rates.device = state_work(kernels_);
+  return rates;
 }
 
 void CostModel::apply(schedule::Schedule& schedule) {

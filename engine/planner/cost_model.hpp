@@ -15,6 +15,26 @@
 
 namespace sluice::planner {
 
+// Seconds of a step's work where each kind of it runs best: in large pieces, without a start.
+struct StepRates {
+  // Of all units, for one micro-batch.
+  double forward_s = 0;  // with the loss
+  double recompute_s = 0;
+  double backward_s = 0;
+  // Per byte.
+  double copy_s = 0;  // between pinned memory and the device, one way
+  double storage_read_s = 0;
+  double storage_write_s = 0;
+  // Of all parameters: on the host's optimizer lane and on the device.
+  struct StateWork {
+    double accumulate_s = 0;  // one micro-batch's gradient
+    double norm_s = 0;
+    double update_s = 0;
+  };
+  StateWork host;
+  StateWork device;
+};
+
 class CostModel {
  public:
   // All arguments must outlive it. config.train.threads = 0 stands for the profile's cores. For
@@ -22,12 +42,15 @@ class CostModel {
   CostModel(const config::Config& config, const model::Model& model, const model::BatchShape& batch,
             const HardwareProfile& hardware);
 
+  StepRates rates();
+
   // Sets cost_s of every instruction.
   void apply(schedule::Schedule& schedule);
   schedule::SimulationModel simulation_model() const;
 
  private:
   double pass_s(std::int32_t unit, schedule::Op pass);
+  StepRates::StateWork state_work(PricedKernels& kernels);
   static void price_copies(PricedKernels& kernels, const schedule::Schedule& schedule,
                            const schedule::Instruction& instruction);
   double state_operation_s(const schedule::Schedule& schedule,

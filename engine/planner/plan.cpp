@@ -4,6 +4,7 @@
 #include "engine/planner/plan.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "base/error.hpp"
@@ -20,16 +21,6 @@ namespace sluice::planner {
 namespace {
 
 using schedule::StepKind;
-
-// A step that is too long is refused before minutes are spent on generating it.
-void check_step_size(const schedule::StepModel& model, const schedule::StepOptions& options) {
-  const std::uint64_t count = step_size(model, options);
-  if (count > kMostStepInstructions) {
-    throw InputError("a step of this configuration would have about " + std::to_string(count) +
-                     " instructions, and at most " + std::to_string(kMostStepInstructions) +
-                     " can be planned; lower train.accumulate or model.layers");
-  }
-}
 
 // The size of a durable run's log: a file of two records (offload/state_log.hpp), each with the
 // settings and all homes.
@@ -147,30 +138,28 @@ std::variant<Plan, Refusal> make_plan(const config::Config& config, const model:
         "memory.place.gradient = \"device\" too");
   }
 
-  check_step_size(step_model, groups.front().back());
+  std::uint64_t least_size = std::numeric_limits<std::uint64_t>::max();
   std::erase_if(groups, [&](const CandidateGroup& group) {
-    return step_size(step_model, group.back()) > kMostStepInstructions;
+    const std::uint64_t size = step_size(step_model, group.back());
+    least_size = std::min(least_size, size);
+    return size > kMostStepInstructions;
   });
-  const std::uint64_t of_commits = log_bytes(config, step_model);
-  Search search(step_model, budgets, costs, of_commits);
-  std::vector<std::optional<TierBytes>> needs;
-  for (const CandidateGroup& group : groups) needs.push_back(search.consider(group));
-  search.improve(config, groups);
-  search.fill(config);
-  search.refine();
-  if (search.found()) {
-    Compiled found = search.take();
-    check_schedules(found.schedules, found.options, budgets);
-    return finish_plan(std::move(found), step_model, model, hardware, costs.simulation_model());
+  if (groups.empty()) {
+    throw InputError("a step of this configuration would have about " + std::to_string(least_size) +
+                     " instructions, and at most " + std::to_string(kMostStepInstructions) +
+                     " can be planned; lower train.accumulate or model.layers");
   }
-
-  Refuser refuser(budgets);
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    refuser.consider(
-        needs[i] ? *needs[i]
-                 : compile_candidate(step_model, groups[i].back(), of_commits).need.peak_bytes());
-  }
-  return refuser.refusal();
+  Search search(config, step_model, budgets, costs, log_bytes(config, step_model),
+                std::move(groups));
+  if (!search.fits()) return search.refusal();
+  Compiled fastest = search.fastest();
+  costs.apply(fastest.schedules[StepKind::kRedo]);
+  check_schedules(fastest.schedules, fastest.options, budgets);
+  Plan plan =
+      finish_plan(std::move(fastest), step_model, model, hardware, costs.simulation_model());
+  plan.bound_s = search.bound_s();
+  plan.tried = search.tried();
+  return plan;
 }
 
 }  // namespace sluice::planner

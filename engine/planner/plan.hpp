@@ -12,6 +12,7 @@
 #include "engine/model/parameter_table.hpp"
 #include "engine/planner/hardware_profile.hpp"
 #include "engine/planner/refusal.hpp"
+#include "engine/planner/search.hpp"
 #include "engine/planner/spill_choice.hpp"
 #include "engine/planner/tier_bytes.hpp"
 #include "engine/runtime/run_memory.hpp"
@@ -40,6 +41,8 @@ struct Plan {
   TierBytes shadow_bytes{};          // the part of peak_bytes that shadow copies of state take
   // Of one training step; with speculative updates, of one without a redo.
   schedule::Simulation simulation;
+  double bound_s = 0;  // no plan of this configuration takes less (relaxation.hpp)
+  std::vector<Tried> tried;
   std::string bound_by;  // the busiest lane: "compute", "storage", "h2d", "d2h", "optimizer"
   std::string profile;   // the measured machine's name, "unmeasured" for the default profile
   std::uint64_t parameters = 0;

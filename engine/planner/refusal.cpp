@@ -45,30 +45,41 @@ Refusal Refuser::refusal() const {
   return refusal;
 }
 
-// The least value of one budget with which some candidate fits, if the other budgets stay.
 std::optional<std::uint64_t> Refuser::least_budget(std::size_t tier) const {
   std::uint64_t least = std::numeric_limits<std::uint64_t>::max();
   for (const TierBytes& needed : needs_) {
-    TierBytes others = budgets_;
-    others[tier] = std::numeric_limits<std::uint64_t>::max();
-    if (fits(needed, others)) least = std::min(least, needed[tier]);
+    if (fits_others(needed, tier)) least = std::min(least, needed[tier]);
   }
   if (least == std::numeric_limits<std::uint64_t>::max()) return std::nullopt;
   return suggested_budget(least);
 }
 
-// The candidate that lacks the fewest bytes over all tiers. Bytes are counted as suggestions round
-// them: two needs within one step of each other lead to the same suggestion.
+bool Refuser::fits_others(const TierBytes& needed, std::size_t tier) const {
+  TierBytes others = budgets_;
+  others[tier] = std::numeric_limits<std::uint64_t>::max();
+  return fits(needed, others);
+}
+
+bool Refuser::could_matter(const TierBytes& needed) const {
+  if (needs_.empty() || shortfall(needed) < shortfall(nearest())) return true;
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    if (!fits_others(needed, tier)) continue;
+    const std::optional<std::uint64_t> least = least_budget(tier);
+    if (!least || suggested_budget(needed[tier]) < *least) return true;
+  }
+  return false;
+}
+
+std::uint64_t Refuser::shortfall(const TierBytes& needed) const {
+  std::uint64_t bytes = 0;
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    if (needed[tier] > budgets_[tier]) bytes += suggested_budget(needed[tier]) - budgets_[tier];
+  }
+  return bytes;
+}
+
 TierBytes Refuser::nearest() const {
   SLUICE_CHECK(!needs_.empty());
-  const auto shortfall = [&](const TierBytes& needed) {
-    std::uint64_t bytes = 0;
-    for (std::size_t tier = 0; tier < kTierCount; ++tier) {
-      if (needed[tier] <= budgets_[tier]) continue;
-      bytes += suggested_budget(needed[tier]) - budgets_[tier];
-    }
-    return bytes;
-  };
   return *std::min_element(
       needs_.begin(), needs_.end(),
       [&](const TierBytes& a, const TierBytes& b) { return shortfall(a) < shortfall(b); });

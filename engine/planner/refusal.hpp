@@ -28,12 +28,22 @@ class Refuser {
   explicit Refuser(const TierBytes& budgets) : budgets_(budgets) {}
 
   void consider(const TierBytes& needed) { needs_.push_back(needed); }
+  // Whether a need could change the refusal; one that is at least as large in every tier could not
+  // either.
+  bool could_matter(const TierBytes& needed) const;
+  // Bytes by which a need exceeds the budgets, summed over tiers. They are counted as suggestions
+  // round them: two needs within one step of each other lead to the same suggestion.
+  std::uint64_t shortfall(const TierBytes& needed) const;
   // Precondition: at least one need was considered, and none fits.
   Refusal refusal() const;
 
  private:
+  // The least value of one budget with which some candidate fits, if the other budgets stay.
   std::optional<std::uint64_t> least_budget(std::size_t tier) const;
+  // The candidate with the least shortfall.
   TierBytes nearest() const;
+  // Whether a need fits all budgets but that of `tier`.
+  bool fits_others(const TierBytes& needed, std::size_t tier) const;
 
   TierBytes budgets_;
   std::vector<TierBytes> needs_;

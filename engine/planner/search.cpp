@@ -1,35 +1,36 @@
-// A greedy search. A group of candidates is one placement, from roomy to frugal; it fits exactly
-// when its last, most frugal candidate fits, so that one is compiled first and the others only
-// then. Simulating is the costly part: the first kSimulatedCandidates that fit decide the
-// placement.
+// Trials are the costly part, so nearly all of them are coarse (trials.hpp), and a linear program
+// of microseconds decides which are worth one.
 //
-// The number of activations to spill and of units to promote are found by counting. For spills a
-// binary search finds the fewest items that fit. For promotions the room that is left gives a first
-// count; other needs of a plan may grow with it, so smaller counts follow where it does not fit.
+// The program knows nothing of windows, staging and workspace. So a shape is tried in rounds: its
+// places are compiled, the bytes that the schedule takes beyond them become part of the program,
+// and its next solution leaves room for them. A few rounds settle where the last units go.
 #include "engine/planner/search.hpp"
 
 #include <algorithm>
-#include <utility>
+#include <cmath>
+#include <limits>
+#include <numeric>
 
+#include "base/error.hpp"
 #include "base/units.hpp"
 #include "engine/planner/step_size.hpp"
-#include "engine/runtime/state_store.hpp"
-#include "engine/schedule/compile/generate.hpp"
 
 namespace sluice::planner {
 namespace {
 
-// The fastest of this many candidates is taken.
-constexpr std::size_t kSimulatedCandidates = 4;
-// Promotions: counts tried for each, and passes over all of them.
+// Rounds for one shape, and plans that are compiled exactly.
+constexpr int kRounds = 5;
+constexpr std::size_t kFinalists = 3;
+// Trials of single changes to the best plan.
+constexpr std::size_t kMostChanges = 48;
 constexpr int kPromotionTries = 4;
-constexpr int kPromotionRounds = 2;
-// refine() accepts a simulated step that is this much longer.
+// A change must be faster by this much to be taken, and refine() accepts a step this much longer.
+constexpr double kFaster = 0.999;
 constexpr double kRefinementSlack = 1.02;
 
-// The need, but at least `least` in every tier. A plan that spills may take less of a tier than the
-// most frugal candidate. With a budget between the two the configuration would be refused, so the
-// plan states the larger need.
+// The need, but at least `least` in every tier. A plan may take less of a tier than the most frugal
+// candidate. With a budget between the two the configuration would be refused, so the plan states
+// the larger need.
 runtime::MemoryNeed at_least(runtime::MemoryNeed need, const runtime::MemoryNeed& least) {
   const std::uint64_t device = need.peak_bytes().front();
   const std::uint64_t wanted = least.peak_bytes().front();
@@ -43,198 +44,376 @@ runtime::MemoryNeed at_least(runtime::MemoryNeed need, const runtime::MemoryNeed
   return need;
 }
 
+// The units in model order: the first on the device up to its share of all elements, the next in
+// pinned memory, the rest on storage.
+std::vector<Tier> spread_shares(const TierShares& shares, const schedule::StepModel& model) {
+  double total = 0;
+  for (const schedule::UnitFootprint& unit : model.units) total += static_cast<double>(unit.elems);
+  constexpr double kRounding = 1e-6;
+  const double on_device = (shares[0] + kRounding) * total;
+  const double above_storage = (shares[0] + shares[1] + kRounding) * total;
+  std::vector<Tier> tiers;
+  double seen = 0;
+  for (const schedule::UnitFootprint& unit : model.units) {
+    seen += static_cast<double>(unit.elems);
+    tiers.push_back(seen <= on_device       ? Tier::kDevice
+                    : seen <= above_storage ? Tier::kPinned
+                                            : Tier::kStorage);
+  }
+  return tiers;
+}
+
+TierBytes beyond(const TierBytes& need, const TierBytes& accounted) {
+  TierBytes extra{};
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    extra[tier] = need[tier] - std::min(need[tier], accounted[tier]);
+  }
+  return extra;
+}
+
+std::string shape_text(const PlanShape& shape) {
+  std::string text =
+      shape.order == schedule::ComputeOrder::kUnit ? "order unit" : "order microbatch";
+  switch (shape.update) {
+    case schedule::UpdatePlacement::kAfterBackward:
+      text += ", update after backward";
+      break;
+    case schedule::UpdatePlacement::kInBackward:
+      text += ", update in backward";
+      break;
+    case schedule::UpdatePlacement::kNextForward:
+      text += ", update in the next forward";
+      break;
+    case schedule::UpdatePlacement::kSpeculative:
+      text += ", speculative update";
+      break;
+  }
+  return text + (shape.recompute ? ", recompute" : "");
+}
+
 }  // namespace
 
-Compiled compile_candidate(const schedule::StepModel& model, const schedule::StepOptions& options,
-                           std::uint64_t log_bytes) {
-  Compiled compiled;
-  compiled.options = options;
-  compiled.schedules = schedule::compile_all(model, options);
-  compiled.need =
-      runtime::memory_need(compiled.schedules.of(options), runtime::StateStore::kWindowBytes);
-  compiled.need.log_bytes = log_bytes;
-  return compiled;
+Search::Search(const config::Config& config, const schedule::StepModel& model,
+               const TierBytes& budgets, CostModel& costs, std::uint64_t log_bytes,
+               std::vector<CandidateGroup> groups)
+    : config_(config),
+      model_(model),
+      budgets_(budgets),
+      trials_(model, costs, log_bytes),
+      relaxation_(config, model, costs),
+      groups_(std::move(groups)),
+      needs_(groups_.size()) {}
+
+// A group's need is the larger of the coarse and the exact one of its most frugal candidate, so
+// that a group that does not fit coarsely need not be compiled exactly.
+bool Search::may_fit(std::size_t group) {
+  const schedule::StepOptions& frugal = groups_[group].back();
+  return planner::fits(home_bytes(model_, frugal), budgets_) &&
+         planner::fits(trials_.coarse(frugal).need, budgets_);
 }
 
-std::optional<TierBytes> Search::consider(const CandidateGroup& group) {
-  if (shares_device(group) != std::exchange(sharing_, shares_device(group))) simulated_ = 0;
-  if (simulated_ == kSimulatedCandidates) return std::nullopt;
-  if (!fits(home_bytes(model_, group.back()), budgets_)) return std::nullopt;
-  Compiled frugal = compile_candidate(model_, group.back(), log_bytes_);
-  const TierBytes needed = frugal.need.peak_bytes();
-  if (!fits(needed, budgets_)) return needed;
-  if (!found()) least_ = frugal.need;
-  for (std::size_t i = 0; i + 1 < group.size() && simulated_ < kSimulatedCandidates; ++i) {
-    Compiled compiled = compile_candidate(model_, group[i], log_bytes_);
-    if (fits(compiled.need.peak_bytes(), budgets_)) try_out(std::move(compiled), group);
+const TierBytes& Search::group_need(std::size_t group) {
+  std::optional<TierBytes>& need = needs_[group];
+  if (need) return *need;
+  Compiled frugal = trials_.exact(groups_[group].back());
+  need = frugal.need.peak_bytes();
+  const TierBytes& coarse = trials_.coarse(groups_[group].back()).need;
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+    (*need)[tier] = std::max((*need)[tier], coarse[tier]);
   }
-  if (simulated_ < kSimulatedCandidates) try_out(std::move(frugal), group);
-  return needed;
+  if (!frugal_ && planner::fits(*need, budgets_)) frugal_ = std::move(frugal);
+  return *need;
 }
 
-void Search::improve(const config::Config& config, const std::vector<CandidateGroup>& groups) {
-  if (!found()) return;
-  for (const CandidateGroup& group : order_variants(config, best_group_)) consider_any(group);
-  const schedule::StepOptions plain = best_->options;
-  move_update(config);
-  const schedule::StepOptions moved = best_->options;
-  spill(config, moved);
-  if (moved.update != plain.update) spill(config, plain);
-  if (best_->options.recompute) {
-    spill_elsewhere(groups);
-    // That plan spills all activations; fewer may do.
-    if (!best_->options.recompute) spill(config, best_->options);
+bool Search::fits() {
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    if (may_fit(group) && planner::fits(group_need(group), budgets_)) return true;
   }
-  const auto places = [](const schedule::StepOptions& options) {
-    return std::pair(options.placement.activation, options.placement.saved);
-  };
-  if (places(best_->options) != places(moved)) move_update(config);
+  return false;
 }
 
-void Search::fill(const config::Config& config) {
-  if (!found()) return;
-  // A second pass, since a promotion to the device leaves room in pinned memory.
-  bool promoted_any = true;
-  for (int round = 0; round < kPromotionRounds && promoted_any; ++round) {
-    promoted_any = false;
-    for (const Promotion& promotion : possible_promotions(config)) {
-      promoted_any |= promote_units(promotion);
+// A refusal asks for the least need by several measures. By each of them a group's exact need is
+// no smaller than its coarse one, so a group is compiled exactly only if its coarse need could be
+// the least.
+Refusal Search::refusal() {
+  Refuser refuser(budgets_);
+  std::vector<std::size_t> open(groups_.size());
+  std::iota(open.begin(), open.end(), std::size_t{0});
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    if (needs_[group]) refuser.consider(*needs_[group]);
+  }
+  std::erase_if(open, [&](std::size_t group) { return needs_[group].has_value(); });
+  while (true) {
+    const auto next = std::find_if(open.begin(), open.end(), [&](std::size_t group) {
+      return refuser.could_matter(trials_.coarse(groups_[group].back()).need);
+    });
+    if (next == open.end()) return refuser.refusal();
+    // Of those that matter, the least coarse need first.
+    std::size_t best = *next;
+    for (const std::size_t group : open) {
+      const TierBytes& coarse = trials_.coarse(groups_[group].back()).need;
+      if (refuser.shortfall(coarse) <
+              refuser.shortfall(trials_.coarse(groups_[best].back()).need) &&
+          refuser.could_matter(coarse)) {
+        best = group;
+      }
+    }
+    refuser.consider(group_need(best));
+    std::erase(open, best);
+  }
+}
+
+std::vector<Search::Shape> Search::shapes() const {
+  using Order = config::Config::Order;
+  using Recompute = config::Config::Recompute;
+  std::vector<Shape> list;
+  const schedule::StepOptions& base = groups_.front().front();
+  std::vector<schedule::StepOptions> updates = update_variants(config_, base);
+  updates.insert(updates.begin(), base);
+  for (const auto order : {schedule::ComputeOrder::kMicrobatch, schedule::ComputeOrder::kUnit}) {
+    const bool by_unit = order == schedule::ComputeOrder::kUnit;
+    const bool fixed = config_.train.order == (by_unit ? Order::kMicrobatch : Order::kUnit);
+    if (fixed || (by_unit && config_.train.order == Order::kAuto && base.microbatches < 2))
+      continue;
+    for (const bool recompute : {false, true}) {
+      if (config_.recompute.policy == (recompute ? Recompute::kNone : Recompute::kUnit)) continue;
+      for (const schedule::StepOptions& update : updates) {
+        const PlanShape shape{order, update.update, recompute};
+        if (const auto least = relaxation_.solve(shape, budgets_, {})) {
+          list.push_back({shape, *least});
+        }
+      }
     }
   }
+  std::stable_sort(list.begin(), list.end(), [](const Shape& a, const Shape& b) {
+    return a.least.seconds < b.least.seconds;
+  });
+  return list;
 }
 
-void Search::refine() {
-  if (!found()) return;
-  for (const schedule::StepOptions& options : update_piece_variants(model_, best_->options)) {
-    if (step_size(model_, options) > kMostStepInstructions) continue;
-    Compiled compiled = compile_candidate(model_, options, log_bytes_);
-    if (!fits(compiled.need.peak_bytes(), budgets_)) continue;
-    simulate_one(compiled);
-    if (compiled.simulation.total_s > best_->simulation.total_s * kRefinementSlack) continue;
-    best_ = std::move(compiled);
-    return;
-  }
+schedule::StepOptions Search::base_options(const PlanShape& shape) const {
+  schedule::StepOptions options = groups_.front().front();
+  options.order = shape.order;
+  options.update = shape.update;
+  options.recompute = shape.recompute;
+  options.weight_slots = 0;
+  options.prefetch = static_cast<std::int32_t>(config_.memory.prefetch);
+  return options;
 }
 
-Compiled Search::take() {
-  costs_.apply(best_->schedules[schedule::StepKind::kRedo]);
-  if (spills_activations(best_->options)) best_->need = at_least(best_->need, least_);
-  return std::move(*best_);
+// Activations that leave the device: the first items of a choice, up to the share that leaves it.
+schedule::StepOptions Search::placed(const PlanShape& shape, const Relaxed& places) const {
+  schedule::StepOptions options = base_options(shape);
+  options.placement.weight = spread_shares(places.weight, model_);
+  options.placement.gradient = spread_shares(places.gradient, model_);
+  options.placement.optimizer = spread_shares(places.optimizer, model_);
+  for (std::size_t unit = 0; unit < model_.units.size(); ++unit) {
+    const schedule::Placement& placement = options.placement;
+    const bool there =
+        placement.weight[unit] == Tier::kDevice && placement.gradient[unit] == Tier::kDevice;
+    if (placement.optimizer[unit] != Tier::kDevice || there) continue;
+    options.placement.optimizer[unit] = Tier::kPinned;
+  }
+  const std::uint64_t slots = static_cast<std::uint64_t>(std::accumulate(
+      model_.units.begin(), model_.units.end(), std::uint64_t{0},
+      [&](std::uint64_t sum, const schedule::UnitFootprint& unit) {
+        return sum + ceil_div(unit.elems * dtype_bytes(model_.dtype), options.chunk_bytes);
+      }));
+  options.weight_slots =
+      static_cast<std::uint64_t>(std::floor(places.cached * static_cast<double>(slots)));
+  if (config_.memory.place.activation != config::Config::Place::kAuto) return options;
+  const double away = 1 - std::min(places.saved[0], places.outputs[0]);
+  if (away < 1e-6) return options;
+  const double to_storage = std::max(places.saved[2], places.outputs[2]);
+  const SpillChoice choice(config_, model_, options, SpillChoice::First::kUnits,
+                           to_storage > 1e-6 ? Tier::kStorage : Tier::kPinned);
+  return choice.with_share(away);
 }
 
-void Search::move_update(const config::Config& config) {
-  for (const schedule::StepOptions& options : update_variants(config, best_->options)) {
-    consider_any({options});
-  }
-}
-
-void Search::spill(const config::Config& config, const schedule::StepOptions& from) {
-  for (const schedule::StepOptions& variant : spilling_variants(config, from)) {
-    spill_least(config, variant);
-  }
-}
-
-// Spills to pinned memory if it has room for all that may go there, else to storage. Both orders of
-// leaving the device are tried.
-void Search::spill_least(const config::Config& config, const schedule::StepOptions& options) {
-  for (const Tier tier : {Tier::kPinned, Tier::kStorage}) {
-    bool any = false;
-    for (const auto first : {SpillChoice::First::kUnits, SpillChoice::First::kParts}) {
-      any |= consider_least(SpillChoice(config, model_, options, first, tier));
-    }
-    if (any) return;
-  }
-}
-
-// Tries the choice with the fewest spilled items that fit. Returns false if not even all do.
-bool Search::consider_least(const SpillChoice& choice) {
-  const auto fitting = [&](std::size_t count) -> std::optional<Compiled> {
-    const schedule::StepOptions options = choice.with(count);
-    if (step_size(model_, options) > kMostStepInstructions) return std::nullopt;
-    Compiled compiled = compile_candidate(model_, options, log_bytes_);
-    if (!fits(compiled.need.peak_bytes(), budgets_)) return std::nullopt;
-    return compiled;
-  };
-  if (choice.count() == 0) return false;
-  if (std::optional<Compiled> kept = fitting(0)) {
-    try_out(std::move(*kept), {choice.with(0)});
-    return true;
-  }
-  std::optional<Compiled> found = fitting(choice.count());
-  if (!found) return false;
-  std::size_t too_few = 0;
-  std::size_t enough = choice.count();
-  while (enough - too_few > 1) {
-    const std::size_t count = too_few + (enough - too_few) / 2;
-    if (std::optional<Compiled> compiled = fitting(count)) {
-      found = std::move(compiled);
-      enough = count;
-    } else {
-      too_few = count;
-    }
-  }
-  try_out(std::move(*found), {choice.with(enough)});
+// Keeps the plan if it fits. Returns whether it does.
+bool Search::consider(const schedule::StepOptions& options) {
+  if (!planner::fits(home_bytes(model_, options), budgets_)) return false;
+  const Trial& trial = trials_.coarse(options);
+  if (!planner::fits(trial.need, budgets_)) return false;
+  const auto after = std::find_if(found_.begin(), found_.end(), [&](const Found& found) {
+    return trial.seconds < found.seconds;
+  });
+  found_.insert(after, {options, trial.seconds});
   return true;
 }
 
-// Tries not to recompute at all, on the first placement that makes room for that by moving weights
-// off the device.
-void Search::spill_elsewhere(const std::vector<CandidateGroup>& groups) {
-  for (const CandidateGroup& group : groups) {
-    CandidateGroup spilling;
-    for (const schedule::StepOptions& options : group) {
-      if (options.recompute || !spills_activations(options)) continue;
-      spilling.push_back(options);
-      spilling.back().update = best_->options.update;
-    }
-    if (spilling.empty() || !fits(home_bytes(model_, spilling.back()), budgets_)) continue;
-    const Compiled frugal = compile_candidate(model_, spilling.back(), log_bytes_);
-    if (fits(frugal.need.peak_bytes(), budgets_)) return consider_any(spilling);
-  }
+// Whether the plan is faster than the best so far.
+bool Search::better(const schedule::StepOptions& options) {
+  const double best = found_.front().seconds;
+  return consider(options) && found_.front().seconds < best * kFaster;
 }
 
-// Promotes as many units as the room that is left takes. Other needs of a plan may grow or shrink
-// with them, so fewer units are tried where these do not fit. Returns whether the plan changed.
-bool Search::promote_units(const Promotion& promotion) {
-  const std::vector<std::size_t> units = promotable_units(best_->options.placement, promotion);
-  const auto tier = static_cast<std::size_t>(promotion.to);
-  const std::uint64_t room = budgets_[tier] - best_->need.peak_bytes()[tier];
-  std::size_t count = units_that_fit(model_, best_->options, promotion, units, room);
-  for (int tries = 0; count > 0 && tries < kPromotionTries; ++tries, count = count * 3 / 4) {
-    schedule::StepOptions options = best_->options;
-    options.placement = promoted(options.placement, promotion, units, count);
-    Compiled compiled = compile_candidate(model_, options, log_bytes_);
-    if (!fits(compiled.need.peak_bytes(), budgets_)) continue;
-    simulate_one(compiled);
-    if (compiled.simulation.total_s > best_->simulation.total_s) return false;
-    best_ = std::move(compiled);
+void Search::try_shape(const Shape& shape) {
+  TierBytes extra{};
+  std::optional<double> best;
+  Relaxed places = shape.least;
+  for (int round = 0; round < kRounds; ++round) {
+    const schedule::StepOptions options = placed(shape.shape, places);
+    const Trial& trial = trials_.coarse(options);
+    if (consider(options)) best = std::min(best.value_or(trial.seconds), trial.seconds);
+    const TierBytes now = beyond(trial.need, relaxation_.accounted_bytes(options));
+    // Rounding to whole units leaves some room, so the bytes beyond may shrink again.
+    if (now == extra && round > 0) break;
+    for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+      extra[tier] = best ? now[tier] : std::max(extra[tier], now[tier]);
+    }
+    const std::optional<Relaxed> next = relaxation_.solve(shape.shape, budgets_, extra);
+    if (!next) break;
+    places = *next;
+  }
+  if (!best) {
+    // All that can leave the device leaves it.
+    best = spill_least(base_options(shape.shape)) ? std::optional(found_.front().seconds) : best;
+  }
+  tried_.push_back({shape_text(shape.shape), shape.least.seconds, best});
+}
+
+// The fewest activations off the device that let a placement fit, by coarse trials.
+bool Search::spill_least(const schedule::StepOptions& options) {
+  if (config_.memory.place.activation != config::Config::Place::kAuto) return false;
+  for (const Tier tier : {Tier::kPinned, Tier::kStorage}) {
+    const SpillChoice choice(config_, model_, options, SpillChoice::First::kUnits, tier);
+    if (choice.count() == 0 || !consider(choice.with(choice.count()))) continue;
+    std::size_t too_few = 0;
+    std::size_t enough = choice.count();
+    while (enough - too_few > 1) {
+      const std::size_t count = too_few + (enough - too_few) / 2;
+      (consider(choice.with(count)) ? enough : too_few) = count;
+    }
     return true;
   }
   return false;
 }
 
-// Tries the first candidate that fits.
-void Search::consider_any(const CandidateGroup& group) {
-  for (const schedule::StepOptions& options : group) {
-    Compiled compiled = compile_candidate(model_, options, log_bytes_);
-    if (!fits(compiled.need.peak_bytes(), budgets_)) continue;
-    return try_out(std::move(compiled), group);
+// The candidates of the groups, for configurations whose plans have little room to choose.
+void Search::try_groups() {
+  constexpr std::size_t kEnough = 4;
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    if (found_.size() >= kEnough && !shares_device(groups_[i])) continue;
+    if (found_.size() >= 2 * kEnough) return;
+    if (!may_fit(i) || !planner::fits(group_need(i), budgets_)) continue;
+    for (const schedule::StepOptions& options : groups_[i]) consider(options);
   }
 }
 
-void Search::try_out(Compiled compiled, const CandidateGroup& group) {
-  simulate_one(compiled);
-  ++simulated_;
-  if (!best_ || compiled.simulation.total_s < best_->simulation.total_s) {
-    best_ = std::move(compiled);
-    best_group_ = group;
+// Promotes as many units as the room that is left takes. Other needs of a plan may grow or shrink
+// with them, so fewer units are tried where these do not fit.
+bool Search::promote(const Promotion& promotion) {
+  const schedule::StepOptions best = found_.front().options;
+  const std::vector<std::size_t> units = promotable_units(best.placement, promotion);
+  const auto tier = static_cast<std::size_t>(promotion.to);
+  const std::uint64_t needed = trials_.coarse(best).need[tier];
+  if (needed > budgets_[tier]) return false;
+  std::size_t count = units_that_fit(model_, best, promotion, units, budgets_[tier] - needed);
+  for (int tries = 0; count > 0 && tries < kPromotionTries; ++tries, count = count * 3 / 4) {
+    schedule::StepOptions options = best;
+    options.placement = promoted(best.placement, promotion, units, count);
+    const double before = found_.front().seconds;
+    if (consider(options)) return found_.front().seconds < before;
+  }
+  return false;
+}
+
+// Options that differ from `from` in one setting.
+std::vector<schedule::StepOptions> Search::changes(const schedule::StepOptions& from) const {
+  std::vector<schedule::StepOptions> list;
+  const auto add = [&](const auto& change) {
+    list.push_back(from);
+    change(list.back());
+  };
+  for (const schedule::StepOptions& update : update_variants(config_, from)) list.push_back(update);
+  const auto most = static_cast<std::int32_t>(config_.memory.prefetch);
+  for (std::int32_t prefetch = 0; prefetch <= most; ++prefetch) {
+    if (prefetch != from.prefetch) add([&](auto& to) { to.prefetch = prefetch; });
+  }
+  if (from.weight_slots > 0) add([](auto& to) { to.weight_slots = 0; });
+  if (config_.recompute.policy == config::Config::Recompute::kAuto) {
+    add([](auto& to) { to.recompute = !to.recompute; });
+  }
+  if (config_.train.order == config::Config::Order::kAuto && from.microbatches > 1) {
+    add([](auto& to) {
+      to.order = to.order == schedule::ComputeOrder::kUnit ? schedule::ComputeOrder::kMicrobatch
+                                                           : schedule::ComputeOrder::kUnit;
+    });
+  }
+  add([](auto& to) { to.shares_device = !to.shares_device; });
+  return list;
+}
+
+// Single changes, as long as one of them makes the step shorter; promotions fill the room that is
+// left.
+void Search::improve() {
+  const std::size_t first = trials_.count();
+  bool changed = true;
+  while (changed && trials_.count() - first < kMostChanges) {
+    changed = false;
+    for (const Promotion& promotion : possible_promotions(config_)) changed |= promote(promotion);
+    for (const schedule::StepOptions& options : changes(found_.front().options)) {
+      if (trials_.count() - first >= kMostChanges) break;
+      changed |= better(options);
+    }
   }
 }
 
-void Search::simulate_one(Compiled& compiled) {
-  schedule::Schedule& training = compiled.schedules[schedule::StepKind::kTraining];
-  costs_.apply(training);
-  compiled.simulation = schedule::simulate(training, costs_.simulation_model());
+// The first of the fastest that fits exactly, or a faster one among the next few.
+Compiled Search::confirm() {
+  std::optional<Compiled> best;
+  std::size_t confirmed = 0;
+  for (const Found& found : found_) {
+    if (confirmed == kFinalists) break;
+    if (best && found.seconds > best->simulation.total_s) break;
+    if (step_size(model_, found.options) > kMostStepInstructions) continue;
+    Compiled compiled = trials_.exact(found.options);
+    if (!planner::fits(compiled.need.peak_bytes(), budgets_)) continue;
+    trials_.simulate(compiled);
+    ++confirmed;
+    if (!best || compiled.simulation.total_s < best->simulation.total_s) best = std::move(compiled);
+  }
+  if (best) return std::move(*best);
+  trials_.simulate(*frugal_);
+  return std::move(*frugal_);
+}
+
+// Other pieces for an update that storage feeds. Pieces that make copies to and from the device too
+// short are slower and rejected. The simulation does not know all that they gain, so a slightly
+// longer simulated step is accepted.
+void Search::refine(Compiled& best) {
+  for (const schedule::StepOptions& options : update_piece_variants(model_, best.options)) {
+    if (step_size(model_, options) > kMostStepInstructions) continue;
+    Compiled compiled = trials_.exact(options);
+    if (!planner::fits(compiled.need.peak_bytes(), budgets_)) continue;
+    trials_.simulate(compiled);
+    if (compiled.simulation.total_s > best.simulation.total_s * kRefinementSlack) continue;
+    best = std::move(compiled);
+    return;
+  }
+}
+
+Compiled Search::fastest() {
+  SLUICE_CHECK(frugal_.has_value());
+  const runtime::MemoryNeed least = frugal_->need;
+  const std::vector<Shape> all = shapes();
+  bound_s_ = all.empty() ? 0 : all.front().least.seconds;
+  for (const Shape& shape : all) {
+    const bool hopeless = !found_.empty() && shape.least.seconds > found_.front().seconds * kFaster;
+    if (hopeless) {
+      tried_.push_back({shape_text(shape.shape), shape.least.seconds, std::nullopt});
+    } else {
+      try_shape(shape);
+    }
+  }
+  try_groups();
+  if (!found_.empty()) improve();
+  Compiled best = confirm();
+  refine(best);
+  bound_s_ = std::min(bound_s_, best.simulation.total_s);
+  best.need = at_least(best.need, least);
+  return best;
 }
 
 }  // namespace sluice::planner

@@ -119,6 +119,17 @@ schedule::StepOptions SpillChoice::with(std::size_t count) const {
   return options;
 }
 
+schedule::StepOptions SpillChoice::with_share(double share) const {
+  double total = 0;
+  for (const Item& item : items_) total += static_cast<double>(item.bytes);
+  double taken = 0;
+  std::size_t count = 0;
+  while (count < items_.size() && taken < share * total) {
+    taken += static_cast<double>(items_[count++].bytes);
+  }
+  return with(count);
+}
+
 // All saved bytes start in the device's column. Each spill in the schedule then moves its bytes to
 // the column of its part's tier, so bytes that the stream kept on the device stay there.
 SavedBytes saved_bytes_by_part(const schedule::StepModel& model,

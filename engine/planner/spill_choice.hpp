@@ -36,6 +36,8 @@ class SpillChoice {
   std::size_t count() const { return items_.size(); }
   // With the first `count` items spilled.
   schedule::StepOptions with(std::size_t count) const;
+  // With the fewest first items that hold at least this share of the bytes of all.
+  schedule::StepOptions with_share(double share) const;
 
  private:
   struct Item {

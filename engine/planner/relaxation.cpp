@@ -1,0 +1,266 @@
+// A linear program for each shape of a plan.
+//
+// The variables are the share of each kind of bytes on each tier, and the durations of three
+// phases: forward, backward, and an update of its own. Rows say that shares sum to one, that
+// each tier's bytes fit, and that no lane has more work in a phase than the phase is long. An
+// update that the shape places in forward or backward adds its work to that phase. The device's
+// update needs the weights and gradients there.
+//
+// Windows keep weights on the device for some passes, which saves as many bytes of transfers as
+// weights with a home there would, and takes as much memory; `cached` is their share.
+#include "engine/planner/relaxation.hpp"
+
+#include <cstddef>
+#include <utility>
+#include <vector>
+
+#include "engine/planner/candidates.hpp"
+#include "engine/planner/linear_program.hpp"
+
+namespace sluice::planner {
+namespace {
+
+using Place = config::Config::Place;
+
+// Columns. Kinds have one for each tier.
+enum Column : std::size_t {
+  kWeight = 0,
+  kGradient = 3,
+  kOptimizer = 6,
+  kSaved = 9,
+  kOutputs = 12,
+  kCached = 15,
+  kPhases = 16,  // forward, backward, update
+  kColumns = 19,
+};
+enum Phase : std::size_t { kForwardPhase, kBackwardPhase, kUpdatePhase, kPhaseCount };
+constexpr std::size_t kDevice = 0;
+constexpr std::size_t kPinned = 1;
+constexpr std::size_t kStorage = 2;
+
+// A sum of columns and a constant: seconds of work or bytes.
+struct Sum {
+  std::vector<double> columns = std::vector<double>(kColumns);
+  double constant = 0;
+
+  void add(std::size_t column, double times) { columns[column] += times; }
+  // times * (1 - column)
+  void add_rest(std::size_t column, double times) {
+    constant += times;
+    columns[column] -= times;
+  }
+  void add(const Sum& other, double times) {
+    constant += times * other.constant;
+    for (std::size_t i = 0; i < kColumns; ++i) columns[i] += times * other.columns[i];
+  }
+};
+
+// Seconds of each resource in one phase.
+struct PhaseWork {
+  Sum compute, upload, download, optimizer, read, write;
+};
+
+double gib(std::uint64_t bytes) {
+  return static_cast<double>(bytes) / static_cast<double>(kGiB);
+}
+
+struct ModelBytes {
+  double weight = 0, gradient = 0, optimizer = 0;
+  double saved = 0, outputs = 0;  // of one micro-batch, without the head
+  bool reads_weight = false;
+};
+
+ModelBytes model_bytes(const schedule::StepModel& model, std::int32_t microbatches) {
+  ModelBytes bytes;
+  const DType accumulator = schedule::accumulator_dtype(model, microbatches);
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    const schedule::UnitFootprint& footprint = model.units[unit];
+    const auto elems = static_cast<double>(footprint.elems);
+    bytes.weight += elems * dtype_bytes(model.dtype);
+    bytes.gradient += elems * dtype_bytes(accumulator);
+    bytes.optimizer += static_cast<double>(optimizer_state_bytes(model, unit));
+    if (footprint.is_head) continue;
+    bytes.saved += static_cast<double>(footprint.saved_bytes);
+    bytes.outputs += static_cast<double>(footprint.output_bytes);
+  }
+  bytes.reads_weight = kernels::reads_weight(model.optimizer);
+  return bytes;
+}
+
+void add_shares(LinearProgram& program, std::size_t kind, Place place) {
+  std::vector<double> all(kColumns);
+  for (std::size_t tier = 0; tier < kTierCount; ++tier) all[kind + tier] = 1;
+  program.equals(all, 1);
+  if (place == Place::kAuto) return;
+  std::vector<double> only(kColumns);
+  only[kind + static_cast<std::size_t>(place) - static_cast<std::size_t>(Place::kDevice)] = 1;
+  program.equals(only, 1);
+}
+
+void add_at_most(LinearProgram& program, const Sum& sum, std::size_t phase, double times) {
+  std::vector<double> row = sum.columns;
+  row[kPhases + phase] -= times;
+  program.at_most(std::move(row), -sum.constant);
+}
+
+}  // namespace
+
+Relaxation::Relaxation(const config::Config& config, const schedule::StepModel& model,
+                       CostModel& costs)
+    : config_(config), model_(model), rates_(costs.rates()), machine_(costs.simulation_model()) {}
+
+std::optional<Relaxed> Relaxation::solve(const PlanShape& shape, const TierBytes& budgets,
+                                         const TierBytes& extra) const {
+  const auto microbatches = static_cast<double>(config_.train.accumulate);
+  const ModelBytes bytes = model_bytes(model_, static_cast<std::int32_t>(microbatches));
+  const bool by_unit = shape.order == schedule::ComputeOrder::kUnit;
+  const double fetches = by_unit ? 1 : microbatches;
+  const double live = by_unit ? microbatches : 1;
+  const double saved = shape.recompute ? 0 : bytes.saved;
+  const bool sums = microbatches > 1;
+
+  std::array<PhaseWork, kPhaseCount> work;
+  PhaseWork& forward = work[kForwardPhase];
+  PhaseWork& backward = work[kBackwardPhase];
+  forward.compute.constant = microbatches * rates_.forward_s;
+  backward.compute.constant =
+      microbatches * (rates_.backward_s + (shape.recompute ? rates_.recompute_s : 0));
+  for (PhaseWork* phase : {&forward, &backward}) {
+    const double moved_s = fetches * bytes.weight;
+    phase->upload.add_rest(kWeight + kDevice, moved_s * rates_.copy_s);
+    phase->upload.add(kCached, -moved_s * rates_.copy_s);
+    phase->read.add(kWeight + kStorage, moved_s * rates_.storage_read_s);
+    phase->read.add(kCached, -moved_s * rates_.storage_read_s);
+  }
+  // Activations that leave the device.
+  for (const auto& [kind, of] : {std::pair(kSaved, saved), std::pair(kOutputs, bytes.outputs)}) {
+    forward.download.add_rest(kind + kDevice, microbatches * of * rates_.copy_s);
+    backward.upload.add_rest(kind + kDevice, microbatches * of * rates_.copy_s);
+    forward.write.add(kind + kStorage, microbatches * of * rates_.storage_write_s);
+    backward.read.add(kind + kStorage, microbatches * of * rates_.storage_read_s);
+  }
+  // Gradients.
+  backward.download.add_rest(kGradient + kDevice, microbatches * bytes.weight * rates_.copy_s);
+  const double sums_made = sums ? microbatches : 0;
+  backward.compute.add(kGradient + kDevice, sums_made * rates_.device.accumulate_s);
+  backward.optimizer.add_rest(kGradient + kDevice,
+                              sums_made * rates_.host.accumulate_s + rates_.host.norm_s);
+  const double rewrites = sums && !by_unit ? microbatches : 1;
+  backward.write.add(kGradient + kStorage, rewrites * bytes.gradient * rates_.storage_write_s);
+  backward.read.add(kGradient + kStorage, (rewrites - 1) * bytes.gradient * rates_.storage_read_s);
+  // The update.
+  PhaseWork& update =
+      work[shape.update == schedule::UpdatePlacement::kAfterBackward ? kUpdatePhase
+           : shape.update == schedule::UpdatePlacement::kNextForward ? kForwardPhase
+                                                                     : kBackwardPhase];
+  update.optimizer.add_rest(kOptimizer + kDevice, rates_.host.update_s);
+  update.compute.add(kOptimizer + kDevice, rates_.device.update_s);
+  update.read.add(kOptimizer + kStorage, bytes.optimizer * rates_.storage_read_s);
+  update.read.add(kGradient + kStorage, bytes.gradient * rates_.storage_read_s);
+  update.write.add(kOptimizer + kStorage, bytes.optimizer * rates_.storage_write_s);
+  update.write.add(kWeight + kStorage, bytes.weight * rates_.storage_write_s);
+  update.upload.add(kWeight + kDevice, bytes.weight * rates_.copy_s);
+  update.upload.add(kOptimizer + kDevice, -bytes.weight * rates_.copy_s);
+  update.download.add(kGradient + kDevice, bytes.gradient * rates_.copy_s);
+  update.download.add(kOptimizer + kDevice, -bytes.gradient * rates_.copy_s);
+  if (bytes.reads_weight) {
+    update.read.add(kWeight + kStorage, bytes.weight * rates_.storage_read_s);
+    update.download.add(kWeight + kDevice, bytes.weight * rates_.copy_s);
+    update.download.add(kOptimizer + kDevice, -bytes.weight * rates_.copy_s);
+  }
+
+  const auto program_for = [&](std::vector<double> costs) {
+    LinearProgram program(std::move(costs));
+    const auto& place = config_.memory.place;
+    add_shares(program, kWeight, place.weight);
+    add_shares(program, kGradient, place.gradient);
+    add_shares(program, kOptimizer, place.optimizer);
+    add_shares(program, kSaved, place.activation);
+    add_shares(program, kOutputs, place.activation);
+    for (const std::size_t needed : {kWeight, kGradient}) {
+      std::vector<double> row(kColumns);
+      row[kOptimizer + kDevice] = 1;
+      row[needed + kDevice] = -1;
+      program.at_most(std::move(row), 0);
+    }
+    std::vector<double> cached(kColumns);
+    cached[kCached] = cached[kWeight + kDevice] = 1;
+    program.at_most(std::move(cached), 1);
+    const double versions = shape.update == schedule::UpdatePlacement::kSpeculative ? 2 : 1;
+    for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+      const double room = gib(budgets[tier]) - gib(extra[tier]);
+      std::vector<double> row(kColumns);
+      constexpr double kPerGib = 1.0 / static_cast<double>(kGiB);
+      row[kWeight + tier] = versions * bytes.weight * kPerGib;
+      row[kGradient + tier] = bytes.gradient * kPerGib;
+      row[kOptimizer + tier] = versions * bytes.optimizer * kPerGib;
+      row[kSaved + tier] = live * saved * kPerGib;
+      row[kOutputs + tier] = live * bytes.outputs * kPerGib;
+      if (tier == kDevice) row[kCached] = bytes.weight * kPerGib;
+      program.at_most(std::move(row), room);
+    }
+    for (std::size_t phase = 0; phase < kPhaseCount; ++phase) {
+      const PhaseWork& of = work[phase];
+      for (const Sum* lane :
+           {&of.compute, &of.upload, &of.download, &of.optimizer, &of.read, &of.write}) {
+        add_at_most(program, *lane, phase, 1);
+      }
+      Sum storage = of.read;
+      storage.add(of.write, 1);
+      add_at_most(program, storage, phase, machine_.storage_duplex);
+      if (machine_.cores <= 0) continue;
+      Sum cores;
+      const auto add = [&](const Sum& lane, schedule::Lane kind) {
+        cores.add(lane, machine_.cores_used[static_cast<std::size_t>(kind)]);
+      };
+      add(of.compute, schedule::Lane::kCompute);
+      add(of.upload, schedule::Lane::kH2D);
+      add(of.download, schedule::Lane::kD2H);
+      add(of.optimizer, schedule::Lane::kOptimizer);
+      add_at_most(program, cores, phase, machine_.cores);
+    }
+    return program;
+  };
+
+  std::vector<double> time(kColumns);
+  for (std::size_t phase = 0; phase < kPhaseCount; ++phase) time[kPhases + phase] = 1;
+  const std::optional<LinearProgram::Solution> least = program_for(time).minimum();
+  if (!least) return std::nullopt;
+  // Where several places are as fast, prefer those with less work for any lane.
+  constexpr double kOfWork = 1e-3;
+  for (const PhaseWork& of : work) {
+    for (const Sum* lane :
+         {&of.compute, &of.upload, &of.download, &of.optimizer, &of.read, &of.write}) {
+      for (std::size_t i = 0; i < kColumns; ++i) time[i] += kOfWork * lane->columns[i];
+    }
+  }
+  const std::optional<LinearProgram::Solution> lean = program_for(time).minimum();
+  const std::vector<double>& x = lean ? lean->x : least->x;
+  const auto shares = [&](std::size_t kind) {
+    return TierShares{x[kind + kDevice], x[kind + kPinned], x[kind + kStorage]};
+  };
+  return Relaxed{least->cost,    shares(kWeight),  shares(kGradient), shares(kOptimizer),
+                 shares(kSaved), shares(kOutputs), x[kCached]};
+}
+
+TierBytes Relaxation::accounted_bytes(const schedule::StepOptions& options) const {
+  TierBytes bytes = home_bytes(model_, options);
+  const bool by_unit = options.order == schedule::ComputeOrder::kUnit;
+  const auto live = static_cast<std::uint64_t>(by_unit ? options.microbatches : 1);
+  for (std::size_t i = 0; i < model_.units.size(); ++i) {
+    const schedule::UnitFootprint& footprint = model_.units[i];
+    const auto unit = static_cast<std::int32_t>(i);
+    if (footprint.is_head) continue;
+    const auto add = [&](Tier tier, std::uint64_t more) {
+      bytes[static_cast<std::size_t>(tier)] += live * more;
+    };
+    add(options.placement.activation_of(unit), footprint.output_bytes);
+    if (options.recompute) continue;
+    for (std::size_t part = 0; part < footprint.saved_parts.size(); ++part) {
+      add(options.placement.saved_of(unit, part), footprint.saved_parts[part].bytes);
+    }
+  }
+  return bytes;
+}
+
+}  // namespace sluice::planner

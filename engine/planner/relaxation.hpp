@@ -1,0 +1,58 @@
+// The least time that a step can take, whatever a plan chooses, and the places that would reach it.
+//
+// Bytes, flops and memory alone decide here: state may be cut anywhere, nothing waits for anything
+// else within a phase, and a tier can be filled to the last byte. So no plan is faster, and the
+// places of the solution are a good start for one.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "engine/config/config.hpp"
+#include "engine/planner/cost_model.hpp"
+#include "engine/planner/tier_bytes.hpp"
+#include "engine/schedule/compile/step_model.hpp"
+
+namespace sluice::planner {
+
+// The choices of a plan that are not amounts of bytes.
+struct PlanShape {
+  schedule::ComputeOrder order = schedule::ComputeOrder::kMicrobatch;
+  schedule::UpdatePlacement update = schedule::UpdatePlacement::kAfterBackward;
+  bool recompute = false;
+  bool operator==(const PlanShape&) const = default;
+};
+
+// Shares of all bytes of a kind, by tier; each sums to one.
+using TierShares = std::array<double, kTierCount>;
+struct Relaxed {
+  double seconds = 0;
+  TierShares weight{};
+  TierShares gradient{};
+  TierShares optimizer{};
+  TierShares saved{};    // values that forward saves, of a unit that does not recompute them
+  TierShares outputs{};  // of units
+  double cached = 0;     // the share of weights that windows keep on the device
+};
+
+class Relaxation {
+ public:
+  // All arguments must outlive it.
+  Relaxation(const config::Config& config, const schedule::StepModel& model, CostModel& costs);
+
+  // extra: bytes of each tier that nothing here accounts for, such as windows and staging; zero for
+  // the bound. Nothing: the state has no room.
+  std::optional<Relaxed> solve(const PlanShape& shape, const TierBytes& budgets,
+                               const TierBytes& extra) const;
+  // The bytes of each tier that solve() accounts for.
+  TierBytes accounted_bytes(const schedule::StepOptions& options) const;
+
+ private:
+  const config::Config& config_;
+  const schedule::StepModel& model_;
+  StepRates rates_;
+  schedule::SimulationModel machine_;
+};
+
+}  // namespace sluice::planner
