@@ -43,6 +43,13 @@ struct Config {
   enum class Backend : std::uint8_t { kAuto, kHost, kCuda };
   enum class StorageEngineKind : std::uint8_t { kAuto, kIoUring, kPosix };
   enum class Place : std::uint8_t { kAuto, kDevice, kPinned, kStorage };
+  // The tier of each kind of bytes; kAuto leaves the choice to the planner.
+  struct Places {
+    Place weight = Place::kAuto, gradient = Place::kAuto, optimizer = Place::kAuto;
+    Place activation = Place::kAuto;
+    // Places of parts that units save, by name; "*": all parts not named.
+    std::map<std::string, Place> saved;
+  };
   enum class Recompute : std::uint8_t { kNone, kUnit, kAuto };
   enum class PipelineSchedule : std::uint8_t { kPlain, kGPipe, k1F1B, kInterleaved, kVertical };
   enum class CheckpointMode : std::uint8_t { kScratch, kDurable };
@@ -119,12 +126,7 @@ struct Config {
     bool storage_sqpoll = false;
     std::uint64_t chunk_bytes = kPageBytes;  // a multiple of kPageBytes
     std::int64_t prefetch = 2;               // units fetched ahead of their use
-    struct {
-      Place weight = Place::kAuto, gradient = Place::kAuto, optimizer = Place::kAuto;
-      Place activation = Place::kAuto;
-      // Places of parts that units save, by name; "*": all parts not named.
-      std::map<std::string, Place> saved;
-    } place;
+    Places place;
     // The host device's model of a link, each direction. 0: as fast as memory.
     double link_bandwidth_bytes_per_s = 0.0;
     double link_latency_s = 0.0;  // per copy

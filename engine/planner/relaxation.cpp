@@ -109,8 +109,9 @@ Relaxation::Relaxation(const config::Config& config, const schedule::StepModel& 
                        CostModel& costs)
     : config_(config), model_(model), rates_(costs.rates()), machine_(costs.simulation_model()) {}
 
-std::optional<Relaxed> Relaxation::solve(const PlanShape& shape, const TierBytes& budgets,
-                                         const TierBytes& extra) const {
+std::optional<Relaxed> Relaxation::solve(const PlanShape& shape,
+                                         const config::Config::Places& place,
+                                         const TierBytes& budgets, const TierBytes& extra) const {
   const auto microbatches = static_cast<double>(config_.train.accumulate);
   const ModelBytes bytes = model_bytes(model_, static_cast<std::int32_t>(microbatches));
   const bool by_unit = shape.order == schedule::ComputeOrder::kUnit;
@@ -171,7 +172,6 @@ std::optional<Relaxed> Relaxation::solve(const PlanShape& shape, const TierBytes
 
   const auto program_for = [&](std::vector<double> costs) {
     LinearProgram program(std::move(costs));
-    const auto& place = config_.memory.place;
     add_shares(program, kWeight, place.weight);
     add_shares(program, kGradient, place.gradient);
     add_shares(program, kOptimizer, place.optimizer);

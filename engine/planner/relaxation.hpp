@@ -41,10 +41,10 @@ class Relaxation {
   // All arguments must outlive it.
   Relaxation(const config::Config& config, const schedule::StepModel& model, CostModel& costs);
 
-  // extra: bytes of each tier that nothing here accounts for, such as windows and staging; zero for
+  // places: the tiers of kinds that are not free. extra: bytes of each tier that nothing here accounts for, such as windows and staging; zero for
   // the bound. Nothing: the state has no room.
-  std::optional<Relaxed> solve(const PlanShape& shape, const TierBytes& budgets,
-                               const TierBytes& extra) const;
+  std::optional<Relaxed> solve(const PlanShape& shape, const config::Config::Places& places,
+                               const TierBytes& budgets, const TierBytes& extra) const;
   // The bytes of each tier that solve() accounts for.
   TierBytes accounted_bytes(const schedule::StepOptions& options) const;
 

@@ -24,6 +24,7 @@ constexpr std::size_t kFinalists = 3;
 // Trials of single changes to the best plan.
 constexpr std::size_t kMostChanges = 48;
 constexpr int kPromotionTries = 4;
+constexpr int kDepth = 3;  // kinds of state with one tier each
 // A change must be faster by this much to be taken, and refine() accepts a step this much longer.
 constexpr double kFaster = 0.999;
 constexpr double kRefinementSlack = 1.02;
@@ -45,20 +46,21 @@ runtime::MemoryNeed at_least(runtime::MemoryNeed need, const runtime::MemoryNeed
 }
 
 // The units in model order: the first on the device up to its share of all elements, the next in
-// pinned memory, the rest on storage.
+// pinned memory up to its share, the rest on storage. Where storage has no share, nothing goes
+// there.
 std::vector<Tier> spread_shares(const TierShares& shares, const schedule::StepModel& model) {
   double total = 0;
   for (const schedule::UnitFootprint& unit : model.units) total += static_cast<double>(unit.elems);
   constexpr double kRounding = 1e-6;
-  const double on_device = (shares[0] + kRounding) * total;
-  const double above_storage = (shares[0] + shares[1] + kRounding) * total;
+  const bool any_stored = shares[2] > kRounding;
+  std::array<double, 2> left{(shares[0] + kRounding) * total, (shares[1] + kRounding) * total};
+  std::size_t tier = 0;
   std::vector<Tier> tiers;
-  double seen = 0;
   for (const schedule::UnitFootprint& unit : model.units) {
-    seen += static_cast<double>(unit.elems);
-    tiers.push_back(seen <= on_device       ? Tier::kDevice
-                    : seen <= above_storage ? Tier::kPinned
-                                            : Tier::kStorage);
+    const auto elems = static_cast<double>(unit.elems);
+    while (tier < left.size() && elems > left[tier]) ++tier;
+    if (tier < left.size()) left[tier] -= elems;
+    tiers.push_back(tier == 2 && !any_stored ? Tier::kPinned : static_cast<Tier>(tier));
   }
   return tiers;
 }
@@ -69,6 +71,21 @@ TierBytes beyond(const TierBytes& need, const TierBytes& accounted) {
     extra[tier] = need[tier] - std::min(need[tier], accounted[tier]);
   }
   return extra;
+}
+
+using Place = config::Config::Place;
+using Places = config::Config::Places;
+
+constexpr std::array<std::pair<Place Places::*, const char*>, 3> kKinds{{
+    {&Places::weight, "weights"},
+    {&Places::gradient, "gradients"},
+    {&Places::optimizer, "optimizer state"},
+}};
+
+std::string place_text(const char* name, Place place) {
+  constexpr std::array<const char*, 4> kNames{"anywhere", "on the device", "in pinned memory",
+                                              "on storage"};
+  return std::string(", ") + name + " " + kNames[static_cast<std::size_t>(place)];
 }
 
 std::string shape_text(const PlanShape& shape) {
@@ -99,6 +116,7 @@ Search::Search(const config::Config& config, const schedule::StepModel& model,
     : config_(config),
       model_(model),
       budgets_(budgets),
+      room_(budgets),
       trials_(model, costs, log_bytes),
       relaxation_(config, model, costs),
       groups_(std::move(groups)),
@@ -179,16 +197,65 @@ std::vector<Search::Shape> Search::shapes() const {
       if (config_.recompute.policy == (recompute ? Recompute::kNone : Recompute::kUnit)) continue;
       for (const schedule::StepOptions& update : updates) {
         const PlanShape shape{order, update.update, recompute};
-        if (const auto least = relaxation_.solve(shape, budgets_, {})) {
-          list.push_back({shape, *least});
+        const Places& places = config_.memory.place;
+        if (const auto least = relaxation_.solve(shape, places, budgets_, {})) {
+          list.push_back({shape, places, *least});
         }
       }
     }
   }
-  std::stable_sort(list.begin(), list.end(), [](const Shape& a, const Shape& b) {
+  sort_by_bound(list);
+  return list;
+}
+
+void Search::sort_by_bound(std::vector<Shape>& shapes) {
+  std::stable_sort(shapes.begin(), shapes.end(), [](const Shape& a, const Shape& b) {
     return a.least.seconds < b.least.seconds;
   });
+}
+
+std::string Search::Shape::text() const {
+  std::string text = shape_text(shape);
+  for (const auto& [kind, name] : kKinds) {
+    if (places.*kind != Place::kAuto) text += place_text(name, places.*kind);
+  }
+  return text;
+}
+
+// The shape with one more kind of state on one tier.
+std::vector<Search::Shape> Search::narrowed(const PlanShape& shape, const Places& places) const {
+  std::vector<Shape> list;
+  for (const auto& [kind, name] : kKinds) {
+    if (places.*kind != Place::kAuto) continue;
+    for (const Place place : {Place::kDevice, Place::kPinned, Place::kStorage}) {
+      Places narrower = places;
+      narrower.*kind = place;
+      if (const auto least = relaxation_.solve(shape, narrower, room_, {})) {
+        list.push_back({shape, narrower, *least});
+      }
+    }
+  }
+  sort_by_bound(list);
   return list;
+}
+
+// The relaxation may mix places that the schedule cannot use well together. So the best shape is
+// tried with all state of a kind on one tier, then the best of these with one more kind.
+void Search::dive() {
+  Places places = config_.memory.place;
+  for (int depth = 0; depth < kDepth; ++depth) {
+    const schedule::StepOptions best = found_.front().options;
+    const PlanShape shape{best.order, best.update, best.recompute};
+    std::optional<Places> narrower;
+    for (const Shape& next : narrowed(shape, places)) {
+      const double before = found_.front().seconds;
+      if (next.least.seconds > before * kFaster) break;
+      try_shape(next);
+      if (found_.front().seconds < before) narrower = next.places;
+    }
+    if (!narrower) return;
+    places = *narrower;
+  }
 }
 
 schedule::StepOptions Search::base_options(const PlanShape& shape) const {
@@ -232,9 +299,12 @@ schedule::StepOptions Search::placed(const PlanShape& shape, const Relaxed& plac
 
 // Keeps the plan if it fits. Returns whether it does.
 bool Search::consider(const schedule::StepOptions& options) {
-  if (!planner::fits(home_bytes(model_, options), budgets_)) return false;
+  if (!planner::fits(home_bytes(model_, options), room_)) return false;
   const Trial& trial = trials_.coarse(options);
-  if (!planner::fits(trial.need, budgets_)) return false;
+  if (!planner::fits(trial.need, room_)) return false;
+  const bool known = std::any_of(found_.begin(), found_.end(),
+                                 [&](const Found& found) { return found.options == options; });
+  if (known) return true;
   const auto after = std::find_if(found_.begin(), found_.end(), [&](const Found& found) {
     return trial.seconds < found.seconds;
   });
@@ -262,7 +332,7 @@ void Search::try_shape(const Shape& shape) {
     for (std::size_t tier = 0; tier < kTierCount; ++tier) {
       extra[tier] = best ? now[tier] : std::max(extra[tier], now[tier]);
     }
-    const std::optional<Relaxed> next = relaxation_.solve(shape.shape, budgets_, extra);
+    const std::optional<Relaxed> next = relaxation_.solve(shape.shape, shape.places, room_, extra);
     if (!next) break;
     places = *next;
   }
@@ -270,7 +340,18 @@ void Search::try_shape(const Shape& shape) {
     // All that can leave the device leaves it.
     best = spill_least(base_options(shape.shape)) ? std::optional(found_.front().seconds) : best;
   }
-  tried_.push_back({shape_text(shape.shape), shape.least.seconds, best});
+  tried_.push_back({shape.text(), shape.least.seconds, best});
+}
+
+// From the least bound on, as long as it is below the best plan.
+void Search::try_shapes(const std::vector<Shape>& shapes) {
+  for (const Shape& shape : shapes) {
+    if (found_.empty() || shape.least.seconds < found_.front().seconds * kFaster) {
+      try_shape(shape);
+    } else {
+      tried_.push_back({shape.text(), shape.least.seconds, std::nullopt});
+    }
+  }
 }
 
 // The fewest activations off the device that let a placement fit, by coarse trials.
@@ -308,8 +389,8 @@ bool Search::promote(const Promotion& promotion) {
   const std::vector<std::size_t> units = promotable_units(best.placement, promotion);
   const auto tier = static_cast<std::size_t>(promotion.to);
   const std::uint64_t needed = trials_.coarse(best).need[tier];
-  if (needed > budgets_[tier]) return false;
-  std::size_t count = units_that_fit(model_, best, promotion, units, budgets_[tier] - needed);
+  if (needed > room_[tier]) return false;
+  std::size_t count = units_that_fit(model_, best, promotion, units, room_[tier] - needed);
   for (int tries = 0; count > 0 && tries < kPromotionTries; ++tries, count = count * 3 / 4) {
     schedule::StepOptions options = best;
     options.placement = promoted(best.placement, promotion, units, count);
@@ -360,8 +441,9 @@ void Search::improve() {
   }
 }
 
-// The first of the fastest that fits exactly, or a faster one among the next few.
-Compiled Search::confirm() {
+// The fastest of the first finalists that fit exactly. Where the first does not fit, the room
+// shrinks by what is missing.
+std::optional<Compiled> Search::confirm_found() {
   std::optional<Compiled> best;
   std::size_t confirmed = 0;
   for (const Found& found : found_) {
@@ -369,12 +451,31 @@ Compiled Search::confirm() {
     if (best && found.seconds > best->simulation.total_s) break;
     if (step_size(model_, found.options) > kMostStepInstructions) continue;
     Compiled compiled = trials_.exact(found.options);
-    if (!planner::fits(compiled.need.peak_bytes(), budgets_)) continue;
+    const TierBytes need = compiled.need.peak_bytes();
+    if (!planner::fits(need, budgets_)) {
+      if (best) continue;
+      for (std::size_t tier = 0; tier < kTierCount; ++tier) {
+        const std::uint64_t over = need[tier] - std::min(need[tier], budgets_[tier]);
+        room_[tier] -= std::min(room_[tier], over);
+      }
+      return std::nullopt;
+    }
     trials_.simulate(compiled);
     ++confirmed;
     if (!best || compiled.simulation.total_s < best->simulation.total_s) best = std::move(compiled);
   }
-  if (best) return std::move(*best);
+  return best;
+}
+
+Compiled Search::confirm(const std::vector<Shape>& shapes) {
+  for (int round = 0; round < kRounds; ++round) {
+    if (std::optional<Compiled> best = confirm_found()) return std::move(*best);
+    std::erase_if(found_, [&](const Found& found) {
+      return !planner::fits(trials_.coarse(found.options).need, room_);
+    });
+    try_shapes(shapes);
+    if (!found_.empty()) improve();
+  }
   trials_.simulate(*frugal_);
   return std::move(*frugal_);
 }
@@ -399,17 +500,14 @@ Compiled Search::fastest() {
   const runtime::MemoryNeed least = frugal_->need;
   const std::vector<Shape> all = shapes();
   bound_s_ = all.empty() ? 0 : all.front().least.seconds;
-  for (const Shape& shape : all) {
-    const bool hopeless = !found_.empty() && shape.least.seconds > found_.front().seconds * kFaster;
-    if (hopeless) {
-      tried_.push_back({shape_text(shape.shape), shape.least.seconds, std::nullopt});
-    } else {
-      try_shape(shape);
-    }
-  }
+  try_shapes(all);
   try_groups();
-  if (!found_.empty()) improve();
-  Compiled best = confirm();
+  if (!found_.empty()) {
+    improve();
+    dive();
+    improve();
+  }
+  Compiled best = confirm(all);
   refine(best);
   bound_s_ = std::min(bound_s_, best.simulation.total_s);
   best.need = at_least(best.need, least);

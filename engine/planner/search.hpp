@@ -49,9 +49,12 @@ class Search {
   const std::vector<Tried>& tried() const { return tried_; }
 
  private:
+  using Places = config::Config::Places;
   struct Shape {
     PlanShape shape;
+    Places places;  // of the kinds of state that are not free
     Relaxed least;
+    std::string text() const;
   };
   struct Found {
     schedule::StepOptions options;
@@ -62,8 +65,12 @@ class Search {
   bool may_fit(std::size_t group);
 
   std::vector<Shape> shapes() const;
+  std::vector<Shape> narrowed(const PlanShape& shape, const Places& places) const;
+  static void sort_by_bound(std::vector<Shape>& shapes);
+  void dive();
   schedule::StepOptions base_options(const PlanShape& shape) const;
   void try_shape(const Shape& shape);
+  void try_shapes(const std::vector<Shape>& shapes);
   schedule::StepOptions placed(const PlanShape& shape, const Relaxed& places) const;
   void try_groups();
   bool consider(const schedule::StepOptions& options);
@@ -72,12 +79,15 @@ class Search {
   bool promote(const Promotion& promotion);
   bool spill_least(const schedule::StepOptions& options);
   std::vector<schedule::StepOptions> changes(const schedule::StepOptions& from) const;
-  Compiled confirm();
+  std::optional<Compiled> confirm_found();
+  Compiled confirm(const std::vector<Shape>& shapes);
   void refine(Compiled& best);
 
   const config::Config& config_;
   const schedule::StepModel& model_;
   const TierBytes& budgets_;
+  // The budgets less what an exact trial needed beyond its coarse one.
+  TierBytes room_;
   Trials trials_;
   Relaxation relaxation_;
   std::vector<CandidateGroup> groups_;

@@ -56,9 +56,13 @@ std::uint64_t coarse_piece_elems(const schedule::StepModel& model, std::uint64_t
   return std::max(piece_elems, round_up(largest / kCoarsePiecesPerUnit, kLawBlockElems));
 }
 
-bool is_staging(const schedule::Buffer& buffer) {
+// Pieces of a ring. In the order "unit" all pieces of a gradient's sum wait together for the next
+// micro-batch, so they are none.
+bool is_staging(const schedule::StepOptions& options, const schedule::Buffer& buffer) {
+  const bool waits = options.order == schedule::ComputeOrder::kUnit && options.microbatches > 1 &&
+                     buffer.kind == StateKind::kGradient && buffer.dtype == DType::kF32;
   return !buffer.persistent && buffer.tier == Tier::kPinned && buffer.chunk >= 0 &&
-         buffer.role == schedule::BufferRole::kState && !buffer.per_tensor;
+         buffer.role == schedule::BufferRole::kState && !buffer.per_tensor && !waits;
 }
 
 }  // namespace
@@ -80,7 +84,7 @@ Trial Trials::measure(const schedule::StepOptions& options) const {
     schedule::link(training);
     for (schedule::Buffer& buffer : training.buffers) {
       const std::uint64_t exact = bytes_of(buffer.dtype, options.piece_elems);
-      if (is_staging(buffer)) buffer.bytes = std::min(buffer.bytes, exact);
+      if (is_staging(options, buffer)) buffer.bytes = std::min(buffer.bytes, exact);
     }
     schedule::pack(training);
     costs_.apply(training);

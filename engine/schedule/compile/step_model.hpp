@@ -61,6 +61,8 @@ struct Placement {
   // activations.
   std::vector<std::vector<Tier>> saved = {};
 
+  bool operator==(const Placement&) const = default;
+
   Tier activation_of(std::int32_t unit) const {
     return activation.empty() ? Tier::kDevice : activation[static_cast<std::size_t>(unit)];
   }
@@ -111,6 +113,8 @@ struct StepOptions {
   // Storage holds two versions of state, and copies of the state that lies in other tiers.
   bool durable = false;
   Placement placement;
+
+  bool operator==(const StepOptions&) const = default;
 };
 
 // Dtype of a gradient that waits for the optimizer: fp32 if micro-batches are summed.
