@@ -130,7 +130,7 @@ void WeightStream::fetch(std::int32_t unit) {
       pieces.size(), static_cast<std::size_t>(builder_.options().stream_lookahead),
       [&](std::size_t i) {
         const ElemRange range = pieces[i];
-        staged[i] = builder_.add_piece(Tier::kPinned, StateKind::kWeight, unit, range, model.dtype,
+        staged[i] = builder_.add_piece(Ring::kWeights, StateKind::kWeight, unit, range, model.dtype,
                                        version);
         builder_.move(Op::kStorageRead, Lane::kStorageRead, unit, -1, static_cast<std::int32_t>(i),
                       builder_.part(home, range), builder_.part(staged[i], range),
