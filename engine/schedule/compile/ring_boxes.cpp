@@ -8,13 +8,15 @@
 //
 // A box takes more than the live bytes of its pieces while places in it are free. That costs
 // nothing as long as the sum at that position stays below the largest sum, so `room_` holds the
-// difference and each box pays from it. An episode that cannot pay becomes several boxes: runs of
-// pieces in one place, each run as long as it can pay for. In the worst case each piece is a box.
+// difference and each box pays from it. Episodes that can pay for the gap between them share a box.
+// An episode that cannot pay becomes several boxes: runs of pieces in one place, each run as long
+// as it can pay for. In the worst case each piece is a box.
 #include "engine/schedule/compile/ring_boxes.hpp"
 
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <optional>
 #include <queue>
 #include <utility>
 
@@ -28,7 +30,8 @@ using Index = std::uint32_t;
 
 class RingMerger {
  public:
-  RingMerger(std::span<const RingPiece> pieces, std::uint64_t alignment_bytes) {
+  RingMerger(std::span<const RingPiece> pieces, std::uint64_t alignment_bytes, MergedUnit unit)
+      : unit_(unit) {
     pieces_.assign(pieces.begin(), pieces.end());
     for (RingPiece& piece : pieces_) {
       piece.life.bytes = round_up(piece.life.bytes, alignment_bytes);
@@ -48,10 +51,11 @@ class RingMerger {
     std::size_t begin = 0;
     while (begin < order.size()) {
       const RingPiece& first = pieces_[order[begin]];
-      if (first.ring < 0) {
+      if (first.ring < 0 || unit_ == MergedUnit::kPiece) {
         add_piece(order[begin++]);
         continue;
       }
+      if (begin > 0 && first.ring != pieces_[order[begin - 1]].ring) whole_.reset();
       std::uint64_t drained = first.life.upper;
       std::size_t end = begin + 1;
       for (; end < order.size(); ++end) {
@@ -110,21 +114,36 @@ class RingMerger {
 
   // episode: pieces of one ring by birth, until it has drained.
   void merge_episode(std::span<const Index> episode, std::uint64_t drained) {
-    if (episode.size() == 1) return add_piece(episode.front());
     const std::vector<PlaceInRing> places = places_by_count(episode);
     const std::uint64_t born = pieces_[episode.front()].life.lower;
-    std::uint64_t whole = 0;
-    for (const PlaceInRing& place : places) whole += place.bytes;
-    if (!pay_for_episode(episode, ranks(born, drained), whole)) {
+    std::uint64_t bytes = 0;
+    for (const PlaceInRing& place : places) bytes += place.bytes;
+    if (unit_ == MergedUnit::kPlace || !pay_for_episode(episode, ranks(born, drained), bytes)) {
       for (const PlaceInRing& place : places) merge_place(place);
       return;
     }
-    const Index box = add_box({born, drained, whole});
+    whole_ = join(whole_, {born, drained, bytes});
     std::uint64_t offset = 0;
     for (const PlaceInRing& place : places) {
-      for (const Index piece : place.pieces) result_.places[piece] = {box, offset};
+      for (const Index piece : place.pieces) result_.places[piece] = {*whole_, offset};
       offset += place.bytes;
     }
+  }
+
+  // Lengthens `box` to the end of `next`, if there is one, it is large enough, and there is room
+  // for the gap between the two. Else adds a box. Returns the box that holds `next`.
+  Index join(std::optional<Index> box, const packing::Lifetime& next) {
+    if (box) {
+      packing::Lifetime& run = result_.boxes[*box];
+      const bool joins =
+          next.bytes <= run.bytes && pay(ranks(run.upper, next.lower), run.bytes,
+                                         ranks(next.lower, next.upper), run.bytes - next.bytes);
+      if (joins) {
+        run.upper = next.upper;
+        return *box;
+      }
+    }
+    return add_box(next);
   }
 
   std::vector<PlaceInRing> places_by_count(std::span<const Index> episode) const {
@@ -189,40 +208,30 @@ class RingMerger {
     return true;
   }
 
-  // A run goes on while its next piece is no larger and there is room for the gap between the two.
   void merge_place(const PlaceInRing& place) {
-    Index box = 0;
-    bool open = false;
+    std::optional<Index> box;
     for (const Index piece : place.pieces) {
-      const packing::Lifetime& next = pieces_[piece].life;
-      packing::Lifetime* run = open ? &result_.boxes[box] : nullptr;
-      const bool joins =
-          open && next.bytes <= run->bytes &&
-          pay(ranks(run->upper, next.lower), run->bytes, ranks(next.lower, next.upper),
-              run->bytes - next.bytes);
-      if (joins) {
-        run->upper = next.upper;
-      } else {
-        box = add_box(next);
-        open = true;
-      }
-      result_.places[piece] = {box, 0};
+      box = join(box, pieces_[piece].life);
+      result_.places[piece] = {*box, 0};
     }
   }
 
+  MergedUnit unit_;
   std::vector<RingPiece> pieces_;  // sizes rounded up
   std::vector<std::uint32_t> rank_before_;
   std::vector<std::uint64_t> room_;  // by rank: bytes below the largest sum
   std::vector<std::uint64_t> own_;   // by rank: scratch
+  std::optional<Index> whole_;       // the box of the ring's last episode that is one
   RingBoxes result_;
 };
 
 }  // namespace
 
-RingBoxes merge_rings(std::span<const RingPiece> pieces, std::uint64_t alignment_bytes) {
+RingBoxes merge_rings(std::span<const RingPiece> pieces, std::uint64_t alignment_bytes,
+                      MergedUnit unit) {
   SLUICE_CHECK(alignment_bytes > 0);
   if (pieces.empty()) return {};
-  return RingMerger(pieces, alignment_bytes).run();
+  return RingMerger(pieces, alignment_bytes, unit).run();
 }
 
 }  // namespace sluice::schedule

@@ -26,10 +26,15 @@ struct RingBoxes {
   std::vector<Place> places;  // by piece
 };
 
+// kEpisode makes the fewest boxes. kPlace keeps the places of a ring apart, and kPiece all pieces,
+// which leaves the packer more ways to stack them.
+enum class MergedUnit : std::uint8_t { kEpisode, kPlace, kPiece };
+
 // Pieces in one box never overlap while both live, and offsets are multiples of `alignment_bytes`.
 // With all sizes rounded up to the alignment, the largest sum of sizes live at once is the same for
 // the boxes as for the pieces. Linear in pieces and in the last position of a lifetime, but for the
 // logarithm of the pieces that live at once.
-RingBoxes merge_rings(std::span<const RingPiece> pieces, std::uint64_t alignment_bytes);
+RingBoxes merge_rings(std::span<const RingPiece> pieces, std::uint64_t alignment_bytes,
+                      MergedUnit unit);
 
 }  // namespace sluice::schedule
